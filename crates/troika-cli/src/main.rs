@@ -1,0 +1,2 @@
+//! The troika command.
+fn main() {}

@@ -1,0 +1,32 @@
+//! Time. Only the scheduler and device queues ask it.
+
+use std::time::{Duration, Instant};
+
+/// A source of time: real, or virtual in a simulation.
+pub trait Clock: Send + Sync {
+    /// Time since the clock's epoch.
+    fn now(&self) -> Duration;
+}
+
+/// Monotonic real time since its creation.
+#[derive(Debug)]
+pub struct RealClock(Instant);
+
+impl RealClock {
+    /// A clock whose epoch is now.
+    pub fn new() -> RealClock {
+        RealClock(Instant::now())
+    }
+}
+
+impl Default for RealClock {
+    fn default() -> Self {
+        RealClock::new()
+    }
+}
+
+impl Clock for RealClock {
+    fn now(&self) -> Duration {
+        self.0.elapsed()
+    }
+}

@@ -1,0 +1,83 @@
+//! How devices get at weights. The store that implements this lives in `troika-model`.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use troika_graph::DType;
+
+use crate::error::DeviceError;
+
+/// Owner of bytes: a memory map or a heap block.
+pub type WeightOwner = Arc<dyn AsRef<[u8]> + Send + Sync>;
+
+/// A range of somebody's bytes, kept alive by reference count.
+#[derive(Clone)]
+pub struct WeightBytes {
+    owner: WeightOwner,
+    range: Range<usize>,
+}
+
+impl WeightBytes {
+    /// A range of an owner's bytes; `None` when it does not lie inside.
+    pub fn new(owner: WeightOwner, range: Range<usize>) -> Option<WeightBytes> {
+        let len = (*owner).as_ref().len();
+        (range.start <= range.end && range.end <= len).then_some(WeightBytes { owner, range })
+    }
+
+    /// The bytes.
+    pub fn as_slice(&self) -> &[u8] {
+        &(*self.owner).as_ref()[self.range.clone()]
+    }
+}
+
+impl std::ops::Deref for WeightBytes {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        self.as_slice()
+    }
+}
+
+impl std::fmt::Debug for WeightBytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "WeightBytes({})", self.range.len())
+    }
+}
+
+/// A weight matrix, row-major `[rows, cols]` in its type's blocks.
+#[derive(Clone, Debug)]
+pub struct WeightData {
+    /// Element or block type.
+    pub dtype: DType,
+    /// Rows (1 for vectors).
+    pub rows: usize,
+    /// Columns.
+    pub cols: usize,
+    /// The bytes; aligned to the element size of plain types.
+    pub bytes: WeightBytes,
+}
+
+/// A device's packed form of a weight.
+#[derive(Clone, Debug)]
+pub struct Packed {
+    /// The packed bytes, 64-byte aligned.
+    pub bytes: WeightBytes,
+}
+
+/// Packs a weight into bytes (64-byte aligned by the store).
+pub type PackFn<'a> = &'a mut dyn FnMut(&WeightData) -> Result<Vec<u8>, DeviceError>;
+
+/// Where devices get weights when they compile.
+pub trait WeightSource: Sync {
+    /// The weight as stored.
+    ///
+    /// # Errors
+    /// [`DeviceError::Weight`] naming the tensor.
+    fn weight(&self, name: &str) -> Result<WeightData, DeviceError>;
+
+    /// The weight in a device's layout, made once by `pack` and shared by all that ask for the
+    /// same layout.
+    ///
+    /// # Errors
+    /// [`DeviceError::Weight`] naming the tensor, or what `pack` reports.
+    fn packed(&self, name: &str, layout: &str, pack: PackFn<'_>) -> Result<Packed, DeviceError>;
+}

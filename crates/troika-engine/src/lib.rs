@@ -1,0 +1,1 @@
+//! Runs a plan: sessions, KV cache, scheduler, sampling.

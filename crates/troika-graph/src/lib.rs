@@ -1,0 +1,22 @@
+//! Static subgraphs: data types, shapes, ops and their verification.
+//!
+//! This crate is the leaf everything stands on. A [`Subgraph`] is plain data: named values with
+//! shapes, a list of [`Op`]s, and references to weights by name. It knows no model and no device.
+
+pub mod blocks;
+mod dtype;
+mod hash;
+mod op;
+mod shape;
+mod subgraph;
+mod verify;
+
+pub use dtype::DType;
+pub use hash::GraphHash;
+pub use op::{
+    Activation, Attention, Experts, HeadLinear, KvAppend, Op, Rope, RopeFreqs, RopeStyle, Router,
+    Score, Window,
+};
+pub use shape::{Dim, Shape};
+pub use subgraph::{Node, Subgraph, SubgraphBuilder, Value, ValueId, WeightDecl, WeightRef};
+pub use verify::GraphError;

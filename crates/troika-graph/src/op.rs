@@ -1,0 +1,286 @@
+//! The ops. Plain data: devices match on them, nobody implements them as methods of a trait.
+//!
+//! Every value is row-major `[rows, cols]`; "row" is one token of the step.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::subgraph::WeightRef;
+
+/// Element-wise activation functions.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Activation {
+    /// `x * sigmoid(x)`.
+    Silu,
+    /// GELU with the error function.
+    Gelu,
+    /// GELU by its tanh approximation (`gelu_pytorch_tanh`, `gelu_new`).
+    GeluTanh,
+    /// `max(x, 0)`.
+    Relu,
+    /// gpt-oss: `min(g, limit) * sigmoid(alpha * min(g, limit)) * (clamp(u, -limit, limit) + 1)`.
+    /// Gated only.
+    ClampedSwiglu {
+        /// Slope inside the sigmoid.
+        alpha: f32,
+        /// Clamp bound.
+        limit: f32,
+    },
+}
+
+/// Which elements a rotary embedding pairs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RopeStyle {
+    /// Element `i` with `i + rotary_dim / 2` (GPT-NeoX, Hugging Face).
+    Half,
+    /// Element `2i` with `2i + 1` (the original paper; llama.cpp's permuted files).
+    Interleaved,
+}
+
+/// Inverse frequencies and the factor that scales sine and cosine.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RopeFreqs {
+    /// `rotary_dim / 2` inverse frequencies (radians per position).
+    pub inv_freq: Arc<[f32]>,
+    /// Multiplies sine and cosine (`attention_factor`, mscale of yarn and longrope).
+    pub factor: f32,
+}
+
+/// Rotary position embedding (RoFormer, eq. 34) on the heads of one value.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Rope {
+    /// Width of a head in the value.
+    pub head_dim: usize,
+    /// First rotated element within a head.
+    pub offset: usize,
+    /// Rotated elements within a head (even).
+    pub rotary_dim: usize,
+    /// Pairing.
+    pub style: RopeStyle,
+    /// Frequencies for sequences up to `long.1` positions, or for all.
+    pub freqs: RopeFreqs,
+    /// longrope: other frequencies once a sequence is known to be longer than this many positions.
+    pub long: Option<(RopeFreqs, usize)>,
+}
+
+/// Sliding window: a query at position `p` sees keys at `p - len < q <= p`.
+pub type Window = Option<usize>;
+
+/// Writes rows of keys or values into the paged cache, at the positions the step names.
+/// Input: rows; state: the cache.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct KvAppend {
+    /// Elements of one cached row (`kv_heads * dim`).
+    pub width: usize,
+    /// Page-table group: layers that keep the same positions share one table.
+    pub group: usize,
+}
+
+/// Scaled dot-product attention over the paged cache.
+/// Input: queries `[rows, heads * k_dim]`; states: key cache and, unless `value_in_key`, value
+/// cache. Output: `[rows, heads * v_dim]`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Attention {
+    /// Query heads.
+    pub heads: usize,
+    /// Key/value heads (GQA: `heads` is a multiple).
+    pub kv_heads: usize,
+    /// Width of a query and key head.
+    pub k_dim: usize,
+    /// Width of a value head.
+    pub v_dim: usize,
+    /// Multiplies the scores.
+    pub scale: f32,
+    /// Sliding window, if any.
+    pub window: Window,
+    /// `cap * tanh(score / cap)` before the mask (Gemma 2).
+    pub softcap: Option<f32>,
+    /// Per-head logits that take part in the softmax's denominator only (gpt-oss): `[1, heads]`.
+    pub sinks: Option<WeightRef>,
+    /// The value is the first `v_dim` elements of the key (latent attention, absorbed form).
+    pub value_in_key: bool,
+    /// Page-table group, as in [`KvAppend`].
+    pub group: usize,
+}
+
+/// A matrix product per head: `y[:, h] = x[:, h] * w[h]^T`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct HeadLinear {
+    /// One `[n, k]` weight per head.
+    pub weights: Vec<WeightRef>,
+}
+
+/// How router logits become expert weights.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Score {
+    /// Softmax over all experts, then top-k.
+    Softmax,
+    /// Top-k of the logits, then softmax over the chosen (gpt-oss).
+    TopKSoftmax,
+    /// Sigmoid of each logit, then top-k (DeepSeek-V3 style).
+    Sigmoid,
+    /// PhiMoE's sparsemixer in inference form (GRIN-MoE, section 2): per choice, a softmax over
+    /// the experts whose logit lies within `2 * eps` relative of the best. top_k must be 2.
+    SparseMixer {
+        /// `router_jitter_noise` of the config.
+        eps: f32,
+    },
+}
+
+/// Chooses experts. Input: logits `[rows, experts]`; outputs: ids `[rows, top_k]` (i32) and
+/// weights `[rows, top_k]` (f32).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Router {
+    /// Experts to choose from.
+    pub experts: usize,
+    /// Experts chosen per row.
+    pub top_k: usize,
+    /// Scoring.
+    pub score: Score,
+    /// Divide the chosen weights by their sum.
+    pub normalize: bool,
+    /// Multiplies the weights (`routed_scaling_factor`).
+    pub scale: f32,
+    /// `(n_group, topk_group)`: only the best groups' experts may be chosen (DeepSeek-V2,
+    /// group_limited_greedy: a group's score is its best expert's).
+    pub groups: Option<(usize, usize)>,
+}
+
+/// The experts' feed-forwards. Inputs: `x [rows, k]`, ids, weights (as from [`Router`]);
+/// output `[rows, k]`: `sum_e weight_e * down_e(act(gate_e x) * up_e x)`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Experts {
+    /// Gate projections, `[inter, k]` each.
+    pub gate: Vec<WeightRef>,
+    /// Up projections, `[inter, k]` each.
+    pub up: Vec<WeightRef>,
+    /// Down projections, `[k, inter]` each.
+    pub down: Vec<WeightRef>,
+    /// Biases of gate, up and down (`[1, n]` each), empty when there are none.
+    pub gate_bias: Vec<WeightRef>,
+    /// See `gate_bias`.
+    pub up_bias: Vec<WeightRef>,
+    /// See `gate_bias`.
+    pub down_bias: Vec<WeightRef>,
+    /// Activation of the gate.
+    pub act: Activation,
+}
+
+/// One operation. Inputs and outputs are listed in the node.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Op {
+    /// ids `[rows, 1]` -> `table[id] * scale`.
+    Embed {
+        /// `[vocab, hidden]`.
+        table: WeightRef,
+        /// Multiplies the looked-up row.
+        scale: f32,
+    },
+    /// `x / sqrt(mean(x^2) + eps) * (offset + weight)`, over each group of `group` columns; the
+    /// weight has `group` elements when it is shared by the groups.
+    RmsNorm {
+        /// `[1, group]`; `None`: no scale.
+        weight: Option<WeightRef>,
+        /// Added to the mean square.
+        eps: f32,
+        /// Added to the weight (1 for Gemma's checkpoints).
+        offset: f32,
+        /// Columns normalised together (the whole width, or head_dim).
+        group: usize,
+    },
+    /// `(x - mean) / sqrt(var + eps) * weight + bias`, over each group of `group` columns.
+    LayerNorm {
+        /// `[1, group]`.
+        weight: WeightRef,
+        /// `[1, group]`.
+        bias: Option<WeightRef>,
+        /// Added to the variance.
+        eps: f32,
+        /// Columns normalised together.
+        group: usize,
+    },
+    /// `y = x * weight^T + bias`; weight `[n, k]`.
+    Linear {
+        /// `[n, k]`.
+        weight: WeightRef,
+        /// `[1, n]`.
+        bias: Option<WeightRef>,
+    },
+    /// See [`HeadLinear`].
+    HeadLinear(HeadLinear),
+    /// Inputs: rows, positions `[rows, 1]`. See [`Rope`].
+    Rope(Rope),
+    /// See [`KvAppend`].
+    KvAppend(KvAppend),
+    /// See [`Attention`].
+    Attention(Attention),
+    /// `act(x)`.
+    Activate(Activation),
+    /// Inputs gate, up: `act(gate) * up`.
+    Gate(Activation),
+    /// `a + b`.
+    Add,
+    /// `x * factor`.
+    Scale {
+        /// The factor.
+        factor: f32,
+    },
+    /// Clamps to `[-limit, limit]` (`clip_qkv`).
+    Clamp {
+        /// The bound.
+        limit: f32,
+    },
+    /// `cap * tanh(x / cap)`.
+    SoftCap {
+        /// The cap.
+        cap: f32,
+    },
+    /// Inputs x `[rows, n]`, g `[rows, 1]`: `x * sigmoid(g)` (shared expert gate).
+    SigmoidGate,
+    /// Within each group of `group` columns keeps `len` columns from `start`.
+    SliceCols {
+        /// Group width of the input.
+        group: usize,
+        /// First kept column.
+        start: usize,
+        /// Kept columns.
+        len: usize,
+    },
+    /// Inputs a `[rows, g * a_len]`, b `[rows, g * b_len]`: group-wise `[a, b]`.
+    ConcatCols {
+        /// Number of groups `g`.
+        groups: usize,
+    },
+    /// See [`Router`].
+    Router(Router),
+    /// See [`Experts`].
+    Experts(Experts),
+}
+
+impl Op {
+    /// Short name for traces and errors.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Op::Embed { .. } => "embed",
+            Op::RmsNorm { .. } => "rms_norm",
+            Op::LayerNorm { .. } => "layer_norm",
+            Op::Linear { .. } => "linear",
+            Op::HeadLinear(_) => "head_linear",
+            Op::Rope(_) => "rope",
+            Op::KvAppend(_) => "kv_append",
+            Op::Attention(_) => "attention",
+            Op::Activate(_) => "activate",
+            Op::Gate(_) => "gate",
+            Op::Add => "add",
+            Op::Scale { .. } => "scale",
+            Op::Clamp { .. } => "clamp",
+            Op::SoftCap { .. } => "soft_cap",
+            Op::SigmoidGate => "sigmoid_gate",
+            Op::SliceCols { .. } => "slice_cols",
+            Op::ConcatCols { .. } => "concat_cols",
+            Op::Router(_) => "router",
+            Op::Experts(_) => "experts",
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! Models as data: spec, families, weights, tokenizer, chat template, lowering.

@@ -1,0 +1,1 @@
+//! Plans: which device runs which segment at which shape.

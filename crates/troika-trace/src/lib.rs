@@ -1,0 +1,1 @@
+//! Spans on one clock, and the Chrome trace writer.

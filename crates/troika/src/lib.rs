@@ -1,0 +1,1 @@
+//! Troika as a library: open a model, make a session, generate.

@@ -1,0 +1,2 @@
+//! Project chores: tidy rules, test data.
+fn main() {}
