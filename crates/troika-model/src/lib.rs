@@ -1,1 +1,6 @@
 //! Models as data: spec, families, weights, tokenizer, chat template, lowering.
+
+pub mod families;
+pub mod lower;
+pub mod spec;
+pub mod weights;

@@ -1,0 +1,108 @@
+//! Names of weights, the same for all architectures and file formats.
+
+use std::fmt;
+
+/// What a weight is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[allow(missing_docs)] // the names are the documentation
+pub enum Slot {
+    Embed,
+    FinalNorm,
+    FinalNormBias,
+    Head,
+    HeadBias,
+    AttnPre,
+    AttnPreBias,
+    AttnPost,
+    AttnPostBias,
+    FfnPre,
+    FfnPreBias,
+    FfnPost,
+    FfnPostBias,
+    Q,
+    K,
+    V,
+    O,
+    QBias,
+    KBias,
+    VBias,
+    OBias,
+    QNorm,
+    QNormBias,
+    KNorm,
+    KNormBias,
+    Sinks,
+    /// Latent: hidden -> q_rank.
+    QDown,
+    QDownNorm,
+    /// Latent: q_rank -> heads * k_dim.
+    QUp,
+    /// Latent: hidden -> kv_rank.
+    KvDown,
+    /// Latent: hidden -> rope.
+    KRope,
+    KvDownNorm,
+    /// Latent, per head (index): `[kv_rank, nope]`, absorbs the key expansion into the query.
+    KAbsorb,
+    /// Latent, per head (index): `[v_dim, kv_rank]`.
+    VUp,
+    Gate,
+    Up,
+    Down,
+    GateBias,
+    UpBias,
+    DownBias,
+    Router,
+    RouterBias,
+    /// Experts: index is the expert.
+    ExpertGate,
+    ExpertUp,
+    ExpertDown,
+    ExpertGateBias,
+    ExpertUpBias,
+    ExpertDownBias,
+    SharedGate,
+    SharedUp,
+    SharedDown,
+    /// `[1, hidden]`: gate of the shared expert's output.
+    SharedOutGate,
+}
+
+/// A weight of a model: slot, layer (for all but the outermost) and index (expert or head).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Key {
+    /// What for.
+    pub slot: Slot,
+    /// Which layer.
+    pub layer: Option<usize>,
+    /// Which expert or head.
+    pub index: Option<usize>,
+}
+
+impl Key {
+    /// A weight outside the layers.
+    pub fn model(slot: Slot) -> Key {
+        Key { slot, layer: None, index: None }
+    }
+
+    /// A weight of a layer.
+    pub fn layer(layer: usize, slot: Slot) -> Key {
+        Key { slot, layer: Some(layer), index: None }
+    }
+
+    /// A weight of an expert or head of a layer.
+    pub fn indexed(layer: usize, slot: Slot, index: usize) -> Key {
+        Key { slot, layer: Some(layer), index: Some(index) }
+    }
+}
+
+/// The logical name used in subgraphs and the weight store: `layers.3.ExpertUp.7`.
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(l) = self.layer {
+            write!(f, "layers.{l}.")?;
+        }
+        write!(f, "{:?}", self.slot)?;
+        self.index.map_or(Ok(()), |i| write!(f, ".{i}"))
+    }
+}

@@ -1,0 +1,36 @@
+//! A model's files, whatever their format: named tensors with bytes.
+
+use troika_device::WeightBytes;
+use troika_graph::DType;
+
+/// A tensor of a file.
+#[derive(Clone, Debug)]
+pub struct StoredTensor {
+    /// Element or block type.
+    pub dtype: DType,
+    /// Shape, outermost dimension first (GGUF's order is reversed on reading).
+    pub shape: Vec<usize>,
+    /// The bytes in the memory map. May be unaligned.
+    pub bytes: WeightBytes,
+}
+
+impl StoredTensor {
+    /// Rows and columns of the matrix view: the last dimension is the columns.
+    pub fn matrix(&self) -> (usize, usize) {
+        let cols = self.shape.last().copied().unwrap_or(1);
+        let rows = self.shape.iter().rev().skip(1).product();
+        (rows, cols)
+    }
+}
+
+/// Named tensors.
+pub trait Checkpoint: Send + Sync {
+    /// A tensor, if the files have it.
+    fn tensor(&self, name: &str) -> Option<&StoredTensor>;
+
+    /// All names, sorted.
+    fn names(&self) -> Vec<&str>;
+
+    /// The file that holds a tensor (or the folder), for messages.
+    fn origin(&self, name: &str) -> String;
+}
