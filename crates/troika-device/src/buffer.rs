@@ -34,6 +34,12 @@ impl Buffer {
         Buffer { mem: Arc::new(AtomicRefCell::new(lines)), len }
     }
 
+    /// As [`Buffer::zeroed`], but `None` when the system has no such memory.
+    pub fn try_zeroed(len: usize) -> Option<Buffer> {
+        let lines = bytemuck::allocation::try_zeroed_slice_box(len.div_ceil(64)).ok()?;
+        Some(Buffer { mem: Arc::new(AtomicRefCell::new(lines)), len })
+    }
+
     /// Size in bytes.
     pub fn len(&self) -> usize {
         self.len

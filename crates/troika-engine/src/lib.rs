@@ -1,1 +1,17 @@
-//! Runs a plan: sessions, KV cache, scheduler, sampling.
+//! Runs a plan: sequences, KV cache, scheduler, sampling.
+//!
+//! The way of a token: [`Engine::run`] cuts the fed tokens into steps, [`schedule`] turns each
+//! step into tasks (one per segment), orders them by the buffers they touch and hands them to
+//! device queues; the logits come back to the caller, who samples with [`sample::Sampler`].
+
+mod engine;
+mod error;
+mod kv;
+mod pool;
+pub mod sample;
+pub mod schedule;
+mod step;
+
+pub use engine::{Engine, EngineMemory, EngineParts, Feed, LogitsSink, Want};
+pub use error::EngineError;
+pub use kv::{KvError, SeqId};

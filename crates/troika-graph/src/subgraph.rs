@@ -143,6 +143,11 @@ impl SubgraphBuilder {
         WeightRef(self.graph.weights.len() as u32 - 1)
     }
 
+    /// The declaration of a weight of this builder.
+    pub fn weight_decl(&self, w: WeightRef) -> &WeightDecl {
+        self.graph.weight(w)
+    }
+
     /// Columns of a value.
     pub fn cols(&self, v: ValueId) -> usize {
         self.graph.value(v).shape.row_len()

@@ -1,1 +1,79 @@
 //! Spans on one clock, and the Chrome trace writer.
+//!
+//! A [`Tracer`] is either off (every call is one branch) or collects [`Span`]s that
+//! [`Tracer::write_chrome`] turns into the JSON that Perfetto and `chrome://tracing` open.
+
+mod chrome;
+
+use std::borrow::Cow;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// A named interval on a lane (a device, the host).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Span {
+    /// What happened.
+    pub name: Cow<'static, str>,
+    /// Where: one row of the timeline.
+    pub lane: Arc<str>,
+    /// Start by the engine's clock.
+    pub start: Duration,
+    /// End by the engine's clock.
+    pub end: Duration,
+    /// Details.
+    pub args: Vec<(&'static str, Arg)>,
+}
+
+/// The value of a span's detail.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Arg {
+    /// A number.
+    Int(u64),
+    /// Text.
+    Text(String),
+}
+
+/// Collects spans, or does nothing.
+#[derive(Clone, Debug, Default)]
+pub struct Tracer(Option<Arc<Mutex<Vec<Span>>>>);
+
+impl Tracer {
+    /// A tracer that drops everything.
+    pub fn off() -> Tracer {
+        Tracer(None)
+    }
+
+    /// A tracer that collects.
+    pub fn on() -> Tracer {
+        Tracer(Some(Arc::default()))
+    }
+
+    /// Whether spans are collected; ask before building one.
+    pub fn enabled(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Adds a span.
+    pub fn record(&self, span: Span) {
+        if let Some(spans) = &self.0 {
+            // A panic elsewhere while the lock was held leaves the list valid.
+            spans.lock().unwrap_or_else(|e| e.into_inner()).push(span);
+        }
+    }
+
+    /// The spans so far, by start time.
+    pub fn spans(&self) -> Vec<Span> {
+        let Some(spans) = &self.0 else { return Vec::new() };
+        let mut spans = spans.lock().unwrap_or_else(|e| e.into_inner()).clone();
+        spans.sort_by_key(|s| s.start);
+        spans
+    }
+
+    /// Writes all spans as Chrome trace JSON (times in microseconds).
+    ///
+    /// # Errors
+    /// What the writer reports.
+    pub fn write_chrome(&self, out: &mut dyn std::io::Write) -> std::io::Result<()> {
+        chrome::write(&self.spans(), out)
+    }
+}

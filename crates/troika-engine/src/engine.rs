@@ -1,0 +1,453 @@
+//! The engine: a lowered model, compiled on its devices, with its memory.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use troika_device::{
+    Binding, Bindings, Buffer, Clock, Device, DeviceError, ExecutableId, Step, Submission,
+    WeightSource,
+};
+use troika_graph::DType;
+use troika_model::lower::{
+    EdgeId, LowerOptions, Lowered, SegmentKind, WeightShapes, lower,
+};
+use troika_model::spec::ModelSpec;
+use troika_plan::Plan;
+use troika_trace::Tracer;
+
+use crate::error::EngineError;
+use crate::kv::{KvCache, SeqId};
+use crate::pool::EdgePool;
+use crate::schedule::{Policy, Runner, Task, TaskGraph};
+use crate::step::{PlannedStep, plan_steps};
+
+/// Logits kept at once while many rows are wanted.
+const LOGITS_BYTES: usize = 64 << 20;
+/// Chunks handed to the scheduler at once.
+const CHUNKS_AT_ONCE: usize = 64;
+
+/// What an engine is made of.
+pub struct EngineParts<'a> {
+    /// The model.
+    pub spec: &'a ModelSpec,
+    /// Shapes and types of the bound weights.
+    pub shapes: WeightShapes<'a>,
+    /// The weights themselves.
+    pub weights: &'a dyn WeightSource,
+    /// The plan; its device names are looked up in `devices`.
+    pub plan: Plan,
+    /// Devices at hand.
+    pub devices: &'a [Arc<dyn Device>],
+    /// Time.
+    pub clock: Arc<dyn Clock>,
+    /// Spans.
+    pub tracer: Tracer,
+    /// Sequences that may be open at once, each up to the plan's context.
+    pub sequences: usize,
+}
+
+/// Which logits a feed wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Want {
+    /// None: the tokens only fill the cache.
+    None,
+    /// Those after the last token.
+    Last,
+    /// Those after every token.
+    All,
+}
+
+/// Tokens to append to a sequence.
+#[derive(Clone, Copy, Debug)]
+pub struct Feed<'a> {
+    /// Which sequence.
+    pub seq: SeqId,
+    /// The tokens.
+    pub tokens: &'a [u32],
+    /// Which logits are wanted.
+    pub want: Want,
+}
+
+/// Receives (index of the feed, position, logits) in order.
+pub type LogitsSink<'a> = &'a mut dyn FnMut(usize, usize, &[f32]);
+
+/// Bytes the engine holds, beside the weights.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EngineMemory {
+    /// KV cache (reserved; pages are touched as sequences grow).
+    pub kv_cache: u64,
+    /// Values between segments.
+    pub activations: u64,
+    /// Scratch of executables.
+    pub scratch: u64,
+}
+
+/// Runs one model by one plan.
+pub struct Engine {
+    lowered: Lowered,
+    plan: Plan,
+    vocab: usize,
+    devices: Vec<Arc<dyn Device>>,
+    placed: Vec<usize>,
+    executables: Vec<ExecutableId>,
+    names: Vec<Arc<str>>,
+    runner: Runner,
+    kv: KvCache,
+    states: Vec<Buffer>,
+    pool: EdgePool,
+    inputs: Vec<InputSlot>,
+    logits: Buffer,
+    decode_graphs: HashMap<usize, TaskGraph>,
+    memory: EngineMemory,
+}
+
+/// Ids and positions of a chunk, and the bindings of the segments that read them.
+struct InputSlot {
+    ids: Buffer,
+    positions: Buffer,
+    bindings: Vec<Arc<Bindings>>,
+}
+
+impl Engine {
+    /// Lowers and compiles a model.
+    ///
+    /// # Errors
+    /// A plan that does not fit, a spec that cannot be lowered, a device that refuses a subgraph,
+    /// or no memory for the KV cache.
+    pub fn new(parts: EngineParts<'_>) -> Result<Engine, EngineError> {
+        let plan = parts.plan;
+        let names: Vec<&str> = parts.devices.iter().map(|d| d.name()).collect();
+        plan.check(parts.spec, &names)?;
+        let devices = plan_devices(&plan, parts.devices);
+        let options = LowerOptions {
+            max_rows: plan.chunk,
+            max_kv: plan.context,
+            kv_dtype: plan.kv_dtype,
+        };
+        let lowered = lower(parts.spec, parts.shapes, options)?;
+        let mut memory = EngineMemory::default();
+        let mut placed = Vec::new();
+        let mut executables = Vec::new();
+        for s in &lowered.segments {
+            let device = plan
+                .device_of(s.kind.name(), s.layer)
+                .ok_or_else(|| EngineError::Unplaced(s.graph.name.clone()))?;
+            let info = devices[device].compile(&s.graph, parts.weights)?;
+            memory.scratch = memory.scratch.max(info.scratch_bytes);
+            placed.push(device);
+            executables.push(info.id);
+        }
+        let kv = KvCache::new(
+            &lowered.groups,
+            plan.page_len,
+            plan.context,
+            plan.chunk,
+            parts.sequences.max(1),
+        );
+        let states = state_buffers(&lowered, &kv)?;
+        memory.kv_cache = states.iter().map(|b| b.len() as u64).sum();
+        let pool = EdgePool::new(&lowered, plan.chunk);
+        memory.activations = pool.bytes();
+        let runner = Runner::new(&devices, Policy::InOrder, &parts.clock, parts.tracer)?;
+        let names = lowered.segments.iter().map(|s| s.graph.name.as_str().into()).collect();
+        Ok(Engine {
+            vocab: parts.spec.vocab,
+            lowered,
+            plan,
+            devices,
+            placed,
+            executables,
+            names,
+            runner,
+            kv,
+            states,
+            pool,
+            inputs: Vec::new(),
+            logits: Buffer::zeroed(0),
+            decode_graphs: HashMap::new(),
+            memory,
+        })
+    }
+
+    /// The plan in force.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Bytes held.
+    pub fn memory(&self) -> EngineMemory {
+        self.memory
+    }
+
+    /// The subgraphs that run.
+    pub fn lowered(&self) -> &Lowered {
+        &self.lowered
+    }
+
+    /// Opens an empty sequence.
+    pub fn open(&mut self) -> SeqId {
+        self.kv.open()
+    }
+
+    /// Closes a sequence and frees its pages.
+    pub fn close(&mut self, seq: SeqId) {
+        self.kv.close(seq);
+    }
+
+    /// Tokens of a sequence in the cache.
+    pub fn len(&self, seq: SeqId) -> usize {
+        self.kv.len(seq)
+    }
+
+    /// Whether a sequence has no cached tokens.
+    pub fn is_empty(&self, seq: SeqId) -> bool {
+        self.kv.len(seq) == 0
+    }
+
+    /// Forgets a sequence's tokens from `len` on. Returns how many are kept: `len`, or 0 when a
+    /// sliding window has already dropped what continuing there would need.
+    pub fn truncate(&mut self, seq: SeqId, len: usize) -> usize {
+        self.kv.truncate(seq, len)
+    }
+
+    /// Appends tokens to sequences and hands over the wanted logits.
+    ///
+    /// # Errors
+    /// An empty feed, an unknown token or too long a sequence (all before any work); a failing
+    /// device (the sequences are then as before the call, or empty).
+    pub fn run(&mut self, feeds: &[Feed<'_>], sink: LogitsSink<'_>) -> Result<(), EngineError> {
+        self.check(feeds)?;
+        let before: Vec<usize> = feeds.iter().map(|f| self.kv.len(f.seq)).collect();
+        let result = self.run_checked(feeds, sink);
+        if result.is_err() {
+            for (f, len) in feeds.iter().zip(before) {
+                self.kv.truncate(f.seq, len);
+            }
+        }
+        result
+    }
+
+    fn check(&self, feeds: &[Feed<'_>]) -> Result<(), EngineError> {
+        for f in feeds {
+            if f.tokens.is_empty() {
+                return Err(EngineError::Empty);
+            }
+            if let Some(&id) = f.tokens.iter().find(|&&t| t as usize >= self.vocab) {
+                return Err(EngineError::Token { id, vocab: self.vocab });
+            }
+            self.kv.fits(f.seq, f.tokens.len())?;
+        }
+        Ok(())
+    }
+
+    fn run_checked(
+        &mut self,
+        feeds: &[Feed<'_>],
+        sink: LogitsSink<'_>,
+    ) -> Result<(), EngineError> {
+        let steps = plan_steps(feeds, self.plan.chunk, &mut self.kv)?;
+        let budget = (LOGITS_BYTES / (self.vocab * 4)).max(1);
+        let mut rest = steps.as_slice();
+        while !rest.is_empty() {
+            let mut wanted = rest[0].wanted_rows();
+            let mut n = 1;
+            while n < rest.len().min(CHUNKS_AT_ONCE) && wanted + rest[n].wanted_rows() <= budget {
+                wanted += rest[n].wanted_rows();
+                n += 1;
+            }
+            self.run_group(&rest[..n], wanted)?;
+            self.read_logits(&rest[..n], sink)?;
+            rest = &rest[n..];
+        }
+        Ok(())
+    }
+
+    /// Runs some steps whose logits fit the logits buffer together.
+    fn run_group(&mut self, steps: &[PlannedStep], wanted: usize) -> Result<(), EngineError> {
+        self.reserve(steps.len(), wanted)?;
+        for (slot, s) in self.inputs.iter().zip(steps) {
+            slot.ids.write()?.as_mut_slice::<i32>()[..s.ids.len()].copy_from_slice(&s.ids);
+            slot.positions.write()?.as_mut_slice::<i32>()[..s.ids.len()]
+                .copy_from_slice(&s.positions);
+        }
+        let [s] = steps else {
+            let graph = self.graph(steps);
+            return self.runner.run(&graph);
+        };
+        // Decoding repeats one shape: every row wanted. Its graph is made once.
+        let rows = s.step.rows();
+        if s.wanted_rows() != rows {
+            let graph = self.graph(steps);
+            return self.runner.run(&graph);
+        }
+        let mut graph =
+            self.decode_graphs.remove(&rows).unwrap_or_else(|| self.graph(std::slice::from_ref(s)));
+        graph.set_step(&s.step);
+        let result = self.runner.run(&graph);
+        self.decode_graphs.insert(rows, graph);
+        result
+    }
+
+    /// Makes input slots and logits memory.
+    fn reserve(&mut self, slots: usize, wanted: usize) -> Result<(), EngineError> {
+        let need = wanted * self.vocab * 4;
+        if self.logits.len() < need {
+            self.logits = allocate(need, "logits")?;
+            self.decode_graphs.clear();
+        }
+        while self.inputs.len() < slots {
+            let ids = allocate(self.plan.chunk * 4, "token ids")?;
+            let positions = allocate(self.plan.chunk * 4, "positions")?;
+            let bindings = (0..self.lowered.segments.len())
+                .map(|i| self.bind(i, &ids, &positions))
+                .collect();
+            self.inputs.push(InputSlot { ids, positions, bindings });
+        }
+        Ok(())
+    }
+
+    /// Bindings of a segment for an input slot; segments that do not read the inputs share those
+    /// of the first slot.
+    fn bind(&self, segment: usize, ids: &Buffer, positions: &Buffer) -> Arc<Bindings> {
+        let s = &self.lowered.segments[segment];
+        let own = |e: &EdgeId| *e == Lowered::IDS || *e == Lowered::POSITIONS;
+        if let Some(first) = self.inputs.first()
+            && !s.inputs.iter().any(own)
+        {
+            return first.bindings[segment].clone();
+        }
+        let edge = |e: &EdgeId| match *e {
+            Lowered::IDS => Binding::whole(ids),
+            Lowered::POSITIONS => Binding::whole(positions),
+            e => Binding::whole(self.pool.buffer(e).unwrap_or(&self.logits)),
+        };
+        Arc::new(Bindings {
+            inputs: s.inputs.iter().map(edge).collect(),
+            states: s.states.iter().map(|i| Binding::whole(&self.states[i.0])).collect(),
+            outputs: s.outputs.iter().map(edge).collect(),
+        })
+    }
+
+    fn graph(&self, steps: &[PlannedStep]) -> TaskGraph {
+        let mut tasks = Vec::new();
+        let mut logits_row = 0;
+        for (chunk, s) in steps.iter().enumerate() {
+            for i in 0..self.lowered.segments.len() {
+                if self.lowered.segments[i].kind == SegmentKind::Head {
+                    for run in joined(s.wanted.iter().map(|(_, r)| r.clone())) {
+                        let bindings = self.bind_head(i, chunk, run.start, logits_row);
+                        logits_row += run.len();
+                        tasks.push(self.task(i, chunk, run.len(), bindings, &s.step));
+                    }
+                    continue;
+                }
+                let bindings = self.inputs[chunk].bindings[i].clone();
+                tasks.push(self.task(i, chunk, s.step.rows(), bindings, &s.step));
+            }
+        }
+        TaskGraph::new(tasks)
+    }
+
+    /// The head on rows from `row` on, writing logits from `logits_row` on.
+    fn bind_head(
+        &self,
+        segment: usize,
+        chunk: usize,
+        row: usize,
+        logits_row: usize,
+    ) -> Arc<Bindings> {
+        let mut b = (*self.inputs[chunk].bindings[segment]).clone();
+        let s = &self.lowered.segments[segment];
+        for (binding, edge) in b.inputs.iter_mut().zip(&s.inputs) {
+            binding.offset = row * self.lowered.edges[edge.0].cols * 4;
+        }
+        for binding in &mut b.outputs {
+            *binding =
+                Binding { buffer: self.logits.clone(), offset: logits_row * self.vocab * 4 };
+        }
+        Arc::new(b)
+    }
+
+    fn task(
+        &self,
+        segment: usize,
+        chunk: usize,
+        rows: usize,
+        bindings: Arc<Bindings>,
+        step: &Arc<Step>,
+    ) -> Task {
+        Task {
+            device: self.placed[segment],
+            name: self.names[segment].clone(),
+            chunk: chunk as u32,
+            submission: Submission {
+                tag: 0,
+                executable: self.executables[segment],
+                bindings,
+                rows,
+                step: step.clone(),
+            },
+        }
+    }
+
+    fn read_logits(&self, steps: &[PlannedStep], sink: LogitsSink<'_>) -> Result<(), EngineError> {
+        let guard = self.logits.read()?;
+        let mut rows = guard.as_slice::<f32>().chunks_exact(self.vocab);
+        for s in steps {
+            for (feed, range) in &s.wanted {
+                for row in range.clone() {
+                    if let Some(logits) = rows.next() {
+                        sink(*feed, s.positions[row] as usize, logits);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        for (&device, &id) in self.placed.iter().zip(&self.executables) {
+            self.devices[device].release(id);
+        }
+    }
+}
+
+/// The plan's devices, in its order; the plan was checked before.
+fn plan_devices(plan: &Plan, devices: &[Arc<dyn Device>]) -> Vec<Arc<dyn Device>> {
+    let find = |name: &String| devices.iter().find(|d| d.name() == name).cloned();
+    plan.devices.iter().filter_map(find).collect()
+}
+
+fn state_buffers(lowered: &Lowered, kv: &KvCache) -> Result<Vec<Buffer>, EngineError> {
+    let bytes = |d: DType| d.block_bytes();
+    lowered
+        .states
+        .iter()
+        .map(|s| allocate(kv.positions(s.group) * s.width * bytes(s.dtype), "the KV cache"))
+        .collect()
+}
+
+fn allocate(bytes: usize, what: &str) -> Result<Buffer, EngineError> {
+    Buffer::try_zeroed(bytes).ok_or_else(|| {
+        EngineError::Device(DeviceError::System {
+            device: "host".into(),
+            why: format!("no memory for {what} ({bytes} bytes); use a smaller context (-c)"),
+        })
+    })
+}
+
+/// Joins runs that touch, so that neighbouring rows share one task.
+fn joined(
+    runs: impl Iterator<Item = std::ops::Range<usize>>,
+) -> Vec<std::ops::Range<usize>> {
+    let mut out: Vec<std::ops::Range<usize>> = Vec::new();
+    for run in runs {
+        match out.last_mut() {
+            Some(last) if last.end == run.start => last.end = run.end,
+            _ => out.push(run),
+        }
+    }
+    out
+}

@@ -1,0 +1,44 @@
+//! Errors of the engine.
+
+use troika_device::{BufferBusy, DeviceError};
+use troika_model::lower::LowerError;
+use troika_plan::PlanError;
+
+use crate::kv::KvError;
+
+/// What can go wrong while running a model.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// A device failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The model could not be lowered.
+    #[error(transparent)]
+    Lower(#[from] LowerError),
+    /// The plan does not fit.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The KV cache refused.
+    #[error(transparent)]
+    Kv(#[from] KvError),
+    /// A token the model does not know.
+    #[error("token id {id} is outside the model's vocabulary of {vocab}")]
+    Token {
+        /// The id.
+        id: u32,
+        /// Vocabulary size.
+        vocab: usize,
+    },
+    /// Nothing to run.
+    #[error("the prompt is empty; give at least one token")]
+    Empty,
+    /// The plan places a segment nowhere.
+    #[error("the plan names no device for segment {0}")]
+    Unplaced(String),
+    /// A scheduling fault.
+    #[error(transparent)]
+    Busy(#[from] BufferBusy),
+    /// Every task waits for another one.
+    #[error("the scheduler has {0} tasks left and none is ready")]
+    Stuck(usize),
+}

@@ -1,0 +1,181 @@
+//! Sampling: from logits to a token. Deterministic for a seed.
+//!
+//! The chain is llama.cpp's default order: logit bias, penalties, top-k, top-p, min-p,
+//! temperature, draw.
+
+mod filter;
+mod penalty;
+
+use std::collections::BTreeMap;
+
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
+
+/// Sampling parameters.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SampleParams {
+    /// 0 takes the most likely token.
+    pub temperature: f32,
+    /// Keep the k most likely (0: all).
+    pub top_k: usize,
+    /// Keep the smallest set whose probability reaches p (1: all).
+    pub top_p: f32,
+    /// Keep tokens at least this fraction as likely as the best (0: all).
+    pub min_p: f32,
+    /// Divides positive, multiplies negative logits of recent tokens (1: off).
+    pub repeat_penalty: f32,
+    /// How many recent tokens count (`usize::MAX`: all).
+    pub repeat_last_n: usize,
+    /// Subtracted from logits of recent tokens.
+    pub presence_penalty: f32,
+    /// Subtracted once per occurrence.
+    pub frequency_penalty: f32,
+    /// Added to logits of given tokens.
+    pub logit_bias: BTreeMap<u32, f32>,
+    /// Seed of the draw.
+    pub seed: u64,
+}
+
+impl Default for SampleParams {
+    /// llama.cpp's defaults, with seed 0.
+    fn default() -> Self {
+        SampleParams {
+            temperature: 0.8,
+            top_k: 40,
+            top_p: 0.95,
+            min_p: 0.05,
+            repeat_penalty: 1.0,
+            repeat_last_n: 64,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            logit_bias: BTreeMap::new(),
+            seed: 0,
+        }
+    }
+}
+
+/// Why nothing could be sampled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum SampleError {
+    /// Logits hold no finite number.
+    #[error("the model's logits hold no finite number; its weights may be damaged")]
+    NoFinite,
+}
+
+/// A parameter out of range.
+#[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
+#[error("{name} is {value}; it must be {must}")]
+pub struct ParamError {
+    /// Flag.
+    pub name: &'static str,
+    /// Its value.
+    pub value: f32,
+    /// What is allowed.
+    pub must: &'static str,
+}
+
+impl SampleParams {
+    /// Checks ranges.
+    ///
+    /// # Errors
+    /// The first parameter out of range.
+    pub fn check(&self) -> Result<(), ParamError> {
+        let non_negative = "0 or more";
+        let unit = "between 0 and 1";
+        let finite = "a finite number";
+        let rules = [
+            ("--temp", self.temperature, self.temperature >= 0.0, non_negative),
+            ("--top-p", self.top_p, (0.0..=1.0).contains(&self.top_p), unit),
+            ("--min-p", self.min_p, (0.0..=1.0).contains(&self.min_p), unit),
+            ("--repeat-penalty", self.repeat_penalty, self.repeat_penalty > 0.0, "more than 0"),
+            ("--presence-penalty", self.presence_penalty, true, finite),
+            ("--frequency-penalty", self.frequency_penalty, true, finite),
+        ];
+        match rules.into_iter().find(|r| !r.1.is_finite() || !r.2) {
+            Some((name, value, _, must)) => Err(ParamError { name, value, must }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A candidate token.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Candidate {
+    id: u32,
+    logit: f32,
+}
+
+/// Draws tokens by one set of parameters.
+#[derive(Debug)]
+pub struct Sampler {
+    params: SampleParams,
+    rng: ChaCha8Rng,
+    recent: Vec<u32>,
+    candidates: Vec<Candidate>,
+}
+
+impl Sampler {
+    /// A sampler at the start of its random sequence.
+    pub fn new(params: SampleParams) -> Sampler {
+        let rng = ChaCha8Rng::seed_from_u64(params.seed);
+        Sampler { params, rng, recent: Vec::new(), candidates: Vec::new() }
+    }
+
+    /// Tells the sampler of a token in the sequence (prompt or generated), for the penalties.
+    pub fn accept(&mut self, token: u32) {
+        if self.params.repeat_last_n == 0 {
+            return;
+        }
+        // Keep the list short: twice the window, then cut.
+        if self.recent.len() >= self.params.repeat_last_n.saturating_mul(2) {
+            let cut = self.recent.len() - self.params.repeat_last_n;
+            self.recent.drain(..cut);
+        }
+        self.recent.push(token);
+    }
+
+    /// Chooses the next token.
+    ///
+    /// # Errors
+    /// When no logit is a finite number.
+    pub fn sample(&mut self, logits: &[f32]) -> Result<u32, SampleError> {
+        let plain = self.params.logit_bias.is_empty() && !penalty::active(&self.params);
+        if self.params.temperature == 0.0 && plain {
+            return filter::argmax(logits).ok_or(SampleError::NoFinite);
+        }
+        self.candidates.clear();
+        let finite = |(i, &logit): (usize, &f32)| {
+            // An infinite logit is as good as certain; NaN is no candidate at all.
+            let logit = logit.clamp(f32::MIN, f32::MAX);
+            (!logit.is_nan()).then_some(Candidate { id: i as u32, logit })
+        };
+        self.candidates.extend(logits.iter().enumerate().filter_map(finite));
+        if self.candidates.is_empty() {
+            return Err(SampleError::NoFinite);
+        }
+        if !plain {
+            let start = self.recent.len().saturating_sub(self.params.repeat_last_n);
+            penalty::apply(&mut self.candidates, &self.params, &self.recent[start..]);
+        }
+        filter::keep_top_k(&mut self.candidates, self.top_k());
+        if self.params.temperature == 0.0 {
+            return Ok(self.candidates[0].id);
+        }
+        filter::keep_top_p(&mut self.candidates, self.params.top_p);
+        filter::keep_min_p(&mut self.candidates, self.params.min_p);
+        // 24 random bits: every value is exact in f32's mantissa.
+        let draw = (self.rng.next_u32() >> 8) as f64 / f64::from(1u32 << 24);
+        Ok(filter::draw(&self.candidates, self.params.temperature, draw))
+    }
+
+    fn top_k(&self) -> usize {
+        match (self.params.temperature == 0.0, self.params.top_k) {
+            (true, _) => 1,
+            (false, 0) => self.candidates.len(),
+            (false, k) => k,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

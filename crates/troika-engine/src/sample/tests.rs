@@ -1,0 +1,109 @@
+use super::*;
+
+fn logits() -> Vec<f32> {
+    vec![0.0, 3.0, 1.0, 2.0, f32::NAN, 3.0, -5.0]
+}
+
+fn params() -> SampleParams {
+    SampleParams {
+        temperature: 1.0,
+        top_k: 0,
+        top_p: 1.0,
+        min_p: 0.0,
+        ..SampleParams::default()
+    }
+}
+
+fn histogram(params: SampleParams, n: usize) -> Vec<usize> {
+    let mut s = Sampler::new(params);
+    let mut counts = vec![0; 7];
+    for _ in 0..n {
+        counts[s.sample(&logits()).unwrap() as usize] += 1;
+    }
+    counts
+}
+
+#[test]
+fn greedy_takes_the_first_of_the_best() {
+    let p = SampleParams { temperature: 0.0, ..params() };
+    assert_eq!(Sampler::new(p).sample(&logits()), Ok(1));
+    let bias = SampleParams {
+        temperature: 0.0,
+        logit_bias: [(6, 100.0), (1, -1.0)].into(),
+        ..params()
+    };
+    assert_eq!(Sampler::new(bias).sample(&logits()), Ok(6));
+}
+
+#[test]
+fn a_seed_repeats_and_another_differs() {
+    let draw = |seed| {
+        let mut s = Sampler::new(SampleParams { seed, ..params() });
+        (0..40).map(|_| s.sample(&logits()).unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!(draw(7), draw(7));
+    assert_ne!(draw(7), draw(8));
+}
+
+#[test]
+fn frequencies_follow_the_softmax() {
+    let n = 20_000;
+    let counts = histogram(params(), n);
+    let weights: Vec<f64> =
+        logits().iter().map(|l| if l.is_nan() { 0.0 } else { f64::from(*l).exp() }).collect();
+    let total: f64 = weights.iter().sum();
+    for (c, w) in counts.iter().zip(weights) {
+        let expected = w / total * n as f64;
+        assert!((*c as f64 - expected).abs() <= 5.0 * expected.sqrt() + 5.0, "{c} vs {expected}");
+    }
+}
+
+#[test]
+fn truncation_removes_the_tail() {
+    let kept = |p| histogram(p, 2000).iter().map(|&c| c > 0).collect::<Vec<_>>();
+    let top3 = SampleParams { top_k: 3, ..params() };
+    assert_eq!(kept(top3), [false, true, false, true, false, true, false]);
+    let top_p = SampleParams { top_p: 0.5, ..params() };
+    assert_eq!(kept(top_p), [false, true, false, false, false, true, false]);
+    let min_p = SampleParams { min_p: 0.3, ..params() };
+    assert_eq!(kept(min_p), [false, true, false, true, false, true, false]);
+    let top_p0 = SampleParams { top_p: 0.0, ..params() };
+    assert_eq!(kept(top_p0), [false, true, false, false, false, false, false]);
+}
+
+#[test]
+fn penalties_push_repeated_tokens_down() {
+    let pick = |p: SampleParams| {
+        let mut s = Sampler::new(SampleParams { temperature: 0.0, ..p });
+        [1, 1, 5, 6].into_iter().for_each(|t| s.accept(t));
+        s.sample(&logits()).unwrap()
+    };
+    assert_eq!(pick(SampleParams { repeat_penalty: 2.0, ..params() }), 3);
+    assert_eq!(pick(SampleParams { presence_penalty: 1.5, ..params() }), 3);
+    assert_eq!(pick(SampleParams { frequency_penalty: 0.6, ..params() }), 5);
+    let short = SampleParams { repeat_penalty: 2.0, repeat_last_n: 1, ..params() };
+    assert_eq!(pick(short), 1);
+}
+
+#[test]
+fn damaged_logits_are_an_error_not_a_panic() {
+    let nan = [f32::NAN; 3];
+    assert_eq!(Sampler::new(params()).sample(&nan), Err(SampleError::NoFinite));
+    let greedy = SampleParams { temperature: 0.0, ..params() };
+    assert_eq!(Sampler::new(greedy).sample(&nan), Err(SampleError::NoFinite));
+    assert_eq!(Sampler::new(params()).sample(&[f32::INFINITY, 0.0]), Ok(0));
+    assert_eq!(Sampler::new(params()).sample(&[f32::NEG_INFINITY; 2]).unwrap() / 2, 0);
+}
+
+#[test]
+fn ranges_are_checked() {
+    assert!(params().check().is_ok());
+    for bad in [
+        SampleParams { temperature: -1.0, ..params() },
+        SampleParams { top_p: 1.5, ..params() },
+        SampleParams { min_p: f32::NAN, ..params() },
+        SampleParams { repeat_penalty: 0.0, ..params() },
+    ] {
+        assert!(bad.check().is_err());
+    }
+}

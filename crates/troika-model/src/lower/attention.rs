@@ -1,0 +1,189 @@
+//! Attention's three segments: norm + QKV, attention over the cache, output projection.
+
+use troika_graph::{Attention, DType, HeadLinear, KvAppend, Op, Rope, ValueId};
+
+use super::emit::Emit;
+use super::model::Lowerer;
+use super::{EdgeId, LowerError, Lowered, SegmentKind};
+use crate::spec::{Attn, Latent, Layer, RopeSpec, Slot};
+
+fn rope_op(spec: &RopeSpec, head_dim: usize) -> Op {
+    Op::Rope(Rope {
+        head_dim,
+        offset: 0,
+        rotary_dim: spec.rotary_dim,
+        style: spec.style,
+        freqs: spec.freqs.clone(),
+        long: spec.long.clone(),
+    })
+}
+
+impl Lowerer<'_> {
+    /// Norm, projections, q/k norm and rope. Returns the edges of q, k and (unless latent) v.
+    pub(super) fn qkv(
+        &mut self,
+        index: usize,
+        layer: &Layer,
+        x: EdgeId,
+    ) -> Result<(EdgeId, EdgeId, Option<EdgeId>), LowerError> {
+        let mut e = Emit::new(self, SegmentKind::Qkv, Some(index));
+        let x = e.input(x);
+        let positions = e.input(Lowered::POSITIONS);
+        let n = e.norm_if(x, layer.attn_pre, (Slot::AttnPre, Slot::AttnPreBias))?;
+        let (q, k, v) = match &layer.attn.latent {
+            None => plain_qkv(&mut e, &layer.attn, n, positions)?,
+            Some(latent) => latent_qkv(&mut e, &layer.attn, latent, n, positions)?,
+        };
+        let q = e.output("q", q, DType::F32);
+        let k = e.output("k", k, DType::F32);
+        let v = v.map(|v| e.output("v", v, DType::F32));
+        e.finish()?;
+        Ok((q, k, v))
+    }
+
+    /// Appends to the cache and attends.
+    pub(super) fn attention(
+        &mut self,
+        index: usize,
+        layer: &Layer,
+        q: EdgeId,
+        k: EdgeId,
+        v: Option<EdgeId>,
+    ) -> Result<EdgeId, LowerError> {
+        let a = &layer.attn;
+        let group = self.group(a.window);
+        let k_width = self.edges[k.0].cols;
+        let k_state = self.state(format!("layer {index} k cache"), k_width, group);
+        let v_state = v.map(|v| {
+            let width = self.edges[v.0].cols;
+            (v, self.state(format!("layer {index} v cache"), width, group))
+        });
+        let mut e = Emit::new(self, SegmentKind::Attention, Some(index));
+        let q = e.input(q);
+        let k = e.input(k);
+        let k_cache = e.state(k_state);
+        let mut caches = vec![k_cache];
+        e.graph.node(Op::KvAppend(KvAppend { width: k_width, group }), &[k], &[k_cache], &[]);
+        if let Some((v, v_state)) = v_state {
+            let v = e.input(v);
+            let cache = e.state(v_state);
+            let width = e.graph.cols(v);
+            e.graph.node(Op::KvAppend(KvAppend { width, group }), &[v], &[cache], &[]);
+            caches.push(cache);
+        }
+        let sinks = e.weight_if(a.sinks, Slot::Sinks)?;
+        let (kv_heads, k_dim, v_dim) = match &a.latent {
+            // Absorbed form: one shared head whose value is the compressed part of the key.
+            Some(l) => (1, l.kv_rank + l.rope, l.kv_rank),
+            None => (a.kv_heads, a.k_dim, a.v_dim),
+        };
+        let op = Attention {
+            heads: a.heads,
+            kv_heads,
+            k_dim,
+            v_dim,
+            scale: a.scale,
+            window: a.window,
+            softcap: a.softcap,
+            sinks,
+            value_in_key: a.latent.is_some(),
+            group,
+        };
+        let o = e.graph.attention(op, q, &caches);
+        let o = e.output("attention", o, DType::F32);
+        e.finish()?;
+        Ok(o)
+    }
+
+    /// Output projection, post-norm and residual.
+    pub(super) fn attn_out(
+        &mut self,
+        index: usize,
+        layer: &Layer,
+        o: EdgeId,
+        x: EdgeId,
+    ) -> Result<EdgeId, LowerError> {
+        let a = &layer.attn;
+        let mut e = Emit::new(self, SegmentKind::AttnOut, Some(index));
+        let mut o = e.input(o);
+        let x = e.input(x);
+        if a.latent.is_some() {
+            let weights = e.weights(true, a.heads, Slot::VUp)?;
+            let op = Op::HeadLinear(HeadLinear { weights });
+            o = e.graph.op("values", op, &[o], a.heads * a.v_dim);
+        }
+        let y = e.linear(o, Slot::O, a.o_bias.then_some(Slot::OBias))?;
+        let y = e.norm_if(y, layer.attn_post, (Slot::AttnPost, Slot::AttnPostBias))?;
+        let y = e.add(x, y);
+        let y = e.output("after attention", y, DType::F32);
+        e.finish()?;
+        Ok(y)
+    }
+}
+
+fn plain_qkv(
+    e: &mut Emit<'_, '_>,
+    a: &Attn,
+    n: ValueId,
+    positions: ValueId,
+) -> Result<(ValueId, ValueId, Option<ValueId>), LowerError> {
+    let mut q = e.linear(n, Slot::Q, a.qkv_bias.then_some(Slot::QBias))?;
+    let mut k = e.linear(n, Slot::K, a.qkv_bias.then_some(Slot::KBias))?;
+    let mut v = e.linear(n, Slot::V, a.qkv_bias.then_some(Slot::VBias))?;
+    // OLMoE norms before it clips; without a q/k norm the order does not matter.
+    if let Some(norm) = a.qk_norm {
+        let group = if norm.per_head { a.k_dim } else { 0 };
+        q = e.norm(q, norm.norm, (Slot::QNorm, Slot::QNormBias), group)?;
+        k = e.norm(k, norm.norm, (Slot::KNorm, Slot::KNormBias), group)?;
+    }
+    if let Some(limit) = a.clip_qkv {
+        for t in [&mut q, &mut k, &mut v] {
+            let cols = e.graph.cols(*t);
+            *t = e.graph.op("clipped", Op::Clamp { limit }, &[*t], cols);
+        }
+    }
+    if let Some(rope) = &a.rope {
+        for t in [&mut q, &mut k] {
+            let cols = e.graph.cols(*t);
+            *t = e.graph.op("rotated", rope_op(rope, a.k_dim), &[*t, positions], cols);
+        }
+    }
+    Ok((q, k, Some(v)))
+}
+
+/// Latent attention in absorbed form (DeepSeek-V2, section 2.1.2 and appendix C): the key
+/// expansion is multiplied into the query, so the cache holds the compressed row alone.
+fn latent_qkv(
+    e: &mut Emit<'_, '_>,
+    a: &Attn,
+    l: &Latent,
+    n: ValueId,
+    positions: ValueId,
+) -> Result<(ValueId, ValueId, Option<ValueId>), LowerError> {
+    let q = match l.q_rank {
+        None => e.linear(n, Slot::Q, None)?,
+        Some(_) => {
+            let c = e.linear(n, Slot::QDown, None)?;
+            let c = e.norm(c, l.norm, (Slot::QDownNorm, Slot::QDownNorm), 0)?;
+            e.linear(c, Slot::QUp, None)?
+        }
+    };
+    let nope = Op::SliceCols { group: a.k_dim, start: 0, len: l.nope };
+    let q_nope = e.graph.op("q nope", nope, &[q], a.heads * l.nope);
+    let pe = Op::SliceCols { group: a.k_dim, start: l.nope, len: l.rope };
+    let mut q_pe = e.graph.op("q pe", pe, &[q], a.heads * l.rope);
+    let absorb = Op::HeadLinear(HeadLinear { weights: e.weights(true, a.heads, Slot::KAbsorb)? });
+    let q_latent = e.graph.op("q latent", absorb, &[q_nope], a.heads * l.kv_rank);
+    let c = e.linear(n, Slot::KvDown, None)?;
+    let c = e.norm(c, l.norm, (Slot::KvDownNorm, Slot::KvDownNorm), 0)?;
+    let mut k_pe = e.linear(n, Slot::KRope, None)?;
+    if let Some(rope) = &a.rope {
+        q_pe = e.graph.op("q rotated", rope_op(rope, l.rope), &[q_pe, positions], a.heads * l.rope);
+        k_pe = e.graph.op("k rotated", rope_op(rope, l.rope), &[k_pe, positions], l.rope);
+    }
+    let width = l.kv_rank + l.rope;
+    let concat = Op::ConcatCols { groups: a.heads };
+    let q = e.graph.op("q", concat, &[q_latent, q_pe], a.heads * width);
+    let k = e.graph.op("k", Op::ConcatCols { groups: 1 }, &[c, k_pe], width);
+    Ok((q, k, None))
+}

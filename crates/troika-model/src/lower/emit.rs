@@ -1,0 +1,169 @@
+//! A segment under construction: a subgraph builder that knows the model's weights and edges.
+
+use std::sync::Arc;
+
+use troika_graph::{DType, Op, Shape, Subgraph, SubgraphBuilder, ValueId, WeightDecl, WeightRef};
+
+use super::model::Lowerer;
+use super::{EdgeId, LowerError, Segment, SegmentKind, StateId};
+use crate::spec::{Key, Norm, Slot};
+
+pub(super) struct Emit<'l, 'a> {
+    pub lowerer: &'l mut Lowerer<'a>,
+    pub graph: SubgraphBuilder,
+    kind: SegmentKind,
+    layer: Option<usize>,
+    inputs: Vec<EdgeId>,
+    states: Vec<StateId>,
+    outputs: Vec<EdgeId>,
+}
+
+impl<'l, 'a> Emit<'l, 'a> {
+    pub fn new(lowerer: &'l mut Lowerer<'a>, kind: SegmentKind, layer: Option<usize>) -> Self {
+        let name = match layer {
+            Some(l) => format!("layer {l} {}", kind.name()),
+            None => kind.name().to_string(),
+        };
+        let graph = SubgraphBuilder::new(name, lowerer.options.max_rows);
+        Emit {
+            lowerer,
+            graph,
+            kind,
+            layer,
+            inputs: Vec::new(),
+            states: Vec::new(),
+            outputs: Vec::new(),
+        }
+    }
+
+    pub fn input(&mut self, edge: EdgeId) -> ValueId {
+        self.inputs.push(edge);
+        let e = &self.lowerer.edges[edge.0];
+        self.graph.input(&e.name, e.cols, e.dtype)
+    }
+
+    pub fn state(&mut self, state: StateId) -> ValueId {
+        self.states.push(state);
+        let s = &self.lowerer.states[state.0];
+        let shape = Shape(vec![
+            troika_graph::Dim::KvLen(self.lowerer.options.max_kv),
+            troika_graph::Dim::Fixed(s.width),
+        ]);
+        self.graph.state(&s.name, shape, s.dtype)
+    }
+
+    /// Hands a value to later segments.
+    pub fn output(&mut self, name: &str, value: ValueId, dtype: DType) -> EdgeId {
+        let name = match self.layer {
+            Some(l) => format!("layer {l} {name}"),
+            None => name.to_string(),
+        };
+        let cols = self.graph.cols(value);
+        let edge = self.lowerer.edge(name, cols, dtype);
+        self.graph.output(value);
+        self.outputs.push(edge);
+        edge
+    }
+
+    fn key(&self, slot: Slot, index: Option<usize>) -> Key {
+        Key { slot, layer: self.layer, index }
+    }
+
+    fn weight_key(&mut self, key: Key) -> Result<WeightRef, LowerError> {
+        let shape =
+            (self.lowerer.weights)(key).ok_or_else(|| LowerError::Unbound(key.to_string()))?;
+        let name: Arc<str> = key.to_string().into();
+        Ok(self.graph.weight(WeightDecl {
+            name,
+            rows: shape.rows,
+            cols: shape.cols,
+            dtype: shape.dtype,
+        }))
+    }
+
+    pub fn weight(&mut self, slot: Slot) -> Result<WeightRef, LowerError> {
+        self.weight_key(self.key(slot, None))
+    }
+
+    pub fn weight_if(&mut self, on: bool, slot: Slot) -> Result<Option<WeightRef>, LowerError> {
+        on.then(|| self.weight(slot)).transpose()
+    }
+
+    /// The weights of indices `0..n`, or nothing when `on` is false.
+    pub fn weights(&mut self, on: bool, n: usize, slot: Slot) -> Result<Vec<WeightRef>, LowerError> {
+        let n = if on { n } else { 0 };
+        (0..n).map(|i| self.weight_key(self.key(slot, Some(i)))).collect()
+    }
+
+    pub fn linear(
+        &mut self,
+        x: ValueId,
+        slot: Slot,
+        bias: Option<Slot>,
+    ) -> Result<ValueId, LowerError> {
+        let weight = self.weight(slot)?;
+        self.linear_with(x, weight, bias)
+    }
+
+    pub fn linear_with(
+        &mut self,
+        x: ValueId,
+        weight: WeightRef,
+        bias: Option<Slot>,
+    ) -> Result<ValueId, LowerError> {
+        let bias = bias.map(|b| self.weight(b)).transpose()?;
+        let rows = self.weight_rows(weight);
+        Ok(self.graph.op("linear", Op::Linear { weight, bias }, &[x], rows))
+    }
+
+    pub fn weight_rows(&self, w: WeightRef) -> usize {
+        self.graph.weight_decl(w).rows
+    }
+
+    /// Normalises groups of `group` columns (the whole width when 0).
+    pub fn norm(
+        &mut self,
+        x: ValueId,
+        norm: Norm,
+        slots: (Slot, Slot),
+        group: usize,
+    ) -> Result<ValueId, LowerError> {
+        let cols = self.graph.cols(x);
+        let group = if group == 0 { cols } else { group };
+        let weight = self.weight(slots.0)?;
+        let op = match norm {
+            Norm::Rms { eps, offset } => Op::RmsNorm { weight: Some(weight), eps, offset, group },
+            Norm::Layer { eps, bias } => {
+                Op::LayerNorm { weight, bias: self.weight_if(bias, slots.1)?, eps, group }
+            }
+        };
+        Ok(self.graph.op("norm", op, &[x], cols))
+    }
+
+    pub fn norm_if(
+        &mut self,
+        x: ValueId,
+        norm: Option<Norm>,
+        slots: (Slot, Slot),
+    ) -> Result<ValueId, LowerError> {
+        norm.map_or(Ok(x), |n| self.norm(x, n, slots, 0))
+    }
+
+    pub fn add(&mut self, a: ValueId, b: ValueId) -> ValueId {
+        let cols = self.graph.cols(a);
+        self.graph.op("sum", Op::Add, &[a, b], cols)
+    }
+
+    pub fn finish(self) -> Result<(), LowerError> {
+        let graph: Subgraph = self.graph.finish()?;
+        self.lowerer.segments.push(Segment {
+            kind: self.kind,
+            layer: self.layer,
+            graph,
+            inputs: self.inputs,
+            states: self.states,
+            outputs: self.outputs,
+        });
+        Ok(())
+    }
+}

@@ -1,0 +1,138 @@
+//! Feed-forward: dense, or router and experts.
+
+use troika_graph::{Activation, DType, Experts, Op, Router, ValueId};
+
+use super::emit::Emit;
+use super::model::Lowerer;
+use super::{EdgeId, LowerError, SegmentKind};
+use crate::spec::{Layer, Mlp, Moe, Norm, SharedExpert, Slot};
+
+/// The norm in front of the feed-forward; a parallel block shares attention's.
+fn pre_norm(layer: &Layer) -> (Option<Norm>, (Slot, Slot)) {
+    if layer.parallel {
+        (layer.attn_pre, (Slot::AttnPre, Slot::AttnPreBias))
+    } else {
+        (layer.ffn_pre, (Slot::FfnPre, Slot::FfnPreBias))
+    }
+}
+
+impl Lowerer<'_> {
+    /// Dense feed-forward. `x` is the layer's input, `after_attn` the residual stream.
+    pub(super) fn dense(
+        &mut self,
+        index: usize,
+        layer: &Layer,
+        mlp: &Mlp,
+        x: EdgeId,
+        after_attn: EdgeId,
+    ) -> Result<EdgeId, LowerError> {
+        let mut e = Emit::new(self, SegmentKind::Ffn, Some(index));
+        let residual = e.input(after_attn);
+        let source = if layer.parallel { e.input(x) } else { residual };
+        let (norm, slots) = pre_norm(layer);
+        let n = e.norm_if(source, norm, slots)?;
+        let y = mlp_ops(&mut e, mlp, n)?;
+        let y = e.norm_if(y, layer.ffn_post, (Slot::FfnPost, Slot::FfnPostBias))?;
+        let y = e.add(residual, y);
+        let y = e.output("output", y, DType::F32);
+        e.finish()?;
+        Ok(y)
+    }
+
+    /// Router and experts, as two segments.
+    pub(super) fn moe(
+        &mut self,
+        index: usize,
+        layer: &Layer,
+        moe: &Moe,
+        x: EdgeId,
+        after_attn: EdgeId,
+    ) -> Result<EdgeId, LowerError> {
+        let mut e = Emit::new(self, SegmentKind::Router, Some(index));
+        let source = e.input(if layer.parallel { x } else { after_attn });
+        let (norm, slots) = pre_norm(layer);
+        let n = e.norm_if(source, norm, slots)?;
+        let logits = e.linear(n, Slot::Router, moe.router_bias.then_some(Slot::RouterBias))?;
+        let op = Router {
+            experts: moe.experts,
+            top_k: moe.top_k,
+            score: moe.score,
+            normalize: moe.normalize,
+            scale: moe.scale,
+            groups: moe.groups,
+        };
+        let (ids, weights) = e.graph.router(op, logits);
+        // Without a norm the router's input is an edge already.
+        let normed = norm.map(|_| e.output("ffn input", n, DType::F32));
+        let ids = e.output("expert ids", ids, DType::I32);
+        let weights = e.output("expert weights", weights, DType::F32);
+        e.finish()?;
+        let n = normed.unwrap_or(if layer.parallel { x } else { after_attn });
+        self.experts(index, layer, moe, [n, ids, weights, after_attn])
+    }
+
+    fn experts(
+        &mut self,
+        index: usize,
+        layer: &Layer,
+        moe: &Moe,
+        [n, ids, weights, residual]: [EdgeId; 4],
+    ) -> Result<EdgeId, LowerError> {
+        let mut e = Emit::new(self, SegmentKind::Experts, Some(index));
+        let same = n == residual;
+        let n = e.input(n);
+        let ids = e.input(ids);
+        let weights = e.input(weights);
+        let residual = if same { n } else { e.input(residual) };
+        let count = moe.experts;
+        let op = Experts {
+            gate: e.weights(true, count, Slot::ExpertGate)?,
+            up: e.weights(true, count, Slot::ExpertUp)?,
+            down: e.weights(true, count, Slot::ExpertDown)?,
+            gate_bias: e.weights(moe.bias, count, Slot::ExpertGateBias)?,
+            up_bias: e.weights(moe.bias, count, Slot::ExpertUpBias)?,
+            down_bias: e.weights(moe.bias, count, Slot::ExpertDownBias)?,
+            act: moe.act,
+        };
+        let cols = e.graph.cols(n);
+        let mut y = e.graph.op("experts", Op::Experts(op), &[n, ids, weights], cols);
+        if let Some(shared) = moe.shared {
+            let s = shared_ops(&mut e, shared, moe.act, n)?;
+            y = e.add(y, s);
+        }
+        let y = e.norm_if(y, layer.ffn_post, (Slot::FfnPost, Slot::FfnPostBias))?;
+        let y = e.add(residual, y);
+        let y = e.output("output", y, DType::F32);
+        e.finish()?;
+        Ok(y)
+    }
+}
+
+fn mlp_ops(e: &mut Emit<'_, '_>, m: &Mlp, n: ValueId) -> Result<ValueId, LowerError> {
+    let up = e.linear(n, Slot::Up, m.bias.then_some(Slot::UpBias))?;
+    let inner = if m.gated {
+        let gate = e.linear(n, Slot::Gate, m.bias.then_some(Slot::GateBias))?;
+        e.graph.op("inner", Op::Gate(m.act), &[gate, up], m.inter)
+    } else {
+        e.graph.op("inner", Op::Activate(m.act), &[up], m.inter)
+    };
+    e.linear(inner, Slot::Down, m.bias.then_some(Slot::DownBias))
+}
+
+fn shared_ops(
+    e: &mut Emit<'_, '_>,
+    s: SharedExpert,
+    act: Activation,
+    n: ValueId,
+) -> Result<ValueId, LowerError> {
+    let gate = e.linear(n, Slot::SharedGate, None)?;
+    let up = e.linear(n, Slot::SharedUp, None)?;
+    let inner = e.graph.op("inner", Op::Gate(act), &[gate, up], s.inter);
+    let y = e.linear(inner, Slot::SharedDown, None)?;
+    if !s.gated {
+        return Ok(y);
+    }
+    let g = e.linear(n, Slot::SharedOutGate, None)?;
+    let cols = e.graph.cols(y);
+    Ok(e.graph.op("gated", Op::SigmoidGate, &[y, g], cols))
+}

@@ -1,0 +1,102 @@
+//! The whole model: embedding, layers, head.
+
+use troika_graph::{DType, Op};
+
+use super::emit::Emit;
+use super::{
+    Edge, EdgeId, LowerError, LowerOptions, Lowered, SegmentKind, StateDecl, StateId, WeightShapes,
+};
+use crate::spec::{Ffn, ModelSpec, Slot};
+
+pub(super) struct Lowerer<'a> {
+    pub spec: &'a ModelSpec,
+    pub options: LowerOptions,
+    pub weights: WeightShapes<'a>,
+    pub segments: Vec<super::Segment>,
+    pub edges: Vec<Edge>,
+    pub states: Vec<StateDecl>,
+    pub groups: Vec<troika_graph::Window>,
+}
+
+/// Lowers a model to static subgraphs.
+///
+/// # Errors
+/// A weight that is not bound, or a spec that contradicts itself.
+pub fn lower(
+    spec: &ModelSpec,
+    weights: WeightShapes<'_>,
+    options: LowerOptions,
+) -> Result<Lowered, LowerError> {
+    let mut l = Lowerer {
+        spec,
+        options,
+        weights,
+        segments: Vec::new(),
+        edges: Vec::new(),
+        states: Vec::new(),
+        groups: Vec::new(),
+    };
+    l.edge("ids".into(), 1, DType::I32);
+    l.edge("positions".into(), 1, DType::I32);
+    let mut x = l.embed()?;
+    for (i, layer) in spec.layers.iter().enumerate() {
+        let (q, k, v) = l.qkv(i, layer, x)?;
+        let o = l.attention(i, layer, q, k, v)?;
+        let after_attn = l.attn_out(i, layer, o, x)?;
+        x = match &layer.ffn {
+            Ffn::Dense(mlp) => l.dense(i, layer, mlp, x, after_attn)?,
+            Ffn::Moe(moe) => l.moe(i, layer, moe, x, after_attn)?,
+        };
+    }
+    l.head(x)?;
+    Ok(Lowered { segments: l.segments, edges: l.edges, states: l.states, groups: l.groups })
+}
+
+impl Lowerer<'_> {
+    pub fn edge(&mut self, name: String, cols: usize, dtype: DType) -> EdgeId {
+        self.edges.push(Edge { name, cols, dtype });
+        EdgeId(self.edges.len() - 1)
+    }
+
+    pub fn state(&mut self, name: String, width: usize, group: usize) -> StateId {
+        self.states.push(StateDecl { name, width, dtype: self.options.kv_dtype, group });
+        StateId(self.states.len() - 1)
+    }
+
+    /// The page-table group of a window.
+    pub fn group(&mut self, window: troika_graph::Window) -> usize {
+        if let Some(i) = self.groups.iter().position(|&g| g == window) {
+            return i;
+        }
+        self.groups.push(window);
+        self.groups.len() - 1
+    }
+
+    fn embed(&mut self) -> Result<EdgeId, LowerError> {
+        let (hidden, scale) = (self.spec.hidden, self.spec.embed_scale);
+        let mut e = Emit::new(self, SegmentKind::Embed, None);
+        let ids = e.input(Lowered::IDS);
+        let table = e.weight(Slot::Embed)?;
+        let x = e.graph.op("rows", Op::Embed { table, scale }, &[ids], hidden);
+        let x = e.output("embedding", x, DType::F32);
+        e.finish()?;
+        Ok(x)
+    }
+
+    fn head(&mut self, x: EdgeId) -> Result<(), LowerError> {
+        let spec = self.spec;
+        let mut e = Emit::new(self, SegmentKind::Head, None);
+        let x = e.input(x);
+        let n = e.norm(x, spec.final_norm, (Slot::FinalNorm, Slot::FinalNormBias), 0)?;
+        let weight = e.weight(if spec.tied { Slot::Embed } else { Slot::Head })?;
+        let mut y = e.linear_with(n, weight, spec.head_bias.then_some(Slot::HeadBias))?;
+        if spec.logit_scale != 1.0 {
+            y = e.graph.op("scaled", Op::Scale { factor: spec.logit_scale }, &[y], spec.vocab);
+        }
+        if let Some(cap) = spec.logit_softcap {
+            y = e.graph.op("capped", Op::SoftCap { cap }, &[y], spec.vocab);
+        }
+        e.output("logits", y, DType::F32);
+        e.finish()
+    }
+}
