@@ -1,1 +1,26 @@
 //! The CPU device: kernels, thread pool, executor of subgraphs.
+//!
+//! [`CpuDevice`] compiles a subgraph into a list of ops with resolved weights and memory slots
+//! (`compile`), and runs it on the threads of a queue (`queue`, `executor`, `threads`). Kernels
+//! are a folder per op, written once over SIMD lanes ([`kernels::simd`]) and instantiated per
+//! instruction set; which variant runs is a pure function (`select`). See the crate's README for
+//! the determinism rule.
+
+mod compile;
+mod detect;
+mod device;
+mod executor;
+pub mod kernels;
+mod memory;
+mod queue;
+mod select;
+mod threads;
+
+#[cfg(test)]
+mod tests;
+
+pub use detect::{Isa, cores, features, measure_bandwidth};
+pub use device::{CpuDevice, CpuOptions};
+pub use memory::{PerWorker, SharedMut};
+pub use select::{LinearChoice, LinearShape};
+pub use threads::{Panicked, Pool};

@@ -24,6 +24,26 @@ impl WeightBytes {
         (range.start <= range.end && range.end <= len).then_some(WeightBytes { owner, range })
     }
 
+    /// Bytes owned by the heap.
+    pub fn owned(bytes: Vec<u8>) -> WeightBytes {
+        let range = 0..bytes.len();
+        WeightBytes { owner: Arc::new(bytes), range }
+    }
+
+    /// The whole of an owner's bytes.
+    pub fn whole(owner: WeightOwner) -> WeightBytes {
+        let range = 0..(*owner).as_ref().len();
+        WeightBytes { owner, range }
+    }
+
+    /// A part of these bytes; `None` when it does not lie inside.
+    pub fn slice(&self, range: Range<usize>) -> Option<WeightBytes> {
+        let start = self.range.start.checked_add(range.start)?;
+        let end = self.range.start.checked_add(range.end)?;
+        let fits = start <= end && end <= self.range.end;
+        fits.then(|| WeightBytes { owner: self.owner.clone(), range: start..end })
+    }
+
     /// The bytes.
     pub fn as_slice(&self) -> &[u8] {
         &(*self.owner).as_ref()[self.range.clone()]

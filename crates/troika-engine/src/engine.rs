@@ -8,9 +8,7 @@ use troika_device::{
     WeightSource,
 };
 use troika_graph::DType;
-use troika_model::lower::{
-    EdgeId, LowerOptions, Lowered, SegmentKind, WeightShapes, lower,
-};
+use troika_model::lower::{EdgeId, LowerOptions, Lowered, SegmentKind, WeightShapes, lower};
 use troika_model::spec::ModelSpec;
 use troika_plan::Plan;
 use troika_trace::Tracer;
@@ -119,11 +117,8 @@ impl Engine {
         let names: Vec<&str> = parts.devices.iter().map(|d| d.name()).collect();
         plan.check(parts.spec, &names)?;
         let devices = plan_devices(&plan, parts.devices);
-        let options = LowerOptions {
-            max_rows: plan.chunk,
-            max_kv: plan.context,
-            kv_dtype: plan.kv_dtype,
-        };
+        let options =
+            LowerOptions { max_rows: plan.chunk, max_kv: plan.context, kv_dtype: plan.kv_dtype };
         let lowered = lower(parts.spec, parts.shapes, options)?;
         let mut memory = EngineMemory::default();
         let mut placed = Vec::new();
@@ -240,11 +235,7 @@ impl Engine {
         Ok(())
     }
 
-    fn run_checked(
-        &mut self,
-        feeds: &[Feed<'_>],
-        sink: LogitsSink<'_>,
-    ) -> Result<(), EngineError> {
+    fn run_checked(&mut self, feeds: &[Feed<'_>], sink: LogitsSink<'_>) -> Result<(), EngineError> {
         let steps = plan_steps(feeds, self.plan.chunk, &mut self.kv)?;
         let budget = (LOGITS_BYTES / (self.vocab * 4)).max(1);
         let mut rest = steps.as_slice();
@@ -298,9 +289,8 @@ impl Engine {
         while self.inputs.len() < slots {
             let ids = allocate(self.plan.chunk * 4, "token ids")?;
             let positions = allocate(self.plan.chunk * 4, "positions")?;
-            let bindings = (0..self.lowered.segments.len())
-                .map(|i| self.bind(i, &ids, &positions))
-                .collect();
+            let bindings =
+                (0..self.lowered.segments.len()).map(|i| self.bind(i, &ids, &positions)).collect();
             self.inputs.push(InputSlot { ids, positions, bindings });
         }
         Ok(())
@@ -362,8 +352,7 @@ impl Engine {
             binding.offset = row * self.lowered.edges[edge.0].cols * 4;
         }
         for binding in &mut b.outputs {
-            *binding =
-                Binding { buffer: self.logits.clone(), offset: logits_row * self.vocab * 4 };
+            *binding = Binding { buffer: self.logits.clone(), offset: logits_row * self.vocab * 4 };
         }
         Arc::new(b)
     }
@@ -439,9 +428,7 @@ fn allocate(bytes: usize, what: &str) -> Result<Buffer, EngineError> {
 }
 
 /// Joins runs that touch, so that neighbouring rows share one task.
-fn joined(
-    runs: impl Iterator<Item = std::ops::Range<usize>>,
-) -> Vec<std::ops::Range<usize>> {
+fn joined(runs: impl Iterator<Item = std::ops::Range<usize>>) -> Vec<std::ops::Range<usize>> {
     let mut out: Vec<std::ops::Range<usize>> = Vec::new();
     for run in runs {
         match out.last_mut() {

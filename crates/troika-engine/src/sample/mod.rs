@@ -157,7 +157,8 @@ impl Sampler {
             let start = self.recent.len().saturating_sub(self.params.repeat_last_n);
             penalty::apply(&mut self.candidates, &self.params, &self.recent[start..]);
         }
-        filter::keep_top_k(&mut self.candidates, self.top_k());
+        let k = self.top_k();
+        filter::keep_top_k(&mut self.candidates, k);
         if self.params.temperature == 0.0 {
             return Ok(self.candidates[0].id);
         }

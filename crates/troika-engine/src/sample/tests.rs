@@ -5,13 +5,7 @@ fn logits() -> Vec<f32> {
 }
 
 fn params() -> SampleParams {
-    SampleParams {
-        temperature: 1.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        ..SampleParams::default()
-    }
+    SampleParams { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, ..SampleParams::default() }
 }
 
 fn histogram(params: SampleParams, n: usize) -> Vec<usize> {
@@ -27,11 +21,8 @@ fn histogram(params: SampleParams, n: usize) -> Vec<usize> {
 fn greedy_takes_the_first_of_the_best() {
     let p = SampleParams { temperature: 0.0, ..params() };
     assert_eq!(Sampler::new(p).sample(&logits()), Ok(1));
-    let bias = SampleParams {
-        temperature: 0.0,
-        logit_bias: [(6, 100.0), (1, -1.0)].into(),
-        ..params()
-    };
+    let bias =
+        SampleParams { temperature: 0.0, logit_bias: [(6, 100.0), (1, -1.0)].into(), ..params() };
     assert_eq!(Sampler::new(bias).sample(&logits()), Ok(6));
 }
 

@@ -21,9 +21,7 @@ impl Policy {
     /// The position in `ready` of the task to run next; `None` when nothing is ready.
     pub fn pick(self, ready: &[Ready]) -> Option<usize> {
         match self {
-            Policy::InOrder => {
-                ready.iter().enumerate().min_by_key(|(_, r)| r.task).map(|(i, _)| i)
-            }
+            Policy::InOrder => ready.iter().enumerate().min_by_key(|(_, r)| r.task).map(|(i, _)| i),
         }
     }
 

@@ -139,8 +139,8 @@ impl Runner {
     /// Waits for a batch. Returns how many tasks it held.
     fn wait(&mut self, graph: &TaskGraph) -> Result<usize, DeviceError> {
         let Ok(completion) = self.done.recv() else {
-            let names: Vec<&str> = self.lanes.iter().map(|l| &*l.name).collect();
             self.lanes.iter_mut().for_each(|l| l.in_flight = 0);
+            let names: Vec<&str> = self.lanes.iter().map(|l| &*l.name).collect();
             return Err(DeviceError::Gone(names.join(", ")));
         };
         let index = completion.queue;

@@ -90,7 +90,12 @@ impl<'l, 'a> Emit<'l, 'a> {
     }
 
     /// The weights of indices `0..n`, or nothing when `on` is false.
-    pub fn weights(&mut self, on: bool, n: usize, slot: Slot) -> Result<Vec<WeightRef>, LowerError> {
+    pub fn weights(
+        &mut self,
+        on: bool,
+        n: usize,
+        slot: Slot,
+    ) -> Result<Vec<WeightRef>, LowerError> {
         let n = if on { n } else { 0 };
         (0..n).map(|i| self.weight_key(self.key(slot, Some(i)))).collect()
     }

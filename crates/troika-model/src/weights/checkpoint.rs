@@ -33,4 +33,7 @@ pub trait Checkpoint: Send + Sync {
 
     /// The file that holds a tensor (or the folder), for messages.
     fn origin(&self, name: &str) -> String;
+
+    /// The type of a tensor that is there but cannot be a weight.
+    fn unusable(&self, name: &str) -> Option<&str>;
 }

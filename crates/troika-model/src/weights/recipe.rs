@@ -46,3 +46,29 @@ impl Recipe {
         Recipe { cols: Some(Cols { start, len, step: 1 }), ..Recipe::whole(tensor) }
     }
 }
+
+impl Recipe {
+    /// Whether this is the tensor as it is.
+    pub fn is_whole(&self) -> bool {
+        self.rows.is_empty() && self.cols.is_none() && !self.transpose
+    }
+
+    /// Rows and columns of the result for a tensor of `rows` x `cols`; `None` when it asks for
+    /// more than the tensor has.
+    pub fn result(&self, rows: usize, cols: usize) -> Option<(usize, usize)> {
+        let inside = |r: &Range<usize>| r.start <= r.end && r.end <= rows;
+        if !self.rows.iter().all(inside) {
+            return None;
+        }
+        let taken_rows =
+            if self.rows.is_empty() { rows } else { self.rows.iter().map(|r| r.len()).sum() };
+        let taken_cols = match self.cols {
+            None => cols,
+            Some(c) => {
+                let last = c.len.checked_sub(1)?.checked_mul(c.step)?.checked_add(c.start)?;
+                (last < cols).then_some(c.len)?
+            }
+        };
+        Some(if self.transpose { (taken_cols, taken_rows) } else { (taken_rows, taken_cols) })
+    }
+}

@@ -1,0 +1,106 @@
+//! Memory shared by the threads of a parallel region.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use bytemuck::{Pod, Zeroable};
+
+/// One cache line of floats.
+#[derive(Clone, Copy, Zeroable, Pod)]
+#[repr(C, align(64))]
+struct Line([f32; 16]);
+
+/// Floats per cache line.
+pub(crate) const LINE: usize = 16;
+
+/// A 64-byte aligned block of floats that only grows.
+#[derive(Default)]
+pub(crate) struct Lines(Vec<Line>);
+
+impl Lines {
+    /// Makes room for `floats` floats. Old contents may be lost.
+    pub fn grow(&mut self, floats: usize) {
+        let lines = floats.div_ceil(LINE);
+        if self.0.len() < lines {
+            self.0 = bytemuck::allocation::zeroed_vec(lines);
+        }
+    }
+
+    /// The floats.
+    pub fn as_mut_slice(&mut self) -> &mut [f32] {
+        bytemuck::cast_slice_mut(&mut self.0)
+    }
+}
+
+/// A slice that several threads write, each its own elements.
+#[derive(Clone, Copy)]
+pub struct SharedMut<'a, T> {
+    ptr: *mut T,
+    len: usize,
+    life: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: access goes through unsafe methods whose callers promise disjoint elements.
+unsafe impl<T: Send> Send for SharedMut<'_, T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Sync for SharedMut<'_, T> {}
+
+impl<'a, T> SharedMut<'a, T> {
+    /// Shares a slice.
+    pub fn new(slice: &'a mut [T]) -> Self {
+        SharedMut { ptr: slice.as_mut_ptr(), len: slice.len(), life: PhantomData }
+    }
+
+    /// Elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// First element.
+    pub fn as_ptr(&self) -> *mut T {
+        self.ptr
+    }
+
+    /// A part of the slice.
+    ///
+    /// # Safety
+    /// Nobody else accesses these elements while the result lives.
+    ///
+    /// # Panics
+    /// If the range is not inside.
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn slice(&self, range: Range<usize>) -> &'a mut [T] {
+        assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {}", self.len);
+        // SAFETY: in range by the assertion, unshared by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.add(range.start), range.len()) }
+    }
+}
+
+/// Scratch memory, a part for each worker of a pool.
+#[derive(Clone, Copy)]
+pub struct PerWorker<'a> {
+    all: SharedMut<'a, f32>,
+    each: usize,
+}
+
+impl<'a> PerWorker<'a> {
+    /// Cuts `all` into parts of `each` floats (a multiple of a cache line's 16).
+    pub fn new(all: &'a mut [f32], each: usize) -> Self {
+        PerWorker { all: SharedMut::new(all), each }
+    }
+
+    /// The part of a worker.
+    ///
+    /// # Safety
+    /// Only the worker itself asks for its part, and once per call of its closure.
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn get(&self, worker: usize) -> &'a mut [f32] {
+        // SAFETY: parts of different workers are disjoint.
+        unsafe { self.all.slice(worker * self.each..(worker + 1) * self.each) }
+    }
+}

@@ -1,0 +1,274 @@
+//! A small fork-join pool: the caller is worker 0, the others spin shortly and then park.
+//!
+//! A job is published by writing the slot and then opening it in `state`; workers join by a
+//! compare-exchange that counts them. The caller works too, closes the job when no parts are
+//! left, and waits only for workers that joined: one that is still asleep costs nothing.
+
+use std::cell::UnsafeCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::thread::{JoinHandle, Thread};
+use std::time::{Duration, Instant};
+
+/// How long an idle worker spins before it parks.
+const SPIN: Duration = Duration::from_micros(40);
+/// Set in `state` while workers may join.
+const OPEN: u64 = 1 << 31;
+/// The workers that joined.
+const ACTIVE: u64 = OPEN - 1;
+/// One job in the job number above these.
+const EPOCH: u64 = 1 << 32;
+
+/// A part of a parallel region panicked; the message is that of the first.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("a kernel panicked: {0}")]
+pub struct Panicked(pub String);
+
+type Work<'a> = &'a (dyn Fn(usize, usize) + Sync + 'a);
+
+/// The job at hand. Lives in the pool; written only while no worker is active.
+struct Slot {
+    work: Option<Work<'static>>,
+    parts: usize,
+    caller: Option<Thread>,
+}
+
+struct Shared {
+    state: AtomicU64,
+    next: AtomicUsize,
+    slot: UnsafeCell<Slot>,
+    asleep: Vec<AtomicBool>,
+    caller_asleep: AtomicBool,
+    stop: AtomicBool,
+    panic: std::sync::Mutex<Option<String>>,
+}
+
+// SAFETY: `slot` is written by the owner of the pool while the job is closed and nobody is
+// active, and read by workers between joining and leaving; `state` orders the two.
+unsafe impl Sync for Shared {}
+// SAFETY: as above; the work in the slot is Sync.
+unsafe impl Send for Shared {}
+
+/// The pool. Regions run one at a time (`run` takes it exclusively).
+pub struct Pool {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Pool {
+    /// A pool of `threads` workers, the caller counted; worker `i` is pinned to `cores[i % len]`
+    /// if given (the caller pins itself by [`pin`]).
+    ///
+    /// # Errors
+    /// When the system gives no thread.
+    pub fn new(threads: usize, cores: Option<&[usize]>) -> std::io::Result<Pool> {
+        let extra = threads.saturating_sub(1);
+        let shared = Arc::new(Shared {
+            state: AtomicU64::new(0),
+            next: AtomicUsize::new(0),
+            slot: UnsafeCell::new(Slot { work: None, parts: 0, caller: None }),
+            asleep: (0..extra).map(|_| AtomicBool::new(false)).collect(),
+            caller_asleep: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            panic: std::sync::Mutex::new(None),
+        });
+        let mut pool = Pool { shared, threads: Vec::with_capacity(extra) };
+        for i in 0..extra {
+            let shared = pool.shared.clone();
+            let core = cores.filter(|c| !c.is_empty()).map(|c| c[(i + 1) % c.len()]);
+            let handle = std::thread::Builder::new()
+                .name(format!("troika-cpu-{}", i + 1))
+                .spawn(move || {
+                    if let Some(core) = core {
+                        pin(core);
+                    }
+                    shared.serve(i);
+                })?;
+            pool.threads.push(handle);
+        }
+        Ok(pool)
+    }
+
+    /// Workers, the caller counted.
+    pub fn threads(&self) -> usize {
+        self.threads.len() + 1
+    }
+
+    /// Calls `work(worker, part)` for every part, on all workers; returns when all are done. A
+    /// worker runs one part at a time.
+    ///
+    /// # Errors
+    /// [`Panicked`] when a part panicked; parts not begun by then are skipped.
+    pub fn run(&mut self, parts: usize, work: Work<'_>) -> Result<(), Panicked> {
+        let shared = &*self.shared;
+        if parts <= 1 || self.threads.is_empty() {
+            let alone = || (0..parts).for_each(|p| work(0, p));
+            return catch_unwind(AssertUnwindSafe(alone)).map_err(|e| Panicked(message(&*e)));
+        }
+        // SAFETY: only the lifetime changes. The reference is used by workers between joining
+        // and leaving, and this function does not return before they have left (no unwinding
+        // either: `take_parts` catches).
+        let work = unsafe { std::mem::transmute::<Work<'_>, Work<'static>>(work) };
+        // SAFETY: the last job is closed and has no active workers; `&mut self` keeps others out.
+        unsafe {
+            *shared.slot.get() =
+                Slot { work: Some(work), parts, caller: Some(std::thread::current()) };
+        }
+        shared.next.store(0, Ordering::Relaxed);
+        let epoch = shared.state.load(Ordering::Relaxed) & !(EPOCH - 1);
+        shared.state.store(epoch.wrapping_add(EPOCH) | OPEN, Ordering::SeqCst);
+        for i in 0..self.threads.len().min(parts - 1) {
+            if shared.asleep[i].swap(false, Ordering::SeqCst) {
+                self.threads[i].thread().unpark();
+            }
+        }
+        shared.take_parts(0, work, parts);
+        shared.state.fetch_and(!OPEN, Ordering::SeqCst);
+        shared.wait_for_workers();
+        // `next` is past the end by more than a panic leaves it only after a panic.
+        match shared.panic.try_lock().ok().and_then(|mut p| p.take()) {
+            Some(why) => Err(Panicked(why)),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        for t in &self.threads {
+            t.thread().unpark();
+        }
+        for t in self.threads.drain(..) {
+            // A worker cannot panic outside of the work it catches.
+            let _ = t.join();
+        }
+    }
+}
+
+impl Shared {
+    /// Takes parts until none are left; a panic ends the job early.
+    fn take_parts(&self, worker: usize, work: Work<'_>, parts: usize) {
+        let take = || {
+            loop {
+                let part = self.next.fetch_add(1, Ordering::Relaxed);
+                if part >= parts {
+                    return;
+                }
+                work(worker, part);
+            }
+        };
+        if let Err(e) = catch_unwind(AssertUnwindSafe(take)) {
+            self.next.store(parts, Ordering::Relaxed);
+            if let Ok(mut p) = self.panic.lock() {
+                p.get_or_insert_with(|| message(&*e));
+            }
+        }
+    }
+
+    fn wait_for_workers(&self) {
+        let idle = || self.state.load(Ordering::SeqCst) & ACTIVE == 0;
+        if spin_until(idle) {
+            return;
+        }
+        loop {
+            self.caller_asleep.store(true, Ordering::SeqCst);
+            if idle() {
+                self.caller_asleep.store(false, Ordering::SeqCst);
+                return;
+            }
+            std::thread::park();
+        }
+    }
+
+    /// The life of worker `index + 1`.
+    fn serve(&self, index: usize) {
+        let mut seen = 0;
+        loop {
+            let fresh = || {
+                let s = self.state.load(Ordering::SeqCst);
+                s & OPEN != 0 && s & !(EPOCH - 1) != seen
+            };
+            let stopped = || self.stop.load(Ordering::SeqCst);
+            if !spin_until(|| fresh() || stopped()) {
+                self.asleep[index].store(true, Ordering::SeqCst);
+                if !fresh() && !stopped() {
+                    std::thread::park();
+                }
+                self.asleep[index].store(false, Ordering::SeqCst);
+            }
+            if stopped() {
+                return;
+            }
+            if let Some(epoch) = self.join(seen) {
+                seen = epoch;
+                self.work_on(index + 1);
+            }
+        }
+    }
+
+    /// Joins an open job not seen yet; returns its number.
+    fn join(&self, seen: u64) -> Option<u64> {
+        let s = self.state.load(Ordering::SeqCst);
+        let epoch = s & !(EPOCH - 1);
+        let can = s & OPEN != 0 && epoch != seen;
+        let joined = can
+            && self.state.compare_exchange(s, s + 1, Ordering::SeqCst, Ordering::Relaxed).is_ok();
+        joined.then_some(epoch)
+    }
+
+    fn work_on(&self, worker: usize) {
+        // SAFETY: joined, so the slot stays as it is until this worker leaves below.
+        let slot = unsafe { &*self.slot.get() };
+        let caller = slot.caller.clone();
+        if let Some(work) = slot.work {
+            self.take_parts(worker, work, slot.parts);
+        }
+        let before = self.state.fetch_sub(1, Ordering::SeqCst);
+        if before & ACTIVE == 1
+            && self.caller_asleep.swap(false, Ordering::SeqCst)
+            && let Some(caller) = caller
+        {
+            caller.unpark();
+        }
+    }
+}
+
+/// Spins until the condition holds; `false` when it does not within [`SPIN`].
+fn spin_until(done: impl Fn() -> bool) -> bool {
+    let mut start = None;
+    loop {
+        for _ in 0..64 {
+            if done() {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        let start = *start.get_or_insert_with(Instant::now);
+        if start.elapsed() > SPIN {
+            return false;
+        }
+    }
+}
+
+/// The text of a panic.
+pub(crate) fn message(payload: &(dyn std::any::Any + Send)) -> String {
+    let text = payload.downcast_ref::<&str>().map(|s| (*s).to_string());
+    text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "?".into())
+}
+
+/// Pins the calling thread to a core; where the system has no such call, or refuses, nothing.
+pub(crate) fn pin(core: usize) {
+    #[cfg(target_os = "linux")]
+    // SAFETY: `set` is a valid cpu_set_t of the size given; CPU_SET ignores cores beyond it.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        if core < libc::CPU_SETSIZE as usize {
+            libc::CPU_SET(core, &mut set);
+            libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set);
+        }
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = core;
+}

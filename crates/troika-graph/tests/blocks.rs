@@ -1,0 +1,48 @@
+//! Dequantization against values computed by the `gguf` Python package from random blocks.
+//!
+//! `data/blocks.bin` holds records: name (8 bytes), block bytes, values, then both.
+
+use troika_graph::{DType, blocks::dequantize};
+
+const TYPES: [DType; 11] = [
+    DType::Q8_0,
+    DType::Q4_0,
+    DType::Q4_1,
+    DType::Q5_0,
+    DType::Q5_1,
+    DType::Q2_K,
+    DType::Q3_K,
+    DType::Q4_K,
+    DType::Q5_K,
+    DType::Q6_K,
+    DType::MXFP4,
+];
+
+fn u32_at(b: &[u8], at: usize) -> usize {
+    u32::from_le_bytes(b[at..at + 4].try_into().unwrap()) as usize
+}
+
+#[test]
+fn blocks_mean_what_the_reference_says() {
+    let mut data: &[u8] = include_bytes!("data/blocks.bin");
+    let mut seen = 0;
+    while !data.is_empty() {
+        let name = std::str::from_utf8(&data[..8]).unwrap().trim_end_matches('\0');
+        let dtype = TYPES.into_iter().find(|t| t.name() == name).unwrap();
+        let (bytes, values) = (u32_at(data, 8), u32_at(data, 12));
+        let (raw, rest) = data[16..].split_at(bytes);
+        let (expected, rest) = rest.split_at(values * 4);
+        let mut out = vec![0.0; values];
+        dequantize(dtype, raw, &mut out);
+        for (i, (e, o)) in expected.chunks_exact(4).zip(&out).enumerate() {
+            let e = f32::from_le_bytes(e.try_into().unwrap());
+            assert!(
+                e == *o || (e - o).abs() <= 1e-6 * e.abs(),
+                "{name} value {i}: {o} instead of {e}"
+            );
+        }
+        data = rest;
+        seen += 1;
+    }
+    assert_eq!(seen, TYPES.len());
+}

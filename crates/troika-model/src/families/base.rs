@@ -1,0 +1,215 @@
+//! What most families share: the fields of a Llama-like decoder, and a layer made of them.
+
+use troika_graph::{Activation, RopeStyle};
+
+use super::fields::{ConfigError, Fields, bad, unsupported};
+use super::rope::RopeConfig;
+use crate::spec::{Attn, Ffn, Layer, Mlp, ModelSpec, Norm, RopeSpec};
+
+/// Where fields come from, for the few facts the formats differ in.
+pub(super) enum Source {
+    HuggingFace,
+    Gguf {
+        /// The converter permuted q and k so that rope pairs neighbours.
+        interleaved: bool,
+    },
+}
+
+impl Source {
+    pub fn rope_style(&self) -> RopeStyle {
+        match self {
+            Source::Gguf { interleaved: true } => RopeStyle::Interleaved,
+            _ => RopeStyle::Half,
+        }
+    }
+
+    /// Gemma's checkpoints store the norm weight less one; GGUF files store it whole.
+    pub fn gemma_offset(&self) -> f32 {
+        match self {
+            Source::HuggingFace => 1.0,
+            Source::Gguf { .. } => 0.0,
+        }
+    }
+}
+
+/// Fields common to all families.
+pub(super) struct Base<'a> {
+    pub f: Fields<'a>,
+    pub source: &'a Source,
+    pub hidden: usize,
+    pub layers: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    pub context: usize,
+    pub vocab: usize,
+    pub tied: bool,
+    pub eps: f32,
+    pub act: Activation,
+    pub theta: f64,
+}
+
+/// Values a family assumes when a field is absent.
+pub(super) struct Defaults {
+    pub theta: f64,
+    pub tied: bool,
+    pub eps: f64,
+    pub head_dim: Option<usize>,
+    pub act: &'static str,
+    pub context: usize,
+}
+
+impl Default for Defaults {
+    fn default() -> Self {
+        let (theta, eps, context) = (10_000.0, 1e-6, 2048);
+        Defaults { theta, tied: false, eps, head_dim: None, act: "silu", context }
+    }
+}
+
+type Res<T> = Result<T, ConfigError>;
+
+/// The function of an activation's name.
+pub(super) fn activation(name: &str) -> Res<Activation> {
+    Ok(match name {
+        "silu" | "swish" => Activation::Silu,
+        "gelu" => Activation::Gelu,
+        "gelu_pytorch_tanh" | "gelu_new" | "gelu_fast" => Activation::GeluTanh,
+        "relu" => Activation::Relu,
+        other => {
+            let all = "silu, gelu, gelu_pytorch_tanh, gelu_new, relu";
+            return Err(unsupported(format!("hidden_act {other:?}"), all));
+        }
+    })
+}
+
+impl<'a> Base<'a> {
+    pub fn read(f: Fields<'a>, source: &'a Source, d: Defaults) -> Res<Base<'a>> {
+        let hidden = f.size("hidden_size")?;
+        let heads = f.count("num_attention_heads")?;
+        let kv_heads = f.count_opt("num_key_value_heads")?.unwrap_or(heads);
+        if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
+            let problem = format!("not a divisor of num_attention_heads {heads}");
+            return Err(bad("num_key_value_heads", kv_heads, problem));
+        }
+        let head_dim = match f.size_opt("head_dim")?.or(d.head_dim) {
+            Some(h) => h,
+            None if hidden.is_multiple_of(heads) => hidden / heads,
+            None => {
+                let problem =
+                    format!("not a divisor of hidden_size {hidden}, and head_dim is absent");
+                return Err(bad("num_attention_heads", heads, problem));
+            }
+        };
+        let act = match f.text("hidden_act")? {
+            Some(a) => Some(a),
+            None => f.text("hidden_activation")?,
+        };
+        f.refuse_flag("use_bidirectional_attention")?;
+        Ok(Base {
+            f,
+            source,
+            hidden,
+            heads,
+            kv_heads,
+            head_dim,
+            layers: f.count("num_hidden_layers")?,
+            context: f.context("max_position_embeddings")?.unwrap_or(d.context),
+            vocab: f.size("vocab_size")?,
+            tied: f.flag("tie_word_embeddings")?.unwrap_or(d.tied),
+            eps: f.positive("rms_norm_eps")?.unwrap_or(d.eps) as f32,
+            act: activation(act.unwrap_or(d.act))?,
+            theta: d.theta,
+        })
+    }
+
+    pub fn rms(&self) -> Norm {
+        Norm::Rms { eps: self.eps, offset: 0.0 }
+    }
+
+    /// The rope all layers share.
+    pub fn rope(&self) -> Res<RopeSpec> {
+        let config = RopeConfig::read(self.f, None, self.theta)?;
+        let partial = config.partial(1.0)?;
+        config.build(self.head_dim, partial, self.source.rope_style(), self.context)
+    }
+
+    /// Plain attention with rope.
+    pub fn attn(&self, rope: Option<RopeSpec>) -> Attn {
+        Attn {
+            heads: self.heads,
+            kv_heads: self.kv_heads,
+            k_dim: self.head_dim,
+            v_dim: self.head_dim,
+            scale: 1.0 / (self.head_dim as f32).sqrt(),
+            qkv_bias: false,
+            o_bias: false,
+            clip_qkv: None,
+            qk_norm: None,
+            rope,
+            window: None,
+            softcap: None,
+            sinks: false,
+            latent: None,
+        }
+    }
+
+    /// A gated feed-forward of the config's `intermediate_size`.
+    pub fn mlp(&self) -> Res<Mlp> {
+        let inter = self.f.size("intermediate_size")?;
+        Ok(Mlp { inter, act: self.act, gated: true, bias: false })
+    }
+
+    /// A pre-norm layer.
+    pub fn layer(&self, attn: Attn, ffn: Ffn) -> Layer {
+        Layer {
+            attn_pre: Some(self.rms()),
+            attn_post: None,
+            ffn_pre: Some(self.rms()),
+            ffn_post: None,
+            parallel: false,
+            attn,
+            ffn,
+        }
+    }
+
+    /// The model of the given layers.
+    pub fn model(&self, family: &str, layers: Vec<Layer>) -> ModelSpec {
+        ModelSpec {
+            family: family.into(),
+            vocab: self.vocab,
+            hidden: self.hidden,
+            context: self.context,
+            embed_scale: 1.0,
+            layers,
+            final_norm: self.rms(),
+            tied: self.tied,
+            head_bias: false,
+            logit_scale: 1.0,
+            logit_softcap: None,
+        }
+    }
+
+    /// Which layers use the sliding window: `layer_types`, or the family's rule.
+    pub fn sliding(&self, rule: impl Fn(usize) -> bool) -> Res<Vec<bool>> {
+        let Some(types) = self.f.per_layer("layer_types", self.layers)? else {
+            return Ok((0..self.layers).map(rule).collect());
+        };
+        let kind = |v: &serde_json::Value| match v.as_str() {
+            Some("sliding_attention") => Ok(true),
+            Some("full_attention") => Ok(false),
+            _ => Err(unsupported(
+                format!("layer type {v}"),
+                "\"full_attention\", \"sliding_attention\"",
+            )),
+        };
+        types.iter().map(kind).collect()
+    }
+
+    /// `sliding_window`, unless `use_sliding_window` is absent or false.
+    pub fn optional_window(&self, default: Option<usize>) -> Res<Option<usize>> {
+        if self.f.flag("use_sliding_window")? != Some(true) {
+            return Ok(None);
+        }
+        Ok(self.f.window("sliding_window")?.or(default))
+    }
+}

@@ -1,0 +1,130 @@
+//! Dense decoders in Llama's mould: Llama, InternLM2, Mistral, Qwen2, Qwen3, EXAONE 4, SmolLM3.
+
+use super::base::{Base, Defaults, Source};
+use super::fields::{ConfigError, Fields, bad};
+use crate::spec::{Ffn, ModelSpec, QkNorm};
+
+type Res = Result<ModelSpec, ConfigError>;
+
+pub(super) fn llama(f: Fields<'_>, source: &Source) -> Res {
+    let b = Base::read(f, source, Defaults::default())?;
+    let bias = f.flag("attention_bias")?.unwrap_or(false);
+    let mut attn = b.attn(Some(b.rope()?));
+    (attn.qkv_bias, attn.o_bias) = (bias, f.flag("attention_out_bias")?.unwrap_or(bias));
+    let mut mlp = b.mlp()?;
+    mlp.bias = f.flag("mlp_bias")?.unwrap_or(false);
+    let layer = b.layer(attn, Ffn::Dense(mlp));
+    Ok(b.model("llama", vec![layer; b.layers]))
+}
+
+pub(super) fn internlm2(f: Fields<'_>, source: &Source) -> Res {
+    let b = Base::read(f, source, Defaults::default())?;
+    f.refuse_flag("bias")?;
+    let layer = b.layer(b.attn(Some(b.rope()?)), Ffn::Dense(b.mlp()?));
+    Ok(b.model("internlm2", vec![layer; b.layers]))
+}
+
+pub(super) fn mistral(f: Fields<'_>, source: &Source) -> Res {
+    let b = Base::read(f, source, Defaults { context: 131_072, ..Defaults::default() })?;
+    let mut attn = b.attn(Some(b.rope()?));
+    // Absent means 4096; null means none.
+    attn.window =
+        if f.0.contains_key("sliding_window") { f.window("sliding_window")? } else { Some(4096) };
+    let layer = b.layer(attn, Ffn::Dense(b.mlp()?));
+    Ok(b.model("mistral", vec![layer; b.layers]))
+}
+
+pub(super) fn qwen2(f: Fields<'_>, source: &Source) -> Res {
+    let b = Base::read(f, source, Defaults { context: 32_768, ..Defaults::default() })?;
+    let window = b.optional_window(Some(4096))?;
+    let from = f.count_opt("max_window_layers")?.unwrap_or(28);
+    let sliding = b.sliding(|i| window.is_some() && i >= from)?;
+    let mut attn = b.attn(Some(b.rope()?));
+    attn.qkv_bias = true;
+    let mlp = b.mlp()?;
+    let layers = sliding.into_iter().map(|s| {
+        let mut attn = attn.clone();
+        attn.window = window.filter(|_| s);
+        b.layer(attn, Ffn::Dense(mlp))
+    });
+    Ok(b.model("qwen2", layers.collect()))
+}
+
+pub(super) fn qwen3(f: Fields<'_>, source: &Source) -> Res {
+    let d = Defaults { context: 32_768, head_dim: Some(128), ..Defaults::default() };
+    let b = Base::read(f, source, d)?;
+    let window = b.optional_window(Some(4096))?;
+    let from = f.count_opt("max_window_layers")?.unwrap_or(28);
+    let sliding = b.sliding(|i| window.is_some() && i >= from)?;
+    let mut attn = b.attn(Some(b.rope()?));
+    let bias = f.flag("attention_bias")?.unwrap_or(false);
+    (attn.qkv_bias, attn.o_bias) = (bias, bias);
+    attn.qk_norm = Some(QkNorm { norm: b.rms(), per_head: true });
+    let mlp = b.mlp()?;
+    let layers = sliding.into_iter().map(|s| {
+        let mut attn = attn.clone();
+        attn.window = window.filter(|_| s);
+        b.layer(attn, Ffn::Dense(mlp))
+    });
+    Ok(b.model("qwen3", layers.collect()))
+}
+
+/// EXAONE 4: norms after attention and feed-forward; in hybrid models only the layers with a
+/// window use rope.
+pub(super) fn exaone4(f: Fields<'_>, source: &Source) -> Res {
+    let b = Base::read(f, source, Defaults { eps: 1e-5, ..Defaults::default() })?;
+    let window =
+        if f.0.contains_key("sliding_window") { f.window("sliding_window")? } else { Some(4096) };
+    let pattern = window_pattern(f)?;
+    let sliding = b.sliding(|i| window.is_some() && pattern(i))?;
+    let mut attn = b.attn(None);
+    attn.qk_norm = Some(QkNorm { norm: b.rms(), per_head: true });
+    let (rope, mlp) = (b.rope()?, b.mlp()?);
+    let layers = sliding.into_iter().map(|s| {
+        let mut attn = attn.clone();
+        attn.window = window.filter(|_| s);
+        attn.rope = (window.is_none() || s).then(|| rope.clone());
+        let mut layer = b.layer(attn, Ffn::Dense(mlp));
+        (layer.attn_pre, layer.ffn_pre) = (None, None);
+        (layer.attn_post, layer.ffn_post) = (Some(b.rms()), Some(b.rms()));
+        layer
+    });
+    Ok(b.model("exaone4", layers.collect()))
+}
+
+/// `sliding_window_pattern`: every n-th layer is global, or letters (`LLLG`).
+fn window_pattern(f: Fields<'_>) -> Result<Box<dyn Fn(usize) -> bool>, ConfigError> {
+    if let Some(letters) = f.get("sliding_window_pattern").and_then(|v| v.as_str()) {
+        let local: Vec<bool> = letters.chars().map(|c| c == 'L').collect();
+        if local.is_empty() {
+            return Err(bad("sliding_window_pattern", "\"\"", "empty"));
+        }
+        return Ok(Box::new(move |i| local[i % local.len()]));
+    }
+    let every = f.count_opt("sliding_window_pattern")?.unwrap_or(4);
+    Ok(Box::new(move |i| every > 0 && !(i + 1).is_multiple_of(every)))
+}
+
+pub(super) fn smollm3(f: Fields<'_>, source: &Source) -> Res {
+    let d = Defaults { theta: 2e6, tied: true, context: 32_768, ..Defaults::default() };
+    let b = Base::read(f, source, d)?;
+    let interval = f.count_opt("no_rope_layer_interval")?.unwrap_or(4).max(1);
+    let with_rope: Vec<bool> = match f.per_layer("no_rope_layers", b.layers)? {
+        // The field's name misleads: 1 marks the layers that do use rope.
+        Some(list) => list.iter().map(|v| v.as_u64() != Some(0)).collect(),
+        None => (0..b.layers).map(|i| !(i + 1).is_multiple_of(interval)).collect(),
+    };
+    let window = b.optional_window(None)?;
+    let sliding = b.sliding(|i| window.is_some() && !with_rope[i])?;
+    let bias = f.flag("attention_bias")?.unwrap_or(false);
+    let rope = b.rope()?;
+    let mut mlp = b.mlp()?;
+    mlp.bias = f.flag("mlp_bias")?.unwrap_or(false);
+    let layers = sliding.into_iter().zip(with_rope).map(|(s, with_rope)| {
+        let mut attn = b.attn(with_rope.then(|| rope.clone()));
+        (attn.qkv_bias, attn.o_bias) = (bias, bias);
+        attn.window = window.filter(|_| s);
+        b.layer(attn, Ffn::Dense(mlp))
+    });
+    Ok(b.model("smollm3", layers.collect()))
+}

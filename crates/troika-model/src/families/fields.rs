@@ -1,0 +1,151 @@
+//! Typed reading of `config.json` fields, with bounds.
+
+use serde_json::{Map, Value};
+
+/// Why a config cannot be used. Each message names the field and what is supported.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// A field that must be there is not.
+    #[error("the config has no {0}")]
+    Missing(String),
+    /// A field of the wrong kind or out of range.
+    #[error("the config's {field} is {value}, which is {problem}")]
+    Bad {
+        /// Field.
+        field: String,
+        /// Its value.
+        value: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// Something this build does not support.
+    #[error("{what} is not supported; supported: {supported}")]
+    Unsupported {
+        /// What the config asks for.
+        what: String,
+        /// What would work.
+        supported: String,
+    },
+}
+
+/// Widths, counts and the like stay below this, so products of a few cannot overflow.
+const MAX_SIZE: u64 = 1 << 24;
+/// Layers and experts.
+const MAX_COUNT: u64 = 4096;
+/// Positions.
+const MAX_CONTEXT: u64 = 1 << 31;
+
+/// The fields of a config object.
+#[derive(Clone, Copy)]
+pub(super) struct Fields<'a>(pub &'a Map<String, Value>);
+
+type Res<T> = Result<T, ConfigError>;
+
+pub(super) fn bad(field: &str, value: impl ToString, problem: impl Into<String>) -> ConfigError {
+    ConfigError::Bad { field: field.into(), value: value.to_string(), problem: problem.into() }
+}
+
+pub(super) fn unsupported(what: impl Into<String>, supported: impl Into<String>) -> ConfigError {
+    ConfigError::Unsupported { what: what.into(), supported: supported.into() }
+}
+
+impl<'a> Fields<'a> {
+    /// A field that is there and not null.
+    pub fn get(&self, name: &str) -> Option<&'a Value> {
+        self.0.get(name).filter(|v| !v.is_null())
+    }
+
+    fn integer(&self, name: &str, low: u64, high: u64) -> Res<Option<usize>> {
+        let Some(v) = self.get(name) else { return Ok(None) };
+        match v.as_u64() {
+            Some(n) if (low..=high).contains(&n) => Ok(Some(n as usize)),
+            _ => Err(bad(name, v, format!("not a whole number from {low} to {high}"))),
+        }
+    }
+
+    /// A width or size of at least 1.
+    pub fn size(&self, name: &str) -> Res<usize> {
+        self.size_opt(name)?.ok_or_else(|| ConfigError::Missing(name.into()))
+    }
+
+    pub fn size_opt(&self, name: &str) -> Res<Option<usize>> {
+        self.integer(name, 1, MAX_SIZE)
+    }
+
+    /// A number of layers, experts, groups; may be 0.
+    pub fn count_opt(&self, name: &str) -> Res<Option<usize>> {
+        self.integer(name, 0, MAX_COUNT)
+    }
+
+    pub fn count(&self, name: &str) -> Res<usize> {
+        let n = self.count_opt(name)?.ok_or_else(|| ConfigError::Missing(name.into()))?;
+        if n == 0 { Err(bad(name, n, "not at least 1")) } else { Ok(n) }
+    }
+
+    pub fn context(&self, name: &str) -> Res<Option<usize>> {
+        self.integer(name, 1, MAX_CONTEXT)
+    }
+
+    /// A sliding window; 0 means none.
+    pub fn window(&self, name: &str) -> Res<Option<usize>> {
+        Ok(self.integer(name, 0, MAX_CONTEXT)?.filter(|&w| w > 0))
+    }
+
+    pub fn number(&self, name: &str) -> Res<Option<f64>> {
+        let Some(v) = self.get(name) else { return Ok(None) };
+        match v.as_f64() {
+            Some(n) if n.is_finite() && n.abs() <= 1e30 => Ok(Some(n)),
+            _ => Err(bad(name, v, "not a finite number")),
+        }
+    }
+
+    pub fn positive(&self, name: &str) -> Res<Option<f64>> {
+        match self.number(name)? {
+            Some(n) if n <= 0.0 => Err(bad(name, n, "not more than 0")),
+            n => Ok(n),
+        }
+    }
+
+    pub fn flag(&self, name: &str) -> Res<Option<bool>> {
+        let Some(v) = self.get(name) else { return Ok(None) };
+        v.as_bool().map(Some).ok_or_else(|| bad(name, v, "neither true nor false"))
+    }
+
+    pub fn text(&self, name: &str) -> Res<Option<&'a str>> {
+        let Some(v) = self.get(name) else { return Ok(None) };
+        v.as_str().map(Some).ok_or_else(|| bad(name, v, "not text"))
+    }
+
+    pub fn object(&self, name: &str) -> Res<Option<Fields<'a>>> {
+        let Some(v) = self.get(name) else { return Ok(None) };
+        v.as_object().map(|o| Some(Fields(o))).ok_or_else(|| bad(name, v, "not an object"))
+    }
+
+    /// A list with one entry per layer.
+    pub fn per_layer(&self, name: &str, layers: usize) -> Res<Option<&'a [Value]>> {
+        let Some(v) = self.get(name) else { return Ok(None) };
+        let list = v.as_array().ok_or_else(|| bad(name, v, "not a list"))?;
+        if list.len() < layers {
+            let problem = format!("too short for {layers} layers");
+            return Err(bad(name, format!("a list of {}", list.len()), problem));
+        }
+        Ok(Some(&list[..layers]))
+    }
+
+    /// Finite numbers.
+    pub fn numbers(&self, name: &str) -> Res<Option<Vec<f64>>> {
+        let Some(v) = self.get(name) else { return Ok(None) };
+        let list = v.as_array().ok_or_else(|| bad(name, v, "not a list"))?;
+        let number = |v: &Value| v.as_f64().filter(|n| n.is_finite());
+        let all: Option<Vec<f64>> = list.iter().map(number).collect();
+        all.map(Some).ok_or_else(|| bad(name, "a list", "not a list of finite numbers"))
+    }
+
+    /// Refuses a feature unless its field is absent, false or null.
+    pub fn refuse_flag(&self, name: &str) -> Res<()> {
+        match self.flag(name)? {
+            Some(true) => Err(unsupported(format!("{name} = true"), "false")),
+            _ => Ok(()),
+        }
+    }
+}

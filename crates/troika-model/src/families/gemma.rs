@@ -1,0 +1,124 @@
+//! Gemma 1, 2 and 3: scaled embeddings, norms with an offset of one, sandwich norms, soft caps,
+//! alternating windows.
+
+use super::base::{Base, Defaults, Source};
+use super::fields::{ConfigError, Fields};
+use super::rope::RopeConfig;
+use crate::spec::{Ffn, Layer, ModelSpec, Norm, QkNorm};
+
+type Res = Result<ModelSpec, ConfigError>;
+
+fn read<'a>(
+    f: Fields<'a>,
+    source: &'a Source,
+    head_dim: usize,
+    context: usize,
+) -> Result<Base<'a>, ConfigError> {
+    let act = "gelu_pytorch_tanh";
+    let head_dim = Some(head_dim);
+    let mut b = Base::read(
+        f,
+        source,
+        Defaults { tied: true, head_dim, act, context, ..Defaults::default() },
+    )?;
+    // "gelu" in a Gemma config is a legacy spelling of the tanh form.
+    if b.act == troika_graph::Activation::Gelu {
+        b.act = troika_graph::Activation::GeluTanh;
+    }
+    Ok(b)
+}
+
+fn norm(b: &Base<'_>) -> Norm {
+    Norm::Rms { eps: b.eps, offset: b.source.gemma_offset() }
+}
+
+fn model(b: &Base<'_>, family: &str, layers: Vec<Layer>) -> ModelSpec {
+    let mut m = b.model(family, layers);
+    m.embed_scale = (b.hidden as f64).sqrt() as f32;
+    m.final_norm = norm(b);
+    m
+}
+
+fn sandwich(b: &Base<'_>, mut layer: Layer) -> Layer {
+    let n = Some(norm(b));
+    (layer.attn_pre, layer.attn_post, layer.ffn_pre, layer.ffn_post) = (n, n, n, n);
+    layer
+}
+
+pub(super) fn gemma(f: Fields<'_>, source: &Source) -> Res {
+    let b = read(f, source, 256, 8192)?;
+    let mut attn = b.attn(Some(b.rope()?));
+    let bias = f.flag("attention_bias")?.unwrap_or(false);
+    (attn.qkv_bias, attn.o_bias) = (bias, bias);
+    let mut layer = b.layer(attn, Ffn::Dense(b.mlp()?));
+    (layer.attn_pre, layer.ffn_pre) = (Some(norm(&b)), Some(norm(&b)));
+    Ok(model(&b, "gemma", vec![layer; b.layers]))
+}
+
+pub(super) fn gemma2(f: Fields<'_>, source: &Source) -> Res {
+    let b = read(f, source, 256, 8192)?;
+    let window = f.window("sliding_window")?.or(Some(4096));
+    let sliding = b.sliding(|i| i.is_multiple_of(2))?;
+    let cap = |name, default| -> Result<Option<f32>, ConfigError> {
+        if f.0.contains_key(name) {
+            Ok(f.positive(name)?.map(|c| c as f32))
+        } else {
+            Ok(Some(default))
+        }
+    };
+    let scalar = f.positive("query_pre_attn_scalar")?.unwrap_or(256.0);
+    let mut attn = b.attn(Some(b.rope()?));
+    let bias = f.flag("attention_bias")?.unwrap_or(false);
+    (attn.qkv_bias, attn.o_bias) = (bias, bias);
+    attn.scale = scalar.powf(-0.5) as f32;
+    attn.softcap = cap("attn_logit_softcapping", 50.0)?;
+    let mlp = b.mlp()?;
+    let layers = sliding.into_iter().map(|s| {
+        let mut attn = attn.clone();
+        attn.window = window.filter(|_| s);
+        sandwich(&b, b.layer(attn, Ffn::Dense(mlp)))
+    });
+    let mut m = model(&b, "gemma2", layers.collect());
+    m.logit_softcap = cap("final_logit_softcapping", 30.0)?;
+    Ok(m)
+}
+
+pub(super) fn gemma3(f: Fields<'_>, source: &Source) -> Res {
+    let mut b = read(f, source, 256, 131_072)?;
+    b.theta = 1e6;
+    let window = f.window("sliding_window")?.or(Some(4096));
+    let pattern = match f.count_opt("sliding_window_pattern")? {
+        Some(p) => Some(p),
+        None => f.count_opt("_sliding_window_pattern")?,
+    };
+    let pattern = pattern.unwrap_or(6).max(1);
+    let sliding = b.sliding(|i| !(i + 1).is_multiple_of(pattern))?;
+    let global = RopeConfig::read(f, Some("full_attention"), b.theta)?;
+    // In the new spelling both ropes are spelled out, in the old one the local rope is a base.
+    let new_spelling =
+        f.object("rope_parameters")?.is_some_and(|p| p.get("sliding_attention").is_some());
+    let local = if new_spelling {
+        RopeConfig::read(f, Some("sliding_attention"), 1e4)?
+    } else {
+        RopeConfig::plain(f, f.positive("rope_local_base_freq")?.unwrap_or(1e4))
+    };
+    let style = source.rope_style();
+    let global = global.build(b.head_dim, 1.0, style, b.context)?;
+    let local = local.build(b.head_dim, 1.0, style, b.context)?;
+    let mut attn = b.attn(None);
+    let bias = f.flag("attention_bias")?.unwrap_or(false);
+    (attn.qkv_bias, attn.o_bias) = (bias, bias);
+    attn.scale = f.positive("query_pre_attn_scalar")?.unwrap_or(256.0).powf(-0.5) as f32;
+    attn.softcap = f.positive("attn_logit_softcapping")?.map(|c| c as f32);
+    attn.qk_norm = Some(QkNorm { norm: norm(&b), per_head: true });
+    let mlp = b.mlp()?;
+    let layers = sliding.into_iter().map(|s| {
+        let mut attn = attn.clone();
+        attn.window = window.filter(|_| s);
+        attn.rope = Some(if s { local.clone() } else { global.clone() });
+        sandwich(&b, b.layer(attn, Ffn::Dense(mlp)))
+    });
+    let mut m = model(&b, "gemma3_text", layers.collect());
+    m.logit_softcap = f.positive("final_logit_softcapping")?.map(|c| c as f32);
+    Ok(m)
+}

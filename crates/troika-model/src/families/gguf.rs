@@ -1,0 +1,307 @@
+//! GGUF metadata translated to the field names of `config.json`.
+
+use serde_json::{Map, Value, json};
+use troika_graph::{DType, blocks};
+
+use super::fields::{ConfigError, bad, unsupported};
+use crate::spec::ModelSpec;
+use crate::weights::{Checkpoint, GgufMeta, GgufValue};
+
+/// Architectures, the family that reads them, and whether their files permute q and k so that
+/// rope pairs neighbours (llama.cpp's "normal" rope).
+const ARCHITECTURES: &[(&str, &str, bool)] = &[
+    ("llama", "llama", true),
+    ("internlm2", "internlm2", true),
+    ("qwen2", "qwen2", false),
+    ("qwen3", "qwen3", false),
+    ("qwen3moe", "qwen3_moe", false),
+    ("qwen2moe", "qwen2_moe", false),
+    ("olmoe", "olmoe", false),
+    ("phi2", "phi", false),
+    ("phi3", "phi3", false),
+    ("phimoe", "phimoe", false),
+    ("gemma", "gemma", false),
+    ("gemma2", "gemma2", false),
+    ("gemma3", "gemma3_text", false),
+    ("exaone4", "exaone4", false),
+    ("smollm3", "smollm3", true),
+    ("deepseek2", "deepseek_v2", true),
+    ("gpt-oss", "gpt_oss", false),
+];
+
+/// Fields that only change their name.
+const RENAMED: &[(&str, &str)] = &[
+    ("block_count", "num_hidden_layers"),
+    ("context_length", "max_position_embeddings"),
+    ("embedding_length", "hidden_size"),
+    ("feed_forward_length", "intermediate_size"),
+    ("attention.head_count", "num_attention_heads"),
+    ("attention.head_count_kv", "num_key_value_heads"),
+    ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
+    ("attention.layer_norm_epsilon", "layer_norm_eps"),
+    ("attention.key_length", "head_dim"),
+    ("attention.sliding_window", "sliding_window"),
+    ("attention.clamp_kqv", "clip_qkv"),
+    ("attention.q_lora_rank", "q_lora_rank"),
+    ("attention.kv_lora_rank", "kv_lora_rank"),
+    ("attn_logit_softcapping", "attn_logit_softcapping"),
+    ("final_logit_softcapping", "final_logit_softcapping"),
+    ("expert_count", "num_experts"),
+    ("expert_used_count", "num_experts_per_tok"),
+    ("expert_feed_forward_length", "moe_intermediate_size"),
+    ("expert_shared_feed_forward_length", "shared_expert_intermediate_size"),
+    ("expert_shared_count", "n_shared_experts"),
+    ("expert_weights_scale", "routed_scaling_factor"),
+    ("expert_weights_norm", "norm_topk_prob"),
+    ("leading_dense_block_count", "first_k_dense_replace"),
+];
+
+type Res<T> = Result<T, ConfigError>;
+
+fn to_json(v: &GgufValue) -> Value {
+    match v {
+        GgufValue::Uint(n) => json!(n),
+        GgufValue::Int(n) => json!(n),
+        GgufValue::Float(n) => json!(n),
+        GgufValue::Bool(b) => json!(b),
+        GgufValue::Str(s) => json!(s),
+        // Per-layer numbers are read where all layers agree; see `uniform`.
+        GgufValue::Array(a) => Value::Array(a.iter().map(to_json).collect()),
+    }
+}
+
+/// A per-layer list of one repeated value is that value.
+fn uniform(key: &str, v: Value) -> Res<Value> {
+    let Value::Array(list) = v else { return Ok(v) };
+    match list.first() {
+        Some(first) if list.iter().all(|x| x == first) => Ok(first.clone()),
+        _ => Err(unsupported(format!("{key} that differs between layers"), "one value for all")),
+    }
+}
+
+/// Whether rope pairs neighbours in files of this architecture.
+pub(super) fn interleaved(meta: &GgufMeta) -> bool {
+    ARCHITECTURES.iter().any(|a| Some(a.0) == meta.architecture() && a.2)
+}
+
+/// The family's name and its config fields.
+pub(super) fn config(
+    meta: &GgufMeta,
+    files: &dyn Checkpoint,
+) -> Res<(&'static str, Map<String, Value>)> {
+    let arch = meta
+        .architecture()
+        .ok_or_else(|| ConfigError::Missing("general.architecture in the GGUF metadata".into()))?;
+    let known = ARCHITECTURES.iter().find(|a| a.0 == arch);
+    let mut family = known.map(|a| a.1).ok_or_else(|| {
+        let all: Vec<&str> = ARCHITECTURES.iter().map(|a| a.0).collect();
+        unsupported(format!("GGUF architecture {arch:?}"), all.join(", "))
+    })?;
+    let mut c = Map::new();
+    for (from, to) in RENAMED {
+        if let Some(v) = meta.arch(from) {
+            c.insert((*to).into(), uniform(from, to_json(v))?);
+        }
+    }
+    let has = |name: &str| files.tensor(name).is_some();
+    if family == "llama" && meta.arch("expert_count").and_then(GgufValue::as_u64) > Some(0) {
+        family = "mixtral";
+    }
+    if let Some(embedding) = files.tensor("token_embd.weight") {
+        c.insert("vocab_size".into(), json!(embedding.matrix().0));
+    }
+    c.insert("tie_word_embeddings".into(), json!(!has("output.weight")));
+    c.insert("attention_bias".into(), json!(has("blk.0.attn_q.bias")));
+    c.insert("attention_out_bias".into(), json!(has("blk.0.attn_output.bias")));
+    c.insert("mlp_bias".into(), json!(has("blk.0.ffn_down.bias")));
+    c.insert("lm_head_bias".into(), json!(has("output.bias")));
+    rope(meta, files, &mut c)?;
+    family_facts(family, meta, &mut c)?;
+    Ok((family, c))
+}
+
+/// Rope base, partial rotation and scaling.
+fn rope(meta: &GgufMeta, files: &dyn Checkpoint, c: &mut Map<String, Value>) -> Res<()> {
+    let number = |key: &str| meta.arch(key).and_then(GgufValue::as_f64);
+    let mut p = Map::new();
+    // llama.cpp's own default where a file says nothing.
+    p.insert("rope_theta".into(), json!(number("rope.freq_base").unwrap_or(10_000.0)));
+    let kind = meta.arch("rope.scaling.type").and_then(GgufValue::as_str);
+    let original = number("rope.scaling.original_context_length");
+    if let Some(n) = original {
+        p.insert("original_max_position_embeddings".into(), json!(n as u64));
+    }
+    let attention = number("rope.scaling.attn_factor");
+    match kind {
+        Some("yarn") => {
+            for (from, to) in [
+                ("rope.scaling.factor", "factor"),
+                ("rope.scaling.yarn_beta_fast", "beta_fast"),
+                ("rope.scaling.yarn_beta_slow", "beta_slow"),
+            ] {
+                number(from).map(|n| p.insert(to.into(), json!(n)));
+            }
+            p.insert("rope_type".into(), json!("yarn"));
+        }
+        Some("linear") => {
+            p.insert("rope_type".into(), json!("linear"));
+            p.insert("factor".into(), json!(number("rope.scaling.factor").unwrap_or(1.0)));
+        }
+        None | Some("none" | "longrope") => {}
+        Some(other) => {
+            return Err(unsupported(
+                format!("rope.scaling.type {other:?}"),
+                "none, linear, yarn, longrope",
+            ));
+        }
+    }
+    if let (Some(long), Some(short)) =
+        (floats(files, "rope_factors_long.weight"), floats(files, "rope_factors_short.weight"))
+    {
+        p.insert("rope_type".into(), json!("longrope"));
+        p.insert("long_factor".into(), json!(long));
+        p.insert("short_factor".into(), json!(short));
+        attention.map(|a| p.insert("attention_factor".into(), json!(a)));
+    }
+    let heads = c.get("num_attention_heads").and_then(Value::as_f64);
+    let hidden = c.get("hidden_size").and_then(Value::as_f64);
+    let head_dim = c.get("head_dim").and_then(Value::as_f64);
+    let head_dim = head_dim.or_else(|| Some(hidden? / heads?));
+    if let (Some(dims), Some(head_dim)) = (number("rope.dimension_count"), head_dim)
+        && dims < head_dim
+    {
+        p.insert("partial_rotary_factor".into(), json!(dims / head_dim));
+    }
+    c.insert("rope_parameters".into(), Value::Object(p));
+    Ok(())
+}
+
+/// The values of a small f32 tensor.
+fn floats(files: &dyn Checkpoint, name: &str) -> Option<Vec<f32>> {
+    let t = files.tensor(name)?;
+    let n = t.shape.iter().product::<usize>();
+    if t.dtype != DType::F32 || n > 1 << 16 {
+        return None;
+    }
+    let mut out = vec![0.0; n];
+    blocks::dequantize(t.dtype, &t.bytes, &mut out);
+    Some(out)
+}
+
+/// Facts that files of some architectures leave to the reader.
+fn family_facts(family: &str, meta: &GgufMeta, c: &mut Map<String, Value>) -> Res<()> {
+    let layers = c.get("num_hidden_layers").and_then(Value::as_u64).unwrap_or(0);
+    let heads = c.get("num_attention_heads").and_then(Value::as_u64).unwrap_or(1).max(1);
+    let hidden = c.get("hidden_size").and_then(Value::as_u64).unwrap_or(0);
+    match family {
+        "qwen3_moe" => {
+            c.entry("norm_topk_prob").or_insert(json!(true));
+        }
+        "mistral" | "mixtral" | "exaone4" => {
+            c.entry("sliding_window").or_insert(Value::Null);
+        }
+        "gemma2" => {
+            // The 27B model alone scales by hidden / heads; the file does not say so.
+            let scalar = if layers == 46 { Some(json!(hidden / heads)) } else { None };
+            scale_by(c, scalar);
+        }
+        "gemma3_text" => {
+            let scalar = if layers == 62 { Some(json!(hidden / heads)) } else { None };
+            scale_by(c, scalar);
+            gemma3_ropes(meta, c);
+        }
+        "gpt_oss" => {
+            // The model's own config does not truncate the correction range; files do not say.
+            if let Some(Value::Object(p)) = c.get_mut("rope_parameters") {
+                p.insert("truncate".into(), json!(false));
+            }
+        }
+        "deepseek_v2" => deepseek(meta, c)?,
+        _ => {}
+    }
+    if let Some(GgufValue::Array(list)) = meta.arch("attention.sliding_window_pattern") {
+        let kind = |v: &GgufValue| match v.as_bool() {
+            Some(true) => json!("sliding_attention"),
+            _ => json!("full_attention"),
+        };
+        c.insert("layer_types".into(), Value::Array(list.iter().map(kind).collect()));
+    }
+    Ok(())
+}
+
+fn scale_by(c: &mut Map<String, Value>, scalar: Option<Value>) {
+    let head_dim = c.get("head_dim").cloned().unwrap_or(json!(256));
+    c.insert("query_pre_attn_scalar".into(), scalar.unwrap_or(head_dim));
+}
+
+/// Gemma 3 scales the global rope only; local layers have a base of their own.
+fn gemma3_ropes(meta: &GgufMeta, c: &mut Map<String, Value>) {
+    let local = meta.arch("rope.freq_base_swa").and_then(GgufValue::as_f64).unwrap_or(10_000.0);
+    let mut global = c.get("rope_parameters").cloned().unwrap_or(json!({}));
+    if meta.arch("rope.freq_base").is_none() {
+        global["rope_theta"] = json!(1e6);
+    }
+    let ropes = json!({"full_attention": global, "sliding_attention": {"rope_theta": local}});
+    c.insert("rope_parameters".into(), ropes);
+}
+
+fn deepseek(meta: &GgufMeta, c: &mut Map<String, Value>) -> Res<()> {
+    let int = |key: &str| meta.arch(key).and_then(GgufValue::as_u64);
+    match int("expert_gating_func") {
+        None | Some(0 | 1) => {}
+        Some(other) => {
+            return Err(unsupported(format!("expert_gating_func {other}"), "1 (softmax)"));
+        }
+    }
+    let rope = int("rope.dimension_count").unwrap_or(64);
+    let key = int("attention.key_length_mla").or(int("attention.key_length")).unwrap_or(192);
+    let value = int("attention.value_length_mla").or(int("attention.value_length")).unwrap_or(128);
+    let nope = key.checked_sub(rope).ok_or_else(|| {
+        bad("attention.key_length_mla", key, format!("less than rope.dimension_count {rope}"))
+    })?;
+    c.insert("qk_rope_head_dim".into(), json!(rope));
+    c.insert("qk_nope_head_dim".into(), json!(nope));
+    c.insert("v_head_dim".into(), json!(value));
+    // The file counts heads of the compressed form; the model's own are as many as queries.
+    c.remove("num_key_value_heads");
+    c.remove("head_dim");
+    for flag in ["attention_bias", "mlp_bias"] {
+        c.insert(flag.into(), json!(false));
+    }
+    c.entry("q_lora_rank").or_insert(Value::Null);
+    if let (Some(groups), Some(best)) = (int("expert_group_count"), int("expert_group_used_count"))
+        && groups > 1
+    {
+        c.insert("topk_method".into(), json!("group_limited_greedy"));
+        c.insert("n_group".into(), json!(groups));
+        c.insert("topk_group".into(), json!(best));
+    }
+    if let Some(Value::Object(p)) = c.get_mut("rope_parameters") {
+        p.remove("partial_rotary_factor");
+        // Stored as 0.1 * mscale_all_dim; mscale itself is not stored and equals it in all
+        // published models.
+        let log = meta.arch("rope.scaling.yarn_log_multiplier").and_then(GgufValue::as_f64);
+        if let Some(m) = log.filter(|m| *m != 0.0) {
+            // Kept to the digits a config has: the file stores a single-precision product.
+            let m = (m * 10.0 * 1e5).round() / 1e5;
+            p.insert("mscale".into(), json!(m));
+            p.insert("mscale_all_dim".into(), json!(m));
+        }
+    }
+    Ok(())
+}
+
+/// Llama 3's frequency factors come as a tensor: each divides one frequency.
+pub(super) fn apply_rope_factors(spec: &mut ModelSpec, files: &dyn Checkpoint) -> Res<()> {
+    let Some(factors) = floats(files, "rope_freqs.weight") else { return Ok(()) };
+    for layer in &mut spec.layers {
+        let Some(rope) = &mut layer.attn.rope else { continue };
+        let freqs = &rope.freqs.inv_freq;
+        if freqs.len() != factors.len() || factors.iter().any(|f| !f.is_finite() || *f <= 0.0) {
+            let problem = format!("not {} positive factors", freqs.len());
+            return Err(bad("rope_freqs.weight", format!("{} values", factors.len()), problem));
+        }
+        rope.freqs.inv_freq = freqs.iter().zip(&factors).map(|(f, d)| f / d).collect();
+    }
+    Ok(())
+}

@@ -1,0 +1,109 @@
+//! From a config (or GGUF metadata) to a [`ModelSpec`], plus where the tensors are.
+//!
+//! Each family is one function that reads fields; there is one set of functions for both sources:
+//! GGUF metadata is first translated to the config's field names.
+
+mod base;
+mod dense;
+mod fields;
+mod gemma;
+mod gguf;
+mod gguf_names;
+mod hf_names;
+mod moe;
+mod names;
+mod phi;
+mod rope;
+
+use serde_json::Value;
+
+use crate::spec::ModelSpec;
+use crate::weights::{Checkpoint, GgufMeta};
+
+pub use fields::ConfigError;
+pub use names::{Candidates, TensorNames};
+
+use base::Source;
+use fields::{Fields, bad, unsupported};
+
+/// A model's description and where its tensors are.
+pub struct Model {
+    /// The description.
+    pub spec: ModelSpec,
+    /// The table of tensor names.
+    pub names: Box<dyn TensorNames>,
+}
+
+type FamilyFn = fn(Fields<'_>, &Source) -> Result<ModelSpec, ConfigError>;
+
+/// Every supported `model_type` with the function that reads it.
+const FAMILIES: &[(&str, FamilyFn)] = &[
+    ("deepseek_v2", moe::deepseek_v2),
+    ("exaone4", dense::exaone4),
+    ("gemma", gemma::gemma),
+    ("gemma2", gemma::gemma2),
+    ("gemma3_text", gemma::gemma3),
+    ("gpt_oss", moe::gpt_oss),
+    ("internlm2", dense::internlm2),
+    ("llama", dense::llama),
+    ("mistral", dense::mistral),
+    ("mixtral", moe::mixtral),
+    ("olmoe", moe::olmoe),
+    ("phi", phi::phi),
+    ("phi3", phi::phi3),
+    ("phimoe", phi::phimoe),
+    ("qwen2", dense::qwen2),
+    ("qwen2_moe", moe::qwen2_moe),
+    ("qwen3", dense::qwen3),
+    ("qwen3_moe", moe::qwen3_moe),
+    ("smollm3", dense::smollm3),
+];
+
+/// All `model_type`s this build reads.
+pub fn supported() -> Vec<&'static str> {
+    FAMILIES.iter().map(|f| f.0).collect()
+}
+
+fn family(name: &str) -> Result<FamilyFn, ConfigError> {
+    match FAMILIES.iter().find(|f| f.0 == name) {
+        Some(f) => Ok(f.1),
+        None => Err(unsupported(format!("model_type {name:?}"), supported().join(", "))),
+    }
+}
+
+/// Reads a `config.json`.
+///
+/// # Errors
+/// An unknown `model_type`, a field that is missing, impossible or asks for something unsupported.
+pub fn from_config(config: &Value) -> Result<Model, ConfigError> {
+    let object = config.as_object().ok_or_else(|| bad("config", "this", "not a JSON object"))?;
+    let mut fields = Fields(object);
+    // Multimodal configs keep the language model's fields in an object of their own.
+    if let Some(text) = fields.object("text_config")? {
+        fields = text;
+    }
+    let name =
+        fields.text("model_type")?.ok_or_else(|| ConfigError::Missing("model_type".into()))?;
+    let name = if name == "gemma3" { "gemma3_text" } else { name };
+    if let Some(q) = Fields(object).object("quantization_config")? {
+        let method = q.text("quant_method")?.unwrap_or("unknown");
+        return Err(unsupported(
+            format!("quantization_config of method {method:?}"),
+            "float safetensors, or quantized weights as GGUF",
+        ));
+    }
+    let spec = family(name)?(fields, &Source::HuggingFace)?;
+    Ok(Model { spec, names: Box::new(hf_names::HfNames) })
+}
+
+/// Reads GGUF metadata. `files` tells which tensors exist (biases, tied heads, rope factors).
+///
+/// # Errors
+/// As [`from_config`].
+pub fn from_gguf(meta: &GgufMeta, files: &dyn Checkpoint) -> Result<Model, ConfigError> {
+    let (name, config) = gguf::config(meta, files)?;
+    let source = Source::Gguf { interleaved: gguf::interleaved(meta) };
+    let mut spec = family(name)?(Fields(&config), &source)?;
+    gguf::apply_rope_factors(&mut spec, files)?;
+    Ok(Model { names: Box::new(gguf_names::GgufNames::new(files)), spec })
+}

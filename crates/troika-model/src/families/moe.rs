@@ -1,0 +1,207 @@
+//! Mixture-of-experts decoders: Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE, DeepSeek-V2, gpt-oss.
+
+use troika_graph::{Activation, RopeStyle, Score};
+
+use super::base::{Base, Defaults, Source};
+use super::fields::{ConfigError, Fields, bad, unsupported};
+use super::rope::RopeConfig;
+use crate::spec::{Ffn, Latent, ModelSpec, Moe, Norm, QkNorm, SharedExpert};
+
+type Res = Result<ModelSpec, ConfigError>;
+
+/// The number of experts, by any of its names, and how many a token visits.
+fn experts(f: Fields<'_>, experts: usize, top_k: usize) -> Result<(usize, usize), ConfigError> {
+    let mut n = experts;
+    for name in ["num_experts", "num_local_experts", "n_routed_experts"] {
+        if let Some(found) = f.count_opt(name)? {
+            n = found;
+            break;
+        }
+    }
+    let k = f.count_opt("num_experts_per_tok")?.unwrap_or(top_k);
+    if k == 0 || k > n {
+        return Err(bad("num_experts_per_tok", k, format!("not between 1 and the {n} experts")));
+    }
+    Ok((n, k))
+}
+
+fn moe(b: &Base<'_>, (experts, top_k): (usize, usize), inter: usize, normalize: bool) -> Moe {
+    Moe {
+        experts,
+        top_k,
+        inter,
+        act: b.act,
+        bias: false,
+        router_bias: false,
+        score: Score::Softmax,
+        normalize,
+        scale: 1.0,
+        groups: None,
+        shared: None,
+    }
+}
+
+pub(super) fn mixtral(f: Fields<'_>, source: &Source) -> Res {
+    let d = Defaults { theta: 1e6, eps: 1e-5, context: 131_072, ..Defaults::default() };
+    let b = Base::read(f, source, d)?;
+    let mut attn = b.attn(Some(b.rope()?));
+    attn.window = f.window("sliding_window")?;
+    let moe = moe(&b, experts(f, 8, 2)?, f.size("intermediate_size")?, true);
+    let layer = b.layer(attn, Ffn::Moe(moe));
+    Ok(b.model("mixtral", vec![layer; b.layers]))
+}
+
+/// Which layers are dense: listed ones, and all but every n-th.
+fn dense_layers(b: &Base<'_>) -> Result<Vec<bool>, ConfigError> {
+    let step = b.f.count_opt("decoder_sparse_step")?.unwrap_or(1).max(1);
+    let listed = b.f.numbers("mlp_only_layers")?.unwrap_or_default();
+    let dense = |i: usize| listed.contains(&(i as f64)) || !(i + 1).is_multiple_of(step);
+    Ok((0..b.layers).map(dense).collect())
+}
+
+pub(super) fn qwen2_moe(f: Fields<'_>, source: &Source) -> Res {
+    let b = Base::read(f, source, Defaults { context: 32_768, ..Defaults::default() })?;
+    let window = b.optional_window(Some(4096))?;
+    let until = f.count_opt("max_window_layers")?.unwrap_or(28);
+    let sliding = b.sliding(|i| window.is_some() && i.is_multiple_of(2) && i < until)?;
+    let mut attn = b.attn(Some(b.rope()?));
+    attn.qkv_bias = f.flag("qkv_bias")?.unwrap_or(true);
+    let inter = f.size_opt("moe_intermediate_size")?.unwrap_or(1408);
+    let normalize = f.flag("norm_topk_prob")?.unwrap_or(false);
+    let mut moe = moe(&b, experts(f, 60, 4)?, inter, normalize);
+    let shared = f.size_opt("shared_expert_intermediate_size")?.unwrap_or(5632);
+    moe.shared = Some(SharedExpert { inter: shared, gated: true });
+    let dense = dense_layers(&b)?;
+    let mut layers = Vec::with_capacity(b.layers);
+    for (s, dense) in sliding.into_iter().zip(dense) {
+        let mut attn = attn.clone();
+        attn.window = window.filter(|_| s);
+        let ffn = if dense { Ffn::Dense(b.mlp()?) } else { Ffn::Moe(moe.clone()) };
+        layers.push(b.layer(attn, ffn));
+    }
+    Ok(b.model("qwen2_moe", layers))
+}
+
+pub(super) fn qwen3_moe(f: Fields<'_>, source: &Source) -> Res {
+    let b = Base::read(f, source, Defaults { context: 32_768, ..Defaults::default() })?;
+    let mut attn = b.attn(Some(b.rope()?));
+    let bias = f.flag("attention_bias")?.unwrap_or(false);
+    (attn.qkv_bias, attn.o_bias) = (bias, bias);
+    attn.qk_norm = Some(QkNorm { norm: b.rms(), per_head: true });
+    attn.window = b.optional_window(Some(4096))?;
+    let inter = f.size_opt("moe_intermediate_size")?.unwrap_or(768);
+    let normalize = f.flag("norm_topk_prob")?.unwrap_or(false);
+    let moe = moe(&b, experts(f, 128, 8)?, inter, normalize);
+    let mut layers = Vec::with_capacity(b.layers);
+    for dense in dense_layers(&b)? {
+        let ffn = if dense { Ffn::Dense(b.mlp()?) } else { Ffn::Moe(moe.clone()) };
+        layers.push(b.layer(attn.clone(), ffn));
+    }
+    Ok(b.model("qwen3_moe", layers))
+}
+
+pub(super) fn olmoe(f: Fields<'_>, source: &Source) -> Res {
+    let b = Base::read(f, source, Defaults { eps: 1e-5, context: 4096, ..Defaults::default() })?;
+    let mut attn = b.attn(Some(b.rope()?));
+    let bias = f.flag("attention_bias")?.unwrap_or(false);
+    (attn.qkv_bias, attn.o_bias) = (bias, bias);
+    attn.qk_norm = Some(QkNorm { norm: b.rms(), per_head: false });
+    attn.clip_qkv = f.positive("clip_qkv")?.map(|c| c as f32);
+    let normalize = f.flag("norm_topk_prob")?.unwrap_or(false);
+    let moe = moe(&b, experts(f, 64, 8)?, f.size("intermediate_size")?, normalize);
+    let layer = b.layer(attn, Ffn::Moe(moe));
+    Ok(b.model("olmoe", vec![layer; b.layers]))
+}
+
+/// DeepSeek-V2: latent attention, dense first layers, shared experts.
+pub(super) fn deepseek_v2(f: Fields<'_>, source: &Source) -> Res {
+    let nope = f.size_opt("qk_nope_head_dim")?.unwrap_or(128);
+    let rope_dim = f.size_opt("qk_rope_head_dim")?.unwrap_or(64);
+    let head_dim = Some(nope + rope_dim);
+    let mut b = Base::read(f, source, Defaults { head_dim, ..Defaults::default() })?;
+    (b.head_dim, b.kv_heads) = (nope + rope_dim, b.heads);
+    f.refuse_flag("attention_bias")?;
+    f.refuse_flag("mlp_bias")?;
+    let config = RopeConfig::read(f, None, b.theta)?;
+    // Rope pairs neighbours in both file formats; only its own part of a head is rotated.
+    let rope = config.build(rope_dim, 1.0, RopeStyle::Interleaved, b.context)?;
+    let mut attn = b.attn(Some(rope));
+    attn.scale *= config.yarn_scale(b.context)? as f32;
+    attn.v_dim = f.size_opt("v_head_dim")?.unwrap_or(128);
+    let q_rank = match f.0.contains_key("q_lora_rank") {
+        true => f.size_opt("q_lora_rank")?,
+        false => Some(1536),
+    };
+    // The library's compressed norms keep their own default epsilon.
+    let norm = Norm::Rms { eps: 1e-6, offset: 0.0 };
+    let kv_rank = f.size_opt("kv_lora_rank")?.unwrap_or(512);
+    attn.latent = Some(Latent { q_rank, kv_rank, nope, rope: rope_dim, norm });
+    let inter = f.size_opt("moe_intermediate_size")?.unwrap_or(1407);
+    let mut moe = moe(&b, experts(f, 64, 6)?, inter, false);
+    moe.scale = f.number("routed_scaling_factor")?.unwrap_or(1.0) as f32;
+    moe.groups = expert_groups(f, &moe)?;
+    if !matches!(f.text("scoring_func")?, None | Some("softmax")) {
+        return Err(unsupported("scoring_func other than softmax", "softmax"));
+    }
+    let shared = f.count_opt("n_shared_experts")?.unwrap_or(2);
+    moe.shared = (shared > 0).then_some(SharedExpert { inter: inter * shared, gated: false });
+    let dense = f.count_opt("first_k_dense_replace")?.unwrap_or(0);
+    let mut layers = Vec::with_capacity(b.layers);
+    for i in 0..b.layers {
+        let ffn = if i < dense { Ffn::Dense(b.mlp()?) } else { Ffn::Moe(moe.clone()) };
+        layers.push(b.layer(attn.clone(), ffn));
+    }
+    Ok(b.model("deepseek_v2", layers))
+}
+
+fn expert_groups(f: Fields<'_>, moe: &Moe) -> Result<Option<(usize, usize)>, ConfigError> {
+    match f.text("topk_method")?.unwrap_or("greedy") {
+        "greedy" => return Ok(None),
+        "group_limited_greedy" => {}
+        other => {
+            return Err(unsupported(
+                format!("topk_method {other:?}"),
+                "greedy, group_limited_greedy",
+            ));
+        }
+    }
+    let groups = f.count("n_group")?;
+    let best = f.count("topk_group")?;
+    let fits = moe.experts.is_multiple_of(groups)
+        && best <= groups
+        && moe.top_k <= best * (moe.experts / groups);
+    if !fits {
+        let problem = format!("not possible with {} experts and topk_group {best}", moe.experts);
+        return Err(bad("n_group", groups, problem));
+    }
+    Ok(Some((groups, best)))
+}
+
+/// gpt-oss: sinks, biases everywhere, clamped gated activation, alternating windows.
+pub(super) fn gpt_oss(f: Fields<'_>, source: &Source) -> Res {
+    let d = Defaults {
+        theta: 150_000.0,
+        eps: 1e-5,
+        head_dim: Some(64),
+        context: 131_072,
+        ..Defaults::default()
+    };
+    let b = Base::read(f, source, d)?;
+    let window = f.window("sliding_window")?.or(Some(128));
+    let sliding = b.sliding(|i| i.is_multiple_of(2))?;
+    let mut attn = b.attn(Some(b.rope()?));
+    let bias = f.flag("attention_bias")?.unwrap_or(true);
+    (attn.qkv_bias, attn.o_bias, attn.sinks) = (bias, bias, true);
+    let mut moe = moe(&b, experts(f, 128, 4)?, f.size("intermediate_size")?, false);
+    moe.act = Activation::ClampedSwiglu {
+        alpha: f.positive("swiglu_alpha")?.unwrap_or(1.702) as f32,
+        limit: f.positive("swiglu_limit")?.unwrap_or(7.0) as f32,
+    };
+    (moe.score, moe.bias, moe.router_bias) = (Score::TopKSoftmax, true, true);
+    let layers = sliding.into_iter().map(|s| {
+        let mut attn = attn.clone();
+        attn.window = window.filter(|_| s);
+        b.layer(attn, Ffn::Moe(moe.clone()))
+    });
+    Ok(b.model("gpt_oss", layers.collect()))
+}

@@ -1,0 +1,77 @@
+//! Phi-2 (parallel block), Phi-3 (packed projections) and Phi-3.5-MoE.
+
+use troika_graph::Score;
+
+use super::base::{Base, Defaults, Source};
+use super::fields::{ConfigError, Fields, bad};
+use super::rope::RopeConfig;
+use crate::spec::{Ffn, Mlp, ModelSpec, Moe, Norm, QkNorm};
+
+type Res = Result<ModelSpec, ConfigError>;
+
+pub(super) fn phi(f: Fields<'_>, source: &Source) -> Res {
+    let mut b = Base::read(f, source, Defaults { act: "gelu_new", ..Defaults::default() })?;
+    b.eps = f.positive("layer_norm_eps")?.unwrap_or(1e-5) as f32;
+    let norm = Norm::Layer { eps: b.eps, bias: true };
+    let rope = RopeConfig::read(f, None, b.theta)?;
+    let rope = rope.build(b.head_dim, rope.partial(0.5)?, source.rope_style(), b.context)?;
+    let mut attn = b.attn(Some(rope));
+    (attn.qkv_bias, attn.o_bias) = (true, true);
+    if f.flag("qk_layernorm")?.unwrap_or(false) {
+        attn.qk_norm = Some(QkNorm { norm, per_head: true });
+    }
+    let inter = f.size_opt("intermediate_size")?.unwrap_or(4 * b.hidden);
+    let mlp = Mlp { inter, act: b.act, gated: false, bias: true };
+    let mut layer = b.layer(attn, Ffn::Dense(mlp));
+    (layer.attn_pre, layer.ffn_pre, layer.parallel) = (Some(norm), None, true);
+    let mut m = b.model("phi", vec![layer; b.layers]);
+    (m.final_norm, m.head_bias) = (norm, true);
+    Ok(m)
+}
+
+pub(super) fn phi3(f: Fields<'_>, source: &Source) -> Res {
+    let b = Base::read(f, source, Defaults { eps: 1e-5, context: 4096, ..Defaults::default() })?;
+    let mut attn = b.attn(Some(b.rope()?));
+    attn.window = f.window("sliding_window")?;
+    let layer = b.layer(attn, Ffn::Dense(b.mlp()?));
+    Ok(b.model("phi3", vec![layer; b.layers]))
+}
+
+pub(super) fn phimoe(f: Fields<'_>, source: &Source) -> Res {
+    let d = Defaults { theta: 1e6, eps: 1e-5, context: 131_072, ..Defaults::default() };
+    let b = Base::read(f, source, d)?;
+    let norm = Norm::Layer { eps: b.eps, bias: true };
+    let rope = RopeConfig::read(f, None, b.theta)?;
+    let spec = rope.build(b.head_dim, 1.0, source.rope_style(), b.context)?;
+    let mut attn = b.attn(Some(rope.phimoe_mscale(spec, b.context)?));
+    let bias = f.flag("attention_bias")?.unwrap_or(false);
+    (attn.qkv_bias, attn.o_bias) = (bias, bias);
+    attn.window = f.window("sliding_window")?;
+    let top_k = f.count_opt("num_experts_per_tok")?.unwrap_or(2);
+    if top_k != 2 {
+        return Err(bad("num_experts_per_tok", top_k, "not 2, which sparsemixer routing needs"));
+    }
+    let experts = f.count_opt("num_local_experts")?.unwrap_or(16);
+    if experts < top_k {
+        return Err(bad("num_local_experts", experts, "fewer than num_experts_per_tok"));
+    }
+    let moe = Moe {
+        experts,
+        top_k,
+        inter: f.size("intermediate_size")?,
+        act: b.act,
+        bias: false,
+        router_bias: false,
+        score: Score::SparseMixer { eps: f.number("router_jitter_noise")?.unwrap_or(0.01) as f32 },
+        normalize: false,
+        scale: 1.0,
+        groups: None,
+        shared: None,
+    };
+    let mut layer = b.layer(attn, Ffn::Moe(moe));
+    (layer.attn_pre, layer.ffn_pre) = (Some(norm), Some(norm));
+    let mut m = b.model("phimoe", vec![layer; b.layers]);
+    m.final_norm = norm;
+    m.head_bias = f.flag("lm_head_bias")?.unwrap_or(false);
+    Ok(m)
+}

@@ -1,0 +1,266 @@
+//! Rotary embeddings: frequencies of all scaling types, as the transformers library computes them
+//! (`modeling_rope_utils.py`).
+
+use std::f64::consts::PI;
+use std::sync::Arc;
+
+use troika_graph::{RopeFreqs, RopeStyle};
+
+use super::fields::{ConfigError, Fields, bad, unsupported};
+use crate::spec::RopeSpec;
+
+/// The fields of one rope, from either spelling.
+pub(super) struct RopeConfig<'a> {
+    /// `rope_parameters` or `rope_scaling`, if any.
+    params: Option<Fields<'a>>,
+    config: Fields<'a>,
+    theta: f64,
+}
+
+type Res<T> = Result<T, ConfigError>;
+
+impl<'a> RopeConfig<'a> {
+    /// Reads the new spelling (`rope_parameters`, possibly per layer type) or the old one
+    /// (`rope_theta` + `rope_scaling`). `layer_type` chooses among nested parameters.
+    pub fn read(
+        config: Fields<'a>,
+        layer_type: Option<&str>,
+        default_theta: f64,
+    ) -> Res<RopeConfig<'a>> {
+        let mut params = match config.object("rope_scaling")? {
+            Some(p) => Some(p),
+            None => config.object("rope_parameters")?,
+        };
+        if let (Some(p), Some(kind)) = (params, layer_type)
+            && (p.get("full_attention").is_some() || p.get("sliding_attention").is_some())
+        {
+            params = p.object(kind)?;
+        }
+        let theta = match params.map(|p| p.positive("rope_theta")).transpose()?.flatten() {
+            Some(t) => t,
+            None => config.positive("rope_theta")?.unwrap_or(default_theta),
+        };
+        Ok(RopeConfig { params, config, theta })
+    }
+
+    /// Another base, and no scaling: Gemma 3's local layers in the old spelling.
+    pub fn plain(config: Fields<'a>, theta: f64) -> RopeConfig<'a> {
+        RopeConfig { params: None, config, theta }
+    }
+
+    fn number(&self, name: &str) -> Res<Option<f64>> {
+        self.params.map_or(Ok(None), |p| p.number(name))
+    }
+
+    fn need(&self, name: &str) -> Res<f64> {
+        match self.params.map_or(Ok(None), |p| p.positive(name))? {
+            Some(n) => Ok(n),
+            None => Err(ConfigError::Missing(format!("rope_parameters.{name}"))),
+        }
+    }
+
+    fn kind(&self) -> Res<&'a str> {
+        let Some(p) = self.params else { return Ok("default") };
+        Ok(match p.text("rope_type")? {
+            Some(t) => t,
+            None => p.text("type")?.unwrap_or("default"),
+        })
+    }
+
+    /// `partial_rotary_factor` of either spelling.
+    pub fn partial(&self, default: f64) -> Res<f64> {
+        let value = match self.number("partial_rotary_factor")? {
+            Some(f) => Some(f),
+            None => self.config.number("partial_rotary_factor")?,
+        };
+        match value.unwrap_or(default) {
+            f if f > 0.0 && f <= 1.0 => Ok(f),
+            f => Err(bad("partial_rotary_factor", f, "not in (0, 1]")),
+        }
+    }
+
+    /// Positions of the original training, for the types that stretch them.
+    fn original(&self, context: usize) -> Res<f64> {
+        // Phi-3 keeps it outside the rope's own object and gives that one priority.
+        let value = match self.config.context("original_max_position_embeddings")? {
+            Some(n) => Some(n as f64),
+            None => self
+                .params
+                .map_or(Ok(None), |p| p.context("original_max_position_embeddings"))?
+                .map(|n| n as f64),
+        };
+        Ok(value.unwrap_or(context as f64))
+    }
+
+    /// The rope of heads of `head_dim`, of which a part is rotated.
+    pub fn build(
+        &self,
+        head_dim: usize,
+        partial: f64,
+        style: RopeStyle,
+        context: usize,
+    ) -> Res<RopeSpec> {
+        let dim = (head_dim as f64 * partial) as usize;
+        if dim == 0 || !dim.is_multiple_of(2) {
+            return Err(bad("rotary dimension", dim, "not an even number of at least 2"));
+        }
+        let plain: Vec<f64> =
+            (0..dim / 2).map(|i| self.theta.powf(-(2.0 * i as f64) / dim as f64)).collect();
+        let spec = |freqs: Vec<f64>, factor: f64| RopeSpec {
+            rotary_dim: dim,
+            style,
+            freqs: to_freqs(&freqs, factor),
+            long: None,
+        };
+        match self.kind()? {
+            "default" | "none" | "mrope" => Ok(spec(plain, 1.0)),
+            "linear" => {
+                let factor = self.need("factor")?;
+                Ok(spec(plain.iter().map(|f| f / factor).collect(), 1.0))
+            }
+            "llama3" => Ok(spec(self.llama3(&plain, context)?, 1.0)),
+            "yarn" => {
+                let (freqs, factor) = self.yarn(&plain, dim, context)?;
+                Ok(spec(freqs, factor))
+            }
+            "longrope" | "su" => self.longrope(&plain, dim, style, context),
+            other => Err(unsupported(
+                format!("rope type {other}"),
+                "default, linear, llama3, yarn, longrope",
+            )),
+        }
+    }
+
+    fn llama3(&self, plain: &[f64], context: usize) -> Res<Vec<f64>> {
+        let factor = self.need("factor")?;
+        let (low, high) = (self.need("low_freq_factor")?, self.need("high_freq_factor")?);
+        let original = self.original(context)?;
+        if high <= low {
+            return Err(bad("high_freq_factor", high, format!("not above low_freq_factor {low}")));
+        }
+        let scale = |f: &f64| {
+            let wavelen = 2.0 * PI / f;
+            if wavelen < original / high {
+                *f
+            } else if wavelen > original / low {
+                f / factor
+            } else {
+                let smooth = (original / wavelen - low) / (high - low);
+                (1.0 - smooth) * f / factor + smooth * f
+            }
+        };
+        Ok(plain.iter().map(scale).collect())
+    }
+
+    fn yarn_factor(&self, context: usize) -> Res<f64> {
+        match self.number("factor")? {
+            Some(_) => self.need("factor"),
+            None => Ok(context as f64 / self.original(context)?),
+        }
+    }
+
+    /// What DeepSeek multiplies the attention scale with under yarn (`mscale_all_dim`).
+    pub fn yarn_scale(&self, context: usize) -> Res<f64> {
+        let all = self.number("mscale_all_dim")?.unwrap_or(0.0);
+        if self.kind()? == "default" || all == 0.0 {
+            return Ok(1.0);
+        }
+        let m = mscale(self.yarn_factor(context)?, all);
+        Ok(m * m)
+    }
+
+    fn yarn(&self, plain: &[f64], dim: usize, context: usize) -> Res<(Vec<f64>, f64)> {
+        let factor = self.yarn_factor(context)?;
+        let original = self.original(context)?;
+        let attention = match (
+            self.number("attention_factor")?,
+            self.number("mscale")?.filter(|m| *m != 0.0),
+            self.number("mscale_all_dim")?.filter(|m| *m != 0.0),
+        ) {
+            (Some(a), _, _) => a,
+            (None, Some(m), Some(all)) => mscale(factor, m) / mscale(factor, all),
+            _ => mscale(factor, 1.0),
+        };
+        let beta = |name, default| Ok(self.number(name)?.filter(|b| *b > 0.0).unwrap_or(default));
+        let (fast, slow) = (beta("beta_fast", 32.0)?, beta("beta_slow", 1.0)?);
+        let truncate = self.params.map_or(Ok(None), |p| p.flag("truncate"))?.unwrap_or(true);
+        let correction = |rotations: f64| {
+            dim as f64 * (original / (rotations * 2.0 * PI)).ln() / (2.0 * self.theta.ln())
+        };
+        let (mut low, mut high) = (correction(fast), correction(slow));
+        if truncate {
+            (low, high) = (low.floor(), high.ceil());
+        }
+        (low, high) = (low.max(0.0), high.min(dim as f64 - 1.0));
+        if low == high {
+            high += 0.001;
+        }
+        let freqs = plain.iter().enumerate().map(|(i, f)| {
+            let ramp = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
+            f / factor * ramp + f * (1.0 - ramp)
+        });
+        Ok((freqs.collect(), attention))
+    }
+
+    fn longrope(
+        &self,
+        plain: &[f64],
+        dim: usize,
+        style: RopeStyle,
+        context: usize,
+    ) -> Res<RopeSpec> {
+        let list = |name: &str| -> Res<Vec<f64>> {
+            let list = self.params.map_or(Ok(None), |p| p.numbers(name))?;
+            let list =
+                list.ok_or_else(|| ConfigError::Missing(format!("rope_parameters.{name}")))?;
+            if list.len() != dim / 2 || list.iter().any(|f| *f <= 0.0) {
+                let problem = format!("not {} positive numbers", dim / 2);
+                return Err(bad(name, format!("a list of {}", list.len()), problem));
+            }
+            Ok(list)
+        };
+        let (short, long) = (list("short_factor")?, list("long_factor")?);
+        let original = self.original(context)?;
+        let factor = match self.number("factor")? {
+            Some(f) => f,
+            None => context as f64 / original,
+        };
+        let attention = match self.number("attention_factor")? {
+            Some(a) => a,
+            None if factor <= 1.0 || original <= 1.0 => 1.0,
+            None => (1.0 + factor.ln() / original.ln()).sqrt(),
+        };
+        let freqs =
+            |ext: &[f64]| -> Vec<f64> { plain.iter().zip(ext).map(|(f, e)| f / e).collect() };
+        Ok(RopeSpec {
+            rotary_dim: dim,
+            style,
+            freqs: to_freqs(&freqs(&short), attention),
+            long: Some((to_freqs(&freqs(&long), attention), original as usize)),
+        })
+    }
+
+    /// PhiMoE scales sine and cosine by `short_mscale` or `long_mscale` and, in the transformers
+    /// library, keeps the short frequencies for all lengths.
+    pub fn phimoe_mscale(&self, mut spec: RopeSpec, context: usize) -> Res<RopeSpec> {
+        if self.kind()? == "default" {
+            return Ok(spec);
+        }
+        let (short, long) = (self.number("short_mscale")?, self.number("long_mscale")?);
+        let short = short.unwrap_or(f64::from(spec.freqs.factor)) as f32;
+        let long = long.unwrap_or(f64::from(spec.freqs.factor)) as f32;
+        spec.freqs.factor = short;
+        let freqs = RopeFreqs { inv_freq: spec.freqs.inv_freq.clone(), factor: long };
+        spec.long = Some((freqs, self.original(context)? as usize));
+        Ok(spec)
+    }
+}
+
+fn mscale(scale: f64, mscale: f64) -> f64 {
+    if scale <= 1.0 { 1.0 } else { 0.1 * mscale * scale.ln() + 1.0 }
+}
+
+fn to_freqs(freqs: &[f64], factor: f64) -> RopeFreqs {
+    let inv_freq: Arc<[f32]> = freqs.iter().map(|f| *f as f32).collect();
+    RopeFreqs { inv_freq, factor: factor as f32 }
+}

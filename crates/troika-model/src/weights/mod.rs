@@ -1,0 +1,20 @@
+//! Weights: files, how logical weights are cut out of them, and the store devices read from.
+
+mod checkpoint;
+mod error;
+mod gguf;
+mod gguf_meta;
+mod open;
+mod recipe;
+mod safetensors;
+mod scan;
+mod store;
+
+pub use checkpoint::{Checkpoint, StoredTensor};
+pub use error::WeightError;
+pub use gguf::{GgufHeader, GgufTensor, parse as parse_gguf};
+pub use gguf_meta::{GgufMeta, GgufValue};
+pub use open::{FileSource, ModelFiles, open};
+pub use recipe::{Cols, Recipe};
+pub use safetensors::{TensorEntry, parse_header as parse_safetensors};
+pub use store::{ClassBytes, FloatType, MemoryReport, WeightInfo, WeightStore};
