@@ -1,2 +1,36 @@
-//! The troika command.
-fn main() {}
+//! The `troika` command.
+
+mod chat;
+mod cmd;
+mod error;
+mod flags;
+mod interrupt;
+mod output;
+mod resolve;
+mod stats;
+mod trace;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use flags::{Cli, Command};
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let result = match cli.command {
+        Command::Run(args) => cmd::run::run(&args),
+        Command::Show(args) => cmd::show::run(&args),
+        Command::Tokenize(args) => cmd::tokenize::run(&args),
+        Command::Devices(args) => cmd::devices::run(&args),
+        Command::Completions(args) => cmd::completions::run(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) if e.is_closed_pipe() => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("troika: {e}");
+            ExitCode::from(e.exit_code())
+        }
+    }
+}

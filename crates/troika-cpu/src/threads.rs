@@ -41,6 +41,7 @@ struct Shared {
     asleep: Vec<AtomicBool>,
     caller_asleep: AtomicBool,
     stop: AtomicBool,
+    panicked: AtomicBool,
     panic: std::sync::Mutex<Option<String>>,
 }
 
@@ -71,20 +72,21 @@ impl Pool {
             asleep: (0..extra).map(|_| AtomicBool::new(false)).collect(),
             caller_asleep: AtomicBool::new(false),
             stop: AtomicBool::new(false),
+            panicked: AtomicBool::new(false),
             panic: std::sync::Mutex::new(None),
         });
         let mut pool = Pool { shared, threads: Vec::with_capacity(extra) };
         for i in 0..extra {
             let shared = pool.shared.clone();
             let core = cores.filter(|c| !c.is_empty()).map(|c| c[(i + 1) % c.len()]);
-            let handle = std::thread::Builder::new()
-                .name(format!("troika-cpu-{}", i + 1))
-                .spawn(move || {
+            let handle = std::thread::Builder::new().name(format!("troika-cpu-{}", i + 1)).spawn(
+                move || {
                     if let Some(core) = core {
                         pin(core);
                     }
                     shared.serve(i);
-                })?;
+                },
+            )?;
             pool.threads.push(handle);
         }
         Ok(pool)
@@ -126,11 +128,11 @@ impl Pool {
         shared.take_parts(0, work, parts);
         shared.state.fetch_and(!OPEN, Ordering::SeqCst);
         shared.wait_for_workers();
-        // `next` is past the end by more than a panic leaves it only after a panic.
-        match shared.panic.try_lock().ok().and_then(|mut p| p.take()) {
-            Some(why) => Err(Panicked(why)),
-            None => Ok(()),
+        if !shared.panicked.swap(false, Ordering::SeqCst) {
+            return Ok(());
         }
+        let why = shared.panic.lock().ok().and_then(|mut p| p.take());
+        Err(Panicked(why.unwrap_or_default()))
     }
 }
 
@@ -164,6 +166,7 @@ impl Shared {
             if let Ok(mut p) = self.panic.lock() {
                 p.get_or_insert_with(|| message(&*e));
             }
+            self.panicked.store(true, Ordering::SeqCst);
         }
     }
 

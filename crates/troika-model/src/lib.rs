@@ -1,6 +1,8 @@
 //! Models as data: spec, families, weights, tokenizer, chat template, lowering.
 
+pub mod chat;
 pub mod families;
 pub mod lower;
 pub mod spec;
+pub mod tokenizer;
 pub mod weights;

@@ -1,1 +1,34 @@
-//! Troika as a library: open a model, make a session, generate.
+//! Troika as a library: open a model, generate.
+//!
+//! ```no_run
+//! use troika::{Control, Model, OpenOptions, Request};
+//!
+//! let mut model = Model::open("models/tiny-moe".as_ref(), &OpenOptions::default())?;
+//! let (prompt, _) = model.tokenize("It was a dark night")?;
+//! let request = Request { max_tokens: Some(32), ..Request::default() };
+//! model.generate(&prompt, &request, &mut |_token, text| {
+//!     print!("{text}");
+//!     Control::Continue
+//! })?;
+//! # Ok::<(), troika::Error>(())
+//! ```
+
+mod devices;
+mod error;
+mod generation;
+mod open;
+mod session;
+mod text;
+
+pub use devices::{DeviceOptions, measure_bandwidth, open_devices};
+pub use error::Error;
+pub use generation::GenerationDefaults;
+pub use open::{Described, Model, OpenOptions, describe};
+pub use session::{Control, Finish, OnToken, Output, Request, Stats};
+
+pub use troika_device as device;
+pub use troika_engine as engine;
+pub use troika_graph as graph;
+pub use troika_model as model;
+pub use troika_plan as plan;
+pub use troika_trace as trace;

@@ -10,7 +10,11 @@ use crate::spec::{Ffn, Latent, ModelSpec, Moe, Norm, QkNorm, SharedExpert};
 type Res = Result<ModelSpec, ConfigError>;
 
 /// The number of experts, by any of its names, and how many a token visits.
-fn experts(f: Fields<'_>, experts: usize, top_k: usize) -> Result<(usize, usize), ConfigError> {
+pub(super) fn experts(
+    f: Fields<'_>,
+    experts: usize,
+    top_k: usize,
+) -> Result<(usize, usize), ConfigError> {
     let mut n = experts;
     for name in ["num_experts", "num_local_experts", "n_routed_experts"] {
         if let Some(found) = f.count_opt(name)? {

@@ -4,6 +4,7 @@ use troika_graph::Score;
 
 use super::base::{Base, Defaults, Source};
 use super::fields::{ConfigError, Fields, bad};
+use super::moe::experts;
 use super::rope::RopeConfig;
 use crate::spec::{Ffn, Mlp, ModelSpec, Moe, Norm, QkNorm};
 
@@ -47,13 +48,9 @@ pub(super) fn phimoe(f: Fields<'_>, source: &Source) -> Res {
     let bias = f.flag("attention_bias")?.unwrap_or(false);
     (attn.qkv_bias, attn.o_bias) = (bias, bias);
     attn.window = f.window("sliding_window")?;
-    let top_k = f.count_opt("num_experts_per_tok")?.unwrap_or(2);
+    let (experts, top_k) = experts(f, 16, 2)?;
     if top_k != 2 {
         return Err(bad("num_experts_per_tok", top_k, "not 2, which sparsemixer routing needs"));
-    }
-    let experts = f.count_opt("num_local_experts")?.unwrap_or(16);
-    if experts < top_k {
-        return Err(bad("num_local_experts", experts, "fewer than num_experts_per_tok"));
     }
     let moe = Moe {
         experts,

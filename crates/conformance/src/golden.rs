@@ -1,0 +1,194 @@
+//! Models against logits and greedy tokens of the reference library.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use troika::engine::{Feed, Want};
+use troika::model::weights::{FloatType, parse_safetensors};
+use troika::{Model, OpenOptions};
+
+/// Allowed difference to the reference, relative to the largest logit.
+pub const REFERENCE_TOLERANCE: f32 = 2e-4;
+/// Allowed difference between chunkings, relative to the largest logit.
+pub const CHUNK_TOLERANCE: f32 = 1e-5;
+
+type Res<T> = Result<T, Box<dyn std::error::Error>>;
+
+/// A model with its reference outputs.
+#[derive(Clone, Debug)]
+pub struct Case {
+    /// For reports.
+    pub name: String,
+    /// Folder or .gguf file.
+    pub model: PathBuf,
+    /// safetensors with `input_ids`, `logits`, `greedy`.
+    pub golden: PathBuf,
+}
+
+/// Reference outputs.
+#[derive(Clone, Debug)]
+pub struct Golden {
+    /// Prompt.
+    pub input_ids: Vec<u32>,
+    /// `[T, V]`.
+    pub logits: Vec<f32>,
+    /// Tokens that greedy decoding appends.
+    pub greedy: Vec<u32>,
+}
+
+/// What a check measured.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// Largest difference to the reference, relative to the largest logit.
+    pub error: f32,
+    /// Largest difference between any two chunkings, relative to the largest logit.
+    pub chunk_error: f32,
+    /// Whether the greedy tokens are the reference's.
+    pub greedy: bool,
+    /// Prompt tokens.
+    pub tokens: usize,
+}
+
+impl Report {
+    /// Whether all tolerances hold.
+    pub fn holds(&self) -> bool {
+        self.greedy && self.error <= REFERENCE_TOLERANCE && self.chunk_error <= CHUNK_TOLERANCE
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let greedy = if self.greedy { "same" } else { "DIFFER" };
+        write!(
+            f,
+            "max error {:.2e}  chunked {:.2e}  greedy {greedy}  ({} tokens)",
+            self.error, self.chunk_error, self.tokens
+        )
+    }
+}
+
+/// All cases in a folder: checkpoint folders, and .gguf files with a .safetensors beside them.
+///
+/// # Errors
+/// A folder that cannot be read.
+pub fn find(dir: &Path) -> std::io::Result<Vec<Case>> {
+    let mut paths: Vec<PathBuf> =
+        std::fs::read_dir(dir)?.map(|e| Ok(e?.path())).collect::<std::io::Result<_>>()?;
+    paths.push(dir.to_path_buf());
+    let mut cases = Vec::new();
+    for path in paths {
+        let name = path.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
+        let golden = path.join("golden.safetensors");
+        if path.is_dir() && golden.exists() {
+            let name = path.file_name().map_or(name, |n| n.to_string_lossy().into_owned());
+            cases.push(Case { name, model: path, golden });
+        } else if path.extension().is_some_and(|e| e == "gguf") {
+            let golden = path.with_extension("safetensors");
+            if golden.exists() {
+                cases.push(Case { name, model: path, golden });
+            }
+        }
+    }
+    cases.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(cases)
+}
+
+/// Reads reference outputs.
+///
+/// # Errors
+/// A file without them.
+pub fn read_golden(path: &Path) -> Res<Golden> {
+    let bytes = std::fs::read(path)?;
+    let entries = parse_safetensors(&bytes, bytes.len())?;
+    let get = |name: &str| {
+        let e = entries.get(name).ok_or_else(|| format!("{}: no {name}", path.display()))?;
+        Ok::<_, Box<dyn std::error::Error>>(&bytes[e.range.clone()])
+    };
+    let ids = |b: &[u8]| -> Vec<u32> {
+        b.as_chunks::<8>().0.iter().map(|c| i64::from_le_bytes(*c) as u32).collect()
+    };
+    Ok(Golden {
+        input_ids: ids(get("input_ids")?),
+        logits: get("logits")?.as_chunks::<4>().0.iter().map(|c| f32::from_le_bytes(*c)).collect(),
+        greedy: ids(get("greedy")?),
+    })
+}
+
+fn open(case: &Case, chunk: usize) -> Res<Model> {
+    let options = OpenOptions { dtype: FloatType::F32, chunk, ..OpenOptions::default() };
+    Ok(Model::open(&case.model, &options)?)
+}
+
+/// Logits of all positions of a prompt.
+///
+/// # Errors
+/// What the engine reports.
+pub fn all_logits(model: &mut Model, tokens: &[u32]) -> Res<Vec<f32>> {
+    let engine = model.engine();
+    let seq = engine.open();
+    let mut out = Vec::new();
+    engine.run(&[Feed { seq, tokens, want: Want::All }], &mut |_, _, row| {
+        out.extend_from_slice(row);
+    })?;
+    engine.close(seq);
+    Ok(out)
+}
+
+/// Greedy continuation of a prompt.
+///
+/// # Errors
+/// What the engine reports.
+pub fn greedy(model: &mut Model, prompt: &[u32], n: usize) -> Res<Vec<u32>> {
+    let engine = model.engine();
+    let seq = engine.open();
+    let mut tokens = Vec::new();
+    let mut feed = prompt.to_vec();
+    while tokens.len() < n {
+        let mut best = 0;
+        engine.run(&[Feed { seq, tokens: &feed, want: Want::Last }], &mut |_, _, row| {
+            best = (0..row.len()).rev().max_by(|&a, &b| row[a].total_cmp(&row[b])).unwrap_or(0);
+        })?;
+        tokens.push(best as u32);
+        feed = vec![best as u32];
+    }
+    engine.close(seq);
+    Ok(tokens)
+}
+
+/// Largest difference of two sets of logits, relative to the reference's largest.
+pub fn relative_error(got: &[f32], reference: &[f32]) -> f32 {
+    if got.len() != reference.len() {
+        return f32::INFINITY;
+    }
+    let top = reference.iter().fold(0f32, |m, v| m.max(v.abs()));
+    let worst = got.iter().zip(reference).fold(0f32, |m, (a, b)| {
+        let d = (a - b).abs();
+        if d.is_nan() { f32::INFINITY } else { m.max(d) }
+    });
+    worst / top.max(f32::MIN_POSITIVE)
+}
+
+/// Runs a case: whole prompt, chunked, token by token, and greedy decoding, all in f32.
+///
+/// # Errors
+/// A model that does not open or run.
+pub fn check(case: &Case) -> Res<Report> {
+    let golden = read_golden(&case.golden)?;
+    let tokens = golden.input_ids.len();
+    let mut whole = open(case, tokens + 3)?;
+    let logits = all_logits(&mut whole, &golden.input_ids)?;
+    let mut report = Report {
+        error: relative_error(&logits, &golden.logits),
+        chunk_error: 0.0,
+        greedy: greedy(&mut whole, &golden.input_ids, golden.greedy.len())? == golden.greedy,
+        tokens,
+    };
+    for chunk in [1, 7, 16] {
+        let mut model = open(case, chunk)?;
+        let chunked = all_logits(&mut model, &golden.input_ids)?;
+        report.chunk_error = report.chunk_error.max(relative_error(&chunked, &logits));
+        report.greedy &=
+            greedy(&mut model, &golden.input_ids, golden.greedy.len())? == golden.greedy;
+    }
+    Ok(report)
+}

@@ -1,0 +1,3 @@
+//! Conformance cases, as a library so that the project's own tests run them, too.
+
+pub mod golden;

@@ -1,0 +1,39 @@
+//! `troika devices`.
+
+use serde_json::{Map, Value, json};
+use troika::{DeviceOptions, measure_bandwidth, open_devices};
+
+use crate::error::CliError;
+use crate::flags::DevicesArgs;
+use crate::output;
+
+/// Lists devices with their facts.
+///
+/// # Errors
+/// A device that does not open.
+pub fn run(args: &DevicesArgs) -> Result<(), CliError> {
+    let devices = open_devices(&DeviceOptions { threads: args.threads })
+        .map_err(|e| CliError::Troika(e.into()))?;
+    let threads =
+        args.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get()));
+    let bandwidth = measure_bandwidth(threads.max(1));
+    let mut list = Vec::new();
+    let mut text = String::new();
+    for d in &devices {
+        let facts = &d.caps().facts;
+        text.push_str(&format!("{} ({})\n", d.name(), d.kind()));
+        let mut map = Map::new();
+        for (name, value) in facts {
+            text.push_str(&format!("  {name}: {value}\n"));
+            map.insert(name.clone(), value.clone().into());
+        }
+        text.push_str(&format!("  read bandwidth: {bandwidth:.1} GB/s ({threads} threads)\n"));
+        list.push(json!({
+            "name": d.name(),
+            "kind": d.kind().to_string(),
+            "facts": map,
+            "read_gb_per_s": bandwidth,
+        }));
+    }
+    if args.json { output::json(&Value::Array(list)) } else { output::write(&text) }
+}

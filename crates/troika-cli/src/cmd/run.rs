@@ -1,0 +1,194 @@
+//! `troika run`.
+
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use serde_json::json;
+use troika::graph::DType;
+use troika::model::weights::FloatType;
+use troika::trace::Tracer;
+use troika::{Control, DeviceOptions, Model, OpenOptions, Output, Request};
+
+use super::read_stdin;
+use crate::error::CliError;
+use crate::flags::{CacheFlag, DtypeFlag, RunArgs};
+use crate::interrupt::Interrupt;
+use crate::{chat, output, resolve, stats, trace};
+
+/// Generates text for one prompt, or opens a chat.
+///
+/// # Errors
+/// Anything from a missing model to a full disk.
+pub fn run(args: &RunArgs) -> Result<(), CliError> {
+    let path = resolve::model(&args.model)?;
+    let prompt = prompt(args)?;
+    let tracer = if args.trace.is_some() { Tracer::on() } else { Tracer::off() };
+    let mut model = Model::open(&path, &open_options(args, tracer.clone()))?;
+    for w in model.warnings() {
+        eprintln!("warning: {w}");
+    }
+    if args.verbose {
+        eprint!("{}", verbose(&mut model));
+    }
+    let interrupt = Interrupt::listen();
+    let result = match prompt {
+        Prompt::Chat => chat::run(&mut model, args, &interrupt),
+        Prompt::Ids(ids) => once(&mut model, args, &ids, None, &interrupt),
+        Prompt::Text(text) => {
+            let (ids, time) = tokenize(&mut model, args, &text)?;
+            once(&mut model, args, &ids, Some(time), &interrupt)
+        }
+    };
+    let saved = trace::save(&tracer, args.trace.as_deref());
+    result.and(saved)
+}
+
+enum Prompt {
+    Text(String),
+    Ids(Vec<u32>),
+    Chat,
+}
+
+/// Where the prompt comes from: a flag, a file, piped input, or a person.
+fn prompt(args: &RunArgs) -> Result<Prompt, CliError> {
+    if let Some(ids) = &args.prompt_ids {
+        return Ok(Prompt::Ids(ids.clone()));
+    }
+    let text = match (&args.prompt, &args.file) {
+        (Some(p), _) => p.clone(),
+        (None, Some(file)) => read_file(file)?,
+        (None, None) if std::io::stdin().is_terminal() => return Ok(Prompt::Chat),
+        (None, None) => {
+            let text = read_stdin()?;
+            // The newline that ends piped text is the shell's, not the prompt's.
+            text.strip_suffix('\n').unwrap_or(&text).to_string()
+        }
+    };
+    if text.is_empty() {
+        return Err(troika::Error::EmptyPrompt.into());
+    }
+    Ok(Prompt::Text(text))
+}
+
+fn read_file(file: &std::path::Path) -> Result<String, CliError> {
+    let failed = |why: String| CliError::Failure(format!("{}: {why}", file.display()));
+    let bytes = std::fs::read(file).map_err(|e| failed(e.to_string()))?;
+    String::from_utf8(bytes).map_err(|_| failed("it is not UTF-8 text".into()))
+}
+
+fn open_options(args: &RunArgs, tracer: Tracer) -> OpenOptions {
+    OpenOptions {
+        dtype: match args.open.dtype {
+            DtypeFlag::Auto => FloatType::Auto,
+            DtypeFlag::F32 => FloatType::F32,
+            DtypeFlag::F16 => FloatType::F16,
+            DtypeFlag::Bf16 => FloatType::BF16,
+        },
+        context: args.open.ctx_size.filter(|&c| c > 0),
+        chunk: args.open.ubatch_size,
+        kv_dtype: args.open.cache_type.map(|t| match t {
+            CacheFlag::F32 => DType::F32,
+            CacheFlag::F16 => DType::F16,
+        }),
+        devices: DeviceOptions { threads: args.open.threads },
+        scan: true,
+        tracer,
+    }
+}
+
+/// Text to ids: through the chat template when the model has one, unless told otherwise.
+fn tokenize(
+    model: &mut Model,
+    args: &RunArgs,
+    text: &str,
+) -> Result<(Vec<u32>, Duration), CliError> {
+    if args.raw || !model.has_template() {
+        return Ok(model.tokenize(text)?);
+    }
+    let mut messages = chat::system(args);
+    messages.push(json!({"role": "user", "content": text}));
+    let prompt = model.chat_prompt(&messages, serde_json::Map::new(), chat::today())?;
+    Ok(model.tokenize_chat(&prompt)?)
+}
+
+/// The request the flags describe.
+///
+/// # Errors
+/// Flags out of range.
+pub fn request(model: &Model, args: &RunArgs) -> Result<Request, CliError> {
+    Ok(Request {
+        params: args.sampling.resolve(model.defaults())?,
+        max_tokens: usize::try_from(args.n_predict).ok(),
+        stop: args.sampling.stop.clone(),
+        ignore_eos: args.sampling.ignore_eos,
+    })
+}
+
+/// Generates, streaming the text unless JSON is wanted.
+///
+/// # Errors
+/// What the model reports, or a closed standard output.
+pub fn generate(
+    model: &mut Model,
+    args: &RunArgs,
+    ids: &[u32],
+    interrupt: &Interrupt,
+) -> Result<Output, CliError> {
+    let request = request(model, args)?;
+    let ids_only = model.tokenizer().is_none();
+    let mut failed = None;
+    let out = model.generate(ids, &request, &mut |token, text| {
+        let piece = if ids_only { format!("{token} ") } else { text.to_string() };
+        if !args.json && !piece.is_empty() {
+            failed = output::write(&piece).err();
+        }
+        match failed.is_some() || interrupt.pressed() {
+            true => Control::Stop,
+            false => Control::Continue,
+        }
+    })?;
+    match failed {
+        Some(e) => Err(e),
+        None => Ok(out),
+    }
+}
+
+fn once(
+    model: &mut Model,
+    args: &RunArgs,
+    ids: &[u32],
+    tokenizer: Option<Duration>,
+    interrupt: &Interrupt,
+) -> Result<(), CliError> {
+    let out = generate(model, args, ids, interrupt)?;
+    if args.json {
+        let name = resolve::model(&args.model)?.display().to_string();
+        return output::json(&stats::json(&name, &out, tokenizer, model.load_time()));
+    }
+    output::write("\n")?;
+    if !args.quiet {
+        eprint!("{}", stats::text(&out.stats, tokenizer, model.load_time()));
+    }
+    Ok(())
+}
+
+fn verbose(model: &mut Model) -> String {
+    let mib = |n: u64| n as f64 / (1 << 20) as f64;
+    let report = model.store().report();
+    let engine = model.engine().memory();
+    let plan = model.engine().plan().clone();
+    let mut s = format!(
+        "plan: {}, chunk {}, context {}, KV cache {}\n",
+        plan.strategy, plan.chunk, plan.context, plan.kv_dtype
+    );
+    let mut line = |what: &str, n: u64| s.push_str(&format!("{what:>28}: {:.1} MiB\n", mib(n)));
+    line("weights (memory-mapped)", report.mapped);
+    line("weights (copied)", report.owned);
+    for (layout, n) in &report.packed {
+        line(&format!("weights ({layout})"), *n);
+    }
+    line("KV cache (reserved)", engine.kv_cache);
+    line("activations", engine.activations);
+    line("scratch", engine.scratch);
+    s
+}

@@ -1,0 +1,196 @@
+//! `troika show`: what a model is.
+
+use serde_json::{Value, json};
+use troika::model::spec::{Ffn, Layer, ModelSpec, Norm};
+use troika::model::weights::FloatType;
+use troika::{Described, describe};
+
+use crate::error::CliError;
+use crate::flags::ShowArgs;
+use crate::{output, resolve};
+
+/// Prints a model's description.
+///
+/// # Errors
+/// A model that cannot be read.
+pub fn run(args: &ShowArgs) -> Result<(), CliError> {
+    let path = resolve::model(&args.model)?;
+    let described = describe(&path, FloatType::Auto)?;
+    if args.json {
+        return output::json(&as_json(&described, &path.display().to_string()));
+    }
+    output::write(&as_text(&described, &path.display().to_string()))
+}
+
+fn norm(n: Option<Norm>) -> Option<&'static str> {
+    n.map(|n| match n {
+        Norm::Rms { .. } => "RMSNorm",
+        Norm::Layer { .. } => "LayerNorm",
+    })
+}
+
+fn attention(layer: &Layer) -> String {
+    let a = &layer.attn;
+    let mut s = match &a.latent {
+        Some(l) => format!("latent attention, {} heads, kv rank {}", a.heads, l.kv_rank),
+        None => format!("{} heads, {} kv heads, head_dim {}", a.heads, a.kv_heads, a.k_dim),
+    };
+    let mut add = |on: bool, what: String| {
+        if on {
+            s.push_str(", ");
+            s.push_str(&what);
+        }
+    };
+    add(a.window.is_some(), format!("window {}", a.window.unwrap_or(0)));
+    add(a.rope.is_none(), "no rope".into());
+    if let Some(r) = &a.rope {
+        add(r.rotary_dim < a.k_dim, format!("rope on {} of a head", r.rotary_dim));
+        add(r.long.is_some(), "longrope".into());
+    }
+    add(a.qk_norm.is_some(), "q/k norm".into());
+    add(a.qkv_bias, "qkv bias".into());
+    add(a.softcap.is_some(), format!("soft cap {}", a.softcap.unwrap_or(0.0)));
+    add(a.sinks, "sinks".into());
+    s
+}
+
+fn feed_forward(layer: &Layer) -> String {
+    match &layer.ffn {
+        Ffn::Dense(m) => {
+            format!("dense {}{}", m.inter, if m.gated { ", gated" } else { "" })
+        }
+        Ffn::Moe(m) => {
+            let shared = m.shared.map_or(String::new(), |s| format!(", shared expert {}", s.inter));
+            format!("{} experts of {}, top {}{shared}", m.experts, m.inter, m.top_k)
+        }
+    }
+}
+
+fn norms(layer: &Layer) -> String {
+    let parts = [
+        ("before attention", layer.attn_pre),
+        ("after attention", layer.attn_post),
+        ("before feed-forward", layer.ffn_pre),
+        ("after feed-forward", layer.ffn_post),
+    ];
+    let named = parts.iter().filter_map(|(place, n)| Some(format!("{} {place}", norm(*n)?)));
+    let all: Vec<String> = named.collect();
+    let parallel = if layer.parallel { ", parallel block" } else { "" };
+    format!("{}{parallel}", all.join(", "))
+}
+
+/// Layers of one shape, with their indices.
+fn groups(spec: &ModelSpec) -> Vec<(Vec<usize>, String)> {
+    let mut groups: Vec<(Vec<usize>, String)> = Vec::new();
+    for (i, layer) in spec.layers.iter().enumerate() {
+        let text = format!(
+            "    attention     {}\n    feed-forward  {}\n    norms         {}\n",
+            attention(layer),
+            feed_forward(layer),
+            norms(layer)
+        );
+        match groups.iter_mut().find(|g| g.1 == text) {
+            Some(g) => g.0.push(i),
+            None => groups.push((vec![i], text)),
+        }
+    }
+    groups
+}
+
+/// `0-3, 6`.
+fn ranges(list: &[usize]) -> String {
+    let mut parts: Vec<(usize, usize)> = Vec::new();
+    for &i in list {
+        match parts.last_mut() {
+            Some(p) if p.1 + 1 == i => p.1 = i,
+            _ => parts.push((i, i)),
+        }
+    }
+    let show = |&(a, b): &(usize, usize)| if a == b { a.to_string() } else { format!("{a}-{b}") };
+    parts.iter().map(show).collect::<Vec<_>>().join(", ")
+}
+
+/// Parameters a token visits: all but the experts that are not chosen.
+fn active(d: &Described, total: u64) -> u64 {
+    let idle: u64 = d
+        .spec
+        .layers
+        .iter()
+        .map(|l| match &l.ffn {
+            Ffn::Moe(m) => ((m.experts - m.top_k) * 3 * m.inter * d.spec.hidden) as u64,
+            Ffn::Dense(_) => 0,
+        })
+        .sum();
+    total.saturating_sub(idle)
+}
+
+fn bytes(n: u64) -> String {
+    match n {
+        n if n >= 1 << 30 => format!("{:.2} GiB", n as f64 / (1u64 << 30) as f64),
+        n if n >= 1 << 20 => format!("{:.2} MiB", n as f64 / (1u64 << 20) as f64),
+        n => format!("{:.1} KiB", n as f64 / 1024.0),
+    }
+}
+
+fn count(n: u64) -> String {
+    match n {
+        n if n >= 1_000_000_000 => format!("{:.2} B", n as f64 / 1e9),
+        n if n >= 1_000_000 => format!("{:.2} M", n as f64 / 1e6),
+        n => n.to_string(),
+    }
+}
+
+fn as_text(d: &Described, path: &str) -> String {
+    let spec = &d.spec;
+    let classes = d.store.classes();
+    let total: u64 = classes.iter().map(|c| c.parameters).sum();
+    let size: u64 = classes.iter().map(|c| c.bytes).sum();
+    let mut s = format!("{path}\n  architecture  {}\n", spec.family);
+    let active = active(d, total);
+    let of = if active < total { format!(" ({} per token)", count(active)) } else { String::new() };
+    s.push_str(&format!("  parameters    {}{of}\n  bytes         {}\n", count(total), bytes(size)));
+    s.push_str(&format!("  context       {} tokens\n", spec.context));
+    s.push_str(&format!("  vocabulary    {} tokens\n", spec.vocab));
+    s.push_str(&format!("  hidden        {}\n", spec.hidden));
+    let head = if spec.tied { "tied to the embedding" } else { "its own weights" };
+    s.push_str(&format!("  head          {head}\n"));
+    for (layers, text) in groups(spec) {
+        s.push_str(&format!("  layers {} ({})\n{text}", ranges(&layers), layers.len()));
+    }
+    s.push_str("  weights\n");
+    for c in classes {
+        s.push_str(&format!(
+            "    {:<13} {:<6} {:>10} parameters {:>12}\n",
+            c.class,
+            c.dtype.name(),
+            count(c.parameters),
+            bytes(c.bytes)
+        ));
+    }
+    s
+}
+
+fn as_json(d: &Described, path: &str) -> Value {
+    let classes = d.store.classes();
+    let total: u64 = classes.iter().map(|c| c.parameters).sum();
+    let list: Vec<Value> = classes
+        .iter()
+        .map(|c| {
+            json!({
+                "class": c.class, "dtype": c.dtype.name(),
+                "parameters": c.parameters, "bytes": c.bytes,
+            })
+        })
+        .collect();
+    json!({
+        "model": path,
+        "architecture": d.spec.family,
+        "parameters": total,
+        "active_parameters": active(d, total),
+        "bytes": classes.iter().map(|c| c.bytes).sum::<u64>(),
+        "context": d.spec.context,
+        "vocabulary": d.spec.vocab,
+        "weights": list,
+        "spec": serde_json::to_value(&d.spec).unwrap_or(Value::Null),
+    })
+}

@@ -1,0 +1,43 @@
+//! `troika tokenize`.
+
+use serde_json::json;
+use troika::model::tokenizer::Tokenizer;
+use troika::model::weights::{FileSource, open};
+
+use super::read_stdin;
+use crate::error::CliError;
+use crate::flags::TokenizeArgs;
+use crate::{output, resolve};
+
+/// Prints ids, with their tokens.
+///
+/// # Errors
+/// A model without a tokenizer, input that is not text.
+pub fn run(args: &TokenizeArgs) -> Result<(), CliError> {
+    let path = resolve::model(&args.model)?;
+    let text = match &args.prompt {
+        Some(p) => p.clone(),
+        None => read_stdin()?,
+    };
+    let files = open(&path).map_err(troika::Error::from)?;
+    let tokenizer = match &files.source {
+        FileSource::HuggingFace { dir, .. } => Tokenizer::from_hf_dir(dir),
+        FileSource::Gguf { meta, .. } => Tokenizer::from_gguf(meta).map(|t| t.map(|t| t.0)),
+    };
+    let none = || troika::Error::NoTokenizer(path.display().to_string());
+    let tokenizer = tokenizer.map_err(troika::Error::from)?.ok_or_else(none)?;
+    let ids = tokenizer
+        .encode(&text, !args.no_bos, !args.no_parse_special)
+        .map_err(troika::Error::from)?;
+    let token = |id: &u32| tokenizer.token(*id).unwrap_or_default();
+    if args.json {
+        let tokens: Vec<String> = ids.iter().map(token).collect();
+        return output::json(&json!({"ids": ids, "tokens": tokens}));
+    }
+    if args.ids {
+        let list: Vec<String> = ids.iter().map(u32::to_string).collect();
+        return output::write(&format!("{}\n", list.join(",")));
+    }
+    let lines: String = ids.iter().map(|id| format!("{id:>7} -> {:?}\n", token(id))).collect();
+    output::write(&lines)
+}

@@ -1,0 +1,37 @@
+//! Errors of the command, with their exit codes: 2 for usage, 1 for failure.
+
+use std::io;
+
+/// What ends the command.
+#[derive(Debug, thiserror::Error)]
+pub enum CliError {
+    /// A flag or argument that makes no sense.
+    #[error("{0}")]
+    Usage(String),
+    /// Something that did not work.
+    #[error("{0}")]
+    Failure(String),
+    /// Writing the answer.
+    #[error("cannot write to standard output: {0}")]
+    Stdout(io::Error),
+    /// The library's errors.
+    #[error(transparent)]
+    Troika(#[from] troika::Error),
+}
+
+impl CliError {
+    /// Whoever read the output went away: not an error.
+    pub fn is_closed_pipe(&self) -> bool {
+        matches!(self, CliError::Stdout(e) if e.kind() == io::ErrorKind::BrokenPipe)
+    }
+
+    /// The process's exit code.
+    pub fn exit_code(&self) -> u8 {
+        use troika::Error as E;
+        match self {
+            CliError::Usage(_) => 2,
+            CliError::Troika(E::Param(_) | E::EmptyPrompt | E::Plan(_)) => 2,
+            _ => 1,
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! Flags, as the user gives them. Names follow llama.cpp where it has them; each flag has an
+//! environment twin `TROIKA_*`.
+
+mod sampling;
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+pub use sampling::SamplingArgs;
+
+/// Runs large language models on the processors of this machine.
+#[derive(Parser)]
+#[command(name = "troika", version, max_term_width = 100, propagate_version = true)]
+#[command(after_help = "Without a MODEL, commands use the small built-in model.\n\
+    Exit codes: 0 success, 1 failure, 2 wrong usage.")]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Verbs.
+#[derive(Subcommand)]
+pub enum Command {
+    /// Generate text, or chat when there is no prompt and a terminal
+    Run(Box<RunArgs>),
+    /// Say what a model is: architecture, parameters, bytes
+    Show(ShowArgs),
+    /// Turn text into token ids
+    Tokenize(TokenizeArgs),
+    /// List the devices of this machine
+    Devices(DevicesArgs),
+    /// Print a completion script for a shell
+    Completions(CompletionArgs),
+}
+
+/// Which model.
+#[derive(Args)]
+pub struct ModelArgs {
+    /// A folder (config.json + safetensors), a .gguf file, or a Hub id such as Qwen/Qwen3-0.6B or
+    /// owner/name:Q4_K_M [default: the built-in model]
+    #[arg(value_name = "MODEL")]
+    pub positional: Option<String>,
+    /// The same, as llama.cpp spells it
+    #[arg(short, long, env = "TROIKA_MODEL", conflicts_with = "positional")]
+    pub model: Option<String>,
+}
+
+/// Type float weights are computed in.
+#[derive(Clone, Copy, ValueEnum, PartialEq, Eq)]
+pub enum DtypeFlag {
+    /// As the file has them
+    Auto,
+    /// Single precision
+    F32,
+    /// bfloat16
+    Bf16,
+    /// Half precision
+    F16,
+}
+
+/// Element type of the KV cache.
+#[derive(Clone, Copy, ValueEnum, PartialEq, Eq)]
+pub enum CacheFlag {
+    /// Single precision
+    F32,
+    /// Half precision
+    F16,
+}
+
+/// How to open it.
+#[derive(Args)]
+pub struct OpenArgs {
+    /// Context length in tokens [default: the model's]
+    #[arg(short, long, value_name = "N", env = "TROIKA_CTX_SIZE")]
+    pub ctx_size: Option<usize>,
+    /// Threads [default: one per core]
+    #[arg(short, long, value_name = "N", env = "TROIKA_THREADS")]
+    pub threads: Option<usize>,
+    /// Prompt tokens computed at once
+    #[arg(long, value_name = "N", default_value_t = 512, env = "TROIKA_UBATCH_SIZE")]
+    pub ubatch_size: usize,
+    /// Type float weights are computed in
+    #[arg(long, value_enum, default_value = "auto", env = "TROIKA_DTYPE")]
+    pub dtype: DtypeFlag,
+    /// Type of the KV cache [default: f32 for f32 models, else f16]
+    #[arg(long, value_enum, env = "TROIKA_CACHE_TYPE")]
+    pub cache_type: Option<CacheFlag>,
+}
+
+/// `troika run`.
+#[derive(Args)]
+pub struct RunArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// The prompt; read from standard input when that is not a terminal
+    #[arg(short, long, env = "TROIKA_PROMPT", conflicts_with_all = ["file", "prompt_ids"])]
+    pub prompt: Option<String>,
+    /// Read the prompt from a file
+    #[arg(short, long, value_name = "FILE", env = "TROIKA_FILE", conflicts_with = "prompt_ids")]
+    pub file: Option<PathBuf>,
+    /// The prompt as token ids, for instance 5,6,7; needs no tokenizer
+    #[arg(long, value_name = "IDS", value_delimiter = ',', env = "TROIKA_PROMPT_IDS")]
+    pub prompt_ids: Option<Vec<u32>>,
+    /// System message of the conversation
+    #[arg(long, alias = "sys", value_name = "TEXT", env = "TROIKA_SYSTEM_PROMPT")]
+    pub system_prompt: Option<String>,
+    /// Give the prompt to the model as it is, without its chat template
+    #[arg(long, alias = "no-conversation", env = "TROIKA_RAW")]
+    pub raw: bool,
+    /// Tokens to generate; -1: until the model stops or the context is full
+    #[arg(
+        short,
+        long = "n-predict",
+        visible_alias = "predict",
+        value_name = "N",
+        default_value_t = -1,
+        allow_negative_numbers = true,
+        env = "TROIKA_N_PREDICT"
+    )]
+    pub n_predict: i64,
+    #[command(flatten)]
+    pub open: OpenArgs,
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+    /// Print one JSON object instead of the text
+    #[arg(long, env = "TROIKA_JSON")]
+    pub json: bool,
+    /// Write a Chrome trace of the run (opens in Perfetto)
+    #[arg(long, value_name = "FILE", env = "TROIKA_TRACE")]
+    pub trace: Option<PathBuf>,
+    /// Print what is loaded and how memory is used; check weights for NaN
+    #[arg(short, long, env = "TROIKA_VERBOSE")]
+    pub verbose: bool,
+    /// Do not print the figures at the end
+    #[arg(short, long, env = "TROIKA_QUIET")]
+    pub quiet: bool,
+}
+
+/// `troika show`.
+#[derive(Args)]
+pub struct ShowArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Print one JSON object
+    #[arg(long, env = "TROIKA_JSON")]
+    pub json: bool,
+}
+
+/// `troika tokenize`.
+#[derive(Args)]
+pub struct TokenizeArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// The text; read from standard input when absent
+    #[arg(short, long, env = "TROIKA_PROMPT")]
+    pub prompt: Option<String>,
+    /// Do not add BOS
+    #[arg(long, env = "TROIKA_NO_BOS")]
+    pub no_bos: bool,
+    /// Read special tokens in the text as plain text
+    #[arg(long, env = "TROIKA_NO_PARSE_SPECIAL")]
+    pub no_parse_special: bool,
+    /// Print only the ids, as a list
+    #[arg(long, env = "TROIKA_IDS")]
+    pub ids: bool,
+    /// Print one JSON object
+    #[arg(long, env = "TROIKA_JSON")]
+    pub json: bool,
+}
+
+/// `troika devices`.
+#[derive(Args)]
+pub struct DevicesArgs {
+    /// Threads to measure with [default: one per core]
+    #[arg(short, long, value_name = "N", env = "TROIKA_THREADS")]
+    pub threads: Option<usize>,
+    /// Print one JSON object
+    #[arg(long, env = "TROIKA_JSON")]
+    pub json: bool,
+}
+
+/// `troika completions`.
+#[derive(Args)]
+pub struct CompletionArgs {
+    /// Which shell
+    #[arg(value_enum)]
+    pub shell: clap_complete::Shell,
+}

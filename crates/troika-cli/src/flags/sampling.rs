@@ -1,0 +1,141 @@
+//! Sampling flags and what they mean for a model.
+
+use std::collections::BTreeMap;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use clap::Args;
+use troika::GenerationDefaults;
+use troika::engine::sample::SampleParams;
+
+use crate::error::CliError;
+
+/// Sampling, with llama.cpp's names. A flag wins over the model's generation_config.json, which
+/// wins over llama.cpp's defaults.
+#[derive(Args)]
+#[command(next_help_heading = "Sampling")]
+pub struct SamplingArgs {
+    /// Temperature; 0 takes the most likely token [default: the model's, or 0.8]
+    #[arg(long, value_name = "T", env = "TROIKA_TEMP", allow_negative_numbers = true)]
+    pub temp: Option<f32>,
+    /// Keep the K most likely tokens; 0: all [default: the model's, or 40]
+    #[arg(long, value_name = "K", env = "TROIKA_TOP_K", allow_negative_numbers = true)]
+    pub top_k: Option<i64>,
+    /// Keep the smallest set whose probability reaches P; 1: all [default: the model's, or 0.95]
+    #[arg(long, value_name = "P", env = "TROIKA_TOP_P", allow_negative_numbers = true)]
+    pub top_p: Option<f32>,
+    /// Keep tokens at least P times as likely as the best; 0: all [default: the model's, or 0.05]
+    #[arg(long, value_name = "P", env = "TROIKA_MIN_P", allow_negative_numbers = true)]
+    pub min_p: Option<f32>,
+    /// Penalty on tokens seen before; 1: none [default: the model's, or 1]
+    #[arg(long, value_name = "R", env = "TROIKA_REPEAT_PENALTY", allow_negative_numbers = true)]
+    pub repeat_penalty: Option<f32>,
+    /// Tokens the penalties look back; 0: none, -1: all
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 64,
+        env = "TROIKA_REPEAT_LAST_N",
+        allow_negative_numbers = true
+    )]
+    pub repeat_last_n: i64,
+    /// Subtracted once from tokens seen before
+    #[arg(
+        long,
+        value_name = "X",
+        default_value_t = 0.0,
+        env = "TROIKA_PRESENCE_PENALTY",
+        allow_negative_numbers = true
+    )]
+    pub presence_penalty: f32,
+    /// Subtracted from tokens seen before, once per occurrence
+    #[arg(
+        long,
+        value_name = "X",
+        default_value_t = 0.0,
+        env = "TROIKA_FREQUENCY_PENALTY",
+        allow_negative_numbers = true
+    )]
+    pub frequency_penalty: f32,
+    /// Changes a token's logit: TOKEN+BIAS or TOKEN-BIAS, for instance 15043-1
+    #[arg(short, long, value_name = "TOKEN(+/-)BIAS", env = "TROIKA_LOGIT_BIAS")]
+    pub logit_bias: Vec<String>,
+    /// Seed; -1: another one each time
+    #[arg(
+        short,
+        long,
+        value_name = "N",
+        default_value_t = -1,
+        env = "TROIKA_SEED",
+        allow_negative_numbers = true
+    )]
+    pub seed: i64,
+    /// Go on after the end-of-text token
+    #[arg(long, env = "TROIKA_IGNORE_EOS")]
+    pub ignore_eos: bool,
+    /// Text that ends the generation (repeatable)
+    #[arg(short = 'r', long = "stop", visible_alias = "reverse-prompt", value_name = "TEXT")]
+    pub stop: Vec<String>,
+}
+
+impl SamplingArgs {
+    /// The parameters for a model.
+    ///
+    /// # Errors
+    /// A logit bias that does not parse.
+    pub fn resolve(&self, d: &GenerationDefaults) -> Result<SampleParams, CliError> {
+        let base = SampleParams::default();
+        let greedy = d.do_sample == Some(false);
+        let recommended = if greedy { Some(0.0) } else { d.temperature };
+        Ok(SampleParams {
+            temperature: self.temp.or(recommended).unwrap_or(base.temperature).max(0.0),
+            top_k: match self.top_k {
+                Some(k) => usize::try_from(k).unwrap_or(0),
+                None => d.top_k.unwrap_or(base.top_k),
+            },
+            top_p: self.top_p.or(d.top_p).unwrap_or(base.top_p),
+            min_p: self.min_p.or(d.min_p).unwrap_or(base.min_p),
+            repeat_penalty: self.repeat_penalty.or(d.repeat_penalty).unwrap_or(base.repeat_penalty),
+            repeat_last_n: usize::try_from(self.repeat_last_n).unwrap_or(usize::MAX),
+            presence_penalty: self.presence_penalty,
+            frequency_penalty: self.frequency_penalty,
+            logit_bias: self.biases()?,
+            seed: u64::try_from(self.seed).unwrap_or_else(|_| fresh_seed()),
+        })
+    }
+
+    fn biases(&self) -> Result<BTreeMap<u32, f32>, CliError> {
+        self.logit_bias.iter().map(|s| parse_bias(s)).collect()
+    }
+}
+
+fn parse_bias(s: &str) -> Result<(u32, f32), CliError> {
+    let wrong = || {
+        CliError::Usage(format!("--logit-bias {s:?} is not TOKEN+BIAS or TOKEN-BIAS, as 15043-1"))
+    };
+    let at = s.find(['+', '-']).ok_or_else(wrong)?;
+    let (token, bias) = s.split_at(at);
+    let bias = match bias {
+        "-inf" => f32::MIN,
+        b => b.parse::<f32>().ok().filter(|b| b.is_finite()).ok_or_else(wrong)?,
+    };
+    Ok((token.parse().map_err(|_| wrong())?, bias))
+}
+
+fn fresh_seed() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    now.as_nanos() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parse_bias;
+
+    #[test]
+    fn biases_parse_or_are_refused() {
+        assert_eq!(parse_bias("15+0.5").unwrap(), (15, 0.5));
+        assert_eq!(parse_bias("15-2").unwrap(), (15, -2.0));
+        for bad in ["15", "+2", "x-1", "15+nan", ""] {
+            assert!(parse_bias(bad).is_err(), "{bad}");
+        }
+    }
+}

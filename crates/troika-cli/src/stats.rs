@@ -1,0 +1,71 @@
+//! Figures at the end of a run.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use troika::{Output, Stats};
+
+/// Peak memory of this process in bytes, where the system tells.
+pub fn peak_memory() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find(|l| l.starts_with("VmHWM:"))?;
+    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
+    Some(kib * 1024)
+}
+
+fn ms(d: Duration) -> f64 {
+    (d.as_secs_f64() * 1e6).round() / 1e3
+}
+
+/// The figures for people.
+pub fn text(stats: &Stats, tokenizer: Option<Duration>, load: Duration) -> String {
+    let mut s = String::new();
+    let mut line = |name: &str, value: String| s.push_str(&format!("{name:>12}: {value}\n"));
+    line("load", format!("{:.1} ms", ms(load)));
+    if let Some(t) = tokenizer {
+        line("tokenizer", format!("{:.2} ms", ms(t)));
+    }
+    line("TTFT", format!("{:.2} ms", ms(stats.ttft)));
+    let cached = match stats.cached_tokens {
+        0 => String::new(),
+        n => format!(", {n} cached"),
+    };
+    line(
+        "prefill",
+        format!("{:.1} tok/s ({} tokens{cached})", stats.prefill_rate(), stats.prompt_tokens),
+    );
+    if let Some(tpot) = stats.tpot() {
+        line("TPOT", format!("{:.2} ms", ms(tpot)));
+        line(
+            "decode",
+            format!("{:.1} tok/s ({} tokens)", stats.decode_rate(), stats.generated_tokens),
+        );
+    }
+    if let Some(peak) = peak_memory() {
+        line("peak memory", format!("{:.1} MiB", peak as f64 / (1 << 20) as f64));
+    }
+    s
+}
+
+/// The figures and the answer for machines.
+pub fn json(model: &str, output: &Output, tokenizer: Option<Duration>, load: Duration) -> Value {
+    let s = &output.stats;
+    json!({
+        "model": model,
+        "tokens": output.tokens,
+        "text": output.text,
+        "finish_reason": output.finish.name(),
+        "prompt_tokens": s.prompt_tokens,
+        "cached_tokens": s.cached_tokens,
+        "generated_tokens": s.generated_tokens,
+        "timings": {
+            "load_ms": ms(load),
+            "tokenizer_ms": tokenizer.map(ms),
+            "ttft_ms": ms(s.ttft),
+            "prefill_tok_per_s": s.prefill_rate(),
+            "tpot_ms": s.tpot().map(ms),
+            "decode_tok_per_s": s.decode_rate(),
+        },
+        "peak_memory_bytes": peak_memory(),
+    })
+}

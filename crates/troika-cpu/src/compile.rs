@@ -1,0 +1,479 @@
+//! From a subgraph to an executable: weights fetched, values given places.
+
+use troika_device::{DeviceError, WeightBytes, WeightSource};
+use troika_graph::{
+    Attention, DType, Dim, GraphHash, KvAppend, Node, Op, Rope, Router, Subgraph, ValueId,
+    WeightRef,
+};
+
+use crate::kernels::elementwise::{Element, Slice};
+use crate::kernels::linear::WeightView;
+use crate::kernels::{attention, linear, moe, rope, router};
+use crate::memory::LINE;
+
+/// Where a value lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// Binding of an input.
+    Input(usize),
+    /// Binding of a state.
+    State(usize),
+    /// Binding of an output.
+    Output(usize),
+    /// In the arena; floats before it per row.
+    Temp(usize),
+    /// Never computed nor bound.
+    Nowhere,
+}
+
+/// A value of the executable.
+#[derive(Clone, Debug)]
+pub(crate) struct Slot {
+    pub name: String,
+    pub place: Place,
+    pub cols: usize,
+    pub dtype: DType,
+    /// First dimension.
+    pub rows: Dim,
+}
+
+/// A weight, kept alive by the executable.
+#[derive(Clone, Debug)]
+pub(crate) struct Matrix {
+    dtype: DType,
+    rows: usize,
+    cols: usize,
+    bytes: WeightBytes,
+}
+
+impl Matrix {
+    pub fn view(&self) -> WeightView<'_> {
+        WeightView { dtype: self.dtype, bytes: &self.bytes, rows: self.rows, cols: self.cols }
+    }
+}
+
+/// A vector in f32.
+#[derive(Clone, Debug)]
+pub(crate) struct Vector(WeightBytes);
+
+impl Vector {
+    pub fn floats(&self) -> &[f32] {
+        // Checked when made.
+        bytemuck::try_cast_slice(&self.0).unwrap_or(&[])
+    }
+}
+
+/// The weights of an expert.
+#[derive(Clone, Debug)]
+pub(crate) struct ExpertWeights {
+    pub gate: Matrix,
+    pub up: Matrix,
+    pub down: Matrix,
+    pub bias: [Option<Vector>; 3],
+}
+
+/// An op with its weights.
+#[derive(Clone, Debug)]
+pub(crate) enum Code {
+    Embed { table: Matrix, scale: f32 },
+    RmsNorm { weight: Option<Vector>, eps: f32, offset: f32, group: usize },
+    LayerNorm { weight: Vector, bias: Option<Vector>, eps: f32, group: usize },
+    Linear { weight: Matrix, bias: Option<Vector> },
+    HeadLinear { weights: Vec<Matrix> },
+    Rope(Rope),
+    KvAppend(KvAppend),
+    Attention { op: Attention, sinks: Option<Vector> },
+    Element(Element),
+    SigmoidGate,
+    SliceCols(Slice),
+    ConcatCols { groups: usize },
+    Router(Router),
+    Experts { experts: Vec<ExpertWeights>, act: troika_graph::Activation },
+}
+
+/// An op with its operands, as indices of slots.
+#[derive(Clone, Debug)]
+pub(crate) struct Step {
+    pub code: Code,
+    pub name: &'static str,
+    pub inputs: Vec<usize>,
+    pub states: Vec<usize>,
+    pub outputs: Vec<usize>,
+}
+
+/// A subgraph ready to run.
+#[derive(Debug)]
+pub(crate) struct Executable {
+    pub name: String,
+    /// Which subgraph it was made of.
+    #[allow(dead_code)]
+    pub hash: GraphHash,
+    pub slots: Vec<Slot>,
+    pub inputs: Vec<usize>,
+    pub states: Vec<usize>,
+    /// Whether a state is written.
+    pub state_written: Vec<bool>,
+    pub outputs: Vec<usize>,
+    pub steps: Vec<Step>,
+    /// Outputs that hold another place's value: (slot it is in, output binding).
+    pub copies: Vec<(usize, usize)>,
+    /// Most rows of a run.
+    pub max_rows: usize,
+    /// Arena floats per row.
+    pub temp_floats: usize,
+    /// Working floats of an op, per row.
+    pub work_floats: usize,
+    /// Working words of an op: per row, and beside.
+    pub work_words: (usize, usize),
+    /// Scratch floats per worker.
+    pub worker_floats: usize,
+    /// Whether ops look at the step, and the page-table groups they use.
+    pub uses_step: bool,
+    pub groups: Vec<usize>,
+}
+
+impl Executable {
+    /// Bytes a run needs at most.
+    pub fn scratch_bytes(&self, threads: usize) -> u64 {
+        let rows = self.max_rows * (self.temp_floats + self.work_floats + self.work_words.0);
+        (4 * (rows + self.work_words.1 + threads * self.worker_floats)) as u64
+    }
+}
+
+/// Compiles a subgraph.
+pub(crate) fn compile(
+    device: &str,
+    graph: &Subgraph,
+    weights: &dyn WeightSource,
+) -> Result<Executable, DeviceError> {
+    let c = Compiler { device, graph, weights };
+    c.check_ids()?;
+    let steps = graph.nodes.iter().map(|n| c.step(n)).collect::<Result<Vec<_>, _>>()?;
+    let (places, copies, temp_floats) = place(graph);
+    let slot = |(v, place): (&troika_graph::Value, Place)| Slot {
+        name: v.name.clone(),
+        place,
+        cols: v.shape.row_len(),
+        dtype: v.dtype,
+        rows: v.shape.0.first().copied().unwrap_or(Dim::Fixed(1)),
+    };
+    let index = |ids: &[ValueId]| ids.iter().map(|v| v.0 as usize).collect::<Vec<_>>();
+    let written = |s: &ValueId| {
+        let writes = |n: &Node| matches!(n.op, Op::KvAppend(_)) && n.states.contains(s);
+        graph.nodes.iter().any(writes)
+    };
+    let mut exe = Executable {
+        name: graph.name.clone(),
+        hash: GraphHash::of(graph),
+        slots: graph.values.iter().zip(places).map(slot).collect(),
+        inputs: index(&graph.inputs),
+        states: index(&graph.states),
+        state_written: graph.states.iter().map(written).collect(),
+        outputs: index(&graph.outputs),
+        steps: Vec::new(),
+        copies,
+        max_rows: graph.max_rows(),
+        temp_floats,
+        work_floats: 0,
+        work_words: (0, 0),
+        worker_floats: linear::worker_floats(),
+        uses_step: false,
+        groups: Vec::new(),
+    };
+    for s in &steps {
+        needs(&mut exe, s);
+    }
+    exe.worker_floats = exe.worker_floats.next_multiple_of(LINE);
+    exe.steps = steps;
+    Ok(exe)
+}
+
+/// Notes what a step needs beside its operands.
+fn needs(exe: &mut Executable, step: &Step) {
+    let mut worker = 0;
+    match &step.code {
+        Code::Rope(r) => {
+            worker = rope::worker_floats(r);
+            exe.uses_step |= r.long.is_some();
+        }
+        Code::KvAppend(k) => {
+            exe.uses_step = true;
+            exe.groups.push(k.group);
+        }
+        Code::Attention { op, .. } => {
+            worker = attention::worker_floats(op);
+            exe.uses_step = true;
+            exe.groups.push(op.group);
+        }
+        Code::Router(r) => worker = router::worker_floats(r),
+        Code::Experts { experts, .. } => {
+            worker = moe::worker_floats();
+            let top_k = exe.slots[step.inputs[1]].cols;
+            let (k, inter) = (experts[0].gate.cols, experts[0].gate.rows);
+            exe.work_floats = exe.work_floats.max(moe::floats(top_k, k, inter));
+            let words = moe::words(0, experts.len());
+            exe.work_words = (exe.work_words.0.max(top_k), exe.work_words.1.max(words));
+        }
+        _ => {}
+    }
+    exe.worker_floats = exe.worker_floats.max(worker);
+}
+
+/// Gives every value a place: bindings where there are, else arena room that is free again after
+/// the value's last use. Also outputs to copy at the end, and the arena's floats per row.
+fn place(graph: &Subgraph) -> (Vec<Place>, Vec<(usize, usize)>, usize) {
+    let mut places = vec![Place::Nowhere; graph.values.len()];
+    let mut copies = Vec::new();
+    for (i, v) in graph.inputs.iter().enumerate() {
+        places[v.0 as usize] = Place::Input(i);
+    }
+    for (i, v) in graph.states.iter().enumerate() {
+        places[v.0 as usize] = Place::State(i);
+    }
+    for (i, v) in graph.outputs.iter().enumerate() {
+        match &mut places[v.0 as usize] {
+            p @ Place::Nowhere => *p = Place::Output(i),
+            _ => copies.push((v.0 as usize, i)),
+        }
+    }
+    let mut last_use = vec![0; graph.values.len()];
+    for (i, n) in graph.nodes.iter().enumerate() {
+        n.inputs.iter().chain(&n.outputs).for_each(|v| last_use[v.0 as usize] = i);
+    }
+    // Rooms are (first float, floats) per row; all are whole cache lines.
+    let mut free: Vec<(usize, usize)> = Vec::new();
+    let mut floats = 0;
+    for (i, n) in graph.nodes.iter().enumerate() {
+        for v in &n.outputs {
+            let index = v.0 as usize;
+            if places[index] == Place::Nowhere {
+                let size = graph.value(*v).shape.row_len().next_multiple_of(LINE);
+                places[index] = Place::Temp(take_room(&mut free, &mut floats, size));
+            }
+        }
+        let mut done: Vec<ValueId> = n.inputs.iter().chain(&n.outputs).copied().collect();
+        done.sort_unstable();
+        done.dedup();
+        for v in done.into_iter().filter(|v| last_use[v.0 as usize] == i) {
+            if let Place::Temp(at) = places[v.0 as usize] {
+                give_room(&mut free, at, graph.value(v).shape.row_len().next_multiple_of(LINE));
+            }
+        }
+    }
+    (places, copies, floats)
+}
+
+/// The smallest free room that fits, or new room at the end.
+fn take_room(free: &mut Vec<(usize, usize)>, floats: &mut usize, size: usize) -> usize {
+    let fits = free.iter().enumerate().filter(|(_, r)| r.1 >= size).min_by_key(|(_, r)| r.1);
+    if let Some((i, &(at, len))) = fits {
+        if len == size {
+            free.swap_remove(i);
+        } else {
+            free[i] = (at + size, len - size);
+        }
+        return at;
+    }
+    *floats += size;
+    *floats - size
+}
+
+/// Returns room, joined with free neighbours.
+fn give_room(free: &mut Vec<(usize, usize)>, mut at: usize, mut len: usize) {
+    free.retain(|&(a, l)| {
+        let touches = a + l == at || at + len == a;
+        if touches {
+            at = at.min(a);
+            len += l;
+        }
+        !touches
+    });
+    free.push((at, len));
+}
+
+struct Compiler<'a> {
+    device: &'a str,
+    graph: &'a Subgraph,
+    weights: &'a dyn WeightSource,
+}
+
+impl Compiler<'_> {
+    fn refuse<T>(&self, op: &str, why: impl Into<String>) -> Result<T, DeviceError> {
+        Err(DeviceError::Unsupported {
+            device: self.device.into(),
+            op: op.into(),
+            graph: self.graph.name.clone(),
+            why: why.into(),
+        })
+    }
+
+    /// A subgraph can be made without its builder, so ids are checked here too.
+    fn check_ids(&self) -> Result<(), DeviceError> {
+        let g = self.graph;
+        let nodes = g.nodes.iter().flat_map(|n| n.inputs.iter().chain(&n.states).chain(&n.outputs));
+        let mut all = g.inputs.iter().chain(&g.states).chain(&g.outputs).chain(nodes);
+        if all.any(|v| v.0 as usize >= g.values.len()) {
+            return self.refuse("graph", "an operand is not among its values");
+        }
+        for v in &g.values {
+            let state = g.states.iter().any(|s| g.value(*s) == v);
+            let ok = matches!(v.dtype, DType::F32 | DType::I32) || state && v.dtype == DType::F16;
+            if !ok {
+                return self.refuse("graph", format!("value {} has type {}", v.name, v.dtype));
+            }
+        }
+        Ok(())
+    }
+
+    fn matrix(&self, w: WeightRef) -> Result<Matrix, DeviceError> {
+        let Some(decl) = self.graph.weights.get(w.0 as usize) else {
+            return self.refuse("graph", "a weight is not among its weights");
+        };
+        let data = self.weights.weight(&decl.name)?;
+        let wrong = |why: String| Err(DeviceError::Weight { name: decl.name.to_string(), why });
+        if (data.rows, data.cols, data.dtype) != (decl.rows, decl.cols, decl.dtype) {
+            return wrong(format!(
+                "is {}x{} {}, the graph says {}x{} {}",
+                data.rows, data.cols, data.dtype, decl.rows, decl.cols, decl.dtype
+            ));
+        }
+        let need = data.dtype.row_bytes(data.cols).and_then(|r| r.checked_mul(data.rows));
+        if need != Some(data.bytes.len()) || data.dtype == DType::I32 {
+            return wrong(format!("{} bytes do not hold it", data.bytes.len()));
+        }
+        let aligned = match data.dtype {
+            DType::F32 => bytemuck::try_cast_slice::<u8, f32>(&data.bytes).is_ok(),
+            DType::F16 | DType::BF16 => bytemuck::try_cast_slice::<u8, u16>(&data.bytes).is_ok(),
+            _ => true,
+        };
+        if !aligned {
+            return wrong("is not aligned to its element size".into());
+        }
+        Ok(Matrix { dtype: data.dtype, rows: data.rows, cols: data.cols, bytes: data.bytes })
+    }
+
+    /// A vector, converted once to f32.
+    fn vector(&self, w: WeightRef) -> Result<Vector, DeviceError> {
+        let Some(decl) = self.graph.weights.get(w.0 as usize) else {
+            return self.refuse("graph", "a weight is not among its weights");
+        };
+        let name = &decl.name;
+        let packed = self.weights.packed(name, "f32", &mut |data| {
+            let len = data.rows * data.cols;
+            if data.dtype.row_bytes(len) != Some(data.bytes.len()) || data.dtype == DType::I32 {
+                let why = format!("{} bytes do not hold it", data.bytes.len());
+                return Err(DeviceError::Weight { name: name.to_string(), why });
+            }
+            let mut floats = vec![0.0f32; len];
+            troika_graph::blocks::dequantize(data.dtype, &data.bytes, &mut floats);
+            Ok(bytemuck::cast_slice(&floats).to_vec())
+        })?;
+        let floats = bytemuck::try_cast_slice::<u8, f32>(&packed.bytes);
+        match floats.map(<[f32]>::len) {
+            Ok(len) if len == decl.rows * decl.cols => Ok(Vector(packed.bytes)),
+            Ok(len) => Err(DeviceError::Weight {
+                name: name.to_string(),
+                why: format!("has {len} elements, the graph says {}", decl.rows * decl.cols),
+            }),
+            Err(e) => Err(DeviceError::Weight { name: name.to_string(), why: e.to_string() }),
+        }
+    }
+
+    fn vector_if(&self, w: &Option<WeightRef>) -> Result<Option<Vector>, DeviceError> {
+        w.map(|w| self.vector(w)).transpose()
+    }
+
+    fn step(&self, node: &Node) -> Result<Step, DeviceError> {
+        let index = |ids: &[ValueId]| ids.iter().map(|v| v.0 as usize).collect();
+        Ok(Step {
+            code: self.code(node)?,
+            name: node.op.name(),
+            inputs: index(&node.inputs),
+            states: index(&node.states),
+            outputs: index(&node.outputs),
+        })
+    }
+
+    fn code(&self, node: &Node) -> Result<Code, DeviceError> {
+        Ok(match &node.op {
+            Op::Embed { table, scale } => {
+                Code::Embed { table: self.matrix(*table)?, scale: *scale }
+            }
+            Op::RmsNorm { weight, eps, offset, group } => Code::RmsNorm {
+                weight: self.vector_if(weight)?,
+                eps: *eps,
+                offset: *offset,
+                group: *group,
+            },
+            Op::LayerNorm { weight, bias, eps, group } => Code::LayerNorm {
+                weight: self.vector(*weight)?,
+                bias: self.vector_if(bias)?,
+                eps: *eps,
+                group: *group,
+            },
+            Op::Linear { weight, bias } => {
+                Code::Linear { weight: self.matrix(*weight)?, bias: self.vector_if(bias)? }
+            }
+            Op::HeadLinear(h) => Code::HeadLinear {
+                weights: h.weights.iter().map(|w| self.matrix(*w)).collect::<Result<_, _>>()?,
+            },
+            Op::Rope(r) => Code::Rope(r.clone()),
+            Op::KvAppend(k) => Code::KvAppend(k.clone()),
+            Op::Attention(a) => self.attention(node, a)?,
+            Op::Activate(act) => Code::Element(Element::Activate(*act)),
+            Op::Gate(act) => Code::Element(Element::Gate(*act)),
+            Op::Add => Code::Element(Element::Add),
+            Op::Scale { factor } => Code::Element(Element::Scale(*factor)),
+            Op::Clamp { limit } => Code::Element(Element::Clamp(*limit)),
+            Op::SoftCap { cap } => Code::Element(Element::SoftCap(*cap)),
+            Op::SigmoidGate => Code::SigmoidGate,
+            Op::SliceCols { group, start, len } => {
+                Code::SliceCols(Slice { group: *group, start: *start, len: *len })
+            }
+            Op::ConcatCols { groups } => Code::ConcatCols { groups: *groups },
+            Op::Router(r) => self.router(r)?,
+            Op::Experts(e) => self.experts(e)?,
+        })
+    }
+
+    fn attention(&self, node: &Node, a: &Attention) -> Result<Code, DeviceError> {
+        let types: Vec<DType> = node.states.iter().map(|s| self.graph.value(*s).dtype).collect();
+        if types.windows(2).any(|t| t[0] != t[1]) || types.contains(&DType::I32) {
+            return self.refuse("attention", "key and value caches must both be F32 or both F16");
+        }
+        if a.window == Some(0) {
+            return self.refuse("attention", "a window of no positions");
+        }
+        Ok(Code::Attention { op: a.clone(), sinks: self.vector_if(&a.sinks)? })
+    }
+
+    fn router(&self, r: &Router) -> Result<Code, DeviceError> {
+        if matches!(r.score, troika_graph::Score::SparseMixer { .. }) && r.top_k != 2 {
+            return self.refuse("router", "sparsemixer chooses two experts");
+        }
+        if let Some((n, keep)) = r.groups {
+            let fits = n > 0 && r.experts.is_multiple_of(n) && keep >= 1 && keep <= n;
+            if !fits || r.experts / n * keep < r.top_k {
+                return self.refuse("router", format!("{keep} of {n} groups do not fit"));
+            }
+        }
+        Ok(Code::Router(r.clone()))
+    }
+
+    fn experts(&self, e: &troika_graph::Experts) -> Result<Code, DeviceError> {
+        let bias = |list: &[WeightRef], i: usize| self.vector_if(&list.get(i).copied());
+        let expert = |i: usize| {
+            Ok(ExpertWeights {
+                gate: self.matrix(e.gate[i])?,
+                up: self.matrix(e.up[i])?,
+                down: self.matrix(e.down[i])?,
+                bias: [bias(&e.gate_bias, i)?, bias(&e.up_bias, i)?, bias(&e.down_bias, i)?],
+            })
+        };
+        let experts = (0..e.gate.len()).map(expert).collect::<Result<Vec<_>, DeviceError>>()?;
+        if experts.is_empty() {
+            return self.refuse("experts", "there are none");
+        }
+        Ok(Code::Experts { experts, act: e.act })
+    }
+}

@@ -1,0 +1,152 @@
+//! The device: executables and queues.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, RwLock};
+
+use troika_device::{
+    Caps, Clock, Completion, Device, DeviceError, DeviceKind, ExecutableId, ExecutableInfo, Queue,
+    WeightSource,
+};
+use troika_graph::{DType, Subgraph};
+
+use crate::compile::{Executable, compile};
+use crate::detect::{Isa, cores, features};
+use crate::queue::{QUEUE_DEPTH, start};
+
+/// How to make a [`CpuDevice`].
+#[derive(Clone, Debug, Default)]
+pub struct CpuOptions {
+    /// Name, unique in the process.
+    pub name: String,
+    /// Threads of each queue, its own counted.
+    pub threads: usize,
+    /// Cores to pin the threads to, in turn.
+    pub cores: Option<Vec<usize>>,
+    /// A lower instruction set than the machine's best.
+    pub isa: Option<Isa>,
+}
+
+/// Executables by id.
+#[derive(Default)]
+pub(crate) struct Executables(RwLock<HashMap<u64, Arc<Executable>>>);
+
+impl Executables {
+    /// An executable, if it was not released.
+    pub fn get(&self, id: ExecutableId) -> Option<Arc<Executable>> {
+        let map = self.0.read().unwrap_or_else(|e| e.into_inner());
+        map.get(&id.0).cloned()
+    }
+}
+
+/// The CPU, or some of its cores.
+pub struct CpuDevice {
+    options: CpuOptions,
+    isa: Isa,
+    caps: Caps,
+    next: AtomicU64,
+    executables: Arc<Executables>,
+}
+
+impl CpuDevice {
+    /// A device. Threads start with its queues.
+    ///
+    /// # Errors
+    /// No threads, or an instruction set this machine does not have.
+    pub fn new(options: CpuOptions) -> Result<CpuDevice, DeviceError> {
+        let refuse = |why: String| Err(DeviceError::System { device: options.name.clone(), why });
+        if options.threads == 0 {
+            return refuse("a CPU device needs at least one thread".into());
+        }
+        let isa = options.isa.unwrap_or_else(Isa::detect);
+        if isa > Isa::detect() {
+            return refuse(format!("this machine has no {}", isa.name()));
+        }
+        let caps = caps(&options, isa);
+        Ok(CpuDevice { options, isa, caps, next: AtomicU64::new(0), executables: Arc::default() })
+    }
+}
+
+fn caps(options: &CpuOptions, isa: Isa) -> Caps {
+    let mut facts = vec![
+        ("cores".to_string(), cores().to_string()),
+        ("threads".to_string(), options.threads.to_string()),
+        ("features".to_string(), features()),
+        ("kernels".to_string(), isa.name().to_string()),
+    ];
+    if let Some(pinned) = &options.cores {
+        let list: Vec<String> = pinned.iter().map(usize::to_string).collect();
+        facts.push(("pinned to cores".to_string(), list.join(",")));
+    }
+    Caps {
+        static_shapes: false,
+        weight_dtypes: WEIGHT_DTYPES.to_vec(),
+        max_graph_bytes: None,
+        max_resident_bytes: None,
+        queue_depth: QUEUE_DEPTH,
+        facts,
+    }
+}
+
+/// Types of weights the kernels read.
+pub(crate) const WEIGHT_DTYPES: [DType; 14] = [
+    DType::F32,
+    DType::F16,
+    DType::BF16,
+    DType::Q8_0,
+    DType::Q4_0,
+    DType::Q4_1,
+    DType::Q5_0,
+    DType::Q5_1,
+    DType::Q2_K,
+    DType::Q3_K,
+    DType::Q4_K,
+    DType::Q5_K,
+    DType::Q6_K,
+    DType::MXFP4,
+];
+
+impl Device for CpuDevice {
+    fn name(&self) -> &str {
+        &self.options.name
+    }
+
+    fn kind(&self) -> DeviceKind {
+        DeviceKind::Cpu
+    }
+
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn compile(
+        &self,
+        graph: &Subgraph,
+        weights: &dyn WeightSource,
+    ) -> Result<ExecutableInfo, DeviceError> {
+        let executable = compile(&self.options.name, graph, weights)?;
+        let scratch_bytes = executable.scratch_bytes(self.options.threads);
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let mut map = self.executables.0.write().unwrap_or_else(|e| e.into_inner());
+        map.insert(id, Arc::new(executable));
+        Ok(ExecutableInfo { id: ExecutableId(id), weight_bytes: 0, scratch_bytes })
+    }
+
+    fn release(&self, id: ExecutableId) {
+        let mut map = self.executables.0.write().unwrap_or_else(|e| e.into_inner());
+        let gone = map.remove(&id.0);
+        drop(map);
+        // Weights are given back outside of the lock.
+        drop(gone);
+    }
+
+    fn queue(
+        &self,
+        number: usize,
+        clock: Arc<dyn Clock>,
+        done: Sender<Completion>,
+    ) -> Result<Box<dyn Queue>, DeviceError> {
+        start(&self.options, self.isa, self.executables.clone(), number, (clock, done))
+    }
+}

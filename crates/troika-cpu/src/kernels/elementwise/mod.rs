@@ -1,0 +1,231 @@
+//! Ops on elements, and ops that move columns.
+
+mod erf;
+pub mod scalar;
+
+use troika_graph::Activation;
+
+use crate::SharedMut;
+use crate::kernels::simd::{Kernel, Lanes, MAX_LANES, dispatch, load_part, store_part, swish};
+use crate::kernels::{Context, ELEMENTS_PER_PART, KernelError, rows_per_part};
+
+pub use erf::gelu;
+
+/// An op on elements.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Element {
+    /// `act(a)`.
+    Activate(Activation),
+    /// `act(a) * b`.
+    Gate(Activation),
+    /// `a + b`.
+    Add,
+    /// `a * factor`.
+    Scale(f32),
+    /// `a` between `-limit` and `limit`.
+    Clamp(f32),
+    /// `cap * tanh(a / cap)`.
+    SoftCap(f32),
+}
+
+/// Applies an op to `a` and, for those with two operands, `b` of the same length.
+///
+/// # Errors
+/// A panic of a part.
+pub fn elementwise(
+    cx: &mut Context<'_>,
+    op: Element,
+    a: &[f32],
+    b: Option<&[f32]>,
+    y: &mut [f32],
+) -> Result<(), KernelError> {
+    let len = y.len();
+    assert!(a.len() == len && b.is_none_or(|b| b.len() == len), "lengths of operands");
+    let out = SharedMut::new(y);
+    let isa = cx.isa;
+    cx.pool.run(len.div_ceil(ELEMENTS_PER_PART), &|_, part| {
+        let r = part * ELEMENTS_PER_PART..((part + 1) * ELEMENTS_PER_PART).min(len);
+        // SAFETY: parts are disjoint.
+        let y = unsafe { out.slice(r.clone()) };
+        let b = b.map_or(&a[r.clone()], |b| &b[r.clone()]);
+        dispatch(isa, Run { op, a: &a[r], b, y });
+    })?;
+    Ok(())
+}
+
+/// An op on slices of equal length.
+pub(crate) struct Run<'a> {
+    pub op: Element,
+    pub a: &'a [f32],
+    pub b: &'a [f32],
+    pub y: &'a mut [f32],
+}
+
+impl Kernel for Run<'_> {
+    type Output = ();
+    #[inline(always)]
+    unsafe fn run<V: Lanes>(self) {
+        let n = self.y.len().min(self.a.len()).min(self.b.len());
+        let mut i = 0;
+        // SAFETY: `i..i + V::N`, then `i..n`, lie inside all three.
+        unsafe {
+            let (a, b, y) = (self.a.as_ptr(), self.b.as_ptr(), self.y.as_mut_ptr());
+            while i + V::N <= n {
+                apply(self.op, V::load(a.add(i)), V::load(b.add(i))).store(y.add(i));
+                i += V::N;
+            }
+            if i < n {
+                let (a, b) = (load_part(a.add(i), n - i), load_part(b.add(i), n - i));
+                store_part::<V>(apply(self.op, a, b), y.add(i), n - i);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn apply<V: Lanes>(op: Element, a: V, b: V) -> V {
+    // SAFETY: features by the caller.
+    unsafe {
+        match op {
+            Element::Activate(act) => activate(act, a, None),
+            Element::Gate(act) => activate(act, a, Some(b)),
+            Element::Add => a.add(b),
+            Element::Scale(f) => a.mul(V::splat(f)),
+            Element::Clamp(limit) => a.max(V::splat(-limit)).min(V::splat(limit)),
+            Element::SoftCap(cap) => each(a, |x| cap * (x / cap).tanh()),
+        }
+    }
+}
+
+/// `act(g)`, or `act(g) * u`.
+///
+/// # Safety
+/// Needs the features of `V`.
+#[inline(always)]
+pub(crate) unsafe fn activate<V: Lanes>(act: Activation, g: V, u: Option<V>) -> V {
+    // SAFETY: features by the caller.
+    unsafe {
+        let (y, u) = match act {
+            Activation::Silu => (swish(g, V::splat(1.0)), u),
+            Activation::Gelu => (each(g, gelu), u),
+            Activation::GeluTanh => {
+                // x/2 * (1 + tanh(z)) = x * sigmoid(2z), z = sqrt(2/pi) * (x + 0.044715 x^3).
+                let cubic = g.mul(g).fma(V::splat(0.071_354_816), V::splat(1.595_769_2));
+                (swish(g, cubic), u)
+            }
+            Activation::Relu => (g.max(V::splat(0.0)), u),
+            Activation::ClampedSwiglu { alpha, limit } => {
+                let top = V::splat(limit);
+                let u = match u {
+                    Some(u) => u.max(V::splat(-limit)).min(top),
+                    None => V::splat(0.0),
+                };
+                (swish(g.min(top), V::splat(alpha)), Some(u.add(V::splat(1.0))))
+            }
+        };
+        u.map_or(y, |u| y.mul(u))
+    }
+}
+
+/// A function applied lane by lane.
+#[inline(always)]
+unsafe fn each<V: Lanes>(x: V, f: impl Fn(f32) -> f32) -> V {
+    let mut buf = [0.0; MAX_LANES];
+    // SAFETY: the buffer holds the widest lanes.
+    unsafe {
+        x.store(buf.as_mut_ptr());
+        for v in &mut buf[..V::N] {
+            *v = f(*v);
+        }
+        V::load(buf.as_ptr())
+    }
+}
+
+/// `x * sigmoid(g)` with one `g` per row of `cols`.
+///
+/// # Errors
+/// A panic of a part.
+pub fn sigmoid_gate(
+    cx: &mut Context<'_>,
+    x: &[f32],
+    g: &[f32],
+    y: &mut [f32],
+    cols: usize,
+) -> Result<(), KernelError> {
+    each_row(cx, y, cols, &|row, y| {
+        let s = 1.0 / (1.0 + (-g[row]).exp());
+        y.iter_mut().zip(&x[row * cols..][..cols]).for_each(|(y, x)| *y = x * s);
+    })
+}
+
+/// Columns kept of each group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slice {
+    /// Group width.
+    pub group: usize,
+    /// First kept column.
+    pub start: usize,
+    /// Kept columns.
+    pub len: usize,
+}
+
+/// Keeps some columns of each group; `cols` is the width of `x`.
+///
+/// # Errors
+/// A panic of a part.
+pub fn slice_cols(
+    cx: &mut Context<'_>,
+    slice: Slice,
+    x: &[f32],
+    y: &mut [f32],
+    cols: usize,
+) -> Result<(), KernelError> {
+    let Slice { group, start, len } = slice;
+    each_row(cx, y, cols / group * len, &|row, y| {
+        let groups = x[row * cols..][..cols].chunks_exact(group);
+        for (x, y) in groups.zip(y.chunks_exact_mut(len)) {
+            y.copy_from_slice(&x[start..start + len]);
+        }
+    })
+}
+
+/// Joins groups of two values: `a` and `b` with their widths.
+///
+/// # Errors
+/// A panic of a part.
+pub fn concat_cols(
+    cx: &mut Context<'_>,
+    groups: usize,
+    (a, a_cols): (&[f32], usize),
+    (b, b_cols): (&[f32], usize),
+    y: &mut [f32],
+) -> Result<(), KernelError> {
+    let (a_len, b_len) = (a_cols / groups, b_cols / groups);
+    each_row(cx, y, a_cols + b_cols, &|row, y| {
+        for (g, y) in y.chunks_exact_mut(a_len + b_len).enumerate() {
+            y[..a_len].copy_from_slice(&a[row * a_cols + g * a_len..][..a_len]);
+            y[a_len..].copy_from_slice(&b[row * b_cols + g * b_len..][..b_len]);
+        }
+    })
+}
+
+/// Calls `f(row, y_row)` for rows of `cols` elements, in parallel.
+pub(crate) fn each_row(
+    cx: &mut Context<'_>,
+    y: &mut [f32],
+    cols: usize,
+    f: &(dyn Fn(usize, &mut [f32]) + Sync),
+) -> Result<(), KernelError> {
+    if cols == 0 {
+        return Ok(());
+    }
+    let (rows, step) = (y.len() / cols, rows_per_part(cols));
+    let out = SharedMut::new(y);
+    cx.pool.run(rows.div_ceil(step), &|_, part| {
+        for row in part * step..((part + 1) * step).min(rows) {
+            // SAFETY: each row belongs to one part.
+            f(row, unsafe { out.slice(row * cols..(row + 1) * cols) });
+        }
+    })?;
+    Ok(())
+}

@@ -1,0 +1,114 @@
+//! The paged cache: its rows, and appending to it.
+
+pub mod scalar;
+
+use half::f16;
+use half::slice::HalfFloatSliceExt;
+use troika_device::Step;
+
+use crate::SharedMut;
+use crate::kernels::{Context, ELEMENTS_PER_PART, KernelError};
+
+/// Cache memory to read: rows of `width` elements.
+#[derive(Clone, Copy, Debug)]
+pub enum CacheRef<'a> {
+    /// Single precision.
+    F32(&'a [f32]),
+    /// Half precision.
+    F16(&'a [f16]),
+}
+
+/// Cache memory to write.
+pub enum CacheMut<'a> {
+    /// Single precision.
+    F32(&'a mut [f32]),
+    /// Half precision.
+    F16(&'a mut [f16]),
+}
+
+impl CacheRef<'_> {
+    /// Elements.
+    pub fn len(&self) -> usize {
+        match self {
+            CacheRef::F32(d) => d.len(),
+            CacheRef::F16(d) => d.len(),
+        }
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Cache rows of width `width` that the step's positions live in; checks that all of them exist.
+fn check(step: &Step, group: usize, cache_rows: usize) -> Result<(), KernelError> {
+    for s in &step.seqs {
+        for i in 0..s.rows.len() {
+            let pos = s.pos + i;
+            match s.tables[group].row(pos) {
+                Some(row) if row < cache_rows => {}
+                Some(_) => return Err(operand(format!("position {pos} lies past the cache"))),
+                None => return Err(operand(format!("position {pos} has no page"))),
+            }
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn operand(why: String) -> KernelError {
+    KernelError::Operand(why)
+}
+
+/// Writes the rows of `x`, `width` elements each, at the positions of the step.
+///
+/// # Errors
+/// A position without a page or outside of the cache; a panic of a part.
+pub fn append(
+    cx: &mut Context<'_>,
+    step: &Step,
+    group: usize,
+    (x, width): (&[f32], usize),
+    cache: CacheMut<'_>,
+) -> Result<(), KernelError> {
+    if width == 0 {
+        return Ok(());
+    }
+    match cache {
+        CacheMut::F32(c) => {
+            check(step, group, c.len() / width)?;
+            rows(cx, step, group, (x, width), SharedMut::new(c), &|x, y| y.copy_from_slice(x))
+        }
+        CacheMut::F16(c) => {
+            check(step, group, c.len() / width)?;
+            rows(cx, step, group, (x, width), SharedMut::new(c), &|x, y| {
+                y.convert_from_f32_slice(x)
+            })
+        }
+    }
+}
+
+/// Parts are ranges of columns: no two write one element, whatever the tables say.
+fn rows<T: Send>(
+    cx: &mut Context<'_>,
+    step: &Step,
+    group: usize,
+    (x, width): (&[f32], usize),
+    cache: SharedMut<'_, T>,
+    put: &(dyn Fn(&[f32], &mut [T]) + Sync),
+) -> Result<(), KernelError> {
+    let parts = x.len().div_ceil(ELEMENTS_PER_PART).max(1);
+    let cols = width.div_ceil(parts).next_multiple_of(64);
+    cx.pool.run(width.div_ceil(cols), &|_, part| {
+        let c = part * cols..((part + 1) * cols).min(width);
+        for s in &step.seqs {
+            for row in s.rows.clone() {
+                let Some(at) = s.tables[group].row(s.pos + row - s.rows.start) else { continue };
+                // SAFETY: these columns belong to this part.
+                let to = unsafe { cache.slice(at * width + c.start..at * width + c.end) };
+                put(&x[row * width..][c.clone()], to);
+            }
+        }
+    })?;
+    Ok(())
+}

@@ -1,0 +1,188 @@
+//! Products with weights: `y = x * W^T + b`.
+//!
+//! Every dot product, in every path, adds in the same order: [`K_BLOCK`] columns at a time, each
+//! lane its own chain, then the lanes' fixed tree, then the blocks in order, then the bias. So a
+//! row's result has the same bits whether it is computed alone or among others.
+
+pub mod scalar;
+mod tile;
+mod weights;
+
+use troika_graph::DType;
+
+use crate::SharedMut;
+use crate::kernels::simd::{Kernel, Lanes, dispatch};
+use crate::kernels::{Context, KernelError};
+use crate::select;
+
+pub(crate) use tile::dots;
+pub(crate) use weights::{F16Row, F32Row, RowLoad};
+
+/// Columns whose products are summed in one chain per lane. A multiple of every block length.
+pub const K_BLOCK: usize = 1024;
+
+/// A weight matrix in memory.
+#[derive(Clone, Copy, Debug)]
+pub struct WeightView<'a> {
+    /// Type of its elements.
+    pub dtype: DType,
+    /// Its rows, one after another.
+    pub bytes: &'a [u8],
+    /// Rows.
+    pub rows: usize,
+    /// Columns.
+    pub cols: usize,
+}
+
+impl WeightView<'_> {
+    /// Bytes of a row; 0 for columns that are no whole blocks.
+    pub fn row_bytes(&self) -> usize {
+        self.dtype.row_bytes(self.cols).unwrap_or(0)
+    }
+
+    pub(crate) fn check(&self) {
+        let need = self.dtype.row_bytes(self.cols).and_then(|r| r.checked_mul(self.rows));
+        assert_eq!(need, Some(self.bytes.len()), "bytes of a {} weight", self.dtype);
+        assert!(self.dtype != DType::I32, "I32 is no weight type");
+    }
+}
+
+/// Rows of activations: row `i` lies at `base + at(i) * stride`.
+#[derive(Clone, Copy, Debug)]
+pub struct RowsView<'a> {
+    /// All the floats.
+    pub data: &'a [f32],
+    /// Floats before the first column.
+    pub offset: usize,
+    /// Floats from row to row.
+    pub stride: usize,
+    /// Which rows; `None`: 0, 1, 2, ...
+    pub index: Option<&'a [u32]>,
+    /// Divides the index (rows shared by several entries of the index).
+    pub divide: usize,
+}
+
+impl<'a> RowsView<'a> {
+    /// Rows of `cols` floats, one after another.
+    pub fn dense(data: &'a [f32], cols: usize) -> Self {
+        RowsView { data, offset: 0, stride: cols, index: None, divide: 1 }
+    }
+
+    #[inline(always)]
+    fn start(&self, i: usize) -> usize {
+        let row = self.index.map_or(i, |ix| ix[i] as usize / self.divide);
+        self.offset + row * self.stride
+    }
+
+    /// First element of row `i`, of which `cols` are in range.
+    #[inline(always)]
+    fn row(&self, i: usize, cols: usize) -> *const f32 {
+        let start = self.start(i);
+        assert!(start + cols <= self.data.len(), "activation row out of range");
+        // SAFETY: in range by the assertion.
+        unsafe { self.data.as_ptr().add(start) }
+    }
+}
+
+/// Where results go: row `i` at `offset + at(i) * stride`.
+#[derive(Clone, Copy)]
+pub struct OutView<'a> {
+    /// All the floats.
+    pub data: SharedMut<'a, f32>,
+    /// Floats before the first column.
+    pub offset: usize,
+    /// Floats from row to row.
+    pub stride: usize,
+    /// Which rows; `None`: 0, 1, 2, ...
+    pub index: Option<&'a [u32]>,
+}
+
+impl<'a> OutView<'a> {
+    /// Rows of `cols` floats, one after another.
+    pub fn dense(data: SharedMut<'a, f32>, cols: usize) -> Self {
+        OutView { data, offset: 0, stride: cols, index: None }
+    }
+
+    #[inline(always)]
+    fn at(&self, i: usize, cols: usize) -> *mut f32 {
+        let row = self.index.map_or(i, |ix| ix[i] as usize);
+        let start = self.offset + row * self.stride;
+        assert!(start + cols <= self.data.len(), "result row out of range");
+        // SAFETY: in range by the assertion.
+        unsafe { self.data.as_ptr().add(start) }
+    }
+}
+
+/// A product: rows times the transpose of a weight.
+#[derive(Clone, Copy)]
+pub struct Product<'a> {
+    /// The weight.
+    pub weight: WeightView<'a>,
+    /// Added to each row.
+    pub bias: Option<&'a [f32]>,
+    /// The activations.
+    pub x: RowsView<'a>,
+    /// Where results go.
+    pub y: OutView<'a>,
+}
+
+/// A part of a product: some weight rows, some activation rows.
+pub(crate) struct Part<'a> {
+    pub product: Product<'a>,
+    /// Weight rows.
+    pub n: std::ops::Range<usize>,
+    /// Activation rows.
+    pub m: std::ops::Range<usize>,
+    /// At least [`worker_floats`].
+    pub scratch: &'a mut [f32],
+}
+
+impl Kernel for PartKernel<'_> {
+    type Output = ();
+    #[inline(always)]
+    unsafe fn run<V: Lanes>(self) {
+        // SAFETY: features by the caller; the part was checked when made.
+        unsafe { tile::part::<V>(self.0) }
+    }
+}
+
+pub(crate) struct PartKernel<'a>(pub Part<'a>);
+
+/// Scratch floats a part of a product needs: one dequantized panel.
+pub fn worker_floats() -> usize {
+    select::MAX_PANEL * K_BLOCK
+}
+
+/// `y = x * W^T + b` for each product; all have the same shapes and `rows` activation rows.
+///
+/// # Errors
+/// A panic of a part.
+pub fn linear<'a>(
+    cx: &mut Context<'_>,
+    rows: usize,
+    count: usize,
+    product: &(dyn Fn(usize) -> Product<'a> + Sync),
+) -> Result<(), KernelError> {
+    if count == 0 || rows == 0 {
+        return Ok(());
+    }
+    let first = product(0).weight;
+    let shape =
+        select::LinearShape { rows, n: first.rows, k: first.cols, dtype: first.dtype, count };
+    let choice = select::linear(cx.isa, shape, cx.pool.threads());
+    let panels = first.rows.div_ceil(choice.panel);
+    let blocks = rows.div_ceil(choice.row_block);
+    let (isa, scratch) = (cx.isa, cx.scratch);
+    cx.pool.run(count * panels * blocks, &|worker, part| {
+        let (index, rest) = (part / (panels * blocks), part % (panels * blocks));
+        let (panel, block) = (rest / blocks, rest % blocks);
+        let product = product(index);
+        product.weight.check();
+        let n = panel * choice.panel..((panel + 1) * choice.panel).min(product.weight.rows);
+        let m = block * choice.row_block..((block + 1) * choice.row_block).min(rows);
+        // SAFETY: each worker asks for its own scratch once per part.
+        let scratch = unsafe { scratch.get(worker) };
+        dispatch(isa, PartKernel(Part { product, n, m, scratch }));
+    })?;
+    Ok(())
+}

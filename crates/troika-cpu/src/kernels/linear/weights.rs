@@ -1,0 +1,156 @@
+//! Rows of weights as lanes of f32.
+
+use half::{bf16, f16};
+use troika_graph::{DType, blocks};
+
+use super::WeightView;
+use crate::kernels::simd::{Lanes, MAX_LANES, load_part};
+
+/// Loads lanes from a row of some type.
+pub(crate) trait RowLoad {
+    /// Lanes `i..i + N` of the row at `row`; `i` is a multiple of `N`.
+    ///
+    /// # Safety
+    /// Needs the features of `V`, and a row with these elements.
+    unsafe fn load<V: Lanes>(row: *const u8, i: usize) -> V;
+
+    /// The last `n < N` elements, from `i` on, and zeros.
+    ///
+    /// # Safety
+    /// As for `load`.
+    unsafe fn tail<V: Lanes>(row: *const u8, i: usize, n: usize) -> V;
+}
+
+/// Plain f32.
+pub(crate) struct F32Row;
+/// Plain f16.
+pub(crate) struct F16Row;
+/// Plain bf16.
+pub(crate) struct Bf16Row;
+/// Q8_0 blocks.
+pub(crate) struct Q8Row;
+/// Q4_0 blocks.
+pub(crate) struct Q4Row;
+
+impl RowLoad for F32Row {
+    #[inline(always)]
+    unsafe fn load<V: Lanes>(row: *const u8, i: usize) -> V {
+        // SAFETY: the row has these elements.
+        unsafe { V::load(row.add(i * 4).cast::<f32>()) }
+    }
+    #[inline(always)]
+    unsafe fn tail<V: Lanes>(row: *const u8, i: usize, n: usize) -> V {
+        // SAFETY: the row has these elements.
+        unsafe { load_part(row.add(i * 4).cast::<f32>(), n) }
+    }
+}
+
+impl RowLoad for F16Row {
+    #[inline(always)]
+    unsafe fn load<V: Lanes>(row: *const u8, i: usize) -> V {
+        // SAFETY: the row has these elements.
+        unsafe { V::load_f16(row.add(i * 2).cast::<f16>()) }
+    }
+    #[inline(always)]
+    unsafe fn tail<V: Lanes>(row: *const u8, i: usize, n: usize) -> V {
+        let mut buf = [f16::ZERO; MAX_LANES];
+        // SAFETY: the row has these elements, fewer than the buffer.
+        unsafe {
+            // As bytes: the row may be unaligned.
+            let from = row.add(i * 2);
+            std::ptr::copy_nonoverlapping(from, buf.as_mut_ptr().cast(), n.min(MAX_LANES) * 2);
+            V::load_f16(buf.as_ptr())
+        }
+    }
+}
+
+impl RowLoad for Bf16Row {
+    #[inline(always)]
+    unsafe fn load<V: Lanes>(row: *const u8, i: usize) -> V {
+        // SAFETY: the row has these elements.
+        unsafe { V::load_bf16(row.add(i * 2).cast::<bf16>()) }
+    }
+    #[inline(always)]
+    unsafe fn tail<V: Lanes>(row: *const u8, i: usize, n: usize) -> V {
+        let mut buf = [bf16::ZERO; MAX_LANES];
+        // SAFETY: the row has these elements, fewer than the buffer.
+        unsafe {
+            // As bytes: the row may be unaligned.
+            let from = row.add(i * 2);
+            std::ptr::copy_nonoverlapping(from, buf.as_mut_ptr().cast(), n.min(MAX_LANES) * 2);
+            V::load_bf16(buf.as_ptr())
+        }
+    }
+}
+
+/// Lanes divide the block of 32, so block types have no tail.
+impl RowLoad for Q8Row {
+    #[inline(always)]
+    unsafe fn load<V: Lanes>(row: *const u8, i: usize) -> V {
+        // SAFETY: the row has the block of these elements.
+        unsafe {
+            let block = row.add(i / 32 * 34);
+            V::splat_f16(block).mul(V::load_i8(block.add(2 + i % 32).cast()))
+        }
+    }
+    #[inline(always)]
+    unsafe fn tail<V: Lanes>(_: *const u8, _: usize, _: usize) -> V {
+        unreachable!("rows of blocks have no tail")
+    }
+}
+
+impl RowLoad for Q4Row {
+    #[inline(always)]
+    unsafe fn load<V: Lanes>(row: *const u8, i: usize) -> V {
+        // SAFETY: the row has the block of these elements.
+        unsafe {
+            let block = row.add(i / 32 * 18);
+            let q = V::load_nibbles(block.add(2 + i % 16), i % 32 >= 16);
+            V::splat_f16(block).mul(q.sub(V::splat(8.0)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn tail<V: Lanes>(_: *const u8, _: usize, _: usize) -> V {
+        unreachable!("rows of blocks have no tail")
+    }
+}
+
+/// Columns `k..k + out.len()` of row `n` as f32; `k` is a multiple of the block length.
+///
+/// # Safety
+/// Needs the features of `V`.
+#[inline(always)]
+pub(super) unsafe fn widen<V: Lanes>(w: &WeightView<'_>, n: usize, k: usize, out: &mut [f32]) {
+    let (len, bytes) = (w.dtype.block_len(), w.dtype.block_bytes());
+    let start = n * w.row_bytes() + k / len * bytes;
+    let from = &w.bytes[start..start + out.len() / len * bytes];
+    // SAFETY: `from` holds exactly the elements of `out`.
+    unsafe {
+        match w.dtype {
+            DType::F16 => widen_row::<V, F16Row>(from.as_ptr(), out),
+            DType::BF16 => widen_row::<V, Bf16Row>(from.as_ptr(), out),
+            DType::Q8_0 => widen_row::<V, Q8Row>(from.as_ptr(), out),
+            DType::Q4_0 => widen_row::<V, Q4Row>(from.as_ptr(), out),
+            _ => blocks::dequantize(w.dtype, from, out),
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn widen_row<V: Lanes, R: RowLoad>(row: *const u8, out: &mut [f32]) {
+    let whole = out.len() / V::N * V::N;
+    let rest = out.len() - whole;
+    let to = out.as_mut_ptr();
+    let mut i = 0;
+    // SAFETY: `row` has as many elements as `out`, by the caller's promise.
+    unsafe {
+        while i < whole {
+            R::load::<V>(row, i).store(to.add(i));
+            i += V::N;
+        }
+        if rest > 0 {
+            let tail = R::tail::<V>(row, whole, rest);
+            crate::kernels::simd::store_part(tail, to.add(whole), rest);
+        }
+    }
+}

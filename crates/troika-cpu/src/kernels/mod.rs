@@ -1,0 +1,45 @@
+//! Kernels, a folder per op. `mod.rs` holds the driver that cuts the op into parts and the
+//! kernel over [`simd::Lanes`]; `scalar.rs` the plain reference everything is checked against;
+//! files named after an instruction set (`avx2.rs`, ...) what is written for that set alone.
+
+pub mod attention;
+pub mod elementwise;
+pub mod embed;
+pub mod kv;
+pub mod linear;
+pub mod moe;
+pub mod norm;
+pub mod rope;
+pub mod router;
+pub mod simd;
+
+use crate::{Isa, Panicked, PerWorker, Pool};
+
+/// Why a kernel did not finish.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum KernelError {
+    /// The operands hold something the op has no meaning for.
+    #[error("{0}")]
+    Operand(String),
+    /// A bug.
+    #[error(transparent)]
+    Panicked(#[from] Panicked),
+}
+
+/// What kernels run on.
+pub struct Context<'a> {
+    /// Workers.
+    pub pool: &'a mut Pool,
+    /// Instruction set.
+    pub isa: Isa,
+    /// Scratch of each worker; ops say how much they need (`worker_floats`).
+    pub scratch: PerWorker<'a>,
+}
+
+/// Elements of an element-wise op that one part handles.
+pub(crate) const ELEMENTS_PER_PART: usize = 16 << 10;
+
+/// Rows of `cols` elements that one part of a row-wise op handles.
+pub(crate) fn rows_per_part(cols: usize) -> usize {
+    (ELEMENTS_PER_PART / cols.max(1)).max(1)
+}

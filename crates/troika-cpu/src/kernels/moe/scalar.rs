@@ -1,0 +1,24 @@
+//! The plain reference.
+
+use super::Operands;
+use crate::kernels::elementwise::scalar::activate;
+use crate::kernels::linear::scalar::linear;
+
+/// Experts of one row after another.
+pub fn experts(x: &Operands<'_>, y: &mut [f32]) {
+    y.fill(0.0);
+    for (row, y) in y.chunks_exact_mut(x.k).enumerate() {
+        let input = &x.x[row * x.k..][..x.k];
+        for slot in row * x.top_k..(row + 1) * x.top_k {
+            let e = (x.expert)(x.ids[slot] as usize);
+            let (mut gate, mut up) = (vec![0.0; x.inter], vec![0.0; x.inter]);
+            linear(e.gate, e.bias[0], input, &mut gate);
+            linear(e.up, e.bias[1], input, &mut up);
+            let hidden: Vec<f32> =
+                gate.iter().zip(&up).map(|(g, u)| activate(x.act, *g, Some(*u))).collect();
+            let mut down = vec![0.0; x.k];
+            linear(e.down, e.bias[2], &hidden, &mut down);
+            y.iter_mut().zip(&down).for_each(|(y, d)| *y += x.weights[slot] * d);
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! Choosing experts. Rows are short; the plain code is the only one.
+
+mod mixer;
+
+use troika_graph::{Router, Score};
+
+use crate::SharedMut;
+use crate::kernels::{Context, KernelError, rows_per_part};
+
+/// Scratch floats a worker needs: the scores of a row, and what is left of them.
+pub fn worker_floats(op: &Router) -> usize {
+    2 * op.experts
+}
+
+/// Chooses experts for each row of `logits`.
+///
+/// # Errors
+/// A panic of a part.
+pub fn router(
+    cx: &mut Context<'_>,
+    op: &Router,
+    logits: &[f32],
+    ids: &mut [i32],
+    weights: &mut [f32],
+) -> Result<(), KernelError> {
+    let (n, k) = (op.experts, op.top_k);
+    let rows = logits.len() / n.max(1);
+    assert!(ids.len() == rows * k && weights.len() == rows * k, "lengths of a router's results");
+    let (ids, weights) = (SharedMut::new(ids), SharedMut::new(weights));
+    let (step, scratch) = (rows_per_part(n * 8), cx.scratch);
+    cx.pool.run(rows.div_ceil(step), &|worker, part| {
+        // SAFETY: each worker asks for its own scratch once per part.
+        let (scores, rest) = unsafe { scratch.get(worker) }.split_at_mut(n);
+        for row in part * step..((part + 1) * step).min(rows) {
+            let chosen = row * k..(row + 1) * k;
+            // SAFETY: each row belongs to one part.
+            let (ids, w) = unsafe { (ids.slice(chosen.clone()), weights.slice(chosen)) };
+            scores.copy_from_slice(&logits[row * n..][..n]);
+            route(op, scores, &mut rest[..n], ids, w);
+        }
+    })?;
+    Ok(())
+}
+
+/// Routes one row: `scores` holds its logits, `rest` is working memory of the same length.
+pub fn route(
+    op: &Router,
+    scores: &mut [f32],
+    rest: &mut [f32],
+    ids: &mut [i32],
+    weights: &mut [f32],
+) {
+    match op.score {
+        Score::Softmax => softmax(scores),
+        Score::Sigmoid => scores.iter_mut().for_each(|s| *s = 1.0 / (1.0 + (-*s).exp())),
+        Score::TopKSoftmax => {}
+        Score::SparseMixer { eps } => {
+            mixer::choose(scores, eps, ids, weights);
+            return scale(op, weights);
+        }
+    }
+    rest.copy_from_slice(scores);
+    if let Some((n_group, keep)) = op.groups {
+        limit_groups(rest, n_group, keep);
+    }
+    for (id, w) in ids.iter_mut().zip(weights.iter_mut()) {
+        let best = argmax(rest);
+        rest[best] = f32::NEG_INFINITY;
+        (*id, *w) = (best as i32, scores[best]);
+    }
+    if op.score == Score::TopKSoftmax {
+        softmax(weights);
+    }
+    scale(op, weights);
+}
+
+fn scale(op: &Router, weights: &mut [f32]) {
+    let mut factor = op.scale;
+    if op.normalize {
+        // The smallest normal number keeps 0 / 0 away, as a sum of scores that vanish would give.
+        factor /= weights.iter().sum::<f32>().max(f32::MIN_POSITIVE);
+    }
+    weights.iter_mut().for_each(|w| *w *= factor);
+}
+
+/// The first of the largest.
+fn argmax(x: &[f32]) -> usize {
+    let mut best = 0;
+    for (i, v) in x.iter().enumerate() {
+        if *v > x[best] {
+            best = i;
+        }
+    }
+    best
+}
+
+fn softmax(x: &mut [f32]) {
+    let max = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    x.iter_mut().for_each(|v| *v = (*v - max).exp());
+    let sum: f32 = x.iter().sum();
+    x.iter_mut().for_each(|v| *v /= sum);
+}
+
+/// Takes away all experts but those of the `keep` groups with the best single expert.
+fn limit_groups(scores: &mut [f32], n_group: usize, keep: usize) {
+    let len = scores.len() / n_group;
+    let best = |group: &[f32]| group.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    // Groups are marked as dropped by taking their experts away, worst group first; of equal
+    // groups the first stays.
+    for _ in keep..n_group {
+        let live =
+            scores.chunks_exact(len).enumerate().filter(|(_, g)| best(g) > f32::NEG_INFINITY);
+        let worst = live.map(|(i, g)| (i, best(g))).reduce(|a, b| if b.1 <= a.1 { b } else { a });
+        if let Some((worst, _)) = worst {
+            scores[worst * len..(worst + 1) * len].fill(f32::NEG_INFINITY);
+        }
+    }
+}

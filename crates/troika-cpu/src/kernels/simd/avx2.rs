@@ -1,0 +1,154 @@
+//! AVX2 with FMA and F16C: eight lanes.
+
+use std::arch::x86_64::*;
+
+use half::{bf16, f16};
+
+use super::{Kernel, Lanes};
+
+/// Runs a kernel with the features switched on.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
+    // SAFETY: the caller detected the features.
+    unsafe { kernel.run::<__m256>() }
+}
+
+/// The fixed tree of a sum of eight.
+#[inline(always)]
+pub(super) unsafe fn sum256(v: __m256) -> f32 {
+    // SAFETY: the caller has the features.
+    unsafe {
+        let four = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+        let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+        _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+    }
+}
+
+/// Below this `exp` is 0.
+const EXP_MIN: f32 = -87.336_54;
+/// Above this `exp` is infinite.
+const EXP_MAX: f32 = 88.722_84;
+
+/// Coefficients of `(e^r - 1 - r) / r^2` on `|r| <= ln 2 / 2`, highest power first (Cephes,
+/// expf).
+pub(super) const EXP_POLY: [f32; 6] =
+    [1.987_569_1e-4, 1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5];
+/// `ln 2` in two parts.
+pub(super) const LN2_HIGH: f32 = 0.693_359_4;
+/// See [`LN2_HIGH`].
+pub(super) const LN2_LOW: f32 = -2.121_944_4e-4;
+
+// SAFETY (of the unsafe blocks): callers have the features and promise valid memory.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl Lanes for __m256 {
+    const N: usize = 8;
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self {
+        unsafe { _mm256_set1_ps(x) }
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> Self {
+        unsafe { _mm256_loadu_ps(p) }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(p: *const f16) -> Self {
+        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(p.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const bf16) -> Self {
+        unsafe {
+            let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
+            _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_i8(p: *const i8) -> Self {
+        unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast()))) }
+    }
+    #[inline(always)]
+    unsafe fn load_nibbles(p: *const u8, high: bool) -> Self {
+        unsafe {
+            let bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast()));
+            let low = _mm256_set1_epi32(15);
+            let q = if high { _mm256_srli_epi32(bytes, 4) } else { _mm256_and_si256(bytes, low) };
+            _mm256_cvtepi32_ps(q)
+        }
+    }
+    #[inline(always)]
+    unsafe fn splat_f16(p: *const u8) -> Self {
+        unsafe { _mm256_cvtph_ps(_mm_set1_epi16(p.cast::<i16>().read_unaligned())) }
+    }
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32) {
+        unsafe { _mm256_storeu_ps(p, self) }
+    }
+    #[inline(always)]
+    unsafe fn add(self, o: Self) -> Self {
+        unsafe { _mm256_add_ps(self, o) }
+    }
+    #[inline(always)]
+    unsafe fn sub(self, o: Self) -> Self {
+        unsafe { _mm256_sub_ps(self, o) }
+    }
+    #[inline(always)]
+    unsafe fn mul(self, o: Self) -> Self {
+        unsafe { _mm256_mul_ps(self, o) }
+    }
+    #[inline(always)]
+    unsafe fn div(self, o: Self) -> Self {
+        unsafe { _mm256_div_ps(self, o) }
+    }
+    #[inline(always)]
+    unsafe fn min(self, o: Self) -> Self {
+        unsafe { _mm256_min_ps(self, o) }
+    }
+    #[inline(always)]
+    unsafe fn max(self, o: Self) -> Self {
+        unsafe { _mm256_max_ps(self, o) }
+    }
+    #[inline(always)]
+    unsafe fn fma(self, a: Self, b: Self) -> Self {
+        unsafe { _mm256_fmadd_ps(self, a, b) }
+    }
+    #[inline(always)]
+    unsafe fn exp(self) -> Self {
+        unsafe {
+            // min and max give their second operand when one is NaN.
+            let x = _mm256_max_ps(Self::splat(EXP_MIN), _mm256_min_ps(Self::splat(89.0), self));
+            let n = _mm256_round_ps(
+                x.mul(Self::splat(std::f32::consts::LOG2_E)),
+                _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC,
+            );
+            let r = _mm256_fnmadd_ps(n, Self::splat(LN2_HIGH), x);
+            let r = _mm256_fnmadd_ps(n, Self::splat(LN2_LOW), r);
+            let mut p = Self::splat(EXP_POLY[0]);
+            for c in &EXP_POLY[1..] {
+                p = p.fma(r, Self::splat(*c));
+            }
+            let y = p.fma(r.mul(r), r).add(Self::splat(1.0));
+            // Two factors: 2^128 alone does not exist.
+            let n = _mm256_cvtps_epi32(n);
+            let half = _mm256_srai_epi32(n, 1);
+            let y = y.mul(power_of_two(half)).mul(power_of_two(_mm256_sub_epi32(n, half)));
+            let tiny = _mm256_cmp_ps(self, Self::splat(EXP_MIN), _CMP_LT_OQ);
+            let huge = _mm256_cmp_ps(self, Self::splat(EXP_MAX), _CMP_GT_OQ);
+            let y = _mm256_blendv_ps(y, Self::splat(f32::INFINITY), huge);
+            _mm256_andnot_ps(tiny, y)
+        }
+    }
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        unsafe { sum256(self) }
+    }
+}
+
+/// `2^n` for `-126 <= n <= 127`.
+#[inline(always)]
+unsafe fn power_of_two(n: __m256i) -> __m256 {
+    // SAFETY: the caller has the features.
+    unsafe {
+        let biased = _mm256_add_epi32(n, _mm256_set1_epi32(127));
+        _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23))
+    }
+}

@@ -1,0 +1,115 @@
+//! AVX-512 (F, BW, DQ, VL): sixteen lanes.
+
+use std::arch::x86_64::*;
+
+use half::{bf16, f16};
+
+use super::avx2::{EXP_POLY, LN2_HIGH, LN2_LOW, sum256};
+use super::{Kernel, Lanes};
+
+/// Runs a kernel with the features switched on.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+pub(super) unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
+    // SAFETY: the caller detected the features.
+    unsafe { kernel.run::<__m512>() }
+}
+
+// SAFETY (of the unsafe blocks): callers have the features and promise valid memory.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl Lanes for __m512 {
+    const N: usize = 16;
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self {
+        unsafe { _mm512_set1_ps(x) }
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> Self {
+        unsafe { _mm512_loadu_ps(p) }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(p: *const f16) -> Self {
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const bf16) -> Self {
+        unsafe {
+            let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_i8(p: *const i8) -> Self {
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast()))) }
+    }
+    #[inline(always)]
+    unsafe fn load_nibbles(p: *const u8, high: bool) -> Self {
+        unsafe {
+            let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast()));
+            let low = _mm512_set1_epi32(15);
+            let q = if high { _mm512_srli_epi32(bytes, 4) } else { _mm512_and_si512(bytes, low) };
+            _mm512_cvtepi32_ps(q)
+        }
+    }
+    #[inline(always)]
+    unsafe fn splat_f16(p: *const u8) -> Self {
+        unsafe { _mm512_cvtph_ps(_mm256_set1_epi16(p.cast::<i16>().read_unaligned())) }
+    }
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32) {
+        unsafe { _mm512_storeu_ps(p, self) }
+    }
+    #[inline(always)]
+    unsafe fn add(self, o: Self) -> Self {
+        unsafe { _mm512_add_ps(self, o) }
+    }
+    #[inline(always)]
+    unsafe fn sub(self, o: Self) -> Self {
+        unsafe { _mm512_sub_ps(self, o) }
+    }
+    #[inline(always)]
+    unsafe fn mul(self, o: Self) -> Self {
+        unsafe { _mm512_mul_ps(self, o) }
+    }
+    #[inline(always)]
+    unsafe fn div(self, o: Self) -> Self {
+        unsafe { _mm512_div_ps(self, o) }
+    }
+    #[inline(always)]
+    unsafe fn min(self, o: Self) -> Self {
+        unsafe { _mm512_min_ps(self, o) }
+    }
+    #[inline(always)]
+    unsafe fn max(self, o: Self) -> Self {
+        unsafe { _mm512_max_ps(self, o) }
+    }
+    #[inline(always)]
+    unsafe fn fma(self, a: Self, b: Self) -> Self {
+        unsafe { _mm512_fmadd_ps(self, a, b) }
+    }
+    #[inline(always)]
+    unsafe fn exp(self) -> Self {
+        unsafe {
+            // min and max give their second operand when one is NaN.
+            let x = _mm512_max_ps(Self::splat(-104.0), _mm512_min_ps(Self::splat(89.0), self));
+            let n = _mm512_roundscale_ps(
+                x.mul(Self::splat(std::f32::consts::LOG2_E)),
+                _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC,
+            );
+            let r = _mm512_fnmadd_ps(n, Self::splat(LN2_HIGH), x);
+            let r = _mm512_fnmadd_ps(n, Self::splat(LN2_LOW), r);
+            let mut p = Self::splat(EXP_POLY[0]);
+            for c in &EXP_POLY[1..] {
+                p = p.fma(r, Self::splat(*c));
+            }
+            let y = p.fma(r.mul(r), r).add(Self::splat(1.0));
+            _mm512_scalef_ps(y, n)
+        }
+    }
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        unsafe {
+            sum256(_mm256_add_ps(_mm512_castps512_ps256(self), _mm512_extractf32x8_ps(self, 1)))
+        }
+    }
+}

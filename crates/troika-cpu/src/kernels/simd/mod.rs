@@ -1,0 +1,132 @@
+//! SIMD lanes: kernels are written once over [`Lanes`] and instantiated per instruction set.
+//!
+//! [`dispatch`] is the one place where target features are switched on; everything a [`Kernel`]
+//! calls down to the lanes must be `#[inline(always)]` to be compiled with them.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod scalar;
+
+use half::{bf16, f16};
+
+use crate::Isa;
+
+pub use scalar::Portable;
+
+/// The widest lanes of any instruction set.
+pub const MAX_LANES: usize = 16;
+
+/// A register of f32 lanes. Sums over lanes add in a fixed tree, so results depend on the
+/// instruction set but on nothing else.
+///
+/// # Safety
+/// All methods need the CPU features of the implementing type; loads and stores need valid
+/// memory for [`Lanes::N`] elements and no alignment.
+#[allow(missing_docs, clippy::missing_safety_doc)]
+pub trait Lanes: Copy {
+    /// Lanes.
+    const N: usize;
+    unsafe fn splat(x: f32) -> Self;
+    unsafe fn load(p: *const f32) -> Self;
+    unsafe fn load_f16(p: *const f16) -> Self;
+    unsafe fn load_bf16(p: *const bf16) -> Self;
+    /// Signed bytes.
+    unsafe fn load_i8(p: *const i8) -> Self;
+    /// Low or high nibbles of `N` bytes.
+    unsafe fn load_nibbles(p: *const u8, high: bool) -> Self;
+    /// One unaligned f16, in all lanes.
+    unsafe fn splat_f16(p: *const u8) -> Self;
+    unsafe fn store(self, p: *mut f32);
+    unsafe fn add(self, o: Self) -> Self;
+    unsafe fn sub(self, o: Self) -> Self;
+    unsafe fn mul(self, o: Self) -> Self;
+    unsafe fn div(self, o: Self) -> Self;
+    unsafe fn min(self, o: Self) -> Self;
+    unsafe fn max(self, o: Self) -> Self;
+    /// `self * a + b`, fused where the instruction set can.
+    unsafe fn fma(self, a: Self, b: Self) -> Self;
+    /// `e^x` with a relative error under 2e-7; results below 1.2e-38 may be 0.
+    unsafe fn exp(self) -> Self;
+    /// Sum of the lanes, in a fixed tree.
+    unsafe fn sum(self) -> f32;
+}
+
+/// Work that runs with the features of an instruction set switched on.
+pub trait Kernel {
+    /// What it gives.
+    type Output;
+    /// Runs; implementations must be `#[inline(always)]`.
+    ///
+    /// # Safety
+    /// Needs the CPU features of `V`.
+    unsafe fn run<V: Lanes>(self) -> Self::Output;
+}
+
+/// Runs a kernel with the lanes of `isa`.
+///
+/// # Panics
+/// If the machine does not have this instruction set.
+pub fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
+    assert!(isa <= Isa::detect(), "this machine has no {}", isa.name());
+    match isa {
+        // SAFETY: plain Rust needs no features.
+        Isa::Scalar => unsafe { kernel.run::<Portable>() },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: detected above.
+        Isa::Avx2 => unsafe { avx2::run(kernel) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: detected above.
+        Isa::Avx512 => unsafe { avx512::run(kernel) },
+        #[cfg(not(target_arch = "x86_64"))]
+        // SAFETY: as for scalar.
+        _ => unsafe { kernel.run::<Portable>() },
+    }
+}
+
+/// The first `n < N` floats, zeros in the other lanes.
+///
+/// # Safety
+/// `p` is valid for `n` floats.
+#[inline(always)]
+pub unsafe fn load_part<V: Lanes>(p: *const f32, n: usize) -> V {
+    let mut buf = [0.0f32; MAX_LANES];
+    // SAFETY: `n` is below the lanes, which are at most MAX_LANES.
+    unsafe {
+        // As bytes: `p` may be unaligned.
+        std::ptr::copy_nonoverlapping(
+            p.cast::<u8>(),
+            buf.as_mut_ptr().cast(),
+            n.min(MAX_LANES) * 4,
+        );
+        V::load(buf.as_ptr())
+    }
+}
+
+/// Stores the first `n < N` lanes.
+///
+/// # Safety
+/// `p` is valid for `n` floats.
+#[inline(always)]
+pub unsafe fn store_part<V: Lanes>(v: V, p: *mut f32, n: usize) {
+    let mut buf = [0.0f32; MAX_LANES];
+    // SAFETY: as in `load_part`.
+    unsafe {
+        v.store(buf.as_mut_ptr());
+        std::ptr::copy_nonoverlapping(buf.as_ptr(), p, n.min(MAX_LANES));
+    }
+}
+
+/// `x * sigmoid(slope * x)`.
+///
+/// # Safety
+/// Needs the CPU features of `V`.
+#[inline(always)]
+pub unsafe fn swish<V: Lanes>(x: V, slope: V) -> V {
+    // SAFETY: features by the caller.
+    unsafe {
+        let minus = V::splat(0.0).sub(slope.mul(x));
+        x.div(V::splat(1.0).add(minus.exp()))
+    }
+}

@@ -1,0 +1,98 @@
+//! Lanes without intrinsics: arrays the compiler may or may not vectorise.
+
+use half::{bf16, f16};
+
+use super::Lanes;
+
+/// Lanes of the portable type.
+const N: usize = 8;
+
+/// Eight floats.
+#[derive(Clone, Copy)]
+pub struct Portable([f32; N]);
+
+impl Portable {
+    #[inline(always)]
+    fn make(f: impl Fn(usize) -> f32) -> Self {
+        Portable(std::array::from_fn(f))
+    }
+}
+
+// SAFETY (of the unsafe blocks): callers promise `N` valid elements; no features are needed.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl Lanes for Portable {
+    const N: usize = N;
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self {
+        Portable([x; N])
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> Self {
+        Self::make(|i| unsafe { p.add(i).read_unaligned() })
+    }
+    #[inline(always)]
+    unsafe fn load_f16(p: *const f16) -> Self {
+        Self::make(|i| unsafe { p.add(i).read_unaligned() }.to_f32())
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const bf16) -> Self {
+        Self::make(|i| unsafe { p.add(i).read_unaligned() }.to_f32())
+    }
+    #[inline(always)]
+    unsafe fn load_i8(p: *const i8) -> Self {
+        Self::make(|i| f32::from(unsafe { *p.add(i) }))
+    }
+    #[inline(always)]
+    unsafe fn load_nibbles(p: *const u8, high: bool) -> Self {
+        let shift = if high { 4 } else { 0 };
+        Self::make(|i| f32::from((unsafe { *p.add(i) } >> shift) & 15))
+    }
+    #[inline(always)]
+    unsafe fn splat_f16(p: *const u8) -> Self {
+        Portable([unsafe { p.cast::<f16>().read_unaligned() }.to_f32(); N])
+    }
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32) {
+        for (i, x) in self.0.into_iter().enumerate() {
+            unsafe { p.add(i).write_unaligned(x) }
+        }
+    }
+    #[inline(always)]
+    unsafe fn add(self, o: Self) -> Self {
+        Self::make(|i| self.0[i] + o.0[i])
+    }
+    #[inline(always)]
+    unsafe fn sub(self, o: Self) -> Self {
+        Self::make(|i| self.0[i] - o.0[i])
+    }
+    #[inline(always)]
+    unsafe fn mul(self, o: Self) -> Self {
+        Self::make(|i| self.0[i] * o.0[i])
+    }
+    #[inline(always)]
+    unsafe fn div(self, o: Self) -> Self {
+        Self::make(|i| self.0[i] / o.0[i])
+    }
+    #[inline(always)]
+    unsafe fn min(self, o: Self) -> Self {
+        Self::make(|i| self.0[i].min(o.0[i]))
+    }
+    #[inline(always)]
+    unsafe fn max(self, o: Self) -> Self {
+        Self::make(|i| self.0[i].max(o.0[i]))
+    }
+    #[inline(always)]
+    unsafe fn fma(self, a: Self, b: Self) -> Self {
+        Self::make(|i| self.0[i] * a.0[i] + b.0[i])
+    }
+    #[inline(always)]
+    unsafe fn exp(self) -> Self {
+        Self::make(|i| self.0[i].exp())
+    }
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        let [a, b, c, d, e, f, g, h] = self.0;
+        ((a + e) + (c + g)) + ((b + f) + (d + h))
+    }
+}

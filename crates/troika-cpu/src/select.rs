@@ -1,0 +1,82 @@
+//! Which variant of a kernel runs, and how its work is cut: pure functions from shapes and device
+//! facts. Cutting never changes results.
+
+use troika_graph::DType;
+
+use crate::Isa;
+
+/// Most weight rows of a part.
+pub(crate) const MAX_PANEL: usize = 48;
+/// Fewest activation rows worth a part of their own.
+const MIN_ROW_BLOCK: usize = 32;
+/// Parts per thread that even out differences between threads.
+const PARTS_PER_THREAD: usize = 4;
+/// Weight bytes of a part of a product with one row: long enough to stream.
+const DIRECT_BYTES: usize = 96 << 10;
+
+/// Shape of a matrix product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinearShape {
+    /// Activation rows.
+    pub rows: usize,
+    /// Weight rows.
+    pub n: usize,
+    /// Columns.
+    pub k: usize,
+    /// Type of the weight.
+    pub dtype: DType,
+    /// Products of this shape that run at once.
+    pub count: usize,
+}
+
+/// How a matrix product is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinearChoice {
+    /// Weight rows of a part.
+    pub panel: usize,
+    /// Activation rows of a part.
+    pub row_block: usize,
+}
+
+/// Cuts a matrix product for `threads` threads.
+pub fn linear(isa: Isa, shape: LinearShape, threads: usize) -> LinearChoice {
+    // A multiple of the register block's rows (6, 3 and 8).
+    let step = if shape.rows == 1 { 8 } else { 6 };
+    let wanted = threads * PARTS_PER_THREAD;
+    let most = match shape.rows {
+        1 => {
+            let row = shape.dtype.row_bytes(shape.k).unwrap_or(1).max(1);
+            (DIRECT_BYTES / row).clamp(step, MAX_PANEL)
+        }
+        // Without reuse a wider panel only spills the cache.
+        2..=8 => 2 * step,
+        _ if isa == Isa::Scalar => 4 * step,
+        _ => MAX_PANEL,
+    };
+    let fair = (shape.n * shape.count).div_ceil(wanted);
+    let panel = fair.next_multiple_of(step).min(most / step * step).max(step);
+    let parts = shape.n.div_ceil(panel) * shape.count;
+    let blocks = wanted.div_ceil(parts.max(1)).min(shape.rows.div_ceil(MIN_ROW_BLOCK)).max(1);
+    let row_block = shape.rows.div_ceil(blocks).next_multiple_of(4);
+    LinearChoice { panel, row_block: if shape.rows == 1 { 1 } else { row_block } }
+}
+
+/// Queries of a part of an attention: enough to reuse keys, few enough to stay in cache.
+const ATTENTION_LINES: usize = 32;
+/// Most heads of a part.
+const ATTENTION_HEADS: usize = 8;
+
+/// How attention is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct AttentionChoice {
+    /// Rows of a part.
+    pub rows: usize,
+    /// Query heads of a part.
+    pub heads: usize,
+}
+
+/// Cuts an attention with `group` query heads per key/value head.
+pub(crate) fn attention(group: usize) -> AttentionChoice {
+    let heads = group.clamp(1, ATTENTION_HEADS);
+    AttentionChoice { rows: (ATTENTION_LINES / heads).max(1), heads }
+}

@@ -1,0 +1,187 @@
+//! Tokenizers from GGUF metadata: the same `tokenizer.json` structure, filled from the file.
+
+use std::collections::HashMap;
+
+use serde_json::{Map, Value, json};
+
+use super::TokenizerError;
+use super::pre;
+use crate::weights::{GgufMeta, GgufValue};
+
+/// Token types of `tokenizer.ggml.token_type`.
+const CONTROL: i64 = 3;
+const USER_DEFINED: i64 = 4;
+
+pub(super) struct Built {
+    pub inner: tokenizers::Tokenizer,
+    pub bos: Option<u32>,
+    pub eos: Option<u32>,
+    pub add_bos: bool,
+    pub add_eos: bool,
+    pub warning: Option<String>,
+}
+
+type Res<T> = Result<T, TokenizerError>;
+
+fn key(name: &str) -> String {
+    format!("tokenizer.ggml.{name}")
+}
+
+fn metadata(name: &str, why: impl Into<String>) -> TokenizerError {
+    TokenizerError::Metadata { key: key(name), why: why.into() }
+}
+
+fn strings<'a>(meta: &'a GgufMeta, name: &str) -> Res<Vec<&'a str>> {
+    let Some(v) = meta.get(&key(name)) else { return Ok(Vec::new()) };
+    let list = v.as_array().ok_or_else(|| metadata(name, "is not a list"))?;
+    let all: Option<Vec<&str>> = list.iter().map(GgufValue::as_str).collect();
+    all.ok_or_else(|| metadata(name, "is not a list of texts"))
+}
+
+fn numbers(meta: &GgufMeta, name: &str, len: usize) -> Res<Option<Vec<f64>>> {
+    let Some(v) = meta.get(&key(name)) else { return Ok(None) };
+    let list = v.as_array().ok_or_else(|| metadata(name, "is not a list"))?;
+    let all: Option<Vec<f64>> = list.iter().map(GgufValue::as_f64).collect();
+    let all = all.ok_or_else(|| metadata(name, "is not a list of numbers"))?;
+    if all.len() != len {
+        return Err(metadata(name, format!("has {} entries for {len} tokens", all.len())));
+    }
+    Ok(Some(all))
+}
+
+pub(super) fn build(meta: &GgufMeta) -> Res<Option<Built>> {
+    let Some(model) = meta.get(&key("model")).and_then(GgufValue::as_str) else { return Ok(None) };
+    let tokens = strings(meta, "tokens")?;
+    if tokens.is_empty() {
+        return Ok(None);
+    }
+    let types = numbers(meta, "token_type", tokens.len())?;
+    let id = |name: &str| {
+        let id = meta.get(&key(name)).and_then(GgufValue::as_u64);
+        id.filter(|&i| i < tokens.len() as u64).map(|i| i as u32)
+    };
+    let flag = |name: &str| meta.get(&key(name)).and_then(GgufValue::as_bool);
+    let pre_name = meta.get(&key("pre")).and_then(GgufValue::as_str).unwrap_or("default");
+    let mut warning = None;
+    let (json, spm) = match model {
+        "gpt2" => {
+            let patterns = pre::patterns(pre_name).unwrap_or_else(|| {
+                warning = Some(format!(
+                    "the pre-tokenizer {pre_name:?} is not known; text may be split differently \
+                     from what the model was trained on"
+                ));
+                pre::FALLBACK
+            });
+            (byte_level(&tokens, &strings(meta, "merges")?, patterns)?, false)
+        }
+        "llama" => {
+            let scores = numbers(meta, "scores", tokens.len())?;
+            let prefix = flag("add_space_prefix").unwrap_or(true);
+            (sentencepiece(&tokens, scores.as_deref(), id("unknown_token_id"), prefix), true)
+        }
+        other => return Err(TokenizerError::Unsupported(other.into())),
+    };
+    let mut json = json;
+    json["version"] = json!("1.0");
+    json["added_tokens"] = added(&tokens, types.as_deref());
+    let inner = tokenizers::Tokenizer::from_bytes(json.to_string())
+        .map_err(|e| metadata("tokens", format!("make no tokenizer: {e}")))?;
+    let bpe_bos = matches!(pre_name, "llama-bpe" | "llama3" | "llama-v3" | "tekken");
+    Ok(Some(Built {
+        inner,
+        bos: id("bos_token_id"),
+        eos: id("eos_token_id"),
+        add_bos: flag("add_bos_token").unwrap_or(spm || bpe_bos),
+        add_eos: flag("add_eos_token").unwrap_or(false),
+        warning,
+    }))
+}
+
+fn vocab(tokens: &[&str]) -> Map<String, Value> {
+    tokens.iter().enumerate().map(|(i, t)| ((*t).to_string(), json!(i))).collect()
+}
+
+fn added(tokens: &[&str], types: Option<&[f64]>) -> Value {
+    let mut list = Vec::new();
+    for (i, (token, kind)) in tokens.iter().zip(types.unwrap_or_default()).enumerate() {
+        let kind = *kind as i64;
+        if kind != CONTROL && kind != USER_DEFINED || token.is_empty() {
+            continue;
+        }
+        list.push(json!({
+            "id": i, "content": token, "special": kind == CONTROL, "normalized": false,
+            "single_word": false, "lstrip": false, "rstrip": false,
+        }));
+    }
+    Value::Array(list)
+}
+
+fn byte_level(tokens: &[&str], merges: &[&str], patterns: &[&str]) -> Res<Value> {
+    let vocab = vocab(tokens);
+    let mut pairs = Vec::with_capacity(merges.len());
+    for m in merges {
+        // A merge is two tokens with a space between; tokens themselves have none.
+        let (a, b) = m.split_once(' ').ok_or_else(|| metadata("merges", format!("has {m:?}")))?;
+        let known = [a, b, &format!("{a}{b}")].iter().all(|t| vocab.contains_key(*t));
+        if known {
+            pairs.push(json!([a, b]));
+        }
+    }
+    let split = |p: &&str| json!({"type": "Split", "pattern": {"Regex": p}, "behavior": "Isolated", "invert": false});
+    let mut steps: Vec<Value> = patterns.iter().map(split).collect();
+    let bytes = json!({
+        "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false,
+    });
+    steps.push(bytes.clone());
+    Ok(json!({
+        "normalizer": null,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
+        "post_processor": null,
+        "decoder": bytes,
+        "model": {"type": "BPE", "vocab": vocab, "merges": pairs, "ignore_merges": true},
+    }))
+}
+
+/// SentencePiece BPE: merges follow from the pieces and their scores.
+fn sentencepiece(
+    tokens: &[&str],
+    scores: Option<&[f64]>,
+    unknown: Option<u32>,
+    space_prefix: bool,
+) -> Value {
+    let ids: HashMap<&str, usize> = tokens.iter().enumerate().map(|(i, t)| (*t, i)).collect();
+    let score = |i: usize| scores.map_or(-(i as f64), |s| s[i]);
+    let mut merges: Vec<(f64, usize, usize, usize)> = Vec::new();
+    for (i, token) in tokens.iter().enumerate() {
+        for (at, _) in token.char_indices().skip(1) {
+            let (a, b) = token.split_at(at);
+            if let (Some(&a), Some(&b)) = (ids.get(a), ids.get(b)) {
+                merges.push((score(i), i, a, b));
+            }
+        }
+    }
+    merges.sort_by(|x, y| y.0.total_cmp(&x.0).then((x.1, x.2, x.3).cmp(&(y.1, y.2, y.3))));
+    let pairs: Vec<Value> =
+        merges.iter().map(|&(_, _, a, b)| json!([tokens[a], tokens[b]])).collect();
+    let mut normalizers =
+        vec![json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"})];
+    let mut decoders = vec![
+        json!({"type": "Replace", "pattern": {"String": "▁"}, "content": " "}),
+        json!({"type": "ByteFallback"}),
+        json!({"type": "Fuse"}),
+    ];
+    if space_prefix {
+        normalizers.insert(0, json!({"type": "Prepend", "prepend": "▁"}));
+        decoders.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
+    }
+    json!({
+        "normalizer": {"type": "Sequence", "normalizers": normalizers},
+        "pre_tokenizer": null,
+        "post_processor": null,
+        "decoder": {"type": "Sequence", "decoders": decoders},
+        "model": {
+            "type": "BPE", "vocab": vocab(tokens), "merges": pairs, "byte_fallback": true,
+            "fuse_unk": true, "unk_token": unknown.map(|u| tokens[u as usize]),
+        },
+    })
+}

@@ -1,0 +1,124 @@
+//! Streaming: tokens to text as it becomes final, and stop texts.
+
+use super::Tokenizer;
+
+/// Tokens that may be held back before broken UTF-8 is handed out as it is. A character has at
+/// most four bytes, each at worst a token of its own.
+const MAX_PENDING: usize = 8;
+
+/// Turns tokens into text one by one. What it hands out, joined, is the decoded whole; a
+/// character is never handed out in parts.
+pub struct Detokenizer<'a> {
+    tokenizer: &'a Tokenizer,
+    ids: Vec<u32>,
+    /// Decoding starts here: what precedes decides about leading spaces only.
+    prefix: usize,
+    /// Everything before is handed out.
+    read: usize,
+}
+
+impl<'a> Detokenizer<'a> {
+    pub(super) fn new(tokenizer: &'a Tokenizer) -> Self {
+        Detokenizer { tokenizer, ids: Vec::new(), prefix: 0, read: 0 }
+    }
+
+    /// Takes a token; gives the text that became final with it.
+    pub fn push(&mut self, id: u32) -> Option<String> {
+        self.ids.push(id);
+        self.emit(false)
+    }
+
+    /// The text still held back.
+    pub fn finish(&mut self) -> String {
+        self.emit(true).unwrap_or_default()
+    }
+
+    fn emit(&mut self, all: bool) -> Option<String> {
+        let decode = |ids: &[u32]| self.tokenizer.decode(ids, true).unwrap_or_default();
+        let before = decode(&self.ids[self.prefix..self.read]);
+        let text = decode(&self.ids[self.prefix..]);
+        let pending = self.ids.len() - self.read;
+        if text.ends_with('\u{FFFD}') && pending <= MAX_PENDING && !all {
+            return None;
+        }
+        let new = text.get(before.len()..).filter(|t| !t.is_empty())?.to_string();
+        self.prefix = self.read;
+        self.read = self.ids.len();
+        // Keep the list short in long generations.
+        if self.prefix > 4096 {
+            self.ids.drain(..self.prefix);
+            self.read -= self.prefix;
+            self.prefix = 0;
+        }
+        Some(new)
+    }
+}
+
+/// Finds stop texts in streamed text, also when they span several pieces.
+#[derive(Clone, Debug, Default)]
+pub struct StopMatcher {
+    stops: Vec<String>,
+    held: String,
+    stopped: bool,
+}
+
+impl StopMatcher {
+    /// A matcher for the given texts; empty ones are ignored.
+    pub fn new(stops: &[String]) -> StopMatcher {
+        let stops = stops.iter().filter(|s| !s.is_empty()).cloned().collect();
+        StopMatcher { stops, ..StopMatcher::default() }
+    }
+
+    /// Takes a piece of text. Gives what can be handed out, and whether a stop text was met; what
+    /// could be the start of one is held back.
+    pub fn push(&mut self, text: &str) -> (String, bool) {
+        if self.stopped {
+            return (String::new(), true);
+        }
+        self.held.push_str(text);
+        let met = self.stops.iter().filter_map(|s| self.held.find(s.as_str())).min();
+        if let Some(at) = met {
+            self.stopped = true;
+            self.held.truncate(at);
+            return (std::mem::take(&mut self.held), true);
+        }
+        let starts_stop = |i: usize| self.stops.iter().any(|s| s.starts_with(&self.held[i..]));
+        let keep = self.held.char_indices().map(|(i, _)| i).find(|&i| starts_stop(i));
+        let rest = self.held.split_off(keep.unwrap_or(self.held.len()));
+        (std::mem::replace(&mut self.held, rest), false)
+    }
+
+    /// What is still held back at the end of the text.
+    pub fn finish(&mut self) -> String {
+        std::mem::take(&mut self.held)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::StopMatcher;
+
+    fn run(stops: &[&str], pieces: &[&str]) -> (String, bool) {
+        let stops: Vec<String> = stops.iter().map(|s| s.to_string()).collect();
+        let mut m = StopMatcher::new(&stops);
+        let mut out = String::new();
+        for p in pieces {
+            let (text, stopped) = m.push(p);
+            out.push_str(&text);
+            if stopped {
+                return (out, true);
+            }
+        }
+        out.push_str(&m.finish());
+        (out, false)
+    }
+
+    #[test]
+    fn stop_texts_may_span_pieces() {
+        assert_eq!(run(&["END"], &["abE", "N", "D cd"]), ("ab".into(), true));
+        assert_eq!(run(&["END"], &["abE", "Nx", "EN"]), ("abENxEN".into(), false));
+        assert_eq!(run(&["aab"], &["a", "a", "a", "b"]), ("a".into(), true));
+        assert_eq!(run(&["\n\n", "Q:"], &["é\n", "Q", ":"]), ("é\n".into(), true));
+        assert_eq!(run(&[""], &["x"]), ("x".into(), false));
+    }
+}

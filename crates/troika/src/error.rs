@@ -1,0 +1,66 @@
+//! Errors of the facade: those of all parts, unchanged.
+
+use troika_device::DeviceError;
+use troika_engine::EngineError;
+use troika_engine::sample::{ParamError, SampleError};
+use troika_model::chat::ChatError;
+use troika_model::families::ConfigError;
+use troika_model::tokenizer::TokenizerError;
+use troika_model::weights::WeightError;
+use troika_plan::PlanError;
+
+/// Anything that can go wrong when opening or running a model.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Files.
+    #[error(transparent)]
+    Weights(#[from] WeightError),
+    /// Config, with the model it belongs to.
+    #[error("{model}: {error}")]
+    Config {
+        /// Path.
+        model: String,
+        /// What is wrong.
+        error: ConfigError,
+    },
+    /// Tokenizer.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    /// Chat template.
+    #[error(transparent)]
+    Chat(#[from] ChatError),
+    /// Plan.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// Engine.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// Device.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// Sampling.
+    #[error(transparent)]
+    Sample(#[from] SampleError),
+    /// A sampling parameter out of range.
+    #[error(transparent)]
+    Param(#[from] ParamError),
+    /// Text was given to a model without a tokenizer.
+    #[error("{0} has no tokenizer; give token ids with --prompt-ids")]
+    NoTokenizer(String),
+    /// A prompt longer than the context.
+    #[error(
+        "the prompt has {prompt} tokens, the context holds {context}; shorten it or raise -c \
+         (the model allows {model})"
+    )]
+    PromptTooLong {
+        /// Tokens of the prompt.
+        prompt: usize,
+        /// Context in force.
+        context: usize,
+        /// The model's own context.
+        model: usize,
+    },
+    /// Nothing to do.
+    #[error("the prompt is empty; give some text with -p, or ids with --prompt-ids")]
+    EmptyPrompt,
+}

@@ -1,0 +1,73 @@
+//! `generation_config.json`: what a model's authors recommend.
+
+use std::path::Path;
+
+use serde_json::Value;
+use troika_model::weights::{FileSource, GgufMeta, GgufValue};
+
+/// Recommended sampling and stop tokens. Absent fields are `None` or empty.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct GenerationDefaults {
+    /// Tokens that end a generation.
+    pub stop_tokens: Vec<u32>,
+    /// `false` asks for greedy decoding.
+    pub do_sample: Option<bool>,
+    /// Temperature.
+    pub temperature: Option<f32>,
+    /// Top-k.
+    pub top_k: Option<usize>,
+    /// Top-p.
+    pub top_p: Option<f32>,
+    /// Min-p.
+    pub min_p: Option<f32>,
+    /// Repetition penalty.
+    pub repeat_penalty: Option<f32>,
+}
+
+fn ids(v: &Value) -> Vec<u32> {
+    let one = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok());
+    match v {
+        Value::Array(list) => list.iter().filter_map(one).collect(),
+        v => one(v).into_iter().collect(),
+    }
+}
+
+impl GenerationDefaults {
+    /// Reads the files beside a model, or GGUF metadata.
+    pub fn read(source: &FileSource) -> GenerationDefaults {
+        match source {
+            FileSource::HuggingFace { dir, config } => from_folder(dir, config),
+            FileSource::Gguf { meta, .. } => from_gguf(meta),
+        }
+    }
+}
+
+fn from_folder(dir: &Path, config: &Value) -> GenerationDefaults {
+    let text = std::fs::read(dir.join("generation_config.json")).unwrap_or_default();
+    let file: Value = serde_json::from_slice(&text).unwrap_or(Value::Null);
+    let number = |name: &str| file[name].as_f64().filter(|n| n.is_finite());
+    let mut stop_tokens = ids(&file["eos_token_id"]);
+    if stop_tokens.is_empty() {
+        stop_tokens = ids(&config["eos_token_id"]);
+        stop_tokens.extend(ids(&config["text_config"]["eos_token_id"]));
+    }
+    GenerationDefaults {
+        stop_tokens,
+        do_sample: file["do_sample"].as_bool(),
+        temperature: number("temperature").map(|n| n as f32),
+        top_k: file["top_k"].as_u64().map(|n| n as usize),
+        top_p: number("top_p").map(|n| n as f32),
+        min_p: number("min_p").map(|n| n as f32),
+        repeat_penalty: number("repetition_penalty").map(|n| n as f32),
+    }
+}
+
+fn from_gguf(meta: &GgufMeta) -> GenerationDefaults {
+    let id = |key: &str| meta.get(key).and_then(GgufValue::as_u64).and_then(|n| n.try_into().ok());
+    let keys =
+        ["eos_token_id", "eot_token_id", "eom_token_id"].map(|k| format!("tokenizer.ggml.{k}"));
+    let mut stop_tokens: Vec<u32> = keys.iter().filter_map(|k| id(k)).collect();
+    stop_tokens.sort_unstable();
+    stop_tokens.dedup();
+    GenerationDefaults { stop_tokens, ..GenerationDefaults::default() }
+}

@@ -1,0 +1,223 @@
+//! Opening a model: files, spec, weights, plan, engine, tokenizer.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use troika_device::{Clock, Device, RealClock};
+use troika_engine::{Engine, EngineParts};
+use troika_graph::DType;
+use troika_model::chat::ChatTemplate;
+use troika_model::families;
+use troika_model::spec::ModelSpec;
+use troika_model::tokenizer::Tokenizer;
+use troika_model::weights::{self, FileSource, FloatType, ModelFiles, WeightStore};
+use troika_plan::{PlanRequest, one_device};
+use troika_trace::{Span, Tracer};
+
+use crate::devices::{DeviceOptions, open_devices};
+use crate::error::Error;
+use crate::generation::GenerationDefaults;
+use crate::text;
+
+/// How to open a model.
+#[derive(Clone, Debug)]
+pub struct OpenOptions {
+    /// Type of float matrices.
+    pub dtype: FloatType,
+    /// Longest sequence; `None`: the model's own.
+    pub context: Option<usize>,
+    /// Rows of a prompt chunk.
+    pub chunk: usize,
+    /// Type of the KV cache; `None`: f32 when computing in f32, else f16.
+    pub kv_dtype: Option<DType>,
+    /// Devices.
+    pub devices: DeviceOptions,
+    /// Look for NaN and infinities in the weights.
+    pub scan: bool,
+    /// Spans.
+    pub tracer: Tracer,
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        OpenOptions {
+            dtype: FloatType::Auto,
+            context: None,
+            chunk: 512,
+            kv_dtype: None,
+            devices: DeviceOptions::default(),
+            scan: false,
+            tracer: Tracer::off(),
+        }
+    }
+}
+
+/// A model's description with its bound weights, before anything is compiled.
+pub struct Described {
+    /// The files.
+    pub files: ModelFiles,
+    /// The description.
+    pub spec: ModelSpec,
+    /// The weights.
+    pub store: WeightStore,
+}
+
+/// Reads and checks a model without compiling it.
+///
+/// # Errors
+/// Files, config or weights that do not serve.
+pub fn describe(path: &Path, dtype: FloatType) -> Result<Described, Error> {
+    let files = weights::open(path)?;
+    let model = match &files.source {
+        FileSource::HuggingFace { config, .. } => families::from_config(config),
+        FileSource::Gguf { meta, .. } => families::from_gguf(meta, &*files.files),
+    };
+    let model =
+        model.map_err(|error| Error::Config { model: path.display().to_string(), error })?;
+    let store = WeightStore::bind(&model.spec, &*model.names, &*files.files, dtype)?;
+    Ok(Described { files, spec: model.spec, store })
+}
+
+/// An open model.
+pub struct Model {
+    pub(crate) name: String,
+    pub(crate) spec: ModelSpec,
+    pub(crate) store: WeightStore,
+    pub(crate) engine: Engine,
+    pub(crate) tokenizer: Option<Arc<Tokenizer>>,
+    pub(crate) template: Option<ChatTemplate>,
+    pub(crate) defaults: GenerationDefaults,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) tracer: Tracer,
+    pub(crate) warnings: Vec<String>,
+    pub(crate) load_time: Duration,
+    pub(crate) session: crate::session::SessionState,
+}
+
+impl Model {
+    /// Opens a folder or a .gguf file on this machine's devices.
+    ///
+    /// # Errors
+    /// Anything from a missing file to a device that refuses an op.
+    pub fn open(path: &Path, options: &OpenOptions) -> Result<Model, Error> {
+        let devices = open_devices(&options.devices)?;
+        Model::open_on(path, options, &devices)
+    }
+
+    /// Opens a model on given devices; everything runs on the first.
+    ///
+    /// # Errors
+    /// As [`Model::open`].
+    pub fn open_on(
+        path: &Path,
+        options: &OpenOptions,
+        devices: &[Arc<dyn Device>],
+    ) -> Result<Model, Error> {
+        let clock: Arc<dyn Clock> = Arc::new(RealClock::new());
+        let start = clock.now();
+        let described = describe(path, options.dtype)?;
+        let (tokenizer, template, mut warnings) = text::load(&described.files.source)?;
+        if options.scan {
+            let bad = described.store.scan_non_finite();
+            let say = |t: &String| format!("tensor {t} holds NaN or infinite values");
+            warnings.extend(bad.iter().map(say));
+        }
+        let f32_mode = options.dtype == FloatType::F32 || all_f32(&described.store);
+        let default_kv = if f32_mode { DType::F32 } else { DType::F16 };
+        let request = PlanRequest {
+            context: options.context,
+            chunk: options.chunk,
+            kv_dtype: options.kv_dtype.unwrap_or(default_kv),
+        };
+        let first = devices.first().map_or("none", |d| d.name());
+        let plan = one_device(&described.spec, first, &request)?;
+        let Described { files, spec, store } = described;
+        let engine = Engine::new(EngineParts {
+            spec: &spec,
+            shapes: &|key| store.shape(key),
+            weights: &store,
+            plan,
+            devices,
+            clock: clock.clone(),
+            tracer: options.tracer.clone(),
+            sequences: 1,
+        })?;
+        let load_time = clock.now() - start;
+        let mut model = Model {
+            name: path.display().to_string(),
+            defaults: GenerationDefaults::read(&files.source),
+            spec,
+            store,
+            engine,
+            tokenizer: tokenizer.map(Arc::new),
+            template,
+            clock,
+            tracer: options.tracer.clone(),
+            warnings,
+            load_time,
+            session: crate::session::SessionState::default(),
+        };
+        model.record("load", start);
+        Ok(model)
+    }
+
+    /// A span on the host's lane that ends now.
+    pub(crate) fn record(&mut self, name: &'static str, start: Duration) {
+        if self.tracer.enabled() {
+            let end = self.clock.now();
+            let lane = "host".into();
+            self.tracer.record(Span { name: name.into(), lane, start, end, args: Vec::new() });
+        }
+    }
+
+    /// What the model is.
+    pub fn spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+
+    /// The weights.
+    pub fn store(&self) -> &WeightStore {
+        &self.store
+    }
+
+    /// The engine, for callers that feed tokens themselves.
+    pub fn engine(&mut self) -> &mut Engine {
+        &mut self.engine
+    }
+
+    /// Longest sequence.
+    pub fn context(&self) -> usize {
+        self.engine.plan().context
+    }
+
+    /// The tokenizer, if the model has one.
+    pub fn tokenizer(&self) -> Option<&Tokenizer> {
+        self.tokenizer.as_deref()
+    }
+
+    /// Whether the model has a chat template.
+    pub fn has_template(&self) -> bool {
+        self.template.is_some()
+    }
+
+    /// What the model's authors recommend.
+    pub fn defaults(&self) -> &GenerationDefaults {
+        &self.defaults
+    }
+
+    /// Things a user should know, one sentence each.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    /// Time to open.
+    pub fn load_time(&self) -> Duration {
+        self.load_time
+    }
+}
+
+/// Whether all matrices are single precision, so that f32 is the model's own precision.
+fn all_f32(store: &WeightStore) -> bool {
+    store.classes().iter().filter(|c| c.class != "norms").all(|c| c.dtype == DType::F32)
+}

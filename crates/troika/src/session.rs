@@ -1,0 +1,270 @@
+//! Generating: prompt in, tokens and text out.
+
+use std::time::Duration;
+
+use troika_engine::sample::{SampleParams, Sampler};
+use troika_engine::{Feed, SeqId, Want};
+use troika_model::tokenizer::{Detokenizer, StopMatcher};
+
+use crate::error::Error;
+use crate::open::Model;
+
+/// The sequence that stays cached between requests, so that a longer prompt with the same start
+/// is not computed again.
+#[derive(Debug, Default)]
+pub(crate) struct SessionState {
+    seq: Option<SeqId>,
+    cached: Vec<u32>,
+}
+
+/// What to generate.
+#[derive(Clone, Debug, Default)]
+pub struct Request {
+    /// Sampling.
+    pub params: SampleParams,
+    /// Most tokens to generate; `None`: until a stop or the context's end.
+    pub max_tokens: Option<usize>,
+    /// Texts that end the generation (not given out).
+    pub stop: Vec<String>,
+    /// Go on after end-of-text tokens.
+    pub ignore_eos: bool,
+}
+
+/// Why a generation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finish {
+    /// A stop token or stop text.
+    Stop,
+    /// The wanted number of tokens.
+    Length,
+    /// The context is full.
+    Context,
+    /// The caller asked to stop.
+    Cancelled,
+}
+
+impl Finish {
+    /// Short name for reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Finish::Stop => "stop",
+            Finish::Length => "length",
+            Finish::Context => "context",
+            Finish::Cancelled => "cancelled",
+        }
+    }
+}
+
+/// Times and counts of a generation.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Stats {
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Of which were still cached from before.
+    pub cached_tokens: usize,
+    /// Tokens generated.
+    pub generated_tokens: usize,
+    /// From the request (prompt already tokenized) to the first token.
+    pub ttft: Duration,
+    /// From the first token to the last.
+    pub decode: Duration,
+}
+
+impl Stats {
+    /// Prompt tokens computed per second until the first token.
+    pub fn prefill_rate(&self) -> f64 {
+        rate(self.prompt_tokens - self.cached_tokens, self.ttft)
+    }
+
+    /// Tokens per second after the first.
+    pub fn decode_rate(&self) -> f64 {
+        rate(self.generated_tokens.saturating_sub(1), self.decode)
+    }
+
+    /// Mean time per token after the first.
+    pub fn tpot(&self) -> Option<Duration> {
+        let n = u32::try_from(self.generated_tokens.checked_sub(1)?).ok()?;
+        self.decode.checked_div(n)
+    }
+}
+
+fn rate(n: usize, time: Duration) -> f64 {
+    if time.is_zero() { 0.0 } else { n as f64 / time.as_secs_f64() }
+}
+
+/// A finished generation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Output {
+    /// Generated tokens (a final stop token is not among them).
+    pub tokens: Vec<u32>,
+    /// Their text, when the model has a tokenizer.
+    pub text: String,
+    /// Why it ended.
+    pub finish: Finish,
+    /// Figures.
+    pub stats: Stats,
+}
+
+/// What the caller wants after a piece of text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Control {
+    /// More.
+    Continue,
+    /// Stop now.
+    Stop,
+}
+
+/// Receives each token with the text that became final with it (possibly empty).
+pub type OnToken<'a> = &'a mut dyn FnMut(u32, &str) -> Control;
+
+impl Model {
+    /// Generates from token ids.
+    ///
+    /// # Errors
+    /// An empty or too long prompt, unknown ids, a failing device, damaged logits.
+    pub fn generate(
+        &mut self,
+        prompt: &[u32],
+        request: &Request,
+        on_token: OnToken<'_>,
+    ) -> Result<Output, Error> {
+        request.params.check()?;
+        self.check_prompt(prompt)?;
+        let start = self.clock.now();
+        let (seq, cached_tokens) = self.reuse(prompt);
+        let mut sampler = Sampler::new(request.params.clone());
+        prompt.iter().for_each(|&t| sampler.accept(t));
+        let mut run = Run {
+            stop: StopMatcher::new(&request.stop),
+            output: Output {
+                tokens: Vec::new(),
+                text: String::new(),
+                finish: Finish::Length,
+                stats: Stats { prompt_tokens: prompt.len(), cached_tokens, ..Stats::default() },
+            },
+        };
+        let max = request.max_tokens.unwrap_or(usize::MAX);
+        let mut logits = Vec::new();
+        let mut feed: Vec<u32> = prompt[cached_tokens..].to_vec();
+        let mut first = None;
+        let tokenizer = self.tokenizer.clone();
+        let mut detokenizer = tokenizer.as_ref().map(|t| t.detokenizer());
+        while run.output.tokens.len() < max || first.is_none() {
+            self.step(seq, &feed, &mut logits)?;
+            if max == 0 {
+                first = Some(self.clock.now());
+                break;
+            }
+            let sampling = self.clock.now();
+            let token = sampler.sample(&logits)?;
+            sampler.accept(token);
+            self.record("sample", sampling);
+            first.get_or_insert_with(|| self.clock.now());
+            if !request.ignore_eos && self.defaults.stop_tokens.contains(&token) {
+                run.output.finish = Finish::Stop;
+                break;
+            }
+            run.output.tokens.push(token);
+            if let Some(finish) = run.emit(token, detokenizer.as_mut(), on_token) {
+                run.output.finish = finish;
+                break;
+            }
+            if self.session.cached.len() + 1 > self.context() {
+                run.output.finish = Finish::Context;
+                break;
+            }
+            feed.clear();
+            feed.push(token);
+        }
+        let end = self.clock.now();
+        let first = first.unwrap_or(end);
+        let stats = &mut run.output.stats;
+        (stats.ttft, stats.decode) = (first - start, end - first);
+        stats.generated_tokens = run.output.tokens.len();
+        run.finish(detokenizer, on_token);
+        Ok(run.output)
+    }
+
+    fn check_prompt(&self, prompt: &[u32]) -> Result<(), Error> {
+        if prompt.is_empty() {
+            return Err(Error::EmptyPrompt);
+        }
+        let context = self.context();
+        if prompt.len() > context {
+            let model = self.spec.context;
+            return Err(Error::PromptTooLong { prompt: prompt.len(), context, model });
+        }
+        Ok(())
+    }
+
+    /// The session's sequence, cut back to what it shares with the prompt. At least one token is
+    /// left to compute, for its logits.
+    fn reuse(&mut self, prompt: &[u32]) -> (SeqId, usize) {
+        let seq = *self.session.seq.get_or_insert_with(|| self.engine.open());
+        let cached = &mut self.session.cached;
+        let shared = cached.iter().zip(prompt).take_while(|(a, b)| a == b).count();
+        let keep = self.engine.truncate(seq, shared.min(prompt.len() - 1));
+        cached.truncate(keep);
+        (seq, keep)
+    }
+
+    /// Feeds tokens and keeps the last one's logits.
+    fn step(&mut self, seq: SeqId, tokens: &[u32], logits: &mut Vec<f32>) -> Result<(), Error> {
+        let feed = Feed { seq, tokens, want: Want::Last };
+        let result = self.engine.run(&[feed], &mut |_, _, row| {
+            logits.clear();
+            logits.extend_from_slice(row);
+        });
+        if let Err(e) = result {
+            let kept = self.engine.len(seq);
+            self.session.cached.truncate(kept);
+            return Err(e.into());
+        }
+        self.session.cached.extend_from_slice(tokens);
+        Ok(())
+    }
+
+    /// Forgets the cached sequence.
+    pub fn reset(&mut self) {
+        if let Some(seq) = self.session.seq.take() {
+            self.engine.close(seq);
+        }
+        self.session.cached.clear();
+    }
+}
+
+struct Run {
+    stop: StopMatcher,
+    output: Output,
+}
+
+impl Run {
+    /// Hands out a token and its text; says why to end, if so.
+    fn emit(
+        &mut self,
+        token: u32,
+        detokenizer: Option<&mut Detokenizer<'_>>,
+        on_token: OnToken<'_>,
+    ) -> Option<Finish> {
+        let piece = detokenizer.and_then(|d| d.push(token)).unwrap_or_default();
+        let (text, stopped) = self.stop.push(&piece);
+        self.output.text.push_str(&text);
+        if on_token(token, &text) == Control::Stop {
+            return Some(Finish::Cancelled);
+        }
+        stopped.then_some(Finish::Stop)
+    }
+
+    /// Hands out what was held back.
+    fn finish(&mut self, detokenizer: Option<Detokenizer<'_>>, on_token: OnToken<'_>) {
+        let rest = detokenizer.map(|mut d| d.finish()).unwrap_or_default();
+        let mut text = self.stop.push(&rest).0;
+        text.push_str(&self.stop.finish());
+        if !text.is_empty()
+            && let Some(&last) = self.output.tokens.last()
+        {
+            self.output.text.push_str(&text);
+            on_token(last, &text);
+        }
+    }
+}
