@@ -18,7 +18,9 @@ fn model_dir(name: &str) -> PathBuf {
 }
 
 fn cpu(name: &str, threads: usize) -> Arc<dyn Device> {
-    Arc::new(CpuDevice::new(CpuOptions { name: name.into(), threads, ..Default::default() }).unwrap())
+    Arc::new(
+        CpuDevice::new(CpuOptions { name: name.into(), threads, ..Default::default() }).unwrap(),
+    )
 }
 
 /// An engine whose segments are dealt to the devices in turn.
@@ -81,8 +83,10 @@ fn sequences_in_one_batch_do_not_disturb_each_other() {
         let vocab = alone.len() / ids.len();
         let (a, b) = (e.open(), e.open());
         let (short, long) = (&ids[..5], &ids[..]);
-        let feeds =
-            [Feed { seq: a, tokens: short, want: Want::All }, Feed { seq: b, tokens: long, want: Want::All }];
+        let feeds = [
+            Feed { seq: a, tokens: short, want: Want::All },
+            Feed { seq: b, tokens: long, want: Want::All },
+        ];
         let mut got = [Vec::new(), Vec::new()];
         e.run(&feeds, &mut |feed, _, row| got[feed].extend_from_slice(row)).unwrap();
         assert_eq!(got[1], alone, "{name}");
@@ -112,9 +116,8 @@ fn a_shared_prefix_is_not_computed_again() {
         let mut model = Model::open(&model_dir(name), &OpenOptions::default()).unwrap();
         let mut greedy = Request { max_tokens: Some(4), ignore_eos: true, ..Request::default() };
         greedy.params.temperature = 0.0;
-        let mut run = |ids: &[u32]| {
-            model.generate(ids, &greedy, &mut |_, _| Control::Continue).unwrap()
-        };
+        let mut run =
+            |ids: &[u32]| model.generate(ids, &greedy, &mut |_, _| Control::Continue).unwrap();
         let first = run(&ids[..20]);
         assert_eq!(first.stats.cached_tokens, 0);
         let mut longer = ids[..20].to_vec();

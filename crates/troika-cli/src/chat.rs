@@ -47,7 +47,7 @@ pub fn run(model: &mut Model, args: &RunArgs, interrupt: &Interrupt) -> Result<(
     let failed = |e: ReadlineError| CliError::Failure(format!("cannot read the terminal: {e}"));
     let mut editor = DefaultEditor::new().map_err(failed)?;
     let kind = if model.has_template() { "chat" } else { "text is continued, not answered" };
-    eprintln!("{kind}; /clear starts over, /bye or Ctrl-D ends");
+    output::note(&format!("{kind}; /clear starts over, /bye or Ctrl-D ends\n"));
     let mut messages = system(args);
     loop {
         let line = match editor.readline(">>> ") {
@@ -91,7 +91,7 @@ fn turn(
     output::write("\n")?;
     messages.push(json!({"role": "assistant", "content": out.text}));
     if !args.quiet {
-        eprint!("{}", stats::text(&out.stats, Some(time), model.load_time()));
+        output::note(&stats::text(&out.stats, Some(time), model.load_time()));
     }
     Ok(())
 }

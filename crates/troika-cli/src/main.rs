@@ -29,7 +29,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) if e.is_closed_pipe() => ExitCode::SUCCESS,
         Err(e) => {
-            eprintln!("troika: {e}");
+            output::note(&format!("troika: {e}\n"));
             ExitCode::from(e.exit_code())
         }
     }

@@ -20,3 +20,8 @@ pub fn write(text: &str) -> Result<(), CliError> {
 pub fn json(value: &serde_json::Value) -> Result<(), CliError> {
     write(&format!("{value:#}\n"))
 }
+
+/// Tells the user something beside the answer. Nobody listening is no reason to fail.
+pub fn note(text: &str) {
+    let _ = io::stderr().lock().write_all(text.as_bytes());
+}

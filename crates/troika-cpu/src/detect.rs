@@ -17,25 +17,37 @@ pub enum Isa {
 }
 
 impl Isa {
+    const ALL: [Isa; 3] = [Isa::Scalar, Isa::Avx2, Isa::Avx512];
+
+    /// Whether this machine has it (cheap: the standard library remembers).
+    pub fn is_available(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        {
+            use std::arch::is_x86_feature_detected as has;
+            let avx2 = || has!("avx2") && has!("fma") && has!("f16c");
+            let avx512 =
+                || has!("avx512f") && has!("avx512bw") && has!("avx512dq") && has!("avx512vl");
+            match self {
+                Isa::Scalar => true,
+                Isa::Avx2 => avx2(),
+                Isa::Avx512 => avx2() && avx512(),
+            }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        {
+            self == Isa::Scalar
+        }
+    }
+
     /// The best set of this machine.
     pub fn detect() -> Isa {
-        Isa::available().last().copied().unwrap_or(Isa::Scalar)
+        let best = Isa::ALL.into_iter().rev().find(|i| i.is_available());
+        best.unwrap_or(Isa::Scalar)
     }
 
     /// All sets this machine can run, weakest first.
     pub fn available() -> Vec<Isa> {
-        let mut all = vec![Isa::Scalar];
-        #[cfg(target_arch = "x86_64")]
-        {
-            use std::arch::is_x86_feature_detected as has;
-            if has!("avx2") && has!("fma") && has!("f16c") {
-                all.push(Isa::Avx2);
-                if has!("avx512f") && has!("avx512bw") && has!("avx512dq") && has!("avx512vl") {
-                    all.push(Isa::Avx512);
-                }
-            }
-        }
-        all
+        Isa::ALL.into_iter().filter(|i| i.is_available()).collect()
     }
 
     /// Its name, in lower case.

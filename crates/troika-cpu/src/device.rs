@@ -60,7 +60,7 @@ impl CpuDevice {
             return refuse("a CPU device needs at least one thread".into());
         }
         let isa = options.isa.unwrap_or_else(Isa::detect);
-        if isa > Isa::detect() {
+        if !isa.is_available() {
             return refuse(format!("this machine has no {}", isa.name()));
         }
         let caps = caps(&options, isa);

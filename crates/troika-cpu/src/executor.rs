@@ -532,6 +532,7 @@ impl<'a> Operands<'a> {
             }
         };
         let k = self.cols(0);
+        // SAFETY: by the caller.
         let pairs = unsafe { self.input::<i32>(1) }.len();
         let inter = expert(0).gate.rows;
         let floats = &mut work.floats[..moe::floats(pairs, k, inter)];

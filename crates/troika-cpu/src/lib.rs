@@ -16,9 +16,6 @@ mod queue;
 mod select;
 mod threads;
 
-#[cfg(test)]
-mod tests;
-
 pub use detect::{Isa, cores, features, measure_bandwidth};
 pub use device::{CpuDevice, CpuOptions};
 pub use memory::{PerWorker, SharedMut};

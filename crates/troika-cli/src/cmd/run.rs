@@ -25,10 +25,10 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
     let tracer = if args.trace.is_some() { Tracer::on() } else { Tracer::off() };
     let mut model = Model::open(&path, &open_options(args, tracer.clone()))?;
     for w in model.warnings() {
-        eprintln!("warning: {w}");
+        output::note(&format!("warning: {w}\n"));
     }
     if args.verbose {
-        eprint!("{}", verbose(&mut model));
+        output::note(&verbose(&mut model));
     }
     let interrupt = Interrupt::listen();
     let result = match prompt {
@@ -167,7 +167,7 @@ fn once(
     }
     output::write("\n")?;
     if !args.quiet {
-        eprint!("{}", stats::text(&out.stats, tokenizer, model.load_time()));
+        output::note(&stats::text(&out.stats, tokenizer, model.load_time()));
     }
     Ok(())
 }

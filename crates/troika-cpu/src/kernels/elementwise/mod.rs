@@ -1,5 +1,6 @@
 //! Ops on elements, and ops that move columns.
 
+#[allow(clippy::excessive_precision)] // constants as published
 mod erf;
 pub mod scalar;
 

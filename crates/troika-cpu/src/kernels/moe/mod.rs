@@ -35,11 +35,11 @@ pub struct Expert<'a> {
 
 /// Operands of the experts.
 #[derive(Clone, Copy)]
-pub struct Operands<'a> {
+pub struct Operands<'a, 'w> {
     /// Experts.
     pub experts: usize,
     /// The weights of an expert.
-    pub expert: &'a (dyn Fn(usize) -> Expert<'a> + Sync),
+    pub expert: &'a (dyn Fn(usize) -> Expert<'w> + Sync),
     /// Activation of the gate.
     pub act: Activation,
     /// Rows.
@@ -135,7 +135,7 @@ fn sort<'a>(ids: &[i32], experts: usize, words: &'a mut [u32]) -> Result<Sorted<
 /// An id that is no expert; a panic of a part.
 pub fn experts(
     cx: &mut Context<'_>,
-    x: Operands<'_>,
+    x: Operands<'_, '_>,
     memory: Memory<'_>,
     y: &mut [f32],
 ) -> Result<(), KernelError> {
@@ -170,7 +170,7 @@ fn panel_rows(cx: &Context<'_>, rows: usize, weight: WeightView<'_>, used: usize
 /// `hidden[i] = act(gate x) * up x` for the sorted pairs `i`.
 fn gate_up(
     cx: &mut Context<'_>,
-    x: &Operands<'_>,
+    x: &Operands<'_, '_>,
     sorted: &Sorted<'_>,
     hidden: SharedMut<'_, f32>,
 ) -> Result<(), KernelError> {
@@ -242,7 +242,7 @@ impl Tile<'_> {
 /// `down[pair]` for all pairs, from the sorted `hidden`.
 fn project_down(
     cx: &mut Context<'_>,
-    x: &Operands<'_>,
+    x: &Operands<'_, '_>,
     sorted: &Sorted<'_>,
     hidden: &[f32],
     down: SharedMut<'_, f32>,

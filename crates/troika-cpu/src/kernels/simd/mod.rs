@@ -69,7 +69,7 @@ pub trait Kernel {
 /// # Panics
 /// If the machine does not have this instruction set.
 pub fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
-    assert!(isa <= Isa::detect(), "this machine has no {}", isa.name());
+    assert!(isa.is_available(), "this machine has no {}", isa.name());
     match isa {
         // SAFETY: plain Rust needs no features.
         Isa::Scalar => unsafe { kernel.run::<Portable>() },

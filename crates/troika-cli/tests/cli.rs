@@ -1,0 +1,307 @@
+//! The command as a user types it.
+
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn golden(name: &str) -> String {
+    root().join("tests/golden").join(name).display().to_string()
+}
+
+fn command(args: &[&str]) -> Command {
+    let mut c = Command::new(env!("CARGO_BIN_EXE_troika"));
+    c.args(args).stdin(Stdio::null());
+    c
+}
+
+fn troika(args: &[&str]) -> Output {
+    command(args).output().unwrap()
+}
+
+fn with_stdin(args: &[&str], input: &[u8]) -> Output {
+    let mut c = command(args);
+    let mut child =
+        c.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(input).unwrap();
+    child.wait_with_output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// The command fails with this code and one line on stderr that holds all the words.
+#[track_caller]
+fn refused(out: &Output, code: i32, words: &[&str]) {
+    let err = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(code), "{err}");
+    assert!(out.stdout.is_empty(), "stdout: {}", text(&out.stdout));
+    assert_eq!(err.trim_end().lines().count(), 1, "{err}");
+    for w in words {
+        assert!(err.contains(w), "{w:?} is not in: {err}");
+    }
+}
+
+#[test]
+fn the_built_in_model_writes_text_and_figures_go_to_stderr() {
+    let args = ["run", "-p", "It was a dark night", "-n", "12", "--temp", "0"];
+    let (a, b) = (troika(&args), troika(&args));
+    assert!(a.status.success());
+    assert!(a.stdout.len() > 20 && a.stdout == b.stdout);
+    let err = text(&a.stderr);
+    for word in ["tokenizer", "TTFT", "prefill", "TPOT", "decode", "peak memory"] {
+        assert!(err.contains(word), "{word} is not in {err}");
+    }
+    let piped = with_stdin(&["run", "-n", "12", "--temp", "0", "-q"], b"It was a dark night\n");
+    assert_eq!(piped.stdout, a.stdout);
+    assert!(piped.stderr.is_empty());
+}
+
+#[test]
+fn ids_in_ids_out_without_a_tokenizer() {
+    let out = troika(&[
+        "run",
+        &golden("qwen3-moe"),
+        "--prompt-ids",
+        "5,6,7",
+        "-n",
+        "16",
+        "--temp",
+        "0",
+        "--json",
+    ]);
+    let json: Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert_eq!(json["tokens"].as_array().unwrap().len(), 16);
+    assert_eq!(json["prompt_tokens"], 3);
+    assert_eq!(json["finish_reason"], "length");
+    assert!(json["timings"]["ttft_ms"].as_f64().unwrap() > 0.0);
+}
+
+#[test]
+fn sampling_is_fixed_by_the_seed() {
+    let run = |seed: &str| troika(&["run", "-p", "The", "-n", "24", "-s", seed, "-q"]).stdout;
+    assert_eq!(run("3"), run("3"));
+    assert_ne!(run("3"), run("4"));
+}
+
+#[test]
+fn stop_texts_and_environment_twins() {
+    let out = troika(&["run", "-p", "It was a dark night", "-n", "40", "--temp", "0", "-q"]);
+    let full = text(&out.stdout);
+    let stop = full.trim().split_whitespace().nth(3).unwrap().to_string();
+    let mut c = command(&["run", "-p", "It was a dark night", "--temp", "0", "-q", "-r", &stop]);
+    let cut = text(&c.env("TROIKA_N_PREDICT", "40").output().unwrap().stdout);
+    assert_eq!(cut.trim_end(), full[..full.find(&stop).unwrap()].trim_end());
+}
+
+#[test]
+fn show_tokenize_devices_completions() {
+    let show = text(&troika(&["show"]).stdout);
+    assert!(show.contains("qwen3_moe") && show.contains("16 experts of 128, top 2"), "{show}");
+    let json: Value = serde_json::from_slice(&troika(&["show", "--json"]).stdout).unwrap();
+    assert_eq!(json["context"], 2048);
+    let ids = text(&troika(&["tokenize", "-p", "Hello there", "--ids"]).stdout);
+    assert!(ids.trim().split(',').all(|i| i.parse::<u32>().is_ok()), "{ids}");
+    let devices = text(&troika(&["devices"]).stdout);
+    assert!(devices.contains("cpu") && devices.contains("GB/s"), "{devices}");
+    assert!(text(&troika(&["completions", "bash"]).stdout).contains("troika"));
+}
+
+#[test]
+fn a_trace_holds_spans_of_all_kinds() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("t.json");
+    let arg = path.display().to_string();
+    assert!(troika(&["run", "-p", "Hi", "-n", "4", "--trace", &arg]).status.success());
+    let json: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let names: Vec<&str> =
+        json["traceEvents"].as_array().unwrap().iter().filter_map(|e| e["name"].as_str()).collect();
+    for name in ["load", "tokenize", "sample", "layer 0 qkv", "layer 3 experts", "head"] {
+        assert!(names.contains(&name), "no span {name}");
+    }
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "a file was left beside it");
+    let out = troika(&["run", "-p", "Hi", "-n", "2", "-q", "--trace", "/dev/full"]);
+    assert_eq!(out.status.code(), Some(1));
+    assert!(text(&out.stderr).contains("cannot write the trace /dev/full"));
+    let missing = dir.path().join("no/such/t.json").display().to_string();
+    let out = troika(&["run", "-p", "Hi", "-n", "2", "-q", "--trace", &missing]);
+    assert_eq!(out.status.code(), Some(1));
+}
+
+#[test]
+fn wrong_usage_is_refused_with_code_2() {
+    refused(&troika(&["run", "-p", ""]), 2, &["prompt is empty"]);
+    refused(&with_stdin(&["run"], b""), 2, &["prompt is empty"]);
+    refused(&troika(&["run", "-p", "x", "--top-p", "3"]), 2, &["--top-p", "between 0 and 1"]);
+    refused(&troika(&["run", "-p", "x", "-c", "99999"]), 2, &["-c", "99999", "2048"]);
+    refused(&troika(&["run", "-p", "x", "-l", "7"]), 2, &["--logit-bias"]);
+    assert_eq!(troika(&["run", "--no-such-flag"]).status.code(), Some(2));
+    assert_eq!(troika(&["run", "--prompt-ids", "1,x"]).status.code(), Some(2));
+}
+
+#[test]
+fn prompts_that_cannot_be_run() {
+    let q = golden("qwen3");
+    refused(&troika(&["run", &q, "-p", "hello"]), 1, &["no tokenizer", "--prompt-ids"]);
+    refused(&troika(&["run", &q, "--prompt-ids", "1,99999"]), 1, &["99999", "257"]);
+    let long = vec!["5"; 300].join(",");
+    refused(&troika(&["run", &q, "--prompt-ids", &long]), 1, &["300", "256"]);
+    let eleven = vec!["5"; 11].join(",");
+    refused(&troika(&["run", &q, "-c", "10", "--prompt-ids", &eleven]), 1, &["11", "10", "-c"]);
+    refused(&with_stdin(&["run"], b"ab\xff"), 1, &["not UTF-8", "byte 2"]);
+    refused(&troika(&["run", "no/such/model", "-p", "x"]), 1, &["no/such/model"]);
+}
+
+#[test]
+fn a_context_that_fills_up_ends_the_generation() {
+    let out = troika(&[
+        "run",
+        &golden("qwen3"),
+        "-c",
+        "12",
+        "--prompt-ids",
+        "1,2,3,4,5,6,7,8,9,10",
+        "--ignore-eos",
+        "--json",
+        "--temp",
+        "0",
+    ]);
+    let json: Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert_eq!(json["finish_reason"], "context");
+    assert_eq!(json["generated_tokens"], 3);
+}
+
+#[test]
+fn a_closed_pipe_ends_quietly() {
+    let mut child = command(&["run", "-p", "Hi", "-n", "400", "--ignore-eos"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let out = child.wait_with_output().unwrap();
+    assert_eq!(out.status.code(), Some(0));
+    assert!(out.stderr.is_empty(), "{}", text(&out.stderr));
+}
+
+#[cfg(unix)]
+#[test]
+fn ctrl_c_ends_with_the_figures_so_far() {
+    let mut child = command(&["run", "-p", "Once", "--ignore-eos", "-t", "1"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // Once text flows, the handler is in place.
+    let mut first = [0; 1];
+    child.stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
+    let pid = child.id().to_string();
+    assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+    let out = child.wait_with_output().unwrap();
+    let err = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(0), "{err}");
+    let decode = err.lines().find(|l| l.contains("decode:")).unwrap();
+    let tokens: usize =
+        decode.split_once('(').unwrap().1.split_once(' ').unwrap().0.parse().unwrap();
+    assert!(tokens < 2047, "it ran to the end: {decode}");
+}
+
+/// Copies a golden checkpoint and damages it.
+fn damaged(name: &str, change: impl FnOnce(&Path)) -> Output {
+    let dir = tempfile::tempdir().unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        std::fs::copy(root().join("tests/golden").join(name).join(file), dir.path().join(file))
+            .unwrap();
+    }
+    change(dir.path());
+    troika(&["run", &dir.path().display().to_string(), "--prompt-ids", "1,2"])
+}
+
+fn edit_config(dir: &Path, edit: impl FnOnce(&mut Value)) {
+    let path = dir.join("config.json");
+    let mut json: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    edit(&mut json);
+    std::fs::write(path, json.to_string()).unwrap();
+}
+
+fn edit_weights(dir: &Path, edit: impl FnOnce(&mut Vec<u8>)) {
+    let path = dir.join("model.safetensors");
+    let mut bytes = std::fs::read(&path).unwrap();
+    edit(&mut bytes);
+    std::fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn damaged_models_get_one_clear_sentence() {
+    let q = "qwen3";
+    refused(
+        &damaged(q, |d| edit_weights(d, |b| b.truncate(100_000))),
+        1,
+        &["model.safetensors", "past the end"],
+    );
+    let huge = |b: &mut Vec<u8>| b[..8].copy_from_slice(&(1u64 << 63).to_le_bytes());
+    refused(&damaged(q, |d| edit_weights(d, huge)), 1, &["header length", "model.safetensors"]);
+    refused(&damaged(q, |d| edit_weights(d, |b| b.clear())), 1, &["model.safetensors"]);
+    refused(
+        &damaged(q, |d| {
+            edit_config(d, |c| {
+                c["num_hidden_layers"] = 4.into();
+                c["layer_types"] = Value::Null;
+            })
+        }),
+        1,
+        &["no tensor", "layers.3", "do not belong together"],
+    );
+    refused(
+        &damaged(q, |d| edit_config(d, |c| c["intermediate_size"] = 161.into())),
+        1,
+        &["mlp.", "shape", "161"],
+    );
+    refused(
+        &damaged(q, |d| edit_config(d, |c| c["model_type"] = "bloom".into())),
+        1,
+        &["bloom", "llama"],
+    );
+    refused(
+        &damaged(q, |d| edit_config(d, |c| drop(c.as_object_mut().unwrap().remove("model_type")))),
+        1,
+        &["model_type"],
+    );
+    refused(
+        &damaged(q, |d| edit_config(d, |c| c["hidden_act"] = "quick".into())),
+        1,
+        &["hidden_act", "quick", "silu"],
+    );
+    refused(
+        &damaged(q, |d| edit_config(d, |c| c["rope_parameters"]["rope_type"] = "spiral".into())),
+        1,
+        &["rope type spiral"],
+    );
+    refused(
+        &damaged(q, |d| std::fs::write(d.join("config.json"), "{").unwrap()),
+        1,
+        &["config.json", "JSON"],
+    );
+    refused(
+        &damaged(q, |d| std::fs::remove_file(d.join("config.json")).unwrap()),
+        1,
+        &["config.json"],
+    );
+}
+
+#[test]
+fn nan_weights_are_a_warning_with_the_tensor_name() {
+    let out = damaged("qwen3", |d| {
+        edit_weights(d, |b| {
+            let n = b.len();
+            b[n - 4..].copy_from_slice(&f32::NAN.to_le_bytes());
+        });
+    });
+    assert!(text(&out.stderr).contains("holds NaN"), "{}", text(&out.stderr));
+}

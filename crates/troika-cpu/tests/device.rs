@@ -1,0 +1,383 @@
+//! The device: subgraphs through compile, queue and completion.
+
+#![allow(missing_docs)]
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+
+use proptest::prelude::*;
+use troika_cpu::{CpuDevice, CpuOptions, Isa};
+use troika_device::*;
+use troika_graph::*;
+
+/// Weights in memory, all f32.
+#[derive(Default)]
+struct Store(HashMap<String, (usize, usize, Vec<f32>)>);
+
+impl Store {
+    fn add(
+        &mut self,
+        name: &str,
+        rows: usize,
+        cols: usize,
+        f: impl Fn(usize) -> f32,
+    ) -> WeightDecl {
+        self.0.insert(name.into(), (rows, cols, (0..rows * cols).map(f).collect()));
+        WeightDecl { name: name.into(), rows, cols, dtype: DType::F32 }
+    }
+}
+
+struct Aligned(Vec<f32>);
+impl AsRef<[u8]> for Aligned {
+    fn as_ref(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.0)
+    }
+}
+
+impl WeightSource for Store {
+    fn weight(&self, name: &str) -> Result<WeightData, DeviceError> {
+        let (rows, cols, data) = self
+            .0
+            .get(name)
+            .ok_or_else(|| DeviceError::Weight { name: name.into(), why: "is not there".into() })?;
+        let bytes = WeightBytes::whole(Arc::new(Aligned(data.clone())));
+        Ok(WeightData { dtype: DType::F32, rows: *rows, cols: *cols, bytes })
+    }
+
+    fn packed(&self, name: &str, _: &str, pack: PackFn<'_>) -> Result<Packed, DeviceError> {
+        let bytes = pack(&self.weight(name)?)?;
+        let floats = bytemuck::pod_collect_to_vec(&bytes);
+        Ok(Packed { bytes: WeightBytes::whole(Arc::new(Aligned(floats))) })
+    }
+}
+
+struct Bench {
+    device: CpuDevice,
+    queue: Box<dyn Queue>,
+    done: Receiver<Completion>,
+}
+
+impl Bench {
+    fn new(name: &str, threads: usize) -> Bench {
+        let options = CpuOptions { name: name.into(), threads, ..CpuOptions::default() };
+        let device = CpuDevice::new(options).unwrap();
+        let (send, done) = channel();
+        let queue = device.queue(3, Arc::new(RealClock::new()), send).unwrap();
+        Bench { device, queue, done }
+    }
+
+    fn run(&mut self, tasks: Vec<Submission>) -> Completion {
+        self.queue.submit(Batch { id: 9, tasks, timed: true }).unwrap();
+        let c = self.done.recv().unwrap();
+        assert_eq!((c.queue, c.batch.id, c.batch.tasks.len()), (3, 9, 0));
+        c
+    }
+}
+
+fn floats(x: &[f32]) -> Buffer {
+    let b = Buffer::zeroed(x.len() * 4);
+    b.write().unwrap().as_mut_slice::<f32>().copy_from_slice(x);
+    b
+}
+
+fn ints(x: &[i32]) -> Buffer {
+    let b = Buffer::zeroed(x.len() * 4);
+    b.write().unwrap().as_mut_slice::<i32>().copy_from_slice(x);
+    b
+}
+
+fn read(b: &Buffer) -> Vec<f32> {
+    b.read().unwrap().as_slice().to_vec()
+}
+
+fn task(id: ExecutableId, rows: usize, inputs: &[&Buffer], outputs: &[&Buffer]) -> Submission {
+    let bind = |b: &[&Buffer]| b.iter().map(|b| Binding::whole(b)).collect();
+    let bindings = Bindings { inputs: bind(inputs), states: vec![], outputs: bind(outputs) };
+    let (bindings, step) = (Arc::new(bindings), Arc::new(Step::default()));
+    Submission { tag: 5, executable: id, bindings, rows, step }
+}
+
+/// `out = x * w^T + x`, with `w` all ones times its row.
+fn small(max_rows: usize) -> (Subgraph, Store) {
+    let mut store = Store::default();
+    let mut b = SubgraphBuilder::new("small", max_rows);
+    let w = b.weight(store.add("w", 4, 4, |i| (i / 4) as f32));
+    let x = b.input("x", 4, DType::F32);
+    let y = b.op("y", Op::Linear { weight: w, bias: None }, &[x], 4);
+    let z = b.op("z", Op::Add, &[y, x], 4);
+    b.output(z);
+    (b.finish().unwrap(), store)
+}
+
+#[test]
+fn a_batch_runs_in_order_and_reports() {
+    let mut bench = Bench::new("cpu", 2);
+    let (graph, store) = small(8);
+    let info = bench.device.compile(&graph, &store).unwrap();
+    let (x, y, z) = (floats(&[1.0; 8]), floats(&[0.0; 8]), floats(&[0.0; 8]));
+    let c = bench.run(vec![task(info.id, 2, &[&x], &[&y]), task(info.id, 2, &[&y], &[&z])]);
+    c.outcome.unwrap();
+    assert_eq!(c.times.len(), 2);
+    assert!(c.times[0].end <= c.times[1].start && c.times[0].tag == 5);
+    assert_eq!(read(&y)[..4], [1.0, 5.0, 9.0, 13.0]);
+    assert_eq!(read(&z)[..4], [1.0, 33.0, 65.0, 97.0]);
+}
+
+#[test]
+fn two_devices_work_side_by_side() {
+    let (graph, store) = small(8);
+    let mut benches = [Bench::new("a", 2), Bench::new("b", 1)];
+    let (x, y, z) = (floats(&[1.0; 8]), floats(&[0.0; 8]), floats(&[0.0; 8]));
+    for (bench, out) in benches.iter_mut().zip([&y, &z]) {
+        let info = bench.device.compile(&graph, &store).unwrap();
+        let batch = Batch { tasks: vec![task(info.id, 2, &[&x], &[out])], ..Batch::default() };
+        bench.queue.submit(batch).unwrap();
+    }
+    for bench in &benches {
+        bench.done.recv().unwrap().outcome.unwrap();
+    }
+    assert_eq!(read(&y), read(&z));
+}
+
+#[test]
+fn wrong_submissions_are_errors_and_the_queue_goes_on() {
+    let mut bench = Bench::new("cpu", 2);
+    let (graph, store) = small(8);
+    let id = bench.device.compile(&graph, &store).unwrap().id;
+    let (x, y) = (floats(&[1.0; 8]), floats(&[0.0; 8]));
+    let (short, big) = (floats(&[1.0; 7]), floats(&[0.0; 64]));
+    let mut odd = task(id, 1, &[&x], &[&y]);
+    Arc::make_mut(&mut odd.bindings).inputs[0].offset = 2;
+    let mut far = task(id, 1, &[&x], &[&y]);
+    Arc::make_mut(&mut far.bindings).inputs[0].offset = usize::MAX - 3;
+    let wrong = vec![
+        task(id, 2, &[&short], &[&y]),
+        task(id, 2, &[&x], &[&short]),
+        task(id, 9, &[&big], &[&floats(&[0.0; 64])]),
+        task(id, 2, &[], &[&y]),
+        task(id, 2, &[&x], &[]),
+        task(id, 2, &[&x], &[&x]),
+        task(ExecutableId(77), 2, &[&x], &[&y]),
+        odd,
+        far,
+    ];
+    for (i, t) in wrong.into_iter().enumerate() {
+        // What follows a failure is skipped.
+        let c = bench.run(vec![t, task(id, 2, &[&x], &[&y])]);
+        let e = c.outcome.unwrap_err();
+        assert!(matches!(e, DeviceError::Submission { .. }), "{i}: {e}");
+        assert_eq!(c.times.len(), 1);
+    }
+    assert_eq!(read(&y), [0.0; 8]);
+    let guard = x.write().unwrap();
+    let c = bench.run(vec![task(id, 2, &[&x], &[&y])]);
+    assert!(matches!(c.outcome, Err(DeviceError::Busy(_))));
+    drop(guard);
+    bench.run(vec![task(id, 2, &[&x], &[&y])]).outcome.unwrap();
+    bench.device.release(id);
+    let c = bench.run(vec![task(id, 2, &[&x], &[&y])]);
+    assert!(matches!(c.outcome, Err(DeviceError::Submission { .. })));
+}
+
+#[test]
+fn parts_of_one_buffer_may_be_read_and_written() {
+    let mut bench = Bench::new("cpu", 1);
+    let (graph, store) = small(8);
+    let id = bench.device.compile(&graph, &store).unwrap().id;
+    let both = floats(&[1.0; 16]);
+    let mut t = task(id, 2, &[&both], &[&both]);
+    Arc::make_mut(&mut t.bindings).outputs[0].offset = 32;
+    bench.run(vec![t]).outcome.unwrap();
+    assert_eq!(read(&both)[8..12], [1.0, 5.0, 9.0, 13.0]);
+}
+
+#[test]
+fn a_panic_inside_a_kernel_is_an_error() {
+    let mut bench = Bench::new("cpu", 2);
+    let (mut graph, store) = small(8);
+    // Not what the builder lets through: the sum's second operand is too narrow.
+    graph.values[0].shape = Shape::rows(8, 3);
+    let id = bench.device.compile(&graph, &store).unwrap().id;
+    let (x, y) = (floats(&[1.0; 8]), floats(&[0.0; 8]));
+    let c = bench.run(vec![task(id, 2, &[&x], &[&y])]);
+    assert!(matches!(c.outcome, Err(DeviceError::System { .. })), "{:?}", c.outcome);
+    // Ids out of range are found when compiled.
+    graph.outputs[0] = ValueId(99);
+    let refused = bench.device.compile(&graph, &store);
+    assert!(matches!(refused, Err(DeviceError::Unsupported { .. })));
+}
+
+#[test]
+fn weights_must_be_what_the_graph_says() {
+    let bench = Bench::new("cpu", 1);
+    let (mut graph, store) = small(8);
+    graph.weights[0].rows = 5;
+    let refused = bench.device.compile(&graph, &store);
+    assert!(matches!(refused, Err(DeviceError::Weight { .. })), "{refused:?}");
+    graph.weights[0].name = "v".into();
+    assert!(matches!(bench.device.compile(&graph, &store), Err(DeviceError::Weight { .. })));
+}
+
+#[test]
+fn bad_ids_are_the_submissions_fault() {
+    let mut bench = Bench::new("cpu", 2);
+    let mut store = Store::default();
+    let mut b = SubgraphBuilder::new("embed", 4);
+    let table = b.weight(store.add("t", 3, 5, |i| i as f32));
+    let ids = b.input("ids", 1, DType::I32);
+    let y = b.op("y", Op::Embed { table, scale: 2.0 }, &[ids], 5);
+    b.output(y);
+    // The input itself is wanted too, and the result twice.
+    b.output(ids);
+    b.output(y);
+    let graph = b.finish().unwrap();
+    let id = bench.device.compile(&graph, &store).unwrap().id;
+    let (y, copy, again) = (floats(&[0.0; 10]), ints(&[0; 2]), floats(&[0.0; 10]));
+    let outputs = [&y, &copy, &again];
+    bench.run(vec![task(id, 2, &[&ints(&[2, 1])], &outputs)]).outcome.unwrap();
+    assert_eq!(read(&y)[..6], [20.0, 22.0, 24.0, 26.0, 28.0, 10.0]);
+    assert_eq!(copy.read().unwrap().as_slice::<i32>(), [2, 1]);
+    assert_eq!(read(&again), read(&y));
+    let c = bench.run(vec![task(id, 2, &[&ints(&[2, 3])], &outputs)]);
+    assert!(matches!(c.outcome, Err(DeviceError::Submission { .. })));
+}
+
+#[test]
+fn device_options_are_checked_and_told() {
+    let none = CpuOptions { name: "cpu".into(), ..CpuOptions::default() };
+    assert!(matches!(CpuDevice::new(none.clone()), Err(DeviceError::System { .. })));
+    let pinned = CpuOptions { threads: 2, cores: Some(vec![0]), isa: Some(Isa::Scalar), ..none };
+    let device = CpuDevice::new(pinned).unwrap();
+    let fact = |name: &str| {
+        let facts = &device.caps().facts;
+        facts.iter().find(|f| f.0 == name).map(|f| f.1.clone()).unwrap_or_default()
+    };
+    assert_eq!((fact("threads"), fact("kernels")), ("2".into(), "scalar".into()));
+    assert_eq!(fact("pinned to cores"), "0");
+    let (send, done) = channel();
+    let queue = device.queue(0, Arc::new(RealClock::new()), send).unwrap();
+    // Dropping the queue ends its thread, which holds the other end.
+    drop(queue);
+    assert!(done.recv().is_err());
+}
+
+/// One layer's attention through cache states: in one step, and row by row.
+#[test]
+fn a_cached_prompt_continues() {
+    for kv in [DType::F32, DType::F16] {
+        let mut bench = Bench::new("cpu", 2);
+        let mut b = SubgraphBuilder::new("attn", 8);
+        let (q, k) = (b.input("q", 8, DType::F32), b.input("k", 4, DType::F32));
+        let positions = b.input("positions", 1, DType::I32);
+        let shape = Shape(vec![Dim::KvLen(64), Dim::Fixed(4)]);
+        let (ks, vs) = (b.state("k", shape.clone(), kv), b.state("v", shape, kv));
+        let freqs = RopeFreqs { inv_freq: Arc::from([1.0, 0.1]), factor: 1.0 };
+        let rope = Rope {
+            head_dim: 4,
+            offset: 0,
+            rotary_dim: 4,
+            style: RopeStyle::Half,
+            freqs,
+            long: None,
+        };
+        let q = b.op("rq", Op::Rope(rope.clone()), &[q, positions], 8);
+        let rk = b.op("rk", Op::Rope(rope), &[k, positions], 4);
+        b.node(Op::KvAppend(KvAppend { width: 4, group: 0 }), &[rk], &[ks], &[]);
+        b.node(Op::KvAppend(KvAppend { width: 4, group: 0 }), &[k], &[vs], &[]);
+        let a = Attention {
+            heads: 2,
+            kv_heads: 1,
+            k_dim: 4,
+            v_dim: 4,
+            scale: 0.5,
+            window: None,
+            softcap: None,
+            sinks: None,
+            value_in_key: false,
+            group: 0,
+        };
+        let out = b.attention(a, q, &[ks, vs]);
+        b.output(out);
+        let graph = b.finish().unwrap();
+        let id = bench.device.compile(&graph, &Store::default()).unwrap().id;
+        let at = |r: Range<usize>, n: usize, s: f32| -> Vec<f32> {
+            (r.start * n..r.end * n).map(|i| (i as f32 * s).sin()).collect()
+        };
+        let mut run = |cache: &[Buffer; 2], r: Range<usize>| {
+            let y = floats(&vec![0.0; r.len() * 8]);
+            let positions: Vec<i32> = r.clone().map(|p| p as i32).collect();
+            let (q, k) = (floats(&at(r.clone(), 8, 0.7)), floats(&at(r.clone(), 4, 0.3)));
+            let mut t = task(id, r.len(), &[&q, &k, &ints(&positions)], &[&y]);
+            Arc::make_mut(&mut t.bindings).states = cache.iter().map(Binding::whole).collect();
+            let tables = vec![PageTable { page_len: 4, first: 0, pages: vec![2, 0] }];
+            let seqs = vec![SeqRows { rows: 0..r.len(), pos: r.start, known_len: 8, tables }];
+            t.step = Arc::new(Step { seqs });
+            bench.run(vec![t]).outcome.map(|()| read(&y))
+        };
+        let cache = || [Buffer::zeroed(12 * 4 * 4), Buffer::zeroed(12 * 4 * 4)];
+        let whole = run(&cache(), 0..8).unwrap();
+        let (parts, mut joined) = (cache(), Vec::new());
+        for r in [0..3, 3..4, 4..8] {
+            joined.extend(run(&parts, r).unwrap());
+        }
+        assert_eq!(whole, joined);
+        // A ninth position has no page; a step of other length does not fit.
+        assert!(matches!(run(&parts, 8..9), Err(DeviceError::Submission { .. })));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Random graphs of element ops: sharing memory by liveness does not mix values up.
+    #[test]
+    fn values_keep_apart_while_they_live(
+        ops in prop::collection::vec((0usize..4, any::<prop::sample::Index>(), any::<prop::sample::Index>()), 1..40),
+        rows in 1usize..6,
+        wanted in any::<prop::sample::Index>(),
+    ) {
+        let mut bench = Bench::new("cpu", 1);
+        let mut b = SubgraphBuilder::new("random", 8);
+        let mut values = vec![b.input("x", 3, DType::F32)];
+        let mut want: Vec<Vec<f32>> = vec![(0..rows * 3).map(|i| i as f32 * 0.25 - 1.0).collect()];
+        // Widths differ, so that rooms are split and joined.
+        let mut widths = vec![3];
+        for (kind, i, j) in ops {
+            let (i, j) = (i.index(values.len()), j.index(values.len()));
+            let (op, ins, cols, y): (Op, Vec<_>, usize, Vec<f32>) = match kind {
+                0 if widths[i] == widths[j] => {
+                    let y = want[i].iter().zip(&want[j]).map(|(a, b)| a + b).collect();
+                    (Op::Add, vec![values[i], values[j]], widths[i], y)
+                }
+                1 if widths[i] + widths[j] < 60 => {
+                    let rows = want[i].chunks(widths[i]).zip(want[j].chunks(widths[j]));
+                    let y = rows.flat_map(|(a, b)| [a, b].concat()).collect();
+                    (Op::ConcatCols { groups: 1 }, vec![values[i], values[j]], widths[i] + widths[j], y)
+                }
+                2 if widths[i] > 3 => {
+                    let y = want[i].chunks(widths[i]).flat_map(|r| r[..3].to_vec()).collect();
+                    let op = Op::SliceCols { group: widths[i], start: 0, len: 3 };
+                    (op, vec![values[i]], 3, y)
+                }
+                _ => {
+                    let y = want[i].iter().map(|a| a * 0.5).collect();
+                    (Op::Scale { factor: 0.5 }, vec![values[i]], widths[i], y)
+                }
+            };
+            values.push(b.op("v", op, &ins, cols));
+            widths.push(cols);
+            want.push(y);
+        }
+        let (wanted, last) = (wanted.index(values.len()), values.len() - 1);
+        b.output(values[wanted]);
+        b.output(values[last]);
+        let id = bench.device.compile(&b.finish().unwrap(), &Store::default()).unwrap().id;
+        let x = floats(&want[0]);
+        let (y, z) = (floats(&vec![0.0; rows * widths[wanted]]), floats(&vec![0.0; rows * widths[last]]));
+        bench.run(vec![task(id, rows, &[&x], &[&y, &z])]).outcome.unwrap();
+        assert_eq!(read(&y), want[wanted]);
+        assert_eq!(read(&z), want[last]);
+    }
+}

@@ -1,0 +1,199 @@
+use half::f16;
+use proptest::prelude::*;
+use troika_cpu::kernels::attention::{self, Operands};
+use troika_cpu::kernels::kv::CacheRef;
+use troika_cpu::kernels::{Context, KernelError};
+use troika_device::{PageTable, SeqRows, Step};
+use troika_graph::{Attention, WeightRef};
+
+use crate::{Random, close, on_each_isa, with};
+
+struct Case {
+    op: Attention,
+    step: Step,
+    q: Vec<f32>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+    sinks: Vec<f32>,
+}
+
+const PAGE: usize = 16;
+
+/// Pages in no order, none twice.
+fn tables(r: &mut Random, lens: &[usize]) -> (Vec<PageTable>, usize) {
+    let total: usize = lens.iter().map(|l| l.div_ceil(PAGE)).sum::<usize>() + 2;
+    let mut free: Vec<u32> = (0..total as u32).collect();
+    let table = |len: &usize| PageTable {
+        page_len: PAGE,
+        first: 0,
+        pages: (0..len.div_ceil(PAGE)).map(|_| free.swap_remove(r.below(free.len()))).collect(),
+    };
+    (lens.iter().map(table).collect(), total * PAGE)
+}
+
+impl Case {
+    fn new(op: Attention, seqs: &[(usize, usize)], seed: u64) -> Case {
+        let mut r = Random(seed);
+        let lens: Vec<usize> = seqs.iter().map(|(pos, rows)| pos + rows).collect();
+        let (tables, cached) = tables(&mut r, &lens);
+        let mut step = Step::default();
+        for ((pos, rows), mut table) in seqs.iter().zip(tables) {
+            let start = step.rows();
+            if let Some(w) = op.window {
+                // Pages the window has left behind are gone.
+                table.first = (pos + 1).saturating_sub(w) / PAGE;
+                table.pages.drain(..table.first);
+            }
+            let rows = start..start + rows;
+            step.seqs.push(SeqRows { rows, pos: *pos, known_len: 0, tables: vec![table] });
+        }
+        let rows = step.rows();
+        Case {
+            q: r.floats(rows * op.heads * op.k_dim),
+            k: r.floats(cached * op.kv_heads * op.k_dim),
+            v: r.floats(cached * op.kv_heads * op.v_dim),
+            sinks: r.floats(op.heads),
+            op,
+            step,
+        }
+    }
+
+    fn operands<'a>(&'a self, keys: CacheRef<'a>, values: CacheRef<'a>) -> Operands<'a> {
+        let sinks = self.op.sinks.map(|_| &self.sinks[..]);
+        let values = if self.op.value_in_key { keys } else { values };
+        Operands { op: &self.op, sinks, q: &self.q, keys, values, step: &self.step }
+    }
+
+    fn plain(&self) -> Operands<'_> {
+        self.operands(CacheRef::F32(&self.k), CacheRef::F32(&self.v))
+    }
+}
+
+fn run(cx: &mut Context<'_>, x: Operands<'_>) -> Vec<f32> {
+    let mut y = vec![f32::NAN; x.step.rows() * x.op.heads * x.op.v_dim];
+    attention::attention(cx, x, &mut y).unwrap();
+    y
+}
+
+fn reference(x: Operands<'_>) -> Vec<f32> {
+    let (heads, v_dim) = (x.op.heads, x.op.v_dim);
+    let mut y = vec![0.0; x.step.rows() * heads * v_dim];
+    for s in &x.step.seqs {
+        for (row, head) in s.rows.clone().flat_map(|r| (0..heads).map(move |h| (r, h))) {
+            let out = &mut y[(row * heads + head) * v_dim..][..v_dim];
+            attention::scalar::line(&x, s, row, head, out);
+        }
+    }
+    y
+}
+
+fn op() -> impl Strategy<Value = Attention> {
+    let dims =
+        prop::sample::select(vec![(8, 8), (64, 64), (40, 24), (20, 5), (128, 128), (80, 64)]);
+    let window = prop::option::of(prop::sample::select(vec![1usize, 3, 16, 50, 200]));
+    let cap = prop::option::of(Just(2.0f32));
+    let heads = prop::sample::select(vec![(1, 1), (4, 4), (6, 2), (12, 1), (16, 4)]);
+    (dims, heads, window, cap, any::<bool>(), any::<bool>()).prop_map(
+        |((k_dim, v_dim), (heads, kv_heads), window, softcap, sinks, value_in_key)| Attention {
+            heads,
+            kv_heads,
+            k_dim,
+            v_dim,
+            scale: 1.0 / (k_dim as f32).sqrt() * 4.0,
+            window,
+            softcap,
+            sinks: sinks.then_some(WeightRef(0)),
+            value_in_key,
+            group: 0,
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    #[test]
+    fn attention_matches_the_reference(
+        op in op(),
+        seqs in prop::collection::vec((0usize..150, 1usize..20), 1..4),
+        seed: u64,
+    ) {
+        let case = Case::new(op, &seqs, seed);
+        let half = |x: &[f32]| x.iter().map(|x| f16::from_f32(*x)).collect::<Vec<_>>();
+        let (k, v) = (half(&case.k), half(&case.v));
+        for x in [case.plain(), case.operands(CacheRef::F16(&k), CacheRef::F16(&v))] {
+            let want = reference(x);
+            on_each_isa(2, |cx| close(&run(cx, x), &want, 3e-6, "attention"));
+        }
+    }
+
+    /// A prompt in one piece, in chunks and token by token.
+    #[test]
+    fn cutting_a_prompt_does_not_change_bits(
+        op in op(),
+        len in 1usize..100,
+        cut in 0usize..100,
+        seed: u64,
+    ) {
+        let whole = Case::new(op, &[(0, len)], seed);
+        let cut = cut.min(len - 1);
+        let width = whole.op.heads * whole.op.k_dim;
+        let part = |from: usize, to: usize| {
+            let mut s = whole.step.seqs[0].clone();
+            (s.rows, s.pos) = (0..to - from, from);
+            (Step { seqs: vec![s] }, &whole.q[from * width..to * width])
+        };
+        on_each_isa(2, |cx| {
+            let all = run(cx, whole.plain());
+            let v_width = whole.op.heads * whole.op.v_dim;
+            for (from, to) in [(0, cut.max(1)), (cut, len), (len - 1, len)] {
+                let (step, q) = part(from, to);
+                let got = run(cx, Operands { step: &step, q, ..whole.plain() });
+                assert_eq!(got, &all[from * v_width..to * v_width]);
+            }
+        });
+    }
+}
+
+fn simple(heads: usize, kv_heads: usize) -> Attention {
+    Attention {
+        heads,
+        kv_heads,
+        k_dim: 16,
+        v_dim: 16,
+        scale: 0.25,
+        window: None,
+        softcap: None,
+        sinks: None,
+        value_in_key: false,
+        group: 0,
+    }
+}
+
+#[test]
+fn threads_do_not_change_bits() {
+    let case = Case::new(simple(8, 2), &[(100, 40), (0, 3), (300, 1)], 9);
+    for isa in troika_cpu::Isa::available() {
+        let one = with(isa, 1, |cx| run(cx, case.plain()));
+        for threads in 2..=3 {
+            assert_eq!(one, with(isa, threads, |cx| run(cx, case.plain())));
+        }
+    }
+}
+
+#[test]
+fn a_visible_position_that_is_not_kept_is_an_error() {
+    let mut case = Case::new(simple(2, 1), &[(40, 2)], 9);
+    let table = &mut case.step.seqs[0].tables[0];
+    table.first = 1;
+    table.pages.remove(0);
+    let mut y = vec![0.0; 2 * 2 * 16];
+    on_each_isa(1, |cx| {
+        let refused = attention::attention(cx, case.plain(), &mut y);
+        assert!(matches!(refused, Err(KernelError::Operand(_))), "{refused:?}");
+    });
+    // With a window that ends before the lost page, all is well.
+    case.op.window = Some(20);
+    let want = reference(case.plain());
+    on_each_isa(1, |cx| close(&run(cx, case.plain()), &want, 3e-6, "windowed"));
+}

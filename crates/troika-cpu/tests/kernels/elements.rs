@@ -1,0 +1,217 @@
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use troika_cpu::kernels::elementwise::{self, Element, Slice, scalar};
+use troika_cpu::kernels::linear::WeightView;
+use troika_cpu::kernels::norm::{self, Norm};
+use troika_cpu::kernels::{KernelError, embed, kv, rope};
+use troika_device::{PageTable, SeqRows, Step};
+use troika_graph::{Activation, DType, Rope, RopeFreqs, RopeStyle, blocks};
+
+use crate::{Random, close, on_each_isa};
+
+const ELEMENTS: [Element; 12] = [
+    Element::Activate(Activation::Silu),
+    Element::Activate(Activation::Gelu),
+    Element::Activate(Activation::GeluTanh),
+    Element::Activate(Activation::Relu),
+    Element::Gate(Activation::Silu),
+    Element::Gate(Activation::Gelu),
+    Element::Gate(Activation::GeluTanh),
+    Element::Gate(Activation::ClampedSwiglu { alpha: 1.702, limit: 7.0 }),
+    Element::Add,
+    Element::Scale(1.5),
+    Element::Clamp(2.0),
+    Element::SoftCap(30.0),
+];
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn element_ops_match_the_reference(
+        op in prop::sample::select(ELEMENTS.to_vec()),
+        n in prop::sample::select(vec![1usize, 7, 8, 15, 16, 17, 33, 1000, 40_000]),
+        spread in prop::sample::select(vec![1.0f32, 12.0, 120.0]),
+        seed: u64,
+    ) {
+        let mut r = Random(seed);
+        let a: Vec<f32> = r.floats(n + 1).iter().map(|x| x * spread).collect();
+        let b: Vec<f32> = r.floats(n + 1).iter().map(|x| x * spread).collect();
+        let (a, b) = (&a[1..], &b[1..]);
+        let two = matches!(op, Element::Gate(_) | Element::Add);
+        let want: Vec<f32> =
+            a.iter().zip(b).map(|(a, b)| scalar::element(op, *a, *b)).collect();
+        on_each_isa(2, |cx| {
+            let mut y = vec![f32::NAN; n];
+            elementwise::elementwise(cx, op, a, two.then_some(b), &mut y).unwrap();
+            close(&y, &want, 2e-6, &format!("{op:?}"));
+        });
+    }
+
+    #[test]
+    fn norms_match_the_reference(
+        lines in 1usize..40,
+        group in prop::sample::select(vec![1usize, 7, 16, 17, 64, 100, 1030]),
+        kind in 0usize..4,
+        shift in -3.0f32..3.0,
+        seed: u64,
+    ) {
+        let mut r = Random(seed);
+        let x: Vec<f32> = r.floats(lines * group).iter().map(|x| x + shift).collect();
+        let (w, b) = (r.floats(group), r.floats(group));
+        let n = match kind {
+            0 => Norm::Rms { weight: None, eps: 1e-6, offset: 0.0 },
+            1 => Norm::Rms { weight: Some(&w), eps: 1e-5, offset: 1.0 },
+            2 => Norm::Layer { weight: &w, bias: None, eps: 1e-3 },
+            _ => Norm::Layer { weight: &w, bias: Some(&b), eps: 1e-3 },
+        };
+        let mut want = vec![0.0; x.len()];
+        for (x, y) in x.chunks(group).zip(want.chunks_mut(group)) {
+            norm::scalar::norm(n, x, y);
+        }
+        on_each_isa(2, |cx| {
+            let mut y = vec![f32::NAN; x.len()];
+            norm::norm(cx, n, &x, &mut y, group).unwrap();
+            close(&y, &want, 2e-5, "norm");
+        });
+    }
+
+    #[test]
+    fn ropes_match_the_reference(
+        rows in 1usize..20,
+        heads in 1usize..5,
+        half in 1usize..20,
+        offset in 0usize..5,
+        rest in 0usize..5,
+        interleaved: bool,
+        start in prop::sample::select(vec![0usize, 5, 4000, 130_000]),
+        seed: u64,
+    ) {
+        let mut r = Random(seed);
+        let freqs = |r: &mut Random, factor| RopeFreqs {
+            inv_freq: Arc::from((0..half).map(|_| r.float().abs()).collect::<Vec<_>>()),
+            factor,
+        };
+        let rotary_dim = 2 * half;
+        let op = Rope {
+            head_dim: offset + rotary_dim + rest,
+            offset,
+            rotary_dim,
+            style: if interleaved { RopeStyle::Interleaved } else { RopeStyle::Half },
+            freqs: freqs(&mut r, 1.0),
+            long: Some((freqs(&mut r, 1.2), 100)),
+        };
+        let cols = heads * op.head_dim;
+        let x = r.floats(rows * cols);
+        // The second sequence is long.
+        let cut = rows / 2;
+        let seq = |rows: std::ops::Range<usize>, known_len| {
+            SeqRows { rows, pos: start, known_len, tables: vec![] }
+        };
+        let step = Step { seqs: vec![seq(0..cut, 100), seq(cut..rows, 101)] };
+        let positions: Vec<i32> = (0..rows).map(|i| (start + i) as i32).collect();
+        on_each_isa(2, |cx| {
+            let mut y = vec![f32::NAN; x.len()];
+            rope::rope(cx, &op, &step, (&x, &positions), (&mut y, cols)).unwrap();
+            for (i, (x, y)) in x.chunks(op.head_dim).zip(y.chunks(op.head_dim)).enumerate() {
+                let row = i / heads;
+                let f = if row < cut { &op.freqs } else { &op.long.as_ref().unwrap().0 };
+                let mut want = vec![0.0; op.head_dim];
+                rope::scalar::head(&op, f, positions[row], x, &mut want);
+                close(y, &want, 1e-6, "rope");
+            }
+        });
+    }
+
+    #[test]
+    fn appended_rows_lie_where_the_tables_say(
+        a in 1usize..9,
+        b in 1usize..9,
+        pos in 0usize..9,
+        width in prop::sample::select(vec![1usize, 5, 64, 200]),
+        seed: u64,
+    ) {
+        let mut r = Random(seed);
+        let table = |pages: Vec<u32>| {
+            vec![PageTable::default(), PageTable { page_len: 4, first: 0, pages }]
+        };
+        let step = Step { seqs: vec![
+            SeqRows { rows: 0..a, pos, known_len: 0, tables: table(vec![3, 0, 7, 9, 2]) },
+            SeqRows { rows: a..a + b, pos: 0, known_len: 0, tables: table(vec![8, 1, 5]) },
+        ] };
+        let x = r.floats((a + b) * width);
+        let mut want = vec![0.0; 40 * width];
+        kv::scalar::append(&step, 1, &x, width, &mut want);
+        on_each_isa(3, |cx| {
+            let mut got = vec![0.0; 40 * width];
+            kv::append(cx, &step, 1, (&x, width), kv::CacheMut::F32(&mut got)).unwrap();
+            assert_eq!(got, want);
+            let mut got = vec![half::f16::ZERO; 40 * width];
+            kv::append(cx, &step, 1, (&x, width), kv::CacheMut::F16(&mut got)).unwrap();
+            let rounded: Vec<_> = want.iter().map(|x| half::f16::from_f32(*x)).collect();
+            assert_eq!(got, rounded);
+            let mut small = vec![0.0; width];
+            let short = kv::append(cx, &step, 1, (&x, width), kv::CacheMut::F32(&mut small));
+            assert!(matches!(short, Err(KernelError::Operand(_))));
+        });
+    }
+}
+
+#[test]
+fn exponentials_are_accurate() {
+    // Silu of large negative values shows the relative error of exp: x * e^x / (1 + e^x).
+    on_each_isa(1, |cx| {
+        let x: Vec<f32> = (0..80_000).map(|i| -80.0 + i as f32 * 0.001).collect();
+        let mut y = vec![0.0; x.len()];
+        let op = Element::Activate(Activation::Silu);
+        elementwise::elementwise(cx, op, &x, None, &mut y).unwrap();
+        for (x, y) in x.iter().zip(&y) {
+            let e = f64::from(*x).exp();
+            let want = f64::from(*x) * e / (1.0 + e);
+            let error = (f64::from(*y) / want - 1.0).abs();
+            assert!(error < 4e-7, "silu({x}) = {y}, {want}");
+        }
+        let odd = [f32::NEG_INFINITY, f32::INFINITY, f32::NAN, -1e30, 1e30, -88.0, 89.0];
+        let mut y = [0.0; 7];
+        elementwise::elementwise(cx, op, &odd, None, &mut y).unwrap();
+        assert!(y[1] == f32::INFINITY && y[2].is_nan() && y[4] == 1e30 && y[6] == 89.0, "{y:?}");
+        assert!(y[3].abs() < 1e-30 && y[5].abs() < 1e-30, "{y:?}");
+    });
+}
+
+#[test]
+fn columns_are_sliced_and_joined() {
+    on_each_isa(2, |cx| {
+        let x: Vec<f32> = (0..24).map(|i| i as f32).collect();
+        let mut y = vec![0.0; 8];
+        let s = Slice { group: 6, start: 1, len: 2 };
+        elementwise::slice_cols(cx, s, &x, &mut y, 12).unwrap();
+        assert_eq!(y, [1.0, 2.0, 7.0, 8.0, 13.0, 14.0, 19.0, 20.0]);
+        let mut z = vec![0.0; 32];
+        elementwise::concat_cols(cx, 2, (&y, 4), (&x, 12), &mut z).unwrap();
+        assert_eq!(&z[..8], [1.0, 2.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
+        assert_eq!(&z[8..10], [7.0, 8.0]);
+        let mut y = vec![0.0; 4];
+        elementwise::sigmoid_gate(cx, &[1.0, 2.0, 3.0, 4.0], &[0.0, 100.0], &mut y, 2).unwrap();
+        assert_eq!(y, [0.5, 1.0, 3.0, 4.0]);
+    });
+}
+
+#[test]
+fn embeddings_are_rows_of_the_table() {
+    let mut r = Random(1);
+    let bytes = r.weight(DType::Q8_0, 5 * 64);
+    let table = WeightView { dtype: DType::Q8_0, bytes: &bytes, rows: 5, cols: 64 };
+    let mut all = vec![0.0; 5 * 64];
+    blocks::dequantize(DType::Q8_0, &bytes, &mut all);
+    on_each_isa(2, |cx| {
+        let mut y = vec![0.0; 2 * 64];
+        embed::embed(cx, table, 2.0, &[4, 1], &mut y).unwrap();
+        let want: Vec<f32> = all[4 * 64..].iter().chain(&all[64..128]).map(|x| x * 2.0).collect();
+        assert_eq!(y, want);
+        for bad in [-1, 5] {
+            assert!(embed::embed(cx, table, 1.0, &[bad, 0], &mut y).is_err());
+        }
+    });
+}
