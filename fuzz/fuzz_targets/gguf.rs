@@ -1,0 +1,35 @@
+//! Any bytes as a GGUF file: parsed or refused, every range lies inside; tokenizer metadata is
+//! taken or refused.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use troika_model::families::from_gguf;
+use troika_model::tokenizer::Tokenizer;
+use troika_model::weights::{Checkpoint, StoredTensor, parse_gguf};
+
+struct NoTensors;
+
+impl Checkpoint for NoTensors {
+    fn tensor(&self, _: &str) -> Option<&StoredTensor> {
+        None
+    }
+    fn names(&self) -> Vec<&str> {
+        Vec::new()
+    }
+    fn origin(&self, _: &str) -> String {
+        String::new()
+    }
+    fn unusable(&self, _: &str) -> Option<&str> {
+        None
+    }
+}
+
+fuzz_target!(|data: &[u8]| {
+    if let Ok(header) = parse_gguf(data) {
+        for t in &header.tensors {
+            assert!(data.get(t.range.clone()).is_some());
+        }
+        let _ = from_gguf(&header.meta, &NoTensors);
+        let _ = Tokenizer::from_gguf(&header.meta);
+    }
+});

@@ -1,0 +1,13 @@
+//! Any bytes as a safetensors file: parsed or refused, and every range lies inside.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use troika_model::weights::parse_safetensors;
+
+fuzz_target!(|data: &[u8]| {
+    if let Ok(entries) = parse_safetensors(data, data.len()) {
+        for e in entries.values() {
+            assert!(data.get(e.range.clone()).is_some());
+        }
+    }
+});
