@@ -288,8 +288,12 @@ fn cut(tensor: &StoredTensor, recipe: &Recipe) -> Option<(DType, WeightBytes, bo
     let (rows, cols) = tensor.matrix();
     let dtype = tensor.dtype;
     let row_bytes = dtype.row_bytes(cols)?;
-    let all = [0..rows];
-    let ranges = if recipe.rows.is_empty() { &all[..] } else { &recipe.rows[..] };
+    let all = 0..rows;
+    let ranges = if recipe.rows.is_empty() {
+        std::slice::from_ref(&all)
+    } else {
+        recipe.rows.as_slice()
+    };
     let plain = !recipe.transpose && recipe.cols.is_none();
     if let ([one], true) = (ranges, plain) {
         let view = tensor.bytes.slice(one.start * row_bytes..one.end * row_bytes)?;

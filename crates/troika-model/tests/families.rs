@@ -1,0 +1,167 @@
+//! Configs: both spellings, defaults, and refusals by name.
+
+use std::path::Path;
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use troika_graph::{Activation, Score};
+use troika_model::families::{ConfigError, from_config};
+use troika_model::spec::{Ffn, ModelSpec, weight_needs};
+
+fn golden(name: &str) -> Value {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(name);
+    serde_json::from_slice(&std::fs::read(path.join("config.json")).unwrap()).unwrap()
+}
+
+fn spec(config: &Value) -> ModelSpec {
+    from_config(config).map_err(|e| e.to_string()).unwrap().spec
+}
+
+fn error(name: &str, edit: impl FnOnce(&mut Value)) -> String {
+    let mut c = golden(name);
+    edit(&mut c);
+    from_config(&c).err().expect("accepted").to_string()
+}
+
+/// The spelling of transformers before version 5.
+fn old_spelling(mut c: Value) -> Value {
+    let map = c.as_object_mut().unwrap();
+    if let Some(Value::Object(mut p)) = map.remove("rope_parameters") {
+        map.insert("rope_theta".into(), p.remove("rope_theta").unwrap());
+        if let Some(f) = p.remove("partial_rotary_factor") {
+            map.insert("partial_rotary_factor".into(), f);
+        }
+        let kind = p.remove("rope_type").unwrap();
+        if kind != "default" {
+            p.insert("type".into(), kind);
+            map.insert("rope_scaling".into(), Value::Object(p));
+        } else {
+            map.insert("rope_scaling".into(), Value::Null);
+        }
+    }
+    if let Some(d) = map.remove("dtype") {
+        map.insert("torch_dtype".into(), d);
+    }
+    if let Some(n) = map.remove("num_local_experts") {
+        map.insert("num_experts".into(), n);
+    }
+    c
+}
+
+#[test]
+fn old_and_new_spellings_give_one_spec() {
+    for name in ["llama-3.2", "phi-2", "qwen3-moe", "deepseek-v2", "gpt-oss", "mixtral", "smollm3"] {
+        assert_eq!(spec(&golden(name)), spec(&old_spelling(golden(name))), "{name}");
+    }
+    let mut old = golden("gemma-3");
+    let map = old.as_object_mut().unwrap();
+    map.remove("rope_parameters");
+    map.remove("layer_types");
+    map.insert("rope_theta".into(), json!(1e6));
+    map.insert("rope_local_base_freq".into(), json!(1e4));
+    map.insert("sliding_window_pattern".into(), json!(6));
+    assert_eq!(spec(&golden("gemma-3")), spec(&old));
+}
+
+#[test]
+fn facts_of_families() {
+    let phi = spec(&golden("phi-2"));
+    assert!(phi.layers[0].parallel && phi.head_bias);
+    assert_eq!(phi.layers[0].attn.rope.as_ref().unwrap().rotary_dim, 4);
+    let smol = spec(&golden("smollm3"));
+    assert!(smol.layers[3].attn.rope.is_none() && smol.layers[2].attn.rope.is_some());
+    let exaone = spec(&golden("exaone-4"));
+    assert!(exaone.layers[0].attn_pre.is_none() && exaone.layers[0].attn_post.is_some());
+    assert!(exaone.layers[3].attn.window.is_none() && exaone.layers[3].attn.rope.is_none());
+    let ds = spec(&golden("deepseek-v2"));
+    assert!(matches!(ds.layers[0].ffn, Ffn::Dense(_)));
+    assert!(ds.layers[0].attn.latent.is_some());
+    let Ffn::Moe(oss) = &spec(&golden("gpt-oss")).layers[0].ffn else { panic!("dense") };
+    assert_eq!(oss.score, Score::TopKSoftmax);
+    assert!(matches!(oss.act, Activation::ClampedSwiglu { .. }));
+    let gemma = spec(&golden("gemma-2"));
+    assert!((gemma.layers[0].attn.scale - 1.0 / 24f32.sqrt()).abs() < 1e-7);
+    assert_eq!(gemma.logit_softcap, Some(30.0));
+}
+
+#[test]
+fn multimodal_configs_are_read_by_their_text_part() {
+    let text = golden("gemma-3");
+    let outer = json!({"model_type": "gemma3", "text_config": text, "vision_config": {}});
+    assert_eq!(spec(&outer), spec(&golden("gemma-3")));
+}
+
+#[test]
+fn what_is_not_supported_is_refused_by_name() {
+    let has = |e: String, words: &[&str]| {
+        words.iter().for_each(|w| assert!(e.contains(w), "{w:?} is not in {e:?}"));
+    };
+    has(error("qwen3", |c| c["model_type"] = json!("mamba")), &["mamba", "qwen3_moe"]);
+    has(error("qwen3", |c| c["hidden_act"] = json!("xielu")), &["xielu", "silu"]);
+    let rope = |c: &mut Value| c["rope_parameters"]["rope_type"] = json!("dynamic");
+    has(error("qwen3", rope), &["dynamic", "yarn"]);
+    let quant = |c: &mut Value| c["quantization_config"] = json!({"quant_method": "bitsandbytes"});
+    has(error("qwen3", quant), &["bitsandbytes", "GGUF"]);
+    has(error("gemma-3", |c| c["use_bidirectional_attention"] = json!(true)), &["bidirectional"]);
+    has(error("deepseek-v2", |c| c["topk_method"] = json!("noaux_tc")), &["noaux_tc"]);
+    has(error("deepseek-v2", |c| c["attention_bias"] = json!(true)), &["attention_bias"]);
+    has(error("gpt-oss", |c| c["layer_types"][0] = json!("linear")), &["linear"]);
+}
+
+#[test]
+fn impossible_values_are_refused_by_field() {
+    let cases: &[(&str, &str, Value)] = &[
+        ("qwen3", "num_attention_heads", json!(0)),
+        ("qwen3", "num_key_value_heads", json!(4)),
+        ("qwen3", "hidden_size", json!(-1)),
+        ("qwen3", "hidden_size", json!(3.5)),
+        ("qwen3", "num_hidden_layers", json!(1_000_000)),
+        ("qwen3", "vocab_size", json!(1u64 << 40)),
+        ("qwen3", "head_dim", json!(15)),
+        ("qwen3", "rms_norm_eps", json!(0)),
+        ("qwen3", "layer_types", json!(["full_attention"])),
+        ("qwen3-moe", "num_experts_per_tok", json!(9)),
+        ("phimoe", "num_experts_per_tok", json!(3)),
+        ("llama-3.2", "num_hidden_layers", Value::Null),
+    ];
+    for (name, field, value) in cases {
+        let e = error(name, |c| c[*field] = value.clone());
+        let word = if *field == "head_dim" { "rotary dimension" } else { field };
+        assert!(e.contains(word), "{field} is not in {e:?}");
+    }
+    assert_eq!(from_config(&json!({})).err(), Some(ConfigError::Missing("model_type".into())));
+    assert!(from_config(&json!([1])).is_err());
+}
+
+fn values() -> impl Strategy<Value = Value> {
+    prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        (-5i64..70_000).prop_map(Value::from),
+        any::<f64>().prop_map(Value::from),
+        "[a-z_]{0,12}".prop_map(Value::from),
+        proptest::collection::vec((0i64..9).prop_map(Value::from), 0..5).prop_map(Value::from),
+        Just(json!({"rope_type": "yarn", "factor": 2.0, "rope_theta": 1.0})),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn changed_configs_are_described_or_refused(
+        which in 0usize..20,
+        field in 0usize..60,
+        value in values(),
+    ) {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
+        let mut names: Vec<_> =
+            std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name()).collect();
+        names.sort();
+        let mut config = golden(names[which % names.len()].to_str().unwrap());
+        let map = config.as_object_mut().unwrap();
+        let key = map.keys().nth(field % map.len()).unwrap().clone();
+        map.insert(key, value);
+        if let Ok(model) = from_config(&config) {
+            prop_assert!(!weight_needs(&model.spec).is_empty());
+        }
+    }
+}
