@@ -94,7 +94,7 @@ fn sampling_is_fixed_by_the_seed() {
 fn stop_texts_and_environment_twins() {
     let out = troika(&["run", "-p", "It was a dark night", "-n", "40", "--temp", "0", "-q"]);
     let full = text(&out.stdout);
-    let stop = full.trim().split_whitespace().nth(3).unwrap().to_string();
+    let stop = full.split_whitespace().nth(3).unwrap().to_string();
     let mut c = command(&["run", "-p", "It was a dark night", "--temp", "0", "-q", "-r", &stop]);
     let cut = text(&c.env("TROIKA_N_PREDICT", "40").output().unwrap().stdout);
     assert_eq!(cut.trim_end(), full[..full.find(&stop).unwrap()].trim_end());
@@ -150,9 +150,9 @@ fn prompts_that_cannot_be_run() {
     let q = golden("qwen3");
     refused(&troika(&["run", &q, "-p", "hello"]), 1, &["no tokenizer", "--prompt-ids"]);
     refused(&troika(&["run", &q, "--prompt-ids", "1,99999"]), 1, &["99999", "257"]);
-    let long = vec!["5"; 300].join(",");
+    let long = ["5"; 300].join(",");
     refused(&troika(&["run", &q, "--prompt-ids", &long]), 1, &["300", "256"]);
-    let eleven = vec!["5"; 11].join(",");
+    let eleven = ["5"; 11].join(",");
     refused(&troika(&["run", &q, "-c", "10", "--prompt-ids", &eleven]), 1, &["11", "10", "-c"]);
     refused(&with_stdin(&["run"], b"ab\xff"), 1, &["not UTF-8", "byte 2"]);
     refused(&troika(&["run", "no/such/model", "-p", "x"]), 1, &["no/such/model"]);

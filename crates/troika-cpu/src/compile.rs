@@ -2,29 +2,15 @@
 
 use troika_device::{DeviceError, WeightBytes, WeightSource};
 use troika_graph::{
-    Attention, DType, Dim, GraphHash, KvAppend, Node, Op, Rope, Router, Subgraph, ValueId,
-    WeightRef,
+    Attention, DType, Dim, KvAppend, Node, Op, Rope, Router, Subgraph, ValueId, WeightRef,
 };
 
 use crate::kernels::elementwise::{Element, Slice};
 use crate::kernels::linear::WeightView;
 use crate::kernels::{attention, linear, moe, rope, router};
 use crate::memory::LINE;
-
-/// Where a value lives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
-    /// Binding of an input.
-    Input(usize),
-    /// Binding of a state.
-    State(usize),
-    /// Binding of an output.
-    Output(usize),
-    /// In the arena; floats before it per row.
-    Temp(usize),
-    /// Never computed nor bound.
-    Nowhere,
-}
+pub(crate) use crate::place::Place;
+use crate::place::place;
 
 /// A value of the executable.
 #[derive(Clone, Debug)]
@@ -105,9 +91,6 @@ pub(crate) struct Step {
 #[derive(Debug)]
 pub(crate) struct Executable {
     pub name: String,
-    /// Which subgraph it was made of.
-    #[allow(dead_code)]
-    pub hash: GraphHash,
     pub slots: Vec<Slot>,
     pub inputs: Vec<usize>,
     pub states: Vec<usize>,
@@ -164,7 +147,6 @@ pub(crate) fn compile(
     };
     let mut exe = Executable {
         name: graph.name.clone(),
-        hash: GraphHash::of(graph),
         slots: graph.values.iter().zip(places).map(slot).collect(),
         inputs: index(&graph.inputs),
         states: index(&graph.states),
@@ -217,78 +199,6 @@ fn needs(exe: &mut Executable, step: &Step) {
         _ => {}
     }
     exe.worker_floats = exe.worker_floats.max(worker);
-}
-
-/// Gives every value a place: bindings where there are, else arena room that is free again after
-/// the value's last use. Also outputs to copy at the end, and the arena's floats per row.
-fn place(graph: &Subgraph) -> (Vec<Place>, Vec<(usize, usize)>, usize) {
-    let mut places = vec![Place::Nowhere; graph.values.len()];
-    let mut copies = Vec::new();
-    for (i, v) in graph.inputs.iter().enumerate() {
-        places[v.0 as usize] = Place::Input(i);
-    }
-    for (i, v) in graph.states.iter().enumerate() {
-        places[v.0 as usize] = Place::State(i);
-    }
-    for (i, v) in graph.outputs.iter().enumerate() {
-        match &mut places[v.0 as usize] {
-            p @ Place::Nowhere => *p = Place::Output(i),
-            _ => copies.push((v.0 as usize, i)),
-        }
-    }
-    let mut last_use = vec![0; graph.values.len()];
-    for (i, n) in graph.nodes.iter().enumerate() {
-        n.inputs.iter().chain(&n.outputs).for_each(|v| last_use[v.0 as usize] = i);
-    }
-    // Rooms are (first float, floats) per row; all are whole cache lines.
-    let mut free: Vec<(usize, usize)> = Vec::new();
-    let mut floats = 0;
-    for (i, n) in graph.nodes.iter().enumerate() {
-        for v in &n.outputs {
-            let index = v.0 as usize;
-            if places[index] == Place::Nowhere {
-                let size = graph.value(*v).shape.row_len().next_multiple_of(LINE);
-                places[index] = Place::Temp(take_room(&mut free, &mut floats, size));
-            }
-        }
-        let mut done: Vec<ValueId> = n.inputs.iter().chain(&n.outputs).copied().collect();
-        done.sort_unstable();
-        done.dedup();
-        for v in done.into_iter().filter(|v| last_use[v.0 as usize] == i) {
-            if let Place::Temp(at) = places[v.0 as usize] {
-                give_room(&mut free, at, graph.value(v).shape.row_len().next_multiple_of(LINE));
-            }
-        }
-    }
-    (places, copies, floats)
-}
-
-/// The smallest free room that fits, or new room at the end.
-fn take_room(free: &mut Vec<(usize, usize)>, floats: &mut usize, size: usize) -> usize {
-    let fits = free.iter().enumerate().filter(|(_, r)| r.1 >= size).min_by_key(|(_, r)| r.1);
-    if let Some((i, &(at, len))) = fits {
-        if len == size {
-            free.swap_remove(i);
-        } else {
-            free[i] = (at + size, len - size);
-        }
-        return at;
-    }
-    *floats += size;
-    *floats - size
-}
-
-/// Returns room, joined with free neighbours.
-fn give_room(free: &mut Vec<(usize, usize)>, mut at: usize, mut len: usize) {
-    free.retain(|&(a, l)| {
-        let touches = a + l == at || at + len == a;
-        if touches {
-            at = at.min(a);
-            len += l;
-        }
-        !touches
-    });
-    free.push((at, len));
 }
 
 struct Compiler<'a> {

@@ -1,17 +1,21 @@
 //! The CPU device: kernels, thread pool, executor of subgraphs.
 //!
 //! [`CpuDevice`] compiles a subgraph into a list of ops with resolved weights and memory slots
-//! (`compile`), and runs it on the threads of a queue (`queue`, `executor`, `threads`). Kernels
+//! (`compile`, `place`), and runs it on the threads of a queue (`queue`, `executor`, `bindings`,
+//! `ops`, `threads`). Kernels
 //! are a folder per op, written once over SIMD lanes ([`kernels::simd`]) and instantiated per
 //! instruction set; which variant runs is a pure function (`select`). See the crate's README for
 //! the determinism rule.
 
+mod bindings;
 mod compile;
 mod detect;
 mod device;
 mod executor;
 pub mod kernels;
 mod memory;
+mod ops;
+mod place;
 mod queue;
 mod select;
 mod threads;

@@ -11,6 +11,9 @@ pub(crate) const MAX_PANEL: usize = 48;
 const MIN_ROW_BLOCK: usize = 32;
 /// Parts per thread that even out differences between threads.
 const PARTS_PER_THREAD: usize = 4;
+/// Most activation rows for which weights are not widened to memory first, where there is a
+/// choice.
+pub(crate) const DIRECT_ROWS: usize = 4;
 /// Weight bytes of a part of a product with one row: long enough to stream.
 const DIRECT_BYTES: usize = 96 << 10;
 
@@ -48,8 +51,9 @@ pub fn linear(isa: Isa, shape: LinearShape, threads: usize) -> LinearChoice {
             let row = shape.dtype.row_bytes(shape.k).unwrap_or(1).max(1);
             (DIRECT_BYTES / row).clamp(step, MAX_PANEL)
         }
-        // Without reuse a wider panel only spills the cache.
-        2..=8 => 2 * step,
+        2..=DIRECT_ROWS => 4 * step,
+        // With little reuse a wider panel only spills the cache.
+        5..=8 => 2 * step,
         _ if isa == Isa::Scalar => 4 * step,
         _ => MAX_PANEL,
     };

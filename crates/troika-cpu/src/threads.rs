@@ -59,7 +59,7 @@ pub struct Pool {
 
 impl Pool {
     /// A pool of `threads` workers, the caller counted; worker `i` is pinned to `cores[i % len]`
-    /// if given (the caller pins itself by [`pin`]).
+    /// if given (the caller pins itself).
     ///
     /// # Errors
     /// When the system gives no thread.

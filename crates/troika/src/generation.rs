@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use serde_json::Value;
+use troika_model::tokenizer::Tokenizer;
 use troika_model::weights::{FileSource, GgufMeta, GgufValue};
 
 /// Recommended sampling and stop tokens. Absent fields are `None` or empty.
@@ -32,7 +33,33 @@ fn ids(v: &Value) -> Vec<u32> {
     }
 }
 
+/// Tokens that end a turn under these names, whatever the file's metadata lists. llama.cpp treats
+/// them as ends of generation, too.
+const TURN_ENDS: [&str; 10] = [
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<EOT>",
+    "<end_of_utterance>",
+];
+
 impl GenerationDefaults {
+    /// Adds the tokenizer's end of text and, for files without a `generation_config.json`, the
+    /// usual names of turn ends.
+    pub(crate) fn add_from_tokenizer(&mut self, tokenizer: &Tokenizer, by_name: bool) {
+        let named = TURN_ENDS.iter().filter(|_| by_name).filter_map(|t| tokenizer.id(t));
+        for id in named.chain(tokenizer.eos()) {
+            if !self.stop_tokens.contains(&id) {
+                self.stop_tokens.push(id);
+            }
+        }
+    }
+
     /// Reads the files beside a model, or GGUF metadata.
     pub fn read(source: &FileSource) -> GenerationDefaults {
         match source {

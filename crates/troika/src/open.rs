@@ -20,6 +20,9 @@ use crate::error::Error;
 use crate::generation::GenerationDefaults;
 use crate::text;
 
+/// Weights of more bytes are not scanned at load: it would read all of them from disk.
+const SCAN_LIMIT: u64 = 4 << 30;
+
 /// How to open a model.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
@@ -33,7 +36,7 @@ pub struct OpenOptions {
     pub kv_dtype: Option<DType>,
     /// Devices.
     pub devices: DeviceOptions,
-    /// Look for NaN and infinities in the weights.
+    /// Look for NaN and infinities in the weights (of models up to 4 GiB).
     pub scan: bool,
     /// Spans.
     pub tracer: Tracer,
@@ -118,7 +121,8 @@ impl Model {
         let start = clock.now();
         let described = describe(path, options.dtype)?;
         let (tokenizer, template, mut warnings) = text::load(&described.files.source)?;
-        if options.scan {
+        let report = described.store.report();
+        if options.scan && report.mapped + report.owned <= SCAN_LIMIT {
             let bad = described.store.scan_non_finite();
             let say = |t: &String| format!("tensor {t} holds NaN or infinite values");
             warnings.extend(bad.iter().map(say));
@@ -143,10 +147,15 @@ impl Model {
             tracer: options.tracer.clone(),
             sequences: 1,
         })?;
+        let mut defaults = GenerationDefaults::read(&files.source);
+        if let Some(t) = &tokenizer {
+            let by_name = matches!(files.source, FileSource::Gguf { .. });
+            defaults.add_from_tokenizer(t, by_name);
+        }
         let load_time = clock.now() - start;
         let mut model = Model {
             name: path.display().to_string(),
-            defaults: GenerationDefaults::read(&files.source),
+            defaults,
             spec,
             store,
             engine,

@@ -78,7 +78,7 @@ fn rows() -> impl Strategy<Value = usize> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(ProptestConfig::with_cases(192))]
 
     #[test]
     fn plain_types_match_the_reference(

@@ -53,6 +53,7 @@ impl Operands<'_> {
     /// Checks lengths, and that every visible position is kept.
     fn check(&self, out: usize) -> Result<(), KernelError> {
         let (o, rows) = (self.op, self.step.rows());
+        assert!(!o.value_in_key || o.v_dim <= o.k_dim, "a value wider than its key");
         assert!(self.q.len() == rows * o.heads * o.k_dim, "length of queries");
         assert!(out == rows * o.heads * o.v_dim, "length of attention's result");
         assert!(self.sinks.is_none_or(|s| s.len() == o.heads), "length of sinks");

@@ -4,6 +4,7 @@
 //! lane its own chain, then the lanes' fixed tree, then the blocks in order, then the bias. So a
 //! row's result has the same bits whether it is computed alone or among others.
 
+mod blocks;
 pub mod scalar;
 mod tile;
 mod weights;

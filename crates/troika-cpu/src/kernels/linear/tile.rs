@@ -5,6 +5,7 @@ use troika_graph::DType;
 use super::weights::{Bf16Row, F16Row, F32Row, Q4Row, Q8Row, RowLoad, widen};
 use super::{K_BLOCK, Part, Product};
 use crate::kernels::simd::Lanes;
+use crate::select;
 
 /// `M x N` dot products over `len` columns: `M` rows of floats with `N` rows of weights.
 ///
@@ -24,14 +25,28 @@ pub(crate) unsafe fn dots<V: Lanes, R: RowLoad, const M: usize, const N: usize>(
         let mut acc = [[V::splat(0.0); N]; M];
         let mut i = 0;
         while i < whole {
-            let mut x = [V::splat(0.0); M];
-            for m in 0..M {
-                x[m] = V::load(xs[m].add(i));
-            }
-            for n in 0..N {
-                let w = R::load::<V>(ws[n], i);
+            // The shorter side stays in registers.
+            if N <= M {
+                let mut w = [V::splat(0.0); N];
+                for n in 0..N {
+                    w[n] = R::load::<V>(ws[n], i);
+                }
                 for m in 0..M {
-                    acc[m][n] = x[m].fma(w, acc[m][n]);
+                    let x = V::load(xs[m].add(i));
+                    for n in 0..N {
+                        acc[m][n] = x.fma(w[n], acc[m][n]);
+                    }
+                }
+            } else {
+                let mut x = [V::splat(0.0); M];
+                for m in 0..M {
+                    x[m] = V::load(xs[m].add(i));
+                }
+                for n in 0..N {
+                    let w = R::load::<V>(ws[n], i);
+                    for m in 0..M {
+                        acc[m][n] = x[m].fma(w, acc[m][n]);
+                    }
                 }
             }
             i += V::N;
@@ -60,7 +75,7 @@ pub(crate) unsafe fn dots<V: Lanes, R: RowLoad, const M: usize, const N: usize>(
 /// Weight rows of the register block for four activation rows: 24 sums fit 32 registers, 12 fit
 /// 16.
 macro_rules! by_width {
-    ($v:ty, $f:ident :: <$($g:ty),*>($($a:expr),*)) => {
+    ($v:ty, $f:ident :: <$($g:tt),*>($($a:expr),*)) => {
         if <$v>::N == 16 { $f::<$($g,)* 6>($($a),*) } else { $f::<$($g,)* 3>($($a),*) }
     };
 }
@@ -72,15 +87,16 @@ macro_rules! by_width {
 /// results.
 #[inline(always)]
 pub(super) unsafe fn part<V: Lanes>(part: Part<'_>) {
+    assert!(part.n.end <= part.product.weight.rows, "weight rows of a part");
     // SAFETY: passed on.
     unsafe {
-        if part.m.len() == 1 {
+        if part.m.len() <= select::DIRECT_ROWS {
             match part.product.weight.dtype {
-                DType::F32 => return direct::<V, F32Row>(&part),
-                DType::F16 => return direct::<V, F16Row>(&part),
-                DType::BF16 => return direct::<V, Bf16Row>(&part),
-                DType::Q8_0 => return direct::<V, Q8Row>(&part),
-                DType::Q4_0 => return direct::<V, Q4Row>(&part),
+                DType::F32 => return few::<V, F32Row>(&part),
+                DType::F16 => return few::<V, F16Row>(&part),
+                DType::BF16 => return few::<V, Bf16Row>(&part),
+                DType::Q8_0 => return few::<V, Q8Row>(&part),
+                DType::Q4_0 => return few::<V, Q4Row>(&part),
                 _ => {}
             }
         }
@@ -116,42 +132,71 @@ impl Sink<'_, '_> {
     }
 }
 
-/// One activation row, weights read as they are.
+/// Few activation rows: weights are read as they are.
 #[inline(always)]
-unsafe fn direct<V: Lanes, R: RowLoad>(part: &Part<'_>) {
-    let p = &part.product;
-    let w = &p.weight;
-    let (k, row_bytes) = (w.cols, w.row_bytes());
-    let x = p.x.row(part.m.start, k);
-    let y = p.y.at(part.m.start, w.rows);
-    let mut n = part.n.start;
-    // SAFETY: rows `n..` of the weight and `k` columns of the activations exist.
+unsafe fn few<V: Lanes, R: RowLoad>(part: &Part<'_>) {
+    // SAFETY: passed on.
     unsafe {
-        while n < part.n.end {
-            let step = if n + 8 <= part.n.end { 8 } else { 1 };
-            let row = w.bytes.as_ptr().add(n * row_bytes);
-            let mut at = 0;
-            loop {
-                let len = K_BLOCK.min(k - at);
-                let skip = at / w.dtype.block_len() * w.dtype.block_bytes();
-                let sink = Sink { product: p, first: at == 0, last: at + len == k };
-                let x = [x.add(at)];
-                if step == 8 {
-                    let ws = std::array::from_fn(|i| row.add(i * row_bytes + skip));
-                    let [sums] = dots::<V, R, 1, 8>(x, ws, len);
-                    for (i, s) in sums.into_iter().enumerate() {
-                        sink.put(y, n + i, s);
-                    }
+        if part.m.len().is_multiple_of(4) {
+            by_width!(V, direct::<V, R, 4>(part));
+        } else {
+            direct::<V, R, 1, 8>(part);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn direct<V: Lanes, R: RowLoad, const M: usize, const N: usize>(part: &Part<'_>) {
+    let mut n = part.n.start;
+    while n < part.n.end {
+        let step = if n + N <= part.n.end { N } else { 1 };
+        let mut m = part.m.start;
+        while m < part.m.end {
+            // SAFETY: these rows are in the part, whose length is a multiple of M.
+            unsafe {
+                if step == N {
+                    direct_block::<V, R, M, N>(&part.product, m, n);
                 } else {
-                    let [[s]] = dots::<V, R, 1, 1>(x, [row.add(skip)], len);
-                    sink.put(y, n, s);
-                }
-                at += len;
-                if at >= k {
-                    break;
+                    direct_block::<V, R, M, 1>(&part.product, m, n);
                 }
             }
-            n += step;
+            m += M;
+        }
+        n += step;
+    }
+}
+
+/// Weight rows from `n` on with activation rows from `m` on, over all columns.
+#[inline(always)]
+unsafe fn direct_block<V: Lanes, R: RowLoad, const M: usize, const N: usize>(
+    p: &Product<'_>,
+    m: usize,
+    n: usize,
+) {
+    let w = &p.weight;
+    let (k, row_bytes) = (w.cols, w.row_bytes());
+    // SAFETY: the activation and result rows are checked, the weight rows the caller's promise.
+    unsafe {
+        let xs: [_; M] = std::array::from_fn(|i| p.x.row(m + i, k));
+        let ys: [_; M] = std::array::from_fn(|i| p.y.at(m + i, w.rows));
+        let row = w.bytes.as_ptr().add(n * row_bytes);
+        let mut at = 0;
+        loop {
+            let len = K_BLOCK.min(k - at);
+            let skip = at / w.dtype.block_len() * w.dtype.block_bytes();
+            let sink = Sink { product: p, first: at == 0, last: at + len == k };
+            let x = std::array::from_fn(|i| xs[i].add(at));
+            let ws = std::array::from_fn(|i| row.add(i * row_bytes + skip));
+            let sums = dots::<V, R, M, N>(x, ws, len);
+            for (y, sums) in ys.into_iter().zip(sums) {
+                for (i, s) in sums.into_iter().enumerate() {
+                    sink.put(y, n + i, s);
+                }
+            }
+            at += len;
+            if at >= k {
+                break;
+            }
         }
     }
 }

@@ -105,7 +105,7 @@ impl RowLoad for Q4Row {
         // SAFETY: the row has the block of these elements.
         unsafe {
             let block = row.add(i / 32 * 18);
-            let q = V::load_nibbles(block.add(2 + i % 16), i % 32 >= 16);
+            let q = V::load_bits(block.add(2 + i % 16), (i as u32 % 32) / 16 * 4, 15);
             V::splat_f16(block).mul(q.sub(V::splat(8.0)))
         }
     }
@@ -131,7 +131,11 @@ pub(super) unsafe fn widen<V: Lanes>(w: &WeightView<'_>, n: usize, k: usize, out
             DType::BF16 => widen_row::<V, Bf16Row>(from.as_ptr(), out),
             DType::Q8_0 => widen_row::<V, Q8Row>(from.as_ptr(), out),
             DType::Q4_0 => widen_row::<V, Q4Row>(from.as_ptr(), out),
-            _ => blocks::dequantize(w.dtype, from, out),
+            other => {
+                if !super::blocks::widen::<V>(other, from, out) {
+                    blocks::dequantize(other, from, out);
+                }
+            }
         }
     }
 }

@@ -67,12 +67,18 @@ impl Lanes for __m256 {
         unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast()))) }
     }
     #[inline(always)]
-    unsafe fn load_nibbles(p: *const u8, high: bool) -> Self {
+    unsafe fn load_bits(p: *const u8, shift: u32, mask: i32) -> Self {
+        unsafe { _mm256_cvtepi32_ps(bits(p, shift, mask)) }
+    }
+    #[inline(always)]
+    unsafe fn look_up(p: *const u8, shift: u32, table: &[f32; 16]) -> Self {
         unsafe {
-            let bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast()));
-            let low = _mm256_set1_epi32(15);
-            let q = if high { _mm256_srli_epi32(bytes, 4) } else { _mm256_and_si256(bytes, low) };
-            _mm256_cvtepi32_ps(q)
+            let index = bits(p, shift, 15);
+            let low = _mm256_permutevar8x32_ps(Self::load(table.as_ptr()), index);
+            let high = _mm256_permutevar8x32_ps(Self::load(table.as_ptr().add(8)), index);
+            // Bit 3 of the index moved to the sign chooses.
+            let choose = _mm256_castsi256_ps(_mm256_slli_epi32(index, 28));
+            _mm256_blendv_ps(low, high, choose)
         }
     }
     #[inline(always)]
@@ -150,5 +156,16 @@ unsafe fn power_of_two(n: __m256i) -> __m256 {
     unsafe {
         let biased = _mm256_add_epi32(n, _mm256_set1_epi32(127));
         _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23))
+    }
+}
+
+/// `(byte >> shift) & mask` of eight bytes.
+#[inline(always)]
+unsafe fn bits(p: *const u8, shift: u32, mask: i32) -> __m256i {
+    // SAFETY: the caller has the features and eight bytes.
+    unsafe {
+        let bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast()));
+        let moved = _mm256_srlv_epi32(bytes, _mm256_set1_epi32(shift as i32));
+        _mm256_and_si256(moved, _mm256_set1_epi32(mask))
     }
 }

@@ -43,13 +43,12 @@ impl Lanes for __m512 {
         unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast()))) }
     }
     #[inline(always)]
-    unsafe fn load_nibbles(p: *const u8, high: bool) -> Self {
-        unsafe {
-            let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast()));
-            let low = _mm512_set1_epi32(15);
-            let q = if high { _mm512_srli_epi32(bytes, 4) } else { _mm512_and_si512(bytes, low) };
-            _mm512_cvtepi32_ps(q)
-        }
+    unsafe fn load_bits(p: *const u8, shift: u32, mask: i32) -> Self {
+        unsafe { _mm512_cvtepi32_ps(bits(p, shift, mask)) }
+    }
+    #[inline(always)]
+    unsafe fn look_up(p: *const u8, shift: u32, table: &[f32; 16]) -> Self {
+        unsafe { _mm512_permutexvar_ps(bits(p, shift, 15), Self::load(table.as_ptr())) }
     }
     #[inline(always)]
     unsafe fn splat_f16(p: *const u8) -> Self {
@@ -111,5 +110,16 @@ impl Lanes for __m512 {
         unsafe {
             sum256(_mm256_add_ps(_mm512_castps512_ps256(self), _mm512_extractf32x8_ps(self, 1)))
         }
+    }
+}
+
+/// `(byte >> shift) & mask` of sixteen bytes.
+#[inline(always)]
+unsafe fn bits(p: *const u8, shift: u32, mask: i32) -> __m512i {
+    // SAFETY: the caller has the features and sixteen bytes.
+    unsafe {
+        let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast()));
+        let moved = _mm512_srlv_epi32(bytes, _mm512_set1_epi32(shift as i32));
+        _mm512_and_si512(moved, _mm512_set1_epi32(mask))
     }
 }

@@ -44,9 +44,12 @@ impl Lanes for Portable {
         Self::make(|i| f32::from(unsafe { *p.add(i) }))
     }
     #[inline(always)]
-    unsafe fn load_nibbles(p: *const u8, high: bool) -> Self {
-        let shift = if high { 4 } else { 0 };
-        Self::make(|i| f32::from((unsafe { *p.add(i) } >> shift) & 15))
+    unsafe fn load_bits(p: *const u8, shift: u32, mask: i32) -> Self {
+        Self::make(|i| ((i32::from(unsafe { *p.add(i) }) >> shift) & mask) as f32)
+    }
+    #[inline(always)]
+    unsafe fn look_up(p: *const u8, shift: u32, table: &[f32; 16]) -> Self {
+        Self::make(|i| table[usize::from((unsafe { *p.add(i) } >> shift) & 15)])
     }
     #[inline(always)]
     unsafe fn splat_f16(p: *const u8) -> Self {

@@ -2,7 +2,8 @@
 
 #![allow(missing_docs)]
 
-use std::collections::HashMap;
+mod store;
+
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
@@ -12,46 +13,7 @@ use troika_cpu::{CpuDevice, CpuOptions, Isa};
 use troika_device::*;
 use troika_graph::*;
 
-/// Weights in memory, all f32.
-#[derive(Default)]
-struct Store(HashMap<String, (usize, usize, Vec<f32>)>);
-
-impl Store {
-    fn add(
-        &mut self,
-        name: &str,
-        rows: usize,
-        cols: usize,
-        f: impl Fn(usize) -> f32,
-    ) -> WeightDecl {
-        self.0.insert(name.into(), (rows, cols, (0..rows * cols).map(f).collect()));
-        WeightDecl { name: name.into(), rows, cols, dtype: DType::F32 }
-    }
-}
-
-struct Aligned(Vec<f32>);
-impl AsRef<[u8]> for Aligned {
-    fn as_ref(&self) -> &[u8] {
-        bytemuck::cast_slice(&self.0)
-    }
-}
-
-impl WeightSource for Store {
-    fn weight(&self, name: &str) -> Result<WeightData, DeviceError> {
-        let (rows, cols, data) = self
-            .0
-            .get(name)
-            .ok_or_else(|| DeviceError::Weight { name: name.into(), why: "is not there".into() })?;
-        let bytes = WeightBytes::whole(Arc::new(Aligned(data.clone())));
-        Ok(WeightData { dtype: DType::F32, rows: *rows, cols: *cols, bytes })
-    }
-
-    fn packed(&self, name: &str, _: &str, pack: PackFn<'_>) -> Result<Packed, DeviceError> {
-        let bytes = pack(&self.weight(name)?)?;
-        let floats = bytemuck::pod_collect_to_vec(&bytes);
-        Ok(Packed { bytes: WeightBytes::whole(Arc::new(Aligned(floats))) })
-    }
-}
+use store::Store;
 
 struct Bench {
     device: CpuDevice,
@@ -263,6 +225,21 @@ fn device_options_are_checked_and_told() {
     assert!(done.recv().is_err());
 }
 
+fn small_attention() -> Attention {
+    Attention {
+        heads: 2,
+        kv_heads: 1,
+        k_dim: 4,
+        v_dim: 4,
+        scale: 0.5,
+        window: None,
+        softcap: None,
+        sinks: None,
+        value_in_key: false,
+        group: 0,
+    }
+}
+
 /// One layer's attention through cache states: in one step, and row by row.
 #[test]
 fn a_cached_prompt_continues() {
@@ -286,19 +263,7 @@ fn a_cached_prompt_continues() {
         let rk = b.op("rk", Op::Rope(rope), &[k, positions], 4);
         b.node(Op::KvAppend(KvAppend { width: 4, group: 0 }), &[rk], &[ks], &[]);
         b.node(Op::KvAppend(KvAppend { width: 4, group: 0 }), &[k], &[vs], &[]);
-        let a = Attention {
-            heads: 2,
-            kv_heads: 1,
-            k_dim: 4,
-            v_dim: 4,
-            scale: 0.5,
-            window: None,
-            softcap: None,
-            sinks: None,
-            value_in_key: false,
-            group: 0,
-        };
-        let out = b.attention(a, q, &[ks, vs]);
+        let out = b.attention(small_attention(), q, &[ks, vs]);
         b.output(out);
         let graph = b.finish().unwrap();
         let id = bench.device.compile(&graph, &Store::default()).unwrap().id;

@@ -1,0 +1,246 @@
+//! Runs one op: finds its operands and calls its kernel.
+
+use half::f16;
+use troika_device::Submission;
+use troika_graph::DType;
+
+use crate::bindings::Mem;
+use crate::compile::{Code, Executable, Step, Vector};
+use crate::kernels::kv::{CacheMut, CacheRef};
+use crate::kernels::linear::{OutView, Product, RowsView};
+use crate::kernels::norm::Norm;
+use crate::kernels::{
+    Context, KernelError, attention, elementwise, embed, kv, linear, moe, norm, rope, router,
+};
+use crate::memory::SharedMut;
+
+/// The operands of a step.
+pub(crate) struct Operands<'a> {
+    pub exe: &'a Executable,
+    pub step: &'a Step,
+    pub memory: &'a [Mem],
+}
+
+fn floats(v: &Option<Vector>) -> Option<&[f32]> {
+    v.as_ref().map(Vector::floats)
+}
+
+impl<'a> Operands<'a> {
+    /// # Safety
+    /// The memory is not written while the result lives.
+    unsafe fn read<T: bytemuck::AnyBitPattern>(&self, slot: usize) -> &'a [T] {
+        let m = self.memory[slot];
+        // SAFETY: inside an opened buffer or the arena; alignment was checked or is a line's.
+        unsafe { std::slice::from_raw_parts(m.ptr.cast(), m.bytes / size_of::<T>()) }
+    }
+
+    /// # Safety
+    /// The memory is not accessed otherwise while the result lives.
+    #[allow(clippy::mut_from_ref)]
+    unsafe fn write<T: bytemuck::Pod>(&self, slot: usize) -> &'a mut [T] {
+        let m = self.memory[slot];
+        // SAFETY: as for `read`; buffers of written values are open for writing.
+        unsafe { std::slice::from_raw_parts_mut(m.ptr.cast(), m.bytes / size_of::<T>()) }
+    }
+
+    /// # Safety
+    /// As for `read`.
+    unsafe fn input<T: bytemuck::AnyBitPattern>(&self, i: usize) -> &'a [T] {
+        // SAFETY: by the caller.
+        unsafe { self.read(self.step.inputs[i]) }
+    }
+
+    /// # Safety
+    /// As for `write`.
+    #[allow(clippy::mut_from_ref)]
+    unsafe fn output<T: bytemuck::Pod>(&self, i: usize) -> &'a mut [T] {
+        // SAFETY: by the caller.
+        unsafe { self.write(self.step.outputs[i]) }
+    }
+
+    fn cols(&self, i: usize) -> usize {
+        self.exe.slots[self.step.inputs[i]].cols
+    }
+
+    /// # Safety
+    /// As for `read`.
+    unsafe fn cache(&self, i: usize) -> CacheRef<'a> {
+        let slot = self.step.states[i];
+        // SAFETY: by the caller.
+        unsafe {
+            match self.exe.slots[slot].dtype {
+                DType::F16 => CacheRef::F16(self.read::<f16>(slot)),
+                _ => CacheRef::F32(self.read(slot)),
+            }
+        }
+    }
+
+    /// Runs the step.
+    ///
+    /// # Safety
+    /// Results share no memory with operands.
+    pub unsafe fn run(
+        &self,
+        cx: &mut Context<'_>,
+        task: &Submission,
+        work: &mut moe::Memory<'_>,
+    ) -> Result<(), KernelError> {
+        // SAFETY: by the caller.
+        unsafe {
+            match &self.step.code {
+                Code::Embed { table, scale } => {
+                    embed::embed(cx, table.view(), *scale, self.input(0), self.output(0))
+                }
+                Code::RmsNorm { weight, eps, offset, group } => {
+                    let norm = Norm::Rms { weight: floats(weight), eps: *eps, offset: *offset };
+                    norm::norm(cx, norm, self.input(0), self.output(0), *group)
+                }
+                Code::LayerNorm { weight, bias, eps, group } => {
+                    let (weight, bias) = (weight.floats(), floats(bias));
+                    let norm = Norm::Layer { weight, bias, eps: *eps };
+                    norm::norm(cx, norm, self.input(0), self.output(0), *group)
+                }
+                Code::Linear { .. } | Code::HeadLinear { .. } => self.linear(cx, task.rows),
+                Code::Rope(r) => {
+                    let x = (self.input(0), self.input(1));
+                    rope::rope(cx, r, &task.step, x, (self.output(0), self.cols(0)))
+                }
+                Code::KvAppend(k) => self.append(cx, task, k),
+                Code::Attention { op, sinks } => {
+                    let keys = self.cache(0);
+                    let values = if op.value_in_key { keys } else { self.cache(1) };
+                    let (sinks, q, step) = (floats(sinks), self.input(0), &*task.step);
+                    let x = attention::Operands { op, sinks, q, keys, values, step };
+                    attention::attention(cx, x, self.output(0))
+                }
+                Code::Router(r) => {
+                    router::router(cx, r, self.input(0), self.output(0), self.output(1))
+                }
+                Code::Experts { .. } => self.experts(cx, work),
+                _ => self.columns(cx),
+            }
+        }
+    }
+
+    /// Ops on elements and columns.
+    ///
+    /// # Safety
+    /// As for `run`.
+    unsafe fn columns(&self, cx: &mut Context<'_>) -> Result<(), KernelError> {
+        // SAFETY: by the caller.
+        unsafe {
+            match &self.step.code {
+                Code::Element(op) => {
+                    let b = (self.step.inputs.len() > 1).then(|| self.input(1));
+                    elementwise::elementwise(cx, *op, self.input(0), b, self.output(0))
+                }
+                Code::SigmoidGate => elementwise::sigmoid_gate(
+                    cx,
+                    self.input(0),
+                    self.input(1),
+                    self.output(0),
+                    self.cols(0),
+                ),
+                Code::SliceCols(s) => {
+                    elementwise::slice_cols(cx, *s, self.input(0), self.output(0), self.cols(0))
+                }
+                Code::ConcatCols { groups } => elementwise::concat_cols(
+                    cx,
+                    *groups,
+                    (self.input(0), self.cols(0)),
+                    (self.input(1), self.cols(1)),
+                    self.output(0),
+                ),
+                _ => Ok(()),
+            }
+        }
+    }
+
+    /// # Safety
+    /// As for `run`.
+    unsafe fn linear(&self, cx: &mut Context<'_>, rows: usize) -> Result<(), KernelError> {
+        // SAFETY: by the caller.
+        let (x, y) = unsafe { (self.input::<f32>(0), self.output::<f32>(0)) };
+        let y = SharedMut::new(y);
+        let k = self.cols(0);
+        let n = self.exe.slots[self.step.outputs[0]].cols;
+        match &self.step.code {
+            Code::Linear { weight, bias } => linear::linear(cx, rows, 1, &|_| Product {
+                weight: weight.view(),
+                bias: floats(bias),
+                x: RowsView::dense(x, k),
+                y: OutView::dense(y, n),
+            }),
+            Code::HeadLinear { weights } => {
+                let heads = weights.len().max(1);
+                linear::linear(cx, rows, weights.len(), &|h| Product {
+                    weight: weights[h].view(),
+                    bias: None,
+                    x: RowsView { offset: h * (k / heads), ..RowsView::dense(x, k) },
+                    y: OutView { offset: h * (n / heads), ..OutView::dense(y, n) },
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// # Safety
+    /// As for `run`.
+    unsafe fn append(
+        &self,
+        cx: &mut Context<'_>,
+        task: &Submission,
+        k: &troika_graph::KvAppend,
+    ) -> Result<(), KernelError> {
+        let slot = self.step.states[0];
+        // SAFETY: by the caller.
+        unsafe {
+            let cache = match self.exe.slots[slot].dtype {
+                DType::F16 => CacheMut::F16(self.write(slot)),
+                _ => CacheMut::F32(self.write(slot)),
+            };
+            kv::append(cx, &task.step, k.group, (self.input(0), k.width), cache)
+        }
+    }
+
+    /// # Safety
+    /// As for `run`.
+    unsafe fn experts(
+        &self,
+        cx: &mut Context<'_>,
+        work: &mut moe::Memory<'_>,
+    ) -> Result<(), KernelError> {
+        let Code::Experts { experts, act } = &self.step.code else { return Ok(()) };
+        let expert = |i: usize| {
+            let e = &experts[i];
+            let [g, u, d] = &e.bias;
+            moe::Expert {
+                gate: e.gate.view(),
+                up: e.up.view(),
+                down: e.down.view(),
+                bias: [floats(g), floats(u), floats(d)],
+            }
+        };
+        let k = self.cols(0);
+        // SAFETY: by the caller.
+        let pairs = unsafe { self.input::<i32>(1) }.len();
+        let inter = expert(0).gate.rows;
+        let floats = &mut work.floats[..moe::floats(pairs, k, inter)];
+        let words = &mut work.words[..moe::words(pairs, experts.len())];
+        // SAFETY: by the caller.
+        unsafe {
+            let x = moe::Operands {
+                experts: experts.len(),
+                expert: &expert,
+                act: *act,
+                x: self.input(0),
+                k,
+                inter,
+                ids: self.input(1),
+                weights: self.input(2),
+                top_k: self.cols(1),
+            };
+            moe::experts(cx, x, moe::Memory { floats, words }, self.output(0))
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! A warm queue runs without memory from the heap.
+
+#![allow(missing_docs)]
+
+#[path = "device/store.rs"]
+mod store;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
+
+use store::Store;
+use troika_cpu::{CpuDevice, CpuOptions};
+use troika_device::*;
+use troika_graph::*;
+
+struct Counting;
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: passes everything on to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        COUNT.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: by the caller.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, p: *mut u8, layout: Layout) {
+        // SAFETY: by the caller.
+        unsafe { System.dealloc(p, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// A feed-forward with a router and experts, on 64 columns.
+fn graph() -> (Subgraph, Store) {
+    let mut store = Store::default();
+    let mut b = SubgraphBuilder::new("moe", 8);
+    let weight = |i: usize| (i % 7) as f32 * 0.01;
+    let router = b.weight(store.add("router", 4, 64, weight));
+    let norm = b.weight(store.add("norm", 1, 64, weight));
+    let mut list = |name: &str, rows, cols| -> Vec<WeightRef> {
+        (0..4).map(|e| b.weight(store.add(&format!("{name}{e}"), rows, cols, weight))).collect()
+    };
+    let (gate, up, down) = (list("g", 96, 64), list("u", 96, 64), list("d", 64, 96));
+    let none = Vec::new;
+    let experts = Experts {
+        gate,
+        up,
+        down,
+        gate_bias: none(),
+        up_bias: none(),
+        down_bias: none(),
+        act: Activation::Silu,
+    };
+    let x = b.input("x", 64, DType::F32);
+    let rms = Op::RmsNorm { weight: Some(norm), eps: 1e-6, offset: 1.0, group: 64 };
+    let n = b.op("n", rms, &[x], 64);
+    let logits = b.op("logits", Op::Linear { weight: router, bias: None }, &[n], 4);
+    let score = Score::Softmax;
+    let r = Router { experts: 4, top_k: 2, score, normalize: true, scale: 1.0, groups: None };
+    let (ids, w) = b.router(r, logits);
+    let y = b.op("y", Op::Experts(experts), &[n, ids, w], 64);
+    let z = b.op("z", Op::Add, &[y, x], 64);
+    b.output(z);
+    (b.finish().unwrap(), store)
+}
+
+#[test]
+fn a_warm_queue_allocates_nothing_per_op() {
+    let options = CpuOptions { name: "cpu".into(), threads: 2, ..CpuOptions::default() };
+    let device = CpuDevice::new(options).unwrap();
+    let (graph, store) = graph();
+    let executable = device.compile(&graph, &store).unwrap().id;
+    let bind = || vec![Binding::whole(&Buffer::zeroed(8 * 64 * 4))];
+    let bindings = Arc::new(Bindings { inputs: bind(), states: vec![], outputs: bind() });
+    let step = Arc::new(Step::default());
+    let (send, done) = channel();
+    let mut queue = device.queue(0, Arc::new(RealClock::new()), send).unwrap();
+    let mut batch = Batch::default();
+    let (mut before, runs) = (0, 200);
+    for i in 0..runs + 10 {
+        if i == 10 {
+            before = COUNT.load(Ordering::Relaxed);
+        }
+        for _ in 0..2 {
+            let (bindings, step) = (bindings.clone(), step.clone());
+            batch.tasks.push(Submission { tag: 0, executable, bindings, rows: 8, step });
+        }
+        queue.submit(std::mem::take(&mut batch)).unwrap();
+        let completion = done.recv().unwrap();
+        completion.outcome.unwrap();
+        batch = completion.batch;
+    }
+    let count = COUNT.load(Ordering::Relaxed) - before;
+    // The channel of completions takes a block for every 31 of them.
+    assert!(count <= runs / 31 + 4, "{count} allocations in {runs} batches of 10 ops");
+}
