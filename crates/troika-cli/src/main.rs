@@ -22,6 +22,7 @@ fn main() -> ExitCode {
         Command::Run(args) => cmd::run::run(&args),
         Command::Show(args) => cmd::show::run(&args),
         Command::Tokenize(args) => cmd::tokenize::run(&args),
+        Command::Bench(args) => cmd::bench::run(&args),
         Command::Devices(args) => cmd::devices::run(&args),
         Command::Completions(args) => cmd::completions::run(&args),
     };

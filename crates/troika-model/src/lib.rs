@@ -3,6 +3,7 @@
 pub mod chat;
 pub mod families;
 pub mod lower;
+pub mod presets;
 pub mod spec;
 pub mod tokenizer;
 pub mod weights;

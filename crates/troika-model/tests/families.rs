@@ -50,7 +50,8 @@ fn old_spelling(mut c: Value) -> Value {
 
 #[test]
 fn old_and_new_spellings_give_one_spec() {
-    for name in ["llama-3.2", "phi-2", "qwen3-moe", "deepseek-v2", "gpt-oss", "mixtral", "smollm3"] {
+    for name in ["llama-3.2", "phi-2", "qwen3-moe", "deepseek-v2", "gpt-oss", "mixtral", "smollm3"]
+    {
         assert_eq!(spec(&golden(name)), spec(&old_spelling(golden(name))), "{name}");
     }
     let mut old = golden("gemma-3");

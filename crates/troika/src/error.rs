@@ -60,6 +60,14 @@ pub enum Error {
         /// The model's own context.
         model: usize,
     },
+    /// A shape this build does not know.
+    #[error("{name:?} is no known shape; known: {known}")]
+    NoPreset {
+        /// The name asked for.
+        name: String,
+        /// Names there are.
+        known: String,
+    },
     /// Nothing to do.
     #[error("the prompt is empty; give some text with -p, or ids with --prompt-ids")]
     EmptyPrompt,

@@ -8,10 +8,10 @@ use troika_device::{Clock, Device, RealClock};
 use troika_engine::{Engine, EngineParts};
 use troika_graph::DType;
 use troika_model::chat::ChatTemplate;
-use troika_model::families;
 use troika_model::spec::ModelSpec;
 use troika_model::tokenizer::Tokenizer;
 use troika_model::weights::{self, FileSource, FloatType, ModelFiles, WeightStore};
+use troika_model::{families, presets};
 use troika_plan::{PlanRequest, one_device};
 use troika_trace::{Span, Tracer};
 
@@ -82,6 +82,16 @@ pub fn describe(path: &Path, dtype: FloatType) -> Result<Described, Error> {
     Ok(Described { files, spec: model.spec, store })
 }
 
+/// What an open model is made of, wherever it came from.
+struct Parts {
+    name: String,
+    spec: ModelSpec,
+    store: WeightStore,
+    text: (Option<Arc<Tokenizer>>, Option<ChatTemplate>),
+    defaults: GenerationDefaults,
+    warnings: Vec<String>,
+}
+
 /// An open model.
 pub struct Model {
     pub(crate) name: String,
@@ -127,7 +137,56 @@ impl Model {
             let say = |t: &String| format!("tensor {t} holds NaN or infinite values");
             warnings.extend(bad.iter().map(say));
         }
-        let f32_mode = options.dtype == FloatType::F32 || all_f32(&described.store);
+        let mut defaults = GenerationDefaults::read(&described.files.source);
+        if let Some(t) = &tokenizer {
+            let by_name = matches!(described.files.source, FileSource::Gguf { .. });
+            defaults.add_from_tokenizer(t, by_name);
+        }
+        let parts = Parts {
+            name: path.display().to_string(),
+            spec: described.spec,
+            store: described.store,
+            text: (tokenizer.map(Arc::new), template),
+            defaults,
+            warnings,
+        };
+        Model::assemble(parts, options, devices, clock, start)
+    }
+
+    /// A model of a known shape with random weights, for measurements.
+    ///
+    /// # Errors
+    /// An unknown name, or as [`Model::open`].
+    pub fn synthetic(preset: &str, options: &OpenOptions) -> Result<Model, Error> {
+        let config = presets::config(preset).ok_or_else(|| Error::NoPreset {
+            name: preset.into(),
+            known: presets::names().join(", "),
+        })?;
+        let model = families::from_config(&config)
+            .map_err(|error| Error::Config { model: preset.into(), error })?;
+        let clock: Arc<dyn Clock> = Arc::new(RealClock::new());
+        let start = clock.now();
+        let parts = Parts {
+            name: preset.into(),
+            store: WeightStore::synthetic(&model.spec, 1),
+            spec: model.spec,
+            text: (None, None),
+            defaults: GenerationDefaults::default(),
+            warnings: Vec::new(),
+        };
+        let devices = open_devices(&options.devices)?;
+        Model::assemble(parts, options, &devices, clock, start)
+    }
+
+    fn assemble(
+        parts: Parts,
+        options: &OpenOptions,
+        devices: &[Arc<dyn Device>],
+        clock: Arc<dyn Clock>,
+        start: Duration,
+    ) -> Result<Model, Error> {
+        let Parts { name, spec, store, text: (tokenizer, template), defaults, warnings } = parts;
+        let f32_mode = options.dtype == FloatType::F32 || all_f32(&store);
         let default_kv = if f32_mode { DType::F32 } else { DType::F16 };
         let request = PlanRequest {
             context: options.context,
@@ -135,8 +194,7 @@ impl Model {
             kv_dtype: options.kv_dtype.unwrap_or(default_kv),
         };
         let first = devices.first().map_or("none", |d| d.name());
-        let plan = one_device(&described.spec, first, &request)?;
-        let Described { files, spec, store } = described;
+        let plan = one_device(&spec, first, &request)?;
         let engine = Engine::new(EngineParts {
             spec: &spec,
             shapes: &|key| store.shape(key),
@@ -147,20 +205,15 @@ impl Model {
             tracer: options.tracer.clone(),
             sequences: 1,
         })?;
-        let mut defaults = GenerationDefaults::read(&files.source);
-        if let Some(t) = &tokenizer {
-            let by_name = matches!(files.source, FileSource::Gguf { .. });
-            defaults.add_from_tokenizer(t, by_name);
-        }
         let load_time = clock.now() - start;
         let mut model = Model {
-            name: path.display().to_string(),
-            defaults,
+            name,
             spec,
             store,
             engine,
-            tokenizer: tokenizer.map(Arc::new),
+            tokenizer,
             template,
+            defaults,
             clock,
             tracer: options.tracer.clone(),
             warnings,

@@ -224,6 +224,19 @@ impl Model {
         Ok(())
     }
 
+    /// Computes tokens after the cached ones and returns the most likely next one: a step of
+    /// generation without sampling, for measurements.
+    ///
+    /// # Errors
+    /// As [`Model::generate`].
+    pub fn advance(&mut self, tokens: &[u32]) -> Result<u32, Error> {
+        let seq = *self.session.seq.get_or_insert_with(|| self.engine.open());
+        let mut logits = Vec::new();
+        self.step(seq, tokens, &mut logits)?;
+        let params = SampleParams { temperature: 0.0, ..SampleParams::default() };
+        Ok(Sampler::new(params).sample(&logits)?)
+    }
+
     /// Forgets the cached sequence.
     pub fn reset(&mut self) {
         if let Some(seq) = self.session.seq.take() {

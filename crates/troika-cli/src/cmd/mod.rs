@@ -1,5 +1,6 @@
 //! A file per verb.
 
+pub mod bench;
 pub mod completions;
 pub mod devices;
 pub mod run;

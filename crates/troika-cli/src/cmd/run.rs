@@ -5,13 +5,12 @@ use std::time::Duration;
 
 use serde_json::json;
 use troika::graph::DType;
-use troika::model::weights::FloatType;
 use troika::trace::Tracer;
 use troika::{Control, DeviceOptions, Model, OpenOptions, Output, Request};
 
 use super::read_stdin;
 use crate::error::CliError;
-use crate::flags::{CacheFlag, DtypeFlag, RunArgs};
+use crate::flags::{CacheFlag, RunArgs};
 use crate::interrupt::Interrupt;
 use crate::{chat, output, resolve, stats, trace};
 
@@ -78,12 +77,7 @@ fn read_file(file: &std::path::Path) -> Result<String, CliError> {
 
 fn open_options(args: &RunArgs, tracer: Tracer) -> OpenOptions {
     OpenOptions {
-        dtype: match args.open.dtype {
-            DtypeFlag::Auto => FloatType::Auto,
-            DtypeFlag::F32 => FloatType::F32,
-            DtypeFlag::F16 => FloatType::F16,
-            DtypeFlag::Bf16 => FloatType::BF16,
-        },
+        dtype: args.open.dtype.float_type(),
         context: args.open.ctx_size.filter(|&c| c > 0),
         chunk: args.open.ubatch_size,
         kv_dtype: args.open.cache_type.map(|t| match t {

@@ -6,6 +6,7 @@ mod sampling;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use troika::model::weights::FloatType;
 
 pub use sampling::SamplingArgs;
 
@@ -28,6 +29,8 @@ pub enum Command {
     Show(ShowArgs),
     /// Turn text into token ids
     Tokenize(TokenizeArgs),
+    /// Measure prefill and decode speed, as llama-bench does
+    Bench(BenchArgs),
     /// List the devices of this machine
     Devices(DevicesArgs),
     /// Print a completion script for a shell
@@ -57,6 +60,18 @@ pub enum DtypeFlag {
     Bf16,
     /// Half precision
     F16,
+}
+
+impl DtypeFlag {
+    /// What the library calls it.
+    pub fn float_type(self) -> FloatType {
+        match self {
+            DtypeFlag::Auto => FloatType::Auto,
+            DtypeFlag::F32 => FloatType::F32,
+            DtypeFlag::F16 => FloatType::F16,
+            DtypeFlag::Bf16 => FloatType::BF16,
+        }
+    }
 }
 
 /// Element type of the KV cache.
@@ -167,6 +182,53 @@ pub struct TokenizeArgs {
     /// Print one JSON object
     #[arg(long, env = "TROIKA_JSON")]
     pub json: bool,
+}
+
+/// Form of a table.
+#[derive(Clone, Copy, ValueEnum, PartialEq, Eq)]
+pub enum TableFlag {
+    /// Markdown
+    Md,
+    /// Comma-separated values
+    Csv,
+    /// One JSON array
+    Json,
+    /// One JSON object a line
+    Jsonl,
+}
+
+/// `troika bench`.
+#[derive(Args)]
+pub struct BenchArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Random weights of a known shape instead of a model (qwen3-0.6b, llama-3.2-1b, ...)
+    #[arg(long, value_name = "SHAPE", env = "TROIKA_SYNTHETIC", conflicts_with_all = ["positional", "model"])]
+    pub synthetic: Option<String>,
+    /// Prompt lengths to measure; 0: none
+    #[arg(short = 'p', long, value_name = "N", value_delimiter = ',', default_value = "512")]
+    pub n_prompt: Vec<usize>,
+    /// Numbers of tokens to decode; 0: none
+    #[arg(short = 'n', long, value_name = "N", value_delimiter = ',', default_value = "128")]
+    pub n_gen: Vec<usize>,
+    /// Tokens in the context before the measurement
+    #[arg(short = 'd', long, value_name = "N", value_delimiter = ',', default_value = "0")]
+    pub n_depth: Vec<usize>,
+    /// Threads [default: one per core]
+    #[arg(short, long, value_name = "N", value_delimiter = ',', env = "TROIKA_THREADS")]
+    pub threads: Vec<usize>,
+    /// Repetitions
+    #[arg(short, long, value_name = "N", default_value_t = 5)]
+    pub repetitions: usize,
+    /// Prompt tokens computed at once
+    #[arg(long, value_name = "N", default_value_t = 512, env = "TROIKA_UBATCH_SIZE")]
+    pub ubatch_size: usize,
+    /// Type float weights are computed in
+    #[arg(long, value_enum, default_value = "auto", env = "TROIKA_DTYPE")]
+    pub dtype: DtypeFlag,
+    /// Form of the result
+    #[arg(short, long, value_enum, default_value = "md")]
+    pub output: TableFlag,
 }
 
 /// `troika devices`.

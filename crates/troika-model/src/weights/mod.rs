@@ -9,6 +9,7 @@ mod recipe;
 mod safetensors;
 mod scan;
 mod store;
+mod synthetic;
 
 pub use checkpoint::{Checkpoint, StoredTensor};
 pub use error::WeightError;

@@ -13,10 +13,10 @@ use troika_graph::{DType, blocks};
 use super::checkpoint::{Checkpoint, StoredTensor};
 use super::error::WeightError;
 use super::recipe::{Cols, Recipe};
-use super::scan;
+use super::{scan, synthetic};
 use crate::families::TensorNames;
 use crate::lower::WeightShape;
-use crate::spec::{Key, ModelSpec, Need, Slot, weight_needs};
+use crate::spec::{Ffn, Key, ModelSpec, Need, Slot, weight_needs};
 
 /// Which type float matrices are computed in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -137,6 +137,37 @@ impl WeightStore {
         Ok(WeightStore { by_name, bound, packed: Mutex::default() })
     }
 
+    /// Random bf16 weights of a model's shape, the same for a seed.
+    pub fn synthetic(spec: &ModelSpec, seed: u64) -> WeightStore {
+        let one = |(i, need): (usize, Need)| Bound {
+            key: need.key,
+            data: synthetic::weight(need, seed.wrapping_add(i as u64).wrapping_mul(0x9E37_79B9)),
+            tensor: need.key.to_string(),
+            owned: true,
+        };
+        let bound: Vec<Bound> = weight_needs(spec).into_iter().enumerate().map(one).collect();
+        let by_name = bound.iter().enumerate().map(|(i, b)| (b.key.to_string(), i)).collect();
+        WeightStore { by_name, bound, packed: Mutex::default() }
+    }
+
+    /// Weights a decoded token reads: (parameters, bytes). Of the experts only the chosen ones
+    /// count, of an embedding that is no head only one row.
+    pub fn per_token(&self, spec: &ModelSpec) -> (u64, u64) {
+        let mut sum = (0, 0);
+        for b in &self.bound {
+            let share = match (b.key.slot, b.key.layer.map(|l| &spec.layers[l].ffn)) {
+                (Slot::Embed, _) if !spec.tied => 1.0 / b.data.rows as f64,
+                (_, Some(Ffn::Moe(m))) if b.key.index.is_some() && is_expert(b.key.slot) => {
+                    m.top_k as f64 / m.experts as f64
+                }
+                _ => 1.0,
+            };
+            sum.0 += ((b.data.rows * b.data.cols) as f64 * share) as u64;
+            sum.1 += (b.data.bytes.len() as f64 * share) as u64;
+        }
+        sum
+    }
+
     /// What is known of a weight.
     pub fn info(&self, key: Key) -> Option<WeightInfo> {
         let b = &self.bound[*self.by_name.get(&key.to_string())?];
@@ -220,6 +251,14 @@ fn shape_of(d: &WeightData) -> WeightShape {
     WeightShape { rows: d.rows, cols: d.cols, dtype: d.dtype }
 }
 
+fn is_expert(slot: Slot) -> bool {
+    use Slot::*;
+    matches!(
+        slot,
+        ExpertGate | ExpertUp | ExpertDown | ExpertGateBias | ExpertUpBias | ExpertDownBias
+    )
+}
+
 fn class_of(slot: Slot, rows: usize) -> &'static str {
     use Slot::*;
     match slot {
@@ -289,11 +328,8 @@ fn cut(tensor: &StoredTensor, recipe: &Recipe) -> Option<(DType, WeightBytes, bo
     let dtype = tensor.dtype;
     let row_bytes = dtype.row_bytes(cols)?;
     let all = 0..rows;
-    let ranges = if recipe.rows.is_empty() {
-        std::slice::from_ref(&all)
-    } else {
-        recipe.rows.as_slice()
-    };
+    let ranges =
+        if recipe.rows.is_empty() { std::slice::from_ref(&all) } else { recipe.rows.as_slice() };
     let plain = !recipe.transpose && recipe.cols.is_none();
     if let ([one], true) = (ranges, plain) {
         let view = tensor.bytes.slice(one.start * row_bytes..one.end * row_bytes)?;
