@@ -1,2 +1,61 @@
-//! Project chores: tidy rules, test data.
-fn main() {}
+//! Project chores, run as `cargo xtask COMMAND`.
+
+mod tidy;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+const HELP: &str = "\
+Project chores.
+
+Usage: cargo xtask COMMAND
+
+Commands:
+  tidy    check the project's own rules; one line per violation
+  help    this text
+";
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = args.iter().map(String::as_str).collect();
+    match words.as_slice() {
+        ["tidy"] => run_tidy(),
+        [] | ["help" | "-h" | "--help"] | ["tidy", "-h" | "--help"] => {
+            print!("{HELP}");
+            ExitCode::SUCCESS
+        }
+        _ => {
+            eprint!("xtask: unknown command or argument: {}\n\n{HELP}", words.join(" "));
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run_tidy() -> ExitCode {
+    let tree = match tidy::Tree::load(&root()) {
+        Ok(tree) => tree,
+        Err(error) => {
+            eprintln!("tidy: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let violations = tidy::check(&tree);
+    for violation in &violations {
+        println!("{violation}");
+    }
+    if violations.is_empty() {
+        println!("tidy: {} files, no violations", tree.files.len());
+        ExitCode::SUCCESS
+    } else {
+        println!("tidy: {} files, {} violations", tree.files.len(), violations.len());
+        ExitCode::FAILURE
+    }
+}
+
+/// The workspace: the folder above this crate. Cargo says at run time which checkout it is; what
+/// was compiled in may be another one that shares the build folder.
+fn root() -> PathBuf {
+    let here = std::env::var_os("CARGO_MANIFEST_DIR")
+        .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
+    here.parent().unwrap_or(&here).to_path_buf()
+}

@@ -14,6 +14,9 @@ pub enum CliError {
     /// Writing the answer.
     #[error("cannot write to standard output: {0}")]
     Stdout(io::Error),
+    /// Finding a model by name.
+    #[error(transparent)]
+    Hub(#[from] troika::hub::HubError),
     /// The library's errors.
     #[error(transparent)]
     Troika(#[from] troika::Error),

@@ -6,10 +6,10 @@ use half::{bf16, f16};
 
 use crate::DType;
 
-/// Turns a run of whole blocks (or plain floats) into f32.
+/// Turns a run of whole blocks (or plain numbers) into f32.
 ///
 /// # Panics
-/// If `bytes` is not exactly `dtype.row_bytes(out.len())` long, or the type is I32.
+/// If `bytes` is not exactly `dtype.row_bytes(out.len())` long.
 pub fn dequantize(dtype: DType, bytes: &[u8], out: &mut [f32]) {
     assert_eq!(Some(bytes.len()), dtype.row_bytes(out.len()), "{dtype} row length");
     let block: fn(&[u8], &mut [f32]) = match dtype {
@@ -27,7 +27,7 @@ pub fn dequantize(dtype: DType, bytes: &[u8], out: &mut [f32]) {
         DType::Q5_K => q5_k,
         DType::Q6_K => q6_k,
         DType::MXFP4 => mxfp4,
-        DType::I32 => panic!("I32 is not a weight type"),
+        DType::I32 => |b, o| o[0] = i32::from_le_bytes([b[0], b[1], b[2], b[3]]) as f32,
     };
     let blocks = bytes.chunks_exact(dtype.block_bytes());
     for (b, o) in blocks.zip(out.chunks_exact_mut(dtype.block_len())) {

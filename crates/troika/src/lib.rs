@@ -16,6 +16,7 @@
 mod devices;
 mod error;
 mod generation;
+pub mod hub;
 mod open;
 mod session;
 mod text;

@@ -47,6 +47,9 @@ pub struct ModelArgs {
     /// The same, as llama.cpp spells it
     #[arg(short, long, env = "TROIKA_MODEL", conflicts_with = "positional")]
     pub model: Option<String>,
+    /// Do not ask the Hub: use what is in its cache (as HF_HUB_OFFLINE=1)
+    #[arg(long, env = "TROIKA_OFFLINE")]
+    pub offline: bool,
 }
 
 /// Type float weights are computed in.

@@ -135,6 +135,7 @@ fn locate(
 }
 
 /// Scores of all lines with all keys of a block.
+// SAFETY: the caller has the features on, and the pointers reach as far as the operands say.
 #[inline(always)]
 unsafe fn scores<V: Lanes, R: RowLoad>(
     lines: &mut Lines<'_>,
@@ -188,6 +189,7 @@ fn put<const M: usize, const N: usize>(s: &mut [f32], key: usize, sums: [[f32; N
 
 /// Turns the scores `p` of a line into weights relative to the new maximum; returns what the
 /// accumulator so far is to be multiplied by.
+// SAFETY: the caller has the features on.
 #[inline(always)]
 unsafe fn softmax<V: Lanes>(x: &Operands<'_>, p: &mut [f32], max: &mut f32, sum: &mut f32) -> f32 {
     let mut top = *max;
@@ -224,6 +226,7 @@ unsafe fn softmax<V: Lanes>(x: &Operands<'_>, p: &mut [f32], max: &mut f32, sum:
 }
 
 /// `acc = acc * shrink + sum of p * value`, keys in order.
+// SAFETY: the caller has the features on, and the pointers reach as far as the operands say.
 #[inline(always)]
 unsafe fn add_values<V: Lanes, R: RowLoad>(
     acc: &mut [f32],

@@ -83,6 +83,7 @@ impl Kernel for Run<'_> {
     }
 }
 
+// SAFETY: the caller has the features on.
 #[inline(always)]
 unsafe fn apply<V: Lanes>(op: Element, a: V, b: V) -> V {
     // SAFETY: features by the caller.
@@ -129,6 +130,7 @@ pub(crate) unsafe fn activate<V: Lanes>(act: Activation, g: V, u: Option<V>) -> 
 }
 
 /// A function applied lane by lane.
+// SAFETY: the caller has the features on.
 #[inline(always)]
 unsafe fn each<V: Lanes>(x: V, f: impl Fn(f32) -> f32) -> V {
     let mut buf = [0.0; MAX_LANES];

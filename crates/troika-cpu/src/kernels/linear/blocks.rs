@@ -48,6 +48,7 @@ unsafe fn half_at<V: Lanes>(b: &[u8], at: usize) -> V {
     unsafe { V::splat_f16(b.as_ptr().add(at)) }
 }
 
+// SAFETY: the caller has the features on, and the pointers reach as far as the operands say.
 #[inline(always)]
 unsafe fn q4_1<V: Lanes>(b: &[u8], o: *mut f32) {
     // SAFETY: 16 bytes of nibbles from 4 on; 32 results.
@@ -60,6 +61,7 @@ unsafe fn q4_1<V: Lanes>(b: &[u8], o: *mut f32) {
     }
 }
 
+// SAFETY: the caller has the features on, and the pointers reach as far as the operands say.
 #[inline(always)]
 unsafe fn mxfp4<V: Lanes>(b: &[u8], o: *mut f32) {
     let d = f32::from_bits(if b[0] == 0 { 0x0040_0000 } else { u32::from(b[0]) << 23 });
@@ -78,6 +80,7 @@ fn quarter(group: usize) -> (usize, u32) {
     (group / 8 * 32 + group % 2 * 16, (group % 8 / 2 * 2) as u32)
 }
 
+// SAFETY: the caller has the features on, and the pointers reach as far as the operands say.
 #[inline(always)]
 unsafe fn q2_k<V: Lanes>(b: &[u8], o: *mut f32) {
     // SAFETY: 64 bytes of values from 16 on; 16 results per group.
@@ -95,6 +98,7 @@ unsafe fn q2_k<V: Lanes>(b: &[u8], o: *mut f32) {
     }
 }
 
+// SAFETY: the caller has the features on, and the pointers reach as far as the operands say.
 #[inline(always)]
 unsafe fn q3_k<V: Lanes>(b: &[u8], o: *mut f32) {
     let packed = &b[96..108];
@@ -128,6 +132,7 @@ fn scale_min(j: usize, p: &[u8]) -> (f32, f32) {
 }
 
 /// Q4_K, and Q5_K with a fifth bit in 32 bytes before the nibbles.
+// SAFETY: the caller has the features on, and the pointers reach as far as the operands say.
 #[inline(always)]
 unsafe fn q45_k<V: Lanes, const FIFTH: bool>(b: &[u8], o: *mut f32) {
     let (packed, start) = (&b[4..16], if FIFTH { 48 } else { 16 });
@@ -150,6 +155,7 @@ unsafe fn q45_k<V: Lanes, const FIFTH: bool>(b: &[u8], o: *mut f32) {
     }
 }
 
+// SAFETY: the caller has the features on, and the pointers reach as far as the operands say.
 #[inline(always)]
 unsafe fn q6_k<V: Lanes>(b: &[u8], o: *mut f32) {
     // SAFETY: 128 bytes of low nibbles, 64 of high bits; 16 results per group.

@@ -133,6 +133,7 @@ impl Sink<'_, '_> {
 }
 
 /// Few activation rows: weights are read as they are.
+// SAFETY: the caller has the features on.
 #[inline(always)]
 unsafe fn few<V: Lanes, R: RowLoad>(part: &Part<'_>) {
     // SAFETY: passed on.
@@ -145,6 +146,7 @@ unsafe fn few<V: Lanes, R: RowLoad>(part: &Part<'_>) {
     }
 }
 
+// SAFETY: the caller has the features on.
 #[inline(always)]
 unsafe fn direct<V: Lanes, R: RowLoad, const M: usize, const N: usize>(part: &Part<'_>) {
     let mut n = part.n.start;
@@ -167,6 +169,7 @@ unsafe fn direct<V: Lanes, R: RowLoad, const M: usize, const N: usize>(part: &Pa
 }
 
 /// Weight rows from `n` on with activation rows from `m` on, over all columns.
+// SAFETY: the caller has the features on.
 #[inline(always)]
 unsafe fn direct_block<V: Lanes, R: RowLoad, const M: usize, const N: usize>(
     p: &Product<'_>,
@@ -202,6 +205,7 @@ unsafe fn direct_block<V: Lanes, R: RowLoad, const M: usize, const N: usize>(
 }
 
 /// Several activation rows: weights are widened to f32 once per block of columns.
+// SAFETY: the caller has the features on.
 #[inline(always)]
 unsafe fn panel<V: Lanes, const NR: usize>(part: Part<'_>) {
     let p = &part.product;
@@ -256,6 +260,7 @@ struct Block {
     len: usize,
 }
 
+// SAFETY: the caller has the features on.
 #[inline(always)]
 unsafe fn rows_with_panel<V: Lanes, const M: usize, const NR: usize>(
     sink: &Sink<'_, '_>,

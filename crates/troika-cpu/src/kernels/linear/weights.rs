@@ -140,6 +140,7 @@ pub(super) unsafe fn widen<V: Lanes>(w: &WeightView<'_>, n: usize, k: usize, out
     }
 }
 
+// SAFETY: the caller has the features on, and the pointers reach as far as the operands say.
 #[inline(always)]
 unsafe fn widen_row<V: Lanes, R: RowLoad>(row: *const u8, out: &mut [f32]) {
     let whole = out.len() / V::N * V::N;

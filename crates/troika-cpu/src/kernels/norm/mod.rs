@@ -85,6 +85,7 @@ impl Kernel for Run<'_> {
 }
 
 /// Sum of `(x - shift)` or of its squares.
+// SAFETY: the caller has the features on.
 #[inline(always)]
 unsafe fn total<V: Lanes>(x: &[f32], shift: f32, square: bool) -> f32 {
     let n = x.len();
@@ -109,6 +110,7 @@ unsafe fn total<V: Lanes>(x: &[f32], shift: f32, square: bool) -> f32 {
     }
 }
 
+// SAFETY: the caller has the features on.
 #[inline(always)]
 unsafe fn line<V: Lanes>(norm: Norm<'_>, x: &[f32], y: &mut [f32]) {
     let n = x.len() as f32;
@@ -140,6 +142,7 @@ struct Affine<'a> {
     b: Option<*const f32>,
 }
 
+// SAFETY: the caller has the features on.
 #[inline(always)]
 unsafe fn affine<V: Lanes>(a: Affine<'_>, y: &mut [f32]) {
     let n = y.len().min(a.x.len());
@@ -167,6 +170,7 @@ unsafe fn affine<V: Lanes>(a: Affine<'_>, y: &mut [f32]) {
 }
 
 /// All lanes, or the first `n`.
+// SAFETY: the caller has the features on, and the pointers reach as far as the operands say.
 #[inline(always)]
 unsafe fn up_to<V: Lanes>(p: *const f32, n: usize) -> V {
     // SAFETY: the caller has the features and `n` floats.

@@ -7,6 +7,7 @@ use half::{bf16, f16};
 use super::{Kernel, Lanes};
 
 /// Runs a kernel with the features switched on.
+// SAFETY: the caller has detected the features.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
     // SAFETY: the caller detected the features.
@@ -14,6 +15,7 @@ pub(super) unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
 }
 
 /// The fixed tree of a sum of eight.
+// SAFETY: the caller has the features on.
 #[inline(always)]
 pub(super) unsafe fn sum256(v: __m256) -> f32 {
     // SAFETY: the caller has the features.
@@ -150,6 +152,7 @@ impl Lanes for __m256 {
 }
 
 /// `2^n` for `-126 <= n <= 127`.
+// SAFETY: the caller has the features on.
 #[inline(always)]
 unsafe fn power_of_two(n: __m256i) -> __m256 {
     // SAFETY: the caller has the features.
@@ -160,6 +163,7 @@ unsafe fn power_of_two(n: __m256i) -> __m256 {
 }
 
 /// `(byte >> shift) & mask` of eight bytes.
+// SAFETY: the caller has the features on, and the pointers reach as far as the operands say.
 #[inline(always)]
 unsafe fn bits(p: *const u8, shift: u32, mask: i32) -> __m256i {
     // SAFETY: the caller has the features and eight bytes.

@@ -8,6 +8,7 @@ use super::avx2::{EXP_POLY, LN2_HIGH, LN2_LOW, sum256};
 use super::{Kernel, Lanes};
 
 /// Runs a kernel with the features switched on.
+// SAFETY: the caller has detected the features.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 pub(super) unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
     // SAFETY: the caller detected the features.
@@ -114,6 +115,7 @@ impl Lanes for __m512 {
 }
 
 /// `(byte >> shift) & mask` of sixteen bytes.
+// SAFETY: the caller has the features on, and the pointers reach as far as the operands say.
 #[inline(always)]
 unsafe fn bits(p: *const u8, shift: u32, mask: i32) -> __m512i {
     // SAFETY: the caller has the features and sixteen bytes.

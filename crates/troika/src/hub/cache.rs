@@ -1,0 +1,107 @@
+//! What is already on this machine.
+
+use std::path::{Path, PathBuf};
+
+use hf_hub::Repo;
+
+use super::name::{Spec, is_safe_path};
+use super::select::{CONFIG, INDEX, Selection, Unfit, select};
+
+/// Folders below a snapshot that are looked into.
+const DEPTH: usize = 4;
+
+/// What the cache lacks.
+#[derive(Debug)]
+pub struct Gap {
+    /// The thing.
+    pub missing: String,
+    /// Where it was looked for.
+    pub place: PathBuf,
+}
+
+/// The model's path in the cache, if all of it is there.
+///
+/// # Errors
+/// What is missing.
+pub fn lookup(dir: &Path, spec: &Spec) -> Result<PathBuf, Gap> {
+    let home = dir.join(Repo::model(spec.repo.clone()).folder_name());
+    if !home.is_dir() {
+        return Err(Gap { missing: "the model".to_string(), place: dir.to_path_buf() });
+    }
+    let snapshot = snapshot(&home, &spec.revision).ok_or_else(|| Gap {
+        missing: format!("revision `{}`", spec.revision),
+        place: home.clone(),
+    })?;
+    let gap = |missing: String| Gap { missing, place: snapshot.clone() };
+    let mut names = Vec::new();
+    list(&snapshot, "", DEPTH, &mut names);
+    names.sort();
+    let selection = select(&names, &spec.wanted).map_err(|unfit| gap(describe(unfit)))?;
+    match missing_file(&snapshot, &names, &selection) {
+        Some(name) => Err(gap(name)),
+        None => Ok(entry(&snapshot, &selection)),
+    }
+}
+
+/// What to open of a snapshot.
+pub fn entry(snapshot: &Path, selection: &Selection) -> PathBuf {
+    match &selection.entry {
+        Some(file) => snapshot.join(file),
+        None => snapshot.to_path_buf(),
+    }
+}
+
+/// The folder of a revision: what its reference says, or the commit itself.
+fn snapshot(home: &Path, revision: &str) -> Option<PathBuf> {
+    let commit = std::fs::read_to_string(home.join("refs").join(revision)).ok();
+    let commit = commit.as_deref().map_or(revision, str::trim);
+    let folder = home.join("snapshots").join(commit);
+    (is_safe_path(commit) && folder.is_dir()).then_some(folder)
+}
+
+/// Names of all files whose contents are there, too.
+fn list(folder: &Path, below: &str, depth: usize, names: &mut Vec<String>) {
+    let Ok(entries) = std::fs::read_dir(folder) else { return };
+    for entry in entries.flatten() {
+        let name = format!("{below}{}", entry.file_name().to_string_lossy());
+        match entry.path().metadata() {
+            Ok(meta) if meta.is_file() => names.push(name),
+            Ok(meta) if meta.is_dir() && depth > 0 => {
+                list(&entry.path(), &format!("{name}/"), depth - 1, names);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// A file without which a folder of safetensors cannot be opened.
+fn missing_file(snapshot: &Path, names: &[String], selection: &Selection) -> Option<String> {
+    if selection.entry.is_some() {
+        return None;
+    }
+    let has = |wanted: &str| names.iter().any(|name| name == wanted);
+    if !has(CONFIG) {
+        return Some(CONFIG.to_string());
+    }
+    if !has(INDEX) {
+        // Shards without their list: no telling how many there should be.
+        let whole = selection.files.iter().any(|name| name == "model.safetensors");
+        let sharded = selection.files.iter().any(|name| name.contains("-of-"));
+        return (!whole && sharded).then(|| INDEX.to_string());
+    }
+    let text = std::fs::read_to_string(snapshot.join(INDEX)).ok()?;
+    let index: serde_json::Value = serde_json::from_str(&text).ok()?;
+    let shards = index.get("weight_map")?.as_object()?.values().filter_map(|name| name.as_str());
+    let mut missing: Vec<&str> = shards.filter(|name| !has(name)).collect();
+    missing.sort_unstable();
+    missing.first().map(|name| name.to_string())
+}
+
+fn describe(unfit: Unfit) -> String {
+    match unfit {
+        Unfit::Weightless => "a file of weights".to_string(),
+        Unfit::NoMatch(why, there) if there.is_empty() => format!("the file ({why})"),
+        Unfit::NoMatch(why, there) => format!("the file ({why}; there are: {})", there.join(", ")),
+        Unfit::MissingPart(part) => part,
+    }
+}

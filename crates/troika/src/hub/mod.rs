@@ -1,0 +1,88 @@
+//! Models by name: a path on this machine, or `owner/name` on the Hugging Face Hub.
+//!
+//! Files are kept in the Hub's own cache layout, shared with other programs:
+//! `models--owner--name/{refs/REVISION, snapshots/COMMIT/FILE, blobs/ETAG}`. A reference is
+//! written when its snapshot is complete, so an interrupted fetch never hides an older copy.
+//!
+//! This is the one part of the library that may look at the environment, and only in
+//! [`HubOptions::from_env`].
+
+mod cache;
+mod error;
+mod fetch;
+mod name;
+mod options;
+mod select;
+#[cfg(test)]
+mod tests;
+
+use std::path::{Path, PathBuf};
+
+pub use error::HubError;
+pub use options::HubOptions;
+
+use name::Spec;
+
+/// What happens while a model is fetched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Progress<'a> {
+    /// Files are missing and will be fetched.
+    Start {
+        /// The model as the user named it.
+        model: &'a str,
+        /// How many files.
+        files: usize,
+        /// Their bytes together, where the Hub says so.
+        bytes: Option<u64>,
+    },
+    /// Bytes of one file; what an earlier try left behind counts as done.
+    File {
+        /// Name in the repository.
+        name: &'a str,
+        /// Bytes here.
+        done: u64,
+        /// Bytes in all.
+        total: u64,
+    },
+    /// Something the user should know: a line of text.
+    Note(&'a str),
+}
+
+/// The path of a model: what it names on this machine, or a fetched copy.
+///
+/// `model` is an existing path, or `owner/name` with an optional `@REVISION` and an optional
+/// `:TAG` (a quantization such as `Q4_K_M`) or `:FILE.gguf`. The result is a folder for
+/// safetensors and a file (the first part, if split) for GGUF.
+///
+/// # Errors
+/// [`HubError`]: each is one sentence that names the model.
+pub fn resolve(
+    model: &str,
+    options: &HubOptions,
+    progress: &dyn Fn(Progress<'_>),
+) -> Result<PathBuf, HubError> {
+    if Path::new(model).exists() {
+        return Ok(PathBuf::from(model));
+    }
+    let spec = Spec::parse(model)?;
+    let dir = options.cache_dir.as_deref().ok_or(HubError::NoCache)?;
+    if options.offline {
+        return cache::lookup(dir, &spec).map_err(|gap| HubError::NotCached {
+            model: model.to_string(),
+            missing: gap.missing,
+            place: gap.place,
+        });
+    }
+    let error = match fetch::fetch(&spec, dir, options, progress) {
+        Err(error @ HubError::Network { .. }) => error,
+        other => return other,
+    };
+    let Ok(path) = cache::lookup(dir, &spec) else { return Err(error) };
+    if let HubError::Network { endpoint, cause, .. } = &error {
+        let place = path.display();
+        let note = format!("cannot fetch from {endpoint} ({cause}); using the copy at {place}");
+        progress(Progress::Note(&note));
+    }
+    Ok(path)
+}

@@ -1,0 +1,183 @@
+//! What a model's name says.
+
+use super::HubError;
+
+/// The revision meant when none is named.
+const MAIN: &str = "main";
+
+/// Which files of a repository are meant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// Whatever the repository offers.
+    Default,
+    /// The GGUF file of this quantization.
+    Tag(String),
+    /// This GGUF file.
+    File(String),
+}
+
+/// A model on the Hub.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Spec {
+    /// As the user wrote it.
+    pub model: String,
+    /// `owner/name`.
+    pub repo: String,
+    /// Branch, tag or commit.
+    pub revision: String,
+    /// Which files.
+    pub wanted: Wanted,
+}
+
+impl Spec {
+    /// Reads `owner/name[@REVISION][:TAG or :FILE]`, or `@REVISION` at the end.
+    ///
+    /// # Errors
+    /// Names that look like paths, and parts that are malformed.
+    pub fn parse(model: &str) -> Result<Spec, HubError> {
+        let (left, right) = match model.split_once(':') {
+            Some((left, right)) => (left, Some(right)),
+            None => (model, None),
+        };
+        let (repo, before) = cut_revision(left);
+        let (choice, after) = match right.map(cut_revision) {
+            Some((choice, after)) => (Some(choice), after),
+            None => (None, None),
+        };
+        if looks_like_path(model, repo, choice.is_some()) {
+            return Err(HubError::Missing(model.to_string()));
+        }
+        let bad = |why: String| HubError::BadName { model: model.to_string(), why };
+        if !repo.split('/').all(is_plain_name) {
+            return Err(bad(format!("`{repo}` is not a name on the Hub")));
+        }
+        if before.is_some() && after.is_some() {
+            return Err(bad("two revisions are named".to_string()));
+        }
+        let revision = before.or(after).unwrap_or(MAIN);
+        if !is_safe_path(revision) {
+            return Err(bad(format!("`{revision}` is not a revision")));
+        }
+        let wanted = match choice {
+            None => Wanted::Default,
+            Some(file) if file.to_lowercase().ends_with(".gguf") && is_safe_path(file) => {
+                Wanted::File(file.to_string())
+            }
+            Some(tag) if is_plain_name(tag) => Wanted::Tag(tag.to_string()),
+            Some(other) => return Err(bad(format!("`{other}` is neither a tag nor a .gguf file"))),
+        };
+        let (model, repo, revision) = (model.to_string(), repo.to_string(), revision.to_string());
+        Ok(Spec { model, repo, revision, wanted })
+    }
+}
+
+fn cut_revision(text: &str) -> (&str, Option<&str>) {
+    text.split_once('@').map_or((text, None), |(name, revision)| (name, Some(revision)))
+}
+
+/// Whether the user more likely meant a path that is not there.
+fn looks_like_path(model: &str, repo: &str, has_choice: bool) -> bool {
+    let lower = repo.to_lowercase();
+    let is_file = lower.ends_with(".gguf") || lower.ends_with(".safetensors");
+    model.starts_with(['.', '/', '~'])
+        || model.ends_with('/')
+        || model.contains('\\')
+        || repo.matches('/').count() != 1
+        || (is_file && !has_choice)
+}
+
+/// A name of one part, as the Hub allows it.
+fn is_plain_name(name: &str) -> bool {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    (1..=96).contains(&name.len())
+        && name.chars().all(plain)
+        && !name.starts_with(['.', '-'])
+        && !name.contains("..")
+}
+
+/// A path below a folder that can stand in a URL as it is. What the Hub says is checked with
+/// this, too, before it names a file here.
+pub fn is_safe_path(path: &str) -> bool {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "._-+=@,~()".contains(c);
+    path.len() <= 512
+        && path
+            .split('/')
+            .all(|part| !part.is_empty() && part != "." && part != ".." && part.chars().all(plain))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(model: &str) -> (String, String, Wanted) {
+        let spec = Spec::parse(model).expect(model);
+        (spec.repo, spec.revision, spec.wanted)
+    }
+
+    #[test]
+    fn names_with_tags_files_and_revisions() {
+        let of = |r: &str, v: &str, w: Wanted| (r.to_string(), v.to_string(), w);
+        let tag = |t: &str| Wanted::Tag(t.to_string());
+        let file = |f: &str| Wanted::File(f.to_string());
+        assert_eq!(parse("a/b"), of("a/b", "main", Wanted::Default));
+        assert_eq!(parse("a/b.c-1_2@v1.0"), of("a/b.c-1_2", "v1.0", Wanted::Default));
+        assert_eq!(parse("a/b@refs/pr/1"), of("a/b", "refs/pr/1", Wanted::Default));
+        assert_eq!(parse("a/b:q4_k_m"), of("a/b", "main", tag("q4_k_m")));
+        assert_eq!(parse("a/b@x:Q8_0"), of("a/b", "x", tag("Q8_0")));
+        assert_eq!(parse("a/b:Q8_0@x"), of("a/b", "x", tag("Q8_0")));
+        assert_eq!(parse("a/b:sub/m.gguf"), of("a/b", "main", file("sub/m.gguf")));
+        assert_eq!(parse("a/b.gguf:m.GGUF"), of("a/b.gguf", "main", file("m.GGUF")));
+    }
+
+    #[test]
+    fn mistyped_paths_are_missing_files() {
+        let paths = [
+            "",
+            "./foo",
+            "../a/b",
+            "/a/b",
+            "~/a",
+            "foo",
+            "foo.gguf",
+            "a/foo.gguf",
+            "a/b/",
+            "a/b/c",
+            "a\\b",
+            "C:\\models\\a",
+            "a/model.safetensors",
+            "foo:Q4_K_M",
+        ];
+        for path in paths {
+            assert!(matches!(Spec::parse(path), Err(HubError::Missing(_))), "{path}");
+        }
+    }
+
+    #[test]
+    fn malformed_parts_are_told() {
+        let names = [
+            "a/b c",
+            "a/..",
+            "a/.b",
+            "a/-b",
+            "a/b:",
+            "a/b@",
+            "a/b@../x",
+            "a/b:../x.gguf",
+            "a/é",
+            "a/b@x:Q4@y",
+            "a/b:x y",
+            "a/b?c=d",
+        ];
+        for name in names {
+            assert!(matches!(Spec::parse(name), Err(HubError::BadName { .. })), "{name}");
+        }
+    }
+
+    #[test]
+    fn paths_from_outside_stay_below_their_folder() {
+        for path in ["..", "a/../b", "/a", "a//b", "a\\b", "", "a/./b", "a b", "a#b", "a%2e"] {
+            assert!(!is_safe_path(path), "{path}");
+        }
+        assert!(is_safe_path("BF16/model-00001-of-00002.gguf"));
+    }
+}

@@ -1,0 +1,86 @@
+//! Settings of the Hub, and the environment variables they come from.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// Where models come from when nothing else is said.
+pub const ENDPOINT: &str = "https://huggingface.co";
+
+/// How models are looked up. The default has no cache; see [`HubOptions::from_env`].
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct HubOptions {
+    /// The cache folder (`HF_HUB_CACHE`, else `HF_HOME/hub`, else below the user's cache).
+    pub cache_dir: Option<PathBuf>,
+    /// Who asks (`HF_TOKEN`, else the file a login has left).
+    pub token: Option<String>,
+    /// Look into the cache only (`HF_HUB_OFFLINE`).
+    pub offline: bool,
+    /// The Hub's address (`HF_ENDPOINT`); `None`: the public one.
+    pub endpoint: Option<String>,
+}
+
+impl fmt::Debug for HubOptions {
+    /// Keeps the token out of logs.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HubOptions")
+            .field("cache_dir", &self.cache_dir)
+            .field("token", &self.token.as_ref().map(|_| "..."))
+            .field("offline", &self.offline)
+            .field("endpoint", &self.endpoint)
+            .finish()
+    }
+}
+
+impl HubOptions {
+    /// Settings from this process's environment.
+    pub fn from_env() -> HubOptions {
+        HubOptions::from_lookup(&|name| std::env::var(name).ok())
+    }
+
+    /// Settings from variables found by `lookup`. Empty ones count as not set. Reads the token
+    /// file if no variable holds the token.
+    pub fn from_lookup(lookup: &dyn Fn(&str) -> Option<String>) -> HubOptions {
+        let var = |name: &str| lookup(name).map(|v| v.trim().to_string()).filter(|v| !v.is_empty());
+        let user = var("HOME").or_else(|| var("USERPROFILE")).map(PathBuf::from);
+        let path = |name: &str| var(name).map(|value| expand(&value, user.as_deref()));
+        let home = path("HF_HOME").or_else(|| {
+            let cache = path("XDG_CACHE_HOME").or_else(|| Some(user.as_ref()?.join(".cache")));
+            Some(cache?.join("huggingface"))
+        });
+        let cache_dir = path("HF_HUB_CACHE")
+            .or_else(|| path("HUGGINGFACE_HUB_CACHE"))
+            .or_else(|| Some(home.as_ref()?.join("hub")));
+        let token_file = path("HF_TOKEN_PATH").or_else(|| Some(home.as_ref()?.join("token")));
+        HubOptions {
+            cache_dir,
+            token: var("HF_TOKEN")
+                .or_else(|| var("HUGGING_FACE_HUB_TOKEN"))
+                .or_else(|| read_token(&token_file?)),
+            offline: var("HF_HUB_OFFLINE").is_some_and(|value| is_yes(&value)),
+            endpoint: var("HF_ENDPOINT").map(|url| url.trim_end_matches('/').to_string()),
+        }
+    }
+
+    /// The Hub's address, without a slash at its end.
+    pub(super) fn endpoint(&self) -> &str {
+        self.endpoint.as_deref().unwrap_or(ENDPOINT).trim_end_matches('/')
+    }
+}
+
+/// A path with a leading `~` replaced by the user's folder.
+fn expand(value: &str, user: Option<&Path>) -> PathBuf {
+    match (value.strip_prefix('~').map(|rest| rest.strip_prefix('/').unwrap_or(rest)), user) {
+        (Some(rest), Some(user)) if value == "~" || value.starts_with("~/") => user.join(rest),
+        _ => PathBuf::from(value),
+    }
+}
+
+fn read_token(path: &Path) -> Option<String> {
+    let text = std::fs::read_to_string(path).ok()?;
+    Some(text.trim().to_string()).filter(|token| !token.is_empty())
+}
+
+/// The Hub's own reading of a switch.
+fn is_yes(value: &str) -> bool {
+    ["1", "true", "yes", "on"].contains(&value.to_lowercase().as_str())
+}

@@ -1,0 +1,264 @@
+//! Which files of a repository make up the model: a pure function of their names.
+
+use std::collections::BTreeMap;
+
+use super::name::Wanted;
+
+/// The quantization taken when a repository has GGUF files only and none is named.
+const USUAL: &str = "Q4_K_M";
+
+/// The list of shards of a model in parts.
+pub const INDEX: &str = "model.safetensors.index.json";
+/// The model's description.
+pub const CONFIG: &str = "config.json";
+
+/// Small files that belong to a model in safetensors format.
+const SMALL: &[&str] = &[
+    CONFIG,
+    "generation_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    INDEX,
+];
+
+/// What to fetch and what to open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Selection {
+    /// Files, small ones first.
+    pub files: Vec<String>,
+    /// The file to open; `None`: their folder.
+    pub entry: Option<String>,
+}
+
+/// Why nothing was selected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unfit {
+    /// No weights at all.
+    Weightless,
+    /// Nothing, or too much, fits; with what there is.
+    NoMatch(String, Vec<String>),
+    /// A part of a split file is not there.
+    MissingPart(String),
+}
+
+/// Selects from the names of all files of a repository.
+///
+/// # Errors
+/// [`Unfit`].
+pub fn select(names: &[String], wanted: &Wanted) -> Result<Selection, Unfit> {
+    match wanted {
+        Wanted::Default => safetensors(names).map_or_else(|| usual_gguf(names), Ok),
+        Wanted::Tag(tag) => tagged_gguf(names, tag),
+        Wanted::File(file) => named_gguf(names, file),
+    }
+}
+
+/// Configuration, tokenizer and weights at the top of the repository.
+fn safetensors(names: &[String]) -> Option<Selection> {
+    let top: Vec<&String> = names.iter().filter(|name| !name.contains('/')).collect();
+    let has = |wanted: &str| top.iter().any(|name| *name == wanted);
+    let is_weight = |name: &str| name.starts_with("model") && name.ends_with(".safetensors");
+    let is_shard = |name: &str| is_weight(name) && shard(name, ".safetensors").is_some();
+    let weights: Vec<&String> = top
+        .iter()
+        .copied()
+        .filter(|name| match (has(INDEX), has("model.safetensors")) {
+            (true, _) => is_shard(name),
+            (false, true) => *name == "model.safetensors",
+            (false, false) => is_weight(name),
+        })
+        .collect();
+    if weights.is_empty() {
+        return None;
+    }
+    let is_small = |name: &str| {
+        let tokenizer = name.starts_with("tokenizer") && name.ends_with(".json");
+        SMALL.contains(&name) && (name != INDEX || has(INDEX)) || tokenizer
+    };
+    let small = top.iter().copied().filter(|name| is_small(name));
+    let files = small.chain(weights).cloned().collect();
+    Some(Selection { files, entry: None })
+}
+
+/// `(stem, part, parts)` of a name such as `stem-00001-of-00003.gguf`.
+fn shard<'a>(name: &'a str, ending: &str) -> Option<(&'a str, u32, u32)> {
+    let (rest, parts) = name.strip_suffix(ending)?.rsplit_once("-of-")?;
+    let (stem, part) = rest.rsplit_once('-')?;
+    let number = |text: &str| text.parse().ok().filter(|_| text.len() == 5);
+    Some((stem, number(part)?, number(parts)?))
+}
+
+/// GGUF models by their name without ending and part number, each with one of its files.
+fn gguf_models(names: &[String]) -> BTreeMap<String, String> {
+    let mut models = BTreeMap::new();
+    for name in names {
+        let lower = name.to_lowercase();
+        let helper = lower.contains("mmproj") || lower.contains("imatrix");
+        let Some(whole) = lower.strip_suffix(".gguf").filter(|_| !helper) else { continue };
+        let stem = shard(&lower, ".gguf").map_or(whole, |(stem, _, _)| stem);
+        models.entry(stem.to_string()).or_insert_with(|| name.clone());
+    }
+    models
+}
+
+/// All parts of the model that this file belongs to.
+fn all_parts(names: &[String], file: &str) -> Result<Selection, Unfit> {
+    let Some((stem, _, parts)) = shard(file, ".gguf").filter(|(_, _, parts)| *parts <= 1000) else {
+        return Ok(Selection { files: vec![file.to_string()], entry: Some(file.to_string()) });
+    };
+    let files: Vec<String> =
+        (1..=parts).map(|part| format!("{stem}-{part:05}-of-{parts:05}.gguf")).collect();
+    match files.iter().find(|file| !names.contains(file)) {
+        Some(missing) => Err(Unfit::MissingPart(missing.clone())),
+        None => Ok(Selection { entry: files.first().cloned(), files }),
+    }
+}
+
+/// The usual quantization, else the first.
+fn usual_gguf(names: &[String]) -> Result<Selection, Unfit> {
+    let models = gguf_models(names);
+    let file = best(&models, USUAL).or_else(|| models.values().next()).ok_or(Unfit::Weightless)?;
+    all_parts(names, file)
+}
+
+fn tagged_gguf(names: &[String], tag: &str) -> Result<Selection, Unfit> {
+    let models = gguf_models(names);
+    if let Some(file) = best(&models, tag) {
+        return all_parts(names, file);
+    }
+    let lower = tag.to_lowercase();
+    let holding: Vec<&String> =
+        models.iter().filter(|(stem, _)| stem.contains(&lower)).map(|(_, file)| file).collect();
+    match holding.as_slice() {
+        [file] => all_parts(names, file),
+        [] if models.is_empty() => Err(Unfit::NoMatch(
+            format!("`{tag}` names a GGUF file, and this repository has none"),
+            names.iter().filter(|name| name.ends_with(".safetensors")).cloned().collect(),
+        )),
+        [] => Err(Unfit::NoMatch(
+            format!("no GGUF file is tagged `{tag}`"),
+            models.into_values().collect(),
+        )),
+        several => Err(Unfit::NoMatch(
+            format!("`{tag}` fits more than one file"),
+            several.iter().map(|file| file.to_string()).collect(),
+        )),
+    }
+}
+
+/// The model whose name holds the tag as a whole word; the shortest name, if several do.
+fn best<'a>(models: &'a BTreeMap<String, String>, tag: &str) -> Option<&'a String> {
+    let tag = tag.to_lowercase();
+    let is_part = |c: char| c.is_alphanumeric() || c == '_';
+    let fits = |stem: &str| {
+        stem.match_indices(&tag).any(|(at, _)| {
+            !stem[..at].ends_with(is_part) && !stem[at + tag.len()..].starts_with(is_part)
+        })
+    };
+    let fitting = models.iter().filter(|(stem, _)| fits(stem));
+    fitting.min_by_key(|(stem, _)| stem.len()).map(|(_, file)| file)
+}
+
+fn named_gguf(names: &[String], wanted: &str) -> Result<Selection, Unfit> {
+    let exact = names.iter().find(|name| *name == wanted);
+    match exact.or_else(|| names.iter().find(|name| name.eq_ignore_ascii_case(wanted))) {
+        Some(file) => all_parts(names, file),
+        None => Err(Unfit::NoMatch(
+            format!("there is no file `{wanted}`"),
+            gguf_models(names).into_values().collect(),
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(list: &[&str]) -> Vec<String> {
+        list.iter().map(|name| name.to_string()).collect()
+    }
+
+    fn pick(list: &[&str], tag: &str) -> Result<Vec<String>, Unfit> {
+        select(&names(list), &Wanted::Tag(tag.to_string())).map(|s| s.files)
+    }
+
+    #[test]
+    fn a_safetensors_repository_gives_what_is_needed_and_no_more() {
+        let list = names(&[
+            "README.md",
+            "config.json",
+            "generation_config.json",
+            "tokenizer.json",
+            INDEX,
+            "tokenizer_config.json",
+            "model-00001-of-00002.safetensors",
+            "pytorch_model.bin",
+            "model-00002-of-00002.safetensors",
+            "consolidated.safetensors",
+            "onnx/model.onnx",
+            "original/model.safetensors",
+            "merges.txt",
+            "chat_template.jinja",
+            "tokenizer.model",
+        ]);
+        let got = select(&list, &Wanted::Default).expect("a selection");
+        assert_eq!(got.entry, None);
+        assert_eq!(
+            got.files,
+            [
+                "config.json",
+                "generation_config.json",
+                "tokenizer.json",
+                INDEX,
+                "tokenizer_config.json",
+                "merges.txt",
+                "chat_template.jinja",
+                "model-00001-of-00002.safetensors",
+                "model-00002-of-00002.safetensors",
+            ]
+        );
+    }
+
+    #[test]
+    fn one_file_is_preferred_to_its_variants() {
+        let list = names(&["model.fp16.safetensors", "model.safetensors", "config.json"]);
+        let got = select(&list, &Wanted::Default).expect("a selection");
+        assert_eq!(got.files, ["config.json", "model.safetensors"]);
+    }
+
+    #[test]
+    fn tags_are_whole_words_first() {
+        let list =
+            ["m-Q4_K_M.gguf", "m-Q4_K_S.gguf", "m.BF16.gguf", "m.f16.gguf", "mmproj-f16.gguf"];
+        assert_eq!(pick(&list, "q4_k_m"), Ok(names(&["m-Q4_K_M.gguf"])));
+        assert_eq!(pick(&list, "F16"), Ok(names(&["m.f16.gguf"])));
+        assert_eq!(pick(&list, "K_S"), Ok(names(&["m-Q4_K_S.gguf"])));
+        assert!(matches!(pick(&list, "Q4_K"), Err(Unfit::NoMatch(why, _)) if why.contains("more")));
+        assert!(matches!(pick(&list, "Q8_0"), Err(Unfit::NoMatch(_, there)) if there.len() == 4));
+        assert!(matches!(pick(&["model.safetensors"], "Q8_0"), Err(Unfit::NoMatch(..))));
+    }
+
+    #[test]
+    fn split_files_come_whole() {
+        let list = ["Q8_0/m-Q8_0-00002-of-00002.gguf", "Q8_0/m-Q8_0-00001-of-00002.gguf", "m.gguf"];
+        let got = select(&names(&list), &Wanted::Tag("Q8_0".to_string())).expect("a selection");
+        assert_eq!(got.files, [list[1], list[0]]);
+        assert_eq!(got.entry.as_deref(), Some(list[1]));
+        assert_eq!(pick(&list[..1], "Q8_0"), Err(Unfit::MissingPart(list[1].to_string())));
+    }
+
+    #[test]
+    fn without_a_tag_the_usual_quantization_is_taken() {
+        let pick = |list: &[&str]| {
+            select(&names(list), &Wanted::Default).map(|s| s.entry.unwrap_or_default())
+        };
+        assert_eq!(pick(&["a-Q2_K.gguf", "a-Q4_K_M.gguf"]), Ok("a-Q4_K_M.gguf".to_string()));
+        assert_eq!(pick(&["b-Q8_0.gguf", "a-Q6_K.gguf"]), Ok("a-Q6_K.gguf".to_string()));
+        assert_eq!(pick(&["README.md", "pytorch_model.bin"]), Err(Unfit::Weightless));
+    }
+}

@@ -1,0 +1,61 @@
+//! Tests with a hand-made cache and with a hub that runs in the test.
+
+mod environment;
+mod offline;
+mod online;
+mod server;
+
+use std::cell::RefCell;
+use std::path::{Path, PathBuf};
+
+use super::{HubError, HubOptions, Progress, resolve};
+
+/// A commit.
+const SHA: &str = "0123456789abcdef0123456789abcdef01234567";
+
+/// Resolves and keeps what was told, one line each.
+fn run(model: &str, options: &HubOptions) -> (Result<PathBuf, HubError>, Vec<String>) {
+    let told = RefCell::new(Vec::new());
+    let result = resolve(model, options, &|progress| {
+        told.borrow_mut().push(match progress {
+            Progress::Start { model, files, bytes } => format!("start {model} {files} {bytes:?}"),
+            Progress::File { name, done, total } => format!("file {name} {done}/{total}"),
+            Progress::Note(note) => format!("note {note}"),
+        });
+    });
+    (result, told.into_inner())
+}
+
+/// The sentence of an error.
+fn sentence(model: &str, options: &HubOptions) -> String {
+    run(model, options).0.expect_err(model).to_string()
+}
+
+/// A model in the cache as the Hub's own tools lay it out.
+fn cached(dir: &Path, folder: &str, files: &[(&str, &str)]) -> PathBuf {
+    let home = dir.join(folder);
+    let snapshot = home.join("snapshots").join(SHA);
+    for part in [home.join("refs"), home.join("blobs"), snapshot.clone()] {
+        std::fs::create_dir_all(part).expect("folder");
+    }
+    std::fs::write(home.join("refs/main"), SHA).expect("ref");
+    for (number, (name, text)) in files.iter().enumerate() {
+        std::fs::write(home.join(format!("blobs/b{number}")), text).expect("blob");
+        let up = "../".repeat(name.split('/').count() + 1);
+        let pointer = snapshot.join(name);
+        std::fs::create_dir_all(pointer.parent().expect("a parent")).expect("folder");
+        link(Path::new(&format!("{up}blobs/b{number}")), &pointer);
+    }
+    snapshot
+}
+
+#[cfg(unix)]
+fn link(target: &Path, pointer: &Path) {
+    std::os::unix::fs::symlink(target, pointer).expect("link");
+}
+
+#[cfg(not(unix))]
+fn link(target: &Path, pointer: &Path) {
+    let blob = pointer.parent().expect("a parent").join(target);
+    std::fs::copy(blob, pointer).expect("copy");
+}

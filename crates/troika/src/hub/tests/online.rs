@@ -1,0 +1,208 @@
+//! Fetching from a hub that runs in the test.
+
+use super::server::{Behaviour, Server, etag};
+use super::*;
+
+const WEIGHTS: usize = 3_000_000;
+
+fn weights() -> Vec<u8> {
+    (0..WEIGHTS).map(|k| (k * 7 % 251) as u8).collect()
+}
+
+/// A small model in safetensors, beside files nobody needs.
+fn model() -> Behaviour {
+    let small = ["config.json", "tokenizer.json", "README.md", "pytorch_model.bin"];
+    let mut files: std::collections::BTreeMap<String, Vec<u8>> =
+        small.iter().map(|name| (name.to_string(), name.as_bytes().to_vec())).collect();
+    files.insert("model.safetensors".to_string(), weights());
+    Behaviour { files, ..Behaviour::default() }
+}
+
+fn options(server: &Server, dir: &Path) -> HubOptions {
+    HubOptions {
+        cache_dir: Some(dir.to_path_buf()),
+        endpoint: Some(server.url()),
+        ..HubOptions::default()
+    }
+}
+
+fn assert_complete(path: &Path) {
+    assert_eq!(std::fs::read(path.join("model.safetensors")).expect("weights"), weights());
+    assert_eq!(std::fs::read(path.join("config.json")).expect("config"), b"config.json");
+    assert!(!path.join("pytorch_model.bin").exists());
+}
+
+#[test]
+fn a_model_is_fetched_once() {
+    let (server, folder) = (Server::start(model()), tempfile::tempdir().expect("folder"));
+    let options = options(&server, folder.path());
+    let (got, told) = run("o/n", &options);
+    let path = got.expect("a model");
+    assert_complete(&path);
+    let home = folder.path().join("models--o--n");
+    assert_eq!(path, home.join("snapshots").join(SHA));
+    assert_eq!(std::fs::read_to_string(home.join("refs/main")).expect("ref"), SHA);
+    assert_eq!(std::fs::read_dir(home.join("refs")).expect("refs").count(), 1);
+    let total = WEIGHTS + "config.json".len() + "tokenizer.json".len();
+    assert_eq!(told[0], format!("start o/n 3 Some({total})"));
+    assert_eq!(told[1], "file config.json 11/11");
+    assert_eq!(told.last(), Some(&format!("file model.safetensors {WEIGHTS}/{WEIGHTS}")));
+    let steps = told.iter().filter(|line| line.starts_with("file model")).count();
+    assert!((2..10).contains(&steps), "{told:?}");
+
+    server.requests();
+    assert_eq!(run("o/n", &options).0.expect("a model"), path);
+    assert_eq!(server.requests(), ["/api/models/o/n/revision/main?blobs=true"]);
+    let offline = HubOptions { offline: true, ..options };
+    assert_eq!(run("o/n", &offline).0.expect("a model"), path);
+    assert!(server.requests().is_empty());
+}
+
+#[test]
+fn large_files_on_another_server_are_followed() {
+    let server = Server::start(Behaviour { redirect: true, ..model() });
+    let folder = tempfile::tempdir().expect("folder");
+    assert_complete(&run("o/n", &options(&server, folder.path())).0.expect("a model"));
+}
+
+#[test]
+fn a_cut_connection_is_resumed() {
+    let server = Server::start(Behaviour { cut_at: 1_000_000, cuts: 1, ..model() });
+    let folder = tempfile::tempdir().expect("folder");
+    let (got, told) = run("o/n", &options(&server, folder.path()));
+    assert_complete(&got.expect("a model"));
+    assert!(told.iter().any(|line| line.contains("trying again")), "{told:?}");
+    let last = server.requests().pop().expect("a request");
+    let from: usize =
+        last.rsplit(' ').next().and_then(|r| r[..r.len() - 1].parse().ok()).expect("from");
+    assert!(from > 0 && from <= 1_000_000, "{last}");
+}
+
+#[test]
+fn a_later_run_goes_on_where_an_earlier_one_stopped() {
+    let server = Server::start(Behaviour { cut_at: 500_000, cuts: 3, ..model() });
+    let folder = tempfile::tempdir().expect("folder");
+    let options = options(&server, folder.path());
+    let text = sentence("o/n", &options);
+    assert!(text.starts_with("o/n: cannot fetch from http://127.0.0.1"), "{text}");
+    assert!(text.contains("a folder or a .gguf file"), "{text}");
+    assert!(!folder.path().join("models--o--n/refs/main").exists());
+    server.requests();
+    assert_complete(&run("o/n", &options).0.expect("a model"));
+    let last = server.requests().pop().expect("a request");
+    assert!(!last.ends_with(" 0-"), "{last}");
+}
+
+#[test]
+fn a_server_without_ranges_does_not_spoil_the_file() {
+    let server = Server::start(Behaviour { cut_at: 500_000, cuts: 1, no_ranges: true, ..model() });
+    let folder = tempfile::tempdir().expect("folder");
+    assert_complete(&run("o/n", &options(&server, folder.path())).0.expect("a model"));
+}
+
+#[test]
+fn a_part_that_is_whole_or_too_long_is_no_obstacle() {
+    for extra in [0, 5] {
+        let (server, folder) = (Server::start(model()), tempfile::tempdir().expect("folder"));
+        let blobs = folder.path().join("models--o--n/blobs");
+        std::fs::create_dir_all(&blobs).expect("folder");
+        let part = [weights(), vec![0; extra]].concat();
+        std::fs::write(blobs.join(format!("{}.part", etag(&weights()))), part).expect("part");
+        assert_complete(&run("o/n", &options(&server, folder.path())).0.expect("a model"));
+        let fetched = server.requests().iter().any(|line| line.contains("model.safetensors"));
+        assert_eq!(fetched, extra > 0);
+    }
+}
+
+#[test]
+fn contents_that_are_there_are_linked() {
+    let (server, folder) = (Server::start(model()), tempfile::tempdir().expect("folder"));
+    let options = options(&server, folder.path());
+    let path = run("o/n", &options).0.expect("a model");
+    std::fs::remove_file(path.join("model.safetensors")).expect("link");
+    server.requests();
+    assert_complete(&run("o/n", &options).0.expect("a model"));
+    assert!(!server.requests().iter().any(|line| line.contains("safetensors")));
+}
+
+#[test]
+fn a_quantization_is_fetched_alone() {
+    let names = [
+        "m-Q4_K_M.gguf",
+        "m-Q8_0.gguf",
+        "b/m-BF16-00001-of-00002.gguf",
+        "b/m-BF16-00002-of-00002.gguf",
+    ];
+    let files = names.iter().map(|name| (name.to_string(), name.as_bytes().to_vec())).collect();
+    let server = Server::start(Behaviour { files, ..Behaviour::default() });
+    let folder = tempfile::tempdir().expect("folder");
+    let options = options(&server, folder.path());
+    let path = |model| run(model, &options).0.expect("a model");
+    assert!(path("o/n").ends_with("m-Q4_K_M.gguf"));
+    assert!(path("o/n:m-q8_0.gguf").ends_with("m-Q8_0.gguf"));
+    let first = path("o/n:bf16");
+    assert!(first.ends_with("b/m-BF16-00001-of-00002.gguf"));
+    assert_eq!(std::fs::read(first).expect("part"), names[2].as_bytes());
+    let told = run("o/n:BF16", &options).1;
+    assert!(told.is_empty(), "{told:?}");
+    assert!(
+        sentence("o/n:Q2_K", &options).contains("no GGUF file is tagged `Q2_K`; there are: b/m")
+    );
+    assert!(sentence("o/n:x.gguf", &options).contains("there is no file `x.gguf`"));
+}
+
+#[test]
+fn without_a_network_a_complete_copy_is_used_and_said() {
+    let (server, folder) = (Server::start(model()), tempfile::tempdir().expect("folder"));
+    let options = options(&server, folder.path());
+    let path = run("o/n", &options).0.expect("a model");
+    server.now(|behaviour| behaviour.status = Some(503));
+    let (got, told) = run("o/n", &options);
+    assert_eq!(got.expect("a model"), path);
+    assert!(matches!(told.as_slice(), [note] if note.contains("HTTP status 503")), "{told:?}");
+    drop(server);
+    let closed = HubOptions { endpoint: Some("http://127.0.0.1:9".to_string()), ..options };
+    let (got, told) = run("o/n", &closed);
+    assert_eq!(got.expect("a model"), path);
+    assert!(told[0].contains("using the copy at"), "{told:?}");
+    let text = sentence("o/other", &closed);
+    assert!(text.starts_with("o/other: cannot fetch from http://127.0.0.1:9"), "{text}");
+}
+
+#[test]
+fn refusals_say_what_to_do() {
+    let server = Server::start(Behaviour { token: Some("secret".to_string()), ..model() });
+    let folder = tempfile::tempdir().expect("folder");
+    let mut options = options(&server, folder.path());
+    assert!(sentence("o/n", &options).contains("set HF_TOKEN"));
+    options.token = Some("wrong".to_string());
+    let text = sentence("o/n", &options);
+    assert!(text.contains("(401)") && text.contains("token"), "{text}");
+    assert!(!text.contains("wrong"));
+    options.token = Some("secret".to_string());
+    assert_complete(&run("o/n", &options).0.expect("a model"));
+    server.now(|behaviour| behaviour.status = Some(403));
+    assert!(sentence("o/n", &options).contains("accept the model's terms"));
+    server.now(|behaviour| behaviour.status = None);
+    assert!(sentence("o/other", &options).contains("has no such model"));
+}
+
+#[test]
+fn odd_answers_are_errors() {
+    let mut files = model().files;
+    files.retain(|name, _| !name.ends_with("safetensors"));
+    let server = Server::start(Behaviour { files, ..Behaviour::default() });
+    let folder = tempfile::tempdir().expect("folder");
+    let options = options(&server, folder.path());
+    assert!(sentence("o/n", &options).contains("no weights in safetensors or GGUF"));
+    server.now(|behaviour| {
+        behaviour.files = [("../../m.gguf".to_string(), b"x".to_vec())].into();
+    });
+    assert!(sentence("o/n", &options).contains("no weights in safetensors or GGUF"));
+    server.now(|behaviour| {
+        behaviour.files = [("\"m.gguf".to_string(), b"x".to_vec())].into();
+    });
+    assert!(sentence("o/n", &options).contains("does not answer like a model hub"));
+    server.now(|behaviour| *behaviour = Behaviour { redirect: true, lost: true, ..model() });
+    assert!(sentence("o/n", &options).contains("its redirects are malformed"));
+}

@@ -1,0 +1,42 @@
+//! The project's own rules. A rule worth writing down is a test.
+//!
+//! Each rule is one file in `rules`: a function from the tree to violations, with planted
+//! violations as its tests.
+
+mod lex;
+mod rules;
+mod source;
+#[cfg(test)]
+mod testing;
+mod tree;
+
+use std::fmt;
+
+pub use tree::Tree;
+
+/// One broken rule at one place.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Violation {
+    /// Path from the root, with forward slashes.
+    pub path: String,
+    /// Line, counted from one.
+    pub line: usize,
+    /// Name of the rule.
+    pub rule: &'static str,
+    /// What is wrong and what to do, as a sentence.
+    pub message: String,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}: {}: {}", self.path, self.line, self.rule, self.message)
+    }
+}
+
+/// All violations, ordered by place.
+pub fn check(tree: &Tree) -> Vec<Violation> {
+    let mut found: Vec<Violation> = rules::ALL.iter().flat_map(|rule| rule(tree)).collect();
+    found.sort();
+    found.dedup();
+    found
+}

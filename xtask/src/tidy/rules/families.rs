@@ -1,0 +1,136 @@
+//! Names: model families stay in the model crate, concrete devices in one file.
+
+use crate::tidy::lex::{Kind, Token};
+use crate::tidy::source::Source;
+use crate::tidy::tree::File;
+use crate::tidy::{Tree, Violation};
+
+const RULE: &str = "names";
+
+/// Families, in lower case. `phi` is a common part of words and looked for as a whole word.
+const FAMILIES: &[&str] = &[
+    "llama", "qwen", "gemma", "mixtral", "olmoe", "smollm", "deepseek", "exaone", "mistral",
+    "gpt_oss", "gpt-oss", "gptoss", "internlm",
+];
+
+/// Programs whose names hold a family's name.
+const PROGRAMS: &[&str] = &["llama.cpp", "ollama"];
+
+/// Where families may be named. Presets of benchmarks are data and live in files of that name.
+const FAMILY_PLACES: &[&str] = &["crates/troika-model/", "crates/conformance/", "xtask/"];
+
+/// Crates of concrete devices.
+const DEVICES: &[&str] = &["troika_cpu", "troika_gpu", "troika_npu", "troika_sim"];
+
+/// Where concrete devices may be named, besides a device's own crate.
+const DEVICE_PLACES: &[&str] =
+    &["crates/troika/src/devices.rs", "crates/troika-sim/", "crates/conformance/", "xtask/"];
+
+/// Checks identifiers and strings outside tests.
+pub fn check(tree: &Tree) -> Vec<Violation> {
+    let mut found = Vec::new();
+    for (file, source) in tree.sources() {
+        for (_, token) in source.plain_code() {
+            let message = match (family(file, source, token), device(file, source, token)) {
+                (Some(name), _) => format!(
+                    "names the model family `{name}` outside crates/troika-model; ask the model's \
+                     description instead"
+                ),
+                (_, Some(name)) => {
+                    format!("names the device `{name}` outside crates/troika/src/devices.rs")
+                }
+                _ => continue,
+            };
+            found.push(Violation {
+                path: file.path.clone(),
+                line: token.line,
+                rule: RULE,
+                message,
+            });
+        }
+    }
+    found
+}
+
+fn family(file: &File, source: &Source, token: Token) -> Option<&'static str> {
+    let free = file.path.ends_with("/presets.rs") || is_below(&file.path, FAMILY_PLACES);
+    if free || !matches!(token.kind, Kind::Ident | Kind::Str) {
+        return None;
+    }
+    let text = source.text(token);
+    let mut lower = text.to_lowercase();
+    for program in PROGRAMS {
+        lower = lower.replace(program, "");
+    }
+    let named = FAMILIES.iter().find(|name| lower.contains(**name)).copied();
+    named.or_else(|| has_word(text, "phi").then_some("phi"))
+}
+
+/// Whether one of the words of a text is this one, with or without a number behind it.
+fn has_word(text: &str, wanted: &str) -> bool {
+    let mut words = vec![String::new()];
+    let mut lower_before = false;
+    for c in text.chars() {
+        if !c.is_alphanumeric() || (c.is_uppercase() && lower_before) {
+            words.push(String::new());
+        }
+        lower_before = c.is_lowercase() || c.is_numeric();
+        if let Some(last) = words.last_mut().filter(|_| c.is_alphanumeric()) {
+            last.extend(c.to_lowercase());
+        }
+    }
+    words.iter().any(|w| {
+        w.strip_prefix(wanted).is_some_and(|rest| rest.chars().next().is_none_or(char::is_numeric))
+    })
+}
+
+fn device(file: &File, source: &Source, token: Token) -> Option<&'static str> {
+    let text = source.text(token);
+    let name = DEVICES.iter().find(|name| token.kind == Kind::Ident && **name == text)?;
+    let own = file.crate_name().is_some_and(|folder| folder.replace('-', "_") == **name);
+    (!own && !is_below(&file.path, DEVICE_PLACES)).then_some(*name)
+}
+
+fn is_below(path: &str, places: &[&str]) -> bool {
+    places.iter().any(|place| path.starts_with(place))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tidy::testing::places;
+
+    #[test]
+    fn families_are_found_in_code_and_strings() {
+        let text = "match kind {\n    \"qwen3\" => 1,\n    Kind::Llama => 2,\n    is_phi3 => 3,\n\
+                    \"gpt-oss\" => 4,\n    \"phi-4\" => 5,\n}\n// like Llama\n/// As in Gemma.\n\
+                    fn sophisticated() { \"graphics of llama.cpp\" }\n\
+                    #[test]\nfn t() { \"qwen\" }\n";
+        let found = places(
+            check,
+            &[
+                ("crates/troika-engine/src/a.rs", text),
+                ("crates/troika-model/src/families/a.rs", text),
+                ("crates/troika-cli/src/bench/presets.rs", text),
+                ("crates/troika-engine/tests/a.rs", text),
+            ],
+        );
+        let lines = [2, 3, 4, 5, 6].map(|l| format!("crates/troika-engine/src/a.rs:{l}"));
+        assert_eq!(found, lines);
+    }
+
+    #[test]
+    fn devices_are_named_in_one_file() {
+        let text = "use troika_cpu::Cpu;\n";
+        let found = places(
+            check,
+            &[
+                ("crates/troika/src/devices.rs", text),
+                ("crates/troika/src/open.rs", text),
+                ("crates/troika-cpu/src/main.rs", text),
+                ("crates/troika-engine/tests/t.rs", text),
+            ],
+        );
+        assert_eq!(found, ["crates/troika/src/open.rs:1"]);
+    }
+}

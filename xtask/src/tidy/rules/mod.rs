@@ -1,0 +1,27 @@
+//! One file per rule.
+
+mod arrows;
+mod environment;
+mod families;
+mod hygiene;
+mod length;
+mod panics;
+mod unsafety;
+mod verbs;
+
+use super::{Tree, Violation};
+
+/// A rule: from the tree to what breaks it.
+pub type Rule = fn(&Tree) -> Vec<Violation>;
+
+/// Every rule.
+pub const ALL: &[Rule] = &[
+    arrows::check,
+    environment::check,
+    families::check,
+    hygiene::check,
+    length::check,
+    panics::check,
+    unsafety::check,
+    verbs::check,
+];

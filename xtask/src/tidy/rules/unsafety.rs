@@ -1,0 +1,199 @@
+//! Unsafe code: only in a few places, and never without its sentence.
+//!
+//! A sentence stands above the block, or above the `impl` whose blocks are all alike. What a
+//! caller must keep is said by the function, or by the trait whose method it is.
+
+use crate::tidy::lex::Kind;
+use crate::tidy::source::Source;
+use crate::tidy::{Tree, Violation};
+
+const RULE: &str = "unsafe";
+/// A `SAFETY:` comment may stand this many lines above what it speaks of.
+const REACH: usize = 10;
+/// How such a comment begins; the second form names what it speaks of in brackets.
+const SENTENCE: &[&str] = &["SAFETY:", "SAFETY ("];
+/// How documentation says it.
+const SECTION: &str = "# Safety";
+
+/// Where unsafe code may be.
+const ALLOWED: &[&str] =
+    &["crates/troika-cpu/", "crates/troika-device/src/buffer", "crates/troika-model/src/weights/"];
+
+/// What an `unsafe` opens.
+enum What {
+    Block,
+    Declaration,
+    Type,
+}
+
+/// The braces of a trait or an implementation.
+struct Scope {
+    first: usize,
+    last: usize,
+    /// An implementation of a trait.
+    implements: bool,
+    /// Its comments speak of safety.
+    documented: bool,
+}
+
+/// Checks places and sentences.
+pub fn check(tree: &Tree) -> Vec<Violation> {
+    let mut found = Vec::new();
+    for (file, source) in tree.sources() {
+        let is_unsafe =
+            |at: &usize| source.code[*at].token.kind == Kind::Ident && source.word(*at) == "unsafe";
+        let places: Vec<usize> = (0..source.code.len()).filter(is_unsafe).collect();
+        if places.is_empty() {
+            continue;
+        }
+        let scopes = scopes(source);
+        for at in places {
+            let Some(message) = judge(&file.path, source, &scopes, at) else { continue };
+            found.push(Violation {
+                path: file.path.clone(),
+                line: source.code[at].token.line,
+                rule: RULE,
+                message: message.to_string(),
+            });
+        }
+    }
+    found
+}
+
+fn judge(path: &str, source: &Source, scopes: &[Scope], at: usize) -> Option<&'static str> {
+    let scope = scopes.iter().find(|s| s.first < at && at < s.last);
+    let documented = scope.is_some_and(|s| s.documented);
+    match what(source, at) {
+        What::Type => None,
+        _ if !is_allowed(path) => {
+            Some("not allowed here; see the list in xtask/src/tidy/rules/unsafety.rs")
+        }
+        What::Block => {
+            let above = source.comment_above(source.code[at].token.line, REACH, SENTENCE);
+            (!above && !documented).then_some("no `SAFETY:` comment that says why this is sound")
+        }
+        What::Declaration => {
+            let elsewhere = documented || scope.is_some_and(|s| s.implements);
+            (!elsewhere && !is_documented(source, at))
+                .then_some("no `# Safety` or `SAFETY:` that says what the caller must keep")
+        }
+    }
+}
+
+fn is_allowed(path: &str) -> bool {
+    let ffi = path.starts_with("crates/") && path.contains("/ffi");
+    ffi || ALLOWED.iter().any(|place| path.starts_with(place))
+}
+
+fn what(source: &Source, at: usize) -> What {
+    let mut next = at + 1;
+    if source.word(next) == "extern" {
+        next += 1;
+        if source.word(next).starts_with('"') {
+            next += 1;
+        }
+    }
+    match (source.word(next), source.word(next + 1)) {
+        ("fn", "(") => What::Type,
+        ("fn" | "trait", _) => What::Declaration,
+        _ => What::Block,
+    }
+}
+
+/// Index of the first token of the item that holds this one.
+fn item_start(source: &Source, at: usize) -> usize {
+    (0..at).rev().find(|k| matches!(source.word(*k), ";" | "{" | "}")).map_or(0, |k| k + 1)
+}
+
+/// Whether the comments of the item that holds this token speak of safety.
+fn is_documented(source: &Source, at: usize) -> bool {
+    let start = item_start(source, at);
+    let from = start.checked_sub(1).map_or(0, |k| source.code[k].token.end);
+    let until = source.code[at].token.start;
+    source.comments.iter().filter(|c| c.start >= from && c.start < until).any(|comment| {
+        let text = source.text(*comment);
+        text.contains(SECTION) || SENTENCE.iter().any(|s| text.contains(s))
+    })
+}
+
+/// All traits and implementations of a file.
+fn scopes(source: &Source) -> Vec<Scope> {
+    let mut open: Vec<Option<Scope>> = Vec::new();
+    let mut found = Vec::new();
+    for at in 0..source.code.len() {
+        match source.word(at) {
+            "{" => open.push(scope(source, at)),
+            "}" => {
+                if let Some(Some(scope)) = open.pop() {
+                    found.push(Scope { last: at, ..scope });
+                }
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
+/// The trait or implementation whose braces open here.
+fn scope(source: &Source, brace: usize) -> Option<Scope> {
+    let words: Vec<&str> = (item_start(source, brace)..brace).map(|k| source.word(k)).collect();
+    let implements = words.contains(&"impl") && words.contains(&"for");
+    let item = !words.contains(&"fn") && (implements || words.contains(&"trait"));
+    item.then(|| Scope {
+        first: brace,
+        last: brace,
+        implements,
+        documented: is_documented(source, brace),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tidy::testing::places;
+
+    #[test]
+    fn a_missing_sentence_is_found() {
+        let text = "fn f() {\n    unsafe { g() }\n}\nunsafe impl Send for A {}\n\
+                    /// Does it.\n#[inline]\npub unsafe fn h() {}\n\
+                    pub unsafe extern \"C\" fn i() {}\n\
+                    trait T {\n    unsafe fn j();\n}\n\
+                    impl T for A {\n    unsafe fn j() { unsafe { k() } }\n}\n";
+        let found = places(check, &[("crates/troika-cpu/src/a.rs", text)]);
+        let lines = [10, 13, 2, 4, 7, 8].map(|l| format!("crates/troika-cpu/src/a.rs:{l}"));
+        let mut found = found;
+        found.sort();
+        assert_eq!(found, lines);
+    }
+
+    #[test]
+    fn sentences_types_strings_and_comments_pass() {
+        let text = "// SAFETY: g has no conditions.\nlet x =\n    unsafe { g() };\n\
+                    /// Does it.\n///\n/// # Safety\n/// None.\n#[cfg(any(a, b))]\n\
+                    pub unsafe fn h(f: unsafe fn(u8)) {}\n\
+                    type T = unsafe extern \"C\" fn(u8); // unsafe {\nconst S: &str = \"unsafe {\";";
+        assert!(places(check, &[("crates/troika-cpu/src/a.rs", text)]).is_empty());
+    }
+
+    #[test]
+    fn one_sentence_speaks_for_a_whole_trait_or_implementation() {
+        let gap = "    // far\n".repeat(REACH + 1);
+        let text = format!(
+            "/// # Safety\n/// Valid memory.\npub trait L {{\n{gap}    unsafe fn a();\n}}\n\
+             // SAFETY (of the blocks): by the caller.\n#[inline]\nimpl L for A {{\n{gap}    \
+             unsafe fn a() {{ unsafe {{ b() }} }}\n}}\n"
+        );
+        let found = places(check, &[("crates/troika-cpu/src/a.rs", &text)]);
+        assert!(found.is_empty(), "{found:?}");
+    }
+
+    #[test]
+    fn other_crates_have_none() {
+        let text = "// SAFETY: no.\nunsafe impl Send for A {}\n";
+        let found = places(
+            check,
+            &[("crates/troika-engine/src/a.rs", text), ("crates/troika-npu/src/ffi/a.rs", text)],
+        );
+        assert_eq!(found, ["crates/troika-engine/src/a.rs:2"]);
+    }
+}
