@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 
 use proptest::prelude::*;
 use serde_json::Value;
@@ -88,11 +89,15 @@ fn text_survives_the_round_trip() {
     }
 }
 
+/// Loaded once for all cases.
+static TINY: LazyLock<Tokenizer> =
+    LazyLock::new(|| Tokenizer::from_hf_dir(&tiny_moe()).unwrap().unwrap());
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(200))]
+    #![proptest_config(ProptestConfig::with_cases(2000))]
     #[test]
-    fn streaming_joins_to_the_whole(text in ".{0,60}", emoji in "[🦀é日a ]{0,12}") {
-        let t = Tokenizer::from_hf_dir(&tiny_moe()).unwrap().unwrap();
+    fn streaming_joins_to_the_whole(text in ".{0,60}", emoji in "[🦀é日a \u{FFFD}]{0,12}") {
+        let t = &*TINY;
         let whole = format!("{text}{emoji}");
         let ids = t.encode(&whole, false, false).unwrap();
         let mut stream = t.detokenizer();
@@ -109,7 +114,7 @@ proptest! {
 
     #[test]
     fn any_ids_stream_without_a_panic(ids in proptest::collection::vec(0u32..5000, 0..40)) {
-        let t = Tokenizer::from_hf_dir(&tiny_moe()).unwrap().unwrap();
+        let t = &*TINY;
         let mut stream = t.detokenizer();
         for id in ids {
             stream.push(id);

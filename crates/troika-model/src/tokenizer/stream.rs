@@ -2,9 +2,9 @@
 
 use super::Tokenizer;
 
-/// Tokens that may be held back before broken UTF-8 is handed out as it is. A character has at
-/// most four bytes, each at worst a token of its own.
-const MAX_PENDING: usize = 8;
+/// Tokens after which a character that was incomplete before them is complete or broken for good:
+/// it has at most four bytes, each at worst a token of its own.
+const CHAR_TOKENS: usize = 4;
 
 /// Turns tokens into text one by one. What it hands out, joined, is the decoded whole; a
 /// character is never handed out in parts.
@@ -35,15 +35,25 @@ impl<'a> Detokenizer<'a> {
 
     fn emit(&mut self, all: bool) -> Option<String> {
         let decode = |ids: &[u32]| self.tokenizer.decode(ids, true).unwrap_or_default();
-        let before = decode(&self.ids[self.prefix..self.read]);
+        let before = decode(&self.ids[self.prefix..self.read]).len();
         let text = decode(&self.ids[self.prefix..]);
-        let pending = self.ids.len() - self.read;
-        if text.ends_with('\u{FFFD}') && pending <= MAX_PENDING && !all {
+        if all || !text.ends_with(char::REPLACEMENT_CHARACTER) {
+            return self.advance(self.ids.len(), &text, before);
+        }
+        // The end may be a character in progress; what is older than a character is not.
+        let decided = self.ids.len().saturating_sub(CHAR_TOKENS);
+        if decided <= self.read {
             return None;
         }
-        let new = text.get(before.len()..).filter(|t| !t.is_empty())?.to_string();
+        let older = decode(&self.ids[self.prefix..decided]);
+        if text.starts_with(&older) { self.advance(decided, &older, before) } else { None }
+    }
+
+    /// Hands out `text` from `before` on and counts the tokens up to `read` as handed out.
+    fn advance(&mut self, read: usize, text: &str, before: usize) -> Option<String> {
+        let new = text.get(before..).filter(|t| !t.is_empty())?.to_string();
         self.prefix = self.read;
-        self.read = self.ids.len();
+        self.read = read;
         // Keep the list short in long generations.
         if self.prefix > 4096 {
             self.ids.drain(..self.prefix);
