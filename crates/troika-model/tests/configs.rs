@@ -99,8 +99,8 @@ fn what_is_not_supported_is_refused_by_name() {
     };
     has(error("qwen3", |c| c["model_type"] = json!("mamba")), &["mamba", "qwen3_moe"]);
     has(error("qwen3", |c| c["hidden_act"] = json!("xielu")), &["xielu", "silu"]);
-    let rope = |c: &mut Value| c["rope_parameters"]["rope_type"] = json!("dynamic");
-    has(error("qwen3", rope), &["dynamic", "yarn"]);
+    let rope = |c: &mut Value| c["rope_parameters"]["rope_type"] = json!("spiral");
+    has(error("qwen3", rope), &["spiral", "yarn"]);
     let quant = |c: &mut Value| c["quantization_config"] = json!({"quant_method": "bitsandbytes"});
     has(error("qwen3", quant), &["bitsandbytes", "GGUF"]);
     has(error("gemma-3", |c| c["use_bidirectional_attention"] = json!(true)), &["bidirectional"]);

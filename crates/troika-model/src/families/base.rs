@@ -191,7 +191,7 @@ impl<'a> Base<'a> {
 
     /// Which layers use the sliding window: `layer_types`, or the family's rule.
     pub fn sliding(&self, rule: impl Fn(usize) -> bool) -> Res<Vec<bool>> {
-        let Some(types) = self.f.per_layer("layer_types", self.layers)? else {
+        let Some(types) = self.f.each_layer("layer_types", self.layers)? else {
             return Ok((0..self.layers).map(rule).collect());
         };
         let kind = |v: &serde_json::Value| match v.as_str() {
@@ -205,11 +205,11 @@ impl<'a> Base<'a> {
         types.iter().map(kind).collect()
     }
 
-    /// `sliding_window`, unless `use_sliding_window` is absent or false.
+    /// `sliding_window`, unless `use_sliding_window` is absent or false; null is none.
     pub fn optional_window(&self, default: Option<usize>) -> Res<Option<usize>> {
         if self.f.flag("use_sliding_window")? != Some(true) {
             return Ok(None);
         }
-        Ok(self.f.window("sliding_window")?.or(default))
+        self.f.window_or("sliding_window", default)
     }
 }

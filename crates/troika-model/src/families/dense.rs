@@ -11,6 +11,10 @@ pub(super) fn llama(f: Fields<'_>, source: &Source) -> Res {
     let bias = f.flag("attention_bias")?.unwrap_or(false);
     let mut attn = b.attn(Some(b.rope()?));
     (attn.qkv_bias, attn.o_bias) = (bias, f.flag("attention_out_bias")?.unwrap_or(bias));
+    // Mistral's GGUF files are of this architecture; a config of it has no window.
+    if matches!(source, Source::Gguf { .. }) {
+        attn.window = f.window("sliding_window")?;
+    }
     let mut mlp = b.mlp()?;
     mlp.bias = f.flag("mlp_bias")?.unwrap_or(false);
     let layer = b.layer(attn, Ffn::Dense(mlp));
@@ -27,9 +31,7 @@ pub(super) fn internlm2(f: Fields<'_>, source: &Source) -> Res {
 pub(super) fn mistral(f: Fields<'_>, source: &Source) -> Res {
     let b = Base::read(f, source, Defaults { context: 131_072, ..Defaults::default() })?;
     let mut attn = b.attn(Some(b.rope()?));
-    // Absent means 4096; null means none.
-    attn.window =
-        if f.0.contains_key("sliding_window") { f.window("sliding_window")? } else { Some(4096) };
+    attn.window = f.window_or("sliding_window", Some(4096))?;
     let layer = b.layer(attn, Ffn::Dense(b.mlp()?));
     Ok(b.model("mistral", vec![layer; b.layers]))
 }
@@ -73,9 +75,8 @@ pub(super) fn qwen3(f: Fields<'_>, source: &Source) -> Res {
 /// window use rope.
 pub(super) fn exaone4(f: Fields<'_>, source: &Source) -> Res {
     let b = Base::read(f, source, Defaults { eps: 1e-5, ..Defaults::default() })?;
-    let window =
-        if f.0.contains_key("sliding_window") { f.window("sliding_window")? } else { Some(4096) };
-    let pattern = window_pattern(f)?;
+    let window = f.window_or("sliding_window", Some(4096))?;
+    let pattern = window_pattern(f, b.layers)?;
     let sliding = b.sliding(|i| window.is_some() && pattern(i))?;
     let mut attn = b.attn(None);
     attn.qk_norm = Some(QkNorm { norm: b.rms(), per_head: true });
@@ -92,14 +93,16 @@ pub(super) fn exaone4(f: Fields<'_>, source: &Source) -> Res {
     Ok(b.model("exaone4", layers.collect()))
 }
 
-/// `sliding_window_pattern`: every n-th layer is global, or letters (`LLLG`).
-fn window_pattern(f: Fields<'_>) -> Result<Box<dyn Fn(usize) -> bool>, ConfigError> {
+/// `sliding_window_pattern`: every n-th layer is global, or letters (`LLLG`), which leave the last
+/// layer global.
+fn window_pattern(f: Fields<'_>, layers: usize) -> Result<Box<dyn Fn(usize) -> bool>, ConfigError> {
     if let Some(letters) = f.get("sliding_window_pattern").and_then(|v| v.as_str()) {
         let local: Vec<bool> = letters.chars().map(|c| c == 'L').collect();
-        if local.is_empty() {
-            return Err(bad("sliding_window_pattern", "\"\"", "empty"));
+        if local.is_empty() || letters.chars().any(|c| c != 'L' && c != 'G') {
+            let value = format!("{letters:?}");
+            return Err(bad("sliding_window_pattern", value, "not letters L and G"));
         }
-        return Ok(Box::new(move |i| local[i % local.len()]));
+        return Ok(Box::new(move |i| i + 1 < layers && local[i % local.len()]));
     }
     let every = f.count_opt("sliding_window_pattern")?.unwrap_or(4);
     Ok(Box::new(move |i| every > 0 && !(i + 1).is_multiple_of(every)))
@@ -111,7 +114,13 @@ pub(super) fn smollm3(f: Fields<'_>, source: &Source) -> Res {
     let interval = f.count_opt("no_rope_layer_interval")?.unwrap_or(4).max(1);
     let with_rope: Vec<bool> = match f.per_layer("no_rope_layers", b.layers)? {
         // The field's name misleads: 1 marks the layers that do use rope.
-        Some(list) => list.iter().map(|v| v.as_u64() != Some(0)).collect(),
+        Some(list) => list
+            .iter()
+            .map(|v| match v.as_u64() {
+                Some(n @ (0 | 1)) => Ok(n == 1),
+                _ => Err(bad("no_rope_layers", v, "neither 0 nor 1")),
+            })
+            .collect::<Result<_, _>>()?,
         None => (0..b.layers).map(|i| !(i + 1).is_multiple_of(interval)).collect(),
     };
     let window = b.optional_window(None)?;

@@ -121,15 +121,33 @@ impl<'a> Fields<'a> {
         v.as_object().map(|o| Some(Fields(o))).ok_or_else(|| bad(name, v, "not an object"))
     }
 
-    /// A list with one entry per layer.
+    /// As [`Fields::window`], but absent means the default (null still means none).
+    pub fn window_or(&self, name: &str, default: Option<usize>) -> Res<Option<usize>> {
+        if self.0.contains_key(name) { self.window(name) } else { Ok(default) }
+    }
+
+    /// A list with at least one entry per layer, cut to the layers.
     pub fn per_layer(&self, name: &str, layers: usize) -> Res<Option<&'a [Value]>> {
         let Some(v) = self.get(name) else { return Ok(None) };
         let list = v.as_array().ok_or_else(|| bad(name, v, "not a list"))?;
-        if list.len() < layers {
-            let problem = format!("too short for {layers} layers");
+        match list.get(..layers) {
+            Some(cut) => Ok(Some(cut)),
+            None => {
+                let problem = format!("too short for {layers} layers");
+                Err(bad(name, format!("a list of {}", list.len()), problem))
+            }
+        }
+    }
+
+    /// A list with exactly one entry per layer.
+    pub fn each_layer(&self, name: &str, layers: usize) -> Res<Option<&'a [Value]>> {
+        let Some(v) = self.get(name) else { return Ok(None) };
+        let list = v.as_array().ok_or_else(|| bad(name, v, "not a list"))?;
+        if list.len() != layers {
+            let problem = format!("not one for each of {layers} layers");
             return Err(bad(name, format!("a list of {}", list.len()), problem));
         }
-        Ok(Some(&list[..layers]))
+        Ok(Some(list))
     }
 
     /// Finite numbers.

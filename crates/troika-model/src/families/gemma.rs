@@ -1,7 +1,7 @@
 //! Gemma 1, 2 and 3: scaled embeddings, norms with an offset of one, sandwich norms, soft caps,
 //! alternating windows.
 
-use super::base::{Base, Defaults, Source};
+use super::base::{Base, Defaults, Source, activation};
 use super::fields::{ConfigError, Fields};
 use super::rope::RopeConfig;
 use crate::spec::{Ffn, Layer, ModelSpec, Norm, QkNorm};
@@ -25,6 +25,17 @@ fn read<'a>(
     if b.act == troika_graph::Activation::Gelu {
         b.act = troika_graph::Activation::GeluTanh;
     }
+    Ok(b)
+}
+
+/// Gemma 2 and 3 have their activation in another field, and read only that.
+fn read_newer<'a>(
+    f: Fields<'a>,
+    source: &'a Source,
+    context: usize,
+) -> Result<Base<'a>, ConfigError> {
+    let mut b = read(f, source, 256, context)?;
+    b.act = activation(f.text("hidden_activation")?.unwrap_or("gelu_pytorch_tanh"))?;
     Ok(b)
 }
 
@@ -56,8 +67,8 @@ pub(super) fn gemma(f: Fields<'_>, source: &Source) -> Res {
 }
 
 pub(super) fn gemma2(f: Fields<'_>, source: &Source) -> Res {
-    let b = read(f, source, 256, 8192)?;
-    let window = f.window("sliding_window")?.or(Some(4096));
+    let b = read_newer(f, source, 8192)?;
+    let window = f.window_or("sliding_window", Some(4096))?;
     let sliding = b.sliding(|i| i.is_multiple_of(2))?;
     let cap = |name, default| -> Result<Option<f32>, ConfigError> {
         if f.0.contains_key(name) {
@@ -84,9 +95,9 @@ pub(super) fn gemma2(f: Fields<'_>, source: &Source) -> Res {
 }
 
 pub(super) fn gemma3(f: Fields<'_>, source: &Source) -> Res {
-    let mut b = read(f, source, 256, 131_072)?;
+    let mut b = read_newer(f, source, 131_072)?;
     b.theta = 1e6;
-    let window = f.window("sliding_window")?.or(Some(4096));
+    let window = f.window_or("sliding_window", Some(4096))?;
     let pattern = match f.count_opt("sliding_window_pattern")? {
         Some(p) => Some(p),
         None => f.count_opt("_sliding_window_pattern")?,
@@ -94,14 +105,7 @@ pub(super) fn gemma3(f: Fields<'_>, source: &Source) -> Res {
     let pattern = pattern.unwrap_or(6).max(1);
     let sliding = b.sliding(|i| !(i + 1).is_multiple_of(pattern))?;
     let global = RopeConfig::read(f, Some("full_attention"), b.theta)?;
-    // In the new spelling both ropes are spelled out, in the old one the local rope is a base.
-    let new_spelling =
-        f.object("rope_parameters")?.is_some_and(|p| p.get("sliding_attention").is_some());
-    let local = if new_spelling {
-        RopeConfig::read(f, Some("sliding_attention"), 1e4)?
-    } else {
-        RopeConfig::plain(f, f.positive("rope_local_base_freq")?.unwrap_or(1e4))
-    };
+    let local = RopeConfig::local(f, 1e4)?;
     let style = source.rope_style();
     let global = global.build(b.head_dim, 1.0, style, b.context)?;
     let local = local.build(b.head_dim, 1.0, style, b.context)?;

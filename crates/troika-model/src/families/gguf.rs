@@ -115,9 +115,23 @@ pub(super) fn config(
     c.insert("attention_out_bias".into(), json!(has("blk.0.attn_output.bias")));
     c.insert("mlp_bias".into(), json!(has("blk.0.ffn_down.bias")));
     c.insert("lm_head_bias".into(), json!(has("output.bias")));
+    refuse_widths(meta, family)?;
     rope(meta, files, &mut c)?;
     family_facts(family, meta, &mut c)?;
     Ok((family, c))
+}
+
+/// Keys and values of different widths exist in latent attention only.
+fn refuse_widths(meta: &GgufMeta, family: &str) -> Res<()> {
+    let width = |key: &str| meta.arch(key).and_then(GgufValue::as_u64);
+    if let (Some(k), Some(v)) = (width("attention.key_length"), width("attention.value_length"))
+        && k != v
+        && family != "deepseek_v2"
+    {
+        let what = format!("attention.value_length {v} beside attention.key_length {k}");
+        return Err(unsupported(what, "equal widths of keys and values"));
+    }
+    Ok(())
 }
 
 /// Rope base, partial rotation and scaling.
@@ -126,16 +140,42 @@ fn rope(meta: &GgufMeta, files: &dyn Checkpoint, c: &mut Map<String, Value>) -> 
     let mut p = Map::new();
     // llama.cpp's own default where a file says nothing.
     p.insert("rope_theta".into(), json!(number("rope.freq_base").unwrap_or(10_000.0)));
-    let kind = meta.arch("rope.scaling.type").and_then(GgufValue::as_str);
     let original = number("rope.scaling.original_context_length");
     if let Some(n) = original {
         p.insert("original_max_position_embeddings".into(), json!(n as u64));
     }
-    let attention = number("rope.scaling.attn_factor");
-    match kind {
+    scaling(meta, &mut p)?;
+    if let (Some(long), Some(short)) =
+        (floats(files, "rope_factors_long.weight"), floats(files, "rope_factors_short.weight"))
+    {
+        p.insert("rope_type".into(), json!("longrope"));
+        p.insert("long_factor".into(), json!(long));
+        p.insert("short_factor".into(), json!(short));
+        let attention = number("rope.scaling.attn_factor");
+        attention.map(|a| p.insert("attention_factor".into(), json!(a)));
+    }
+    let heads = c.get("num_attention_heads").and_then(Value::as_f64);
+    let hidden = c.get("hidden_size").and_then(Value::as_f64);
+    let head_dim = c.get("head_dim").and_then(Value::as_f64);
+    let head_dim = head_dim.or_else(|| Some(hidden? / heads?));
+    // Always said: a family's config may mean less than all by saying nothing.
+    if let Some(head_dim) = head_dim {
+        let dims = number("rope.dimension_count").unwrap_or(head_dim);
+        // A little more than the ratio, so that the product is not rounded to one less.
+        p.insert("partial_rotary_factor".into(), json!(((dims + 1e-3) / head_dim).min(1.0)));
+    }
+    c.insert("rope_parameters".into(), Value::Object(p));
+    Ok(())
+}
+
+/// The fields of linear and yarn scaling.
+fn scaling(meta: &GgufMeta, p: &mut Map<String, Value>) -> Res<()> {
+    let number = |key: &str| meta.arch(key).and_then(GgufValue::as_f64);
+    match meta.arch("rope.scaling.type").and_then(GgufValue::as_str) {
         Some("yarn") => {
             for (from, to) in [
                 ("rope.scaling.factor", "factor"),
+                ("rope.scaling.yarn_attn_factor", "attention_factor"),
                 ("rope.scaling.yarn_beta_fast", "beta_fast"),
                 ("rope.scaling.yarn_beta_slow", "beta_slow"),
             ] {
@@ -143,36 +183,20 @@ fn rope(meta: &GgufMeta, files: &dyn Checkpoint, c: &mut Map<String, Value>) -> 
             }
             p.insert("rope_type".into(), json!("yarn"));
         }
-        Some("linear") => {
-            p.insert("rope_type".into(), json!("linear"));
-            p.insert("factor".into(), json!(number("rope.scaling.factor").unwrap_or(1.0)));
+        // A factor without a type is linear, also under its old name.
+        Some("linear") | None => {
+            let factor = number("rope.scaling.factor").or_else(|| number("rope.scale_linear"));
+            if let Some(factor) = factor.filter(|f| *f != 0.0) {
+                p.insert("rope_type".into(), json!("linear"));
+                p.insert("factor".into(), json!(factor));
+            }
         }
-        None | Some("none" | "longrope") => {}
+        Some("none" | "longrope") => {}
         Some(other) => {
-            return Err(unsupported(
-                format!("rope.scaling.type {other:?}"),
-                "none, linear, yarn, longrope",
-            ));
+            let what = format!("rope.scaling.type {other:?}");
+            return Err(unsupported(what, "none, linear, yarn, longrope"));
         }
     }
-    if let (Some(long), Some(short)) =
-        (floats(files, "rope_factors_long.weight"), floats(files, "rope_factors_short.weight"))
-    {
-        p.insert("rope_type".into(), json!("longrope"));
-        p.insert("long_factor".into(), json!(long));
-        p.insert("short_factor".into(), json!(short));
-        attention.map(|a| p.insert("attention_factor".into(), json!(a)));
-    }
-    let heads = c.get("num_attention_heads").and_then(Value::as_f64);
-    let hidden = c.get("hidden_size").and_then(Value::as_f64);
-    let head_dim = c.get("head_dim").and_then(Value::as_f64);
-    let head_dim = head_dim.or_else(|| Some(hidden? / heads?));
-    if let (Some(dims), Some(head_dim)) = (number("rope.dimension_count"), head_dim)
-        && dims < head_dim
-    {
-        p.insert("partial_rotary_factor".into(), json!(dims / head_dim));
-    }
-    c.insert("rope_parameters".into(), Value::Object(p));
     Ok(())
 }
 
@@ -196,7 +220,9 @@ fn family_facts(family: &str, meta: &GgufMeta, c: &mut Map<String, Value>) -> Re
     match family {
         "qwen3_moe" => {
             c.entry("norm_topk_prob").or_insert(json!(true));
+            expert_widths(c);
         }
+        "qwen2_moe" => expert_widths(c),
         "mistral" | "mixtral" | "exaone4" => {
             c.entry("sliding_window").or_insert(Value::Null);
         }
@@ -219,14 +245,34 @@ fn family_facts(family: &str, meta: &GgufMeta, c: &mut Map<String, Value>) -> Re
         "deepseek_v2" => deepseek(meta, c)?,
         _ => {}
     }
-    if let Some(GgufValue::Array(list)) = meta.arch("attention.sliding_window_pattern") {
-        let kind = |v: &GgufValue| match v.as_bool() {
-            Some(true) => json!("sliding_attention"),
-            _ => json!("full_attention"),
-        };
-        c.insert("layer_types".into(), Value::Array(list.iter().map(kind).collect()));
-    }
+    window_pattern(meta, layers, c);
     Ok(())
+}
+
+/// Which layers have the window: a list, or a number n for "all but every n-th" (0: all).
+fn window_pattern(meta: &GgufMeta, layers: u64, c: &mut Map<String, Value>) {
+    let kind = |local: bool| json!(if local { "sliding_attention" } else { "full_attention" });
+    let types = match meta.arch("attention.sliding_window_pattern") {
+        Some(GgufValue::Array(list)) => {
+            let local = |v: &GgufValue| v.as_bool().unwrap_or(v.as_u64().unwrap_or(0) > 0);
+            list.iter().map(|v| kind(local(v))).collect()
+        }
+        Some(v) => match v.as_u64() {
+            // More layers than any model has are refused where they are read.
+            Some(n) => (0..layers.min(1 << 16)).map(|i| kind(n == 0 || (i + 1) % n != 0)).collect(),
+            None => return,
+        },
+        None => return,
+    };
+    c.insert("layer_types".into(), Value::Array(types));
+}
+
+/// Older files leave the experts' widths to be derived.
+fn expert_widths(c: &mut Map<String, Value>) {
+    let Some(inter) = c.get("intermediate_size").and_then(Value::as_u64) else { return };
+    let used = c.get("num_experts_per_tok").and_then(Value::as_u64).unwrap_or(1).max(1);
+    c.entry("moe_intermediate_size").or_insert(json!(inter / used));
+    c.entry("shared_expert_intermediate_size").or_insert(json!(inter));
 }
 
 fn scale_by(c: &mut Map<String, Value>, scalar: Option<Value>) {
@@ -252,6 +298,9 @@ fn deepseek(meta: &GgufMeta, c: &mut Map<String, Value>) -> Res<()> {
         Some(other) => {
             return Err(unsupported(format!("expert_gating_func {other}"), "1 (softmax)"));
         }
+    }
+    if meta.arch("attention.temperature_scale").is_some() {
+        return Err(unsupported("attention.temperature_scale", "files without it"));
     }
     let rope = int("rope.dimension_count").unwrap_or(64);
     let key = int("attention.key_length_mla").or(int("attention.key_length")).unwrap_or(192);

@@ -1,5 +1,6 @@
 //! Tensor names of GGUF files: one table for all architectures.
 
+use std::collections::HashSet;
 use std::ops::Range;
 
 use super::names::{Candidates, TensorNames};
@@ -7,14 +8,15 @@ use crate::spec::{Ffn, Key, Layer, ModelSpec, Slot};
 use crate::weights::{Checkpoint, Recipe};
 
 pub(super) struct GgufNames {
-    /// `ffn_up` holds gate and up (Phi-3).
-    packed_gate_up: bool,
+    /// Layers with a gate of their own; in others `ffn_up` holds gate and up (Phi-3).
+    gated: HashSet<usize>,
 }
 
 impl GgufNames {
     pub fn new(files: &dyn Checkpoint) -> GgufNames {
-        let gate = files.tensor("blk.0.ffn_gate.weight").is_some();
-        GgufNames { packed_gate_up: !gate }
+        let layer =
+            |name: &str| name.strip_prefix("blk.")?.strip_suffix(".ffn_gate.weight")?.parse().ok();
+        GgufNames { gated: files.names().into_iter().filter_map(layer).collect() }
     }
 }
 
@@ -30,8 +32,10 @@ impl TensorNames for GgufNames {
                 _ => Vec::new(),
             };
         };
-        let Some(layer) = spec.layers.get(index) else { return Vec::new() };
-        let mut recipes = self.layer(spec, layer, key.slot, key.index.unwrap_or(0));
+        if index >= spec.layers.len() {
+            return Vec::new();
+        }
+        let mut recipes = self.layer(spec, index, key.slot, key.index.unwrap_or(0));
         for r in &mut recipes {
             r.tensor = format!("blk.{index}.{}", r.tensor);
         }
@@ -67,7 +71,8 @@ fn qkv_part(layer: &Layer, slot: Slot) -> Range<usize> {
 }
 
 impl GgufNames {
-    fn layer(&self, spec: &ModelSpec, layer: &Layer, slot: Slot, e: usize) -> Candidates {
+    fn layer(&self, spec: &ModelSpec, index: usize, slot: Slot, e: usize) -> Candidates {
+        let layer = &spec.layers[index];
         match slot {
             Slot::AttnPre => whole(&["attn_norm.weight"]),
             Slot::AttnPreBias => whole(&["attn_norm.bias"]),
@@ -92,7 +97,7 @@ impl GgufNames {
             Slot::QUp => whole(&["attn_q_b.weight"]),
             Slot::KvDownNorm => whole(&["attn_kv_a_norm.weight"]),
             Slot::KvDown | Slot::KRope | Slot::KAbsorb | Slot::VUp => latent(layer, slot, e),
-            Slot::Gate | Slot::Up | Slot::Down => self.mlp(layer, slot),
+            Slot::Gate | Slot::Up | Slot::Down => self.mlp(layer, index, slot),
             Slot::GateBias => whole(&["ffn_gate.bias"]),
             Slot::UpBias => whole(&["ffn_up.bias"]),
             Slot::DownBias => whole(&["ffn_down.bias"]),
@@ -128,13 +133,14 @@ impl GgufNames {
         }
     }
 
-    fn mlp(&self, layer: &Layer, slot: Slot) -> Candidates {
+    fn mlp(&self, layer: &Layer, index: usize, slot: Slot) -> Candidates {
         let Ffn::Dense(m) = &layer.ffn else { return Vec::new() };
+        let packed = !self.gated.contains(&index);
         match slot {
-            Slot::Gate if self.packed_gate_up => {
+            Slot::Gate if packed => {
                 vec![Recipe::whole("ffn_gate.weight"), Recipe::rows("ffn_up.weight", 0..m.inter)]
             }
-            Slot::Up if self.packed_gate_up && m.gated => {
+            Slot::Up if packed && m.gated => {
                 vec![Recipe::rows("ffn_up.weight", m.inter..2 * m.inter)]
             }
             Slot::Gate => whole(&["ffn_gate.weight"]),

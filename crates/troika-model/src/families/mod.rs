@@ -4,6 +4,7 @@
 //! GGUF metadata is first translated to the config's field names.
 
 mod base;
+mod defaults;
 mod dense;
 mod fields;
 mod gemma;
@@ -77,22 +78,27 @@ fn family(name: &str) -> Result<FamilyFn, ConfigError> {
 /// An unknown `model_type`, a field that is missing, impossible or asks for something unsupported.
 pub fn from_config(config: &Value) -> Result<Model, ConfigError> {
     let object = config.as_object().ok_or_else(|| bad("config", "this", "not a JSON object"))?;
-    let mut fields = Fields(object);
+    let outer = Fields(object);
     // Multimodal configs keep the language model's fields in an object of their own.
-    if let Some(text) = fields.object("text_config")? {
-        fields = text;
+    let text = outer.object("text_config")?;
+    let fields = text.unwrap_or(outer);
+    if text.is_some() && outer.get("model_type").is_some_and(|t| t == "paligemma") {
+        let what = "model_type \"paligemma\" (its prompts attend in both directions)";
+        return Err(unsupported(what, "decoders that attend to the past"));
     }
     let name =
         fields.text("model_type")?.ok_or_else(|| ConfigError::Missing("model_type".into()))?;
     let name = if name == "gemma3" { "gemma3_text" } else { name };
-    if let Some(q) = Fields(object).object("quantization_config")? {
+    for part in [outer, fields] {
+        let Some(q) = part.object("quantization_config")? else { continue };
         let method = q.text("quant_method")?.unwrap_or("unknown");
         return Err(unsupported(
             format!("quantization_config of method {method:?}"),
             "float safetensors, or quantized weights as GGUF",
         ));
     }
-    let spec = family(name)?(fields, &Source::HuggingFace)?;
+    let filled = defaults::fill(name, fields.0, text.is_some());
+    let spec = family(name)?(Fields(&filled), &Source::HuggingFace)?;
     Ok(Model { spec, names: Box::new(hf_names::HfNames) })
 }
 

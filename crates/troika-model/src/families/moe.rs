@@ -1,5 +1,6 @@
 //! Mixture-of-experts decoders: Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE, DeepSeek-V2, gpt-oss.
 
+use serde_json::{Value, json};
 use troika_graph::{Activation, RopeStyle, Score};
 
 use super::base::{Base, Defaults, Source};
@@ -181,6 +182,13 @@ fn expert_groups(f: Fields<'_>, moe: &Moe) -> Result<Option<(usize, usize)>, Con
     Ok(Some((groups, best)))
 }
 
+fn gpt_oss_rope() -> Value {
+    json!({
+        "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
+        "truncate": false, "original_max_position_embeddings": 4096
+    })
+}
+
 /// gpt-oss: sinks, biases everywhere, clamped gated activation, alternating windows.
 pub(super) fn gpt_oss(f: Fields<'_>, source: &Source) -> Res {
     let d = Defaults {
@@ -190,8 +198,17 @@ pub(super) fn gpt_oss(f: Fields<'_>, source: &Source) -> Res {
         context: 131_072,
         ..Defaults::default()
     };
+    // Without any rope field the class has yarn, which its own configs do not truncate.
+    let mut filled = f.0.clone();
+    let said = f.get("rope_parameters").is_some() || f.get("rope_scaling").is_some();
+    let f = if said {
+        f
+    } else {
+        filled.insert("rope_parameters".into(), gpt_oss_rope());
+        Fields(&filled)
+    };
     let b = Base::read(f, source, d)?;
-    let window = f.window("sliding_window")?.or(Some(128));
+    let window = f.window_or("sliding_window", Some(128))?;
     let sliding = b.sliding(|i| i.is_multiple_of(2))?;
     let mut attn = b.attn(Some(b.rope()?));
     let bias = f.flag("attention_bias")?.unwrap_or(true);

@@ -21,7 +21,7 @@ pub(super) fn phi(f: Fields<'_>, source: &Source) -> Res {
     if f.flag("qk_layernorm")?.unwrap_or(false) {
         attn.qk_norm = Some(QkNorm { norm, per_head: true });
     }
-    let inter = f.size_opt("intermediate_size")?.unwrap_or(4 * b.hidden);
+    let inter = f.size_opt("intermediate_size")?.unwrap_or(8192);
     let mlp = Mlp { inter, act: b.act, gated: false, bias: true };
     let mut layer = b.layer(attn, Ffn::Dense(mlp));
     (layer.attn_pre, layer.ffn_pre, layer.parallel) = (Some(norm), None, true);
@@ -32,7 +32,9 @@ pub(super) fn phi(f: Fields<'_>, source: &Source) -> Res {
 
 pub(super) fn phi3(f: Fields<'_>, source: &Source) -> Res {
     let b = Base::read(f, source, Defaults { eps: 1e-5, context: 4096, ..Defaults::default() })?;
-    let mut attn = b.attn(Some(b.rope()?));
+    let rope = RopeConfig::read(f, None, b.theta)?.phi3();
+    let rope = rope.build(b.head_dim, rope.partial(1.0)?, source.rope_style(), b.context)?;
+    let mut attn = b.attn(Some(rope));
     attn.window = f.window("sliding_window")?;
     let layer = b.layer(attn, Ffn::Dense(b.mlp()?));
     Ok(b.model("phi3", vec![layer; b.layers]))

@@ -15,7 +15,15 @@ pub(super) struct RopeConfig<'a> {
     params: Option<Fields<'a>>,
     config: Fields<'a>,
     theta: f64,
+    /// Phi-3: `yarn` was a name of longrope, and the original length is a default.
+    phi3: bool,
 }
+
+/// Rotated elements of a head stay below this, so frequencies are a short list.
+const MAX_ROTARY: usize = 1 << 16;
+
+/// What Phi-3 was trained with where its config does not say.
+const PHI3_ORIGINAL: f64 = 4096.0;
 
 type Res<T> = Result<T, ConfigError>;
 
@@ -27,7 +35,8 @@ impl<'a> RopeConfig<'a> {
         layer_type: Option<&str>,
         default_theta: f64,
     ) -> Res<RopeConfig<'a>> {
-        let mut params = match config.object("rope_scaling")? {
+        let old = config.object("rope_scaling")?.filter(|p| !p.0.is_empty());
+        let mut params = match old {
             Some(p) => Some(p),
             None => config.object("rope_parameters")?,
         };
@@ -40,12 +49,24 @@ impl<'a> RopeConfig<'a> {
             Some(t) => t,
             None => config.positive("rope_theta")?.unwrap_or(default_theta),
         };
-        Ok(RopeConfig { params, config, theta })
+        Ok(RopeConfig { params, config, theta, phi3: false })
     }
 
-    /// Another base, and no scaling: Gemma 3's local layers in the old spelling.
-    pub fn plain(config: Fields<'a>, theta: f64) -> RopeConfig<'a> {
-        RopeConfig { params: None, config, theta }
+    /// Gemma 3's local layers: parameters of their own in the new spelling, only a base in the
+    /// old one. The base of the global layers is never theirs.
+    pub fn local(config: Fields<'a>, default_theta: f64) -> Res<RopeConfig<'a>> {
+        let nested = config.object("rope_parameters")?;
+        let params = nested.map_or(Ok(None), |p| p.object("sliding_attention"))?;
+        let theta = match params.map_or(Ok(None), |p| p.positive("rope_theta"))? {
+            Some(t) => t,
+            None => config.positive("rope_local_base_freq")?.unwrap_or(default_theta),
+        };
+        Ok(RopeConfig { params, config, theta, phi3: false })
+    }
+
+    /// Phi-3's reading of the same fields.
+    pub fn phi3(self) -> RopeConfig<'a> {
+        RopeConfig { phi3: true, ..self }
     }
 
     fn number(&self, name: &str) -> Res<Option<f64>> {
@@ -61,10 +82,11 @@ impl<'a> RopeConfig<'a> {
 
     fn kind(&self) -> Res<&'a str> {
         let Some(p) = self.params else { return Ok("default") };
-        Ok(match p.text("rope_type")? {
+        let kind = match p.text("rope_type")? {
             Some(t) => t,
             None => p.text("type")?.unwrap_or("default"),
-        })
+        };
+        Ok(if self.phi3 && kind == "yarn" { "longrope" } else { kind })
     }
 
     /// `partial_rotary_factor` of either spelling.
@@ -89,7 +111,7 @@ impl<'a> RopeConfig<'a> {
                 .map_or(Ok(None), |p| p.context("original_max_position_embeddings"))?
                 .map(|n| n as f64),
         };
-        Ok(value.unwrap_or(context as f64))
+        Ok(value.unwrap_or(if self.phi3 { PHI3_ORIGINAL } else { context as f64 }))
     }
 
     /// The rope of heads of `head_dim`, of which a part is rotated.
@@ -104,6 +126,23 @@ impl<'a> RopeConfig<'a> {
         if dim == 0 || !dim.is_multiple_of(2) {
             return Err(bad("rotary dimension", dim, "not an even number of at least 2"));
         }
+        if dim > MAX_ROTARY {
+            return Err(bad("rotary dimension", dim, format!("more than {MAX_ROTARY}")));
+        }
+        self.finite(self.scaled(dim, style, context)?)
+    }
+
+    /// Refuses what extreme bases and factors make of the frequencies.
+    fn finite(&self, rope: RopeSpec) -> Res<RopeSpec> {
+        let fine = |f: &RopeFreqs| f.factor.is_finite() && f.inv_freq.iter().all(|x| x.is_finite());
+        if !fine(&rope.freqs) || rope.long.as_ref().is_some_and(|l| !fine(&l.0)) {
+            let problem = "giving frequencies that are not finite";
+            return Err(bad("rope_theta", format!("{:?}", self.theta), problem));
+        }
+        Ok(rope)
+    }
+
+    fn scaled(&self, dim: usize, style: RopeStyle, context: usize) -> Res<RopeSpec> {
         let plain: Vec<f64> =
             (0..dim / 2).map(|i| self.theta.powf(-(2.0 * i as f64) / dim as f64)).collect();
         let spec = |freqs: Vec<f64>, factor: f64| RopeSpec {
@@ -113,7 +152,8 @@ impl<'a> RopeConfig<'a> {
             long: None,
         };
         match self.kind()? {
-            "default" | "none" | "mrope" => Ok(spec(plain, 1.0)),
+            // Dynamic scaling begins beyond the model's context, which a plan never exceeds.
+            "default" | "none" | "mrope" | "dynamic" => Ok(spec(plain, 1.0)),
             "linear" => {
                 let factor = self.need("factor")?;
                 Ok(spec(plain.iter().map(|f| f / factor).collect(), 1.0))

@@ -1,0 +1,462 @@
+//! GGUF metadata: translated to the same descriptions, with llama.cpp's meaning of what is absent.
+
+use std::collections::BTreeMap;
+
+use troika_device::WeightBytes;
+use troika_graph::{DType, RopeStyle};
+use troika_model::families::{Model, from_config, from_gguf};
+use troika_model::spec::{Key, ModelSpec, RopeSpec, Slot};
+use troika_model::weights::{
+    Checkpoint, FileSource, GgufMeta, GgufValue, Recipe, StoredTensor, open,
+};
+
+use crate::{data, golden, moe, ropes, windows};
+
+/// Tensors without a file.
+#[derive(Default)]
+struct Tensors(BTreeMap<String, StoredTensor>);
+
+impl Checkpoint for Tensors {
+    fn tensor(&self, name: &str) -> Option<&StoredTensor> {
+        self.0.get(name)
+    }
+
+    fn names(&self) -> Vec<&str> {
+        self.0.keys().map(String::as_str).collect()
+    }
+
+    fn origin(&self, _: &str) -> String {
+        "test.gguf".into()
+    }
+
+    fn unusable(&self, _: &str) -> Option<&str> {
+        None
+    }
+}
+
+/// A small model: its metadata and tensors.
+struct Gguf {
+    arch: &'static str,
+    meta: GgufMeta,
+    tensors: Tensors,
+}
+
+fn gguf(arch: &'static str) -> Gguf {
+    let mut g = Gguf { arch, meta: GgufMeta::default(), tensors: Tensors::default() };
+    g.meta.0.insert("general.architecture".into(), GgufValue::Str(arch.into()));
+    let ints = [
+        ("block_count", 4),
+        ("context_length", 8192),
+        ("embedding_length", 64),
+        ("feed_forward_length", 96),
+        ("attention.head_count", 4),
+        ("attention.head_count_kv", 2),
+    ];
+    let g = ints.into_iter().fold(g, |g, (k, v)| g.set(k, GgufValue::Uint(v)));
+    g.set("attention.layer_norm_rms_epsilon", GgufValue::Float(1e-5)).tensor(
+        "token_embd.weight",
+        &[100, 64],
+        None,
+    )
+}
+
+impl Gguf {
+    fn set(mut self, key: &str, value: GgufValue) -> Gguf {
+        self.meta.0.insert(format!("{}.{key}", self.arch), value);
+        self
+    }
+
+    fn int(self, key: &str, value: u64) -> Gguf {
+        self.set(key, GgufValue::Uint(value))
+    }
+
+    fn float(self, key: &str, value: f64) -> Gguf {
+        self.set(key, GgufValue::Float(value))
+    }
+
+    fn text(self, key: &str, value: &str) -> Gguf {
+        self.set(key, GgufValue::Str(value.into()))
+    }
+
+    fn tensor(mut self, name: &str, shape: &[usize], values: Option<&[f32]>) -> Gguf {
+        let bytes = values.unwrap_or(&[]).iter().flat_map(|v| v.to_le_bytes()).collect();
+        let bytes = WeightBytes::owned(bytes);
+        let tensor = StoredTensor { dtype: DType::F32, shape: shape.to_vec(), bytes };
+        self.tensors.0.insert(name.into(), tensor);
+        self
+    }
+
+    fn model(&self) -> Model {
+        from_gguf(&self.meta, &self.tensors).unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    fn spec(&self) -> ModelSpec {
+        self.model().spec
+    }
+
+    fn refusal(&self) -> String {
+        match from_gguf(&self.meta, &self.tensors) {
+            Ok(m) => panic!("accepted as {:?}", m.spec),
+            Err(e) => e.to_string(),
+        }
+    }
+}
+
+fn rope(s: &ModelSpec, layer: usize) -> &RopeSpec {
+    s.layers[layer].attn.rope.as_ref().unwrap()
+}
+
+#[test]
+fn files_of_the_converter_say_what_the_config_said() {
+    for name in ["llama-3.2", "phi-3", "smollm3", "exaone-4", "gpt-oss", "deepseek-v2"] {
+        let opened = open(&data("gguf").join(format!("{name}.gguf"))).unwrap();
+        let FileSource::Gguf { meta, .. } = &opened.source else { panic!("{name}") };
+        let mut ours = from_gguf(meta, opened.files.as_ref()).unwrap().spec;
+        let mut theirs = from_config(&golden(name)).unwrap().spec;
+        let freqs = |s: &ModelSpec| {
+            let ropes = s.layers.iter().filter_map(|l| l.attn.rope.as_ref());
+            ropes.flat_map(|r| r.freqs.inv_freq.to_vec()).collect::<Vec<_>>()
+        };
+        for (a, b) in freqs(&ours).iter().zip(freqs(&theirs)) {
+            assert!((a - b).abs() <= 1e-6 * b, "{name}: {a} and {b}");
+        }
+        // What is left is equal but for rounded factors and the pairing.
+        for layer in ours.layers.iter_mut().chain(&mut theirs.layers) {
+            let with_rope = layer.attn.rope.is_some();
+            layer.attn.rope = None;
+            layer.attn.softcap = with_rope.then_some(1.0);
+        }
+        let eps = |s: &ModelSpec| format!("{:?}", s.final_norm);
+        assert_eq!(eps(&ours), eps(&theirs), "{name}");
+        assert_eq!(ours, theirs, "{name}");
+    }
+}
+
+#[test]
+fn pairing_of_rope() {
+    for (arch, style) in [
+        ("llama", RopeStyle::Interleaved),
+        ("internlm2", RopeStyle::Interleaved),
+        ("smollm3", RopeStyle::Interleaved),
+        ("qwen2", RopeStyle::Half),
+        ("qwen3", RopeStyle::Half),
+        ("phi3", RopeStyle::Half),
+        ("gemma", RopeStyle::Half),
+        ("gemma2", RopeStyle::Half),
+        ("gemma3", RopeStyle::Half),
+        ("exaone4", RopeStyle::Half),
+        ("olmoe", RopeStyle::Half),
+        ("gpt-oss", RopeStyle::Half),
+    ] {
+        assert_eq!(rope(&gguf(arch).spec(), 0).style, style, "{arch}");
+    }
+}
+
+#[test]
+fn tensors_tell_of_biases_and_ties() {
+    let s = gguf("llama").spec();
+    assert!(s.tied && !s.layers[0].attn.qkv_bias && s.family == "llama");
+    let s = gguf("llama")
+        .tensor("output.weight", &[100, 64], None)
+        .tensor("blk.0.attn_q.bias", &[64], None)
+        .spec();
+    let a = &s.layers[0].attn;
+    assert!(!s.tied && a.qkv_bias && !a.o_bias);
+}
+
+#[test]
+fn experts_make_a_mixtral() {
+    let s = gguf("llama").int("expert_count", 4).int("expert_used_count", 2).spec();
+    assert_eq!((s.family.as_str(), moe(&s, 0).experts, moe(&s, 0).normalize), ("mixtral", 4, true));
+    assert_eq!(gguf("llama").int("expert_count", 0).spec().family, "llama");
+}
+
+#[test]
+fn experts_widths_that_are_not_written() {
+    let qwen = |arch| gguf(arch).int("expert_count", 4).int("expert_used_count", 2);
+    // llama.cpp: n_ff / n_expert_used, and n_ff for the shared expert.
+    let s = qwen("qwen2moe").spec();
+    assert_eq!((moe(&s, 0).inter, moe(&s, 0).shared.unwrap().inter), (48, 96));
+    assert!(!moe(&s, 0).normalize);
+    let s = qwen("qwen3moe").spec();
+    assert_eq!((moe(&s, 0).inter, moe(&s, 0).normalize), (48, true));
+    let s = qwen("qwen3moe").int("expert_feed_forward_length", 32).spec();
+    assert_eq!(moe(&s, 0).inter, 32);
+}
+
+#[test]
+fn frequencies_divided_by_a_tensor() {
+    let factors = [1.0, 1.0, 2.0, 2.0, 4.0, 8.0, 8.0, 8.0];
+    let plain = rope(&gguf("llama").spec(), 0).freqs.inv_freq.clone();
+    let scaled = gguf("llama").tensor("rope_freqs.weight", &[8], Some(&factors)).spec();
+    let expected: Vec<f32> = plain.iter().zip(factors).map(|(f, d)| f / d).collect();
+    assert_eq!(rope(&scaled, 3).freqs.inv_freq.to_vec(), expected);
+    let short = gguf("llama").tensor("rope_freqs.weight", &[2], Some(&factors[..2]));
+    assert_eq!(
+        short.refusal(),
+        "the config's rope_freqs.weight is 2 values, which is not 8 positive factors"
+    );
+}
+
+#[test]
+fn scaling() {
+    let freqs = |g: Gguf| rope(&g.spec(), 0).freqs.clone();
+    let plain = freqs(gguf("qwen2"));
+    let half: Vec<f32> = plain.inv_freq.iter().map(|f| f / 2.0).collect();
+    let linear =
+        gguf("qwen2").text("rope.scaling.type", "linear").float("rope.scaling.factor", 2.0);
+    assert_eq!(freqs(linear).inv_freq.to_vec(), half);
+    // llama.cpp takes a factor without a type, or under its old name, for linear.
+    assert_eq!(freqs(gguf("qwen2").float("rope.scaling.factor", 2.0)).inv_freq.to_vec(), half);
+    assert_eq!(freqs(gguf("qwen2").float("rope.scale_linear", 2.0)).inv_freq.to_vec(), half);
+    assert_eq!(freqs(gguf("qwen2").text("rope.scaling.type", "none")), plain);
+    let yarn = || {
+        let g = gguf("qwen2").text("rope.scaling.type", "yarn").float("rope.scaling.factor", 4.0);
+        g.int("rope.scaling.original_context_length", 2048)
+    };
+    assert!((f64::from(freqs(yarn()).factor) - 1.138629436).abs() < 1e-7);
+    assert_eq!(freqs(yarn().float("rope.scaling.yarn_attn_factor", 0.5)).factor, 0.5);
+    assert_eq!(
+        gguf("qwen2").text("rope.scaling.type", "ntk").refusal(),
+        "rope.scaling.type \"ntk\" is not supported; supported: none, linear, yarn, longrope"
+    );
+}
+
+#[test]
+fn long_and_short_factors() {
+    let (short, long) = ([1.0f32; 8], [4.0f32; 8]);
+    let s = gguf("phi3")
+        .tensor("rope_factors_short.weight", &[8], Some(&short))
+        .tensor("rope_factors_long.weight", &[8], Some(&long))
+        .int("rope.scaling.original_context_length", 4096)
+        .float("rope.scaling.attn_factor", 1.25)
+        .spec();
+    let (freqs, beyond) = rope(&s, 0).long.clone().unwrap();
+    assert_eq!((rope(&s, 0).freqs.factor, freqs.factor, beyond), (1.25, 1.25, 4096));
+    let quarter: Vec<f32> = rope(&s, 0).freqs.inv_freq.iter().map(|f| f / 4.0).collect();
+    assert_eq!(freqs.inv_freq.to_vec(), quarter);
+}
+
+#[test]
+fn a_part_of_a_head_or_all_of_it() {
+    let phi = |dims| {
+        let g = gguf("phi2").float("attention.layer_norm_epsilon", 1e-5);
+        let g = g.int("attention.head_count_kv", 4).tensor("output.bias", &[100], None);
+        rope(&g.int("rope.dimension_count", dims).spec(), 0).rotary_dim
+    };
+    // All of it too: a config of this family that says nothing means half.
+    assert_eq!((phi(4), phi(6), phi(16)), (4, 6, 16));
+    for (width, dims) in [(98, 6), (49 * 2, 2), (96, 24), (80, 32)] {
+        let g = gguf("llama").int("attention.key_length", width);
+        assert_eq!(rope(&g.int("rope.dimension_count", dims).spec(), 0).rotary_dim as u64, dims);
+    }
+}
+
+#[test]
+fn window_patterns() {
+    let swa = |arch| gguf(arch).int("attention.sliding_window", 8);
+    let (l, g) = (Some(8), None);
+    assert_eq!(windows(&swa("gemma2").spec()), [l, g, l, g]);
+    assert_eq!(windows(&swa("gpt-oss").spec()), [l, g, l, g]);
+    assert_eq!(windows(&swa("gemma3").int("block_count", 6).spec()), [l, l, l, l, l, g]);
+    assert_eq!(windows(&swa("exaone4").spec()), [l, l, l, g]);
+    assert_eq!(ropes(&swa("exaone4").spec()), [true, true, true, false]);
+    assert_eq!(windows(&gguf("exaone4").spec()), [g; 4]);
+    assert_eq!(windows(&swa("phi3").spec()), [l; 4]);
+    assert_eq!(windows(&gguf("phi3").int("attention.sliding_window", 0).spec()), [g; 4]);
+    assert_eq!(windows(&swa("llama").spec()), [l; 4]);
+    assert_eq!(windows(&swa("qwen2").spec()), [g; 4]);
+    // Written out, as a list or as a number.
+    let list = [false, true, true, false].map(GgufValue::Bool).to_vec();
+    let listed = swa("gemma3").set("attention.sliding_window_pattern", GgufValue::Array(list));
+    assert_eq!(windows(&listed.spec()), [g, l, l, g]);
+    let number = |n| swa("gemma3").int("attention.sliding_window_pattern", n).spec();
+    assert_eq!((windows(&number(2)), windows(&number(1))), (vec![l, g, l, g], vec![g; 4]));
+}
+
+#[test]
+fn smollm3_has_no_rope_in_every_fourth_layer() {
+    assert_eq!(ropes(&gguf("smollm3").spec()), [true, true, true, false]);
+}
+
+#[test]
+fn gemma_facts_that_are_not_written() {
+    let g = gguf("gemma2").int("attention.key_length", 32);
+    assert_eq!(g.spec().layers[0].attn.scale, 32f32.powf(-0.5));
+    assert_eq!(g.spec().final_norm, crate::rms(1e-5, 0.0));
+    // 27B alone has another scale.
+    let big = g.int("block_count", 46).spec();
+    assert_eq!(big.layers[0].attn.scale, 16f32.powf(-0.5));
+    assert_eq!((big.layers[0].attn.softcap, big.logit_softcap), (Some(50.0), Some(30.0)));
+    let three = gguf("gemma3").int("block_count", 6).float("rope.freq_base", 1e6).spec();
+    assert_eq!(
+        rope(&three, 0).freqs,
+        rope(&gguf("gemma2").int("attention.key_length", 256).spec(), 0).freqs
+    );
+    assert!(rope(&three, 5).freqs.inv_freq[1] < rope(&three, 0).freqs.inv_freq[1]);
+}
+
+#[test]
+fn gpt_oss_does_not_truncate() {
+    let g = gguf("gpt-oss")
+        .text("rope.scaling.type", "yarn")
+        .float("rope.scaling.factor", 32.0)
+        .float("rope.freq_base", 150_000.0)
+        .int("rope.scaling.original_context_length", 4096);
+    let fourth = rope(&g.int("attention.key_length", 16).spec(), 0).freqs.inv_freq[3];
+    assert!((f64::from(fourth) - 0.00679495931).abs() < 1e-9, "{fourth}");
+}
+
+#[test]
+fn dense_and_expert_layers_may_be_mixed() {
+    let g = gguf("qwen3moe")
+        .int("expert_count", 4)
+        .int("expert_used_count", 2)
+        .tensor("blk.1.ffn_gate.weight", &[96, 64], None)
+        .tensor("blk.1.ffn_up.weight", &[96, 64], None);
+    let m = g.model();
+    let mut spec = m.spec;
+    spec.layers[1].ffn = crate::spec(&crate::llama()).layers[0].ffn.clone();
+    let up = m.names.candidates(&spec, Key::layer(1, Slot::Up));
+    assert_eq!(up, [Recipe::whole("blk.1.ffn_up.weight")]);
+    let phi = gguf("phi3").tensor("blk.0.ffn_up.weight", &[192, 64], None).model();
+    let up = phi.names.candidates(&phi.spec, Key::layer(0, Slot::Up));
+    assert_eq!(up, [Recipe::rows("blk.0.ffn_up.weight", 96..192)]);
+}
+
+fn deepseek() -> Gguf {
+    gguf("deepseek2")
+        .int("attention.head_count_kv", 1)
+        .int("attention.kv_lora_rank", 32)
+        .int("attention.key_length", 40)
+        .int("attention.value_length", 32)
+        .int("attention.key_length_mla", 24)
+        .int("attention.value_length_mla", 16)
+        .int("rope.dimension_count", 8)
+        .int("expert_count", 8)
+        .int("expert_used_count", 2)
+        .int("expert_shared_count", 2)
+        .int("expert_feed_forward_length", 48)
+        .int("leading_dense_block_count", 1)
+        .float("expert_weights_scale", 2.5)
+}
+
+#[test]
+fn deepseek_both_layouts() {
+    let m = deepseek().model();
+    let a = &m.spec.layers[1].attn;
+    let l = a.latent.unwrap();
+    assert_eq!((l.q_rank, l.kv_rank, l.nope, l.rope, a.v_dim), (None, 32, 16, 8, 16));
+    assert_eq!((a.heads, a.kv_heads, a.k_dim), (4, 4, 24));
+    assert_eq!((moe(&m.spec, 1).scale, moe(&m.spec, 1).shared.unwrap().inter), (2.5, 96));
+    crate::dense(&m.spec, 0);
+    let at = |slot| m.names.candidates(&m.spec, Key::indexed(1, slot, 2));
+    let old = "blk.1.attn_kv_b.weight";
+    let transposed = Recipe { transpose: true, ..Recipe::rows(old, 64..80) };
+    assert_eq!(at(Slot::KAbsorb), [Recipe::rows("blk.1.attn_k_b.weight", 64..96), transposed]);
+    let new = Recipe::rows("blk.1.attn_v_b.weight", 32..48);
+    assert_eq!(at(Slot::VUp), [new, Recipe::rows(old, 80..96)]);
+}
+
+#[test]
+fn deepseek_yarn() {
+    let g = deepseek()
+        .text("rope.scaling.type", "yarn")
+        .float("rope.scaling.factor", 40.0)
+        .int("rope.scaling.original_context_length", 4096)
+        .float("rope.scaling.yarn_log_multiplier", f64::from(0.0707f32));
+    let s = g.spec();
+    let m = 0.1 * 0.707 * 40f64.ln() + 1.0;
+    let scale = (m * m / 24f64.sqrt()) as f32;
+    assert!((s.layers[0].attn.scale - scale).abs() < 1e-7);
+    assert_eq!(rope(&s, 0).freqs.factor, 1.0);
+}
+
+#[test]
+fn files_that_cannot_be_read() {
+    let all = "llama, internlm2, qwen2, qwen3, qwen3moe, qwen2moe, olmoe, phi2, phi3, phimoe, \
+               gemma, gemma2, gemma3, exaone4, smollm3, deepseek2, gpt-oss";
+    assert_eq!(
+        gguf("falcon").refusal(),
+        format!("GGUF architecture \"falcon\" is not supported; supported: {all}")
+    );
+    let none = from_gguf(&GgufMeta::default(), &Tensors::default());
+    let none = none.map(|_| ()).unwrap_err().to_string();
+    assert_eq!(none, "the config has no general.architecture in the GGUF metadata");
+    let differ = GgufValue::Array(vec![GgufValue::Uint(2), GgufValue::Uint(4)]);
+    assert_eq!(
+        gguf("llama").set("attention.head_count_kv", differ).refusal(),
+        "attention.head_count_kv that differs between layers is not supported; supported: one \
+         value for all"
+    );
+    assert_eq!(
+        gguf("llama").int("attention.key_length", 16).int("attention.value_length", 8).refusal(),
+        "attention.value_length 8 beside attention.key_length 16 is not supported; supported: \
+         equal widths of keys and values"
+    );
+    assert_eq!(
+        deepseek().int("expert_gating_func", 2).refusal(),
+        "expert_gating_func 2 is not supported; supported: 1 (softmax)"
+    );
+    assert_eq!(
+        deepseek().float("attention.temperature_scale", 0.1).refusal(),
+        "attention.temperature_scale is not supported; supported: files without it"
+    );
+    assert_eq!(
+        deepseek().int("attention.key_length_mla", 4).refusal(),
+        "the config's attention.key_length_mla is 4, which is less than rope.dimension_count 8"
+    );
+}
+
+/// Every key of small models with every kind of value: described or refused.
+#[test]
+fn nothing_panics() {
+    let wrong = || {
+        vec![
+            GgufValue::Uint(0),
+            GgufValue::Uint(1),
+            GgufValue::Uint(7),
+            GgufValue::Uint(u64::MAX),
+            GgufValue::Int(-1),
+            GgufValue::Float(f64::NAN),
+            GgufValue::Float(1e300),
+            GgufValue::Float(-0.5),
+            GgufValue::Bool(true),
+            GgufValue::Str("x".into()),
+            GgufValue::Array(vec![]),
+            GgufValue::Array(vec![GgufValue::Uint(3); 4]),
+        ]
+    };
+    let models = ["llama", "phi2", "gemma3", "exaone4", "qwen2moe", "gpt-oss", "deepseek2"];
+    let extra = [
+        "rope.freq_base",
+        "rope.scaling.factor",
+        "rope.scaling.type",
+        "rope.dimension_count",
+        "attention.sliding_window",
+        "attention.sliding_window_pattern",
+        "attention.key_length",
+        "attention.value_length",
+        "rope.scaling.yarn_log_multiplier",
+        "rope.freq_base_swa",
+        "expert_count",
+        "expert_used_count",
+        "expert_group_count",
+        "attention.key_length_mla",
+    ];
+    for arch in models {
+        let base = || if arch == "deepseek2" { deepseek() } else { gguf(arch) };
+        let keys: Vec<String> = base().meta.0.keys().cloned().collect();
+        let own = keys.iter().filter_map(|k| k.strip_prefix(&format!("{arch}.")));
+        for key in own.chain(extra) {
+            for value in wrong() {
+                let g = base().set(key, value);
+                let Ok(m) = from_gguf(&g.meta, &g.tensors) else { continue };
+                let needs = troika_model::spec::weight_needs(&m.spec);
+                for need in needs.iter().take(300) {
+                    m.names.candidates(&m.spec, need.key);
+                }
+            }
+        }
+    }
+}

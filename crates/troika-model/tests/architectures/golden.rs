@@ -1,0 +1,187 @@
+//! Key facts of every golden config, and that all weights of all test models are found.
+
+use troika_graph::{Activation, Score};
+use troika_model::families::{Model, from_config, from_gguf};
+use troika_model::spec::{ModelSpec, Norm, QkNorm, weight_needs};
+use troika_model::weights::{Checkpoint, FileSource, open};
+
+use crate::{data, dense, golden, moe, rms, ropes, spec, windows};
+
+fn shape(s: &ModelSpec) -> (usize, usize, usize, usize, usize, usize) {
+    let a = &s.layers[0].attn;
+    (s.vocab, s.hidden, s.layers.len(), a.heads, a.kv_heads, a.k_dim)
+}
+
+#[test]
+fn llama() {
+    let s = spec(&golden("llama-2"));
+    assert_eq!(shape(&s), (320, 32, 3, 4, 4, 8));
+    assert_eq!((s.family.as_str(), s.tied, s.context, s.embed_scale), ("llama", false, 256, 1.0));
+    let l = &s.layers[0];
+    assert_eq!((l.attn_pre, l.ffn_pre), (Some(rms(1e-5, 0.0)), Some(rms(1e-5, 0.0))));
+    assert_eq!((l.attn_post, l.ffn_post, l.parallel), (None, None, false));
+    assert_eq!((l.attn.qkv_bias, l.attn.o_bias, l.attn.scale), (false, false, 8f32.powf(-0.5)));
+    let m = dense(&s, 0);
+    assert_eq!((m.inter, m.act, m.gated, m.bias), (176, Activation::Silu, true, false));
+    let s = spec(&golden("llama-3.2"));
+    assert_eq!((shape(&s), s.tied), ((509, 96, 2, 8, 4, 32), true));
+}
+
+#[test]
+fn mistral_and_mixtral() {
+    let s = spec(&golden("mistral"));
+    assert_eq!((shape(&s), windows(&s)), ((257, 64, 3, 4, 1, 16), vec![Some(8); 3]));
+    let s = spec(&golden("mixtral"));
+    assert_eq!((shape(&s), windows(&s)), ((509, 64, 3, 4, 2, 16), vec![None; 3]));
+    let m = moe(&s, 0);
+    assert_eq!((m.experts, m.top_k, m.inter, m.score), (4, 2, 160, Score::Softmax));
+    assert_eq!((m.normalize, m.scale, m.shared, m.router_bias), (true, 1.0, None, false));
+}
+
+#[test]
+fn qwen() {
+    let s = spec(&golden("qwen1.5"));
+    assert_eq!((shape(&s), s.tied), ((320, 48, 2, 6, 1, 8), false));
+    assert!(s.layers[0].attn.qkv_bias && !s.layers[0].attn.o_bias);
+    assert!(spec(&golden("qwen2.5")).tied);
+    let s = spec(&golden("qwen3"));
+    assert_eq!(shape(&s), (257, 80, 3, 6, 1, 32));
+    let norm = QkNorm { norm: rms(1e-6, 0.0), per_head: true };
+    assert_eq!((s.layers[0].attn.qk_norm, s.layers[0].attn.qkv_bias), (Some(norm), false));
+    let s = spec(&golden("qwen3-moe"));
+    let m = moe(&s, 2);
+    assert_eq!((m.experts, m.top_k, m.inter, m.normalize), (8, 3, 56, true));
+    assert_eq!(s.layers[0].attn.qk_norm, Some(norm));
+    let s = spec(&golden("qwen2-moe"));
+    let m = moe(&s, 0);
+    assert_eq!((m.experts, m.top_k, m.inter, m.normalize), (6, 2, 48, false));
+    let shared = m.shared.unwrap();
+    assert_eq!((shared.inter, shared.gated, windows(&s)), (80, true, vec![None; 3]));
+}
+
+#[test]
+fn olmoe_norms_whole_projections() {
+    let s = spec(&golden("olmoe"));
+    let norm = QkNorm { norm: rms(1e-5, 0.0), per_head: false };
+    assert_eq!((s.layers[0].attn.qk_norm, s.layers[0].attn.clip_qkv), (Some(norm), None));
+    let m = moe(&s, 0);
+    assert_eq!((m.experts, m.top_k, m.inter, m.normalize), (8, 3, 176, false));
+}
+
+#[test]
+fn phi() {
+    let s = spec(&golden("phi-2"));
+    let norm = Norm::Layer { eps: 1e-5, bias: true };
+    let l = &s.layers[0];
+    assert_eq!((l.parallel, l.attn_pre, l.ffn_pre, s.final_norm), (true, Some(norm), None, norm));
+    assert!(l.attn.qkv_bias && l.attn.o_bias && s.head_bias);
+    let m = dense(&s, 0);
+    assert_eq!((m.act, m.gated, m.bias), (Activation::GeluTanh, false, true));
+    let s = spec(&golden("phi-3"));
+    assert_eq!((shape(&s), windows(&s)), ((257, 32, 2, 4, 2, 8), vec![None; 2]));
+    let s = spec(&golden("phimoe"));
+    assert_eq!((s.layers[0].attn_pre, s.layers[0].ffn_pre), (Some(norm), Some(norm)));
+    assert!(s.layers[0].attn.qkv_bias && s.layers[0].attn.o_bias && s.head_bias);
+    let m = moe(&s, 0);
+    assert_eq!((m.experts, m.top_k, m.score), (6, 2, Score::SparseMixer { eps: 0.01 }));
+}
+
+#[test]
+fn gemma() {
+    let s = spec(&golden("gemma"));
+    assert_eq!((shape(&s), s.tied), ((509, 96, 2, 6, 1, 32), true));
+    assert_eq!((s.embed_scale, s.final_norm), (96f32.sqrt(), rms(1e-6, 1.0)));
+    assert_eq!(dense(&s, 0).act, Activation::GeluTanh);
+    let s = spec(&golden("gemma-2"));
+    let n = Some(rms(1e-6, 1.0));
+    let l = &s.layers[0];
+    assert_eq!((l.attn_pre, l.attn_post, l.ffn_pre, l.ffn_post), (n, n, n, n));
+    assert_eq!((l.attn.softcap, s.logit_softcap), (Some(50.0), Some(30.0)));
+    assert_eq!(l.attn.scale, 24f32.powf(-0.5));
+    assert_eq!(windows(&s), [Some(8), None, Some(8), None]);
+    let s = spec(&golden("gemma-3"));
+    assert_eq!(windows(&s), [Some(8), Some(8), Some(8), Some(8), Some(8), None]);
+    let a = &s.layers[0].attn;
+    assert_eq!(a.qk_norm, Some(QkNorm { norm: rms(1e-6, 1.0), per_head: true }));
+    assert_eq!((a.softcap, s.logit_softcap, a.scale), (None, None, 32f32.powf(-0.5)));
+}
+
+#[test]
+fn layers_without_rope() {
+    let s = spec(&golden("exaone-4"));
+    assert_eq!(windows(&s), [Some(8), Some(8), Some(8), None]);
+    assert_eq!(ropes(&s), [true, true, true, false]);
+    let (l, n) = (&s.layers[0], Some(rms(1e-5, 0.0)));
+    assert_eq!((l.attn_pre, l.attn_post, l.ffn_pre, l.ffn_post), (None, n, None, n));
+    let s = spec(&golden("smollm3"));
+    assert_eq!((ropes(&s), windows(&s)), (vec![true, true, true, false], vec![None; 4]));
+    assert!(s.tied);
+}
+
+#[test]
+fn deepseek() {
+    let s = spec(&golden("deepseek-v2"));
+    assert_eq!(shape(&s), (320, 96, 3, 8, 8, 24));
+    let a = &s.layers[0].attn;
+    let l = a.latent.unwrap();
+    assert_eq!((l.q_rank, l.kv_rank, l.nope, l.rope, a.v_dim), (None, 32, 16, 8, 16));
+    let rope = a.rope.as_ref().unwrap();
+    assert_eq!((rope.rotary_dim, rope.style), (8, troika_graph::RopeStyle::Interleaved));
+    assert_eq!(dense(&s, 0).inter, 176);
+    let m = moe(&s, 1);
+    assert_eq!((m.experts, m.top_k, m.inter, m.normalize, m.groups), (8, 2, 48, false, None));
+    assert_eq!(m.shared.map(|s| (s.inter, s.gated)), Some((48, false)));
+}
+
+#[test]
+fn gpt_oss() {
+    let s = spec(&golden("gpt-oss"));
+    assert_eq!(windows(&s), [Some(8), None, Some(8), None]);
+    let a = &s.layers[0].attn;
+    assert!(a.sinks && a.qkv_bias && a.o_bias);
+    let m = moe(&s, 0);
+    assert_eq!((m.experts, m.top_k, m.score), (4, 2, Score::TopKSoftmax));
+    assert_eq!(m.act, Activation::ClampedSwiglu { alpha: 1.702, limit: 7.0 });
+    assert!(m.bias && m.router_bias && !m.normalize);
+}
+
+/// Every weight has a candidate in the files, and the first that is there fits exactly.
+fn all_found(model: &Model, files: &dyn Checkpoint) -> Result<usize, String> {
+    let needs = weight_needs(&model.spec);
+    for need in &needs {
+        let candidates = model.names.candidates(&model.spec, need.key);
+        let found = candidates.iter().find_map(|r| Some((r, files.tensor(&r.tensor)?)));
+        let Some((recipe, tensor)) = found else {
+            return Err(format!("{} is in none of {candidates:?}", need.key));
+        };
+        let (rows, cols) = tensor.matrix();
+        if recipe.result(rows, cols) != Some((need.rows, need.cols)) {
+            return Err(format!("{need:?} does not fit {recipe:?} of {:?}", tensor.shape));
+        }
+    }
+    Ok(needs.len())
+}
+
+#[test]
+fn all_weights_of_all_test_models_are_found() {
+    let mut checked = 0;
+    for kind in ["golden", "gguf"] {
+        for entry in std::fs::read_dir(data(kind)).unwrap() {
+            let path = entry.unwrap().path();
+            let is_model = path.is_dir() || path.extension().is_some_and(|e| e == "gguf");
+            if !is_model {
+                continue;
+            }
+            let opened = open(&path).unwrap();
+            let model = match &opened.source {
+                FileSource::HuggingFace { config, .. } => from_config(config),
+                FileSource::Gguf { meta, .. } => from_gguf(meta, opened.files.as_ref()),
+            };
+            let model = model.unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+            let found = all_found(&model, opened.files.as_ref());
+            found.unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+            checked += 1;
+        }
+    }
+    assert!(checked >= 38, "only {checked} models");
+}

@@ -1,0 +1,215 @@
+//! What is refused, in which words; and that no config ends in a panic.
+
+use serde_json::{Value, json};
+use troika_model::families::{from_config, supported};
+use troika_model::spec::weight_needs;
+
+use crate::{data, golden, llama, refusal, with, without};
+
+#[test]
+fn unknown_model_types_name_the_known_ones() {
+    let all = supported().join(", ");
+    for name in ["deepseek_v3", "bert", "Llama", ""] {
+        assert_eq!(
+            refusal(&with(llama(), json!({ "model_type": name }))),
+            format!("model_type {name:?} is not supported; supported: {all}")
+        );
+    }
+    assert_eq!(refusal(&without(llama(), &["model_type"])), "the config has no model_type");
+    assert!(supported().len() == 19 && all.starts_with("deepseek_v2, exaone4, gemma, "));
+}
+
+#[test]
+fn features_that_are_not_there() {
+    let llama = |changes| refusal(&with(llama(), changes));
+    assert_eq!(
+        llama(json!({"hidden_act": "quick_gelu"})),
+        "hidden_act \"quick_gelu\" is not supported; supported: silu, gelu, gelu_pytorch_tanh, \
+         gelu_new, relu"
+    );
+    let method = "float safetensors, or quantized weights as GGUF";
+    assert_eq!(
+        llama(json!({"quantization_config": {"quant_method": "bitsandbytes"}})),
+        format!(
+            "quantization_config of method \"bitsandbytes\" is not supported; supported: {method}"
+        )
+    );
+    let bidirectional = with(golden("gemma-3"), json!({"use_bidirectional_attention": true}));
+    assert_eq!(
+        refusal(&bidirectional),
+        "use_bidirectional_attention = true is not supported; supported: false"
+    );
+    let types = with(golden("gemma-2"), json!({"layer_types": vec!["chunked_attention"; 4]}));
+    assert_eq!(
+        refusal(&types),
+        "layer type \"chunked_attention\" is not supported; supported: \"full_attention\", \
+         \"sliding_attention\""
+    );
+    let paligemma = json!({"model_type": "paligemma", "text_config": golden("gemma")});
+    assert_eq!(
+        refusal(&paligemma),
+        "model_type \"paligemma\" (its prompts attend in both directions) is not supported; \
+         supported: decoders that attend to the past"
+    );
+}
+
+#[test]
+fn features_of_deepseek_that_are_not_there() {
+    let deepseek = |changes| refusal(&with(golden("deepseek-v2"), changes));
+    assert_eq!(
+        deepseek(json!({"attention_bias": true})),
+        "attention_bias = true is not supported; supported: false"
+    );
+    assert_eq!(
+        deepseek(json!({"topk_method": "noaux_tc"})),
+        "topk_method \"noaux_tc\" is not supported; supported: greedy, group_limited_greedy"
+    );
+    assert_eq!(
+        deepseek(json!({"scoring_func": "sigmoid"})),
+        "scoring_func other than softmax is not supported; supported: softmax"
+    );
+    let three = json!({"topk_method": "group_limited_greedy", "n_group": 3, "topk_group": 1});
+    assert_eq!(
+        deepseek(three),
+        "the config's n_group is 3, which is not possible with 8 experts and topk_group 1"
+    );
+}
+
+#[test]
+fn sizes_that_cannot_be() {
+    let llama = |changes| refusal(&with(llama(), changes));
+    let bad = |field: &str, value: &str, problem: &str| {
+        format!("the config's {field} is {value}, which is {problem}")
+    };
+    let size = "not a whole number from 1 to 16777216";
+    for v in ["0", "-1", "64.0", "99999999", "\"64\"", "true", "[]", "1e300"] {
+        let value: Value = serde_json::from_str(v).unwrap();
+        let said = llama(json!({ "hidden_size": value.clone() }));
+        assert_eq!(said, bad("hidden_size", &value.to_string(), size));
+    }
+    assert_eq!(llama(json!({"hidden_size": null})), "the config has no hidden_size");
+    let count = "not a whole number from 0 to 4096";
+    assert_eq!(
+        llama(json!({"num_hidden_layers": 10_000})),
+        bad("num_hidden_layers", "10000", count)
+    );
+    let none = "not at least 1";
+    assert_eq!(llama(json!({"num_hidden_layers": 0})), bad("num_hidden_layers", "0", none));
+    assert_eq!(llama(json!({"num_attention_heads": 0})), bad("num_attention_heads", "0", none));
+    let kv = |n: usize| {
+        bad("num_key_value_heads", &n.to_string(), "not a divisor of num_attention_heads 4")
+    };
+    assert_eq!(llama(json!({"num_key_value_heads": 3})), kv(3));
+    assert_eq!(llama(json!({"num_key_value_heads": 0})), kv(0));
+    assert_eq!(
+        llama(json!({"num_attention_heads": 6, "num_key_value_heads": 2})),
+        bad("num_attention_heads", "6", "not a divisor of hidden_size 64, and head_dim is absent")
+    );
+    assert_eq!(
+        llama(json!({"head_dim": 15})),
+        bad("rotary dimension", "15", "not an even number of at least 2")
+    );
+    assert_eq!(llama(json!({"rms_norm_eps": 0})), bad("rms_norm_eps", "0", "not more than 0"));
+}
+
+#[test]
+fn lists_and_experts_that_cannot_be() {
+    let gemma = |changes| refusal(&with(golden("gemma-2"), changes));
+    for n in [3, 5] {
+        assert_eq!(
+            gemma(json!({"layer_types": vec!["full_attention"; n]})),
+            format!(
+                "the config's layer_types is a list of {n}, which is not one for each of 4 layers"
+            )
+        );
+    }
+    assert_eq!(
+        gemma(json!({"layer_types": "all"})),
+        "the config's layer_types is \"all\", which is not a list"
+    );
+    let mixtral = |changes| refusal(&with(golden("mixtral"), changes));
+    assert_eq!(
+        mixtral(json!({"num_experts_per_tok": 5})),
+        "the config's num_experts_per_tok is 5, which is not between 1 and the 4 experts"
+    );
+    assert_eq!(
+        mixtral(json!({"num_local_experts": 5000})),
+        "the config's num_local_experts is 5000, which is not a whole number from 0 to 4096"
+    );
+    assert_eq!(
+        refusal(&with(golden("phimoe"), json!({"num_experts_per_tok": 3}))),
+        "the config's num_experts_per_tok is 3, which is not 2, which sparsemixer routing needs"
+    );
+    assert_eq!(
+        refusal(&with(golden("smollm3"), json!({"no_rope_layers": [1, 1]}))),
+        "the config's no_rope_layers is a list of 2, which is too short for 4 layers"
+    );
+    assert_eq!(
+        refusal(&with(golden("smollm3"), json!({"no_rope_layers": [1, 1, "x", 0]}))),
+        "the config's no_rope_layers is \"x\", which is neither 0 nor 1"
+    );
+    let letters = json!({"sliding_window_pattern": "LLX", "layer_types": null});
+    assert_eq!(
+        refusal(&with(golden("exaone-4"), letters)),
+        "the config's sliding_window_pattern is \"LLX\", which is not letters L and G"
+    );
+}
+
+#[test]
+fn things_that_are_no_config() {
+    for v in [json!(null), json!([]), json!("llama"), json!(3)] {
+        assert_eq!(refusal(&v), "the config's config is this, which is not a JSON object");
+    }
+    assert_eq!(
+        refusal(&with(llama(), json!({"text_config": 3}))),
+        "the config's text_config is 3, which is not an object"
+    );
+}
+
+/// Every field of every golden config with every kind of wrong value: described or refused.
+#[test]
+fn nothing_panics() {
+    let wrong = [
+        json!(null),
+        json!(0),
+        json!(1),
+        json!(-1),
+        json!(2.5),
+        json!(1e308),
+        json!(16777216),
+        json!(u64::MAX),
+        json!("x"),
+        json!(""),
+        json!([]),
+        json!({}),
+        json!(true),
+        json!([1, "x"]),
+        json!({"full_attention": 3}),
+        json!({"rope_type": "yarn"}),
+        json!({"rope_theta": 1.0}),
+        json!({"rope_type": "yarn", "factor": 1e-30, "rope_theta": 1.0}),
+        json!({"rope_type": "longrope", "short_factor": [], "long_factor": []}),
+    ];
+    for entry in std::fs::read_dir(data("golden")).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        let config = golden(&name);
+        for field in config.as_object().unwrap().keys() {
+            for value in &wrong {
+                let config = with(config.clone(), json!({ field.as_str(): value }));
+                let Ok(model) = from_config(&config) else { continue };
+                for need in weight_needs(&model.spec).iter().take(500) {
+                    model.names.candidates(&model.spec, need.key);
+                }
+                finite(&model.spec);
+            }
+        }
+    }
+}
+
+fn finite(spec: &troika_model::spec::ModelSpec) {
+    for layer in spec.layers.iter().take(2) {
+        let Some(rope) = &layer.attn.rope else { continue };
+        assert!(rope.freqs.factor.is_finite() && layer.attn.scale.is_finite());
+        assert!(rope.freqs.inv_freq.iter().all(|f| f.is_finite()), "{:?}", rope.freqs);
+    }
+}
