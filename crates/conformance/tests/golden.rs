@@ -28,3 +28,8 @@ fn checkpoints_of_all_architectures() {
 fn gguf_files() {
     all_hold("gguf", 18);
 }
+
+#[test]
+fn features_beside_the_usual_ones() {
+    all_hold("variants", 10);
+}

@@ -14,6 +14,7 @@ use troika_plan::Plan;
 use troika_trace::Tracer;
 
 use crate::error::EngineError;
+use crate::history::History;
 use crate::kv::{KvCache, SeqId};
 use crate::pool::EdgePool;
 use crate::schedule::{Policy, Runner, Task, TaskGraph};
@@ -97,6 +98,7 @@ pub struct Engine {
     logits: Buffer,
     decode_graphs: HashMap<usize, TaskGraph>,
     memory: EngineMemory,
+    history: History,
 }
 
 /// Ids and positions of a chunk, and the bindings of the segments that read them.
@@ -161,6 +163,7 @@ impl Engine {
             logits: Buffer::zeroed(0),
             decode_graphs: HashMap::new(),
             memory,
+            history: History::new(parts.spec),
         })
     }
 
@@ -187,6 +190,7 @@ impl Engine {
     /// Closes a sequence and frees its pages.
     pub fn close(&mut self, seq: SeqId) {
         self.kv.close(seq);
+        self.history.truncate(seq, 0);
     }
 
     /// Tokens of a sequence in the cache.
@@ -200,9 +204,13 @@ impl Engine {
     }
 
     /// Forgets a sequence's tokens from `len` on. Returns how many are kept: `len`, or 0 when a
-    /// sliding window has already dropped what continuing there would need.
+    /// sliding window has already dropped what continuing there would need, or the kept keys were
+    /// rotated for a longer sequence.
     pub fn truncate(&mut self, seq: SeqId, len: usize) -> usize {
-        self.kv.truncate(seq, len)
+        let len = if self.history.changes(self.kv.len(seq), len) { 0 } else { len };
+        let kept = self.kv.truncate(seq, len);
+        self.history.truncate(seq, kept);
+        kept
     }
 
     /// Appends tokens to sequences and hands over the wanted logits.
@@ -213,10 +221,26 @@ impl Engine {
     pub fn run(&mut self, feeds: &[Feed<'_>], sink: LogitsSink<'_>) -> Result<(), EngineError> {
         self.check(feeds)?;
         let before: Vec<usize> = feeds.iter().map(|f| self.kv.len(f.seq)).collect();
-        let result = self.run_checked(feeds, sink);
-        if result.is_err() {
-            for (f, len) in feeds.iter().zip(before) {
-                self.kv.truncate(f.seq, len);
+        let again: Vec<Option<Vec<u32>>> =
+            feeds.iter().zip(&before).map(|(f, &len)| self.history.again(f, len)).collect();
+        let mut whole = feeds.to_vec();
+        for (f, tokens) in whole.iter_mut().zip(&again) {
+            if let Some(tokens) = tokens {
+                self.kv.truncate(f.seq, 0);
+                f.tokens = tokens;
+            }
+        }
+        let result = self.run_checked(&whole, &mut |feed, pos, logits| {
+            if pos >= before[feed] {
+                sink(feed, pos, logits);
+            }
+        });
+        for (f, len) in feeds.iter().zip(before) {
+            match result {
+                Ok(()) => self.history.append(f.seq, f.tokens),
+                Err(_) => {
+                    self.truncate(f.seq, len);
+                }
             }
         }
         result

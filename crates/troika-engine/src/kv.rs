@@ -11,6 +11,12 @@ use troika_graph::Window;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SeqId(usize);
 
+impl SeqId {
+    pub(crate) fn index(self) -> usize {
+        self.0
+    }
+}
+
 /// Why the cache refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum KvError {

@@ -6,6 +6,7 @@
 
 mod engine;
 mod error;
+mod history;
 mod kv;
 mod pool;
 pub mod sample;

@@ -2,6 +2,7 @@
 //!
 //! The layouts are those of GGUF files (ggml's `block_q*` structures); numbers are little-endian.
 
+use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use crate::DType;
@@ -13,9 +14,10 @@ use crate::DType;
 pub fn dequantize(dtype: DType, bytes: &[u8], out: &mut [f32]) {
     assert_eq!(Some(bytes.len()), dtype.row_bytes(out.len()), "{dtype} row length");
     let block: fn(&[u8], &mut [f32]) = match dtype {
-        DType::F32 => |b, o| o[0] = f32::from_le_bytes([b[0], b[1], b[2], b[3]]),
-        DType::F16 => |b, o| o[0] = half_at(b, 0),
-        DType::BF16 => |b, o| o[0] = bf16::from_le_bytes([b[0], b[1]]).to_f32(),
+        DType::F32 => return each(bytes, out, f32::from_le_bytes),
+        DType::F16 => return halves(bytes, out),
+        DType::BF16 => return each(bytes, out, |b| bf16::from_le_bytes(b).to_f32()),
+        DType::I32 => return each(bytes, out, |b| i32::from_le_bytes(b) as f32),
         DType::Q8_0 => q8_0,
         DType::Q4_0 => q4_0,
         DType::Q4_1 => q4_1,
@@ -27,11 +29,27 @@ pub fn dequantize(dtype: DType, bytes: &[u8], out: &mut [f32]) {
         DType::Q5_K => q5_k,
         DType::Q6_K => q6_k,
         DType::MXFP4 => mxfp4,
-        DType::I32 => |b, o| o[0] = i32::from_le_bytes([b[0], b[1], b[2], b[3]]) as f32,
     };
     let blocks = bytes.chunks_exact(dtype.block_bytes());
     for (b, o) in blocks.zip(out.chunks_exact_mut(dtype.block_len())) {
         block(b, o);
+    }
+}
+
+/// Numbers of `N` bytes.
+fn each<const N: usize>(bytes: &[u8], out: &mut [f32], value: impl Fn([u8; N]) -> f32) {
+    for (b, o) in bytes.as_chunks().0.iter().zip(out) {
+        *o = value(*b);
+    }
+}
+
+/// f16 numbers; in groups, which is what processors have instructions for.
+fn halves(bytes: &[u8], out: &mut [f32]) {
+    let mut group = [f16::ZERO; 64];
+    for (b, o) in bytes.chunks(2 * group.len()).zip(out.chunks_mut(group.len())) {
+        let group = &mut group[..o.len()];
+        group.iter_mut().zip(b.as_chunks().0).for_each(|(h, b)| *h = f16::from_le_bytes(*b));
+        group.convert_to_f32_slice(o);
     }
 }
 
@@ -165,16 +183,17 @@ fn q6_k(b: &[u8], o: &mut [f32]) {
     }
 }
 
-/// The values of E2M1, sign in the fourth bit (OCP Microscaling Formats, table 5).
-const E2M1: [f32; 16] =
-    [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
+/// Twice the values of E2M1, sign in the fourth bit (OCP Microscaling Formats, table 5). As in
+/// ggml, minus zero is zero.
+const E2M1_DOUBLED: [f32; 16] =
+    [0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 0.0, -1.0, -2.0, -3.0, -4.0, -6.0, -8.0, -12.0];
 
-/// `2^(e - 127)`; exponent 0 is the subnormal 2^-127.
-fn e8m0(e: u8) -> f32 {
-    f32::from_bits(if e == 0 { 0x0040_0000 } else { u32::from(e) << 23 })
+/// Half of `2^(e - 127)`: the doubled values make up for it, and no exponent overflows.
+fn e8m0_half(e: u8) -> f32 {
+    f32::from_bits(if e < 2 { 0x0020_0000 << e } else { u32::from(e - 1) << 23 })
 }
 
 fn mxfp4(b: &[u8], o: &mut [f32]) {
-    let d = e8m0(b[0]);
-    nibbles(&b[1..], o, |_, q| d * E2M1[usize::from(q)]);
+    let d = e8m0_half(b[0]);
+    nibbles(&b[1..], o, |_, q| d * E2M1_DOUBLED[usize::from(q)]);
 }

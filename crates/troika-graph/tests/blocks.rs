@@ -1,10 +1,14 @@
-//! Dequantization against values computed by the `gguf` Python package from random blocks.
+//! Dequantization against values computed by the `gguf` Python package from random blocks, with
+//! scales that are negative, subnormal, zero and the largest there are. Equal to the last bit.
 //!
 //! `data/blocks.bin` holds records: name (8 bytes), block bytes, values, then both.
 
 use troika_graph::{DType, blocks::dequantize};
 
-const TYPES: [DType; 11] = [
+const TYPES: [DType; 14] = [
+    DType::F32,
+    DType::F16,
+    DType::BF16,
     DType::Q8_0,
     DType::Q4_0,
     DType::Q4_1,
@@ -36,13 +40,23 @@ fn blocks_mean_what_the_reference_says() {
         dequantize(dtype, raw, &mut out);
         for (i, (e, o)) in expected.chunks_exact(4).zip(&out).enumerate() {
             let e = f32::from_le_bytes(e.try_into().unwrap());
-            assert!(
-                e == *o || (e - o).abs() <= 1e-6 * e.abs(),
-                "{name} value {i}: {o} instead of {e}"
-            );
+            assert_eq!(o.to_bits(), e.to_bits(), "{name} value {i}: {o} instead of {e}");
         }
         data = rest;
         seen += 1;
     }
     assert_eq!(seen, TYPES.len());
+}
+
+#[test]
+fn integers_are_values_too() {
+    let mut out = [0.0; 2];
+    dequantize(DType::I32, &[0xff, 0xff, 0xff, 0xff, 7, 0, 0, 0], &mut out);
+    assert_eq!(out, [-1.0, 7.0]);
+}
+
+#[test]
+#[should_panic(expected = "Q4_0 row length")]
+fn a_row_that_is_not_whole_blocks_is_a_mistake_of_the_caller() {
+    dequantize(DType::Q4_0, &[0; 18], &mut [0.0; 31]);
 }

@@ -105,7 +105,6 @@ fn what_is_not_supported_is_refused_by_name() {
     has(error("qwen3", quant), &["bitsandbytes", "GGUF"]);
     has(error("gemma-3", |c| c["use_bidirectional_attention"] = json!(true)), &["bidirectional"]);
     has(error("deepseek-v2", |c| c["topk_method"] = json!("noaux_tc")), &["noaux_tc"]);
-    has(error("deepseek-v2", |c| c["attention_bias"] = json!(true)), &["attention_bias"]);
     has(error("gpt-oss", |c| c["layer_types"][0] = json!("linear")), &["linear"]);
 }
 

@@ -113,7 +113,7 @@ pub(super) fn gemma3(f: Fields<'_>, source: &Source) -> Res {
     let bias = f.flag("attention_bias")?.unwrap_or(false);
     (attn.qkv_bias, attn.o_bias) = (bias, bias);
     attn.scale = f.positive("query_pre_attn_scalar")?.unwrap_or(256.0).powf(-0.5) as f32;
-    attn.softcap = f.positive("attn_logit_softcapping")?.map(|c| c as f32);
+    // The library reads `attn_logit_softcapping` but does not apply it in this family.
     attn.qk_norm = Some(QkNorm { norm: norm(&b), per_head: true });
     let mlp = b.mlp()?;
     let layers = sliding.into_iter().map(|s| {

@@ -49,6 +49,8 @@ fn outer(slot: Slot) -> Candidates {
         .collect()
 }
 
+const DOWN_BIAS: &str = "self_attn.kv_a_proj_with_mqa.bias";
+
 /// A weight of one layer (and one expert or head).
 struct One<'a> {
     layer: &'a Layer,
@@ -86,11 +88,13 @@ impl One<'_> {
             Slot::QNormBias => whole(&["self_attn.q_layernorm.bias"]),
             Slot::KNormBias => whole(&["self_attn.k_layernorm.bias"]),
             Slot::Sinks => whole(&["self_attn.sinks"]),
+            Slot::QDownBias => whole(&["self_attn.q_a_proj.bias"]),
             Slot::QDown => whole(&["self_attn.q_a_proj.weight"]),
             Slot::QDownNorm => whole(&["self_attn.q_a_layernorm.weight"]),
             Slot::QUp => whole(&["self_attn.q_b_proj.weight"]),
             Slot::KvDownNorm => whole(&["self_attn.kv_a_layernorm.weight"]),
             Slot::KvDown | Slot::KRope | Slot::KAbsorb | Slot::VUp => self.latent(slot),
+            Slot::KvDownBias | Slot::KRopeBias => self.latent(slot),
             Slot::Gate | Slot::Up | Slot::Down => self.mlp(slot),
             Slot::GateBias => whole(&["mlp.gate_proj.bias"]),
             Slot::UpBias => whole(&["mlp.up_proj.bias", "mlp.fc1.bias"]),
@@ -102,9 +106,12 @@ impl One<'_> {
                 "block_sparse_moe.router.weight",
             ]),
             Slot::RouterBias => whole(&["mlp.router.bias", "mlp.gate.bias"]),
-            Slot::SharedGate => self.shared("gate_proj"),
-            Slot::SharedUp => self.shared("up_proj"),
-            Slot::SharedDown => self.shared("down_proj"),
+            Slot::SharedGate => self.shared("gate_proj.weight"),
+            Slot::SharedGateBias => self.shared("gate_proj.bias"),
+            Slot::SharedUpBias => self.shared("up_proj.bias"),
+            Slot::SharedDownBias => self.shared("down_proj.bias"),
+            Slot::SharedUp => self.shared("up_proj.weight"),
+            Slot::SharedDown => self.shared("down_proj.weight"),
             Slot::SharedOutGate => whole(&["mlp.shared_expert_gate.weight"]),
             _ => self.expert(slot),
         }
@@ -164,6 +171,8 @@ impl One<'_> {
         vec![match slot {
             Slot::KvDown => Recipe::rows(down, 0..l.kv_rank),
             Slot::KRope => Recipe::rows(down, l.kv_rank..l.kv_rank + l.rope),
+            Slot::KvDownBias => Recipe::cols(DOWN_BIAS, 0, l.kv_rank),
+            Slot::KRopeBias => Recipe::cols(DOWN_BIAS, l.kv_rank, l.rope),
             Slot::KAbsorb => Recipe { transpose: true, ..Recipe::rows(up, head..head + l.nope) },
             _ => Recipe::rows(up, head + l.nope..head + l.nope + a.v_dim),
         }]
@@ -189,7 +198,7 @@ impl One<'_> {
     fn shared(&self, part: &str) -> Candidates {
         ["shared_expert", "shared_experts"]
             .iter()
-            .map(|s| Recipe::whole(format!("mlp.{s}.{part}.weight")))
+            .map(|s| Recipe::whole(format!("mlp.{s}.{part}")))
             .collect()
     }
 

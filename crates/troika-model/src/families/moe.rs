@@ -6,7 +6,7 @@ use troika_graph::{Activation, RopeStyle, Score};
 use super::base::{Base, Defaults, Source};
 use super::fields::{ConfigError, Fields, bad, unsupported};
 use super::rope::RopeConfig;
-use crate::spec::{Ffn, Latent, ModelSpec, Moe, Norm, QkNorm, SharedExpert};
+use crate::spec::{Ffn, Latent, Mlp, ModelSpec, Moe, Norm, QkNorm, SharedExpert};
 
 type Res = Result<ModelSpec, ConfigError>;
 
@@ -75,7 +75,7 @@ pub(super) fn qwen2_moe(f: Fields<'_>, source: &Source) -> Res {
     let normalize = f.flag("norm_topk_prob")?.unwrap_or(false);
     let mut moe = moe(&b, experts(f, 60, 4)?, inter, normalize);
     let shared = f.size_opt("shared_expert_intermediate_size")?.unwrap_or(5632);
-    moe.shared = Some(SharedExpert { inter: shared, gated: true });
+    moe.shared = Some(SharedExpert { inter: shared, gated: true, bias: false });
     let dense = dense_layers(&b)?;
     let mut layers = Vec::with_capacity(b.layers);
     for (s, dense) in sliding.into_iter().zip(dense) {
@@ -125,8 +125,8 @@ pub(super) fn deepseek_v2(f: Fields<'_>, source: &Source) -> Res {
     let head_dim = Some(nope + rope_dim);
     let mut b = Base::read(f, source, Defaults { head_dim, ..Defaults::default() })?;
     (b.head_dim, b.kv_heads) = (nope + rope_dim, b.heads);
-    f.refuse_flag("attention_bias")?;
-    f.refuse_flag("mlp_bias")?;
+    let bias = f.flag("attention_bias")?.unwrap_or(false);
+    let mlp_bias = f.flag("mlp_bias")?.unwrap_or(false);
     let config = RopeConfig::read(f, None, b.theta)?;
     // Rope pairs neighbours in both file formats; only its own part of a head is rotated.
     let rope = config.build(rope_dim, 1.0, RopeStyle::Interleaved, b.context)?;
@@ -140,7 +140,8 @@ pub(super) fn deepseek_v2(f: Fields<'_>, source: &Source) -> Res {
     // The library's compressed norms keep their own default epsilon.
     let norm = Norm::Rms { eps: 1e-6, offset: 0.0 };
     let kv_rank = f.size_opt("kv_lora_rank")?.unwrap_or(512);
-    attn.latent = Some(Latent { q_rank, kv_rank, nope, rope: rope_dim, norm });
+    attn.latent = Some(Latent { q_rank, kv_rank, nope, rope: rope_dim, norm, bias });
+    attn.o_bias = bias;
     let inter = f.size_opt("moe_intermediate_size")?.unwrap_or(1407);
     let mut moe = moe(&b, experts(f, 64, 6)?, inter, false);
     moe.scale = f.number("routed_scaling_factor")?.unwrap_or(1.0) as f32;
@@ -149,11 +150,15 @@ pub(super) fn deepseek_v2(f: Fields<'_>, source: &Source) -> Res {
         return Err(unsupported("scoring_func other than softmax", "softmax"));
     }
     let shared = f.count_opt("n_shared_experts")?.unwrap_or(2);
-    moe.shared = (shared > 0).then_some(SharedExpert { inter: inter * shared, gated: false });
+    let inter = inter * shared;
+    moe.shared = (shared > 0).then_some(SharedExpert { inter, gated: false, bias: mlp_bias });
     let dense = f.count_opt("first_k_dense_replace")?.unwrap_or(0);
     let mut layers = Vec::with_capacity(b.layers);
     for i in 0..b.layers {
-        let ffn = if i < dense { Ffn::Dense(b.mlp()?) } else { Ffn::Moe(moe.clone()) };
+        let ffn = match i < dense {
+            true => Ffn::Dense(Mlp { bias: mlp_bias, ..b.mlp()? }),
+            false => Ffn::Moe(moe.clone()),
+        };
         layers.push(b.layer(attn.clone(), ffn));
     }
     Ok(b.model("deepseek_v2", layers))

@@ -163,7 +163,7 @@ fn latent_qkv(
     let q = match l.q_rank {
         None => e.linear(n, Slot::Q, None)?,
         Some(_) => {
-            let c = e.linear(n, Slot::QDown, None)?;
+            let c = e.linear(n, Slot::QDown, l.bias.then_some(Slot::QDownBias))?;
             let c = e.norm(c, l.norm, (Slot::QDownNorm, Slot::QDownNorm), 0)?;
             e.linear(c, Slot::QUp, None)?
         }
@@ -174,9 +174,9 @@ fn latent_qkv(
     let mut q_pe = e.graph.op("q pe", pe, &[q], a.heads * l.rope);
     let absorb = Op::HeadLinear(HeadLinear { weights: e.weights(true, a.heads, Slot::KAbsorb)? });
     let q_latent = e.graph.op("q latent", absorb, &[q_nope], a.heads * l.kv_rank);
-    let c = e.linear(n, Slot::KvDown, None)?;
+    let c = e.linear(n, Slot::KvDown, l.bias.then_some(Slot::KvDownBias))?;
     let c = e.norm(c, l.norm, (Slot::KvDownNorm, Slot::KvDownNorm), 0)?;
-    let mut k_pe = e.linear(n, Slot::KRope, None)?;
+    let mut k_pe = e.linear(n, Slot::KRope, l.bias.then_some(Slot::KRopeBias))?;
     if let Some(rope) = &a.rope {
         q_pe = e.graph.op("q rotated", rope_op(rope, l.rope), &[q_pe, positions], a.heads * l.rope);
         k_pe = e.graph.op("k rotated", rope_op(rope, l.rope), &[k_pe, positions], l.rope);

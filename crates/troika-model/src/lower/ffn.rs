@@ -125,10 +125,10 @@ fn shared_ops(
     act: Activation,
     n: ValueId,
 ) -> Result<ValueId, LowerError> {
-    let gate = e.linear(n, Slot::SharedGate, None)?;
-    let up = e.linear(n, Slot::SharedUp, None)?;
+    let gate = e.linear(n, Slot::SharedGate, s.bias.then_some(Slot::SharedGateBias))?;
+    let up = e.linear(n, Slot::SharedUp, s.bias.then_some(Slot::SharedUpBias))?;
     let inner = e.graph.op("inner", Op::Gate(act), &[gate, up], s.inter);
-    let y = e.linear(inner, Slot::SharedDown, None)?;
+    let y = e.linear(inner, Slot::SharedDown, s.bias.then_some(Slot::SharedDownBias))?;
     if !s.gated {
         return Ok(y);
     }

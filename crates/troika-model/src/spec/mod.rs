@@ -145,6 +145,8 @@ pub struct Latent {
     pub rope: usize,
     /// Norm of the compressed rows (RMS).
     pub norm: Norm,
+    /// Biases of the projections to the compressed rows.
+    pub bias: bool,
 }
 
 /// Feed-forward of a layer.
@@ -203,4 +205,6 @@ pub struct SharedExpert {
     pub inter: usize,
     /// Its output is multiplied by `sigmoid(gate . x)` (Qwen2-MoE).
     pub gated: bool,
+    /// Biases of its projections.
+    pub bias: bool,
 }

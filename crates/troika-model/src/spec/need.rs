@@ -100,12 +100,15 @@ fn latent_needs(l: &mut List, a: &Attn, h: usize) {
         None => l.add(Slot::Q, a.heads * a.k_dim, h),
         Some(r) => {
             l.add(Slot::QDown, r, h);
+            l.add_if(m.bias, Slot::QDownBias, 1, r);
             l.add(Slot::QDownNorm, 1, r);
             l.add(Slot::QUp, a.heads * a.k_dim, r);
         }
     }
     l.add(Slot::KvDown, m.kv_rank, h);
     l.add(Slot::KRope, m.rope, h);
+    l.add_if(m.bias, Slot::KvDownBias, 1, m.kv_rank);
+    l.add_if(m.bias, Slot::KRopeBias, 1, m.rope);
     l.add(Slot::KvDownNorm, 1, m.kv_rank);
     l.each(a.heads, Slot::KAbsorb, m.kv_rank, m.nope);
     l.each(a.heads, Slot::VUp, a.v_dim, m.kv_rank);
@@ -138,6 +141,9 @@ fn moe_needs(l: &mut List, m: &Moe, h: usize) {
         l.add(Slot::SharedGate, s.inter, h);
         l.add(Slot::SharedUp, s.inter, h);
         l.add(Slot::SharedDown, h, s.inter);
+        l.add_if(s.bias, Slot::SharedGateBias, 1, s.inter);
+        l.add_if(s.bias, Slot::SharedUpBias, 1, s.inter);
+        l.add_if(s.bias, Slot::SharedDownBias, 1, h);
         l.add_if(s.gated, Slot::SharedOutGate, 1, h);
     }
 }

@@ -34,13 +34,16 @@ pub enum Slot {
     Sinks,
     /// Latent: hidden -> q_rank.
     QDown,
+    QDownBias,
     QDownNorm,
     /// Latent: q_rank -> heads * k_dim.
     QUp,
     /// Latent: hidden -> kv_rank.
     KvDown,
+    KvDownBias,
     /// Latent: hidden -> rope.
     KRope,
+    KRopeBias,
     KvDownNorm,
     /// Latent, per head (index): `[kv_rank, nope]`, absorbs the key expansion into the query.
     KAbsorb,
@@ -64,6 +67,9 @@ pub enum Slot {
     SharedGate,
     SharedUp,
     SharedDown,
+    SharedGateBias,
+    SharedUpBias,
+    SharedDownBias,
     /// `[1, hidden]`: gate of the shared expert's output.
     SharedOutGate,
 }

@@ -18,7 +18,8 @@ impl StoredTensor {
     /// Rows and columns of the matrix view: the last dimension is the columns.
     pub fn matrix(&self) -> (usize, usize) {
         let cols = self.shape.last().copied().unwrap_or(1);
-        let rows = self.shape.iter().rev().skip(1).product();
+        // Cannot overflow for what the readers accept, but for empty tensors.
+        let rows = self.shape.iter().rev().skip(1).fold(1usize, |n, &d| n.saturating_mul(d));
         (rows, cols)
     }
 }

@@ -24,7 +24,8 @@ pub(super) fn has_non_finite(dtype: DType, bytes: &[u8]) -> bool {
             .0
             .iter()
             .fold(false, |bad, b| bad | (u16::from_le_bytes(*b) & 0x7f80 == 0x7f80)),
-        DType::I32 | DType::MXFP4 => false,
+        DType::I32 => false,
+        DType::MXFP4 => bytes.chunks_exact(dtype.block_bytes()).any(|block| block[0] == 0xff),
         _ => {
             let scales: &[usize] = match dtype {
                 DType::Q4_1 | DType::Q5_1 | DType::Q4_K | DType::Q5_K => &[0, 2],

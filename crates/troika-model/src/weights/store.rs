@@ -1,19 +1,16 @@
 //! The weight store: owns the mapped files and every form made of them, with byte accounting.
 
-use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
-use bytemuck::{Pod, Zeroable};
-use half::{bf16, f16};
-use troika_device::{
-    DeviceError, PackFn, Packed, WeightBytes, WeightData, WeightOwner, WeightSource,
-};
-use troika_graph::{DType, blocks};
+use troika_device::{DeviceError, PackFn, Packed, WeightData, WeightSource};
 
-use super::checkpoint::{Checkpoint, StoredTensor};
+use super::account::{ClassBytes, MemoryReport, class_of, is_expert};
+use super::bind::bind_all;
+use super::checkpoint::Checkpoint;
+use super::cut::aligned;
 use super::error::WeightError;
-use super::recipe::{Cols, Recipe};
-use super::{scan, synthetic};
+use super::{parallel, scan, synthetic};
 use crate::families::TensorNames;
 use crate::lower::WeightShape;
 use crate::spec::{Ffn, Key, ModelSpec, Need, Slot, weight_needs};
@@ -41,64 +38,27 @@ pub struct WeightInfo {
     pub tensor: String,
 }
 
-/// Bytes the store accounts for.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct MemoryReport {
-    /// Used straight from the memory-mapped file.
-    pub mapped: u64,
-    /// Copies made because the file's layout or type did not serve.
-    pub owned: u64,
-    /// Packed forms by layout.
-    pub packed: BTreeMap<String, u64>,
+/// Bytes looked at in one go when scanning.
+const SCAN_PIECE: usize = 4 << 20;
+
+/// A weight and where it came from.
+pub(super) struct Bound {
+    pub key: Key,
+    pub data: WeightData,
+    /// Tensor it is cut from.
+    pub tensor: String,
+    /// Lives on the heap, not in the file.
+    pub owned: bool,
 }
 
-/// Parameters and bytes of a class of weights.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ClassBytes {
-    /// `embedding`, `attention`, `feed-forward`, `experts`, `router`, `norms`, `head`.
-    pub class: &'static str,
-    /// Type in the store.
-    pub dtype: DType,
-    /// Parameters.
-    pub parameters: u64,
-    /// Bytes.
-    pub bytes: u64,
-}
-
-/// A heap block with the alignment devices are promised.
-#[derive(Clone, Copy, Zeroable, Pod)]
-#[repr(C, align(64))]
-struct Line([u8; 64]);
-
-struct AlignedBytes(Box<[Line]>);
-
-impl AsRef<[u8]> for AlignedBytes {
-    fn as_ref(&self) -> &[u8] {
-        bytemuck::cast_slice(&self.0)
-    }
-}
-
-fn aligned(bytes: &[u8]) -> WeightBytes {
-    let mut lines: Box<[Line]> = bytemuck::allocation::zeroed_slice_box(bytes.len().div_ceil(64));
-    bytemuck::cast_slice_mut::<Line, u8>(&mut lines)[..bytes.len()].copy_from_slice(bytes);
-    let owner: WeightOwner = Arc::new(AlignedBytes(lines));
-    WeightBytes::whole(owner)
-        .slice(0..bytes.len())
-        .unwrap_or_else(|| WeightBytes::owned(Vec::new()))
-}
-
-struct Bound {
-    key: Key,
-    data: WeightData,
-    tensor: String,
-    owned: bool,
-}
+/// A packed form; empty until it is made.
+type PackSlot = Arc<Mutex<Option<Packed>>>;
 
 /// All weights of a model by logical name.
 pub struct WeightStore {
     by_name: HashMap<String, usize>,
     bound: Vec<Bound>,
-    packed: Mutex<HashMap<(String, String), Packed>>,
+    packed: Mutex<HashMap<(String, String), PackSlot>>,
 }
 
 impl WeightStore {
@@ -114,27 +74,7 @@ impl WeightStore {
         files: &dyn Checkpoint,
         float: FloatType,
     ) -> Result<WeightStore, WeightError> {
-        let needs = weight_needs(spec);
-        let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-        let part = needs.len().div_ceil(threads).max(1);
-        let bound: Vec<Result<Bound, WeightError>> = std::thread::scope(|s| {
-            let one = |need: &Need| bind_one(*need, spec, names, files, float);
-            let handles: Vec<_> = needs
-                .chunks(part)
-                .map(|c| s.spawn(move || c.iter().map(one).collect::<Vec<_>>()))
-                .collect();
-            let gone = || WeightError::Unsupported {
-                file: files.origin(""),
-                why: "a loading thread ended".into(),
-            };
-            handles
-                .into_iter()
-                .flat_map(|h| h.join().unwrap_or_else(|_| vec![Err(gone())]))
-                .collect()
-        });
-        let bound = bound.into_iter().collect::<Result<Vec<_>, _>>()?;
-        let by_name = bound.iter().enumerate().map(|(i, b)| (b.key.to_string(), i)).collect();
-        Ok(WeightStore { by_name, bound, packed: Mutex::default() })
+        Ok(WeightStore::of(bind_all(spec, names, files, float)?))
     }
 
     /// Random bf16 weights of a model's shape, the same for a seed.
@@ -146,6 +86,10 @@ impl WeightStore {
             owned: true,
         };
         let bound: Vec<Bound> = weight_needs(spec).into_iter().enumerate().map(one).collect();
+        WeightStore::of(bound)
+    }
+
+    fn of(bound: Vec<Bound>) -> WeightStore {
         let by_name = bound.iter().enumerate().map(|(i, b)| (b.key.to_string(), i)).collect();
         WeightStore { by_name, bound, packed: Mutex::default() }
     }
@@ -187,9 +131,16 @@ impl WeightStore {
             let bytes = b.data.bytes.len() as u64;
             *(if b.owned { &mut report.owned } else { &mut report.mapped }) += bytes;
         }
-        let packed = self.packed.lock().unwrap_or_else(|e| e.into_inner());
-        for ((_, layout), p) in packed.iter() {
-            *report.packed.entry(layout.clone()).or_default() += p.bytes.len() as u64;
+        for ((_, layout), slot) in lock(&self.packed).iter() {
+            // A form that is being made at this moment is not counted yet.
+            let made = match slot.try_lock() {
+                Ok(made) => made,
+                Err(TryLockError::Poisoned(e)) => e.into_inner(),
+                Err(TryLockError::WouldBlock) => continue,
+            };
+            if let Some(p) = &*made {
+                *report.packed.entry(layout.clone()).or_default() += p.bytes.len() as u64;
+            }
         }
         report
     }
@@ -213,11 +164,19 @@ impl WeightStore {
 
     /// Names of tensors that hold NaN or infinities. Reads all weights.
     pub fn scan_non_finite(&self) -> Vec<String> {
-        let bad = |b: &&Bound| scan::has_non_finite(b.data.dtype, &b.data.bytes);
-        let mut names: Vec<String> =
-            self.bound.iter().filter(bad).map(|b| b.tensor.clone()).collect();
-        names.dedup();
-        names
+        let mut pieces = Vec::new();
+        for b in &self.bound {
+            let (block, len) = (b.data.dtype.block_bytes(), b.data.bytes.len());
+            let step = SCAN_PIECE / block * block;
+            pieces.extend((0..len).step_by(step).map(|at| (b, at..len.min(at + step))));
+        }
+        let bad = parallel::map(pieces.len(), |i| {
+            let (b, range) = &pieces[i];
+            scan::has_non_finite(b.data.dtype, &b.data.bytes[range.clone()])
+        });
+        let mut seen = HashSet::new();
+        let found = pieces.iter().zip(bad).filter(|(_, bad)| *bad).map(|((b, _), _)| &b.tensor);
+        found.filter(|t| seen.insert(*t)).cloned().collect()
     }
 
     fn bound(&self, name: &str) -> Result<&Bound, DeviceError> {
@@ -237,165 +196,23 @@ impl WeightSource for WeightStore {
     fn packed(&self, name: &str, layout: &str, pack: PackFn<'_>) -> Result<Packed, DeviceError> {
         let data = &self.bound(name)?.data;
         let key = (name.to_string(), layout.to_string());
-        let lock = || self.packed.lock().unwrap_or_else(|e| e.into_inner());
-        if let Some(p) = lock().get(&key) {
+        let slot = lock(&self.packed).entry(key).or_default().clone();
+        // Whoever asks for the same form meanwhile waits here, others do not.
+        let mut made = lock(&slot);
+        if let Some(p) = &*made {
             return Ok(p.clone());
         }
-        let made = Packed { bytes: aligned(&pack(data)?) };
-        // If two threads packed the same weight at once, both use the first one's.
-        Ok(lock().entry(key).or_insert(made).clone())
+        let p = Packed { bytes: aligned(&pack(data)?) };
+        *made = Some(p.clone());
+        Ok(p)
     }
+}
+
+/// Locks. What a panicked thread left is whole: a form is stored in one step.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|e| e.into_inner())
 }
 
 fn shape_of(d: &WeightData) -> WeightShape {
     WeightShape { rows: d.rows, cols: d.cols, dtype: d.dtype }
-}
-
-fn is_expert(slot: Slot) -> bool {
-    use Slot::*;
-    matches!(
-        slot,
-        ExpertGate | ExpertUp | ExpertDown | ExpertGateBias | ExpertUpBias | ExpertDownBias
-    )
-}
-
-fn class_of(slot: Slot, rows: usize) -> &'static str {
-    use Slot::*;
-    match slot {
-        Embed => "embedding",
-        Head | HeadBias => "head",
-        Router | RouterBias => "router",
-        ExpertGate | ExpertUp | ExpertDown | ExpertGateBias | ExpertUpBias | ExpertDownBias
-        | SharedGate | SharedUp | SharedDown | SharedOutGate => "experts",
-        Gate | Up | Down | GateBias | UpBias | DownBias => "feed-forward",
-        Q | K | V | O | QDown | QUp | KvDown | KRope | KAbsorb | VUp => "attention",
-        _ if rows == 1 => "norms",
-        _ => "attention",
-    }
-}
-
-fn bind_one(
-    need: Need,
-    spec: &ModelSpec,
-    names: &dyn TensorNames,
-    files: &dyn Checkpoint,
-    float: FloatType,
-) -> Result<Bound, WeightError> {
-    let candidates = names.candidates(spec, need.key);
-    let found = candidates.iter().find_map(|r| Some((r, files.tensor(&r.tensor)?)));
-    let Some((recipe, tensor)) = found else {
-        return Err(not_found(&candidates, need, files));
-    };
-    let (rows, cols) = tensor.matrix();
-    let shape_error = || WeightError::Shape {
-        file: files.origin(&recipe.tensor),
-        tensor: recipe.tensor.clone(),
-        found: format!("{:?}", tensor.shape),
-        need: match recipe.is_whole() {
-            true => format!("[{}, {}]", need.rows, need.cols),
-            false => format!("a part of [{}, {}]", need.rows, need.cols),
-        },
-    };
-    if recipe.result(rows, cols) != Some((need.rows, need.cols)) {
-        return Err(shape_error());
-    }
-    let (dtype, bytes, owned) = cut(tensor, recipe).ok_or_else(shape_error)?;
-    let data = WeightData { dtype, rows: need.rows, cols: need.cols, bytes };
-    let (data, converted) = convert(data, float);
-    Ok(Bound { key: need.key, data, tensor: recipe.tensor.clone(), owned: owned || converted })
-}
-
-fn not_found(candidates: &[Recipe], need: Need, files: &dyn Checkpoint) -> WeightError {
-    for r in candidates {
-        if let Some(dtype) = files.unusable(&r.tensor) {
-            let (file, tensor) = (files.origin(&r.tensor), r.tensor.clone());
-            return WeightError::Type { file, tensor, dtype: dtype.to_string() };
-        }
-    }
-    let mut names: Vec<&str> = candidates.iter().map(|r| r.tensor.as_str()).collect();
-    names.dedup();
-    let tensor = match names.as_slice() {
-        [] => need.key.to_string(),
-        [one] => (*one).to_string(),
-        [first, rest @ ..] => format!("{first} (nor {})", rest.join(", nor ")),
-    };
-    WeightError::Missing { file: files.origin(""), tensor }
-}
-
-/// The bytes a recipe takes: a view when possible, else a copy. `None` when it does not fit.
-fn cut(tensor: &StoredTensor, recipe: &Recipe) -> Option<(DType, WeightBytes, bool)> {
-    let (rows, cols) = tensor.matrix();
-    let dtype = tensor.dtype;
-    let row_bytes = dtype.row_bytes(cols)?;
-    let all = 0..rows;
-    let ranges =
-        if recipe.rows.is_empty() { std::slice::from_ref(&all) } else { recipe.rows.as_slice() };
-    let plain = !recipe.transpose && recipe.cols.is_none();
-    if let ([one], true) = (ranges, plain) {
-        let view = tensor.bytes.slice(one.start * row_bytes..one.end * row_bytes)?;
-        let align = dtype.block_bytes().min(4);
-        let fits = dtype.is_quantized() || (view.as_ptr() as usize).is_multiple_of(align);
-        if fits {
-            return Some((dtype, view, false));
-        }
-        return Some((dtype, aligned(&view), true));
-    }
-    let mut taken = Vec::with_capacity(ranges.iter().map(|r| r.len() * row_bytes).sum());
-    for r in ranges {
-        taken.extend_from_slice(tensor.bytes.get(r.start * row_bytes..r.end * row_bytes)?);
-    }
-    if plain {
-        return Some((dtype, aligned(&taken), true));
-    }
-    // Columns of quantized blocks cannot be taken apart: such tensors become f32.
-    let (dtype, taken) = if dtype.is_quantized() {
-        let n: usize = ranges.iter().map(|r| r.len() * cols).sum();
-        let mut values = vec![0.0f32; n];
-        blocks::dequantize(dtype, &taken, &mut values);
-        (DType::F32, bytemuck::cast_slice(&values).to_vec())
-    } else {
-        (dtype, taken)
-    };
-    let picked = recipe.cols.unwrap_or(Cols { start: 0, len: cols, step: 1 });
-    let bytes = rearrange(&taken, dtype.block_bytes(), cols, picked, recipe.transpose);
-    Some((dtype, aligned(&bytes), true))
-}
-
-/// Takes columns and transposes, element by element.
-fn rearrange(bytes: &[u8], size: usize, cols: usize, c: Cols, transpose: bool) -> Vec<u8> {
-    let rows = bytes.len() / (cols * size).max(1);
-    let mut out = vec![0; rows * c.len * size];
-    for row in 0..rows {
-        for j in 0..c.len {
-            let from = (row * cols + c.start + j * c.step) * size;
-            let to = if transpose { j * rows + row } else { row * c.len + j } * size;
-            out[to..to + size].copy_from_slice(&bytes[from..from + size]);
-        }
-    }
-    out
-}
-
-/// Converts float matrices to the wanted type; vectors and quantized weights stay.
-fn convert(data: WeightData, float: FloatType) -> (WeightData, bool) {
-    let dtype = match float {
-        FloatType::Auto => return (data, false),
-        FloatType::F32 => DType::F32,
-        FloatType::F16 => DType::F16,
-        FloatType::BF16 => DType::BF16,
-    };
-    if data.rows == 1 || data.dtype == dtype || !data.dtype.is_float() {
-        return (data, false);
-    }
-    let mut row = vec![0.0f32; data.cols];
-    let row_bytes = data.bytes.len() / data.rows;
-    let mut out = Vec::with_capacity(data.rows * data.cols * dtype.block_bytes());
-    for r in data.bytes.chunks_exact(row_bytes.max(1)) {
-        blocks::dequantize(data.dtype, r, &mut row);
-        match dtype {
-            DType::F16 => row.iter().for_each(|v| out.extend(f16::from_f32(*v).to_le_bytes())),
-            DType::BF16 => row.iter().for_each(|v| out.extend(bf16::from_f32(*v).to_le_bytes())),
-            _ => out.extend_from_slice(bytemuck::cast_slice(&row)),
-        }
-    }
-    (WeightData { dtype, bytes: aligned(&out), ..data }, true)
 }

@@ -57,10 +57,6 @@ fn features_that_are_not_there() {
 fn features_of_deepseek_that_are_not_there() {
     let deepseek = |changes| refusal(&with(golden("deepseek-v2"), changes));
     assert_eq!(
-        deepseek(json!({"attention_bias": true})),
-        "attention_bias = true is not supported; supported: false"
-    );
-    assert_eq!(
         deepseek(json!({"topk_method": "noaux_tc"})),
         "topk_method \"noaux_tc\" is not supported; supported: greedy, group_limited_greedy"
     );
