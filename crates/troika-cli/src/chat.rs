@@ -68,7 +68,15 @@ pub fn run(model: &mut Model, args: &RunArgs, interrupt: &Interrupt) -> Result<(
         // The history is a convenience; a turn works without it.
         let _ = editor.add_history_entry(&line);
         interrupt.clear();
-        turn(model, args, &mut messages, line, interrupt)?;
+        let said = messages.len();
+        match turn(model, args, &mut messages, line, interrupt) {
+            Err(CliError::Troika(e)) => {
+                // The conversation goes on without the turn that failed.
+                output::note(&format!("troika: {e}\n"));
+                messages.truncate(said);
+            }
+            other => other?,
+        }
     }
 }
 
