@@ -122,5 +122,5 @@ fn a_folder_with_one_file_is_that_file_and_missing_parts_are_named() {
     std::fs::write(dir.path().join("m.gguf"), KINDS).unwrap();
     assert!(matches!(open(dir.path()).unwrap().source, FileSource::Gguf { .. }));
     std::fs::write(dir.path().join("n.gguf"), KINDS).unwrap();
-    assert!(open(dir.path()).err().unwrap().to_string().contains("neither config.json"));
+    assert!(open(dir.path()).err().unwrap().to_string().contains("2 .gguf files"));
 }

@@ -69,3 +69,13 @@ pub enum WeightError {
         dtype: String,
     },
 }
+
+/// A name out of a file as messages show it: on one line, without control characters, not longer
+/// than a line.
+pub(super) fn shown(name: &str) -> String {
+    let mut shown: String = name.chars().take(120).flat_map(char::escape_debug).collect();
+    if name.chars().nth(120).is_some() {
+        shown.push_str("...");
+    }
+    shown
+}

@@ -1,20 +1,22 @@
-//! The GGUF format, versions 2 and 3. Memory-mapped.
+//! Headers of the GGUF format, versions 2 and 3.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use troika_device::{WeightBytes, WeightOwner};
 use troika_graph::DType;
 
-use super::checkpoint::{Checkpoint, StoredTensor};
-use super::error::WeightError;
+use super::error::shown;
 use super::gguf_meta::{GgufMeta, GgufValue};
-use super::open::map_file;
 
 /// Nesting of metadata arrays that is read.
 const MAX_DEPTH: usize = 4;
+
+/// Items of all metadata arrays together: many times the largest vocabulary, yet no more memory
+/// than a small model takes.
+const MAX_ITEMS: usize = 1 << 24;
+
+/// Longest key or tensor name, as the format says of keys.
+const MAX_NAME: usize = (1 << 16) - 1;
 
 /// A tensor as the header describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,6 +43,8 @@ pub struct GgufHeader {
 struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
+    /// Array items read so far.
+    items: usize,
 }
 
 type Res<T> = Result<T, String>;
@@ -85,6 +89,14 @@ impl<'a> Reader<'a> {
         Ok(String::from_utf8_lossy(self.take(n)?).into_owned())
     }
 
+    fn name(&mut self) -> Res<String> {
+        let name = self.string()?;
+        match name.len() {
+            0..=MAX_NAME => Ok(name),
+            long => Err(format!("it has a name of {long} bytes")),
+        }
+    }
+
     fn value(&mut self, kind: u32, depth: usize) -> Res<GgufValue> {
         use GgufValue::{Bool, Float, Int, Uint};
         Ok(match kind {
@@ -119,7 +131,28 @@ impl<'a> Reader<'a> {
             _ => return Err(format!("it has a metadata array of unknown type {kind}")),
         };
         let n = self.count("array items", min)?;
+        self.items = self.items.saturating_add(n);
+        if self.items > MAX_ITEMS {
+            return Err(format!("its metadata arrays have more than {MAX_ITEMS} items"));
+        }
         (0..n).map(|_| self.value(kind, depth + 1)).collect::<Res<_>>().map(GgufValue::Array)
+    }
+}
+
+/// Why a file is none that is read here, though nothing need be wrong with it: another format,
+/// version or byte order.
+pub(super) fn foreign(bytes: &[u8]) -> Option<String> {
+    if !bytes.starts_with(b"GGUF") {
+        return Some("it does not start with GGUF".into());
+    }
+    let version = bytes.get(4..8).and_then(|v| Some(u32::from_le_bytes(v.try_into().ok()?)));
+    match version {
+        // Too short: the parser says so.
+        None | Some(2 | 3) => None,
+        Some(v) if matches!(v.swap_bytes(), 1..=3) => {
+            Some("it is a big-endian GGUF file, only little-endian ones are read".into())
+        }
+        Some(v) => Some(format!("it is GGUF version {v}, versions 2 and 3 are read")),
     }
 }
 
@@ -129,28 +162,22 @@ impl<'a> Reader<'a> {
 /// A sentence that says what is wrong: another format or version, counts or offsets past the end,
 /// impossible shapes.
 pub fn parse(bytes: &[u8]) -> Result<GgufHeader, String> {
-    let mut r = Reader { bytes, at: 0 };
-    if r.take(4).ok() != Some(b"GGUF") {
-        return Err("it does not start with GGUF".into());
+    if let Some(why) = foreign(bytes) {
+        return Err(why);
     }
-    match r.u32()? {
-        2 | 3 => {}
-        v if matches!(v.swap_bytes(), 2 | 3) => {
-            return Err("it is big-endian, only little-endian files are read".into());
-        }
-        v => return Err(format!("it has version {v}, versions 2 and 3 are read")),
-    }
+    let mut r = Reader { bytes, at: 8.min(bytes.len()), items: 0 };
     // A tensor takes at least name length, dimensions, type and offset; a pair at least 13.
     let tensor_count = r.count("tensors", 24)?;
     let pair_count = r.count("metadata pairs", 13)?;
     let mut meta = BTreeMap::new();
     for _ in 0..pair_count {
-        let key = r.string()?;
+        let key = r.name()?;
         let kind = r.u32()?;
-        let value = r.value(kind, 0).map_err(|e| format!("{e} (key {key})"))?;
-        if meta.insert(key.clone(), value).is_some() {
-            return Err(format!("metadata key {key} appears twice"));
+        let value = r.value(kind, 0).map_err(|e| format!("{e} (key {})", shown(&key)))?;
+        if meta.contains_key(&key) {
+            return Err(format!("metadata key {} appears twice", shown(&key)));
         }
+        meta.insert(key, value);
     }
     let meta = GgufMeta(meta);
     let infos = (0..tensor_count).map(|_| tensor_info(&mut r)).collect::<Res<Vec<_>>>()?;
@@ -166,7 +193,7 @@ pub fn parse(bytes: &[u8]) -> Result<GgufHeader, String> {
     let mut tensors = Vec::with_capacity(infos.len());
     for info in infos {
         if !names.insert(info.name.clone()) {
-            return Err(format!("tensor {} appears twice", info.name));
+            return Err(format!("tensor {} appears twice", shown(&info.name)));
         }
         tensors.push(place(info, data, bytes.len())?);
     }
@@ -181,15 +208,17 @@ struct Info {
 }
 
 fn tensor_info(r: &mut Reader<'_>) -> Res<Info> {
-    let name = r.string()?;
+    let name = r.name()?;
     let dims = r.u32()?;
     if dims > 4 {
+        let name = shown(&name);
         return Err(format!("tensor {name} has {dims} dimensions, at most 4 are possible"));
     }
     let mut shape = Vec::new();
     for _ in 0..dims {
         let d = r.u64()?;
-        shape.push(usize::try_from(d).map_err(|_| format!("tensor {name} is too large"))?);
+        let large = |_| format!("tensor {} is too large", shown(&name));
+        shape.push(usize::try_from(d).map_err(large)?);
     }
     shape.reverse();
     Ok(Info { name, shape, kind: r.u32()?, offset: r.u64()? })
@@ -204,14 +233,15 @@ fn place(info: Info, data: usize, file_len: usize) -> Res<GgufTensor> {
     let cols = shape.last().copied().unwrap_or(1);
     let rows = shape.iter().rev().skip(1).try_fold(1usize, |n, &d| n.checked_mul(d));
     let row_bytes = dtype.row_bytes(cols).ok_or_else(|| {
-        format!("tensor {name} has rows of {cols} values, {dtype} needs whole blocks")
+        let (name, block) = (shown(&name), dtype.block_len());
+        format!("tensor {name} has rows of {cols} values, {dtype} needs whole blocks of {block}")
     })?;
     let bytes = rows.and_then(|r| r.checked_mul(row_bytes));
     let start = usize::try_from(offset).ok().and_then(|o| o.checked_add(data));
     let end = start.zip(bytes).and_then(|(s, b)| s.checked_add(b));
     match start.zip(end).filter(|&(_, end)| end <= file_len) {
         Some((start, end)) => Ok(GgufTensor { name, shape, dtype: Ok(dtype), range: start..end }),
-        None => Err(format!("tensor {name} lies past the end of the file")),
+        None => Err(format!("tensor {} lies past the end of the file", shown(&name))),
     }
 }
 
@@ -234,6 +264,8 @@ fn dtype_of(kind: u32) -> Result<DType, String> {
         39 => DType::MXFP4,
         other => {
             let names = [
+                (4, "Q4_2"),
+                (5, "Q4_3"),
                 (9, "Q8_1"),
                 (15, "Q8_K"),
                 (16, "IQ2_XXS"),
@@ -250,93 +282,18 @@ fn dtype_of(kind: u32) -> Result<DType, String> {
                 (27, "I64"),
                 (28, "F64"),
                 (29, "IQ1_M"),
+                (31, "Q4_0_4_4"),
+                (32, "Q4_0_4_8"),
+                (33, "Q4_0_8_8"),
                 (34, "TQ1_0"),
                 (35, "TQ2_0"),
+                (36, "IQ4_NL_4_4"),
+                (37, "IQ4_NL_4_8"),
+                (38, "IQ4_NL_8_8"),
+                (40, "NVFP4"),
             ];
             let known = names.iter().find(|n| n.0 == other).map(|n| n.1.to_string());
             return Err(known.unwrap_or_else(|| format!("number {other}")));
         }
     })
-}
-
-/// One GGUF file, or all parts of a split one.
-pub(super) struct GgufFiles {
-    path: String,
-    tensors: BTreeMap<String, (StoredTensor, usize)>,
-    other: BTreeMap<String, String>,
-    parts: Vec<String>,
-}
-
-impl GgufFiles {
-    /// Opens a file and, if it is the first part of several, the others.
-    pub fn open(path: &Path) -> Result<(GgufFiles, GgufMeta), WeightError> {
-        let mut all = GgufFiles {
-            path: path.display().to_string(),
-            tensors: BTreeMap::new(),
-            other: BTreeMap::new(),
-            parts: Vec::new(),
-        };
-        let meta = all.add(path)?;
-        let parts = meta.get("split.count").and_then(GgufValue::as_u64).unwrap_or(1);
-        for part in 2..=parts {
-            let next = part_path(path, part, parts).ok_or_else(|| WeightError::Damaged {
-                file: all.path.clone(),
-                why: format!("it is split in {parts} parts but not named NAME-00001-of-{parts:05}"),
-            })?;
-            all.add(&next)?;
-        }
-        Ok((all, meta))
-    }
-
-    fn add(&mut self, path: &Path) -> Result<GgufMeta, WeightError> {
-        let file = path.display().to_string();
-        let damaged = |why: String| WeightError::Damaged { file: file.clone(), why };
-        let map = map_file(path)?;
-        let header = parse(&map).map_err(damaged)?;
-        let owner: WeightOwner = Arc::new(map);
-        self.parts.push(file.clone());
-        for t in header.tensors {
-            let dtype = match t.dtype {
-                Ok(d) => d,
-                Err(name) => {
-                    self.other.insert(t.name, name);
-                    continue;
-                }
-            };
-            let bytes = WeightBytes::new(owner.clone(), t.range)
-                .ok_or_else(|| damaged(format!("tensor {} lies past the end", t.name)))?;
-            let stored = StoredTensor { dtype, shape: t.shape, bytes };
-            let part = self.parts.len() - 1;
-            if self.tensors.insert(t.name.clone(), (stored, part)).is_some() {
-                return Err(damaged(format!("tensor {} is in another part, too", t.name)));
-            }
-        }
-        Ok(header.meta)
-    }
-}
-
-/// The path of another part of a split file.
-fn part_path(first: &Path, part: u64, parts: u64) -> Option<PathBuf> {
-    let name = first.file_name()?.to_str()?;
-    let stem = name.strip_suffix(&format!("-00001-of-{parts:05}.gguf"))?;
-    Some(first.with_file_name(format!("{stem}-{part:05}-of-{parts:05}.gguf")))
-}
-
-impl Checkpoint for GgufFiles {
-    fn tensor(&self, name: &str) -> Option<&StoredTensor> {
-        self.tensors.get(name).map(|t| &t.0)
-    }
-
-    fn names(&self) -> Vec<&str> {
-        self.tensors.keys().map(String::as_str).collect()
-    }
-
-    fn origin(&self, name: &str) -> String {
-        let part = self.tensors.get(name).and_then(|t| self.parts.get(t.1));
-        part.unwrap_or(&self.path).clone()
-    }
-
-    fn unusable(&self, name: &str) -> Option<&str> {
-        self.other.get(name).map(String::as_str)
-    }
 }

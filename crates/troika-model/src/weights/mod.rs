@@ -6,6 +6,7 @@ mod checkpoint;
 mod cut;
 mod error;
 mod gguf;
+mod gguf_files;
 mod gguf_meta;
 mod open;
 mod parallel;
