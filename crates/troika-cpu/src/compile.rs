@@ -2,13 +2,14 @@
 
 use troika_device::{DeviceError, WeightBytes, WeightSource};
 use troika_graph::{
-    Attention, DType, Dim, KvAppend, Node, Op, Rope, Router, Subgraph, ValueId, WeightRef,
+    Acts, Attention, DType, Dim, KvAppend, Node, Op, Rope, Router, Subgraph, ValueId, WeightRef,
 };
 
 use crate::kernels::elementwise::{Element, Slice};
 use crate::kernels::linear::WeightView;
-use crate::kernels::{attention, linear, moe, rope, router};
+use crate::kernels::{attention, int8, linear, moe, rope, router};
 use crate::memory::LINE;
+use crate::packed::{PackedExpert, PackedMatrix};
 pub(crate) use crate::place::Place;
 use crate::place::place;
 
@@ -75,6 +76,8 @@ pub(crate) enum Code {
     ConcatCols { groups: usize },
     Router(Router),
     Experts { experts: Vec<ExpertWeights>, act: troika_graph::Activation },
+    PackedLinear { weight: PackedMatrix, bias: Option<Vector> },
+    PackedExperts { experts: Vec<PackedExpert>, act: troika_graph::Activation },
 }
 
 /// An op with its operands, as indices of slots.
@@ -187,6 +190,19 @@ fn needs(exe: &mut Executable, step: &Step) {
             exe.uses_step = true;
             exe.groups.push(op.group);
         }
+        Code::PackedLinear { weight, .. } => {
+            worker = int8::scratch_floats();
+            exe.work_floats = exe.work_floats.max(int8::floats(weight.view().layout.cols));
+        }
+        Code::PackedExperts { experts, .. } => {
+            worker = moe::worker_floats();
+            let top_k = exe.slots[step.inputs[1]].cols;
+            let gate = experts[0].gate.view().layout;
+            let floats = moe::int8::floats(1, top_k, gate.cols, gate.rows);
+            exe.work_floats = exe.work_floats.max(floats);
+            let words = moe::words(0, experts.len());
+            exe.work_words = (exe.work_words.0.max(top_k), exe.work_words.1.max(words));
+        }
         Code::Router(r) => worker = router::worker_floats(r),
         Code::Experts { experts, .. } => {
             worker = moe::worker_floats();
@@ -201,14 +217,14 @@ fn needs(exe: &mut Executable, step: &Step) {
     exe.worker_floats = exe.worker_floats.max(worker);
 }
 
-struct Compiler<'a> {
+pub(crate) struct Compiler<'a> {
     device: &'a str,
-    graph: &'a Subgraph,
-    weights: &'a dyn WeightSource,
+    pub graph: &'a Subgraph,
+    pub weights: &'a dyn WeightSource,
 }
 
 impl Compiler<'_> {
-    fn refuse<T>(&self, op: &str, why: impl Into<String>) -> Result<T, DeviceError> {
+    pub fn refuse<T>(&self, op: &str, why: impl Into<String>) -> Result<T, DeviceError> {
         Err(DeviceError::Unsupported {
             device: self.device.into(),
             op: op.into(),
@@ -289,7 +305,7 @@ impl Compiler<'_> {
         }
     }
 
-    fn vector_if(&self, w: &Option<WeightRef>) -> Result<Option<Vector>, DeviceError> {
+    pub fn vector_if(&self, w: &Option<WeightRef>) -> Result<Option<Vector>, DeviceError> {
         w.map(|w| self.vector(w)).transpose()
     }
 
@@ -321,7 +337,10 @@ impl Compiler<'_> {
                 eps: *eps,
                 group: *group,
             },
-            Op::Linear { weight, bias } => {
+            Op::Linear { weight, bias, acts: Acts::Int8 } => {
+                Code::PackedLinear { weight: self.packed(*weight)?, bias: self.vector_if(bias)? }
+            }
+            Op::Linear { weight, bias, acts: Acts::F32 } => {
                 Code::Linear { weight: self.matrix(*weight)?, bias: self.vector_if(bias)? }
             }
             Op::HeadLinear(h) => Code::HeadLinear {
@@ -342,6 +361,7 @@ impl Compiler<'_> {
             }
             Op::ConcatCols { groups } => Code::ConcatCols { groups: *groups },
             Op::Router(r) => self.router(r)?,
+            Op::Experts(e) if e.acts == Acts::Int8 => self.packed_experts(e)?,
             Op::Experts(e) => self.experts(e)?,
         })
     }

@@ -15,6 +15,7 @@ mod executor;
 pub mod kernels;
 mod memory;
 mod ops;
+mod packed;
 mod place;
 mod queue;
 mod select;

@@ -10,7 +10,7 @@ use crate::kernels::kv::{CacheMut, CacheRef};
 use crate::kernels::linear::{OutView, Product, RowsView};
 use crate::kernels::norm::Norm;
 use crate::kernels::{
-    Context, KernelError, attention, elementwise, embed, kv, linear, moe, norm, rope, router,
+    Context, KernelError, attention, elementwise, embed, int8, kv, linear, moe, norm, rope, router,
 };
 use crate::memory::SharedMut;
 
@@ -117,6 +117,8 @@ impl<'a> Operands<'a> {
                     router::router(cx, r, self.input(0), self.output(0), self.output(1))
                 }
                 Code::Experts { .. } => self.experts(cx, work),
+                Code::PackedLinear { .. } => self.packed_linear(cx, task.rows, work.floats),
+                Code::PackedExperts { .. } => self.packed_experts(cx, task.rows, work),
                 _ => self.columns(cx),
             }
         }
@@ -181,6 +183,69 @@ impl<'a> Operands<'a> {
                 })
             }
             _ => Ok(()),
+        }
+    }
+
+    /// # Safety
+    /// As for `run`.
+    unsafe fn packed_linear(
+        &self,
+        cx: &mut Context<'_>,
+        rows: usize,
+        work: &mut [f32],
+    ) -> Result<(), KernelError> {
+        let Code::PackedLinear { weight, bias } = &self.step.code else { return Ok(()) };
+        // SAFETY: by the caller.
+        let (x, y) = unsafe { (self.input::<f32>(0), self.output::<f32>(0)) };
+        let weight = weight.view();
+        let (k, n) = (weight.layout.cols, weight.layout.rows);
+        let q = &mut work[..rows * int8::floats(k)];
+        int8::quantize(cx, (x, k), int8::Extra::of(weight.layout.dtype), q)?;
+        let product = int8::Product {
+            weight,
+            bias: floats(bias),
+            x: RowsView::dense(q, int8::floats(k)),
+            y: OutView::dense(SharedMut::new(y), n),
+        };
+        int8::linear(cx, rows, &product)
+    }
+
+    /// # Safety
+    /// As for `run`.
+    unsafe fn packed_experts(
+        &self,
+        cx: &mut Context<'_>,
+        rows: usize,
+        work: &mut moe::Memory<'_>,
+    ) -> Result<(), KernelError> {
+        let Code::PackedExperts { experts, act } = &self.step.code else { return Ok(()) };
+        let expert = |i: usize| {
+            let e = &experts[i];
+            let [g, u, d] = &e.bias;
+            moe::int8::Expert {
+                gate: e.gate.view(),
+                up: e.up.view(),
+                down: e.down.view(),
+                bias: [floats(g), floats(u), floats(d)],
+            }
+        };
+        let (k, top_k, inter) = (self.cols(0), self.cols(1), expert(0).gate.layout.rows);
+        let floats = &mut work.floats[..moe::int8::floats(rows, top_k, k, inter)];
+        let words = &mut work.words[..moe::words(rows * top_k, experts.len())];
+        // SAFETY: by the caller.
+        unsafe {
+            let x = moe::Operands {
+                experts: experts.len(),
+                expert: &expert,
+                act: *act,
+                x: self.input(0),
+                k,
+                inter,
+                ids: self.input(1),
+                weights: self.input(2),
+                top_k,
+            };
+            moe::int8::experts(cx, x, moe::Memory { floats, words }, self.output(0))
         }
     }
 

@@ -84,3 +84,32 @@ pub(crate) fn attention(group: usize) -> AttentionChoice {
     let heads = group.clamp(1, ATTENTION_HEADS);
     AttentionChoice { rows: (ATTENTION_LINES / heads).max(1), heads }
 }
+
+/// Shape of a product with a weight packed in panels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PanelShape {
+    /// Activation rows.
+    pub rows: usize,
+    /// Panels of the weight.
+    pub panels: usize,
+    /// Bytes of a panel.
+    pub bytes: usize,
+    /// Products of this shape that run at once.
+    pub count: usize,
+}
+
+/// Most panels of a part with several activation rows: a pair fills the registers.
+const PANELS: usize = 2;
+
+/// Cuts a product with a packed weight for `threads` threads; `panel` counts panels.
+pub(crate) fn panels(shape: PanelShape, threads: usize) -> LinearChoice {
+    let wanted = threads * PARTS_PER_THREAD;
+    let fair = (shape.panels * shape.count).div_ceil(wanted);
+    let most = if shape.rows == 1 { (DIRECT_BYTES / shape.bytes.max(1)).max(1) } else { PANELS };
+    let panel = fair.clamp(1, most);
+    let parts = shape.panels.div_ceil(panel) * shape.count;
+    let blocks = wanted.div_ceil(parts.max(1)).min(shape.rows.div_ceil(MIN_ROW_BLOCK)).max(1);
+    // A multiple of the register block's rows (6, 4).
+    let row_block = shape.rows.div_ceil(blocks).next_multiple_of(12);
+    LinearChoice { panel, row_block: if shape.rows == 1 { 1 } else { row_block } }
+}

@@ -54,11 +54,13 @@ fn graph() -> (Subgraph, Store) {
         up_bias: none(),
         down_bias: none(),
         act: Activation::Silu,
+        acts: Acts::F32,
     };
     let x = b.input("x", 64, DType::F32);
     let rms = Op::RmsNorm { weight: Some(norm), eps: 1e-6, offset: 1.0, group: 64 };
     let n = b.op("n", rms, &[x], 64);
-    let logits = b.op("logits", Op::Linear { weight: router, bias: None }, &[n], 4);
+    let logits =
+        b.op("logits", Op::Linear { weight: router, bias: None, acts: Acts::F32 }, &[n], 4);
     let score = Score::Softmax;
     let r = Router { experts: 4, top_k: 2, score, normalize: true, scale: 1.0, groups: None };
     let (ids, w) = b.router(r, logits);

@@ -7,7 +7,7 @@ use troika_device::{
     Binding, Bindings, Buffer, Clock, Device, DeviceError, ExecutableId, Step, Submission,
     WeightSource,
 };
-use troika_graph::DType;
+use troika_graph::{Acts, DType};
 use troika_model::lower::{EdgeId, LowerOptions, Lowered, SegmentKind, WeightShapes, lower};
 use troika_model::spec::ModelSpec;
 use troika_plan::Plan;
@@ -119,8 +119,12 @@ impl Engine {
         let names: Vec<&str> = parts.devices.iter().map(|d| d.name()).collect();
         plan.check(parts.spec, &names)?;
         let devices = plan_devices(&plan, parts.devices);
-        let options =
-            LowerOptions { max_rows: plan.chunk, max_kv: plan.context, kv_dtype: plan.kv_dtype };
+        let options = LowerOptions {
+            max_rows: plan.chunk,
+            max_kv: plan.context,
+            kv_dtype: plan.kv_dtype,
+            int8: plan.activations == Acts::Int8,
+        };
         let lowered = lower(parts.spec, parts.shapes, options)?;
         let mut memory = EngineMemory::default();
         let mut placed = Vec::new();

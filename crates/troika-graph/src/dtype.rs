@@ -87,6 +87,11 @@ impl DType {
         self.block_len() > 1
     }
 
+    /// Whether products with activations in eight bits ([`crate::Acts::Int8`]) are defined.
+    pub const fn has_integer_path(self) -> bool {
+        matches!(self, DType::Q8_0 | DType::Q4_0 | DType::Q4_K | DType::Q5_K | DType::Q6_K)
+    }
+
     /// The usual name, as GGUF tools print it (`F32`, `Q4_K`, ...).
     pub const fn name(self) -> &'static str {
         match self {

@@ -14,8 +14,8 @@ mod verify;
 pub use dtype::DType;
 pub use hash::GraphHash;
 pub use op::{
-    Activation, Attention, Experts, HeadLinear, KvAppend, Op, Rope, RopeFreqs, RopeStyle, Router,
-    Score, Window,
+    Activation, Acts, Attention, Experts, HeadLinear, KvAppend, Op, Rope, RopeFreqs, RopeStyle,
+    Router, Score, Window,
 };
 pub use shape::{Dim, Shape};
 pub use subgraph::{Node, Subgraph, SubgraphBuilder, Value, ValueId, WeightDecl, WeightRef};

@@ -29,6 +29,17 @@ pub enum Activation {
     },
 }
 
+/// The numbers a product's activations are taken as.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Acts {
+    /// Single precision.
+    #[default]
+    F32,
+    /// Eight bits, 32 columns of a row sharing an f32 scale (their largest magnitude / 127), and
+    /// exact integer sums over them. Weights have a type of [`crate::DType::has_integer_path`].
+    Int8,
+}
+
 /// Which elements a rotary embedding pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RopeStyle {
@@ -165,6 +176,10 @@ pub struct Experts {
     pub down_bias: Vec<WeightRef>,
     /// Activation of the gate.
     pub act: Activation,
+    /// The numbers the projections' inputs are taken as. With integers, all gates and ups are of
+    /// one weight type, and so are all downs.
+    #[serde(default)]
+    pub acts: Acts,
 }
 
 /// One operation. Inputs and outputs are listed in the node.
@@ -206,6 +221,9 @@ pub enum Op {
         weight: WeightRef,
         /// `[1, n]`.
         bias: Option<WeightRef>,
+        /// The numbers `x` is taken as.
+        #[serde(default)]
+        acts: Acts,
     },
     /// See [`HeadLinear`].
     HeadLinear(HeadLinear),

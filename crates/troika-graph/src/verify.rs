@@ -2,7 +2,7 @@
 //! own consistency.
 
 use crate::DType;
-use crate::op::{Attention, Experts, Op};
+use crate::op::{Acts, Attention, Experts, Op};
 use crate::subgraph::{Node, Subgraph, ValueId, WeightRef};
 
 /// Why a subgraph is not well formed.
@@ -109,6 +109,17 @@ impl Check<'_> {
         })
     }
 
+    fn acts(&self, acts: Acts, w: WeightRef) -> Res {
+        let d = self.g.weight(w);
+        want(acts == Acts::F32 || d.dtype.has_integer_path(), || {
+            format!("weight {} is {}, which has no integer path", d.name, d.dtype)
+        })
+    }
+
+    fn one_type(&self, list: &[WeightRef]) -> bool {
+        list.windows(2).all(|w| self.g.weight(w[0]).dtype == self.g.weight(w[1]).dtype)
+    }
+
     fn int_input(&self, i: usize) -> Res {
         let v = self.g.value(self.node.inputs[i]);
         want(v.dtype == DType::I32, || format!("{} must be I32, is {}", v.name, v.dtype))
@@ -144,8 +155,9 @@ impl Check<'_> {
             }
             Op::RmsNorm { weight, group, .. } => self.norm(*group, &[*weight]),
             Op::LayerNorm { weight, bias, group, .. } => self.norm(*group, &[Some(*weight), *bias]),
-            Op::Linear { weight, bias } => {
+            Op::Linear { weight, bias, acts } => {
                 self.arity(1, 0, 1)?;
+                self.acts(*acts, *weight)?;
                 self.dims(*weight, self.output(0), self.input(0))?;
                 bias.map_or(Ok(()), |b| self.dims(b, 1, self.output(0)))
             }
@@ -239,6 +251,11 @@ impl Check<'_> {
         want(n > 0 && e.up.len() == n && e.down.len() == n, || "uneven expert lists".to_string())?;
         let inter = self.g.weight(e.gate[0]).rows;
         e.gate.iter().chain(&e.up).try_for_each(|&w| self.dims(w, inter, k))?;
+        let all = e.gate.iter().chain(&e.up).chain(&e.down);
+        all.into_iter().try_for_each(|&w| self.acts(e.acts, w))?;
+        let inner: Vec<WeightRef> = e.gate.iter().chain(&e.up).copied().collect();
+        let one_type = self.one_type(&inner) && self.one_type(&e.down);
+        want(e.acts == Acts::F32 || one_type, || "experts of several weight types".to_string())?;
         e.down.iter().try_for_each(|&w| self.dims(w, k, inter))?;
         for (list, cols) in [(&e.gate_bias, inter), (&e.up_bias, inter), (&e.down_bias, k)] {
             want(list.is_empty() || list.len() == n, || "uneven expert biases".to_string())?;
@@ -252,7 +269,7 @@ fn weight_refs(op: &Op) -> Vec<WeightRef> {
     match op {
         Op::Embed { table, .. } => vec![*table],
         Op::RmsNorm { weight, .. } => weight.iter().copied().collect(),
-        Op::LayerNorm { weight, bias, .. } | Op::Linear { weight, bias } => {
+        Op::LayerNorm { weight, bias, .. } | Op::Linear { weight, bias, .. } => {
             std::iter::once(*weight).chain(*bias).collect()
         }
         Op::HeadLinear(h) => h.weights.clone(),

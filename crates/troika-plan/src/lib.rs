@@ -29,6 +29,9 @@ pub struct Plan {
     pub context: usize,
     /// Element type of the KV cache: `F32` or `F16`.
     pub kv_dtype: troika_graph::DType,
+    /// The numbers activations are taken as in products with quantized weights.
+    #[serde(default)]
+    pub activations: troika_graph::Acts,
     /// Positions per page of the KV cache (a power of two).
     pub page_len: usize,
     /// Device names; placements index into them.

@@ -1,6 +1,6 @@
 //! Making plans.
 
-use troika_graph::DType;
+use troika_graph::{Acts, DType};
 use troika_model::spec::ModelSpec;
 
 use crate::{ModelId, PLAN_VERSION, Placement, Plan, PlanError};
@@ -14,6 +14,8 @@ pub struct PlanRequest {
     pub chunk: usize,
     /// Element type of the KV cache.
     pub kv_dtype: DType,
+    /// The numbers activations are taken as in products with quantized weights.
+    pub activations: Acts,
 }
 
 impl ModelId {
@@ -45,6 +47,7 @@ pub fn one_device(
         chunk: request.chunk.min(context.max(1)),
         context,
         kv_dtype: request.kv_dtype,
+        activations: request.activations,
         page_len: 32,
         devices: vec![device.to_string()],
         placements: vec![Placement { segment: "*".into(), layers: None, device: 0 }],

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use troika_device::{Clock, Device, RealClock};
 use troika_engine::{Engine, EngineParts};
-use troika_graph::DType;
+use troika_graph::{Acts, DType};
 use troika_model::chat::ChatTemplate;
 use troika_model::spec::ModelSpec;
 use troika_model::tokenizer::Tokenizer;
@@ -26,7 +26,8 @@ const SCAN_LIMIT: u64 = 4 << 30;
 /// How to open a model.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
-    /// Type of float matrices.
+    /// Type of float matrices. `Auto` also lets products with quantized weights take activations
+    /// in eight bits; with a type given, those weights are multiplied exactly as they are.
     pub dtype: FloatType,
     /// Longest sequence; `None`: the model's own.
     pub context: Option<usize>,
@@ -192,6 +193,10 @@ impl Model {
             context: options.context,
             chunk: options.chunk,
             kv_dtype: options.kv_dtype.unwrap_or(default_kv),
+            activations: match options.dtype {
+                FloatType::Auto => Acts::Int8,
+                _ => Acts::F32,
+            },
         };
         let first = devices.first().map_or("none", |d| d.name());
         let plan = one_device(&spec, first, &request)?;

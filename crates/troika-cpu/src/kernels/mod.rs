@@ -5,6 +5,7 @@
 pub mod attention;
 pub mod elementwise;
 pub mod embed;
+pub mod int8;
 pub mod kv;
 pub mod linear;
 pub mod moe;

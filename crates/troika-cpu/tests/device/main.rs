@@ -67,7 +67,7 @@ fn small(max_rows: usize) -> (Subgraph, Store) {
     let mut b = SubgraphBuilder::new("small", max_rows);
     let w = b.weight(store.add("w", 4, 4, |i| (i / 4) as f32));
     let x = b.input("x", 4, DType::F32);
-    let y = b.op("y", Op::Linear { weight: w, bias: None }, &[x], 4);
+    let y = b.op("y", Op::Linear { weight: w, bias: None, acts: Acts::F32 }, &[x], 4);
     let z = b.op("z", Op::Add, &[y, x], 4);
     b.output(z);
     (b.finish().unwrap(), store)

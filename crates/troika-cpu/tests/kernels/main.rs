@@ -4,6 +4,7 @@
 
 mod attention;
 mod elements;
+mod int8;
 mod linear;
 mod moe;
 mod router;

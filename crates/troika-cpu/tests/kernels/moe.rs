@@ -37,7 +37,7 @@ impl Case {
     }
 }
 
-fn run(cx: &mut Context<'_>, x: Operands<'_, '_>) -> Result<Vec<f32>, KernelError> {
+fn run(cx: &mut Context<'_>, x: Operands<'_, Expert<'_>>) -> Result<Vec<f32>, KernelError> {
     let mut floats = vec![f32::NAN; moe::floats(x.ids.len(), x.k, x.inter)];
     let mut words = vec![u32::MAX; moe::words(x.ids.len(), x.experts)];
     let mut y = vec![f32::NAN; x.x.len()];

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use troika_graph::{DType, Op, Shape, Subgraph, SubgraphBuilder, ValueId, WeightDecl, WeightRef};
+use troika_graph::{
+    Acts, DType, Op, Shape, Subgraph, SubgraphBuilder, ValueId, WeightDecl, WeightRef,
+};
 
 use super::model::Lowerer;
 use super::{EdgeId, LowerError, Segment, SegmentKind, StateId};
@@ -118,7 +120,30 @@ impl<'l, 'a> Emit<'l, 'a> {
     ) -> Result<ValueId, LowerError> {
         let bias = bias.map(|b| self.weight(b)).transpose()?;
         let rows = self.weight_rows(weight);
-        Ok(self.graph.op("linear", Op::Linear { weight, bias }, &[x], rows))
+        let acts = self.acts(&[weight]);
+        Ok(self.graph.op("linear", Op::Linear { weight, bias, acts }, &[x], rows))
+    }
+
+    /// A product in f32, whatever the weight's type.
+    pub fn float_linear(
+        &mut self,
+        x: ValueId,
+        slot: Slot,
+        bias: Option<Slot>,
+    ) -> Result<ValueId, LowerError> {
+        let weight = self.weight(slot)?;
+        let bias = bias.map(|b| self.weight(b)).transpose()?;
+        let rows = self.weight_rows(weight);
+        Ok(self.graph.op("linear", Op::Linear { weight, bias, acts: Acts::F32 }, &[x], rows))
+    }
+
+    /// The activations of products with these weights: integers when asked for and the weights
+    /// have one type, with an integer path.
+    pub fn acts(&self, weights: &[WeightRef]) -> Acts {
+        let dtype = |w: &WeightRef| self.graph.weight_decl(*w).dtype;
+        let one_type = weights.windows(2).all(|w| dtype(&w[0]) == dtype(&w[1]));
+        let integer = one_type && weights.first().is_some_and(|w| dtype(w).has_integer_path());
+        if self.lowerer.options.int8 && integer { Acts::Int8 } else { Acts::F32 }
     }
 
     pub fn weight_rows(&self, w: WeightRef) -> usize {

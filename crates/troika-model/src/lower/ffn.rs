@@ -1,6 +1,6 @@
 //! Feed-forward: dense, or router and experts.
 
-use troika_graph::{Activation, DType, Experts, Op, Router, ValueId};
+use troika_graph::{Activation, Acts, DType, Experts, Op, Router, ValueId};
 
 use super::emit::Emit;
 use super::model::Lowerer;
@@ -52,7 +52,8 @@ impl Lowerer<'_> {
         let source = e.input(if layer.parallel { x } else { after_attn });
         let (norm, slots) = pre_norm(layer);
         let n = e.norm_if(source, norm, slots)?;
-        let logits = e.linear(n, Slot::Router, moe.router_bias.then_some(Slot::RouterBias))?;
+        let logits =
+            e.float_linear(n, Slot::Router, moe.router_bias.then_some(Slot::RouterBias))?;
         let op = Router {
             experts: moe.experts,
             top_k: moe.top_k,
@@ -85,10 +86,16 @@ impl Lowerer<'_> {
         let weights = e.input(weights);
         let residual = if same { n } else { e.input(residual) };
         let count = moe.experts;
+        let gate = e.weights(true, count, Slot::ExpertGate)?;
+        let up = e.weights(true, count, Slot::ExpertUp)?;
+        let down = e.weights(true, count, Slot::ExpertDown)?;
+        let inner: Vec<_> = gate.iter().chain(&up).copied().collect();
+        let both = [e.acts(&inner), e.acts(&down)] == [Acts::Int8; 2];
         let op = Experts {
-            gate: e.weights(true, count, Slot::ExpertGate)?,
-            up: e.weights(true, count, Slot::ExpertUp)?,
-            down: e.weights(true, count, Slot::ExpertDown)?,
+            gate,
+            up,
+            down,
+            acts: if both { Acts::Int8 } else { Acts::F32 },
             gate_bias: e.weights(moe.bias, count, Slot::ExpertGateBias)?,
             up_bias: e.weights(moe.bias, count, Slot::ExpertUpBias)?,
             down_bias: e.weights(moe.bias, count, Slot::ExpertDownBias)?,

@@ -24,6 +24,9 @@ pub struct LowerOptions {
     pub max_kv: usize,
     /// Element type of the KV cache.
     pub kv_dtype: DType,
+    /// Products with quantized weights take activations in eight bits, where the weight's type
+    /// has an integer path; the router stays in f32.
+    pub int8: bool,
 }
 
 /// Shape and type of a bound weight.

@@ -77,7 +77,7 @@ impl<'a> RowsView<'a> {
 
     /// First element of row `i`, of which `cols` are in range.
     #[inline(always)]
-    fn row(&self, i: usize, cols: usize) -> *const f32 {
+    pub(crate) fn row(&self, i: usize, cols: usize) -> *const f32 {
         let start = self.start(i);
         assert!(start + cols <= self.data.len(), "activation row out of range");
         // SAFETY: in range by the assertion.
@@ -105,7 +105,7 @@ impl<'a> OutView<'a> {
     }
 
     #[inline(always)]
-    fn at(&self, i: usize, cols: usize) -> *mut f32 {
+    pub(crate) fn at(&self, i: usize, cols: usize) -> *mut f32 {
         let row = self.index.map_or(i, |ix| ix[i] as usize);
         let start = self.offset + row * self.stride;
         assert!(start + cols <= self.data.len(), "result row out of range");

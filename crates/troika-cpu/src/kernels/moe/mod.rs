@@ -4,6 +4,7 @@
 //! pairs, a second the down projections, a third adds each row's experts in the order of its
 //! slots. A weight is widened once per part, for all pairs of its expert.
 
+pub mod int8;
 pub mod scalar;
 
 use std::ops::Range;
@@ -35,11 +36,11 @@ pub struct Expert<'a> {
 
 /// Operands of the experts.
 #[derive(Clone, Copy)]
-pub struct Operands<'a, 'w> {
+pub struct Operands<'a, E> {
     /// Experts.
     pub experts: usize,
     /// The weights of an expert.
-    pub expert: &'a (dyn Fn(usize) -> Expert<'w> + Sync),
+    pub expert: &'a (dyn Fn(usize) -> E + Sync),
     /// Activation of the gate.
     pub act: Activation,
     /// Rows.
@@ -135,7 +136,7 @@ fn sort<'a>(ids: &[i32], experts: usize, words: &'a mut [u32]) -> Result<Sorted<
 /// An id that is no expert; a panic of a part.
 pub fn experts(
     cx: &mut Context<'_>,
-    x: Operands<'_, '_>,
+    x: Operands<'_, Expert<'_>>,
     memory: Memory<'_>,
     y: &mut [f32],
 ) -> Result<(), KernelError> {
@@ -150,12 +151,22 @@ pub fn experts(
     let down = &mut rest[..pairs * x.k];
     gate_up(cx, &x, &sorted, SharedMut::new(hidden))?;
     project_down(cx, &x, &sorted, hidden, SharedMut::new(down))?;
-    let down = &*down;
-    each_row(cx, y, x.k, &|row, y| {
+    combine(cx, x.weights, (down, x.k), y)
+}
+
+/// `y[row] = sum over slots of weight * down[row, slot]`, in the order of the slots.
+fn combine(
+    cx: &mut Context<'_>,
+    weights: &[f32],
+    (down, k): (&[f32], usize),
+    y: &mut [f32],
+) -> Result<(), KernelError> {
+    let top_k = weights.len() * k / y.len().max(1);
+    each_row(cx, y, k, &|row, y| {
         y.fill(0.0);
-        for pair in row * x.top_k..(row + 1) * x.top_k {
-            let w = x.weights[pair];
-            y.iter_mut().zip(&down[pair * x.k..][..x.k]).for_each(|(y, d)| *y += w * d);
+        for pair in row * top_k..(row + 1) * top_k {
+            let w = weights[pair];
+            y.iter_mut().zip(&down[pair * k..][..k]).for_each(|(y, d)| *y += w * d);
         }
     })
 }
@@ -170,7 +181,7 @@ fn panel_rows(cx: &Context<'_>, rows: usize, weight: WeightView<'_>, used: usize
 /// `hidden[i] = act(gate x) * up x` for the sorted pairs `i`.
 fn gate_up(
     cx: &mut Context<'_>,
-    x: &Operands<'_, '_>,
+    x: &Operands<'_, Expert<'_>>,
     sorted: &Sorted<'_>,
     hidden: SharedMut<'_, f32>,
 ) -> Result<(), KernelError> {
@@ -242,7 +253,7 @@ impl Tile<'_> {
 /// `down[pair]` for all pairs, from the sorted `hidden`.
 fn project_down(
     cx: &mut Context<'_>,
-    x: &Operands<'_, '_>,
+    x: &Operands<'_, Expert<'_>>,
     sorted: &Sorted<'_>,
     hidden: &[f32],
     down: SharedMut<'_, f32>,

@@ -1,0 +1,91 @@
+//! Speed of products with quantized weights and activations in eight bits, per type, shape,
+//! instruction set and number of threads.
+//!
+//! `cargo run --release -p troika-cpu --example linear_speed -- [threads]`
+//!
+//! GB/s are packed bytes read once per product (with one row they come from memory: several
+//! copies of the weight are used in turn); GOP/s are two operations per weight and row.
+
+use std::time::Instant;
+
+use troika_cpu::kernels::Context;
+use troika_cpu::kernels::int8::{
+    DTYPES, Extra, Layout, PackedView, Product, floats, linear, name, quantize,
+};
+use troika_cpu::kernels::linear::{OutView, RowsView};
+use troika_cpu::{Isa, PerWorker, Pool, SharedMut};
+use troika_graph::DType;
+
+/// Bytes of all copies of a weight: beyond the caches.
+const MEMORY: usize = 256 << 20;
+/// Measurements, of which the best counts.
+const RUNS: usize = 7;
+
+struct Case {
+    dtype: DType,
+    n: usize,
+    k: usize,
+    rows: usize,
+}
+
+fn time(cx: &mut Context<'_>, c: &Case) -> f64 {
+    let layout = Layout::new(c.dtype, c.n, c.k).expect("a shape of whole blocks");
+    let row = c.dtype.row_bytes(c.k).unwrap_or(0);
+    let raw: Vec<u8> = (0..row * c.n).map(|i| (i * 37 % 64) as u8).collect();
+    let packed = layout.pack(&raw, 1);
+    let copies = if c.rows < 4 { (MEMORY / layout.bytes()).max(1) } else { 1 };
+    let weights: Vec<Vec<u8>> = (0..copies).map(|_| packed.clone()).collect();
+    let x: Vec<f32> = (0..c.rows * c.k).map(|i| (i % 83) as f32 / 83.0 - 0.5).collect();
+    let mut q = vec![0.0; c.rows * floats(c.k)];
+    let mut y = vec![0.0; c.rows * c.n];
+    let mut best = f64::MAX;
+    for _ in 0..RUNS {
+        let start = Instant::now();
+        for bytes in &weights {
+            quantize(cx, (&x, c.k), Extra::of(c.dtype), &mut q).expect("no panic");
+            let product = Product {
+                weight: PackedView { layout, bytes },
+                bias: None,
+                x: RowsView::dense(&q, floats(c.k)),
+                y: OutView::dense(SharedMut::new(&mut y), c.n),
+            };
+            linear(cx, c.rows, &product).expect("no panic");
+        }
+        best = best.min(start.elapsed().as_secs_f64() / copies as f64);
+    }
+    std::hint::black_box(&y);
+    best
+}
+
+fn main() {
+    let threads = std::env::args().nth(1).and_then(|t| t.parse().ok()).unwrap_or(2);
+    println!("{threads} threads");
+    println!(
+        "| kernels | type | n x k | rows | us | GOP/s | GB/s |\n|---|---|---|---|---|---|---|"
+    );
+    for isa in Isa::available().into_iter().rev() {
+        for (dtype, (n, k)) in
+            DTYPES.into_iter().flat_map(|d| [(d, (3072, 1024)), (d, (1024, 3072))])
+        {
+            for rows in [1, 512] {
+                if isa == Isa::Scalar && (dtype != DType::Q8_0 || rows > 1) {
+                    continue;
+                }
+                let each = 1 << 17;
+                let mut scratch = vec![0.0; each * threads];
+                let mut pool = Pool::new(threads, None).expect("threads");
+                let scratch = PerWorker::new(&mut scratch, each);
+                let mut cx = Context { pool: &mut pool, isa, scratch };
+                let seconds = time(&mut cx, &Case { dtype, n, k, rows });
+                let bytes = Layout::new(dtype, n, k).map_or(0, |l| l.bytes());
+                println!(
+                    "| {} | {dtype} | {n} x {k} | {rows} | {:.0} | {:.0} | {:.1} |",
+                    name(isa),
+                    seconds * 1e6,
+                    2.0 * (n * k * rows) as f64 / seconds / 1e9,
+                    bytes as f64 / seconds / 1e9
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! The packed types, read by registers of sixteen rows.
+
+use std::marker::PhantomData;
+
+use super::lanes::Rows;
+use super::layout::{Layout, QUAD};
+
+/// The sections of a panel (see [`Layout`]).
+#[derive(Clone, Copy)]
+pub(super) struct Panel {
+    pub quants: *const u8,
+    pub high: *const u8,
+    pub scales: *const u8,
+    pub supers: *const u8,
+}
+
+impl Panel {
+    /// Panel `index` of a packed weight.
+    ///
+    /// # Safety
+    /// `base` is a packed weight of this layout, with that many panels.
+    pub unsafe fn new(base: *const u8, layout: &Layout, index: usize) -> Panel {
+        // SAFETY: the sections lie inside of the panel.
+        unsafe {
+            let quants = base.add(index * layout.panel);
+            Panel {
+                quants,
+                high: quants.add(layout.high),
+                scales: quants.add(layout.scales),
+                supers: quants.add(layout.supers),
+            }
+        }
+    }
+}
+
+/// How a type's values are found in a panel.
+///
+/// # Safety
+/// All methods need the features of `I` and a panel with the group `g`.
+#[allow(clippy::missing_safety_doc)]
+pub(super) trait Format {
+    /// Scales of a group: 1, or 2 for halves of sixteen columns.
+    const SUBS: usize = 1;
+    /// Whether a minimum is subtracted.
+    const MIN: bool = false;
+    /// Whether all eight bits are used.
+    const FULL: bool = false;
+    /// Quads whose products, added in pairs, fit 16 bits: `2 * max * 127 * SPAN < 2^15`.
+    const SPAN: usize;
+    /// Cache lines of a group's values to ask for ahead of time.
+    const LINES: usize;
+    /// Whether the values are quads of bytes as they lie.
+    const PLAIN: bool = false;
+
+    /// Quad `j` of eight.
+    unsafe fn quad<I: Rows>(p: &Panel, g: usize, j: usize) -> I::Bytes;
+    /// The scales, as floats.
+    unsafe fn scale<I: Rows>(p: &Panel, g: usize, sub: usize) -> I::Floats;
+    /// The minima, as floats.
+    unsafe fn min<I: Rows>(_: &Panel, _: usize) -> I::Floats {
+        // SAFETY: features by the caller.
+        unsafe { I::splat(0.0) }
+    }
+}
+
+pub(super) struct Q8_0;
+pub(super) struct Q4_0;
+pub(super) struct Q4K;
+pub(super) struct Q5K;
+pub(super) struct Q6K;
+
+/// A type widened in scratch: quads of bytes, scales and minima in f32 (`high` is not used).
+pub(super) struct Wide<F>(PhantomData<F>);
+
+/// A nibble of quad `j`.
+///
+/// # Safety
+/// As [`Format`]'s methods.
+#[inline(always)]
+unsafe fn nibble<I: Rows>(p: &Panel, g: usize, j: usize) -> I::Bytes {
+    // SAFETY: by the caller.
+    unsafe {
+        let bytes = I::load(p.quants.add((g * 4 + j % 4) * QUAD));
+        I::bits(bytes, (j / 4 * 4) as u32, 15)
+    }
+}
+
+impl Format for Q8_0 {
+    const FULL: bool = true;
+    const SPAN: usize = 8;
+    const LINES: usize = 8;
+    const PLAIN: bool = true;
+    #[inline(always)]
+    unsafe fn quad<I: Rows>(p: &Panel, g: usize, j: usize) -> I::Bytes {
+        // SAFETY: by the caller.
+        unsafe { I::load(p.quants.add((g * 8 + j) * QUAD)) }
+    }
+    #[inline(always)]
+    unsafe fn scale<I: Rows>(p: &Panel, g: usize, _: usize) -> I::Floats {
+        // SAFETY: by the caller.
+        unsafe { I::load_f16(p.scales.add(g * 32)) }
+    }
+}
+
+impl Format for Q4_0 {
+    const SPAN: usize = 8;
+    const LINES: usize = 4;
+    #[inline(always)]
+    unsafe fn quad<I: Rows>(p: &Panel, g: usize, j: usize) -> I::Bytes {
+        // SAFETY: by the caller.
+        unsafe { nibble::<I>(p, g, j) }
+    }
+    #[inline(always)]
+    unsafe fn scale<I: Rows>(p: &Panel, g: usize, _: usize) -> I::Floats {
+        // SAFETY: by the caller.
+        unsafe { I::load_f16(p.scales.add(g * 32)) }
+    }
+}
+
+/// Scale (`which` 0) or minimum (1) of Q4_K and Q5_K.
+///
+/// # Safety
+/// As [`Format`]'s methods.
+#[inline(always)]
+unsafe fn k_scale<I: Rows>(p: &Panel, g: usize, which: usize) -> I::Floats {
+    // SAFETY: by the caller.
+    unsafe {
+        let d = I::load_f16(p.supers.add(g / 8 * 64 + which * 32));
+        I::mul(d, I::load_u8(p.scales.add(g * 32 + which * 16)))
+    }
+}
+
+impl Format for Q4K {
+    const MIN: bool = true;
+    const SPAN: usize = 8;
+    const LINES: usize = 4;
+    #[inline(always)]
+    unsafe fn quad<I: Rows>(p: &Panel, g: usize, j: usize) -> I::Bytes {
+        // SAFETY: by the caller.
+        unsafe { nibble::<I>(p, g, j) }
+    }
+    #[inline(always)]
+    unsafe fn scale<I: Rows>(p: &Panel, g: usize, _: usize) -> I::Floats {
+        // SAFETY: by the caller.
+        unsafe { k_scale::<I>(p, g, 0) }
+    }
+    #[inline(always)]
+    unsafe fn min<I: Rows>(p: &Panel, g: usize) -> I::Floats {
+        // SAFETY: by the caller.
+        unsafe { k_scale::<I>(p, g, 1) }
+    }
+}
+
+impl Format for Q5K {
+    const MIN: bool = true;
+    const SPAN: usize = 4;
+    const LINES: usize = 4;
+    #[inline(always)]
+    unsafe fn quad<I: Rows>(p: &Panel, g: usize, j: usize) -> I::Bytes {
+        // SAFETY: by the caller.
+        unsafe {
+            let high = I::bits(I::load(p.high.add(g * QUAD)), j as u32, 1);
+            I::join(nibble::<I>(p, g, j), high, 4)
+        }
+    }
+    #[inline(always)]
+    unsafe fn scale<I: Rows>(p: &Panel, g: usize, _: usize) -> I::Floats {
+        // SAFETY: by the caller.
+        unsafe { k_scale::<I>(p, g, 0) }
+    }
+    #[inline(always)]
+    unsafe fn min<I: Rows>(p: &Panel, g: usize) -> I::Floats {
+        // SAFETY: by the caller.
+        unsafe { k_scale::<I>(p, g, 1) }
+    }
+}
+
+impl Format for Q6K {
+    const SUBS: usize = 2;
+    const SPAN: usize = 2;
+    const LINES: usize = 4;
+    #[inline(always)]
+    unsafe fn quad<I: Rows>(p: &Panel, g: usize, j: usize) -> I::Bytes {
+        // SAFETY: by the caller.
+        unsafe {
+            let high = I::load(p.high.add((g * 2 + j / 4) * QUAD));
+            I::join(nibble::<I>(p, g, j), I::bits(high, (j % 4 * 2) as u32, 3), 4)
+        }
+    }
+    #[inline(always)]
+    unsafe fn scale<I: Rows>(p: &Panel, g: usize, sub: usize) -> I::Floats {
+        // SAFETY: by the caller.
+        unsafe {
+            let d = I::load_f16(p.supers.add(g / 8 * 32));
+            I::mul(d, I::load_i8(p.scales.add(g * 32 + sub * 16)))
+        }
+    }
+}
+
+impl<F: Format> Format for Wide<F> {
+    const SUBS: usize = F::SUBS;
+    const MIN: bool = F::MIN;
+    const FULL: bool = F::FULL;
+    const SPAN: usize = F::SPAN;
+    const LINES: usize = 0;
+    #[inline(always)]
+    unsafe fn quad<I: Rows>(p: &Panel, g: usize, j: usize) -> I::Bytes {
+        // SAFETY: by the caller.
+        unsafe { I::load(p.quants.add((g * 8 + j) * QUAD)) }
+    }
+    #[inline(always)]
+    unsafe fn scale<I: Rows>(p: &Panel, g: usize, sub: usize) -> I::Floats {
+        // SAFETY: by the caller; scratch is aligned to floats.
+        unsafe { I::load_f32(p.scales.cast::<f32>().add((g * F::SUBS + sub) * 16)) }
+    }
+    #[inline(always)]
+    unsafe fn min<I: Rows>(p: &Panel, g: usize) -> I::Floats {
+        // SAFETY: as for `scale`.
+        unsafe { I::load_f32(p.supers.cast::<f32>().add(g * 16)) }
+    }
+}

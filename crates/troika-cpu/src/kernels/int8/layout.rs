@@ -1,0 +1,258 @@
+//! Weights packed for the integer kernels.
+//!
+//! Rows are taken by sixteen, a panel; the last panel is filled up with zeros. A panel has up to
+//! four sections, each holding groups of 32 columns one after another:
+//!
+//! | section | Q8_0 | Q4_0 | Q4_K | Q5_K | Q6_K |
+//! |---|---|---|---|---|---|
+//! | `quants` | 8 x 64 bytes | 4 x 64 | 4 x 64 | 4 x 64 | 4 x 64 |
+//! | `high` | | | | 64 | 2 x 64 |
+//! | `scales` | 16 f16 | 16 f16 | 16 u8, 16 u8 (minima) | as Q4_K | 2 x 16 i8 |
+//! | `supers`, per 8 groups | | | 16 f16, 16 f16 (of minima) | as Q4_K | 16 f16 |
+//!
+//! 64 bytes are a *quad*: four columns of sixteen rows, row by row. Of eight quads in a group,
+//! nibbles hold quad `j` low and quad `j + 4` high; a byte of `high` holds the fifth bits of
+//! quads 0 to 7, or the upper two bits of four quads. Values are unsigned; [`zero`] says which
+//! value stands for zero. So a weight takes as many bytes as in its GGUF blocks (Q4_K and Q5_K:
+//! four more per 256, for scales of eight bits instead of six).
+
+use std::ops::Range;
+
+use troika_graph::DType;
+
+use super::lanes::ROWS;
+
+/// Columns of a group.
+pub const GROUP: usize = 32;
+
+/// Bytes of a quad.
+pub(super) const QUAD: usize = 4 * ROWS;
+
+/// Which of a type's unsigned values stands for zero.
+pub(super) fn zero(dtype: DType) -> i32 {
+    match dtype {
+        DType::Q8_0 => 128,
+        DType::Q4_0 => 8,
+        DType::Q6_K => 32,
+        _ => 0,
+    }
+}
+
+/// Where the sections of a panel begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Type of the weight.
+    pub dtype: DType,
+    /// Rows.
+    pub rows: usize,
+    /// Columns.
+    pub cols: usize,
+    pub(super) high: usize,
+    pub(super) scales: usize,
+    pub(super) supers: usize,
+    /// Bytes of a panel.
+    pub(super) panel: usize,
+}
+
+impl Layout {
+    /// The layout of a weight; `None` for types and widths that have none.
+    pub fn new(dtype: DType, rows: usize, cols: usize) -> Option<Layout> {
+        if !dtype.has_integer_path() || !cols.is_multiple_of(dtype.block_len()) {
+            return None;
+        }
+        let groups = cols / GROUP;
+        let quads = if dtype == DType::Q8_0 { 8 } else { 4 };
+        let (high, supers) = match dtype {
+            DType::Q4_K => (0, 64),
+            DType::Q5_K => (QUAD, 64),
+            DType::Q6_K => (2 * QUAD, 32),
+            _ => (0, 0),
+        };
+        let high_at = quads * QUAD * groups;
+        let scales = high_at + high * groups;
+        let supers_at = scales + 2 * ROWS * groups;
+        let panel = (supers_at + supers * (groups / 8)).next_multiple_of(64);
+        rows.div_ceil(ROWS).checked_mul(panel)?;
+        Some(Layout { dtype, rows, cols, high: high_at, scales, supers: supers_at, panel })
+    }
+
+    /// Name of the layout, in the store's accounts.
+    pub fn name(&self) -> String {
+        format!("{} by {ROWS} rows", self.dtype)
+    }
+
+    /// Panels.
+    pub fn panels(&self) -> usize {
+        self.rows.div_ceil(ROWS)
+    }
+
+    /// Bytes of the packed weight.
+    pub fn bytes(&self) -> usize {
+        self.panels() * self.panel
+    }
+
+    /// Packs rows of blocks, on up to `threads` threads.
+    ///
+    /// # Panics
+    /// If `raw` is not the rows of the layout.
+    pub fn pack(&self, raw: &[u8], threads: usize) -> Vec<u8> {
+        let row_bytes = self.dtype.row_bytes(self.cols).unwrap_or(0);
+        assert_eq!(raw.len(), row_bytes * self.rows, "bytes of a {} weight", self.dtype);
+        let mut out = vec![0u8; self.bytes()];
+        if raw.is_empty() {
+            return out;
+        }
+        let each = self.panels().div_ceil(threads.max(1)).max(MIN_PANELS_PER_THREAD);
+        let packers = out.chunks_mut(each * self.panel).zip(raw.chunks(each * ROWS * row_bytes));
+        let pack_some = |(out, raw): (&mut [u8], &[u8])| {
+            let panels = out.chunks_exact_mut(self.panel).zip(raw.chunks(ROWS * row_bytes));
+            for (panel, rows) in panels {
+                for (r, row) in rows.chunks_exact(row_bytes).enumerate() {
+                    self.pack_row(panel, r, row);
+                }
+            }
+        };
+        if self.panels() <= each {
+            packers.for_each(pack_some);
+        } else {
+            std::thread::scope(|s| packers.for_each(|p| drop(s.spawn(move || pack_some(p)))));
+        }
+        out
+    }
+
+    fn pack_row(&self, panel: &mut [u8], r: usize, row: &[u8]) {
+        let bytes = self.dtype.block_bytes();
+        let mut q = [0u8; GROUP];
+        for (b, block) in row.chunks_exact(bytes).enumerate() {
+            let per_block = self.dtype.block_len() / GROUP;
+            for i in 0..per_block {
+                let g = b * per_block + i;
+                quants(self.dtype, block, i, &mut q);
+                self.place(panel, g, r, &q);
+                self.place_scales(panel, g, r, block, i);
+            }
+            self.place_supers(panel, b, r, block);
+        }
+    }
+
+    /// Puts the values of a group into their quads.
+    fn place(&self, panel: &mut [u8], g: usize, r: usize, q: &[u8; GROUP]) {
+        let (four, _) = q.as_chunks::<4>();
+        if self.dtype == DType::Q8_0 {
+            for (j, v) in four.iter().enumerate() {
+                panel[(g * 8 + j) * QUAD + 4 * r..][..4].copy_from_slice(v);
+            }
+            return;
+        }
+        for j in 0..4 {
+            let to = &mut panel[(g * 4 + j) * QUAD + 4 * r..][..4];
+            for i in 0..4 {
+                to[i] = four[j][i] & 15 | (four[j + 4][i] & 15) << 4;
+            }
+        }
+        let (quads, bits) = match self.dtype {
+            DType::Q5_K => (8, 1),
+            DType::Q6_K => (4, 2),
+            _ => return,
+        };
+        for (h, part) in four.chunks_exact(quads).enumerate() {
+            let at = self.high + (g * (8 / quads) + h) * QUAD + 4 * r;
+            for i in 0..4 {
+                let high = |(j, v): (usize, &[u8; 4])| v[i] >> 4 << (j * bits);
+                panel[at + i] = part.iter().enumerate().map(high).fold(0, |a, b| a | b);
+            }
+        }
+    }
+
+    fn place_scales(&self, panel: &mut [u8], g: usize, r: usize, block: &[u8], i: usize) {
+        let to = &mut panel[self.scales + g * 2 * ROWS..][..2 * ROWS];
+        match self.dtype {
+            DType::Q4_K | DType::Q5_K => [to[r], to[ROWS + r]] = scale_min(i, &block[4..16]),
+            DType::Q6_K => [to[r], to[ROWS + r]] = [block[192 + 2 * i], block[193 + 2 * i]],
+            _ => to[2 * r..2 * r + 2].copy_from_slice(&block[..2]),
+        }
+    }
+
+    fn place_supers(&self, panel: &mut [u8], b: usize, r: usize, block: &[u8]) {
+        let to = &mut panel[self.supers..];
+        match self.dtype {
+            DType::Q4_K | DType::Q5_K => {
+                let to = &mut to[b * 4 * ROWS..];
+                to[2 * r..2 * r + 2].copy_from_slice(&block[..2]);
+                to[2 * (ROWS + r)..][..2].copy_from_slice(&block[2..4]);
+            }
+            DType::Q6_K => {
+                let to = &mut to[b * 2 * ROWS..];
+                to[2 * r..2 * r + 2].copy_from_slice(&block[208..210]);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Fewer panels are not worth a thread.
+const MIN_PANELS_PER_THREAD: usize = 16;
+
+/// The unsigned values of group `i` of a block.
+pub(super) fn quants(dtype: DType, block: &[u8], i: usize, q: &mut [u8; GROUP]) {
+    match dtype {
+        DType::Q8_0 => {
+            for (q, b) in q.iter_mut().zip(&block[2..]) {
+                *q = b ^ 0x80;
+            }
+        }
+        DType::Q4_0 => {
+            for (l, b) in block[2..18].iter().enumerate() {
+                (q[l], q[l + 16]) = (b & 15, b >> 4);
+            }
+        }
+        DType::Q4_K | DType::Q5_K => {
+            let start = if dtype == DType::Q5_K { 48 } else { 16 };
+            let low = &block[start + i / 2 * 32..][..32];
+            for (q, b) in q.iter_mut().zip(low) {
+                *q = b >> (i % 2 * 4) & 15;
+            }
+            if dtype == DType::Q5_K {
+                for (q, b) in q.iter_mut().zip(&block[16..48]) {
+                    *q |= (b >> i & 1) << 4;
+                }
+            }
+        }
+        _ => {
+            // Q6_K. Halves of 128; within a half, four quarters of 32 share bytes.
+            let (half, quarter) = (i / 4, i % 4);
+            let low = &block[half * 64 + quarter % 2 * 32..][..32];
+            let high = &block[128 + half * 32..][..32];
+            for (l, q) in q.iter_mut().enumerate() {
+                *q = low[l] >> (quarter / 2 * 4) & 15 | (high[l] >> (quarter * 2) & 3) << 4;
+            }
+        }
+    }
+}
+
+/// The 6-bit scale and minimum of group `j` of eight, packed in 12 bytes.
+pub(super) fn scale_min(j: usize, p: &[u8]) -> [u8; 2] {
+    if j < 4 {
+        [p[j] & 63, p[j + 4] & 63]
+    } else {
+        [p[j + 4] & 15 | p[j - 4] >> 6 << 4, p[j + 4] >> 4 | p[j] >> 6 << 4]
+    }
+}
+
+/// A packed weight in memory.
+#[derive(Clone, Copy, Debug)]
+pub struct PackedView<'a> {
+    /// Its shape and layout.
+    pub layout: Layout,
+    /// The panels.
+    pub bytes: &'a [u8],
+}
+
+impl PackedView<'_> {
+    /// The panels of these weight rows; both ends lie on panels or at the last row.
+    pub(super) fn panels(&self, rows: &Range<usize>) -> Range<usize> {
+        assert!(rows.start.is_multiple_of(ROWS) && rows.end <= self.layout.rows, "weight rows");
+        assert_eq!(self.bytes.len(), self.layout.bytes(), "bytes of a packed weight");
+        rows.start / ROWS..rows.end.div_ceil(ROWS)
+    }
+}

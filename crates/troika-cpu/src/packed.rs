@@ -1,0 +1,86 @@
+//! Weights packed for the integer kernels, by way of the store.
+
+use troika_device::{DeviceError, WeightBytes};
+use troika_graph::WeightRef;
+
+use crate::compile::{Code, Compiler, Vector};
+use crate::detect::cores;
+use crate::kernels::int8::{Layout, PackedView};
+
+/// A packed weight, kept alive by the executable.
+#[derive(Clone, Debug)]
+pub(crate) struct PackedMatrix {
+    layout: Layout,
+    bytes: WeightBytes,
+}
+
+impl PackedMatrix {
+    pub fn view(&self) -> PackedView<'_> {
+        PackedView { layout: self.layout, bytes: &self.bytes }
+    }
+}
+
+/// The packed weights of an expert.
+#[derive(Clone, Debug)]
+pub(crate) struct PackedExpert {
+    pub gate: PackedMatrix,
+    pub up: PackedMatrix,
+    pub down: PackedMatrix,
+    pub bias: [Option<Vector>; 3],
+}
+
+impl Compiler<'_> {
+    /// A weight packed once for all that use it; its raw bytes are not kept.
+    pub fn packed(&self, w: WeightRef) -> Result<PackedMatrix, DeviceError> {
+        let Some(decl) = self.graph.weights.get(w.0 as usize) else {
+            return self.refuse("graph", "a weight is not among its weights");
+        };
+        let wrong = |why: String| DeviceError::Weight { name: decl.name.to_string(), why };
+        let Some(layout) = Layout::new(decl.dtype, decl.rows, decl.cols) else {
+            let (rows, cols, dtype) = (decl.rows, decl.cols, decl.dtype);
+            return Err(wrong(format!("{rows}x{cols} {dtype} has no integer path")));
+        };
+        let packed = self.weights.packed(&decl.name, &layout.name(), &mut |data| {
+            let need = decl.dtype.row_bytes(decl.cols).and_then(|r| r.checked_mul(decl.rows));
+            let is = (data.rows, data.cols, data.dtype);
+            if is != (decl.rows, decl.cols, decl.dtype) || need != Some(data.bytes.len()) {
+                let len = data.bytes.len();
+                let why = format!("is {}x{} {} of {len} bytes", data.rows, data.cols, data.dtype);
+                return Err(wrong(why));
+            }
+            Ok(layout.pack(&data.bytes, cores()))
+        })?;
+        if packed.bytes.len() != layout.bytes() {
+            return Err(wrong(format!("{} packed bytes do not hold it", packed.bytes.len())));
+        }
+        Ok(PackedMatrix { layout, bytes: packed.bytes })
+    }
+
+    /// Experts with activations in eight bits.
+    pub fn packed_experts(&self, e: &troika_graph::Experts) -> Result<Code, DeviceError> {
+        let bias = |list: &[WeightRef], i: usize| self.vector_if(&list.get(i).copied());
+        let expert = |i: usize| {
+            Ok(PackedExpert {
+                gate: self.packed(e.gate[i])?,
+                up: self.packed(e.up[i])?,
+                down: self.packed(e.down[i])?,
+                bias: [bias(&e.gate_bias, i)?, bias(&e.up_bias, i)?, bias(&e.down_bias, i)?],
+            })
+        };
+        let experts = (0..e.gate.len()).map(expert).collect::<Result<Vec<_>, DeviceError>>()?;
+        if experts.is_empty() {
+            return self.refuse("experts", "there are none");
+        }
+        let dtype = |m: &PackedMatrix| m.layout.dtype;
+        let one = |x: &PackedExpert| {
+            let inner = dtype(&experts[0].gate);
+            dtype(&x.gate) == inner
+                && dtype(&x.up) == inner
+                && dtype(&x.down) == dtype(&experts[0].down)
+        };
+        if !experts.iter().all(one) {
+            return self.refuse("experts", "they have several weight types");
+        }
+        Ok(Code::PackedExperts { experts, act: e.act })
+    }
+}

@@ -1,0 +1,269 @@
+//! Products with activations in eight bits.
+
+use proptest::prelude::*;
+use troika_cpu::kernels::Context;
+use troika_cpu::kernels::int8::{
+    DTYPES, Extra, Layout, PackedView, Product, floats, linear, quantize, scalar,
+};
+use troika_cpu::kernels::linear::{self as wide, OutView, RowsView, WeightView};
+use troika_cpu::kernels::moe;
+use troika_cpu::{Isa, SharedMut};
+use troika_graph::DType;
+
+use crate::{Random, on_each_isa, with};
+
+/// Quantizes, multiplies.
+fn run(cx: &mut Context<'_>, w: PackedView<'_>, b: Option<&[f32]>, x: &[f32]) -> Vec<f32> {
+    let Layout { dtype, rows: n, cols: k, .. } = w.layout;
+    let rows = x.len() / k;
+    let mut q = vec![f32::NAN; rows * floats(k)];
+    quantize(cx, (x, k), Extra::of(dtype), &mut q).unwrap();
+    let mut y = vec![f32::NAN; rows * n];
+    let product = Product {
+        weight: w,
+        bias: b,
+        x: RowsView::dense(&q, floats(k)),
+        y: OutView::dense(SharedMut::new(&mut y), n),
+    };
+    linear(cx, rows, &product).unwrap();
+    y
+}
+
+fn rows() -> impl Strategy<Value = usize> {
+    prop::sample::select(vec![1usize, 2, 3, 4, 5, 6, 15, 16, 17, 31, 33, 129])
+}
+
+/// Blocks with all values, the ends of their range among them.
+fn weight(r: &mut Random, dtype: DType, len: usize) -> Vec<u8> {
+    let mut bytes = r.weight(dtype, len);
+    let block = dtype.block_bytes();
+    for b in bytes.chunks_exact_mut(block * 3) {
+        // Largest magnitudes next to each other.
+        let end = if dtype == DType::Q6_K { 192 } else { block };
+        let start = match dtype {
+            DType::Q4_K | DType::Q5_K => 16,
+            DType::Q6_K => 0,
+            _ => 2,
+        };
+        b[start..end].fill(if dtype == DType::Q8_0 { 0x80 } else { 0xff });
+    }
+    bytes
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(160))]
+
+    /// Every instruction set gives the bits of the plain reference, for every number of rows.
+    #[test]
+    fn integer_products_are_the_reference_to_the_bit(
+        rows in rows(),
+        n in 1usize..70,
+        blocks in 1usize..6,
+        dtype in prop::sample::select(DTYPES.to_vec()),
+        bias: bool,
+        one_sign: bool,
+        seed: u64,
+    ) {
+        let mut r = Random(seed);
+        let k = dtype.block_len() * blocks;
+        let bytes = weight(&mut r, dtype, n * k);
+        let view = WeightView { dtype, bytes: &bytes, rows: n, cols: k };
+        let mut x = r.floats(rows * k);
+        if one_sign {
+            // All at the largest: sums of 16 bits must not overflow.
+            x.iter_mut().for_each(|x| *x = 1.0);
+        }
+        let b = r.floats(n);
+        let b = bias.then_some(&b[..]);
+        let layout = Layout::new(dtype, n, k).unwrap();
+        let packed = layout.pack(&bytes, 2);
+        let packed = PackedView { layout, bytes: &packed };
+        let mut want = vec![0.0; rows * n];
+        scalar::linear(view, b, &x, &mut want);
+        on_each_isa(2, |cx| {
+            let got = run(cx, packed, b, &x);
+            for (i, (g, w)) in got.iter().zip(&want).enumerate() {
+                assert!(g.to_bits() == w.to_bits() || g == w, "{dtype} {rows}x{n}x{k} {:?}, {i}: {g} is not {w}", cx.isa);
+            }
+        });
+    }
+
+    /// Against products of f32 with the same weights: half a step of each activation, as if
+    /// all errors had one sign.
+    #[test]
+    fn integer_products_are_near_the_float_ones(
+        rows in rows(),
+        n in 1usize..40,
+        blocks in 1usize..4,
+        dtype in prop::sample::select(DTYPES.to_vec()),
+        seed: u64,
+    ) {
+        let mut r = Random(seed);
+        let k = dtype.block_len() * blocks;
+        let bytes = r.weight(dtype, n * k);
+        let view = WeightView { dtype, bytes: &bytes, rows: n, cols: k };
+        let x = r.floats(rows * k);
+        let layout = Layout::new(dtype, n, k).unwrap();
+        let packed = layout.pack(&bytes, 1);
+        let mut want = vec![0.0; rows * n];
+        wide::scalar::linear(view, None, &x, &mut want);
+        let mut w = vec![0.0; n * k];
+        troika_graph::blocks::dequantize(dtype, &bytes, &mut w);
+        let got = with(Isa::detect(), 2, |cx| run(cx, PackedView { layout, bytes: &packed }, None, &x));
+        for i in 0..got.len() {
+            let row: f32 = w[i % n * k..][..k].iter().map(|w| w.abs()).sum();
+            let bound = row * 0.501 / 127.0 + 1e-5;
+            assert!((got[i] - want[i]).abs() <= bound, "{dtype}: {} is not {}", got[i], want[i]);
+        }
+    }
+}
+
+/// Longer than a block of columns, so that sums are put down and taken up again.
+#[test]
+fn rows_and_threads_do_not_change_bits() {
+    let mut r = Random(11);
+    let (n, k, rows) = (75, 5 * 1024 + 256, 37);
+    for dtype in DTYPES {
+        let bytes = r.weight(dtype, n * k);
+        let (x, b) = (r.floats(rows * k), r.floats(n));
+        let layout = Layout::new(dtype, n, k).unwrap();
+        let packed = layout.pack(&bytes, 3);
+        let packed = PackedView { layout, bytes: &packed };
+        let all = with(Isa::detect(), 1, |cx| run(cx, packed, Some(&b), &x));
+        for isa in Isa::available() {
+            for threads in 1..=3 {
+                assert!(all == with(isa, threads, |cx| run(cx, packed, Some(&b), &x)), "{dtype}");
+            }
+            for row in [0, 17, 36] {
+                let x = &x[row * k..][..k];
+                let one = with(isa, 2, |cx| run(cx, packed, Some(&b), x));
+                assert!(all[row * n..][..n] == one, "{dtype}");
+            }
+        }
+    }
+}
+
+#[test]
+fn packed_weights_take_the_bytes_of_their_blocks() {
+    for (dtype, bytes) in DTYPES.into_iter().zip([34 * 8, 18 * 8, 148, 180, 210]) {
+        let layout = Layout::new(dtype, 1024, 3072).unwrap();
+        assert_eq!(layout.bytes(), 1024 * 3072 / 256 * bytes, "{dtype}");
+    }
+    assert!(Layout::new(DType::Q8_0, 4, 40).is_none());
+    assert!(Layout::new(DType::Q4_1, 4, 64).is_none());
+}
+
+#[test]
+fn what_is_not_a_number_stays_so() {
+    let mut r = Random(2);
+    let bytes = r.weight(DType::Q8_0, 3 * 64);
+    let layout = Layout::new(DType::Q8_0, 3, 64).unwrap();
+    let packed = layout.pack(&bytes, 1);
+    let packed = PackedView { layout, bytes: &packed };
+    for bad in [f32::NAN, -f32::NAN, f32::INFINITY] {
+        let mut x = vec![0.25; 2 * 64];
+        x[70] = bad;
+        on_each_isa(1, |cx| {
+            let y = run(cx, packed, None, &x);
+            assert!(y[..3].iter().all(|y| y.is_finite()), "{y:?}");
+            assert!(y[3..].iter().all(|y| !y.is_finite()), "{y:?}");
+        });
+    }
+    on_each_isa(1, |cx| {
+        assert!(run(cx, packed, None, &[0.0; 64]).iter().all(|y| *y == 0.0));
+        assert!(run(cx, packed, None, &[1e-42; 64]).iter().all(|y| y.abs() < 1e-30));
+    });
+}
+
+/// Experts with packed weights, and their raw bytes.
+struct Experts {
+    dtype: DType,
+    k: usize,
+    inter: usize,
+    raw: Vec<[Vec<u8>; 3]>,
+    packed: Vec<[Vec<u8>; 3]>,
+}
+
+impl Experts {
+    fn new(r: &mut Random, dtype: DType, (experts, k, inter): (usize, usize, usize)) -> Experts {
+        let raw: Vec<[Vec<u8>; 3]> =
+            (0..experts).map(|_| std::array::from_fn(|_| r.weight(dtype, k * inter))).collect();
+        let shape = |i: usize| if i < 2 { (inter, k) } else { (k, inter) };
+        let pack = |raw: &[Vec<u8>; 3]| {
+            std::array::from_fn(|i| {
+                let (n, k) = shape(i);
+                Layout::new(dtype, n, k).unwrap().pack(&raw[i], 1)
+            })
+        };
+        let packed = raw.iter().map(pack).collect();
+        Experts { dtype, k, inter, raw, packed }
+    }
+
+    fn packed(&self, e: usize) -> moe::int8::Expert<'_> {
+        let view = |i: usize, rows, cols| PackedView {
+            layout: Layout::new(self.dtype, rows, cols).unwrap(),
+            bytes: &self.packed[e][i],
+        };
+        let (k, inter) = (self.k, self.inter);
+        let (gate, up, down) = (view(0, inter, k), view(1, inter, k), view(2, k, inter));
+        moe::int8::Expert { gate, up, down, bias: [None; 3] }
+    }
+
+    /// One expert on one row, by the plain reference.
+    fn plain(&self, e: usize, x: &[f32]) -> Vec<f32> {
+        let product = |i: usize, n: usize, k: usize, x: &[f32]| {
+            let bytes = &self.raw[e][i][..];
+            let mut y = vec![0.0; n];
+            let w = WeightView { dtype: self.dtype, bytes, rows: n, cols: k };
+            scalar::linear(w, None, x, &mut y);
+            y
+        };
+        let (gate, up) = (product(0, self.inter, self.k, x), product(1, self.inter, self.k, x));
+        let inner: Vec<f32> = gate.iter().zip(&up).map(|(g, u)| g.max(0.0) * u).collect();
+        product(2, self.k, self.inter, &inner)
+    }
+}
+
+#[test]
+fn experts_are_the_reference_to_the_bit() {
+    let mut r = Random(19);
+    for (dtype, (k, inter)) in [
+        (DType::Q8_0, (96usize, 160usize)),
+        (DType::Q4_0, (64, 96)),
+        (DType::Q4_K, (256, 512)),
+        (DType::Q6_K, (256, 256)),
+    ] {
+        let experts = Experts::new(&mut r, dtype, (5, k, inter));
+        for (rows, top_k) in [(1, 2), (2, 1), (17, 2), (180, 2)] {
+            let (x, weights) = (r.floats(rows * k), r.floats(rows * top_k));
+            let ids: Vec<i32> = (0..rows * top_k).map(|i| (i * 7 / 3 % 4) as i32).collect();
+            let expert = |e| experts.packed(e);
+            let operands = moe::Operands {
+                experts: 5,
+                expert: &expert,
+                act: troika_graph::Activation::Relu,
+                x: &x,
+                k,
+                inter,
+                ids: &ids,
+                weights: &weights,
+                top_k,
+            };
+            let mut want = vec![0.0f32; rows * k];
+            for (pair, id) in ids.iter().enumerate() {
+                let row = pair / top_k;
+                let down = experts.plain(*id as usize, &x[row * k..][..k]);
+                let y = &mut want[row * k..][..k];
+                y.iter_mut().zip(&down).for_each(|(y, d)| *y += weights[pair] * d);
+            }
+            on_each_isa(2, |cx| {
+                let mut floats = vec![f32::NAN; moe::int8::floats(rows, top_k, k, inter)];
+                let mut words = vec![u32::MAX; moe::words(ids.len(), 5)];
+                let mut y = vec![f32::NAN; rows * k];
+                let memory = moe::Memory { floats: &mut floats, words: &mut words };
+                moe::int8::experts(cx, operands, memory, &mut y).unwrap();
+                assert!(y == want, "{dtype}, {rows} rows");
+            });
+        }
+    }
+}
