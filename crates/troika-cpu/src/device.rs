@@ -90,7 +90,7 @@ fn caps(options: &CpuOptions, isa: Isa) -> Caps {
 }
 
 /// Types of weights the kernels read.
-pub(crate) const WEIGHT_DTYPES: [DType; 14] = [
+pub(crate) const WEIGHT_DTYPES: [DType; 17] = [
     DType::F32,
     DType::F16,
     DType::BF16,
@@ -105,6 +105,9 @@ pub(crate) const WEIGHT_DTYPES: [DType; 14] = [
     DType::Q5_K,
     DType::Q6_K,
     DType::MXFP4,
+    DType::Q4_G32,
+    DType::Q4_G64,
+    DType::Q4_G128,
 ];
 
 impl Device for CpuDevice {

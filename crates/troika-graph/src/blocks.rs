@@ -1,6 +1,8 @@
 //! What the bytes of each block type mean (scalar reference; kernels are checked against it).
 //!
 //! The layouts are those of GGUF files (ggml's `block_q*` structures); numbers are little-endian.
+//! Ours alone are the types with zero points: an f16 scale, a byte, and for each 32 values 16 bytes
+//! of nibbles in the order of Q4_0.
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -29,6 +31,7 @@ pub fn dequantize(dtype: DType, bytes: &[u8], out: &mut [f32]) {
         DType::Q5_K => q5_k,
         DType::Q6_K => q6_k,
         DType::MXFP4 => mxfp4,
+        DType::Q4_G32 | DType::Q4_G64 | DType::Q4_G128 => q4_g,
     };
     let blocks = bytes.chunks_exact(dtype.block_bytes());
     for (b, o) in blocks.zip(out.chunks_exact_mut(dtype.block_len())) {
@@ -82,6 +85,14 @@ fn q4_1(b: &[u8], o: &mut [f32]) {
 
 fn bits_at(b: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]])
+}
+
+/// `scale * (q - zero)`, exact in f32: a scale has 11 bits, the difference at most 8.
+fn q4_g(b: &[u8], o: &mut [f32]) {
+    let (d, zero) = (half_at(b, 0), f32::from(b[2]));
+    for (qs, o) in b[3..].chunks_exact(16).zip(o.chunks_exact_mut(32)) {
+        nibbles(qs, o, |_, q| d * (f32::from(q) - zero));
+    }
 }
 
 fn q5_0(b: &[u8], o: &mut [f32]) {

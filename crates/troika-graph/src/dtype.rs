@@ -36,6 +36,12 @@ pub enum DType {
     Q6_K,
     /// 32 x fp4 (E2M1) with a shared E8M0 exponent.
     MXFP4,
+    /// 32 x 4 bit with an f16 scale and an 8-bit zero point, as GPTQ and AWQ checkpoints have.
+    Q4_G32,
+    /// The same with 64.
+    Q4_G64,
+    /// The same with 128.
+    Q4_G128,
 }
 
 impl DType {
@@ -46,6 +52,9 @@ impl DType {
             DType::Q8_0 | DType::Q4_0 | DType::Q4_1 | DType::Q5_0 | DType::Q5_1 | DType::MXFP4 => {
                 32
             }
+            DType::Q4_G32 => 32,
+            DType::Q4_G64 => 64,
+            DType::Q4_G128 => 128,
             DType::Q2_K | DType::Q3_K | DType::Q4_K | DType::Q5_K | DType::Q6_K => 256,
         }
     }
@@ -66,6 +75,9 @@ impl DType {
             DType::Q5_K => 176,
             DType::Q6_K => 210,
             DType::MXFP4 => 17,
+            DType::Q4_G32 => 19,
+            DType::Q4_G64 => 35,
+            DType::Q4_G128 => 67,
         }
     }
 
@@ -90,6 +102,13 @@ impl DType {
     /// Whether products with activations in eight bits ([`crate::Acts::Int8`]) are defined.
     pub const fn has_integer_path(self) -> bool {
         matches!(self, DType::Q8_0 | DType::Q4_0 | DType::Q4_K | DType::Q5_K | DType::Q6_K)
+            || self.has_zero_points()
+    }
+
+    /// Whether blocks are an f16 scale, a zero point and 4-bit values ([`DType::Q4_G32`] and its
+    /// kin).
+    pub const fn has_zero_points(self) -> bool {
+        matches!(self, DType::Q4_G32 | DType::Q4_G64 | DType::Q4_G128)
     }
 
     /// The usual name, as GGUF tools print it (`F32`, `Q4_K`, ...).
@@ -110,6 +129,9 @@ impl DType {
             DType::Q5_K => "Q5_K",
             DType::Q6_K => "Q6_K",
             DType::MXFP4 => "MXFP4",
+            DType::Q4_G32 => "Q4_G32",
+            DType::Q4_G64 => "Q4_G64",
+            DType::Q4_G128 => "Q4_G128",
         }
     }
 }

@@ -49,6 +49,21 @@ fn blocks_mean_what_the_reference_says() {
 }
 
 #[test]
+fn zero_points_are_taken_off_before_scaling() {
+    // Scale 0.5, zero point 7; nibbles 0..15 low, their reverse high.
+    let nibbles: Vec<u8> = (0..16).map(|i| i | (15 - i) << 4).collect();
+    for (dtype, parts) in [(DType::Q4_G32, 1), (DType::Q4_G64, 2), (DType::Q4_G128, 4)] {
+        let block = [&[0x00, 0x38, 7][..], &nibbles.repeat(parts)].concat();
+        let mut out = vec![0.0; 32 * parts];
+        dequantize(dtype, &block, &mut out);
+        for (i, o) in out.iter().enumerate() {
+            let q = if i % 32 < 16 { i % 16 } else { 15 - i % 16 };
+            assert_eq!(*o, 0.5 * (q as f32 - 7.0), "{dtype} {i}");
+        }
+    }
+}
+
+#[test]
 fn integers_are_values_too() {
     let mut out = [0.0; 2];
     dequantize(DType::I32, &[0xff, 0xff, 0xff, 0xff, 7, 0, 0, 0], &mut out);

@@ -43,6 +43,7 @@ fn weight(r: &mut Random, dtype: DType, len: usize) -> Vec<u8> {
         let start = match dtype {
             DType::Q4_K | DType::Q5_K => 16,
             DType::Q6_K => 0,
+            _ if dtype.has_zero_points() => 3,
             _ => 2,
         };
         b[start..end].fill(if dtype == DType::Q8_0 { 0x80 } else { 0xff });

@@ -6,7 +6,7 @@ use troika_graph::{DType, blocks};
 
 use crate::{Random, on_each_isa, with};
 
-pub const DTYPES: [DType; 14] = [
+pub const DTYPES: [DType; 17] = [
     DType::F32,
     DType::F16,
     DType::BF16,
@@ -21,6 +21,9 @@ pub const DTYPES: [DType; 14] = [
     DType::Q5_K,
     DType::Q6_K,
     DType::MXFP4,
+    DType::Q4_G32,
+    DType::Q4_G64,
+    DType::Q4_G128,
 ];
 
 fn product<'a>(

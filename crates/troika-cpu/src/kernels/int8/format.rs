@@ -68,6 +68,8 @@ pub(super) struct Q4_0;
 pub(super) struct Q4K;
 pub(super) struct Q5K;
 pub(super) struct Q6K;
+/// 4 bits with a scale and a zero point for each `SPAN` groups.
+pub(super) struct Q4G<const SPAN: usize>;
 
 /// A type widened in scratch: quads of bytes, scales and minima in f32 (`high` is not used).
 pub(super) struct Wide<F>(PhantomData<F>);
@@ -194,6 +196,27 @@ impl Format for Q6K {
             let d = I::load_f16(p.supers.add(g / 8 * 32));
             I::mul(d, I::load_i8(p.scales.add(g * 32 + sub * 16)))
         }
+    }
+}
+
+impl<const S: usize> Format for Q4G<S> {
+    const MIN: bool = true;
+    const SPAN: usize = 8;
+    const LINES: usize = 4;
+    #[inline(always)]
+    unsafe fn quad<I: Rows>(p: &Panel, g: usize, j: usize) -> I::Bytes {
+        // SAFETY: by the caller.
+        unsafe { nibble::<I>(p, g, j) }
+    }
+    #[inline(always)]
+    unsafe fn scale<I: Rows>(p: &Panel, g: usize, _: usize) -> I::Floats {
+        // SAFETY: by the caller.
+        unsafe { I::load_f16(p.scales.add(g / S * 32)) }
+    }
+    #[inline(always)]
+    unsafe fn min<I: Rows>(p: &Panel, g: usize) -> I::Floats {
+        // SAFETY: by the caller.
+        unsafe { I::mul(Self::scale::<I>(p, g, 0), I::load_u8(p.supers.add(g / S * 16))) }
     }
 }
 

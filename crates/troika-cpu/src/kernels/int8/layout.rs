@@ -3,12 +3,12 @@
 //! Rows are taken by sixteen, a panel; the last panel is filled up with zeros. A panel has up to
 //! four sections, each holding groups of 32 columns one after another:
 //!
-//! | section | Q8_0 | Q4_0 | Q4_K | Q5_K | Q6_K |
-//! |---|---|---|---|---|---|
-//! | `quants` | 8 x 64 bytes | 4 x 64 | 4 x 64 | 4 x 64 | 4 x 64 |
-//! | `high` | | | | 64 | 2 x 64 |
-//! | `scales` | 16 f16 | 16 f16 | 16 u8, 16 u8 (minima) | as Q4_K | 2 x 16 i8 |
-//! | `supers`, per 8 groups | | | 16 f16, 16 f16 (of minima) | as Q4_K | 16 f16 |
+//! | section | Q8_0 | Q4_0 | Q4_K | Q5_K | Q6_K | Q4_Gn |
+//! |---|---|---|---|---|---|---|
+//! | `quants` | 8 x 64 bytes | 4 x 64 | 4 x 64 | 4 x 64 | 4 x 64 | 4 x 64 |
+//! | `high` | | | | 64 | 2 x 64 | |
+//! | `scales` | 16 f16 | 16 f16 | 16 u8, 16 u8 (minima) | as Q4_K | 2 x 16 i8 | 16 f16 per n columns |
+//! | `supers`, per block | | | 16 f16, 16 f16 (of minima) | as Q4_K | 16 f16 | 16 u8 (zero points) |
 //!
 //! 64 bytes are a *quad*: four columns of sixteen rows, row by row. Of eight quads in a group,
 //! nibbles hold quad `j` low and quad `j + 4` high; a byte of `high` holds the fifth bits of
@@ -62,16 +62,18 @@ impl Layout {
         }
         let groups = cols / GROUP;
         let quads = if dtype == DType::Q8_0 { 8 } else { 4 };
-        let (high, supers) = match dtype {
-            DType::Q4_K => (0, 64),
-            DType::Q5_K => (QUAD, 64),
-            DType::Q6_K => (2 * QUAD, 32),
-            _ => (0, 0),
+        let blocks = cols / dtype.block_len();
+        let (high, supers, scaled) = match dtype {
+            DType::Q4_K => (0, 64, groups),
+            DType::Q5_K => (QUAD, 64, groups),
+            DType::Q6_K => (2 * QUAD, 32, groups),
+            _ if dtype.has_zero_points() => (0, ROWS, blocks),
+            _ => (0, 0, groups),
         };
         let high_at = quads * QUAD * groups;
         let scales = high_at + high * groups;
-        let supers_at = scales + 2 * ROWS * groups;
-        let panel = (supers_at + supers * (groups / 8)).next_multiple_of(64);
+        let supers_at = scales + 2 * ROWS * scaled;
+        let panel = (supers_at + supers * blocks).next_multiple_of(64);
         rows.div_ceil(ROWS).checked_mul(panel)?;
         Some(Layout { dtype, rows, cols, high: high_at, scales, supers: supers_at, panel })
     }
@@ -165,6 +167,9 @@ impl Layout {
     }
 
     fn place_scales(&self, panel: &mut [u8], g: usize, r: usize, block: &[u8], i: usize) {
+        if self.dtype.has_zero_points() {
+            return;
+        }
         let to = &mut panel[self.scales + g * 2 * ROWS..][..2 * ROWS];
         match self.dtype {
             DType::Q4_K | DType::Q5_K => [to[r], to[ROWS + r]] = scale_min(i, &block[4..16]),
@@ -173,7 +178,14 @@ impl Layout {
         }
     }
 
+    /// What there is once per block.
     fn place_supers(&self, panel: &mut [u8], b: usize, r: usize, block: &[u8]) {
+        if self.dtype.has_zero_points() {
+            let at = self.scales + (b * ROWS + r) * 2;
+            panel[at..at + 2].copy_from_slice(&block[..2]);
+            panel[self.supers + b * ROWS + r] = block[2];
+            return;
+        }
         let to = &mut panel[self.supers..];
         match self.dtype {
             DType::Q4_K | DType::Q5_K => {
@@ -203,6 +215,11 @@ pub(super) fn quants(dtype: DType, block: &[u8], i: usize, q: &mut [u8; GROUP]) 
         }
         DType::Q4_0 => {
             for (l, b) in block[2..18].iter().enumerate() {
+                (q[l], q[l + 16]) = (b & 15, b >> 4);
+            }
+        }
+        DType::Q4_G32 | DType::Q4_G64 | DType::Q4_G128 => {
+            for (l, b) in block[3 + 16 * i..][..16].iter().enumerate() {
                 (q[l], q[l + 16]) = (b & 15, b >> 4);
             }
         }

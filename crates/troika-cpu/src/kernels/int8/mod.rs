@@ -38,7 +38,16 @@ pub struct Product<'a> {
 }
 
 /// Types of weights the kernels multiply.
-pub const DTYPES: [DType; 5] = [DType::Q8_0, DType::Q4_0, DType::Q4_K, DType::Q5_K, DType::Q6_K];
+pub const DTYPES: [DType; 8] = [
+    DType::Q8_0,
+    DType::Q4_0,
+    DType::Q4_K,
+    DType::Q5_K,
+    DType::Q6_K,
+    DType::Q4_G32,
+    DType::Q4_G64,
+    DType::Q4_G128,
+];
 
 /// Runs a part of a product.
 pub(crate) fn run_part(isa: crate::Isa, part: Part<'_>) {

@@ -44,6 +44,7 @@ impl Extra {
     pub fn of(dtype: DType) -> Extra {
         match dtype {
             DType::Q4_K | DType::Q5_K => Extra::Sum,
+            _ if dtype.has_zero_points() => Extra::Sum,
             _ => Extra::Zero { zero: zero(dtype), halves: dtype == DType::Q6_K },
         }
     }

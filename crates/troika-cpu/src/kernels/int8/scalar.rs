@@ -24,6 +24,10 @@ fn scales(dtype: DType, block: &[u8], i: usize) -> ([f32; 2], f32) {
             let s = |j: usize| half_at(block, 208) * f32::from(block[192 + 2 * i + j] as i8);
             ([s(0), s(1)], 0.0)
         }
+        _ if dtype.has_zero_points() => {
+            let d = half_at(block, 0);
+            ([d; 2], d * f32::from(block[2]))
+        }
         _ => ([half_at(block, 0); 2], 0.0),
     }
 }

@@ -10,7 +10,7 @@ use std::ops::Range;
 use troika_graph::DType;
 
 use super::Product;
-use super::format::{Format, Panel, Q4_0, Q4K, Q5K, Q6K, Q8_0, Wide};
+use super::format::{Format, Panel, Q4_0, Q4G, Q4K, Q5K, Q6K, Q8_0, Wide};
 use super::lanes::{ROWS, Rows};
 use super::layout::{GROUP, QUAD};
 use super::quantize::{GROUP_FLOATS, Group};
@@ -53,6 +53,9 @@ pub(super) unsafe fn run<I: Rows>(part: Part<'_>) {
             DType::Q4_K => by_rows::<I, Q4K>(part),
             DType::Q5_K => by_rows::<I, Q5K>(part),
             DType::Q6_K => by_rows::<I, Q6K>(part),
+            DType::Q4_G32 => by_rows::<I, Q4G<1>>(part),
+            DType::Q4_G64 => by_rows::<I, Q4G<2>>(part),
+            DType::Q4_G128 => by_rows::<I, Q4G<4>>(part),
             other => unreachable!("{other} has no integer path"),
         }
     }
