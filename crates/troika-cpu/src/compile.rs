@@ -1,6 +1,6 @@
 //! From a subgraph to an executable: weights fetched, values given places.
 
-use troika_device::{DeviceError, WeightBytes, WeightSource};
+use troika_device::{DeviceError, PackLayout, WeightBytes, WeightData, WeightSource};
 use troika_graph::{
     Acts, Attention, DType, Dim, KvAppend, Node, Op, Rope, Router, Subgraph, ValueId, WeightRef,
 };
@@ -284,15 +284,20 @@ impl Compiler<'_> {
             return self.refuse("graph", "a weight is not among its weights");
         };
         let name = &decl.name;
-        let packed = self.weights.packed(name, "f32", &mut |data| {
+        let wrong = |why: String| DeviceError::Weight { name: name.to_string(), why };
+        let form = PackLayout { name: "f32", rows: 1, panel: 4 * decl.cols };
+        let packed = self.weights.packed(name, form, &|data: &WeightData, out| {
             let len = data.rows * data.cols;
             if data.dtype.row_bytes(len) != Some(data.bytes.len()) || data.dtype == DType::I32 {
-                let why = format!("{} bytes do not hold it", data.bytes.len());
-                return Err(DeviceError::Weight { name: name.to_string(), why });
+                return Err(wrong(format!("{} bytes do not hold it", data.bytes.len())));
             }
-            let mut floats = vec![0.0f32; len];
-            troika_graph::blocks::dequantize(data.dtype, &data.bytes, &mut floats);
-            Ok(bytemuck::cast_slice(&floats).to_vec())
+            match bytemuck::try_cast_slice_mut(out) {
+                Ok(floats) if floats.len() == len => {
+                    troika_graph::blocks::dequantize(data.dtype, &data.bytes, floats);
+                    Ok(())
+                }
+                _ => Err(wrong(format!("has {len} elements, the graph says {}", decl.cols))),
+            }
         })?;
         let floats = bytemuck::try_cast_slice::<u8, f32>(&packed.bytes);
         match floats.map(<[f32]>::len) {

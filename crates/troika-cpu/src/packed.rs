@@ -1,11 +1,10 @@
 //! Weights packed for the integer kernels, by way of the store.
 
-use troika_device::{DeviceError, WeightBytes};
+use troika_device::{DeviceError, PackLayout, WeightBytes, WeightData};
 use troika_graph::WeightRef;
 
 use crate::compile::{Code, Compiler, Vector};
-use crate::detect::cores;
-use crate::kernels::int8::{Layout, PackedView};
+use crate::kernels::int8::{Layout, PackedView, ROWS};
 
 /// A packed weight, kept alive by the executable.
 #[derive(Clone, Debug)]
@@ -40,15 +39,18 @@ impl Compiler<'_> {
             let (rows, cols, dtype) = (decl.rows, decl.cols, decl.dtype);
             return Err(wrong(format!("{rows}x{cols} {dtype} has no integer path")));
         };
-        let packed = self.weights.packed(&decl.name, &layout.name(), &mut |data| {
-            let need = decl.dtype.row_bytes(decl.cols).and_then(|r| r.checked_mul(decl.rows));
-            let is = (data.rows, data.cols, data.dtype);
-            if is != (decl.rows, decl.cols, decl.dtype) || need != Some(data.bytes.len()) {
+        let name = layout.name();
+        let form = PackLayout { name: &name, rows: ROWS, panel: layout.panel_bytes() };
+        let packed = self.weights.packed(&decl.name, form, &|data: &WeightData, out| {
+            let need = decl.dtype.row_bytes(decl.cols).and_then(|r| r.checked_mul(data.rows));
+            let is = (data.cols, data.dtype, Some(data.bytes.len()), form.bytes(data.rows));
+            if is != (decl.cols, decl.dtype, need, Some(out.len())) {
                 let len = data.bytes.len();
                 let why = format!("is {}x{} {} of {len} bytes", data.rows, data.cols, data.dtype);
                 return Err(wrong(why));
             }
-            Ok(layout.pack(&data.bytes, cores()))
+            layout.pack_panels(&data.bytes, out);
+            Ok(())
         })?;
         if packed.bytes.len() != layout.bytes() {
             return Err(wrong(format!("{} packed bytes do not hold it", packed.bytes.len())));

@@ -20,4 +20,4 @@ pub use device::{
 };
 pub use error::DeviceError;
 pub use step::{PageTable, SeqRows, Step};
-pub use weight::{PackFn, Packed, WeightBytes, WeightData, WeightOwner, WeightSource};
+pub use weight::{PackFn, PackLayout, Packed, WeightBytes, WeightData, WeightOwner, WeightSource};

@@ -83,8 +83,27 @@ pub struct Packed {
     pub bytes: WeightBytes,
 }
 
-/// Packs a weight into bytes (64-byte aligned by the store).
-pub type PackFn<'a> = &'a mut dyn FnMut(&WeightData) -> Result<Vec<u8>, DeviceError>;
+/// A device's layout of a weight: panels of rows, one after another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PackLayout<'a> {
+    /// Name. Packed forms are kept on disk by it, so it changes whenever the bytes' meaning does.
+    pub name: &'a str,
+    /// Weight rows of a panel; the last panel may have fewer.
+    pub rows: usize,
+    /// Bytes of a panel.
+    pub panel: usize,
+}
+
+impl PackLayout<'_> {
+    /// Bytes of a packed weight of `rows` rows; `None` when they overflow.
+    pub fn bytes(&self, rows: usize) -> Option<usize> {
+        rows.div_ceil(self.rows.max(1)).checked_mul(self.panel)
+    }
+}
+
+/// Packs some of a weight's rows, from the first row of a panel on, into the zeroed bytes of their
+/// panels. Called from several threads at once, so that a weight is never there twice.
+pub type PackFn<'a> = &'a (dyn Fn(&WeightData, &mut [u8]) -> Result<(), DeviceError> + Sync);
 
 /// Where devices get weights when they compile.
 pub trait WeightSource: Sync {
@@ -99,5 +118,10 @@ pub trait WeightSource: Sync {
     ///
     /// # Errors
     /// [`DeviceError::Weight`] naming the tensor, or what `pack` reports.
-    fn packed(&self, name: &str, layout: &str, pack: PackFn<'_>) -> Result<Packed, DeviceError>;
+    fn packed(
+        &self,
+        name: &str,
+        layout: PackLayout<'_>,
+        pack: PackFn<'_>,
+    ) -> Result<Packed, DeviceError>;
 }

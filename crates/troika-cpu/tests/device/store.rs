@@ -40,9 +40,15 @@ impl WeightSource for Store {
         Ok(WeightData { dtype: DType::F32, rows: *rows, cols: *cols, bytes })
     }
 
-    fn packed(&self, name: &str, _: &str, pack: PackFn<'_>) -> Result<Packed, DeviceError> {
-        let bytes = pack(&self.weight(name)?)?;
-        let floats = bytemuck::pod_collect_to_vec(&bytes);
+    fn packed(
+        &self,
+        name: &str,
+        layout: PackLayout<'_>,
+        pack: PackFn<'_>,
+    ) -> Result<Packed, DeviceError> {
+        let data = self.weight(name)?;
+        let mut floats = vec![0.0; layout.bytes(data.rows).unwrap().div_ceil(4)];
+        pack(&data, bytemuck::cast_slice_mut(&mut floats))?;
         Ok(Packed { bytes: WeightBytes::whole(Arc::new(Aligned(floats))) })
     }
 }

@@ -32,16 +32,30 @@ impl AsRef<[u8]> for AlignedBytes {
     }
 }
 
+/// New 64-byte aligned bytes, zeros before they are filled by `fill`.
+pub(super) fn try_aligned_with<E>(
+    len: usize,
+    fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
+) -> Result<WeightBytes, E> {
+    let mut lines: Box<[Line]> = bytemuck::allocation::zeroed_slice_box(len.div_ceil(64));
+    fill(&mut bytemuck::cast_slice_mut(&mut lines)[..len])?;
+    let owner: WeightOwner = Arc::new(AlignedBytes { lines, len });
+    Ok(WeightBytes::whole(owner))
+}
+
 /// New 64-byte aligned bytes, filled by `fill`.
 fn aligned_with(len: usize, fill: impl FnOnce(&mut [u8])) -> WeightBytes {
-    let mut lines: Box<[Line]> = bytemuck::allocation::zeroed_slice_box(len.div_ceil(64));
-    fill(&mut bytemuck::cast_slice_mut(&mut lines)[..len]);
-    let owner: WeightOwner = Arc::new(AlignedBytes { lines, len });
-    WeightBytes::whole(owner)
+    let filled = try_aligned_with(len, |out| {
+        fill(out);
+        Ok::<(), std::convert::Infallible>(())
+    });
+    match filled {
+        Ok(bytes) => bytes,
+    }
 }
 
 /// A 64-byte aligned copy.
-pub(super) fn aligned(bytes: &[u8]) -> WeightBytes {
+fn aligned(bytes: &[u8]) -> WeightBytes {
     aligned_with(bytes.len(), |out| out.copy_from_slice(bytes))
 }
 

@@ -3,12 +3,14 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
-use troika_device::{DeviceError, PackFn, Packed, WeightData, WeightSource};
+use troika_device::{
+    DeviceError, PackFn, PackLayout, Packed, WeightBytes, WeightData, WeightSource,
+};
 
 use super::account::{ClassBytes, MemoryReport, class_of, is_expert};
 use super::bind::bind_all;
 use super::checkpoint::Checkpoint;
-use super::cut::aligned;
+use super::cut::try_aligned_with;
 use super::error::WeightError;
 use super::{parallel, scan, synthetic};
 use crate::families::TensorNames;
@@ -193,19 +195,53 @@ impl WeightSource for WeightStore {
         Ok(self.bound(name)?.data.clone())
     }
 
-    fn packed(&self, name: &str, layout: &str, pack: PackFn<'_>) -> Result<Packed, DeviceError> {
+    fn packed(
+        &self,
+        name: &str,
+        layout: PackLayout<'_>,
+        pack: PackFn<'_>,
+    ) -> Result<Packed, DeviceError> {
         let data = &self.bound(name)?.data;
-        let key = (name.to_string(), layout.to_string());
+        let key = (name.to_string(), layout.name.to_string());
         let slot = lock(&self.packed).entry(key).or_default().clone();
         // Whoever asks for the same form meanwhile waits here, others do not.
         let mut made = lock(&slot);
         if let Some(p) = &*made {
             return Ok(p.clone());
         }
-        let p = Packed { bytes: aligned(&pack(data)?) };
+        let p = Packed { bytes: pack_all(data, layout, pack, name)? };
         *made = Some(p.clone());
         Ok(p)
     }
+}
+
+/// Source bytes of a piece that is packed at once: they stay in a core's cache until they are.
+const PACK_PIECE: usize = 512 << 10;
+
+/// Packs a weight in pieces of whole panels, on all cores.
+fn pack_all(
+    data: &WeightData,
+    layout: PackLayout<'_>,
+    pack: PackFn<'_>,
+    name: &str,
+) -> Result<WeightBytes, DeviceError> {
+    let wrong = |why: &str| DeviceError::Weight { name: name.into(), why: why.into() };
+    let total = layout.bytes(data.rows).ok_or_else(|| wrong("is too large to be packed"))?;
+    let row_bytes = data.dtype.row_bytes(data.cols).ok_or_else(|| wrong("has broken blocks"))?;
+    let panels = data.rows.div_ceil(layout.rows.max(1));
+    let each = (PACK_PIECE / (row_bytes * layout.rows).max(1)).clamp(1, panels.max(1));
+    try_aligned_with(total, |out| {
+        let pieces: Vec<Mutex<&mut [u8]>> =
+            out.chunks_mut((each * layout.panel).max(1)).map(Mutex::new).collect();
+        let made = parallel::map(pieces.len(), |i| {
+            let first = i * each * layout.rows;
+            let rows = first..(first + each * layout.rows).min(data.rows);
+            let bytes = data.bytes.slice(rows.start * row_bytes..rows.end * row_bytes);
+            let bytes = bytes.ok_or_else(|| wrong("is shorter than its shape"))?;
+            pack(&WeightData { rows: rows.len(), bytes, ..data.clone() }, &mut lock(&pieces[i]))
+        });
+        made.into_iter().collect()
+    })
 }
 
 /// Locks. What a panicked thread left is whole: a form is stored in one step.

@@ -106,20 +106,29 @@ impl Layout {
         }
         let each = self.panels().div_ceil(threads.max(1)).max(MIN_PANELS_PER_THREAD);
         let packers = out.chunks_mut(each * self.panel).zip(raw.chunks(each * ROWS * row_bytes));
-        let pack_some = |(out, raw): (&mut [u8], &[u8])| {
-            let panels = out.chunks_exact_mut(self.panel).zip(raw.chunks(ROWS * row_bytes));
-            for (panel, rows) in panels {
-                for (r, row) in rows.chunks_exact(row_bytes).enumerate() {
-                    self.pack_row(panel, r, row);
-                }
-            }
-        };
+        let pack_some = |(out, raw): (&mut [u8], &[u8])| self.pack_panels(raw, out);
         if self.panels() <= each {
             packers.for_each(pack_some);
         } else {
             std::thread::scope(|s| packers.for_each(|p| drop(s.spawn(move || pack_some(p)))));
         }
         out
+    }
+
+    /// Packs rows of blocks, the first of which begins a panel, into zeroed panels.
+    pub fn pack_panels(&self, raw: &[u8], out: &mut [u8]) {
+        let Some(row_bytes @ 1..) = self.dtype.row_bytes(self.cols) else { return };
+        let panels = out.chunks_exact_mut(self.panel).zip(raw.chunks(ROWS * row_bytes));
+        for (panel, rows) in panels {
+            for (r, row) in rows.chunks_exact(row_bytes).enumerate() {
+                self.pack_row(panel, r, row);
+            }
+        }
+    }
+
+    /// Bytes of a panel.
+    pub fn panel_bytes(&self) -> usize {
+        self.panel
     }
 
     fn pack_row(&self, panel: &mut [u8], r: usize, row: &[u8]) {
