@@ -5,11 +5,17 @@ use std::time::Instant;
 use crate::memory::Lines;
 use crate::threads::Pool;
 
-/// Instruction sets kernels are built for, weakest first.
+/// Instruction sets kernels are built for, weakest first within a family of processors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Isa {
     /// No intrinsics: what the compiler makes of arrays of floats.
     Scalar,
+    /// 64-bit ARM: what all such processors have.
+    Neon,
+    /// NEON with products of bytes, four to a sum (`dotprod`).
+    NeonDot,
+    /// The above with products of matrices of bytes (`i8mm`).
+    NeonI8mm,
     /// AVX2 with FMA and F16C.
     Avx2,
     /// AVX-512 F, BW, DQ and VL beside the above.
@@ -17,7 +23,8 @@ pub enum Isa {
 }
 
 impl Isa {
-    const ALL: [Isa; 3] = [Isa::Scalar, Isa::Avx2, Isa::Avx512];
+    const ALL: [Isa; 6] =
+        [Isa::Scalar, Isa::Neon, Isa::NeonDot, Isa::NeonI8mm, Isa::Avx2, Isa::Avx512];
 
     /// Whether this machine has it (cheap: the standard library remembers).
     pub fn is_available(self) -> bool {
@@ -31,12 +38,34 @@ impl Isa {
                 Isa::Scalar => true,
                 Isa::Avx2 => avx2(),
                 Isa::Avx512 => avx2() && avx512(),
+                _ => false,
             }
         }
-        #[cfg(not(target_arch = "x86_64"))]
+        #[cfg(target_arch = "aarch64")]
+        {
+            use std::arch::is_aarch64_feature_detected as has;
+            match self {
+                Isa::Scalar | Isa::Neon => true,
+                Isa::NeonDot => has!("dotprod"),
+                Isa::NeonI8mm => has!("dotprod") && has!("i8mm"),
+                _ => false,
+            }
+        }
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
         {
             self == Isa::Scalar
         }
+    }
+
+    /// Whether this build runs it in plain Rust, for tests on machines that lack it.
+    pub fn is_emulated(self) -> bool {
+        let has_emulation = matches!(self, Isa::Neon | Isa::NeonDot | Isa::NeonI8mm);
+        cfg!(feature = "emulate") && has_emulation && !self.is_available()
+    }
+
+    /// Whether kernels can run on it here.
+    pub fn can_run(self) -> bool {
+        self.is_available() || self.is_emulated()
     }
 
     /// The best set of this machine.
@@ -45,15 +74,23 @@ impl Isa {
         best.unwrap_or(Isa::Scalar)
     }
 
-    /// All sets this machine can run, weakest first.
+    /// All sets this machine has, weakest first.
     pub fn available() -> Vec<Isa> {
         Isa::ALL.into_iter().filter(|i| i.is_available()).collect()
+    }
+
+    /// All sets, weakest first.
+    pub fn all() -> [Isa; 6] {
+        Isa::ALL
     }
 
     /// Its name, in lower case.
     pub fn name(self) -> &'static str {
         match self {
             Isa::Scalar => "scalar",
+            Isa::Neon => "neon",
+            Isa::NeonDot => "neon dotprod",
+            Isa::NeonI8mm => "neon i8mm",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
         }

@@ -53,14 +53,14 @@ impl CpuDevice {
     /// A device. Threads start with its queues.
     ///
     /// # Errors
-    /// No threads, or an instruction set this machine does not have.
+    /// No threads, or an instruction set that cannot run here.
     pub fn new(options: CpuOptions) -> Result<CpuDevice, DeviceError> {
         let refuse = |why: String| Err(DeviceError::System { device: options.name.clone(), why });
         if options.threads == 0 {
             return refuse("a CPU device needs at least one thread".into());
         }
         let isa = options.isa.unwrap_or_else(Isa::detect);
-        if !isa.is_available() {
+        if !isa.can_run() {
             return refuse(format!("this machine has no {}", isa.name()));
         }
         let caps = caps(&options, isa);

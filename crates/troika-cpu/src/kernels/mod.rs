@@ -1,10 +1,12 @@
 //! Kernels, a folder per op. `mod.rs` holds the driver that cuts the op into parts and the
 //! kernel over [`simd::Lanes`]; `scalar.rs` the plain reference everything is checked against;
 //! files named after an instruction set (`avx2.rs`, ...) what is written for that set alone.
+//! [`instructions`] lets such a file run on machines without the set, in tests.
 
 pub mod attention;
 pub mod elementwise;
 pub mod embed;
+pub(crate) mod instructions;
 pub mod int8;
 pub mod kv;
 pub mod linear;

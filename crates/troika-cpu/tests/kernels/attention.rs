@@ -173,7 +173,7 @@ fn simple(heads: usize, kv_heads: usize) -> Attention {
 #[test]
 fn threads_do_not_change_bits() {
     let case = Case::new(simple(8, 2), &[(100, 40), (0, 3), (300, 1)], 9);
-    for isa in troika_cpu::Isa::available() {
+    for isa in crate::runnable() {
         let one = with(isa, 1, |cx| run(cx, case.plain()));
         for threads in 2..=3 {
             assert_eq!(one, with(isa, threads, |cx| run(cx, case.plain())));

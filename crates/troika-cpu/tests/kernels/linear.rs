@@ -150,7 +150,7 @@ fn threads_do_not_change_bits() {
     let bytes = r.weight(DType::BF16, n * k);
     let w = WeightView { dtype: DType::BF16, bytes: &bytes, rows: n, cols: k };
     let x = r.floats(70 * k);
-    for isa in troika_cpu::Isa::available() {
+    for isa in crate::runnable() {
         let one = with(isa, 1, |cx| run(cx, w, None, &x));
         for threads in 2..=3 {
             assert_eq!(one, with(isa, threads, |cx| run(cx, w, None, &x)));

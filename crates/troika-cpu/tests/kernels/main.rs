@@ -1,4 +1,5 @@
-//! Every kernel, on every instruction set of this machine, against its plain reference.
+//! Every kernel, on every instruction set, against its plain reference: natively on those of this
+//! machine, in plain Rust on others that have an emulation.
 
 #![allow(missing_docs)]
 
@@ -16,9 +17,29 @@ use troika_graph::DType;
 
 /// Runs `f` on each instruction set with `threads` threads.
 pub fn on_each_isa(threads: usize, mut f: impl FnMut(&mut Context<'_>)) {
-    for isa in Isa::available() {
+    for isa in runnable() {
         with(isa, threads, &mut f);
     }
+}
+
+/// The instruction sets kernels can run on here.
+pub fn runnable() -> impl Iterator<Item = Isa> {
+    Isa::all().into_iter().filter(|isa| isa.can_run())
+}
+
+/// Says how each instruction set is tested here (`-- --nocapture`).
+#[test]
+fn instruction_sets_under_test() {
+    for isa in Isa::all() {
+        let how = match isa {
+            _ if isa.is_available() => "natively",
+            _ if isa.is_emulated() => "emulated",
+            _ => "not tested here",
+        };
+        println!("kernels on {:<12} {how}", isa.name());
+    }
+    assert!(Isa::detect().is_available());
+    assert!(!Isa::available().into_iter().any(Isa::is_emulated));
 }
 
 /// Runs `f` on one instruction set with `threads` threads.

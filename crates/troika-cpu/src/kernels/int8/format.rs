@@ -51,6 +51,8 @@ pub(super) trait Format {
     const LINES: usize;
     /// Whether the values are quads of bytes as they lie.
     const PLAIN: bool = false;
+    /// Whether the type is [`Wide`].
+    const WIDE: bool = false;
 
     /// Quad `j` of eight.
     unsafe fn quad<I: Rows>(p: &Panel, g: usize, j: usize) -> I::Bytes;
@@ -226,6 +228,7 @@ impl<F: Format> Format for Wide<F> {
     const FULL: bool = F::FULL;
     const SPAN: usize = F::SPAN;
     const LINES: usize = 0;
+    const WIDE: bool = true;
     #[inline(always)]
     unsafe fn quad<I: Rows>(p: &Panel, g: usize, j: usize) -> I::Bytes {
         // SAFETY: by the caller.

@@ -122,12 +122,12 @@ unsafe fn wide<I: Rows, F: Format>(part: Part<'_>) {
     // SAFETY: the panels exist.
     unsafe {
         while at < panels.end {
-            if at + 2 <= panels.end {
+            if I::PANELS == 2 && at + 2 <= panels.end {
                 chunks::<I, F, 2>(&mut part, at);
             } else {
                 chunks::<I, F, 1>(&mut part, at);
             }
-            at += 2;
+            at += I::PANELS;
         }
     }
 }
@@ -382,6 +382,64 @@ unsafe fn half<I: Rows, F: Format, const M: usize, const NR: usize, const QUADS:
 ) {
     // SAFETY: by the caller.
     unsafe {
+        let ints = if I::PAIRED && F::WIDE && M.is_multiple_of(2) {
+            by_pairs::<I, F, M, NR, QUADS>(panels, xs, g, sub)
+        } else {
+            by_quads::<I, F, M, NR, QUADS>(panels, xs, g, sub)
+        };
+        let scales: [_; NR] = std::array::from_fn(|n| F::scale::<I>(&panels[n], g, sub));
+        for m in 0..M {
+            let x = I::splat(*xs[m].add(offset_of!(Group, scale)).cast::<f32>());
+            for n in 0..NR {
+                let scaled = I::mul(I::to_floats(ints[m][n]), scales[n]);
+                sums[m][n] = I::fma(scaled, x, sums[m][n]);
+            }
+        }
+    }
+}
+
+/// Their integer sums, two activation rows at a time.
+///
+/// # Safety
+/// As for [`run`]; panels, rows and groups are in range; the panels are widened.
+#[inline(always)]
+unsafe fn by_pairs<I: Rows, F: Format, const M: usize, const NR: usize, const QUADS: usize>(
+    panels: &[Panel; NR],
+    xs: [*const u8; M],
+    g: usize,
+    sub: usize,
+) -> [[I::Sums; NR]; M] {
+    // SAFETY: by the caller; widened panels hold eight quads of bytes per group.
+    unsafe {
+        let mut begin = [0; M];
+        if !F::MIN {
+            begin = std::array::from_fn(|m| *extra(xs[m], sub));
+        }
+        let xs = xs.map(|x| x.add(4 * sub * QUADS));
+        let mut ints = [[I::begin(false, 0); NR]; M];
+        for n in 0..NR {
+            let w = panels[n].quants.add((g * 8 + sub * QUADS) * QUAD);
+            for (ints, sums) in ints.iter_mut().zip(I::pairs::<M, QUADS>(w, xs, begin)) {
+                ints[n] = sums;
+            }
+        }
+        ints
+    }
+}
+
+/// Their integer sums.
+///
+/// # Safety
+/// As for [`run`]; panels, rows and groups are in range.
+#[inline(always)]
+unsafe fn by_quads<I: Rows, F: Format, const M: usize, const NR: usize, const QUADS: usize>(
+    panels: &[Panel; NR],
+    xs: [*const u8; M],
+    g: usize,
+    sub: usize,
+) -> [[I::Sums; NR]; M] {
+    // SAFETY: by the caller.
+    unsafe {
         let mut ints = [[I::begin(F::FULL, 0); NR]; M];
         if !F::MIN {
             for m in 0..M {
@@ -428,13 +486,6 @@ unsafe fn half<I: Rows, F: Format, const M: usize, const NR: usize, const QUADS:
         quad!(5);
         quad!(6);
         quad!(7);
-        let scales: [_; NR] = std::array::from_fn(|n| F::scale::<I>(&panels[n], g, sub));
-        for m in 0..M {
-            let x = I::splat(*xs[m].add(offset_of!(Group, scale)).cast::<f32>());
-            for n in 0..NR {
-                let scaled = I::mul(I::to_floats(ints[m][n]), scales[n]);
-                sums[m][n] = I::fma(scaled, x, sums[m][n]);
-            }
-        }
+        ints
     }
 }

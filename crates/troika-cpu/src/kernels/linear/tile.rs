@@ -76,7 +76,7 @@ pub(crate) unsafe fn dots<V: Lanes, R: RowLoad, const M: usize, const N: usize>(
 /// 16.
 macro_rules! by_width {
     ($v:ty, $f:ident :: <$($g:tt),*>($($a:expr),*)) => {
-        if <$v>::N == 16 { $f::<$($g,)* 6>($($a),*) } else { $f::<$($g,)* 3>($($a),*) }
+        if <$v>::MANY { $f::<$($g,)* 6>($($a),*) } else { $f::<$($g,)* 3>($($a),*) }
     };
 }
 

@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use super::{Kernel, Lanes};
+use super::{EXP_MAX, EXP_MIN, EXP_POLY, Kernel, LN2_HIGH, LN2_LOW, Lanes};
 
 /// Runs a kernel with the features switched on.
 // SAFETY: the caller has detected the features.
@@ -26,24 +26,11 @@ pub(super) unsafe fn sum256(v: __m256) -> f32 {
     }
 }
 
-/// Below this `exp` is 0.
-const EXP_MIN: f32 = -87.336_54;
-/// Above this `exp` is infinite.
-const EXP_MAX: f32 = 88.722_84;
-
-/// Coefficients of `(e^r - 1 - r) / r^2` on `|r| <= ln 2 / 2`, highest power first (Cephes,
-/// expf).
-pub(super) const EXP_POLY: [f32; 6] =
-    [1.987_569_1e-4, 1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5];
-/// `ln 2` in two parts.
-pub(super) const LN2_HIGH: f32 = 0.693_359_4;
-/// See [`LN2_HIGH`].
-pub(super) const LN2_LOW: f32 = -2.121_944_4e-4;
-
 // SAFETY (of the unsafe blocks): callers have the features and promise valid memory.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Lanes for __m256 {
     const N: usize = 8;
+    const MANY: bool = false;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {

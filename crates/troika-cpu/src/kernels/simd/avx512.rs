@@ -4,8 +4,8 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use super::avx2::{EXP_POLY, LN2_HIGH, LN2_LOW, sum256};
-use super::{Kernel, Lanes};
+use super::avx2::sum256;
+use super::{EXP_POLY, Kernel, LN2_HIGH, LN2_LOW, Lanes};
 
 /// Runs a kernel with the features switched on.
 // SAFETY: the caller has detected the features.
@@ -19,6 +19,7 @@ pub(super) unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Lanes for __m512 {
     const N: usize = 16;
+    const MANY: bool = true;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {

@@ -7,16 +7,34 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(any(target_arch = "aarch64", feature = "emulate"))]
+mod neon;
 mod scalar;
 
 use half::{bf16, f16};
 
 use crate::Isa;
+#[cfg(any(target_arch = "aarch64", feature = "emulate"))]
+use crate::kernels::instructions::arm;
 
 pub use scalar::Portable;
 
 /// The widest lanes of any instruction set.
 pub const MAX_LANES: usize = 16;
+
+/// Below this `exp` is 0.
+const EXP_MIN: f32 = -87.336_54;
+/// Above this `exp` is infinite.
+const EXP_MAX: f32 = 88.722_84;
+
+/// Coefficients of `(e^r - 1 - r) / r^2` on `|r| <= ln 2 / 2`, highest power first (Cephes,
+/// expf).
+const EXP_POLY: [f32; 6] =
+    [1.987_569_1e-4, 1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5];
+/// `ln 2` in two parts.
+const LN2_HIGH: f32 = 0.693_359_4;
+/// See [`LN2_HIGH`].
+const LN2_LOW: f32 = -2.121_944_4e-4;
 
 /// A register of f32 lanes. Sums over lanes add in a fixed tree, so results depend on the
 /// instruction set but on nothing else.
@@ -28,6 +46,8 @@ pub const MAX_LANES: usize = 16;
 pub trait Lanes: Copy {
     /// Lanes.
     const N: usize;
+    /// Whether there are 32 registers instead of 16.
+    const MANY: bool;
     unsafe fn splat(x: f32) -> Self;
     unsafe fn load(p: *const f32) -> Self;
     unsafe fn load_f16(p: *const f16) -> Self;
@@ -69,21 +89,30 @@ pub trait Kernel {
 /// Runs a kernel with the lanes of `isa`.
 ///
 /// # Panics
-/// If the machine does not have this instruction set.
+/// If this build cannot run this instruction set on this machine.
 pub fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
-    assert!(isa.is_available(), "this machine has no {}", isa.name());
+    assert!(isa.can_run(), "this machine has no {}", isa.name());
     match isa {
         // SAFETY: plain Rust needs no features.
         Isa::Scalar => unsafe { kernel.run::<Portable>() },
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: every 64-bit ARM processor has NEON.
+        Isa::Neon | Isa::NeonDot | Isa::NeonI8mm => unsafe {
+            kernel.run::<neon::Neon<arm::Native>>()
+        },
+        #[cfg(all(feature = "emulate", not(target_arch = "aarch64")))]
+        // SAFETY: plain Rust needs no features.
+        Isa::Neon | Isa::NeonDot | Isa::NeonI8mm => unsafe {
+            kernel.run::<neon::Neon<arm::Emulated>>()
+        },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: detected above.
         Isa::Avx2 => unsafe { avx2::run(kernel) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: detected above.
         Isa::Avx512 => unsafe { avx512::run(kernel) },
-        #[cfg(not(target_arch = "x86_64"))]
-        // SAFETY: as for scalar.
-        _ => unsafe { kernel.run::<Portable>() },
+        #[allow(unreachable_patterns)]
+        _ => unreachable!("{} can run here", isa.name()),
     }
 }
 

@@ -22,6 +22,7 @@ impl Portable {
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Lanes for Portable {
     const N: usize = N;
+    const MANY: bool = false;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {

@@ -6,6 +6,8 @@
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(any(target_arch = "aarch64", feature = "emulate"))]
+mod neon;
 mod scalar;
 #[cfg(target_arch = "x86_64")]
 mod vnni;
@@ -25,6 +27,10 @@ pub const ROWS: usize = 16;
 pub(super) trait Rows: Copy {
     /// Whether a block of six activation rows and 32 weight rows fits the registers.
     const WIDE: bool;
+    /// Panels of a block with several activation rows: as many as fit the registers.
+    const PANELS: usize = 2;
+    /// Whether [`Rows::pairs`] exists.
+    const PAIRED: bool = false;
     /// 64 unsigned bytes: four columns of sixteen rows.
     type Bytes: Copy;
     /// Bytes made ready for products.
@@ -56,6 +62,16 @@ pub(super) trait Rows: Copy {
     /// `fold` as [`super::format::Format::SPAN`] says.
     unsafe fn dot(full: bool, part: Self::Part, w: Self::Weight, x: Self::Quad) -> Self::Part;
     unsafe fn fold(full: bool, sums: Self::Sums, part: Self::Part) -> Self::Sums;
+    /// The sums, from `begin` on, of `QUADS` (4 or 8) quads of bytes with as many columns of `M`
+    /// (even) activation rows: what `begin` (not `full`), `dot` and `fold` give, two rows at a
+    /// time.
+    unsafe fn pairs<const M: usize, const QUADS: usize>(
+        _w: *const u8,
+        _xs: [*const u8; M],
+        _begin: [i32; M],
+    ) -> [Self::Sums; M] {
+        unreachable!("rows are multiplied one by one")
+    }
 
     unsafe fn to_floats(sums: Self::Sums) -> Self::Floats;
     unsafe fn splat(x: f32) -> Self::Floats;
@@ -75,10 +91,10 @@ pub(super) trait Rows: Copy {
 /// Which of the integer kernels an instruction set runs.
 pub fn name(isa: Isa) -> &'static str {
     match isa {
-        Isa::Scalar => "scalar",
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 if vnni::is_available() => "avx512 vnni",
-        _ => "avx2",
+        Isa::Avx512 => "avx2",
+        _ => isa.name(),
     }
 }
 
@@ -88,19 +104,45 @@ pub fn name(isa: Isa) -> &'static str {
 /// As for [`super::tile::run`].
 ///
 /// # Panics
-/// If the machine does not have this instruction set.
+/// If this build cannot run this instruction set on this machine.
 pub(super) unsafe fn dispatch(isa: Isa, part: Part<'_>) {
-    assert!(isa.is_available(), "this machine has no {}", isa.name());
+    assert!(isa.can_run(), "this machine has no {}", isa.name());
     // SAFETY: detected above or here; the rest by the caller.
     unsafe {
         match isa {
             Isa::Scalar => super::tile::run::<scalar::Portable>(part),
+            #[cfg(feature = "emulate")]
+            _ if isa.is_emulated() => emulate(isa, part),
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => neon::run(part),
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonDot => neon::run_dot(part),
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonI8mm => neon::run_i8mm(part),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 if vnni::is_available() => vnni::run(part),
             #[cfg(target_arch = "x86_64")]
-            _ => avx2::run(part),
-            #[cfg(not(target_arch = "x86_64"))]
-            _ => super::tile::run::<scalar::Portable>(part),
+            Isa::Avx2 | Isa::Avx512 => avx2::run(part),
+            _ => unreachable!("{} can run here", isa.name()),
+        }
+    }
+}
+
+/// Runs a part with the instructions of `isa` in plain Rust.
+///
+/// # Safety
+/// As for [`super::tile::run`].
+#[cfg(feature = "emulate")]
+unsafe fn emulate(isa: Isa, part: Part<'_>) {
+    use crate::kernels::instructions::arm::Emulated;
+    use neon::{Neon, Sdot, Smull, Usmmla};
+    // SAFETY: plain Rust needs no features; the rest by the caller.
+    unsafe {
+        match isa {
+            Isa::Neon => super::tile::run::<Neon<Emulated, Smull>>(part),
+            Isa::NeonDot => super::tile::run::<Neon<Emulated, Sdot>>(part),
+            Isa::NeonI8mm => super::tile::run::<Neon<Emulated, Usmmla>>(part),
+            _ => unreachable!("{} is not emulated", isa.name()),
         }
     }
 }

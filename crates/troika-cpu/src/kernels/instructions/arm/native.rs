@@ -1,0 +1,300 @@
+//! The instructions themselves.
+
+use std::arch::aarch64::*;
+use std::arch::asm;
+
+use super::Arm;
+
+/// The machine's own.
+#[derive(Clone, Copy)]
+pub(crate) struct Native;
+
+type V = uint8x16_t;
+
+/// A register as other lanes, and back.
+macro_rules! view {
+    ($to:ident, $from:ident, $type:ty, $view:ident, $back:ident) => {
+        #[inline(always)]
+        fn $to(v: V) -> $type {
+            // SAFETY: every 64-bit ARM processor has NEON.
+            unsafe { $view(v) }
+        }
+        #[inline(always)]
+        fn $from(v: $type) -> V {
+            // SAFETY: every 64-bit ARM processor has NEON.
+            unsafe { $back(v) }
+        }
+    };
+}
+view!(f, from_f, float32x4_t, vreinterpretq_f32_u8, vreinterpretq_u8_f32);
+view!(u, from_u, uint32x4_t, vreinterpretq_u32_u8, vreinterpretq_u8_u32);
+view!(s, from_s, int32x4_t, vreinterpretq_s32_u8, vreinterpretq_u8_s32);
+view!(h, from_h, uint16x8_t, vreinterpretq_u16_u8, vreinterpretq_u8_u16);
+view!(sh, from_sh, int16x8_t, vreinterpretq_s16_u8, vreinterpretq_u8_s16);
+view!(d, from_d, uint64x2_t, vreinterpretq_u64_u8, vreinterpretq_u8_u64);
+
+#[inline(always)]
+fn b(v: V) -> int8x16_t {
+    // SAFETY: every 64-bit ARM processor has NEON.
+    unsafe { vreinterpretq_s8_u8(v) }
+}
+
+// The intrinsics of these are not stable in Rust (1.95), so they are written in assembly.
+macro_rules! product {
+    ($name:ident, $feature:literal, $code:literal) => {
+        #[inline]
+        #[target_feature(enable = $feature)]
+        fn $name(sum: V, a: V, b: V) -> V {
+            let mut sum = sum;
+            // SAFETY: arithmetic on registers, with the feature on.
+            unsafe {
+                asm!($code, sum = inout(vreg) sum, a = in(vreg) a, b = in(vreg) b,
+                    options(pure, nomem, nostack, preserves_flags));
+            }
+            sum
+        }
+    };
+}
+product!(sdot, "dotprod", "sdot {sum:v}.4s, {a:v}.16b, {b:v}.16b");
+product!(usdot, "i8mm", "usdot {sum:v}.4s, {a:v}.16b, {b:v}.16b");
+product!(usmmla, "i8mm", "usmmla {sum:v}.4s, {a:v}.16b, {b:v}.16b");
+
+// SAFETY (of the unsafe blocks): every 64-bit ARM processor has NEON; callers have the features
+// beyond it and promise valid memory.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl Arm for Native {
+    type V = V;
+
+    #[inline(always)]
+    unsafe fn ld1(p: *const u8) -> V {
+        unsafe { vld1q_u8(p) }
+    }
+    #[inline(always)]
+    unsafe fn ldr_d(p: *const u8) -> V {
+        unsafe { from_d(vsetq_lane_u64(p.cast::<u64>().read_unaligned(), vdupq_n_u64(0), 0)) }
+    }
+    #[inline(always)]
+    unsafe fn ldr_s(p: *const u8) -> V {
+        unsafe { from_u(vsetq_lane_u32(p.cast::<u32>().read_unaligned(), vdupq_n_u32(0), 0)) }
+    }
+    #[inline(always)]
+    unsafe fn st1(v: V, p: *mut u8) {
+        unsafe { vst1q_u8(p, v) }
+    }
+    #[inline(always)]
+    fn prfm(p: *const u8) {
+        // SAFETY: a hint; an address that is not mapped is ignored.
+        unsafe {
+            asm!("prfm pldl1keep, [{p}]", p = in(reg) p.addr(),
+                options(nomem, nostack, preserves_flags));
+        }
+    }
+    #[inline(always)]
+    fn dup_16b(x: u8) -> V {
+        unsafe { vdupq_n_u8(x) }
+    }
+    #[inline(always)]
+    fn dup_8h(x: u16) -> V {
+        unsafe { from_h(vdupq_n_u16(x)) }
+    }
+    #[inline(always)]
+    fn dup_4s(x: u32) -> V {
+        unsafe { from_u(vdupq_n_u32(x)) }
+    }
+    #[inline(always)]
+    fn dup_2d(x: u64) -> V {
+        unsafe { from_d(vdupq_n_u64(x)) }
+    }
+    #[inline(always)]
+    fn umov_s(v: V) -> u32 {
+        unsafe { vgetq_lane_u32(u(v), 0) }
+    }
+
+    #[inline(always)]
+    fn and(x: V, y: V) -> V {
+        unsafe { vandq_u8(x, y) }
+    }
+    #[inline(always)]
+    fn orr(x: V, y: V) -> V {
+        unsafe { vorrq_u8(x, y) }
+    }
+    #[inline(always)]
+    fn eor(x: V, y: V) -> V {
+        unsafe { veorq_u8(x, y) }
+    }
+    #[inline(always)]
+    fn bic(x: V, y: V) -> V {
+        unsafe { vbicq_u8(x, y) }
+    }
+    #[inline(always)]
+    fn bsl(mask: V, x: V, y: V) -> V {
+        unsafe { vbslq_u8(mask, x, y) }
+    }
+    #[inline(always)]
+    fn ushl_16b(v: V, by: V) -> V {
+        unsafe { vshlq_u8(v, b(by)) }
+    }
+    #[inline(always)]
+    fn ushl_4s(v: V, by: V) -> V {
+        unsafe { from_u(vshlq_u32(u(v), s(by))) }
+    }
+    #[inline(always)]
+    fn sshl_4s(v: V, by: V) -> V {
+        unsafe { from_s(vshlq_s32(s(v), s(by))) }
+    }
+    #[inline(always)]
+    fn zip1_4s(x: V, y: V) -> V {
+        unsafe { from_u(vzip1q_u32(u(x), u(y))) }
+    }
+    #[inline(always)]
+    fn zip2_4s(x: V, y: V) -> V {
+        unsafe { from_u(vzip2q_u32(u(x), u(y))) }
+    }
+    #[inline(always)]
+    fn zip1_2d(x: V, y: V) -> V {
+        unsafe { from_d(vzip1q_u64(d(x), d(y))) }
+    }
+    #[inline(always)]
+    fn zip2_2d(x: V, y: V) -> V {
+        unsafe { from_d(vzip2q_u64(d(x), d(y))) }
+    }
+    #[inline(always)]
+    fn uzp1_4s(x: V, y: V) -> V {
+        unsafe { from_u(vuzp1q_u32(u(x), u(y))) }
+    }
+    #[inline(always)]
+    fn uzp2_4s(x: V, y: V) -> V {
+        unsafe { from_u(vuzp2q_u32(u(x), u(y))) }
+    }
+    #[inline(always)]
+    fn tbl4(table: [V; 4], index: V) -> V {
+        let [t0, t1, t2, t3] = table;
+        unsafe { vqtbl4q_u8(uint8x16x4_t(t0, t1, t2, t3), index) }
+    }
+
+    #[inline(always)]
+    fn uxtl_8h(v: V) -> V {
+        unsafe { from_h(vmovl_u8(vget_low_u8(v))) }
+    }
+    #[inline(always)]
+    fn uxtl_4s(v: V) -> V {
+        unsafe { from_u(vmovl_u16(vget_low_u16(h(v)))) }
+    }
+    #[inline(always)]
+    fn sxtl_8h(v: V) -> V {
+        unsafe { from_sh(vmovl_s8(vget_low_s8(b(v)))) }
+    }
+    #[inline(always)]
+    fn sxtl_4s(v: V) -> V {
+        unsafe { from_s(vmovl_s16(vget_low_s16(sh(v)))) }
+    }
+    #[inline(always)]
+    fn shll_4s(v: V) -> V {
+        unsafe { from_u(vshll_n_u16::<16>(vget_low_u16(h(v)))) }
+    }
+    #[inline(always)]
+    fn add_4s(x: V, y: V) -> V {
+        unsafe { from_u(vaddq_u32(u(x), u(y))) }
+    }
+    #[inline(always)]
+    fn sub_4s(x: V, y: V) -> V {
+        unsafe { from_u(vsubq_u32(u(x), u(y))) }
+    }
+    #[inline(always)]
+    fn mul_4s(x: V, y: V) -> V {
+        unsafe { from_u(vmulq_u32(u(x), u(y))) }
+    }
+
+    #[inline(always)]
+    fn smull_8h(x: V, y: V) -> V {
+        unsafe { from_sh(vmull_s8(vget_low_s8(b(x)), vget_low_s8(b(y)))) }
+    }
+    #[inline(always)]
+    fn smull2_8h(x: V, y: V) -> V {
+        unsafe { from_sh(vmull_high_s8(b(x), b(y))) }
+    }
+    #[inline(always)]
+    fn addp_8h(x: V, y: V) -> V {
+        unsafe { from_sh(vpaddq_s16(sh(x), sh(y))) }
+    }
+    #[inline(always)]
+    fn sadalp_4s(sum: V, v: V) -> V {
+        unsafe { from_s(vpadalq_s16(s(sum), sh(v))) }
+    }
+    #[inline(always)]
+    unsafe fn sdot(sum: V, x: V, y: V) -> V {
+        unsafe { sdot(sum, x, y) }
+    }
+    #[inline(always)]
+    unsafe fn usdot(sum: V, x: V, y: V) -> V {
+        unsafe { usdot(sum, x, y) }
+    }
+    #[inline(always)]
+    unsafe fn usmmla(sum: V, x: V, y: V) -> V {
+        unsafe { usmmla(sum, x, y) }
+    }
+
+    #[inline(always)]
+    fn fcvtl(v: V) -> V {
+        let out: V;
+        // The intrinsic came later than the Rust this crate asks for.
+        // SAFETY: arithmetic on registers.
+        unsafe {
+            asm!("fcvtl {out:v}.4s, {v:v}.4h", out = lateout(vreg) out, v = in(vreg) v,
+                options(pure, nomem, nostack, preserves_flags));
+        }
+        out
+    }
+    #[inline(always)]
+    fn scvtf(v: V) -> V {
+        unsafe { from_f(vcvtq_f32_s32(s(v))) }
+    }
+    #[inline(always)]
+    fn fcvtns(v: V) -> V {
+        unsafe { from_s(vcvtnq_s32_f32(f(v))) }
+    }
+    #[inline(always)]
+    fn frintn(v: V) -> V {
+        unsafe { from_f(vrndnq_f32(f(v))) }
+    }
+    #[inline(always)]
+    fn fadd(x: V, y: V) -> V {
+        unsafe { from_f(vaddq_f32(f(x), f(y))) }
+    }
+    #[inline(always)]
+    fn fsub(x: V, y: V) -> V {
+        unsafe { from_f(vsubq_f32(f(x), f(y))) }
+    }
+    #[inline(always)]
+    fn fmul(x: V, y: V) -> V {
+        unsafe { from_f(vmulq_f32(f(x), f(y))) }
+    }
+    #[inline(always)]
+    fn fdiv(x: V, y: V) -> V {
+        unsafe { from_f(vdivq_f32(f(x), f(y))) }
+    }
+    #[inline(always)]
+    fn fmin(x: V, y: V) -> V {
+        unsafe { from_f(vminq_f32(f(x), f(y))) }
+    }
+    #[inline(always)]
+    fn fmax(x: V, y: V) -> V {
+        unsafe { from_f(vmaxq_f32(f(x), f(y))) }
+    }
+    #[inline(always)]
+    fn fmla(sum: V, x: V, y: V) -> V {
+        unsafe { from_f(vfmaq_f32(f(sum), f(x), f(y))) }
+    }
+    #[inline(always)]
+    fn fmls(sum: V, x: V, y: V) -> V {
+        unsafe { from_f(vfmsq_f32(f(sum), f(x), f(y))) }
+    }
+    #[inline(always)]
+    fn faddp(x: V, y: V) -> V {
+        unsafe { from_f(vpaddq_f32(f(x), f(y))) }
+    }
+    #[inline(always)]
+    fn fcmgt(x: V, y: V) -> V {
+        unsafe { from_u(vcgtq_f32(f(x), f(y))) }
+    }
+}

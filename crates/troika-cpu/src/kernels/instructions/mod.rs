@@ -1,0 +1,10 @@
+//! Instructions under their own names: as the machine has them, and in plain Rust with their
+//! exact meaning.
+//!
+//! A kernel written over one of these traits is one source for both. Where the machine has the
+//! instructions it runs on them; with the feature `emulate` it runs on the plain ones anywhere,
+//! so that the kernel's logic is tested on machines that lack them. A shipped build has no
+//! emulation.
+
+#[cfg(any(target_arch = "aarch64", feature = "emulate"))]
+pub(crate) mod arm;

@@ -1,0 +1,277 @@
+//! NEON: sixteen rows are four registers. Products come in three strengths: `smull` (every
+//! 64-bit ARM processor), `sdot` (`dotprod`), `usdot` and `usmmla` (`i8mm`).
+
+use std::marker::PhantomData;
+
+use super::super::layout::QUAD;
+#[cfg(target_arch = "aarch64")]
+use super::super::tile::{self, Part};
+use super::{ROWS, Rows};
+use crate::kernels::instructions::arm::Arm;
+
+/// Four registers of `A`, multiplied by `P`.
+#[derive(Clone, Copy)]
+pub(super) struct Neon<A, P>(PhantomData<(A, P)>);
+
+/// How bytes are multiplied.
+///
+/// # Safety
+/// All methods need the instructions of the implementing type.
+#[allow(clippy::missing_safety_doc)]
+pub(super) trait Products<A: Arm>: Copy {
+    /// Whether weights are signed in products, 128 less than their bytes when all bits are used.
+    const SIGNED: bool;
+    /// Whether [`Products::square`] exists.
+    const PAIRED: bool;
+
+    /// Adds four products to each of four sums.
+    unsafe fn dot(sum: A::V, w: A::V, x: A::V) -> A::V;
+
+    /// Adds two rows of eight weights times two rows of eight activations.
+    unsafe fn square(_sum: A::V, _w: A::V, _x: A::V) -> A::V {
+        unreachable!("products of single rows only")
+    }
+}
+
+/// Products of 16 bits, added in pairs.
+#[derive(Clone, Copy)]
+pub(super) struct Smull;
+/// `dotprod`.
+#[derive(Clone, Copy)]
+pub(super) struct Sdot;
+/// `i8mm`.
+#[derive(Clone, Copy)]
+pub(super) struct Usmmla;
+
+impl<A: Arm> Products<A> for Smull {
+    const SIGNED: bool = true;
+    const PAIRED: bool = false;
+    #[inline(always)]
+    unsafe fn dot(sum: A::V, w: A::V, x: A::V) -> A::V {
+        // |w| <= 128 and |x| <= 127: two products fit 16 bits.
+        A::sadalp_4s(sum, A::addp_8h(A::smull_8h(w, x), A::smull2_8h(w, x)))
+    }
+}
+
+impl<A: Arm> Products<A> for Sdot {
+    const SIGNED: bool = true;
+    const PAIRED: bool = false;
+    #[inline(always)]
+    unsafe fn dot(sum: A::V, w: A::V, x: A::V) -> A::V {
+        // SAFETY: `dotprod` by the caller.
+        unsafe { A::sdot(sum, w, x) }
+    }
+}
+
+impl<A: Arm> Products<A> for Usmmla {
+    const SIGNED: bool = false;
+    const PAIRED: bool = true;
+    #[inline(always)]
+    unsafe fn dot(sum: A::V, w: A::V, x: A::V) -> A::V {
+        // SAFETY: `i8mm` by the caller.
+        unsafe { A::usdot(sum, w, x) }
+    }
+    #[inline(always)]
+    unsafe fn square(sum: A::V, w: A::V, x: A::V) -> A::V {
+        // SAFETY: `i8mm` by the caller.
+        unsafe { A::usmmla(sum, w, x) }
+    }
+}
+
+/// Runs a part on what every 64-bit ARM processor has.
+///
+/// # Safety
+/// As for [`tile::run`].
+#[cfg(target_arch = "aarch64")]
+pub(super) unsafe fn run(part: Part<'_>) {
+    use crate::kernels::instructions::arm::Native;
+    // SAFETY: passed on.
+    unsafe { tile::run::<Neon<Native, Smull>>(part) }
+}
+
+/// Runs a part with the feature switched on.
+///
+/// # Safety
+/// As for [`tile::run`]; the machine has `dotprod`.
+#[cfg(target_arch = "aarch64")]
+#[target_feature(enable = "dotprod")]
+pub(super) unsafe fn run_dot(part: Part<'_>) {
+    use crate::kernels::instructions::arm::Native;
+    // SAFETY: passed on.
+    unsafe { tile::run::<Neon<Native, Sdot>>(part) }
+}
+
+/// Runs a part with the features switched on.
+///
+/// # Safety
+/// As for [`tile::run`]; the machine has `dotprod` and `i8mm`.
+#[cfg(target_arch = "aarch64")]
+#[target_feature(enable = "dotprod,i8mm")]
+pub(super) unsafe fn run_i8mm(part: Part<'_>) {
+    use crate::kernels::instructions::arm::Native;
+    // SAFETY: passed on.
+    unsafe { tile::run::<Neon<Native, Usmmla>>(part) }
+}
+
+#[inline(always)]
+fn each<V: Copy>(f: impl Fn(usize) -> V) -> [V; 4] {
+    [f(0), f(1), f(2), f(3)]
+}
+
+/// Four floats of bytes at `p`, widened by `f`.
+///
+/// # Safety
+/// 16 bytes at `p`.
+#[inline(always)]
+unsafe fn from_bytes<A: Arm>(p: *const u8, f: impl Fn(A::V) -> A::V) -> [A::V; 4] {
+    // SAFETY: by the caller.
+    each(|i| A::scvtf(f(unsafe { A::ldr_s(p.add(4 * i)) })))
+}
+
+// SAFETY (of the unsafe blocks): callers have the features and promise valid memory.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl<A: Arm, P: Products<A>> Rows for Neon<A, P> {
+    // Of 32 registers, 24 hold the sums of six activation rows with one panel.
+    const WIDE: bool = true;
+    const PANELS: usize = 1;
+    const PAIRED: bool = P::PAIRED;
+    type Bytes = [A::V; 4];
+    type Weight = [A::V; 4];
+    type Quad = A::V;
+    type Sums = [A::V; 4];
+    type Part = [A::V; 4];
+    type Floats = [A::V; 4];
+
+    #[inline(always)]
+    unsafe fn load(p: *const u8) -> [A::V; 4] {
+        each(|i| unsafe { A::ld1(p.add(16 * i)) })
+    }
+    #[inline(always)]
+    unsafe fn bits(b: [A::V; 4], shift: u32, mask: u8) -> [A::V; 4] {
+        let right = A::dup_16b(0u8.wrapping_sub(shift as u8));
+        each(|i| A::and(A::ushl_16b(b[i], right), A::dup_16b(mask)))
+    }
+    #[inline(always)]
+    unsafe fn join(a: [A::V; 4], b: [A::V; 4], shift: u32) -> [A::V; 4] {
+        each(|i| A::orr(a[i], A::ushl_16b(b[i], A::dup_16b(shift as u8))))
+    }
+    #[inline(always)]
+    unsafe fn store_bytes(b: [A::V; 4], p: *mut u8) {
+        for (i, b) in b.into_iter().enumerate() {
+            unsafe { A::st1(b, p.add(16 * i)) }
+        }
+    }
+    #[inline(always)]
+    unsafe fn weight(full: bool, b: [A::V; 4]) -> [A::V; 4] {
+        if full && P::SIGNED { b.map(|b| A::eor(b, A::dup_16b(128))) } else { b }
+    }
+    #[inline(always)]
+    unsafe fn quad(p: *const u8) -> A::V {
+        A::dup_4s(unsafe { p.cast::<u32>().read_unaligned() })
+    }
+    #[inline(always)]
+    unsafe fn begin(full: bool, correction: i32) -> [A::V; 4] {
+        [A::dup_4s(if full && P::SIGNED { 0 } else { correction as u32 }); 4]
+    }
+    #[inline(always)]
+    unsafe fn part(sums: [A::V; 4]) -> [A::V; 4] {
+        sums
+    }
+    #[inline(always)]
+    unsafe fn dot(_: bool, part: [A::V; 4], w: [A::V; 4], x: A::V) -> [A::V; 4] {
+        each(|i| unsafe { P::dot(part[i], w[i], x) })
+    }
+    #[inline(always)]
+    unsafe fn fold(_: bool, _: [A::V; 4], part: [A::V; 4]) -> [A::V; 4] {
+        part
+    }
+    #[inline(always)]
+    unsafe fn pairs<const M: usize, const QUADS: usize>(
+        w: *const u8,
+        xs: [*const u8; M],
+        begin: [i32; M],
+    ) -> [[A::V; 4]; M] {
+        // `squares[m / 2][i]`: weight rows `2 i` and `2 i + 1` with activation rows `m`, `m + 1`.
+        let start = |m: usize| u64::from(begin[m] as u32) | u64::from(begin[m + 1] as u32) << 32;
+        let mut squares = [[A::dup_2d(0); ROWS / 2]; M];
+        for (m, square) in squares[..M / 2].iter_mut().enumerate() {
+            *square = [A::dup_2d(start(2 * m)); ROWS / 2];
+        }
+        // Sixteen columns of two activation rows, four quads, at a time.
+        for c in 0..QUADS / 4 {
+            let mut x = [[A::dup_2d(0); M]; 2];
+            for m in 0..M / 2 {
+                let a = unsafe { A::ld1(xs[2 * m].add(16 * c)) };
+                let b = unsafe { A::ld1(xs[2 * m + 1].add(16 * c)) };
+                (x[0][m], x[1][m]) = (A::zip1_2d(a, b), A::zip2_2d(a, b));
+            }
+            for (half, x) in x.iter().enumerate() {
+                for i in 0..4 {
+                    let at = (4 * c + 2 * half) * QUAD + 16 * i;
+                    let a = unsafe { A::ld1(w.add(at)) };
+                    let b = unsafe { A::ld1(w.add(at + QUAD)) };
+                    let rows = [A::zip1_4s(a, b), A::zip2_4s(a, b)];
+                    for m in 0..M / 2 {
+                        for (j, row) in rows.into_iter().enumerate() {
+                            let sum = &mut squares[m][2 * i + j];
+                            *sum = unsafe { P::square(*sum, row, x[m]) };
+                        }
+                    }
+                }
+            }
+        }
+        std::array::from_fn(|m| {
+            let s = &squares[m / 2];
+            each(|i| {
+                let (a, b) = (s[2 * i], s[2 * i + 1]);
+                if m % 2 == 0 { A::uzp1_4s(a, b) } else { A::uzp2_4s(a, b) }
+            })
+        })
+    }
+    #[inline(always)]
+    unsafe fn to_floats(sums: [A::V; 4]) -> [A::V; 4] {
+        sums.map(A::scvtf)
+    }
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> [A::V; 4] {
+        [A::dup_4s(x.to_bits()); 4]
+    }
+    #[inline(always)]
+    unsafe fn load_f32(p: *const f32) -> [A::V; 4] {
+        each(|i| unsafe { A::ld1(p.add(4 * i).cast()) })
+    }
+    #[inline(always)]
+    unsafe fn load_f16(p: *const u8) -> [A::V; 4] {
+        each(|i| A::fcvtl(unsafe { A::ldr_d(p.add(8 * i)) }))
+    }
+    #[inline(always)]
+    unsafe fn load_u8(p: *const u8) -> [A::V; 4] {
+        unsafe { from_bytes::<A>(p, |v| A::uxtl_4s(A::uxtl_8h(v))) }
+    }
+    #[inline(always)]
+    unsafe fn load_i8(p: *const u8) -> [A::V; 4] {
+        unsafe { from_bytes::<A>(p, |v| A::sxtl_4s(A::sxtl_8h(v))) }
+    }
+    #[inline(always)]
+    unsafe fn store(f: [A::V; 4], p: *mut f32) {
+        for (i, f) in f.into_iter().enumerate() {
+            unsafe { A::st1(f, p.add(4 * i).cast()) }
+        }
+    }
+    #[inline(always)]
+    unsafe fn mul(a: [A::V; 4], b: [A::V; 4]) -> [A::V; 4] {
+        each(|i| A::fmul(a[i], b[i]))
+    }
+    #[inline(always)]
+    unsafe fn add(a: [A::V; 4], b: [A::V; 4]) -> [A::V; 4] {
+        each(|i| A::fadd(a[i], b[i]))
+    }
+    #[inline(always)]
+    unsafe fn fma(a: [A::V; 4], b: [A::V; 4], c: [A::V; 4]) -> [A::V; 4] {
+        each(|i| A::fmla(c[i], a[i], b[i]))
+    }
+    #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        A::prfm(p);
+    }
+}

@@ -1,0 +1,139 @@
+//! NEON: four lanes.
+
+use half::{bf16, f16};
+
+use super::{EXP_MAX, EXP_MIN, EXP_POLY, LN2_HIGH, LN2_LOW, Lanes};
+use crate::kernels::instructions::arm::Arm;
+
+/// Four floats in a register of `A`.
+#[derive(Clone, Copy)]
+pub(super) struct Neon<A: Arm>(A::V);
+
+impl<A: Arm> Neon<A> {
+    /// `(byte >> shift) & mask` of four bytes.
+    ///
+    /// # Safety
+    /// Four bytes at `p`.
+    #[inline(always)]
+    unsafe fn bits(p: *const u8, shift: u32, mask: i32) -> A::V {
+        // SAFETY: by the caller.
+        let words = A::uxtl_4s(A::uxtl_8h(unsafe { A::ldr_s(p) }));
+        let right = A::dup_4s(0u32.wrapping_sub(shift));
+        A::and(A::ushl_4s(words, right), A::dup_4s(mask as u32))
+    }
+
+    /// `2^n` for `-126 <= n <= 127`.
+    #[inline(always)]
+    fn power_of_two(n: A::V) -> A::V {
+        A::ushl_4s(A::add_4s(n, A::dup_4s(127)), A::dup_4s(23))
+    }
+
+    #[inline(always)]
+    fn constant(x: f32) -> A::V {
+        A::dup_4s(x.to_bits())
+    }
+}
+
+// SAFETY (of the unsafe blocks): callers promise valid memory; NEON is in every 64-bit ARM
+// processor, and emulated elsewhere.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl<A: Arm> Lanes for Neon<A> {
+    const N: usize = 4;
+    const MANY: bool = true;
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self {
+        Neon(Self::constant(x))
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> Self {
+        Neon(unsafe { A::ld1(p.cast()) })
+    }
+    #[inline(always)]
+    unsafe fn load_f16(p: *const f16) -> Self {
+        Neon(A::fcvtl(unsafe { A::ldr_d(p.cast()) }))
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const bf16) -> Self {
+        Neon(A::shll_4s(unsafe { A::ldr_d(p.cast()) }))
+    }
+    #[inline(always)]
+    unsafe fn load_i8(p: *const i8) -> Self {
+        Neon(A::scvtf(A::sxtl_4s(A::sxtl_8h(unsafe { A::ldr_s(p.cast()) }))))
+    }
+    #[inline(always)]
+    unsafe fn load_bits(p: *const u8, shift: u32, mask: i32) -> Self {
+        Neon(A::scvtf(unsafe { Self::bits(p, shift, mask) }))
+    }
+    #[inline(always)]
+    unsafe fn look_up(p: *const u8, shift: u32, table: &[f32; 16]) -> Self {
+        unsafe {
+            let part = |i: usize| A::ld1(table.as_ptr().add(4 * i).cast());
+            // The four bytes of element `i` are bytes `4 i..4 i + 4` of the table.
+            let first = A::mul_4s(Self::bits(p, shift, 15), A::dup_4s(0x0404_0404));
+            let index = A::add_4s(first, A::dup_4s(0x0302_0100));
+            Neon(A::tbl4([part(0), part(1), part(2), part(3)], index))
+        }
+    }
+    #[inline(always)]
+    unsafe fn splat_f16(p: *const u8) -> Self {
+        Neon(A::fcvtl(A::dup_8h(unsafe { p.cast::<u16>().read_unaligned() })))
+    }
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32) {
+        unsafe { A::st1(self.0, p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn add(self, o: Self) -> Self {
+        Neon(A::fadd(self.0, o.0))
+    }
+    #[inline(always)]
+    unsafe fn sub(self, o: Self) -> Self {
+        Neon(A::fsub(self.0, o.0))
+    }
+    #[inline(always)]
+    unsafe fn mul(self, o: Self) -> Self {
+        Neon(A::fmul(self.0, o.0))
+    }
+    #[inline(always)]
+    unsafe fn div(self, o: Self) -> Self {
+        Neon(A::fdiv(self.0, o.0))
+    }
+    #[inline(always)]
+    unsafe fn min(self, o: Self) -> Self {
+        Neon(A::fmin(self.0, o.0))
+    }
+    #[inline(always)]
+    unsafe fn max(self, o: Self) -> Self {
+        Neon(A::fmax(self.0, o.0))
+    }
+    #[inline(always)]
+    unsafe fn fma(self, a: Self, b: Self) -> Self {
+        Neon(A::fmla(b.0, self.0, a.0))
+    }
+    #[inline(always)]
+    unsafe fn exp(self) -> Self {
+        let x = A::fmax(Self::constant(EXP_MIN), A::fmin(Self::constant(89.0), self.0));
+        let n = A::frintn(A::fmul(x, Self::constant(std::f32::consts::LOG2_E)));
+        let r = A::fmls(x, n, Self::constant(LN2_HIGH));
+        let r = A::fmls(r, n, Self::constant(LN2_LOW));
+        let mut p = Self::constant(EXP_POLY[0]);
+        for c in &EXP_POLY[1..] {
+            p = A::fmla(Self::constant(*c), p, r);
+        }
+        let y = A::fadd(A::fmla(r, p, A::fmul(r, r)), Self::constant(1.0));
+        // Two factors: 2^128 alone does not exist.
+        let n = A::fcvtns(n);
+        let half = A::sshl_4s(n, A::dup_4s(u32::MAX));
+        let y = A::fmul(y, Self::power_of_two(half));
+        let y = A::fmul(y, Self::power_of_two(A::sub_4s(n, half)));
+        let tiny = A::fcmgt(Self::constant(EXP_MIN), self.0);
+        let huge = A::fcmgt(self.0, Self::constant(EXP_MAX));
+        Neon(A::bic(A::bsl(huge, Self::constant(f32::INFINITY), y), tiny))
+    }
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        let two = A::faddp(self.0, self.0);
+        f32::from_bits(A::umov_s(A::faddp(two, two)))
+    }
+}
