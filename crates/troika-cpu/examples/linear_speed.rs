@@ -49,7 +49,7 @@ fn time(cx: &mut Context<'_>, c: &Case) -> f64 {
                 x: RowsView::dense(&q, floats(c.k)),
                 y: OutView::dense(SharedMut::new(&mut y), c.n),
             };
-            linear(cx, c.rows, &product).expect("no panic");
+            linear(cx, c.rows, &[product]).expect("no panic");
         }
         best = best.min(start.elapsed().as_secs_f64() / copies as f64);
     }

@@ -1,15 +1,17 @@
 //! From a subgraph to an executable: weights fetched, values given places.
 
+use smallvec::smallvec;
 use troika_device::{DeviceError, PackLayout, WeightBytes, WeightData, WeightSource};
 use troika_graph::{
     Acts, Attention, DType, Dim, KvAppend, Node, Op, Rope, Router, Subgraph, ValueId, WeightRef,
 };
 
+use crate::fuse::{Weights, extras, fuse};
 use crate::kernels::elementwise::{Element, Slice};
 use crate::kernels::linear::WeightView;
 use crate::kernels::{attention, int8, linear, moe, rope, router};
 use crate::memory::LINE;
-use crate::packed::{PackedExpert, PackedMatrix};
+use crate::packed::PackedExpert;
 pub(crate) use crate::place::Place;
 use crate::place::place;
 
@@ -62,22 +64,65 @@ pub(crate) struct ExpertWeights {
 /// An op with its weights.
 #[derive(Clone, Debug)]
 pub(crate) enum Code {
-    Embed { table: Matrix, scale: f32 },
-    RmsNorm { weight: Option<Vector>, eps: f32, offset: f32, group: usize },
-    LayerNorm { weight: Vector, bias: Option<Vector>, eps: f32, group: usize },
-    Linear { weight: Matrix, bias: Option<Vector> },
-    HeadLinear { weights: Vec<Matrix> },
+    Embed {
+        table: Matrix,
+        scale: f32,
+    },
+    RmsNorm {
+        weight: Option<Vector>,
+        eps: f32,
+        offset: f32,
+        group: usize,
+    },
+    LayerNorm {
+        weight: Vector,
+        bias: Option<Vector>,
+        eps: f32,
+        group: usize,
+    },
+    Linear {
+        weight: Matrix,
+        bias: Option<Vector>,
+    },
+    HeadLinear {
+        weights: Vec<Matrix>,
+    },
     Rope(Rope),
     KvAppend(KvAppend),
-    Attention { op: Attention, sinks: Option<Vector> },
+    Attention {
+        op: Attention,
+        sinks: Option<Vector>,
+    },
     Element(Element),
     SigmoidGate,
     SliceCols(Slice),
-    ConcatCols { groups: usize },
+    ConcatCols {
+        groups: usize,
+    },
     Router(Router),
-    Experts { experts: Vec<ExpertWeights>, act: troika_graph::Activation },
-    PackedLinear { weight: PackedMatrix, bias: Option<Vector> },
-    PackedExperts { experts: Vec<PackedExpert>, act: troika_graph::Activation },
+    Experts {
+        experts: Vec<ExpertWeights>,
+        act: troika_graph::Activation,
+    },
+    /// Products of one input; an output each.
+    PackedLinear {
+        weights: Weights,
+    },
+    PackedExperts {
+        experts: Vec<PackedExpert>,
+        act: troika_graph::Activation,
+    },
+}
+
+impl Code {
+    /// The weight a product reads first.
+    pub fn first_weight(&self) -> Option<&[u8]> {
+        match self {
+            Code::Linear { weight, .. } => Some(&weight.bytes),
+            Code::PackedLinear { weights } => weights.first().map(|w| w.0.view().bytes),
+            _ => None,
+        }
+    }
 }
 
 /// An op with its operands, as indices of slots.
@@ -135,6 +180,7 @@ pub(crate) fn compile(
     let c = Compiler { device, graph, weights };
     c.check_ids()?;
     let steps = graph.nodes.iter().map(|n| c.step(n)).collect::<Result<Vec<_>, _>>()?;
+    let steps = fuse(graph, steps);
     let (places, copies, temp_floats) = place(graph);
     let slot = |(v, place): (&troika_graph::Value, Place)| Slot {
         name: v.name.clone(),
@@ -190,9 +236,10 @@ fn needs(exe: &mut Executable, step: &Step) {
             exe.uses_step = true;
             exe.groups.push(op.group);
         }
-        Code::PackedLinear { weight, .. } => {
+        Code::PackedLinear { weights } => {
             worker = int8::scratch_floats();
-            exe.work_floats = exe.work_floats.max(int8::floats(weight.view().layout.cols));
+            let each = weights.first().map_or(0, |w| int8::floats(w.0.view().layout.cols));
+            exe.work_floats = exe.work_floats.max(each * extras(weights).len());
         }
         Code::PackedExperts { experts, .. } => {
             worker = moe::worker_floats();
@@ -343,7 +390,8 @@ impl Compiler<'_> {
                 group: *group,
             },
             Op::Linear { weight, bias, acts: Acts::Int8 } => {
-                Code::PackedLinear { weight: self.packed(*weight)?, bias: self.vector_if(bias)? }
+                let weights = smallvec![(self.packed(*weight)?, self.vector_if(bias)?)];
+                Code::PackedLinear { weights }
             }
             Op::Linear { weight, bias, acts: Acts::F32 } => {
                 Code::Linear { weight: self.matrix(*weight)?, bias: self.vector_if(bias)? }

@@ -3,11 +3,12 @@
 use troika_device::{DeviceError, Submission};
 
 use crate::bindings::{self, Mem, Opened, misfit};
-use crate::compile::{Executable, Place, Step};
+use crate::compile::{Code, Executable, Place, Step};
 use crate::detect::Isa;
 use crate::kernels::{Context, KernelError, moe};
 use crate::memory::{Lines, PerWorker};
 use crate::ops::Operands;
+use crate::select;
 use crate::threads::Pool;
 
 /// The pool of a queue and the memory its runs share, grown on demand.
@@ -36,21 +37,37 @@ impl Executor {
         }
     }
 
-    /// Checks a submission against its executable and runs it.
-    pub fn run(&mut self, exe: &Executable, task: &Submission) -> Result<(), DeviceError> {
+    /// Checks a submission against its executable and runs it; `next` runs after it.
+    pub fn run(
+        &mut self,
+        exe: &Executable,
+        task: &Submission,
+        next: Option<&Executable>,
+    ) -> Result<(), DeviceError> {
         let b = &*task.bindings;
         bindings::check_counts(exe, b)?;
         bindings::check_rows(exe, task)?;
         let opened = bindings::open(exe, b)?;
         self.grow(exe, task.rows);
         self.resolve(exe, task, &opened)?;
-        for step in &exe.steps {
+        for (i, step) in exe.steps.iter().enumerate() {
             self.step(exe, step, task).map_err(|e| self.failure(exe, step, e))?;
+            if task.rows <= select::AHEAD_ROWS {
+                self.ahead(exe, i + 1, next);
+            }
         }
         for &(slot, output) in &exe.copies {
             bindings::copy(exe, &self.memory, (slot, output), b, &opened);
         }
         Ok(())
+    }
+
+    /// Points idle workers to the weights of the next product.
+    fn ahead(&mut self, exe: &Executable, from: usize, next: Option<&Executable>) {
+        let steps = exe.steps[from..].iter().chain(next.into_iter().flat_map(|n| &n.steps));
+        if let Some(bytes) = steps.map(|s| &s.code).find_map(Code::first_weight) {
+            self.pool.ahead(&bytes[..bytes.len().min(select::AHEAD_BYTES)]);
+        }
     }
 
     fn failure(&self, exe: &Executable, step: &Step, e: KernelError) -> DeviceError {

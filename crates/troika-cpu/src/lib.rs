@@ -12,6 +12,7 @@ mod compile;
 mod detect;
 mod device;
 mod executor;
+mod fuse;
 pub mod kernels;
 mod memory;
 mod ops;

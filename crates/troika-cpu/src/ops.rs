@@ -1,11 +1,13 @@
 //! Runs one op: finds its operands and calls its kernel.
 
 use half::f16;
+use smallvec::SmallVec;
 use troika_device::Submission;
 use troika_graph::DType;
 
 use crate::bindings::Mem;
 use crate::compile::{Code, Executable, Step, Vector};
+use crate::fuse::extras;
 use crate::kernels::kv::{CacheMut, CacheRef};
 use crate::kernels::linear::{OutView, Product, RowsView};
 use crate::kernels::norm::Norm;
@@ -194,20 +196,29 @@ impl<'a> Operands<'a> {
         rows: usize,
         work: &mut [f32],
     ) -> Result<(), KernelError> {
-        let Code::PackedLinear { weight, bias } = &self.step.code else { return Ok(()) };
+        let Code::PackedLinear { weights } = &self.step.code else { return Ok(()) };
         // SAFETY: by the caller.
-        let (x, y) = unsafe { (self.input::<f32>(0), self.output::<f32>(0)) };
-        let weight = weight.view();
-        let (k, n) = (weight.layout.cols, weight.layout.rows);
-        let q = &mut work[..rows * int8::floats(k)];
-        int8::quantize(cx, (x, k), int8::Extra::of(weight.layout.dtype), q)?;
-        let product = int8::Product {
-            weight,
-            bias: floats(bias),
-            x: RowsView::dense(q, int8::floats(k)),
-            y: OutView::dense(SharedMut::new(y), n),
-        };
-        int8::linear(cx, rows, &product)
+        let x = unsafe { self.input::<f32>(0) };
+        let k = self.cols(0);
+        let width = int8::floats(k);
+        let extras = extras(weights);
+        let work = &mut work[..rows * width * extras.len()];
+        for (extra, q) in extras.iter().zip(work.chunks_exact_mut((rows * width).max(1))) {
+            int8::quantize(cx, (x, k), *extra, q)?;
+        }
+        let work = &*work;
+        let mut products: SmallVec<[int8::Product<'_>; 3]> = SmallVec::new();
+        for (i, (weight, bias)) in weights.iter().enumerate() {
+            let weight = weight.view();
+            let extra = int8::Extra::of(weight.layout.dtype);
+            let kind = extras.iter().position(|e| *e == extra).unwrap_or(0);
+            let x = RowsView::dense(&work[kind * rows * width..(kind + 1) * rows * width], width);
+            // SAFETY: by the caller.
+            let y = SharedMut::new(unsafe { self.output::<f32>(i) });
+            let y = OutView::dense(y, weight.layout.rows);
+            products.push(int8::Product { weight, bias: floats(bias), x, y });
+        }
+        int8::linear(cx, rows, &products)
     }
 
     /// # Safety

@@ -7,6 +7,7 @@ use std::thread::JoinHandle;
 
 use troika_device::{Batch, Clock, Completion, DeviceError, Queue, Submission, TaskTime};
 
+use crate::compile::Executable;
 use crate::detect::Isa;
 use crate::device::{CpuOptions, Executables};
 use crate::executor::Executor;
@@ -86,9 +87,12 @@ impl Worker {
         while let Ok(mut batch) = batches.recv() {
             let mut times = Vec::with_capacity(if batch.timed { batch.tasks.len() } else { 0 });
             let mut outcome = Ok(());
-            for task in &batch.tasks {
+            let mut next = batch.tasks.first().and_then(|t| self.executables.get(t.executable));
+            for (i, task) in batch.tasks.iter().enumerate() {
                 let start = batch.timed.then(|| self.clock.now());
-                outcome = self.run(task);
+                let this = next.take();
+                next = batch.tasks.get(i + 1).and_then(|t| self.executables.get(t.executable));
+                outcome = self.run(task, this.as_deref(), next.as_deref());
                 if let Some(start) = start {
                     times.push(TaskTime { tag: task.tag, start, end: self.clock.now() });
                 }
@@ -103,14 +107,19 @@ impl Worker {
         }
     }
 
-    fn run(&mut self, task: &Submission) -> Result<(), DeviceError> {
-        let Some(executable) = self.executables.get(task.executable) else {
+    fn run(
+        &mut self,
+        task: &Submission,
+        executable: Option<&Executable>,
+        next: Option<&Executable>,
+    ) -> Result<(), DeviceError> {
+        let Some(executable) = executable else {
             return Err(DeviceError::Submission {
                 task: format!("executable {}", task.executable.0),
                 why: "was released, or is of another device".into(),
             });
         };
-        let run = || self.executor.run(&executable, task);
+        let run = || self.executor.run(executable, task, next);
         catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|e| {
             let why = format!("{}: {}", executable.name, message(&*e));
             Err(DeviceError::System { device: self.device.clone(), why })

@@ -17,6 +17,12 @@ pub(crate) const DIRECT_ROWS: usize = 4;
 /// Weight bytes of a part of a product with one row: long enough to stream.
 const DIRECT_BYTES: usize = 96 << 10;
 
+/// Most rows with which a product waits for memory, so that its weights are asked for ahead.
+pub(crate) const AHEAD_ROWS: usize = 4;
+/// Weight bytes asked for ahead: about what memory gives in the time between two products, and
+/// less than a core's second-level cache.
+pub(crate) const AHEAD_BYTES: usize = 512 << 10;
+
 /// Shape of a matrix product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinearShape {

@@ -13,6 +13,10 @@ use std::time::{Duration, Instant};
 
 /// How long an idle worker spins before it parks.
 const SPIN: Duration = Duration::from_micros(40);
+/// Bytes an idle worker asks for at a time.
+const AHEAD: usize = 2048;
+/// Bytes of a cache line.
+const CACHE_LINE: usize = 64;
 /// Set in `state` while workers may join.
 const OPEN: u64 = 1 << 31;
 /// The workers that joined.
@@ -40,6 +44,8 @@ struct Shared {
     slot: UnsafeCell<Slot>,
     asleep: Vec<AtomicBool>,
     caller_asleep: AtomicBool,
+    /// Addresses idle workers may ask for: the next one, and the end.
+    ahead: [AtomicUsize; 2],
     stop: AtomicBool,
     panicked: AtomicBool,
     panic: std::sync::Mutex<Option<String>>,
@@ -71,6 +77,7 @@ impl Pool {
             slot: UnsafeCell::new(Slot { work: None, parts: 0, caller: None }),
             asleep: (0..extra).map(|_| AtomicBool::new(false)).collect(),
             caller_asleep: AtomicBool::new(false),
+            ahead: [AtomicUsize::new(0), AtomicUsize::new(0)],
             stop: AtomicBool::new(false),
             panicked: AtomicBool::new(false),
             panic: std::sync::Mutex::new(None),
@@ -95,6 +102,14 @@ impl Pool {
     /// Workers, the caller counted.
     pub fn threads(&self) -> usize {
         self.threads.len() + 1
+    }
+
+    /// Bytes the next region reads first. Until it starts, workers without work pull them into
+    /// their caches, so that memory does not idle while the caller is busy alone.
+    pub fn ahead(&mut self, bytes: &[u8]) {
+        let start = bytes.as_ptr() as usize;
+        self.shared.ahead[1].store(start + bytes.len(), Ordering::Relaxed);
+        self.shared.ahead[0].store(start, Ordering::Relaxed);
     }
 
     /// Calls `work(worker, part)` for every part, on all workers; returns when all are done. A
@@ -194,7 +209,14 @@ impl Shared {
                 s & OPEN != 0 && s & !(EPOCH - 1) != seen
             };
             let stopped = || self.stop.load(Ordering::SeqCst);
-            if !spin_until(|| fresh() || stopped()) {
+            let done = || {
+                let done = fresh() || stopped();
+                if !done {
+                    self.ask_ahead();
+                }
+                done
+            };
+            if !spin_until(done) {
                 self.asleep[index].store(true, Ordering::SeqCst);
                 if !fresh() && !stopped() {
                     std::thread::park();
@@ -208,6 +230,19 @@ impl Shared {
                 seen = epoch;
                 self.work_on(index + 1);
             }
+        }
+    }
+
+    /// Asks for some of the bytes the next region reads. The two ends are not read at once: with
+    /// a wrong range, no harm is done, as a prefetch reads nothing and never faults.
+    fn ask_ahead(&self) {
+        let end = self.ahead[1].load(Ordering::Relaxed);
+        if self.ahead[0].load(Ordering::Relaxed) >= end {
+            return;
+        }
+        let start = self.ahead[0].fetch_add(AHEAD, Ordering::Relaxed);
+        for at in (start..end.min(start.saturating_add(AHEAD))).step_by(CACHE_LINE) {
+            prefetch(at);
         }
     }
 
@@ -253,6 +288,19 @@ fn spin_until(done: impl Fn() -> bool) -> bool {
             return false;
         }
     }
+}
+
+/// Asks for a cache line, where there is an instruction for it.
+#[inline(always)]
+fn prefetch(address: usize) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: SSE is part of x86-64, and a prefetch of any address is allowed.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch(std::ptr::without_provenance(address), _MM_HINT_T1);
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
 }
 
 /// The text of a panic.

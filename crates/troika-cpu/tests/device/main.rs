@@ -87,6 +87,46 @@ fn a_batch_runs_in_order_and_reports() {
     assert_eq!(read(&z)[..4], [1.0, 33.0, 65.0, 97.0]);
 }
 
+/// Neighbouring products of one input run as one: each has the bits it has alone, whatever the
+/// types of the others, also when a result is nobody's input.
+#[test]
+fn products_of_one_input_have_the_bits_they_have_alone() {
+    let mut bench = Bench::new("cpu", 2);
+    let mut store = Store::default();
+    let (k, types) = (256, [DType::Q4_K, DType::Q8_0, DType::Q6_K, DType::Q8_0]);
+    let widths = [40, 16, 33, 7];
+    let x: Vec<f32> = (0..3 * k).map(|i| (i * 31 % 97) as f32 / 97.0 - 0.4).collect();
+    let (input, mut outputs) = (floats(&x), Vec::new());
+    let mut decls = Vec::new();
+    for (i, (dtype, n)) in types.into_iter().zip(widths).enumerate() {
+        let len = dtype.row_bytes(k).unwrap() * n;
+        // Bytes without the exponents of infinities.
+        let bytes: Vec<u8> = (0..len).map(|b| ((b * 29 + i) % 60) as u8).collect();
+        decls.push(store.add_as(&format!("w{i}"), dtype, (n, k), &bytes));
+    }
+    for used in [vec![0, 1, 2, 3], vec![0], vec![1], vec![2], vec![3]] {
+        let mut b = SubgraphBuilder::new("products", 3);
+        let x = b.input("x", k, DType::F32);
+        for i in used.clone() {
+            let w = b.weight(decls[i].clone());
+            let op = Op::Linear { weight: w, bias: None, acts: Acts::Int8 };
+            let y = b.op("y", op.clone(), &[x], widths[i]);
+            b.op("unused", op, &[x], widths[i]);
+            b.output(y);
+        }
+        let id = bench.device.compile(&b.finish().unwrap(), &store).unwrap().id;
+        let ys: Vec<Buffer> = used.iter().map(|i| floats(&vec![0.0; 3 * widths[*i]])).collect();
+        let c = bench.run(vec![task(id, 3, &[&input], &ys.iter().collect::<Vec<_>>())]);
+        c.outcome.unwrap();
+        outputs.push(ys.iter().map(read).collect::<Vec<_>>());
+    }
+    let (together, alone) = outputs.split_first().unwrap();
+    for (i, y) in together.iter().enumerate() {
+        assert_eq!(*y, alone[i][0], "{}", types[i]);
+        assert!(y.iter().any(|y| *y != 0.0));
+    }
+}
+
 #[test]
 fn two_devices_work_side_by_side() {
     let (graph, store) = small(8);

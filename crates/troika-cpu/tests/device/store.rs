@@ -6,9 +6,9 @@ use std::sync::Arc;
 use troika_device::*;
 use troika_graph::{DType, WeightDecl};
 
-/// Weights in memory, all f32.
+/// Weights in memory.
 #[derive(Default)]
-pub struct Store(HashMap<String, (usize, usize, Vec<f32>)>);
+pub struct Store(HashMap<String, WeightData>);
 
 impl Store {
     pub fn add(
@@ -18,26 +18,41 @@ impl Store {
         cols: usize,
         f: impl Fn(usize) -> f32,
     ) -> WeightDecl {
-        self.0.insert(name.into(), (rows, cols, (0..rows * cols).map(f).collect()));
-        WeightDecl { name: name.into(), rows, cols, dtype: DType::F32 }
+        let floats: Vec<f32> = (0..rows * cols).map(f).collect();
+        self.add_as(name, DType::F32, (rows, cols), bytemuck::cast_slice(&floats))
+    }
+
+    /// A weight of any type; `bytes` are its rows.
+    pub fn add_as(
+        &mut self,
+        name: &str,
+        dtype: DType,
+        (rows, cols): (usize, usize),
+        bytes: &[u8],
+    ) -> WeightDecl {
+        let data = WeightData { dtype, rows, cols, bytes: aligned(bytes) };
+        self.0.insert(name.into(), data);
+        WeightDecl { name: name.into(), rows, cols, dtype }
     }
 }
 
-struct Aligned(Vec<f32>);
+struct Aligned(Vec<u64>, usize);
 impl AsRef<[u8]> for Aligned {
     fn as_ref(&self) -> &[u8] {
-        bytemuck::cast_slice(&self.0)
+        &bytemuck::cast_slice(&self.0)[..self.1]
     }
+}
+
+fn aligned(bytes: &[u8]) -> WeightBytes {
+    let mut words = vec![0u64; bytes.len().div_ceil(8)];
+    bytemuck::cast_slice_mut(&mut words)[..bytes.len()].copy_from_slice(bytes);
+    WeightBytes::whole(Arc::new(Aligned(words, bytes.len())))
 }
 
 impl WeightSource for Store {
     fn weight(&self, name: &str) -> Result<WeightData, DeviceError> {
-        let (rows, cols, data) = self
-            .0
-            .get(name)
-            .ok_or_else(|| DeviceError::Weight { name: name.into(), why: "is not there".into() })?;
-        let bytes = WeightBytes::whole(Arc::new(Aligned(data.clone())));
-        Ok(WeightData { dtype: DType::F32, rows: *rows, cols: *cols, bytes })
+        let missing = || DeviceError::Weight { name: name.into(), why: "is not there".into() };
+        self.0.get(name).cloned().ok_or_else(missing)
     }
 
     fn packed(
@@ -47,8 +62,8 @@ impl WeightSource for Store {
         pack: PackFn<'_>,
     ) -> Result<Packed, DeviceError> {
         let data = self.weight(name)?;
-        let mut floats = vec![0.0; layout.bytes(data.rows).unwrap().div_ceil(4)];
-        pack(&data, bytemuck::cast_slice_mut(&mut floats))?;
-        Ok(Packed { bytes: WeightBytes::whole(Arc::new(Aligned(floats))) })
+        let mut bytes = vec![0; layout.bytes(data.rows).unwrap()];
+        pack(&data, &mut bytes)?;
+        Ok(Packed { bytes: aligned(&bytes) })
     }
 }

@@ -25,7 +25,7 @@ fn run(cx: &mut Context<'_>, w: PackedView<'_>, b: Option<&[f32]>, x: &[f32]) ->
         x: RowsView::dense(&q, floats(k)),
         y: OutView::dense(SharedMut::new(&mut y), n),
     };
-    linear(cx, rows, &product).unwrap();
+    linear(cx, rows, &[product]).unwrap();
     y
 }
 

@@ -22,11 +22,14 @@ fn every_part_runs_once() {
 fn many_short_regions_and_pauses() {
     let mut pool = Pool::new(3, None).unwrap();
     let sum = AtomicUsize::new(0);
+    let bytes = vec![1u8; 10_007];
     for i in 0..20_000 {
         pool.run(3, &|_, part| {
             sum.fetch_add(part, Ordering::Relaxed);
         })
         .unwrap();
+        // Any bytes may be asked for ahead, whether or not they are read next.
+        pool.ahead(&bytes[..i % bytes.len()]);
         if i % 2000 == 0 {
             // Long enough for workers to park.
             std::thread::sleep(std::time::Duration::from_millis(2));

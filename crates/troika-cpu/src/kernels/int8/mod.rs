@@ -13,6 +13,7 @@ mod quantize;
 pub mod scalar;
 mod tile;
 
+use smallvec::SmallVec;
 use troika_graph::DType;
 
 use crate::kernels::linear::{OutView, RowsView, worker_floats};
@@ -55,30 +56,61 @@ pub(crate) fn run_part(isa: crate::Isa, part: Part<'_>) {
     unsafe { lanes::dispatch(isa, part) }
 }
 
-/// `y = x * W^T + b`.
+/// `y = x * W^T + b` for some products of as many rows each, in one parallel region.
 ///
 /// # Errors
 /// A panic of a part.
-pub fn linear(cx: &mut Context<'_>, rows: usize, product: &Product<'_>) -> Result<(), KernelError> {
-    let layout = &product.weight.layout;
-    let n = layout.rows;
-    if rows == 0 || n == 0 {
+pub fn linear(
+    cx: &mut Context<'_>,
+    rows: usize,
+    products: &[Product<'_>],
+) -> Result<(), KernelError> {
+    if rows == 0 {
         return Ok(());
     }
-    let bytes = layout.bytes() / layout.panels();
-    let shape = select::PanelShape { rows, panels: layout.panels(), bytes, count: 1 };
-    let choice = select::panels(shape, cx.pool.threads());
-    let (step, blocks) = (choice.panel * ROWS, rows.div_ceil(choice.row_block));
+    let threads = cx.pool.threads();
+    let all = products.iter().map(|p| p.weight.layout.panels()).sum();
+    let cut = |p: &Product<'_>| {
+        let layout = &p.weight.layout;
+        let bytes = layout.bytes() / layout.panels().max(1);
+        let choice =
+            select::panels(select::PanelShape { rows, panels: all, bytes, count: 1 }, threads);
+        let (step, blocks) = (choice.panel * ROWS, rows.div_ceil(choice.row_block));
+        Cut {
+            step,
+            blocks,
+            row_block: choice.row_block,
+            parts: layout.rows.div_ceil(step) * blocks,
+        }
+    };
+    let cuts: SmallVec<[Cut; 3]> = products.iter().map(cut).collect();
     let (isa, scratch) = (cx.isa, cx.scratch);
-    cx.pool.run(n.div_ceil(step) * blocks, &|worker, part| {
-        let (panel, block) = (part / blocks * step, part % blocks * choice.row_block);
-        let n = panel..(panel + step).min(n);
-        let m = block..(block + choice.row_block).min(rows);
+    cx.pool.run(cuts.iter().map(|c| c.parts).sum(), &|worker, mut part| {
+        let mut of = 0;
+        while part >= cuts[of].parts {
+            part -= cuts[of].parts;
+            of += 1;
+        }
+        let (c, product) = (&cuts[of], products[of]);
+        let (panel, block) = (part / c.blocks * c.step, part % c.blocks * c.row_block);
+        let n = panel..(panel + c.step).min(product.weight.layout.rows);
+        let m = block..(block + c.row_block).min(rows);
         // SAFETY: each worker asks for its own scratch once per part.
         let scratch = unsafe { scratch.get(worker) };
-        run_part(isa, Part { product: *product, n, m, origin: 0, scratch });
+        run_part(isa, Part { product, n, m, origin: 0, scratch });
     })?;
     Ok(())
+}
+
+/// How a product is cut into parts.
+struct Cut {
+    /// Weight rows of a part.
+    step: usize,
+    /// Blocks of activation rows.
+    blocks: usize,
+    /// Activation rows of a part.
+    row_block: usize,
+    parts: usize,
 }
 
 const _: () = assert!(tile::SCRATCH <= select::MAX_PANEL * crate::kernels::linear::K_BLOCK);

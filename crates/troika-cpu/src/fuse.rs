@@ -1,0 +1,51 @@
+//! Ops that run as one: neighbouring products of one input (queries, keys and values; gate and
+//! up) quantize it once and share one parallel region.
+
+use smallvec::SmallVec;
+use troika_graph::Subgraph;
+
+use crate::compile::{Code, Step, Vector};
+use crate::kernels::int8::Extra;
+use crate::packed::PackedMatrix;
+
+/// Weights of products that share an input, each with its bias.
+pub(crate) type Weights = SmallVec<[(PackedMatrix, Option<Vector>); 1]>;
+
+/// Joins the steps that can run as one. The results have places of their own, as every one of
+/// them is read later (by a node or outside).
+pub(crate) fn fuse(graph: &Subgraph, steps: Vec<Step>) -> Vec<Step> {
+    let mut fused: Vec<Step> = Vec::with_capacity(steps.len());
+    for (at, step) in steps.into_iter().enumerate() {
+        let Some(last) = fused.last_mut() else {
+            fused.push(step);
+            continue;
+        };
+        let read_later = |slot: &usize| {
+            let is = |v: &troika_graph::ValueId| v.0 as usize == *slot;
+            graph.outputs.iter().any(is)
+                || graph.nodes[at + 1..].iter().any(|n| n.inputs.iter().any(is))
+        };
+        match (&mut last.code, step.code) {
+            (Code::PackedLinear { weights }, Code::PackedLinear { weights: more })
+                if last.inputs == step.inputs && last.outputs.iter().all(read_later) =>
+            {
+                weights.extend(more);
+                last.outputs.extend(step.outputs);
+            }
+            (_, code) => fused.push(Step { code, ..step }),
+        }
+    }
+    fused
+}
+
+/// The kinds of quantized input that products with these weights need.
+pub(crate) fn extras(weights: &Weights) -> SmallVec<[Extra; 2]> {
+    let mut extras = SmallVec::new();
+    for (weight, _) in weights {
+        let extra = Extra::of(weight.view().layout.dtype);
+        if !extras.contains(&extra) {
+            extras.push(extra);
+        }
+    }
+    extras
+}
