@@ -6,7 +6,7 @@ use std::sync::Arc;
 use conformance::golden::{all_logits, read_golden, relative_error};
 use troika::device::{Device, RealClock};
 use troika::engine::{Engine, EngineParts, Feed, Want};
-use troika::graph::{Acts, DType};
+use troika::graph::DType;
 use troika::model::weights::FloatType;
 use troika::plan::{Placement, PlanRequest, one_device};
 use troika::trace::Tracer;
@@ -27,7 +27,7 @@ fn cpu(name: &str, threads: usize) -> Arc<dyn Device> {
 fn engine(name: &str, devices: &[Arc<dyn Device>], chunk: usize, sequences: usize) -> Engine {
     let d = describe(&model_dir(name), FloatType::F32).unwrap();
     let request =
-        PlanRequest { context: None, chunk, kv_dtype: DType::F32, activations: Acts::F32 };
+        PlanRequest { context: None, chunk, kv_dtype: DType::F32, activations: Vec::new() };
     let mut plan = one_device(&d.spec, devices[0].name(), &request).unwrap();
     plan.devices = devices.iter().map(|d| d.name().to_string()).collect();
     for (i, segment) in

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use conformance::golden::{all_logits, check, find, read_golden, relative_error};
 use troika::graph::{Acts, DType};
+use troika::model::weights::FloatType;
 use troika::{Model, OpenOptions};
 
 fn all_hold(dir: &str, at_least: usize) {
@@ -36,6 +37,46 @@ fn features_beside_the_usual_ones() {
     all_hold("variants", 10);
 }
 
+/// Allowed difference of activations in bf16 to those in f32, both with weights in bf16, relative
+/// to the largest logit. Both sides are sums of numbers with 8 bits of mantissa.
+const BF16_TOLERANCE: f32 = 0.03;
+
+/// All checkpoints with weights and activations in bf16: near f32 activations, and the same bits
+/// for every length of chunks.
+#[test]
+fn checkpoints_with_bf16_activations() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
+    let open = |model: &Path, acts: &[Acts], chunk| {
+        let options = OpenOptions {
+            dtype: FloatType::BF16,
+            activations: Some(acts.to_vec()),
+            kv_dtype: Some(DType::F32),
+            chunk,
+            ..Default::default()
+        };
+        Model::open(model, &options).unwrap()
+    };
+    let native = troika_cpu::kernels::linear::bf16::is_native(troika_cpu::Isa::detect());
+    println!("products of pairs of bf16: {}", if native { "native" } else { "rounded, in f32" });
+    for case in find(&dir).unwrap() {
+        let (name, golden) = (&case.name, read_golden(&case.golden).unwrap());
+        let exact = all_logits(&mut open(&case.model, &[], 512), &golden.input_ids).unwrap();
+        let whole =
+            all_logits(&mut open(&case.model, &[Acts::Bf16], 512), &golden.input_ids).unwrap();
+        let error = relative_error(&whole, &exact);
+        let total = relative_error(&whole, &golden.logits);
+        println!(
+            "{name}: {error:.2e} of the largest logit; with the weights' rounding {total:.2e}"
+        );
+        assert!(error > 0.0 && error <= BF16_TOLERANCE, "{name}: {error}");
+        for chunk in [1, 7] {
+            let mut model = open(&case.model, &[Acts::Bf16], chunk);
+            let chunked = all_logits(&mut model, &golden.input_ids).unwrap();
+            assert!(chunked == whole, "{name} in chunks of {chunk}");
+        }
+    }
+}
+
 /// Allowed difference of activations in eight bits, relative to the largest logit.
 const INT8_TOLERANCE: f32 = 0.03;
 
@@ -50,7 +91,7 @@ fn gguf_files_with_integer_activations() {
         let golden = read_golden(&dir.join(name).with_extension("safetensors")).unwrap();
         let file = dir.join(name).with_extension("gguf");
         let mut model = Model::open(&file, &options(512)).unwrap();
-        assert_eq!(model.engine().plan().activations, Acts::Int8);
+        assert!(model.engine().plan().activations.contains(&Acts::Int8));
         assert!(!model.store().report().packed.is_empty());
         let whole = all_logits(&mut model, &golden.input_ids).unwrap();
         let error = relative_error(&whole, &golden.logits);

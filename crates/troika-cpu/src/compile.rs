@@ -83,6 +83,7 @@ pub(crate) enum Code {
     Linear {
         weight: Matrix,
         bias: Option<Vector>,
+        bf16: bool,
     },
     HeadLinear {
         weights: Vec<Matrix>,
@@ -103,6 +104,7 @@ pub(crate) enum Code {
     Experts {
         experts: Vec<ExpertWeights>,
         act: troika_graph::Activation,
+        bf16: bool,
     },
     /// Products of one input; an output each.
     PackedLinear {
@@ -250,12 +252,16 @@ fn needs(exe: &mut Executable, step: &Step) {
             let words = moe::words(0, experts.len());
             exe.work_words = (exe.work_words.0.max(top_k), exe.work_words.1.max(words));
         }
+        // As floats: where the products of pairs are missing, rounded activations stay floats.
+        Code::Linear { weight, bf16: true, .. } => {
+            exe.work_floats = exe.work_floats.max(weight.cols);
+        }
         Code::Router(r) => worker = router::worker_floats(r),
-        Code::Experts { experts, .. } => {
+        Code::Experts { experts, bf16, .. } => {
             worker = moe::worker_floats();
             let top_k = exe.slots[step.inputs[1]].cols;
             let (k, inter) = (experts[0].gate.cols, experts[0].gate.rows);
-            exe.work_floats = exe.work_floats.max(moe::floats(top_k, k, inter));
+            exe.work_floats = exe.work_floats.max(moe::floats((1, top_k), k, inter, *bf16));
             let words = moe::words(0, experts.len());
             exe.work_words = (exe.work_words.0.max(top_k), exe.work_words.1.max(words));
         }
@@ -393,8 +399,9 @@ impl Compiler<'_> {
                 let weights = smallvec![(self.packed(*weight)?, self.vector_if(bias)?)];
                 Code::PackedLinear { weights }
             }
-            Op::Linear { weight, bias, acts: Acts::F32 } => {
-                Code::Linear { weight: self.matrix(*weight)?, bias: self.vector_if(bias)? }
+            Op::Linear { weight, bias, acts } => {
+                let (weight, bias) = (self.matrix(*weight)?, self.vector_if(bias)?);
+                Code::Linear { weight, bias, bf16: *acts == Acts::Bf16 }
             }
             Op::HeadLinear(h) => Code::HeadLinear {
                 weights: h.weights.iter().map(|w| self.matrix(*w)).collect::<Result<_, _>>()?,
@@ -457,6 +464,6 @@ impl Compiler<'_> {
         if experts.is_empty() {
             return self.refuse("experts", "there are none");
         }
-        Ok(Code::Experts { experts, act: e.act })
+        Ok(Code::Experts { experts, act: e.act, bf16: e.acts == Acts::Bf16 })
     }
 }

@@ -9,10 +9,11 @@ use troika_device::{
     Caps, Clock, Completion, Device, DeviceError, DeviceKind, ExecutableId, ExecutableInfo, Queue,
     WeightSource,
 };
-use troika_graph::{DType, Subgraph};
+use troika_graph::{Acts, DType, Subgraph};
 
 use crate::compile::{Executable, compile};
 use crate::detect::{Isa, cores, features};
+use crate::kernels::linear::bf16;
 use crate::queue::{QUEUE_DEPTH, start};
 
 /// How to make a [`CpuDevice`].
@@ -79,9 +80,12 @@ fn caps(options: &CpuOptions, isa: Isa) -> Caps {
         let list: Vec<String> = pinned.iter().map(usize::to_string).collect();
         facts.push(("pinned to cores".to_string(), list.join(",")));
     }
+    let mut acts = vec![Acts::Int8];
+    acts.extend(bf16::is_native(isa).then_some(Acts::Bf16));
     Caps {
         static_shapes: false,
         weight_dtypes: WEIGHT_DTYPES.to_vec(),
+        acts,
         max_graph_bytes: None,
         max_resident_bytes: None,
         queue_depth: QUEUE_DEPTH,

@@ -102,7 +102,9 @@ impl<'a> Operands<'a> {
                     let norm = Norm::Layer { weight, bias, eps: *eps };
                     norm::norm(cx, norm, self.input(0), self.output(0), *group)
                 }
-                Code::Linear { .. } | Code::HeadLinear { .. } => self.linear(cx, task.rows),
+                Code::Linear { .. } | Code::HeadLinear { .. } => {
+                    self.linear(cx, task.rows, work.floats)
+                }
                 Code::Rope(r) => {
                     let x = (self.input(0), self.input(1));
                     rope::rope(cx, r, &task.step, x, (self.output(0), self.cols(0)))
@@ -162,19 +164,28 @@ impl<'a> Operands<'a> {
 
     /// # Safety
     /// As for `run`.
-    unsafe fn linear(&self, cx: &mut Context<'_>, rows: usize) -> Result<(), KernelError> {
+    unsafe fn linear(
+        &self,
+        cx: &mut Context<'_>,
+        rows: usize,
+        work: &mut [f32],
+    ) -> Result<(), KernelError> {
         // SAFETY: by the caller.
         let (x, y) = unsafe { (self.input::<f32>(0), self.output::<f32>(0)) };
         let y = SharedMut::new(y);
         let k = self.cols(0);
         let n = self.exe.slots[self.step.outputs[0]].cols;
         match &self.step.code {
-            Code::Linear { weight, bias } => linear::linear(cx, rows, 1, &|_| Product {
-                weight: weight.view(),
-                bias: floats(bias),
-                x: RowsView::dense(x, k),
-                y: OutView::dense(y, n),
-            }),
+            Code::Linear { weight, bias, bf16 } => {
+                let input = linear::Input::new(cx, (x, k), *bf16, work)?;
+                linear::linear(cx, rows, 1, &|_| Product {
+                    weight: weight.view(),
+                    bias: floats(bias),
+                    x: RowsView::dense(input.data, input.width),
+                    y: OutView::dense(y, n),
+                    pairs: input.pairs,
+                })
+            }
             Code::HeadLinear { weights } => {
                 let heads = weights.len().max(1);
                 linear::linear(cx, rows, weights.len(), &|h| Product {
@@ -182,6 +193,7 @@ impl<'a> Operands<'a> {
                     bias: None,
                     x: RowsView { offset: h * (k / heads), ..RowsView::dense(x, k) },
                     y: OutView { offset: h * (n / heads), ..OutView::dense(y, n) },
+                    pairs: false,
                 })
             }
             _ => Ok(()),
@@ -286,7 +298,7 @@ impl<'a> Operands<'a> {
         cx: &mut Context<'_>,
         work: &mut moe::Memory<'_>,
     ) -> Result<(), KernelError> {
-        let Code::Experts { experts, act } = &self.step.code else { return Ok(()) };
+        let Code::Experts { experts, act, bf16 } = &self.step.code else { return Ok(()) };
         let expert = |i: usize| {
             let e = &experts[i];
             let [g, u, d] = &e.bias;
@@ -300,8 +312,10 @@ impl<'a> Operands<'a> {
         let k = self.cols(0);
         // SAFETY: by the caller.
         let pairs = unsafe { self.input::<i32>(1) }.len();
+        let top_k = self.cols(1);
         let inter = expert(0).gate.rows;
-        let floats = &mut work.floats[..moe::floats(pairs, k, inter)];
+        let floats =
+            &mut work.floats[..moe::floats((pairs / top_k.max(1), top_k), k, inter, *bf16)];
         let words = &mut work.words[..moe::words(pairs, experts.len())];
         // SAFETY: by the caller.
         unsafe {
@@ -314,9 +328,9 @@ impl<'a> Operands<'a> {
                 inter,
                 ids: self.input(1),
                 weights: self.input(2),
-                top_k: self.cols(1),
+                top_k,
             };
-            moe::experts(cx, x, moe::Memory { floats, words }, self.output(0))
+            moe::experts(cx, x, *bf16, moe::Memory { floats, words }, self.output(0))
         }
     }
 }

@@ -6,14 +6,11 @@ use troika_graph::DType;
 use crate::Isa;
 
 /// Most weight rows of a part.
-pub(crate) const MAX_PANEL: usize = 48;
+pub(crate) const MAX_PANEL: usize = 96;
 /// Fewest activation rows worth a part of their own.
 const MIN_ROW_BLOCK: usize = 32;
 /// Parts per thread that even out differences between threads.
 const PARTS_PER_THREAD: usize = 4;
-/// Most activation rows for which weights are not widened to memory first, where there is a
-/// choice.
-pub(crate) const DIRECT_ROWS: usize = 4;
 /// Weight bytes of a part of a product with one row: long enough to stream.
 const DIRECT_BYTES: usize = 96 << 10;
 
@@ -49,25 +46,26 @@ pub struct LinearChoice {
 
 /// Cuts a matrix product for `threads` threads.
 pub fn linear(isa: Isa, shape: LinearShape, threads: usize) -> LinearChoice {
-    // A multiple of the register block's rows (6, 3 and 8).
-    let step = if shape.rows == 1 { 8 } else { 6 };
+    // Weight rows that fill the registers of a tile, or of a row alone.
+    let step = match isa {
+        _ if shape.rows == 1 => 16,
+        Isa::Scalar | Isa::Avx2 => 16,
+        _ => 48,
+    };
     let wanted = threads * PARTS_PER_THREAD;
     let most = match shape.rows {
         1 => {
             let row = shape.dtype.row_bytes(shape.k).unwrap_or(1).max(1);
             (DIRECT_BYTES / row).clamp(step, MAX_PANEL)
         }
-        2..=DIRECT_ROWS => 4 * step,
-        // With little reuse a wider panel only spills the cache.
-        5..=8 => 2 * step,
-        _ if isa == Isa::Scalar => 4 * step,
         _ => MAX_PANEL,
     };
     let fair = (shape.n * shape.count).div_ceil(wanted);
     let panel = fair.next_multiple_of(step).min(most / step * step).max(step);
     let parts = shape.n.div_ceil(panel) * shape.count;
     let blocks = wanted.div_ceil(parts.max(1)).min(shape.rows.div_ceil(MIN_ROW_BLOCK)).max(1);
-    let row_block = shape.rows.div_ceil(blocks).next_multiple_of(4);
+    // A multiple of the rows of a tile (8, 6).
+    let row_block = shape.rows.div_ceil(blocks).next_multiple_of(24);
     LinearChoice { panel, row_block: if shape.rows == 1 { 1 } else { row_block } }
 }
 

@@ -1,6 +1,6 @@
 //! What a device can do.
 
-use troika_graph::DType;
+use troika_graph::{Acts, DType};
 
 /// The class of a device. Only the planner and the device's own crate may look at it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -33,6 +33,8 @@ pub struct Caps {
     pub static_shapes: bool,
     /// Weight types it reads as they are.
     pub weight_dtypes: Vec<DType>,
+    /// The numbers, beside f32, that its products gain from taking activations as.
+    pub acts: Vec<Acts>,
     /// Largest graph with its weights, in bytes, if limited.
     pub max_graph_bytes: Option<u64>,
     /// Most bytes of all executables together, if limited.

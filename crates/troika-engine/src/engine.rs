@@ -123,7 +123,8 @@ impl Engine {
             max_rows: plan.chunk,
             max_kv: plan.context,
             kv_dtype: plan.kv_dtype,
-            int8: plan.activations == Acts::Int8,
+            int8: plan.activations.contains(&Acts::Int8),
+            bf16: plan.activations.contains(&Acts::Bf16),
         };
         let lowered = lower(parts.spec, parts.shapes, options)?;
         let mut memory = EngineMemory::default();

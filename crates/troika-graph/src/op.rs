@@ -38,6 +38,8 @@ pub enum Acts {
     /// Eight bits, 32 columns of a row sharing an f32 scale (their largest magnitude / 127), and
     /// exact integer sums over them. Weights have a type of [`crate::DType::has_integer_path`].
     Int8,
+    /// Rounded to the nearest bf16, with sums in f32. Weights are BF16.
+    Bf16,
 }
 
 /// Which elements a rotary embedding pairs.

@@ -111,9 +111,12 @@ impl Check<'_> {
 
     fn acts(&self, acts: Acts, w: WeightRef) -> Res {
         let d = self.g.weight(w);
-        want(acts == Acts::F32 || d.dtype.has_integer_path(), || {
-            format!("weight {} is {}, which has no integer path", d.name, d.dtype)
-        })
+        let fits = match acts {
+            Acts::F32 => true,
+            Acts::Int8 => d.dtype.has_integer_path(),
+            Acts::Bf16 => d.dtype == DType::BF16,
+        };
+        want(fits, || format!("weight {} is {}, which has no path with {acts:?}", d.name, d.dtype))
     }
 
     fn one_type(&self, list: &[WeightRef]) -> bool {

@@ -29,9 +29,10 @@ pub struct Plan {
     pub context: usize,
     /// Element type of the KV cache: `F32` or `F16`.
     pub kv_dtype: troika_graph::DType,
-    /// The numbers activations are taken as in products with quantized weights.
+    /// The numbers, beside f32, that products may take activations as: each where the weight's
+    /// type has such a path.
     #[serde(default)]
-    pub activations: troika_graph::Acts,
+    pub activations: Vec<troika_graph::Acts>,
     /// Positions per page of the KV cache (a power of two).
     pub page_len: usize,
     /// Device names; placements index into them.

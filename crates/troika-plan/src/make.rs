@@ -14,8 +14,8 @@ pub struct PlanRequest {
     pub chunk: usize,
     /// Element type of the KV cache.
     pub kv_dtype: DType,
-    /// The numbers activations are taken as in products with quantized weights.
-    pub activations: Acts,
+    /// The numbers, beside f32, that products may take activations as.
+    pub activations: Vec<Acts>,
 }
 
 impl ModelId {
@@ -47,7 +47,7 @@ pub fn one_device(
         chunk: request.chunk.min(context.max(1)),
         context,
         kv_dtype: request.kv_dtype,
-        activations: request.activations,
+        activations: request.activations.clone(),
         page_len: 32,
         devices: vec![device.to_string()],
         placements: vec![Placement { segment: "*".into(), layers: None, device: 0 }],

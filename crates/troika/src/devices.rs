@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use troika_cpu::{CpuDevice, CpuOptions};
+use troika_cpu::{CpuDevice, CpuOptions, Isa};
 use troika_device::{Device, DeviceError};
 
 /// Which devices to open.
@@ -10,6 +10,13 @@ use troika_device::{Device, DeviceError};
 pub struct DeviceOptions {
     /// Threads of the CPU device; `None`: one per core.
     pub threads: Option<usize>,
+    /// Instruction set of the CPU device, by name ([`instruction_sets`]); `None`: the best.
+    pub isa: Option<String>,
+}
+
+/// Names of the instruction sets the CPU device has kernels for on this machine, weakest first.
+pub fn instruction_sets() -> Vec<&'static str> {
+    Isa::available().into_iter().map(Isa::name).collect()
 }
 
 /// Opens all devices of this machine.
@@ -18,8 +25,21 @@ pub struct DeviceOptions {
 /// What a device reports.
 pub fn open_devices(options: &DeviceOptions) -> Result<Vec<Arc<dyn Device>>, DeviceError> {
     let threads = options.threads.unwrap_or_else(troika_cpu::cores).max(1);
-    let cpu = CpuDevice::new(CpuOptions { name: "cpu".into(), threads, ..CpuOptions::default() })?;
+    let isa = options.isa.as_deref().map(find_isa).transpose()?;
+    let cpu =
+        CpuDevice::new(CpuOptions { name: "cpu".into(), threads, isa, ..CpuOptions::default() })?;
     Ok(vec![Arc::new(cpu)])
+}
+
+fn find_isa(name: &str) -> Result<Isa, DeviceError> {
+    let found = Isa::available().into_iter().find(|i| i.name() == name);
+    found.ok_or_else(|| DeviceError::System {
+        device: "cpu".into(),
+        why: format!(
+            "this machine has no kernels named {name}; it has {}",
+            instruction_sets().join(", ")
+        ),
+    })
 }
 
 /// Read bandwidth of this machine's memory in GB/s, measured now with the given threads.

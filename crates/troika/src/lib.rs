@@ -21,7 +21,7 @@ mod open;
 mod session;
 mod text;
 
-pub use devices::{DeviceOptions, measure_bandwidth, open_devices};
+pub use devices::{DeviceOptions, instruction_sets, measure_bandwidth, open_devices};
 pub use error::Error;
 pub use generation::GenerationDefaults;
 pub use open::{Described, Model, OpenOptions, describe};

@@ -26,9 +26,12 @@ const SCAN_LIMIT: u64 = 4 << 30;
 /// How to open a model.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
-    /// Type of float matrices. `Auto` also lets products with quantized weights take activations
-    /// in eight bits; with a type given, those weights are multiplied exactly as they are.
+    /// Type of float matrices. `Auto` also lets products take activations in eight bits with
+    /// quantized weights and in bf16 with bf16 weights, where the device gains from it; with a
+    /// type given, activations stay in f32.
     pub dtype: FloatType,
+    /// The numbers, beside f32, that products may take activations as; `None`: as `dtype` says.
+    pub activations: Option<Vec<Acts>>,
     /// Longest sequence; `None`: the model's own.
     pub context: Option<usize>,
     /// Rows of a prompt chunk.
@@ -47,6 +50,7 @@ impl Default for OpenOptions {
     fn default() -> Self {
         OpenOptions {
             dtype: FloatType::Auto,
+            activations: None,
             context: None,
             chunk: 512,
             kv_dtype: None,
@@ -193,9 +197,10 @@ impl Model {
             context: options.context,
             chunk: options.chunk,
             kv_dtype: options.kv_dtype.unwrap_or(default_kv),
-            activations: match options.dtype {
-                FloatType::Auto => Acts::Int8,
-                _ => Acts::F32,
+            activations: match (&options.activations, devices.first()) {
+                (Some(list), _) => list.clone(),
+                (None, Some(d)) if options.dtype == FloatType::Auto => d.caps().acts.clone(),
+                _ => Vec::new(),
             },
         };
         let first = devices.first().map_or("none", |d| d.name());

@@ -106,7 +106,7 @@ fn open(args: &BenchArgs, threads: usize, tests: &[Test]) -> Result<Model, CliEr
         dtype: args.dtype.float_type(),
         context: Some(need),
         chunk: args.ubatch_size,
-        devices: DeviceOptions { threads: Some(threads) },
+        devices: DeviceOptions { threads: Some(threads), isa: args.isa.clone() },
         ..OpenOptions::default()
     };
     Ok(match &args.synthetic {
@@ -118,8 +118,8 @@ fn open(args: &BenchArgs, threads: usize, tests: &[Test]) -> Result<Model, CliEr
 fn facts(args: &BenchArgs, model: &mut Model) -> Result<Facts, CliError> {
     let classes = model.store().classes();
     let largest = classes.iter().max_by_key(|c| c.bytes);
-    let devices = troika::open_devices(&DeviceOptions { threads: Some(1) })
-        .map_err(|e| CliError::Troika(e.into()))?;
+    let options = DeviceOptions { threads: Some(1), isa: args.isa.clone() };
+    let devices = troika::open_devices(&options).map_err(|e| CliError::Troika(e.into()))?;
     let name = match &args.synthetic {
         Some(shape) => shape.clone(),
         None => resolve::model(&args.model)?.display().to_string(),

@@ -78,13 +78,14 @@ fn read_file(file: &std::path::Path) -> Result<String, CliError> {
 fn open_options(args: &RunArgs, tracer: Tracer) -> OpenOptions {
     OpenOptions {
         dtype: args.open.dtype.float_type(),
+        activations: None,
         context: args.open.ctx_size.filter(|&c| c > 0),
         chunk: args.open.ubatch_size,
         kv_dtype: args.open.cache_type.map(|t| match t {
             CacheFlag::F32 => DType::F32,
             CacheFlag::F16 => DType::F16,
         }),
-        devices: DeviceOptions { threads: args.open.threads },
+        devices: DeviceOptions { threads: args.open.threads, isa: args.open.isa.clone() },
         scan: true,
         tracer,
     }

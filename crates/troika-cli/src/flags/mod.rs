@@ -104,6 +104,9 @@ pub struct OpenArgs {
     /// Type of the KV cache [default: f32 for f32 models, else f16]
     #[arg(long, value_enum, env = "TROIKA_CACHE_TYPE")]
     pub cache_type: Option<CacheFlag>,
+    /// Instruction set of the CPU kernels (scalar, avx2, avx512, ...) [default: the best]
+    #[arg(long, value_name = "NAME", env = "TROIKA_ISA")]
+    pub isa: Option<String>,
 }
 
 /// `troika run`.
@@ -229,6 +232,9 @@ pub struct BenchArgs {
     /// Type float weights are computed in
     #[arg(long, value_enum, default_value = "auto", env = "TROIKA_DTYPE")]
     pub dtype: DtypeFlag,
+    /// Instruction set of the CPU kernels (scalar, avx2, avx512, ...) [default: the best]
+    #[arg(long, value_name = "NAME", env = "TROIKA_ISA")]
+    pub isa: Option<String>,
     /// Form of the result
     #[arg(short, long, value_enum, default_value = "md")]
     pub output: TableFlag,

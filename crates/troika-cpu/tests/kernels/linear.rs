@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 use troika_cpu::SharedMut;
 use troika_cpu::kernels::Context;
-use troika_cpu::kernels::linear::{OutView, Product, RowsView, WeightView, linear, scalar};
+use troika_cpu::kernels::linear::{OutView, Product, RowsView, WeightView, bf16, linear, scalar};
 use troika_graph::{DType, blocks};
 
 use crate::{Random, on_each_isa, with};
@@ -37,6 +37,7 @@ fn product<'a>(
         bias: b,
         x: RowsView::dense(x, w.cols),
         y: OutView::dense(SharedMut::new(y), w.rows),
+        pairs: false,
     }
 }
 
@@ -185,12 +186,83 @@ fn heads_are_products_of_slices() {
             bias: None,
             x: RowsView { offset: h * k, ..RowsView::dense(&x, heads * k) },
             y: OutView { offset: h * n, ..OutView::dense(out, heads * n) },
+            pairs: false,
         })
         .unwrap();
         for (row, head) in (0..rows).flat_map(|r| (0..heads).map(move |h| (r, h))) {
             let mut want = vec![0.0; n];
             scalar::linear(w(head), None, &x[(row * heads + head) * k..][..k], &mut want);
             crate::close(&y[(row * heads + head) * n..][..n], &want, 1e-5, "head");
+        }
+    });
+}
+
+/// A product with activations in bf16, as pairs.
+fn run_pairs(cx: &mut Context<'_>, w: WeightView<'_>, b: Option<&[f32]>, x: &[f32]) -> Vec<f32> {
+    let rows = x.len() / w.cols;
+    let mut words = vec![f32::NAN; rows * bf16::words(w.cols)];
+    bf16::round(cx, (x, w.cols), true, &mut words).unwrap();
+    let mut y = vec![f32::NAN; rows * w.rows];
+    let out = OutView::dense(SharedMut::new(&mut y), w.rows);
+    let x = RowsView::dense(&words, bf16::words(w.cols));
+    let p = Product { weight: w, bias: b, x, y: out, pairs: true };
+    linear(cx, rows, 1, &|_| p).unwrap();
+    y
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    /// Native or emulated, alone or among others: the bits of the plain meaning.
+    #[test]
+    fn pairs_of_bf16_are_the_reference_to_the_bit(
+        rows in rows(),
+        n in 1usize..70,
+        k in prop::sample::select(vec![1usize, 2, 7, 15, 31, 32, 33, 100, 511, 512, 513, 1025, 1500]),
+        bias: bool,
+        tiny: bool,
+        seed: u64,
+    ) {
+        let mut r = Random(seed);
+        let mut bytes = r.weight(DType::BF16, n * k);
+        let mut x = r.floats(rows * k);
+        if tiny {
+            // Exponents near the smallest: products and sums become denormal.
+            bytes.as_chunks_mut::<2>().0.iter_mut().for_each(|w| w[1] = w[1] & 0x80 | 0x20);
+            x.iter_mut().for_each(|x| *x *= 1e-20);
+        }
+        let w = WeightView { dtype: DType::BF16, bytes: &bytes, rows: n, cols: k };
+        let b = r.floats(n);
+        let b = bias.then_some(&b[..]);
+        let weight: Vec<half::bf16> =
+            bytes.as_chunks::<2>().0.iter().map(|b| half::bf16::from_le_bytes(*b)).collect();
+        let mut want = vec![0.0; rows * n];
+        bf16::scalar::linear(&weight, b, &x, k, &mut want);
+        on_each_isa(2, |cx| {
+            let got = run_pairs(cx, w, b, &x);
+            let same = got.iter().zip(&want).all(|(g, w)| g.to_bits() == w.to_bits());
+            assert!(same, "{}: {rows} rows, {n}x{k}", cx.isa.name());
+        });
+    }
+}
+
+#[test]
+fn which_sets_multiply_pairs_natively() {
+    on_each_isa(1, |cx| {
+        let native = bf16::is_native(cx.isa);
+        let form = if native { "native" } else { "emulated" };
+        println!("products of pairs of bf16, {}: {form}", cx.isa.name());
+        // Rounding: ties to even, infinities and NaN kept, without the products the same numbers.
+        let x = [257.0 / 256.0, 259.0 / 256.0, -0.0, f32::INFINITY, f32::NAN, 3.4e38, 1e-40, 0.1];
+        let mut pairs = [0.0f32; 4];
+        bf16::round(cx, (&x, 8), true, &mut pairs).unwrap();
+        let mut floats = [0.0f32; 8];
+        bf16::round(cx, (&x, 8), false, &mut floats).unwrap();
+        for (i, x) in x.iter().enumerate() {
+            let got = (pairs[i / 2].to_bits() >> (i % 2 * 16)) as u16;
+            let want = half::bf16::from_f32(*x);
+            assert!(got == want.to_bits() || x.is_nan() && half::bf16::from_bits(got).is_nan());
+            assert_eq!(floats[i].to_bits() >> 16, u32::from(got));
         }
     });
 }

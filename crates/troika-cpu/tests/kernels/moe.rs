@@ -38,11 +38,20 @@ impl Case {
 }
 
 fn run(cx: &mut Context<'_>, x: Operands<'_, Expert<'_>>) -> Result<Vec<f32>, KernelError> {
-    let mut floats = vec![f32::NAN; moe::floats(x.ids.len(), x.k, x.inter)];
+    run_with(cx, x, false)
+}
+
+fn run_with(
+    cx: &mut Context<'_>,
+    x: Operands<'_, Expert<'_>>,
+    bf16: bool,
+) -> Result<Vec<f32>, KernelError> {
+    let shape = (x.ids.len() / x.top_k, x.top_k);
+    let mut floats = vec![f32::NAN; moe::floats(shape, x.k, x.inter, bf16)];
     let mut words = vec![u32::MAX; moe::words(x.ids.len(), x.experts)];
     let mut y = vec![f32::NAN; x.x.len()];
     let memory = Memory { floats: &mut floats, words: &mut words };
-    moe::experts(cx, x, memory, &mut y)?;
+    moe::experts(cx, x, bf16, memory, &mut y)?;
     Ok(y)
 }
 
@@ -99,6 +108,14 @@ proptest! {
                 ..x
             };
             assert_eq!(run(cx, one).unwrap(), &got[row * k..]);
+            if dtype == DType::BF16 {
+                // Activations in bf16: near the reference, and again the same bits alone.
+                let got = run_with(cx, x, true).unwrap();
+                for (g, w) in got.iter().zip(&want) {
+                    assert!((g - w).abs() <= 1e-2 * scale, "{g} is not {w}");
+                }
+                assert_eq!(run_with(cx, one, true).unwrap(), &got[row * k..]);
+            }
         });
     }
 }

@@ -90,12 +90,13 @@ impl Lowerer<'_> {
         let up = e.weights(true, count, Slot::ExpertUp)?;
         let down = e.weights(true, count, Slot::ExpertDown)?;
         let inner: Vec<_> = gate.iter().chain(&up).copied().collect();
-        let both = [e.acts(&inner), e.acts(&down)] == [Acts::Int8; 2];
+        let acts = e.acts(&inner);
+        let acts = if acts == e.acts(&down) { acts } else { Acts::F32 };
         let op = Experts {
             gate,
             up,
             down,
-            acts: if both { Acts::Int8 } else { Acts::F32 },
+            acts,
             gate_bias: e.weights(moe.bias, count, Slot::ExpertGateBias)?,
             up_bias: e.weights(moe.bias, count, Slot::ExpertUpBias)?,
             down_bias: e.weights(moe.bias, count, Slot::ExpertDownBias)?,

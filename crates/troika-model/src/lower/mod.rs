@@ -27,6 +27,8 @@ pub struct LowerOptions {
     /// Products with quantized weights take activations in eight bits, where the weight's type
     /// has an integer path; the router stays in f32.
     pub int8: bool,
+    /// Products with bf16 weights take activations in bf16; the router stays in f32.
+    pub bf16: bool,
 }
 
 /// Shape and type of a bound weight.

@@ -113,7 +113,7 @@ struct Cut {
     parts: usize,
 }
 
-const _: () = assert!(tile::SCRATCH <= select::MAX_PANEL * crate::kernels::linear::K_BLOCK);
+const _: () = assert!(tile::SCRATCH <= worker_floats());
 
 /// Scratch floats a part needs: two widened panels.
 pub fn scratch_floats() -> usize {

@@ -1,11 +1,19 @@
 //! Products with weights: `y = x * W^T + b`.
 //!
-//! Every dot product, in every path, adds in the same order: [`K_BLOCK`] columns at a time, each
-//! lane its own chain, then the lanes' fixed tree, then the blocks in order, then the bias. So a
-//! row's result has the same bits whether it is computed alone or among others.
+//! Every product, in every path, adds in the same order: a block of [`BLOCK`] words (columns, or
+//! pairs of columns) in one chain, then the blocks in order, then the bias. So a row's result has
+//! the same bits whether it is computed alone or among others, and whatever the register width.
+//!
+//! Weights stay as they lie in memory. With several activation rows a block of weight rows is
+//! turned and widened into a panel ([`pack`]) that all rows meet; with one row that happens in
+//! registers ([`tile`]). [`bf16`] is the path for activations in bf16.
 
+pub mod bf16;
 mod blocks;
+mod dots;
+mod pack;
 pub mod scalar;
+mod terms;
 mod tile;
 mod weights;
 
@@ -16,11 +24,11 @@ use crate::kernels::simd::{Kernel, Lanes, dispatch};
 use crate::kernels::{Context, KernelError};
 use crate::select;
 
-pub(crate) use tile::dots;
+pub(crate) use dots::dots;
 pub(crate) use weights::{F16Row, F32Row, RowLoad};
 
-/// Columns whose products are summed in one chain per lane. A multiple of every block length.
-pub const K_BLOCK: usize = 1024;
+/// Words whose products are summed in one chain. A multiple of every block length.
+pub const BLOCK: usize = 256;
 
 /// A weight matrix in memory.
 #[derive(Clone, Copy, Debug)]
@@ -45,6 +53,39 @@ impl WeightView<'_> {
         let need = self.dtype.row_bytes(self.cols).and_then(|r| r.checked_mul(self.rows));
         assert_eq!(need, Some(self.bytes.len()), "bytes of a {} weight", self.dtype);
         assert!(self.dtype != DType::I32, "I32 is no weight type");
+    }
+}
+
+/// Rows of activations, one after another, as products take them.
+#[derive(Clone, Copy, Debug)]
+pub struct Input<'a> {
+    /// The rows.
+    pub data: &'a [f32],
+    /// Words of a row.
+    pub width: usize,
+    /// Whether they hold pairs of bf16.
+    pub pairs: bool,
+}
+
+impl<'a> Input<'a> {
+    /// Rows of `cols` floats; with `bf16`, rounded into `work` (as many floats as `x` has).
+    ///
+    /// # Errors
+    /// A panic of a part.
+    pub fn new(
+        cx: &mut Context<'_>,
+        (x, cols): (&'a [f32], usize),
+        bf16: bool,
+        work: &'a mut [f32],
+    ) -> Result<Input<'a>, KernelError> {
+        if !bf16 {
+            return Ok(Input { data: x, width: cols, pairs: false });
+        }
+        let pairs = bf16::is_native(cx.isa);
+        let width = if pairs { bf16::words(cols) } else { cols };
+        let data = &mut work[..x.len() / cols.max(1) * width];
+        bf16::round(cx, (x, cols), pairs, data)?;
+        Ok(Input { data, width, pairs })
     }
 }
 
@@ -125,6 +166,8 @@ pub struct Product<'a> {
     pub x: RowsView<'a>,
     /// Where results go.
     pub y: OutView<'a>,
+    /// Whether `x` holds pairs of bf16 ([`bf16::round`]) instead of floats; the weight is BF16.
+    pub pairs: bool,
 }
 
 /// A part of a product: some weight rows, some activation rows.
@@ -138,20 +181,25 @@ pub(crate) struct Part<'a> {
     pub scratch: &'a mut [f32],
 }
 
+struct PartKernel<'a>(Part<'a>);
+
 impl Kernel for PartKernel<'_> {
     type Output = ();
     #[inline(always)]
     unsafe fn run<V: Lanes>(self) {
         // SAFETY: features by the caller; the part was checked when made.
-        unsafe { tile::part::<V>(self.0) }
+        unsafe { tile::part::<terms::Float<V>>(self.0) }
     }
 }
 
-pub(crate) struct PartKernel<'a>(pub Part<'a>);
+/// Runs a part of a product.
+pub(crate) fn run_part(isa: crate::Isa, part: Part<'_>) {
+    if part.product.pairs { bf16::run_part(isa, part) } else { dispatch(isa, PartKernel(part)) }
+}
 
-/// Scratch floats a part of a product needs: one dequantized panel.
-pub fn worker_floats() -> usize {
-    select::MAX_PANEL * K_BLOCK
+/// Scratch floats a part of a product needs: packed panels, and widened rows.
+pub const fn worker_floats() -> usize {
+    select::MAX_PANEL * BLOCK + pack::WIDE
 }
 
 /// `y = x * W^T + b` for each product; all have the same shapes and `rows` activation rows.
@@ -183,7 +231,7 @@ pub fn linear<'a>(
         let m = block * choice.row_block..((block + 1) * choice.row_block).min(rows);
         // SAFETY: each worker asks for its own scratch once per part.
         let scratch = unsafe { scratch.get(worker) };
-        dispatch(isa, PartKernel(Part { product, n, m, scratch }));
+        run_part(isa, Part { product, n, m, scratch });
     })?;
     Ok(())
 }

@@ -1,106 +1,40 @@
-//! The register-blocked dot products and the loops around them.
+//! The register-blocked products and the loops around them.
 
 use troika_graph::DType;
 
-use super::weights::{Bf16Row, F16Row, F32Row, Q4Row, Q8Row, RowLoad, widen};
-use super::{K_BLOCK, Part, Product};
-use crate::kernels::simd::Lanes;
-use crate::select;
+use super::pack::{Block, WIDE, pack, rows, square};
+use super::terms::{Halves, Mac, Pairs, Single, Source};
+use super::weights::{F16Row, F32Row, Q4Row, Q8Row};
+use super::{BLOCK, Part, Product};
+use crate::kernels::simd::{Lanes, load_part, store_part};
 
-/// `M x N` dot products over `len` columns: `M` rows of floats with `N` rows of weights.
-///
-/// # Safety
-/// Needs the features of `V` and `len` elements behind every pointer.
-#[inline(always)]
-pub(crate) unsafe fn dots<V: Lanes, R: RowLoad, const M: usize, const N: usize>(
-    xs: [*const f32; M],
-    ws: [*const u8; N],
-    len: usize,
-) -> [[f32; N]; M] {
-    let mut out = [[0.0; N]; M];
-    let whole = len / V::N * V::N;
-    let rest = len - whole;
-    // SAFETY: every pointer has `len` elements.
-    unsafe {
-        let mut acc = [[V::splat(0.0); N]; M];
-        let mut i = 0;
-        while i < whole {
-            // The shorter side stays in registers.
-            if N <= M {
-                let mut w = [V::splat(0.0); N];
-                for n in 0..N {
-                    w[n] = R::load::<V>(ws[n], i);
-                }
-                for m in 0..M {
-                    let x = V::load(xs[m].add(i));
-                    for n in 0..N {
-                        acc[m][n] = x.fma(w[n], acc[m][n]);
-                    }
-                }
-            } else {
-                let mut x = [V::splat(0.0); M];
-                for m in 0..M {
-                    x[m] = V::load(xs[m].add(i));
-                }
-                for n in 0..N {
-                    let w = R::load::<V>(ws[n], i);
-                    for m in 0..M {
-                        acc[m][n] = x[m].fma(w, acc[m][n]);
-                    }
-                }
-            }
-            i += V::N;
-        }
-        if rest > 0 {
-            let mut x = [V::splat(0.0); M];
-            for m in 0..M {
-                x[m] = F32Row::tail::<V>(xs[m].cast(), whole, rest);
-            }
-            for n in 0..N {
-                let w = R::tail::<V>(ws[n], whole, rest);
-                for m in 0..M {
-                    acc[m][n] = x[m].fma(w, acc[m][n]);
-                }
-            }
-        }
-        for m in 0..M {
-            for n in 0..N {
-                out[m][n] = acc[m][n].sum();
-            }
-        }
-    }
-    out
-}
-
-/// Weight rows of the register block for four activation rows: 24 sums fit 32 registers, 12 fit
-/// 16.
-macro_rules! by_width {
-    ($v:ty, $f:ident :: <$($g:tt),*>($($a:expr),*)) => {
-        if <$v>::MANY { $f::<$($g,)* 6>($($a),*) } else { $f::<$($g,)* 3>($($a),*) }
-    };
-}
+/// Activation rows that meet one panel after another while they are in the nearer caches.
+const ROWS_AT_ONCE: usize = 96;
+/// Bytes of a row before those in use that are asked for: about the latency of memory.
+const AHEAD: usize = 512;
 
 /// Computes a part of a product.
 ///
 /// # Safety
-/// Needs the features of `V`; the weight's bytes fit its shape; nobody else writes the part's
+/// Needs the features of `A`; the weight's bytes fit its shape; nobody else writes the part's
 /// results.
 #[inline(always)]
-pub(super) unsafe fn part<V: Lanes>(part: Part<'_>) {
+pub(super) unsafe fn part<A: Mac>(part: Part<'_>) {
     assert!(part.n.end <= part.product.weight.rows, "weight rows of a part");
     // SAFETY: passed on.
     unsafe {
-        if part.m.len() <= select::DIRECT_ROWS {
-            match part.product.weight.dtype {
-                DType::F32 => return few::<V, F32Row>(&part),
-                DType::F16 => return few::<V, F16Row>(&part),
-                DType::BF16 => return few::<V, Bf16Row>(&part),
-                DType::Q8_0 => return few::<V, Q8Row>(&part),
-                DType::Q4_0 => return few::<V, Q4Row>(&part),
+        if part.m.len() == 1 {
+            match (A::PAIRS, part.product.weight.dtype) {
+                (true, _) => return one_row::<A, Pairs>(&part),
+                (_, DType::F32) => return one_row::<A, Single<F32Row>>(&part),
+                (_, DType::F16) => return one_row::<A, Single<F16Row>>(&part),
+                (_, DType::BF16) => return one_row::<A, Halves>(&part),
+                (_, DType::Q8_0) => return one_row::<A, Single<Q8Row>>(&part),
+                (_, DType::Q4_0) => return one_row::<A, Single<Q4Row>>(&part),
                 _ => {}
             }
         }
-        by_width!(V, panel::<V>(part));
+        if A::V::MANY { by_panels::<A, 8, 3>(part) } else { by_panels::<A, 6, 2>(part) }
     }
 }
 
@@ -114,182 +48,267 @@ struct Sink<'a, 'b> {
 }
 
 impl Sink<'_, '_> {
+    /// Adds the sums of weight rows from `n` on, `count` of them.
+    ///
     /// # Safety
-    /// `row` is the result row and nobody else writes its element `n`.
+    /// Needs the features of `V`. `row` is the result row and nobody else writes these elements.
     #[inline(always)]
-    unsafe fn put(&self, row: *mut f32, n: usize, sum: f32) {
-        // SAFETY: `n` is below the row's length.
+    unsafe fn put<V: Lanes>(&self, row: *mut f32, n: usize, count: usize, sums: V) {
+        let bias = if self.last { self.product.bias } else { None };
+        // SAFETY: by the caller; a bias has as many elements as a result row.
         unsafe {
             let y = row.add(n);
-            let mut v = if self.first { sum } else { *y + sum };
-            if self.last
-                && let Some(bias) = self.product.bias
-            {
-                v += bias[n];
+            let whole = count >= V::N;
+            let load = |p: *const f32| if whole { V::load(p) } else { load_part(p, count) };
+            let mut v = if self.first { sums } else { load(y).add(sums) };
+            if let Some(bias) = bias {
+                v = v.add(load(bias[n..].as_ptr()));
             }
-            *y = v;
+            if whole { v.store(y) } else { store_part(v, y, count) }
         }
     }
 }
 
-/// Few activation rows: weights are read as they are.
-// SAFETY: the caller has the features on.
+/// Columns of a block: a block of words.
 #[inline(always)]
-unsafe fn few<V: Lanes, R: RowLoad>(part: &Part<'_>) {
-    // SAFETY: passed on.
+fn block_cols<A: Mac>() -> usize {
+    if A::PAIRS { 2 * BLOCK } else { BLOCK }
+}
+
+/// Words of a row of activations.
+#[inline(always)]
+fn row_words<A: Mac>(p: &Product<'_>) -> usize {
+    if A::PAIRS { p.weight.cols.div_ceil(2) } else { p.weight.cols }
+}
+
+/// One activation row: weights are turned in registers, as they come from memory.
+///
+/// # Safety
+/// As for [`part`].
+#[inline(always)]
+unsafe fn one_row<A: Mac, S: Source>(part: &Part<'_>) {
+    let p = &part.product;
+    // SAFETY: the activation and result rows are checked; the weight rows are in the part.
     unsafe {
-        if part.m.len().is_multiple_of(4) {
-            by_width!(V, direct::<V, R, 4>(part));
-        } else {
-            direct::<V, R, 1, 8>(part);
-        }
-    }
-}
-
-// SAFETY: the caller has the features on.
-#[inline(always)]
-unsafe fn direct<V: Lanes, R: RowLoad, const M: usize, const N: usize>(part: &Part<'_>) {
-    let mut n = part.n.start;
-    while n < part.n.end {
-        let step = if n + N <= part.n.end { N } else { 1 };
-        let mut m = part.m.start;
-        while m < part.m.end {
-            // SAFETY: these rows are in the part, whose length is a multiple of M.
-            unsafe {
-                if step == N {
-                    direct_block::<V, R, M, N>(&part.product, m, n);
-                } else {
-                    direct_block::<V, R, M, 1>(&part.product, m, n);
-                }
+        let x = p.x.row(part.m.start, row_words::<A>(p));
+        let y = p.y.at(part.m.start, p.weight.rows);
+        let mut n = part.n.start;
+        while n < part.n.end {
+            // Two chains of sums hide the latency of the shorter registers.
+            if A::V::N <= 8 && n + A::V::N < part.n.end {
+                rows_by_row::<A, S, 2>(part, (x, y), n);
+                n += 2 * A::V::N;
+            } else {
+                rows_by_row::<A, S, 1>(part, (x, y), n);
+                n += A::V::N;
             }
-            m += M;
         }
-        n += step;
     }
 }
 
-/// Weight rows from `n` on with activation rows from `m` on, over all columns.
-// SAFETY: the caller has the features on.
+/// `G` registers of weight rows from `n` on.
+///
+/// # Safety
+/// As for [`part`].
 #[inline(always)]
-unsafe fn direct_block<V: Lanes, R: RowLoad, const M: usize, const N: usize>(
-    p: &Product<'_>,
-    m: usize,
+unsafe fn rows_by_row<A: Mac, S: Source, const G: usize>(
+    part: &Part<'_>,
+    (x, y): (*const f32, *mut f32),
     n: usize,
 ) {
-    let w = &p.weight;
-    let (k, row_bytes) = (w.cols, w.row_bytes());
-    // SAFETY: the activation and result rows are checked, the weight rows the caller's promise.
+    let (p, w) = (&part.product, &part.product.weight);
+    let bytes = w.row_bytes();
+    let step = S::COLS * A::V::N;
+    let (len_of, bytes_of) = (w.dtype.block_len(), w.dtype.block_bytes());
+    // SAFETY: the rows are in the weight, `x` has a word for each of a row's.
     unsafe {
-        let xs: [_; M] = std::array::from_fn(|i| p.x.row(m + i, k));
-        let ys: [_; M] = std::array::from_fn(|i| p.y.at(m + i, w.rows));
-        let row = w.bytes.as_ptr().add(n * row_bytes);
+        let base = w.bytes.as_ptr().add(n * bytes);
+        let of = |g: usize| {
+            let rest = part.n.end - n - g * A::V::N;
+            rows::<A::V>(base.wrapping_add(g * A::V::N * bytes), bytes, rest)
+        };
+        let rows: [_; G] = std::array::from_fn(of);
         let mut at = 0;
         loop {
-            let len = K_BLOCK.min(k - at);
-            let skip = at / w.dtype.block_len() * w.dtype.block_bytes();
-            let sink = Sink { product: p, first: at == 0, last: at + len == k };
-            let x = std::array::from_fn(|i| xs[i].add(at));
-            let ws = std::array::from_fn(|i| row.add(i * row_bytes + skip));
-            let sums = dots::<V, R, M, N>(x, ws, len);
-            for (y, sums) in ys.into_iter().zip(sums) {
-                for (i, s) in sums.into_iter().enumerate() {
-                    sink.put(y, n + i, s);
+            let len = block_cols::<A>().min(w.cols - at);
+            let sink = Sink { product: p, first: at == 0, last: at + len == w.cols };
+            let whole = len / step * step;
+            let mut acc = [A::V::splat(0.0); G];
+            let mut i = 0;
+            while i < whole {
+                let x = x.add(S::words(at + i));
+                for g in 0..G {
+                    ahead::<A::V>(&rows[g], bytes, (at + i) / len_of * bytes_of, G);
+                    let lanes = square::<A::V, S>(rows[g], at + i, step);
+                    for (j, lanes) in lanes.iter().take(A::V::N).enumerate() {
+                        for k in 0..S::WORDS {
+                            let x = A::V::splat(*x.add(j * S::WORDS + k));
+                            acc[g] = A::mac(x, S::word(*lanes, k), acc[g]);
+                        }
+                    }
+                }
+                i += step;
+            }
+            if i < len {
+                let x = x.add(S::words(at + i));
+                for g in 0..G {
+                    let lanes = square::<A::V, S>(rows[g], at + i, len - i);
+                    for j in 0..S::words(len - i) {
+                        let x = A::V::splat(*x.add(j));
+                        acc[g] = A::mac(x, S::word(lanes[j / S::WORDS], j % S::WORDS), acc[g]);
+                    }
                 }
             }
+            for (g, acc) in acc.into_iter().enumerate() {
+                let n = n + g * A::V::N;
+                sink.put(y, n, part.n.end - n, acc);
+            }
             at += len;
-            if at >= k {
+            if at >= w.cols {
                 break;
             }
         }
     }
 }
 
-/// Several activation rows: weights are widened to f32 once per block of columns.
-// SAFETY: the caller has the features on.
+/// Asks for what the rows hold behind the bytes from `at` on; where a row ends, for the beginning
+/// of the row that takes its place next.
+///
+/// # Safety
+/// Needs the features of `V`.
 #[inline(always)]
-unsafe fn panel<V: Lanes, const NR: usize>(part: Part<'_>) {
+unsafe fn ahead<V: Lanes>(rows: &[*const u8], bytes: usize, at: usize, groups: usize) {
+    let to = at + AHEAD;
+    let jump = if to < bytes { to } else { to - bytes + groups * V::N * bytes };
+    for r in &rows[..V::N] {
+        // SAFETY: any address will do.
+        unsafe { V::prefetch(r.wrapping_add(jump)) }
+    }
+}
+
+/// Several activation rows: a block of weight rows is packed, then meets all rows, `M` by `W`
+/// registers at a time.
+///
+/// # Safety
+/// As for [`part`].
+#[inline(always)]
+unsafe fn by_panels<A: Mac, const M: usize, const W: usize>(part: Part<'_>) {
     let p = &part.product;
-    let w = &p.weight;
-    let rows = part.n.len();
-    assert!(part.scratch.len() >= rows * K_BLOCK, "scratch of a product");
-    let plain = w.dtype == DType::F32;
+    let width = W * A::V::N;
+    let (panels, wide) = part.scratch.split_at_mut(part.scratch.len() - WIDE);
     let mut at = 0;
     loop {
-        let len = K_BLOCK.min(w.cols - at);
-        let sink = Sink { product: p, first: at == 0, last: at + len == w.cols };
-        // SAFETY: the widened panel has `rows` rows of `len` floats, `K_BLOCK` (or a weight row)
-        // apart.
-        unsafe {
-            let (base, stride) = if plain {
-                (w.bytes.as_ptr().add((part.n.start * w.cols + at) * 4), w.cols * 4)
-            } else {
-                for (i, n) in part.n.clone().enumerate() {
-                    widen::<V>(w, n, at, &mut part.scratch[i * K_BLOCK..][..len]);
+        let len = block_cols::<A>().min(p.weight.cols - at);
+        let sink = Sink { product: p, first: at == 0, last: at + len == p.weight.cols };
+        let words = if A::PAIRS { len.div_ceil(2) } else { len };
+        let skip = if A::PAIRS { at / 2 } else { at };
+        for (i, n) in part.n.clone().step_by(width).enumerate() {
+            let rows = width.min(part.n.end - n);
+            let block = Block { weight: p.weight, n, rows, at, len };
+            // SAFETY: features by the caller.
+            unsafe { pack::<A>(block, &mut panels[i * width * BLOCK..], width, wide) }
+        }
+        let mut m = part.m.start;
+        while m < part.m.end {
+            let rows = m..(m + ROWS_AT_ONCE).min(part.m.end);
+            for (i, n) in part.n.clone().step_by(width).enumerate() {
+                let panel = &panels[i * width * BLOCK..][..words * width];
+                let rest = width.min(part.n.end - n);
+                let t = Tiles { sink: &sink, panel, words, skip, n, rest };
+                // SAFETY: as above; the panel holds what the tiles say.
+                unsafe {
+                    match rest.div_ceil(A::V::N) {
+                        1 => t.all::<A, M, W, 1>(rows.clone()),
+                        2 => t.all::<A, M, W, 2>(rows.clone()),
+                        _ => t.all::<A, M, W, W>(rows.clone()),
+                    }
                 }
-                (part.scratch.as_ptr().cast::<u8>(), K_BLOCK * 4)
-            };
-            let block = Block { base, stride, rows, n: part.n.start, at, len };
-            let mut m = part.m.start;
-            while m + 4 <= part.m.end {
-                rows_with_panel::<V, 4, NR>(&sink, &block, m);
-                m += 4;
             }
-            while m < part.m.end {
-                rows_with_panel::<V, 1, 8>(&sink, &block, m);
-                m += 1;
-            }
+            m = rows.end;
         }
         at += len;
-        if at >= w.cols {
+        if at >= p.weight.cols {
             break;
         }
     }
 }
 
-/// A block of columns of some weight rows, in f32.
-struct Block {
-    base: *const u8,
-    /// Bytes from row to row.
-    stride: usize,
-    rows: usize,
-    /// Weight row of the first.
+/// A packed block of a weight and where its sums go.
+struct Tiles<'a, 'b, 'p> {
+    sink: &'p Sink<'a, 'b>,
+    panel: &'p [f32],
+    words: usize,
+    /// Words of the activations before the block.
+    skip: usize,
+    /// First weight row.
     n: usize,
-    /// First column.
-    at: usize,
-    /// Columns.
-    len: usize,
+    /// Weight rows.
+    rest: usize,
 }
 
-// SAFETY: the caller has the features on.
-#[inline(always)]
-unsafe fn rows_with_panel<V: Lanes, const M: usize, const NR: usize>(
-    sink: &Sink<'_, '_>,
-    block: &Block,
-    m: usize,
-) {
-    let p = sink.product;
-    let (k, len) = (p.weight.cols, block.len);
-    // SAFETY: `row` checks the activation rows, `at` the result rows, the caller the block.
-    unsafe {
-        let xs: [_; M] = std::array::from_fn(|i| p.x.row(m + i, k).add(block.at));
-        let ys: [_; M] = std::array::from_fn(|i| p.y.at(m + i, p.weight.rows));
-        let mut n = 0;
-        while n + NR <= block.rows {
-            let ws = std::array::from_fn(|i| block.base.add((n + i) * block.stride));
-            let sums = dots::<V, F32Row, M, NR>(xs, ws, len);
-            for (y, sums) in ys.into_iter().zip(sums) {
-                for (i, s) in sums.into_iter().enumerate() {
-                    sink.put(y, block.n + n + i, s);
+impl Tiles<'_, '_, '_> {
+    /// All tiles of some activation rows.
+    ///
+    /// # Safety
+    /// As for [`part`]; the panel holds `W` registers a word, `U` of them in use.
+    #[inline(always)]
+    unsafe fn all<A: Mac, const M: usize, const W: usize, const U: usize>(
+        &self,
+        rows: std::ops::Range<usize>,
+    ) {
+        let mut m = rows.start;
+        // SAFETY: passed on.
+        unsafe {
+            while m + M <= rows.end {
+                self.tile::<A, M, W, U>(m);
+                m += M;
+            }
+            if M > 4 && m + 4 <= rows.end {
+                self.tile::<A, 4, W, U>(m);
+                m += 4;
+            }
+            if m + 2 <= rows.end {
+                self.tile::<A, 2, W, U>(m);
+                m += 2;
+            }
+            if m < rows.end {
+                self.tile::<A, 1, W, U>(m);
+            }
+        }
+    }
+
+    /// # Safety
+    /// As for [`Tiles::all`].
+    #[inline(always)]
+    unsafe fn tile<A: Mac, const M: usize, const W: usize, const U: usize>(&self, m: usize) {
+        let p = self.sink.product;
+        let width = W * A::V::N;
+        // SAFETY: the rows are checked by `row` and `at`; the panel holds all words.
+        unsafe {
+            let xs: [_; M] =
+                std::array::from_fn(|i| p.x.row(m + i, row_words::<A>(p)).add(self.skip));
+            let ys: [_; M] = std::array::from_fn(|i| p.y.at(m + i, p.weight.rows));
+            let mut acc = [[A::V::splat(0.0); U]; M];
+            let mut panel = self.panel.as_ptr();
+            for k in 0..self.words {
+                let mut w = [A::V::splat(0.0); U];
+                for (u, w) in w.iter_mut().enumerate() {
+                    *w = A::V::load(panel.add(u * A::V::N));
+                }
+                for i in 0..M {
+                    let x = A::V::splat(*xs[i].add(k));
+                    for u in 0..U {
+                        acc[i][u] = A::mac(x, w[u], acc[i][u]);
+                    }
+                }
+                panel = panel.add(width);
+            }
+            for i in 0..M {
+                for (u, sums) in acc[i].into_iter().enumerate() {
+                    let done = u * A::V::N;
+                    self.sink.put(ys[i], self.n + done, self.rest - done, sums);
                 }
             }
-            n += NR;
-        }
-        while n < block.rows {
-            let sums = dots::<V, F32Row, M, 1>(xs, [block.base.add(n * block.stride)], len);
-            for (y, [s]) in ys.into_iter().zip(sums) {
-                sink.put(y, block.n + n, s);
-            }
-            n += 1;
         }
     }
 }

@@ -13,7 +13,7 @@ use troika_graph::Activation;
 
 use crate::SharedMut;
 use crate::kernels::elementwise::{Element, Run, each_row};
-use crate::kernels::linear::{self, OutView, Part, PartKernel, Product, RowsView, WeightView};
+use crate::kernels::linear::{self, Input, OutView, Part, Product, RowsView, WeightView, run_part};
 use crate::kernels::simd::dispatch;
 use crate::kernels::{Context, KernelError};
 use crate::select;
@@ -65,9 +65,11 @@ pub struct Memory<'a> {
     pub words: &'a mut [u32],
 }
 
-/// Floats of working memory for `pairs` pairs.
-pub fn floats(pairs: usize, k: usize, inter: usize) -> usize {
-    pairs * (k + inter)
+/// Floats of working memory for rows that choose `top_k` experts each; with `bf16`, activations
+/// are rounded before both projections.
+pub fn floats((rows, top_k): (usize, usize), k: usize, inter: usize, bf16: bool) -> usize {
+    let rounded = if bf16 { k + top_k * inter } else { 0 };
+    rows * (top_k * (k + inter) + rounded)
 }
 
 /// Words of working memory for `pairs` pairs.
@@ -130,13 +132,15 @@ fn sort<'a>(ids: &[i32], experts: usize, words: &'a mut [u32]) -> Result<Sorted<
     Ok(Sorted { order, used: &used[..count], starts })
 }
 
-/// `y[row] = sum over slots of weight * expert(x[row])`.
+/// `y[row] = sum over slots of weight * expert(x[row])`; with `bf16`, the weights are BF16 and
+/// activations are rounded to it before each projection.
 ///
 /// # Errors
 /// An id that is no expert; a panic of a part.
 pub fn experts(
     cx: &mut Context<'_>,
     x: Operands<'_, Expert<'_>>,
+    bf16: bool,
     memory: Memory<'_>,
     y: &mut [f32],
 ) -> Result<(), KernelError> {
@@ -148,9 +152,12 @@ pub fn experts(
     }
     let sorted = sort(x.ids, x.experts, memory.words)?;
     let (hidden, rest) = memory.floats.split_at_mut(pairs * x.inter);
-    let down = &mut rest[..pairs * x.k];
-    gate_up(cx, &x, &sorted, SharedMut::new(hidden))?;
-    project_down(cx, &x, &sorted, hidden, SharedMut::new(down))?;
+    let (down, rest) = rest.split_at_mut(pairs * x.k);
+    let (outer, inner) = rest.split_at_mut(if bf16 { x.x.len() } else { 0 });
+    let input = Input::new(cx, (x.x, x.k), bf16, outer)?;
+    gate_up(cx, &x, &sorted, input, SharedMut::new(hidden))?;
+    let input = Input::new(cx, (hidden, x.inter), bf16, inner)?;
+    project_down(cx, &x, &sorted, input, SharedMut::new(down))?;
     combine(cx, x.weights, (down, x.k), y)
 }
 
@@ -183,6 +190,7 @@ fn gate_up(
     cx: &mut Context<'_>,
     x: &Operands<'_, Expert<'_>>,
     sorted: &Sorted<'_>,
+    input: Input<'_>,
     hidden: SharedMut<'_, f32>,
 ) -> Result<(), KernelError> {
     let first = (x.expert)(sorted.used[0] as usize).gate;
@@ -199,13 +207,13 @@ fn gate_up(
         let (wide, tiles) = scratch.split_at_mut(linear::worker_floats());
         let (gate, up) = tiles.split_at_mut(TILE_ROWS * select::MAX_PANEL);
         let rows = RowsView {
-            data: x.x,
+            data: input.data,
             offset: 0,
-            stride: x.k,
+            stride: input.width,
             index: Some(&sorted.order[pairs.clone()]),
             divide: x.top_k,
         };
-        let tile = Tile { rows, n: n.clone(), expert: (x.expert)(e), isa };
+        let tile = Tile { rows, n: n.clone(), expert: (x.expert)(e), pairs: input.pairs, isa };
         let mut m = 0;
         while m < pairs.len() {
             let rows = m..(m + TILE_ROWS).min(pairs.len());
@@ -229,6 +237,7 @@ struct Tile<'a> {
     rows: RowsView<'a>,
     n: Range<usize>,
     expert: Expert<'a>,
+    pairs: bool,
     isa: crate::Isa,
 }
 
@@ -243,9 +252,9 @@ impl Tile<'_> {
             let weight = WeightView { bytes, rows: self.n.len(), ..weight };
             let bias = bias.map(|b| &b[self.n.clone()]);
             let y = OutView::dense(SharedMut::new(tile), weight.rows);
-            let product = Product { weight, bias, x: rows, y };
+            let product = Product { weight, bias, x: rows, y, pairs: self.pairs };
             let (n, m) = (0..weight.rows, 0..m.len());
-            dispatch(self.isa, PartKernel(Part { product, n, m, scratch: &mut *wide }));
+            run_part(self.isa, Part { product, n, m, scratch: &mut *wide });
         }
     }
 }
@@ -255,7 +264,7 @@ fn project_down(
     cx: &mut Context<'_>,
     x: &Operands<'_, Expert<'_>>,
     sorted: &Sorted<'_>,
-    hidden: &[f32],
+    input: Input<'_>,
     down: SharedMut<'_, f32>,
 ) -> Result<(), KernelError> {
     let first = (x.expert)(sorted.used[0] as usize).down;
@@ -271,18 +280,22 @@ fn project_down(
         let product = Product {
             weight: expert.down,
             bias: expert.bias[2],
-            x: RowsView::dense(&hidden[pairs.start * x.inter..pairs.end * x.inter], x.inter),
+            x: RowsView {
+                offset: pairs.start * input.width,
+                ..RowsView::dense(input.data, input.width)
+            },
             y: OutView {
                 data: down,
                 offset: 0,
                 stride: x.k,
                 index: Some(&sorted.order[pairs.clone()]),
             },
+            pairs: input.pairs,
         };
         product.weight.check();
         // SAFETY: each worker asks for its own scratch once per part.
         let scratch = unsafe { scratch.get(worker) };
-        dispatch(isa, PartKernel(Part { product, n, m: 0..pairs.len(), scratch }));
+        run_part(isa, Part { product, n, m: 0..pairs.len(), scratch });
     })?;
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use super::{EXP_MAX, EXP_MIN, EXP_POLY, Kernel, LN2_HIGH, LN2_LOW, Lanes};
+use super::{EXP_MAX, EXP_MIN, EXP_POLY, Kernel, LN2_HIGH, LN2_LOW, Lanes, MAX_LANES};
 
 /// Runs a kernel with the features switched on.
 // SAFETY: the caller has detected the features.
@@ -135,6 +135,39 @@ impl Lanes for __m256 {
     #[inline(always)]
     unsafe fn sum(self) -> f32 {
         unsafe { sum256(self) }
+    }
+    #[inline(always)]
+    unsafe fn transpose(mut r: [Self; MAX_LANES]) -> [Self; MAX_LANES] {
+        unsafe {
+            let mut t = r;
+            for i in 0..4 {
+                t[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+                t[2 * i + 1] = _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+            }
+            for i in [0, 4] {
+                for j in 0..2 {
+                    r[i + 2 * j] = _mm256_shuffle_ps(t[i + j], t[i + 2 + j], 0x44);
+                    r[i + 2 * j + 1] = _mm256_shuffle_ps(t[i + j], t[i + 2 + j], 0xee);
+                }
+            }
+            for i in 0..4 {
+                t[i] = _mm256_permute2f128_ps(r[i], r[4 + i], 0x20);
+                t[4 + i] = _mm256_permute2f128_ps(r[i], r[4 + i], 0x31);
+            }
+            t
+        }
+    }
+    #[inline(always)]
+    unsafe fn bf16_low(self) -> Self {
+        unsafe { _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(self), 16)) }
+    }
+    #[inline(always)]
+    unsafe fn bf16_high(self) -> Self {
+        unsafe { _mm256_and_ps(self, _mm256_castsi256_ps(_mm256_set1_epi32(-0x1_0000))) }
+    }
+    #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        unsafe { _mm_prefetch(p.cast(), _MM_HINT_T0) }
     }
 }
 

@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 use half::{bf16, f16};
 
 use super::avx2::sum256;
-use super::{EXP_POLY, Kernel, LN2_HIGH, LN2_LOW, Lanes};
+use super::{EXP_POLY, Kernel, LN2_HIGH, LN2_LOW, Lanes, MAX_LANES};
 
 /// Runs a kernel with the features switched on.
 // SAFETY: the caller has detected the features.
@@ -112,6 +112,48 @@ impl Lanes for __m512 {
         unsafe {
             sum256(_mm256_add_ps(_mm512_castps512_ps256(self), _mm512_extractf32x8_ps(self, 1)))
         }
+    }
+    #[inline(always)]
+    unsafe fn transpose(mut r: [Self; MAX_LANES]) -> [Self; MAX_LANES] {
+        unsafe {
+            let mut t = r;
+            for i in 0..8 {
+                t[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+                t[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+            }
+            for i in [0, 4, 8, 12] {
+                for j in 0..2 {
+                    r[i + 2 * j] = _mm512_shuffle_ps(t[i + j], t[i + 2 + j], 0x44);
+                    r[i + 2 * j + 1] = _mm512_shuffle_ps(t[i + j], t[i + 2 + j], 0xee);
+                }
+            }
+            // Each holds one column of four rows in each of its quarters: 4 x 4 quarters.
+            for i in 0..4 {
+                t[i] = _mm512_shuffle_f32x4(r[i], r[4 + i], 0x88);
+                t[4 + i] = _mm512_shuffle_f32x4(r[i], r[4 + i], 0xdd);
+                t[8 + i] = _mm512_shuffle_f32x4(r[8 + i], r[12 + i], 0x88);
+                t[12 + i] = _mm512_shuffle_f32x4(r[8 + i], r[12 + i], 0xdd);
+            }
+            for i in 0..4 {
+                r[i] = _mm512_shuffle_f32x4(t[i], t[8 + i], 0x88);
+                r[8 + i] = _mm512_shuffle_f32x4(t[i], t[8 + i], 0xdd);
+                r[4 + i] = _mm512_shuffle_f32x4(t[4 + i], t[12 + i], 0x88);
+                r[12 + i] = _mm512_shuffle_f32x4(t[4 + i], t[12 + i], 0xdd);
+            }
+            r
+        }
+    }
+    #[inline(always)]
+    unsafe fn bf16_low(self) -> Self {
+        unsafe { _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(self), 16)) }
+    }
+    #[inline(always)]
+    unsafe fn bf16_high(self) -> Self {
+        unsafe { _mm512_and_ps(self, _mm512_castsi512_ps(_mm512_set1_epi32(-0x1_0000))) }
+    }
+    #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        unsafe { _mm_prefetch(p.cast(), _MM_HINT_T0) }
     }
 }
 

@@ -73,6 +73,50 @@ pub trait Lanes: Copy {
     unsafe fn exp(self) -> Self;
     /// Sum of the lanes, in a fixed tree.
     unsafe fn sum(self) -> f32;
+    /// The first `N` registers as rows of a square, turned into its columns. Any bits are kept.
+    #[inline(always)]
+    unsafe fn transpose(rows: [Self; MAX_LANES]) -> [Self; MAX_LANES] {
+        let mut from = [0u32; MAX_LANES * MAX_LANES];
+        let mut out = rows;
+        for (i, row) in rows.into_iter().take(Self::N).enumerate() {
+            // SAFETY: a row of the square.
+            unsafe { row.store(from.as_mut_ptr().add(i * MAX_LANES).cast()) };
+        }
+        for (i, out) in out.iter_mut().take(Self::N).enumerate() {
+            let mut column = [0u32; MAX_LANES];
+            for (j, c) in column.iter_mut().take(Self::N).enumerate() {
+                *c = from[j * MAX_LANES + i];
+            }
+            // SAFETY: a whole column.
+            *out = unsafe { Self::load(column.as_ptr().cast()) };
+        }
+        out
+    }
+    /// The lower halves of the lanes, which are pairs of bf16, as f32.
+    #[inline(always)]
+    unsafe fn bf16_low(self) -> Self {
+        let mut lanes = [0u32; MAX_LANES];
+        // SAFETY: room for the widest lanes.
+        unsafe {
+            self.store(lanes.as_mut_ptr().cast());
+            lanes.iter_mut().for_each(|x| *x <<= 16);
+            Self::load(lanes.as_ptr().cast())
+        }
+    }
+    /// The upper halves, as [`Lanes::bf16_low`].
+    #[inline(always)]
+    unsafe fn bf16_high(self) -> Self {
+        let mut lanes = [0u32; MAX_LANES];
+        // SAFETY: room for the widest lanes.
+        unsafe {
+            self.store(lanes.as_mut_ptr().cast());
+            lanes.iter_mut().for_each(|x| *x &= 0xffff_0000);
+            Self::load(lanes.as_ptr().cast())
+        }
+    }
+    /// Asks for a cache line; any address will do.
+    #[inline(always)]
+    unsafe fn prefetch(_: *const u8) {}
 }
 
 /// Work that runs with the features of an instruction set switched on.

@@ -1,0 +1,119 @@
+//! Speed of products with float weights, per type, activations, shape, instruction set and number
+//! of threads.
+//!
+//! `cargo run --release -p troika-cpu --example float_speed -- [threads]`
+//!
+//! GB/s are weight bytes read once per product (with few rows they come from memory: several
+//! copies of the weight are used in turn); GFLOP/s are two operations per weight and row.
+
+use std::time::Instant;
+
+use troika_cpu::kernels::Context;
+use troika_cpu::kernels::linear::{OutView, Product, RowsView, WeightView, bf16, linear};
+use troika_cpu::{Isa, PerWorker, Pool, SharedMut};
+use troika_graph::DType;
+
+/// Bytes of all copies of a weight: beyond the caches.
+const MEMORY: usize = 256 << 20;
+/// Measurements, of which the best counts.
+const RUNS: usize = 7;
+/// Activation rows up to which weights come from memory.
+const FEW: usize = 8;
+
+#[derive(Clone, Copy)]
+struct Case {
+    dtype: DType,
+    pairs: bool,
+    n: usize,
+    k: usize,
+    rows: usize,
+}
+
+fn time(cx: &mut Context<'_>, c: &Case) -> f64 {
+    let len = c.n * c.k;
+    // Small numbers, whatever the type.
+    let raw: Vec<u8> = (0..len)
+        .flat_map(|i| {
+            let x = (i * 37 % 64) as f32 / 64.0 - 0.5;
+            match c.dtype {
+                DType::F32 => x.to_le_bytes().to_vec(),
+                DType::F16 => half::f16::from_f32(x).to_le_bytes().to_vec(),
+                _ => half::bf16::from_f32(x).to_le_bytes().to_vec(),
+            }
+        })
+        .collect();
+    let copies = if c.rows <= FEW { (MEMORY / raw.len()).max(1) } else { 1 };
+    let weights: Vec<Vec<u8>> = (0..copies).map(|_| raw.clone()).collect();
+    let x: Vec<f32> = (0..c.rows * c.k).map(|i| (i % 83) as f32 / 83.0 - 0.5).collect();
+    let mut words = vec![0.0; c.rows * bf16::words(c.k)];
+    let mut y = vec![0.0; c.rows * c.n];
+    let mut best = f64::MAX;
+    for _ in 0..RUNS {
+        let start = Instant::now();
+        for bytes in &weights {
+            let x = if c.pairs {
+                bf16::round(cx, (&x, c.k), true, &mut words).expect("no panic");
+                RowsView::dense(&words, bf16::words(c.k))
+            } else {
+                RowsView::dense(&x, c.k)
+            };
+            let product = Product {
+                weight: WeightView { dtype: c.dtype, bytes, rows: c.n, cols: c.k },
+                bias: None,
+                x,
+                y: OutView::dense(SharedMut::new(&mut y), c.n),
+                pairs: c.pairs,
+            };
+            linear(cx, c.rows, 1, &|_| product).expect("no panic");
+        }
+        best = best.min(start.elapsed().as_secs_f64() / copies as f64);
+    }
+    std::hint::black_box(&y);
+    best
+}
+
+fn cases(isa: Isa) -> Vec<Case> {
+    let mut all = Vec::new();
+    let forms =
+        [(DType::BF16, true), (DType::BF16, false), (DType::F16, false), (DType::F32, false)];
+    for (dtype, pairs) in forms {
+        for (n, k) in [(3072, 1024), (1024, 3072)] {
+            for rows in [1, 4, 16, 128, 512] {
+                let slow = isa == Isa::Scalar && (rows > 16 || dtype != DType::BF16);
+                if !slow && (!pairs || bf16::is_native(isa)) {
+                    all.push(Case { dtype, pairs, n, k, rows });
+                }
+            }
+        }
+    }
+    all
+}
+
+fn main() {
+    let threads = std::env::args().nth(1).and_then(|t| t.parse().ok()).unwrap_or(2);
+    println!("{threads} threads");
+    println!("| kernels | type | activations | n x k | rows | us | GFLOP/s | GB/s |");
+    println!("|---|---|---|---|---|---|---|---|");
+    for isa in Isa::available().into_iter().rev() {
+        for c in cases(isa) {
+            let each = 1 << 17;
+            let mut scratch = vec![0.0; each * threads];
+            let mut pool = Pool::new(threads, None).expect("threads");
+            let scratch = PerWorker::new(&mut scratch, each);
+            let seconds = time(&mut Context { pool: &mut pool, isa, scratch }, &c);
+            let bytes = c.n * c.dtype.row_bytes(c.k).unwrap_or(0);
+            println!(
+                "| {} | {} | {} | {} x {} | {} | {:.0} | {:.0} | {:.1} |",
+                isa.name(),
+                c.dtype,
+                if c.pairs { "bf16" } else { "f32" },
+                c.n,
+                c.k,
+                c.rows,
+                seconds * 1e6,
+                2.0 * (c.n * c.k * c.rows) as f64 / seconds / 1e9,
+                bytes as f64 / seconds / 1e9
+            );
+        }
+    }
+}

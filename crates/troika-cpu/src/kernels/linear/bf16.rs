@@ -1,0 +1,208 @@
+//! Products of bf16 weights with activations in bf16.
+//!
+//! Activations are rounded to the nearest bf16 once per op input ([`round`]), two columns to a
+//! word. Products are those of `vdpbf16ps` (Intel SDM vol. 2): of a pair, the upper product is
+//! added to the f32 sum, then the lower one, each with one rounding to nearest even; denormal
+//! operands and results count as zeros. [`scalar`] says it in plain Rust.
+
+use half::bf16;
+
+use super::terms::Mac;
+use super::{Part, tile};
+use crate::kernels::simd::{Kernel, Lanes, MAX_LANES, Portable, dispatch};
+use crate::kernels::{Context, KernelError, rows_per_part};
+use crate::{Isa, SharedMut};
+
+/// The plain meaning of the instruction.
+pub mod scalar {
+    use half::bf16;
+
+    /// Denormals are zeros, with their sign.
+    fn flush(x: f32) -> f32 {
+        if x.is_subnormal() { 0f32.copysign(x) } else { x }
+    }
+
+    /// `acc + x1 * w1 + x0 * w0` in this order, each sum rounded once; the first of a pair is `0`.
+    pub fn dot(acc: f32, x: [bf16; 2], w: [bf16; 2]) -> f32 {
+        let [x, w] = [x, w].map(|v| v.map(|v| flush(v.to_f32())));
+        let upper = flush(x[1].mul_add(w[1], flush(acc)));
+        flush(x[0].mul_add(w[0], upper))
+    }
+
+    /// A product of rows, summed as the kernels do it: blocks of [`super::super::BLOCK`] pairs.
+    pub fn linear(w: &[bf16], bias: Option<&[f32]>, x: &[f32], k: usize, y: &mut [f32]) {
+        let n = w.len() / k;
+        let pair = |v: &[bf16]| [v[0], v.get(1).copied().unwrap_or(bf16::ZERO)];
+        for (x, y) in x.chunks_exact(k).zip(y.chunks_exact_mut(n)) {
+            let x: Vec<bf16> = x.iter().map(|x| bf16::from_f32(*x)).collect();
+            for (i, (y, w)) in y.iter_mut().zip(w.chunks_exact(k)).enumerate() {
+                let cols = 2 * super::super::BLOCK;
+                let block = |(x, w): (&[bf16], &[bf16])| {
+                    let pairs = x.chunks(2).zip(w.chunks(2));
+                    pairs.fold(0.0, |acc, (x, w)| dot(acc, pair(x), pair(w)))
+                };
+                let blocks = x.chunks(cols).zip(w.chunks(cols)).map(block);
+                let sum = blocks.reduce(|a, b| a + b).unwrap_or(0.0);
+                *y = bias.map_or(sum, |b| sum + b[i]);
+            }
+        }
+    }
+}
+
+/// Whether the instruction set has the products (on this machine).
+pub fn is_native(isa: Isa) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        isa == Isa::Avx512
+            && isa.is_available()
+            && std::arch::is_x86_feature_detected!("avx512bf16")
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let _ = isa;
+        false
+    }
+}
+
+/// Pairs in plain Rust.
+struct Emulated;
+
+impl Mac for Emulated {
+    type V = Portable;
+    const PAIRS: bool = true;
+    #[inline(always)]
+    unsafe fn mac(x: Portable, w: Portable, acc: Portable) -> Portable {
+        let mut lanes = [[0u32; MAX_LANES]; 3];
+        let pair = |v: u32| [v as u16, (v >> 16) as u16].map(bf16::from_bits);
+        // SAFETY: plain Rust; the arrays hold the widest lanes.
+        unsafe {
+            for (v, to) in [x, w, acc].into_iter().zip(&mut lanes) {
+                v.store(to.as_mut_ptr().cast());
+            }
+            let [x, w, mut acc] = lanes;
+            for ((x, w), acc) in x.into_iter().zip(w).zip(&mut acc) {
+                *acc = scalar::dot(f32::from_bits(*acc), pair(x), pair(w)).to_bits();
+            }
+            Portable::load(acc.as_ptr().cast())
+        }
+    }
+}
+
+/// `vdpbf16ps`.
+#[cfg(target_arch = "x86_64")]
+mod native {
+    use std::arch::x86_64::*;
+
+    use super::{Mac, Part, tile};
+
+    struct Native;
+
+    impl Mac for Native {
+        type V = __m512;
+        const PAIRS: bool = true;
+        #[inline(always)]
+        unsafe fn mac(x: __m512, w: __m512, acc: __m512) -> __m512 {
+            // SAFETY: the caller has the features; registers of the same size, any bits.
+            unsafe {
+                let pairs = |v: __m512| std::mem::transmute::<__m512, __m512bh>(v);
+                _mm512_dpbf16_ps(acc, pairs(x), pairs(w))
+            }
+        }
+    }
+
+    /// # Safety
+    /// Needs the features, and what [`tile::part`] needs.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+    pub unsafe fn run(part: Part<'_>) {
+        // SAFETY: by the caller.
+        unsafe { tile::part::<Native>(part) }
+    }
+}
+
+/// Runs a part of a product of pairs: natively where the instruction set can, else in plain Rust.
+pub(super) fn run_part(isa: Isa, part: Part<'_>) {
+    // SAFETY: parts were checked when made; features are detected.
+    unsafe {
+        #[cfg(target_arch = "x86_64")]
+        if is_native(isa) {
+            return native::run(part);
+        }
+        let _ = isa;
+        tile::part::<Emulated>(part);
+    }
+}
+
+/// Words a row of `cols` activations takes.
+pub fn words(cols: usize) -> usize {
+    cols.div_ceil(2)
+}
+
+/// The nearest bf16, ties to even; NaN stays NaN. (`vcvtneps2bf16` would flush denormals, which
+/// the products do anyway.)
+#[inline(always)]
+fn nearest(x: f32) -> u32 {
+    let bits = x.to_bits();
+    let rounded = (bits + (0x7fff + (bits >> 16 & 1))) >> 16;
+    if x.is_nan() { bits >> 16 | 0x40 } else { rounded }
+}
+
+struct Round<'a> {
+    x: &'a [f32],
+    cols: usize,
+    /// Pairs; else each result is an f32.
+    pairs: bool,
+    out: &'a mut [f32],
+}
+
+impl Kernel for Round<'_> {
+    type Output = ();
+    #[inline(always)]
+    unsafe fn run<V: Lanes>(self) {
+        // Plain loops: the compiler vectorises them with the features that are on.
+        if !self.pairs {
+            for (x, out) in self.x.iter().zip(self.out) {
+                *out = f32::from_bits(nearest(*x) << 16);
+            }
+            return;
+        }
+        let rows = self.x.chunks_exact(self.cols).zip(self.out.chunks_exact_mut(words(self.cols)));
+        for (x, out) in rows {
+            let (pairs, rest) = x.as_chunks::<2>();
+            for ([low, high], out) in pairs.iter().zip(&mut *out) {
+                *out = f32::from_bits(nearest(*low) | nearest(*high) << 16);
+            }
+            if let ([low], Some(out)) = (rest, out.last_mut()) {
+                *out = f32::from_bits(nearest(*low));
+            }
+        }
+    }
+}
+
+/// Rounds rows of `cols` activations to bf16: into [`words`] words each if `pairs`, else into
+/// floats (for instruction sets without the products, which then compute in f32).
+///
+/// # Errors
+/// A panic of a part.
+///
+/// # Panics
+/// If the result's length is another.
+pub fn round(
+    cx: &mut Context<'_>,
+    (x, cols): (&[f32], usize),
+    pairs: bool,
+    out: &mut [f32],
+) -> Result<(), KernelError> {
+    let rows = x.len() / cols.max(1);
+    let width = if pairs { words(cols) } else { cols };
+    assert_eq!(out.len(), rows * width, "rounded rows");
+    let each = rows_per_part(cols);
+    let (isa, out) = (cx.isa, SharedMut::new(out));
+    cx.pool.run(rows.div_ceil(each), &|_, part| {
+        let rows = part * each..(part * each + each).min(rows);
+        // SAFETY: each part has its own rows.
+        let out = unsafe { out.slice(rows.start * width..rows.end * width) };
+        let x = &x[rows.start * cols..rows.end * cols];
+        dispatch(isa, Round { x, cols, pairs, out });
+    })?;
+    Ok(())
+}

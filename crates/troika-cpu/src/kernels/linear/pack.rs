@@ -1,0 +1,156 @@
+//! Blocks of weight rows turned into panels: for each word, a register of weight rows.
+
+use troika_graph::DType;
+
+use super::terms::{Halves, Mac, Pairs, Single, Source};
+use super::weights::{F16Row, F32Row, Q4Row, Q8Row, widen};
+use super::{BLOCK, WeightView};
+use crate::kernels::simd::{Lanes, MAX_LANES};
+
+/// A block of a weight: some rows, some columns.
+#[derive(Clone, Copy)]
+pub(super) struct Block<'a> {
+    pub weight: WeightView<'a>,
+    /// First row.
+    pub n: usize,
+    /// Rows.
+    pub rows: usize,
+    /// First column.
+    pub at: usize,
+    /// Columns.
+    pub len: usize,
+}
+
+/// Packs a block: word `k` of all rows at `to[k * width..]`, `width` at least the rows rounded up
+/// to whole registers. Types that are no plain floats pass through `wide` (a register's rows of
+/// `len` floats).
+///
+/// # Safety
+/// Needs the features of `A`.
+#[inline(always)]
+pub(super) unsafe fn pack<A: Mac>(b: Block<'_>, to: &mut [f32], width: usize, wide: &mut [f32]) {
+    let w = &b.weight;
+    assert!(b.n + b.rows <= w.rows && b.at + b.len <= w.cols, "a block inside of the weight");
+    assert!(b.rows.next_multiple_of(A::V::N) <= width, "width of a panel");
+    let words = if A::PAIRS { b.len.div_ceil(2) } else { b.len };
+    assert!(to.len() >= words * width, "memory of a panel");
+    let bytes = w.row_bytes();
+    // SAFETY: the weight has these rows and columns; there is room for all words of them.
+    unsafe {
+        let base = w.bytes.as_ptr().add(b.n * bytes);
+        let rows = |g: usize| rows::<A::V>(base, bytes, b.rows - g);
+        for g in (0..b.rows).step_by(A::V::N) {
+            let to = Panel { to: to.as_mut_ptr().add(g), width };
+            match (A::PAIRS, w.dtype) {
+                (true, _) => columns::<A::V, Pairs>(at(rows(g), g * bytes), b.at, b.len, to),
+                (_, DType::BF16) => {
+                    columns::<A::V, Halves>(at(rows(g), g * bytes), b.at, b.len, to)
+                }
+                (_, DType::F32) => {
+                    columns::<A::V, Single<F32Row>>(at(rows(g), g * bytes), b.at, b.len, to)
+                }
+                (_, DType::F16) => {
+                    columns::<A::V, Single<F16Row>>(at(rows(g), g * bytes), b.at, b.len, to)
+                }
+                (_, DType::Q8_0) => {
+                    columns::<A::V, Single<Q8Row>>(at(rows(g), g * bytes), b.at, b.len, to)
+                }
+                (_, DType::Q4_0) => {
+                    columns::<A::V, Single<Q4Row>>(at(rows(g), g * bytes), b.at, b.len, to)
+                }
+                _ => {
+                    let count = (b.rows - g).min(A::V::N);
+                    for i in 0..count {
+                        widen::<A::V>(w, b.n + g + i, b.at, &mut wide[i * b.len..][..b.len]);
+                    }
+                    let wide = wide.as_ptr().cast::<u8>();
+                    let rows = self::rows::<A::V>(wide, b.len * 4, count);
+                    columns::<A::V, Single<F32Row>>(rows, 0, b.len, to);
+                }
+            }
+        }
+    }
+}
+
+/// The rows of a register, `stride` bytes apart; behind the last it is repeated.
+#[inline(always)]
+pub(super) fn rows<V: Lanes>(
+    base: *const u8,
+    stride: usize,
+    count: usize,
+) -> [*const u8; MAX_LANES] {
+    std::array::from_fn(|i| base.wrapping_add(i.min(V::N - 1).min(count - 1) * stride))
+}
+
+#[inline(always)]
+fn at(rows: [*const u8; MAX_LANES], bytes: usize) -> [*const u8; MAX_LANES] {
+    rows.map(|r| r.wrapping_add(bytes))
+}
+
+/// Where the words of a register's rows go.
+struct Panel {
+    to: *mut f32,
+    width: usize,
+}
+
+/// Columns `from..from + len` of a register's rows.
+///
+/// # Safety
+/// Needs the features of `V`; the rows have these columns, the panel room for their words.
+#[inline(always)]
+unsafe fn columns<V: Lanes, S: Source>(
+    rows: [*const u8; MAX_LANES],
+    from: usize,
+    len: usize,
+    panel: Panel,
+) {
+    let step = S::COLS * V::N;
+    let words = S::words(len);
+    let mut i = 0;
+    // SAFETY: by the caller.
+    unsafe {
+        while i < len {
+            let whole = i + step <= len;
+            let lanes = square::<V, S>(rows, from + i, (len - i).min(step));
+            let first = i / S::COLS * S::WORDS;
+            for (j, lanes) in lanes.into_iter().take(V::N).enumerate() {
+                for w in 0..S::WORDS {
+                    let word = first + j * S::WORDS + w;
+                    if whole || word < words {
+                        S::word(lanes, w).store(panel.to.add(word * panel.width));
+                    }
+                }
+            }
+            i += step;
+        }
+    }
+}
+
+/// `N` lanes of `N` rows, turned: each register holds one lane of all rows.
+///
+/// # Safety
+/// Needs the features of `V`; the rows have these columns.
+#[inline(always)]
+pub(super) unsafe fn square<V: Lanes, S: Source>(
+    rows: [*const u8; MAX_LANES],
+    from: usize,
+    cols: usize,
+) -> [V; MAX_LANES] {
+    // SAFETY: by the caller.
+    unsafe {
+        let mut lanes = [V::splat(0.0); MAX_LANES];
+        if cols == S::COLS * V::N {
+            for r in 0..V::N {
+                lanes[r] = S::load(rows[r], from);
+            }
+        } else {
+            for r in 0..V::N {
+                lanes[r] = S::tail(rows[r], from, cols);
+            }
+        }
+        V::transpose(lanes)
+    }
+}
+
+/// Floats [`pack`] may need beside the panel.
+pub(super) const WIDE: usize = MAX_LANES * BLOCK;
