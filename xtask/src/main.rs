@@ -1,6 +1,8 @@
 //! Project chores, run as `cargo xtask COMMAND`.
 
+mod peers;
 mod tidy;
+mod valgrind;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -11,8 +13,10 @@ Project chores.
 Usage: cargo xtask COMMAND
 
 Commands:
-  tidy    check the project's own rules; one line per violation
-  help    this text
+  tidy      check the project's own rules; one line per violation
+  peers     time Troika and llama.cpp on the same files (peers --help)
+  valgrind  the CPU kernels' tests under valgrind (valgrind --help)
+  help      this text
 ";
 
 fn main() -> ExitCode {
@@ -20,13 +24,29 @@ fn main() -> ExitCode {
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
     match words.as_slice() {
         ["tidy"] => run_tidy(),
-        [] | ["help" | "-h" | "--help"] | ["tidy", "-h" | "--help"] => {
-            print!("{HELP}");
-            ExitCode::SUCCESS
-        }
+        ["peers", .., "-h" | "--help"] => help(peers::HELP),
+        ["peers", rest @ ..] => report("peers", peers::run(&root(), rest)),
+        ["valgrind", .., "-h" | "--help"] => help(valgrind::HELP),
+        ["valgrind", rest @ ..] => report("valgrind", valgrind::run(&root(), rest)),
+        [] | ["help" | "-h" | "--help"] | ["tidy", "-h" | "--help"] => help(HELP),
         _ => {
             eprint!("xtask: unknown command or argument: {}\n\n{HELP}", words.join(" "));
             ExitCode::from(2)
+        }
+    }
+}
+
+fn help(text: &str) -> ExitCode {
+    print!("{text}");
+    ExitCode::SUCCESS
+}
+
+fn report(name: &str, result: Result<(), String>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("{name}: {why}");
+            ExitCode::FAILURE
         }
     }
 }

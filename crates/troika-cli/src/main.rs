@@ -23,6 +23,7 @@ fn main() -> ExitCode {
         Command::Show(args) => cmd::show::run(&args),
         Command::Tokenize(args) => cmd::tokenize::run(&args),
         Command::Bench(args) => cmd::bench::run(&args),
+        Command::Perplexity(args) => cmd::perplexity::run(&args),
         Command::Devices(args) => cmd::devices::run(&args),
         Command::Completions(args) => cmd::completions::run(&args),
     };

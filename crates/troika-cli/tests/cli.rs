@@ -305,3 +305,30 @@ fn nan_weights_are_a_warning_with_the_tensor_name() {
     });
     assert!(text(&out.stderr).contains("holds NaN"), "{}", text(&out.stderr));
 }
+
+#[test]
+fn perplexity_of_a_text() {
+    let file = root().join("LICENSE-APACHE").display().to_string();
+    let json = |args: &[&str]| -> Value {
+        let out = troika(&[&["perplexity", "-f", &file, "--json"], args].concat());
+        assert!(out.status.success(), "{}", text(&out.stderr));
+        serde_json::from_slice(&out.stdout).unwrap()
+    };
+    let half = json(&["-c", "128"]);
+    let windows = half["text_tokens"].as_u64().unwrap() / 128;
+    assert_eq!(half["windows"], windows);
+    assert_eq!(half["scored_tokens"], windows * 63);
+    let ppl = half["perplexity"].as_f64().unwrap();
+    assert!(ppl > 20.0 && ppl < 4096.0, "{ppl}");
+    assert!(half["standard_error"].as_f64().unwrap() > 0.0);
+    // How a prompt is cut changes nothing.
+    assert_eq!(json(&["-c", "128", "--ubatch-size", "48"])["perplexity"], half["perplexity"]);
+    let all = json(&["-c", "128", "--all"]);
+    assert_eq!(all["scored_tokens"], windows * 127);
+    // With less before them, tokens are harder to predict.
+    assert!(all["perplexity"].as_f64().unwrap() > ppl);
+    let words = with_stdin(&["perplexity"], b"Too short.");
+    refused(&words, 1, &["tokens, a window 512", "smaller -c"]);
+    let silent = troika(&["perplexity", &golden("qwen3-moe"), "-f", &file]);
+    refused(&silent, 1, &["has no tokenizer"]);
+}

@@ -1,9 +1,4 @@
-//! What this machine has: cores, instruction sets and, on request, memory bandwidth.
-
-use std::time::Instant;
-
-use crate::memory::Lines;
-use crate::threads::Pool;
+//! What this machine has: cores and instruction sets.
 
 /// Instruction sets kernels are built for, weakest first within a family of processors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -128,43 +123,4 @@ pub fn features() -> String {
         found.push("none");
     }
     found.join(",")
-}
-
-/// Bytes read per pass of [`measure_bandwidth`]: larger than caches.
-const SWEEP_BYTES: usize = 256 << 20;
-
-/// Measured read bandwidth of main memory with `threads` threads, in GB/s. Takes about half a
-/// second; 0 when there is no memory or thread to measure with.
-pub fn measure_bandwidth(threads: usize) -> f64 {
-    let Ok(mut pool) = Pool::new(threads.max(1), None) else { return 0.0 };
-    let mut lines = Lines::default();
-    lines.grow(SWEEP_BYTES / 4);
-    let data = lines.as_mut_slice();
-    data.fill(1.0);
-    let data = &*data;
-    let part = 1 << 18;
-    let mut best = 0.0f64;
-    for _ in 0..5 {
-        let start = Instant::now();
-        let swept = pool.run(data.len() / part, &|_, i| {
-            let sum = sweep(&data[i * part..][..part]);
-            std::hint::black_box(sum);
-        });
-        if swept.is_err() {
-            return 0.0;
-        }
-        best = best.max(SWEEP_BYTES as f64 / start.elapsed().as_secs_f64() / 1e9);
-    }
-    best
-}
-
-/// Adds with many independent sums, so that memory and not latency is the limit.
-fn sweep(data: &[f32]) -> f32 {
-    let mut sums = [0.0f32; 64];
-    for chunk in data.chunks_exact(64) {
-        for (s, x) in sums.iter_mut().zip(chunk) {
-            *s += x;
-        }
-    }
-    sums.iter().sum()
 }

@@ -14,6 +14,7 @@ mod device;
 mod executor;
 mod fuse;
 pub mod kernels;
+pub mod limits;
 mod memory;
 mod ops;
 mod packed;
@@ -22,7 +23,7 @@ mod queue;
 mod select;
 mod threads;
 
-pub use detect::{Isa, cores, features, measure_bandwidth};
+pub use detect::{Isa, cores, features};
 pub use device::{CpuDevice, CpuOptions};
 pub use memory::{PerWorker, SharedMut};
 pub use select::{LinearChoice, LinearShape};

@@ -6,7 +6,8 @@
 mod chrome;
 
 use std::borrow::Cow;
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 /// A named interval on a lane (a device, the host).
@@ -35,7 +36,13 @@ pub enum Arg {
 
 /// Collects spans, or does nothing.
 #[derive(Clone, Debug, Default)]
-pub struct Tracer(Option<Arc<Mutex<Vec<Span>>>>);
+pub struct Tracer(Option<Arc<Shared>>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    paused: AtomicBool,
+    spans: Mutex<Vec<Span>>,
+}
 
 impl Tracer {
     /// A tracer that drops everything.
@@ -50,21 +57,32 @@ impl Tracer {
 
     /// Whether spans are collected; ask before building one.
     pub fn enabled(&self) -> bool {
-        self.0.is_some()
+        self.0.as_ref().is_some_and(|s| !s.paused.load(Ordering::Relaxed))
+    }
+
+    /// Collects no spans from now on, or does again. A tracer that is off stays off.
+    pub fn pause(&self, paused: bool) {
+        if let Some(shared) = &self.0 {
+            shared.paused.store(paused, Ordering::Relaxed);
+        }
     }
 
     /// Adds a span.
     pub fn record(&self, span: Span) {
-        if let Some(spans) = &self.0 {
-            // A panic elsewhere while the lock was held leaves the list valid.
-            spans.lock().unwrap_or_else(|e| e.into_inner()).push(span);
+        if let Some(shared) = &self.0 {
+            lock(&shared.spans).push(span);
         }
+    }
+
+    /// The spans so far, in the order they were added; they are forgotten here.
+    pub fn take(&self) -> Vec<Span> {
+        self.0.as_ref().map(|s| std::mem::take(&mut *lock(&s.spans))).unwrap_or_default()
     }
 
     /// The spans so far, by start time.
     pub fn spans(&self) -> Vec<Span> {
-        let Some(spans) = &self.0 else { return Vec::new() };
-        let mut spans = spans.lock().unwrap_or_else(|e| e.into_inner()).clone();
+        let Some(shared) = &self.0 else { return Vec::new() };
+        let mut spans = lock(&shared.spans).clone();
         spans.sort_by_key(|s| s.start);
         spans
     }
@@ -75,5 +93,36 @@ impl Tracer {
     /// What the writer reports.
     pub fn write_chrome(&self, out: &mut dyn std::io::Write) -> std::io::Result<()> {
         chrome::write(&self.spans(), out)
+    }
+}
+
+/// Locks. A panic elsewhere while the lock was held leaves the list valid.
+fn lock(spans: &Mutex<Vec<Span>>) -> MutexGuard<'_, Vec<Span>> {
+    spans.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_paused_tracer_can_go_on() {
+        let span = || Span {
+            name: "a".into(),
+            lane: "b".into(),
+            start: Duration::ZERO,
+            end: Duration::from_secs(1),
+            args: Vec::new(),
+        };
+        let (on, off) = (Tracer::on(), Tracer::off());
+        on.pause(true);
+        off.pause(false);
+        assert!(!on.enabled() && !off.enabled());
+        on.pause(false);
+        assert!(on.enabled());
+        on.record(span());
+        off.record(span());
+        assert_eq!(on.take(), [span()]);
+        assert!(on.spans().is_empty() && off.take().is_empty());
     }
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+pub use troika_cpu::limits::{Limit, Limits};
 use troika_cpu::{CpuDevice, CpuOptions, Isa};
 use troika_device::{Device, DeviceError};
 
@@ -44,5 +45,15 @@ fn find_isa(name: &str) -> Result<Isa, DeviceError> {
 
 /// Read bandwidth of this machine's memory in GB/s, measured now with the given threads.
 pub fn measure_bandwidth(threads: usize) -> f64 {
-    troika_cpu::measure_bandwidth(threads)
+    troika_cpu::limits::measure_bandwidth(threads)
+}
+
+/// Measures what this machine can do at most with the given options.
+///
+/// # Errors
+/// An instruction set this machine does not have.
+pub fn measure_limits(options: &DeviceOptions) -> Result<Limits, DeviceError> {
+    let threads = options.threads.unwrap_or_else(troika_cpu::cores);
+    let isa = options.isa.as_deref().map_or(Ok(Isa::detect()), find_isa)?;
+    Ok(troika_cpu::limits::measure(threads, isa))
 }

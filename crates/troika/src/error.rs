@@ -60,12 +60,42 @@ pub enum Error {
         /// The model's own context.
         model: usize,
     },
+    /// A window perplexity cannot be measured in.
+    #[error("windows of {window} tokens: give -c between 4 and {context}")]
+    Window {
+        /// Tokens asked for.
+        window: usize,
+        /// Context in force.
+        context: usize,
+    },
+    /// A text shorter than a window.
+    #[error("the text has {tokens} tokens, a window {window}; give a longer text or a smaller -c")]
+    ShortText {
+        /// Tokens of the text.
+        tokens: usize,
+        /// Tokens of a window.
+        window: usize,
+    },
+    /// Logits that are no numbers.
+    #[error("the logits at position {position} are not finite; are the weights damaged?")]
+    BadLogits {
+        /// Position in the window.
+        position: usize,
+    },
     /// A shape this build does not know.
     #[error("{name:?} is no known shape; known: {known}")]
     NoPreset {
         /// The name asked for.
         name: String,
         /// Names there are.
+        known: String,
+    },
+    /// A type random weights cannot have.
+    #[error("{name:?} asks for a type random weights do not have; they have {known}")]
+    NoPresetType {
+        /// The shape and type asked for.
+        name: String,
+        /// Types there are.
         known: String,
     },
     /// Nothing to do.

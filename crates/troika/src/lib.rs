@@ -18,13 +18,17 @@ mod error;
 mod generation;
 pub mod hub;
 mod open;
+mod perplexity;
 mod session;
 mod text;
 
-pub use devices::{DeviceOptions, instruction_sets, measure_bandwidth, open_devices};
+pub use devices::{
+    DeviceOptions, Limit, Limits, instruction_sets, measure_bandwidth, measure_limits, open_devices,
+};
 pub use error::Error;
 pub use generation::GenerationDefaults;
 pub use open::{Described, Model, OpenOptions, describe};
+pub use perplexity::{Perplexity, Scored};
 pub use session::{Control, Finish, OnToken, Output, Request, Stats};
 
 pub use troika_device as device;

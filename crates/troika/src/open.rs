@@ -10,7 +10,9 @@ use troika_graph::{Acts, DType};
 use troika_model::chat::ChatTemplate;
 use troika_model::spec::ModelSpec;
 use troika_model::tokenizer::Tokenizer;
-use troika_model::weights::{self, FileSource, FloatType, ModelFiles, WeightStore};
+use troika_model::weights::{
+    self, FileSource, FloatType, ModelFiles, SYNTHETIC_DTYPES, WeightStore,
+};
 use troika_model::{families, presets};
 use troika_plan::{PlanRequest, one_device};
 use troika_trace::{Span, Tracer};
@@ -158,14 +160,21 @@ impl Model {
         Model::assemble(parts, options, devices, clock, start)
     }
 
-    /// A model of a known shape with random weights, for measurements.
+    /// A model of a known shape with random weights, for measurements: the shape's name, or
+    /// `NAME:TYPE` (`qwen3-0.6b:Q4_0`); without a type, bf16.
     ///
     /// # Errors
-    /// An unknown name, or as [`Model::open`].
+    /// An unknown name or type, or as [`Model::open`].
     pub fn synthetic(preset: &str, options: &OpenOptions) -> Result<Model, Error> {
-        let config = presets::config(preset).ok_or_else(|| Error::NoPreset {
-            name: preset.into(),
+        let (name, dtype) = preset.split_once(':').unwrap_or((preset, "BF16"));
+        let config = presets::config(name).ok_or_else(|| Error::NoPreset {
+            name: name.into(),
             known: presets::names().join(", "),
+        })?;
+        let dtype = SYNTHETIC_DTYPES.into_iter().find(|d| d.name().eq_ignore_ascii_case(dtype));
+        let dtype = dtype.ok_or_else(|| Error::NoPresetType {
+            name: preset.into(),
+            known: SYNTHETIC_DTYPES.map(|d| d.name()).join(", "),
         })?;
         let model = families::from_config(&config)
             .map_err(|error| Error::Config { model: preset.into(), error })?;
@@ -173,7 +182,7 @@ impl Model {
         let start = clock.now();
         let parts = Parts {
             name: preset.into(),
-            store: WeightStore::synthetic(&model.spec, 1),
+            store: WeightStore::synthetic(&model.spec, dtype, 1),
             spec: model.spec,
             text: (None, None),
             defaults: GenerationDefaults::default(),

@@ -3,11 +3,13 @@
 pub mod bench;
 pub mod completions;
 pub mod devices;
+pub mod perplexity;
 pub mod run;
 pub mod show;
 pub mod tokenize;
 
 use std::io::Read;
+use std::path::Path;
 
 use crate::error::CliError;
 
@@ -25,4 +27,14 @@ pub fn read_stdin() -> Result<String, CliError> {
         let at = e.utf8_error().valid_up_to();
         CliError::Failure(format!("standard input is not UTF-8 text (byte {at} is invalid)"))
     })
+}
+
+/// A file's text.
+///
+/// # Errors
+/// A file that cannot be read, or is not UTF-8.
+pub fn read_file(file: &Path) -> Result<String, CliError> {
+    let failed = |why: String| CliError::Failure(format!("{}: {why}", file.display()));
+    let bytes = std::fs::read(file).map_err(|e| failed(e.to_string()))?;
+    String::from_utf8(bytes).map_err(|_| failed("it is not UTF-8 text".into()))
 }

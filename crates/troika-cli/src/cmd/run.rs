@@ -8,9 +8,9 @@ use troika::graph::DType;
 use troika::trace::Tracer;
 use troika::{Control, DeviceOptions, Model, OpenOptions, Output, Request};
 
-use super::read_stdin;
+use super::{read_file, read_stdin};
 use crate::error::CliError;
-use crate::flags::{CacheFlag, RunArgs};
+use crate::flags::{CacheFlag, OpenArgs, RunArgs};
 use crate::interrupt::Interrupt;
 use crate::{chat, output, resolve, stats, trace};
 
@@ -22,7 +22,7 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
     let path = resolve::model(&args.model)?;
     let prompt = prompt(args)?;
     let tracer = if args.trace.is_some() { Tracer::on() } else { Tracer::off() };
-    let mut model = Model::open(&path, &open_options(args, tracer.clone()))?;
+    let mut model = Model::open(&path, &open_options(&args.open, tracer.clone()))?;
     for w in model.warnings() {
         output::note(&format!("warning: {w}\n"));
     }
@@ -69,23 +69,18 @@ fn prompt(args: &RunArgs) -> Result<Prompt, CliError> {
     Ok(Prompt::Text(text))
 }
 
-fn read_file(file: &std::path::Path) -> Result<String, CliError> {
-    let failed = |why: String| CliError::Failure(format!("{}: {why}", file.display()));
-    let bytes = std::fs::read(file).map_err(|e| failed(e.to_string()))?;
-    String::from_utf8(bytes).map_err(|_| failed("it is not UTF-8 text".into()))
-}
-
-fn open_options(args: &RunArgs, tracer: Tracer) -> OpenOptions {
+/// How the flags say to open a model.
+pub(super) fn open_options(open: &OpenArgs, tracer: Tracer) -> OpenOptions {
     OpenOptions {
-        dtype: args.open.dtype.float_type(),
+        dtype: open.dtype.float_type(),
         activations: None,
-        context: args.open.ctx_size.filter(|&c| c > 0),
-        chunk: args.open.ubatch_size,
-        kv_dtype: args.open.cache_type.map(|t| match t {
+        context: open.ctx_size.filter(|&c| c > 0),
+        chunk: open.ubatch_size,
+        kv_dtype: open.cache_type.map(|t| match t {
             CacheFlag::F32 => DType::F32,
             CacheFlag::F16 => DType::F16,
         }),
-        devices: DeviceOptions { threads: args.open.threads, isa: args.open.isa.clone() },
+        devices: DeviceOptions { threads: open.threads, isa: open.isa.clone() },
         scan: true,
         tracer,
     }

@@ -31,6 +31,8 @@ pub enum Command {
     Tokenize(TokenizeArgs),
     /// Measure prefill and decode speed, as llama-bench does
     Bench(BenchArgs),
+    /// Measure how well a model predicts a text, as llama-perplexity does
+    Perplexity(PerplexityArgs),
     /// List the devices of this machine
     Devices(DevicesArgs),
     /// Print a completion script for a shell
@@ -208,7 +210,7 @@ pub enum TableFlag {
 pub struct BenchArgs {
     #[command(flatten)]
     pub model: ModelArgs,
-    /// Random weights of a known shape instead of a model (qwen3-0.6b, llama-3.2-1b, ...)
+    /// Random weights of a known shape instead of a model: qwen3-0.6b, llama-3.2-1b:Q4_0, ...
     #[arg(long, value_name = "SHAPE", env = "TROIKA_SYNTHETIC", conflicts_with_all = ["positional", "model"])]
     pub synthetic: Option<String>,
     /// Prompt lengths to measure; 0: none
@@ -235,9 +237,30 @@ pub struct BenchArgs {
     /// Instruction set of the CPU kernels (scalar, avx2, avx512, ...) [default: the best]
     #[arg(long, value_name = "NAME", env = "TROIKA_ISA")]
     pub isa: Option<String>,
+    /// Measure what scheduler, queues and completions cost per decoded token instead
+    #[arg(long)]
+    pub overhead: bool,
     /// Form of the result
     #[arg(short, long, value_enum, default_value = "md")]
     pub output: TableFlag,
+}
+
+/// `troika perplexity`. `-c` is the length of the windows (512, or the model's context).
+#[derive(Args)]
+pub struct PerplexityArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// The text; read from standard input when absent
+    #[arg(short, long, value_name = "FILE", env = "TROIKA_FILE")]
+    pub file: Option<PathBuf>,
+    /// Score all tokens of a window, not only those of its second half
+    #[arg(long)]
+    pub all: bool,
+    #[command(flatten)]
+    pub open: OpenArgs,
+    /// Print one JSON object
+    #[arg(long, env = "TROIKA_JSON")]
+    pub json: bool,
 }
 
 /// `troika devices`.

@@ -11,9 +11,18 @@ mod moe;
 mod router;
 mod threads;
 
+use proptest::prelude::ProptestConfig;
 use troika_cpu::kernels::Context;
 use troika_cpu::{Isa, PerWorker, Pool};
 use troika_graph::DType;
+
+/// Random cases of a property: so many, or fewer where `PROPTEST_CASES` says so (proptest itself
+/// asks it only where a test gives no number).
+pub fn cases(n: u32) -> ProptestConfig {
+    let config = ProptestConfig::default();
+    let fewer = std::env::var_os("PROPTEST_CASES").map_or(n, |_| config.cases.min(n));
+    ProptestConfig { cases: fewer, ..config }
+}
 
 /// Runs `f` on each instruction set with `threads` threads.
 pub fn on_each_isa(threads: usize, mut f: impl FnMut(&mut Context<'_>)) {

@@ -3,6 +3,7 @@
 mod account;
 mod bind;
 mod checkpoint;
+mod cost;
 mod cut;
 mod error;
 mod gguf;
@@ -18,6 +19,7 @@ mod synthetic;
 
 pub use account::{ClassBytes, MemoryReport};
 pub use checkpoint::{Checkpoint, StoredTensor};
+pub use cost::TokenCost;
 pub use error::WeightError;
 pub use gguf::{GgufHeader, GgufTensor, parse as parse_gguf};
 pub use gguf_meta::{GgufMeta, GgufValue};
@@ -25,3 +27,4 @@ pub use open::{FileSource, ModelFiles, open};
 pub use recipe::{Cols, Recipe};
 pub use safetensors::{TensorEntry, parse_header as parse_safetensors};
 pub use store::{FloatType, WeightInfo, WeightStore};
+pub use synthetic::SYNTHETIC_DTYPES;

@@ -6,8 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use troika_device::{
     DeviceError, PackFn, PackLayout, Packed, WeightBytes, WeightData, WeightSource,
 };
+use troika_graph::DType;
 
-use super::account::{ClassBytes, MemoryReport, class_of, is_expert};
+use super::account::{ClassBytes, MemoryReport, class_of};
 use super::bind::bind_all;
 use super::checkpoint::Checkpoint;
 use super::cut::try_aligned_with;
@@ -15,7 +16,7 @@ use super::error::WeightError;
 use super::{parallel, scan, synthetic};
 use crate::families::TensorNames;
 use crate::lower::WeightShape;
-use crate::spec::{Ffn, Key, ModelSpec, Need, Slot, weight_needs};
+use crate::spec::{Key, ModelSpec, Need, weight_needs};
 
 /// Which type float matrices are computed in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -79,16 +80,17 @@ impl WeightStore {
         Ok(WeightStore::of(bind_all(spec, names, files, float)?))
     }
 
-    /// Random bf16 weights of a model's shape, the same for a seed.
-    pub fn synthetic(spec: &ModelSpec, seed: u64) -> WeightStore {
-        let one = |(i, need): (usize, Need)| Bound {
-            key: need.key,
-            data: synthetic::weight(need, seed.wrapping_add(i as u64).wrapping_mul(0x9E37_79B9)),
-            tensor: need.key.to_string(),
-            owned: true,
+    /// Random weights of a model's shape, the same for a seed: matrices of a type of
+    /// [`super::SYNTHETIC_DTYPES`], as far as it fits them.
+    pub fn synthetic(spec: &ModelSpec, dtype: DType, seed: u64) -> WeightStore {
+        let needs: Vec<Need> = weight_needs(spec);
+        let one = |i: usize| {
+            let seed = seed.wrapping_add(i as u64).wrapping_mul(0x9E37_79B9);
+            let (need, key) = (needs[i], needs[i].key);
+            let data = synthetic::weight(need, dtype, seed);
+            Bound { key, data, tensor: key.to_string(), owned: true }
         };
-        let bound: Vec<Bound> = weight_needs(spec).into_iter().enumerate().map(one).collect();
-        WeightStore::of(bound)
+        WeightStore::of(parallel::map(needs.len(), one))
     }
 
     fn of(bound: Vec<Bound>) -> WeightStore {
@@ -96,22 +98,9 @@ impl WeightStore {
         WeightStore { by_name, bound, packed: Mutex::default() }
     }
 
-    /// Weights a decoded token reads: (parameters, bytes). Of the experts only the chosen ones
-    /// count, of an embedding that is no head only one row.
-    pub fn per_token(&self, spec: &ModelSpec) -> (u64, u64) {
-        let mut sum = (0, 0);
-        for b in &self.bound {
-            let share = match (b.key.slot, b.key.layer.map(|l| &spec.layers[l].ffn)) {
-                (Slot::Embed, _) if !spec.tied => 1.0 / b.data.rows as f64,
-                (_, Some(Ffn::Moe(m))) if b.key.index.is_some() && is_expert(b.key.slot) => {
-                    m.top_k as f64 / m.experts as f64
-                }
-                _ => 1.0,
-            };
-            sum.0 += ((b.data.rows * b.data.cols) as f64 * share) as u64;
-            sum.1 += (b.data.bytes.len() as f64 * share) as u64;
-        }
-        sum
+    /// All bound weights.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Bound> {
+        self.bound.iter()
     }
 
     /// What is known of a weight.

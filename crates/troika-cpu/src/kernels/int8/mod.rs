@@ -20,6 +20,7 @@ use crate::kernels::linear::{OutView, RowsView, worker_floats};
 use crate::kernels::{Context, KernelError};
 use crate::select;
 
+pub(crate) use lanes::multiply;
 pub use lanes::{ROWS, name};
 pub use layout::{GROUP, Layout, PackedView};
 pub use quantize::{Extra, floats, quantize};

@@ -17,18 +17,30 @@ mod terms;
 mod tile;
 mod weights;
 
-use troika_graph::DType;
+use troika_graph::{Acts, DType};
 
-use crate::SharedMut;
 use crate::kernels::simd::{Kernel, Lanes, dispatch};
 use crate::kernels::{Context, KernelError};
+use crate::limits::Multiply;
 use crate::select;
+use crate::{Isa, SharedMut};
 
 pub(crate) use dots::dots;
 pub(crate) use weights::{F16Row, F32Row, RowLoad};
 
 /// Words whose products are summed in one chain. A multiple of every block length.
 pub const BLOCK: usize = 256;
+
+/// The multiply instruction behind products of activations in f32, or bf16.
+pub(crate) fn multiply(isa: Isa, acts: Acts) -> Option<Multiply> {
+    match isa {
+        _ if acts == Acts::Bf16 && bf16::is_native(isa) => Some(Multiply::Bf16Avx512),
+        Isa::Scalar => None,
+        Isa::Neon | Isa::NeonDot | Isa::NeonI8mm => Some(Multiply::F32Neon),
+        Isa::Avx2 => Some(Multiply::F32Avx2),
+        Isa::Avx512 => Some(Multiply::F32Avx512),
+    }
+}
 
 /// A weight matrix in memory.
 #[derive(Clone, Copy, Debug)]

@@ -12,8 +12,11 @@ mod scalar;
 #[cfg(target_arch = "x86_64")]
 mod vnni;
 
+use troika_graph::DType;
+
 use super::tile::Part;
 use crate::Isa;
+use crate::limits::Multiply;
 
 /// Weight rows of a register.
 pub const ROWS: usize = 16;
@@ -95,6 +98,19 @@ pub fn name(isa: Isa) -> &'static str {
         Isa::Avx512 if vnni::is_available() => "avx512 vnni",
         Isa::Avx512 => "avx2",
         _ => isa.name(),
+    }
+}
+
+/// The multiply instruction behind products with weights of a type.
+pub(crate) fn multiply(isa: Isa, weight: DType) -> Option<Multiply> {
+    match isa {
+        Isa::Scalar | Isa::Neon => None,
+        Isa::NeonDot => Some(Multiply::Int8Dot),
+        Isa::NeonI8mm => Some(Multiply::Int8Mmla),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 if vnni::is_available() => Some(Multiply::Int8Avx512),
+        Isa::Avx2 | Isa::Avx512 if weight == DType::Q8_0 => Some(Multiply::Int8Avx2),
+        Isa::Avx2 | Isa::Avx512 => Some(Multiply::Int8SumsAvx2),
     }
 }
 

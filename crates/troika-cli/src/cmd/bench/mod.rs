@@ -1,0 +1,176 @@
+//! `troika bench`: prefill and decode speed in llama-bench's shape, beside the limits of the
+//! machine, measured in the same invocation.
+
+mod overhead;
+mod print;
+mod row;
+
+use std::time::Instant;
+
+use troika::engine::{Feed, SeqId, Want};
+use troika::trace::Tracer;
+use troika::{DeviceOptions, Model, OpenOptions, measure_limits};
+
+use crate::error::CliError;
+use crate::flags::{BenchArgs, TableFlag};
+use crate::{output, resolve};
+
+use row::{Facts, Row};
+
+/// What is measured.
+#[derive(Clone, Copy)]
+struct Test {
+    prompt: usize,
+    generate: usize,
+    depth: usize,
+}
+
+impl Test {
+    fn name(self) -> String {
+        let base = match self.prompt {
+            0 => format!("tg{}", self.generate),
+            n => format!("pp{n}"),
+        };
+        if self.depth == 0 { base } else { format!("{base} @ d{}", self.depth) }
+    }
+
+    fn tokens(self) -> usize {
+        self.prompt + self.generate
+    }
+}
+
+/// Runs all tests and prints the table.
+///
+/// # Errors
+/// A model that does not open, lengths beyond its context.
+pub fn run(args: &BenchArgs) -> Result<(), CliError> {
+    let default = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let threads = if args.threads.is_empty() { vec![default] } else { args.threads.clone() };
+    let tests = tests(args);
+    if args.repetitions == 0 || (tests.is_empty() && !args.overhead) {
+        return Err(CliError::Usage(
+            "nothing to measure: give -p or -n, and -r of at least 1".into(),
+        ));
+    }
+    if args.overhead {
+        return overhead::run(args, &threads);
+    }
+    let mut first = true;
+    for threads in threads {
+        // Before the model: its memory is not touched meanwhile.
+        let devices = devices(args, threads);
+        let limits = measure_limits(&devices).map_err(|e| CliError::Troika(e.into()))?;
+        let mut model = open(args, threads, context(&tests), Tracer::off())?;
+        let facts = Facts::of(name(args)?, &devices, &mut model, limits);
+        if args.output == TableFlag::Md {
+            output::write(&print::markdown_head(&facts, first))?;
+        }
+        for &test in &tests {
+            let samples_ns = measure(&mut model, test, args.repetitions)?;
+            let row = Row { test, samples_ns, facts: &facts };
+            output::write(&print::row(&row, args.output, first))?;
+            first = false;
+        }
+    }
+    if args.output == TableFlag::Json { output::write("]\n") } else { Ok(()) }
+}
+
+fn tests(args: &BenchArgs) -> Vec<Test> {
+    let mut all = Vec::new();
+    for &depth in &args.n_depth {
+        let prompts = args.n_prompt.iter().filter(|&&n| n > 0);
+        all.extend(prompts.map(|&prompt| Test { prompt, generate: 0, depth }));
+        let gens = args.n_gen.iter().filter(|&&n| n > 0);
+        all.extend(gens.map(|&generate| Test { prompt: 0, generate, depth }));
+    }
+    all
+}
+
+fn devices(args: &BenchArgs, threads: usize) -> DeviceOptions {
+    DeviceOptions { threads: Some(threads), isa: args.isa.clone() }
+}
+
+/// The context all tests need.
+fn context(tests: &[Test]) -> usize {
+    tests.iter().map(|t| t.depth + t.tokens() + 1).max().unwrap_or(1)
+}
+
+fn open(
+    args: &BenchArgs,
+    threads: usize,
+    context: usize,
+    tracer: Tracer,
+) -> Result<Model, CliError> {
+    let options = OpenOptions {
+        dtype: args.dtype.float_type(),
+        context: Some(context),
+        chunk: args.ubatch_size,
+        devices: devices(args, threads),
+        tracer,
+        ..OpenOptions::default()
+    };
+    Ok(match &args.synthetic {
+        Some(shape) => Model::synthetic(shape, &options)?,
+        None => Model::open(&resolve::model(&args.model)?, &options)?,
+    })
+}
+
+fn name(args: &BenchArgs) -> Result<String, CliError> {
+    Ok(match &args.synthetic {
+        Some(shape) => shape.clone(),
+        None => resolve::model(&args.model)?.display().to_string(),
+    })
+}
+
+/// Some tokens; they vary with their position, so that experts vary, too.
+fn ids(n: usize, from: usize, vocab: usize) -> Vec<u32> {
+    let token = |i: usize| ((i.wrapping_mul(2_654_435_761) >> 7) % vocab) as u32;
+    (from..from + n).map(token).collect()
+}
+
+/// Computes tokens and takes the last one's logits, as llama-bench does; nothing is sampled.
+fn feed(
+    model: &mut Model,
+    seq: SeqId,
+    tokens: &[u32],
+    logits: &mut Vec<f32>,
+) -> Result<(), CliError> {
+    let feed = Feed { seq, tokens, want: Want::Last };
+    let take = &mut |_: usize, _: usize, row: &[f32]| {
+        logits.clear();
+        logits.extend_from_slice(row);
+    };
+    model.engine().run(&[feed], take).map_err(|e| CliError::Troika(e.into()))
+}
+
+/// The times of a test's repetitions, in ns.
+fn measure(model: &mut Model, test: Test, repetitions: usize) -> Result<Vec<u64>, CliError> {
+    let vocab = model.spec().vocab;
+    let mut logits = Vec::new();
+    let mut samples = Vec::new();
+    // The first run warms caches up and is not counted.
+    for i in 0..=repetitions {
+        let seq = model.engine().open();
+        let prompt = ids(test.prompt, test.depth, vocab);
+        let result = (|| {
+            if test.depth > 0 {
+                feed(model, seq, &ids(test.depth, 0, vocab), &mut logits)?;
+            }
+            let start = Instant::now();
+            if test.prompt > 0 {
+                feed(model, seq, &prompt, &mut logits)?;
+            }
+            for j in 0..test.generate {
+                feed(model, seq, &ids(1, test.depth + j, vocab), &mut logits)?;
+            }
+            Ok::<_, CliError>(start.elapsed().as_nanos() as u64)
+        })();
+        model.engine().close(seq);
+        if i > 0 {
+            samples.push(result?);
+        } else {
+            result?;
+        }
+    }
+    Ok(samples)
+}

@@ -1,0 +1,123 @@
+//! What the route of a token costs: scheduler, queues and completions.
+//!
+//! The same tokens are decoded with spans off, whose time counts, and with spans on, which say how
+//! long the device worked, in turns. The difference is the route.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use troika::Model;
+use troika::trace::{Span, Tracer};
+
+use super::row::median;
+use crate::error::CliError;
+use crate::flags::{BenchArgs, TableFlag};
+use crate::output;
+
+/// A model's figures, microseconds per token.
+struct Cost {
+    model: String,
+    threads: usize,
+    tokens: usize,
+    /// Spans off.
+    token: f64,
+    /// Spans on.
+    token_traced: f64,
+    /// Of the device's work.
+    kernels: f64,
+}
+
+impl Cost {
+    /// The route, where spans take no time.
+    fn route(&self) -> f64 {
+        self.token - self.kernels
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "model_filename": self.model, "n_threads": self.threads, "n_gen": self.tokens,
+            "token_us": self.token, "token_traced_us": self.token_traced,
+            "kernels_us": self.kernels, "route_us": self.route(),
+            "route_share": self.route() / self.token,
+        })
+    }
+}
+
+/// Measures and prints.
+///
+/// # Errors
+/// A model that does not open.
+pub fn run(args: &BenchArgs, threads: &[usize]) -> Result<(), CliError> {
+    let tokens = args.n_gen.iter().copied().max().unwrap_or(0).max(1);
+    let mut costs = Vec::new();
+    for &threads in threads {
+        costs.push(measure(args, threads, tokens)?);
+    }
+    if args.output != TableFlag::Md {
+        return output::json(&Value::Array(costs.iter().map(Cost::json).collect()));
+    }
+    let mut text = String::from(
+        "| model | threads | token | spans on | kernels | route | of a token |\n\
+         | --- | ---: | ---: | ---: | ---: | ---: | ---: |\n",
+    );
+    for c in &costs {
+        text.push_str(&format!(
+            "| {} | {} | {:.1} us | {:.1} us | {:.1} us | {:.1} us | {:.1} % |\n",
+            c.model,
+            c.threads,
+            c.token,
+            c.token_traced,
+            c.kernels,
+            c.route(),
+            100.0 * c.route() / c.token
+        ));
+    }
+    output::write(&text)
+}
+
+fn measure(args: &BenchArgs, threads: usize, tokens: usize) -> Result<Cost, CliError> {
+    let tracer = Tracer::on();
+    let mut model = super::open(args, threads, tokens + 1, tracer.clone())?;
+    let (mut off, mut on, mut kernels) = (Vec::new(), Vec::new(), Vec::new());
+    let each = |t: Duration| t.as_secs_f64() * 1e6 / tokens as f64;
+    for _ in 0..args.repetitions {
+        for paused in [true, false] {
+            tracer.pause(paused);
+            // Once to warm up: the other turn's spans were handled meanwhile.
+            decode(&mut model, tokens)?;
+            tracer.take();
+            let time = decode(&mut model, tokens)?;
+            if paused {
+                off.push(each(time));
+            } else {
+                on.push(each(time));
+                kernels.push(each(device_time(&tracer.take())));
+            }
+        }
+    }
+    Ok(Cost {
+        model: super::name(args)?,
+        threads,
+        tokens,
+        token: median(&mut off),
+        token_traced: median(&mut on),
+        kernels: median(&mut kernels),
+    })
+}
+
+/// The time of decoding some tokens.
+fn decode(model: &mut Model, tokens: usize) -> Result<Duration, CliError> {
+    let ids = super::ids(tokens, 0, model.spec().vocab);
+    let mut logits = Vec::new();
+    let seq = model.engine().open();
+    let start = Instant::now();
+    let result = ids.chunks(1).try_for_each(|id| super::feed(model, seq, id, &mut logits));
+    let took = start.elapsed();
+    model.engine().close(seq);
+    result.map(|()| took)
+}
+
+/// The time the devices worked; a queue works on one task at a time.
+fn device_time(spans: &[Span]) -> Duration {
+    spans.iter().filter(|s| &*s.lane != "host").map(|s| s.end - s.start).sum()
+}

@@ -1,0 +1,124 @@
+//! Forms of the table.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde_json::{Map, Value, json};
+use troika::Limits;
+
+use super::row::{Facts, Row, acts_name, mean_sd};
+use crate::flags::TableFlag;
+
+/// A row in the form asked for.
+pub fn row(row: &Row<'_>, form: TableFlag, first: bool) -> String {
+    match form {
+        TableFlag::Json => format!("{}{:#}\n", if first { "[\n" } else { ",\n" }, fields(row)),
+        TableFlag::Jsonl => format!("{}\n", fields(row)),
+        TableFlag::Csv => csv(row, first),
+        TableFlag::Md => markdown(row),
+    }
+}
+
+/// The limits by name: GB/s, GFLOP/s, GOP/s.
+pub fn limits(limits: &Limits) -> Value {
+    let mut map = Map::new();
+    map.insert("read_bandwidth".into(), limits.read.into());
+    map.extend(limits.multiply.iter().map(|l| (l.multiply.name().into(), l.value.into())));
+    Value::Object(map)
+}
+
+/// The fields llama-bench prints, and ours.
+fn fields(row: &Row<'_>) -> Value {
+    let f = row.facts;
+    let ns: Vec<f64> = row.samples_ns.iter().map(|&n| n as f64).collect();
+    let (avg_ns, stddev_ns) = mean_sd(&ns);
+    let rates = row.rates();
+    let (avg_ts, stddev_ts) = mean_sd(&rates);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    json!({
+        "engine": "troika", "build_number": env!("CARGO_PKG_VERSION"),
+        "cpu_info": f.cpu, "backends": f.device,
+        "model_filename": f.model,
+        "model_type": format!("{} {}", f.family, f.quant),
+        "model_size": f.size, "model_n_params": f.params,
+        "n_batch": f.chunk, "n_ubatch": f.chunk,
+        "n_threads": f.threads, "type_k": f.kv, "type_v": f.kv,
+        "activations": acts_name(f.acts),
+        "n_prompt": row.test.prompt, "n_gen": row.test.generate,
+        "n_depth": row.test.depth, "test_time": now,
+        "avg_ns": avg_ns.round(), "stddev_ns": stddev_ns.round(),
+        "avg_ts": avg_ts, "stddev_ts": stddev_ts,
+        "samples_ns": row.samples_ns, "samples_ts": rates,
+        "ttft_ms": row.ttft_ms(),
+        "gb_per_s": row.gb_per_s(), "gop_per_s": row.gop_per_s(),
+        "limit": row.bound(), "share_of_limit": row.share(),
+        "limit_gb_per_s": f.limits.read,
+        "limit_gop_per_s": f.multiply.map(|l| l.value),
+        "limits": limits(&f.limits),
+    })
+}
+
+fn csv(row: &Row<'_>, first: bool) -> String {
+    let json = fields(row);
+    let fields: Vec<(&String, &Value)> = json
+        .as_object()
+        .into_iter()
+        .flatten()
+        .filter(|(_, v)| !v.is_array() && !v.is_object())
+        .collect();
+    let quoted = |v: &Value| match v {
+        Value::String(s) => format!("\"{}\"", s.replace('"', "\"\"")),
+        Value::Null => String::new(),
+        v => v.to_string(),
+    };
+    let line = |items: Vec<String>| format!("{}\n", items.join(","));
+    let head = match first {
+        true => line(fields.iter().map(|f| f.0.clone()).collect()),
+        false => String::new(),
+    };
+    head + &line(fields.iter().map(|f| quoted(f.1)).collect())
+}
+
+/// The limits, in words.
+pub fn limits_line(limits: &Limits) -> String {
+    let one =
+        |l: &troika::Limit| format!("{} {:.0} {}", l.multiply.name(), l.value, l.multiply.unit());
+    let all: Vec<String> = limits.multiply.iter().map(one).collect();
+    let plural = if limits.threads == 1 { "thread" } else { "threads" };
+    format!(
+        "Limits, {} {plural}: read_bandwidth {:.1} GB/s; {}\n",
+        limits.threads,
+        limits.read,
+        all.join(", ")
+    )
+}
+
+/// What stands above a table.
+pub fn markdown_head(facts: &Facts, first: bool) -> String {
+    let gap = if first { "" } else { "\n" };
+    format!(
+        "{gap}{}\n\
+         | model | size | params | device | quant | threads | test | t/s | TTFT | GB/s | GOP/s | of limit |\n\
+         | --- | ---: | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n",
+        limits_line(&facts.limits)
+    )
+}
+
+fn markdown(row: &Row<'_>) -> String {
+    let f = row.facts;
+    let (mean, sd) = mean_sd(&row.rates());
+    let ttft = row.ttft_ms().map_or(String::new(), |t| format!("{t:.1} ms"));
+    let gb = row.gb_per_s().map_or(String::new(), |gb| format!("{gb:.1}"));
+    let share =
+        row.share().map_or(String::new(), |s| format!("{:.0} % {}", 100.0 * s, row.bound()));
+    format!(
+        "| {} | {:.2} MiB | {:.2} M | {} | {} | {} | {} | {mean:.2} ± {sd:.2} | {ttft} | {gb} | {:.0} | {share} |\n",
+        f.model,
+        f.size as f64 / (1 << 20) as f64,
+        f.params as f64 / 1e6,
+        f.device,
+        f.quant,
+        f.threads,
+        row.test.name(),
+        row.gop_per_s(),
+    )
+}

@@ -1,0 +1,187 @@
+//! A finished measurement, and the figures derived from it.
+
+use troika::graph::{Acts, DType};
+use troika::model::weights::TokenCost;
+use troika::{DeviceOptions, Limit, Limits, Model};
+
+use super::Test;
+
+/// What does not change between tests.
+pub struct Facts {
+    pub model: String,
+    pub family: String,
+    pub size: u64,
+    pub params: u64,
+    /// Type of most of the weights products are made with.
+    pub quant: &'static str,
+    pub device: String,
+    pub cpu: String,
+    pub kv: String,
+    pub chunk: usize,
+    /// What most products take their activations as.
+    pub acts: Acts,
+    pub threads: usize,
+    pub limits: Limits,
+    /// The multiply limit of the products with those weights.
+    pub multiply: Option<Limit>,
+    cost: TokenCost,
+    /// Bytes of cache per position, and the window they are read in, for each cache tensor.
+    states: Vec<(usize, Option<usize>)>,
+}
+
+impl Facts {
+    pub fn of(name: String, options: &DeviceOptions, model: &mut Model, limits: Limits) -> Facts {
+        let classes = model.store().classes();
+        let dtype = main_type(model);
+        let cost = model.store().token_cost(model.spec());
+        let lowered = model.engine().lowered();
+        let states = lowered.states.iter();
+        let states =
+            states.map(|s| (s.width * s.dtype.block_bytes(), lowered.groups[s.group])).collect();
+        let plan = model.engine().plan();
+        let acts = dtype.map_or(Acts::F32, |d| acts_of(d, &plan.activations));
+        Facts {
+            model: name,
+            size: classes.iter().map(|c| c.bytes).sum(),
+            params: classes.iter().map(|c| c.parameters).sum(),
+            quant: dtype.map_or("", DType::name),
+            device: plan.devices.join("+"),
+            cpu: cpu_info(options),
+            kv: plan.kv_dtype.name().to_lowercase(),
+            chunk: plan.chunk,
+            acts,
+            threads: limits.threads,
+            multiply: dtype.and_then(|d| limits.of(d, acts)),
+            limits,
+            cost,
+            states,
+            family: model.spec().family.clone(),
+        }
+    }
+
+    /// Bytes of cache read for a token after `positions` others.
+    fn kv_bytes(&self, positions: f64) -> f64 {
+        let of = |(bytes, window): &(usize, Option<usize>)| {
+            *bytes as f64 * window.map_or(positions, |w| positions.min(w as f64))
+        };
+        self.states.iter().map(of).sum()
+    }
+}
+
+/// The type most weights have, by bytes, of those multiplied with every token of a prompt.
+fn main_type(model: &Model) -> Option<DType> {
+    let classes = model.store().classes();
+    let counts = |class: &str| matches!(class, "attention" | "feed-forward" | "experts");
+    let mut sums: Vec<(DType, u64)> = Vec::new();
+    for c in classes.iter().filter(|c| counts(c.class)) {
+        match sums.iter_mut().find(|s| s.0 == c.dtype) {
+            Some(sum) => sum.1 += c.bytes,
+            None => sums.push((c.dtype, c.bytes)),
+        }
+    }
+    sums.into_iter().max_by_key(|s| s.1).map(|s| s.0)
+}
+
+/// What products with weights of a type take their activations as, of what the plan allows.
+fn acts_of(weight: DType, allowed: &[Acts]) -> Acts {
+    let wanted = match weight {
+        DType::BF16 => Acts::Bf16,
+        d if d.has_integer_path() => Acts::Int8,
+        _ => Acts::F32,
+    };
+    if allowed.contains(&wanted) { wanted } else { Acts::F32 }
+}
+
+fn cpu_info(options: &DeviceOptions) -> String {
+    // A machine whose devices do not open has no facts; opening the model says why.
+    let devices = troika::open_devices(options).unwrap_or_default();
+    let facts = devices.iter().flat_map(|d| d.caps().facts.iter());
+    facts.map(|(k, v)| format!("{k} {v}")).collect::<Vec<_>>().join("; ")
+}
+
+/// A finished measurement.
+pub struct Row<'a> {
+    pub test: Test,
+    pub samples_ns: Vec<u64>,
+    pub facts: &'a Facts,
+}
+
+impl Row<'_> {
+    /// Tokens per second of each repetition.
+    pub fn rates(&self) -> Vec<f64> {
+        let n = self.test.tokens() as f64;
+        self.samples_ns.iter().map(|&ns| n * 1e9 / ns as f64).collect()
+    }
+
+    /// Time of a prompt up to its first token, in ms; none for decoding.
+    pub fn ttft_ms(&self) -> Option<f64> {
+        let ns: Vec<f64> = self.samples_ns.iter().map(|&n| n as f64).collect();
+        (self.test.prompt > 0).then(|| mean_sd(&ns).0 / 1e6)
+    }
+
+    /// GB/s of weights and cache a decoded token reads; none for prefill, which reuses them.
+    pub fn gb_per_s(&self) -> Option<f64> {
+        if self.test.generate == 0 {
+            return None;
+        }
+        let positions = self.test.depth as f64 + self.test.generate as f64 / 2.0;
+        let bytes = self.facts.cost.bytes as f64 + self.facts.kv_bytes(positions);
+        Some(bytes * mean_sd(&self.rates()).0 / 1e9)
+    }
+
+    /// 10^9 operations per second of the products with weights. A prompt passes the head once.
+    /// Attention is not counted, so at depth this is less than the machine does.
+    pub fn gop_per_s(&self) -> f64 {
+        let (n, cost) = (self.test.tokens() as f64, self.facts.cost);
+        let heads = if self.test.prompt > 0 { 1.0 / n } else { 1.0 };
+        2.0 * (cost.body as f64 + cost.head as f64 * heads) * mean_sd(&self.rates()).0 / 1e9
+    }
+
+    /// The share of the limit that binds: bandwidth for decoding, products for prompts. Between 0
+    /// and 1; none where the limit is not known.
+    pub fn share(&self) -> Option<f64> {
+        match self.gb_per_s() {
+            Some(gb) => Some(gb / self.facts.limits.read).filter(|s| s.is_finite()),
+            None => self.facts.multiply.map(|l| self.gop_per_s() / l.value),
+        }
+    }
+
+    /// The name of that limit.
+    pub fn bound(&self) -> &'static str {
+        match self.test.prompt {
+            0 => "read_bandwidth",
+            _ => self.facts.multiply.map_or("", |l| l.multiply.name()),
+        }
+    }
+}
+
+/// What activations are taken as, for people.
+pub fn acts_name(acts: Acts) -> &'static str {
+    match acts {
+        Acts::F32 => "f32",
+        Acts::Int8 => "int8",
+        Acts::Bf16 => "bf16",
+    }
+}
+
+/// Mean and standard deviation of a sample.
+pub fn mean_sd(values: &[f64]) -> (f64, f64) {
+    let n = values.len() as f64;
+    let mean = values.iter().sum::<f64>() / n;
+    if values.len() < 2 {
+        return (mean, 0.0);
+    }
+    let var = values.iter().map(|v| (v - mean) * (v - mean)).sum::<f64>() / (n - 1.0);
+    (mean, var.sqrt())
+}
+
+/// The middle one of some values; 0 for none.
+pub fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let (n, mid) = (values.len(), values.len() / 2);
+    match n {
+        0 => 0.0,
+        _ if n % 2 == 1 => values[mid],
+        _ => (values[mid - 1] + values[mid]) / 2.0,
+    }
+}

@@ -1,0 +1,87 @@
+//! `troika perplexity`.
+
+use std::path::Path;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::json;
+use troika::plan::PlanError;
+use troika::trace::Tracer;
+use troika::{Error, Model, Scored};
+
+use super::{read_file, read_stdin, run};
+use crate::error::CliError;
+use crate::flags::PerplexityArgs;
+use crate::interrupt::Interrupt;
+use crate::{output, resolve};
+
+/// The window of `llama-perplexity`.
+const WINDOW: usize = 512;
+
+/// Measures and prints.
+///
+/// # Errors
+/// A model without a tokenizer, a text shorter than a window.
+pub fn run(args: &PerplexityArgs) -> Result<(), CliError> {
+    let path = resolve::model(&args.model)?;
+    let text = match &args.file {
+        Some(file) => read_file(file)?,
+        None => read_stdin()?,
+    };
+    let mut model = open(&path, args)?;
+    let window = model.context();
+    let tokenizer =
+        model.tokenizer().ok_or_else(|| Error::NoTokenizer(path.display().to_string()))?;
+    // Special tokens written in a text are text.
+    let ids = tokenizer.encode(&text, true, false).map_err(Error::from)?;
+    let interrupt = Interrupt::listen();
+    let total = ids.len() / window.max(1);
+    let bar = ProgressBar::new(total as u64).with_style(style());
+    let scored = if args.all { Scored::All } else { Scored::SecondHalf };
+    let result = model.perplexity(&ids, window, scored, &mut |p| {
+        bar.set_position(p.windows as u64);
+        bar.set_message(format!("PPL {:.4}", p.value()));
+        !interrupt.pressed()
+    });
+    bar.finish_and_clear();
+    let p = result?;
+    if args.json {
+        return output::json(&json!({
+            "model": path.display().to_string(),
+            "n_ctx": window,
+            "text_tokens": ids.len(),
+            "windows": p.windows,
+            "scored_tokens": p.tokens,
+            "loss": p.loss(),
+            "perplexity": p.value(),
+            "standard_error": p.error(),
+        }));
+    }
+    output::write(&format!(
+        "PPL = {:.4} +/- {:.4} ({} tokens scored in {} of {total} windows of {window})\n",
+        p.value(),
+        p.error(),
+        p.tokens,
+        p.windows
+    ))
+}
+
+/// Opens the model with a context of the window asked for, or the usual one, or its own if that is
+/// shorter.
+fn open(path: &Path, args: &PerplexityArgs) -> Result<Model, CliError> {
+    let mut options = run::open_options(&args.open, Tracer::off());
+    let given = options.context;
+    options.context = Some(given.unwrap_or(WINDOW));
+    options.scan = false;
+    match Model::open(path, &options) {
+        Err(Error::Plan(PlanError::Range { high, .. })) if given.is_none() && high < WINDOW => {
+            options.context = Some(high);
+            Ok(Model::open(path, &options)?)
+        }
+        opened => Ok(opened?),
+    }
+}
+
+fn style() -> ProgressStyle {
+    let form = "{msg} [{bar:30}] {pos}/{len} windows {eta}";
+    ProgressStyle::with_template(form).unwrap_or_else(|_| ProgressStyle::default_bar())
+}

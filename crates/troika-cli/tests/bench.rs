@@ -1,0 +1,100 @@
+//! `troika bench` as a user types it.
+
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+fn bench(args: &[&str]) -> Output {
+    let mut c = Command::new(env!("CARGO_BIN_EXE_troika"));
+    c.arg("bench").args(args).stdin(Stdio::null()).output().unwrap()
+}
+
+fn text(out: &Output) -> String {
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    String::from_utf8(out.stdout.clone()).unwrap()
+}
+
+fn numbers(v: &Value) -> Vec<f64> {
+    v.as_array().unwrap().iter().map(|n| n.as_f64().unwrap()).collect()
+}
+
+#[test]
+fn json_has_the_fields_of_llama_bench_and_the_limits() {
+    let args = ["-p", "16", "-n", "4", "-d", "0,8", "-r", "2", "-o", "json", "-t", "2"];
+    let rows: Value = serde_json::from_str(&text(&bench(&args))).unwrap();
+    let rows = rows.as_array().unwrap();
+    let tests = rows.iter().map(|r| [&r["n_prompt"], &r["n_gen"], &r["n_depth"]]);
+    let tests: Vec<[u64; 3]> = tests.map(|t| t.map(|n| n.as_u64().unwrap())).collect();
+    assert_eq!(tests, [[16, 0, 0], [0, 4, 0], [16, 0, 8], [0, 4, 8]]);
+    for r in rows {
+        for name in ["model_filename", "model_type", "cpu_info", "backends", "limit"] {
+            assert!(!r[name].as_str().unwrap().is_empty(), "{name}");
+        }
+        for name in ["avg_ns", "avg_ts", "model_size", "model_n_params", "gop_per_s"] {
+            assert!(r[name].as_f64().unwrap() > 0.0, "{name}");
+        }
+        assert_eq!(r["n_threads"], 2);
+        let (ns, ts) = (numbers(&r["samples_ns"]), numbers(&r["samples_ts"]));
+        assert_eq!((ns.len(), ts.len()), (2, 2));
+        let n = r["n_prompt"].as_f64().unwrap() + r["n_gen"].as_f64().unwrap();
+        assert!((ts[0] * ns[0] / 1e9 - n).abs() < 1e-6);
+        assert!(r["limits"]["read_bandwidth"].as_f64().unwrap() > 0.0);
+        let decodes = r["n_gen"].as_u64().unwrap() > 0;
+        assert_eq!(r["gb_per_s"].is_null(), !decodes);
+        assert_eq!(r["ttft_ms"].is_null(), decodes);
+        if decodes {
+            assert_eq!(r["limit"], "read_bandwidth");
+            let share = r["share_of_limit"].as_f64().unwrap();
+            let of = r["gb_per_s"].as_f64().unwrap() / r["limit_gb_per_s"].as_f64().unwrap();
+            assert!((share - of).abs() < 1e-9);
+        }
+    }
+}
+
+#[test]
+fn every_type_of_random_weights_runs() {
+    for (dtype, name) in [("", "BF16"), (":q8_0", "Q8_0"), (":Q4_0", "Q4_0"), (":Q4_K", "Q4_K")] {
+        let shape = format!("qwen3-moe-tiny{dtype}");
+        let out = bench(&["--synthetic", &shape, "-p", "5", "-n", "2", "-r", "1", "-o", "jsonl"]);
+        for line in text(&out).lines() {
+            let row: Value = serde_json::from_str(line).unwrap();
+            assert_eq!(row["model_type"], format!("qwen3_moe {name}"));
+        }
+    }
+}
+
+#[test]
+fn tables_for_people_and_sheets() {
+    let args = ["--synthetic", "qwen3-moe-tiny", "-p", "4", "-n", "0", "-r", "1", "-t", "1,2"];
+    let md = text(&bench(&args));
+    assert_eq!(md.matches("Limits, ").count(), 2, "{md}");
+    assert_eq!(md.matches("| pp4 |").count(), 2, "{md}");
+    let csv = text(&bench(&[&args[..], &["-o", "csv"]].concat()));
+    let lines: Vec<&str> = csv.lines().collect();
+    assert_eq!(lines.len(), 3, "{csv}");
+    assert!(lines[0].contains("avg_ts") && !lines[1].contains('['), "{csv}");
+}
+
+#[test]
+fn the_route_is_measured() {
+    let args = ["--overhead", "--synthetic", "qwen3-moe-tiny", "-n", "3", "-r", "1"];
+    let json: Value =
+        serde_json::from_str(&text(&bench(&[&args[..], &["-o", "json"]].concat()))).unwrap();
+    assert!(json[0]["kernels_us"].as_f64().unwrap() > 0.0);
+    assert!(text(&bench(&args)).contains("| route |"));
+}
+
+#[test]
+fn what_cannot_be_measured_is_refused() {
+    for (args, code, words) in [
+        (&["--synthetic", "gpt-9"][..], 1, "known: qwen3-0.6b"),
+        (&["--synthetic", "qwen3-moe-tiny:q9"], 1, "they have F32"),
+        (&["-p", "0", "-n", "0"], 2, "nothing to measure"),
+        (&["-r", "0"], 2, "nothing to measure"),
+    ] {
+        let out = bench(args);
+        let err = String::from_utf8(out.stderr).unwrap();
+        assert_eq!(out.status.code(), Some(code), "{err}");
+        assert!(err.contains(words) && err.trim_end().lines().count() == 1, "{err}");
+    }
+}

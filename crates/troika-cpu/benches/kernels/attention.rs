@@ -1,0 +1,79 @@
+//! Attention: prompts, chunks of long prompts, and decoding at depth.
+
+use divan::Bencher;
+use divan::counter::{BytesCount, ItemsCount};
+use half::f16;
+use troika_cpu::Isa;
+use troika_cpu::kernels::attention::{Operands, attention};
+use troika_cpu::kernels::kv::CacheRef;
+use troika_device::{PageTable, SeqRows, Step};
+use troika_graph::Attention;
+
+use crate::{floats, isas, with};
+
+/// `rows` queries after `depth` others.
+#[derive(Clone, Copy)]
+struct Case {
+    isa: Isa,
+    rows: usize,
+    depth: usize,
+}
+
+impl std::fmt::Display for Case {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {} rows at {}", self.isa.name(), self.rows, self.depth)
+    }
+}
+
+fn cases() -> Vec<Case> {
+    let of = |isa| {
+        [(512, 0), (512, 4096), (1, 512), (1, 4096)].map(|(rows, depth)| Case { isa, rows, depth })
+    };
+    isas().into_iter().flat_map(of).collect()
+}
+
+const PAGE: usize = 32;
+
+/// 16 query heads on 8 key heads of 128 numbers, cache in f16. Bytes are those of the cache,
+/// operations those of scores and sums over visible positions.
+#[divan::bench(args = cases(), sample_count = 20)]
+fn attention_f16(bencher: Bencher<'_, '_>, c: Case) {
+    let (heads, kv_heads, dim) = (16, 8, 128);
+    let op = Attention {
+        heads,
+        kv_heads,
+        k_dim: dim,
+        v_dim: dim,
+        scale: 1.0 / (dim as f32).sqrt(),
+        window: None,
+        softcap: None,
+        sinks: None,
+        value_in_key: false,
+        group: 0,
+    };
+    let len = c.rows + c.depth;
+    let pages = len.div_ceil(PAGE);
+    // Pages in no order, as after a while of use.
+    let order = (0..pages).map(|p| (p * 7 % pages.next_power_of_two()) as u32 % pages as u32);
+    let table = PageTable { page_len: PAGE, first: 0, pages: order.collect() };
+    let seq = SeqRows { rows: 0..c.rows, pos: c.depth, known_len: 0, tables: vec![table] };
+    let step = Step { seqs: vec![seq] };
+    let cache: Vec<f16> =
+        floats(pages * PAGE * kv_heads * dim).into_iter().map(f16::from_f32).collect();
+    let q = floats(c.rows * heads * dim);
+    let mut y = vec![0.0; q.len()];
+    // Decoding reads every layer's cache once: layers enough to leave the processor's caches.
+    let layers = if c.rows > 1 { 1 } else { (crate::MEMORY / (cache.len() * 4)).clamp(1, 64) };
+    let caches: Vec<[Vec<f16>; 2]> = (0..layers).map(|_| [cache.clone(), cache.clone()]).collect();
+    let seen: usize = (0..c.rows).map(|r| c.depth + r + 1).sum();
+    let mut turn = 0;
+    with(c.isa, |cx| {
+        let bencher = bencher.counter(ItemsCount::new(4 * seen * heads * dim));
+        bencher.counter(BytesCount::new(2 * 2 * len * kv_heads * dim)).bench_local(|| {
+            turn = (turn + 1) % caches.len();
+            let [keys, values] = caches[turn].each_ref().map(|c| CacheRef::F16(c));
+            let x = Operands { op: &op, sinks: None, q: &q, keys, values, step: &step };
+            attention(cx, x, &mut y).expect("no panic")
+        });
+    });
+}

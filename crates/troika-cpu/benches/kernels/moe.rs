@@ -1,0 +1,122 @@
+//! Experts of a layer: 32 of 768 on 1024 columns, four per row.
+
+use divan::Bencher;
+use divan::counter::{BytesCount, ItemsCount};
+use troika_cpu::Isa;
+use troika_cpu::kernels::int8::{Layout, PackedView};
+use troika_cpu::kernels::linear::WeightView;
+use troika_cpu::kernels::moe::{self, Expert, Memory, Operands};
+use troika_graph::{Activation, DType};
+
+use crate::{floats, isas, weight, with};
+
+const EXPERTS: usize = 32;
+const TOP_K: usize = 4;
+const K: usize = 1024;
+const INTER: usize = 768;
+
+#[derive(Clone, Copy)]
+struct Case {
+    isa: Isa,
+    dtype: DType,
+    rows: usize,
+}
+
+impl std::fmt::Display for Case {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {} {} rows", self.isa.name(), self.dtype, self.rows)
+    }
+}
+
+fn cases(dtypes: &[DType]) -> Vec<Case> {
+    let of = |isa| {
+        let one = move |&dtype| [1, 512].map(|rows| Case { isa, dtype, rows });
+        dtypes.iter().flat_map(one).collect::<Vec<_>>()
+    };
+    isas().into_iter().flat_map(of).collect()
+}
+
+/// Which experts a row chooses: all alike often.
+fn choices(rows: usize) -> (Vec<i32>, Vec<f32>) {
+    let id = |i: usize| ((i / TOP_K * 5 + i % TOP_K * 7) % EXPERTS) as i32;
+    ((0..rows * TOP_K).map(id).collect(), vec![0.25; rows * TOP_K])
+}
+
+/// Operations of all pairs, and bytes of the experts used, `bytes` each.
+fn counters(rows: usize, bytes: usize) -> (ItemsCount, BytesCount) {
+    let used = (rows * TOP_K).min(EXPERTS);
+    (ItemsCount::new(rows * TOP_K * 3 * 2 * K * INTER), BytesCount::new(used * bytes))
+}
+
+#[divan::bench(args = cases(&[DType::BF16]), sample_count = 12)]
+fn experts_float(bencher: Bencher<'_, '_>, c: Case) {
+    let bytes: Vec<Vec<u8>> = (0..EXPERTS).map(|_| weight(c.dtype, K * INTER)).collect();
+    let expert = |e: usize| {
+        let view = |rows, cols| WeightView { dtype: c.dtype, bytes: &bytes[e], rows, cols };
+        Expert { gate: view(INTER, K), up: view(INTER, K), down: view(K, INTER), bias: [None; 3] }
+    };
+    let (ids, weights) = choices(c.rows);
+    let x = floats(c.rows * K);
+    let mut y = vec![0.0; x.len()];
+    let mut room = vec![0.0; moe::floats((c.rows, TOP_K), K, INTER, false)];
+    let mut words = vec![0; moe::words(ids.len(), EXPERTS)];
+    let (items, size) = counters(c.rows, 3 * bytes[0].len());
+    with(c.isa, |cx| {
+        bencher.counter(items).counter(size).bench_local(|| {
+            let x = Operands {
+                experts: EXPERTS,
+                expert: &expert,
+                act: Activation::Silu,
+                x: &x,
+                k: K,
+                inter: INTER,
+                ids: &ids,
+                weights: &weights,
+                top_k: TOP_K,
+            };
+            let memory = Memory { floats: &mut room, words: &mut words };
+            moe::experts(cx, x, false, memory, &mut y).expect("no panic")
+        });
+    });
+}
+
+#[divan::bench(args = cases(&[DType::Q8_0, DType::Q4_0, DType::Q4_K]), sample_count = 12)]
+fn experts_int8(bencher: Bencher<'_, '_>, c: Case) {
+    let (up, down) = (Layout::new(c.dtype, INTER, K), Layout::new(c.dtype, K, INTER));
+    let (up, down) = (up.expect("whole blocks"), down.expect("whole blocks"));
+    let raw = weight(c.dtype, K * INTER);
+    let packed: Vec<[Vec<u8>; 3]> =
+        (0..EXPERTS).map(|_| [up.pack(&raw, 1), up.pack(&raw, 1), down.pack(&raw, 1)]).collect();
+    let expert = |e: usize| {
+        let [g, u, d] = packed[e].each_ref();
+        moe::int8::Expert {
+            gate: PackedView { layout: up, bytes: g },
+            up: PackedView { layout: up, bytes: u },
+            down: PackedView { layout: down, bytes: d },
+            bias: [None; 3],
+        }
+    };
+    let (ids, weights) = choices(c.rows);
+    let x = floats(c.rows * K);
+    let mut y = vec![0.0; x.len()];
+    let mut room = vec![0.0; moe::int8::floats(c.rows, TOP_K, K, INTER)];
+    let mut words = vec![0; moe::words(ids.len(), EXPERTS)];
+    let (items, size) = counters(c.rows, 2 * up.bytes() + down.bytes());
+    with(c.isa, |cx| {
+        bencher.counter(items).counter(size).bench_local(|| {
+            let x = Operands {
+                experts: EXPERTS,
+                expert: &expert,
+                act: Activation::Silu,
+                x: &x,
+                k: K,
+                inter: INTER,
+                ids: &ids,
+                weights: &weights,
+                top_k: TOP_K,
+            };
+            let memory = Memory { floats: &mut room, words: &mut words };
+            moe::int8::experts(cx, x, memory, &mut y).expect("no panic")
+        });
+    });
+}

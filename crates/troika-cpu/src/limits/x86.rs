@@ -1,0 +1,204 @@
+//! Loops of multiply instructions on x86-64. All are written in assembly: a compiler would see
+//! that nobody reads the sums.
+
+use std::arch::asm;
+use std::arch::is_x86_feature_detected as has;
+
+use super::{Multiply, Probe};
+
+/// The loop for a way to multiply, if this machine has the instructions.
+pub(super) fn probe(multiply: Multiply) -> Option<Probe> {
+    let avx512 = || has!("avx512f");
+    let of = |there: bool, run: fn(u64), ops: u64| there.then_some(Probe { run, ops });
+    match multiply {
+        Multiply::F32Avx2 => of(has!("avx2") && has!("fma"), fma_256, 12 * 16),
+        Multiply::Int8Avx2 => of(has!("avx2"), maddubs_256, 6 * 64),
+        Multiply::Int8SumsAvx2 => of(has!("avx2"), maddubs_sums_256, 4 * 256),
+        Multiply::Int16Avx2 => of(has!("avx2"), maddwd_256, 6 * 32),
+        Multiply::Int8AvxVnni => of(has!("avxvnni"), dpbusd_256, 12 * 64),
+        Multiply::F32Avx512 => of(avx512(), fma_512, 12 * 32),
+        Multiply::Int8Avx512 => of(avx512() && has!("avx512vnni"), dpbusd_512, 12 * 128),
+        Multiply::Bf16Avx512 => of(avx512() && has!("avx512bf16"), dpbf16_512, 12 * 64),
+        Multiply::Int8Amx => of(amx::has_int8(), amx::int8, 4 * 16 * 16 * 64 * 2),
+        Multiply::Bf16Amx => of(amx::has_bf16(), amx::bf16, 4 * 16 * 16 * 32 * 2),
+        Multiply::F32Neon | Multiply::Int8Dot | Multiply::Int8Mmla => None,
+    }
+}
+
+/// A function that runs `$body` on zeroed registers as often as its argument says.
+macro_rules! repeated {
+    ($(#[$doc:meta])* $name:ident, $body:expr) => {
+        $(#[$doc])*
+        fn $name(passes: u64) {
+            // SAFETY: touches the registers named below only; `probe` hands it out to machines
+            // that have the instructions. A VEX `vpxor` clears a register's upper parts, too.
+            unsafe {
+                asm!(
+                    zeroed!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15),
+                    "2:",
+                    $body,
+                    "dec {n}",
+                    "jnz 2b",
+                    "vzeroupper",
+                    n = inout(reg) passes.max(1) => _,
+                    out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
+                    out("xmm4") _, out("xmm5") _, out("xmm6") _, out("xmm7") _,
+                    out("xmm8") _, out("xmm9") _, out("xmm10") _, out("xmm11") _,
+                    out("xmm12") _, out("xmm13") _, out("xmm14") _, out("xmm15") _,
+                    options(nomem, nostack),
+                );
+            }
+        }
+    };
+}
+
+/// Clears registers.
+macro_rules! zeroed {
+    ($($d:literal)*) => { concat!($("vpxor ymm", $d, ", ymm", $d, ", ymm", $d, "\n",)*) };
+}
+
+/// An instruction on registers 15 and 14, once per destination register.
+macro_rules! each {
+    ($op:literal, $r:literal; $($d:literal)*) => {
+        concat!($($op, " ", $r, $d, ", ", $r, "15, ", $r, "14\n",)*)
+    };
+}
+
+/// Bytes times bytes into sixteen bits, pairs into 32, added: temporary and sum.
+macro_rules! widened {
+    ($($t:literal $sum:literal),*) => {
+        concat!($(
+            "vpmaddubsw ymm", $t, ", ymm15, ymm14\n",
+            "vpmaddwd ymm", $t, ", ymm", $t, ", ymm13\n",
+            "vpaddd ymm", $sum, ", ymm", $sum, ", ymm", $t, "\n",
+        )*)
+    };
+}
+
+/// The same with four products added in sixteen bits first: two temporaries and the sum.
+macro_rules! summed {
+    ($($t:literal $u:literal $sum:literal),*) => {
+        concat!($(
+            "vpmaddubsw ymm", $t, ", ymm15, ymm14\n",
+            "vpmaddubsw ymm", $u, ", ymm15, ymm14\n",
+            "vpaddw ymm", $t, ", ymm", $t, ", ymm", $u, "\n",
+            "vpmaddubsw ymm", $u, ", ymm15, ymm14\n",
+            "vpaddw ymm", $t, ", ymm", $t, ", ymm", $u, "\n",
+            "vpmaddubsw ymm", $u, ", ymm15, ymm14\n",
+            "vpaddw ymm", $t, ", ymm", $t, ", ymm", $u, "\n",
+            "vpmaddwd ymm", $t, ", ymm", $t, ", ymm13\n",
+            "vpaddd ymm", $sum, ", ymm", $sum, ", ymm", $t, "\n",
+        )*)
+    };
+}
+
+/// Words times words, pairs into 32 bits, added.
+macro_rules! words {
+    ($($t:literal $sum:literal),*) => {
+        concat!($(
+            "vpmaddwd ymm", $t, ", ymm15, ymm14\n",
+            "vpaddd ymm", $sum, ", ymm", $sum, ", ymm", $t, "\n",
+        )*)
+    };
+}
+
+repeated!(fma_256, each!("vfmadd231ps", "ymm"; 0 1 2 3 4 5 6 7 8 9 10 11));
+repeated!(maddubs_256, widened!(6 0, 7 1, 8 2, 9 3, 10 4, 11 5));
+repeated!(maddubs_sums_256, summed!(6 7 0, 8 9 1, 10 11 2, 5 12 3));
+repeated!(maddwd_256, words!(6 0, 7 1, 8 2, 9 3, 10 4, 11 5));
+repeated!(dpbusd_256, each!("{{vex}} vpdpbusd", "ymm"; 0 1 2 3 4 5 6 7 8 9 10 11));
+repeated!(fma_512, each!("vfmadd231ps", "zmm"; 0 1 2 3 4 5 6 7 8 9 10 11));
+repeated!(dpbusd_512, each!("vpdpbusd", "zmm"; 0 1 2 3 4 5 6 7 8 9 10 11));
+repeated!(dpbf16_512, each!("vdpbf16ps", "zmm"; 0 1 2 3 4 5 6 7 8 9 10 11));
+
+/// Tiles: what is needed to time them. Linux gives their registers to those that ask.
+mod amx {
+    use std::arch::asm;
+    use std::arch::x86_64::{__cpuid, __cpuid_count};
+
+    /// Bits of CPUID leaf 7, EDX.
+    const BF16: u32 = 1 << 22;
+    const TILE: u32 = 1 << 24;
+    const INT8: u32 = 1 << 25;
+
+    pub fn has_int8() -> bool {
+        has(INT8)
+    }
+
+    pub fn has_bf16() -> bool {
+        has(BF16)
+    }
+
+    fn has(kind: u32) -> bool {
+        if __cpuid(0).eax < 7 {
+            return false;
+        }
+        let found = __cpuid_count(7, 0).edx;
+        found & TILE != 0 && found & kind != 0 && permitted()
+    }
+
+    /// Asks the system for the tiles' registers, for the whole process.
+    #[cfg(target_os = "linux")]
+    fn permitted() -> bool {
+        const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
+        const XTILE_DATA: libc::c_long = 18;
+        // SAFETY: the call takes two numbers and touches no memory of ours.
+        unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XTILE_DATA) == 0 }
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn permitted() -> bool {
+        false
+    }
+
+    /// The operand of `ldtilecfg`: eight tiles of 16 rows of 64 bytes.
+    #[repr(C, align(64))]
+    struct Config {
+        palette: u8,
+        start_row: u8,
+        reserved: [u8; 14],
+        bytes: [u16; 16],
+        rows: [u8; 16],
+    }
+
+    macro_rules! tiles {
+        ($name:ident, $op:literal) => {
+            pub fn $name(passes: u64) {
+                let mut config = Config {
+                    palette: 1,
+                    start_row: 0,
+                    reserved: [0; 14],
+                    bytes: [0; 16],
+                    rows: [0; 16],
+                };
+                config.bytes[..8].fill(64);
+                config.rows[..8].fill(16);
+                // SAFETY: the configuration is valid and outlives the block; only tiles are
+                // written. `probe` hands this out to machines that have them.
+                unsafe {
+                    asm!(
+                        "ldtilecfg [{c}]",
+                        "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
+                        "tilezero tmm4", "tilezero tmm5", "tilezero tmm6", "tilezero tmm7",
+                        "2:",
+                        concat!($op, " tmm0, tmm4, tmm6"),
+                        concat!($op, " tmm1, tmm4, tmm7"),
+                        concat!($op, " tmm2, tmm5, tmm6"),
+                        concat!($op, " tmm3, tmm5, tmm7"),
+                        "dec {n}",
+                        "jnz 2b",
+                        "tilerelease",
+                        c = in(reg) &config,
+                        n = inout(reg) passes.max(1) => _,
+                        out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                        out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                        options(readonly, nostack),
+                    );
+                }
+            }
+        };
+    }
+
+    tiles!(int8, "tdpbssd");
+    tiles!(bf16, "tdpbf16ps");
+}

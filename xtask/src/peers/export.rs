@@ -1,0 +1,219 @@
+//! The built-in model as GGUF: its own weights and tokenizer, for llama.cpp to run.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Read, Write};
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use super::gguf::{Gguf, Kind};
+use super::{Result, failed};
+
+/// The folder of the model below `models/`, and the name of its shape here.
+pub const BUILT_IN: &str = "tiny-moe";
+
+/// Metadata: the number's name in the config and in the file (below the architecture).
+const NUMBERS: &[(&str, &str)] = &[
+    ("max_position_embeddings", "context_length"),
+    ("hidden_size", "embedding_length"),
+    ("num_hidden_layers", "block_count"),
+    ("intermediate_size", "feed_forward_length"),
+    ("num_attention_heads", "attention.head_count"),
+    ("num_key_value_heads", "attention.head_count_kv"),
+    ("head_dim", "attention.key_length"),
+    ("head_dim", "attention.value_length"),
+    ("head_dim", "rope.dimension_count"),
+    ("vocab_size", "vocab_size"),
+    ("num_local_experts", "expert_count"),
+    ("num_experts_per_tok", "expert_used_count"),
+    ("moe_intermediate_size", "expert_feed_forward_length"),
+];
+
+/// Tensors outside of the layers, and those of a layer.
+const WHOLE: &[(&str, &str)] = &[
+    ("model.embed_tokens.weight", "token_embd.weight"),
+    ("model.norm.weight", "output_norm.weight"),
+];
+const OF_LAYER: &[(&str, &str)] = &[
+    ("input_layernorm", "attn_norm"),
+    ("post_attention_layernorm", "ffn_norm"),
+    ("self_attn.q_proj", "attn_q"),
+    ("self_attn.k_proj", "attn_k"),
+    ("self_attn.v_proj", "attn_v"),
+    ("self_attn.o_proj", "attn_output"),
+    ("self_attn.q_norm", "attn_q_norm"),
+    ("self_attn.k_norm", "attn_k_norm"),
+    ("mlp.gate", "ffn_gate_inp"),
+];
+/// Tensors of experts, one after another in the file.
+const OF_EXPERTS: &[(&str, &str)] =
+    &[("gate_proj", "ffn_gate_exps"), ("up_proj", "ffn_up_exps"), ("down_proj", "ffn_down_exps")];
+
+/// Writes the model in `folder` as GGUF.
+///
+/// # Errors
+/// Files that are not there, or are not of the layout this knows.
+pub fn write(folder: &Path, path: &Path) -> Result<()> {
+    let config = json(&folder.join("config.json"))?;
+    let arch = text(&config, "model_type")?.replace('_', "");
+    let weights = Weights::read(&folder.join("model.safetensors"))?;
+    let mut g = Gguf::default();
+    g.str("general.architecture", &arch);
+    g.str("general.name", BUILT_IN);
+    g.u32("general.file_type", 32);
+    for (from, to) in NUMBERS {
+        g.u32(&format!("{arch}.{to}"), number(&config, from)? as u32);
+    }
+    let theta = config.pointer("/rope_parameters/rope_theta").and_then(Value::as_f64);
+    g.f32(&format!("{arch}.rope.freq_base"), theta.unwrap_or(10_000.0) as f32);
+    let eps = config.get("rms_norm_eps").and_then(Value::as_f64).unwrap_or(1e-6);
+    g.f32(&format!("{arch}.attention.layer_norm_rms_epsilon"), eps as f32);
+    let vocab = number(&config, "vocab_size")?;
+    let eos = number(&config, "eos_token_id")? as u32;
+    tokenizer(&mut g, &json(&folder.join("tokenizer.json"))?, vocab, eos)?;
+    tensors(&mut g, &weights, &config)?;
+    let file = File::create(path).map_err(|e| failed("create", path, &e))?;
+    let mut out = BufWriter::new(file);
+    let written = g.write(&mut out).and_then(|()| out.flush());
+    written.map_err(|e| failed("write", path, &e))
+}
+
+fn json(path: &Path) -> Result<Value> {
+    let text = std::fs::read(path).map_err(|e| failed("read", path, &e))?;
+    serde_json::from_slice(&text).map_err(|e| format!("{}: {e}", path.display()))
+}
+
+fn number(config: &Value, name: &str) -> Result<usize> {
+    let n = config.get(name).and_then(Value::as_u64);
+    n.map(|n| n as usize).ok_or_else(|| format!("config.json has no number {name}"))
+}
+
+fn text<'a>(config: &'a Value, name: &str) -> Result<&'a str> {
+    config.get(name).and_then(Value::as_str).ok_or_else(|| format!("config.json has no {name}"))
+}
+
+/// Tokens by id, and merges; the pattern is GPT-2's.
+fn tokenizer(g: &mut Gguf<'_>, json: &Value, vocab: usize, eos: u32) -> Result<()> {
+    let none = || "tokenizer.json has no BPE vocabulary".to_string();
+    let by_text = json.pointer("/model/vocab").and_then(Value::as_object).ok_or_else(none)?;
+    let mut tokens: Vec<String> = (0..vocab).map(|i| format!("<filler_{i}>")).collect();
+    let mut kinds = vec![5; vocab];
+    for (text, id) in by_text {
+        let id = id.as_u64().map(|id| id as usize).filter(|&id| id < vocab).ok_or_else(none)?;
+        (tokens[id], kinds[id]) = (text.clone(), 1);
+    }
+    for added in json["added_tokens"].as_array().into_iter().flatten() {
+        let (id, text) = (added["id"].as_u64(), added["content"].as_str());
+        if let (Some(id), Some(text)) = (id.map(|id| id as usize).filter(|&id| id < vocab), text) {
+            (tokens[id], kinds[id]) = (text.to_string(), 3);
+        }
+    }
+    let merges = json.pointer("/model/merges").and_then(Value::as_array).ok_or_else(none)?;
+    let merge = |m: &Value| match m {
+        Value::String(pair) => pair.clone(),
+        m => [&m[0], &m[1]].map(|part| part.as_str().unwrap_or("")).join(" "),
+    };
+    let merges: Vec<String> = merges.iter().map(merge).collect();
+    g.str("tokenizer.ggml.model", "gpt2");
+    g.str("tokenizer.ggml.pre", "gpt-2");
+    g.strs("tokenizer.ggml.tokens", &tokens);
+    g.i32s("tokenizer.ggml.token_type", &kinds);
+    g.strs("tokenizer.ggml.merges", &merges);
+    g.u32("tokenizer.ggml.bos_token_id", eos);
+    g.u32("tokenizer.ggml.eos_token_id", eos);
+    Ok(())
+}
+
+fn tensors<'a>(g: &mut Gguf<'a>, weights: &'a Weights, config: &Value) -> Result<()> {
+    for (from, to) in WHOLE {
+        weights.add(g, &[from.to_string()], to)?;
+    }
+    for layer in 0..number(config, "num_hidden_layers")? {
+        for (from, to) in OF_LAYER {
+            let from = format!("model.layers.{layer}.{from}.weight");
+            weights.add(g, &[from], &format!("blk.{layer}.{to}.weight"))?;
+        }
+        for (from, to) in OF_EXPERTS {
+            let of = |e: usize| format!("model.layers.{layer}.mlp.experts.{e}.{from}.weight");
+            let from: Vec<String> = (0..number(config, "num_local_experts")?).map(of).collect();
+            weights.add(g, &from, &format!("blk.{layer}.{to}.weight"))?;
+        }
+    }
+    Ok(())
+}
+
+/// A safetensors file: a header of JSON with places, then bytes.
+struct Weights {
+    header: Map<String, Value>,
+    data: Vec<u8>,
+}
+
+impl Weights {
+    fn read(path: &Path) -> Result<Weights> {
+        let open = || -> io::Result<(Vec<u8>, Vec<u8>)> {
+            let mut file = File::open(path)?;
+            let mut len = [0; 8];
+            file.read_exact(&mut len)?;
+            let (mut header, mut data) = (Vec::new(), Vec::new());
+            (&mut file).take(u64::from_le_bytes(len)).read_to_end(&mut header)?;
+            file.read_to_end(&mut data)?;
+            Ok((header, data))
+        };
+        let (header, data) = open().map_err(|e| failed("read", path, &e))?;
+        let header = serde_json::from_slice(&header);
+        Ok(Weights { header: header.map_err(|e| format!("{}: {e}", path.display()))?, data })
+    }
+
+    /// A tensor's shape and bytes, which must be bf16.
+    fn get(&self, name: &str) -> Result<(Vec<u64>, &[u8])> {
+        let bad = || format!("model.safetensors has no bf16 tensor {name}");
+        let info = self.header.get(name).filter(|i| i["dtype"] == "BF16").ok_or_else(bad)?;
+        let numbers = |key: &str| -> Option<Vec<u64>> {
+            info[key].as_array()?.iter().map(Value::as_u64).collect()
+        };
+        let (shape, at) = (numbers("shape").ok_or_else(bad)?, numbers("data_offsets"));
+        let at = at.filter(|at| at.len() == 2).ok_or_else(bad)?;
+        let bytes = self.data.get(at[0] as usize..at[1] as usize).ok_or_else(bad)?;
+        Ok((shape, bytes))
+    }
+
+    /// Adds tensors, one after another, as one. Vectors and routers become f32, as llama.cpp
+    /// has them.
+    fn add<'a>(&'a self, g: &mut Gguf<'a>, from: &[String], to: &str) -> Result<()> {
+        let parts: Vec<(Vec<u64>, &[u8])> =
+            from.iter().map(|name| self.get(name)).collect::<Result<_>>()?;
+        let mut dims: Vec<u64> = parts[0].0.iter().rev().copied().collect();
+        if parts.len() > 1 {
+            dims.push(parts.len() as u64);
+        }
+        let wide = dims.len() == 1 || to.contains("gate_inp");
+        let kind = if wide { Kind::F32 } else { Kind::BF16 };
+        g.tensor(to, &dims, kind, move |out| {
+            parts.iter().try_for_each(|(_, bytes)| match kind {
+                Kind::BF16 => out.write_all(bytes),
+                Kind::F32 => bytes
+                    .as_chunks()
+                    .0
+                    .iter()
+                    .try_for_each(|b: &[u8; 2]| out.write_all(&[0, 0, b[0], b[1]])),
+            })
+        });
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_built_in_model_is_of_the_layout_this_knows() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.gguf");
+        write(&root.join("models").join(BUILT_IN), &path).unwrap();
+        let bytes = std::fs::metadata(&path).unwrap().len();
+        assert!((11_800_000..12_200_000).contains(&bytes), "{bytes}");
+        assert!(write(dir.path(), &path).unwrap_err().contains("config.json"));
+    }
+}

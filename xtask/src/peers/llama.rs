@@ -1,0 +1,88 @@
+//! llama.cpp's tools: found, or built from source.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::{Result, failed, output};
+
+/// The source package of llama-cpp-python carries llama.cpp's own source of the same week.
+const VERSION: &str = "0.3.36";
+
+/// What the build leaves out: tools nobody measures with, and libraries they need.
+const SETTINGS: &[&str] = &[
+    "-DCMAKE_BUILD_TYPE=Release",
+    "-DGGML_NATIVE=ON",
+    "-DBUILD_SHARED_LIBS=OFF",
+    "-DLLAMA_CURL=OFF",
+    "-DLLAMA_OPENSSL=OFF",
+    "-DLLAMA_BUILD_TESTS=OFF",
+    "-DLLAMA_BUILD_EXAMPLES=OFF",
+    "-DLLAMA_BUILD_SERVER=OFF",
+];
+
+/// The programs.
+#[derive(Clone, Debug)]
+pub struct Tools {
+    /// `llama-bench`.
+    pub bench: PathBuf,
+    quantize: PathBuf,
+}
+
+impl Tools {
+    /// Those of a folder.
+    ///
+    /// # Errors
+    /// A folder without `llama-bench`.
+    pub fn in_folder(bin: &Path) -> Result<Tools> {
+        let tools = Tools { bench: bin.join("llama-bench"), quantize: bin.join("llama-quantize") };
+        match tools.bench.exists() {
+            true => Ok(tools),
+            false => Err(format!("there is no llama-bench in {}", bin.display())),
+        }
+    }
+
+    /// Quantizes a GGUF file; `dtype` as `llama-quantize` calls it.
+    ///
+    /// # Errors
+    /// What the program reports.
+    pub fn quantize(&self, from: &Path, to: &Path, dtype: &str) -> Result<()> {
+        let mut command = Command::new(&self.quantize);
+        output(command.arg(from).arg(to).arg(dtype), "llama-quantize").map(drop)
+    }
+}
+
+/// Builds the tools below `dir`, unless they are there.
+///
+/// # Errors
+/// No Python, no compiler, no network.
+pub fn build(dir: &Path) -> Result<Tools> {
+    let bin = dir.join("build").join("bin");
+    if let Ok(tools) = Tools::in_folder(&bin) {
+        return Ok(tools);
+    }
+    std::fs::create_dir_all(dir).map_err(|e| failed("create", dir, &e))?;
+    let venv = dir.join("venv");
+    let tool = |name: &str| Command::new(venv.join("bin").join(name));
+    eprintln!("fetching llama.cpp {VERSION}");
+    output(Command::new("python3").args(["-m", "venv"]).arg(&venv), "python3 -m venv")?;
+    output(tool("pip").args(["-q", "install", "cmake", "ninja"]), "pip install")?;
+    let source = format!("llama_cpp_python-{VERSION}");
+    if !dir.join(&source).exists() {
+        let package = format!("llama-cpp-python=={VERSION}");
+        let mut fetch = tool("pip");
+        fetch.args(["-q", "download", "--no-deps", "--no-binary", "llama-cpp-python", "-d"]);
+        output(fetch.arg(dir).arg(package), "pip download")?;
+        let archive = dir.join(format!("{source}.tar.gz"));
+        output(Command::new("tar").arg("xf").arg(archive).arg("-C").arg(dir), "tar")?;
+    }
+    eprintln!("building llama.cpp, which takes some minutes");
+    let mut configure = tool("cmake");
+    configure.args(["-G", "Ninja", "-S"]).arg(dir.join(source).join("vendor/llama.cpp"));
+    configure.arg("-B").arg(dir.join("build")).args(SETTINGS);
+    configure.arg(format!("-DCMAKE_MAKE_PROGRAM={}", venv.join("bin/ninja").display()));
+    output(&mut configure, "cmake")?;
+    let mut make = tool("cmake");
+    make.arg("--build").arg(dir.join("build"));
+    output(make.args(["--target", "llama-bench", "llama-quantize", "-j"]), "cmake --build")?;
+    Tools::in_folder(&bin)
+}

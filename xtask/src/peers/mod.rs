@@ -1,0 +1,135 @@
+//! `cargo xtask peers`: Troika and llama.cpp side by side, on the same files of this machine.
+//!
+//! The two take turns (A B A B), so that a machine that is shared, or gets warm, treats both
+//! alike; the table shows medians and their ratio.
+
+mod compare;
+mod export;
+mod gguf;
+mod llama;
+mod options;
+mod shapes;
+mod table;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use options::Options;
+
+/// What went wrong, as a sentence.
+type Result<T> = std::result::Result<T, String>;
+
+pub use options::HELP;
+
+/// Makes what is missing, measures, prints the table. `root` is the workspace.
+///
+/// # Errors
+/// A tool that is not there or fails, a file that cannot be written.
+pub fn run(root: &Path, args: &[&str]) -> Result<()> {
+    let options = Options::parse(args)?;
+    let dir = options.dir.clone().unwrap_or_else(|| root.join("target/peers"));
+    let tools = match &options.llama {
+        Some(bin) => llama::Tools::in_folder(bin)?,
+        None => llama::build(&dir)?,
+    };
+    let models = options.models.clone().unwrap_or_else(|| dir.join("models"));
+    std::fs::create_dir_all(&models).map_err(|e| failed("create", &models, &e))?;
+    let files = match options.files.is_empty() {
+        true => make_models(root, &models, &options, &tools)?,
+        false => options.files.clone(),
+    };
+    if options.only_make {
+        files.iter().for_each(|f| println!("{}", f.display()));
+        return Ok(());
+    }
+    let troika = match &options.troika {
+        Some(path) => path.clone(),
+        None => build_troika(root)?,
+    };
+    let mut all = Vec::new();
+    for file in &files {
+        all.push(compare::compare(&troika, &tools.bench, file, &options)?);
+    }
+    print!("{}", table::markdown(&machine(), options.threads, &all));
+    Ok(())
+}
+
+/// The files of all shapes and types asked for; missing ones are made.
+fn make_models(
+    root: &Path,
+    models: &Path,
+    options: &Options,
+    tools: &llama::Tools,
+) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for shape in &options.shapes {
+        let base = models.join(format!("{shape}-bf16.gguf"));
+        let wanted = |t: &String| models.join(format!("{shape}-{}.gguf", t.to_lowercase()));
+        let paths: Vec<PathBuf> = options.types.iter().map(wanted).collect();
+        if paths.iter().any(|p| !p.exists()) && !base.exists() {
+            eprintln!("writing {}", base.display());
+            if shape == export::BUILT_IN {
+                let model = root.join("models").join(shape);
+                whole(&base, |part| export::write(&model, part))?;
+            } else {
+                whole(&base, |part| shapes::write(shape, part))?;
+            }
+        }
+        for (path, dtype) in paths.iter().zip(&options.types) {
+            if !path.exists() {
+                eprintln!("quantizing {}", path.display());
+                whole(path, |part| tools.quantize(&base, part, dtype))?;
+            }
+        }
+        files.extend(paths);
+    }
+    Ok(files)
+}
+
+/// Makes a file beside its place first, so that there is never half of one.
+fn whole(path: &Path, make: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+    let part = path.with_extension("gguf.part");
+    let made = make(&part)
+        .and_then(|()| std::fs::rename(&part, path).map_err(|e| failed("rename", &part, &e)));
+    if made.is_err() {
+        // What was never created cannot be removed; the first error is the one to tell.
+        let _ = std::fs::remove_file(&part);
+    }
+    made
+}
+
+/// Builds the command and says where it is: beside this program's own folder.
+fn build_troika(root: &Path) -> Result<PathBuf> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut build = Command::new(cargo);
+    build.args(["build", "-q", "--release", "-p", "troika-cli"]).current_dir(root);
+    output(&mut build, "cargo build")?;
+    let me = std::env::current_exe().map_err(|e| format!("cannot find my own path: {e}"))?;
+    let target = me.parent().and_then(Path::parent);
+    let path = target.map(|t| t.join("release").join("troika"));
+    path.filter(|p| p.exists())
+        .ok_or_else(|| "cannot find the built troika; name it with --troika".to_string())
+}
+
+/// Runs a tool and takes what it prints.
+fn output(command: &mut Command, name: &str) -> Result<String> {
+    let out = command.output().map_err(|e| format!("cannot run {name}: {e}"))?;
+    if !out.status.success() {
+        let text = String::from_utf8_lossy(&out.stderr);
+        let tail: Vec<&str> = text.trim_end().lines().rev().take(5).collect();
+        let tail: Vec<&str> = tail.into_iter().rev().collect();
+        return Err(format!("{name} failed ({}): {}", out.status, tail.join("\n")));
+    }
+    String::from_utf8(out.stdout).map_err(|_| format!("{name} printed no text"))
+}
+
+fn failed(what: &str, path: &Path, e: &std::io::Error) -> String {
+    format!("cannot {what} {}: {e}", path.display())
+}
+
+/// The processor's name, where the system tells.
+fn machine() -> String {
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = text.lines().find_map(|l| l.strip_prefix("model name"));
+    name.and_then(|l| l.split_once(':')).map_or("this machine", |l| l.1.trim()).to_string()
+}

@@ -1,0 +1,290 @@
+//! GGUF models of known shapes with random weights: for speed alone, what they say is noise.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+
+use super::gguf::{Gguf, Kind};
+use super::{Result, failed};
+
+/// The sizes of a model.
+struct Shape {
+    name: &'static str,
+    arch: &'static str,
+    hidden: u32,
+    layers: u32,
+    heads: u32,
+    kv_heads: u32,
+    head_dim: u32,
+    /// Of the feed-forward, or of an expert.
+    inter: u32,
+    vocab: u32,
+    context: u32,
+    theta: f32,
+    /// Experts, and how many of them a token visits.
+    experts: Option<(u32, u32)>,
+}
+
+const SHAPES: &[Shape] = &[
+    Shape {
+        name: "qwen3-0.6b",
+        arch: "qwen3",
+        hidden: 1024,
+        layers: 28,
+        heads: 16,
+        kv_heads: 8,
+        head_dim: 128,
+        inter: 3072,
+        vocab: 151_936,
+        context: 40_960,
+        theta: 1e6,
+        experts: None,
+    },
+    Shape {
+        name: "qwen3-moe-1b",
+        arch: "qwen3moe",
+        hidden: 1024,
+        layers: 16,
+        heads: 16,
+        kv_heads: 4,
+        head_dim: 64,
+        inter: 768,
+        vocab: 32_000,
+        context: 32_768,
+        theta: 1e6,
+        experts: Some((32, 4)),
+    },
+    Shape {
+        name: "qwen3-moe-tiny",
+        arch: "qwen3moe",
+        hidden: 256,
+        layers: 4,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 64,
+        inter: 256,
+        vocab: 2048,
+        context: 4096,
+        theta: 1e6,
+        experts: Some((16, 2)),
+    },
+    Shape {
+        name: "llama-3.2-1b",
+        arch: "llama",
+        hidden: 2048,
+        layers: 16,
+        heads: 32,
+        kv_heads: 8,
+        head_dim: 64,
+        inter: 8192,
+        vocab: 128_256,
+        context: 131_072,
+        theta: 5e5,
+        experts: None,
+    },
+    Shape {
+        name: "olmoe-1b-7b",
+        arch: "olmoe",
+        hidden: 2048,
+        layers: 16,
+        heads: 16,
+        kv_heads: 16,
+        head_dim: 128,
+        inter: 1024,
+        vocab: 50_304,
+        context: 4096,
+        theta: 1e4,
+        experts: Some((64, 8)),
+    },
+];
+
+/// All shapes.
+pub fn names() -> Vec<&'static str> {
+    SHAPES.iter().map(|s| s.name).collect()
+}
+
+/// Whether there is a shape of this name.
+pub fn is_known(name: &str) -> bool {
+    SHAPES.iter().any(|s| s.name == name)
+}
+
+/// Writes a model in bf16.
+///
+/// # Errors
+/// An unknown shape, a file that cannot be written.
+pub fn write(name: &str, path: &Path) -> Result<()> {
+    let shape = SHAPES.iter().find(|s| s.name == name);
+    let shape = shape.ok_or_else(|| format!("unknown shape {name}"))?;
+    let file = File::create(path).map_err(|e| failed("create", path, &e))?;
+    let mut out = BufWriter::with_capacity(1 << 20, file);
+    let written = gguf(shape).write(&mut out).and_then(|()| out.flush());
+    written.map_err(|e| failed("write", path, &e))
+}
+
+fn gguf(s: &Shape) -> Gguf<'static> {
+    let mut g = Gguf::default();
+    g.str("general.architecture", s.arch);
+    g.str("general.name", &format!("{} with random weights", s.name));
+    // Mostly bf16.
+    g.u32("general.file_type", 32);
+    let mut number = |key: &str, value: u32| g.u32(&format!("{}.{key}", s.arch), value);
+    number("context_length", s.context);
+    number("embedding_length", s.hidden);
+    number("block_count", s.layers);
+    number("feed_forward_length", s.inter);
+    number("attention.head_count", s.heads);
+    number("attention.head_count_kv", s.kv_heads);
+    number("attention.key_length", s.head_dim);
+    number("attention.value_length", s.head_dim);
+    number("rope.dimension_count", s.head_dim);
+    number("vocab_size", s.vocab);
+    if let Some((experts, used)) = s.experts {
+        number("expert_count", experts);
+        number("expert_used_count", used);
+        number("expert_feed_forward_length", s.inter);
+    }
+    g.f32(&format!("{}.rope.freq_base", s.arch), s.theta);
+    g.f32(&format!("{}.attention.layer_norm_rms_epsilon", s.arch), 1e-6);
+    tokenizer(&mut g, s.vocab);
+    tensors(&mut g, s);
+    g
+}
+
+/// A byte-level tokenizer every reader accepts: a token per byte, then fillers.
+fn tokenizer(g: &mut Gguf<'_>, vocab: u32) {
+    g.str("tokenizer.ggml.model", "gpt2");
+    g.str("tokenizer.ggml.pre", "qwen2");
+    let mut tokens: Vec<String> = byte_chars().iter().map(char::to_string).collect();
+    tokens.extend((256..vocab).map(|i| format!("<filler_{i}>")));
+    let kinds: Vec<i32> = (0..vocab).map(|i| if i < 256 { 1 } else { 5 }).collect();
+    g.strs("tokenizer.ggml.tokens", &tokens);
+    g.i32s("tokenizer.ggml.token_type", &kinds);
+    g.strs("tokenizer.ggml.merges", &["t h".to_string()]);
+    g.u32("tokenizer.ggml.bos_token_id", vocab - 2);
+    g.u32("tokenizer.ggml.eos_token_id", vocab - 1);
+}
+
+/// The characters GPT-2 writes bytes as: printable ones stand for themselves.
+fn byte_chars() -> [char; 256] {
+    let is_plain = |b: usize| matches!(b, 33..=126 | 161..=172 | 174..=255);
+    std::array::from_fn(|b| {
+        let others = (0..b).filter(|&b| !is_plain(b)).count();
+        let code = if is_plain(b) { b } else { 256 + others };
+        char::from_u32(code as u32).unwrap_or('?')
+    })
+}
+
+fn tensors(g: &mut Gguf<'static>, s: &Shape) {
+    let (h, q, kv) = (s.hidden, s.heads * s.head_dim, s.kv_heads * s.head_dim);
+    let mut seed = 1u64;
+    let mut matrix = |g: &mut Gguf<'static>, name: &str, dims: &[u32], kind: Kind| {
+        let dims: Vec<u64> = dims.iter().map(|&d| d.into()).collect();
+        let (n, cols) = (dims.iter().product::<u64>(), dims[0]);
+        seed += 1;
+        let seed = seed;
+        g.tensor(name, &dims, kind, move |out| random(out, n, cols, kind, seed));
+    };
+    let ones = |g: &mut Gguf<'static>, name: &str, n: u32| {
+        g.tensor(name, &[n.into()], Kind::F32, move |out| {
+            (0..n).try_for_each(|_| out.write_all(&1f32.to_le_bytes()))
+        });
+    };
+    matrix(g, "token_embd.weight", &[h, s.vocab], Kind::BF16);
+    ones(g, "output_norm.weight", h);
+    if s.arch == "olmoe" {
+        matrix(g, "output.weight", &[h, s.vocab], Kind::BF16);
+    }
+    for i in 0..s.layers {
+        let name = |part: &str| format!("blk.{i}.{part}.weight");
+        ones(g, &name("attn_norm"), h);
+        ones(g, &name("ffn_norm"), h);
+        matrix(g, &name("attn_q"), &[h, q], Kind::BF16);
+        matrix(g, &name("attn_k"), &[h, kv], Kind::BF16);
+        matrix(g, &name("attn_v"), &[h, kv], Kind::BF16);
+        matrix(g, &name("attn_output"), &[q, h], Kind::BF16);
+        match s.arch {
+            "olmoe" => {
+                ones(g, &name("attn_q_norm"), q);
+                ones(g, &name("attn_k_norm"), kv);
+            }
+            "qwen3" | "qwen3moe" => {
+                ones(g, &name("attn_q_norm"), s.head_dim);
+                ones(g, &name("attn_k_norm"), s.head_dim);
+            }
+            _ => {}
+        }
+        if let Some((experts, _)) = s.experts {
+            matrix(g, &name("ffn_gate_inp"), &[h, experts], Kind::F32);
+            matrix(g, &name("ffn_gate_exps"), &[h, s.inter, experts], Kind::BF16);
+            matrix(g, &name("ffn_up_exps"), &[h, s.inter, experts], Kind::BF16);
+            matrix(g, &name("ffn_down_exps"), &[s.inter, h, experts], Kind::BF16);
+        } else {
+            matrix(g, &name("ffn_gate"), &[h, s.inter], Kind::BF16);
+            matrix(g, &name("ffn_up"), &[h, s.inter], Kind::BF16);
+            matrix(g, &name("ffn_down"), &[s.inter, h], Kind::BF16);
+        }
+    }
+}
+
+/// `n` numbers near a bell curve of deviation 1 / sqrt(cols): sums of four bytes. A quantizer
+/// finds in them what it finds in trained weights.
+fn random(out: &mut dyn Write, n: u64, cols: u64, kind: Kind, seed: u64) -> io::Result<()> {
+    // Of the sum of four bytes: mean 510, deviation 148 (sqrt(4 (256^2 - 1) / 12)).
+    let scale = 1.0 / (147.8 * (cols as f32).sqrt());
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut line = Vec::with_capacity(1 << 16);
+    for i in 0..n {
+        // xorshift64*
+        state ^= state >> 12;
+        state ^= state << 25;
+        state ^= state >> 27;
+        let bits = state.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 32;
+        let sum = (bits & 255) + (bits >> 8 & 255) + (bits >> 16 & 255) + (bits >> 24 & 255);
+        let bytes = ((sum as f32 - 510.0) * scale).to_le_bytes();
+        match kind {
+            Kind::F32 => line.extend(bytes),
+            // The upper half: cut off, not rounded, which noise does not mind.
+            Kind::BF16 => line.extend(&bytes[2..]),
+        }
+        if line.len() >= 1 << 16 || i + 1 == n {
+            out.write_all(&line)?;
+            line.clear();
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_small_shape_has_all_its_bytes() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.gguf");
+        write("qwen3-moe-tiny", &path).unwrap();
+        let layer = 256 * 256 * 2 + 2 * 256 * 128 + 16 * 3 * 256 * 256;
+        let matrices = 2 * (2048 * 256 + 4 * layer) + 4 * 4 * 16 * 256;
+        let bytes = std::fs::read(&path).unwrap();
+        assert!(bytes.starts_with(b"GGUF"));
+        assert!(bytes.len() > matrices && bytes.len() < matrices + (128 << 10));
+        assert!(write("gpt-9", &path).is_err());
+    }
+
+    #[test]
+    fn numbers_have_the_deviation_asked_for() {
+        let mut out = Vec::new();
+        random(&mut out, 10_000, 64, Kind::F32, 3).unwrap();
+        let x: Vec<f32> = out.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
+        let sd = (x.iter().map(|x| x * x).sum::<f32>() / 10_000.0).sqrt();
+        assert!((0.12..0.13).contains(&sd), "{sd}");
+    }
+
+    #[test]
+    fn bytes_have_a_character_each() {
+        let chars = byte_chars();
+        assert_eq!((chars[b'A' as usize], chars[b' ' as usize]), ('A', 'Ġ'));
+        let unique: std::collections::BTreeSet<char> = chars.into_iter().collect();
+        assert_eq!(unique.len(), 256);
+    }
+}
