@@ -1,10 +1,12 @@
 //! Speed of products with quantized weights and activations in eight bits, per type, shape,
 //! instruction set and number of threads.
 //!
-//! `cargo run --release -p troika-cpu --example linear_speed -- [threads]`
+//! `cargo run --release -p troika-cpu --example linear_speed -- [threads [words]]`
 //!
-//! GB/s are packed bytes read once per product (with one row they come from memory: several
-//! copies of the weight are used in turn); GOP/s are two operations per weight and row.
+//! Only lines with all the words are measured (`vnni Q8_0 512`). GB/s are packed bytes read once
+//! per product (with one row they come from memory: several copies of the weight are used in
+//! turn); GOP/s are two operations per weight and row. The last column is the time activations
+//! take to quantize, which is not in the others: several products share it.
 
 use std::time::Instant;
 
@@ -28,7 +30,8 @@ struct Case {
     rows: usize,
 }
 
-fn time(cx: &mut Context<'_>, c: &Case) -> f64 {
+/// Seconds of the product and of quantizing its activations.
+fn time(cx: &mut Context<'_>, c: &Case) -> [f64; 2] {
     let layout = Layout::new(c.dtype, c.n, c.k).expect("a shape of whole blocks");
     let row = c.dtype.row_bytes(c.k).unwrap_or(0);
     let raw: Vec<u8> = (0..row * c.n).map(|i| (i * 37 % 64) as u8).collect();
@@ -38,11 +41,13 @@ fn time(cx: &mut Context<'_>, c: &Case) -> f64 {
     let x: Vec<f32> = (0..c.rows * c.k).map(|i| (i % 83) as f32 / 83.0 - 0.5).collect();
     let mut q = vec![0.0; c.rows * floats(c.k)];
     let mut y = vec![0.0; c.rows * c.n];
-    let mut best = f64::MAX;
+    let mut best = [f64::MAX; 2];
     for _ in 0..RUNS {
         let start = Instant::now();
+        quantize(cx, (&x, c.k), Extra::of(c.dtype), &mut q).expect("no panic");
+        best[1] = best[1].min(start.elapsed().as_secs_f64());
+        let start = Instant::now();
         for bytes in &weights {
-            quantize(cx, (&x, c.k), Extra::of(c.dtype), &mut q).expect("no panic");
             let product = Product {
                 weight: PackedView { layout, bytes },
                 bias: None,
@@ -51,7 +56,7 @@ fn time(cx: &mut Context<'_>, c: &Case) -> f64 {
             };
             linear(cx, c.rows, &[product]).expect("no panic");
         }
-        best = best.min(start.elapsed().as_secs_f64() / copies as f64);
+        best[0] = best[0].min(start.elapsed().as_secs_f64() / copies as f64);
     }
     std::hint::black_box(&y);
     best
@@ -59,9 +64,11 @@ fn time(cx: &mut Context<'_>, c: &Case) -> f64 {
 
 fn main() {
     let threads = std::env::args().nth(1).and_then(|t| t.parse().ok()).unwrap_or(2);
+    let words: Vec<String> = std::env::args().skip(2).collect();
     println!("{threads} threads");
     println!(
-        "| kernels | type | n x k | rows | us | GOP/s | GB/s |\n|---|---|---|---|---|---|---|"
+        "| kernels | type | n x k | rows | us | GOP/s | GB/s | quantize us |\n\
+         |---|---|---|---|---|---|---|---|"
     );
     for isa in Isa::available().into_iter().rev() {
         for (dtype, (n, k)) in
@@ -71,19 +78,23 @@ fn main() {
                 if isa == Isa::Scalar && (dtype != DType::Q8_0 || rows > 1) {
                     continue;
                 }
+                let line = format!("| {} | {dtype} | {n} x {k} | {rows} |", name(isa));
+                if !words.iter().all(|w| line.contains(&format!(" {w} "))) {
+                    continue;
+                }
                 let each = 1 << 17;
                 let mut scratch = vec![0.0; each * threads];
                 let mut pool = Pool::new(threads, None).expect("threads");
                 let scratch = PerWorker::new(&mut scratch, each);
                 let mut cx = Context { pool: &mut pool, isa, scratch };
-                let seconds = time(&mut cx, &Case { dtype, n, k, rows });
+                let [seconds, quantize] = time(&mut cx, &Case { dtype, n, k, rows });
                 let bytes = Layout::new(dtype, n, k).map_or(0, |l| l.bytes());
                 println!(
-                    "| {} | {dtype} | {n} x {k} | {rows} | {:.0} | {:.0} | {:.1} |",
-                    name(isa),
+                    "{line} {:.0} | {:.0} | {:.1} | {:.0} |",
                     seconds * 1e6,
                     2.0 * (n * k * rows) as f64 / seconds / 1e9,
-                    bytes as f64 / seconds / 1e9
+                    bytes as f64 / seconds / 1e9,
+                    quantize * 1e6
                 );
             }
         }

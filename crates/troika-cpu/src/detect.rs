@@ -13,13 +13,25 @@ pub enum Isa {
     NeonI8mm,
     /// AVX2 with FMA and F16C.
     Avx2,
-    /// AVX-512 F, BW, DQ and VL beside the above.
+    /// The above with products of bytes, four to a sum (AVX-VNNI).
+    AvxVnni,
+    /// AVX-512 F, BW, DQ and VL beside AVX2; its own VNNI where there is one.
     Avx512,
+    /// The above with VNNI and tiles of bytes (AMX-TILE, AMX-INT8).
+    Amx,
 }
 
 impl Isa {
-    const ALL: [Isa; 6] =
-        [Isa::Scalar, Isa::Neon, Isa::NeonDot, Isa::NeonI8mm, Isa::Avx2, Isa::Avx512];
+    const ALL: [Isa; 8] = [
+        Isa::Scalar,
+        Isa::Neon,
+        Isa::NeonDot,
+        Isa::NeonI8mm,
+        Isa::Avx2,
+        Isa::AvxVnni,
+        Isa::Avx512,
+        Isa::Amx,
+    ];
 
     /// Whether this machine has it (cheap: the standard library remembers).
     pub fn is_available(self) -> bool {
@@ -32,7 +44,9 @@ impl Isa {
             match self {
                 Isa::Scalar => true,
                 Isa::Avx2 => avx2(),
+                Isa::AvxVnni => avx2() && has!("avxvnni"),
                 Isa::Avx512 => avx2() && avx512(),
+                Isa::Amx => avx2() && avx512() && has!("avx512vnni") && has_amx(),
                 _ => false,
             }
         }
@@ -54,8 +68,7 @@ impl Isa {
 
     /// Whether this build runs it in plain Rust, for tests on machines that lack it.
     pub fn is_emulated(self) -> bool {
-        let has_emulation = matches!(self, Isa::Neon | Isa::NeonDot | Isa::NeonI8mm);
-        cfg!(feature = "emulate") && has_emulation && !self.is_available()
+        cfg!(feature = "emulate") && !self.is_available()
     }
 
     /// Whether kernels can run on it here.
@@ -75,7 +88,7 @@ impl Isa {
     }
 
     /// All sets, weakest first.
-    pub fn all() -> [Isa; 6] {
+    pub fn all() -> [Isa; 8] {
         Isa::ALL
     }
 
@@ -87,8 +100,45 @@ impl Isa {
             Isa::NeonDot => "neon dotprod",
             Isa::NeonI8mm => "neon i8mm",
             Isa::Avx2 => "avx2",
+            Isa::AvxVnni => "avx vnni",
             Isa::Avx512 => "avx512",
+            Isa::Amx => "amx",
         }
+    }
+}
+
+/// Whether the processor has tiles of bytes and the system lets this process use them: Linux wants
+/// to be asked, for tiles make the memory of a thread's registers large.
+#[cfg(target_arch = "x86_64")]
+fn has_amx() -> bool {
+    use crate::kernels::instructions::x86::{Tmm, tiles_multiply};
+    // Asking takes a system call, and the answer stays: it is kept, as `is_x86_feature_detected`
+    // keeps its own.
+    static ANSWER: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
+    *ANSWER.get_or_init(|| {
+        // Leaf 7: AMX-TILE and AMX-INT8 (Intel's manual, volume 2, CPUID).
+        let edx = std::arch::x86_64::__cpuid_count(7, 0).edx;
+        let has_tiles = edx & (1 << 24) != 0 && edx & (1 << 25) != 0;
+        // SAFETY: in this order: the processor has them and the system lets us use them.
+        has_tiles && may_use_tiles() && unsafe { tiles_multiply::<Tmm>() }
+    })
+}
+
+/// Asks for permission to use tiles, for all threads of this process.
+#[cfg(target_arch = "x86_64")]
+fn may_use_tiles() -> bool {
+    #[cfg(target_os = "linux")]
+    {
+        /// Linux: `arch/x86/include/uapi/asm/prctl.h`.
+        const ARCH_REQ_XCOMP_PERM: libc::c_ulong = 0x1023;
+        /// The state component of tile data.
+        const XFEATURE_XTILEDATA: libc::c_ulong = 18;
+        // SAFETY: takes two numbers and touches no memory.
+        unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 }
+    }
+    #[cfg(not(target_os = "linux"))]
+    {
+        false
     }
 }
 
@@ -109,6 +159,9 @@ pub fn features() -> String {
         }
         list!("avx2", "fma", "f16c", "avxvnni", "avx512f", "avx512bw", "avx512dq", "avx512vl");
         list!("avx512vnni", "avx512bf16", "avx512fp16");
+        if Isa::Amx.is_available() {
+            found.push("amx");
+        }
     }
     #[cfg(target_arch = "aarch64")]
     {

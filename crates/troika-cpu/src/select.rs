@@ -49,7 +49,7 @@ pub fn linear(isa: Isa, shape: LinearShape, threads: usize) -> LinearChoice {
     // Weight rows that fill the registers of a tile, or of a row alone.
     let step = match isa {
         _ if shape.rows == 1 => 16,
-        Isa::Scalar | Isa::Avx2 => 16,
+        Isa::Scalar | Isa::Avx2 | Isa::AvxVnni => 16,
         _ => 48,
     };
     let wanted = threads * PARTS_PER_THREAD;
@@ -102,8 +102,8 @@ pub(crate) struct PanelShape {
     pub count: usize,
 }
 
-/// Most panels of a part with several activation rows: a pair fills the registers.
-const PANELS: usize = 2;
+/// Most panels of a part with several activation rows: three fill the registers of AVX-512.
+const PANELS: usize = 3;
 
 /// Cuts a product with a packed weight for `threads` threads; `panel` counts panels.
 pub(crate) fn panels(shape: PanelShape, threads: usize) -> LinearChoice {

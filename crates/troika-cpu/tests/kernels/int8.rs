@@ -69,20 +69,22 @@ proptest! {
         let k = dtype.block_len() * blocks;
         let bytes = weight(&mut r, dtype, n * k);
         let view = WeightView { dtype, bytes: &bytes, rows: n, cols: k };
-        let mut x = r.floats(rows * k);
+        // A float and a byte in front: slices are not aligned.
+        let mut x = r.floats(1 + rows * k);
         if one_sign {
             // All at the largest: sums of 16 bits must not overflow.
             x.iter_mut().for_each(|x| *x = 1.0);
         }
+        let x = &x[1..];
         let b = r.floats(n);
         let b = bias.then_some(&b[..]);
         let layout = Layout::new(dtype, n, k).unwrap();
-        let packed = layout.pack(&bytes, 2);
-        let packed = PackedView { layout, bytes: &packed };
+        let packed = [vec![0], layout.pack(&bytes, 2)].concat();
+        let packed = PackedView { layout, bytes: &packed[1..] };
         let mut want = vec![0.0; rows * n];
-        scalar::linear(view, b, &x, &mut want);
+        scalar::linear(view, b, x, &mut want);
         on_each_isa(2, |cx| {
-            let got = run(cx, packed, b, &x);
+            let got = run(cx, packed, b, x);
             for (i, (g, w)) in got.iter().zip(&want).enumerate() {
                 assert!(g.to_bits() == w.to_bits() || g == w, "{dtype} {rows}x{n}x{k} {:?}, {i}: {g} is not {w}", cx.isa);
             }

@@ -8,3 +8,5 @@
 
 #[cfg(any(target_arch = "aarch64", feature = "emulate"))]
 pub(crate) mod arm;
+#[cfg(any(target_arch = "x86_64", feature = "emulate"))]
+pub(crate) mod x86;

@@ -2,8 +2,10 @@
 
 use std::marker::PhantomData;
 
+use troika_graph::DType;
+
 use super::lanes::Rows;
-use super::layout::{Layout, QUAD};
+use super::layout::{Layout, QUAD, zero};
 
 /// The sections of a panel (see [`Layout`]).
 #[derive(Clone, Copy)]
@@ -39,12 +41,16 @@ impl Panel {
 /// All methods need the features of `I` and a panel with the group `g`.
 #[allow(clippy::missing_safety_doc)]
 pub(super) trait Format {
+    /// The type widened. Types that differ only in how they are packed share one.
+    type Wide: Format;
     /// Scales of a group: 1, or 2 for halves of sixteen columns.
     const SUBS: usize = 1;
     /// Whether a minimum is subtracted.
     const MIN: bool = false;
     /// Whether all eight bits are used.
     const FULL: bool = false;
+    /// Which of the unsigned values stands for zero.
+    const ZERO: u8 = 0;
     /// Quads whose products, added in pairs, fit 16 bits: `2 * max * 127 * SPAN < 2^15`.
     const SPAN: usize;
     /// Cache lines of a group's values to ask for ahead of time.
@@ -65,6 +71,31 @@ pub(super) trait Format {
     }
 }
 
+/// Evaluates an expression with the format of a type.
+macro_rules! with_format {
+    ($dtype:expr, $format:ident => $code:expr) => {{
+        use $crate::kernels::int8::format;
+        macro_rules! with {
+            ($type:ty) => {{
+                type $format = $type;
+                $code
+            }};
+        }
+        match $dtype {
+            troika_graph::DType::Q8_0 => with!(format::Q8_0),
+            troika_graph::DType::Q4_0 => with!(format::Q4_0),
+            troika_graph::DType::Q4_K => with!(format::Q4K),
+            troika_graph::DType::Q5_K => with!(format::Q5K),
+            troika_graph::DType::Q6_K => with!(format::Q6K),
+            troika_graph::DType::Q4_G32 => with!(format::Q4G<1>),
+            troika_graph::DType::Q4_G64 => with!(format::Q4G<2>),
+            troika_graph::DType::Q4_G128 => with!(format::Q4G<4>),
+            other => unreachable!("{other} has no integer path"),
+        }
+    }};
+}
+pub(super) use with_format;
+
 pub(super) struct Q8_0;
 pub(super) struct Q4_0;
 pub(super) struct Q4K;
@@ -73,7 +104,7 @@ pub(super) struct Q6K;
 /// 4 bits with a scale and a zero point for each `SPAN` groups.
 pub(super) struct Q4G<const SPAN: usize>;
 
-/// A type widened in scratch: quads of bytes, scales and minima in f32 (`high` is not used).
+/// A type widened in scratch: quads of bytes (signed where [`Rows::SIGNED`] says so), scales and minima in f32 (`high` is not used).
 pub(super) struct Wide<F>(PhantomData<F>);
 
 /// A nibble of quad `j`.
@@ -90,6 +121,8 @@ unsafe fn nibble<I: Rows>(p: &Panel, g: usize, j: usize) -> I::Bytes {
 }
 
 impl Format for Q8_0 {
+    type Wide = Wide<Q8_0>;
+    const ZERO: u8 = zero(DType::Q8_0) as u8;
     const FULL: bool = true;
     const SPAN: usize = 8;
     const LINES: usize = 8;
@@ -107,6 +140,8 @@ impl Format for Q8_0 {
 }
 
 impl Format for Q4_0 {
+    type Wide = Wide<Q4_0>;
+    const ZERO: u8 = zero(DType::Q4_0) as u8;
     const SPAN: usize = 8;
     const LINES: usize = 4;
     #[inline(always)]
@@ -135,6 +170,7 @@ unsafe fn k_scale<I: Rows>(p: &Panel, g: usize, which: usize) -> I::Floats {
 }
 
 impl Format for Q4K {
+    type Wide = Wide<Q4K>;
     const MIN: bool = true;
     const SPAN: usize = 8;
     const LINES: usize = 4;
@@ -156,6 +192,7 @@ impl Format for Q4K {
 }
 
 impl Format for Q5K {
+    type Wide = Wide<Q5K>;
     const MIN: bool = true;
     const SPAN: usize = 4;
     const LINES: usize = 4;
@@ -180,6 +217,8 @@ impl Format for Q5K {
 }
 
 impl Format for Q6K {
+    type Wide = Wide<Q6K>;
+    const ZERO: u8 = zero(DType::Q6_K) as u8;
     const SUBS: usize = 2;
     const SPAN: usize = 2;
     const LINES: usize = 4;
@@ -202,6 +241,7 @@ impl Format for Q6K {
 }
 
 impl<const S: usize> Format for Q4G<S> {
+    type Wide = Wide<Q4K>;
     const MIN: bool = true;
     const SPAN: usize = 8;
     const LINES: usize = 4;
@@ -223,9 +263,11 @@ impl<const S: usize> Format for Q4G<S> {
 }
 
 impl<F: Format> Format for Wide<F> {
+    type Wide = Self;
     const SUBS: usize = F::SUBS;
     const MIN: bool = F::MIN;
     const FULL: bool = F::FULL;
+    const ZERO: u8 = F::ZERO;
     const SPAN: usize = F::SPAN;
     const LINES: usize = 0;
     const WIDE: bool = true;

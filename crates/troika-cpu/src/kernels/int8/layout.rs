@@ -29,7 +29,7 @@ pub const GROUP: usize = 32;
 pub(super) const QUAD: usize = 4 * ROWS;
 
 /// Which of a type's unsigned values stands for zero.
-pub(super) fn zero(dtype: DType) -> i32 {
+pub(super) const fn zero(dtype: DType) -> i32 {
     match dtype {
         DType::Q8_0 => 128,
         DType::Q4_0 => 8,

@@ -6,6 +6,9 @@
 //! with one rounding per addition. So a row's result has the same bits alone or among others, on
 //! any number of threads, and on every instruction set.
 
+#[cfg(any(target_arch = "x86_64", feature = "emulate"))]
+mod amx;
+mod block;
 mod format;
 mod lanes;
 mod layout;
@@ -120,3 +123,6 @@ const _: () = assert!(tile::SCRATCH <= worker_floats());
 pub fn scratch_floats() -> usize {
     worker_floats()
 }
+
+#[cfg(all(test, feature = "emulate"))]
+mod tests;

@@ -50,34 +50,26 @@ impl Extra {
     }
 }
 
-/// `1.5 * 2^23`: added to a small number, it leaves the nearest integer in the low bits.
-const MAGIC: f32 = 12_582_912.0;
 /// Groups with a smaller largest value are zeros.
 const TINY: f32 = 1e-30;
 
 /// Quantizes a group: the nearest of `amax / 127` times an integer, ties to even.
+///
+/// # Safety
+/// Needs the features of `V`.
 #[inline(always)]
-pub(super) fn group(x: &[f32; GROUP], extra: Extra, out: &mut Group) {
-    // As integers, so that a NaN is larger than anything.
-    let mut bits = 0u32;
-    for x in x {
-        bits = bits.max(x.to_bits() & 0x7fff_ffff);
-    }
-    let amax = f32::from_bits(bits);
-    let (scale, inverse) = if amax < TINY { (0.0, 0.0) } else { (amax / 127.0, 127.0 / amax) };
-    let mut sums = [0i32; 2];
-    let halves = x.as_chunks::<16>().0.iter().zip(out.q.as_chunks_mut::<16>().0);
-    for (sum, (x, q)) in sums.iter_mut().zip(halves) {
-        for (x, q) in x.iter().zip(q) {
-            *q = (x * inverse + MAGIC).to_bits() as i8;
-            *sum += i32::from(*q);
-        }
-    }
-    out.scale = scale;
+pub(super) unsafe fn group<V: Lanes>(x: &[f32; GROUP], extra: Extra, out: &mut Group) {
+    // SAFETY: by the caller; both are a group's.
+    let (amax, sums) = unsafe {
+        let amax = V::largest_magnitude(x);
+        let inverse = if amax < TINY { 0.0 } else { 127.0 / amax };
+        (amax, V::round_bytes(x, inverse, &mut out.q))
+    };
+    out.scale = if amax < TINY { 0.0 } else { amax / 127.0 };
     out.extra = match extra {
         Extra::Zero { zero, halves: true } => sums.map(|s| (-zero * s) as u32),
         Extra::Zero { zero, halves: false } => [(-zero * (sums[0] + sums[1])) as u32, 0],
-        Extra::Sum => [(-scale * (sums[0] + sums[1]) as f32).to_bits(), 0],
+        Extra::Sum => [(-out.scale * (sums[0] + sums[1]) as f32).to_bits(), 0],
     };
 }
 
@@ -91,9 +83,9 @@ impl Kernel for Run<'_> {
     type Output = ();
     #[inline(always)]
     unsafe fn run<V: Lanes>(self) {
-        // Plain loops: the compiler vectorises them with the features that are on.
         for (x, out) in self.x.as_chunks::<GROUP>().0.iter().zip(self.out) {
-            group(x, self.extra, out);
+            // SAFETY: features by the caller.
+            unsafe { group::<V>(x, self.extra, out) }
         }
     }
 }

@@ -7,6 +7,7 @@ use troika_graph::DType;
 use super::layout::{GROUP, quants, scale_min, zero};
 use super::quantize::{Extra, Group, group};
 use crate::kernels::linear::WeightView;
+use crate::kernels::simd::Portable;
 
 fn half_at(block: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
@@ -38,7 +39,8 @@ fn dot(dtype: DType, row: &[u8], x: &[f32]) -> f32 {
     for (g, x) in x.as_chunks::<GROUP>().0.iter().enumerate() {
         let block = &row[g / per_block * dtype.block_bytes()..][..dtype.block_bytes()];
         let (mut a, mut w): (Group, _) = (bytemuck::Zeroable::zeroed(), [0; GROUP]);
-        group(x, Extra::of(dtype), &mut a);
+        // SAFETY: plain Rust needs no features.
+        unsafe { group::<Portable>(x, Extra::of(dtype), &mut a) }
         quants(dtype, block, g % per_block, &mut w);
         let (scales, min) = scales(dtype, block, g % per_block);
         let product = |i: usize| i32::from(a.q[i]) * (i32::from(w[i]) - zero(dtype));

@@ -4,16 +4,14 @@
 //! types with a scale per sixteen), times the weight's scale, times the activations' scale, added
 //! to the row's sum by a fused multiply-add; then the minimum likewise. Nothing else is rounded.
 
-use std::mem::offset_of;
 use std::ops::Range;
 
-use troika_graph::DType;
-
 use super::Product;
-use super::format::{Format, Panel, Q4_0, Q4G, Q4K, Q5K, Q6K, Q8_0, Wide};
+use super::block::tile;
+use super::format::{Format, Panel};
 use super::lanes::{ROWS, Rows};
 use super::layout::{GROUP, QUAD};
-use super::quantize::{GROUP_FLOATS, Group};
+use super::quantize::GROUP_FLOATS;
 
 /// A part of a product: some weight rows, some activation rows.
 pub(crate) struct Part<'a> {
@@ -29,42 +27,24 @@ pub(crate) struct Part<'a> {
 }
 
 /// Activation rows up to which weights are read as they are.
-const DIRECT: usize = 3;
-/// Groups of a block of columns whose weights are widened at once.
-const CHUNK: usize = 64;
-/// Bytes before the values in use that are asked for: about the latency of memory.
-const AHEAD: usize = 4096;
+pub(super) const DIRECT: usize = 3;
+/// Most groups of a block of columns: widened weights of three panels (27 KiB), the activation
+/// rows at hand and those asked for fit a first-level cache of 48 KiB; of one panel, 32 KiB.
+pub(super) const CHUNK: usize = 16;
 /// Floats of a widened panel's values, scales and minima.
 const WIDE: [usize; 3] = [CHUNK * 8 * QUAD / 4, CHUNK * 2 * ROWS, CHUNK * ROWS];
-/// Floats of two widened panels.
-pub(super) const SCRATCH: usize = 2 * (WIDE[0] + WIDE[1] + WIDE[2]);
+/// Floats of a widened panel.
+const PANEL: usize = WIDE[0] + WIDE[1] + WIDE[2];
+/// Floats of three widened panels.
+pub(super) const SCRATCH: usize = 3 * PANEL;
 
-/// Computes a part of a product.
+/// Computes a part of a product with weights of a format.
 ///
 /// # Safety
-/// Needs the features of `I`; nobody else writes the part's results.
+/// Needs the features of `I`; the weight is of this format; nobody else writes the part's
+/// results.
 #[inline(always)]
-pub(super) unsafe fn run<I: Rows>(part: Part<'_>) {
-    // SAFETY: passed on; the format is the layout's.
-    unsafe {
-        match part.product.weight.layout.dtype {
-            DType::Q8_0 => by_rows::<I, Q8_0>(part),
-            DType::Q4_0 => by_rows::<I, Q4_0>(part),
-            DType::Q4_K => by_rows::<I, Q4K>(part),
-            DType::Q5_K => by_rows::<I, Q5K>(part),
-            DType::Q6_K => by_rows::<I, Q6K>(part),
-            DType::Q4_G32 => by_rows::<I, Q4G<1>>(part),
-            DType::Q4_G64 => by_rows::<I, Q4G<2>>(part),
-            DType::Q4_G128 => by_rows::<I, Q4G<4>>(part),
-            other => unreachable!("{other} has no integer path"),
-        }
-    }
-}
-
-/// # Safety
-/// As for [`run`]; panels, rows and groups are in range.
-#[inline(always)]
-unsafe fn by_rows<I: Rows, F: Format>(part: Part<'_>) {
+pub(super) unsafe fn run<I: Rows, F: Format>(part: Part<'_>) {
     // SAFETY: passed on.
     unsafe {
         match part.m.len() {
@@ -90,7 +70,7 @@ unsafe fn direct<I: Rows, F: Format, const M: usize>(part: Part<'_>) {
         let xs = rows::<M>(&part, part.m.start, 0);
         for index in weight.panels(&part.n) {
             let panel = [Panel::new(weight.bytes.as_ptr(), &weight.layout, index)];
-            let sums = tile::<I, F, M, 1>(panel, xs, groups, [[I::splat(0.0); 1]; M]);
+            let sums = tile::<I, F, M, 1>(panel, [xs, xs], groups, [[I::splat(0.0); 1]; M]);
             put::<I, M, 1>(&part, part.m.start, index, sums, true);
         }
     }
@@ -101,7 +81,7 @@ unsafe fn direct<I: Rows, F: Format, const M: usize>(part: Part<'_>) {
 /// # Safety
 /// As for [`run`]; panels, rows and groups are in range.
 #[inline(always)]
-unsafe fn rows<const M: usize>(part: &Part<'_>, m: usize, g: usize) -> [*const u8; M] {
+pub(super) unsafe fn rows<const M: usize>(part: &Part<'_>, m: usize, g: usize) -> [*const u8; M] {
     let groups = part.product.weight.layout.cols / GROUP;
     std::array::from_fn(|i| {
         let row = part.product.x.row(m + i, groups * GROUP_FLOATS);
@@ -122,38 +102,42 @@ unsafe fn wide<I: Rows, F: Format>(part: Part<'_>) {
     // SAFETY: the panels exist.
     unsafe {
         while at < panels.end {
-            if I::PANELS == 2 && at + 2 <= panels.end {
+            let left = panels.end - at;
+            if I::PANELS >= 3 && left >= 3 {
+                chunks::<I, F, 3>(&mut part, at);
+                at += 3;
+            } else if I::PANELS >= 2 && left >= 2 {
                 chunks::<I, F, 2>(&mut part, at);
+                at += 2;
             } else {
                 chunks::<I, F, 1>(&mut part, at);
+                at += 1;
             }
-            at += I::PANELS;
         }
     }
+}
+
+/// Groups of a block of columns when all are about as wide.
+pub(super) fn even_chunk(groups: usize) -> usize {
+    groups.div_ceil(groups.div_ceil(CHUNK).max(1))
 }
 
 /// # Safety
 /// As for [`run`]; panels, rows and groups are in range.
 #[inline(always)]
 unsafe fn chunks<I: Rows, F: Format, const NR: usize>(part: &mut Part<'_>, index: usize) {
-    let weight = part.product.weight;
-    let groups = weight.layout.cols / GROUP;
-    assert!(part.scratch.len() >= SCRATCH, "scratch of a product");
+    let groups = part.product.weight.layout.cols / GROUP;
+    let even = even_chunk(groups);
     let mut g = 0;
     while g < groups {
-        let len = CHUNK.min(groups - g);
-        // SAFETY: the panels exist and have these groups; scratch has room for two.
+        let len = even.min(groups - g);
+        // SAFETY: the panels exist and have these groups.
         unsafe {
-            let to = part.scratch.as_mut_ptr();
-            let panels = std::array::from_fn(|i| {
-                let panel = Panel::new(weight.bytes.as_ptr(), &weight.layout, index + i);
-                (panel, to.add(i * SCRATCH / 2))
-            });
-            let panels = widen_all::<I, F, NR>(panels, g..g + len);
+            let panels = widen_all::<I, F, NR, false>(part, index, g..g + len);
             let block = Block { panels, index, g, len, last: g + len == groups };
             let mut m = part.m.start;
             let end = part.m.end;
-            while I::WIDE && m + 6 <= end {
+            while I::WIDE && NR < 3 && m + 6 <= end {
                 block.rows::<I, F, 6>(part, m);
                 m += 6;
             }
@@ -170,36 +154,54 @@ unsafe fn chunks<I: Rows, F: Format, const NR: usize>(part: &mut Part<'_>, index
     }
 }
 
-/// Widens some groups of panels, each to its room.
+/// Widens some groups of panels from `index` on.
 ///
 /// # Safety
 /// As for [`run`]; panels, rows and groups are in range.
 #[inline(always)]
-unsafe fn widen_all<I: Rows, F: Format, const NR: usize>(
-    panels: [(Panel, *mut f32); NR],
+pub(super) unsafe fn widen_all<I: Rows, F: Format, const NR: usize, const SIGNED: bool>(
+    part: &mut Part<'_>,
+    index: usize,
     g: Range<usize>,
 ) -> [Panel; NR] {
-    let mut out = panels.map(|(panel, _)| panel);
-    for (out, (panel, to)) in out.iter_mut().zip(&panels) {
-        // SAFETY: by the caller.
-        *out = unsafe { widen::<I, F>(panel, g.clone(), *to) };
+    let weight = &part.product.weight;
+    assert!(part.scratch.len() >= SCRATCH, "scratch of a product");
+    // SAFETY: the panels exist and have these groups; scratch has room for three.
+    unsafe {
+        let to = part.scratch.as_mut_ptr();
+        let mut out = [Panel::new(weight.bytes.as_ptr(), &weight.layout, index); NR];
+        for (i, out) in out.iter_mut().enumerate() {
+            let panel = Panel::new(weight.bytes.as_ptr(), &weight.layout, index + i);
+            *out = widen::<I, F, SIGNED>(&panel, g.clone(), to.add(i * PANEL));
+        }
+        out
     }
-    out
 }
 
-/// Widens some groups of a panel; `to` has room for a block's.
+/// Widens some groups of a panel; `to` has room for a block's. `SIGNED`: to signed bytes whatever
+/// the type; else only where products of all eight bits are signed.
 ///
 /// # Safety
 /// As for [`run`]; panels, rows and groups are in range.
 #[inline(always)]
-unsafe fn widen<I: Rows, F: Format>(p: &Panel, g: Range<usize>, to: *mut f32) -> Panel {
+unsafe fn widen<I: Rows, F: Format, const SIGNED: bool>(
+    p: &Panel,
+    g: Range<usize>,
+    to: *mut f32,
+) -> Panel {
+    let signed = SIGNED || (F::FULL && I::SIGNED);
+    let copy = !F::PLAIN || signed;
     // SAFETY: by the caller.
     unsafe {
         let (scales, mins) = (to.add(WIDE[0]), to.add(WIDE[0] + WIDE[1]));
         for (i, g) in g.clone().enumerate() {
-            if !F::PLAIN {
+            if copy {
                 for j in 0..8 {
-                    I::store_bytes(F::quad::<I>(p, g, j), to.cast::<u8>().add((i * 8 + j) * QUAD));
+                    let mut quad = F::quad::<I>(p, g, j);
+                    if signed && F::ZERO > 0 {
+                        quad = I::less(quad, F::ZERO);
+                    }
+                    I::store_bytes(quad, to.cast::<u8>().add((i * 8 + j) * QUAD));
                 }
             }
             for sub in 0..F::SUBS {
@@ -209,7 +211,7 @@ unsafe fn widen<I: Rows, F: Format>(p: &Panel, g: Range<usize>, to: *mut f32) ->
                 I::store(F::min::<I>(p, g), mins.add(i * ROWS));
             }
         }
-        let quants = if F::PLAIN { p.quants.add(g.start * 8 * QUAD) } else { to.cast() };
+        let quants = if copy { to.cast() } else { p.quants.add(g.start * 8 * QUAD) };
         Panel { quants, high: quants, scales: scales.cast(), supers: mins.cast() }
     }
 }
@@ -235,11 +237,13 @@ impl<const NR: usize> Block<NR> {
         // SAFETY: by the caller.
         unsafe {
             let xs = rows::<M>(part, m, self.g);
+            let more = m + 2 * M <= part.m.end;
+            let next = if more { rows::<M>(part, m + M, self.g) } else { xs };
             let mut sums = [[I::splat(0.0); NR]; M];
             if self.g > 0 {
                 get::<I, M, NR>(part, m, self.index, &mut sums);
             }
-            let sums = tile::<I, Wide<F>, M, NR>(self.panels, xs, self.len, sums);
+            let sums = tile::<I, F::Wide, M, NR>(self.panels, [xs, next], self.len, sums);
             put::<I, M, NR>(part, m, self.index, sums, self.last);
         }
     }
@@ -263,7 +267,7 @@ unsafe fn place(part: &Part<'_>, m: usize, index: usize) -> (*mut f32, usize) {
 /// # Safety
 /// As for [`run`]; panels, rows and groups are in range.
 #[inline(always)]
-unsafe fn get<I: Rows, const M: usize, const NR: usize>(
+pub(super) unsafe fn get<I: Rows, const M: usize, const NR: usize>(
     part: &Part<'_>,
     m: usize,
     index: usize,
@@ -289,7 +293,7 @@ unsafe fn get<I: Rows, const M: usize, const NR: usize>(
 /// # Safety
 /// As for [`run`]; panels, rows and groups are in range.
 #[inline(always)]
-unsafe fn put<I: Rows, const M: usize, const NR: usize>(
+pub(super) unsafe fn put<I: Rows, const M: usize, const NR: usize>(
     part: &Part<'_>,
     m: usize,
     index: usize,
@@ -316,176 +320,5 @@ unsafe fn put<I: Rows, const M: usize, const NR: usize>(
                 }
             }
         }
-    }
-}
-
-/// The extra sum of a group, as an integer.
-///
-/// # Safety
-/// As for [`run`]; panels, rows and groups are in range.
-#[inline(always)]
-unsafe fn extra(x: *const u8, sub: usize) -> *const i32 {
-    // SAFETY: `x` points at a group.
-    unsafe { x.add(offset_of!(Group, extra)).cast::<i32>().add(sub) }
-}
-
-/// The products of `M` activation rows with `NR` panels over some groups, added to `sums`.
-///
-/// # Safety
-/// Needs the features of `I`, and the groups behind every pointer.
-#[inline(always)]
-unsafe fn tile<I: Rows, F: Format, const M: usize, const NR: usize>(
-    panels: [Panel; NR],
-    xs: [*const u8; M],
-    groups: usize,
-    mut sums: [[I::Floats; NR]; M],
-) -> [[I::Floats; NR]; M] {
-    for g in 0..groups {
-        let at = g * size_of::<Group>();
-        // SAFETY: by the caller.
-        unsafe {
-            for i in 0..F::LINES {
-                I::prefetch(panels[0].quants.wrapping_add((g * F::LINES + i) * 64 + AHEAD));
-            }
-            let xs: [_; M] = std::array::from_fn(|m| xs[m].add(at));
-            if F::SUBS == 1 {
-                half::<I, F, M, NR, 8>(&panels, xs, g, 0, &mut sums);
-            } else {
-                half::<I, F, M, NR, 4>(&panels, xs, g, 0, &mut sums);
-                half::<I, F, M, NR, 4>(&panels, xs, g, 1, &mut sums);
-            }
-            if F::MIN {
-                for n in 0..NR {
-                    let min = F::min::<I>(&panels[n], g);
-                    for m in 0..M {
-                        let x = I::splat(*extra(xs[m], 0).cast::<f32>());
-                        sums[m][n] = I::fma(min, x, sums[m][n]);
-                    }
-                }
-            }
-        }
-    }
-    sums
-}
-
-/// The `QUADS` quads of a group that share a scale.
-///
-/// # Safety
-/// As for [`run`]; panels, rows and groups are in range.
-#[inline(always)]
-unsafe fn half<I: Rows, F: Format, const M: usize, const NR: usize, const QUADS: usize>(
-    panels: &[Panel; NR],
-    xs: [*const u8; M],
-    g: usize,
-    sub: usize,
-    sums: &mut [[I::Floats; NR]; M],
-) {
-    // SAFETY: by the caller.
-    unsafe {
-        let ints = if I::PAIRED && F::WIDE && M.is_multiple_of(2) {
-            by_pairs::<I, F, M, NR, QUADS>(panels, xs, g, sub)
-        } else {
-            by_quads::<I, F, M, NR, QUADS>(panels, xs, g, sub)
-        };
-        let scales: [_; NR] = std::array::from_fn(|n| F::scale::<I>(&panels[n], g, sub));
-        for m in 0..M {
-            let x = I::splat(*xs[m].add(offset_of!(Group, scale)).cast::<f32>());
-            for n in 0..NR {
-                let scaled = I::mul(I::to_floats(ints[m][n]), scales[n]);
-                sums[m][n] = I::fma(scaled, x, sums[m][n]);
-            }
-        }
-    }
-}
-
-/// Their integer sums, two activation rows at a time.
-///
-/// # Safety
-/// As for [`run`]; panels, rows and groups are in range; the panels are widened.
-#[inline(always)]
-unsafe fn by_pairs<I: Rows, F: Format, const M: usize, const NR: usize, const QUADS: usize>(
-    panels: &[Panel; NR],
-    xs: [*const u8; M],
-    g: usize,
-    sub: usize,
-) -> [[I::Sums; NR]; M] {
-    // SAFETY: by the caller; widened panels hold eight quads of bytes per group.
-    unsafe {
-        let mut begin = [0; M];
-        if !F::MIN {
-            begin = std::array::from_fn(|m| *extra(xs[m], sub));
-        }
-        let xs = xs.map(|x| x.add(4 * sub * QUADS));
-        let mut ints = [[I::begin(false, 0); NR]; M];
-        for n in 0..NR {
-            let w = panels[n].quants.add((g * 8 + sub * QUADS) * QUAD);
-            for (ints, sums) in ints.iter_mut().zip(I::pairs::<M, QUADS>(w, xs, begin)) {
-                ints[n] = sums;
-            }
-        }
-        ints
-    }
-}
-
-/// Their integer sums.
-///
-/// # Safety
-/// As for [`run`]; panels, rows and groups are in range.
-#[inline(always)]
-unsafe fn by_quads<I: Rows, F: Format, const M: usize, const NR: usize, const QUADS: usize>(
-    panels: &[Panel; NR],
-    xs: [*const u8; M],
-    g: usize,
-    sub: usize,
-) -> [[I::Sums; NR]; M] {
-    // SAFETY: by the caller.
-    unsafe {
-        let mut ints = [[I::begin(F::FULL, 0); NR]; M];
-        if !F::MIN {
-            for m in 0..M {
-                ints[m] = [I::begin(F::FULL, *extra(xs[m], sub)); NR];
-            }
-        }
-        let mut part = [[I::part(ints[0][0]); NR]; M];
-        macro_rules! quad {
-            ($j:literal) => {
-                if $j < QUADS {
-                    let j = sub * QUADS + $j;
-                    if $j % F::SPAN == 0 {
-                        for m in 0..M {
-                            for n in 0..NR {
-                                part[m][n] = I::part(ints[m][n]);
-                            }
-                        }
-                    }
-                    let mut w = [I::weight(F::FULL, F::quad::<I>(&panels[0], g, j)); NR];
-                    for n in 1..NR {
-                        w[n] = I::weight(F::FULL, F::quad::<I>(&panels[n], g, j));
-                    }
-                    for m in 0..M {
-                        let x = I::quad(xs[m].add(4 * j));
-                        for n in 0..NR {
-                            part[m][n] = I::dot(F::FULL, part[m][n], w[n], x);
-                        }
-                    }
-                    if $j % F::SPAN == F::SPAN - 1 {
-                        for m in 0..M {
-                            for n in 0..NR {
-                                ints[m][n] = I::fold(F::FULL, ints[m][n], part[m][n]);
-                            }
-                        }
-                    }
-                }
-            };
-        }
-        quad!(0);
-        quad!(1);
-        quad!(2);
-        quad!(3);
-        quad!(4);
-        quad!(5);
-        quad!(6);
-        quad!(7);
-        ints
     }
 }

@@ -53,7 +53,7 @@ pub mod scalar {
 pub fn is_native(isa: Isa) -> bool {
     #[cfg(target_arch = "x86_64")]
     {
-        isa == Isa::Avx512
+        matches!(isa, Isa::Avx512 | Isa::Amx)
             && isa.is_available()
             && std::arch::is_x86_feature_detected!("avx512bf16")
     }

@@ -37,8 +37,8 @@ pub(crate) fn multiply(isa: Isa, acts: Acts) -> Option<Multiply> {
         _ if acts == Acts::Bf16 && bf16::is_native(isa) => Some(Multiply::Bf16Avx512),
         Isa::Scalar => None,
         Isa::Neon | Isa::NeonDot | Isa::NeonI8mm => Some(Multiply::F32Neon),
-        Isa::Avx2 => Some(Multiply::F32Avx2),
-        Isa::Avx512 => Some(Multiply::F32Avx512),
+        Isa::Avx2 | Isa::AvxVnni => Some(Multiply::F32Avx2),
+        Isa::Avx512 | Isa::Amx => Some(Multiply::F32Avx512),
     }
 }
 

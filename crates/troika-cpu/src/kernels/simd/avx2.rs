@@ -14,6 +14,22 @@ pub(super) unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
     unsafe { kernel.run::<__m256>() }
 }
 
+/// Sums of signed bytes by sixteen.
+// SAFETY: the caller has the features on.
+#[inline(always)]
+pub(super) unsafe fn byte_sums(bytes: __m256i) -> [i32; 2] {
+    // SAFETY: features by the caller.
+    unsafe {
+        // Unsigned sums of eight, each byte 128 more.
+        let up = _mm256_xor_si256(bytes, _mm256_set1_epi8(-128));
+        let eights = _mm256_sad_epu8(up, _mm256_setzero_si256());
+        let sums = _mm256_add_epi64(eights, _mm256_shuffle_epi32(eights, 0b01_00_11_10));
+        let low = _mm_cvtsi128_si32(_mm256_castsi256_si128(sums));
+        let high = _mm_cvtsi128_si32(_mm256_extracti128_si256(sums, 1));
+        [low - 16 * 128, high - 16 * 128]
+    }
+}
+
 /// The fixed tree of a sum of eight.
 // SAFETY: the caller has the features on.
 #[inline(always)]
@@ -73,6 +89,42 @@ impl Lanes for __m256 {
     #[inline(always)]
     unsafe fn splat_f16(p: *const u8) -> Self {
         unsafe { _mm256_cvtph_ps(_mm_set1_epi16(p.cast::<i16>().read_unaligned())) }
+    }
+    #[inline(always)]
+    unsafe fn largest_magnitude(x: &[f32; 32]) -> f32 {
+        unsafe {
+            let p = x.as_ptr().cast::<__m256i>();
+            let mut most = _mm256_setzero_si256();
+            for i in 0..4 {
+                let bits = _mm256_loadu_si256(p.add(i));
+                most =
+                    _mm256_max_epu32(most, _mm256_and_si256(bits, _mm256_set1_epi32(0x7fff_ffff)));
+            }
+            let m = _mm_max_epu32(_mm256_castsi256_si128(most), _mm256_extracti128_si256(most, 1));
+            let m = _mm_max_epu32(m, _mm_shuffle_epi32(m, 0b01_00_11_10));
+            let m = _mm_max_epu32(m, _mm_shuffle_epi32(m, 0b10_11_00_01));
+            f32::from_bits(_mm_cvtsi128_si32(m) as u32)
+        }
+    }
+    #[inline(always)]
+    unsafe fn round_bytes(x: &[f32; 32], by: f32, out: &mut [i8; 32]) -> [i32; 2] {
+        unsafe {
+            let mut n = [_mm256_setzero_si256(); 4];
+            for (i, n) in n.iter_mut().enumerate() {
+                let x = _mm256_mul_ps(_mm256_loadu_ps(x.as_ptr().add(8 * i)), _mm256_set1_ps(by));
+                let bits = _mm256_castps_si256(_mm256_add_ps(x, _mm256_set1_ps(super::TO_BYTE)));
+                *n = _mm256_and_si256(bits, _mm256_set1_epi32(255));
+            }
+            // Fours of bytes come out as 0 4 8 12 | 1 5 9 13 of sixteen each.
+            let bytes = _mm256_packus_epi16(
+                _mm256_packus_epi32(n[0], n[1]),
+                _mm256_packus_epi32(n[2], n[3]),
+            );
+            let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+            let bytes = _mm256_permutevar8x32_epi32(bytes, order);
+            _mm256_storeu_si256(out.as_mut_ptr().cast(), bytes);
+            byte_sums(bytes)
+        }
     }
     #[inline(always)]
     unsafe fn store(self, p: *mut f32) {

@@ -57,6 +57,30 @@ impl Lanes for __m512 {
         unsafe { _mm512_cvtph_ps(_mm256_set1_epi16(p.cast::<i16>().read_unaligned())) }
     }
     #[inline(always)]
+    unsafe fn largest_magnitude(x: &[f32; 32]) -> f32 {
+        unsafe {
+            let p = x.as_ptr();
+            let bits = _mm512_set1_epi32(0x7fff_ffff);
+            let low = _mm512_and_si512(_mm512_loadu_si512(p.cast()), bits);
+            let high = _mm512_and_si512(_mm512_loadu_si512(p.add(16).cast()), bits);
+            f32::from_bits(_mm512_reduce_max_epu32(_mm512_max_epu32(low, high)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn round_bytes(x: &[f32; 32], by: f32, out: &mut [i8; 32]) -> [i32; 2] {
+        unsafe {
+            let mut halves = [_mm_setzero_si128(); 2];
+            for (i, half) in halves.iter_mut().enumerate() {
+                let x = _mm512_mul_ps(_mm512_loadu_ps(x.as_ptr().add(16 * i)), _mm512_set1_ps(by));
+                let bits = _mm512_castps_si512(_mm512_add_ps(x, _mm512_set1_ps(super::TO_BYTE)));
+                *half = _mm512_cvtepi32_epi8(bits);
+            }
+            let bytes = _mm256_set_m128i(halves[1], halves[0]);
+            _mm256_storeu_si256(out.as_mut_ptr().cast(), bytes);
+            super::avx2::byte_sums(bytes)
+        }
+    }
+    #[inline(always)]
     unsafe fn store(self, p: *mut f32) {
         unsafe { _mm512_storeu_ps(p, self) }
     }

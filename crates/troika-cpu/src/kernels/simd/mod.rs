@@ -19,6 +19,9 @@ use crate::kernels::instructions::arm;
 
 pub use scalar::Portable;
 
+/// `1.5 * 2^23`: added to a small number, it leaves the nearest integer in the low bits.
+const TO_BYTE: f32 = 12_582_912.0;
+
 /// The widest lanes of any instruction set.
 pub const MAX_LANES: usize = 16;
 
@@ -60,6 +63,24 @@ pub trait Lanes: Copy {
     unsafe fn look_up(p: *const u8, shift: u32, table: &[f32; 16]) -> Self;
     /// One unaligned f16, in all lanes.
     unsafe fn splat_f16(p: *const u8) -> Self;
+    /// The largest magnitude; a NaN is larger than anything.
+    #[inline(always)]
+    unsafe fn largest_magnitude(x: &[f32; 32]) -> f32 {
+        // As integers, for the NaN.
+        f32::from_bits(x.iter().fold(0, |most, x| most.max(x.to_bits() & 0x7fff_ffff)))
+    }
+
+    /// Whole numbers nearest to `x * by`, ties to even, and their sums by sixteen; products lie
+    /// within -127 and 127.
+    #[inline(always)]
+    unsafe fn round_bytes(x: &[f32; 32], by: f32, out: &mut [i8; 32]) -> [i32; 2] {
+        let mut sums = [0; 2];
+        for (i, (x, out)) in x.iter().zip(out).enumerate() {
+            *out = (x * by + TO_BYTE).to_bits() as i8;
+            sums[i / 16] += i32::from(*out);
+        }
+        sums
+    }
     unsafe fn store(self, p: *mut f32);
     unsafe fn add(self, o: Self) -> Self;
     unsafe fn sub(self, o: Self) -> Self;
@@ -151,10 +172,14 @@ pub fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
         },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: detected above.
-        Isa::Avx2 => unsafe { avx2::run(kernel) },
+        Isa::Avx2 | Isa::AvxVnni if isa.is_available() => unsafe { avx2::run(kernel) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: detected above.
-        Isa::Avx512 => unsafe { avx512::run(kernel) },
+        Isa::Avx512 | Isa::Amx if isa.is_available() => unsafe { avx512::run(kernel) },
+        // Of x86 only products of bytes are emulated.
+        #[cfg(feature = "emulate")]
+        // SAFETY: plain Rust needs no features.
+        Isa::Avx2 | Isa::AvxVnni | Isa::Avx512 | Isa::Amx => unsafe { kernel.run::<Portable>() },
         #[allow(unreachable_patterns)]
         _ => unreachable!("{} can run here", isa.name()),
     }

@@ -4,16 +4,15 @@
 //! activation row adds to sixteen sums. All sums are exact, so every instruction set gives the
 //! same bits.
 
-#[cfg(target_arch = "x86_64")]
-mod avx2;
 #[cfg(any(target_arch = "aarch64", feature = "emulate"))]
 mod neon;
 mod scalar;
-#[cfg(target_arch = "x86_64")]
-mod vnni;
+#[cfg(any(target_arch = "x86_64", feature = "emulate"))]
+pub(super) mod x86;
 
 use troika_graph::DType;
 
+use super::format::{Format, with_format};
 use super::tile::Part;
 use crate::Isa;
 use crate::limits::Multiply;
@@ -34,6 +33,11 @@ pub(super) trait Rows: Copy {
     const PANELS: usize = 2;
     /// Whether [`Rows::pairs`] exists.
     const PAIRED: bool = false;
+    /// Whether the quads of a group are taken in a loop: with few registers the compiler's order
+    /// of unrolled products is a poor one.
+    const ROLLED: bool = false;
+    /// Whether weights of all eight bits are widened to signed bytes.
+    const SIGNED: bool = false;
     /// 64 unsigned bytes: four columns of sixteen rows.
     type Bytes: Copy;
     /// Bytes made ready for products.
@@ -56,6 +60,12 @@ pub(super) trait Rows: Copy {
 
     /// `full`: all eight bits are used, 128 stands for zero.
     unsafe fn weight(full: bool, b: Self::Bytes) -> Self::Weight;
+    /// Bytes less what stands for zero.
+    unsafe fn less(b: Self::Bytes, zero: u8) -> Self::Bytes;
+    /// Weights of all eight bits, signed.
+    unsafe fn signed(_: Self::Bytes) -> Self::Weight {
+        unreachable!("weights are widened to unsigned bytes")
+    }
     unsafe fn quad(p: *const u8) -> Self::Quad;
     /// All sums at `correction`, which makes up for what stands for zero; types whose products
     /// of full bytes are signed begin at 0.
@@ -95,8 +105,9 @@ pub(super) trait Rows: Copy {
 pub fn name(isa: Isa) -> &'static str {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 if vnni::is_available() => "avx512 vnni",
-        Isa::Avx512 => "avx2",
+        Isa::Avx512 if isa.is_available() && !has_vnni() => "avx2",
+        Isa::Avx512 => "avx512 vnni",
+        Isa::Amx => "amx int8",
         _ => isa.name(),
     }
 }
@@ -107,41 +118,73 @@ pub(crate) fn multiply(isa: Isa, weight: DType) -> Option<Multiply> {
         Isa::Scalar | Isa::Neon => None,
         Isa::NeonDot => Some(Multiply::Int8Dot),
         Isa::NeonI8mm => Some(Multiply::Int8Mmla),
+        Isa::AvxVnni => Some(Multiply::Int8AvxVnni),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 if vnni::is_available() => Some(Multiply::Int8Avx512),
+        Isa::Avx512 if has_vnni() => Some(Multiply::Int8Avx512),
+        Isa::Amx => Some(Multiply::Int8Amx),
         Isa::Avx2 | Isa::Avx512 if weight == DType::Q8_0 => Some(Multiply::Int8Avx2),
         Isa::Avx2 | Isa::Avx512 => Some(Multiply::Int8SumsAvx2),
     }
 }
 
+/// Whether the machine has VNNI beside the AVX-512 sets of [`Isa::Avx512`].
+#[cfg(target_arch = "x86_64")]
+fn has_vnni() -> bool {
+    std::arch::is_x86_feature_detected!("avx512vnni")
+}
+
 /// Runs a part of a product on the registers of `isa`.
 ///
 /// # Safety
-/// As for [`super::tile::run`].
+/// Nobody else writes the part's results.
 ///
 /// # Panics
 /// If this build cannot run this instruction set on this machine.
 pub(super) unsafe fn dispatch(isa: Isa, part: Part<'_>) {
     assert!(isa.can_run(), "this machine has no {}", isa.name());
-    // SAFETY: detected above or here; the rest by the caller.
+    // SAFETY: the format is the weight's; the rest by the caller.
+    unsafe { with_format!(part.product.weight.layout.dtype, F => for_format::<F>(isa, part)) }
+}
+
+/// A function for each format: as one, they would take the compiler minutes.
+///
+/// # Safety
+/// As for [`super::tile::run`]; the machine has the instruction set or it is emulated.
+unsafe fn for_format<F: Format>(isa: Isa, part: Part<'_>) {
+    // SAFETY: by the caller, or detected here.
     unsafe {
         match isa {
-            Isa::Scalar => super::tile::run::<scalar::Portable>(part),
+            Isa::Scalar => plain::<scalar::Portable, F>(part),
             #[cfg(feature = "emulate")]
-            _ if isa.is_emulated() => emulate(isa, part),
+            _ if isa.is_emulated() => emulate::<F>(isa, part),
             #[cfg(target_arch = "aarch64")]
-            Isa::Neon => neon::run(part),
+            Isa::Neon => neon::run::<F>(part),
             #[cfg(target_arch = "aarch64")]
-            Isa::NeonDot => neon::run_dot(part),
+            Isa::NeonDot => neon::run_dot::<F>(part),
             #[cfg(target_arch = "aarch64")]
-            Isa::NeonI8mm => neon::run_i8mm(part),
+            Isa::NeonI8mm => neon::run_i8mm::<F>(part),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 if vnni::is_available() => vnni::run(part),
+            Isa::AvxVnni => x86::run_avx_vnni::<F>(part),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 | Isa::Avx512 => avx2::run(part),
+            Isa::Avx512 if has_vnni() => x86::run_avx512_vnni::<F>(part),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => super::amx::run_native::<F>(part),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 | Isa::Avx512 => x86::run_avx2::<F>(part),
+            #[allow(unreachable_patterns)]
             _ => unreachable!("{} can run here", isa.name()),
         }
     }
+}
+
+/// Registers that need no features.
+///
+/// # Safety
+/// As for [`super::tile::run`].
+#[inline(never)]
+unsafe fn plain<I: Rows, F: Format>(part: Part<'_>) {
+    // SAFETY: by the caller.
+    unsafe { super::tile::run::<I, F>(part) }
 }
 
 /// Runs a part with the instructions of `isa` in plain Rust.
@@ -149,16 +192,22 @@ pub(super) unsafe fn dispatch(isa: Isa, part: Part<'_>) {
 /// # Safety
 /// As for [`super::tile::run`].
 #[cfg(feature = "emulate")]
-unsafe fn emulate(isa: Isa, part: Part<'_>) {
-    use crate::kernels::instructions::arm::Emulated;
+pub(super) unsafe fn emulate<F: Format>(isa: Isa, part: Part<'_>) {
+    use crate::kernels::instructions::{arm, x86 as instructions};
+    use instructions::{Emulated, EmulatedTiles};
     use neon::{Neon, Sdot, Smull, Usmmla};
+    use x86::{Dpbusd, Maddubs, X86};
     // SAFETY: plain Rust needs no features; the rest by the caller.
     unsafe {
         match isa {
-            Isa::Neon => super::tile::run::<Neon<Emulated, Smull>>(part),
-            Isa::NeonDot => super::tile::run::<Neon<Emulated, Sdot>>(part),
-            Isa::NeonI8mm => super::tile::run::<Neon<Emulated, Usmmla>>(part),
-            _ => unreachable!("{} is not emulated", isa.name()),
+            Isa::Neon => plain::<Neon<arm::Emulated, Smull>, F>(part),
+            Isa::NeonDot => plain::<Neon<arm::Emulated, Sdot>, F>(part),
+            Isa::NeonI8mm => plain::<Neon<arm::Emulated, Usmmla>, F>(part),
+            Isa::Avx2 => plain::<X86<Emulated<32>, Maddubs, 2>, F>(part),
+            Isa::AvxVnni => plain::<X86<Emulated<32>, Dpbusd, 2>, F>(part),
+            Isa::Avx512 => plain::<X86<Emulated<64>, Dpbusd, 1>, F>(part),
+            Isa::Amx => super::amx::run::<Emulated<64>, EmulatedTiles, F>(part),
+            Isa::Scalar => unreachable!("{} is not emulated", isa.name()),
         }
     }
 }

@@ -3,6 +3,8 @@
 
 use std::marker::PhantomData;
 
+#[cfg(target_arch = "aarch64")]
+use super::super::format::Format;
 use super::super::layout::QUAD;
 #[cfg(target_arch = "aarch64")]
 use super::super::tile::{self, Part};
@@ -83,10 +85,10 @@ impl<A: Arm> Products<A> for Usmmla {
 /// # Safety
 /// As for [`tile::run`].
 #[cfg(target_arch = "aarch64")]
-pub(super) unsafe fn run(part: Part<'_>) {
+pub(super) unsafe fn run<F: Format>(part: Part<'_>) {
     use crate::kernels::instructions::arm::Native;
     // SAFETY: passed on.
-    unsafe { tile::run::<Neon<Native, Smull>>(part) }
+    unsafe { tile::run::<Neon<Native, Smull>, F>(part) }
 }
 
 /// Runs a part with the feature switched on.
@@ -95,10 +97,10 @@ pub(super) unsafe fn run(part: Part<'_>) {
 /// As for [`tile::run`]; the machine has `dotprod`.
 #[cfg(target_arch = "aarch64")]
 #[target_feature(enable = "dotprod")]
-pub(super) unsafe fn run_dot(part: Part<'_>) {
+pub(super) unsafe fn run_dot<F: Format>(part: Part<'_>) {
     use crate::kernels::instructions::arm::Native;
     // SAFETY: passed on.
-    unsafe { tile::run::<Neon<Native, Sdot>>(part) }
+    unsafe { tile::run::<Neon<Native, Sdot>, F>(part) }
 }
 
 /// Runs a part with the features switched on.
@@ -107,10 +109,10 @@ pub(super) unsafe fn run_dot(part: Part<'_>) {
 /// As for [`tile::run`]; the machine has `dotprod` and `i8mm`.
 #[cfg(target_arch = "aarch64")]
 #[target_feature(enable = "dotprod,i8mm")]
-pub(super) unsafe fn run_i8mm(part: Part<'_>) {
+pub(super) unsafe fn run_i8mm<F: Format>(part: Part<'_>) {
     use crate::kernels::instructions::arm::Native;
     // SAFETY: passed on.
-    unsafe { tile::run::<Neon<Native, Usmmla>>(part) }
+    unsafe { tile::run::<Neon<Native, Usmmla>, F>(part) }
 }
 
 #[inline(always)]
@@ -135,6 +137,7 @@ impl<A: Arm, P: Products<A>> Rows for Neon<A, P> {
     const WIDE: bool = true;
     const PANELS: usize = 1;
     const PAIRED: bool = P::PAIRED;
+    const SIGNED: bool = P::SIGNED;
     type Bytes = [A::V; 4];
     type Weight = [A::V; 4];
     type Quad = A::V;
@@ -163,7 +166,16 @@ impl<A: Arm, P: Products<A>> Rows for Neon<A, P> {
     }
     #[inline(always)]
     unsafe fn weight(full: bool, b: [A::V; 4]) -> [A::V; 4] {
-        if full && P::SIGNED { b.map(|b| A::eor(b, A::dup_16b(128))) } else { b }
+        if full && P::SIGNED { unsafe { Self::less(b, 128) } } else { b }
+    }
+    #[inline(always)]
+    unsafe fn less(b: [A::V; 4], zero: u8) -> [A::V; 4] {
+        // Only bytes of all eight bits become signed here; less 128, their highest bit flips.
+        b.map(|b| A::eor(b, A::dup_16b(zero)))
+    }
+    #[inline(always)]
+    unsafe fn signed(b: [A::V; 4]) -> [A::V; 4] {
+        b
     }
     #[inline(always)]
     unsafe fn quad(p: *const u8) -> A::V {

@@ -45,6 +45,10 @@ impl Rows for Portable {
         b
     }
     #[inline(always)]
+    unsafe fn less(b: [u8; 64], zero: u8) -> [u8; 64] {
+        b.map(|b| b.wrapping_sub(zero))
+    }
+    #[inline(always)]
     unsafe fn quad(p: *const u8) -> [i8; 4] {
         unsafe { p.cast::<[i8; 4]>().read_unaligned() }
     }

@@ -1,0 +1,166 @@
+//! x86: registers of AVX2 and AVX-512 with products of bytes (VNNI), and tiles (AMX).
+
+#[cfg(any(feature = "emulate", test))]
+mod emulated;
+#[cfg(target_arch = "x86_64")]
+mod native;
+#[cfg(any(feature = "emulate", test))]
+mod tiles;
+
+#[cfg(any(feature = "emulate", test))]
+pub(crate) use emulated::Emulated;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use native::{Tmm, Ymm, Zmm};
+#[cfg(any(feature = "emulate", test))]
+pub(crate) use tiles::EmulatedTiles;
+
+/// Instructions on registers of one width, named as in Intel's manual (volume 2) without the
+/// suffixes of operands. Lane 0 is the lowest.
+///
+/// # Safety
+/// All need the CPU features of the implementing type, and `vpdpbusd` those of VNNI beside them;
+/// loads and stores need valid memory for their size and no alignment.
+#[allow(missing_docs, clippy::missing_safety_doc)]
+pub(crate) trait Vector: Copy {
+    /// Integers of any width.
+    type I: Copy;
+    /// f32.
+    type F: Copy;
+    /// Bytes of a register.
+    const BYTES: usize;
+
+    unsafe fn vmovdqu(p: *const u8) -> Self::I;
+    unsafe fn vmovdqu_store(v: Self::I, p: *mut u8);
+    unsafe fn vpbroadcastb(x: u8) -> Self::I;
+    unsafe fn vpbroadcastw(x: u16) -> Self::I;
+    unsafe fn vpbroadcastd(x: u32) -> Self::I;
+    unsafe fn vpand(a: Self::I, b: Self::I) -> Self::I;
+    unsafe fn vpor(a: Self::I, b: Self::I) -> Self::I;
+    /// Words to the right, zeros from the left.
+    unsafe fn vpsrlw(v: Self::I, count: u32) -> Self::I;
+    /// Words to the left.
+    unsafe fn vpsllw(v: Self::I, count: u32) -> Self::I;
+    /// `a - b` of bytes, wrapping.
+    unsafe fn vpsubb(a: Self::I, b: Self::I) -> Self::I;
+    /// Of bytes; that of -128 is 128, unsigned.
+    unsafe fn vpabsb(v: Self::I) -> Self::I;
+    /// Bytes of `a` with the sign of those of `b` (0 where they are 0); -128 is its own negative.
+    /// AVX2 only.
+    unsafe fn vpsignb(a: Self::I, b: Self::I) -> Self::I;
+    /// Sums of two products of unsigned bytes of `a` with signed ones of `b`, each sum **limited**
+    /// to the range of i16.
+    unsafe fn vpmaddubsw(a: Self::I, b: Self::I) -> Self::I;
+    /// Sums of two products of i16, as i32.
+    unsafe fn vpmaddwd(a: Self::I, b: Self::I) -> Self::I;
+    /// Wrapping.
+    unsafe fn vpaddw(a: Self::I, b: Self::I) -> Self::I;
+    /// Wrapping.
+    unsafe fn vpaddd(a: Self::I, b: Self::I) -> Self::I;
+    /// Adds four products of unsigned bytes of `a` with signed ones of `b` to an i32, wrapping.
+    unsafe fn vpdpbusd(sum: Self::I, a: Self::I, b: Self::I) -> Self::I;
+
+    /// From i32, to the nearest, ties to even.
+    unsafe fn vcvtdq2ps(v: Self::I) -> Self::F;
+    /// From f16.
+    unsafe fn vcvtph2ps(p: *const u8) -> Self::F;
+    /// Bytes as i32.
+    unsafe fn vpmovzxbd(p: *const u8) -> Self::I;
+    /// Signed bytes as i32.
+    unsafe fn vpmovsxbd(p: *const u8) -> Self::I;
+    unsafe fn vbroadcastss(x: f32) -> Self::F;
+    unsafe fn vmovups(p: *const f32) -> Self::F;
+    unsafe fn vmovups_store(v: Self::F, p: *mut f32);
+    unsafe fn vmulps(a: Self::F, b: Self::F) -> Self::F;
+    unsafe fn vaddps(a: Self::F, b: Self::F) -> Self::F;
+    /// `a * b + c`, rounded once.
+    unsafe fn vfmaddps(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// Asks for a cache line; any address will do.
+    unsafe fn prefetcht0(p: *const u8);
+}
+
+/// The memory operand of `ldtilecfg`, palette 1: eight tiles of up to 16 rows of up to 64 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Zeroable, bytemuck::Pod)]
+#[repr(C, align(64))]
+pub(crate) struct TileConfig {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    /// Bytes of a tile's rows.
+    colsb: [u16; 16],
+    /// Rows of a tile.
+    rows: [u8; 16],
+}
+
+const _: () = assert!(
+    size_of::<TileConfig>() == 64
+        && std::mem::offset_of!(TileConfig, colsb) == 16
+        && std::mem::offset_of!(TileConfig, rows) == 48
+);
+
+impl TileConfig {
+    /// Tiles by rows and bytes of a row, from tile 0 on.
+    pub const fn new(tiles: &[(u8, u16)]) -> TileConfig {
+        let (mut colsb, mut rows) = ([0; 16], [0; 16]);
+        let mut i = 0;
+        while i < tiles.len() {
+            assert!(tiles[i].0 <= 16 && tiles[i].1 <= 64 && i < 8, "tiles of palette 1");
+            (rows[i], colsb[i]) = tiles[i];
+            i += 1;
+        }
+        TileConfig { palette: 1, start_row: 0, reserved: [0; 14], colsb, rows }
+    }
+}
+
+/// Instructions on tiles. A value stands for the tile registers of the thread it is used on.
+///
+/// # Safety
+/// All need AMX-TILE (and AMX-INT8, AMX-BF16 for products), permission by the system, and, but
+/// for `ldtilecfg`, a configuration that has the tiles; loads and stores need valid memory:
+/// rows of the tile, `stride` bytes apart.
+#[allow(missing_docs, clippy::missing_safety_doc)]
+pub(crate) trait Tiles: Default {
+    /// Takes a configuration; all tiles are zeros then.
+    unsafe fn ldtilecfg(&mut self, config: &TileConfig);
+    /// Gives the tiles back: until `ldtilecfg` there are none.
+    unsafe fn tilerelease(&mut self);
+    unsafe fn tilezero<const T: u8>(&mut self);
+    unsafe fn tileloadd<const T: u8>(&mut self, p: *const u8, stride: usize);
+    unsafe fn tilestored<const T: u8>(&mut self, p: *mut u8, stride: usize);
+    /// `C[m][n] +=` the products of four signed bytes of `A[m]` and of `B` per row `k` of `B`:
+    /// `A[m][4k + i] * B[k][4n + i]`, wrapping.
+    unsafe fn tdpbssd<const C: u8, const A: u8, const B: u8>(&mut self);
+}
+
+/// Multiplies once and checks: the kernels on tiles have been written without a machine to run
+/// them on.
+///
+/// # Safety
+/// As for [`Tiles`].
+#[cfg(any(target_arch = "x86_64", test))]
+pub(crate) unsafe fn tiles_multiply<T: Tiles>() -> bool {
+    const M: usize = 5;
+    let config = TileConfig::new(&[(M as u8, 64), (0, 0), (M as u8, 32), (8, 64)]);
+    let value = |i: usize| (i * 89 + 128) as u8;
+    let a: [[u8; 32]; M] = std::array::from_fn(|m| std::array::from_fn(|k| value(32 * m + k)));
+    let b: [[u8; 64]; 8] = std::array::from_fn(|k| std::array::from_fn(|n| value(64 * k + n + 7)));
+    let mut c = [[3i32; 16]; M];
+    let mut tiles = T::default();
+    // SAFETY: features by the caller; the arrays are as large as the tiles.
+    unsafe {
+        tiles.ldtilecfg(&config);
+        tiles.tileloadd::<0>(c.as_ptr().cast(), 64);
+        tiles.tileloadd::<2>(a.as_ptr().cast(), 32);
+        tiles.tileloadd::<3>(b.as_ptr().cast(), 64);
+        tiles.tdpbssd::<0, 2, 3>();
+        tiles.tilestored::<0>(c.as_mut_ptr().cast(), 64);
+        tiles.tilerelease();
+    }
+    let product = |m: usize, n: usize, k: usize| {
+        i32::from(a[m][k] as i8) * i32::from(b[k / 4][4 * n + k % 4] as i8)
+    };
+    let want = |m: usize, n: usize| 3 + (0..32).map(|k| product(m, n, k)).sum::<i32>();
+    c.iter().enumerate().all(|(m, c)| c.iter().enumerate().all(|(n, c)| *c == want(m, n)))
+}
+
+#[cfg(test)]
+mod tests;

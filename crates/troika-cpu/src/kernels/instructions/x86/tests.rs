@@ -1,0 +1,211 @@
+//! The plain instructions, by the manual's own definitions and, where the machine has them,
+//! against the machine's.
+
+use super::emulated::V;
+use super::{Emulated, EmulatedTiles, TileConfig, Tiles, Vector};
+
+type E = Emulated<64>;
+
+fn register<T: bytemuck::Pod>(lanes: T) -> V {
+    bytemuck::cast(lanes)
+}
+
+fn lanes<T: bytemuck::Pod>(v: V) -> T {
+    bytemuck::cast(v)
+}
+
+#[test]
+fn pairs_of_products_are_limited_to_sixteen_bits() {
+    let (low, high, full) = (register([-128i8; 64]), register([127i8; 64]), register([255u8; 64]));
+    // SAFETY: plain Rust needs no features.
+    unsafe {
+        assert_eq!(lanes::<[i16; 32]>(E::vpmaddubsw(full, high)), [i16::MAX; 32]);
+        assert_eq!(lanes::<[i16; 32]>(E::vpmaddubsw(full, low)), [i16::MIN; 32]);
+        // The largest pair the kernels make: |w| = 128, |x| = 127.
+        let (w, x) = (register([128u8; 64]), E::vpsignb(high, low));
+        assert_eq!(lanes::<[i16; 32]>(E::vpmaddubsw(w, x)), [-32512; 32]);
+        let most = register([i16::MIN; 32]);
+        assert_eq!(lanes::<[i32; 16]>(E::vpmaddwd(most, most)), [i32::MIN; 16]);
+        // Not limited, but wrapping.
+        assert_eq!(lanes::<[i16; 32]>(E::vpaddw(most, most)), [0; 32]);
+        let sum = register([i32::MAX; 16]);
+        let four = E::vpdpbusd(sum, full, high);
+        assert_eq!(lanes::<[i32; 16]>(four), [i32::MIN + 4 * 255 * 127 - 1; 16]);
+    }
+}
+
+#[test]
+fn signs_and_magnitudes_of_the_lowest_byte() {
+    let low = register([-128i8; 64]);
+    // SAFETY: plain Rust needs no features.
+    unsafe {
+        assert_eq!(E::vpabsb(low), register([128u8; 64]));
+        assert_eq!(E::vpsignb(low, low), low);
+        assert_eq!(E::vpsignb(low, register([0u8; 64])), register([0u8; 64]));
+    }
+}
+
+#[test]
+fn tiles_multiply_four_by_four() {
+    let (m, k, n) = (3usize, 8usize, 5usize);
+    let a: [i8; 24] = std::array::from_fn(|i| (i as i8).wrapping_mul(37));
+    let b: [i8; 40] = std::array::from_fn(|i| (i as i8).wrapping_mul(-91));
+    let mut c = [[7i32; 5]; 3];
+    let config = TileConfig::new(&[(3, 20), (3, 20), (3, 8), (2, 20), (2, 20)]);
+    let mut tiles = EmulatedTiles::default();
+    // SAFETY: plain Rust needs no features; the arrays are as large as the tiles.
+    unsafe {
+        tiles.ldtilecfg(&config);
+        tiles.tileloadd::<0>(c.as_ptr().cast(), 20);
+        tiles.tileloadd::<2>(a.as_ptr().cast(), k);
+        tiles.tileloadd::<3>(b.as_ptr().cast(), 20);
+        tiles.tdpbssd::<0, 2, 3>();
+        tiles.tilestored::<0>(c.as_mut_ptr().cast(), 20);
+        tiles.tilerelease();
+    }
+    for i in 0..m {
+        for j in 0..n {
+            let weight = |k: usize| b[k / 4 * 4 * n + 4 * j + k % 4];
+            let dot: i32 = (0..k).map(|x| i32::from(a[i * k + x]) * i32::from(weight(x))).sum();
+            assert_eq!(c[i][j], 7 + dot);
+        }
+    }
+}
+
+#[test]
+fn the_check_of_tiles_passes_where_they_multiply() {
+    // SAFETY: plain Rust needs no features.
+    assert!(unsafe { super::tiles_multiply::<EmulatedTiles>() });
+}
+
+#[test]
+#[should_panic(expected = "ldtilecfg comes first")]
+fn tiles_without_a_configuration_fault() {
+    // SAFETY: plain Rust needs no features.
+    unsafe { EmulatedTiles::default().tilezero::<0>() }
+}
+
+/// Every instruction with the same random operands, natively and in plain Rust.
+#[cfg(target_arch = "x86_64")]
+mod native {
+    use std::arch::is_x86_feature_detected as has;
+
+    use super::super::{Ymm, Zmm};
+    use super::*;
+
+    fn random(seed: &mut u64) -> V {
+        V(std::array::from_fn(|_| {
+            *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            // The ends of the range often.
+            match *seed >> 60 {
+                0 => 0x80,
+                1 => 0x7f,
+                2 => 0xff,
+                3 => 0,
+                _ => (*seed >> 33) as u8,
+            }
+        }))
+    }
+
+    /// # Safety
+    /// The machine has the features of `N`.
+    #[inline(always)]
+    unsafe fn compare<N: Vector, const BYTES: usize>(vnni: bool) {
+        type E<const BYTES: usize> = Emulated<BYTES>;
+        let mut seed = 3;
+        for _ in 0..300 {
+            let [a, b, c] = std::array::from_fn(|_| random(&mut seed));
+            // Small numbers, so that sums of products are exact either way.
+            let f = |v: V| register(lanes::<[i32; 16]>(v).map(|x| (x >> 20) as f32 * 0.37));
+            let (fa, fb, fc) = (f(a), f(b), f(c));
+            // SAFETY: by the caller; registers are as long as the loads.
+            unsafe {
+                let load = |v: V| N::vmovdqu(v.0.as_ptr());
+                let float = |v: V| N::vmovups(v.0.as_ptr().cast());
+                let same = |name: &str, plain: V, native: N::I| {
+                    let mut out = V([0; 64]);
+                    N::vmovdqu_store(native, out.0.as_mut_ptr());
+                    assert!(plain == out, "{name}: {plain:?} is not {out:?}");
+                };
+                let same_floats = |name: &str, plain: V, native: N::F| {
+                    let mut out = V([0; 64]);
+                    N::vmovups_store(native, out.0.as_mut_ptr().cast());
+                    assert!(plain == out, "{name}: {plain:?} is not {out:?}");
+                };
+                macro_rules! check {
+                    ($($op:ident)*) => {
+                        $(same(stringify!($op), E::<BYTES>::$op(a, b), N::$op(load(a), load(b)));)*
+                    };
+                }
+                check!(vpand vpor vpsubb vpmaddubsw vpmaddwd vpaddw vpaddd);
+                for count in [0, 1, 4, 7, 15, 16, 40] {
+                    let (a1, native) = (E::<BYTES>::vpsrlw(a, count), N::vpsrlw(load(a), count));
+                    same("vpsrlw", a1, native);
+                    let (a1, native) = (E::<BYTES>::vpsllw(a, count), N::vpsllw(load(a), count));
+                    same("vpsllw", a1, native);
+                }
+                same("vpabsb", E::<BYTES>::vpabsb(a), N::vpabsb(load(a)));
+                if BYTES == 32 {
+                    same("vpsignb", E::<BYTES>::vpsignb(a, b), N::vpsignb(load(a), load(b)));
+                }
+                if vnni {
+                    let native = N::vpdpbusd(load(c), load(a), load(b));
+                    same("vpdpbusd", E::<BYTES>::vpdpbusd(c, a, b), native);
+                }
+                let p = b.0.as_ptr().add(1);
+                same("vpmovzxbd", E::<BYTES>::vpmovzxbd(p), N::vpmovzxbd(p));
+                same("vpmovsxbd", E::<BYTES>::vpmovsxbd(p), N::vpmovsxbd(p));
+                same("vpbroadcastb", E::<BYTES>::vpbroadcastb(a.0[0]), N::vpbroadcastb(a.0[0]));
+                same("vpbroadcastw", E::<BYTES>::vpbroadcastw(777), N::vpbroadcastw(777));
+                same("vpbroadcastd", E::<BYTES>::vpbroadcastd(1 << 31), N::vpbroadcastd(1 << 31));
+                same_floats("vbroadcastss", E::<BYTES>::vbroadcastss(0.1), N::vbroadcastss(0.1));
+                same_floats("vcvtdq2ps", E::<BYTES>::vcvtdq2ps(a), N::vcvtdq2ps(load(a)));
+                let halves: [u16; 32] = std::array::from_fn(|i| 0x3c00 + 31 * i as u16);
+                let p = halves.as_ptr().cast();
+                same_floats("vcvtph2ps", E::<BYTES>::vcvtph2ps(p), N::vcvtph2ps(p));
+                let (na, nb, nc) = (float(fa), float(fb), float(fc));
+                same_floats("vmulps", E::<BYTES>::vmulps(fa, fb), N::vmulps(na, nb));
+                same_floats("vaddps", E::<BYTES>::vaddps(fa, fb), N::vaddps(na, nb));
+                let fused = E::<BYTES>::vfmaddps(fa, fb, fc);
+                same_floats("vfmaddps", fused, N::vfmaddps(na, nb, nc));
+                N::prefetcht0(p.wrapping_add(1 << 40));
+            }
+        }
+    }
+
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn ymm() {
+        // SAFETY: by the caller.
+        unsafe { compare::<Ymm, 32>(false) }
+    }
+
+    #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+    unsafe fn ymm_vnni() {
+        // SAFETY: by the caller.
+        unsafe { compare::<Ymm, 32>(true) }
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+    unsafe fn zmm() {
+        // SAFETY: by the caller.
+        unsafe { compare::<Zmm, 64>(true) }
+    }
+
+    #[test]
+    fn plain_instructions_are_the_machines() {
+        let avx2 = has!("avx2") && has!("fma") && has!("f16c");
+        let avx512 = has!("avx512bw") && has!("avx512dq") && has!("avx512vl");
+        // SAFETY: detected.
+        unsafe {
+            if avx2 {
+                ymm();
+            }
+            if avx2 && has!("avxvnni") {
+                ymm_vnni();
+            }
+            if avx2 && avx512 && has!("avx512vnni") {
+                zmm();
+            }
+        }
+    }
+}

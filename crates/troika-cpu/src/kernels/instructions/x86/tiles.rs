@@ -1,0 +1,78 @@
+//! The meaning of the instructions on tiles, in plain Rust.
+
+use super::{TileConfig, Tiles};
+
+/// Rows of a tile register.
+const ROWS: usize = 16;
+/// Bytes of its rows.
+const COLSB: usize = 64;
+
+/// Tile registers in plain Rust. Whatever the machine would fault on is a panic: no
+/// configuration, a tile it does not have, shapes that do not fit.
+#[derive(Default)]
+pub(crate) struct EmulatedTiles {
+    config: Option<TileConfig>,
+    tiles: Vec<[[u8; COLSB]; ROWS]>,
+}
+
+impl EmulatedTiles {
+    /// Rows of a tile and bytes of its rows.
+    fn shape(&self, tile: u8) -> (usize, usize) {
+        let config = self.config.as_ref().expect("ldtilecfg comes first");
+        let (rows, colsb) = (config.rows[tile as usize], config.colsb[tile as usize]);
+        assert!(rows > 0 && colsb > 0, "tile {tile} is not in the configuration");
+        (rows.into(), colsb.into())
+    }
+}
+
+// SAFETY (of the unsafe blocks): callers promise valid memory; no features are needed.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl Tiles for EmulatedTiles {
+    unsafe fn ldtilecfg(&mut self, config: &TileConfig) {
+        assert!(config.palette == 1 && config.reserved == [0; 14] && config.start_row == 0);
+        for (rows, colsb) in config.rows.into_iter().zip(config.colsb) {
+            assert!(usize::from(rows) <= ROWS && usize::from(colsb) <= COLSB);
+            assert_eq!(rows == 0, colsb == 0, "a tile has rows and columns or neither");
+        }
+        assert!(config.rows[8..].iter().all(|r| *r == 0), "palette 1 has eight tiles");
+        self.config = Some(*config);
+        self.tiles = vec![[[0; COLSB]; ROWS]; 8];
+    }
+    unsafe fn tilerelease(&mut self) {
+        *self = Self::default();
+    }
+    unsafe fn tilezero<const T: u8>(&mut self) {
+        self.shape(T);
+        self.tiles[T as usize] = [[0; COLSB]; ROWS];
+    }
+    unsafe fn tileloadd<const T: u8>(&mut self, p: *const u8, stride: usize) {
+        let (rows, colsb) = self.shape(T);
+        let mut tile = [[0; COLSB]; ROWS];
+        for (r, row) in tile[..rows].iter_mut().enumerate() {
+            unsafe { std::ptr::copy_nonoverlapping(p.add(r * stride), row.as_mut_ptr(), colsb) };
+        }
+        self.tiles[T as usize] = tile;
+    }
+    unsafe fn tilestored<const T: u8>(&mut self, p: *mut u8, stride: usize) {
+        let (rows, colsb) = self.shape(T);
+        for (r, row) in self.tiles[T as usize][..rows].iter().enumerate() {
+            unsafe { std::ptr::copy_nonoverlapping(row.as_ptr(), p.add(r * stride), colsb) };
+        }
+    }
+    unsafe fn tdpbssd<const C: u8, const A: u8, const B: u8>(&mut self) {
+        let ((m, n), (a_rows, k)) = (self.shape(C), self.shape(A));
+        assert!(C != A && A != B && C != B, "three different tiles");
+        assert!(a_rows == m && self.shape(B) == (k / 4, n) && k % 4 == 0 && n % 4 == 0);
+        let (a, b) = (self.tiles[A as usize], self.tiles[B as usize]);
+        for (c, a) in self.tiles[C as usize][..m].iter_mut().zip(&a) {
+            for (a, b) in a[..k].chunks_exact(4).zip(&b) {
+                for (c, b) in c[..n].chunks_exact_mut(4).zip(b.chunks_exact(4)) {
+                    let product = |i: usize| i32::from(a[i] as i8) * i32::from(b[i] as i8);
+                    let four: i32 = (0..4).map(product).sum();
+                    let sum = i32::from_le_bytes([c[0], c[1], c[2], c[3]]).wrapping_add(four);
+                    c.copy_from_slice(&sum.to_le_bytes());
+                }
+            }
+        }
+    }
+}

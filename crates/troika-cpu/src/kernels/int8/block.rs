@@ -1,0 +1,253 @@
+//! Register blocks: some activation rows times one or two panels, group by group.
+
+use std::hint::black_box;
+use std::mem::offset_of;
+
+use super::format::{Format, Panel};
+use super::lanes::Rows;
+use super::layout::QUAD;
+use super::quantize::Group;
+
+/// Bytes before the values in use that are asked for: about the latency of memory.
+const AHEAD: usize = 4096;
+
+/// The extra sum of a group, as an integer.
+///
+/// # Safety
+/// `x` points at a group.
+#[inline(always)]
+pub(super) unsafe fn extra(x: *const u8, sub: usize) -> *const i32 {
+    // SAFETY: by the caller.
+    unsafe { x.add(offset_of!(Group, extra)).cast::<i32>().add(sub) }
+}
+
+/// The products of `M` activation rows with `NR` panels over some groups, added to `sums`; the
+/// rows to come are asked for meanwhile.
+///
+/// # Safety
+/// Needs the features of `I`, and the groups behind every pointer.
+#[inline(always)]
+pub(super) unsafe fn tile<I: Rows, F: Format, const M: usize, const NR: usize>(
+    panels: [Panel; NR],
+    [xs, next]: [[*const u8; M]; 2],
+    groups: usize,
+    mut sums: [[I::Floats; NR]; M],
+) -> [[I::Floats; NR]; M] {
+    let turns = Turns::new::<F>();
+    for g in 0..groups {
+        let at = g * size_of::<Group>();
+        // SAFETY: by the caller.
+        unsafe {
+            for i in 0..F::LINES {
+                I::prefetch(panels[0].quants.wrapping_add((g * F::LINES + i) * 64 + AHEAD));
+            }
+            if F::WIDE {
+                for next in next {
+                    I::prefetch(next.wrapping_add(at));
+                }
+            }
+            let xs: [_; M] = std::array::from_fn(|m| xs[m].add(at));
+            for sub in 0..F::SUBS {
+                let mut ints = [[I::begin(F::FULL, 0); NR]; M];
+                if !F::MIN {
+                    for m in 0..M {
+                        ints[m] = [I::begin(F::FULL, *extra(xs[m], sub)); NR];
+                    }
+                }
+                let ints = if F::WIDE && I::PAIRED && M.is_multiple_of(2) {
+                    paired::<I, F, M, NR>(&panels, xs, (g, sub))
+                } else if F::WIDE && I::ROLLED {
+                    rolled::<I, F, M, NR>(&panels, xs, (g, sub), turns, ints)
+                } else {
+                    straight::<I, F, M, NR>(&panels, xs, (g, sub), ints)
+                };
+                let scales: [_; NR] = std::array::from_fn(|n| F::scale::<I>(&panels[n], g, sub));
+                for m in 0..M {
+                    let x = I::splat(*xs[m].add(offset_of!(Group, scale)).cast::<f32>());
+                    for n in 0..NR {
+                        let scaled = I::mul(I::to_floats(ints[m][n]), scales[n]);
+                        sums[m][n] = I::fma(scaled, x, sums[m][n]);
+                    }
+                }
+            }
+            if F::MIN {
+                for n in 0..NR {
+                    let min = F::min::<I>(&panels[n], g);
+                    for m in 0..M {
+                        let x = I::splat(*extra(xs[m], 0).cast::<f32>());
+                        sums[m][n] = I::fma(min, x, sums[m][n]);
+                    }
+                }
+            }
+        }
+    }
+    sums
+}
+
+/// Trip counts of [`rolled`], which the compiler must not know: it would unroll the loops,
+/// order the products by rows instead of by columns, and then keep the weights in memory.
+#[derive(Clone, Copy)]
+struct Turns {
+    /// Folds of a scale's quads.
+    folds: usize,
+    /// Pairs of quads before a fold.
+    pairs: usize,
+}
+
+impl Turns {
+    #[inline(always)]
+    fn new<F: Format>() -> Turns {
+        let quads = 8 / F::SUBS;
+        let span = F::SPAN.min(quads);
+        Turns { folds: black_box(quads / span), pairs: black_box(span / 2) }
+    }
+}
+
+/// Adds the products of quad `j` of group `g`.
+///
+/// # Safety
+/// As for [`tile`].
+#[inline(always)]
+unsafe fn quad<I: Rows, F: Format, const M: usize, const NR: usize>(
+    panels: &[Panel; NR],
+    xs: [*const u8; M],
+    (g, j): (usize, usize),
+    part: &mut [[I::Part; NR]; M],
+) {
+    // SAFETY: by the caller.
+    unsafe {
+        let mut w = [weight::<I, F>(&panels[0], g, j); NR];
+        for n in 1..NR {
+            w[n] = weight::<I, F>(&panels[n], g, j);
+        }
+        for m in 0..M {
+            let x = I::quad(xs[m].add(4 * j));
+            for n in 0..NR {
+                part[m][n] = I::dot(F::FULL, part[m][n], w[n], x);
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As for [`tile`].
+#[inline(always)]
+unsafe fn weight<I: Rows, F: Format>(p: &Panel, g: usize, j: usize) -> I::Weight {
+    // SAFETY: by the caller.
+    unsafe {
+        let bytes = F::quad::<I>(p, g, j);
+        if F::FULL && F::WIDE && I::SIGNED { I::signed(bytes) } else { I::weight(F::FULL, bytes) }
+    }
+}
+
+/// The integer sums of the quads that share a scale, quad after quad.
+///
+/// # Safety
+/// As for [`tile`].
+#[inline(always)]
+unsafe fn straight<I: Rows, F: Format, const M: usize, const NR: usize>(
+    panels: &[Panel; NR],
+    xs: [*const u8; M],
+    (g, sub): (usize, usize),
+    mut ints: [[I::Sums; NR]; M],
+) -> [[I::Sums; NR]; M] {
+    // SAFETY: by the caller.
+    unsafe {
+        let mut part = [[I::part(ints[0][0]); NR]; M];
+        // Unrolled by hand: shifts by `j` are to be constants.
+        macro_rules! quads {
+            ($($j:literal)*) => {$(
+                if $j < 8 / F::SUBS {
+                    if $j % F::SPAN == 0 {
+                        for m in 0..M {
+                            for n in 0..NR {
+                                part[m][n] = I::part(ints[m][n]);
+                            }
+                        }
+                    }
+                    quad::<I, F, M, NR>(panels, xs, (g, sub * (8 / F::SUBS) + $j), &mut part);
+                    if $j % F::SPAN == F::SPAN - 1 {
+                        for m in 0..M {
+                            for n in 0..NR {
+                                ints[m][n] = I::fold(F::FULL, ints[m][n], part[m][n]);
+                            }
+                        }
+                    }
+                }
+            )*};
+        }
+        quads!(0 1 2 3 4 5 6 7);
+        ints
+    }
+}
+
+/// As [`straight`], in loops.
+///
+/// # Safety
+/// As for [`tile`].
+#[inline(always)]
+unsafe fn rolled<I: Rows, F: Format, const M: usize, const NR: usize>(
+    panels: &[Panel; NR],
+    xs: [*const u8; M],
+    (g, sub): (usize, usize),
+    turns: Turns,
+    mut ints: [[I::Sums; NR]; M],
+) -> [[I::Sums; NR]; M] {
+    let mut j = sub * (8 / F::SUBS);
+    // SAFETY: by the caller.
+    unsafe {
+        for _ in 0..turns.folds {
+            let mut part = [[I::part(ints[0][0]); NR]; M];
+            for m in 0..M {
+                for n in 0..NR {
+                    part[m][n] = I::part(ints[m][n]);
+                }
+            }
+            for _ in 0..turns.pairs {
+                quad::<I, F, M, NR>(panels, xs, (g, j), &mut part);
+                quad::<I, F, M, NR>(panels, xs, (g, j + 1), &mut part);
+                j += 2;
+            }
+            for m in 0..M {
+                for n in 0..NR {
+                    ints[m][n] = I::fold(F::FULL, ints[m][n], part[m][n]);
+                }
+            }
+        }
+        ints
+    }
+}
+
+/// As [`straight`], two activation rows at a time.
+///
+/// # Safety
+/// As for [`tile`]; the panels are widened.
+#[inline(always)]
+unsafe fn paired<I: Rows, F: Format, const M: usize, const NR: usize>(
+    panels: &[Panel; NR],
+    xs: [*const u8; M],
+    (g, sub): (usize, usize),
+) -> [[I::Sums; NR]; M] {
+    // SAFETY: by the caller; widened panels hold eight quads of bytes per group.
+    unsafe {
+        let mut begin = [0; M];
+        if !F::MIN {
+            begin = std::array::from_fn(|m| *extra(xs[m], sub));
+        }
+        let first = sub * (8 / F::SUBS);
+        let xs = xs.map(|x| x.add(4 * first));
+        let mut ints = [[I::begin(false, 0); NR]; M];
+        for n in 0..NR {
+            let w = panels[n].quants.add((g * 8 + first) * QUAD);
+            let sums = if F::SUBS == 1 {
+                I::pairs::<M, 8>(w, xs, begin)
+            } else {
+                I::pairs::<M, 4>(w, xs, begin)
+            };
+            for (ints, sums) in ints.iter_mut().zip(sums) {
+                ints[n] = sums;
+            }
+        }
+        ints
+    }
+}

@@ -1,0 +1,97 @@
+//! The kernels of every instruction set in plain Rust, also of those this machine has: a sum that
+//! does not fit shows here with the instruction's own way of not fitting.
+
+use troika_graph::DType;
+
+use super::lanes::emulate;
+use super::layout::{Layout, PackedView};
+use super::quantize::{Extra, Group, floats, group};
+use super::tile::Part;
+use super::{DTYPES, Product, format, scalar};
+use crate::kernels::linear::{OutView, RowsView, WeightView};
+use crate::kernels::simd::Portable;
+use crate::{Isa, SharedMut};
+
+/// Blocks whose values are at the ends of their range, with scales near 1.
+fn weight(dtype: DType, len: usize, seed: &mut u32) -> Vec<u8> {
+    let mut byte = || {
+        *seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        match *seed >> 30 {
+            0 => 0xff,
+            1 if dtype == DType::Q8_0 => 0x80,
+            _ => (*seed >> 16) as u8,
+        }
+    };
+    let halves: &[usize] = match dtype {
+        DType::Q4_K | DType::Q5_K => &[0, 2],
+        DType::Q6_K => &[208],
+        _ => &[0],
+    };
+    let mut out = Vec::new();
+    for _ in 0..len / dtype.block_len() {
+        let mut block: Vec<u8> = (0..dtype.block_bytes()).map(|_| byte()).collect();
+        for at in halves {
+            block[*at..at + 2].copy_from_slice(&half::f16::from_f32(0.7).to_le_bytes());
+        }
+        out.extend(block);
+    }
+    out
+}
+
+/// Activations quantized in plain Rust; a float more in front, so that rows are not aligned.
+fn quantized(dtype: DType, x: &[f32]) -> Vec<f32> {
+    let mut q = vec![0.0];
+    for x in x.as_chunks::<32>().0 {
+        let mut out: Group = bytemuck::Zeroable::zeroed();
+        // SAFETY: plain Rust needs no features.
+        unsafe { group::<Portable>(x, Extra::of(dtype), &mut out) };
+        q.extend_from_slice(bytemuck::cast_slice(&[out]));
+    }
+    q
+}
+
+#[test]
+fn emulated_kernels_are_the_reference_to_the_bit() {
+    let mut seed = 5;
+    for dtype in DTYPES {
+        for (rows, n, blocks) in
+            [(1, 17, 3), (2, 16, 1), (3, 5, 2), (15, 33, 2), (16, 32, 5), (17, 47, 3), (33, 49, 2)]
+        {
+            // Wider than a block of columns for some types.
+            let k = dtype.block_len() * blocks;
+            let raw = weight(dtype, n * k, &mut seed);
+            let x: Vec<f32> = (0..rows * k)
+                .map(|i| if i % 5 < 4 { 1.0 } else { (i % 41) as f32 - 20.5 })
+                .collect();
+            let view = WeightView { dtype, bytes: &raw, rows: n, cols: k };
+            let mut want = vec![0.0; rows * n];
+            scalar::linear(view, None, &x, &mut want);
+            let layout = Layout::new(dtype, n, k).expect("whole blocks");
+            let packed = [vec![0], layout.pack(&raw, 1)].concat();
+            let q = quantized(dtype, &x);
+            // Rows through an index, as those of experts, and as they lie.
+            let order: Vec<u32> = (0..rows as u32).collect();
+            for (isa, index) in Isa::all().into_iter().flat_map(|i| [(i, None), (i, Some(&order))])
+            {
+                if isa == Isa::Scalar {
+                    continue;
+                }
+                let mut y = vec![f32::NAN; rows * n];
+                let mut scratch = vec![f32::NAN; super::scratch_floats()];
+                let product = Product {
+                    weight: PackedView { layout, bytes: &packed[1..] },
+                    bias: None,
+                    x: RowsView {
+                        index: index.map(|i| &i[..]),
+                        ..RowsView::dense(&q[1..], floats(k))
+                    },
+                    y: OutView::dense(SharedMut::new(&mut y), n),
+                };
+                let part = Part { product, n: 0..n, m: 0..rows, origin: 0, scratch: &mut scratch };
+                // SAFETY: plain Rust needs no features; the format is the weight's.
+                unsafe { format::with_format!(dtype, F => emulate::<F>(isa, part)) }
+                assert!(y == want, "{dtype}, {rows} rows, {n} x {k}, {}", isa.name());
+            }
+        }
+    }
+}
