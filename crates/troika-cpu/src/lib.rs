@@ -21,9 +21,11 @@ mod place;
 mod queue;
 mod select;
 mod threads;
+mod topology;
 
 pub use detect::{Isa, cores, features, measure_bandwidth};
 pub use device::{CpuDevice, CpuOptions};
 pub use memory::{PerWorker, SharedMut};
 pub use select::{LinearChoice, LinearShape};
 pub use threads::{Panicked, Pool};
+pub use topology::{Core, default_threads, parse_cores, physical_cores, topology};

@@ -8,7 +8,7 @@ use troika_device::{Device, DeviceError};
 /// Which devices to open.
 #[derive(Clone, Debug, Default)]
 pub struct DeviceOptions {
-    /// Threads of the CPU device; `None`: one per core.
+    /// Threads of the CPU device; `None`: one per physical performance core.
     pub threads: Option<usize>,
 }
 
@@ -17,7 +17,7 @@ pub struct DeviceOptions {
 /// # Errors
 /// What a device reports.
 pub fn open_devices(options: &DeviceOptions) -> Result<Vec<Arc<dyn Device>>, DeviceError> {
-    let threads = options.threads.unwrap_or_else(troika_cpu::cores).max(1);
+    let threads = options.threads.unwrap_or_else(troika_cpu::default_threads).max(1);
     let cpu = CpuDevice::new(CpuOptions { name: "cpu".into(), threads, ..CpuOptions::default() })?;
     Ok(vec![Arc::new(cpu)])
 }
