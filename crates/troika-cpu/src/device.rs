@@ -15,6 +15,7 @@ use crate::compile::{Executable, compile};
 use crate::detect::{Isa, cores, features};
 use crate::kernels::linear::bf16;
 use crate::queue::{QUEUE_DEPTH, start};
+use crate::topology::{physical_cores, topology};
 
 /// How to make a [`CpuDevice`].
 #[derive(Clone, Debug, Default)]
@@ -72,6 +73,7 @@ impl CpuDevice {
 fn caps(options: &CpuOptions, isa: Isa) -> Caps {
     let mut facts = vec![
         ("cores".to_string(), cores().to_string()),
+        ("performance cores".to_string(), physical_cores(&topology()).len().to_string()),
         ("threads".to_string(), options.threads.to_string()),
         ("features".to_string(), features()),
         ("kernels".to_string(), isa.name().to_string()),

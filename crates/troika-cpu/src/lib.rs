@@ -22,9 +22,11 @@ mod place;
 mod queue;
 mod select;
 mod threads;
+mod topology;
 
 pub use detect::{Isa, cores, features};
 pub use device::{CpuDevice, CpuOptions};
 pub use memory::{PerWorker, SharedMut};
 pub use select::{LinearChoice, LinearShape};
 pub use threads::{Panicked, Pool};
+pub use topology::{Core, default_threads, parse_cores, physical_cores, topology};

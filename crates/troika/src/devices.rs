@@ -9,10 +9,22 @@ use troika_device::{Device, DeviceError};
 /// Which devices to open.
 #[derive(Clone, Debug, Default)]
 pub struct DeviceOptions {
-    /// Threads of the CPU device; `None`: one per core.
+    /// Threads of the CPU device; `None`: one per core of `cores`, or per physical performance
+    /// core.
     pub threads: Option<usize>,
+    /// Logical cores the CPU device's threads are pinned to, in turn; `None`: where the system
+    /// puts them.
+    pub cores: Option<Vec<usize>>,
     /// Instruction set of the CPU device, by name ([`instruction_sets`]); `None`: the best.
     pub isa: Option<String>,
+}
+
+impl DeviceOptions {
+    /// Threads of the CPU device.
+    pub fn threads(&self) -> usize {
+        let pinned = self.cores.as_ref().map(Vec::len);
+        self.threads.or(pinned).unwrap_or_else(troika_cpu::default_threads).max(1)
+    }
 }
 
 /// Names of the instruction sets the CPU device has kernels for on this machine, weakest first.
@@ -25,10 +37,10 @@ pub fn instruction_sets() -> Vec<&'static str> {
 /// # Errors
 /// What a device reports.
 pub fn open_devices(options: &DeviceOptions) -> Result<Vec<Arc<dyn Device>>, DeviceError> {
-    let threads = options.threads.unwrap_or_else(troika_cpu::cores).max(1);
+    let threads = options.threads();
     let isa = options.isa.as_deref().map(find_isa).transpose()?;
-    let cpu =
-        CpuDevice::new(CpuOptions { name: "cpu".into(), threads, isa, ..CpuOptions::default() })?;
+    let cores = options.cores.clone();
+    let cpu = CpuDevice::new(CpuOptions { name: "cpu".into(), threads, cores, isa })?;
     Ok(vec![Arc::new(cpu)])
 }
 

@@ -68,67 +68,67 @@ fn smaller(a: f32, b: f32) -> f32 {
 impl Arm for Emulated {
     type V = V;
 
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn ld1(p: *const u8) -> V {
         V(unsafe { p.cast::<[u8; 16]>().read_unaligned() })
     }
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn ldr_d(p: *const u8) -> V {
         bytemuck::cast([unsafe { p.cast::<u64>().read_unaligned() }, 0])
     }
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn ldr_s(p: *const u8) -> V {
         let word = unsafe { p.cast::<u32>().read_unaligned() };
         bytemuck::cast([word, 0, 0, 0])
     }
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn st1(v: V, p: *mut u8) {
         unsafe { p.cast::<[u8; 16]>().write_unaligned(v.0) }
     }
-    #[inline(always)]
+    #[inline(never)]
     fn prfm(_: *const u8) {}
-    #[inline(always)]
+    #[inline(never)]
     fn dup_16b(x: u8) -> V {
         V([x; 16])
     }
-    #[inline(always)]
+    #[inline(never)]
     fn dup_8h(x: u16) -> V {
         bytemuck::cast([x; 8])
     }
-    #[inline(always)]
+    #[inline(never)]
     fn dup_4s(x: u32) -> V {
         bytemuck::cast([x; 4])
     }
-    #[inline(always)]
+    #[inline(never)]
     fn dup_2d(x: u64) -> V {
         bytemuck::cast([x; 2])
     }
-    #[inline(always)]
+    #[inline(never)]
     fn umov_s(v: V) -> u32 {
         lanes::<[u32; 4]>(v)[0]
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn and(a: V, b: V) -> V {
         bits(a, b, |a, b| a & b)
     }
-    #[inline(always)]
+    #[inline(never)]
     fn orr(a: V, b: V) -> V {
         bits(a, b, |a, b| a | b)
     }
-    #[inline(always)]
+    #[inline(never)]
     fn eor(a: V, b: V) -> V {
         bits(a, b, |a, b| a ^ b)
     }
-    #[inline(always)]
+    #[inline(never)]
     fn bic(a: V, b: V) -> V {
         bits(a, b, |a, b| a & !b)
     }
-    #[inline(always)]
+    #[inline(never)]
     fn bsl(mask: V, a: V, b: V) -> V {
         Self::orr(Self::and(a, mask), Self::bic(b, mask))
     }
-    #[inline(always)]
+    #[inline(never)]
     fn ushl_16b(v: V, by: V) -> V {
         make::<u8, 16>(|i| match by.0[i] as i8 {
             n @ 0..8 => v.0[i] << n,
@@ -136,7 +136,7 @@ impl Arm for Emulated {
             _ => 0,
         })
     }
-    #[inline(always)]
+    #[inline(never)]
     fn ushl_4s(v: V, by: V) -> V {
         words(v, by, |v, by| match count(by) {
             n @ 0..32 => v << n,
@@ -144,7 +144,7 @@ impl Arm for Emulated {
             _ => 0,
         })
     }
-    #[inline(always)]
+    #[inline(never)]
     fn sshl_4s(v: V, by: V) -> V {
         words(v, by, |v, by| match count(by) {
             n @ 0..32 => v << n,
@@ -152,108 +152,108 @@ impl Arm for Emulated {
             n => (v as i32 >> (-n).min(31)) as u32,
         })
     }
-    #[inline(always)]
+    #[inline(never)]
     fn zip1_4s(a: V, b: V) -> V {
         let (a, b): ([u32; 4], [u32; 4]) = (lanes(a), lanes(b));
         bytemuck::cast([a[0], b[0], a[1], b[1]])
     }
-    #[inline(always)]
+    #[inline(never)]
     fn zip2_4s(a: V, b: V) -> V {
         let (a, b): ([u32; 4], [u32; 4]) = (lanes(a), lanes(b));
         bytemuck::cast([a[2], b[2], a[3], b[3]])
     }
-    #[inline(always)]
+    #[inline(never)]
     fn zip1_2d(a: V, b: V) -> V {
         bytemuck::cast([lanes::<[u64; 2]>(a)[0], lanes::<[u64; 2]>(b)[0]])
     }
-    #[inline(always)]
+    #[inline(never)]
     fn zip2_2d(a: V, b: V) -> V {
         bytemuck::cast([lanes::<[u64; 2]>(a)[1], lanes::<[u64; 2]>(b)[1]])
     }
-    #[inline(always)]
+    #[inline(never)]
     fn uzp1_4s(a: V, b: V) -> V {
         let (a, b): ([u32; 4], [u32; 4]) = (lanes(a), lanes(b));
         bytemuck::cast([a[0], a[2], b[0], b[2]])
     }
-    #[inline(always)]
+    #[inline(never)]
     fn uzp2_4s(a: V, b: V) -> V {
         let (a, b): ([u32; 4], [u32; 4]) = (lanes(a), lanes(b));
         bytemuck::cast([a[1], a[3], b[1], b[3]])
     }
-    #[inline(always)]
+    #[inline(never)]
     fn tbl4(table: [V; 4], index: V) -> V {
         let byte = |i: usize| table.get(i / 16).map_or(0, |v| v.0[i % 16]);
         make::<u8, 16>(|i| byte(usize::from(index.0[i])))
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn uxtl_8h(v: V) -> V {
         make::<u16, 8>(|i| u16::from(v.0[i]))
     }
-    #[inline(always)]
+    #[inline(never)]
     fn uxtl_4s(v: V) -> V {
         let v: [u16; 8] = lanes(v);
         make::<u32, 4>(|i| u32::from(v[i]))
     }
-    #[inline(always)]
+    #[inline(never)]
     fn sxtl_8h(v: V) -> V {
         make::<i16, 8>(|i| i16::from(v.0[i] as i8))
     }
-    #[inline(always)]
+    #[inline(never)]
     fn sxtl_4s(v: V) -> V {
         let v: [i16; 8] = lanes(v);
         make::<i32, 4>(|i| i32::from(v[i]))
     }
-    #[inline(always)]
+    #[inline(never)]
     fn shll_4s(v: V) -> V {
         let v: [u16; 8] = lanes(v);
         make::<u32, 4>(|i| u32::from(v[i]) << 16)
     }
-    #[inline(always)]
+    #[inline(never)]
     fn add_4s(a: V, b: V) -> V {
         words(a, b, u32::wrapping_add)
     }
-    #[inline(always)]
+    #[inline(never)]
     fn sub_4s(a: V, b: V) -> V {
         words(a, b, u32::wrapping_sub)
     }
-    #[inline(always)]
+    #[inline(never)]
     fn mul_4s(a: V, b: V) -> V {
         words(a, b, u32::wrapping_mul)
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn smull_8h(a: V, b: V) -> V {
         make::<i16, 8>(|i| i16::from(a.0[i] as i8) * i16::from(b.0[i] as i8))
     }
-    #[inline(always)]
+    #[inline(never)]
     fn smull2_8h(a: V, b: V) -> V {
         make::<i16, 8>(|i| i16::from(a.0[8 + i] as i8) * i16::from(b.0[8 + i] as i8))
     }
-    #[inline(always)]
+    #[inline(never)]
     fn addp_8h(a: V, b: V) -> V {
         let (a, b): ([i16; 8], [i16; 8]) = (lanes(a), lanes(b));
         let sum = |v: [i16; 8], i: usize| v[2 * i].wrapping_add(v[2 * i + 1]);
         make::<i16, 8>(|i| if i < 4 { sum(a, i) } else { sum(b, i - 4) })
     }
-    #[inline(always)]
+    #[inline(never)]
     fn sadalp_4s(sum: V, v: V) -> V {
         let (sum, v): ([i32; 4], [i16; 8]) = (lanes(sum), lanes(v));
         make::<i32, 4>(|i| sum[i].wrapping_add(i32::from(v[2 * i]) + i32::from(v[2 * i + 1])))
     }
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn sdot(sum: V, a: V, b: V) -> V {
         let sum: [i32; 4] = lanes(sum);
         let product = |i: usize| i32::from(a.0[i] as i8) * i32::from(b.0[i] as i8);
         make::<i32, 4>(|i| sum[i].wrapping_add((4 * i..4 * i + 4).map(product).sum()))
     }
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn usdot(sum: V, a: V, b: V) -> V {
         let sum: [i32; 4] = lanes(sum);
         let product = |i: usize| i32::from(a.0[i]) * i32::from(b.0[i] as i8);
         make::<i32, 4>(|i| sum[i].wrapping_add((4 * i..4 * i + 4).map(product).sum()))
     }
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn usmmla(sum: V, a: V, b: V) -> V {
         let sum: [i32; 4] = lanes(sum);
         let product = |i: usize, j: usize| i32::from(a.0[i]) * i32::from(b.0[j] as i8);
@@ -261,67 +261,67 @@ impl Arm for Emulated {
         make::<i32, 4>(|i| sum[i].wrapping_add(dot(i / 2, i % 2)))
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn fcvtl(v: V) -> V {
         let v: [f16; 8] = lanes(v);
         make::<f32, 4>(|i| v[i].to_f32())
     }
-    #[inline(always)]
+    #[inline(never)]
     fn scvtf(v: V) -> V {
         let v: [i32; 4] = lanes(v);
         make::<f32, 4>(|i| v[i] as f32)
     }
-    #[inline(always)]
+    #[inline(never)]
     fn fcvtns(v: V) -> V {
         let v: [f32; 4] = lanes(v);
         make::<i32, 4>(|i| v[i].round_ties_even() as i32)
     }
-    #[inline(always)]
+    #[inline(never)]
     fn frintn(v: V) -> V {
         floats(v, v, |v, _| v.round_ties_even())
     }
-    #[inline(always)]
+    #[inline(never)]
     fn fadd(a: V, b: V) -> V {
         floats(a, b, |a, b| a + b)
     }
-    #[inline(always)]
+    #[inline(never)]
     fn fsub(a: V, b: V) -> V {
         floats(a, b, |a, b| a - b)
     }
-    #[inline(always)]
+    #[inline(never)]
     fn fmul(a: V, b: V) -> V {
         floats(a, b, |a, b| a * b)
     }
-    #[inline(always)]
+    #[inline(never)]
     fn fdiv(a: V, b: V) -> V {
         floats(a, b, |a, b| a / b)
     }
-    #[inline(always)]
+    #[inline(never)]
     fn fmin(a: V, b: V) -> V {
         floats(a, b, smaller)
     }
-    #[inline(always)]
+    #[inline(never)]
     fn fmax(a: V, b: V) -> V {
         floats(a, b, |a, b| -smaller(-a, -b))
     }
-    #[inline(always)]
+    #[inline(never)]
     fn fmla(sum: V, a: V, b: V) -> V {
         let sum: [f32; 4] = lanes(sum);
         let (a, b): ([f32; 4], [f32; 4]) = (lanes(a), lanes(b));
         make::<f32, 4>(|i| a[i].mul_add(b[i], sum[i]))
     }
-    #[inline(always)]
+    #[inline(never)]
     fn fmls(sum: V, a: V, b: V) -> V {
         let sum: [f32; 4] = lanes(sum);
         let (a, b): ([f32; 4], [f32; 4]) = (lanes(a), lanes(b));
         make::<f32, 4>(|i| (-a[i]).mul_add(b[i], sum[i]))
     }
-    #[inline(always)]
+    #[inline(never)]
     fn faddp(a: V, b: V) -> V {
         let (a, b): ([f32; 4], [f32; 4]) = (lanes(a), lanes(b));
         bytemuck::cast([a[0] + a[1], a[2] + a[3], b[0] + b[1], b[2] + b[3]])
     }
-    #[inline(always)]
+    #[inline(never)]
     fn fcmgt(a: V, b: V) -> V {
         let (a, b): ([f32; 4], [f32; 4]) = (lanes(a), lanes(b));
         make::<u32, 4>(|i| if a[i] > b[i] { u32::MAX } else { 0 })
