@@ -1,5 +1,6 @@
 //! Project chores, run as `cargo xtask COMMAND`.
 
+mod aarch64;
 mod tidy;
 
 use std::path::PathBuf;
@@ -11,22 +12,34 @@ Project chores.
 Usage: cargo xtask COMMAND
 
 Commands:
-  tidy    check the project's own rules; one line per violation
-  help    this text
+  aarch64  build for 64-bit ARM; test kernels and models under QEMU
+  tidy     check the project's own rules; one line per violation
+  help     this text
 ";
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
     match words.as_slice() {
+        ["aarch64"] => run_aarch64(),
         ["tidy"] => run_tidy(),
-        [] | ["help" | "-h" | "--help"] | ["tidy", "-h" | "--help"] => {
+        [] | ["help" | "-h" | "--help"] | ["aarch64" | "tidy", "-h" | "--help"] => {
             print!("{HELP}");
             ExitCode::SUCCESS
         }
         _ => {
             eprint!("xtask: unknown command or argument: {}\n\n{HELP}", words.join(" "));
             ExitCode::from(2)
+        }
+    }
+}
+
+fn run_aarch64() -> ExitCode {
+    match aarch64::run(&root()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("aarch64: {error}");
+            ExitCode::FAILURE
         }
     }
 }

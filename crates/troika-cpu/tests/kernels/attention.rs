@@ -110,7 +110,7 @@ fn op() -> impl Strategy<Value = Attention> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(160))]
+    #![proptest_config(crate::cases(160))]
 
     #[test]
     fn attention_matches_the_reference(

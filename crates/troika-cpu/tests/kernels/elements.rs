@@ -26,7 +26,7 @@ const ELEMENTS: [Element; 12] = [
 ];
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(192))]
+    #![proptest_config(crate::cases(192))]
 
     #[test]
     fn element_ops_match_the_reference(

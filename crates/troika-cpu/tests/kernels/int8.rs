@@ -52,7 +52,7 @@ fn weight(r: &mut Random, dtype: DType, len: usize) -> Vec<u8> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(160))]
+    #![proptest_config(crate::cases(160))]
 
     /// Every instruction set gives the bits of the plain reference, for every number of rows.
     #[test]

@@ -81,7 +81,7 @@ fn rows() -> impl Strategy<Value = usize> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(192))]
+    #![proptest_config(crate::cases(192))]
 
     #[test]
     fn plain_types_match_the_reference(

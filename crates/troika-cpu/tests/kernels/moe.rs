@@ -56,7 +56,7 @@ fn choose(r: &mut Random, rows: usize, top_k: usize, experts: usize) -> Vec<i32>
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(96))]
+    #![proptest_config(crate::cases(96))]
 
     #[test]
     fn experts_match_the_reference(

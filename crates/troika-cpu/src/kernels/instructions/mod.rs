@@ -7,4 +7,4 @@
 //! emulation.
 
 #[cfg(any(target_arch = "aarch64", feature = "emulate"))]
-pub(crate) mod arm;
+pub mod arm;

@@ -111,8 +111,8 @@ pub(super) unsafe fn dispatch(isa: Isa, part: Part<'_>) {
     unsafe {
         match isa {
             Isa::Scalar => super::tile::run::<scalar::Portable>(part),
-            #[cfg(feature = "emulate")]
-            _ if isa.is_emulated() => emulate(isa, part),
+            #[cfg(all(feature = "emulate", not(target_arch = "aarch64")))]
+            Isa::Neon | Isa::NeonDot | Isa::NeonI8mm => emulate(isa, part),
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => neon::run(part),
             #[cfg(target_arch = "aarch64")]
@@ -123,6 +123,7 @@ pub(super) unsafe fn dispatch(isa: Isa, part: Part<'_>) {
             Isa::Avx512 if vnni::is_available() => vnni::run(part),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 | Isa::Avx512 => avx2::run(part),
+            #[allow(unreachable_patterns)]
             _ => unreachable!("{} can run here", isa.name()),
         }
     }
@@ -132,7 +133,7 @@ pub(super) unsafe fn dispatch(isa: Isa, part: Part<'_>) {
 ///
 /// # Safety
 /// As for [`super::tile::run`].
-#[cfg(feature = "emulate")]
+#[cfg(all(feature = "emulate", not(target_arch = "aarch64")))]
 unsafe fn emulate(isa: Isa, part: Part<'_>) {
     use crate::kernels::instructions::arm::Emulated;
     use neon::{Neon, Sdot, Smull, Usmmla};
