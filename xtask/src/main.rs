@@ -1,5 +1,6 @@
 //! Project chores, run as `cargo xtask COMMAND`.
 
+mod aarch64;
 mod peers;
 mod tidy;
 mod valgrind;
@@ -13,6 +14,7 @@ Project chores.
 Usage: cargo xtask COMMAND
 
 Commands:
+  aarch64   build for 64-bit ARM; test kernels and models under QEMU
   tidy      check the project's own rules; one line per violation
   peers     time Troika and llama.cpp on the same files (peers --help)
   valgrind  the CPU kernels' tests under valgrind (valgrind --help)
@@ -23,12 +25,13 @@ fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
     match words.as_slice() {
+        ["aarch64"] => report("aarch64", aarch64::run(&root())),
         ["tidy"] => run_tidy(),
         ["peers", .., "-h" | "--help"] => help(peers::HELP),
         ["peers", rest @ ..] => report("peers", peers::run(&root(), rest)),
         ["valgrind", .., "-h" | "--help"] => help(valgrind::HELP),
         ["valgrind", rest @ ..] => report("valgrind", valgrind::run(&root(), rest)),
-        [] | ["help" | "-h" | "--help"] | ["tidy", "-h" | "--help"] => help(HELP),
+        [] | ["help" | "-h" | "--help"] | ["aarch64" | "tidy", "-h" | "--help"] => help(HELP),
         _ => {
             eprint!("xtask: unknown command or argument: {}\n\n{HELP}", words.join(" "));
             ExitCode::from(2)

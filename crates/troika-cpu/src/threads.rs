@@ -191,7 +191,7 @@ impl Shared {
             return;
         }
         loop {
-            self.caller_asleep.store(true, Ordering::SeqCst);
+            announce(&self.caller_asleep);
             if idle() {
                 self.caller_asleep.store(false, Ordering::SeqCst);
                 return;
@@ -217,7 +217,7 @@ impl Shared {
                 done
             };
             if !spin_until(done) {
-                self.asleep[index].store(true, Ordering::SeqCst);
+                announce(&self.asleep[index]);
                 if !fresh() && !stopped() {
                     std::thread::park();
                 }
@@ -273,6 +273,14 @@ impl Shared {
     }
 }
 
+/// Says that a thread is about to park; what it looks at next must not be older than that.
+///
+/// A swap where a store would do: QEMU's user-mode emulation of ARM on x86 lets a load pass a
+/// sequentially consistent store before it, which ARM forbids, and a wake-up is lost.
+fn announce(asleep: &AtomicBool) {
+    asleep.swap(true, Ordering::SeqCst);
+}
+
 /// Spins until the condition holds; `false` when it does not within [`SPIN`].
 fn spin_until(done: impl Fn() -> bool) -> bool {
     let mut start = None;
@@ -299,7 +307,13 @@ fn prefetch(address: usize) {
         use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
         _mm_prefetch(std::ptr::without_provenance(address), _MM_HINT_T1);
     }
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: a hint; an address that is not mapped is ignored.
+    unsafe {
+        std::arch::asm!("prfm pldl2keep, [{address}]", address = in(reg) address,
+            options(nomem, nostack, preserves_flags));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let _ = address;
 }
 

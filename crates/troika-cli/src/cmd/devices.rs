@@ -12,7 +12,7 @@ use crate::output;
 /// # Errors
 /// A device that does not open.
 pub fn run(args: &DevicesArgs) -> Result<(), CliError> {
-    let devices = open_devices(&DeviceOptions { threads: args.threads, isa: None })
+    let devices = open_devices(&DeviceOptions { threads: args.threads, ..Default::default() })
         .map_err(|e| CliError::Troika(e.into()))?;
     let threads =
         args.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get()));

@@ -6,7 +6,7 @@
 pub mod attention;
 pub mod elementwise;
 pub mod embed;
-pub(crate) mod instructions;
+pub mod instructions;
 pub mod int8;
 pub mod kv;
 pub mod linear;

@@ -3,6 +3,7 @@
 
 #![allow(missing_docs)]
 
+mod arm;
 mod attention;
 mod elements;
 mod int8;
@@ -11,7 +12,7 @@ mod moe;
 mod router;
 mod threads;
 
-use proptest::prelude::ProptestConfig;
+use proptest::test_runner::Config as ProptestConfig;
 use troika_cpu::kernels::Context;
 use troika_cpu::{Isa, PerWorker, Pool};
 use troika_graph::DType;
@@ -58,6 +59,12 @@ pub fn with<T>(isa: Isa, threads: usize, f: impl FnOnce(&mut Context<'_>) -> T) 
     let mut pool = Pool::new(threads, None).unwrap();
     let scratch = PerWorker::new(&mut scratch, each);
     f(&mut Context { pool: &mut pool, isa, scratch })
+}
+
+/// `n` random cases; PROPTEST_CASES, where it is set, scales that as if `n` were proptest's own 256.
+pub fn cases(n: u32) -> ProptestConfig {
+    let share = ProptestConfig::default().cases;
+    ProptestConfig::with_cases((n * share).div_ceil(256))
 }
 
 /// A small generator: splitmix64.

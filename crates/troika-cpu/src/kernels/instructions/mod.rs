@@ -7,6 +7,6 @@
 //! emulation.
 
 #[cfg(any(target_arch = "aarch64", feature = "emulate"))]
-pub(crate) mod arm;
-#[cfg(any(target_arch = "x86_64", feature = "emulate"))]
+pub mod arm;
+#[cfg(any(target_arch = "x86_64", all(feature = "emulate", not(target_arch = "aarch64"))))]
 pub(crate) mod x86;

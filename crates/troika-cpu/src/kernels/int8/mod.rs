@@ -6,7 +6,7 @@
 //! with one rounding per addition. So a row's result has the same bits alone or among others, on
 //! any number of threads, and on every instruction set.
 
-#[cfg(any(target_arch = "x86_64", feature = "emulate"))]
+#[cfg(any(target_arch = "x86_64", all(feature = "emulate", not(target_arch = "aarch64"))))]
 mod amx;
 mod block;
 mod format;

@@ -6,12 +6,12 @@ use super::Arm;
 
 /// Plain Rust, on any machine.
 #[derive(Clone, Copy)]
-pub(crate) struct Emulated;
+pub struct Emulated;
 
 /// A register, by its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Zeroable, bytemuck::Pod)]
 #[repr(C, align(16))]
-pub(crate) struct V(pub [u8; 16]);
+pub struct V(pub [u8; 16]);
 
 /// A register by other lanes.
 #[inline(always)]

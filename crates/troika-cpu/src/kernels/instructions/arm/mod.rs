@@ -1,14 +1,14 @@
 //! 64-bit ARM: NEON, and the products of bytes that came later (`dotprod`, `i8mm`).
 
-#[cfg(any(feature = "emulate", test))]
+#[cfg(feature = "emulate")]
 mod emulated;
 #[cfg(target_arch = "aarch64")]
 mod native;
 
-#[cfg(any(feature = "emulate", test))]
-pub(crate) use emulated::Emulated;
+#[cfg(feature = "emulate")]
+pub use emulated::Emulated;
 #[cfg(target_arch = "aarch64")]
-pub(crate) use native::Native;
+pub use native::Native;
 
 /// Instructions on registers of 128 bits, named as in the Arm Architecture Reference Manual
 /// (DDI 0487) with the lanes they work on: `_16b`, `_8h`, `_4s`, `_2d`; without, on all bits or
@@ -18,7 +18,7 @@ pub(crate) use native::Native;
 /// Loads and stores need valid memory for their size and no alignment; `sdot` needs `dotprod`,
 /// `usdot` and `usmmla` need `i8mm`. The others are in every 64-bit ARM processor.
 #[allow(missing_docs, clippy::missing_safety_doc)]
-pub(crate) trait Arm: Copy {
+pub trait Arm: Copy {
     /// A register.
     type V: Copy;
 
@@ -112,6 +112,3 @@ pub(crate) trait Arm: Copy {
     /// All bits of a lane where `a > b`.
     fn fcmgt(a: Self::V, b: Self::V) -> Self::V;
 }
-
-#[cfg(test)]
-mod tests;

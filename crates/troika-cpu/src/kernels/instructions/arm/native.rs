@@ -7,7 +7,7 @@ use super::Arm;
 
 /// The machine's own.
 #[derive(Clone, Copy)]
-pub(crate) struct Native;
+pub struct Native;
 
 type V = uint8x16_t;
 

@@ -7,7 +7,7 @@
 #[cfg(any(target_arch = "aarch64", feature = "emulate"))]
 mod neon;
 mod scalar;
-#[cfg(any(target_arch = "x86_64", feature = "emulate"))]
+#[cfg(any(target_arch = "x86_64", all(feature = "emulate", not(target_arch = "aarch64"))))]
 pub(super) mod x86;
 
 use troika_graph::DType;
@@ -155,7 +155,7 @@ unsafe fn for_format<F: Format>(isa: Isa, part: Part<'_>) {
     unsafe {
         match isa {
             Isa::Scalar => plain::<scalar::Portable, F>(part),
-            #[cfg(feature = "emulate")]
+            #[cfg(all(feature = "emulate", not(target_arch = "aarch64")))]
             _ if isa.is_emulated() => emulate::<F>(isa, part),
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => neon::run::<F>(part),
@@ -191,7 +191,7 @@ unsafe fn plain<I: Rows, F: Format>(part: Part<'_>) {
 ///
 /// # Safety
 /// As for [`super::tile::run`].
-#[cfg(feature = "emulate")]
+#[cfg(all(feature = "emulate", not(target_arch = "aarch64")))]
 pub(super) unsafe fn emulate<F: Format>(isa: Isa, part: Part<'_>) {
     use crate::kernels::instructions::{arm, x86 as instructions};
     use instructions::{Emulated, EmulatedTiles};

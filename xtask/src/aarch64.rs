@@ -1,0 +1,100 @@
+//! 64-bit ARM without the hardware: the workspace is cross-compiled, and what depends on the
+//! instruction set is run under QEMU's user-mode emulation, on processors of three kinds.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+const TARGET: &str = "aarch64-unknown-linux-gnu";
+/// Set in `.cargo/config.toml`, too.
+const LINKER: &str = "aarch64-linux-gnu-gcc";
+const EMULATOR: &str = "qemu-aarch64";
+/// Where Debian's cross compiler has the C library of the target.
+const LIBRARIES: &str = "/usr/aarch64-linux-gnu";
+
+/// QEMU's names of processors, and what sets them apart.
+const CPUS: [(&str, &str); 3] = [
+    ("cortex-a72", "NEON alone"),
+    ("neoverse-n1", "NEON with dotprod"),
+    ("max", "NEON with dotprod and i8mm"),
+];
+/// Random cases per property test, of 256: emulation is some thirty times slower.
+const CASES: &str = "16";
+
+/// What is built in one go, so that nothing is built twice.
+const WORKSPACE: &str = "--release --workspace --lib --bins --test kernels --test golden";
+
+/// Builds and tests for [`TARGET`].
+///
+/// # Errors
+/// A sentence: a tool that is missing and how to get it, or the step that failed.
+pub fn run(root: &Path) -> Result<(), String> {
+    require()?;
+    let start = Instant::now();
+    cargo(root, "build of the whole workspace", "max", &format!("build {WORKSPACE}"))?;
+    let lints = "clippy --release -p troika-cpu --all-targets -- -D warnings";
+    cargo(root, "lints of the ARM kernels", "max", lints)?;
+    let test = |name: &str| format!("test --release --workspace --test {name}");
+    for (cpu, kind) in CPUS {
+        println!("\n{cpu}: {kind}");
+        cargo(root, "kernel tests", cpu, &format!("{} -- --nocapture", test("kernels")))?;
+    }
+    for (cpu, kind) in [CPUS[0], CPUS[2]] {
+        println!("\n{cpu}: {kind}");
+        cargo(root, "models against the reference library", cpu, &test("golden"))?;
+    }
+    println!("aarch64: all passed in {:.0} s", start.elapsed().as_secs_f32());
+    Ok(())
+}
+
+/// Looks for the tools.
+fn require() -> Result<(), String> {
+    let debian = |tool: &str, packages: &str| {
+        format!("{tool} is missing; on Debian and Ubuntu: apt-get install {packages}")
+    };
+    if !starts(LINKER) || !Path::new(LIBRARIES).is_dir() {
+        return Err(debian(LINKER, "gcc-aarch64-linux-gnu libc6-dev-arm64-cross"));
+    }
+    if !starts(EMULATOR) {
+        return Err(debian(EMULATOR, "qemu-user"));
+    }
+    let args = ["--print", "target-libdir", "--target", TARGET];
+    let folder = Command::new("rustc").args(args).output();
+    let folder = folder.map_err(|e| format!("rustc does not start: {e}"))?.stdout;
+    if !Path::new(String::from_utf8_lossy(&folder).trim()).is_dir() {
+        return Err(format!(
+            "Rust's standard library for {TARGET} is missing; `rustup target add {TARGET}` installs it"
+        ));
+    }
+    Ok(())
+}
+
+fn starts(tool: &str) -> bool {
+    let mut command = Command::new(tool);
+    command.arg("--version").stdout(Stdio::null()).stderr(Stdio::null());
+    command.status().is_ok_and(|s| s.success())
+}
+
+/// Runs cargo for the target, what it makes on `cpu`.
+fn cargo(root: &Path, what: &str, cpu: &str, args: &str) -> Result<(), String> {
+    println!("\n== {what}");
+    let start = Instant::now();
+    let (verb, rest) = args.split_once(' ').unwrap_or((args, ""));
+    let mut command = Command::new("cargo");
+    command.current_dir(root).args([verb, "--target", TARGET]).args(rest.split_whitespace());
+    command.env("PROPTEST_CASES", CASES);
+    // Nobody debugs these: without line tables they are built faster.
+    command.env("CARGO_PROFILE_RELEASE_DEBUG", "false");
+    command.env("CC_aarch64_unknown_linux_gnu", LINKER);
+    command.env(
+        "CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER",
+        format!("{EMULATOR} -cpu {cpu} -L {LIBRARIES}"),
+    );
+    let status = command.status().map_err(|e| format!("cargo does not start: {e}"))?;
+    println!("{what}: {:.0} s", start.elapsed().as_secs_f32());
+    if status.success() {
+        Ok(())
+    } else {
+        Err(format!("{what} for {TARGET} failed (processor {cpu})"))
+    }
+}
