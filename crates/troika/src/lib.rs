@@ -24,7 +24,7 @@ mod text;
 pub use devices::{DeviceOptions, measure_bandwidth, open_devices};
 pub use error::Error;
 pub use generation::GenerationDefaults;
-pub use open::{Described, Model, OpenOptions, describe};
+pub use open::{Described, LoadProgress, Model, OpenOptions, describe};
 pub use session::{Control, Finish, OnToken, Output, Request, Stats};
 
 pub use troika_device as device;

@@ -8,7 +8,7 @@ use troika::{DeviceOptions, Model, OpenOptions, measure_bandwidth};
 
 use crate::error::CliError;
 use crate::flags::{BenchArgs, TableFlag};
-use crate::{output, resolve};
+use crate::{output, progress, resolve};
 
 /// What is measured.
 #[derive(Clone, Copy)]
@@ -104,6 +104,9 @@ fn open(args: &BenchArgs, threads: usize, tests: &[Test]) -> Result<Model, CliEr
     let need = tests.iter().map(|t| t.depth + t.tokens() + 1).max().unwrap_or(1);
     let options = OpenOptions {
         dtype: args.dtype.float_type(),
+        quant: args.quant.quant.quant(),
+        cache_dir: args.quant.cache(),
+        progress: Some(progress::quantizing()),
         context: Some(need),
         chunk: args.ubatch_size,
         devices: DeviceOptions { threads: Some(threads) },

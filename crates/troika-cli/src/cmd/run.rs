@@ -12,7 +12,7 @@ use super::read_stdin;
 use crate::error::CliError;
 use crate::flags::{CacheFlag, RunArgs};
 use crate::interrupt::Interrupt;
-use crate::{chat, output, resolve, stats, trace};
+use crate::{chat, output, progress, resolve, stats, trace};
 
 /// Generates text for one prompt, or opens a chat.
 ///
@@ -78,6 +78,9 @@ fn read_file(file: &std::path::Path) -> Result<String, CliError> {
 fn open_options(args: &RunArgs, tracer: Tracer) -> OpenOptions {
     OpenOptions {
         dtype: args.open.dtype.float_type(),
+        quant: args.open.quant.quant.quant(),
+        cache_dir: args.open.quant.cache(),
+        progress: Some(progress::quantizing()),
         context: args.open.ctx_size.filter(|&c| c > 0),
         chunk: args.open.ubatch_size,
         kv_dtype: args.open.cache_type.map(|t| match t {

@@ -1,6 +1,7 @@
 //! Flags, as the user gives them. Names follow llama.cpp where it has them; each flag has an
 //! environment twin `TROIKA_*`.
 
+mod quant;
 mod sampling;
 
 use std::path::PathBuf;
@@ -8,6 +9,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use troika::model::weights::FloatType;
 
+pub use quant::QuantArgs;
 pub use sampling::SamplingArgs;
 
 /// Runs large language models on the processors of this machine.
@@ -101,6 +103,8 @@ pub struct OpenArgs {
     /// Type float weights are computed in
     #[arg(long, value_enum, default_value = "auto", env = "TROIKA_DTYPE")]
     pub dtype: DtypeFlag,
+    #[command(flatten)]
+    pub quant: QuantArgs,
     /// Type of the KV cache [default: f32 for f32 models, else f16]
     #[arg(long, value_enum, env = "TROIKA_CACHE_TYPE")]
     pub cache_type: Option<CacheFlag>,
@@ -229,6 +233,8 @@ pub struct BenchArgs {
     /// Type float weights are computed in
     #[arg(long, value_enum, default_value = "auto", env = "TROIKA_DTYPE")]
     pub dtype: DtypeFlag,
+    #[command(flatten)]
+    pub quant: QuantArgs,
     /// Form of the result
     #[arg(short, long, value_enum, default_value = "md")]
     pub output: TableFlag,
