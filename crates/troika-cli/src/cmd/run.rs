@@ -178,7 +178,11 @@ fn verbose(model: &mut Model) -> String {
         "plan: {}, chunk {}, context {}, KV cache {}\n",
         plan.strategy, plan.chunk, plan.context, plan.kv_dtype
     );
-    let mut line = |what: &str, n: u64| s.push_str(&format!("{what:>28}: {:.1} MiB\n", mib(n)));
+    s.push_str(&format!("load: {:.1} ms\n", model.load_time().as_secs_f64() * 1e3));
+    let mut line = |what: &str, n: u64| s.push_str(&format!("{what:>40}: {:.1} MiB\n", mib(n)));
+    for ((class, form), n) in &report.classes {
+        line(&format!("{class} ({form})"), *n);
+    }
     line("weights (memory-mapped)", report.mapped);
     line("weights (copied)", report.owned);
     for (layout, n) in &report.packed {

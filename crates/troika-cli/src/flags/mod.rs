@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use troika::model::weights::FloatType;
 
-pub use quant::QuantArgs;
+pub use quant::{QuantArgs, QuantFlag};
 pub use sampling::SamplingArgs;
 
 /// Runs large language models on the processors of this machine.
@@ -164,6 +164,9 @@ pub struct RunArgs {
 pub struct ShowArgs {
     #[command(flatten)]
     pub model: ModelArgs,
+    /// Quantize as --quant of other commands does and print the error by class of weights
+    #[arg(long, value_enum, default_value = "none")]
+    pub quant: QuantFlag,
     /// Print one JSON object
     #[arg(long, env = "TROIKA_JSON")]
     pub json: bool,
