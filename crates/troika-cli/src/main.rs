@@ -6,6 +6,7 @@ mod error;
 mod flags;
 mod interrupt;
 mod output;
+mod progress;
 mod resolve;
 mod stats;
 mod trace;

@@ -7,6 +7,7 @@ pub mod blocks;
 mod dtype;
 mod hash;
 mod op;
+pub mod quantize;
 mod shape;
 mod subgraph;
 mod verify;

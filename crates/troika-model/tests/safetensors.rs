@@ -67,7 +67,7 @@ fn bind(name: &str, float: FloatType) -> Result<WeightStore, WeightError> {
         panic!("not a folder");
     };
     let model = from_config(config).unwrap();
-    WeightStore::bind(&model.spec, &*model.names, &*opened.files, float)
+    WeightStore::bind(&model, &*opened.files, float.into())
 }
 
 #[test]

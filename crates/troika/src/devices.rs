@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 pub use troika_cpu::limits::{Limit, Limits};
 use troika_cpu::{CpuDevice, CpuOptions, Isa};
+pub use troika_cpu::parse_cores;
 use troika_device::{Device, DeviceError};
 
 /// Which devices to open.
@@ -30,6 +31,11 @@ impl DeviceOptions {
 /// Names of the instruction sets the CPU device has kernels for on this machine, weakest first.
 pub fn instruction_sets() -> Vec<&'static str> {
     Isa::available().into_iter().map(Isa::name).collect()
+}
+
+/// Numbers of the logical cores this process may use; empty where the system does not say.
+pub fn usable_cores() -> Vec<usize> {
+    troika_cpu::topology().iter().map(|c| c.id).collect()
 }
 
 /// Opens all devices of this machine.

@@ -24,10 +24,11 @@ mod text;
 
 pub use devices::{
     DeviceOptions, Limit, Limits, instruction_sets, measure_bandwidth, measure_limits, open_devices,
+    parse_cores, usable_cores,
 };
 pub use error::Error;
 pub use generation::GenerationDefaults;
-pub use open::{Described, Model, OpenOptions, describe};
+pub use open::{Described, LoadProgress, Model, OpenOptions, describe};
 pub use perplexity::{Perplexity, Scored};
 pub use session::{Control, Finish, OnToken, Output, Request, Stats};
 

@@ -1,6 +1,7 @@
 //! Opening a model: files, spec, weights, plan, engine, tokenizer.
 
-use std::path::Path;
+use std::fmt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +12,8 @@ use troika_model::chat::ChatTemplate;
 use troika_model::spec::ModelSpec;
 use troika_model::tokenizer::Tokenizer;
 use troika_model::weights::{
-    self, FileSource, FloatType, ModelFiles, SYNTHETIC_DTYPES, WeightStore,
+    self, BindOptions, FileSource, FloatType, ModelFiles, OnProgress, Quant, SYNTHETIC_DTYPES,
+    WeightStore,
 };
 use troika_model::{families, presets};
 use troika_plan::{PlanRequest, one_device};
@@ -34,6 +36,12 @@ pub struct OpenOptions {
     pub dtype: FloatType,
     /// The numbers, beside f32, that products may take activations as; `None`: as `dtype` says.
     pub activations: Option<Vec<Acts>>,
+    /// Quantization of float matrices at load.
+    pub quant: Quant,
+    /// Folder where quantized weights are kept for the next start; `None`: they are not kept.
+    pub cache_dir: Option<PathBuf>,
+    /// Told how far quantization has come.
+    pub progress: Option<LoadProgress>,
     /// Longest sequence; `None`: the model's own.
     pub context: Option<usize>,
     /// Rows of a prompt chunk.
@@ -53,6 +61,9 @@ impl Default for OpenOptions {
         OpenOptions {
             dtype: FloatType::Auto,
             activations: None,
+            quant: Quant::None,
+            cache_dir: None,
+            progress: None,
             context: None,
             chunk: 512,
             kv_dtype: None,
@@ -60,6 +71,16 @@ impl Default for OpenOptions {
             scan: false,
             tracer: Tracer::off(),
         }
+    }
+}
+
+/// Receives (weights quantized, weights to quantize) while a model is opened.
+#[derive(Clone)]
+pub struct LoadProgress(pub OnProgress);
+
+impl fmt::Debug for LoadProgress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("LoadProgress")
     }
 }
 
@@ -77,7 +98,7 @@ pub struct Described {
 ///
 /// # Errors
 /// Files, config or weights that do not serve.
-pub fn describe(path: &Path, dtype: FloatType) -> Result<Described, Error> {
+pub fn describe(path: &Path, options: impl Into<BindOptions>) -> Result<Described, Error> {
     let files = weights::open(path)?;
     let model = match &files.source {
         FileSource::HuggingFace { config, .. } => families::from_config(config),
@@ -85,7 +106,7 @@ pub fn describe(path: &Path, dtype: FloatType) -> Result<Described, Error> {
     };
     let model =
         model.map_err(|error| Error::Config { model: path.display().to_string(), error })?;
-    let store = WeightStore::bind(&model.spec, &*model.names, &*files.files, dtype)?;
+    let store = WeightStore::bind(&model, &*files.files, options.into())?;
     Ok(Described { files, spec: model.spec, store })
 }
 
@@ -136,13 +157,13 @@ impl Model {
     ) -> Result<Model, Error> {
         let clock: Arc<dyn Clock> = Arc::new(RealClock::new());
         let start = clock.now();
-        let described = describe(path, options.dtype)?;
+        let bind = BindOptions { float: options.dtype, quant: options.quant };
+        let mut described = describe(path, bind)?;
         let (tokenizer, template, mut warnings) = text::load(&described.files.source)?;
+        warnings.extend(keep_packed(&mut described, options));
         let report = described.store.report();
         if options.scan && report.mapped + report.owned <= SCAN_LIMIT {
-            let bad = described.store.scan_non_finite();
-            let say = |t: &String| format!("tensor {t} holds NaN or infinite values");
-            warnings.extend(bad.iter().map(say));
+            warnings.extend(non_finite(&described.store.scan_non_finite()));
         }
         let mut defaults = GenerationDefaults::read(&described.files.source);
         if let Some(t) = &tokenizer {
@@ -182,7 +203,7 @@ impl Model {
         let start = clock.now();
         let parts = Parts {
             name: preset.into(),
-            store: WeightStore::synthetic(&model.spec, dtype, 1),
+            store: WeightStore::synthetic(&model.spec, dtype, 1, options.quant),
             spec: model.spec,
             text: (None, None),
             defaults: GenerationDefaults::default(),
@@ -199,7 +220,11 @@ impl Model {
         clock: Arc<dyn Clock>,
         start: Duration,
     ) -> Result<Model, Error> {
-        let Parts { name, spec, store, text: (tokenizer, template), defaults, warnings } = parts;
+        let Parts { name, spec, mut store, text: (tokenizer, template), defaults, mut warnings } =
+            parts;
+        if let Some(progress) = &options.progress {
+            store.on_progress(progress.0.clone());
+        }
         let f32_mode = options.dtype == FloatType::F32 || all_f32(&store);
         let default_kv = if f32_mode { DType::F32 } else { DType::F16 };
         let request = PlanRequest {
@@ -224,6 +249,10 @@ impl Model {
             tracer: options.tracer.clone(),
             sequences: 1,
         })?;
+        warnings.extend(store.finish_packed());
+        if options.scan {
+            warnings.extend(non_finite(&store.non_finite()));
+        }
         let load_time = clock.now() - start;
         let mut model = Model {
             name,
@@ -296,6 +325,21 @@ impl Model {
     pub fn load_time(&self) -> Duration {
         self.load_time
     }
+}
+
+/// Takes quantized weights from the cache, and keeps those that are made. What goes wrong is a
+/// warning: without the cache everything works, too.
+fn keep_packed(d: &mut Described, options: &OpenOptions) -> Option<String> {
+    let dir = options.cache_dir.as_ref()?;
+    // Weights also depend on how the spec cuts them out of the files.
+    let spec = serde_json::to_string(&d.spec).unwrap_or_default();
+    let kept = d.store.keep_packed(dir, &format!("{} {spec}", options.quant.name()));
+    kept.err().map(|e| format!("quantized weights are not kept in {} ({e})", dir.display()))
+}
+
+/// A sentence per tensor.
+fn non_finite(tensors: &[String]) -> impl Iterator<Item = String> {
+    tensors.iter().map(|t| format!("tensor {t} holds NaN or infinite values"))
 }
 
 /// Whether all matrices are single precision, so that f32 is the model's own precision.

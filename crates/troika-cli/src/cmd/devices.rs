@@ -12,11 +12,10 @@ use crate::output;
 /// # Errors
 /// A device that does not open.
 pub fn run(args: &DevicesArgs) -> Result<(), CliError> {
-    let devices = open_devices(&DeviceOptions { threads: args.threads, ..Default::default() })
-        .map_err(|e| CliError::Troika(e.into()))?;
-    let threads =
-        args.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get()));
-    let bandwidth = measure_bandwidth(threads.max(1));
+    let options = DeviceOptions { threads: args.threads, ..DeviceOptions::default() };
+    let devices = open_devices(&options).map_err(|e| CliError::Troika(e.into()))?;
+    let threads = options.threads();
+    let bandwidth = measure_bandwidth(threads);
     let mut list = Vec::new();
     let mut text = String::new();
     for d in &devices {

@@ -12,7 +12,7 @@ use super::{read_file, read_stdin};
 use crate::error::CliError;
 use crate::flags::{CacheFlag, OpenArgs, RunArgs};
 use crate::interrupt::Interrupt;
-use crate::{chat, output, resolve, stats, trace};
+use crate::{chat, output, progress, resolve, stats, trace};
 
 /// Generates text for one prompt, or opens a chat.
 ///
@@ -74,13 +74,20 @@ pub(super) fn open_options(open: &OpenArgs, tracer: Tracer) -> OpenOptions {
     OpenOptions {
         dtype: open.dtype.float_type(),
         activations: None,
+        quant: open.quant.quant.quant(),
+        cache_dir: open.quant.cache(),
+        progress: Some(progress::quantizing()),
         context: open.ctx_size.filter(|&c| c > 0),
         chunk: open.ubatch_size,
         kv_dtype: open.cache_type.map(|t| match t {
             CacheFlag::F32 => DType::F32,
             CacheFlag::F16 => DType::F16,
         }),
-        devices: DeviceOptions { threads: open.threads, isa: open.isa.clone() },
+        devices: DeviceOptions {
+            threads: open.threads,
+            cores: open.cores.clone().map(|c| c.0),
+            isa: open.isa.clone(),
+        },
         scan: true,
         tracer,
     }
@@ -171,7 +178,11 @@ fn verbose(model: &mut Model) -> String {
         "plan: {}, chunk {}, context {}, KV cache {}\n",
         plan.strategy, plan.chunk, plan.context, plan.kv_dtype
     );
-    let mut line = |what: &str, n: u64| s.push_str(&format!("{what:>28}: {:.1} MiB\n", mib(n)));
+    s.push_str(&format!("load: {:.1} ms\n", model.load_time().as_secs_f64() * 1e3));
+    let mut line = |what: &str, n: u64| s.push_str(&format!("{what:>40}: {:.1} MiB\n", mib(n)));
+    for ((class, form), n) in &report.classes {
+        line(&format!("{class} ({form})"), *n);
+    }
     line("weights (memory-mapped)", report.mapped);
     line("weights (copied)", report.owned);
     for (layout, n) in &report.packed {

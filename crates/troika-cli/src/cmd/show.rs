@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use troika::model::spec::{Ffn, Layer, ModelSpec, Norm};
-use troika::model::weights::FloatType;
+use troika::model::weights::{BindOptions, ClassError, FloatType};
 use troika::{Described, describe};
 
 use crate::error::CliError;
@@ -15,11 +15,15 @@ use crate::{output, resolve};
 /// A model that cannot be read.
 pub fn run(args: &ShowArgs) -> Result<(), CliError> {
     let path = resolve::model(&args.model)?;
-    let described = describe(&path, FloatType::Auto)?;
+    let quant = args.quant.quant();
+    let described = describe(&path, BindOptions { float: FloatType::Auto, quant })?;
+    let errors = described.store.quantization_error().map_err(troika::Error::from)?;
+    let name = path.display().to_string();
     if args.json {
-        return output::json(&as_json(&described, &path.display().to_string()));
+        return output::json(&as_json(&described, &name, &errors));
     }
-    output::write(&as_text(&described, &path.display().to_string()))
+    output::write(&as_text(&described, &name))?;
+    output::write(&error_table(&errors))
 }
 
 fn norm(n: Option<Norm>) -> Option<&'static str> {
@@ -170,7 +174,26 @@ fn as_text(d: &Described, path: &str) -> String {
     s
 }
 
-fn as_json(d: &Described, path: &str) -> Value {
+/// Errors of quantization; nothing when nothing was quantized.
+fn error_table(errors: &[ClassError]) -> String {
+    let mut s = String::new();
+    if !errors.is_empty() {
+        s.push_str("  error of quantization, relative RMS (and of the worst tensor)\n");
+    }
+    for e in errors {
+        s.push_str(&format!(
+            "    {:<13} {:<6} {:>8.3} % ({:.3} %, {})\n",
+            e.class,
+            e.dtype.name(),
+            100.0 * e.relative_rms,
+            100.0 * e.worst.0,
+            e.worst.1
+        ));
+    }
+    s
+}
+
+fn as_json(d: &Described, path: &str, errors: &[ClassError]) -> Value {
     let classes = d.store.classes();
     let total: u64 = classes.iter().map(|c| c.parameters).sum();
     let list: Vec<Value> = classes
@@ -191,6 +214,14 @@ fn as_json(d: &Described, path: &str) -> Value {
         "context": d.spec.context,
         "vocabulary": d.spec.vocab,
         "weights": list,
+        "quantization": errors.iter().map(error_json).collect::<Vec<_>>(),
         "spec": serde_json::to_value(&d.spec).unwrap_or(Value::Null),
+    })
+}
+
+fn error_json(e: &ClassError) -> Value {
+    json!({
+        "class": e.class, "dtype": e.dtype.name(), "parameters": e.parameters,
+        "relative_rms": e.relative_rms, "worst_relative_rms": e.worst.0, "worst_tensor": e.worst.1,
     })
 }

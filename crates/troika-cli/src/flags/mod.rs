@@ -1,6 +1,7 @@
 //! Flags, as the user gives them. Names follow llama.cpp where it has them; each flag has an
 //! environment twin `TROIKA_*`.
 
+mod quant;
 mod sampling;
 
 use std::path::PathBuf;
@@ -8,6 +9,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use troika::model::weights::FloatType;
 
+pub use quant::{QuantArgs, QuantFlag};
 pub use sampling::SamplingArgs;
 
 /// Runs large language models on the processors of this machine.
@@ -88,13 +90,26 @@ pub enum CacheFlag {
     F16,
 }
 
+/// Logical cores, by number.
+#[derive(Clone, Debug)]
+pub struct CoreList(pub Vec<usize>);
+
+fn core_list(text: &str) -> Result<CoreList, String> {
+    let cores = troika::parse_cores(text).ok_or("it is not a list of cores such as 0-3,8")?;
+    let known = troika::usable_cores();
+    match cores.iter().find(|c| !known.is_empty() && !known.contains(c)) {
+        Some(c) => Err(format!("core {c} is not among those this process may use ({known:?})")),
+        None => Ok(CoreList(cores)),
+    }
+}
+
 /// How to open it.
 #[derive(Args)]
 pub struct OpenArgs {
     /// Context length in tokens [default: the model's]
     #[arg(short, long, value_name = "N", env = "TROIKA_CTX_SIZE")]
     pub ctx_size: Option<usize>,
-    /// Threads [default: one per core]
+    /// Threads [default: one per physical performance core]
     #[arg(short, long, value_name = "N", env = "TROIKA_THREADS")]
     pub threads: Option<usize>,
     /// Prompt tokens computed at once
@@ -103,9 +118,15 @@ pub struct OpenArgs {
     /// Type float weights are computed in
     #[arg(long, value_enum, default_value = "auto", env = "TROIKA_DTYPE")]
     pub dtype: DtypeFlag,
+    #[command(flatten)]
+    pub quant: QuantArgs,
     /// Type of the KV cache [default: f32 for f32 models, else f16]
     #[arg(long, value_enum, env = "TROIKA_CACHE_TYPE")]
     pub cache_type: Option<CacheFlag>,
+    /// Cores to pin the threads to, such as 0-3,8 [default: none]
+    #[arg(long, visible_alias = "cpu-range", value_name = "LIST", value_parser = core_list)]
+    #[arg(env = "TROIKA_CORES")]
+    pub cores: Option<CoreList>,
     /// Instruction set of the CPU kernels (scalar, avx2, avx512, ...) [default: the best]
     #[arg(long, value_name = "NAME", env = "TROIKA_ISA")]
     pub isa: Option<String>,
@@ -165,6 +186,9 @@ pub struct RunArgs {
 pub struct ShowArgs {
     #[command(flatten)]
     pub model: ModelArgs,
+    /// Quantize as --quant of other commands does and print the error by class of weights
+    #[arg(long, value_enum, default_value = "none")]
+    pub quant: QuantFlag,
     /// Print one JSON object
     #[arg(long, env = "TROIKA_JSON")]
     pub json: bool,
@@ -222,7 +246,7 @@ pub struct BenchArgs {
     /// Tokens in the context before the measurement
     #[arg(short = 'd', long, value_name = "N", value_delimiter = ',', default_value = "0")]
     pub n_depth: Vec<usize>,
-    /// Threads [default: one per core]
+    /// Threads [default: one per physical performance core]
     #[arg(short, long, value_name = "N", value_delimiter = ',', env = "TROIKA_THREADS")]
     pub threads: Vec<usize>,
     /// Repetitions
@@ -234,12 +258,18 @@ pub struct BenchArgs {
     /// Type float weights are computed in
     #[arg(long, value_enum, default_value = "auto", env = "TROIKA_DTYPE")]
     pub dtype: DtypeFlag,
+    /// Cores to pin the threads to, such as 0-3,8 [default: none]
+    #[arg(long, visible_alias = "cpu-range", value_name = "LIST", value_parser = core_list)]
+    #[arg(env = "TROIKA_CORES")]
+    pub cores: Option<CoreList>,
     /// Instruction set of the CPU kernels (scalar, avx2, avx512, ...) [default: the best]
     #[arg(long, value_name = "NAME", env = "TROIKA_ISA")]
     pub isa: Option<String>,
     /// Measure what scheduler, queues and completions cost per decoded token instead
     #[arg(long)]
     pub overhead: bool,
+    #[command(flatten)]
+    pub quant: QuantArgs,
     /// Form of the result
     #[arg(short, long, value_enum, default_value = "md")]
     pub output: TableFlag,

@@ -61,12 +61,6 @@ pub fn with<T>(isa: Isa, threads: usize, f: impl FnOnce(&mut Context<'_>) -> T) 
     f(&mut Context { pool: &mut pool, isa, scratch })
 }
 
-/// `n` random cases; PROPTEST_CASES, where it is set, scales that as if `n` were proptest's own 256.
-pub fn cases(n: u32) -> ProptestConfig {
-    let share = ProptestConfig::default().cases;
-    ProptestConfig::with_cases((n * share).div_ceil(256))
-}
-
 /// A small generator: splitmix64.
 pub struct Random(pub u64);
 

@@ -14,12 +14,13 @@ mod hf_names;
 mod moe;
 mod names;
 mod phi;
+mod quantized;
 mod rope;
 
 use serde_json::Value;
 
 use crate::spec::ModelSpec;
-use crate::weights::{Checkpoint, GgufMeta};
+use crate::weights::{Checkpoint, GgufMeta, Int4Config};
 
 pub use fields::ConfigError;
 pub use names::{Candidates, TensorNames};
@@ -33,6 +34,8 @@ pub struct Model {
     pub spec: ModelSpec,
     /// The table of tensor names.
     pub names: Box<dyn TensorNames>,
+    /// How linear layers are packed, when the checkpoint is quantized to four bits.
+    pub int4: Option<Int4Config>,
 }
 
 type FamilyFn = fn(Fields<'_>, &Source) -> Result<ModelSpec, ConfigError>;
@@ -89,17 +92,15 @@ pub fn from_config(config: &Value) -> Result<Model, ConfigError> {
     let name =
         fields.text("model_type")?.ok_or_else(|| ConfigError::Missing("model_type".into()))?;
     let name = if name == "gemma3" { "gemma3_text" } else { name };
+    let mut int4 = None;
     for part in [outer, fields] {
-        let Some(q) = part.object("quantization_config")? else { continue };
-        let method = q.text("quant_method")?.unwrap_or("unknown");
-        return Err(unsupported(
-            format!("quantization_config of method {method:?}"),
-            "float safetensors, or quantized weights as GGUF",
-        ));
+        if let Some(q) = part.object("quantization_config")? {
+            int4 = Some(quantized::int4(q)?);
+        }
     }
     let filled = defaults::fill(name, fields.0, text.is_some());
     let spec = family(name)?(Fields(&filled), &Source::HuggingFace)?;
-    Ok(Model { spec, names: Box::new(hf_names::HfNames) })
+    Ok(Model { spec, names: Box::new(hf_names::HfNames), int4 })
 }
 
 /// Reads GGUF metadata. `files` tells which tensors exist (biases, tied heads, rope factors).
@@ -111,5 +112,5 @@ pub fn from_gguf(meta: &GgufMeta, files: &dyn Checkpoint) -> Result<Model, Confi
     let source = Source::Gguf { interleaved: gguf::interleaved(meta) };
     let mut spec = family(name)?(Fields(&config), &source)?;
     gguf::apply_rope_factors(&mut spec, files)?;
-    Ok(Model { names: Box::new(gguf_names::GgufNames::new(files)), spec })
+    Ok(Model { names: Box::new(gguf_names::GgufNames::new(files)), spec, int4: None })
 }

@@ -6,7 +6,7 @@ use super::emit::Emit;
 use super::{
     Edge, EdgeId, LowerError, LowerOptions, Lowered, SegmentKind, StateDecl, StateId, WeightShapes,
 };
-use crate::spec::{Ffn, ModelSpec, Slot};
+use crate::spec::{Ffn, Key, ModelSpec, Slot};
 
 pub(super) struct Lowerer<'a> {
     pub spec: &'a ModelSpec,
@@ -88,7 +88,9 @@ impl Lowerer<'_> {
         let mut e = Emit::new(self, SegmentKind::Head, None);
         let x = e.input(x);
         let n = e.norm(x, spec.final_norm, (Slot::FinalNorm, Slot::FinalNormBias), 0)?;
-        let weight = e.weight(if spec.tied { Slot::Embed } else { Slot::Head })?;
+        // A tied head that is quantized is a weight of its own.
+        let own = !spec.tied || (e.lowerer.weights)(Key::model(Slot::Head)).is_some();
+        let weight = e.weight(if own { Slot::Head } else { Slot::Embed })?;
         let mut y = e.linear_with(n, weight, spec.head_bias.then_some(Slot::HeadBias))?;
         if spec.logit_scale != 1.0 {
             y = e.graph.op("scaled", Op::Scale { factor: spec.logit_scale }, &[y], spec.vocab);

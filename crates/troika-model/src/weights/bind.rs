@@ -3,28 +3,41 @@
 use std::collections::HashMap;
 
 use troika_device::WeightData;
+use troika_graph::DType;
 
-use super::checkpoint::Checkpoint;
+use super::checkpoint::{Checkpoint, StoredTensor};
 use super::cut::{convert, cut};
 use super::error::WeightError;
-use super::parallel;
 use super::recipe::Recipe;
-use super::store::{Bound, FloatType};
-use crate::families::TensorNames;
-use crate::spec::{ModelSpec, Need, weight_needs};
+use super::scheme::{BindOptions, Quant};
+use super::source::Source;
+use super::store::Bound;
+use super::{int4, parallel};
+use crate::families::Model;
+use crate::lower::WeightShape;
+use crate::spec::{Key, ModelSpec, Need, Slot, weight_needs};
 
 /// Binds every weight the spec needs, in the order of the needs.
 pub(super) fn bind_all(
-    spec: &ModelSpec,
-    names: &dyn TensorNames,
+    model: &Model,
     files: &dyn Checkpoint,
-    float: FloatType,
+    options: BindOptions,
 ) -> Result<Vec<Bound>, WeightError> {
-    let needs = weight_needs(spec);
-    let bound = parallel::map(needs.len(), |i| bind_one(needs[i], spec, names, files, float));
-    let bound = bound.into_iter().collect::<Result<Vec<_>, _>>()?;
+    let mut needs = weight_needs(&model.spec);
+    needs.extend(tied_head(&model.spec, options.quant));
+    let binder = Binder { model, files, options };
+    let bound = parallel::map(needs.len(), |i| binder.bind(needs[i]));
+    let mut bound = bound.into_iter().collect::<Result<Vec<_>, _>>()?;
+    // A tied head that is not quantized is the embedding itself.
+    bound.retain(|b| !(model.spec.tied && b.key.slot == Slot::Head && !b.source.is_made()));
     all_used(&bound, files)?;
     Ok(bound)
+}
+
+/// The head of a model without one of its own, quantized apart from the embedding.
+pub(super) fn tied_head(spec: &ModelSpec, quant: Quant) -> Option<Need> {
+    let need = Need { key: Key::model(Slot::Head), rows: spec.vocab, cols: spec.hidden };
+    (spec.tied && quant != Quant::None).then_some(need)
 }
 
 /// A tensor of which only a part is used (more experts or heads than the config says) belongs to
@@ -33,7 +46,7 @@ fn all_used(bound: &[Bound], files: &dyn Checkpoint) -> Result<(), WeightError> 
     let mut used: HashMap<&str, usize> = HashMap::new();
     for b in bound {
         let sum = used.entry(&b.tensor).or_default();
-        *sum = sum.saturating_add(b.data.rows.saturating_mul(b.data.cols));
+        *sum = sum.saturating_add(b.shape.rows.saturating_mul(b.shape.cols));
     }
     for b in bound {
         let (Some(tensor), Some(&sum)) = (files.tensor(&b.tensor), used.get(b.tensor.as_str()))
@@ -41,7 +54,8 @@ fn all_used(bound: &[Bound], files: &dyn Checkpoint) -> Result<(), WeightError> 
             continue;
         };
         let (rows, cols) = tensor.matrix();
-        let has = rows.saturating_mul(cols);
+        let packed = if tensor.dtype == DType::I32 { 8 } else { 1 };
+        let has = rows.saturating_mul(cols).saturating_mul(packed);
         if sum < has {
             return Err(WeightError::Shape {
                 file: files.origin(&b.tensor),
@@ -54,37 +68,72 @@ fn all_used(bound: &[Bound], files: &dyn Checkpoint) -> Result<(), WeightError> 
     Ok(())
 }
 
-fn bind_one(
-    need: Need,
-    spec: &ModelSpec,
-    names: &dyn TensorNames,
-    files: &dyn Checkpoint,
-    float: FloatType,
-) -> Result<Bound, WeightError> {
-    let candidates = names.candidates(spec, need.key);
-    let found = candidates.iter().find_map(|r| Some((r, files.tensor(&r.tensor)?)));
-    let Some((recipe, tensor)) = found else {
-        return Err(not_found(&candidates, need, files));
-    };
-    let (rows, cols) = tensor.matrix();
-    let shape_error = || WeightError::Shape {
-        file: files.origin(&recipe.tensor),
-        tensor: recipe.tensor.clone(),
-        found: format!("{:?}", tensor.shape),
-        need: match recipe.is_whole() {
-            true => format!("[{}, {}]", need.rows, need.cols),
-            false => format!("a part of [{}, {}]", need.rows, need.cols),
-        },
-    };
-    if recipe.result(rows, cols) != Some((need.rows, need.cols)) {
-        return Err(shape_error());
+struct Binder<'a> {
+    model: &'a Model,
+    files: &'a dyn Checkpoint,
+    options: BindOptions,
+}
+
+impl Binder<'_> {
+    fn bind(&self, need: Need) -> Result<Bound, WeightError> {
+        // A tied head is quantized from the embedding's tensor.
+        let tied = self.model.spec.tied && need.key.slot == Slot::Head;
+        let key = if tied { Key::model(Slot::Embed) } else { need.key };
+        let candidates = self.model.names.candidates(&self.model.spec, key);
+        let found = candidates.iter().find_map(|r| Some((r, self.files.tensor(&r.tensor)?)));
+        if let (None, Some(config)) = (&found, self.model.int4) {
+            for recipe in &candidates {
+                if let Some(found) = int4::find(config, recipe, &need, self.files)? {
+                    let shape =
+                        WeightShape { rows: need.rows, cols: need.cols, dtype: found.dtype };
+                    let source = Source::Int4(Box::new(found.weight));
+                    return Ok(Bound::new(need.key, shape, source, found.tensor));
+                }
+            }
+        }
+        let Some((recipe, tensor)) = found else {
+            return Err(not_found(&candidates, need, self.files));
+        };
+        self.take(need, recipe, tensor)
     }
-    let piece = cut(tensor, recipe).ok_or_else(shape_error)?;
-    let (dtype, bytes) = (piece.dtype, piece.bytes);
-    let data = WeightData { dtype, rows: need.rows, cols: need.cols, bytes };
-    let (data, converted) = convert(data, float);
-    let owned = piece.owned || converted;
-    Ok(Bound { key: need.key, data, tensor: recipe.tensor.clone(), owned })
+
+    fn take(
+        &self,
+        need: Need,
+        recipe: &Recipe,
+        tensor: &StoredTensor,
+    ) -> Result<Bound, WeightError> {
+        let (rows, cols) = tensor.matrix();
+        let file = || self.files.origin(&recipe.tensor);
+        let shape_error = || WeightError::Shape {
+            file: file(),
+            tensor: recipe.tensor.clone(),
+            found: format!("{:?}", tensor.shape),
+            need: match recipe.is_whole() {
+                true => format!("[{}, {}]", need.rows, need.cols),
+                false => format!("a part of [{}, {}]", need.rows, need.cols),
+            },
+        };
+        if tensor.dtype == DType::I32 {
+            let dtype = tensor.dtype.name().to_string();
+            return Err(WeightError::Type { file: file(), tensor: recipe.tensor.clone(), dtype });
+        }
+        if recipe.result(rows, cols) != Some((need.rows, need.cols)) {
+            return Err(shape_error());
+        }
+        let shape = |dtype| WeightShape { rows: need.rows, cols: need.cols, dtype };
+        let name = recipe.tensor.clone();
+        if let Some(target) = self.options.quant.target(&need, tensor.dtype) {
+            let source = Source::Cut { tensor: tensor.clone(), recipe: recipe.clone() };
+            return Ok(Bound::new(need.key, shape(target), source, name));
+        }
+        let piece = cut(tensor, recipe).ok_or_else(shape_error)?;
+        let (dtype, bytes) = (piece.dtype, piece.bytes);
+        let data = WeightData { dtype, rows: need.rows, cols: need.cols, bytes };
+        let (data, converted) = convert(data, self.options.float);
+        let source = Source::Ready { bytes: data.bytes, owned: piece.owned || converted };
+        Ok(Bound::new(need.key, shape(data.dtype), source, name))
+    }
 }
 
 fn not_found(candidates: &[Recipe], need: Need, files: &dyn Checkpoint) -> WeightError {

@@ -1,7 +1,11 @@
 //! A model's files, whatever their format: named tensors with bytes.
 
+use std::sync::Arc;
+
 use troika_device::WeightBytes;
 use troika_graph::DType;
+
+use super::file_map::FileMap;
 
 /// A tensor of a file.
 #[derive(Clone, Debug)]
@@ -37,4 +41,9 @@ pub trait Checkpoint: Send + Sync {
 
     /// The type of a tensor that is there but cannot be a weight.
     fn unusable(&self, name: &str) -> Option<&str>;
+
+    /// The mapped files.
+    fn maps(&self) -> Vec<Arc<FileMap>> {
+        Vec::new()
+    }
 }

@@ -20,20 +20,22 @@ impl WeightStore {
     /// What a token costs.
     pub fn token_cost(&self, spec: &ModelSpec) -> TokenCost {
         let mut cost = TokenCost::default();
-        for b in self.iter() {
+        // A tied head that is quantized is a weight of its own.
+        let tied = !self.bound.iter().any(|b| b.key.slot == Slot::Head);
+        for b in &self.bound {
             let is_head = match b.key.slot {
-                Slot::Embed => spec.tied,
+                Slot::Embed => tied,
                 slot => slot == Slot::Head,
             };
             let share = match (b.key.slot, b.key.layer.map(|l| &spec.layers[l].ffn)) {
-                (Slot::Embed, _) if !spec.tied => 1.0 / b.data.rows as f64,
+                (Slot::Embed, _) if !tied => 1.0 / b.shape.rows as f64,
                 (_, Some(Ffn::Moe(m))) if b.key.index.is_some() && is_expert(b.key.slot) => {
                     m.top_k as f64 / m.experts as f64
                 }
                 _ => 1.0,
             };
-            let parameters = ((b.data.rows * b.data.cols) as f64 * share) as u64;
-            cost.bytes += (b.data.bytes.len() as f64 * share) as u64;
+            let parameters = (b.values() as f64 * share) as u64;
+            cost.bytes += (b.bytes() as f64 * share) as u64;
             match b.key.slot {
                 _ if is_head => cost.head += parameters,
                 Slot::Embed => {}
@@ -49,12 +51,13 @@ mod tests {
     use troika_graph::DType;
 
     use super::*;
+    use crate::weights::Quant;
 
     #[test]
     fn only_what_a_token_uses_counts() {
         let config = crate::presets::config("qwen3-moe-tiny").unwrap();
         let spec = crate::families::from_config(&config).unwrap().spec;
-        let store = WeightStore::synthetic(&spec, DType::BF16, 1);
+        let store = WeightStore::synthetic(&spec, DType::BF16, 1, Quant::None);
         let cost = store.token_cost(&spec);
         let norms = 4 * (2 * 256 + 2 * 64) + 256;
         let layer = 256 * 64 * (4 + 2 + 2 + 4) + 16 * 256 + 2 * 3 * 256 * 256;

@@ -8,6 +8,7 @@ use troika_device::{WeightBytes, WeightOwner};
 
 use super::checkpoint::{Checkpoint, StoredTensor};
 use super::error::{WeightError, shown};
+use super::file_map::FileMap;
 use super::gguf::{foreign, parse};
 use super::gguf_meta::{GgufMeta, GgufValue};
 use super::open::map_file;
@@ -15,6 +16,7 @@ use super::open::map_file;
 /// One GGUF file, or all parts of a split one.
 pub(super) struct GgufFiles {
     parts: Vec<String>,
+    maps: Vec<Arc<FileMap>>,
     /// Tensors, with the index of their part.
     tensors: BTreeMap<String, (StoredTensor, usize)>,
     /// Types of tensors that are not read, with the index of their part.
@@ -24,8 +26,12 @@ pub(super) struct GgufFiles {
 impl GgufFiles {
     /// Opens a file and, if it is the first part of several, the others.
     pub fn open(path: &Path) -> Result<(GgufFiles, GgufMeta), WeightError> {
-        let mut all =
-            GgufFiles { parts: Vec::new(), tensors: BTreeMap::new(), other: BTreeMap::new() };
+        let mut all = GgufFiles {
+            parts: Vec::new(),
+            maps: Vec::new(),
+            tensors: BTreeMap::new(),
+            other: BTreeMap::new(),
+        };
         let meta = all.add(path)?;
         let number = |meta: &GgufMeta, key: &str| meta.get(key).and_then(GgufValue::as_u64);
         let parts = number(&meta, "split.count").unwrap_or(1);
@@ -58,12 +64,12 @@ impl GgufFiles {
     fn add(&mut self, path: &Path) -> Result<GgufMeta, WeightError> {
         let file = display(path);
         let damaged = |why: String| WeightError::Damaged { file: file.clone(), why };
-        let map = map_file(path)?;
-        if let Some(why) = foreign(&map) {
+        let map = Arc::new(map_file(path)?);
+        if let Some(why) = foreign((*map).as_ref()) {
             return Err(WeightError::Unsupported { file, why });
         }
-        let header = parse(&map).map_err(damaged)?;
-        let owner: WeightOwner = Arc::new(map);
+        let header = parse((*map).as_ref()).map_err(damaged)?;
+        let owner: WeightOwner = map.clone();
         let here = self.parts.len();
         for t in header.tensors {
             if let Some(there) = self.part_of(&t.name) {
@@ -81,6 +87,7 @@ impl GgufFiles {
             }
         }
         self.parts.push(file);
+        self.maps.push(map);
         Ok(header.meta)
     }
 
@@ -117,5 +124,9 @@ impl Checkpoint for GgufFiles {
 
     fn unusable(&self, name: &str) -> Option<&str> {
         self.other.get(name).map(|t| t.0.as_str())
+    }
+
+    fn maps(&self) -> Vec<Arc<FileMap>> {
+        self.maps.clone()
     }
 }

@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use super::checkpoint::Checkpoint;
 use super::error::WeightError;
+use super::file_map::FileMap;
 use super::gguf_files::GgufFiles;
 use super::gguf_meta::GgufMeta;
 use super::safetensors::SafetensorsFiles;
@@ -42,7 +43,7 @@ pub struct ModelFiles {
 }
 
 /// Maps a file into memory.
-pub(super) fn map_file(path: &Path) -> Result<Mmap, WeightError> {
+pub(super) fn map_file(path: &Path) -> Result<FileMap, WeightError> {
     let io = |e: std::io::Error| io_error(path, &e);
     // Asked before opening: opening a pipe would wait for its writer.
     if !std::fs::metadata(path).map_err(io)?.is_file() {
@@ -57,7 +58,7 @@ pub(super) fn map_file(path: &Path) -> Result<Mmap, WeightError> {
         let why = "it is a Git LFS pointer, not the file it stands for".into();
         return Err(WeightError::Damaged { file: path.display().to_string(), why });
     }
-    Ok(map)
+    Ok(FileMap::new(path, map))
 }
 
 fn io_error(path: &Path, e: &std::io::Error) -> WeightError {

@@ -14,6 +14,7 @@ use troika_graph::DType;
 
 use super::checkpoint::{Checkpoint, StoredTensor};
 use super::error::{WeightError, shown};
+use super::file_map::FileMap;
 use super::open::map_file;
 
 /// Largest header read, as in the reference implementation.
@@ -161,6 +162,7 @@ pub(super) struct SafetensorsFiles {
     /// The folder, for messages.
     dir: String,
     files: Vec<String>,
+    maps: Vec<Arc<FileMap>>,
     /// Tensors, with the index of their file.
     tensors: BTreeMap<String, (StoredTensor, usize)>,
     /// Types of tensors no weight can have, with the index of their file.
@@ -202,6 +204,7 @@ impl SafetensorsFiles {
         SafetensorsFiles {
             dir: inside.parent().unwrap_or(Path::new(".")).display().to_string(),
             files: Vec::new(),
+            maps: Vec::new(),
             tensors: BTreeMap::new(),
             other: BTreeMap::new(),
         }
@@ -210,9 +213,10 @@ impl SafetensorsFiles {
     fn add(&mut self, path: &Path) -> Result<(), WeightError> {
         let file = path.display().to_string();
         let damaged = |why: String| WeightError::Damaged { file: file.clone(), why };
-        let map = map_file(path)?;
-        let entries = parse_header(&map, map.len()).map_err(damaged)?;
-        let owner: WeightOwner = Arc::new(map);
+        let map = Arc::new(map_file(path)?);
+        let all = (*map).as_ref();
+        let entries = parse_header(all, all.len()).map_err(damaged)?;
+        let owner: WeightOwner = map.clone();
         let here = self.files.len();
         for (name, e) in entries {
             if let Some(there) = self.place(&name) {
@@ -223,6 +227,8 @@ impl SafetensorsFiles {
                 "F32" => DType::F32,
                 "F16" => DType::F16,
                 "BF16" => DType::BF16,
+                // No weight, but a part of one in four-bit checkpoints.
+                "I32" => DType::I32,
                 _ => {
                     self.other.insert(name, (e.dtype, here));
                     continue;
@@ -233,6 +239,7 @@ impl SafetensorsFiles {
             self.tensors.insert(name, (StoredTensor { dtype, shape: e.shape, bytes }, here));
         }
         self.files.push(file);
+        self.maps.push(map);
         Ok(())
     }
 
@@ -258,6 +265,10 @@ impl Checkpoint for SafetensorsFiles {
 
     fn unusable(&self, name: &str) -> Option<&str> {
         self.other.get(name).map(|t| t.0.as_str())
+    }
+
+    fn maps(&self) -> Vec<Arc<FileMap>> {
+        self.maps.clone()
     }
 }
 

@@ -1,20 +1,25 @@
 //! The weight store: owns the mapped files and every form made of them, with byte accounting.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use troika_device::{
     DeviceError, PackFn, PackLayout, Packed, WeightBytes, WeightData, WeightSource,
 };
 use troika_graph::DType;
 
-use super::account::{ClassBytes, MemoryReport, class_of};
-use super::bind::bind_all;
+use super::bind::{bind_all, tied_head};
+use super::cache::PackedCache;
 use super::checkpoint::Checkpoint;
 use super::cut::try_aligned_with;
 use super::error::WeightError;
-use super::{parallel, scan, synthetic};
-use crate::families::TensorNames;
+use super::file_map::FileMap;
+use super::scheme::{BindOptions, Quant};
+use super::source::{Opened, Source};
+use super::{hash, parallel, scan, synthetic};
+use crate::families::Model;
 use crate::lower::WeightShape;
 use crate::spec::{Key, ModelSpec, Need, weight_needs};
 
@@ -41,147 +46,324 @@ pub struct WeightInfo {
     pub tensor: String,
 }
 
+/// Called with (weights quantized, weights to quantize) from any thread.
+pub type OnProgress = Arc<dyn Fn(u64, u64) + Send + Sync>;
+
 /// Bytes looked at in one go when scanning.
 const SCAN_PIECE: usize = 4 << 20;
+/// Bytes of a weight that are packed at once: they stay in a core's cache until they are.
+const PACK_PIECE: usize = 512 << 10;
+/// Fewer bytes are not worth a call of the system.
+const MIN_RELEASE: usize = 64 << 10;
+/// The layout of weights that are made and used as plain rows.
+const ROWS: &str = "rows";
 
-/// A weight and where it came from.
+/// A weight and where it comes from.
 pub(super) struct Bound {
     pub key: Key,
-    pub data: WeightData,
+    /// As devices see it.
+    pub shape: WeightShape,
+    pub source: Source,
     /// Tensor it is cut from.
     pub tensor: String,
-    /// Lives on the heap, not in the file.
-    pub owned: bool,
+    /// Somebody has its plain rows.
+    pub handed_out: AtomicBool,
+}
+
+impl Bound {
+    pub fn new(key: Key, shape: WeightShape, source: Source, tensor: String) -> Bound {
+        Bound { key, shape, source, tensor, handed_out: AtomicBool::new(false) }
+    }
+
+    /// Random numbers; quantized whenever a form is made if `quant` says so.
+    fn random(need: Need, dtype: DType, seed: u64, quant: Quant) -> Bound {
+        let shape = |dtype| WeightShape { rows: need.rows, cols: need.cols, dtype };
+        let target = quant.target(&need, dtype).filter(|_| !dtype.is_quantized());
+        if let Some(target) = target {
+            let source = Source::Random { need, dtype, seed };
+            return Bound::new(need.key, shape(target), source, need.key.to_string());
+        }
+        let data = synthetic::weight(need, dtype, seed);
+        let source = Source::Ready { bytes: data.bytes, owned: true };
+        Bound::new(need.key, shape(data.dtype), source, need.key.to_string())
+    }
+
+    /// Bytes in the weight's type.
+    pub fn bytes(&self) -> u64 {
+        let row = self.shape.dtype.row_bytes(self.shape.cols).unwrap_or(0);
+        (row * self.shape.rows) as u64
+    }
+
+    /// Elements.
+    pub fn values(&self) -> u64 {
+        (self.shape.rows * self.shape.cols) as u64
+    }
 }
 
 /// A packed form; empty until it is made.
-type PackSlot = Arc<Mutex<Option<Packed>>>;
+pub(super) type PackSlot = Arc<Mutex<Option<Packed>>>;
 
 /// All weights of a model by logical name.
 pub struct WeightStore {
     by_name: HashMap<String, usize>,
-    bound: Vec<Bound>,
-    packed: Mutex<HashMap<(String, String), PackSlot>>,
+    pub(super) bound: Vec<Bound>,
+    /// By weight and layout.
+    pub(super) packed: Mutex<HashMap<(String, String), PackSlot>>,
+    maps: Vec<Arc<FileMap>>,
+    cache: Option<PackedCache>,
+    /// Tensors with NaN or infinities, seen when they were quantized.
+    non_finite: Mutex<BTreeSet<String>>,
+    progress: Option<OnProgress>,
+    quantized: AtomicU64,
 }
 
 impl WeightStore {
-    /// Finds every weight the spec needs in the files and checks its shape.
+    /// Finds every weight the model needs in the files and checks its shape.
     ///
-    /// Weights are views of the file where the layout, alignment and type serve.
+    /// Weights are views of the file where the layout, alignment and type serve. Those that are
+    /// quantized are made when a device asks for them.
     ///
     /// # Errors
     /// A tensor that is missing, of another shape, or of a type that cannot be a weight.
     pub fn bind(
-        spec: &ModelSpec,
-        names: &dyn TensorNames,
+        model: &Model,
         files: &dyn Checkpoint,
-        float: FloatType,
+        options: BindOptions,
     ) -> Result<WeightStore, WeightError> {
-        Ok(WeightStore::of(bind_all(spec, names, files, float)?))
+        Ok(WeightStore::of(bind_all(model, files, options)?, files.maps()))
     }
 
     /// Random weights of a model's shape, the same for a seed: matrices of a type of
-    /// [`super::SYNTHETIC_DTYPES`], as far as it fits them.
-    pub fn synthetic(spec: &ModelSpec, dtype: DType, seed: u64) -> WeightStore {
-        let needs: Vec<Need> = weight_needs(spec);
+    /// [`super::SYNTHETIC_DTYPES`], as far as it fits them; floats are quantized if asked for.
+    pub fn synthetic(spec: &ModelSpec, dtype: DType, seed: u64, quant: Quant) -> WeightStore {
+        let needs = weight_needs(spec);
         let one = |i: usize| {
             let seed = seed.wrapping_add(i as u64).wrapping_mul(0x9E37_79B9);
-            let (need, key) = (needs[i], needs[i].key);
-            let data = synthetic::weight(need, dtype, seed);
-            Bound { key, data, tensor: key.to_string(), owned: true }
+            Bound::random(needs[i], dtype, seed, quant)
         };
-        WeightStore::of(parallel::map(needs.len(), one))
+        let mut bound = parallel::map(needs.len(), one);
+        let head = tied_head(spec, quant).map(|need| Bound::random(need, dtype, seed, quant));
+        if let (Some(head), Some(embed)) = (head.filter(|h| h.source.is_made()), bound.first()) {
+            let tensor = embed.tensor.clone();
+            bound.push(Bound { tensor, ..head });
+        }
+        WeightStore::of(bound, Vec::new())
     }
 
-    fn of(bound: Vec<Bound>) -> WeightStore {
+    fn of(bound: Vec<Bound>, maps: Vec<Arc<FileMap>>) -> WeightStore {
         let by_name = bound.iter().enumerate().map(|(i, b)| (b.key.to_string(), i)).collect();
-        WeightStore { by_name, bound, packed: Mutex::default() }
+        WeightStore {
+            by_name,
+            bound,
+            packed: Mutex::default(),
+            maps,
+            cache: None,
+            non_finite: Mutex::default(),
+            progress: None,
+            quantized: AtomicU64::new(0),
+        }
     }
 
-    /// All bound weights.
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Bound> {
-        self.bound.iter()
+    /// Tells `f` how far quantization has come.
+    pub fn on_progress(&mut self, f: OnProgress) {
+        self.progress = Some(f);
+    }
+
+    /// Keeps what is made of the weights in a folder, and takes from there what a former start
+    /// made. `what` tells apart all that the packed bytes depend on beside the files.
+    ///
+    /// # Errors
+    /// Files that cannot be read for their hash.
+    pub fn keep_packed(&mut self, dir: &Path, what: &str) -> std::io::Result<()> {
+        if !self.bound.iter().any(|b| b.source.is_made()) || self.maps.is_empty() {
+            return Ok(());
+        }
+        let mut key = blake3::Hasher::new_derive_key("troika 2026 packed weights");
+        key.update(&troika_graph::quantize::VERSION.to_le_bytes());
+        key.update(what.as_bytes());
+        for map in &self.maps {
+            key.update(hash::of_file(map.path(), &dir.join("hashes"))?.as_bytes());
+        }
+        let cache = PackedCache::open(&dir.join("packed"), &key.finalize());
+        lock(&self.non_finite).extend(cache.non_finite());
+        self.cache = Some(cache);
+        Ok(())
+    }
+
+    /// After everything was asked for: completes the file of packed weights. Returns warnings.
+    pub fn finish_packed(&self) -> Vec<String> {
+        let non_finite = lock(&self.non_finite).clone();
+        self.cache.as_ref().map(|c| c.finish(non_finite)).unwrap_or_default()
     }
 
     /// What is known of a weight.
     pub fn info(&self, key: Key) -> Option<WeightInfo> {
         let b = &self.bound[*self.by_name.get(&key.to_string())?];
-        Some(WeightInfo { shape: shape_of(&b.data), tensor: b.tensor.clone() })
+        Some(WeightInfo { shape: b.shape, tensor: b.tensor.clone() })
     }
 
     /// Shape and type of a weight, as lowering asks for it.
     pub fn shape(&self, key: Key) -> Option<WeightShape> {
         let b = &self.bound[*self.by_name.get(&key.to_string())?];
-        Some(shape_of(&b.data))
+        Some(b.shape)
     }
 
-    /// Bytes by where they live.
-    pub fn report(&self) -> MemoryReport {
-        let mut report = MemoryReport::default();
-        for b in &self.bound {
-            let bytes = b.data.bytes.len() as u64;
-            *(if b.owned { &mut report.owned } else { &mut report.mapped }) += bytes;
-        }
-        for ((_, layout), slot) in lock(&self.packed).iter() {
-            // A form that is being made at this moment is not counted yet.
-            let made = match slot.try_lock() {
-                Ok(made) => made,
-                Err(TryLockError::Poisoned(e)) => e.into_inner(),
-                Err(TryLockError::WouldBlock) => continue,
-            };
-            if let Some(p) = &*made {
-                *report.packed.entry(layout.clone()).or_default() += p.bytes.len() as u64;
-            }
-        }
-        report
-    }
-
-    /// Parameters and bytes by class and type.
-    pub fn classes(&self) -> Vec<ClassBytes> {
-        let mut sums: BTreeMap<(&'static str, &'static str), ClassBytes> = BTreeMap::new();
-        for b in &self.bound {
-            let (class, dtype) = (class_of(b.key.slot, b.data.rows), b.data.dtype);
-            let entry = sums.entry((class, dtype.name())).or_insert(ClassBytes {
-                class,
-                dtype,
-                parameters: 0,
-                bytes: 0,
-            });
-            entry.parameters += (b.data.rows * b.data.cols) as u64;
-            entry.bytes += b.data.bytes.len() as u64;
-        }
-        sums.into_values().collect()
-    }
-
-    /// Names of tensors that hold NaN or infinities. Reads all weights.
+    /// Names of tensors that hold NaN or infinities. Reads all weights that are used as the file
+    /// has them; for those that are quantized see [`WeightStore::non_finite`].
     pub fn scan_non_finite(&self) -> Vec<String> {
         let mut pieces = Vec::new();
         for b in &self.bound {
-            let (block, len) = (b.data.dtype.block_bytes(), b.data.bytes.len());
+            let Source::Ready { bytes, .. } = &b.source else { continue };
+            let (block, len) = (b.shape.dtype.block_bytes(), bytes.len());
             let step = SCAN_PIECE / block * block;
-            pieces.extend((0..len).step_by(step).map(|at| (b, at..len.min(at + step))));
+            pieces.extend((0..len).step_by(step).map(|at| (b, bytes, at..len.min(at + step))));
         }
         let bad = parallel::map(pieces.len(), |i| {
-            let (b, range) = &pieces[i];
-            scan::has_non_finite(b.data.dtype, &b.data.bytes[range.clone()])
+            let (b, bytes, range) = &pieces[i];
+            let piece = &bytes[range.clone()];
+            let bad = scan::has_non_finite(b.shape.dtype, piece);
+            self.release(piece);
+            bad
         });
         let mut seen = HashSet::new();
-        let found = pieces.iter().zip(bad).filter(|(_, bad)| *bad).map(|((b, _), _)| &b.tensor);
+        let found = pieces.iter().zip(bad).filter(|(_, bad)| *bad).map(|((b, _, _), _)| &b.tensor);
         found.filter(|t| seen.insert(*t)).cloned().collect()
     }
 
-    fn bound(&self, name: &str) -> Result<&Bound, DeviceError> {
+    /// Tensors in which quantization met NaN or infinities, now or when the packed form was made.
+    pub fn non_finite(&self) -> Vec<String> {
+        lock(&self.non_finite).iter().cloned().collect()
+    }
+
+    /// Tells the system that these bytes of a file are not needed for now.
+    fn release(&self, bytes: &[u8]) {
+        let _ = self.maps.iter().any(|m| m.release(bytes));
+    }
+
+    pub(super) fn bound(&self, name: &str) -> Result<&Bound, DeviceError> {
         let index = self.by_name.get(name).ok_or_else(|| DeviceError::Weight {
             name: name.into(),
             why: "the model has no such weight".into(),
         })?;
         Ok(&self.bound[*index])
     }
+
+    /// A form of a weight: made before, kept from a former start, or made now.
+    fn form(
+        &self,
+        b: &Bound,
+        name: &str,
+        layout: PackLayout<'_>,
+        pack: PackFn<'_>,
+    ) -> Result<Packed, DeviceError> {
+        let key = (name.to_string(), layout.name.to_string());
+        let slot = lock(&self.packed).entry(key).or_default().clone();
+        // Whoever asks for the same form meanwhile waits here, others do not.
+        let mut made = lock(&slot);
+        if let Some(p) = &*made {
+            return Ok(p.clone());
+        }
+        let wrong = |why: &str| DeviceError::Weight { name: name.into(), why: why.into() };
+        let len = layout.bytes(b.shape.rows).ok_or_else(|| wrong("is too large to be packed"))?;
+        let cache = self.cache.as_ref().filter(|_| b.source.is_made());
+        let bytes = match cache.and_then(|c| c.get(name, layout.name, len)) {
+            Some(bytes) => bytes,
+            None => {
+                let bytes = self.make(b, name, layout, pack)?;
+                if let Some(cache) = cache {
+                    cache.put(name, layout.name, &bytes);
+                }
+                bytes
+            }
+        };
+        let p = Packed { bytes };
+        *made = Some(p.clone());
+        Ok(p)
+    }
+
+    /// Packs a weight in pieces of whole panels, on all cores; what was read of the file is given
+    /// back piece by piece, so that there is no second copy of the weight.
+    fn make(
+        &self,
+        b: &Bound,
+        name: &str,
+        layout: PackLayout<'_>,
+        pack: PackFn<'_>,
+    ) -> Result<WeightBytes, DeviceError> {
+        let wrong = |why: String| DeviceError::Weight { name: name.into(), why };
+        let opened = b.source.open(b.shape).map_err(wrong)?;
+        let made = try_aligned_with(layout.bytes(b.shape.rows).unwrap_or(0), |out| {
+            let each = self.pieces(b, layout);
+            let pieces: Vec<Mutex<&mut [u8]>> =
+                out.chunks_mut((each * layout.panel).max(1)).map(Mutex::new).collect();
+            let done = parallel::map(pieces.len(), |i| {
+                let first = i * each * layout.rows;
+                let rows = first..(first + each * layout.rows).min(b.shape.rows);
+                let data = self.rows(b, &opened, rows.clone());
+                let data = data.ok_or_else(|| wrong("is shorter than its shape".into()))?;
+                let packed = pack(&data, &mut lock(&pieces[i]));
+                self.advance(b, rows.len());
+                packed
+            });
+            done.into_iter().collect()
+        });
+        // Pages beside a piece may have come with it after it was given back.
+        opened.read().into_iter().chain(b.source.packed_tensors()).for_each(|t| self.release(t));
+        made
+    }
+
+    /// Panels of a piece: enough to keep a core busy, few enough to keep all cores busy.
+    fn pieces(&self, b: &Bound, layout: PackLayout<'_>) -> usize {
+        let panels = b.shape.rows.div_ceil(layout.rows.max(1)).max(1);
+        let each = PACK_PIECE / (2 * b.shape.cols * layout.rows).max(1);
+        each.clamp(1, panels.div_ceil(4).max(1))
+    }
+
+    /// Rows of a weight, noting what they tell.
+    fn rows(
+        &self,
+        b: &Bound,
+        opened: &Opened<'_>,
+        rows: std::ops::Range<usize>,
+    ) -> Option<WeightData> {
+        let made = opened.rows(b.shape, rows)?;
+        if !made.finite {
+            lock(&self.non_finite).insert(b.tensor.clone());
+        }
+        if let Some(read) = made.read.filter(|r| r.len() >= MIN_RELEASE) {
+            self.release(&read);
+        }
+        Some(made.data)
+    }
+
+    /// Counts rows that were quantized.
+    fn advance(&self, b: &Bound, rows: usize) {
+        let Some(f) = self.progress.as_ref().filter(|_| b.source.is_made()) else { return };
+        let values = (rows * b.shape.cols) as u64;
+        let done = self.quantized.fetch_add(values, Ordering::Relaxed) + values;
+        let all = self.bound.iter().filter(|b| b.source.is_made()).map(Bound::values).sum();
+        f(done.min(all), all);
+    }
 }
 
 impl WeightSource for WeightStore {
     fn weight(&self, name: &str) -> Result<WeightData, DeviceError> {
-        Ok(self.bound(name)?.data.clone())
+        let b = self.bound(name)?;
+        b.handed_out.store(true, Ordering::Relaxed);
+        let WeightShape { rows, cols, dtype } = b.shape;
+        let bytes = match &b.source {
+            Source::Ready { bytes, .. } => bytes.clone(),
+            _ => {
+                let panel = dtype.row_bytes(cols).unwrap_or(0);
+                let layout = PackLayout { name: ROWS, rows: 1, panel };
+                let copy = |data: &WeightData, out: &mut [u8]| {
+                    out.copy_from_slice(&data.bytes);
+                    Ok(())
+                };
+                self.form(b, name, layout, &copy)?.bytes
+            }
+        };
+        Ok(WeightData { dtype, rows, cols, bytes })
     }
 
     fn packed(
@@ -190,54 +372,11 @@ impl WeightSource for WeightStore {
         layout: PackLayout<'_>,
         pack: PackFn<'_>,
     ) -> Result<Packed, DeviceError> {
-        let data = &self.bound(name)?.data;
-        let key = (name.to_string(), layout.name.to_string());
-        let slot = lock(&self.packed).entry(key).or_default().clone();
-        // Whoever asks for the same form meanwhile waits here, others do not.
-        let mut made = lock(&slot);
-        if let Some(p) = &*made {
-            return Ok(p.clone());
-        }
-        let p = Packed { bytes: pack_all(data, layout, pack, name)? };
-        *made = Some(p.clone());
-        Ok(p)
+        self.form(self.bound(name)?, name, layout, pack)
     }
 }
 
-/// Source bytes of a piece that is packed at once: they stay in a core's cache until they are.
-const PACK_PIECE: usize = 512 << 10;
-
-/// Packs a weight in pieces of whole panels, on all cores.
-fn pack_all(
-    data: &WeightData,
-    layout: PackLayout<'_>,
-    pack: PackFn<'_>,
-    name: &str,
-) -> Result<WeightBytes, DeviceError> {
-    let wrong = |why: &str| DeviceError::Weight { name: name.into(), why: why.into() };
-    let total = layout.bytes(data.rows).ok_or_else(|| wrong("is too large to be packed"))?;
-    let row_bytes = data.dtype.row_bytes(data.cols).ok_or_else(|| wrong("has broken blocks"))?;
-    let panels = data.rows.div_ceil(layout.rows.max(1));
-    let each = (PACK_PIECE / (row_bytes * layout.rows).max(1)).clamp(1, panels.max(1));
-    try_aligned_with(total, |out| {
-        let pieces: Vec<Mutex<&mut [u8]>> =
-            out.chunks_mut((each * layout.panel).max(1)).map(Mutex::new).collect();
-        let made = parallel::map(pieces.len(), |i| {
-            let first = i * each * layout.rows;
-            let rows = first..(first + each * layout.rows).min(data.rows);
-            let bytes = data.bytes.slice(rows.start * row_bytes..rows.end * row_bytes);
-            let bytes = bytes.ok_or_else(|| wrong("is shorter than its shape"))?;
-            pack(&WeightData { rows: rows.len(), bytes, ..data.clone() }, &mut lock(&pieces[i]))
-        });
-        made.into_iter().collect()
-    })
-}
-
 /// Locks. What a panicked thread left is whole: a form is stored in one step.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|e| e.into_inner())
-}
-
-fn shape_of(d: &WeightData) -> WeightShape {
-    WeightShape { rows: d.rows, cols: d.cols, dtype: d.dtype }
 }

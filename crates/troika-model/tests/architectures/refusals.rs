@@ -27,7 +27,7 @@ fn features_that_are_not_there() {
         "hidden_act \"quick_gelu\" is not supported; supported: silu, gelu, gelu_pytorch_tanh, \
          gelu_new, relu"
     );
-    let method = "float safetensors, or quantized weights as GGUF";
+    let method = "4-bit gptq, 4-bit awq (version gemm), float safetensors, or GGUF";
     assert_eq!(
         llama(json!({"quantization_config": {"quant_method": "bitsandbytes"}})),
         format!(

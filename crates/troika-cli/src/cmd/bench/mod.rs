@@ -13,7 +13,7 @@ use troika::{DeviceOptions, Model, OpenOptions, measure_limits};
 
 use crate::error::CliError;
 use crate::flags::{BenchArgs, TableFlag};
-use crate::{output, resolve};
+use crate::{output, progress, resolve};
 
 use row::{Facts, Row};
 
@@ -44,7 +44,8 @@ impl Test {
 /// # Errors
 /// A model that does not open, lengths beyond its context.
 pub fn run(args: &BenchArgs) -> Result<(), CliError> {
-    let default = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let cores = args.cores.clone().map(|c| c.0);
+    let default = DeviceOptions { cores, ..DeviceOptions::default() }.threads();
     let threads = if args.threads.is_empty() { vec![default] } else { args.threads.clone() };
     let tests = tests(args);
     if args.repetitions == 0 || (tests.is_empty() && !args.overhead) {
@@ -87,7 +88,8 @@ fn tests(args: &BenchArgs) -> Vec<Test> {
 }
 
 fn devices(args: &BenchArgs, threads: usize) -> DeviceOptions {
-    DeviceOptions { threads: Some(threads), isa: args.isa.clone() }
+    let cores = args.cores.clone().map(|c| c.0);
+    DeviceOptions { threads: Some(threads), cores, isa: args.isa.clone() }
 }
 
 /// The context all tests need.
@@ -103,6 +105,9 @@ fn open(
 ) -> Result<Model, CliError> {
     let options = OpenOptions {
         dtype: args.dtype.float_type(),
+        quant: args.quant.quant.quant(),
+        cache_dir: args.quant.cache(),
+        progress: Some(progress::quantizing()),
         context: Some(context),
         chunk: args.ubatch_size,
         devices: devices(args, threads),

@@ -1,0 +1,186 @@
+//! Quantization at load, and keeping its result.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use conformance::golden::all_logits;
+use troika::graph::DType;
+use troika::model::spec::{Key, Slot};
+use troika::model::weights::{FloatType, Quant};
+use troika::{LoadProgress, Model, OpenOptions};
+
+fn tiny() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny-moe")
+}
+
+/// An opened model's logits and warnings, and whether anything was quantized.
+struct Opened {
+    logits: Vec<f32>,
+    warnings: Vec<String>,
+    quantized: bool,
+}
+
+fn open_model(path: &Path, quant: Quant, dtype: FloatType, cache: Option<&Path>) -> Opened {
+    let calls = Arc::new(AtomicU64::new(0));
+    let seen = calls.clone();
+    let progress = LoadProgress(Arc::new(move |done, all| {
+        assert!(done <= all);
+        seen.fetch_add(1, Ordering::Relaxed);
+    }));
+    let options = OpenOptions {
+        quant,
+        dtype,
+        cache_dir: cache.map(Path::to_path_buf),
+        progress: Some(progress),
+        kv_dtype: Some(DType::F32),
+        ..OpenOptions::default()
+    };
+    let mut model = Model::open(path, &options).unwrap();
+    let tokens: Vec<u32> = (0..48).map(|i| 1 + i * 83 % 4000).collect();
+    let logits = all_logits(&mut model, &tokens).unwrap();
+    let quantized = calls.load(Ordering::Relaxed) > 0;
+    Opened { logits, warnings: model.warnings().to_vec(), quantized }
+}
+
+fn open(quant: Quant, cache: Option<&Path>) -> Opened {
+    open_model(&tiny(), quant, FloatType::Auto, cache)
+}
+
+/// Root of the mean squared difference, relative to the reference's. (The largest difference says
+/// little: where a token's choice of experts flips, its logits are others.)
+fn rms_error(got: &[f32], want: &[f32]) -> f64 {
+    let square = |x: f32| f64::from(x) * f64::from(x);
+    let error: f64 = got.iter().zip(want).map(|(g, w)| square(g - w)).sum();
+    (error / want.iter().map(|w| square(*w)).sum::<f64>()).sqrt()
+}
+
+#[test]
+fn quantized_models_stay_near_the_float_one() {
+    let want = open_model(&tiny(), Quant::None, FloatType::F32, None);
+    assert!(!want.quantized);
+    for (quant, exact, integer) in
+        [(Quant::Bf16, 1e-6, 1e-6), (Quant::Q8, 0.02, 0.05), (Quant::Q4, 0.2, 0.2)]
+    {
+        let floats = open_model(&tiny(), quant, FloatType::F32, None);
+        let ints = open(quant, None);
+        let errors = [&floats, &ints].map(|o| rms_error(&o.logits, &want.logits));
+        println!(
+            "{}: {:.1e}, activations in eight bits {:.1e}",
+            quant.name(),
+            errors[0],
+            errors[1]
+        );
+        assert!(errors[0] <= exact && errors[1] <= integer, "{}: {errors:?}", quant.name());
+    }
+}
+
+#[test]
+fn norms_router_and_embedding_stay() {
+    let options = OpenOptions { quant: Quant::Q4, ..OpenOptions::default() };
+    let model = Model::open(&tiny(), &options).unwrap();
+    let dtype = |key| model.store().shape(key).unwrap().dtype;
+    assert_eq!(dtype(Key::model(Slot::Embed)), DType::BF16);
+    assert_eq!(dtype(Key::model(Slot::Head)), DType::Q8_0);
+    assert_eq!(dtype(Key::layer(0, Slot::Router)), DType::BF16);
+    assert_eq!(dtype(Key::layer(0, Slot::AttnPre)), DType::BF16);
+    assert_eq!(dtype(Key::layer(0, Slot::Q)), DType::Q4_G32);
+    assert_eq!(dtype(Key::indexed(3, Slot::ExpertDown, 7)), DType::Q4_G32);
+}
+
+fn packed_files(dir: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(dir.join("packed")).into_iter().flatten().flatten();
+    entries.map(|e| e.path()).collect()
+}
+
+#[test]
+fn the_second_start_takes_what_the_first_made() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = open(Quant::Q4, Some(dir.path()));
+    let again = open(Quant::Q4, Some(dir.path()));
+    assert!(first.quantized && !again.quantized);
+    assert!(first.logits == again.logits);
+    assert!(first.warnings.is_empty() && again.warnings.is_empty(), "{:?}", again.warnings);
+    // Other types are other files.
+    assert!(open(Quant::Q8, Some(dir.path())).quantized);
+    assert_eq!(packed_files(dir.path()).len(), 2);
+    // Another layout of the same weights joins the file.
+    assert!(open_model(&tiny(), Quant::Q4, FloatType::F32, Some(dir.path())).quantized);
+    assert!(!open(Quant::Q4, Some(dir.path())).quantized);
+    assert!(!open_model(&tiny(), Quant::Q4, FloatType::F32, Some(dir.path())).quantized);
+}
+
+#[test]
+fn damaged_files_are_noticed_and_made_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let want = open(Quant::Q8, Some(dir.path())).logits;
+    let [file] = packed_files(dir.path()).try_into().unwrap();
+    let whole = std::fs::read(&file).unwrap();
+    let len = whole.len();
+    type Damage<'a> = &'a dyn Fn(&mut Vec<u8>);
+    let damages: [(&str, Damage<'_>); 7] = [
+        ("cut short", &|b| b.truncate(len / 2)),
+        ("empty", &|b| b.clear()),
+        ("one byte short", &|b| b.truncate(len - 1)),
+        ("another version", &|b| b[8] ^= 1),
+        ("the index", &|b| b[len - 20] ^= 1),
+        ("the index's length", &|b| b[24..32].fill(0xff)),
+        ("a weight", &|b| b[4096 + 5] ^= 1),
+    ];
+    for (what, damage) in damages {
+        let mut bytes = whole.clone();
+        damage(&mut bytes);
+        std::fs::write(&file, bytes).unwrap();
+        let opened = open(Quant::Q8, Some(dir.path()));
+        assert!(opened.quantized && opened.logits == want, "{what}");
+        assert!(opened.warnings.iter().any(|w| w.contains("is damaged")), "{what}");
+        let again = open(Quant::Q8, Some(dir.path()));
+        assert!(!again.quantized && again.logits == want, "{what}, again");
+    }
+    assert_eq!(packed_files(dir.path()).len(), 1);
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_is_a_warning() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
+    std::fs::write(&file, "no folder").unwrap();
+    let opened = open(Quant::Q8, Some(&file));
+    assert!(opened.quantized);
+    assert!(opened.warnings.iter().any(|w| w.contains("cannot be kept")), "{:?}", opened.warnings);
+}
+
+#[test]
+fn several_starts_at_once_agree() {
+    let dir = tempfile::tempdir().unwrap();
+    let start = || open(Quant::Q4, Some(dir.path())).logits;
+    let all: Vec<Vec<f32>> = std::thread::scope(|s| {
+        let threads: Vec<_> = (0..3).map(|_| s.spawn(start)).collect();
+        threads.into_iter().map(|t| t.join().unwrap()).collect()
+    });
+    assert!(all.iter().all(|l| *l == all[0]));
+    assert!(!open(Quant::Q4, Some(dir.path())).quantized);
+    assert_eq!(packed_files(dir.path()).len(), 1);
+}
+
+#[test]
+fn other_weights_are_another_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("model");
+    std::fs::create_dir(&model).unwrap();
+    for name in ["config.json", "model.safetensors", "tokenizer.json"] {
+        std::fs::copy(tiny().join(name), model.join(name)).unwrap();
+    }
+    let cache = dir.path().join("cache");
+    let open = || open_model(&model, Quant::Q8, FloatType::Auto, Some(&cache));
+    let before = open();
+    assert!(!open().quantized);
+    // The same length and names, one weight's bits changed.
+    let path = model.join("model.safetensors");
+    let mut bytes = std::fs::read(&path).unwrap();
+    let at = bytes.len() - 1001;
+    bytes[at] ^= 0x40;
+    std::fs::write(&path, bytes).unwrap();
+    let after = open();
+    assert!(after.quantized && after.logits != before.logits);
+}

@@ -1,0 +1,69 @@
+//! Flags of quantization at load.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use troika::model::weights::Quant;
+
+/// Quantization of float weights.
+#[derive(Clone, Copy, ValueEnum, PartialEq, Eq)]
+pub enum QuantFlag {
+    /// As the file has them
+    None,
+    /// bfloat16
+    Bf16,
+    /// 8 bits, a scale for every 32
+    Q8,
+    /// 4 bits, a scale and a zero point for every 32; the head has 8
+    Q4,
+}
+
+impl QuantFlag {
+    /// What the library calls it.
+    pub fn quant(self) -> Quant {
+        match self {
+            QuantFlag::None => Quant::None,
+            QuantFlag::Bf16 => Quant::Bf16,
+            QuantFlag::Q8 => Quant::Q8,
+            QuantFlag::Q4 => Quant::Q4,
+        }
+    }
+}
+
+/// Quantization, and where its result is kept.
+#[derive(Args)]
+pub struct QuantArgs {
+    /// Quantize float weights when the model is loaded
+    #[arg(long, value_enum, default_value = "none", env = "TROIKA_QUANT")]
+    pub quant: QuantFlag,
+    /// Folder where quantized weights are kept for the next start [default: troika in the
+    /// system's folder for caches]
+    #[arg(long, value_name = "DIR", env = "TROIKA_CACHE_DIR", conflicts_with = "no_cache")]
+    pub cache_dir: Option<PathBuf>,
+    /// Do not keep quantized weights
+    #[arg(long, env = "TROIKA_NO_CACHE")]
+    pub no_cache: bool,
+}
+
+impl QuantArgs {
+    /// Where quantized weights are kept.
+    pub fn cache(&self) -> Option<PathBuf> {
+        if self.no_cache {
+            return None;
+        }
+        self.cache_dir.clone().or_else(|| Some(system_cache()?.join("troika")))
+    }
+}
+
+/// The system's folder for caches.
+fn system_cache() -> Option<PathBuf> {
+    // An empty or relative path counts as none (XDG Base Directory Specification).
+    let folder = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
+    if cfg!(windows) {
+        folder("LOCALAPPDATA")
+    } else if cfg!(target_os = "macos") {
+        Some(folder("HOME")?.join("Library/Caches"))
+    } else {
+        folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")))
+    }
+}

@@ -1,0 +1,50 @@
+//! Memory-mapped files, and giving their pages back.
+
+use std::path::{Path, PathBuf};
+
+use memmap2::Mmap;
+
+/// A memory-mapped file.
+pub struct FileMap {
+    path: PathBuf,
+    map: Mmap,
+}
+
+impl FileMap {
+    pub(super) fn new(path: &Path, map: Mmap) -> FileMap {
+        FileMap { path: path.to_path_buf(), map }
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Tells the system that these bytes are not needed for now, if they are the file's. They are
+    /// read again from the system's cache, or from disk, when somebody looks at them.
+    pub(super) fn release(&self, bytes: &[u8]) -> bool {
+        let (start, at) = (self.map.as_ptr() as usize, bytes.as_ptr() as usize);
+        let inside = at >= start && at + bytes.len() <= start + self.map.len();
+        if inside {
+            release(&self.map, at - start, bytes.len());
+        }
+        inside
+    }
+}
+
+impl AsRef<[u8]> for FileMap {
+    fn as_ref(&self) -> &[u8] {
+        &self.map
+    }
+}
+
+#[cfg(unix)]
+fn release(map: &Mmap, offset: usize, len: usize) {
+    use memmap2::UncheckedAdvice::DontNeed;
+    // SAFETY: the map is of a file and read-only, so its pages come back with the same bytes. An
+    // advice that is refused changes nothing.
+    let _ = unsafe { map.unchecked_advise_range(DontNeed, offset, len) };
+}
+
+#[cfg(not(unix))]
+fn release(_: &Mmap, _: usize, _: usize) {}
