@@ -83,6 +83,7 @@ fn open_options(args: &RunArgs, tracer: Tracer) -> OpenOptions {
         kv_dtype: args.open.cache_type.map(|t| match t {
             CacheFlag::F32 => DType::F32,
             CacheFlag::F16 => DType::F16,
+            CacheFlag::Bf16 => DType::BF16,
         }),
         devices: DeviceOptions { threads: args.open.threads },
         scan: true,

@@ -63,6 +63,8 @@ pub enum DtypeFlag {
     Bf16,
     /// Half precision
     F16,
+    /// Half precision with the range of f32
+    Bf16,
 }
 
 impl DtypeFlag {

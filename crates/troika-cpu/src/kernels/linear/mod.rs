@@ -16,8 +16,7 @@ use crate::kernels::simd::{Kernel, Lanes, dispatch};
 use crate::kernels::{Context, KernelError};
 use crate::select;
 
-pub(crate) use tile::dots;
-pub(crate) use weights::{F16Row, F32Row, RowLoad};
+pub(crate) use weights::{Bf16Row, F16Row, F32Row, RowLoad};
 
 /// Columns whose products are summed in one chain per lane. A multiple of every block length.
 pub const K_BLOCK: usize = 1024;

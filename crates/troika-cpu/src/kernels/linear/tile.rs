@@ -12,7 +12,7 @@ use crate::select;
 /// # Safety
 /// Needs the features of `V` and `len` elements behind every pointer.
 #[inline(always)]
-pub(crate) unsafe fn dots<V: Lanes, R: RowLoad, const M: usize, const N: usize>(
+unsafe fn dots<V: Lanes, R: RowLoad, const M: usize, const N: usize>(
     xs: [*const f32; M],
     ws: [*const u8; N],
     len: usize,

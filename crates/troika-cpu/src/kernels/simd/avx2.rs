@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use super::{EXP_MAX, EXP_MIN, EXP_POLY, Kernel, LN2_HIGH, LN2_LOW, Lanes};
+use super::{EXP_MAX, EXP_MIN, EXP_POLY, Kernel, LN2_HIGH, LN2_LOW, Lanes, MAX_LANES};
 
 /// Runs a kernel with the features switched on.
 // SAFETY: the caller has detected the features.
@@ -23,6 +23,51 @@ pub(super) unsafe fn sum256(v: __m256) -> f32 {
         let four = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
         let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
         _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+    }
+}
+
+/// The sums of eight registers, with the tree of [`sum256`].
+// SAFETY: the caller has the features on.
+#[inline(always)]
+pub(super) unsafe fn sums256(v: [__m256; 8]) -> __m256 {
+    // SAFETY: the caller has the features.
+    unsafe {
+        // Registers 0 and 4 share one, so that the sums come out in order.
+        let (a, b) = (add_halves(v[0], v[4]), add_halves(v[1], v[5]));
+        let (c, d) = (add_halves(v[2], v[6]), add_halves(v[3], v[7]));
+        let (ab, cd) = (add_pairs(a, b), add_pairs(c, d));
+        _mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x88), _mm256_shuffle_ps(ab, cd, 0xdd))
+    }
+}
+
+/// Lower and upper half of `x` added, then those of `y`.
+// SAFETY: the caller has the features on.
+#[inline(always)]
+unsafe fn add_halves(x: __m256, y: __m256) -> __m256 {
+    // SAFETY: the caller has the features.
+    unsafe {
+        let low = _mm256_permute2f128_ps(x, y, 0x20);
+        _mm256_add_ps(low, _mm256_permute2f128_ps(x, y, 0x31))
+    }
+}
+
+/// The same within each half.
+// SAFETY: the caller has the features on.
+#[inline(always)]
+unsafe fn add_pairs(x: __m256, y: __m256) -> __m256 {
+    // SAFETY: the caller has the features.
+    unsafe { _mm256_add_ps(_mm256_shuffle_ps(x, y, 0x44), _mm256_shuffle_ps(x, y, 0xee)) }
+}
+
+/// The largest of eight.
+// SAFETY: the caller has the features on.
+#[inline(always)]
+pub(super) unsafe fn largest256(v: __m256) -> f32 {
+    // SAFETY: the caller has the features.
+    unsafe {
+        let four = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+        let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+        _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)))
     }
 }
 
@@ -135,6 +180,40 @@ impl Lanes for __m256 {
     #[inline(always)]
     unsafe fn sum(self) -> f32 {
         unsafe { sum256(self) }
+    }
+    #[inline(always)]
+    unsafe fn sums(v: [Self; 8]) -> [f32; 8] {
+        let mut out = [0.0; 8];
+        unsafe { sums256(v).store(out.as_mut_ptr()) };
+        out
+    }
+    #[inline(always)]
+    unsafe fn largest(self) -> f32 {
+        unsafe { largest256(self) }
+    }
+    #[inline(always)]
+    unsafe fn transpose(rows: &mut [Self; MAX_LANES]) {
+        unsafe {
+            let [a, b, c, d, e, f, g, h, ..] = *rows;
+            let (ab, ab2) = (_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+            let (cd, cd2) = (_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+            let (ef, ef2) = (_mm256_unpacklo_ps(e, f), _mm256_unpackhi_ps(e, f));
+            let (gh, gh2) = (_mm256_unpacklo_ps(g, h), _mm256_unpackhi_ps(g, h));
+            let quads = [
+                (_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ef, gh, 0x44)),
+                (_mm256_shuffle_ps(ab, cd, 0xee), _mm256_shuffle_ps(ef, gh, 0xee)),
+                (_mm256_shuffle_ps(ab2, cd2, 0x44), _mm256_shuffle_ps(ef2, gh2, 0x44)),
+                (_mm256_shuffle_ps(ab2, cd2, 0xee), _mm256_shuffle_ps(ef2, gh2, 0xee)),
+            ];
+            for (i, (low, high)) in quads.into_iter().enumerate() {
+                rows[i] = _mm256_permute2f128_ps(low, high, 0x20);
+                rows[i + 4] = _mm256_permute2f128_ps(low, high, 0x31);
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        unsafe { _mm_prefetch(p.cast(), _MM_HINT_T1) }
     }
 }
 

@@ -4,8 +4,8 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use super::avx2::sum256;
-use super::{EXP_POLY, Kernel, LN2_HIGH, LN2_LOW, Lanes};
+use super::avx2::{largest256, sum256, sums256};
+use super::{EXP_POLY, Kernel, LN2_HIGH, LN2_LOW, Lanes, MAX_LANES};
 
 /// Runs a kernel with the features switched on.
 // SAFETY: the caller has detected the features.
@@ -112,6 +112,54 @@ impl Lanes for __m512 {
         unsafe {
             sum256(_mm256_add_ps(_mm512_castps512_ps256(self), _mm512_extractf32x8_ps(self, 1)))
         }
+    }
+    #[inline(always)]
+    unsafe fn sums(v: [Self; 8]) -> [f32; 8] {
+        let mut out = [0.0; 8];
+        unsafe {
+            let mut halves = [_mm256_setzero_ps(); 8];
+            for (h, v) in halves.iter_mut().zip(v) {
+                *h = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+            }
+            _mm256_storeu_ps(out.as_mut_ptr(), sums256(halves));
+        }
+        out
+    }
+    #[inline(always)]
+    unsafe fn largest(self) -> f32 {
+        unsafe {
+            largest256(_mm256_max_ps(_mm512_castps512_ps256(self), _mm512_extractf32x8_ps(self, 1)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn transpose(rows: &mut [Self; MAX_LANES]) {
+        unsafe {
+            // In fours: element (i, j) of each 4 x 4 block, then blocks of 128 bits.
+            for q in 0..4 {
+                let [a, b, c, d] = [rows[4 * q], rows[4 * q + 1], rows[4 * q + 2], rows[4 * q + 3]];
+                let (ab, ab2) = (_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+                let (cd, cd2) = (_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+                rows[4 * q] = _mm512_shuffle_ps(ab, cd, 0x44);
+                rows[4 * q + 1] = _mm512_shuffle_ps(ab, cd, 0xee);
+                rows[4 * q + 2] = _mm512_shuffle_ps(ab2, cd2, 0x44);
+                rows[4 * q + 3] = _mm512_shuffle_ps(ab2, cd2, 0xee);
+            }
+            for i in 0..4 {
+                let [a, b, c, d] = [rows[i], rows[i + 4], rows[i + 8], rows[i + 12]];
+                let (ab, ab2) =
+                    (_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+                let (cd, cd2) =
+                    (_mm512_shuffle_f32x4(c, d, 0x88), _mm512_shuffle_f32x4(c, d, 0xdd));
+                rows[i] = _mm512_shuffle_f32x4(ab, cd, 0x88);
+                rows[i + 8] = _mm512_shuffle_f32x4(ab, cd, 0xdd);
+                rows[i + 4] = _mm512_shuffle_f32x4(ab2, cd2, 0x88);
+                rows[i + 12] = _mm512_shuffle_f32x4(ab2, cd2, 0xdd);
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        unsafe { _mm_prefetch(p.cast(), _MM_HINT_T1) }
     }
 }
 

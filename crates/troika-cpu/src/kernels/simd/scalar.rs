@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use super::Lanes;
+use super::{Lanes, MAX_LANES};
 
 /// Lanes of the portable type.
 const N: usize = 8;
@@ -99,4 +99,21 @@ impl Lanes for Portable {
         let [a, b, c, d, e, f, g, h] = self.0;
         ((a + e) + (c + g)) + ((b + f) + (d + h))
     }
+    #[inline(always)]
+    unsafe fn sums(v: [Self; 8]) -> [f32; 8] {
+        v.map(|v| unsafe { v.sum() })
+    }
+    #[inline(always)]
+    unsafe fn largest(self) -> f32 {
+        self.0.into_iter().fold(f32::NEG_INFINITY, f32::max)
+    }
+    #[inline(always)]
+    unsafe fn transpose(rows: &mut [Self; MAX_LANES]) {
+        let old = *rows;
+        for (i, row) in rows.iter_mut().enumerate().take(N) {
+            *row = Self::make(|j| old[j].0[i]);
+        }
+    }
+    #[inline(always)]
+    unsafe fn prefetch(_: *const u8) {}
 }
