@@ -63,8 +63,6 @@ pub enum DtypeFlag {
     Bf16,
     /// Half precision
     F16,
-    /// Half precision with the range of f32
-    Bf16,
 }
 
 impl DtypeFlag {
@@ -86,6 +84,8 @@ pub enum CacheFlag {
     F32,
     /// Half precision
     F16,
+    /// Half precision with the range of f32
+    Bf16,
 }
 
 /// How to open it.

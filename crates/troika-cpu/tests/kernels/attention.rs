@@ -112,11 +112,11 @@ fn op() -> impl Strategy<Value = Attention> {
 
 /// Positions before a sequence's rows: at times several splits.
 fn before() -> impl Strategy<Value = usize> {
-    prop_oneof![3 => 0usize..150, 1 => 480usize..540, 1 => 900usize..1300]
+    prop_oneof![6 => 0usize..150, 1 => 480usize..540, 1 => 900usize..1300]
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(160))]
+    #![proptest_config(ProptestConfig::with_cases(100))]
 
     #[test]
     fn attention_matches_the_reference(
@@ -170,12 +170,12 @@ fn splits_do_not_change_bits() {
     for (heads, kv_heads, window) in [(16, 8, None), (5, 1, Some(700)), (28, 4, None), (3, 3, None)]
     {
         let op = Attention { window, k_dim: 40, v_dim: 24, ..simple(heads, kv_heads) };
-        let (pos, len) = (1500, 50);
+        let (pos, len) = (1010, 21);
         let whole = Case::new(op, &[(pos, len)], 5);
         let (width, v_width) = (whole.op.heads * whole.op.k_dim, whole.op.heads * whole.op.v_dim);
         for isa in troika_cpu::Isa::available() {
             let all = with(isa, 2, |cx| run(cx, whole.plain()));
-            for (rows, threads) in [(1, 1), (1, 2), (2, 8), (7, 3), (25, 16), (len, 5)] {
+            for (rows, threads) in [(1, 2), (2, 8), (10, 3), (len, 5)] {
                 for from in (0..len).step_by(rows) {
                     let to = (from + rows).min(len);
                     let mut s = whole.step.seqs[0].clone();

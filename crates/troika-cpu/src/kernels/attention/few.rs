@@ -2,6 +2,9 @@
 //!
 //! A score is added up as everywhere: one chain per lane, then the lanes' fixed tree.
 
+// Plain indices of small arrays become registers.
+#![allow(clippy::needless_range_loop)]
+
 use std::ops::Range;
 
 use super::KEY_BLOCK;

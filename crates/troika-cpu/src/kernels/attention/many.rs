@@ -6,6 +6,9 @@
 //! consecutive steps of the product, the chains come in the order in which the tree needs them
 //! (`Lanes::place`), and a stack of sums adds them as the tree does.
 
+// Plain indices of small arrays become registers.
+#![allow(clippy::needless_range_loop)]
+
 use std::mem::MaybeUninit;
 
 use super::KEY_BLOCK;
@@ -155,7 +158,6 @@ pub(super) unsafe fn scores<V: Lanes>(t: &mut Tiles<'_>, seen: &Seen) {
 
 // SAFETY: the caller has the features on and checked the lengths.
 #[inline(always)]
-#[allow(clippy::needless_range_loop)] // Plain indices become registers.
 unsafe fn score_tile<V: Lanes, const M: usize>(t: &mut Tiles<'_>, line: usize, key: usize) {
     let steps = t.k_pad / V::N;
     // SAFETY: all inside of the checked lengths.
@@ -196,7 +198,6 @@ unsafe fn score_tile<V: Lanes, const M: usize>(t: &mut Tiles<'_>, line: usize, k
 /// One step of a product: `acc[m] += x[m * stride] * y`.
 // SAFETY: the caller has the features on, and the pointers reach as far.
 #[inline(always)]
-#[allow(clippy::needless_range_loop)] // Plain indices become registers.
 unsafe fn multiply<V: Lanes, const M: usize>(
     acc: &mut [[V; ACROSS]; M],
     x: *const f32,
