@@ -160,6 +160,8 @@ pub(crate) struct Executable {
     pub work_words: (usize, usize),
     /// Scratch floats per worker.
     pub worker_floats: usize,
+    /// Attentions: how much they need depends on the step.
+    pub attentions: Vec<Attention>,
     /// Whether ops look at the step, and the page-table groups they use.
     pub uses_step: bool,
     pub groups: Vec<usize>,
@@ -210,6 +212,7 @@ pub(crate) fn compile(
         work_floats: 0,
         work_words: (0, 0),
         worker_floats: linear::worker_floats(),
+        attentions: Vec::new(),
         uses_step: false,
         groups: Vec::new(),
     };
@@ -237,6 +240,7 @@ fn needs(exe: &mut Executable, step: &Step) {
             worker = attention::worker_floats(op);
             exe.uses_step = true;
             exe.groups.push(op.group);
+            exe.attentions.push(op.clone());
         }
         Code::PackedLinear { weights } => {
             worker = int8::scratch_floats();
@@ -296,7 +300,8 @@ impl Compiler<'_> {
         }
         for v in &g.values {
             let state = g.states.iter().any(|s| g.value(*s) == v);
-            let ok = matches!(v.dtype, DType::F32 | DType::I32) || state && v.dtype == DType::F16;
+            let ok = matches!(v.dtype, DType::F32 | DType::I32)
+                || state && matches!(v.dtype, DType::F16 | DType::BF16);
             if !ok {
                 return self.refuse("graph", format!("value {} has type {}", v.name, v.dtype));
             }
@@ -429,7 +434,8 @@ impl Compiler<'_> {
     fn attention(&self, node: &Node, a: &Attention) -> Result<Code, DeviceError> {
         let types: Vec<DType> = node.states.iter().map(|s| self.graph.value(*s).dtype).collect();
         if types.windows(2).any(|t| t[0] != t[1]) || types.contains(&DType::I32) {
-            return self.refuse("attention", "key and value caches must both be F32 or both F16");
+            return self
+                .refuse("attention", "key and value caches must have one type: F32, F16 or BF16");
         }
         if a.window == Some(0) {
             return self.refuse("attention", "a window of no positions");

@@ -5,7 +5,7 @@ use troika_device::{DeviceError, Submission};
 use crate::bindings::{self, Mem, Opened, misfit};
 use crate::compile::{Code, Executable, Place, Step};
 use crate::detect::Isa;
-use crate::kernels::{Context, KernelError, moe};
+use crate::kernels::{Context, KernelError, attention, moe};
 use crate::memory::{Lines, PerWorker};
 use crate::ops::Operands;
 use crate::select;
@@ -48,7 +48,7 @@ impl Executor {
         bindings::check_counts(exe, b)?;
         bindings::check_rows(exe, task)?;
         let opened = bindings::open(exe, b)?;
-        self.grow(exe, task.rows);
+        self.grow(exe, task);
         self.resolve(exe, task, &opened)?;
         for (i, step) in exe.steps.iter().enumerate() {
             self.step(exe, step, task).map_err(|e| self.failure(exe, step, e))?;
@@ -81,7 +81,11 @@ impl Executor {
         }
     }
 
-    fn grow(&mut self, exe: &Executable, rows: usize) {
+    fn grow(&mut self, exe: &Executable, task: &Submission) {
+        let (rows, threads) = (task.rows, self.pool.threads());
+        for op in &exe.attentions {
+            self.work.grow(attention::partial_floats(op, &task.step, threads));
+        }
         self.arena.grow(exe.temp_floats * rows);
         self.work.grow(exe.work_floats * rows);
         self.scratch.grow(exe.worker_floats * self.pool.threads());

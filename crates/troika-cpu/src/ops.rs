@@ -1,6 +1,6 @@
 //! Runs one op: finds its operands and calls its kernel.
 
-use half::f16;
+use half::{bf16, f16};
 use smallvec::SmallVec;
 use troika_device::Submission;
 use troika_graph::DType;
@@ -72,6 +72,7 @@ impl<'a> Operands<'a> {
         unsafe {
             match self.exe.slots[slot].dtype {
                 DType::F16 => CacheRef::F16(self.read::<f16>(slot)),
+                DType::BF16 => CacheRef::BF16(self.read::<bf16>(slot)),
                 _ => CacheRef::F32(self.read(slot)),
             }
         }
@@ -115,7 +116,7 @@ impl<'a> Operands<'a> {
                     let values = if op.value_in_key { keys } else { self.cache(1) };
                     let (sinks, q, step) = (floats(sinks), self.input(0), &*task.step);
                     let x = attention::Operands { op, sinks, q, keys, values, step };
-                    attention::attention(cx, x, self.output(0))
+                    attention::attention(cx, x, work.floats, self.output(0))
                 }
                 Code::Router(r) => {
                     router::router(cx, r, self.input(0), self.output(0), self.output(1))
@@ -285,6 +286,7 @@ impl<'a> Operands<'a> {
         unsafe {
             let cache = match self.exe.slots[slot].dtype {
                 DType::F16 => CacheMut::F16(self.write(slot)),
+                DType::BF16 => CacheMut::BF16(self.write(slot)),
                 _ => CacheMut::F32(self.write(slot)),
             };
             kv::append(cx, &task.step, k.group, (self.input(0), k.width), cache)

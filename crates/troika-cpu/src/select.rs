@@ -69,24 +69,74 @@ pub fn linear(isa: Isa, shape: LinearShape, threads: usize) -> LinearChoice {
     LinearChoice { panel, row_block: if shape.rows == 1 { 1 } else { row_block } }
 }
 
-/// Queries of a part of an attention: enough to reuse keys, few enough to stay in cache.
-const ATTENTION_LINES: usize = 32;
-/// Most heads of a part.
-const ATTENTION_HEADS: usize = 8;
+/// Most lines - rows times heads - of a part of an attention: enough to pay for packing keys and
+/// values; a multiple of the tiles' lines (12, 6).
+const ATTENTION_LINES: usize = 96;
+/// Floats the lines of a part should stay below, to share the second-level cache with a block.
+const ATTENTION_FLOATS: usize = 40 << 10;
+/// Fewest lines worth a part of their own, once keys are packed.
+const ATTENTION_MIN_LINES: usize = 24;
+
+/// Shape of an attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct AttentionShape {
+    /// Rows of the step.
+    pub rows: usize,
+    /// Most rows of a sequence.
+    pub longest: usize,
+    /// Sequences.
+    pub seqs: usize,
+    /// Query heads per key/value head.
+    pub group: usize,
+    /// Key/value heads.
+    pub kv_heads: usize,
+    /// Floats of a line.
+    pub floats: usize,
+    /// Most splits of a line.
+    pub splits: usize,
+    /// Most lines for which keys are not packed.
+    pub few: usize,
+}
 
 /// How attention is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AttentionChoice {
     /// Rows of a part.
     pub rows: usize,
-    /// Query heads of a part.
+    /// Query heads of a part, of each key/value head.
     pub heads: usize,
+    /// Key/value heads of a part.
+    pub kv_heads: usize,
+    /// Whether each split is a part.
+    pub split: bool,
 }
 
-/// Cuts an attention with `group` query heads per key/value head.
-pub(crate) fn attention(group: usize) -> AttentionChoice {
-    let heads = group.clamp(1, ATTENTION_HEADS);
-    AttentionChoice { rows: (ATTENTION_LINES / heads).max(1), heads }
+/// Cuts an attention for `threads` threads.
+pub(crate) fn attention(s: AttentionShape, threads: usize) -> AttentionChoice {
+    let wanted = threads * PARTS_PER_THREAD;
+    let most = (ATTENTION_FLOATS / s.floats.max(1)).clamp(ATTENTION_LINES / 2, ATTENTION_LINES);
+    let heads = s.group.clamp(1, most);
+    let head_parts = s.group.div_ceil(heads).max(1);
+    let blocks = wanted.div_ceil(s.kv_heads * head_parts);
+    let fair = s.rows.div_ceil(blocks).max(ATTENTION_MIN_LINES / heads);
+    let rows = fair.min(most / heads).max(1);
+    let blocks = s.rows.div_ceil(rows).max(s.seqs) * head_parts;
+    let lines = rows.min(s.longest) * heads;
+    if lines > s.few {
+        let split = blocks * s.kv_heads < wanted && s.splits > 1;
+        return AttentionChoice { rows, heads, kv_heads: 1, split };
+    }
+    // Neighbouring heads lie side by side: a part with all of them streams through the cache.
+    let split = blocks < 2 * wanted && s.splits > 1;
+    let parts = blocks * if split { s.splits } else { 1 };
+    let kv_parts = (2 * wanted).div_ceil(parts.max(1)).max(1);
+    let kv_heads = s.kv_heads.div_ceil(kv_parts).min(most / lines.max(1)).max(1);
+    AttentionChoice { rows, heads, kv_heads, split }
+}
+
+/// Heads of a row whose splits one part merges.
+pub(crate) fn merged_heads(heads: usize, rows: usize, threads: usize) -> usize {
+    heads.div_ceil(threads.div_ceil(rows.max(1))).max(1)
 }
 
 /// Shape of a product with a weight packed in panels.

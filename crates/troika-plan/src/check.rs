@@ -48,7 +48,7 @@ pub enum PlanError {
         high: usize,
     },
     /// KV cache type.
-    #[error("the KV cache cannot be {0}; use F32 or F16")]
+    #[error("the KV cache cannot be {0}; use F32, F16 or BF16")]
     KvType(DType),
 }
 
@@ -78,7 +78,7 @@ impl Plan {
                 high: next,
             });
         }
-        if !matches!(self.kv_dtype, DType::F32 | DType::F16) {
+        if !matches!(self.kv_dtype, DType::F32 | DType::F16 | DType::BF16) {
             return Err(PlanError::KvType(self.kv_dtype));
         }
         if let Some(d) = self.devices.iter().find(|d| !devices.contains(&d.as_str())) {

@@ -82,6 +82,7 @@ pub(super) fn open_options(open: &OpenArgs, tracer: Tracer) -> OpenOptions {
         kv_dtype: open.cache_type.map(|t| match t {
             CacheFlag::F32 => DType::F32,
             CacheFlag::F16 => DType::F16,
+            CacheFlag::Bf16 => DType::BF16,
         }),
         devices: DeviceOptions {
             threads: open.threads,

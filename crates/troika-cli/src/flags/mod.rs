@@ -88,6 +88,8 @@ pub enum CacheFlag {
     F32,
     /// Half precision
     F16,
+    /// Half precision with the range of f32
+    Bf16,
 }
 
 /// Logical cores, by number.

@@ -4,7 +4,7 @@ use divan::Bencher;
 use divan::counter::{BytesCount, ItemsCount};
 use half::f16;
 use troika_cpu::Isa;
-use troika_cpu::kernels::attention::{Operands, attention};
+use troika_cpu::kernels::attention::{Operands, attention, partial_floats};
 use troika_cpu::kernels::kv::CacheRef;
 use troika_device::{PageTable, SeqRows, Step};
 use troika_graph::Attention;
@@ -68,12 +68,13 @@ fn attention_f16(bencher: Bencher<'_, '_>, c: Case) {
     let seen: usize = (0..c.rows).map(|r| c.depth + r + 1).sum();
     let mut turn = 0;
     with(c.isa, |cx| {
+        let mut partials = vec![0.0; partial_floats(&op, &step, cx.pool.threads())];
         let bencher = bencher.counter(ItemsCount::new(4 * seen * heads * dim));
         bencher.counter(BytesCount::new(2 * 2 * len * kv_heads * dim)).bench_local(|| {
             turn = (turn + 1) % caches.len();
             let [keys, values] = caches[turn].each_ref().map(|c| CacheRef::F16(c));
             let x = Operands { op: &op, sinks: None, q: &q, keys, values, step: &step };
-            attention(cx, x, &mut y).expect("no panic")
+            attention(cx, x, &mut partials, &mut y).expect("no panic")
         });
     });
 }

@@ -283,7 +283,7 @@ fn small_attention() -> Attention {
 /// One layer's attention through cache states: in one step, and row by row.
 #[test]
 fn a_cached_prompt_continues() {
-    for kv in [DType::F32, DType::F16] {
+    for kv in [DType::F32, DType::F16, DType::BF16] {
         let mut bench = Bench::new("cpu", 2);
         let mut b = SubgraphBuilder::new("attn", 8);
         let (q, k) = (b.input("q", 8, DType::F32), b.input("k", 4, DType::F32));

@@ -1,4 +1,4 @@
-use half::f16;
+use half::{bf16, f16};
 use proptest::prelude::*;
 use troika_cpu::kernels::attention::{self, Operands};
 use troika_cpu::kernels::kv::CacheRef;
@@ -71,7 +71,8 @@ impl Case {
 
 fn run(cx: &mut Context<'_>, x: Operands<'_>) -> Vec<f32> {
     let mut y = vec![f32::NAN; x.step.rows() * x.op.heads * x.op.v_dim];
-    attention::attention(cx, x, &mut y).unwrap();
+    let mut partials = vec![f32::NAN; attention::partial_floats(x.op, x.step, cx.pool.threads())];
+    attention::attention(cx, x, &mut partials, &mut y).unwrap();
     y
 }
 
@@ -109,19 +110,27 @@ fn op() -> impl Strategy<Value = Attention> {
     )
 }
 
+/// Positions before a sequence's rows: at times several splits.
+fn before() -> impl Strategy<Value = usize> {
+    prop_oneof![6 => 0usize..150, 1 => 480usize..540, 1 => 900usize..1300]
+}
+
 proptest! {
-    #![proptest_config(crate::cases(160))]
+    #![proptest_config(crate::cases(100))]
 
     #[test]
     fn attention_matches_the_reference(
         op in op(),
-        seqs in prop::collection::vec((0usize..150, 1usize..20), 1..4),
+        seqs in prop::collection::vec((before(), 1usize..20), 1..4),
         seed: u64,
     ) {
         let case = Case::new(op, &seqs, seed);
         let half = |x: &[f32]| x.iter().map(|x| f16::from_f32(*x)).collect::<Vec<_>>();
         let (k, v) = (half(&case.k), half(&case.v));
-        for x in [case.plain(), case.operands(CacheRef::F16(&k), CacheRef::F16(&v))] {
+        let brain = |x: &[f32]| x.iter().map(|x| bf16::from_f32(*x)).collect::<Vec<_>>();
+        let (bk, bv) = (brain(&case.k), brain(&case.v));
+        let halves = case.operands(CacheRef::F16(&k), CacheRef::F16(&v));
+        for x in [case.plain(), halves, case.operands(CacheRef::BF16(&bk), CacheRef::BF16(&bv))] {
             let want = reference(x);
             on_each_isa(2, |cx| close(&run(cx, x), &want, 3e-6, "attention"));
         }
@@ -152,6 +161,32 @@ proptest! {
                 assert_eq!(got, &all[from * v_width..to * v_width]);
             }
         });
+    }
+}
+
+/// Rows far into a sequence, all at once, in pairs and one by one, with any number of threads.
+#[test]
+fn splits_do_not_change_bits() {
+    for (heads, kv_heads, window) in [(16, 8, None), (5, 1, Some(700)), (28, 4, None), (3, 3, None)]
+    {
+        let op = Attention { window, k_dim: 40, v_dim: 24, ..simple(heads, kv_heads) };
+        let (pos, len) = (1010, 21);
+        let whole = Case::new(op, &[(pos, len)], 5);
+        let (width, v_width) = (whole.op.heads * whole.op.k_dim, whole.op.heads * whole.op.v_dim);
+        for isa in troika_cpu::Isa::available() {
+            let all = with(isa, 2, |cx| run(cx, whole.plain()));
+            for (rows, threads) in [(1, 2), (2, 8), (10, 3), (len, 5)] {
+                for from in (0..len).step_by(rows) {
+                    let to = (from + rows).min(len);
+                    let mut s = whole.step.seqs[0].clone();
+                    (s.rows, s.pos) = (0..to - from, pos + from);
+                    let (step, q) = (Step { seqs: vec![s] }, &whole.q[from * width..to * width]);
+                    let x = Operands { step: &step, q, ..whole.plain() };
+                    let got = with(isa, threads, |cx| run(cx, x));
+                    assert_eq!(got, &all[from * v_width..to * v_width], "{rows} rows from {from}");
+                }
+            }
+        }
     }
 }
 
@@ -189,7 +224,7 @@ fn a_visible_position_that_is_not_kept_is_an_error() {
     table.pages.remove(0);
     let mut y = vec![0.0; 2 * 2 * 16];
     on_each_isa(1, |cx| {
-        let refused = attention::attention(cx, case.plain(), &mut y);
+        let refused = attention::attention(cx, case.plain(), &mut [], &mut y);
         assert!(matches!(refused, Err(KernelError::Operand(_))), "{refused:?}");
     });
     // With a window that ends before the lost page, all is well.

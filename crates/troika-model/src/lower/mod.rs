@@ -71,7 +71,7 @@ pub struct StateDecl {
     pub name: String,
     /// Elements per position.
     pub width: usize,
-    /// F32 or F16.
+    /// F32, F16 or BF16.
     pub dtype: DType,
     /// Index in [`Lowered::groups`].
     pub group: usize,

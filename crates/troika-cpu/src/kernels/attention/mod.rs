@@ -1,24 +1,37 @@
 //! Attention over the paged cache, by online softmax (FlashAttention-2, algorithm 1) over blocks
-//! of [`KEY_BLOCK`] positions.
+//! of [`KEY_BLOCK`] positions; every [`SPLIT`] positions it starts anew, and the results of the
+//! splits are merged in order (as Flash-Decoding does).
 //!
-//! Blocks are aligned to absolute positions and a query's sums follow from its own position
-//! alone, so its result has the same bits however the prompt was cut into steps.
+//! Blocks and splits are aligned to absolute positions and a query's sums follow from its own
+//! position alone, so its result has the same bits however the prompt was cut into steps, and
+//! whether its splits were computed by one thread or by several.
 
-mod lines;
+mod block;
+mod few;
+mod many;
+mod part;
 pub mod scalar;
+mod softmax;
+
+use std::ops::Range;
 
 use troika_device::{SeqRows, Step};
 use troika_graph::Attention;
 
 use crate::SharedMut;
 use crate::kernels::kv::{CacheRef, operand};
-use crate::kernels::linear::{F16Row, F32Row};
-use crate::kernels::simd::{Kernel, Lanes, MAX_LANES, dispatch};
+use crate::kernels::linear::{Bf16Row, F16Row, F32Row};
+use crate::kernels::simd::{Kernel, Lanes, dispatch};
 use crate::kernels::{Context, KernelError};
-use crate::select;
+use crate::select::{self, AttentionChoice, AttentionShape};
+use block::Caches;
+use part::{FEW_LINES, Part, Partials, Target};
+use softmax::Total;
 
 /// Positions per block of the online softmax.
 pub const KEY_BLOCK: usize = 64;
+/// Positions whose results are merged: whole blocks.
+pub const SPLIT: usize = 512;
 
 /// Operands of an attention.
 #[derive(Clone, Copy)]
@@ -40,8 +53,23 @@ pub struct Operands<'a> {
 impl Operands<'_> {
     /// Positions a row at `pos` sees.
     #[inline(always)]
-    fn visible(&self, pos: usize) -> std::ops::Range<usize> {
+    fn visible(&self, pos: usize) -> Range<usize> {
         self.op.window.map_or(0, |w| (pos + 1).saturating_sub(w))..pos + 1
+    }
+
+    /// Splits a row at `pos` sees something of.
+    #[inline(always)]
+    fn splits(&self, pos: usize) -> Range<usize> {
+        let v = self.visible(pos);
+        v.start / SPLIT..v.end.div_ceil(SPLIT)
+    }
+
+    /// Splits the rows of a sequence see something of.
+    fn splits_of(&self, seq: &SeqRows, rows: &Range<usize>) -> Range<usize> {
+        if rows.is_empty() {
+            return 0..0;
+        }
+        self.splits(seq.pos + rows.start).start..self.splits(seq.pos + rows.end - 1).end
     }
 
     /// Elements of a row of the value cache.
@@ -77,62 +105,160 @@ impl Operands<'_> {
     }
 }
 
-/// Some rows and heads of one sequence that share a key/value head.
-struct Part<'a> {
-    x: Operands<'a>,
-    seq: &'a SeqRows,
-    /// Rows, counted within the sequence.
-    rows: std::ops::Range<usize>,
-    kv_head: usize,
-    /// Query heads.
-    heads: std::ops::Range<usize>,
-    out: SharedMut<'a, f32>,
-    scratch: &'a mut [f32],
-}
-
-/// Scratch floats a worker needs: accumulators, scores, maxima and sums of a part's lines.
+/// Scratch floats a worker needs.
 pub fn worker_floats(op: &Attention) -> usize {
-    let cut = select::attention(op.heads / op.kv_heads.max(1));
-    cut.rows * cut.heads * (op.v_dim.next_multiple_of(MAX_LANES) + KEY_BLOCK + 2)
+    part::floats(op)
 }
 
-/// Attends for all rows of the step.
+/// How the rows of a step are cut, and the most splits one of them sees.
+fn cut(op: &Attention, step: &Step, threads: usize) -> (AttentionChoice, usize) {
+    let x = |s: &SeqRows| {
+        let first = op.window.map_or(0, |w| (s.pos + 1).saturating_sub(w));
+        (s.pos + s.rows.len()).div_ceil(SPLIT) - first / SPLIT
+    };
+    let (k_pad, v_pad) = part::padded(op);
+    let seqs = || step.seqs.iter().filter(|s| !s.rows.is_empty());
+    let splits = seqs().map(x).max().unwrap_or(0);
+    let shape = AttentionShape {
+        rows: step.rows(),
+        longest: seqs().map(|s| s.rows.len()).max().unwrap_or(0),
+        seqs: seqs().count(),
+        group: op.heads / op.kv_heads.max(1),
+        kv_heads: op.kv_heads,
+        floats: k_pad + 2 * v_pad,
+        splits,
+        few: FEW_LINES,
+    };
+    (select::attention(shape, threads), splits)
+}
+
+/// Floats the results of splits need.
+pub fn partial_floats(op: &Attention, step: &Step, threads: usize) -> usize {
+    let (cut, splits) = cut(op, step, threads);
+    let (_, v_pad) = part::padded(op);
+    if cut.split { step.rows() * op.heads * splits * (v_pad + 2) } else { 0 }
+}
+
+/// Attends for all rows of the step; `partials` has at least [`partial_floats`].
 ///
 /// # Errors
 /// A visible position that is not in the cache; a panic of a part.
 pub fn attention(
     cx: &mut Context<'_>,
     x: Operands<'_>,
+    partials: &mut [f32],
     out: &mut [f32],
 ) -> Result<(), KernelError> {
     x.check(out.len())?;
+    let (cut, splits) = cut(x.op, x.step, cx.pool.threads());
     let group = x.op.heads / x.op.kv_heads;
-    let cut = select::attention(group);
-    let head_parts = group.div_ceil(cut.heads);
+    let (head_parts, kv_parts) = (group.div_ceil(cut.heads), x.op.kv_heads.div_ceil(cut.kv_heads));
     let blocks = |s: &SeqRows| s.rows.len().div_ceil(cut.rows);
     let total: usize = x.step.seqs.iter().map(blocks).sum();
-    let per_block = x.op.kv_heads * head_parts;
+    let split_parts = if cut.split { splits } else { 1 };
+    let per_block = kv_parts * head_parts * split_parts;
+    let (_, v_pad) = part::padded(x.op);
+    let partials = Partials { floats: SharedMut::new(partials), splits, heads: x.op.heads, v_pad };
     let out = SharedMut::new(out);
     let (isa, scratch) = (cx.isa, cx.scratch);
     cx.pool.run(total * per_block, &|worker, part| {
         // Late rows see most: they go first, so that no long part is left for the end.
         let (mut block, rest) = (total - 1 - part / per_block, part % per_block);
-        let (kv_head, head_part) = (rest / head_parts, rest % head_parts);
+        let (rest, split) = (rest / split_parts, rest % split_parts);
+        let (kv_part, head_part) = (rest / head_parts, rest % head_parts);
         for seq in &x.step.seqs {
             if block >= blocks(seq) {
                 block -= blocks(seq);
                 continue;
             }
-            let rows = block * cut.rows..((block + 1) * cut.rows).min(seq.rows.len());
-            let first = head_part * cut.heads;
-            let heads = kv_head * group + first..kv_head * group + (first + cut.heads).min(group);
-            // SAFETY: each worker asks for its own scratch once per part.
-            let scratch = unsafe { scratch.get(worker) };
-            dispatch(isa, Part { x, seq, rows, kv_head, heads, out, scratch });
+            let rows = piece(block, cut.rows, seq.rows.len());
+            let mut splits = x.splits_of(seq, &rows);
+            if cut.split {
+                splits = splits.start + split..(splits.start + split + 1).min(splits.end);
+            }
+            if splits.is_empty() {
+                return;
+            }
+            let part = Part {
+                x,
+                seq,
+                rows,
+                kv_heads: piece(kv_part, cut.kv_heads, x.op.kv_heads),
+                heads: piece(head_part, cut.heads, group),
+                splits,
+                to: if cut.split { Target::Partials(partials) } else { Target::Out(out) },
+                // SAFETY: each worker asks for its own scratch once per part.
+                scratch: unsafe { scratch.get(worker) },
+            };
+            dispatch(isa, part);
             return;
         }
     })?;
+    if cut.split { merge(cx, x, partials, out) } else { Ok(()) }
+}
+
+/// Piece `i` of `len` things, `each` at a time.
+fn piece(i: usize, each: usize, len: usize) -> Range<usize> {
+    i * each..((i + 1) * each).min(len)
+}
+
+/// Merges the results of splits, in order.
+fn merge(
+    cx: &mut Context<'_>,
+    x: Operands<'_>,
+    partials: Partials<'_>,
+    out: SharedMut<'_, f32>,
+) -> Result<(), KernelError> {
+    let (isa, scratch, heads) = (cx.isa, cx.scratch, x.op.heads);
+    let each = select::merged_heads(heads, x.step.rows(), cx.pool.threads());
+    let per_row = heads.div_ceil(each);
+    cx.pool.run(x.step.rows() * per_row, &|worker, part| {
+        let (row, heads) = (part / per_row, piece(part % per_row, each, heads));
+        let Some(seq) = x.step.seqs.iter().find(|s| s.rows.contains(&row)) else { return };
+        // SAFETY: each worker asks for its own scratch once per part.
+        let scratch = unsafe { scratch.get(worker) };
+        dispatch(isa, Merge { x, seq, row, heads, partials, out, scratch });
+    })?;
     Ok(())
+}
+
+/// The merging of some heads of a row.
+struct Merge<'a> {
+    x: Operands<'a>,
+    seq: &'a SeqRows,
+    row: usize,
+    heads: Range<usize>,
+    partials: Partials<'a>,
+    out: SharedMut<'a, f32>,
+    scratch: &'a mut [f32],
+}
+
+impl Kernel for Merge<'_> {
+    type Output = ();
+    #[inline(always)]
+    unsafe fn run<V: Lanes>(self) {
+        let Merge { x, seq, row, heads, partials, out, scratch } = self;
+        let acc = &mut scratch[..partials.v_pad];
+        let splits = x.splits(seq.pos + row - seq.rows.start);
+        for head in heads {
+            acc.fill(0.0);
+            let mut total = Total::NONE;
+            for i in 0..splits.len() {
+                // SAFETY: features by the caller; this line is in no other part.
+                unsafe {
+                    let from = partials.at(row, head, i);
+                    let (from, rest) = from.split_at(partials.v_pad);
+                    let part = Total { max: rest[0], sum: rest[1] };
+                    softmax::merge::<V>(acc, &mut total, from, part);
+                }
+            }
+            let start = (row * x.op.heads + head) * x.op.v_dim;
+            // SAFETY: as above.
+            let out = unsafe { out.slice(start..start + x.op.v_dim) };
+            let scale = total.finish(x.sinks.map(|s| s[head]));
+            out.iter_mut().zip(&*acc).for_each(|(o, a)| *o = a * scale);
+        }
+    }
 }
 
 impl Kernel for Part<'_> {
@@ -143,12 +269,16 @@ impl Kernel for Part<'_> {
         unsafe {
             match (self.x.keys, self.x.values) {
                 (CacheRef::F32(k), CacheRef::F32(v)) => {
-                    let caches = lines::Caches::new(k, v);
-                    lines::run::<V, F32Row>(self, caches);
+                    let caches = Caches::new(k, v);
+                    part::run::<V, F32Row>(self, caches);
                 }
                 (CacheRef::F16(k), CacheRef::F16(v)) => {
-                    let caches = lines::Caches::new(k, v);
-                    lines::run::<V, F16Row>(self, caches);
+                    let caches = Caches::new(k, v);
+                    part::run::<V, F16Row>(self, caches);
+                }
+                (CacheRef::BF16(k), CacheRef::BF16(v)) => {
+                    let caches = Caches::new(k, v);
+                    part::run::<V, Bf16Row>(self, caches);
                 }
                 _ => unreachable!("caches of two types are refused when compiled"),
             }

@@ -2,8 +2,8 @@
 
 pub mod scalar;
 
-use half::f16;
 use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
 use troika_device::Step;
 
 use crate::SharedMut;
@@ -16,6 +16,8 @@ pub enum CacheRef<'a> {
     F32(&'a [f32]),
     /// Half precision.
     F16(&'a [f16]),
+    /// Half precision with the range of f32.
+    BF16(&'a [bf16]),
 }
 
 /// Cache memory to write.
@@ -24,6 +26,8 @@ pub enum CacheMut<'a> {
     F32(&'a mut [f32]),
     /// Half precision.
     F16(&'a mut [f16]),
+    /// Half precision with the range of f32.
+    BF16(&'a mut [bf16]),
 }
 
 impl CacheRef<'_> {
@@ -32,6 +36,7 @@ impl CacheRef<'_> {
         match self {
             CacheRef::F32(d) => d.len(),
             CacheRef::F16(d) => d.len(),
+            CacheRef::BF16(d) => d.len(),
         }
     }
 
@@ -80,6 +85,12 @@ pub fn append(
             rows(cx, step, group, (x, width), SharedMut::new(c), &|x, y| y.copy_from_slice(x))
         }
         CacheMut::F16(c) => {
+            check(step, group, c.len() / width)?;
+            rows(cx, step, group, (x, width), SharedMut::new(c), &|x, y| {
+                y.convert_from_f32_slice(x)
+            })
+        }
+        CacheMut::BF16(c) => {
             check(step, group, c.len() / width)?;
             rows(cx, step, group, (x, width), SharedMut::new(c), &|x, y| {
                 y.convert_from_f32_slice(x)

@@ -10,7 +10,6 @@
 
 pub mod bf16;
 mod blocks;
-mod dots;
 mod pack;
 pub mod scalar;
 mod terms;
@@ -25,8 +24,7 @@ use crate::limits::Multiply;
 use crate::select;
 use crate::{Isa, SharedMut};
 
-pub(crate) use dots::dots;
-pub(crate) use weights::{F16Row, F32Row, RowLoad};
+pub(crate) use weights::{Bf16Row, F16Row, F32Row, RowLoad};
 
 /// Words whose products are summed in one chain. A multiple of every block length.
 pub const BLOCK: usize = 256;

@@ -1,11 +1,13 @@
 //! Rotary position embedding.
 
+mod angles;
 pub mod scalar;
 
 use troika_device::{SeqRows, Step};
 use troika_graph::{Rope, RopeFreqs, RopeStyle};
 
 use crate::SharedMut;
+use crate::kernels::simd::{Kernel, Lanes, dispatch};
 use crate::kernels::{Context, KernelError, rows_per_part};
 
 /// The frequencies for a row.
@@ -38,29 +40,47 @@ pub fn rope(
     assert!(cols > 0 && x.len() == y.len(), "lengths of a rope's operands");
     assert!(positions.len() == y.len() / cols, "a position per row");
     let (rows, part_rows, scratch) = (positions.len(), rows_per_part(cols * 2), cx.scratch);
-    let out = SharedMut::new(y);
+    let (out, isa) = (SharedMut::new(y), cx.isa);
     cx.pool.run(rows.div_ceil(part_rows), &|worker, part| {
-        // SAFETY: each worker asks for its own scratch once per part.
-        let table = unsafe { scratch.get(worker) };
-        let (cos, sin) = table[..rope.rotary_dim].split_at_mut(rope.rotary_dim / 2);
-        for row in part * part_rows..((part + 1) * part_rows).min(rows) {
-            let freqs = freqs_of(rope, step, row);
-            let pos = positions[row] as f32;
-            for (i, f) in freqs.inv_freq.iter().enumerate() {
-                let (s, c) = (pos * f).sin_cos();
-                (sin[i], cos[i]) = (s * freqs.factor, c * freqs.factor);
-            }
-            // SAFETY: each row belongs to one part.
-            let y = unsafe { out.slice(row * cols..(row + 1) * cols) };
-            let x = &x[row * cols..(row + 1) * cols];
-            for (x, y) in x.chunks_exact(rope.head_dim).zip(y.chunks_exact_mut(rope.head_dim)) {
-                head(rope, x, y, cos, sin);
-            }
-        }
+        let rows = part * part_rows..((part + 1) * part_rows).min(rows);
+        let r = rows.start * cols..rows.end * cols;
+        // SAFETY: each worker asks for its own scratch once per part, and parts are disjoint.
+        let (table, y) = unsafe { (scratch.get(worker), out.slice(r.clone())) };
+        dispatch(isa, Part { rope, step, positions, rows, x: &x[r], y, cols, table });
     })?;
     Ok(())
 }
 
+/// Some rows; the compiler finds the lanes by itself.
+struct Part<'a> {
+    rope: &'a Rope,
+    step: &'a Step,
+    positions: &'a [i32],
+    rows: std::ops::Range<usize>,
+    /// The rows' elements, `cols` each.
+    x: &'a [f32],
+    y: &'a mut [f32],
+    cols: usize,
+    table: &'a mut [f32],
+}
+
+impl Kernel for Part<'_> {
+    type Output = ();
+    #[inline(always)]
+    unsafe fn run<V: Lanes>(self) {
+        let Part { rope, step, positions, rows, x, y, cols, table } = self;
+        let (cos, sin) = table[..rope.rotary_dim].split_at_mut(rope.rotary_dim / 2);
+        let lines = x.chunks_exact(cols).zip(y.chunks_exact_mut(cols));
+        for (row, (x, y)) in rows.zip(lines) {
+            angles::fill(freqs_of(rope, step, row), positions[row] as f32, cos, sin);
+            for (x, y) in x.chunks_exact(rope.head_dim).zip(y.chunks_exact_mut(rope.head_dim)) {
+                head(rope, x, y, cos, sin);
+            }
+        }
+    }
+}
+
+#[inline(always)]
 fn head(rope: &Rope, x: &[f32], y: &mut [f32], cos: &[f32], sin: &[f32]) {
     y.copy_from_slice(x);
     let half = rope.rotary_dim / 2;

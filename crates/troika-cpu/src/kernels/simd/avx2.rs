@@ -42,6 +42,51 @@ pub(super) unsafe fn sum256(v: __m256) -> f32 {
     }
 }
 
+/// The sums of eight registers, with the tree of [`sum256`].
+// SAFETY: the caller has the features on.
+#[inline(always)]
+pub(super) unsafe fn sums256(v: [__m256; 8]) -> __m256 {
+    // SAFETY: the caller has the features.
+    unsafe {
+        // Registers 0 and 4 share one, so that the sums come out in order.
+        let (a, b) = (add_halves(v[0], v[4]), add_halves(v[1], v[5]));
+        let (c, d) = (add_halves(v[2], v[6]), add_halves(v[3], v[7]));
+        let (ab, cd) = (add_pairs(a, b), add_pairs(c, d));
+        _mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x88), _mm256_shuffle_ps(ab, cd, 0xdd))
+    }
+}
+
+/// Lower and upper half of `x` added, then those of `y`.
+// SAFETY: the caller has the features on.
+#[inline(always)]
+unsafe fn add_halves(x: __m256, y: __m256) -> __m256 {
+    // SAFETY: the caller has the features.
+    unsafe {
+        let low = _mm256_permute2f128_ps(x, y, 0x20);
+        _mm256_add_ps(low, _mm256_permute2f128_ps(x, y, 0x31))
+    }
+}
+
+/// The same within each half.
+// SAFETY: the caller has the features on.
+#[inline(always)]
+unsafe fn add_pairs(x: __m256, y: __m256) -> __m256 {
+    // SAFETY: the caller has the features.
+    unsafe { _mm256_add_ps(_mm256_shuffle_ps(x, y, 0x44), _mm256_shuffle_ps(x, y, 0xee)) }
+}
+
+/// The largest of eight.
+// SAFETY: the caller has the features on.
+#[inline(always)]
+pub(super) unsafe fn largest256(v: __m256) -> f32 {
+    // SAFETY: the caller has the features.
+    unsafe {
+        let four = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+        let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+        _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)))
+    }
+}
+
 // SAFETY (of the unsafe blocks): callers have the features and promise valid memory.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Lanes for __m256 {
@@ -220,6 +265,20 @@ impl Lanes for __m256 {
     #[inline(always)]
     unsafe fn prefetch(p: *const u8) {
         unsafe { _mm_prefetch(p.cast(), _MM_HINT_T0) }
+    }
+    #[inline(always)]
+    unsafe fn sums(v: [Self; 8]) -> [f32; 8] {
+        let mut out = [0.0; 8];
+        unsafe { sums256(v).store(out.as_mut_ptr()) };
+        out
+    }
+    #[inline(always)]
+    unsafe fn largest(self) -> f32 {
+        unsafe { largest256(self) }
+    }
+    #[inline(always)]
+    unsafe fn prefetch_l2(p: *const u8) {
+        unsafe { _mm_prefetch(p.cast(), _MM_HINT_T1) }
     }
 }
 

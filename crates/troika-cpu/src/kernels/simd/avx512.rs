@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use super::avx2::sum256;
+use super::avx2::{largest256, sum256, sums256};
 use super::{EXP_POLY, Kernel, LN2_HIGH, LN2_LOW, Lanes, MAX_LANES};
 
 /// Runs a kernel with the features switched on.
@@ -178,6 +178,28 @@ impl Lanes for __m512 {
     #[inline(always)]
     unsafe fn prefetch(p: *const u8) {
         unsafe { _mm_prefetch(p.cast(), _MM_HINT_T0) }
+    }
+    #[inline(always)]
+    unsafe fn sums(v: [Self; 8]) -> [f32; 8] {
+        let mut out = [0.0; 8];
+        unsafe {
+            let mut halves = [_mm256_setzero_ps(); 8];
+            for (h, v) in halves.iter_mut().zip(v) {
+                *h = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+            }
+            _mm256_storeu_ps(out.as_mut_ptr(), sums256(halves));
+        }
+        out
+    }
+    #[inline(always)]
+    unsafe fn largest(self) -> f32 {
+        unsafe {
+            largest256(_mm256_max_ps(_mm512_castps512_ps256(self), _mm512_extractf32x8_ps(self, 1)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn prefetch_l2(p: *const u8) {
+        unsafe { _mm_prefetch(p.cast(), _MM_HINT_T1) }
     }
 }
 

@@ -25,6 +25,9 @@ const TO_BYTE: f32 = 12_582_912.0;
 /// The widest lanes of any instruction set.
 pub const MAX_LANES: usize = 16;
 
+/// Numbers of four bits with their bits reversed.
+const REVERSED: [u8; MAX_LANES] = [0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15];
+
 /// Below this `exp` is 0.
 const EXP_MIN: f32 = -87.336_54;
 /// Above this `exp` is infinite.
@@ -138,6 +141,20 @@ pub trait Lanes: Copy {
     /// Asks for a cache line; any address will do.
     #[inline(always)]
     unsafe fn prefetch(_: *const u8) {}
+    /// The place of lane `i` when the lanes are brought into an order in which the tree of
+    /// [`Lanes::sum`] adds neighbours, neighbours of these sums, and so forth. By default lane `i`
+    /// is added to lane `i + N/2` first, so the bits of its number are reversed.
+    #[inline(always)]
+    fn place(i: usize) -> usize {
+        usize::from(REVERSED[i]) / (MAX_LANES / Self::N)
+    }
+    /// The sums of eight registers, each added as [`Lanes::sum`] does.
+    unsafe fn sums(v: [Self; 8]) -> [f32; 8];
+    /// The largest lane.
+    unsafe fn largest(self) -> f32;
+    /// Asks for the cache line at `p`, which may lie anywhere, in the second-level cache: keys of
+    /// one head lie a power of two apart and would push each other out of the first.
+    unsafe fn prefetch_l2(p: *const u8);
 }
 
 /// Work that runs with the features of an instruction set switched on.
@@ -215,6 +232,20 @@ pub unsafe fn store_part<V: Lanes>(v: V, p: *mut f32, n: usize) {
     unsafe {
         v.store(buf.as_mut_ptr());
         std::ptr::copy_nonoverlapping(buf.as_ptr(), p, n.min(MAX_LANES));
+    }
+}
+
+/// `tanh x` with an absolute error under 3e-7.
+///
+/// # Safety
+/// Needs the CPU features of `V`.
+#[inline(always)]
+pub unsafe fn tanh<V: Lanes>(x: V) -> V {
+    // SAFETY: features by the caller.
+    unsafe {
+        let one = V::splat(1.0);
+        // 1 - 2 / (e^2x + 1): right at both infinities, too.
+        one.sub(V::splat(2.0).div(x.add(x).exp().add(one)))
     }
 }
 

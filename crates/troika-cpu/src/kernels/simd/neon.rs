@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use super::{EXP_MAX, EXP_MIN, EXP_POLY, LN2_HIGH, LN2_LOW, Lanes};
+use super::{EXP_MAX, EXP_MIN, EXP_POLY, LN2_HIGH, LN2_LOW, Lanes, MAX_LANES};
 use crate::kernels::instructions::arm::Arm;
 
 /// Four floats in a register of `A`.
@@ -136,4 +136,38 @@ impl<A: Arm> Lanes for Neon<A> {
         let two = A::faddp(self.0, self.0);
         f32::from_bits(A::umov_s(A::faddp(two, two)))
     }
+    #[inline(always)]
+    fn place(i: usize) -> usize {
+        i
+    }
+    #[inline(always)]
+    unsafe fn sums(v: [Self; 8]) -> [f32; 8] {
+        let mut out = [0.0; 8];
+        let [a, b, c, d, e, f, g, h] = v;
+        unsafe {
+            Neon::<A>(A::faddp(A::faddp(a.0, b.0), A::faddp(c.0, d.0))).store(out.as_mut_ptr());
+            let high = A::faddp(A::faddp(e.0, f.0), A::faddp(g.0, h.0));
+            Neon::<A>(high).store(out.as_mut_ptr().add(4));
+        }
+        out
+    }
+    #[inline(always)]
+    unsafe fn largest(self) -> f32 {
+        let mut all = [0.0; 4];
+        unsafe { self.store(all.as_mut_ptr()) };
+        all.into_iter().fold(f32::NEG_INFINITY, f32::max)
+    }
+    #[inline(always)]
+    unsafe fn transpose(mut rows: [Self; MAX_LANES]) -> [Self; MAX_LANES] {
+        let [a, b, c, d, ..] = rows;
+        let (ac, bd) = (A::zip1_4s(a.0, c.0), A::zip1_4s(b.0, d.0));
+        let (ac2, bd2) = (A::zip2_4s(a.0, c.0), A::zip2_4s(b.0, d.0));
+        rows[0] = Neon(A::zip1_4s(ac, bd));
+        rows[1] = Neon(A::zip2_4s(ac, bd));
+        rows[2] = Neon(A::zip1_4s(ac2, bd2));
+        rows[3] = Neon(A::zip2_4s(ac2, bd2));
+        rows
+    }
+    #[inline(always)]
+    unsafe fn prefetch_l2(_: *const u8) {}
 }

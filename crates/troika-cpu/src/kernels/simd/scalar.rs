@@ -99,4 +99,14 @@ impl Lanes for Portable {
         let [a, b, c, d, e, f, g, h] = self.0;
         ((a + e) + (c + g)) + ((b + f) + (d + h))
     }
+    #[inline(always)]
+    unsafe fn sums(v: [Self; 8]) -> [f32; 8] {
+        v.map(|v| unsafe { v.sum() })
+    }
+    #[inline(always)]
+    unsafe fn largest(self) -> f32 {
+        self.0.into_iter().fold(f32::NEG_INFINITY, f32::max)
+    }
+    #[inline(always)]
+    unsafe fn prefetch_l2(_: *const u8) {}
 }

@@ -1,0 +1,119 @@
+//! Where the keys and values of a block lie, and which of them each line sees.
+
+use std::ops::Range;
+
+use troika_device::PageTable;
+
+use super::part::{MAX_LINES, Part};
+use super::{KEY_BLOCK, Operands};
+
+/// Key and value memory of one element type.
+#[derive(Clone, Copy)]
+pub(super) struct Caches {
+    pub k: *const u8,
+    pub v: *const u8,
+    /// Bytes of an element.
+    pub size: usize,
+}
+
+impl Caches {
+    pub fn new<T>(k: &[T], v: &[T]) -> Caches {
+        Caches { k: k.as_ptr().cast(), v: v.as_ptr().cast(), size: size_of::<T>() }
+    }
+}
+
+/// A block of positions. Offsets are in bytes and those of key/value head 0; positions that are
+/// not kept have the offset of one that is, so that every offset may be read.
+#[derive(Clone, Copy)]
+pub(super) struct Block {
+    /// First position of the block: a multiple of [`KEY_BLOCK`].
+    pub start: usize,
+    pub k: [usize; KEY_BLOCK],
+    pub v: [usize; KEY_BLOCK],
+}
+
+impl Block {
+    /// Finds the positions `at`, which lie in one block and are kept.
+    #[inline(always)]
+    pub fn locate(x: &Operands<'_>, size: usize, table: &PageTable, at: Range<usize>) -> Block {
+        let k_bytes = x.op.kv_heads * x.op.k_dim * size;
+        let v_bytes = x.value_width() * size;
+        let start = at.start / KEY_BLOCK * KEY_BLOCK;
+        let first = table.row(at.start).unwrap_or(0);
+        let (k, v) = ([first * k_bytes; KEY_BLOCK], [first * v_bytes; KEY_BLOCK]);
+        let mut block = Block { start, k, v };
+        let mut pos = at.start;
+        while pos < at.end {
+            // Checked before: every visible position has a row inside of the caches. The rows of
+            // a page are neighbours.
+            let row = table.row(pos).unwrap_or(0);
+            let end = ((pos / table.page_len + 1) * table.page_len).min(at.end);
+            for (i, pos) in (pos..end).enumerate() {
+                block.k[pos - start] = (row + i) * k_bytes;
+                block.v[pos - start] = (row + i) * v_bytes;
+            }
+            pos = end;
+        }
+        block
+    }
+}
+
+/// The keys of a block that the lines of one key/value head see: all are ranges of consecutive
+/// keys, counted from the block's first position.
+pub(super) struct Seen {
+    from: [u8; MAX_LINES],
+    to: [u8; MAX_LINES],
+}
+
+impl Seen {
+    /// For `lines` lines, of which those past the part's own see what the last one sees.
+    #[inline(always)]
+    pub fn new(part: &Part<'_>, start: usize, lines: usize) -> Seen {
+        let mut seen = Seen { from: [0; MAX_LINES], to: [0; MAX_LINES] };
+        let heads = part.heads.len();
+        let mut line = 0;
+        for row in part.rows.clone() {
+            let v = part.x.visible(part.seq.pos + row);
+            let to = v.end.saturating_sub(start).min(KEY_BLOCK);
+            let from = v.start.saturating_sub(start).min(to);
+            seen.from[line..line + heads].fill(from as u8);
+            seen.to[line..line + heads].fill(to as u8);
+            line += heads;
+        }
+        for i in line..lines.max(line) {
+            (seen.from[i], seen.to[i]) = (seen.from[line - 1], seen.to[line - 1]);
+        }
+        seen
+    }
+
+    /// Keys a line sees.
+    #[inline(always)]
+    pub fn by(&self, line: usize) -> Range<usize> {
+        usize::from(self.from[line])..usize::from(self.to[line])
+    }
+
+    /// The smallest range with all keys that some of these lines sees.
+    #[inline(always)]
+    pub fn by_any(&self, lines: Range<usize>) -> Range<usize> {
+        let (mut from, mut to) = (KEY_BLOCK as u8, 0);
+        for i in lines {
+            // A line that sees nothing does not count.
+            if self.from[i] < self.to[i] {
+                (from, to) = (from.min(self.from[i]), to.max(self.to[i]));
+            }
+        }
+        usize::from(from.min(to))..usize::from(to)
+    }
+
+    /// Keys that all of these lines see, and whether there are no others.
+    #[inline(always)]
+    pub fn by_all(&self, lines: Range<usize>) -> (Range<usize>, bool) {
+        let (mut from, mut to) = (0, KEY_BLOCK as u8);
+        let (mut low, mut high) = (KEY_BLOCK as u8, 0);
+        for i in lines {
+            (from, to) = (from.max(self.from[i]), to.min(self.to[i]));
+            (low, high) = (low.min(self.from[i]), high.max(self.to[i]));
+        }
+        (usize::from(from)..usize::from(to), from == low && to == high)
+    }
+}

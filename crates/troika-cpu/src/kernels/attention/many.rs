@@ -1,0 +1,301 @@
+//! Many lines, as in prefill: a block's keys and values are widened and packed once, keys with
+//! the positions in the lanes, and multiplied by register tiles as in a matrix product.
+//!
+//! A score must have the bits it has in `few`, where lane `c` of `N` holds the chain of the
+//! elements `c, c + N, c + 2N, ...` and the chains are added in a tree. Here a chain is a run of
+//! consecutive steps of the product, the chains come in the order in which the tree needs them
+//! (`Lanes::place`), and a stack of sums adds them as the tree does.
+
+// Plain indices of small arrays become registers.
+#![allow(clippy::needless_range_loop)]
+
+use std::mem::MaybeUninit;
+
+use super::KEY_BLOCK;
+use super::block::{Block, Seen};
+use crate::kernels::linear::RowLoad;
+use crate::kernels::simd::{Lanes, MAX_LANES};
+
+/// Registers side by side in a tile.
+pub(super) const ACROSS: usize = 2;
+/// Most levels of the lanes' tree.
+const LEVELS: usize = MAX_LANES.ilog2() as usize + 1;
+
+/// Lines of a tile: with [`ACROSS`] registers each they fill 32 registers, or 16.
+#[inline(always)]
+pub(super) fn tile_lines<V: Lanes>() -> usize {
+    if V::MANY { 12 } else { 6 }
+}
+
+/// Calls a function for the tile of the lanes.
+macro_rules! by_tile {
+    ($v:ty, $f:ident($($a:expr),*)) => {
+        if <$v>::MANY { $f::<$v, 12>($($a),*) } else { $f::<$v, 6>($($a),*) }
+    };
+}
+
+/// Memory of a part's lines, whose number is rounded up to whole tiles.
+pub(super) struct Tiles<'a> {
+    /// Queries: per tile, step and line.
+    pub q: &'a [f32],
+    /// Accumulators, `v_pad` apart.
+    pub acc: &'a mut [f32],
+    /// Scores or weights, [`KEY_BLOCK`] apart.
+    pub scores: &'a mut [f32],
+    /// What the accumulators are multiplied by.
+    pub shrink: &'a mut [f32],
+    /// Keys: per panel of `ACROSS * N` positions, step and position.
+    pub keys: &'a mut [f32],
+    /// Values: per panel of `ACROSS * N` elements, position and element.
+    pub values: &'a mut [f32],
+    /// Elements of a query and a key, rounded up to lanes.
+    pub k_pad: usize,
+    pub v_pad: usize,
+    /// Lines.
+    pub lines: usize,
+}
+
+/// Puts a scaled query at its place of a tile of `m` lines; the tile's memory starts at the line.
+///
+/// # Safety
+/// Needs the features of `V`.
+#[inline(always)]
+pub(super) unsafe fn pack_query<V: Lanes>(q: &[f32], scale: f32, to: &mut [f32], m: usize) {
+    let steps = q.len().div_ceil(V::N);
+    for (j, q) in q.chunks(V::N).enumerate() {
+        for (c, q) in q.iter().enumerate() {
+            to[(V::place(c) * steps + j) * m] = q * scale;
+        }
+    }
+}
+
+/// Packs the keys of a block's panels that hold any of the keys `to` is the end of.
+///
+/// # Safety
+/// Needs the features of `V`; every offset of the block holds a key of `k_dim` elements at `keys`.
+#[inline(always)]
+pub(super) unsafe fn pack_keys<V: Lanes, R: RowLoad>(
+    t: &mut Tiles<'_>,
+    block: &Block,
+    keys: *const u8,
+    (k_dim, range): (usize, std::ops::Range<usize>),
+) {
+    let width = ACROSS * V::N;
+    let steps = t.k_pad / V::N;
+    assert!(t.keys.len() >= KEY_BLOCK * t.k_pad, "scratch of an attention");
+    let mut key = range.start / V::N * V::N;
+    while key < range.end {
+        let to = key / width * width * t.k_pad + key % width;
+        for j in 0..steps {
+            let n = (k_dim - j * V::N).min(V::N);
+            // SAFETY: by the caller; the packed block was checked.
+            unsafe {
+                let mut square = [V::splat(0.0); MAX_LANES];
+                for i in 0..V::N {
+                    let row = keys.add(block.k[key + i]);
+                    square[i] = if n == V::N {
+                        R::load::<V>(row, j * V::N)
+                    } else {
+                        R::tail::<V>(row, j * V::N, n)
+                    };
+                }
+                let columns = V::transpose(square);
+                for (c, column) in columns.iter().enumerate().take(V::N) {
+                    let step = V::place(c) * steps + j;
+                    column.store(t.keys.as_mut_ptr().add(to + step * width));
+                }
+            }
+        }
+        key += V::N;
+    }
+}
+
+/// Widens the values of a block.
+///
+/// # Safety
+/// As for [`pack_keys`], with values of `v_dim` elements.
+#[inline(always)]
+pub(super) unsafe fn pack_values<V: Lanes, R: RowLoad>(
+    t: &mut Tiles<'_>,
+    block: &Block,
+    values: *const u8,
+    (v_dim, range): (usize, std::ops::Range<usize>),
+) {
+    let width = ACROSS * V::N;
+    assert!(t.values.len() >= KEY_BLOCK * t.v_pad, "scratch of an attention");
+    for key in range {
+        // SAFETY: by the caller; the packed block was checked.
+        unsafe {
+            let row = values.add(block.v[key]);
+            for i in (0..v_dim).step_by(V::N) {
+                let n = (v_dim - i).min(V::N);
+                let v = if n == V::N { R::load::<V>(row, i) } else { R::tail::<V>(row, i, n) };
+                let to = i / width * width * KEY_BLOCK + key * width + i % width;
+                v.store(t.values.as_mut_ptr().add(to));
+            }
+        }
+    }
+}
+
+/// Scores of all lines with the packed keys.
+///
+/// # Safety
+/// Needs the features of `V`; the keys any line sees are packed.
+#[inline(always)]
+pub(super) unsafe fn scores<V: Lanes>(t: &mut Tiles<'_>, seen: &Seen) {
+    let (m, width) = (tile_lines::<V>(), ACROSS * V::N);
+    assert!(t.q.len() >= t.lines * t.k_pad && t.scores.len() >= t.lines * KEY_BLOCK);
+    for key in (0..KEY_BLOCK).step_by(width) {
+        for line in (0..t.lines).step_by(m) {
+            let range = seen.by_any(line..line + m);
+            if range.start < key + width && key < range.end {
+                // SAFETY: lengths were checked; lines are whole tiles.
+                unsafe { by_tile!(V, score_tile(t, line, key)) };
+            }
+        }
+    }
+}
+
+// SAFETY: the caller has the features on and checked the lengths.
+#[inline(always)]
+unsafe fn score_tile<V: Lanes, const M: usize>(t: &mut Tiles<'_>, line: usize, key: usize) {
+    let steps = t.k_pad / V::N;
+    // SAFETY: all inside of the checked lengths.
+    unsafe {
+        let mut q = t.q.as_ptr().add(line * t.k_pad);
+        let mut k = t.keys.as_ptr().add(key * t.k_pad);
+        let mut stack = [MaybeUninit::<[[V; ACROSS]; M]>::uninit(); LEVELS];
+        let mut acc = [[V::splat(0.0); ACROSS]; M];
+        for chain in 0..V::N {
+            acc = [[V::splat(0.0); ACROSS]; M];
+            for _ in 0..steps {
+                multiply::<V, M>(&mut acc, q, 1, k);
+                q = q.add(M);
+                k = k.add(ACROSS * V::N);
+            }
+            // The bits of the number of chains so far say which levels of the stack are in use.
+            let mut level = 0;
+            while chain >> level & 1 == 1 {
+                let before = stack[level].assume_init();
+                for m in 0..M {
+                    for v in 0..ACROSS {
+                        acc[m][v] = before[m][v].add(acc[m][v]);
+                    }
+                }
+                level += 1;
+            }
+            stack[level].write(acc);
+        }
+        let s = t.scores.as_mut_ptr().add(line * KEY_BLOCK + key);
+        for m in 0..M {
+            for v in 0..ACROSS {
+                acc[m][v].store(s.add(m * KEY_BLOCK + v * V::N));
+            }
+        }
+    }
+}
+
+/// One step of a product: `acc[m] += x[m * stride] * y`.
+// SAFETY: the caller has the features on, and the pointers reach as far.
+#[inline(always)]
+unsafe fn multiply<V: Lanes, const M: usize>(
+    acc: &mut [[V; ACROSS]; M],
+    x: *const f32,
+    stride: usize,
+    y: *const f32,
+) {
+    // SAFETY: by the caller.
+    unsafe {
+        let mut w = [V::splat(0.0); ACROSS];
+        for (v, w) in w.iter_mut().enumerate() {
+            *w = V::load(y.add(v * V::N));
+        }
+        for (m, acc) in acc.iter_mut().enumerate() {
+            let x = V::splat(*x.add(m * stride));
+            for v in 0..ACROSS {
+                acc[v] = x.fma(w[v], acc[v]);
+            }
+        }
+    }
+}
+
+/// Adds the weighted values to the accumulators: keys in order, for each line those it sees.
+///
+/// # Safety
+/// Needs the features of `V`; the values any line sees are packed.
+#[inline(always)]
+pub(super) unsafe fn values<V: Lanes>(t: &mut Tiles<'_>, seen: &Seen, v_dim: usize) {
+    let (m, width) = (tile_lines::<V>(), ACROSS * V::N);
+    assert!(t.acc.len() >= t.lines * t.v_pad && t.scores.len() >= t.lines * KEY_BLOCK);
+    assert!(t.shrink.len() >= t.lines && v_dim <= t.v_pad);
+    for at in (0..v_dim).step_by(width) {
+        for line in (0..t.lines).step_by(m) {
+            // SAFETY: lengths were checked; lines are whole tiles.
+            unsafe { by_tile!(V, value_tile(t, seen, line, at)) };
+        }
+    }
+}
+
+// SAFETY: the caller has the features on and checked the lengths.
+#[inline(always)]
+unsafe fn value_tile<V: Lanes, const M: usize>(
+    t: &mut Tiles<'_>,
+    seen: &Seen,
+    line: usize,
+    at: usize,
+) {
+    let (all, same) = seen.by_all(line..line + M);
+    let shrink: [f32; M] = std::array::from_fn(|m| t.shrink[line + m]);
+    // SAFETY: as for `values`.
+    unsafe {
+        if same {
+            return weigh::<V, M>(t, line, at, &shrink, all);
+        }
+        // A part of the keys is seen by some of the lines only: these are added line by line.
+        for (m, shrink) in shrink.into_iter().enumerate() {
+            let own = seen.by(line + m);
+            let before = if all.is_empty() { own } else { own.start..all.start };
+            weigh::<V, 1>(t, line + m, at, &[shrink], before);
+        }
+        if all.is_empty() {
+            return;
+        }
+        weigh::<V, M>(t, line, at, &[1.0; M], all.clone());
+        for m in 0..M {
+            weigh::<V, 1>(t, line + m, at, &[1.0], all.end..seen.by(line + m).end);
+        }
+    }
+}
+
+/// `acc = acc * shrink + weights * values` for `M` lines and a panel of values.
+// SAFETY: the caller has the features on and checked the lengths.
+#[inline(always)]
+unsafe fn weigh<V: Lanes, const M: usize>(
+    t: &mut Tiles<'_>,
+    line: usize,
+    at: usize,
+    shrink: &[f32; M],
+    keys: std::ops::Range<usize>,
+) {
+    let width = ACROSS * V::N;
+    // SAFETY: all inside of the checked lengths.
+    unsafe {
+        let a = t.acc.as_mut_ptr().add(line * t.v_pad + at);
+        let p = t.scores.as_ptr().add(line * KEY_BLOCK);
+        let values = t.values.as_ptr().add(at * KEY_BLOCK);
+        let mut acc = [[V::splat(0.0); ACROSS]; M];
+        for m in 0..M {
+            for v in 0..ACROSS {
+                acc[m][v] = V::load(a.add(m * t.v_pad + v * V::N)).mul(V::splat(shrink[m]));
+            }
+        }
+        for key in keys {
+            multiply::<V, M>(&mut acc, p.add(key), KEY_BLOCK, values.add(key * width));
+        }
+        for m in 0..M {
+            for v in 0..ACROSS {
+                acc[m][v].store(a.add(m * t.v_pad + v * V::N));
+            }
+        }
+    }
+}

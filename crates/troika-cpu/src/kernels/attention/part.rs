@@ -1,0 +1,334 @@
+//! One part of an attention: its lines go over the blocks of its splits.
+
+use std::ops::Range;
+
+use troika_device::SeqRows;
+use troika_graph::Attention;
+
+use super::block::{Block, Caches, Seen};
+use super::softmax::{Scores, Total, merge};
+use super::{KEY_BLOCK, Operands, SPLIT, few, many};
+use crate::SharedMut;
+use crate::kernels::linear::RowLoad;
+use crate::kernels::simd::{Lanes, MAX_LANES};
+
+/// Most lines of a part, rounded up to whole tiles.
+pub(super) const MAX_LINES: usize = 128;
+/// Most lines of one key/value head for which keys and values are not packed first.
+pub(super) const FEW_LINES: usize = 8;
+
+/// Some lines - rows and heads of one sequence - and some of their splits.
+pub(super) struct Part<'a> {
+    pub x: Operands<'a>,
+    pub seq: &'a SeqRows,
+    /// Rows, counted within the sequence.
+    pub rows: Range<usize>,
+    /// Key/value heads; one unless the lines are few.
+    pub kv_heads: Range<usize>,
+    /// Query heads, counted within those of a key/value head.
+    pub heads: Range<usize>,
+    /// Splits, by absolute position.
+    pub splits: Range<usize>,
+    pub to: Target<'a>,
+    pub scratch: &'a mut [f32],
+}
+
+/// Where results go.
+pub(super) enum Target<'a> {
+    /// All splits are in this part: its lines are finished.
+    Out(SharedMut<'a, f32>),
+    /// The part has one split: kept for merging.
+    Partials(Partials<'a>),
+}
+
+/// Results of splits: per row of the step, head and split an accumulator, its maximum and sum.
+#[derive(Clone, Copy)]
+pub(super) struct Partials<'a> {
+    pub floats: SharedMut<'a, f32>,
+    /// Most splits of a line.
+    pub splits: usize,
+    pub heads: usize,
+    pub v_pad: usize,
+}
+
+impl<'a> Partials<'a> {
+    /// The result of the `index`-th split of a line.
+    ///
+    /// # Safety
+    /// Nobody else uses this one.
+    pub unsafe fn at(&self, row: usize, head: usize, index: usize) -> &'a mut [f32] {
+        let len = self.v_pad + 2;
+        let start = ((row * self.heads + head) * self.splits + index) * len;
+        // SAFETY: by the caller.
+        unsafe { self.floats.slice(start..start + len) }
+    }
+}
+
+/// Elements of a query and of an accumulator, rounded up to whole registers of all lanes.
+pub(super) fn padded(op: &Attention) -> (usize, usize) {
+    let pad = |n: usize| n.next_multiple_of(MAX_LANES * many::ACROSS);
+    (pad(op.k_dim), pad(op.v_dim))
+}
+
+/// Elements of a query rounded up to whole registers.
+#[inline(always)]
+fn k_pad<V: Lanes>(op: &Attention) -> usize {
+    op.k_dim.next_multiple_of(V::N)
+}
+
+/// Scratch floats of a part.
+pub(super) fn floats(op: &Attention) -> usize {
+    let (k_pad, v_pad) = padded(op);
+    MAX_LINES * (k_pad + 2 * v_pad + KEY_BLOCK + 5) + KEY_BLOCK * (k_pad + v_pad)
+}
+
+/// The memory of a part.
+struct Work<'a> {
+    q: &'a mut [f32],
+    acc: &'a mut [f32],
+    all: &'a mut [f32],
+    scores: &'a mut [f32],
+    shrink: &'a mut [f32],
+    keys: &'a mut [f32],
+    values: &'a mut [f32],
+    /// Of the split at hand, and of all so far.
+    totals: [[Total; MAX_LINES]; 2],
+}
+
+impl<'a> Work<'a> {
+    fn new(scratch: &'a mut [f32], lines: usize, (k_pad, v_pad): (usize, usize)) -> Work<'a> {
+        let (q, rest) = scratch.split_at_mut(lines * k_pad);
+        let (acc, rest) = rest.split_at_mut(lines * v_pad);
+        let (all, rest) = rest.split_at_mut(lines * v_pad);
+        let (scores, rest) = rest.split_at_mut(lines * KEY_BLOCK);
+        let (keys, rest) = rest.split_at_mut(KEY_BLOCK * k_pad);
+        let (values, rest) = rest.split_at_mut(KEY_BLOCK * v_pad);
+        let shrink = &mut rest[..lines];
+        q.fill(0.0);
+        all.fill(0.0);
+        let totals = [[Total::NONE; MAX_LINES]; 2];
+        Work { q, acc, all, scores, shrink, keys, values, totals }
+    }
+}
+
+impl Part<'_> {
+    /// Lines of a key/value head.
+    fn per_head(&self) -> usize {
+        self.rows.len() * self.heads.len()
+    }
+
+    /// The row, counted within the sequence, and the head of a line.
+    fn line(&self, line: usize) -> (usize, usize) {
+        let (kv, rest) = (line / self.per_head(), line % self.per_head());
+        let group = self.x.op.heads / self.x.op.kv_heads;
+        let head = (self.kv_heads.start + kv) * group + self.heads.start;
+        (self.rows.start + rest / self.heads.len(), head + rest % self.heads.len())
+    }
+
+    /// Positions the lines see in a range.
+    fn seen(&self, within: Range<usize>) -> Range<usize> {
+        let first = self.x.visible(self.seq.pos + self.rows.start).start;
+        let end = self.seq.pos + self.rows.end;
+        first.max(within.start)..end.min(within.end)
+    }
+}
+
+/// Runs a part.
+///
+/// # Safety
+/// Needs the features of `V`; the operands were checked; nobody else writes the part's results.
+#[inline(always)]
+pub(super) unsafe fn run<V: Lanes, R: RowLoad>(mut part: Part<'_>, caches: Caches) {
+    let few = part.per_head() <= FEW_LINES;
+    let count = part.per_head() * part.kv_heads.len();
+    let lines = if few { count } else { count.next_multiple_of(many::tile_lines::<V>()) };
+    assert!(lines <= MAX_LINES && (few || part.kv_heads.len() == 1), "lines of a part");
+    let (_, v_pad) = padded(part.x.op);
+    let pads = (k_pad::<V>(part.x.op), v_pad);
+    let mut work = Work::new(std::mem::take(&mut part.scratch), lines, pads);
+    if !few {
+        // Elements past the last one are multiplied, too, though never looked at.
+        work.values.fill(0.0);
+    }
+    // SAFETY: passed on.
+    unsafe {
+        queries::<V>(&part, &mut work, few);
+        for split in part.splits.clone() {
+            let at = part.seen(split * SPLIT..(split + 1) * SPLIT);
+            if at.is_empty() {
+                continue;
+            }
+            work.acc.fill(0.0);
+            work.totals[0] = [Total::NONE; MAX_LINES];
+            if few {
+                few_lines::<V, R>(&part, &mut work, caches, at);
+            } else {
+                many_lines::<V, R>(&part, &mut work, caches, at);
+            }
+            keep::<V>(&part, &mut work, split);
+        }
+        if let Target::Out(out) = part.to {
+            for line in 0..count {
+                let (row, head) = part.line(line);
+                let v_dim = part.x.op.v_dim;
+                let start = ((part.seq.rows.start + row) * part.x.op.heads + head) * v_dim;
+                let out = out.slice(start..start + v_dim);
+                let scale = work.totals[1][line].finish(part.x.sinks.map(|s| s[head]));
+                let acc = &work.all[line * v_pad..][..v_dim];
+                out.iter_mut().zip(acc).for_each(|(o, a)| *o = a * scale);
+            }
+        }
+    }
+}
+
+/// Scales the queries, and packs those of many lines.
+// SAFETY: the caller has the features on.
+#[inline(always)]
+unsafe fn queries<V: Lanes>(part: &Part<'_>, work: &mut Work<'_>, few: bool) {
+    let op = part.x.op;
+    let k_pad = k_pad::<V>(op);
+    let m = many::tile_lines::<V>();
+    for line in 0..part.per_head() * part.kv_heads.len() {
+        let (row, head) = part.line(line);
+        let row = part.seq.rows.start + row;
+        let q = &part.x.q[(row * op.heads + head) * op.k_dim..][..op.k_dim];
+        if few {
+            let to = &mut work.q[line * k_pad..][..op.k_dim];
+            to.iter_mut().zip(q).for_each(|(t, q)| *t = q * op.scale);
+        } else {
+            let to = &mut work.q[line / m * m * k_pad + line % m..];
+            // SAFETY: features by the caller.
+            unsafe { many::pack_query::<V>(q, op.scale, to, m) };
+        }
+    }
+}
+
+/// Block after block; in a block, one key/value head after the other.
+// SAFETY: the caller has the features on and checked the operands.
+#[inline(always)]
+unsafe fn few_lines<V: Lanes, R: RowLoad>(
+    part: &Part<'_>,
+    work: &mut Work<'_>,
+    caches: Caches,
+    at: Range<usize>,
+) {
+    let op = part.x.op;
+    let (k_pad, (_, v_pad)) = (k_pad::<V>(op), padded(op));
+    let (count, size) = (part.per_head(), caches.size);
+    let table = &part.seq.tables[op.group];
+    let v_dim = part.x.value_width() / op.kv_heads;
+    let find = |pos: usize| {
+        let end = (pos / KEY_BLOCK + 1) * KEY_BLOCK;
+        (pos < at.end).then(|| Block::locate(&part.x, size, table, pos..end.min(at.end)))
+    };
+    let mut next = find(at.start);
+    while let Some(block) = next {
+        next = find(block.start + KEY_BLOCK);
+        let seen = Seen::new(part, block.start, count);
+        for (i, kv) in part.kv_heads.clone().enumerate() {
+            let of = |n: usize| i * count * n..(i + 1) * count * n;
+            let keys = |kv: usize| caches.k.wrapping_add(kv * op.k_dim * size);
+            let values = caches.v.wrapping_add(kv * v_dim * size);
+            let ahead = if kv + 1 < part.kv_heads.end {
+                Some((&block, keys(kv + 1)))
+            } else {
+                next.as_ref().map(|b| (b, keys(part.kv_heads.start)))
+            };
+            // SAFETY: passed on; head `kv` of a position's row.
+            unsafe {
+                let mut lines = few::Lines {
+                    q: &work.q[of(k_pad)],
+                    acc: &mut work.acc[of(v_pad)],
+                    scores: &mut work.scores[of(KEY_BLOCK)],
+                    shrink: &mut work.shrink[of(1)],
+                    k_pad,
+                    v_pad,
+                };
+                let x = few::Head { block: &block, keys: keys(kv), values, seen: &seen, size };
+                few::scores::<V, R>(&mut lines, &x, part);
+                let totals = &mut work.totals[0][of(1)];
+                let (scores, shrink) = (&mut *lines.scores, &mut *lines.shrink);
+                Scores { scores, shrink, totals }.weigh::<V>(op, &seen);
+                few::values::<V, R>(&mut lines, &x, part, ahead);
+            }
+        }
+    }
+}
+
+/// Block after block.
+// SAFETY: the caller has the features on and checked the operands.
+#[inline(always)]
+unsafe fn many_lines<V: Lanes, R: RowLoad>(
+    part: &Part<'_>,
+    work: &mut Work<'_>,
+    caches: Caches,
+    at: Range<usize>,
+) {
+    let op = part.x.op;
+    let (k_pad, (_, v_pad)) = (k_pad::<V>(op), padded(op));
+    let (count, size, kv) = (part.per_head(), caches.size, part.kv_heads.start);
+    let lines = count.next_multiple_of(many::tile_lines::<V>());
+    let v_dim = part.x.value_width() / op.kv_heads;
+    let keys = caches.k.wrapping_add(kv * op.k_dim * size);
+    let values = caches.v.wrapping_add(kv * v_dim * size);
+    let mut pos = at.start;
+    while pos < at.end {
+        let end = ((pos / KEY_BLOCK + 1) * KEY_BLOCK).min(at.end);
+        let block = Block::locate(&part.x, size, &part.seq.tables[op.group], pos..end);
+        let seen = Seen::new(part, block.start, lines);
+        let range = pos - block.start..end - block.start;
+        // SAFETY: passed on; head `kv` of a position's row.
+        unsafe {
+            let mut tiles = many::Tiles {
+                q: work.q,
+                acc: work.acc,
+                scores: work.scores,
+                shrink: work.shrink,
+                keys: work.keys,
+                values: work.values,
+                k_pad,
+                v_pad,
+                lines,
+            };
+            many::pack_keys::<V, R>(&mut tiles, &block, keys, (op.k_dim, range.clone()));
+            many::scores::<V>(&mut tiles, &seen);
+            tiles.shrink.fill(1.0);
+            let totals = &mut work.totals[0][..count];
+            let (scores, shrink) = (&mut *tiles.scores, &mut *tiles.shrink);
+            Scores { scores, shrink, totals }.weigh::<V>(op, &seen);
+            many::pack_values::<V, R>(&mut tiles, &block, values, (op.v_dim, range));
+            many::values::<V>(&mut tiles, &seen, op.v_dim);
+        }
+        pos = end;
+    }
+}
+
+/// Merges the results of a split with those of the splits before it, or keeps them apart.
+// SAFETY: the caller has the features on, and nobody else writes these results.
+#[inline(always)]
+unsafe fn keep<V: Lanes>(part: &Part<'_>, work: &mut Work<'_>, split: usize) {
+    let (_, v_pad) = padded(part.x.op);
+    for line in 0..part.per_head() * part.kv_heads.len() {
+        let (row, head) = part.line(line);
+        let splits = part.x.splits(part.seq.pos + row);
+        if !splits.contains(&split) {
+            continue;
+        }
+        let (acc, total) = (&work.acc[line * v_pad..][..v_pad], work.totals[0][line]);
+        // SAFETY: by the caller; accumulators are padded to whole registers.
+        unsafe {
+            match &part.to {
+                Target::Out(_) => {
+                    let all = &mut work.all[line * v_pad..][..v_pad];
+                    merge::<V>(all, &mut work.totals[1][line], acc, total);
+                }
+                Target::Partials(p) => {
+                    let row = part.seq.rows.start + row;
+                    let to = p.at(row, head, split - splits.start);
+                    to[..v_pad].copy_from_slice(acc);
+                    (to[v_pad], to[v_pad + 1]) = (total.max, total.sum);
+                }
+            }
+        }
+    }
+}
