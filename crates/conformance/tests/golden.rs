@@ -4,6 +4,7 @@ use std::path::Path;
 
 use conformance::golden::{all_logits, check, find, read_golden, relative_error};
 use troika::graph::{Acts, DType};
+use troika::model::lower::SegmentKind;
 use troika::model::weights::FloatType;
 use troika::{Model, OpenOptions};
 
@@ -37,9 +38,19 @@ fn features_beside_the_usual_ones() {
     all_hold("variants", 10);
 }
 
-/// Allowed difference of activations in bf16 to those in f32, both with weights in bf16, relative
-/// to the largest logit. Both sides are sums of numbers with 8 bits of mantissa.
-const BF16_TOLERANCE: f32 = 0.03;
+/// Allowed root mean square of the differences between activations in bf16 and in f32, both with
+/// weights in bf16, relative to that of the logits.
+const BF16_TOLERANCE: f32 = 0.015;
+/// The same for mixtures: where random experts score alike, a rounding chooses another one for a
+/// token, and all its logits change.
+const BF16_EXPERTS_TOLERANCE: f32 = 0.12;
+
+/// Root mean square of the differences, relative to that of the reference.
+fn relative_rms(got: &[f32], reference: &[f32]) -> f32 {
+    let square = |x: f32| f64::from(x) * f64::from(x);
+    let differences: f64 = got.iter().zip(reference).map(|(a, b)| square(a - b)).sum();
+    (differences / reference.iter().map(|x| square(*x)).sum::<f64>()).sqrt() as f32
+}
 
 /// All checkpoints with weights and activations in bf16: near f32 activations, and the same bits
 /// for every length of chunks.
@@ -60,15 +71,21 @@ fn checkpoints_with_bf16_activations() {
     println!("products of pairs of bf16: {}", if native { "native" } else { "rounded, in f32" });
     for case in find(&dir).unwrap() {
         let (name, golden) = (&case.name, read_golden(&case.golden).unwrap());
-        let exact = all_logits(&mut open(&case.model, &[], 512), &golden.input_ids).unwrap();
+        let mut exact = open(&case.model, &[], 512);
+        let mut segments = exact.engine().lowered().segments.iter();
+        let experts = segments.any(|s| s.kind == SegmentKind::Experts);
+        let tolerance = if experts { BF16_EXPERTS_TOLERANCE } else { BF16_TOLERANCE };
+        let exact = all_logits(&mut exact, &golden.input_ids).unwrap();
         let whole =
             all_logits(&mut open(&case.model, &[Acts::Bf16], 512), &golden.input_ids).unwrap();
         let error = relative_error(&whole, &exact);
         let total = relative_error(&whole, &golden.logits);
+        let rms = relative_rms(&whole, &exact);
         println!(
-            "{name}: {error:.2e} of the largest logit; with the weights' rounding {total:.2e}"
+            "{name}: rms {rms:.2e}, largest {error:.2e} of the largest logit; with the weights' \
+             rounding {total:.2e}"
         );
-        assert!(error > 0.0 && error <= BF16_TOLERANCE, "{name}: {error}");
+        assert!(rms > 0.0 && rms <= tolerance, "{name}: {rms}");
         for chunk in [1, 7] {
             let mut model = open(&case.model, &[Acts::Bf16], chunk);
             let chunked = all_logits(&mut model, &golden.input_ids).unwrap();

@@ -6,7 +6,7 @@ use troika_graph::{
     Acts, Attention, DType, Dim, KvAppend, Node, Op, Rope, Router, Subgraph, ValueId, WeightRef,
 };
 
-use crate::fuse::{Weights, extras, fuse};
+use crate::fuse::{Floats, Weights, extras, fuse};
 use crate::kernels::elementwise::{Element, Slice};
 use crate::kernels::linear::WeightView;
 use crate::kernels::{attention, int8, linear, moe, rope, router};
@@ -80,9 +80,9 @@ pub(crate) enum Code {
         eps: f32,
         group: usize,
     },
+    /// Products of one input; an output each.
     Linear {
-        weight: Matrix,
-        bias: Option<Vector>,
+        weights: Floats,
         bf16: bool,
     },
     HeadLinear {
@@ -120,7 +120,7 @@ impl Code {
     /// The weight a product reads first.
     pub fn first_weight(&self) -> Option<&[u8]> {
         match self {
-            Code::Linear { weight, .. } => Some(&weight.bytes),
+            Code::Linear { weights, .. } => weights.first().map(|w| &*w.0.bytes),
             Code::PackedLinear { weights } => weights.first().map(|w| w.0.view().bytes),
             _ => None,
         }
@@ -257,8 +257,8 @@ fn needs(exe: &mut Executable, step: &Step) {
             exe.work_words = (exe.work_words.0.max(top_k), exe.work_words.1.max(words));
         }
         // As floats: where the products of pairs are missing, rounded activations stay floats.
-        Code::Linear { weight, bf16: true, .. } => {
-            exe.work_floats = exe.work_floats.max(weight.cols);
+        Code::Linear { weights, bf16: true } => {
+            exe.work_floats = exe.work_floats.max(weights[0].0.cols);
         }
         Code::Router(r) => worker = router::worker_floats(r),
         Code::Experts { experts, bf16, .. } => {
@@ -405,8 +405,8 @@ impl Compiler<'_> {
                 Code::PackedLinear { weights }
             }
             Op::Linear { weight, bias, acts } => {
-                let (weight, bias) = (self.matrix(*weight)?, self.vector_if(bias)?);
-                Code::Linear { weight, bias, bf16: *acts == Acts::Bf16 }
+                let weights = smallvec![(self.matrix(*weight)?, self.vector_if(bias)?)];
+                Code::Linear { weights, bf16: *acts == Acts::Bf16 }
             }
             Op::HeadLinear(h) => Code::HeadLinear {
                 weights: h.weights.iter().map(|w| self.matrix(*w)).collect::<Result<_, _>>()?,

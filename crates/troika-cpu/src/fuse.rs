@@ -1,15 +1,18 @@
 //! Ops that run as one: neighbouring products of one input (queries, keys and values; gate and
-//! up) quantize it once and share one parallel region.
+//! up) quantize or round it once and share one parallel region.
 
 use smallvec::SmallVec;
 use troika_graph::Subgraph;
 
-use crate::compile::{Code, Step, Vector};
+use crate::compile::{Code, Matrix, Step, Vector};
 use crate::kernels::int8::Extra;
 use crate::packed::PackedMatrix;
 
 /// Weights of products that share an input, each with its bias.
 pub(crate) type Weights = SmallVec<[(PackedMatrix, Option<Vector>); 1]>;
+
+/// Float weights of products that share an input, each with its bias.
+pub(crate) type Floats = SmallVec<[(Matrix, Option<Vector>); 1]>;
 
 /// Joins the steps that can run as one. The results have places of their own, as every one of
 /// them is read later (by a node or outside).
@@ -28,6 +31,14 @@ pub(crate) fn fuse(graph: &Subgraph, steps: Vec<Step>) -> Vec<Step> {
         match (&mut last.code, step.code) {
             (Code::PackedLinear { weights }, Code::PackedLinear { weights: more })
                 if last.inputs == step.inputs && last.outputs.iter().all(read_later) =>
+            {
+                weights.extend(more);
+                last.outputs.extend(step.outputs);
+            }
+            (Code::Linear { weights, bf16 }, Code::Linear { weights: more, bf16: same })
+                if *bf16 == same
+                    && last.inputs == step.inputs
+                    && last.outputs.iter().all(read_later) =>
             {
                 weights.extend(more);
                 last.outputs.extend(step.outputs);

@@ -172,23 +172,29 @@ impl<'a> Operands<'a> {
         work: &mut [f32],
     ) -> Result<(), KernelError> {
         // SAFETY: by the caller.
-        let (x, y) = unsafe { (self.input::<f32>(0), self.output::<f32>(0)) };
-        let y = SharedMut::new(y);
+        let x = unsafe { self.input::<f32>(0) };
         let k = self.cols(0);
-        let n = self.exe.slots[self.step.outputs[0]].cols;
+        // SAFETY: by the caller; outputs are disjoint.
+        let output = |i| SharedMut::new(unsafe { self.output::<f32>(i) });
         match &self.step.code {
-            Code::Linear { weight, bias, bf16 } => {
+            Code::Linear { weights, bf16 } => {
                 let input = linear::Input::new(cx, (x, k), *bf16, work)?;
-                linear::linear(cx, rows, 1, &|_| Product {
-                    weight: weight.view(),
-                    bias: floats(bias),
-                    x: RowsView::dense(input.data, input.width),
-                    y: OutView::dense(y, n),
-                    pairs: input.pairs,
+                let outputs: SmallVec<[_; 3]> = (0..weights.len()).map(output).collect();
+                linear::linear(cx, rows, weights.len(), &|i| {
+                    let (weight, bias) = &weights[i];
+                    let weight = weight.view();
+                    Product {
+                        weight,
+                        bias: floats(bias),
+                        x: RowsView::dense(input.data, input.width),
+                        y: OutView::dense(outputs[i], weight.rows),
+                        pairs: input.pairs,
+                    }
                 })
             }
             Code::HeadLinear { weights } => {
                 let heads = weights.len().max(1);
+                let (y, n) = (output(0), self.exe.slots[self.step.outputs[0]].cols);
                 linear::linear(cx, rows, weights.len(), &|h| Product {
                     weight: weights[h].view(),
                     bias: None,

@@ -212,7 +212,8 @@ pub const fn worker_floats() -> usize {
     select::MAX_PANEL * BLOCK + pack::WIDE
 }
 
-/// `y = x * W^T + b` for each product; all have the same shapes and `rows` activation rows.
+/// `y = x * W^T + b` for each product, in one parallel region; all have as many columns and `rows`
+/// activation rows.
 ///
 /// # Errors
 /// A panic of a part.
@@ -226,15 +227,22 @@ pub fn linear<'a>(
         return Ok(());
     }
     let first = product(0).weight;
-    let shape =
-        select::LinearShape { rows, n: first.rows, k: first.cols, dtype: first.dtype, count };
+    let n = (0..count).map(|i| product(i).weight.rows).sum();
+    let shape = select::LinearShape { rows, n, k: first.cols, dtype: first.dtype, count: 1 };
     let choice = select::linear(cx.isa, shape, cx.pool.threads());
-    let panels = first.rows.div_ceil(choice.panel);
     let blocks = rows.div_ceil(choice.row_block);
+    let parts = |i: usize| product(i).weight.rows.div_ceil(choice.panel) * blocks;
+    // Heads are many and alike: theirs are found by division.
+    let even = (1..count).all(|i| product(i).weight.rows == first.rows).then(|| parts(0).max(1));
     let (isa, scratch) = (cx.isa, cx.scratch);
-    cx.pool.run(count * panels * blocks, &|worker, part| {
-        let (index, rest) = (part / (panels * blocks), part % (panels * blocks));
-        let (panel, block) = (rest / blocks, rest % blocks);
+    cx.pool.run((0..count).map(parts).sum(), &|worker, mut part| {
+        let mut index = even.map_or(0, |each| part / each);
+        part -= even.map_or(0, |each| index * each);
+        while even.is_none() && part >= parts(index) {
+            part -= parts(index);
+            index += 1;
+        }
+        let (panel, block) = (part / blocks, part % blocks);
         let product = product(index);
         product.weight.check();
         let n = panel * choice.panel..((panel + 1) * choice.panel).min(product.weight.rows);
