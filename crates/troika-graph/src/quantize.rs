@@ -26,6 +26,7 @@ pub const VERSION: u32 = 1;
 /// ([`is_target`]).
 #[inline(always)] // so that callers may compile it for instruction sets of their own
 pub fn quantize(dtype: DType, x: &[f32], out: &mut [u8]) -> bool {
+    assert!(is_target(dtype), "nothing is quantized to {dtype}");
     assert_eq!(Some(out.len()), dtype.row_bytes(x.len()), "{dtype} row length");
     match dtype {
         DType::BF16 => {
@@ -37,7 +38,7 @@ pub fn quantize(dtype: DType, x: &[f32], out: &mut [u8]) -> bool {
         DType::Q8_0 => each(dtype, x, out, q8_0),
         DType::Q4_0 => each(dtype, x, out, q4_0),
         DType::Q4_G32 | DType::Q4_G64 | DType::Q4_G128 => each(dtype, x, out, q4_g),
-        other => panic!("nothing is quantized to {other}"),
+        _ => unreachable!("checked above"),
     }
 }
 
