@@ -114,6 +114,45 @@ fn show_tokenize_devices_completions() {
 }
 
 #[test]
+fn quantized_weights_are_kept_where_the_user_says() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = dir.path().join("cache");
+    let folder = cache.display().to_string();
+    let run = |extra: &[&str]| {
+        let args = ["run", "-p", "Once", "-n", "8", "--seed", "1", "--quant", "q4", "-v"];
+        let out = troika(&[&args, extra].concat());
+        assert!(out.status.success(), "{}", text(&out.stderr));
+        (text(&out.stdout), text(&out.stderr))
+    };
+    let plain = run(&["--no-cache"]);
+    assert!(plain.1.contains("Q4_G32 by") && plain.1.contains("head (Q8_0"), "{}", plain.1);
+    for _ in 0..2 {
+        assert_eq!(run(&["--cache-dir", &folder]).0, plain.0);
+        assert_eq!(std::fs::read_dir(cache.join("packed")).unwrap().count(), 1);
+    }
+    // The system's folder for caches, when nothing is said.
+    let home = dir.path().join("home");
+    let mut c = command(&["run", "-p", "Once", "-n", "2", "--quant", "q8"]);
+    c.env("XDG_CACHE_HOME", &home).env("HOME", &home).env("LOCALAPPDATA", &home);
+    assert!(c.output().unwrap().status.success());
+    assert!(home.exists());
+    let both = troika(&["run", "-p", "x", "--no-cache", "--cache-dir", &folder]);
+    assert_eq!(both.status.code(), Some(2));
+}
+
+#[test]
+fn show_tells_the_error_of_quantization() {
+    let out = troika(&["show", "--quant", "q4", "--json"]).stdout;
+    let json: Value = serde_json::from_slice(&out).unwrap();
+    for class in json["quantization"].as_array().unwrap() {
+        let most = if class["dtype"] == "Q8_0" { 0.006 } else { 0.085 };
+        let error = class["relative_rms"].as_f64().unwrap();
+        assert!(error > 0.001 && error < most, "{class}");
+    }
+    assert!(text(&troika(&["show", "--quant", "q8"]).stdout).contains("relative RMS"));
+}
+
+#[test]
 fn a_trace_holds_spans_of_all_kinds() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("t.json");

@@ -18,31 +18,44 @@ use crate::DType;
 /// Changes whenever the same floats give other blocks.
 pub const VERSION: u32 = 1;
 
-/// Quantizes a run of whole blocks. `false`: some values are NaN or infinite; their blocks come
-/// out as NaN or with the largest scale there is.
+/// Quantizes a run of whole blocks. `false`: some values are NaN or infinite; all of their blocks
+/// come out as NaN.
 ///
 /// # Panics
 /// If `out` is not exactly `dtype.row_bytes(x.len())` long, or nothing is quantized to `dtype`
 /// ([`is_target`]).
+#[inline(always)] // so that callers may compile it for instruction sets of their own
 pub fn quantize(dtype: DType, x: &[f32], out: &mut [u8]) -> bool {
+    assert!(is_target(dtype), "nothing is quantized to {dtype}");
     assert_eq!(Some(out.len()), dtype.row_bytes(x.len()), "{dtype} row length");
-    let block: fn(&[f32], &mut [u8]) = match dtype {
+    match dtype {
         DType::BF16 => {
             for (x, o) in x.iter().zip(out.as_chunks_mut::<2>().0) {
                 *o = bf16::from_f32(*x).to_le_bytes();
             }
-            return largest(x).is_finite();
+            largest(x).is_finite()
         }
-        DType::Q8_0 => q8_0,
-        DType::Q4_0 => q4_0,
-        DType::Q4_G32 | DType::Q4_G64 | DType::Q4_G128 => q4_g,
-        other => panic!("nothing is quantized to {other}"),
-    };
+        DType::Q8_0 => each(dtype, x, out, q8_0),
+        DType::Q4_0 => each(dtype, x, out, q4_0),
+        DType::Q4_G32 | DType::Q4_G64 | DType::Q4_G128 => each(dtype, x, out, q4_g),
+        _ => unreachable!("checked above"),
+    }
+}
+
+/// Quantizes block by block.
+#[inline(always)]
+fn each(dtype: DType, x: &[f32], out: &mut [u8], block: impl Fn(&[f32], &mut [u8])) -> bool {
     let blocks = x.chunks_exact(dtype.block_len()).zip(out.chunks_exact_mut(dtype.block_bytes()));
     let mut finite = true;
     for (x, out) in blocks {
-        finite &= largest(x).is_finite();
-        block(x, out);
+        if largest(x).is_finite() {
+            block(x, out);
+            continue;
+        }
+        finite = false;
+        out.fill(0);
+        // All blocks begin with their scale.
+        out[..2].copy_from_slice(&f16::NAN.to_le_bytes());
     }
     finite
 }
@@ -53,6 +66,7 @@ pub const fn is_target(dtype: DType) -> bool {
 }
 
 /// The largest magnitude; NaN counts as larger than anything.
+#[inline(always)]
 fn largest(x: &[f32]) -> f32 {
     // As integers, so that the loop is simple enough to be vectorised.
     f32::from_bits(x.iter().fold(0u32, |m, x| m.max(x.to_bits() & 0x7fff_ffff)))
@@ -69,6 +83,7 @@ fn stored(scale: f32) -> (f16, f32) {
     (half, if inverse.is_finite() { inverse } else { 0.0 })
 }
 
+#[inline(always)]
 fn q8_0(x: &[f32], out: &mut [u8]) {
     let (scale, inverse) = stored(largest(x) / 127.0);
     out[..2].copy_from_slice(&scale.to_le_bytes());
@@ -109,6 +124,7 @@ fn fit(x: &[f32], inverse: f32, zero: f32) -> (f32, f32) {
 }
 
 /// Writes `nibbles` of all groups of 32 in Q4_0's order.
+#[inline(always)]
 fn put(x: &[f32], inverse: f32, zero: f32, out: &mut [u8]) {
     for (x, out) in x.as_chunks::<32>().0.iter().zip(out.as_chunks_mut::<16>().0) {
         for (i, o) in out.iter_mut().enumerate() {
@@ -118,6 +134,7 @@ fn put(x: &[f32], inverse: f32, zero: f32, out: &mut [u8]) {
     }
 }
 
+#[inline(always)]
 fn q4_g(x: &[f32], out: &mut [u8]) {
     // The range holds zero: a zero point outside of it would waste steps.
     let low = x.iter().fold(0.0f32, |m, x| m.min(*x));
@@ -137,8 +154,6 @@ fn q4_g(x: &[f32], out: &mut [u8]) {
                 }
             }
         }
-    } else if largest(x) > 0.0 {
-        best.0 = f32::NAN;
     }
     let (scale, inverse) = stored(best.0);
     out[..2].copy_from_slice(&scale.to_le_bytes());
@@ -146,6 +161,7 @@ fn q4_g(x: &[f32], out: &mut [u8]) {
     put(x, inverse, best.1, &mut out[3..]);
 }
 
+#[inline(always)]
 fn q4_0(x: &[f32], out: &mut [u8]) {
     // The end of the range that has one step more belongs to the largest value.
     let signed = x.iter().fold(0.0f32, |m, x| if x.abs() > m.abs() { *x } else { m });
@@ -158,8 +174,6 @@ fn q4_0(x: &[f32], out: &mut [u8]) {
                 best = (step, gain);
             }
         }
-    } else if largest(x) > 0.0 {
-        best.0 = f32::NAN;
     }
     let (scale, inverse) = stored(best.0);
     out[..2].copy_from_slice(&scale.to_le_bytes());

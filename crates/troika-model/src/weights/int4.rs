@@ -215,22 +215,33 @@ impl Int4Weight {
     fn values(&self, shape: WeightShape, outputs: &[usize], out: &mut [u8]) {
         let (len, size) = (shape.dtype.block_len(), shape.dtype.block_bytes());
         let row_bytes = shape.cols / len * size;
-        for k in 0..shape.cols {
-            // Nibbles of 32 values lie as in Q4_0: the first half low, the second high.
+        // Nibbles of 32 values lie as in Q4_0: the first half low, the second high.
+        let place = |k: usize| {
             let (block, i) = (k / len, k % len);
-            let at = block * size + 3 + i / 32 * 16 + i % 16;
-            let shift = i % 32 / 16 * 4;
-            for (row, &n) in outputs.iter().enumerate() {
-                let q = match self.layout {
-                    Int4Layout::Gptq { .. } => {
-                        word(&self.qweight, k / PACK * self.n + n) >> (k % PACK * 4)
+            (block * size + 3 + i / 32 * 16 + i % 16, i % 32 / 16 * 4)
+        };
+        match self.layout {
+            Int4Layout::Gptq { .. } => {
+                for k in (0..shape.cols).step_by(PACK) {
+                    let (at, shift) = place(k);
+                    for (row, &n) in outputs.iter().enumerate() {
+                        let word = word(&self.qweight, k / PACK * self.n + n);
+                        let to = &mut out[row * row_bytes + at..][..PACK];
+                        for (j, o) in to.iter_mut().enumerate() {
+                            *o |= ((word >> (4 * j)) as u8 & 15) << shift;
+                        }
                     }
-                    Int4Layout::Awq => {
-                        word(&self.qweight, k * (self.n / PACK) + n / PACK)
-                            >> (AWQ_PLACE[n % PACK] * 4)
+                }
+            }
+            Int4Layout::Awq => {
+                for k in 0..shape.cols {
+                    let (at, shift) = place(k);
+                    for (row, &n) in outputs.iter().enumerate() {
+                        let word = word(&self.qweight, k * (self.n / PACK) + n / PACK);
+                        let q = (word >> (AWQ_PLACE[n % PACK] * 4)) as u8 & 15;
+                        out[row * row_bytes + at] |= q << shift;
                     }
-                };
-                out[row * row_bytes + at] |= (q as u8 & 15) << shift;
+                }
             }
         }
     }

@@ -138,8 +138,18 @@ impl Layout {
             let per_block = self.dtype.block_len() / GROUP;
             for i in 0..per_block {
                 let g = b * per_block + i;
-                quants(self.dtype, block, i, &mut q);
-                self.place(panel, g, r, &q);
+                match self.dtype {
+                    DType::Q8_0 => quads::<8>(panel, g, r, &block[2..], 0x80),
+                    // A nibble's place in a block is that in a quad.
+                    DType::Q4_0 => quads::<4>(panel, g, r, &block[2..], 0),
+                    _ if self.dtype.has_zero_points() => {
+                        quads::<4>(panel, g, r, &block[3 + 16 * i..][..16], 0);
+                    }
+                    _ => {
+                        quants(self.dtype, block, i, &mut q);
+                        self.place(panel, g, r, &q);
+                    }
+                }
                 self.place_scales(panel, g, r, block, i);
             }
             self.place_supers(panel, b, r, block);
@@ -149,12 +159,6 @@ impl Layout {
     /// Puts the values of a group into their quads.
     fn place(&self, panel: &mut [u8], g: usize, r: usize, q: &[u8; GROUP]) {
         let (four, _) = q.as_chunks::<4>();
-        if self.dtype == DType::Q8_0 {
-            for (j, v) in four.iter().enumerate() {
-                panel[(g * 8 + j) * QUAD + 4 * r..][..4].copy_from_slice(v);
-            }
-            return;
-        }
         for j in 0..4 {
             let to = &mut panel[(g * 4 + j) * QUAD + 4 * r..][..4];
             for i in 0..4 {
@@ -208,6 +212,15 @@ impl Layout {
             }
             _ => {}
         }
+    }
+}
+
+/// Puts bytes as they lie into the `N` quads of a group, some bits flipped.
+#[inline(always)]
+fn quads<const N: usize>(panel: &mut [u8], g: usize, r: usize, bytes: &[u8], flip: u8) {
+    let to = &mut panel[g * N * QUAD..][..N * QUAD];
+    for (quad, four) in to.as_chunks_mut::<QUAD>().0.iter_mut().zip(bytes.as_chunks::<4>().0) {
+        quad[4 * r..4 * r + 4].copy_from_slice(&four.map(|b| b ^ flip));
     }
 }
 
