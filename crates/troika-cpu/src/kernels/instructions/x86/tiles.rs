@@ -28,6 +28,7 @@ impl EmulatedTiles {
 // SAFETY (of the unsafe blocks): callers promise valid memory; no features are needed.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Tiles for EmulatedTiles {
+    #[inline(never)]
     unsafe fn ldtilecfg(&mut self, config: &TileConfig) {
         assert!(config.palette == 1 && config.reserved == [0; 14] && config.start_row == 0);
         for (rows, colsb) in config.rows.into_iter().zip(config.colsb) {
@@ -38,13 +39,16 @@ impl Tiles for EmulatedTiles {
         self.config = Some(*config);
         self.tiles = vec![[[0; COLSB]; ROWS]; 8];
     }
+    #[inline(never)]
     unsafe fn tilerelease(&mut self) {
         *self = Self::default();
     }
+    #[inline(never)]
     unsafe fn tilezero<const T: u8>(&mut self) {
         self.shape(T);
         self.tiles[T as usize] = [[0; COLSB]; ROWS];
     }
+    #[inline(never)]
     unsafe fn tileloadd<const T: u8>(&mut self, p: *const u8, stride: usize) {
         let (rows, colsb) = self.shape(T);
         let mut tile = [[0; COLSB]; ROWS];
@@ -53,12 +57,14 @@ impl Tiles for EmulatedTiles {
         }
         self.tiles[T as usize] = tile;
     }
+    #[inline(never)]
     unsafe fn tilestored<const T: u8>(&mut self, p: *mut u8, stride: usize) {
         let (rows, colsb) = self.shape(T);
         for (r, row) in self.tiles[T as usize][..rows].iter().enumerate() {
             unsafe { std::ptr::copy_nonoverlapping(row.as_ptr(), p.add(r * stride), colsb) };
         }
     }
+    #[inline(never)]
     unsafe fn tdpbssd<const C: u8, const A: u8, const B: u8>(&mut self) {
         let ((m, n), (a_rows, k)) = (self.shape(C), self.shape(A));
         assert!(C != A && A != B && C != B, "three different tiles");
