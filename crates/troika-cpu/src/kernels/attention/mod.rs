@@ -31,7 +31,7 @@ use softmax::Total;
 /// Positions per block of the online softmax.
 pub const KEY_BLOCK: usize = 64;
 /// Positions whose results are merged: whole blocks.
-pub const SPLIT: usize = 512;
+pub const SPLIT: usize = 256;
 
 /// Operands of an attention.
 #[derive(Clone, Copy)]

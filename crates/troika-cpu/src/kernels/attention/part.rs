@@ -6,6 +6,7 @@ use troika_device::SeqRows;
 use troika_graph::Attention;
 
 use super::block::{Block, Caches, Seen};
+use super::many::Ahead;
 use super::softmax::{Scores, Total, merge};
 use super::{KEY_BLOCK, Operands, SPLIT, few, many};
 use crate::SharedMut;
@@ -187,7 +188,7 @@ pub(super) unsafe fn run<V: Lanes, R: RowLoad>(mut part: Part<'_>, caches: Cache
 unsafe fn queries<V: Lanes>(part: &Part<'_>, work: &mut Work<'_>, few: bool) {
     let op = part.x.op;
     let k_pad = k_pad::<V>(op);
-    let m = many::tile_lines::<V>();
+    let m = many::SCORE_LINES;
     for line in 0..part.per_head() * part.kv_heads.len() {
         let (row, head) = part.line(line);
         let row = part.seq.rows.start + row;
@@ -198,12 +199,12 @@ unsafe fn queries<V: Lanes>(part: &Part<'_>, work: &mut Work<'_>, few: bool) {
         } else {
             let to = &mut work.q[line / m * m * k_pad + line % m..];
             // SAFETY: features by the caller.
-            unsafe { many::pack_query::<V>(q, op.scale, to, m) };
+            unsafe { many::pack_query::<V>(q, op.scale, to) };
         }
     }
 }
 
-/// Block after block; in a block, one key/value head after the other.
+/// Block after block, each for all key/value heads.
 // SAFETY: the caller has the features on and checked the operands.
 #[inline(always)]
 unsafe fn few_lines<V: Lanes, R: RowLoad>(
@@ -214,44 +215,37 @@ unsafe fn few_lines<V: Lanes, R: RowLoad>(
 ) {
     let op = part.x.op;
     let (k_pad, (_, v_pad)) = (k_pad::<V>(op), padded(op));
-    let (count, size) = (part.per_head(), caches.size);
-    let table = &part.seq.tables[op.group];
-    let v_dim = part.x.value_width() / op.kv_heads;
-    let find = |pos: usize| {
-        let end = (pos / KEY_BLOCK + 1) * KEY_BLOCK;
-        (pos < at.end).then(|| Block::locate(&part.x, size, table, pos..end.min(at.end)))
-    };
-    let mut next = find(at.start);
-    while let Some(block) = next {
-        next = find(block.start + KEY_BLOCK);
+    let (count, size, first) = (part.per_head(), caches.size, part.kv_heads.start);
+    let (k_bytes, v_bytes) = (op.k_dim * size, part.x.value_width() / op.kv_heads * size);
+    let mut pos = at.start;
+    while pos < at.end {
+        let end = ((pos / KEY_BLOCK + 1) * KEY_BLOCK).min(at.end);
+        let block = Block::locate(&part.x, size, &part.seq.tables[op.group], pos..end);
         let seen = Seen::new(part, block.start, count);
-        for (i, kv) in part.kv_heads.clone().enumerate() {
-            let of = |n: usize| i * count * n..(i + 1) * count * n;
-            let keys = |kv: usize| caches.k.wrapping_add(kv * op.k_dim * size);
-            let values = caches.v.wrapping_add(kv * v_dim * size);
-            let ahead = if kv + 1 < part.kv_heads.end {
-                Some((&block, keys(kv + 1)))
-            } else {
-                next.as_ref().map(|b| (b, keys(part.kv_heads.start)))
-            };
-            // SAFETY: passed on; head `kv` of a position's row.
-            unsafe {
-                let mut lines = few::Lines {
-                    q: &work.q[of(k_pad)],
-                    acc: &mut work.acc[of(v_pad)],
-                    scores: &mut work.scores[of(KEY_BLOCK)],
-                    shrink: &mut work.shrink[of(1)],
-                    k_pad,
-                    v_pad,
-                };
-                let x = few::Head { block: &block, keys: keys(kv), values, seen: &seen, size };
-                few::scores::<V, R>(&mut lines, &x, part);
-                let totals = &mut work.totals[0][of(1)];
-                let (scores, shrink) = (&mut *lines.scores, &mut *lines.shrink);
+        let rows = |base: *const u8, offsets, len, stride| few::Rows {
+            base: base.wrapping_add(first * stride),
+            offsets,
+            len,
+            stride,
+            kv_heads: part.kv_heads.len(),
+            rows: part.rows.len(),
+            heads: part.heads.len(),
+            seen: &seen,
+        };
+        let (q, acc, scores) = (&*work.q, &mut *work.acc, &mut *work.scores);
+        let mut lines = few::Lines { q, acc, scores, shrink: work.shrink, k_pad, v_pad };
+        // SAFETY: passed on; the heads of a position's row.
+        unsafe {
+            few::scores::<V, R>(&mut lines, &rows(caches.k, &block.k, op.k_dim, k_bytes));
+            for kv in 0..part.kv_heads.len() {
+                let of = |n: usize| kv * count * n..(kv + 1) * count * n;
+                let scores = &mut lines.scores[of(KEY_BLOCK)];
+                let (shrink, totals) = (&mut lines.shrink[of(1)], &mut work.totals[0][of(1)]);
                 Scores { scores, shrink, totals }.weigh::<V>(op, &seen);
-                few::values::<V, R>(&mut lines, &x, part, ahead);
             }
+            few::values::<V, R>(&mut lines, &rows(caches.v, &block.v, op.v_dim, v_bytes));
         }
+        pos = end;
     }
 }
 
@@ -271,12 +265,21 @@ unsafe fn many_lines<V: Lanes, R: RowLoad>(
     let v_dim = part.x.value_width() / op.kv_heads;
     let keys = caches.k.wrapping_add(kv * op.k_dim * size);
     let values = caches.v.wrapping_add(kv * v_dim * size);
-    let mut pos = at.start;
-    while pos < at.end {
+    let (score_tiles, value_tiles) = many::tiles::<V>(lines, op.v_dim);
+    let find = |pos: usize| {
         let end = ((pos / KEY_BLOCK + 1) * KEY_BLOCK).min(at.end);
-        let block = Block::locate(&part.x, size, &part.seq.tables[op.group], pos..end);
+        let table = &part.seq.tables[op.group];
+        let block = (pos < end).then(|| Block::locate(&part.x, size, table, pos..end))?;
+        Some((block, pos - block.start..end - block.start))
+    };
+    let mut next = find(at.start);
+    while let Some((block, range)) = next {
+        next = find(block.start + KEY_BLOCK);
         let seen = Seen::new(part, block.start, lines);
-        let range = pos - block.start..end - block.start;
+        let next_keys = next.as_ref().map_or(&[][..], |(b, r)| &b.k[r.clone()]);
+        let keys_ahead = Ahead::new(keys, next_keys, op.k_dim * size, value_tiles);
+        let rows = &block.v[range.clone()];
+        let values_ahead = Ahead::new(values, rows, op.v_dim * size, score_tiles);
         // SAFETY: passed on; head `kv` of a position's row.
         unsafe {
             let mut tiles = many::Tiles {
@@ -291,15 +294,14 @@ unsafe fn many_lines<V: Lanes, R: RowLoad>(
                 lines,
             };
             many::pack_keys::<V, R>(&mut tiles, &block, keys, (op.k_dim, range.clone()));
-            many::scores::<V>(&mut tiles, &seen);
+            many::scores::<V>(&mut tiles, &seen, values_ahead);
             tiles.shrink.fill(1.0);
             let totals = &mut work.totals[0][..count];
             let (scores, shrink) = (&mut *tiles.scores, &mut *tiles.shrink);
             Scores { scores, shrink, totals }.weigh::<V>(op, &seen);
             many::pack_values::<V, R>(&mut tiles, &block, values, (op.v_dim, range));
-            many::values::<V>(&mut tiles, &seen, op.v_dim);
+            many::values::<V>(&mut tiles, &seen, op.v_dim, keys_ahead);
         }
-        pos = end;
     }
 }
 
