@@ -5,12 +5,12 @@ use std::ops::Range;
 use troika_device::SeqRows;
 use troika_graph::Attention;
 
-use super::block::{Block, Caches, Seen};
+use super::block::{Block, Caches, Element, Seen, by_element};
 use super::many::Ahead;
 use super::softmax::{Scores, Total, merge};
 use super::{KEY_BLOCK, Operands, SPLIT, few, many};
 use crate::SharedMut;
-use crate::kernels::linear::RowLoad;
+use crate::kernels::linear::{Bf16Row, F16Row, F32Row};
 use crate::kernels::simd::{Lanes, MAX_LANES};
 
 /// Most lines of a part, rounded up to whole tiles.
@@ -139,7 +139,7 @@ impl Part<'_> {
 /// # Safety
 /// Needs the features of `V`; the operands were checked; nobody else writes the part's results.
 #[inline(always)]
-pub(super) unsafe fn run<V: Lanes, R: RowLoad>(mut part: Part<'_>, caches: Caches) {
+pub(super) unsafe fn run<V: Lanes>(mut part: Part<'_>, caches: Caches) {
     let few = part.per_head() <= FEW_LINES;
     let count = part.per_head() * part.kv_heads.len();
     let lines = if few { count } else { count.next_multiple_of(many::tile_lines::<V>()) };
@@ -162,9 +162,9 @@ pub(super) unsafe fn run<V: Lanes, R: RowLoad>(mut part: Part<'_>, caches: Cache
             work.acc.fill(0.0);
             work.totals[0] = [Total::NONE; MAX_LINES];
             if few {
-                few_lines::<V, R>(&part, &mut work, caches, at);
+                few_lines::<V>(&part, &mut work, caches, at);
             } else {
-                many_lines::<V, R>(&part, &mut work, caches, at);
+                many_lines::<V>(&part, &mut work, caches, at);
             }
             keep::<V>(&part, &mut work, split);
         }
@@ -207,7 +207,7 @@ unsafe fn queries<V: Lanes>(part: &Part<'_>, work: &mut Work<'_>, few: bool) {
 /// Block after block, each for all key/value heads.
 // SAFETY: the caller has the features on and checked the operands.
 #[inline(always)]
-unsafe fn few_lines<V: Lanes, R: RowLoad>(
+unsafe fn few_lines<V: Lanes>(
     part: &Part<'_>,
     work: &mut Work<'_>,
     caches: Caches,
@@ -236,14 +236,16 @@ unsafe fn few_lines<V: Lanes, R: RowLoad>(
         let mut lines = few::Lines { q, acc, scores, shrink: work.shrink, k_pad, v_pad };
         // SAFETY: passed on; the heads of a position's row.
         unsafe {
-            few::scores::<V, R>(&mut lines, &rows(caches.k, &block.k, op.k_dim, k_bytes));
+            let keys = rows(caches.k, &block.k, op.k_dim, k_bytes);
+            by_element!(caches.element, few::scores, V, (&mut lines, &keys));
             for kv in 0..part.kv_heads.len() {
                 let of = |n: usize| kv * count * n..(kv + 1) * count * n;
                 let scores = &mut lines.scores[of(KEY_BLOCK)];
                 let (shrink, totals) = (&mut lines.shrink[of(1)], &mut work.totals[0][of(1)]);
                 Scores { scores, shrink, totals }.weigh::<V>(op, &seen);
             }
-            few::values::<V, R>(&mut lines, &rows(caches.v, &block.v, op.v_dim, v_bytes));
+            let values = rows(caches.v, &block.v, op.v_dim, v_bytes);
+            by_element!(caches.element, few::values, V, (&mut lines, &values));
         }
         pos = end;
     }
@@ -252,7 +254,7 @@ unsafe fn few_lines<V: Lanes, R: RowLoad>(
 /// Block after block.
 // SAFETY: the caller has the features on and checked the operands.
 #[inline(always)]
-unsafe fn many_lines<V: Lanes, R: RowLoad>(
+unsafe fn many_lines<V: Lanes>(
     part: &Part<'_>,
     work: &mut Work<'_>,
     caches: Caches,
@@ -260,7 +262,8 @@ unsafe fn many_lines<V: Lanes, R: RowLoad>(
 ) {
     let op = part.x.op;
     let (k_pad, (_, v_pad)) = (k_pad::<V>(op), padded(op));
-    let (count, size, kv) = (part.per_head(), caches.size, part.kv_heads.start);
+    let (count, kv) = (part.per_head(), part.kv_heads.start);
+    let (size, element) = (caches.size, caches.element);
     let lines = count.next_multiple_of(many::tile_lines::<V>());
     let v_dim = part.x.value_width() / op.kv_heads;
     let keys = caches.k.wrapping_add(kv * op.k_dim * size);
@@ -293,13 +296,14 @@ unsafe fn many_lines<V: Lanes, R: RowLoad>(
                 v_pad,
                 lines,
             };
-            many::pack_keys::<V, R>(&mut tiles, &block, keys, (op.k_dim, range.clone()));
+            let (k, v) = ((op.k_dim, range.clone()), (op.v_dim, range));
+            by_element!(element, many::pack_keys, V, (&mut tiles, &block, keys, k));
             many::scores::<V>(&mut tiles, &seen, values_ahead);
             tiles.shrink.fill(1.0);
             let totals = &mut work.totals[0][..count];
             let (scores, shrink) = (&mut *tiles.scores, &mut *tiles.shrink);
             Scores { scores, shrink, totals }.weigh::<V>(op, &seen);
-            many::pack_values::<V, R>(&mut tiles, &block, values, (op.v_dim, range));
+            by_element!(element, many::pack_values, V, (&mut tiles, &block, values, v));
             many::values::<V>(&mut tiles, &seen, op.v_dim, keys_ahead);
         }
     }
