@@ -6,19 +6,51 @@ use troika_device::PageTable;
 
 use super::part::{MAX_LINES, Part};
 use super::{KEY_BLOCK, Operands};
+use crate::kernels::kv::CacheRef;
+
+/// Type of a cache's elements.
+#[derive(Clone, Copy)]
+pub(super) enum Element {
+    F32,
+    F16,
+    BF16,
+}
+
+/// Calls a function for the lanes and an element type's rows; only what reads the caches is
+/// compiled for each type.
+macro_rules! by_element {
+    ($element:expr, $m:ident :: $f:ident, $v:ty, ($($a:expr),*)) => {
+        match $element {
+            Element::F32 => $m::$f::<$v, F32Row>($($a),*),
+            Element::F16 => $m::$f::<$v, F16Row>($($a),*),
+            Element::BF16 => $m::$f::<$v, Bf16Row>($($a),*),
+        }
+    };
+}
+pub(super) use by_element;
 
 /// Key and value memory of one element type.
 #[derive(Clone, Copy)]
 pub(super) struct Caches {
     pub k: *const u8,
     pub v: *const u8,
+    pub element: Element,
     /// Bytes of an element.
     pub size: usize,
 }
 
 impl Caches {
-    pub fn new<T>(k: &[T], v: &[T]) -> Caches {
-        Caches { k: k.as_ptr().cast(), v: v.as_ptr().cast(), size: size_of::<T>() }
+    pub fn new(keys: CacheRef<'_>, values: CacheRef<'_>) -> Caches {
+        match (keys, values) {
+            (CacheRef::F32(k), CacheRef::F32(v)) => Caches::of(k, v, Element::F32),
+            (CacheRef::F16(k), CacheRef::F16(v)) => Caches::of(k, v, Element::F16),
+            (CacheRef::BF16(k), CacheRef::BF16(v)) => Caches::of(k, v, Element::BF16),
+            _ => unreachable!("caches of two types are refused when compiled"),
+        }
+    }
+
+    fn of<T>(k: &[T], v: &[T], element: Element) -> Caches {
+        Caches { k: k.as_ptr().cast(), v: v.as_ptr().cast(), element, size: size_of::<T>() }
     }
 }
 

@@ -1,5 +1,8 @@
 //! Few lines, as in decoding: keys and values are read once, as they are.
 //!
+//! The key/value heads of a position are neighbours in memory. So a few positions at a time are
+//! read for all heads before the next ones: memory is read in order, as its prefetchers like it.
+//!
 //! A score is added up as everywhere: one chain per lane, then the lanes' fixed tree.
 
 // Plain indices of small arrays become registers.
@@ -8,15 +11,14 @@
 use std::ops::Range;
 
 use super::KEY_BLOCK;
-use super::block::{Block, Seen};
-use super::part::Part;
+use super::block::Seen;
 use crate::kernels::linear::RowLoad;
 use crate::kernels::simd::Lanes;
 
-/// Bytes of a cache line.
-const LINE_BYTES: usize = 64;
+/// Positions read for all heads before the next ones.
+const GROUP: usize = 8;
 
-/// Memory of the lines of one key/value head.
+/// Memory of the lines: those of the first key/value head, of the second, and so forth.
 pub(super) struct Lines<'a> {
     /// Queries, scaled, `k_pad` apart.
     pub q: &'a [f32],
@@ -30,94 +32,94 @@ pub(super) struct Lines<'a> {
     pub v_pad: usize,
 }
 
-/// A block's keys and values of one key/value head.
-pub(super) struct Head<'a> {
-    pub block: &'a Block,
-    /// Of the head; the block's offsets are added.
-    pub keys: *const u8,
-    /// The same for values.
-    pub values: *const u8,
+/// Keys or values of a block.
+pub(super) struct Rows<'a> {
+    /// The first head's; the block's offsets are added.
+    pub base: *const u8,
+    pub offsets: &'a [usize; KEY_BLOCK],
+    /// Elements of a head that are used.
+    pub len: usize,
+    /// Bytes from head to head.
+    pub stride: usize,
+    /// Key/value heads.
+    pub kv_heads: usize,
+    /// Rows of queries.
+    pub rows: usize,
+    /// Query heads per key/value head.
+    pub heads: usize,
     pub seen: &'a Seen,
-    /// Bytes of an element.
-    pub size: usize,
 }
 
-/// Scores of the lines with the keys of a block that any of them sees. Meanwhile the values are
-/// fetched, which are needed next.
+impl Rows<'_> {
+    /// The row of a position and head.
+    #[inline(always)]
+    fn at(&self, key: usize, head: usize) -> *const u8 {
+        self.base.wrapping_add(self.offsets[key] + head * self.stride)
+    }
+}
+
+/// Scores of the lines with the keys of a block that any of them sees.
 ///
 /// # Safety
-/// Needs the features of `V`; every offset of the block holds a key of `k_dim` elements at `keys`
-/// and a value at `values`.
+/// Needs the features of `V`; every row has its elements.
 #[inline(always)]
-pub(super) unsafe fn scores<V: Lanes, R: RowLoad>(
-    lines: &mut Lines<'_>,
-    x: &Head<'_>,
-    part: &Part<'_>,
-) {
-    let count = lines.shrink.len();
+pub(super) unsafe fn scores<V: Lanes, R: RowLoad>(lines: &mut Lines<'_>, x: &Rows<'_>) {
+    let count = x.rows * x.heads;
     let range = x.seen.by_any(0..count);
-    let dims = (part.x.op.k_dim, part.x.op.v_dim);
-    let mut line = 0;
-    while line < count {
-        // SAFETY: by the caller; there are as many lines.
-        unsafe {
-            line += match count - line {
-                4.. => score_tile::<V, R, 4, 2>(lines, line, x, range.clone(), dims),
-                2.. => score_tile::<V, R, 2, 4>(lines, line, x, range.clone(), dims),
-                _ => score_tile::<V, R, 1, 8>(lines, line, x, range.clone(), dims),
-            };
+    for key in (range.start / GROUP * GROUP..range.end).step_by(GROUP) {
+        for head in 0..x.kv_heads {
+            let mut line = 0;
+            while line < count {
+                let at = (key, head, head * count + line);
+                // SAFETY: by the caller; there are as many lines.
+                unsafe {
+                    line += match count - line {
+                        4.. => score_tile::<V, R, 4, 2>(lines, x, at),
+                        2.. => score_tile::<V, R, 2, 4>(lines, x, at),
+                        _ => score_tile::<V, R, 1, 8>(lines, x, at),
+                    };
+                }
+            }
         }
     }
 }
 
-/// `M` lines with keys in groups of `K`; `M * K` is 8. Returns `M`.
+/// `M` lines with a group of keys, `K` at a time; `M * K` is 8. Returns `M`.
 // SAFETY: the caller has the features on, and the lines.
 #[inline(always)]
 unsafe fn score_tile<V: Lanes, R: RowLoad, const M: usize, const K: usize>(
     lines: &mut Lines<'_>,
-    line: usize,
-    x: &Head<'_>,
-    range: Range<usize>,
-    (k_dim, v_dim): (usize, usize),
+    x: &Rows<'_>,
+    (key, head, line): (usize, usize, usize),
 ) -> usize {
-    let block = x.block;
-    let whole = k_dim / V::N * V::N;
+    let whole = x.len / V::N * V::N;
     let q = lines.q[line * lines.k_pad..][..M * lines.k_pad].as_ptr();
     let s = &mut lines.scores[line * KEY_BLOCK..][..M * KEY_BLOCK];
-    let mut key = range.start / K * K;
-    while key < range.end {
-        // SAFETY: queries are padded with zeros to whole lanes; keys have `k_dim` elements.
+    for key in (key..key + GROUP).step_by(K) {
+        // SAFETY: queries are padded with zeros to whole lanes; keys have `len` elements.
         unsafe {
-            let ks: [*const u8; K] = std::array::from_fn(|i| x.keys.add(block.k[key + i]));
-            if line == 0 {
-                for i in 0..K {
-                    let value = x.values.wrapping_add(block.v[key + i]);
-                    for at in (0..v_dim * x.size).step_by(LINE_BYTES) {
-                        V::prefetch_l2(value.wrapping_add(at));
-                    }
-                }
-            }
+            let ks: [*const u8; K] = std::array::from_fn(|i| x.at(key + i, head));
             let mut acc = [V::splat(0.0); 8];
             let mut i = 0;
             while i < whole {
-                let mut x = [V::splat(0.0); M];
-                for (m, x) in x.iter_mut().enumerate() {
-                    *x = V::load(q.add(m * lines.k_pad + i));
+                let mut q_part = [V::splat(0.0); M];
+                for m in 0..M {
+                    q_part[m] = V::load(q.add(m * lines.k_pad + i));
                 }
                 for k in 0..K {
                     let w = R::load::<V>(ks[k], i);
                     for m in 0..M {
-                        acc[m * K + k] = x[m].fma(w, acc[m * K + k]);
+                        acc[m * K + k] = q_part[m].fma(w, acc[m * K + k]);
                     }
                 }
                 i += V::N;
             }
-            if whole < k_dim {
+            if whole < x.len {
                 for k in 0..K {
-                    let w = R::tail::<V>(ks[k], whole, k_dim - whole);
+                    let w = R::tail::<V>(ks[k], whole, x.len - whole);
                     for m in 0..M {
-                        let x = V::load(q.add(m * lines.k_pad + whole));
-                        acc[m * K + k] = x.fma(w, acc[m * K + k]);
+                        let q_part = V::load(q.add(m * lines.k_pad + whole));
+                        acc[m * K + k] = q_part.fma(w, acc[m * K + k]);
                     }
                 }
             }
@@ -126,70 +128,72 @@ unsafe fn score_tile<V: Lanes, R: RowLoad, const M: usize, const K: usize>(
                 s[m * KEY_BLOCK + key..][..K].copy_from_slice(&sums[m * K..(m + 1) * K]);
             }
         }
-        key += K;
     }
     M
 }
 
-/// Adds the weighted values to the accumulators: keys in order. Meanwhile the keys at `next` are
-/// fetched.
+/// Adds the weighted values to the accumulators: keys in order.
 ///
 /// # Safety
-/// Needs the features of `V`; every offset of the block holds a value of `v_dim` elements at
-/// `values`.
+/// Needs the features of `V`; every row has its elements.
 #[inline(always)]
-pub(super) unsafe fn values<V: Lanes, R: RowLoad>(
-    lines: &mut Lines<'_>,
-    x: &Head<'_>,
-    part: &Part<'_>,
-    next: Option<(&Block, *const u8)>,
-) {
-    let heads = part.heads.len();
-    for row in 0..part.rows.len() {
-        let mut head = 0;
-        while head < heads {
-            let line = row * heads + head;
-            let (range, next) = (x.seen.by(line), next.filter(|_| line == 0));
-            let x = Values { head: x, next, range, v_dim: part.x.op.v_dim };
-            // SAFETY: by the caller; there are as many lines.
-            unsafe {
-                head += match heads - head {
-                    4.. => value_tile::<V, R, 4, 2>(lines, line, &x),
-                    2.. => value_tile::<V, R, 2, 4>(lines, line, &x),
-                    _ => value_tile::<V, R, 1, 8>(lines, line, &x),
-                };
+pub(super) unsafe fn values<V: Lanes, R: RowLoad>(lines: &mut Lines<'_>, x: &Rows<'_>) {
+    let count = x.rows * x.heads;
+    let all = x.seen.by_any(0..count);
+    for group in (all.start / GROUP * GROUP..all.end).step_by(GROUP) {
+        for kv in 0..x.kv_heads {
+            for row in 0..x.rows {
+                let seen = x.seen.by(row * x.heads);
+                let keys = seen.start.max(group)..seen.end.min(group + GROUP);
+                if keys.is_empty() {
+                    continue;
+                }
+                let first = keys.start == seen.start;
+                let mut head = 0;
+                while head < x.heads {
+                    let line = kv * count + row * x.heads + head;
+                    let at = Tile { line, kv, keys: keys.clone(), first };
+                    // SAFETY: by the caller; there are as many lines.
+                    unsafe {
+                        head += match x.heads - head {
+                            4.. => value_tile::<V, R, 4, 2>(lines, x, &at),
+                            2.. => value_tile::<V, R, 2, 4>(lines, x, &at),
+                            _ => value_tile::<V, R, 1, 8>(lines, x, &at),
+                        };
+                    }
+                }
             }
         }
     }
 }
 
-struct Values<'a> {
-    head: &'a Head<'a>,
-    next: Option<(&'a Block, *const u8)>,
-    range: Range<usize>,
-    v_dim: usize,
+/// Some lines of one row, with a few keys.
+struct Tile {
+    line: usize,
+    kv: usize,
+    keys: Range<usize>,
+    /// Whether these are the block's first keys for the row.
+    first: bool,
 }
 
+/// Returns `M`.
 // SAFETY: the caller has the features on, and the lines.
 #[inline(always)]
 unsafe fn value_tile<V: Lanes, R: RowLoad, const M: usize, const NV: usize>(
     lines: &mut Lines<'_>,
-    line: usize,
-    x: &Values<'_>,
+    x: &Rows<'_>,
+    tile: &Tile,
 ) -> usize {
-    if x.range.is_empty() {
-        return M;
-    }
-    let whole = x.v_dim / V::N * V::N;
+    let whole = x.len / V::N * V::N;
     let mut at = 0;
-    // SAFETY: values have `v_dim` elements, accumulators as many rounded up to whole lanes.
+    // SAFETY: values have `len` elements, accumulators as many rounded up to whole lanes.
     unsafe {
         while at + NV * V::N <= whole {
-            value_chunk::<V, R, M, NV>(lines, line, x, (at, V::N));
+            value_chunk::<V, R, M, NV>(lines, x, tile, (at, V::N));
             at += NV * V::N;
         }
-        while at < x.v_dim {
-            value_chunk::<V, R, M, 1>(lines, line, x, (at, (x.v_dim - at).min(V::N)));
+        while at < x.len {
+            value_chunk::<V, R, M, 1>(lines, x, tile, (at, (x.len - at).min(V::N)));
             at += V::N;
         }
     }
@@ -202,11 +206,11 @@ unsafe fn value_tile<V: Lanes, R: RowLoad, const M: usize, const NV: usize>(
 #[inline(always)]
 unsafe fn value_chunk<V: Lanes, R: RowLoad, const M: usize, const NV: usize>(
     lines: &mut Lines<'_>,
-    line: usize,
-    x: &Values<'_>,
+    x: &Rows<'_>,
+    tile: &Tile,
     (at, n): (usize, usize),
 ) {
-    let (v_pad, size) = (lines.v_pad, x.head.size);
+    let (line, v_pad) = (tile.line, lines.v_pad);
     let a = lines.acc[line * v_pad..][..M * v_pad].as_mut_ptr();
     let p = lines.scores[line * KEY_BLOCK..][..M * KEY_BLOCK].as_ptr();
     let shrink = &lines.shrink[line..line + M];
@@ -214,22 +218,19 @@ unsafe fn value_chunk<V: Lanes, R: RowLoad, const M: usize, const NV: usize>(
     unsafe {
         let mut acc = [[V::splat(0.0); NV]; M];
         for m in 0..M {
-            for (v, acc) in acc[m].iter_mut().enumerate() {
-                *acc = V::load(a.add(m * v_pad + at + v * V::N)).mul(V::splat(shrink[m]));
-            }
-        }
-        for key in x.range.clone() {
-            if let Some((block, keys)) = x.next {
-                let ahead = keys.wrapping_add(block.k[key] + at * size);
-                for line in (0..NV * V::N * size).step_by(LINE_BYTES) {
-                    V::prefetch_l2(ahead.wrapping_add(line));
+            for v in 0..NV {
+                acc[m][v] = V::load(a.add(m * v_pad + at + v * V::N));
+                if tile.first {
+                    acc[m][v] = acc[m][v].mul(V::splat(shrink[m]));
                 }
             }
-            let row = x.head.values.add(x.head.block.v[key]);
+        }
+        for key in tile.keys.clone() {
+            let row = x.at(key, tile.kv);
             let mut w = [V::splat(0.0); NV];
-            for (v, w) in w.iter_mut().enumerate() {
+            for v in 0..NV {
                 let i = at + v * V::N;
-                *w = if n == V::N { R::load::<V>(row, i) } else { R::tail::<V>(row, i, n) };
+                w[v] = if n == V::N { R::load::<V>(row, i) } else { R::tail::<V>(row, i, n) };
             }
             for m in 0..M {
                 let p = V::splat(*p.add(m * KEY_BLOCK + key));
@@ -239,8 +240,8 @@ unsafe fn value_chunk<V: Lanes, R: RowLoad, const M: usize, const NV: usize>(
             }
         }
         for m in 0..M {
-            for (v, acc) in acc[m].into_iter().enumerate() {
-                acc.store(a.add(m * v_pad + at + v * V::N));
+            for v in 0..NV {
+                acc[m][v].store(a.add(m * v_pad + at + v * V::N));
             }
         }
     }

@@ -18,10 +18,15 @@ use crate::kernels::simd::{Lanes, MAX_LANES};
 
 /// Registers side by side in a tile.
 pub(super) const ACROSS: usize = 2;
+/// Lines of a tile of scores; where there are 32 registers two chains at a time fill them.
+pub(super) const SCORE_LINES: usize = 6;
+/// Bytes of a cache line.
+const LINE_BYTES: usize = 64;
 /// Most levels of the lanes' tree.
 const LEVELS: usize = MAX_LANES.ilog2() as usize + 1;
 
-/// Lines of a tile: with [`ACROSS`] registers each they fill 32 registers, or 16.
+/// Lines of a tile of values: with [`ACROSS`] registers each they fill 32 registers, or 16. A
+/// multiple of [`SCORE_LINES`].
 #[inline(always)]
 pub(super) fn tile_lines<V: Lanes>() -> usize {
     if V::MANY { 12 } else { 6 }
@@ -36,7 +41,7 @@ macro_rules! by_tile {
 
 /// Memory of a part's lines, whose number is rounded up to whole tiles.
 pub(super) struct Tiles<'a> {
-    /// Queries: per tile, step and line.
+    /// Queries: per tile of scores, step and line.
     pub q: &'a [f32],
     /// Accumulators, `v_pad` apart.
     pub acc: &'a mut [f32],
@@ -55,16 +60,16 @@ pub(super) struct Tiles<'a> {
     pub lines: usize,
 }
 
-/// Puts a scaled query at its place of a tile of `m` lines; the tile's memory starts at the line.
+/// Puts a scaled query at its place of a tile; the tile's memory starts at the line.
 ///
 /// # Safety
 /// Needs the features of `V`.
 #[inline(always)]
-pub(super) unsafe fn pack_query<V: Lanes>(q: &[f32], scale: f32, to: &mut [f32], m: usize) {
+pub(super) unsafe fn pack_query<V: Lanes>(q: &[f32], scale: f32, to: &mut [f32]) {
     let steps = q.len().div_ceil(V::N);
     for (j, q) in q.chunks(V::N).enumerate() {
         for (c, q) in q.iter().enumerate() {
-            to[(V::place(c) * steps + j) * m] = q * scale;
+            to[(V::place(c) * steps + j) * SCORE_LINES] = q * scale;
         }
     }
 }
@@ -137,62 +142,125 @@ pub(super) unsafe fn pack_values<V: Lanes, R: RowLoad>(
     }
 }
 
+/// Rows of a cache that are packed next: fetched piece by piece while tiles are multiplied.
+pub(super) struct Ahead<'a> {
+    base: *const u8,
+    rows: &'a [usize],
+    bytes: usize,
+    each: usize,
+}
+
+impl<'a> Ahead<'a> {
+    /// Rows of `bytes` bytes at these offsets from `base`, fetched in `pieces` pieces.
+    pub fn new(base: *const u8, rows: &'a [usize], bytes: usize, pieces: usize) -> Ahead<'a> {
+        Ahead { base, rows, bytes, each: rows.len().div_ceil(pieces.max(1)) }
+    }
+
+    /// Fetches a piece.
+    // SAFETY: the caller has the features on.
+    #[inline(always)]
+    unsafe fn fetch<V: Lanes>(&mut self) {
+        let (piece, rest) = self.rows.split_at(self.each.min(self.rows.len()));
+        for row in piece {
+            for at in (0..self.bytes).step_by(LINE_BYTES) {
+                // SAFETY: a prefetch may ask for anything.
+                unsafe { V::prefetch_l2(self.base.wrapping_add(row + at)) };
+            }
+        }
+        self.rows = rest;
+    }
+}
+
+/// Tiles in which `lines` lines are multiplied: for scores, and for values of `v_dim` elements.
+#[inline(always)]
+pub(super) fn tiles<V: Lanes>(lines: usize, v_dim: usize) -> (usize, usize) {
+    let width = ACROSS * V::N;
+    (KEY_BLOCK / width * lines / SCORE_LINES, v_dim.div_ceil(width) * lines / tile_lines::<V>())
+}
+
 /// Scores of all lines with the packed keys.
 ///
 /// # Safety
 /// Needs the features of `V`; the keys any line sees are packed.
 #[inline(always)]
-pub(super) unsafe fn scores<V: Lanes>(t: &mut Tiles<'_>, seen: &Seen) {
-    let (m, width) = (tile_lines::<V>(), ACROSS * V::N);
+pub(super) unsafe fn scores<V: Lanes>(t: &mut Tiles<'_>, seen: &Seen, mut ahead: Ahead<'_>) {
+    let width = ACROSS * V::N;
     assert!(t.q.len() >= t.lines * t.k_pad && t.scores.len() >= t.lines * KEY_BLOCK);
     for key in (0..KEY_BLOCK).step_by(width) {
-        for line in (0..t.lines).step_by(m) {
-            let range = seen.by_any(line..line + m);
-            if range.start < key + width && key < range.end {
-                // SAFETY: lengths were checked; lines are whole tiles.
-                unsafe { by_tile!(V, score_tile(t, line, key)) };
+        for line in (0..t.lines).step_by(SCORE_LINES) {
+            let range = seen.by_any(line..line + SCORE_LINES);
+            // SAFETY: lengths were checked; lines are whole tiles.
+            unsafe {
+                ahead.fetch::<V>();
+                if range.start < key + width && key < range.end {
+                    if V::MANY {
+                        score_tile::<V, 2>(t, line, key);
+                    } else {
+                        score_tile::<V, 1>(t, line, key);
+                    }
+                }
             }
         }
     }
 }
 
+/// Multiplies `P` chains at a time.
 // SAFETY: the caller has the features on and checked the lengths.
 #[inline(always)]
-unsafe fn score_tile<V: Lanes, const M: usize>(t: &mut Tiles<'_>, line: usize, key: usize) {
+unsafe fn score_tile<V: Lanes, const P: usize>(t: &mut Tiles<'_>, line: usize, key: usize) {
+    const M: usize = SCORE_LINES;
     let steps = t.k_pad / V::N;
+    let (next_q, next_k) = (steps * M, steps * ACROSS * V::N);
     // SAFETY: all inside of the checked lengths.
     unsafe {
         let mut q = t.q.as_ptr().add(line * t.k_pad);
         let mut k = t.keys.as_ptr().add(key * t.k_pad);
         let mut stack = [MaybeUninit::<[[V; ACROSS]; M]>::uninit(); LEVELS];
-        let mut acc = [[V::splat(0.0); ACROSS]; M];
-        for chain in 0..V::N {
-            acc = [[V::splat(0.0); ACROSS]; M];
-            for _ in 0..steps {
-                multiply::<V, M>(&mut acc, q, 1, k);
-                q = q.add(M);
-                k = k.add(ACROSS * V::N);
-            }
-            // The bits of the number of chains so far say which levels of the stack are in use.
-            let mut level = 0;
-            while chain >> level & 1 == 1 {
-                let before = stack[level].assume_init();
-                for m in 0..M {
-                    for v in 0..ACROSS {
-                        acc[m][v] = before[m][v].add(acc[m][v]);
-                    }
+        let mut sum = [[V::splat(0.0); ACROSS]; M];
+        for group in 0..V::N / P {
+            let mut acc = [[[V::splat(0.0); ACROSS]; M]; P];
+            for i in 0..steps {
+                for p in 0..P {
+                    let (q, k) = (q.add(p * next_q + i * M), k.add(p * next_k + i * ACROSS * V::N));
+                    multiply::<V, M>(&mut acc[p], q, 1, k);
                 }
+            }
+            (q, k) = (q.add(P * next_q), k.add(P * next_k));
+            sum = acc[0];
+            for acc in &acc[1..] {
+                sum = add_tiles(&sum, acc);
+            }
+            // The bits of the number of groups so far say which levels of the stack are in use.
+            let mut level = 0;
+            while group >> level & 1 == 1 {
+                sum = add_tiles(&stack[level].assume_init(), &sum);
                 level += 1;
             }
-            stack[level].write(acc);
+            stack[level].write(sum);
         }
         let s = t.scores.as_mut_ptr().add(line * KEY_BLOCK + key);
         for m in 0..M {
             for v in 0..ACROSS {
-                acc[m][v].store(s.add(m * KEY_BLOCK + v * V::N));
+                sum[m][v].store(s.add(m * KEY_BLOCK + v * V::N));
             }
         }
     }
+}
+
+// SAFETY: the caller has the features on.
+#[inline(always)]
+unsafe fn add_tiles<V: Lanes, const M: usize>(
+    a: &[[V; ACROSS]; M],
+    b: &[[V; ACROSS]; M],
+) -> [[V; ACROSS]; M] {
+    let mut sum = *a;
+    for m in 0..M {
+        for v in 0..ACROSS {
+            // SAFETY: by the caller.
+            sum[m][v] = unsafe { a[m][v].add(b[m][v]) };
+        }
+    }
+    sum
 }
 
 /// One step of a product: `acc[m] += x[m * stride] * y`.
@@ -224,14 +292,22 @@ unsafe fn multiply<V: Lanes, const M: usize>(
 /// # Safety
 /// Needs the features of `V`; the values any line sees are packed.
 #[inline(always)]
-pub(super) unsafe fn values<V: Lanes>(t: &mut Tiles<'_>, seen: &Seen, v_dim: usize) {
+pub(super) unsafe fn values<V: Lanes>(
+    t: &mut Tiles<'_>,
+    seen: &Seen,
+    v_dim: usize,
+    mut ahead: Ahead<'_>,
+) {
     let (m, width) = (tile_lines::<V>(), ACROSS * V::N);
     assert!(t.acc.len() >= t.lines * t.v_pad && t.scores.len() >= t.lines * KEY_BLOCK);
     assert!(t.shrink.len() >= t.lines && v_dim <= t.v_pad);
     for at in (0..v_dim).step_by(width) {
         for line in (0..t.lines).step_by(m) {
             // SAFETY: lengths were checked; lines are whole tiles.
-            unsafe { by_tile!(V, value_tile(t, seen, line, at)) };
+            unsafe {
+                ahead.fetch::<V>();
+                by_tile!(V, value_tile(t, seen, line, at));
+            }
         }
     }
 }

@@ -20,7 +20,6 @@ use troika_graph::Attention;
 
 use crate::SharedMut;
 use crate::kernels::kv::{CacheRef, operand};
-use crate::kernels::linear::{Bf16Row, F16Row, F32Row};
 use crate::kernels::simd::{Kernel, Lanes, dispatch};
 use crate::kernels::{Context, KernelError};
 use crate::select::{self, AttentionChoice, AttentionShape};
@@ -31,7 +30,7 @@ use softmax::Total;
 /// Positions per block of the online softmax.
 pub const KEY_BLOCK: usize = 64;
 /// Positions whose results are merged: whole blocks.
-pub const SPLIT: usize = 512;
+pub const SPLIT: usize = 256;
 
 /// Operands of an attention.
 #[derive(Clone, Copy)]
@@ -265,23 +264,8 @@ impl Kernel for Part<'_> {
     type Output = ();
     #[inline(always)]
     unsafe fn run<V: Lanes>(self) {
+        let caches = Caches::new(self.x.keys, self.x.values);
         // SAFETY: features by the caller; the operands were checked.
-        unsafe {
-            match (self.x.keys, self.x.values) {
-                (CacheRef::F32(k), CacheRef::F32(v)) => {
-                    let caches = Caches::new(k, v);
-                    part::run::<V, F32Row>(self, caches);
-                }
-                (CacheRef::F16(k), CacheRef::F16(v)) => {
-                    let caches = Caches::new(k, v);
-                    part::run::<V, F16Row>(self, caches);
-                }
-                (CacheRef::BF16(k), CacheRef::BF16(v)) => {
-                    let caches = Caches::new(k, v);
-                    part::run::<V, Bf16Row>(self, caches);
-                }
-                _ => unreachable!("caches of two types are refused when compiled"),
-            }
-        }
+        unsafe { part::run::<V>(self, caches) }
     }
 }

@@ -5,11 +5,12 @@ use std::ops::Range;
 use troika_device::SeqRows;
 use troika_graph::Attention;
 
-use super::block::{Block, Caches, Seen};
+use super::block::{Block, Caches, Element, Seen, by_element};
+use super::many::Ahead;
 use super::softmax::{Scores, Total, merge};
 use super::{KEY_BLOCK, Operands, SPLIT, few, many};
 use crate::SharedMut;
-use crate::kernels::linear::RowLoad;
+use crate::kernels::linear::{Bf16Row, F16Row, F32Row};
 use crate::kernels::simd::{Lanes, MAX_LANES};
 
 /// Most lines of a part, rounded up to whole tiles.
@@ -138,7 +139,7 @@ impl Part<'_> {
 /// # Safety
 /// Needs the features of `V`; the operands were checked; nobody else writes the part's results.
 #[inline(always)]
-pub(super) unsafe fn run<V: Lanes, R: RowLoad>(mut part: Part<'_>, caches: Caches) {
+pub(super) unsafe fn run<V: Lanes>(mut part: Part<'_>, caches: Caches) {
     let few = part.per_head() <= FEW_LINES;
     let count = part.per_head() * part.kv_heads.len();
     let lines = if few { count } else { count.next_multiple_of(many::tile_lines::<V>()) };
@@ -161,9 +162,9 @@ pub(super) unsafe fn run<V: Lanes, R: RowLoad>(mut part: Part<'_>, caches: Cache
             work.acc.fill(0.0);
             work.totals[0] = [Total::NONE; MAX_LINES];
             if few {
-                few_lines::<V, R>(&part, &mut work, caches, at);
+                few_lines::<V>(&part, &mut work, caches, at);
             } else {
-                many_lines::<V, R>(&part, &mut work, caches, at);
+                many_lines::<V>(&part, &mut work, caches, at);
             }
             keep::<V>(&part, &mut work, split);
         }
@@ -187,7 +188,7 @@ pub(super) unsafe fn run<V: Lanes, R: RowLoad>(mut part: Part<'_>, caches: Cache
 unsafe fn queries<V: Lanes>(part: &Part<'_>, work: &mut Work<'_>, few: bool) {
     let op = part.x.op;
     let k_pad = k_pad::<V>(op);
-    let m = many::tile_lines::<V>();
+    let m = many::SCORE_LINES;
     for line in 0..part.per_head() * part.kv_heads.len() {
         let (row, head) = part.line(line);
         let row = part.seq.rows.start + row;
@@ -198,15 +199,15 @@ unsafe fn queries<V: Lanes>(part: &Part<'_>, work: &mut Work<'_>, few: bool) {
         } else {
             let to = &mut work.q[line / m * m * k_pad + line % m..];
             // SAFETY: features by the caller.
-            unsafe { many::pack_query::<V>(q, op.scale, to, m) };
+            unsafe { many::pack_query::<V>(q, op.scale, to) };
         }
     }
 }
 
-/// Block after block; in a block, one key/value head after the other.
+/// Block after block, each for all key/value heads.
 // SAFETY: the caller has the features on and checked the operands.
 #[inline(always)]
-unsafe fn few_lines<V: Lanes, R: RowLoad>(
+unsafe fn few_lines<V: Lanes>(
     part: &Part<'_>,
     work: &mut Work<'_>,
     caches: Caches,
@@ -214,51 +215,46 @@ unsafe fn few_lines<V: Lanes, R: RowLoad>(
 ) {
     let op = part.x.op;
     let (k_pad, (_, v_pad)) = (k_pad::<V>(op), padded(op));
-    let (count, size) = (part.per_head(), caches.size);
-    let table = &part.seq.tables[op.group];
-    let v_dim = part.x.value_width() / op.kv_heads;
-    let find = |pos: usize| {
-        let end = (pos / KEY_BLOCK + 1) * KEY_BLOCK;
-        (pos < at.end).then(|| Block::locate(&part.x, size, table, pos..end.min(at.end)))
-    };
-    let mut next = find(at.start);
-    while let Some(block) = next {
-        next = find(block.start + KEY_BLOCK);
+    let (count, size, first) = (part.per_head(), caches.size, part.kv_heads.start);
+    let (k_bytes, v_bytes) = (op.k_dim * size, part.x.value_width() / op.kv_heads * size);
+    let mut pos = at.start;
+    while pos < at.end {
+        let end = ((pos / KEY_BLOCK + 1) * KEY_BLOCK).min(at.end);
+        let block = Block::locate(&part.x, size, &part.seq.tables[op.group], pos..end);
         let seen = Seen::new(part, block.start, count);
-        for (i, kv) in part.kv_heads.clone().enumerate() {
-            let of = |n: usize| i * count * n..(i + 1) * count * n;
-            let keys = |kv: usize| caches.k.wrapping_add(kv * op.k_dim * size);
-            let values = caches.v.wrapping_add(kv * v_dim * size);
-            let ahead = if kv + 1 < part.kv_heads.end {
-                Some((&block, keys(kv + 1)))
-            } else {
-                next.as_ref().map(|b| (b, keys(part.kv_heads.start)))
-            };
-            // SAFETY: passed on; head `kv` of a position's row.
-            unsafe {
-                let mut lines = few::Lines {
-                    q: &work.q[of(k_pad)],
-                    acc: &mut work.acc[of(v_pad)],
-                    scores: &mut work.scores[of(KEY_BLOCK)],
-                    shrink: &mut work.shrink[of(1)],
-                    k_pad,
-                    v_pad,
-                };
-                let x = few::Head { block: &block, keys: keys(kv), values, seen: &seen, size };
-                few::scores::<V, R>(&mut lines, &x, part);
-                let totals = &mut work.totals[0][of(1)];
-                let (scores, shrink) = (&mut *lines.scores, &mut *lines.shrink);
+        let rows = |base: *const u8, offsets, len, stride| few::Rows {
+            base: base.wrapping_add(first * stride),
+            offsets,
+            len,
+            stride,
+            kv_heads: part.kv_heads.len(),
+            rows: part.rows.len(),
+            heads: part.heads.len(),
+            seen: &seen,
+        };
+        let (q, acc, scores) = (&*work.q, &mut *work.acc, &mut *work.scores);
+        let mut lines = few::Lines { q, acc, scores, shrink: work.shrink, k_pad, v_pad };
+        // SAFETY: passed on; the heads of a position's row.
+        unsafe {
+            let keys = rows(caches.k, &block.k, op.k_dim, k_bytes);
+            by_element!(caches.element, few::scores, V, (&mut lines, &keys));
+            for kv in 0..part.kv_heads.len() {
+                let of = |n: usize| kv * count * n..(kv + 1) * count * n;
+                let scores = &mut lines.scores[of(KEY_BLOCK)];
+                let (shrink, totals) = (&mut lines.shrink[of(1)], &mut work.totals[0][of(1)]);
                 Scores { scores, shrink, totals }.weigh::<V>(op, &seen);
-                few::values::<V, R>(&mut lines, &x, part, ahead);
             }
+            let values = rows(caches.v, &block.v, op.v_dim, v_bytes);
+            by_element!(caches.element, few::values, V, (&mut lines, &values));
         }
+        pos = end;
     }
 }
 
 /// Block after block.
 // SAFETY: the caller has the features on and checked the operands.
 #[inline(always)]
-unsafe fn many_lines<V: Lanes, R: RowLoad>(
+unsafe fn many_lines<V: Lanes>(
     part: &Part<'_>,
     work: &mut Work<'_>,
     caches: Caches,
@@ -266,17 +262,27 @@ unsafe fn many_lines<V: Lanes, R: RowLoad>(
 ) {
     let op = part.x.op;
     let (k_pad, (_, v_pad)) = (k_pad::<V>(op), padded(op));
-    let (count, size, kv) = (part.per_head(), caches.size, part.kv_heads.start);
+    let (count, kv) = (part.per_head(), part.kv_heads.start);
+    let (size, element) = (caches.size, caches.element);
     let lines = count.next_multiple_of(many::tile_lines::<V>());
     let v_dim = part.x.value_width() / op.kv_heads;
     let keys = caches.k.wrapping_add(kv * op.k_dim * size);
     let values = caches.v.wrapping_add(kv * v_dim * size);
-    let mut pos = at.start;
-    while pos < at.end {
+    let (score_tiles, value_tiles) = many::tiles::<V>(lines, op.v_dim);
+    let find = |pos: usize| {
         let end = ((pos / KEY_BLOCK + 1) * KEY_BLOCK).min(at.end);
-        let block = Block::locate(&part.x, size, &part.seq.tables[op.group], pos..end);
+        let table = &part.seq.tables[op.group];
+        let block = (pos < end).then(|| Block::locate(&part.x, size, table, pos..end))?;
+        Some((block, pos - block.start..end - block.start))
+    };
+    let mut next = find(at.start);
+    while let Some((block, range)) = next {
+        next = find(block.start + KEY_BLOCK);
         let seen = Seen::new(part, block.start, lines);
-        let range = pos - block.start..end - block.start;
+        let next_keys = next.as_ref().map_or(&[][..], |(b, r)| &b.k[r.clone()]);
+        let keys_ahead = Ahead::new(keys, next_keys, op.k_dim * size, value_tiles);
+        let rows = &block.v[range.clone()];
+        let values_ahead = Ahead::new(values, rows, op.v_dim * size, score_tiles);
         // SAFETY: passed on; head `kv` of a position's row.
         unsafe {
             let mut tiles = many::Tiles {
@@ -290,16 +296,16 @@ unsafe fn many_lines<V: Lanes, R: RowLoad>(
                 v_pad,
                 lines,
             };
-            many::pack_keys::<V, R>(&mut tiles, &block, keys, (op.k_dim, range.clone()));
-            many::scores::<V>(&mut tiles, &seen);
+            let (k, v) = ((op.k_dim, range.clone()), (op.v_dim, range));
+            by_element!(element, many::pack_keys, V, (&mut tiles, &block, keys, k));
+            many::scores::<V>(&mut tiles, &seen, values_ahead);
             tiles.shrink.fill(1.0);
             let totals = &mut work.totals[0][..count];
             let (scores, shrink) = (&mut *tiles.scores, &mut *tiles.shrink);
             Scores { scores, shrink, totals }.weigh::<V>(op, &seen);
-            many::pack_values::<V, R>(&mut tiles, &block, values, (op.v_dim, range));
-            many::values::<V>(&mut tiles, &seen, op.v_dim);
+            by_element!(element, many::pack_values, V, (&mut tiles, &block, values, v));
+            many::values::<V>(&mut tiles, &seen, op.v_dim, keys_ahead);
         }
-        pos = end;
     }
 }
 
