@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 pub use troika_cpu::limits::{Limit, Limits};
-use troika_cpu::{CpuDevice, CpuOptions, Isa};
 pub use troika_cpu::parse_cores;
+use troika_cpu::{CpuDevice, CpuOptions, Isa};
 use troika_device::{Device, DeviceError};
 
 /// Which devices to open.

@@ -23,8 +23,8 @@ mod session;
 mod text;
 
 pub use devices::{
-    DeviceOptions, Limit, Limits, instruction_sets, measure_bandwidth, measure_limits, open_devices,
-    parse_cores, usable_cores,
+    DeviceOptions, Limit, Limits, instruction_sets, measure_bandwidth, measure_limits,
+    open_devices, parse_cores, usable_cores,
 };
 pub use error::Error;
 pub use generation::GenerationDefaults;
