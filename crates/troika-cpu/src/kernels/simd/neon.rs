@@ -169,5 +169,19 @@ impl<A: Arm> Lanes for Neon<A> {
         rows
     }
     #[inline(always)]
-    unsafe fn prefetch_l2(_: *const u8) {}
+    unsafe fn bf16_low(self) -> Self {
+        Neon(A::ushl_4s(self.0, A::dup_4s(16)))
+    }
+    #[inline(always)]
+    unsafe fn bf16_high(self) -> Self {
+        Neon(A::and(self.0, A::dup_4s(0xffff_0000)))
+    }
+    #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        A::prfm(p);
+    }
+    #[inline(always)]
+    unsafe fn prefetch_l2(p: *const u8) {
+        A::prfm_l2(p);
+    }
 }

@@ -87,6 +87,8 @@ impl Arm for Emulated {
     }
     #[inline(never)]
     fn prfm(_: *const u8) {}
+    #[inline(always)]
+    fn prfm_l2(_: *const u8) {}
     #[inline(never)]
     fn dup_16b(x: u8) -> V {
         V([x; 16])

@@ -32,6 +32,8 @@ pub trait Arm: Copy {
     unsafe fn st1(v: Self::V, p: *mut u8);
     /// Asks for a cache line; any address will do.
     fn prfm(p: *const u8);
+    /// As [`Arm::prfm`], into the second-level cache.
+    fn prfm_l2(p: *const u8);
     fn dup_16b(x: u8) -> Self::V;
     fn dup_8h(x: u16) -> Self::V;
     fn dup_4s(x: u32) -> Self::V;

@@ -90,6 +90,14 @@ impl Arm for Native {
         }
     }
     #[inline(always)]
+    fn prfm_l2(p: *const u8) {
+        // SAFETY: a hint; an address that is not mapped is ignored.
+        unsafe {
+            asm!("prfm pldl2keep, [{p}]", p = in(reg) p.addr(),
+                options(nomem, nostack, preserves_flags));
+        }
+    }
+    #[inline(always)]
     fn dup_16b(x: u8) -> V {
         unsafe { vdupq_n_u8(x) }
     }
