@@ -173,18 +173,24 @@ mod native {
         }
     }
 
+    /// # Safety
+    /// The machine has the features.
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn ymm() {
         // SAFETY: by the caller.
         unsafe { compare::<Ymm, 32>(false) }
     }
 
+    /// # Safety
+    /// The machine has the features.
     #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
     unsafe fn ymm_vnni() {
         // SAFETY: by the caller.
         unsafe { compare::<Ymm, 32>(true) }
     }
 
+    /// # Safety
+    /// The machine has the features.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
     unsafe fn zmm() {
         // SAFETY: by the caller.
