@@ -5,8 +5,8 @@
 //! the same bits whether it is computed alone or among others, and whatever the register width.
 //!
 //! Weights stay as they lie in memory. With several activation rows a block of weight rows is
-//! turned and widened into a panel ([`pack`]) that all rows meet; with one row that happens in
-//! registers ([`tile`]). [`bf16`] is the path for activations in bf16.
+//! turned and widened into a panel (`pack`) that all rows meet; with one row that happens in
+//! registers (`tile`). [`bf16`] is the path for activations in bf16.
 
 pub mod bf16;
 mod blocks;
