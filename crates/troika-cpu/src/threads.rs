@@ -3,6 +3,11 @@
 //! A job is published by writing the slot and then opening it in `state`; workers join by a
 //! compare-exchange that counts them. The caller works too, closes the job when no parts are
 //! left, and waits only for workers that joined: one that is still asleep costs nothing.
+//!
+//! Why a pool of our own: a decoded token is hundreds of regions of tens of microseconds. What two
+//! threads pay for a region of two parts of 10 us, 8 us of serial work before it (Zen 5, two
+//! cores, medians): this pool 0.3 us, rayon 1.12 `join` 5.2 us, paralight 0.0.12 57 us; chili
+//! 0.2.1 hands out work by a heartbeat and ran both parts on one thread.
 
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
