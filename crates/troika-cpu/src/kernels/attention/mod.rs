@@ -20,6 +20,7 @@ use troika_graph::Attention;
 
 use crate::SharedMut;
 use crate::kernels::kv::{CacheRef, operand};
+use crate::kernels::linear::{Float, Mac, PairsKernel, dispatch_pairs};
 use crate::kernels::simd::{Kernel, Lanes, dispatch};
 use crate::kernels::{Context, KernelError};
 use crate::select::{self, AttentionChoice, AttentionShape};
@@ -47,6 +48,9 @@ pub struct Operands<'a> {
     pub values: CacheRef<'a>,
     /// Whose rows.
     pub step: &'a Step,
+    /// Whether products are those of pairs of bf16, with queries and weights rounded; caches must
+    /// be of bf16.
+    pub pairs: bool,
 }
 
 impl Operands<'_> {
@@ -80,6 +84,7 @@ impl Operands<'_> {
     /// Checks lengths, and that every visible position is kept.
     fn check(&self, out: usize) -> Result<(), KernelError> {
         let (o, rows) = (self.op, self.step.rows());
+        assert!(!self.pairs || matches!(self.keys, CacheRef::BF16(_)), "pairs of other than bf16");
         assert!(!o.value_in_key || o.v_dim <= o.k_dim, "a value wider than its key");
         assert!(self.q.len() == rows * o.heads * o.k_dim, "length of queries");
         assert!(out == rows * o.heads * o.v_dim, "length of attention's result");
@@ -189,7 +194,11 @@ pub fn attention(
                 // SAFETY: each worker asks for its own scratch once per part.
                 scratch: unsafe { scratch.get(worker) },
             };
-            dispatch(isa, part);
+            if x.pairs {
+                dispatch_pairs(isa, part)
+            } else {
+                dispatch(isa, part)
+            }
             return;
         }
     })?;
@@ -266,6 +275,15 @@ impl Kernel for Part<'_> {
     unsafe fn run<V: Lanes>(self) {
         let caches = Caches::new(self.x.keys, self.x.values);
         // SAFETY: features by the caller; the operands were checked.
-        unsafe { part::run::<V>(self, caches) }
+        unsafe { part::run::<Float<V>>(self, caches) }
+    }
+}
+
+impl PairsKernel for Part<'_> {
+    #[inline(always)]
+    unsafe fn run<A: Mac>(self) {
+        let caches = Caches::new(self.x.keys, self.x.values);
+        // SAFETY: as above; the caches are of bf16.
+        unsafe { part::run::<A>(self, caches) }
     }
 }

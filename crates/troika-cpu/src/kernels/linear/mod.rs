@@ -24,7 +24,9 @@ use crate::limits::Multiply;
 use crate::select;
 use crate::{Isa, SharedMut};
 
-pub(crate) use weights::{Bf16Row, F16Row, F32Row, RowLoad};
+pub(crate) use bf16::{PairsKernel, dispatch_pairs};
+pub(crate) use terms::{Float, Mac, Pairs, Single, Source, nearest};
+pub(crate) use weights::{Bf16Row, F16Row, F32Row};
 
 /// Words whose products are summed in one chain. A multiple of every block length.
 pub const BLOCK: usize = 256;
@@ -204,7 +206,7 @@ impl Kernel for PartKernel<'_> {
 
 /// Runs a part of a product.
 pub(crate) fn run_part(isa: crate::Isa, part: Part<'_>) {
-    if part.product.pairs { bf16::run_part(isa, part) } else { dispatch(isa, PartKernel(part)) }
+    if part.product.pairs { dispatch_pairs(isa, part) } else { dispatch(isa, PartKernel(part)) }
 }
 
 /// Scratch floats a part of a product needs: packed panels, and widened rows.

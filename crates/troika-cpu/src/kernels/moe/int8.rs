@@ -7,7 +7,7 @@ use super::{Memory, Operands, Sorted, TILE_ROWS, combine, sort};
 use crate::SharedMut;
 use crate::kernels::elementwise::{Element, Run};
 use crate::kernels::int8::{
-    Extra, Layout, PackedView, Part, Product, ROWS, floats as q_floats, quantize, run_part,
+    Extra, Layout, PackedView, Part, Product, ROWS, Rows, floats as q_floats, quantize, run_part,
 };
 use crate::kernels::linear::{self, OutView, RowsView};
 use crate::kernels::simd::dispatch;
@@ -54,9 +54,10 @@ pub fn experts(
     let (down, rest) = rest.split_at_mut(pairs * x.k);
     let (input, rest) = rest.split_at_mut(rows * q_floats(x.k));
     let inner = &mut rest[..pairs * q_floats(x.inter)];
-    quantize(cx, (x.x, x.k), Extra::of(first.gate.layout.dtype), input)?;
+    quantize(cx, (Rows::Plain(x.x), x.k), &mut [(Extra::of(first.gate.layout.dtype), input)])?;
     gate_up(cx, &x, &sorted, input, SharedMut::new(hidden))?;
-    quantize(cx, (hidden, x.inter), Extra::of(first.down.layout.dtype), inner)?;
+    let kind = Extra::of(first.down.layout.dtype);
+    quantize(cx, (Rows::Plain(hidden), x.inter), &mut [(kind, inner)])?;
     project_down(cx, &x, &sorted, inner, SharedMut::new(down))?;
     combine(cx, x.weights, (down, x.k), y)
 }
