@@ -11,7 +11,7 @@ use super::softmax::{Scores, Total, merge};
 use super::{KEY_BLOCK, Operands, SPLIT, few, many};
 use crate::SharedMut;
 use crate::kernels::linear::{Bf16Row, F16Row, F32Row, Mac, Pairs, Single};
-use crate::kernels::simd::{Lanes, MAX_LANES};
+use crate::kernels::simd::{Lanes, MAX_LANES, load_part};
 
 /// Most lines of a part, rounded up to whole tiles.
 pub(super) const MAX_LINES: usize = 192;
@@ -212,18 +212,32 @@ unsafe fn queries<A: Mac>(part: &Part<'_>, work: &mut Work<'_>, few: bool) {
 // SAFETY: the caller has the features on.
 #[inline(always)]
 unsafe fn query_words<A: Mac>(q: &[f32], scale: f32, words: &mut [f32]) {
-    let each = A::V::N * many::per_word::<A>();
-    for (q, words) in q.chunks(each).zip(words.chunks_exact_mut(A::V::N)) {
-        let mut floats = [0.0; 2 * MAX_LANES];
-        floats.iter_mut().zip(q).for_each(|(f, q)| *f = q * scale);
-        // SAFETY: two registers of floats, a register of words.
+    let n = A::V::N;
+    for (i, words) in words.chunks_exact_mut(n).enumerate() {
+        // SAFETY: features by the caller; a register of words.
         unsafe {
-            let mut v = A::V::load(floats.as_ptr());
-            if A::PAIRS {
-                v = A::pairs(v, A::V::load(floats.as_ptr().add(A::V::N)));
-            }
-            v.store(words.as_mut_ptr());
+            let word = if A::PAIRS {
+                A::pairs(scaled(q, 2 * i * n, scale), scaled(q, (2 * i + 1) * n, scale))
+            } else {
+                scaled(q, i * n, scale)
+            };
+            word.store(words.as_mut_ptr());
         }
+    }
+}
+
+/// A register of the elements from `at` on, zeros past the last one, times `scale`.
+// SAFETY: the caller has the features on.
+#[inline(always)]
+unsafe fn scaled<V: Lanes>(q: &[f32], at: usize, scale: f32) -> V {
+    // SAFETY: by the caller; as many floats as there are from `at` on.
+    unsafe {
+        let v = match q.len().saturating_sub(at) {
+            left if left >= V::N => V::load(q.as_ptr().add(at)),
+            0 => V::splat(0.0),
+            left => load_part(q.as_ptr().add(at), left),
+        };
+        v.mul(V::splat(scale))
     }
 }
 
