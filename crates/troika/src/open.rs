@@ -170,6 +170,9 @@ impl Model {
             let by_name = matches!(described.files.source, FileSource::Gguf { .. });
             defaults.add_from_tokenizer(t, by_name);
         }
+        // The tokenizer was made of them. What making it took goes back before weights are packed.
+        drop(described.files);
+        troika_device::trim_heap();
         let parts = Parts {
             name: path.display().to_string(),
             spec: described.spec,
