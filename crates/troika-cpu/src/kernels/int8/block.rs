@@ -40,7 +40,7 @@ pub(super) unsafe fn tile<I: Rows, F: Format, const M: usize, const NR: usize>(
         // SAFETY: by the caller.
         unsafe {
             for i in 0..F::LINES {
-                prefetch::once(panels[0].quants.wrapping_add((g * F::LINES + i) * 64 + AHEAD));
+                prefetch::once(panels[0].quants.wrapping_add(F::at(g) + i * 64 + AHEAD));
             }
             if F::WIDE {
                 for next in next {
