@@ -14,10 +14,13 @@ use super::KEY_BLOCK;
 use super::block::Seen;
 use super::many::{part, per_word, words, words_of};
 use crate::kernels::linear::{Mac, Source};
+use crate::kernels::prefetch;
 use crate::kernels::simd::Lanes;
 
 /// Positions read for all heads before the next ones.
 const GROUP: usize = 8;
+/// Bytes before those in use that are asked for: about the latency of memory.
+const AHEAD: usize = 8192;
 
 /// Memory of the lines: those of the first key/value head, of the second, and so forth.
 pub(super) struct Lines<'a> {
@@ -40,8 +43,12 @@ pub(super) struct Rows<'a> {
     pub offsets: &'a [usize; KEY_BLOCK],
     /// Elements of a head that are used.
     pub len: usize,
+    /// Bytes of an element.
+    pub size: usize,
     /// Bytes from head to head.
     pub stride: usize,
+    /// Bytes from position to position.
+    pub row: usize,
     /// Key/value heads.
     pub kv_heads: usize,
     /// Rows of queries.
@@ -57,6 +64,22 @@ impl Rows<'_> {
     fn at(&self, key: usize, head: usize) -> *const u8 {
         self.base.wrapping_add(self.offsets[key] + head * self.stride)
     }
+
+    /// Asks for what is read some heads after the positions from `key` on; neighbours in memory
+    /// follow them, but for the end of a page.
+    #[inline(always)]
+    fn ask_ahead(&self, key: usize, head: usize) {
+        let bytes = self.len * self.size;
+        let to = head + (AHEAD / (GROUP * bytes).max(1)).max(1);
+        let (groups, to) = (to / self.kv_heads, to % self.kv_heads);
+        let jump = (groups * GROUP * self.row + to * self.stride).wrapping_sub(head * self.stride);
+        for key in key..key + GROUP {
+            let at = self.at(key, head).wrapping_add(jump);
+            for line in (0..bytes).step_by(64) {
+                prefetch::once(at.wrapping_add(line));
+            }
+        }
+    }
 }
 
 /// Scores of the lines with the keys of a block that any of them sees.
@@ -69,6 +92,7 @@ pub(super) unsafe fn scores<A: Mac, S: Source>(lines: &mut Lines<'_>, x: &Rows<'
     let range = x.seen.by_any(0..count);
     for key in (range.start / GROUP * GROUP..range.end).step_by(GROUP) {
         for head in 0..x.kv_heads {
+            x.ask_ahead(key, head);
             let mut line = 0;
             while line < count {
                 let at = (key, head, head * count + line);
@@ -131,6 +155,7 @@ pub(super) unsafe fn values<A: Mac, S: Source>(lines: &mut Lines<'_>, x: &Rows<'
     let all = x.seen.by_any(0..count);
     for group in (all.start / GROUP * GROUP..all.end).step_by(GROUP) {
         for kv in 0..x.kv_heads {
+            x.ask_ahead(group, kv);
             for row in 0..x.rows {
                 let seen = x.seen.by(row * x.heads);
                 let keys = seen.start.max(group)..seen.end.min(group + GROUP);
