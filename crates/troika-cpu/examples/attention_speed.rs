@@ -137,7 +137,7 @@ fn main() {
                 }
                 let c = Case { heads, kv_heads, rows, depth };
                 print(isa, threads, &c, Cache::F16);
-                if linear::bf16::is_native(isa) {
+                if linear::bf16::has_pairs(isa) {
                     print(isa, threads, &c, Cache::Bf16);
                 }
             }

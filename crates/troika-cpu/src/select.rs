@@ -50,6 +50,8 @@ pub fn linear(isa: Isa, shape: LinearShape, threads: usize) -> LinearChoice {
     let step = match isa {
         _ if shape.rows == 1 => 16,
         Isa::Scalar | Isa::Avx2 | Isa::AvxVnni => 16,
+        // Two tiles.
+        Isa::Amx(_) if shape.dtype == DType::BF16 => 32,
         _ => 48,
     };
     let wanted = threads * PARTS_PER_THREAD;

@@ -6,7 +6,7 @@ use half::{bf16, f16};
 use troika_cpu::Isa;
 use troika_cpu::kernels::attention::{Operands, attention, partial_floats};
 use troika_cpu::kernels::kv::CacheRef;
-use troika_cpu::kernels::linear::bf16::is_native;
+use troika_cpu::kernels::linear::bf16::has_pairs;
 use troika_device::{PageTable, SeqRows, Step};
 use troika_graph::{Acts, Attention};
 
@@ -43,7 +43,7 @@ fn attention_f16(bencher: Bencher<'_, '_>, c: Case) {
 }
 
 /// The same with a cache in bf16 and products of pairs.
-#[divan::bench(args = cases().into_iter().filter(|c| is_native(c.isa)), sample_count = 20)]
+#[divan::bench(args = cases().into_iter().filter(|c| has_pairs(c.isa)), sample_count = 20)]
 fn attention_bf16(bencher: Bencher<'_, '_>, c: Case) {
     run(bencher, c, (bf16::from_f32, |c| CacheRef::BF16(c)), true);
 }

@@ -10,7 +10,7 @@ use troika_cpu::kernels::linear::{self as wide, OutView, RowsView, WeightView};
 use troika_cpu::kernels::moe;
 use troika_cpu::kernels::norm::{self, Norm};
 use troika_cpu::{Isa, SharedMut};
-use troika_graph::{Activation, DType};
+use troika_graph::{Activation, Acts, DType};
 
 use crate::{Random, on_each_isa, with};
 
@@ -204,14 +204,14 @@ impl Experts {
         Experts { dtype, k, inter, raw, packed }
     }
 
-    fn packed(&self, e: usize) -> moe::int8::Expert<'_> {
+    fn packed(&self, e: usize) -> moe::Expert<'_, PackedView<'_>> {
         let view = |i: usize, rows, cols| PackedView {
             layout: Layout::new(self.dtype, rows, cols).unwrap(),
             bytes: &self.packed[e][i],
         };
         let (k, inter) = (self.k, self.inter);
         let (gate, up, down) = (view(0, inter, k), view(1, inter, k), view(2, k, inter));
-        moe::int8::Expert { gate, up, down, bias: [None; 3] }
+        moe::Expert { gate, up, down, bias: [None; 3] }
     }
 
     /// One expert on one row, by the plain reference.
@@ -262,11 +262,11 @@ fn experts_are_the_reference_to_the_bit() {
                 y.iter_mut().zip(&down).for_each(|(y, d)| *y += weights[pair] * d);
             }
             on_each_isa(2, |cx| {
-                let mut floats = vec![f32::NAN; moe::int8::floats(rows, top_k, k, inter)];
+                let mut floats = vec![f32::NAN; moe::floats((rows, top_k), k, inter, Acts::Int8)];
                 let mut words = vec![u32::MAX; moe::words(ids.len(), 5)];
                 let mut y = vec![f32::NAN; rows * k];
                 let memory = moe::Memory { floats: &mut floats, words: &mut words };
-                moe::int8::experts(cx, operands, memory, &mut y).unwrap();
+                moe::experts(cx, operands, Acts::Int8, memory, &mut y).unwrap();
                 assert!(y == want, "{dtype}, {rows} rows");
             });
         }

@@ -8,6 +8,8 @@
 //! turned and widened into a panel (`pack`) that all rows meet; with one row that happens in
 //! registers (`tile`). [`bf16`] is the path for activations in bf16.
 
+#[cfg(any(target_arch = "x86_64", all(feature = "emulate", not(target_arch = "aarch64"))))]
+mod amx;
 pub mod bf16;
 mod blocks;
 mod pack;
@@ -34,11 +36,14 @@ pub const BLOCK: usize = 256;
 /// The multiply instruction behind products of activations in f32, or bf16.
 pub(crate) fn multiply(isa: Isa, acts: Acts) -> Option<Multiply> {
     match isa {
-        _ if acts == Acts::Bf16 && bf16::is_native(isa) => Some(Multiply::Bf16Avx512),
+        _ if acts == Acts::Bf16 && bf16::is_native(isa) => match bf16::instruction(isa) {
+            bf16::Instruction::Registers => Some(Multiply::Bf16Avx512),
+            bf16::Instruction::Tiles => Some(Multiply::Bf16Amx),
+        },
         Isa::Scalar => None,
         Isa::Neon | Isa::NeonDot | Isa::NeonI8mm => Some(Multiply::F32Neon),
         Isa::Avx2 | Isa::AvxVnni => Some(Multiply::F32Avx2),
-        Isa::Avx512 | Isa::Amx => Some(Multiply::F32Avx512),
+        Isa::Avx512 | Isa::Amx(_) => Some(Multiply::F32Avx512),
     }
 }
 
@@ -206,7 +211,7 @@ impl Kernel for PartKernel<'_> {
 
 /// Runs a part of a product.
 pub(crate) fn run_part(isa: crate::Isa, part: Part<'_>) {
-    if part.product.pairs { dispatch_pairs(isa, part) } else { dispatch(isa, PartKernel(part)) }
+    if part.product.pairs { bf16::run_part(isa, part) } else { dispatch(isa, PartKernel(part)) }
 }
 
 /// Scratch floats a part of a product needs: packed panels, and widened rows.

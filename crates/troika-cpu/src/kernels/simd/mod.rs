@@ -204,11 +204,11 @@ pub fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
         Isa::Avx2 | Isa::AvxVnni if isa.is_available() => unsafe { avx2::run(kernel) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: detected above.
-        Isa::Avx512 | Isa::Amx if isa.is_available() => unsafe { avx512::run(kernel) },
+        Isa::Avx512 | Isa::Amx(_) if isa.is_available() => unsafe { avx512::run(kernel) },
         // Of x86 only products of bytes are emulated.
         #[cfg(feature = "emulate")]
         // SAFETY: plain Rust needs no features.
-        Isa::Avx2 | Isa::AvxVnni | Isa::Avx512 | Isa::Amx => unsafe { kernel.run::<Portable>() },
+        Isa::Avx2 | Isa::AvxVnni | Isa::Avx512 | Isa::Amx(_) => unsafe { kernel.run::<Portable>() },
         #[allow(unreachable_patterns)]
         _ => unreachable!("{} can run here", isa.name()),
     }
