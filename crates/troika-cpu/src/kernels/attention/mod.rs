@@ -225,7 +225,8 @@ fn merge(
         let Some(seq) = x.step.seqs.iter().find(|s| s.rows.contains(&row)) else { return };
         // SAFETY: each worker asks for its own scratch once per part.
         let scratch = unsafe { scratch.get(worker) };
-        dispatch(isa, Merge { x, seq, row, heads, partials, out, scratch });
+        let merge = Merge { x, seq, row, heads, partials, out, scratch };
+        if x.pairs { dispatch_pairs(isa, merge) } else { dispatch(isa, merge) }
     })?;
     Ok(())
 }
@@ -239,6 +240,15 @@ struct Merge<'a> {
     partials: Partials<'a>,
     out: SharedMut<'a, f32>,
     scratch: &'a mut [f32],
+}
+
+impl PairsKernel for Merge<'_> {
+    #[inline(always)]
+    unsafe fn run<A: Mac>(self) {
+        // The lanes of the part whose results are merged: sums are fused there or not.
+        // SAFETY: features by the caller.
+        unsafe { Kernel::run::<A::V>(self) }
+    }
 }
 
 impl Kernel for Merge<'_> {
