@@ -51,7 +51,7 @@ impl ZeroedBytes {
     }
 
     /// Asks for huge pages, where the system has them, from byte `from` on. They make reading
-    /// and first writing cheaper, and take [`HUGE_PAGE`] bytes at once.
+    /// and first writing cheaper, and take 2 MiB at once.
     pub fn huge_pages(self, from: usize) -> ZeroedBytes {
         if let Memory::Mapped(map) = &self.memory {
             advise_huge(map, from);
