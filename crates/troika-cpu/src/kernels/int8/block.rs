@@ -154,7 +154,7 @@ unsafe fn straight<I: Rows, F: Format, const M: usize, const NR: usize>(
 ) -> [[I::Sums; NR]; M] {
     // SAFETY: by the caller.
     unsafe {
-        let mut part = [[I::part(ints[0][0]); NR]; M];
+        let mut part = [[I::part(F::FULL, ints[0][0]); NR]; M];
         // Unrolled by hand: shifts by `j` are to be constants.
         macro_rules! quads {
             ($($j:literal)*) => {$(
@@ -162,7 +162,7 @@ unsafe fn straight<I: Rows, F: Format, const M: usize, const NR: usize>(
                     if $j % F::SPAN == 0 {
                         for m in 0..M {
                             for n in 0..NR {
-                                part[m][n] = I::part(ints[m][n]);
+                                part[m][n] = I::part(F::FULL, ints[m][n]);
                             }
                         }
                     }
@@ -194,25 +194,49 @@ unsafe fn rolled<I: Rows, F: Format, const M: usize, const NR: usize>(
     turns: Turns,
     mut ints: [[I::Sums; NR]; M],
 ) -> [[I::Sums; NR]; M] {
-    let mut j = sub * (8 / F::SUBS);
+    let quads = 8 / F::SUBS;
+    let first = sub * quads;
     // SAFETY: by the caller.
     unsafe {
-        for _ in 0..turns.folds {
-            let mut part = [[I::part(ints[0][0]); NR]; M];
-            for m in 0..M {
-                for n in 0..NR {
-                    part[m][n] = I::part(ints[m][n]);
-                }
+        if F::SPAN >= quads {
+            return span::<I, F, M, NR>(panels, xs, (g, first), turns, ints);
+        }
+        for i in 0..turns.folds {
+            let at = (g, first + i * F::SPAN);
+            ints = span::<I, F, M, NR>(panels, xs, at, turns, ints);
+        }
+        ints
+    }
+}
+
+/// The quads up to a fold, from quad `j` on.
+///
+/// # Safety
+/// As for [`tile`].
+#[inline(always)]
+unsafe fn span<I: Rows, F: Format, const M: usize, const NR: usize>(
+    panels: &[Panel; NR],
+    xs: [*const u8; M],
+    (g, mut j): (usize, usize),
+    turns: Turns,
+    mut ints: [[I::Sums; NR]; M],
+) -> [[I::Sums; NR]; M] {
+    // SAFETY: by the caller.
+    unsafe {
+        let mut part = [[I::part(F::FULL, ints[0][0]); NR]; M];
+        for m in 0..M {
+            for n in 0..NR {
+                part[m][n] = I::part(F::FULL, ints[m][n]);
             }
-            for _ in 0..turns.pairs {
-                quad::<I, F, M, NR>(panels, xs, (g, j), &mut part);
-                quad::<I, F, M, NR>(panels, xs, (g, j + 1), &mut part);
-                j += 2;
-            }
-            for m in 0..M {
-                for n in 0..NR {
-                    ints[m][n] = I::fold(F::FULL, ints[m][n], part[m][n]);
-                }
+        }
+        for _ in 0..turns.pairs {
+            quad::<I, F, M, NR>(panels, xs, (g, j), &mut part);
+            quad::<I, F, M, NR>(panels, xs, (g, j + 1), &mut part);
+            j += 2;
+        }
+        for m in 0..M {
+            for n in 0..NR {
+                ints[m][n] = I::fold(F::FULL, ints[m][n], part[m][n]);
             }
         }
         ints

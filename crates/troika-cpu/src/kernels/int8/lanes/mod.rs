@@ -70,7 +70,7 @@ pub(super) trait Rows: Copy {
     /// All sums at `correction`, which makes up for what stands for zero; types whose products
     /// of full bytes are signed begin at 0.
     unsafe fn begin(full: bool, correction: i32) -> Self::Sums;
-    unsafe fn part(sums: Self::Sums) -> Self::Part;
+    unsafe fn part(full: bool, sums: Self::Sums) -> Self::Part;
     /// Adds four products per row. Unless `full`, at most as many calls between `part` and
     /// `fold` as [`super::format::Format::SPAN`] says.
     unsafe fn dot(full: bool, part: Self::Part, w: Self::Weight, x: Self::Quad) -> Self::Part;

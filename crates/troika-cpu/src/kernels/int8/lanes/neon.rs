@@ -186,7 +186,7 @@ impl<A: Arm, P: Products<A>> Rows for Neon<A, P> {
         [A::dup_4s(if full && P::SIGNED { 0 } else { correction as u32 }); 4]
     }
     #[inline(always)]
-    unsafe fn part(sums: [A::V; 4]) -> [A::V; 4] {
+    unsafe fn part(_: bool, sums: [A::V; 4]) -> [A::V; 4] {
         sums
     }
     #[inline(always)]

@@ -65,7 +65,7 @@ pub(in super::super) trait Products<V: Vector>: Copy {
     unsafe fn weight(b: V::I) -> Self::Weight;
     /// Weights that are signed.
     unsafe fn signed(b: V::I) -> Self::Weight;
-    unsafe fn part(sums: V::I) -> V::I;
+    unsafe fn part(full: bool, sums: V::I) -> V::I;
     unsafe fn dot(full: bool, part: V::I, w: Self::Weight, x: V::I) -> V::I;
     unsafe fn fold(full: bool, sums: V::I, part: V::I) -> V::I;
 }
@@ -99,8 +99,8 @@ impl<V: Vector> Products<V> for Maddubs {
         Magnitude { unsigned: unsafe { V::vpabsb(b) }, signed: b }
     }
     #[inline(always)]
-    unsafe fn part(_: V::I) -> V::I {
-        unsafe { V::vpbroadcastd(0) }
+    unsafe fn part(full: bool, sums: V::I) -> V::I {
+        if full { sums } else { unsafe { V::vpbroadcastd(0) } }
     }
     #[inline(always)]
     unsafe fn dot(full: bool, part: V::I, w: Magnitude<V::I>, x: V::I) -> V::I {
@@ -117,8 +117,10 @@ impl<V: Vector> Products<V> for Maddubs {
     #[inline(always)]
     unsafe fn fold(full: bool, sums: V::I, part: V::I) -> V::I {
         unsafe {
-            let part = if full { part } else { V::vpmaddwd(part, V::vpbroadcastw(1)) };
-            V::vpaddd(sums, part)
+            if full {
+                return part;
+            }
+            V::vpaddd(sums, V::vpmaddwd(part, V::vpbroadcastw(1)))
         }
     }
 }
@@ -138,7 +140,7 @@ impl<V: Vector> Products<V> for Dpbusd {
         unreachable!("VNNI takes unsigned weights")
     }
     #[inline(always)]
-    unsafe fn part(sums: V::I) -> V::I {
+    unsafe fn part(_: bool, sums: V::I) -> V::I {
         sums
     }
     #[inline(always)]
@@ -238,8 +240,8 @@ impl<V: Vector, P: Products<V>, const R: usize> Rows for X86<V, P, R> {
         [unsafe { V::vpbroadcastd(start as u32) }; R]
     }
     #[inline(always)]
-    unsafe fn part(sums: [V::I; R]) -> [V::I; R] {
-        unsafe { each!(i, P::part(sums[i])) }
+    unsafe fn part(full: bool, sums: [V::I; R]) -> [V::I; R] {
+        unsafe { each!(i, P::part(full, sums[i])) }
     }
     #[inline(always)]
     unsafe fn dot(full: bool, part: [V::I; R], w: [P::Weight; R], x: V::I) -> [V::I; R] {
