@@ -1,7 +1,8 @@
 //! Speed of products with float weights, per type, activations, shape, instruction set and number
 //! of threads.
 //!
-//! `cargo run --release -p troika-cpu --example float_speed -- [threads]`
+//! `cargo run --release -p troika-cpu --example float_speed -- [threads [words]]` prints the lines
+//! with all the words in their first columns; `-- 2 amx bf16` is for whoever has tiles of bf16.
 //!
 //! GB/s are weight bytes read once per product (with few rows they come from memory: several
 //! copies of the weight are used in turn); GFLOP/s are two operations per weight and row.
@@ -91,11 +92,18 @@ fn cases(isa: Isa) -> Vec<Case> {
 
 fn main() {
     let threads = std::env::args().nth(1).and_then(|t| t.parse().ok()).unwrap_or(2);
+    let words: Vec<String> = std::env::args().skip(2).collect();
     println!("{threads} threads");
     println!("| kernels | type | activations | n x k | rows | us | GFLOP/s | GB/s |");
     println!("|---|---|---|---|---|---|---|---|");
     for isa in Isa::available().into_iter().rev() {
         for c in cases(isa) {
+            let acts = if c.pairs { "bf16" } else { "f32" };
+            let (dtype, n, k, rows) = (c.dtype, c.n, c.k, c.rows);
+            let line = format!("| {} | {dtype} | {acts} | {n} x {k} | {rows} |", isa.name());
+            if !words.iter().all(|w| line.contains(&format!(" {w} "))) {
+                continue;
+            }
             let each = 1 << 17;
             let mut scratch = vec![0.0; each * threads];
             let mut pool = Pool::new(threads, None).expect("threads");
@@ -103,13 +111,7 @@ fn main() {
             let seconds = time(&mut Context { pool: &mut pool, isa, scratch }, &c);
             let bytes = c.n * c.dtype.row_bytes(c.k).unwrap_or(0);
             println!(
-                "| {} | {} | {} | {} x {} | {} | {:.0} | {:.0} | {:.1} |",
-                isa.name(),
-                c.dtype,
-                if c.pairs { "bf16" } else { "f32" },
-                c.n,
-                c.k,
-                c.rows,
+                "{line} {:.0} | {:.0} | {:.1} |",
                 seconds * 1e6,
                 2.0 * (c.n * c.k * c.rows) as f64 / seconds / 1e9,
                 bytes as f64 / seconds / 1e9

@@ -11,7 +11,7 @@ use crate::kernels::elementwise::{Element, Slice};
 use crate::kernels::linear::WeightView;
 use crate::kernels::{attention, int8, linear, moe, rope, router};
 use crate::memory::LINE;
-use crate::packed::PackedExpert;
+use crate::packed::PackedMatrix;
 pub(crate) use crate::place::Place;
 use crate::place::place;
 
@@ -54,11 +54,19 @@ impl Vector {
 
 /// The weights of an expert.
 #[derive(Clone, Debug)]
-pub(crate) struct ExpertWeights {
-    pub gate: Matrix,
-    pub up: Matrix,
-    pub down: Matrix,
-    pub bias: [Option<Vector>; 3],
+pub(crate) struct ExpertWeights<M> {
+    pub gate: M,
+    pub up: M,
+    pub down: M,
+    bias: [Option<Vector>; 3],
+}
+
+impl<M> ExpertWeights<M> {
+    /// As the kernel takes them, each weight by `view`.
+    pub fn view<'a, W>(&'a self, view: impl Fn(&'a M) -> W) -> moe::Expert<'a, W> {
+        let bias = self.bias.each_ref().map(|b| b.as_ref().map(Vector::floats));
+        moe::Expert { gate: view(&self.gate), up: view(&self.up), down: view(&self.down), bias }
+    }
 }
 
 /// An op with its weights.
@@ -102,16 +110,18 @@ pub(crate) enum Code {
     },
     Router(Router),
     Experts {
-        experts: Vec<ExpertWeights>,
+        experts: Vec<ExpertWeights<Matrix>>,
         act: troika_graph::Activation,
-        bf16: bool,
+        acts: Acts,
     },
     /// Products of one input; an output each.
     PackedLinear {
         weights: Weights,
+        /// What makes the input of the step's inputs, if it is not the only one itself.
+        before: Option<Box<Code>>,
     },
     PackedExperts {
-        experts: Vec<PackedExpert>,
+        experts: Vec<ExpertWeights<PackedMatrix>>,
         act: troika_graph::Activation,
     },
 }
@@ -121,7 +131,7 @@ impl Code {
     pub fn first_weight(&self) -> Option<&[u8]> {
         match self {
             Code::Linear { weights, .. } => weights.first().map(|w| &*w.0.bytes),
-            Code::PackedLinear { weights } => weights.first().map(|w| w.0.view().bytes),
+            Code::PackedLinear { weights, .. } => weights.first().map(|w| w.0.view().bytes),
             _ => None,
         }
     }
@@ -224,6 +234,21 @@ pub(crate) fn compile(
     Ok(exe)
 }
 
+/// Notes what experts of some columns and inner width need.
+fn needs_of_experts(
+    exe: &mut Executable,
+    step: &Step,
+    (k, inter): (usize, usize),
+    acts: Acts,
+    experts: usize,
+) -> usize {
+    let top_k = exe.slots[step.inputs[1]].cols;
+    exe.work_floats = exe.work_floats.max(moe::floats((1, top_k), k, inter, acts));
+    let words = moe::words(0, experts);
+    exe.work_words = (exe.work_words.0.max(top_k), exe.work_words.1.max(words));
+    moe::worker_floats()
+}
+
 /// Notes what a step needs beside its operands.
 fn needs(exe: &mut Executable, step: &Step) {
     let mut worker = 0;
@@ -242,32 +267,27 @@ fn needs(exe: &mut Executable, step: &Step) {
             exe.groups.push(op.group);
             exe.attentions.push(op.clone());
         }
-        Code::PackedLinear { weights } => {
+        Code::PackedLinear { weights, before } => {
             worker = int8::scratch_floats();
+            if before.is_some() {
+                worker = worker.max(exe.slots[step.inputs[0]].cols);
+            }
             let each = weights.first().map_or(0, |w| int8::floats(w.0.view().layout.cols));
             exe.work_floats = exe.work_floats.max(each * extras(weights).len());
         }
         Code::PackedExperts { experts, .. } => {
-            worker = moe::worker_floats();
-            let top_k = exe.slots[step.inputs[1]].cols;
             let gate = experts[0].gate.view().layout;
-            let floats = moe::int8::floats(1, top_k, gate.cols, gate.rows);
-            exe.work_floats = exe.work_floats.max(floats);
-            let words = moe::words(0, experts.len());
-            exe.work_words = (exe.work_words.0.max(top_k), exe.work_words.1.max(words));
+            let shape = (gate.cols, gate.rows);
+            worker = needs_of_experts(exe, step, shape, Acts::Int8, experts.len());
         }
         // As floats: where the products of pairs are missing, rounded activations stay floats.
         Code::Linear { weights, bf16: true } => {
             exe.work_floats = exe.work_floats.max(weights[0].0.cols);
         }
         Code::Router(r) => worker = router::worker_floats(r),
-        Code::Experts { experts, bf16, .. } => {
-            worker = moe::worker_floats();
-            let top_k = exe.slots[step.inputs[1]].cols;
-            let (k, inter) = (experts[0].gate.cols, experts[0].gate.rows);
-            exe.work_floats = exe.work_floats.max(moe::floats((1, top_k), k, inter, *bf16));
-            let words = moe::words(0, experts.len());
-            exe.work_words = (exe.work_words.0.max(top_k), exe.work_words.1.max(words));
+        Code::Experts { experts, acts, .. } => {
+            let gate = &experts[0].gate;
+            worker = needs_of_experts(exe, step, (gate.cols, gate.rows), *acts, experts.len());
         }
         _ => {}
     }
@@ -402,7 +422,7 @@ impl Compiler<'_> {
             },
             Op::Linear { weight, bias, acts: Acts::Int8 } => {
                 let weights = smallvec![(self.packed(*weight)?, self.vector_if(bias)?)];
-                Code::PackedLinear { weights }
+                Code::PackedLinear { weights, before: None }
             }
             Op::Linear { weight, bias, acts } => {
                 let weights = smallvec![(self.matrix(*weight)?, self.vector_if(bias)?)];
@@ -456,13 +476,18 @@ impl Compiler<'_> {
         Ok(Code::Router(r.clone()))
     }
 
-    fn experts(&self, e: &troika_graph::Experts) -> Result<Code, DeviceError> {
+    /// The weights of all experts, each matrix by `matrix`.
+    pub fn expert_weights<M>(
+        &self,
+        e: &troika_graph::Experts,
+        matrix: impl Fn(WeightRef) -> Result<M, DeviceError>,
+    ) -> Result<Vec<ExpertWeights<M>>, DeviceError> {
         let bias = |list: &[WeightRef], i: usize| self.vector_if(&list.get(i).copied());
         let expert = |i: usize| {
             Ok(ExpertWeights {
-                gate: self.matrix(e.gate[i])?,
-                up: self.matrix(e.up[i])?,
-                down: self.matrix(e.down[i])?,
+                gate: matrix(e.gate[i])?,
+                up: matrix(e.up[i])?,
+                down: matrix(e.down[i])?,
                 bias: [bias(&e.gate_bias, i)?, bias(&e.up_bias, i)?, bias(&e.down_bias, i)?],
             })
         };
@@ -470,6 +495,11 @@ impl Compiler<'_> {
         if experts.is_empty() {
             return self.refuse("experts", "there are none");
         }
-        Ok(Code::Experts { experts, act: e.act, bf16: e.acts == Acts::Bf16 })
+        Ok(experts)
+    }
+
+    fn experts(&self, e: &troika_graph::Experts) -> Result<Code, DeviceError> {
+        let experts = self.expert_weights(e, |w| self.matrix(w))?;
+        Ok(Code::Experts { experts, act: e.act, acts: e.acts })
     }
 }

@@ -17,22 +17,52 @@ pub enum Isa {
     AvxVnni,
     /// AVX-512 F, BW, DQ and VL beside AVX2; its own VNNI where there is one.
     Avx512,
-    /// The above with VNNI and tiles of bytes (AMX-TILE, AMX-INT8).
-    Amx,
+    /// The above with VNNI and tiles of bytes (AMX-TILE, AMX-INT8), perhaps of bf16 (AMX-BF16).
+    Amx(Amx),
+}
+
+/// What this machine's tiles can do, by [`Amx::detect`]: who has one does not ask again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Amx {
+    int8: bool,
+    bf16: bool,
+}
+
+impl Amx {
+    /// Asks the processor for tiles and the system for the permission to use them, which stays
+    /// for the whole process: Linux wants to be asked, for tiles make the memory of a thread's
+    /// registers large. Takes a system call.
+    pub fn detect() -> Amx {
+        #[cfg(target_arch = "x86_64")]
+        {
+            use crate::kernels::instructions::x86::{Tmm, tiles_multiply, tiles_multiply_pairs};
+            use std::arch::x86_64::{__cpuid, __cpuid_count};
+            // Leaf 7: AMX-BF16, AMX-TILE and AMX-INT8 (Intel's manual, volume 2, CPUID).
+            let edx = if __cpuid(0).eax < 7 { 0 } else { __cpuid_count(7, 0).edx };
+            let has = |bit: u32| edx & (1 << bit) != 0;
+            if has(24) && may_use_tiles() {
+                // SAFETY: the processor has them and the system lets us use them.
+                let int8 = has(25) && unsafe { tiles_multiply::<Tmm>() };
+                // SAFETY: as above.
+                let bf16 = has(22) && unsafe { tiles_multiply_pairs::<Tmm>() };
+                return Amx { int8, bf16 };
+            }
+        }
+        Amx { int8: false, bf16: false }
+    }
+
+    /// Whether tiles of bytes are multiplied.
+    pub fn has_int8(self) -> bool {
+        self.int8
+    }
+
+    /// Whether tiles of bf16 are multiplied.
+    pub fn has_bf16(self) -> bool {
+        self.bf16
+    }
 }
 
 impl Isa {
-    const ALL: [Isa; 8] = [
-        Isa::Scalar,
-        Isa::Neon,
-        Isa::NeonDot,
-        Isa::NeonI8mm,
-        Isa::Avx2,
-        Isa::AvxVnni,
-        Isa::Avx512,
-        Isa::Amx,
-    ];
-
     /// Whether this machine has it (cheap: the standard library remembers).
     pub fn is_available(self) -> bool {
         #[cfg(target_arch = "x86_64")]
@@ -46,7 +76,7 @@ impl Isa {
                 Isa::Avx2 => avx2(),
                 Isa::AvxVnni => avx2() && has!("avxvnni"),
                 Isa::Avx512 => avx2() && avx512(),
-                Isa::Amx => avx2() && avx512() && has!("avx512vnni") && has_amx(),
+                Isa::Amx(amx) => amx.int8 && avx2() && avx512() && has!("avx512vnni"),
                 _ => false,
             }
         }
@@ -79,18 +109,27 @@ impl Isa {
 
     /// The best set of this machine.
     pub fn detect() -> Isa {
-        let best = Isa::ALL.into_iter().rev().find(|i| i.is_available());
+        let best = Isa::all().into_iter().rev().find(|i| i.is_available());
         best.unwrap_or(Isa::Scalar)
     }
 
     /// All sets this machine has, weakest first.
     pub fn available() -> Vec<Isa> {
-        Isa::ALL.into_iter().filter(|i| i.is_available()).collect()
+        Isa::all().into_iter().filter(|i| i.is_available()).collect()
     }
 
     /// All sets, weakest first.
     pub fn all() -> [Isa; 8] {
-        Isa::ALL
+        [
+            Isa::Scalar,
+            Isa::Neon,
+            Isa::NeonDot,
+            Isa::NeonI8mm,
+            Isa::Avx2,
+            Isa::AvxVnni,
+            Isa::Avx512,
+            Isa::Amx(Amx::detect()),
+        ]
     }
 
     /// Its name, in lower case.
@@ -103,26 +142,9 @@ impl Isa {
             Isa::Avx2 => "avx2",
             Isa::AvxVnni => "avx vnni",
             Isa::Avx512 => "avx512",
-            Isa::Amx => "amx",
+            Isa::Amx(_) => "amx",
         }
     }
-}
-
-/// Whether the processor has tiles of bytes and the system lets this process use them: Linux wants
-/// to be asked, for tiles make the memory of a thread's registers large.
-#[cfg(target_arch = "x86_64")]
-fn has_amx() -> bool {
-    use crate::kernels::instructions::x86::{Tmm, tiles_multiply};
-    // Asking takes a system call, and the answer stays: it is kept, as `is_x86_feature_detected`
-    // keeps its own.
-    static ANSWER: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
-    *ANSWER.get_or_init(|| {
-        // Leaf 7: AMX-TILE and AMX-INT8 (Intel's manual, volume 2, CPUID).
-        let edx = std::arch::x86_64::__cpuid_count(7, 0).edx;
-        let has_tiles = edx & (1 << 24) != 0 && edx & (1 << 25) != 0;
-        // SAFETY: in this order: the processor has them and the system lets us use them.
-        has_tiles && may_use_tiles() && unsafe { tiles_multiply::<Tmm>() }
-    })
 }
 
 /// Asks for permission to use tiles, for all threads of this process.
@@ -160,8 +182,11 @@ pub fn features() -> String {
         }
         list!("avx2", "fma", "f16c", "avxvnni", "avx512f", "avx512bw", "avx512dq", "avx512vl");
         list!("avx512vnni", "avx512bf16", "avx512fp16");
-        if Isa::Amx.is_available() {
-            found.push("amx");
+        let amx = Amx::detect();
+        for (name, has) in [("amx_int8", amx.int8), ("amx_bf16", amx.bf16)] {
+            if has {
+                found.push(name);
+            }
         }
     }
     #[cfg(target_arch = "aarch64")]

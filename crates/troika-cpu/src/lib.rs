@@ -24,7 +24,7 @@ mod select;
 mod threads;
 mod topology;
 
-pub use detect::{Isa, cores, features};
+pub use detect::{Amx, Isa, cores, features};
 pub use device::{CpuDevice, CpuOptions};
 pub use memory::{PerWorker, SharedMut};
 pub use select::{LinearChoice, LinearShape};

@@ -3,11 +3,12 @@
 use half::{bf16, f16};
 use smallvec::SmallVec;
 use troika_device::Submission;
-use troika_graph::DType;
+use troika_graph::{Activation, Acts, DType};
 
 use crate::bindings::Mem;
-use crate::compile::{Code, Executable, Step, Vector};
+use crate::compile::{Code, Executable, Matrix, Step, Vector};
 use crate::fuse::extras;
+use crate::kernels::elementwise::Element;
 use crate::kernels::kv::{CacheMut, CacheRef};
 use crate::kernels::linear::{OutView, Product, RowsView};
 use crate::kernels::norm::Norm;
@@ -15,6 +16,7 @@ use crate::kernels::{
     Context, KernelError, attention, elementwise, embed, int8, kv, linear, moe, norm, rope, router,
 };
 use crate::memory::SharedMut;
+use crate::packed::PackedMatrix;
 
 /// The operands of a step.
 pub(crate) struct Operands<'a> {
@@ -115,15 +117,24 @@ impl<'a> Operands<'a> {
                     let keys = self.cache(0);
                     let values = if op.value_in_key { keys } else { self.cache(1) };
                     let (sinks, q, step) = (floats(sinks), self.input(0), &*task.step);
-                    let x = attention::Operands { op, sinks, q, keys, values, step };
+                    let pairs = op.acts == Acts::Bf16 && linear::bf16::has_pairs(cx.isa);
+                    let x = attention::Operands { op, sinks, q, keys, values, step, pairs };
                     attention::attention(cx, x, work.floats, self.output(0))
                 }
                 Code::Router(r) => {
                     router::router(cx, r, self.input(0), self.output(0), self.output(1))
                 }
-                Code::Experts { .. } => self.experts(cx, work),
+                Code::Experts { experts, act, acts } => {
+                    let expert = |i: usize| experts[i].view(Matrix::view);
+                    let (count, inter) = (experts.len(), experts[0].gate.view().rows);
+                    self.experts(cx, (count, inter, &expert), (*act, *acts), work)
+                }
                 Code::PackedLinear { .. } => self.packed_linear(cx, task.rows, work.floats),
-                Code::PackedExperts { .. } => self.packed_experts(cx, task.rows, work),
+                Code::PackedExperts { experts, act } => {
+                    let expert = |i: usize| experts[i].view(PackedMatrix::view);
+                    let (count, inter) = (experts.len(), experts[0].gate.view().layout.rows);
+                    self.experts(cx, (count, inter, &expert), (*act, Acts::Int8), work)
+                }
                 _ => self.columns(cx),
             }
         }
@@ -215,16 +226,17 @@ impl<'a> Operands<'a> {
         rows: usize,
         work: &mut [f32],
     ) -> Result<(), KernelError> {
-        let Code::PackedLinear { weights } = &self.step.code else { return Ok(()) };
-        // SAFETY: by the caller.
-        let x = unsafe { self.input::<f32>(0) };
+        let Code::PackedLinear { weights, before } = &self.step.code else { return Ok(()) };
         let k = self.cols(0);
         let width = int8::floats(k);
         let extras = extras(weights);
         let work = &mut work[..rows * width * extras.len()];
-        for (extra, q) in extras.iter().zip(work.chunks_exact_mut((rows * width).max(1))) {
-            int8::quantize(cx, (x, k), *extra, q)?;
-        }
+        let kinds = work.chunks_exact_mut((rows * width).max(1));
+        let mut kinds: SmallVec<[_; 2]> = extras.iter().copied().zip(kinds).collect();
+        // SAFETY: by the caller.
+        let x = unsafe { self.rows_of(before.as_deref()) };
+        int8::quantize(cx, (x, k), &mut kinds)?;
+        drop(kinds);
         let work = &*work;
         let mut products: SmallVec<[int8::Product<'_>; 3]> = SmallVec::new();
         for (i, (weight, bias)) in weights.iter().enumerate() {
@@ -240,42 +252,27 @@ impl<'a> Operands<'a> {
         int8::linear(cx, rows, &products)
     }
 
+    /// The rows a product quantizes.
+    ///
     /// # Safety
     /// As for `run`.
-    unsafe fn packed_experts(
-        &self,
-        cx: &mut Context<'_>,
-        rows: usize,
-        work: &mut moe::Memory<'_>,
-    ) -> Result<(), KernelError> {
-        let Code::PackedExperts { experts, act } = &self.step.code else { return Ok(()) };
-        let expert = |i: usize| {
-            let e = &experts[i];
-            let [g, u, d] = &e.bias;
-            moe::int8::Expert {
-                gate: e.gate.view(),
-                up: e.up.view(),
-                down: e.down.view(),
-                bias: [floats(g), floats(u), floats(d)],
-            }
-        };
-        let (k, top_k, inter) = (self.cols(0), self.cols(1), expert(0).gate.layout.rows);
-        let floats = &mut work.floats[..moe::int8::floats(rows, top_k, k, inter)];
-        let words = &mut work.words[..moe::words(rows * top_k, experts.len())];
+    unsafe fn rows_of(&self, before: Option<&'a Code>) -> int8::Rows<'a> {
         // SAFETY: by the caller.
         unsafe {
-            let x = moe::Operands {
-                experts: experts.len(),
-                expert: &expert,
-                act: *act,
-                x: self.input(0),
-                k,
-                inter,
-                ids: self.input(1),
-                weights: self.input(2),
-                top_k,
-            };
-            moe::int8::experts(cx, x, moe::Memory { floats, words }, self.output(0))
+            match before {
+                Some(Code::RmsNorm { weight, eps, offset, .. }) => {
+                    let norm = Norm::Rms { weight: floats(weight), eps: *eps, offset: *offset };
+                    int8::Rows::Norm(norm, self.input(0))
+                }
+                Some(Code::LayerNorm { weight, bias, eps, .. }) => {
+                    let (weight, bias) = (weight.floats(), floats(bias));
+                    int8::Rows::Norm(Norm::Layer { weight, bias, eps: *eps }, self.input(0))
+                }
+                Some(Code::Element(Element::Gate(act))) => {
+                    int8::Rows::Gate(*act, [self.input(0), self.input(1)])
+                }
+                _ => int8::Rows::Plain(self.input(0)),
+            }
         }
     }
 
@@ -301,44 +298,23 @@ impl<'a> Operands<'a> {
 
     /// # Safety
     /// As for `run`.
-    unsafe fn experts(
+    unsafe fn experts<W: moe::Weight>(
         &self,
         cx: &mut Context<'_>,
+        (experts, inter, expert): (usize, usize, &(dyn Fn(usize) -> moe::Expert<'a, W> + Sync)),
+        (act, acts): (Activation, Acts),
         work: &mut moe::Memory<'_>,
     ) -> Result<(), KernelError> {
-        let Code::Experts { experts, act, bf16 } = &self.step.code else { return Ok(()) };
-        let expert = |i: usize| {
-            let e = &experts[i];
-            let [g, u, d] = &e.bias;
-            moe::Expert {
-                gate: e.gate.view(),
-                up: e.up.view(),
-                down: e.down.view(),
-                bias: [floats(g), floats(u), floats(d)],
-            }
-        };
-        let k = self.cols(0);
-        // SAFETY: by the caller.
-        let pairs = unsafe { self.input::<i32>(1) }.len();
-        let top_k = self.cols(1);
-        let inter = expert(0).gate.rows;
-        let floats =
-            &mut work.floats[..moe::floats((pairs / top_k.max(1), top_k), k, inter, *bf16)];
-        let words = &mut work.words[..moe::words(pairs, experts.len())];
+        let (k, top_k) = (self.cols(0), self.cols(1));
         // SAFETY: by the caller.
         unsafe {
-            let x = moe::Operands {
-                experts: experts.len(),
-                expert: &expert,
-                act: *act,
-                x: self.input(0),
-                k,
-                inter,
-                ids: self.input(1),
-                weights: self.input(2),
-                top_k,
-            };
-            moe::experts(cx, x, *bf16, moe::Memory { floats, words }, self.output(0))
+            let ids = self.input::<i32>(1);
+            let shape = (ids.len() / top_k.max(1), top_k);
+            let floats = &mut work.floats[..moe::floats(shape, k, inter, acts)];
+            let words = &mut work.words[..moe::words(ids.len(), experts)];
+            let (x, weights) = (self.input(0), self.input(2));
+            let x = moe::Operands { experts, expert, act, x, k, inter, ids, weights, top_k };
+            moe::experts(cx, x, acts, moe::Memory { floats, words }, self.output(0))
         }
     }
 }

@@ -3,7 +3,7 @@
 use troika_device::{DeviceError, PackLayout, WeightBytes, WeightData};
 use troika_graph::WeightRef;
 
-use crate::compile::{Code, Compiler, Vector};
+use crate::compile::{Code, Compiler, ExpertWeights};
 use crate::kernels::int8::{Layout, PackedView, ROWS};
 
 /// A packed weight, kept alive by the executable.
@@ -17,15 +17,6 @@ impl PackedMatrix {
     pub fn view(&self) -> PackedView<'_> {
         PackedView { layout: self.layout, bytes: &self.bytes }
     }
-}
-
-/// The packed weights of an expert.
-#[derive(Clone, Debug)]
-pub(crate) struct PackedExpert {
-    pub gate: PackedMatrix,
-    pub up: PackedMatrix,
-    pub down: PackedMatrix,
-    pub bias: [Option<Vector>; 3],
 }
 
 impl Compiler<'_> {
@@ -60,21 +51,9 @@ impl Compiler<'_> {
 
     /// Experts with activations in eight bits.
     pub fn packed_experts(&self, e: &troika_graph::Experts) -> Result<Code, DeviceError> {
-        let bias = |list: &[WeightRef], i: usize| self.vector_if(&list.get(i).copied());
-        let expert = |i: usize| {
-            Ok(PackedExpert {
-                gate: self.packed(e.gate[i])?,
-                up: self.packed(e.up[i])?,
-                down: self.packed(e.down[i])?,
-                bias: [bias(&e.gate_bias, i)?, bias(&e.up_bias, i)?, bias(&e.down_bias, i)?],
-            })
-        };
-        let experts = (0..e.gate.len()).map(expert).collect::<Result<Vec<_>, DeviceError>>()?;
-        if experts.is_empty() {
-            return self.refuse("experts", "there are none");
-        }
+        let experts = self.expert_weights(e, |w| self.packed(w))?;
         let dtype = |m: &PackedMatrix| m.layout.dtype;
-        let one = |x: &PackedExpert| {
+        let one = |x: &ExpertWeights<PackedMatrix>| {
             let inner = dtype(&experts[0].gate);
             dtype(&x.gate) == inner
                 && dtype(&x.up) == inner

@@ -6,7 +6,7 @@ use troika_cpu::Isa;
 use troika_cpu::kernels::int8::{Layout, PackedView};
 use troika_cpu::kernels::linear::WeightView;
 use troika_cpu::kernels::moe::{self, Expert, Memory, Operands};
-use troika_graph::{Activation, DType};
+use troika_graph::{Activation, Acts, DType};
 
 use crate::{floats, isas, weight, with};
 
@@ -58,7 +58,7 @@ fn experts_float(bencher: Bencher<'_, '_>, c: Case) {
     let (ids, weights) = choices(c.rows);
     let x = floats(c.rows * K);
     let mut y = vec![0.0; x.len()];
-    let mut room = vec![0.0; moe::floats((c.rows, TOP_K), K, INTER, false)];
+    let mut room = vec![0.0; moe::floats((c.rows, TOP_K), K, INTER, Acts::F32)];
     let mut words = vec![0; moe::words(ids.len(), EXPERTS)];
     let (items, size) = counters(c.rows, 3 * bytes[0].len());
     with(c.isa, |cx| {
@@ -75,7 +75,7 @@ fn experts_float(bencher: Bencher<'_, '_>, c: Case) {
                 top_k: TOP_K,
             };
             let memory = Memory { floats: &mut room, words: &mut words };
-            moe::experts(cx, x, false, memory, &mut y).expect("no panic")
+            moe::experts(cx, x, Acts::F32, memory, &mut y).expect("no panic")
         });
     });
 }
@@ -89,7 +89,7 @@ fn experts_int8(bencher: Bencher<'_, '_>, c: Case) {
         (0..EXPERTS).map(|_| [up.pack(&raw, 1), up.pack(&raw, 1), down.pack(&raw, 1)]).collect();
     let expert = |e: usize| {
         let [g, u, d] = packed[e].each_ref();
-        moe::int8::Expert {
+        Expert {
             gate: PackedView { layout: up, bytes: g },
             up: PackedView { layout: up, bytes: u },
             down: PackedView { layout: down, bytes: d },
@@ -99,7 +99,7 @@ fn experts_int8(bencher: Bencher<'_, '_>, c: Case) {
     let (ids, weights) = choices(c.rows);
     let x = floats(c.rows * K);
     let mut y = vec![0.0; x.len()];
-    let mut room = vec![0.0; moe::int8::floats(c.rows, TOP_K, K, INTER)];
+    let mut room = vec![0.0; moe::floats((c.rows, TOP_K), K, INTER, Acts::Int8)];
     let mut words = vec![0; moe::words(ids.len(), EXPERTS)];
     let (items, size) = counters(c.rows, 2 * up.bytes() + down.bytes());
     with(c.isa, |cx| {
@@ -116,7 +116,7 @@ fn experts_int8(bencher: Bencher<'_, '_>, c: Case) {
                 top_k: TOP_K,
             };
             let memory = Memory { floats: &mut room, words: &mut words };
-            moe::int8::experts(cx, x, memory, &mut y).expect("no panic")
+            moe::experts(cx, x, Acts::Int8, memory, &mut y).expect("no panic")
         });
     });
 }

@@ -5,6 +5,7 @@ use std::arch::asm;
 use std::arch::is_x86_feature_detected as has;
 
 use super::{Multiply, Probe};
+use crate::detect::Amx;
 
 /// The loop for a way to multiply, if this machine has the instructions.
 pub(super) fn probe(multiply: Multiply) -> Option<Probe> {
@@ -19,8 +20,8 @@ pub(super) fn probe(multiply: Multiply) -> Option<Probe> {
         Multiply::F32Avx512 => of(avx512(), fma_512, 12 * 32),
         Multiply::Int8Avx512 => of(avx512() && has!("avx512vnni"), dpbusd_512, 12 * 128),
         Multiply::Bf16Avx512 => of(avx512() && has!("avx512bf16"), dpbf16_512, 12 * 64),
-        Multiply::Int8Amx => of(amx::has_int8(), amx::int8, 4 * 16 * 16 * 64 * 2),
-        Multiply::Bf16Amx => of(amx::has_bf16(), amx::bf16, 4 * 16 * 16 * 32 * 2),
+        Multiply::Int8Amx => of(Amx::detect().has_int8(), amx::int8, 4 * 16 * 16 * 64 * 2),
+        Multiply::Bf16Amx => of(Amx::detect().has_bf16(), amx::bf16, 4 * 16 * 16 * 32 * 2),
         Multiply::F32Neon | Multiply::Int8Dot | Multiply::Int8Mmla => None,
     }
 }
@@ -111,68 +112,16 @@ repeated!(fma_512, each!("vfmadd231ps", "zmm"; 0 1 2 3 4 5 6 7 8 9 10 11));
 repeated!(dpbusd_512, each!("vpdpbusd", "zmm"; 0 1 2 3 4 5 6 7 8 9 10 11));
 repeated!(dpbf16_512, each!("vdpbf16ps", "zmm"; 0 1 2 3 4 5 6 7 8 9 10 11));
 
-/// Tiles: what is needed to time them. Linux gives their registers to those that ask.
+/// Tiles.
 mod amx {
     use std::arch::asm;
-    use std::arch::x86_64::{__cpuid, __cpuid_count};
 
-    /// Bits of CPUID leaf 7, EDX.
-    const BF16: u32 = 1 << 22;
-    const TILE: u32 = 1 << 24;
-    const INT8: u32 = 1 << 25;
-
-    pub fn has_int8() -> bool {
-        has(INT8)
-    }
-
-    pub fn has_bf16() -> bool {
-        has(BF16)
-    }
-
-    fn has(kind: u32) -> bool {
-        if __cpuid(0).eax < 7 {
-            return false;
-        }
-        let found = __cpuid_count(7, 0).edx;
-        found & TILE != 0 && found & kind != 0 && permitted()
-    }
-
-    /// Asks the system for the tiles' registers, for the whole process.
-    #[cfg(target_os = "linux")]
-    fn permitted() -> bool {
-        const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
-        const XTILE_DATA: libc::c_long = 18;
-        // SAFETY: the call takes two numbers and touches no memory of ours.
-        unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XTILE_DATA) == 0 }
-    }
-
-    #[cfg(not(target_os = "linux"))]
-    fn permitted() -> bool {
-        false
-    }
-
-    /// The operand of `ldtilecfg`: eight tiles of 16 rows of 64 bytes.
-    #[repr(C, align(64))]
-    struct Config {
-        palette: u8,
-        start_row: u8,
-        reserved: [u8; 14],
-        bytes: [u16; 16],
-        rows: [u8; 16],
-    }
+    use crate::kernels::instructions::x86::TileConfig;
 
     macro_rules! tiles {
         ($name:ident, $op:literal) => {
             pub fn $name(passes: u64) {
-                let mut config = Config {
-                    palette: 1,
-                    start_row: 0,
-                    reserved: [0; 14],
-                    bytes: [0; 16],
-                    rows: [0; 16],
-                };
-                config.bytes[..8].fill(64);
-                config.rows[..8].fill(16);
+                let config = TileConfig::new(&[(16, 64); 8]);
                 // SAFETY: the configuration is valid and outlives the block; only tiles are
                 // written. `probe` hands this out to machines that have them.
                 unsafe {

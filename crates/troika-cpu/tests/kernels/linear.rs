@@ -236,9 +236,9 @@ proptest! {
         let b = bias.then_some(&b[..]);
         let weight: Vec<half::bf16> =
             bytes.as_chunks::<2>().0.iter().map(|b| half::bf16::from_le_bytes(*b)).collect();
-        let mut want = vec![0.0; rows * n];
-        bf16::scalar::linear(&weight, b, &x, k, &mut want);
         on_each_isa(2, |cx| {
+            let mut want = vec![0.0; rows * n];
+            bf16::scalar::linear(bf16::instruction(cx.isa), &weight, b, (&x, k), &mut want);
             let got = run_pairs(cx, w, b, &x);
             let same = got.iter().zip(&want).all(|(g, w)| g.to_bits() == w.to_bits());
             assert!(same, "{}: {rows} rows, {n}x{k}", cx.isa.name());
@@ -246,12 +246,36 @@ proptest! {
     }
 }
 
+/// Rows that lie anywhere and go anywhere, as those of experts do.
+#[test]
+fn pairs_of_bf16_of_an_index() {
+    let mut r = Random(11);
+    let (n, k, rows) = (50, 1100, 37);
+    let bytes = r.weight(DType::BF16, n * k);
+    let w = WeightView { dtype: DType::BF16, bytes: &bytes, rows: n, cols: k };
+    let x = r.floats(rows * k);
+    let index: Vec<u32> = (0..rows as u32).rev().collect();
+    on_each_isa(2, |cx| {
+        let width = bf16::words(k);
+        let mut words = vec![f32::NAN; rows * width];
+        bf16::round(cx, (&x, k), true, &mut words).unwrap();
+        let mut y = vec![f32::NAN; rows * n];
+        let out = OutView::dense(SharedMut::new(&mut y), n);
+        let (index, dense) = (Some(&index[..]), RowsView::dense(&words, width));
+        let (x_rows, out) = (RowsView { index, ..dense }, OutView { index, ..out });
+        let p = Product { weight: w, bias: None, x: x_rows, y: out, pairs: true };
+        linear(cx, rows, 1, &|_| p).unwrap();
+        assert_eq!(y, run_pairs(cx, w, None, &x));
+    });
+}
+
 #[test]
 fn which_sets_multiply_pairs_natively() {
     on_each_isa(1, |cx| {
         let native = bf16::is_native(cx.isa);
         let form = if native { "native" } else { "emulated" };
-        println!("products of pairs of bf16, {}: {form}", cx.isa.name());
+        let by = bf16::instruction(cx.isa);
+        println!("products of pairs of bf16, {}: {form}, {by:?}", cx.isa.name());
         // Rounding: ties to even, infinities and NaN kept, without the products the same numbers.
         let x = [257.0 / 256.0, 259.0 / 256.0, -0.0, f32::INFINITY, f32::NAN, 3.4e38, 1e-40, 0.1];
         let mut pairs = [0.0f32; 4];

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 use troika_cpu::kernels::linear::WeightView;
 use troika_cpu::kernels::moe::{self, Expert, Memory, Operands};
 use troika_cpu::kernels::{Context, KernelError};
-use troika_graph::{Activation, DType};
+use troika_graph::{Activation, Acts, DType};
 
 use crate::{Random, close, on_each_isa, with};
 
@@ -24,7 +24,7 @@ impl Case {
         Case { weights, biases, dtype, k, inter }
     }
 
-    fn expert(&self, e: usize) -> Expert<'_> {
+    fn expert(&self, e: usize) -> Expert<'_, WeightView<'_>> {
         let [g, u, d] = &self.weights[e];
         let view = |bytes, rows, cols| WeightView { dtype: self.dtype, bytes, rows, cols };
         let bias = |i: usize| self.biases.as_ref().map(|b| &b[e][i][..]);
@@ -37,21 +37,24 @@ impl Case {
     }
 }
 
-fn run(cx: &mut Context<'_>, x: Operands<'_, Expert<'_>>) -> Result<Vec<f32>, KernelError> {
-    run_with(cx, x, false)
+fn run(
+    cx: &mut Context<'_>,
+    x: Operands<'_, Expert<'_, WeightView<'_>>>,
+) -> Result<Vec<f32>, KernelError> {
+    run_with(cx, x, Acts::F32)
 }
 
 fn run_with(
     cx: &mut Context<'_>,
-    x: Operands<'_, Expert<'_>>,
-    bf16: bool,
+    x: Operands<'_, Expert<'_, WeightView<'_>>>,
+    acts: Acts,
 ) -> Result<Vec<f32>, KernelError> {
     let shape = (x.ids.len() / x.top_k, x.top_k);
-    let mut floats = vec![f32::NAN; moe::floats(shape, x.k, x.inter, bf16)];
+    let mut floats = vec![f32::NAN; moe::floats(shape, x.k, x.inter, acts)];
     let mut words = vec![u32::MAX; moe::words(x.ids.len(), x.experts)];
     let mut y = vec![f32::NAN; x.x.len()];
     let memory = Memory { floats: &mut floats, words: &mut words };
-    moe::experts(cx, x, bf16, memory, &mut y)?;
+    moe::experts(cx, x, acts, memory, &mut y)?;
     Ok(y)
 }
 
@@ -110,11 +113,11 @@ proptest! {
             assert_eq!(run(cx, one).unwrap(), &got[row * k..]);
             if dtype == DType::BF16 {
                 // Activations in bf16: near the reference, and again the same bits alone.
-                let got = run_with(cx, x, true).unwrap();
+                let got = run_with(cx, x, Acts::Bf16).unwrap();
                 for (g, w) in got.iter().zip(&want) {
                     assert!((g - w).abs() <= 1e-2 * scale, "{g} is not {w}");
                 }
-                assert_eq!(run_with(cx, one, true).unwrap(), &got[row * k..]);
+                assert_eq!(run_with(cx, one, Acts::Bf16).unwrap(), &got[row * k..]);
             }
         });
     }

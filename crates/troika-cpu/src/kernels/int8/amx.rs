@@ -30,7 +30,7 @@ use super::lanes::{ROWS, Rows};
 use super::layout::{GROUP, QUAD};
 use super::quantize::{GROUP_FLOATS, Group};
 use super::tile::{self, DIRECT, Part, even_chunk, get, put, rows, widen_all};
-use crate::kernels::instructions::x86::{TileConfig, Tiles, Vector};
+use crate::kernels::instructions::x86::{Held, TileConfig, Tiles, Vector};
 #[cfg(target_arch = "x86_64")]
 use crate::kernels::instructions::x86::{Tmm, Zmm};
 
@@ -65,16 +65,6 @@ pub(super) unsafe fn run<V: Vector, T: Tiles, F: Format>(part: Part<'_>) {
         } else {
             on_tiles::<V, T, F>(part);
         }
-    }
-}
-
-/// The tiles of this thread, given back at the end of a part, also when it panics.
-struct Held<T: Tiles>(T);
-
-impl<T: Tiles> Drop for Held<T> {
-    fn drop(&mut self) {
-        // SAFETY: whoever made this has the features.
-        unsafe { self.0.tilerelease() }
     }
 }
 

@@ -83,11 +83,13 @@ unsafe fn direct<I: Rows, F: Format, const M: usize>(part: Part<'_>) {
 #[inline(always)]
 pub(super) unsafe fn rows<const M: usize>(part: &Part<'_>, m: usize, g: usize) -> [*const u8; M] {
     let groups = part.product.weight.layout.cols / GROUP;
-    std::array::from_fn(|i| {
+    let mut rows = [std::ptr::null(); M];
+    for (i, to) in rows.iter_mut().enumerate() {
         let row = part.product.x.row(m + i, groups * GROUP_FLOATS);
         // SAFETY: the row has `groups` groups.
-        unsafe { row.add(g * GROUP_FLOATS).cast() }
-    })
+        *to = unsafe { row.add(g * GROUP_FLOATS).cast() };
+    }
+    rows
 }
 
 /// Many rows: weights are widened to bytes, a pair of panels and a block of columns at a time.
@@ -136,19 +138,11 @@ unsafe fn chunks<I: Rows, F: Format, const NR: usize>(part: &mut Part<'_>, index
             let panels = widen_all::<I, F, NR, false>(part, index, g..g + len);
             let block = Block { panels, index, g, len, last: g + len == groups };
             let mut m = part.m.start;
-            let end = part.m.end;
-            while I::WIDE && NR < 3 && m + 6 <= end {
-                block.rows::<I, F, 6>(part, m);
-                m += 6;
+            if I::WIDE && NR < 3 {
+                m = block.rows::<I, F, 6>(part, m);
             }
-            while m + 4 <= end {
-                block.rows::<I, F, 4>(part, m);
-                m += 4;
-            }
-            while m < end {
-                block.rows::<I, F, 1>(part, m);
-                m += 1;
-            }
+            m = block.rows::<I, F, 4>(part, m);
+            block.rows::<I, F, 1>(part, m);
         }
         g += len;
     }
@@ -230,23 +224,42 @@ struct Block<const NR: usize> {
 }
 
 impl<const NR: usize> Block<NR> {
+    /// Activation rows from `m` on, `M` at a time; returns the first that is left.
+    ///
     /// # Safety
     /// As for [`run`]; panels, rows and groups are in range.
     #[inline(always)]
-    unsafe fn rows<I: Rows, F: Format, const M: usize>(&self, part: &Part<'_>, m: usize) {
+    unsafe fn rows<I: Rows, F: Format, const M: usize>(&self, part: &Part<'_>, m: usize) -> usize {
+        let (mut m, end) = (m, part.m.end);
+        if m + M > end {
+            return m;
+        }
         // SAFETY: by the caller.
         unsafe {
-            let xs = rows::<M>(part, m, self.g);
-            let more = m + 2 * M <= part.m.end;
-            let next = if more { rows::<M>(part, m + M, self.g) } else { xs };
-            let mut sums = [[I::splat(0.0); NR]; M];
-            if self.g > 0 {
-                get::<I, M, NR>(part, m, self.index, &mut sums);
+            let mut xs = rows::<M>(part, m, self.g);
+            while m + M <= end {
+                let next = if m + 2 * M <= end { rows::<M>(part, m + M, self.g) } else { xs };
+                let mut sums = [[I::splat(0.0); NR]; M];
+                if self.g > 0 {
+                    get::<I, M, NR>(part, m, self.index, &mut sums);
+                }
+                let sums = tile::<I, F::Wide, M, NR>(self.panels, [xs, next], self.len, sums);
+                put::<I, M, NR>(part, m, self.index, sums, self.last);
+                (xs, m) = (next, m + M);
             }
-            let sums = tile::<I, F::Wide, M, NR>(self.panels, [xs, next], self.len, sums);
-            put::<I, M, NR>(part, m, self.index, sums, self.last);
         }
+        m
     }
+}
+
+/// Where the results of panels go that have all their rows.
+///
+/// # Safety
+/// As for [`run`]; panels, rows and groups are in range.
+#[inline(always)]
+unsafe fn whole<const NR: usize>(part: &Part<'_>, m: usize, index: usize) -> Option<*mut f32> {
+    // SAFETY: as in `place`.
+    unsafe { ((index + NR) * ROWS <= part.n.end).then(|| place(part, m, index).0) }
 }
 
 /// Where the results of a panel go, and how many of its rows are some.
@@ -274,6 +287,14 @@ pub(super) unsafe fn get<I: Rows, const M: usize, const NR: usize>(
     sums: &mut [[I::Floats; NR]; M],
 ) {
     for (i, row) in sums.iter_mut().enumerate() {
+        // SAFETY: these results are this part's.
+        if let Some(y) = unsafe { whole::<NR>(part, m + i, index) } {
+            for (j, sum) in row.iter_mut().enumerate() {
+                // SAFETY: as above.
+                *sum = unsafe { I::load_f32(y.add(j * ROWS)) };
+            }
+            continue;
+        }
         for (j, sum) in row.iter_mut().enumerate() {
             let mut buf = [0.0f32; ROWS];
             // SAFETY: these results are this part's; the buffer has sixteen.
@@ -302,6 +323,14 @@ pub(super) unsafe fn put<I: Rows, const M: usize, const NR: usize>(
 ) {
     let bias = if last { part.product.bias } else { None };
     for (i, row) in sums.into_iter().enumerate() {
+        // SAFETY: these results are this part's.
+        if let (None, Some(y)) = (bias, unsafe { whole::<NR>(part, m + i, index) }) {
+            for (j, sum) in row.into_iter().enumerate() {
+                // SAFETY: as above.
+                unsafe { I::store(sum, y.add(j * ROWS)) };
+            }
+            continue;
+        }
         for (j, sum) in row.into_iter().enumerate() {
             let mut buf = [0.0f32; ROWS];
             // SAFETY: as in `get`.

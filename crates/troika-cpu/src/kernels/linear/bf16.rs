@@ -1,45 +1,89 @@
 //! Products of bf16 weights with activations in bf16.
 //!
 //! Activations are rounded to the nearest bf16 once per op input ([`round`]), two columns to a
-//! word. Products are those of `vdpbf16ps` (Intel SDM vol. 2): of a pair, the upper product is
-//! added to the f32 sum, then the lower one, each with one rounding to nearest even; denormal
-//! operands and results count as zeros. [`scalar`] says it in plain Rust.
+//! word. Products are those of an [`Instruction`]; [`scalar`] says in plain Rust what it adds up in
+//! which order. All sums are f32, rounded to nearest even; denormal operands and results count as
+//! zeros (Intel SDM, volume 2).
 
 use half::bf16;
 
-use super::terms::Mac;
+use super::terms::{Mac, nearest};
 use super::{Part, tile};
 use crate::kernels::simd::{Kernel, Lanes, MAX_LANES, Portable, dispatch};
 use crate::kernels::{Context, KernelError, rows_per_part};
 use crate::{Isa, SharedMut};
 
-/// The plain meaning of the instruction.
+/// What multiplies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Instruction {
+    /// `vdpbf16ps`.
+    Registers,
+    /// `tdpbf16ps`, for any number of rows.
+    Tiles,
+}
+
+/// What multiplies on an instruction set, natively or in plain Rust.
+pub fn instruction(isa: Isa) -> Instruction {
+    match isa {
+        Isa::Amx(amx) if amx.has_bf16() || isa.is_emulated() => Instruction::Tiles,
+        _ => Instruction::Registers,
+    }
+}
+
+/// The plain meaning of the instructions.
 pub mod scalar {
     use half::bf16;
+
+    use super::Instruction;
 
     /// Denormals are zeros, with their sign.
     fn flush(x: f32) -> f32 {
         if x.is_subnormal() { 0f32.copysign(x) } else { x }
     }
 
-    /// `acc + x1 * w1 + x0 * w0` in this order, each sum rounded once; the first of a pair is `0`.
+    /// `acc + x1 * w1 + x0 * w0` in this order, each sum rounded once; the first of a pair is `0`
+    /// (`vdpbf16ps`).
     pub fn dot(acc: f32, x: [bf16; 2], w: [bf16; 2]) -> f32 {
         let [x, w] = [x, w].map(|v| v.map(|v| flush(v.to_f32())));
         let upper = flush(x[1].mul_add(w[1], flush(acc)));
         flush(x[0].mul_add(w[0], upper))
     }
 
+    /// `acc` and up to 16 pairs: the sum of the lower products and that of the upper ones, each
+    /// from zero, are added, then their sum to `acc` (a row of `tdpbf16ps`; there are always 16
+    /// pairs, the last ones zeros).
+    pub fn dot_tile(acc: f32, x: &[bf16], w: &[bf16]) -> f32 {
+        let number = |v: &[bf16], i: usize| flush(v.get(i).map_or(0.0, |v| v.to_f32()));
+        let [lower, upper] = [0, 1].map(|half| {
+            let products = (half..32).step_by(2).map(|i| (number(x, i), number(w, i)));
+            products.fold(0.0, |sum, (x, w)| flush(x.mul_add(w, sum)))
+        });
+        flush(flush(acc) + flush(lower + upper))
+    }
+
     /// A product of rows, summed as the kernels do it: blocks of [`super::super::BLOCK`] pairs.
-    pub fn linear(w: &[bf16], bias: Option<&[f32]>, x: &[f32], k: usize, y: &mut [f32]) {
+    pub fn linear(
+        by: Instruction,
+        w: &[bf16],
+        bias: Option<&[f32]>,
+        (x, k): (&[f32], usize),
+        y: &mut [f32],
+    ) {
         let n = w.len() / k;
         let pair = |v: &[bf16]| [v[0], v.get(1).copied().unwrap_or(bf16::ZERO)];
         for (x, y) in x.chunks_exact(k).zip(y.chunks_exact_mut(n)) {
             let x: Vec<bf16> = x.iter().map(|x| bf16::from_f32(*x)).collect();
             for (i, (y, w)) in y.iter_mut().zip(w.chunks_exact(k)).enumerate() {
                 let cols = 2 * super::super::BLOCK;
-                let block = |(x, w): (&[bf16], &[bf16])| {
-                    let pairs = x.chunks(2).zip(w.chunks(2));
-                    pairs.fold(0.0, |acc, (x, w)| dot(acc, pair(x), pair(w)))
+                let block = |(x, w): (&[bf16], &[bf16])| match by {
+                    Instruction::Registers => {
+                        let pairs = x.chunks(2).zip(w.chunks(2));
+                        pairs.fold(0.0, |acc, (x, w)| dot(acc, pair(x), pair(w)))
+                    }
+                    Instruction::Tiles => {
+                        let tiles = x.chunks(32).zip(w.chunks(32));
+                        tiles.fold(0.0, |acc, (x, w)| dot_tile(acc, x, w))
+                    }
                 };
                 let blocks = x.chunks(cols).zip(w.chunks(cols)).map(block);
                 let sum = blocks.reduce(|a, b| a + b).unwrap_or(0.0);
@@ -49,11 +93,19 @@ pub mod scalar {
     }
 }
 
-/// Whether the instruction set has the products (on this machine).
+/// Whether the instruction set has the products of its [`instruction`] (on this machine).
 pub fn is_native(isa: Isa) -> bool {
+    match isa {
+        Isa::Amx(amx) if amx.has_bf16() => isa.is_available(),
+        _ => has_pairs(isa),
+    }
+}
+
+/// Whether the instruction set has `vdpbf16ps` (on this machine).
+pub fn has_pairs(isa: Isa) -> bool {
     #[cfg(target_arch = "x86_64")]
     {
-        matches!(isa, Isa::Avx512 | Isa::Amx)
+        matches!(isa, Isa::Avx512 | Isa::Amx(_))
             && isa.is_available()
             && std::arch::is_x86_feature_detected!("avx512bf16")
     }
@@ -88,12 +140,14 @@ impl Mac for Emulated {
     }
 }
 
-/// `vdpbf16ps`.
+/// `vdpbf16ps`, and `tdpbf16ps`.
 #[cfg(target_arch = "x86_64")]
 mod native {
     use std::arch::x86_64::*;
 
-    use super::{Mac, Part, tile};
+    use super::super::amx;
+    use super::{Mac, PairsKernel, Part};
+    use crate::kernels::instructions::x86::Tmm;
 
     struct Native;
 
@@ -108,42 +162,98 @@ mod native {
                 _mm512_dpbf16_ps(acc, pairs(x), pairs(w))
             }
         }
+        #[inline(always)]
+        unsafe fn pairs(low: __m512, high: __m512) -> __m512 {
+            // SAFETY: as for `mac`.
+            unsafe { std::mem::transmute::<__m512bh, __m512>(_mm512_cvtne2ps_pbh(high, low)) }
+        }
+        #[inline(always)]
+        unsafe fn zip(a: __m512, b: __m512) -> [__m512; 2] {
+            // SAFETY: as for `mac`.
+            unsafe {
+                let [a, b] = [a, b].map(|v| _mm512_castps_si512(v));
+                // Element `i` of `a`, element `i` of `b` (32 and more: the second operand).
+                let low = _mm512_set_epi16(
+                    47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37,
+                    5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0,
+                );
+                let high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+                [low, high].map(|at| _mm512_castsi512_ps(_mm512_permutex2var_epi16(a, at, b)))
+            }
+        }
     }
 
     /// # Safety
-    /// Needs the features, and what [`tile::part`] needs.
+    /// Needs the features, and what the kernel needs.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-    pub unsafe fn run(part: Part<'_>) {
+    pub unsafe fn run<K: PairsKernel>(kernel: K) {
         // SAFETY: by the caller.
-        unsafe { tile::part::<Native>(part) }
+        unsafe { kernel.run::<Native>() }
+    }
+
+    /// # Safety
+    /// Needs the features, AMX-TILE and AMX-BF16, the system's permission to use tiles, and what
+    /// [`amx::part`] needs. (Of `Native` only the registers are used.)
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+    pub unsafe fn run_tiles(part: Part<'_>) {
+        // SAFETY: by the caller.
+        unsafe { amx::part::<Native, Tmm>(part) }
+    }
+}
+
+/// Work with products of pairs.
+pub(crate) trait PairsKernel {
+    /// Runs; implementations must be `#[inline(always)]`.
+    ///
+    /// # Safety
+    /// Needs the CPU features of `A`.
+    unsafe fn run<A: Mac>(self);
+}
+
+impl PairsKernel for Part<'_> {
+    #[inline(always)]
+    unsafe fn run<A: Mac>(self) {
+        // SAFETY: features by the caller; parts were checked when made.
+        unsafe { tile::part::<A>(self) }
     }
 }
 
 /// Runs a part of a product of pairs: natively where the instruction set can, else in plain Rust.
 pub(super) fn run_part(isa: Isa, part: Part<'_>) {
-    // SAFETY: parts were checked when made; features are detected.
+    if instruction(isa) == Instruction::Tiles {
+        // SAFETY: parts were checked when made; features are detected, and who has the
+        // instruction set has asked for it.
+        unsafe {
+            #[cfg(target_arch = "x86_64")]
+            if is_native(isa) {
+                return native::run_tiles(part);
+            }
+            #[cfg(all(feature = "emulate", not(target_arch = "aarch64")))]
+            {
+                use crate::kernels::instructions::x86::EmulatedTiles;
+                return super::amx::part::<Emulated, EmulatedTiles>(part);
+            }
+        }
+    }
+    dispatch_pairs(isa, part);
+}
+
+/// Runs a kernel with `vdpbf16ps` where the instruction set has it, else in plain Rust.
+pub(crate) fn dispatch_pairs<K: PairsKernel>(isa: Isa, kernel: K) {
+    // SAFETY: features are detected.
     unsafe {
         #[cfg(target_arch = "x86_64")]
-        if is_native(isa) {
-            return native::run(part);
+        if has_pairs(isa) {
+            return native::run(kernel);
         }
         let _ = isa;
-        tile::part::<Emulated>(part);
+        kernel.run::<Emulated>();
     }
 }
 
 /// Words a row of `cols` activations takes.
 pub fn words(cols: usize) -> usize {
     cols.div_ceil(2)
-}
-
-/// The nearest bf16, ties to even; NaN stays NaN. (`vcvtneps2bf16` would flush denormals, which
-/// the products do anyway.)
-#[inline(always)]
-fn nearest(x: f32) -> u32 {
-    let bits = x.to_bits();
-    let rounded = (bits + (0x7fff + (bits >> 16 & 1))) >> 16;
-    if x.is_nan() { bits >> 16 | 0x40 } else { rounded }
 }
 
 struct Round<'a> {

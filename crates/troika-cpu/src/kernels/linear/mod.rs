@@ -8,6 +8,8 @@
 //! turned and widened into a panel (`pack`) that all rows meet; with one row that happens in
 //! registers (`tile`). [`bf16`] is the path for activations in bf16.
 
+#[cfg(any(target_arch = "x86_64", all(feature = "emulate", not(target_arch = "aarch64"))))]
+mod amx;
 pub mod bf16;
 mod blocks;
 mod pack;
@@ -24,7 +26,9 @@ use crate::limits::Multiply;
 use crate::select;
 use crate::{Isa, SharedMut};
 
-pub(crate) use weights::{Bf16Row, F16Row, F32Row, RowLoad};
+pub(crate) use bf16::{PairsKernel, dispatch_pairs};
+pub(crate) use terms::{Float, Mac, Pairs, Single, Source, nearest};
+pub(crate) use weights::{Bf16Row, F16Row, F32Row};
 
 /// Words whose products are summed in one chain. A multiple of every block length.
 pub const BLOCK: usize = 256;
@@ -32,11 +36,14 @@ pub const BLOCK: usize = 256;
 /// The multiply instruction behind products of activations in f32, or bf16.
 pub(crate) fn multiply(isa: Isa, acts: Acts) -> Option<Multiply> {
     match isa {
-        _ if acts == Acts::Bf16 && bf16::is_native(isa) => Some(Multiply::Bf16Avx512),
+        _ if acts == Acts::Bf16 && bf16::is_native(isa) => match bf16::instruction(isa) {
+            bf16::Instruction::Registers => Some(Multiply::Bf16Avx512),
+            bf16::Instruction::Tiles => Some(Multiply::Bf16Amx),
+        },
         Isa::Scalar => None,
         Isa::Neon | Isa::NeonDot | Isa::NeonI8mm => Some(Multiply::F32Neon),
         Isa::Avx2 | Isa::AvxVnni => Some(Multiply::F32Avx2),
-        Isa::Avx512 | Isa::Amx => Some(Multiply::F32Avx512),
+        Isa::Avx512 | Isa::Amx(_) => Some(Multiply::F32Avx512),
     }
 }
 

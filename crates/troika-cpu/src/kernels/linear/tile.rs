@@ -39,12 +39,12 @@ pub(super) unsafe fn part<A: Mac>(part: Part<'_>) {
 }
 
 /// Where the sums of one block of columns go.
-struct Sink<'a, 'b> {
-    product: &'b Product<'a>,
+pub(super) struct Sink<'a, 'b> {
+    pub product: &'b Product<'a>,
     /// First block: sets instead of adding.
-    first: bool,
+    pub first: bool,
     /// Last block: adds the bias.
-    last: bool,
+    pub last: bool,
 }
 
 impl Sink<'_, '_> {
@@ -53,7 +53,7 @@ impl Sink<'_, '_> {
     /// # Safety
     /// Needs the features of `V`. `row` is the result row and nobody else writes these elements.
     #[inline(always)]
-    unsafe fn put<V: Lanes>(&self, row: *mut f32, n: usize, count: usize, sums: V) {
+    pub unsafe fn put<V: Lanes>(&self, row: *mut f32, n: usize, count: usize, sums: V) {
         let bias = if self.last { self.product.bias } else { None };
         // SAFETY: by the caller; a bias has as many elements as a result row.
         unsafe {
@@ -177,7 +177,7 @@ unsafe fn rows_by_row<A: Mac, S: Source, const G: usize>(
 /// # Safety
 /// Needs the features of `V`.
 #[inline(always)]
-unsafe fn ahead<V: Lanes>(rows: &[*const u8], bytes: usize, at: usize, groups: usize) {
+pub(super) unsafe fn ahead<V: Lanes>(rows: &[*const u8], bytes: usize, at: usize, groups: usize) {
     let to = at + AHEAD;
     let jump = if to < bytes { to } else { to - bytes + groups * V::N * bytes };
     for r in &rows[..V::N] {

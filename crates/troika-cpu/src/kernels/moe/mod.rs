@@ -4,32 +4,34 @@
 //! pairs, a second the down projections, a third adds each row's experts in the order of its
 //! slots. A weight is widened once per part, for all pairs of its expert.
 
-pub mod int8;
 pub mod scalar;
+mod weight;
 
 use std::ops::Range;
 
-use troika_graph::Activation;
+use troika_graph::{Activation, Acts};
 
 use crate::SharedMut;
 use crate::kernels::elementwise::{Element, Run, each_row};
-use crate::kernels::linear::{self, Input, OutView, Part, Product, RowsView, WeightView, run_part};
+use crate::kernels::linear::{self, Input, OutView, RowsView};
 use crate::kernels::simd::dispatch;
-use crate::kernels::{Context, KernelError};
+use crate::kernels::{Context, KernelError, int8};
 use crate::select;
+
+pub use weight::{Piece, Weight};
 
 /// Activation rows whose gate and up are held at once by a part.
 const TILE_ROWS: usize = 64;
 
-/// The weights of one expert.
+/// The weights of one expert. Packed ones: all gates and ups are of one type, and all downs.
 #[derive(Clone, Copy, Debug)]
-pub struct Expert<'a> {
+pub struct Expert<'a, W> {
     /// `[inter, k]`.
-    pub gate: WeightView<'a>,
+    pub gate: W,
     /// `[inter, k]`.
-    pub up: WeightView<'a>,
+    pub up: W,
     /// `[k, inter]`.
-    pub down: WeightView<'a>,
+    pub down: W,
     /// Biases of gate, up and down.
     pub bias: [Option<&'a [f32]>; 3],
 }
@@ -65,11 +67,19 @@ pub struct Memory<'a> {
     pub words: &'a mut [u32],
 }
 
-/// Floats of working memory for rows that choose `top_k` experts each; with `bf16`, activations
-/// are rounded before both projections.
-pub fn floats((rows, top_k): (usize, usize), k: usize, inter: usize, bf16: bool) -> usize {
-    let rounded = if bf16 { k + top_k * inter } else { 0 };
-    rows * (top_k * (k + inter) + rounded)
+/// Floats of working memory for rows that choose `top_k` experts each; activations may be made
+/// ready for products before both projections.
+pub fn floats((rows, top_k): (usize, usize), k: usize, inter: usize, acts: Acts) -> usize {
+    rows * (top_k * (k + inter + ready(acts, inter)) + ready(acts, k))
+}
+
+/// Floats that `cols` activations made ready take at most.
+fn ready(acts: Acts, cols: usize) -> usize {
+    match acts {
+        Acts::F32 => 0,
+        Acts::Bf16 => cols,
+        Acts::Int8 => int8::floats(cols),
+    }
 }
 
 /// Words of working memory for `pairs` pairs.
@@ -132,15 +142,16 @@ fn sort<'a>(ids: &[i32], experts: usize, words: &'a mut [u32]) -> Result<Sorted<
     Ok(Sorted { order, used: &used[..count], starts })
 }
 
-/// `y[row] = sum over slots of weight * expert(x[row])`; with `bf16`, the weights are BF16 and
-/// activations are rounded to it before each projection.
+/// `y[row] = sum over slots of weight * expert(x[row])`. Activations are rounded to bf16 before
+/// each projection if `acts` says so; those of packed weights are in eight bits. The layer's
+/// input is made ready once for all experts, what is between the projections once for all pairs.
 ///
 /// # Errors
 /// An id that is no expert; a panic of a part.
-pub fn experts(
+pub fn experts<W: Weight>(
     cx: &mut Context<'_>,
-    x: Operands<'_, Expert<'_>>,
-    bf16: bool,
+    x: Operands<'_, Expert<'_, W>>,
+    acts: Acts,
     memory: Memory<'_>,
     y: &mut [f32],
 ) -> Result<(), KernelError> {
@@ -151,12 +162,14 @@ pub fn experts(
         return Ok(());
     }
     let sorted = sort(x.ids, x.experts, memory.words)?;
+    let first = (x.expert)(sorted.used[0] as usize);
     let (hidden, rest) = memory.floats.split_at_mut(pairs * x.inter);
     let (down, rest) = rest.split_at_mut(pairs * x.k);
-    let (outer, inner) = rest.split_at_mut(if bf16 { x.x.len() } else { 0 });
-    let input = Input::new(cx, (x.x, x.k), bf16, outer)?;
+    let (outer, rest) = rest.split_at_mut(rows * ready(acts, x.k));
+    let inner = &mut rest[..pairs * ready(acts, x.inter)];
+    let input = first.gate.input(cx, (x.x, x.k), acts, outer)?;
     gate_up(cx, &x, &sorted, input, SharedMut::new(hidden))?;
-    let input = Input::new(cx, (hidden, x.inter), bf16, inner)?;
+    let input = first.down.input(cx, (hidden, x.inter), acts, inner)?;
     project_down(cx, &x, &sorted, input, SharedMut::new(down))?;
     combine(cx, x.weights, (down, x.k), y)
 }
@@ -178,124 +191,97 @@ fn combine(
     })
 }
 
-/// Weight rows of a part, for weights of `n` rows used by `used` experts.
-fn panel_rows(cx: &Context<'_>, rows: usize, weight: WeightView<'_>, used: usize) -> usize {
-    let (n, k, dtype) = (weight.rows, weight.cols, weight.dtype);
-    let shape = select::LinearShape { rows, n, k, dtype, count: used };
-    select::linear(cx.isa, shape, cx.pool.threads()).panel
+/// How the experts in use are cut into parts: each has `steps` parts of `step` weight rows.
+struct Cut {
+    step: usize,
+    steps: usize,
+}
+
+impl Cut {
+    /// For weights of `rows` rows like the first expert's.
+    fn new<W: Weight>(cx: &Context<'_>, first: W, sorted: &Sorted<'_>, rows: usize) -> Cut {
+        let used = sorted.used.len();
+        let step = first.part_rows(cx, sorted.order.len().div_ceil(used), used);
+        Cut { step, steps: rows.div_ceil(step) }
+    }
+
+    /// The expert and the weight rows of a part.
+    fn part(&self, part: usize, sorted: &Sorted<'_>, rows: usize) -> (usize, Range<usize>) {
+        let from = part % self.steps * self.step;
+        (sorted.used[part / self.steps] as usize, from..(from + self.step).min(rows))
+    }
 }
 
 /// `hidden[i] = act(gate x) * up x` for the sorted pairs `i`.
-fn gate_up(
+fn gate_up<W: Weight>(
     cx: &mut Context<'_>,
-    x: &Operands<'_, Expert<'_>>,
+    x: &Operands<'_, Expert<'_, W>>,
     sorted: &Sorted<'_>,
     input: Input<'_>,
     hidden: SharedMut<'_, f32>,
 ) -> Result<(), KernelError> {
-    let first = (x.expert)(sorted.used[0] as usize).gate;
-    let per_expert = x.ids.len().div_ceil(sorted.used.len());
-    let panel = panel_rows(cx, per_expert, first, sorted.used.len());
-    let panels = x.inter.div_ceil(panel);
+    let cut = Cut::new(cx, (x.expert)(sorted.used[0] as usize).gate, sorted, x.inter);
     let (isa, scratch) = (cx.isa, cx.scratch);
-    cx.pool.run(sorted.used.len() * panels, &|worker, part| {
-        let e = sorted.used[part / panels] as usize;
-        let n = part % panels * panel..(part % panels * panel + panel).min(x.inter);
-        let pairs = sorted.pairs(e);
+    cx.pool.run(sorted.used.len() * cut.steps, &|worker, part| {
+        let (e, n) = cut.part(part, sorted, x.inter);
+        let (pairs, expert) = (sorted.pairs(e), (x.expert)(e));
         // SAFETY: each worker asks for its own scratch once per part.
         let scratch = unsafe { scratch.get(worker) };
         let (wide, tiles) = scratch.split_at_mut(linear::worker_floats());
         let (gate, up) = tiles.split_at_mut(TILE_ROWS * select::MAX_PANEL);
-        let rows = RowsView {
-            data: input.data,
-            offset: 0,
-            stride: input.width,
-            index: Some(&sorted.order[pairs.clone()]),
-            divide: x.top_k,
-        };
-        let tile = Tile { rows, n: n.clone(), expert: (x.expert)(e), pairs: input.pairs, isa };
-        let mut m = 0;
-        while m < pairs.len() {
-            let rows = m..(m + TILE_ROWS).min(pairs.len());
-            tile.compute(rows.clone(), wide, gate, up);
-            for (i, row) in rows.clone().enumerate() {
-                let start = (pairs.start + row) * x.inter;
+        for m in pairs.clone().step_by(TILE_ROWS) {
+            let index = &sorted.order[m..(m + TILE_ROWS).min(pairs.end)];
+            let rows = RowsView {
+                index: Some(index),
+                divide: x.top_k,
+                ..RowsView::dense(input.data, input.width)
+            };
+            let both =
+                [(expert.gate, expert.bias[0], &mut *gate), (expert.up, expert.bias[1], &mut *up)];
+            for (weight, bias, tile) in both {
+                let y = OutView::dense(SharedMut::new(tile), n.len());
+                let (x, m, origin) = (rows, index.len(), n.start);
+                let piece = Piece { bias, n: n.clone(), m, x, y, origin, pairs: input.pairs };
+                weight.multiply(isa, piece, &mut *wide);
+            }
+            for i in 0..index.len() {
+                let start = (m + i) * x.inter;
                 // SAFETY: these columns of these pairs belong to this part.
                 let y = unsafe { hidden.slice(start + n.start..start + n.end) };
                 let r = i * n.len()..(i + 1) * n.len();
                 let (a, b) = (&gate[r.clone()], &up[r]);
                 dispatch(isa, Run { op: Element::Gate(x.act), a, b, y });
             }
-            m = rows.end;
         }
     })?;
     Ok(())
 }
 
-/// Gate and up of some pairs and weight rows.
-struct Tile<'a> {
-    rows: RowsView<'a>,
-    n: Range<usize>,
-    expert: Expert<'a>,
-    pairs: bool,
-    isa: crate::Isa,
-}
-
-impl Tile<'_> {
-    fn compute(&self, m: Range<usize>, wide: &mut [f32], gate: &mut [f32], up: &mut [f32]) {
-        let e = &self.expert;
-        let rows = RowsView { index: self.rows.index.map(|ix| &ix[m.clone()]), ..self.rows };
-        for (weight, bias, tile) in [(e.gate, e.bias[0], gate), (e.up, e.bias[1], up)] {
-            weight.check();
-            let bytes = weight.row_bytes();
-            let bytes = &weight.bytes[self.n.start * bytes..self.n.end * bytes];
-            let weight = WeightView { bytes, rows: self.n.len(), ..weight };
-            let bias = bias.map(|b| &b[self.n.clone()]);
-            let y = OutView::dense(SharedMut::new(tile), weight.rows);
-            let product = Product { weight, bias, x: rows, y, pairs: self.pairs };
-            let (n, m) = (0..weight.rows, 0..m.len());
-            run_part(self.isa, Part { product, n, m, scratch: &mut *wide });
-        }
-    }
-}
-
-/// `down[pair]` for all pairs, from the sorted `hidden`.
-fn project_down(
+/// `down[pair]` for all pairs, from the sorted rows between the projections.
+fn project_down<W: Weight>(
     cx: &mut Context<'_>,
-    x: &Operands<'_, Expert<'_>>,
+    x: &Operands<'_, Expert<'_, W>>,
     sorted: &Sorted<'_>,
     input: Input<'_>,
     down: SharedMut<'_, f32>,
 ) -> Result<(), KernelError> {
-    let first = (x.expert)(sorted.used[0] as usize).down;
-    let per_expert = x.ids.len().div_ceil(sorted.used.len());
-    let panel = panel_rows(cx, per_expert, first, sorted.used.len());
-    let panels = x.k.div_ceil(panel);
-    let (isa, scratch) = (cx.isa, cx.scratch);
-    cx.pool.run(sorted.used.len() * panels, &|worker, part| {
-        let e = sorted.used[part / panels] as usize;
-        let n = part % panels * panel..(part % panels * panel + panel).min(x.k);
-        let pairs = sorted.pairs(e);
-        let expert = (x.expert)(e);
-        let product = Product {
-            weight: expert.down,
+    let cut = Cut::new(cx, (x.expert)(sorted.used[0] as usize).down, sorted, x.k);
+    let (isa, scratch, width) = (cx.isa, cx.scratch, input.width);
+    cx.pool.run(sorted.used.len() * cut.steps, &|worker, part| {
+        let (e, n) = cut.part(part, sorted, x.k);
+        let (pairs, expert) = (sorted.pairs(e), (x.expert)(e));
+        let index = Some(&sorted.order[pairs.clone()]);
+        let piece = Piece {
             bias: expert.bias[2],
-            x: RowsView {
-                offset: pairs.start * input.width,
-                ..RowsView::dense(input.data, input.width)
-            },
-            y: OutView {
-                data: down,
-                offset: 0,
-                stride: x.k,
-                index: Some(&sorted.order[pairs.clone()]),
-            },
+            n,
+            m: pairs.len(),
+            x: RowsView::dense(&input.data[pairs.start * width..pairs.end * width], width),
+            y: OutView { index, ..OutView::dense(down, x.k) },
+            origin: 0,
             pairs: input.pairs,
         };
-        product.weight.check();
         // SAFETY: each worker asks for its own scratch once per part.
-        let scratch = unsafe { scratch.get(worker) };
-        run_part(isa, Part { product, n, m: 0..pairs.len(), scratch });
+        expert.down.multiply(isa, piece, unsafe { scratch.get(worker) });
     })?;
     Ok(())
 }

@@ -2,10 +2,11 @@
 
 use super::{Expert, Operands};
 use crate::kernels::elementwise::scalar::activate;
+use crate::kernels::linear::WeightView;
 use crate::kernels::linear::scalar::linear;
 
 /// Experts of one row after another.
-pub fn experts(x: &Operands<'_, Expert<'_>>, y: &mut [f32]) {
+pub fn experts(x: &Operands<'_, Expert<'_, WeightView<'_>>>, y: &mut [f32]) {
     y.fill(0.0);
     for (row, y) in y.chunks_exact_mut(x.k).enumerate() {
         let input = &x.x[row * x.k..][..x.k];

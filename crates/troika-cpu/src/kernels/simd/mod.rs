@@ -85,6 +85,18 @@ pub trait Lanes: Copy {
         sums
     }
     unsafe fn store(self, p: *mut f32);
+    /// The nearest f16, ties to even.
+    #[inline(always)]
+    unsafe fn store_f16(self, p: *mut f16) {
+        let mut floats = [0.0; MAX_LANES];
+        // SAFETY: by the caller; room for the widest lanes.
+        unsafe {
+            self.store(floats.as_mut_ptr());
+            for (i, x) in floats.iter().enumerate().take(Self::N) {
+                p.add(i).write_unaligned(f16::from_f32(*x));
+            }
+        }
+    }
     unsafe fn add(self, o: Self) -> Self;
     unsafe fn sub(self, o: Self) -> Self;
     unsafe fn mul(self, o: Self) -> Self;
@@ -192,11 +204,11 @@ pub fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
         Isa::Avx2 | Isa::AvxVnni if isa.is_available() => unsafe { avx2::run(kernel) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: detected above.
-        Isa::Avx512 | Isa::Amx if isa.is_available() => unsafe { avx512::run(kernel) },
+        Isa::Avx512 | Isa::Amx(_) if isa.is_available() => unsafe { avx512::run(kernel) },
         // Of x86 only products of bytes are emulated.
         #[cfg(feature = "emulate")]
         // SAFETY: plain Rust needs no features.
-        Isa::Avx2 | Isa::AvxVnni | Isa::Avx512 | Isa::Amx => unsafe { kernel.run::<Portable>() },
+        Isa::Avx2 | Isa::AvxVnni | Isa::Avx512 | Isa::Amx(_) => unsafe { kernel.run::<Portable>() },
         #[allow(unreachable_patterns)]
         _ => unreachable!("{} can run here", isa.name()),
     }

@@ -129,10 +129,26 @@ pub(crate) trait Tiles: Default {
     /// `C[m][n] +=` the products of four signed bytes of `A[m]` and of `B` per row `k` of `B`:
     /// `A[m][4k + i] * B[k][4n + i]`, wrapping.
     unsafe fn tdpbssd<const C: u8, const A: u8, const B: u8>(&mut self);
+    /// `C[m][n] +=` the products of pairs of bf16 of `A[m]` and of `B` per row `k` of `B`. The
+    /// lower products `A[m][2k] * B[k][2n]` are added up from zero in the order of `k`, the upper
+    /// ones `A[m][2k + 1] * B[k][2n + 1]` likewise; the two sums are added, then their sum to `C`.
+    /// Every step is f32, fused products, rounded to nearest even; denormals count as zeros, as
+    /// operands and as results (SDM, volume 2, TDPBF16PS).
+    unsafe fn tdpbf16ps<const C: u8, const A: u8, const B: u8>(&mut self);
 }
 
-/// Multiplies once and checks: the kernels on tiles have been written without a machine to run
-/// them on.
+/// The tiles of a thread, given back at the end, also when a kernel panics.
+pub(crate) struct Held<T: Tiles>(pub T);
+
+impl<T: Tiles> Drop for Held<T> {
+    fn drop(&mut self) {
+        // SAFETY: whoever made this has the features.
+        unsafe { self.0.tilerelease() }
+    }
+}
+
+/// Multiplies bytes once and checks: the kernels on tiles have been written without a machine to
+/// run them on.
 ///
 /// # Safety
 /// As for [`Tiles`].
@@ -144,21 +160,50 @@ pub(crate) unsafe fn tiles_multiply<T: Tiles>() -> bool {
     let a: [[u8; 32]; M] = std::array::from_fn(|m| std::array::from_fn(|k| value(32 * m + k)));
     let b: [[u8; 64]; 8] = std::array::from_fn(|k| std::array::from_fn(|n| value(64 * k + n + 7)));
     let mut c = [[3i32; 16]; M];
-    let mut tiles = T::default();
+    let mut tiles = Held(T::default());
     // SAFETY: features by the caller; the arrays are as large as the tiles.
     unsafe {
-        tiles.ldtilecfg(&config);
-        tiles.tileloadd::<0>(c.as_ptr().cast(), 64);
-        tiles.tileloadd::<2>(a.as_ptr().cast(), 32);
-        tiles.tileloadd::<3>(b.as_ptr().cast(), 64);
-        tiles.tdpbssd::<0, 2, 3>();
-        tiles.tilestored::<0>(c.as_mut_ptr().cast(), 64);
-        tiles.tilerelease();
+        tiles.0.ldtilecfg(&config);
+        tiles.0.tileloadd::<0>(c.as_ptr().cast(), 64);
+        tiles.0.tileloadd::<2>(a.as_ptr().cast(), 32);
+        tiles.0.tileloadd::<3>(b.as_ptr().cast(), 64);
+        tiles.0.tdpbssd::<0, 2, 3>();
+        tiles.0.tilestored::<0>(c.as_mut_ptr().cast(), 64);
     }
     let product = |m: usize, n: usize, k: usize| {
         i32::from(a[m][k] as i8) * i32::from(b[k / 4][4 * n + k % 4] as i8)
     };
     let want = |m: usize, n: usize| 3 + (0..32).map(|k| product(m, n, k)).sum::<i32>();
+    c.iter().enumerate().all(|(m, c)| c.iter().enumerate().all(|(n, c)| *c == want(m, n)))
+}
+
+/// As [`tiles_multiply`], of pairs of bf16: of whole numbers, whose sums are exact in any order.
+///
+/// # Safety
+/// As for [`Tiles`].
+#[cfg(any(target_arch = "x86_64", test))]
+pub(crate) unsafe fn tiles_multiply_pairs<T: Tiles>() -> bool {
+    const M: usize = 5;
+    let config =
+        TileConfig::new(&[(M as u8, 64), (0, 0), (0, 0), (0, 0), (M as u8, 32), (0, 0), (8, 64)]);
+    let value = |i: usize| (i * 89 % 31) as f32 - 15.0;
+    let bits = |i: usize| (value(i).to_bits() >> 16) as u16;
+    let a: [[u16; 16]; M] = std::array::from_fn(|m| std::array::from_fn(|k| bits(16 * m + k)));
+    let b: [[u16; 32]; 8] = std::array::from_fn(|k| std::array::from_fn(|n| bits(32 * k + n + 7)));
+    let mut c = [[3f32; 16]; M];
+    let mut tiles = Held(T::default());
+    // SAFETY: features by the caller; the arrays are as large as the tiles.
+    unsafe {
+        tiles.0.ldtilecfg(&config);
+        tiles.0.tileloadd::<0>(c.as_ptr().cast(), 64);
+        tiles.0.tileloadd::<4>(a.as_ptr().cast(), 32);
+        tiles.0.tileloadd::<6>(b.as_ptr().cast(), 64);
+        tiles.0.tdpbf16ps::<0, 4, 6>();
+        tiles.0.tilestored::<0>(c.as_mut_ptr().cast(), 64);
+    }
+    let product =
+        |m: usize, n: usize, k: usize| value(16 * m + k) * value(32 * (k / 2) + 2 * n + k % 2 + 7);
+    let want = |m: usize, n: usize| 3.0 + (0..16).map(|k| product(m, n, k)).sum::<f32>();
     c.iter().enumerate().all(|(m, c)| c.iter().enumerate().all(|(n, c)| *c == want(m, n)))
 }
 

@@ -122,6 +122,19 @@ macro_rules! each_tile {
     };
 }
 
+/// A product, for each of the combinations of tiles the kernels use.
+macro_rules! products {
+    ($op:literal, $tiles:expr, $(($c:literal, $a:literal, $b:literal)),*) => {
+        match $tiles {
+            $(($c, $a, $b) => {
+                asm!(concat!($op, " tmm", $c, ", tmm", $a, ", tmm", $b),
+                    options(nomem, nostack, preserves_flags));
+            })*
+            (c, a, b) => unreachable!("tiles {c}, {a} and {b} are not multiplied"),
+        }
+    };
+}
+
 // The intrinsics are not stable in Rust (1.95). Operands are in Intel's order: the sums, then A,
 // then B.
 // SAFETY (of the unsafe blocks): callers have the features, a configuration and valid memory.
@@ -160,17 +173,12 @@ impl Tiles for Tmm {
     }
     #[inline(always)]
     unsafe fn tdpbssd<const C: u8, const A: u8, const B: u8>(&mut self) {
+        unsafe { products!("tdpbssd", (C, A, B), (0, 2, 3), (1, 2, 4)) }
+    }
+    #[inline(always)]
+    unsafe fn tdpbf16ps<const C: u8, const A: u8, const B: u8>(&mut self) {
         unsafe {
-            // The combinations the kernels use.
-            match (C, A, B) {
-                (0, 2, 3) => {
-                    asm!("tdpbssd tmm0, tmm2, tmm3", options(nomem, nostack, preserves_flags));
-                }
-                (1, 2, 4) => {
-                    asm!("tdpbssd tmm1, tmm2, tmm4", options(nomem, nostack, preserves_flags));
-                }
-                _ => unreachable!("tiles {C}, {A} and {B} are not multiplied"),
-            }
+            products!("tdpbf16ps", (C, A, B), (0, 4, 6), (1, 4, 7), (2, 5, 6), (3, 5, 7));
         }
     }
 }

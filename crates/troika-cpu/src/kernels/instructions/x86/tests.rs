@@ -75,7 +75,57 @@ fn tiles_multiply_four_by_four() {
 #[test]
 fn the_check_of_tiles_passes_where_they_multiply() {
     // SAFETY: plain Rust needs no features.
-    assert!(unsafe { super::tiles_multiply::<EmulatedTiles>() });
+    unsafe {
+        assert!(super::tiles_multiply::<EmulatedTiles>());
+        assert!(super::tiles_multiply_pairs::<EmulatedTiles>());
+    }
+}
+
+/// One product of `K` pairs on tiles of one element.
+fn pairs<const K: usize>(sum: f32, a: [[f32; 2]; K], b: [[f32; 2]; K]) -> f32 {
+    let bits = |v: [[f32; 2]; K]| v.map(|p| p.map(|x| (x.to_bits() >> 16) as u16));
+    let (a, b, mut c) = (bits(a), bits(b), [sum]);
+    let k = K as u8;
+    let none = (0, 0);
+    let config = TileConfig::new(&[(1, 4), none, none, none, (1, 4 * k as u16), none, (k, 4)]);
+    let mut tiles = EmulatedTiles::default();
+    // SAFETY: plain Rust needs no features; the arrays are as large as the tiles.
+    unsafe {
+        tiles.ldtilecfg(&config);
+        tiles.tileloadd::<0>(c.as_ptr().cast(), 4);
+        tiles.tileloadd::<4>(a.as_ptr().cast(), 4 * K);
+        tiles.tileloadd::<6>(b.as_ptr().cast(), 4);
+        tiles.tdpbf16ps::<0, 4, 6>();
+        tiles.tilestored::<0>(c.as_mut_ptr().cast(), 4);
+    }
+    c[0]
+}
+
+#[test]
+fn tiles_add_lower_and_upper_products_apart() {
+    let one = [[1.0; 2]; 3];
+    let big = 16_777_216.0;
+    // The lower sum loses its 1 beside 2^24; the upper one is exact, and so is what was there.
+    assert_eq!(pairs(0.5, [[big, 1.0], [1.0, 1.0], [-big, 1.0]], one), 3.5);
+    assert_eq!(pairs(0.5, [[big, 1.0], [-big, 1.0], [1.0, 1.0]], one), 4.5);
+    // What was there comes last, not first.
+    assert_eq!(pairs(big, [[1.0, 0.0], [1.0, 0.0], [0.0, 0.0]], one), big + 2.0);
+    // Ties to even.
+    assert_eq!(pairs(big, [[1.0, 0.0]], [[1.0, 1.0]]), big);
+    assert_eq!(pairs(big + 2.0, [[1.0, 0.0]], [[1.0, 1.0]]), big + 4.0);
+}
+
+#[test]
+fn tiles_take_denormals_for_zeros() {
+    let (denormal, small, large) = (1e-39, 1.5e-38, 2f32.powi(100));
+    // As operands, as what was there, as a product, as a sum of two.
+    assert_eq!(pairs(0.0, [[denormal, denormal]], [[large, large]]), 0.0);
+    assert_eq!(pairs(denormal, [[0.0, 0.0]], [[1.0, 1.0]]), 0.0);
+    assert_eq!(pairs(0.0, [[small, -small]], [[0.25, 0.25]]).to_bits(), 0);
+    let lower = small.to_bits() & 0xffff_0000;
+    let sum = pairs(0.0, [[f32::from_bits(lower), -f32::MIN_POSITIVE]], [[1.0, 1.0]]);
+    assert_eq!(sum, 0.0);
+    assert_eq!(pairs(0.0, [[small, 0.0]], [[1.0, 1.0]]), f32::from_bits(lower));
 }
 
 #[test]

@@ -23,6 +23,30 @@ impl EmulatedTiles {
         assert!(rows > 0 && colsb > 0, "tile {tile} is not in the configuration");
         (rows.into(), colsb.into())
     }
+
+    /// Rows and bytes of a row of the sums `c` of a product; bytes of a row of `a`.
+    fn product_shape(&self, c: u8, a: u8, b: u8) -> (usize, usize, usize) {
+        let ((m, n), (a_rows, k)) = (self.shape(c), self.shape(a));
+        assert!(c != a && a != b && c != b, "three different tiles");
+        assert!(a_rows == m && self.shape(b) == (k / 4, n) && k % 4 == 0 && n % 4 == 0);
+        (m, n, k)
+    }
+}
+
+/// Denormals are zeros, with their sign.
+fn flush(x: f32) -> f32 {
+    if x.is_subnormal() { 0f32.copysign(x) } else { x }
+}
+
+/// `a * b + c`, rounded once.
+fn fma(a: f32, b: f32, c: f32) -> f32 {
+    flush(flush(a).mul_add(flush(b), flush(c)))
+}
+
+/// The pair of bf16 of four bytes, the lower one first.
+fn pair(bytes: &[u8]) -> [f32; 2] {
+    let number = |i: usize| f32::from_bits(u32::from_le_bytes([0, 0, bytes[i], bytes[i + 1]]));
+    [number(0), number(2)]
 }
 
 // SAFETY (of the unsafe blocks): callers promise valid memory; no features are needed.
@@ -66,9 +90,7 @@ impl Tiles for EmulatedTiles {
     }
     #[inline(never)]
     unsafe fn tdpbssd<const C: u8, const A: u8, const B: u8>(&mut self) {
-        let ((m, n), (a_rows, k)) = (self.shape(C), self.shape(A));
-        assert!(C != A && A != B && C != B, "three different tiles");
-        assert!(a_rows == m && self.shape(B) == (k / 4, n) && k % 4 == 0 && n % 4 == 0);
+        let (m, n, k) = self.product_shape(C, A, B);
         let (a, b) = (self.tiles[A as usize], self.tiles[B as usize]);
         for (c, a) in self.tiles[C as usize][..m].iter_mut().zip(&a) {
             for (a, b) in a[..k].chunks_exact(4).zip(&b) {
@@ -78,6 +100,23 @@ impl Tiles for EmulatedTiles {
                     let sum = i32::from_le_bytes([c[0], c[1], c[2], c[3]]).wrapping_add(four);
                     c.copy_from_slice(&sum.to_le_bytes());
                 }
+            }
+        }
+    }
+    #[inline(never)]
+    unsafe fn tdpbf16ps<const C: u8, const A: u8, const B: u8>(&mut self) {
+        let (m, n, k) = self.product_shape(C, A, B);
+        let (a, b) = (self.tiles[A as usize], self.tiles[B as usize]);
+        for (c, a) in self.tiles[C as usize][..m].iter_mut().zip(&a) {
+            for (i, c) in c[..n].chunks_exact_mut(4).enumerate() {
+                let mut sums = [0.0; 2];
+                for (a, b) in a[..k].chunks_exact(4).zip(&b) {
+                    let (a, b) = (pair(a), pair(&b[4 * i..]));
+                    sums = [fma(a[0], b[0], sums[0]), fma(a[1], b[1], sums[1])];
+                }
+                let sum = f32::from_le_bytes([c[0], c[1], c[2], c[3]]);
+                let sum = flush(flush(sum) + flush(sums[0] + sums[1]));
+                c.copy_from_slice(&sum.to_le_bytes());
             }
         }
     }

@@ -107,7 +107,7 @@ pub fn name(isa: Isa) -> &'static str {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 if isa.is_available() && !has_vnni() => "avx2",
         Isa::Avx512 => "avx512 vnni",
-        Isa::Amx => "amx int8",
+        Isa::Amx(_) => "amx int8",
         _ => isa.name(),
     }
 }
@@ -121,7 +121,7 @@ pub(crate) fn multiply(isa: Isa, weight: DType) -> Option<Multiply> {
         Isa::AvxVnni => Some(Multiply::Int8AvxVnni),
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 if has_vnni() => Some(Multiply::Int8Avx512),
-        Isa::Amx => Some(Multiply::Int8Amx),
+        Isa::Amx(_) => Some(Multiply::Int8Amx),
         Isa::Avx2 | Isa::Avx512 if weight == DType::Q8_0 => Some(Multiply::Int8Avx2),
         Isa::Avx2 | Isa::Avx512 => Some(Multiply::Int8SumsAvx2),
     }
@@ -168,7 +168,7 @@ unsafe fn for_format<F: Format>(isa: Isa, part: Part<'_>) {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 if has_vnni() => x86::run_avx512_vnni::<F>(part),
             #[cfg(target_arch = "x86_64")]
-            Isa::Amx => super::amx::run_native::<F>(part),
+            Isa::Amx(_) => super::amx::run_native::<F>(part),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 | Isa::Avx512 => x86::run_avx2::<F>(part),
             #[allow(unreachable_patterns)]
@@ -206,7 +206,7 @@ pub(super) unsafe fn emulate<F: Format>(isa: Isa, part: Part<'_>) {
             Isa::Avx2 => plain::<X86<Emulated<32>, Maddubs, 2>, F>(part),
             Isa::AvxVnni => plain::<X86<Emulated<32>, Dpbusd, 2>, F>(part),
             Isa::Avx512 => plain::<X86<Emulated<64>, Dpbusd, 1>, F>(part),
-            Isa::Amx => super::amx::run::<Emulated<64>, EmulatedTiles, F>(part),
+            Isa::Amx(_) => super::amx::run::<Emulated<64>, EmulatedTiles, F>(part),
             Isa::Scalar => unreachable!("{} is not emulated", isa.name()),
         }
     }

@@ -1,0 +1,105 @@
+//! What experts multiply with: floats, or packed weights.
+
+use std::ops::Range;
+
+use troika_graph::Acts;
+
+use crate::kernels::linear::{self, Input, OutView, RowsView, WeightView};
+use crate::kernels::{Context, KernelError, int8};
+use crate::{Isa, select};
+
+/// A product of some weight rows with some activation rows.
+pub struct Piece<'a> {
+    /// Added to each row, by weight rows.
+    pub bias: Option<&'a [f32]>,
+    /// Weight rows.
+    pub n: Range<usize>,
+    /// Activation rows.
+    pub m: usize,
+    /// The activations, as [`Weight::input`] makes them.
+    pub x: RowsView<'a>,
+    /// Where results go.
+    pub y: OutView<'a>,
+    /// Weight row that belongs to the first column of the results.
+    pub origin: usize,
+    /// [`Input::pairs`].
+    pub pairs: bool,
+}
+
+/// A weight of an expert.
+pub trait Weight: Copy {
+    /// Rows of `cols` activations made ready for products, in `work` where that takes memory.
+    ///
+    /// # Errors
+    /// A panic of a part.
+    fn input<'a>(
+        &self,
+        cx: &mut Context<'_>,
+        x: (&'a [f32], usize),
+        acts: Acts,
+        work: &'a mut [f32],
+    ) -> Result<Input<'a>, KernelError>;
+
+    /// Weight rows of a part, when each of `used` experts has about `rows` activation rows.
+    fn part_rows(&self, cx: &Context<'_>, rows: usize, used: usize) -> usize;
+
+    /// Computes a piece; `scratch` has [`linear::worker_floats`].
+    fn multiply(&self, isa: Isa, piece: Piece<'_>, scratch: &mut [f32]);
+}
+
+impl Weight for WeightView<'_> {
+    fn input<'a>(
+        &self,
+        cx: &mut Context<'_>,
+        x: (&'a [f32], usize),
+        acts: Acts,
+        work: &'a mut [f32],
+    ) -> Result<Input<'a>, KernelError> {
+        Input::new(cx, x, acts == Acts::Bf16, work)
+    }
+
+    fn part_rows(&self, cx: &Context<'_>, rows: usize, used: usize) -> usize {
+        let (n, k, dtype) = (self.rows, self.cols, self.dtype);
+        let shape = select::LinearShape { rows, n, k, dtype, count: used };
+        select::linear(cx.isa, shape, cx.pool.threads()).panel
+    }
+
+    fn multiply(&self, isa: Isa, p: Piece<'_>, scratch: &mut [f32]) {
+        self.check();
+        // The rows from the origin on, so that results begin with it.
+        let (rows, bytes) = (p.origin..p.n.end, self.row_bytes());
+        let bytes = &self.bytes[rows.start * bytes..rows.end * bytes];
+        let weight = WeightView { bytes, rows: rows.len(), ..*self };
+        let bias = p.bias.map(|b| &b[rows]);
+        let product = linear::Product { weight, bias, x: p.x, y: p.y, pairs: p.pairs };
+        let n = p.n.start - p.origin..weight.rows;
+        linear::run_part(isa, linear::Part { product, n, m: 0..p.m, scratch });
+    }
+}
+
+impl Weight for int8::PackedView<'_> {
+    fn input<'a>(
+        &self,
+        cx: &mut Context<'_>,
+        (x, cols): (&'a [f32], usize),
+        _: Acts,
+        work: &'a mut [f32],
+    ) -> Result<Input<'a>, KernelError> {
+        let kind = int8::Extra::of(self.layout.dtype);
+        int8::quantize(cx, (int8::Rows::Plain(x), cols), &mut [(kind, &mut *work)])?;
+        Ok(Input { data: work, width: int8::floats(cols), pairs: false })
+    }
+
+    fn part_rows(&self, cx: &Context<'_>, rows: usize, used: usize) -> usize {
+        let panels = self.layout.panels();
+        let bytes = self.layout.bytes() / panels.max(1);
+        let shape = select::PanelShape { rows, panels, bytes, count: used };
+        let panels = select::panels(shape, cx.pool.threads()).panel;
+        (panels * int8::ROWS).min(select::MAX_PANEL)
+    }
+
+    fn multiply(&self, isa: Isa, p: Piece<'_>, scratch: &mut [f32]) {
+        let product = int8::Product { weight: *self, bias: p.bias, x: p.x, y: p.y };
+        int8::run_part(isa, int8::Part { product, n: p.n, m: 0..p.m, origin: p.origin, scratch });
+    }
+}
