@@ -141,6 +141,24 @@ fn quantized_weights_are_kept_where_the_user_says() {
 }
 
 #[test]
+fn quantization_that_changes_nothing_says_so() {
+    let file = root().join("tests/gguf/llama-q4_0.gguf").display().to_string();
+    let out =
+        troika(&["run", &file, "--quant", "q8", "--no-cache", "--prompt-ids", "5", "-n", "1"]);
+    assert!(out.status.success());
+    assert!(text(&out.stderr).contains("changes nothing"), "{}", text(&out.stderr));
+}
+
+#[test]
+fn a_number_of_threads_that_makes_no_sense_is_refused() {
+    for threads in ["0", "100000000"] {
+        let out = troika(&["run", "-p", "x", "-t", threads]);
+        assert_eq!(out.status.code(), Some(2));
+        assert!(text(&out.stderr).contains("is not in 1..=4096"), "{}", text(&out.stderr));
+    }
+}
+
+#[test]
 fn show_tells_the_error_of_quantization() {
     let out = troika(&["show", "--quant", "q4", "--json"]).stdout;
     let json: Value = serde_json::from_slice(&out).unwrap();

@@ -19,7 +19,7 @@ impl Lines {
         if self.0.as_ref().map_or(0, |b| b.len()) < bytes {
             // The old memory first: both together may be more than there is.
             self.0 = None;
-            self.0 = Some(ZeroedBytes::new(bytes).huge_pages(0));
+            self.0 = Some(ZeroedBytes::new(bytes).huge_pages());
         }
     }
 

@@ -8,10 +8,6 @@ use bytemuck::{AnyBitPattern, NoUninit};
 
 use crate::memory::ZeroedBytes;
 
-/// From this offset on, large buffers ask for huge pages: what little is used of a buffer shall
-/// not take a huge page.
-const HUGE_FROM: usize = 2 << 20;
-
 /// A zero-initialised, 64-byte aligned piece of memory, shared by reference count.
 ///
 /// Access is tracked at run time: many readers or one writer. The scheduler orders tasks so that
@@ -41,7 +37,7 @@ impl Buffer {
 
     fn of(bytes: ZeroedBytes) -> Buffer {
         let len = bytes.len();
-        Buffer { mem: Arc::new(AtomicRefCell::new(bytes.huge_pages(HUGE_FROM))), len }
+        Buffer { mem: Arc::new(AtomicRefCell::new(bytes)), len }
     }
 
     /// Size in bytes.

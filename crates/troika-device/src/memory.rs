@@ -8,8 +8,6 @@ use memmap2::{MmapMut, MmapOptions};
 /// From this size on, memory is mapped: the heap would write the zeros of aligned memory itself,
 /// and so take pages that nobody uses yet.
 const MAPPED: usize = 256 << 10;
-/// What huge pages hold on most systems.
-const HUGE_PAGE: usize = 2 << 20;
 
 /// One cache line; gives memory from the heap its alignment.
 #[derive(Clone, Copy, Zeroable, Pod)]
@@ -50,27 +48,16 @@ impl ZeroedBytes {
         Some(ZeroedBytes { memory, len })
     }
 
-    /// Asks for huge pages, where the system has them, from byte `from` on. They make reading
-    /// and first writing cheaper, and take 2 MiB at once.
-    pub fn huge_pages(self, from: usize) -> ZeroedBytes {
+    /// Asks for huge pages, where the system has them. They make reading and first writing
+    /// cheaper, and take some MiB at once: not for memory that is used little by little.
+    pub fn huge_pages(self) -> ZeroedBytes {
+        #[cfg(target_os = "linux")]
         if let Memory::Mapped(map) = &self.memory {
-            advise_huge(map, from);
+            // Without them everything works, too.
+            let _ = map.advise(memmap2::Advice::HugePage);
         }
         self
     }
-}
-
-#[cfg(target_os = "linux")]
-fn advise_huge(map: &MmapMut, from: usize) {
-    if let Some(len) = map.len().checked_sub(from).filter(|&len| len >= HUGE_PAGE) {
-        // Without them everything works, too.
-        let _ = map.advise_range(memmap2::Advice::HugePage, from, len);
-    }
-}
-
-#[cfg(not(target_os = "linux"))]
-fn advise_huge(_: &MmapMut, _: usize) {
-    let _ = HUGE_PAGE;
 }
 
 impl AsRef<[u8]> for ZeroedBytes {
@@ -113,8 +100,8 @@ mod tests {
 
     #[test]
     fn bytes_are_zero_aligned_and_of_the_length_asked_for() {
-        for len in [0, 1, 65, MAPPED - 1, MAPPED, MAPPED + 1, 3 * HUGE_PAGE + 5] {
-            let mut b = ZeroedBytes::new(len).huge_pages(HUGE_PAGE);
+        for len in [0, 1, 65, MAPPED - 1, MAPPED, MAPPED + 1, (6 << 20) + 5] {
+            let mut b = ZeroedBytes::new(len).huge_pages();
             assert_eq!((b.len(), b.as_ptr() as usize % 64), (len, 0));
             assert!(b.iter().all(|&x| x == 0));
             b.fill(7);

@@ -61,12 +61,10 @@ pub enum Error {
         model: usize,
     },
     /// A window perplexity cannot be measured in.
-    #[error("windows of {window} tokens: give -c between 4 and {context}")]
+    #[error("windows of {window} tokens cannot be measured; -c takes 4 up to the model's context")]
     Window {
         /// Tokens asked for.
         window: usize,
-        /// Context in force.
-        context: usize,
     },
     /// A text shorter than a window.
     #[error("the text has {tokens} tokens, a window {window}; give a longer text or a smaller -c")]

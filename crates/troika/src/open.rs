@@ -160,6 +160,10 @@ impl Model {
         let bind = BindOptions { float: options.dtype, quant: options.quant };
         let mut described = describe(path, bind)?;
         let (tokenizer, template, mut warnings) = text::load(&described.files.source)?;
+        if options.quant != Quant::None && !described.store.makes_weights() {
+            let quant = options.quant.name();
+            warnings.push(format!("quantization to {quant} changes nothing: matrices are of that type or quantized already"));
+        }
         warnings.extend(keep_packed(&mut described, options));
         let report = described.store.report();
         if options.scan && report.mapped + report.owned <= SCAN_LIMIT {

@@ -74,7 +74,7 @@ impl Model {
     ) -> Result<Perplexity, Error> {
         let context = self.context();
         if window < 4 || window > context {
-            return Err(Error::Window { window, context });
+            return Err(Error::Window { window });
         }
         if ids.len() < window {
             return Err(Error::ShortText { tokens: ids.len(), window });

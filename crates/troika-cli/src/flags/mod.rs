@@ -6,6 +6,7 @@ mod sampling;
 
 use std::path::PathBuf;
 
+use clap::builder::RangedU64ValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use troika::model::weights::FloatType;
 
@@ -105,6 +106,11 @@ fn core_list(text: &str) -> Result<CoreList, String> {
     }
 }
 
+/// Numbers of threads: more than any machine has cores would only use up the system's.
+fn thread_count() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..=4096)
+}
+
 /// How to open it.
 #[derive(Args)]
 pub struct OpenArgs {
@@ -112,7 +118,7 @@ pub struct OpenArgs {
     #[arg(short, long, value_name = "N", env = "TROIKA_CTX_SIZE")]
     pub ctx_size: Option<usize>,
     /// Threads [default: one per physical performance core]
-    #[arg(short, long, value_name = "N", env = "TROIKA_THREADS")]
+    #[arg(short, long, value_name = "N", value_parser = thread_count(), env = "TROIKA_THREADS")]
     pub threads: Option<usize>,
     /// Prompt tokens computed at once
     #[arg(long, value_name = "N", default_value_t = 512, env = "TROIKA_UBATCH_SIZE")]
@@ -250,7 +256,8 @@ pub struct BenchArgs {
     #[arg(short = 'd', long, value_name = "N", value_delimiter = ',', default_value = "0")]
     pub n_depth: Vec<usize>,
     /// Threads [default: one per physical performance core]
-    #[arg(short, long, value_name = "N", value_delimiter = ',', env = "TROIKA_THREADS")]
+    #[arg(short, long, value_name = "N", value_delimiter = ',', value_parser = thread_count())]
+    #[arg(env = "TROIKA_THREADS")]
     pub threads: Vec<usize>,
     /// Repetitions
     #[arg(short, long, value_name = "N", default_value_t = 5)]
@@ -300,7 +307,7 @@ pub struct PerplexityArgs {
 #[derive(Args)]
 pub struct DevicesArgs {
     /// Threads to measure with [default: one per core]
-    #[arg(short, long, value_name = "N", env = "TROIKA_THREADS")]
+    #[arg(short, long, value_name = "N", value_parser = thread_count(), env = "TROIKA_THREADS")]
     pub threads: Option<usize>,
     /// Print one JSON object
     #[arg(long, env = "TROIKA_JSON")]

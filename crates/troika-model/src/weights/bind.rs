@@ -148,7 +148,16 @@ fn not_found(candidates: &[Recipe], need: Need, files: &dyn Checkpoint) -> Weigh
     let tensor = match names.as_slice() {
         [] => need.key.to_string(),
         [one] => (*one).to_string(),
-        [first, rest @ ..] => format!("{first} (nor {})", rest.join(", nor ")),
+        [first, rest @ ..] => {
+            format!("{first} (nor one of {} other names it may have)", rest.len())
+        }
     };
+    let packed = |r: &Recipe| Some(format!("{}qweight", r.tensor.strip_suffix("weight")?));
+    let packed = candidates.iter().filter_map(packed).find(|name| files.tensor(name).is_some());
+    if let Some(name) = packed {
+        let file = files.origin(&name);
+        let why = format!("it has {name}, but the config has no quantization_config that says how");
+        return WeightError::Unsupported { file, why };
+    }
     WeightError::Missing { file: files.origin(""), tensor }
 }

@@ -35,8 +35,10 @@ const MAGIC: &[u8; 8] = b"TROIKAPW";
 const VERSION: u32 = 1;
 /// Packed weights begin at multiples of this: a page, so that each can be mapped and advised.
 const ALIGN: u64 = 4096;
-/// Files that were begun longer ago were left by processes that ended.
+/// Files that were not written to for so long were left by processes that ended...
 const ABANDONED: Duration = Duration::from_secs(24 * 3600);
+/// ... and for so long, if there is no process of their number.
+const SILENT: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Serialize, Deserialize)]
 struct Entry {
@@ -292,10 +294,19 @@ fn remove_abandoned(dir: &Path) {
         let path = entry.path();
         let changed = entry.metadata().and_then(|m| m.modified());
         let age = changed.ok().and_then(|t| t.elapsed().ok()).unwrap_or_default();
-        if path.extension().is_some_and(|e| e == "partial") && age > ABANDONED {
+        let left = age > ABANDONED || age > SILENT && has_ended(&path);
+        if path.extension().is_some_and(|e| e == "partial") && left {
             let _ = std::fs::remove_file(path);
         }
     }
+}
+
+/// Whether the process that began a file is known to have ended.
+fn has_ended(partial: &Path) -> bool {
+    let name = partial.file_stem().and_then(|n| n.to_str()).unwrap_or_default();
+    let process = name.rsplit('.').next().and_then(|own| own.split('-').next());
+    let processes = Path::new("/proc/self").exists();
+    processes && process.is_some_and(|p| !p.is_empty() && !Path::new("/proc").join(p).exists())
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -20,7 +20,7 @@ pub(super) fn try_aligned_with<E>(
     len: usize,
     fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
 ) -> Result<WeightBytes, E> {
-    let mut bytes = ZeroedBytes::new(len).huge_pages(0);
+    let mut bytes = ZeroedBytes::new(len).huge_pages();
     fill(&mut bytes)?;
     let owner: WeightOwner = Arc::new(bytes);
     Ok(WeightBytes::whole(owner))

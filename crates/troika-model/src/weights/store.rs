@@ -177,7 +177,7 @@ impl WeightStore {
     /// # Errors
     /// Files that cannot be read for their hash.
     pub fn keep_packed(&mut self, dir: &Path, what: &str) -> std::io::Result<()> {
-        if !self.bound.iter().any(|b| b.source.is_made()) || self.maps.is_empty() {
+        if !self.makes_weights() || self.maps.is_empty() {
             return Ok(());
         }
         let mut key = blake3::Hasher::new_derive_key("troika 2026 packed weights");
@@ -190,6 +190,12 @@ impl WeightStore {
         lock(&self.non_finite).extend(cache.non_finite());
         self.cache = Some(cache);
         Ok(())
+    }
+
+    /// Whether some weights are not used as the files have them but made: quantized, or put
+    /// together from a GPTQ or AWQ layer's tensors.
+    pub fn makes_weights(&self) -> bool {
+        self.bound.iter().any(|b| b.source.is_made())
     }
 
     /// After everything was asked for: completes the file of packed weights, and gives back what
