@@ -74,6 +74,10 @@ pub fn linear(
     }
     let threads = cx.pool.threads();
     let all = products.iter().map(|p| p.weight.layout.panels()).sum();
+    if rows <= tile::DIRECT {
+        let bytes = products.iter().map(|p| p.weight.layout.bytes()).sum();
+        return few(cx, rows, products, select::stream(all, bytes, threads));
+    }
     let cut = |p: &Product<'_>| {
         let layout = &p.weight.layout;
         let bytes = layout.bytes() / layout.panels().max(1);
@@ -102,6 +106,27 @@ pub fn linear(
         // SAFETY: each worker asks for its own scratch once per part.
         let scratch = unsafe { scratch.get(worker) };
         run_part(isa, Part { product, n, m, origin: 0, scratch });
+    })?;
+    Ok(())
+}
+
+/// Products of few rows: the panels of all of them are cut as if they were one weight.
+fn few(
+    cx: &mut Context<'_>,
+    rows: usize,
+    products: &[Product<'_>],
+    cut: select::Stream,
+) -> Result<(), KernelError> {
+    let (isa, scratch) = (cx.isa, cx.scratch);
+    cx.pool.run(cut.parts(), &|worker, part| {
+        // SAFETY: each worker asks for its own scratch once per part.
+        let scratch = unsafe { scratch.get(worker) };
+        let panels = products.iter().map(|p| p.weight.layout.panels());
+        cut.visit(part, panels, |i, panels| {
+            let (product, scratch) = (products[i], &mut *scratch);
+            let n = panels.start * ROWS..(panels.end * ROWS).min(product.weight.layout.rows);
+            run_part(isa, Part { product, n, m: 0..rows, origin: 0, scratch });
+        });
     })?;
     Ok(())
 }
