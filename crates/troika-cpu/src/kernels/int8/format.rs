@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use troika_graph::DType;
 
 use super::lanes::Rows;
-use super::layout::{Layout, QUAD, zero};
+use super::layout::{GROUP, Layout, QUAD, zero};
 
 /// The sections of a panel (see [`Layout`]).
 #[derive(Clone, Copy)]
@@ -14,6 +14,8 @@ pub(super) struct Panel {
     pub high: *const u8,
     pub scales: *const u8,
     pub supers: *const u8,
+    /// Groups that share a scale, as a power of two (types with a zero point).
+    pub shared: u32,
 }
 
 impl Panel {
@@ -30,6 +32,7 @@ impl Panel {
                 high: quants.add(layout.high),
                 scales: quants.add(layout.scales),
                 supers: quants.add(layout.supers),
+                shared: (layout.dtype.block_len() / GROUP).trailing_zeros(),
             }
         }
     }
@@ -87,9 +90,9 @@ macro_rules! with_format {
             troika_graph::DType::Q4_K => with!(format::Q4K),
             troika_graph::DType::Q5_K => with!(format::Q5K),
             troika_graph::DType::Q6_K => with!(format::Q6K),
-            troika_graph::DType::Q4_G32 => with!(format::Q4G<1>),
-            troika_graph::DType::Q4_G64 => with!(format::Q4G<2>),
-            troika_graph::DType::Q4_G128 => with!(format::Q4G<4>),
+            troika_graph::DType::Q4_G32
+            | troika_graph::DType::Q4_G64
+            | troika_graph::DType::Q4_G128 => with!(format::Q4G),
             other => unreachable!("{other} has no integer path"),
         }
     }};
@@ -98,11 +101,13 @@ pub(super) use with_format;
 
 pub(super) struct Q8_0;
 pub(super) struct Q4_0;
-pub(super) struct Q4K;
-pub(super) struct Q5K;
+/// Q4_K, or Q5_K with a fifth bit.
+pub(super) struct Q45K<const FIFTH: bool>;
+pub(super) type Q4K = Q45K<false>;
+pub(super) type Q5K = Q45K<true>;
 pub(super) struct Q6K;
-/// 4 bits with a scale and a zero point for each `SPAN` groups.
-pub(super) struct Q4G<const SPAN: usize>;
+/// 4 bits with a scale and a zero point for one, two or four groups.
+pub(super) struct Q4G;
 
 /// A type widened in scratch: quads of bytes (signed where [`Rows::SIGNED`] says so), scales and minima in f32 (`high` is not used).
 pub(super) struct Wide<F>(PhantomData<F>);
@@ -156,63 +161,46 @@ impl Format for Q4_0 {
     }
 }
 
-/// Scale (`which` 0) or minimum (1) of Q4_K and Q5_K.
-///
-/// # Safety
-/// As [`Format`]'s methods.
-#[inline(always)]
-unsafe fn k_scale<I: Rows>(p: &Panel, g: usize, which: usize) -> I::Floats {
-    // SAFETY: by the caller.
-    unsafe {
-        let d = I::load_f16(p.supers.add(g / 8 * 64 + which * 32));
-        I::mul(d, I::load_u8(p.scales.add(g * 32 + which * 16)))
+impl<const FIFTH: bool> Q45K<FIFTH> {
+    /// Scale (`which` 0) or minimum (1).
+    ///
+    /// # Safety
+    /// As [`Format`]'s methods.
+    #[inline(always)]
+    unsafe fn scaled<I: Rows>(p: &Panel, g: usize, which: usize) -> I::Floats {
+        // SAFETY: by the caller.
+        unsafe {
+            let d = I::load_f16(p.supers.add(g / 8 * 64 + which * 32));
+            I::mul(d, I::load_u8(p.scales.add(g * 32 + which * 16)))
+        }
     }
 }
 
-impl Format for Q4K {
-    type Wide = Wide<Q4K>;
+impl<const FIFTH: bool> Format for Q45K<FIFTH> {
+    type Wide = Wide<Self>;
     const MIN: bool = true;
-    const SPAN: usize = 8;
-    const LINES: usize = 4;
-    #[inline(always)]
-    unsafe fn quad<I: Rows>(p: &Panel, g: usize, j: usize) -> I::Bytes {
-        // SAFETY: by the caller.
-        unsafe { nibble::<I>(p, g, j) }
-    }
-    #[inline(always)]
-    unsafe fn scale<I: Rows>(p: &Panel, g: usize, _: usize) -> I::Floats {
-        // SAFETY: by the caller.
-        unsafe { k_scale::<I>(p, g, 0) }
-    }
-    #[inline(always)]
-    unsafe fn min<I: Rows>(p: &Panel, g: usize) -> I::Floats {
-        // SAFETY: by the caller.
-        unsafe { k_scale::<I>(p, g, 1) }
-    }
-}
-
-impl Format for Q5K {
-    type Wide = Wide<Q5K>;
-    const MIN: bool = true;
-    const SPAN: usize = 4;
+    const SPAN: usize = if FIFTH { 4 } else { 8 };
     const LINES: usize = 4;
     #[inline(always)]
     unsafe fn quad<I: Rows>(p: &Panel, g: usize, j: usize) -> I::Bytes {
         // SAFETY: by the caller.
         unsafe {
-            let high = I::bits(I::load(p.high.add(g * QUAD)), j as u32, 1);
-            I::join(nibble::<I>(p, g, j), high, 4)
+            let low = nibble::<I>(p, g, j);
+            if !FIFTH {
+                return low;
+            }
+            I::join(low, I::bits(I::load(p.high.add(g * QUAD)), j as u32, 1), 4)
         }
     }
     #[inline(always)]
     unsafe fn scale<I: Rows>(p: &Panel, g: usize, _: usize) -> I::Floats {
         // SAFETY: by the caller.
-        unsafe { k_scale::<I>(p, g, 0) }
+        unsafe { Self::scaled::<I>(p, g, 0) }
     }
     #[inline(always)]
     unsafe fn min<I: Rows>(p: &Panel, g: usize) -> I::Floats {
         // SAFETY: by the caller.
-        unsafe { k_scale::<I>(p, g, 1) }
+        unsafe { Self::scaled::<I>(p, g, 1) }
     }
 }
 
@@ -240,7 +228,7 @@ impl Format for Q6K {
     }
 }
 
-impl<const S: usize> Format for Q4G<S> {
+impl Format for Q4G {
     type Wide = Wide<Q4K>;
     const MIN: bool = true;
     const SPAN: usize = 8;
@@ -253,12 +241,12 @@ impl<const S: usize> Format for Q4G<S> {
     #[inline(always)]
     unsafe fn scale<I: Rows>(p: &Panel, g: usize, _: usize) -> I::Floats {
         // SAFETY: by the caller.
-        unsafe { I::load_f16(p.scales.add(g / S * 32)) }
+        unsafe { I::load_f16(p.scales.add((g >> p.shared) * 32)) }
     }
     #[inline(always)]
     unsafe fn min<I: Rows>(p: &Panel, g: usize) -> I::Floats {
         // SAFETY: by the caller.
-        unsafe { I::mul(Self::scale::<I>(p, g, 0), I::load_u8(p.supers.add(g / S * 16))) }
+        unsafe { I::mul(Self::scale::<I>(p, g, 0), I::load_u8(p.supers.add((g >> p.shared) * 16))) }
     }
 }
 
