@@ -5,6 +5,7 @@ mod cmd;
 mod error;
 mod flags;
 mod interrupt;
+mod memory;
 mod output;
 mod progress;
 mod resolve;

@@ -5,13 +5,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use troika::{Output, Stats};
 
-/// Peak memory of this process in bytes, where the system tells.
-pub fn peak_memory() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find(|l| l.starts_with("VmHWM:"))?;
-    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
-    Some(kib * 1024)
-}
+use crate::memory;
 
 fn ms(d: Duration) -> f64 {
     (d.as_secs_f64() * 1e6).round() / 1e3
@@ -41,8 +35,8 @@ pub fn text(stats: &Stats, tokenizer: Option<Duration>, load: Duration) -> Strin
             format!("{:.1} tok/s ({} tokens)", stats.decode_rate(), stats.generated_tokens),
         );
     }
-    if let Some(peak) = peak_memory() {
-        line("peak memory", format!("{:.1} MiB", peak as f64 / (1 << 20) as f64));
+    if let Some(now) = memory::resident() {
+        line("peak memory", format!("{:.1} MiB", now.peak as f64 / (1 << 20) as f64));
     }
     s
 }
@@ -66,6 +60,6 @@ pub fn json(model: &str, output: &Output, tokenizer: Option<Duration>, load: Dur
             "tpot_ms": s.tpot().map(ms),
             "decode_tok_per_s": s.decode_rate(),
         },
-        "peak_memory_bytes": peak_memory(),
+        "peak_memory_bytes": memory::resident().map(|r| r.peak),
     })
 }

@@ -7,13 +7,14 @@
 
 use std::time::Instant;
 
-use half::f16;
+use half::{bf16, f16};
 use troika_cpu::kernels::Context;
 use troika_cpu::kernels::attention::{Operands, attention, partial_floats, worker_floats};
 use troika_cpu::kernels::kv::CacheRef;
+use troika_cpu::kernels::linear;
 use troika_cpu::{Isa, PerWorker, Pool};
 use troika_device::{PageTable, SeqRows, Step};
-use troika_graph::Attention;
+use troika_graph::{Acts, Attention};
 
 /// Measurements, of which the best counts.
 const RUNS: usize = 5;
@@ -25,6 +26,14 @@ struct Case {
     kv_heads: usize,
     rows: usize,
     depth: usize,
+}
+
+/// Types of caches.
+#[derive(Clone, Copy, Debug)]
+enum Cache {
+    F16,
+    /// With products of pairs.
+    Bf16,
 }
 
 fn op(c: &Case) -> Attention {
@@ -39,11 +48,12 @@ fn op(c: &Case) -> Attention {
         sinks: None,
         value_in_key: false,
         group: 0,
+        acts: Acts::F32,
     }
 }
 
 /// Seconds of an attention.
-fn time(isa: Isa, threads: usize, c: &Case) -> f64 {
+fn time(isa: Isa, threads: usize, c: &Case, cache: Cache) -> f64 {
     let op = op(c);
     let len = c.depth + c.rows;
     let pages = len.div_ceil(PAGE);
@@ -53,11 +63,20 @@ fn time(isa: Isa, threads: usize, c: &Case) -> f64 {
     let width = c.kv_heads * op.k_dim;
     let copies =
         if c.rows < 8 { ((256 << 20) / (pages * PAGE * width * 4)).clamp(1, 64) } else { 1 };
-    let cache = |seed: usize| -> Vec<f16> {
-        let value = |i: usize| f16::from_f32(((i * 7 + seed) % 97) as f32 / 97.0 - 0.5);
-        (0..pages * PAGE * width).map(value).collect()
+    let floats = |seed: usize| {
+        (0..pages * PAGE * width).map(move |i| ((i * 7 + seed) % 97) as f32 / 97.0 - 0.5)
     };
-    let caches: Vec<_> = (0..copies).map(|i| (cache(i), cache(i + 5))).collect();
+    let halves = |seed| floats(seed).map(f16::from_f32).collect::<Vec<_>>();
+    let brains = |seed| floats(seed).map(bf16::from_f32).collect::<Vec<_>>();
+    let (mut f16s, mut bf16s) = (Vec::new(), Vec::new());
+    match cache {
+        Cache::F16 => f16s.extend((0..copies).map(|i| (halves(i), halves(i + 5)))),
+        Cache::Bf16 => bf16s.extend((0..copies).map(|i| (brains(i), brains(i + 5)))),
+    }
+    let caches = f16s.iter().map(|(k, v)| (CacheRef::F16(k), CacheRef::F16(v)));
+    let caches: Vec<_> =
+        caches.chain(bf16s.iter().map(|(k, v)| (CacheRef::BF16(k), CacheRef::BF16(v)))).collect();
+    let pairs = matches!(cache, Cache::Bf16);
     let q: Vec<f32> =
         (0..c.rows * c.heads * op.k_dim).map(|i| (i % 83) as f32 / 83.0 - 0.5).collect();
     let mut y = vec![0.0; c.rows * c.heads * op.v_dim];
@@ -70,9 +89,8 @@ fn time(isa: Isa, threads: usize, c: &Case) -> f64 {
     let mut best = f64::MAX;
     for _ in 0..RUNS {
         let start = Instant::now();
-        for (k, v) in &caches {
-            let (keys, values) = (CacheRef::F16(k), CacheRef::F16(v));
-            let x = Operands { op: &op, sinks: None, q: &q, keys, values, step: &step };
+        for &(keys, values) in &caches {
+            let x = Operands { op: &op, sinks: None, q: &q, keys, values, step: &step, pairs };
             attention(&mut cx, x, &mut partials, &mut y).expect("all positions are kept");
         }
         best = best.min(start.elapsed().as_secs_f64() / copies as f64);
@@ -81,14 +99,29 @@ fn time(isa: Isa, threads: usize, c: &Case) -> f64 {
     best
 }
 
+fn print(isa: Isa, threads: usize, c: &Case, cache: Cache) {
+    let &Case { heads, kv_heads, rows, depth } = c;
+    let seconds = time(isa, threads, c, cache);
+    let seen = rows * depth + rows * (rows + 1) / 2;
+    let bytes = 2 * 2 * (depth + rows) * kv_heads * 128;
+    println!(
+        "| {} | {cache:?} | {heads}/{kv_heads} | {rows} | {depth} | {:.0} | {:.0} | {:.1} |",
+        isa.name(),
+        seconds * 1e6,
+        (seen * heads * 128 * 4) as f64 / seconds / 1e9,
+        bytes as f64 / seconds / 1e9
+    );
+}
+
 fn main() {
     let threads = std::env::args().nth(1).and_then(|t| t.parse().ok()).unwrap_or(2);
     let arg = |i: usize| std::env::args().nth(i);
     let number = |i: usize| arg(i).and_then(|n| n.parse::<usize>().ok());
     let only = number(2).zip(number(3));
-    println!("{threads} threads, f16 cache, heads of 128");
+    println!("{threads} threads, heads of 128; with a bf16 cache products are those of pairs");
     println!(
-        "| kernels | heads | rows | depth | us | GFLOP/s | GB/s |\n|---|---|---|---|---|---|---|"
+        "| kernels | cache | heads | rows | depth | us | GFLOP/s | GB/s |\n\
+         |---|---|---|---|---|---|---|---|"
     );
     for isa in Isa::available().into_iter().rev().filter(|i| *i != Isa::Scalar) {
         if arg(4).is_some_and(|name| name != isa.name()) {
@@ -103,16 +136,10 @@ fn main() {
                     continue;
                 }
                 let c = Case { heads, kv_heads, rows, depth };
-                let seconds = time(isa, threads, &c);
-                let seen = rows * depth + rows * (rows + 1) / 2;
-                let bytes = 2 * 2 * (depth + rows) * kv_heads * 128;
-                println!(
-                    "| {} | {heads}/{kv_heads} | {rows} | {depth} | {:.0} | {:.0} | {:.1} |",
-                    isa.name(),
-                    seconds * 1e6,
-                    (seen * heads * 128 * 4) as f64 / seconds / 1e9,
-                    bytes as f64 / seconds / 1e9
-                );
+                print(isa, threads, &c, Cache::F16);
+                if linear::bf16::has_pairs(isa) {
+                    print(isa, threads, &c, Cache::Bf16);
+                }
             }
         }
     }

@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use troika_cpu::kernels::Context;
 use troika_cpu::kernels::int8::{
-    DTYPES, Extra, Layout, PackedView, Product, floats, linear, name, quantize,
+    DTYPES, Extra, Layout, PackedView, Product, Rows, floats, linear, name, quantize,
 };
 use troika_cpu::kernels::linear::{OutView, RowsView};
 use troika_cpu::{Isa, PerWorker, Pool, SharedMut};
@@ -44,7 +44,8 @@ fn time(cx: &mut Context<'_>, c: &Case) -> [f64; 2] {
     let mut best = [f64::MAX; 2];
     for _ in 0..RUNS {
         let start = Instant::now();
-        quantize(cx, (&x, c.k), Extra::of(c.dtype), &mut q).expect("no panic");
+        quantize(cx, (Rows::Plain(&x), c.k), &mut [(Extra::of(c.dtype), &mut q)])
+            .expect("no panic");
         best[1] = best[1].min(start.elapsed().as_secs_f64());
         let start = Instant::now();
         for bytes in &weights {

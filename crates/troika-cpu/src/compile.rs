@@ -117,6 +117,8 @@ pub(crate) enum Code {
     /// Products of one input; an output each.
     PackedLinear {
         weights: Weights,
+        /// What makes the input of the step's inputs, if it is not the only one itself.
+        before: Option<Box<Code>>,
     },
     PackedExperts {
         experts: Vec<ExpertWeights<PackedMatrix>>,
@@ -129,7 +131,7 @@ impl Code {
     pub fn first_weight(&self) -> Option<&[u8]> {
         match self {
             Code::Linear { weights, .. } => weights.first().map(|w| &*w.0.bytes),
-            Code::PackedLinear { weights } => weights.first().map(|w| w.0.view().bytes),
+            Code::PackedLinear { weights, .. } => weights.first().map(|w| w.0.view().bytes),
             _ => None,
         }
     }
@@ -265,8 +267,11 @@ fn needs(exe: &mut Executable, step: &Step) {
             exe.groups.push(op.group);
             exe.attentions.push(op.clone());
         }
-        Code::PackedLinear { weights } => {
+        Code::PackedLinear { weights, before } => {
             worker = int8::scratch_floats();
+            if before.is_some() {
+                worker = worker.max(exe.slots[step.inputs[0]].cols);
+            }
             let each = weights.first().map_or(0, |w| int8::floats(w.0.view().layout.cols));
             exe.work_floats = exe.work_floats.max(each * extras(weights).len());
         }
@@ -417,7 +422,7 @@ impl Compiler<'_> {
             },
             Op::Linear { weight, bias, acts: Acts::Int8 } => {
                 let weights = smallvec![(self.packed(*weight)?, self.vector_if(bias)?)];
-                Code::PackedLinear { weights }
+                Code::PackedLinear { weights, before: None }
             }
             Op::Linear { weight, bias, acts } => {
                 let weights = smallvec![(self.matrix(*weight)?, self.vector_if(bias)?)];

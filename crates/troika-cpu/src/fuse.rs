@@ -1,10 +1,12 @@
 //! Ops that run as one: neighbouring products of one input (queries, keys and values; gate and
-//! up) quantize or round it once and share one parallel region.
+//! up) quantize or round it once and share one parallel region; the norm or gate in front of them
+//! is computed row by row as it is quantized.
 
 use smallvec::SmallVec;
 use troika_graph::Subgraph;
 
 use crate::compile::{Code, Matrix, Step, Vector};
+use crate::kernels::elementwise::Element;
 use crate::kernels::int8::Extra;
 use crate::packed::PackedMatrix;
 
@@ -29,7 +31,7 @@ pub(crate) fn fuse(graph: &Subgraph, steps: Vec<Step>) -> Vec<Step> {
                 || graph.nodes[at + 1..].iter().any(|n| n.inputs.iter().any(is))
         };
         match (&mut last.code, step.code) {
-            (Code::PackedLinear { weights }, Code::PackedLinear { weights: more })
+            (Code::PackedLinear { weights, .. }, Code::PackedLinear { weights: more, .. })
                 if last.inputs == step.inputs && last.outputs.iter().all(read_later) =>
             {
                 weights.extend(more);
@@ -45,6 +47,33 @@ pub(crate) fn fuse(graph: &Subgraph, steps: Vec<Step>) -> Vec<Step> {
             }
             (_, code) => fused.push(Step { code, ..step }),
         }
+    }
+    fuse_inputs(graph, fused)
+}
+
+/// Joins quantized products with the norm or the gate that makes their input, if nobody else
+/// reads it. (What these read is read whole before a product writes.)
+fn fuse_inputs(graph: &Subgraph, steps: Vec<Step>) -> Vec<Step> {
+    let mut fused: Vec<Step> = Vec::with_capacity(steps.len());
+    for (at, mut step) in steps.iter().cloned().enumerate() {
+        if let (Code::PackedLinear { before, .. }, Some(last)) = (&mut step.code, fused.last()) {
+            let made = step.inputs[0];
+            let whole = match &last.code {
+                Code::RmsNorm { group, .. } | Code::LayerNorm { group, .. } => {
+                    let cols = graph.values[made].shape.row_len();
+                    *group == cols
+                }
+                Code::Element(Element::Gate(_)) => true,
+                _ => false,
+            };
+            let alone = !steps[at + 1..].iter().any(|s| s.inputs.contains(&made))
+                && !graph.outputs.iter().any(|v| v.0 as usize == made);
+            if whole && alone && last.outputs == [made] {
+                step.inputs.clone_from(&last.inputs);
+                *before = fused.pop().map(|s| Box::new(s.code));
+            }
+        }
+        fused.push(step);
     }
     fused
 }

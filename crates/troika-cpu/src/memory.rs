@@ -3,32 +3,29 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use bytemuck::{Pod, Zeroable};
-
-/// One cache line of floats.
-#[derive(Clone, Copy, Zeroable, Pod)]
-#[repr(C, align(64))]
-struct Line([f32; 16]);
+use troika_device::ZeroedBytes;
 
 /// Floats per cache line.
 pub(crate) const LINE: usize = 16;
 
 /// A 64-byte aligned block of floats that only grows.
 #[derive(Default)]
-pub(crate) struct Lines(Vec<Line>);
+pub(crate) struct Lines(Option<ZeroedBytes>);
 
 impl Lines {
-    /// Makes room for `floats` floats. Old contents may be lost.
+    /// Makes room for `floats` floats, in whole cache lines. Old contents may be lost.
     pub fn grow(&mut self, floats: usize) {
-        let lines = floats.div_ceil(LINE);
-        if self.0.len() < lines {
-            self.0 = bytemuck::allocation::zeroed_vec(lines);
+        let bytes = floats.next_multiple_of(LINE) * size_of::<f32>();
+        if self.0.as_ref().map_or(0, |b| b.len()) < bytes {
+            // The old memory first: both together may be more than there is.
+            self.0 = None;
+            self.0 = Some(ZeroedBytes::new(bytes).huge_pages(0));
         }
     }
 
     /// The floats.
     pub fn as_mut_slice(&mut self) -> &mut [f32] {
-        bytemuck::cast_slice_mut(&mut self.0)
+        self.0.as_mut().map_or(&mut [], |b| bytemuck::cast_slice_mut(b))
     }
 }
 

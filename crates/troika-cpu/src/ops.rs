@@ -8,6 +8,7 @@ use troika_graph::{Activation, Acts, DType};
 use crate::bindings::Mem;
 use crate::compile::{Code, Executable, Matrix, Step, Vector};
 use crate::fuse::extras;
+use crate::kernels::elementwise::Element;
 use crate::kernels::kv::{CacheMut, CacheRef};
 use crate::kernels::linear::{OutView, Product, RowsView};
 use crate::kernels::norm::Norm;
@@ -116,7 +117,8 @@ impl<'a> Operands<'a> {
                     let keys = self.cache(0);
                     let values = if op.value_in_key { keys } else { self.cache(1) };
                     let (sinks, q, step) = (floats(sinks), self.input(0), &*task.step);
-                    let x = attention::Operands { op, sinks, q, keys, values, step };
+                    let pairs = op.acts == Acts::Bf16 && linear::bf16::has_pairs(cx.isa);
+                    let x = attention::Operands { op, sinks, q, keys, values, step, pairs };
                     attention::attention(cx, x, work.floats, self.output(0))
                 }
                 Code::Router(r) => {
@@ -224,16 +226,17 @@ impl<'a> Operands<'a> {
         rows: usize,
         work: &mut [f32],
     ) -> Result<(), KernelError> {
-        let Code::PackedLinear { weights } = &self.step.code else { return Ok(()) };
-        // SAFETY: by the caller.
-        let x = unsafe { self.input::<f32>(0) };
+        let Code::PackedLinear { weights, before } = &self.step.code else { return Ok(()) };
         let k = self.cols(0);
         let width = int8::floats(k);
         let extras = extras(weights);
         let work = &mut work[..rows * width * extras.len()];
-        for (extra, q) in extras.iter().zip(work.chunks_exact_mut((rows * width).max(1))) {
-            int8::quantize(cx, (x, k), *extra, q)?;
-        }
+        let kinds = work.chunks_exact_mut((rows * width).max(1));
+        let mut kinds: SmallVec<[_; 2]> = extras.iter().copied().zip(kinds).collect();
+        // SAFETY: by the caller.
+        let x = unsafe { self.rows_of(before.as_deref()) };
+        int8::quantize(cx, (x, k), &mut kinds)?;
+        drop(kinds);
         let work = &*work;
         let mut products: SmallVec<[int8::Product<'_>; 3]> = SmallVec::new();
         for (i, (weight, bias)) in weights.iter().enumerate() {
@@ -247,6 +250,30 @@ impl<'a> Operands<'a> {
             products.push(int8::Product { weight, bias: floats(bias), x, y });
         }
         int8::linear(cx, rows, &products)
+    }
+
+    /// The rows a product quantizes.
+    ///
+    /// # Safety
+    /// As for `run`.
+    unsafe fn rows_of(&self, before: Option<&'a Code>) -> int8::Rows<'a> {
+        // SAFETY: by the caller.
+        unsafe {
+            match before {
+                Some(Code::RmsNorm { weight, eps, offset, .. }) => {
+                    let norm = Norm::Rms { weight: floats(weight), eps: *eps, offset: *offset };
+                    int8::Rows::Norm(norm, self.input(0))
+                }
+                Some(Code::LayerNorm { weight, bias, eps, .. }) => {
+                    let (weight, bias) = (weight.floats(), floats(bias));
+                    int8::Rows::Norm(Norm::Layer { weight, bias, eps: *eps }, self.input(0))
+                }
+                Some(Code::Element(Element::Gate(act))) => {
+                    int8::Rows::Gate(*act, [self.input(0), self.input(1)])
+                }
+                _ => int8::Rows::Plain(self.input(0)),
+            }
+        }
     }
 
     /// # Safety

@@ -1,8 +1,9 @@
-//! A queue: one thread that runs batches in order, with a pool of its own.
+//! A queue: one thread that runs batches in order, with a pool of its own. A caller that would only
+//! wait for that thread can run a batch in its place.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use troika_device::{Batch, Clock, Completion, DeviceError, Queue, Submission, TaskTime};
@@ -20,6 +21,10 @@ struct CpuQueue {
     device: String,
     batches: Option<SyncSender<Batch>>,
     thread: Option<JoinHandle<()>>,
+    /// Whoever runs a batch holds it.
+    worker: Arc<Mutex<Worker>>,
+    /// Whether the thread has a core of its own, so that no other may take its place.
+    pinned: bool,
 }
 
 /// Starts a queue's threads.
@@ -39,17 +44,20 @@ pub(crate) fn start(
     let core = options.cores.as_ref().and_then(|c| c.first().copied());
     let (send, receive) = sync_channel(QUEUE_DEPTH);
     let executor = Executor::new(device.clone(), pool, isa);
-    let mut worker = Worker { number, device: device.clone(), executables, executor, clock, done };
+    let worker = Worker { number, device: device.clone(), executables, executor, clock };
+    let worker = Arc::new(Mutex::new(worker));
+    let serving = worker.clone();
     let thread = std::thread::Builder::new()
         .name(format!("troika-{device}-q{number}"))
         .spawn(move || {
             if let Some(core) = core {
                 pin(core);
             }
-            worker.serve(&receive);
+            serve(&serving, &receive, &done);
         })
         .map_err(no_thread)?;
-    Ok(Box::new(CpuQueue { device, batches: Some(send), thread: Some(thread) }))
+    let pinned = core.is_some();
+    Ok(Box::new(CpuQueue { device, batches: Some(send), thread: Some(thread), worker, pinned }))
 }
 
 impl Queue for CpuQueue {
@@ -59,6 +67,10 @@ impl Queue for CpuQueue {
             Some(Ok(())) => Ok(()),
             _ => Err(DeviceError::Gone(self.device.clone())),
         }
+    }
+
+    fn run_here(&mut self, batch: Batch) -> Result<Completion, Batch> {
+        if self.pinned { Err(batch) } else { Ok(lock(&self.worker).complete(batch)) }
     }
 }
 
@@ -72,39 +84,48 @@ impl Drop for CpuQueue {
     }
 }
 
+/// Runs batches until the queue is dropped.
+fn serve(worker: &Mutex<Worker>, batches: &Receiver<Batch>, done: &Sender<Completion>) {
+    while let Ok(batch) = batches.recv() {
+        let completion = lock(worker).complete(batch);
+        // Nobody listens any more when the scheduler is gone; then the queue is dropped soon.
+        let _ = done.send(completion);
+    }
+}
+
+/// A panic of a task is caught before it could leave the worker in an unknown state.
+fn lock(worker: &Mutex<Worker>) -> std::sync::MutexGuard<'_, Worker> {
+    worker.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 struct Worker {
     number: usize,
     device: String,
     executables: Arc<Executables>,
     executor: Executor,
     clock: Arc<dyn Clock>,
-    done: Sender<Completion>,
 }
 
 impl Worker {
-    /// Runs batches until the queue is dropped.
-    fn serve(&mut self, batches: &Receiver<Batch>) {
-        while let Ok(mut batch) = batches.recv() {
-            let mut times = Vec::with_capacity(if batch.timed { batch.tasks.len() } else { 0 });
-            let mut outcome = Ok(());
-            let mut next = batch.tasks.first().and_then(|t| self.executables.get(t.executable));
-            for (i, task) in batch.tasks.iter().enumerate() {
-                let start = batch.timed.then(|| self.clock.now());
-                let this = next.take();
-                next = batch.tasks.get(i + 1).and_then(|t| self.executables.get(t.executable));
-                outcome = self.run(task, this.as_deref(), next.as_deref());
-                if let Some(start) = start {
-                    times.push(TaskTime { tag: task.tag, start, end: self.clock.now() });
-                }
-                if outcome.is_err() {
-                    break;
-                }
+    /// Runs a batch.
+    fn complete(&mut self, mut batch: Batch) -> Completion {
+        let mut times = Vec::with_capacity(if batch.timed { batch.tasks.len() } else { 0 });
+        let mut outcome = Ok(());
+        let mut next = batch.tasks.first().and_then(|t| self.executables.get(t.executable));
+        for (i, task) in batch.tasks.iter().enumerate() {
+            let start = batch.timed.then(|| self.clock.now());
+            let this = next.take();
+            next = batch.tasks.get(i + 1).and_then(|t| self.executables.get(t.executable));
+            outcome = self.run(task, this.as_deref(), next.as_deref());
+            if let Some(start) = start {
+                times.push(TaskTime { tag: task.tag, start, end: self.clock.now() });
             }
-            batch.tasks.clear();
-            let done = Completion { queue: self.number, batch, outcome, times };
-            // Nobody listens any more when the scheduler is gone; then the queue is dropped soon.
-            let _ = self.done.send(done);
+            if outcome.is_err() {
+                break;
+            }
         }
+        batch.tasks.clear();
+        Completion { queue: self.number, batch, outcome, times }
     }
 
     fn run(

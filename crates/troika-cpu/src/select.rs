@@ -73,9 +73,9 @@ pub fn linear(isa: Isa, shape: LinearShape, threads: usize) -> LinearChoice {
 
 /// Most lines - rows times heads - of a part of an attention: enough to pay for packing keys and
 /// values; a multiple of the tiles' lines (12, 6).
-const ATTENTION_LINES: usize = 96;
+const ATTENTION_LINES: usize = 192;
 /// Floats the lines of a part should stay below, to share the second-level cache with a block.
-const ATTENTION_FLOATS: usize = 40 << 10;
+const ATTENTION_FLOATS: usize = 80 << 10;
 /// Fewest lines worth a part of their own, once keys are packed.
 const ATTENTION_MIN_LINES: usize = 24;
 

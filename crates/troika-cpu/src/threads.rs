@@ -16,6 +16,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
+use crate::kernels::prefetch;
+
 /// How long an idle worker spins before it parks.
 const SPIN: Duration = Duration::from_micros(40);
 /// Bytes an idle worker asks for at a time.
@@ -66,6 +68,8 @@ unsafe impl Send for Shared {}
 pub struct Pool {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
+    /// Start of the bytes asked for last.
+    ahead: usize,
 }
 
 impl Pool {
@@ -87,7 +91,7 @@ impl Pool {
             panicked: AtomicBool::new(false),
             panic: std::sync::Mutex::new(None),
         });
-        let mut pool = Pool { shared, threads: Vec::with_capacity(extra) };
+        let mut pool = Pool { shared, threads: Vec::with_capacity(extra), ahead: 0 };
         for i in 0..extra {
             let shared = pool.shared.clone();
             let core = cores.filter(|c| !c.is_empty()).map(|c| c[(i + 1) % c.len()]);
@@ -110,9 +114,13 @@ impl Pool {
     }
 
     /// Bytes the next region reads first. Until it starts, workers without work pull them into
-    /// their caches, so that memory does not idle while the caller is busy alone.
+    /// their caches, so that memory does not idle while the caller is busy alone. Saying the same
+    /// again before and after each op does not make them begin anew.
     pub fn ahead(&mut self, bytes: &[u8]) {
         let start = bytes.as_ptr() as usize;
+        if std::mem::replace(&mut self.ahead, start) == start {
+            return;
+        }
         self.shared.ahead[1].store(start + bytes.len(), Ordering::Relaxed);
         self.shared.ahead[0].store(start, Ordering::Relaxed);
     }
@@ -247,7 +255,7 @@ impl Shared {
         }
         let start = self.ahead[0].fetch_add(AHEAD, Ordering::Relaxed);
         for at in (start..end.min(start.saturating_add(AHEAD))).step_by(CACHE_LINE) {
-            prefetch(at);
+            prefetch::shared(std::ptr::without_provenance(at));
         }
     }
 
@@ -303,25 +311,6 @@ fn spin_until(done: impl Fn() -> bool) -> bool {
     }
 }
 
-/// Asks for a cache line, where there is an instruction for it.
-#[inline(always)]
-fn prefetch(address: usize) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: SSE is part of x86-64, and a prefetch of any address is allowed.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        _mm_prefetch(std::ptr::without_provenance(address), _MM_HINT_T1);
-    }
-    #[cfg(target_arch = "aarch64")]
-    // SAFETY: a hint; an address that is not mapped is ignored.
-    unsafe {
-        std::arch::asm!("prfm pldl2keep, [{address}]", address = in(reg) address,
-            options(nomem, nostack, preserves_flags));
-    }
-    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-    let _ = address;
-}
-
 /// The text of a panic.
 pub(crate) fn message(payload: &(dyn std::any::Any + Send)) -> String {
     let text = payload.downcast_ref::<&str>().map(|s| (*s).to_string());
@@ -341,4 +330,30 @@ pub(crate) fn pin(core: usize) {
     }
     #[cfg(not(target_os = "linux"))]
     let _ = core;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_asked_for_once_until_others_are() {
+        let mut pool = Pool::new(1, None).unwrap();
+        let bytes = vec![0; 3 * AHEAD];
+        let next = |pool: &Pool| pool.shared.ahead[0].load(Ordering::Relaxed);
+        pool.ahead(&bytes);
+        let start = next(&pool);
+        assert_eq!(start, bytes.as_ptr() as usize);
+        pool.shared.ask_ahead();
+        pool.ahead(&bytes);
+        assert_eq!(next(&pool), start + AHEAD);
+        pool.ahead(&bytes[AHEAD..]);
+        pool.ahead(&bytes);
+        assert_eq!(next(&pool), start);
+        for _ in 0..4 {
+            pool.shared.ask_ahead();
+        }
+        // The end is where asking stops.
+        assert_eq!(next(&pool), start + bytes.len());
+    }
 }

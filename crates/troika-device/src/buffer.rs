@@ -4,12 +4,13 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use atomic_refcell::{AtomicRef, AtomicRefCell, AtomicRefMut};
-use bytemuck::{AnyBitPattern, NoUninit, Pod, Zeroable};
+use bytemuck::{AnyBitPattern, NoUninit};
 
-/// One cache line; gives buffers their 64-byte alignment.
-#[derive(Clone, Copy, Zeroable, Pod)]
-#[repr(C, align(64))]
-struct Line([u8; 64]);
+use crate::memory::ZeroedBytes;
+
+/// From this offset on, large buffers ask for huge pages: what little is used of a buffer shall
+/// not take a huge page.
+const HUGE_FROM: usize = 2 << 20;
 
 /// A zero-initialised, 64-byte aligned piece of memory, shared by reference count.
 ///
@@ -18,7 +19,7 @@ struct Line([u8; 64]);
 /// racing.
 #[derive(Clone)]
 pub struct Buffer {
-    mem: Arc<AtomicRefCell<Box<[Line]>>>,
+    mem: Arc<AtomicRefCell<ZeroedBytes>>,
     len: usize,
 }
 
@@ -30,14 +31,17 @@ pub struct BufferBusy;
 impl Buffer {
     /// A zeroed buffer of `len` bytes. Pages are not touched until written.
     pub fn zeroed(len: usize) -> Buffer {
-        let lines = bytemuck::allocation::zeroed_slice_box(len.div_ceil(64));
-        Buffer { mem: Arc::new(AtomicRefCell::new(lines)), len }
+        Buffer::of(ZeroedBytes::new(len))
     }
 
     /// As [`Buffer::zeroed`], but `None` when the system has no such memory.
     pub fn try_zeroed(len: usize) -> Option<Buffer> {
-        let lines = bytemuck::allocation::try_zeroed_slice_box(len.div_ceil(64)).ok()?;
-        Some(Buffer { mem: Arc::new(AtomicRefCell::new(lines)), len })
+        ZeroedBytes::try_new(len).map(Buffer::of)
+    }
+
+    fn of(bytes: ZeroedBytes) -> Buffer {
+        let len = bytes.len();
+        Buffer { mem: Arc::new(AtomicRefCell::new(bytes.huge_pages(HUGE_FROM))), len }
     }
 
     /// Size in bytes.
@@ -61,7 +65,7 @@ impl Buffer {
     /// [`BufferBusy`] while someone writes it.
     pub fn read(&self) -> Result<ReadGuard<'_>, BufferBusy> {
         let guard = self.mem.try_borrow().map_err(|_| BufferBusy)?;
-        Ok(ReadGuard { guard, len: self.len })
+        Ok(ReadGuard { guard })
     }
 
     /// Opens the buffer for writing.
@@ -70,7 +74,7 @@ impl Buffer {
     /// [`BufferBusy`] while someone else reads or writes it.
     pub fn write(&self) -> Result<WriteGuard<'_>, BufferBusy> {
         let guard = self.mem.try_borrow_mut().map_err(|_| BufferBusy)?;
-        Ok(WriteGuard { guard, len: self.len })
+        Ok(WriteGuard { guard })
     }
 }
 
@@ -82,42 +86,40 @@ impl std::fmt::Debug for Buffer {
 
 /// Shared access to a buffer.
 pub struct ReadGuard<'a> {
-    guard: AtomicRef<'a, Box<[Line]>>,
-    len: usize,
+    guard: AtomicRef<'a, ZeroedBytes>,
 }
 
 impl ReadGuard<'_> {
     /// The buffer as elements; a trailing partial element is left out.
     pub fn as_slice<T: AnyBitPattern>(&self) -> &[T] {
         let size = size_of::<T>();
-        bytemuck::cast_slice(&self[..self.len / size * size])
+        bytemuck::cast_slice(&self[..self.len() / size * size])
     }
 }
 
 impl Deref for ReadGuard<'_> {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        &bytemuck::cast_slice(&self.guard)[..self.len]
+        &self.guard
     }
 }
 
 /// Exclusive access to a buffer.
 pub struct WriteGuard<'a> {
-    guard: AtomicRefMut<'a, Box<[Line]>>,
-    len: usize,
+    guard: AtomicRefMut<'a, ZeroedBytes>,
 }
 
 impl WriteGuard<'_> {
     /// The buffer as elements; a trailing partial element is left out.
     pub fn as_slice<T: AnyBitPattern>(&self) -> &[T] {
         let size = size_of::<T>();
-        bytemuck::cast_slice(&self[..self.len / size * size])
+        bytemuck::cast_slice(&self[..self.len() / size * size])
     }
 
     /// The buffer as mutable elements; a trailing partial element is left out.
     pub fn as_mut_slice<T: AnyBitPattern + NoUninit>(&mut self) -> &mut [T] {
         let size = size_of::<T>();
-        let end = self.len / size * size;
+        let end = self.len() / size * size;
         bytemuck::cast_slice_mut(&mut self[..end])
     }
 }
@@ -125,13 +127,13 @@ impl WriteGuard<'_> {
 impl Deref for WriteGuard<'_> {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        &bytemuck::cast_slice(&self.guard)[..self.len]
+        &self.guard
     }
 }
 
 impl DerefMut for WriteGuard<'_> {
     fn deref_mut(&mut self) -> &mut [u8] {
-        &mut bytemuck::cast_slice_mut(&mut self.guard)[..self.len]
+        &mut self.guard
     }
 }
 

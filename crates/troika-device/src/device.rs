@@ -148,4 +148,14 @@ pub trait Queue: Send {
     /// # Errors
     /// [`DeviceError::Gone`] when the device no longer works.
     fn submit(&mut self, batch: Batch) -> Result<(), DeviceError>;
+
+    /// Runs a batch on the calling thread, for a caller that has nothing else to do: the
+    /// completion is returned, not sent, and nobody is woken up. Nothing may be in flight on the
+    /// queue.
+    ///
+    /// # Errors
+    /// The batch back from a queue that does not compute on the caller's thread: submit it.
+    fn run_here(&mut self, batch: Batch) -> Result<Completion, Batch> {
+        Err(batch)
+    }
 }

@@ -8,6 +8,7 @@ mod caps;
 mod clock;
 mod device;
 mod error;
+mod memory;
 mod step;
 mod weight;
 
@@ -19,5 +20,6 @@ pub use device::{
     TaskTime,
 };
 pub use error::DeviceError;
+pub use memory::{ZeroedBytes, trim_heap};
 pub use step::{PageTable, SeqRows, Step};
 pub use weight::{PackFn, PackLayout, Packed, WeightBytes, WeightData, WeightOwner, WeightSource};

@@ -7,8 +7,10 @@ use troika_device::{
     Binding, Bindings, Buffer, Clock, Device, DeviceError, ExecutableId, Step, Submission,
     WeightSource,
 };
-use troika_graph::{Acts, DType};
-use troika_model::lower::{EdgeId, LowerOptions, Lowered, SegmentKind, WeightShapes, lower};
+use troika_graph::Acts;
+use troika_model::lower::{
+    EdgeId, LowerOptions, Lowered, SegmentKind, StateDecl, WeightShapes, lower,
+};
 use troika_model::spec::ModelSpec;
 use troika_plan::Plan;
 use troika_trace::Tracer;
@@ -75,6 +77,8 @@ pub type LogitsSink<'a> = &'a mut dyn FnMut(usize, usize, &[f32]);
 pub struct EngineMemory {
     /// KV cache (reserved; pages are touched as sequences grow).
     pub kv_cache: u64,
+    /// Of it, what the open sequences use.
+    pub kv_used: u64,
     /// Values between segments.
     pub activations: u64,
     /// Scratch of executables.
@@ -179,7 +183,8 @@ impl Engine {
 
     /// Bytes held.
     pub fn memory(&self) -> EngineMemory {
-        self.memory
+        let used = self.lowered.states.iter().map(|s| self.kv.used(s.group) * state_row(s));
+        EngineMemory { kv_used: used.sum::<usize>() as u64, ..self.memory }
     }
 
     /// The subgraphs that run.
@@ -439,12 +444,13 @@ fn plan_devices(plan: &Plan, devices: &[Arc<dyn Device>]) -> Vec<Arc<dyn Device>
 }
 
 fn state_buffers(lowered: &Lowered, kv: &KvCache) -> Result<Vec<Buffer>, EngineError> {
-    let bytes = |d: DType| d.block_bytes();
-    lowered
-        .states
-        .iter()
-        .map(|s| allocate(kv.positions(s.group) * s.width * bytes(s.dtype), "the KV cache"))
-        .collect()
+    let buffer = |s: &StateDecl| allocate(kv.positions(s.group) * state_row(s), "the KV cache");
+    lowered.states.iter().map(buffer).collect()
+}
+
+/// Bytes of a cached position.
+fn state_row(state: &StateDecl) -> usize {
+    state.width * state.dtype.block_bytes()
 }
 
 fn allocate(bytes: usize, what: &str) -> Result<Buffer, EngineError> {

@@ -88,6 +88,12 @@ impl KvCache {
         self.groups[group].total * self.page_len
     }
 
+    /// Positions of a group in pages that sequences have.
+    pub fn used(&self, group: usize) -> usize {
+        let group = &self.groups[group];
+        (group.total - group.free.len()) * self.page_len
+    }
+
     /// Opens an empty sequence.
     pub fn open(&mut self) -> SeqId {
         let empty = PageTable { page_len: self.page_len, first: 0, pages: Vec::new() };
@@ -213,6 +219,7 @@ mod tests {
                 len += rows;
             }
             assert!(kv.positions(1) <= 8 + chunk + 3 * page_len);
+            assert_eq!(kv.used(0), 200usize.next_multiple_of(page_len));
             assert_eq!(
                 kv.extend(id, 1).unwrap_err(),
                 KvError::Context { tokens: 201, context: 200 }

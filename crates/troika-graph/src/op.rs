@@ -38,7 +38,7 @@ pub enum Acts {
     /// Eight bits, 32 columns of a row sharing an f32 scale (their largest magnitude / 127), and
     /// exact integer sums over them. Weights have a type of [`crate::DType::has_integer_path`].
     Int8,
-    /// Rounded to the nearest bf16, with sums in f32. Weights are BF16.
+    /// Rounded to the nearest bf16, with sums in f32. Weights (keys and values) are BF16.
     Bf16,
 }
 
@@ -115,6 +115,10 @@ pub struct Attention {
     pub value_in_key: bool,
     /// Page-table group, as in [`KvAppend`].
     pub group: usize,
+    /// What queries and weights are taken as in the products with keys and values: F32, or Bf16
+    /// with caches of BF16.
+    #[serde(default)]
+    pub acts: Acts,
 }
 
 /// A matrix product per head: `y[:, h] = x[:, h] * w[h]^T`.

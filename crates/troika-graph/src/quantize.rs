@@ -16,7 +16,7 @@ use half::{bf16, f16};
 use crate::DType;
 
 /// Changes whenever the same floats give other blocks.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Quantizes a run of whole blocks. `false`: some values are NaN or infinite; all of their blocks
 /// come out as NaN.
@@ -35,21 +35,23 @@ pub fn quantize(dtype: DType, x: &[f32], out: &mut [u8]) -> bool {
             }
             largest(x).is_finite()
         }
-        DType::Q8_0 => each(dtype, x, out, q8_0),
-        DType::Q4_0 => each(dtype, x, out, q4_0),
-        DType::Q4_G32 | DType::Q4_G64 | DType::Q4_G128 => each(dtype, x, out, q4_g),
-        _ => unreachable!("checked above"),
+        _ => each(dtype, x, out),
     }
 }
 
-/// Quantizes block by block.
+/// Quantizes block by block. No closures: they would not be compiled for the caller's
+/// instruction set.
 #[inline(always)]
-fn each(dtype: DType, x: &[f32], out: &mut [u8], block: impl Fn(&[f32], &mut [u8])) -> bool {
+fn each(dtype: DType, x: &[f32], out: &mut [u8]) -> bool {
     let blocks = x.chunks_exact(dtype.block_len()).zip(out.chunks_exact_mut(dtype.block_bytes()));
     let mut finite = true;
     for (x, out) in blocks {
         if largest(x).is_finite() {
-            block(x, out);
+            match dtype {
+                DType::Q8_0 => q8_0(x, out),
+                DType::Q4_0 => q4_0(x, out),
+                _ => q4_g(x, out),
+            }
             continue;
         }
         finite = false;
@@ -72,10 +74,25 @@ fn largest(x: &[f32]) -> f32 {
     f32::from_bits(x.iter().fold(0u32, |m, x| m.max(x.to_bits() & 0x7fff_ffff)))
 }
 
+/// The least and greatest of some values and zero: a zero point outside of their range would
+/// waste steps.
+#[inline(always)]
+fn range(x: &[f32]) -> (f32, f32) {
+    let (mut low, mut high) = ([0.0f32; LANES], [0.0f32; LANES]);
+    for x in x.as_chunks::<LANES>().0 {
+        for i in 0..LANES {
+            low[i] = if x[i] < low[i] { x[i] } else { low[i] };
+            high[i] = if x[i] > high[i] { x[i] } else { high[i] };
+        }
+    }
+    (low.into_iter().fold(0.0, f32::min), high.into_iter().fold(0.0, f32::max))
+}
+
 /// `1.5 * 2^23`: added to a small number, it leaves the nearest integer in the low bits.
 const MAGIC: f32 = 12_582_912.0;
 
 /// A scale as it is stored, and its inverse (0 for no scale).
+#[inline(always)]
 fn stored(scale: f32) -> (f16, f32) {
     let most = f16::MAX.to_f32();
     let half = f16::from_f32(scale.clamp(-most, most));
@@ -100,27 +117,56 @@ const STRETCHES: [f32; 12] =
 /// The nearest of 0..=15 around a zero point, as floats (`q - zero`).
 #[inline(always)]
 fn steps(x: f32, inverse: f32, zero: f32) -> f32 {
-    ((x * inverse).clamp(-zero, 15.0 - zero) + MAGIC) - MAGIC
+    // Comparisons as the machine's minimum and maximum make them, which `clamp` is not.
+    let (q, high) = (x * inverse, 15.0 - zero);
+    let q = if q > -zero { q } else { -zero };
+    let q = if q < high { q } else { high };
+    (q + MAGIC) - MAGIC
 }
 
-/// The step for a zero point and inverse step, and by how much it lessens the squared error
-/// against zeros.
+/// The next integer below a small number.
 #[inline(always)]
-fn fit(x: &[f32], inverse: f32, zero: f32) -> (f32, f32) {
-    let (mut xq, mut qq) = (0.0f32, 0.0f32);
-    for x in x.as_chunks::<32>().0 {
-        let (mut a, mut b) = ([0.0f32; 8], [0.0f32; 8]);
-        for x in x.as_chunks::<8>().0 {
-            for (i, x) in x.iter().enumerate() {
-                let q = steps(*x, inverse, zero);
-                a[i] += x * q;
-                b[i] += q * q;
+fn floor(x: f32) -> f32 {
+    let near = (x + MAGIC) - MAGIC;
+    if near > x { near - 1.0 } else { near }
+}
+
+/// Choices tried at once.
+const LANES: usize = 8;
+
+/// Of some choices of inverse step and zero point the one that lessens the squared error most:
+/// (best step for its rounding, zero point).
+#[inline(always)]
+fn search(x: &[f32], choices: &[([f32; LANES], [f32; LANES])]) -> (f32, f32) {
+    // The best of each lane: by how much its squared error is less than that of zeros, its sums
+    // and its zero point.
+    let mut gain = [0.0f32; LANES];
+    let (mut best_xq, mut best_qq, mut best_zero) = ([0.0; LANES], [1.0; LANES], [8.0; LANES]);
+    for (inverse, zero) in choices {
+        // A choice in each lane: no sum goes across lanes.
+        let (mut xq, mut qq) = ([0.0f32; LANES], [0.0f32; LANES]);
+        for &x in x {
+            for i in 0..LANES {
+                let q = steps(x, inverse[i], zero[i]);
+                xq[i] += x * q;
+                qq[i] += q * q;
             }
         }
-        xq += a.iter().sum::<f32>();
-        qq += b.iter().sum::<f32>();
+        for i in 0..LANES {
+            // Not a number where all are rounded to zero: that is never better.
+            let this = xq[i] * xq[i] / qq[i];
+            let better = this > gain[i];
+            gain[i] = if better { this } else { gain[i] };
+            best_xq[i] = if better { xq[i] } else { best_xq[i] };
+            best_qq[i] = if better { qq[i] } else { best_qq[i] };
+            best_zero[i] = if better { zero[i] } else { best_zero[i] };
+        }
     }
-    if qq > 0.0 { (xq / qq, xq * xq / qq) } else { (0.0, 0.0) }
+    let mut best = 0;
+    for i in 1..LANES {
+        best = if gain[i] > gain[best] { i } else { best };
+    }
+    (best_xq[best] / best_qq[best], best_zero[best])
 }
 
 /// Writes `nibbles` of all groups of 32 in Q4_0's order.
@@ -128,33 +174,29 @@ fn fit(x: &[f32], inverse: f32, zero: f32) -> (f32, f32) {
 fn put(x: &[f32], inverse: f32, zero: f32, out: &mut [u8]) {
     for (x, out) in x.as_chunks::<32>().0.iter().zip(out.as_chunks_mut::<16>().0) {
         for (i, o) in out.iter_mut().enumerate() {
-            let q = |x: f32| (steps(x, inverse, zero) + zero) as u8;
-            *o = q(x[i]) | q(x[i + 16]) << 4;
+            let (low, high) = (steps(x[i], inverse, zero), steps(x[i + 16], inverse, zero));
+            // At most 255: the bits of an integer.
+            *o = ((low + zero) + 16.0 * (high + zero) + MAGIC).to_bits() as u8;
         }
     }
 }
 
 #[inline(always)]
 fn q4_g(x: &[f32], out: &mut [u8]) {
-    // The range holds zero: a zero point outside of it would waste steps.
-    let low = x.iter().fold(0.0f32, |m, x| m.min(*x));
-    let high = x.iter().fold(0.0f32, |m, x| m.max(*x));
+    let (low, high) = range(x);
     let plain = 15.0 / (high - low);
-    let mut best = (0.0f32, 8.0f32, -1.0f32);
-    if plain.is_finite() {
-        for stretch in STRETCHES {
-            let inverse = plain * stretch;
-            // Values cut off on both sides alike.
-            let middle = 7.5 - 0.5 * (low + high) * inverse;
-            for zero in [middle.floor(), middle.floor() + 1.0] {
-                let zero = zero.clamp(0.0, 15.0);
-                let (step, gain) = fit(x, inverse, zero);
-                if gain > best.2 {
-                    best = (step, zero, gain);
-                }
-            }
+    let mut choices = [([0.0f32; LANES], [0.0f32; LANES]); 2 * STRETCHES.len() / LANES];
+    for i in 0..STRETCHES.len() {
+        let inverse = plain * STRETCHES[i];
+        // Values cut off on both sides alike.
+        let middle = floor(7.5 - 0.5 * (low + high) * inverse);
+        for j in 0..2 {
+            let to = &mut choices[(2 * i + j) / LANES];
+            to.0[(2 * i + j) % LANES] = inverse;
+            to.1[(2 * i + j) % LANES] = (middle + j as f32).clamp(0.0, 15.0);
         }
     }
+    let best = if plain.is_finite() { search(x, &choices) } else { (0.0, 8.0) };
     let (scale, inverse) = stored(best.0);
     out[..2].copy_from_slice(&scale.to_le_bytes());
     out[2] = best.1 as u8;
@@ -164,17 +206,14 @@ fn q4_g(x: &[f32], out: &mut [u8]) {
 #[inline(always)]
 fn q4_0(x: &[f32], out: &mut [u8]) {
     // The end of the range that has one step more belongs to the largest value.
-    let signed = x.iter().fold(0.0f32, |m, x| if x.abs() > m.abs() { *x } else { m });
+    let (low, high) = range(x);
+    let signed = if -low > high { low } else { high };
     let plain = -8.0 / signed;
-    let mut best = (0.0f32, -1.0f32);
-    if plain.is_finite() {
-        for stretch in STRETCHES {
-            let (step, gain) = fit(x, plain * stretch, 8.0);
-            if gain > best.1 {
-                best = (step, gain);
-            }
-        }
+    let mut choices = [([0.0f32; LANES], [8.0f32; LANES]); STRETCHES.len().div_ceil(LANES)];
+    for (i, stretch) in STRETCHES.iter().enumerate() {
+        choices[i / LANES].0[i % LANES] = plain * stretch;
     }
+    let best = if plain.is_finite() { search(x, &choices) } else { (0.0, 8.0) };
     let (scale, inverse) = stored(best.0);
     out[..2].copy_from_slice(&scale.to_le_bytes());
     put(x, inverse, 8.0, &mut out[2..]);

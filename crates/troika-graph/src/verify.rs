@@ -242,6 +242,9 @@ impl Check<'_> {
             format!("{} query heads over {} kv heads", a.heads, a.kv_heads)
         })?;
         want(!a.value_in_key || a.v_dim <= a.k_dim, || "value wider than its key".to_string())?;
+        let cached = |d| self.node.states.iter().all(|s| self.g.value(*s).dtype == d);
+        let fits = a.acts == Acts::F32 || a.acts == Acts::Bf16 && cached(DType::BF16);
+        want(fits, || format!("{:?} activations with such a cache", a.acts))?;
         a.sinks.map_or(Ok(()), |s| self.dims(s, 1, a.heads))
     }
 

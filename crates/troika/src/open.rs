@@ -170,6 +170,9 @@ impl Model {
             let by_name = matches!(described.files.source, FileSource::Gguf { .. });
             defaults.add_from_tokenizer(t, by_name);
         }
+        // The tokenizer was made of them. What making it took goes back before weights are packed.
+        drop(described.files);
+        troika_device::trim_heap();
         let parts = Parts {
             name: path.display().to_string(),
             spec: described.spec,
@@ -226,16 +229,22 @@ impl Model {
             store.on_progress(progress.0.clone());
         }
         let f32_mode = options.dtype == FloatType::F32 || all_f32(&store);
-        let default_kv = if f32_mode { DType::F32 } else { DType::F16 };
+        let activations = match (&options.activations, devices.first()) {
+            (Some(list), _) => list.clone(),
+            (None, Some(d)) if options.dtype == FloatType::Auto => d.caps().acts.clone(),
+            _ => Vec::new(),
+        };
+        let default_kv = match f32_mode {
+            true => DType::F32,
+            // Attention multiplies what is cached as bf16 in bf16, where the device gains from it.
+            false if activations.contains(&Acts::Bf16) => DType::BF16,
+            false => DType::F16,
+        };
         let request = PlanRequest {
             context: options.context,
             chunk: options.chunk,
             kv_dtype: options.kv_dtype.unwrap_or(default_kv),
-            activations: match (&options.activations, devices.first()) {
-                (Some(list), _) => list.clone(),
-                (None, Some(d)) if options.dtype == FloatType::Auto => d.caps().acts.clone(),
-                _ => Vec::new(),
-            },
+            activations,
         };
         let first = devices.first().map_or("none", |d| d.name());
         let plan = one_device(&spec, first, &request)?;

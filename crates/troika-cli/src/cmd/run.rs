@@ -12,7 +12,7 @@ use super::{read_file, read_stdin};
 use crate::error::CliError;
 use crate::flags::{CacheFlag, OpenArgs, RunArgs};
 use crate::interrupt::Interrupt;
-use crate::{chat, output, progress, resolve, stats, trace};
+use crate::{chat, memory, output, progress, resolve, stats, trace};
 
 /// Generates text for one prompt, or opens a chat.
 ///
@@ -27,7 +27,8 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
         output::note(&format!("warning: {w}\n"));
     }
     if args.verbose {
-        output::note(&verbose(&mut model));
+        let text = verbose(&mut model);
+        output::note(&text);
     }
     let interrupt = Interrupt::listen();
     let result = match prompt {
@@ -38,6 +39,9 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
             once(&mut model, args, &ids, Some(time), &interrupt)
         }
     };
+    if args.verbose {
+        output::note(&memory::report(&mut model));
+    }
     let saved = trace::save(&tracer, args.trace.as_deref());
     result.and(saved)
 }
@@ -170,27 +174,12 @@ fn once(
     Ok(())
 }
 
+/// What was opened.
 fn verbose(model: &mut Model) -> String {
-    let mib = |n: u64| n as f64 / (1 << 20) as f64;
-    let report = model.store().report();
-    let engine = model.engine().memory();
-    let plan = model.engine().plan().clone();
-    let mut s = format!(
-        "plan: {}, chunk {}, context {}, KV cache {}\n",
-        plan.strategy, plan.chunk, plan.context, plan.kv_dtype
-    );
-    s.push_str(&format!("load: {:.1} ms\n", model.load_time().as_secs_f64() * 1e3));
-    let mut line = |what: &str, n: u64| s.push_str(&format!("{what:>40}: {:.1} MiB\n", mib(n)));
-    for ((class, form), n) in &report.classes {
-        line(&format!("{class} ({form})"), *n);
-    }
-    line("weights (memory-mapped)", report.mapped);
-    line("weights (copied)", report.owned);
-    for (layout, n) in &report.packed {
-        line(&format!("weights ({layout})"), *n);
-    }
-    line("KV cache (reserved)", engine.kv_cache);
-    line("activations", engine.activations);
-    line("scratch", engine.scratch);
-    s
+    let load = model.load_time().as_secs_f64() * 1e3;
+    let plan = model.engine().plan();
+    let (strategy, chunk, context, kv) = (&plan.strategy, plan.chunk, plan.context, plan.kv_dtype);
+    format!(
+        "plan: {strategy}, chunk {chunk}, context {context}, KV cache {kv}\nload: {load:.1} ms\n"
+    )
 }

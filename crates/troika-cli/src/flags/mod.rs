@@ -122,7 +122,8 @@ pub struct OpenArgs {
     pub dtype: DtypeFlag,
     #[command(flatten)]
     pub quant: QuantArgs,
-    /// Type of the KV cache [default: f32 for f32 models, else f16]
+    /// Type of the KV cache [default: f32 for f32 models, else bf16
+    /// where attention multiplies it (AVX512_BF16), else f16]
     #[arg(long, value_enum, env = "TROIKA_CACHE_TYPE")]
     pub cache_type: Option<CacheFlag>,
     /// Cores to pin the threads to, such as 0-3,8 [default: none]

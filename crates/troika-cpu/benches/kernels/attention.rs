@@ -2,12 +2,13 @@
 
 use divan::Bencher;
 use divan::counter::{BytesCount, ItemsCount};
-use half::f16;
+use half::{bf16, f16};
 use troika_cpu::Isa;
 use troika_cpu::kernels::attention::{Operands, attention, partial_floats};
 use troika_cpu::kernels::kv::CacheRef;
+use troika_cpu::kernels::linear::bf16::has_pairs;
 use troika_device::{PageTable, SeqRows, Step};
-use troika_graph::Attention;
+use troika_graph::{Acts, Attention};
 
 use crate::{floats, isas, with};
 
@@ -38,6 +39,19 @@ const PAGE: usize = 32;
 /// operations those of scores and sums over visible positions.
 #[divan::bench(args = cases(), sample_count = 20)]
 fn attention_f16(bencher: Bencher<'_, '_>, c: Case) {
+    run(bencher, c, (f16::from_f32, |c| CacheRef::F16(c)), false);
+}
+
+/// The same with a cache in bf16 and products of pairs.
+#[divan::bench(args = cases().into_iter().filter(|c| has_pairs(c.isa)), sample_count = 20)]
+fn attention_bf16(bencher: Bencher<'_, '_>, c: Case) {
+    run(bencher, c, (bf16::from_f32, |c| CacheRef::BF16(c)), true);
+}
+
+/// How a cache's elements are made, and what it is as an operand.
+type Cache<T> = (fn(f32) -> T, fn(&[T]) -> CacheRef<'_>);
+
+fn run<T: Clone>(bencher: Bencher<'_, '_>, c: Case, (make, view): Cache<T>, pairs: bool) {
     let (heads, kv_heads, dim) = (16, 8, 128);
     let op = Attention {
         heads,
@@ -50,6 +64,7 @@ fn attention_f16(bencher: Bencher<'_, '_>, c: Case) {
         sinks: None,
         value_in_key: false,
         group: 0,
+        acts: Acts::F32,
     };
     let len = c.rows + c.depth;
     let pages = len.div_ceil(PAGE);
@@ -58,13 +73,12 @@ fn attention_f16(bencher: Bencher<'_, '_>, c: Case) {
     let table = PageTable { page_len: PAGE, first: 0, pages: order.collect() };
     let seq = SeqRows { rows: 0..c.rows, pos: c.depth, known_len: 0, tables: vec![table] };
     let step = Step { seqs: vec![seq] };
-    let cache: Vec<f16> =
-        floats(pages * PAGE * kv_heads * dim).into_iter().map(f16::from_f32).collect();
+    let cache: Vec<T> = floats(pages * PAGE * kv_heads * dim).into_iter().map(make).collect();
     let q = floats(c.rows * heads * dim);
     let mut y = vec![0.0; q.len()];
     // Decoding reads every layer's cache once: layers enough to leave the processor's caches.
     let layers = if c.rows > 1 { 1 } else { (crate::MEMORY / (cache.len() * 4)).clamp(1, 64) };
-    let caches: Vec<[Vec<f16>; 2]> = (0..layers).map(|_| [cache.clone(), cache.clone()]).collect();
+    let caches: Vec<[Vec<T>; 2]> = (0..layers).map(|_| [cache.clone(), cache.clone()]).collect();
     let seen: usize = (0..c.rows).map(|r| c.depth + r + 1).sum();
     let mut turn = 0;
     with(c.isa, |cx| {
@@ -72,8 +86,8 @@ fn attention_f16(bencher: Bencher<'_, '_>, c: Case) {
         let bencher = bencher.counter(ItemsCount::new(4 * seen * heads * dim));
         bencher.counter(BytesCount::new(2 * 2 * len * kv_heads * dim)).bench_local(|| {
             turn = (turn + 1) % caches.len();
-            let [keys, values] = caches[turn].each_ref().map(|c| CacheRef::F16(c));
-            let x = Operands { op: &op, sinks: None, q: &q, keys, values, step: &step };
+            let [keys, values] = caches[turn].each_ref().map(|c| view(c));
+            let x = Operands { op: &op, sinks: None, q: &q, keys, values, step: &step, pairs };
             attention(cx, x, &mut partials, &mut y).expect("no panic")
         });
     });

@@ -3,11 +3,10 @@
 use divan::Bencher;
 use divan::counter::{BytesCount, ItemsCount};
 use troika_cpu::kernels::int8::{
-    DTYPES, Extra, Layout, PackedView, Product, floats as q_floats, linear, quantize,
+    DTYPES, Extra, Layout, PackedView, Product, Rows, floats as q_floats, linear, quantize,
 };
 use troika_cpu::kernels::linear::{OutView, RowsView};
 use troika_cpu::{Isa, SharedMut};
-use troika_graph::DType;
 
 use crate::{Matrix, floats, weight, with};
 
@@ -25,7 +24,8 @@ fn linear_int8(bencher: Bencher<'_, '_>, c: Matrix) {
         let bencher = bencher.counter(ItemsCount::new(c.ops()));
         bencher.counter(BytesCount::new(layout.bytes())).bench_local(|| {
             turn = (turn + 1) % weights.len();
-            quantize(cx, (&x, c.k), Extra::of(c.dtype), &mut q).expect("no panic");
+            quantize(cx, (Rows::Plain(&x), c.k), &mut [(Extra::of(c.dtype), &mut q)])
+                .expect("no panic");
             let product = Product {
                 weight: PackedView { layout, bytes: &weights[turn] },
                 bias: None,
@@ -45,7 +45,7 @@ fn quantize_rows(bencher: Bencher<'_, '_>, rows: usize) {
     with(Isa::detect(), |cx| {
         let bytes = BytesCount::new(rows * k * 4 + q.len() * 4);
         bencher.counter(bytes).bench_local(|| {
-            quantize(cx, (&x, k), Extra::of(DType::Q4_K), &mut q).expect("no panic")
+            quantize(cx, (Rows::Plain(&x), k), &mut [(Extra::Sum, &mut q)]).expect("no panic")
         });
     });
 }

@@ -12,6 +12,7 @@ pub mod kv;
 pub mod linear;
 pub mod moe;
 pub mod norm;
+pub(crate) mod prefetch;
 pub mod rope;
 pub mod router;
 pub mod simd;

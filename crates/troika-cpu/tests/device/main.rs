@@ -277,6 +277,7 @@ fn small_attention() -> Attention {
         sinks: None,
         value_in_key: false,
         group: 0,
+        acts: Acts::F32,
     }
 }
 

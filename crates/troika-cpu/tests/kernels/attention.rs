@@ -1,10 +1,11 @@
 use half::{bf16, f16};
 use proptest::prelude::*;
+use troika_cpu::Isa;
 use troika_cpu::kernels::attention::{self, Operands};
 use troika_cpu::kernels::kv::CacheRef;
-use troika_cpu::kernels::{Context, KernelError};
+use troika_cpu::kernels::{Context, KernelError, linear};
 use troika_device::{PageTable, SeqRows, Step};
-use troika_graph::{Attention, WeightRef};
+use troika_graph::{Acts, Attention, WeightRef};
 
 use crate::{Random, close, on_each_isa, with};
 
@@ -61,7 +62,7 @@ impl Case {
     fn operands<'a>(&'a self, keys: CacheRef<'a>, values: CacheRef<'a>) -> Operands<'a> {
         let sinks = self.op.sinks.map(|_| &self.sinks[..]);
         let values = if self.op.value_in_key { keys } else { values };
-        Operands { op: &self.op, sinks, q: &self.q, keys, values, step: &self.step }
+        Operands { op: &self.op, sinks, q: &self.q, keys, values, step: &self.step, pairs: false }
     }
 
     fn plain(&self) -> Operands<'_> {
@@ -74,6 +75,10 @@ fn run(cx: &mut Context<'_>, x: Operands<'_>) -> Vec<f32> {
     let mut partials = vec![f32::NAN; attention::partial_floats(x.op, x.step, cx.pool.threads())];
     attention::attention(cx, x, &mut partials, &mut y).unwrap();
     y
+}
+
+fn rounded(x: &[f32]) -> Vec<bf16> {
+    x.iter().map(|x| bf16::from_f32(*x)).collect()
 }
 
 fn reference(x: Operands<'_>) -> Vec<f32> {
@@ -106,6 +111,7 @@ fn op() -> impl Strategy<Value = Attention> {
             sinks: sinks.then_some(WeightRef(0)),
             value_in_key,
             group: 0,
+            acts: Acts::F32,
         },
     )
 }
@@ -127,12 +133,33 @@ proptest! {
         let case = Case::new(op, &seqs, seed);
         let half = |x: &[f32]| x.iter().map(|x| f16::from_f32(*x)).collect::<Vec<_>>();
         let (k, v) = (half(&case.k), half(&case.v));
-        let brain = |x: &[f32]| x.iter().map(|x| bf16::from_f32(*x)).collect::<Vec<_>>();
-        let (bk, bv) = (brain(&case.k), brain(&case.v));
+        let (bk, bv) = (rounded(&case.k), rounded(&case.v));
         let halves = case.operands(CacheRef::F16(&k), CacheRef::F16(&v));
         for x in [case.plain(), halves, case.operands(CacheRef::BF16(&bk), CacheRef::BF16(&bv))] {
             let want = reference(x);
             on_each_isa(2, |cx| close(&run(cx, x), &want, 3e-6, "attention"));
+        }
+    }
+
+    /// Products of pairs, natively where they exist and in plain Rust. The reference has the
+    /// queries rounded, but not the weights.
+    #[test]
+    fn pairs_match_the_reference(
+        op in op(),
+        seqs in prop::collection::vec((before(), 1usize..20), 1..3),
+        seed: u64,
+    ) {
+        let mut case = Case::new(op, &seqs, seed);
+        // Rounding a scaled query is not scaling a rounded one, unless by a power of two.
+        case.op.scale = 0.5;
+        case.q.iter_mut().for_each(|q| *q = bf16::from_f32(*q).to_f32());
+        let [k, v] = [&case.k, &case.v].map(|c| rounded(c));
+        let x = Operands { pairs: true, ..case.operands(CacheRef::BF16(&k), CacheRef::BF16(&v)) };
+        let want = reference(x);
+        let plain = with(Isa::Scalar, 2, |cx| run(cx, x));
+        close(&plain, &want, 4e-3, "in plain Rust");
+        for isa in Isa::available().into_iter().filter(|i| linear::bf16::has_pairs(*i)) {
+            close(&with(isa, 2, |cx| run(cx, x)), &want, 4e-3, "natively");
         }
     }
 
@@ -142,9 +169,18 @@ proptest! {
         op in op(),
         len in 1usize..100,
         cut in 0usize..100,
+        pairs: bool,
         seed: u64,
     ) {
         let whole = Case::new(op, &[(0, len)], seed);
+        let [k, v] = [&whole.k, &whole.v].map(|c| rounded(c));
+        let operands = || match pairs {
+            true => {
+                let x = whole.operands(CacheRef::BF16(&k), CacheRef::BF16(&v));
+                Operands { pairs, ..x }
+            }
+            false => whole.plain(),
+        };
         let cut = cut.min(len - 1);
         let width = whole.op.heads * whole.op.k_dim;
         let part = |from: usize, to: usize| {
@@ -153,11 +189,11 @@ proptest! {
             (Step { seqs: vec![s] }, &whole.q[from * width..to * width])
         };
         on_each_isa(2, |cx| {
-            let all = run(cx, whole.plain());
+            let all = run(cx, operands());
             let v_width = whole.op.heads * whole.op.v_dim;
             for (from, to) in [(0, cut.max(1)), (cut, len), (len - 1, len)] {
                 let (step, q) = part(from, to);
-                let got = run(cx, Operands { step: &step, q, ..whole.plain() });
+                let got = run(cx, Operands { step: &step, q, ..operands() });
                 assert_eq!(got, &all[from * v_width..to * v_width]);
             }
         });
@@ -173,15 +209,18 @@ fn splits_do_not_change_bits() {
         let (pos, len) = (1010, 21);
         let whole = Case::new(op, &[(pos, len)], 5);
         let (width, v_width) = (whole.op.heads * whole.op.k_dim, whole.op.heads * whole.op.v_dim);
-        for isa in troika_cpu::Isa::available() {
-            let all = with(isa, 2, |cx| run(cx, whole.plain()));
+        let [k, v] = [&whole.k, &whole.v].map(|c| rounded(c));
+        let pairs = whole.operands(CacheRef::BF16(&k), CacheRef::BF16(&v));
+        let each = [whole.plain(), Operands { pairs: true, ..pairs }];
+        for (isa, operands) in Isa::available().into_iter().flat_map(|i| each.map(|x| (i, x))) {
+            let all = with(isa, 2, |cx| run(cx, operands));
             for (rows, threads) in [(1, 2), (2, 8), (10, 3), (len, 5)] {
                 for from in (0..len).step_by(rows) {
                     let to = (from + rows).min(len);
                     let mut s = whole.step.seqs[0].clone();
                     (s.rows, s.pos) = (0..to - from, pos + from);
                     let (step, q) = (Step { seqs: vec![s] }, &whole.q[from * width..to * width]);
-                    let x = Operands { step: &step, q, ..whole.plain() };
+                    let x = Operands { step: &step, q, ..operands };
                     let got = with(isa, threads, |cx| run(cx, x));
                     assert_eq!(got, &all[from * v_width..to * v_width], "{rows} rows from {from}");
                 }
@@ -202,6 +241,7 @@ fn simple(heads: usize, kv_heads: usize) -> Attention {
         sinks: None,
         value_in_key: false,
         group: 0,
+        acts: Acts::F32,
     }
 }
 

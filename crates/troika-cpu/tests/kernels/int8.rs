@@ -2,13 +2,15 @@
 
 use proptest::prelude::*;
 use troika_cpu::kernels::Context;
+use troika_cpu::kernels::elementwise::{self, Element};
 use troika_cpu::kernels::int8::{
-    DTYPES, Extra, Layout, PackedView, Product, floats, linear, quantize, scalar,
+    DTYPES, Extra, Layout, PackedView, Product, Rows, floats, linear, quantize, scalar,
 };
 use troika_cpu::kernels::linear::{self as wide, OutView, RowsView, WeightView};
 use troika_cpu::kernels::moe;
+use troika_cpu::kernels::norm::{self, Norm};
 use troika_cpu::{Isa, SharedMut};
-use troika_graph::{Acts, DType};
+use troika_graph::{Activation, Acts, DType};
 
 use crate::{Random, on_each_isa, with};
 
@@ -17,7 +19,7 @@ fn run(cx: &mut Context<'_>, w: PackedView<'_>, b: Option<&[f32]>, x: &[f32]) ->
     let Layout { dtype, rows: n, cols: k, .. } = w.layout;
     let rows = x.len() / k;
     let mut q = vec![f32::NAN; rows * floats(k)];
-    quantize(cx, (x, k), Extra::of(dtype), &mut q).unwrap();
+    quantize(cx, (Rows::Plain(x), k), &mut [(Extra::of(dtype), &mut q)]).unwrap();
     let mut y = vec![f32::NAN; rows * n];
     let product = Product {
         weight: w,
@@ -269,4 +271,34 @@ fn experts_are_the_reference_to_the_bit() {
             });
         }
     }
+}
+
+/// Rows that are normalised or gated as they are quantized are those made before, to the bit.
+#[test]
+fn rows_made_while_quantizing_have_the_same_bits() {
+    let (rows, k) = (37, 96);
+    let mut r = Random(3);
+    let (x, up, weight) = (r.floats(rows * k), r.floats(rows * k), r.floats(k));
+    let norms = [
+        Norm::Rms { weight: Some(&weight), eps: 1e-5, offset: 1.0 },
+        Norm::Layer { weight: &weight, bias: Some(&x[..k]), eps: 1e-5 },
+    ];
+    let kinds = [Extra::Sum, Extra::Zero { zero: 8, halves: true }];
+    let each = rows * floats(k);
+    let bits = |cx: &mut Context<'_>, from: Rows<'_>| {
+        let (mut a, mut b) = (vec![0.0; each], vec![0.0; each]);
+        quantize(cx, (from, k), &mut [(kinds[0], &mut a), (kinds[1], &mut b)]).unwrap();
+        a.extend(b);
+        a.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+    };
+    on_each_isa(3, |cx| {
+        let mut made = vec![0.0; rows * k];
+        for n in norms {
+            norm::norm(cx, n, &x, &mut made, k).unwrap();
+            assert_eq!(bits(cx, Rows::Norm(n, &x)), bits(cx, Rows::Plain(&made)));
+        }
+        let act = Activation::Silu;
+        elementwise::elementwise(cx, Element::Gate(act), &x, Some(&up), &mut made).unwrap();
+        assert_eq!(bits(cx, Rows::Gate(act, [&x, &up])), bits(cx, Rows::Plain(&made)));
+    });
 }

@@ -74,13 +74,17 @@ impl Runner {
         let mut left = graph.len();
         let mut failure = None;
         while left > 0 {
+            let mut done = None;
             if failure.is_none() {
-                failure = self.dispatch(graph).err();
+                match self.dispatch(graph) {
+                    Ok(completion) => done = completion,
+                    Err(e) => failure = Some(e),
+                }
             }
             if self.lanes.iter().all(|l| l.in_flight == 0) {
                 return Err(failure.map_or(EngineError::Stuck(left), EngineError::Device));
             }
-            match self.wait(graph) {
+            match self.wait(graph, done) {
                 Ok(n) => left -= n,
                 Err(e) => failure = failure.or(Some(e)),
             }
@@ -88,8 +92,10 @@ impl Runner {
         failure.map_or(Ok(()), |e| Err(e.into()))
     }
 
-    /// Gives every queue with room its next tasks.
-    fn dispatch(&mut self, graph: &TaskGraph) -> Result<(), DeviceError> {
+    /// Gives every queue with room its next tasks. A queue without others beside it leaves this
+    /// thread nothing to do but wait: it runs them here where it can, and returns the completion.
+    fn dispatch(&mut self, graph: &TaskGraph) -> Result<Option<Completion>, DeviceError> {
+        let alone = self.lanes.len() == 1;
         for index in 0..self.lanes.len() {
             while self.lanes[index].in_flight < self.lanes[index].depth {
                 let mut batch = self.lanes[index].spare.pop().unwrap_or_default();
@@ -102,11 +108,20 @@ impl Runner {
                 }
                 batch.timed = self.tracer.enabled();
                 batch.id = self.flying.claim(members);
+                if alone && self.lanes[index].in_flight == 0 {
+                    match self.lanes[index].queue.run_here(batch) {
+                        Ok(completion) => {
+                            self.lanes[index].in_flight += 1;
+                            return Ok(Some(completion));
+                        }
+                        Err(back) => batch = back,
+                    }
+                }
                 self.lanes[index].queue.submit(batch)?;
                 self.lanes[index].in_flight += 1;
             }
         }
-        Ok(())
+        Ok(None)
     }
 
     /// Moves ready tasks into a batch. A queue runs in order, so a task whose only open
@@ -136,9 +151,9 @@ impl Runner {
         }
     }
 
-    /// Waits for a batch. Returns how many tasks it held.
-    fn wait(&mut self, graph: &TaskGraph) -> Result<usize, DeviceError> {
-        let Ok(completion) = self.done.recv() else {
+    /// Waits for a batch, if none is done yet. Returns how many tasks it held.
+    fn wait(&mut self, graph: &TaskGraph, done: Option<Completion>) -> Result<usize, DeviceError> {
+        let Ok(completion) = done.map_or_else(|| self.done.recv(), Ok) else {
             self.lanes.iter_mut().for_each(|l| l.in_flight = 0);
             let names: Vec<&str> = self.lanes.iter().map(|l| &*l.name).collect();
             return Err(DeviceError::Gone(names.join(", ")));

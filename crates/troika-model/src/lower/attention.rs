@@ -1,6 +1,6 @@
 //! Attention's three segments: norm + QKV, attention over the cache, output projection.
 
-use troika_graph::{Attention, DType, HeadLinear, KvAppend, Op, Rope, ValueId};
+use troika_graph::{Acts, Attention, DType, HeadLinear, KvAppend, Op, Rope, ValueId};
 
 use super::emit::Emit;
 use super::model::Lowerer;
@@ -58,6 +58,7 @@ impl Lowerer<'_> {
             let width = self.edges[v.0].cols;
             (v, self.state(format!("layer {index} v cache"), width, group))
         });
+        let bf16 = self.options.bf16 && self.options.kv_dtype == DType::BF16;
         let mut e = Emit::new(self, SegmentKind::Attention, Some(index));
         let q = e.input(q);
         let k = e.input(k);
@@ -88,6 +89,7 @@ impl Lowerer<'_> {
             sinks,
             value_in_key: a.latent.is_some(),
             group,
+            acts: if bf16 { Acts::Bf16 } else { Acts::F32 },
         };
         let o = e.graph.attention(op, q, &caches);
         let o = e.output("attention", o, DType::F32);

@@ -3,10 +3,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use bytemuck::{Pod, Zeroable};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
-use troika_device::{WeightBytes, WeightData, WeightOwner};
+use troika_device::{WeightBytes, WeightData, WeightOwner, ZeroedBytes};
 use troika_graph::{DType, blocks};
 
 use super::checkpoint::StoredTensor;
@@ -16,30 +15,14 @@ use super::store::FloatType;
 /// Rows handled at once: their columns stay in the cache while they are transposed.
 const TILE: usize = 32;
 
-/// A cache line of a heap block, with the alignment devices are promised.
-#[derive(Clone, Copy, Zeroable, Pod)]
-#[repr(C, align(64))]
-struct Line([u8; 64]);
-
-struct AlignedBytes {
-    lines: Box<[Line]>,
-    len: usize,
-}
-
-impl AsRef<[u8]> for AlignedBytes {
-    fn as_ref(&self) -> &[u8] {
-        &bytemuck::cast_slice(&self.lines)[..self.len]
-    }
-}
-
 /// New 64-byte aligned bytes, zeros before they are filled by `fill`.
 pub(super) fn try_aligned_with<E>(
     len: usize,
     fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
 ) -> Result<WeightBytes, E> {
-    let mut lines: Box<[Line]> = bytemuck::allocation::zeroed_slice_box(len.div_ceil(64));
-    fill(&mut bytemuck::cast_slice_mut(&mut lines)[..len])?;
-    let owner: WeightOwner = Arc::new(AlignedBytes { lines, len });
+    let mut bytes = ZeroedBytes::new(len).huge_pages(0);
+    fill(&mut bytes)?;
+    let owner: WeightOwner = Arc::new(bytes);
     Ok(WeightBytes::whole(owner))
 }
 

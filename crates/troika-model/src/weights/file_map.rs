@@ -23,12 +23,26 @@ impl FileMap {
     /// Tells the system that these bytes are not needed for now, if they are the file's. They are
     /// read again from the system's cache, or from disk, when somebody looks at them.
     pub(super) fn release(&self, bytes: &[u8]) -> bool {
+        let at = self.offset_of(bytes);
+        at.is_some_and(|at| {
+            release(&self.map, at, bytes.len());
+            true
+        })
+    }
+
+    /// Asks the system to read these bytes ahead, if they are the file's.
+    pub(super) fn fetch(&self, bytes: &[u8]) -> bool {
+        let at = self.offset_of(bytes);
+        at.is_some_and(|at| {
+            fetch(&self.map, at, bytes.len());
+            true
+        })
+    }
+
+    fn offset_of(&self, bytes: &[u8]) -> Option<usize> {
         let (start, at) = (self.map.as_ptr() as usize, bytes.as_ptr() as usize);
         let inside = at >= start && at + bytes.len() <= start + self.map.len();
-        if inside {
-            release(&self.map, at - start, bytes.len());
-        }
-        inside
+        inside.then(|| at - start)
     }
 }
 
@@ -46,5 +60,13 @@ fn release(map: &Mmap, offset: usize, len: usize) {
     let _ = unsafe { map.unchecked_advise_range(DontNeed, offset, len) };
 }
 
+#[cfg(unix)]
+fn fetch(map: &Mmap, offset: usize, len: usize) {
+    let _ = map.advise_range(memmap2::Advice::WillNeed, offset, len);
+}
+
 #[cfg(not(unix))]
 fn release(_: &Mmap, _: usize, _: usize) {}
+
+#[cfg(not(unix))]
+fn fetch(_: &Mmap, _: usize, _: usize) {}

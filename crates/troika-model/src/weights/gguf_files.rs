@@ -69,6 +69,8 @@ impl GgufFiles {
             return Err(WeightError::Unsupported { file, why });
         }
         let header = parse((*map).as_ref()).map_err(damaged)?;
+        // The header was copied, and weights are read when they are needed.
+        map.release((*map).as_ref());
         let owner: WeightOwner = map.clone();
         let here = self.parts.len();
         for t in header.tensors {

@@ -1,6 +1,7 @@
 //! Weights: files, how logical weights are cut out of them, and the store devices read from.
 
 mod account;
+mod arena;
 mod bind;
 mod cache;
 mod checkpoint;

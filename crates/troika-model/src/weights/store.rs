@@ -10,14 +10,14 @@ use troika_device::{
 };
 use troika_graph::DType;
 
+use super::arena::Arena;
 use super::bind::{bind_all, tied_head};
 use super::cache::PackedCache;
 use super::checkpoint::Checkpoint;
-use super::cut::try_aligned_with;
 use super::error::WeightError;
 use super::file_map::FileMap;
 use super::scheme::{BindOptions, Quant};
-use super::source::{Opened, Source};
+use super::source::{Made, Source};
 use super::{hash, parallel, scan, synthetic};
 use crate::families::Model;
 use crate::lower::WeightShape;
@@ -109,6 +109,7 @@ pub struct WeightStore {
     pub(super) bound: Vec<Bound>,
     /// By weight and layout.
     pub(super) packed: Mutex<HashMap<(String, String), PackSlot>>,
+    arena: Arena,
     maps: Vec<Arc<FileMap>>,
     cache: Option<PackedCache>,
     /// Tensors with NaN or infinities, seen when they were quantized.
@@ -156,6 +157,7 @@ impl WeightStore {
             by_name,
             bound,
             packed: Mutex::default(),
+            arena: Arena::default(),
             maps,
             cache: None,
             non_finite: Mutex::default(),
@@ -190,8 +192,10 @@ impl WeightStore {
         Ok(())
     }
 
-    /// After everything was asked for: completes the file of packed weights. Returns warnings.
+    /// After everything was asked for: completes the file of packed weights, and gives back what
+    /// was read beside the weights. Returns warnings.
     pub fn finish_packed(&self) -> Vec<String> {
+        self.release_all();
         let non_finite = lock(&self.non_finite).clone();
         self.cache.as_ref().map(|c| c.finish(non_finite)).unwrap_or_default()
     }
@@ -225,6 +229,7 @@ impl WeightStore {
             self.release(piece);
             bad
         });
+        self.release_all();
         let mut seen = HashSet::new();
         let found = pieces.iter().zip(bad).filter(|(_, bad)| *bad).map(|((b, _, _), _)| &b.tensor);
         found.filter(|t| seen.insert(*t)).cloned().collect()
@@ -238,6 +243,11 @@ impl WeightStore {
     /// Tells the system that these bytes of a file are not needed for now.
     fn release(&self, bytes: &[u8]) {
         let _ = self.maps.iter().any(|m| m.release(bytes));
+    }
+
+    /// The system maps some pages around each that is read: they are not needed, either.
+    fn release_all(&self) {
+        self.maps.iter().for_each(|m| _ = m.release((**m).as_ref()));
     }
 
     pub(super) fn bound(&self, name: &str) -> Result<&Bound, DeviceError> {
@@ -292,24 +302,29 @@ impl WeightStore {
     ) -> Result<WeightBytes, DeviceError> {
         let wrong = |why: String| DeviceError::Weight { name: name.into(), why };
         let opened = b.source.open(b.shape).map_err(wrong)?;
-        let made = try_aligned_with(layout.bytes(b.shape.rows).unwrap_or(0), |out| {
-            let each = self.pieces(b, layout);
-            let pieces: Vec<Mutex<&mut [u8]>> =
-                out.chunks_mut((each * layout.panel).max(1)).map(Mutex::new).collect();
-            let done = parallel::map(pieces.len(), |i| {
-                let first = i * each * layout.rows;
-                let rows = first..(first + each * layout.rows).min(b.shape.rows);
-                let data = self.rows(b, &opened, rows.clone());
-                let data = data.ok_or_else(|| wrong("is shorter than its shape".into()))?;
-                let packed = pack(&data, &mut lock(&pieces[i]));
-                self.advance(b, rows.len());
-                packed
-            });
-            done.into_iter().collect()
+        // All that is read, before and after the pages of single pieces.
+        let whole = || opened.read().into_iter().chain(b.source.packed_tensors());
+        whole().for_each(|t| _ = self.maps.iter().any(|m| m.fetch(t)));
+        let len = layout.bytes(b.shape.rows).unwrap_or(0);
+        let room = self.arena.take(len);
+        let mut room = room.ok_or_else(|| wrong(format!("finds no memory ({len} bytes)")))?;
+        let each = self.pieces(b, layout);
+        let pieces = room.as_mut().chunks_mut((each * layout.panel).max(1));
+        let pieces: Vec<Mutex<&mut [u8]>> = pieces.map(Mutex::new).collect();
+        let done = parallel::map(pieces.len(), |i| {
+            let first = i * each * layout.rows;
+            let rows = first..(first + each * layout.rows).min(b.shape.rows);
+            let made = opened.rows(b.shape, rows.clone());
+            let made = made.ok_or_else(|| wrong("is shorter than its shape".into()))?;
+            let packed = pack(&made.data, &mut lock(&pieces[i]));
+            self.read(b, &made);
+            self.advance(b, rows.len());
+            packed
         });
         // Pages beside a piece may have come with it after it was given back.
-        opened.read().into_iter().chain(b.source.packed_tensors()).for_each(|t| self.release(t));
-        made
+        whole().for_each(|t| self.release(t));
+        done.into_iter().collect::<Result<(), _>>()?;
+        Ok(WeightBytes::whole(Arc::new(room)))
     }
 
     /// Panels of a piece: enough to keep a core busy, few enough to keep all cores busy.
@@ -319,21 +334,14 @@ impl WeightStore {
         each.clamp(1, panels.div_ceil(4).max(1))
     }
 
-    /// Rows of a weight, noting what they tell.
-    fn rows(
-        &self,
-        b: &Bound,
-        opened: &Opened<'_>,
-        rows: std::ops::Range<usize>,
-    ) -> Option<WeightData> {
-        let made = opened.rows(b.shape, rows)?;
+    /// Notes what rows told, and gives back what they were made of.
+    fn read(&self, b: &Bound, made: &Made) {
         if !made.finite {
             lock(&self.non_finite).insert(b.tensor.clone());
         }
-        if let Some(read) = made.read.filter(|r| r.len() >= MIN_RELEASE) {
-            self.release(&read);
+        if let Some(read) = made.read.as_ref().filter(|r| r.len() >= MIN_RELEASE) {
+            self.release(read);
         }
-        Some(made.data)
     }
 
     /// Counts rows that were quantized.

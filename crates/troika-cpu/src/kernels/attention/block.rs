@@ -16,14 +16,15 @@ pub(super) enum Element {
     BF16,
 }
 
-/// Calls a function for the lanes and an element type's rows; only what reads the caches is
-/// compiled for each type.
+/// Calls a function for the arithmetic and an element type's rows; only what reads the caches is
+/// compiled for each type. Pairs are of bf16.
 macro_rules! by_element {
-    ($element:expr, $m:ident :: $f:ident, $v:ty, ($($a:expr),*)) => {
+    ($element:expr, $m:ident :: $f:ident, $a:ty, ($($arg:expr),*)) => {
         match $element {
-            Element::F32 => $m::$f::<$v, F32Row>($($a),*),
-            Element::F16 => $m::$f::<$v, F16Row>($($a),*),
-            Element::BF16 => $m::$f::<$v, Bf16Row>($($a),*),
+            _ if <$a>::PAIRS => $m::$f::<$a, Pairs>($($arg),*),
+            Element::F32 => $m::$f::<$a, Single<F32Row>>($($arg),*),
+            Element::F16 => $m::$f::<$a, Single<F16Row>>($($arg),*),
+            Element::BF16 => $m::$f::<$a, Single<Bf16Row>>($($arg),*),
         }
     };
 }

@@ -12,19 +12,23 @@ use std::ops::Range;
 
 use super::KEY_BLOCK;
 use super::block::Seen;
-use crate::kernels::linear::RowLoad;
+use super::many::{part, per_word, words, words_of};
+use crate::kernels::linear::{Mac, Source};
+use crate::kernels::prefetch;
 use crate::kernels::simd::Lanes;
 
 /// Positions read for all heads before the next ones.
 const GROUP: usize = 8;
+/// Bytes before those in use that are asked for: about the latency of memory.
+const AHEAD: usize = 8192;
 
 /// Memory of the lines: those of the first key/value head, of the second, and so forth.
 pub(super) struct Lines<'a> {
-    /// Queries, scaled, `k_pad` apart.
+    /// Words of queries, scaled, `k_pad` apart.
     pub q: &'a [f32],
     /// Accumulators, `v_pad` apart.
     pub acc: &'a mut [f32],
-    /// Scores or weights, [`KEY_BLOCK`] apart.
+    /// Scores, or words of weights, [`KEY_BLOCK`] apart.
     pub scores: &'a mut [f32],
     /// What the accumulators are multiplied by.
     pub shrink: &'a mut [f32],
@@ -39,8 +43,12 @@ pub(super) struct Rows<'a> {
     pub offsets: &'a [usize; KEY_BLOCK],
     /// Elements of a head that are used.
     pub len: usize,
+    /// Bytes of an element.
+    pub size: usize,
     /// Bytes from head to head.
     pub stride: usize,
+    /// Bytes from position to position.
+    pub row: usize,
     /// Key/value heads.
     pub kv_heads: usize,
     /// Rows of queries.
@@ -56,27 +64,44 @@ impl Rows<'_> {
     fn at(&self, key: usize, head: usize) -> *const u8 {
         self.base.wrapping_add(self.offsets[key] + head * self.stride)
     }
+
+    /// Asks for what is read some heads after the positions from `key` on; neighbours in memory
+    /// follow them, but for the end of a page.
+    #[inline(always)]
+    fn ask_ahead(&self, key: usize, head: usize) {
+        let bytes = self.len * self.size;
+        let to = head + (AHEAD / (GROUP * bytes).max(1)).max(1);
+        let (groups, to) = (to / self.kv_heads, to % self.kv_heads);
+        let jump = (groups * GROUP * self.row + to * self.stride).wrapping_sub(head * self.stride);
+        for key in key..key + GROUP {
+            let at = self.at(key, head).wrapping_add(jump);
+            for line in (0..bytes).step_by(64) {
+                prefetch::once(at.wrapping_add(line));
+            }
+        }
+    }
 }
 
 /// Scores of the lines with the keys of a block that any of them sees.
 ///
 /// # Safety
-/// Needs the features of `V`; every row has its elements.
+/// Needs the features of `A`; every row has its elements.
 #[inline(always)]
-pub(super) unsafe fn scores<V: Lanes, R: RowLoad>(lines: &mut Lines<'_>, x: &Rows<'_>) {
+pub(super) unsafe fn scores<A: Mac, S: Source>(lines: &mut Lines<'_>, x: &Rows<'_>) {
     let count = x.rows * x.heads;
     let range = x.seen.by_any(0..count);
     for key in (range.start / GROUP * GROUP..range.end).step_by(GROUP) {
         for head in 0..x.kv_heads {
+            x.ask_ahead(key, head);
             let mut line = 0;
             while line < count {
                 let at = (key, head, head * count + line);
                 // SAFETY: by the caller; there are as many lines.
                 unsafe {
                     line += match count - line {
-                        4.. => score_tile::<V, R, 4, 2>(lines, x, at),
-                        2.. => score_tile::<V, R, 2, 4>(lines, x, at),
-                        _ => score_tile::<V, R, 1, 8>(lines, x, at),
+                        4.. => score_tile::<A, S, 4, 2>(lines, x, at),
+                        2.. => score_tile::<A, S, 2, 4>(lines, x, at),
+                        _ => score_tile::<A, S, 1, 8>(lines, x, at),
                     };
                 }
             }
@@ -87,43 +112,31 @@ pub(super) unsafe fn scores<V: Lanes, R: RowLoad>(lines: &mut Lines<'_>, x: &Row
 /// `M` lines with a group of keys, `K` at a time; `M * K` is 8. Returns `M`.
 // SAFETY: the caller has the features on, and the lines.
 #[inline(always)]
-unsafe fn score_tile<V: Lanes, R: RowLoad, const M: usize, const K: usize>(
+unsafe fn score_tile<A: Mac, S: Source, const M: usize, const K: usize>(
     lines: &mut Lines<'_>,
     x: &Rows<'_>,
     (key, head, line): (usize, usize, usize),
 ) -> usize {
-    let whole = x.len / V::N * V::N;
     let q = lines.q[line * lines.k_pad..][..M * lines.k_pad].as_ptr();
     let s = &mut lines.scores[line * KEY_BLOCK..][..M * KEY_BLOCK];
     for key in (key..key + GROUP).step_by(K) {
         // SAFETY: queries are padded with zeros to whole lanes; keys have `len` elements.
         unsafe {
             let ks: [*const u8; K] = std::array::from_fn(|i| x.at(key + i, head));
-            let mut acc = [V::splat(0.0); 8];
-            let mut i = 0;
-            while i < whole {
-                let mut q_part = [V::splat(0.0); M];
+            let mut acc = [A::V::splat(0.0); 8];
+            for word in (0..words_of::<A>(x.len)).step_by(A::V::N) {
+                let mut q_part = [A::V::splat(0.0); M];
                 for m in 0..M {
-                    q_part[m] = V::load(q.add(m * lines.k_pad + i));
+                    q_part[m] = A::V::load(q.add(m * lines.k_pad + word));
                 }
                 for k in 0..K {
-                    let w = R::load::<V>(ks[k], i);
+                    let w = part::<A, S>(ks[k], word * S::COLS, x.len);
                     for m in 0..M {
-                        acc[m * K + k] = q_part[m].fma(w, acc[m * K + k]);
-                    }
-                }
-                i += V::N;
-            }
-            if whole < x.len {
-                for k in 0..K {
-                    let w = R::tail::<V>(ks[k], whole, x.len - whole);
-                    for m in 0..M {
-                        let q_part = V::load(q.add(m * lines.k_pad + whole));
-                        acc[m * K + k] = q_part.fma(w, acc[m * K + k]);
+                        acc[m * K + k] = A::mac(q_part[m], w, acc[m * K + k]);
                     }
                 }
             }
-            let sums = V::sums(acc);
+            let sums = A::V::sums(acc);
             for m in 0..M {
                 s[m * KEY_BLOCK + key..][..K].copy_from_slice(&sums[m * K..(m + 1) * K]);
             }
@@ -135,13 +148,14 @@ unsafe fn score_tile<V: Lanes, R: RowLoad, const M: usize, const K: usize>(
 /// Adds the weighted values to the accumulators: keys in order.
 ///
 /// # Safety
-/// Needs the features of `V`; every row has its elements.
+/// Needs the features of `A`; every row has its elements.
 #[inline(always)]
-pub(super) unsafe fn values<V: Lanes, R: RowLoad>(lines: &mut Lines<'_>, x: &Rows<'_>) {
+pub(super) unsafe fn values<A: Mac, S: Source>(lines: &mut Lines<'_>, x: &Rows<'_>) {
     let count = x.rows * x.heads;
     let all = x.seen.by_any(0..count);
     for group in (all.start / GROUP * GROUP..all.end).step_by(GROUP) {
         for kv in 0..x.kv_heads {
+            x.ask_ahead(group, kv);
             for row in 0..x.rows {
                 let seen = x.seen.by(row * x.heads);
                 let keys = seen.start.max(group)..seen.end.min(group + GROUP);
@@ -156,9 +170,9 @@ pub(super) unsafe fn values<V: Lanes, R: RowLoad>(lines: &mut Lines<'_>, x: &Row
                     // SAFETY: by the caller; there are as many lines.
                     unsafe {
                         head += match x.heads - head {
-                            4.. => value_tile::<V, R, 4, 2>(lines, x, &at),
-                            2.. => value_tile::<V, R, 2, 4>(lines, x, &at),
-                            _ => value_tile::<V, R, 1, 8>(lines, x, &at),
+                            4.. => value_tile::<A, S, 4, 2>(lines, x, &at),
+                            2.. => value_tile::<A, S, 2, 4>(lines, x, &at),
+                            _ => value_tile::<A, S, 1, 8>(lines, x, &at),
                         };
                     }
                 }
@@ -179,69 +193,78 @@ struct Tile {
 /// Returns `M`.
 // SAFETY: the caller has the features on, and the lines.
 #[inline(always)]
-unsafe fn value_tile<V: Lanes, R: RowLoad, const M: usize, const NV: usize>(
+unsafe fn value_tile<A: Mac, S: Source, const M: usize, const NV: usize>(
     lines: &mut Lines<'_>,
     x: &Rows<'_>,
     tile: &Tile,
 ) -> usize {
-    let whole = x.len / V::N * V::N;
-    let mut at = 0;
-    // SAFETY: values have `len` elements, accumulators as many rounded up to whole lanes.
+    let step = NV * A::V::N;
+    let whole = x.len / step * step;
+    // SAFETY: values have `len` elements, accumulators as many rounded up to whole registers of
+    // words.
     unsafe {
-        while at + NV * V::N <= whole {
-            value_chunk::<V, R, M, NV>(lines, x, tile, (at, V::N));
-            at += NV * V::N;
+        for at in (0..whole).step_by(step) {
+            value_chunk::<A, S, M, NV>(lines, x, tile, at);
         }
-        while at < x.len {
-            value_chunk::<V, R, M, 1>(lines, x, tile, (at, (x.len - at).min(V::N)));
-            at += V::N;
+        if A::PAIRS {
+            for at in (whole..x.len).step_by(2 * A::V::N) {
+                value_chunk::<A, S, M, 2>(lines, x, tile, at);
+            }
+        } else {
+            for at in (whole..x.len).step_by(A::V::N) {
+                value_chunk::<A, S, M, 1>(lines, x, tile, at);
+            }
         }
     }
     M
 }
 
-/// `NV` registers of the accumulators of `M` lines, from element `at` on; `n` elements of the last
-/// one exist.
+/// `NV` registers of the accumulators of `M` lines, from element `at` on. A register holds as many
+/// elements as lanes; elements past the last one are zeros.
 // SAFETY: the caller has the features on, and the lines.
 #[inline(always)]
-unsafe fn value_chunk<V: Lanes, R: RowLoad, const M: usize, const NV: usize>(
+unsafe fn value_chunk<A: Mac, S: Source, const M: usize, const NV: usize>(
     lines: &mut Lines<'_>,
     x: &Rows<'_>,
     tile: &Tile,
-    (at, n): (usize, usize),
+    at: usize,
 ) {
-    let (line, v_pad) = (tile.line, lines.v_pad);
+    let (line, v_pad, n) = (tile.line, lines.v_pad, A::V::N);
     let a = lines.acc[line * v_pad..][..M * v_pad].as_mut_ptr();
     let p = lines.scores[line * KEY_BLOCK..][..M * KEY_BLOCK].as_ptr();
     let shrink = &lines.shrink[line..line + M];
     // SAFETY: as in `value_tile`.
     unsafe {
-        let mut acc = [[V::splat(0.0); NV]; M];
+        let mut acc = [[A::V::splat(0.0); NV]; M];
         for m in 0..M {
             for v in 0..NV {
-                acc[m][v] = V::load(a.add(m * v_pad + at + v * V::N));
+                acc[m][v] = A::V::load(a.add(m * v_pad + at + v * n));
                 if tile.first {
-                    acc[m][v] = acc[m][v].mul(V::splat(shrink[m]));
+                    acc[m][v] = acc[m][v].mul(A::V::splat(shrink[m]));
                 }
             }
         }
-        for key in tile.keys.clone() {
-            let row = x.at(key, tile.kv);
-            let mut w = [V::splat(0.0); NV];
-            for v in 0..NV {
-                let i = at + v * V::N;
-                w[v] = if n == V::N { R::load::<V>(row, i) } else { R::tail::<V>(row, i, n) };
+        for word in words::<A>(&tile.keys) {
+            let row = |i| x.at(word * per_word::<A>() + i, tile.kv);
+            let mut w = [A::V::splat(0.0); NV];
+            for v in (0..NV).step_by(per_word::<A>()) {
+                let from = at + v * n;
+                w[v] = part::<A, S>(row(0), from, x.len);
+                if A::PAIRS {
+                    let both = A::zip(w[v], part::<A, S>(row(1), from, x.len));
+                    w[v..v + 2].copy_from_slice(&both);
+                }
             }
             for m in 0..M {
-                let p = V::splat(*p.add(m * KEY_BLOCK + key));
+                let p = A::V::splat(*p.add(m * KEY_BLOCK + word));
                 for v in 0..NV {
-                    acc[m][v] = p.fma(w[v], acc[m][v]);
+                    acc[m][v] = A::mac(p, w[v], acc[m][v]);
                 }
             }
         }
         for m in 0..M {
             for v in 0..NV {
-                acc[m][v].store(a.add(m * v_pad + at + v * V::N));
+                acc[m][v].store(a.add(m * v_pad + at + v * n));
             }
         }
     }

@@ -13,7 +13,7 @@ use std::mem::MaybeUninit;
 
 use super::KEY_BLOCK;
 use super::block::{Block, Seen};
-use crate::kernels::linear::RowLoad;
+use crate::kernels::linear::{Mac, Source};
 use crate::kernels::simd::{Lanes, MAX_LANES};
 
 /// Registers side by side in a tile.
@@ -34,14 +34,14 @@ pub(super) fn tile_lines<V: Lanes>() -> usize {
 
 /// Calls a function for the tile of the lanes.
 macro_rules! by_tile {
-    ($v:ty, $f:ident($($a:expr),*)) => {
-        if <$v>::MANY { $f::<$v, 12>($($a),*) } else { $f::<$v, 6>($($a),*) }
+    ($a:ty, $f:ident($($arg:expr),*)) => {
+        if <$a as Mac>::V::MANY { $f::<$a, 12>($($arg),*) } else { $f::<$a, 6>($($arg),*) }
     };
 }
 
 /// Memory of a part's lines, whose number is rounded up to whole tiles.
 pub(super) struct Tiles<'a> {
-    /// Queries: per tile of scores, step and line.
+    /// Queries: per tile of scores, step and line. All are words: floats, or pairs of bf16.
     pub q: &'a [f32],
     /// Accumulators, `v_pad` apart.
     pub acc: &'a mut [f32],
@@ -51,25 +51,22 @@ pub(super) struct Tiles<'a> {
     pub shrink: &'a mut [f32],
     /// Keys: per panel of `ACROSS * N` positions, step and position.
     pub keys: &'a mut [f32],
-    /// Values: per panel of `ACROSS * N` elements, position and element.
+    /// Values: per panel of `ACROSS * N` elements, position (or two) and element.
     pub values: &'a mut [f32],
-    /// Elements of a query and a key, rounded up to lanes.
+    /// Words of a query and a key, rounded up to lanes.
     pub k_pad: usize,
     pub v_pad: usize,
     /// Lines.
     pub lines: usize,
 }
 
-/// Puts a scaled query at its place of a tile; the tile's memory starts at the line.
-///
-/// # Safety
-/// Needs the features of `V`.
+/// Puts the words of a query at their places of a tile; the tile's memory starts at the line.
 #[inline(always)]
-pub(super) unsafe fn pack_query<V: Lanes>(q: &[f32], scale: f32, to: &mut [f32]) {
-    let steps = q.len().div_ceil(V::N);
-    for (j, q) in q.chunks(V::N).enumerate() {
-        for (c, q) in q.iter().enumerate() {
-            to[(V::place(c) * steps + j) * SCORE_LINES] = q * scale;
+pub(super) fn pack_query<V: Lanes>(words: &[f32], to: &mut [f32]) {
+    let steps = words.len().div_ceil(V::N);
+    for (j, words) in words.chunks(V::N).enumerate() {
+        for (c, word) in words.iter().enumerate() {
+            to[(V::place(c) * steps + j) * SCORE_LINES] = *word;
         }
     }
 }
@@ -77,41 +74,52 @@ pub(super) unsafe fn pack_query<V: Lanes>(q: &[f32], scale: f32, to: &mut [f32])
 /// Packs the keys of a block's panels that hold any of the keys `to` is the end of.
 ///
 /// # Safety
-/// Needs the features of `V`; every offset of the block holds a key of `k_dim` elements at `keys`.
+/// Needs the features of `A`; every offset of the block holds a key of `k_dim` elements at `keys`.
 #[inline(always)]
-pub(super) unsafe fn pack_keys<V: Lanes, R: RowLoad>(
+pub(super) unsafe fn pack_keys<A: Mac, S: Source>(
     t: &mut Tiles<'_>,
     block: &Block,
     keys: *const u8,
     (k_dim, range): (usize, std::ops::Range<usize>),
 ) {
-    let width = ACROSS * V::N;
-    let steps = t.k_pad / V::N;
+    let n = A::V::N;
+    let width = ACROSS * n;
+    let steps = t.k_pad / n;
     assert!(t.keys.len() >= KEY_BLOCK * t.k_pad, "scratch of an attention");
-    let mut key = range.start / V::N * V::N;
+    let mut key = range.start / n * n;
     while key < range.end {
         let to = key / width * width * t.k_pad + key % width;
         for j in 0..steps {
-            let n = (k_dim - j * V::N).min(V::N);
             // SAFETY: by the caller; the packed block was checked.
             unsafe {
-                let mut square = [V::splat(0.0); MAX_LANES];
-                for i in 0..V::N {
-                    let row = keys.add(block.k[key + i]);
-                    square[i] = if n == V::N {
-                        R::load::<V>(row, j * V::N)
-                    } else {
-                        R::tail::<V>(row, j * V::N, n)
-                    };
+                let mut square = [A::V::splat(0.0); MAX_LANES];
+                for i in 0..n {
+                    square[i] = part::<A, S>(keys.add(block.k[key + i]), j * n * S::COLS, k_dim);
                 }
-                let columns = V::transpose(square);
-                for (c, column) in columns.iter().enumerate().take(V::N) {
-                    let step = V::place(c) * steps + j;
+                let columns = A::V::transpose(square);
+                for (c, column) in columns.iter().enumerate().take(n) {
+                    let step = A::V::place(c) * steps + j;
                     column.store(t.keys.as_mut_ptr().add(to + step * width));
                 }
             }
         }
-        key += V::N;
+        key += n;
+    }
+}
+
+/// The elements of a row from `at` on: a register of words, zeros past the row's `len` elements.
+///
+/// # Safety
+/// Needs the features of `A`; the row has its elements, some of them from `at` on.
+#[inline(always)]
+pub(super) unsafe fn part<A: Mac, S: Source>(row: *const u8, at: usize, len: usize) -> A::V {
+    // SAFETY: by the caller.
+    unsafe {
+        if len - at < A::V::N * S::COLS {
+            S::tail::<A::V>(row, at, len - at)
+        } else {
+            S::load::<A::V>(row, at)
+        }
     }
 }
 
@@ -120,26 +128,52 @@ pub(super) unsafe fn pack_keys<V: Lanes, R: RowLoad>(
 /// # Safety
 /// As for [`pack_keys`], with values of `v_dim` elements.
 #[inline(always)]
-pub(super) unsafe fn pack_values<V: Lanes, R: RowLoad>(
+pub(super) unsafe fn pack_values<A: Mac, S: Source>(
     t: &mut Tiles<'_>,
     block: &Block,
     values: *const u8,
     (v_dim, range): (usize, std::ops::Range<usize>),
 ) {
-    let width = ACROSS * V::N;
+    let n = A::V::N;
+    let width = ACROSS * n;
     assert!(t.values.len() >= KEY_BLOCK * t.v_pad, "scratch of an attention");
-    for key in range {
-        // SAFETY: by the caller; the packed block was checked.
-        unsafe {
-            let row = values.add(block.v[key]);
-            for i in (0..v_dim).step_by(V::N) {
-                let n = (v_dim - i).min(V::N);
-                let v = if n == V::N { R::load::<V>(row, i) } else { R::tail::<V>(row, i, n) };
-                let to = i / width * width * KEY_BLOCK + key * width + i % width;
-                v.store(t.values.as_mut_ptr().add(to));
+    for word in words::<A>(&range) {
+        let rows = block.v[word * per_word::<A>()..].as_ptr();
+        for i in (0..v_dim).step_by(n * per_word::<A>()) {
+            let to = i / width * width * words_of::<A>(KEY_BLOCK) + word * width + i % width;
+            // SAFETY: by the caller; the packed block was checked, and words lie inside.
+            unsafe {
+                let to = t.values.as_mut_ptr().add(to);
+                let first = part::<A, S>(values.add(*rows), i, v_dim);
+                if A::PAIRS {
+                    let second = part::<A, S>(values.add(*rows.add(1)), i, v_dim);
+                    let [low, high] = A::zip(first, second);
+                    low.store(to);
+                    high.store(to.add(n));
+                } else {
+                    first.store(to);
+                }
             }
         }
     }
+}
+
+/// Keys of a word of weights.
+#[inline(always)]
+pub(super) const fn per_word<A: Mac>() -> usize {
+    if A::PAIRS { 2 } else { 1 }
+}
+
+/// Words of some elements or keys.
+#[inline(always)]
+pub(super) const fn words_of<A: Mac>(n: usize) -> usize {
+    n.div_ceil(per_word::<A>())
+}
+
+/// The words of weights with any of these keys.
+#[inline(always)]
+pub(super) fn words<A: Mac>(keys: &std::ops::Range<usize>) -> std::ops::Range<usize> {
+    keys.start / per_word::<A>()..words_of::<A>(keys.end)
 }
 
 /// Rows of a cache that are packed next: fetched piece by piece while tiles are multiplied.
@@ -181,22 +215,22 @@ pub(super) fn tiles<V: Lanes>(lines: usize, v_dim: usize) -> (usize, usize) {
 /// Scores of all lines with the packed keys.
 ///
 /// # Safety
-/// Needs the features of `V`; the keys any line sees are packed.
+/// Needs the features of `A`; the keys any line sees are packed.
 #[inline(always)]
-pub(super) unsafe fn scores<V: Lanes>(t: &mut Tiles<'_>, seen: &Seen, mut ahead: Ahead<'_>) {
-    let width = ACROSS * V::N;
+pub(super) unsafe fn scores<A: Mac>(t: &mut Tiles<'_>, seen: &Seen, mut ahead: Ahead<'_>) {
+    let width = ACROSS * A::V::N;
     assert!(t.q.len() >= t.lines * t.k_pad && t.scores.len() >= t.lines * KEY_BLOCK);
     for key in (0..KEY_BLOCK).step_by(width) {
         for line in (0..t.lines).step_by(SCORE_LINES) {
             let range = seen.by_any(line..line + SCORE_LINES);
             // SAFETY: lengths were checked; lines are whole tiles.
             unsafe {
-                ahead.fetch::<V>();
+                ahead.fetch::<A::V>();
                 if range.start < key + width && key < range.end {
-                    if V::MANY {
-                        score_tile::<V, 2>(t, line, key);
+                    if A::V::MANY {
+                        score_tile::<A, 2>(t, line, key);
                     } else {
-                        score_tile::<V, 1>(t, line, key);
+                        score_tile::<A, 1>(t, line, key);
                     }
                 }
             }
@@ -207,22 +241,23 @@ pub(super) unsafe fn scores<V: Lanes>(t: &mut Tiles<'_>, seen: &Seen, mut ahead:
 /// Multiplies `P` chains at a time.
 // SAFETY: the caller has the features on and checked the lengths.
 #[inline(always)]
-unsafe fn score_tile<V: Lanes, const P: usize>(t: &mut Tiles<'_>, line: usize, key: usize) {
+unsafe fn score_tile<A: Mac, const P: usize>(t: &mut Tiles<'_>, line: usize, key: usize) {
     const M: usize = SCORE_LINES;
-    let steps = t.k_pad / V::N;
-    let (next_q, next_k) = (steps * M, steps * ACROSS * V::N);
+    let steps = t.k_pad / A::V::N;
+    let (next_q, next_k) = (steps * M, steps * ACROSS * A::V::N);
     // SAFETY: all inside of the checked lengths.
     unsafe {
         let mut q = t.q.as_ptr().add(line * t.k_pad);
         let mut k = t.keys.as_ptr().add(key * t.k_pad);
-        let mut stack = [MaybeUninit::<[[V; ACROSS]; M]>::uninit(); LEVELS];
-        let mut sum = [[V::splat(0.0); ACROSS]; M];
-        for group in 0..V::N / P {
-            let mut acc = [[[V::splat(0.0); ACROSS]; M]; P];
+        let mut stack = [MaybeUninit::<[[A::V; ACROSS]; M]>::uninit(); LEVELS];
+        let mut sum = [[A::V::splat(0.0); ACROSS]; M];
+        for group in 0..A::V::N / P {
+            let mut acc = [[[A::V::splat(0.0); ACROSS]; M]; P];
             for i in 0..steps {
                 for p in 0..P {
-                    let (q, k) = (q.add(p * next_q + i * M), k.add(p * next_k + i * ACROSS * V::N));
-                    multiply::<V, M>(&mut acc[p], q, 1, k);
+                    let (q, k) =
+                        (q.add(p * next_q + i * M), k.add(p * next_k + i * ACROSS * A::V::N));
+                    multiply::<A, M>(&mut acc[p], q, 1, k);
                 }
             }
             (q, k) = (q.add(P * next_q), k.add(P * next_k));
@@ -241,7 +276,7 @@ unsafe fn score_tile<V: Lanes, const P: usize>(t: &mut Tiles<'_>, line: usize, k
         let s = t.scores.as_mut_ptr().add(line * KEY_BLOCK + key);
         for m in 0..M {
             for v in 0..ACROSS {
-                sum[m][v].store(s.add(m * KEY_BLOCK + v * V::N));
+                sum[m][v].store(s.add(m * KEY_BLOCK + v * A::V::N));
             }
         }
     }
@@ -266,22 +301,22 @@ unsafe fn add_tiles<V: Lanes, const M: usize>(
 /// One step of a product: `acc[m] += x[m * stride] * y`.
 // SAFETY: the caller has the features on, and the pointers reach as far.
 #[inline(always)]
-unsafe fn multiply<V: Lanes, const M: usize>(
-    acc: &mut [[V; ACROSS]; M],
+unsafe fn multiply<A: Mac, const M: usize>(
+    acc: &mut [[A::V; ACROSS]; M],
     x: *const f32,
     stride: usize,
     y: *const f32,
 ) {
     // SAFETY: by the caller.
     unsafe {
-        let mut w = [V::splat(0.0); ACROSS];
+        let mut w = [A::V::splat(0.0); ACROSS];
         for (v, w) in w.iter_mut().enumerate() {
-            *w = V::load(y.add(v * V::N));
+            *w = A::V::load(y.add(v * A::V::N));
         }
         for (m, acc) in acc.iter_mut().enumerate() {
-            let x = V::splat(*x.add(m * stride));
+            let x = A::V::splat(*x.add(m * stride));
             for v in 0..ACROSS {
-                acc[v] = x.fma(w[v], acc[v]);
+                acc[v] = A::mac(x, w[v], acc[v]);
             }
         }
     }
@@ -290,23 +325,23 @@ unsafe fn multiply<V: Lanes, const M: usize>(
 /// Adds the weighted values to the accumulators: keys in order, for each line those it sees.
 ///
 /// # Safety
-/// Needs the features of `V`; the values any line sees are packed.
+/// Needs the features of `A`; the values any line sees are packed.
 #[inline(always)]
-pub(super) unsafe fn values<V: Lanes>(
+pub(super) unsafe fn values<A: Mac>(
     t: &mut Tiles<'_>,
     seen: &Seen,
     v_dim: usize,
     mut ahead: Ahead<'_>,
 ) {
-    let (m, width) = (tile_lines::<V>(), ACROSS * V::N);
+    let (m, width) = (tile_lines::<A::V>(), ACROSS * A::V::N);
     assert!(t.acc.len() >= t.lines * t.v_pad && t.scores.len() >= t.lines * KEY_BLOCK);
     assert!(t.shrink.len() >= t.lines && v_dim <= t.v_pad);
     for at in (0..v_dim).step_by(width) {
         for line in (0..t.lines).step_by(m) {
             // SAFETY: lengths were checked; lines are whole tiles.
             unsafe {
-                ahead.fetch::<V>();
-                by_tile!(V, value_tile(t, seen, line, at));
+                ahead.fetch::<A::V>();
+                by_tile!(A, value_tile(t, seen, line, at));
             }
         }
     }
@@ -314,7 +349,7 @@ pub(super) unsafe fn values<V: Lanes>(
 
 // SAFETY: the caller has the features on and checked the lengths.
 #[inline(always)]
-unsafe fn value_tile<V: Lanes, const M: usize>(
+unsafe fn value_tile<A: Mac, const M: usize>(
     t: &mut Tiles<'_>,
     seen: &Seen,
     line: usize,
@@ -324,53 +359,60 @@ unsafe fn value_tile<V: Lanes, const M: usize>(
     let shrink: [f32; M] = std::array::from_fn(|m| t.shrink[line + m]);
     // SAFETY: as for `values`.
     unsafe {
+        if A::PAIRS {
+            // A key that a line does not see has the weight zero, which adds nothing.
+            let any = seen.by_any(line..line + M);
+            return weigh::<A, M>(t, line, at, &shrink, words::<A>(&any));
+        }
         if same {
-            return weigh::<V, M>(t, line, at, &shrink, all);
+            return weigh::<A, M>(t, line, at, &shrink, all);
         }
         // A part of the keys is seen by some of the lines only: these are added line by line.
         for (m, shrink) in shrink.into_iter().enumerate() {
             let own = seen.by(line + m);
             let before = if all.is_empty() { own } else { own.start..all.start };
-            weigh::<V, 1>(t, line + m, at, &[shrink], before);
+            weigh::<A, 1>(t, line + m, at, &[shrink], before);
         }
         if all.is_empty() {
             return;
         }
-        weigh::<V, M>(t, line, at, &[1.0; M], all.clone());
+        weigh::<A, M>(t, line, at, &[1.0; M], all.clone());
         for m in 0..M {
-            weigh::<V, 1>(t, line + m, at, &[1.0], all.end..seen.by(line + m).end);
+            weigh::<A, 1>(t, line + m, at, &[1.0], all.end..seen.by(line + m).end);
         }
     }
 }
 
-/// `acc = acc * shrink + weights * values` for `M` lines and a panel of values.
+/// `acc = acc * shrink + weights * values` for `M` lines and a panel of values, word by word.
 // SAFETY: the caller has the features on and checked the lengths.
 #[inline(always)]
-unsafe fn weigh<V: Lanes, const M: usize>(
+unsafe fn weigh<A: Mac, const M: usize>(
     t: &mut Tiles<'_>,
     line: usize,
     at: usize,
     shrink: &[f32; M],
-    keys: std::ops::Range<usize>,
+    words: std::ops::Range<usize>,
 ) {
-    let width = ACROSS * V::N;
+    let n = A::V::N;
+    let width = ACROSS * n;
     // SAFETY: all inside of the checked lengths.
     unsafe {
         let a = t.acc.as_mut_ptr().add(line * t.v_pad + at);
         let p = t.scores.as_ptr().add(line * KEY_BLOCK);
-        let values = t.values.as_ptr().add(at * KEY_BLOCK);
-        let mut acc = [[V::splat(0.0); ACROSS]; M];
+        let values = t.values.as_ptr().add(at * words_of::<A>(KEY_BLOCK));
+        let mut acc = [[A::V::splat(0.0); ACROSS]; M];
         for m in 0..M {
             for v in 0..ACROSS {
-                acc[m][v] = V::load(a.add(m * t.v_pad + v * V::N)).mul(V::splat(shrink[m]));
+                let a = A::V::load(a.add(m * t.v_pad + v * n));
+                acc[m][v] = a.mul(A::V::splat(shrink[m]));
             }
         }
-        for key in keys {
-            multiply::<V, M>(&mut acc, p.add(key), KEY_BLOCK, values.add(key * width));
+        for word in words {
+            multiply::<A, M>(&mut acc, p.add(word), KEY_BLOCK, values.add(word * width));
         }
         for m in 0..M {
             for v in 0..ACROSS {
-                acc[m][v].store(a.add(m * t.v_pad + v * V::N));
+                acc[m][v].store(a.add(m * t.v_pad + v * n));
             }
         }
     }

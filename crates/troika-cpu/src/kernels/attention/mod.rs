@@ -20,6 +20,7 @@ use troika_graph::Attention;
 
 use crate::SharedMut;
 use crate::kernels::kv::{CacheRef, operand};
+use crate::kernels::linear::{Float, Mac, PairsKernel, dispatch_pairs};
 use crate::kernels::simd::{Kernel, Lanes, dispatch};
 use crate::kernels::{Context, KernelError};
 use crate::select::{self, AttentionChoice, AttentionShape};
@@ -47,6 +48,9 @@ pub struct Operands<'a> {
     pub values: CacheRef<'a>,
     /// Whose rows.
     pub step: &'a Step,
+    /// Whether products are those of pairs of bf16, with queries and weights rounded; caches must
+    /// be of bf16.
+    pub pairs: bool,
 }
 
 impl Operands<'_> {
@@ -80,6 +84,7 @@ impl Operands<'_> {
     /// Checks lengths, and that every visible position is kept.
     fn check(&self, out: usize) -> Result<(), KernelError> {
         let (o, rows) = (self.op, self.step.rows());
+        assert!(!self.pairs || matches!(self.keys, CacheRef::BF16(_)), "pairs of other than bf16");
         assert!(!o.value_in_key || o.v_dim <= o.k_dim, "a value wider than its key");
         assert!(self.q.len() == rows * o.heads * o.k_dim, "length of queries");
         assert!(out == rows * o.heads * o.v_dim, "length of attention's result");
@@ -189,7 +194,11 @@ pub fn attention(
                 // SAFETY: each worker asks for its own scratch once per part.
                 scratch: unsafe { scratch.get(worker) },
             };
-            dispatch(isa, part);
+            if x.pairs {
+                dispatch_pairs(isa, part)
+            } else {
+                dispatch(isa, part)
+            }
             return;
         }
     })?;
@@ -216,7 +225,8 @@ fn merge(
         let Some(seq) = x.step.seqs.iter().find(|s| s.rows.contains(&row)) else { return };
         // SAFETY: each worker asks for its own scratch once per part.
         let scratch = unsafe { scratch.get(worker) };
-        dispatch(isa, Merge { x, seq, row, heads, partials, out, scratch });
+        let merge = Merge { x, seq, row, heads, partials, out, scratch };
+        if x.pairs { dispatch_pairs(isa, merge) } else { dispatch(isa, merge) }
     })?;
     Ok(())
 }
@@ -230,6 +240,15 @@ struct Merge<'a> {
     partials: Partials<'a>,
     out: SharedMut<'a, f32>,
     scratch: &'a mut [f32],
+}
+
+impl PairsKernel for Merge<'_> {
+    #[inline(always)]
+    unsafe fn run<A: Mac>(self) {
+        // The lanes of the part whose results are merged: sums are fused there or not.
+        // SAFETY: features by the caller.
+        unsafe { Kernel::run::<A::V>(self) }
+    }
 }
 
 impl Kernel for Merge<'_> {
@@ -266,6 +285,15 @@ impl Kernel for Part<'_> {
     unsafe fn run<V: Lanes>(self) {
         let caches = Caches::new(self.x.keys, self.x.values);
         // SAFETY: features by the caller; the operands were checked.
-        unsafe { part::run::<V>(self, caches) }
+        unsafe { part::run::<Float<V>>(self, caches) }
+    }
+}
+
+impl PairsKernel for Part<'_> {
+    #[inline(always)]
+    unsafe fn run<A: Mac>(self) {
+        let caches = Caches::new(self.x.keys, self.x.values);
+        // SAFETY: as above; the caches are of bf16.
+        unsafe { part::run::<A>(self, caches) }
     }
 }

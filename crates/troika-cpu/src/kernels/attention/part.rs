@@ -10,11 +10,11 @@ use super::many::Ahead;
 use super::softmax::{Scores, Total, merge};
 use super::{KEY_BLOCK, Operands, SPLIT, few, many};
 use crate::SharedMut;
-use crate::kernels::linear::{Bf16Row, F16Row, F32Row};
-use crate::kernels::simd::{Lanes, MAX_LANES};
+use crate::kernels::linear::{Bf16Row, F16Row, F32Row, Mac, Pairs, Single};
+use crate::kernels::simd::{Lanes, MAX_LANES, load_part};
 
 /// Most lines of a part, rounded up to whole tiles.
-pub(super) const MAX_LINES: usize = 128;
+pub(super) const MAX_LINES: usize = 192;
 /// Most lines of one key/value head for which keys and values are not packed first.
 pub(super) const FEW_LINES: usize = 8;
 
@@ -71,10 +71,10 @@ pub(super) fn padded(op: &Attention) -> (usize, usize) {
     (pad(op.k_dim), pad(op.v_dim))
 }
 
-/// Elements of a query rounded up to whole registers.
+/// Words of a query rounded up to whole registers.
 #[inline(always)]
-fn k_pad<V: Lanes>(op: &Attention) -> usize {
-    op.k_dim.next_multiple_of(V::N)
+fn k_pad<A: Mac>(op: &Attention) -> usize {
+    many::words_of::<A>(op.k_dim).next_multiple_of(A::V::N)
 }
 
 /// Scratch floats of a part.
@@ -137,15 +137,16 @@ impl Part<'_> {
 /// Runs a part.
 ///
 /// # Safety
-/// Needs the features of `V`; the operands were checked; nobody else writes the part's results.
+/// Needs the features of `A`; the operands were checked; nobody else writes the part's results.
+/// Pairs need caches of bf16.
 #[inline(always)]
-pub(super) unsafe fn run<V: Lanes>(mut part: Part<'_>, caches: Caches) {
+pub(super) unsafe fn run<A: Mac>(mut part: Part<'_>, caches: Caches) {
     let few = part.per_head() <= FEW_LINES;
     let count = part.per_head() * part.kv_heads.len();
-    let lines = if few { count } else { count.next_multiple_of(many::tile_lines::<V>()) };
+    let lines = if few { count } else { count.next_multiple_of(many::tile_lines::<A::V>()) };
     assert!(lines <= MAX_LINES && (few || part.kv_heads.len() == 1), "lines of a part");
     let (_, v_pad) = padded(part.x.op);
-    let pads = (k_pad::<V>(part.x.op), v_pad);
+    let pads = (k_pad::<A>(part.x.op), v_pad);
     let mut work = Work::new(std::mem::take(&mut part.scratch), lines, pads);
     if !few {
         // Elements past the last one are multiplied, too, though never looked at.
@@ -153,7 +154,7 @@ pub(super) unsafe fn run<V: Lanes>(mut part: Part<'_>, caches: Caches) {
     }
     // SAFETY: passed on.
     unsafe {
-        queries::<V>(&part, &mut work, few);
+        queries::<A>(&part, &mut work, few);
         for split in part.splits.clone() {
             let at = part.seen(split * SPLIT..(split + 1) * SPLIT);
             if at.is_empty() {
@@ -162,11 +163,11 @@ pub(super) unsafe fn run<V: Lanes>(mut part: Part<'_>, caches: Caches) {
             work.acc.fill(0.0);
             work.totals[0] = [Total::NONE; MAX_LINES];
             if few {
-                few_lines::<V>(&part, &mut work, caches, at);
+                few_lines::<A>(&part, &mut work, caches, at);
             } else {
-                many_lines::<V>(&part, &mut work, caches, at);
+                many_lines::<A>(&part, &mut work, caches, at);
             }
-            keep::<V>(&part, &mut work, split);
+            keep::<A::V>(&part, &mut work, split);
         }
         if let Target::Out(out) = part.to {
             for line in 0..count {
@@ -185,36 +186,72 @@ pub(super) unsafe fn run<V: Lanes>(mut part: Part<'_>, caches: Caches) {
 /// Scales the queries, and packs those of many lines.
 // SAFETY: the caller has the features on.
 #[inline(always)]
-unsafe fn queries<V: Lanes>(part: &Part<'_>, work: &mut Work<'_>, few: bool) {
+unsafe fn queries<A: Mac>(part: &Part<'_>, work: &mut Work<'_>, few: bool) {
     let op = part.x.op;
-    let k_pad = k_pad::<V>(op);
+    let k_pad = k_pad::<A>(op);
     let m = many::SCORE_LINES;
     for line in 0..part.per_head() * part.kv_heads.len() {
         let (row, head) = part.line(line);
         let row = part.seq.rows.start + row;
         let q = &part.x.q[(row * op.heads + head) * op.k_dim..][..op.k_dim];
-        if few {
-            let to = &mut work.q[line * k_pad..][..op.k_dim];
-            to.iter_mut().zip(q).for_each(|(t, q)| *t = q * op.scale);
-        } else {
-            let to = &mut work.q[line / m * m * k_pad + line % m..];
-            // SAFETY: features by the caller.
-            unsafe { many::pack_query::<V>(q, op.scale, to) };
+        // SAFETY: features by the caller.
+        unsafe {
+            if few {
+                query_words::<A>(q, op.scale, &mut work.q[line * k_pad..][..k_pad]);
+            } else {
+                // Memory that is free before the first block.
+                let words = &mut work.keys[..k_pad];
+                query_words::<A>(q, op.scale, words);
+                many::pack_query::<A::V>(words, &mut work.q[line / m * m * k_pad + line % m..]);
+            }
         }
+    }
+}
+
+/// A scaled query as words, zeros behind it.
+// SAFETY: the caller has the features on.
+#[inline(always)]
+unsafe fn query_words<A: Mac>(q: &[f32], scale: f32, words: &mut [f32]) {
+    let n = A::V::N;
+    for (i, words) in words.chunks_exact_mut(n).enumerate() {
+        // SAFETY: features by the caller; a register of words.
+        unsafe {
+            let word = if A::PAIRS {
+                A::pairs(scaled(q, 2 * i * n, scale), scaled(q, (2 * i + 1) * n, scale))
+            } else {
+                scaled(q, i * n, scale)
+            };
+            word.store(words.as_mut_ptr());
+        }
+    }
+}
+
+/// A register of the elements from `at` on, zeros past the last one, times `scale`.
+// SAFETY: the caller has the features on.
+#[inline(always)]
+unsafe fn scaled<V: Lanes>(q: &[f32], at: usize, scale: f32) -> V {
+    // SAFETY: by the caller; as many floats as there are from `at` on.
+    unsafe {
+        let v = match q.len().saturating_sub(at) {
+            left if left >= V::N => V::load(q.as_ptr().add(at)),
+            0 => V::splat(0.0),
+            left => load_part(q.as_ptr().add(at), left),
+        };
+        v.mul(V::splat(scale))
     }
 }
 
 /// Block after block, each for all key/value heads.
 // SAFETY: the caller has the features on and checked the operands.
 #[inline(always)]
-unsafe fn few_lines<V: Lanes>(
+unsafe fn few_lines<A: Mac>(
     part: &Part<'_>,
     work: &mut Work<'_>,
     caches: Caches,
     at: Range<usize>,
 ) {
     let op = part.x.op;
-    let (k_pad, (_, v_pad)) = (k_pad::<V>(op), padded(op));
+    let (k_pad, (_, v_pad)) = (k_pad::<A>(op), padded(op));
     let (count, size, first) = (part.per_head(), caches.size, part.kv_heads.start);
     let (k_bytes, v_bytes) = (op.k_dim * size, part.x.value_width() / op.kv_heads * size);
     let mut pos = at.start;
@@ -226,7 +263,9 @@ unsafe fn few_lines<V: Lanes>(
             base: base.wrapping_add(first * stride),
             offsets,
             len,
+            size,
             stride,
+            row: stride * op.kv_heads,
             kv_heads: part.kv_heads.len(),
             rows: part.rows.len(),
             heads: part.heads.len(),
@@ -237,15 +276,15 @@ unsafe fn few_lines<V: Lanes>(
         // SAFETY: passed on; the heads of a position's row.
         unsafe {
             let keys = rows(caches.k, &block.k, op.k_dim, k_bytes);
-            by_element!(caches.element, few::scores, V, (&mut lines, &keys));
+            by_element!(caches.element, few::scores, A, (&mut lines, &keys));
             for kv in 0..part.kv_heads.len() {
                 let of = |n: usize| kv * count * n..(kv + 1) * count * n;
                 let scores = &mut lines.scores[of(KEY_BLOCK)];
                 let (shrink, totals) = (&mut lines.shrink[of(1)], &mut work.totals[0][of(1)]);
-                Scores { scores, shrink, totals }.weigh::<V>(op, &seen);
+                Scores { scores, shrink, totals }.weigh::<A>(op, &seen);
             }
             let values = rows(caches.v, &block.v, op.v_dim, v_bytes);
-            by_element!(caches.element, few::values, V, (&mut lines, &values));
+            by_element!(caches.element, few::values, A, (&mut lines, &values));
         }
         pos = end;
     }
@@ -254,21 +293,21 @@ unsafe fn few_lines<V: Lanes>(
 /// Block after block.
 // SAFETY: the caller has the features on and checked the operands.
 #[inline(always)]
-unsafe fn many_lines<V: Lanes>(
+unsafe fn many_lines<A: Mac>(
     part: &Part<'_>,
     work: &mut Work<'_>,
     caches: Caches,
     at: Range<usize>,
 ) {
     let op = part.x.op;
-    let (k_pad, (_, v_pad)) = (k_pad::<V>(op), padded(op));
+    let (k_pad, (_, v_pad)) = (k_pad::<A>(op), padded(op));
     let (count, kv) = (part.per_head(), part.kv_heads.start);
     let (size, element) = (caches.size, caches.element);
-    let lines = count.next_multiple_of(many::tile_lines::<V>());
+    let lines = count.next_multiple_of(many::tile_lines::<A::V>());
     let v_dim = part.x.value_width() / op.kv_heads;
     let keys = caches.k.wrapping_add(kv * op.k_dim * size);
     let values = caches.v.wrapping_add(kv * v_dim * size);
-    let (score_tiles, value_tiles) = many::tiles::<V>(lines, op.v_dim);
+    let (score_tiles, value_tiles) = many::tiles::<A::V>(lines, op.v_dim);
     let find = |pos: usize| {
         let end = ((pos / KEY_BLOCK + 1) * KEY_BLOCK).min(at.end);
         let table = &part.seq.tables[op.group];
@@ -297,14 +336,14 @@ unsafe fn many_lines<V: Lanes>(
                 lines,
             };
             let (k, v) = ((op.k_dim, range.clone()), (op.v_dim, range));
-            by_element!(element, many::pack_keys, V, (&mut tiles, &block, keys, k));
-            many::scores::<V>(&mut tiles, &seen, values_ahead);
+            by_element!(element, many::pack_keys, A, (&mut tiles, &block, keys, k));
+            many::scores::<A>(&mut tiles, &seen, values_ahead);
             tiles.shrink.fill(1.0);
             let totals = &mut work.totals[0][..count];
             let (scores, shrink) = (&mut *tiles.scores, &mut *tiles.shrink);
-            Scores { scores, shrink, totals }.weigh::<V>(op, &seen);
-            by_element!(element, many::pack_values, V, (&mut tiles, &block, values, v));
-            many::values::<V>(&mut tiles, &seen, op.v_dim, keys_ahead);
+            Scores { scores, shrink, totals }.weigh::<A>(op, &seen);
+            by_element!(element, many::pack_values, A, (&mut tiles, &block, values, v));
+            many::values::<A>(&mut tiles, &seen, op.v_dim, keys_ahead);
         }
     }
 }

@@ -6,6 +6,7 @@ use troika_graph::Attention;
 
 use super::KEY_BLOCK;
 use super::block::Seen;
+use crate::kernels::linear::Mac;
 use crate::kernels::simd::{Lanes, MAX_LANES, tanh};
 
 /// What the weights of a line's keys so far are relative to, and their sum.
@@ -45,29 +46,35 @@ pub(super) struct Scores<'a> {
 }
 
 impl Scores<'_> {
-    /// Turns the scores seen by each line into weights relative to its new maximum.
+    /// Turns the scores seen by each line into weights relative to its new maximum; pairs of
+    /// weights become words, with zeros for what the line does not see.
     ///
     /// # Safety
-    /// Needs the features of `V`.
+    /// Needs the features of `A`.
     #[inline(always)]
-    pub unsafe fn weigh<V: Lanes>(&mut self, op: &Attention, seen: &Seen) {
+    pub unsafe fn weigh<A: Mac>(&mut self, op: &Attention, seen: &Seen) {
         let (mut old, mut new) = ([0.0; MAX_LANES], [0.0; MAX_LANES]);
-        for start in (0..self.totals.len()).step_by(V::N) {
-            let count = V::N.min(self.totals.len() - start);
+        for start in (0..self.totals.len()).step_by(A::V::N) {
+            let count = A::V::N.min(self.totals.len() - start);
             let mut sums = [0.0; MAX_LANES];
             for i in 0..count {
                 let (line, by) = (start + i, seen.by(start + i));
                 let max = self.totals[line].max;
                 (old[i], new[i]) = (max, max);
+                let p = &mut self.scores[line * KEY_BLOCK..][..KEY_BLOCK];
                 if !by.is_empty() {
-                    let p = self.scores[line * KEY_BLOCK..][..KEY_BLOCK].as_mut_ptr();
                     // SAFETY: a block's scores.
-                    (new[i], sums[i]) = unsafe { weights::<V>(op, p, by, max) };
+                    (new[i], sums[i]) =
+                        unsafe { weights::<A::V>(op, p.as_mut_ptr(), by.clone(), max) };
+                }
+                if A::PAIRS {
+                    // SAFETY: features by the caller.
+                    unsafe { pair_up::<A>(p, by) };
                 }
             }
             // SAFETY: arrays of the most lanes.
             unsafe {
-                let shrink = V::load(old.as_ptr()).sub(V::load(new.as_ptr())).exp();
+                let shrink = A::V::load(old.as_ptr()).sub(A::V::load(new.as_ptr())).exp();
                 shrink.store(old.as_mut_ptr());
             }
             for i in 0..count {
@@ -115,6 +122,29 @@ unsafe fn weights<V: Lanes>(
             sum = sum.add(e);
         }
         (top, sum.sum())
+    }
+}
+
+/// Rounds the weights of a block to pairs of bf16, in the first half of their memory.
+// SAFETY: the caller has the features on.
+#[inline(always)]
+unsafe fn pair_up<A: Mac>(p: &mut [f32], seen: Range<usize>) {
+    let n = A::V::N;
+    let p = &mut p[..KEY_BLOCK];
+    // Lanes with nothing seen were not computed; of the others, those not seen are zeros.
+    let (first, end) = (seen.start / n * n, seen.end.next_multiple_of(n));
+    for i in (0..KEY_BLOCK).step_by(2 * n) {
+        // SAFETY: inside of the block; what is written was read before.
+        unsafe {
+            let [low, high] = [i, i + n].map(|i| {
+                if !seen.is_empty() && (first..end).contains(&i) {
+                    A::V::load(p.as_ptr().add(i))
+                } else {
+                    A::V::splat(0.0)
+                }
+            });
+            A::pairs(low, high).store(p.as_mut_ptr().add(i / 2));
+        }
     }
 }
 

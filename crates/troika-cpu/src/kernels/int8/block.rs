@@ -7,6 +7,7 @@ use super::format::{Format, Panel};
 use super::lanes::{Rows, turns};
 use super::layout::QUAD;
 use super::quantize::Group;
+use crate::kernels::prefetch;
 
 /// Bytes before the values in use that are asked for: about the latency of memory.
 const AHEAD: usize = 4096;
@@ -39,7 +40,7 @@ pub(super) unsafe fn tile<I: Rows, F: Format, const M: usize, const NR: usize>(
         // SAFETY: by the caller.
         unsafe {
             for i in 0..turns::<I>(F::LINES) {
-                I::prefetch(panels[0].quants.wrapping_add((g * F::LINES + i) * 64 + AHEAD));
+                prefetch::once(panels[0].quants.wrapping_add(F::at(g) + i * 64 + AHEAD));
             }
             if F::WIDE {
                 for next in next {

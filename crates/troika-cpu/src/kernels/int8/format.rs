@@ -4,18 +4,16 @@ use std::marker::PhantomData;
 
 use troika_graph::DType;
 
-use super::lanes::Rows;
-use super::layout::{GROUP, Layout, QUAD, zero};
+use super::lanes::{ROWS, Rows};
+use super::layout::{Layout, QUAD, zero};
 
-/// The sections of a panel (see [`Layout`]).
+/// Where the first group or block of a panel has each of its parts (see [`Layout`]).
 #[derive(Clone, Copy)]
 pub(super) struct Panel {
     pub quants: *const u8,
     pub high: *const u8,
     pub scales: *const u8,
     pub supers: *const u8,
-    /// Groups that share a scale, as a power of two (types with a zero point).
-    pub shared: u32,
 }
 
 impl Panel {
@@ -24,15 +22,14 @@ impl Panel {
     /// # Safety
     /// `base` is a packed weight of this layout, with that many panels.
     pub unsafe fn new(base: *const u8, layout: &Layout, index: usize) -> Panel {
-        // SAFETY: the sections lie inside of the panel.
+        // SAFETY: these lie inside of the panel.
         unsafe {
-            let quants = base.add(index * layout.panel);
+            let panel = base.add(index * layout.panel);
             Panel {
-                quants,
-                high: quants.add(layout.high),
-                scales: quants.add(layout.scales),
-                supers: quants.add(layout.supers),
-                shared: (layout.dtype.block_len() / GROUP).trailing_zeros(),
+                quants: panel.add(layout.head),
+                high: panel.add(layout.high),
+                scales: panel.add(layout.scales),
+                supers: panel.add(layout.supers),
             }
         }
     }
@@ -56,12 +53,29 @@ pub(super) trait Format {
     const ZERO: u8 = 0;
     /// Quads whose products, added in pairs, fit 16 bits: `2 * max * 127 * SPAN < 2^15`.
     const SPAN: usize;
-    /// Cache lines of a group's values to ask for ahead of time.
+    /// Cache lines of a group to ask for ahead of time.
     const LINES: usize;
+    /// Bytes from group to group of a block (see [`Layout`]).
+    const STEP: usize;
+    /// Bytes of a block before its groups.
+    const HEAD: usize = 0;
+    /// Groups of a block.
+    const GROUPS: usize = 1;
     /// Whether the values are quads of bytes as they lie.
     const PLAIN: bool = false;
     /// Whether the type is [`Wide`].
     const WIDE: bool = false;
+
+    /// Bytes from the first group to group `g`.
+    #[inline(always)]
+    fn at(g: usize) -> usize {
+        g * Self::STEP + g / Self::GROUPS * Self::HEAD
+    }
+    /// Bytes from the first block to that of group `g`.
+    #[inline(always)]
+    fn block_at(g: usize) -> usize {
+        g / Self::GROUPS * (Self::GROUPS * Self::STEP + Self::HEAD)
+    }
 
     /// Quad `j` of eight.
     unsafe fn quad<I: Rows>(p: &Panel, g: usize, j: usize) -> I::Bytes;
@@ -90,9 +104,9 @@ macro_rules! with_format {
             troika_graph::DType::Q4_K => with!(format::Q4K),
             troika_graph::DType::Q5_K => with!(format::Q5K),
             troika_graph::DType::Q6_K => with!(format::Q6K),
-            troika_graph::DType::Q4_G32
-            | troika_graph::DType::Q4_G64
-            | troika_graph::DType::Q4_G128 => with!(format::Q4G),
+            troika_graph::DType::Q4_G32 => with!(format::Q4G<1>),
+            troika_graph::DType::Q4_G64 => with!(format::Q4G<2>),
+            troika_graph::DType::Q4_G128 => with!(format::Q4G<4>),
             other => unreachable!("{other} has no integer path"),
         }
     }};
@@ -101,26 +115,24 @@ pub(super) use with_format;
 
 pub(super) struct Q8_0;
 pub(super) struct Q4_0;
-/// Q4_K, or Q5_K with a fifth bit.
-pub(super) struct Q45K<const FIFTH: bool>;
-pub(super) type Q4K = Q45K<false>;
-pub(super) type Q5K = Q45K<true>;
+pub(super) struct Q4K;
+pub(super) struct Q5K;
 pub(super) struct Q6K;
-/// 4 bits with a scale and a zero point for one, two or four groups.
-pub(super) struct Q4G;
+/// 4 bits with a scale and a zero point for each `SPAN` groups.
+pub(super) struct Q4G<const SPAN: usize>;
 
 /// A type widened in scratch: quads of bytes (signed where [`Rows::SIGNED`] says so), scales and minima in f32 (`high` is not used).
 pub(super) struct Wide<F>(PhantomData<F>);
 
-/// A nibble of quad `j`.
+/// A nibble of quad `j` of the group at some bytes.
 ///
 /// # Safety
 /// As [`Format`]'s methods.
 #[inline(always)]
-unsafe fn nibble<I: Rows>(p: &Panel, g: usize, j: usize) -> I::Bytes {
+unsafe fn nibble<I: Rows>(p: &Panel, at: usize, j: usize) -> I::Bytes {
     // SAFETY: by the caller.
     unsafe {
-        let bytes = I::load(p.quants.add((g * 4 + j % 4) * QUAD));
+        let bytes = I::load(p.quants.add(at + j % 4 * QUAD));
         I::bits(bytes, (j / 4 * 4) as u32, 15)
     }
 }
@@ -131,6 +143,7 @@ impl Format for Q8_0 {
     const FULL: bool = true;
     const SPAN: usize = 8;
     const LINES: usize = 8;
+    const STEP: usize = 8 * QUAD;
     const PLAIN: bool = true;
     #[inline(always)]
     unsafe fn quad<I: Rows>(p: &Panel, g: usize, j: usize) -> I::Bytes {
@@ -148,59 +161,83 @@ impl Format for Q4_0 {
     type Wide = Wide<Q4_0>;
     const ZERO: u8 = zero(DType::Q4_0) as u8;
     const SPAN: usize = 8;
-    const LINES: usize = 4;
+    const LINES: usize = 5;
+    const STEP: usize = 4 * QUAD + 2 * ROWS;
     #[inline(always)]
     unsafe fn quad<I: Rows>(p: &Panel, g: usize, j: usize) -> I::Bytes {
         // SAFETY: by the caller.
-        unsafe { nibble::<I>(p, g, j) }
+        unsafe { nibble::<I>(p, Self::at(g), j) }
     }
     #[inline(always)]
     unsafe fn scale<I: Rows>(p: &Panel, g: usize, _: usize) -> I::Floats {
         // SAFETY: by the caller.
-        unsafe { I::load_f16(p.scales.add(g * 32)) }
+        unsafe { I::load_f16(p.scales.add(Self::at(g))) }
     }
 }
 
-impl<const FIFTH: bool> Q45K<FIFTH> {
-    /// Scale (`which` 0) or minimum (1).
-    ///
-    /// # Safety
-    /// As [`Format`]'s methods.
-    #[inline(always)]
-    unsafe fn scaled<I: Rows>(p: &Panel, g: usize, which: usize) -> I::Floats {
-        // SAFETY: by the caller.
-        unsafe {
-            let d = I::load_f16(p.supers.add(g / 8 * 64 + which * 32));
-            I::mul(d, I::load_u8(p.scales.add(g * 32 + which * 16)))
-        }
+/// Scale (`which` 0) or minimum (1) of Q4_K and Q5_K.
+///
+/// # Safety
+/// As [`Format`]'s methods.
+#[inline(always)]
+unsafe fn k_scale<I: Rows, F: Format>(p: &Panel, g: usize, which: usize) -> I::Floats {
+    // SAFETY: by the caller.
+    unsafe {
+        let d = I::load_f16(p.supers.add(F::block_at(g) + which * 32));
+        I::mul(d, I::load_u8(p.scales.add(F::at(g) + which * 16)))
     }
 }
 
-impl<const FIFTH: bool> Format for Q45K<FIFTH> {
-    type Wide = Wide<Self>;
+impl Format for Q4K {
+    type Wide = Wide<Q4K>;
     const MIN: bool = true;
-    const SPAN: usize = if FIFTH { 4 } else { 8 };
-    const LINES: usize = 4;
+    const SPAN: usize = 8;
+    const LINES: usize = 5;
+    const STEP: usize = 4 * QUAD + 2 * ROWS;
+    const HEAD: usize = 64;
+    const GROUPS: usize = 8;
     #[inline(always)]
     unsafe fn quad<I: Rows>(p: &Panel, g: usize, j: usize) -> I::Bytes {
         // SAFETY: by the caller.
-        unsafe {
-            let low = nibble::<I>(p, g, j);
-            if !FIFTH {
-                return low;
-            }
-            I::join(low, I::bits(I::load(p.high.add(g * QUAD)), j as u32, 1), 4)
-        }
+        unsafe { nibble::<I>(p, Self::at(g), j) }
     }
     #[inline(always)]
     unsafe fn scale<I: Rows>(p: &Panel, g: usize, _: usize) -> I::Floats {
         // SAFETY: by the caller.
-        unsafe { Self::scaled::<I>(p, g, 0) }
+        unsafe { k_scale::<I, Self>(p, g, 0) }
     }
     #[inline(always)]
     unsafe fn min<I: Rows>(p: &Panel, g: usize) -> I::Floats {
         // SAFETY: by the caller.
-        unsafe { Self::scaled::<I>(p, g, 1) }
+        unsafe { k_scale::<I, Self>(p, g, 1) }
+    }
+}
+
+impl Format for Q5K {
+    type Wide = Wide<Q5K>;
+    const MIN: bool = true;
+    const SPAN: usize = 4;
+    const LINES: usize = 6;
+    const STEP: usize = 5 * QUAD + 2 * ROWS;
+    const HEAD: usize = 64;
+    const GROUPS: usize = 8;
+    #[inline(always)]
+    unsafe fn quad<I: Rows>(p: &Panel, g: usize, j: usize) -> I::Bytes {
+        // SAFETY: by the caller.
+        unsafe {
+            let high = I::bits(I::load(p.high.add(Self::at(g))), j as u32, 1);
+            I::join(nibble::<I>(p, Self::at(g), j), high, 4)
+        }
+    }
+    #[inline(always)]
+    unsafe fn scale<I: Rows>(p: &Panel, g: usize, _: usize) -> I::Floats {
+        // SAFETY: by the caller.
+        unsafe { k_scale::<I, Self>(p, g, 0) }
+    }
+    #[inline(always)]
+    unsafe fn min<I: Rows>(p: &Panel, g: usize) -> I::Floats {
+        // SAFETY: by the caller.
+        unsafe { k_scale::<I, Self>(p, g, 1) }
     }
 }
 
@@ -209,44 +246,50 @@ impl Format for Q6K {
     const ZERO: u8 = zero(DType::Q6_K) as u8;
     const SUBS: usize = 2;
     const SPAN: usize = 2;
-    const LINES: usize = 4;
+    const LINES: usize = 7;
+    const STEP: usize = 6 * QUAD + 2 * ROWS;
+    const HEAD: usize = 32;
+    const GROUPS: usize = 8;
     #[inline(always)]
     unsafe fn quad<I: Rows>(p: &Panel, g: usize, j: usize) -> I::Bytes {
         // SAFETY: by the caller.
         unsafe {
-            let high = I::load(p.high.add((g * 2 + j / 4) * QUAD));
-            I::join(nibble::<I>(p, g, j), I::bits(high, (j % 4 * 2) as u32, 3), 4)
+            let high = I::load(p.high.add(Self::at(g) + j / 4 * QUAD));
+            I::join(nibble::<I>(p, Self::at(g), j), I::bits(high, (j % 4 * 2) as u32, 3), 4)
         }
     }
     #[inline(always)]
     unsafe fn scale<I: Rows>(p: &Panel, g: usize, sub: usize) -> I::Floats {
         // SAFETY: by the caller.
         unsafe {
-            let d = I::load_f16(p.supers.add(g / 8 * 32));
-            I::mul(d, I::load_i8(p.scales.add(g * 32 + sub * 16)))
+            let d = I::load_f16(p.supers.add(Self::block_at(g)));
+            I::mul(d, I::load_i8(p.scales.add(Self::at(g) + sub * 16)))
         }
     }
 }
 
-impl Format for Q4G {
+impl<const S: usize> Format for Q4G<S> {
     type Wide = Wide<Q4K>;
     const MIN: bool = true;
     const SPAN: usize = 8;
-    const LINES: usize = 4;
+    const LINES: usize = 5;
+    const STEP: usize = 4 * QUAD;
+    const HEAD: usize = 3 * ROWS;
+    const GROUPS: usize = S;
     #[inline(always)]
     unsafe fn quad<I: Rows>(p: &Panel, g: usize, j: usize) -> I::Bytes {
         // SAFETY: by the caller.
-        unsafe { nibble::<I>(p, g, j) }
+        unsafe { nibble::<I>(p, Self::at(g), j) }
     }
     #[inline(always)]
     unsafe fn scale<I: Rows>(p: &Panel, g: usize, _: usize) -> I::Floats {
         // SAFETY: by the caller.
-        unsafe { I::load_f16(p.scales.add((g >> p.shared) * 32)) }
+        unsafe { I::load_f16(p.scales.add(Self::block_at(g))) }
     }
     #[inline(always)]
     unsafe fn min<I: Rows>(p: &Panel, g: usize) -> I::Floats {
         // SAFETY: by the caller.
-        unsafe { I::mul(Self::scale::<I>(p, g, 0), I::load_u8(p.supers.add((g >> p.shared) * 16))) }
+        unsafe { I::mul(Self::scale::<I>(p, g, 0), I::load_u8(p.supers.add(Self::block_at(g)))) }
     }
 }
 
@@ -258,6 +301,7 @@ impl<F: Format> Format for Wide<F> {
     const ZERO: u8 = F::ZERO;
     const SPAN: usize = F::SPAN;
     const LINES: usize = 0;
+    const STEP: usize = 8 * QUAD;
     const WIDE: bool = true;
     #[inline(always)]
     unsafe fn quad<I: Rows>(p: &Panel, g: usize, j: usize) -> I::Bytes {

@@ -26,7 +26,7 @@ use crate::select;
 pub(crate) use lanes::multiply;
 pub use lanes::{ROWS, name};
 pub use layout::{GROUP, Layout, PackedView};
-pub use quantize::{Extra, floats, quantize};
+pub use quantize::{Extra, Rows, floats, quantize};
 pub(crate) use tile::Part;
 
 /// A product: quantized rows times the transpose of a packed weight.

@@ -1,9 +1,14 @@
 //! Activations in eight bits: 32 values share an f32 scale.
 
-use troika_graph::DType;
+use std::ops::Range;
+
+use smallvec::SmallVec;
+use troika_graph::{Activation, DType};
 
 use super::layout::{GROUP, zero};
 use crate::SharedMut;
+use crate::kernels::elementwise::{self, Element};
+use crate::kernels::norm::{self, Norm};
 use crate::kernels::simd::{Kernel, Lanes, dispatch};
 use crate::kernels::{Context, KernelError, rows_per_part};
 
@@ -73,46 +78,100 @@ pub(super) unsafe fn group<V: Lanes>(x: &[f32; GROUP], extra: Extra, out: &mut G
     };
 }
 
-struct Run<'a> {
-    x: &'a [f32],
-    extra: Extra,
-    out: &'a mut [Group],
+/// What is quantized: rows as they are, or made just before, so that they never go to memory.
+#[derive(Clone, Copy)]
+pub enum Rows<'a> {
+    /// Rows.
+    Plain(&'a [f32]),
+    /// Each row of these, normalised.
+    Norm(Norm<'a>, &'a [f32]),
+    /// The op of these gates and values.
+    Gate(Activation, [&'a [f32]; 2]),
 }
 
-impl Kernel for Run<'_> {
-    type Output = ();
-    #[inline(always)]
-    unsafe fn run<V: Lanes>(self) {
-        for (x, out) in self.x.as_chunks::<GROUP>().0.iter().zip(self.out) {
-            // SAFETY: features by the caller.
-            unsafe { group::<V>(x, self.extra, out) }
+impl Rows<'_> {
+    fn len(&self) -> usize {
+        match self {
+            Rows::Plain(x) | Rows::Norm(_, x) | Rows::Gate(_, [x, _]) => x.len(),
+        }
+    }
+
+    fn check(&self, cols: usize) {
+        match self {
+            Rows::Plain(_) => {}
+            Rows::Norm(norm, _) => norm.check(cols),
+            Rows::Gate(_, [gate, up]) => assert_eq!(gate.len(), up.len(), "gates and values"),
         }
     }
 }
 
-/// Quantizes rows of `cols` activations (a multiple of 32) into [`floats`] floats each.
+/// Rows and where they go, in one or several kinds.
+struct Run<'a, 'o> {
+    from: Rows<'a>,
+    rows: Range<usize>,
+    cols: usize,
+    /// Room for a row that is made.
+    line: &'a mut [f32],
+    to: &'a [(Extra, SharedMut<'o, f32>)],
+}
+
+impl Kernel for Run<'_, '_> {
+    type Output = ();
+    #[inline(always)]
+    unsafe fn run<V: Lanes>(self) {
+        let (cols, width) = (self.cols, floats(self.cols));
+        for row in self.rows {
+            let at = row * cols..(row + 1) * cols;
+            // SAFETY: features by the caller; lengths were checked, and rows belong to one part.
+            unsafe {
+                let x = match self.from {
+                    Rows::Plain(x) => &x[at],
+                    Rows::Norm(norm, x) => {
+                        norm::line::<V>(norm, &x[at], &mut self.line[..cols]);
+                        &self.line[..cols]
+                    }
+                    Rows::Gate(act, [a, b]) => {
+                        let (a, b, y) = (&a[at.clone()], &b[at], &mut self.line[..cols]);
+                        elementwise::Run { op: Element::Gate(act), a, b, y }.run::<V>();
+                        &self.line[..cols]
+                    }
+                };
+                for (extra, to) in self.to {
+                    let to = to.slice(row * width..(row + 1) * width);
+                    for (x, out) in x.as_chunks().0.iter().zip(bytemuck::cast_slice_mut(to)) {
+                        group::<V>(x, *extra, out);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Quantizes rows of `cols` activations (a multiple of 32) into [`floats`] floats each, once for
+/// every kind asked for. Rows that are made need `cols` floats of scratch.
 ///
 /// # Errors
 /// A panic of a part.
 ///
 /// # Panics
-/// If the result's length is another.
+/// If a result's length is another.
 pub fn quantize(
     cx: &mut Context<'_>,
-    (x, cols): (&[f32], usize),
-    extra: Extra,
-    out: &mut [f32],
+    (from, cols): (Rows<'_>, usize),
+    to: &mut [(Extra, &mut [f32])],
 ) -> Result<(), KernelError> {
-    let rows = x.len() / cols.max(1);
-    assert!(cols.is_multiple_of(GROUP) && out.len() == rows * floats(cols), "quantized rows");
+    let rows = from.len() / cols.max(1);
+    let fits = to.iter().all(|(_, out)| out.len() == rows * floats(cols));
+    assert!(cols.is_multiple_of(GROUP) && fits, "quantized rows");
+    from.check(cols);
     let each = rows_per_part(cols);
-    let (isa, out) = (cx.isa, SharedMut::new(out));
-    cx.pool.run(rows.div_ceil(each), &|_, part| {
+    let to: SmallVec<[_; 2]> = to.iter_mut().map(|(e, out)| (*e, SharedMut::new(out))).collect();
+    let (isa, scratch, made) = (cx.isa, cx.scratch, !matches!(from, Rows::Plain(_)));
+    cx.pool.run(rows.div_ceil(each), &|worker, part| {
         let rows = part * each..(part * each + each).min(rows);
-        // SAFETY: each part has its own rows.
-        let out = unsafe { out.slice(rows.start * floats(cols)..rows.end * floats(cols)) };
-        let x = &x[rows.start * cols..rows.end * cols];
-        dispatch(isa, Run { x, extra, out: bytemuck::cast_slice_mut(out) });
+        // SAFETY: each worker asks for its own scratch once per part.
+        let line = if made { unsafe { scratch.get(worker) } } else { &mut [][..] };
+        dispatch(isa, Run { from, rows, cols, line, to: &to });
     })?;
     Ok(())
 }

@@ -85,11 +85,13 @@ unsafe fn direct<I: Rows, F: Format, const M: usize>(part: Part<'_>) {
 #[inline(always)]
 pub(super) unsafe fn rows<const M: usize>(part: &Part<'_>, m: usize, g: usize) -> [*const u8; M] {
     let groups = part.product.weight.layout.cols / GROUP;
-    std::array::from_fn(|i| {
+    let mut rows = [std::ptr::null(); M];
+    for (i, to) in rows.iter_mut().enumerate() {
         let row = part.product.x.row(m + i, groups * GROUP_FLOATS);
         // SAFETY: the row has `groups` groups.
-        unsafe { row.add(g * GROUP_FLOATS).cast() }
-    })
+        *to = unsafe { row.add(g * GROUP_FLOATS).cast() };
+    }
+    rows
 }
 
 /// Many rows: weights are widened to bytes, a pair of panels and a block of columns at a time.
@@ -201,7 +203,7 @@ unsafe fn widen<I: Rows, F: Format, const SIGNED: bool>(
             }
         }
         let quants = if copy { to.cast() } else { p.quants.add(g.start * 8 * QUAD) };
-        Panel { quants, high: quants, scales: scales.cast(), supers: mins.cast(), shared: 0 }
+        Panel { quants, high: quants, scales: scales.cast(), supers: mins.cast() }
     }
 }
 
@@ -226,43 +228,55 @@ impl<I: Rows, W: Format, const NR: usize> Work for AllRows<'_, '_, I, W, NR> {
     #[inline(always)]
     unsafe fn run(self) {
         let AllRows(block, part, _) = self;
-        let (mut m, end) = (part.m.start, part.m.end);
-        // SAFETY: by the caller; the rows are in range.
+        // SAFETY: by the caller.
         unsafe {
-            while I::WIDE && NR < 3 && m + 6 <= end {
-                block.rows::<I, W, 6>(part, m);
-                m += 6;
+            let mut m = part.m.start;
+            if I::WIDE && NR < 3 {
+                m = block.rows::<I, W, 6>(part, m);
             }
-            while m + 4 <= end {
-                block.rows::<I, W, 4>(part, m);
-                m += 4;
-            }
-            while m < end {
-                block.rows::<I, W, 1>(part, m);
-                m += 1;
-            }
+            m = block.rows::<I, W, 4>(part, m);
+            block.rows::<I, W, 1>(part, m);
         }
     }
 }
 
 impl<const NR: usize> Block<NR> {
+    /// Activation rows from `m` on, `M` at a time; returns the first that is left.
+    ///
     /// # Safety
     /// As for [`run`]; panels, rows and groups are in range.
     #[inline(always)]
-    unsafe fn rows<I: Rows, W: Format, const M: usize>(&self, part: &Part<'_>, m: usize) {
+    unsafe fn rows<I: Rows, W: Format, const M: usize>(&self, part: &Part<'_>, m: usize) -> usize {
+        let (mut m, end) = (m, part.m.end);
+        if m + M > end {
+            return m;
+        }
         // SAFETY: by the caller.
         unsafe {
-            let xs = rows::<M>(part, m, self.g);
-            let more = m + 2 * M <= part.m.end;
-            let next = if more { rows::<M>(part, m + M, self.g) } else { xs };
-            let mut sums = [[I::splat(0.0); NR]; M];
-            if self.g > 0 {
-                get::<I, M, NR>(part, m, self.index, &mut sums);
+            let mut xs = rows::<M>(part, m, self.g);
+            while m + M <= end {
+                let next = if m + 2 * M <= end { rows::<M>(part, m + M, self.g) } else { xs };
+                let mut sums = [[I::splat(0.0); NR]; M];
+                if self.g > 0 {
+                    get::<I, M, NR>(part, m, self.index, &mut sums);
+                }
+                let sums = tile::<I, W, M, NR>(self.panels, [xs, next], self.len, sums);
+                put::<I, M, NR>(part, m, self.index, sums, self.last);
+                (xs, m) = (next, m + M);
             }
-            let sums = tile::<I, W, M, NR>(self.panels, [xs, next], self.len, sums);
-            put::<I, M, NR>(part, m, self.index, sums, self.last);
         }
+        m
     }
+}
+
+/// Where the results of panels go that have all their rows.
+///
+/// # Safety
+/// As for [`run`]; panels, rows and groups are in range.
+#[inline(always)]
+unsafe fn whole<const NR: usize>(part: &Part<'_>, m: usize, index: usize) -> Option<*mut f32> {
+    // SAFETY: as in `place`.
+    unsafe { ((index + NR) * ROWS <= part.n.end).then(|| place(part, m, index).0) }
 }
 
 /// Where the results of a panel go, and how many of its rows are some.
@@ -290,6 +304,14 @@ pub(super) unsafe fn get<I: Rows, const M: usize, const NR: usize>(
     sums: &mut [[I::Floats; NR]; M],
 ) {
     for (i, row) in sums.iter_mut().enumerate().take(turns::<I>(M)) {
+        // SAFETY: these results are this part's.
+        if let Some(y) = unsafe { whole::<NR>(part, m + i, index) } {
+            for (j, sum) in row.iter_mut().enumerate().take(turns::<I>(NR)) {
+                // SAFETY: as above.
+                *sum = unsafe { I::load_f32(y.add(j * ROWS)) };
+            }
+            continue;
+        }
         for (j, sum) in row.iter_mut().enumerate().take(turns::<I>(NR)) {
             let mut buf = [0.0f32; ROWS];
             // SAFETY: these results are this part's; the buffer has sixteen.
@@ -318,6 +340,14 @@ pub(super) unsafe fn put<I: Rows, const M: usize, const NR: usize>(
 ) {
     let bias = if last { part.product.bias } else { None };
     for (i, row) in sums.iter().enumerate().take(turns::<I>(M)) {
+        // SAFETY: these results are this part's.
+        if let (None, Some(y)) = (bias, unsafe { whole::<NR>(part, m + i, index) }) {
+            for (j, sum) in row.iter().enumerate().take(turns::<I>(NR)) {
+                // SAFETY: as above.
+                unsafe { I::store(*sum, y.add(j * ROWS)) };
+            }
+            continue;
+        }
         for (j, sum) in row.iter().enumerate().take(turns::<I>(NR)) {
             let mut buf = [0.0f32; ROWS];
             // SAFETY: as in `get`.

@@ -2,11 +2,12 @@
 
 pub mod scalar;
 
-use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use troika_device::Step;
 
 use crate::SharedMut;
+use crate::kernels::linear::nearest;
+use crate::kernels::simd::{Kernel, Lanes, dispatch};
 use crate::kernels::{Context, ELEMENTS_PER_PART, KernelError};
 
 /// Cache memory to read: rows of `width` elements.
@@ -79,22 +80,51 @@ pub fn append(
     if width == 0 {
         return Ok(());
     }
+    let (x, isa) = ((x, width), cx.isa);
     match cache {
         CacheMut::F32(c) => {
             check(step, group, c.len() / width)?;
-            rows(cx, step, group, (x, width), SharedMut::new(c), &|x, y| y.copy_from_slice(x))
+            rows(cx, step, group, x, SharedMut::new(c), &|x, y| y.copy_from_slice(x))
         }
         CacheMut::F16(c) => {
             check(step, group, c.len() / width)?;
-            rows(cx, step, group, (x, width), SharedMut::new(c), &|x, y| {
-                y.convert_from_f32_slice(x)
-            })
+            let put = |x: &[f32], y: &mut [f16]| dispatch(isa, ToF16(x, y));
+            rows(cx, step, group, x, SharedMut::new(c), &put)
         }
         CacheMut::BF16(c) => {
             check(step, group, c.len() / width)?;
-            rows(cx, step, group, (x, width), SharedMut::new(c), &|x, y| {
-                y.convert_from_f32_slice(x)
-            })
+            let put = |x: &[f32], y: &mut [bf16]| dispatch(isa, ToBf16(x, y));
+            rows(cx, step, group, x, SharedMut::new(c), &put)
+        }
+    }
+}
+
+/// Rounds floats to f16.
+struct ToF16<'a>(&'a [f32], &'a mut [f16]);
+
+impl Kernel for ToF16<'_> {
+    type Output = ();
+    #[inline(always)]
+    unsafe fn run<V: Lanes>(self) {
+        let (x, rest) = self.0.split_at(self.0.len() / V::N * V::N);
+        let (y, y_rest) = self.1.split_at_mut(x.len());
+        for (x, y) in x.chunks_exact(V::N).zip(y.chunks_exact_mut(V::N)) {
+            // SAFETY: features by the caller; whole registers.
+            unsafe { V::load(x.as_ptr()).store_f16(y.as_mut_ptr()) };
+        }
+        y_rest.iter_mut().zip(rest).for_each(|(y, x)| *y = f16::from_f32(*x));
+    }
+}
+
+/// Rounds floats to bf16; the compiler makes vectors of it.
+struct ToBf16<'a>(&'a [f32], &'a mut [bf16]);
+
+impl Kernel for ToBf16<'_> {
+    type Output = ();
+    #[inline(always)]
+    unsafe fn run<V: Lanes>(self) {
+        for (x, y) in self.0.iter().zip(self.1) {
+            *y = bf16::from_bits(nearest(*x) as u16);
         }
     }
 }

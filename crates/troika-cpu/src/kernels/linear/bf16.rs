@@ -7,7 +7,7 @@
 
 use half::bf16;
 
-use super::terms::Mac;
+use super::terms::{Mac, nearest};
 use super::{Part, tile};
 use crate::kernels::simd::{Kernel, Lanes, MAX_LANES, Portable, dispatch};
 use crate::kernels::{Context, KernelError, rows_per_part};
@@ -93,17 +93,21 @@ pub mod scalar {
     }
 }
 
-/// Whether the instruction set has the products (on this machine).
+/// Whether the instruction set has the products of its [`instruction`] (on this machine).
 pub fn is_native(isa: Isa) -> bool {
+    match isa {
+        Isa::Amx(amx) if amx.has_bf16() => isa.is_available(),
+        _ => has_pairs(isa),
+    }
+}
+
+/// Whether the instruction set has `vdpbf16ps` (on this machine).
+pub fn has_pairs(isa: Isa) -> bool {
     #[cfg(target_arch = "x86_64")]
     {
-        match isa {
-            Isa::Amx(amx) if amx.has_bf16() => isa.is_available(),
-            Isa::Avx512 | Isa::Amx(_) => {
-                isa.is_available() && std::arch::is_x86_feature_detected!("avx512bf16")
-            }
-            _ => false,
-        }
+        matches!(isa, Isa::Avx512 | Isa::Amx(_))
+            && isa.is_available()
+            && std::arch::is_x86_feature_detected!("avx512bf16")
     }
     #[cfg(not(target_arch = "x86_64"))]
     {
@@ -142,7 +146,7 @@ mod native {
     use std::arch::x86_64::*;
 
     use super::super::amx;
-    use super::{Mac, Part, tile};
+    use super::{Mac, PairsKernel, Part};
     use crate::kernels::instructions::x86::Tmm;
 
     struct Native;
@@ -158,14 +162,33 @@ mod native {
                 _mm512_dpbf16_ps(acc, pairs(x), pairs(w))
             }
         }
+        #[inline(always)]
+        unsafe fn pairs(low: __m512, high: __m512) -> __m512 {
+            // SAFETY: as for `mac`.
+            unsafe { std::mem::transmute::<__m512bh, __m512>(_mm512_cvtne2ps_pbh(high, low)) }
+        }
+        #[inline(always)]
+        unsafe fn zip(a: __m512, b: __m512) -> [__m512; 2] {
+            // SAFETY: as for `mac`.
+            unsafe {
+                let [a, b] = [a, b].map(|v| _mm512_castps_si512(v));
+                // Element `i` of `a`, element `i` of `b` (32 and more: the second operand).
+                let low = _mm512_set_epi16(
+                    47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37,
+                    5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0,
+                );
+                let high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+                [low, high].map(|at| _mm512_castsi512_ps(_mm512_permutex2var_epi16(a, at, b)))
+            }
+        }
     }
 
     /// # Safety
-    /// Needs the features, and what [`tile::part`] needs.
+    /// Needs the features, and what the kernel needs.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-    pub unsafe fn run(part: Part<'_>) {
+    pub unsafe fn run<K: PairsKernel>(kernel: K) {
         // SAFETY: by the caller.
-        unsafe { tile::part::<Native>(part) }
+        unsafe { kernel.run::<Native>() }
     }
 
     /// # Safety
@@ -178,39 +201,59 @@ mod native {
     }
 }
 
+/// Work with products of pairs.
+pub(crate) trait PairsKernel {
+    /// Runs; implementations must be `#[inline(always)]`.
+    ///
+    /// # Safety
+    /// Needs the CPU features of `A`.
+    unsafe fn run<A: Mac>(self);
+}
+
+impl PairsKernel for Part<'_> {
+    #[inline(always)]
+    unsafe fn run<A: Mac>(self) {
+        // SAFETY: features by the caller; parts were checked when made.
+        unsafe { tile::part::<A>(self) }
+    }
+}
+
 /// Runs a part of a product of pairs: natively where the instruction set can, else in plain Rust.
 pub(super) fn run_part(isa: Isa, part: Part<'_>) {
-    // SAFETY: parts were checked when made; features are detected.
+    if instruction(isa) == Instruction::Tiles {
+        // SAFETY: parts were checked when made; features are detected, and who has the
+        // instruction set has asked for it.
+        unsafe {
+            #[cfg(target_arch = "x86_64")]
+            if is_native(isa) {
+                return native::run_tiles(part);
+            }
+            #[cfg(all(feature = "emulate", not(target_arch = "aarch64")))]
+            {
+                use crate::kernels::instructions::x86::EmulatedTiles;
+                return super::amx::part::<Emulated, EmulatedTiles>(part);
+            }
+        }
+    }
+    dispatch_pairs(isa, part);
+}
+
+/// Runs a kernel with `vdpbf16ps` where the instruction set has it, else in plain Rust.
+pub(crate) fn dispatch_pairs<K: PairsKernel>(isa: Isa, kernel: K) {
+    // SAFETY: features are detected.
     unsafe {
         #[cfg(target_arch = "x86_64")]
-        if is_native(isa) {
-            return match instruction(isa) {
-                Instruction::Registers => native::run(part),
-                Instruction::Tiles => native::run_tiles(part),
-            };
-        }
-        #[cfg(all(feature = "emulate", not(target_arch = "aarch64")))]
-        if instruction(isa) == Instruction::Tiles {
-            use crate::kernels::instructions::x86::EmulatedTiles;
-            return super::amx::part::<Emulated, EmulatedTiles>(part);
+        if has_pairs(isa) {
+            return native::run(kernel);
         }
         let _ = isa;
-        tile::part::<Emulated>(part);
+        kernel.run::<Emulated>();
     }
 }
 
 /// Words a row of `cols` activations takes.
 pub fn words(cols: usize) -> usize {
     cols.div_ceil(2)
-}
-
-/// The nearest bf16, ties to even; NaN stays NaN. (`vcvtneps2bf16` would flush denormals, which
-/// the products do anyway.)
-#[inline(always)]
-fn nearest(x: f32) -> u32 {
-    let bits = x.to_bits();
-    let rounded = (bits + (0x7fff + (bits >> 16 & 1))) >> 16;
-    if x.is_nan() { bits >> 16 | 0x40 } else { rounded }
 }
 
 struct Round<'a> {

@@ -26,7 +26,9 @@ use crate::limits::Multiply;
 use crate::select;
 use crate::{Isa, SharedMut};
 
-pub(crate) use weights::{Bf16Row, F16Row, F32Row, RowLoad};
+pub(crate) use bf16::{PairsKernel, dispatch_pairs};
+pub(crate) use terms::{Float, Mac, Pairs, Single, Source, nearest};
+pub(crate) use weights::{Bf16Row, F16Row, F32Row};
 
 /// Words whose products are summed in one chain. A multiple of every block length.
 pub const BLOCK: usize = 256;

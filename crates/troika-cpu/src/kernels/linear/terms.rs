@@ -10,7 +10,7 @@ use super::weights::RowLoad;
 use crate::kernels::simd::{Lanes, MAX_LANES};
 
 /// The arithmetic of an instruction set.
-pub(super) trait Mac {
+pub(crate) trait Mac {
     /// Registers of 32-bit lanes.
     type V: Lanes;
     /// Whether words are pairs of bf16.
@@ -20,10 +20,61 @@ pub(super) trait Mac {
     /// # Safety
     /// Needs the features of the implementing type.
     unsafe fn mac(x: Self::V, w: Self::V, acc: Self::V) -> Self::V;
+
+    /// Words of consecutive floats, two to a word: those of `low`, then those of `high`, each
+    /// rounded to the nearest bf16, ties to even. For pairs only.
+    ///
+    /// # Safety
+    /// Needs the features of the implementing type.
+    #[inline(always)]
+    unsafe fn pairs(low: Self::V, high: Self::V) -> Self::V {
+        let mut floats = [0f32; 2 * MAX_LANES];
+        let mut words = [0u32; MAX_LANES];
+        // SAFETY: by the caller; two registers, and one.
+        unsafe {
+            low.store(floats.as_mut_ptr());
+            high.store(floats.as_mut_ptr().add(Self::V::N));
+            for (w, f) in words.iter_mut().zip(floats.as_chunks::<2>().0) {
+                *w = nearest(f[0]) | nearest(f[1]) << 16;
+            }
+            Self::V::load(words.as_ptr().cast())
+        }
+    }
+
+    /// Two rows of bf16, two elements to a word, as words of an element of `a` and one of `b`: the
+    /// elements of the lower half of the words, then the others. For pairs only.
+    ///
+    /// # Safety
+    /// Needs the features of the implementing type.
+    #[inline(always)]
+    unsafe fn zip(a: Self::V, b: Self::V) -> [Self::V; 2] {
+        let mut words = [[0u32; MAX_LANES]; 2];
+        let mut out = [[0u32; MAX_LANES]; 2];
+        // SAFETY: by the caller; whole registers.
+        unsafe {
+            a.store(words[0].as_mut_ptr().cast());
+            b.store(words[1].as_mut_ptr().cast());
+            for i in 0..2 * Self::V::N {
+                let half = |w: u32| w >> (16 * (i % 2)) & 0xffff;
+                out[i / Self::V::N][i % Self::V::N] =
+                    half(words[0][i / 2]) | half(words[1][i / 2]) << 16;
+            }
+            out.map(|half| Self::V::load(half.as_ptr().cast()))
+        }
+    }
+}
+
+/// The nearest bf16, ties to even; NaN stays NaN. (`vcvtneps2bf16` would flush denormals, which
+/// the products do anyway.)
+#[inline(always)]
+pub(crate) fn nearest(x: f32) -> u32 {
+    let bits = x.to_bits();
+    let rounded = (bits + (0x7fff + (bits >> 16 & 1))) >> 16;
+    if x.is_nan() { bits >> 16 | 0x40 } else { rounded }
 }
 
 /// Single precision, fused where the instruction set can.
-pub(super) struct Float<V>(PhantomData<V>);
+pub(crate) struct Float<V>(PhantomData<V>);
 
 impl<V: Lanes> Mac for Float<V> {
     type V = V;
@@ -36,7 +87,7 @@ impl<V: Lanes> Mac for Float<V> {
 }
 
 /// How a row of weights is read: 32-bit lanes of one or two columns, which meet one or two words.
-pub(super) trait Source {
+pub(crate) trait Source {
     /// Columns of a lane.
     const COLS: usize;
     /// Words of a lane.
@@ -68,11 +119,11 @@ pub(super) trait Source {
 }
 
 /// A column per lane, as f32.
-pub(super) struct Single<R>(PhantomData<R>);
+pub(crate) struct Single<R>(PhantomData<R>);
 /// Two columns of bf16 per lane, used one after the other as f32.
 pub(super) struct Halves;
 /// Two columns of bf16 per lane, used together.
-pub(super) struct Pairs;
+pub(crate) struct Pairs;
 
 impl<R: RowLoad> Source for Single<R> {
     const COLS: usize = 1;

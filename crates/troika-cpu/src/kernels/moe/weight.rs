@@ -85,7 +85,8 @@ impl Weight for int8::PackedView<'_> {
         _: Acts,
         work: &'a mut [f32],
     ) -> Result<Input<'a>, KernelError> {
-        int8::quantize(cx, (x, cols), int8::Extra::of(self.layout.dtype), work)?;
+        let kind = int8::Extra::of(self.layout.dtype);
+        int8::quantize(cx, (int8::Rows::Plain(x), cols), &mut [(kind, &mut *work)])?;
         Ok(Input { data: work, width: int8::floats(cols), pairs: false })
     }
 

@@ -30,7 +30,7 @@ pub enum Norm<'a> {
 }
 
 impl Norm<'_> {
-    fn check(&self, group: usize) {
+    pub(crate) fn check(&self, group: usize) {
         let (a, b) = match self {
             Norm::Rms { weight, .. } => (*weight, None),
             Norm::Layer { weight, bias, .. } => (Some(*weight), *bias),
@@ -110,9 +110,12 @@ unsafe fn total<V: Lanes>(x: &[f32], shift: f32, square: bool) -> f32 {
     }
 }
 
-// SAFETY: the caller has the features on.
+/// Normalises a line.
+///
+/// # Safety
+/// Needs the features of `V`; the norm was checked against the line.
 #[inline(always)]
-unsafe fn line<V: Lanes>(norm: Norm<'_>, x: &[f32], y: &mut [f32]) {
+pub(crate) unsafe fn line<V: Lanes>(norm: Norm<'_>, x: &[f32], y: &mut [f32]) {
     let n = x.len() as f32;
     // SAFETY: weights and bias are as long as the line.
     unsafe {

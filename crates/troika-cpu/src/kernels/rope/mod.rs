@@ -82,8 +82,9 @@ impl Kernel for Part<'_> {
 
 #[inline(always)]
 fn head(rope: &Rope, x: &[f32], y: &mut [f32], cos: &[f32], sin: &[f32]) {
-    y.copy_from_slice(x);
-    let half = rope.rotary_dim / 2;
+    let (half, end) = (rope.rotary_dim / 2, rope.offset + rope.rotary_dim);
+    y[..rope.offset].copy_from_slice(&x[..rope.offset]);
+    y[end..].copy_from_slice(&x[end..]);
     let x = &x[rope.offset..][..rope.rotary_dim];
     let y = &mut y[rope.offset..][..rope.rotary_dim];
     match rope.style {

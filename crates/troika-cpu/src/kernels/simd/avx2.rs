@@ -176,6 +176,10 @@ impl Lanes for __m256 {
         unsafe { _mm256_storeu_ps(p, self) }
     }
     #[inline(always)]
+    unsafe fn store_f16(self, p: *mut f16) {
+        unsafe { _mm_storeu_si128(p.cast(), _mm256_cvtps_ph(self, _MM_FROUND_TO_NEAREST_INT)) }
+    }
+    #[inline(always)]
     unsafe fn add(self, o: Self) -> Self {
         unsafe { _mm256_add_ps(self, o) }
     }

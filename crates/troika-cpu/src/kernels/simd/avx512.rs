@@ -7,6 +7,9 @@ use half::{bf16, f16};
 use super::avx2::{largest256, sum256, sums256};
 use super::{EXP_POLY, Kernel, LN2_HIGH, LN2_LOW, Lanes, MAX_LANES};
 
+/// To the nearest, ties to even.
+const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+
 /// Runs a kernel with the features switched on.
 // SAFETY: the caller has detected the features.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
@@ -85,6 +88,10 @@ impl Lanes for __m512 {
         unsafe { _mm512_storeu_ps(p, self) }
     }
     #[inline(always)]
+    unsafe fn store_f16(self, p: *mut f16) {
+        unsafe { _mm256_storeu_si256(p.cast(), _mm512_cvtps_ph(self, NEAREST)) }
+    }
+    #[inline(always)]
     unsafe fn add(self, o: Self) -> Self {
         unsafe { _mm512_add_ps(self, o) }
     }
@@ -117,10 +124,7 @@ impl Lanes for __m512 {
         unsafe {
             // min and max give their second operand when one is NaN.
             let x = _mm512_max_ps(Self::splat(-104.0), _mm512_min_ps(Self::splat(89.0), self));
-            let n = _mm512_roundscale_ps(
-                x.mul(Self::splat(std::f32::consts::LOG2_E)),
-                _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC,
-            );
+            let n = _mm512_roundscale_ps(x.mul(Self::splat(std::f32::consts::LOG2_E)), NEAREST);
             let r = _mm512_fnmadd_ps(n, Self::splat(LN2_HIGH), x);
             let r = _mm512_fnmadd_ps(n, Self::splat(LN2_LOW), r);
             let mut p = Self::splat(EXP_POLY[0]);

@@ -85,6 +85,18 @@ pub trait Lanes: Copy {
         sums
     }
     unsafe fn store(self, p: *mut f32);
+    /// The nearest f16, ties to even.
+    #[inline(always)]
+    unsafe fn store_f16(self, p: *mut f16) {
+        let mut floats = [0.0; MAX_LANES];
+        // SAFETY: by the caller; room for the widest lanes.
+        unsafe {
+            self.store(floats.as_mut_ptr());
+            for (i, x) in floats.iter().enumerate().take(Self::N) {
+                p.add(i).write_unaligned(f16::from_f32(*x));
+            }
+        }
+    }
     unsafe fn add(self, o: Self) -> Self;
     unsafe fn sub(self, o: Self) -> Self;
     unsafe fn mul(self, o: Self) -> Self;
