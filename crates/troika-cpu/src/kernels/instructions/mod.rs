@@ -10,3 +10,22 @@
 pub mod arm;
 #[cfg(any(target_arch = "x86_64", all(feature = "emulate", not(target_arch = "aarch64"))))]
 pub(crate) mod x86;
+
+/// Work over registers.
+pub(crate) trait Work {
+    /// Does it; implementations must be `#[inline(always)]`.
+    ///
+    /// # Safety
+    /// Needs the features of the registers it is over.
+    unsafe fn run(self);
+}
+
+/// Runs work that needs no features in a function of its own.
+///
+/// # Safety
+/// As for [`Work::run`].
+#[inline(never)]
+pub(crate) unsafe fn apart<W: Work>(work: W) {
+    // SAFETY: by the caller.
+    unsafe { work.run() }
+}

@@ -21,15 +21,17 @@
 //! output channel) would let sums stay in the tiles. Whoever has the machine can measure:
 //! `cargo run --release -p troika-cpu --example linear_speed -- 2 amx`.
 
+use std::marker::PhantomData;
 use std::mem::{MaybeUninit, offset_of};
 
 use super::block::extra;
-use super::format::{Format, Panel};
+use super::format::Format;
 use super::lanes::x86::{Dpbusd, X86};
-use super::lanes::{ROWS, Rows};
+use super::lanes::{ROWS, Rows, turns};
 use super::layout::{GROUP, QUAD};
 use super::quantize::{GROUP_FLOATS, Group};
-use super::tile::{self, DIRECT, Part, even_chunk, get, put, rows, widen_all};
+use super::tile::{self, Block, DIRECT, Part, even_chunk, get, put, rows, widen_all};
+use crate::kernels::instructions::Work;
 use crate::kernels::instructions::x86::{Held, TileConfig, Tiles, Vector};
 #[cfg(target_arch = "x86_64")]
 use crate::kernels::instructions::x86::{Tmm, Zmm};
@@ -88,19 +90,6 @@ unsafe fn on_tiles<V: Vector, T: Tiles, F: Format>(mut part: Part<'_>) {
     }
 }
 
-/// Some groups of one or two widened panels.
-struct Block<const NR: usize> {
-    panels: [Panel; NR],
-    /// Of the first panel.
-    index: usize,
-    /// First group.
-    g: usize,
-    /// Groups.
-    len: usize,
-    /// Whether these are a row's last groups.
-    last: bool,
-}
-
 /// # Safety
 /// As for [`run`]; the panels exist.
 #[inline(always)]
@@ -118,11 +107,32 @@ unsafe fn chunks<V: Vector, T: Tiles, F: Format, const NR: usize>(
         unsafe {
             let panels = widen_all::<Sixteen<V>, F, NR, true>(part, index, g..g + len);
             let block = Block { panels, index, g, len, last: g + len == groups };
-            let m = block.steps::<V, T, F, STEP>(part, tiles, part.m.start);
-            let m = block.steps::<V, T, F, 4>(part, tiles, m);
-            block.steps::<V, T, F, 1>(part, tiles, m);
+            let (part, format) = (&*part, PhantomData);
+            V::apart_vnni(AllRows::<V, T, F::Wide, NR> { block: &block, part, tiles, format });
         }
         g += len;
+    }
+}
+
+/// A block with all activation rows of a part. It knows only the widened form: formats that share
+/// one share this code.
+struct AllRows<'a, 'b, V, T, W, const NR: usize> {
+    block: &'a Block<NR>,
+    part: &'a Part<'b>,
+    tiles: &'a mut T,
+    format: PhantomData<(V, W)>,
+}
+
+impl<V: Vector, T: Tiles, W: Format, const NR: usize> Work for AllRows<'_, '_, V, T, W, NR> {
+    #[inline(always)]
+    unsafe fn run(self) {
+        let AllRows { block, part, tiles, .. } = self;
+        // SAFETY: by the caller.
+        unsafe {
+            let m = block.steps::<V, T, W, STEP>(part, tiles, part.m.start);
+            let m = block.steps::<V, T, W, 4>(part, tiles, m);
+            block.steps::<V, T, W, 1>(part, tiles, m);
+        }
     }
 }
 
@@ -137,7 +147,7 @@ impl<const NR: usize> Block<NR> {
     /// # Safety
     /// As for [`run`].
     #[inline(always)]
-    unsafe fn steps<V: Vector, T: Tiles, F: Format, const M: usize>(
+    unsafe fn steps<V: Vector, T: Tiles, W: Format, const M: usize>(
         &self,
         part: &Part<'_>,
         tiles: &mut T,
@@ -148,7 +158,7 @@ impl<const NR: usize> Block<NR> {
         }
         // Sums with either panel, activations, weights of either panel.
         let config = const {
-            let quads = (8 / F::SUBS) as u8;
+            let quads = (8 / W::SUBS) as u8;
             let (sums, a, b) = ((M as u8, 64), (M as u8, quads as u16 * 4), (quads, 64));
             TileConfig::new(&[sums, sums, a, b, b])
         };
@@ -156,7 +166,7 @@ impl<const NR: usize> Block<NR> {
         unsafe {
             tiles.ldtilecfg(&config);
             while m + M <= part.m.end {
-                self.step::<V, T, F, M>(part, tiles, m);
+                self.step::<V, T, W, M>(part, tiles, m);
                 m += M;
             }
         }
@@ -166,7 +176,7 @@ impl<const NR: usize> Block<NR> {
     /// # Safety
     /// As for [`run`]; the configuration is that of `M` rows.
     #[inline(always)]
-    unsafe fn step<V: Vector, T: Tiles, F: Format, const M: usize>(
+    unsafe fn step<V: Vector, T: Tiles, W: Format, const M: usize>(
         &self,
         part: &Part<'_>,
         tiles: &mut T,
@@ -192,14 +202,14 @@ impl<const NR: usize> Block<NR> {
                 get::<Sixteen<V>, M, NR>(part, m, self.index, &mut sums);
             }
             // The tiles are one scale ahead, so that stored sums are there when they are read.
-            let scales = self.len * F::SUBS;
-            self.multiply::<T, F, M>(tiles, (xs[0], stride), 0, ints[0].as_mut_ptr());
+            let scales = self.len * W::SUBS;
+            self.multiply::<T, W, M>(tiles, (xs[0], stride), 0, ints[0].as_mut_ptr());
             for i in 0..scales {
                 if i + 1 < scales {
                     let next = ints[(i + 1) % 2].as_mut_ptr();
-                    self.multiply::<T, F, M>(tiles, (xs[0], stride), i + 1, next);
+                    self.multiply::<T, W, M>(tiles, (xs[0], stride), i + 1, next);
                 }
-                self.scale::<V, F, M>(xs, i, ints[i % 2].as_ptr(), &mut sums);
+                self.scale::<V, W, M>(xs, i, ints[i % 2].as_ptr(), &mut sums);
             }
             put::<Sixteen<V>, M, NR>(part, m, self.index, sums, self.last);
         }
@@ -210,17 +220,17 @@ impl<const NR: usize> Block<NR> {
     /// # Safety
     /// As for [`Block::step`]; `to` is valid for writes.
     #[inline(always)]
-    unsafe fn multiply<T: Tiles, F: Format, const M: usize>(
+    unsafe fn multiply<T: Tiles, W: Format, const M: usize>(
         &self,
         tiles: &mut T,
         (x, stride): (*const u8, usize),
         i: usize,
         to: *mut Sums<M, NR>,
     ) {
-        let quads = 8 / F::SUBS;
+        let quads = 8 / W::SUBS;
         // SAFETY: by the caller; widened panels hold eight quads per group.
         unsafe {
-            let x = x.add(i / F::SUBS * GROUP_BYTES + i % F::SUBS * quads * 4);
+            let x = x.add(i / W::SUBS * GROUP_BYTES + i % W::SUBS * quads * 4);
             tiles.tileloadd::<2>(x, stride);
             tiles.tilezero::<0>();
             tiles.tileloadd::<3>(self.panels[0].quants.add(i * quads * QUAD), QUAD);
@@ -240,36 +250,36 @@ impl<const NR: usize> Block<NR> {
     /// # Safety
     /// As for [`Block::step`]; `ints` were stored.
     #[inline(always)]
-    unsafe fn scale<V: Vector, F: Format, const M: usize>(
+    unsafe fn scale<V: Vector, W: Format, const M: usize>(
         &self,
         xs: [*const u8; M],
         i: usize,
         ints: *const Sums<M, NR>,
         sums: &mut [[<Sixteen<V> as Rows>::Floats; NR]; M],
     ) {
-        let (g, sub) = (i / F::SUBS, i % F::SUBS);
+        let (g, sub) = (i / W::SUBS, i % W::SUBS);
         // SAFETY: by the caller.
         unsafe {
-            let mut scales = [F::Wide::scale::<Sixteen<V>>(&self.panels[0], g, sub); NR];
+            let mut scales = [W::scale::<Sixteen<V>>(&self.panels[0], g, sub); NR];
             let mut mins = [Sixteen::<V>::splat(0.0); NR];
-            for n in 0..NR {
-                scales[n] = F::Wide::scale::<Sixteen<V>>(&self.panels[n], g, sub);
-                if F::MIN {
-                    mins[n] = F::Wide::min::<Sixteen<V>>(&self.panels[n], g);
+            for n in 0..turns::<Sixteen<V>>(NR) {
+                scales[n] = W::scale::<Sixteen<V>>(&self.panels[n], g, sub);
+                if W::MIN {
+                    mins[n] = W::min::<Sixteen<V>>(&self.panels[n], g);
                 }
             }
-            for m in 0..M {
+            for m in 0..turns::<Sixteen<V>>(M) {
                 let group = xs[m].add(g * GROUP_BYTES);
                 let scale = group.add(offset_of!(Group, scale));
                 let x = Sixteen::<V>::splat(*scale.cast::<f32>());
-                for n in 0..NR {
+                for n in 0..turns::<Sixteen<V>>(NR) {
                     let sum = Sixteen::<V>::load_sums(ints.cast::<i32>().add((n * M + m) * ROWS));
                     let scaled = Sixteen::<V>::mul(Sixteen::<V>::to_floats(sum), scales[n]);
                     sums[m][n] = Sixteen::<V>::fma(scaled, x, sums[m][n]);
                 }
-                if F::MIN {
+                if W::MIN {
                     let x = Sixteen::<V>::splat(*extra(group, 0).cast::<f32>());
-                    for n in 0..NR {
+                    for n in 0..turns::<Sixteen<V>>(NR) {
                         sums[m][n] = Sixteen::<V>::fma(mins[n], x, sums[m][n]);
                     }
                 }

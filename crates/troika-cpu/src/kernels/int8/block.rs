@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::mem::offset_of;
 
 use super::format::{Format, Panel};
-use super::lanes::Rows;
+use super::lanes::{Rows, turns};
 use super::layout::QUAD;
 use super::quantize::Group;
 use crate::kernels::prefetch;
@@ -34,12 +34,12 @@ pub(super) unsafe fn tile<I: Rows, F: Format, const M: usize, const NR: usize>(
     groups: usize,
     mut sums: [[I::Floats; NR]; M],
 ) -> [[I::Floats; NR]; M] {
-    let turns = Turns::new::<F>();
+    let columns = Turns::new::<F>();
     for g in 0..groups {
         let at = g * size_of::<Group>();
         // SAFETY: by the caller.
         unsafe {
-            for i in 0..F::LINES {
+            for i in 0..turns::<I>(F::LINES) {
                 prefetch::once(panels[0].quants.wrapping_add(F::at(g) + i * 64 + AHEAD));
             }
             if F::WIDE {
@@ -51,30 +51,30 @@ pub(super) unsafe fn tile<I: Rows, F: Format, const M: usize, const NR: usize>(
             for sub in 0..F::SUBS {
                 let mut ints = [[I::begin(F::FULL, 0); NR]; M];
                 if !F::MIN {
-                    for m in 0..M {
+                    for m in 0..turns::<I>(M) {
                         ints[m] = [I::begin(F::FULL, *extra(xs[m], sub)); NR];
                     }
                 }
                 let ints = if F::WIDE && I::PAIRED && M.is_multiple_of(2) {
                     paired::<I, F, M, NR>(&panels, xs, (g, sub))
-                } else if F::WIDE && I::ROLLED {
-                    rolled::<I, F, M, NR>(&panels, xs, (g, sub), turns, ints)
+                } else if F::WIDE && I::ROLLED || I::COMPACT {
+                    rolled::<I, F, M, NR>(&panels, xs, (g, sub), columns, ints)
                 } else {
                     straight::<I, F, M, NR>(&panels, xs, (g, sub), ints)
                 };
                 let scales: [_; NR] = std::array::from_fn(|n| F::scale::<I>(&panels[n], g, sub));
-                for m in 0..M {
+                for m in 0..turns::<I>(M) {
                     let x = I::splat(*xs[m].add(offset_of!(Group, scale)).cast::<f32>());
-                    for n in 0..NR {
+                    for n in 0..turns::<I>(NR) {
                         let scaled = I::mul(I::to_floats(ints[m][n]), scales[n]);
                         sums[m][n] = I::fma(scaled, x, sums[m][n]);
                     }
                 }
             }
             if F::MIN {
-                for n in 0..NR {
+                for n in 0..turns::<I>(NR) {
                     let min = F::min::<I>(&panels[n], g);
-                    for m in 0..M {
+                    for m in 0..turns::<I>(M) {
                         let x = I::splat(*extra(xs[m], 0).cast::<f32>());
                         sums[m][n] = I::fma(min, x, sums[m][n]);
                     }
@@ -118,12 +118,12 @@ unsafe fn quad<I: Rows, F: Format, const M: usize, const NR: usize>(
     // SAFETY: by the caller.
     unsafe {
         let mut w = [weight::<I, F>(&panels[0], g, j); NR];
-        for n in 1..NR {
+        for n in 1..turns::<I>(NR) {
             w[n] = weight::<I, F>(&panels[n], g, j);
         }
-        for m in 0..M {
+        for m in 0..turns::<I>(M) {
             let x = I::quad(xs[m].add(4 * j));
-            for n in 0..NR {
+            for n in 0..turns::<I>(NR) {
                 part[m][n] = I::dot(F::FULL, part[m][n], w[n], x);
             }
         }
@@ -160,16 +160,16 @@ unsafe fn straight<I: Rows, F: Format, const M: usize, const NR: usize>(
             ($($j:literal)*) => {$(
                 if $j < 8 / F::SUBS {
                     if $j % F::SPAN == 0 {
-                        for m in 0..M {
-                            for n in 0..NR {
+                        for m in 0..turns::<I>(M) {
+                            for n in 0..turns::<I>(NR) {
                                 part[m][n] = I::part(F::FULL, ints[m][n]);
                             }
                         }
                     }
                     quad::<I, F, M, NR>(panels, xs, (g, sub * (8 / F::SUBS) + $j), &mut part);
                     if $j % F::SPAN == F::SPAN - 1 {
-                        for m in 0..M {
-                            for n in 0..NR {
+                        for m in 0..turns::<I>(M) {
+                            for n in 0..turns::<I>(NR) {
                                 ints[m][n] = I::fold(F::FULL, ints[m][n], part[m][n]);
                             }
                         }
@@ -191,7 +191,7 @@ unsafe fn rolled<I: Rows, F: Format, const M: usize, const NR: usize>(
     panels: &[Panel; NR],
     xs: [*const u8; M],
     (g, sub): (usize, usize),
-    turns: Turns,
+    columns: Turns,
     mut ints: [[I::Sums; NR]; M],
 ) -> [[I::Sums; NR]; M] {
     let quads = 8 / F::SUBS;
@@ -199,11 +199,11 @@ unsafe fn rolled<I: Rows, F: Format, const M: usize, const NR: usize>(
     // SAFETY: by the caller.
     unsafe {
         if F::SPAN >= quads {
-            return span::<I, F, M, NR>(panels, xs, (g, first), turns, ints);
+            return span::<I, F, M, NR>(panels, xs, (g, first), columns, ints);
         }
-        for i in 0..turns.folds {
+        for i in 0..columns.folds {
             let at = (g, first + i * F::SPAN);
-            ints = span::<I, F, M, NR>(panels, xs, at, turns, ints);
+            ints = span::<I, F, M, NR>(panels, xs, at, columns, ints);
         }
         ints
     }
@@ -218,24 +218,24 @@ unsafe fn span<I: Rows, F: Format, const M: usize, const NR: usize>(
     panels: &[Panel; NR],
     xs: [*const u8; M],
     (g, mut j): (usize, usize),
-    turns: Turns,
+    columns: Turns,
     mut ints: [[I::Sums; NR]; M],
 ) -> [[I::Sums; NR]; M] {
     // SAFETY: by the caller.
     unsafe {
         let mut part = [[I::part(F::FULL, ints[0][0]); NR]; M];
-        for m in 0..M {
-            for n in 0..NR {
+        for m in 0..turns::<I>(M) {
+            for n in 0..turns::<I>(NR) {
                 part[m][n] = I::part(F::FULL, ints[m][n]);
             }
         }
-        for _ in 0..turns.pairs {
+        for _ in 0..columns.pairs {
             quad::<I, F, M, NR>(panels, xs, (g, j), &mut part);
             quad::<I, F, M, NR>(panels, xs, (g, j + 1), &mut part);
             j += 2;
         }
-        for m in 0..M {
-            for n in 0..NR {
+        for m in 0..turns::<I>(M) {
+            for n in 0..turns::<I>(NR) {
                 ints[m][n] = I::fold(F::FULL, ints[m][n], part[m][n]);
             }
         }
@@ -262,7 +262,7 @@ unsafe fn paired<I: Rows, F: Format, const M: usize, const NR: usize>(
         let first = sub * (8 / F::SUBS);
         let xs = xs.map(|x| x.add(4 * first));
         let mut ints = [[I::begin(false, 0); NR]; M];
-        for n in 0..NR {
+        for n in 0..turns::<I>(NR) {
             let w = panels[n].quants.add((g * 8 + first) * QUAD);
             let sums = if F::SUBS == 1 {
                 I::pairs::<M, 8>(w, xs, begin)

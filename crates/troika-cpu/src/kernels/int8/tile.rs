@@ -4,14 +4,16 @@
 //! types with a scale per sixteen), times the weight's scale, times the activations' scale, added
 //! to the row's sum by a fused multiply-add; then the minimum likewise. Nothing else is rounded.
 
+use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::Product;
 use super::block::tile;
 use super::format::{Format, Panel};
-use super::lanes::{ROWS, Rows};
+use super::lanes::{ROWS, Rows, turns};
 use super::layout::{GROUP, QUAD};
 use super::quantize::GROUP_FLOATS;
+use crate::kernels::instructions::Work;
 
 /// A part of a product: some weight rows, some activation rows.
 pub(crate) struct Part<'a> {
@@ -137,12 +139,7 @@ unsafe fn chunks<I: Rows, F: Format, const NR: usize>(part: &mut Part<'_>, index
         unsafe {
             let panels = widen_all::<I, F, NR, false>(part, index, g..g + len);
             let block = Block { panels, index, g, len, last: g + len == groups };
-            let mut m = part.m.start;
-            if I::WIDE && NR < 3 {
-                m = block.rows::<I, F, 6>(part, m);
-            }
-            m = block.rows::<I, F, 4>(part, m);
-            block.rows::<I, F, 1>(part, m);
+            I::apart(AllRows::<I, F::Wide, NR>(&block, part, PhantomData));
         }
         g += len;
     }
@@ -190,7 +187,7 @@ unsafe fn widen<I: Rows, F: Format, const SIGNED: bool>(
         let (scales, mins) = (to.add(WIDE[0]), to.add(WIDE[0] + WIDE[1]));
         for (i, g) in g.clone().enumerate() {
             if copy {
-                for j in 0..8 {
+                for j in 0..turns::<I>(8) {
                     let mut quad = F::quad::<I>(p, g, j);
                     if signed && F::ZERO > 0 {
                         quad = I::less(quad, F::ZERO);
@@ -210,17 +207,37 @@ unsafe fn widen<I: Rows, F: Format, const SIGNED: bool>(
     }
 }
 
-/// Some groups of one or two widened panels.
-struct Block<const NR: usize> {
-    panels: [Panel; NR],
+/// Some groups of some widened panels.
+pub(super) struct Block<const NR: usize> {
+    pub panels: [Panel; NR],
     /// Of the first panel.
-    index: usize,
+    pub index: usize,
     /// First group.
-    g: usize,
+    pub g: usize,
     /// Groups.
-    len: usize,
+    pub len: usize,
     /// Whether these are a row's last groups.
-    last: bool,
+    pub last: bool,
+}
+
+/// A block with all activation rows of a part. It knows only the widened form: formats that share
+/// one share this code.
+struct AllRows<'a, 'b, I, W, const NR: usize>(&'a Block<NR>, &'a Part<'b>, PhantomData<(I, W)>);
+
+impl<I: Rows, W: Format, const NR: usize> Work for AllRows<'_, '_, I, W, NR> {
+    #[inline(always)]
+    unsafe fn run(self) {
+        let AllRows(block, part, _) = self;
+        // SAFETY: by the caller.
+        unsafe {
+            let mut m = part.m.start;
+            if I::WIDE && NR < 3 {
+                m = block.rows::<I, W, 6>(part, m);
+            }
+            m = block.rows::<I, W, 4>(part, m);
+            block.rows::<I, W, 1>(part, m);
+        }
+    }
 }
 
 impl<const NR: usize> Block<NR> {
@@ -229,7 +246,7 @@ impl<const NR: usize> Block<NR> {
     /// # Safety
     /// As for [`run`]; panels, rows and groups are in range.
     #[inline(always)]
-    unsafe fn rows<I: Rows, F: Format, const M: usize>(&self, part: &Part<'_>, m: usize) -> usize {
+    unsafe fn rows<I: Rows, W: Format, const M: usize>(&self, part: &Part<'_>, m: usize) -> usize {
         let (mut m, end) = (m, part.m.end);
         if m + M > end {
             return m;
@@ -243,7 +260,7 @@ impl<const NR: usize> Block<NR> {
                 if self.g > 0 {
                     get::<I, M, NR>(part, m, self.index, &mut sums);
                 }
-                let sums = tile::<I, F::Wide, M, NR>(self.panels, [xs, next], self.len, sums);
+                let sums = tile::<I, W, M, NR>(self.panels, [xs, next], self.len, sums);
                 put::<I, M, NR>(part, m, self.index, sums, self.last);
                 (xs, m) = (next, m + M);
             }
@@ -286,16 +303,16 @@ pub(super) unsafe fn get<I: Rows, const M: usize, const NR: usize>(
     index: usize,
     sums: &mut [[I::Floats; NR]; M],
 ) {
-    for (i, row) in sums.iter_mut().enumerate() {
+    for (i, row) in sums.iter_mut().enumerate().take(turns::<I>(M)) {
         // SAFETY: these results are this part's.
         if let Some(y) = unsafe { whole::<NR>(part, m + i, index) } {
-            for (j, sum) in row.iter_mut().enumerate() {
+            for (j, sum) in row.iter_mut().enumerate().take(turns::<I>(NR)) {
                 // SAFETY: as above.
                 *sum = unsafe { I::load_f32(y.add(j * ROWS)) };
             }
             continue;
         }
-        for (j, sum) in row.iter_mut().enumerate() {
+        for (j, sum) in row.iter_mut().enumerate().take(turns::<I>(NR)) {
             let mut buf = [0.0f32; ROWS];
             // SAFETY: these results are this part's; the buffer has sixteen.
             unsafe {
@@ -322,21 +339,21 @@ pub(super) unsafe fn put<I: Rows, const M: usize, const NR: usize>(
     last: bool,
 ) {
     let bias = if last { part.product.bias } else { None };
-    for (i, row) in sums.into_iter().enumerate() {
+    for (i, row) in sums.iter().enumerate().take(turns::<I>(M)) {
         // SAFETY: these results are this part's.
         if let (None, Some(y)) = (bias, unsafe { whole::<NR>(part, m + i, index) }) {
-            for (j, sum) in row.into_iter().enumerate() {
+            for (j, sum) in row.iter().enumerate().take(turns::<I>(NR)) {
                 // SAFETY: as above.
-                unsafe { I::store(sum, y.add(j * ROWS)) };
+                unsafe { I::store(*sum, y.add(j * ROWS)) };
             }
             continue;
         }
-        for (j, sum) in row.into_iter().enumerate() {
+        for (j, sum) in row.iter().enumerate().take(turns::<I>(NR)) {
             let mut buf = [0.0f32; ROWS];
             // SAFETY: as in `get`.
             unsafe {
                 let (y, len) = place(part, m + i, index + j);
-                let mut sum = sum;
+                let mut sum = *sum;
                 if let Some(bias) = bias {
                     buf[..len].copy_from_slice(&bias[(index + j) * ROWS..][..len]);
                     sum = I::add(sum, I::load_f32(buf.as_ptr()));

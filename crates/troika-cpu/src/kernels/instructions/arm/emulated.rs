@@ -66,6 +66,7 @@ fn smaller(a: f32, b: f32) -> f32 {
 // SAFETY (of the unsafe blocks): callers promise valid memory; no features are needed.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Arm for Emulated {
+    const NATIVE: bool = false;
     type V = V;
 
     #[inline(never)]

@@ -21,6 +21,9 @@ pub use native::Native;
 pub trait Arm: Copy {
     /// A register.
     type V: Copy;
+    /// Whether these are the machine's instructions: kernels on others are kept small, for unrolled
+    /// they would take the compiler minutes.
+    const NATIVE: bool = true;
 
     /// 16 bytes.
     unsafe fn ld1(p: *const u8) -> Self::V;

@@ -2,7 +2,8 @@
 
 use half::f16;
 
-use super::Vector;
+use super::{Vector, Work};
+use crate::kernels::instructions::apart;
 
 /// Plain Rust, on any machine: registers of `BYTES` bytes.
 #[derive(Clone, Copy)]
@@ -62,6 +63,14 @@ impl<const BYTES: usize> Vector for Emulated<BYTES> {
     type I = V;
     type F = V;
     const BYTES: usize = BYTES;
+    const NATIVE: bool = false;
+
+    unsafe fn apart<W: Work>(work: W) {
+        unsafe { apart(work) }
+    }
+    unsafe fn apart_vnni<W: Work>(work: W) {
+        unsafe { apart(work) }
+    }
 
     #[inline(never)]
     unsafe fn vmovdqu(p: *const u8) -> V {

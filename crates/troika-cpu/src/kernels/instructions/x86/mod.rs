@@ -14,6 +14,8 @@ pub(crate) use native::{Tmm, Ymm, Zmm};
 #[cfg(any(feature = "emulate", test))]
 pub(crate) use tiles::EmulatedTiles;
 
+use super::Work;
+
 /// Instructions on registers of one width, named as in Intel's manual (volume 2) without the
 /// suffixes of operands. Lane 0 is the lowest.
 ///
@@ -28,6 +30,14 @@ pub(crate) trait Vector: Copy {
     type F: Copy;
     /// Bytes of a register.
     const BYTES: usize;
+    /// Whether these are the machine's instructions: kernels on others are kept small, for unrolled
+    /// they would take the compiler minutes.
+    const NATIVE: bool = true;
+
+    /// Runs work in a function of its own, with the features switched on but VNNI.
+    unsafe fn apart<W: Work>(work: W);
+    /// The same with VNNI.
+    unsafe fn apart_vnni<W: Work>(work: W);
 
     unsafe fn vmovdqu(p: *const u8) -> Self::I;
     unsafe fn vmovdqu_store(v: Self::I, p: *mut u8);

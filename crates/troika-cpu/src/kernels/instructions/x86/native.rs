@@ -3,7 +3,7 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-use super::{TileConfig, Tiles, Vector};
+use super::{TileConfig, Tiles, Vector, Work};
 
 /// 256 bits: AVX2, FMA and F16C, and AVX-VNNI for `vpdpbusd`.
 #[derive(Clone, Copy)]
@@ -15,7 +15,7 @@ pub(crate) struct Zmm;
 
 /// What differs between the widths by more than a number in its name is written out.
 macro_rules! vector {
-    ($name:ident, $bytes:literal, $int:ty, $float:ty,
+    ($name:ident, $bytes:literal, $int:ty, $float:ty, $features:literal, $vnni:literal,
      $(fn $method:ident($($arg:ident: $ty:ty),*) $(-> $out:ty)? { $code:expr })*) => {
         // SAFETY (of the unsafe blocks): callers have the features and promise valid memory.
         #[allow(clippy::undocumented_unsafe_blocks, unused_unsafe)]
@@ -23,6 +23,22 @@ macro_rules! vector {
             type I = $int;
             type F = $float;
             const BYTES: usize = $bytes;
+
+            unsafe fn apart<W: Work>(work: W) {
+                #[target_feature(enable = $features)]
+                unsafe fn run<W: Work>(work: W) {
+                    unsafe { work.run() }
+                }
+                unsafe { run(work) }
+            }
+            unsafe fn apart_vnni<W: Work>(work: W) {
+                #[target_feature(enable = $features)]
+                #[target_feature(enable = $vnni)]
+                unsafe fn run<W: Work>(work: W) {
+                    unsafe { work.run() }
+                }
+                unsafe { run(work) }
+            }
             $(
                 #[inline(always)]
                 unsafe fn $method($($arg: $ty),*) $(-> $out)? {
@@ -36,7 +52,7 @@ macro_rules! vector {
 type I2 = __m256i;
 type F2 = __m256;
 
-vector! { Ymm, 32, __m256i, __m256,
+vector! { Ymm, 32, __m256i, __m256, "avx2,fma,f16c", "avxvnni",
     fn vmovdqu(p: *const u8) -> I2 { _mm256_loadu_si256(p.cast()) }
     fn vmovdqu_store(v: I2, p: *mut u8) { _mm256_storeu_si256(p.cast(), v) }
     fn vpbroadcastb(x: u8) -> I2 { _mm256_set1_epi8(x as i8) }
@@ -71,6 +87,8 @@ type I5 = __m512i;
 type F5 = __m512;
 
 vector! { Zmm, 64, __m512i, __m512,
+    "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c", "avx512vnni",
+
     fn vmovdqu(p: *const u8) -> I5 { _mm512_loadu_si512(p.cast()) }
     fn vmovdqu_store(v: I5, p: *mut u8) { _mm512_storeu_si512(p.cast(), v) }
     fn vpbroadcastb(x: u8) -> I5 { _mm512_set1_epi8(x as i8) }

@@ -10,12 +10,19 @@ mod scalar;
 #[cfg(any(target_arch = "x86_64", all(feature = "emulate", not(target_arch = "aarch64"))))]
 pub(super) mod x86;
 
+use std::marker::PhantomData;
+
 use troika_graph::DType;
 
 use super::format::{Format, with_format};
 use super::tile::Part;
 use crate::Isa;
+use crate::kernels::instructions::Work;
+#[cfg(target_arch = "x86_64")]
+use crate::kernels::instructions::x86::{Ymm, Zmm};
 use crate::limits::Multiply;
+#[cfg(any(target_arch = "x86_64", all(feature = "emulate", not(target_arch = "aarch64"))))]
+use x86::{Dpbusd, Maddubs, X86};
 
 /// Weight rows of a register.
 pub const ROWS: usize = 16;
@@ -38,6 +45,9 @@ pub(super) trait Rows: Copy {
     const ROLLED: bool = false;
     /// Whether weights of all eight bits are widened to signed bytes.
     const SIGNED: bool = false;
+    /// Whether code is to be small instead of fast: loops stay loops, and quads are taken in one
+    /// as if [`Rows::ROLLED`].
+    const COMPACT: bool = false;
     /// 64 unsigned bytes: four columns of sixteen rows.
     type Bytes: Copy;
     /// Bytes made ready for products.
@@ -50,6 +60,10 @@ pub(super) trait Rows: Copy {
     type Part: Copy;
     /// Sixteen floats.
     type Floats: Copy;
+
+    /// Runs work with the features switched on, where that can be in a function of its own, which
+    /// formats share.
+    unsafe fn apart<W: Work>(work: W);
 
     unsafe fn load(p: *const u8) -> Self::Bytes;
     /// `(b >> shift) & mask`, byte by byte; the mask has no bits of the neighbour.
@@ -99,6 +113,12 @@ pub(super) trait Rows: Copy {
     unsafe fn fma(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
     /// Asks for a cache line; any address will do.
     unsafe fn prefetch(p: *const u8);
+}
+
+/// Turns of a loop. Where code is to be small, the compiler must not know them: it would unroll.
+#[inline(always)]
+pub(super) fn turns<I: Rows>(n: usize) -> usize {
+    if I::COMPACT { std::hint::black_box(n) } else { n }
 }
 
 /// Which of the integer kernels an instruction set runs.
@@ -154,7 +174,7 @@ unsafe fn for_format<F: Format>(isa: Isa, part: Part<'_>) {
     // SAFETY: by the caller, or detected here.
     unsafe {
         match isa {
-            Isa::Scalar => plain::<scalar::Portable, F>(part),
+            Isa::Scalar => on::<scalar::Portable, F>(part),
             #[cfg(all(feature = "emulate", not(target_arch = "aarch64")))]
             _ if isa.is_emulated() => emulate::<F>(isa, part),
             #[cfg(target_arch = "aarch64")]
@@ -164,27 +184,38 @@ unsafe fn for_format<F: Format>(isa: Isa, part: Part<'_>) {
             #[cfg(target_arch = "aarch64")]
             Isa::NeonI8mm => neon::run_i8mm::<F>(part),
             #[cfg(target_arch = "x86_64")]
-            Isa::AvxVnni => x86::run_avx_vnni::<F>(part),
+            Isa::AvxVnni => on::<X86<Ymm, Dpbusd, 2>, F>(part),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 if has_vnni() => x86::run_avx512_vnni::<F>(part),
+            Isa::Avx512 if has_vnni() => on::<X86<Zmm, Dpbusd, 1>, F>(part),
             #[cfg(target_arch = "x86_64")]
             Isa::Amx(_) => super::amx::run_native::<F>(part),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 | Isa::Avx512 => x86::run_avx2::<F>(part),
+            Isa::Avx2 | Isa::Avx512 => on::<X86<Ymm, Maddubs, 2>, F>(part),
             #[allow(unreachable_patterns)]
             _ => unreachable!("{} can run here", isa.name()),
         }
     }
 }
 
-/// Registers that need no features.
+/// A part on registers `I`, with weights of a format.
+struct Run<'a, I, F>(Part<'a>, PhantomData<(I, F)>);
+
+impl<I: Rows, F: Format> Work for Run<'_, I, F> {
+    #[inline(always)]
+    unsafe fn run(self) {
+        // SAFETY: by the caller.
+        unsafe { super::tile::run::<I, F>(self.0) }
+    }
+}
+
+/// Runs a part on registers `I`.
 ///
 /// # Safety
 /// As for [`super::tile::run`].
 #[inline(never)]
-unsafe fn plain<I: Rows, F: Format>(part: Part<'_>) {
+unsafe fn on<I: Rows, F: Format>(part: Part<'_>) {
     // SAFETY: by the caller.
-    unsafe { super::tile::run::<I, F>(part) }
+    unsafe { I::apart(Run::<I, F>(part, PhantomData)) }
 }
 
 /// Runs a part with the instructions of `isa` in plain Rust.
@@ -196,16 +227,15 @@ pub(super) unsafe fn emulate<F: Format>(isa: Isa, part: Part<'_>) {
     use crate::kernels::instructions::{arm, x86 as instructions};
     use instructions::{Emulated, EmulatedTiles};
     use neon::{Neon, Sdot, Smull, Usmmla};
-    use x86::{Dpbusd, Maddubs, X86};
     // SAFETY: plain Rust needs no features; the rest by the caller.
     unsafe {
         match isa {
-            Isa::Neon => plain::<Neon<arm::Emulated, Smull>, F>(part),
-            Isa::NeonDot => plain::<Neon<arm::Emulated, Sdot>, F>(part),
-            Isa::NeonI8mm => plain::<Neon<arm::Emulated, Usmmla>, F>(part),
-            Isa::Avx2 => plain::<X86<Emulated<32>, Maddubs, 2>, F>(part),
-            Isa::AvxVnni => plain::<X86<Emulated<32>, Dpbusd, 2>, F>(part),
-            Isa::Avx512 => plain::<X86<Emulated<64>, Dpbusd, 1>, F>(part),
+            Isa::Neon => on::<Neon<arm::Emulated, Smull>, F>(part),
+            Isa::NeonDot => on::<Neon<arm::Emulated, Sdot>, F>(part),
+            Isa::NeonI8mm => on::<Neon<arm::Emulated, Usmmla>, F>(part),
+            Isa::Avx2 => on::<X86<Emulated<32>, Maddubs, 2>, F>(part),
+            Isa::AvxVnni => on::<X86<Emulated<32>, Dpbusd, 2>, F>(part),
+            Isa::Avx512 => on::<X86<Emulated<64>, Dpbusd, 1>, F>(part),
             Isa::Amx(_) => super::amx::run::<Emulated<64>, EmulatedTiles, F>(part),
             Isa::Scalar => unreachable!("{} is not emulated", isa.name()),
         }

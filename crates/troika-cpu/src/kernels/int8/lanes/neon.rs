@@ -8,8 +8,9 @@ use super::super::format::Format;
 use super::super::layout::QUAD;
 #[cfg(target_arch = "aarch64")]
 use super::super::tile::{self, Part};
-use super::{ROWS, Rows};
+use super::{ROWS, Rows, turns};
 use crate::kernels::instructions::arm::Arm;
+use crate::kernels::instructions::{Work, apart};
 
 /// Four registers of `A`, multiplied by `P`.
 #[derive(Clone, Copy)]
@@ -138,6 +139,7 @@ impl<A: Arm, P: Products<A>> Rows for Neon<A, P> {
     const PANELS: usize = 1;
     const PAIRED: bool = P::PAIRED;
     const SIGNED: bool = P::SIGNED;
+    const COMPACT: bool = !A::NATIVE;
     type Bytes = [A::V; 4];
     type Weight = [A::V; 4];
     type Quad = A::V;
@@ -145,6 +147,11 @@ impl<A: Arm, P: Products<A>> Rows for Neon<A, P> {
     type Part = [A::V; 4];
     type Floats = [A::V; 4];
 
+    #[inline(always)]
+    unsafe fn apart<W: Work>(work: W) {
+        // The machine's features are those of the caller.
+        unsafe { if A::NATIVE { work.run() } else { apart(work) } }
+    }
     #[inline(always)]
     unsafe fn load(p: *const u8) -> [A::V; 4] {
         each(|i| unsafe { A::ld1(p.add(16 * i)) })
@@ -212,18 +219,18 @@ impl<A: Arm, P: Products<A>> Rows for Neon<A, P> {
         // Sixteen columns of two activation rows, four quads, at a time.
         for c in 0..QUADS / 4 {
             let mut x = [[A::dup_2d(0); M]; 2];
-            for m in 0..M / 2 {
+            for m in 0..turns::<Self>(M / 2) {
                 let a = unsafe { A::ld1(xs[2 * m].add(16 * c)) };
                 let b = unsafe { A::ld1(xs[2 * m + 1].add(16 * c)) };
                 (x[0][m], x[1][m]) = (A::zip1_2d(a, b), A::zip2_2d(a, b));
             }
             for (half, x) in x.iter().enumerate() {
-                for i in 0..4 {
+                for i in 0..turns::<Self>(4) {
                     let at = (4 * c + 2 * half) * QUAD + 16 * i;
                     let a = unsafe { A::ld1(w.add(at)) };
                     let b = unsafe { A::ld1(w.add(at + QUAD)) };
                     let rows = [A::zip1_4s(a, b), A::zip2_4s(a, b)];
-                    for m in 0..M / 2 {
+                    for m in 0..turns::<Self>(M / 2) {
                         for (j, row) in rows.into_iter().enumerate() {
                             let sum = &mut squares[m][2 * i + j];
                             *sum = unsafe { P::square(*sum, row, x[m]) };

@@ -3,6 +3,7 @@
 use half::f16;
 
 use super::{ROWS, Rows};
+use crate::kernels::instructions::{Work, apart};
 
 /// No intrinsics.
 #[derive(Clone, Copy)]
@@ -17,6 +18,8 @@ fn map(f: impl Fn(usize) -> f32) -> [f32; ROWS] {
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Rows for Portable {
     const WIDE: bool = false;
+    // It costs a third of the speed, so only where the emulated ones come on top.
+    const COMPACT: bool = cfg!(feature = "emulate");
     type Bytes = [u8; 64];
     type Weight = [u8; 64];
     type Quad = [i8; 4];
@@ -24,6 +27,9 @@ impl Rows for Portable {
     type Part = [i32; ROWS];
     type Floats = [f32; ROWS];
 
+    unsafe fn apart<W: Work>(work: W) {
+        unsafe { apart(work) }
+    }
     #[inline(always)]
     unsafe fn load(p: *const u8) -> [u8; 64] {
         unsafe { p.cast::<[u8; 64]>().read_unaligned() }

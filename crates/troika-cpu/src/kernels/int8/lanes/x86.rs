@@ -3,52 +3,14 @@
 
 use std::marker::PhantomData;
 
-#[cfg(target_arch = "x86_64")]
-use super::super::format::Format;
 use super::super::layout::QUAD;
-#[cfg(target_arch = "x86_64")]
-use super::super::tile::{self, Part};
 use super::{ROWS, Rows};
+use crate::kernels::instructions::Work;
 use crate::kernels::instructions::x86::Vector;
-#[cfg(target_arch = "x86_64")]
-use crate::kernels::instructions::x86::{Ymm, Zmm};
 
 /// `R` registers of `V`, multiplied by `P`.
 #[derive(Clone, Copy)]
 pub(in super::super) struct X86<V, P, const R: usize>(PhantomData<(V, P)>);
-
-/// Runs a part with the features switched on.
-///
-/// # Safety
-/// As for [`tile::run`]; the machine has AVX2, FMA and F16C.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn run_avx2<F: Format>(part: Part<'_>) {
-    // SAFETY: passed on.
-    unsafe { tile::run::<X86<Ymm, Maddubs, 2>, F>(part) }
-}
-
-/// Runs a part with the features switched on.
-///
-/// # Safety
-/// As for [`tile::run`]; the machine has AVX2, FMA, F16C and AVX-VNNI.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
-pub(super) unsafe fn run_avx_vnni<F: Format>(part: Part<'_>) {
-    // SAFETY: passed on.
-    unsafe { tile::run::<X86<Ymm, Dpbusd, 2>, F>(part) }
-}
-
-/// Runs a part with the features switched on.
-///
-/// # Safety
-/// As for [`tile::run`]; the machine has AVX-512 F, BW, DQ, VL and VNNI.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-pub(super) unsafe fn run_avx512_vnni<F: Format>(part: Part<'_>) {
-    // SAFETY: passed on.
-    unsafe { tile::run::<X86<Zmm, Dpbusd, 1>, F>(part) }
-}
 
 /// How bytes are multiplied.
 ///
@@ -68,6 +30,8 @@ pub(in super::super) trait Products<V: Vector>: Copy {
     unsafe fn part(full: bool, sums: V::I) -> V::I;
     unsafe fn dot(full: bool, part: V::I, w: Self::Weight, x: V::I) -> V::I;
     unsafe fn fold(full: bool, sums: V::I, part: V::I) -> V::I;
+    /// Runs work in a function of its own with the features switched on.
+    unsafe fn apart<W: Work>(work: W);
 }
 
 /// AVX2. Sums of 16 bits for weights that allow it, else of 32 bits after each product.
@@ -123,6 +87,10 @@ impl<V: Vector> Products<V> for Maddubs {
             V::vpaddd(sums, V::vpmaddwd(part, V::vpbroadcastw(1)))
         }
     }
+    #[inline(always)]
+    unsafe fn apart<W: Work>(work: W) {
+        unsafe { V::apart(work) }
+    }
 }
 
 // SAFETY (of the unsafe blocks): callers have the features.
@@ -150,6 +118,10 @@ impl<V: Vector> Products<V> for Dpbusd {
     #[inline(always)]
     unsafe fn fold(_: bool, _: V::I, part: V::I) -> V::I {
         part
+    }
+    #[inline(always)]
+    unsafe fn apart<W: Work>(work: W) {
+        unsafe { V::apart_vnni(work) }
     }
 }
 
@@ -189,6 +161,7 @@ impl<V: Vector, P: Products<V>, const R: usize> Rows for X86<V, P, R> {
     const PANELS: usize = if R == 1 { 3 } else { 1 };
     const ROLLED: bool = R == 2;
     const SIGNED: bool = P::SIGNED;
+    const COMPACT: bool = !V::NATIVE;
     type Bytes = [V::I; R];
     type Weight = [P::Weight; R];
     type Quad = V::I;
@@ -196,6 +169,10 @@ impl<V: Vector, P: Products<V>, const R: usize> Rows for X86<V, P, R> {
     type Part = [V::I; R];
     type Floats = [V::F; R];
 
+    #[inline(always)]
+    unsafe fn apart<W: Work>(work: W) {
+        unsafe { P::apart(work) }
+    }
     #[inline(always)]
     unsafe fn load(p: *const u8) -> [V::I; R] {
         const { Self::FILLS };
