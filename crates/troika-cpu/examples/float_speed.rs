@@ -64,6 +64,7 @@ fn time(cx: &mut Context<'_>, c: &Case) -> f64 {
                 x,
                 y: OutView::dense(SharedMut::new(&mut y), c.n),
                 pairs: c.pairs,
+                panels: false,
             };
             linear(cx, c.rows, 1, &|_| product).expect("no panic");
         }

@@ -6,6 +6,7 @@ use troika_graph::{
     Acts, Attention, DType, Dim, KvAppend, Node, Op, Rope, Router, Subgraph, ValueId, WeightRef,
 };
 
+use crate::Isa;
 use crate::fuse::{Floats, Weights, extras, fuse};
 use crate::kernels::elementwise::{Element, Slice};
 use crate::kernels::linear::WeightView;
@@ -33,6 +34,8 @@ pub(crate) struct Matrix {
     rows: usize,
     cols: usize,
     bytes: WeightBytes,
+    /// Whether the bytes are [`linear::panels`].
+    pub panels: bool,
 }
 
 impl Matrix {
@@ -187,11 +190,11 @@ impl Executable {
 
 /// Compiles a subgraph.
 pub(crate) fn compile(
-    device: &str,
+    (device, isa): (&str, Isa),
     graph: &Subgraph,
     weights: &dyn WeightSource,
 ) -> Result<Executable, DeviceError> {
-    let c = Compiler { device, graph, weights };
+    let c = Compiler { device, isa, graph, weights };
     c.check_ids()?;
     let steps = graph.nodes.iter().map(|n| c.step(n)).collect::<Result<Vec<_>, _>>()?;
     let steps = fuse(graph, steps);
@@ -296,6 +299,7 @@ fn needs(exe: &mut Executable, step: &Step) {
 
 pub(crate) struct Compiler<'a> {
     device: &'a str,
+    isa: Isa,
     pub graph: &'a Subgraph,
     pub weights: &'a dyn WeightSource,
 }
@@ -353,7 +357,39 @@ impl Compiler<'_> {
         if !aligned {
             return wrong("is not aligned to its element size".into());
         }
-        Ok(Matrix { dtype: data.dtype, rows: data.rows, cols: data.cols, bytes: data.bytes })
+        Ok(Matrix {
+            dtype: data.dtype,
+            rows: data.rows,
+            cols: data.cols,
+            bytes: data.bytes,
+            panels: false,
+        })
+    }
+
+    /// A bf16 weight as panels, packed once for all that use it.
+    fn panels(&self, w: WeightRef) -> Result<Matrix, DeviceError> {
+        let Some(decl) = self.graph.weights.get(w.0 as usize) else {
+            return self.refuse("graph", "a weight is not among its weights");
+        };
+        let (rows, cols, dtype) = (decl.rows, decl.cols, decl.dtype);
+        let panel = linear::panels::panel_bytes(cols);
+        let form = PackLayout { name: "bf16 pairs", rows: linear::panels::ROWS, panel };
+        let wrong = |why: String| DeviceError::Weight { name: decl.name.to_string(), why };
+        let packed = self.weights.packed(&decl.name, form, &|data: &WeightData, out| {
+            let need = dtype.row_bytes(cols).and_then(|r| r.checked_mul(data.rows));
+            let is = (data.cols, data.dtype, Some(data.bytes.len()), form.bytes(data.rows));
+            if is != (cols, DType::BF16, need, Some(out.len())) {
+                let len = data.bytes.len();
+                let why = format!("is {}x{} {} of {len} bytes", data.rows, data.cols, data.dtype);
+                return Err(wrong(why));
+            }
+            linear::panels::pack_panels(self.isa, &data.bytes, cols, out);
+            Ok(())
+        })?;
+        if Some(packed.bytes.len()) != form.bytes(rows) {
+            return Err(wrong(format!("{} packed bytes do not hold it", packed.bytes.len())));
+        }
+        Ok(Matrix { dtype, rows, cols, bytes: packed.bytes, panels: true })
     }
 
     /// A vector, converted once to f32.
@@ -425,8 +461,10 @@ impl Compiler<'_> {
                 Code::PackedLinear { weights, before: None }
             }
             Op::Linear { weight, bias, acts } => {
-                let weights = smallvec![(self.matrix(*weight)?, self.vector_if(bias)?)];
-                Code::Linear { weights, bf16: *acts == Acts::Bf16 }
+                let bf16 = *acts == Acts::Bf16;
+                let panels = bf16 && linear::bf16::has_panels(self.isa);
+                let matrix = if panels { self.panels(*weight)? } else { self.matrix(*weight)? };
+                Code::Linear { weights: smallvec![(matrix, self.vector_if(bias)?)], bf16 }
             }
             Op::HeadLinear(h) => Code::HeadLinear {
                 weights: h.weights.iter().map(|w| self.matrix(*w)).collect::<Result<_, _>>()?,

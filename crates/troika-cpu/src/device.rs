@@ -134,7 +134,7 @@ impl Device for CpuDevice {
         graph: &Subgraph,
         weights: &dyn WeightSource,
     ) -> Result<ExecutableInfo, DeviceError> {
-        let executable = compile(&self.options.name, graph, weights)?;
+        let executable = compile((&self.options.name, self.isa), graph, weights)?;
         let scratch_bytes = executable.scratch_bytes(self.options.threads);
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let mut map = self.executables.0.write().unwrap_or_else(|e| e.into_inner());

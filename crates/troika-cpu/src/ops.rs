@@ -200,6 +200,7 @@ impl<'a> Operands<'a> {
                         x: RowsView::dense(input.data, input.width),
                         y: OutView::dense(outputs[i], weight.rows),
                         pairs: input.pairs,
+                        panels: weights[i].0.panels,
                     }
                 })
             }
@@ -212,6 +213,7 @@ impl<'a> Operands<'a> {
                     x: RowsView { offset: h * (k / heads), ..RowsView::dense(x, k) },
                     y: OutView { offset: h * (n / heads), ..OutView::dense(y, n) },
                     pairs: false,
+                    panels: false,
                 })
             }
             _ => Ok(()),

@@ -30,6 +30,7 @@ fn linear_float(bencher: Bencher<'_, '_>, c: Matrix) {
                 x: RowsView::dense(&x, c.k),
                 y: OutView::dense(SharedMut::new(&mut y), c.n),
                 pairs: false,
+                panels: false,
             };
             linear(cx, c.rows, 1, &|_| p).expect("no panic")
         });
@@ -60,6 +61,7 @@ fn linear_bf16(bencher: Bencher<'_, '_>, c: Matrix) {
                 x: RowsView::dense(into, width),
                 y: OutView::dense(SharedMut::new(&mut y), c.n),
                 pairs,
+                panels: false,
             };
             linear(cx, c.rows, 1, &|_| p).expect("no panic")
         });

@@ -1,7 +1,9 @@
 use proptest::prelude::*;
 use troika_cpu::SharedMut;
 use troika_cpu::kernels::Context;
-use troika_cpu::kernels::linear::{OutView, Product, RowsView, WeightView, bf16, linear, scalar};
+use troika_cpu::kernels::linear::{
+    OutView, Product, RowsView, WeightView, bf16, linear, panels, scalar,
+};
 use troika_graph::{DType, blocks};
 
 use crate::{Random, on_each_isa, with};
@@ -38,6 +40,7 @@ fn product<'a>(
         x: RowsView::dense(x, w.cols),
         y: OutView::dense(SharedMut::new(y), w.rows),
         pairs: false,
+        panels: false,
     }
 }
 
@@ -187,6 +190,7 @@ fn heads_are_products_of_slices() {
             x: RowsView { offset: h * k, ..RowsView::dense(&x, heads * k) },
             y: OutView { offset: h * n, ..OutView::dense(out, heads * n) },
             pairs: false,
+            panels: false,
         })
         .unwrap();
         for (row, head) in (0..rows).flat_map(|r| (0..heads).map(move |h| (r, h))) {
@@ -198,14 +202,19 @@ fn heads_are_products_of_slices() {
 }
 
 /// A product with activations in bf16, as pairs.
-fn run_pairs(cx: &mut Context<'_>, w: WeightView<'_>, b: Option<&[f32]>, x: &[f32]) -> Vec<f32> {
+fn run_pairs(
+    cx: &mut Context<'_>,
+    (w, panels): (WeightView<'_>, bool),
+    b: Option<&[f32]>,
+    x: &[f32],
+) -> Vec<f32> {
     let rows = x.len() / w.cols;
     let mut words = vec![f32::NAN; rows * bf16::words(w.cols)];
     bf16::round(cx, (x, w.cols), true, &mut words).unwrap();
     let mut y = vec![f32::NAN; rows * w.rows];
     let out = OutView::dense(SharedMut::new(&mut y), w.rows);
     let x = RowsView::dense(&words, bf16::words(w.cols));
-    let p = Product { weight: w, bias: b, x, y: out, pairs: true };
+    let p = Product { weight: w, bias: b, x, y: out, pairs: true, panels };
     linear(cx, rows, 1, &|_| p).unwrap();
     y
 }
@@ -239,9 +248,40 @@ proptest! {
         on_each_isa(2, |cx| {
             let mut want = vec![0.0; rows * n];
             bf16::scalar::linear(bf16::instruction(cx.isa), &weight, b, (&x, k), &mut want);
-            let got = run_pairs(cx, w, b, &x);
+            let got = run_pairs(cx, (w, false), b, &x);
             let same = got.iter().zip(&want).all(|(g, w)| g.to_bits() == w.to_bits());
             assert!(same, "{}: {rows} rows, {n}x{k}", cx.isa.name());
+        });
+    }
+}
+
+proptest! {
+    #![proptest_config(crate::cases(40))]
+
+    /// Packed weights give the bits of weights as they lie in a file, with any number of rows.
+    #[test]
+    fn panels_of_pairs_do_not_change_bits(
+        rows in prop::sample::select(vec![1usize, 2, 3, 15, 16, 17, 31, 33, 129]),
+        n in prop::sample::select(vec![1usize, 15, 16, 17, 31, 33, 48, 49, 100]),
+        k in prop::sample::select(vec![1usize, 2, 31, 32, 33, 511, 512, 513, 1100]),
+        bias: bool,
+        seed: u64,
+    ) {
+        let mut r = Random(seed);
+        let bytes = &r.weight(DType::BF16, n * k)[..];
+        let (x, b) = (r.floats(rows * k), r.floats(n));
+        let b = bias.then_some(&b[..]);
+        on_each_isa(3, |cx| {
+            if bf16::instruction(cx.isa) != bf16::Instruction::Registers {
+                return;
+            }
+            let mut packed = vec![f32::NAN; n.div_ceil(panels::ROWS) * panels::panel_bytes(k) / 4];
+            panels::pack_panels(cx.isa, bytes, k, bytemuck::cast_slice_mut(&mut packed));
+            let w = WeightView { dtype: DType::BF16, bytes, rows: n, cols: k };
+            let want = run_pairs(cx, (w, false), b, &x);
+            let w = WeightView { bytes: bytemuck::cast_slice(&packed), ..w };
+            let got = run_pairs(cx, (w, true), b, &x);
+            assert!(want.iter().zip(&got).all(|(a, b)| a.to_bits() == b.to_bits()));
         });
     }
 }
@@ -263,9 +303,9 @@ fn pairs_of_bf16_of_an_index() {
         let out = OutView::dense(SharedMut::new(&mut y), n);
         let (index, dense) = (Some(&index[..]), RowsView::dense(&words, width));
         let (x_rows, out) = (RowsView { index, ..dense }, OutView { index, ..out });
-        let p = Product { weight: w, bias: None, x: x_rows, y: out, pairs: true };
+        let p = Product { weight: w, bias: None, x: x_rows, y: out, pairs: true, panels: false };
         linear(cx, rows, 1, &|_| p).unwrap();
-        assert_eq!(y, run_pairs(cx, w, None, &x));
+        assert_eq!(y, run_pairs(cx, (w, false), None, &x));
     });
 }
 

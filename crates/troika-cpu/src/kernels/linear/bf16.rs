@@ -116,6 +116,11 @@ pub fn has_pairs(isa: Isa) -> bool {
     }
 }
 
+/// Whether weights of products of pairs are best packed as [`super::panels`] (on this machine).
+pub fn has_panels(isa: Isa) -> bool {
+    has_pairs(isa) && instruction(isa) == Instruction::Registers
+}
+
 /// Pairs in plain Rust.
 struct Emulated;
 

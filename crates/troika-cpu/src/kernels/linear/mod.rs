@@ -6,13 +6,15 @@
 //!
 //! Weights stay as they lie in memory. With several activation rows a block of weight rows is
 //! turned and widened into a panel (`pack`) that all rows meet; with one row that happens in
-//! registers (`tile`). [`bf16`] is the path for activations in bf16.
+//! registers (`tile`). [`bf16`] is the path for activations in bf16; its weights may be packed
+//! ([`panels`]).
 
 #[cfg(any(target_arch = "x86_64", all(feature = "emulate", not(target_arch = "aarch64"))))]
 mod amx;
 pub mod bf16;
 mod blocks;
 mod pack;
+pub mod panels;
 pub mod scalar;
 mod terms;
 mod tile;
@@ -185,6 +187,20 @@ pub struct Product<'a> {
     pub y: OutView<'a>,
     /// Whether `x` holds pairs of bf16 ([`bf16::round`]) instead of floats; the weight is BF16.
     pub pairs: bool,
+    /// Whether the weight's bytes are [`panels`], which only products of pairs read.
+    pub panels: bool,
+}
+
+impl Product<'_> {
+    fn check(&self) {
+        if !self.panels {
+            return self.weight.check();
+        }
+        let w = &self.weight;
+        let need = w.rows.div_ceil(panels::ROWS) * panels::panel_bytes(w.cols);
+        assert!(self.pairs && w.dtype == DType::BF16, "panels are of pairs");
+        assert_eq!(w.bytes.len(), need, "bytes of panels");
+    }
 }
 
 /// A part of a product: some weight rows, some activation rows.
@@ -251,7 +267,7 @@ pub fn linear<'a>(
         }
         let (panel, block) = (part / blocks, part % blocks);
         let product = product(index);
-        product.weight.check();
+        product.check();
         let n = panel * choice.panel..((panel + 1) * choice.panel).min(product.weight.rows);
         let m = block * choice.row_block..((block + 1) * choice.row_block).min(rows);
         // SAFETY: each worker asks for its own scratch once per part.

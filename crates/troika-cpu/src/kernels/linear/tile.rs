@@ -5,7 +5,7 @@ use troika_graph::DType;
 use super::pack::{Block, WIDE, pack, rows, square};
 use super::terms::{Halves, Mac, Pairs, Single, Source};
 use super::weights::{F16Row, F32Row, Q4Row, Q8Row};
-use super::{BLOCK, Part, Product};
+use super::{BLOCK, Part, Product, panels};
 use crate::kernels::simd::{Lanes, load_part, store_part};
 
 /// Activation rows that meet one panel after another while they are in the nearer caches.
@@ -24,6 +24,9 @@ pub(super) unsafe fn part<A: Mac>(part: Part<'_>) {
     // SAFETY: passed on.
     unsafe {
         if part.m.len() == 1 {
+            if A::PAIRS && part.product.panels {
+                return panels::one_row::<A>(&part);
+            }
             match (A::PAIRS, part.product.weight.dtype) {
                 (true, _) => return one_row::<A, Pairs>(&part),
                 (_, DType::F32) => return one_row::<A, Single<F32Row>>(&part),
@@ -195,7 +198,7 @@ pub(super) unsafe fn ahead<V: Lanes>(rows: &[*const u8], bytes: usize, at: usize
 unsafe fn by_panels<A: Mac, const M: usize, const W: usize>(part: Part<'_>) {
     let p = &part.product;
     let width = W * A::V::N;
-    let (panels, wide) = part.scratch.split_at_mut(part.scratch.len() - WIDE);
+    let (packed, wide) = part.scratch.split_at_mut(part.scratch.len() - WIDE);
     let mut at = 0;
     loop {
         let len = block_cols::<A>().min(p.weight.cols - at);
@@ -204,15 +207,22 @@ unsafe fn by_panels<A: Mac, const M: usize, const W: usize>(part: Part<'_>) {
         let skip = if A::PAIRS { at / 2 } else { at };
         for (i, n) in part.n.clone().step_by(width).enumerate() {
             let rows = width.min(part.n.end - n);
+            let to = &mut packed[i * width * BLOCK..];
             let block = Block { weight: p.weight, n, rows, at, len };
-            // SAFETY: features by the caller.
-            unsafe { pack::<A>(block, &mut panels[i * width * BLOCK..], width, wide) }
+            // SAFETY: features by the caller; parts begin with a panel.
+            unsafe {
+                if A::PAIRS && p.panels {
+                    panels::copy::<A::V>(p, n, (at / 2, words), (to, width));
+                } else {
+                    pack::<A>(block, to, width, wide);
+                }
+            }
         }
         let mut m = part.m.start;
         while m < part.m.end {
             let rows = m..(m + ROWS_AT_ONCE).min(part.m.end);
             for (i, n) in part.n.clone().step_by(width).enumerate() {
-                let panel = &panels[i * width * BLOCK..][..words * width];
+                let panel = &packed[i * width * BLOCK..][..words * width];
                 let rest = width.min(part.n.end - n);
                 let t = Tiles { sink: &sink, panel, words, skip, n, rest };
                 // SAFETY: as above; the panel holds what the tiles say.

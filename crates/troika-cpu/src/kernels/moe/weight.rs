@@ -71,7 +71,8 @@ impl Weight for WeightView<'_> {
         let bytes = &self.bytes[rows.start * bytes..rows.end * bytes];
         let weight = WeightView { bytes, rows: rows.len(), ..*self };
         let bias = p.bias.map(|b| &b[rows]);
-        let product = linear::Product { weight, bias, x: p.x, y: p.y, pairs: p.pairs };
+        let (bias, pairs, panels) = (bias, p.pairs, false);
+        let product = linear::Product { weight, bias, x: p.x, y: p.y, pairs, panels };
         let n = p.n.start - p.origin..weight.rows;
         linear::run_part(isa, linear::Part { product, n, m: 0..p.m, scratch });
     }
