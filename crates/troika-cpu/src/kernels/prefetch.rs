@@ -13,7 +13,7 @@ pub(crate) fn shared(p: *const u8) {
     // SAFETY: a hint; an address that is not mapped is ignored.
     unsafe {
         std::arch::asm!("prfm pldl2keep, [{p}]", p = in(reg) p,
-            options(nomem, nostack, preserves_flags));
+            options(readonly, nostack, preserves_flags));
     }
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let _ = p;
@@ -33,7 +33,7 @@ pub(crate) fn once(p: *const u8) {
     // SAFETY: as above.
     unsafe {
         std::arch::asm!("prfm pldl1strm, [{p}]", p = in(reg) p,
-            options(nomem, nostack, preserves_flags));
+            options(readonly, nostack, preserves_flags));
     }
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let _ = p;

@@ -225,6 +225,7 @@ impl PairsKernel for Part<'_> {
 
 /// Runs a part of a product of pairs: natively where the instruction set can, else in plain Rust.
 pub(super) fn run_part(isa: Isa, part: Part<'_>) {
+    #[cfg(any(target_arch = "x86_64", all(feature = "emulate", not(target_arch = "aarch64"))))]
     if instruction(isa) == Instruction::Tiles {
         // SAFETY: parts were checked when made; features are detected, and who has the
         // instruction set has asked for it.
