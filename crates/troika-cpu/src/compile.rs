@@ -374,22 +374,10 @@ impl Compiler<'_> {
         let (rows, cols, dtype) = (decl.rows, decl.cols, decl.dtype);
         let panel = linear::panels::panel_bytes(cols);
         let form = PackLayout { name: "bf16 pairs", rows: linear::panels::ROWS, panel };
-        let wrong = |why: String| DeviceError::Weight { name: decl.name.to_string(), why };
-        let packed = self.weights.packed(&decl.name, form, &|data: &WeightData, out| {
-            let need = dtype.row_bytes(cols).and_then(|r| r.checked_mul(data.rows));
-            let is = (data.cols, data.dtype, Some(data.bytes.len()), form.bytes(data.rows));
-            if is != (cols, DType::BF16, need, Some(out.len())) {
-                let len = data.bytes.len();
-                let why = format!("is {}x{} {} of {len} bytes", data.rows, data.cols, data.dtype);
-                return Err(wrong(why));
-            }
-            linear::panels::pack_panels(self.isa, &data.bytes, cols, out);
-            Ok(())
+        let bytes = self.pack(decl, form, &|raw, out| {
+            linear::panels::pack_panels(self.isa, raw, cols, out);
         })?;
-        if Some(packed.bytes.len()) != form.bytes(rows) {
-            return Err(wrong(format!("{} packed bytes do not hold it", packed.bytes.len())));
-        }
-        Ok(Matrix { dtype, rows, cols, bytes: packed.bytes, panels: true })
+        Ok(Matrix { dtype, rows, cols, bytes, panels: true })
     }
 
     /// A vector, converted once to f32.

@@ -29,6 +29,19 @@ fn floats(v: &Option<Vector>) -> Option<&[f32]> {
     v.as_ref().map(Vector::floats)
 }
 
+/// The normalisation of a norm's code.
+fn norm_of(code: &Code) -> Option<Norm<'_>> {
+    match code {
+        Code::RmsNorm { weight, eps, offset, .. } => {
+            Some(Norm::Rms { weight: floats(weight), eps: *eps, offset: *offset })
+        }
+        Code::LayerNorm { weight, bias, eps, .. } => {
+            Some(Norm::Layer { weight: weight.floats(), bias: floats(bias), eps: *eps })
+        }
+        _ => None,
+    }
+}
+
 impl<'a> Operands<'a> {
     /// # Safety
     /// The memory is not written while the result lives.
@@ -96,13 +109,8 @@ impl<'a> Operands<'a> {
                 Code::Embed { table, scale } => {
                     embed::embed(cx, table.view(), *scale, self.input(0), self.output(0))
                 }
-                Code::RmsNorm { weight, eps, offset, group } => {
-                    let norm = Norm::Rms { weight: floats(weight), eps: *eps, offset: *offset };
-                    norm::norm(cx, norm, self.input(0), self.output(0), *group)
-                }
-                Code::LayerNorm { weight, bias, eps, group } => {
-                    let (weight, bias) = (weight.floats(), floats(bias));
-                    let norm = Norm::Layer { weight, bias, eps: *eps };
+                code @ (Code::RmsNorm { group, .. } | Code::LayerNorm { group, .. }) => {
+                    let Some(norm) = norm_of(code) else { return Ok(()) };
                     norm::norm(cx, norm, self.input(0), self.output(0), *group)
                 }
                 Code::Linear { .. } | Code::HeadLinear { .. } => {
@@ -261,15 +269,10 @@ impl<'a> Operands<'a> {
     unsafe fn rows_of(&self, before: Option<&'a Code>) -> int8::Rows<'a> {
         // SAFETY: by the caller.
         unsafe {
+            if let Some(norm) = before.and_then(norm_of) {
+                return int8::Rows::Norm(norm, self.input(0));
+            }
             match before {
-                Some(Code::RmsNorm { weight, eps, offset, .. }) => {
-                    let norm = Norm::Rms { weight: floats(weight), eps: *eps, offset: *offset };
-                    int8::Rows::Norm(norm, self.input(0))
-                }
-                Some(Code::LayerNorm { weight, bias, eps, .. }) => {
-                    let (weight, bias) = (weight.floats(), floats(bias));
-                    int8::Rows::Norm(Norm::Layer { weight, bias, eps: *eps }, self.input(0))
-                }
                 Some(Code::Element(Element::Gate(act))) => {
                     int8::Rows::Gate(*act, [self.input(0), self.input(1)])
                 }

@@ -1,7 +1,7 @@
 //! Weights packed for the integer kernels, by way of the store.
 
 use troika_device::{DeviceError, PackLayout, WeightBytes, WeightData};
-use troika_graph::WeightRef;
+use troika_graph::{WeightDecl, WeightRef};
 
 use crate::compile::{Code, Compiler, ExpertWeights};
 use crate::kernels::int8::{Layout, PackedView, ROWS};
@@ -32,6 +32,18 @@ impl Compiler<'_> {
         };
         let name = layout.name();
         let form = PackLayout { name: &name, rows: ROWS, panel: layout.panel_bytes() };
+        let bytes = self.pack(decl, form, &|raw, out| layout.pack_panels(raw, out))?;
+        Ok(PackedMatrix { layout, bytes })
+    }
+
+    /// A form of a weight, made by `pack` of the bytes of some rows.
+    pub fn pack(
+        &self,
+        decl: &WeightDecl,
+        form: PackLayout<'_>,
+        pack: &(dyn Fn(&[u8], &mut [u8]) + Sync),
+    ) -> Result<WeightBytes, DeviceError> {
+        let wrong = |why: String| DeviceError::Weight { name: decl.name.to_string(), why };
         let packed = self.weights.packed(&decl.name, form, &|data: &WeightData, out| {
             let need = decl.dtype.row_bytes(decl.cols).and_then(|r| r.checked_mul(data.rows));
             let is = (data.cols, data.dtype, Some(data.bytes.len()), form.bytes(data.rows));
@@ -40,13 +52,13 @@ impl Compiler<'_> {
                 let why = format!("is {}x{} {} of {len} bytes", data.rows, data.cols, data.dtype);
                 return Err(wrong(why));
             }
-            layout.pack_panels(&data.bytes, out);
+            pack(&data.bytes, out);
             Ok(())
         })?;
-        if packed.bytes.len() != layout.bytes() {
+        if Some(packed.bytes.len()) != form.bytes(decl.rows) {
             return Err(wrong(format!("{} packed bytes do not hold it", packed.bytes.len())));
         }
-        Ok(PackedMatrix { layout, bytes: packed.bytes })
+        Ok(packed.bytes)
     }
 
     /// Experts with activations in eight bits.
