@@ -1,4 +1,12 @@
-//! A small Rust lexer: enough to tell code from comments and strings.
+//! Rust source as a flat list of tokens, comments included.
+//!
+//! `proc-macro2` reads the code. It drops plain comments, which some rules speak of: those are what
+//! lies between two of its tokens. Documentation it turns into attributes, whose source is a
+//! comment again.
+
+use std::ops::Range;
+
+use proc_macro2::{LexError, Spacing, TokenStream, TokenTree};
 
 /// What a token is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -7,7 +15,7 @@ pub enum Kind {
     Ident,
     /// Any string literal, with its quotes and prefix.
     Str,
-    /// Line or block comment, documentation included.
+    /// A line of a comment, documentation included.
     Comment,
     /// One character of punctuation.
     Punct,
@@ -28,115 +36,90 @@ pub struct Token {
     pub line: usize,
 }
 
-/// Cuts Rust source into tokens. Never fails: an open literal or comment ends with the text.
-pub fn lex(text: &str) -> Vec<Token> {
-    let bytes = text.as_bytes();
-    let (mut at, mut line, mut tokens) = (0, 1, Vec::new());
-    while at < bytes.len() {
-        let (kind, end) = match next(text, at) {
-            Some(piece) => piece,
-            None => {
-                line += usize::from(bytes[at] == b'\n');
-                at += 1;
-                continue;
+/// Cuts Rust source into tokens.
+///
+/// # Errors
+/// Text that is no Rust: an open literal or comment, brackets that do not match.
+pub fn lex(text: &str) -> Result<Vec<Token>, LexError> {
+    let mut code = Vec::new();
+    flatten(text, text.parse()?, &mut code);
+    let mut lexer = Lexer { text, at: 0, line: 1, tokens: Vec::with_capacity(code.len()) };
+    for (kind, range) in code {
+        lexer.comments_until(range.start);
+        lexer.push(kind, range);
+    }
+    lexer.comments_until(text.len());
+    Ok(lexer.tokens)
+}
+
+/// The tokens of code and documentation, in the order of the text.
+fn flatten(text: &str, stream: TokenStream, out: &mut Vec<(Kind, Range<usize>)>) {
+    let mut trees = stream.into_iter().peekable();
+    while let Some(tree) = trees.next() {
+        let range = tree.span().byte_range();
+        match tree {
+            TokenTree::Ident(_) => out.push((Kind::Ident, range)),
+            TokenTree::Literal(_) => {
+                let kind =
+                    if text[range.clone()].contains('"') && !text[range.clone()].ends_with('\'') {
+                        Kind::Str
+                    } else {
+                        Kind::Other
+                    };
+                out.push((kind, range));
             }
-        };
-        tokens.push(Token { kind, start: at, end, line });
-        line += bytes[at..end].iter().filter(|b| **b == b'\n').count();
-        at = end;
-    }
-    tokens
-}
-
-/// The token that starts here, or `None` for white space.
-fn next(text: &str, at: usize) -> Option<(Kind, usize)> {
-    let rest = &text[at..];
-    let first = rest.chars().next()?;
-    if first.is_whitespace() {
-        // Multi-byte white space does not occur in practice; step over one byte of ASCII only.
-        return if first.is_ascii() { None } else { Some((Kind::Other, at + first.len_utf8())) };
-    }
-    if rest.starts_with("//") {
-        return Some((Kind::Comment, at + rest.find('\n').unwrap_or(rest.len())));
-    }
-    if rest.starts_with("/*") {
-        return Some((Kind::Comment, at + block_comment(rest)));
-    }
-    if let Some(length) = string(rest) {
-        return Some((Kind::Str, at + length));
-    }
-    if first == '\'' || rest.starts_with("b'") {
-        let prefix = usize::from(first == 'b');
-        return Some((Kind::Other, at + prefix + quote(&rest[prefix..])));
-    }
-    let is_word = |c: char| c.is_alphanumeric() || c == '_';
-    if is_word(first) {
-        let raw = if rest.starts_with("r#") { 2 } else { 0 };
-        let word = rest[raw..].find(|c| !is_word(c)).unwrap_or(rest.len() - raw);
-        let kind = if first.is_numeric() { Kind::Other } else { Kind::Ident };
-        return Some((kind, at + raw + word));
-    }
-    Some((Kind::Punct, at + first.len_utf8()))
-}
-
-/// Length of a block comment; they nest.
-fn block_comment(rest: &str) -> usize {
-    let (mut depth, mut at) = (0, 0);
-    let bytes = rest.as_bytes();
-    while at + 1 < bytes.len() {
-        match &bytes[at..at + 2] {
-            b"/*" => (depth, at) = (depth + 1, at + 2),
-            b"*/" => {
-                (depth, at) = (depth - 1, at + 2);
-                if depth == 0 {
-                    return at;
-                }
+            TokenTree::Punct(_) if text[range.clone()].starts_with('/') && range.len() > 1 => {
+                // Documentation: `#`, for inner one `!`, and a group in brackets, all with the
+                // comment's place.
+                while trees.next_if(|t| t.span().byte_range() == range).is_some() {}
+                out.push((Kind::Comment, range));
             }
-            _ => at += 1,
+            TokenTree::Punct(p) if p.as_char() == '\'' && p.spacing() == Spacing::Joint => {
+                let end = trees.next().map_or(range.end, |name| name.span().byte_range().end);
+                out.push((Kind::Other, range.start..end));
+            }
+            TokenTree::Punct(_) => out.push((Kind::Punct, range)),
+            TokenTree::Group(group) => {
+                out.push((Kind::Punct, group.span_open().byte_range()));
+                flatten(text, group.stream(), out);
+                out.push((Kind::Punct, group.span_close().byte_range()));
+            }
         }
     }
-    rest.len()
 }
 
-/// Length of a string literal that starts here, with `b`, `c` and `r#` prefixes.
-fn string(rest: &str) -> Option<usize> {
-    let marker = rest.find(|c| !matches!(c, 'b' | 'c' | 'r' | '#'))?;
-    let prefix = &rest[..marker];
-    let letters = prefix.trim_end_matches('#');
-    let hashes = prefix.len() - letters.len();
-    if !rest[marker..].starts_with('"') || !matches!(letters, "" | "b" | "c" | "r" | "br" | "cr") {
-        return None;
-    }
-    let body = marker + 1;
-    if letters.ends_with('r') {
-        let close = format!("\"{}", "#".repeat(hashes));
-        return Some(rest[body..].find(&close).map_or(rest.len(), |at| body + at + close.len()));
-    }
-    if hashes > 0 {
-        return None;
-    }
-    let mut escaped = false;
-    for (at, c) in rest[body..].char_indices() {
-        match c {
-            _ if escaped => escaped = false,
-            '\\' => escaped = true,
-            '"' => return Some(body + at + 1),
-            _ => {}
-        }
-    }
-    Some(rest.len())
+/// Puts comments between the tokens of code and counts lines.
+struct Lexer<'a> {
+    text: &'a str,
+    at: usize,
+    line: usize,
+    tokens: Vec<Token>,
 }
 
-/// Length of a character literal or a lifetime.
-fn quote(rest: &str) -> usize {
-    let mut chars = rest.char_indices().skip(1);
-    match chars.next() {
-        Some((_, '\\')) => {
-            let _escaped = chars.next();
-            chars.find(|(_, c)| *c == '\'').map_or(rest.len(), |(at, _)| at + 1)
+impl Lexer<'_> {
+    fn push(&mut self, kind: Kind, range: Range<usize>) {
+        let Range { start, end } = range;
+        self.tokens.push(Token { kind, start, end, line: self.line });
+        self.step(end);
+    }
+
+    fn step(&mut self, to: usize) {
+        self.line += self.text[self.at..to].matches('\n').count();
+        self.at = to;
+    }
+
+    /// Between two tokens there are white space and comments only.
+    fn comments_until(&mut self, end: usize) {
+        let gap = self.at..end;
+        for line in self.text[gap].split_inclusive('\n') {
+            let (from, comment) = (self.at, line.trim());
+            if !comment.is_empty() {
+                let start = from + line.len() - line.trim_start().len();
+                self.step(start);
+                self.push(Kind::Comment, start..start + comment.len());
+            }
+            self.step(from + line.len());
         }
-        Some((at, c)) if rest[at + c.len_utf8()..].starts_with('\'') => at + c.len_utf8() + 1,
-        _ => 1 + rest[1..].find(|c: char| !(c.is_alphanumeric() || c == '_')).unwrap_or(0),
     }
 }
 
@@ -145,12 +128,15 @@ mod tests {
     use super::*;
 
     fn kinds(text: &str) -> Vec<(Kind, &str, usize)> {
-        lex(text).iter().map(|t| (t.kind, &text[t.start..t.end], t.line)).collect()
+        lex(text).expect("Rust").iter().map(|t| (t.kind, &text[t.start..t.end], t.line)).collect()
     }
 
     #[test]
     fn code_is_told_from_strings_and_comments() {
-        let got = kinds("a /* x /* y */ */ \"q\\\"\" // end\nr#\"raw \" \"# b'\\'' 'a 'b' r#fn");
+        let got = kinds(
+            "a /* x /* y */ */ \"q\\\"\" // end\nr#\"raw \" \"# b'\\'' &'a b'\"' r#fn [1.5]\n\
+             /// doc\n//! inner\n\n  // é\n// last",
+        );
         let want = [
             (Kind::Ident, "a", 1),
             (Kind::Comment, "/* x /* y */ */", 1),
@@ -158,22 +144,30 @@ mod tests {
             (Kind::Comment, "// end", 1),
             (Kind::Str, "r#\"raw \" \"#", 2),
             (Kind::Other, "b'\\''", 2),
+            (Kind::Punct, "&", 2),
             (Kind::Other, "'a", 2),
-            (Kind::Other, "'b'", 2),
+            (Kind::Other, "b'\"'", 2),
             (Kind::Ident, "r#fn", 2),
+            (Kind::Punct, "[", 2),
+            (Kind::Other, "1.5", 2),
+            (Kind::Punct, "]", 2),
+            (Kind::Comment, "/// doc", 3),
+            (Kind::Comment, "//! inner", 4),
+            (Kind::Comment, "// é", 6),
+            (Kind::Comment, "// last", 7),
         ];
         assert_eq!(got, want);
     }
 
     #[test]
-    fn open_ends_do_not_loop() {
-        for text in ["\"open", "/* open", "r##\"open\"#", "'", "'\\", "b'", "é\u{a0}\"\\"] {
-            assert!(lex(text).iter().all(|t| t.end <= text.len()), "{text}");
+    fn what_is_no_rust_is_an_error() {
+        for text in ["\"open", "/* open", "r##\"open\"#", "fn f( {"] {
+            assert!(lex(text).is_err(), "{text}");
         }
     }
 
     #[test]
     fn lines_count_through_long_tokens() {
-        assert_eq!(kinds("\"a\nb\"\nc").last(), Some(&(Kind::Ident, "c", 3)));
+        assert_eq!(kinds("\"a\nb\"\n/* c\nd */ e").last(), Some(&(Kind::Ident, "e", 4)));
     }
 }

@@ -1,5 +1,7 @@
 //! A Rust file as the rules see it: code without comments, with test code marked.
 
+use proc_macro2::LexError;
+
 use super::lex::{Kind, Token, lex};
 
 /// A token of code.
@@ -23,13 +25,16 @@ pub struct Source {
 
 impl Source {
     /// Reads Rust text; `test` marks all of it as test code.
-    pub fn new(text: String, test: bool) -> Source {
+    ///
+    /// # Errors
+    /// Text that is no Rust.
+    pub fn new(text: String, test: bool) -> Result<Source, LexError> {
         let (comments, code): (Vec<Token>, Vec<Token>) =
-            lex(&text).into_iter().partition(|t| t.kind == Kind::Comment);
+            lex(&text)?.into_iter().partition(|t| t.kind == Kind::Comment);
         let code = code.into_iter().map(|token| Code { token, test }).collect();
         let mut source = Source { text, code, comments };
         source.mark_tests();
-        source
+        Ok(source)
     }
 
     /// The text of a token.
@@ -146,7 +151,7 @@ mod tests {
     use super::*;
 
     fn plain(text: &str) -> String {
-        let source = Source::new(text.to_string(), false);
+        let source = Source::new(text.to_string(), false).expect("Rust");
         source.plain_code().map(|(_, t)| source.text(t)).collect::<Vec<_>>().join(" ")
     }
 
@@ -161,7 +166,8 @@ mod tests {
 
     #[test]
     fn modules_in_other_files_are_named() {
-        let source = Source::new("#[cfg(test)] mod far; mod near;".to_string(), false);
+        let source =
+            Source::new("#[cfg(test)] mod far; mod near;".to_string(), false).expect("Rust");
         assert_eq!(source.test_modules(), ["far"]);
     }
 }

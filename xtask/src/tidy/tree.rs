@@ -58,7 +58,7 @@ impl Tree {
     /// Reads the project: what git knows or would take, or all files where there is no git.
     ///
     /// # Errors
-    /// A folder or file that cannot be read.
+    /// A folder or file that cannot be read, a Rust file that is none.
     pub fn load(root: &Path) -> io::Result<Tree> {
         let mut paths = match from_git(root) {
             Some(paths) => paths,
@@ -79,16 +79,14 @@ impl Tree {
                 raw.push((path, meta.len(), text));
             }
         }
-        let test_files = test_files(&raw);
-        let files = raw
-            .into_iter()
-            .map(|(path, size, text)| {
-                let source = text.clone().filter(|_| path.ends_with(".rs")).map(|text| {
-                    Source::new(text, File::is_test_place(&path) || test_files.contains(&path))
-                });
-                File { path, size, text, source }
-            })
-            .collect();
+        let test_files = test_files(&raw)?;
+        let mut files = Vec::with_capacity(raw.len());
+        for (path, size, text) in raw {
+            let rust = text.as_ref().filter(|_| path.ends_with(".rs"));
+            let test = File::is_test_place(&path) || test_files.contains(&path);
+            let source = rust.map(|text| read_source(&path, text, test)).transpose()?;
+            files.push(File { path, size, text, source });
+        }
         Ok(Tree { files })
     }
 
@@ -96,6 +94,11 @@ impl Tree {
     pub fn sources(&self) -> impl Iterator<Item = (&File, &Source)> {
         self.files.iter().filter_map(|file| Some((file, file.source.as_ref()?)))
     }
+}
+
+fn read_source(path: &str, text: &str, test: bool) -> io::Result<Source> {
+    Source::new(text.to_string(), test)
+        .map_err(|e| io::Error::other(format!("{path} is no Rust: {e}")))
 }
 
 /// The text of a file, or nothing when it is not text.
@@ -139,7 +142,7 @@ fn walk(root: &Path, below: &str, paths: &mut Vec<String>) -> io::Result<()> {
 }
 
 /// Files behind a `#[cfg(test)] mod name;`.
-fn test_files(raw: &[(String, u64, Option<String>)]) -> HashSet<String> {
+fn test_files(raw: &[(String, u64, Option<String>)]) -> io::Result<HashSet<String>> {
     let mut found = HashSet::new();
     for (path, _, text) in raw {
         let Some(text) = text.as_ref().filter(|t| path.ends_with(".rs") && t.contains("test"))
@@ -151,12 +154,12 @@ fn test_files(raw: &[(String, u64, Option<String>)]) -> HashSet<String> {
             "mod.rs" | "lib.rs" | "main.rs" => folder.to_string(),
             _ => format!("{folder}/{}", name.trim_end_matches(".rs")),
         };
-        for module in Source::new(text.clone(), false).test_modules() {
+        for module in read_source(path, text, false)?.test_modules() {
             found.insert(format!("{folder}/{module}.rs"));
             found.insert(format!("{folder}/{module}/mod.rs"));
         }
     }
-    found
+    Ok(found)
 }
 
 #[cfg(test)]
