@@ -4,6 +4,7 @@
 //! violations as its tests.
 
 mod lex;
+mod modules;
 mod rules;
 mod source;
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! One file per rule.
 
 mod arrows;
+mod circles;
 mod environment;
 mod families;
 mod hygiene;
@@ -17,6 +18,7 @@ pub type Rule = fn(&Tree) -> Vec<Violation>;
 /// Every rule.
 pub const ALL: &[Rule] = &[
     arrows::check,
+    circles::check,
     environment::check,
     families::check,
     hygiene::check,

@@ -1,0 +1,237 @@
+//! A crate as modules: what each defines, hands on and names.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use syn::visit::{self, Visit};
+use syn::{Attribute, Item, ItemMod, ItemUse, UseTree};
+
+use super::Tree;
+
+/// A module's place below the crate's root, or a name written in code.
+pub type Path = Vec<String>;
+
+/// What one file defines and names.
+#[derive(Debug, Default)]
+pub struct Module {
+    /// Names of the items that stand in the file.
+    items: BTreeSet<String>,
+    /// Names brought in by `use`, with where they come from.
+    imports: BTreeMap<String, Path>,
+    /// Modules of which everything is brought in.
+    globs: Vec<Path>,
+    /// Every path of the code outside of tests that begins at `crate`, `self` or `super`, or with a
+    /// name that the file imports, as it is written but begun at `crate`.
+    pub paths: Vec<Path>,
+}
+
+/// The modules of a crate.
+#[derive(Debug)]
+pub struct Crate {
+    /// By place.
+    pub modules: BTreeMap<Path, Module>,
+}
+
+impl Crate {
+    /// Reads the files below a source folder, test code left out.
+    ///
+    /// # Errors
+    /// A file that does not parse, with the reason.
+    pub fn read(tree: &Tree, root: &str) -> Result<Crate, (String, String)> {
+        let mut modules = BTreeMap::new();
+        for (file, _) in tree.sources().filter(|(f, _)| !f.is_test()) {
+            let below = file.path.strip_prefix(root).and_then(|p| p.strip_prefix('/'));
+            let Some(place) = below.map(place) else { continue };
+            let text = file.text.as_deref().unwrap_or_default();
+            let parsed = syn::parse_file(text).map_err(|e| (file.path.clone(), e.to_string()))?;
+            let mut reader = Reader { module: Module::default(), at: place.clone(), root: place };
+            reader.visit_file(&parsed);
+            modules.insert(reader.root, reader.module);
+        }
+        Ok(Crate { modules })
+    }
+
+    /// The module that defines what a path names, and the name. Nothing for what is in the same
+    /// module.
+    pub fn definition(&self, from: &Path, path: &Path) -> Option<(Path, String)> {
+        let (module, name) = self.resolve(path, 0)?;
+        let last = name.or_else(|| module.last().cloned())?;
+        (module != *from).then_some((module, last))
+    }
+
+    /// Follows names that modules hand on. The bound ends loops of `use`.
+    fn resolve(&self, path: &[String], depth: usize) -> Option<(Path, Option<String>)> {
+        let known = |n: &usize| self.modules.contains_key(&path[..*n]);
+        let length = (0..=path.len()).rev().find(known)?;
+        let (place, rest) = path.split_at(length);
+        let Some(name) = rest.first() else { return Some((place.to_vec(), None)) };
+        let module = &self.modules[place];
+        if module.items.contains(name) || depth > 16 {
+            return Some((place.to_vec(), Some(name.clone())));
+        }
+        if let Some(from) = module.imports.get(name) {
+            let whole: Path = from.iter().chain(&rest[1..]).cloned().collect();
+            return self.resolve(&whole, depth + 1);
+        }
+        for glob in &module.globs {
+            let whole: Path = glob.iter().chain(rest).cloned().collect();
+            let found = self.resolve(&whole, depth + 1);
+            let defines =
+                |(m, n): &(Path, Option<String>)| n.as_ref().is_none_or(|n| self.defines(m, n));
+            if found.as_ref().is_some_and(defines) {
+                return found;
+            }
+        }
+        Some((place.to_vec(), Some(name.clone())))
+    }
+
+    fn defines(&self, module: &Path, name: &str) -> bool {
+        self.modules.get(module).is_some_and(|m| m.items.contains(name))
+    }
+}
+
+/// The place of a file below the source folder.
+fn place(path: &str) -> Path {
+    let mut parts: Path = path.trim_end_matches(".rs").split('/').map(str::to_string).collect();
+    let is_folder = |name: &String| matches!(name.as_str(), "mod" | "lib" | "main");
+    if parts.last().is_some_and(is_folder) {
+        parts.pop();
+    }
+    parts
+}
+
+struct Reader {
+    module: Module,
+    /// The file's place.
+    root: Path,
+    /// Where the code being read stands: below `root` within a `mod name { ... }`.
+    at: Path,
+}
+
+impl Reader {
+    /// A path begun at the crate's root; nothing for one that begins elsewhere.
+    fn absolute(&self, written: &[String]) -> Option<Path> {
+        let mut place = match written.first()?.as_str() {
+            "crate" => Path::new(),
+            "self" | "super" => self.at.clone(),
+            name => {
+                let import = self.module.imports.get(name)?;
+                return Some(import.iter().chain(&written[1..]).cloned().collect());
+            }
+        };
+        for name in written {
+            match name.as_str() {
+                "crate" | "self" => {}
+                "super" => _ = place.pop(),
+                name => place.push(name.to_string()),
+            }
+        }
+        Some(place)
+    }
+
+    fn tree(&mut self, before: &[String], tree: &UseTree) {
+        let with = |name: &syn::Ident| [before, &[name.to_string()]].concat();
+        match tree {
+            UseTree::Path(path) => self.tree(&with(&path.ident), &path.tree),
+            UseTree::Name(name) if name.ident == "self" => {
+                self.import(before.last().cloned(), before);
+            }
+            UseTree::Name(name) => self.import(Some(name.ident.to_string()), &with(&name.ident)),
+            UseTree::Rename(as_name) => {
+                self.import(Some(as_name.rename.to_string()), &with(&as_name.ident));
+            }
+            UseTree::Glob(_) => {
+                let target = self.target(before);
+                self.module.globs.extend(target.clone());
+                self.module.paths.extend(target);
+            }
+            UseTree::Group(group) => group.items.iter().for_each(|t| self.tree(before, t)),
+        }
+    }
+
+    /// What a `use` names: from the crate's root, or a module or import of this file.
+    fn target(&self, written: &[String]) -> Option<Path> {
+        self.absolute(written).or_else(|| {
+            let child = self.module.items.contains(written.first()?);
+            child.then(|| self.at.iter().chain(written).cloned().collect())
+        })
+    }
+
+    fn import(&mut self, name: Option<String>, written: &[String]) {
+        let Some(target) = self.target(written) else { return };
+        self.module.paths.push(target.clone());
+        if let Some(name) = name {
+            self.module.imports.insert(name, target);
+        }
+    }
+}
+
+fn is_test(attributes: &[Attribute]) -> bool {
+    attributes.iter().any(|a| match &a.meta {
+        syn::Meta::Path(path) => path.is_ident("test"),
+        syn::Meta::List(list) if list.path.is_ident("cfg") => {
+            let text = list.tokens.to_string();
+            text.contains("test") && !text.contains("not")
+        }
+        _ => false,
+    })
+}
+
+fn name(item: &Item) -> Option<String> {
+    let ident = match item {
+        Item::Const(i) => &i.ident,
+        Item::Enum(i) => &i.ident,
+        Item::Fn(i) => &i.sig.ident,
+        Item::Macro(i) => i.ident.as_ref()?,
+        Item::Mod(i) => &i.ident,
+        Item::Static(i) => &i.ident,
+        Item::Struct(i) => &i.ident,
+        Item::Trait(i) => &i.ident,
+        Item::Type(i) => &i.ident,
+        Item::Union(i) => &i.ident,
+        _ => return None,
+    };
+    Some(ident.to_string())
+}
+
+impl<'ast> Visit<'ast> for Reader {
+    fn visit_file(&mut self, file: &'ast syn::File) {
+        self.module.items = file.items.iter().filter_map(name).collect();
+        // Imports first: code may stand above them.
+        for item in &file.items {
+            if let Item::Use(item) = item {
+                self.visit_item_use(item);
+            }
+        }
+        for item in file.items.iter().filter(|i| !matches!(i, Item::Use(_))) {
+            self.visit_item(item);
+        }
+    }
+
+    fn visit_item_use(&mut self, item: &'ast ItemUse) {
+        if !is_test(&item.attrs) {
+            self.tree(&[], &item.tree);
+        }
+    }
+
+    fn visit_item_mod(&mut self, item: &'ast ItemMod) {
+        if item.content.is_some() && !is_test(&item.attrs) {
+            self.at.push(item.ident.to_string());
+            visit::visit_item_mod(self, item);
+            self.at.pop();
+        }
+    }
+
+    fn visit_item_fn(&mut self, item: &'ast syn::ItemFn) {
+        if !is_test(&item.attrs) {
+            visit::visit_item_fn(self, item);
+        }
+    }
+
+    fn visit_path(&mut self, path: &'ast syn::Path) {
+        let written: Path = path.segments.iter().map(|s| s.ident.to_string()).collect();
+        if path.leading_colon.is_none() {
+            self.module.paths.extend(self.absolute(&written));
+        }
+        visit::visit_path(self, path);
+    }
+}

@@ -1,0 +1,213 @@
+//! Circles: the modules of a folder do not import each other in a loop.
+//!
+//! Looked at folder by folder: the files and folders that lie in one folder are the nodes, and an
+//! arrow runs from one to another if anything in the first names anything in the second. A name that
+//! a module hands on (`pub use`) counts for the module that defines it. What a folder's own file
+//! (`mod.rs`, `lib.rs`) and the folder's parts take from each other does not count.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::tidy::modules::{Crate, Module, Path};
+use crate::tidy::tree::File;
+use crate::tidy::{Tree, Violation};
+
+const RULE: &str = "circles";
+
+/// Folders of which the circles are known and not yet opened; to be emptied, not added to.
+const KNOWN: &[&str] = &[
+    "crates/troika-cli/src",
+    "crates/troika-cpu/src",
+    "crates/troika-cpu/src/kernels/attention",
+    "crates/troika-cpu/src/kernels/int8",
+    "crates/troika-cpu/src/kernels/linear",
+    "crates/troika-engine/src",
+    "crates/troika-graph/src",
+    "crates/troika-model/src",
+    "crates/troika-model/src/lower",
+    "crates/troika-model/src/weights",
+    "crates/troika/src",
+];
+
+/// Arrows of one folder: from one of its modules to another, with the names that make them.
+type Arrows = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
+
+/// Checks every crate.
+pub fn check(tree: &Tree) -> Vec<Violation> {
+    // Trees of tests hold none of the listed folders.
+    let known: Vec<&str> = KNOWN.iter().copied().filter(|k| is_there(tree, k)).collect();
+    check_with(tree, &known)
+}
+
+fn is_there(tree: &Tree, folder: &str) -> bool {
+    tree.files.iter().any(|f| f.path.strip_prefix(folder).is_some_and(|p| p.starts_with('/')))
+}
+
+fn check_with(tree: &Tree, known: &[&str]) -> Vec<Violation> {
+    let mut found = Vec::new();
+    let mut stale: BTreeSet<&str> = known.iter().copied().collect();
+    for root in roots(tree) {
+        let krate = match Crate::read(tree, &root) {
+            Ok(krate) => krate,
+            Err((path, why)) => {
+                found.push(Violation { path, line: 1, rule: RULE, message: why });
+                continue;
+            }
+        };
+        for (folder, arrows) in folders(&krate) {
+            let place = place(&root, &folder);
+            let circles = circles(&arrows);
+            let is_known = !circles.is_empty() && stale.remove(place.as_str());
+            if !is_known {
+                let sentences = circles.iter().map(|c| sentence(c, &arrows));
+                found.extend(sentences.map(|s| violation(&place, &s)));
+            }
+        }
+    }
+    found.extend(stale.iter().map(|p| violation(p, "has no circle; drop it from the list")));
+    found
+}
+
+fn violation(path: &str, message: &str) -> Violation {
+    Violation { path: path.to_string(), line: 1, rule: RULE, message: message.to_string() }
+}
+
+fn place(root: &str, folder: &[String]) -> String {
+    let parts: Vec<&str> =
+        [root.trim_end_matches('/')].into_iter().chain(folder.iter().map(String::as_str)).collect();
+    parts.join("/")
+}
+
+/// The source folders of all crates.
+fn roots(tree: &Tree) -> Vec<String> {
+    let is_root = |f: &&File| f.path.ends_with("src/lib.rs") || f.path.ends_with("src/main.rs");
+    let folder = |f: &File| f.path.rsplit_once('/').map_or("", |(folder, _)| folder).to_string();
+    let mut roots: Vec<String> = tree.files.iter().filter(is_root).map(folder).collect();
+    roots.dedup();
+    roots
+}
+
+/// The arrows of every folder that has some.
+fn folders(krate: &Crate) -> BTreeMap<Path, Arrows> {
+    let mut folders: BTreeMap<Path, Arrows> = BTreeMap::new();
+    for (from, module) in &krate.modules {
+        for used in uses(krate, from, module) {
+            let (to, name) = used;
+            let shared = from.iter().zip(&to).take_while(|(a, b)| a == b).count();
+            if let (Some(a), Some(b)) = (from.get(shared), to.get(shared)) {
+                let arrows = folders.entry(from[..shared].to_vec()).or_default();
+                arrows.entry(a.clone()).or_default().entry(b.clone()).or_default().insert(name);
+            }
+        }
+    }
+    folders
+}
+
+/// The modules that define what a module names, with the names.
+fn uses(krate: &Crate, from: &Path, module: &Module) -> Vec<(Path, String)> {
+    module.paths.iter().filter_map(|path| krate.definition(from, path)).collect()
+}
+
+/// Sets of nodes that reach each other.
+fn circles(arrows: &Arrows) -> Vec<Vec<String>> {
+    let reach = |start: &String| {
+        let (mut seen, mut open) = (BTreeSet::new(), vec![start]);
+        while let Some(node) = open.pop() {
+            for next in arrows.get(node).into_iter().flat_map(BTreeMap::keys) {
+                if seen.insert(next.clone()) {
+                    open.push(next);
+                }
+            }
+        }
+        seen
+    };
+    let reached: BTreeMap<&String, BTreeSet<String>> =
+        arrows.keys().map(|node| (node, reach(node))).collect();
+    let mut found: Vec<Vec<String>> = Vec::new();
+    for (node, seen) in &reached {
+        if !seen.contains(*node) || found.iter().any(|circle| circle.contains(node)) {
+            continue;
+        }
+        let back = |other: &&String| reached.get(other).is_some_and(|s| s.contains(*node));
+        found.push(seen.iter().filter(back).cloned().collect());
+    }
+    found
+}
+
+fn sentence(circle: &[String], arrows: &Arrows) -> String {
+    let mut parts = Vec::new();
+    for from in circle {
+        for (to, names) in arrows.get(from).into_iter().flatten() {
+            if circle.contains(to) {
+                let names: Vec<&str> = names.iter().map(String::as_str).collect();
+                parts.push(format!("{from} -> {to} ({})", names.join(", ")));
+            }
+        }
+    }
+    format!(
+        "modules that import each other: {}; move what they share to one below",
+        parts.join("; ")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tidy::testing::tree;
+
+    fn found(files: &[(&str, &str)]) -> Vec<String> {
+        let violations = check(&tree(files));
+        violations.iter().map(|v| format!("{}: {}", v.path, v.message)).collect()
+    }
+
+    #[test]
+    fn files_that_import_each_other_are_found() {
+        let found = found(&[
+            ("crates/a/src/lib.rs", "mod b;\nmod c;\nmod d;\npub use b::B;\n"),
+            ("crates/a/src/b.rs", "use crate::c::{self, C};\npub struct B;\n"),
+            ("crates/a/src/c.rs", "pub struct C;\nfn f() -> crate::B { crate::B }\n"),
+            ("crates/a/src/d.rs", "use super::c::C;\nuse crate::B;\n"),
+        ]);
+        assert_eq!(found.len(), 1);
+        assert!(found[0].starts_with("crates/a/src: "), "{found:?}");
+        assert!(found[0].contains("b -> c (C, c); c -> b (B)"), "{found:?}");
+    }
+
+    #[test]
+    fn folders_that_import_each_other_are_found_and_parts_of_one_are_not() {
+        let found = found(&[
+            ("crates/a/src/lib.rs", "mod b;\nmod c;\n"),
+            ("crates/a/src/b/mod.rs", "mod x;\nmod y;\npub use x::X;\npub struct Own;\n"),
+            ("crates/a/src/b/x.rs", "use super::Own;\npub struct X;\n"),
+            ("crates/a/src/b/y.rs", "use super::{Own, X};\nuse crate::c::z::Z;\n"),
+            ("crates/a/src/c/mod.rs", "pub mod z;\nuse crate::b::*;\nfn f(x: X) {}\n"),
+            ("crates/a/src/c/z.rs", "pub struct Z;\n"),
+        ]);
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(found[0].starts_with("crates/a/src: "), "{found:?}");
+        assert!(found[0].contains("b -> c (Z)"), "{found:?}");
+    }
+
+    #[test]
+    fn tests_and_other_crates_do_not_count() {
+        let found = found(&[
+            ("crates/a/src/lib.rs", "mod b;\nmod c;\n"),
+            ("crates/a/src/b.rs", "#[cfg(test)]\nmod tests { use crate::c::C; }\npub struct B;\n"),
+            ("crates/a/src/c.rs", "use super::b::B;\nuse other::b::B as D;\npub struct C;\n"),
+            ("crates/a/tests/t.rs", "use a::B;\n"),
+        ]);
+        assert!(found.is_empty(), "{found:?}");
+    }
+
+    #[test]
+    fn known_circles_are_listed_only_while_they_are_there() {
+        let looping = [
+            ("crates/a/src/lib.rs", "mod b;\nmod c;\n"),
+            ("crates/a/src/b.rs", "use crate::c::C;\npub struct B;\n"),
+            ("crates/a/src/c.rs", "use crate::b::B;\npub struct C;\n"),
+        ];
+        let known = ["crates/a/src"];
+        assert!(check_with(&tree(&looping), &known).is_empty());
+        assert_eq!(check_with(&tree(&looping), &[]).len(), 1);
+        assert_eq!(check_with(&tree(&looping[..2]), &known).len(), 1);
+    }
+}
