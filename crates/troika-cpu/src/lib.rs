@@ -1,32 +1,28 @@
-//! The CPU device: kernels, thread pool, executor of subgraphs.
+//! The CPU device: it compiles subgraphs to lists of kernel calls and runs them on a pool of threads.
 //!
-//! [`CpuDevice`] compiles a subgraph into a list of ops with resolved weights and memory slots
-//! (`compile`, `place`), and runs it on the threads of a queue (`queue`, `executor`, `bindings`,
-//! `ops`, `threads`). Kernels
-//! are a folder per op, written once over SIMD lanes ([`kernels::simd`]) and instantiated per
-//! instruction set; which variant runs is a pure function (`select`). See the crate's README for
-//! the determinism rule.
+//! From the ground up, each module using only those before it:
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `runtime` | the thread pool, the memory its threads share, prefetches |
+//! | [`machine`] | instruction sets and their wrapped instructions, cores, measured peaks |
+//! | [`kernels`] | a folder per op, written once over SIMD lanes and instantiated per instruction set |
+//! | `compile` | a subgraph becomes a list of ops with resolved weights and places in memory |
+//! | `device` | [`CpuDevice`], its queue, and the executor that walks such a list |
+//!
+//! See the crate's README for the determinism rule.
 
-mod bindings;
 mod compile;
-mod detect;
 mod device;
-mod executor;
-mod fuse;
 pub mod kernels;
-pub mod limits;
-mod memory;
-mod ops;
-mod packed;
-mod place;
-mod queue;
-mod select;
-mod threads;
-mod topology;
+pub mod machine;
+mod runtime;
 
-pub use detect::{Amx, Isa, cores, features};
 pub use device::{CpuDevice, CpuOptions};
-pub use memory::{PerWorker, SharedMut};
-pub use select::{LinearChoice, LinearShape};
-pub use threads::{Panicked, Pool};
-pub use topology::{Core, default_threads, parse_cores, physical_cores, topology};
+pub use kernels::select::{LinearChoice, LinearShape};
+pub use machine::peaks;
+pub use machine::{
+    Amx, Core, Isa, Multiply, cores, default_threads, features, parse_cores, physical_cores,
+    topology,
+};
+pub use runtime::{Panicked, PerWorker, Pool, SharedMut};

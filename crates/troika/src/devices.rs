@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-pub use troika_cpu::limits::{Limit, Limits};
 pub use troika_cpu::parse_cores;
-use troika_cpu::{CpuDevice, CpuOptions, Isa};
+pub use troika_cpu::peaks::{Peak, Peaks};
+use troika_cpu::{CpuDevice, CpuOptions, Isa, Multiply};
 use troika_device::{Device, DeviceError};
+use troika_graph::{Acts, DType};
 
 /// Which devices to open.
 #[derive(Clone, Debug, Default)]
@@ -63,15 +64,23 @@ fn find_isa(name: &str) -> Result<Isa, DeviceError> {
 
 /// Read bandwidth of this machine's memory in GB/s, measured now with the given threads.
 pub fn measure_bandwidth(threads: usize) -> f64 {
-    troika_cpu::limits::measure_bandwidth(threads)
+    troika_cpu::peaks::measure_bandwidth(threads)
 }
 
-/// Measures what this machine can do at most with the given options.
+/// Measures what this machine can do at most with the threads of the options.
+pub fn measure_peaks(options: &DeviceOptions) -> Peaks {
+    troika_cpu::peaks::measure(options.threads.unwrap_or_else(troika_cpu::cores))
+}
+
+/// What products with weights of a type multiply with under the given options, if it is known.
 ///
 /// # Errors
 /// An instruction set this machine does not have.
-pub fn measure_limits(options: &DeviceOptions) -> Result<Limits, DeviceError> {
-    let threads = options.threads.unwrap_or_else(troika_cpu::cores);
+pub fn multiply_of(
+    options: &DeviceOptions,
+    weight: DType,
+    acts: Acts,
+) -> Result<Option<Multiply>, DeviceError> {
     let isa = options.isa.as_deref().map_or(Ok(Isa::detect()), find_isa)?;
-    Ok(troika_cpu::limits::measure(threads, isa))
+    Ok(troika_cpu::kernels::multiply(isa, weight, acts))
 }

@@ -23,7 +23,7 @@ mod session;
 mod text;
 
 pub use devices::{
-    DeviceOptions, Limit, Limits, instruction_sets, measure_bandwidth, measure_limits,
+    DeviceOptions, Peak, Peaks, instruction_sets, measure_bandwidth, measure_peaks, multiply_of,
     open_devices, parse_cores, usable_cores,
 };
 pub use error::Error;

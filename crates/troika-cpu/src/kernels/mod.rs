@@ -1,23 +1,25 @@
 //! Kernels, a folder per op. `mod.rs` holds the driver that cuts the op into parts and the
 //! kernel over [`simd::Lanes`]; `scalar.rs` the plain reference everything is checked against;
 //! files named after an instruction set (`avx2.rs`, ...) what is written for that set alone.
-//! [`instructions`] lets such a file run on machines without the set, in tests.
+//! [`instructions`](crate::machine::instructions) lets such a file run on machines without the set, in tests.
 
 pub mod attention;
 pub mod elementwise;
 pub mod embed;
-pub mod instructions;
 pub mod int8;
 pub mod kv;
 pub mod linear;
 pub mod moe;
 pub mod norm;
-pub(crate) mod prefetch;
 pub mod rope;
 pub mod router;
+pub(crate) mod select;
 pub mod simd;
 
-use crate::{Isa, Panicked, PerWorker, Pool};
+use troika_graph::{Acts, DType};
+
+use crate::machine::{Isa, Multiply};
+use crate::runtime::{Panicked, PerWorker, Pool};
 
 /// Why a kernel did not finish.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -40,10 +42,39 @@ pub struct Context<'a> {
     pub scratch: PerWorker<'a>,
 }
 
+/// What products with weights of a type multiply with on an instruction set, if it is known.
+pub fn multiply(isa: Isa, weight: DType, acts: Acts) -> Option<Multiply> {
+    match acts {
+        Acts::Int8 => int8::multiply(isa, weight),
+        Acts::F32 | Acts::Bf16 => linear::multiply(isa, acts),
+    }
+}
+
 /// Elements of an element-wise op that one part handles.
 pub(crate) const ELEMENTS_PER_PART: usize = 16 << 10;
 
 /// Rows of `cols` elements that one part of a row-wise op handles.
 pub(crate) fn rows_per_part(cols: usize) -> usize {
     (ELEMENTS_PER_PART / cols.max(1)).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::WEIGHT_DTYPES;
+    use crate::machine::peaks;
+
+    /// What the kernels say they use is something this machine has.
+    #[test]
+    fn kernels_use_what_is_measured() {
+        for isa in Isa::available() {
+            for acts in [Acts::F32, Acts::Int8, Acts::Bf16] {
+                for dtype in WEIGHT_DTYPES {
+                    let used = multiply(isa, dtype, acts);
+                    let here = used.is_none_or(peaks::is_measured);
+                    assert!(here, "{isa:?} {dtype} {acts:?}");
+                }
+            }
+        }
+    }
 }

@@ -1,6 +1,6 @@
 //! The plain instructions, by the manual's own examples and, on ARM, against the machine's.
 
-use troika_cpu::kernels::instructions::arm::{Arm, Emulated};
+use troika_cpu::machine::instructions::arm::{Arm, Emulated};
 
 type E = Emulated;
 type V = <E as Arm>::V;
@@ -59,7 +59,7 @@ fn shifts_go_both_ways() {
 /// Every instruction with the same random operands, natively and in plain Rust.
 #[cfg(target_arch = "aarch64")]
 mod native {
-    use troika_cpu::kernels::instructions::arm::Native;
+    use troika_cpu::machine::instructions::arm::Native;
 
     use super::*;
 

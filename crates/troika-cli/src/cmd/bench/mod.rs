@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use troika::engine::{Feed, SeqId, Want};
 use troika::trace::Tracer;
-use troika::{DeviceOptions, Model, OpenOptions, measure_limits};
+use troika::{DeviceOptions, Model, OpenOptions, measure_peaks};
 
 use crate::error::CliError;
 use crate::flags::{BenchArgs, TableFlag};
@@ -60,9 +60,9 @@ pub fn run(args: &BenchArgs) -> Result<(), CliError> {
     for threads in threads {
         // Before the model: its memory is not touched meanwhile.
         let devices = devices(args, threads);
-        let limits = measure_limits(&devices).map_err(|e| CliError::Troika(e.into()))?;
+        let peaks = measure_peaks(&devices);
         let mut model = open(args, threads, context(&tests), Tracer::off())?;
-        let facts = Facts::of(name(args)?, &devices, &mut model, limits);
+        let facts = Facts::of(name(args)?, &devices, &mut model, peaks)?;
         if args.output == TableFlag::Md {
             output::write(&print::markdown_head(&facts, first))?;
         }

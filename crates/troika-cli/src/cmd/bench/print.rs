@@ -3,7 +3,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Map, Value, json};
-use troika::Limits;
+use troika::Peaks;
 
 use super::row::{Facts, Row, acts_name, mean_sd};
 use crate::flags::TableFlag;
@@ -19,10 +19,10 @@ pub fn row(row: &Row<'_>, form: TableFlag, first: bool) -> String {
 }
 
 /// The limits by name: GB/s, GFLOP/s, GOP/s.
-pub fn limits(limits: &Limits) -> Value {
+pub fn peaks(peaks: &Peaks) -> Value {
     let mut map = Map::new();
-    map.insert("read_bandwidth".into(), limits.read.into());
-    map.extend(limits.multiply.iter().map(|l| (l.multiply.name().into(), l.value.into())));
+    map.insert("read_bandwidth".into(), peaks.read.into());
+    map.extend(peaks.multiply.iter().map(|l| (l.multiply.name().into(), l.value.into())));
     Value::Object(map)
 }
 
@@ -51,9 +51,9 @@ fn fields(row: &Row<'_>) -> Value {
         "ttft_ms": row.ttft_ms(),
         "gb_per_s": row.gb_per_s(), "gop_per_s": row.gop_per_s(),
         "limit": row.bound(), "share_of_limit": row.share(),
-        "limit_gb_per_s": f.limits.read,
+        "limit_gb_per_s": f.peaks.read,
         "limit_gop_per_s": f.multiply.map(|l| l.value),
-        "limits": limits(&f.limits),
+        "limits": peaks(&f.peaks),
     })
 }
 
@@ -79,15 +79,15 @@ fn csv(row: &Row<'_>, first: bool) -> String {
 }
 
 /// The limits, in words.
-pub fn limits_line(limits: &Limits) -> String {
+pub fn peaks_line(peaks: &Peaks) -> String {
     let one =
-        |l: &troika::Limit| format!("{} {:.0} {}", l.multiply.name(), l.value, l.multiply.unit());
-    let all: Vec<String> = limits.multiply.iter().map(one).collect();
-    let plural = if limits.threads == 1 { "thread" } else { "threads" };
+        |l: &troika::Peak| format!("{} {:.0} {}", l.multiply.name(), l.value, l.multiply.unit());
+    let all: Vec<String> = peaks.multiply.iter().map(one).collect();
+    let plural = if peaks.threads == 1 { "thread" } else { "threads" };
     format!(
         "Limits, {} {plural}: read_bandwidth {:.1} GB/s; {}\n",
-        limits.threads,
-        limits.read,
+        peaks.threads,
+        peaks.read,
         all.join(", ")
     )
 }
@@ -99,7 +99,7 @@ pub fn markdown_head(facts: &Facts, first: bool) -> String {
         "{gap}{}\n\
          | model | size | params | device | quant | threads | test | t/s | TTFT | GB/s | GOP/s | of limit |\n\
          | --- | ---: | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n",
-        limits_line(&facts.limits)
+        peaks_line(&facts.peaks)
     )
 }
 

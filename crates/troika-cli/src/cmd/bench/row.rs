@@ -2,9 +2,10 @@
 
 use troika::graph::{Acts, DType};
 use troika::model::weights::TokenCost;
-use troika::{DeviceOptions, Limit, Limits, Model};
+use troika::{DeviceOptions, Model, Peak, Peaks, multiply_of};
 
 use super::Test;
+use crate::error::CliError;
 
 /// What does not change between tests.
 pub struct Facts {
@@ -21,16 +22,21 @@ pub struct Facts {
     /// What most products take their activations as.
     pub acts: Acts,
     pub threads: usize,
-    pub limits: Limits,
-    /// The multiply limit of the products with those weights.
-    pub multiply: Option<Limit>,
+    pub peaks: Peaks,
+    /// The peak of the products with those weights.
+    pub multiply: Option<Peak>,
     cost: TokenCost,
     /// Bytes of cache per position, and the window they are read in, for each cache tensor.
     states: Vec<(usize, Option<usize>)>,
 }
 
 impl Facts {
-    pub fn of(name: String, options: &DeviceOptions, model: &mut Model, limits: Limits) -> Facts {
+    pub fn of(
+        name: String,
+        options: &DeviceOptions,
+        model: &mut Model,
+        peaks: Peaks,
+    ) -> Result<Facts, CliError> {
         let classes = model.store().classes();
         let dtype = main_type(model);
         let cost = model.store().token_cost(model.spec());
@@ -40,7 +46,11 @@ impl Facts {
             states.map(|s| (s.width * s.dtype.block_bytes(), lowered.groups[s.group])).collect();
         let plan = model.engine().plan();
         let acts = dtype.map_or(Acts::F32, |d| acts_of(d, &plan.activations));
-        Facts {
+        let multiply = match dtype {
+            Some(d) => multiply_of(options, d, acts).map_err(|e| CliError::Troika(e.into()))?,
+            None => None,
+        };
+        Ok(Facts {
             model: name,
             size: classes.iter().map(|c| c.bytes).sum(),
             params: classes.iter().map(|c| c.parameters).sum(),
@@ -50,13 +60,13 @@ impl Facts {
             kv: plan.kv_dtype.name().to_lowercase(),
             chunk: plan.chunk,
             acts,
-            threads: limits.threads,
-            multiply: dtype.and_then(|d| limits.of(d, acts)),
-            limits,
+            threads: peaks.threads,
+            multiply: multiply.and_then(|m| peaks.of(m)),
+            peaks,
             cost,
             states,
             family: model.spec().family.clone(),
-        }
+        })
     }
 
     /// Bytes of cache read for a token after `positions` others.
@@ -141,7 +151,7 @@ impl Row<'_> {
     /// and 1; none where the limit is not known.
     pub fn share(&self) -> Option<f64> {
         match self.gb_per_s() {
-            Some(gb) => Some(gb / self.facts.limits.read).filter(|s| s.is_finite()),
+            Some(gb) => Some(gb / self.facts.peaks.read).filter(|s| s.is_finite()),
             None => self.facts.multiply.map(|l| self.gop_per_s() / l.value),
         }
     }

@@ -14,8 +14,8 @@ use super::KEY_BLOCK;
 use super::block::Seen;
 use super::many::{part, per_word, words, words_of};
 use crate::kernels::linear::{Mac, Source};
-use crate::kernels::prefetch;
 use crate::kernels::simd::Lanes;
+use crate::runtime::prefetch;
 
 /// Positions read for all heads before the next ones.
 const GROUP: usize = 8;

@@ -31,10 +31,10 @@ use super::lanes::{ROWS, Rows, turns};
 use super::layout::{GROUP, QUAD};
 use super::quantize::{GROUP_FLOATS, Group};
 use super::tile::{self, Block, DIRECT, Part, even_chunk, get, put, rows, widen_all};
-use crate::kernels::instructions::Work;
-use crate::kernels::instructions::x86::{Held, TileConfig, Tiles, Vector};
+use crate::machine::instructions::Work;
+use crate::machine::instructions::x86::{Held, TileConfig, Tiles, Vector};
 #[cfg(target_arch = "x86_64")]
-use crate::kernels::instructions::x86::{Tmm, Zmm};
+use crate::machine::instructions::x86::{Tmm, Zmm};
 
 /// Activation rows of a step: 24 registers hold their sums with two panels.
 const STEP: usize = 12;

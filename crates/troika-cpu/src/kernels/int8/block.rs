@@ -7,7 +7,7 @@ use super::format::{Format, Panel};
 use super::lanes::{Rows, turns};
 use super::layout::QUAD;
 use super::quantize::Group;
-use crate::kernels::prefetch;
+use crate::runtime::prefetch;
 
 /// Bytes before the values in use that are asked for: about the latency of memory.
 const AHEAD: usize = 4096;

@@ -20,8 +20,8 @@ use smallvec::SmallVec;
 use troika_graph::DType;
 
 use crate::kernels::linear::{OutView, RowsView, worker_floats};
+use crate::kernels::select;
 use crate::kernels::{Context, KernelError};
-use crate::select;
 
 pub(crate) use lanes::multiply;
 pub use lanes::{ROWS, name};

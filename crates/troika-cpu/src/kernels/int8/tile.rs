@@ -13,7 +13,7 @@ use super::format::{Format, Panel};
 use super::lanes::{ROWS, Rows, turns};
 use super::layout::{GROUP, QUAD};
 use super::quantize::GROUP_FLOATS;
-use crate::kernels::instructions::Work;
+use crate::machine::instructions::Work;
 
 /// A part of a product: some weight rows, some activation rows.
 pub(crate) struct Part<'a> {

@@ -32,8 +32,8 @@ use super::pack::{Block, WIDE, pack};
 use super::terms::Mac;
 use super::tile::{Sink, ahead};
 use super::{BLOCK, Part, RowsView};
-use crate::kernels::instructions::x86::{Held, TileConfig, Tiles};
 use crate::kernels::simd::Lanes;
+use crate::machine::instructions::x86::{Held, TileConfig, Tiles};
 
 /// Rows of a tile, and words of its rows.
 const SIDE: usize = 16;

@@ -152,7 +152,7 @@ mod native {
 
     use super::super::amx;
     use super::{Mac, PairsKernel, Part};
-    use crate::kernels::instructions::x86::Tmm;
+    use crate::machine::instructions::x86::Tmm;
 
     struct Native;
 
@@ -236,7 +236,7 @@ pub(super) fn run_part(isa: Isa, part: Part<'_>) {
             }
             #[cfg(all(feature = "emulate", not(target_arch = "aarch64")))]
             {
-                use crate::kernels::instructions::x86::EmulatedTiles;
+                use crate::machine::instructions::x86::EmulatedTiles;
                 return super::amx::part::<Emulated, EmulatedTiles>(part);
             }
         }

@@ -22,10 +22,10 @@ mod weights;
 
 use troika_graph::{Acts, DType};
 
+use crate::kernels::select;
 use crate::kernels::simd::{Kernel, Lanes, dispatch};
 use crate::kernels::{Context, KernelError};
-use crate::limits::Multiply;
-use crate::select;
+use crate::machine::Multiply;
 use crate::{Isa, SharedMut};
 
 pub(crate) use bf16::{PairsKernel, dispatch_pairs};

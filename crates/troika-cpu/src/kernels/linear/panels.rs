@@ -13,8 +13,8 @@ use super::terms::Mac;
 use super::tile::Sink;
 use super::{BLOCK, Part, Product, WeightView};
 use crate::Isa;
-use crate::kernels::prefetch;
 use crate::kernels::simd::Lanes;
+use crate::runtime::prefetch;
 
 /// Weight rows of a panel.
 pub const ROWS: usize = 16;

@@ -14,9 +14,9 @@ use troika_graph::{Activation, Acts};
 use crate::SharedMut;
 use crate::kernels::elementwise::{Element, Run, each_row};
 use crate::kernels::linear::{self, Input, OutView, RowsView};
+use crate::kernels::select;
 use crate::kernels::simd::dispatch;
 use crate::kernels::{Context, KernelError, int8};
-use crate::select;
 
 pub use weight::{Piece, Weight};
 

@@ -5,8 +5,9 @@ use std::ops::Range;
 use troika_graph::Acts;
 
 use crate::kernels::linear::{self, Input, OutView, RowsView, WeightView};
+use crate::kernels::select;
 use crate::kernels::{Context, KernelError, int8};
-use crate::{Isa, select};
+use crate::machine::Isa;
 
 /// A product of some weight rows with some activation rows.
 pub struct Piece<'a> {

@@ -15,7 +15,7 @@ use half::{bf16, f16};
 
 use crate::Isa;
 #[cfg(any(target_arch = "aarch64", feature = "emulate"))]
-use crate::kernels::instructions::arm;
+use crate::machine::instructions::arm;
 
 pub use scalar::Portable;
 

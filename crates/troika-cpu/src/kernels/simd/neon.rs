@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 
 use super::{EXP_MAX, EXP_MIN, EXP_POLY, LN2_HIGH, LN2_LOW, Lanes, MAX_LANES};
-use crate::kernels::instructions::arm::Arm;
+use crate::machine::instructions::arm::Arm;
 
 /// Four floats in a register of `A`.
 #[derive(Clone, Copy)]

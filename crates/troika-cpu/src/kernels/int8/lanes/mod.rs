@@ -17,10 +17,10 @@ use troika_graph::DType;
 use super::format::{Format, with_format};
 use super::tile::Part;
 use crate::Isa;
-use crate::kernels::instructions::Work;
+use crate::machine::Multiply;
+use crate::machine::instructions::Work;
 #[cfg(target_arch = "x86_64")]
-use crate::kernels::instructions::x86::{Ymm, Zmm};
-use crate::limits::Multiply;
+use crate::machine::instructions::x86::{Ymm, Zmm};
 #[cfg(any(target_arch = "x86_64", all(feature = "emulate", not(target_arch = "aarch64"))))]
 use x86::{Dpbusd, Maddubs, X86};
 
@@ -224,7 +224,7 @@ unsafe fn on<I: Rows, F: Format>(part: Part<'_>) {
 /// As for [`super::tile::run`].
 #[cfg(all(feature = "emulate", not(target_arch = "aarch64")))]
 pub(super) unsafe fn emulate<F: Format>(isa: Isa, part: Part<'_>) {
-    use crate::kernels::instructions::{arm, x86 as instructions};
+    use crate::machine::instructions::{arm, x86 as instructions};
     use instructions::{Emulated, EmulatedTiles};
     use neon::{Neon, Sdot, Smull, Usmmla};
     // SAFETY: plain Rust needs no features; the rest by the caller.

@@ -9,8 +9,8 @@ use super::super::layout::QUAD;
 #[cfg(target_arch = "aarch64")]
 use super::super::tile::{self, Part};
 use super::{ROWS, Rows, turns};
-use crate::kernels::instructions::arm::Arm;
-use crate::kernels::instructions::{Work, apart};
+use crate::machine::instructions::arm::Arm;
+use crate::machine::instructions::{Work, apart};
 
 /// Four registers of `A`, multiplied by `P`.
 #[derive(Clone, Copy)]
@@ -87,7 +87,7 @@ impl<A: Arm> Products<A> for Usmmla {
 /// As for [`tile::run`].
 #[cfg(target_arch = "aarch64")]
 pub(super) unsafe fn run<F: Format>(part: Part<'_>) {
-    use crate::kernels::instructions::arm::Native;
+    use crate::machine::instructions::arm::Native;
     // SAFETY: passed on.
     unsafe { tile::run::<Neon<Native, Smull>, F>(part) }
 }
@@ -99,7 +99,7 @@ pub(super) unsafe fn run<F: Format>(part: Part<'_>) {
 #[cfg(target_arch = "aarch64")]
 #[target_feature(enable = "dotprod")]
 pub(super) unsafe fn run_dot<F: Format>(part: Part<'_>) {
-    use crate::kernels::instructions::arm::Native;
+    use crate::machine::instructions::arm::Native;
     // SAFETY: passed on.
     unsafe { tile::run::<Neon<Native, Sdot>, F>(part) }
 }
@@ -111,7 +111,7 @@ pub(super) unsafe fn run_dot<F: Format>(part: Part<'_>) {
 #[cfg(target_arch = "aarch64")]
 #[target_feature(enable = "dotprod,i8mm")]
 pub(super) unsafe fn run_i8mm<F: Format>(part: Part<'_>) {
-    use crate::kernels::instructions::arm::Native;
+    use crate::machine::instructions::arm::Native;
     // SAFETY: passed on.
     unsafe { tile::run::<Neon<Native, Usmmla>, F>(part) }
 }

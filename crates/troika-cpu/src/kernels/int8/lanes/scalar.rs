@@ -3,7 +3,7 @@
 use half::f16;
 
 use super::{ROWS, Rows};
-use crate::kernels::instructions::{Work, apart};
+use crate::machine::instructions::{Work, apart};
 
 /// No intrinsics.
 #[derive(Clone, Copy)]

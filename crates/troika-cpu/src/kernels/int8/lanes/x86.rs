@@ -5,8 +5,8 @@ use std::marker::PhantomData;
 
 use super::super::layout::QUAD;
 use super::{ROWS, Rows};
-use crate::kernels::instructions::Work;
-use crate::kernels::instructions::x86::Vector;
+use crate::machine::instructions::Work;
+use crate::machine::instructions::x86::Vector;
 
 /// `R` registers of `V`, multiplied by `P`.
 #[derive(Clone, Copy)]

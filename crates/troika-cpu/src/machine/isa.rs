@@ -35,7 +35,7 @@ impl Amx {
     pub fn detect() -> Amx {
         #[cfg(target_arch = "x86_64")]
         {
-            use crate::kernels::instructions::x86::{Tmm, tiles_multiply, tiles_multiply_pairs};
+            use crate::machine::instructions::x86::{Tmm, tiles_multiply, tiles_multiply_pairs};
             use std::arch::x86_64::{__cpuid, __cpuid_count};
             // Leaf 7: AMX-BF16, AMX-TILE and AMX-INT8 (Intel's manual, volume 2, CPUID).
             let edx = if __cpuid(0).eax < 7 { 0 } else { __cpuid_count(7, 0).edx };

@@ -3,7 +3,7 @@
 use half::f16;
 
 use super::{Vector, Work};
-use crate::kernels::instructions::apart;
+use crate::machine::instructions::apart;
 
 /// Plain Rust, on any machine: registers of `BYTES` bytes.
 #[derive(Clone, Copy)]

@@ -9,10 +9,10 @@ use std::thread::JoinHandle;
 use troika_device::{Batch, Clock, Completion, DeviceError, Queue, Submission, TaskTime};
 
 use crate::compile::Executable;
-use crate::detect::Isa;
+use crate::device::executor::Executor;
 use crate::device::{CpuOptions, Executables};
-use crate::executor::Executor;
-use crate::threads::{Pool, message, pin};
+use crate::machine::Isa;
+use crate::runtime::{Pool, message, pin};
 
 /// Batches that may wait in a queue.
 pub(crate) const QUEUE_DEPTH: usize = 64;

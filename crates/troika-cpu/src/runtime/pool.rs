@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
-use crate::kernels::prefetch;
+use crate::runtime::prefetch;
 
 /// How long an idle worker spins before it parks.
 const SPIN: Duration = Duration::from_micros(40);

@@ -5,7 +5,7 @@ use std::arch::asm;
 use std::arch::is_x86_feature_detected as has;
 
 use super::{Multiply, Probe};
-use crate::detect::Amx;
+use crate::machine::Amx;
 
 /// The loop for a way to multiply, if this machine has the instructions.
 pub(super) fn probe(multiply: Multiply) -> Option<Probe> {
@@ -116,7 +116,7 @@ repeated!(dpbf16_512, each!("vdpbf16ps", "zmm"; 0 1 2 3 4 5 6 7 8 9 10 11));
 mod amx {
     use std::arch::asm;
 
-    use crate::kernels::instructions::x86::TileConfig;
+    use crate::machine::instructions::x86::TileConfig;
 
     macro_rules! tiles {
         ($name:ident, $op:literal) => {

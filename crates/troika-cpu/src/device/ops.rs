@@ -5,9 +5,10 @@ use smallvec::SmallVec;
 use troika_device::Submission;
 use troika_graph::{Activation, Acts, DType};
 
-use crate::bindings::Mem;
+use crate::compile::fuse::extras;
+use crate::compile::weights::PackedMatrix;
 use crate::compile::{Code, Executable, Matrix, Step, Vector};
-use crate::fuse::extras;
+use crate::device::bindings::Mem;
 use crate::kernels::elementwise::Element;
 use crate::kernels::kv::{CacheMut, CacheRef};
 use crate::kernels::linear::{OutView, Product, RowsView};
@@ -15,8 +16,7 @@ use crate::kernels::norm::Norm;
 use crate::kernels::{
     Context, KernelError, attention, elementwise, embed, int8, kv, linear, moe, norm, rope, router,
 };
-use crate::memory::SharedMut;
-use crate::packed::PackedMatrix;
+use crate::runtime::SharedMut;
 
 /// The operands of a step.
 pub(crate) struct Operands<'a> {

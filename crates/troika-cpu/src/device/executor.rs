@@ -2,14 +2,12 @@
 
 use troika_device::{DeviceError, Submission};
 
-use crate::bindings::{self, Mem, Opened, misfit};
 use crate::compile::{Code, Executable, Place, Step};
-use crate::detect::Isa;
-use crate::kernels::{Context, KernelError, attention, moe};
-use crate::memory::{Lines, PerWorker};
-use crate::ops::Operands;
-use crate::select;
-use crate::threads::Pool;
+use crate::device::bindings::{self, Mem, Opened, misfit};
+use crate::device::ops::Operands;
+use crate::kernels::{Context, KernelError, attention, moe, select};
+use crate::machine::Isa;
+use crate::runtime::{Lines, PerWorker, Pool};
 
 /// The pool of a queue and the memory its runs share, grown on demand.
 pub(crate) struct Executor {

@@ -2,9 +2,9 @@
 
 use std::time::Instant;
 
-use crate::kernels::prefetch;
-use crate::memory::Lines;
-use crate::threads::Pool;
+use crate::runtime::Lines;
+use crate::runtime::Pool;
+use crate::runtime::prefetch;
 
 /// Bytes read per pass: larger than caches.
 const SWEEP_BYTES: usize = 256 << 20;

@@ -1,5 +1,10 @@
 //! The device: executables and queues.
 
+mod bindings;
+mod executor;
+mod ops;
+mod queue;
+
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
@@ -12,10 +17,9 @@ use troika_device::{
 use troika_graph::{Acts, DType, Subgraph};
 
 use crate::compile::{Executable, compile};
-use crate::detect::{Isa, cores, features};
+use crate::device::queue::{QUEUE_DEPTH, start};
 use crate::kernels::linear::bf16;
-use crate::queue::{QUEUE_DEPTH, start};
-use crate::topology::{physical_cores, topology};
+use crate::machine::{Isa, cores, features, physical_cores, topology};
 
 /// How to make a [`CpuDevice`].
 #[derive(Clone, Debug, Default)]

@@ -2,7 +2,7 @@
 
 use troika_graph::{Subgraph, ValueId};
 
-use crate::memory::LINE;
+use crate::runtime::LINE;
 
 /// Where a value lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

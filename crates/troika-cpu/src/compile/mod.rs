@@ -1,20 +1,24 @@
 //! From a subgraph to an executable: weights fetched, values given places.
 
+pub(crate) mod fuse;
+mod memory;
+pub(crate) mod weights;
+
 use smallvec::smallvec;
 use troika_device::{DeviceError, PackLayout, WeightBytes, WeightData, WeightSource};
 use troika_graph::{
     Acts, Attention, DType, Dim, KvAppend, Node, Op, Rope, Router, Subgraph, ValueId, WeightRef,
 };
 
-use crate::Isa;
-use crate::fuse::{Floats, Weights, extras, fuse};
+use crate::compile::fuse::{Floats, Weights, extras, fuse};
+pub(crate) use crate::compile::memory::Place;
+use crate::compile::memory::place;
+use crate::compile::weights::PackedMatrix;
 use crate::kernels::elementwise::{Element, Slice};
 use crate::kernels::linear::WeightView;
 use crate::kernels::{attention, int8, linear, moe, rope, router};
-use crate::memory::LINE;
-use crate::packed::PackedMatrix;
-pub(crate) use crate::place::Place;
-use crate::place::place;
+use crate::machine::Isa;
+use crate::runtime::LINE;
 
 /// A value of the executable.
 #[derive(Clone, Debug)]

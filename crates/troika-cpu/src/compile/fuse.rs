@@ -5,10 +5,10 @@
 use smallvec::SmallVec;
 use troika_graph::Subgraph;
 
+use crate::compile::weights::PackedMatrix;
 use crate::compile::{Code, Matrix, Step, Vector};
 use crate::kernels::elementwise::Element;
 use crate::kernels::int8::Extra;
-use crate::packed::PackedMatrix;
 
 /// Weights of products that share an input, each with its bias.
 pub(crate) type Weights = SmallVec<[(PackedMatrix, Option<Vector>); 1]>;

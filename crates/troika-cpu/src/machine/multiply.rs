@@ -1,0 +1,83 @@
+//! The ways to multiply that kernels use, which are also the ones that are measured.
+
+/// A way to multiply: an instruction with what belongs to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Multiply {
+    /// `vfmadd231ps` on 256 bits.
+    F32Avx2,
+    /// `vpmaddubsw`, `vpmaddwd`, `vpaddd` on 256 bits: bytes into sums of 32 bits.
+    Int8Avx2,
+    /// Four `vpmaddubsw` added in 16 bits before they are widened, on 256 bits: possible when one
+    /// operand has few bits.
+    Int8SumsAvx2,
+    /// `vpmaddwd`, `vpaddd` on 256 bits: words into sums of 32 bits.
+    Int16Avx2,
+    /// `vpdpbusd` on 256 bits (AVX-VNNI).
+    Int8AvxVnni,
+    /// `vfmadd231ps` on 512 bits.
+    F32Avx512,
+    /// `vpdpbusd` on 512 bits (AVX-512 VNNI).
+    Int8Avx512,
+    /// `vdpbf16ps` on 512 bits.
+    Bf16Avx512,
+    /// `tdpbssd` on tiles of 16 rows of 64 bytes.
+    Int8Amx,
+    /// `tdpbf16ps` on tiles of 16 rows of 32 values.
+    Bf16Amx,
+    /// `fmla` on 128 bits.
+    F32Neon,
+    /// `sdot` on 128 bits.
+    Int8Dot,
+    /// `smmla` on 128 bits.
+    Int8Mmla,
+}
+
+impl Multiply {
+    /// All of them.
+    pub const ALL: [Multiply; 13] = [
+        Multiply::F32Avx2,
+        Multiply::Int8Avx2,
+        Multiply::Int8SumsAvx2,
+        Multiply::Int16Avx2,
+        Multiply::Int8AvxVnni,
+        Multiply::F32Avx512,
+        Multiply::Int8Avx512,
+        Multiply::Bf16Avx512,
+        Multiply::Int8Amx,
+        Multiply::Bf16Amx,
+        Multiply::F32Neon,
+        Multiply::Int8Dot,
+        Multiply::Int8Mmla,
+    ];
+
+    /// Its name in tables and JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Multiply::F32Avx2 => "f32_fma_avx2",
+            Multiply::Int8Avx2 => "int8_maddubs_avx2",
+            Multiply::Int8SumsAvx2 => "int8_maddubs_avx2_i16x4",
+            Multiply::Int16Avx2 => "int16_maddwd_avx2",
+            Multiply::Int8AvxVnni => "int8_vnni_avx2",
+            Multiply::F32Avx512 => "f32_fma_avx512",
+            Multiply::Int8Avx512 => "int8_vnni_avx512",
+            Multiply::Bf16Avx512 => "bf16_avx512",
+            Multiply::Int8Amx => "int8_amx",
+            Multiply::Bf16Amx => "bf16_amx",
+            Multiply::F32Neon => "f32_fma_neon",
+            Multiply::Int8Dot => "int8_sdot_neon",
+            Multiply::Int8Mmla => "int8_smmla_neon",
+        }
+    }
+
+    /// What is counted: products of floats, or of integers.
+    pub const fn unit(self) -> &'static str {
+        match self {
+            Multiply::F32Avx2
+            | Multiply::F32Avx512
+            | Multiply::Bf16Avx512
+            | Multiply::Bf16Amx
+            | Multiply::F32Neon => "GFLOP/s",
+            _ => "GOP/s",
+        }
+    }
+}
