@@ -16,7 +16,7 @@ pub enum CliError {
     Stdout(io::Error),
     /// Finding a model by name.
     #[error(transparent)]
-    Hub(#[from] troika::hub::HubError),
+    Hub(#[from] troika_hub::HubError),
     /// The library's errors.
     #[error(transparent)]
     Troika(#[from] troika::Error),

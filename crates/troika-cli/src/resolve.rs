@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::path::PathBuf;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use troika::hub::{self, HubOptions, Progress};
+use troika_hub::{HubOptions, Progress};
 
 use crate::error::CliError;
 use crate::flags::ModelArgs;
@@ -24,7 +24,7 @@ pub fn model(args: &ModelArgs) -> Result<PathBuf, CliError> {
     let mut options = HubOptions::from_env();
     options.offline |= args.offline;
     let bar = RefCell::new(None);
-    let path = hub::resolve(name, &options, &|p| show(&bar, p))?;
+    let path = troika_hub::resolve(name, &options, &|p| show(&bar, p))?;
     if let Some(bar) = bar.take() {
         ProgressBar::finish_and_clear(&bar);
     }

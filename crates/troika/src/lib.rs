@@ -16,7 +16,6 @@
 mod devices;
 mod error;
 mod generation;
-pub mod hub;
 mod open;
 mod perplexity;
 mod session;

@@ -31,9 +31,10 @@ const ROWS: &[(&str, May)] = &[
         "troika-engine",
         May::Use(&["troika-graph", "troika-device", "troika-model", "troika-plan", "troika-trace"]),
     ),
+    ("troika-hub", May::Use(&[])),
     ("troika", May::Use(LIBRARIES)),
     ("troika-server", May::Use(&["troika", "troika-engine"])),
-    ("troika-cli", May::Use(&["troika", "troika-server"])),
+    ("troika-cli", May::Use(&["troika", "troika-hub", "troika-server"])),
     ("conformance", May::All),
     ("xtask", May::Use(&[])),
 ];

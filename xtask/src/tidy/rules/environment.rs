@@ -8,7 +8,7 @@ const RULE: &str = "environment";
 
 /// Where the environment may be read.
 const ALLOWED: &[&str] =
-    &["crates/troika-cli/", "crates/troika/src/hub/", "crates/conformance/", "xtask/"];
+    &["crates/troika-cli/", "crates/troika-hub/", "crates/conformance/", "xtask/"];
 
 /// What of `std::env` reads or writes variables.
 const VARIABLES: &[&str] = &["var", "var_os", "vars", "vars_os", "set_var", "remove_var"];
@@ -68,7 +68,7 @@ mod tests {
                 ("crates/troika-engine/src/a.rs", text),
                 ("crates/troika-engine/build.rs", text),
                 ("crates/troika-cli/src/a.rs", text),
-                ("crates/troika/src/hub/a.rs", text),
+                ("crates/troika-hub/src/a.rs", text),
             ],
         );
         let lines = [1, 2, 3, 4].map(|l| format!("crates/troika-engine/src/a.rs:{l}"));

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::hub::HubOptions;
+use crate::HubOptions;
 
 fn options(vars: &[(&str, &str)]) -> HubOptions {
     HubOptions::from_lookup(&|name| {
