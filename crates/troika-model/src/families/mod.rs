@@ -105,7 +105,7 @@ pub fn from_config(config: &Value) -> Result<Model, ConfigError> {
     }
     let filled = defaults::fill(name, fields.0, text.is_some());
     let spec = family(name)?(Fields(&filled), &Source::HuggingFace)?;
-    bounded(&spec)?;
+    possible(&spec)?;
     Ok(Model { spec, names: Box::new(hf_names::HfNames), int4 })
 }
 
@@ -117,17 +117,21 @@ pub fn from_gguf(meta: &GgufMeta, files: &dyn Checkpoint) -> Result<Model, Confi
     let (name, config) = gguf::config(meta, files)?;
     let source = Source::Gguf { interleaved: gguf::interleaved(meta) };
     let mut spec = family(name)?(Fields(&config), &source)?;
-    bounded(&spec)?;
+    possible(&spec)?;
     gguf::apply_rope_factors(&mut spec, files)?;
     Ok(Model { names: Box::new(gguf_names::GgufNames::new(files)), spec, int4: None })
 }
 
-/// Refuses products of counts, each of which alone is possible, that no model has.
-fn bounded(spec: &ModelSpec) -> Result<(), ConfigError> {
+/// Refuses products of fields, each of which alone is possible, that no model has.
+fn possible(spec: &ModelSpec) -> Result<(), ConfigError> {
     let (mut experts, mut heads) = (0usize, 0usize);
     for layer in &spec.layers {
         if let Ffn::Moe(moe) = &layer.ffn {
             experts = experts.saturating_add(moe.experts);
+        }
+        let scale = layer.attn.scale;
+        if !scale.is_finite() || scale <= 0.0 {
+            return Err(bad("scale of attention scores", scale, "not a finite number above 0"));
         }
         if layer.attn.latent.is_some() {
             heads = heads.saturating_add(layer.attn.heads);
