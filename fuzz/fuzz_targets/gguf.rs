@@ -4,6 +4,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use troika_model::families::from_gguf;
+use troika_model::spec::weight_needs;
 use troika_model::tokenizer::Tokenizer;
 use troika_model::weights::{Checkpoint, StoredTensor, parse_gguf};
 
@@ -29,7 +30,11 @@ fuzz_target!(|data: &[u8]| {
         for t in &header.tensors {
             assert!(data.get(t.range.clone()).is_some());
         }
-        let _ = from_gguf(&header.meta, &NoTensors);
+        if let Ok(model) = from_gguf(&header.meta, &NoTensors) {
+            for need in weight_needs(&model.spec).take(2000) {
+                let _ = model.names.candidates(&model.spec, need.key);
+            }
+        }
         let _ = Tokenizer::from_gguf(&header.meta);
     }
 });

@@ -1,6 +1,7 @@
 //! Project chores, run as `cargo xtask COMMAND`.
 
 mod aarch64;
+mod fuzz;
 mod peers;
 mod tidy;
 mod valgrind;
@@ -15,6 +16,7 @@ Usage: cargo xtask COMMAND
 
 Commands:
   aarch64   build for 64-bit ARM; test kernels and models under QEMU
+  fuzz      mutated files for the parsers (fuzz --help)
   tidy      check the project's own rules; one line per violation
   peers     time Troika and llama.cpp on the same files (peers --help)
   valgrind  the CPU kernels' tests under valgrind (valgrind --help)
@@ -27,6 +29,8 @@ fn main() -> ExitCode {
     match words.as_slice() {
         ["aarch64"] => report("aarch64", aarch64::run(&root())),
         ["tidy"] => run_tidy(),
+        ["fuzz", .., "-h" | "--help"] => help(fuzz::HELP),
+        ["fuzz", rest @ ..] => report("fuzz", fuzz::run(&root(), rest)),
         ["peers", .., "-h" | "--help"] => help(peers::HELP),
         ["peers", rest @ ..] => report("peers", peers::run(&root(), rest)),
         ["valgrind", .., "-h" | "--help"] => help(valgrind::HELP),

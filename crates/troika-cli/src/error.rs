@@ -2,6 +2,9 @@
 
 use std::io;
 
+use troika::engine::{EngineError, KvError};
+use troika::plan::PlanError;
+
 /// What ends the command.
 #[derive(Debug, thiserror::Error)]
 pub enum CliError {
@@ -18,8 +21,25 @@ pub enum CliError {
     #[error(transparent)]
     Hub(#[from] troika_hub::HubError),
     /// The library's errors.
-    #[error(transparent)]
+    #[error("{0}{}", flags(.0))]
     Troika(#[from] troika::Error),
+}
+
+/// The flags that an error of the library is about; it does not know of any.
+fn flags(error: &troika::Error) -> &'static str {
+    use troika::Error as E;
+    match error {
+        E::NoTokenizer(_) => " (run --prompt-ids)",
+        E::EmptyPrompt => " (-p, -f, --prompt-ids)",
+        E::PromptTooLong { .. } | E::Window { .. } | E::ShortText { .. } => " (-c)",
+        E::Engine(EngineError::Kv(KvError::Context { .. })) => " (-c)",
+        E::Plan(PlanError::Range { what, .. }) => match *what {
+            "the context" => " (-c; of bench, -d with -p or -n)",
+            "the chunk length" => " (--ubatch-size)",
+            _ => "",
+        },
+        _ => "",
+    }
 }
 
 impl CliError {

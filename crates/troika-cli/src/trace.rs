@@ -2,11 +2,41 @@
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use troika::trace::Tracer;
 
 use crate::error::CliError;
+
+/// Whether the trace can be written, asked before a model is opened and an answer made.
+///
+/// # Errors
+/// A folder in the file's place, or one that is not there or cannot be written to.
+pub fn check(path: Option<&Path>) -> Result<(), CliError> {
+    let Some(path) = path else { return Ok(()) };
+    let meta = std::fs::metadata(path);
+    if meta.as_ref().is_ok_and(|m| m.is_dir()) {
+        return Err(failed(path, &io::Error::from(io::ErrorKind::IsADirectory)));
+    }
+    // A pipe or device is opened once, when there is something to write.
+    if meta.is_ok_and(|m| !m.is_file()) {
+        return Ok(());
+    }
+    let beside = beside(path);
+    let made = File::create(&beside).and_then(|_| std::fs::remove_file(&beside));
+    made.map_err(|e| failed(path, &e))
+}
+
+fn failed(path: &Path, e: &io::Error) -> CliError {
+    CliError::Failure(format!("cannot write the trace {}: {e}", path.display()))
+}
+
+/// The file that is written first.
+fn beside(path: &Path) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_os_string();
+    name.push(format!(".{}.tmp", std::process::id()));
+    path.with_file_name(name)
+}
 
 /// Writes the trace, if one was asked for.
 ///
@@ -14,15 +44,11 @@ use crate::error::CliError;
 /// A file that cannot be written; nothing is left behind then.
 pub fn save(tracer: &Tracer, path: Option<&Path>) -> Result<(), CliError> {
     let Some(path) = path else { return Ok(()) };
-    let failed =
-        |e: io::Error| CliError::Failure(format!("cannot write the trace {}: {e}", path.display()));
     // A pipe or device cannot be renamed over.
     if std::fs::metadata(path).is_ok_and(|m| !m.is_file()) {
-        return File::create(path).and_then(|f| fill(tracer, f)).map_err(failed);
+        return File::create(path).and_then(|f| fill(tracer, f)).map_err(|e| failed(path, &e));
     }
-    let mut name = path.file_name().unwrap_or_default().to_os_string();
-    name.push(format!(".{}.tmp", std::process::id()));
-    let beside = path.with_file_name(name);
+    let beside = beside(path);
     let written = File::create(&beside).and_then(|file| {
         fill(tracer, file.try_clone()?)?;
         file.sync_all()?;
@@ -31,7 +57,7 @@ pub fn save(tracer: &Tracer, path: Option<&Path>) -> Result<(), CliError> {
     written.map_err(|e| {
         // What could not be created cannot be removed either; both are reported as one.
         let _ = std::fs::remove_file(&beside);
-        failed(e)
+        failed(path, &e)
     })
 }
 

@@ -197,6 +197,7 @@ fn wrong_usage_is_refused_with_code_2() {
     refused(&with_stdin(&["run"], b""), 2, &["prompt is empty"]);
     refused(&troika(&["run", "-p", "x", "--top-p", "3"]), 2, &["--top-p", "between 0 and 1"]);
     refused(&troika(&["run", "-p", "x", "-c", "99999"]), 2, &["-c", "99999", "2048"]);
+    refused(&troika(&["run", "-p", "x", "--ubatch-size", "0"]), 2, &["--ubatch-size"]);
     refused(&troika(&["run", "-p", "x", "-l", "7"]), 2, &["--logit-bias"]);
     assert_eq!(troika(&["run", "--no-such-flag"]).status.code(), Some(2));
     assert_eq!(troika(&["run", "--prompt-ids", "1,x"]).status.code(), Some(2));
@@ -385,7 +386,106 @@ fn perplexity_of_a_text() {
     // With less before them, tokens are harder to predict.
     assert!(all["perplexity"].as_f64().unwrap() > ppl);
     let words = with_stdin(&["perplexity"], b"Too short.");
-    refused(&words, 1, &["tokens, a window 512", "smaller -c"]);
+    refused(&words, 1, &["tokens, a window 512", "smaller windows (-c)"]);
     let silent = troika(&["perplexity", &golden("qwen3-moe"), "-f", &file]);
     refused(&silent, 1, &["has no tokenizer"]);
+}
+
+/// Numbers of flags that make no sense: refused by the flag's name, whatever their size.
+#[test]
+fn numbers_that_make_no_sense_are_refused_by_flag() {
+    let most = usize::MAX.to_string();
+    for (args, flag) in [
+        (&["run", "-p", "x", "-n", "-7"][..], "--n-predict"),
+        (&["run", "-p", "x", "-n", "99999999999999999999"], "--n-predict"),
+        (&["run", "-p", "x", "-c", "-5"], "--ctx-size"),
+        (&["run", "-p", "x", "-c", "nan"], "--ctx-size"),
+        (&["run", "-p", "x", "-t", "-1"], "--threads"),
+        (&["run", "--prompt-ids", "-1"], "--prompt-ids"),
+        (&["bench", "-p", "-1"], "--n-prompt"),
+        (&["bench", "-n", "1,-1"], "--n-gen"),
+        (&["bench", "-d", &most, "-p", "2", "-n", "0"], "-d"),
+        (&["bench", "-p", &most, "-n", "0"], "-p"),
+        (&["bench", "-n", &most, "-p", "0"], "-n"),
+        (&["bench", "--overhead", "-n", &most], "-n"),
+        (&["perplexity", "-c", "-1"], "--ctx-size"),
+    ] {
+        let out = troika(args);
+        let err = text(&out.stderr);
+        assert_eq!(out.status.code(), Some(2), "{args:?}: {err}");
+        assert!(err.contains(flag), "{args:?}: {err}");
+        assert!(out.stdout.is_empty(), "{args:?}");
+    }
+}
+
+#[test]
+fn a_trace_that_cannot_be_written_is_refused_before_the_answer() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().display().to_string();
+    let missing = dir.path().join("no/such/t.json").display().to_string();
+    for path in [&folder, &missing] {
+        let out = troika(&["run", "-p", "Hi", "-n", "2", "--trace", path]);
+        refused(&out, 1, &["cannot write the trace", path]);
+    }
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "a file was left");
+}
+
+/// Devices that never end and pipes nobody writes to, in place of every file that is read.
+#[cfg(unix)]
+#[test]
+fn endless_files_are_refused() {
+    refused(&troika(&["run", "/dev/zero", "-p", "x"]), 1, &["/dev/zero", "not a regular file"]);
+    refused(&troika(&["run", "-f", "/dev/zero"]), 1, &["/dev/zero", "longer than 256 MiB"]);
+    let mut c = command(&["perplexity"]);
+    let zero = std::fs::File::open("/dev/zero").unwrap();
+    refused(&c.stdin(zero).output().unwrap(), 1, &["standard input", "longer than 256 MiB"]);
+    for file in ["config.json", "tokenizer.json", "model.safetensors.index.json"] {
+        for endless in ["/dev/zero", "pipe"] {
+            let out = damaged("qwen3", |d| {
+                if d.join(file).exists() {
+                    std::fs::remove_file(d.join(file)).unwrap();
+                }
+                if endless == "pipe" {
+                    assert!(Command::new("mkfifo").arg(d.join(file)).status().unwrap().success());
+                } else {
+                    std::os::unix::fs::symlink(endless, d.join(file)).unwrap();
+                }
+            });
+            refused(&out, 1, &[file, "not a regular file"]);
+        }
+    }
+}
+
+/// With little memory at hand: what a file of a kilobyte claims is not taken at its word.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_small_config_does_not_take_much_memory() {
+    let limited = |edit: &dyn Fn(&mut Value)| {
+        let dir = tempfile::tempdir().unwrap();
+        for file in ["config.json", "model.safetensors"] {
+            let from = root().join("tests/golden/mixtral").join(file);
+            std::fs::copy(from, dir.path().join(file)).unwrap();
+        }
+        edit_config(dir.path(), edit);
+        let program = env!("CARGO_BIN_EXE_troika");
+        let mut c = Command::new("sh");
+        c.args(["-c", "ulimit -v 600000; exec \"$@\"", "sh", program, "run"]);
+        c.arg(dir.path()).args(["--prompt-ids", "1,2", "-n", "1", "-t", "1"]);
+        c.stdin(Stdio::null()).output().unwrap()
+    };
+    let whole = limited(&|_| ());
+    assert!(whole.status.success(), "{}", text(&whole.stderr));
+    let many = |layers: u64, experts: u64| {
+        limited(&|c| {
+            c["num_hidden_layers"] = layers.into();
+            c["num_local_experts"] = experts.into();
+        })
+    };
+    refused(&many(4096, 4096), 1, &["16777216 experts"]);
+    refused(&many(4096, 64), 1, &["no tensor", "experts.4"]);
+    refused(&many(4096, 4), 1, &["no tensor", "layers.3"]);
+    let context = limited(&|c| c["max_position_embeddings"] = (1u64 << 31).into());
+    refused(&context, 1, &["no memory for the KV cache", "smaller context"]);
+    let vocab = limited(&|c| c["vocab_size"] = (1 << 24).into());
+    refused(&vocab, 1, &["embed_tokens", "16777216"]);
 }

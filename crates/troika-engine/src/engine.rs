@@ -26,6 +26,8 @@ use crate::step::{PlannedStep, plan_steps};
 const LOGITS_BYTES: usize = 64 << 20;
 /// Chunks handed to the scheduler at once.
 const CHUNKS_AT_ONCE: usize = 64;
+/// What to do where the memory of a step is not to be had.
+const FEWER: &str = "a smaller chunk, or end other programs";
 
 /// What an engine is made of.
 pub struct EngineParts<'a> {
@@ -132,6 +134,18 @@ impl Engine {
         };
         let lowered = lower(parts.spec, parts.shapes, options)?;
         let mut memory = EngineMemory::default();
+        // Before weights are packed, which takes long: what does not fit is said at once.
+        let kv = KvCache::new(
+            &lowered.groups,
+            plan.page_len,
+            plan.context,
+            plan.chunk,
+            parts.sequences.max(1),
+        );
+        let states = state_buffers(&lowered, &kv)?;
+        memory.kv_cache = states.iter().map(|b| b.len() as u64).sum();
+        let pool = EdgePool::new(&lowered, plan.chunk)?;
+        memory.activations = pool.bytes();
         let mut placed = Vec::new();
         let mut executables = Vec::new();
         for s in &lowered.segments {
@@ -143,17 +157,6 @@ impl Engine {
             placed.push(device);
             executables.push(info.id);
         }
-        let kv = KvCache::new(
-            &lowered.groups,
-            plan.page_len,
-            plan.context,
-            plan.chunk,
-            parts.sequences.max(1),
-        );
-        let states = state_buffers(&lowered, &kv)?;
-        memory.kv_cache = states.iter().map(|b| b.len() as u64).sum();
-        let pool = EdgePool::new(&lowered, plan.chunk);
-        memory.activations = pool.bytes();
         let runner = Runner::new(&devices, Policy::InOrder, &parts.clock, parts.tracer)?;
         let names = lowered.segments.iter().map(|s| s.graph.name.as_str().into()).collect();
         Ok(Engine {
@@ -226,8 +229,9 @@ impl Engine {
     /// Appends tokens to sequences and hands over the wanted logits.
     ///
     /// # Errors
-    /// An empty feed, an unknown token or too long a sequence (all before any work); a failing
-    /// device (the sequences are then as before the call, or empty).
+    /// An empty feed, a sequence fed twice, an unknown token or too long a sequence (all before any
+    /// work); a full cache or a failing device (the sequences are then as before the call, or
+    /// empty).
     pub fn run(&mut self, feeds: &[Feed<'_>], sink: LogitsSink<'_>) -> Result<(), EngineError> {
         self.check(feeds)?;
         let before: Vec<usize> = feeds.iter().map(|f| self.kv.len(f.seq)).collect();
@@ -245,19 +249,22 @@ impl Engine {
                 sink(feed, pos, logits);
             }
         });
-        for (f, len) in feeds.iter().zip(before) {
+        for ((f, len), again) in feeds.iter().zip(before).zip(&again) {
             match result {
                 Ok(()) => self.history.append(f.seq, f.tokens),
-                Err(_) => {
-                    self.truncate(f.seq, len);
-                }
+                // What was cached is gone, and what was to replace it may not have been computed.
+                Err(_) if again.is_some() => _ = self.truncate(f.seq, 0),
+                Err(_) => _ = self.truncate(f.seq, len),
             }
         }
         result
     }
 
     fn check(&self, feeds: &[Feed<'_>]) -> Result<(), EngineError> {
-        for f in feeds {
+        for (i, f) in feeds.iter().enumerate() {
+            if feeds[..i].iter().any(|other| other.seq == f.seq) {
+                return Err(EngineError::Twice);
+            }
             if f.tokens.is_empty() {
                 return Err(EngineError::Empty);
             }
@@ -317,12 +324,12 @@ impl Engine {
     fn reserve(&mut self, slots: usize, wanted: usize) -> Result<(), EngineError> {
         let need = wanted * self.vocab * 4;
         if self.logits.len() < need {
-            self.logits = allocate(need, "logits")?;
+            self.logits = allocate(Some(need), "logits", FEWER)?;
             self.decode_graphs.clear();
         }
         while self.inputs.len() < slots {
-            let ids = allocate(self.plan.chunk * 4, "token ids")?;
-            let positions = allocate(self.plan.chunk * 4, "positions")?;
+            let ids = allocate(Some(self.plan.chunk * 4), "token ids", FEWER)?;
+            let positions = allocate(Some(self.plan.chunk * 4), "positions", FEWER)?;
             let bindings =
                 (0..self.lowered.segments.len()).map(|i| self.bind(i, &ids, &positions)).collect();
             self.inputs.push(InputSlot { ids, positions, bindings });
@@ -444,7 +451,10 @@ fn plan_devices(plan: &Plan, devices: &[Arc<dyn Device>]) -> Vec<Arc<dyn Device>
 }
 
 fn state_buffers(lowered: &Lowered, kv: &KvCache) -> Result<Vec<Buffer>, EngineError> {
-    let buffer = |s: &StateDecl| allocate(kv.positions(s.group) * state_row(s), "the KV cache");
+    let buffer = |s: &StateDecl| {
+        let bytes = kv.positions(s.group).and_then(|p| p.checked_mul(state_row(s)));
+        allocate(bytes, "the KV cache", "a smaller context")
+    };
     lowered.states.iter().map(buffer).collect()
 }
 
@@ -453,11 +463,17 @@ fn state_row(state: &StateDecl) -> usize {
     state.width * state.dtype.block_bytes()
 }
 
-fn allocate(bytes: usize, what: &str) -> Result<Buffer, EngineError> {
-    Buffer::try_zeroed(bytes).ok_or_else(|| {
+/// Zeroed memory; `bytes` is `None` when the size cannot be counted.
+pub(crate) fn allocate(
+    bytes: Option<usize>,
+    what: &str,
+    instead: &str,
+) -> Result<Buffer, EngineError> {
+    bytes.and_then(Buffer::try_zeroed).ok_or_else(|| {
+        let bytes = bytes.map_or("too many".to_string(), |b| b.to_string());
         EngineError::Device(DeviceError::System {
             device: "host".into(),
-            why: format!("no memory for {what} ({bytes} bytes); use a smaller context (-c)"),
+            why: format!("no memory for {what} ({bytes} bytes); use {instead}"),
         })
     })
 }

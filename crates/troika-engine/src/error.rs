@@ -32,6 +32,9 @@ pub enum EngineError {
     /// Nothing to run.
     #[error("the prompt is empty; give at least one token")]
     Empty,
+    /// The same sequence twice in one call.
+    #[error("a sequence is fed twice in one call; join the tokens or call again")]
+    Twice,
     /// The plan places a segment nowhere.
     #[error("the plan names no device for segment {0}")]
     Unplaced(String),

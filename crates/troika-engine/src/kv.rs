@@ -21,7 +21,9 @@ impl SeqId {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum KvError {
     /// The sequence would grow past the context.
-    #[error("{tokens} tokens do not fit the context of {context}; shorten the prompt or raise -c")]
+    #[error(
+        "{tokens} tokens do not fit the context of {context}; shorten the prompt or use a larger context"
+    )]
     Context {
         /// Length wanted.
         tokens: usize,
@@ -39,8 +41,25 @@ pub enum KvError {
 #[derive(Debug)]
 struct Group {
     window: Window,
+    /// Pages that were given back, to be used again before others are begun.
     free: Vec<u32>,
+    /// Pages that were ever given out. A list of all would be long for a context that is never
+    /// filled.
+    begun: usize,
     total: usize,
+}
+
+impl Group {
+    fn available(&self) -> usize {
+        self.free.len() + self.total - self.begun
+    }
+
+    fn take(&mut self) -> u32 {
+        self.free.pop().unwrap_or_else(|| {
+            self.begun += 1;
+            (self.begun - 1) as u32
+        })
+    }
 }
 
 #[derive(Debug, Clone, Default)]
@@ -71,27 +90,26 @@ impl KvCache {
         let pages = |window: &Window| {
             let keep = window.map_or(context, |w| context.min(w.saturating_add(chunk)));
             // A window rarely starts on a page boundary: one page more at each end.
-            (keep.div_ceil(page_len) + 2).min(context.div_ceil(page_len)) * sequences
+            let each = (keep.div_ceil(page_len) + 2).min(context.div_ceil(page_len));
+            // Pages have numbers of 32 bits. Memory for as many is not to be had.
+            each.saturating_mul(sequences).min(u32::MAX as usize)
         };
         let groups = windows
             .iter()
-            .map(|w| {
-                let total = pages(w);
-                Group { window: *w, free: (0..total as u32).rev().collect(), total }
-            })
+            .map(|w| Group { window: *w, free: Vec::new(), begun: 0, total: pages(w) })
             .collect();
         KvCache { page_len, context, groups, seqs: Vec::new() }
     }
 
-    /// Cached positions a group's buffers must hold.
-    pub fn positions(&self, group: usize) -> usize {
-        self.groups[group].total * self.page_len
+    /// Cached positions a group's buffers must hold; `None` for more than can be counted.
+    pub fn positions(&self, group: usize) -> Option<usize> {
+        self.groups[group].total.checked_mul(self.page_len)
     }
 
     /// Positions of a group in pages that sequences have.
     pub fn used(&self, group: usize) -> usize {
         let group = &self.groups[group];
-        (group.total - group.free.len()) * self.page_len
+        (group.begun - group.free.len()) * self.page_len
     }
 
     /// Opens an empty sequence.
@@ -146,10 +164,10 @@ impl KvCache {
             drop_unseen(group, table, seq.len);
             let have = table.first + table.pages.len();
             let need = end.div_ceil(self.page_len).saturating_sub(have);
-            if need > group.free.len() {
+            if need > group.available() {
                 return Err(KvError::Full(rows));
             }
-            table.pages.extend(group.free.split_off(group.free.len() - need).into_iter().rev());
+            table.pages.extend((0..need).map(|_| group.take()));
         }
         seq.len = end;
         Ok(seq.tables.clone())
@@ -218,14 +236,14 @@ mod tests {
                 (len..len + rows).for_each(|p| visible(&tables, &windows, p));
                 len += rows;
             }
-            assert!(kv.positions(1) <= 8 + chunk + 3 * page_len);
+            assert!(kv.positions(1).unwrap() <= 8 + chunk + 3 * page_len);
             assert_eq!(kv.used(0), 200usize.next_multiple_of(page_len));
             assert_eq!(
                 kv.extend(id, 1).unwrap_err(),
                 KvError::Context { tokens: 201, context: 200 }
             );
             kv.close(id);
-            assert!(kv.groups.iter().all(|g| g.free.len() == g.total));
+            assert!(kv.groups.iter().all(|g| g.available() == g.total));
         }
     }
 
@@ -242,6 +260,22 @@ mod tests {
         assert_eq!(kv.truncate(id, 5), 0, "the window has dropped what position 5 sees");
         let tables = kv.extend(id, 16).unwrap();
         (0..16).for_each(|p| visible(&tables, &[None, Some(8)], p));
+    }
+
+    #[test]
+    fn what_a_window_leaves_behind_is_used_again() {
+        let mut kv = KvCache::new(&[Some(3)], 4, 200, 5, 1);
+        let id = kv.open();
+        let most = kv.positions(0).unwrap();
+        assert!(most < 200 / 4);
+        for _ in 0..40 {
+            let tables = kv.extend(id, 5).unwrap();
+            assert!(tables[0].pages.iter().all(|&p| (p as usize) < most / 4));
+        }
+        // No list of the pages of a context that no memory would hold.
+        let huge = KvCache::new(&[None], 1, 1 << 31, 512, usize::MAX);
+        assert_eq!(huge.groups[0].free.capacity(), 0);
+        assert_eq!(huge.positions(0), Some(u32::MAX as usize));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 pub mod chat;
 pub mod families;
+pub mod files;
 pub mod lower;
 pub mod presets;
 pub mod spec;

@@ -66,13 +66,13 @@ impl Plan {
             let (found, need) = (Box::new(self.model.clone()), Box::new(need));
             return Err(PlanError::Model { found, need });
         }
-        range("context (-c)", self.context, 1, spec.context.max(1))?;
-        range("chunk length", self.chunk, 1, 1 << 16)?;
-        range("page length", self.page_len, 1, 1 << 16)?;
+        range("the context", self.context, 1, spec.context.max(1))?;
+        range("the chunk length", self.chunk, 1, 1 << 16)?;
+        range("the page length", self.page_len, 1, 1 << 16)?;
         if !self.page_len.is_power_of_two() {
             let next = self.page_len.next_power_of_two();
             return Err(PlanError::Range {
-                what: "page length (a power of two)",
+                what: "the page length (a power of two)",
                 got: self.page_len,
                 low: next,
                 high: next,

@@ -45,12 +45,12 @@ pub enum Error {
     #[error(transparent)]
     Param(#[from] ParamError),
     /// Text was given to a model without a tokenizer.
-    #[error("{0} has no tokenizer; give token ids with --prompt-ids")]
+    #[error("{0} has no tokenizer; give token ids instead of text")]
     NoTokenizer(String),
     /// A prompt longer than the context.
     #[error(
-        "the prompt has {prompt} tokens, the context holds {context}; shorten it or raise -c \
-         (the model allows {model})"
+        "the prompt has {prompt} tokens, the context holds {context} (the model allows {model}); \
+         shorten it or use a larger context"
     )]
     PromptTooLong {
         /// Tokens of the prompt.
@@ -61,13 +61,15 @@ pub enum Error {
         model: usize,
     },
     /// A window perplexity cannot be measured in.
-    #[error("windows of {window} tokens cannot be measured; -c takes 4 up to the model's context")]
+    #[error("windows of {window} tokens cannot be measured; they have 4 up to the model's context")]
     Window {
         /// Tokens asked for.
         window: usize,
     },
     /// A text shorter than a window.
-    #[error("the text has {tokens} tokens, a window {window}; give a longer text or a smaller -c")]
+    #[error(
+        "the text has {tokens} tokens, a window {window}; give a longer text or use smaller windows"
+    )]
     ShortText {
         /// Tokens of the text.
         tokens: usize,
@@ -97,6 +99,6 @@ pub enum Error {
         known: String,
     },
     /// Nothing to do.
-    #[error("the prompt is empty; give some text with -p, or ids with --prompt-ids")]
+    #[error("the prompt is empty; give some text or token ids")]
     EmptyPrompt,
 }

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use serde_json::Value;
+use troika_model::files::read_small;
 use troika_model::tokenizer::Tokenizer;
 use troika_model::weights::{FileSource, GgufMeta, GgufValue};
 
@@ -70,7 +71,7 @@ impl GenerationDefaults {
 }
 
 fn from_folder(dir: &Path, config: &Value) -> GenerationDefaults {
-    let text = std::fs::read(dir.join("generation_config.json")).unwrap_or_default();
+    let text = read_small(&dir.join("generation_config.json")).unwrap_or_default();
     let file: Value = serde_json::from_slice(&text).unwrap_or(Value::Null);
     let number = |name: &str| file[name].as_f64().filter(|n| n.is_finite());
     let mut stop_tokens = ids(&file["eos_token_id"]);

@@ -19,6 +19,7 @@ use crate::{chat, memory, output, progress, resolve, stats, trace};
 /// # Errors
 /// Anything from a missing model to a full disk.
 pub fn run(args: &RunArgs) -> Result<(), CliError> {
+    trace::check(args.trace.as_deref())?;
     let path = resolve::model(&args.model)?;
     let prompt = prompt(args)?;
     let tracer = if args.trace.is_some() { Tracer::on() } else { Tracer::off() };

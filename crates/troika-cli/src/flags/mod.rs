@@ -115,10 +115,11 @@ fn thread_count() -> RangedU64ValueParser<usize> {
 #[derive(Args)]
 pub struct OpenArgs {
     /// Context length in tokens [default: the model's]
-    #[arg(short, long, value_name = "N", env = "TROIKA_CTX_SIZE")]
+    #[arg(short, long, value_name = "N", allow_negative_numbers = true, env = "TROIKA_CTX_SIZE")]
     pub ctx_size: Option<usize>,
     /// Threads [default: one per physical performance core]
-    #[arg(short, long, value_name = "N", value_parser = thread_count(), env = "TROIKA_THREADS")]
+    #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(value_parser = thread_count(), env = "TROIKA_THREADS")]
     pub threads: Option<usize>,
     /// Prompt tokens computed at once
     #[arg(long, value_name = "N", default_value_t = 512, env = "TROIKA_UBATCH_SIZE")]
@@ -153,7 +154,13 @@ pub struct RunArgs {
     #[arg(short, long, value_name = "FILE", env = "TROIKA_FILE", conflicts_with = "prompt_ids")]
     pub file: Option<PathBuf>,
     /// The prompt as token ids, for instance 5,6,7; needs no tokenizer
-    #[arg(long, value_name = "IDS", value_delimiter = ',', env = "TROIKA_PROMPT_IDS")]
+    #[arg(
+        long,
+        value_name = "IDS",
+        allow_negative_numbers = true,
+        value_delimiter = ',',
+        env = "TROIKA_PROMPT_IDS"
+    )]
     pub prompt_ids: Option<Vec<u32>>,
     /// System message of the conversation
     #[arg(long, alias = "sys", value_name = "TEXT", env = "TROIKA_SYSTEM_PROMPT")]
@@ -169,6 +176,7 @@ pub struct RunArgs {
         value_name = "N",
         default_value_t = -1,
         allow_negative_numbers = true,
+        value_parser = clap::value_parser!(i64).range(-2..),
         env = "TROIKA_N_PREDICT"
     )]
     pub n_predict: i64,
@@ -247,13 +255,34 @@ pub struct BenchArgs {
     #[arg(long, value_name = "SHAPE", env = "TROIKA_SYNTHETIC", conflicts_with_all = ["positional", "model"])]
     pub synthetic: Option<String>,
     /// Prompt lengths to measure; 0: none
-    #[arg(short = 'p', long, value_name = "N", value_delimiter = ',', default_value = "512")]
+    #[arg(
+        short = 'p',
+        long,
+        allow_negative_numbers = true,
+        value_name = "N",
+        value_delimiter = ',',
+        default_value = "512"
+    )]
     pub n_prompt: Vec<usize>,
     /// Numbers of tokens to decode; 0: none
-    #[arg(short = 'n', long, value_name = "N", value_delimiter = ',', default_value = "128")]
+    #[arg(
+        short = 'n',
+        long,
+        allow_negative_numbers = true,
+        value_name = "N",
+        value_delimiter = ',',
+        default_value = "128"
+    )]
     pub n_gen: Vec<usize>,
     /// Tokens in the context before the measurement
-    #[arg(short = 'd', long, value_name = "N", value_delimiter = ',', default_value = "0")]
+    #[arg(
+        short = 'd',
+        long,
+        allow_negative_numbers = true,
+        value_name = "N",
+        value_delimiter = ',',
+        default_value = "0"
+    )]
     pub n_depth: Vec<usize>,
     /// Threads [default: one per physical performance core]
     #[arg(short, long, value_name = "N", value_delimiter = ',', value_parser = thread_count())]
@@ -307,7 +336,8 @@ pub struct PerplexityArgs {
 #[derive(Args)]
 pub struct DevicesArgs {
     /// Threads to measure with [default: one per core]
-    #[arg(short, long, value_name = "N", value_parser = thread_count(), env = "TROIKA_THREADS")]
+    #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(value_parser = thread_count(), env = "TROIKA_THREADS")]
     pub threads: Option<usize>,
     /// Print one JSON object
     #[arg(long, env = "TROIKA_JSON")]

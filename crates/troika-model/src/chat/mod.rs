@@ -7,6 +7,8 @@ use minijinja::value::{Kwargs, Serde};
 use minijinja::{Environment, ErrorKind, Value as Jinja};
 use serde_json::{Map, Value};
 
+use crate::files::read_small;
+
 /// Why a template could not be rendered.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ChatError {
@@ -63,13 +65,12 @@ impl ChatTemplate {
     pub fn from_hf_dir(dir: &Path) -> Result<Option<ChatTemplate>, ChatError> {
         let path = dir.join("chat_template.jinja");
         if path.exists() {
-            let source = std::fs::read_to_string(&path).map_err(|e| ChatError::File {
-                file: path.display().to_string(),
-                why: e.to_string(),
-            })?;
+            let bad = |why: String| ChatError::File { file: path.display().to_string(), why };
+            let source = read_small(&path).map_err(|e| bad(e.to_string()))?;
+            let source = String::from_utf8(source).map_err(|_| bad("it is not UTF-8".into()))?;
             return ChatTemplate::new(&source).map(Some);
         }
-        let config = std::fs::read(dir.join("tokenizer_config.json")).unwrap_or_default();
+        let config = read_small(&dir.join("tokenizer_config.json")).unwrap_or_default();
         let config: Value = serde_json::from_slice(&config).unwrap_or(Value::Null);
         match &config["chat_template"] {
             Value::String(source) => ChatTemplate::new(source).map(Some),

@@ -1,5 +1,7 @@
 //! GGUF metadata translated to the field names of `config.json`.
 
+use std::sync::Arc;
+
 use serde_json::{Map, Value, json};
 use troika_graph::{DType, blocks};
 
@@ -70,11 +72,11 @@ fn to_json(v: &GgufValue) -> Value {
     }
 }
 
-/// A per-layer list of one repeated value is that value.
-fn uniform(key: &str, v: Value) -> Res<Value> {
-    let Value::Array(list) = v else { return Ok(v) };
+/// A per-layer list of one repeated value is that value. Long lists are not copied to find out.
+fn uniform(key: &str, v: &GgufValue) -> Res<Value> {
+    let GgufValue::Array(list) = v else { return Ok(to_json(v)) };
     match list.first() {
-        Some(first) if list.iter().all(|x| x == first) => Ok(first.clone()),
+        Some(first) if list.iter().all(|x| x == first) => Ok(to_json(first)),
         _ => Err(unsupported(format!("{key} that differs between layers"), "one value for all")),
     }
 }
@@ -100,7 +102,7 @@ pub(super) fn config(
     let mut c = Map::new();
     for (from, to) in RENAMED {
         if let Some(v) = meta.arch(from) {
-            c.insert((*to).into(), uniform(from, to_json(v))?);
+            c.insert((*to).into(), uniform(from, v)?);
         }
     }
     let has = |name: &str| files.tensor(name).is_some();
@@ -255,7 +257,9 @@ fn window_pattern(meta: &GgufMeta, layers: u64, c: &mut Map<String, Value>) {
     let types = match meta.arch("attention.sliding_window_pattern") {
         Some(GgufValue::Array(list)) => {
             let local = |v: &GgufValue| v.as_bool().unwrap_or(v.as_u64().unwrap_or(0) > 0);
-            list.iter().map(|v| kind(local(v))).collect()
+            // As below: no more than one entry beyond the layers, by which the length is refused.
+            let most = usize::try_from(layers).unwrap_or(usize::MAX).min(1 << 16) + 1;
+            list.iter().take(most).map(|v| kind(local(v))).collect()
         }
         Some(v) => match v.as_u64() {
             // More layers than any model has are refused where they are read.
@@ -343,14 +347,21 @@ fn deepseek(meta: &GgufMeta, c: &mut Map<String, Value>) -> Res<()> {
 /// Llama 3's frequency factors come as a tensor: each divides one frequency.
 pub(super) fn apply_rope_factors(spec: &mut ModelSpec, files: &dyn Checkpoint) -> Res<()> {
     let Some(factors) = floats(files, "rope_freqs.weight") else { return Ok(()) };
+    // Layers that shared one list of frequencies share the new one.
+    let mut made: Option<(Arc<[f32]>, Arc<[f32]>)> = None;
     for layer in &mut spec.layers {
         let Some(rope) = &mut layer.attn.rope else { continue };
         let freqs = &rope.freqs.inv_freq;
+        if let Some((_, new)) = made.as_ref().filter(|(old, _)| Arc::ptr_eq(old, freqs)) {
+            rope.freqs.inv_freq = new.clone();
+            continue;
+        }
         if freqs.len() != factors.len() || factors.iter().any(|f| !f.is_finite() || *f <= 0.0) {
             let problem = format!("not {} positive factors", freqs.len());
             return Err(bad("rope_freqs.weight", format!("{} values", factors.len()), problem));
         }
-        rope.freqs.inv_freq = freqs.iter().zip(&factors).map(|(f, d)| f / d).collect();
+        let new: Arc<[f32]> = freqs.iter().zip(&factors).map(|(f, d)| f / d).collect();
+        made = Some((std::mem::replace(&mut rope.freqs.inv_freq, new.clone()), new));
     }
     Ok(())
 }

@@ -19,7 +19,7 @@ mod rope;
 
 use serde_json::Value;
 
-use crate::spec::ModelSpec;
+use crate::spec::{Ffn, ModelSpec};
 use crate::weights::{Checkpoint, GgufMeta, Int4Config};
 
 pub use fields::ConfigError;
@@ -37,6 +37,11 @@ pub struct Model {
     /// How linear layers are packed, when the checkpoint is quantized to four bits.
     pub int4: Option<Int4Config>,
 }
+
+/// Experts of all layers together, and likewise heads of latent attention, which have weights of
+/// their own. The largest published models have less than a tenth of it; a list of what each of
+/// them needs stays small.
+const MAX_PARTS: usize = 1 << 18;
 
 type FamilyFn = fn(Fields<'_>, &Source) -> Result<ModelSpec, ConfigError>;
 
@@ -100,6 +105,7 @@ pub fn from_config(config: &Value) -> Result<Model, ConfigError> {
     }
     let filled = defaults::fill(name, fields.0, text.is_some());
     let spec = family(name)?(Fields(&filled), &Source::HuggingFace)?;
+    possible(&spec)?;
     Ok(Model { spec, names: Box::new(hf_names::HfNames), int4 })
 }
 
@@ -111,6 +117,32 @@ pub fn from_gguf(meta: &GgufMeta, files: &dyn Checkpoint) -> Result<Model, Confi
     let (name, config) = gguf::config(meta, files)?;
     let source = Source::Gguf { interleaved: gguf::interleaved(meta) };
     let mut spec = family(name)?(Fields(&config), &source)?;
+    possible(&spec)?;
     gguf::apply_rope_factors(&mut spec, files)?;
     Ok(Model { names: Box::new(gguf_names::GgufNames::new(files)), spec, int4: None })
+}
+
+/// Refuses products of fields, each of which alone is possible, that no model has.
+fn possible(spec: &ModelSpec) -> Result<(), ConfigError> {
+    let (mut experts, mut heads) = (0usize, 0usize);
+    for layer in &spec.layers {
+        if let Ffn::Moe(moe) = &layer.ffn {
+            experts = experts.saturating_add(moe.experts);
+        }
+        let scale = layer.attn.scale;
+        if !scale.is_finite() || scale <= 0.0 {
+            return Err(bad("scale of attention scores", scale, "not a finite number above 0"));
+        }
+        if layer.attn.latent.is_some() {
+            heads = heads.saturating_add(layer.attn.heads);
+        }
+    }
+    for (count, what) in [(experts, "experts"), (heads, "heads of latent attention")] {
+        if count > MAX_PARTS {
+            let layers = spec.layers.len();
+            let what = format!("a model of {count} {what} in its {layers} layers together");
+            return Err(unsupported(what, format!("at most {MAX_PARTS}")));
+        }
+    }
+    Ok(())
 }

@@ -44,20 +44,24 @@ impl List {
     }
 }
 
-/// All weights of a model, in execution order. A tied head needs no weight of its own.
-pub fn weight_needs(spec: &ModelSpec) -> Vec<Need> {
-    let mut l = List { needs: Vec::new(), layer: None };
+/// All weights of a model, in execution order, listed layer by layer as they are asked for: a
+/// small file can describe more of them than fit into memory. A tied head needs no weight of its
+/// own.
+pub fn weight_needs(spec: &ModelSpec) -> impl Iterator<Item = Need> {
     let h = spec.hidden;
-    l.add(Slot::Embed, spec.vocab, h);
-    for (i, layer) in spec.layers.iter().enumerate() {
-        l.layer = Some(i);
+    let list = |layer| List { needs: Vec::new(), layer };
+    let mut first = list(None);
+    first.add(Slot::Embed, spec.vocab, h);
+    let layers = spec.layers.iter().enumerate().flat_map(move |(i, layer)| {
+        let mut l = list(Some(i));
         layer_needs(&mut l, layer, h);
-    }
-    l.layer = None;
-    l.norm(Some(spec.final_norm), (Slot::FinalNorm, Slot::FinalNormBias), h);
-    l.add_if(!spec.tied, Slot::Head, spec.vocab, h);
-    l.add_if(spec.head_bias, Slot::HeadBias, 1, spec.vocab);
-    l.needs
+        l.needs
+    });
+    let mut last = list(None);
+    last.norm(Some(spec.final_norm), (Slot::FinalNorm, Slot::FinalNormBias), h);
+    last.add_if(!spec.tied, Slot::Head, spec.vocab, h);
+    last.add_if(spec.head_bias, Slot::HeadBias, 1, spec.vocab);
+    first.needs.into_iter().chain(layers).chain(last.needs)
 }
 
 fn layer_needs(l: &mut List, layer: &Layer, h: usize) {

@@ -10,6 +10,7 @@ use std::sync::OnceLock;
 
 use serde_json::Value;
 
+use crate::files::read_small;
 use crate::weights::GgufMeta;
 
 pub use error::TokenizerError;
@@ -39,9 +40,9 @@ impl Tokenizer {
             return Ok(None);
         }
         let bad = |why: String| TokenizerError::File { file: path.display().to_string(), why };
-        let bytes = std::fs::read(&path).map_err(|e| bad(e.to_string()))?;
+        let bytes = read_small(&path).map_err(|e| bad(e.to_string()))?;
         let inner = tokenizers::Tokenizer::from_bytes(&bytes).map_err(|e| bad(e.to_string()))?;
-        let config = std::fs::read(dir.join("tokenizer_config.json")).unwrap_or_default();
+        let config = read_small(&dir.join("tokenizer_config.json")).unwrap_or_default();
         let config: Value = serde_json::from_slice(&config).unwrap_or(Value::Null);
         let id = |field: &str| {
             let v = &config[field];

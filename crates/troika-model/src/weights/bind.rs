@@ -17,17 +17,28 @@ use crate::families::Model;
 use crate::lower::WeightShape;
 use crate::spec::{Key, ModelSpec, Need, Slot, weight_needs};
 
+/// Weights looked for at once. The next ones wait until these are found, so that a model without
+/// its weights is refused at once, whatever its config says of their number.
+const AT_ONCE: usize = 1024;
+
 /// Binds every weight the spec needs, in the order of the needs.
 pub(super) fn bind_all(
     model: &Model,
     files: &dyn Checkpoint,
     options: BindOptions,
 ) -> Result<Vec<Bound>, WeightError> {
-    let mut needs = weight_needs(&model.spec);
-    needs.extend(tied_head(&model.spec, options.quant));
+    let mut needs = weight_needs(&model.spec).chain(tied_head(&model.spec, options.quant));
     let binder = Binder { model, files, options };
-    let bound = parallel::map(needs.len(), |i| binder.bind(needs[i]));
-    let mut bound = bound.into_iter().collect::<Result<Vec<_>, _>>()?;
+    let mut bound = Vec::new();
+    loop {
+        let some: Vec<Need> = needs.by_ref().take(AT_ONCE).collect();
+        if some.is_empty() {
+            break;
+        }
+        for one in parallel::map(some.len(), |i| binder.bind(some[i])) {
+            bound.push(one?);
+        }
+    }
     // A tied head that is not quantized is the embedding itself.
     bound.retain(|b| !(model.spec.tied && b.key.slot == Slot::Head && !b.source.is_made()));
     all_used(&bound, files)?;

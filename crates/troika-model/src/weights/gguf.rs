@@ -11,9 +11,15 @@ use super::gguf_meta::{GgufMeta, GgufValue};
 /// Nesting of metadata arrays that is read.
 const MAX_DEPTH: usize = 4;
 
-/// Items of all metadata arrays together: many times the largest vocabulary, yet no more memory
-/// than a small model takes.
-const MAX_ITEMS: usize = 1 << 24;
+/// Items of all metadata arrays together: several times what the largest vocabulary with its
+/// scores, types and merges has, yet no more memory than a small model takes.
+const MAX_ITEMS: usize = 1 << 22;
+
+/// Tensors of a file: each layer and expert of the largest models with one of its own.
+const MAX_TENSORS: usize = 1 << 18;
+
+/// Metadata pairs, of which files have some dozens.
+const MAX_PAIRS: usize = 1 << 16;
 
 /// Longest key or tensor name, as the format says of keys.
 const MAX_NAME: usize = (1 << 16) - 1;
@@ -169,6 +175,13 @@ pub fn parse(bytes: &[u8]) -> Result<GgufHeader, String> {
     // A tensor takes at least name length, dimensions, type and offset; a pair at least 13.
     let tensor_count = r.count("tensors", 24)?;
     let pair_count = r.count("metadata pairs", 13)?;
+    for (count, most, what) in
+        [(tensor_count, MAX_TENSORS, "tensors"), (pair_count, MAX_PAIRS, "metadata pairs")]
+    {
+        if count > most {
+            return Err(format!("it has {count} {what}, at most {most} are read"));
+        }
+    }
     let mut meta = BTreeMap::new();
     for _ in 0..pair_count {
         let key = r.name()?;

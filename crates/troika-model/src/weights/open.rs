@@ -13,6 +13,7 @@ use super::file_map::FileMap;
 use super::gguf_files::GgufFiles;
 use super::gguf_meta::GgufMeta;
 use super::safetensors::SafetensorsFiles;
+use crate::files::read_small;
 
 /// Where a model came from.
 #[derive(Clone, Debug)]
@@ -119,7 +120,7 @@ fn open_dir(dir: &Path) -> Result<ModelFiles, WeightError> {
 }
 
 fn read_config(path: &Path) -> Result<Value, WeightError> {
-    let text = std::fs::read(path).map_err(|e| io_error(path, &e))?;
+    let text = read_small(path).map_err(|e| io_error(path, &e))?;
     serde_json::from_slice(&text).map_err(|e| WeightError::Damaged {
         file: path.display().to_string(),
         why: format!("it is not JSON ({e})"),

@@ -16,6 +16,7 @@ use super::checkpoint::{Checkpoint, StoredTensor};
 use super::error::{WeightError, shown};
 use super::file_map::FileMap;
 use super::open::map_file;
+use crate::files::read_small;
 
 /// Largest header read, as in the reference implementation.
 const MAX_HEADER: u64 = 100_000_000;
@@ -281,7 +282,7 @@ struct Index {
 fn read_index(index: &Path) -> Result<BTreeMap<String, String>, WeightError> {
     let file = index.display().to_string();
     let damaged = |why: String| WeightError::Damaged { file: file.clone(), why };
-    let text = std::fs::read(index)
+    let text = read_small(index)
         .map_err(|e| WeightError::Io { path: file.clone(), why: e.to_string() })?;
     let map = match serde_json::from_slice::<Index>(&text) {
         Ok(index) => index.weight_map,

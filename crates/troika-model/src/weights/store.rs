@@ -137,7 +137,7 @@ impl WeightStore {
     /// Random weights of a model's shape, the same for a seed: matrices of a type of
     /// [`super::SYNTHETIC_DTYPES`], as far as it fits them; floats are quantized if asked for.
     pub fn synthetic(spec: &ModelSpec, dtype: DType, seed: u64, quant: Quant) -> WeightStore {
-        let needs = weight_needs(spec);
+        let needs: Vec<Need> = weight_needs(spec).collect();
         let one = |i: usize| {
             let seed = seed.wrapping_add(i as u64).wrapping_mul(0x9E37_79B9);
             Bound::random(needs[i], dtype, seed, quant)

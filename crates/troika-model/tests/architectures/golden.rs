@@ -2,7 +2,7 @@
 
 use troika_graph::{Activation, Score};
 use troika_model::families::{Model, from_config, from_gguf};
-use troika_model::spec::{ModelSpec, Norm, QkNorm, weight_needs};
+use troika_model::spec::{ModelSpec, Need, Norm, QkNorm, weight_needs};
 use troika_model::weights::{Checkpoint, FileSource, open};
 
 use crate::{data, dense, golden, moe, rms, ropes, spec, windows};
@@ -147,7 +147,7 @@ fn gpt_oss() {
 
 /// Every weight has a candidate in the files, and the first that is there fits exactly.
 fn all_found(model: &Model, files: &dyn Checkpoint) -> Result<usize, String> {
-    let needs = weight_needs(&model.spec);
+    let needs: Vec<Need> = weight_needs(&model.spec).collect();
     for need in &needs {
         let candidates = model.names.candidates(&model.spec, need.key);
         let found = candidates.iter().find_map(|r| Some((r, files.tensor(&r.tensor)?)));

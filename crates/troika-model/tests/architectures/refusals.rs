@@ -1,10 +1,13 @@
 //! What is refused, in which words; and that no config ends in a panic.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use serde_json::{Value, json};
 use troika_model::families::{from_config, supported};
 use troika_model::spec::weight_needs;
+use troika_model::weights::{Checkpoint, FloatType, StoredTensor, WeightStore};
 
-use crate::{data, golden, llama, refusal, with, without};
+use crate::{data, golden, llama, model, refusal, with, without};
 
 #[test]
 fn unknown_model_types_name_the_known_ones() {
@@ -193,7 +196,7 @@ fn nothing_panics() {
             for value in &wrong {
                 let config = with(config.clone(), json!({ field.as_str(): value }));
                 let Ok(model) = from_config(&config) else { continue };
-                for need in weight_needs(&model.spec).iter().take(500) {
+                for need in weight_needs(&model.spec).take(500) {
                     model.names.candidates(&model.spec, need.key);
                 }
                 finite(&model.spec);
@@ -208,4 +211,49 @@ fn finite(spec: &troika_model::spec::ModelSpec) {
         assert!(rope.freqs.factor.is_finite() && layer.attn.scale.is_finite());
         assert!(rope.freqs.inv_freq.iter().all(|f| f.is_finite()), "{:?}", rope.freqs);
     }
+}
+
+/// A checkpoint without tensors that counts how many were asked for.
+#[derive(Default)]
+struct Empty(AtomicUsize);
+
+impl Checkpoint for Empty {
+    fn tensor(&self, _: &str) -> Option<&StoredTensor> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        None
+    }
+    fn names(&self) -> Vec<&str> {
+        Vec::new()
+    }
+    fn origin(&self, _: &str) -> String {
+        "the folder".into()
+    }
+    fn unusable(&self, _: &str) -> Option<&str> {
+        None
+    }
+}
+
+#[test]
+fn a_small_config_cannot_ask_for_more_weights_than_are_there() {
+    let many = |layers, experts| {
+        let changes = json!({"num_hidden_layers": layers, "num_local_experts": experts});
+        with(golden("mixtral"), changes)
+    };
+    assert_eq!(
+        refusal(&many(4096, 4096)),
+        "a model of 16777216 experts in its 4096 layers together is not supported; supported: at \
+         most 262144"
+    );
+    let changes = json!({"num_hidden_layers": 4096, "num_attention_heads": 4096,
+        "num_key_value_heads": 4096, "first_k_dense_replace": 4096});
+    let heads = refusal(&with(golden("deepseek-v2"), changes));
+    assert!(heads.contains("16777216 heads of latent attention"), "{heads}");
+    // As many as are possible: nothing is listed or looked for beyond the first that is missing.
+    let model = model(&many(4096, 64));
+    assert_eq!(weight_needs(&model.spec).count(), 3 + 4096 * (7 + 3 * 64));
+    let files = Empty::default();
+    let error = WeightStore::bind(&model, &files, FloatType::Auto.into()).err().unwrap();
+    assert!(error.to_string().contains("embed_tokens"), "{error}");
+    let asked = files.0.into_inner();
+    assert!(asked < 50_000, "{asked} names were looked for");
 }

@@ -35,7 +35,7 @@ impl Test {
     }
 
     fn tokens(self) -> usize {
-        self.prompt + self.generate
+        self.prompt.saturating_add(self.generate)
     }
 }
 
@@ -94,7 +94,8 @@ fn devices(args: &BenchArgs, threads: usize) -> DeviceOptions {
 
 /// The context all tests need.
 fn context(tests: &[Test]) -> usize {
-    tests.iter().map(|t| t.depth + t.tokens() + 1).max().unwrap_or(1)
+    let tokens = |t: &Test| t.depth.saturating_add(t.tokens()).saturating_add(1);
+    tests.iter().map(tokens).max().unwrap_or(1)
 }
 
 fn open(

@@ -77,7 +77,7 @@ pub fn run(args: &BenchArgs, threads: &[usize]) -> Result<(), CliError> {
 
 fn measure(args: &BenchArgs, threads: usize, tokens: usize) -> Result<Cost, CliError> {
     let tracer = Tracer::on();
-    let mut model = super::open(args, threads, tokens + 1, tracer.clone())?;
+    let mut model = super::open(args, threads, tokens.saturating_add(1), tracer.clone())?;
     let (mut off, mut on, mut kernels) = (Vec::new(), Vec::new(), Vec::new());
     let each = |t: Duration| t.as_secs_f64() * 1e6 / tokens as f64;
     for _ in 0..args.repetitions {

@@ -1,0 +1,286 @@
+//! Sequences that are cut back, continued, or interrupted by a failing device: what comes after is
+//! to the bit what a fresh model computes. The device is the CPU behind one that looks on.
+
+use std::collections::{HashMap, HashSet};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex};
+
+use conformance::golden::read_golden;
+use troika::describe;
+use troika::device::{
+    Batch, Caps, Clock, Completion, Device, DeviceError, DeviceKind, ExecutableId, ExecutableInfo,
+    Queue, RealClock, WeightSource,
+};
+use troika::engine::{Engine, EngineError, EngineParts, Feed, KvError, SeqId, Want};
+use troika::graph::{DType, Subgraph};
+use troika::model::weights::FloatType;
+use troika::plan::{PlanRequest, one_device};
+use troika::trace::Tracer;
+use troika_cpu::{CpuDevice, CpuOptions};
+
+/// What a [`Probe`] has seen and is to do.
+#[derive(Default)]
+struct Seen {
+    /// Tasks until it fails once; `None`: it does not.
+    left: Option<usize>,
+    /// Tasks run.
+    tasks: usize,
+    /// By group and page of memory: the pages of a sequence that lay there.
+    pages: HashMap<(usize, u32), HashSet<usize>>,
+}
+
+/// Hands everything to another device, and fails where it is told to.
+struct Probe {
+    inner: CpuDevice,
+    seen: Arc<Mutex<Seen>>,
+}
+
+struct ProbeQueue {
+    inner: Box<dyn Queue>,
+    seen: Arc<Mutex<Seen>>,
+}
+
+impl Probe {
+    fn new() -> (Arc<dyn Device>, Arc<Mutex<Seen>>) {
+        let options = CpuOptions { name: "probe".into(), threads: 1, ..Default::default() };
+        let seen = Arc::new(Mutex::new(Seen::default()));
+        let probe = Probe { inner: CpuDevice::new(options).unwrap(), seen: seen.clone() };
+        (Arc::new(probe), seen)
+    }
+}
+
+impl Device for Probe {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+    fn kind(&self) -> DeviceKind {
+        self.inner.kind()
+    }
+    fn caps(&self) -> &Caps {
+        self.inner.caps()
+    }
+    fn compile(&self, g: &Subgraph, w: &dyn WeightSource) -> Result<ExecutableInfo, DeviceError> {
+        self.inner.compile(g, w)
+    }
+    fn release(&self, id: ExecutableId) {
+        self.inner.release(id);
+    }
+    fn queue(
+        &self,
+        number: usize,
+        clock: Arc<dyn Clock>,
+        done: Sender<Completion>,
+    ) -> Result<Box<dyn Queue>, DeviceError> {
+        let inner = self.inner.queue(number, clock, done)?;
+        Ok(Box::new(ProbeQueue { inner, seen: self.seen.clone() }))
+    }
+}
+
+impl Queue for ProbeQueue {
+    fn submit(&mut self, _: Batch) -> Result<(), DeviceError> {
+        panic!("a plan's only device runs its batches on the waiting thread");
+    }
+
+    fn run_here(&mut self, mut batch: Batch) -> Result<Completion, Batch> {
+        let mut seen = self.seen.lock().unwrap();
+        let mut fails = false;
+        if let Some(left) = seen.left {
+            fails = left < batch.tasks.len();
+            batch.tasks.truncate(left);
+            seen.left = (!fails).then(|| left - batch.tasks.len());
+        }
+        seen.tasks += batch.tasks.len();
+        for s in batch.tasks.iter().flat_map(|t| &t.step.seqs) {
+            for (group, table) in s.tables.iter().enumerate() {
+                for (i, &page) in table.pages.iter().enumerate() {
+                    seen.pages.entry((group, page)).or_default().insert(table.first + i);
+                }
+            }
+        }
+        let mut completion = self.inner.run_here(batch)?;
+        if fails {
+            let (device, why) = ("probe".into(), "it was told to fail".into());
+            completion.outcome = Err(DeviceError::System { device, why });
+        }
+        Ok(completion)
+    }
+}
+
+fn tests(dir: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests").join(dir)
+}
+
+fn engine(dir: &Path, chunk: usize) -> (Engine, Arc<Mutex<Seen>>) {
+    let d = describe(dir, FloatType::F32).unwrap();
+    let (device, seen) = Probe::new();
+    let request =
+        PlanRequest { context: None, chunk, kv_dtype: DType::F32, activations: Vec::new() };
+    let plan = one_device(&d.spec, device.name(), &request).unwrap();
+    let engine = Engine::new(EngineParts {
+        spec: &d.spec,
+        shapes: &|key| d.store.shape(key),
+        weights: &d.store,
+        plan,
+        devices: &[device],
+        clock: Arc::new(RealClock::new()),
+        tracer: Tracer::off(),
+        sequences: 1,
+    });
+    (engine.unwrap(), seen)
+}
+
+/// Feeds tokens and returns the logits after each.
+fn feed(e: &mut Engine, seq: SeqId, tokens: &[u32]) -> Result<Vec<Vec<f32>>, EngineError> {
+    let mut rows = Vec::new();
+    e.run(&[Feed { seq, tokens, want: Want::All }], &mut |_, _, row| rows.push(row.to_vec()))?;
+    Ok(rows)
+}
+
+fn best(logits: &[f32]) -> u32 {
+    (0..logits.len()).rev().max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap() as u32
+}
+
+/// A copy of a checkpoint with another sliding window.
+fn with_window(name: &str, window: usize, to: &Path) {
+    let from = tests("golden").join(name);
+    std::fs::copy(from.join("model.safetensors"), to.join("model.safetensors")).unwrap();
+    let text = std::fs::read_to_string(from.join("config.json")).unwrap();
+    let mut config: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert!(config["sliding_window"].is_u64(), "{name}");
+    config["sliding_window"] = window.into();
+    std::fs::write(to.join("config.json"), config.to_string()).unwrap();
+}
+
+/// Windows of less than a page of the cache and of more.
+const WINDOWS: [usize; 2] = [8, 40];
+const PAGE: usize = 32;
+/// Tokens before a sequence is cut back, and at the end.
+const CUT: usize = 150;
+const END: usize = 170;
+
+#[test]
+fn windowed_sequences_go_on_where_they_are_cut_back_to() {
+    for name in ["mistral", "gemma-3", "gpt-oss", "exaone-4"] {
+        let golden = read_golden(&tests("golden").join(name).join("golden.safetensors")).unwrap();
+        let prompt = &golden.input_ids[..20];
+        for window in WINDOWS {
+            let dir = tempfile::tempdir().unwrap();
+            with_window(name, window, dir.path());
+            let mut expected: Option<(Vec<u32>, Vec<Vec<f32>>)> = None;
+            for chunk in [512, 7, 1] {
+                let what = format!("{name}, window {window}, chunk {chunk}");
+                let (mut e, seen) = engine(dir.path(), chunk);
+                assert_eq!(e.plan().page_len, PAGE);
+                let (tokens, fresh) = expected.get_or_insert_with(|| generate(&mut e, prompt));
+                let seq = e.open();
+                assert_eq!(e.truncate(seq, 5), 0, "an empty sequence stays empty");
+                seen.lock().unwrap().pages.clear();
+                let mut rows = feed(&mut e, seq, prompt).unwrap();
+                for t in &tokens[prompt.len()..CUT] {
+                    rows.extend(feed(&mut e, seq, &[*t]).unwrap());
+                }
+                assert!(rows == fresh[..CUT], "{what}: token by token");
+                let again = seen.lock().unwrap().pages.values().any(|lay| lay.len() > 1);
+                assert!(again, "{what}: no page of the cache was used twice");
+                for to in [CUT - 1, 120, 60] {
+                    let kept = e.truncate(seq, to);
+                    assert!(kept == to || (kept == 0 && to < CUT - 1), "{what}: kept {kept}");
+                    assert_eq!(e.len(seq), kept, "{what}");
+                    let rows = feed(&mut e, seq, &tokens[kept..CUT]).unwrap();
+                    assert!(rows == fresh[kept..CUT], "{what}: cut back to {to}, kept {kept}");
+                }
+                for (t, fresh) in tokens[CUT..].iter().zip(&fresh[CUT..]) {
+                    assert!(feed(&mut e, seq, &[*t]).unwrap()[0] == *fresh, "{what}: at the end");
+                }
+            }
+        }
+    }
+}
+
+/// Tokens that greedy decoding appends to a prompt, and the logits of all of them computed at
+/// once: a single step, in which no page is dropped.
+fn generate(e: &mut Engine, prompt: &[u32]) -> (Vec<u32>, Vec<Vec<f32>>) {
+    let seq = e.open();
+    let mut tokens = prompt.to_vec();
+    let mut next = best(feed(e, seq, prompt).unwrap().last().unwrap());
+    while tokens.len() < END {
+        tokens.push(next);
+        next = best(&feed(e, seq, &[next]).unwrap()[0]);
+    }
+    assert_eq!(e.truncate(seq, 0), 0);
+    let fresh = feed(e, seq, &tokens).unwrap();
+    e.close(seq);
+    (tokens, fresh)
+}
+
+/// A checkpoint whose keys are rotated otherwise beyond 32 tokens: a sequence that grows past that
+/// is computed again.
+const LONGROPE: &str = "variants/phi-3-variant1";
+
+fn some_tokens(n: usize) -> Vec<u32> {
+    (0..n).map(|i| (i * 37 % 200) as u32).collect()
+}
+
+#[test]
+fn a_device_that_fails_leaves_only_what_was_computed() {
+    let ids = some_tokens(48);
+    for (dir, before) in [(LONGROPE, 20), (LONGROPE, 40), ("golden/gpt-oss", 20)] {
+        let (mut e, seen) = engine(&tests(dir), 7);
+        let seq = e.open();
+        let fresh = feed(&mut e, seq, &ids).unwrap();
+        e.close(seq);
+        let start = seen.lock().unwrap().tasks;
+        let seq = e.open();
+        feed(&mut e, seq, &ids[..before]).unwrap();
+        let middle = seen.lock().unwrap().tasks;
+        feed(&mut e, seq, &ids[before..]).unwrap();
+        let tasks = seen.lock().unwrap().tasks - middle;
+        assert!(middle > start && tasks > 10);
+        e.close(seq);
+        for fails in (0..tasks).step_by(tasks / 9) {
+            let what = format!("{dir}, failing after {fails} of {tasks} tasks");
+            let seq = e.open();
+            feed(&mut e, seq, &ids[..before]).unwrap();
+            seen.lock().unwrap().left = Some(fails);
+            let error = feed(&mut e, seq, &ids[before..]).unwrap_err();
+            assert!(error.to_string().contains("told to fail"), "{what}: {error}");
+            let kept = e.len(seq);
+            assert!(kept == before || kept == 0, "{what}: kept {kept}");
+            let rows = feed(&mut e, seq, &ids[kept..]).unwrap();
+            assert!(rows == fresh[kept..], "{what}: kept {kept}");
+            e.close(seq);
+        }
+    }
+}
+
+#[test]
+fn a_full_cache_leaves_only_what_was_computed() {
+    let (mut e, _) = engine(&tests(LONGROPE), 7);
+    let ids = some_tokens(48);
+    let seq = e.open();
+    let fresh = feed(&mut e, seq, &ids).unwrap();
+    e.close(seq);
+    // Another sequence has all pages but one: the longer sequence has no room beyond 32 tokens,
+    // and its first 28 are given pages before that is found.
+    let (a, b) = (e.open(), e.open());
+    feed(&mut e, a, &ids[..20]).unwrap();
+    let context = e.plan().context;
+    feed(&mut e, b, &some_tokens(context - PAGE)).unwrap();
+    let error = feed(&mut e, a, &ids[20..]).unwrap_err();
+    assert!(matches!(error, EngineError::Kv(KvError::Full(_))), "{error}");
+    e.close(b);
+    let kept = e.len(a);
+    assert!(kept == 0 || kept == 20, "kept {kept}");
+    assert!(feed(&mut e, a, &ids[kept..]).unwrap() == fresh[kept..], "kept {kept}");
+}
+
+#[test]
+fn a_sequence_is_fed_once_per_call() {
+    let (mut e, _) = engine(&tests("golden/qwen3"), 7);
+    let seq = e.open();
+    let feed = Feed { seq, tokens: &[1, 2], want: Want::Last };
+    let error = e.run(&[feed, feed], &mut |_, _, _| ()).unwrap_err();
+    assert!(matches!(error, EngineError::Twice), "{error}");
+    assert!(e.is_empty(seq));
+}
