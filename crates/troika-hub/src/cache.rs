@@ -1,8 +1,7 @@
 //! What is already on this machine.
 
+use std::io;
 use std::path::{Path, PathBuf};
-
-use hf_hub::Repo;
 
 use super::name::{Spec, is_safe_path};
 use super::select::{CONFIG, INDEX, Selection, Unfit, select};
@@ -24,7 +23,7 @@ pub struct Gap {
 /// # Errors
 /// What is missing.
 pub fn lookup(dir: &Path, spec: &Spec) -> Result<PathBuf, Gap> {
-    let home = dir.join(Repo::model(spec.repo.clone()).folder_name());
+    let home = dir.join(spec.folder());
     if !home.is_dir() {
         return Err(Gap { missing: "the model".to_string(), place: dir.to_path_buf() });
     }
@@ -49,6 +48,21 @@ pub fn entry(snapshot: &Path, selection: &Selection) -> PathBuf {
         Some(file) => snapshot.join(file),
         None => snapshot.to_path_buf(),
     }
+}
+
+/// Writes a small file whole or not at all.
+///
+/// # Errors
+/// What the system reports.
+pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    std::fs::create_dir_all(folder)?;
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let part = folder.join(format!(".{name}.{}.part", std::process::id()));
+    std::fs::write(&part, bytes).and_then(|()| std::fs::rename(&part, path)).inspect_err(|_| {
+        // The first error is the one to tell.
+        let _ = std::fs::remove_file(&part);
+    })
 }
 
 /// The folder of a revision: what its reference says, or the commit itself.

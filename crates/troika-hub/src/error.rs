@@ -92,8 +92,25 @@ pub enum HubError {
         /// What could have been named.
         there: Vec<String>,
     },
-    /// Another process is fetching the same file.
-    #[error("{model}: another program is fetching it; wait for that one and run again")]
+    /// A file that is not what its hash says, each time it is fetched.
+    #[error(
+        "{model}: {file} arrives damaged from {endpoint} ({cause}); try again later, or give a \
+         folder or a .gguf file on this machine"
+    )]
+    Damaged {
+        /// As the user wrote it.
+        model: String,
+        /// Where it was fetched from.
+        endpoint: String,
+        /// Its name in the repository.
+        file: String,
+        /// What does not fit.
+        cause: String,
+    },
+    /// Another process has begun to fetch the same file and gets no further.
+    #[error(
+        "{model}: another program is fetching it and gets no further; end that one and run again"
+    )]
     Busy {
         /// As the user wrote it.
         model: String,

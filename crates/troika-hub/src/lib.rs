@@ -7,9 +7,14 @@
 //! This is the one part of the library that may look at the environment, and only in
 //! [`HubOptions::from_env`].
 
+mod blob;
 mod cache;
+mod digest;
 mod error;
 mod fetch;
+mod http;
+mod listing;
+mod lock;
 mod name;
 mod options;
 mod select;
@@ -21,6 +26,8 @@ use std::path::{Path, PathBuf};
 pub use error::HubError;
 pub use options::HubOptions;
 
+use fetch::Ask;
+use http::Limits;
 use name::Spec;
 
 /// What happens while a model is fetched.
@@ -62,6 +69,15 @@ pub fn resolve(
     options: &HubOptions,
     progress: &dyn Fn(Progress<'_>),
 ) -> Result<PathBuf, HubError> {
+    resolve_within(model, options, Limits::default(), progress)
+}
+
+fn resolve_within(
+    model: &str,
+    options: &HubOptions,
+    limits: Limits,
+    progress: &dyn Fn(Progress<'_>),
+) -> Result<PathBuf, HubError> {
     if Path::new(model).exists() {
         return Ok(PathBuf::from(model));
     }
@@ -74,7 +90,7 @@ pub fn resolve(
             place: gap.place,
         });
     }
-    let error = match fetch::fetch(&spec, dir, options, progress) {
+    let error = match fetch::fetch(&Ask { spec: &spec, dir, options, limits, progress }) {
         Err(error @ HubError::Network { .. }) => error,
         other => return other,
     };

@@ -30,6 +30,11 @@ pub struct Spec {
 }
 
 impl Spec {
+    /// The repository's folder in a cache, as the Hub's tools name it.
+    pub fn folder(&self) -> String {
+        format!("models--{}", self.repo.replace('/', "--"))
+    }
+
     /// Reads `owner/name[@REVISION][:TAG or :FILE]`, or `@REVISION` at the end.
     ///
     /// # Errors

@@ -1,22 +1,48 @@
 //! Tests with a hand-made cache and with a hub that runs in the test.
 
 mod environment;
+mod hostile;
 mod offline;
 mod online;
 mod server;
+mod token;
 
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use super::{HubError, HubOptions, Progress, resolve};
+use super::http::Limits;
+use super::{HubError, HubOptions, Progress, resolve_within};
 
 /// A commit.
 const SHA: &str = "0123456789abcdef0123456789abcdef01234567";
 
 /// Resolves and keeps what was told, one line each.
 fn run(model: &str, options: &HubOptions) -> (Result<PathBuf, HubError>, Vec<String>) {
+    run_within(model, options, quick())
+}
+
+/// Little patience: what takes minutes outside is over in a moment.
+fn quick() -> Limits {
+    Limits {
+        connect: Duration::from_secs(2),
+        answer: Duration::from_secs(2),
+        silence: Duration::from_secs(1),
+        listing: Duration::from_secs(2),
+        tries: 3,
+        pause: Duration::from_millis(1),
+        longest_pause: Duration::from_secs(2),
+        others: Duration::from_secs(1),
+    }
+}
+
+fn run_within(
+    model: &str,
+    options: &HubOptions,
+    limits: Limits,
+) -> (Result<PathBuf, HubError>, Vec<String>) {
     let told = RefCell::new(Vec::new());
-    let result = resolve(model, options, &|progress| {
+    let result = resolve_within(model, options, limits, &|progress| {
         told.borrow_mut().push(match progress {
             Progress::Start { model, files, bytes } => format!("start {model} {files} {bytes:?}"),
             Progress::File { name, done, total } => format!("file {name} {done}/{total}"),

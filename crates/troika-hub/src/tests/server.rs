@@ -5,6 +5,9 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, SHA256, digest};
 
 use super::SHA;
 
@@ -15,18 +18,43 @@ pub struct Behaviour {
     pub files: BTreeMap<String, Vec<u8>>,
     /// Every request gets this status.
     pub status: Option<u16>,
-    /// Only requests with this token are served.
+    /// The next requests get these statuses and headers.
+    pub next: Vec<(u16, &'static str)>,
+    /// Only requests to the Hub's own paths with this token are served.
     pub token: Option<String>,
     /// Answers with a body of more than this many bytes break off there...
     pub cut_at: usize,
     /// ... this many times.
     pub cuts: usize,
-    /// Ranges of more than one byte are ignored.
-    pub no_ranges: bool,
-    /// Weights are on another server, as large files are: here, another path.
-    pub redirect: bool,
-    /// Those redirects lack their destination.
-    pub lost: bool,
+    /// Instead of breaking off, nothing more is sent.
+    pub stall: bool,
+    /// Bodies come in pieces of this many bytes, with a pause before each.
+    pub slow: Option<(usize, Duration)>,
+    /// Ranges are ignored: none, those of more than one byte, or all.
+    pub no_ranges: Ranges,
+    /// Weights are below `/large/` of this server (empty: of this one), as large files are.
+    pub away: Option<String>,
+    /// What comes instead of the place of that server.
+    pub location: Option<String>,
+    /// This many bodies have a wrong byte in the middle.
+    pub spoiled: usize,
+    /// Ranges begin a byte later than asked for.
+    pub wrong_range: bool,
+    /// Files below `/large/` are a web page that says sorry.
+    pub page: bool,
+    /// Answers end inside the headers.
+    pub half_head: bool,
+    /// Answers to the Hub's API, instead of the list of files.
+    pub list: Option<String>,
+}
+
+/// Ranges that are ignored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Ranges {
+    #[default]
+    None,
+    Large,
+    All,
 }
 
 /// A running hub; stops when dropped.
@@ -34,7 +62,16 @@ pub struct Server {
     address: SocketAddr,
     stop: Arc<AtomicBool>,
     behaviour: Arc<Mutex<Behaviour>>,
-    log: Arc<Mutex<Vec<String>>>,
+    log: Arc<Mutex<Vec<Request>>>,
+}
+
+/// What was asked for.
+#[derive(Clone, Debug)]
+pub struct Request {
+    pub path: String,
+    pub token: Option<String>,
+    range: Option<usize>,
+    one_byte: bool,
 }
 
 impl Server {
@@ -53,7 +90,10 @@ impl Server {
                 if stop.load(Ordering::Relaxed) {
                     return;
                 }
-                let _closed_early = serve(stream, &behaviour, &log);
+                let (behaviour, log) = (behaviour.clone(), log.clone());
+                std::thread::spawn(move || {
+                    let _closed_early = serve(stream, &behaviour, &log);
+                });
             }
         });
         server
@@ -68,9 +108,18 @@ impl Server {
         change(&mut self.behaviour.lock().expect("lock"));
     }
 
-    /// Requests so far as `path range`, and forgets them.
-    pub fn requests(&self) -> Vec<String> {
+    /// All requests so far; forgets them.
+    pub fn asked(&self) -> Vec<Request> {
         std::mem::take(&mut self.log.lock().expect("lock"))
+    }
+
+    /// Requests so far as `path range`, but those for a file's first byte; forgets them.
+    pub fn requests(&self) -> Vec<String> {
+        let line = |r: Request| {
+            let range = r.range.map_or(String::new(), |from| format!(" {from}-"));
+            format!("{}{range}", r.path)
+        };
+        self.asked().into_iter().filter(|r| !r.one_byte).map(line).collect()
     }
 }
 
@@ -79,13 +128,6 @@ impl Drop for Server {
         self.stop.store(true, Ordering::Relaxed);
         drop(TcpStream::connect(self.address));
     }
-}
-
-struct Request {
-    path: String,
-    range: Option<usize>,
-    one_byte: bool,
-    token: Option<String>,
 }
 
 fn read(stream: &TcpStream) -> std::io::Result<Request> {
@@ -113,69 +155,89 @@ fn read(stream: &TcpStream) -> std::io::Result<Request> {
     Ok(request)
 }
 
+const CLOSE: &str = "connection: close\r\n\r\n";
+
 fn serve(
     mut stream: TcpStream,
-    behaviour: &Mutex<Behaviour>,
-    log: &Mutex<Vec<String>>,
+    shared: &Mutex<Behaviour>,
+    log: &Mutex<Vec<Request>>,
 ) -> std::io::Result<()> {
     let request = read(&stream)?;
-    let range = request.range.map_or(String::new(), |from| format!(" {from}-"));
-    if !request.one_byte {
-        log.lock().expect("lock").push(format!("{}{range}", request.path));
+    log.lock().expect("lock").push(request.clone());
+    let mut behaviour = shared.lock().expect("lock").clone();
+    if behaviour.half_head {
+        return write!(stream, "HTTP/1.1 200 OK\r\ncontent-le");
     }
-    let mut behaviour = behaviour.lock().expect("lock");
-    let refused = behaviour.token.is_some() && behaviour.token != request.token;
+    if !behaviour.next.is_empty() {
+        let (status, headers) = shared.lock().expect("lock").next.remove(0);
+        return write!(stream, "HTTP/1.1 {status} No\r\n{headers}content-length: 0\r\n{CLOSE}");
+    }
+    let large = request.path.starts_with("/large/");
+    let refused = !large && behaviour.token.is_some() && behaviour.token != request.token;
     if let Some(status) = behaviour.status.or(refused.then_some(401)) {
         return write!(stream, "HTTP/1.1 {status} No\r\ncontent-length: 0\r\n{CLOSE}");
     }
     if request.path.starts_with("/api/models/o/n/revision/main") {
-        let names: Vec<String> = behaviour
-            .files
-            .iter()
-            .map(|(name, text)| format!("{{\"rfilename\":\"{name}\",\"size\":{}}}", text.len()))
-            .collect();
-        let body = format!("{{\"sha\":\"{SHA}\",\"siblings\":[{}]}}", names.join(","));
-        return write!(
-            stream,
-            "HTTP/1.1 200 OK\r\ncontent-length: {}\r\n{CLOSE}{body}",
-            body.len()
-        );
+        let body = behaviour.list.take().unwrap_or_else(|| list(&behaviour.files));
+        let length = body.len();
+        return write!(stream, "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n{CLOSE}{body}");
     }
     let below = format!("/o/n/resolve/{SHA}/");
     let name = request.path.strip_prefix(&below).or_else(|| request.path.strip_prefix("/large/"));
     let Some((name, body)) = name.and_then(|n| Some((n, behaviour.files.get(n)?.clone()))) else {
         return write!(stream, "HTTP/1.1 404 No\r\ncontent-length: 0\r\n{CLOSE}");
     };
-    let tags = format!("etag: \"{}\"\r\nx-repo-commit: {SHA}\r\n", etag(&body));
-    if behaviour.redirect && name.ends_with("safetensors") && request.path.starts_with(&below) {
-        let tags = tags.replace("etag", "x-linked-etag");
-        let place = match behaviour.lost {
-            true => String::new(),
-            false => format!("location: /large/{name}\r\n"),
+    let hub = format!("x-repo-commit: {SHA}\r\n");
+    if let Some(away) = behaviour.away.as_ref().filter(|_| !large && name.ends_with("safetensors"))
+    {
+        let place = match &behaviour.location {
+            Some(location) => location.clone(),
+            None => format!("location: {away}/large/{name}\r\n"),
         };
+        let tags = format!("x-linked-etag: \"{}\"\r\n{hub}", etag(&body));
         return write!(stream, "HTTP/1.1 302 Found\r\n{tags}{place}content-length: 0\r\n{CLOSE}");
     }
-    send(&mut stream, &mut behaviour, &request, &body, &tags)
+    if large && behaviour.page {
+        let text = "<html>Sorry</html>";
+        let length = text.len();
+        return write!(stream, "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n{CLOSE}{text}");
+    }
+    // The other server has ETags of its own.
+    let tags = if large { "etag: \"7-7\"\r\n".to_string() } else { tags(&body, &hub) };
+    send(&mut stream, shared, &request, &body, &tags)
 }
 
-const CLOSE: &str = "connection: close\r\n\r\n";
+fn tags(body: &[u8], hub: &str) -> String {
+    format!("etag: \"{}\"\r\n{hub}", etag(body))
+}
+
+/// The Hub's description of a revision.
+fn list(files: &BTreeMap<String, Vec<u8>>) -> String {
+    let entry = |(name, text): (&String, &Vec<u8>)| {
+        format!("{{\"rfilename\":\"{name}\",\"size\":{}}}", text.len())
+    };
+    let names: Vec<String> = files.iter().map(entry).collect();
+    format!("{{\"sha\":\"{SHA}\",\"siblings\":[{}]}}", names.join(","))
+}
 
 fn send(
     stream: &mut TcpStream,
-    behaviour: &mut Behaviour,
+    shared: &Mutex<Behaviour>,
     request: &Request,
     body: &[u8],
     tags: &str,
 ) -> std::io::Result<()> {
     let total = body.len();
+    let behaviour = shared.lock().expect("lock").clone();
     let (status, from, to) = match request.range {
         Some(from) if from >= total => {
             return write!(stream, "HTTP/1.1 416 No\r\ncontent-length: 0\r\n{CLOSE}");
         }
-        Some(from) if request.one_byte => (206, from, 1),
-        Some(from) if !behaviour.no_ranges => (206, from, total),
+        Some(from) if request.one_byte && behaviour.no_ranges != Ranges::All => (206, from, 1),
+        Some(from) if behaviour.no_ranges == Ranges::None => (206, from, total),
         _ => (200, 0, total),
     };
+    let from = from + usize::from(behaviour.wrong_range && from > 0);
     let place = if status == 206 {
         format!("content-range: bytes {from}-{}/{total}\r\n", to - 1)
     } else {
@@ -184,14 +246,38 @@ fn send(
     let length = to - from;
     write!(stream, "HTTP/1.1 {status} OK\r\n{tags}{place}content-length: {length}\r\n{CLOSE}")?;
     let cut = length > behaviour.cut_at && behaviour.cuts > 0;
-    behaviour.cuts -= usize::from(cut);
+    let spoil = length > 1 && !cut && behaviour.spoiled > 0;
+    shared.lock().expect("lock").cuts -= usize::from(cut);
+    shared.lock().expect("lock").spoiled -= usize::from(spoil);
     let length = if cut { behaviour.cut_at } else { length };
-    stream.write_all(&body[from..from + length])?;
-    stream.flush()
+    let mut body = body[from..from + length].to_vec();
+    if spoil {
+        body[length / 2] ^= 1;
+    }
+    match behaviour.slow {
+        Some((piece, pause)) => {
+            for piece in body.chunks(piece) {
+                std::thread::sleep(pause);
+                stream.write_all(piece)?;
+            }
+        }
+        None => stream.write_all(&body)?,
+    }
+    stream.flush()?;
+    if cut && behaviour.stall {
+        std::thread::sleep(Duration::from_secs(60));
+    }
+    Ok(())
 }
 
-/// A name for contents; what it is made of does not matter.
+/// The Hub's name of contents: SHA-256 of large ones, git's name of small ones.
 pub fn etag(body: &[u8]) -> String {
-    let hash = body.iter().fold(7_u64, |h, b| h.wrapping_mul(31).wrapping_add(u64::from(*b)));
-    format!("{hash:016x}")
+    let hash = match body.len() {
+        ..1000 => {
+            let blob = [format!("blob {}\0", body.len()).as_bytes(), body].concat();
+            digest(&SHA1_FOR_LEGACY_USE_ONLY, &blob)
+        }
+        _ => digest(&SHA256, body),
+    };
+    hash.as_ref().iter().map(|b| format!("{b:02x}")).collect()
 }

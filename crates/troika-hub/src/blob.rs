@@ -1,0 +1,276 @@
+//! One file of a repository: from the Hub to its place in the cache.
+//!
+//! Bytes are collected in `blobs/ETAG.part`, which stays when a try ends early, and becomes
+//! `blobs/ETAG` when it is whole and holds what its name stands for.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use super::Progress;
+use super::digest::Check;
+use super::error::HubError;
+use super::fetch::Ask;
+use super::http::{Answer, Client, Trouble};
+use super::listing::is_token;
+use super::lock::Locks;
+
+/// Bytes read at once.
+const BUFFER: usize = 1 << 17;
+/// Progress is told about this often.
+const TELL_EVERY: u64 = 1 << 20;
+/// Pause between looks at a lock.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+/// Why a try did not bring the file.
+#[derive(Debug)]
+pub enum Failure {
+    /// The network, or the server.
+    Trouble(Trouble),
+    /// Other bytes arrived than the file's name stands for; they are thrown away.
+    Damaged(String),
+    /// Another try would end in the same way.
+    Final(HubError),
+}
+
+impl From<Trouble> for Failure {
+    fn from(trouble: Trouble) -> Failure {
+        Failure::Trouble(trouble)
+    }
+}
+
+/// A file that is to be had.
+pub struct Wanted<'a> {
+    /// Of which model.
+    pub ask: &'a Ask<'a>,
+    /// Makes requests.
+    pub client: &'a Client,
+    /// All requests name the commit, so that a push in the meantime cannot mix two versions.
+    pub commit: &'a str,
+    /// Its name in the repository.
+    pub name: &'a str,
+}
+
+/// The file's contents here: as much as there is.
+struct Part<'a> {
+    wanted: &'a Wanted<'a>,
+    etag: String,
+    size: u64,
+    blob: PathBuf,
+    part: PathBuf,
+    /// Bytes in the part.
+    there: u64,
+}
+
+impl Wanted<'_> {
+    fn url(&self) -> String {
+        let (endpoint, repo) = (self.ask.options.endpoint(), &self.ask.spec.repo);
+        format!("{endpoint}/{repo}/resolve/{}/{}", self.commit, self.name)
+    }
+
+    /// Fetches the file; `size` is what the repository's description says.
+    ///
+    /// # Errors
+    /// What went wrong, and how many bytes are here.
+    pub fn fetch(&self, size: Option<u64>) -> Result<(), (Failure, u64)> {
+        let mut part = self.describe(size).map_err(|failure| (failure, 0))?;
+        part.fetch().map_err(|failure| (failure, part.there))
+    }
+
+    /// Asks for the file's hash and size, by way of its first byte.
+    fn describe(&self, listed: Option<u64>) -> Result<Part<'_>, Failure> {
+        let answer = self.client.get(&self.url(), Some("bytes=0-0"))?;
+        let name = self.name;
+        let odd = |why: &str| Failure::Trouble(Trouble::Odd(format!("{name} {why}")));
+        if answer.hub_header("x-repo-commit") != Some(self.commit) {
+            return Err(odd("comes with another commit than was asked for"));
+        }
+        let etag = answer.hub_header("x-linked-etag").or_else(|| answer.hub_header("etag"));
+        let etag = etag.ok_or_else(|| odd("comes without an ETag"))?;
+        let etag = etag.trim_start_matches("W/").trim_matches('"').to_string();
+        if !is_token(&etag) {
+            return Err(odd("comes with a malformed ETag"));
+        }
+        let linked = answer.hub_header("x-linked-size").and_then(|size| size.parse().ok());
+        let sent = match answer.status() {
+            206 => answer.range().map(|(_, _, total)| total),
+            _ => answer.length(),
+        };
+        let size = listed.or(linked).or(sent).ok_or_else(|| odd("comes without its size"))?;
+        if let Some(other) = sent.filter(|&sent| sent != size) {
+            return Err(odd(&format!("has {size} bytes, but {other} are offered")));
+        }
+        let blobs = self.ask.home().join("blobs");
+        let (blob, part) = (blobs.join(&etag), blobs.join(format!("{etag}.part")));
+        Ok(Part { wanted: self, etag, size, blob, part, there: 0 })
+    }
+}
+
+impl Part<'_> {
+    fn fetch(&mut self) -> Result<(), Failure> {
+        let io = |e| Failure::Final(self.wanted.ask.io(e));
+        let _locks = self.lock()?;
+        // Another program may have brought it in the meantime.
+        if length(&self.blob) != Some(self.size) {
+            self.complete()?;
+        }
+        self.point().map_err(io)
+    }
+
+    /// Waits for the locks as long as whoever holds them gets on.
+    fn lock(&self) -> Result<Locks, Failure> {
+        let ask = self.wanted.ask;
+        let incomplete = self.blob.with_file_name(format!("{}.incomplete", self.etag));
+        let lengths = || [&self.part, &incomplete, &self.blob].map(|path| length(path));
+        let (mut seen, mut since, mut told) = (lengths(), Instant::now(), false);
+        loop {
+            let taken = Locks::take(ask.dir, &ask.spec.folder(), &self.etag);
+            if let Some(locks) = taken.map_err(|e| Failure::Final(ask.io(e)))? {
+                return Ok(locks);
+            }
+            if !told {
+                let note = format!("{}: another program is fetching it; waiting", self.wanted.name);
+                (ask.progress)(Progress::Note(&note));
+                told = true;
+            }
+            std::thread::sleep(LOOK_EVERY);
+            let now = lengths();
+            if now != seen {
+                (seen, since) = (now, Instant::now());
+            } else if since.elapsed() > ask.limits.others {
+                let model = ask.spec.model.clone();
+                return Err(Failure::Final(HubError::Busy { model }));
+            }
+        }
+    }
+
+    /// Makes the part whole, checks it, and makes it the blob.
+    fn complete(&mut self) -> Result<(), Failure> {
+        let ask = self.wanted.ask;
+        let io = |e| Failure::Final(ask.io(e));
+        if length(&self.part).is_some_and(|there| there > self.size) {
+            std::fs::remove_file(&self.part).map_err(io)?;
+        }
+        let mut check = Check::new(&self.etag, self.size);
+        let mut file = OpenOptions::new().append(true).create(true).open(&self.part).map_err(io)?;
+        self.there = file.metadata().map_err(io)?.len();
+        if self.there > 0 {
+            File::open(&self.part).and_then(|part| check.read(part)).map_err(io)?;
+        }
+        if self.there < self.size {
+            self.receive(&mut file, &mut check)?;
+        }
+        if !check.fits() {
+            drop(file);
+            std::fs::remove_file(&self.part).map_err(io)?;
+            self.there = 0;
+            let why = "its contents are not those the server's hash stands for";
+            return Err(Failure::Damaged(why.to_string()));
+        }
+        // What a crash leaves behind must not look whole.
+        file.sync_all().map_err(io)?;
+        drop(file);
+        std::fs::rename(&self.part, &self.blob).map_err(io)
+    }
+
+    /// Adds what the part lacks.
+    fn receive(&mut self, file: &mut File, check: &mut Check) -> Result<(), Failure> {
+        let ask = self.wanted.ask;
+        let io = |e| Failure::Final(ask.io(e));
+        let range = (self.there > 0).then(|| format!("bytes={}-", self.there));
+        let answer = self.wanted.client.get(&self.wanted.url(), range.as_deref())?;
+        if !self.goes_on(&answer)? && self.there > 0 {
+            file.set_len(0).map_err(io)?;
+            (self.there, *check) = (0, Check::new(&self.etag, self.size));
+        }
+        let mut reader = answer.into_reader();
+        let mut buffer = vec![0; BUFFER];
+        let mut told = self.there;
+        loop {
+            let n = match reader.read(&mut buffer)? {
+                0 if self.there < self.size => {
+                    let cause = format!("{} of {} bytes arrived", self.there, self.size);
+                    return Err(Trouble::Passing(cause, None).into());
+                }
+                0 => break,
+                n => n,
+            };
+            if n as u64 > self.size - self.there {
+                let why = format!("it sends more than the {} bytes of the file", self.size);
+                return Err(Trouble::Odd(why).into());
+            }
+            file.write_all(&buffer[..n]).map_err(io)?;
+            check.update(&buffer[..n]);
+            self.there += n as u64;
+            if self.there >= told + TELL_EVERY {
+                told = self.there;
+                self.tell();
+            }
+        }
+        if told != self.there {
+            self.tell();
+        }
+        Ok(())
+    }
+
+    /// Whether an answer begins where the part ends; otherwise it begins at the file's start.
+    fn goes_on(&self, answer: &Answer) -> Result<bool, Failure> {
+        let odd = |why: String| Failure::Trouble(Trouble::Odd(why));
+        let goes_on = answer.status() == 206;
+        let from = if goes_on { self.there } else { 0 };
+        if goes_on {
+            match answer.range() {
+                Some((first, _, total)) if (first, total) == (from, self.size) => {}
+                _ => return Err(odd("it sends another range than was asked for".to_string())),
+            }
+        }
+        match answer.length() {
+            Some(length) if from.checked_add(length) != Some(self.size) => {
+                let (name, size) = (self.wanted.name, self.size);
+                let why = format!("it sends {length} bytes from byte {from} of {name}");
+                Err(odd(format!("{why}, which has {size}")))
+            }
+            _ => Ok(goes_on),
+        }
+    }
+
+    fn tell(&self) {
+        let (name, done, total) = (self.wanted.name, self.there, self.size);
+        (self.wanted.ask.progress)(Progress::File { name, done, total });
+    }
+
+    /// Points from the snapshot to the blob.
+    fn point(&self) -> io::Result<()> {
+        let Wanted { ask, commit, name, .. } = self.wanted;
+        let pointer = ask.home().join("snapshots").join(commit).join(name);
+        if let Some(folder) = pointer.parent() {
+            std::fs::create_dir_all(folder)?;
+        }
+        if pointer.is_symlink() {
+            std::fs::remove_file(&pointer)?;
+        }
+        let up = "../".repeat(name.split('/').count() + 1);
+        let linked = match cfg!(unix) {
+            true => symlink(Path::new(&format!("{up}blobs/{}", self.etag)), &pointer),
+            false => std::fs::hard_link(&self.blob, &pointer)
+                .or_else(|_| std::fs::copy(&self.blob, &pointer).map(|_| ())),
+        };
+        // A file of this name is what the snapshot has.
+        linked.or_else(|e| if e.kind() == io::ErrorKind::AlreadyExists { Ok(()) } else { Err(e) })
+    }
+}
+
+fn length(path: &Path) -> Option<u64> {
+    path.metadata().ok().filter(|meta| meta.is_file()).map(|meta| meta.len())
+}
+
+#[cfg(unix)]
+fn symlink(target: &Path, pointer: &Path) -> io::Result<()> {
+    std::os::unix::fs::symlink(target, pointer)
+}
+
+#[cfg(not(unix))]
+fn symlink(_: &Path, _: &Path) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}

@@ -1,0 +1,238 @@
+//! Servers that are broken, slow or hostile, and caches that are.
+
+use std::time::Instant;
+
+use super::online::{WEIGHTS, assert_complete, model, options, weights};
+use super::server::{Behaviour, Ranges, Server, etag};
+use super::*;
+
+/// What is said of a model on such a server, and what was told before.
+fn said(behaviour: Behaviour) -> (String, Vec<String>) {
+    let (server, folder) = (Server::start(behaviour), tempfile::tempdir().expect("folder"));
+    let start = Instant::now();
+    let (got, told) = run("o/n", &options(&server, folder.path()));
+    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
+    let blobs = folder.path().join("models--o--n/blobs").join(etag(&weights()));
+    assert!(!blobs.exists() && !folder.path().join("models--o--n/refs/main").exists());
+    (got.expect_err("no model").to_string(), told)
+}
+
+fn away(change: impl FnOnce(&mut Behaviour)) -> Behaviour {
+    let mut behaviour = Behaviour { away: Some(String::new()), ..model() };
+    change(&mut behaviour);
+    behaviour
+}
+
+#[test]
+fn redirects_end() {
+    let own = format!("location: /o/n/resolve/{SHA}/model.safetensors\r\n");
+    let text = said(away(|b| b.location = Some(own))).0;
+    assert!(text.contains("does not answer like a model hub: it redirects more than 10"), "{text}");
+    let text = said(away(|b| b.location = Some(String::new()))).0;
+    assert!(text.contains("a redirect names no place"), "{text}");
+    for place in ["ftp://localhost/x", "file:///etc/passwd", "http://", "::"] {
+        let text = said(away(|b| b.location = Some(format!("location: {place}\r\n")))).0;
+        assert!(text.contains("the place of a redirect is malformed"), "{text}");
+    }
+}
+
+#[test]
+fn a_stalled_download_is_given_up_and_goes_on_later() {
+    let stalled = Behaviour { cut_at: 300_000, cuts: 3, stall: true, ..model() };
+    let (server, folder) = (Server::start(stalled), tempfile::tempdir().expect("folder"));
+    let options = options(&server, folder.path());
+    let (got, told) = run("o/n", &options);
+    let text = got.expect_err("no model").to_string();
+    assert!(text.contains("nothing arrived for 1 s"), "{text}");
+    assert_eq!(told.iter().filter(|line| line.contains("trying again")).count(), 2, "{told:?}");
+    let part = folder.path().join(format!("models--o--n/blobs/{}.part", etag(&weights())));
+    assert_eq!(part.metadata().expect("a part").len(), 900_000);
+    server.requests();
+    assert_complete(&run("o/n", &options).0.expect("a model"));
+    let last = server.requests().pop().expect("a request");
+    assert!(last.ends_with(" 900000-"), "{last}");
+}
+
+#[test]
+fn a_slow_download_is_not_cut() {
+    // Three times as long as any limit, and never silent for long.
+    let slow = Some((WEIGHTS / 12, Duration::from_millis(300)));
+    let (server, folder) = (Server::start(model()), tempfile::tempdir().expect("folder"));
+    server.now(|behaviour| behaviour.slow = slow);
+    let limits = Limits { silence: Duration::from_millis(900), ..quick() };
+    let limits = Limits { answer: Duration::from_secs(1), tries: 1, ..limits };
+    let (got, told) = run_within("o/n", &options(&server, folder.path()), limits);
+    assert_complete(&got.expect("a model"));
+    assert!(!told.iter().any(|line| line.starts_with("note")), "{told:?}");
+}
+
+#[test]
+fn half_a_header_and_no_header_are_not_waited_for() {
+    let text = said(Behaviour { half_head: true, ..model() }).0;
+    assert!(text.contains("cannot fetch from http://127.0.0.1"), "{text}");
+    // A listener that nobody answers on: the system accepts, and that is all.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!("http://{}", silent.local_addr().expect("an address"));
+    let folder = tempfile::tempdir().expect("folder");
+    let options = HubOptions {
+        cache_dir: Some(folder.path().to_path_buf()),
+        endpoint: Some(url),
+        ..HubOptions::default()
+    };
+    let start = Instant::now();
+    let text = sentence("o/n", &options);
+    assert!(text.contains("cannot fetch from") && text.contains("for 1 s"), "{text}");
+    assert!(start.elapsed() < Duration::from_secs(10));
+}
+
+#[test]
+fn what_may_pass_is_tried_again_and_what_may_not_is_not() {
+    for next in [(503, ""), (429, "retry-after: 1\r\n"), (500, "retry-after: soon\r\n")] {
+        let (server, folder) = (Server::start(model()), tempfile::tempdir().expect("folder"));
+        // The list, then the first file.
+        for after in [0, 1] {
+            let first =
+                (after == 1).then_some((307, "location: /api/models/o/n/revision/main\r\n"));
+            server.now(|b| b.next = first.into_iter().chain([next]).collect());
+            let start = Instant::now();
+            let (got, told) = run("o/n", &options(&server, folder.path()));
+            assert_complete(&got.expect("a model"));
+            let wanted = format!("HTTP status {}", next.0);
+            assert!(told.iter().any(|t| t.contains(&wanted) && t.contains("again")), "{told:?}");
+            let waited = start.elapsed() >= Duration::from_secs(1);
+            assert!(waited || next.0 != 429, "{:?}", start.elapsed());
+        }
+    }
+    let server = Server::start(model());
+    let folder = tempfile::tempdir().expect("folder");
+    let options = options(&server, folder.path());
+    for (status, headers) in [(400, ""), (404, ""), (410, ""), (429, "retry-after: 100\r\n")] {
+        server.now(|behaviour| behaviour.next = vec![(status, headers)]);
+        let (got, told) = run("o/n", &options);
+        let text = got.expect_err("no model").to_string();
+        assert!(told.is_empty() && server.asked().len() == 1, "{status}: {told:?}");
+        assert!(status != 429 || text.contains("to be asked again in 100 s"), "{text}");
+    }
+}
+
+#[test]
+fn damaged_contents_are_fetched_again_and_never_kept() {
+    let (server, folder) = (Server::start(model()), tempfile::tempdir().expect("folder"));
+    // Only the weights' body: the small files are there already.
+    let path = run("o/n", &options(&server, folder.path())).0.expect("a model");
+    for name in ["model.safetensors", "config.json"] {
+        let blob = std::fs::canonicalize(path.join(name)).expect("a blob");
+        std::fs::remove_file(blob).expect("a blob");
+        server.now(|behaviour| behaviour.spoiled = 1);
+        let (got, told) = run("o/n", &options(&server, folder.path()));
+        assert_complete(&got.expect("a model"));
+        let noted = |t: &String| t.contains("its contents are not those") && t.contains(name);
+        assert!(told.iter().any(noted), "{told:?}");
+    }
+    let text = said(Behaviour { spoiled: 100, ..model() }).0;
+    assert!(text.contains("config.json arrives damaged"), "{text}");
+}
+
+#[test]
+fn a_damaged_part_does_not_become_a_file() {
+    let (server, folder) = (Server::start(model()), tempfile::tempdir().expect("folder"));
+    let blobs = folder.path().join("models--o--n/blobs");
+    std::fs::create_dir_all(&blobs).expect("folder");
+    for length in [1_000_000, WEIGHTS] {
+        let part = blobs.join(format!("{}.part", etag(&weights())));
+        std::fs::write(&part, vec![7; length]).expect("part");
+        let (got, told) = run("o/n", &options(&server, folder.path()));
+        assert_complete(&got.expect("a model"));
+        assert!(told.iter().any(|t| t.contains("its contents are not those")), "{told:?}");
+        std::fs::remove_file(blobs.join(etag(&weights()))).expect("blob");
+    }
+}
+
+#[test]
+fn another_range_than_asked_for_is_refused() {
+    let text = said(Behaviour { cut_at: 500_000, cuts: 1, wrong_range: true, ..model() }).0;
+    assert!(text.contains("it sends another range than was asked for"), "{text}");
+}
+
+#[test]
+fn a_web_page_is_not_a_model() {
+    let text = said(away(|b| b.page = true)).0;
+    let why = format!("model.safetensors has {WEIGHTS} bytes, but 18 are offered");
+    assert!(text.contains(&why), "{text}");
+    let text = said(Behaviour { list: Some("<html>Sorry</html>".into()), ..model() }).0;
+    assert!(text.contains("its list of files is not the JSON of a hub"), "{text}");
+}
+
+#[test]
+fn lists_have_an_end() {
+    let endless = format!("{{\"sha\":\"{SHA}\",\"x\":\"{}\"}}", "x".repeat(33 << 20));
+    let text = said(Behaviour { list: Some(endless), ..model() }).0;
+    assert!(text.contains("its list of files is longer than 32 MiB"), "{text}");
+}
+
+#[test]
+fn names_in_a_list_stay_below_the_cache() {
+    let (server, folder) = (Server::start(model()), tempfile::tempdir().expect("folder"));
+    let name = "../../../../escaped/model.safetensors";
+    let list = format!(
+        r#"{{"sha":"{SHA}","siblings":[{{"rfilename":"{name}"}},{{"rfilename":"a\u001b[2J.gguf"}}]}}"#
+    );
+    server.now(|behaviour| behaviour.list = Some(list));
+    let text = sentence("o/n", &options(&server, folder.path()));
+    assert!(text.contains("no weights in safetensors or GGUF"), "{text}");
+    let list = format!(r#"{{"sha":"../../{SHA}","siblings":[]}}"#);
+    server.now(|behaviour| behaviour.list = Some(list));
+    let text = sentence("o/n", &options(&server, folder.path()));
+    assert!(text.contains("the commit's name is malformed"), "{text}");
+}
+
+#[test]
+fn two_at_once_share_one_download() {
+    let slow = Some((WEIGHTS / 5, Duration::from_millis(200)));
+    let (server, folder) = (Server::start(model()), tempfile::tempdir().expect("folder"));
+    server.now(|behaviour| (behaviour.slow, behaviour.no_ranges) = (slow, Ranges::Large));
+    let options = options(&server, folder.path());
+    let told: Vec<Vec<String>> = std::thread::scope(|scope| {
+        let fetch = || {
+            let (got, told) = run("o/n", &options);
+            assert_complete(&got.expect("a model"));
+            told
+        };
+        let both = [scope.spawn(fetch), scope.spawn(fetch)];
+        both.map(|thread| thread.join().expect("no panic")).into()
+    });
+    let waits = told.iter().flatten().filter(|t| t.contains("another program is fetching")).count();
+    assert!(waits >= 1, "{told:?}");
+    let weights = |line: &&String| line.ends_with("model.safetensors");
+    assert_eq!(server.requests().iter().filter(weights).count(), 1);
+}
+
+#[test]
+fn the_locks_of_the_hubs_own_tools_are_heeded() {
+    let (server, folder) = (Server::start(model()), tempfile::tempdir().expect("folder"));
+    let name = format!("{}.lock", etag(&weights()));
+    for place in ["models--o--n/blobs", ".locks/models--o--n"] {
+        let place = folder.path().join(place);
+        std::fs::create_dir_all(&place).expect("folder");
+        let file = std::fs::File::create(place.join(&name)).expect("a lock file");
+        file.lock().expect("a lock");
+        let text = sentence("o/n", &options(&server, folder.path()));
+        assert!(text.contains("another program is fetching it and gets no further"), "{text}");
+        assert!(!server.requests().iter().any(|line| line.contains("safetensors")));
+    }
+    assert_complete(&run("o/n", &options(&server, folder.path())).0.expect("a model"));
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_is_said() {
+    let (server, folder) = (Server::start(model()), tempfile::tempdir().expect("folder"));
+    let blobs = folder.path().join("models--o--n/blobs");
+    std::fs::create_dir_all(&blobs).expect("folder");
+    let part = blobs.join(format!("{}.part", etag(&weights())));
+    link(Path::new("/dev/full"), &part);
+    let text = sentence("o/n", &options(&server, folder.path()));
+    assert!(text.contains("cannot write to the cache at") && text.contains("space"), "{text}");
+    std::fs::remove_file(part).expect("link");
+    assert_complete(&run("o/n", &options(&server, folder.path())).0.expect("a model"));
+}

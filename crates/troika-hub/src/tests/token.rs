@@ -1,0 +1,79 @@
+//! Who gets to see the token.
+
+use super::online::{assert_complete, model, options};
+use super::server::{Behaviour, Server};
+use super::*;
+
+const TOKEN: &str = "hf_secret";
+
+/// A hub that asks for the token, and the server its large files are on.
+fn pair(files: Behaviour) -> (Server, Server) {
+    let other = Server::start(files.clone());
+    let token = Some(TOKEN.to_string());
+    (Server::start(Behaviour { token, away: Some(other.url()), ..files }), other)
+}
+
+#[test]
+fn another_server_never_sees_the_token() {
+    // The first body breaks off, so that a download that goes on is looked at, too.
+    let (hub, other) = pair(model());
+    other.now(|behaviour| (behaviour.cut_at, behaviour.cuts) = (1_000_000, 1));
+    let folder = tempfile::tempdir().expect("folder");
+    let mut options = options(&hub, folder.path());
+    options.token = Some(TOKEN.to_string());
+    assert_complete(&run("o/n", &options).0.expect("a model"));
+    let asked = hub.asked();
+    assert!(asked.len() >= 7, "{asked:?}");
+    for request in asked {
+        assert_eq!(request.token.as_deref(), Some(TOKEN), "{}", request.path);
+    }
+    let asked = other.asked();
+    assert!(asked.len() >= 4, "metadata and contents, twice: {asked:?}");
+    for request in asked {
+        assert_eq!(request.token, None, "{}", request.path);
+    }
+}
+
+#[test]
+fn redirects_on_the_same_server_keep_it() {
+    let server = Server::start(Behaviour {
+        away: Some(String::new()),
+        token: Some(TOKEN.into()),
+        ..model()
+    });
+    let folder = tempfile::tempdir().expect("folder");
+    let mut options = options(&server, folder.path());
+    options.token = Some(TOKEN.to_string());
+    assert_complete(&run("o/n", &options).0.expect("a model"));
+    let asked = server.asked();
+    assert!(asked.iter().any(|r| r.path.starts_with("/large/")));
+    assert!(asked.iter().all(|r| r.token.as_deref() == Some(TOKEN)), "{asked:?}");
+}
+
+#[test]
+fn a_list_of_files_that_is_elsewhere_gets_no_token() {
+    let other = Server::start(model());
+    let hub = Server::start(model());
+    let place = format!("location: {}/api/models/o/n/revision/main\r\n", other.url());
+    hub.now(|behaviour| behaviour.next = vec![(307, place.leak())]);
+    let folder = tempfile::tempdir().expect("folder");
+    let mut options = options(&hub, folder.path());
+    options.token = Some(TOKEN.to_string());
+    assert_complete(&run("o/n", &options).0.expect("a model"));
+    assert_eq!(other.asked().iter().map(|r| r.token.clone()).collect::<Vec<_>>(), [None]);
+    assert!(hub.asked().iter().all(|r| r.token.is_some()));
+}
+
+#[test]
+fn a_way_back_does_not_bring_the_token_back() {
+    let (hub, other) = pair(model());
+    let back = format!("location: {}/large/model.safetensors\r\n", hub.url());
+    other.now(|behaviour| behaviour.next = vec![(302, back.leak())]);
+    let folder = tempfile::tempdir().expect("folder");
+    let mut options = options(&hub, folder.path());
+    options.token = Some(TOKEN.to_string());
+    assert_complete(&run("o/n", &options).0.expect("a model"));
+    let returned: Vec<_> =
+        hub.asked().into_iter().filter(|r| r.path.starts_with("/large/")).collect();
+    assert!(matches!(&returned[..], [request] if request.token.is_none()), "{returned:?}");
+}
