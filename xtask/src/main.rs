@@ -2,6 +2,7 @@
 
 mod aarch64;
 mod peers;
+mod soak;
 mod tidy;
 mod valgrind;
 
@@ -17,6 +18,7 @@ Commands:
   aarch64   build for 64-bit ARM; test kernels and models under QEMU
   tidy      check the project's own rules; one line per violation
   peers     time Troika and llama.cpp on the same files (peers --help)
+  soak      kill the command while it writes its cache, fill its disk (soak --help)
   valgrind  the CPU kernels' tests under valgrind (valgrind --help)
   help      this text
 ";
@@ -29,6 +31,8 @@ fn main() -> ExitCode {
         ["tidy"] => run_tidy(),
         ["peers", .., "-h" | "--help"] => help(peers::HELP),
         ["peers", rest @ ..] => report("peers", peers::run(&root(), rest)),
+        ["soak", .., "-h" | "--help"] => help(soak::HELP),
+        ["soak", rest @ ..] => report("soak", soak::run(&root(), rest)),
         ["valgrind", .., "-h" | "--help"] => help(valgrind::HELP),
         ["valgrind", rest @ ..] => report("valgrind", valgrind::run(&root(), rest)),
         [] | ["help" | "-h" | "--help"] | ["aarch64" | "tidy", "-h" | "--help"] => help(HELP),
