@@ -3,6 +3,7 @@
 mod aarch64;
 mod fuzz;
 mod peers;
+mod soak;
 mod tidy;
 mod valgrind;
 
@@ -19,6 +20,7 @@ Commands:
   fuzz      mutated files for the parsers (fuzz --help)
   tidy      check the project's own rules; one line per violation
   peers     time Troika and llama.cpp on the same files (peers --help)
+  soak      kill the command while it writes its cache, fill its disk (soak --help)
   valgrind  the CPU kernels' tests under valgrind (valgrind --help)
   help      this text
 ";
@@ -33,6 +35,8 @@ fn main() -> ExitCode {
         ["fuzz", rest @ ..] => report("fuzz", fuzz::run(&root(), rest)),
         ["peers", .., "-h" | "--help"] => help(peers::HELP),
         ["peers", rest @ ..] => report("peers", peers::run(&root(), rest)),
+        ["soak", .., "-h" | "--help"] => help(soak::HELP),
+        ["soak", rest @ ..] => report("soak", soak::run(&root(), rest)),
         ["valgrind", .., "-h" | "--help"] => help(valgrind::HELP),
         ["valgrind", rest @ ..] => report("valgrind", valgrind::run(&root(), rest)),
         [] | ["help" | "-h" | "--help"] | ["aarch64" | "tidy", "-h" | "--help"] => help(HELP),

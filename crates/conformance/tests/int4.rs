@@ -199,8 +199,13 @@ fn make(dir: &Path, family: &str, p: Packing) {
 }
 
 fn logits(model: &Path, dtype: FloatType) -> Vec<f32> {
+    logits_with(model, dtype, None)
+}
+
+fn logits_with(model: &Path, dtype: FloatType, cache: Option<&Path>) -> Vec<f32> {
     let kv_dtype = Some(troika::graph::DType::F32);
-    let options = OpenOptions { dtype, kv_dtype, ..OpenOptions::default() };
+    let cache_dir = cache.map(Path::to_path_buf);
+    let options = OpenOptions { dtype, kv_dtype, cache_dir, ..OpenOptions::default() };
     let mut model = Model::open(model, &options).unwrap();
     let integer = model.engine().plan().activations.contains(&Acts::Int8);
     assert_eq!(integer, dtype == FloatType::Auto);
@@ -236,6 +241,31 @@ fn packed_projections_and_experts_of_four_bit_checkpoints() {
     for (method, less_one) in [("gptq", true), ("awq", false)] {
         check("phi3", Packing { method, less_one, group: 64, symmetric: false });
         check("qwen3_moe", Packing { method, less_one, group: 32, symmetric: false });
+    }
+}
+
+/// Checkpoints whose files are the same and whose configs say that they are read in another way
+/// are not served each other's packed weights.
+#[test]
+fn packed_weights_are_those_of_the_config() {
+    let dir = tempfile::tempdir().unwrap();
+    let packing = Packing { method: "gptq", less_one: true, group: 32, symmetric: false };
+    make(dir.path(), "llama", packing);
+    let (model, cache) = (dir.path().join("packed"), dir.path().join("cache"));
+    let path = model.join("config.json");
+    let mut config: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let kept = |cache: &Path| std::fs::read_dir(cache.join("packed")).unwrap().count();
+    let mut seen: Vec<Vec<f32>> = Vec::new();
+    for (i, format) in ["gptq", "gptq_v2"].into_iter().enumerate() {
+        config["quantization_config"]["checkpoint_format"] = json!(format);
+        std::fs::write(&path, config.to_string()).unwrap();
+        let want = logits(&model, FloatType::F32);
+        for _ in 0..2 {
+            assert!(logits_with(&model, FloatType::F32, Some(&cache)) == want, "{format}");
+        }
+        assert_eq!(kept(&cache), i + 1);
+        assert!(!seen.contains(&want), "{format} means the same");
+        seen.push(want);
     }
 }
 

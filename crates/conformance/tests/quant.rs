@@ -166,11 +166,7 @@ fn several_starts_at_once_agree() {
 #[test]
 fn other_weights_are_another_file() {
     let dir = tempfile::tempdir().unwrap();
-    let model = dir.path().join("model");
-    std::fs::create_dir(&model).unwrap();
-    for name in ["config.json", "model.safetensors", "tokenizer.json"] {
-        std::fs::copy(tiny().join(name), model.join(name)).unwrap();
-    }
+    let model = copied(dir.path());
     let cache = dir.path().join("cache");
     let open = || open_model(&model, Quant::Q8, FloatType::Auto, Some(&cache));
     let before = open();
@@ -183,4 +179,70 @@ fn other_weights_are_another_file() {
     std::fs::write(&path, bytes).unwrap();
     let after = open();
     assert!(after.quantized && after.logits != before.logits);
+}
+
+/// A copy of the model in a folder of its own.
+fn copied(dir: &Path) -> PathBuf {
+    let model = dir.join("model");
+    std::fs::create_dir(&model).unwrap();
+    for name in ["config.json", "model.safetensors", "tokenizer.json"] {
+        std::fs::copy(tiny().join(name), model.join(name)).unwrap();
+    }
+    model
+}
+
+#[cfg(unix)]
+#[test]
+fn weights_changed_in_place_with_their_time_kept_are_read_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    let (model, cache) = (copied(dir.path()), dir.path().join("cache"));
+    let open = |cache: Option<&Path>| open_model(&model, Quant::Q8, FloatType::Auto, cache);
+    // Hashes of files that were just changed are not remembered.
+    open(Some(&cache));
+    assert!(!cache.join("hashes").exists());
+    std::thread::sleep(std::time::Duration::from_millis(2100));
+    let before = open(Some(&cache));
+    assert_eq!(std::fs::read_dir(cache.join("hashes")).unwrap().count(), 1);
+    let path = model.join("model.safetensors");
+    let time = std::fs::metadata(&path).unwrap().modified().unwrap();
+    let file = std::fs::File::options().read(true).write(true).open(&path).unwrap();
+    let at = file.metadata().unwrap().len() - 1001;
+    let mut byte = [0];
+    std::os::unix::fs::FileExt::read_exact_at(&file, &mut byte, at).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, &[byte[0] ^ 0x40], at).unwrap();
+    file.set_modified(time).unwrap();
+    let (want, got) = (open(None).logits, open(Some(&cache)));
+    assert!(got.quantized && got.logits == want && want != before.logits);
+}
+
+#[test]
+fn the_folder_keeps_to_its_size() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = |quant, bytes| {
+        let options = OpenOptions {
+            quant,
+            cache_dir: Some(dir.path().to_path_buf()),
+            cache_bytes: bytes,
+            ..OpenOptions::default()
+        };
+        Model::open(&tiny(), &options).unwrap().warnings().to_vec()
+    };
+    let size = || packed_files(dir.path()).iter().map(|p| p.metadata().unwrap().len()).sum::<u64>();
+    let refused = open(Quant::Q8, Some(1 << 20));
+    assert!(refused[0].contains("more than the 1 MiB allowed"), "{refused:?}");
+    assert_eq!(size(), 0);
+    assert!(open(Quant::Q8, None).is_empty());
+    let q8 = packed_files(dir.path());
+    assert!(open(Quant::Q4, None).is_empty());
+    let both = size();
+    let records: u64 = std::fs::read_dir(dir.path().join("hashes"))
+        .into_iter()
+        .flatten()
+        .map(|e| e.unwrap().metadata().unwrap().len())
+        .sum();
+    assert!(open(Quant::Q4, Some(both + records)).is_empty());
+    assert_eq!(size(), both);
+    // One byte too many: what was used longest ago goes.
+    assert!(open(Quant::Q4, Some(both + records - 1)).is_empty());
+    assert!(!q8[0].exists() && packed_files(dir.path()).len() == 1 && size() < both);
 }

@@ -20,6 +20,7 @@ use flags::{Cli, Command};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
+    troika::model::weights::exit_when_shortened("troika: ");
     let result = match cli.command {
         Command::Run(args) => cmd::run::run(&args),
         Command::Show(args) => cmd::show::run(&args),
@@ -27,6 +28,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => cmd::bench::run(&args),
         Command::Perplexity(args) => cmd::perplexity::run(&args),
         Command::Devices(args) => cmd::devices::run(&args),
+        Command::Cache(args) => cmd::cache::run(&args),
         Command::Completions(args) => cmd::completions::run(&args),
     };
     match result {

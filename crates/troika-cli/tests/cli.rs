@@ -113,6 +113,20 @@ fn show_tokenize_devices_completions() {
     assert!(text(&troika(&["completions", "bash"]).stdout).contains("troika"));
 }
 
+/// Files of packed weights, with numbers that change when they are written again.
+fn packed(cache: &Path) -> Vec<(PathBuf, u64, u64)> {
+    let entries = std::fs::read_dir(cache.join("packed")).into_iter().flatten().flatten();
+    let one = |e: std::fs::DirEntry| {
+        let meta = e.metadata().unwrap();
+        #[cfg(unix)]
+        let inode = std::os::unix::fs::MetadataExt::ino(&meta);
+        #[cfg(not(unix))]
+        let inode = 0;
+        (e.path(), meta.len(), inode)
+    };
+    entries.map(one).collect()
+}
+
 #[test]
 fn quantized_weights_are_kept_where_the_user_says() {
     let dir = tempfile::tempdir().unwrap();
@@ -126,18 +140,105 @@ fn quantized_weights_are_kept_where_the_user_says() {
     };
     let plain = run(&["--no-cache"]);
     assert!(plain.1.contains("Q4_G32 by") && plain.1.contains("head (Q8_0"), "{}", plain.1);
-    for _ in 0..2 {
-        assert_eq!(run(&["--cache-dir", &folder]).0, plain.0);
-        assert_eq!(std::fs::read_dir(cache.join("packed")).unwrap().count(), 1);
-    }
+    assert_eq!(run(&["--cache-dir", &folder]).0, plain.0);
+    let [first] = packed(&cache).try_into().unwrap();
+    // The second start takes what the first made: the file is not written again.
+    assert_eq!(run(&["--cache-dir", &folder]).0, plain.0);
+    assert_eq!(packed(&cache), [first]);
     // The system's folder for caches, when nothing is said.
     let home = dir.path().join("home");
     let mut c = command(&["run", "-p", "Once", "-n", "2", "--quant", "q8"]);
     c.env("XDG_CACHE_HOME", &home).env("HOME", &home).env("LOCALAPPDATA", &home);
     assert!(c.output().unwrap().status.success());
-    assert!(home.exists());
+    let places = [home.join("troika"), home.join("Library/Caches/troika")];
+    assert_eq!(places.iter().flat_map(|p| packed(p)).count(), 1);
     let both = troika(&["run", "-p", "x", "--no-cache", "--cache-dir", &folder]);
     assert_eq!(both.status.code(), Some(2));
+}
+
+#[test]
+fn the_cache_is_listed_checked_and_emptied() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("cache").display().to_string();
+    let cache = |args: &[&str]| troika(&[&["cache"], args, &["--cache-dir", &folder]].concat());
+    let json = |args: &[&str]| -> Value {
+        serde_json::from_slice(&cache(&[args, &["--json"]].concat()).stdout).unwrap()
+    };
+    let run = |extra: &[&str]| {
+        let args = ["run", "-p", "Once", "-n", "2", "-q", "--quant", "q4", "--cache-dir", &folder];
+        let out = troika(&[&args, extra].concat());
+        assert!(out.status.success());
+        text(&out.stderr)
+    };
+    assert_eq!(json(&["ls"])["bytes"], 0);
+    assert!(run(&["--cache-mib", "1"]).contains("more than the 1 MiB allowed"));
+    assert_eq!(run(&[]), "");
+    let list = json(&["ls"]);
+    let files: Vec<&Value> =
+        list["files"].as_array().unwrap().iter().filter(|f| f["kind"] == "packed").collect();
+    assert_eq!((files.len(), &files[0]["types"]), (1, &Value::from("Q4_G32, Q8_0")));
+    assert!(files[0]["of"].as_str().unwrap().ends_with("model.safetensors"));
+    let table = text(&cache(&["ls"]).stdout);
+    assert!(table.contains("Q4_G32, Q8_0") && table.contains("s ago"), "{table}");
+    assert!(cache(&["verify"]).status.success());
+    // One bit of a weight.
+    let path = PathBuf::from(files[0]["file"].as_str().unwrap());
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[4096 + 77] ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+    let found = cache(&["verify"]);
+    assert_eq!(found.status.code(), Some(1));
+    assert!(text(&found.stdout).contains("damaged: weight "), "{}", text(&found.stdout));
+    assert!(text(&found.stderr).contains("1 files of the cache"));
+    assert!(run(&[]).contains("is damaged"));
+    assert_eq!(json(&["verify"])["damaged"], 0);
+    // What fits stays, what does not goes, and so does what is no file of packed weights.
+    assert_eq!(json(&["prune"])["removed"], serde_json::json!([]));
+    std::fs::write(path.with_file_name(format!("{}.packed", "0".repeat(32))), "junk").unwrap();
+    assert_eq!(json(&["prune"])["removed"].as_array().unwrap().len(), 1);
+    assert!(json(&["prune", "--cache-mib", "1"])["bytes"].as_u64().unwrap() > 1 << 20);
+    run(&[]);
+    assert!(text(&cache(&["clear"]).stdout).contains("removed"));
+    assert_eq!(json(&["ls"])["files"], serde_json::json!([]));
+    std::fs::write(dir.path().join("file"), "x").unwrap();
+    let file = dir.path().join("file").display().to_string();
+    refused(&troika(&["cache", "ls", "--cache-dir", &file]), 1, &["cannot use the cache", &file]);
+}
+
+/// Runs the command until text flows, cuts a file short that it has mapped, and waits for its end.
+#[cfg(unix)]
+fn shortened(args: &[&str], file: &Path) -> Output {
+    let mut c = command(args);
+    let mut child = c.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    child.stdout.as_mut().unwrap().read_exact(&mut [0; 1]).unwrap();
+    std::fs::File::options().write(true).open(file).unwrap().set_len(4096).unwrap();
+    child.wait_with_output().unwrap()
+}
+
+#[cfg(unix)]
+#[test]
+fn a_mapped_file_that_is_shortened_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let (model, cache) = (dir.path().join("model"), dir.path().join("cache"));
+    std::fs::create_dir(&model).unwrap();
+    for entry in std::fs::read_dir(root().join("models/tiny-moe")).unwrap() {
+        let from = entry.unwrap().path();
+        std::fs::copy(&from, model.join(from.file_name().unwrap())).unwrap();
+    }
+    let names = [&model, &cache].map(|p| p.display().to_string());
+    let common = ["run", &names[0], "-p", "Once", "--ignore-eos", "-t", "1", "--cache-dir"];
+    let args = [&common[..], &[&names[1], "--quant", "q8"]].concat();
+    assert!(troika(&[&args[..], &["-n", "1"]].concat()).status.success());
+    let [(packed, ..)] = packed(&cache).try_into().unwrap();
+    for (args, file) in
+        [(&args[..], packed), (&args[..args.len() - 2], model.join("model.safetensors"))]
+    {
+        let out = shortened(args, &file);
+        let said = format!("troika: {} was shortened while it was in use", file.display());
+        assert_eq!(out.status.code(), Some(1), "{}", text(&out.stderr));
+        assert!(text(&out.stderr).starts_with(&said), "{}", text(&out.stderr));
+        assert_eq!(text(&out.stderr).lines().count(), 1);
+    }
 }
 
 #[test]
@@ -272,13 +373,18 @@ fn ctrl_c_ends_with_the_figures_so_far() {
 
 /// Copies a golden checkpoint and damages it.
 fn damaged(name: &str, change: impl FnOnce(&Path)) -> Output {
+    damaged_with(name, change, &[])
+}
+
+fn damaged_with(name: &str, change: impl FnOnce(&Path), more: &[&str]) -> Output {
     let dir = tempfile::tempdir().unwrap();
     for file in ["config.json", "model.safetensors"] {
         std::fs::copy(root().join("tests/golden").join(name).join(file), dir.path().join(file))
             .unwrap();
     }
     change(dir.path());
-    troika(&["run", &dir.path().display().to_string(), "--prompt-ids", "1,2"])
+    let args = ["run", &dir.path().display().to_string(), "--prompt-ids", "1,2"];
+    troika(&[&args, more].concat())
 }
 
 fn edit_config(dir: &Path, edit: impl FnOnce(&mut Value)) {
@@ -355,13 +461,18 @@ fn damaged_models_get_one_clear_sentence() {
 
 #[test]
 fn nan_weights_are_a_warning_with_the_tensor_name() {
-    let out = damaged("qwen3", |d| {
+    let nan = |d: &Path| {
         edit_weights(d, |b| {
             let n = b.len();
             b[n - 4..].copy_from_slice(&f32::NAN.to_le_bytes());
         });
-    });
-    assert!(text(&out.stderr).contains("holds NaN"), "{}", text(&out.stderr));
+    };
+    let warned = |more: &[&str]| {
+        let err = text(&damaged_with("qwen3", nan, &[more, &["-n", "1"]].concat()).stderr);
+        err.contains("warning: tensor ") && err.contains(" holds NaN")
+    };
+    // Looking reads all weights, which only --verbose asks for.
+    assert!(warned(&["-v"]) && !warned(&[]));
 }
 
 #[test]

@@ -40,6 +40,8 @@ pub struct OpenOptions {
     pub quant: Quant,
     /// Folder where quantized weights are kept for the next start; `None`: they are not kept.
     pub cache_dir: Option<PathBuf>,
+    /// Bytes that folder may have: files that were not used for longest are removed.
+    pub cache_bytes: Option<u64>,
     /// Told how far quantization has come.
     pub progress: Option<LoadProgress>,
     /// Longest sequence; `None`: the model's own.
@@ -50,7 +52,8 @@ pub struct OpenOptions {
     pub kv_dtype: Option<DType>,
     /// Devices.
     pub devices: DeviceOptions,
-    /// Look for NaN and infinities in the weights (of models up to 4 GiB).
+    /// Look for NaN and infinities in weights that are used as the files have them, if these are
+    /// up to 4 GiB: it reads all of them. Those that are quantized are looked at in any case.
     pub scan: bool,
     /// Spans.
     pub tracer: Tracer,
@@ -63,6 +66,7 @@ impl Default for OpenOptions {
             activations: None,
             quant: Quant::None,
             cache_dir: None,
+            cache_bytes: None,
             progress: None,
             context: None,
             chunk: 512,
@@ -263,9 +267,7 @@ impl Model {
             sequences: 1,
         })?;
         warnings.extend(store.finish_packed());
-        if options.scan {
-            warnings.extend(non_finite(&store.non_finite()));
-        }
+        warnings.extend(non_finite(&store.non_finite()));
         let load_time = clock.now() - start;
         let mut model = Model {
             name,
@@ -344,9 +346,7 @@ impl Model {
 /// warning: without the cache everything works, too.
 fn keep_packed(d: &mut Described, options: &OpenOptions) -> Option<String> {
     let dir = options.cache_dir.as_ref()?;
-    // Weights also depend on how the spec cuts them out of the files.
-    let spec = serde_json::to_string(&d.spec).unwrap_or_default();
-    let kept = d.store.keep_packed(dir, &format!("{} {spec}", options.quant.name()));
+    let kept = d.store.keep_packed(dir, options.cache_bytes);
     kept.err().map(|e| format!("quantized weights are not kept in {} ({e})", dir.display()))
 }
 

@@ -1,6 +1,7 @@
 //! A file per verb.
 
 pub mod bench;
+pub mod cache;
 pub mod completions;
 pub mod devices;
 pub mod perplexity;

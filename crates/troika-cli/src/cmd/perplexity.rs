@@ -71,7 +71,6 @@ fn open(path: &Path, args: &PerplexityArgs) -> Result<Model, CliError> {
     let mut options = run::open_options(&args.open, Tracer::off());
     let given = options.context;
     options.context = Some(given.unwrap_or(WINDOW));
-    options.scan = false;
     match Model::open(path, &options) {
         Err(Error::Plan(PlanError::Range { high, .. })) if given.is_none() && high < WINDOW => {
             options.context = Some(high);

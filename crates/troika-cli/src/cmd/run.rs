@@ -23,7 +23,8 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
     let path = resolve::model(&args.model)?;
     let prompt = prompt(args)?;
     let tracer = if args.trace.is_some() { Tracer::on() } else { Tracer::off() };
-    let mut model = Model::open(&path, &open_options(&args.open, tracer.clone()))?;
+    let options = open_options(&args.open, tracer.clone());
+    let mut model = Model::open(&path, &OpenOptions { scan: args.verbose, ..options })?;
     for w in model.warnings() {
         output::note(&format!("warning: {w}\n"));
     }
@@ -81,6 +82,7 @@ pub(super) fn open_options(open: &OpenArgs, tracer: Tracer) -> OpenOptions {
         activations: None,
         quant: open.quant.quant.quant(),
         cache_dir: open.quant.cache(),
+        cache_bytes: Some(open.quant.cache_bytes()),
         progress: Some(progress::quantizing()),
         context: open.ctx_size.filter(|&c| c > 0),
         chunk: open.ubatch_size,
@@ -94,7 +96,7 @@ pub(super) fn open_options(open: &OpenArgs, tracer: Tracer) -> OpenOptions {
             cores: open.cores.clone().map(|c| c.0),
             isa: open.isa.clone(),
         },
-        scan: true,
+        scan: false,
         tracer,
     }
 }

@@ -1,6 +1,7 @@
 //! Flags, as the user gives them. Names follow llama.cpp where it has them; each flag has an
 //! environment twin `TROIKA_*`.
 
+mod cache;
 mod quant;
 mod sampling;
 
@@ -10,6 +11,7 @@ use clap::builder::RangedU64ValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use troika::model::weights::FloatType;
 
+pub use cache::{CacheArgs, CacheVerb};
 pub use quant::{QuantArgs, QuantFlag};
 pub use sampling::SamplingArgs;
 
@@ -38,6 +40,8 @@ pub enum Command {
     Perplexity(PerplexityArgs),
     /// List the devices of this machine
     Devices(DevicesArgs),
+    /// List, check or remove the quantized weights that are kept for the next start
+    Cache(CacheArgs),
     /// Print a completion script for a shell
     Completions(CompletionArgs),
 }
@@ -190,7 +194,8 @@ pub struct RunArgs {
     /// Write a Chrome trace of the run (opens in Perfetto)
     #[arg(long, value_name = "FILE", env = "TROIKA_TRACE")]
     pub trace: Option<PathBuf>,
-    /// Print what is loaded and how memory is used; check weights for NaN
+    /// Print what is loaded and how memory is used; check weights (up to 4 GiB)
+    /// for NaN
     #[arg(short, long, env = "TROIKA_VERBOSE")]
     pub verbose: bool,
     /// Do not print the figures at the end

@@ -1,7 +1,8 @@
 //! Flags of quantization at load.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use clap::builder::RangedU64ValueParser;
 use clap::{Args, ValueEnum};
 use troika::model::weights::Quant;
 
@@ -40,6 +41,11 @@ pub struct QuantArgs {
     /// system's folder for caches]
     #[arg(long, value_name = "DIR", env = "TROIKA_CACHE_DIR", conflicts_with = "no_cache")]
     pub cache_dir: Option<PathBuf>,
+    /// Size that folder may have, in MiB: quantized weights that were not used for longest are
+    /// removed
+    #[arg(long, value_name = "N", value_parser = mib(), env = "TROIKA_CACHE_MIB")]
+    #[arg(default_value_t = DEFAULT_MIB)]
+    pub cache_mib: u64,
     /// Do not keep quantized weights
     #[arg(long, env = "TROIKA_NO_CACHE")]
     pub no_cache: bool,
@@ -51,8 +57,26 @@ impl QuantArgs {
         if self.no_cache {
             return None;
         }
-        self.cache_dir.clone().or_else(|| Some(system_cache()?.join("troika")))
+        cache_or_default(self.cache_dir.as_deref())
     }
+
+    /// Bytes that may be kept there.
+    pub fn cache_bytes(&self) -> u64 {
+        self.cache_mib.saturating_mul(1 << 20)
+    }
+}
+
+/// Room for several large models, a part of a usual disk.
+pub const DEFAULT_MIB: u64 = 64 << 10;
+
+/// Sizes of the cache. Nothing at all is what `--no-cache` asks for.
+pub fn mib() -> RangedU64ValueParser<u64> {
+    RangedU64ValueParser::new().range(1..)
+}
+
+/// The folder that was given, or else a folder in the system's for caches.
+pub fn cache_or_default(given: Option<&Path>) -> Option<PathBuf> {
+    given.map(Path::to_path_buf).or_else(|| Some(system_cache()?.join("troika")))
 }
 
 /// The system's folder for caches.

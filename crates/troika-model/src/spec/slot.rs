@@ -74,6 +74,72 @@ pub enum Slot {
     SharedOutGate,
 }
 
+impl Slot {
+    /// Its name. Packed weights are kept on disk by it, so it stays when the variant is renamed.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Slot::Embed => "Embed",
+            Slot::FinalNorm => "FinalNorm",
+            Slot::FinalNormBias => "FinalNormBias",
+            Slot::Head => "Head",
+            Slot::HeadBias => "HeadBias",
+            Slot::AttnPre => "AttnPre",
+            Slot::AttnPreBias => "AttnPreBias",
+            Slot::AttnPost => "AttnPost",
+            Slot::AttnPostBias => "AttnPostBias",
+            Slot::FfnPre => "FfnPre",
+            Slot::FfnPreBias => "FfnPreBias",
+            Slot::FfnPost => "FfnPost",
+            Slot::FfnPostBias => "FfnPostBias",
+            Slot::Q => "Q",
+            Slot::K => "K",
+            Slot::V => "V",
+            Slot::O => "O",
+            Slot::QBias => "QBias",
+            Slot::KBias => "KBias",
+            Slot::VBias => "VBias",
+            Slot::OBias => "OBias",
+            Slot::QNorm => "QNorm",
+            Slot::QNormBias => "QNormBias",
+            Slot::KNorm => "KNorm",
+            Slot::KNormBias => "KNormBias",
+            Slot::Sinks => "Sinks",
+            Slot::QDown => "QDown",
+            Slot::QDownBias => "QDownBias",
+            Slot::QDownNorm => "QDownNorm",
+            Slot::QUp => "QUp",
+            Slot::KvDown => "KvDown",
+            Slot::KvDownBias => "KvDownBias",
+            Slot::KRope => "KRope",
+            Slot::KRopeBias => "KRopeBias",
+            Slot::KvDownNorm => "KvDownNorm",
+            Slot::KAbsorb => "KAbsorb",
+            Slot::VUp => "VUp",
+            Slot::Gate => "Gate",
+            Slot::Up => "Up",
+            Slot::Down => "Down",
+            Slot::GateBias => "GateBias",
+            Slot::UpBias => "UpBias",
+            Slot::DownBias => "DownBias",
+            Slot::Router => "Router",
+            Slot::RouterBias => "RouterBias",
+            Slot::ExpertGate => "ExpertGate",
+            Slot::ExpertUp => "ExpertUp",
+            Slot::ExpertDown => "ExpertDown",
+            Slot::ExpertGateBias => "ExpertGateBias",
+            Slot::ExpertUpBias => "ExpertUpBias",
+            Slot::ExpertDownBias => "ExpertDownBias",
+            Slot::SharedGate => "SharedGate",
+            Slot::SharedUp => "SharedUp",
+            Slot::SharedDown => "SharedDown",
+            Slot::SharedGateBias => "SharedGateBias",
+            Slot::SharedUpBias => "SharedUpBias",
+            Slot::SharedDownBias => "SharedDownBias",
+            Slot::SharedOutGate => "SharedOutGate",
+        }
+    }
+}
+
 /// A weight of a model: slot, layer (for all but the outermost) and index (expert or head).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key {
@@ -108,7 +174,7 @@ impl fmt::Display for Key {
         if let Some(l) = self.layer {
             write!(f, "layers.{l}.")?;
         }
-        write!(f, "{:?}", self.slot)?;
+        f.write_str(self.slot.name())?;
         self.index.map_or(Ok(()), |i| write!(f, ".{i}"))
     }
 }

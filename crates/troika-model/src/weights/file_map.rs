@@ -1,23 +1,38 @@
 //! Memory-mapped files, and giving their pages back.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
 
+use super::shortened::Watch;
+
 /// A memory-mapped file.
+///
+/// A file that another program shortens while it is mapped ends the process by a signal (SIGBUS
+/// on Unix) when its lost pages are read; see [`super::exit_when_shortened`].
 pub struct FileMap {
+    // Before the map: what is unmapped must not be watched any more.
+    _watch: Watch,
     path: PathBuf,
     map: Mmap,
+    file: File,
 }
 
 impl FileMap {
-    pub(super) fn new(path: &Path, map: Mmap) -> FileMap {
-        FileMap { path: path.to_path_buf(), map }
+    pub(super) fn new(path: &Path, file: File, map: Mmap) -> FileMap {
+        let watch = Watch::new(path, &file, &map);
+        FileMap { _watch: watch, path: path.to_path_buf(), map, file }
     }
 
-    /// Where it is.
+    /// Where it was found. The path may name another file by now.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The open file whose bytes are mapped.
+    pub(super) fn file(&self) -> &File {
+        &self.file
     }
 
     /// Tells the system that these bytes are not needed for now, if they are the file's. They are

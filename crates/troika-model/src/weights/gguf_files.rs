@@ -40,7 +40,8 @@ impl GgufFiles {
         }
         let damaged = |file: &Path, why| WeightError::Damaged { file: display(file), why };
         if let Some(this @ 1..) = number(&meta, "split.no") {
-            let why = format!("it is part {} of {parts}, give the first part", this + 1);
+            let why =
+                format!("it is part {} of {parts}, give the first part", this.saturating_add(1));
             return Err(WeightError::NotAModel { path: display(path), why });
         }
         for part in 2..=parts {

@@ -56,16 +56,16 @@ const PACK: usize = 8;
 /// A linear layer's tensors.
 #[derive(Clone, Debug)]
 pub(super) struct Int4Weight {
-    layout: Int4Layout,
+    pub layout: Int4Layout,
     qweight: WeightBytes,
     qzeros: WeightBytes,
     scales: StoredTensor,
     /// Outputs of the layer.
     n: usize,
     /// Inputs that share a scale.
-    group: usize,
+    pub group: usize,
     /// Outputs that are taken.
-    taken: Vec<Range<usize>>,
+    pub taken: Vec<Range<usize>>,
 }
 
 /// A linear layer of a packed checkpoint.
@@ -138,15 +138,8 @@ pub(super) fn find(
     if taken.is_empty() {
         taken.push(0..n);
     }
-    let weight = Int4Weight {
-        layout: config.layout,
-        qweight: qweight.bytes.clone(),
-        qzeros: qzeros.bytes.clone(),
-        scales: scales.clone(),
-        n,
-        group,
-        taken,
-    };
+    let tensors = (qweight.bytes.clone(), qzeros.bytes.clone(), scales.clone());
+    let weight = Int4Weight { taken, ..Int4Weight::new(config.layout, tensors, (n, group)) };
     Ok(Some(FoundInt4 { weight, dtype, tensor }))
 }
 
@@ -165,6 +158,15 @@ fn word(bytes: &[u8], at: usize) -> u32 {
 }
 
 impl Int4Weight {
+    /// All outputs of a layer of `n` outputs with a scale per `group` inputs.
+    pub fn new(
+        layout: Int4Layout,
+        (qweight, qzeros, scales): (WeightBytes, WeightBytes, StoredTensor),
+        (n, group): (usize, usize),
+    ) -> Int4Weight {
+        Int4Weight { layout, qweight, qzeros, scales, n, group, taken: vec![0..n] }
+    }
+
     /// The tensors' bytes.
     pub fn tensors(&self) -> Vec<&WeightBytes> {
         vec![&self.qweight, &self.qzeros, &self.scales.bytes]
@@ -203,7 +205,7 @@ impl Int4Weight {
                 block[2] = match self.layout {
                     // 0 less one was stored as 15.
                     Int4Layout::Gptq { less_one } => {
-                        ((word >> (n % PACK * 4)) + u32::from(less_one)) as u8 & 15
+                        (word >> (n % PACK * 4)).wrapping_add(u32::from(less_one)) as u8 & 15
                     }
                     Int4Layout::Awq => (word >> (AWQ_PLACE[n % PACK] * 4)) as u8 & 15,
                 };

@@ -52,14 +52,15 @@ pub(super) fn map_file(path: &Path) -> Result<FileMap, WeightError> {
     }
     let file = File::open(path).map_err(io)?;
     // SAFETY: the map is read-only and private to this process. As with every memory-mapped
-    // model, a file that another program shortens while it is in use can end the process; the
-    // bytes are only ever read as plain numbers, so changed contents give wrong numbers, no more.
+    // model, a file that another program shortens while it is in use ends the process (in order
+    // where `exit_when_shortened` was called); the bytes are only ever read as plain numbers, so
+    // changed contents give wrong numbers, no more.
     let map = unsafe { Mmap::map(&file) }.map_err(io)?;
     if map.starts_with(b"version https://git-lfs") {
         let why = "it is a Git LFS pointer, not the file it stands for".into();
         return Err(WeightError::Damaged { file: path.display().to_string(), why });
     }
-    Ok(FileMap::new(path, map))
+    Ok(FileMap::new(path, file, map))
 }
 
 fn io_error(path: &Path, e: &std::io::Error) -> WeightError {

@@ -12,13 +12,14 @@ use troika_graph::DType;
 
 use super::arena::Arena;
 use super::bind::{bind_all, tied_head};
-use super::cache::PackedCache;
+use super::cache::{self, CacheFolder, PackedCache};
 use super::checkpoint::Checkpoint;
 use super::error::WeightError;
 use super::file_map::FileMap;
+use super::hash::{self, Stamp};
 use super::scheme::{BindOptions, Quant};
 use super::source::{Made, Source};
-use super::{hash, parallel, scan, synthetic};
+use super::{parallel, scan, synthetic};
 use crate::families::Model;
 use crate::lower::WeightShape;
 use crate::spec::{Key, ModelSpec, Need, weight_needs};
@@ -112,6 +113,8 @@ pub struct WeightStore {
     arena: Arena,
     maps: Vec<Arc<FileMap>>,
     cache: Option<PackedCache>,
+    /// Of the mapped files, when they were hashed.
+    stamps: Vec<Stamp>,
     /// Tensors with NaN or infinities, seen when they were quantized.
     non_finite: Mutex<BTreeSet<String>>,
     progress: Option<OnProgress>,
@@ -160,6 +163,7 @@ impl WeightStore {
             arena: Arena::default(),
             maps,
             cache: None,
+            stamps: Vec::new(),
             non_finite: Mutex::default(),
             progress: None,
             quantized: AtomicU64::new(0),
@@ -172,24 +176,39 @@ impl WeightStore {
     }
 
     /// Keeps what is made of the weights in a folder, and takes from there what a former start
-    /// made. `what` tells apart all that the packed bytes depend on beside the files.
+    /// made. With `limit`, other files of the folder are removed, those used longest ago first, as
+    /// long as all together have more bytes.
     ///
     /// # Errors
     /// Files that cannot be read for their hash.
-    pub fn keep_packed(&mut self, dir: &Path, what: &str) -> std::io::Result<()> {
-        if !self.makes_weights() || self.maps.is_empty() {
+    pub fn keep_packed(&mut self, dir: &Path, limit: Option<u64>) -> std::io::Result<()> {
+        let Some(first) = self.maps.first().filter(|_| self.makes_weights()) else {
             return Ok(());
-        }
-        let mut key = blake3::Hasher::new_derive_key("troika 2026 packed weights");
-        key.update(&troika_graph::quantize::VERSION.to_le_bytes());
-        key.update(what.as_bytes());
+        };
+        let folder = CacheFolder::new(dir);
+        let mut hashes = Vec::new();
         for map in &self.maps {
-            key.update(hash::of_file(map.path(), &dir.join("hashes"))?.as_bytes());
+            let (hash, stamp) = hash::of_map(map, &folder.hashes())?;
+            hashes.push(hash);
+            self.stamps.push(stamp);
         }
-        let cache = PackedCache::open(&dir.join("packed"), &key.finalize());
+        let made = self.bound.iter().filter(|b| b.source.is_made());
+        let types: BTreeSet<&str> = made.map(|b| b.shape.dtype.name()).collect();
+        let types = types.into_iter().collect::<Vec<_>>().join(", ");
+        let what = (first.path().display().to_string(), types);
+        let cache = PackedCache::open(folder, limit, &cache::key(&self.bound, &hashes), what);
         lock(&self.non_finite).extend(cache.non_finite());
         self.cache = Some(cache);
         Ok(())
+    }
+
+    /// A file that is not what it was when it was hashed.
+    fn changed(&self) -> Option<String> {
+        let same = |(map, stamp): &(&Arc<FileMap>, &Stamp)| {
+            Stamp::of(map.file()).is_ok_and(|now| now == **stamp)
+        };
+        let (map, _) = self.maps.iter().zip(&self.stamps).find(|pair| !same(pair))?;
+        Some(map.path().display().to_string())
     }
 
     /// Whether some weights are not used as the files have them but made: quantized, or put
@@ -203,7 +222,8 @@ impl WeightStore {
     pub fn finish_packed(&self) -> Vec<String> {
         self.release_all();
         let non_finite = lock(&self.non_finite).clone();
-        self.cache.as_ref().map(|c| c.finish(non_finite)).unwrap_or_default()
+        let finish = |c: &PackedCache| c.finish(non_finite, self.changed());
+        self.cache.as_ref().map(finish).unwrap_or_default()
     }
 
     /// What is known of a weight.

@@ -108,6 +108,7 @@ fn open(
         dtype: args.dtype.float_type(),
         quant: args.quant.quant.quant(),
         cache_dir: args.quant.cache(),
+        cache_bytes: Some(args.quant.cache_bytes()),
         progress: Some(progress::quantizing()),
         context: Some(context),
         chunk: args.ubatch_size,

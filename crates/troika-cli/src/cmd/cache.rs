@@ -1,0 +1,138 @@
+//! `troika cache`: what is kept of former starts.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde_json::{Value, json};
+use troika::model::weights::{CacheFile, CacheFolder, CacheKind};
+
+use crate::error::CliError;
+use crate::flags::{CacheArgs, CacheVerb};
+use crate::output;
+
+/// Lists, checks or removes files of the cache.
+///
+/// # Errors
+/// A folder that cannot be read, a file that cannot be removed; damaged files, when they are
+/// looked for.
+pub fn run(args: &CacheArgs) -> Result<(), CliError> {
+    let missing = || CliError::Failure("this system names no folder for caches".into());
+    let dir = args.dir().ok_or_else(missing)?;
+    let folder = CacheFolder::new(&dir);
+    let failed = |e| CliError::Failure(format!("cannot use the cache {}: {e}", dir.display()));
+    let place = dir.display().to_string();
+    match args.verb {
+        CacheVerb::Ls => list(&place, &folder.files().map_err(failed)?, args.json),
+        CacheVerb::Verify => verify(&place, &folder.files().map_err(failed)?, args.json),
+        CacheVerb::Prune { cache_mib } => {
+            let limit = cache_mib.saturating_mul(1 << 20);
+            removed(&place, &folder.prune(limit).map_err(failed)?, args.json)
+        }
+        CacheVerb::Clear => removed(&place, &folder.clear().map_err(failed)?, args.json),
+    }
+}
+
+/// What a file is of: model and types, or the reason why it is of no use.
+fn contents(file: &CacheFile) -> (String, String) {
+    let (of, types) = match file.kind {
+        CacheKind::Packed => file.index().map_or_else(
+            |why| (format!("unusable: {why}"), String::new()),
+            |index| (index.model, index.types),
+        ),
+        CacheKind::Hash => match file.hashed() {
+            Ok(path) => (path.display().to_string(), String::new()),
+            Err(why) => (format!("unusable: {why}"), String::new()),
+        },
+        CacheKind::Partial => ("being written, or left behind".into(), String::new()),
+    };
+    // Names of files and models come from elsewhere and share a line with others.
+    (of.chars().flat_map(char::escape_debug).collect(), types)
+}
+
+fn name(file: &CacheFile) -> String {
+    file.path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+fn age(file: &CacheFile) -> String {
+    let seconds = file.used.elapsed().unwrap_or_default().as_secs();
+    match seconds {
+        0..60 => format!("{seconds} s ago"),
+        60..3600 => format!("{} min ago", seconds / 60),
+        3600..86_400 => format!("{} h ago", seconds / 3600),
+        _ => format!("{} days ago", seconds / 86_400),
+    }
+}
+
+fn mib(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / (1 << 20) as f64)
+}
+
+fn total(files: &[CacheFile]) -> u64 {
+    files.iter().map(|f| f.bytes).sum()
+}
+
+fn as_json(file: &CacheFile) -> Value {
+    let (of, types) = contents(file);
+    let used = file.used.duration_since(UNIX_EPOCH).unwrap_or_default();
+    json!({
+        "file": file.path.display().to_string(), "kind": file.kind.name(), "bytes": file.bytes,
+        "used": used.as_secs(), "of": of, "types": types,
+    })
+}
+
+fn list(place: &str, files: &[CacheFile], json: bool) -> Result<(), CliError> {
+    if json {
+        let list: Vec<Value> = files.iter().map(as_json).collect();
+        return output::json(&json!({"folder": place, "bytes": total(files), "files": list}));
+    }
+    let mut text = format!("{place}: {} files, {}\n", files.len(), mib(total(files)));
+    for file in files {
+        let (of, types) = contents(file);
+        text.push_str(&format!(
+            "  {:<40}  {:<7}  {:>12}  {:>11}  {:<13}  {of}\n",
+            name(file),
+            file.kind.name(),
+            mib(file.bytes),
+            age(file),
+            types
+        ));
+    }
+    output::write(&text)
+}
+
+fn verify(place: &str, files: &[CacheFile], json: bool) -> Result<(), CliError> {
+    let start = SystemTime::now();
+    let checked: Vec<(&CacheFile, Option<String>)> =
+        files.iter().map(|f| (f, f.verify().err())).collect();
+    let damaged = checked.iter().filter(|c| c.1.is_some()).count();
+    if json {
+        let list = checked.iter().map(|(file, why)| {
+            json!({"file": file.path.display().to_string(), "bytes": file.bytes, "damage": why})
+        });
+        let list: Vec<Value> = list.collect();
+        output::json(&json!({"folder": place, "damaged": damaged, "files": list}))?;
+    } else {
+        let mut text = String::new();
+        for (file, why) in &checked {
+            let state = why.as_deref().map_or("ok".to_string(), |why| format!("damaged: {why}"));
+            text.push_str(&format!("  {:<40}  {:>12}  {state}\n", name(file), mib(file.bytes)));
+        }
+        let seconds = start.elapsed().unwrap_or_default().as_secs_f64();
+        let (n, size) = (files.len(), mib(total(files)));
+        output::write(&format!("{place}: {n} files, {size} read in {seconds:.1} s\n{text}"))?;
+    }
+    match damaged {
+        0 => Ok(()),
+        n => Err(CliError::Failure(format!(
+            "{n} files of the cache {place} are damaged; a start that needs one makes it again, and \
+             troika cache clear removes all"
+        ))),
+    }
+}
+
+fn removed(place: &str, files: &[CacheFile], json: bool) -> Result<(), CliError> {
+    if json {
+        let list: Vec<String> = files.iter().map(|f| f.path.display().to_string()).collect();
+        return output::json(&json!({"folder": place, "bytes": total(files), "removed": list}));
+    }
+    output::write(&format!("{place}: {} files removed, {}\n", files.len(), mib(total(files))))
+}

@@ -1,0 +1,323 @@
+//! `cargo xtask soak`: the cache of packed weights under processes that are killed and disks that
+//! are full. Whatever happens to it, the next start writes the same text as without a cache, and
+//! nothing is left behind.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// What `--help` says.
+pub const HELP: &str = "\
+Kills the command while it writes its cache of packed weights, and fills its disk.
+
+Usage: cargo xtask soak [--kills N] [--step KIB] [--minutes N] [--seed N]
+
+  --kills N    times that two processes at once are killed [default: 200]
+  --step KIB   sizes of the full disk: from one step up until everything fits; 0: none
+               [default: 64]. Needs the right to mount (root) and Linux's unshare
+  --minutes N  end after so many minutes, whatever is left [default: 30]
+  --seed N     the moments of killing [default: the time]
+";
+
+/// Longest that a process is let live before it is killed, as a share of a whole run.
+const LONGEST: f64 = 1.2;
+
+struct Options {
+    kills: u64,
+    step: u64,
+    minutes: u64,
+    seed: u64,
+}
+
+/// A folder with a cache, and what the command says without one.
+struct Soak {
+    troika: PathBuf,
+    model: PathBuf,
+    dir: PathBuf,
+    want: Vec<u8>,
+    end: Instant,
+}
+
+/// Builds the command and soaks it.
+///
+/// # Errors
+/// A command that does not build, and the first start that says something else.
+pub fn run(root: &Path, args: &[&str]) -> Result<(), String> {
+    let options = options(args)?;
+    let troika = build(root)?;
+    let dir = std::env::temp_dir().join(format!("troika-soak-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).map_err(|e| format!("{}: {e}", dir.display()))?;
+    let mut soak = Soak {
+        troika,
+        model: root.join("models/tiny-moe"),
+        dir: dir.clone(),
+        want: Vec::new(),
+        end: Instant::now() + Duration::from_secs(60 * options.minutes),
+    };
+    let result = soak.all(&options);
+    let _ = std::fs::remove_dir_all(dir);
+    result
+}
+
+fn options(args: &[&str]) -> Result<Options, String> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let mut options = Options { kills: 200, step: 64, minutes: 30, seed: now.as_nanos() as u64 };
+    let mut args = args.iter();
+    while let Some(&arg) = args.next() {
+        let to = match arg {
+            "--kills" => &mut options.kills,
+            "--step" => &mut options.step,
+            "--minutes" => &mut options.minutes,
+            "--seed" => &mut options.seed,
+            _ => return Err(format!("unknown argument {arg}")),
+        };
+        *to = args.next().and_then(|n| n.parse().ok()).ok_or(format!("{arg} needs a number"))?;
+    }
+    Ok(options)
+}
+
+fn build(root: &Path) -> Result<PathBuf, String> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command.args(["build", "-q", "--release", "-p", "troika-cli"]).current_dir(root);
+    let status = command.status().map_err(|e| format!("cannot run cargo: {e}"))?;
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or(root.join("target"), PathBuf::from);
+    status
+        .success()
+        .then(|| target.join("release/troika"))
+        .ok_or("the command does not build".into())
+}
+
+/// Runs a command to its end.
+fn output(mut command: Command) -> Result<Output, String> {
+    command.output().map_err(|e| format!("cannot run {:?}: {e}", command.get_program()))
+}
+
+fn failed(what: &str, out: &Output) -> String {
+    let (stdout, stderr) =
+        (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+    format!("{what}: {}\nstdout: {stdout}\nstderr: {stderr}", out.status)
+}
+
+impl Soak {
+    /// A run of the command, whose text is the same each time.
+    fn arguments(&self, cache: &Path) -> Vec<String> {
+        let model = self.model.display().to_string();
+        let mut args = vec!["run".to_string(), model];
+        let fixed = ["-p", "It was a dark night", "-n", "16", "--temp", "0", "-q", "--quant", "q4"];
+        args.extend(fixed.map(String::from));
+        match cache == Path::new("") {
+            true => args.push("--no-cache".into()),
+            false => args.extend(["--cache-dir".into(), cache.display().to_string()]),
+        }
+        args
+    }
+
+    fn command(&self, cache: &Path) -> Command {
+        let mut command = Command::new(&self.troika);
+        command.args(self.arguments(cache)).stdin(Stdio::null());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    fn all(&mut self, options: &Options) -> Result<(), String> {
+        let start = Instant::now();
+        let out = output(self.command(Path::new("")))?;
+        if !out.status.success() || out.stdout.is_empty() {
+            return Err(failed("the run without a cache", &out));
+        }
+        self.want = out.stdout;
+        println!("soak: seed {}, a run takes {:.2?}", options.seed, start.elapsed());
+        if options.kills > 0 {
+            self.kill(options)?;
+        }
+        match options.step {
+            0 => Ok(()),
+            step => self.fill(step),
+        }
+    }
+
+    /// Whether the time is up.
+    fn is_over(&self, what: &str, done: u64) -> bool {
+        let over = Instant::now() > self.end;
+        if over {
+            println!("soak: the time is up after {done} {what}");
+        }
+        over
+    }
+
+    fn check(&self, out: &Output, when: &str) -> Result<(), String> {
+        match out.status.success() && out.stdout == self.want {
+            true => Ok(()),
+            false => Err(failed(&format!("{when}, a start writes something else"), out)),
+        }
+    }
+
+    /// Kills two processes at once at a random moment, again and again, and starts a third.
+    fn kill(&self, options: &Options) -> Result<(), String> {
+        let cache = self.dir.join("cache");
+        let start = Instant::now();
+        self.check(&output(self.command(&cache))?, "the first time")?;
+        let whole = start.elapsed();
+        let mut random = Random(options.seed);
+        let (mut left, mut warnings, mut written) = (0, 0, 0);
+        for done in 0..options.kills {
+            if self.is_over("kills", done) {
+                break;
+            }
+            // Often from nothing: then everything is written.
+            if !done.is_multiple_of(3) {
+                let _ = std::fs::remove_dir_all(&cache);
+            } else {
+                damage(&cache, &mut random);
+            }
+            let start = |_| self.command(&cache).spawn().map_err(|e| e.to_string());
+            let mut both: Vec<Child> = (0..2).map(start).collect::<Result<_, _>>()?;
+            for child in &mut both {
+                sleep(whole.mul_f64(random.share() * LONGEST / 2.0));
+                child.kill().map_err(|e| e.to_string())?;
+            }
+            for child in both {
+                child.wait_with_output().map_err(|e| e.to_string())?;
+            }
+            left += files(&cache, "partial");
+            written += usize::from(files(&cache, "packed") > 0);
+            let out = output(self.command(&cache))?;
+            self.check(&out, &format!("after kill {done}"))?;
+            warnings += usize::from(!out.stderr.is_empty());
+            self.whole(&cache, &format!("after kill {done}"))?;
+        }
+        println!(
+            "soak: {} kills of two processes: {left} files left behind and removed, {written} times \
+             a whole file was there, {warnings} warnings, the text always the same ({:.0?})",
+            options.kills,
+            start.elapsed()
+        );
+        Ok(())
+    }
+
+    /// The cache holds one whole file and nothing else.
+    fn whole(&self, cache: &Path, when: &str) -> Result<(), String> {
+        let mut verify = Command::new(&self.troika);
+        verify.args([OsStr::new("cache"), OsStr::new("verify"), OsStr::new("--cache-dir")]);
+        verify.arg(cache);
+        let out = output(verify)?;
+        if !out.status.success() {
+            return Err(failed(&format!("{when}, the cache is damaged"), &out));
+        }
+        match (files(cache, "partial"), files(cache, "packed")) {
+            (0, 1) => Ok(()),
+            (partial, packed) => Err(format!(
+                "{when}, there are {partial} partial files and {packed} of packed weights"
+            )),
+        }
+    }
+
+    /// Gives the cache file systems of all sizes up to that at which everything fits.
+    fn fill(&self, step: u64) -> Result<(), String> {
+        let (start, disk) = (Instant::now(), self.dir.join("disk"));
+        std::fs::create_dir_all(&disk).map_err(|e| e.to_string())?;
+        let (mut sizes, mut warned) = (0, 0);
+        for kib in (1..).map(|n| n * step) {
+            if self.is_over("sizes", sizes) {
+                return Ok(());
+            }
+            let script = "mount -t tmpfs -o size=$1k none \"$2\" || exit 99; d=$2; shift 2; \
+                          for i in 1 2; do \"$@\" || exit; done; \
+                          find \"$d\" -name '*.packed' | grep -q . && echo kept; \
+                          find \"$d\" -name '*.partial' | grep . && exit 98; exit 0";
+            let mut command = Command::new("unshare");
+            command.args(["-m", "sh", "-c", script, "sh", &kib.to_string()]).arg(&disk);
+            command.arg(&self.troika).args(self.arguments(&disk)).stdin(Stdio::null());
+            let out = output(command)?;
+            if out.status.code() == Some(99)
+                || String::from_utf8_lossy(&out.stderr).starts_with("unshare")
+            {
+                println!("soak: no full disk: this system does not let a file system be mounted");
+                return Ok(());
+            }
+            let kept = out.stdout.ends_with(b"kept\n");
+            let text = out.stdout.strip_suffix(b"kept\n").unwrap_or(&out.stdout);
+            if !out.status.success() || text != self.want.repeat(2) {
+                return Err(failed(&format!("with a disk of {kib} KiB"), &out));
+            }
+            let told = String::from_utf8_lossy(&out.stderr).contains("cannot be kept");
+            if told == kept {
+                return Err(failed(&format!("with a disk of {kib} KiB, kept is {kept}"), &out));
+            }
+            sizes += 1;
+            warned += usize::from(told);
+            if kept {
+                break;
+            }
+        }
+        println!(
+            "soak: full disks of {sizes} sizes: {warned} warnings, the text always the same, \
+             nothing left behind ({:.0?})",
+            start.elapsed()
+        );
+        Ok(())
+    }
+}
+
+/// Changes a file of packed weights now and then, as a failing disk would.
+fn damage(cache: &Path, random: &mut Random) {
+    let entries = std::fs::read_dir(cache.join("packed")).into_iter().flatten().flatten();
+    for path in entries.map(|e| e.path()) {
+        let Ok(mut bytes) = std::fs::read(&path) else { continue };
+        let at = (random.share() * bytes.len() as f64) as usize;
+        match random.next() % 3 {
+            0 => bytes.truncate(at),
+            1 => bytes[at..].fill(0),
+            _ => continue,
+        }
+        let _ = std::fs::write(path, bytes);
+    }
+}
+
+fn files(cache: &Path, ending: &str) -> usize {
+    let dirs = ["packed", "hashes"].map(|d| std::fs::read_dir(cache.join(d)));
+    let entries = dirs.into_iter().flatten().flatten().flatten();
+    entries.filter(|e| e.path().extension().is_some_and(|x| x == ending)).count()
+}
+
+/// splitmix64.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// From 0 to 1.
+    fn share(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_are_read() {
+        let o = options(&["--kills", "3", "--step", "0", "--minutes", "1", "--seed", "9"]).unwrap();
+        assert_eq!((o.kills, o.step, o.minutes, o.seed), (3, 0, 1, 9));
+        for bad in [&["--kills"][..], &["--kills", "x"], &["--fast"]] {
+            assert!(options(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn moments_are_spread() {
+        let mut random = Random(1);
+        let shares: Vec<f64> = (0..1000).map(|_| random.share()).collect();
+        let mean = shares.iter().sum::<f64>() / 1000.0;
+        assert!(shares.iter().all(|s| (0.0..1.0).contains(s)) && (0.45..0.55).contains(&mean));
+    }
+}
