@@ -72,7 +72,7 @@ pub fn run(model: &mut Model, args: &RunArgs, interrupt: &Interrupt) -> Result<(
         match turn(model, args, &mut messages, line, interrupt) {
             Err(CliError::Troika(e)) => {
                 // The conversation goes on without the turn that failed.
-                output::note(&format!("troika: {e}\n"));
+                output::note_line(&format!("troika: {e}"));
                 messages.truncate(said);
             }
             other => other?,
@@ -90,7 +90,7 @@ fn turn(
 ) -> Result<(), CliError> {
     let (ids, time) = if model.has_template() && !args.raw {
         messages.push(json!({"role": "user", "content": line}));
-        let prompt = model.chat_prompt(messages, Map::new(), today())?;
+        let prompt = model.chat_prompt(messages, Map::new(), today(), args.parse_special)?;
         model.tokenize_chat(&prompt)?
     } else {
         model.tokenize(&line)?

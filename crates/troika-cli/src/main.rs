@@ -35,7 +35,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) if e.is_closed_pipe() => ExitCode::SUCCESS,
         Err(e) => {
-            output::note(&format!("troika: {e}\n"));
+            output::note_line(&format!("troika: {e}"));
             ExitCode::from(e.exit_code())
         }
     }

@@ -1,16 +1,72 @@
 //! Writing the answer, and only the answer, to standard output.
+//!
+//! What a model's files hold (names of tensors, a template's messages) and what a model generates
+//! is a stranger's text. A terminal would obey control characters in it: set its title, move the
+//! cursor, rewrite what was printed. So all text is escaped here (`\u{1b}`), except for generated
+//! text that goes to a file or a pipe: that stays as it is, byte for byte.
 
-use std::io::{self, Write};
+use std::borrow::Cow;
+use std::io::{self, IsTerminal, Write};
 
 use crate::error::CliError;
 
-/// Writes text and flushes, so that it streams.
+/// Characters that change what a terminal shows instead of being shown: controls (C0, DEL, C1),
+/// and those that turn the direction of writing or break lines.
+fn hostile(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+fn escaped(text: &str, spare: impl Fn(char) -> bool) -> Cow<'_, str> {
+    let escape = |c: char| hostile(c) && !spare(c);
+    if !text.contains(escape) {
+        return Cow::Borrowed(text);
+    }
+    let mut out = String::with_capacity(text.len() + 8);
+    for c in text.chars() {
+        if escape(c) {
+            out.extend(c.escape_unicode());
+        } else {
+            out.push(c);
+        }
+    }
+    Cow::Owned(out)
+}
+
+/// A text from a file or a server, as part of a line: it cannot even begin a new one.
+pub fn printable(text: &str) -> Cow<'_, str> {
+    escaped(text, |_| false)
+}
+
+/// Lines of our own, in which strangers' texts may be.
+fn lines(text: &str) -> Cow<'_, str> {
+    escaped(text, |c| c == '\n' || c == '\t')
+}
+
+/// Generated text on a terminal. Writing from right to left is no attack here.
+fn shown(text: &str) -> Cow<'_, str> {
+    escaped(text, |c| c == '\n' || c == '\t' || !c.is_control())
+}
+
+fn put(text: &str) -> Result<(), CliError> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(CliError::Stdout)
+}
+
+/// Writes lines of the command's own.
 ///
 /// # Errors
 /// A closed or failing standard output.
 pub fn write(text: &str) -> Result<(), CliError> {
-    let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(CliError::Stdout)
+    put(&lines(text))
+}
+
+/// Writes generated text and flushes, so that it streams.
+///
+/// # Errors
+/// A closed or failing standard output.
+pub fn answer(text: &str) -> Result<(), CliError> {
+    if io::stdout().is_terminal() { put(&shown(text)) } else { put(text) }
 }
 
 /// Writes a JSON value on lines of its own.
@@ -18,10 +74,59 @@ pub fn write(text: &str) -> Result<(), CliError> {
 /// # Errors
 /// A closed or failing standard output.
 pub fn json(value: &serde_json::Value) -> Result<(), CliError> {
-    write(&format!("{value:#}\n"))
+    put(&json_text(value))
+}
+
+/// JSON need not escape DEL and C1; a terminal obeys them all the same.
+fn json_text(value: &serde_json::Value) -> String {
+    let mut out = String::new();
+    for c in format!("{value:#}\n").chars() {
+        match c {
+            '\u{7f}'..='\u{9f}' => out.push_str(&format!("\\u{:04x}", u32::from(c))),
+            c => out.push(c),
+        }
+    }
+    out
 }
 
 /// Tells the user something beside the answer. Nobody listening is no reason to fail.
 pub fn note(text: &str) {
-    let _ = io::stderr().lock().write_all(text.as_bytes());
+    let _ = io::stderr().lock().write_all(lines(text).as_bytes());
+}
+
+/// One line beside the answer, which may quote a stranger.
+pub fn note_line(text: &str) {
+    note(&format!("{}\n", printable(text)));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{json_text, lines, printable, shown};
+
+    const TEXT: &str = "a\x1b]0;t\x07b\tc\nd\re\u{7f}\u{9b}2J\u{202e}é日";
+
+    #[test]
+    fn controls_are_shown_not_obeyed() {
+        let common = r"a\u{1b}]0;t\u{7}b";
+        assert_eq!(
+            printable(TEXT),
+            format!(r"{common}\u{{9}}c\u{{a}}d\u{{d}}e\u{{7f}}\u{{9b}}2J\u{{202e}}é日")
+        );
+        assert_eq!(
+            lines(TEXT),
+            format!("{common}\tc\nd{}", r"\u{d}e\u{7f}\u{9b}2J\u{202e}é日")
+        );
+        assert_eq!(
+            shown(TEXT),
+            format!("{common}\tc\nd{}\u{202e}é日", r"\u{d}e\u{7f}\u{9b}2J")
+        );
+    }
+
+    #[test]
+    fn json_holds_the_same_value_without_controls() {
+        let value = serde_json::json!({ TEXT: [TEXT] });
+        let text = json_text(&value);
+        assert!(!text.contains(|c: char| c.is_control() && c != '\n'), "{text}");
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap(), value);
+    }
 }

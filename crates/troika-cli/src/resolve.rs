@@ -34,16 +34,17 @@ pub fn model(args: &ModelArgs) -> Result<PathBuf, CliError> {
 /// Draws a bar per file on a terminal; indicatif draws nothing elsewhere.
 fn show(bar: &RefCell<Option<ProgressBar>>, progress: Progress<'_>) {
     match progress {
-        Progress::Note(text) => output::note(&format!("{text}\n")),
+        Progress::Note(text) => output::note_line(text),
         Progress::Start { model, files, bytes } => {
             let size = bytes.map_or(String::new(), |b| format!(", {:.1} MB", b as f64 / 1e6));
-            output::note(&format!("fetching {model}: {files} files{size}\n"));
+            output::note_line(&format!("fetching {model}: {files} files{size}"));
         }
         Progress::File { name, done, total } => {
+            let name = output::printable(name).into_owned();
             let mut bar = bar.borrow_mut();
             let bar = bar.get_or_insert_with(|| ProgressBar::new(total).with_style(style()));
             if bar.message() != name {
-                bar.set_message(name.to_string());
+                bar.set_message(name);
                 bar.reset();
             }
             bar.set_length(total);

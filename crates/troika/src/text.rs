@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::{Map, Value};
-use troika_model::chat::{ChatInput, ChatTemplate};
+use troika_model::chat::{ChatInput, ChatPrompt, ChatTemplate, join_messages};
 use troika_model::tokenizer::Tokenizer;
 use troika_model::weights::{FileSource, GgufValue};
 
@@ -60,7 +60,8 @@ impl Model {
     }
 
     /// A conversation as a prompt, by the model's template; without one, the messages' texts
-    /// joined by newlines.
+    /// joined by newlines. In messages, except the assistant's, control tokens are plain text
+    /// unless `parse_special` says otherwise.
     ///
     /// # Errors
     /// What the template reports.
@@ -69,22 +70,26 @@ impl Model {
         messages: &[Value],
         extra: Map<String, Value>,
         today: Option<(i32, u32, u32)>,
-    ) -> Result<String, Error> {
+        parse_special: bool,
+    ) -> Result<ChatPrompt, Error> {
+        let tokenizer = self.tokenizer.as_deref();
+        let control = match tokenizer {
+            Some(tokenizer) if !parse_special => tokenizer.control_tokens(),
+            _ => Vec::new(),
+        };
         let Some(template) = &self.template else {
-            let text = |m: &Value| m["content"].as_str().unwrap_or_default().to_string();
-            return Ok(messages.iter().map(text).collect::<Vec<_>>().join("\n"));
+            return Ok(join_messages(messages, &control)?);
         };
-        let token = |id: Option<u32>| {
-            id.and_then(|id| self.tokenizer.as_ref()?.token(id)).unwrap_or_default()
-        };
+        let token = |id: Option<u32>| id.and_then(|id| tokenizer?.token(id)).unwrap_or_default();
         let input = ChatInput {
             messages: messages.to_vec(),
             add_generation_prompt: true,
             tools: None,
-            bos_token: token(self.tokenizer.as_deref().and_then(Tokenizer::bos)),
-            eos_token: token(self.tokenizer.as_deref().and_then(Tokenizer::eos)),
+            bos_token: token(tokenizer.and_then(Tokenizer::bos)),
+            eos_token: token(tokenizer.and_then(Tokenizer::eos)),
             today,
             extra,
+            control,
         };
         Ok(template.render(&input)?)
     }
@@ -93,10 +98,11 @@ impl Model {
     ///
     /// # Errors
     /// As [`Model::tokenize`].
-    pub fn tokenize_chat(&mut self, prompt: &str) -> Result<(Vec<u32>, Duration), Error> {
+    pub fn tokenize_chat(&mut self, prompt: &ChatPrompt) -> Result<(Vec<u32>, Duration), Error> {
         let start = self.clock.now();
         let add_special = self.template.is_none();
-        let ids = self.need_tokenizer()?.encode(prompt, add_special, true)?;
+        let tokenizer = self.need_tokenizer()?;
+        let ids = tokenizer.encode_marked(&prompt.text, &prompt.plain, add_special)?;
         self.record("tokenize", start);
         Ok((ids, self.clock.now() - start))
     }

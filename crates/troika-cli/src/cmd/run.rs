@@ -26,7 +26,7 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
     let options = open_options(&args.open, tracer.clone());
     let mut model = Model::open(&path, &OpenOptions { scan: args.verbose, ..options })?;
     for w in model.warnings() {
-        output::note(&format!("warning: {w}\n"));
+        output::note_line(&format!("warning: {w}"));
     }
     if args.verbose {
         let text = verbose(&mut model);
@@ -112,7 +112,8 @@ fn tokenize(
     }
     let mut messages = chat::system(args);
     messages.push(json!({"role": "user", "content": text}));
-    let prompt = model.chat_prompt(&messages, serde_json::Map::new(), chat::today())?;
+    let (none, today) = (serde_json::Map::new(), chat::today());
+    let prompt = model.chat_prompt(&messages, none, today, args.parse_special)?;
     Ok(model.tokenize_chat(&prompt)?)
 }
 
@@ -121,8 +122,14 @@ fn tokenize(
 /// # Errors
 /// Flags out of range.
 pub fn request(model: &Model, args: &RunArgs) -> Result<Request, CliError> {
+    let params = args.sampling.resolve(model.defaults())?;
+    let vocab = model.spec().vocab;
+    if let Some((id, _)) = params.logit_bias.iter().find(|(id, _)| **id as usize >= vocab) {
+        let why = format!("--logit-bias names token {id}, but the model has {vocab} tokens");
+        return Err(CliError::Usage(why));
+    }
     Ok(Request {
-        params: args.sampling.resolve(model.defaults())?,
+        params,
         max_tokens: usize::try_from(args.n_predict).ok(),
         stop: args.sampling.stop.clone(),
         ignore_eos: args.sampling.ignore_eos,
@@ -145,7 +152,7 @@ pub fn generate(
     let out = model.generate(ids, &request, &mut |token, text| {
         let piece = if ids_only { format!("{token} ") } else { text.to_string() };
         if !args.json && !piece.is_empty() {
-            failed = output::write(&piece).err();
+            failed = output::answer(&piece).err();
         }
         match failed.is_some() || interrupt.pressed() {
             true => Control::Stop,

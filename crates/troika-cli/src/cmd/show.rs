@@ -7,7 +7,8 @@ use troika::{Described, describe};
 
 use crate::error::CliError;
 use crate::flags::ShowArgs;
-use crate::{output, resolve};
+use crate::output::{self, printable};
+use crate::resolve;
 
 /// Prints a model's description.
 ///
@@ -149,7 +150,7 @@ fn as_text(d: &Described, path: &str) -> String {
     let classes = d.store.classes();
     let total: u64 = classes.iter().map(|c| c.parameters).sum();
     let size: u64 = classes.iter().map(|c| c.bytes).sum();
-    let mut s = format!("{path}\n  architecture  {}\n", spec.family);
+    let mut s = format!("{}\n  architecture  {}\n", printable(path), printable(&spec.family));
     let active = active(d, total);
     let of = if active < total { format!(" ({} per token)", count(active)) } else { String::new() };
     s.push_str(&format!("  parameters    {}{of}\n  bytes         {}\n", count(total), bytes(size)));
@@ -187,7 +188,7 @@ fn error_table(errors: &[ClassError]) -> String {
             e.dtype.name(),
             100.0 * e.relative_rms,
             100.0 * e.worst.0,
-            e.worst.1
+            printable(&e.worst.1)
         ));
     }
     s

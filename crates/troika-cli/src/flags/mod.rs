@@ -172,6 +172,11 @@ pub struct RunArgs {
     /// Give the prompt to the model as it is, without its chat template
     #[arg(long, alias = "no-conversation", env = "TROIKA_RAW")]
     pub raw: bool,
+    /// Read control tokens such as <|im_end|> in messages as such; by default they are plain text
+    /// there, so that nobody who writes a message can write as somebody else. With --raw, and in
+    /// the model's own answers, they are always read
+    #[arg(long, env = "TROIKA_PARSE_SPECIAL")]
+    pub parse_special: bool,
     /// Tokens to generate; -1: until the model stops or the context is full
     #[arg(
         short,

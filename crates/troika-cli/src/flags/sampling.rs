@@ -14,7 +14,7 @@ use crate::error::CliError;
 #[derive(Args)]
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
-    /// Temperature; 0 takes the most likely token [default: the model's, or 0.8]
+    /// Temperature; 0 (or less) takes the most likely token [default: the model's, or 0.8]
     #[arg(long, value_name = "T", env = "TROIKA_TEMP", allow_negative_numbers = true)]
     pub temp: Option<f32>,
     /// Keep the K most likely tokens; 0: all [default: the model's, or 40]
@@ -56,7 +56,8 @@ pub struct SamplingArgs {
         allow_negative_numbers = true
     )]
     pub frequency_penalty: f32,
-    /// Changes a token's logit: TOKEN+BIAS or TOKEN-BIAS, for instance 15043-1
+    /// Changes a token's logit: TOKEN+BIAS or TOKEN-BIAS, for instance 15043-1;
+    /// TOKEN-inf: never
     #[arg(short, long, value_name = "TOKEN(+/-)BIAS", env = "TROIKA_LOGIT_BIAS")]
     pub logit_bias: Vec<String>,
     /// Seed; -1: another one each time
@@ -81,13 +82,20 @@ impl SamplingArgs {
     /// The parameters for a model.
     ///
     /// # Errors
-    /// A logit bias that does not parse.
+    /// A parameter out of range, a logit bias that does not parse.
     pub fn resolve(&self, d: &GenerationDefaults) -> Result<SampleParams, CliError> {
         let base = SampleParams::default();
         let greedy = d.do_sample == Some(false);
         let recommended = if greedy { Some(0.0) } else { d.temperature };
-        Ok(SampleParams {
-            temperature: self.temp.or(recommended).unwrap_or(base.temperature).max(0.0),
+        // As llama.cpp has it, a negative one is greedy too; NaN is left to be refused.
+        let temperature = self.temp.or(recommended).unwrap_or(base.temperature);
+        let temperature = if temperature < 0.0 { 0.0 } else { temperature };
+        if self.repeat_last_n < -1 {
+            let n = self.repeat_last_n;
+            return Err(CliError::Usage(format!("--repeat-last-n {n} is neither -1 nor 0 or more")));
+        }
+        let params = SampleParams {
+            temperature,
             top_k: match self.top_k {
                 Some(k) => usize::try_from(k).unwrap_or(0),
                 None => d.top_k.unwrap_or(base.top_k),
@@ -100,7 +108,13 @@ impl SamplingArgs {
             frequency_penalty: self.frequency_penalty,
             logit_bias: self.biases()?,
             seed: u64::try_from(self.seed).unwrap_or_else(|_| fresh_seed()),
-        })
+        };
+        let flag = |name: &str| match name {
+            "temperature" => "--temp".to_string(),
+            name => format!("--{}", name.replace('_', "-")),
+        };
+        params.check().map_err(|e| CliError::Usage(format!("{}: {e}", flag(e.name))))?;
+        Ok(params)
     }
 
     fn biases(&self) -> Result<BTreeMap<u32, f32>, CliError> {
@@ -115,7 +129,7 @@ fn parse_bias(s: &str) -> Result<(u32, f32), CliError> {
     let at = s.find(['+', '-']).ok_or_else(wrong)?;
     let (token, bias) = s.split_at(at);
     let bias = match bias {
-        "-inf" => f32::MIN,
+        "-inf" => f32::NEG_INFINITY,
         b => b.parse::<f32>().ok().filter(|b| b.is_finite()).ok_or_else(wrong)?,
     };
     Ok((token.parse().map_err(|_| wrong())?, bias))
@@ -134,7 +148,8 @@ mod tests {
     fn biases_parse_or_are_refused() {
         assert_eq!(parse_bias("15+0.5").unwrap(), (15, 0.5));
         assert_eq!(parse_bias("15-2").unwrap(), (15, -2.0));
-        for bad in ["15", "+2", "x-1", "15+nan", ""] {
+        assert_eq!(parse_bias("15-inf").unwrap(), (15, f32::NEG_INFINITY));
+        for bad in ["15", "+2", "x-1", "15+nan", "15-nan", "15-NaN", "15+inf", "15-1e99", ""] {
             assert!(parse_bias(bad).is_err(), "{bad}");
         }
     }

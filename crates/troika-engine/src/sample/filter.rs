@@ -4,11 +4,11 @@ use std::cmp::Ordering;
 
 use super::Candidate;
 
-/// Index of the largest number; ties go to the lower index; NaN never wins.
+/// Index of the largest number; ties go to the lower index; NaN and minus infinity never win.
 pub(super) fn argmax(logits: &[f32]) -> Option<u32> {
     let mut best: Option<(usize, f32)> = None;
     for (i, &l) in logits.iter().enumerate() {
-        if !l.is_nan() && best.is_none_or(|(_, b)| l > b) {
+        if l > f32::NEG_INFINITY && best.is_none_or(|(_, b)| l > b) {
             best = Some((i, l));
         }
     }
@@ -68,5 +68,7 @@ pub(super) fn draw(c: &[Candidate], temperature: f32, draw: f64) -> u32 {
             return candidate.id;
         }
     }
-    c.last().map_or(0, |c| c.id)
+    // The last sum was rounded: take the last candidate that has a share at all.
+    let likely = c.iter().zip(weights(c, temperature)).filter(|(_, w)| *w > 0.0);
+    likely.last().map_or(0, |(c, _)| c.id)
 }

@@ -30,7 +30,8 @@ pub struct SampleParams {
     pub presence_penalty: f32,
     /// Subtracted once per occurrence.
     pub frequency_penalty: f32,
-    /// Added to logits of given tokens.
+    /// Added to logits of given tokens. Infinite ones are the largest numbers there are: such a
+    /// token is taken, or never is while another one can be.
     pub logit_bias: BTreeMap<u32, f32>,
     /// Seed of the draw.
     pub seed: u64,
@@ -57,8 +58,8 @@ impl Default for SampleParams {
 /// Why nothing could be sampled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SampleError {
-    /// Logits hold no finite number.
-    #[error("the model's logits hold no finite number; its weights may be damaged")]
+    /// All logits are NaN or minus infinity.
+    #[error("the model's logits leave no token to choose; its weights may be damaged")]
     NoFinite,
 }
 
@@ -66,7 +67,7 @@ pub enum SampleError {
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 #[error("{name} is {value}; it must be {must}")]
 pub struct ParamError {
-    /// Flag.
+    /// Parameter, as the field of [`SampleParams`].
     pub name: &'static str,
     /// Its value.
     pub value: f32,
@@ -84,15 +85,20 @@ impl SampleParams {
         let unit = "between 0 and 1";
         let finite = "a finite number";
         let rules = [
-            ("--temp", self.temperature, self.temperature >= 0.0, non_negative),
-            ("--top-p", self.top_p, (0.0..=1.0).contains(&self.top_p), unit),
-            ("--min-p", self.min_p, (0.0..=1.0).contains(&self.min_p), unit),
-            ("--repeat-penalty", self.repeat_penalty, self.repeat_penalty > 0.0, "more than 0"),
-            ("--presence-penalty", self.presence_penalty, true, finite),
-            ("--frequency-penalty", self.frequency_penalty, true, finite),
+            ("temperature", self.temperature, self.temperature >= 0.0, non_negative),
+            ("top_p", self.top_p, (0.0..=1.0).contains(&self.top_p), unit),
+            ("min_p", self.min_p, (0.0..=1.0).contains(&self.min_p), unit),
+            ("repeat_penalty", self.repeat_penalty, self.repeat_penalty > 0.0, "more than 0"),
+            ("presence_penalty", self.presence_penalty, true, finite),
+            ("frequency_penalty", self.frequency_penalty, true, finite),
         ];
-        match rules.into_iter().find(|r| !r.1.is_finite() || !r.2) {
-            Some((name, value, _, must)) => Err(ParamError { name, value, must }),
+        if let Some((name, value, _, must)) =
+            rules.into_iter().find(|r| !r.1.is_finite() || !r.2)
+        {
+            return Err(ParamError { name, value, must });
+        }
+        match self.logit_bias.values().find(|b| b.is_nan()) {
+            Some(&value) => Err(ParamError { name: "logit_bias", value, must: "a number" }),
             None => Ok(()),
         }
     }
@@ -137,7 +143,7 @@ impl Sampler {
     /// Chooses the next token.
     ///
     /// # Errors
-    /// When no logit is a finite number.
+    /// When all logits are NaN or minus infinity.
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32, SampleError> {
         let plain = self.params.logit_bias.is_empty() && !penalty::active(&self.params);
         if self.params.temperature == 0.0 && plain {
@@ -145,9 +151,9 @@ impl Sampler {
         }
         self.candidates.clear();
         let finite = |(i, &logit): (usize, &f32)| {
-            // An infinite logit is as good as certain; NaN is no candidate at all.
-            let logit = logit.clamp(f32::MIN, f32::MAX);
-            (!logit.is_nan()).then_some(Candidate { id: i as u32, logit })
+            // An infinite logit is as good as certain; NaN and minus infinity are no candidates.
+            (logit > f32::NEG_INFINITY)
+                .then_some(Candidate { id: i as u32, logit: logit.clamp(f32::MIN, f32::MAX) })
         };
         self.candidates.extend(logits.iter().enumerate().filter_map(finite));
         if self.candidates.is_empty() {

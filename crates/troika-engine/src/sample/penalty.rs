@@ -11,9 +11,11 @@ pub(super) fn active(p: &SampleParams) -> bool {
 
 /// Applies bias and penalties. `candidates` are in id order, possibly with gaps.
 pub(super) fn apply(candidates: &mut [Candidate], p: &SampleParams, recent: &[u32]) {
+    // Every step stays finite: two infinities would make NaN.
+    let finite = |x: f32| x.clamp(f32::MIN, f32::MAX);
     let mut change = |id: u32, f: &dyn Fn(f32) -> f32| {
         if let Ok(i) = candidates.binary_search_by_key(&id, |c| c.id) {
-            candidates[i].logit = f(candidates[i].logit).clamp(f32::MIN, f32::MAX);
+            candidates[i].logit = finite(f(candidates[i].logit));
         }
     };
     for (&id, &bias) in &p.logit_bias {
@@ -31,7 +33,7 @@ pub(super) fn apply(candidates: &mut [Candidate], p: &SampleParams, recent: &[u3
             // Keskar et al. 2019 (CTRL), section 4.1, with llama.cpp's and transformers' treatment
             // of negative logits.
             let l = if l <= 0.0 { l * p.repeat_penalty } else { l / p.repeat_penalty };
-            l - count as f32 * p.frequency_penalty - p.presence_penalty
+            finite(finite(l) - finite(count as f32 * p.frequency_penalty)) - p.presence_penalty
         });
     }
 }

@@ -83,18 +83,78 @@ fn damaged_logits_are_an_error_not_a_panic() {
     let greedy = SampleParams { temperature: 0.0, ..params() };
     assert_eq!(Sampler::new(greedy).sample(&nan), Err(SampleError::NoFinite));
     assert_eq!(Sampler::new(params()).sample(&[f32::INFINITY, 0.0]), Ok(0));
-    assert_eq!(Sampler::new(params()).sample(&[f32::NEG_INFINITY; 2]).unwrap() / 2, 0);
+}
+
+#[test]
+fn logits_of_minus_infinity_are_never_chosen() {
+    let none = [f32::NEG_INFINITY; 2];
+    let some = [f32::NEG_INFINITY, f32::NAN, -1e30, f32::NEG_INFINITY];
+    for temperature in [0.0, 1.0, 1e30] {
+        for logit_bias in [BTreeMap::new(), [(0, 5.0), (3, f32::INFINITY)].into()] {
+            let mut s = Sampler::new(SampleParams { temperature, logit_bias, ..params() });
+            assert_eq!(s.sample(&none), Err(SampleError::NoFinite));
+            (0..50).for_each(|_| assert_eq!(s.sample(&some), Ok(2)));
+        }
+    }
+}
+
+/// Penalties so large that sums overflow still order the tokens.
+#[test]
+fn extreme_parameters_make_no_nan() {
+    let huge = f32::MAX;
+    let tiny = f32::from_bits(1);
+    let logits = [huge, 1.0, f32::MIN, 0.5];
+    let pick = |p: SampleParams| {
+        let mut s = Sampler::new(p);
+        [0, 0, 2].into_iter().for_each(|t| s.accept(t));
+        s.sample(&logits).unwrap()
+    };
+    for temperature in [0.0, tiny, 1.0] {
+        let base = SampleParams { temperature, repeat_penalty: tiny, ..params() };
+        assert!(base.check().is_ok());
+        // Without the penalty token 0 would be taken; what is left of it is next to nothing.
+        let down = SampleParams { frequency_penalty: huge, presence_penalty: huge, ..base.clone() };
+        assert_eq!(pick(down), 1, "temperature {temperature}");
+        let up = SampleParams { frequency_penalty: -huge, presence_penalty: -huge, ..base };
+        assert_eq!(pick(up), 0, "temperature {temperature}");
+    }
+    let strong = SampleParams { temperature: 0.0, repeat_penalty: huge, ..params() };
+    assert_eq!(pick(strong), 0, "divided by itself it is 1, the lower id of two");
+    let banned = [(0, f32::NEG_INFINITY), (1, f32::MIN)].into();
+    assert_eq!(pick(SampleParams { logit_bias: banned, ..params() }), 3);
+    let forced = [(2, f32::INFINITY), (0, f32::NEG_INFINITY)].into();
+    assert_eq!(pick(SampleParams { logit_bias: forced, ..params() }), 2);
 }
 
 #[test]
 fn ranges_are_checked() {
     assert!(params().check().is_ok());
-    for bad in [
-        SampleParams { temperature: -1.0, ..params() },
-        SampleParams { top_p: 1.5, ..params() },
-        SampleParams { min_p: f32::NAN, ..params() },
-        SampleParams { repeat_penalty: 0.0, ..params() },
-    ] {
-        assert!(bad.check().is_err());
+    let set: [(&str, fn(&mut SampleParams, f32)); 7] = [
+        ("temperature", |p, x| p.temperature = x),
+        ("top_p", |p, x| p.top_p = x),
+        ("min_p", |p, x| p.min_p = x),
+        ("repeat_penalty", |p, x| p.repeat_penalty = x),
+        ("presence_penalty", |p, x| p.presence_penalty = x),
+        ("frequency_penalty", |p, x| p.frequency_penalty = x),
+        ("logit_bias", |p, x| drop(p.logit_bias.insert(3, x))),
+    ];
+    // NaN, the infinities, below 0, 0, above 1: whether each is taken.
+    let values = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.5, 0.0, 1.5];
+    let taken = [
+        [false, false, false, false, true, true],
+        [false, false, false, false, true, false],
+        [false, false, false, false, true, false],
+        [false, false, false, false, false, true],
+        [false, false, false, true, true, true],
+        [false, false, false, true, true, true],
+        [false, true, true, true, true, true],
+    ];
+    for ((name, set), taken) in set.iter().zip(taken) {
+        for (value, taken) in values.into_iter().zip(taken) {
+            let mut p = params();
+            set(&mut p, value);
+            let refused = p.check().err().map(|e| e.name);
+            assert_eq!(refused, (!taken).then_some(*name), "{name} = {value}");
+        }
     }
 }

@@ -1,13 +1,26 @@
-//! Chat templates: Jinja, as Hugging Face writes them.
+//! Chat templates: Jinja, as Hugging Face writes them. A template is a stranger's program; what it
+//! may cost is bounded (`limits`), and what users write cannot pass for its markers (`mask`).
 
+mod compile;
+mod date;
+mod json;
+mod library;
+mod limits;
+mod mask;
+
+use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
-use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Serde};
-use minijinja::{Environment, ErrorKind, Value as Jinja};
+use minijinja::value::Serde;
+use minijinja::{AutoEscape, ErrorKind, Value as Jinja};
 use serde_json::{Map, Value};
 
 use crate::files::read_small;
+use limits::Budget;
+use mask::Mask;
+
+pub use mask::ChatPrompt;
 
 /// Why a template could not be rendered.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -45,16 +58,17 @@ pub struct ChatInput {
     pub today: Option<(i32, u32, u32)>,
     /// Other variables (`enable_thinking`, ...).
     pub extra: Map<String, Value>,
+    /// Spellings of the vocabulary's control tokens. In messages, except the assistant's, and in
+    /// tools they are plain text; with none given, they pass for the template's markers there.
+    pub control: Vec<String>,
 }
 
-/// A parsed template.
+/// A template that parses.
 pub struct ChatTemplate {
-    env: Environment<'static>,
-    has_tools_variant: bool,
+    main: String,
+    /// The one for conversations with tools, where there is one.
+    tools: Option<String>,
 }
-
-const MAIN: &str = "chat";
-const TOOLS: &str = "tools";
 
 impl ChatTemplate {
     /// Reads `chat_template.jinja`, or the template in `tokenizer_config.json`; `None` when the
@@ -88,8 +102,7 @@ impl ChatTemplate {
         let Some(main) = find("default") else { return Ok(None) };
         let mut template = ChatTemplate::new(main)?;
         if let Some(tools) = find("tool_use") {
-            template.add(TOOLS, tools)?;
-            template.has_tools_variant = true;
+            template.tools = Some(checked(tools)?);
         }
         Ok(Some(template))
     }
@@ -97,150 +110,133 @@ impl ChatTemplate {
     /// Parses a template.
     ///
     /// # Errors
-    /// A template that does not parse.
+    /// A template that does not parse, or is larger than any that is used.
     pub fn new(source: &str) -> Result<ChatTemplate, ChatError> {
-        let mut env = Environment::new();
-        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-        env.set_syntax(syntax.map_err(|e| ChatError::Syntax(one_line(&e)))?);
-        env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        env.add_function("raise_exception", |message: String| -> Result<Jinja, minijinja::Error> {
-            Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
-        });
-        env.add_filter("tojson", tojson);
-        let mut template = ChatTemplate { env, has_tools_variant: false };
-        template.add(MAIN, source)?;
-        Ok(template)
-    }
-
-    fn add(&mut self, name: &'static str, source: &str) -> Result<(), ChatError> {
-        // Marks for training that change nothing in the text.
-        let mut source = source.to_string();
-        for mark in ["generation", "endgeneration"] {
-            for (open, close) in [("{%", "%}"), ("{%-", "-%}"), ("{%-", "%}"), ("{%", "-%}")] {
-                source = source.replace(&format!("{open} {mark} {close}"), "");
-            }
-        }
-        let added = self.env.add_template_owned(name, source);
-        added.map_err(|e| ChatError::Syntax(one_line(&e)))
+        Ok(ChatTemplate { main: checked(source)?, tools: None })
     }
 
     /// The prompt for a conversation.
     ///
     /// # Errors
-    /// What the template reports, for instance roles in an order it does not take.
-    pub fn render(&self, input: &ChatInput) -> Result<String, ChatError> {
-        let failed = |e: minijinja::Error| ChatError::Render(one_line(&e));
-        let name = if input.tools.is_some() && self.has_tools_variant { TOOLS } else { MAIN };
-        let mut env = self.env.clone();
-        if let Some(today) = input.today {
-            env.add_function("strftime_now", move |format: String| strftime(&format, today));
-        }
-        let mut context = input.extra.clone();
-        context.insert("messages".into(), Value::Array(input.messages.clone()));
-        context.insert("add_generation_prompt".into(), input.add_generation_prompt.into());
-        context.insert("bos_token".into(), input.bos_token.clone().into());
-        context.insert("eos_token".into(), input.eos_token.clone().into());
-        if let Some(tools) = &input.tools {
-            context.insert("tools".into(), tools.clone());
-        }
-        let template = env.get_template(name).map_err(failed)?;
-        template.render(Jinja::from(Serde(context))).map_err(failed)
+    /// What the template reports, for instance roles in an order it does not take; a template
+    /// that takes more time or memory than any conversation needs.
+    pub fn render(&self, input: &ChatInput) -> Result<ChatPrompt, ChatError> {
+        let source = match (&self.tools, &input.tools) {
+            (Some(source), Some(_)) => source,
+            _ => &self.main,
+        };
+        let texts = || input.messages.iter().chain(&input.tools).chain(input.extra.values());
+        let deep = || ChatError::Render("the messages are nested too deeply".into());
+        let bytes = limits::json_size(texts()).ok_or_else(deep)?;
+        let all: Vec<&Value> = texts().collect();
+        let none = || ChatError::Render("the messages hold every private character".into());
+        let mask = Mask::new(&input.control, &all, source).ok_or_else(none)?;
+        let budget = Arc::new(Budget::new(bytes, mask));
+        let context = context(input, &budget.mask);
+        let text = on_own_stack(|| {
+            render(source, context, &budget, input.today)
+                .map_err(|e| ChatError::Render(one_line(&e)))
+        })?;
+        Ok(budget.mask.remove(text))
     }
 }
 
+/// Messages joined by newlines: the prompt of a model without a template. `control` as in
+/// [`ChatInput`].
+///
+/// # Errors
+/// Messages that hold every private character.
+pub fn join_messages(messages: &[Value], control: &[String]) -> Result<ChatPrompt, ChatError> {
+    let all: Vec<&Value> = messages.iter().collect();
+    let none = || ChatError::Render("the messages hold every private character".into());
+    let mask = Mask::new(control, &all, "").ok_or_else(none)?;
+    let mut prompt = ChatPrompt::default();
+    for (i, message) in messages.iter().enumerate() {
+        prompt.text.push_str(if i > 0 { "\n" } else { "" });
+        let text = message["content"].as_str().unwrap_or_default();
+        mask.plain(message, text, &mut prompt);
+    }
+    Ok(prompt)
+}
+
+/// A source that compiles, without marks for training that change nothing in the text.
+fn checked(source: &str) -> Result<String, ChatError> {
+    let mut source = source.to_string();
+    for mark in ["generation", "endgeneration"] {
+        for (open, close) in [("{%", "%}"), ("{%-", "-%}"), ("{%-", "%}"), ("{%", "-%}")] {
+            source = source.replace(&format!("{open} {mark} {close}"), "");
+        }
+    }
+    on_own_stack(|| match compile::compile(&source) {
+        Ok(_) => Ok(()),
+        Err(e) => Err(ChatError::Syntax(one_line(&e))),
+    })?;
+    Ok(source)
+}
+
+/// What a template reads.
+fn context(input: &ChatInput, mask: &Mask) -> Map<String, Value> {
+    let mut messages = input.messages.clone();
+    messages.iter_mut().for_each(|m| mask.message(m));
+    let mut context = input.extra.clone();
+    context.insert("messages".into(), Value::Array(messages));
+    context.insert("add_generation_prompt".into(), input.add_generation_prompt.into());
+    context.insert("bos_token".into(), input.bos_token.clone().into());
+    context.insert("eos_token".into(), input.eos_token.clone().into());
+    if let Some(tools) = &input.tools {
+        let mut tools = tools.clone();
+        mask.json(&mut tools);
+        context.insert("tools".into(), tools);
+    }
+    context
+}
+
+fn render(
+    source: &str,
+    context: Map<String, Value>,
+    budget: &Arc<Budget>,
+    today: Option<(i32, u32, u32)>,
+) -> Result<String, minijinja::Error> {
+    let instructions = compile::compile(source)?;
+    let env = library::environment(budget, today);
+    let root = Jinja::from(Serde(context));
+    let blocks = BTreeMap::new();
+    let mut text = String::new();
+    let mut out = minijinja::machinery::make_string_output(&mut text);
+    minijinja::machinery::eval(&env, &instructions, root, &blocks, &mut out, AutoEscape::None)?;
+    drop(out);
+    Ok(text)
+}
+
+/// Runs on a thread whose stack is known to suffice, whoever calls.
+fn on_own_stack<T: Send>(
+    work: impl FnOnce() -> Result<T, ChatError> + Send,
+) -> Result<T, ChatError> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("chat template".into());
+        let thread = thread.stack_size(limits::STACK).spawn_scoped(scope, work);
+        let thread = thread.map_err(|e| ChatError::Render(format!("it has no thread: {e}")))?;
+        let failed = |_| Err(ChatError::Render("the template engine gave up on it".into()));
+        thread.join().unwrap_or_else(failed)
+    })
+}
+
+/// Most characters of a template's own message.
+const MESSAGE: usize = 400;
+
 fn one_line(e: &minijinja::Error) -> String {
-    let detail = e.detail().map_or_else(|| e.kind().to_string(), str::to_string);
+    let mut detail = match (e.kind(), e.detail()) {
+        (ErrorKind::OutOfFuel, _) => "it runs longer than any conversation needs".to_string(),
+        (kind, None) => kind.to_string(),
+        (_, Some(detail)) => detail.chars().take(MESSAGE).collect(),
+    };
+    if e.detail().is_some_and(|d| d.chars().nth(MESSAGE).is_some()) {
+        detail.push_str(" ...");
+    }
     match e.line() {
         Some(line) => format!("{detail} (line {line})"),
         None => detail,
     }
-}
-
-/// Python's `json.dumps` with `ensure_ascii=False`: a space after colons and commas, no HTML
-/// escapes; `indent` as in Jinja's filter.
-fn tojson(json: Serde<Value>, args: Kwargs) -> Result<Jinja, minijinja::Error> {
-    let indent: Option<usize> = args.get("indent")?;
-    // Arguments of Python's version that do not change the text here.
-    for ignored in ["ensure_ascii", "sort_keys", "separators"] {
-        let _: Option<Jinja> = args.get(ignored)?;
-    }
-    args.assert_all_used()?;
-    let mut out = String::new();
-    dump(&json, indent.map(|n| n.min(16)), 0, &mut out);
-    Ok(Jinja::from_safe_string(out))
-}
-
-fn dump(v: &Value, indent: Option<usize>, depth: usize, out: &mut String) {
-    let newline = |out: &mut String, depth: usize| {
-        if let Some(n) = indent {
-            out.push('\n');
-            out.push_str(&" ".repeat(n * depth));
-        }
-    };
-    let comma = if indent.is_some() { "," } else { ", " };
-    match v {
-        Value::Array(items) if !items.is_empty() => {
-            out.push('[');
-            for (i, item) in items.iter().enumerate() {
-                out.push_str(if i > 0 { comma } else { "" });
-                newline(out, depth + 1);
-                dump(item, indent, depth + 1, out);
-            }
-            newline(out, depth);
-            out.push(']');
-        }
-        Value::Object(map) if !map.is_empty() => {
-            out.push('{');
-            for (i, (key, item)) in map.iter().enumerate() {
-                out.push_str(if i > 0 { comma } else { "" });
-                newline(out, depth + 1);
-                out.push_str(&Value::from(key.as_str()).to_string());
-                out.push_str(": ");
-                dump(item, indent, depth + 1, out);
-            }
-            newline(out, depth);
-            out.push('}');
-        }
-        other => out.push_str(&other.to_string()),
-    }
-}
-
-/// The date formats templates use.
-fn strftime(format: &str, (year, month, day): (i32, u32, u32)) -> String {
-    const MONTHS: [&str; 12] = [
-        "January",
-        "February",
-        "March",
-        "April",
-        "May",
-        "June",
-        "July",
-        "August",
-        "September",
-        "October",
-        "November",
-        "December",
-    ];
-    let name = MONTHS[(month.clamp(1, 12) - 1) as usize];
-    let mut out = String::new();
-    let mut chars = format.chars();
-    while let Some(c) = chars.next() {
-        if c != '%' {
-            out.push(c);
-            continue;
-        }
-        match chars.next() {
-            Some('Y') => out.push_str(&year.to_string()),
-            Some('m') => out.push_str(&format!("{month:02}")),
-            Some('d') => out.push_str(&format!("{day:02}")),
-            Some('b') => out.push_str(&name[..3]),
-            Some('B') => out.push_str(name),
-            Some('%') => out.push('%'),
-            Some(other) => out.extend(['%', other]),
-            None => out.push('%'),
-        }
-    }
-    out
 }
 
 #[cfg(test)]

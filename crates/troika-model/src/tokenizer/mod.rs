@@ -2,6 +2,7 @@
 
 mod error;
 mod gguf;
+mod marked;
 mod pre;
 mod stream;
 

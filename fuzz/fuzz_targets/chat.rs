@@ -1,0 +1,31 @@
+//! Any text as a chat template, and messages for it: parsed and rendered within the limits, or
+//! refused. What stands before the first NUL is the template, what follows are the messages'
+//! texts, by turns of user and assistant. A rendering that takes long is a finding: run with
+//! `-timeout=20`.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use serde_json::json;
+use troika_model::chat::{ChatInput, ChatTemplate};
+
+fuzz_target!(|data: &[u8]| {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let mut parts = text.split('\0');
+    let Ok(template) = ChatTemplate::new(parts.next().unwrap_or_default()) else { return };
+    let roles = ["user", "assistant"].into_iter().cycle();
+    let messages = roles.zip(parts).map(|(role, text)| json!({"role": role, "content": text}));
+    let input = ChatInput {
+        messages: messages.collect(),
+        add_generation_prompt: true,
+        tools: Some(json!([{"type": "function", "function": {"name": "f", "parameters": {}}}])),
+        bos_token: "<s>".into(),
+        eos_token: "</s>".into(),
+        today: Some((2026, 11, 21)),
+        control: ["<s>", "</s>", "<|im_start|>", "<|im_end|>"].map(String::from).to_vec(),
+        ..ChatInput::default()
+    };
+    let Ok(prompt) = template.render(&input) else { return };
+    for &at in &prompt.plain {
+        assert!(prompt.text.is_char_boundary(at));
+    }
+});
