@@ -246,11 +246,22 @@ mod tests {
 
     #[test]
     fn every_instruction_of_this_machine_is_measured() {
+        let mut measured = Vec::new();
         for multiply in Multiply::ALL {
             let Some(probe) = multiply.probe() else { continue };
+            measured.push(multiply);
             for threads in [1, 2] {
                 let value = rate(probe, threads, Duration::from_micros(200), 1);
                 assert!(value.is_finite() && value > 0.0, "{multiply:?}");
+            }
+        }
+        // Every set beside the plain one multiplies floats and bytes with something.
+        for isa in Isa::available().into_iter().filter(|isa| *isa != Isa::Scalar) {
+            let float = Multiply::in_use(isa, DType::F32, Acts::F32);
+            let byte = Multiply::in_use(isa, DType::Q8_0, Acts::Int8);
+            for used in [float, byte] {
+                let used = used.unwrap_or_else(|| panic!("{isa:?}"));
+                assert!(measured.contains(&used), "{isa:?}: {used:?}");
             }
         }
     }
