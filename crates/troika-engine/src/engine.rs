@@ -149,10 +149,10 @@ impl Engine {
             plan.context,
             plan.chunk,
             parts.sequences.max(1),
-        );
+        )?;
         let states = state_buffers(&lowered, &kv)?;
         memory.kv_cache = states.iter().map(|b| b.len() as u64).sum();
-        let pool = EdgePool::new(&lowered, plan.chunk);
+        let pool = EdgePool::new(&lowered, plan.chunk)?;
         memory.activations = pool.bytes();
         let runner = Runner::new(&devices, Policy::InOrder, &parts.clock, parts.tracer)?;
         let names = lowered.segments.iter().map(|s| s.graph.name.as_str().into()).collect();
@@ -169,7 +169,7 @@ impl Engine {
             states,
             pool,
             inputs: Vec::new(),
-            logits: Buffer::zeroed(0),
+            logits: allocate(Some(0), "logits")?,
             decode_graphs: HashMap::new(),
             memory,
             history: History::new(parts.spec),
@@ -315,14 +315,14 @@ impl Engine {
 
     /// Makes input slots and logits memory.
     fn reserve(&mut self, slots: usize, wanted: usize) -> Result<(), EngineError> {
-        let need = wanted * self.vocab * 4;
-        if self.logits.len() < need {
+        let need = wanted.checked_mul(self.vocab).and_then(|n| n.checked_mul(4));
+        if need.is_none_or(|need| self.logits.len() < need) {
             self.logits = allocate(need, "logits")?;
             self.decode_graphs.clear();
         }
         while self.inputs.len() < slots {
-            let ids = allocate(self.plan.chunk * 4, "token ids")?;
-            let positions = allocate(self.plan.chunk * 4, "positions")?;
+            let ids = allocate(self.plan.chunk.checked_mul(4), "token ids")?;
+            let positions = allocate(self.plan.chunk.checked_mul(4), "positions")?;
             let bindings =
                 (0..self.lowered.segments.len()).map(|i| self.bind(i, &ids, &positions)).collect();
             self.inputs.push(InputSlot { ids, positions, bindings });
@@ -444,7 +444,8 @@ fn plan_devices(plan: &Plan, devices: &[Arc<dyn Device>]) -> Vec<Arc<dyn Device>
 }
 
 fn state_buffers(lowered: &Lowered, kv: &KvCache) -> Result<Vec<Buffer>, EngineError> {
-    let buffer = |s: &StateDecl| allocate(kv.positions(s.group) * state_row(s), "the KV cache");
+    let bytes = |s: &StateDecl| kv.positions(s.group).checked_mul(state_row(s));
+    let buffer = |s: &StateDecl| allocate(bytes(s), "the KV cache");
     lowered.states.iter().map(buffer).collect()
 }
 
@@ -453,13 +454,10 @@ fn state_row(state: &StateDecl) -> usize {
     state.width * state.dtype.block_bytes()
 }
 
-fn allocate(bytes: usize, what: &str) -> Result<Buffer, EngineError> {
-    Buffer::try_zeroed(bytes).ok_or_else(|| {
-        EngineError::Device(DeviceError::System {
-            device: "host".into(),
-            why: format!("no memory for {what} ({bytes} bytes); use a smaller context (-c)"),
-        })
-    })
+/// A buffer; `None` bytes are more than can be counted.
+pub(crate) fn allocate(bytes: Option<usize>, what: &str) -> Result<Buffer, EngineError> {
+    let buffer = Buffer::zeroed(bytes.unwrap_or(usize::MAX));
+    Ok(buffer.map_err(DeviceError::memory(what))?)
 }
 
 /// Joins runs that touch, so that neighbouring rows share one task.

@@ -28,6 +28,16 @@ pub enum KvError {
         /// Length allowed.
         context: usize,
     },
+    /// More pages than can be managed.
+    #[error(
+        "no KV cache can hold {sequences} sequences of {context} tokens; use a smaller context"
+    )]
+    Pages {
+        /// Sequences wanted.
+        sequences: usize,
+        /// Length of each.
+        context: usize,
+    },
     /// All pages are taken by other sequences.
     #[error("the KV cache is full: no free page for another {0} positions")]
     Full(usize),
@@ -61,31 +71,37 @@ pub(crate) struct KvCache {
 impl KvCache {
     /// A cache for `sequences` sequences of up to `context` positions, fed in steps of at most
     /// `chunk` rows.
+    ///
+    /// # Errors
+    /// More pages than can be counted, or than the list of them has memory for.
     pub fn new(
         windows: &[Window],
         page_len: usize,
         context: usize,
         chunk: usize,
         sequences: usize,
-    ) -> KvCache {
+    ) -> Result<KvCache, KvError> {
         let pages = |window: &Window| {
             let keep = window.map_or(context, |w| context.min(w.saturating_add(chunk)));
             // A window rarely starts on a page boundary: one page more at each end.
-            (keep.div_ceil(page_len) + 2).min(context.div_ceil(page_len)) * sequences
+            (keep.div_ceil(page_len) + 2).min(context.div_ceil(page_len)).checked_mul(sequences)
         };
-        let groups = windows
-            .iter()
-            .map(|w| {
-                let total = pages(w);
-                Group { window: *w, free: (0..total as u32).rev().collect(), total }
-            })
-            .collect();
-        KvCache { page_len, context, groups, seqs: Vec::new() }
+        let group = |window: &Window| {
+            let total = pages(window).and_then(|n| u32::try_from(n).ok());
+            let total = total.ok_or(KvError::Pages { context, sequences })?;
+            let mut free = Vec::new();
+            let room = free.try_reserve_exact(total as usize);
+            room.map_err(|_| KvError::Pages { context, sequences })?;
+            free.extend((0..total).rev());
+            Ok(Group { window: *window, free, total: total as usize })
+        };
+        let groups = windows.iter().map(group).collect::<Result<_, _>>()?;
+        Ok(KvCache { page_len, context, groups, seqs: Vec::new() })
     }
 
     /// Cached positions a group's buffers must hold.
     pub fn positions(&self, group: usize) -> usize {
-        self.groups[group].total * self.page_len
+        self.groups[group].total.saturating_mul(self.page_len)
     }
 
     /// Positions of a group in pages that sequences have.
@@ -209,7 +225,7 @@ mod tests {
     fn windows_keep_what_they_see_and_no_more() {
         let windows = [None, Some(8), Some(3)];
         for (page_len, chunk) in [(4, 1), (4, 7), (1, 5), (16, 16)] {
-            let mut kv = KvCache::new(&windows, page_len, 200, chunk, 1);
+            let mut kv = KvCache::new(&windows, page_len, 200, chunk, 1).unwrap();
             let id = kv.open();
             let mut len = 0;
             while len < 200 {
@@ -231,7 +247,7 @@ mod tests {
 
     #[test]
     fn truncation_keeps_a_prefix_or_starts_over() {
-        let mut kv = KvCache::new(&[None, Some(8)], 4, 100, 16, 1);
+        let mut kv = KvCache::new(&[None, Some(8)], 4, 100, 16, 1).unwrap();
         let id = kv.open();
         kv.extend(id, 16).unwrap();
         assert_eq!(kv.truncate(id, 10), 10);
@@ -246,7 +262,7 @@ mod tests {
 
     #[test]
     fn a_full_cache_says_so_and_sequences_do_not_share_pages() {
-        let mut kv = KvCache::new(&[None], 4, 8, 8, 2);
+        let mut kv = KvCache::new(&[None], 4, 8, 8, 2).unwrap();
         let (a, b) = (kv.open(), kv.open());
         let ta = kv.extend(a, 8).unwrap();
         let tb = kv.extend(b, 8).unwrap();

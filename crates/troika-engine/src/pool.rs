@@ -3,6 +3,9 @@
 use troika_device::Buffer;
 use troika_model::lower::{EdgeId, Lowered};
 
+use crate::engine::allocate;
+use crate::error::EngineError;
+
 /// One buffer per slot; which slot each edge lives in.
 #[derive(Debug)]
 pub(crate) struct EdgePool {
@@ -17,7 +20,10 @@ impl EdgePool {
     /// Slots for all edges of a model, for steps of up to `rows` rows. An edge's slot is free
     /// again after the last segment that reads it. Ids, positions and logits have their own
     /// buffers elsewhere.
-    pub fn new(lowered: &Lowered, rows: usize) -> EdgePool {
+    ///
+    /// # Errors
+    /// When the system has no memory for them.
+    pub fn new(lowered: &Lowered, rows: usize) -> Result<EdgePool, EngineError> {
         let own = [Lowered::IDS, Lowered::POSITIONS, lowered.logits()];
         let mut last_use = vec![0; lowered.edges.len()];
         for (i, segment) in lowered.segments.iter().enumerate() {
@@ -41,8 +47,9 @@ impl EdgePool {
                 }
             }
         }
-        let slots = sizes.iter().map(|cols| Buffer::zeroed(cols * ELEMENT * rows)).collect();
-        EdgePool { slots, of_edge }
+        let bytes = |cols: usize| cols.checked_mul(ELEMENT)?.checked_mul(rows);
+        let slot = |cols: &usize| allocate(bytes(*cols), "activations");
+        Ok(EdgePool { slots: sizes.iter().map(slot).collect::<Result<_, _>>()?, of_edge })
     }
 
     /// The buffer of an edge; `None` for those with buffers elsewhere.
