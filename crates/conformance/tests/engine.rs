@@ -4,7 +4,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use conformance::golden::{all_logits, read_golden, relative_error};
-use troika::device::{Device, RealClock};
+use troika::device::{
+    Device, DeviceError, PackFn, PackLayout, Packed, RealClock, WeightBytes, WeightData,
+    WeightSource, ZeroedBytes,
+};
 use troika::engine::{Engine, EngineParts, Feed, Want};
 use troika::graph::DType;
 use troika::model::weights::FloatType;
@@ -151,4 +154,74 @@ fn threads_and_half_precision_caches() {
     let bf16 = all_logits(&mut Model::open(&dir, &one).unwrap(), &golden.input_ids).unwrap();
     let error = relative_error(&bf16, &golden.logits);
     assert!(error > 0.0 && error < 5e-2, "{error}");
+}
+
+/// Weights of which one kind is a million times as large.
+struct Loud<'a> {
+    weights: &'a dyn WeightSource,
+    kind: &'static str,
+}
+
+impl WeightSource for Loud<'_> {
+    fn weight(&self, name: &str) -> Result<WeightData, DeviceError> {
+        let data = self.weights.weight(name)?;
+        if !name.ends_with(self.kind) {
+            return Ok(data);
+        }
+        assert_eq!(data.dtype, DType::F32);
+        let mut bytes = ZeroedBytes::new(data.bytes.len()).unwrap();
+        let floats = data.bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b));
+        for (to, x) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(floats) {
+            *to = (x * 1e6).to_le_bytes();
+        }
+        Ok(WeightData { bytes: WeightBytes::whole(Arc::new(bytes)), ..data })
+    }
+
+    fn packed(
+        &self,
+        name: &str,
+        layout: PackLayout<'_>,
+        pack: PackFn<'_>,
+    ) -> Result<Packed, DeviceError> {
+        self.weights.packed(name, layout, pack)
+    }
+}
+
+/// The logits of a few tokens, with weights of a kind too large, in a cache of a type.
+fn loud_logits(kind: &'static str, kv_dtype: DType) -> Result<Vec<f32>, String> {
+    let d = describe(&model_dir("llama-3.2"), FloatType::F32).unwrap();
+    let (context, activations) = (None, Vec::new());
+    let request = PlanRequest { context, chunk: 8, kv_dtype, activations };
+    let devices = [cpu("cpu", 2)];
+    let mut engine = Engine::new(EngineParts {
+        spec: &d.spec,
+        shapes: &|key| d.store.shape(key),
+        weights: &Loud { weights: &d.store, kind },
+        plan: one_device(&d.spec, "cpu", &request).unwrap(),
+        devices: &devices,
+        clock: Arc::new(RealClock::new()),
+        tracer: Tracer::on(),
+        sequences: 1,
+    })
+    .unwrap();
+    let (seq, mut out) = (engine.open(), Vec::new());
+    let feed = Feed { seq, tokens: &[1, 2, 3], want: Want::All };
+    let done = engine.run(&[feed], &mut |_, _, row| out.extend_from_slice(row));
+    assert_eq!(engine.len(seq), if done.is_ok() { 3 } else { 0 });
+    done.map(|()| out).map_err(|e| e.to_string())
+}
+
+#[test]
+fn keys_and_values_beyond_f16_are_an_error_that_names_the_layer() {
+    for (kind, cache) in [(".K", "layer 0 k cache"), (".V", "layer 0 v cache")] {
+        let refused = loud_logits(kind, DType::F16).unwrap_err();
+        for words in [cache, "exceed the range of f16", "use a cache of bf16 or f32"] {
+            assert!(refused.contains(words), "{kind}: {refused}");
+        }
+        for wide in [DType::BF16, DType::F32] {
+            assert!(loud_logits(kind, wide).unwrap().iter().all(|x| x.is_finite()), "{kind}");
+        }
+    }
+    // Nothing is too large in the model as it is.
+    assert!(loud_logits("no such weight", DType::F16).is_ok());
 }

@@ -459,6 +459,48 @@ fn damaged_models_get_one_clear_sentence() {
     );
 }
 
+/// Whatever a size is asked for, the end is a sentence, not a signal.
+#[cfg(target_os = "linux")]
+#[test]
+fn memory_that_the_system_refuses_is_one_clear_sentence() {
+    let dir = tempfile::tempdir().unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        let from = root().join("tests/golden/llama-3.2").join(file);
+        std::fs::copy(from, dir.path().join(file)).unwrap();
+    }
+    edit_config(dir.path(), |c| c["max_position_embeddings"] = 2_000_000_000.into());
+    let model = dir.path().display().to_string();
+    let run = |kib: u32, args: &[&str]| {
+        let limited = format!("ulimit -v {kib} && exec \"$0\" \"$@\"");
+        let mut c = Command::new("sh");
+        c.args([
+            "-c",
+            &limited,
+            env!("CARGO_BIN_EXE_troika"),
+            "run",
+            &model,
+            "--prompt-ids",
+            "1,2",
+        ]);
+        c.args(["-n", "1", "-t", "2"]).args(args).output().unwrap()
+    };
+    let enough = run(2_000_000, &["-c", "100"]);
+    assert!(enough.status.success(), "{}", text(&enough.stderr));
+    let kv = ["no memory for the KV cache", "bytes were asked for"];
+    for (args, words) in [
+        (&["-c", "100000000"][..], &kv[..]),
+        (&["-c", "2000000000"], &kv),
+        (&["-c", "2000000000", "--cache-type", "f32"], &kv),
+        (
+            &["-c", "4000000", "--ubatch-size", "4000000"],
+            &["no memory for", "bytes were asked for"],
+        ),
+        (&["-c", "100", "-t", "4000"], &["thread"]),
+    ] {
+        refused(&run(2_000_000, args), 1, words);
+    }
+}
+
 #[test]
 fn nan_weights_are_a_warning_with_the_tensor_name() {
     let nan = |d: &Path| {

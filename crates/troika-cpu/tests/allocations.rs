@@ -76,7 +76,7 @@ fn a_warm_queue_allocates_nothing_per_op() {
     let device = CpuDevice::new(options).unwrap();
     let (graph, store) = graph();
     let executable = device.compile(&graph, &store).unwrap().id;
-    let bind = || vec![Binding::whole(&Buffer::zeroed(8 * 64 * 4))];
+    let bind = || vec![Binding::whole(&Buffer::zeroed(8 * 64 * 4).unwrap())];
     let bindings = Arc::new(Bindings { inputs: bind(), states: vec![], outputs: bind() });
     let step = Arc::new(Step::default());
     let (send, done) = channel();

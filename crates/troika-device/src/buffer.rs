@@ -6,7 +6,7 @@ use std::sync::Arc;
 use atomic_refcell::{AtomicRef, AtomicRefCell, AtomicRefMut};
 use bytemuck::{AnyBitPattern, NoUninit};
 
-use crate::memory::ZeroedBytes;
+use crate::memory::{OutOfMemory, ZeroedBytes};
 
 /// A zero-initialised, 64-byte aligned piece of memory, shared by reference count.
 ///
@@ -26,18 +26,12 @@ pub struct BufferBusy;
 
 impl Buffer {
     /// A zeroed buffer of `len` bytes. Pages are not touched until written.
-    pub fn zeroed(len: usize) -> Buffer {
-        Buffer::of(ZeroedBytes::new(len))
-    }
-
-    /// As [`Buffer::zeroed`], but `None` when the system has no such memory.
-    pub fn try_zeroed(len: usize) -> Option<Buffer> {
-        ZeroedBytes::try_new(len).map(Buffer::of)
-    }
-
-    fn of(bytes: ZeroedBytes) -> Buffer {
-        let len = bytes.len();
-        Buffer { mem: Arc::new(AtomicRefCell::new(bytes)), len }
+    ///
+    /// # Errors
+    /// When the system has no such memory.
+    pub fn zeroed(len: usize) -> Result<Buffer, OutOfMemory> {
+        let mem = Arc::new(AtomicRefCell::new(ZeroedBytes::new(len)?));
+        Ok(Buffer { mem, len })
     }
 
     /// Size in bytes.
@@ -139,7 +133,7 @@ mod tests {
 
     #[test]
     fn readers_share_and_a_writer_is_alone() {
-        let b = Buffer::zeroed(10);
+        let b = Buffer::zeroed(10).unwrap();
         let c = b.clone();
         assert_eq!(b.id(), c.id());
         {

@@ -1,6 +1,9 @@
 //! Errors of devices.
 
+use troika_graph::GraphError;
+
 use crate::buffer::BufferBusy;
+use crate::memory::OutOfMemory;
 
 /// What can go wrong on a device.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -16,6 +19,17 @@ pub enum DeviceError {
         graph: String,
         /// Reason.
         why: String,
+    },
+    /// A subgraph that is not well formed.
+    #[error(transparent)]
+    Graph(#[from] GraphError),
+    /// The system has too little memory.
+    #[error("no memory for {what}: {bytes} bytes were asked for; use a smaller context or batch")]
+    Memory {
+        /// What it was for.
+        what: String,
+        /// How much was asked for.
+        bytes: usize,
     },
     /// A weight could not be had.
     #[error("weight {name}: {why}")]
@@ -47,4 +61,11 @@ pub enum DeviceError {
         /// Reason.
         why: String,
     },
+}
+
+impl DeviceError {
+    /// Says what memory was for.
+    pub fn memory(what: impl Into<String>) -> impl FnOnce(OutOfMemory) -> DeviceError {
+        move |e| DeviceError::Memory { what: what.into(), bytes: e.bytes }
+    }
 }

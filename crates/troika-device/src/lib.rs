@@ -20,6 +20,6 @@ pub use device::{
     TaskTime,
 };
 pub use error::DeviceError;
-pub use memory::{ZeroedBytes, trim_heap};
+pub use memory::{OutOfMemory, ZeroedBytes, trim_heap};
 pub use step::{PageTable, SeqRows, Step};
 pub use weight::{PackFn, PackLayout, Packed, WeightBytes, WeightData, WeightOwner, WeightSource};

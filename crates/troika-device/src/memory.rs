@@ -14,6 +14,14 @@ const MAPPED: usize = 256 << 10;
 #[repr(C, align(64))]
 struct Line([u8; 64]);
 
+/// The system has no memory of this size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("no memory: {bytes} bytes were asked for")]
+pub struct OutOfMemory {
+    /// What was asked for.
+    pub bytes: usize,
+}
+
 /// Zeroed, 64-byte aligned bytes. Pages of large ones are taken when they are first written.
 pub struct ZeroedBytes {
     memory: Memory,
@@ -28,24 +36,17 @@ enum Memory {
 impl ZeroedBytes {
     /// `len` bytes.
     ///
-    /// # Panics
-    /// If the system has no such memory, as allocations of the standard library do.
-    pub fn new(len: usize) -> ZeroedBytes {
-        ZeroedBytes::try_new(len).unwrap_or_else(|| {
-            let lines = bytemuck::allocation::zeroed_slice_box(len.div_ceil(64));
-            ZeroedBytes { memory: Memory::Heap(lines), len }
-        })
-    }
-
-    /// `len` bytes; `None` when the system has no such memory.
-    pub fn try_new(len: usize) -> Option<ZeroedBytes> {
+    /// # Errors
+    /// When the system has no such memory.
+    pub fn new(len: usize) -> Result<ZeroedBytes, OutOfMemory> {
+        let refused = OutOfMemory { bytes: len };
         let memory = if len < MAPPED {
-            let lines = bytemuck::allocation::try_zeroed_slice_box(len.div_ceil(64)).ok()?;
-            Memory::Heap(lines)
+            let lines = bytemuck::allocation::try_zeroed_slice_box(len.div_ceil(64));
+            Memory::Heap(lines.map_err(|()| refused)?)
         } else {
-            Memory::Mapped(MmapOptions::new().len(len).map_anon().ok()?)
+            Memory::Mapped(MmapOptions::new().len(len).map_anon().map_err(|_| refused)?)
         };
-        Some(ZeroedBytes { memory, len })
+        Ok(ZeroedBytes { memory, len })
     }
 
     /// Asks for huge pages, where the system has them. They make reading and first writing
@@ -101,7 +102,7 @@ mod tests {
     #[test]
     fn bytes_are_zero_aligned_and_of_the_length_asked_for() {
         for len in [0, 1, 65, MAPPED - 1, MAPPED, MAPPED + 1, (6 << 20) + 5] {
-            let mut b = ZeroedBytes::new(len).huge_pages();
+            let mut b = ZeroedBytes::new(len).unwrap().huge_pages();
             assert_eq!((b.len(), b.as_ptr() as usize % 64), (len, 0));
             assert!(b.iter().all(|&x| x == 0));
             b.fill(7);
@@ -111,7 +112,9 @@ mod tests {
 
     #[test]
     fn too_much_is_refused() {
-        assert!(ZeroedBytes::try_new(1 << 60).is_none());
+        for bytes in [1 << 60, isize::MAX as usize, usize::MAX] {
+            assert_eq!(ZeroedBytes::new(bytes).err(), Some(OutOfMemory { bytes }));
+        }
     }
 
     #[cfg(target_os = "linux")]
@@ -122,7 +125,7 @@ mod tests {
             text.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * 4096
         };
         let before = resident();
-        let mut b = ZeroedBytes::new(1 << 30);
+        let mut b = ZeroedBytes::new(1 << 30).unwrap();
         b[12345] = 1;
         assert!(resident() < before + (64 << 20));
     }

@@ -27,7 +27,6 @@ const LOGITS_BYTES: usize = 64 << 20;
 /// Chunks handed to the scheduler at once.
 const CHUNKS_AT_ONCE: usize = 64;
 /// What to do where the memory of a step is not to be had.
-const FEWER: &str = "a smaller chunk, or end other programs";
 
 /// What an engine is made of.
 pub struct EngineParts<'a> {
@@ -141,7 +140,7 @@ impl Engine {
             plan.context,
             plan.chunk,
             parts.sequences.max(1),
-        );
+        )?;
         let states = state_buffers(&lowered, &kv)?;
         memory.kv_cache = states.iter().map(|b| b.len() as u64).sum();
         let pool = EdgePool::new(&lowered, plan.chunk)?;
@@ -172,7 +171,7 @@ impl Engine {
             states,
             pool,
             inputs: Vec::new(),
-            logits: Buffer::zeroed(0),
+            logits: allocate(Some(0), "logits")?,
             decode_graphs: HashMap::new(),
             memory,
             history: History::new(parts.spec),
@@ -322,14 +321,14 @@ impl Engine {
 
     /// Makes input slots and logits memory.
     fn reserve(&mut self, slots: usize, wanted: usize) -> Result<(), EngineError> {
-        let need = wanted * self.vocab * 4;
-        if self.logits.len() < need {
-            self.logits = allocate(Some(need), "logits", FEWER)?;
+        let need = wanted.checked_mul(self.vocab).and_then(|n| n.checked_mul(4));
+        if need.is_none_or(|need| self.logits.len() < need) {
+            self.logits = allocate(need, "logits")?;
             self.decode_graphs.clear();
         }
         while self.inputs.len() < slots {
-            let ids = allocate(Some(self.plan.chunk * 4), "token ids", FEWER)?;
-            let positions = allocate(Some(self.plan.chunk * 4), "positions", FEWER)?;
+            let ids = allocate(self.plan.chunk.checked_mul(4), "token ids")?;
+            let positions = allocate(self.plan.chunk.checked_mul(4), "positions")?;
             let bindings =
                 (0..self.lowered.segments.len()).map(|i| self.bind(i, &ids, &positions)).collect();
             self.inputs.push(InputSlot { ids, positions, bindings });
@@ -453,7 +452,7 @@ fn plan_devices(plan: &Plan, devices: &[Arc<dyn Device>]) -> Vec<Arc<dyn Device>
 fn state_buffers(lowered: &Lowered, kv: &KvCache) -> Result<Vec<Buffer>, EngineError> {
     let buffer = |s: &StateDecl| {
         let bytes = kv.positions(s.group).and_then(|p| p.checked_mul(state_row(s)));
-        allocate(bytes, "the KV cache", "a smaller context")
+        allocate(bytes, "the KV cache")
     };
     lowered.states.iter().map(buffer).collect()
 }
@@ -463,19 +462,10 @@ fn state_row(state: &StateDecl) -> usize {
     state.width * state.dtype.block_bytes()
 }
 
-/// Zeroed memory; `bytes` is `None` when the size cannot be counted.
-pub(crate) fn allocate(
-    bytes: Option<usize>,
-    what: &str,
-    instead: &str,
-) -> Result<Buffer, EngineError> {
-    bytes.and_then(Buffer::try_zeroed).ok_or_else(|| {
-        let bytes = bytes.map_or("too many".to_string(), |b| b.to_string());
-        EngineError::Device(DeviceError::System {
-            device: "host".into(),
-            why: format!("no memory for {what} ({bytes} bytes); use {instead}"),
-        })
-    })
+/// A buffer; `None` bytes are more than can be counted.
+pub(crate) fn allocate(bytes: Option<usize>, what: &str) -> Result<Buffer, EngineError> {
+    let buffer = Buffer::zeroed(bytes.unwrap_or(usize::MAX));
+    Ok(buffer.map_err(DeviceError::memory(what))?)
 }
 
 /// Joins runs that touch, so that neighbouring rows share one task.

@@ -30,6 +30,16 @@ pub enum KvError {
         /// Length allowed.
         context: usize,
     },
+    /// More pages than can be managed.
+    #[error(
+        "no KV cache can hold {sequences} sequences of {context} tokens; use a smaller context"
+    )]
+    Pages {
+        /// Sequences wanted.
+        sequences: usize,
+        /// Length of each.
+        context: usize,
+    },
     /// All pages are taken by other sequences.
     #[error("the KV cache is full: no free page for another {0} positions")]
     Full(usize),
@@ -80,25 +90,28 @@ pub(crate) struct KvCache {
 impl KvCache {
     /// A cache for `sequences` sequences of up to `context` positions, fed in steps of at most
     /// `chunk` rows.
+    ///
+    /// # Errors
+    /// More pages than their numbers can count.
     pub fn new(
         windows: &[Window],
         page_len: usize,
         context: usize,
         chunk: usize,
         sequences: usize,
-    ) -> KvCache {
+    ) -> Result<KvCache, KvError> {
         let pages = |window: &Window| {
             let keep = window.map_or(context, |w| context.min(w.saturating_add(chunk)));
             // A window rarely starts on a page boundary: one page more at each end.
             let each = (keep.div_ceil(page_len) + 2).min(context.div_ceil(page_len));
-            // Pages have numbers of 32 bits. Memory for as many is not to be had.
-            each.saturating_mul(sequences).min(u32::MAX as usize)
+            each.checked_mul(sequences).filter(|&n| u32::try_from(n).is_ok())
         };
-        let groups = windows
-            .iter()
-            .map(|w| Group { window: *w, free: Vec::new(), begun: 0, total: pages(w) })
-            .collect();
-        KvCache { page_len, context, groups, seqs: Vec::new() }
+        let group = |window: &Window| {
+            let total = pages(window).ok_or(KvError::Pages { context, sequences })?;
+            Ok(Group { window: *window, free: Vec::new(), begun: 0, total })
+        };
+        let groups = windows.iter().map(group).collect::<Result<_, _>>()?;
+        Ok(KvCache { page_len, context, groups, seqs: Vec::new() })
     }
 
     /// Cached positions a group's buffers must hold; `None` for more than can be counted.
@@ -227,7 +240,7 @@ mod tests {
     fn windows_keep_what_they_see_and_no_more() {
         let windows = [None, Some(8), Some(3)];
         for (page_len, chunk) in [(4, 1), (4, 7), (1, 5), (16, 16)] {
-            let mut kv = KvCache::new(&windows, page_len, 200, chunk, 1);
+            let mut kv = KvCache::new(&windows, page_len, 200, chunk, 1).unwrap();
             let id = kv.open();
             let mut len = 0;
             while len < 200 {
@@ -249,7 +262,7 @@ mod tests {
 
     #[test]
     fn truncation_keeps_a_prefix_or_starts_over() {
-        let mut kv = KvCache::new(&[None, Some(8)], 4, 100, 16, 1);
+        let mut kv = KvCache::new(&[None, Some(8)], 4, 100, 16, 1).unwrap();
         let id = kv.open();
         kv.extend(id, 16).unwrap();
         assert_eq!(kv.truncate(id, 10), 10);
@@ -264,7 +277,7 @@ mod tests {
 
     #[test]
     fn what_a_window_leaves_behind_is_used_again() {
-        let mut kv = KvCache::new(&[Some(3)], 4, 200, 5, 1);
+        let mut kv = KvCache::new(&[Some(3)], 4, 200, 5, 1).unwrap();
         let id = kv.open();
         let most = kv.positions(0).unwrap();
         assert!(most < 200 / 4);
@@ -273,14 +286,17 @@ mod tests {
             assert!(tables[0].pages.iter().all(|&p| (p as usize) < most / 4));
         }
         // No list of the pages of a context that no memory would hold.
-        let huge = KvCache::new(&[None], 1, 1 << 31, 512, usize::MAX);
+        let huge = KvCache::new(&[None], 1, 1 << 31, 512, 1).unwrap();
         assert_eq!(huge.groups[0].free.capacity(), 0);
-        assert_eq!(huge.positions(0), Some(u32::MAX as usize));
+        assert_eq!(huge.positions(0), Some(1 << 31));
+        // More than page numbers can count.
+        let most = KvCache::new(&[None], 1, 1 << 31, 512, usize::MAX).unwrap_err();
+        assert_eq!(most, KvError::Pages { context: 1 << 31, sequences: usize::MAX });
     }
 
     #[test]
     fn a_full_cache_says_so_and_sequences_do_not_share_pages() {
-        let mut kv = KvCache::new(&[None], 4, 8, 8, 2);
+        let mut kv = KvCache::new(&[None], 4, 8, 8, 2).unwrap();
         let (a, b) = (kv.open(), kv.open());
         let ta = kv.extend(a, 8).unwrap();
         let tb = kv.extend(b, 8).unwrap();

@@ -20,6 +20,9 @@ impl EdgePool {
     /// Slots for all edges of a model, for steps of up to `rows` rows. An edge's slot is free
     /// again after the last segment that reads it. Ids, positions and logits have their own
     /// buffers elsewhere.
+    ///
+    /// # Errors
+    /// When the system has no memory for them.
     pub fn new(lowered: &Lowered, rows: usize) -> Result<EdgePool, EngineError> {
         let own = [Lowered::IDS, Lowered::POSITIONS, lowered.logits()];
         let mut last_use = vec![0; lowered.edges.len()];
@@ -44,12 +47,9 @@ impl EdgePool {
                 }
             }
         }
-        let slot = |cols: &usize| {
-            let bytes = cols.checked_mul(ELEMENT).and_then(|b| b.checked_mul(rows));
-            allocate(bytes, "the values of a chunk", "a smaller chunk")
-        };
-        let slots = sizes.iter().map(slot).collect::<Result<_, _>>()?;
-        Ok(EdgePool { slots, of_edge })
+        let bytes = |cols: usize| cols.checked_mul(ELEMENT)?.checked_mul(rows);
+        let slot = |cols: &usize| allocate(bytes(*cols), "activations");
+        Ok(EdgePool { slots: sizes.iter().map(slot).collect::<Result<_, _>>()?, of_edge })
     }
 
     /// The buffer of an edge; `None` for those with buffers elsewhere.

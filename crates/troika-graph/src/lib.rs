@@ -20,4 +20,4 @@ pub use op::{
 };
 pub use shape::{Dim, Shape};
 pub use subgraph::{Node, Subgraph, SubgraphBuilder, Value, ValueId, WeightDecl, WeightRef};
-pub use verify::GraphError;
+pub use verify::{GraphError, verify};

@@ -34,12 +34,12 @@ impl Shape {
 
     /// Elements of one row: the product of all dimensions but the first.
     pub fn row_len(&self) -> usize {
-        self.0.iter().skip(1).map(|d| d.bound()).product()
+        self.0.iter().skip(1).fold(1, |n, d| n.saturating_mul(d.bound()))
     }
 
     /// Elements at the upper bound of every dimension.
     pub fn max_len(&self) -> usize {
-        self.0.iter().map(|d| d.bound()).product()
+        self.0.iter().fold(1, |n, d| n.saturating_mul(d.bound()))
     }
 
     /// The bound of the first dimension (0 for a shape without dimensions).

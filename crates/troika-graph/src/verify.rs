@@ -1,23 +1,28 @@
 //! Shape and wiring checks: a subgraph that passes can be executed without further checks of its
 //! own consistency.
+//!
+//! A [`Subgraph`] is plain data that anybody can write, so devices verify what they compile
+//! (kernels rely on it), and [`crate::SubgraphBuilder`] what it built.
 
 use crate::DType;
-use crate::op::{Acts, Attention, Experts, Op};
-use crate::subgraph::{Node, Subgraph, ValueId, WeightRef};
+use crate::op::{Activation, Acts, Attention, Experts, Op, Rope, Router, Score};
+use crate::shape::Dim;
+use crate::subgraph::{Node, Subgraph, Value, ValueId, WeightDecl, WeightRef};
 
 /// Why a subgraph is not well formed.
-#[derive(Debug, thiserror::Error, PartialEq)]
-#[error("subgraph {graph}, op {index} ({op}): {what}")]
+#[derive(Debug, Clone, thiserror::Error, PartialEq)]
+#[error("subgraph {graph}, {place}: {what}")]
 pub struct GraphError {
     /// Name of the subgraph.
     pub graph: String,
-    /// Index of the node.
-    pub index: usize,
-    /// Name of its op.
-    pub op: &'static str,
+    /// The op, by index and name, or another part of the subgraph.
+    pub place: String,
     /// What does not fit.
     pub what: String,
 }
+
+/// The largest dimension: rows, ids and positions are counted in 32 bits.
+const MAX_DIM: usize = i32::MAX as usize;
 
 struct Check<'a> {
     g: &'a Subgraph,
@@ -30,32 +35,87 @@ fn want(ok: bool, what: impl FnOnce() -> String) -> Res {
     if ok { Ok(()) } else { Err(what()) }
 }
 
-/// Checks a whole subgraph: ids in range, every operand defined before its use, arity and widths.
-pub(crate) fn verify(g: &Subgraph) -> Result<(), GraphError> {
+/// Checks a whole subgraph: ids in range, every operand computed before its use and once, number,
+/// types, rows and columns of all operands, shapes of weights and states, and that every size fits
+/// memory's addresses.
+///
+/// # Errors
+/// [`GraphError`] naming the first thing that does not fit.
+pub fn verify(g: &Subgraph) -> Result<(), GraphError> {
+    let at = |place: &str, result: Res| {
+        let (graph, place) = (g.name.clone(), place.to_string());
+        result.map_err(|what| GraphError { graph, place, what })
+    };
+    at("its values", bound_values(g))?;
+    at("its values", g.values.iter().enumerate().try_for_each(|(i, v)| value(g, i, v)))?;
+    at("its weights", g.weights.iter().try_for_each(weight))?;
     let mut defined = vec![false; g.values.len()];
     for id in g.inputs.iter().chain(&g.states) {
-        if let Some(d) = defined.get_mut(id.0 as usize) {
-            *d = true;
-        }
+        defined[id.0 as usize] = true;
     }
     for (index, node) in g.nodes.iter().enumerate() {
-        check_node(g, node, &mut defined).map_err(|what| GraphError {
-            graph: g.name.clone(),
-            index,
-            op: node.op.name(),
-            what,
-        })?;
+        let place = || format!("op {index} ({})", node.op.name());
+        check_node(g, node, &mut defined).or_else(|what| at(&place(), Err(what)))?;
     }
-    let missing = g.outputs.iter().find(|o| !defined.get(o.0 as usize).copied().unwrap_or(false));
-    match missing {
-        None => Ok(()),
-        Some(o) => Err(GraphError {
-            graph: g.name.clone(),
-            index: g.nodes.len(),
-            op: "output",
-            what: format!("output value {} is never computed", o.0),
-        }),
+    at("its outputs", g.outputs.iter().try_for_each(|id| output(g, *id, &defined)))
+}
+
+/// Inputs and states are values, and none of them is bound twice.
+fn bound_values(g: &Subgraph) -> Res {
+    let mut seen = vec![false; g.values.len()];
+    for id in g.inputs.iter().chain(&g.states) {
+        let seen = seen.get_mut(id.0 as usize).ok_or_else(|| format!("there is no {}", id.0))?;
+        want(!*seen, || format!("{} is bound twice", g.value(*id).name))?;
+        *seen = true;
     }
+    Ok(())
+}
+
+/// A value is `[rows, cols]` of a type that ops compute, a state as many rows as the cache has.
+fn value(g: &Subgraph, index: usize, v: &Value) -> Res {
+    let state = g.states.iter().any(|s| s.0 as usize == index);
+    let typed = match v.dtype {
+        DType::F32 => true,
+        DType::I32 => !state,
+        DType::F16 | DType::BF16 => state,
+        _ => false,
+    };
+    want(typed, || format!("{} has type {}", v.name, v.dtype))?;
+    let shaped = match v.shape.0[..] {
+        [Dim::Rows(_), Dim::Fixed(_)] => !state,
+        [Dim::KvLen(_), Dim::Fixed(_)] => state,
+        [Dim::Fixed(_), Dim::Fixed(_)] => true,
+        _ => false,
+    };
+    want(shaped, || format!("{} has shape {:?}", v.name, v.shape.0))?;
+    let (rows, cols) = (v.shape.max_rows(), v.shape.row_len());
+    sizes(&v.name, rows, cols, cols.checked_mul(v.dtype.block_bytes()))
+}
+
+/// Both dimensions, and the bytes of all rows.
+fn sizes(name: &str, rows: usize, cols: usize, row_bytes: Option<usize>) -> Res {
+    let counted = (1..=MAX_DIM).contains(&rows) && (1..=MAX_DIM).contains(&cols);
+    want(counted, || format!("{name} is {rows}x{cols}; dimensions are 1 to {MAX_DIM}"))?;
+    let bytes = row_bytes.and_then(|b| b.checked_mul(rows));
+    want(bytes.is_some_and(|b| b <= isize::MAX as usize), || {
+        format!("{name} of {rows}x{cols} has more bytes than memory has addresses")
+    })
+}
+
+/// A weight has a weight's type, and its rows are whole blocks.
+fn weight(w: &WeightDecl) -> Res {
+    want(w.dtype != DType::I32, || format!("weight {} has type {}", w.name, w.dtype))?;
+    want(w.cols.is_multiple_of(w.dtype.block_len()), || {
+        format!("weight {} has {} columns, which are no whole {} blocks", w.name, w.cols, w.dtype)
+    })?;
+    sizes(&format!("weight {}", w.name), w.rows, w.cols, w.dtype.row_bytes(w.cols))
+}
+
+/// An output is computed, or an input; a state is bound already.
+fn output(g: &Subgraph, id: ValueId, defined: &[bool]) -> Res {
+    let is = defined.get(id.0 as usize).copied().unwrap_or(false);
+    want(is, || format!("value {} is never computed", id.0))?;
+    want(!g.states.contains(&id), || format!("{} is a state", g.value(id).name))
 }
 
 fn check_node(g: &Subgraph, node: &Node, defined: &mut [bool]) -> Res {
@@ -63,26 +123,51 @@ fn check_node(g: &Subgraph, node: &Node, defined: &mut [bool]) -> Res {
         let ok = defined.get(id.0 as usize).copied().unwrap_or(false);
         want(ok, || format!("operand {} is used before it is computed", id.0))?;
     }
+    for id in &node.inputs {
+        want(!g.states.contains(id), || format!("input {} is a state", g.value(*id).name))?;
+    }
     for id in &node.states {
         want(g.states.contains(id), || format!("value {} is not a state", id.0))?;
     }
-    let c = Check { g, node };
-    c.weights_in_range()?;
-    c.op()?;
     for id in &node.outputs {
         let d = defined.get_mut(id.0 as usize).ok_or("output id out of range")?;
         want(!*d, || format!("value {} is computed twice", id.0))?;
         *d = true;
     }
-    Ok(())
+    let c = Check { g, node };
+    c.rows()?;
+    c.weights_in_range()?;
+    c.op()
 }
 
+const F: DType = DType::F32;
+const I: DType = DType::I32;
+
 impl Check<'_> {
-    fn arity(&self, inputs: usize, states: usize, outputs: usize) -> Res {
+    /// As many operands as the op has, of its types.
+    fn operands(&self, inputs: &[DType], states: usize, outputs: &[DType]) -> Res {
         let n = self.node;
         let got = (n.inputs.len(), n.states.len(), n.outputs.len());
-        want(got == (inputs, states, outputs), || {
-            format!("has {got:?} inputs, states and outputs; needs {:?}", (inputs, states, outputs))
+        let need = (inputs.len(), states, outputs.len());
+        want(got == need, || format!("has {got:?} inputs, states and outputs; needs {need:?}"))?;
+        let typed = n.inputs.iter().zip(inputs).chain(n.outputs.iter().zip(outputs));
+        typed.into_iter().try_for_each(|(id, dtype)| {
+            let v = self.g.value(*id);
+            want(v.dtype == *dtype, || format!("{} must be {dtype}, is {}", v.name, v.dtype))
+        })
+    }
+
+    /// Inputs and outputs have the same rows: those of the step.
+    fn rows(&self) -> Res {
+        let rows = |id: &ValueId| self.g.value(*id).shape.0.first().copied();
+        let mut all = self.node.inputs.iter().chain(&self.node.outputs);
+        let Some(first) = all.next() else { return Ok(()) };
+        all.try_for_each(|id| {
+            let name = |id: &ValueId| &self.g.value(*id).name;
+            want(rows(id) == rows(first), || {
+                let (a, b) = (rows(first), rows(id));
+                format!("rows of {} and {} differ: {a:?}, {b:?}", name(first), name(id))
+            })
         })
     }
 
@@ -94,12 +179,23 @@ impl Check<'_> {
         self.cols(self.node.inputs[i])
     }
 
+    fn state(&self, i: usize) -> usize {
+        self.cols(self.node.states[i])
+    }
+
     fn output(&self, i: usize) -> usize {
         self.cols(self.node.outputs[i])
     }
 
     fn same(&self, what: &str, got: usize, need: usize) -> Res {
         want(got == need, || format!("{what} has {got} columns, needs {need}"))
+    }
+
+    /// `heads` heads of `dim` columns.
+    fn heads(&self, what: &str, got: usize, heads: usize, dim: usize) -> Res {
+        want(dim > 0 && heads.checked_mul(dim) == Some(got), || {
+            format!("{what} has {got} columns, needs {heads} heads of {dim}")
+        })
     }
 
     fn dims(&self, w: WeightRef, rows: usize, cols: usize) -> Res {
@@ -123,11 +219,6 @@ impl Check<'_> {
         list.windows(2).all(|w| self.g.weight(w[0]).dtype == self.g.weight(w[1]).dtype)
     }
 
-    fn int_input(&self, i: usize) -> Res {
-        let v = self.g.value(self.node.inputs[i]);
-        want(v.dtype == DType::I32, || format!("{} must be I32, is {}", v.name, v.dtype))
-    }
-
     fn weights_in_range(&self) -> Res {
         let n = self.g.weights.len();
         weight_refs(&self.node.op)
@@ -135,8 +226,9 @@ impl Check<'_> {
             .try_for_each(|w| want((w.0 as usize) < n, || format!("weight {} out of range", w.0)))
     }
 
+    /// An input and an output of the same columns.
     fn unary_same(&self) -> Res {
-        self.arity(1, 0, 1)?;
+        self.operands(&[F], 0, &[F])?;
         self.same("output", self.output(0), self.input(0))
     }
 
@@ -152,109 +244,140 @@ impl Check<'_> {
     fn op(&self) -> Res {
         match &self.node.op {
             Op::Embed { table, .. } => {
-                self.arity(1, 0, 1)?;
-                self.int_input(0)?;
+                self.operands(&[I], 0, &[F])?;
+                self.same("ids", self.input(0), 1)?;
                 self.same("table", self.g.weight(*table).cols, self.output(0))
             }
             Op::RmsNorm { weight, group, .. } => self.norm(*group, &[*weight]),
             Op::LayerNorm { weight, bias, group, .. } => self.norm(*group, &[Some(*weight), *bias]),
             Op::Linear { weight, bias, acts } => {
-                self.arity(1, 0, 1)?;
+                self.operands(&[F], 0, &[F])?;
                 self.acts(*acts, *weight)?;
                 self.dims(*weight, self.output(0), self.input(0))?;
                 bias.map_or(Ok(()), |b| self.dims(b, 1, self.output(0)))
             }
             Op::HeadLinear(h) => {
-                self.arity(1, 0, 1)?;
-                let n = h.weights.len().max(1);
-                let (i, o) = (self.input(0), self.output(0));
-                want(i % n == 0 && o % n == 0, || format!("{n} heads do not divide {i} and {o}"))?;
+                self.operands(&[F], 0, &[F])?;
+                let (n, i, o) = (h.weights.len(), self.input(0), self.output(0));
+                want(n > 0 && i % n == 0 && o % n == 0, || {
+                    format!("{n} heads do not divide {i} and {o}")
+                })?;
                 h.weights.iter().try_for_each(|&w| self.dims(w, o / n, i / n))
             }
-            Op::Rope(r) => {
-                self.arity(2, 0, 1)?;
-                self.int_input(1)?;
-                self.same("output", self.output(0), self.input(0))?;
-                want(r.head_dim > 0 && self.input(0).is_multiple_of(r.head_dim), || {
-                    format!("head_dim {} does not divide {}", r.head_dim, self.input(0))
-                })?;
-                let half = r.rotary_dim / 2;
-                let lens = [Some(&r.freqs), r.long.as_ref().map(|l| &l.0)];
-                want(
-                    r.offset + r.rotary_dim <= r.head_dim
-                        && r.rotary_dim.is_multiple_of(2)
-                        && lens.iter().flatten().all(|f| f.inv_freq.len() == half),
-                    || format!("rotary_dim {} does not fit head_dim {}", r.rotary_dim, r.head_dim),
-                )
-            }
+            Op::Rope(r) => self.rope(r),
             Op::KvAppend(k) => {
-                self.arity(1, 1, 0)?;
-                self.same("input", self.input(0), k.width)
+                self.operands(&[F], 1, &[])?;
+                self.same("input", self.input(0), k.width)?;
+                self.same("cache", self.state(0), k.width)
             }
             Op::Attention(a) => self.attention(a),
-            Op::Activate(_) | Op::Scale { .. } | Op::SoftCap { .. } | Op::Clamp { .. } => {
-                self.unary_same()
+            Op::Router(r) => self.router(r),
+            Op::Experts(e) => self.experts(e),
+            _ => self.elements(),
+        }
+    }
+
+    /// Ops on elements, and ops that move columns.
+    fn elements(&self) -> Res {
+        match &self.node.op {
+            Op::Activate(Activation::ClampedSwiglu { .. }) => {
+                Err("this activation is defined with a gate only".to_string())
             }
             Op::Gate(_) | Op::Add => {
-                self.arity(2, 0, 1)?;
+                self.operands(&[F, F], 0, &[F])?;
                 self.same("second operand", self.input(1), self.input(0))?;
                 self.same("output", self.output(0), self.input(0))
             }
             Op::SigmoidGate => {
-                self.arity(2, 0, 1)?;
+                self.operands(&[F, F], 0, &[F])?;
                 self.same("gate", self.input(1), 1)?;
                 self.same("output", self.output(0), self.input(0))
             }
             Op::SliceCols { group, start, len } => {
-                self.arity(1, 0, 1)?;
+                self.operands(&[F], 0, &[F])?;
                 let n = self.input(0);
-                want(*group > 0 && n.is_multiple_of(*group) && start + len <= *group, || {
+                let inside = start.checked_add(*len).is_some_and(|end| end <= *group);
+                want(*group > 0 && n.is_multiple_of(*group) && inside, || {
                     format!("columns {start}+{len} of groups of {group} do not fit {n}")
                 })?;
                 self.same("output", self.output(0), n / group * len)
             }
             Op::ConcatCols { groups } => {
-                self.arity(2, 0, 1)?;
+                self.operands(&[F, F], 0, &[F])?;
                 let (a, b) = (self.input(0), self.input(1));
                 want(*groups > 0 && a % groups == 0 && b % groups == 0, || {
                     format!("{groups} groups do not divide {a} and {b}")
                 })?;
                 self.same("output", self.output(0), a + b)
             }
-            Op::Router(r) => {
-                self.arity(1, 0, 2)?;
-                self.same("logits", self.input(0), r.experts)?;
-                want(r.top_k >= 1 && r.top_k <= r.experts, || {
-                    format!("top_k {} of {} experts", r.top_k, r.experts)
-                })?;
-                self.same("ids", self.output(0), r.top_k)?;
-                self.same("weights", self.output(1), r.top_k)
-            }
-            Op::Experts(e) => self.experts(e),
+            _ => self.unary_same(),
         }
     }
 
+    fn rope(&self, r: &Rope) -> Res {
+        self.operands(&[F, I], 0, &[F])?;
+        self.same("positions", self.input(1), 1)?;
+        self.same("output", self.output(0), self.input(0))?;
+        want(r.head_dim > 0 && self.input(0).is_multiple_of(r.head_dim), || {
+            format!("head_dim {} does not divide {}", r.head_dim, self.input(0))
+        })?;
+        let end = r.offset.checked_add(r.rotary_dim);
+        let lens = [Some(&r.freqs), r.long.as_ref().map(|l| &l.0)];
+        want(
+            end.is_some_and(|end| end <= r.head_dim)
+                && r.rotary_dim.is_multiple_of(2)
+                && lens.iter().flatten().all(|f| f.inv_freq.len() == r.rotary_dim / 2),
+            || format!("rotary_dim {} does not fit head_dim {}", r.rotary_dim, r.head_dim),
+        )
+    }
+
     fn attention(&self, a: &Attention) -> Res {
-        self.arity(1, if a.value_in_key { 1 } else { 2 }, 1)?;
-        self.same("query", self.input(0), a.heads * a.k_dim)?;
-        self.same("output", self.output(0), a.heads * a.v_dim)?;
+        self.operands(&[F], if a.value_in_key { 1 } else { 2 }, &[F])?;
         want(a.kv_heads > 0 && a.heads.is_multiple_of(a.kv_heads), || {
             format!("{} query heads over {} kv heads", a.heads, a.kv_heads)
         })?;
+        self.heads("query", self.input(0), a.heads, a.k_dim)?;
+        self.heads("output", self.output(0), a.heads, a.v_dim)?;
+        self.heads("key cache", self.state(0), a.kv_heads, a.k_dim)?;
+        if !a.value_in_key {
+            self.heads("value cache", self.state(1), a.kv_heads, a.v_dim)?;
+        }
         want(!a.value_in_key || a.v_dim <= a.k_dim, || "value wider than its key".to_string())?;
-        let cached = |d| self.node.states.iter().all(|s| self.g.value(*s).dtype == d);
-        let fits = a.acts == Acts::F32 || a.acts == Acts::Bf16 && cached(DType::BF16);
-        want(fits, || format!("{:?} activations with such a cache", a.acts))?;
+        want(a.window != Some(0), || "a window of no positions".to_string())?;
+        let types = || self.node.states.iter().map(|s| self.g.value(*s).dtype);
+        let first = self.g.value(self.node.states[0]).dtype;
+        want(types().all(|t| t == first), || {
+            format!("caches have several types: {:?}", types().collect::<Vec<_>>())
+        })?;
+        let fits = a.acts == Acts::F32 || a.acts == Acts::Bf16 && first == DType::BF16;
+        want(fits, || format!("{:?} activations with caches of {first}", a.acts))?;
         a.sinks.map_or(Ok(()), |s| self.dims(s, 1, a.heads))
     }
 
+    fn router(&self, r: &Router) -> Res {
+        self.operands(&[F], 0, &[I, F])?;
+        self.same("logits", self.input(0), r.experts)?;
+        want(r.top_k >= 1 && r.top_k <= r.experts, || {
+            format!("top_k {} of {} experts", r.top_k, r.experts)
+        })?;
+        self.same("ids", self.output(0), r.top_k)?;
+        self.same("weights", self.output(1), r.top_k)?;
+        let mixer = matches!(r.score, Score::SparseMixer { .. });
+        want(!mixer || r.top_k == 2, || "sparsemixer chooses two experts".to_string())?;
+        let Some((n, keep)) = r.groups else { return Ok(()) };
+        let fits = n > 0 && r.experts.is_multiple_of(n) && keep >= 1 && keep <= n;
+        want(fits && r.experts / n * keep >= r.top_k, || {
+            format!("{keep} of {n} groups of {} experts do not fit", r.experts)
+        })
+    }
+
     fn experts(&self, e: &Experts) -> Res {
-        self.arity(3, 0, 1)?;
-        self.int_input(1)?;
+        self.operands(&[F, I, F], 0, &[F])?;
         self.same("weights", self.input(2), self.input(1))?;
         let (k, n) = (self.input(0), e.gate.len());
         self.same("output", self.output(0), k)?;
         want(n > 0 && e.up.len() == n && e.down.len() == n, || "uneven expert lists".to_string())?;
+        want(self.input(1) <= n, || format!("{} of {n} experts are chosen", self.input(1)))?;
         let inter = self.g.weight(e.gate[0]).rows;
         e.gate.iter().chain(&e.up).try_for_each(|&w| self.dims(w, inter, k))?;
         let all = e.gate.iter().chain(&e.up).chain(&e.down);

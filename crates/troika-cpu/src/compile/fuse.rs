@@ -16,31 +16,24 @@ pub(crate) type Weights = SmallVec<[(PackedMatrix, Option<Vector>); 1]>;
 /// Float weights of products that share an input, each with its bias.
 pub(crate) type Floats = SmallVec<[(Matrix, Option<Vector>); 1]>;
 
-/// Joins the steps that can run as one. The results have places of their own, as every one of
-/// them is read later (by a node or outside).
+/// Joins the steps that can run as one. Places are given afterwards: what a step reads keeps its
+/// own until all of its results are there.
 pub(crate) fn fuse(graph: &Subgraph, steps: Vec<Step>) -> Vec<Step> {
     let mut fused: Vec<Step> = Vec::with_capacity(steps.len());
-    for (at, step) in steps.into_iter().enumerate() {
+    for step in steps {
         let Some(last) = fused.last_mut() else {
             fused.push(step);
             continue;
         };
-        let read_later = |slot: &usize| {
-            let is = |v: &troika_graph::ValueId| v.0 as usize == *slot;
-            graph.outputs.iter().any(is)
-                || graph.nodes[at + 1..].iter().any(|n| n.inputs.iter().any(is))
-        };
         match (&mut last.code, step.code) {
             (Code::PackedLinear { weights, .. }, Code::PackedLinear { weights: more, .. })
-                if last.inputs == step.inputs && last.outputs.iter().all(read_later) =>
+                if last.inputs == step.inputs =>
             {
                 weights.extend(more);
                 last.outputs.extend(step.outputs);
             }
             (Code::Linear { weights, bf16 }, Code::Linear { weights: more, bf16: same })
-                if *bf16 == same
-                    && last.inputs == step.inputs
-                    && last.outputs.iter().all(read_later) =>
+                if *bf16 == same && last.inputs == step.inputs =>
             {
                 weights.extend(more);
                 last.outputs.extend(step.outputs);
@@ -52,7 +45,7 @@ pub(crate) fn fuse(graph: &Subgraph, steps: Vec<Step>) -> Vec<Step> {
 }
 
 /// Joins quantized products with the norm or the gate that makes their input, if nobody else
-/// reads it. (What these read is read whole before a product writes.)
+/// reads it.
 fn fuse_inputs(graph: &Subgraph, steps: Vec<Step>) -> Vec<Step> {
     let mut fused: Vec<Step> = Vec::with_capacity(steps.len());
     for (at, mut step) in steps.iter().cloned().enumerate() {

@@ -1,7 +1,8 @@
 //! Where the values of a subgraph live during a run.
 
-use troika_graph::{Subgraph, ValueId};
+use troika_graph::Subgraph;
 
+use crate::compile::Step;
 use crate::runtime::LINE;
 
 /// Where a value lives.
@@ -21,7 +22,9 @@ pub(crate) enum Place {
 
 /// Gives every value a place: bindings where there are, else arena room that is free again after
 /// the value's last use. Also outputs to copy at the end, and the arena's floats per row.
-pub(crate) fn place(graph: &Subgraph) -> (Vec<Place>, Vec<(usize, usize)>, usize) {
+///
+/// The values that a step reads or writes have places apart.
+pub(crate) fn place(graph: &Subgraph, steps: &[Step]) -> (Vec<Place>, Vec<(usize, usize)>, usize) {
     let mut places = vec![Place::Nowhere; graph.values.len()];
     let mut copies = Vec::new();
     for (i, v) in graph.inputs.iter().enumerate() {
@@ -37,26 +40,25 @@ pub(crate) fn place(graph: &Subgraph) -> (Vec<Place>, Vec<(usize, usize)>, usize
         }
     }
     let mut last_use = vec![0; graph.values.len()];
-    for (i, n) in graph.nodes.iter().enumerate() {
-        n.inputs.iter().chain(&n.outputs).for_each(|v| last_use[v.0 as usize] = i);
+    for (i, s) in steps.iter().enumerate() {
+        s.inputs.iter().chain(&s.outputs).for_each(|v| last_use[*v] = i);
     }
+    let size = |v: usize| graph.values[v].shape.row_len().saturating_add(LINE - 1) / LINE * LINE;
     // Rooms are (first float, floats) per row; all are whole cache lines.
     let mut free: Vec<(usize, usize)> = Vec::new();
     let mut floats = 0;
-    for (i, n) in graph.nodes.iter().enumerate() {
-        for v in &n.outputs {
-            let index = v.0 as usize;
-            if places[index] == Place::Nowhere {
-                let size = graph.value(*v).shape.row_len().next_multiple_of(LINE);
-                places[index] = Place::Temp(take_room(&mut free, &mut floats, size));
+    for (i, s) in steps.iter().enumerate() {
+        for &v in &s.outputs {
+            if places[v] == Place::Nowhere {
+                places[v] = Place::Temp(take_room(&mut free, &mut floats, size(v)));
             }
         }
-        let mut done: Vec<ValueId> = n.inputs.iter().chain(&n.outputs).copied().collect();
+        let mut done: Vec<usize> = s.inputs.iter().chain(&s.outputs).copied().collect();
         done.sort_unstable();
         done.dedup();
-        for v in done.into_iter().filter(|v| last_use[v.0 as usize] == i) {
-            if let Place::Temp(at) = places[v.0 as usize] {
-                give_room(&mut free, at, graph.value(v).shape.row_len().next_multiple_of(LINE));
+        for v in done.into_iter().filter(|v| last_use[*v] == i) {
+            if let Place::Temp(at) = places[v] {
+                give_room(&mut free, at, size(v));
             }
         }
     }
@@ -74,7 +76,8 @@ fn take_room(free: &mut Vec<(usize, usize)>, floats: &mut usize, size: usize) ->
         }
         return at;
     }
-    *floats += size;
+    // Too many are refused when compiled.
+    *floats = floats.saturating_add(size);
     *floats - size
 }
 

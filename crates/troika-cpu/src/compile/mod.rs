@@ -5,15 +5,16 @@ mod memory;
 pub(crate) mod weights;
 
 use smallvec::smallvec;
-use troika_device::{DeviceError, PackLayout, WeightBytes, WeightData, WeightSource};
+use troika_device::{DeviceError, PackLayout, WeightBytes, WeightSource};
 use troika_graph::{
     Acts, Attention, DType, Dim, KvAppend, Node, Op, Rope, Router, Subgraph, ValueId, WeightRef,
+    verify,
 };
 
 use crate::compile::fuse::{Floats, Weights, extras, fuse};
 pub(crate) use crate::compile::memory::Place;
 use crate::compile::memory::place;
-use crate::compile::weights::PackedMatrix;
+use crate::compile::weights::{PackedMatrix, mismatch};
 use crate::kernels::elementwise::{Element, Slice};
 use crate::kernels::linear::WeightView;
 use crate::kernels::{attention, int8, linear, moe, rope, router};
@@ -185,24 +186,26 @@ pub(crate) struct Executable {
 }
 
 impl Executable {
-    /// Bytes a run needs at most.
-    pub fn scratch_bytes(&self, threads: usize) -> u64 {
-        let rows = self.max_rows * (self.temp_floats + self.work_floats + self.work_words.0);
-        (4 * (rows + self.work_words.1 + threads * self.worker_floats)) as u64
+    /// Bytes a run needs at most, attentions apart; `None` when there are more than addresses.
+    pub fn scratch_bytes(&self, threads: usize) -> Option<u64> {
+        let row = self.temp_floats.checked_add(self.work_floats)?.checked_add(self.work_words.0)?;
+        let rows = row.checked_mul(self.max_rows)?.checked_add(self.work_words.1)?;
+        let words = threads.checked_mul(self.worker_floats)?.checked_add(rows)?;
+        isize::try_from(words.checked_mul(4)?).ok().map(|bytes| bytes as u64)
     }
 }
 
-/// Compiles a subgraph.
+/// Compiles a subgraph, which is verified first: what kernels are handed fits together.
 pub(crate) fn compile(
     (device, isa): (&str, Isa),
     graph: &Subgraph,
     weights: &dyn WeightSource,
 ) -> Result<Executable, DeviceError> {
+    verify(graph)?;
     let c = Compiler { device, isa, graph, weights };
-    c.check_ids()?;
     let steps = graph.nodes.iter().map(|n| c.step(n)).collect::<Result<Vec<_>, _>>()?;
     let steps = fuse(graph, steps);
-    let (places, copies, temp_floats) = place(graph);
+    let (places, copies, temp_floats) = place(graph, &steps);
     let slot = |(v, place): (&troika_graph::Value, Place)| Slot {
         name: v.name.clone(),
         place,
@@ -318,39 +321,15 @@ impl Compiler<'_> {
         })
     }
 
-    /// A subgraph can be made without its builder, so ids are checked here too.
-    fn check_ids(&self) -> Result<(), DeviceError> {
-        let g = self.graph;
-        let nodes = g.nodes.iter().flat_map(|n| n.inputs.iter().chain(&n.states).chain(&n.outputs));
-        let mut all = g.inputs.iter().chain(&g.states).chain(&g.outputs).chain(nodes);
-        if all.any(|v| v.0 as usize >= g.values.len()) {
-            return self.refuse("graph", "an operand is not among its values");
-        }
-        for v in &g.values {
-            let state = g.states.iter().any(|s| g.value(*s) == v);
-            let ok = matches!(v.dtype, DType::F32 | DType::I32)
-                || state && matches!(v.dtype, DType::F16 | DType::BF16);
-            if !ok {
-                return self.refuse("graph", format!("value {} has type {}", v.name, v.dtype));
-            }
-        }
-        Ok(())
-    }
-
     fn matrix(&self, w: WeightRef) -> Result<Matrix, DeviceError> {
-        let Some(decl) = self.graph.weights.get(w.0 as usize) else {
-            return self.refuse("graph", "a weight is not among its weights");
-        };
+        let decl = self.graph.weight(w);
         let data = self.weights.weight(&decl.name)?;
         let wrong = |why: String| Err(DeviceError::Weight { name: decl.name.to_string(), why });
         if (data.rows, data.cols, data.dtype) != (decl.rows, decl.cols, decl.dtype) {
-            return wrong(format!(
-                "is {}x{} {}, the graph says {}x{} {}",
-                data.rows, data.cols, data.dtype, decl.rows, decl.cols, decl.dtype
-            ));
+            return wrong(mismatch(&data, decl));
         }
         let need = data.dtype.row_bytes(data.cols).and_then(|r| r.checked_mul(data.rows));
-        if need != Some(data.bytes.len()) || data.dtype == DType::I32 {
+        if need != Some(data.bytes.len()) {
             return wrong(format!("{} bytes do not hold it", data.bytes.len()));
         }
         let aligned = match data.dtype {
@@ -372,9 +351,7 @@ impl Compiler<'_> {
 
     /// A bf16 weight as panels, packed once for all that use it.
     fn panels(&self, w: WeightRef) -> Result<Matrix, DeviceError> {
-        let Some(decl) = self.graph.weights.get(w.0 as usize) else {
-            return self.refuse("graph", "a weight is not among its weights");
-        };
+        let decl = self.graph.weight(w);
         let (rows, cols, dtype) = (decl.rows, decl.cols, decl.dtype);
         let panel = linear::panels::panel_bytes(cols);
         let form = PackLayout { name: "bf16 pairs", rows: linear::panels::ROWS, panel };
@@ -386,33 +363,14 @@ impl Compiler<'_> {
 
     /// A vector, converted once to f32.
     fn vector(&self, w: WeightRef) -> Result<Vector, DeviceError> {
-        let Some(decl) = self.graph.weights.get(w.0 as usize) else {
-            return self.refuse("graph", "a weight is not among its weights");
-        };
-        let name = &decl.name;
-        let wrong = |why: String| DeviceError::Weight { name: name.to_string(), why };
+        let decl = self.graph.weight(w);
         let form = PackLayout { name: "f32", rows: 1, panel: 4 * decl.cols };
-        let packed = self.weights.packed(name, form, &|data: &WeightData, out| {
-            let len = data.rows * data.cols;
-            if data.dtype.row_bytes(len) != Some(data.bytes.len()) || data.dtype == DType::I32 {
-                return Err(wrong(format!("{} bytes do not hold it", data.bytes.len())));
-            }
-            match bytemuck::try_cast_slice_mut(out) {
-                Ok(floats) if floats.len() == len => {
-                    troika_graph::blocks::dequantize(data.dtype, &data.bytes, floats);
-                    Ok(())
-                }
-                _ => Err(wrong(format!("has {len} elements, the graph says {}", decl.cols))),
-            }
+        let bytes = self.pack(decl, form, &|raw, out| {
+            troika_graph::blocks::dequantize(decl.dtype, raw, bytemuck::cast_slice_mut(out));
         })?;
-        let floats = bytemuck::try_cast_slice::<u8, f32>(&packed.bytes);
-        match floats.map(<[f32]>::len) {
-            Ok(len) if len == decl.rows * decl.cols => Ok(Vector(packed.bytes)),
-            Ok(len) => Err(DeviceError::Weight {
-                name: name.to_string(),
-                why: format!("has {len} elements, the graph says {}", decl.rows * decl.cols),
-            }),
-            Err(e) => Err(DeviceError::Weight { name: name.to_string(), why: e.to_string() }),
+        match bytemuck::try_cast_slice::<u8, f32>(&bytes) {
+            Ok(_) => Ok(Vector(bytes)),
+            Err(e) => Err(DeviceError::Weight { name: decl.name.to_string(), why: e.to_string() }),
         }
     }
 
@@ -463,7 +421,7 @@ impl Compiler<'_> {
             },
             Op::Rope(r) => Code::Rope(r.clone()),
             Op::KvAppend(k) => Code::KvAppend(k.clone()),
-            Op::Attention(a) => self.attention(node, a)?,
+            Op::Attention(a) => Code::Attention { op: a.clone(), sinks: self.vector_if(&a.sinks)? },
             Op::Activate(act) => Code::Element(Element::Activate(*act)),
             Op::Gate(act) => Code::Element(Element::Gate(*act)),
             Op::Add => Code::Element(Element::Add),
@@ -475,35 +433,9 @@ impl Compiler<'_> {
                 Code::SliceCols(Slice { group: *group, start: *start, len: *len })
             }
             Op::ConcatCols { groups } => Code::ConcatCols { groups: *groups },
-            Op::Router(r) => self.router(r)?,
-            Op::Experts(e) if e.acts == Acts::Int8 => self.packed_experts(e)?,
-            Op::Experts(e) => self.experts(e)?,
+            Op::Router(r) => Code::Router(r.clone()),
+            Op::Experts(e) => self.experts(node, e)?,
         })
-    }
-
-    fn attention(&self, node: &Node, a: &Attention) -> Result<Code, DeviceError> {
-        let types: Vec<DType> = node.states.iter().map(|s| self.graph.value(*s).dtype).collect();
-        if types.windows(2).any(|t| t[0] != t[1]) || types.contains(&DType::I32) {
-            return self
-                .refuse("attention", "key and value caches must have one type: F32, F16 or BF16");
-        }
-        if a.window == Some(0) {
-            return self.refuse("attention", "a window of no positions");
-        }
-        Ok(Code::Attention { op: a.clone(), sinks: self.vector_if(&a.sinks)? })
-    }
-
-    fn router(&self, r: &Router) -> Result<Code, DeviceError> {
-        if matches!(r.score, troika_graph::Score::SparseMixer { .. }) && r.top_k != 2 {
-            return self.refuse("router", "sparsemixer chooses two experts");
-        }
-        if let Some((n, keep)) = r.groups {
-            let fits = n > 0 && r.experts.is_multiple_of(n) && keep >= 1 && keep <= n;
-            if !fits || r.experts / n * keep < r.top_k {
-                return self.refuse("router", format!("{keep} of {n} groups do not fit"));
-            }
-        }
-        Ok(Code::Router(r.clone()))
     }
 
     /// The weights of all experts, each matrix by `matrix`.
@@ -521,14 +453,18 @@ impl Compiler<'_> {
                 bias: [bias(&e.gate_bias, i)?, bias(&e.up_bias, i)?, bias(&e.down_bias, i)?],
             })
         };
-        let experts = (0..e.gate.len()).map(expert).collect::<Result<Vec<_>, DeviceError>>()?;
-        if experts.is_empty() {
-            return self.refuse("experts", "there are none");
-        }
-        Ok(experts)
+        (0..e.gate.len()).map(expert).collect()
     }
 
-    fn experts(&self, e: &troika_graph::Experts) -> Result<Code, DeviceError> {
+    fn experts(&self, node: &Node, e: &troika_graph::Experts) -> Result<Code, DeviceError> {
+        let top_k = self.graph.value(node.inputs[1]).shape.row_len();
+        let pairs = self.graph.max_rows().checked_mul(top_k);
+        if pairs.is_none_or(|pairs| u32::try_from(pairs).is_err()) {
+            return self.refuse("experts", format!("{top_k} experts a row are too many to count"));
+        }
+        if e.acts == Acts::Int8 {
+            return self.packed_experts(e);
+        }
         let experts = self.expert_weights(e, |w| self.matrix(w))?;
         Ok(Code::Experts { experts, act: e.act, acts: e.acts })
     }

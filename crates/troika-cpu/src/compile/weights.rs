@@ -1,9 +1,11 @@
 //! Weights packed for the integer kernels, by way of the store.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use troika_device::{DeviceError, PackLayout, WeightBytes, WeightData};
 use troika_graph::{WeightDecl, WeightRef};
 
-use crate::compile::{Code, Compiler, ExpertWeights};
+use crate::compile::{Code, Compiler};
 use crate::kernels::int8::{Layout, PackedView, ROWS};
 
 /// A packed weight, kept alive by the executable.
@@ -19,12 +21,24 @@ impl PackedMatrix {
     }
 }
 
+/// What a weight is, beside what the graph says.
+pub(crate) fn mismatch(data: &WeightData, decl: &WeightDecl) -> String {
+    format!(
+        "is {}x{} {} of {} bytes, the graph says {}x{} {}",
+        data.rows,
+        data.cols,
+        data.dtype,
+        data.bytes.len(),
+        decl.rows,
+        decl.cols,
+        decl.dtype
+    )
+}
+
 impl Compiler<'_> {
     /// A weight packed once for all that use it; its raw bytes are not kept.
     pub fn packed(&self, w: WeightRef) -> Result<PackedMatrix, DeviceError> {
-        let Some(decl) = self.graph.weights.get(w.0 as usize) else {
-            return self.refuse("graph", "a weight is not among its weights");
-        };
+        let decl = self.graph.weight(w);
         let wrong = |why: String| DeviceError::Weight { name: decl.name.to_string(), why };
         let Some(layout) = Layout::new(decl.dtype, decl.rows, decl.cols) else {
             let (rows, cols, dtype) = (decl.rows, decl.cols, decl.dtype);
@@ -44,17 +58,25 @@ impl Compiler<'_> {
         pack: &(dyn Fn(&[u8], &mut [u8]) + Sync),
     ) -> Result<WeightBytes, DeviceError> {
         let wrong = |why: String| DeviceError::Weight { name: decl.name.to_string(), why };
+        let rows = AtomicUsize::new(0);
         let packed = self.weights.packed(&decl.name, form, &|data: &WeightData, out| {
             let need = decl.dtype.row_bytes(decl.cols).and_then(|r| r.checked_mul(data.rows));
             let is = (data.cols, data.dtype, Some(data.bytes.len()), form.bytes(data.rows));
-            if is != (decl.cols, decl.dtype, need, Some(out.len())) {
-                let len = data.bytes.len();
-                let why = format!("is {}x{} {} of {len} bytes", data.rows, data.cols, data.dtype);
-                return Err(wrong(why));
+            if is != (decl.cols, decl.dtype, need, Some(out.len())) || data.rows > decl.rows {
+                return Err(wrong(mismatch(data, decl)));
             }
+            if !(out.as_ptr() as usize).is_multiple_of(align_of::<f32>()) {
+                return Err(wrong("is to be packed into memory that is not aligned".into()));
+            }
+            rows.fetch_add(data.rows, Ordering::Relaxed);
             pack(&data.bytes, out);
             Ok(())
         })?;
+        // Of a form that was there already, no rows were packed.
+        let rows = rows.into_inner();
+        if rows != 0 && rows != decl.rows {
+            return Err(wrong(format!("has {rows} rows, the graph says {}", decl.rows)));
+        }
         if Some(packed.bytes.len()) != form.bytes(decl.rows) {
             return Err(wrong(format!("{} packed bytes do not hold it", packed.bytes.len())));
         }
@@ -64,16 +86,6 @@ impl Compiler<'_> {
     /// Experts with activations in eight bits.
     pub fn packed_experts(&self, e: &troika_graph::Experts) -> Result<Code, DeviceError> {
         let experts = self.expert_weights(e, |w| self.packed(w))?;
-        let dtype = |m: &PackedMatrix| m.layout.dtype;
-        let one = |x: &ExpertWeights<PackedMatrix>| {
-            let inner = dtype(&experts[0].gate);
-            dtype(&x.gate) == inner
-                && dtype(&x.up) == inner
-                && dtype(&x.down) == dtype(&experts[0].down)
-        };
-        if !experts.iter().all(one) {
-            return self.refuse("experts", "they have several weight types");
-        }
         Ok(Code::PackedExperts { experts, act: e.act })
     }
 }

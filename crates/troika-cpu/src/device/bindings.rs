@@ -69,16 +69,17 @@ pub(crate) fn check_rows(exe: &Executable, task: &Submission) -> Result<(), Devi
     if !exe.uses_step {
         return Ok(());
     }
-    let mut next = 0;
-    for s in &task.step.seqs {
-        let tables = exe.groups.iter().all(|g| s.tables.get(*g).is_some_and(|t| t.page_len > 0));
-        if s.rows.start != next || s.rows.end < next || !tables {
-            return Err(misfit(exe, "sequences have gaps, or lack page tables".into()));
-        }
-        next = s.rows.end;
+    let tables = task
+        .step
+        .seqs
+        .iter()
+        .all(|s| exe.groups.iter().all(|g| s.tables.get(*g).is_some_and(|t| t.page_len > 0)));
+    if !task.step.is_whole() || !tables {
+        return Err(misfit(exe, "sequences have gaps, or lack page tables".into()));
     }
-    if next != task.rows {
-        return Err(misfit(exe, format!("{} rows, but sequences have {next}", task.rows)));
+    let rows = task.step.rows();
+    if rows != task.rows {
+        return Err(misfit(exe, format!("{} rows, but sequences have {rows}", task.rows)));
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! Runs a compiled subgraph on the memory of a submission.
 
-use troika_device::{DeviceError, Submission};
+use troika_device::{DeviceError, OutOfMemory, Submission};
 
 use crate::compile::{Code, Executable, Place, Step};
 use crate::device::bindings::{self, Mem, Opened, misfit};
@@ -46,7 +46,7 @@ impl Executor {
         bindings::check_counts(exe, b)?;
         bindings::check_rows(exe, task)?;
         let opened = bindings::open(exe, b)?;
-        self.grow(exe, task);
+        self.grow(exe, task)?;
         self.resolve(exe, task, &opened)?;
         for (i, step) in exe.steps.iter().enumerate() {
             self.step(exe, step, task).map_err(|e| self.failure(exe, step, e))?;
@@ -79,18 +79,26 @@ impl Executor {
         }
     }
 
-    fn grow(&mut self, exe: &Executable, task: &Submission) {
+    /// Makes room for what a run needs; its size was found to be countable when compiled.
+    fn grow(&mut self, exe: &Executable, task: &Submission) -> Result<(), DeviceError> {
+        let full = |e: OutOfMemory| {
+            let what = format!("{} on device {} ({} rows)", exe.name, self.device, task.rows);
+            DeviceError::Memory { what, bytes: e.bytes }
+        };
         let (rows, threads) = (task.rows, self.pool.threads());
         for op in &exe.attentions {
-            self.work.grow(attention::partial_floats(op, &task.step, threads));
+            self.work.grow(attention::partial_floats(op, &task.step, threads)).map_err(full)?;
         }
-        self.arena.grow(exe.temp_floats * rows);
-        self.work.grow(exe.work_floats * rows);
-        self.scratch.grow(exe.worker_floats * self.pool.threads());
+        self.arena.grow(exe.temp_floats * rows).map_err(full)?;
+        self.work.grow(exe.work_floats * rows).map_err(full)?;
+        self.scratch.grow(exe.worker_floats * threads).map_err(full)?;
         let words = exe.work_words.0 * rows + exe.work_words.1;
-        if self.words.len() < words {
+        if let Some(more) = words.checked_sub(self.words.len()) {
+            let room = self.words.try_reserve_exact(more);
+            room.map_err(|_| full(OutOfMemory { bytes: 4 * words }))?;
             self.words.resize(words, 0);
         }
+        Ok(())
     }
 
     /// Finds every value's memory and checks its size.
@@ -144,8 +152,10 @@ impl Executor {
         };
         let mem = Operands { exe, step, memory: &self.memory };
         let mut work = moe::Memory { floats: self.work.as_mut_slice(), words: &mut self.words };
-        // SAFETY: an op's results share no memory with its operands: places of values alive at
-        // once are disjoint, and so are written bindings (`check_overlap`).
+        // SAFETY: a step's results share no memory with each other, nor with what it reads. They
+        // are other values: `compile` verified that a value is computed once and is then neither
+        // input nor state. `place` gave the values that this very step reads or writes rooms apart,
+        // and bindings that are written share no bytes with others (`check_overlap`).
         unsafe { mem.run(&mut cx, task, &mut work) }
     }
 }

@@ -140,6 +140,10 @@ impl Device for CpuDevice {
     ) -> Result<ExecutableInfo, DeviceError> {
         let executable = compile((&self.options.name, self.isa), graph, weights)?;
         let scratch_bytes = executable.scratch_bytes(self.options.threads);
+        let scratch_bytes = scratch_bytes.ok_or_else(|| DeviceError::Memory {
+            what: format!("{} on device {}", graph.name, self.options.name),
+            bytes: usize::MAX,
+        })?;
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let mut map = self.executables.0.write().unwrap_or_else(|e| e.into_inner());
         map.insert(id, Arc::new(executable));

@@ -193,13 +193,13 @@ impl<'a> Operands<'a> {
         // SAFETY: by the caller.
         let x = unsafe { self.input::<f32>(0) };
         let k = self.cols(0);
-        // SAFETY: by the caller; outputs are disjoint.
+        // SAFETY: by the caller; a step's results are values apart.
         let output = |i| SharedMut::new(unsafe { self.output::<f32>(i) });
         match &self.step.code {
             Code::Linear { weights, bf16 } => {
                 let input = linear::Input::new(cx, (x, k), *bf16, work)?;
                 let outputs: SmallVec<[_; 3]> = (0..weights.len()).map(output).collect();
-                linear::linear(cx, rows, weights.len(), &|i| {
+                let product = |i: usize| {
                     let (weight, bias) = &weights[i];
                     let weight = weight.view();
                     Product {
@@ -210,19 +210,24 @@ impl<'a> Operands<'a> {
                         pairs: input.pairs,
                         panels: weights[i].0.panels,
                     }
-                })
+                };
+                // SAFETY: each product has an output of its own.
+                unsafe { linear::linear(cx, rows, weights.len(), &product) }
             }
             Code::HeadLinear { weights } => {
                 let heads = weights.len().max(1);
                 let (y, n) = (output(0), self.exe.slots[self.step.outputs[0]].cols);
-                linear::linear(cx, rows, weights.len(), &|h| Product {
+                let product = |h: usize| Product {
                     weight: weights[h].view(),
                     bias: None,
                     x: RowsView { offset: h * (k / heads), ..RowsView::dense(x, k) },
                     y: OutView { offset: h * (n / heads), ..OutView::dense(y, n) },
                     pairs: false,
                     panels: false,
-                })
+                };
+                // SAFETY: each head has columns of its own: `n / heads` of them, as its weight has
+                // rows.
+                unsafe { linear::linear(cx, rows, weights.len(), &product) }
             }
             _ => Ok(()),
         }
@@ -259,7 +264,8 @@ impl<'a> Operands<'a> {
             let y = OutView::dense(y, weight.layout.rows);
             products.push(int8::Product { weight, bias: floats(bias), x, y });
         }
-        int8::linear(cx, rows, &products)
+        // SAFETY: each product has an output of its own.
+        unsafe { int8::linear(cx, rows, &products) }
     }
 
     /// The rows a product quantizes.
@@ -297,7 +303,13 @@ impl<'a> Operands<'a> {
                 DType::BF16 => CacheMut::BF16(self.write(slot)),
                 _ => CacheMut::F32(self.write(slot)),
             };
-            kv::append(cx, &task.step, k.group, (self.input(0), k.width), cache)
+            let done = kv::append(cx, &task.step, k.group, (self.input(0), k.width), cache);
+            done.map_err(|e| match e {
+                KernelError::Operand(why) => {
+                    KernelError::Operand(format!("{}: {why}", self.exe.slots[slot].name))
+                }
+                panicked => panicked,
+            })
         }
     }
 

@@ -75,6 +75,10 @@ mod tests {
                     assert!(here, "{isa:?} {dtype} {acts:?}");
                 }
             }
+            // Every set besides the plain one multiplies floats and bytes with something.
+            let float = multiply(isa, DType::F32, Acts::F32);
+            let byte = multiply(isa, DType::Q8_0, Acts::Int8);
+            assert!(isa == Isa::Scalar || float.is_some() && byte.is_some(), "{isa:?}");
         }
     }
 }

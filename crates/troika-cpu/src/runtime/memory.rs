@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use troika_device::ZeroedBytes;
+use troika_device::{OutOfMemory, ZeroedBytes};
 
 /// Floats per cache line.
 pub(crate) const LINE: usize = 16;
@@ -14,13 +14,18 @@ pub(crate) struct Lines(Option<ZeroedBytes>);
 
 impl Lines {
     /// Makes room for `floats` floats, in whole cache lines. Old contents may be lost.
-    pub fn grow(&mut self, floats: usize) {
-        let bytes = floats.next_multiple_of(LINE) * size_of::<f32>();
+    ///
+    /// # Errors
+    /// When the system has no such memory; there is none then.
+    pub fn grow(&mut self, floats: usize) -> Result<(), OutOfMemory> {
+        let lines = floats.checked_next_multiple_of(LINE);
+        let bytes = lines.and_then(|n| n.checked_mul(size_of::<f32>())).unwrap_or(usize::MAX);
         if self.0.as_ref().map_or(0, |b| b.len()) < bytes {
             // The old memory first: both together may be more than there is.
             self.0 = None;
-            self.0 = Some(ZeroedBytes::new(bytes).huge_pages());
+            self.0 = Some(ZeroedBytes::new(bytes)?.huge_pages());
         }
+        Ok(())
     }
 
     /// The floats.

@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use troika_device::*;
 use troika_graph::{DType, WeightDecl};
 
 /// Weights in memory.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct Store(HashMap<String, WeightData>);
 
 impl Store {
@@ -36,6 +37,35 @@ impl Store {
     }
 }
 
+#[allow(dead_code)] // not all tests that share this file
+impl Store {
+    /// The names of all weights.
+    pub fn names(&self) -> Vec<String> {
+        let mut names: Vec<String> = self.0.keys().cloned().collect();
+        names.sort();
+        names
+    }
+
+    /// Another weight of the same name.
+    pub fn edit(&mut self, name: &str, edit: impl FnOnce(&mut WeightData)) {
+        edit(self.0.get_mut(name).unwrap());
+    }
+
+    /// Lets a weight's bytes shrink to none while `short` is set.
+    pub fn shrink(&mut self, name: &str, short: &Arc<AtomicBool>) {
+        self.edit(name, |data| {
+            data.bytes = WeightBytes::whole(Arc::new(Shrinking(data.bytes.clone(), short.clone())));
+        });
+    }
+}
+
+struct Shrinking(WeightBytes, Arc<AtomicBool>);
+impl AsRef<[u8]> for Shrinking {
+    fn as_ref(&self) -> &[u8] {
+        if self.1.load(Ordering::Relaxed) { &[] } else { &self.0 }
+    }
+}
+
 struct Aligned(Vec<u64>, usize);
 impl AsRef<[u8]> for Aligned {
     fn as_ref(&self) -> &[u8] {
@@ -43,7 +73,7 @@ impl AsRef<[u8]> for Aligned {
     }
 }
 
-fn aligned(bytes: &[u8]) -> WeightBytes {
+pub fn aligned(bytes: &[u8]) -> WeightBytes {
     let mut words = vec![0u64; bytes.len().div_ceil(8)];
     bytemuck::cast_slice_mut(&mut words)[..bytes.len()].copy_from_slice(bytes);
     WeightBytes::whole(Arc::new(Aligned(words, bytes.len())))

@@ -6,6 +6,8 @@
 mod arm;
 mod attention;
 mod elements;
+#[cfg(unix)]
+mod guard;
 mod int8;
 mod linear;
 mod moe;
@@ -37,19 +39,54 @@ pub fn runnable() -> impl Iterator<Item = Isa> {
     Isa::all().into_iter().filter(|isa| isa.can_run())
 }
 
-/// Says how each instruction set is tested here (`-- --nocapture`).
+/// Every set that the processor reports is tested natively, and the others in plain Rust where
+/// there is an emulation (`-- --nocapture` lists them).
 #[test]
-fn instruction_sets_under_test() {
-    for isa in Isa::all() {
-        let how = match isa {
-            _ if isa.is_available() => "natively",
-            _ if isa.is_emulated() => "emulated",
-            _ => "not tested here",
-        };
-        println!("kernels on {:<12} {how}", isa.name());
+fn every_reported_instruction_set_is_under_test() {
+    let (mut native, mut emulated) = (Vec::new(), Vec::new());
+    on_each_isa(1, |cx| {
+        if cx.isa.is_available() { &mut native } else { &mut emulated }.push(cx.isa.name());
+    });
+    println!("kernels run natively on {native:?}, in plain Rust on {emulated:?}");
+    assert_eq!(Some(Isa::detect().name()), native.last().copied());
+    // On ARM, what is missing is not emulated (`Isa::is_emulated`).
+    if !cfg!(target_arch = "aarch64") {
+        assert_eq!(native.len() + emulated.len(), Isa::all().len());
     }
-    assert!(Isa::detect().is_available());
-    assert!(!Isa::available().into_iter().any(Isa::is_emulated));
+    // Whether tiles may be used is up to the system, too.
+    native.retain(|name| *name != "amx");
+    assert_eq!(native, reported());
+}
+
+/// The sets of this machine, without AMX, as the processor itself tells them.
+fn reported() -> Vec<&'static str> {
+    #[cfg(target_arch = "x86_64")]
+    let sets = {
+        // Intel's manual, volume 2, CPUID.
+        use std::arch::x86_64::{__cpuid, __cpuid_count};
+        let (first, all, more) = (__cpuid(1), __cpuid_count(7, 0), __cpuid_count(7, 1));
+        let has = |word: u32, bits: &[u32]| bits.iter().all(|bit| word & 1 << bit != 0);
+        // FMA and F16C; AVX2; F, DQ, BW and VL.
+        let avx2 = has(first.ecx, &[12, 29]) && has(all.ebx, &[5]);
+        let avx512 = avx2 && has(all.ebx, &[16, 17, 30, 31]);
+        [("avx2", avx2), ("avx vnni", avx2 && has(more.eax, &[4])), ("avx512", avx512)]
+    };
+    #[cfg(all(target_arch = "aarch64", target_os = "linux"))]
+    let sets = {
+        // Linux: `arch/arm64/include/uapi/asm/hwcap.h`.
+        // SAFETY: asks for numbers.
+        let [one, two] =
+            [libc::AT_HWCAP, libc::AT_HWCAP2].map(|word| unsafe { libc::getauxval(word) });
+        let dot = one & 1 << 20 != 0;
+        [("neon", true), ("neon dotprod", dot), ("neon i8mm", dot && two & 1 << 13 != 0)]
+    };
+    #[cfg(not(any(target_arch = "x86_64", all(target_arch = "aarch64", target_os = "linux"))))]
+    let sets: Vec<(&str, bool)> = {
+        let known = Isa::available().into_iter().filter(|isa| *isa != Isa::Scalar);
+        known.map(|isa| (isa.name(), true)).collect()
+    };
+    let has = sets.into_iter().filter(|(_, has)| *has).map(|(name, _)| name);
+    std::iter::once("scalar").chain(has).collect()
 }
 
 /// Runs `f` on one instruction set with `threads` threads.

@@ -252,7 +252,9 @@ fn no_namespace(value: &Value) -> Res<()> {
     }
     let Some(object) = value.as_object() else { return Ok(()) };
     let found = match object.repr() {
-        ObjectRepr::Map => object.try_iter_pairs().is_some_and(|mut p| p.any(|(_, v)| is_namespace(&v))),
+        ObjectRepr::Map => {
+            object.try_iter_pairs().is_some_and(|mut p| p.any(|(_, v)| is_namespace(&v)))
+        }
         _ => object.try_iter().is_some_and(|mut items| items.any(|v| is_namespace(&v))),
     };
     if found { Err(namespace_inside()) } else { Ok(()) }
@@ -291,7 +293,8 @@ impl Budget {
             Growth::Replace => {
                 let text = |v: Option<&Value>| v.and_then(Value::to_str);
                 let (from, to) = (text(others.first()), text(others.get(1)));
-                let found = from.map_or(0, |f| first.as_str().unwrap_or_default().matches(&*f).count());
+                let found =
+                    from.map_or(0, |f| first.as_str().unwrap_or_default().matches(&*f).count());
                 self.fits(found as u64 * to.map_or(0, |t| t.len() as u64))?;
             }
             Growth::Format => self.fits(format_size(first, others, rest))?,
@@ -337,7 +340,13 @@ fn format_size(format: &Value, args: &[Value], printed_args: u64) -> u64 {
     fields.saturating_mul(field.saturating_mul(4))
 }
 
-fn call_method(b: &Budget, state: &mut State, value: &Value, name: &str, args: &[Value]) -> Res<Value> {
+fn call_method(
+    b: &Budget,
+    state: &mut State,
+    value: &Value,
+    name: &str,
+    args: &[Value],
+) -> Res<Value> {
     let growth = match name {
         "replace" => Growth::Replace,
         "format" => Growth::Format,
@@ -356,7 +365,9 @@ fn call_method(b: &Budget, state: &mut State, value: &Value, name: &str, args: &
 
 /// Python's `value[start:stop:step]`.
 fn slice(b: &Budget, args: &[Value]) -> Res<Value> {
-    let [value, start, stop, step] = args else { return Err(Error::from(ErrorKind::MissingArgument)) };
+    let [value, start, stop, step] = args else {
+        return Err(Error::from(ErrorKind::MissingArgument));
+    };
     b.measure(value)?;
     let bound = |v: &Value| if v.is_none() { Ok(None) } else { i64::try_from(v.clone()).map(Some) };
     let (start, stop, step) = (bound(start)?, bound(stop)?, bound(step)?.unwrap_or(1));
@@ -375,7 +386,8 @@ fn slice(b: &Budget, args: &[Value]) -> Res<Value> {
         return Err(refuse(format!("value of type {} cannot be sliced", value.kind())));
     }
     let items: Vec<Value> = value.try_iter()?.checked().collect::<Res<_>>()?;
-    let picked: Vec<Value> = picks(items.len(), start, stop, step).map(|i| items[i].clone()).collect();
+    let picked: Vec<Value> =
+        picks(items.len(), start, stop, step).map(|i| items[i].clone()).collect();
     Ok(Value::from(picked))
 }
 

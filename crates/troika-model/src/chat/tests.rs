@@ -74,30 +74,90 @@ fn expressions_render_as_in_jinja() {
     for (source, expected) in [
         ("{{ missing | length }}{{ messages[0].missing | length }}", "00"),
         ("{% if missing | length > 0 %}x{% else %}y{% endif %}", "y"),
-        ("{{ 'abcdef'[1:4] }} {{ 'abcdef'[::-1] }} {{ 'abcdef'[-2:] }} {{ 'abc'[5:] }}|", "bcd fedcba ef |"),
-        ("{{ [1,2,3,4,5][3:1:-1] }} {{ [1,2,3][::2] }} {{ [1,2,3][:-1] }} {{ [1][-9:9] }}", "[4, 3] [1, 3] [1, 2] [1]"),
+        (
+            "{{ 'abcdef'[1:4] }} {{ 'abcdef'[::-1] }} {{ 'abcdef'[-2:] }} {{ 'abc'[5:] }}|",
+            "bcd fedcba ef |",
+        ),
+        (
+            "{{ [1,2,3,4,5][3:1:-1] }} {{ [1,2,3][::2] }} {{ [1,2,3][:-1] }} {{ [1][-9:9] }}",
+            "[4, 3] [1, 3] [1, 2] [1]",
+        ),
         ("{{ missing[1:] }}", "[]"),
-        ("{{ ('ab' * 2) ~ 1 ~ none ~ true }} {{ [1] * 3 }} {{ 2 * 3 }} {{ 7 // 2 }}", "abab1NoneTrue [1, 1, 1] 6 3"),
-        ("{{ [1] + [2, [3]] }} {{ 'a' + 'b' }} {{ 1 + 2 }} {{ (1,) + (2,) }}", "[1, 2, [3]] ab 3 (1, 2)"),
-        ("{{ 'a' in 'abc' }} {{ 1 in [1] }} {{ 'k' in {'k': 1} }} {{ 'x' not in 'abc' }} {{ 'a' in missing }}", "True True True True False"),
-        ("{{ 1 < 2 < 3 }} {{ 1 < 2 > 3 }} {{ [1, 2] == [1, 2] }} {{ 'a' != 'b' }} {{ 1 <= 1 }}", "True False True True True"),
-        ("{{ messages | selectattr('role', 'equalto', 'user') | map(attribute='content') | list }}", "['q', 'r']"),
+        (
+            "{{ ('ab' * 2) ~ 1 ~ none ~ true }} {{ [1] * 3 }} {{ 2 * 3 }} {{ 7 // 2 }}",
+            "abab1NoneTrue [1, 1, 1] 6 3",
+        ),
+        (
+            "{{ [1] + [2, [3]] }} {{ 'a' + 'b' }} {{ 1 + 2 }} {{ (1,) + (2,) }}",
+            "[1, 2, [3]] ab 3 (1, 2)",
+        ),
+        (
+            "{{ 'a' in 'abc' }} {{ 1 in [1] }} {{ 'k' in {'k': 1} }} {{ 'x' not in 'abc' }} {{ 'a' in missing }}",
+            "True True True True False",
+        ),
+        (
+            "{{ 1 < 2 < 3 }} {{ 1 < 2 > 3 }} {{ [1, 2] == [1, 2] }} {{ 'a' != 'b' }} {{ 1 <= 1 }}",
+            "True False True True True",
+        ),
+        (
+            "{{ messages | selectattr('role', 'equalto', 'user') | map(attribute='content') | list }}",
+            "['q', 'r']",
+        ),
         ("{{ messages | rejectattr('role', 'equalto', 'user') | list | length }}", "1"),
-        ("{% for k, v in {'a': 1, 'b': 2}.items() %}{{ k }}{{ v }}{{ loop.index }}{% endfor %}", "a11b22"),
+        (
+            "{% for k, v in {'a': 1, 'b': 2}.items() %}{{ k }}{{ v }}{{ loop.index }}{% endfor %}",
+            "a11b22",
+        ),
         ("{% for k, v in {'b': 1, 'a': 2} | dictsort %}{{ k }}{{ v }}{% endfor %}", "a2b1"),
-        ("{% macro m(x, y=2) %}<{{ x }}{{ y }}>{% endmacro %}{{ m(1) }}{{ m(3, y=4) }}", "<12><34>"),
-        ("{% macro m() %}[{{ caller(1) }}]{% endmacro %}{% call(x) m() %}c{{ x }}{% endcall %}", "[c1]"),
-        ("{% set ns = namespace(n=0) %}{% for i in range(5) %}{% set ns.n = ns.n + i %}{% endfor %}{{ ns.n }}", "10"),
-        ("{% macro up(ns) %}{% set ns.n = ns.n + 1 %}{% endmacro %}{% set ns = namespace(n=0) %}{{ up(ns=ns) }}{{ up(ns) }}{{ ns.n }}", "2"),
-        ("{% for x in [[1, [2]], [3]] recursive %}{% if x is number %}{{ x }}{% else %}({{ loop(x) }}){% endif %}{% endfor %}", "(1(2))(3)"),
-        ("{% for i in range(9) if i is odd %}{% if i > 5 %}{% break %}{% endif %}{{ i }}{% else %}none{% endfor %}", "135"),
-        ("{% set x %}a{{ 1 }}\nb{% endset %}{{ x | upper }}|{% filter indent(2, true) %}a\nb{% endfilter %}", "A1\nB|  a\n  b"),
-        ("{% for m in messages %}{{ loop.first }}{{ loop.last }}{{ loop.previtem.role }}{{ loop.nextitem.role }} {% endfor %}", "TrueFalseassistant FalseFalseuseruser FalseTrueassistant "),
+        (
+            "{% macro m(x, y=2) %}<{{ x }}{{ y }}>{% endmacro %}{{ m(1) }}{{ m(3, y=4) }}",
+            "<12><34>",
+        ),
+        (
+            "{% macro m() %}[{{ caller(1) }}]{% endmacro %}{% call(x) m() %}c{{ x }}{% endcall %}",
+            "[c1]",
+        ),
+        (
+            "{% set ns = namespace(n=0) %}{% for i in range(5) %}{% set ns.n = ns.n + i %}{% endfor %}{{ ns.n }}",
+            "10",
+        ),
+        (
+            "{% macro up(ns) %}{% set ns.n = ns.n + 1 %}{% endmacro %}{% set ns = namespace(n=0) %}{{ up(ns=ns) }}{{ up(ns) }}{{ ns.n }}",
+            "2",
+        ),
+        (
+            "{% for x in [[1, [2]], [3]] recursive %}{% if x is number %}{{ x }}{% else %}({{ loop(x) }}){% endif %}{% endfor %}",
+            "(1(2))(3)",
+        ),
+        (
+            "{% for i in range(9) if i is odd %}{% if i > 5 %}{% break %}{% endif %}{{ i }}{% else %}none{% endfor %}",
+            "135",
+        ),
+        (
+            "{% set x %}a{{ 1 }}\nb{% endset %}{{ x | upper }}|{% filter indent(2, true) %}a\nb{% endfilter %}",
+            "A1\nB|  a\n  b",
+        ),
+        (
+            "{% for m in messages %}{{ loop.first }}{{ loop.last }}{{ loop.previtem.role }}{{ loop.nextitem.role }} {% endfor %}",
+            "TrueFalseassistant FalseFalseuseruser FalseTrueassistant ",
+        ),
         ("{{ '%s-%05d' | format('a', 42) }} {{ '{}{:>4}'.format('x', 'y') }}", "a-00042 x   y"),
-        ("{{ 'a,b,,c'.split(',') }} {{ ' x '.strip() }}| {{ 'aab'.replace('a', 'bb') }} {{ '-'.join([1, 2]) }}", "['a', 'b', '', 'c'] x| bbbbb 1-2"),
-        ("{{ {'a': [1]} | tojson }} {{ {'b': 1}.get('x', 'd') }} {{ dict(a=1).keys() | list }}", "{\"a\": [1]} d ['a']"),
-        ("{{ [3, 1, 2] | sort | join(',') }} {{ [1, 1] | unique | list }} {{ [1, 2] | sum }} {{ [1, 2] | max }}", "1,2,3 [1] 3 2"),
-        ("{{ 'x' if missing is defined else 'y' }} {{ missing | default('d') }} {{ none is none }}", "y d True"),
+        (
+            "{{ 'a,b,,c'.split(',') }} {{ ' x '.strip() }}| {{ 'aab'.replace('a', 'bb') }} {{ '-'.join([1, 2]) }}",
+            "['a', 'b', '', 'c'] x| bbbbb 1-2",
+        ),
+        (
+            "{{ {'a': [1]} | tojson }} {{ {'b': 1}.get('x', 'd') }} {{ dict(a=1).keys() | list }}",
+            "{\"a\": [1]} d ['a']",
+        ),
+        (
+            "{{ [3, 1, 2] | sort | join(',') }} {{ [1, 1] | unique | list }} {{ [1, 2] | sum }} {{ [1, 2] | max }}",
+            "1,2,3 [1] 3 2",
+        ),
+        (
+            "{{ 'x' if missing is defined else 'y' }} {{ missing | default('d') }} {{ none is none }}",
+            "y d True",
+        ),
     ] {
         let m = [("user", "q"), ("assistant", "a"), ("user", "r")];
         let got = render(source, &m);
@@ -287,7 +347,8 @@ fn marks(p: &ChatPrompt) -> Vec<&str> {
 
 #[test]
 fn control_tokens_in_messages_are_marked() {
-    let t = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}";
+    let t =
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}";
     let p = masked(
         t,
         json!([
@@ -323,7 +384,10 @@ fn nested_texts_and_tools_are_marked_and_templates_do_not_notice() {
         ("{{ messages[0].content | trim == 'a<s>b<|im_end|>' }}", "True"),
         ("{{ messages[0].content.split('<s>')[1].strip().startswith('b<|im_end|>') }}", "True"),
         ("{{ messages[0].content.replace('<|im_end|>', '').find('<s>') }}", "2"),
-        ("{{ messages[0].content.count('<s>') }}{{ messages[0].content | replace('<s>', '-') }}", "1 a-b<|im_end|> "),
+        (
+            "{{ messages[0].content.count('<s>') }}{{ messages[0].content | replace('<s>', '-') }}",
+            "1 a-b<|im_end|> ",
+        ),
         ("{{ 'x' if messages[0].content is startingwith(' a<s>') }}", "x"),
     ] {
         assert_eq!(masked(source, m.clone()).text, expected, "{source}");

@@ -2,11 +2,11 @@
 
 use std::collections::HashMap;
 
-use troika_device::WeightData;
+use troika_device::{OutOfMemory, WeightData};
 use troika_graph::DType;
 
 use super::checkpoint::{Checkpoint, StoredTensor};
-use super::cut::{convert, cut};
+use super::cut::{CutError, convert, cut};
 use super::error::WeightError;
 use super::recipe::Recipe;
 use super::scheme::{BindOptions, Quant};
@@ -138,10 +138,18 @@ impl Binder<'_> {
             let source = Source::Cut { tensor: tensor.clone(), recipe: recipe.clone() };
             return Ok(Bound::new(need.key, shape(target), source, name));
         }
-        let piece = cut(tensor, recipe).ok_or_else(shape_error)?;
+        let no_memory = |e: OutOfMemory| WeightError::Memory {
+            file: file(),
+            tensor: recipe.tensor.clone(),
+            bytes: e.bytes,
+        };
+        let piece = cut(tensor, recipe).map_err(|e| match e {
+            CutError::Misfit => shape_error(),
+            CutError::Memory(e) => no_memory(e),
+        })?;
         let (dtype, bytes) = (piece.dtype, piece.bytes);
         let data = WeightData { dtype, rows: need.rows, cols: need.cols, bytes };
-        let (data, converted) = convert(data, self.options.float);
+        let (data, converted) = convert(data, self.options.float).map_err(no_memory)?;
         let source = Source::Ready { bytes: data.bytes, owned: piece.owned || converted };
         Ok(Bound::new(need.key, shape(data.dtype), source, name))
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
-use troika_device::{WeightBytes, WeightData, WeightOwner, ZeroedBytes};
+use troika_device::{OutOfMemory, WeightBytes, WeightData, WeightOwner, ZeroedBytes};
 use troika_graph::{DType, blocks};
 
 use super::checkpoint::StoredTensor;
@@ -16,30 +16,25 @@ use super::store::FloatType;
 const TILE: usize = 32;
 
 /// New 64-byte aligned bytes, zeros before they are filled by `fill`.
-pub(super) fn try_aligned_with<E>(
+pub(super) fn aligned_with(
     len: usize,
-    fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
-) -> Result<WeightBytes, E> {
-    let mut bytes = ZeroedBytes::new(len).huge_pages();
-    fill(&mut bytes)?;
+    fill: impl FnOnce(&mut [u8]),
+) -> Result<WeightBytes, OutOfMemory> {
+    let mut bytes = ZeroedBytes::new(len)?.huge_pages();
+    fill(&mut bytes);
     let owner: WeightOwner = Arc::new(bytes);
     Ok(WeightBytes::whole(owner))
 }
 
-/// New 64-byte aligned bytes, filled by `fill`.
-fn aligned_with(len: usize, fill: impl FnOnce(&mut [u8])) -> WeightBytes {
-    let filled = try_aligned_with(len, |out| {
-        fill(out);
-        Ok::<(), std::convert::Infallible>(())
-    });
-    match filled {
-        Ok(bytes) => bytes,
-    }
-}
-
-/// A 64-byte aligned copy.
-fn aligned(bytes: &[u8]) -> WeightBytes {
-    aligned_with(bytes.len(), |out| out.copy_from_slice(bytes))
+/// Why a recipe gives no bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(super) enum CutError {
+    /// It takes rows or columns that the tensor does not have.
+    #[error("does not fit its tensor")]
+    Misfit,
+    /// There is no room for a copy.
+    #[error(transparent)]
+    Memory(#[from] OutOfMemory),
 }
 
 /// What a recipe took.
@@ -52,11 +47,11 @@ pub(super) struct Piece {
     pub owned: bool,
 }
 
-/// The bytes a recipe takes: a view when possible, else a copy. `None` when it does not fit.
-pub(super) fn cut(tensor: &StoredTensor, recipe: &Recipe) -> Option<Piece> {
+/// The bytes a recipe takes: a view when possible, else a copy.
+pub(super) fn cut(tensor: &StoredTensor, recipe: &Recipe) -> Result<Piece, CutError> {
     let (rows, cols) = tensor.matrix();
     let dtype = tensor.dtype;
-    let row_bytes = dtype.row_bytes(cols)?;
+    let row_bytes = dtype.row_bytes(cols).ok_or(CutError::Misfit)?;
     let bytes_of =
         |r: &Range<usize>| Some(r.start.checked_mul(row_bytes)?..r.end.checked_mul(row_bytes)?);
     let all = 0..rows;
@@ -65,42 +60,49 @@ pub(super) fn cut(tensor: &StoredTensor, recipe: &Recipe) -> Option<Piece> {
         return rearranged(tensor, ranges, recipe);
     }
     if let [one] = ranges {
-        let view = tensor.bytes.slice(bytes_of(one)?)?;
+        let view = bytes_of(one).and_then(|r| tensor.bytes.slice(r)).ok_or(CutError::Misfit)?;
         let align = if dtype.is_quantized() { 1 } else { dtype.block_bytes() };
         if (view.as_ptr() as usize).is_multiple_of(align) {
-            return Some(Piece { dtype, bytes: view, owned: false });
+            return Ok(Piece { dtype, bytes: view, owned: false });
         }
     }
-    let parts: Vec<&[u8]> =
-        ranges.iter().map(|r| tensor.bytes.get(bytes_of(r)?)).collect::<Option<_>>()?;
+    let parts = ranges.iter().map(|r| tensor.bytes.get(bytes_of(r)?));
+    let parts: Vec<&[u8]> = parts.collect::<Option<_>>().ok_or(CutError::Misfit)?;
     let bytes = aligned_with(parts.iter().map(|p| p.len()).sum(), |out| {
         let mut at = 0;
         for part in &parts {
             out[at..at + part.len()].copy_from_slice(part);
             at += part.len();
         }
-    });
-    Some(Piece { dtype, bytes, owned: true })
+    })?;
+    Ok(Piece { dtype, bytes, owned: true })
 }
 
 /// Takes columns, transposes, or both. Columns of quantized blocks cannot be taken apart: such
 /// tensors become f32.
-fn rearranged(tensor: &StoredTensor, ranges: &[Range<usize>], recipe: &Recipe) -> Option<Piece> {
+fn rearranged(
+    tensor: &StoredTensor,
+    ranges: &[Range<usize>],
+    recipe: &Recipe,
+) -> Result<Piece, CutError> {
     let cols = tensor.matrix().1;
-    let row_bytes = tensor.dtype.row_bytes(cols)?;
+    let row_bytes = tensor.dtype.row_bytes(cols).ok_or(CutError::Misfit)?;
     let dtype = if tensor.dtype.is_quantized() { DType::F32 } else { tensor.dtype };
     let size = dtype.block_bytes();
     let picked = recipe.cols.unwrap_or(Cols { start: 0, len: cols, step: 1 });
-    let taken = ranges.iter().try_fold(0usize, |n, r| n.checked_add(r.len()))?;
-    let len = taken.checked_mul(picked.len)?.checked_mul(size)?;
+    let taken = ranges.iter().try_fold(0usize, |n, r| n.checked_add(r.len()));
+    let taken = taken.ok_or(CutError::Misfit)?;
+    let len = taken.checked_mul(picked.len).and_then(|n| n.checked_mul(size));
+    let len = len.ok_or(CutError::Misfit)?;
     if len == 0 {
-        return Some(Piece { dtype, bytes: aligned(&[]), owned: true });
+        return Ok(Piece { dtype, bytes: aligned_with(0, |_| {})?, owned: true });
     }
     let rows: Vec<&[u8]> = ranges
         .iter()
         .flat_map(|r| r.clone())
         .map(|row| tensor.bytes.get(row * row_bytes..(row + 1) * row_bytes))
-        .collect::<Option<_>>()?;
+        .collect::<Option<_>>()
+        .ok_or(CutError::Misfit)?;
     let height = TILE.min(rows.len());
     let bytes = aligned_with(len, |out| {
         let mut scratch = vec![0.0f32; (height * cols * size).div_ceil(4)];
@@ -120,8 +122,8 @@ fn rearranged(tensor: &StoredTensor, ranges: &[Range<usize>], recipe: &Recipe) -
                 _ => tile.place::<4>(from, out, recipe.transpose),
             }
         }
-    });
-    Some(Piece { dtype, bytes, owned: true })
+    })?;
+    Ok(Piece { dtype, bytes, owned: true })
 }
 
 /// Some of the taken rows.
@@ -155,9 +157,12 @@ impl Tile {
 
 /// Converts float matrices to the wanted type; vectors and quantized weights stay. Tells whether
 /// anything was converted.
-pub(super) fn convert(data: WeightData, float: FloatType) -> (WeightData, bool) {
+pub(super) fn convert(
+    data: WeightData,
+    float: FloatType,
+) -> Result<(WeightData, bool), OutOfMemory> {
     let dtype = match float {
-        FloatType::Auto => return (data, false),
+        FloatType::Auto => return Ok((data, false)),
         FloatType::F32 => DType::F32,
         FloatType::F16 => DType::F16,
         FloatType::BF16 => DType::BF16,
@@ -165,10 +170,10 @@ pub(super) fn convert(data: WeightData, float: FloatType) -> (WeightData, bool) 
     let (row_bytes, to_bytes) = match (data.dtype.row_bytes(data.cols), dtype.row_bytes(data.cols))
     {
         (Some(from @ 1..), Some(to)) => (from, to),
-        _ => return (data, false),
+        _ => return Ok((data, false)),
     };
     if data.rows <= 1 || data.dtype == dtype || !data.dtype.is_float() {
-        return (data, false);
+        return Ok((data, false));
     }
     let mut row = vec![0.0f32; data.cols];
     let bytes = aligned_with(data.rows * to_bytes, |out| {
@@ -177,8 +182,8 @@ pub(super) fn convert(data: WeightData, float: FloatType) -> (WeightData, bool) 
             blocks::dequantize(data.dtype, from, &mut row);
             narrow(&row, dtype, to);
         }
-    });
-    (WeightData { dtype, bytes, ..data }, true)
+    })?;
+    Ok((WeightData { dtype, bytes, ..data }, true))
 }
 
 /// Rounds to the nearest number of a float type, ties to even.

@@ -58,6 +58,16 @@ pub enum WeightError {
         /// Shape needed.
         need: String,
     },
+    /// A copy of a tensor, or of a part of it, does not fit into memory.
+    #[error("no memory for a copy of tensor {tensor} in {file}: {bytes} bytes were asked for")]
+    Memory {
+        /// File.
+        file: String,
+        /// Tensor.
+        tensor: String,
+        /// Size of the copy.
+        bytes: usize,
+    },
     /// A tensor type that cannot be a weight.
     #[error("tensor {tensor} in {file} has type {dtype}, which is not supported as a weight type")]
     Type {

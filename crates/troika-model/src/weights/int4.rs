@@ -21,7 +21,7 @@ use troika_device::WeightBytes;
 use troika_graph::{DType, blocks};
 
 use super::checkpoint::{Checkpoint, StoredTensor};
-use super::cut::try_aligned_with;
+use super::cut::aligned_with;
 use super::error::WeightError;
 use super::recipe::Recipe;
 use crate::lower::WeightShape;
@@ -180,10 +180,9 @@ impl Int4Weight {
         if outputs.len() != rows.len() {
             return None;
         }
-        let made = try_aligned_with(outputs.len().checked_mul(row_bytes)?, |out| {
+        let made = aligned_with(outputs.len().checked_mul(row_bytes)?, |out| {
             self.scales(shape, &outputs, out);
             self.values(shape, &outputs, out);
-            Ok::<(), std::convert::Infallible>(())
         });
         made.ok()
     }

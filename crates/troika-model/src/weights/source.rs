@@ -6,7 +6,7 @@ use troika_device::{WeightBytes, WeightData};
 use troika_graph::{DType, blocks, quantize};
 
 use super::checkpoint::StoredTensor;
-use super::cut::{cut, try_aligned_with};
+use super::cut::{aligned_with, cut};
 use super::int4::Int4Weight;
 use super::recipe::Recipe;
 use super::synthetic;
@@ -48,7 +48,7 @@ impl Source {
                 Ok(Opened::Same(WeightData { dtype, rows, cols, bytes: bytes.clone() }))
             }
             Source::Cut { tensor, recipe } => {
-                let piece = cut(tensor, recipe).ok_or("does not fit its tensor")?;
+                let piece = cut(tensor, recipe).map_err(|e| e.to_string())?;
                 let (bytes, from) = (piece.bytes, piece.dtype);
                 Ok(Opened::Float(WeightData { dtype: from, rows, cols, bytes }))
             }
@@ -94,7 +94,8 @@ impl Opened<'_> {
         }
     }
 
-    /// Some rows in the weight's type. `None` when the bytes are not what the shape says.
+    /// Some rows in the weight's type. `None` when the bytes are not what the shape says, or there
+    /// is no memory for a copy.
     pub fn rows(&self, shape: WeightShape, rows: Range<usize>) -> Option<Made> {
         let part = |data: &WeightData| {
             let row = data.dtype.row_bytes(data.cols)?;
@@ -129,13 +130,12 @@ fn quantized(from: &[u8], data: &WeightData, shape: WeightShape) -> Option<(Weig
     let (from_row, to_row) = (data.dtype.row_bytes(data.cols)?, shape.dtype.row_bytes(shape.cols)?);
     let mut finite = true;
     let mut row = vec![0.0f32; shape.cols];
-    let made = try_aligned_with(to_row.checked_mul(shape.rows)?, |out| {
+    let made = aligned_with(to_row.checked_mul(shape.rows)?, |out| {
         let rows = from.chunks_exact(from_row.max(1)).zip(out.chunks_exact_mut(to_row.max(1)));
         for (from, to) in rows {
             blocks::dequantize(data.dtype, from, &mut row);
             finite &= quantize_row(shape.dtype, &row, to);
         }
-        Ok::<(), std::convert::Infallible>(())
     });
     made.ok().map(|bytes| (bytes, finite))
 }

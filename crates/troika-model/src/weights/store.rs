@@ -341,7 +341,9 @@ impl WeightStore {
             let first = i * each * layout.rows;
             let rows = first..(first + each * layout.rows).min(b.shape.rows);
             let made = opened.rows(b.shape, rows.clone());
-            let made = made.ok_or_else(|| wrong("is shorter than its shape".into()))?;
+            let made = made.ok_or_else(|| {
+                wrong("is shorter than its shape, or there is no memory for its rows".into())
+            })?;
             let packed = pack(&made.data, &mut lock(&pieces[i]));
             self.read(b, &made);
             self.advance(b, rows.len());

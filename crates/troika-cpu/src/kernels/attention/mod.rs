@@ -84,10 +84,16 @@ impl Operands<'_> {
     /// Checks lengths, and that every visible position is kept.
     fn check(&self, out: usize) -> Result<(), KernelError> {
         let (o, rows) = (self.op, self.step.rows());
+        let wide = |heads: usize, dim: usize| heads.checked_mul(dim)?.checked_mul(rows.max(1));
+        let fits =
+            |len: usize, dim: usize| wide(o.heads, dim) == Some(len) || rows == 0 && len == 0;
+        let cache = wide(o.kv_heads, o.k_dim.max(o.v_dim)).and_then(|n| n.checked_mul(4));
+        assert!(cache.is_some() && o.kv_heads > 0, "heads of an attention");
+        assert!(self.step.is_whole(), "sequences of a step");
         assert!(!self.pairs || matches!(self.keys, CacheRef::BF16(_)), "pairs of other than bf16");
         assert!(!o.value_in_key || o.v_dim <= o.k_dim, "a value wider than its key");
-        assert!(self.q.len() == rows * o.heads * o.k_dim, "length of queries");
-        assert!(out == rows * o.heads * o.v_dim, "length of attention's result");
+        assert!(fits(self.q.len(), o.k_dim), "length of queries");
+        assert!(fits(out, o.v_dim), "length of attention's result");
         assert!(self.sinks.is_none_or(|s| s.len() == o.heads), "length of sinks");
         let keys = self.keys.len() / (o.kv_heads * o.k_dim).max(1);
         let cached = keys.min(self.values.len() / self.value_width().max(1));
@@ -140,7 +146,8 @@ fn cut(op: &Attention, step: &Step, threads: usize) -> (AttentionChoice, usize) 
 pub fn partial_floats(op: &Attention, step: &Step, threads: usize) -> usize {
     let (cut, splits) = cut(op, step, threads);
     let (_, v_pad) = part::padded(op);
-    if cut.split { step.rows() * op.heads * splits * (v_pad + 2) } else { 0 }
+    let lines = step.rows().saturating_mul(op.heads);
+    if cut.split { lines.saturating_mul(splits).saturating_mul(v_pad + 2) } else { 0 }
 }
 
 /// Attends for all rows of the step; `partials` has at least [`partial_floats`].

@@ -24,13 +24,14 @@
 use std::marker::PhantomData;
 use std::mem::{MaybeUninit, offset_of};
 
+use super::Part;
 use super::block::extra;
 use super::format::Format;
 use super::lanes::x86::{Dpbusd, X86};
 use super::lanes::{ROWS, Rows, turns};
 use super::layout::{GROUP, QUAD};
 use super::quantize::{GROUP_FLOATS, Group};
-use super::tile::{self, Block, DIRECT, Part, even_chunk, get, put, rows, widen_all};
+use super::tile::{self, Block, DIRECT, even_chunk, get, put, rows, widen_all};
 use crate::machine::instructions::Work;
 use crate::machine::instructions::x86::{Held, TileConfig, Tiles, Vector};
 #[cfg(target_arch = "x86_64")]

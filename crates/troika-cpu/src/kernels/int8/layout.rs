@@ -46,12 +46,12 @@ pub(super) const fn zero(dtype: DType) -> i32 {
 /// Where the parts of a panel are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// Type of the weight.
-    pub dtype: DType,
+    /// Type of the weight. As all fields, as [`Layout::new`] made it: kernels follow them.
+    pub(crate) dtype: DType,
     /// Rows.
-    pub rows: usize,
+    pub(crate) rows: usize,
     /// Columns.
-    pub cols: usize,
+    pub(crate) cols: usize,
     /// The first group.
     pub(super) head: usize,
     pub(super) high: usize,
@@ -103,6 +103,21 @@ impl Layout {
             _ if self.dtype.has_zero_points() => self.scales + self.block_at(b),
             _ => self.scales + self.block_at(b) + i * self.step,
         }
+    }
+
+    /// Type of the weight.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Rows of the weight.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Columns of the weight.
+    pub fn cols(&self) -> usize {
+        self.cols
     }
 
     /// Name of the layout, in the store's accounts.

@@ -12,6 +12,7 @@ mod block;
 mod format;
 mod lanes;
 mod layout;
+mod part;
 mod quantize;
 pub mod scalar;
 mod tile;
@@ -26,8 +27,8 @@ use crate::kernels::{Context, KernelError};
 pub(crate) use lanes::multiply;
 pub use lanes::{ROWS, name};
 pub use layout::{GROUP, Layout, PackedView};
+pub(crate) use part::Part;
 pub use quantize::{Extra, Rows, floats, quantize};
-pub(crate) use tile::Part;
 
 /// A product: quantized rows times the transpose of a packed weight.
 #[derive(Clone, Copy)]
@@ -56,15 +57,18 @@ pub const DTYPES: [DType; 8] = [
 
 /// Runs a part of a product.
 pub(crate) fn run_part(isa: crate::Isa, part: Part<'_>) {
-    // SAFETY: parts write results of their own: `linear` and the experts cut them so.
-    unsafe { lanes::dispatch(isa, part) }
+    lanes::dispatch(isa, part);
 }
 
 /// `y = x * W^T + b` for some products of as many rows each, in one parallel region.
 ///
+/// # Safety
+/// The results of these rows of all products are different floats, and nobody else accesses them
+/// meanwhile.
+///
 /// # Errors
-/// A panic of a part.
-pub fn linear(
+/// A panic of a part: operands that do not fit each other.
+pub unsafe fn linear(
     cx: &mut Context<'_>,
     rows: usize,
     products: &[Product<'_>],
@@ -76,7 +80,8 @@ pub fn linear(
     let all = products.iter().map(|p| p.weight.layout.panels()).sum();
     if rows <= tile::DIRECT {
         let bytes = products.iter().map(|p| p.weight.layout.bytes()).sum();
-        return few(cx, rows, products, select::stream(all, bytes, threads));
+        // SAFETY: by the caller.
+        return unsafe { few(cx, rows, products, select::stream(all, bytes, threads)) };
     }
     let cut = |p: &Product<'_>| {
         let layout = &p.weight.layout;
@@ -103,15 +108,19 @@ pub fn linear(
         let (panel, block) = (part / c.blocks * c.step, part % c.blocks * c.row_block);
         let n = panel..(panel + c.step).min(product.weight.layout.rows);
         let m = block..(block + c.row_block).min(rows);
-        // SAFETY: each worker asks for its own scratch once per part.
-        let scratch = unsafe { scratch.get(worker) };
-        run_part(isa, Part { product, n, m, origin: 0, scratch });
+        // SAFETY: each worker asks for its own scratch once per part; parts have different rows of
+        // results, and products by the caller.
+        let part = unsafe { Part::new(product, n, m, 0, scratch.get(worker)) };
+        run_part(isa, part);
     })?;
     Ok(())
 }
 
 /// Products of few rows: the panels of all of them are cut as if they were one weight.
-fn few(
+///
+/// # Safety
+/// As for [`linear`].
+unsafe fn few(
     cx: &mut Context<'_>,
     rows: usize,
     products: &[Product<'_>],
@@ -125,7 +134,8 @@ fn few(
         cut.visit(part, panels, |i, panels| {
             let (product, scratch) = (products[i], &mut *scratch);
             let n = panels.start * ROWS..(panels.end * ROWS).min(product.weight.layout.rows);
-            run_part(isa, Part { product, n, m: 0..rows, origin: 0, scratch });
+            // SAFETY: parts have different rows of results, and products by the caller.
+            run_part(isa, unsafe { Part::new(product, n, 0..rows, 0, scratch) });
         });
     })?;
     Ok(())

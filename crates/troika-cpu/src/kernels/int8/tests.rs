@@ -3,10 +3,10 @@
 
 use troika_graph::DType;
 
+use super::Part;
 use super::lanes::emulate;
 use super::layout::{Layout, PackedView};
 use super::quantize::{Extra, Group, floats, group};
-use super::tile::Part;
 use super::{DTYPES, Product, format, scalar};
 use crate::kernels::linear::{OutView, RowsView, WeightView};
 use crate::kernels::simd::Portable;
@@ -87,7 +87,8 @@ fn emulated_kernels_are_the_reference_to_the_bit() {
                     },
                     y: OutView::dense(SharedMut::new(&mut y), n),
                 };
-                let part = Part { product, n: 0..n, m: 0..rows, origin: 0, scratch: &mut scratch };
+                // SAFETY: nobody else has the results.
+                let part = unsafe { Part::new(product, 0..n, 0..rows, 0, &mut scratch) };
                 // SAFETY: plain Rust needs no features; the format is the weight's.
                 unsafe { format::with_format!(dtype, F => emulate::<F>(isa, part)) }
                 assert!(y == want, "{dtype}, {rows} rows, {n} x {k}, {}", isa.name());

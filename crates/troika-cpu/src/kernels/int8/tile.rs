@@ -7,26 +7,13 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::Product;
+use super::Part;
 use super::block::tile;
 use super::format::{Format, Panel};
 use super::lanes::{ROWS, Rows, turns};
 use super::layout::{GROUP, QUAD};
 use super::quantize::GROUP_FLOATS;
 use crate::machine::instructions::Work;
-
-/// A part of a product: some weight rows, some activation rows.
-pub(crate) struct Part<'a> {
-    pub product: Product<'a>,
-    /// Weight rows, from the first row of a panel on.
-    pub n: Range<usize>,
-    /// Activation rows.
-    pub m: Range<usize>,
-    /// Weight row that belongs to the first column of the results.
-    pub origin: usize,
-    /// At least [`SCRATCH`] floats.
-    pub scratch: &'a mut [f32],
-}
 
 /// Activation rows up to which weights are read as they are.
 pub(super) const DIRECT: usize = 3;
@@ -43,11 +30,11 @@ pub(super) const SCRATCH: usize = 3 * PANEL;
 /// Computes a part of a product with weights of a format.
 ///
 /// # Safety
-/// Needs the features of `I`; the weight is of this format; nobody else writes the part's
-/// results.
+/// Needs the features of `I`; the weight is of this format.
 #[inline(always)]
 pub(super) unsafe fn run<I: Rows, F: Format>(part: Part<'_>) {
-    // SAFETY: passed on.
+    // SAFETY: passed on; `Part::new` checked panels, rows and lengths, and had the promise that
+    // nobody else writes the results.
     unsafe {
         match part.m.len() {
             0 => {}
@@ -156,7 +143,6 @@ pub(super) unsafe fn widen_all<I: Rows, F: Format, const NR: usize, const SIGNED
     g: Range<usize>,
 ) -> [Panel; NR] {
     let weight = &part.product.weight;
-    assert!(part.scratch.len() >= SCRATCH, "scratch of a product");
     // SAFETY: the panels exist and have these groups; scratch has room for three.
     unsafe {
         let to = part.scratch.as_mut_ptr();

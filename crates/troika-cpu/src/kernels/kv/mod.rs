@@ -2,6 +2,8 @@
 
 pub mod scalar;
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use half::{bf16, f16};
 use troika_device::Step;
 
@@ -49,6 +51,9 @@ impl CacheRef<'_> {
 
 /// Cache rows of width `width` that the step's positions live in; checks that all of them exist.
 fn check(step: &Step, group: usize, cache_rows: usize) -> Result<(), KernelError> {
+    if !step.is_whole() {
+        return Err(operand("the rows of sequences have gaps".into()));
+    }
     for s in &step.seqs {
         for i in 0..s.rows.len() {
             let pos = s.pos + i;
@@ -69,7 +74,8 @@ pub(crate) fn operand(why: String) -> KernelError {
 /// Writes the rows of `x`, `width` elements each, at the positions of the step.
 ///
 /// # Errors
-/// A position without a page or outside of the cache; a panic of a part.
+/// A position without a page or outside of the cache; values that a cache of f16 cannot hold (all
+/// rows are written then, too); a panic of a part.
 pub fn append(
     cx: &mut Context<'_>,
     step: &Step,
@@ -88,8 +94,15 @@ pub fn append(
         }
         CacheMut::F16(c) => {
             check(step, group, c.len() / width)?;
-            let put = |x: &[f32], y: &mut [f16]| dispatch(isa, ToF16(x, y));
-            rows(cx, step, group, x, SharedMut::new(c), &put)
+            let beyond = AtomicBool::new(false);
+            let put = |x: &[f32], y: &mut [f16]| {
+                if dispatch(isa, ToF16(x, y)) {
+                    beyond.store(true, Ordering::Relaxed);
+                }
+            };
+            rows(cx, step, group, x, SharedMut::new(c), &put)?;
+            let why = "keys or values exceed the range of f16; use a cache of bf16 or f32";
+            if beyond.into_inner() { Err(operand(why.into())) } else { Ok(()) }
         }
         CacheMut::BF16(c) => {
             check(step, group, c.len() / width)?;
@@ -99,13 +112,18 @@ pub fn append(
     }
 }
 
-/// Rounds floats to f16.
+/// The smallest magnitude that f16 rounds to infinity: halfway from its largest number to 2^16.
+const BEYOND_F16: f32 = 65520.0;
+
+/// Rounds floats to f16; says whether any became infinite.
 struct ToF16<'a>(&'a [f32], &'a mut [f16]);
 
 impl Kernel for ToF16<'_> {
-    type Output = ();
+    type Output = bool;
     #[inline(always)]
-    unsafe fn run<V: Lanes>(self) {
+    unsafe fn run<V: Lanes>(self) -> bool {
+        // A loop of its own, of which the compiler makes vectors.
+        let beyond = self.0.iter().fold(false, |beyond, x| beyond | (x.abs() >= BEYOND_F16));
         let (x, rest) = self.0.split_at(self.0.len() / V::N * V::N);
         let (y, y_rest) = self.1.split_at_mut(x.len());
         for (x, y) in x.chunks_exact(V::N).zip(y.chunks_exact_mut(V::N)) {
@@ -113,6 +131,7 @@ impl Kernel for ToF16<'_> {
             unsafe { V::load(x.as_ptr()).store_f16(y.as_mut_ptr()) };
         }
         y_rest.iter_mut().zip(rest).for_each(|(y, x)| *y = f16::from_f32(*x));
+        beyond
     }
 }
 

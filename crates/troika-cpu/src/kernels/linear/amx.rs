@@ -47,11 +47,10 @@ const _: () = assert!(BLOCK.is_multiple_of(SIDE));
 /// Computes a part of a product of pairs.
 ///
 /// # Safety
-/// Needs the features of `A` and `T`; the weight's bytes fit its shape; nobody else writes the
-/// part's results.
+/// Needs the features of `A` and `T`; the weight is as it lies in a file (no panels).
 #[inline(always)]
 pub(super) unsafe fn part<A: Mac, T: Tiles>(part: Part<'_>) {
-    assert!(part.n.end <= part.product.weight.rows, "weight rows of a part");
+    assert!(!part.product.panels, "a weight as it lies in a file");
     let mut tiles = Held(T::default());
     // SAFETY: passed on.
     unsafe {

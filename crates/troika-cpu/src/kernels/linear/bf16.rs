@@ -189,7 +189,7 @@ mod native {
     }
 
     /// # Safety
-    /// Needs the features, and what the kernel needs.
+    /// Needs the features.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
     pub unsafe fn run<K: PairsKernel>(kernel: K) {
         // SAFETY: by the caller.
@@ -197,8 +197,8 @@ mod native {
     }
 
     /// # Safety
-    /// Needs the features, AMX-TILE and AMX-BF16, the system's permission to use tiles, and what
-    /// [`amx::part`] needs. (Of `Native` only the registers are used.)
+    /// Needs the features, AMX-TILE and AMX-BF16, and the system's permission to use tiles. (Of
+    /// `Native` only the registers are used.)
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
     pub unsafe fn run_tiles(part: Part<'_>) {
         // SAFETY: by the caller.
@@ -218,7 +218,7 @@ pub(crate) trait PairsKernel {
 impl PairsKernel for Part<'_> {
     #[inline(always)]
     unsafe fn run<A: Mac>(self) {
-        // SAFETY: features by the caller; parts were checked when made.
+        // SAFETY: features by the caller.
         unsafe { tile::part::<A>(self) }
     }
 }
@@ -227,8 +227,7 @@ impl PairsKernel for Part<'_> {
 pub(super) fn run_part(isa: Isa, part: Part<'_>) {
     #[cfg(any(target_arch = "x86_64", all(feature = "emulate", not(target_arch = "aarch64"))))]
     if instruction(isa) == Instruction::Tiles {
-        // SAFETY: parts were checked when made; features are detected, and who has the
-        // instruction set has asked for it.
+        // SAFETY: features are detected, and who has the instruction set has asked for it.
         unsafe {
             #[cfg(target_arch = "x86_64")]
             if is_native(isa) {

@@ -15,10 +15,13 @@ pub mod bf16;
 mod blocks;
 mod pack;
 pub mod panels;
+mod part;
 pub mod scalar;
 mod terms;
 mod tile;
 mod weights;
+
+use std::ops::Range;
 
 use troika_graph::{Acts, DType};
 
@@ -29,6 +32,7 @@ use crate::machine::Multiply;
 use crate::{Isa, SharedMut};
 
 pub(crate) use bf16::{PairsKernel, dispatch_pairs};
+pub(crate) use part::Part;
 pub(crate) use terms::{Float, Mac, Pairs, Single, Source, nearest};
 pub(crate) use weights::{Bf16Row, F16Row, F32Row};
 
@@ -138,11 +142,31 @@ impl<'a> RowsView<'a> {
     /// First element of row `i`, of which `cols` are in range.
     #[inline(always)]
     pub(crate) fn row(&self, i: usize, cols: usize) -> *const f32 {
-        let start = self.start(i);
-        assert!(start + cols <= self.data.len(), "activation row out of range");
-        // SAFETY: in range by the assertion.
-        unsafe { self.data.as_ptr().add(start) }
+        self.data[self.start(i)..][..cols].as_ptr()
     }
+
+    /// Whether all these rows lie inside, `cols` floats each.
+    pub(crate) fn has(&self, rows: &Range<usize>, cols: usize) -> bool {
+        let at = |i: usize| self.index.map_or(i, |ix| ix[i] as usize).checked_div(self.divide);
+        has((self.offset, self.stride), self.data.len(), (rows, cols), self.index.is_some(), &at)
+    }
+}
+
+/// Whether rows at `offset + at(i) * stride` lie inside of `len` floats, `cols` floats each.
+fn has(
+    (offset, stride): (usize, usize),
+    len: usize,
+    (rows, cols): (&Range<usize>, usize),
+    indexed: bool,
+    at: &dyn Fn(usize) -> Option<usize>,
+) -> bool {
+    if rows.is_empty() {
+        return true;
+    }
+    let end = |i: usize| at(i)?.checked_mul(stride)?.checked_add(offset)?.checked_add(cols);
+    let inside = |i: usize| end(i).is_some_and(|end| end <= len);
+    // Without an index the last row stands for all.
+    if indexed { rows.clone().all(inside) } else { inside(rows.end - 1) }
 }
 
 /// Where results go: row `i` at `offset + at(i) * stride`.
@@ -168,9 +192,16 @@ impl<'a> OutView<'a> {
     pub(crate) fn at(&self, i: usize, cols: usize) -> *mut f32 {
         let row = self.index.map_or(i, |ix| ix[i] as usize);
         let start = self.offset + row * self.stride;
-        assert!(start + cols <= self.data.len(), "result row out of range");
+        let inside = self.data.len().checked_sub(cols).is_some_and(|last| start <= last);
+        assert!(inside, "result row out of range");
         // SAFETY: in range by the assertion.
         unsafe { self.data.as_ptr().add(start) }
+    }
+
+    /// Whether all these rows lie inside, `cols` floats each.
+    pub(crate) fn has(&self, rows: &Range<usize>, cols: usize) -> bool {
+        let at = |i: usize| Some(self.index.map_or(i, |ix| ix[i] as usize));
+        has((self.offset, self.stride), self.data.len(), (rows, cols), self.index.is_some(), &at)
     }
 }
 
@@ -191,36 +222,13 @@ pub struct Product<'a> {
     pub panels: bool,
 }
 
-impl Product<'_> {
-    fn check(&self) {
-        if !self.panels {
-            return self.weight.check();
-        }
-        let w = &self.weight;
-        let need = w.rows.div_ceil(panels::ROWS) * panels::panel_bytes(w.cols);
-        assert!(self.pairs && w.dtype == DType::BF16, "panels are of pairs");
-        assert_eq!(w.bytes.len(), need, "bytes of panels");
-    }
-}
-
-/// A part of a product: some weight rows, some activation rows.
-pub(crate) struct Part<'a> {
-    pub product: Product<'a>,
-    /// Weight rows.
-    pub n: std::ops::Range<usize>,
-    /// Activation rows.
-    pub m: std::ops::Range<usize>,
-    /// At least [`worker_floats`].
-    pub scratch: &'a mut [f32],
-}
-
 struct PartKernel<'a>(Part<'a>);
 
 impl Kernel for PartKernel<'_> {
     type Output = ();
     #[inline(always)]
     unsafe fn run<V: Lanes>(self) {
-        // SAFETY: features by the caller; the part was checked when made.
+        // SAFETY: features by the caller.
         unsafe { tile::part::<terms::Float<V>>(self.0) }
     }
 }
@@ -238,9 +246,13 @@ pub const fn worker_floats() -> usize {
 /// `y = x * W^T + b` for each product, in one parallel region; all have as many columns and `rows`
 /// activation rows.
 ///
+/// # Safety
+/// The results of these rows of all products are different floats, and nobody else accesses them
+/// meanwhile.
+///
 /// # Errors
-/// A panic of a part.
-pub fn linear<'a>(
+/// A panic of a part: operands that do not fit each other.
+pub unsafe fn linear<'a>(
     cx: &mut Context<'_>,
     rows: usize,
     count: usize,
@@ -267,12 +279,12 @@ pub fn linear<'a>(
         }
         let (panel, block) = (part / blocks, part % blocks);
         let product = product(index);
-        product.check();
         let n = panel * choice.panel..((panel + 1) * choice.panel).min(product.weight.rows);
         let m = block * choice.row_block..((block + 1) * choice.row_block).min(rows);
-        // SAFETY: each worker asks for its own scratch once per part.
-        let scratch = unsafe { scratch.get(worker) };
-        run_part(isa, Part { product, n, m, scratch });
+        // SAFETY: each worker asks for its own scratch once per part; parts have different rows of
+        // results, and products by the caller.
+        let part = unsafe { Part::new(product, n, m, scratch.get(worker)) };
+        run_part(isa, part);
     })?;
     Ok(())
 }

@@ -26,6 +26,11 @@ pub fn panel_bytes(cols: usize) -> usize {
     cols.div_ceil(2) * ROWS * 4
 }
 
+/// Bytes of a packed weight; `None` when they overflow.
+pub(crate) fn bytes(rows: usize, cols: usize) -> Option<usize> {
+    cols.div_ceil(2).checked_mul(ROWS * 4)?.checked_mul(rows.div_ceil(ROWS))
+}
+
 /// Packs rows of `cols` bf16 as panels; rows behind the last one hold anything.
 ///
 /// # Panics
@@ -34,7 +39,7 @@ pub fn pack_panels(isa: Isa, rows: &[u8], cols: usize, out: &mut [u8]) {
     let weight =
         WeightView { dtype: DType::BF16, bytes: rows, rows: rows.len() / (2 * cols), cols };
     weight.check();
-    assert_eq!(out.len(), weight.rows.div_ceil(ROWS) * panel_bytes(cols), "bytes of panels");
+    assert_eq!(Some(out.len()), bytes(weight.rows, cols), "bytes of panels");
     dispatch_pairs(isa, Pack { weight, out: bytemuck::cast_slice_mut(out) });
 }
 
@@ -71,8 +76,7 @@ unsafe fn panel(p: &Product<'_>, n: usize) -> *const f32 {
 /// One activation row.
 ///
 /// # Safety
-/// Needs the features of `A`; the weight is packed and has the part's rows, which begin with a
-/// panel; nobody else writes the part's results.
+/// Needs the features of `A`; the weight is packed.
 #[inline(always)]
 pub(super) unsafe fn one_row<A: Mac>(part: &Part<'_>) {
     let mut n = part.n.start;

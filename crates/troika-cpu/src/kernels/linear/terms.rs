@@ -69,7 +69,8 @@ pub(crate) trait Mac {
 #[inline(always)]
 pub(crate) fn nearest(x: f32) -> u32 {
     let bits = x.to_bits();
-    let rounded = (bits + (0x7fff + (bits >> 16 & 1))) >> 16;
+    // What wraps around is NaN, which is not rounded.
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
     if x.is_nan() { bits >> 16 | 0x40 } else { rounded }
 }
 
@@ -185,5 +186,22 @@ impl Source for Pairs {
     #[inline(always)]
     unsafe fn word<V: Lanes>(lanes: V, _: usize) -> V {
         lanes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::nearest;
+
+    #[test]
+    fn every_kind_of_number_is_rounded_without_overflow() {
+        // NaN of all ones would wrap around when it is rounded, which a debug build checks.
+        for bits in [u32::MAX, 0x7fff_ffff, 0x7f80_0001, 0xff80_0001, 0xffff_8000] {
+            let rounded = f32::from_bits(nearest(f32::from_bits(bits)) << 16);
+            assert!(rounded.is_nan() && rounded.is_sign_negative() == (bits >> 31 == 1));
+        }
+        for x in [0.0, -0.0, 1.0, f32::MAX, f32::MIN, f32::INFINITY, 1e-45, 257.0 / 256.0] {
+            assert_eq!(nearest(x), u32::from(half::bf16::from_f32(x).to_bits()), "{x}");
+        }
     }
 }

@@ -16,12 +16,11 @@ const AHEAD: usize = 512;
 /// Computes a part of a product.
 ///
 /// # Safety
-/// Needs the features of `A`; the weight's bytes fit its shape; nobody else writes the part's
-/// results.
+/// Needs the features of `A`.
 #[inline(always)]
 pub(super) unsafe fn part<A: Mac>(part: Part<'_>) {
-    assert!(part.n.end <= part.product.weight.rows, "weight rows of a part");
-    // SAFETY: passed on.
+    // SAFETY: passed on; `Part::new` checked bytes, rows and lengths, and had the promise that
+    // nobody else writes the results.
     unsafe {
         if part.m.len() == 1 {
             if A::PAIRS && part.product.panels {
@@ -58,7 +57,7 @@ impl Sink<'_, '_> {
     #[inline(always)]
     pub unsafe fn put<V: Lanes>(&self, row: *mut f32, n: usize, count: usize, sums: V) {
         let bias = if self.last { self.product.bias } else { None };
-        // SAFETY: by the caller; a bias has as many elements as a result row.
+        // SAFETY: by the caller; a bias has as many elements as a result row (`Part::new`).
         unsafe {
             let y = row.add(n);
             let whole = count >= V::N;

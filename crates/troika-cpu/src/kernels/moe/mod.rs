@@ -70,7 +70,8 @@ pub struct Memory<'a> {
 /// Floats of working memory for rows that choose `top_k` experts each; activations may be made
 /// ready for products before both projections.
 pub fn floats((rows, top_k): (usize, usize), k: usize, inter: usize, acts: Acts) -> usize {
-    rows * (top_k * (k + inter + ready(acts, inter)) + ready(acts, k))
+    let pair = k.saturating_add(inter).saturating_add(ready(acts, inter));
+    rows.saturating_mul(top_k.saturating_mul(pair).saturating_add(ready(acts, k)))
 }
 
 /// Floats that `cols` activations made ready take at most.
@@ -242,7 +243,8 @@ fn gate_up<W: Weight>(
                 let y = OutView::dense(SharedMut::new(tile), n.len());
                 let (x, m, origin) = (rows, index.len(), n.start);
                 let piece = Piece { bias, n: n.clone(), m, x, y, origin, pairs: input.pairs };
-                weight.multiply(isa, piece, &mut *wide);
+                // SAFETY: the results are in this worker's scratch.
+                unsafe { weight.multiply(isa, piece, &mut *wide) };
             }
             for i in 0..index.len() {
                 let start = (m + i) * x.inter;
@@ -280,8 +282,9 @@ fn project_down<W: Weight>(
             origin: 0,
             pairs: input.pairs,
         };
-        // SAFETY: each worker asks for its own scratch once per part.
-        expert.down.multiply(isa, piece, unsafe { scratch.get(worker) });
+        // SAFETY: each worker asks for its own scratch once per part; these columns of these pairs
+        // belong to this part.
+        unsafe { expert.down.multiply(isa, piece, scratch.get(worker)) };
     })?;
     Ok(())
 }

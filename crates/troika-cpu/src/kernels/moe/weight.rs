@@ -45,7 +45,10 @@ pub trait Weight: Copy {
     fn part_rows(&self, cx: &Context<'_>, rows: usize, used: usize) -> usize;
 
     /// Computes a piece; `scratch` has [`linear::worker_floats`].
-    fn multiply(&self, isa: Isa, piece: Piece<'_>, scratch: &mut [f32]);
+    ///
+    /// # Safety
+    /// Nobody else accesses the piece's results meanwhile.
+    unsafe fn multiply(&self, isa: Isa, piece: Piece<'_>, scratch: &mut [f32]);
 }
 
 impl Weight for WeightView<'_> {
@@ -65,7 +68,7 @@ impl Weight for WeightView<'_> {
         select::linear(cx.isa, shape, cx.pool.threads()).panel
     }
 
-    fn multiply(&self, isa: Isa, p: Piece<'_>, scratch: &mut [f32]) {
+    unsafe fn multiply(&self, isa: Isa, p: Piece<'_>, scratch: &mut [f32]) {
         self.check();
         // The rows from the origin on, so that results begin with it.
         let (rows, bytes) = (p.origin..p.n.end, self.row_bytes());
@@ -75,7 +78,8 @@ impl Weight for WeightView<'_> {
         let (bias, pairs, panels) = (bias, p.pairs, false);
         let product = linear::Product { weight, bias, x: p.x, y: p.y, pairs, panels };
         let n = p.n.start - p.origin..weight.rows;
-        linear::run_part(isa, linear::Part { product, n, m: 0..p.m, scratch });
+        // SAFETY: by the caller.
+        linear::run_part(isa, unsafe { linear::Part::new(product, n, 0..p.m, scratch) });
     }
 }
 
@@ -100,8 +104,10 @@ impl Weight for int8::PackedView<'_> {
         (panels * int8::ROWS).min(select::MAX_PANEL)
     }
 
-    fn multiply(&self, isa: Isa, p: Piece<'_>, scratch: &mut [f32]) {
+    unsafe fn multiply(&self, isa: Isa, p: Piece<'_>, scratch: &mut [f32]) {
         let product = int8::Product { weight: *self, bias: p.bias, x: p.x, y: p.y };
-        int8::run_part(isa, int8::Part { product, n: p.n, m: 0..p.m, origin: p.origin, scratch });
+        // SAFETY: by the caller.
+        let part = unsafe { int8::Part::new(product, p.n, 0..p.m, p.origin, scratch) };
+        int8::run_part(isa, part);
     }
 }

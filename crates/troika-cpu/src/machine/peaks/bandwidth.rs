@@ -14,7 +14,9 @@ const SWEEP_BYTES: usize = 256 << 20;
 pub fn measure_bandwidth(threads: usize) -> f64 {
     let Ok(mut pool) = Pool::new(threads.max(1), None) else { return 0.0 };
     let mut lines = Lines::default();
-    lines.grow(SWEEP_BYTES / 4);
+    if lines.grow(SWEEP_BYTES / 4).is_err() {
+        return 0.0;
+    }
     let data = lines.as_mut_slice();
     data.fill(1.0);
     let data = &*data;

@@ -150,6 +150,7 @@ fn together(threads: usize, work: impl Fn() + Sync) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::machine::Isa;
 
     #[test]
     fn every_instruction_of_this_machine_is_measured() {
@@ -160,6 +161,8 @@ mod tests {
                 assert!(value.is_finite() && value > 0.0, "{multiply:?}");
             }
         }
+        let plain = Isa::available() == [Isa::Scalar];
+        assert!(plain || Multiply::ALL.into_iter().any(is_measured));
     }
 
     #[test]

@@ -67,8 +67,16 @@ fn sentencepiece_bpe() -> Pair {
     tokens.extend(["▁a", "▁b", "ab", "im", "<|", "|>", "</", "s>"].map(String::from));
     let vocab: serde_json::Map<String, Value> =
         tokens.iter().enumerate().map(|(i, t)| (t.clone(), json!(i))).collect();
-    let merges =
-        [["▁", "a"], ["▁", "b"], ["a", "b"], ["i", "m"], ["<", "|"], ["|", ">"], ["<", "/"], ["s", ">"]];
+    let merges = [
+        ["▁", "a"],
+        ["▁", "b"],
+        ["a", "b"],
+        ["i", "m"],
+        ["<", "|"],
+        ["|", ">"],
+        ["<", "/"],
+        ["s", ">"],
+    ];
     let json = json!({
         "version": "1.0", "pre_tokenizer": null, "post_processor": null, "decoder": null,
         "normalizer": {"type": "Sequence", "normalizers": [
@@ -87,7 +95,8 @@ fn unigram(own: &[&str]) -> Pair {
     tokens.extend(own.iter().map(|s| s.to_string()));
     let vocab: Vec<Value> =
         tokens.iter().map(|t| json!([t, -8.0 + t.chars().count() as f64])).collect();
-    let space = json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": true});
+    let space =
+        json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": true});
     let json = json!({
         "version": "1.0", "normalizer": null, "post_processor": null, "pre_tokenizer": space,
         "decoder": space, "model": {"type": "Unigram", "unk_id": 0, "vocab": vocab, "byte_fallback": false},
@@ -140,7 +149,9 @@ fn marked_spellings_are_what_they_are_in_a_vocabulary_without_them() {
 #[test]
 fn without_plain_control_tokens_nothing_changes() {
     for p in [byte_level(), sentencepiece_bpe(), unigram(&[])] {
-        for text in ["", "a", " ab  a\n<think>b", "<|im_start|>ab <|user|>  a <|im_end|>", "<|im_", "</s>a"] {
+        for text in
+            ["", "a", " ab  a\n<think>b", "<|im_start|>ab <|user|>  a <|im_end|>", "<|im_", "</s>a"]
+        {
             // Marks that no control token covers.
             for plain in [&[][..], &[text.len()], &[text.find('a').unwrap_or(0) + 1_000_000]] {
                 for add_special in [false, true] {

@@ -14,8 +14,8 @@ use std::marker::PhantomData;
 
 use troika_graph::DType;
 
+use super::Part;
 use super::format::{Format, with_format};
-use super::tile::Part;
 use crate::Isa;
 use crate::machine::Multiply;
 use crate::machine::instructions::Work;
@@ -155,14 +155,11 @@ fn has_vnni() -> bool {
 
 /// Runs a part of a product on the registers of `isa`.
 ///
-/// # Safety
-/// Nobody else writes the part's results.
-///
 /// # Panics
 /// If this build cannot run this instruction set on this machine.
-pub(super) unsafe fn dispatch(isa: Isa, part: Part<'_>) {
+pub(super) fn dispatch(isa: Isa, part: Part<'_>) {
     assert!(isa.can_run(), "this machine has no {}", isa.name());
-    // SAFETY: the format is the weight's; the rest by the caller.
+    // SAFETY: the format is the weight's; it was just asked whether the set can run.
     unsafe { with_format!(part.product.weight.layout.dtype, F => for_format::<F>(isa, part)) }
 }
 

@@ -72,13 +72,116 @@ fn tiles_multiply_four_by_four() {
     }
 }
 
-#[test]
-fn the_check_of_tiles_passes_where_they_multiply() {
-    // SAFETY: plain Rust needs no features.
-    unsafe {
-        assert!(super::tiles_multiply::<EmulatedTiles>());
-        assert!(super::tiles_multiply_pairs::<EmulatedTiles>());
+/// Tiles with one fault.
+#[derive(Default)]
+struct Faulty<const FAULT: u8>(EmulatedTiles);
+
+/// Products are left out.
+const NOTHING: u8 = 1;
+/// Products are added twice.
+const TWICE: u8 = 2;
+/// The operands change places.
+const SWAPPED: u8 = 3;
+/// Rows are taken for neighbours in memory.
+const STRIDE: u8 = 4;
+/// A configuration loses a row of every tile.
+const ROWS: u8 = 5;
+/// A product starts from zero.
+const ZEROED: u8 = 6;
+/// The lowest bit of what is loaded is lost.
+const BIT: u8 = 7;
+
+impl<const FAULT: u8> Faulty<FAULT> {
+    /// Loads what a tile holds with a fault of its bytes.
+    ///
+    /// # Safety
+    /// As for [`Tiles`].
+    unsafe fn blur<const T: u8>(&mut self) {
+        let mut bytes = [0u8; 1024];
+        // SAFETY: room for the largest tile.
+        unsafe {
+            self.0.tilestored::<T>(bytes.as_mut_ptr(), 64);
+            bytes.iter_mut().for_each(|b| *b &= !1);
+            self.0.tileloadd::<T>(bytes.as_ptr(), 64);
+        }
     }
+}
+
+// SAFETY (of the unsafe blocks): passed on to the emulation.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl<const FAULT: u8> Tiles for Faulty<FAULT> {
+    unsafe fn ldtilecfg(&mut self, config: &TileConfig) {
+        let mut config = *config;
+        if FAULT == ROWS {
+            config.rows.iter_mut().for_each(|rows| *rows = rows.saturating_sub(1));
+        }
+        unsafe { self.0.ldtilecfg(&config) }
+    }
+    unsafe fn tilerelease(&mut self) {
+        unsafe { self.0.tilerelease() }
+    }
+    unsafe fn tilezero<const T: u8>(&mut self) {
+        unsafe { self.0.tilezero::<T>() }
+    }
+    unsafe fn tileloadd<const T: u8>(&mut self, p: *const u8, stride: usize) {
+        unsafe {
+            // Half of a stride stays inside of what there is to load.
+            self.0.tileloadd::<T>(p, if FAULT == STRIDE { stride / 2 } else { stride });
+            if FAULT == BIT {
+                self.blur::<T>();
+            }
+        }
+    }
+    unsafe fn tilestored<const T: u8>(&mut self, p: *mut u8, stride: usize) {
+        unsafe { self.0.tilestored::<T>(p, stride) }
+    }
+    unsafe fn tdpbssd<const C: u8, const A: u8, const B: u8>(&mut self) {
+        unsafe {
+            match FAULT {
+                NOTHING => return,
+                TWICE => self.0.tdpbssd::<C, A, B>(),
+                ZEROED => self.0.tilezero::<C>(),
+                SWAPPED => return self.0.tdpbssd::<C, B, A>(),
+                _ => {}
+            }
+            self.0.tdpbssd::<C, A, B>();
+        }
+    }
+    unsafe fn tdpbf16ps<const C: u8, const A: u8, const B: u8>(&mut self) {
+        unsafe {
+            match FAULT {
+                NOTHING => return,
+                TWICE => self.0.tdpbf16ps::<C, A, B>(),
+                ZEROED => self.0.tilezero::<C>(),
+                SWAPPED => return self.0.tdpbf16ps::<C, B, A>(),
+                _ => {}
+            }
+            self.0.tdpbf16ps::<C, A, B>();
+        }
+    }
+}
+
+/// What the two checks say; tiles of shapes that do not fit each other may end in a panic.
+fn checks<T: Tiles>() -> [bool; 2] {
+    // SAFETY: plain Rust needs no features.
+    let bytes = std::panic::catch_unwind(|| unsafe { super::tiles_multiply::<T>() });
+    // SAFETY: as above.
+    let pairs = std::panic::catch_unwind(|| unsafe { super::tiles_multiply_pairs::<T>() });
+    [bytes, pairs].map(|passed| passed.unwrap_or(false))
+}
+
+#[test]
+fn the_checks_of_tiles_find_every_fault() {
+    assert_eq!(checks::<EmulatedTiles>(), [true; 2]);
+    assert_eq!(checks::<Faulty<0>>(), [true; 2]);
+    assert_eq!(checks::<Faulty<NOTHING>>(), [false; 2]);
+    assert_eq!(checks::<Faulty<TWICE>>(), [false; 2]);
+    assert_eq!(checks::<Faulty<SWAPPED>>(), [false; 2]);
+    assert_eq!(checks::<Faulty<STRIDE>>(), [false; 2]);
+    assert_eq!(checks::<Faulty<ROWS>>(), [false; 2]);
+    assert_eq!(checks::<Faulty<ZEROED>>(), [false; 2]);
+    // Pairs of bf16 of small whole numbers have no such bit.
+    assert!(!checks::<Faulty<BIT>>()[0]);
 }
 
 /// One product of `K` pairs on tiles of one element.
@@ -251,17 +354,35 @@ mod native {
     fn plain_instructions_are_the_machines() {
         let avx2 = has!("avx2") && has!("fma") && has!("f16c");
         let avx512 = has!("avx512bw") && has!("avx512dq") && has!("avx512vl");
+        let mut compared = Vec::new();
         // SAFETY: detected.
         unsafe {
             if avx2 {
                 ymm();
+                compared.push("avx2");
             }
             if avx2 && has!("avxvnni") {
                 ymm_vnni();
+                compared.push("avx_vnni");
             }
             if avx2 && avx512 && has!("avx512vnni") {
                 zmm();
+                compared.push("avx512_vnni");
             }
         }
+        println!("compared with the machine's instructions: {compared:?}");
+        assert_eq!(compared, reported(), "sets that the processor reports were not compared");
+    }
+
+    /// The sets that the processor itself says it has (Intel's manual, volume 2, CPUID).
+    fn reported() -> Vec<&'static str> {
+        use std::arch::x86_64::__cpuid_count;
+        let (all, more) = (__cpuid_count(7, 0), __cpuid_count(7, 1));
+        let sets = [
+            ("avx2", all.ebx & 1 << 5 != 0),
+            ("avx_vnni", more.eax & 1 << 4 != 0),
+            ("avx512_vnni", all.ecx & 1 << 11 != 0),
+        ];
+        sets.into_iter().filter(|(_, has)| *has).map(|(name, _)| name).collect()
     }
 }

@@ -1,0 +1,58 @@
+//! Parts of products, checked when they are made.
+
+use std::ops::Range;
+
+use super::lanes::ROWS;
+use super::quantize::floats;
+use super::tile::SCRATCH;
+use super::{GROUP, Product};
+
+/// A part of a product: some weight rows, some activation rows. Kernels read and write by pointers
+/// what [`Part::new`] found to be there; nothing else makes one.
+pub(crate) struct Part<'a> {
+    pub(super) product: Product<'a>,
+    /// Weight rows, from the first row of a panel on.
+    pub(super) n: Range<usize>,
+    /// Activation rows.
+    pub(super) m: Range<usize>,
+    /// Weight row that belongs to the first column of the results.
+    pub(super) origin: usize,
+    /// At least [`SCRATCH`] floats.
+    pub(super) scratch: &'a mut [f32],
+    /// Keeps other modules from making one.
+    _checked: (),
+}
+
+impl<'a> Part<'a> {
+    /// Checks that the weight's bytes are those of its layout, that it has the rows `n`, the
+    /// activations and results the rows `m`, and that bias and scratch are long enough. Results
+    /// begin with weight row `origin`.
+    ///
+    /// # Safety
+    /// While the part is there, nobody else accesses the results of these rows.
+    ///
+    /// # Panics
+    /// If something does not fit.
+    #[inline]
+    pub unsafe fn new(
+        product: Product<'a>,
+        n: Range<usize>,
+        m: Range<usize>,
+        origin: usize,
+        scratch: &'a mut [f32],
+    ) -> Part<'a> {
+        let layout = &product.weight.layout;
+        assert_eq!(product.weight.bytes.len(), layout.bytes(), "bytes of a packed weight");
+        let panels =
+            n.start.is_multiple_of(ROWS) && (n.end.is_multiple_of(ROWS) || n.end == layout.rows);
+        assert!(n.start <= n.end && n.end <= layout.rows && panels, "weight rows of a part");
+        assert!(origin <= n.start, "first row of the results");
+        assert!(product.bias.is_none_or(|b| b.len() == layout.rows), "length of a bias");
+        let width = floats(layout.cols);
+        assert!(layout.cols.is_multiple_of(GROUP), "columns of a part");
+        assert!(product.x.has(&m, width), "activation rows of a part");
+        assert!(product.y.has(&m, n.end - origin), "result rows of a part");
+        assert!(scratch.len() >= SCRATCH, "scratch of a part");
+        Part { product, n, m, origin, scratch, _checked: () }
+    }
+}

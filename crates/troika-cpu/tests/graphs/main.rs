@@ -1,0 +1,209 @@
+//! Subgraphs that nobody built: written by hand, or changed at random. A device either refuses
+//! them with a sentence, or runs them without a fault.
+
+#![allow(missing_docs)]
+
+mod mutate;
+mod ops;
+#[path = "../device/store.rs"]
+mod store;
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+
+use mutate::{Random, mutate};
+use ops::{Case, cases, wrong_graphs};
+use store::{Store, aligned};
+use troika_cpu::{CpuDevice, CpuOptions};
+use troika_device::*;
+use troika_graph::{DType, Dim, Subgraph, Value};
+
+pub struct Bench {
+    device: CpuDevice,
+    queue: Box<dyn Queue>,
+    done: Receiver<Completion>,
+}
+
+/// Most bytes of a run that is tried.
+const BYTES: usize = 64 << 20;
+/// Positions of a cache.
+const POSITIONS: usize = 64;
+
+impl Bench {
+    pub fn new() -> Bench {
+        let options = CpuOptions { name: "cpu".into(), threads: 2, ..CpuOptions::default() };
+        let device = CpuDevice::new(options).unwrap();
+        let (send, done) = channel();
+        let queue = device.queue(0, Arc::new(RealClock::new()), send).unwrap();
+        Bench { device, queue, done }
+    }
+
+    /// Compiles a subgraph and runs it on some rows, on memory of its own shapes. `None` where
+    /// that would be too much memory.
+    pub fn run(&mut self, g: &Subgraph, store: &Store) -> Option<Result<(), DeviceError>> {
+        let info = match self.device.compile(g, store) {
+            Ok(info) => info,
+            Err(e) => return Some(Err(e)),
+        };
+        let bound = || g.inputs.iter().chain(&g.outputs).map(|id| g.value(*id));
+        let rows = bound().map(|v| v.shape.0[0]).map(|d| match d {
+            Dim::Fixed(n) => n,
+            d => d.bound().min(3),
+        });
+        let rows = rows.min().unwrap_or(1);
+        let all = bound().map(|v| bytes(v, rows));
+        let all: usize = all.chain(g.states.iter().map(|s| bytes(g.value(*s), POSITIONS))).sum();
+        if all > BYTES || info.scratch_bytes > BYTES as u64 {
+            self.device.release(info.id);
+            return None;
+        }
+        let bind = |v: &Value, rows: usize| Binding::whole(&filled(v, rows));
+        let bindings = Bindings {
+            inputs: g.inputs.iter().map(|id| bind(g.value(*id), rows)).collect(),
+            states: g.states.iter().map(|id| bind(g.value(*id), POSITIONS)).collect(),
+            outputs: g.outputs.iter().map(|id| bind(g.value(*id), rows)).collect(),
+        };
+        let table = PageTable { page_len: 16, first: 0, pages: vec![2, 0, 3] };
+        let seq = SeqRows { rows: 0..rows, pos: 5, known_len: 5 + rows, tables: vec![table; 4] };
+        let task = Submission {
+            tag: 0,
+            executable: info.id,
+            bindings: Arc::new(bindings),
+            rows,
+            step: Arc::new(Step { seqs: vec![seq] }),
+        };
+        self.queue.submit(Batch { tasks: vec![task], ..Batch::default() }).unwrap();
+        let outcome = self.done.recv().unwrap().outcome;
+        self.device.release(info.id);
+        Some(outcome)
+    }
+}
+
+fn bytes(v: &Value, rows: usize) -> usize {
+    v.shape.row_len().saturating_mul(rows * v.dtype.block_bytes())
+}
+
+/// Small numbers; zeros as ids and positions.
+fn filled(v: &Value, rows: usize) -> Buffer {
+    let b = Buffer::zeroed(bytes(v, rows)).unwrap();
+    if v.dtype == DType::F32 {
+        let mut guard = b.write().unwrap();
+        let floats = guard.as_mut_slice::<f32>();
+        floats.iter_mut().enumerate().for_each(|(i, x)| *x = (i % 7) as f32 * 0.25 - 0.5);
+    }
+    b
+}
+
+/// A refusal says what is wrong, in a line.
+#[track_caller]
+fn check_sentence(e: &DeviceError) {
+    let text = e.to_string();
+    assert!(text.len() > 20 && !text.contains('\n') && !text.contains("panicked"), "{text}");
+}
+
+#[test]
+fn graphs_of_every_op_run() {
+    let mut bench = Bench::new();
+    let names: Vec<&str> = cases()
+        .iter()
+        .map(|case| {
+            bench.run(&case.graph, &case.store).unwrap().unwrap();
+            case.graph.nodes.last().unwrap().op.name()
+        })
+        .collect();
+    for op in ops::NAMES {
+        assert!(names.contains(&op), "no graph ends with {op}");
+    }
+}
+
+#[test]
+fn graphs_that_are_wrong_in_one_way_are_refused() {
+    let bench = Bench::new();
+    let cases = cases();
+    for wrong in wrong_graphs() {
+        let case = cases.iter().find(|c| c.name == wrong.case).expect(wrong.case);
+        let mut graph = case.graph.clone();
+        (wrong.edit)(&mut graph);
+        assert_ne!(graph, case.graph, "{}: {}", wrong.case, wrong.says);
+        let refused = bench.device.compile(&graph, &case.store);
+        let Err(e @ DeviceError::Graph(_)) = refused else {
+            panic!("{}, {}: {refused:?}", wrong.case, wrong.says)
+        };
+        check_sentence(&e);
+        assert!(e.to_string().contains(wrong.says), "{}: {e}", wrong.case);
+    }
+    for op in ops::NAMES {
+        assert!(wrong_graphs().iter().any(|w| w.case.starts_with(op)), "{op} is never wrong");
+    }
+}
+
+/// Another weight than the graph declares, in each way and for each weight.
+#[test]
+fn weights_that_are_not_as_declared_are_refused() {
+    let bench = Bench::new();
+    let mut refused = 0;
+    for case in cases() {
+        for name in case.store.names() {
+            for way in 0..7 {
+                let mut store = case.store.clone();
+                store.edit(&name, |data| spoil(data, way));
+                let e = bench.device.compile(&case.graph, &store).expect_err(&name);
+                assert!(matches!(e, DeviceError::Weight { .. }), "{}, {name}: {e}", case.name);
+                check_sentence(&e);
+                refused += 1;
+            }
+        }
+    }
+    assert!(refused > 100, "{refused}");
+}
+
+/// Makes a weight wrong in one way; its bytes follow its shape but in the last two.
+fn spoil(data: &mut WeightData, way: usize) {
+    let old = data.bytes.to_vec();
+    let other = |t: DType| if t == DType::F32 { DType::BF16 } else { DType::F32 };
+    match way {
+        0 => data.rows += 1,
+        1 => data.rows -= 1,
+        2 => data.cols += data.dtype.block_len(),
+        3 => data.cols -= data.dtype.block_len(),
+        4 => data.dtype = other(data.dtype),
+        5 => data.bytes = aligned(&old[..old.len() - 1]),
+        _ => data.bytes = aligned(&[&old[..], &[0]].concat()),
+    }
+    if way < 5 {
+        let bytes = data.dtype.row_bytes(data.cols).unwrap() * data.rows;
+        data.bytes = aligned(&old.iter().copied().cycle().take(bytes).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn graphs_changed_at_random_run_or_are_refused() {
+    let mut bench = Bench::new();
+    let cases: Vec<Case> = cases();
+    let mut r = Random(0x7201);
+    let (mut ran, mut refused) = (0, 0);
+    for turn in 0..12_000 {
+        let case = &cases[turn % cases.len()];
+        let Some(graph) = mutate(&case.graph, &mut r) else { continue };
+        match bench.run(&graph, &case.store) {
+            Some(Ok(())) => ran += 1,
+            Some(Err(e)) => {
+                // A panic of a kernel would be the device's own failure.
+                let expected = matches!(
+                    e,
+                    DeviceError::Graph(_)
+                        | DeviceError::Weight { .. }
+                        | DeviceError::Submission { .. }
+                        | DeviceError::Unsupported { .. }
+                        | DeviceError::Memory { .. }
+                );
+                assert!(expected, "{}: {e}\n{graph:?}", case.name);
+                check_sentence(&e);
+                refused += 1;
+            }
+            None => {}
+        }
+    }
+    println!("{ran} changed graphs ran, {refused} were refused");
+    assert!(ran > 500 && refused > 3000, "{ran} ran, {refused} were refused");
+}
