@@ -502,6 +502,30 @@ fn memory_that_the_system_refuses_is_one_clear_sentence() {
 }
 
 #[test]
+fn a_tokenizer_that_cannot_be_read_leaves_ids_in_ids_out() {
+    for content in ["{", "", "[]", r#"{"model":{"type":"BPE","vocab":{"a":-1},"merges":[]}}"#] {
+        let dir = tempfile::tempdir().unwrap();
+        for file in ["config.json", "model.safetensors"] {
+            let from = root().join("tests/golden/qwen3").join(file);
+            std::fs::copy(from, dir.path().join(file)).unwrap();
+        }
+        std::fs::write(dir.path().join("tokenizer.json"), content).unwrap();
+        let path = dir.path().display().to_string();
+        let out = troika(&["run", &path, "--prompt-ids", "1,2", "-n", "3", "--json"]);
+        assert!(out.status.success(), "{}", text(&out.stderr));
+        let said = text(&out.stderr);
+        assert!(said.contains("tokenizer.json"), "{said}");
+        assert!(said.contains("only token ids can be used"), "{said}");
+        let json: Value = serde_json::from_slice(&out.stdout).unwrap();
+        assert_eq!(json["tokens"].as_array().unwrap().len(), 3);
+        let out = troika(&["run", &path, "-p", "a"]);
+        assert_eq!(out.status.code(), Some(1));
+        assert!(text(&out.stderr).contains("give token ids"), "{}", text(&out.stderr));
+        refused(&troika(&["tokenize", &path, "-p", "a"]), 1, &["tokenizer.json"]);
+    }
+}
+
+#[test]
 fn nan_weights_are_a_warning_with_the_tensor_name() {
     let nan = |d: &Path| {
         edit_weights(d, |b| {

@@ -26,7 +26,6 @@ use crate::step::{PlannedStep, plan_steps};
 const LOGITS_BYTES: usize = 64 << 20;
 /// Chunks handed to the scheduler at once.
 const CHUNKS_AT_ONCE: usize = 64;
-/// What to do where the memory of a step is not to be had.
 
 /// What an engine is made of.
 pub struct EngineParts<'a> {

@@ -18,24 +18,23 @@ pub(crate) fn load(source: &FileSource) -> Result<Loaded, Error> {
     let mut warnings = Vec::new();
     let (tokenizer, template) = match source {
         FileSource::HuggingFace { dir, .. } => {
-            (Tokenizer::from_hf_dir(dir)?, ChatTemplate::from_hf_dir(dir))
+            (Tokenizer::from_hf_dir(dir), ChatTemplate::from_hf_dir(dir))
         }
         FileSource::Gguf { meta, .. } => {
-            let tokenizer = match Tokenizer::from_gguf(meta) {
-                Ok(Some((tokenizer, warning))) => {
-                    warnings.extend(warning);
-                    Some(tokenizer)
-                }
-                Ok(None) => None,
-                Err(e) => {
-                    warnings.push(format!("{e}; only token ids can be used"));
-                    None
-                }
-            };
+            let tokenizer = Tokenizer::from_gguf(meta).map(|read| {
+                let (tokenizer, warning) = read?;
+                warnings.extend(warning);
+                Some(tokenizer)
+            });
             let source = meta.get("tokenizer.chat_template").and_then(GgufValue::as_str);
             (tokenizer, source.map(ChatTemplate::new).transpose())
         }
     };
+    let tokenizer = tokenizer.unwrap_or_else(|e| {
+        warnings.push(format!("{e}; only token ids can be used"));
+        None
+    });
+    warnings.extend(tokenizer.iter().flat_map(|t| t.warnings().iter().cloned()));
     let template = template.unwrap_or_else(|e| {
         warnings.push(format!("{e}; chat falls back to plain text"));
         None

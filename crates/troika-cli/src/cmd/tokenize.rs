@@ -20,12 +20,18 @@ pub fn run(args: &TokenizeArgs) -> Result<(), CliError> {
         None => read_stdin()?,
     };
     let files = open(&path).map_err(troika::Error::from)?;
+    let warn = |w: &String| output::note(&format!("warning: {w}\n"));
     let tokenizer = match &files.source {
         FileSource::HuggingFace { dir, .. } => Tokenizer::from_hf_dir(dir),
-        FileSource::Gguf { meta, .. } => Tokenizer::from_gguf(meta).map(|t| t.map(|t| t.0)),
+        FileSource::Gguf { meta, .. } => Tokenizer::from_gguf(meta).map(|read| {
+            let (tokenizer, warning) = read?;
+            warning.iter().for_each(warn);
+            Some(tokenizer)
+        }),
     };
     let none = || troika::Error::NoTokenizer(path.display().to_string());
     let tokenizer = tokenizer.map_err(troika::Error::from)?.ok_or_else(none)?;
+    tokenizer.warnings().iter().for_each(warn);
     let ids = tokenizer
         .encode(&text, !args.no_bos, !args.no_parse_special)
         .map_err(troika::Error::from)?;

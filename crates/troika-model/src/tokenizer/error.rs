@@ -24,6 +24,9 @@ pub enum TokenizerError {
         "tokenizer model {0:?} is not supported; supported: gpt2 (byte-level BPE), llama (SentencePiece)"
     )]
     Unsupported(String),
+    /// A text that could take more memory than there is.
+    #[error("a text of {0} bytes may grow too long in the tokenizer; encode it in shorter pieces")]
+    TooLong(usize),
     /// Text that could not be encoded or ids that could not be decoded.
     #[error("tokenizer: {0}")]
     Encode(String),

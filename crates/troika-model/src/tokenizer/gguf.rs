@@ -5,20 +5,25 @@ use std::collections::HashMap;
 use serde_json::{Map, Value, json};
 
 use super::TokenizerError;
+use super::json::{self, Read};
 use super::pre;
+use super::vocab::PIECE;
 use crate::weights::{GgufMeta, GgufValue};
 
 /// Token types of `tokenizer.ggml.token_type`.
+const NORMAL: i64 = 1;
 const CONTROL: i64 = 3;
 const USER_DEFINED: i64 = 4;
 
 pub(super) struct Built {
-    pub inner: tokenizers::Tokenizer,
+    pub read: Read,
     pub bos: Option<u32>,
     pub eos: Option<u32>,
     pub add_bos: bool,
     pub add_eos: bool,
     pub warning: Option<String>,
+    /// Ids whose token stands in the list again, by the id it has there.
+    pub twins: HashMap<u32, u32>,
 }
 
 type Res<T> = Result<T, TokenizerError>;
@@ -56,45 +61,60 @@ pub(super) fn build(meta: &GgufMeta) -> Res<Option<Built>> {
         return Ok(None);
     }
     let types = numbers(meta, "token_type", tokens.len())?;
-    let id = |name: &str| {
-        let id = meta.get(&key(name)).and_then(GgufValue::as_u64);
-        id.filter(|&i| i < tokens.len() as u64).map(|i| i as u32)
+    let mut warnings = Vec::new();
+    let mut id = |name: &str| {
+        let id = meta.get(&key(name))?;
+        let known = id.as_u64().filter(|&i| i < tokens.len() as u64).map(|i| i as u32);
+        if known.is_none() {
+            warnings.push(format!(
+                "the GGUF file's {} is none of its {} tokens; there is none",
+                key(name),
+                tokens.len()
+            ));
+        }
+        known
     };
+    let (bos, eos, unknown) = (id("bos_token_id"), id("eos_token_id"), id("unknown_token_id"));
     let flag = |name: &str| meta.get(&key(name)).and_then(GgufValue::as_bool);
     let pre_name = meta.get(&key("pre")).and_then(GgufValue::as_str).unwrap_or("default");
-    let mut warning = None;
-    let (json, spm) = match model {
+    let (mut json, adds_bos) = match model {
         "gpt2" => {
-            let patterns = pre::patterns(pre_name).unwrap_or_else(|| {
-                warning = Some(format!(
+            let pre = pre::find(pre_name).unwrap_or_else(|| {
+                warnings.push(format!(
                     "the pre-tokenizer {pre_name:?} is not known; text may be split differently \
                      from what the model was trained on"
                 ));
                 pre::FALLBACK
             });
-            (byte_level(&tokens, &strings(meta, "merges")?, patterns)?, false)
+            (byte_level(&tokens, &strings(meta, "merges")?, &pre)?, pre.adds_bos)
         }
         "llama" => {
             let scores = numbers(meta, "scores", tokens.len())?;
             let prefix = flag("add_space_prefix").unwrap_or(true);
-            (sentencepiece(&tokens, scores.as_deref(), id("unknown_token_id"), prefix), true)
+            let merges = merges(&tokens, types.as_deref(), scores.as_deref())?;
+            (sentencepiece(&tokens, merges, unknown, prefix), true)
         }
         other => return Err(TokenizerError::Unsupported(other.into())),
     };
-    let mut json = json;
-    json["version"] = json!("1.0");
     json["added_tokens"] = added(&tokens, types.as_deref());
-    let inner = tokenizers::Tokenizer::from_bytes(json.to_string())
-        .map_err(|e| metadata("tokens", format!("make no tokenizer: {e}")))?;
-    let bpe_bos = matches!(pre_name, "llama-bpe" | "llama3" | "llama-v3" | "tekken");
+    let read = json::tokenizer(json)
+        .map_err(|e| metadata("tokens", format!("make no tokenizer: what they make {e}")))?;
     Ok(Some(Built {
-        inner,
-        bos: id("bos_token_id"),
-        eos: id("eos_token_id"),
-        add_bos: flag("add_bos_token").unwrap_or(spm || bpe_bos),
+        read,
+        bos,
+        eos,
+        add_bos: flag("add_bos_token").unwrap_or(adds_bos),
         add_eos: flag("add_eos_token").unwrap_or(false),
-        warning,
+        warning: (!warnings.is_empty()).then(|| warnings.join("; ")),
+        twins: twins(&tokens),
     }))
+}
+
+/// Of tokens that stand in the list more than once, the last is the one text is encoded to.
+fn twins(tokens: &[&str]) -> HashMap<u32, u32> {
+    let last: HashMap<&str, u32> = tokens.iter().zip(0..).map(|(t, i)| (*t, i)).collect();
+    let earlier = |(t, i): (&&str, u32)| last.get(t).filter(|&&l| l != i).map(|&l| (i, l));
+    tokens.iter().zip(0..).filter_map(earlier).collect()
 }
 
 fn vocab(tokens: &[&str]) -> Map<String, Value> {
@@ -116,7 +136,7 @@ fn added(tokens: &[&str], types: Option<&[f64]>) -> Value {
     Value::Array(list)
 }
 
-fn byte_level(tokens: &[&str], merges: &[&str], patterns: &[&str]) -> Res<Value> {
+fn byte_level(tokens: &[&str], merges: &[&str], pre: &pre::Pre) -> Res<Value> {
     let vocab = vocab(tokens);
     let mut pairs = Vec::with_capacity(merges.len());
     for m in merges {
@@ -128,41 +148,61 @@ fn byte_level(tokens: &[&str], merges: &[&str], patterns: &[&str]) -> Res<Value>
         }
     }
     let split = |p: &&str| json!({"type": "Split", "pattern": {"Regex": p}, "behavior": "Isolated", "invert": false});
-    let mut steps: Vec<Value> = patterns.iter().map(split).collect();
+    let mut steps: Vec<Value> = pre.patterns.iter().map(split).collect();
     let bytes = json!({
         "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false,
     });
     steps.push(bytes.clone());
     Ok(json!({
-        "normalizer": null,
+        "normalizer": pre.composed.then(|| json!({"type": "NFC"})),
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
         "post_processor": null,
         "decoder": bytes,
-        "model": {"type": "BPE", "vocab": vocab, "merges": pairs, "ignore_merges": true},
+        "model": {"type": "BPE", "vocab": vocab, "merges": pairs,
+                  "ignore_merges": pre.whole_words},
     }))
 }
 
+/// The most bytes of a SentencePiece vocabulary's merges. The largest published vocabularies have
+/// 600,000 merges of 20 bytes.
+const MERGES: usize = 256 << 20;
+
 /// SentencePiece BPE: merges follow from the pieces and their scores.
-fn sentencepiece(
-    tokens: &[&str],
-    scores: Option<&[f64]>,
-    unknown: Option<u32>,
-    space_prefix: bool,
-) -> Value {
+fn merges(tokens: &[&str], types: Option<&[f64]>, scores: Option<&[f64]>) -> Res<Vec<Value>> {
     let ids: HashMap<&str, usize> = tokens.iter().enumerate().map(|(i, t)| (*t, i)).collect();
     let score = |i: usize| scores.map_or(-(i as f64), |s| s[i]);
     let mut merges: Vec<(f64, usize, usize, usize)> = Vec::new();
+    let mut bytes = 0;
     for (i, token) in tokens.iter().enumerate() {
+        // Looking for all pairs takes time that grows with the square of the length.
+        if token.len() > PIECE {
+            if types.is_some_and(|t| t[i] as i64 != NORMAL) {
+                continue;
+            }
+            let why = format!("has a piece of {} bytes; at most {PIECE} can be", token.len());
+            return Err(metadata("tokens", why));
+        }
         for (at, _) in token.char_indices().skip(1) {
             let (a, b) = token.split_at(at);
             if let (Some(&a), Some(&b)) = (ids.get(a), ids.get(b)) {
                 merges.push((score(i), i, a, b));
+                bytes += token.len();
             }
+        }
+        if bytes > MERGES {
+            return Err(metadata("tokens", format!("make merges of more than {MERGES} bytes")));
         }
     }
     merges.sort_by(|x, y| y.0.total_cmp(&x.0).then((x.1, x.2, x.3).cmp(&(y.1, y.2, y.3))));
-    let pairs: Vec<Value> =
-        merges.iter().map(|&(_, _, a, b)| json!([tokens[a], tokens[b]])).collect();
+    Ok(merges.iter().map(|&(_, _, a, b)| json!([tokens[a], tokens[b]])).collect())
+}
+
+fn sentencepiece(
+    tokens: &[&str],
+    merges: Vec<Value>,
+    unknown: Option<u32>,
+    space_prefix: bool,
+) -> Value {
     let mut normalizers =
         vec![json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"})];
     let mut decoders = vec![
@@ -180,7 +220,7 @@ fn sentencepiece(
         "post_processor": null,
         "decoder": {"type": "Sequence", "decoders": decoders},
         "model": {
-            "type": "BPE", "vocab": vocab(tokens), "merges": pairs, "byte_fallback": true,
+            "type": "BPE", "vocab": vocab(tokens), "merges": merges, "byte_fallback": true,
             "fuse_unk": true, "unk_token": unknown.map(|u| tokens[u as usize]),
         },
     })

@@ -1,21 +1,32 @@
 //! Tokenizers, from `tokenizer.json` or GGUF metadata, and streaming back to text.
 
+mod charsmap;
+mod check;
 mod error;
 mod gguf;
+mod guard;
+mod json;
 mod marked;
 mod pre;
 mod stream;
+mod vocab;
 
+use std::collections::HashMap;
+use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::OnceLock;
 
 use serde_json::Value;
+use tokenizers::NormalizedString;
 
 use crate::files::read_small;
 use crate::weights::GgufMeta;
 
 pub use error::TokenizerError;
 pub use stream::{Detokenizer, StopMatcher};
+
+/// The most bytes a text may become on its way to ids: memory is taken for 17 times as many.
+const LONGEST: f64 = (512 << 20) as f64;
 
 /// A tokenizer with its special tokens.
 pub struct Tokenizer {
@@ -26,6 +37,10 @@ pub struct Tokenizer {
     eos: Option<u32>,
     /// Set for GGUF files, which say outright what to add; `tokenizer.json` has a post-processor.
     add: Option<(bool, bool)>,
+    growth: check::Growths,
+    /// Ids whose token has another id, too, by which the vocabulary knows it.
+    twins: HashMap<u32, u32>,
+    warnings: Vec<String>,
 }
 
 type Res<T> = Result<T, TokenizerError>;
@@ -37,20 +52,54 @@ impl Tokenizer {
     /// A file that cannot be read or is damaged.
     pub fn from_hf_dir(dir: &Path) -> Res<Option<Tokenizer>> {
         let path = dir.join("tokenizer.json");
-        if !path.exists() {
-            return Ok(None);
-        }
         let bad = |why: String| TokenizerError::File { file: path.display().to_string(), why };
-        let bytes = read_small(&path).map_err(|e| bad(e.to_string()))?;
-        let inner = tokenizers::Tokenizer::from_bytes(&bytes).map_err(|e| bad(e.to_string()))?;
-        let config = read_small(&dir.join("tokenizer_config.json")).unwrap_or_default();
-        let config: Value = serde_json::from_slice(&config).unwrap_or(Value::Null);
+        let bytes = match read_small(&path) {
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
+            read => read.map_err(|e| bad(e.to_string()))?,
+        };
+        let mut tokenizer = Tokenizer::from_json(&bytes).map_err(bad)?;
+        let path = dir.join("tokenizer_config.json");
+        match read_small(&path).map(|bytes| serde_json::from_slice(&bytes)) {
+            Ok(Ok(config)) => tokenizer.take_config(&config),
+            Err(e) if e.kind() == ErrorKind::NotFound => {}
+            Ok(Err(e)) => tokenizer.warn_of_config(&path, &e.to_string()),
+            Err(e) => tokenizer.warn_of_config(&path, &e.to_string()),
+        }
+        Ok(Some(tokenizer))
+    }
+
+    /// Reads the text of a `tokenizer.json`. What it says about truncation and padding is not
+    /// obeyed: a prompt is taken as it is.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn from_json(bytes: &[u8]) -> Result<Tokenizer, String> {
+        let json = serde_json::from_slice(bytes).map_err(|e| format!("is no JSON: {e}"))?;
+        let read = json::tokenizer(json)?;
+        Ok(Tokenizer {
+            inner: read.inner,
+            plain: OnceLock::new(),
+            bos: None,
+            eos: None,
+            add: None,
+            growth: read.growth,
+            twins: HashMap::new(),
+            warnings: read.warnings,
+        })
+    }
+
+    /// Takes the names of special tokens from `tokenizer_config.json`.
+    fn take_config(&mut self, config: &Value) {
         let id = |field: &str| {
             let v = &config[field];
-            inner.token_to_id(v.as_str().or(v["content"].as_str())?)
+            self.id(v.as_str().or(v["content"].as_str())?)
         };
-        let (bos, eos) = (id("bos_token"), id("eos_token"));
-        Ok(Some(Tokenizer { inner, plain: OnceLock::new(), bos, eos, add: None }))
+        (self.bos, self.eos) = (id("bos_token"), id("eos_token"));
+    }
+
+    fn warn_of_config(&mut self, path: &Path, why: &str) {
+        let path = path.display();
+        self.warnings.push(format!("{path}: {why}; it is read as if it were empty"));
     }
 
     /// Builds the tokenizer of a GGUF file; `None` when the file has none. The text is a warning
@@ -61,11 +110,14 @@ impl Tokenizer {
     pub fn from_gguf(meta: &GgufMeta) -> Res<Option<(Tokenizer, Option<String>)>> {
         let Some(built) = gguf::build(meta)? else { return Ok(None) };
         let tokenizer = Tokenizer {
-            inner: built.inner,
+            inner: built.read.inner,
             plain: OnceLock::new(),
             bos: built.bos,
             eos: built.eos,
             add: Some((built.add_bos, built.add_eos)),
+            growth: built.read.growth,
+            twins: built.twins,
+            warnings: Vec::new(),
         };
         Ok(Some((tokenizer, built.warning)))
     }
@@ -76,11 +128,16 @@ impl Tokenizer {
     /// # Errors
     /// What the tokenizer reports.
     pub fn encode(&self, text: &str, add_special: bool, parse_special: bool) -> Res<Vec<u32>> {
-        let inner = if parse_special { &self.inner } else { self.plain() };
         let automatic = add_special && self.add.is_none();
-        let encoding = inner
-            .encode_fast(text, automatic)
-            .map_err(|e| TokenizerError::Encode(e.to_string()))?;
+        let encoding = guard::caught(|| {
+            if !self.fits(text) {
+                return Err(TokenizerError::TooLong(text.len()));
+            }
+            let inner = if parse_special { &self.inner } else { self.plain() };
+            inner.encode_fast(text, automatic).map_err(|e| TokenizerError::Encode(e.to_string()))
+        });
+        let encoding = encoding
+            .ok_or_else(|| TokenizerError::Encode("this text cannot be encoded".into()))??;
         let mut ids = encoding.get_ids().to_vec();
         if let (true, Some((add_bos, add_eos))) = (add_special, self.add) {
             // A text that already starts with BOS (from a chat template) keeps one.
@@ -92,6 +149,22 @@ impl Tokenizer {
             ids.extend(self.eos.filter(|_| add_eos));
         }
         Ok(ids)
+    }
+
+    /// Whether a text stays short enough on its way to ids.
+    fn fits(&self, text: &str) -> bool {
+        let growth = &self.growth;
+        let worst = growth.normalized.most(text.len());
+        if worst <= LONGEST && growth.split.most(worst as usize) <= LONGEST {
+            return true;
+        }
+        // The factors are for the worst of texts. Where they do not show it, the normalizer does,
+        // at the cost of running twice.
+        let mut text = NormalizedString::from(text);
+        let normalizer = self.inner.get_normalizer();
+        let normalized = normalizer
+            .is_none_or(|n| check::normalized(n, &mut text, growth.alone, LONGEST).is_some());
+        normalized && growth.split.most(text.len()) <= LONGEST
     }
 
     fn plain(&self) -> &tokenizers::Tokenizer {
@@ -107,8 +180,26 @@ impl Tokenizer {
     /// # Errors
     /// What the tokenizer reports.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Res<String> {
-        let text = self.inner.decode(ids, skip_special);
-        text.map_err(|e| TokenizerError::Encode(e.to_string()))
+        let known: Vec<u32>;
+        let ids = if self.twins.is_empty() {
+            ids
+        } else {
+            known = ids.iter().map(|id| *self.twins.get(id).unwrap_or(id)).collect();
+            &known
+        };
+        // Without any token there is no text; some decoders count on one.
+        if ids.iter().all(|&id| self.is_silent(id, skip_special)) {
+            return Ok(String::new());
+        }
+        guard::caught(|| self.inner.decode(ids, skip_special))
+            .ok_or_else(|| TokenizerError::Encode("these ids cannot be decoded".into()))?
+            .map_err(|e| TokenizerError::Encode(e.to_string()))
+    }
+
+    /// Whether decoding leaves an id out: it belongs to no token, or to a special one.
+    fn is_silent(&self, id: u32, skip_special: bool) -> bool {
+        let special = |t: &String| self.inner.get_added_vocabulary().is_special_token(t);
+        self.token(id).is_none_or(|t| skip_special && special(&t))
     }
 
     /// A streaming decoder.
@@ -118,7 +209,7 @@ impl Tokenizer {
 
     /// The token of an id, as the vocabulary spells it.
     pub fn token(&self, id: u32) -> Option<String> {
-        self.inner.id_to_token(id)
+        self.inner.id_to_token(*self.twins.get(&id).unwrap_or(&id))
     }
 
     /// The id of a token, as the vocabulary spells it.
@@ -134,6 +225,11 @@ impl Tokenizer {
     /// Beginning of text.
     pub fn bos(&self) -> Option<u32> {
         self.bos
+    }
+
+    /// What a user should know about the tokenizer's files, one sentence each.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
     }
 
     /// End of text.

@@ -17,27 +17,60 @@ const DEEPSEEK: &[&str] = &[
     r"\p{N}+",
 ];
 
-/// The patterns of a pre-tokenizer, applied one after the other; `None` for unknown names.
-pub(super) fn patterns(name: &str) -> Option<&'static [&'static str]> {
-    Some(match name {
-        "default" | "gpt-2" | "phi-2" | "olmo" | "mpt" | "jina-v2-en" | "jais" | "trillion" => {
-            &[GPT2]
-        }
-        "llama-bpe" | "llama3" | "llama-v3" | "falcon3" | "smaug-bpe" | "dbrx" | "pixtral"
-        | "midm-2.0" | "lfm2" | "kanana2" => &[LLAMA3],
+const DEEPSEEK_CODER: &[&str] =
+    &[r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-龥ࠀ-一가-퟿]+", r"\p{N}"];
+const DEEPSEEK3: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##;
+const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// How text is split before it is encoded, and what else goes by the same name.
+pub(super) struct Pre {
+    /// Patterns, applied one after the other.
+    pub patterns: &'static [&'static str],
+    /// Whether a word that is a token is that token, whether or not merges lead to it.
+    pub whole_words: bool,
+    /// Whether the models' own files bring text to Unicode's composed form (NFC) first.
+    pub composed: bool,
+    /// Whether a text starts with BOS where the file does not say.
+    pub adds_bos: bool,
+}
+
+/// A pre-tokenizer by its name; `None` for unknown names.
+pub(super) fn find(name: &str) -> Option<Pre> {
+    let patterns: &[&str] = match name {
+        "default" | "gpt-2" | "phi-2" | "olmo" | "mpt" | "jina-v2-en" | "jais" | "trillion"
+        | "exaone4" => &[GPT2],
+        "llama-bpe" | "llama3" | "llama-v3" | "falcon3" | "falcon-h1" | "smaug-bpe" | "dbrx"
+        | "pixtral" | "midm-2.0" | "lfm2" | "glm4" | "chatglm-bpe" => &[LLAMA3],
         "qwen2" | "deepseek-r1-qwen" | "stablelm2" | "megrez" | "hunyuan" | "solar-open" => {
             &[QWEN2]
         }
+        "qwen35" => &[QWEN35],
         "smollm" | "starcoder" | "refact" | "command-r" | "codeshell" | "exaone" | "minerva-7b" => {
             &[r"\p{N}", GPT2]
         }
-        "gpt-4o" | "llama4" | "o200k" => &[GPT4O],
+        "gpt-4o" | "llama4" | "o200k" | "kanana2" => &[GPT4O],
         "tekken" => &[TEKKEN],
-        "deepseek-llm" | "deepseek-coder" => DEEPSEEK,
-        "deepseek-v3" => &[r"\p{N}{1,3}", r"[一-龥぀-ゟ゠-ヿ]+", GPT4O],
+        "deepseek-llm" => DEEPSEEK,
+        "deepseek-coder" => DEEPSEEK_CODER,
+        "deepseek-v3" | "hunyuan-dense" => &[r"\p{N}{1,3}", r"[一-龥぀-ゟ゠-ヿ]+", DEEPSEEK3],
         _ => return None,
-    })
+    };
+    let whole_words = matches!(
+        name,
+        "llama-bpe"
+            | "llama3"
+            | "llama-v3"
+            | "falcon3"
+            | "falcon-h1"
+            | "pixtral"
+            | "midm-2.0"
+            | "lfm2"
+            | "tekken"
+    );
+    let composed = matches!(name, "qwen2" | "qwen35");
+    Some(Pre { patterns, whole_words, composed, adds_bos: whole_words })
 }
 
-/// The pattern used when a file names none this build knows.
-pub(super) const FALLBACK: &[&str] = &[LLAMA3];
+/// Used when a file names none this build knows.
+pub(super) const FALLBACK: Pre =
+    Pre { patterns: &[LLAMA3], whole_words: false, composed: false, adds_bos: false };

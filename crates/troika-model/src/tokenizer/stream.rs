@@ -6,6 +6,10 @@ use super::Tokenizer;
 /// it has at most four bytes, each at worst a token of its own.
 const CHAR_TOKENS: usize = 4;
 
+/// Tokens that may wait for the text they are part of. A token of text decides within
+/// [`CHAR_TOKENS`]; more than these have none, or the decoder makes no sense of them.
+const WAITING: usize = 64;
+
 /// Turns tokens into text one by one. What it hands out, joined, is the decoded whole; a
 /// character is never handed out in parts.
 pub struct Detokenizer<'a> {
@@ -15,15 +19,21 @@ pub struct Detokenizer<'a> {
     prefix: usize,
     /// Everything before is handed out.
     read: usize,
+    /// Bytes of text from `prefix` to `read`.
+    before: usize,
 }
 
 impl<'a> Detokenizer<'a> {
     pub(super) fn new(tokenizer: &'a Tokenizer) -> Self {
-        Detokenizer { tokenizer, ids: Vec::new(), prefix: 0, read: 0 }
+        Detokenizer { tokenizer, ids: Vec::new(), prefix: 0, read: 0, before: 0 }
     }
 
     /// Takes a token; gives the text that became final with it.
     pub fn push(&mut self, id: u32) -> Option<String> {
+        // Decoding passes over it: it would only wait for text.
+        if self.tokenizer.is_silent(id, true) {
+            return None;
+        }
         self.ids.push(id);
         self.emit(false)
     }
@@ -33,27 +43,36 @@ impl<'a> Detokenizer<'a> {
         self.emit(true).unwrap_or_default()
     }
 
+    fn decode(&self, end: usize) -> String {
+        self.tokenizer.decode(&self.ids[self.prefix..end], true).unwrap_or_default()
+    }
+
     fn emit(&mut self, all: bool) -> Option<String> {
-        let decode = |ids: &[u32]| self.tokenizer.decode(ids, true).unwrap_or_default();
-        let before = decode(&self.ids[self.prefix..self.read]).len();
-        let text = decode(&self.ids[self.prefix..]);
-        if all || !text.ends_with(char::REPLACEMENT_CHARACTER) {
-            return self.advance(self.ids.len(), &text, before);
+        let end = self.ids.len();
+        let text = self.decode(end);
+        let full = end - self.read > WAITING;
+        if all || full || !text.ends_with(char::REPLACEMENT_CHARACTER) {
+            let new = self.advance(end, &text);
+            if full && new.is_none() {
+                self.forget();
+            }
+            return new;
         }
         // The end may be a character in progress; what is older than a character is not.
-        let decided = self.ids.len().saturating_sub(CHAR_TOKENS);
+        let decided = end.saturating_sub(CHAR_TOKENS);
         if decided <= self.read {
             return None;
         }
-        let older = decode(&self.ids[self.prefix..decided]);
-        if text.starts_with(&older) { self.advance(decided, &older, before) } else { None }
+        let older = self.decode(decided);
+        if text.starts_with(&older) { self.advance(decided, &older) } else { None }
     }
 
     /// Hands out `text` from `before` on and counts the tokens up to `read` as handed out.
-    fn advance(&mut self, read: usize, text: &str, before: usize) -> Option<String> {
-        let new = text.get(before..).filter(|t| !t.is_empty())?.to_string();
+    fn advance(&mut self, read: usize, text: &str) -> Option<String> {
+        let new = text.get(self.before..).filter(|t| !t.is_empty())?.to_string();
         self.prefix = self.read;
         self.read = read;
+        self.before = self.decode(read).len();
         // Keep the list short in long generations.
         if self.prefix > 4096 {
             self.ids.drain(..self.prefix);
@@ -61,6 +80,12 @@ impl<'a> Detokenizer<'a> {
             self.prefix = 0;
         }
         Some(new)
+    }
+
+    /// Drops tokens that waited in vain, so that a long row of them takes no longer per token. Those
+    /// before them stay: they had text, on which the next token's leading space depends.
+    fn forget(&mut self) {
+        self.ids.truncate(self.read);
     }
 }
 

@@ -1,5 +1,9 @@
 //! Tokenizers: GGUF metadata against `tokenizer.json`, streaming, SentencePiece.
 
+mod families;
+mod streams;
+mod untrusted;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;

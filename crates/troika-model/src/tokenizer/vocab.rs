@@ -1,0 +1,160 @@
+//! The model of a tokenizer (its vocabulary and how words are divided), checked as it is read.
+
+use std::collections::HashSet;
+
+use serde_json::{Map, Value};
+use tokenizers::ModelWrapper;
+use tokenizers::models::bpe::BPE;
+use tokenizers::models::unigram::Unigram;
+use tokenizers::models::wordlevel::WordLevel;
+use tokenizers::models::wordpiece::WordPiece;
+
+use super::json::{Added, part};
+
+type Check<T> = Result<T, String>;
+
+/// The longest affix and piece, and the most bytes of pieces: pieces are kept byte by byte in a
+/// tree that is built and taken down by recursion. SentencePiece makes pieces of up to 16
+/// characters; the largest published vocabularies have about 4 MB of them.
+const AFFIX: usize = 256;
+pub(super) const PIECE: usize = 1024;
+const PIECES: usize = 16 << 20;
+/// The longest word WordPiece looks at: its time grows with the cube. Published models have 100.
+const WORD: u64 = 2000;
+
+/// Reads a model; `added` are the file's added tokens.
+pub(super) fn model(
+    mut model: Map<String, Value>,
+    added: &[Added],
+    warnings: &mut Vec<String>,
+) -> Check<ModelWrapper> {
+    let kind = match model.remove("type") {
+        Some(Value::String(kind)) => kind,
+        Some(other) => return Err(format!("has a model of type {other}")),
+        // Files of early versions do not name it.
+        None if model.contains_key("merges") => "BPE".into(),
+        None if model.get("vocab").is_some_and(Value::is_array) => "Unigram".into(),
+        None if model.contains_key("max_input_chars_per_word") => "WordPiece".into(),
+        None => "WordLevel".into(),
+    };
+    for affix in ["continuing_subword_prefix", "end_of_word_suffix"] {
+        if let Some(text) = model.get(affix).and_then(Value::as_str).filter(|t| t.len() > AFFIX) {
+            return Err(format!("has a {affix} of {} bytes; at most {AFFIX} can be", text.len()));
+        }
+    }
+    if kind == "Unigram" {
+        pieces(&model, added, warnings)?;
+        return Ok(ModelWrapper::Unigram(part::<Unigram>("model", Value::Object(model))?));
+    }
+    ids(&mut model, added)?;
+    match kind.as_str() {
+        "BPE" => {
+            merges(&model)?;
+            // Dropout makes training see a text in several ways; a prompt is read in one.
+            model.remove("dropout");
+            Ok(ModelWrapper::BPE(part::<BPE>("model", Value::Object(model))?))
+        }
+        "WordPiece" => {
+            let longest = model.get("max_input_chars_per_word").and_then(Value::as_u64);
+            if let Some(n) = longest.filter(|&n| n > WORD) {
+                return Err(format!("has max_input_chars_per_word {n}; at most {WORD} can be"));
+            }
+            Ok(ModelWrapper::WordPiece(part::<WordPiece>("model", Value::Object(model))?))
+        }
+        "WordLevel" => {
+            Ok(ModelWrapper::WordLevel(part::<WordLevel>("model", Value::Object(model))?))
+        }
+        other => Err(format!(
+            "has a model of type {other:?}; BPE, Unigram, WordPiece and WordLevel are supported"
+        )),
+    }
+}
+
+/// Checks that every id belongs to one token, and enters added tokens whose id the crate, which
+/// counts on from the vocabulary's size, would not find.
+fn ids(model: &mut Map<String, Value>, added: &[Added]) -> Check<()> {
+    let Some(Value::Object(vocab)) = model.get_mut("vocab") else {
+        return Err("has a model without a vocabulary".into());
+    };
+    let mut taken = HashSet::with_capacity(vocab.len());
+    for (token, id) in vocab.iter() {
+        let id = id.as_u64().and_then(|id| u32::try_from(id).ok());
+        let id = id.ok_or_else(|| format!("gives token {token:?} no id of 32 bits"))?;
+        if !taken.insert(id) {
+            return Err(format!("gives id {id} to two tokens, one of them {token:?}"));
+        }
+    }
+    let missing = missing(added, |token| vocab.contains_key(token));
+    let counted = (vocab.len() as u64..).zip(&missing).all(|(id, a)| id == u64::from(a.id));
+    if counted {
+        return Ok(());
+    }
+    for a in missing {
+        if !taken.insert(a.id) {
+            return Err(format!(
+                "gives id {} to two tokens, one of them {:?}",
+                a.id, a.token.content
+            ));
+        }
+        vocab.insert(a.token.content.clone(), a.id.into());
+    }
+    Ok(())
+}
+
+/// The added tokens a vocabulary lacks, each once.
+fn missing(added: &[Added], known: impl Fn(&str) -> bool) -> Vec<&Added> {
+    let mut seen = HashSet::new();
+    let mut missing = Vec::new();
+    for a in added {
+        let token = a.token.content.as_str();
+        if !token.is_empty() && !known(token) && seen.insert(token) {
+            missing.push(a);
+        }
+    }
+    missing
+}
+
+/// The crate joins a merge's halves in a buffer as long as the longest token, without the second
+/// half's prefix, and looks for neither.
+fn merges(model: &Map<String, Value>) -> Check<()> {
+    let vocab = model.get("vocab").and_then(Value::as_object);
+    let longest = vocab.into_iter().flatten().map(|(t, _)| t.len()).max().unwrap_or(0);
+    let prefix = model.get("continuing_subword_prefix").and_then(Value::as_str).unwrap_or("");
+    for merge in model.get("merges").and_then(Value::as_array).into_iter().flatten() {
+        let halves = match merge {
+            Value::String(line) if line.starts_with("#version") => continue,
+            Value::String(line) => line.split_once(' '),
+            pair => pair[0].as_str().zip(pair[1].as_str()),
+        };
+        let (a, b) = halves.ok_or_else(|| format!("has the merge {merge}, which is no pair"))?;
+        let joined = b.strip_prefix(prefix).map(|b| a.len() + b.len());
+        if joined.is_none_or(|n| n > longest) {
+            return Err(format!("has the merge {merge}, which makes no token"));
+        }
+    }
+    Ok(())
+}
+
+/// Checks the pieces of a Unigram model.
+fn pieces(model: &Map<String, Value>, added: &[Added], warnings: &mut Vec<String>) -> Check<()> {
+    let list = model.get("vocab").and_then(Value::as_array);
+    let list = list.ok_or("has a Unigram model without a list of pieces")?;
+    let pieces = || list.iter().filter_map(|p| p[0].as_str());
+    let (most, all) = pieces().fold((0, 0), |(most, all), p| (p.len().max(most), all + p.len()));
+    if most > PIECE || all > PIECES {
+        return Err(format!(
+            "has pieces of up to {most} bytes, {all} together; at most {PIECE} and {PIECES} can be"
+        ));
+    }
+    let known: HashSet<&str> = pieces().collect();
+    for (id, a) in (list.len() as u64..).zip(missing(added, |t| known.contains(t))) {
+        if id != u64::from(a.id) {
+            warnings.push(format!(
+                "the tokenizer gives {:?} id {}, it is read as id {id}, the next after its pieces",
+                a.token.content, a.id
+            ));
+            break;
+        }
+    }
+    Ok(())
+}
