@@ -204,8 +204,12 @@ fn file(entry: &DirEntry, ending: &str, kind: CacheKind) -> Option<CacheFile> {
         ENDING => CacheKind::Partial,
         _ => return None,
     };
-    // Of a link, the link.
-    let meta = entry.metadata().ok().filter(|m| hex && !m.is_dir())?;
+    // Of a link, the link. Opening a pipe would wait for its other end.
+    let links = kind == CacheKind::Packed;
+    let meta = entry.metadata().ok()?;
+    if !hex || !(meta.is_file() || links && meta.is_symlink()) {
+        return None;
+    }
     let used = meta.modified().unwrap_or(SystemTime::UNIX_EPOCH);
     Some(CacheFile { path, kind, bytes: meta.len(), used })
 }
