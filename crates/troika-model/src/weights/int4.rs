@@ -164,7 +164,8 @@ impl Int4Weight {
         (qweight, qzeros, scales): (WeightBytes, WeightBytes, StoredTensor),
         (n, group): (usize, usize),
     ) -> Int4Weight {
-        Int4Weight { layout, qweight, qzeros, scales, n, group, taken: vec![0..n] }
+        let taken = std::iter::once(0..n).collect();
+        Int4Weight { layout, qweight, qzeros, scales, n, group, taken }
     }
 
     /// The tensors' bytes.
