@@ -12,13 +12,14 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 pub const HELP: &str = "\
 Kills the command while it writes its cache of packed weights, and fills its disk.
 
-Usage: cargo xtask soak [--kills N] [--step KIB] [--minutes N] [--seed N]
+Usage: cargo xtask soak [--kills N] [--step KIB] [--minutes N] [--seed N] [--troika FILE]
 
-  --kills N    times that two processes at once are killed [default: 200]
-  --step KIB   sizes of the full disk: from one step up until everything fits; 0: none
-               [default: 64]. Needs the right to mount (root) and Linux's unshare
-  --minutes N  end after so many minutes, whatever is left [default: 30]
-  --seed N     the moments of killing [default: the time]
+  --kills N      times that two processes at once are killed [default: 200]
+  --step KIB     sizes of the full disk: from one step up until everything fits; 0: none
+                 [default: 64]. Needs the right to mount (root) and Linux's unshare
+  --minutes N    end after so many minutes, whatever is left [default: 30]
+  --seed N       the moments of killing [default: the time]
+  --troika FILE  the command [default: it is built]
 ";
 
 /// Longest that a process is let live before it is killed, as a share of a whole run.
@@ -29,6 +30,7 @@ struct Options {
     step: u64,
     minutes: u64,
     seed: u64,
+    troika: Option<PathBuf>,
 }
 
 /// A folder with a cache, and what the command says without one.
@@ -46,7 +48,7 @@ struct Soak {
 /// A command that does not build, and the first start that says something else.
 pub fn run(root: &Path, args: &[&str]) -> Result<(), String> {
     let options = options(args)?;
-    let troika = build(root)?;
+    let troika = options.troika.clone().map_or_else(|| build(root), Ok)?;
     let dir = std::env::temp_dir().join(format!("troika-soak-{}", std::process::id()));
     std::fs::create_dir_all(&dir).map_err(|e| format!("{}: {e}", dir.display()))?;
     let mut soak = Soak {
@@ -63,7 +65,8 @@ pub fn run(root: &Path, args: &[&str]) -> Result<(), String> {
 
 fn options(args: &[&str]) -> Result<Options, String> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let mut options = Options { kills: 200, step: 64, minutes: 30, seed: now.as_nanos() as u64 };
+    let seed = now.as_nanos() as u64;
+    let mut options = Options { kills: 200, step: 64, minutes: 30, seed, troika: None };
     let mut args = args.iter();
     while let Some(&arg) = args.next() {
         let to = match arg {
@@ -71,6 +74,10 @@ fn options(args: &[&str]) -> Result<Options, String> {
             "--step" => &mut options.step,
             "--minutes" => &mut options.minutes,
             "--seed" => &mut options.seed,
+            "--troika" => {
+                options.troika = Some(args.next().ok_or("--troika needs a file")?.into());
+                continue;
+            }
             _ => return Err(format!("unknown argument {arg}")),
         };
         *to = args.next().and_then(|n| n.parse().ok()).ok_or(format!("{arg} needs a number"))?;
@@ -307,8 +314,9 @@ mod tests {
     #[test]
     fn flags_are_read() {
         let o = options(&["--kills", "3", "--step", "0", "--minutes", "1", "--seed", "9"]).unwrap();
-        assert_eq!((o.kills, o.step, o.minutes, o.seed), (3, 0, 1, 9));
-        for bad in [&["--kills"][..], &["--kills", "x"], &["--fast"]] {
+        assert_eq!((o.kills, o.step, o.minutes, o.seed, o.troika), (3, 0, 1, 9, None));
+        assert_eq!(options(&["--troika", "t"]).unwrap().troika, Some("t".into()));
+        for bad in [&["--kills"][..], &["--kills", "x"], &["--fast"], &["--troika"]] {
             assert!(options(bad).is_err(), "{bad:?}");
         }
     }

@@ -20,7 +20,7 @@ use flags::{Cli, Command};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    troika::model::weights::exit_when_shortened("troika: ");
+    troika::exit_when_shortened("troika: ");
     let result = match cli.command {
         Command::Run(args) => cmd::run::run(&args),
         Command::Show(args) => cmd::show::run(&args),

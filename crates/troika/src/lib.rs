@@ -12,6 +12,12 @@
 //! })?;
 //! # Ok::<(), troika::Error>(())
 //! ```
+//!
+//! Models, and weights kept of a former start, are mapped into memory. A mapped file that another
+//! program shortens while the model is open cannot be read any more: on Unix the system ends the
+//! process by SIGBUS when it is. No call can return an error there; a program that wants to end
+//! with a sentence that names the file calls [`exit_when_shortened`] first. Files that are
+//! replaced (written beside and renamed) are no problem.
 
 mod devices;
 mod error;
@@ -30,6 +36,8 @@ pub use generation::GenerationDefaults;
 pub use open::{Described, LoadProgress, Model, OpenOptions, describe};
 pub use perplexity::{Perplexity, Scored};
 pub use session::{Control, Finish, OnToken, Output, Request, Stats};
+
+pub use troika_model::weights::exit_when_shortened;
 
 pub use troika_device as device;
 pub use troika_engine as engine;

@@ -45,7 +45,8 @@ fn contents(file: &CacheFile) -> (String, String) {
         CacheKind::Partial => ("being written, or left behind".into(), String::new()),
     };
     // Names of files and models come from elsewhere and share a line with others.
-    (of.chars().flat_map(char::escape_debug).collect(), types)
+    let shown = |text: String| text.chars().flat_map(char::escape_debug).collect();
+    (shown(of), shown(types))
 }
 
 fn name(file: &CacheFile) -> String {

@@ -20,6 +20,9 @@ const PIECE: usize = 4 << 20;
 /// as this, and a change after the hash might leave the same one.
 const SETTLED: Duration = Duration::from_secs(2);
 
+/// Bytes of the longest record that is read.
+const MAX_RECORD: u64 = 64 << 10;
+
 /// The hash of some bytes.
 pub(super) fn of_bytes(bytes: &[u8]) -> blake3::Hash {
     if bytes.len() <= PIECE {
@@ -92,6 +95,10 @@ pub(super) struct Record {
 
 impl Record {
     pub fn read(path: &Path) -> Result<Record, String> {
+        let meta = std::fs::symlink_metadata(path).map_err(|e| e.to_string())?;
+        if !meta.is_file() || meta.len() > MAX_RECORD {
+            return Err("it is no record of a hash".into());
+        }
         let text = std::fs::read(path).map_err(|e| e.to_string())?;
         let record: Record = serde_json::from_slice(&text).map_err(|e| e.to_string())?;
         blake3::Hash::from_hex(&record.hash).map_err(|e| e.to_string())?;

@@ -164,7 +164,8 @@ impl Int4Weight {
         (qweight, qzeros, scales): (WeightBytes, WeightBytes, StoredTensor),
         (n, group): (usize, usize),
     ) -> Int4Weight {
-        Int4Weight { layout, qweight, qzeros, scales, n, group, taken: vec![0..n] }
+        let taken = std::iter::once(0..n).collect();
+        Int4Weight { layout, qweight, qzeros, scales, n, group, taken }
     }
 
     /// The tensors' bytes.
@@ -172,23 +173,25 @@ impl Int4Weight {
         vec![&self.qweight, &self.qzeros, &self.scales.bytes]
     }
 
-    /// Some rows of the weight as blocks of the shape's type.
-    pub fn rows(&self, shape: WeightShape, rows: Range<usize>) -> Option<WeightBytes> {
+    /// Some rows of the weight as blocks of the shape's type, and whether all scales are finite.
+    pub fn rows(&self, shape: WeightShape, rows: Range<usize>) -> Option<(WeightBytes, bool)> {
         let row_bytes = shape.dtype.row_bytes(shape.cols)?;
         let outputs: Vec<usize> =
             self.taken.iter().flat_map(|r| r.clone()).skip(rows.start).take(rows.len()).collect();
         if outputs.len() != rows.len() {
             return None;
         }
+        let mut finite = true;
         let made = aligned_with(outputs.len().checked_mul(row_bytes)?, |out| {
-            self.scales(shape, &outputs, out);
+            finite = self.scales(shape, &outputs, out);
             self.values(shape, &outputs, out);
         });
-        made.ok()
+        made.ok().map(|bytes| (bytes, finite))
     }
 
-    /// The scale and zero point of each block.
-    fn scales(&self, shape: WeightShape, outputs: &[usize], out: &mut [u8]) {
+    /// The scale and zero point of each block. Tells whether all scales are finite.
+    fn scales(&self, shape: WeightShape, outputs: &[usize], out: &mut [u8]) -> bool {
+        let mut finite = true;
         let (len, size) = (shape.dtype.block_len(), shape.dtype.block_bytes());
         let per_row = shape.cols / len;
         let item = self.scales.dtype.block_bytes();
@@ -200,7 +203,9 @@ impl Int4Weight {
                     blocks::dequantize(self.scales.dtype, bytes, &mut scale);
                 }
                 let word = word(&self.qzeros, g * (self.n / PACK) + n / PACK);
-                block[..2].copy_from_slice(&f16::from_f32(scale[0]).to_le_bytes());
+                let scale = f16::from_f32(scale[0]);
+                finite &= scale.is_finite();
+                block[..2].copy_from_slice(&scale.to_le_bytes());
                 block[2] = match self.layout {
                     // 0 less one was stored as 15.
                     Int4Layout::Gptq { less_one } => {
@@ -210,6 +215,7 @@ impl Int4Weight {
                 };
             }
         }
+        finite
     }
 
     /// The values. Inputs outermost: that is the order of the file.
@@ -244,6 +250,46 @@ impl Int4Weight {
                     }
                 }
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One group of 32 inputs and eight outputs, with these zero points and this scale.
+    fn layer(less_one: bool, zeros: u32, scale: f32) -> (Vec<u8>, bool) {
+        let words = |n: usize, word: u32| WeightBytes::owned(word.to_le_bytes().repeat(n));
+        let scales = StoredTensor {
+            dtype: DType::F32,
+            shape: vec![1, 8],
+            bytes: WeightBytes::owned(scale.to_le_bytes().repeat(8)),
+        };
+        let tensors = (words(4 * 8, 0x7654_3210), words(1, zeros), scales);
+        let weight = Int4Weight::new(Int4Layout::Gptq { less_one }, tensors, (8, 32));
+        let shape = WeightShape { rows: 8, cols: 32, dtype: DType::Q4_G32 };
+        let (bytes, finite) = weight.rows(shape, 0..8).unwrap();
+        (bytes.to_vec(), finite)
+    }
+
+    #[test]
+    fn zero_points_wrap_around() {
+        let size = DType::Q4_G32.block_bytes();
+        let zeros = |less_one, word| -> Vec<u8> {
+            layer(less_one, word, 1.0).0.chunks(size).map(|block| block[2]).collect()
+        };
+        // 15 in all places: adding one to the whole word overflows it.
+        assert_eq!(zeros(true, u32::MAX), [0; 8]);
+        assert_eq!(zeros(false, u32::MAX), [15; 8]);
+        assert_eq!(zeros(true, 0xf765_4321), [2, 3, 4, 5, 6, 7, 8, 0]);
+    }
+
+    #[test]
+    fn scales_that_are_no_numbers_or_too_large_are_told() {
+        assert!(layer(true, 0, 1.0).1 && layer(true, 0, 65504.0).1);
+        for scale in [f32::NAN, f32::INFINITY, 1e9, -1e9] {
+            assert!(!layer(true, 0, scale).1, "{scale}");
         }
     }
 }

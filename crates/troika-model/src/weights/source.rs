@@ -114,8 +114,8 @@ impl Opened<'_> {
                 Some(Made { data: with(all, bytes), read: Some(from), finite })
             }
             Opened::Int4(weight) => {
-                let bytes = weight.rows(shape, rows)?;
-                Some(Made { data: with(all, bytes), read: None, finite: true })
+                let (bytes, finite) = weight.rows(shape, rows)?;
+                Some(Made { data: with(all, bytes), read: None, finite })
             }
         }
     }

@@ -186,12 +186,10 @@ impl WeightStore {
             return Ok(());
         };
         let folder = CacheFolder::new(dir);
-        let mut hashes = Vec::new();
-        for map in &self.maps {
-            let (hash, stamp) = hash::of_map(map, &folder.hashes())?;
-            hashes.push(hash);
-            self.stamps.push(stamp);
-        }
+        let each = self.maps.iter().map(|map| hash::of_map(map, &folder.hashes()));
+        let hashed = each.collect::<std::io::Result<Vec<_>>>()?;
+        let (hashes, stamps): (Vec<_>, _) = hashed.into_iter().unzip();
+        self.stamps = stamps;
         let made = self.bound.iter().filter(|b| b.source.is_made());
         let types: BTreeSet<&str> = made.map(|b| b.shape.dtype.name()).collect();
         let types = types.into_iter().collect::<Vec<_>>().join(", ");

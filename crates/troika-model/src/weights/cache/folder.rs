@@ -69,11 +69,16 @@ impl CacheFile {
     /// # Errors
     /// What is wrong with it.
     pub fn verify(&self) -> std::result::Result<(), String> {
-        match self.kind {
-            CacheKind::Packed => Found::read(&self.path)?.verify(),
+        let checked = match self.kind {
+            CacheKind::Packed => Found::read(&self.path).and_then(|f| f.verify()),
             CacheKind::Hash => self.hashed().map(drop),
             CacheKind::Partial => Ok(()),
-        }
+        };
+        // Another process may have removed it since it was listed.
+        checked.or_else(|why| match self.path.symlink_metadata() {
+            Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
+            _ => Err(why),
+        })
     }
 
     /// Whether no start will use it any more.
@@ -204,8 +209,12 @@ fn file(entry: &DirEntry, ending: &str, kind: CacheKind) -> Option<CacheFile> {
         ENDING => CacheKind::Partial,
         _ => return None,
     };
-    // Of a link, the link.
-    let meta = entry.metadata().ok().filter(|m| hex && !m.is_dir())?;
+    // Of a link, the link. Opening a pipe would wait for its other end.
+    let links = kind == CacheKind::Packed;
+    let meta = entry.metadata().ok()?;
+    if !hex || !(meta.is_file() || links && meta.is_symlink()) {
+        return None;
+    }
     let used = meta.modified().unwrap_or(SystemTime::UNIX_EPOCH);
     Some(CacheFile { path, kind, bytes: meta.len(), used })
 }
@@ -270,6 +279,9 @@ mod tests {
         add(dir.path(), &format!("packed/{}.7-1-5.partial", "c".repeat(DIGITS)), 10, 10);
         let used = super::super::Partial::begin(&dir.path().join(packed('d'))).unwrap();
         let folder = CacheFolder::new(dir.path());
+        let gone =
+            CacheFile { path: dir.path().join("gone"), ..folder.files().unwrap()[0].clone() };
+        assert!(CacheFile { kind: CacheKind::Packed, ..gone }.verify().is_ok());
         let unsound = folder.files().unwrap().into_iter().filter(|f| f.verify().is_err());
         assert_eq!(unsound.count(), 2);
         assert_eq!(folder.prune(u64::MAX).unwrap().len(), 3);
