@@ -15,6 +15,7 @@ Usage: cargo xtask COMMAND
 
 Commands:
   aarch64   build for 64-bit ARM; test kernels and models under QEMU
+  built-in  write the model that is compiled into the command
   tidy      check the project's own rules; one line per violation
   peers     time Troika and llama.cpp on the same files (peers --help)
   valgrind  the CPU kernels' tests under valgrind (valgrind --help)
@@ -26,6 +27,8 @@ fn main() -> ExitCode {
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
     match words.as_slice() {
         ["aarch64"] => report("aarch64", aarch64::run(&root())),
+        ["built-in"] => report("built-in", peers::export::run(&root())),
+        ["built-in", "-h" | "--help"] => help(peers::export::HELP),
         ["tidy"] => run_tidy(),
         ["peers", .., "-h" | "--help"] => help(peers::HELP),
         ["peers", rest @ ..] => report("peers", peers::run(&root(), rest)),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::json;
 use troika::graph::DType;
 use troika::trace::Tracer;
-use troika::{Control, DeviceOptions, Model, OpenOptions, Output, Request};
+use troika::{Control, DeviceOptions, Model, OpenOptions, Output, Request, Source};
 
 use super::{read_file, read_stdin};
 use crate::error::CliError;
@@ -19,10 +19,10 @@ use crate::{chat, memory, output, progress, resolve, stats, trace};
 /// # Errors
 /// Anything from a missing model to a full disk.
 pub fn run(args: &RunArgs) -> Result<(), CliError> {
-    let path = resolve::model(&args.model)?;
+    let source = resolve::model(&args.model)?;
     let prompt = prompt(args)?;
     let tracer = if args.trace.is_some() { Tracer::on() } else { Tracer::off() };
-    let mut model = Model::open(&path, &open_options(&args.open, tracer.clone()))?;
+    let mut model = Model::open(&source, &open_options(&args.open, tracer.clone()))?;
     for w in model.warnings() {
         output::note(&format!("warning: {w}\n"));
     }
@@ -33,10 +33,10 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
     let interrupt = Interrupt::listen();
     let result = match prompt {
         Prompt::Chat => chat::run(&mut model, args, &interrupt),
-        Prompt::Ids(ids) => once(&mut model, args, &ids, None, &interrupt),
+        Prompt::Ids(ids) => once(&mut model, &source, args, (&ids, None), &interrupt),
         Prompt::Text(text) => {
             let (ids, time) = tokenize(&mut model, args, &text)?;
-            once(&mut model, args, &ids, Some(time), &interrupt)
+            once(&mut model, &source, args, (&ids, Some(time)), &interrupt)
         }
     };
     if args.verbose {
@@ -157,15 +157,14 @@ pub fn generate(
 
 fn once(
     model: &mut Model,
+    source: &Source,
     args: &RunArgs,
-    ids: &[u32],
-    tokenizer: Option<Duration>,
+    (ids, tokenizer): (&[u32], Option<Duration>),
     interrupt: &Interrupt,
 ) -> Result<(), CliError> {
     let out = generate(model, args, ids, interrupt)?;
     if args.json {
-        let name = resolve::model(&args.model)?.display().to_string();
-        return output::json(&stats::json(&name, &out, tokenizer, model.load_time()));
+        return output::json(&stats::json(&source.to_string(), &out, tokenizer, model.load_time()));
     }
     output::write("\n")?;
     if !args.quiet {

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 use troika::model::tokenizer::Tokenizer;
-use troika::model::weights::{FileSource, open};
+use troika::model::weights::FileSource;
 
 use super::read_stdin;
 use crate::error::CliError;
@@ -14,17 +14,17 @@ use crate::{output, resolve};
 /// # Errors
 /// A model without a tokenizer, input that is not text.
 pub fn run(args: &TokenizeArgs) -> Result<(), CliError> {
-    let path = resolve::model(&args.model)?;
+    let source = resolve::model(&args.model)?;
     let text = match &args.prompt {
         Some(p) => p.clone(),
         None => read_stdin()?,
     };
-    let files = open(&path).map_err(troika::Error::from)?;
+    let files = source.files()?;
     let tokenizer = match &files.source {
         FileSource::HuggingFace { dir, .. } => Tokenizer::from_hf_dir(dir),
         FileSource::Gguf { meta, .. } => Tokenizer::from_gguf(meta).map(|t| t.map(|t| t.0)),
     };
-    let none = || troika::Error::NoTokenizer(path.display().to_string());
+    let none = || troika::Error::NoTokenizer(source.to_string());
     let tokenizer = tokenizer.map_err(troika::Error::from)?.ok_or_else(none)?;
     let ids = tokenizer
         .encode(&text, !args.no_bos, !args.no_parse_special)

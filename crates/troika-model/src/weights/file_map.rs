@@ -1,18 +1,30 @@
-//! Memory-mapped files, and giving their pages back.
+//! Memory-mapped files, and giving their pages back; files a program holds itself.
 
 use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
 
-/// A memory-mapped file.
+use super::hash;
+
+/// A file's bytes: memory-mapped, or part of this program.
 pub struct FileMap {
     path: PathBuf,
-    map: Mmap,
+    bytes: Bytes,
+}
+
+enum Bytes {
+    Mapped(Mmap),
+    Inside(&'static [u8]),
 }
 
 impl FileMap {
     pub(super) fn new(path: &Path, map: Mmap) -> FileMap {
-        FileMap { path: path.to_path_buf(), map }
+        FileMap { path: path.to_path_buf(), bytes: Bytes::Mapped(map) }
+    }
+
+    /// Bytes of this program; `name` is for messages.
+    pub(super) fn inside(name: &str, bytes: &'static [u8]) -> FileMap {
+        FileMap { path: PathBuf::from(name), bytes: Bytes::Inside(bytes) }
     }
 
     /// Where it is.
@@ -20,35 +32,44 @@ impl FileMap {
         &self.path
     }
 
+    /// The hash of its bytes; that of a file is remembered in the folder `records`.
+    pub(super) fn hash(&self, records: &Path) -> std::io::Result<blake3::Hash> {
+        match &self.bytes {
+            Bytes::Mapped(_) => hash::of_file(&self.path, records),
+            Bytes::Inside(bytes) => Ok(hash::of_bytes(bytes)),
+        }
+    }
+
     /// Tells the system that these bytes are not needed for now, if they are the file's. They are
     /// read again from the system's cache, or from disk, when somebody looks at them.
     pub(super) fn release(&self, bytes: &[u8]) -> bool {
-        let at = self.offset_of(bytes);
-        at.is_some_and(|at| {
-            release(&self.map, at, bytes.len());
-            true
-        })
+        let Some((map, at)) = self.mapped(bytes) else { return false };
+        release(map, at, bytes.len());
+        true
     }
 
     /// Asks the system to read these bytes ahead, if they are the file's.
     pub(super) fn fetch(&self, bytes: &[u8]) -> bool {
-        let at = self.offset_of(bytes);
-        at.is_some_and(|at| {
-            fetch(&self.map, at, bytes.len());
-            true
-        })
+        let Some((map, at)) = self.mapped(bytes) else { return false };
+        fetch(map, at, bytes.len());
+        true
     }
 
-    fn offset_of(&self, bytes: &[u8]) -> Option<usize> {
-        let (start, at) = (self.map.as_ptr() as usize, bytes.as_ptr() as usize);
-        let inside = at >= start && at + bytes.len() <= start + self.map.len();
-        inside.then(|| at - start)
+    /// The map, and where in it these bytes begin.
+    fn mapped(&self, bytes: &[u8]) -> Option<(&Mmap, usize)> {
+        let Bytes::Mapped(map) = &self.bytes else { return None };
+        let (start, at) = (map.as_ptr() as usize, bytes.as_ptr() as usize);
+        let inside = at >= start && at + bytes.len() <= start + map.len();
+        inside.then(|| (map, at - start))
     }
 }
 
 impl AsRef<[u8]> for FileMap {
     fn as_ref(&self) -> &[u8] {
-        &self.map
+        match &self.bytes {
+            Bytes::Mapped(map) => map,
+            Bytes::Inside(bytes) => bytes,
+        }
     }
 }
 

@@ -18,7 +18,7 @@ use super::error::WeightError;
 use super::file_map::FileMap;
 use super::scheme::{BindOptions, Quant};
 use super::source::{Made, Source};
-use super::{hash, parallel, scan, synthetic};
+use super::{parallel, scan, synthetic};
 use crate::families::Model;
 use crate::lower::WeightShape;
 use crate::spec::{Key, ModelSpec, Need, weight_needs};
@@ -184,7 +184,7 @@ impl WeightStore {
         key.update(&troika_graph::quantize::VERSION.to_le_bytes());
         key.update(what.as_bytes());
         for map in &self.maps {
-            key.update(hash::of_file(map.path(), &dir.join("hashes"))?.as_bytes());
+            key.update(map.hash(&dir.join("hashes"))?.as_bytes());
         }
         let cache = PackedCache::open(&dir.join("packed"), &key.finalize());
         lock(&self.non_finite).extend(cache.non_finite());
