@@ -74,7 +74,10 @@ fn the_built_in_model_is_its_source_in_eight_bits() {
     {
         assert_eq!(inside.tokenize(text).unwrap().0, folder.tokenize(text).unwrap().0, "{text}");
     }
-    assert_eq!(inside.defaults().stop_tokens, folder.defaults().stop_tokens);
+    // A GGUF file's tokens also end a turn by their names.
+    let im_end = inside.tokenizer().unwrap().id("<|im_end|>").unwrap();
+    let ends = [folder.defaults().stop_tokens.clone(), vec![im_end]].concat();
+    assert_eq!(inside.defaults().stop_tokens, ends);
     assert_eq!(inside.context(), folder.context());
 }
 

@@ -225,7 +225,7 @@ impl Weights {
         }
         let wide = dims.len() == 1 || to.contains("gate_inp");
         let kind = if wide { Kind::F32 } else { matrices };
-        if kind == Kind::Q8_0 && dims[0] % 32 != 0 {
+        if kind == Kind::Q8_0 && !dims[0].is_multiple_of(32) {
             return Err(format!("{to} has rows of {} values, not whole blocks of 32", dims[0]));
         }
         g.tensor(to, &dims, kind, move |out| {
