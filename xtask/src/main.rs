@@ -17,6 +17,7 @@ Usage: cargo xtask COMMAND
 
 Commands:
   aarch64   build for 64-bit ARM; test kernels and models under QEMU
+  built-in  write the model that is compiled into the command
   fuzz      mutated files for the parsers (fuzz --help)
   tidy      check the project's own rules; one line per violation
   peers     time Troika and llama.cpp on the same files (peers --help)
@@ -30,6 +31,8 @@ fn main() -> ExitCode {
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
     match words.as_slice() {
         ["aarch64"] => report("aarch64", aarch64::run(&root())),
+        ["built-in"] => report("built-in", peers::export::run(&root())),
+        ["built-in", "-h" | "--help"] => help(peers::export::HELP),
         ["tidy"] => run_tidy(),
         ["fuzz", .., "-h" | "--help"] => help(fuzz::HELP),
         ["fuzz", rest @ ..] => report("fuzz", fuzz::run(&root(), rest)),

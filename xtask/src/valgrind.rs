@@ -67,7 +67,8 @@ fn options<'a>(args: &[&'a str]) -> Result<(u32, Vec<&'a str>), String> {
 fn build(root: &Path) -> Result<Vec<PathBuf>, String> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
-    command.args(["test", "-q", "--release", "-p", "troika-cpu", "--no-run"]);
+    // Optimized, and with the line numbers that valgrind names: release builds have none.
+    command.args(["test", "-q", "--profile", "profiling", "-p", "troika-cpu", "--no-run"]);
     command.args(TESTS.iter().flat_map(|t| ["--test", t]));
     command.args(["--message-format", "json"]).current_dir(root);
     let out = command.output().map_err(|e| format!("cannot run cargo: {e}"))?;

@@ -8,7 +8,7 @@ use conformance::golden::all_logits;
 use troika::graph::DType;
 use troika::model::spec::{Key, Slot};
 use troika::model::weights::{FloatType, Quant};
-use troika::{LoadProgress, Model, OpenOptions};
+use troika::{LoadProgress, Model, OpenOptions, Source};
 
 fn tiny() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny-moe")
@@ -21,7 +21,12 @@ struct Opened {
     quantized: bool,
 }
 
-fn open_model(path: &Path, quant: Quant, dtype: FloatType, cache: Option<&Path>) -> Opened {
+fn open_model(
+    source: impl Into<Source>,
+    quant: Quant,
+    dtype: FloatType,
+    cache: Option<&Path>,
+) -> Opened {
     let calls = Arc::new(AtomicU64::new(0));
     let seen = calls.clone();
     let progress = LoadProgress(Arc::new(move |done, all| {
@@ -36,7 +41,7 @@ fn open_model(path: &Path, quant: Quant, dtype: FloatType, cache: Option<&Path>)
         kv_dtype: Some(DType::F32),
         ..OpenOptions::default()
     };
-    let mut model = Model::open(path, &options).unwrap();
+    let mut model = Model::open(source, &options).unwrap();
     let tokens: Vec<u32> = (0..48).map(|i| 1 + i * 83 % 4000).collect();
     let logits = all_logits(&mut model, &tokens).unwrap();
     let quantized = calls.load(Ordering::Relaxed) > 0;
@@ -53,6 +58,27 @@ fn rms_error(got: &[f32], want: &[f32]) -> f64 {
     let square = |x: f32| f64::from(x) * f64::from(x);
     let error: f64 = got.iter().zip(want).map(|(g, w)| square(g - w)).sum();
     (error / want.iter().map(|w| square(*w)).sum::<f64>()).sqrt()
+}
+
+/// That its bytes are made of the source's is a test beside the exporter, in `xtask`.
+#[test]
+fn the_built_in_model_is_its_source_in_eight_bits() {
+    let want = open_model(&tiny(), Quant::None, FloatType::F32, None);
+    let got = open_model(Source::BuiltIn, Quant::None, FloatType::F32, None);
+    let error = rms_error(&got.logits, &want.logits);
+    assert!(error > 1e-5 && error < 0.03, "{error}");
+    let open = |source: Source| Model::open(source, &OpenOptions::default()).unwrap();
+    let (mut inside, mut folder) = (open(Source::BuiltIn), open(tiny().into()));
+    for text in
+        ["It was a dark night", "\u{e9}t\u{e9} 1899,\n\n  \t\"don't\" \u{1f600}<|endoftext|>x", " "]
+    {
+        assert_eq!(inside.tokenize(text).unwrap().0, folder.tokenize(text).unwrap().0, "{text}");
+    }
+    // A GGUF file's tokens also end a turn by their names.
+    let im_end = inside.tokenizer().unwrap().id("<|im_end|>").unwrap();
+    let ends = [folder.defaults().stop_tokens.clone(), vec![im_end]].concat();
+    assert_eq!(inside.defaults().stop_tokens, ends);
+    assert_eq!(inside.context(), folder.context());
 }
 
 #[test]

@@ -1,25 +1,23 @@
-//! From what the user calls a model to a path.
+//! From what the user calls a model to its files.
 
 use std::cell::RefCell;
-use std::path::PathBuf;
 
 use indicatif::{ProgressBar, ProgressStyle};
+use troika::Source;
 use troika_hub::{HubOptions, Progress};
 
 use crate::error::CliError;
 use crate::flags::ModelArgs;
 use crate::output;
 
-/// The built-in model's folder, relative to the project.
-const BUILT_IN: &str = "models/tiny-moe";
-
-/// The path of the model the user asked for; fetches it when it is a Hub id.
+/// The model the user asked for, or the built-in one; fetches it when it is a Hub id. The Hub may
+/// answer differently the next time, so a command calls this once.
 ///
 /// # Errors
 /// A model that is not there.
-pub fn model(args: &ModelArgs) -> Result<PathBuf, CliError> {
+pub fn model(args: &ModelArgs) -> Result<Source, CliError> {
     let Some(name) = args.positional.as_deref().or(args.model.as_deref()) else {
-        return built_in();
+        return Ok(Source::BuiltIn);
     };
     let mut options = HubOptions::from_env();
     options.offline |= args.offline;
@@ -28,7 +26,7 @@ pub fn model(args: &ModelArgs) -> Result<PathBuf, CliError> {
     if let Some(bar) = bar.take() {
         ProgressBar::finish_and_clear(&bar);
     }
-    Ok(path)
+    Ok(Source::Path(path))
 }
 
 /// Draws a bar per file on a terminal; indicatif draws nothing elsewhere.
@@ -57,24 +55,4 @@ fn show(bar: &RefCell<Option<ProgressBar>>, progress: Progress<'_>) {
 fn style() -> ProgressStyle {
     let form = "{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {eta}";
     ProgressStyle::with_template(form).unwrap_or_else(|_| ProgressStyle::default_bar())
-}
-
-/// Looks for the built-in model above the program, above the current folder, and where the
-/// program was built.
-fn built_in() -> Result<PathBuf, CliError> {
-    let exe = std::env::current_exe().ok();
-    let here = std::env::current_dir().ok();
-    let built = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-    let starts = [exe, here, Some(built)];
-    starts
-        .iter()
-        .flatten()
-        .flat_map(|p| p.ancestors())
-        .map(|p| p.join(BUILT_IN))
-        .find(|p| p.join("config.json").exists())
-        .ok_or_else(|| {
-            CliError::Failure(format!(
-                "the built-in model ({BUILT_IN}) is not beside this program; name a model with -m"
-            ))
-        })
 }

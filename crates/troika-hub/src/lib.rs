@@ -3,6 +3,9 @@
 //! Files are kept in the Hub's own cache layout, shared with other programs:
 //! `models--owner--name/{refs/REVISION, snapshots/COMMIT/FILE, blobs/ETAG}`. A reference is
 //! written when its snapshot is complete, so an interrupted fetch never hides an older copy.
+//! A file is collected in `blobs/ETAG.part`, where the next run goes on, checked by the hash in its
+//! ETag, and written under the locks of the Hub's own tools. The token is shown to the Hub's
+//! own scheme, host and port, and to no server that a redirect names.
 //!
 //! This is the one part of the library that may look at the environment, and only in
 //! [`HubOptions::from_env`].

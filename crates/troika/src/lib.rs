@@ -1,9 +1,9 @@
 //! Troika as a library: open a model, generate.
 //!
 //! ```no_run
-//! use troika::{Control, Model, OpenOptions, Request};
+//! use troika::{Control, Model, OpenOptions, Request, Source};
 //!
-//! let mut model = Model::open("models/tiny-moe".as_ref(), &OpenOptions::default())?;
+//! let mut model = Model::open(Source::BuiltIn, &OpenOptions::default())?;
 //! let (prompt, _) = model.tokenize("It was a dark night")?;
 //! let request = Request { max_tokens: Some(32), ..Request::default() };
 //! model.generate(&prompt, &request, &mut |_token, text| {
@@ -25,6 +25,7 @@ mod generation;
 mod open;
 mod perplexity;
 mod session;
+mod source;
 mod text;
 
 pub use devices::{
@@ -36,6 +37,7 @@ pub use generation::GenerationDefaults;
 pub use open::{Described, LoadProgress, Model, OpenOptions, describe};
 pub use perplexity::{Perplexity, Scored};
 pub use session::{Control, Finish, OnToken, Output, Request, Stats};
+pub use source::Source;
 
 pub use troika_model::weights::exit_when_shortened;
 

@@ -1,7 +1,7 @@
 //! Opening a model: files, spec, weights, plan, engine, tokenizer.
 
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use troika_model::chat::ChatTemplate;
 use troika_model::spec::ModelSpec;
 use troika_model::tokenizer::Tokenizer;
 use troika_model::weights::{
-    self, BindOptions, FileSource, FloatType, ModelFiles, OnProgress, Quant, SYNTHETIC_DTYPES,
+    BindOptions, FileSource, FloatType, ModelFiles, OnProgress, Quant, SYNTHETIC_DTYPES,
     WeightStore,
 };
 use troika_model::{families, presets};
@@ -22,6 +22,7 @@ use troika_trace::{Span, Tracer};
 use crate::devices::{DeviceOptions, open_devices};
 use crate::error::Error;
 use crate::generation::GenerationDefaults;
+use crate::source::Source;
 use crate::text;
 
 /// Weights of more bytes are not scanned at load: it would read all of them from disk.
@@ -102,14 +103,17 @@ pub struct Described {
 ///
 /// # Errors
 /// Files, config or weights that do not serve.
-pub fn describe(path: &Path, options: impl Into<BindOptions>) -> Result<Described, Error> {
-    let files = weights::open(path)?;
+pub fn describe(
+    source: impl Into<Source>,
+    options: impl Into<BindOptions>,
+) -> Result<Described, Error> {
+    let source = source.into();
+    let files = source.files()?;
     let model = match &files.source {
         FileSource::HuggingFace { config, .. } => families::from_config(config),
         FileSource::Gguf { meta, .. } => families::from_gguf(meta, &*files.files),
     };
-    let model =
-        model.map_err(|error| Error::Config { model: path.display().to_string(), error })?;
+    let model = model.map_err(|error| Error::Config { model: source.to_string(), error })?;
     let store = WeightStore::bind(&model, &*files.files, options.into())?;
     Ok(Described { files, spec: model.spec, store })
 }
@@ -141,13 +145,13 @@ pub struct Model {
 }
 
 impl Model {
-    /// Opens a folder or a .gguf file on this machine's devices.
+    /// Opens a folder, a .gguf file or the built-in model on this machine's devices.
     ///
     /// # Errors
     /// Anything from a missing file to a device that refuses an op.
-    pub fn open(path: &Path, options: &OpenOptions) -> Result<Model, Error> {
+    pub fn open(source: impl Into<Source>, options: &OpenOptions) -> Result<Model, Error> {
         let devices = open_devices(&options.devices)?;
-        Model::open_on(path, options, &devices)
+        Model::open_on(source, options, &devices)
     }
 
     /// Opens a model on given devices; everything runs on the first.
@@ -155,14 +159,15 @@ impl Model {
     /// # Errors
     /// As [`Model::open`].
     pub fn open_on(
-        path: &Path,
+        source: impl Into<Source>,
         options: &OpenOptions,
         devices: &[Arc<dyn Device>],
     ) -> Result<Model, Error> {
+        let source = source.into();
         let clock: Arc<dyn Clock> = Arc::new(RealClock::new());
         let start = clock.now();
         let bind = BindOptions { float: options.dtype, quant: options.quant };
-        let mut described = describe(path, bind)?;
+        let mut described = describe(&source, bind)?;
         let (tokenizer, template, mut warnings) = text::load(&described.files.source)?;
         if options.quant != Quant::None && !described.store.makes_weights() {
             let quant = options.quant.name();
@@ -182,7 +187,7 @@ impl Model {
         drop(described.files);
         troika_device::trim_heap();
         let parts = Parts {
-            name: path.display().to_string(),
+            name: source.to_string(),
             spec: described.spec,
             store: described.store,
             text: (tokenizer.map(Arc::new), template),

@@ -1,9 +1,11 @@
-//! The built-in model as GGUF: its own weights and tokenizer, for llama.cpp to run.
+//! The built-in model as GGUF: its own weights and tokenizer. In Q8_0 it is what the command has
+//! inside; in bf16 it is for llama.cpp to run.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use half::f16;
 use serde_json::{Map, Value};
 
 use super::gguf::{Gguf, Kind};
@@ -11,6 +13,30 @@ use super::{Result, failed};
 
 /// The folder of the model below `models/`, and the name of its shape here.
 pub const BUILT_IN: &str = "tiny-moe";
+
+/// What `cargo xtask built-in --help` says.
+pub const HELP: &str = "\
+Writes the GGUF file that is compiled into the command, from the folder of the built-in model.
+
+Usage: cargo xtask built-in
+";
+
+/// The file that is compiled into the command.
+fn compiled_in(root: &Path) -> PathBuf {
+    root.join("models").join(BUILT_IN).join(format!("{BUILT_IN}-Q8_0.gguf"))
+}
+
+/// Writes the file that is compiled into the command. `root` is the workspace.
+///
+/// # Errors
+/// As [`write`].
+pub fn run(root: &Path) -> Result<()> {
+    let path = compiled_in(root);
+    let folder = root.join("models").join(BUILT_IN);
+    super::whole(&path, |part| write(&folder, part, Kind::Q8_0))?;
+    println!("{}", path.display());
+    Ok(())
+}
 
 /// Metadata: the number's name in the config and in the file (below the architecture).
 const NUMBERS: &[(&str, &str)] = &[
@@ -49,18 +75,18 @@ const OF_LAYER: &[(&str, &str)] = &[
 const OF_EXPERTS: &[(&str, &str)] =
     &[("gate_proj", "ffn_gate_exps"), ("up_proj", "ffn_up_exps"), ("down_proj", "ffn_down_exps")];
 
-/// Writes the model in `folder` as GGUF.
+/// Writes the model in `folder` as GGUF, with matrices of a type.
 ///
 /// # Errors
 /// Files that are not there, or are not of the layout this knows.
-pub fn write(folder: &Path, path: &Path) -> Result<()> {
+pub fn write(folder: &Path, path: &Path, matrices: Kind) -> Result<()> {
     let config = json(&folder.join("config.json"))?;
     let arch = text(&config, "model_type")?.replace('_', "");
     let weights = Weights::read(&folder.join("model.safetensors"))?;
     let mut g = Gguf::default();
     g.str("general.architecture", &arch);
     g.str("general.name", BUILT_IN);
-    g.u32("general.file_type", 32);
+    g.u32("general.file_type", if matrices == Kind::Q8_0 { 7 } else { 32 });
     for (from, to) in NUMBERS {
         g.u32(&format!("{arch}.{to}"), number(&config, from)? as u32);
     }
@@ -71,7 +97,7 @@ pub fn write(folder: &Path, path: &Path) -> Result<()> {
     let vocab = number(&config, "vocab_size")?;
     let eos = number(&config, "eos_token_id")? as u32;
     tokenizer(&mut g, &json(&folder.join("tokenizer.json"))?, vocab, eos)?;
-    tensors(&mut g, &weights, &config)?;
+    tensors(&mut g, &weights, &config, matrices)?;
     let file = File::create(path).map_err(|e| failed("create", path, &e))?;
     let mut out = BufWriter::new(file);
     let written = g.write(&mut out).and_then(|()| out.flush());
@@ -124,19 +150,24 @@ fn tokenizer(g: &mut Gguf<'_>, json: &Value, vocab: usize, eos: u32) -> Result<(
     Ok(())
 }
 
-fn tensors<'a>(g: &mut Gguf<'a>, weights: &'a Weights, config: &Value) -> Result<()> {
+fn tensors<'a>(
+    g: &mut Gguf<'a>,
+    weights: &'a Weights,
+    config: &Value,
+    matrices: Kind,
+) -> Result<()> {
     for (from, to) in WHOLE {
-        weights.add(g, &[from.to_string()], to)?;
+        weights.add(g, &[from.to_string()], to, matrices)?;
     }
     for layer in 0..number(config, "num_hidden_layers")? {
         for (from, to) in OF_LAYER {
             let from = format!("model.layers.{layer}.{from}.weight");
-            weights.add(g, &[from], &format!("blk.{layer}.{to}.weight"))?;
+            weights.add(g, &[from], &format!("blk.{layer}.{to}.weight"), matrices)?;
         }
         for (from, to) in OF_EXPERTS {
             let of = |e: usize| format!("model.layers.{layer}.mlp.experts.{e}.{from}.weight");
             let from: Vec<String> = (0..number(config, "num_local_experts")?).map(of).collect();
-            weights.add(g, &from, &format!("blk.{layer}.{to}.weight"))?;
+            weights.add(g, &from, &format!("blk.{layer}.{to}.weight"), matrices)?;
         }
     }
     Ok(())
@@ -179,7 +210,13 @@ impl Weights {
 
     /// Adds tensors, one after another, as one. Vectors and routers become f32, as llama.cpp
     /// has them.
-    fn add<'a>(&'a self, g: &mut Gguf<'a>, from: &[String], to: &str) -> Result<()> {
+    fn add<'a>(
+        &'a self,
+        g: &mut Gguf<'a>,
+        from: &[String],
+        to: &str,
+        matrices: Kind,
+    ) -> Result<()> {
         let parts: Vec<(Vec<u64>, &[u8])> =
             from.iter().map(|name| self.get(name)).collect::<Result<_>>()?;
         let mut dims: Vec<u64> = parts[0].0.iter().rev().copied().collect();
@@ -187,33 +224,66 @@ impl Weights {
             dims.push(parts.len() as u64);
         }
         let wide = dims.len() == 1 || to.contains("gate_inp");
-        let kind = if wide { Kind::F32 } else { Kind::BF16 };
+        let kind = if wide { Kind::F32 } else { matrices };
+        if kind == Kind::Q8_0 && !dims[0].is_multiple_of(32) {
+            return Err(format!("{to} has rows of {} values, not whole blocks of 32", dims[0]));
+        }
         g.tensor(to, &dims, kind, move |out| {
             parts.iter().try_for_each(|(_, bytes)| match kind {
                 Kind::BF16 => out.write_all(bytes),
-                Kind::F32 => bytes
-                    .as_chunks()
-                    .0
-                    .iter()
-                    .try_for_each(|b: &[u8; 2]| out.write_all(&[0, 0, b[0], b[1]])),
+                Kind::F32 => floats(bytes).try_for_each(|x| out.write_all(&x.to_le_bytes())),
+                Kind::Q8_0 => {
+                    let all: Vec<f32> = floats(bytes).collect();
+                    all.chunks_exact(32).try_for_each(|x| out.write_all(&q8_0(x)))
+                }
             })
         });
         Ok(())
     }
 }
 
+/// bf16 values as floats.
+fn floats(bytes: &[u8]) -> impl Iterator<Item = f32> {
+    bytes.as_chunks().0.iter().map(|b: &[u8; 2]| f32::from_le_bytes([0, 0, b[0], b[1]]))
+}
+
+/// A block of Q8_0, as Troika's own `--quant q8` makes it: a scale and 32 values of eight bits.
+fn q8_0(x: &[f32]) -> [u8; 34] {
+    let scale = f16::from_f32(x.iter().fold(0.0f32, |m, x| m.max(x.abs())) / 127.0);
+    let inverse = 1.0 / scale.to_f32();
+    let inverse = if inverse.is_finite() { inverse } else { 0.0 };
+    let mut block = [0; 34];
+    block[..2].copy_from_slice(&scale.to_le_bytes());
+    for (x, b) in x.iter().zip(&mut block[2..]) {
+        *b = (x * inverse).round_ties_even().clamp(-127.0, 127.0) as i8 as u8;
+    }
+    block
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn root() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+    }
+
     #[test]
     fn the_built_in_model_is_of_the_layout_this_knows() {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.gguf");
-        write(&root.join("models").join(BUILT_IN), &path).unwrap();
+        write(&root().join("models").join(BUILT_IN), &path, Kind::BF16).unwrap();
         let bytes = std::fs::metadata(&path).unwrap().len();
         assert!((11_800_000..12_200_000).contains(&bytes), "{bytes}");
-        assert!(write(dir.path(), &path).unwrap_err().contains("config.json"));
+        assert!(write(dir.path(), &path, Kind::BF16).unwrap_err().contains("config.json"));
+    }
+
+    #[test]
+    fn the_file_in_the_command_is_what_its_source_gives() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.gguf");
+        write(&root().join("models").join(BUILT_IN), &path, Kind::Q8_0).unwrap();
+        let same = std::fs::read(&path).unwrap() == std::fs::read(compiled_in(&root())).unwrap();
+        assert!(same, "run `cargo xtask built-in` after a change of the model or the exporter");
     }
 }

@@ -11,15 +11,19 @@ const ALIGNMENT: u64 = 32;
 pub enum Kind {
     /// Single precision.
     F32 = 0,
+    /// Blocks of 32 values of eight bits, with a scale each.
+    Q8_0 = 8,
     /// bfloat16.
     BF16 = 30,
 }
 
 impl Kind {
-    fn bytes(self) -> u64 {
+    /// Bytes of so many values.
+    fn bytes(self, values: u64) -> u64 {
         match self {
-            Kind::F32 => 4,
-            Kind::BF16 => 2,
+            Kind::F32 => 4 * values,
+            Kind::Q8_0 => 34 * (values / 32),
+            Kind::BF16 => 2 * values,
         }
     }
 }
@@ -139,7 +143,7 @@ impl<'a> Gguf<'a> {
 
 impl Tensor<'_> {
     fn bytes(&self) -> u64 {
-        self.dims.iter().product::<u64>() * self.kind.bytes()
+        self.kind.bytes(self.dims.iter().product())
     }
 }
 

@@ -4,7 +4,7 @@
 //! alike; the table shows medians and their ratio.
 
 mod compare;
-mod export;
+pub mod export;
 mod gguf;
 mod llama;
 mod options;
@@ -70,7 +70,7 @@ fn make_models(
             eprintln!("writing {}", base.display());
             if shape == export::BUILT_IN {
                 let model = root.join("models").join(shape);
-                whole(&base, |part| export::write(&model, part))?;
+                whole(&base, |part| export::write(&model, part, gguf::Kind::BF16))?;
             } else {
                 whole(&base, |part| shapes::write(shape, part))?;
             }

@@ -245,6 +245,7 @@ fn random(out: &mut dyn Write, n: u64, cols: u64, kind: Kind, seed: u64) -> io::
             Kind::F32 => line.extend(bytes),
             // The upper half: cut off, not rounded, which noise does not mind.
             Kind::BF16 => line.extend(&bytes[2..]),
+            Kind::Q8_0 => return Err(io::Error::other("random weights are made as floats only")),
         }
         if line.len() >= 1 << 16 || i + 1 == n {
             out.write_all(&line)?;

@@ -1,12 +1,10 @@
 //! `troika perplexity`.
 
-use std::path::Path;
-
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use troika::plan::PlanError;
 use troika::trace::Tracer;
-use troika::{Error, Model, Scored};
+use troika::{Error, Model, Scored, Source};
 
 use super::{read_file, read_stdin, run};
 use crate::error::CliError;
@@ -22,15 +20,14 @@ const WINDOW: usize = 512;
 /// # Errors
 /// A model without a tokenizer, a text shorter than a window.
 pub fn run(args: &PerplexityArgs) -> Result<(), CliError> {
-    let path = resolve::model(&args.model)?;
+    let source = resolve::model(&args.model)?;
     let text = match &args.file {
         Some(file) => read_file(file)?,
         None => read_stdin()?,
     };
-    let mut model = open(&path, args)?;
+    let mut model = open(&source, args)?;
     let window = model.context();
-    let tokenizer =
-        model.tokenizer().ok_or_else(|| Error::NoTokenizer(path.display().to_string()))?;
+    let tokenizer = model.tokenizer().ok_or_else(|| Error::NoTokenizer(source.to_string()))?;
     // Special tokens written in a text are text.
     let ids = tokenizer.encode(&text, true, false).map_err(Error::from)?;
     let interrupt = Interrupt::listen();
@@ -46,7 +43,7 @@ pub fn run(args: &PerplexityArgs) -> Result<(), CliError> {
     let p = result?;
     if args.json {
         return output::json(&json!({
-            "model": path.display().to_string(),
+            "model": source.to_string(),
             "n_ctx": window,
             "text_tokens": ids.len(),
             "windows": p.windows,
@@ -67,14 +64,14 @@ pub fn run(args: &PerplexityArgs) -> Result<(), CliError> {
 
 /// Opens the model with a context of the window asked for, or the usual one, or its own if that is
 /// shorter.
-fn open(path: &Path, args: &PerplexityArgs) -> Result<Model, CliError> {
+fn open(source: &Source, args: &PerplexityArgs) -> Result<Model, CliError> {
     let mut options = run::open_options(&args.open, Tracer::off());
     let given = options.context;
     options.context = Some(given.unwrap_or(WINDOW));
-    match Model::open(path, &options) {
+    match Model::open(source, &options) {
         Err(Error::Plan(PlanError::Range { high, .. })) if given.is_none() && high < WINDOW => {
             options.context = Some(high);
-            Ok(Model::open(path, &options)?)
+            Ok(Model::open(source, &options)?)
         }
         opened => Ok(opened?),
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::json;
 use troika::graph::DType;
 use troika::trace::Tracer;
-use troika::{Control, DeviceOptions, Model, OpenOptions, Output, Request};
+use troika::{Control, DeviceOptions, Model, OpenOptions, Output, Request, Source};
 
 use super::{read_file, read_stdin};
 use crate::error::CliError;
@@ -20,11 +20,11 @@ use crate::{chat, memory, output, progress, resolve, stats, trace};
 /// Anything from a missing model to a full disk.
 pub fn run(args: &RunArgs) -> Result<(), CliError> {
     trace::check(args.trace.as_deref())?;
-    let path = resolve::model(&args.model)?;
+    let source = resolve::model(&args.model)?;
     let prompt = prompt(args)?;
     let tracer = if args.trace.is_some() { Tracer::on() } else { Tracer::off() };
     let options = open_options(&args.open, tracer.clone());
-    let mut model = Model::open(&path, &OpenOptions { scan: args.verbose, ..options })?;
+    let mut model = Model::open(&source, &OpenOptions { scan: args.verbose, ..options })?;
     for w in model.warnings() {
         output::note_line(&format!("warning: {w}"));
     }
@@ -35,10 +35,10 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
     let interrupt = Interrupt::listen();
     let result = match prompt {
         Prompt::Chat => chat::run(&mut model, args, &interrupt),
-        Prompt::Ids(ids) => once(&mut model, args, &ids, None, &interrupt),
+        Prompt::Ids(ids) => once(&mut model, &source, args, (&ids, None), &interrupt),
         Prompt::Text(text) => {
             let (ids, time) = tokenize(&mut model, args, &text)?;
-            once(&mut model, args, &ids, Some(time), &interrupt)
+            once(&mut model, &source, args, (&ids, Some(time)), &interrupt)
         }
     };
     if args.verbose {
@@ -167,15 +167,14 @@ pub fn generate(
 
 fn once(
     model: &mut Model,
+    source: &Source,
     args: &RunArgs,
-    ids: &[u32],
-    tokenizer: Option<Duration>,
+    (ids, tokenizer): (&[u32], Option<Duration>),
     interrupt: &Interrupt,
 ) -> Result<(), CliError> {
     let out = generate(model, args, ids, interrupt)?;
     if args.json {
-        let name = resolve::model(&args.model)?.display().to_string();
-        return output::json(&stats::json(&name, &out, tokenizer, model.load_time()));
+        return output::json(&stats::json(&source.to_string(), &out, tokenizer, model.load_time()));
     }
     output::write("\n")?;
     if !args.quiet {

@@ -15,11 +15,11 @@ use crate::resolve;
 /// # Errors
 /// A model that cannot be read.
 pub fn run(args: &ShowArgs) -> Result<(), CliError> {
-    let path = resolve::model(&args.model)?;
+    let source = resolve::model(&args.model)?;
     let quant = args.quant.quant();
-    let described = describe(&path, BindOptions { float: FloatType::Auto, quant })?;
+    let described = describe(&source, BindOptions { float: FloatType::Auto, quant })?;
     let errors = described.store.quantization_error().map_err(troika::Error::from)?;
-    let name = path.display().to_string();
+    let name = source.to_string();
     if args.json {
         return output::json(&as_json(&described, &name, &errors));
     }

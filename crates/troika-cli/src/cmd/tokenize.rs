@@ -2,7 +2,7 @@
 
 use serde_json::json;
 use troika::model::tokenizer::Tokenizer;
-use troika::model::weights::{FileSource, open};
+use troika::model::weights::FileSource;
 
 use super::read_stdin;
 use crate::error::CliError;
@@ -14,13 +14,13 @@ use crate::{output, resolve};
 /// # Errors
 /// A model without a tokenizer, input that is not text.
 pub fn run(args: &TokenizeArgs) -> Result<(), CliError> {
-    let path = resolve::model(&args.model)?;
+    let source = resolve::model(&args.model)?;
     let text = match &args.prompt {
         Some(p) => p.clone(),
         None => read_stdin()?,
     };
-    let files = open(&path).map_err(troika::Error::from)?;
-    let warn = |w: &String| output::note(&format!("warning: {w}\n"));
+    let files = source.files()?;
+    let warn = |w: &String| output::note_line(&format!("warning: {w}"));
     let tokenizer = match &files.source {
         FileSource::HuggingFace { dir, .. } => Tokenizer::from_hf_dir(dir),
         FileSource::Gguf { meta, .. } => Tokenizer::from_gguf(meta).map(|read| {
@@ -29,7 +29,7 @@ pub fn run(args: &TokenizeArgs) -> Result<(), CliError> {
             Some(tokenizer)
         }),
     };
-    let none = || troika::Error::NoTokenizer(path.display().to_string());
+    let none = || troika::Error::NoTokenizer(source.to_string());
     let tokenizer = tokenizer.map_err(troika::Error::from)?.ok_or_else(none)?;
     tokenizer.warnings().iter().for_each(warn);
     let ids = tokenizer

@@ -1,4 +1,4 @@
-//! Memory-mapped files, and giving their pages back.
+//! Memory-mapped files, and giving their pages back; files a program holds itself.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -7,22 +7,35 @@ use memmap2::Mmap;
 
 use super::shortened::Watch;
 
-/// A memory-mapped file.
+/// A file's bytes: memory-mapped, or part of this program.
 ///
 /// A file that another program shortens while it is mapped ends the process by a signal (SIGBUS
 /// on Unix) when its lost pages are read; see [`super::exit_when_shortened`].
 pub struct FileMap {
-    // Before the map: what is unmapped must not be watched any more.
-    _watch: Watch,
     path: PathBuf,
-    map: Mmap,
-    file: File,
+    bytes: Bytes,
+}
+
+enum Bytes {
+    Mapped {
+        // Before the map: what is unmapped must not be watched any more.
+        _watch: Watch,
+        map: Mmap,
+        file: File,
+    },
+    Inside(&'static [u8]),
 }
 
 impl FileMap {
     pub(super) fn new(path: &Path, file: File, map: Mmap) -> FileMap {
         let watch = Watch::new(path, &file, &map);
-        FileMap { _watch: watch, path: path.to_path_buf(), map, file }
+        let bytes = Bytes::Mapped { _watch: watch, map, file };
+        FileMap { path: path.to_path_buf(), bytes }
+    }
+
+    /// Bytes of this program; `name` is for messages.
+    pub(super) fn inside(name: &str, bytes: &'static [u8]) -> FileMap {
+        FileMap { path: PathBuf::from(name), bytes: Bytes::Inside(bytes) }
     }
 
     /// Where it was found. The path may name another file by now.
@@ -30,40 +43,44 @@ impl FileMap {
         &self.path
     }
 
-    /// The open file whose bytes are mapped.
-    pub(super) fn file(&self) -> &File {
-        &self.file
+    /// The open file whose bytes are mapped; `None` for bytes of this program.
+    pub(super) fn file(&self) -> Option<&File> {
+        match &self.bytes {
+            Bytes::Mapped { file, .. } => Some(file),
+            Bytes::Inside(_) => None,
+        }
     }
 
     /// Tells the system that these bytes are not needed for now, if they are the file's. They are
     /// read again from the system's cache, or from disk, when somebody looks at them.
     pub(super) fn release(&self, bytes: &[u8]) -> bool {
-        let at = self.offset_of(bytes);
-        at.is_some_and(|at| {
-            release(&self.map, at, bytes.len());
-            true
-        })
+        let Some((map, at)) = self.mapped(bytes) else { return false };
+        release(map, at, bytes.len());
+        true
     }
 
     /// Asks the system to read these bytes ahead, if they are the file's.
     pub(super) fn fetch(&self, bytes: &[u8]) -> bool {
-        let at = self.offset_of(bytes);
-        at.is_some_and(|at| {
-            fetch(&self.map, at, bytes.len());
-            true
-        })
+        let Some((map, at)) = self.mapped(bytes) else { return false };
+        fetch(map, at, bytes.len());
+        true
     }
 
-    fn offset_of(&self, bytes: &[u8]) -> Option<usize> {
-        let (start, at) = (self.map.as_ptr() as usize, bytes.as_ptr() as usize);
-        let inside = at >= start && at + bytes.len() <= start + self.map.len();
-        inside.then(|| at - start)
+    /// The map, and where in it these bytes begin.
+    fn mapped(&self, bytes: &[u8]) -> Option<(&Mmap, usize)> {
+        let Bytes::Mapped { map, .. } = &self.bytes else { return None };
+        let (start, at) = (map.as_ptr() as usize, bytes.as_ptr() as usize);
+        let inside = at >= start && at + bytes.len() <= start + map.len();
+        inside.then(|| (map, at - start))
     }
 }
 
 impl AsRef<[u8]> for FileMap {
     fn as_ref(&self) -> &[u8] {
-        &self.map
+        match &self.bytes {
+            Bytes::Mapped { map, .. } => map,
+            Bytes::Inside(bytes) => bytes,
+        }
     }
 }
 

@@ -14,6 +14,7 @@ use super::gguf_meta::{GgufMeta, GgufValue};
 use super::open::map_file;
 
 /// One GGUF file, or all parts of a split one.
+#[derive(Default)]
 pub(super) struct GgufFiles {
     parts: Vec<String>,
     maps: Vec<Arc<FileMap>>,
@@ -24,15 +25,16 @@ pub(super) struct GgufFiles {
 }
 
 impl GgufFiles {
+    /// Opens a file that is mapped already and whole.
+    pub fn of(map: FileMap) -> Result<(GgufFiles, GgufMeta), WeightError> {
+        let mut all = GgufFiles::default();
+        let meta = all.add(map)?;
+        Ok((all, meta))
+    }
+
     /// Opens a file and, if it is the first part of several, the others.
     pub fn open(path: &Path) -> Result<(GgufFiles, GgufMeta), WeightError> {
-        let mut all = GgufFiles {
-            parts: Vec::new(),
-            maps: Vec::new(),
-            tensors: BTreeMap::new(),
-            other: BTreeMap::new(),
-        };
-        let meta = all.add(path)?;
+        let (mut all, meta) = GgufFiles::of(map_file(path)?)?;
         let number = |meta: &GgufMeta, key: &str| meta.get(key).and_then(GgufValue::as_u64);
         let parts = number(&meta, "split.count").unwrap_or(1);
         if parts <= 1 {
@@ -49,7 +51,7 @@ impl GgufFiles {
                 let why = format!("it is the first of {parts} parts, but not named");
                 damaged(path, format!("{why} NAME-00001-of-{parts:05}.gguf"))
             })?;
-            let head = all.add(&next)?;
+            let head = all.add(map_file(&next)?)?;
             let says = (number(&head, "split.no"), number(&head, "split.count"));
             if says != (Some(part - 1), Some(parts)) {
                 return Err(damaged(&next, format!("it is not part {part} of {parts}")));
@@ -62,10 +64,10 @@ impl GgufFiles {
         }
     }
 
-    fn add(&mut self, path: &Path) -> Result<GgufMeta, WeightError> {
-        let file = display(path);
+    fn add(&mut self, map: FileMap) -> Result<GgufMeta, WeightError> {
+        let file = display(map.path());
         let damaged = |why: String| WeightError::Damaged { file: file.clone(), why };
-        let map = Arc::new(map_file(path)?);
+        let map = Arc::new(map);
         if let Some(why) = foreign((*map).as_ref()) {
             return Err(WeightError::Unsupported { file, why });
         }

@@ -112,26 +112,31 @@ impl Record {
 }
 
 /// The hash of a mapped file's bytes, remembered in the folder `records`, and the file's stamp.
+/// Bytes of this program have none.
 ///
 /// The very file that is mapped is read, whatever its path names by now. It is read, not looked at
 /// through the map: mapped pages would count as this process's memory.
-pub(super) fn of_map(map: &FileMap, records: &Path) -> std::io::Result<(blake3::Hash, Stamp)> {
-    let (before, now) = (Stamp::of(map.file())?, SystemTime::now());
+pub(super) fn of_map(
+    map: &FileMap,
+    records: &Path,
+) -> std::io::Result<(blake3::Hash, Option<Stamp>)> {
+    let Some(file) = map.file() else { return Ok((of_bytes(map.as_ref()), None)) };
+    let (before, now) = (Stamp::of(file)?, SystemTime::now());
     // The path only finds the record; the stamp tells whether it is this file's.
     let path = map.path().canonicalize().unwrap_or_else(|_| map.path().to_path_buf());
     let name = blake3::hash(path.as_os_str().as_encoded_bytes()).to_hex();
     let record = records.join(format!("{}.json", &name[..32]));
     if let Some(hash) = remembered(&record, &before) {
-        return Ok((hash, before));
+        return Ok((hash, Some(before)));
     }
     let bytes = map.as_ref();
     let pieces = bytes.len().div_ceil(PIECE);
     let hashes = parallel::map(pieces, |i| {
         let at = i * PIECE;
-        hash_piece(map, at..bytes.len().min(at + PIECE))
+        hash_piece((file, bytes), at..bytes.len().min(at + PIECE))
     });
     let hash = combine(hashes.into_iter().collect::<std::io::Result<_>>()?);
-    if Stamp::of(map.file())? != before {
+    if Stamp::of(file)? != before {
         return Err(std::io::Error::other(format!("{} is being changed", path.display())));
     }
     if before.is_settled(now) {
@@ -140,7 +145,7 @@ pub(super) fn of_map(map: &FileMap, records: &Path) -> std::io::Result<(blake3::
         let text = serde_json::to_vec(&new);
         let _ = text.map_err(std::io::Error::other).and_then(|t| Partial::whole(&record, &t));
     }
-    Ok((hash, before))
+    Ok((hash, Some(before)))
 }
 
 fn remembered(record: &Path, now: &Stamp) -> Option<blake3::Hash> {
@@ -151,16 +156,22 @@ fn remembered(record: &Path, now: &Stamp) -> Option<blake3::Hash> {
 }
 
 #[cfg(unix)]
-fn hash_piece(map: &FileMap, range: std::ops::Range<usize>) -> std::io::Result<blake3::Hash> {
+fn hash_piece(
+    (file, _): (&File, &[u8]),
+    range: std::ops::Range<usize>,
+) -> std::io::Result<blake3::Hash> {
     use std::os::unix::fs::FileExt;
     let mut bytes = vec![0; range.len()];
-    map.file().read_exact_at(&mut bytes, range.start as u64)?;
+    file.read_exact_at(&mut bytes, range.start as u64)?;
     Ok(blake3::hash(&bytes))
 }
 
 #[cfg(not(unix))]
-fn hash_piece(map: &FileMap, range: std::ops::Range<usize>) -> std::io::Result<blake3::Hash> {
-    Ok(blake3::hash(&map.as_ref()[range]))
+fn hash_piece(
+    (_, all): (&File, &[u8]),
+    range: std::ops::Range<usize>,
+) -> std::io::Result<blake3::Hash> {
+    Ok(blake3::hash(&all[range]))
 }
 
 #[cfg(test)]
@@ -199,7 +210,7 @@ mod tests {
         let (hash, stamp) = of_map(&map, &records).unwrap();
         let record = Record {
             path: file.canonicalize().unwrap(),
-            stamp,
+            stamp: stamp.unwrap(),
             hash: blake3::hash(b"remembered").to_hex().to_string(),
         };
         let name = blake3::hash(record.path.as_os_str().as_encoded_bytes()).to_hex();
@@ -221,7 +232,7 @@ mod tests {
         std::fs::write(&file, "bytes").unwrap();
         age(&file, Duration::from_secs(3600));
         let map = map_file(&file).unwrap();
-        let stamp = of_map(&map, &records).unwrap().1;
+        let stamp = of_map(&map, &records).unwrap().1.unwrap();
         // The inode was changed just now, by setting the time.
         assert!(!cfg!(unix) || !records.exists());
         let now = SystemTime::now();

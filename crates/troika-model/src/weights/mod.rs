@@ -35,7 +35,7 @@ pub use file_map::FileMap;
 pub use gguf::{GgufHeader, GgufTensor, parse as parse_gguf};
 pub use gguf_meta::{GgufMeta, GgufValue};
 pub use int4::{Int4Config, Int4Layout};
-pub use open::{FileSource, ModelFiles, open};
+pub use open::{FileSource, ModelFiles, open, open_inside};
 pub use quality::ClassError;
 pub use recipe::{Cols, Recipe};
 pub use safetensors::{TensorEntry, parse_header as parse_safetensors};

@@ -80,6 +80,16 @@ pub fn open(path: &Path) -> Result<ModelFiles, WeightError> {
     if meta.is_dir() { open_dir(path) } else { open_file(path) }
 }
 
+/// Opens a GGUF file that this program holds; `name` stands for its path.
+///
+/// # Errors
+/// Bytes that are not a GGUF file.
+pub fn open_inside(name: &str, bytes: &'static [u8]) -> Result<ModelFiles, WeightError> {
+    let (files, meta) = GgufFiles::of(FileMap::inside(name, bytes))?;
+    let source = FileSource::Gguf { path: PathBuf::from(name), meta };
+    Ok(ModelFiles { files: Arc::new(files), source })
+}
+
 fn open_file(path: &Path) -> Result<ModelFiles, WeightError> {
     let has_ending =
         |ending: &str| path.extension().is_some_and(|e| e.eq_ignore_ascii_case(ending));

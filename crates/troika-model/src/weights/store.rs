@@ -114,7 +114,7 @@ pub struct WeightStore {
     maps: Vec<Arc<FileMap>>,
     cache: Option<PackedCache>,
     /// Of the mapped files, when they were hashed.
-    stamps: Vec<Stamp>,
+    stamps: Vec<Option<Stamp>>,
     /// Tensors with NaN or infinities, seen when they were quantized.
     non_finite: Mutex<BTreeSet<String>>,
     progress: Option<OnProgress>,
@@ -202,8 +202,9 @@ impl WeightStore {
 
     /// A file that is not what it was when it was hashed.
     fn changed(&self) -> Option<String> {
-        let same = |(map, stamp): &(&Arc<FileMap>, &Stamp)| {
-            Stamp::of(map.file()).is_ok_and(|now| now == **stamp)
+        let same = |(map, stamp): &(&Arc<FileMap>, &Option<Stamp>)| match (map.file(), stamp) {
+            (Some(file), Some(stamp)) => Stamp::of(file).is_ok_and(|now| now == *stamp),
+            _ => true,
         };
         let (map, _) = self.maps.iter().zip(&self.stamps).find(|pair| !same(pair))?;
         Some(map.path().display().to_string())

@@ -5,11 +5,12 @@ mod overhead;
 mod print;
 mod row;
 
+use std::fmt;
 use std::time::Instant;
 
 use troika::engine::{Feed, SeqId, Want};
 use troika::trace::Tracer;
-use troika::{DeviceOptions, Model, OpenOptions, measure_peaks};
+use troika::{DeviceOptions, Model, OpenOptions, Source, measure_peaks};
 
 use crate::error::CliError;
 use crate::flags::{BenchArgs, TableFlag};
@@ -53,16 +54,17 @@ pub fn run(args: &BenchArgs) -> Result<(), CliError> {
             "nothing to measure: give -p or -n, and -r of at least 1".into(),
         ));
     }
+    let subject = Subject::of(args)?;
     if args.overhead {
-        return overhead::run(args, &threads);
+        return overhead::run(args, &subject, &threads);
     }
     let mut first = true;
     for threads in threads {
         // Before the model: its memory is not touched meanwhile.
         let devices = devices(args, threads);
         let peaks = measure_peaks(&devices);
-        let mut model = open(args, threads, context(&tests), Tracer::off())?;
-        let facts = Facts::of(name(args)?, &devices, &mut model, peaks)?;
+        let mut model = subject.open(args, threads, context(&tests), Tracer::off())?;
+        let facts = Facts::of(subject.to_string(), &devices, &mut model, peaks)?;
         if args.output == TableFlag::Md {
             output::write(&print::markdown_head(&facts, first))?;
         }
@@ -98,35 +100,55 @@ fn context(tests: &[Test]) -> usize {
     tests.iter().map(tokens).max().unwrap_or(1)
 }
 
-fn open(
-    args: &BenchArgs,
-    threads: usize,
-    context: usize,
-    tracer: Tracer,
-) -> Result<Model, CliError> {
-    let options = OpenOptions {
-        dtype: args.dtype.float_type(),
-        quant: args.quant.quant.quant(),
-        cache_dir: args.quant.cache(),
-        cache_bytes: Some(args.quant.cache_bytes()),
-        progress: Some(progress::quantizing()),
-        context: Some(context),
-        chunk: args.ubatch_size,
-        devices: devices(args, threads),
-        tracer,
-        ..OpenOptions::default()
-    };
-    Ok(match &args.synthetic {
-        Some(shape) => Model::synthetic(shape, &options)?,
-        None => Model::open(&resolve::model(&args.model)?, &options)?,
-    })
+/// The model that is measured; found once, before anything is measured.
+enum Subject {
+    /// A model of random weights.
+    Synthetic(String),
+    /// A model of files.
+    Files(Source),
 }
 
-fn name(args: &BenchArgs) -> Result<String, CliError> {
-    Ok(match &args.synthetic {
-        Some(shape) => shape.clone(),
-        None => resolve::model(&args.model)?.display().to_string(),
-    })
+impl Subject {
+    fn of(args: &BenchArgs) -> Result<Subject, CliError> {
+        Ok(match &args.synthetic {
+            Some(shape) => Subject::Synthetic(shape.clone()),
+            None => Subject::Files(resolve::model(&args.model)?),
+        })
+    }
+
+    fn open(
+        &self,
+        args: &BenchArgs,
+        threads: usize,
+        context: usize,
+        tracer: Tracer,
+    ) -> Result<Model, CliError> {
+        let options = OpenOptions {
+            dtype: args.dtype.float_type(),
+            quant: args.quant.quant.quant(),
+            cache_dir: args.quant.cache(),
+            cache_bytes: Some(args.quant.cache_bytes()),
+            progress: Some(progress::quantizing()),
+            context: Some(context),
+            chunk: args.ubatch_size,
+            devices: devices(args, threads),
+            tracer,
+            ..OpenOptions::default()
+        };
+        Ok(match self {
+            Subject::Synthetic(shape) => Model::synthetic(shape, &options)?,
+            Subject::Files(source) => Model::open(source, &options)?,
+        })
+    }
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Subject::Synthetic(shape) => f.write_str(shape),
+            Subject::Files(source) => source.fmt(f),
+        }
+    }
 }
 
 /// Some tokens; they vary with their position, so that experts vary, too.

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use troika::Model;
 use troika::trace::{Span, Tracer};
 
+use super::Subject;
 use super::row::median;
 use crate::error::CliError;
 use crate::flags::{BenchArgs, TableFlag};
@@ -47,11 +48,11 @@ impl Cost {
 ///
 /// # Errors
 /// A model that does not open.
-pub fn run(args: &BenchArgs, threads: &[usize]) -> Result<(), CliError> {
+pub fn run(args: &BenchArgs, subject: &Subject, threads: &[usize]) -> Result<(), CliError> {
     let tokens = args.n_gen.iter().copied().max().unwrap_or(0).max(1);
     let mut costs = Vec::new();
     for &threads in threads {
-        costs.push(measure(args, threads, tokens)?);
+        costs.push(measure(args, subject, threads, tokens)?);
     }
     if args.output != TableFlag::Md {
         return output::json(&Value::Array(costs.iter().map(Cost::json).collect()));
@@ -75,9 +76,15 @@ pub fn run(args: &BenchArgs, threads: &[usize]) -> Result<(), CliError> {
     output::write(&text)
 }
 
-fn measure(args: &BenchArgs, threads: usize, tokens: usize) -> Result<Cost, CliError> {
+fn measure(
+    args: &BenchArgs,
+    subject: &Subject,
+    threads: usize,
+    tokens: usize,
+) -> Result<Cost, CliError> {
     let tracer = Tracer::on();
-    let mut model = super::open(args, threads, tokens.saturating_add(1), tracer.clone())?;
+    let context = tokens.saturating_add(1);
+    let mut model = subject.open(args, threads, context, tracer.clone())?;
     let (mut off, mut on, mut kernels) = (Vec::new(), Vec::new(), Vec::new());
     let each = |t: Duration| t.as_secs_f64() * 1e6 / tokens as f64;
     for _ in 0..args.repetitions {
@@ -96,7 +103,7 @@ fn measure(args: &BenchArgs, threads: usize, tokens: usize) -> Result<Cost, CliE
         }
     }
     Ok(Cost {
-        model: super::name(args)?,
+        model: subject.to_string(),
         threads,
         tokens,
         token: median(&mut off),

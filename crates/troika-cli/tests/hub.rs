@@ -1,0 +1,154 @@
+//! The command and a hub that runs in the test.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+const SHA: &str = "0123456789abcdef0123456789abcdef01234567";
+const NAME: &str = "m-Q4_0.gguf";
+
+/// A hub with one model, `o/n`.
+#[derive(Clone)]
+struct Hub {
+    address: String,
+    log: Arc<Mutex<Vec<String>>>,
+    /// Lists that are still handed out; then the Hub refuses.
+    lists: Arc<Mutex<usize>>,
+    /// Bytes of the next body after which nothing more comes.
+    stall: Arc<Mutex<Option<usize>>>,
+}
+
+impl Hub {
+    fn start() -> Hub {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let hub = Hub {
+            address: format!("http://{}", listener.local_addr().unwrap()),
+            log: Arc::default(),
+            lists: Arc::new(Mutex::new(1)),
+            stall: Arc::default(),
+        };
+        let serving = hub.clone();
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let hub = serving.clone();
+                std::thread::spawn(move || drop(hub.serve(stream)));
+            }
+        });
+        hub
+    }
+
+    fn serve(&self, mut stream: TcpStream) -> std::io::Result<()> {
+        let (mut path, mut range) = (String::new(), String::new());
+        for line in BufReader::new(&stream).lines() {
+            let line = line?;
+            if path.is_empty() {
+                path = line.split(' ').nth(1).unwrap().to_string();
+            } else if let Some(value) = line.to_lowercase().strip_prefix("range: bytes=") {
+                range = value.to_string();
+            } else if line.is_empty() {
+                break;
+            }
+        }
+        self.log.lock().unwrap().push(format!("{path} {range}"));
+        let body = std::fs::read(model()).unwrap();
+        let end = "connection: close\r\n\r\n";
+        if path.starts_with("/api/") {
+            let mut left = self.lists.lock().unwrap();
+            if *left == 0 {
+                return write!(stream, "HTTP/1.1 403 No\r\ncontent-length: 0\r\n{end}");
+            }
+            *left -= 1;
+            let file = format!("{{\"rfilename\":\"{NAME}\",\"size\":{}}}", body.len());
+            let list = format!("{{\"sha\":\"{SHA}\",\"siblings\":[{file}]}}");
+            let length = list.len();
+            return write!(stream, "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n{end}{list}");
+        }
+        let total = body.len();
+        let (from, to) = range.split_once('-').unwrap_or(("0", ""));
+        let from: usize = from.parse().unwrap();
+        let to = to.parse().map_or(total, |last: usize| last + 1);
+        write!(
+            stream,
+            "HTTP/1.1 206 OK\r\netag: \"of-{total}\"\r\nx-repo-commit: {SHA}\r\n\
+             content-range: bytes {from}-{}/{total}\r\ncontent-length: {}\r\n{end}",
+            to - 1,
+            to - from
+        )?;
+        let stall = if to - from > 1 { self.stall.lock().unwrap().take() } else { None };
+        stream.write_all(&body[from..stall.map_or(to, |n| from + n)])?;
+        stream.flush()?;
+        if stall.is_some() {
+            std::thread::sleep(Duration::from_secs(60));
+        }
+        Ok(())
+    }
+
+    fn command(&self, home: &Path, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_troika"));
+        command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.env("HF_HOME", home).env("HF_ENDPOINT", &self.address);
+        for name in ["HF_HUB_CACHE", "HF_TOKEN", "HF_HUB_OFFLINE", "http_proxy", "HTTP_PROXY"] {
+            command.env_remove(name);
+        }
+        command
+    }
+}
+
+/// A small model.
+fn model() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/gguf/llama-q4_0.gguf")
+}
+
+const RUN: [&str; 8] = ["run", "o/n", "--prompt-ids", "5,6", "-n", "2", "--json", "--ignore-eos"];
+
+#[test]
+fn a_model_is_looked_up_once() {
+    let home = tempfile::tempdir().unwrap();
+    // The Hub refuses whoever asks twice.
+    for args in [&RUN[..], &["bench", "-m", "o/n", "-p", "4", "-n", "1", "-r", "1", "-t", "1,2"]] {
+        let hub = Hub::start();
+        let out = hub.command(home.path(), args).output().unwrap();
+        let text = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert!(out.status.success(), "{text}");
+        let lists = hub.log.lock().unwrap().iter().filter(|l| l.starts_with("/api/")).count();
+        assert_eq!(lists, 1);
+        if args == RUN {
+            let json: Value = serde_json::from_slice(&out.stdout).unwrap();
+            assert!(json["model"].as_str().unwrap().ends_with(NAME), "{json}");
+            assert_eq!(json["generated_tokens"], 2);
+        }
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn ctrl_c_in_a_download_leaves_what_arrived() {
+    const ARRIVED: usize = 100_000;
+    let (hub, home) = (Hub::start(), tempfile::tempdir().unwrap());
+    *hub.stall.lock().unwrap() = Some(ARRIVED);
+    let total = std::fs::metadata(model()).unwrap().len() as usize;
+    assert!(total > ARRIVED);
+    let mut child = hub.command(home.path(), &RUN).spawn().unwrap();
+    let blobs = home.path().join("hub/models--o--n/blobs");
+    let part = blobs.join(format!("of-{total}.part"));
+    let start = Instant::now();
+    while part.metadata().map_or(0, |meta| meta.len()) < ARRIVED as u64 {
+        assert!(start.elapsed() < Duration::from_secs(60), "nothing arrived");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let pid = child.id().to_string();
+    assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+    assert!(!child.wait().unwrap().success());
+    assert!(part.exists() && !blobs.join(format!("of-{total}")).exists());
+    *hub.lists.lock().unwrap() = 1;
+    hub.log.lock().unwrap().clear();
+    let out = hub.command(home.path(), &RUN).output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let log = hub.log.lock().unwrap();
+    assert!(log.last().unwrap().ends_with(&format!(" {ARRIVED}-")), "{log:?}");
+}

@@ -1,0 +1,81 @@
+//! Where a model is: in files, or inside this library.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use troika_model::weights::{self, ModelFiles};
+
+use crate::error::Error;
+
+/// The name of the built-in model, in place of a path.
+const NAME: &str = "tiny-moe (built-in)";
+
+/// Bytes where the fastest loads begin.
+#[repr(C, align(64))]
+struct Aligned<B: ?Sized>(B);
+
+/// The model in `models/tiny-moe` as a GGUF file; `cargo xtask built-in` makes it. A program that
+/// never names it is linked without it.
+static BUILT_IN: &Aligned<[u8]> =
+    &Aligned(*include_bytes!("../../../models/tiny-moe/tiny-moe-Q8_0.gguf"));
+
+/// A model to be opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// A folder or a .gguf file.
+    Path(PathBuf),
+    /// The small model that is part of this library.
+    BuiltIn,
+}
+
+impl Source {
+    /// Opens the model's files.
+    ///
+    /// # Errors
+    /// Files that are not there or damaged.
+    pub fn files(&self) -> Result<ModelFiles, Error> {
+        Ok(match self {
+            Source::Path(path) => weights::open(path)?,
+            Source::BuiltIn => weights::open_inside(NAME, &BUILT_IN.0)?,
+        })
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Source::Path(path) => path.display().fmt(f),
+            Source::BuiltIn => f.write_str(NAME),
+        }
+    }
+}
+
+impl From<PathBuf> for Source {
+    fn from(path: PathBuf) -> Source {
+        Source::Path(path)
+    }
+}
+
+impl From<&PathBuf> for Source {
+    fn from(path: &PathBuf) -> Source {
+        Source::Path(path.clone())
+    }
+}
+
+impl From<&Path> for Source {
+    fn from(path: &Path) -> Source {
+        Source::Path(path.to_path_buf())
+    }
+}
+
+impl From<&str> for Source {
+    fn from(path: &str) -> Source {
+        Source::Path(PathBuf::from(path))
+    }
+}
+
+impl From<&Source> for Source {
+    fn from(source: &Source) -> Source {
+        source.clone()
+    }
+}
