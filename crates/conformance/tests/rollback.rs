@@ -42,7 +42,7 @@ struct ProbeQueue {
 }
 
 impl Probe {
-    fn new() -> (Arc<dyn Device>, Arc<Mutex<Seen>>) {
+    fn open() -> (Arc<dyn Device>, Arc<Mutex<Seen>>) {
         let options = CpuOptions { name: "probe".into(), threads: 1, ..Default::default() };
         let seen = Arc::new(Mutex::new(Seen::default()));
         let probe = Probe { inner: CpuDevice::new(options).unwrap(), seen: seen.clone() };
@@ -117,7 +117,7 @@ fn engine(dir: &Path, chunk: usize) -> (Engine, Arc<Mutex<Seen>>) {
 
 fn engine_with(dir: &Path, chunk: usize, page_len: usize) -> (Engine, Arc<Mutex<Seen>>) {
     let d = describe(dir, FloatType::F32).unwrap();
-    let (device, seen) = Probe::new();
+    let (device, seen) = Probe::open();
     let request =
         PlanRequest { context: None, chunk, kv_dtype: DType::F32, activations: Vec::new() };
     let mut plan = one_device(&d.spec, device.name(), &request).unwrap();
