@@ -21,7 +21,7 @@ pub enum CliError {
     #[error(transparent)]
     Hub(#[from] troika_hub::HubError),
     /// The library's errors.
-    #[error("{0}{hint}", hint = flags(.0))]
+    #[error("{0}{named}", named = flags(.0))]
     Troika(#[from] troika::Error),
 }
 

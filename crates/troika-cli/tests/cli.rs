@@ -372,10 +372,13 @@ fn ctrl_c_ends_with_the_figures_so_far() {
     let out = child.wait_with_output().unwrap();
     let err = text(&out.stderr);
     assert_eq!(out.status.code(), Some(0), "{err}");
-    let decode = err.lines().find(|l| l.contains("decode:")).unwrap();
-    let tokens: usize =
-        decode.split_once('(').unwrap().1.split_once(' ').unwrap().0.parse().unwrap();
-    assert!(tokens < 2047, "it ran to the end: {decode}");
+    assert!(err.contains("TTFT"), "{err}");
+    // No such line when the signal came after the very first token.
+    if let Some(decode) = err.lines().find(|l| l.contains("decode:")) {
+        let tokens: usize =
+            decode.split_once('(').unwrap().1.split_once(' ').unwrap().0.parse().unwrap();
+        assert!(tokens < 2047, "it ran to the end: {decode}");
+    }
 }
 
 /// Copies a golden checkpoint and damages it.
@@ -666,7 +669,7 @@ fn a_small_config_does_not_take_much_memory() {
         })
     };
     refused(&many(4096, 4096), 1, &["16777216 experts"]);
-    refused(&many(4096, 64), 1, &["no tensor", "experts.4"]);
+    refused(&many(4096, 64), 1, &["layers.0", "[4, 64]", "[64, 64]"]);
     refused(&many(4096, 4), 1, &["no tensor", "layers.3"]);
     let context = limited(&|c| c["max_position_embeddings"] = (1u64 << 31).into());
     refused(&context, 1, &["no memory for the KV cache", "smaller context"]);

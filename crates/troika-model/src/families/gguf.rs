@@ -348,11 +348,11 @@ fn deepseek(meta: &GgufMeta, c: &mut Map<String, Value>) -> Res<()> {
 pub(super) fn apply_rope_factors(spec: &mut ModelSpec, files: &dyn Checkpoint) -> Res<()> {
     let Some(factors) = floats(files, "rope_freqs.weight") else { return Ok(()) };
     // Layers that shared one list of frequencies share the new one.
-    let mut made: Option<(Arc<[f32]>, Arc<[f32]>)> = None;
+    let mut made: Option<[Arc<[f32]>; 2]> = None;
     for layer in &mut spec.layers {
         let Some(rope) = &mut layer.attn.rope else { continue };
         let freqs = &rope.freqs.inv_freq;
-        if let Some((_, new)) = made.as_ref().filter(|(old, _)| Arc::ptr_eq(old, freqs)) {
+        if let Some([_, new]) = made.as_ref().filter(|[old, _]| Arc::ptr_eq(old, freqs)) {
             rope.freqs.inv_freq = new.clone();
             continue;
         }
@@ -361,7 +361,7 @@ pub(super) fn apply_rope_factors(spec: &mut ModelSpec, files: &dyn Checkpoint) -
             return Err(bad("rope_freqs.weight", format!("{} values", factors.len()), problem));
         }
         let new: Arc<[f32]> = freqs.iter().zip(&factors).map(|(f, d)| f / d).collect();
-        made = Some((std::mem::replace(&mut rope.freqs.inv_freq, new.clone()), new));
+        made = Some([std::mem::replace(&mut rope.freqs.inv_freq, new.clone()), new]);
     }
     Ok(())
 }

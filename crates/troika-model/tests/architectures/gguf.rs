@@ -117,6 +117,7 @@ fn files_of_the_converter_say_what_the_config_said() {
             let ropes = s.layers.iter().filter_map(|l| l.attn.rope.as_ref());
             ropes.flat_map(|r| r.freqs.inv_freq.to_vec()).collect::<Vec<_>>()
         };
+        assert!(!freqs(&theirs).is_empty() && freqs(&ours).len() == freqs(&theirs).len());
         for (a, b) in freqs(&ours).iter().zip(freqs(&theirs)) {
             assert!((a - b).abs() <= 1e-6 * b, "{name}: {a} and {b}");
         }
