@@ -112,14 +112,8 @@ mod tests {
             printable(TEXT),
             format!(r"{common}\u{{9}}c\u{{a}}d\u{{d}}e\u{{7f}}\u{{9b}}2J\u{{202e}}é日")
         );
-        assert_eq!(
-            lines(TEXT),
-            format!("{common}\tc\nd{}", r"\u{d}e\u{7f}\u{9b}2J\u{202e}é日")
-        );
-        assert_eq!(
-            shown(TEXT),
-            format!("{common}\tc\nd{}\u{202e}é日", r"\u{d}e\u{7f}\u{9b}2J")
-        );
+        assert_eq!(lines(TEXT), format!("{common}\tc\nd{}", r"\u{d}e\u{7f}\u{9b}2J\u{202e}é日"));
+        assert_eq!(shown(TEXT), format!("{common}\tc\nd{}\u{202e}é日", r"\u{d}e\u{7f}\u{9b}2J"));
     }
 
     #[test]

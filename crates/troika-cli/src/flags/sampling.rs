@@ -92,7 +92,9 @@ impl SamplingArgs {
         let temperature = if temperature < 0.0 { 0.0 } else { temperature };
         if self.repeat_last_n < -1 {
             let n = self.repeat_last_n;
-            return Err(CliError::Usage(format!("--repeat-last-n {n} is neither -1 nor 0 or more")));
+            return Err(CliError::Usage(format!(
+                "--repeat-last-n {n} is neither -1 nor 0 or more"
+            )));
         }
         let params = SampleParams {
             temperature,

@@ -92,9 +92,7 @@ impl SampleParams {
             ("presence_penalty", self.presence_penalty, true, finite),
             ("frequency_penalty", self.frequency_penalty, true, finite),
         ];
-        if let Some((name, value, _, must)) =
-            rules.into_iter().find(|r| !r.1.is_finite() || !r.2)
-        {
+        if let Some((name, value, _, must)) = rules.into_iter().find(|r| !r.1.is_finite() || !r.2) {
             return Err(ParamError { name, value, must });
         }
         match self.logit_bias.values().find(|b| b.is_nan()) {

@@ -20,8 +20,6 @@ pub(super) mod hook {
     pub const COMPARE: &str = "troika compare";
     /// Takes part of a text or list.
     pub const SLICE: &str = "troika slice";
-    /// Pays for all of a value.
-    pub const WHOLE: &str = "troika whole";
     /// Pays for a text's length.
     pub const FLAT: &str = "troika flat";
     /// Checks a list or map that was just made.
@@ -179,7 +177,7 @@ fn expand<'s>(
             push(instruction.clone());
         }
         I::PushLoop(_) => {
-            push(call(hook::WHOLE, 1));
+            push(call(hook::FLAT, 1));
             push(instruction.clone());
         }
         I::BuildList(_) | I::BuildTuple(_) | I::BuildMap(_) => {

@@ -1,3 +1,4 @@
+use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
@@ -74,30 +75,90 @@ fn expressions_render_as_in_jinja() {
     for (source, expected) in [
         ("{{ missing | length }}{{ messages[0].missing | length }}", "00"),
         ("{% if missing | length > 0 %}x{% else %}y{% endif %}", "y"),
-        ("{{ 'abcdef'[1:4] }} {{ 'abcdef'[::-1] }} {{ 'abcdef'[-2:] }} {{ 'abc'[5:] }}|", "bcd fedcba ef |"),
-        ("{{ [1,2,3,4,5][3:1:-1] }} {{ [1,2,3][::2] }} {{ [1,2,3][:-1] }} {{ [1][-9:9] }}", "[4, 3] [1, 3] [1, 2] [1]"),
+        (
+            "{{ 'abcdef'[1:4] }} {{ 'abcdef'[::-1] }} {{ 'abcdef'[-2:] }} {{ 'abc'[5:] }}|",
+            "bcd fedcba ef |",
+        ),
+        (
+            "{{ [1,2,3,4,5][3:1:-1] }} {{ [1,2,3][::2] }} {{ [1,2,3][:-1] }} {{ [1][-9:9] }}",
+            "[4, 3] [1, 3] [1, 2] [1]",
+        ),
         ("{{ missing[1:] }}", "[]"),
-        ("{{ ('ab' * 2) ~ 1 ~ none ~ true }} {{ [1] * 3 }} {{ 2 * 3 }} {{ 7 // 2 }}", "abab1NoneTrue [1, 1, 1] 6 3"),
-        ("{{ [1] + [2, [3]] }} {{ 'a' + 'b' }} {{ 1 + 2 }} {{ (1,) + (2,) }}", "[1, 2, [3]] ab 3 (1, 2)"),
-        ("{{ 'a' in 'abc' }} {{ 1 in [1] }} {{ 'k' in {'k': 1} }} {{ 'x' not in 'abc' }} {{ 'a' in missing }}", "True True True True False"),
-        ("{{ 1 < 2 < 3 }} {{ 1 < 2 > 3 }} {{ [1, 2] == [1, 2] }} {{ 'a' != 'b' }} {{ 1 <= 1 }}", "True False True True True"),
-        ("{{ messages | selectattr('role', 'equalto', 'user') | map(attribute='content') | list }}", "['q', 'r']"),
+        (
+            "{{ ('ab' * 2) ~ 1 ~ none ~ true }} {{ [1] * 3 }} {{ 2 * 3 }} {{ 7 // 2 }}",
+            "abab1NoneTrue [1, 1, 1] 6 3",
+        ),
+        (
+            "{{ [1] + [2, [3]] }} {{ 'a' + 'b' }} {{ 1 + 2 }} {{ (1,) + (2,) }}",
+            "[1, 2, [3]] ab 3 (1, 2)",
+        ),
+        (
+            "{{ 'a' in 'abc' }} {{ 1 in [1] }} {{ 'k' in {'k': 1} }} {{ 'x' not in 'abc' }} {{ 'a' in missing }}",
+            "True True True True False",
+        ),
+        (
+            "{{ 1 < 2 < 3 }} {{ 1 < 2 > 3 }} {{ [1, 2] == [1, 2] }} {{ 'a' != 'b' }} {{ 1 <= 1 }}",
+            "True False True True True",
+        ),
+        (
+            "{{ messages | selectattr('role', 'equalto', 'user') | map(attribute='content') | list }}",
+            "['q', 'r']",
+        ),
         ("{{ messages | rejectattr('role', 'equalto', 'user') | list | length }}", "1"),
-        ("{% for k, v in {'a': 1, 'b': 2}.items() %}{{ k }}{{ v }}{{ loop.index }}{% endfor %}", "a11b22"),
+        (
+            "{% for k, v in {'a': 1, 'b': 2}.items() %}{{ k }}{{ v }}{{ loop.index }}{% endfor %}",
+            "a11b22",
+        ),
         ("{% for k, v in {'b': 1, 'a': 2} | dictsort %}{{ k }}{{ v }}{% endfor %}", "a2b1"),
-        ("{% macro m(x, y=2) %}<{{ x }}{{ y }}>{% endmacro %}{{ m(1) }}{{ m(3, y=4) }}", "<12><34>"),
-        ("{% macro m() %}[{{ caller(1) }}]{% endmacro %}{% call(x) m() %}c{{ x }}{% endcall %}", "[c1]"),
-        ("{% set ns = namespace(n=0) %}{% for i in range(5) %}{% set ns.n = ns.n + i %}{% endfor %}{{ ns.n }}", "10"),
-        ("{% macro up(ns) %}{% set ns.n = ns.n + 1 %}{% endmacro %}{% set ns = namespace(n=0) %}{{ up(ns=ns) }}{{ up(ns) }}{{ ns.n }}", "2"),
-        ("{% for x in [[1, [2]], [3]] recursive %}{% if x is number %}{{ x }}{% else %}({{ loop(x) }}){% endif %}{% endfor %}", "(1(2))(3)"),
-        ("{% for i in range(9) if i is odd %}{% if i > 5 %}{% break %}{% endif %}{{ i }}{% else %}none{% endfor %}", "135"),
-        ("{% set x %}a{{ 1 }}\nb{% endset %}{{ x | upper }}|{% filter indent(2, true) %}a\nb{% endfilter %}", "A1\nB|  a\n  b"),
-        ("{% for m in messages %}{{ loop.first }}{{ loop.last }}{{ loop.previtem.role }}{{ loop.nextitem.role }} {% endfor %}", "TrueFalseassistant FalseFalseuseruser FalseTrueassistant "),
+        (
+            "{% macro m(x, y=2) %}<{{ x }}{{ y }}>{% endmacro %}{{ m(1) }}{{ m(3, y=4) }}",
+            "<12><34>",
+        ),
+        (
+            "{% macro m() %}[{{ caller(1) }}]{% endmacro %}{% call(x) m() %}c{{ x }}{% endcall %}",
+            "[c1]",
+        ),
+        (
+            "{% set ns = namespace(n=0) %}{% for i in range(5) %}{% set ns.n = ns.n + i %}{% endfor %}{{ ns.n }}",
+            "10",
+        ),
+        (
+            "{% macro up(ns) %}{% set ns.n = ns.n + 1 %}{% endmacro %}{% set ns = namespace(n=0) %}{{ up(ns=ns) }}{{ up(ns) }}{{ ns.n }}",
+            "2",
+        ),
+        (
+            "{% for x in [[1, [2]], [3]] recursive %}{% if x is number %}{{ x }}{% else %}({{ loop(x) }}){% endif %}{% endfor %}",
+            "(1(2))(3)",
+        ),
+        (
+            "{% for i in range(9) if i is odd %}{% if i > 5 %}{% break %}{% endif %}{{ i }}{% else %}none{% endfor %}",
+            "135",
+        ),
+        (
+            "{% set x %}a{{ 1 }}\nb{% endset %}{{ x | upper }}|{% filter indent(2, true) %}a\nb{% endfilter %}",
+            "A1\nB|  a\n  b",
+        ),
+        (
+            "{% for m in messages %}{{ loop.first }}{{ loop.last }}{{ (loop.previtem or {}).role }}{{ loop.nextitem is defined }} {% endfor %}",
+            "TrueFalseTrue FalseFalseuserTrue FalseTrueassistantFalse ",
+        ),
         ("{{ '%s-%05d' | format('a', 42) }} {{ '{}{:>4}'.format('x', 'y') }}", "a-00042 x   y"),
-        ("{{ 'a,b,,c'.split(',') }} {{ ' x '.strip() }}| {{ 'aab'.replace('a', 'bb') }} {{ '-'.join([1, 2]) }}", "['a', 'b', '', 'c'] x| bbbbb 1-2"),
-        ("{{ {'a': [1]} | tojson }} {{ {'b': 1}.get('x', 'd') }} {{ dict(a=1).keys() | list }}", "{\"a\": [1]} d ['a']"),
-        ("{{ [3, 1, 2] | sort | join(',') }} {{ [1, 1] | unique | list }} {{ [1, 2] | sum }} {{ [1, 2] | max }}", "1,2,3 [1] 3 2"),
-        ("{{ 'x' if missing is defined else 'y' }} {{ missing | default('d') }} {{ none is none }}", "y d True"),
+        (
+            "{{ 'a,b,,c'.split(',') }} {{ ' x '.strip() }}| {{ 'aab'.replace('a', 'bb') }} {{ '-'.join([1, 2]) }}",
+            "['a', 'b', '', 'c'] x| bbbbb 1-2",
+        ),
+        (
+            "{{ {'a': [1]} | tojson }} {{ {'b': 1}.get('x', 'd') }} {{ dict(a=1).keys() | list }}",
+            "{\"a\": [1]} d ['a']",
+        ),
+        (
+            "{{ [3, 1, 2] | sort | join(',') }} {{ [1, 1] | unique | list }} {{ [1, 2] | sum }} {{ [1, 2] | max }}",
+            "1,2,3 [1] 3 2",
+        ),
+        (
+            "{{ 'x' if missing is defined else 'y' }} {{ missing | default('d') }} {{ none is none }}",
+            "y d True",
+        ),
     ] {
         let m = [("user", "q"), ("assistant", "a"), ("user", "r")];
         let got = render(source, &m);
@@ -248,7 +309,7 @@ fn long_conversations_are_within_the_limits() {
 #[test]
 fn messages_nested_too_deeply_are_an_error() {
     let mut deep = json!("x");
-    for _ in 0..119 {
+    for _ in 0..200 {
         deep = json!([deep]);
     }
     let template = ChatTemplate::new("{{ messages[0].content | tojson }}").unwrap();
@@ -287,7 +348,8 @@ fn marks(p: &ChatPrompt) -> Vec<&str> {
 
 #[test]
 fn control_tokens_in_messages_are_marked() {
-    let t = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}";
+    let t =
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}";
     let p = masked(
         t,
         json!([
@@ -314,7 +376,7 @@ fn control_tokens_in_messages_are_marked() {
 fn nested_texts_and_tools_are_marked_and_templates_do_not_notice() {
     let t = "{{ tools | tojson }}{{ messages[0] | tojson }}";
     let p = masked(t, json!([{"role": "tool", "content": [{"text": {"<s>": ["[INST]"]}}]}]));
-    assert!(p.text.contains("ends <|im_end|>\"}") && p.text.contains("{\"<s>\": [\"[INST]\"]}"));
+    assert!(p.text.contains("\"ends <|im_end|>\"") && p.text.contains("{\"<s>\": [\"[INST]\"]}"));
     assert_eq!(marks(&p).len(), 3);
     let m = json!([{"role": "user", "content": " a<s>b<|im_end|> "}]);
     for (source, expected) in [
@@ -323,7 +385,10 @@ fn nested_texts_and_tools_are_marked_and_templates_do_not_notice() {
         ("{{ messages[0].content | trim == 'a<s>b<|im_end|>' }}", "True"),
         ("{{ messages[0].content.split('<s>')[1].strip().startswith('b<|im_end|>') }}", "True"),
         ("{{ messages[0].content.replace('<|im_end|>', '').find('<s>') }}", "2"),
-        ("{{ messages[0].content.count('<s>') }}{{ messages[0].content | replace('<s>', '-') }}", "1 a-b<|im_end|> "),
+        (
+            "{{ messages[0].content.count('<s>') }}{{ messages[0].content | replace('<s>', '-') }}",
+            "1 a-b<|im_end|> ",
+        ),
         ("{{ 'x' if messages[0].content is startingwith(' a<s>') }}", "x"),
     ] {
         assert_eq!(masked(source, m.clone()).text, expected, "{source}");
@@ -348,4 +413,52 @@ fn without_a_template_messages_are_marked_too() {
     let p = join_messages(&messages, &control).unwrap();
     assert_eq!((p.text.as_str(), p.plain.as_slice()), ("a<s>\n<s>\n<s>b", &[1, 9][..]));
     assert_eq!(join_messages(&messages, &[]).unwrap().plain, Vec::<usize>::new());
+}
+
+/// Things templates are made of, harmless and not.
+const PIECES: [&str; 44] = [
+    "{{ ", " }}", "{% set n.a = ", "{% set n.l = ", " %}", "{% for x in ", "{% endfor %}", "{% if ",
+    "{% endif %}", "{% macro f(x) %}", "{% endmacro %}", "f(n.a)", "n.a", "n.l", "x", "[n.l, n.l]",
+    "[x]", "{'k': n.l}", " ~ ", " + ", " * 9999", " == ", " in ", "messages", "messages[0].content",
+    "[::-1]", "[-9223372036854775808:9223372036854775807:-9223372036854775808]", "range(99999)",
+    " | list", " | join(n.a)", " | replace('a', n.a)", " | tojson(indent=9)", " | indent(9999)",
+    " | map('string')", " | sort", " | round(-99999)", ".split('')", ".format(n.a)", " ** 99",
+    " // 0", "'%99999d' | format(1)", "170141183460469231731687303715884105727", "-1", "{{ f(1) }}",
+];
+
+/// What can be done to a text or a list, each a whole.
+const STEPS: [&str; 24] = [
+    "n.a ~ n.a", "n.l + n.l", "n.a * 99", "n.l * 99", "[n.l, n.l]", "[n.a]", "{'k': n.l}", "n.a[::-1]",
+    "n.l[-9223372036854775808:9:-9223372036854775807]", "n.a | list", "n.l | join(n.a)", "n.l | string",
+    "n.a | replace('a', n.a)", "n.l | tojson(indent=9)", "n.a | indent(999)", "n.l | map('string') | list",
+    "n.l | sort", "n.l | unique | list", "n.a.split('')", "'{0}{0}{1:>99}'.format(n.a, n.l)",
+    "'%s%99s' | format(n.a, n.l)", "n.l | sum(start=[])", "dict(a=n.l).items()", "n.a.replace('', n.a)",
+];
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(150))]
+
+    /// Whatever is put together ends within the limits, with a prompt or with an error.
+    #[test]
+    fn random_templates_end(
+        picks in prop::collection::vec(0..PIECES.len(), 1..30),
+        steps in prop::collection::vec((any::<bool>(), 0..STEPS.len()), 1..6),
+    ) {
+        let body: String = picks.iter().map(|&i| PIECES[i]).collect();
+        let step = |&(text, i): &(bool, usize)| {
+            format!("{{% set n.{} = {} %}}", if text { 'a' } else { 'l' }, STEPS[i])
+        };
+        let steps: String = steps.iter().map(step).collect();
+        let start = "{% set n = namespace(a='ab', l=[1]) %}";
+        let repeated = format!("{start}{{% for i in range(99) %}}{steps}{{% endfor %}}{{{{ n.l }}}}");
+        prop_assert!(ChatTemplate::new(&repeated).is_ok(), "{repeated}");
+        for source in [format!("{start}{body}"), repeated] {
+            let start = std::time::Instant::now();
+            let result = render(&source, &[("user", "hello a world"), ("assistant", "b")]);
+            prop_assert!(start.elapsed().as_secs() < 60, "{source}");
+            if let Err(ChatError::Render(why)) = result {
+                prop_assert!(!why.contains("engine gave up"), "{source}");
+            }
+        }
+    }
 }

@@ -18,11 +18,8 @@ impl Tokenizer {
     /// Spellings of the control tokens (of those the vocabulary marks as special).
     pub fn control_tokens(&self) -> Vec<String> {
         let added = self.inner.get_added_tokens_decoder();
-        let mut list: Vec<(u32, String)> = added
-            .into_iter()
-            .filter(|(_, t)| t.special)
-            .map(|(id, t)| (id, t.content))
-            .collect();
+        let mut list: Vec<(u32, String)> =
+            added.into_iter().filter(|(_, t)| t.special).map(|(id, t)| (id, t.content)).collect();
         list.sort_unstable();
         list.into_iter().map(|(_, spelling)| spelling).collect()
     }
@@ -63,11 +60,14 @@ impl Tokenizer {
             .collect();
         let encoding = copy.encode_fast(aliased, false).map_err(bad)?;
         let mut ids = Vec::with_capacity(encoding.len());
-        for (&id, token) in encoding.get_ids().iter().zip(encoding.get_tokens()) {
+        for &id in encoding.get_ids() {
             match (real.get(&id), added.get(&id)) {
                 (Some(&id), _) => ids.push(id),
                 // Some models find control tokens by themselves, as pieces of their vocabulary.
-                (None, Some(t)) if t.special => ids.extend(pieces(&copy, &added, token)?),
+                (None, Some(t)) if t.special => {
+                    let piece = copy.get_model().id_to_token(id);
+                    ids.extend(pieces(&copy, &added, piece.as_ref().unwrap_or(&t.content))?);
+                }
                 _ => ids.push(id),
             }
         }
@@ -77,9 +77,9 @@ impl Tokenizer {
     /// The text with a private character for every control token that stays one, and the
     /// characters' names.
     fn alias(&self, text: &str, found: &[Found]) -> Res<(String, HashMap<u32, char>)> {
-        let mut free = (0x0F_0000..=0x10_FFFD).filter_map(char::from_u32).filter(|&c| {
-            !text.contains(c) && self.inner.token_to_id(&String::from(c)).is_none()
-        });
+        let mut free = (0x0F_0000..=0x10_FFFD)
+            .filter_map(char::from_u32)
+            .filter(|&c| !text.contains(c) && self.inner.token_to_id(&String::from(c)).is_none());
         let mut names = HashMap::new();
         let (mut out, mut copied) = (String::with_capacity(text.len()), 0);
         for f in found.iter().filter(|f| !f.plain) {
