@@ -104,7 +104,10 @@ fn control_tokens_that_users_type_are_plain_text() {
     assert!(system >= live_system + 6, "{system} and {live_system}");
     assert!(raw < live);
     let harmless = ["-p", "hi <b>there</b> | <|"];
-    assert_eq!(prompt_tokens(&harmless), prompt_tokens(&[&harmless[..], &["--parse-special"]].concat()));
+    assert_eq!(
+        prompt_tokens(&harmless),
+        prompt_tokens(&[&harmless[..], &["--parse-special"]].concat())
+    );
 }
 
 #[test]

@@ -9,6 +9,7 @@ mod limits;
 mod mask;
 
 use std::collections::BTreeMap;
+use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -78,10 +79,14 @@ impl ChatTemplate {
     pub fn from_hf_dir(dir: &Path) -> Result<Option<ChatTemplate>, ChatError> {
         let path = dir.join("chat_template.jinja");
         if path.exists() {
-            let source = std::fs::read_to_string(&path).map_err(|e| ChatError::File {
+            let bad = |e: std::io::Error| ChatError::File {
                 file: path.display().to_string(),
                 why: e.to_string(),
-            })?;
+            };
+            // One byte more than is allowed is enough to refuse the rest.
+            let file = std::fs::File::open(&path).map_err(bad)?;
+            let mut source = String::new();
+            file.take(limits::SOURCE as u64 + 1).read_to_string(&mut source).map_err(bad)?;
             return ChatTemplate::new(&source).map(Some);
         }
         let config = std::fs::read(dir.join("tokenizer_config.json")).unwrap_or_default();
