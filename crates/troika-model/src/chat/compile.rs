@@ -191,6 +191,8 @@ fn expand<'s>(
         I::Include(_) | I::LoadBlocks | I::ExportLocals | I::CallBlock(_) | I::FastSuper => {
             return Err(refuse("there are no other templates to include, import or extend"));
         }
+        // `f(*text)` would make an argument of every character, unpaid.
+        I::UnpackLists(_) => return Err(refuse("unpacking arguments with * is not supported")),
         // It compares values that nobody paid for, and no template uses it.
         I::CallMethod("changed", _) => return Err(refuse("loop.changed is not supported")),
         I::CallFunction(..) | I::CallMethod(..) | I::CallObject(_) | I::EndCapture => {

@@ -23,6 +23,8 @@ enum Growth {
     Free,
     /// Nothing, and it looks at a text or at the items of a list, but not into them.
     Flat,
+    /// Calls something for each item of a list, or for each character of a text.
+    Each,
     /// Nothing: its result is at most a few times as large.
     None,
     /// Cuts a text into a list.
@@ -122,11 +124,11 @@ fn add_filters(env: &mut Environment<'_>, budget: &Arc<Budget>) {
         (&["bool"], Value::from_function(filters::bool), G::None),
         (&["sum"], Value::from_function(filters::sum), G::Sum),
         (&["indent"], Value::from_function(filters::indent), G::Indent),
-        (&["select"], Value::from_function(filters::select), G::Flat),
-        (&["reject"], Value::from_function(filters::reject), G::Flat),
-        (&["selectattr"], Value::from_function(filters::selectattr), G::Flat),
-        (&["rejectattr"], Value::from_function(filters::rejectattr), G::Flat),
-        (&["map"], Value::from_function(filters::map), G::Flat),
+        (&["select"], Value::from_function(filters::select), G::Each),
+        (&["reject"], Value::from_function(filters::reject), G::Each),
+        (&["selectattr"], Value::from_function(filters::selectattr), G::Each),
+        (&["rejectattr"], Value::from_function(filters::rejectattr), G::Each),
+        (&["map"], Value::from_function(filters::map), G::Each),
         (&["groupby"], Value::from_function(filters::groupby), G::Order),
         (&["unique"], Value::from_function(filters::unique), G::Order),
         (&["format"], Value::from_function(filters::format), G::Format),
@@ -290,7 +292,7 @@ impl Budget {
         let Some((first, others)) = args.split_first() else { return Ok(Vec::new()) };
         let whole = match growth {
             Growth::Free => 0,
-            Growth::Flat | Growth::Pieces => self.flat(first)?,
+            Growth::Flat | Growth::Each | Growth::Pieces => self.flat(first)?,
             _ => self.whole(first)?,
         };
         let mut rest = 0;
@@ -298,11 +300,17 @@ impl Budget {
             rest += self.whole(v)?;
         }
         // Lists are gone through item by item, each time with all other arguments.
-        let items = if first.as_str().is_some() { 0 } else { first.len().unwrap_or(0) as u64 };
+        let by_character =
+            matches!(growth, Growth::Each | Growth::Join | Growth::Sum | Growth::Order);
+        let items = match first.as_str() {
+            Some(text) if by_character => text.len(),
+            Some(_) => 0,
+            None => first.len().unwrap_or(0),
+        } as u64;
         self.spend(items.saturating_mul(rest))?;
         let number = |name: &str, at: usize| argument(others, name, at);
         match growth {
-            Growth::Free | Growth::Flat | Growth::None => {}
+            Growth::Free | Growth::Flat | Growth::Each | Growth::None => {}
             Growth::Pieces => self.spend(pieces(first, others))?,
             Growth::Order => self.spend(whole.saturating_mul(16))?,
             Growth::Strip => self.spend(whole.saturating_mul(rest))?,
