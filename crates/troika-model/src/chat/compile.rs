@@ -20,8 +20,6 @@ pub(super) mod hook {
     pub const COMPARE: &str = "troika compare";
     /// Takes part of a text or list.
     pub const SLICE: &str = "troika slice";
-    /// Pays for all of a value.
-    pub const WHOLE: &str = "troika whole";
     /// Pays for a text's length.
     pub const FLAT: &str = "troika flat";
     /// Checks a list or map that was just made.
@@ -179,7 +177,7 @@ fn expand<'s>(
             push(instruction.clone());
         }
         I::PushLoop(_) => {
-            push(call(hook::WHOLE, 1));
+            push(call(hook::FLAT, 1));
             push(instruction.clone());
         }
         I::BuildList(_) | I::BuildTuple(_) | I::BuildMap(_) => {
@@ -193,6 +191,8 @@ fn expand<'s>(
         I::Include(_) | I::LoadBlocks | I::ExportLocals | I::CallBlock(_) | I::FastSuper => {
             return Err(refuse("there are no other templates to include, import or extend"));
         }
+        // `f(*text)` would make an argument of every character, unpaid.
+        I::UnpackLists(_) => return Err(refuse("unpacking arguments with * is not supported")),
         // It compares values that nobody paid for, and no template uses it.
         I::CallMethod("changed", _) => return Err(refuse("loop.changed is not supported")),
         I::CallFunction(..) | I::CallMethod(..) | I::CallObject(_) | I::EndCapture => {

@@ -5,22 +5,30 @@
 
 use std::sync::Arc;
 
-use minijinja::value::{ObjectRepr, Rest, ValueKind};
+use minijinja::value::{ObjectRepr, Rest, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, State, Value, filters, functions, tests};
 use minijinja_contrib::pycompat::unknown_method_callback;
 
 use super::compile::hook;
 use super::date::strftime;
 use super::json::{INDENT, tojson};
-use super::limits::{Budget, is_namespace, refuse};
+use super::limits::{Budget, ITEM, is_namespace, refuse};
 
 type Res<T> = Result<T, Error>;
 
 /// What a filter or method can make beyond what it was given.
 #[derive(Clone, Copy)]
 enum Growth {
+    /// Nothing, and it looks at no more than the value's outside.
+    Free,
+    /// Nothing, and it looks at a text or at the items of a list, but not into them.
+    Flat,
+    /// Calls something for each item of a list, or for each character of a text.
+    Each,
     /// Nothing: its result is at most a few times as large.
     None,
+    /// Cuts a text into a list.
+    Pieces,
     /// Compares items with each other.
     Order,
     Indent,
@@ -70,6 +78,13 @@ pub(super) fn environment<'a>(
     env
 }
 
+/// Arguments as they come, keyword arguments as a value of their own.
+type Arguments = Rest<ValueOrKwargs>;
+
+fn values(args: Arguments) -> Vec<Value> {
+    args.0.into_iter().map(ValueOrKwargs::into_value).collect()
+}
+
 /// Most bytes that a value of this size is printed with: `\u{10ffff}` takes ten for four.
 fn printed(size: u64) -> u64 {
     size.saturating_mul(4)
@@ -85,35 +100,35 @@ fn add_filters(env: &mut Environment<'_>, budget: &Arc<Budget>) {
         (&["title"], Value::from_function(filters::title), G::None),
         (&["capitalize"], Value::from_function(filters::capitalize), G::None),
         (&["replace"], Value::from_function(filters::replace), G::Replace),
-        (&["length", "count"], Value::from_function(length), G::None),
+        (&["length", "count"], Value::from_function(length), G::Flat),
         (&["dictsort"], Value::from_function(filters::dictsort), G::Order),
-        (&["items"], Value::from_function(filters::items), G::None),
-        (&["reverse"], Value::from_function(filters::reverse), G::None),
+        (&["items"], Value::from_function(filters::items), G::Flat),
+        (&["reverse"], Value::from_function(filters::reverse), G::Pieces),
         (&["trim"], Value::from_function(filters::trim), G::Strip),
         (&["join"], Value::from_function(filters::join), G::Join),
-        (&["split"], Value::from_function(filters::split), G::None),
-        (&["lines"], Value::from_function(filters::lines), G::None),
-        (&["default", "d"], Value::from_function(filters::default), G::None),
+        (&["split"], Value::from_function(filters::split), G::Pieces),
+        (&["lines"], Value::from_function(filters::lines), G::Pieces),
+        (&["default", "d"], Value::from_function(filters::default), G::Flat),
         (&["round"], Value::from_function(filters::round), G::None),
         (&["abs"], Value::from_function(filters::abs), G::None),
         (&["int"], Value::from_function(filters::int), G::None),
         (&["float"], Value::from_function(filters::float), G::None),
-        (&["attr"], Value::from_function(filters::attr), G::None),
-        (&["first"], Value::from_function(filters::first), G::None),
-        (&["last"], Value::from_function(filters::last), G::None),
+        (&["attr"], Value::from_function(filters::attr), G::Flat),
+        (&["first"], Value::from_function(filters::first), G::Flat),
+        (&["last"], Value::from_function(filters::last), G::Flat),
         (&["min"], Value::from_function(filters::min), G::Order),
         (&["max"], Value::from_function(filters::max), G::Order),
         (&["sort"], Value::from_function(filters::sort), G::Order),
-        (&["list"], Value::from_function(filters::list), G::None),
+        (&["list"], Value::from_function(filters::list), G::Pieces),
         (&["string"], Value::from_function(filters::string), G::None),
         (&["bool"], Value::from_function(filters::bool), G::None),
         (&["sum"], Value::from_function(filters::sum), G::Sum),
         (&["indent"], Value::from_function(filters::indent), G::Indent),
-        (&["select"], Value::from_function(filters::select), G::None),
-        (&["reject"], Value::from_function(filters::reject), G::None),
-        (&["selectattr"], Value::from_function(filters::selectattr), G::None),
-        (&["rejectattr"], Value::from_function(filters::rejectattr), G::None),
-        (&["map"], Value::from_function(filters::map), G::None),
+        (&["select"], Value::from_function(filters::select), G::Each),
+        (&["reject"], Value::from_function(filters::reject), G::Each),
+        (&["selectattr"], Value::from_function(filters::selectattr), G::Each),
+        (&["rejectattr"], Value::from_function(filters::rejectattr), G::Each),
+        (&["map"], Value::from_function(filters::map), G::Each),
         (&["groupby"], Value::from_function(filters::groupby), G::Order),
         (&["unique"], Value::from_function(filters::unique), G::Order),
         (&["format"], Value::from_function(filters::format), G::Format),
@@ -122,8 +137,8 @@ fn add_filters(env: &mut Environment<'_>, budget: &Arc<Budget>) {
     for (names, filter, growth) in list {
         for name in names {
             let (budget, filter) = (Arc::clone(budget), filter.clone());
-            env.add_filter(*name, move |state: &mut State, args: Rest<Value>| -> Res<Value> {
-                let args = budget.pay(&args, growth)?;
+            env.add_filter(*name, move |state: &mut State, args: Arguments| -> Res<Value> {
+                let args = budget.pay(&values(args), growth)?;
                 let made = filter.call(state, &args)?;
                 budget.checked(made)
             });
@@ -132,43 +147,44 @@ fn add_filters(env: &mut Environment<'_>, budget: &Arc<Budget>) {
 }
 
 fn add_tests(env: &mut Environment<'_>, budget: &Arc<Budget>) {
-    let list: [(&[&'static str], Value); 30] = [
-        (&["undefined"], Value::from_function(tests::is_undefined)),
-        (&["defined"], Value::from_function(tests::is_defined)),
-        (&["none"], Value::from_function(tests::is_none)),
-        (&["safe", "escaped"], Value::from_function(tests::is_safe)),
-        (&["boolean"], Value::from_function(tests::is_boolean)),
-        (&["odd"], Value::from_function(tests::is_odd)),
-        (&["even"], Value::from_function(tests::is_even)),
-        (&["divisibleby"], Value::from_function(tests::is_divisibleby)),
-        (&["number"], Value::from_function(tests::is_number)),
-        (&["integer", "int"], Value::from_function(tests::is_integer)),
-        (&["float"], Value::from_function(tests::is_float)),
-        (&["string"], Value::from_function(tests::is_string)),
-        (&["sequence"], Value::from_function(tests::is_sequence)),
-        (&["iterable"], Value::from_function(tests::is_iterable)),
-        (&["mapping"], Value::from_function(tests::is_mapping)),
-        (&["startingwith"], Value::from_function(tests::is_startingwith)),
-        (&["endingwith"], Value::from_function(tests::is_endingwith)),
-        (&["lower"], Value::from_function(tests::is_lower)),
-        (&["upper"], Value::from_function(tests::is_upper)),
-        (&["sameas"], Value::from_function(tests::is_sameas)),
-        (&["eq", "equalto", "=="], Value::from_function(tests::is_eq)),
-        (&["ne", "!="], Value::from_function(tests::is_ne)),
-        (&["lt", "lessthan", "<"], Value::from_function(tests::is_lt)),
-        (&["le", "<="], Value::from_function(tests::is_le)),
-        (&["gt", "greaterthan", ">"], Value::from_function(tests::is_gt)),
-        (&["ge", ">="], Value::from_function(tests::is_ge)),
-        (&["in"], Value::from_function(tests::is_in)),
-        (&["true"], Value::from_function(tests::is_true)),
-        (&["false"], Value::from_function(tests::is_false)),
-        (&["filter"], Value::from_function(tests::is_filter)),
+    use Growth as G;
+    let list: [(&[&'static str], Value, Growth); 30] = [
+        (&["undefined"], Value::from_function(tests::is_undefined), G::Free),
+        (&["defined"], Value::from_function(tests::is_defined), G::Free),
+        (&["none"], Value::from_function(tests::is_none), G::Free),
+        (&["safe", "escaped"], Value::from_function(tests::is_safe), G::Free),
+        (&["boolean"], Value::from_function(tests::is_boolean), G::Free),
+        (&["odd"], Value::from_function(tests::is_odd), G::Free),
+        (&["even"], Value::from_function(tests::is_even), G::Free),
+        (&["divisibleby"], Value::from_function(tests::is_divisibleby), G::Free),
+        (&["number"], Value::from_function(tests::is_number), G::Free),
+        (&["integer", "int"], Value::from_function(tests::is_integer), G::Free),
+        (&["float"], Value::from_function(tests::is_float), G::Free),
+        (&["string"], Value::from_function(tests::is_string), G::Free),
+        (&["sequence"], Value::from_function(tests::is_sequence), G::Free),
+        (&["iterable"], Value::from_function(tests::is_iterable), G::Free),
+        (&["mapping"], Value::from_function(tests::is_mapping), G::Free),
+        (&["startingwith"], Value::from_function(tests::is_startingwith), G::None),
+        (&["endingwith"], Value::from_function(tests::is_endingwith), G::None),
+        (&["lower"], Value::from_function(tests::is_lower), G::None),
+        (&["upper"], Value::from_function(tests::is_upper), G::None),
+        (&["sameas"], Value::from_function(tests::is_sameas), G::None),
+        (&["eq", "equalto", "=="], Value::from_function(tests::is_eq), G::None),
+        (&["ne", "!="], Value::from_function(tests::is_ne), G::None),
+        (&["lt", "lessthan", "<"], Value::from_function(tests::is_lt), G::None),
+        (&["le", "<="], Value::from_function(tests::is_le), G::None),
+        (&["gt", "greaterthan", ">"], Value::from_function(tests::is_gt), G::None),
+        (&["ge", ">="], Value::from_function(tests::is_ge), G::None),
+        (&["in"], Value::from_function(tests::is_in), G::None),
+        (&["true"], Value::from_function(tests::is_true), G::Free),
+        (&["false"], Value::from_function(tests::is_false), G::Free),
+        (&["filter"], Value::from_function(tests::is_filter), G::Free),
     ];
-    for (names, test) in list {
+    for (names, test, growth) in list {
         for name in names {
             let (budget, test) = (Arc::clone(budget), test.clone());
-            env.add_test(*name, move |state: &mut State, args: Rest<Value>| -> Res<bool> {
-                let args = budget.pay(&args, Growth::None)?;
+            env.add_test(*name, move |state: &mut State, args: Arguments| -> Res<bool> {
+                let args = budget.pay(&values(args), growth)?;
                 Ok(test.call(state, &args)?.is_true())
             });
         }
@@ -179,9 +195,14 @@ fn add_tests(env: &mut Environment<'_>, budget: &Arc<Budget>) {
 fn add_hooks(env: &mut Environment<'_>, budget: &Arc<Budget>) {
     let mut hook = |name: &'static str, f: fn(&Budget, Vec<Value>) -> Res<Value>| {
         let budget = Arc::clone(budget);
-        env.add_function(name, move |args: Rest<Value>| f(&budget, args.0));
+        env.add_function(name, move |args: Arguments| f(&budget, values(args)));
     };
-    hook(hook::ADD, |b, pair| operands(b, pair, |b, x, y| b.fits(b.measure(x)? + b.measure(y)?)));
+    hook(hook::ADD, |b, pair| {
+        operands(b, pair, |b, x, y| {
+            let sum = b.measure(x)? + b.measure(y)?;
+            if x.as_str().is_some() { b.fits(sum) } else { b.allows(sum) }
+        })
+    });
     hook(hook::CONCAT, |b, pair| {
         operands(b, pair, |b, x, y| {
             let size = |v: &Value| match v.as_str() {
@@ -196,18 +217,17 @@ fn add_hooks(env: &mut Environment<'_>, budget: &Arc<Budget>) {
             (true, true) => Ok(()),
             _ => {
                 let times = x.as_usize().or(y.as_usize()).unwrap_or(0) as u64;
-                b.fits(times.saturating_mul(b.measure(x)? + b.measure(y)?))
+                b.fits(times.saturating_mul(b.measure(x)?.max(b.measure(y)?)))
             }
         })
     });
     hook(hook::COMPARE, |b, pair| {
         let (x, y) = two(pair)?;
-        b.measure(&x)?;
-        b.measure(&y)?;
+        b.whole(&x)?;
+        b.whole(&y)?;
         Ok(Value::from(vec![b.mask.like(&x, &y), b.mask.like(&y, &x)]))
     });
     hook(hook::SLICE, |b, args| slice(b, &args));
-    hook(hook::WHOLE, |b, args| one(args, |v| b.measure(v).map(|_| ())));
     hook(hook::FLAT, |b, args| one(args, |v| b.spend(v.as_str().map_or(0, str::len) as u64)));
     hook(hook::BUILT, |b, args| {
         one(args, |v| match is_namespace(v) {
@@ -270,17 +290,28 @@ impl Budget {
     /// masked text masked likewise.
     fn pay(&self, args: &[Value], growth: Growth) -> Res<Vec<Value>> {
         let Some((first, others)) = args.split_first() else { return Ok(Vec::new()) };
-        let whole = self.measure(first)?;
+        let whole = match growth {
+            Growth::Free => 0,
+            Growth::Flat | Growth::Each | Growth::Pieces => self.flat(first)?,
+            _ => self.whole(first)?,
+        };
         let mut rest = 0;
         for v in others {
-            rest += self.measure(v)?;
+            rest += self.whole(v)?;
         }
         // Lists are gone through item by item, each time with all other arguments.
-        let items = if first.as_str().is_some() { 0 } else { first.len().unwrap_or(0) as u64 };
+        let by_character =
+            matches!(growth, Growth::Each | Growth::Join | Growth::Sum | Growth::Order);
+        let items = match first.as_str() {
+            Some(text) if by_character => text.len(),
+            Some(_) => 0,
+            None => first.len().unwrap_or(0),
+        } as u64;
         self.spend(items.saturating_mul(rest))?;
         let number = |name: &str, at: usize| argument(others, name, at);
         match growth {
-            Growth::None => {}
+            Growth::Free | Growth::Flat | Growth::Each | Growth::None => {}
+            Growth::Pieces => self.spend(pieces(first, others))?,
             Growth::Order => self.spend(whole.saturating_mul(16))?,
             Growth::Strip => self.spend(whole.saturating_mul(rest))?,
             Growth::Sum => self.fits(whole.saturating_mul(items))?,
@@ -318,6 +349,16 @@ impl Budget {
     }
 }
 
+/// What the list costs that a text is cut into.
+fn pieces(value: &Value, others: &[Value]) -> u64 {
+    let text = value.as_str().unwrap_or_default();
+    let count = match others.first().and_then(Value::as_str) {
+        Some(separator) => text.matches(separator).count(),
+        None => text.len(),
+    };
+    ITEM.saturating_mul(count as u64)
+}
+
 /// A number among arguments, by name or by position.
 fn argument(args: &[Value], name: &str, at: usize) -> Option<u64> {
     let named = args.last().filter(|v| v.is_kwargs()).and_then(|v| v.get_attr(name).ok());
@@ -350,6 +391,7 @@ fn call_method(
     let growth = match name {
         "replace" => Growth::Replace,
         "format" => Growth::Format,
+        "split" | "splitlines" => Growth::Pieces,
         "strip" | "lstrip" | "rstrip" => Growth::Strip,
         _ => Growth::None,
     };
@@ -368,7 +410,7 @@ fn slice(b: &Budget, args: &[Value]) -> Res<Value> {
     let [value, start, stop, step] = args else {
         return Err(Error::from(ErrorKind::MissingArgument));
     };
-    b.measure(value)?;
+    b.flat(value)?;
     let bound = |v: &Value| if v.is_none() { Ok(None) } else { i64::try_from(v.clone()).map(Some) };
     let (start, stop, step) = (bound(start)?, bound(stop)?, bound(step)?.unwrap_or(1));
     if step == 0 {

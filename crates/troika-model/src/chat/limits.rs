@@ -27,11 +27,15 @@ const DEPTH: usize = 128;
 const WORK: u64 = 256 << 20;
 /// Bytes of work for each byte of input: a template looks at a message a few dozen times.
 const WORK_PER_BYTE: u64 = 256;
+/// Most that the input's size adds: what is made and kept is paid for, so memory is bounded too.
+const WORK_ADDED: u64 = 2 << 30;
 /// Bytes of one value or of the prompt, before what the input's size adds.
 const SIZE: u64 = 16 << 20;
 const SIZE_PER_BYTE: u64 = 8;
 /// What an item of a list or map counts for, in bytes.
-const ITEM: u64 = 16;
+pub(super) const ITEM: u64 = 16;
+/// What counting an item costs.
+const COUNT: u64 = 4;
 
 /// The account of one rendering.
 pub(super) struct Budget {
@@ -51,7 +55,7 @@ impl Budget {
     /// The account for an input of `bytes`.
     pub(super) fn new(bytes: u64, mask: Mask) -> Budget {
         Budget {
-            left: AtomicU64::new(WORK.saturating_add(bytes.saturating_mul(WORK_PER_BYTE))),
+            left: AtomicU64::new(WORK + bytes.saturating_mul(WORK_PER_BYTE).min(WORK_ADDED)),
             size: SIZE.saturating_add(bytes.saturating_mul(SIZE_PER_BYTE)),
             output: AtomicU64::new(0),
             fuel: FUEL.saturating_add(bytes),
@@ -67,11 +71,17 @@ impl Budget {
         left.map(|_| ()).ok_or_else(|| refuse("it does more work than any conversation needs"))
     }
 
-    /// Whether something of this size may be made.
-    pub(super) fn fits(&self, bytes: u64) -> Result<(), Error> {
+    /// Whether a value may have this size.
+    pub(super) fn allows(&self, bytes: u64) -> Result<(), Error> {
         if bytes > self.size {
             return Err(refuse("it makes a value that is too large"));
         }
+        Ok(())
+    }
+
+    /// Whether a text of this size may be made, which is paid for.
+    pub(super) fn fits(&self, bytes: u64) -> Result<(), Error> {
+        self.allows(bytes)?;
         self.spend(bytes)
     }
 
@@ -86,21 +96,34 @@ impl Budget {
         self.spend(bytes)
     }
 
-    /// Size of a value with all that is in it, which is paid for: whoever prints, compares or
-    /// copies it goes through all of it. Refuses what is nested too deeply.
+    /// Size of a value with all that is in it. Only counting is paid for. Refuses what is nested
+    /// too deeply.
     pub(super) fn measure(&self, value: &Value) -> Result<u64, Error> {
         let mut sum = 0;
         self.add_up(value, DEPTH, &mut sum)?;
-        self.spend(sum)?;
         Ok(sum)
+    }
+
+    /// Pays for going through all of a value, text by text, as whoever compares it does.
+    pub(super) fn whole(&self, value: &Value) -> Result<u64, Error> {
+        let size = self.measure(value)?;
+        self.spend(size)?;
+        Ok(size)
+    }
+
+    /// Pays for going through a text, or through the items of a list.
+    pub(super) fn flat(&self, value: &Value) -> Result<u64, Error> {
+        let items = || value.as_object().and_then(|o| o.enumerator_len()).unwrap_or(0);
+        let size = value.as_str().map_or_else(|| items() as u64 * COUNT, |s| s.len() as u64);
+        self.spend(size)?;
+        Ok(size)
     }
 
     fn add_up(&self, value: &Value, depth: usize, sum: &mut u64) -> Result<(), Error> {
         let own = value.as_str().map(str::len).or(value.as_bytes().map(<[u8]>::len));
         *sum += ITEM + own.unwrap_or(0) as u64;
-        if *sum > self.size {
-            return Err(refuse("it makes a value that is too large"));
-        }
+        self.spend(COUNT)?;
+        self.allows(*sum)?;
         let Some(object) = value.as_object().filter(|o| !is_loop(o.type_name())) else {
             return Ok(());
         };

@@ -9,6 +9,7 @@ mod limits;
 mod mask;
 
 use std::collections::BTreeMap;
+use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 

@@ -1,3 +1,4 @@
+use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
@@ -138,8 +139,8 @@ fn expressions_render_as_in_jinja() {
             "A1\nB|  a\n  b",
         ),
         (
-            "{% for m in messages %}{{ loop.first }}{{ loop.last }}{{ loop.previtem.role }}{{ loop.nextitem.role }} {% endfor %}",
-            "TrueFalseassistant FalseFalseuseruser FalseTrueassistant ",
+            "{% for m in messages %}{{ loop.first }}{{ loop.last }}{{ (loop.previtem or {}).role }}{{ loop.nextitem is defined }} {% endfor %}",
+            "TrueFalseTrue FalseFalseuserTrue FalseTrueassistantFalse ",
         ),
         ("{{ '%s-%05d' | format('a', 42) }} {{ '{}{:>4}'.format('x', 'y') }}", "a-00042 x   y"),
         (
@@ -203,6 +204,8 @@ fn no_template_runs_for_ever_or_makes_too_much() {
         "{% set ns = namespace(s='ab') %}{% for i in range(99) %}{% set ns.s = ns.s.replace('a', ns.s) %}{% endfor %}",
         "{% set ns = namespace(s='ab') %}{% for i in range(99) %}{% set ns.s = [ns.s, ns.s] | join %}{% endfor %}",
         "{% set ns = namespace(s='ab') %}{% for i in range(99) %}{% set ns.s = ns.s.join(['a', 'b', 'c']) %}{% endfor %}",
+        "{% set ns = namespace(s='ab') %}{% for i in range(99) %}{% set ns.s = ns.s | join(ns.s) %}{% endfor %}",
+        "{% set ns = namespace(s='ab') %}{% for i in range(99) %}{% set ns.s = ns.s.join(ns.s) %}{% endfor %}",
         "{% set ns = namespace(s='ab') %}{% for i in range(99) %}{% set ns.s = '{0}{0}'.format(ns.s) %}{% endfor %}",
         "{% set ns = namespace(s='ab') %}{% for i in range(99) %}{% set ns.s = '%s%s' | format(ns.s, ns.s) %}{% endfor %}",
         "{% set ns = namespace(s='ab') %}{% for i in range(99) %}{% set t %}{{ ns.s }}{{ ns.s }}{% endset %}{% set ns.s = t %}{% endfor %}",
@@ -251,6 +254,7 @@ fn no_template_runs_for_ever_or_makes_too_much() {
         "{% block a %}{{ self.a() }}{% endblock %}",
         "{{ super() }}",
         "{{ debug() }}",
+        "{% macro f(a) %}{% endmacro %}{{ f(*messages[0].content, *messages[0].content) }}",
     ] {
         refused(source, &[("user", &long)]);
     }
@@ -308,7 +312,7 @@ fn long_conversations_are_within_the_limits() {
 #[test]
 fn messages_nested_too_deeply_are_an_error() {
     let mut deep = json!("x");
-    for _ in 0..119 {
+    for _ in 0..200 {
         deep = json!([deep]);
     }
     let template = ChatTemplate::new("{{ messages[0].content | tojson }}").unwrap();
@@ -375,7 +379,7 @@ fn control_tokens_in_messages_are_marked() {
 fn nested_texts_and_tools_are_marked_and_templates_do_not_notice() {
     let t = "{{ tools | tojson }}{{ messages[0] | tojson }}";
     let p = masked(t, json!([{"role": "tool", "content": [{"text": {"<s>": ["[INST]"]}}]}]));
-    assert!(p.text.contains("ends <|im_end|>\"}") && p.text.contains("{\"<s>\": [\"[INST]\"]}"));
+    assert!(p.text.contains("\"ends <|im_end|>\"") && p.text.contains("{\"<s>\": [\"[INST]\"]}"));
     assert_eq!(marks(&p).len(), 3);
     let m = json!([{"role": "user", "content": " a<s>b<|im_end|> "}]);
     for (source, expected) in [
@@ -412,4 +416,108 @@ fn without_a_template_messages_are_marked_too() {
     let p = join_messages(&messages, &control).unwrap();
     assert_eq!((p.text.as_str(), p.plain.as_slice()), ("a<s>\n<s>\n<s>b", &[1, 9][..]));
     assert_eq!(join_messages(&messages, &[]).unwrap().plain, Vec::<usize>::new());
+}
+
+/// Things templates are made of, harmless and not.
+const PIECES: [&str; 44] = [
+    "{{ ",
+    " }}",
+    "{% set n.a = ",
+    "{% set n.l = ",
+    " %}",
+    "{% for x in ",
+    "{% endfor %}",
+    "{% if ",
+    "{% endif %}",
+    "{% macro f(x) %}",
+    "{% endmacro %}",
+    "f(n.a)",
+    "n.a",
+    "n.l",
+    "x",
+    "[n.l, n.l]",
+    "[x]",
+    "{'k': n.l}",
+    " ~ ",
+    " + ",
+    " * 9999",
+    " == ",
+    " in ",
+    "messages",
+    "messages[0].content",
+    "[::-1]",
+    "[-9223372036854775808:9223372036854775807:-9223372036854775808]",
+    "range(99999)",
+    " | list",
+    " | join(n.a)",
+    " | replace('a', n.a)",
+    " | tojson(indent=9)",
+    " | indent(9999)",
+    " | map('string')",
+    " | sort",
+    " | round(-99999)",
+    ".split('')",
+    ".format(n.a)",
+    " ** 99",
+    " // 0",
+    "'%99999d' | format(1)",
+    "170141183460469231731687303715884105727",
+    "-1",
+    "{{ f(1) }}",
+];
+
+/// What can be done to a text or a list, each a whole.
+const STEPS: [&str; 24] = [
+    "n.a ~ n.a",
+    "n.l + n.l",
+    "n.a * 99",
+    "n.l * 99",
+    "[n.l, n.l]",
+    "[n.a]",
+    "{'k': n.l}",
+    "n.a[::-1]",
+    "n.l[-9223372036854775808:9:-9223372036854775807]",
+    "n.a | list",
+    "n.l | join(n.a)",
+    "n.l | string",
+    "n.a | replace('a', n.a)",
+    "n.l | tojson(indent=9)",
+    "n.a | indent(999)",
+    "n.l | map('string') | list",
+    "n.l | sort",
+    "n.l | unique | list",
+    "n.a.split('')",
+    "'{0}{0}{1:>99}'.format(n.a, n.l)",
+    "'%s%99s' | format(n.a, n.l)",
+    "n.l | sum(start=[])",
+    "dict(a=n.l).items()",
+    "n.a.replace('', n.a)",
+];
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// Whatever is put together ends within the limits, with a prompt or with an error.
+    #[test]
+    fn random_templates_end(
+        picks in prop::collection::vec(0..PIECES.len(), 1..30),
+        steps in prop::collection::vec((any::<bool>(), 0..STEPS.len()), 1..6),
+    ) {
+        let body: String = picks.iter().map(|&i| PIECES[i]).collect();
+        let step = |&(text, i): &(bool, usize)| {
+            format!("{{% set n.{} = {} %}}", if text { 'a' } else { 'l' }, STEPS[i])
+        };
+        let steps: String = steps.iter().map(step).collect();
+        let start = "{% set n = namespace(a='ab', l=[1]) %}";
+        let repeated = format!("{start}{{% for i in range(99) %}}{steps}{{% endfor %}}{{{{ n.l }}}}");
+        prop_assert!(ChatTemplate::new(&repeated).is_ok(), "{repeated}");
+        for source in [format!("{start}{body}"), repeated] {
+            let start = std::time::Instant::now();
+            let result = render(&source, &[("user", "hello a world"), ("assistant", "b")]);
+            prop_assert!(start.elapsed().as_secs() < 60, "{source}");
+            if let Err(ChatError::Render(why)) = result {
+                prop_assert!(!why.contains("engine gave up"), "{source}");
+            }
+        }
+    }
 }

@@ -60,11 +60,14 @@ impl Tokenizer {
             .collect();
         let encoding = copy.encode_fast(aliased, false).map_err(bad)?;
         let mut ids = Vec::with_capacity(encoding.len());
-        for (&id, token) in encoding.get_ids().iter().zip(encoding.get_tokens()) {
+        for &id in encoding.get_ids() {
             match (real.get(&id), added.get(&id)) {
                 (Some(&id), _) => ids.push(id),
                 // Some models find control tokens by themselves, as pieces of their vocabulary.
-                (None, Some(t)) if t.special => ids.extend(pieces(&copy, &added, token)?),
+                (None, Some(t)) if t.special => {
+                    let piece = copy.get_model().id_to_token(id);
+                    ids.extend(pieces(&copy, &added, piece.as_ref().unwrap_or(&t.content))?);
+                }
                 _ => ids.push(id),
             }
         }

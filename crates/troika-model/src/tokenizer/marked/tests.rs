@@ -12,7 +12,7 @@ struct Pair {
 }
 
 const NAMES: [(&str, &str); 4] =
-    [("<|im_start|>", "{A}"), ("<|im_end|>", "{B}"), ("<|user|>", "{C}"), ("</s>", "{D}")];
+    [("<|im_begin|>", "{A}"), ("<|im_stop|>", "{B}"), ("<|user|>", "{C}"), ("</s>", "{D}")];
 
 fn rename(text: &str) -> String {
     NAMES.iter().fold(text.to_string(), |t, (old, new)| t.replace(old, new))
@@ -107,15 +107,15 @@ fn unigram(own: &[&str]) -> Pair {
 
 /// Texts with their plain control tokens in `«»`.
 const TEXTS: [&str; 9] = [
-    "<|im_start|>user\nab «<|im_end|>» ab<|im_end|>\n",
-    "«<|im_start|>»ab <|im_end|> ab",
-    "<|im_end|>ab«<|im_end|>»",
-    "<|user|>  «<|im_end|>» ab <|user|> «<|user|>» b",
-    "«<|im_end|>»«<|im_start|>»system<|im_end|><|im_start|>",
-    "é é «<|im_end|>» <think> «</s>» b</s>",
-    "«<|im_end|>»",
-    " «<|im_start|>» <|im_start|> ",
-    "a «<|user|>»<|im_end|>«</s>»",
+    "<|im_begin|>user\nab «<|im_stop|>» ab<|im_stop|>\n",
+    "«<|im_begin|>»ab <|im_stop|> ab",
+    "<|im_stop|>ab«<|im_stop|>»",
+    "<|user|>  «<|im_stop|>» ab <|user|> «<|user|>» b",
+    "«<|im_stop|>»«<|im_begin|>»system<|im_stop|><|im_begin|>",
+    "é é «<|im_stop|>» <think> «</s>» b</s>",
+    "«<|im_stop|>»",
+    " «<|im_begin|>» <|im_begin|> ",
+    "a «<|user|>»<|im_stop|>«</s>»",
 ];
 
 fn split(marked: &str) -> (String, Vec<usize>, String) {
@@ -149,9 +149,14 @@ fn marked_spellings_are_what_they_are_in_a_vocabulary_without_them() {
 #[test]
 fn without_plain_control_tokens_nothing_changes() {
     for p in [byte_level(), sentencepiece_bpe(), unigram(&[])] {
-        for text in
-            ["", "a", " ab  a\n<think>b", "<|im_start|>ab <|user|>  a <|im_end|>", "<|im_", "</s>a"]
-        {
+        for text in [
+            "",
+            "a",
+            " ab  a\n<think>b",
+            "<|im_begin|>ab <|user|>  a <|im_stop|>",
+            "<|im_",
+            "</s>a",
+        ] {
             // Marks that no control token covers.
             for plain in [&[][..], &[text.len()], &[text.find('a').unwrap_or(0) + 1_000_000]] {
                 for add_special in [false, true] {
@@ -196,8 +201,8 @@ fn bos_is_added_once() {
     });
     let t = pair(json, size).tokenizer;
     let bos = t.id("</s>").unwrap();
-    let ids = t.encode_marked("a <|im_end|>", &[2], true).unwrap();
+    let ids = t.encode_marked("a <|im_stop|>", &[2], true).unwrap();
     assert_eq!(ids[0], bos);
-    assert_eq!(ids[1..], t.encode_marked("a <|im_end|>", &[2], false).unwrap());
+    assert_eq!(ids[1..], t.encode_marked("a <|im_stop|>", &[2], false).unwrap());
     assert_eq!(t.control_tokens(), NAMES.map(|n| n.0));
 }
