@@ -9,7 +9,6 @@ mod limits;
 mod mask;
 
 use std::collections::BTreeMap;
-use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 

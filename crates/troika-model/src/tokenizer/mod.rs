@@ -25,8 +25,11 @@ use crate::weights::GgufMeta;
 pub use error::TokenizerError;
 pub use stream::{Detokenizer, StopMatcher};
 
-/// The most bytes a text may become on its way to ids: memory is taken for 17 times as many.
-const LONGEST: f64 = (512 << 20) as f64;
+/// The most bytes a text may become on its way to ids: each takes about 50 bytes of memory there.
+const LONGEST: f64 = (128 << 20) as f64;
+/// The most bytes per byte, where there are enough to matter. Unicode's normal forms make up to 11.
+const TIMES: f64 = 64.0;
+const ENOUGH: f64 = (4 << 20) as f64;
 
 /// A tokenizer with its special tokens.
 pub struct Tokenizer {
@@ -154,17 +157,19 @@ impl Tokenizer {
     /// Whether a text stays short enough on its way to ids.
     fn fits(&self, text: &str) -> bool {
         let growth = &self.growth;
+        let most = LONGEST.min(text.len() as f64 * TIMES + ENOUGH);
         let worst = growth.normalized.most(text.len());
-        if worst <= LONGEST && growth.split.most(worst as usize) <= LONGEST {
+        if worst <= most && growth.split.most(worst as usize) <= most {
             return true;
         }
         // The factors are for the worst of texts. Where they do not show it, the normalizer does,
         // at the cost of running twice.
         let mut text = NormalizedString::from(text);
-        let normalizer = self.inner.get_normalizer();
-        let normalized = normalizer
-            .is_none_or(|n| check::normalized(n, &mut text, growth.alone, LONGEST).is_some());
-        normalized && growth.split.most(text.len()) <= LONGEST
+        let normalized = self
+            .inner
+            .get_normalizer()
+            .is_none_or(|n| check::normalized(n, &mut text, growth.alone, most).is_some());
+        normalized && growth.split.most(text.len()) <= most
     }
 
     fn plain(&self) -> &tokenizers::Tokenizer {

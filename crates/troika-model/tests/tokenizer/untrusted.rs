@@ -187,7 +187,7 @@ fn text_that_would_grow_without_bounds_is_an_error() {
     // What published tokenizers do leaves room for books.
     for name in SEEDS {
         let t = read(&seed(name)).unwrap();
-        assert!(t.encode(&"hello ".repeat(300_000), false, true).is_ok(), "{name}");
+        assert!(t.encode(&"hello ".repeat(50_000), false, true).is_ok(), "{name}");
     }
 }
 
