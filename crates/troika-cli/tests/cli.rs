@@ -211,6 +211,35 @@ fn the_cache_is_listed_checked_and_emptied() {
     refused(&troika(&["cache", "ls", "--cache-dir", &file]), 1, &["cannot use the cache", &file]);
 }
 
+/// A short form of `cargo xtask soak`.
+#[test]
+fn processes_that_are_killed_while_they_write_the_cache_leave_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("cache");
+    let cache = folder.display().to_string();
+    let run = ["run", "-p", "Once", "-n", "4", "--temp", "0", "-q", "--quant", "q4"];
+    let with = [&run[..], &["--cache-dir", &cache]].concat();
+    let want = troika(&[&run[..], &["--no-cache"]].concat()).stdout;
+    let partial = || packed(&folder).iter().any(|p| p.0.extension().unwrap() == "partial");
+    let mut left = 0;
+    for wait in [0, 10, 30, 90] {
+        let _ = std::fs::remove_dir_all(&folder);
+        let mut child = command(&with).stdout(Stdio::null()).spawn().unwrap();
+        while !partial() && child.try_wait().unwrap().is_none() {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        std::thread::sleep(std::time::Duration::from_millis(wait));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        left += usize::from(partial());
+        let out = troika(&with);
+        assert!(out.status.success() && out.stdout == want, "{}", text(&out.stderr));
+        // At once, not when some time has gone by.
+        assert!(!partial() && packed(&folder).len() == 1);
+    }
+    assert!(left > 0, "no process was killed while it wrote");
+}
+
 /// Runs the command until text flows, cuts a file short that it has mapped, and waits for its end.
 #[cfg(unix)]
 fn shortened(args: &[&str], file: &Path) -> Output {

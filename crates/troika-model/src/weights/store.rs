@@ -193,7 +193,8 @@ impl WeightStore {
         let made = self.bound.iter().filter(|b| b.source.is_made());
         let types: BTreeSet<&str> = made.map(|b| b.shape.dtype.name()).collect();
         let types = types.into_iter().collect::<Vec<_>>().join(", ");
-        let what = (first.path().display().to_string(), types);
+        let model = std::path::absolute(first.path()).unwrap_or_else(|_| first.path().into());
+        let what = (model.display().to_string(), types);
         let cache = PackedCache::open(folder, limit, &cache::key(&self.bound, &hashes), what);
         lock(&self.non_finite).extend(cache.non_finite());
         self.cache = Some(cache);

@@ -158,7 +158,10 @@ impl PackedCache {
                 self.failed(&e);
             }
         }
-        if let Err(e) = self.folder.shrink(self.limit, Some(&self.path)) {
+        // A folder that cannot be used need not be told of twice.
+        let told = lock(&self.warnings).contains_key("failed");
+        let shrunk = self.folder.shrink(self.limit, Some(&self.path));
+        if let (Err(e), false) = (shrunk, told) {
             let text = format!("packed weights that are no longer used cannot be removed: {e}");
             self.warn("shrink", text);
         }
