@@ -68,7 +68,7 @@ fn the_built_in_model_is_its_source_in_eight_bits() {
     let error = rms_error(&got.logits, &want.logits);
     assert!(error > 1e-5 && error < 0.03, "{error}");
     let open = |source: Source| Model::open(source, &OpenOptions::default()).unwrap();
-    let (mut inside, mut folder) = (open(Source::BuiltIn), open(tiny().into()));
+    let (mut inside, mut folder) = (open(Source::BuiltIn), open(Source::Path(tiny())));
     for text in
         ["It was a dark night", "\u{e9}t\u{e9} 1899,\n\n  \t\"don't\" \u{1f600}<|endoftext|>x", " "]
     {

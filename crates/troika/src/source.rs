@@ -50,12 +50,6 @@ impl fmt::Display for Source {
     }
 }
 
-impl From<PathBuf> for Source {
-    fn from(path: PathBuf) -> Source {
-        Source::Path(path)
-    }
-}
-
 impl From<&PathBuf> for Source {
     fn from(path: &PathBuf) -> Source {
         Source::Path(path.clone())
