@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use super::Progress;
 use super::digest::Check;
 use super::error::HubError;
-use super::fetch::Ask;
 use super::http::{Answer, Client, Trouble};
+use super::job::FetchJob;
 use super::listing::is_token;
 use super::lock::Locks;
 
@@ -43,7 +43,7 @@ impl From<Trouble> for Failure {
 /// A file that is to be had.
 pub struct Wanted<'a> {
     /// Of which model.
-    pub ask: &'a Ask<'a>,
+    pub job: &'a FetchJob<'a>,
     /// Makes requests.
     pub client: &'a Client,
     /// All requests name the commit, so that a push in the meantime cannot mix two versions.
@@ -65,7 +65,7 @@ struct Part<'a> {
 
 impl Wanted<'_> {
     fn url(&self) -> String {
-        let (endpoint, repo) = (self.ask.options.endpoint(), &self.ask.spec.repo);
+        let (endpoint, repo) = (self.job.options.endpoint(), &self.job.spec.repo);
         format!("{endpoint}/{repo}/resolve/{}/{}", self.commit, self.name)
     }
 
@@ -101,7 +101,7 @@ impl Wanted<'_> {
         if let Some(other) = sent.filter(|&sent| sent != size) {
             return Err(odd(&format!("has {size} bytes, but {other} are offered")));
         }
-        let blobs = self.ask.home().join("blobs");
+        let blobs = self.job.home().join("blobs");
         let (blob, part) = (blobs.join(&etag), blobs.join(format!("{etag}.part")));
         Ok(Part { wanted: self, etag, size, blob, part, there: 0 })
     }
@@ -109,7 +109,7 @@ impl Wanted<'_> {
 
 impl Part<'_> {
     fn fetch(&mut self) -> Result<(), Failure> {
-        let io = |e| Failure::Final(self.wanted.ask.io(e));
+        let io = |e| Failure::Final(self.wanted.job.io(e));
         let _locks = self.lock()?;
         // Another program may have brought it in the meantime.
         if length(&self.blob) != Some(self.size) {
@@ -120,26 +120,26 @@ impl Part<'_> {
 
     /// Waits for the locks as long as whoever holds them gets on.
     fn lock(&self) -> Result<Locks, Failure> {
-        let ask = self.wanted.ask;
+        let job = self.wanted.job;
         let incomplete = self.blob.with_file_name(format!("{}.incomplete", self.etag));
         let lengths = || [&self.part, &incomplete, &self.blob].map(|path| length(path));
         let (mut seen, mut since, mut told) = (lengths(), Instant::now(), false);
         loop {
-            let taken = Locks::take(ask.dir, &ask.spec.folder(), &self.etag);
-            if let Some(locks) = taken.map_err(|e| Failure::Final(ask.io(e)))? {
+            let taken = Locks::take(job.dir, &job.spec.folder(), &self.etag);
+            if let Some(locks) = taken.map_err(|e| Failure::Final(job.io(e)))? {
                 return Ok(locks);
             }
             if !told {
                 let note = format!("{}: another program is fetching it; waiting", self.wanted.name);
-                (ask.progress)(Progress::Note(&note));
+                (job.progress)(Progress::Note(&note));
                 told = true;
             }
             std::thread::sleep(LOOK_EVERY);
             let now = lengths();
             if now != seen {
                 (seen, since) = (now, Instant::now());
-            } else if since.elapsed() > ask.limits.others {
-                let model = ask.spec.model.clone();
+            } else if since.elapsed() > job.limits.others {
+                let model = job.spec.model.clone();
                 return Err(Failure::Final(HubError::Busy { model }));
             }
         }
@@ -147,8 +147,8 @@ impl Part<'_> {
 
     /// Makes the part whole, checks it, and makes it the blob.
     fn complete(&mut self) -> Result<(), Failure> {
-        let ask = self.wanted.ask;
-        let io = |e| Failure::Final(ask.io(e));
+        let job = self.wanted.job;
+        let io = |e| Failure::Final(job.io(e));
         if length(&self.part).is_some_and(|there| there > self.size) {
             std::fs::remove_file(&self.part).map_err(io)?;
         }
@@ -176,8 +176,8 @@ impl Part<'_> {
 
     /// Adds what the part lacks.
     fn receive(&mut self, file: &mut File, check: &mut Check) -> Result<(), Failure> {
-        let ask = self.wanted.ask;
-        let io = |e| Failure::Final(ask.io(e));
+        let job = self.wanted.job;
+        let io = |e| Failure::Final(job.io(e));
         let range = (self.there > 0).then(|| format!("bytes={}-", self.there));
         let answer = self.wanted.client.get(&self.wanted.url(), range.as_deref())?;
         if !self.goes_on(&answer)? && self.there > 0 {
@@ -237,13 +237,13 @@ impl Part<'_> {
 
     fn tell(&self) {
         let (name, done, total) = (self.wanted.name, self.there, self.size);
-        (self.wanted.ask.progress)(Progress::File { name, done, total });
+        (self.wanted.job.progress)(Progress::File { name, done, total });
     }
 
     /// Points from the snapshot to the blob.
     fn point(&self) -> io::Result<()> {
-        let Wanted { ask, commit, name, .. } = self.wanted;
-        let pointer = ask.home().join("snapshots").join(commit).join(name);
+        let Wanted { job, commit, name, .. } = self.wanted;
+        let pointer = job.home().join("snapshots").join(commit).join(name);
         if let Some(folder) = pointer.parent() {
             std::fs::create_dir_all(folder)?;
         }

@@ -1,56 +1,41 @@
 //! Fetching from the Hub into the cache.
 
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use super::blob::{self, Failure};
-use super::http::{Client, Limits, Trouble, shown};
+use super::http::{Client, Trouble, shown};
+use super::job::FetchJob;
 use super::listing::{self, Listing};
-use super::name::Spec;
-use super::select::{Selection, Unfit, select};
-use super::{HubError, HubOptions, Progress, cache};
+use super::select::{Selection, select};
+use super::{HubError, Progress, cache};
 
 /// Bytes that a try has to bring for the tries before it to be forgotten: a long download may
 /// break often, as long as it gets on.
 const HEADWAY: u64 = 1 << 20;
 
-/// What is asked for and how; makes errors that say so.
-pub struct Ask<'a> {
-    /// The model.
-    pub spec: &'a Spec,
-    /// The cache.
-    pub dir: &'a Path,
-    /// Settings.
-    pub options: &'a HubOptions,
-    /// Patience.
-    pub limits: Limits,
-    /// Who wants to know how far it is.
-    pub progress: &'a dyn Fn(Progress<'_>),
-}
-
 /// Brings the model into the cache, as far as it is not there.
 ///
 /// # Errors
 /// See [`HubError`].
-pub fn fetch(ask: &Ask<'_>) -> Result<PathBuf, HubError> {
-    let client = Client::new(ask.options, ask.limits);
-    let listing = ask.listing(&client)?;
+pub fn fetch(job: &FetchJob<'_>) -> Result<PathBuf, HubError> {
+    let client = Client::new(job.options, job.limits);
+    let listing = job.listing(&client)?;
     let names: Vec<String> = listing.files.iter().map(|(name, _)| name.clone()).collect();
-    let selection = select(&names, &ask.spec.wanted).map_err(|unfit| ask.unfit(unfit))?;
-    ask.fetch_all(&client, &selection, &listing)?;
-    let home = ask.home();
+    let selection = select(&names, &job.spec.wanted).map_err(|unfit| job.unfit(unfit))?;
+    job.fetch_all(&client, &selection, &listing)?;
+    let home = job.home();
     // The reference is written last, so that it never names half a snapshot.
-    if ask.spec.revision != listing.commit {
-        let reference = home.join("refs").join(&ask.spec.revision);
-        cache::write_whole(&reference, listing.commit.as_bytes()).map_err(|e| ask.io(e))?;
+    if job.spec.revision != listing.commit {
+        let reference = home.join("refs").join(&job.spec.revision);
+        cache::write_whole(&reference, listing.commit.as_bytes()).map_err(|e| job.io(e))?;
     }
     Ok(cache::entry(&home.join("snapshots").join(&listing.commit), &selection))
 }
 
 /// Counts tries.
 struct Tries<'a> {
-    ask: &'a Ask<'a>,
+    job: &'a FetchJob<'a>,
     what: &'a str,
     made: u32,
 }
@@ -59,25 +44,20 @@ impl Tries<'_> {
     /// After a failure: waits and says whether to try again.
     fn again(&mut self, cause: &str, asked: Option<Duration>) -> bool {
         self.made += 1;
-        let Some(pause) = self.ask.limits.pause_after(self.made, asked) else { return false };
+        let Some(pause) = self.job.limits.pause_after(self.made, asked) else { return false };
         let note = format!("{}: {cause}; trying again", self.what);
-        (self.ask.progress)(Progress::Note(&note));
+        (self.job.progress)(Progress::Note(&note));
         std::thread::sleep(pause);
         true
     }
 }
 
-impl Ask<'_> {
-    /// The repository's folder in the cache.
-    pub fn home(&self) -> PathBuf {
-        self.dir.join(self.spec.folder())
-    }
-
+impl FetchJob<'_> {
     fn listing(&self, client: &Client) -> Result<Listing, HubError> {
         let revision = self.spec.revision.replace('/', "%2F");
         let (endpoint, repo) = (self.options.endpoint(), &self.spec.repo);
         let url = format!("{endpoint}/api/models/{repo}/revision/{revision}?blobs=true");
-        let mut tries = Tries { ask: self, what: &self.spec.model, made: 0 };
+        let mut tries = Tries { job: self, what: &self.spec.model, made: 0 };
         loop {
             let trouble = match self.read_listing(client, &url) {
                 Ok(body) => {
@@ -126,14 +106,14 @@ impl Ask<'_> {
             bytes: sizes.map(|s| s.map(u128::from)).sum::<Option<u128>>().map(saturated),
         });
         missing.iter().try_for_each(|name| {
-            let file = blob::Wanted { ask: self, client, commit: &listing.commit, name };
+            let file = blob::Wanted { job: self, client, commit: &listing.commit, name };
             self.fetch_file(&file, listing.size(name))
         })
     }
 
     /// Fetches one file, trying again where the network broke.
     fn fetch_file(&self, file: &blob::Wanted<'_>, size: Option<u64>) -> Result<(), HubError> {
-        let mut tries = Tries { ask: self, what: file.name, made: 0 };
+        let mut tries = Tries { job: self, what: file.name, made: 0 };
         let mut reached = 0;
         loop {
             let (failure, there) = match file.fetch(size) {
@@ -157,61 +137,6 @@ impl Ask<'_> {
                 });
             }
         }
-    }
-
-    fn model(&self) -> String {
-        self.spec.model.clone()
-    }
-
-    fn endpoint(&self) -> String {
-        self.options.endpoint().to_string()
-    }
-
-    fn protocol(&self, cause: String) -> HubError {
-        HubError::Protocol { model: self.model(), endpoint: self.endpoint(), cause }
-    }
-
-    fn network(&self, cause: String) -> HubError {
-        HubError::Network { model: self.model(), endpoint: self.endpoint(), cause }
-    }
-
-    fn damaged(&self, file: &str, cause: String) -> HubError {
-        let (model, endpoint) = (self.model(), self.endpoint());
-        HubError::Damaged { model, endpoint, file: file.to_string(), cause }
-    }
-
-    /// An error of the cache.
-    pub fn io(&self, error: io::Error) -> HubError {
-        HubError::Io { model: self.model(), place: self.dir.to_path_buf(), error }
-    }
-
-    fn unfit(&self, unfit: Unfit) -> HubError {
-        let model = self.model();
-        match unfit {
-            Unfit::Weightless => HubError::NoWeights { model },
-            Unfit::NoMatch(why, there) => HubError::NoMatch { model, why, there },
-            Unfit::MissingPart(part) => self.protocol(format!("{part} is not in the repository")),
-        }
-    }
-
-    fn error(&self, trouble: Trouble) -> HubError {
-        match trouble {
-            Trouble::Unreachable(cause) | Trouble::Passing(cause, _) => self.network(cause),
-            Trouble::Status(status) => self.status(status),
-            Trouble::Odd(cause) => self.protocol(cause),
-        }
-    }
-
-    fn status(&self, status: u16) -> HubError {
-        let (model, endpoint) = (self.model(), self.endpoint());
-        let advice = match (status, self.options.token.is_some()) {
-            (404, _) => return HubError::NotFound { model, endpoint },
-            (401, false) => "there is no such model, or it asks for a login; set HF_TOKEN",
-            (401, true) => "there is no such model, or the token in use does not open it",
-            (403, _) => "accept the model's terms on its page, with the account of your HF_TOKEN",
-            _ => return self.protocol(format!("HTTP status {status}")),
-        };
-        HubError::Refused { model, endpoint, status, advice }
     }
 }
 

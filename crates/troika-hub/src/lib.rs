@@ -16,6 +16,7 @@ mod digest;
 mod error;
 mod fetch;
 mod http;
+mod job;
 mod listing;
 mod lock;
 mod name;
@@ -29,8 +30,8 @@ use std::path::{Path, PathBuf};
 pub use error::HubError;
 pub use options::HubOptions;
 
-use fetch::Ask;
 use http::Limits;
+use job::FetchJob;
 use name::Spec;
 
 /// What happens while a model is fetched.
@@ -93,7 +94,7 @@ fn resolve_within(
             place: gap.place,
         });
     }
-    let error = match fetch::fetch(&Ask { spec: &spec, dir, options, limits, progress }) {
+    let error = match fetch::fetch(&FetchJob { spec: &spec, dir, options, limits, progress }) {
         Err(error @ HubError::Network { .. }) => error,
         other => return other,
     };

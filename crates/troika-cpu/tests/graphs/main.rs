@@ -30,7 +30,7 @@ const BYTES: usize = 64 << 20;
 const POSITIONS: usize = 64;
 
 impl Bench {
-    pub fn new() -> Bench {
+    pub fn open() -> Bench {
         let options = CpuOptions { name: "cpu".into(), threads: 2, ..CpuOptions::default() };
         let device = CpuDevice::new(options).unwrap();
         let (send, done) = channel();
@@ -103,7 +103,7 @@ fn check_sentence(e: &DeviceError) {
 
 #[test]
 fn graphs_of_every_op_run() {
-    let mut bench = Bench::new();
+    let mut bench = Bench::open();
     let names: Vec<&str> = cases()
         .iter()
         .map(|case| {
@@ -118,7 +118,7 @@ fn graphs_of_every_op_run() {
 
 #[test]
 fn graphs_that_are_wrong_in_one_way_are_refused() {
-    let bench = Bench::new();
+    let bench = Bench::open();
     let cases = cases();
     for wrong in wrong_graphs() {
         let case = cases.iter().find(|c| c.name == wrong.case).expect(wrong.case);
@@ -140,7 +140,7 @@ fn graphs_that_are_wrong_in_one_way_are_refused() {
 /// Another weight than the graph declares, in each way and for each weight.
 #[test]
 fn weights_that_are_not_as_declared_are_refused() {
-    let bench = Bench::new();
+    let bench = Bench::open();
     let mut refused = 0;
     for case in cases() {
         for name in case.store.names() {
@@ -178,7 +178,7 @@ fn spoil(data: &mut WeightData, way: usize) {
 
 #[test]
 fn graphs_changed_at_random_run_or_are_refused() {
-    let mut bench = Bench::new();
+    let mut bench = Bench::open();
     let cases: Vec<Case> = cases();
     let mut r = Random(0x7201);
     let (mut ran, mut refused) = (0, 0);

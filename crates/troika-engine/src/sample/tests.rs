@@ -131,7 +131,8 @@ fn extreme_parameters_make_no_nan() {
 #[test]
 fn ranges_are_checked() {
     assert!(params().check().is_ok());
-    let set: [(&str, fn(&mut SampleParams, f32)); 7] = [
+    type Set = fn(&mut SampleParams, f32);
+    let set: [(&str, Set); 7] = [
         ("temperature", |p, x| p.temperature = x),
         ("top_p", |p, x| p.top_p = x),
         ("min_p", |p, x| p.min_p = x),

@@ -21,6 +21,7 @@
 //! together anew, can still make a control token of it.
 
 use std::borrow::Cow;
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashSet};
 
 use minijinja::Value;
@@ -77,8 +78,8 @@ impl Mask {
         let mut free = PRIVATE.filter_map(char::from_u32).filter(|c| !used.contains(c));
         let mut stands = BTreeMap::new();
         for c in spellings.iter().filter_map(|s| s.chars().next()) {
-            if !stands.contains_key(&c) {
-                stands.insert(c, free.next()?);
+            if let Entry::Vacant(entry) = stands.entry(c) {
+                entry.insert(free.next()?);
             }
         }
         Some(Mask { spellings, stands })

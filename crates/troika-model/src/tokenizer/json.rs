@@ -1,15 +1,11 @@
 //! A tokenizer from the structure of `tokenizer.json`, whose parts are checked one by one.
 
-use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
-use tokenizers::{
-    AddedToken, DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper,
-};
+use tokenizers::{DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper};
 
 use super::check::{self, Growth, Growths};
 use super::guard::caught;
-use super::vocab;
+use super::vocab::{self, Added, part};
 
 type Check<T> = Result<T, String>;
 
@@ -18,14 +14,6 @@ pub(super) struct Read {
     pub inner: tokenizers::Tokenizer,
     pub growth: Growths,
     pub warnings: Vec<String>,
-}
-
-/// An added token with the id its file gives it.
-#[derive(Deserialize)]
-pub(super) struct Added {
-    pub id: u32,
-    #[serde(flatten)]
-    pub token: AddedToken,
 }
 
 /// Makes a tokenizer. `truncation` and `padding` are left out: a prompt is taken as it is, as in
@@ -74,9 +62,4 @@ fn read(mut json: Map<String, Value>) -> Check<Read> {
         .add_tokens(added.into_iter().map(|a| a.token))
         .map_err(|e| format!("has added tokens that cannot be used: {e}"))?;
     Ok(Read { inner, growth: Growths { alone, normalized, split }, warnings })
-}
-
-/// A part of the file.
-pub(super) fn part<T: DeserializeOwned>(name: &str, value: Value) -> Check<T> {
-    serde_json::from_value(value).map_err(|e| format!("has a {name} that cannot be used: {e}"))
 }

@@ -2,14 +2,14 @@
 
 use std::collections::HashSet;
 
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
-use tokenizers::ModelWrapper;
 use tokenizers::models::bpe::BPE;
 use tokenizers::models::unigram::Unigram;
 use tokenizers::models::wordlevel::WordLevel;
 use tokenizers::models::wordpiece::WordPiece;
-
-use super::json::{Added, part};
+use tokenizers::{AddedToken, ModelWrapper};
 
 type Check<T> = Result<T, String>;
 
@@ -21,6 +21,19 @@ pub(super) const PIECE: usize = 1024;
 const PIECES: usize = 16 << 20;
 /// The longest word WordPiece looks at: its time grows with the cube. Published models have 100.
 const WORD: u64 = 2000;
+
+/// An added token with the id its file gives it.
+#[derive(Deserialize)]
+pub(super) struct Added {
+    pub id: u32,
+    #[serde(flatten)]
+    pub token: AddedToken,
+}
+
+/// A part of the file.
+pub(super) fn part<T: DeserializeOwned>(name: &str, value: Value) -> Check<T> {
+    serde_json::from_value(value).map_err(|e| format!("has a {name} that cannot be used: {e}"))
+}
 
 /// Reads a model; `added` are the file's added tokens.
 pub(super) fn model(

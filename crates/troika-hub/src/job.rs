@@ -1,0 +1,93 @@
+//! One fetch: what it is of, where to, how, and the errors that say so.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::http::{Limits, Trouble};
+use super::name::Spec;
+use super::select::Unfit;
+use super::{HubError, HubOptions, Progress};
+
+/// What is fetched and how; makes errors that say so.
+pub struct FetchJob<'a> {
+    /// The model.
+    pub spec: &'a Spec,
+    /// The cache.
+    pub dir: &'a Path,
+    /// Settings.
+    pub options: &'a HubOptions,
+    /// Patience.
+    pub limits: Limits,
+    /// Who wants to know how far it is.
+    pub progress: &'a dyn Fn(Progress<'_>),
+}
+
+impl FetchJob<'_> {
+    /// The repository's folder in the cache.
+    pub fn home(&self) -> PathBuf {
+        self.dir.join(self.spec.folder())
+    }
+
+    /// The model as the user named it.
+    pub fn model(&self) -> String {
+        self.spec.model.clone()
+    }
+
+    /// The server.
+    pub fn endpoint(&self) -> String {
+        self.options.endpoint().to_string()
+    }
+
+    /// The server answered something that makes no sense.
+    pub fn protocol(&self, cause: String) -> HubError {
+        HubError::Protocol { model: self.model(), endpoint: self.endpoint(), cause }
+    }
+
+    /// The server could not be reached, or did not answer.
+    pub fn network(&self, cause: String) -> HubError {
+        HubError::Network { model: self.model(), endpoint: self.endpoint(), cause }
+    }
+
+    /// A file arrived with other bytes than its name stands for.
+    pub fn damaged(&self, file: &str, cause: String) -> HubError {
+        let (model, endpoint) = (self.model(), self.endpoint());
+        HubError::Damaged { model, endpoint, file: file.to_string(), cause }
+    }
+
+    /// An error of the cache.
+    pub fn io(&self, error: io::Error) -> HubError {
+        HubError::Io { model: self.model(), place: self.dir.to_path_buf(), error }
+    }
+
+    /// The repository holds nothing that can be used.
+    pub fn unfit(&self, unfit: Unfit) -> HubError {
+        let model = self.model();
+        match unfit {
+            Unfit::Weightless => HubError::NoWeights { model },
+            Unfit::NoMatch(why, there) => HubError::NoMatch { model, why, there },
+            Unfit::MissingPart(part) => self.protocol(format!("{part} is not in the repository")),
+        }
+    }
+
+    /// What became of a request that failed.
+    pub fn error(&self, trouble: Trouble) -> HubError {
+        match trouble {
+            Trouble::Unreachable(cause) | Trouble::Passing(cause, _) => self.network(cause),
+            Trouble::Status(status) => self.status(status),
+            Trouble::Odd(cause) => self.protocol(cause),
+        }
+    }
+
+    /// What an HTTP status means for the user.
+    pub fn status(&self, status: u16) -> HubError {
+        let (model, endpoint) = (self.model(), self.endpoint());
+        let advice = match (status, self.options.token.is_some()) {
+            (404, _) => return HubError::NotFound { model, endpoint },
+            (401, false) => "there is no such model, or it asks for a login; set HF_TOKEN",
+            (401, true) => "there is no such model, or the token in use does not open it",
+            (403, _) => "accept the model's terms on its page, with the account of your HF_TOKEN",
+            _ => return self.protocol(format!("HTTP status {status}")),
+        };
+        HubError::Refused { model, endpoint, status, advice }
+    }
+}
