@@ -52,6 +52,9 @@ pub enum PlanError {
     KvType(DType),
 }
 
+/// The longest context: ops are given positions in 32 bits.
+pub(crate) const MAX_CONTEXT: usize = i32::MAX as usize;
+
 impl Plan {
     /// Checks the plan.
     ///
@@ -66,7 +69,7 @@ impl Plan {
             let (found, need) = (Box::new(self.model.clone()), Box::new(need));
             return Err(PlanError::Model { found, need });
         }
-        range("the context", self.context, 1, spec.context.max(1))?;
+        range("the context", self.context, 1, spec.context.clamp(1, MAX_CONTEXT))?;
         range("the chunk length", self.chunk, 1, 1 << 16)?;
         range("the page length", self.page_len, 1, 1 << 16)?;
         if !self.page_len.is_power_of_two() {

@@ -3,6 +3,7 @@
 use troika_graph::{Acts, DType};
 use troika_model::spec::ModelSpec;
 
+use crate::check::MAX_CONTEXT;
 use crate::{ModelId, PLAN_VERSION, Placement, Plan, PlanError};
 
 /// What the user asked for.
@@ -39,7 +40,7 @@ pub fn one_device(
     device: &str,
     request: &PlanRequest,
 ) -> Result<Plan, PlanError> {
-    let context = request.context.unwrap_or(spec.context);
+    let context = request.context.unwrap_or(spec.context.min(MAX_CONTEXT));
     let plan = Plan {
         version: PLAN_VERSION,
         model: ModelId::of(spec),

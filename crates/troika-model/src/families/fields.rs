@@ -103,7 +103,7 @@ impl<'a> Fields<'a> {
         match self.number(name)? {
             Some(n) if n <= 0.0 => Err(bad(name, n, "not more than 0")),
             // Single precision would make it 0.
-            Some(n) if n < 1e-30 => Err(bad(name, n, "less than 1e-30")),
+            Some(n) if n < 1e-30 => Err(bad(name, format!("{n:?}"), "less than 1e-30")),
             n => Ok(n),
         }
     }

@@ -333,6 +333,8 @@ fn scaling_that_cannot_be() {
     );
     assert_eq!(
         with_rope(json!({"rope_theta": 1e-300})),
-        "the config's rope_theta is 1e-300, which is giving frequencies that are not finite"
+        "the config's rope_theta is 1e-300, which is less than 1e-30"
     );
+    let both = with_rope(json!({"rope_type": "linear", "factor": 1e-30, "rope_theta": 1e-30}));
+    assert!(both.ends_with("which is giving frequencies that are not finite"), "{both}");
 }
