@@ -11,9 +11,8 @@ use troika_device::{WeightBytes, WeightSource};
 use troika_graph::DType;
 use troika_model::families::from_config;
 use troika_model::spec::{Ffn, weight_needs};
-use troika_model::weights::{
-    BindOptions, Checkpoint, FloatType, Quant, StoredTensor, WeightStore,
-};
+use troika_model::spec::{Checkpoint, StoredTensor};
+use troika_weights::{BindOptions, FloatType, Quant, WeightStore};
 
 /// Bytes of all tensors together.
 const MOST: usize = 4 << 20;

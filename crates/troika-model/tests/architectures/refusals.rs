@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use serde_json::{Value, json};
 use troika_model::families::{from_config, supported};
 use troika_model::spec::weight_needs;
-use troika_model::weights::{Checkpoint, FloatType, StoredTensor, WeightStore};
+use troika_model::spec::{Checkpoint, StoredTensor};
+use troika_weights::{FloatType, WeightStore};
 
 use crate::{data, golden, llama, model, refusal, with, without};
 
