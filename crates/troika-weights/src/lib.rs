@@ -9,7 +9,7 @@ mod parallel;
 mod report;
 mod store;
 
-pub use bind::scheme::{BindOptions, Quant};
+pub use bind::scheme::{BindOptions, FloatType, Quant};
 pub use bind::synthetic::SYNTHETIC_DTYPES;
 pub use cache::{CacheFile, CacheFolder, CacheKind, PackedEntry, PackedIndex, parse_packed};
 pub use error::WeightError;
@@ -22,4 +22,4 @@ pub use format::shortened::exit_when_shortened;
 pub use report::account::{ClassBytes, MemoryReport};
 pub use report::cost::TokenCost;
 pub use report::quality::ClassError;
-pub use store::{FloatType, OnProgress, WeightInfo, WeightStore};
+pub use store::{OnProgress, WeightInfo, WeightStore};

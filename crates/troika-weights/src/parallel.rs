@@ -1,6 +1,7 @@
-//! Spreading independent pieces of loading over threads.
+//! Spreading independent pieces of loading over threads, and locks they share.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard};
 use std::thread::{Builder, available_parallelism, scope};
 
 /// `f(0), ..., f(n - 1)`, in this order, computed on all cores. Threads that cannot be started
@@ -32,4 +33,9 @@ pub(crate) fn map<T: Send>(n: usize, f: impl Fn(usize) -> T + Sync) -> Vec<T> {
     });
     all.sort_unstable_by_key(|made| made.0);
     all.into_iter().map(|made| made.1).collect()
+}
+
+/// Locks. What a panicked thread left is whole: values are stored in one step.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|e| e.into_inner())
 }

@@ -7,10 +7,9 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use troika_device::{OutOfMemory, WeightBytes, WeightData, WeightOwner, ZeroedBytes};
 use troika_graph::{DType, blocks};
+use troika_model::spec::{Cols, Recipe, StoredTensor};
 
-use crate::store::FloatType;
-use troika_model::spec::StoredTensor;
-use troika_model::spec::{Cols, Recipe};
+use crate::bind::scheme::FloatType;
 
 /// Rows handled at once: their columns stay in the cache while they are transposed.
 const TILE: usize = 32;

@@ -19,14 +19,11 @@ use std::ops::Range;
 use half::f16;
 use troika_device::WeightBytes;
 use troika_graph::{DType, blocks};
-use troika_model::spec::{Int4Config, Int4Layout};
+use troika_model::lower::WeightShape;
+use troika_model::spec::{Checkpoint, Int4Config, Int4Layout, Need, Recipe, StoredTensor};
 
 use crate::bind::cut::aligned_with;
 use crate::error::WeightError;
-use troika_model::lower::WeightShape;
-use troika_model::spec::Need;
-use troika_model::spec::Recipe;
-use troika_model::spec::{Checkpoint, StoredTensor};
 
 /// Where a column of eight lies in AWQ's int32.
 const AWQ_PLACE: [u32; 8] = [0, 4, 1, 5, 2, 6, 3, 7];

@@ -1,5 +1,6 @@
 //! Finding the weights a model needs in its files.
 
+pub(crate) mod bound;
 pub(crate) mod cut;
 pub(crate) mod int4;
 pub(crate) mod scheme;
@@ -10,18 +11,18 @@ use std::collections::HashMap;
 
 use troika_device::{OutOfMemory, WeightData};
 use troika_graph::DType;
+use troika_model::families::Model;
+use troika_model::lower::WeightShape;
+use troika_model::spec::{
+    Checkpoint, Key, ModelSpec, Need, Recipe, Slot, StoredTensor, weight_needs,
+};
 
+use crate::bind::bound::Bound;
 use crate::bind::cut::{CutError, convert, cut};
 use crate::bind::scheme::{BindOptions, Quant};
 use crate::bind::source::Source;
 use crate::error::WeightError;
 use crate::parallel;
-use crate::store::Bound;
-use troika_model::families::Model;
-use troika_model::lower::WeightShape;
-use troika_model::spec::Recipe;
-use troika_model::spec::{Checkpoint, StoredTensor};
-use troika_model::spec::{Key, ModelSpec, Need, Slot, weight_needs};
 
 /// Weights looked for at once. The next ones wait until these are found, so that a model without
 /// its weights is refused at once, whatever its config says of their number.

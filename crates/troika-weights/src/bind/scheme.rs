@@ -1,9 +1,21 @@
 //! What is quantized at load, and to what.
 
 use troika_graph::DType;
-
-use crate::store::FloatType;
 use troika_model::spec::{Need, Slot};
+
+/// Which type float matrices are computed in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FloatType {
+    /// As the file has them.
+    #[default]
+    Auto,
+    /// Single precision.
+    F32,
+    /// Half precision.
+    F16,
+    /// bfloat16.
+    BF16,
+}
 
 /// Quantization of float weights at load.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

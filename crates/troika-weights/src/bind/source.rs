@@ -4,14 +4,12 @@ use std::ops::Range;
 
 use troika_device::{WeightBytes, WeightData};
 use troika_graph::{DType, blocks, quantize};
+use troika_model::lower::WeightShape;
+use troika_model::spec::{Need, Recipe, StoredTensor};
 
 use crate::bind::cut::{aligned_with, cut};
 use crate::bind::int4::Int4Weight;
 use crate::bind::synthetic;
-use troika_model::lower::WeightShape;
-use troika_model::spec::Need;
-use troika_model::spec::Recipe;
-use troika_model::spec::StoredTensor;
 
 /// Where a weight's values come from.
 pub(crate) enum Source {

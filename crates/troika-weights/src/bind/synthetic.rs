@@ -3,7 +3,6 @@
 use half::{bf16, f16};
 use troika_device::{WeightBytes, WeightData};
 use troika_graph::DType;
-
 use troika_model::spec::{Need, Slot};
 
 /// Types random weights can have.

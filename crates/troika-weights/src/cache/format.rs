@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cache::hash;
 use crate::format::file_map::FileMap;
-use crate::format::open::map_file;
+use crate::format::file_map::map_file;
 
 pub(crate) const MAGIC: &[u8; 8] = b"TROIKAPW";
 pub(crate) const VERSION: u32 = 2;

@@ -177,7 +177,7 @@ fn hash_piece(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::open::map_file;
+    use crate::format::file_map::map_file;
 
     fn age(file: &Path, by: Duration) {
         let file = File::options().write(true).open(file).unwrap();

@@ -7,11 +7,11 @@
 
 use std::ops::Range;
 
+use troika_model::spec::{Int4Layout, Recipe};
+
+use crate::bind::bound::Bound;
 use crate::bind::int4::Int4Weight;
 use crate::bind::source::Source;
-use crate::store::Bound;
-use troika_model::spec::Int4Layout;
-use troika_model::spec::Recipe;
 
 /// Changes whenever reading or cutting weights (`cut`, `int4`, `source`, or taking blocks apart)
 /// gives other bytes for the same files.

@@ -27,10 +27,10 @@ use std::io::{Error, Seek, SeekFrom, Write};
 use std::path::PathBuf;
 use std::sync::Mutex;
 
+use format::{ALIGN, Found};
 use troika_device::WeightBytes;
 
-use crate::store::lock;
-use format::{ALIGN, Found};
+use crate::parallel::lock;
 
 pub use folder::{CacheFile, CacheFolder, CacheKind};
 pub use format::{PackedEntry, PackedIndex, parse_packed};

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use troika_graph::DType;
+use troika_model::spec::{GgufMeta, GgufValue};
 
 use crate::error::shown;
-use troika_model::spec::{GgufMeta, GgufValue};
 
 /// Nesting of metadata arrays that is read.
 const MAX_DEPTH: usize = 4;

@@ -5,14 +5,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use troika_device::{WeightBytes, WeightOwner};
+use troika_model::spec::{Checkpoint, GgufMeta, GgufValue, StoredTensor};
 
 use crate::error::{WeightError, shown};
 use crate::format::MappedCheckpoint;
 use crate::format::file_map::FileMap;
+use crate::format::file_map::map_file;
 use crate::format::gguf::{foreign, parse};
-use crate::format::open::map_file;
-use troika_model::spec::{Checkpoint, StoredTensor};
-use troika_model::spec::{GgufMeta, GgufValue};
 
 /// One GGUF file, or all parts of a split one.
 #[derive(Default)]

@@ -9,9 +9,8 @@ pub(crate) mod shortened;
 
 use std::sync::Arc;
 
-use troika_model::spec::Checkpoint;
-
 use file_map::FileMap;
+use troika_model::spec::Checkpoint;
 
 /// A checkpoint whose tensors lie in mapped files.
 pub trait MappedCheckpoint: Checkpoint {

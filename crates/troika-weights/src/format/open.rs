@@ -1,19 +1,17 @@
 //! Finding and opening a model's files.
 
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use memmap2::Mmap;
 use serde_json::Value;
+use troika_model::files::read_small;
+use troika_model::spec::GgufMeta;
 
 use crate::error::WeightError;
 use crate::format::MappedCheckpoint;
-use crate::format::file_map::FileMap;
+use crate::format::file_map::{FileMap, io_error};
 use crate::format::gguf_files::GgufFiles;
 use crate::format::safetensors::SafetensorsFiles;
-use troika_model::files::read_small;
-use troika_model::spec::GgufMeta;
 
 /// Where a model came from.
 #[derive(Clone, Debug)]
@@ -41,30 +39,6 @@ pub struct ModelFiles {
     pub files: Arc<dyn MappedCheckpoint>,
     /// Everything else.
     pub source: FileSource,
-}
-
-/// Maps a file into memory.
-pub(crate) fn map_file(path: &Path) -> Result<FileMap, WeightError> {
-    let io = |e: std::io::Error| io_error(path, &e);
-    // Asked before opening: opening a pipe would wait for its writer.
-    if !std::fs::metadata(path).map_err(io)?.is_file() {
-        return Err(io(std::io::Error::other("is not a regular file")));
-    }
-    let file = File::open(path).map_err(io)?;
-    // SAFETY: the map is read-only and private to this process. As with every memory-mapped
-    // model, a file that another program shortens while it is in use ends the process (in order
-    // where `exit_when_shortened` was called); the bytes are only ever read as plain numbers, so
-    // changed contents give wrong numbers, no more.
-    let map = unsafe { Mmap::map(&file) }.map_err(io)?;
-    if map.starts_with(b"version https://git-lfs") {
-        let why = "it is a Git LFS pointer, not the file it stands for".into();
-        return Err(WeightError::Damaged { file: path.display().to_string(), why });
-    }
-    Ok(FileMap::new(path, file, map))
-}
-
-fn io_error(path: &Path, e: &std::io::Error) -> WeightError {
-    WeightError::Io { path: path.display().to_string(), why: e.to_string() }
 }
 
 fn not_a_model(path: &Path, why: impl Into<String>) -> WeightError {

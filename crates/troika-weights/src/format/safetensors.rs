@@ -11,13 +11,13 @@ use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::Number;
 use troika_device::{WeightBytes, WeightOwner};
 use troika_graph::DType;
+use troika_model::files::read_small;
+use troika_model::spec::{Checkpoint, StoredTensor};
 
 use crate::error::{WeightError, shown};
 use crate::format::MappedCheckpoint;
 use crate::format::file_map::FileMap;
-use crate::format::open::map_file;
-use troika_model::files::read_small;
-use troika_model::spec::{Checkpoint, StoredTensor};
+use crate::format::file_map::map_file;
 
 /// Largest header read, as in the reference implementation.
 const MAX_HEADER: u64 = 100_000_000;

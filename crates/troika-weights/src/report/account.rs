@@ -1,15 +1,15 @@
 //! Counting weights: by where they live and by what they are for.
 
 use std::collections::BTreeMap;
-
 use std::sync::TryLockError;
 use std::sync::atomic::Ordering;
 
 use troika_graph::DType;
+use troika_model::spec::{Key, Slot};
 
 use crate::bind::source::Source;
-use crate::store::{WeightStore, lock};
-use troika_model::spec::{Key, Slot};
+use crate::parallel::lock;
+use crate::store::WeightStore;
 
 /// Bytes the store accounts for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -1,8 +1,9 @@
 //! What a token costs: the weights it is multiplied by, and the bytes they take.
 
+use troika_model::spec::{Ffn, ModelSpec, Slot};
+
 use crate::report::account::is_expert;
 use crate::store::WeightStore;
-use troika_model::spec::{Ffn, ModelSpec, Slot};
 
 /// Weights a token uses. Of the experts only the chosen ones count, of an embedding that is no
 /// head nothing but one row.

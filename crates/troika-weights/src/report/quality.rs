@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 use troika_device::{DeviceError, WeightData};
 use troika_graph::{DType, blocks};
 
+use crate::bind::bound::Bound;
 use crate::bind::source::Opened;
 use crate::parallel;
 use crate::report::account::class_of;
-use crate::store::{Bound, WeightStore};
+use crate::store::WeightStore;
 
 /// Rows compared at once.
 const ROWS: usize = 256;

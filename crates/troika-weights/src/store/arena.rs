@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use memmap2::{MmapOptions, MmapRaw};
 
-use crate::store::lock;
+use crate::parallel::lock;
 
 /// Bytes of a block.
 const BLOCK: usize = 64 << 20;

@@ -5,42 +5,28 @@ pub(crate) mod scan;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use troika_device::{
     DeviceError, PackFn, PackLayout, Packed, WeightBytes, WeightData, WeightSource,
 };
 use troika_graph::DType;
+use troika_model::families::Model;
+use troika_model::lower::WeightShape;
+use troika_model::spec::{Key, ModelSpec, weight_needs};
 
+use crate::bind::bound::Bound;
 use crate::bind::scheme::{BindOptions, Quant};
 use crate::bind::source::{Made, Source};
-use crate::bind::synthetic;
 use crate::bind::{bind_all, tied_head};
 use crate::cache::hash::{self, Stamp};
 use crate::cache::{self, CacheFolder, PackedCache};
 use crate::error::WeightError;
 use crate::format::MappedCheckpoint;
 use crate::format::file_map::FileMap;
-use crate::parallel;
+use crate::parallel::{self, lock};
 use crate::store::arena::Arena;
-use troika_model::families::Model;
-use troika_model::lower::WeightShape;
-use troika_model::spec::{Key, ModelSpec, Need, weight_needs};
-
-/// Which type float matrices are computed in.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum FloatType {
-    /// As the file has them.
-    #[default]
-    Auto,
-    /// Single precision.
-    F32,
-    /// Half precision.
-    F16,
-    /// bfloat16.
-    BF16,
-}
 
 /// What is known of a bound weight.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,48 +48,6 @@ const PACK_PIECE: usize = 512 << 10;
 const MIN_RELEASE: usize = 64 << 10;
 /// The layout of weights that are made and used as plain rows.
 const ROWS: &str = "rows";
-
-/// A weight and where it comes from.
-pub(crate) struct Bound {
-    pub key: Key,
-    /// As devices see it.
-    pub shape: WeightShape,
-    pub source: Source,
-    /// Tensor it is cut from.
-    pub tensor: String,
-    /// Somebody has its plain rows.
-    pub handed_out: AtomicBool,
-}
-
-impl Bound {
-    pub fn new(key: Key, shape: WeightShape, source: Source, tensor: String) -> Bound {
-        Bound { key, shape, source, tensor, handed_out: AtomicBool::new(false) }
-    }
-
-    /// Random numbers; quantized whenever a form is made if `quant` says so.
-    fn random(need: Need, dtype: DType, seed: u64, quant: Quant) -> Bound {
-        let shape = |dtype| WeightShape { rows: need.rows, cols: need.cols, dtype };
-        let target = quant.target(&need, dtype).filter(|_| !dtype.is_quantized());
-        if let Some(target) = target {
-            let source = Source::Random { need, dtype, seed };
-            return Bound::new(need.key, shape(target), source, need.key.to_string());
-        }
-        let data = synthetic::weight(need, dtype, seed);
-        let source = Source::Ready { bytes: data.bytes, owned: true };
-        Bound::new(need.key, shape(data.dtype), source, need.key.to_string())
-    }
-
-    /// Bytes in the weight's type.
-    pub fn bytes(&self) -> u64 {
-        let row = self.shape.dtype.row_bytes(self.shape.cols).unwrap_or(0);
-        (row * self.shape.rows) as u64
-    }
-
-    /// Elements.
-    pub fn values(&self) -> u64 {
-        (self.shape.rows * self.shape.cols) as u64
-    }
-}
 
 /// A packed form; empty until it is made.
 pub(crate) type PackSlot = Arc<Mutex<Option<Packed>>>;
@@ -144,7 +88,7 @@ impl WeightStore {
     /// Random weights of a model's shape, the same for a seed: matrices of a type of
     /// [`super::SYNTHETIC_DTYPES`], as far as it fits them; floats are quantized if asked for.
     pub fn synthetic(spec: &ModelSpec, dtype: DType, seed: u64, quant: Quant) -> WeightStore {
-        let needs: Vec<Need> = weight_needs(spec).collect();
+        let needs: Vec<_> = weight_needs(spec).collect();
         let one = |i: usize| {
             let seed = seed.wrapping_add(i as u64).wrapping_mul(0x9E37_79B9);
             Bound::random(needs[i], dtype, seed, quant)
@@ -414,9 +358,4 @@ impl WeightSource for WeightStore {
     ) -> Result<Packed, DeviceError> {
         self.form(self.bound(name)?, name, layout, pack)
     }
-}
-
-/// Locks. What a panicked thread left is whole: a form is stored in one step.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|e| e.into_inner())
 }
