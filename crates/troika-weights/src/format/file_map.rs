@@ -11,7 +11,7 @@ use crate::format::shortened::Watch;
 /// A file's bytes: memory-mapped, or part of this program.
 ///
 /// A file that another program shortens while it is mapped ends the process by a signal (SIGBUS
-/// on Unix) when its lost pages are read; see [`super::exit_when_shortened`].
+/// on Unix) when its lost pages are read; see [`crate::exit_when_shortened`].
 pub struct FileMap {
     path: PathBuf,
     bytes: Bytes,

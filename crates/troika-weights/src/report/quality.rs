@@ -17,7 +17,7 @@ const ROWS: usize = 256;
 /// The error of a class of quantized weights.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClassError {
-    /// As in [`super::ClassBytes`].
+    /// As in [`crate::ClassBytes`].
     pub class: &'static str,
     /// What the weights became.
     pub dtype: DType,
