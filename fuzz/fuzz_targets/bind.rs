@@ -10,10 +10,8 @@ use serde_json::Value;
 use troika_device::{WeightBytes, WeightSource};
 use troika_graph::DType;
 use troika_model::families::from_config;
-use troika_model::spec::{Ffn, weight_needs};
-use troika_model::weights::{
-    BindOptions, Checkpoint, FloatType, Quant, StoredTensor, WeightStore,
-};
+use troika_model::spec::{weight_needs, Checkpoint, Ffn, StoredTensor};
+use troika_weights::{BindOptions, FloatType, MappedCheckpoint, Quant, WeightStore};
 
 /// Bytes of all tensors together.
 const MOST: usize = 4 << 20;
@@ -34,6 +32,8 @@ impl Checkpoint for Table {
         None
     }
 }
+
+impl MappedCheckpoint for Table {}
 
 /// A tensor of zeros, as a file's reader would give it.
 fn tensor(value: &Value, left: &mut usize) -> Option<StoredTensor> {

@@ -4,9 +4,9 @@
 
 use libfuzzer_sys::fuzz_target;
 use troika_model::families::from_gguf;
-use troika_model::spec::weight_needs;
+use troika_model::spec::{weight_needs, Checkpoint, StoredTensor};
 use troika_model::tokenizer::Tokenizer;
-use troika_model::weights::{Checkpoint, StoredTensor, parse_gguf};
+use troika_weights::parse_gguf;
 
 struct NoTensors;
 

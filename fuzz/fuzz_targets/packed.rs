@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use troika_model::weights::parse_packed;
+use troika_weights::parse_packed;
 
 fn check(file: &[u8]) {
     if let Ok(index) = parse_packed(file) {

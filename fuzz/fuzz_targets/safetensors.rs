@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use troika_model::weights::parse_safetensors;
+use troika_weights::parse_safetensors;
 
 fuzz_target!(|data: &[u8]| {
     if let Ok(entries) = parse_safetensors(data, data.len()) {

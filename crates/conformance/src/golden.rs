@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use troika::engine::{Feed, Want};
-use troika::model::weights::{FloatType, parse_safetensors};
+use troika::weights::{FloatType, parse_safetensors};
 use troika::{Model, OpenOptions};
 
 /// Allowed difference to the reference, relative to the largest logit.

@@ -10,9 +10,9 @@ use troika::device::{
 };
 use troika::engine::{Engine, EngineParts, Feed, Want};
 use troika::graph::DType;
-use troika::model::weights::FloatType;
 use troika::plan::{Placement, PlanRequest, one_device};
 use troika::trace::Tracer;
+use troika::weights::FloatType;
 use troika::{Control, Model, OpenOptions, Request, describe};
 use troika_cpu::{CpuDevice, CpuOptions};
 

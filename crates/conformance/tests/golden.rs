@@ -5,7 +5,7 @@ use std::path::Path;
 use conformance::golden::{all_logits, check, find, read_golden, relative_error};
 use troika::graph::{Acts, DType};
 use troika::model::lower::SegmentKind;
-use troika::model::weights::FloatType;
+use troika::weights::FloatType;
 use troika::{Model, OpenOptions};
 
 fn all_hold(dir: &str, at_least: usize) {

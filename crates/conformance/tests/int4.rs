@@ -5,7 +5,7 @@ use std::path::Path;
 use conformance::golden::{all_logits, relative_error};
 use serde_json::{Value, json};
 use troika::graph::Acts;
-use troika::model::weights::FloatType;
+use troika::weights::FloatType;
 use troika::{Model, OpenOptions};
 
 /// How a checkpoint is packed.

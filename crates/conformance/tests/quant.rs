@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use conformance::golden::all_logits;
 use troika::graph::DType;
 use troika::model::spec::{Key, Slot};
-use troika::model::weights::{FloatType, Quant};
+use troika::weights::{FloatType, Quant};
 use troika::{LoadProgress, Model, OpenOptions, Source};
 
 fn tiny() -> PathBuf {

@@ -14,9 +14,9 @@ use troika::device::{
 };
 use troika::engine::{Engine, EngineError, EngineParts, Feed, KvError, SeqId, Want};
 use troika::graph::{DType, Subgraph};
-use troika::model::weights::FloatType;
 use troika::plan::{PlanRequest, one_device};
 use troika::trace::Tracer;
+use troika::weights::FloatType;
 use troika_cpu::{CpuDevice, CpuOptions};
 
 /// What a [`Probe`] has seen and is to do.

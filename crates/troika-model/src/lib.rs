@@ -7,4 +7,3 @@ pub mod lower;
 pub mod presets;
 pub mod spec;
 pub mod tokenizer;
-pub mod weights;

@@ -6,8 +6,8 @@ use troika_engine::sample::{ParamError, SampleError};
 use troika_model::chat::ChatError;
 use troika_model::families::ConfigError;
 use troika_model::tokenizer::TokenizerError;
-use troika_model::weights::WeightError;
 use troika_plan::PlanError;
+use troika_weights::WeightError;
 
 /// Anything that can go wrong when opening or running a model.
 #[derive(Debug, thiserror::Error)]

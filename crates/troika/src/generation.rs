@@ -4,8 +4,9 @@ use std::path::Path;
 
 use serde_json::Value;
 use troika_model::files::read_small;
+use troika_model::spec::{GgufMeta, GgufValue};
 use troika_model::tokenizer::Tokenizer;
-use troika_model::weights::{FileSource, GgufMeta, GgufValue};
+use troika_weights::FileSource;
 
 /// Recommended sampling and stop tokens. Absent fields are `None` or empty.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -39,7 +39,7 @@ pub use perplexity::{Perplexity, Scored};
 pub use session::{Control, Finish, OnToken, Output, Request, Stats};
 pub use source::Source;
 
-pub use troika_model::weights::exit_when_shortened;
+pub use troika_weights::exit_when_shortened;
 
 pub use troika_device as device;
 pub use troika_engine as engine;
@@ -47,3 +47,4 @@ pub use troika_graph as graph;
 pub use troika_model as model;
 pub use troika_plan as plan;
 pub use troika_trace as trace;
+pub use troika_weights as weights;

@@ -11,13 +11,13 @@ use troika_graph::{Acts, DType};
 use troika_model::chat::ChatTemplate;
 use troika_model::spec::ModelSpec;
 use troika_model::tokenizer::Tokenizer;
-use troika_model::weights::{
-    BindOptions, FileSource, FloatType, ModelFiles, OnProgress, Quant, SYNTHETIC_DTYPES,
-    WeightStore,
-};
 use troika_model::{families, presets};
 use troika_plan::{PlanRequest, one_device};
 use troika_trace::{Span, Tracer};
+use troika_weights::{
+    BindOptions, FileSource, FloatType, ModelFiles, OnProgress, Quant, SYNTHETIC_DTYPES,
+    WeightStore,
+};
 
 use crate::devices::{DeviceOptions, open_devices};
 use crate::error::Error;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use troika_model::weights::{self, ModelFiles};
+use troika_weights::{self as weights, ModelFiles};
 
 use crate::error::Error;
 

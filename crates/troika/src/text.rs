@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 use troika_model::chat::{ChatInput, ChatPrompt, ChatTemplate, join_messages};
+use troika_model::spec::GgufValue;
 use troika_model::tokenizer::Tokenizer;
-use troika_model::weights::{FileSource, GgufValue};
+use troika_weights::FileSource;
 
 use crate::error::Error;
 use crate::open::Model;

@@ -29,7 +29,7 @@ fn compiled_in(root: &Path) -> PathBuf {
 /// Writes the file that is compiled into the command. `root` is the workspace.
 ///
 /// # Errors
-/// As [`write`].
+/// As [`write()`].
 pub fn run(root: &Path) -> Result<()> {
     let path = compiled_in(root);
     let folder = root.join("models").join(BUILT_IN);

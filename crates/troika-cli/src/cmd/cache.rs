@@ -3,7 +3,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
-use troika::model::weights::{CacheFile, CacheFolder, CacheKind};
+use troika::weights::{CacheFile, CacheFolder, CacheKind};
 
 use crate::error::CliError;
 use crate::flags::{CacheArgs, CacheVerb};

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use troika::model::spec::{Ffn, Layer, ModelSpec, Norm};
-use troika::model::weights::{BindOptions, ClassError, FloatType};
+use troika::weights::{BindOptions, ClassError, FloatType};
 use troika::{Described, describe};
 
 use crate::error::CliError;

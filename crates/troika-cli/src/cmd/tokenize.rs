@@ -2,7 +2,7 @@
 
 use serde_json::json;
 use troika::model::tokenizer::Tokenizer;
-use troika::model::weights::FileSource;
+use troika::weights::FileSource;
 
 use super::read_stdin;
 use crate::error::CliError;

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use troika::model::weights::FloatType;
+use troika::weights::FloatType;
 
 pub use cache::{CacheArgs, CacheVerb};
 pub use quant::{QuantArgs, QuantFlag};

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, ValueEnum};
-use troika::model::weights::Quant;
+use troika::weights::Quant;
 
 /// Quantization of float weights.
 #[derive(Clone, Copy, ValueEnum, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use troika_graph::{DType, blocks};
 
 use super::fields::{ConfigError, bad, unsupported};
 use crate::spec::ModelSpec;
-use crate::weights::{Checkpoint, GgufMeta, GgufValue};
+use crate::spec::{Checkpoint, GgufMeta, GgufValue};
 
 /// Architectures, the family that reads them, and whether their files permute q and k so that
 /// rope pairs neighbours (llama.cpp's "normal" rope).

@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::ops::Range;
 
 use super::names::{Candidates, TensorNames};
+use crate::spec::{Checkpoint, Recipe};
 use crate::spec::{Ffn, Key, Layer, ModelSpec, Slot};
-use crate::weights::{Checkpoint, Recipe};
 
 pub(super) struct GgufNames {
     /// Layers with a gate of their own; in others `ffn_up` holds gate and up (Phi-3).

@@ -7,7 +7,7 @@ use troika_graph::Activation;
 
 use super::names::{Candidates, TensorNames};
 use crate::spec::{Attn, Ffn, Key, Layer, ModelSpec, Moe, Slot};
-use crate::weights::{Cols, Recipe};
+use crate::spec::{Cols, Recipe};
 
 /// Prefixes of the decoder's tensors: usual, bare, and inside multimodal models.
 const PREFIXES: [&str; 4] = ["model.", "", "language_model.model.", "model.language_model."];

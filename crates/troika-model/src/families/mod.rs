@@ -19,8 +19,8 @@ mod rope;
 
 use serde_json::Value;
 
+use crate::spec::{Checkpoint, GgufMeta, Int4Config};
 use crate::spec::{Ffn, ModelSpec};
-use crate::weights::{Checkpoint, GgufMeta, Int4Config};
 
 pub use fields::ConfigError;
 pub use names::{Candidates, TensorNames};

@@ -1,7 +1,7 @@
 //! From logical weights to tensors of files.
 
+use crate::spec::Recipe;
 use crate::spec::{Key, ModelSpec};
-use crate::weights::Recipe;
 
 /// Candidates for a weight, best first: the first whose tensor exists in the files is taken.
 pub type Candidates = Vec<Recipe>;

@@ -1,7 +1,7 @@
 //! A config's `quantization_config`: GPTQ and AWQ.
 
 use super::fields::{ConfigError, Fields, unsupported};
-use crate::weights::{Int4Config, Int4Layout};
+use crate::spec::{Int4Config, Int4Layout};
 
 const SUPPORTED: &str = "4-bit gptq, 4-bit awq (version gemm), float safetensors, or GGUF";
 

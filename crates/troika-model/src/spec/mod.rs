@@ -1,12 +1,20 @@
 //! What a model is, as plain data. No weights, no code paths per architecture.
 
+mod checkpoint;
+mod gguf_meta;
+mod int4;
 mod need;
+mod recipe;
 mod slot;
 
 use serde::{Deserialize, Serialize};
 use troika_graph::{Activation, RopeFreqs, RopeStyle, Score, Window};
 
+pub use checkpoint::{Checkpoint, StoredTensor};
+pub use gguf_meta::{GgufMeta, GgufValue};
+pub use int4::{Int4Config, Int4Layout};
 pub use need::{Need, weight_needs};
+pub use recipe::{Cols, Recipe};
 pub use slot::{Key, Slot};
 
 /// A whole model.

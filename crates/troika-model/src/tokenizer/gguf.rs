@@ -8,7 +8,7 @@ use super::TokenizerError;
 use super::json::{self, Read};
 use super::pre;
 use super::vocab::PIECE;
-use crate::weights::{GgufMeta, GgufValue};
+use crate::spec::{GgufMeta, GgufValue};
 
 /// Token types of `tokenizer.ggml.token_type`.
 const NORMAL: i64 = 1;

@@ -20,7 +20,7 @@ use serde_json::Value;
 use tokenizers::NormalizedString;
 
 use crate::files::read_small;
-use crate::weights::GgufMeta;
+use crate::spec::GgufMeta;
 
 pub use error::TokenizerError;
 pub use stream::{Detokenizer, StopMatcher};

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use troika_device::WeightBytes;
 use troika_graph::{DType, RopeStyle};
 use troika_model::families::{Model, from_config, from_gguf};
-use troika_model::spec::{Key, ModelSpec, RopeSpec, Slot};
-use troika_model::weights::{
-    Checkpoint, FileSource, GgufMeta, GgufValue, Recipe, StoredTensor, open,
+use troika_model::spec::{
+    Checkpoint, GgufMeta, GgufValue, Key, ModelSpec, Recipe, RopeSpec, Slot, StoredTensor,
 };
+use troika_weights::{FileSource, open};
 
 use crate::{data, golden, moe, ropes, windows};
 

@@ -2,8 +2,8 @@
 
 use troika_graph::{Activation, Score};
 use troika_model::families::{Model, from_config, from_gguf};
-use troika_model::spec::{ModelSpec, Need, Norm, QkNorm, weight_needs};
-use troika_model::weights::{Checkpoint, FileSource, open};
+use troika_model::spec::{Checkpoint, ModelSpec, Need, Norm, QkNorm, weight_needs};
+use troika_weights::{FileSource, open};
 
 use crate::{data, dense, golden, moe, rms, ropes, spec, windows};
 

@@ -1,8 +1,7 @@
 //! Where tensors are: packed, fused, transposed and per-head weights.
 
 use serde_json::json;
-use troika_model::spec::{Key, Slot};
-use troika_model::weights::{Cols, Recipe};
+use troika_model::spec::{Cols, Key, Recipe, Slot};
 
 use crate::{golden, llama, model, with};
 

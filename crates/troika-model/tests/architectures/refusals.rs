@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde_json::{Value, json};
 use troika_model::families::{from_config, supported};
-use troika_model::spec::weight_needs;
-use troika_model::weights::{Checkpoint, FloatType, StoredTensor, WeightStore};
+use troika_model::spec::{Checkpoint, StoredTensor, weight_needs};
+use troika_weights::{FloatType, MappedCheckpoint, WeightStore};
 
 use crate::{data, golden, llama, model, refusal, with, without};
 
@@ -232,6 +232,8 @@ impl Checkpoint for Empty {
         None
     }
 }
+
+impl MappedCheckpoint for Empty {}
 
 #[test]
 fn a_small_config_cannot_ask_for_more_weights_than_are_there() {

@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 use tokenizers::models::bpe::{BPE, BpeTrainer};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{PreTokenizerWrapper, Trainer};
+use troika_model::spec::GgufValue;
 use troika_model::tokenizer::Tokenizer;
-use troika_model::weights::GgufValue;
 
 use super::{meta, strings};
 

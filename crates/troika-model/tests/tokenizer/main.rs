@@ -10,8 +10,8 @@ use std::sync::LazyLock;
 
 use proptest::prelude::*;
 use serde_json::Value;
+use troika_model::spec::{GgufMeta, GgufValue};
 use troika_model::tokenizer::{Tokenizer, TokenizerError};
-use troika_model::weights::{GgufMeta, GgufValue};
 
 fn tiny_moe() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny-moe")

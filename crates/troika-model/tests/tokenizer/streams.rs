@@ -2,8 +2,8 @@
 //! minutes to hours.
 
 use serde_json::{Value, json};
+use troika_model::spec::GgufValue;
 use troika_model::tokenizer::{Tokenizer, TokenizerError};
-use troika_model::weights::GgufValue;
 
 use super::{meta, strings};
 

@@ -26,6 +26,7 @@ const ROWS: &[(&str, May)] = &[
     ("troika-npu", May::Use(&["troika-graph", "troika-device"])),
     ("troika-sim", May::Use(&["troika-graph", "troika-device", "troika-cpu"])),
     ("troika-model", May::Use(&["troika-graph", "troika-device"])),
+    ("troika-weights", May::Use(&["troika-graph", "troika-device", "troika-model"])),
     ("troika-plan", May::Use(&["troika-graph", "troika-device", "troika-model"])),
     (
         "troika-engine",
@@ -49,6 +50,7 @@ const LIBRARIES: &[&str] = &[
     "troika-npu",
     "troika-sim",
     "troika-model",
+    "troika-weights",
     "troika-plan",
     "troika-engine",
 ];

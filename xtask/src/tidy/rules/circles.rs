@@ -21,9 +21,7 @@ const KNOWN: &[&str] = &[
     "crates/troika-cpu/src/kernels/linear",
     "crates/troika-engine/src",
     "crates/troika-graph/src",
-    "crates/troika-model/src",
     "crates/troika-model/src/lower",
-    "crates/troika-model/src/weights",
     "crates/troika/src",
 ];
 

@@ -17,7 +17,7 @@ const SECTION: &str = "# Safety";
 
 /// Where unsafe code may be.
 const ALLOWED: &[&str] =
-    &["crates/troika-cpu/", "crates/troika-device/src/memory", "crates/troika-model/src/weights/"];
+    &["crates/troika-cpu/", "crates/troika-device/src/memory", "crates/troika-weights/src/"];
 
 /// What an `unsafe` opens.
 enum What {

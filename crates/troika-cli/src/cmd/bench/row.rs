@@ -1,7 +1,7 @@
 //! A finished measurement, and the figures derived from it.
 
 use troika::graph::{Acts, DType};
-use troika::model::weights::TokenCost;
+use troika::weights::TokenCost;
 use troika::{DeviceOptions, Model, Peak, Peaks, multiply_of};
 
 use super::Test;

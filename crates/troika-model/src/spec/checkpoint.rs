@@ -1,0 +1,40 @@
+//! A model's files, whatever their format: named tensors with bytes.
+
+use troika_device::WeightBytes;
+use troika_graph::DType;
+
+/// A tensor of a file.
+#[derive(Clone, Debug)]
+pub struct StoredTensor {
+    /// Element or block type.
+    pub dtype: DType,
+    /// Shape, outermost dimension first (GGUF's order is reversed on reading).
+    pub shape: Vec<usize>,
+    /// The bytes in the memory map. May be unaligned.
+    pub bytes: WeightBytes,
+}
+
+impl StoredTensor {
+    /// Rows and columns of the matrix view: the last dimension is the columns.
+    pub fn matrix(&self) -> (usize, usize) {
+        let cols = self.shape.last().copied().unwrap_or(1);
+        // Cannot overflow for what the readers accept, but for empty tensors.
+        let rows = self.shape.iter().rev().skip(1).fold(1usize, |n, &d| n.saturating_mul(d));
+        (rows, cols)
+    }
+}
+
+/// Named tensors.
+pub trait Checkpoint: Send + Sync {
+    /// A tensor, if the files have it.
+    fn tensor(&self, name: &str) -> Option<&StoredTensor>;
+
+    /// All names, sorted.
+    fn names(&self) -> Vec<&str>;
+
+    /// The file that holds a tensor (or the folder), for messages.
+    fn origin(&self, name: &str) -> String;
+
+    /// The type of a tensor that is there but cannot be a weight.
+    fn unusable(&self, name: &str) -> Option<&str>;
+}

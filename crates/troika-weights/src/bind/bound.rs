@@ -1,0 +1,53 @@
+//! A weight that was found, and where its rows come from.
+
+use std::sync::atomic::AtomicBool;
+
+use troika_graph::DType;
+use troika_model::lower::WeightShape;
+use troika_model::spec::{Key, Need};
+
+use super::scheme::Quant;
+use super::source::Source;
+use super::synthetic;
+
+/// A weight and where it comes from.
+pub(crate) struct Bound {
+    pub key: Key,
+    /// As devices see it.
+    pub shape: WeightShape,
+    pub source: Source,
+    /// Tensor it is cut from.
+    pub tensor: String,
+    /// Somebody has its plain rows.
+    pub handed_out: AtomicBool,
+}
+
+impl Bound {
+    pub fn new(key: Key, shape: WeightShape, source: Source, tensor: String) -> Bound {
+        Bound { key, shape, source, tensor, handed_out: AtomicBool::new(false) }
+    }
+
+    /// Random numbers; quantized whenever a form is made if `quant` says so.
+    pub fn random(need: Need, dtype: DType, seed: u64, quant: Quant) -> Bound {
+        let shape = |dtype| WeightShape { rows: need.rows, cols: need.cols, dtype };
+        let target = quant.target(&need, dtype).filter(|_| !dtype.is_quantized());
+        if let Some(target) = target {
+            let source = Source::Random { need, dtype, seed };
+            return Bound::new(need.key, shape(target), source, need.key.to_string());
+        }
+        let data = synthetic::weight(need, dtype, seed);
+        let source = Source::Ready { bytes: data.bytes, owned: true };
+        Bound::new(need.key, shape(data.dtype), source, need.key.to_string())
+    }
+
+    /// Bytes in the weight's type.
+    pub fn bytes(&self) -> u64 {
+        let row = self.shape.dtype.row_bytes(self.shape.cols).unwrap_or(0);
+        (row * self.shape.rows) as u64
+    }
+
+    /// Elements.
+    pub fn values(&self) -> u64 {
+        (self.shape.rows * self.shape.cols) as u64
+    }
+}

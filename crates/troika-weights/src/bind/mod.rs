@@ -1,0 +1,189 @@
+//! Finding the weights a model needs in its files.
+
+pub(crate) mod bound;
+pub(crate) mod cut;
+pub(crate) mod int4;
+pub(crate) mod scheme;
+pub(crate) mod source;
+pub(crate) mod synthetic;
+
+use std::collections::HashMap;
+
+use troika_device::{OutOfMemory, WeightData};
+use troika_graph::DType;
+use troika_model::families::Model;
+use troika_model::lower::WeightShape;
+use troika_model::spec::{
+    Checkpoint, Key, ModelSpec, Need, Recipe, Slot, StoredTensor, weight_needs,
+};
+
+use crate::bind::bound::Bound;
+use crate::bind::cut::{CutError, convert, cut};
+use crate::bind::scheme::{BindOptions, Quant};
+use crate::bind::source::Source;
+use crate::error::WeightError;
+use crate::parallel;
+
+/// Weights looked for at once. The next ones wait until these are found, so that a model without
+/// its weights is refused at once, whatever its config says of their number.
+const AT_ONCE: usize = 1024;
+
+/// Binds every weight the spec needs, in the order of the needs.
+pub(crate) fn bind_all(
+    model: &Model,
+    files: &dyn Checkpoint,
+    options: BindOptions,
+) -> Result<Vec<Bound>, WeightError> {
+    let mut needs = weight_needs(&model.spec).chain(tied_head(&model.spec, options.quant));
+    let binder = Binder { model, files, options };
+    let mut bound = Vec::new();
+    loop {
+        let some: Vec<Need> = needs.by_ref().take(AT_ONCE).collect();
+        if some.is_empty() {
+            break;
+        }
+        for one in parallel::map(some.len(), |i| binder.bind(some[i])) {
+            bound.push(one?);
+        }
+    }
+    // A tied head that is not quantized is the embedding itself.
+    bound.retain(|b| !(model.spec.tied && b.key.slot == Slot::Head && !b.source.is_made()));
+    all_used(&bound, files)?;
+    Ok(bound)
+}
+
+/// The head of a model without one of its own, quantized apart from the embedding.
+pub(crate) fn tied_head(spec: &ModelSpec, quant: Quant) -> Option<Need> {
+    let need = Need { key: Key::model(Slot::Head), rows: spec.vocab, cols: spec.hidden };
+    (spec.tied && quant != Quant::None).then_some(need)
+}
+
+/// A tensor of which only a part is used (more experts or heads than the config says) belongs to
+/// another model.
+fn all_used(bound: &[Bound], files: &dyn Checkpoint) -> Result<(), WeightError> {
+    let mut used: HashMap<&str, usize> = HashMap::new();
+    for b in bound {
+        let sum = used.entry(&b.tensor).or_default();
+        *sum = sum.saturating_add(b.shape.rows.saturating_mul(b.shape.cols));
+    }
+    for b in bound {
+        let (Some(tensor), Some(&sum)) = (files.tensor(&b.tensor), used.get(b.tensor.as_str()))
+        else {
+            continue;
+        };
+        let (rows, cols) = tensor.matrix();
+        let packed = if tensor.dtype == DType::I32 { 8 } else { 1 };
+        let has = rows.saturating_mul(cols).saturating_mul(packed);
+        if sum < has {
+            return Err(WeightError::Shape {
+                file: files.origin(&b.tensor),
+                tensor: b.tensor.clone(),
+                found: format!("{:?}", tensor.shape),
+                need: format!("{sum} of its {has} values"),
+            });
+        }
+    }
+    Ok(())
+}
+
+struct Binder<'a> {
+    model: &'a Model,
+    files: &'a dyn Checkpoint,
+    options: BindOptions,
+}
+
+impl Binder<'_> {
+    fn bind(&self, need: Need) -> Result<Bound, WeightError> {
+        // A tied head is quantized from the embedding's tensor.
+        let tied = self.model.spec.tied && need.key.slot == Slot::Head;
+        let key = if tied { Key::model(Slot::Embed) } else { need.key };
+        let candidates = self.model.names.candidates(&self.model.spec, key);
+        let found = candidates.iter().find_map(|r| Some((r, self.files.tensor(&r.tensor)?)));
+        if let (None, Some(config)) = (&found, self.model.int4) {
+            for recipe in &candidates {
+                if let Some(found) = int4::find(config, recipe, &need, self.files)? {
+                    let shape =
+                        WeightShape { rows: need.rows, cols: need.cols, dtype: found.dtype };
+                    let source = Source::Int4(Box::new(found.weight));
+                    return Ok(Bound::new(need.key, shape, source, found.tensor));
+                }
+            }
+        }
+        let Some((recipe, tensor)) = found else {
+            return Err(not_found(&candidates, need, self.files));
+        };
+        self.take(need, recipe, tensor)
+    }
+
+    fn take(
+        &self,
+        need: Need,
+        recipe: &Recipe,
+        tensor: &StoredTensor,
+    ) -> Result<Bound, WeightError> {
+        let (rows, cols) = tensor.matrix();
+        let file = || self.files.origin(&recipe.tensor);
+        let shape_error = || WeightError::Shape {
+            file: file(),
+            tensor: recipe.tensor.clone(),
+            found: format!("{:?}", tensor.shape),
+            need: match recipe.is_whole() {
+                true => format!("[{}, {}]", need.rows, need.cols),
+                false => format!("a part of [{}, {}]", need.rows, need.cols),
+            },
+        };
+        if tensor.dtype == DType::I32 {
+            let dtype = tensor.dtype.name().to_string();
+            return Err(WeightError::Type { file: file(), tensor: recipe.tensor.clone(), dtype });
+        }
+        if recipe.result(rows, cols) != Some((need.rows, need.cols)) {
+            return Err(shape_error());
+        }
+        let shape = |dtype| WeightShape { rows: need.rows, cols: need.cols, dtype };
+        let name = recipe.tensor.clone();
+        if let Some(target) = self.options.quant.target(&need, tensor.dtype) {
+            let source = Source::Cut { tensor: tensor.clone(), recipe: recipe.clone() };
+            return Ok(Bound::new(need.key, shape(target), source, name));
+        }
+        let no_memory = |e: OutOfMemory| WeightError::Memory {
+            file: file(),
+            tensor: recipe.tensor.clone(),
+            bytes: e.bytes,
+        };
+        let piece = cut(tensor, recipe).map_err(|e| match e {
+            CutError::Misfit => shape_error(),
+            CutError::Memory(e) => no_memory(e),
+        })?;
+        let (dtype, bytes) = (piece.dtype, piece.bytes);
+        let data = WeightData { dtype, rows: need.rows, cols: need.cols, bytes };
+        let (data, converted) = convert(data, self.options.float).map_err(no_memory)?;
+        let source = Source::Ready { bytes: data.bytes, owned: piece.owned || converted };
+        Ok(Bound::new(need.key, shape(data.dtype), source, name))
+    }
+}
+
+fn not_found(candidates: &[Recipe], need: Need, files: &dyn Checkpoint) -> WeightError {
+    for r in candidates {
+        if let Some(dtype) = files.unusable(&r.tensor) {
+            let (file, tensor) = (files.origin(&r.tensor), r.tensor.clone());
+            return WeightError::Type { file, tensor, dtype: dtype.to_string() };
+        }
+    }
+    let mut names: Vec<&str> = candidates.iter().map(|r| r.tensor.as_str()).collect();
+    names.dedup();
+    let tensor = match names.as_slice() {
+        [] => need.key.to_string(),
+        [one] => (*one).to_string(),
+        [first, rest @ ..] => {
+            format!("{first} (nor one of {} other names it may have)", rest.len())
+        }
+    };
+    let packed = |r: &Recipe| Some(format!("{}qweight", r.tensor.strip_suffix("weight")?));
+    let packed = candidates.iter().filter_map(packed).find(|name| files.tensor(name).is_some());
+    if let Some(name) = packed {
+        let file = files.origin(&name);
+        let why = format!("it has {name}, but the config has no quantization_config that says how");
+        return WeightError::Unsupported { file, why };
+    }
+    WeightError::Missing { file: files.origin(""), tensor }
+}

@@ -1,0 +1,156 @@
+//! Where a weight's values come from, and making some of its rows.
+
+use std::ops::Range;
+
+use troika_device::{WeightBytes, WeightData};
+use troika_graph::{DType, blocks, quantize};
+use troika_model::lower::WeightShape;
+use troika_model::spec::{Need, Recipe, StoredTensor};
+
+use crate::bind::cut::{aligned_with, cut};
+use crate::bind::int4::Int4Weight;
+use crate::bind::synthetic;
+
+/// Where a weight's values come from.
+pub(crate) enum Source {
+    /// They are there, in the weight's type.
+    Ready {
+        bytes: WeightBytes,
+        /// On the heap, not in the file.
+        owned: bool,
+    },
+    /// A part of a tensor, quantized whenever a form of the weight is made.
+    Cut { tensor: StoredTensor, recipe: Recipe },
+    /// Random numbers, quantized likewise.
+    Random { need: Need, dtype: DType, seed: u64 },
+    /// Four bits in a checkpoint's own layout.
+    Int4(Box<Int4Weight>),
+}
+
+/// A source with what all its rows share.
+pub(crate) enum Opened<'a> {
+    /// Rows of the weight's type.
+    Same(WeightData),
+    /// Rows of floats.
+    Float(WeightData),
+    /// Rows put together from a checkpoint's tensors.
+    Int4(&'a Int4Weight),
+}
+
+impl Source {
+    /// Prepares making rows of the shape. The reason when the file does not fit.
+    pub fn open(&self, shape: WeightShape) -> Result<Opened<'_>, String> {
+        let WeightShape { rows, cols, dtype } = shape;
+        match self {
+            Source::Ready { bytes, .. } => {
+                Ok(Opened::Same(WeightData { dtype, rows, cols, bytes: bytes.clone() }))
+            }
+            Source::Cut { tensor, recipe } => {
+                let piece = cut(tensor, recipe).map_err(|e| e.to_string())?;
+                let (bytes, from) = (piece.bytes, piece.dtype);
+                Ok(Opened::Float(WeightData { dtype: from, rows, cols, bytes }))
+            }
+            Source::Random { need, dtype, seed } => {
+                Ok(Opened::Float(synthetic::weight(*need, *dtype, *seed)))
+            }
+            Source::Int4(weight) => Ok(Opened::Int4(weight)),
+        }
+    }
+
+    /// Tensors of which every row reads a part.
+    pub fn packed_tensors(&self) -> Vec<&WeightBytes> {
+        match self {
+            Source::Int4(weight) => weight.tensors(),
+            Source::Cut { tensor, recipe } if recipe.transpose || recipe.cols.is_some() => {
+                vec![&tensor.bytes]
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Whether the weight's bytes are made when asked for.
+    pub fn is_made(&self) -> bool {
+        !matches!(self, Source::Ready { .. })
+    }
+}
+
+/// Rows of a weight.
+pub(crate) struct Made {
+    pub data: WeightData,
+    /// The bytes they were made of, when they lie in one piece.
+    pub read: Option<WeightBytes>,
+    /// No NaN or infinity was seen.
+    pub finite: bool,
+}
+
+impl Opened<'_> {
+    /// The bytes that rows are taken from, when they lie in one piece.
+    pub fn read(&self) -> Option<&WeightBytes> {
+        match self {
+            Opened::Same(data) | Opened::Float(data) => Some(&data.bytes),
+            Opened::Int4(_) => None,
+        }
+    }
+
+    /// Some rows in the weight's type. `None` when the bytes are not what the shape says, or there
+    /// is no memory for a copy.
+    pub fn rows(&self, shape: WeightShape, rows: Range<usize>) -> Option<Made> {
+        let part = |data: &WeightData| {
+            let row = data.dtype.row_bytes(data.cols)?;
+            data.bytes.slice(rows.start.checked_mul(row)?..rows.end.checked_mul(row)?)
+        };
+        let all = WeightShape { rows: rows.len(), ..shape };
+        match self {
+            Opened::Same(data) => {
+                let bytes = part(data)?;
+                let read = Some(bytes.clone());
+                Some(Made { data: with(all, bytes), read, finite: true })
+            }
+            Opened::Float(data) => {
+                let from = part(data)?;
+                let (bytes, finite) = quantized(&from, data, all)?;
+                Some(Made { data: with(all, bytes), read: Some(from), finite })
+            }
+            Opened::Int4(weight) => {
+                let (bytes, finite) = weight.rows(shape, rows)?;
+                Some(Made { data: with(all, bytes), read: None, finite })
+            }
+        }
+    }
+}
+
+fn with(shape: WeightShape, bytes: WeightBytes) -> WeightData {
+    WeightData { dtype: shape.dtype, rows: shape.rows, cols: shape.cols, bytes }
+}
+
+/// Rows of floats in another type.
+fn quantized(from: &[u8], data: &WeightData, shape: WeightShape) -> Option<(WeightBytes, bool)> {
+    let (from_row, to_row) = (data.dtype.row_bytes(data.cols)?, shape.dtype.row_bytes(shape.cols)?);
+    let mut finite = true;
+    let mut row = vec![0.0f32; shape.cols];
+    let made = aligned_with(to_row.checked_mul(shape.rows)?, |out| {
+        let rows = from.chunks_exact(from_row.max(1)).zip(out.chunks_exact_mut(to_row.max(1)));
+        for (from, to) in rows {
+            blocks::dequantize(data.dtype, from, &mut row);
+            finite &= quantize_row(shape.dtype, &row, to);
+        }
+    });
+    made.ok().map(|bytes| (bytes, finite))
+}
+
+/// Quantizes with the widest registers there are. The results are the same bits everywhere: it
+/// is the same code, and no two operations become one.
+fn quantize_row(dtype: DType, x: &[f32], out: &mut [u8]) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    if std::arch::is_x86_feature_detected!("avx2") {
+        // SAFETY: the feature was just detected.
+        return unsafe { quantize_avx2(dtype, x, out) };
+    }
+    quantize::quantize(dtype, x, out)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn quantize_avx2(dtype: DType, x: &[f32], out: &mut [u8]) -> bool {
+    quantize::quantize(dtype, x, out)
+}

@@ -1,0 +1,139 @@
+//! Random weights of a model's shape, for measurements.
+
+use half::{bf16, f16};
+use troika_device::{WeightBytes, WeightData};
+use troika_graph::DType;
+use troika_model::spec::{Need, Slot};
+
+/// Types random weights can have.
+pub const SYNTHETIC_DTYPES: [DType; 8] = [
+    DType::F32,
+    DType::F16,
+    DType::BF16,
+    DType::Q8_0,
+    DType::Q4_0,
+    DType::Q4_K,
+    DType::Q5_K,
+    DType::Q6_K,
+];
+
+/// A weight's random values, within 1.7 / sqrt(cols) so that activations keep their size; vectors
+/// are ones. Matrices are of the type asked for but for what llama.cpp's quantizer leaves finer,
+/// too: embedding and head of 4-bit models have six bits, routers are floats, and rows that are
+/// no whole blocks have eight bits, or bf16.
+pub(crate) fn weight(need: Need, dtype: DType, seed: u64) -> WeightData {
+    let n = need.rows * need.cols;
+    let dtype = type_of(need, dtype);
+    let bytes = if need.rows == 1 {
+        bf16::ONE.to_le_bytes().repeat(n)
+    } else {
+        let spread = 1.7 / (need.cols as f32).sqrt();
+        match dtype {
+            DType::F32 => plain(n, seed, |x| (x * spread).to_le_bytes()),
+            DType::F16 => plain(n, seed, |x| f16::from_f32(x * spread).to_le_bytes()),
+            DType::BF16 => plain(n, seed, |x| bf16::from_f32(x * spread).to_le_bytes()),
+            _ => blocks(n, seed, dtype, spread),
+        }
+    };
+    WeightData { dtype, rows: need.rows, cols: need.cols, bytes: WeightBytes::owned(bytes) }
+}
+
+/// The type a weight gets in a model of a type.
+fn type_of(need: Need, dtype: DType) -> DType {
+    let few_bits = matches!(dtype, DType::Q4_0 | DType::Q4_K | DType::Q5_K);
+    let wanted = match need.key.slot {
+        _ if need.rows == 1 => return DType::BF16,
+        Slot::Router if dtype.is_quantized() => return DType::BF16,
+        Slot::Embed | Slot::Head if few_bits => DType::Q6_K,
+        _ => dtype,
+    };
+    let fits = |d: &DType| need.cols.is_multiple_of(d.block_len());
+    [wanted, DType::Q8_0].into_iter().find(fits).unwrap_or(DType::BF16)
+}
+
+/// Random bytes by xorshift64*: quality hardly matters, speed does.
+fn random(bytes: usize, seed: u64) -> Vec<u8> {
+    let mut out = Vec::with_capacity(bytes + 8);
+    let mut state = seed | 1;
+    while out.len() < bytes {
+        state ^= state >> 12;
+        state ^= state << 25;
+        state ^= state >> 27;
+        out.extend(state.wrapping_mul(0x2545_F491_4F6C_DD1D).to_le_bytes());
+    }
+    out.truncate(bytes);
+    out
+}
+
+/// Numbers between -1 and 1 in 256 steps, converted.
+fn plain<const N: usize>(n: usize, seed: u64, number: impl Fn(f32) -> [u8; N]) -> Vec<u8> {
+    let table: [[u8; N]; 256] = std::array::from_fn(|i| number(i as f32 / 127.5 - 1.0));
+    let mut out = Vec::with_capacity(n * N);
+    random(n, seed).iter().for_each(|&b| out.extend(table[usize::from(b)]));
+    out
+}
+
+/// Blocks of random values, with the scales that give them the spread wanted.
+fn blocks(n: usize, seed: u64, dtype: DType, spread: f32) -> Vec<u8> {
+    let mut out = random(n / dtype.block_len() * dtype.block_bytes(), seed);
+    let half = |x: f32| f16::from_f32(x).to_le_bytes();
+    // Scales of six bits, all 32, and the same for the minima: see ggml's `get_scale_min_k4`.
+    let k_scales: [u8; 12] = [160, 160, 160, 160, 160, 160, 160, 160, 0, 0, 0, 0];
+    for block in out.chunks_exact_mut(dtype.block_bytes()) {
+        match dtype {
+            DType::Q8_0 => block[..2].copy_from_slice(&half(spread / 127.0)),
+            DType::Q4_0 => block[..2].copy_from_slice(&half(spread / 8.0)),
+            DType::Q4_K | DType::Q5_K => {
+                let most = if dtype == DType::Q4_K { 15.0 } else { 31.0 };
+                block[..2].copy_from_slice(&half(2.0 * spread / most / 32.0));
+                block[2..4].copy_from_slice(&half(spread / 32.0));
+                block[4..16].copy_from_slice(&k_scales);
+            }
+            DType::Q6_K => {
+                block[192..208].fill(16);
+                block[208..].copy_from_slice(&half(spread / 32.0 / 16.0));
+            }
+            _ => {}
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use troika_model::spec::Key;
+
+    fn make(slot: Slot, rows: usize, cols: usize, dtype: DType) -> WeightData {
+        let need = Need { key: Key { slot, layer: None, index: None }, rows, cols };
+        weight(need, dtype, 7)
+    }
+
+    #[test]
+    fn values_of_all_types_have_the_spread_asked_for() {
+        for dtype in SYNTHETIC_DTYPES {
+            let w = make(Slot::Q, 8, 512, dtype);
+            assert_eq!(w.dtype, dtype);
+            let mut x = vec![0.0; 8 * 512];
+            troika_graph::blocks::dequantize(dtype, &w.bytes, &mut x);
+            let n = x.len() as f32;
+            let mean = x.iter().sum::<f32>() / n;
+            let sd = (x.iter().map(|x| x * x).sum::<f32>() / n).sqrt() * 512f32.sqrt();
+            let largest = x.iter().fold(0.0f32, |m, x| m.max(x.abs())) * 512f32.sqrt();
+            assert!((0.85..1.15).contains(&sd), "{dtype}: {sd}");
+            assert!(
+                mean.abs() < 0.006 && (1.5..2.0).contains(&largest),
+                "{dtype}: {mean} {largest}"
+            );
+        }
+    }
+
+    #[test]
+    fn some_weights_are_finer_than_the_rest() {
+        assert_eq!(make(Slot::Embed, 4, 256, DType::Q4_K).dtype, DType::Q6_K);
+        assert_eq!(make(Slot::Router, 4, 256, DType::Q8_0).dtype, DType::BF16);
+        assert_eq!(make(Slot::Down, 4, 96, DType::Q4_K).dtype, DType::Q8_0);
+        assert_eq!(make(Slot::Down, 4, 40, DType::Q4_0).dtype, DType::BF16);
+        assert_eq!(make(Slot::FinalNorm, 1, 256, DType::Q8_0).dtype, DType::BF16);
+    }
+}

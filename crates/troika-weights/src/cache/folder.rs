@@ -1,0 +1,315 @@
+//! The folder of packed weights and remembered hashes: what is in it, and what has to go.
+
+use std::fs::DirEntry;
+use std::io::{ErrorKind, Result};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use super::format::{Found, PackedIndex};
+use super::partial::{ENDING, remove_abandoned};
+use crate::cache::hash::Record;
+
+/// Hexadecimal digits that names of files begin with.
+const DIGITS: usize = 32;
+
+/// What a file of the folder is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum CacheKind {
+    /// Packed weights of a model.
+    Packed,
+    /// The remembered hash of a model's file.
+    Hash,
+    /// A file that is being written, or was left by a process that ended.
+    Partial,
+}
+
+impl CacheKind {
+    /// Name, for people.
+    pub const fn name(self) -> &'static str {
+        match self {
+            CacheKind::Packed => "packed",
+            CacheKind::Hash => "hash",
+            CacheKind::Partial => "partial",
+        }
+    }
+}
+
+/// A file of the folder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CacheFile {
+    /// Where it is.
+    pub path: PathBuf,
+    /// What it is.
+    pub kind: CacheKind,
+    /// Its length.
+    pub bytes: u64,
+    /// When it was used last.
+    pub used: SystemTime,
+}
+
+impl CacheFile {
+    /// What a file of packed weights says of itself.
+    ///
+    /// # Errors
+    /// The reason why it is of no use.
+    pub fn index(&self) -> std::result::Result<PackedIndex, String> {
+        Found::read(&self.path).map(|f| f.index)
+    }
+
+    /// The model's file a remembered hash is of.
+    ///
+    /// # Errors
+    /// The reason why the record is of no use.
+    pub fn hashed(&self) -> std::result::Result<PathBuf, String> {
+        Record::read(&self.path).map(|r| r.path)
+    }
+
+    /// Reads the file and checks all its hashes.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn verify(&self) -> std::result::Result<(), String> {
+        let checked = match self.kind {
+            CacheKind::Packed => Found::read(&self.path).and_then(|f| f.verify()),
+            CacheKind::Hash => self.hashed().map(drop),
+            CacheKind::Partial => Ok(()),
+        };
+        // Another process may have removed it since it was listed.
+        checked.or_else(|why| match self.path.symlink_metadata() {
+            Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
+            _ => Err(why),
+        })
+    }
+
+    /// Whether no start will use it any more.
+    fn is_useless(&self) -> bool {
+        match self.kind {
+            CacheKind::Packed => self.index().is_err(),
+            CacheKind::Hash => !Record::read(&self.path).is_ok_and(|r| r.is_current()),
+            CacheKind::Partial => false,
+        }
+    }
+}
+
+/// The folder where packed weights and hashes of models are kept.
+///
+/// Several processes may use one at once. A file that is removed while another process has it
+/// mapped stays there for that process until it ends (on Windows it cannot be removed then).
+#[derive(Clone, Debug)]
+pub struct CacheFolder(PathBuf);
+
+impl CacheFolder {
+    /// A folder, which need not be there.
+    pub fn new(dir: impl Into<PathBuf>) -> CacheFolder {
+        CacheFolder(dir.into())
+    }
+
+    pub(crate) fn packed(&self) -> PathBuf {
+        self.0.join("packed")
+    }
+
+    pub(crate) fn hashes(&self) -> PathBuf {
+        self.0.join("hashes")
+    }
+
+    /// All files of the cache, those used last first. Other files are not looked at.
+    ///
+    /// # Errors
+    /// A folder that cannot be read. One that is not there is empty.
+    pub fn files(&self) -> Result<Vec<CacheFile>> {
+        let mut all = Vec::new();
+        for (dir, ending, kind) in
+            [(self.packed(), "packed", CacheKind::Packed), (self.hashes(), "json", CacheKind::Hash)]
+        {
+            let entries = match std::fs::read_dir(&dir) {
+                Ok(entries) => entries,
+                Err(e) if e.kind() == ErrorKind::NotFound => continue,
+                Err(e) => return Err(e),
+            };
+            for entry in entries {
+                all.extend(file(&entry?, ending, kind));
+            }
+        }
+        all.sort_by(|a, b| b.used.cmp(&a.used).then_with(|| a.path.cmp(&b.path)));
+        Ok(all)
+    }
+
+    /// Removes files, those used longest ago first, until all together have at most `limit` bytes.
+    /// Hashes go last. `keep` stays, and so does what other processes are writing. Returns what was
+    /// removed.
+    ///
+    /// # Errors
+    /// A folder that cannot be read, or a file that cannot be removed.
+    pub fn shrink(&self, limit: u64, keep: Option<&Path>) -> Result<Vec<CacheFile>> {
+        let mut files = self.files()?;
+        files.reverse();
+        files.sort_by_key(|f| f.kind);
+        let mut total: u64 = files.iter().map(|f| f.bytes).sum();
+        let mut removed = Vec::new();
+        for file in files.into_iter().filter(|f| f.kind != CacheKind::Partial) {
+            if total <= limit {
+                break;
+            }
+            if keep != Some(&file.path) {
+                remove(&file.path)?;
+                total = total.saturating_sub(file.bytes);
+                removed.push(file);
+            }
+        }
+        Ok(removed)
+    }
+
+    /// Removes what no start will use: partial files that processes left behind, files that are
+    /// damaged or of another version, hashes of files that are gone or changed. Then as
+    /// [`CacheFolder::shrink`].
+    ///
+    /// # Errors
+    /// As [`CacheFolder::shrink`].
+    pub fn prune(&self, limit: u64) -> Result<Vec<CacheFile>> {
+        let mut removed = Vec::new();
+        for file in self.files()? {
+            if file.kind == CacheKind::Partial && remove_abandoned(&file.path) {
+                removed.push(file);
+            } else if file.is_useless() {
+                remove(&file.path)?;
+                removed.push(file);
+            }
+        }
+        removed.extend(self.shrink(limit, None)?);
+        Ok(removed)
+    }
+
+    /// Removes everything but what other processes are writing.
+    ///
+    /// # Errors
+    /// As [`CacheFolder::shrink`].
+    pub fn clear(&self) -> Result<Vec<CacheFile>> {
+        self.remove_abandoned();
+        self.shrink(0, None)
+    }
+
+    /// Removes what processes that ended left behind, as far as that is possible.
+    pub(crate) fn remove_abandoned(&self) {
+        let partial = |f: &CacheFile| f.kind == CacheKind::Partial;
+        for file in self.files().unwrap_or_default().into_iter().filter(partial) {
+            let _ = remove_abandoned(&file.path);
+        }
+    }
+}
+
+/// A file, if its name and form are those of the cache's.
+fn file(entry: &DirEntry, ending: &str, kind: CacheKind) -> Option<CacheFile> {
+    let path = entry.path();
+    let name = path.file_name()?.to_str()?;
+    let (digits, rest) = name.split_at_checked(DIGITS)?;
+    let hex = digits.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
+    let (rest, last) = rest.rsplit_once('.')?;
+    let kind = match last {
+        last if last == ending && rest.is_empty() => kind,
+        ENDING => CacheKind::Partial,
+        _ => return None,
+    };
+    // Of a link, the link. Opening a pipe would wait for its other end.
+    let links = kind == CacheKind::Packed;
+    let meta = entry.metadata().ok()?;
+    if !hex || !(meta.is_file() || links && meta.is_symlink()) {
+        return None;
+    }
+    let used = meta.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+    Some(CacheFile { path, kind, bytes: meta.len(), used })
+}
+
+fn remove(path: &Path) -> Result<()> {
+    match std::fs::remove_file(path) {
+        Err(e) if e.kind() != ErrorKind::NotFound => {
+            Err(std::io::Error::new(e.kind(), format!("{}: {e}", path.display())))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::time::Duration;
+
+    use super::*;
+
+    fn add(dir: &Path, name: &str, bytes: usize, age: u64) -> PathBuf {
+        let path = dir.join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(&path, vec![0; bytes]).unwrap();
+        let file = File::options().write(true).open(&path).unwrap();
+        file.set_modified(SystemTime::now() - Duration::from_secs(age)).unwrap();
+        path
+    }
+
+    fn packed(digit: char) -> String {
+        format!("packed/{}.packed", String::from(digit).repeat(DIGITS))
+    }
+
+    #[test]
+    fn what_was_used_longest_ago_goes_first_and_hashes_last() {
+        let dir = tempfile::tempdir().unwrap();
+        let [old, new, kept] = [('a', 300), ('b', 100), ('c', 900)]
+            .map(|(d, age)| add(dir.path(), &packed(d), 100, age));
+        let hash = add(dir.path(), &format!("hashes/{}.json", "d".repeat(DIGITS)), 10, 999);
+        let others = [
+            add(dir.path(), "packed/notes.txt", 1000, 999),
+            add(dir.path(), &format!("packed/{}.packed", "x".repeat(DIGITS)), 1000, 999),
+            add(dir.path(), "packed/short.packed", 1000, 999),
+            add(dir.path(), "model.safetensors", 1000, 999),
+        ];
+        let folder = CacheFolder::new(dir.path());
+        assert_eq!(folder.files().unwrap().iter().map(|f| f.bytes).sum::<u64>(), 310);
+        assert!(folder.shrink(310, None).unwrap().is_empty());
+        let gone = |f: Vec<CacheFile>| f.into_iter().map(|f| f.path).collect::<Vec<_>>();
+        assert_eq!(gone(folder.shrink(309, Some(&kept)).unwrap()), [old.as_path()]);
+        assert_eq!(gone(folder.shrink(100, Some(&kept)).unwrap()), [new.clone(), hash.clone()]);
+        assert!(kept.exists() && others.iter().all(|o| o.exists()));
+        assert_eq!(gone(folder.clear().unwrap()), [kept]);
+        assert!(others.iter().all(|o| o.exists()));
+    }
+
+    #[test]
+    fn pruning_takes_what_is_of_no_use() {
+        let dir = tempfile::tempdir().unwrap();
+        add(dir.path(), &packed('a'), 5000, 10);
+        add(dir.path(), &format!("hashes/{}.json", "b".repeat(DIGITS)), 10, 10);
+        add(dir.path(), &format!("packed/{}.7-1-5.partial", "c".repeat(DIGITS)), 10, 10);
+        let used = super::super::Partial::begin(&dir.path().join(packed('d'))).unwrap();
+        let folder = CacheFolder::new(dir.path());
+        let gone =
+            CacheFile { path: dir.path().join("gone"), ..folder.files().unwrap()[0].clone() };
+        assert!(CacheFile { kind: CacheKind::Packed, ..gone }.verify().is_ok());
+        let unsound = folder.files().unwrap().into_iter().filter(|f| f.verify().is_err());
+        assert_eq!(unsound.count(), 2);
+        assert_eq!(folder.prune(u64::MAX).unwrap().len(), 3);
+        let [left] = folder.files().unwrap().try_into().unwrap();
+        assert_eq!(left.kind, CacheKind::Partial);
+        assert!(folder.clear().unwrap().is_empty() && left.path.exists());
+        drop(used);
+        assert!(folder.files().unwrap().is_empty());
+    }
+
+    #[test]
+    fn folders_that_are_none() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(CacheFolder::new(dir.path().join("none")).files().unwrap().is_empty());
+        std::fs::write(dir.path().join("file"), "x").unwrap();
+        assert!(CacheFolder::new(dir.path().join("file")).files().is_err());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn links_are_removed_not_what_they_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = add(dir.path(), "precious", 1000, 10);
+        add(dir.path(), &packed('a'), 1, 10);
+        let link = dir.path().join(packed('b'));
+        std::os::unix::fs::symlink(&target, &link).unwrap();
+        let folder = CacheFolder::new(dir.path());
+        assert_eq!(folder.clear().unwrap().len(), 2);
+        assert!(target.exists() && link.symlink_metadata().is_err());
+    }
+}

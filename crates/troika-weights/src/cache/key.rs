@@ -1,0 +1,210 @@
+//! The name of a file of packed weights: a hash of all that its bytes depend on.
+//!
+//! That is the bytes of the model's files and, for each weight that is made, where its values come
+//! from and what they become, written down field by field: names of types and variants in the
+//! program may change, what is hashed here does not. What a device makes of them is told apart by
+//! the layout's name, which the file keeps beside each weight.
+
+use std::ops::Range;
+
+use troika_model::spec::{Int4Layout, Recipe};
+
+use crate::bind::bound::Bound;
+use crate::bind::int4::Int4Weight;
+use crate::bind::source::Source;
+
+/// Changes whenever reading or cutting weights (`cut`, `int4`, `source`, or taking blocks apart)
+/// gives other bytes for the same files.
+const READ_VERSION: u64 = 2;
+
+/// The key of the weights that are made of files with these hashes.
+pub(crate) fn key(bound: &[Bound], files: &[blake3::Hash]) -> blake3::Hash {
+    let mut to = Encoder(blake3::Hasher::new_derive_key("troika 2026 key of packed weights"));
+    to.number(READ_VERSION);
+    to.number(u64::from(troika_graph::quantize::VERSION));
+    to.size(files.len());
+    files.iter().for_each(|f| to.bytes(f.as_bytes()));
+    for b in bound.iter().filter(|b| b.source.is_made()) {
+        to.text(&b.key.to_string());
+        to.size(b.shape.rows);
+        to.size(b.shape.cols);
+        to.text(b.shape.dtype.name());
+        to.text(&b.tensor);
+        to.source(&b.source);
+    }
+    to.0.finalize()
+}
+
+/// Writes values one after another so that no two lists of them look the same.
+struct Encoder(blake3::Hasher);
+
+impl Encoder {
+    fn number(&mut self, n: u64) {
+        self.0.update(&n.to_le_bytes());
+    }
+
+    fn size(&mut self, n: usize) {
+        self.number(n as u64);
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) {
+        self.size(bytes.len());
+        self.0.update(bytes);
+    }
+
+    fn text(&mut self, text: &str) {
+        self.bytes(text.as_bytes());
+    }
+
+    fn ranges(&mut self, ranges: &[Range<usize>]) {
+        self.size(ranges.len());
+        ranges.iter().for_each(|r| [r.start, r.end].into_iter().for_each(|n| self.size(n)));
+    }
+
+    fn source(&mut self, source: &Source) {
+        match source {
+            Source::Ready { .. } => self.number(0),
+            Source::Cut { tensor, recipe } => {
+                self.number(1);
+                self.text(tensor.dtype.name());
+                self.size(tensor.shape.len());
+                tensor.shape.iter().for_each(|&d| self.size(d));
+                self.recipe(recipe);
+            }
+            Source::Random { need, dtype, seed } => {
+                self.number(2);
+                self.size(need.rows);
+                self.size(need.cols);
+                self.text(dtype.name());
+                self.number(*seed);
+            }
+            Source::Int4(weight) => {
+                self.number(3);
+                self.int4(weight);
+            }
+        }
+    }
+
+    fn recipe(&mut self, recipe: &Recipe) {
+        self.text(&recipe.tensor);
+        self.ranges(&recipe.rows);
+        match recipe.cols {
+            None => self.number(0),
+            Some(cols) => {
+                self.number(1);
+                [cols.start, cols.len, cols.step].into_iter().for_each(|n| self.size(n));
+            }
+        }
+        self.number(u64::from(recipe.transpose));
+    }
+
+    fn int4(&mut self, weight: &Int4Weight) {
+        match weight.layout {
+            Int4Layout::Gptq { less_one } => {
+                self.number(0);
+                self.number(u64::from(less_one));
+            }
+            Int4Layout::Awq => self.number(1),
+        }
+        self.size(weight.group);
+        self.ranges(&weight.taken);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use troika_device::WeightBytes;
+    use troika_graph::DType;
+
+    use super::*;
+    use crate::bind::source::Opened;
+    use troika_model::lower::WeightShape;
+    use troika_model::spec::Cols;
+    use troika_model::spec::StoredTensor;
+    use troika_model::spec::{Key, Slot};
+
+    fn numbers(n: usize) -> Vec<u8> {
+        (0..n as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect()
+    }
+
+    fn cut(dtype: DType, target: DType, recipe: Recipe, shape: (usize, usize)) -> Bound {
+        let bytes = match dtype {
+            // No NaN, and exponents that are not extreme.
+            DType::BF16 => numbers(64 * 64).iter().flat_map(|b| [*b, 0x3f]).collect(),
+            _ => numbers(64 * dtype.row_bytes(64).unwrap()),
+        };
+        let tensor = StoredTensor { dtype, shape: vec![64, 64], bytes: WeightBytes::owned(bytes) };
+        let shape = WeightShape { rows: shape.0, cols: shape.1, dtype: target };
+        let name = recipe.tensor.clone();
+        let source = Source::Cut { tensor, recipe };
+        Bound::new(Key::layer(1, Slot::Up), shape, source, name)
+    }
+
+    fn int4(layout: Int4Layout, group: usize) -> Bound {
+        let words = |n: usize| WeightBytes::owned(numbers(4 * n));
+        let scales: Vec<u8> = numbers(256).iter().flat_map(|b| [*b, 0x20]).collect();
+        let scales = StoredTensor {
+            dtype: DType::F16,
+            shape: vec![64 / group, 16],
+            bytes: WeightBytes::owned(scales),
+        };
+        let weight = Int4Weight::new(layout, (words(128), words(4), scales), (16, group));
+        let shape = WeightShape { rows: 16, cols: 64, dtype: DType::Q4_G32 };
+        Bound::new(Key::layer(0, Slot::Q), shape, Source::Int4(Box::new(weight)), "q".into())
+    }
+
+    fn all() -> Vec<Bound> {
+        let some = Recipe::rows("t", 8..40);
+        let columns = Recipe { cols: Some(Cols { start: 1, len: 32, step: 2 }), ..some.clone() };
+        let turned = Recipe { transpose: true, ..columns.clone() };
+        vec![
+            cut(DType::BF16, DType::Q4_G32, Recipe::whole("t"), (64, 64)),
+            cut(DType::BF16, DType::Q8_0, some, (32, 64)),
+            cut(DType::BF16, DType::Q8_0, columns, (32, 32)),
+            cut(DType::BF16, DType::Q8_0, turned, (32, 32)),
+            int4(Int4Layout::Gptq { less_one: true }, 32),
+            int4(Int4Layout::Gptq { less_one: false }, 32),
+            int4(Int4Layout::Gptq { less_one: true }, 64),
+            int4(Int4Layout::Awq, 32),
+        ]
+    }
+
+    fn made(b: &Bound) -> Vec<u8> {
+        let opened: Opened<'_> = b.source.open(b.shape).unwrap();
+        opened.rows(b.shape, 0..b.shape.rows).unwrap().data.bytes.to_vec()
+    }
+
+    /// Every difference that gives other bytes gives another key.
+    #[test]
+    fn other_bytes_have_other_keys() {
+        let all = all();
+        for (i, a) in all.iter().enumerate() {
+            for b in &all[..i] {
+                assert_ne!(made(a), made(b), "the case shows nothing");
+                let keys = [a, b].map(|b| key(std::slice::from_ref(b), &[]));
+                assert_ne!(keys[0], keys[1]);
+            }
+        }
+        let one = || cut(DType::BF16, DType::Q8_0, Recipe::whole("t"), (64, 64));
+        let of = |b: Bound, files: &[blake3::Hash]| key(&[b], files);
+        let hashes = [blake3::hash(b"a"), blake3::hash(b"b")];
+        let plain = of(one(), &hashes);
+        assert_eq!(plain, of(one(), &hashes));
+        assert_ne!(plain, of(one(), &hashes[..1]));
+        assert_ne!(plain, of(one(), &[hashes[1], hashes[0]]));
+        assert_ne!(plain, of(Bound { tensor: "u".into(), ..one() }, &hashes));
+        assert_ne!(plain, of(Bound { key: Key::layer(1, Slot::Gate), ..one() }, &hashes));
+    }
+
+    /// What was kept on disk by an earlier build means the same to this one. When the first number
+    /// changes, code that makes weights gives other bytes: raise `READ_VERSION` (or the version of
+    /// `quantize`). The second changes with every version.
+    #[test]
+    fn bytes_and_keys_are_those_of_earlier_builds() {
+        let all = all();
+        let bytes: Vec<u8> = all.iter().flat_map(made).collect();
+        let first = blake3::hash(&bytes).to_hex();
+        let second = key(&all, &[blake3::hash(b"file")]).to_hex();
+        assert_eq!((&first[..16], &second[..16]), ("e02b107561358902", "aa571147afa888cb"));
+    }
+}

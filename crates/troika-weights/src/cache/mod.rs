@@ -1,0 +1,239 @@
+//! Packed weights kept on disk, so that the next start maps them instead of making them.
+//!
+//! One file per model and quantization. Its name is a hash of all that the packed bytes depend on
+//! beside the layout ([`key`]). It is written beside its place and renamed when it is whole
+//! ([`partial`]), so two processes may write the same one. Layout, numbers little-endian:
+//!
+//! | bytes | |
+//! |---|---|
+//! | 0..8 | `TROIKAPW` |
+//! | 8..12 | version |
+//! | 16..24, 24..32 | offset and length of the index |
+//! | 32..64 | hash of the index |
+//! | 4096.. | packed weights, each 4096-byte aligned |
+//! | last | the index, JSON ([`PackedIndex`]) |
+//!
+//! Each weight's hash is checked when it is asked for. What does not fit is made again. The hashes
+//! find damage, not forgery: whoever can write to the folder decides what the model computes.
+
+mod folder;
+mod format;
+pub(crate) mod hash;
+mod key;
+mod partial;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{Error, Seek, SeekFrom, Write};
+use std::path::PathBuf;
+use std::sync::Mutex;
+
+use format::{ALIGN, Found};
+use troika_device::WeightBytes;
+
+use crate::parallel::lock;
+
+pub use folder::{CacheFile, CacheFolder, CacheKind};
+pub use format::{PackedEntry, PackedIndex, parse_packed};
+pub(crate) use key::key;
+pub(crate) use partial::{Partial, touch};
+
+/// A file being written.
+struct Writer {
+    partial: Partial,
+    at: u64,
+    entries: Vec<PackedEntry>,
+    /// Bytes the file may have.
+    limit: u64,
+}
+
+enum State {
+    /// Nothing new yet.
+    Clean,
+    Writing(Writer),
+    /// Nothing more is written.
+    Closed,
+}
+
+/// The packed weights of one model and quantization.
+pub(crate) struct PackedCache {
+    folder: CacheFolder,
+    path: PathBuf,
+    /// The model's file and the types of what is kept.
+    what: (String, String),
+    /// Bytes of the folder.
+    limit: u64,
+    found: Option<Found>,
+    state: Mutex<State>,
+    /// One of each kind: a damaged weight is as good as many.
+    warnings: Mutex<BTreeMap<&'static str, String>>,
+}
+
+impl PackedCache {
+    /// The file for `key` in a folder, if there is one; else one is begun by the first
+    /// [`PackedCache::put`]. All files of the folder may have `limit` bytes; `what` says what the
+    /// weights are made of and what they become.
+    pub fn open(
+        folder: CacheFolder,
+        limit: Option<u64>,
+        key: &blake3::Hash,
+        what: (String, String),
+    ) -> PackedCache {
+        folder.remove_abandoned();
+        let path = folder.packed().join(format!("{}.packed", &key.to_hex()[..32]));
+        let mut cache = PackedCache {
+            folder,
+            path,
+            what,
+            limit: limit.unwrap_or(u64::MAX),
+            found: None,
+            state: Mutex::new(State::Clean),
+            warnings: Mutex::default(),
+        };
+        // A link to nothing is not there, either.
+        if cache.path.exists() {
+            match Found::read(&cache.path) {
+                Ok(found) => {
+                    touch(&cache.path);
+                    cache.found = Some(found);
+                }
+                Err(why) => cache.damaged(&why),
+            }
+        }
+        cache
+    }
+
+    /// A packed weight of the expected length.
+    pub fn get(&self, name: &str, layout: &str, len: usize) -> Option<WeightBytes> {
+        let found = self.found.as_ref()?;
+        let entry = found.entry(name, layout)?;
+        let range = entry.range().filter(|r| r.len() == len);
+        let bytes = range.and_then(|r| WeightBytes::new(found.map.clone(), r));
+        let bytes = bytes.filter(|b| hash::of_bytes(b).to_hex().as_str() == entry.hash);
+        if bytes.is_none() {
+            self.damaged(&format!("weight {name}"));
+        }
+        bytes
+    }
+
+    /// Tensors in which NaN or infinities were seen when the file was made.
+    pub fn non_finite(&self) -> BTreeSet<String> {
+        self.found.as_ref().map(|f| f.index.non_finite.clone()).unwrap_or_default()
+    }
+
+    /// Writes a packed weight. A disk that is full or a folder that cannot be written ends the
+    /// writing with a warning; nothing depends on it.
+    pub fn put(&self, name: &str, layout: &str, bytes: &[u8]) {
+        let mut state = lock(&self.state);
+        if matches!(*state, State::Clean) {
+            *state = match Partial::begin(&self.path) {
+                Ok(partial) => State::Writing(Writer::new(partial, self.limit)),
+                Err(e) => self.failed(&e),
+            };
+        }
+        let State::Writing(writer) = &mut *state else { return };
+        if let Err(e) = writer.add(name, layout, bytes) {
+            *state = self.failed(&e);
+        }
+    }
+
+    /// Puts the file in its place if anything was written, together with what the former one
+    /// held beside, and removes others if the folder has become too large. `changed` names a file
+    /// of the model that is not what it was when the key was made. Returns the warnings of all
+    /// that happened.
+    pub fn finish(&self, non_finite: BTreeSet<String>, changed: Option<String>) -> Vec<String> {
+        let mut state = lock(&self.state);
+        if let State::Writing(mut writer) = std::mem::replace(&mut *state, State::Closed) {
+            let written = match (changed, &self.found) {
+                (Some(file), _) => Err(Error::other(format!("{file} was changed meanwhile"))),
+                (None, Some(found)) => writer.take_over(found),
+                (None, None) => Ok(()),
+            };
+            let index = PackedIndex {
+                model: self.what.0.clone(),
+                types: self.what.1.clone(),
+                entries: Vec::new(),
+                non_finite,
+            };
+            if let Err(e) = written.and_then(|()| writer.finish(index, &self.path)) {
+                self.failed(&e);
+            }
+        }
+        // A folder that cannot be used need not be told of twice.
+        let told = lock(&self.warnings).contains_key("failed");
+        let shrunk = self.folder.shrink(self.limit, Some(&self.path));
+        if let (Err(e), false) = (shrunk, told) {
+            let text = format!("packed weights that are no longer used cannot be removed: {e}");
+            self.warn("shrink", text);
+        }
+        std::mem::take(&mut *lock(&self.warnings)).into_values().collect()
+    }
+
+    fn failed(&self, e: &Error) -> State {
+        let dir = self.path.parent().unwrap_or(&self.path).display();
+        self.warn(
+            "failed",
+            format!(
+                "packed weights cannot be kept in {dir} ({e}); the next start makes them again"
+            ),
+        );
+        State::Closed
+    }
+
+    fn damaged(&self, why: &str) {
+        let path = self.path.display();
+        self.warn("damaged", format!("{path} is damaged ({why}); it is made again"));
+    }
+
+    fn warn(&self, kind: &'static str, text: String) {
+        lock(&self.warnings).entry(kind).or_insert(text);
+    }
+}
+
+impl Writer {
+    fn new(partial: Partial, limit: u64) -> Writer {
+        Writer { partial, at: ALIGN, entries: Vec::new(), limit }
+    }
+
+    fn add(&mut self, name: &str, layout: &str, bytes: &[u8]) -> std::io::Result<()> {
+        let offset = self.at.next_multiple_of(ALIGN);
+        let end = offset + bytes.len() as u64;
+        if end > self.limit {
+            let mib = self.limit >> 20;
+            return Err(Error::other(format!("they take more than the {mib} MiB allowed")));
+        }
+        self.partial.file.seek(SeekFrom::Start(offset))?;
+        self.partial.file.write_all(bytes)?;
+        self.at = end;
+        let hash = hash::of_bytes(bytes).to_hex().to_string();
+        let (name, layout, len) = (name.to_string(), layout.to_string(), bytes.len() as u64);
+        self.entries.push(PackedEntry { name, layout, offset, len, hash });
+        Ok(())
+    }
+
+    /// Copies what is only in the former file: forms another device asked for.
+    fn take_over(&mut self, old: &Found) -> std::io::Result<()> {
+        for e in &old.index.entries {
+            let here = self.entries.iter().any(|n| (&n.name, &n.layout) == (&e.name, &e.layout));
+            if let Some(bytes) = old.bytes(e).filter(|_| !here) {
+                self.add(&e.name, &e.layout, bytes)?;
+                // A weight that was damaged stays so.
+                if let Some(new) = self.entries.last_mut() {
+                    new.hash.clone_from(&e.hash);
+                }
+                old.map.release(bytes);
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(mut self, mut index: PackedIndex, place: &std::path::Path) -> std::io::Result<()> {
+        index.entries = std::mem::take(&mut self.entries);
+        let text = serde_json::to_vec(&index)?;
+        let file = &mut self.partial.file;
+        file.seek(SeekFrom::Start(self.at))?;
+        file.write_all(&text)?;
+        file.seek(SeekFrom::Start(0))?;
+        file.write_all(&format::head(self.at, &text))?;
+        self.partial.put(place)
+    }
+}

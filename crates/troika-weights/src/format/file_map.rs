@@ -1,0 +1,129 @@
+//! Memory-mapped files, and giving their pages back; files a program holds itself.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use memmap2::Mmap;
+
+use crate::error::WeightError;
+use crate::format::shortened::Watch;
+
+/// A file's bytes: memory-mapped, or part of this program.
+///
+/// A file that another program shortens while it is mapped ends the process by a signal (SIGBUS
+/// on Unix) when its lost pages are read; see [`crate::exit_when_shortened`].
+pub struct FileMap {
+    path: PathBuf,
+    bytes: Bytes,
+}
+
+enum Bytes {
+    Mapped {
+        // Before the map: what is unmapped must not be watched any more.
+        _watch: Watch,
+        map: Mmap,
+        file: File,
+    },
+    Inside(&'static [u8]),
+}
+
+impl FileMap {
+    pub(crate) fn new(path: &Path, file: File, map: Mmap) -> FileMap {
+        let watch = Watch::new(path, &file, &map);
+        let bytes = Bytes::Mapped { _watch: watch, map, file };
+        FileMap { path: path.to_path_buf(), bytes }
+    }
+
+    /// Bytes of this program; `name` is for messages.
+    pub(crate) fn inside(name: &str, bytes: &'static [u8]) -> FileMap {
+        FileMap { path: PathBuf::from(name), bytes: Bytes::Inside(bytes) }
+    }
+
+    /// Where it was found. The path may name another file by now.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The open file whose bytes are mapped; `None` for bytes of this program.
+    pub(crate) fn file(&self) -> Option<&File> {
+        match &self.bytes {
+            Bytes::Mapped { file, .. } => Some(file),
+            Bytes::Inside(_) => None,
+        }
+    }
+
+    /// Tells the system that these bytes are not needed for now, if they are the file's. They are
+    /// read again from the system's cache, or from disk, when somebody looks at them.
+    pub(crate) fn release(&self, bytes: &[u8]) -> bool {
+        let Some((map, at)) = self.mapped(bytes) else { return false };
+        release(map, at, bytes.len());
+        true
+    }
+
+    /// Asks the system to read these bytes ahead, if they are the file's.
+    pub(crate) fn fetch(&self, bytes: &[u8]) -> bool {
+        let Some((map, at)) = self.mapped(bytes) else { return false };
+        fetch(map, at, bytes.len());
+        true
+    }
+
+    /// The map, and where in it these bytes begin.
+    fn mapped(&self, bytes: &[u8]) -> Option<(&Mmap, usize)> {
+        let Bytes::Mapped { map, .. } = &self.bytes else { return None };
+        let (start, at) = (map.as_ptr() as usize, bytes.as_ptr() as usize);
+        let inside = at >= start && at + bytes.len() <= start + map.len();
+        inside.then(|| (map, at - start))
+    }
+}
+
+/// Maps a file into memory.
+pub(crate) fn map_file(path: &Path) -> Result<FileMap, WeightError> {
+    let io = |e: std::io::Error| io_error(path, &e);
+    // Asked before opening: opening a pipe would wait for its writer.
+    if !std::fs::metadata(path).map_err(io)?.is_file() {
+        return Err(io(std::io::Error::other("is not a regular file")));
+    }
+    let file = File::open(path).map_err(io)?;
+    // SAFETY: the map is read-only and private to this process. As with every memory-mapped
+    // model, a file that another program shortens while it is in use ends the process (in order
+    // where `exit_when_shortened` was called); the bytes are only ever read as plain numbers, so
+    // changed contents give wrong numbers, no more.
+    let map = unsafe { Mmap::map(&file) }.map_err(io)?;
+    if map.starts_with(b"version https://git-lfs") {
+        let why = "it is a Git LFS pointer, not the file it stands for".into();
+        return Err(WeightError::Damaged { file: path.display().to_string(), why });
+    }
+    Ok(FileMap::new(path, file, map))
+}
+
+pub(crate) fn io_error(path: &Path, e: &std::io::Error) -> WeightError {
+    WeightError::Io { path: path.display().to_string(), why: e.to_string() }
+}
+
+impl AsRef<[u8]> for FileMap {
+    fn as_ref(&self) -> &[u8] {
+        match &self.bytes {
+            Bytes::Mapped { map, .. } => map,
+            Bytes::Inside(bytes) => bytes,
+        }
+    }
+}
+
+#[cfg(unix)]
+fn release(map: &Mmap, offset: usize, len: usize) {
+    use memmap2::UncheckedAdvice::DontNeed;
+    // SAFETY: the map is of a file and read-only, so its pages come back with the same bytes. An
+    // advice that is refused changes nothing.
+    let _ = unsafe { map.unchecked_advise_range(DontNeed, offset, len) };
+}
+
+#[cfg(unix)]
+fn fetch(map: &Mmap, offset: usize, len: usize) {
+    let _ = map.advise_range(memmap2::Advice::WillNeed, offset, len);
+}
+
+#[cfg(not(unix))]
+fn release(_: &Mmap, _: usize, _: usize) {}
+
+#[cfg(not(unix))]
+fn fetch(_: &Mmap, _: usize, _: usize) {}

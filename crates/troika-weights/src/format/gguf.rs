@@ -1,0 +1,312 @@
+//! Headers of the GGUF format, versions 2 and 3.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use troika_graph::DType;
+use troika_model::spec::{GgufMeta, GgufValue};
+
+use crate::error::shown;
+
+/// Nesting of metadata arrays that is read.
+const MAX_DEPTH: usize = 4;
+
+/// Items of all metadata arrays together: several times what the largest vocabulary with its
+/// scores, types and merges has, yet no more memory than a small model takes.
+const MAX_ITEMS: usize = 1 << 22;
+
+/// Tensors of a file: each layer and expert of the largest models with one of its own.
+const MAX_TENSORS: usize = 1 << 18;
+
+/// Metadata pairs, of which files have some dozens.
+const MAX_PAIRS: usize = 1 << 16;
+
+/// Longest key or tensor name, as the format says of keys.
+const MAX_NAME: usize = (1 << 16) - 1;
+
+/// A tensor as the header describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GgufTensor {
+    /// Name.
+    pub name: String,
+    /// Shape, outermost first.
+    pub shape: Vec<usize>,
+    /// Element type, or the name of one this build does not read.
+    pub dtype: Result<DType, String>,
+    /// Bytes of the file (empty for types that are not read).
+    pub range: Range<usize>,
+}
+
+/// A parsed header.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GgufHeader {
+    /// Metadata.
+    pub meta: GgufMeta,
+    /// Tensors.
+    pub tensors: Vec<GgufTensor>,
+}
+
+struct Reader<'a> {
+    bytes: &'a [u8],
+    at: usize,
+    /// Array items read so far.
+    items: usize,
+}
+
+type Res<T> = Result<T, String>;
+
+impl<'a> Reader<'a> {
+    fn left(&self) -> usize {
+        self.bytes.len() - self.at
+    }
+
+    fn take(&mut self, n: usize) -> Res<&'a [u8]> {
+        if n > self.left() {
+            return Err(format!("it ends at byte {} inside the header", self.bytes.len()));
+        }
+        self.at += n;
+        Ok(&self.bytes[self.at - n..self.at])
+    }
+
+    fn array<const N: usize>(&mut self) -> Res<[u8; N]> {
+        self.take(N)?.try_into().map_err(|_| "short read".to_string())
+    }
+
+    fn u32(&mut self) -> Res<u32> {
+        Ok(u32::from_le_bytes(self.array()?))
+    }
+
+    fn u64(&mut self) -> Res<u64> {
+        Ok(u64::from_le_bytes(self.array()?))
+    }
+
+    /// A count of items of at least `min_bytes` each: more than the file holds is refused before
+    /// anything is allocated.
+    fn count(&mut self, what: &str, min_bytes: usize) -> Res<usize> {
+        let n = self.u64()?;
+        if n > (self.left() / min_bytes) as u64 {
+            return Err(format!("it claims {n} {what}, more than its bytes can hold"));
+        }
+        Ok(n as usize)
+    }
+
+    fn string(&mut self) -> Res<String> {
+        let n = self.count("bytes of text", 1)?;
+        Ok(String::from_utf8_lossy(self.take(n)?).into_owned())
+    }
+
+    fn name(&mut self) -> Res<String> {
+        let name = self.string()?;
+        match name.len() {
+            0..=MAX_NAME => Ok(name),
+            long => Err(format!("it has a name of {long} bytes")),
+        }
+    }
+
+    fn value(&mut self, kind: u32, depth: usize) -> Res<GgufValue> {
+        use GgufValue::{Bool, Float, Int, Uint};
+        Ok(match kind {
+            0 => Uint(u64::from(self.array::<1>()?[0])),
+            1 => Int(i64::from(i8::from_le_bytes(self.array()?))),
+            2 => Uint(u64::from(u16::from_le_bytes(self.array()?))),
+            3 => Int(i64::from(i16::from_le_bytes(self.array()?))),
+            4 => Uint(u64::from(self.u32()?)),
+            5 => Int(i64::from(i32::from_le_bytes(self.array()?))),
+            6 => Float(f64::from(f32::from_le_bytes(self.array()?))),
+            7 => Bool(self.array::<1>()?[0] != 0),
+            8 => GgufValue::Str(self.string()?),
+            9 => self.list(depth)?,
+            10 => Uint(self.u64()?),
+            11 => Int(i64::from_le_bytes(self.array()?)),
+            12 => Float(f64::from_le_bytes(self.array()?)),
+            _ => return Err(format!("it has a metadata value of unknown type {kind}")),
+        })
+    }
+
+    fn list(&mut self, depth: usize) -> Res<GgufValue> {
+        if depth == MAX_DEPTH {
+            return Err("its metadata arrays are nested too deeply".into());
+        }
+        let kind = self.u32()?;
+        let min = match kind {
+            0 | 1 | 7 => 1,
+            2 | 3 => 2,
+            4..=6 => 4,
+            8 | 10..=12 => 8,
+            9 => 12,
+            _ => return Err(format!("it has a metadata array of unknown type {kind}")),
+        };
+        let n = self.count("array items", min)?;
+        self.items = self.items.saturating_add(n);
+        if self.items > MAX_ITEMS {
+            return Err(format!("its metadata arrays have more than {MAX_ITEMS} items"));
+        }
+        (0..n).map(|_| self.value(kind, depth + 1)).collect::<Res<_>>().map(GgufValue::Array)
+    }
+}
+
+/// Why a file is none that is read here, though nothing need be wrong with it: another format,
+/// version or byte order.
+pub(crate) fn foreign(bytes: &[u8]) -> Option<String> {
+    if !bytes.starts_with(b"GGUF") {
+        return Some("it does not start with GGUF".into());
+    }
+    let version = bytes.get(4..8).and_then(|v| Some(u32::from_le_bytes(v.try_into().ok()?)));
+    match version {
+        // Too short: the parser says so.
+        None | Some(2 | 3) => None,
+        Some(v) if matches!(v.swap_bytes(), 1..=3) => {
+            Some("it is a big-endian GGUF file, only little-endian ones are read".into())
+        }
+        Some(v) => Some(format!("it is GGUF version {v}, versions 2 and 3 are read")),
+    }
+}
+
+/// Parses a whole header; `bytes` is the whole file.
+///
+/// # Errors
+/// A sentence that says what is wrong: another format or version, counts or offsets past the end,
+/// impossible shapes.
+pub fn parse(bytes: &[u8]) -> Result<GgufHeader, String> {
+    if let Some(why) = foreign(bytes) {
+        return Err(why);
+    }
+    let mut r = Reader { bytes, at: 8.min(bytes.len()), items: 0 };
+    // A tensor takes at least name length, dimensions, type and offset; a pair at least 13.
+    let tensor_count = r.count("tensors", 24)?;
+    let pair_count = r.count("metadata pairs", 13)?;
+    for (count, most, what) in
+        [(tensor_count, MAX_TENSORS, "tensors"), (pair_count, MAX_PAIRS, "metadata pairs")]
+    {
+        if count > most {
+            return Err(format!("it has {count} {what}, at most {most} are read"));
+        }
+    }
+    let mut meta = BTreeMap::new();
+    for _ in 0..pair_count {
+        let key = r.name()?;
+        let kind = r.u32()?;
+        let value = r.value(kind, 0).map_err(|e| format!("{e} (key {})", shown(&key)))?;
+        if meta.contains_key(&key) {
+            return Err(format!("metadata key {} appears twice", shown(&key)));
+        }
+        meta.insert(key, value);
+    }
+    let meta = GgufMeta(meta);
+    let infos = (0..tensor_count).map(|_| tensor_info(&mut r)).collect::<Res<Vec<_>>>()?;
+    let align = match meta.get("general.alignment") {
+        None => 32,
+        Some(v) => v
+            .as_u64()
+            .filter(|a| a.is_power_of_two() && *a <= 1 << 20)
+            .ok_or("general.alignment is not a power of two")? as usize,
+    };
+    let data = r.at.next_multiple_of(align);
+    let mut names = BTreeSet::new();
+    let mut tensors = Vec::with_capacity(infos.len());
+    for info in infos {
+        if !names.insert(info.name.clone()) {
+            return Err(format!("tensor {} appears twice", shown(&info.name)));
+        }
+        tensors.push(place(info, data, bytes.len())?);
+    }
+    Ok(GgufHeader { meta, tensors })
+}
+
+struct Info {
+    name: String,
+    shape: Vec<usize>,
+    kind: u32,
+    offset: u64,
+}
+
+fn tensor_info(r: &mut Reader<'_>) -> Res<Info> {
+    let name = r.name()?;
+    let dims = r.u32()?;
+    if dims > 4 {
+        let name = shown(&name);
+        return Err(format!("tensor {name} has {dims} dimensions, at most 4 are possible"));
+    }
+    let mut shape = Vec::new();
+    for _ in 0..dims {
+        let d = r.u64()?;
+        let large = |_| format!("tensor {} is too large", shown(&name));
+        shape.push(usize::try_from(d).map_err(large)?);
+    }
+    shape.reverse();
+    Ok(Info { name, shape, kind: r.u32()?, offset: r.u64()? })
+}
+
+fn place(info: Info, data: usize, file_len: usize) -> Res<GgufTensor> {
+    let Info { name, shape, kind, offset } = info;
+    let dtype = match dtype_of(kind) {
+        Ok(d) => d,
+        Err(other) => return Ok(GgufTensor { name, shape, dtype: Err(other), range: 0..0 }),
+    };
+    let cols = shape.last().copied().unwrap_or(1);
+    let rows = shape.iter().rev().skip(1).try_fold(1usize, |n, &d| n.checked_mul(d));
+    let row_bytes = dtype.row_bytes(cols).ok_or_else(|| {
+        let (name, block) = (shown(&name), dtype.block_len());
+        format!("tensor {name} has rows of {cols} values, {dtype} needs whole blocks of {block}")
+    })?;
+    let bytes = rows.and_then(|r| r.checked_mul(row_bytes));
+    let start = usize::try_from(offset).ok().and_then(|o| o.checked_add(data));
+    let end = start.zip(bytes).and_then(|(s, b)| s.checked_add(b));
+    match start.zip(end).filter(|&(_, end)| end <= file_len) {
+        Some((start, end)) => Ok(GgufTensor { name, shape, dtype: Ok(dtype), range: start..end }),
+        None => Err(format!("tensor {} lies past the end of the file", shown(&name))),
+    }
+}
+
+/// ggml's type numbers.
+fn dtype_of(kind: u32) -> Result<DType, String> {
+    Ok(match kind {
+        0 => DType::F32,
+        1 => DType::F16,
+        2 => DType::Q4_0,
+        3 => DType::Q4_1,
+        6 => DType::Q5_0,
+        7 => DType::Q5_1,
+        8 => DType::Q8_0,
+        10 => DType::Q2_K,
+        11 => DType::Q3_K,
+        12 => DType::Q4_K,
+        13 => DType::Q5_K,
+        14 => DType::Q6_K,
+        30 => DType::BF16,
+        39 => DType::MXFP4,
+        other => {
+            let names = [
+                (4, "Q4_2"),
+                (5, "Q4_3"),
+                (9, "Q8_1"),
+                (15, "Q8_K"),
+                (16, "IQ2_XXS"),
+                (17, "IQ2_XS"),
+                (18, "IQ3_XXS"),
+                (19, "IQ1_S"),
+                (20, "IQ4_NL"),
+                (21, "IQ3_S"),
+                (22, "IQ2_S"),
+                (23, "IQ4_XS"),
+                (24, "I8"),
+                (25, "I16"),
+                (26, "I32"),
+                (27, "I64"),
+                (28, "F64"),
+                (29, "IQ1_M"),
+                (31, "Q4_0_4_4"),
+                (32, "Q4_0_4_8"),
+                (33, "Q4_0_8_8"),
+                (34, "TQ1_0"),
+                (35, "TQ2_0"),
+                (36, "IQ4_NL_4_4"),
+                (37, "IQ4_NL_4_8"),
+                (38, "IQ4_NL_8_8"),
+                (40, "NVFP4"),
+            ];
+            let known = names.iter().find(|n| n.0 == other).map(|n| n.1.to_string());
+            return Err(known.unwrap_or_else(|| format!("number {other}")));
+        }
+    })
+}

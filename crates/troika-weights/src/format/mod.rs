@@ -1,0 +1,21 @@
+//! The formats of model files: safetensors and GGUF, mapped into memory.
+
+pub(crate) mod file_map;
+pub(crate) mod gguf;
+pub(crate) mod gguf_files;
+pub(crate) mod open;
+pub(crate) mod safetensors;
+pub(crate) mod shortened;
+
+use std::sync::Arc;
+
+use file_map::FileMap;
+use troika_model::spec::Checkpoint;
+
+/// A checkpoint whose tensors lie in mapped files.
+pub trait MappedCheckpoint: Checkpoint {
+    /// The mapped files; none for tensors of other memory.
+    fn maps(&self) -> Vec<Arc<FileMap>> {
+        Vec::new()
+    }
+}

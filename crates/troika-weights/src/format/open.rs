@@ -1,0 +1,144 @@
+//! Finding and opening a model's files.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde_json::Value;
+use troika_model::files::read_small;
+use troika_model::spec::GgufMeta;
+
+use crate::error::WeightError;
+use crate::format::MappedCheckpoint;
+use crate::format::file_map::{FileMap, io_error};
+use crate::format::gguf_files::GgufFiles;
+use crate::format::safetensors::SafetensorsFiles;
+
+/// Where a model came from.
+#[derive(Clone, Debug)]
+pub enum FileSource {
+    /// A Hugging Face folder.
+    HuggingFace {
+        /// The folder.
+        dir: PathBuf,
+        /// Its `config.json`.
+        config: Value,
+    },
+    /// A GGUF file.
+    Gguf {
+        /// The (first) file.
+        path: PathBuf,
+        /// Its metadata.
+        meta: GgufMeta,
+    },
+}
+
+/// A model's opened files.
+#[derive(Clone)]
+pub struct ModelFiles {
+    /// The tensors.
+    pub files: Arc<dyn MappedCheckpoint>,
+    /// Everything else.
+    pub source: FileSource,
+}
+
+fn not_a_model(path: &Path, why: impl Into<String>) -> WeightError {
+    WeightError::NotAModel { path: path.display().to_string(), why: why.into() }
+}
+
+/// Opens a folder (with `config.json` and safetensors, or with one .gguf file) or a .gguf file.
+///
+/// # Errors
+/// A path that is not there, a folder that is not a model, damaged files.
+pub fn open(path: &Path) -> Result<ModelFiles, WeightError> {
+    let meta = std::fs::metadata(path).map_err(|e| io_error(path, &e))?;
+    if meta.is_dir() { open_dir(path) } else { open_file(path) }
+}
+
+/// Opens a GGUF file that this program holds; `name` stands for its path.
+///
+/// # Errors
+/// Bytes that are not a GGUF file.
+pub fn open_inside(name: &str, bytes: &'static [u8]) -> Result<ModelFiles, WeightError> {
+    let (files, meta) = GgufFiles::of(FileMap::inside(name, bytes))?;
+    let source = FileSource::Gguf { path: PathBuf::from(name), meta };
+    Ok(ModelFiles { files: Arc::new(files), source })
+}
+
+fn open_file(path: &Path) -> Result<ModelFiles, WeightError> {
+    let has_ending =
+        |ending: &str| path.extension().is_some_and(|e| e.eq_ignore_ascii_case(ending));
+    if has_ending("safetensors") || has_ending("json") {
+        return Err(not_a_model(path, "give the folder that holds it and config.json"));
+    }
+    let (files, meta) = match GgufFiles::open(path) {
+        Err(WeightError::Unsupported { .. }) if !has_ending("gguf") => {
+            let why = "a model is a folder with config.json and safetensors, or a .gguf file";
+            return Err(not_a_model(path, why));
+        }
+        opened => opened?,
+    };
+    let source = FileSource::Gguf { path: path.to_path_buf(), meta };
+    Ok(ModelFiles { files: Arc::new(files), source })
+}
+
+fn open_dir(dir: &Path) -> Result<ModelFiles, WeightError> {
+    let at = |name: &str| Some(dir.join(name)).filter(|p| p.exists());
+    let (index, single) = (at("model.safetensors.index.json"), at("model.safetensors"));
+    let (config, weights) = (at("config.json"), index.as_ref().or(single.as_ref()));
+    if config.is_none() || weights.is_none() {
+        let mut ggufs = files_of(dir, first_part);
+        if let (1, Some(one)) = (ggufs.len(), ggufs.pop()) {
+            return open_file(&one);
+        }
+    }
+    let config = config.map(|c| read_config(&c)).transpose()?;
+    let (config, weights) = match (config, weights) {
+        (Some(config), Some(weights)) => (config, weights),
+        (c, w) => return Err(not_a_model(dir, missing(dir, c.is_some(), w.is_some()))),
+    };
+    let files = match index {
+        Some(_) => SafetensorsFiles::open_index(weights)?,
+        None => SafetensorsFiles::open(weights)?,
+    };
+    let source = FileSource::HuggingFace { dir: dir.to_path_buf(), config };
+    Ok(ModelFiles { files: Arc::new(files), source })
+}
+
+fn read_config(path: &Path) -> Result<Value, WeightError> {
+    let text = read_small(path).map_err(|e| io_error(path, &e))?;
+    serde_json::from_slice(&text).map_err(|e| WeightError::Damaged {
+        file: path.display().to_string(),
+        why: format!("it is not JSON ({e})"),
+    })
+}
+
+/// What a folder lacks, as a sentence.
+fn missing(dir: &Path, has_config: bool, has_weights: bool) -> String {
+    let ending = |p: &Path, e: &str| p.extension().is_some_and(|x| x == e);
+    let torch = files_of(dir, |p| ending(p, "bin") || ending(p, "pth") || ending(p, "pt"));
+    let ggufs = files_of(dir, first_part).len();
+    match (has_config, has_weights) {
+        _ if ggufs > 1 => format!("it has {ggufs} .gguf files, give the path of one"),
+        (false, true) => "it has weights but no config.json".into(),
+        (true, _) if !torch.is_empty() => {
+            "its PyTorch weights are not read, convert them to safetensors".into()
+        }
+        (true, _) => "it has no model.safetensors (and no index of shards)".into(),
+        (false, false) => "it has neither config.json nor one .gguf file".into(),
+    }
+}
+
+/// The files of a folder that meet a condition.
+fn files_of(dir: &Path, wanted: impl Fn(&Path) -> bool) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.map(|e| e.path()).filter(|p| wanted(p)).collect()
+}
+
+/// Whether a path names a .gguf file that can be opened: no later part of a split one.
+fn first_part(path: &Path) -> bool {
+    let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+    let Some(stem) = name.strip_suffix(".gguf") else { return false };
+    // NAME-00002-of-00003
+    let part = stem.rsplit_once("-of-").and_then(|(left, _)| Some(left.rsplit_once('-')?.1));
+    part.and_then(|p| p.parse::<u32>().ok()).is_none_or(|part| part <= 1)
+}

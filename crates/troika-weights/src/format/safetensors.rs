@@ -1,0 +1,310 @@
+//! The safetensors format: a length, a JSON header, the data. Memory-mapped.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::ops::Range;
+use std::path::{Component, Path};
+use std::sync::Arc;
+
+use serde::Deserialize;
+use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde_json::Number;
+use troika_device::{WeightBytes, WeightOwner};
+use troika_graph::DType;
+use troika_model::files::read_small;
+use troika_model::spec::{Checkpoint, StoredTensor};
+
+use crate::error::{WeightError, shown};
+use crate::format::MappedCheckpoint;
+use crate::format::file_map::FileMap;
+use crate::format::file_map::map_file;
+
+/// Largest header read, as in the reference implementation.
+const MAX_HEADER: u64 = 100_000_000;
+
+/// A tensor as the header describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorEntry {
+    /// Type name in the file (`F32`, `BF16`, `I64`, ...).
+    pub dtype: String,
+    /// Shape, outermost first.
+    pub shape: Vec<usize>,
+    /// Bytes of the file.
+    pub range: Range<usize>,
+}
+
+/// Parses the header at the start of a file of `file_len` bytes.
+///
+/// # Errors
+/// A sentence that says what is wrong: lengths past the end, overlaps, sizes that do not match
+/// shapes, bad JSON.
+pub fn parse_header(
+    start: &[u8],
+    file_len: usize,
+) -> Result<BTreeMap<String, TensorEntry>, String> {
+    let head = start.get(..8).ok_or("it is shorter than the 8 bytes of a header length")?;
+    let len = u64::from_le_bytes(head.try_into().map_err(|_| "no header length")?);
+    if len > MAX_HEADER || len > (file_len as u64).saturating_sub(8) {
+        return Err(format!("the header length {len} does not fit the file of {file_len} bytes"));
+    }
+    let data_start = 8 + len as usize;
+    let json = start.get(8..data_start).ok_or("the header is cut short")?;
+    let header: Header = serde_json::from_slice(json).map_err(|e| match e.is_data() {
+        true => format!("the header does not describe tensors ({e})"),
+        false => format!("the header is not JSON ({e})"),
+    })?;
+    let mut entries = BTreeMap::new();
+    for (name, raw) in header.0 {
+        let entry = check_entry(raw, data_start, file_len)
+            .map_err(|why| format!("tensor {}: {why}", shown(&name)))?;
+        match entries.entry(name) {
+            Entry::Vacant(free) => _ = free.insert(entry),
+            Entry::Occupied(o) => return Err(format!("tensor {} appears twice", shown(o.key()))),
+        }
+    }
+    check_overlap(&entries)?;
+    Ok(entries)
+}
+
+/// The header's entries in the file's order: a map would keep the last of two with one name.
+struct Header(Vec<(String, RawEntry)>);
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct RawEntry {
+    dtype: Option<String>,
+    shape: Option<Vec<Number>>,
+    data_offsets: Option<Vec<Number>>,
+}
+
+impl<'de> Deserialize<'de> for Header {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Header, D::Error> {
+        from.deserialize_map(HeaderVisitor)
+    }
+}
+
+struct HeaderVisitor;
+
+impl<'de> Visitor<'de> for HeaderVisitor {
+    type Value = Header;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a JSON object of tensors")
+    }
+
+    fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Header, M::Error> {
+        let mut entries = Vec::new();
+        while let Some(name) = map.next_key::<String>()? {
+            if name == "__metadata__" {
+                map.next_value::<IgnoredAny>()?;
+            } else {
+                entries.push((name, map.next_value()?));
+            }
+        }
+        Ok(Header(entries))
+    }
+}
+
+fn check_entry(raw: RawEntry, data_start: usize, file_len: usize) -> Result<TensorEntry, String> {
+    let as_size = |d: &Number| d.as_u64().and_then(|d| usize::try_from(d).ok());
+    let dtype = raw.dtype.ok_or("has no dtype")?;
+    let dims = raw.shape.ok_or("has no shape")?;
+    let shape: Vec<usize> =
+        dims.iter().map(as_size).collect::<Option<_>>().ok_or("has an impossible shape")?;
+    let offsets = raw.data_offsets.ok_or("has no data_offsets")?;
+    let [begin, end] = offsets.as_slice() else { return Err("needs two data_offsets".into()) };
+    let (begin, end) =
+        as_size(begin).zip(as_size(end)).ok_or("has data_offsets that are not sizes")?;
+    if begin > end {
+        return Err(format!("its data ends ({end}) before it begins ({begin})"));
+    }
+    let absolute = |o: usize| o.checked_add(data_start).filter(|&o| o <= file_len);
+    let (Some(first), Some(last)) = (absolute(begin), absolute(end)) else {
+        return Err(format!("its data ({begin}..{end}) lies past the end of the file"));
+    };
+    let bits =
+        dtype_bits(&dtype).ok_or_else(|| format!("has the unknown type {}", shown(&dtype)))?;
+    let elements = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
+    let bytes = elements.and_then(|n| n.checked_mul(bits)).map(|b| b.div_ceil(8));
+    if bytes != Some(end - begin) {
+        let dims = shown(&format!("{shape:?}"));
+        return Err(format!("its {} bytes do not match {dtype} {dims}", end - begin));
+    }
+    Ok(TensorEntry { dtype, shape, range: first..last })
+}
+
+fn dtype_bits(name: &str) -> Option<usize> {
+    Some(match name {
+        "F64" | "I64" | "U64" | "C64" => 64,
+        "F32" | "I32" | "U32" => 32,
+        "F16" | "BF16" | "I16" | "U16" => 16,
+        "F4" => 4,
+        "F6_E2M3" | "F6_E3M2" => 6,
+        n if n.starts_with("F8_") => 8,
+        "I8" | "U8" | "BOOL" => 8,
+        _ => return None,
+    })
+}
+
+fn check_overlap(entries: &BTreeMap<String, TensorEntry>) -> Result<(), String> {
+    let mut ranges: Vec<_> =
+        entries.iter().filter(|(_, e)| !e.range.is_empty()).map(|(n, e)| (&e.range, n)).collect();
+    ranges.sort_by_key(|(r, _)| r.start);
+    for pair in ranges.windows(2) {
+        let ((a, name_a), (b, name_b)) = (pair[0], pair[1]);
+        if b.start < a.end {
+            return Err(format!("tensors {} and {} overlap", shown(name_a), shown(name_b)));
+        }
+    }
+    Ok(())
+}
+
+/// One or several safetensors files.
+pub(crate) struct SafetensorsFiles {
+    /// The folder, for messages.
+    dir: String,
+    files: Vec<String>,
+    maps: Vec<Arc<FileMap>>,
+    /// Tensors, with the index of their file.
+    tensors: BTreeMap<String, (StoredTensor, usize)>,
+    /// Types of tensors no weight can have, with the index of their file.
+    other: BTreeMap<String, (String, usize)>,
+}
+
+impl SafetensorsFiles {
+    /// Opens one file.
+    pub fn open(path: &Path) -> Result<SafetensorsFiles, WeightError> {
+        let mut all = SafetensorsFiles::empty(path);
+        all.add(path)?;
+        Ok(all)
+    }
+
+    /// Opens all shards an index names.
+    pub fn open_index(index: &Path) -> Result<SafetensorsFiles, WeightError> {
+        let map = read_index(index)?;
+        let mut all = SafetensorsFiles::empty(index);
+        let mut shards: Vec<&str> = map.values().map(String::as_str).collect();
+        shards.sort_unstable();
+        shards.dedup();
+        for shard in &shards {
+            all.add(&index.with_file_name(shard))?;
+        }
+        for (name, shard) in &map {
+            let found = all.place(name).and_then(|i| shards.get(i));
+            if found != Some(&shard.as_str()) {
+                let (name, shard) = (shown(name), shown(shard));
+                return Err(WeightError::Damaged {
+                    file: index.display().to_string(),
+                    why: format!("it says tensor {name} is in {shard}, but it is not there"),
+                });
+            }
+        }
+        Ok(all)
+    }
+
+    fn empty(inside: &Path) -> SafetensorsFiles {
+        SafetensorsFiles {
+            dir: inside.parent().unwrap_or(Path::new(".")).display().to_string(),
+            files: Vec::new(),
+            maps: Vec::new(),
+            tensors: BTreeMap::new(),
+            other: BTreeMap::new(),
+        }
+    }
+
+    fn add(&mut self, path: &Path) -> Result<(), WeightError> {
+        let file = path.display().to_string();
+        let damaged = |why: String| WeightError::Damaged { file: file.clone(), why };
+        let map = Arc::new(map_file(path)?);
+        let all = (*map).as_ref();
+        let entries = parse_header(all, all.len()).map_err(damaged)?;
+        let owner: WeightOwner = map.clone();
+        let here = self.files.len();
+        for (name, e) in entries {
+            if let Some(there) = self.place(&name) {
+                let (name, other) = (shown(&name), &self.files[there]);
+                return Err(damaged(format!("tensor {name} is in {other}, too")));
+            }
+            let dtype = match e.dtype.as_str() {
+                "F32" => DType::F32,
+                "F16" => DType::F16,
+                "BF16" => DType::BF16,
+                // No weight, but a part of one in four-bit checkpoints.
+                "I32" => DType::I32,
+                _ => {
+                    self.other.insert(name, (e.dtype, here));
+                    continue;
+                }
+            };
+            let bytes = WeightBytes::new(owner.clone(), e.range)
+                .ok_or_else(|| damaged("a tensor lies past the end".into()))?;
+            self.tensors.insert(name, (StoredTensor { dtype, shape: e.shape, bytes }, here));
+        }
+        self.files.push(file);
+        self.maps.push(map);
+        Ok(())
+    }
+
+    /// The index of the file that holds a tensor.
+    fn place(&self, name: &str) -> Option<usize> {
+        let usable = self.tensors.get(name).map(|t| t.1);
+        usable.or_else(|| self.other.get(name).map(|t| t.1))
+    }
+}
+
+impl Checkpoint for SafetensorsFiles {
+    fn tensor(&self, name: &str) -> Option<&StoredTensor> {
+        self.tensors.get(name).map(|t| &t.0)
+    }
+
+    fn names(&self) -> Vec<&str> {
+        self.tensors.keys().map(String::as_str).collect()
+    }
+
+    fn origin(&self, name: &str) -> String {
+        self.place(name).and_then(|i| self.files.get(i)).unwrap_or(&self.dir).clone()
+    }
+
+    fn unusable(&self, name: &str) -> Option<&str> {
+        self.other.get(name).map(|t| t.0.as_str())
+    }
+}
+
+impl MappedCheckpoint for SafetensorsFiles {
+    fn maps(&self) -> Vec<Arc<FileMap>> {
+        self.maps.clone()
+    }
+}
+
+#[derive(Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+/// The shard of every tensor.
+fn read_index(index: &Path) -> Result<BTreeMap<String, String>, WeightError> {
+    let file = index.display().to_string();
+    let damaged = |why: String| WeightError::Damaged { file: file.clone(), why };
+    let text = read_small(index)
+        .map_err(|e| WeightError::Io { path: file.clone(), why: e.to_string() })?;
+    let map = match serde_json::from_slice::<Index>(&text) {
+        Ok(index) => index.weight_map,
+        Err(e) if e.is_data() => return Err(damaged(format!("it has no usable weight_map ({e})"))),
+        Err(e) => return Err(damaged(format!("it is not JSON ({e})"))),
+    };
+    if map.is_empty() {
+        return Err(damaged("its weight_map is empty".into()));
+    }
+    // One plain name: nothing of a path, not even of another system's.
+    let plain = |n: &str| {
+        let mut parts = Path::new(n).components();
+        matches!((parts.next(), parts.next()), (Some(Component::Normal(p)), None) if p == n)
+            && !n.contains(['/', '\\', ':', '\0'])
+    };
+    match map.values().find(|n| !plain(n)) {
+        Some(bad) => {
+            Err(damaged(format!("the shard name {:?} is not a file of this folder", shown(bad))))
+        }
+        None => Ok(map),
+    }
+}

@@ -1,0 +1,25 @@
+//! Weights: the formats of model files, how logical weights are found and cut out of them, the
+//! store that devices read from, the cache of packed forms on disk, and reports.
+
+mod bind;
+mod cache;
+mod error;
+mod format;
+mod parallel;
+mod report;
+mod store;
+
+pub use bind::scheme::{BindOptions, FloatType, Quant};
+pub use bind::synthetic::SYNTHETIC_DTYPES;
+pub use cache::{CacheFile, CacheFolder, CacheKind, PackedEntry, PackedIndex, parse_packed};
+pub use error::WeightError;
+pub use format::MappedCheckpoint;
+pub use format::file_map::FileMap;
+pub use format::gguf::{GgufHeader, GgufTensor, parse as parse_gguf};
+pub use format::open::{FileSource, ModelFiles, open, open_inside};
+pub use format::safetensors::{TensorEntry, parse_header as parse_safetensors};
+pub use format::shortened::exit_when_shortened;
+pub use report::account::{ClassBytes, MemoryReport};
+pub use report::cost::TokenCost;
+pub use report::quality::ClassError;
+pub use store::{OnProgress, WeightInfo, WeightStore};

@@ -1,0 +1,41 @@
+//! Spreading independent pieces of loading over threads, and locks they share.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard};
+use std::thread::{Builder, available_parallelism, scope};
+
+/// `f(0), ..., f(n - 1)`, in this order, computed on all cores. Threads that cannot be started
+/// are done without.
+pub(crate) fn map<T: Send>(n: usize, f: impl Fn(usize) -> T + Sync) -> Vec<T> {
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut made = Vec::new();
+        loop {
+            let i = next.fetch_add(1, Ordering::Relaxed);
+            if i >= n {
+                return made;
+            }
+            made.push((i, f(i)));
+        }
+    };
+    let threads = available_parallelism().map_or(1, |t| t.get()).min(n);
+    let mut all = scope(|s| {
+        let start = |_| Builder::new().spawn_scoped(s, work).ok();
+        let helpers: Vec<_> = (1..threads).filter_map(start).collect();
+        let mut all = work();
+        for helper in helpers {
+            match helper.join() {
+                Ok(made) => all.extend(made),
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        }
+        all
+    });
+    all.sort_unstable_by_key(|made| made.0);
+    all.into_iter().map(|made| made.1).collect()
+}
+
+/// Locks. What a panicked thread left is whole: values are stored in one step.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|e| e.into_inner())
+}

@@ -1,0 +1,126 @@
+//! Counting weights: by where they live and by what they are for.
+
+use std::collections::BTreeMap;
+use std::sync::TryLockError;
+use std::sync::atomic::Ordering;
+
+use troika_graph::DType;
+use troika_model::spec::{Key, Slot};
+
+use crate::bind::source::Source;
+use crate::parallel::lock;
+use crate::store::WeightStore;
+
+/// Bytes the store accounts for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MemoryReport {
+    /// Used straight from the memory-mapped file.
+    pub mapped: u64,
+    /// Copies made because the file's layout or type did not serve.
+    pub owned: u64,
+    /// Packed forms by layout.
+    pub packed: BTreeMap<String, u64>,
+    /// The same by class and form: `memory-mapped`, `copied`, or a layout.
+    pub classes: BTreeMap<(&'static str, String), u64>,
+}
+
+/// Parameters and bytes of a class of weights.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClassBytes {
+    /// `embedding`, `attention`, `feed-forward`, `experts`, `router`, `norms`, `head`.
+    pub class: &'static str,
+    /// Type in the store.
+    pub dtype: DType,
+    /// Parameters.
+    pub parameters: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// Whether a token visits only some of the weights of this kind.
+pub(crate) fn is_expert(slot: Slot) -> bool {
+    use Slot::*;
+    matches!(
+        slot,
+        ExpertGate | ExpertUp | ExpertDown | ExpertGateBias | ExpertUpBias | ExpertDownBias
+    )
+}
+
+/// The class a weight is counted in.
+pub(crate) fn class_of(slot: Slot, rows: usize) -> &'static str {
+    use Slot::*;
+    match slot {
+        Embed => "embedding",
+        Head | HeadBias => "head",
+        Router | RouterBias => "router",
+        ExpertGate | ExpertUp | ExpertDown | ExpertGateBias | ExpertUpBias | ExpertDownBias
+        | SharedGate | SharedUp | SharedDown | SharedOutGate => "experts",
+        Gate | Up | Down | GateBias | UpBias | DownBias => "feed-forward",
+        Q | K | V | O | QDown | QUp | KvDown | KRope | KAbsorb | VUp => "attention",
+        _ if rows == 1 => "norms",
+        _ => "attention",
+    }
+}
+
+impl WeightStore {
+    /// Bytes by where they live. Of weights that are only used packed, the file's bytes do not
+    /// count: their pages are given back.
+    pub fn report(&self) -> MemoryReport {
+        let mut report = MemoryReport::default();
+        let mut packed: BTreeMap<&str, u64> = BTreeMap::new();
+        let forms = lock(&self.packed);
+        for ((name, layout), slot) in forms.iter() {
+            // A form that is being made at this moment is not counted yet.
+            let made = match slot.try_lock() {
+                Ok(made) => made,
+                Err(TryLockError::Poisoned(e)) => e.into_inner(),
+                Err(TryLockError::WouldBlock) => continue,
+            };
+            let Some(p) = &*made else { continue };
+            let bytes = p.bytes.len() as u64;
+            *packed.entry(name).or_default() += bytes;
+            *report.packed.entry(layout.clone()).or_default() += bytes;
+            if let Ok(b) = self.bound(name) {
+                let class = class_of(b.key.slot, b.shape.rows);
+                *report.classes.entry((class, layout.clone())).or_default() += bytes;
+            }
+        }
+        for b in &self.bound {
+            let Source::Ready { bytes, owned } = &b.source else { continue };
+            let only_packed = !owned
+                && !b.handed_out.load(Ordering::Relaxed)
+                && packed.contains_key(b.key.to_string().as_str());
+            if only_packed {
+                continue;
+            }
+            let bytes = bytes.len() as u64;
+            *(if *owned { &mut report.owned } else { &mut report.mapped }) += bytes;
+            let form = if *owned { "copied" } else { "memory-mapped" };
+            let class = class_of(b.key.slot, b.shape.rows);
+            *report.classes.entry((class, form.to_string())).or_default() += bytes;
+        }
+        report
+    }
+
+    /// Parameters and bytes by class and type. A table that is both embedding and head counts
+    /// once: as the head, when that has a type of its own.
+    pub fn classes(&self) -> Vec<ClassBytes> {
+        let head = self.info(Key::model(Slot::Head)).map(|i| i.tensor);
+        let mut sums: BTreeMap<(&'static str, &'static str), ClassBytes> = BTreeMap::new();
+        for b in &self.bound {
+            if b.key.slot == Slot::Embed && head.as_ref() == Some(&b.tensor) {
+                continue;
+            }
+            let (class, dtype) = (class_of(b.key.slot, b.shape.rows), b.shape.dtype);
+            let entry = sums.entry((class, dtype.name())).or_insert(ClassBytes {
+                class,
+                dtype,
+                parameters: 0,
+                bytes: 0,
+            });
+            entry.parameters += b.values();
+            entry.bytes += b.bytes();
+        }
+        sums.into_values().collect()
+    }
+}

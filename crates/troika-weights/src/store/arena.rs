@@ -1,0 +1,110 @@
+//! Memory for packed weights, in blocks of huge pages.
+//!
+//! Many matrices are smaller than a huge page (2 MiB) or end within one, so each in memory of its
+//! own would lie in small pages in part. In a block they lie one after another.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+
+use memmap2::{MmapOptions, MmapRaw};
+
+use crate::parallel::lock;
+
+/// Bytes of a block.
+const BLOCK: usize = 64 << 20;
+/// Larger weights have a block of their own: they would leave too much of another unused.
+const LARGE: usize = BLOCK / 8;
+/// Weights begin at multiples of this.
+const ALIGN: usize = 64;
+
+/// Blocks of memory, from which weights take theirs.
+#[derive(Default)]
+pub(crate) struct Arena(Mutex<Option<Block>>);
+
+/// The block in use, and how much of it is.
+struct Block {
+    map: Arc<MmapRaw>,
+    used: usize,
+}
+
+impl Arena {
+    /// Zeroed, 64-byte aligned memory; `None` when the system has none.
+    pub fn take(&self, len: usize) -> Option<Room> {
+        if len > LARGE {
+            return Some(Room { map: map(len)?, range: 0..len });
+        }
+        let mut current = lock(&self.0);
+        let block = match current.take().filter(|b| b.used + len <= BLOCK) {
+            Some(block) => block,
+            None => Block { map: map(BLOCK)?, used: 0 },
+        };
+        let range = block.used..block.used + len;
+        let used = range.end.next_multiple_of(ALIGN);
+        let room = Room { map: block.map.clone(), range };
+        *current = Some(Block { used, ..block });
+        Some(room)
+    }
+}
+
+/// A mapping with nothing in it.
+fn map(len: usize) -> Option<Arc<MmapRaw>> {
+    let map = MmapOptions::new().len(len.max(1)).map_anon().ok()?;
+    #[cfg(target_os = "linux")]
+    {
+        // Without huge pages everything works, too.
+        let _ = map.advise(memmap2::Advice::HugePage);
+    }
+    Some(Arc::new(map.into()))
+}
+
+/// A part of a block that nobody else has.
+pub(crate) struct Room {
+    map: Arc<MmapRaw>,
+    range: Range<usize>,
+}
+
+impl AsRef<[u8]> for Room {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: the range lies inside of the map, which is initialised, and `Arena::take` hands
+        // out each byte once: only a `&mut self` writes here.
+        unsafe {
+            std::slice::from_raw_parts(self.map.as_ptr().add(self.range.start), self.range.len())
+        }
+    }
+}
+
+impl AsMut<[u8]> for Room {
+    fn as_mut(&mut self) -> &mut [u8] {
+        let start = self.range.start;
+        // SAFETY: as above; `&mut self` is the only way to these bytes.
+        unsafe {
+            std::slice::from_raw_parts_mut(self.map.as_mut_ptr().add(start), self.range.len())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rooms_are_zero_aligned_and_apart() {
+        let arena = Arena::default();
+        let sizes = [0, 1, 63, 64, 65, LARGE, LARGE + 1, LARGE - 7, 3 * LARGE];
+        let sizes: Vec<usize> = sizes.into_iter().cycle().take(30).collect();
+        let mut rooms: Vec<Room> = sizes.iter().map(|&len| arena.take(len).unwrap()).collect();
+        for (i, room) in rooms.iter_mut().enumerate() {
+            assert_eq!((room.as_ref().len(), room.as_ref().as_ptr() as usize % 64), (sizes[i], 0));
+            assert!(room.as_ref().iter().all(|&b| b == 0), "room {i} was written by another");
+            room.as_mut().fill(i as u8 + 1);
+        }
+        for (i, room) in rooms.iter().enumerate() {
+            assert!(room.as_ref().iter().all(|&b| b == i as u8 + 1), "room {i}");
+        }
+    }
+
+    #[test]
+    fn too_much_is_refused() {
+        assert!(Arena::default().take(1 << 60).is_none());
+    }
+}

@@ -1,0 +1,361 @@
+//! The weight store: owns the mapped files and every form made of them, with byte accounting.
+
+pub(crate) mod arena;
+pub(crate) mod scan;
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use troika_device::{
+    DeviceError, PackFn, PackLayout, Packed, WeightBytes, WeightData, WeightSource,
+};
+use troika_graph::DType;
+use troika_model::families::Model;
+use troika_model::lower::WeightShape;
+use troika_model::spec::{Key, ModelSpec, weight_needs};
+
+use crate::bind::bound::Bound;
+use crate::bind::scheme::{BindOptions, Quant};
+use crate::bind::source::{Made, Source};
+use crate::bind::{bind_all, tied_head};
+use crate::cache::hash::{self, Stamp};
+use crate::cache::{self, CacheFolder, PackedCache};
+use crate::error::WeightError;
+use crate::format::MappedCheckpoint;
+use crate::format::file_map::FileMap;
+use crate::parallel::{self, lock};
+use crate::store::arena::Arena;
+
+/// What is known of a bound weight.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WeightInfo {
+    /// Rows, columns and type in the store.
+    pub shape: WeightShape,
+    /// Tensor it is cut from.
+    pub tensor: String,
+}
+
+/// Called with (weights quantized, weights to quantize) from any thread.
+pub type OnProgress = Arc<dyn Fn(u64, u64) + Send + Sync>;
+
+/// Bytes looked at in one go when scanning.
+const SCAN_PIECE: usize = 4 << 20;
+/// Bytes of a weight that are packed at once: they stay in a core's cache until they are.
+const PACK_PIECE: usize = 512 << 10;
+/// Fewer bytes are not worth a call of the system.
+const MIN_RELEASE: usize = 64 << 10;
+/// The layout of weights that are made and used as plain rows.
+const ROWS: &str = "rows";
+
+/// A packed form; empty until it is made.
+pub(crate) type PackSlot = Arc<Mutex<Option<Packed>>>;
+
+/// All weights of a model by logical name.
+pub struct WeightStore {
+    by_name: HashMap<String, usize>,
+    pub(crate) bound: Vec<Bound>,
+    /// By weight and layout.
+    pub(crate) packed: Mutex<HashMap<(String, String), PackSlot>>,
+    arena: Arena,
+    maps: Vec<Arc<FileMap>>,
+    cache: Option<PackedCache>,
+    /// Of the mapped files, when they were hashed.
+    stamps: Vec<Option<Stamp>>,
+    /// Tensors with NaN or infinities, seen when they were quantized.
+    non_finite: Mutex<BTreeSet<String>>,
+    progress: Option<OnProgress>,
+    quantized: AtomicU64,
+}
+
+impl WeightStore {
+    /// Finds every weight the model needs in the files and checks its shape.
+    ///
+    /// Weights are views of the file where the layout, alignment and type serve. Those that are
+    /// quantized are made when a device asks for them.
+    ///
+    /// # Errors
+    /// A tensor that is missing, of another shape, or of a type that cannot be a weight.
+    pub fn bind(
+        model: &Model,
+        files: &dyn MappedCheckpoint,
+        options: BindOptions,
+    ) -> Result<WeightStore, WeightError> {
+        Ok(WeightStore::of(bind_all(model, files, options)?, files.maps()))
+    }
+
+    /// Random weights of a model's shape, the same for a seed: matrices of a type of
+    /// [`super::SYNTHETIC_DTYPES`], as far as it fits them; floats are quantized if asked for.
+    pub fn synthetic(spec: &ModelSpec, dtype: DType, seed: u64, quant: Quant) -> WeightStore {
+        let needs: Vec<_> = weight_needs(spec).collect();
+        let one = |i: usize| {
+            let seed = seed.wrapping_add(i as u64).wrapping_mul(0x9E37_79B9);
+            Bound::random(needs[i], dtype, seed, quant)
+        };
+        let mut bound = parallel::map(needs.len(), one);
+        let head = tied_head(spec, quant).map(|need| Bound::random(need, dtype, seed, quant));
+        if let (Some(head), Some(embed)) = (head.filter(|h| h.source.is_made()), bound.first()) {
+            let tensor = embed.tensor.clone();
+            bound.push(Bound { tensor, ..head });
+        }
+        WeightStore::of(bound, Vec::new())
+    }
+
+    fn of(bound: Vec<Bound>, maps: Vec<Arc<FileMap>>) -> WeightStore {
+        let by_name = bound.iter().enumerate().map(|(i, b)| (b.key.to_string(), i)).collect();
+        WeightStore {
+            by_name,
+            bound,
+            packed: Mutex::default(),
+            arena: Arena::default(),
+            maps,
+            cache: None,
+            stamps: Vec::new(),
+            non_finite: Mutex::default(),
+            progress: None,
+            quantized: AtomicU64::new(0),
+        }
+    }
+
+    /// Tells `f` how far quantization has come.
+    pub fn on_progress(&mut self, f: OnProgress) {
+        self.progress = Some(f);
+    }
+
+    /// Keeps what is made of the weights in a folder, and takes from there what a former start
+    /// made. With `limit`, other files of the folder are removed, those used longest ago first, as
+    /// long as all together have more bytes.
+    ///
+    /// # Errors
+    /// Files that cannot be read for their hash.
+    pub fn keep_packed(&mut self, dir: &Path, limit: Option<u64>) -> std::io::Result<()> {
+        let Some(first) = self.maps.first().filter(|_| self.makes_weights()) else {
+            return Ok(());
+        };
+        let folder = CacheFolder::new(dir);
+        let each = self.maps.iter().map(|map| hash::of_map(map, &folder.hashes()));
+        let hashed = each.collect::<std::io::Result<Vec<_>>>()?;
+        let (hashes, stamps): (Vec<_>, _) = hashed.into_iter().unzip();
+        self.stamps = stamps;
+        let made = self.bound.iter().filter(|b| b.source.is_made());
+        let types: BTreeSet<&str> = made.map(|b| b.shape.dtype.name()).collect();
+        let types = types.into_iter().collect::<Vec<_>>().join(", ");
+        let model = std::path::absolute(first.path()).unwrap_or_else(|_| first.path().into());
+        let what = (model.display().to_string(), types);
+        let cache = PackedCache::open(folder, limit, &cache::key(&self.bound, &hashes), what);
+        lock(&self.non_finite).extend(cache.non_finite());
+        self.cache = Some(cache);
+        Ok(())
+    }
+
+    /// A file that is not what it was when it was hashed.
+    fn changed(&self) -> Option<String> {
+        let same = |(map, stamp): &(&Arc<FileMap>, &Option<Stamp>)| match (map.file(), stamp) {
+            (Some(file), Some(stamp)) => Stamp::of(file).is_ok_and(|now| now == *stamp),
+            _ => true,
+        };
+        let (map, _) = self.maps.iter().zip(&self.stamps).find(|pair| !same(pair))?;
+        Some(map.path().display().to_string())
+    }
+
+    /// Whether some weights are not used as the files have them but made: quantized, or put
+    /// together from a GPTQ or AWQ layer's tensors.
+    pub fn makes_weights(&self) -> bool {
+        self.bound.iter().any(|b| b.source.is_made())
+    }
+
+    /// After everything was asked for: completes the file of packed weights, and gives back what
+    /// was read beside the weights. Returns warnings.
+    pub fn finish_packed(&self) -> Vec<String> {
+        self.release_all();
+        let non_finite = lock(&self.non_finite).clone();
+        let finish = |c: &PackedCache| c.finish(non_finite, self.changed());
+        self.cache.as_ref().map(finish).unwrap_or_default()
+    }
+
+    /// What is known of a weight.
+    pub fn info(&self, key: Key) -> Option<WeightInfo> {
+        let b = &self.bound[*self.by_name.get(&key.to_string())?];
+        Some(WeightInfo { shape: b.shape, tensor: b.tensor.clone() })
+    }
+
+    /// Shape and type of a weight, as lowering asks for it.
+    pub fn shape(&self, key: Key) -> Option<WeightShape> {
+        let b = &self.bound[*self.by_name.get(&key.to_string())?];
+        Some(b.shape)
+    }
+
+    /// Names of tensors that hold NaN or infinities. Reads all weights that are used as the file
+    /// has them; for those that are quantized see [`WeightStore::non_finite`].
+    pub fn scan_non_finite(&self) -> Vec<String> {
+        let mut pieces = Vec::new();
+        for b in &self.bound {
+            let Source::Ready { bytes, .. } = &b.source else { continue };
+            let (block, len) = (b.shape.dtype.block_bytes(), bytes.len());
+            let step = SCAN_PIECE / block * block;
+            pieces.extend((0..len).step_by(step).map(|at| (b, bytes, at..len.min(at + step))));
+        }
+        let bad = parallel::map(pieces.len(), |i| {
+            let (b, bytes, range) = &pieces[i];
+            let piece = &bytes[range.clone()];
+            let bad = scan::has_non_finite(b.shape.dtype, piece);
+            self.release(piece);
+            bad
+        });
+        self.release_all();
+        let mut seen = HashSet::new();
+        let found = pieces.iter().zip(bad).filter(|(_, bad)| *bad).map(|((b, _, _), _)| &b.tensor);
+        found.filter(|t| seen.insert(*t)).cloned().collect()
+    }
+
+    /// Tensors in which quantization met NaN or infinities, now or when the packed form was made.
+    pub fn non_finite(&self) -> Vec<String> {
+        lock(&self.non_finite).iter().cloned().collect()
+    }
+
+    /// Tells the system that these bytes of a file are not needed for now.
+    fn release(&self, bytes: &[u8]) {
+        let _ = self.maps.iter().any(|m| m.release(bytes));
+    }
+
+    /// The system maps some pages around each that is read: they are not needed, either.
+    fn release_all(&self) {
+        self.maps.iter().for_each(|m| _ = m.release((**m).as_ref()));
+    }
+
+    pub(crate) fn bound(&self, name: &str) -> Result<&Bound, DeviceError> {
+        let index = self.by_name.get(name).ok_or_else(|| DeviceError::Weight {
+            name: name.into(),
+            why: "the model has no such weight".into(),
+        })?;
+        Ok(&self.bound[*index])
+    }
+
+    /// A form of a weight: made before, kept from a former start, or made now.
+    fn form(
+        &self,
+        b: &Bound,
+        name: &str,
+        layout: PackLayout<'_>,
+        pack: PackFn<'_>,
+    ) -> Result<Packed, DeviceError> {
+        let key = (name.to_string(), layout.name.to_string());
+        let slot = lock(&self.packed).entry(key).or_default().clone();
+        // Whoever asks for the same form meanwhile waits here, others do not.
+        let mut made = lock(&slot);
+        if let Some(p) = &*made {
+            return Ok(p.clone());
+        }
+        let wrong = |why: &str| DeviceError::Weight { name: name.into(), why: why.into() };
+        let len = layout.bytes(b.shape.rows).ok_or_else(|| wrong("is too large to be packed"))?;
+        let cache = self.cache.as_ref().filter(|_| b.source.is_made());
+        let bytes = match cache.and_then(|c| c.get(name, layout.name, len)) {
+            Some(bytes) => bytes,
+            None => {
+                let bytes = self.make(b, name, layout, pack)?;
+                if let Some(cache) = cache {
+                    cache.put(name, layout.name, &bytes);
+                }
+                bytes
+            }
+        };
+        let p = Packed { bytes };
+        *made = Some(p.clone());
+        Ok(p)
+    }
+
+    /// Packs a weight in pieces of whole panels, on all cores; what was read of the file is given
+    /// back piece by piece, so that there is no second copy of the weight.
+    fn make(
+        &self,
+        b: &Bound,
+        name: &str,
+        layout: PackLayout<'_>,
+        pack: PackFn<'_>,
+    ) -> Result<WeightBytes, DeviceError> {
+        let wrong = |why: String| DeviceError::Weight { name: name.into(), why };
+        let opened = b.source.open(b.shape).map_err(wrong)?;
+        // All that is read, before and after the pages of single pieces.
+        let whole = || opened.read().into_iter().chain(b.source.packed_tensors());
+        whole().for_each(|t| _ = self.maps.iter().any(|m| m.fetch(t)));
+        let len = layout.bytes(b.shape.rows).unwrap_or(0);
+        let room = self.arena.take(len);
+        let mut room = room.ok_or_else(|| wrong(format!("finds no memory ({len} bytes)")))?;
+        let each = self.pieces(b, layout);
+        let pieces = room.as_mut().chunks_mut((each * layout.panel).max(1));
+        let pieces: Vec<Mutex<&mut [u8]>> = pieces.map(Mutex::new).collect();
+        let done = parallel::map(pieces.len(), |i| {
+            let first = i * each * layout.rows;
+            let rows = first..(first + each * layout.rows).min(b.shape.rows);
+            let made = opened.rows(b.shape, rows.clone());
+            let made = made.ok_or_else(|| {
+                wrong("is shorter than its shape, or there is no memory for its rows".into())
+            })?;
+            let packed = pack(&made.data, &mut lock(&pieces[i]));
+            self.read(b, &made);
+            self.advance(b, rows.len());
+            packed
+        });
+        // Pages beside a piece may have come with it after it was given back.
+        whole().for_each(|t| self.release(t));
+        done.into_iter().collect::<Result<(), _>>()?;
+        Ok(WeightBytes::whole(Arc::new(room)))
+    }
+
+    /// Panels of a piece: enough to keep a core busy, few enough to keep all cores busy.
+    fn pieces(&self, b: &Bound, layout: PackLayout<'_>) -> usize {
+        let panels = b.shape.rows.div_ceil(layout.rows.max(1)).max(1);
+        let each = PACK_PIECE / (2 * b.shape.cols * layout.rows).max(1);
+        each.clamp(1, panels.div_ceil(4).max(1))
+    }
+
+    /// Notes what rows told, and gives back what they were made of.
+    fn read(&self, b: &Bound, made: &Made) {
+        if !made.finite {
+            lock(&self.non_finite).insert(b.tensor.clone());
+        }
+        if let Some(read) = made.read.as_ref().filter(|r| r.len() >= MIN_RELEASE) {
+            self.release(read);
+        }
+    }
+
+    /// Counts rows that were quantized.
+    fn advance(&self, b: &Bound, rows: usize) {
+        let Some(f) = self.progress.as_ref().filter(|_| b.source.is_made()) else { return };
+        let values = (rows * b.shape.cols) as u64;
+        let done = self.quantized.fetch_add(values, Ordering::Relaxed) + values;
+        let all = self.bound.iter().filter(|b| b.source.is_made()).map(Bound::values).sum();
+        f(done.min(all), all);
+    }
+}
+
+impl WeightSource for WeightStore {
+    fn weight(&self, name: &str) -> Result<WeightData, DeviceError> {
+        let b = self.bound(name)?;
+        b.handed_out.store(true, Ordering::Relaxed);
+        let WeightShape { rows, cols, dtype } = b.shape;
+        let bytes = match &b.source {
+            Source::Ready { bytes, .. } => bytes.clone(),
+            _ => {
+                let panel = dtype.row_bytes(cols).unwrap_or(0);
+                let layout = PackLayout { name: ROWS, rows: 1, panel };
+                let copy = |data: &WeightData, out: &mut [u8]| {
+                    out.copy_from_slice(&data.bytes);
+                    Ok(())
+                };
+                self.form(b, name, layout, &copy)?.bytes
+            }
+        };
+        Ok(WeightData { dtype, rows, cols, bytes })
+    }
+
+    fn packed(
+        &self,
+        name: &str,
+        layout: PackLayout<'_>,
+        pack: PackFn<'_>,
+    ) -> Result<Packed, DeviceError> {
+        self.form(self.bound(name)?, name, layout, pack)
+    }
+}
