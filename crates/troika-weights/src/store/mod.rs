@@ -86,7 +86,7 @@ impl WeightStore {
     }
 
     /// Random weights of a model's shape, the same for a seed: matrices of a type of
-    /// [`super::SYNTHETIC_DTYPES`], as far as it fits them; floats are quantized if asked for.
+    /// [`crate::SYNTHETIC_DTYPES`], as far as it fits them; floats are quantized if asked for.
     pub fn synthetic(spec: &ModelSpec, dtype: DType, seed: u64, quant: Quant) -> WeightStore {
         let needs: Vec<_> = weight_needs(spec).collect();
         let one = |i: usize| {
