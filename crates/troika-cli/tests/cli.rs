@@ -715,3 +715,24 @@ fn a_small_config_does_not_take_much_memory() {
     let vocab = limited(&|c| c["vocab_size"] = (1 << 24).into());
     refused(&vocab, 1, &["embed_tokens", "16777216"]);
 }
+
+#[test]
+fn generation_defaults_that_cannot_be_used_are_told() {
+    for (content, why) in [
+        (r#"{"eos_token_id": [58, 208, 97],}"#, "trailing comma"),
+        ("[]", "no JSON object"),
+        (r#"{"eos_token_id": ["97"]}"#, "eos_token_id"),
+        (r#"{"eos_token_id": -1}"#, "eos_token_id"),
+    ] {
+        let write = |d: &Path| std::fs::write(d.join("generation_config.json"), content).unwrap();
+        let out = damaged_with("qwen3", write, &["-n", "1"]);
+        assert!(out.status.success());
+        let told = text(&out.stderr);
+        assert!(told.contains("generation_config.json") && told.contains(why), "{told}");
+    }
+    let write = |d: &Path| {
+        std::fs::write(d.join("generation_config.json"), r#"{"eos_token_id": [2, 3]}"#).unwrap();
+    };
+    let out = damaged_with("qwen3", write, &["-n", "1"]);
+    assert!(!text(&out.stderr).contains("generation_config"), "{}", text(&out.stderr));
+}

@@ -234,3 +234,31 @@ fn part_numbers_at_the_limit_do_not_overflow() {
     std::fs::write(&path, file).unwrap();
     has(&open(&path).err().unwrap().to_string(), &["it is part 18446744073709551615 of"]);
 }
+
+/// Moves where a tensor of the file begins, as its header says.
+fn moved(name: &str, by: i64) -> Result<(), String> {
+    let mut bytes = KINDS.to_vec();
+    let key = [&(name.len() as u64).to_le_bytes()[..], name.as_bytes()].concat();
+    let at = bytes.windows(key.len()).position(|w| w == key).unwrap() + key.len();
+    let dims = u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()) as usize;
+    let at = at + 4 + 8 * dims + 4;
+    let offset = u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+    let offset = offset.checked_add_signed(by).unwrap();
+    bytes[at..at + 8].copy_from_slice(&offset.to_le_bytes());
+    parse_gguf(&bytes).map(|_| ())
+}
+
+#[test]
+fn tensors_begin_where_they_may_and_share_no_bytes() {
+    let h = parse_gguf(KINDS).unwrap();
+    let mut order: Vec<_> = h.tensors.iter().filter(|t| !t.range.is_empty()).collect();
+    order.sort_by_key(|t| t.range.start);
+    let (before, last) = (&order[order.len() - 2], &order[order.len() - 1]);
+    assert_eq!(moved(&last.name, 0), Ok(()));
+    let error = moved(&last.name, -4).unwrap_err();
+    assert!(error.contains(&last.name) && error.contains("multiple of 64"), "{error}");
+    let back = before.range.start as i64 - last.range.start as i64;
+    let error = moved(&last.name, back).unwrap_err();
+    let both = error.contains(&last.name) && error.contains(&before.name);
+    assert!(both && error.contains("overlap"), "{error}");
+}

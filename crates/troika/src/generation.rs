@@ -62,25 +62,48 @@ impl GenerationDefaults {
         }
     }
 
-    /// Reads the files beside a model, or GGUF metadata.
-    pub fn read(source: &FileSource) -> GenerationDefaults {
+    /// Reads the files beside a model, or GGUF metadata. The text is a warning about a file that
+    /// is there but cannot be used.
+    pub fn read(source: &FileSource) -> (GenerationDefaults, Option<String>) {
         match source {
             FileSource::HuggingFace { dir, config } => from_folder(dir, config),
-            FileSource::Gguf { meta, .. } => from_gguf(meta),
+            FileSource::Gguf { meta, .. } => (from_gguf(meta), None),
         }
     }
 }
 
-fn from_folder(dir: &Path, config: &Value) -> GenerationDefaults {
-    let text = read_small(&dir.join("generation_config.json")).unwrap_or_default();
-    let file: Value = serde_json::from_slice(&text).unwrap_or(Value::Null);
+/// The contents of a `generation_config.json`, null when there is none, and what is wrong with it.
+fn read_file(path: &Path) -> (Value, Option<String>) {
+    let read = match read_small(path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return (Value::Null, None),
+        Err(e) => Err(e.to_string()),
+        Ok(text) => serde_json::from_slice::<Value>(&text).map_err(|e| e.to_string()),
+    };
+    let why = match read {
+        Ok(file @ Value::Object(_)) => {
+            let end = &file["eos_token_id"];
+            let many = end.as_array().map_or(1, Vec::len);
+            if end.is_null() || ids(end).len() == many {
+                return (file, None);
+            }
+            format!("its eos_token_id is {end}, which is no token id")
+        }
+        Ok(_) => "it is no JSON object".to_string(),
+        Err(why) => why,
+    };
+    let warning = format!("{}: {why}; it is read as if it were not there", path.display());
+    (Value::Null, Some(warning))
+}
+
+fn from_folder(dir: &Path, config: &Value) -> (GenerationDefaults, Option<String>) {
+    let (file, warning) = read_file(&dir.join("generation_config.json"));
     let number = |name: &str| file[name].as_f64().filter(|n| n.is_finite());
     let mut stop_tokens = ids(&file["eos_token_id"]);
     if stop_tokens.is_empty() {
         stop_tokens = ids(&config["eos_token_id"]);
         stop_tokens.extend(ids(&config["text_config"]["eos_token_id"]));
     }
-    GenerationDefaults {
+    let defaults = GenerationDefaults {
         stop_tokens,
         do_sample: file["do_sample"].as_bool(),
         temperature: number("temperature").map(|n| n as f32),
@@ -88,7 +111,8 @@ fn from_folder(dir: &Path, config: &Value) -> GenerationDefaults {
         top_p: number("top_p").map(|n| n as f32),
         min_p: number("min_p").map(|n| n as f32),
         repeat_penalty: number("repetition_penalty").map(|n| n as f32),
-    }
+    };
+    (defaults, warning)
 }
 
 fn from_gguf(meta: &GgufMeta) -> GenerationDefaults {

@@ -1,57 +1,102 @@
 //! `tojson`.
 
 use minijinja::value::{Kwargs, Serde};
-use minijinja::{Error, Value as Jinja};
+use minijinja::{Error, ErrorKind, Value as Jinja};
 use serde_json::Value;
 
 /// Most spaces a level is indented by.
 pub(super) const INDENT: usize = 16;
 
-/// Python's `json.dumps` with `ensure_ascii=False`: a space after colons and commas, no HTML
-/// escapes; `indent` as in Jinja's filter.
+/// Longest separator.
+const SEPARATOR: usize = 16;
+
+/// The arguments of Python's `json.dumps`.
+struct Style {
+    indent: Option<usize>,
+    between_items: String,
+    after_key: String,
+    ascii: bool,
+    sorted: bool,
+}
+
+/// Python's `json.dumps` as the transformers library calls it: `ensure_ascii` is off unless given,
+/// a space stands after colons and commas, nothing is escaped for HTML.
 pub(super) fn tojson(json: Serde<Value>, args: Kwargs) -> Result<Jinja, Error> {
     let indent: Option<usize> = args.get("indent")?;
-    // Arguments of Python's version that do not change the text here.
-    for ignored in ["ensure_ascii", "sort_keys", "separators"] {
-        let _: Option<Jinja> = args.get(ignored)?;
-    }
+    let separators: Option<Vec<String>> = args.get("separators")?;
+    let comma = if indent.is_some() { "," } else { ", " };
+    let (between_items, after_key) = match separators.as_deref() {
+        None => (comma.to_string(), ": ".to_string()),
+        Some([items, key]) if items.len().max(key.len()) <= SEPARATOR => {
+            (items.clone(), key.clone())
+        }
+        Some(_) => {
+            let why = "separators are two short texts";
+            return Err(Error::new(ErrorKind::InvalidOperation, why));
+        }
+    };
+    let ascii = args.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false);
+    let sorted = args.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
     args.assert_all_used()?;
+    let indent = indent.map(|n| n.min(INDENT));
+    let style = Style { indent, between_items, after_key, ascii, sorted };
     let mut out = String::new();
-    dump(&json, indent.map(|n| n.min(INDENT)), 0, &mut out);
+    style.dump(&json, 0, &mut out);
     Ok(Jinja::from_safe_string(out))
 }
 
-fn dump(v: &Value, indent: Option<usize>, depth: usize, out: &mut String) {
-    let newline = |out: &mut String, depth: usize| {
-        if let Some(n) = indent {
+impl Style {
+    fn line(&self, depth: usize, out: &mut String) {
+        if let Some(n) = self.indent {
             out.push('\n');
             out.push_str(&" ".repeat(n * depth));
         }
-    };
-    let comma = if indent.is_some() { "," } else { ", " };
-    match v {
-        Value::Array(items) if !items.is_empty() => {
-            out.push('[');
-            for (i, item) in items.iter().enumerate() {
-                out.push_str(if i > 0 { comma } else { "" });
-                newline(out, depth + 1);
-                dump(item, indent, depth + 1, out);
-            }
-            newline(out, depth);
-            out.push(']');
+    }
+
+    fn scalar(&self, v: &Value, out: &mut String) {
+        let text = v.to_string();
+        if !self.ascii {
+            return out.push_str(&text);
         }
-        Value::Object(map) if !map.is_empty() => {
-            out.push('{');
-            for (i, (key, item)) in map.iter().enumerate() {
-                out.push_str(if i > 0 { comma } else { "" });
-                newline(out, depth + 1);
-                out.push_str(&Value::from(key.as_str()).to_string());
-                out.push_str(": ");
-                dump(item, indent, depth + 1, out);
+        for c in text.chars() {
+            if c.is_ascii() {
+                out.push(c);
+            } else {
+                let units = &mut [0; 2];
+                c.encode_utf16(units).iter().for_each(|u| out.push_str(&format!("\\u{u:04x}")));
             }
-            newline(out, depth);
-            out.push('}');
         }
-        other => out.push_str(&other.to_string()),
+    }
+
+    fn dump(&self, v: &Value, depth: usize, out: &mut String) {
+        match v {
+            Value::Array(items) if !items.is_empty() => {
+                out.push('[');
+                for (i, item) in items.iter().enumerate() {
+                    out.push_str(if i > 0 { &self.between_items } else { "" });
+                    self.line(depth + 1, out);
+                    self.dump(item, depth + 1, out);
+                }
+                self.line(depth, out);
+                out.push(']');
+            }
+            Value::Object(map) if !map.is_empty() => {
+                out.push('{');
+                let mut pairs: Vec<(&String, &Value)> = map.iter().collect();
+                if self.sorted {
+                    pairs.sort_by_key(|pair| pair.0);
+                }
+                for (i, (key, item)) in pairs.into_iter().enumerate() {
+                    out.push_str(if i > 0 { &self.between_items } else { "" });
+                    self.line(depth + 1, out);
+                    self.scalar(&Value::from(key.as_str()), out);
+                    out.push_str(&self.after_key);
+                    self.dump(item, depth + 1, out);
+                }
+                self.line(depth, out);
+                out.push('}');
+            }
+            other => self.scalar(other, out),
+        }
     }
 }

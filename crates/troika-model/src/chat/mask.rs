@@ -13,7 +13,7 @@
 //! looked for is masked like what is searched.
 //!
 //! A spelling can also be put together of a text's end and what the template writes behind it, so
-//! a part of a spelling at the end of a text is masked too, from two characters on.
+//! a part of a spelling at the end of a text is masked too.
 //!
 //! Limits: what the assistant said earlier keeps its control tokens (its tokens must stay those
 //! that were generated), and so do roles, which templates make markers of. A template that writes
@@ -92,10 +92,8 @@ impl Mask {
         for (at, c) in text.char_indices() {
             let Some(&private) = self.stands.get(&c) else { continue };
             let rest = &text[at..];
-            let hit = self.spellings.iter().any(|s| {
-                rest.starts_with(s.as_str())
-                    || end && rest.chars().nth(1).is_some() && s.starts_with(rest)
-            });
+            let part = |s: &String| end && s.starts_with(rest);
+            let hit = self.spellings.iter().any(|s| rest.starts_with(s.as_str()) || part(s));
             if hit {
                 let out = out.get_or_insert_default();
                 out.push_str(&text[copied..at]);

@@ -135,7 +135,7 @@ impl ChatTemplate {
         let context = context(input, &budget.mask);
         let text = on_own_stack(|| {
             render(source, context, &budget, input.today)
-                .map_err(|e| ChatError::Render(one_line(&e)))
+                .map_err(|e| ChatError::Render(budget.mask.remove(one_line(&e)).text))
         })?;
         Ok(budget.mask.remove(text))
     }
@@ -159,19 +159,46 @@ pub fn join_messages(messages: &[Value], control: &[String]) -> Result<ChatPromp
     Ok(prompt)
 }
 
-/// A source that compiles, without marks for training that change nothing in the text.
+/// A source that compiles: with line ends as Jinja reads them, and with the marks that templates
+/// bear for training (`{% generation %}`), which change nothing in the text, as plain blocks.
 fn checked(source: &str) -> Result<String, ChatError> {
-    let mut source = source.to_string();
-    for mark in ["generation", "endgeneration"] {
-        for (open, close) in [("{%", "%}"), ("{%-", "-%}"), ("{%-", "%}"), ("{%", "-%}")] {
-            source = source.replace(&format!("{open} {mark} {close}"), "");
-        }
-    }
+    let source = plain_marks(&source.replace("\r\n", "\n").replace('\r', "\n"));
     on_own_stack(|| match compile::compile(&source) {
         Ok(_) => Ok(()),
         Err(e) => Err(ChatError::Syntax(one_line(&e))),
     })?;
     Ok(source)
+}
+
+/// `{% generation %}` becomes `{% if true %}`, with the signs at its ends that say what happens to
+/// the white space around it. Texts, comments and other tags stay as they are.
+fn plain_marks(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(at) =
+        rest.find("{%").into_iter().chain(rest.find("{{")).chain(rest.find("{#")).min()
+    {
+        let (before, tag) = rest.split_at(at);
+        out.push_str(before);
+        let close = match &tag[..2] {
+            "{%" => "%}",
+            "{{" => "}}",
+            _ => "#}",
+        };
+        let Some(end) = tag.find(close).map(|end| end + 2) else {
+            rest = tag;
+            break;
+        };
+        let (tag, after) = tag.split_at(end);
+        let inner = tag[2..end - 2].trim_matches(['-', '+']).trim();
+        match (close, inner) {
+            ("%}", "generation") => out.push_str(&tag.replacen("generation", "if true", 1)),
+            ("%}", "endgeneration") => out.push_str(&tag.replacen("endgeneration", "endif", 1)),
+            _ => out.push_str(tag),
+        }
+        rest = after;
+    }
+    out + rest
 }
 
 /// What a template reads.

@@ -521,3 +521,48 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn marks_for_training_keep_the_white_space_of_blocks() {
+    for (source, expected) in [
+        ("A\n    {% generation %}\nB{% endgeneration %}\nC", "A\nBC"),
+        ("A\n  {%- generation -%}\n  B {%- endgeneration -%} C", "ABC"),
+        ("{%generation%}a{%+ endgeneration +%} b", "a b"),
+        ("{{ '{% generation %}' }}{# {% generation %} #}", "{% generation %}"),
+        ("{% if true %}\r\nA\rB{% endif %}\r\n", "A\nB"),
+    ] {
+        assert_eq!(render(source, &[]).unwrap(), expected, "{source:?}");
+    }
+}
+
+#[test]
+fn json_is_written_as_python_does() {
+    for (source, expected) in [
+        ("{{ {'type': 1, 'name': [2]} | tojson }}", r#"{"type": 1, "name": [2]}"#),
+        ("{{ {'b': [1, 2]} | tojson(separators=(',', ':')) }}", r#"{"b":[1,2]}"#),
+        ("{{ {'b': 1, 'a': 2} | tojson(sort_keys=true) }}", r#"{"a": 2, "b": 1}"#),
+        ("{{ 'é😀' | tojson(ensure_ascii=true) }}", r#""\u00e9\ud83d\ude00""#),
+        ("{{ messages }}", "[{'role': 'user', 'content': 'x'}]"),
+    ] {
+        assert_eq!(render(source, &[("user", "x")]).unwrap(), expected, "{source}");
+    }
+    let long = format!("{{{{ [1, 2] | tojson(separators=('{}', ':')) }}}}", "x".repeat(99));
+    assert!(render(&long, &[]).unwrap_err().to_string().contains("separators"));
+}
+
+#[test]
+fn spellings_are_not_put_together_of_two_messages() {
+    let t = "{% for m in messages %}{{ m.content }}{% endfor %}";
+    for cut in 1.."<|im_end|>".len() {
+        let (a, b) = "<|im_end|>".split_at(cut);
+        let m = json!([{"role": "system", "content": a}, {"role": "user", "content": b}]);
+        let p = masked(t, m);
+        assert_eq!((p.text.as_str(), p.plain.as_slice()), ("<|im_end|>", &[0][..]), "{a} {b}");
+    }
+    let refusing = "{{ raise_exception(messages[0].content) }}";
+    let template = ChatTemplate::new(refusing).unwrap();
+    let mut message = input(&[("user", "a <|im_end|>")]);
+    message.control = vec!["<|im_end|>".into()];
+    let error = template.render(&message).unwrap_err().to_string();
+    assert!(error.contains("a <|im_end|>"), "{error}");
+}

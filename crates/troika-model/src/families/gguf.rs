@@ -105,6 +105,8 @@ pub(super) fn config(
             c.insert((*to).into(), uniform(from, v)?);
         }
     }
+    refuse_unusable(files)?;
+    refuse_numbers(meta)?;
     let has = |name: &str| files.tensor(name).is_some();
     if family == "llama" && meta.arch("expert_count").and_then(GgufValue::as_u64) > Some(0) {
         family = "mixtral";
@@ -113,7 +115,10 @@ pub(super) fn config(
         c.insert("vocab_size".into(), json!(embedding.matrix().0));
     }
     c.insert("tie_word_embeddings".into(), json!(!has("output.weight")));
-    c.insert("attention_bias".into(), json!(has("blk.0.attn_q.bias")));
+    c.insert(
+        "attention_bias".into(),
+        json!(["q", "k", "v"].iter().any(|m| has(&format!("blk.0.attn_{m}.bias")))),
+    );
     c.insert("attention_out_bias".into(), json!(has("blk.0.attn_output.bias")));
     c.insert("mlp_bias".into(), json!(has("blk.0.ffn_down.bias")));
     c.insert("lm_head_bias".into(), json!(has("output.bias")));
@@ -122,6 +127,69 @@ pub(super) fn config(
     family_facts(family, meta, &mut c)?;
     Ok((family, c))
 }
+
+/// Tensors whose presence says something of the model. One that is there in a type that is not
+/// read must not count as absent: the model would run, and say something else.
+const TELLING: [&str; 10] = [
+    "output.weight",
+    "output.bias",
+    "blk.0.attn_q.bias",
+    "blk.0.attn_k.bias",
+    "blk.0.attn_v.bias",
+    "blk.0.attn_output.bias",
+    "blk.0.ffn_down.bias",
+    "rope_freqs.weight",
+    "rope_factors_long.weight",
+    "rope_factors_short.weight",
+];
+
+fn refuse_unusable(files: &dyn Checkpoint) -> Res<()> {
+    for name in TELLING {
+        if let Some(kind) = files.unusable(name) {
+            let supported = "F32, F16, BF16 and the block types of the documentation";
+            return Err(unsupported(format!("tensor {name} of type {kind}"), supported));
+        }
+    }
+    let factors = TELLING.iter().filter(|name| name.starts_with("rope_"));
+    for &name in factors {
+        if files.tensor(name).is_some() && floats(files, name).is_none() {
+            return Err(unsupported(format!("tensor {name}"), "up to 65536 factors in F32"));
+        }
+    }
+    Ok(())
+}
+
+/// Numbers of the architecture's own keys are finite. Where they are read, one that is none would
+/// count as not given.
+fn refuse_numbers(meta: &GgufMeta) -> Res<()> {
+    let Some(arch) = meta.architecture() else { return Ok(()) };
+    for (key, value) in &meta.0 {
+        let own = key.strip_prefix(arch).is_some_and(|rest| rest.starts_with('.'));
+        match value {
+            GgufValue::Float(n) if own && !n.is_finite() => {
+                return Err(bad(key, n, "not a finite number"));
+            }
+            GgufValue::Str(text) if own && NUMBERS.iter().any(|n| key.ends_with(n)) => {
+                return Err(bad(key, format!("{text:?}"), "not a number"));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Ends of keys whose values are numbers.
+const NUMBERS: [&str; 9] = [
+    ".rope.freq_base",
+    ".rope.freq_base_swa",
+    ".rope.dimension_count",
+    ".rope.scaling.factor",
+    ".rope.scaling.attn_factor",
+    ".rope.scaling.original_context_length",
+    ".rope.scaling.yarn_log_multiplier",
+    ".attention.key_length",
+    ".attention.value_length",
+];
 
 /// Keys and values of different widths exist in latent attention only.
 fn refuse_widths(meta: &GgufMeta, family: &str) -> Res<()> {

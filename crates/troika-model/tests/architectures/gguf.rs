@@ -12,9 +12,9 @@ use troika_weights::{FileSource, open};
 
 use crate::{data, golden, moe, ropes, windows};
 
-/// Tensors without a file.
+/// Tensors without a file, and names of those in a type that is not read.
 #[derive(Default)]
-struct Tensors(BTreeMap<String, StoredTensor>);
+struct Tensors(BTreeMap<String, StoredTensor>, Vec<&'static str>);
 
 impl Checkpoint for Tensors {
     fn tensor(&self, name: &str) -> Option<&StoredTensor> {
@@ -29,8 +29,8 @@ impl Checkpoint for Tensors {
         "test.gguf".into()
     }
 
-    fn unusable(&self, _: &str) -> Option<&str> {
-        None
+    fn unusable(&self, name: &str) -> Option<&str> {
+        self.1.contains(&name).then_some("IQ4_XS")
     }
 }
 
@@ -458,5 +458,34 @@ fn nothing_panics() {
                 }
             }
         }
+    }
+}
+
+#[test]
+fn optional_tensors_of_a_type_that_is_not_read_are_not_taken_as_absent() {
+    for name in
+        ["output.weight", "rope_freqs.weight", "blk.0.attn_k.bias", "rope_factors_long.weight"]
+    {
+        let mut g = gguf("llama");
+        assert!(from_gguf(&g.meta, &g.tensors).is_ok());
+        g.tensors.1.push(name);
+        let error = from_gguf(&g.meta, &g.tensors).err().unwrap().to_string();
+        assert!(error.contains(name) && error.contains("IQ4_XS"), "{error}");
+    }
+    // One bias of the three that belong together says that all are there.
+    let g = gguf("qwen2").tensor("blk.0.attn_k.bias", &[32], None);
+    assert!(from_gguf(&g.meta, &g.tensors).unwrap().spec.layers[0].attn.qkv_bias);
+}
+
+#[test]
+fn metadata_that_is_no_number_is_refused_by_key() {
+    for value in [
+        GgufValue::Float(f64::NAN),
+        GgufValue::Float(f64::INFINITY),
+        GgufValue::Str("10000".into()),
+    ] {
+        let g = gguf("llama").set("rope.freq_base", value);
+        let error = from_gguf(&g.meta, &g.tensors).err().unwrap().to_string();
+        assert!(error.contains("llama.rope.freq_base"), "{error}");
     }
 }

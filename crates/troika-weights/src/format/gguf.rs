@@ -208,9 +208,27 @@ pub fn parse(bytes: &[u8]) -> Result<GgufHeader, String> {
         if !names.insert(info.name.clone()) {
             return Err(format!("tensor {} appears twice", shown(&info.name)));
         }
+        if !info.offset.is_multiple_of(align as u64) {
+            let (name, at) = (shown(&info.name), info.offset);
+            return Err(format!("tensor {name} begins at {at}, not at a multiple of {align}"));
+        }
         tensors.push(place(info, data, bytes.len())?);
     }
+    refuse_overlap(&tensors)?;
     Ok(GgufHeader { meta, tensors })
+}
+
+/// No two tensors share bytes.
+fn refuse_overlap(tensors: &[GgufTensor]) -> Res<()> {
+    let mut placed: Vec<&GgufTensor> = tensors.iter().filter(|t| !t.range.is_empty()).collect();
+    placed.sort_by_key(|t| t.range.start);
+    match placed.windows(2).find(|pair| pair[0].range.end > pair[1].range.start) {
+        Some(pair) => {
+            let (a, b) = (shown(&pair[0].name), shown(&pair[1].name));
+            Err(format!("tensors {a} and {b} overlap"))
+        }
+        None => Ok(()),
+    }
 }
 
 struct Info {
