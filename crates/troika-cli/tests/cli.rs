@@ -811,3 +811,19 @@ fn a_line_that_is_not_text_does_not_end_the_chat() {
     assert!(shown.contains("this line is not UTF-8 text"), "{shown}");
     assert!(shown.contains("TTFT"), "the chat goes on: {shown}");
 }
+
+#[cfg(unix)]
+#[test]
+fn a_trace_goes_to_where_a_link_leads() {
+    let dir = tempfile::tempdir().unwrap();
+    let (file, link) = (dir.path().join("below/trace.json"), dir.path().join("link.json"));
+    std::fs::create_dir(dir.path().join("below")).unwrap();
+    std::fs::write(&file, "old").unwrap();
+    std::os::unix::fs::symlink("below/trace.json", &link).unwrap();
+    let args = ["run", "-p", "Hi", "-n", "2", "-q", "--trace", &link.display().to_string()];
+    let out = troika(&args);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    assert!(link.is_symlink());
+    serde_json::from_slice::<Value>(&std::fs::read(&file).unwrap()).unwrap();
+    assert_eq!(std::fs::read_dir(file.parent().unwrap()).unwrap().count(), 1);
+}
