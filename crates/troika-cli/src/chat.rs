@@ -1,5 +1,6 @@
 //! Chat on a terminal.
 
+use std::io::ErrorKind;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustyline::DefaultEditor;
@@ -53,6 +54,11 @@ pub fn run(model: &mut Model, args: &RunArgs, interrupt: &Interrupt) -> Result<(
         let line = match editor.readline(">>> ") {
             Ok(line) => line,
             Err(ReadlineError::Eof | ReadlineError::Interrupted) => return Ok(()),
+            // The bytes that made no text are read and gone, so this ends.
+            Err(ReadlineError::Io(e)) if e.kind() == ErrorKind::InvalidData => {
+                output::note_line("troika: this line is not UTF-8 text and was left out");
+                continue;
+            }
             Err(e) => return Err(failed(e)),
         };
         match line.trim() {

@@ -14,12 +14,10 @@ mod trace;
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
-use flags::{Cli, Command};
+use flags::Command;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = flags::parse();
     troika::exit_when_shortened("troika: ");
     let result = match cli.command {
         Command::Run(args) => cmd::run::run(&args),

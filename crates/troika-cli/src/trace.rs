@@ -22,13 +22,18 @@ pub fn check(path: Option<&Path>) -> Result<(), CliError> {
     if meta.is_ok_and(|m| !m.is_file()) {
         return Ok(());
     }
-    let beside = beside(path);
+    let beside = beside(&target(path));
     let made = File::create(&beside).and_then(|_| std::fs::remove_file(&beside));
     made.map_err(|e| failed(path, &e))
 }
 
 fn failed(path: &Path, e: &io::Error) -> CliError {
     CliError::Failure(format!("cannot write the trace {}: {e}", path.display()))
+}
+
+/// The file itself where the path is a link to one.
+fn target(path: &Path) -> PathBuf {
+    std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf())
 }
 
 /// The file that is written first.
@@ -48,11 +53,13 @@ pub fn save(tracer: &Tracer, path: Option<&Path>) -> Result<(), CliError> {
     if std::fs::metadata(path).is_ok_and(|m| !m.is_file()) {
         return File::create(path).and_then(|f| fill(tracer, f)).map_err(|e| failed(path, &e));
     }
-    let beside = beside(path);
+    // A link stays, and the file it leads to is replaced.
+    let place = target(path);
+    let beside = beside(&place);
     let written = File::create(&beside).and_then(|file| {
         fill(tracer, file.try_clone()?)?;
         file.sync_all()?;
-        std::fs::rename(&beside, path)
+        std::fs::rename(&beside, &place)
     });
     written.map_err(|e| {
         // What could not be created cannot be removed either; both are reported as one.

@@ -735,4 +735,113 @@ fn generation_defaults_that_cannot_be_used_are_told() {
     };
     let out = damaged_with("qwen3", write, &["-n", "1"]);
     assert!(!text(&out.stderr).contains("generation_config"), "{}", text(&out.stderr));
+fn values_may_start_with_a_dash() {
+    for prompt in ["- a list item", "-1", "---", "--json"] {
+        let joined = troika(&["tokenize", &format!("--prompt={prompt}"), "--ids"]);
+        let apart = troika(&["tokenize", "-p", prompt, "--ids"]);
+        assert!(apart.status.success(), "{prompt}: {}", text(&apart.stderr));
+        assert_eq!(apart.stdout, joined.stdout);
+        let args = ["run", "-p", prompt, "-r", "---", "--system-prompt", "-- be kind", "-n", "1"];
+        let out = troika(&args);
+        assert!(out.status.success(), "{prompt}: {}", text(&out.stderr));
+    }
+}
+
+#[test]
+fn a_system_prompt_without_a_place_is_a_warning() {
+    let (tiny, qwen) = (tiny_moe(), golden("qwen3"));
+    for (args, why) in [
+        (["run", &tiny, "-p", "Hi"].as_slice(), "no chat template"),
+        (&["run", &tiny, "-p", "Hi", "--raw"], "--raw"),
+        (&["run", &qwen, "--prompt-ids", "5,6"], "--prompt-ids"),
+    ] {
+        let out = troika(&[args, &["-n", "1", "-q", "--system-prompt", "Be kind"]].concat());
+        let err = text(&out.stderr);
+        assert!(out.status.success(), "{err}");
+        assert!(err.contains("warning: the system prompt is not used: "), "{err}");
+        assert!(err.contains(why), "{err}");
+        let without = text(&troika(&[args, &["-n", "1", "-q"]].concat()).stderr);
+        assert!(!without.contains("system prompt"), "{without}");
+    }
+}
+
+#[test]
+fn the_command_line_wins_over_the_environment() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("prompt");
+    std::fs::write(&file, "Hello there").unwrap();
+    let (file, folder) = (file.display().to_string(), dir.path().display().to_string());
+    let (tiny, qwen) = (tiny_moe(), golden("qwen3"));
+    let short = ["-n", "1", "--json"];
+    let hello = ["run", "-p", "Hello there"];
+    let run = |args: &[&str], vars: &[(&str, &str)]| {
+        let mut command = command(args);
+        let out = command.envs(vars.iter().copied()).output().unwrap();
+        assert!(out.status.success(), "{args:?}: {}", text(&out.stderr));
+        serde_json::from_slice::<Value>(&out.stdout).unwrap()
+    };
+    let count = run(&[&hello[..], &short].concat(), &[])["prompt_tokens"].clone();
+    for (args, vars) in [
+        (["run", "-f", &file].as_slice(), [("TROIKA_PROMPT", "x")].as_slice()),
+        (&["run", "-f", &file], &[("TROIKA_PROMPT_IDS", "5")]),
+        (&hello, &[("TROIKA_FILE", "/no/such"), ("TROIKA_PROMPT_IDS", "5")]),
+        (&hello, &[("TROIKA_PROMPT", "x")]),
+        (&["run", "-p", "Hello there", "--no-cache"], &[("TROIKA_CACHE_DIR", "/no/such")]),
+        (&["run", "-p", "Hello there", "--cache-dir", &folder], &[("TROIKA_NO_CACHE", "1")]),
+    ] {
+        assert_eq!(run(&[args, &short].concat(), vars)["prompt_tokens"], count, "{args:?}");
+    }
+    let shown = run(&["show", &qwen, "--json"], &[("TROIKA_MODEL", "/no/such")]);
+    assert_eq!(shown, run(&["show", &qwen, "--json"], &[]));
+    // Two rivals that were both typed are still refused.
+    assert_eq!(troika(&["run", "-p", "x", "-f", &file]).status.code(), Some(2));
+    assert_eq!(troika(&["show", &tiny, "-m", &qwen]).status.code(), Some(2));
+}
+
+/// Types on a terminal: what the command then shows there, and its exit code. `None` where the
+/// program that makes terminals is not installed.
+#[cfg(target_os = "linux")]
+fn on_a_terminal(args: &str, typed: &[u8]) -> Option<(String, Option<i32>)> {
+    let line = format!("'{}' {args}", env!("CARGO_BIN_EXE_troika"));
+    let mut c = Command::new("script");
+    c.args(["-q", "-e", "-c", &line, "/dev/null"]).env("TERM", "dumb");
+    c.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = c.spawn().ok()?;
+    // The command may be gone before it has read anything.
+    let _ = child.stdin.take().unwrap().write_all(typed);
+    let out = child.wait_with_output().unwrap();
+    Some((String::from_utf8_lossy(&out.stdout).into_owned(), out.status.code()))
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn json_without_a_prompt_is_refused_on_a_terminal() {
+    let Some((shown, code)) = on_a_terminal("run --json", b"/bye\n") else { return };
+    assert_eq!(code, Some(2), "{shown}");
+    assert!(shown.contains("--json needs a prompt"), "{shown}");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_line_that_is_not_text_does_not_end_the_chat() {
+    let Some((shown, code)) = on_a_terminal("run -n 1", b"ab\xff\nHello\n/bye\n") else { return };
+    assert_eq!(code, Some(0), "{shown}");
+    assert!(shown.contains("this line is not UTF-8 text"), "{shown}");
+    assert!(shown.contains("TTFT"), "the chat goes on: {shown}");
+}
+
+#[cfg(unix)]
+#[test]
+fn a_trace_goes_to_where_a_link_leads() {
+    let dir = tempfile::tempdir().unwrap();
+    let (file, link) = (dir.path().join("below/trace.json"), dir.path().join("link.json"));
+    std::fs::create_dir(dir.path().join("below")).unwrap();
+    std::fs::write(&file, "old").unwrap();
+    std::os::unix::fs::symlink("below/trace.json", &link).unwrap();
+    let args = ["run", "-p", "Hi", "-n", "2", "-q", "--trace", &link.display().to_string()];
+    let out = troika(&args);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    assert!(link.is_symlink());
+    serde_json::from_slice::<Value>(&std::fs::read(&file).unwrap()).unwrap();
+    assert_eq!(std::fs::read_dir(file.parent().unwrap()).unwrap().count(), 1);
 }

@@ -33,6 +33,15 @@ pub enum HubError {
         /// Where it was looked for.
         place: PathBuf,
     },
+    /// A token that no request can carry.
+    #[error(
+        "{model}: the token in use (HF_TOKEN, or the file a login has left) has a line break or \
+         another character that no token has; set HF_TOKEN to the token alone"
+    )]
+    BadToken {
+        /// As the user wrote it.
+        model: String,
+    },
     /// No connection, or one that broke.
     #[error(
         "{model}: cannot fetch from {endpoint} ({cause}); check the connection and run again, or \

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::blob::{self, Failure};
-use super::http::{Client, Trouble, shown};
+use super::http::{Client, Trouble, can_be_sent, shown};
 use super::job::FetchJob;
 use super::listing::{self, Listing};
 use super::select::{Selection, select};
@@ -19,6 +19,9 @@ const HEADWAY: u64 = 1 << 20;
 /// # Errors
 /// See [`HubError`].
 pub fn fetch(job: &FetchJob<'_>) -> Result<PathBuf, HubError> {
+    if job.options.token.as_deref().is_some_and(|token| !can_be_sent(token)) {
+        return Err(HubError::BadToken { model: job.model() });
+    }
     let client = Client::new(job.options, job.limits);
     let listing = job.listing(&client)?;
     let names: Vec<String> = listing.files.iter().map(|(name, _)| name.clone()).collect();

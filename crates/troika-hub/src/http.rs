@@ -4,7 +4,7 @@ use std::fmt;
 use std::io::{self, Read};
 use std::time::Duration;
 
-use ureq::http::{HeaderMap, Response, Uri};
+use ureq::http::{HeaderMap, HeaderValue, Response, Uri};
 use ureq::{Agent, Body, Timeout};
 
 use super::HubOptions;
@@ -140,7 +140,7 @@ impl Client {
         range: Option<&str>,
         body: Option<Duration>,
     ) -> Result<Answer, Trouble> {
-        let mut uri: Uri = url.parse().map_err(|_| odd("its address", url))?;
+        let mut uri: Uri = url.parse().map_err(|_| malformed_address())?;
         let mut hub = Vec::new();
         // A server that was redirected away from gets no token again, either.
         let mut at_home = true;
@@ -215,6 +215,8 @@ impl Limits {
             E::Tls(_) | E::Rustls(_) | E::Pem(_) => {
                 Trouble::Unreachable(format!("no secure connection: {error}"))
             }
+            // Its text would show the address, which may hold a password.
+            E::BadUri(_) => malformed_address(),
             e => Trouble::Odd(shown(&e.to_string())),
         }
     }
@@ -302,6 +304,16 @@ pub fn shown(text: &str) -> String {
         short.push_str("...");
     }
     short
+}
+
+/// The address of the Hub cannot be asked. The error around this one names it.
+fn malformed_address() -> Trouble {
+    Trouble::Odd("its address is malformed".to_string())
+}
+
+/// Whether a token can stand in the header of a request.
+pub fn can_be_sent(token: &str) -> bool {
+    HeaderValue::from_str(token).is_ok()
 }
 
 fn odd(what: &str, text: &str) -> Trouble {

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::http::{Limits, Trouble};
 use super::name::Spec;
+use super::options::without_user;
 use super::select::Unfit;
 use super::{HubError, HubOptions, Progress};
 
@@ -33,9 +34,9 @@ impl FetchJob<'_> {
         self.spec.model.clone()
     }
 
-    /// The server.
+    /// The server, as errors show it.
     pub fn endpoint(&self) -> String {
-        self.options.endpoint().to_string()
+        without_user(self.options.endpoint())
     }
 
     /// The server answered something that makes no sense.

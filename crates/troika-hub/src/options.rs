@@ -20,13 +20,13 @@ pub struct HubOptions {
 }
 
 impl fmt::Debug for HubOptions {
-    /// Keeps the token out of logs.
+    /// Keeps the token and a password in the address out of logs.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HubOptions")
             .field("cache_dir", &self.cache_dir)
             .field("token", &self.token.as_ref().map(|_| "..."))
             .field("offline", &self.offline)
-            .field("endpoint", &self.endpoint)
+            .field("endpoint", &self.endpoint.as_deref().map(without_user))
             .finish()
     }
 }
@@ -64,6 +64,17 @@ impl HubOptions {
     /// The Hub's address, without a slash at its end.
     pub(super) fn endpoint(&self) -> &str {
         self.endpoint.as_deref().unwrap_or(ENDPOINT).trim_end_matches('/')
+    }
+}
+
+/// An address without the name and password before its host. Everything up to the last `@` goes,
+/// as a password may hold any character.
+pub(super) fn without_user(url: &str) -> String {
+    let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
+    match rest.rsplit_once('@') {
+        Some((_, host)) if scheme.is_empty() => host.to_string(),
+        Some((_, host)) => format!("{scheme}://{host}"),
+        None => url.to_string(),
     }
 }
 

@@ -9,6 +9,8 @@ const USUAL: &str = "Q4_K_M";
 
 /// The list of shards of a model in parts.
 pub const INDEX: &str = "model.safetensors.index.json";
+/// The weights of a model in one part.
+const SINGLE: &str = "model.safetensors";
 /// The model's description.
 pub const CONFIG: &str = "config.json";
 
@@ -64,12 +66,15 @@ fn safetensors(names: &[String]) -> Option<Selection> {
     let has = |wanted: &str| top.iter().any(|name| *name == wanted);
     let is_weight = |name: &str| name.starts_with("model") && name.ends_with(".safetensors");
     let is_shard = |name: &str| is_weight(name) && shard(name, ".safetensors").is_some();
+    // Some repositories keep the list of shards after the shards were merged into one file. That
+    // list is left out: who opens the folder would look for the shards in it.
+    let in_parts = has(INDEX) && (top.iter().any(|name| is_shard(name)) || !has(SINGLE));
     let weights: Vec<&String> = top
         .iter()
         .copied()
-        .filter(|name| match (has(INDEX), has("model.safetensors")) {
+        .filter(|name| match (in_parts, has(SINGLE)) {
             (true, _) => is_shard(name),
-            (false, true) => *name == "model.safetensors",
+            (false, true) => *name == SINGLE,
             (false, false) => is_weight(name),
         })
         .collect();
@@ -78,7 +83,7 @@ fn safetensors(names: &[String]) -> Option<Selection> {
     }
     let is_small = |name: &str| {
         let tokenizer = name.starts_with("tokenizer") && name.ends_with(".json");
-        SMALL.contains(&name) && (name != INDEX || has(INDEX)) || tokenizer
+        SMALL.contains(&name) && (name != INDEX || in_parts) || tokenizer
     };
     let small = top.iter().copied().filter(|name| is_small(name));
     let files = small.chain(weights).cloned().collect();
@@ -229,6 +234,18 @@ mod tests {
         let list = names(&["model.fp16.safetensors", "model.safetensors", "config.json"]);
         let got = select(&list, &Wanted::Default).expect("a selection");
         assert_eq!(got.files, ["config.json", "model.safetensors"]);
+    }
+
+    #[test]
+    fn one_file_is_taken_where_a_list_of_shards_has_none() {
+        let list = names(&[INDEX, "model.safetensors", "config.json"]);
+        let got = select(&list, &Wanted::Default).expect("a selection");
+        assert_eq!(got.files, ["config.json", "model.safetensors"]);
+        let with_shard = [&list[..], &names(&["model-00001-of-00001.safetensors"])].concat();
+        let got = select(&with_shard, &Wanted::Default).expect("a selection");
+        assert_eq!(got.files, [INDEX, "config.json", "model-00001-of-00001.safetensors"]);
+        let bare = names(&[INDEX, "config.json"]);
+        assert_eq!(select(&bare, &Wanted::Default), Err(Unfit::Weightless));
     }
 
     #[test]

@@ -28,6 +28,9 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
     for w in model.warnings() {
         output::note_line(&format!("warning: {w}"));
     }
+    if let Some(why) = no_system(&model, args, &prompt) {
+        output::note_line(&format!("warning: the system prompt is not used: {why}"));
+    }
     if args.verbose {
         let text = verbose(&mut model);
         output::note(&text);
@@ -62,6 +65,10 @@ fn prompt(args: &RunArgs) -> Result<Prompt, CliError> {
     let text = match (&args.prompt, &args.file) {
         (Some(p), _) => p.clone(),
         (None, Some(file)) => read_file(file)?,
+        (None, None) if std::io::stdin().is_terminal() && args.json => {
+            let why = "--json needs a prompt (-p, -f, --prompt-ids or piped text)";
+            return Err(CliError::Usage(why.to_string()));
+        }
         (None, None) if std::io::stdin().is_terminal() => return Ok(Prompt::Chat),
         (None, None) => {
             let text = read_stdin()?;
@@ -73,6 +80,18 @@ fn prompt(args: &RunArgs) -> Result<Prompt, CliError> {
         return Err(troika::Error::EmptyPrompt.into());
     }
     Ok(Prompt::Text(text))
+}
+
+/// Why a system prompt that was given has no place in what the model gets.
+fn no_system(model: &Model, args: &RunArgs, prompt: &Prompt) -> Option<&'static str> {
+    args.system_prompt.as_ref()?;
+    if matches!(prompt, Prompt::Ids(_)) {
+        Some("--prompt-ids gives the model these tokens and no others")
+    } else if args.raw {
+        Some("--raw gives the model the prompt as it is")
+    } else {
+        (!model.has_template()).then_some("the model has no chat template")
+    }
 }
 
 /// How the flags say to open a model.

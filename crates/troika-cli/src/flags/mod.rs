@@ -2,6 +2,7 @@
 //! environment twin `TROIKA_*`.
 
 mod cache;
+mod parse;
 mod quant;
 mod sampling;
 
@@ -12,6 +13,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use troika::weights::FloatType;
 
 pub use cache::{CacheArgs, CacheVerb};
+pub use parse::parse;
 pub use quant::{QuantArgs, QuantFlag};
 pub use sampling::SamplingArgs;
 
@@ -153,6 +155,7 @@ pub struct RunArgs {
     pub model: ModelArgs,
     /// The prompt; read from standard input when that is not a terminal
     #[arg(short, long, env = "TROIKA_PROMPT", conflicts_with_all = ["file", "prompt_ids"])]
+    #[arg(allow_hyphen_values = true)]
     pub prompt: Option<String>,
     /// Read the prompt from a file
     #[arg(short, long, value_name = "FILE", env = "TROIKA_FILE", conflicts_with = "prompt_ids")]
@@ -168,6 +171,7 @@ pub struct RunArgs {
     pub prompt_ids: Option<Vec<u32>>,
     /// System message of the conversation
     #[arg(long, alias = "sys", value_name = "TEXT", env = "TROIKA_SYSTEM_PROMPT")]
+    #[arg(allow_hyphen_values = true)]
     pub system_prompt: Option<String>,
     /// Give the prompt to the model as it is, without its chat template
     #[arg(long, alias = "no-conversation", env = "TROIKA_RAW")]
@@ -227,7 +231,7 @@ pub struct TokenizeArgs {
     #[command(flatten)]
     pub model: ModelArgs,
     /// The text; read from standard input when absent
-    #[arg(short, long, env = "TROIKA_PROMPT")]
+    #[arg(short, long, env = "TROIKA_PROMPT", allow_hyphen_values = true)]
     pub prompt: Option<String>,
     /// Do not add BOS
     #[arg(long, env = "TROIKA_NO_BOS")]

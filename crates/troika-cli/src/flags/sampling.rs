@@ -75,6 +75,7 @@ pub struct SamplingArgs {
     pub ignore_eos: bool,
     /// Text that ends the generation (repeatable)
     #[arg(short = 'r', long = "stop", visible_alias = "reverse-prompt", value_name = "TEXT")]
+    #[arg(allow_hyphen_values = true)]
     pub stop: Vec<String>,
 }
 

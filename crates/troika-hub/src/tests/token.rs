@@ -77,3 +77,37 @@ fn a_way_back_does_not_bring_the_token_back() {
         hub.asked().into_iter().filter(|r| r.path.starts_with("/large/")).collect();
     assert!(matches!(&returned[..], [request] if request.token.is_none()), "{returned:?}");
 }
+
+#[test]
+fn a_password_in_the_address_is_not_shown() {
+    let folder = tempfile::tempdir().expect("folder");
+    let (server, closed) = (Server::start(model()), "http://127.0.0.1:9".to_string());
+    server.now(|behaviour| behaviour.status = Some(404));
+    let malformed = "http://a b".to_string();
+    for url in [server.url(), closed, malformed, "http://".to_string(), "nowhere".to_string()] {
+        let with_user = match url.strip_prefix("http://") {
+            Some(host) => format!("http://someone:pass@word@{host}"),
+            None => format!("someone:pass@word@{url}"),
+        };
+        for with_user in [with_user.replace("pass@", "pass"), with_user] {
+            let mut options = options(&server, folder.path());
+            options.endpoint = Some(with_user);
+            let text = format!("{} {options:?}", sentence("o/n", &options));
+            assert!(text.contains(&url), "{text}");
+            assert!(["someone", "pass", "word"].iter().all(|w| !text.contains(w)), "{text}");
+        }
+    }
+}
+
+#[test]
+fn a_token_that_cannot_be_sent_is_the_users_error() {
+    let server = Server::start(model());
+    let folder = tempfile::tempdir().expect("folder");
+    for token in ["hf_se\ncret", "hf_se\u{e9}cret\u{7f}"] {
+        let mut options = options(&server, folder.path());
+        options.token = Some(token.to_string());
+        let text = sentence("o/n", &options);
+        assert!(text.contains("HF_TOKEN") && !text.contains("cret"), "{text}");
+    }
+    assert!(server.requests().is_empty());
+}

@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 use super::super::format::Format;
 use super::super::layout::QUAD;
 #[cfg(target_arch = "aarch64")]
-use super::super::tile::{self, Part};
+use super::super::{Part, tile};
 use super::{ROWS, Rows, turns};
 use crate::machine::instructions::arm::Arm;
 use crate::machine::instructions::{Work, apart};

@@ -1,0 +1,56 @@
+//! Reading the command line. What is typed wins over the environment: a variable whose flag cannot
+//! go together with a flag on the command line counts as not set.
+
+use clap::builder::Resettable;
+use clap::parser::ValueSource;
+use clap::{Arg, ArgMatches, Command, CommandFactory, FromArgMatches};
+
+use super::Cli;
+
+/// The command line of this process. Ends the process after wrong usage and after `--help`.
+pub fn parse() -> Cli {
+    let mut command = typed_first(Cli::command());
+    let matches = command.clone().get_matches();
+    Cli::from_arg_matches(&matches).unwrap_or_else(|e| e.format(&mut command).exit())
+}
+
+fn without_variable(arg: Arg) -> Arg {
+    arg.env(Resettable::Reset)
+}
+
+/// The command without the variables that have a rival on the command line.
+fn typed_first(command: Command) -> Command {
+    let names: Vec<String> =
+        command.get_subcommands().map(|verb| verb.get_name().to_string()).collect();
+    let bare = names.iter().fold(command.clone(), |command, name| {
+        command.mut_subcommand(name, |verb| verb.mut_args(without_variable))
+    });
+    // Wrong usage is reported when the whole command reads the same words.
+    let Ok(matches) = bare.try_get_matches() else { return command };
+    let Some((name, typed)) = matches.subcommand() else { return command };
+    let Some(verb) = command.find_subcommand(name) else { return command };
+    let beaten = beaten(verb, typed);
+    command.mut_subcommand(name, |verb| {
+        verb.mut_args(|arg| match beaten.iter().any(|id| arg.get_id() == id.as_str()) {
+            true => without_variable(arg),
+            false => arg,
+        })
+    })
+}
+
+/// Flags that conflict with one that was typed, and were not typed themselves.
+fn beaten(verb: &Command, typed: &ArgMatches) -> Vec<String> {
+    let is_typed =
+        |arg: &Arg| typed.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine);
+    let mut beaten = Vec::new();
+    for arg in verb.get_arguments() {
+        for rival in verb.get_arg_conflicts_with(arg) {
+            match (is_typed(arg), is_typed(rival)) {
+                (true, false) => beaten.push(rival.get_id().to_string()),
+                (false, true) => beaten.push(arg.get_id().to_string()),
+                _ => {}
+            }
+        }
+    }
+    beaten
+}
