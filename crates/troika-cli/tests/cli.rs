@@ -735,6 +735,9 @@ fn generation_defaults_that_cannot_be_used_are_told() {
     };
     let out = damaged_with("qwen3", write, &["-n", "1"]);
     assert!(!text(&out.stderr).contains("generation_config"), "{}", text(&out.stderr));
+}
+
+#[test]
 fn values_may_start_with_a_dash() {
     for prompt in ["- a list item", "-1", "---", "--json"] {
         let joined = troika(&["tokenize", &format!("--prompt={prompt}"), "--ids"]);
