@@ -71,7 +71,7 @@ fn control_characters_of_files_are_shown_not_obeyed() {
         harmless(&out, &[]);
     }
     harmless(&troika(&["show", &path]), &[r"x\u{1b}]0;title\u{7}\u{9b}2J\u{a}troika: fine"]);
-    let out = with_template("{{ raise_exception('a\u{1b}[2Jb\u{202e}\rc') }}", &["-p", "x"]);
+    let out = with_template("{{ raise_exception('a\u{1b}[2Jb\u{202e}\\rc') }}", &["-p", "x"]);
     assert_eq!(out.status.code(), Some(1));
     harmless(&out, &[r"a\u{1b}[2Jb\u{202e}\u{d}c"]);
     // A warning: the template does not parse.
