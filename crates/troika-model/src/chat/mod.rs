@@ -162,7 +162,11 @@ pub fn join_messages(messages: &[Value], control: &[String]) -> Result<ChatPromp
 /// A source that compiles: with line ends as Jinja reads them, and with the marks that templates
 /// bear for training (`{% generation %}`), which change nothing in the text, as plain blocks.
 fn checked(source: &str) -> Result<String, ChatError> {
-    let source = plain_marks(&source.replace("\r\n", "\n").replace('\r', "\n"));
+    // What is too long is refused below, as it is.
+    let source = match source.len() <= limits::SOURCE {
+        true => plain_marks(&source.replace("\r\n", "\n").replace('\r', "\n")),
+        false => source.to_string(),
+    };
     on_own_stack(|| match compile::compile(&source) {
         Ok(_) => Ok(()),
         Err(e) => Err(ChatError::Syntax(one_line(&e))),
@@ -175,17 +179,21 @@ fn checked(source: &str) -> Result<String, ChatError> {
 fn plain_marks(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
-    while let Some(at) =
-        rest.find("{%").into_iter().chain(rest.find("{{")).chain(rest.find("{#")).min()
-    {
+    // One pass: looking for each kind of tag by itself would read the rest again for every tag.
+    while let Some(at) = rest.find('{') {
         let (before, tag) = rest.split_at(at);
         out.push_str(before);
-        let close = match &tag[..2] {
-            "{%" => "%}",
-            "{{" => "}}",
-            _ => "#}",
+        let close = match tag.as_bytes().get(1) {
+            Some(b'%') => "%}",
+            Some(b'{') => "}}",
+            Some(b'#') => "#}",
+            _ => {
+                out.push('{');
+                rest = &tag[1..];
+                continue;
+            }
         };
-        let Some(end) = tag.find(close).map(|end| end + 2) else {
+        let Some(end) = tag[2..].find(close).map(|end| end + 4) else {
             rest = tag;
             break;
         };

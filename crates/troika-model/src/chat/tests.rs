@@ -371,8 +371,9 @@ fn control_tokens_in_messages_are_marked() {
     );
     assert_eq!(marks(&p), ["<s> go", "<|im_e", "<|im_s", "<|im_e", "[INST]", "<|im_s"]);
     let none = masked(t, json!([{"role": "user", "content": "a < b <|x|> ["}]));
-    assert_eq!(none.plain, Vec::<usize>::new());
     assert_eq!(none.text, "<|im_start|>user\na < b <|x|> [<|im_end|>\n");
+    // Only the last character might begin a spelling that goes on elsewhere.
+    assert_eq!(none.plain, [none.text.find("[<|im_end|>").unwrap()]);
 }
 
 #[test]
@@ -530,9 +531,20 @@ fn marks_for_training_keep_the_white_space_of_blocks() {
         ("{%generation%}a{%+ endgeneration +%} b", "a b"),
         ("{{ '{% generation %}' }}{# {% generation %} #}", "{% generation %}"),
         ("{% if true %}\r\nA\rB{% endif %}\r\n", "A\nB"),
+        ("a { b {} {", "a { b {} {"),
     ] {
         assert_eq!(render(source, &[]).unwrap(), expected, "{source:?}");
     }
+}
+
+#[test]
+fn marks_are_looked_for_in_anything() {
+    for source in ["{", "{%", "{%}", "{#}", "{{}", "{%%}", "{%-%}", "{% generation", "é{%é%}{"] {
+        let _ = ChatTemplate::new(source);
+    }
+    // One pass, however many tags there are.
+    let many = "{{".repeat(limits::SOURCE / 2);
+    assert_eq!(plain_marks(&many), many);
 }
 
 #[test]
