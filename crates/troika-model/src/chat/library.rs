@@ -3,6 +3,7 @@
 //! and `import` do not exist (there is one template), nor do filters that no published template
 //! uses and that could make much of little (`batch`, `slice`, `chain`, `zip`, `pprint`).
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use minijinja::value::{ObjectRepr, Rest, ValueKind, ValueOrKwargs};
@@ -315,18 +316,16 @@ impl Budget {
             Growth::Order => self.spend(whole.saturating_mul(16))?,
             Growth::Strip => self.spend(whole.saturating_mul(rest))?,
             Growth::Sum => self.fits(whole.saturating_mul(items))?,
-            Growth::Join => self.fits(printed(whole).saturating_add(items.saturating_mul(rest)))?,
+            Growth::Join => self.fits(printed(whole.saturating_add(items.saturating_mul(rest))))?,
             Growth::Indent => {
-                let text = first.as_str().unwrap_or_default();
-                let lines = text.matches('\n').count() as u64 + 1;
+                let lines = self.text(first)?.matches('\n').count() as u64 + 1;
                 self.fits(lines.saturating_mul(number("width", 0).unwrap_or(4)))?;
             }
             Growth::Replace => {
-                let text = |v: Option<&Value>| v.and_then(Value::to_str);
-                let (from, to) = (text(others.first()), text(others.get(1)));
-                let found =
-                    from.map_or(0, |f| first.as_str().unwrap_or_default().matches(&*f).count());
-                self.fits(found as u64 * to.map_or(0, |t| t.len() as u64))?;
+                if let [from, to, ..] = others {
+                    let found = self.text(first)?.matches(&*self.text(from)?).count() as u64;
+                    self.fits(found.saturating_mul(self.text(to)?.len() as u64))?;
+                }
             }
             Growth::Format => self.fits(format_size(first, others, rest))?,
             Growth::Json => {
@@ -340,6 +339,15 @@ impl Budget {
             *v = self.mask.like(v, first);
         }
         Ok(args)
+    }
+
+    /// What a filter for texts sees of a value: anything else is printed for it.
+    fn text<'a>(&self, value: &'a Value) -> Res<Cow<'a, str>> {
+        if let Some(text) = value.as_str() {
+            return Ok(Cow::Borrowed(text));
+        }
+        self.fits(printed(self.measure(value)?))?;
+        Ok(Cow::Owned(value.to_string()))
     }
 
     fn checked(&self, value: Value) -> Res<Value> {

@@ -133,7 +133,12 @@ fn train(family: &Family, size: usize) -> (Vec<String>, Vec<(String, String)>) {
     tokens.sort();
     let mut tokens: Vec<String> = tokens.into_iter().map(|t| t.1).collect();
     assert!(tokens.len() > size / 2, "only {} tokens were trained", tokens.len());
-    tokens.extend(["Ġunreachable", "Troikas", "qzqz", "ĠĠĠĠĠĠĠĠĠĠĠĠĠĠĠĠĠ"].map(String::from));
+    for word in ["Ġunreachable", "Troikas", "qzqz", "ĠĠĠĠĠĠĠĠĠĠĠĠĠĠĠĠĠ"] {
+        // The texts may have come to hold one of the words; a token has one id.
+        if !tokens.iter().any(|t| t == word) {
+            tokens.push(word.into());
+        }
+    }
     let text = |v: &Value| v.as_str().unwrap().to_string();
     let pair = |m: &Value| (text(&m[0]), text(&m[1]));
     (tokens, json["merges"].as_array().unwrap().iter().map(pair).collect())
