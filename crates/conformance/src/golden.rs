@@ -4,8 +4,9 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use troika::engine::{Feed, Want};
+use troika::plan::{Policy, Strategy};
 use troika::weights::{FloatType, parse_safetensors};
-use troika::{Model, OpenOptions};
+use troika::{DeviceOptions, DeviceSpec, Model, OpenOptions};
 
 /// Allowed difference to the reference, relative to the largest logit.
 pub const REFERENCE_TOLERANCE: f32 = 2e-4;
@@ -23,6 +24,26 @@ pub struct Case {
     pub model: PathBuf,
     /// safetensors with `input_ids`, `logits`, `greedy`.
     pub golden: PathBuf,
+}
+
+/// On which devices, and how the model is divided over them.
+#[derive(Clone, Debug, Default)]
+pub struct Devices {
+    /// The devices; none: one CPU device.
+    pub specs: Vec<DeviceSpec>,
+    /// How the model is divided.
+    pub strategy: Strategy,
+    /// The order in which ready segments run.
+    pub policy: Policy,
+    /// Prompt chunks under way at once.
+    pub chunks_in_flight: Option<usize>,
+}
+
+impl Devices {
+    /// Whether all compute the same bits, and so must agree with the first alone.
+    fn same_numerics(&self) -> bool {
+        self.specs.windows(2).all(|pair| pair[0].isa == pair[1].isa)
+    }
 }
 
 /// Reference outputs.
@@ -45,6 +66,8 @@ pub struct Report {
     pub chunk_error: f32,
     /// Whether the greedy tokens are the reference's.
     pub greedy: bool,
+    /// Whether several devices computed the bits that the first alone does, where they must.
+    pub same_bits: Option<bool>,
     /// Prompt tokens.
     pub tokens: usize,
 }
@@ -52,7 +75,10 @@ pub struct Report {
 impl Report {
     /// Whether all tolerances hold.
     pub fn holds(&self) -> bool {
-        self.greedy && self.error <= REFERENCE_TOLERANCE && self.chunk_error <= CHUNK_TOLERANCE
+        self.greedy
+            && self.same_bits != Some(false)
+            && self.error <= REFERENCE_TOLERANCE
+            && self.chunk_error <= CHUNK_TOLERANCE
     }
 }
 
@@ -63,7 +89,12 @@ impl fmt::Display for Report {
             f,
             "max error {:.2e}  chunked {:.2e}  greedy {greedy}  ({} tokens)",
             self.error, self.chunk_error, self.tokens
-        )
+        )?;
+        match self.same_bits {
+            None => Ok(()),
+            Some(true) => f.write_str("  bits of one device"),
+            Some(false) => f.write_str("  bits DIFFER from one device's"),
+        }
     }
 }
 
@@ -114,8 +145,16 @@ pub fn read_golden(path: &Path) -> Res<Golden> {
     })
 }
 
-fn open(case: &Case, chunk: usize) -> Res<Model> {
-    let options = OpenOptions { dtype: FloatType::F32, chunk, ..OpenOptions::default() };
+fn open(case: &Case, chunk: usize, devices: &Devices) -> Res<Model> {
+    let options = OpenOptions {
+        dtype: FloatType::F32,
+        chunk,
+        devices: DeviceOptions { devices: devices.specs.clone(), ..DeviceOptions::default() },
+        strategy: devices.strategy,
+        policy: devices.policy,
+        chunks_in_flight: devices.chunks_in_flight,
+        ..OpenOptions::default()
+    };
     Ok(Model::open(&case.model, &options)?)
 }
 
@@ -172,20 +211,32 @@ pub fn relative_error(got: &[f32], reference: &[f32]) -> f32 {
 ///
 /// # Errors
 /// A model that does not open or run.
-pub fn check(case: &Case) -> Res<Report> {
+pub fn check(case: &Case, devices: &Devices) -> Res<Report> {
     let golden = read_golden(&case.golden)?;
     let tokens = golden.input_ids.len();
-    let mut whole = open(case, tokens + 3)?;
+    let mut whole = open(case, tokens + 3, devices)?;
     let logits = all_logits(&mut whole, &golden.input_ids)?;
     let mut report = Report {
         error: relative_error(&logits, &golden.logits),
         chunk_error: 0.0,
         greedy: greedy(&mut whole, &golden.input_ids, golden.greedy.len())? == golden.greedy,
+        same_bits: None,
         tokens,
     };
+    let first = Devices {
+        specs: devices.specs[..1.min(devices.specs.len())].to_vec(),
+        ..Devices::default()
+    };
+    let compare = devices.specs.len() > 1 && devices.same_numerics();
     for chunk in [1, 7, 16] {
-        let mut model = open(case, chunk)?;
+        let mut model = open(case, chunk, devices)?;
         let chunked = all_logits(&mut model, &golden.input_ids)?;
+        if compare {
+            let alone = all_logits(&mut open(case, chunk, &first)?, &golden.input_ids)?;
+            let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+            let same = bits(&alone) == bits(&chunked);
+            report.same_bits = Some(same && report.same_bits != Some(false));
+        }
         report.chunk_error = report.chunk_error.max(relative_error(&chunked, &logits));
         report.greedy &=
             greedy(&mut model, &golden.input_ids, golden.greedy.len())? == golden.greedy;

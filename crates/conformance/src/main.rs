@@ -4,6 +4,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use conformance::golden::Devices;
+use troika::DeviceSpec;
+use troika::plan::{Policy, Strategy};
 
 #[derive(Parser)]
 #[command(version, about = "Checks Troika against reference outputs")]
@@ -18,11 +21,35 @@ enum Command {
     Golden {
         /// The folder (searched one level deep).
         dir: PathBuf,
+        /// Devices, as [NAME=]cpu[:CORES][@ISA]; may be repeated, or be a list with commas.
+        #[arg(long, value_name = "SPEC", value_delimiter = ',')]
+        device: Vec<DeviceSpec>,
+        /// How the model is divided over the devices.
+        #[arg(long, value_name = "NAME", value_parser = strategy, default_value = "one-device")]
+        strategy: Strategy,
+        /// The order in which ready segments run.
+        #[arg(long, value_name = "NAME", value_parser = policy, default_value = "in-order")]
+        policy: Policy,
+        /// Prompt chunks under way at once.
+        #[arg(long, value_name = "N")]
+        chunks_in_flight: Option<usize>,
     },
 }
 
+fn strategy(name: &str) -> Result<Strategy, String> {
+    let known = || Strategy::ALL.map(Strategy::name).join(", ");
+    Strategy::parse(name).ok_or_else(|| format!("it is none of {}", known()))
+}
+
+fn policy(name: &str) -> Result<Policy, String> {
+    let known = || Policy::ALL.map(Policy::name).join(", ");
+    let found = Policy::ALL.into_iter().find(|p| p.name() == name);
+    found.ok_or_else(|| format!("it is none of {}", known()))
+}
+
 fn main() -> ExitCode {
-    let Command::Golden { dir } = Args::parse().command;
+    let Command::Golden { dir, device, strategy, policy, chunks_in_flight } = Args::parse().command;
+    let devices = Devices { specs: device, strategy, policy, chunks_in_flight };
     let cases = match conformance::golden::find(&dir) {
         Ok(cases) if cases.is_empty() => {
             eprintln!("{}: no checkpoint with golden outputs in this folder", dir.display());
@@ -36,7 +63,7 @@ fn main() -> ExitCode {
     };
     let mut failed = 0;
     for case in &cases {
-        let line = match conformance::golden::check(case) {
+        let line = match conformance::golden::check(case, &devices) {
             Ok(r) if r.holds() => format!("ok    {r}"),
             Ok(r) => {
                 failed += 1;

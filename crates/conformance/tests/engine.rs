@@ -10,10 +10,10 @@ use troika::device::{
 };
 use troika::engine::{Engine, EngineParts, Feed, Want};
 use troika::graph::DType;
-use troika::plan::{Placement, PlanRequest, one_device};
+use troika::plan::{DeviceFacts, Plan, PlanRequest, Strategy, make};
 use troika::trace::Tracer;
 use troika::weights::FloatType;
-use troika::{Control, Model, OpenOptions, Request, describe};
+use troika::{Control, Described, Model, OpenOptions, Request, describe};
 use troika_cpu::{CpuDevice, CpuOptions};
 
 fn model_dir(name: &str) -> PathBuf {
@@ -29,19 +29,28 @@ fn cpu(name: &str, threads: usize) -> Arc<dyn Device> {
 /// An engine whose segments are dealt to the devices in turn.
 fn engine(name: &str, devices: &[Arc<dyn Device>], chunk: usize, sequences: usize) -> Engine {
     let d = describe(&model_dir(name), FloatType::F32).unwrap();
-    let request =
-        PlanRequest { context: None, chunk, kv_dtype: DType::F32, activations: Vec::new() };
-    let mut plan = one_device(&d.spec, devices[0].name(), &request).unwrap();
-    plan.devices = devices.iter().map(|d| d.name().to_string()).collect();
-    for (i, segment) in
-        ["qkv", "attention", "attn_out", "ffn", "router", "experts", "head"].iter().enumerate()
-    {
-        plan.placements.push(Placement {
-            segment: (*segment).into(),
-            layers: None,
-            device: i % devices.len(),
-        });
-    }
+    let one = devices.len() == 1;
+    let strategy = if one { Strategy::OneDevice } else { Strategy::AlternateSegments };
+    let plan = plan_of(&d, devices, &in_f32(strategy, chunk));
+    engine_of(&d, devices, plan, sequences)
+}
+
+/// A request for a plan in which everything is f32.
+fn in_f32(strategy: Strategy, chunk: usize) -> PlanRequest {
+    let activations = Some(Vec::new());
+    let kv_dtype = Some(DType::F32);
+    PlanRequest { strategy, chunk, kv_dtype, activations, ..PlanRequest::default() }
+}
+
+fn plan_of(d: &Described, devices: &[Arc<dyn Device>], request: &PlanRequest) -> Plan {
+    let facts = |d: &Arc<dyn Device>| DeviceFacts {
+        name: d.name().to_string(),
+        activations: d.caps().acts.clone(),
+    };
+    make(&d.spec, &devices.iter().map(facts).collect::<Vec<_>>(), request).unwrap()
+}
+
+fn engine_of(d: &Described, devices: &[Arc<dyn Device>], plan: Plan, sequences: usize) -> Engine {
     Engine::new(EngineParts {
         spec: &d.spec,
         shapes: &|key| d.store.shape(key),
@@ -190,14 +199,14 @@ impl WeightSource for Loud<'_> {
 /// The logits of a few tokens, with weights of a kind too large, in a cache of a type.
 fn loud_logits(kind: &'static str, kv_dtype: DType) -> Result<Vec<f32>, String> {
     let d = describe(&model_dir("llama-3.2"), FloatType::F32).unwrap();
-    let (context, activations) = (None, Vec::new());
-    let request = PlanRequest { context, chunk: 8, kv_dtype, activations };
+    let kv_dtype = Some(kv_dtype);
+    let request = PlanRequest { kv_dtype, ..in_f32(Strategy::OneDevice, 8) };
     let devices = [cpu("cpu", 2)];
     let mut engine = Engine::new(EngineParts {
         spec: &d.spec,
         shapes: &|key| d.store.shape(key),
         weights: &Loud { weights: &d.store, kind },
-        plan: one_device(&d.spec, "cpu", &request).unwrap(),
+        plan: plan_of(&d, &devices, &request),
         devices: &devices,
         clock: Arc::new(RealClock::new()),
         tracer: Tracer::on(),

@@ -14,7 +14,7 @@ use troika::device::{
 };
 use troika::engine::{Engine, EngineError, EngineParts, Feed, KvError, SeqId, Want};
 use troika::graph::{DType, Subgraph};
-use troika::plan::{PlanRequest, one_device};
+use troika::plan::{DeviceFacts, PlanRequest, make};
 use troika::trace::Tracer;
 use troika::weights::FloatType;
 use troika_cpu::{CpuDevice, CpuOptions};
@@ -118,9 +118,10 @@ fn engine(dir: &Path, chunk: usize) -> (Engine, Arc<Mutex<Seen>>) {
 fn engine_with(dir: &Path, chunk: usize, page_len: usize) -> (Engine, Arc<Mutex<Seen>>) {
     let d = describe(dir, FloatType::F32).unwrap();
     let (device, seen) = Probe::open();
-    let request =
-        PlanRequest { context: None, chunk, kv_dtype: DType::F32, activations: Vec::new() };
-    let mut plan = one_device(&d.spec, device.name(), &request).unwrap();
+    let (kv_dtype, activations) = (Some(DType::F32), Some(Vec::new()));
+    let request = PlanRequest { chunk, kv_dtype, activations, ..PlanRequest::default() };
+    let facts = DeviceFacts { name: device.name().to_string(), activations: Vec::new() };
+    let mut plan = make(&d.spec, &[facts], &request).unwrap();
     assert_eq!(plan.page_len, PAGE);
     plan.page_len = page_len;
     let engine = Engine::new(EngineParts {

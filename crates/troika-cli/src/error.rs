@@ -36,8 +36,10 @@ fn flags(error: &troika::Error) -> &'static str {
         E::Plan(PlanError::Range { what, .. }) => match *what {
             "the context" => " (-c; of bench, -d with -p or -n)",
             "the chunk length" => " (--ubatch-size)",
+            "chunks in flight" => " (--chunks-in-flight)",
             _ => "",
         },
+        E::Plan(PlanError::Device { .. } | PlanError::Strategy { .. }) => " (--device)",
         _ => "",
     }
 }

@@ -3,6 +3,7 @@
 mod chat;
 mod cmd;
 mod error;
+mod file;
 mod flags;
 mod interrupt;
 mod memory;
@@ -25,6 +26,7 @@ fn main() -> ExitCode {
         Command::Tokenize(args) => cmd::tokenize::run(&args),
         Command::Bench(args) => cmd::bench::run(&args),
         Command::Perplexity(args) => cmd::perplexity::run(&args),
+        Command::Plan(args) => cmd::plan::run(&args),
         Command::Devices(args) => cmd::devices::run(&args),
         Command::Cache(args) => cmd::cache::run(&args),
         Command::Completions(args) => cmd::completions::run(&args),

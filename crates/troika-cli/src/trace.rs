@@ -1,46 +1,18 @@
-//! Writing the trace file: beside it first, then renamed, so that there is never half a file.
+//! Writing the trace file.
 
-use std::fs::File;
-use std::io::{self, BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use troika::trace::Tracer;
 
 use crate::error::CliError;
+use crate::file;
 
 /// Whether the trace can be written, asked before a model is opened and an answer made.
 ///
 /// # Errors
 /// A folder in the file's place, or one that is not there or cannot be written to.
 pub fn check(path: Option<&Path>) -> Result<(), CliError> {
-    let Some(path) = path else { return Ok(()) };
-    let meta = std::fs::metadata(path);
-    if meta.as_ref().is_ok_and(|m| m.is_dir()) {
-        return Err(failed(path, &io::Error::from(io::ErrorKind::IsADirectory)));
-    }
-    // A pipe or device is opened once, when there is something to write.
-    if meta.is_ok_and(|m| !m.is_file()) {
-        return Ok(());
-    }
-    let beside = beside(&target(path));
-    let made = File::create(&beside).and_then(|_| std::fs::remove_file(&beside));
-    made.map_err(|e| failed(path, &e))
-}
-
-fn failed(path: &Path, e: &io::Error) -> CliError {
-    CliError::Failure(format!("cannot write the trace {}: {e}", path.display()))
-}
-
-/// The file itself where the path is a link to one.
-fn target(path: &Path) -> PathBuf {
-    std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf())
-}
-
-/// The file that is written first.
-fn beside(path: &Path) -> PathBuf {
-    let mut name = path.file_name().unwrap_or_default().to_os_string();
-    name.push(format!(".{}.tmp", std::process::id()));
-    path.with_file_name(name)
+    path.map_or(Ok(()), |path| file::check("trace", path))
 }
 
 /// Writes the trace, if one was asked for.
@@ -48,28 +20,5 @@ fn beside(path: &Path) -> PathBuf {
 /// # Errors
 /// A file that cannot be written; nothing is left behind then.
 pub fn save(tracer: &Tracer, path: Option<&Path>) -> Result<(), CliError> {
-    let Some(path) = path else { return Ok(()) };
-    // A pipe or device cannot be renamed over.
-    if std::fs::metadata(path).is_ok_and(|m| !m.is_file()) {
-        return File::create(path).and_then(|f| fill(tracer, f)).map_err(|e| failed(path, &e));
-    }
-    // A link stays, and the file it leads to is replaced.
-    let place = target(path);
-    let beside = beside(&place);
-    let written = File::create(&beside).and_then(|file| {
-        fill(tracer, file.try_clone()?)?;
-        file.sync_all()?;
-        std::fs::rename(&beside, &place)
-    });
-    written.map_err(|e| {
-        // What could not be created cannot be removed either; both are reported as one.
-        let _ = std::fs::remove_file(&beside);
-        failed(path, &e)
-    })
-}
-
-fn fill(tracer: &Tracer, file: File) -> io::Result<()> {
-    let mut out = BufWriter::new(file);
-    tracer.write_chrome(&mut out)?;
-    out.flush()
+    path.map_or(Ok(()), |path| file::write("trace", path, |out| tracer.write_chrome(out)))
 }

@@ -4,22 +4,21 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use troika_device::{
-    Binding, Bindings, Buffer, Clock, Device, DeviceError, ExecutableId, Step, Submission,
-    WeightSource,
+    Binding, Bindings, Buffer, Clock, Device, DeviceError, Step, Submission, WeightSource,
 };
-use troika_graph::Acts;
 use troika_model::lower::{
     EdgeId, LowerOptions, Lowered, SegmentKind, StateDecl, WeightShapes, lower,
 };
 use troika_model::spec::ModelSpec;
-use troika_plan::Plan;
+use troika_plan::{Phase, Plan};
 use troika_trace::Tracer;
 
 use crate::error::EngineError;
 use crate::history::History;
 use crate::kv::{KvCache, SeqId};
 use crate::pool::EdgePool;
-use crate::schedule::{Policy, Runner, Task, TaskGraph};
+use crate::program::Program;
+use crate::schedule::{Runner, Task, TaskGraph};
 use crate::step::{PlannedStep, plan_steps};
 
 /// Logits kept at once while many rows are wanted.
@@ -90,17 +89,16 @@ pub struct Engine {
     lowered: Lowered,
     plan: Plan,
     vocab: usize,
-    devices: Vec<Arc<dyn Device>>,
-    placed: Vec<usize>,
-    executables: Vec<ExecutableId>,
-    names: Vec<Arc<str>>,
+    program: Program,
     runner: Runner,
     kv: KvCache,
     states: Vec<Buffer>,
-    pool: EdgePool,
+    /// Values between segments, one set for each chunk in flight.
+    pools: Vec<EdgePool>,
     inputs: Vec<InputSlot>,
     logits: Buffer,
-    decode_graphs: HashMap<usize, TaskGraph>,
+    /// Graphs of single batches, by phase and rows, which every decoded token uses again.
+    graphs: HashMap<(Phase, usize), TaskGraph>,
     memory: EngineMemory,
     history: History,
 }
@@ -122,13 +120,10 @@ impl Engine {
         let plan = parts.plan;
         let names: Vec<&str> = parts.devices.iter().map(|d| d.name()).collect();
         plan.check(parts.spec, &names)?;
-        let devices = plan_devices(&plan, parts.devices);
         let options = LowerOptions {
-            max_rows: plan.chunk,
+            max_rows: plan.prefill.chunk,
             max_kv: plan.context,
             kv_dtype: plan.kv_dtype,
-            int8: plan.activations.contains(&Acts::Int8),
-            bf16: plan.activations.contains(&Acts::Bf16),
         };
         let lowered = lower(parts.spec, parts.shapes, options)?;
         let mut memory = EngineMemory::default();
@@ -137,41 +132,32 @@ impl Engine {
             &lowered.groups,
             plan.page_len,
             plan.context,
-            plan.chunk,
+            plan.prefill.chunk,
             parts.sequences.max(1),
         )?;
         let states = state_buffers(&lowered, &kv)?;
         memory.kv_cache = states.iter().map(|b| b.len() as u64).sum();
-        let pool = EdgePool::new(&lowered, plan.chunk)?;
-        memory.activations = pool.bytes();
-        let mut placed = Vec::new();
-        let mut executables = Vec::new();
-        for s in &lowered.segments {
-            let device = plan
-                .device_of(s.kind.name(), s.layer)
-                .ok_or_else(|| EngineError::Unplaced(s.graph.name.clone()))?;
-            let info = devices[device].compile(&s.graph, parts.weights)?;
-            memory.scratch = memory.scratch.max(info.scratch_bytes);
-            placed.push(device);
-            executables.push(info.id);
-        }
-        let runner = Runner::new(&devices, Policy::InOrder, &parts.clock, parts.tracer)?;
-        let names = lowered.segments.iter().map(|s| s.graph.name.as_str().into()).collect();
+        let pools = vec![EdgePool::new(&lowered, plan.prefill.chunk)?];
+        let program = Program::new(&lowered, &plan, parts.devices, parts.weights)?;
+        memory.scratch = program.scratch_bytes;
+        let runner = Runner::new(
+            &program.devices,
+            (plan.prefill.policy, plan.critical_device()),
+            &parts.clock,
+            parts.tracer,
+        )?;
         Ok(Engine {
             vocab: parts.spec.vocab,
             lowered,
             plan,
-            devices,
-            placed,
-            executables,
-            names,
+            program,
             runner,
             kv,
             states,
-            pool,
+            pools,
             inputs: Vec::new(),
             logits: allocate(Some(0), "logits")?,
-            decode_graphs: HashMap::new(),
+            graphs: HashMap::new(),
             memory,
             history: History::new(parts.spec),
         })
@@ -185,7 +171,8 @@ impl Engine {
     /// Bytes held.
     pub fn memory(&self) -> EngineMemory {
         let used = self.lowered.states.iter().map(|s| self.kv.used(s.group) * state_row(s));
-        EngineMemory { kv_used: used.sum::<usize>() as u64, ..self.memory }
+        let activations = self.pools.iter().map(EdgePool::bytes).sum();
+        EngineMemory { kv_used: used.sum::<usize>() as u64, activations, ..self.memory }
     }
 
     /// The subgraphs that run.
@@ -275,7 +262,7 @@ impl Engine {
     }
 
     fn run_checked(&mut self, feeds: &[Feed<'_>], sink: LogitsSink<'_>) -> Result<(), EngineError> {
-        let steps = plan_steps(feeds, self.plan.chunk, &mut self.kv)?;
+        let steps = plan_steps(feeds, self.plan.prefill.chunk, &mut self.kv)?;
         let budget = (LOGITS_BYTES / (self.vocab * 4)).max(1);
         let mut rest = steps.as_slice();
         while !rest.is_empty() {
@@ -310,11 +297,12 @@ impl Engine {
             let graph = self.graph(steps);
             return self.runner.run(&graph);
         }
-        let mut graph =
-            self.decode_graphs.remove(&rows).unwrap_or_else(|| self.graph(std::slice::from_ref(s)));
+        let key = (s.phase, rows);
+        let kept = self.graphs.remove(&key);
+        let mut graph = kept.unwrap_or_else(|| self.graph(std::slice::from_ref(s)));
         graph.set_step(&s.step);
         let result = self.runner.run(&graph);
-        self.decode_graphs.insert(rows, graph);
+        self.graphs.insert(key, graph);
         result
     }
 
@@ -323,11 +311,17 @@ impl Engine {
         let need = wanted.checked_mul(self.vocab).and_then(|n| n.checked_mul(4));
         if need.is_none_or(|need| self.logits.len() < need) {
             self.logits = allocate(need, "logits")?;
-            self.decode_graphs.clear();
+            self.graphs.clear();
+        }
+        let chunk = self.plan.prefill.chunk;
+        while self.pools.len() < slots.min(self.plan.prefill.chunks_in_flight) {
+            self.pools.push(EdgePool::new(&self.lowered, chunk)?);
+            // Chunks are dealt to the pools in turn, so those from the second on move.
+            self.inputs.truncate(1);
         }
         while self.inputs.len() < slots {
-            let ids = allocate(self.plan.chunk.checked_mul(4), "token ids")?;
-            let positions = allocate(self.plan.chunk.checked_mul(4), "positions")?;
+            let ids = allocate(chunk.checked_mul(4), "token ids")?;
+            let positions = allocate(chunk.checked_mul(4), "positions")?;
             let bindings =
                 (0..self.lowered.segments.len()).map(|i| self.bind(i, &ids, &positions)).collect();
             self.inputs.push(InputSlot { ids, positions, bindings });
@@ -335,20 +329,22 @@ impl Engine {
         Ok(())
     }
 
-    /// Bindings of a segment for an input slot; segments that do not read the inputs share those
-    /// of the first slot.
+    /// Bindings of a segment for the next input slot; segments that do not read the inputs share
+    /// those of the first slot with the same pool.
     fn bind(&self, segment: usize, ids: &Buffer, positions: &Buffer) -> Arc<Bindings> {
         let s = &self.lowered.segments[segment];
         let own = |e: &EdgeId| *e == Lowered::IDS || *e == Lowered::POSITIONS;
-        if let Some(first) = self.inputs.first()
+        let at = self.inputs.len() % self.pools.len();
+        if let Some(first) = self.inputs.get(at)
             && !s.inputs.iter().any(own)
         {
             return first.bindings[segment].clone();
         }
+        let pool = &self.pools[at];
         let edge = |e: &EdgeId| match *e {
             Lowered::IDS => Binding::whole(ids),
             Lowered::POSITIONS => Binding::whole(positions),
-            e => Binding::whole(self.pool.buffer(e).unwrap_or(&self.logits)),
+            e => Binding::whole(pool.buffer(e).unwrap_or(&self.logits)),
         };
         Arc::new(Bindings {
             inputs: s.inputs.iter().map(edge).collect(),
@@ -366,12 +362,12 @@ impl Engine {
                     for run in joined(s.wanted.iter().map(|(_, r)| r.clone())) {
                         let bindings = self.bind_head(i, chunk, run.start, logits_row);
                         logits_row += run.len();
-                        tasks.push(self.task(i, chunk, run.len(), bindings, &s.step));
+                        tasks.push(self.task((i, s.phase), chunk, run.len(), bindings, &s.step));
                     }
                     continue;
                 }
                 let bindings = self.inputs[chunk].bindings[i].clone();
-                tasks.push(self.task(i, chunk, s.step.rows(), bindings, &s.step));
+                tasks.push(self.task((i, s.phase), chunk, s.step.rows(), bindings, &s.step));
             }
         }
         TaskGraph::new(tasks)
@@ -398,19 +394,20 @@ impl Engine {
 
     fn task(
         &self,
-        segment: usize,
+        (segment, phase): (usize, Phase),
         chunk: usize,
         rows: usize,
         bindings: Arc<Bindings>,
         step: &Arc<Step>,
     ) -> Task {
+        let placed = self.program.placed(phase, segment);
         Task {
-            device: self.placed[segment],
-            name: self.names[segment].clone(),
+            device: placed.device,
+            name: self.program.names[segment].clone(),
             chunk: chunk as u32,
             submission: Submission {
                 tag: 0,
-                executable: self.executables[segment],
+                executable: placed.executable,
                 bindings,
                 rows,
                 step: step.clone(),
@@ -432,20 +429,6 @@ impl Engine {
         }
         Ok(())
     }
-}
-
-impl Drop for Engine {
-    fn drop(&mut self) {
-        for (&device, &id) in self.placed.iter().zip(&self.executables) {
-            self.devices[device].release(id);
-        }
-    }
-}
-
-/// The plan's devices, in its order; the plan was checked before.
-fn plan_devices(plan: &Plan, devices: &[Arc<dyn Device>]) -> Vec<Arc<dyn Device>> {
-    let find = |name: &String| devices.iter().find(|d| d.name() == name).cloned();
-    plan.devices.iter().filter_map(find).collect()
 }
 
 fn state_buffers(lowered: &Lowered, kv: &KvCache) -> Result<Vec<Buffer>, EngineError> {

@@ -9,6 +9,7 @@ mod error;
 mod history;
 mod kv;
 mod pool;
+mod program;
 pub mod sample;
 pub mod schedule;
 mod step;

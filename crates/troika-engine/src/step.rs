@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use troika_device::{SeqRows, Step};
+use troika_plan::Phase;
 
 use crate::engine::{Feed, Want};
 use crate::error::EngineError;
@@ -12,6 +13,8 @@ use crate::kv::KvCache;
 /// A step with the tokens and wanted rows behind it.
 #[derive(Debug)]
 pub(crate) struct PlannedStep {
+    /// Decode if every sequence of it goes on by one token.
+    pub phase: Phase,
     pub step: Arc<Step>,
     pub ids: Vec<i32>,
     pub positions: Vec<i32>,
@@ -32,6 +35,10 @@ pub(crate) fn plan_steps(
     chunk: usize,
     kv: &mut KvCache,
 ) -> Result<Vec<PlannedStep>, EngineError> {
+    // Asked before chunks are cut: the rest of a prompt is prefill, however short it is.
+    let decodes = |f: &Feed<'_>| f.tokens.len() == 1 && kv.len(f.seq) > 0;
+    let phases: Vec<Phase> =
+        feeds.iter().map(|f| if decodes(f) { Phase::Decode } else { Phase::Prefill }).collect();
     let known: Vec<usize> = feeds.iter().map(|f| kv.len(f.seq) + f.tokens.len()).collect();
     let mut steps = Vec::new();
     let mut parts: Vec<(usize, Range<usize>)> = Vec::new();
@@ -44,20 +51,20 @@ pub(crate) fn plan_steps(
             start += n;
             rows += n;
             if rows == chunk {
-                steps.push(make_step(feeds, &known, &std::mem::take(&mut parts), kv)?);
+                steps.push(make_step(feeds, (&known, &phases), &std::mem::take(&mut parts), kv)?);
                 rows = 0;
             }
         }
     }
     if !parts.is_empty() {
-        steps.push(make_step(feeds, &known, &parts, kv)?);
+        steps.push(make_step(feeds, (&known, &phases), &parts, kv)?);
     }
     Ok(steps)
 }
 
 fn make_step(
     feeds: &[Feed<'_>],
-    known: &[usize],
+    (known, phases): (&[usize], &[Phase]),
     parts: &[(usize, Range<usize>)],
     kv: &mut KvCache,
 ) -> Result<PlannedStep, EngineError> {
@@ -78,5 +85,7 @@ fn make_step(
         wanted.extend(want.map(|w| (*i, w)));
         step.seqs.push(SeqRows { rows, pos, known_len: known[*i], tables });
     }
-    Ok(PlannedStep { step: Arc::new(step), ids, positions, wanted })
+    let decode = parts.iter().all(|(i, _)| phases[*i] == Phase::Decode);
+    let phase = if decode { Phase::Decode } else { Phase::Prefill };
+    Ok(PlannedStep { phase, step: Arc::new(step), ids, positions, wanted })
 }

@@ -3,6 +3,7 @@
 //! This crate is the leaf everything stands on. A [`Subgraph`] is plain data: named values with
 //! shapes, a list of [`Op`]s, and references to weights by name. It knows no model and no device.
 
+mod activations;
 pub mod blocks;
 mod dtype;
 mod hash;
@@ -12,6 +13,7 @@ mod shape;
 mod subgraph;
 mod verify;
 
+pub use activations::restrict_activations;
 pub use dtype::DType;
 pub use hash::GraphHash;
 pub use op::{

@@ -1,48 +1,169 @@
-//! Plans: which device runs which segment at which shape.
+//! Plans: which device runs which segment, at which shape, with which activation formats.
 //!
-//! This is the one place that decides placement. Today's planner knows one strategy, everything
-//! on one device; a plan is already the file that later planners write and people edit.
+//! This is the one place that decides placement and precision. A plan is a JSON file: `troika plan`
+//! writes it, people edit it, and whoever runs it checks it first ([`Plan::check`]). See the
+//! README of this crate for a worked example.
 
 mod check;
+mod error;
 mod make;
+mod strategy;
 
 use serde::{Deserialize, Serialize};
+use troika_graph::{Acts, DType};
+use troika_model::lower::SegmentKind;
 
-pub use check::PlanError;
-pub use make::{PlanRequest, one_device};
+pub use error::PlanError;
+pub use make::{PlanRequest, make};
+pub use strategy::{DeviceFacts, Strategy};
 
 /// Version of the plan file this build reads and writes.
-pub const PLAN_VERSION: u32 = 1;
+pub const PLAN_VERSION: u32 = 2;
 
 /// A plan.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Plan {
     /// [`PLAN_VERSION`].
     pub version: u32,
     /// Which model it is for.
     pub model: ModelId,
-    /// How it came about, for people.
+    /// How it came about, for people: a [`Strategy`]'s name, or anything.
     pub strategy: String,
-    /// Rows of a prompt chunk: the bound of the symbol `rows`.
-    pub chunk: usize,
     /// Longest sequence, in tokens.
     pub context: usize,
-    /// Element type of the KV cache: `F32` or `F16`.
-    pub kv_dtype: troika_graph::DType,
-    /// The numbers, beside f32, that products may take activations as: each where the weight's
-    /// type has such a path.
-    #[serde(default)]
-    pub activations: Vec<troika_graph::Acts>,
     /// Positions per page of the KV cache (a power of two).
     pub page_len: usize,
-    /// Device names; placements index into them.
+    /// Element type of the KV cache: `F32`, `F16` or `BF16`.
+    pub kv_dtype: DType,
+    /// Names of the devices that the rules place segments on.
     pub devices: Vec<String>,
-    /// Placements; the last that matches a segment counts.
-    pub placements: Vec<Placement>,
+    /// How prompts are computed.
+    pub prefill: Prefill,
+    /// How tokens are computed one after another.
+    pub decode: Decode,
+}
+
+/// The phases of a sequence, which may be placed differently.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// Many tokens of a sequence at once.
+    Prefill,
+    /// One token that continues a sequence.
+    Decode,
+}
+
+impl Phase {
+    /// Stable name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Phase::Prefill => "prefill",
+            Phase::Decode => "decode",
+        }
+    }
+}
+
+/// How prompts are computed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Prefill {
+    /// Rows of a prompt chunk: the bound of the symbol `rows`.
+    pub chunk: usize,
+    /// Chunks that may be under way at once, each with its own values between segments.
+    pub chunks_in_flight: usize,
+    /// The order in which ready segments run.
+    pub policy: Policy,
+    /// The device that must not stall: `out-of-order` goes by it. Absent: the first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub critical_device: Option<String>,
+    /// Where each segment runs.
+    pub rules: Vec<Rule>,
+}
+
+/// How tokens are computed one after another.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Decode {
+    /// Where each segment runs.
+    pub rules: Vec<Rule>,
+}
+
+/// The order in which ready segments run on a device that is free.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Policy {
+    /// Program order: chunk after chunk, segment after segment.
+    #[default]
+    InOrder,
+    /// What keeps the critical device busiest (llm.npu, section 3.4, equation 5), by costs learnt
+    /// from former runs.
+    OutOfOrder,
+}
+
+impl Policy {
+    /// All policies.
+    pub const ALL: [Policy; 2] = [Policy::InOrder, Policy::OutOfOrder];
+
+    /// Stable name, as in plan files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Policy::InOrder => "in-order",
+            Policy::OutOfOrder => "out-of-order",
+        }
+    }
+}
+
+/// Segments, and the device they run on. Exactly one rule of a phase matches each segment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rule {
+    /// Kinds of segments; absent: all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub segments: Option<Vec<SegmentKind>>,
+    /// Layers; absent: all, and the segments before and behind the layers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layers: Option<Layers>,
+    /// Name of the device.
+    pub device: String,
+    /// Formats, besides f32, that products may take their activations in: each product uses the
+    /// one that its weights' type has a path for.
+    #[serde(default)]
+    pub activations: Vec<Acts>,
+}
+
+/// Every `step`-th layer from `first` to `last`, both included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Layers {
+    /// First layer.
+    pub first: usize,
+    /// Last layer.
+    pub last: usize,
+    /// Distance from one layer to the next.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub step: usize,
+}
+
+fn one() -> usize {
+    1
+}
+
+fn is_one(step: &usize) -> bool {
+    *step == 1
+}
+
+impl Layers {
+    /// Whether a layer is among them.
+    pub fn contains(&self, layer: usize) -> bool {
+        let inside = self.first <= layer && layer <= self.last;
+        inside && (layer - self.first).is_multiple_of(self.step.max(1))
+    }
 }
 
 /// What a plan must agree with.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct ModelId {
     /// Family.
     pub family: String,
@@ -54,25 +175,62 @@ pub struct ModelId {
     pub vocab: usize,
 }
 
-/// Segments and the device they run on.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Placement {
-    /// Name of the segment kind (`qkv`, `attention`, ...), or `*`.
-    pub segment: String,
-    /// First and one past the last layer; absent: all, and the segments outside layers.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub layers: Option<(usize, usize)>,
-    /// Index into the plan's devices.
-    pub device: usize,
+impl Rule {
+    /// Whether the rule is about a segment.
+    pub fn matches(&self, kind: SegmentKind, layer: Option<usize>) -> bool {
+        self.segments.as_ref().is_none_or(|kinds| kinds.contains(&kind))
+            && self.layers.is_none_or(|layers| layer.is_some_and(|l| layers.contains(l)))
+    }
 }
 
 impl Plan {
-    /// The device of a segment (an index into [`Plan::devices`]), if any placement matches.
-    pub fn device_of(&self, segment: &str, layer: Option<usize>) -> Option<usize> {
-        let matches = |p: &&Placement| {
-            (p.segment == "*" || p.segment == segment)
-                && p.layers.is_none_or(|(a, b)| layer.is_some_and(|l| a <= l && l < b))
-        };
-        self.placements.iter().rev().find(matches).map(|p| p.device)
+    /// The rules of a phase.
+    pub fn rules(&self, phase: Phase) -> &[Rule] {
+        match phase {
+            Phase::Prefill => &self.prefill.rules,
+            Phase::Decode => &self.decode.rules,
+        }
+    }
+
+    /// The rule for a segment. A plan that was checked has exactly one.
+    pub fn rule(&self, phase: Phase, kind: SegmentKind, layer: Option<usize>) -> Option<&Rule> {
+        self.rules(phase).iter().find(|r| r.matches(kind, layer))
+    }
+
+    /// The formats, besides f32, that any product may take its activations in.
+    pub fn activations(&self) -> Vec<Acts> {
+        let mut all: Vec<Acts> = Vec::new();
+        for rule in self.prefill.rules.iter().chain(&self.decode.rules) {
+            let new = rule.activations.iter().filter(|a| !all.contains(a)).copied();
+            let new: Vec<Acts> = new.collect();
+            all.extend(new);
+        }
+        all
+    }
+
+    /// The device that must not stall, by its place among the plan's devices.
+    pub fn critical_device(&self) -> usize {
+        let named = self.prefill.critical_device.as_ref();
+        named.and_then(|name| self.devices.iter().position(|d| d == name)).unwrap_or(0)
+    }
+
+    /// Reads a plan file's text. It is not checked yet.
+    ///
+    /// # Errors
+    /// Text that is no plan: what is wrong and where.
+    pub fn from_json(text: &str) -> Result<Plan, PlanError> {
+        // Another version has other fields: its number says more than the first of them.
+        let version = serde_json::from_str::<serde_json::Value>(text);
+        let version = version.ok().and_then(|v| v.get("version")?.as_u64());
+        if let Some(found) = version.filter(|&v| v != u64::from(PLAN_VERSION)) {
+            return Err(PlanError::Version { found });
+        }
+        serde_json::from_str(text).map_err(|e| PlanError::Parse(e.to_string()))
+    }
+
+    /// The plan file's text.
+    pub fn to_json(&self) -> String {
+        // INVARIANT: maps have string keys, and no value fails to serialize.
+        serde_json::to_string_pretty(self).expect("INVARIANT: a plan is plain data") + "\n"
     }
 }

@@ -4,20 +4,52 @@ use troika_graph::{Acts, DType};
 use troika_model::spec::ModelSpec;
 
 use crate::check::MAX_CONTEXT;
-use crate::{ModelId, PLAN_VERSION, Placement, Plan, PlanError};
+use crate::strategy::{DeviceFacts, Strategy};
+use crate::{Decode, ModelId, PLAN_VERSION, Phase, Plan, PlanError, Policy, Prefill};
 
 /// What the user asked for.
 #[derive(Clone, Debug)]
 pub struct PlanRequest {
+    /// Who computes what.
+    pub strategy: Strategy,
     /// Longest sequence wanted; `None`: the model's own.
     pub context: Option<usize>,
     /// Rows of a prompt chunk.
     pub chunk: usize,
-    /// Element type of the KV cache.
-    pub kv_dtype: DType,
-    /// The numbers, beside f32, that products may take activations as.
-    pub activations: Vec<Acts>,
+    /// Chunks under way at once; `None`: 1 on one device, else 4.
+    pub chunks_in_flight: Option<usize>,
+    /// The order in which ready segments run.
+    pub policy: Policy,
+    /// Element type of the KV cache; `None`: F32 with `single_precision`, else BF16 where all
+    /// devices multiply it, else F16.
+    pub kv_dtype: Option<DType>,
+    /// The formats, besides f32, that products may take activations in; `None`: those that each
+    /// device gains from.
+    pub activations: Option<Vec<Acts>>,
+    /// The model is to be computed in f32.
+    pub single_precision: bool,
 }
+
+impl Default for PlanRequest {
+    fn default() -> Self {
+        PlanRequest {
+            strategy: Strategy::default(),
+            context: None,
+            chunk: 512,
+            chunks_in_flight: None,
+            policy: Policy::default(),
+            kv_dtype: None,
+            activations: None,
+            single_precision: false,
+        }
+    }
+}
+
+/// Chunks under way at once where several devices work on them.
+const CHUNKS_IN_FLIGHT: usize = 4;
+
+/// Positions of a page.
+const PAGE_LEN: usize = 32;
 
 impl ModelId {
     /// The identity of a model.
@@ -31,28 +63,60 @@ impl ModelId {
     }
 }
 
-/// Everything on one device.
+/// Makes a plan by the request's strategy.
 ///
 /// # Errors
-/// A chunk or context of zero, or a context beyond the model's.
-pub fn one_device(
+/// A chunk or context of zero, a context beyond the model's, or fewer devices than the strategy
+/// needs.
+pub fn make(
     spec: &ModelSpec,
-    device: &str,
+    devices: &[DeviceFacts],
     request: &PlanRequest,
 ) -> Result<Plan, PlanError> {
+    request.strategy.check(devices.len())?;
+    let placed = |phase| {
+        let mut rules = request.strategy.rules(spec, devices, phase);
+        for rule in &mut rules {
+            rule.activations = match &request.activations {
+                Some(list) => list.clone(),
+                None => {
+                    let device = devices.iter().find(|d| d.name == rule.device);
+                    device.map_or_else(Vec::new, |d| d.activations.clone())
+                }
+            };
+        }
+        rules
+    };
+    let (prefill, decode) = (placed(Phase::Prefill), placed(Phase::Decode));
+    let used = |d: &&DeviceFacts| prefill.iter().chain(&decode).any(|r| r.device == d.name);
+    let used: Vec<String> = devices.iter().filter(used).map(|d| d.name.clone()).collect();
+    let bf16 = prefill.iter().chain(&decode).all(|r| r.activations.contains(&Acts::Bf16));
+    let default_kv = match request.single_precision {
+        true => DType::F32,
+        // Attention multiplies what is cached as bf16 in bf16, where the device gains from it.
+        false if bf16 => DType::BF16,
+        false => DType::F16,
+    };
     let context = request.context.unwrap_or(spec.context.min(MAX_CONTEXT));
+    let in_flight = if used.len() > 1 { CHUNKS_IN_FLIGHT } else { 1 };
     let plan = Plan {
         version: PLAN_VERSION,
         model: ModelId::of(spec),
-        strategy: "one device".into(),
-        chunk: request.chunk.min(context.max(1)),
+        strategy: request.strategy.name().into(),
         context,
-        kv_dtype: request.kv_dtype,
-        activations: request.activations.clone(),
-        page_len: 32,
-        devices: vec![device.to_string()],
-        placements: vec![Placement { segment: "*".into(), layers: None, device: 0 }],
+        page_len: PAGE_LEN,
+        kv_dtype: request.kv_dtype.unwrap_or(default_kv),
+        devices: used,
+        prefill: Prefill {
+            chunk: request.chunk.min(context.max(1)),
+            chunks_in_flight: request.chunks_in_flight.unwrap_or(in_flight),
+            policy: request.policy,
+            critical_device: None,
+            rules: prefill,
+        },
+        decode: Decode { rules: decode },
     };
-    plan.check(spec, &[device])?;
+    let names: Vec<&str> = devices.iter().map(|d| d.name.as_str()).collect();
+    plan.check(spec, &names)?;
     Ok(plan)
 }

@@ -29,12 +29,12 @@ mod source;
 mod text;
 
 pub use devices::{
-    DeviceOptions, Peak, Peaks, instruction_sets, measure_bandwidth, measure_peaks, multiply_of,
-    open_devices, parse_cores, usable_cores,
+    DeviceOptions, DeviceSpec, DeviceSpecError, Peak, Peaks, instruction_sets, measure_bandwidth,
+    measure_peaks, multiply_of, open_devices, parse_cores, usable_cores,
 };
 pub use error::Error;
 pub use generation::GenerationDefaults;
-pub use open::{Described, LoadProgress, Model, OpenOptions, describe};
+pub use open::{Described, LoadProgress, Model, OpenOptions, describe, make_plan};
 pub use perplexity::{Perplexity, Scored};
 pub use session::{Control, Finish, OnToken, Output, Request, Stats};
 pub use source::Source;

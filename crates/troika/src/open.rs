@@ -12,7 +12,7 @@ use troika_model::chat::ChatTemplate;
 use troika_model::spec::ModelSpec;
 use troika_model::tokenizer::Tokenizer;
 use troika_model::{families, presets};
-use troika_plan::{PlanRequest, one_device};
+use troika_plan::{DeviceFacts, Plan, PlanError, PlanRequest, Policy, Strategy};
 use troika_trace::{Span, Tracer};
 use troika_weights::{
     BindOptions, FileSource, FloatType, ModelFiles, OnProgress, Quant, SYNTHETIC_DTYPES,
@@ -49,6 +49,15 @@ pub struct OpenOptions {
     pub context: Option<usize>,
     /// Rows of a prompt chunk.
     pub chunk: usize,
+    /// How the model is divided over the devices.
+    pub strategy: Strategy,
+    /// The order in which ready segments run.
+    pub policy: Policy,
+    /// Prompt chunks under way at once; `None`: as the planner sees fit.
+    pub chunks_in_flight: Option<usize>,
+    /// A plan made before: it says what `context`, `chunk`, `kv_dtype`, `activations` and the three
+    /// fields above would.
+    pub plan: Option<Plan>,
     /// Type of the KV cache; `None`: f32 when computing in f32, else f16.
     pub kv_dtype: Option<DType>,
     /// Devices.
@@ -71,6 +80,10 @@ impl Default for OpenOptions {
             progress: None,
             context: None,
             chunk: 512,
+            strategy: Strategy::default(),
+            policy: Policy::default(),
+            chunks_in_flight: None,
+            plan: None,
             kv_dtype: None,
             devices: DeviceOptions::default(),
             scan: false,
@@ -118,6 +131,17 @@ pub fn describe(
     Ok(Described { files, spec: model.spec, store })
 }
 
+/// The plan that opening a model with these options would make.
+///
+/// # Errors
+/// As [`Model::open`], but that nothing is compiled.
+pub fn make_plan(source: impl Into<Source>, options: &OpenOptions) -> Result<Plan, Error> {
+    let devices = open_devices(&options.devices)?;
+    let bind = BindOptions { float: options.dtype, quant: options.quant };
+    let described = describe(source, bind)?;
+    Ok(plan_of(&described.spec, &described.store, options, &devices)?)
+}
+
 /// What an open model is made of, wherever it came from.
 struct Parts {
     name: String,
@@ -154,7 +178,7 @@ impl Model {
         Model::open_on(source, options, &devices)
     }
 
-    /// Opens a model on given devices; everything runs on the first.
+    /// Opens a model on given devices.
     ///
     /// # Errors
     /// As [`Model::open`].
@@ -242,26 +266,14 @@ impl Model {
         if let Some(progress) = &options.progress {
             store.on_progress(progress.0.clone());
         }
-        let f32_mode = options.dtype == FloatType::F32 || all_f32(&store);
-        let activations = match (&options.activations, devices.first()) {
-            (Some(list), _) => list.clone(),
-            (None, Some(d)) if options.dtype == FloatType::Auto => d.caps().acts.clone(),
-            _ => Vec::new(),
+        let plan = match &options.plan {
+            Some(plan) => {
+                let names: Vec<&str> = devices.iter().map(|d| d.name()).collect();
+                plan.check(&spec, &names)?;
+                plan.clone()
+            }
+            None => plan_of(&spec, &store, options, devices)?,
         };
-        let default_kv = match f32_mode {
-            true => DType::F32,
-            // Attention multiplies what is cached as bf16 in bf16, where the device gains from it.
-            false if activations.contains(&Acts::Bf16) => DType::BF16,
-            false => DType::F16,
-        };
-        let request = PlanRequest {
-            context: options.context,
-            chunk: options.chunk,
-            kv_dtype: options.kv_dtype.unwrap_or(default_kv),
-            activations,
-        };
-        let first = devices.first().map_or("none", |d| d.name());
-        let plan = one_device(&spec, first, &request)?;
         let engine = Engine::new(EngineParts {
             spec: &spec,
             shapes: &|key| store.shape(key),
@@ -346,6 +358,33 @@ impl Model {
     pub fn load_time(&self) -> Duration {
         self.load_time
     }
+}
+
+/// The plan that the options describe.
+fn plan_of(
+    spec: &ModelSpec,
+    store: &WeightStore,
+    options: &OpenOptions,
+    devices: &[Arc<dyn Device>],
+) -> Result<Plan, PlanError> {
+    let facts = |d: &Arc<dyn Device>| DeviceFacts {
+        name: d.name().to_string(),
+        activations: d.caps().acts.clone(),
+    };
+    // With a type given, activations stay in f32.
+    let f32_only = (options.dtype != FloatType::Auto).then(Vec::new);
+    let request = PlanRequest {
+        strategy: options.strategy,
+        context: options.context,
+        chunk: options.chunk,
+        chunks_in_flight: options.chunks_in_flight,
+        policy: options.policy,
+        kv_dtype: options.kv_dtype,
+        activations: options.activations.clone().or(f32_only),
+        single_precision: options.dtype == FloatType::F32 || all_f32(store),
+    };
+    let devices: Vec<DeviceFacts> = devices.iter().map(facts).collect();
+    troika_plan::make(spec, &devices, &request)
 }
 
 /// Takes quantized weights from the cache, and keeps those that are made. What goes wrong is a

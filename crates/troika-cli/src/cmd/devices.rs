@@ -12,7 +12,8 @@ use crate::output;
 /// # Errors
 /// A device that does not open.
 pub fn run(args: &DevicesArgs) -> Result<(), CliError> {
-    let options = DeviceOptions { threads: args.threads, ..DeviceOptions::default() };
+    let devices = args.device.clone();
+    let options = DeviceOptions { threads: args.threads, devices, ..DeviceOptions::default() };
     let devices = open_devices(&options).map_err(|e| CliError::Troika(e.into()))?;
     let threads = options.threads();
     let bandwidth = measure_bandwidth(threads);

@@ -5,6 +5,7 @@ pub mod cache;
 pub mod completions;
 pub mod devices;
 pub mod perplexity;
+pub mod plan;
 pub mod run;
 pub mod show;
 pub mod tokenize;

@@ -66,6 +66,7 @@ pub fn run(args: &PerplexityArgs) -> Result<(), CliError> {
 /// shorter.
 fn open(source: &Source, args: &PerplexityArgs) -> Result<Model, CliError> {
     let mut options = run::open_options(&args.open, Tracer::off());
+    run::use_plan(&args.plan, &args.open, &mut options)?;
     let given = options.context;
     options.context = Some(given.unwrap_or(WINDOW));
     match Model::open(source, &options) {

@@ -10,7 +10,7 @@ use troika::{Control, DeviceOptions, Model, OpenOptions, Output, Request, Source
 
 use super::{read_file, read_stdin};
 use crate::error::CliError;
-use crate::flags::{CacheFlag, OpenArgs, RunArgs};
+use crate::flags::{CacheFlag, OpenArgs, PlanFileArgs, RunArgs};
 use crate::interrupt::Interrupt;
 use crate::{chat, memory, output, progress, resolve, stats, trace};
 
@@ -23,7 +23,8 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
     let source = resolve::model(&args.model)?;
     let prompt = prompt(args)?;
     let tracer = if args.trace.is_some() { Tracer::on() } else { Tracer::off() };
-    let options = open_options(&args.open, tracer.clone());
+    let mut options = open_options(&args.open, tracer.clone());
+    use_plan(&args.plan, &args.open, &mut options)?;
     let mut model = Model::open(&source, &OpenOptions { scan: args.verbose, ..options })?;
     for w in model.warnings() {
         output::note_line(&format!("warning: {w}"));
@@ -94,11 +95,30 @@ fn no_system(model: &Model, args: &RunArgs, prompt: &Prompt) -> Option<&'static 
     }
 }
 
+/// Takes the plan of a file, if there is one.
+///
+/// # Errors
+/// A file that is no plan, or flags that say what the plan says.
+pub(super) fn use_plan(
+    plan: &PlanFileArgs,
+    open: &OpenArgs,
+    options: &mut OpenOptions,
+) -> Result<(), CliError> {
+    let rivals =
+        [("--ctx-size", open.ctx_size.is_some()), ("--cache-type", open.cache_type.is_some())];
+    match rivals.into_iter().find(|rival| rival.1) {
+        Some((flag, _)) if plan.plan.is_some() => {
+            let why = format!("{flag} cannot be used with --plan, which says it, too");
+            Err(CliError::Usage(why))
+        }
+        _ => plan.apply(options),
+    }
+}
+
 /// How the flags say to open a model.
 pub(super) fn open_options(open: &OpenArgs, tracer: Tracer) -> OpenOptions {
-    OpenOptions {
+    let mut options = OpenOptions {
         dtype: open.dtype.float_type(),
-        activations: None,
         quant: open.quant.quant.quant(),
         cache_dir: open.quant.cache(),
         cache_bytes: Some(open.quant.cache_bytes()),
@@ -114,10 +134,13 @@ pub(super) fn open_options(open: &OpenArgs, tracer: Tracer) -> OpenOptions {
             threads: open.threads,
             cores: open.cores.clone().map(|c| c.0),
             isa: open.isa.clone(),
+            devices: Vec::new(),
         },
-        scan: false,
         tracer,
-    }
+        ..OpenOptions::default()
+    };
+    open.placement.apply(&mut options);
+    options
 }
 
 /// Text to ids: through the chat template when the model has one, unless told otherwise.
@@ -206,8 +229,10 @@ fn once(
 fn verbose(model: &mut Model) -> String {
     let load = model.load_time().as_secs_f64() * 1e3;
     let plan = model.engine().plan();
-    let (strategy, chunk, context, kv) = (&plan.strategy, plan.chunk, plan.context, plan.kv_dtype);
+    let (strategy, context, kv) = (&plan.strategy, plan.context, plan.kv_dtype);
+    let (devices, chunk) = (plan.devices.join("+"), plan.prefill.chunk);
     format!(
-        "plan: {strategy}, chunk {chunk}, context {context}, KV cache {kv}\nload: {load:.1} ms\n"
+        "plan: {strategy} on {devices}, chunk {chunk}, context {context}, KV cache {kv}\n\
+         load: {load:.1} ms\n"
     )
 }

@@ -3,6 +3,7 @@
 
 mod cache;
 mod parse;
+mod placement;
 mod quant;
 mod sampling;
 
@@ -14,6 +15,7 @@ use troika::weights::FloatType;
 
 pub use cache::{CacheArgs, CacheVerb};
 pub use parse::parse;
+pub use placement::{PlacementArgs, PlanFileArgs};
 pub use quant::{QuantArgs, QuantFlag};
 pub use sampling::SamplingArgs;
 
@@ -40,6 +42,8 @@ pub enum Command {
     Bench(BenchArgs),
     /// Measure how well a model predicts a text, as llama-perplexity does
     Perplexity(PerplexityArgs),
+    /// Say which device would run what, and write it to a file that can be edited
+    Plan(Box<PlanArgs>),
     /// List the devices of this machine
     Devices(DevicesArgs),
     /// List, check or remove the quantized weights that are kept for the next start
@@ -146,6 +150,8 @@ pub struct OpenArgs {
     /// Instruction set of the CPU kernels (scalar, avx2, avx512, ...) [default: the best]
     #[arg(long, value_name = "NAME", env = "TROIKA_ISA")]
     pub isa: Option<String>,
+    #[command(flatten)]
+    pub placement: PlacementArgs,
 }
 
 /// `troika run`.
@@ -195,6 +201,8 @@ pub struct RunArgs {
     pub n_predict: i64,
     #[command(flatten)]
     pub open: OpenArgs,
+    #[command(flatten)]
+    pub plan: PlanFileArgs,
     #[command(flatten)]
     pub sampling: SamplingArgs,
     /// Print one JSON object instead of the text
@@ -322,6 +330,10 @@ pub struct BenchArgs {
     #[arg(long)]
     pub overhead: bool,
     #[command(flatten)]
+    pub placement: PlacementArgs,
+    #[command(flatten)]
+    pub plan: PlanFileArgs,
+    #[command(flatten)]
     pub quant: QuantArgs,
     /// Form of the result
     #[arg(short, long, value_enum, default_value = "md")]
@@ -341,14 +353,36 @@ pub struct PerplexityArgs {
     pub all: bool,
     #[command(flatten)]
     pub open: OpenArgs,
+    #[command(flatten)]
+    pub plan: PlanFileArgs,
     /// Print one JSON object
     #[arg(long, env = "TROIKA_JSON")]
     pub json: bool,
 }
 
+/// `troika plan`.
+#[derive(Args)]
+pub struct PlanArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[command(flatten)]
+    pub open: OpenArgs,
+    /// Write the plan to a file [default: print it]
+    #[arg(short, long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+    /// Print a table of what runs where instead of the plan itself
+    #[arg(long)]
+    pub explain: bool,
+}
+
 /// `troika devices`.
 #[derive(Args)]
 pub struct DevicesArgs {
+    /// Devices to list, as [NAME=]cpu[:CORES][@ISA]; may be repeated, or be a list with commas
+    /// [default: one CPU device]
+    #[arg(long, value_name = "SPEC", value_delimiter = ',', env = "TROIKA_DEVICE")]
+    #[arg(value_parser = placement::device, conflicts_with = "threads")]
+    pub device: Vec<troika::DeviceSpec>,
     /// Threads to measure with [default: one per core]
     #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
     #[arg(value_parser = thread_count(), env = "TROIKA_THREADS")]

@@ -1,35 +1,49 @@
-//! Which ready task an idle device takes. Pure functions.
+//! Which ready task an idle device takes. A pure function of the ready tasks, of what waits for
+//! them, and of what tasks cost.
 
-/// A task that could run now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ready {
-    /// Index in the task graph, which is program order.
-    pub task: u32,
-    /// Chunk of the prompt it belongs to.
-    pub chunk: u32,
+use troika_plan::Policy;
+
+use super::Dag;
+
+/// What tasks cost, in nanoseconds, and which device's work decides how long a prompt takes.
+#[derive(Clone, Debug, Default)]
+pub struct Costs {
+    /// A time for each task; 0 for tasks that never ran.
+    pub task_ns: Vec<u64>,
+    /// The device that must not stall.
+    pub critical: usize,
 }
 
-/// The order in which ready tasks run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Policy {
-    /// Program order: chunk after chunk, segment after segment.
-    #[default]
-    InOrder,
+/// The position in `ready` of the task that `device` runs next; `None` when nothing is ready.
+/// `waits` counts the unfinished tasks that each task waits for.
+pub(super) fn pick(
+    policy: Policy,
+    dag: &Dag,
+    waits: &[u32],
+    costs: &Costs,
+    ready: &[u32],
+) -> Option<usize> {
+    let candidates = ready.iter().enumerate();
+    let best = match policy {
+        Policy::InOrder => candidates.min_by_key(|(_, task)| **task),
+        Policy::OutOfOrder => {
+            // Of equal contributions the earliest task in program order counts.
+            let value = |task: u32| (contribution(dag, waits, costs, task), -i64::from(task));
+            candidates.max_by_key(|(_, task)| value(**task))
+        }
+    };
+    best.map(|(position, _)| position)
 }
 
-impl Policy {
-    /// The position in `ready` of the task to run next; `None` when nothing is ready.
-    pub fn pick(self, ready: &[Ready]) -> Option<usize> {
-        match self {
-            Policy::InOrder => ready.iter().enumerate().min_by_key(|(_, r)| r.task).map(|(i, _)| i),
-        }
-    }
-
-    /// Whether tasks picked later could overtake ones already queued on a device; if not, a
-    /// device's consecutive ready tasks go to its queue together.
-    pub fn batches(self) -> bool {
-        match self {
-            Policy::InOrder => true,
-        }
-    }
+/// What running a task contributes to keeping the critical device busy (llm.npu, section 3.4,
+/// equation 5). Of the tasks that become ready when it is done: on another device, the time of
+/// those that the critical device will run; on the critical device, minus the time of those that
+/// the others will, since it has to wait for them.
+fn contribution(dag: &Dag, waits: &[u32], costs: &Costs, task: u32) -> i64 {
+    let on_critical = dag.device[task as usize] == costs.critical;
+    let freed = dag.dependents[task as usize].iter().filter(|&&d| waits[d as usize] == 1);
+    let across = freed.filter(|&&d| (dag.device[d as usize] == costs.critical) != on_critical);
+    let time = |d: &u32| costs.task_ns.get(*d as usize).copied().unwrap_or(0) as i64;
+    let sum: i64 = across.map(time).sum();
+    if on_critical { -sum } else { sum }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use troika_device::{Step, Submission};
 
-use super::HazardTracker;
+use super::{Dag, HazardTracker};
 
 /// A run of a segment for a chunk of rows, on one device.
 #[derive(Clone, Debug)]
@@ -23,28 +23,23 @@ pub struct Task {
 #[derive(Debug, Default)]
 pub struct TaskGraph {
     pub(super) tasks: Vec<Task>,
-    /// Tasks that wait for each task.
-    pub(super) dependents: Vec<Vec<u32>>,
-    /// How many tasks each waits for.
-    pub(super) waits: Vec<u32>,
+    pub(super) dag: Dag,
 }
 
 impl TaskGraph {
     /// Computes the dependencies from the buffers tasks are bound to.
     pub fn new(mut tasks: Vec<Task>) -> TaskGraph {
         let mut hazards = HazardTracker::new();
-        let mut dependents = vec![Vec::new(); tasks.len()];
-        let mut waits = Vec::with_capacity(tasks.len());
+        let mut waits_for = Vec::with_capacity(tasks.len());
         for (i, task) in tasks.iter_mut().enumerate() {
             task.submission.tag = i as u32;
             let b = &task.submission.bindings;
             let reads = b.inputs.iter().chain(&b.states).map(|x| x.buffer.id());
             let writes = b.outputs.iter().chain(&b.states).map(|x| x.buffer.id());
-            let deps = hazards.add(i as u32, reads, writes);
-            waits.push(deps.len() as u32);
-            deps.into_iter().for_each(|d| dependents[d as usize].push(i as u32));
+            waits_for.push(hazards.add(i as u32, reads, writes));
         }
-        TaskGraph { tasks, dependents, waits }
+        let dag = Dag::new(tasks.iter().map(|t| t.device).collect(), &waits_for);
+        TaskGraph { tasks, dag }
     }
 
     /// Number of tasks.

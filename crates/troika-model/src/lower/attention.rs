@@ -58,7 +58,7 @@ impl Lowerer<'_> {
             let width = self.edges[v.0].cols;
             (v, self.state(format!("layer {index} v cache"), width, group))
         });
-        let bf16 = self.options.bf16 && self.options.kv_dtype == DType::BF16;
+        let bf16 = self.options.kv_dtype == DType::BF16;
         let mut e = Emit::new(self, SegmentKind::Attention, Some(index));
         let q = e.input(q);
         let k = e.input(k);

@@ -137,14 +137,14 @@ impl<'l, 'a> Emit<'l, 'a> {
         Ok(self.graph.op("linear", Op::Linear { weight, bias, acts: Acts::F32 }, &[x], rows))
     }
 
-    /// The activations of products with these weights: integers or bf16 when asked for and the
-    /// weights have one type, with such a path.
+    /// The most compact activation format of products with these weights, if they have one type:
+    /// what a placement allows restricts it later.
     pub fn acts(&self, weights: &[WeightRef]) -> Acts {
         let dtype = |w: &WeightRef| self.graph.weight_decl(*w).dtype;
         let one_type = weights.windows(2).all(|w| dtype(&w[0]) == dtype(&w[1]));
         match weights.first().map(dtype) {
-            Some(d) if one_type && d.has_integer_path() && self.lowerer.options.int8 => Acts::Int8,
-            Some(DType::BF16) if one_type && self.lowerer.options.bf16 => Acts::Bf16,
+            Some(d) if one_type && d.has_integer_path() => Acts::Int8,
+            Some(DType::BF16) if one_type => Acts::Bf16,
             _ => Acts::F32,
         }
     }

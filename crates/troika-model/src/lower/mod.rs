@@ -9,9 +9,10 @@ mod emit;
 mod ffn;
 mod model;
 
+use serde::{Deserialize, Serialize};
 use troika_graph::{DType, GraphError, Subgraph, Window};
 
-use crate::spec::Key;
+use crate::spec::{Ffn, Key, ModelSpec};
 
 pub use model::lower;
 
@@ -24,11 +25,6 @@ pub struct LowerOptions {
     pub max_kv: usize,
     /// Element type of the KV cache.
     pub kv_dtype: DType,
-    /// Products with quantized weights take activations in eight bits, where the weight's type
-    /// has an integer path; the router stays in f32.
-    pub int8: bool,
-    /// Products with bf16 weights take activations in bf16; the router stays in f32.
-    pub bf16: bool,
 }
 
 /// Shape and type of a bound weight.
@@ -78,7 +74,8 @@ pub struct StateDecl {
 }
 
 /// The part of a layer a segment computes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum SegmentKind {
     /// Token ids to rows.
     Embed,
@@ -99,6 +96,23 @@ pub enum SegmentKind {
 }
 
 impl SegmentKind {
+    /// All kinds, in the order in which a token passes them.
+    pub const ALL: [SegmentKind; 8] = [
+        SegmentKind::Embed,
+        SegmentKind::Qkv,
+        SegmentKind::Attention,
+        SegmentKind::AttnOut,
+        SegmentKind::Ffn,
+        SegmentKind::Router,
+        SegmentKind::Experts,
+        SegmentKind::Head,
+    ];
+
+    /// Whether each layer that has one has its own; the others stand before and behind the layers.
+    pub const fn is_in_layers(self) -> bool {
+        !matches!(self, SegmentKind::Embed | SegmentKind::Head)
+    }
+
     /// Stable name, used in plans and traces.
     pub const fn name(self) -> &'static str {
         match self {
@@ -112,6 +126,21 @@ impl SegmentKind {
             SegmentKind::Head => "head",
         }
     }
+}
+
+/// The segments that lowering a model gives, with their layers, in execution order.
+pub fn segments(spec: &ModelSpec) -> Vec<(SegmentKind, Option<usize>)> {
+    use SegmentKind as S;
+    let mut all = vec![(S::Embed, None)];
+    for (i, layer) in spec.layers.iter().enumerate() {
+        let kinds: &[SegmentKind] = match layer.ffn {
+            Ffn::Dense(_) => &[S::Qkv, S::Attention, S::AttnOut, S::Ffn],
+            Ffn::Moe(_) => &[S::Qkv, S::Attention, S::AttnOut, S::Router, S::Experts],
+        };
+        all.extend(kinds.iter().map(|&kind| (kind, Some(i))));
+    }
+    all.push((S::Head, None));
+    all
 }
 
 /// A subgraph with its place in the model.

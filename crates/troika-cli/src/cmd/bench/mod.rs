@@ -16,6 +16,7 @@ use crate::error::CliError;
 use crate::flags::{BenchArgs, TableFlag};
 use crate::{output, progress, resolve};
 
+pub use row::acts_name;
 use row::{Facts, Row};
 
 /// What is measured.
@@ -45,8 +46,7 @@ impl Test {
 /// # Errors
 /// A model that does not open, lengths beyond its context.
 pub fn run(args: &BenchArgs) -> Result<(), CliError> {
-    let cores = args.cores.clone().map(|c| c.0);
-    let default = DeviceOptions { cores, ..DeviceOptions::default() }.threads();
+    let default = DeviceOptions { threads: None, ..devices(args, 1) }.threads();
     let threads = if args.threads.is_empty() { vec![default] } else { args.threads.clone() };
     let tests = tests(args);
     if args.repetitions == 0 || (tests.is_empty() && !args.overhead) {
@@ -91,7 +91,8 @@ fn tests(args: &BenchArgs) -> Vec<Test> {
 
 fn devices(args: &BenchArgs, threads: usize) -> DeviceOptions {
     let cores = args.cores.clone().map(|c| c.0);
-    DeviceOptions { threads: Some(threads), cores, isa: args.isa.clone() }
+    let devices = args.placement.devices.device.clone();
+    DeviceOptions { threads: Some(threads), cores, isa: args.isa.clone(), devices }
 }
 
 /// The context all tests need.
@@ -123,7 +124,7 @@ impl Subject {
         context: usize,
         tracer: Tracer,
     ) -> Result<Model, CliError> {
-        let options = OpenOptions {
+        let mut options = OpenOptions {
             dtype: args.dtype.float_type(),
             quant: args.quant.quant.quant(),
             cache_dir: args.quant.cache(),
@@ -135,6 +136,8 @@ impl Subject {
             tracer,
             ..OpenOptions::default()
         };
+        args.placement.apply(&mut options);
+        args.plan.apply(&mut options)?;
         Ok(match self {
             Subject::Synthetic(shape) => Model::synthetic(shape, &options)?,
             Subject::Files(source) => Model::open(source, &options)?,

@@ -19,6 +19,9 @@ pub struct Facts {
     pub cpu: String,
     pub kv: String,
     pub chunk: usize,
+    pub chunks_in_flight: usize,
+    pub policy: &'static str,
+    pub strategy: String,
     /// What most products take their activations as.
     pub acts: Acts,
     pub threads: usize,
@@ -45,7 +48,7 @@ impl Facts {
         let states =
             states.map(|s| (s.width * s.dtype.block_bytes(), lowered.groups[s.group])).collect();
         let plan = model.engine().plan();
-        let acts = dtype.map_or(Acts::F32, |d| acts_of(d, &plan.activations));
+        let acts = dtype.map_or(Acts::F32, |d| acts_of(d, &plan.activations()));
         let multiply = match dtype {
             Some(d) => multiply_of(options, d, acts).map_err(|e| CliError::Troika(e.into()))?,
             None => None,
@@ -58,7 +61,10 @@ impl Facts {
             device: plan.devices.join("+"),
             cpu: cpu_info(options),
             kv: plan.kv_dtype.name().to_lowercase(),
-            chunk: plan.chunk,
+            chunk: plan.prefill.chunk,
+            chunks_in_flight: plan.prefill.chunks_in_flight,
+            policy: plan.prefill.policy.name(),
+            strategy: plan.strategy.clone(),
             acts,
             threads: peaks.threads,
             multiply: multiply.and_then(|m| peaks.of(m)),

@@ -1,0 +1,68 @@
+//! `troika plan`.
+
+use troika::plan::{Phase, Plan, Rule};
+use troika::trace::Tracer;
+
+use super::run::open_options;
+use crate::error::CliError;
+use crate::flags::PlanArgs;
+use crate::{file, output, resolve};
+
+/// Makes a plan, and prints or writes it.
+///
+/// # Errors
+/// A model that is not there, a strategy that the devices do not allow, or a full disk.
+pub fn run(args: &PlanArgs) -> Result<(), CliError> {
+    if let Some(path) = &args.out {
+        file::check("plan", path)?;
+    }
+    let source = resolve::model(&args.model)?;
+    let plan = troika::make_plan(&source, &open_options(&args.open, Tracer::off()))?;
+    if let Some(path) = &args.out {
+        let text = plan.to_json();
+        file::write("plan", path, |out| out.write_all(text.as_bytes()))?;
+    }
+    match (args.explain, &args.out) {
+        (true, _) => output::write(&explained(&plan)),
+        (false, None) => output::write(&plan.to_json()),
+        (false, Some(_)) => Ok(()),
+    }
+}
+
+/// A plan as a table, a line for each rule.
+fn explained(plan: &Plan) -> String {
+    let (model, prefill) = (&plan.model, &plan.prefill);
+    let mut text = format!(
+        "{model}; strategy {}\ncontext {}, KV cache {} in pages of {}\n\
+         prefill in chunks of {}, {} in flight, {}\n\n\
+         | phase | segments | layers | device | activations besides f32 |\n\
+         | --- | --- | --- | --- | --- |\n",
+        plan.strategy,
+        plan.context,
+        plan.kv_dtype,
+        plan.page_len,
+        prefill.chunk,
+        prefill.chunks_in_flight,
+        prefill.policy.name(),
+    );
+    for phase in [Phase::Prefill, Phase::Decode] {
+        for rule in plan.rules(phase) {
+            text.push_str(&line(phase, rule));
+        }
+    }
+    text
+}
+
+fn line(phase: Phase, rule: &Rule) -> String {
+    let segments = rule.segments.as_ref().map_or("all".to_string(), |kinds| {
+        kinds.iter().map(|k| k.name()).collect::<Vec<_>>().join(", ")
+    });
+    let layers = rule.layers.map_or("all".to_string(), |l| match (l.first == l.last, l.step) {
+        (true, _) => l.first.to_string(),
+        (false, 1) => format!("{} to {}", l.first, l.last),
+        (false, step) => format!("{} to {}, every {step}", l.first, l.last),
+    });
+    let formats: Vec<&str> = rule.activations.iter().map(|a| super::bench::acts_name(*a)).collect();
+    let formats = formats.join(", ");
+    format!("| {} | {segments} | {layers} | {} | {formats} |\n", phase.name(), rule.device)
+}

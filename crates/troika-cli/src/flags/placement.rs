@@ -1,0 +1,87 @@
+//! Flags that say which devices there are and how a model is divided over them.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use troika::plan::{Policy, Strategy};
+use troika::{DeviceSpec, OpenOptions};
+
+use crate::cmd::read_file;
+use crate::error::CliError;
+
+/// Which devices.
+#[derive(Args)]
+pub struct DeviceArgs {
+    /// Devices to use, as [NAME=]cpu[:CORES][@ISA], such as a=cpu:0-3+8; may be repeated, or
+    /// be a list with commas [default: one CPU device]
+    #[arg(long, value_name = "SPEC", value_delimiter = ',', env = "TROIKA_DEVICE")]
+    #[arg(value_parser = device, conflicts_with_all = ["threads", "cores", "isa"])]
+    pub device: Vec<DeviceSpec>,
+}
+
+pub(super) fn device(text: &str) -> Result<DeviceSpec, String> {
+    text.parse().map_err(|e: troika::DeviceSpecError| e.to_string())
+}
+
+fn strategies() -> impl TypedValueParser<Value = Strategy> {
+    let names = PossibleValuesParser::new(Strategy::ALL.map(Strategy::name));
+    names.map(|name| Strategy::parse(&name).unwrap_or_default())
+}
+
+fn policies() -> impl TypedValueParser<Value = Policy> {
+    let names = PossibleValuesParser::new(Policy::ALL.map(Policy::name));
+    names.map(|name| Policy::ALL.into_iter().find(|p| p.name() == name).unwrap_or_default())
+}
+
+/// How the model is divided over them.
+#[derive(Args)]
+pub struct PlacementArgs {
+    #[command(flatten)]
+    pub devices: DeviceArgs,
+    /// How the model is divided over the devices [default: one-device]
+    #[arg(long, value_name = "NAME", value_parser = strategies(), env = "TROIKA_STRATEGY")]
+    pub strategy: Option<Strategy>,
+    /// The order in which segments of prompt chunks run [default: in-order]
+    #[arg(long, value_name = "NAME", value_parser = policies(), env = "TROIKA_POLICY")]
+    pub policy: Option<Policy>,
+    /// Prompt chunks under way at once, each with its own memory for values between segments
+    /// [default: 1 on one device, else 4]
+    #[arg(long, value_name = "N", env = "TROIKA_CHUNKS_IN_FLIGHT")]
+    pub chunks_in_flight: Option<usize>,
+}
+
+/// A plan in place of flags.
+#[derive(Args)]
+pub struct PlanFileArgs {
+    /// Run by a plan that troika plan wrote; it takes the place of the flags for placement,
+    /// context, chunks and the KV cache
+    #[arg(long, value_name = "FILE", env = "TROIKA_PLAN")]
+    #[arg(conflicts_with_all = ["strategy", "policy", "chunks_in_flight", "ubatch_size"])]
+    pub plan: Option<PathBuf>,
+}
+
+impl PlacementArgs {
+    /// Sets what the flags say.
+    pub fn apply(&self, options: &mut OpenOptions) {
+        options.devices.devices.clone_from(&self.devices.device);
+        options.strategy = self.strategy.unwrap_or_default();
+        options.policy = self.policy.unwrap_or_default();
+        options.chunks_in_flight = self.chunks_in_flight;
+    }
+}
+
+impl PlanFileArgs {
+    /// Sets the plan of the file.
+    ///
+    /// # Errors
+    /// A file that cannot be read or is no plan.
+    pub fn apply(&self, options: &mut OpenOptions) -> Result<(), CliError> {
+        let Some(file) = &self.plan else { return Ok(()) };
+        let text = read_file(file)?;
+        let plan = troika::plan::Plan::from_json(&text);
+        let failed = |e| CliError::Usage(format!("{}: {e}", file.display()));
+        options.plan = Some(plan.map_err(failed)?);
+        Ok(())
+    }
+}

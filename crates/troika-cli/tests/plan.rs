@@ -1,0 +1,136 @@
+//! Several devices, strategies and plan files, as a user types them.
+
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+fn troika(args: &[&str]) -> Output {
+    let mut c = Command::new(env!("CARGO_BIN_EXE_troika"));
+    c.args(args).stdin(Stdio::null()).output().unwrap()
+}
+
+fn stdout(out: &Output) -> String {
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    String::from_utf8(out.stdout.clone()).unwrap()
+}
+
+/// The exit code of a command that fails, with what it says.
+fn refused(args: &[&str]) -> (i32, String) {
+    let out = troika(args);
+    assert!(!out.status.success(), "{args:?}");
+    assert!(out.stdout.is_empty(), "{args:?}");
+    (out.status.code().unwrap(), String::from_utf8(out.stderr).unwrap())
+}
+
+const RUN: [&str; 8] = ["run", "-p", "It was a dark night", "-n", "12", "--temp", "0", "-q"];
+const TWO: [&str; 2] = ["--device", "a=cpu:0,b=cpu"];
+
+#[test]
+fn every_strategy_writes_the_same_text() {
+    let alone = stdout(&troika(&RUN));
+    assert!(alone.len() > 12, "{alone:?}");
+    for strategy in ["one-device", "alternate", "alternate-segments", "prefill-decode"] {
+        for policy in ["in-order", "out-of-order"] {
+            let more = ["--strategy", strategy, "--policy", policy, "--ubatch-size", "2"];
+            assert_eq!(stdout(&troika(&[&RUN[..], &TWO, &more].concat())), alone, "{strategy}");
+        }
+    }
+}
+
+#[test]
+fn a_plan_is_written_edited_and_run_by() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("plan.json");
+    let file = file.to_str().unwrap();
+    let make = [&["plan"][..], &TWO, &["--strategy", "alternate"]].concat();
+    let printed = stdout(&troika(&make));
+    assert_eq!(stdout(&troika(&[&make[..], &["--out", file]].concat())), "");
+    assert_eq!(std::fs::read_to_string(file).unwrap(), printed);
+    let mut plan: Value = serde_json::from_str(&printed).unwrap();
+    assert_eq!(plan["devices"], serde_json::json!(["a", "b"]));
+    let table = stdout(&troika(&[&make[..], &["--explain"]].concat()));
+    assert_eq!(table.matches("| prefill |").count(), 4, "{table}");
+
+    let alone = stdout(&troika(&RUN));
+    let by_plan = [&RUN[..], &TWO, &["--plan", file]].concat();
+    assert_eq!(stdout(&troika(&by_plan)), alone);
+    // Edited: decoding on one device. The trace says who did what.
+    plan["decode"]["rules"] = serde_json::json!([{"device": "b", "activations": ["Int8"]}]);
+    std::fs::write(file, plan.to_string()).unwrap();
+    let trace = dir.path().join("trace.json");
+    let traced = [&by_plan[..], &["--trace", trace.to_str().unwrap()]].concat();
+    assert_eq!(stdout(&troika(&traced)), alone);
+    let events: Value = serde_json::from_slice(&std::fs::read(trace).unwrap()).unwrap();
+    let spans = events["traceEvents"].as_array().unwrap();
+    let lane = |e: &Value| e["tid"].clone();
+    let named: Vec<&Value> = spans.iter().filter(|e| e["name"] == "head").collect();
+    assert_eq!(named.len(), 12);
+    assert!(named[1..].iter().all(|e| lane(e) == lane(named[1])), "decoded on one device");
+    let layers = |n: usize| -> Vec<Value> {
+        let name = format!("layer {n} qkv");
+        spans.iter().filter(|e| e["name"] == name.as_str()).map(lane).collect()
+    };
+    assert_ne!(layers(0)[0], layers(1)[0], "the prompt alternates");
+    assert_eq!(layers(0)[1], layers(1)[1], "decoding does not");
+}
+
+#[test]
+fn plans_and_devices_that_make_no_sense_are_refused_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let plan = stdout(&troika(&[&["plan"][..], &TWO, &["--strategy", "alternate"]].concat()));
+    let write = |name: &str, text: &str| {
+        let file = dir.path().join(name);
+        std::fs::write(&file, text).unwrap();
+        file.to_str().unwrap().to_string()
+    };
+    let good = write("good.json", &plan);
+    let cases = [
+        (write("empty.json", ""), "empty.json: it is not a plan"),
+        (write("field.json", &plan.replace("page_len", "pagelen")), "unknown field `pagelen`"),
+        (write("other.json", &plan.replace("\"hidden\": ", "\"hidden\": 1")), "make it again"),
+        (write("old.json", &plan.replace("\"version\": 2", "\"version\": 1")), "version 1"),
+        (dir.path().join("none.json").to_str().unwrap().to_string(), "none.json"),
+    ];
+    for (file, expected) in &cases {
+        let (_, said) = refused(&[&RUN[..], &TWO, &["--plan", file]].concat());
+        assert!(said.contains(expected) && said.lines().count() == 1, "{said}");
+    }
+    let more = ["--plan", &good];
+    let (code, said) = refused(&[&RUN[..], &more].concat());
+    assert!(said.contains("device a") && said.contains("--device"), "{said}");
+    assert_eq!(code, 2);
+    for rival in [["-c", "99"], ["--strategy", "alternate"], ["--ubatch-size", "8"]] {
+        let (code, said) = refused(&[&RUN[..], &TWO, &more, &rival].concat());
+        assert!(code == 2 && said.contains("cannot be used with"), "{said}");
+    }
+    for (args, expected) in [
+        (&["--device", "gpu"][..], "is no device"),
+        (&["--device", "cpu:99999"], "is no device"),
+        (&["--device", "a=cpu,a=cpu"], "two devices have this name"),
+        (&["--device", "cpu", "-t", "2"], "cannot be used with"),
+        (&["--device", "cpu", "--isa", "scalar"], "cannot be used with"),
+        (&["--strategy", "alternate"], "needs two devices or more, there are 1"),
+        (&["--strategy", "fastest"], "invalid value 'fastest'"),
+        (&["--chunks-in-flight", "0"], "chunks in flight is 0"),
+    ] {
+        let (_, said) = refused(&[&RUN[..], args].concat());
+        assert!(said.contains(expected), "{args:?}: {said}");
+    }
+}
+
+#[test]
+fn bench_and_devices_take_devices_too() {
+    let listed: Value =
+        serde_json::from_str(&stdout(&troika(&[&["devices", "--json"][..], &TWO].concat())))
+            .unwrap();
+    let names: Vec<&Value> = listed.as_array().unwrap().iter().map(|d| &d["name"]).collect();
+    assert_eq!(names, ["a", "b"]);
+    let args = ["bench", "--synthetic", "qwen3-moe-tiny", "-p", "40", "-n", "2", "-r", "1"];
+    let more = ["-o", "jsonl", "--ubatch-size", "8", "--strategy", "alternate-segments"];
+    let rows = stdout(&troika(&[&args[..], &more, &TWO].concat()));
+    for row in rows.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()) {
+        assert_eq!((&row["backends"], &row["strategy"]), (&"a+b".into(), &more[5].into()));
+        assert_eq!(row["chunks_in_flight"], 4);
+    }
+    assert_eq!(rows.lines().count(), 2);
+}

@@ -1,0 +1,54 @@
+//! Which task waits for which: all that scheduling decisions need to know of tasks.
+
+/// Tasks by number, in program order.
+#[derive(Clone, Debug, Default)]
+pub struct Dag {
+    pub(super) device: Vec<usize>,
+    pub(super) dependents: Vec<Vec<u32>>,
+    pub(super) waits: Vec<u32>,
+    pub(super) awaited: Vec<bool>,
+    pub(super) only_device: Option<usize>,
+}
+
+impl Dag {
+    /// Tasks on the given devices, each with the earlier tasks it waits for.
+    pub fn new(device: Vec<usize>, waits_for: &[Vec<u32>]) -> Dag {
+        let mut dependents = vec![Vec::new(); device.len()];
+        for (task, earlier) in waits_for.iter().enumerate() {
+            for &e in earlier {
+                dependents[e as usize].push(task as u32);
+            }
+        }
+        let others = |(task, waiting): (usize, &Vec<u32>)| {
+            waiting.iter().any(|&d| device[d as usize] != device[task])
+        };
+        let first = device.first().copied();
+        Dag {
+            awaited: dependents.iter().enumerate().map(others).collect(),
+            waits: waits_for.iter().map(|w| w.len() as u32).collect(),
+            only_device: first.filter(|&first| device.iter().all(|&d| d == first)),
+            dependents,
+            device,
+        }
+    }
+
+    /// Number of tasks.
+    pub fn len(&self) -> usize {
+        self.device.len()
+    }
+
+    /// Whether there are no tasks.
+    pub fn is_empty(&self) -> bool {
+        self.device.is_empty()
+    }
+
+    /// Whether a task of another device waits for a task.
+    pub fn is_awaited(&self, task: u32) -> bool {
+        self.awaited[task as usize]
+    }
+
+    /// The device of all tasks, if they have one in common.
+    pub fn only_device(&self) -> Option<usize> {
+        self.only_device
+    }
+}

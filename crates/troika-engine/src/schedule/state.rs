@@ -1,0 +1,123 @@
+//! The scheduler as a state machine: completions in, command lists out. It knows neither time nor
+//! threads, so that tests can take it through every order of events.
+
+use troika_plan::Policy;
+
+use super::Dag;
+use super::policy::{Costs, pick};
+
+/// Number of a command list in flight.
+pub type ListId = usize;
+
+/// What has run, what is in flight, and what could run.
+#[derive(Clone, Debug)]
+pub struct State {
+    policy: Policy,
+    /// Unfinished tasks that each task waits for; those ahead of it in its own queue count as
+    /// finished, since a queue runs in order.
+    waits: Vec<u32>,
+    /// Ready tasks of each device.
+    ready: Vec<Vec<u32>>,
+    /// Tasks of each list in flight, with their device; lists are used again.
+    lists: Vec<Option<(usize, Vec<u32>)>>,
+    spare: Vec<Vec<u32>>,
+    left: usize,
+}
+
+impl State {
+    /// Nothing to run, on so many devices.
+    pub fn new(policy: Policy, devices: usize) -> State {
+        State {
+            policy,
+            waits: Vec::new(),
+            ready: vec![Vec::new(); devices],
+            lists: Vec::new(),
+            spare: Vec::new(),
+            left: 0,
+        }
+    }
+
+    /// Starts over with tasks of which none has run.
+    pub fn start(&mut self, dag: &Dag) {
+        self.waits.clone_from(&dag.waits);
+        self.ready.iter_mut().for_each(Vec::clear);
+        for list in self.lists.iter_mut().filter_map(Option::take) {
+            let (_, mut tasks) = list;
+            tasks.clear();
+            self.spare.push(tasks);
+        }
+        self.left = dag.len();
+        for task in 0..dag.len() as u32 {
+            if self.waits[task as usize] == 0 {
+                self.ready[dag.device[task as usize]].push(task);
+            }
+        }
+    }
+
+    /// Tasks that are not complete.
+    pub fn left(&self) -> usize {
+        self.left
+    }
+
+    /// The next command list of a device: ready tasks in the policy's order, with those that only
+    /// wait for others of the list. Its end is reported once, so it ends with the first task that
+    /// another device waits for. `None` when nothing is ready.
+    pub fn take(&mut self, dag: &Dag, costs: &Costs, device: usize) -> Option<ListId> {
+        let mut tasks = self.spare.pop().unwrap_or_default();
+        while let Some(at) = pick(self.policy, dag, &self.waits, costs, &self.ready[device]) {
+            let task = self.ready[device].swap_remove(at);
+            tasks.push(task);
+            for &d in &dag.dependents[task as usize] {
+                if dag.device[d as usize] == device {
+                    self.release(dag, d);
+                }
+            }
+            // Out of order, what follows is decided when the device is free again.
+            if dag.awaited[task as usize] || self.policy == Policy::OutOfOrder {
+                break;
+            }
+        }
+        if tasks.is_empty() {
+            self.spare.push(tasks);
+            return None;
+        }
+        let free = self.lists.iter().position(Option::is_none);
+        let id = free.unwrap_or_else(|| {
+            self.lists.push(None);
+            self.lists.len() - 1
+        });
+        self.lists[id] = Some((device, tasks));
+        Some(id)
+    }
+
+    /// The tasks of a list in flight, in the order in which they run.
+    pub fn tasks(&self, list: ListId) -> &[u32] {
+        self.lists.get(list).and_then(Option::as_ref).map_or(&[], |(_, tasks)| tasks)
+    }
+
+    /// A list ran to its end.
+    pub fn complete(&mut self, dag: &Dag, list: ListId) {
+        let Some((device, mut tasks)) = self.lists.get_mut(list).and_then(Option::take) else {
+            return;
+        };
+        self.left -= tasks.len();
+        for &task in &tasks {
+            for &d in &dag.dependents[task as usize] {
+                if dag.device[d as usize] != device {
+                    self.release(dag, d);
+                }
+            }
+        }
+        tasks.clear();
+        self.spare.push(tasks);
+    }
+
+    /// A task that another one waits for is complete, or ahead of it in its queue.
+    fn release(&mut self, dag: &Dag, task: u32) {
+        let waits = &mut self.waits[task as usize];
+        *waits -= 1;
+        if *waits == 0 {
+            self.ready[dag.device[task as usize]].push(task);
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! Errors of plans.
+
+use troika_graph::DType;
+
+use crate::{ModelId, PLAN_VERSION};
+
+/// Why a plan cannot be made or used.
+#[derive(Debug, thiserror::Error, PartialEq)]
+pub enum PlanError {
+    /// Not a plan.
+    #[error("it is not a plan: {0}")]
+    Parse(String),
+    /// Written by another version.
+    #[error("the plan has version {found}, this build reads {PLAN_VERSION}; make it again")]
+    Version {
+        /// The plan's version.
+        found: u64,
+    },
+    /// Made for another model.
+    #[error("the plan was made for {found}, the model is {need}; make it again")]
+    Model {
+        /// The plan's model.
+        found: Box<ModelId>,
+        /// The model at hand.
+        need: Box<ModelId>,
+    },
+    /// A device that is not there.
+    #[error("the plan uses device {name}, which is not among those at hand ({known})")]
+    Device {
+        /// The missing device.
+        name: String,
+        /// The devices at hand.
+        known: String,
+    },
+    /// A rule that contradicts the model, the plan or another rule.
+    #[error("rule {number} of {phase} {why}")]
+    Rule {
+        /// The phase it belongs to.
+        phase: &'static str,
+        /// Which rule, counted from 1.
+        number: usize,
+        /// What is wrong.
+        why: String,
+    },
+    /// A segment without a rule.
+    #[error("no rule of {phase} places {segment}")]
+    Missing {
+        /// The phase.
+        phase: &'static str,
+        /// The segment, for people.
+        segment: String,
+    },
+    /// A list of devices that makes no sense.
+    #[error("the plan's devices: {0}")]
+    Devices(String),
+    /// A strategy that the devices at hand do not allow.
+    #[error("strategy {strategy} needs {need}, there are {count}")]
+    Strategy {
+        /// Its name.
+        strategy: &'static str,
+        /// What it needs.
+        need: &'static str,
+        /// Devices at hand.
+        count: usize,
+    },
+    /// A length of zero or too large.
+    #[error("{what} is {got}; it must be between {low} and {high}")]
+    Range {
+        /// Which figure.
+        what: &'static str,
+        /// Its value.
+        got: usize,
+        /// Smallest allowed.
+        low: usize,
+        /// Largest allowed.
+        high: usize,
+    },
+    /// KV cache type.
+    #[error("the KV cache cannot be {0}; use F32, F16 or BF16")]
+    KvType(DType),
+}
+
+impl std::fmt::Display for ModelId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let ModelId { family, layers, hidden, vocab } = self;
+        write!(f, "{family} of {layers} layers, width {hidden}, {vocab} tokens")
+    }
+}
