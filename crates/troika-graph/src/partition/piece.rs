@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use super::take::{Reads, Take, part_of, reads_input, reads_states};
+use super::take::{Reads, Take, reads_input, reads_states};
+use crate::op::{Attention, Experts, HeadLinear, KvAppend, Op};
 use crate::shape::{Dim, Shape};
 use crate::subgraph::{Node, Subgraph, Value, ValueId, WeightDecl, WeightRef, WeightSlice};
 use crate::verify::{GraphError, verify};
@@ -192,4 +193,65 @@ pub(super) fn whole(graph: &Subgraph, part: usize) -> Piece {
     };
     let (inputs, states) = (all(&graph.inputs), all(&graph.states));
     Piece { part, graph: graph.clone(), inputs, states, outputs: all(&graph.outputs) }
+}
+
+/// The op that computes a part of another, with the weights of the piece it belongs to.
+fn part_of(op: &Op, take: &Take, b: &mut PieceBuilder<'_>) -> Op {
+    match op {
+        Op::Embed { table, scale } => Op::Embed { table: b.weight(*table), scale: *scale },
+        Op::RmsNorm { weight, eps, offset, group } => Op::RmsNorm {
+            weight: weight.map(|w| b.weight(w)),
+            eps: *eps,
+            offset: *offset,
+            group: *group,
+        },
+        Op::LayerNorm { weight, bias, eps, group } => Op::LayerNorm {
+            weight: b.weight(*weight),
+            bias: bias.map(|w| b.weight(w)),
+            eps: *eps,
+            group: *group,
+        },
+        Op::Linear { weight, bias, acts } => Op::Linear {
+            weight: b.weight_rows(*weight, take),
+            bias: bias.map(|w| b.weight_cols(w, take)),
+            acts: *acts,
+        },
+        Op::HeadLinear(h) => {
+            let heads = &h.weights[take.range(h.weights.len())];
+            Op::HeadLinear(HeadLinear { weights: heads.iter().map(|w| b.weight(*w)).collect() })
+        }
+        Op::KvAppend(k) => Op::KvAppend(KvAppend { width: take.count(k.width), group: k.group }),
+        Op::Attention(a) => Op::Attention(Attention {
+            heads: take.count(a.heads),
+            kv_heads: if a.kv_heads == 1 { 1 } else { take.count(a.kv_heads) },
+            sinks: a.sinks.map(|w| b.weight_cols(w, take)),
+            ..a.clone()
+        }),
+        Op::ConcatCols { groups } => Op::ConcatCols { groups: take.count(*groups) },
+        Op::Experts(e) => Op::Experts(experts(e, b)),
+        Op::Rope(_)
+        | Op::Activate(_)
+        | Op::Gate(_)
+        | Op::Add
+        | Op::Scale { .. }
+        | Op::Clamp { .. }
+        | Op::SoftCap { .. }
+        | Op::SigmoidGate
+        | Op::SliceCols { .. }
+        | Op::Router(_) => op.clone(),
+    }
+}
+
+fn experts(e: &Experts, b: &mut PieceBuilder<'_>) -> Experts {
+    let mut all = |list: &[WeightRef]| list.iter().map(|w| b.weight(*w)).collect();
+    Experts {
+        gate: all(&e.gate),
+        up: all(&e.up),
+        down: all(&e.down),
+        gate_bias: all(&e.gate_bias),
+        up_bias: all(&e.up_bias),
+        down_bias: all(&e.down_bias),
+        act: e.act,
+        acts: e.acts,
+    }
 }
