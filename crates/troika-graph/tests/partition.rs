@@ -382,6 +382,8 @@ fn what_cannot_be_split_is_kept_as_it_is() {
         let g = feed_forward(64, 64, false);
         let p = split(&g, shares, 16, None);
         assert_eq!((p.stages.len(), p.stages[0].pieces.len()), (1, 1));
+        assert_eq!(p.kept.len(), g.nodes.len());
+        assert!(p.kept.iter().all(|k| k.why == WhyWhole::Share), "{:?}", p.kept);
         assert_eq!((&p.stages[0].pieces[0].graph, p.stages[0].pieces[0].part), (&g, part));
     }
     let mut b = SubgraphBuilder::new("embed", 8);
@@ -511,6 +513,11 @@ proptest! {
             match split_columns(g, &split) {
                 Ok(p) => {
                     check(g, &p);
+                    // Nothing stays whole silently.
+                    prop_assert!(p.is_split() || p.kept.len() == g.nodes.len(), "{:?}", p.kept);
+                    let ops = |piece: &Piece| piece.graph.nodes.len();
+                    let pieces = p.stages.iter().flat_map(|s| &s.pieces);
+                    prop_assert!(pieces.map(ops).sum::<usize>() >= g.nodes.len());
                     for piece in p.stages.iter().flat_map(|s| &s.pieces) {
                         prop_assert!(shares[piece.part] > 0);
                         for w in &piece.graph.weights {

@@ -26,18 +26,10 @@ pub fn split_columns(graph: &Subgraph, split: &ColumnSplit) -> Result<Partitione
     }
     let Some(owner) = largest(&split.shares) else { return Err(PartitionError::Shares) };
     let (places, axes) = settle(graph, split);
-    let kept = places.iter().zip(&graph.nodes).enumerate();
-    let kept = kept.filter_map(|(op, (place, node))| match place.mode {
-        Mode::Alone(why) => Some(Kept { op, name: node.op.name(), why }),
-        Mode::Split | Mode::Copied => None,
-    });
-    let kept: Vec<Kept> = kept.collect();
     let pieces = Pieces { graph, split, owner, places: &places, axes: &axes };
-    let parts_used = |part: &usize| {
-        let mut split_ops = pieces.ops().filter(|(_, p)| p.mode == Mode::Split);
-        split_ops.any(|(node, _)| axes.take(node, split, *part).is_some())
-    };
-    let used: Vec<usize> = (0..split.shares.len()).filter(parts_used).collect();
+    let parts = 0..split.shares.len();
+    let used: Vec<usize> = parts.filter(|part| pieces.uses(*part)).collect();
+    let kept = pieces.kept(used.len() > 1);
     if let [] | [_] = used[..] {
         let part = used.first().copied().unwrap_or(owner);
         let stages = vec![Stage { pieces: vec![whole(graph, part)] }];
@@ -88,6 +80,29 @@ struct Pieces<'a> {
 impl<'a> Pieces<'a> {
     fn ops(&self) -> impl Iterator<Item = (&'a Node, &'a Place)> + 'a {
         self.graph.nodes.iter().zip(self.places)
+    }
+
+    /// Whether some columns of a split op fall to a part.
+    fn uses(&self, part: usize) -> bool {
+        let mut split_ops = self.ops().filter(|(_, p)| p.mode == Mode::Split);
+        split_ops.any(|(node, _)| self.axes.take(node, self.split, part).is_some())
+    }
+
+    /// The ops that one part computes; `several`: whether there is anything for another.
+    fn kept(&self, several: bool) -> Vec<Kept> {
+        let alone = |node: &Node| {
+            let parts = 0..self.split.shares.len();
+            parts.filter(|part| self.axes.take(node, self.split, *part).is_some()).count() < 2
+        };
+        let why = |node: &Node, place: &Place| match place.mode {
+            Mode::Alone(why) => Some(why),
+            Mode::Split => alone(node).then_some(WhyWhole::Share),
+            Mode::Copied => (!several).then_some(WhyWhole::Share),
+        };
+        let kept = self.ops().enumerate().filter_map(|(op, (node, place))| {
+            why(node, place).map(|why| Kept { op, name: node.op.name(), why })
+        });
+        kept.collect()
     }
 
     fn stage(&self, stage: usize) -> Result<Stage, PartitionError> {

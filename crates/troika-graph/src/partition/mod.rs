@@ -110,6 +110,9 @@ pub enum WhyWhole {
     /// The heads of the cache it writes are not known from this graph, or there is but one.
     #[error("its cache has one head, or the graph does not say how many")]
     Cache,
+    /// Rounded to tiles and heads, one part's share is all of it.
+    #[error("rounded to tiles and heads, one part's share is all of it")]
+    Share,
     /// It is cheap, and computes of whole values.
     #[error("it is cheap, and nothing that is split makes its inputs")]
     Cheap,
