@@ -6,6 +6,7 @@ use std::sync::Arc;
 use troika_graph::DType;
 
 use crate::error::DeviceError;
+use crate::memory::ZeroedBytes;
 
 /// Owner of bytes: a memory map or a heap block.
 pub type WeightOwner = Arc<dyn AsRef<[u8]> + Send + Sync>;
@@ -76,6 +77,17 @@ pub struct WeightData {
     pub bytes: WeightBytes,
 }
 
+impl WeightData {
+    /// Some of the rows; `None` when they do not lie inside, or the bytes are not the rows.
+    pub fn rows(&self, rows: Range<usize>) -> Option<WeightData> {
+        let row = self.dtype.row_bytes(self.cols)?;
+        let range = rows.start.checked_mul(row)?..rows.end.checked_mul(row)?;
+        let inside = rows.start <= rows.end && rows.end <= self.rows;
+        let bytes = self.bytes.slice(range).filter(|_| inside)?;
+        Some(WeightData { rows: rows.len(), bytes, ..self.clone() })
+    }
+}
+
 /// A device's packed form of a weight.
 #[derive(Clone, Debug)]
 pub struct Packed {
@@ -98,6 +110,15 @@ impl PackLayout<'_> {
     /// Bytes of a packed weight of `rows` rows; `None` when they overflow.
     pub fn bytes(&self, rows: usize) -> Option<usize> {
         rows.div_ceil(self.rows.max(1)).checked_mul(self.panel)
+    }
+
+    /// The bytes of some rows within a packed weight that has them, when the first of them begins
+    /// a panel. The last panel may then go on with rows behind them.
+    pub fn slice(&self, rows: &Range<usize>) -> Option<Range<usize>> {
+        let each = self.rows.max(1);
+        let begins = rows.start <= rows.end && rows.start.is_multiple_of(each);
+        let start = (rows.start / each).checked_mul(self.panel).filter(|_| begins)?;
+        Some(start..rows.end.div_ceil(each).checked_mul(self.panel)?)
     }
 }
 
@@ -124,4 +145,30 @@ pub trait WeightSource: Sync {
         layout: PackLayout<'_>,
         pack: PackFn<'_>,
     ) -> Result<Packed, DeviceError>;
+
+    /// Some rows of a weight in a device's layout. Rows that begin a panel are a view of the
+    /// packed form of the whole weight, which is made once; others are packed by themselves.
+    ///
+    /// # Errors
+    /// As [`WeightSource::packed`], or when the weight does not have the rows.
+    fn packed_rows(
+        &self,
+        name: &str,
+        rows: Range<usize>,
+        layout: PackLayout<'_>,
+        pack: PackFn<'_>,
+    ) -> Result<Packed, DeviceError> {
+        let wrong = |why: String| DeviceError::Weight { name: name.into(), why };
+        let outside = || wrong(format!("does not have rows {} to {}", rows.start, rows.end));
+        if let Some(range) = layout.slice(&rows) {
+            let whole = self.packed(name, layout, pack)?;
+            let bytes = whole.bytes.slice(range).ok_or_else(outside)?;
+            return Ok(Packed { bytes });
+        }
+        let data = self.weight(name)?.rows(rows.clone()).ok_or_else(outside)?;
+        let len = layout.bytes(rows.len()).ok_or_else(outside)?;
+        let mut bytes = ZeroedBytes::new(len).map_err(|e| wrong(e.to_string()))?;
+        pack(&data, &mut bytes)?;
+        Ok(Packed { bytes: WeightBytes::whole(Arc::new(bytes)) })
+    }
 }

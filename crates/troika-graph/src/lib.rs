@@ -8,6 +8,7 @@ pub mod blocks;
 mod dtype;
 mod hash;
 mod op;
+pub mod partition;
 pub mod quantize;
 mod shape;
 mod subgraph;
@@ -21,5 +22,7 @@ pub use op::{
     Router, Score, Window,
 };
 pub use shape::{Dim, Shape};
-pub use subgraph::{Node, Subgraph, SubgraphBuilder, Value, ValueId, WeightDecl, WeightRef};
+pub use subgraph::{
+    Node, Subgraph, SubgraphBuilder, Value, ValueId, WeightDecl, WeightRef, WeightSlice,
+};
 pub use verify::{GraphError, verify};

@@ -7,7 +7,7 @@
 use crate::DType;
 use crate::op::{Activation, Acts, Attention, Experts, Op, Rope, Router, Score};
 use crate::shape::Dim;
-use crate::subgraph::{Node, Subgraph, Value, ValueId, WeightDecl, WeightRef};
+use crate::subgraph::{Node, Subgraph, Value, ValueId, WeightDecl, WeightRef, WeightSlice};
 
 /// Why a subgraph is not well formed.
 #[derive(Debug, Clone, thiserror::Error, PartialEq)]
@@ -108,7 +108,25 @@ fn weight(w: &WeightDecl) -> Res {
     want(w.cols.is_multiple_of(w.dtype.block_len()), || {
         format!("weight {} has {} columns, which are no whole {} blocks", w.name, w.cols, w.dtype)
     })?;
-    sizes(&format!("weight {}", w.name), w.rows, w.cols, w.dtype.row_bytes(w.cols))
+    sizes(&format!("weight {}", w.name), w.rows, w.cols, w.dtype.row_bytes(w.cols))?;
+    let Some(slice) = w.slice else { return Ok(()) };
+    let (first, len, of, what) = match slice {
+        WeightSlice::Rows { first, of } => (first, w.rows, of, "rows"),
+        WeightSlice::Cols { first, of } => (first, w.cols, of, "columns"),
+    };
+    want(first.checked_add(len).is_some_and(|end| end <= of), || {
+        format!("weight {} has {of} {what}, {len} from {first} on do not lie inside", w.name)
+    })?;
+    let vector = w.rows == 1 && first.is_multiple_of(w.dtype.block_len());
+    want(vector || matches!(slice, WeightSlice::Rows { .. }), || {
+        format!("weight {}: only vectors are sliced by columns, at whole blocks", w.name)
+    })?;
+    let (rows, cols) = w.stored();
+    let row_bytes = w.dtype.row_bytes(cols);
+    want(row_bytes.is_some(), || {
+        format!("weight {} of {cols} columns is no whole blocks", w.name)
+    })?;
+    sizes(&format!("weight {}", w.name), rows, cols, row_bytes)
 }
 
 /// An output is computed, or an input; a state is bound already.
@@ -394,7 +412,8 @@ impl Check<'_> {
     }
 }
 
-fn weight_refs(op: &Op) -> Vec<WeightRef> {
+/// The weights an op reads.
+pub(crate) fn weight_refs(op: &Op) -> Vec<WeightRef> {
     match op {
         Op::Embed { table, .. } => vec![*table],
         Op::RmsNorm { weight, .. } => weight.iter().copied().collect(),

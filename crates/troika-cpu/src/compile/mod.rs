@@ -325,13 +325,16 @@ impl Compiler<'_> {
         let decl = self.graph.weight(w);
         let data = self.weights.weight(&decl.name)?;
         let wrong = |why: String| Err(DeviceError::Weight { name: decl.name.to_string(), why });
-        if (data.rows, data.cols, data.dtype) != (decl.rows, decl.cols, decl.dtype) {
+        if ((data.rows, data.cols), data.dtype) != (decl.stored(), decl.dtype) {
             return wrong(mismatch(&data, decl));
         }
         let need = data.dtype.row_bytes(data.cols).and_then(|r| r.checked_mul(data.rows));
         if need != Some(data.bytes.len()) {
             return wrong(format!("{} bytes do not hold it", data.bytes.len()));
         }
+        let Some(data) = data.rows(decl.stored_rows()).filter(|d| d.cols == decl.cols) else {
+            return wrong("is a vector, of which only all columns can be taken here".into());
+        };
         let aligned = match data.dtype {
             DType::F32 => bytemuck::try_cast_slice::<u8, f32>(&data.bytes).is_ok(),
             DType::F16 | DType::BF16 => bytemuck::try_cast_slice::<u8, u16>(&data.bytes).is_ok(),
@@ -361,16 +364,21 @@ impl Compiler<'_> {
         Ok(Matrix { dtype, rows, cols, bytes, panels: true })
     }
 
-    /// A vector, converted once to f32.
+    /// A vector, converted once to f32. Of a vector of which the graph reads some columns, these.
     fn vector(&self, w: WeightRef) -> Result<Vector, DeviceError> {
         let decl = self.graph.weight(w);
-        let form = PackLayout { name: "f32", rows: 1, panel: 4 * decl.cols };
+        let (_, all_cols) = decl.stored();
+        let form = PackLayout { name: "f32", rows: 1, panel: 4 * all_cols };
         let bytes = self.pack(decl, form, &|raw, out| {
             troika_graph::blocks::dequantize(decl.dtype, raw, bytemuck::cast_slice_mut(out));
         })?;
+        let wrong = |why: String| DeviceError::Weight { name: decl.name.to_string(), why };
+        let cols = decl.stored_cols();
+        let bytes = bytes.slice(4 * cols.start..4 * cols.end);
+        let bytes = bytes.ok_or_else(|| wrong("does not have the columns".into()))?;
         match bytemuck::try_cast_slice::<u8, f32>(&bytes) {
             Ok(_) => Ok(Vector(bytes)),
-            Err(e) => Err(DeviceError::Weight { name: decl.name.to_string(), why: e.to_string() }),
+            Err(e) => Err(wrong(e.to_string())),
         }
     }
 

@@ -23,14 +23,15 @@ impl PackedMatrix {
 
 /// What a weight is, beside what the graph says.
 pub(crate) fn mismatch(data: &WeightData, decl: &WeightDecl) -> String {
+    let (rows, cols) = decl.stored();
     format!(
         "is {}x{} {} of {} bytes, the graph says {}x{} {}",
         data.rows,
         data.cols,
         data.dtype,
         data.bytes.len(),
-        decl.rows,
-        decl.cols,
+        rows,
+        cols,
         decl.dtype
     )
 }
@@ -50,7 +51,8 @@ impl Compiler<'_> {
         Ok(PackedMatrix { layout, bytes })
     }
 
-    /// A form of a weight, made by `pack` of the bytes of some rows.
+    /// A form of a weight, made by `pack` of the bytes of some rows. Of a weight of which the
+    /// graph reads some rows, these, as a part of the whole weight's form where panels allow it.
     pub fn pack(
         &self,
         decl: &WeightDecl,
@@ -59,10 +61,11 @@ impl Compiler<'_> {
     ) -> Result<WeightBytes, DeviceError> {
         let wrong = |why: String| DeviceError::Weight { name: decl.name.to_string(), why };
         let rows = AtomicUsize::new(0);
-        let packed = self.weights.packed(&decl.name, form, &|data: &WeightData, out| {
-            let need = decl.dtype.row_bytes(decl.cols).and_then(|r| r.checked_mul(data.rows));
+        let (all_rows, cols) = decl.stored();
+        let pack_rows = |data: &WeightData, out: &mut [u8]| {
+            let need = decl.dtype.row_bytes(cols).and_then(|r| r.checked_mul(data.rows));
             let is = (data.cols, data.dtype, Some(data.bytes.len()), form.bytes(data.rows));
-            if is != (decl.cols, decl.dtype, need, Some(out.len())) || data.rows > decl.rows {
+            if is != (cols, decl.dtype, need, Some(out.len())) || data.rows > all_rows {
                 return Err(wrong(mismatch(data, decl)));
             }
             if !(out.as_ptr() as usize).is_multiple_of(align_of::<f32>()) {
@@ -71,11 +74,16 @@ impl Compiler<'_> {
             rows.fetch_add(data.rows, Ordering::Relaxed);
             pack(&data.bytes, out);
             Ok(())
-        })?;
+        };
+        let packed = if all_rows == decl.rows {
+            self.weights.packed(&decl.name, form, &pack_rows)
+        } else {
+            self.weights.packed_rows(&decl.name, decl.stored_rows(), form, &pack_rows)
+        }?;
         // Of a form that was there already, no rows were packed.
         let rows = rows.into_inner();
-        if rows != 0 && rows != decl.rows {
-            return Err(wrong(format!("has {rows} rows, the graph says {}", decl.rows)));
+        if rows != 0 && rows != decl.rows && rows != all_rows {
+            return Err(wrong(format!("has {rows} rows, the graph says {all_rows}")));
         }
         if Some(packed.bytes.len()) != form.bytes(decl.rows) {
             return Err(wrong(format!("{} packed bytes do not hold it", packed.bytes.len())));

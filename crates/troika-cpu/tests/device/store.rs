@@ -33,7 +33,7 @@ impl Store {
     ) -> WeightDecl {
         let data = WeightData { dtype, rows, cols, bytes: aligned(bytes) };
         self.0.insert(name.into(), data);
-        WeightDecl { name: name.into(), rows, cols, dtype }
+        WeightDecl::whole(name.into(), rows, cols, dtype)
     }
 }
 

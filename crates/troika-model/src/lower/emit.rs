@@ -75,12 +75,7 @@ impl<'l, 'a> Emit<'l, 'a> {
         let shape =
             (self.lowerer.weights)(key).ok_or_else(|| LowerError::Unbound(key.to_string()))?;
         let name: Arc<str> = key.to_string().into();
-        Ok(self.graph.weight(WeightDecl {
-            name,
-            rows: shape.rows,
-            cols: shape.cols,
-            dtype: shape.dtype,
-        }))
+        Ok(self.graph.weight(WeightDecl::whole(name, shape.rows, shape.cols, shape.dtype)))
     }
 
     pub fn weight(&mut self, slot: Slot) -> Result<WeightRef, LowerError> {

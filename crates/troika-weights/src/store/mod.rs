@@ -4,6 +4,7 @@ pub(crate) mod arena;
 pub(crate) mod scan;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -232,15 +233,20 @@ impl WeightStore {
         Ok(&self.bound[*index])
     }
 
-    /// A form of a weight: made before, kept from a former start, or made now.
+    /// A form of a weight, or of some of its rows: made before, kept from a former start, or made
+    /// now.
     fn form(
         &self,
         b: &Bound,
-        name: &str,
+        (name, rows): (&str, Range<usize>),
         layout: PackLayout<'_>,
         pack: PackFn<'_>,
     ) -> Result<Packed, DeviceError> {
-        let key = (name.to_string(), layout.name.to_string());
+        let form = match rows == (0..b.shape.rows) {
+            true => layout.name.to_string(),
+            false => format!("{}, rows {} to {}", layout.name, rows.start, rows.end),
+        };
+        let key = (name.to_string(), form.clone());
         let slot = lock(&self.packed).entry(key).or_default().clone();
         // Whoever asks for the same form meanwhile waits here, others do not.
         let mut made = lock(&slot);
@@ -248,14 +254,14 @@ impl WeightStore {
             return Ok(p.clone());
         }
         let wrong = |why: &str| DeviceError::Weight { name: name.into(), why: why.into() };
-        let len = layout.bytes(b.shape.rows).ok_or_else(|| wrong("is too large to be packed"))?;
+        let len = layout.bytes(rows.len()).ok_or_else(|| wrong("is too large to be packed"))?;
         let cache = self.cache.as_ref().filter(|_| b.source.is_made());
-        let bytes = match cache.and_then(|c| c.get(name, layout.name, len)) {
+        let bytes = match cache.and_then(|c| c.get(name, &form, len)) {
             Some(bytes) => bytes,
             None => {
-                let bytes = self.make(b, name, layout, pack)?;
+                let bytes = self.make(b, (name, rows), layout, pack)?;
                 if let Some(cache) = cache {
-                    cache.put(name, layout.name, &bytes);
+                    cache.put(name, &form, &bytes);
                 }
                 bytes
             }
@@ -265,12 +271,12 @@ impl WeightStore {
         Ok(p)
     }
 
-    /// Packs a weight in pieces of whole panels, on all cores; what was read of the file is given
-    /// back piece by piece, so that there is no second copy of the weight.
+    /// Packs rows of a weight in pieces of whole panels, on all cores; what was read of the file is
+    /// given back piece by piece, so that there is no second copy of the weight.
     fn make(
         &self,
         b: &Bound,
-        name: &str,
+        (name, all): (&str, Range<usize>),
         layout: PackLayout<'_>,
         pack: PackFn<'_>,
     ) -> Result<WeightBytes, DeviceError> {
@@ -279,15 +285,15 @@ impl WeightStore {
         // All that is read, before and after the pages of single pieces.
         let whole = || opened.read().into_iter().chain(b.source.packed_tensors());
         whole().for_each(|t| _ = self.maps.iter().any(|m| m.fetch(t)));
-        let len = layout.bytes(b.shape.rows).unwrap_or(0);
+        let len = layout.bytes(all.len()).unwrap_or(0);
         let room = self.arena.take(len);
         let mut room = room.ok_or_else(|| wrong(format!("finds no memory ({len} bytes)")))?;
         let each = self.pieces(b, layout);
         let pieces = room.as_mut().chunks_mut((each * layout.panel).max(1));
         let pieces: Vec<Mutex<&mut [u8]>> = pieces.map(Mutex::new).collect();
         let done = parallel::map(pieces.len(), |i| {
-            let first = i * each * layout.rows;
-            let rows = first..(first + each * layout.rows).min(b.shape.rows);
+            let first = all.start + i * each * layout.rows;
+            let rows = first..(first + each * layout.rows).min(all.end);
             let made = opened.rows(b.shape, rows.clone());
             let made = made.ok_or_else(|| {
                 wrong("is shorter than its shape, or there is no memory for its rows".into())
@@ -344,7 +350,7 @@ impl WeightSource for WeightStore {
                     out.copy_from_slice(&data.bytes);
                     Ok(())
                 };
-                self.form(b, name, layout, &copy)?.bytes
+                self.form(b, (name, 0..rows), layout, &copy)?.bytes
             }
         };
         Ok(WeightData { dtype, rows, cols, bytes })
@@ -356,6 +362,30 @@ impl WeightSource for WeightStore {
         layout: PackLayout<'_>,
         pack: PackFn<'_>,
     ) -> Result<Packed, DeviceError> {
-        self.form(self.bound(name)?, name, layout, pack)
+        let b = self.bound(name)?;
+        self.form(b, (name, 0..b.shape.rows), layout, pack)
+    }
+
+    fn packed_rows(
+        &self,
+        name: &str,
+        rows: Range<usize>,
+        layout: PackLayout<'_>,
+        pack: PackFn<'_>,
+    ) -> Result<Packed, DeviceError> {
+        let b = self.bound(name)?;
+        let (first, end, all) = (rows.start, rows.end, b.shape.rows);
+        let why = format!("has {all} rows, of which {first} to {end} were asked for");
+        let outside = || DeviceError::Weight { name: name.into(), why: why.clone() };
+        if first > end || end > all {
+            return Err(outside());
+        }
+        // A view of the whole weight's form: what several devices have of a weight is held once.
+        if let Some(range) = layout.slice(&rows) {
+            let whole = self.form(b, (name, 0..all), layout, pack)?;
+            let bytes = whole.bytes.slice(range).ok_or_else(outside)?;
+            return Ok(Packed { bytes });
+        }
+        self.form(b, (name, rows), layout, pack)
     }
 }

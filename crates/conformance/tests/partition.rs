@@ -1,0 +1,343 @@
+//! Pieces of every segment of real models give the bits of the whole segment: cut at every op,
+//! and split by columns at random shares and tiles.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+
+use conformance::golden::find;
+use troika::describe;
+use troika::device::{
+    Batch, Binding, Bindings, Buffer, Completion, Device, PageTable, Queue, RealClock, SeqRows,
+    Step, Submission, WeightSource,
+};
+use troika::graph::partition::{
+    ColumnSplit, Columns, Partitioned, Piece, Stage, WhyWhole, cut_at, kv_heads, split_columns,
+};
+use troika::graph::{DType, Op, Subgraph, ValueId};
+use troika::model::lower::{LowerOptions, Lowered, SegmentKind, lower};
+use troika::weights::{BindOptions, FloatType, WeightStore};
+use troika_cpu::{CpuDevice, CpuOptions};
+
+const POSITIONS: usize = 64;
+const MAX_ROWS: usize = 24;
+
+/// A small generator: splitmix64.
+struct Random(u64);
+
+impl Random {
+    fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        (self.bits() % n as u64) as usize
+    }
+
+    /// A finite number of a type, of magnitude about 1.
+    fn number(&mut self, dtype: DType) -> Vec<u8> {
+        let float = (self.below(4001) as f32 - 2000.0) / 1000.0;
+        match dtype {
+            DType::F32 => float.to_le_bytes().to_vec(),
+            DType::BF16 => float.to_le_bytes()[2..].to_vec(),
+            // A normal f16 between 1/16 and 1/4.
+            DType::F16 => (0x2c00 + self.below(0x800) as u16).to_le_bytes().to_vec(),
+            other => panic!("{other}"),
+        }
+    }
+}
+
+/// The values of a whole graph, dense: rows of the run, or positions of a cache.
+#[derive(Clone)]
+struct Memory {
+    values: BTreeMap<ValueId, Vec<u8>>,
+    rows: usize,
+}
+
+fn row_bytes(g: &Subgraph, v: ValueId) -> usize {
+    g.value(v).shape.row_len() * g.value(v).dtype.block_bytes()
+}
+
+impl Memory {
+    /// Random inputs and caches; everything else is NaN until it is written.
+    fn new(g: &Subgraph, rows: usize, r: &mut Random) -> Memory {
+        let experts = g.nodes.iter().find_map(|n| match &n.op {
+            Op::Experts(e) => Some(e.gate.len()),
+            _ => None,
+        });
+        let mut values = BTreeMap::new();
+        for (i, v) in g.values.iter().enumerate() {
+            let (id, cols) = (ValueId(i as u32), v.shape.row_len());
+            let state = g.states.contains(&id);
+            let rows = if state { POSITIONS } else { rows };
+            let bytes: Vec<u8> = match v.dtype {
+                _ if !state && !g.inputs.contains(&id) => vec![0xff; rows * row_bytes(g, id)],
+                // Token ids and positions; or different experts.
+                DType::I32 if cols == 1 => {
+                    (0..rows).flat_map(|i| (5 + i as i32).to_le_bytes()).collect()
+                }
+                DType::I32 => {
+                    let id = |i: usize| (i / cols * 3 + i % cols) % experts.unwrap();
+                    (0..rows * cols).flat_map(|i| (id(i) as i32).to_le_bytes()).collect()
+                }
+                dtype => (0..rows * cols).flat_map(|_| r.number(dtype)).collect(),
+            };
+            values.insert(id, bytes);
+        }
+        Memory { values, rows }
+    }
+
+    /// Bytes of a row of a value, and the bytes that columns have in it.
+    fn place(&self, g: &Subgraph, c: &Columns) -> (usize, std::ops::Range<usize>) {
+        let size = g.value(c.value).dtype.block_bytes();
+        (row_bytes(g, c.value), c.cols.start * size..c.cols.end * size)
+    }
+
+    fn gather(&self, g: &Subgraph, c: &Columns) -> Buffer {
+        let (row, part) = self.place(g, c);
+        let rows = self.values[&c.value].chunks_exact(row);
+        let bytes: Vec<u8> = rows.flat_map(|r| r[part.clone()].to_vec()).collect();
+        let buffer = Buffer::zeroed(bytes.len()).unwrap();
+        buffer.write().unwrap().as_mut_slice::<u8>().copy_from_slice(&bytes);
+        buffer
+    }
+
+    fn scatter(&mut self, g: &Subgraph, c: &Columns, buffer: &Buffer) {
+        let (row, part) = self.place(g, c);
+        let guard = buffer.read().unwrap();
+        let from = guard.as_slice::<u8>().chunks_exact(part.len());
+        let to = self.values.get_mut(&c.value).unwrap().chunks_exact_mut(row);
+        to.zip(from).for_each(|(to, from)| to[part.clone()].copy_from_slice(from));
+    }
+}
+
+struct Bench {
+    device: CpuDevice,
+    queue: Box<dyn Queue>,
+    done: Receiver<Completion>,
+}
+
+impl Bench {
+    fn open() -> Bench {
+        let options = CpuOptions { name: "cpu".into(), threads: 2, ..CpuOptions::default() };
+        let device = CpuDevice::new(options).unwrap();
+        let (send, done) = channel();
+        let queue = device.queue(0, Arc::new(RealClock::new()), send).unwrap();
+        Bench { device, queue, done }
+    }
+
+    /// Runs a piece of a graph on dense copies of its columns.
+    fn run(&mut self, g: &Subgraph, piece: &Piece, m: &mut Memory, weights: &dyn WeightSource) {
+        let info = self.device.compile(&piece.graph, weights).unwrap();
+        let all = |list: &[Columns]| list.iter().map(|c| m.gather(g, c)).collect::<Vec<_>>();
+        let (inputs, states, outputs) =
+            (all(&piece.inputs), all(&piece.states), all(&piece.outputs));
+        let bind = |list: &[Buffer]| list.iter().map(Binding::whole).collect();
+        let bindings =
+            Bindings { inputs: bind(&inputs), states: bind(&states), outputs: bind(&outputs) };
+        let table = PageTable { page_len: 16, first: 0, pages: vec![2, 0, 3] };
+        let rows = m.rows;
+        let seq = SeqRows { rows: 0..rows, pos: 5, known_len: 5 + rows, tables: vec![table; 4] };
+        let task = Submission {
+            tag: 0,
+            executable: info.id,
+            bindings: Arc::new(bindings),
+            rows,
+            step: Arc::new(Step { seqs: vec![seq] }),
+        };
+        self.queue.submit(Batch { tasks: vec![task], ..Batch::default() }).unwrap();
+        let outcome = self.done.recv().unwrap().outcome;
+        self.device.release(info.id);
+        outcome.unwrap_or_else(|e| panic!("{}: {e}", piece.graph.name));
+        piece.outputs.iter().zip(&outputs).for_each(|(c, b)| m.scatter(g, c, b));
+        piece.states.iter().zip(&states).for_each(|(c, b)| m.scatter(g, c, b));
+    }
+
+    /// Runs all pieces; what they leave is what the whole graph leaves.
+    fn check(&mut self, case: &Segment<'_>, start: &Memory, expected: &Memory, p: &Partitioned) {
+        let g = case.graph;
+        let mut m = start.clone();
+        for piece in p.stages.iter().flat_map(|s| &s.pieces) {
+            self.run(g, piece, &mut m, case.store);
+        }
+        for v in g.outputs.iter().chain(&g.states) {
+            let same = m.values[v] == expected.values[v];
+            assert!(same, "{}: {}: {} differs in {p:#?}", case.model, g.name, g.value(*v).name);
+        }
+    }
+}
+
+/// A segment of a model.
+struct Segment<'a> {
+    model: &'a str,
+    graph: &'a Subgraph,
+    store: &'a WeightStore,
+    /// Heads of the cache behind query, key and value projections.
+    groups: Option<usize>,
+}
+
+/// What was seen, to know that the test is of something.
+#[derive(Default)]
+struct Seen {
+    splits: usize,
+    cuts: usize,
+    sliced: usize,
+    kinds: BTreeMap<&'static str, usize>,
+    kept: BTreeMap<String, usize>,
+}
+
+const TILES: [usize; 7] = [1, 3, 4, 8, 16, 32, 64];
+
+fn check_segment(
+    bench: &mut Bench,
+    case: &Segment<'_>,
+    kind: SegmentKind,
+    r: &mut Random,
+    seen: &mut Seen,
+) {
+    let g = case.graph;
+    let rows = [1, 3, 20][r.below(3)];
+    let start = Memory::new(g, rows, r);
+    let mut expected = start.clone();
+    let whole = cut_at(g, &[]).unwrap();
+    bench.run(g, &whole[0], &mut expected, case.store);
+    let one_each = |pieces: Vec<Piece>| Partitioned {
+        stages: pieces.into_iter().map(|p| Stage { pieces: vec![p] }).collect(),
+        kept: Vec::new(),
+    };
+    let boundaries: Vec<usize> = (0..g.nodes.len() - 1).collect();
+    let each = boundaries.iter().map(|op| vec![*op]).chain([boundaries.clone()]);
+    for at in each {
+        bench.check(case, &start, &expected, &one_each(cut_at(g, &at).unwrap()));
+        seen.cuts += 1;
+    }
+    for _ in 0..4 {
+        let shares = (0..2 + r.below(2)).map(|_| 1 + r.below(9) as u32).collect();
+        let tile = TILES[r.below(TILES.len())];
+        let split = ColumnSplit { shares, tile, groups: case.groups.filter(|_| r.below(4) > 0) };
+        let p = split_columns(g, &split).unwrap();
+        bench.check(case, &start, &expected, &p);
+        p.kept.iter().for_each(|k| *seen.kept.entry(k.why.to_string()).or_default() += 1);
+        let pieces = p.stages.iter().flat_map(|s| &s.pieces);
+        let slices = pieces.flat_map(|p| &p.graph.weights).filter(|w| w.slice.is_some());
+        seen.sliced += slices.count();
+        if p.is_split() {
+            seen.splits += 1;
+            *seen.kinds.entry(kind.name()).or_default() += 1;
+        }
+    }
+}
+
+fn lowered(model: &Path, bind: BindOptions, options: LowerOptions) -> (WeightStore, Lowered) {
+    let d = describe(model, bind).unwrap();
+    let lowered = lower(&d.spec, &|key| d.store.shape(key), options).unwrap();
+    (d.store, lowered)
+}
+
+fn check_model(
+    bench: &mut Bench,
+    name: &str,
+    (store, l): &(WeightStore, Lowered),
+    r: &mut Random,
+    seen: &mut Seen,
+) {
+    for (i, s) in l.segments.iter().enumerate() {
+        let groups = match s.kind {
+            SegmentKind::Qkv => kv_heads(&l.segments[i + 1].graph),
+            _ => None,
+        };
+        let case = Segment { model: name, graph: &s.graph, store, groups };
+        check_segment(bench, &case, s.kind, r, seen);
+    }
+}
+
+fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests").join(name)
+}
+
+const F32: LowerOptions = LowerOptions {
+    max_rows: MAX_ROWS,
+    max_kv: POSITIONS,
+    kv_dtype: DType::F32,
+    int8: false,
+    bf16: false,
+};
+
+#[test]
+fn pieces_of_float_models_give_the_bits_of_the_whole() {
+    let (mut bench, mut r, mut seen) = (Bench::open(), Random(1), Seen::default());
+    for case in find(&folder("golden")).unwrap() {
+        let f16 = LowerOptions { kv_dtype: DType::F16, ..F32 };
+        let bf16 = LowerOptions { kv_dtype: DType::BF16, bf16: true, ..F32 };
+        for (float, options) in [(FloatType::F32, f16), (FloatType::BF16, bf16)] {
+            let model = lowered(&case.model, float.into(), options);
+            check_model(&mut bench, &case.name, &model, &mut r, &mut seen);
+        }
+    }
+    println!(
+        "{} splits, {} cuts, {} slices; {:?}",
+        seen.splits, seen.cuts, seen.sliced, seen.kinds
+    );
+    println!("{:#?}", seen.kept);
+    assert!(seen.splits > 500 && seen.cuts > 500 && seen.sliced > 2000);
+    let kinds = ["qkv", "attention", "attn_out", "ffn", "router", "experts", "head"];
+    assert!(kinds.iter().all(|k| seen.kinds.contains_key(k)), "{:?}", seen.kinds);
+    for why in [WhyWhole::WholeRow, WhyWhole::Weights, WhyWhole::Cache, WhyWhole::Cheap] {
+        assert!(seen.kept.contains_key(&why.to_string()), "{why}");
+    }
+}
+
+#[test]
+fn pieces_of_quantized_models_give_the_bits_of_the_whole() {
+    let (mut bench, mut r, mut seen) = (Bench::open(), Random(2), Seen::default());
+    for case in find(&folder("gguf")).unwrap() {
+        for int8 in [false, true] {
+            let options = LowerOptions { int8, ..F32 };
+            let model = lowered(&case.model, BindOptions::default(), options);
+            check_model(&mut bench, &case.name, &model, &mut r, &mut seen);
+        }
+    }
+    println!(
+        "{} splits, {} cuts, {} slices; {:?}",
+        seen.splits, seen.cuts, seen.sliced, seen.kinds
+    );
+    assert!(seen.splits > 500 && seen.sliced > 2000);
+}
+
+/// Both devices' weights together are the bytes of the whole.
+#[test]
+fn weights_of_pieces_are_held_once() {
+    let mut bench = Bench::open();
+    let file = folder("gguf").join("llama-q8_0.gguf");
+    let options = LowerOptions { int8: true, ..F32 };
+    let compile_all = |bench: &mut Bench, split: Option<&ColumnSplit>| {
+        let (store, l) = lowered(&file, BindOptions::default(), options);
+        for s in &l.segments {
+            let pieces = match split {
+                None => cut_at(&s.graph, &[]).unwrap(),
+                Some(split) => {
+                    let stages = split_columns(&s.graph, split).unwrap().stages;
+                    stages.into_iter().flat_map(|s| s.pieces).collect()
+                }
+            };
+            for piece in pieces {
+                let info = bench.device.compile(&piece.graph, &store).unwrap();
+                bench.device.release(info.id);
+            }
+        }
+        store.report()
+    };
+    let whole = compile_all(&mut bench, None);
+    assert!(!whole.packed.is_empty());
+    let at_panels = ColumnSplit { shares: vec![2, 1], tile: 16, groups: None };
+    assert_eq!(compile_all(&mut bench, Some(&at_panels)), whole);
+    // Parts that begin within a panel are packed by themselves, and counted.
+    let within = ColumnSplit { shares: vec![2, 1], tile: 3, groups: None };
+    let more = compile_all(&mut bench, Some(&within));
+    assert!(more.packed.values().sum::<u64>() > whole.packed.values().sum());
+    assert!(more.packed.keys().any(|form| form.contains("rows")), "{:?}", more.packed);
+}

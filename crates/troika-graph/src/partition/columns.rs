@@ -1,0 +1,172 @@
+//! Splitting by columns of the results.
+
+use super::axes::Axes;
+use super::piece::{Piece, PieceBuilder, whole};
+use super::stages::{Mode, Place, place};
+use super::take::Take;
+use super::{ColumnSplit, Kept, PartitionError, Partitioned, Stage, WhyWhole};
+use crate::subgraph::{Node, Subgraph, ValueId};
+use crate::verify::verify;
+
+/// Splits a graph by columns of its results, each part computing its share.
+///
+/// Where an op needs whole rows of what the parts have computed, a stage ends. Ops that cannot be
+/// split are computed by the part with the largest share and listed in [`Partitioned::kept`]; if
+/// that is all of them, the one piece is the graph itself.
+///
+/// The numbers are those of the whole graph, bit for bit, on a device that sums each column of a
+/// product by itself: no sum is split.
+///
+/// # Errors
+/// A graph that is not well formed; a tile of 0; shares that are all 0.
+pub fn split_columns(graph: &Subgraph, split: &ColumnSplit) -> Result<Partitioned, PartitionError> {
+    verify(graph)?;
+    if split.tile == 0 {
+        return Err(PartitionError::Zero { what: "tile" });
+    }
+    let Some(owner) = largest(&split.shares) else { return Err(PartitionError::Shares) };
+    let (places, axes) = settle(graph, split);
+    let pieces = Pieces { graph, split, owner, places: &places, axes: &axes };
+    let parts = 0..split.shares.len();
+    let used: Vec<usize> = parts.filter(|part| pieces.uses(*part)).collect();
+    let kept = pieces.kept(used.len() > 1);
+    if let [] | [_] = used[..] {
+        let part = used.first().copied().unwrap_or(owner);
+        let stages = vec![Stage { pieces: vec![whole(graph, part)] }];
+        return Ok(Partitioned { stages, kept });
+    }
+    let last = places.iter().map(|p| p.stage).max().unwrap_or(0);
+    let stages = (0..=last).map(|s| pieces.stage(s)).collect::<Result<_, _>>()?;
+    Ok(Partitioned { stages, kept })
+}
+
+/// The part with the largest share, the first of equals; `None` when all are 0.
+fn largest(shares: &[u32]) -> Option<usize> {
+    let most = shares.iter().copied().max().filter(|most| *most > 0)?;
+    shares.iter().position(|s| *s == most)
+}
+
+/// Places the ops, and again with those whole that turn out too narrow to be split, until none
+/// does.
+fn settle(graph: &Subgraph, split: &ColumnSplit) -> (Vec<Place>, Axes) {
+    let mut kept: Vec<Option<WhyWhole>> = vec![None; graph.nodes.len()];
+    loop {
+        let places = place(graph, &kept);
+        let axes = Axes::of(graph, &places, split);
+        let mut settled = true;
+        for (i, node) in graph.nodes.iter().enumerate() {
+            if places[i].mode != Mode::Split {
+                continue;
+            }
+            if let Some(why) = axes.too_narrow(graph, node, split.tile) {
+                (kept[i], settled) = (Some(why), false);
+            }
+        }
+        if settled {
+            return (places, axes);
+        }
+    }
+}
+
+/// A graph whose ops are placed.
+struct Pieces<'a> {
+    graph: &'a Subgraph,
+    split: &'a ColumnSplit,
+    owner: usize,
+    places: &'a [Place],
+    axes: &'a Axes,
+}
+
+impl<'a> Pieces<'a> {
+    fn ops(&self) -> impl Iterator<Item = (&'a Node, &'a Place)> + 'a {
+        self.graph.nodes.iter().zip(self.places)
+    }
+
+    /// Whether some columns of a split op fall to a part.
+    fn uses(&self, part: usize) -> bool {
+        let mut split_ops = self.ops().filter(|(_, p)| p.mode == Mode::Split);
+        split_ops.any(|(node, _)| self.axes.take(node, self.split, part).is_some())
+    }
+
+    /// The ops that one part computes; `several`: whether there is anything for another.
+    fn kept(&self, several: bool) -> Vec<Kept> {
+        let alone = |node: &Node| {
+            let parts = 0..self.split.shares.len();
+            parts.filter(|part| self.axes.take(node, self.split, *part).is_some()).count() < 2
+        };
+        let why = |node: &Node, place: &Place| match place.mode {
+            Mode::Alone(why) => Some(why),
+            Mode::Split => alone(node).then_some(WhyWhole::Share),
+            Mode::Copied => (!several).then_some(WhyWhole::Share),
+        };
+        let kept = self.ops().enumerate().filter_map(|(op, (node, place))| {
+            why(node, place).map(|why| Kept { op, name: node.op.name(), why })
+        });
+        kept.collect()
+    }
+
+    fn stage(&self, stage: usize) -> Result<Stage, PartitionError> {
+        let parts = 0..self.split.shares.len();
+        let pieces = parts.map(|part| self.piece(stage, part));
+        let pieces: Result<Vec<Option<Piece>>, _> = pieces.collect();
+        Ok(Stage { pieces: pieces?.into_iter().flatten().collect() })
+    }
+
+    /// What a part computes in a stage; `None` when that is nothing.
+    fn piece(&self, stage: usize, part: usize) -> Result<Option<Piece>, PartitionError> {
+        let takes = self.takes(stage, part);
+        let passed = self.graph.outputs.iter().filter(|v| self.graph.inputs.contains(v));
+        let passes = stage == 0 && part == self.owner && passed.clone().next().is_some();
+        if takes.iter().all(Option::is_none) && !passes {
+            return Ok(None);
+        }
+        let name = format!("{} [stage {stage}, part {part}]", self.graph.name);
+        let mut b = PieceBuilder::new(self.graph, name);
+        for ((node, _), take) in self.ops().zip(&takes) {
+            if let Some(take) = take {
+                b.node(node, take);
+            }
+        }
+        for ((node, place), take) in self.ops().zip(&takes) {
+            let Some(take) = take else { continue };
+            let hands_out = place.mode != Mode::Copied || part == self.owner;
+            let out = node.outputs.iter().filter(|v| hands_out && self.leaves(**v, stage));
+            out.for_each(|v| b.output(*v, take));
+        }
+        if passes {
+            passed.for_each(|v| b.output(*v, &Take::whole()));
+        }
+        Ok(Some(b.finish(part)?))
+    }
+
+    /// What a part takes of each op in a stage.
+    fn takes(&self, stage: usize, part: usize) -> Vec<Option<Take>> {
+        let mut takes: Vec<Option<Take>> = vec![None; self.places.len()];
+        for i in (0..self.places.len()).rev() {
+            let (node, place) = (&self.graph.nodes[i], &self.places[i]);
+            if place.stage != stage {
+                continue;
+            }
+            let owned = || (part == self.owner).then(Take::whole);
+            takes[i] = match place.mode {
+                Mode::Split => self.axes.take(node, self.split, part),
+                Mode::Alone(_) => owned(),
+                Mode::Copied => {
+                    let mut behind = self.graph.nodes.iter().zip(&takes).skip(i + 1);
+                    let read = behind.any(|(n, take)| {
+                        take.is_some() && n.inputs.iter().any(|v| node.outputs.contains(v))
+                    });
+                    let leaves = node.outputs.iter().any(|v| self.leaves(*v, stage));
+                    if read { Some(Take::whole()) } else { owned().filter(|_| leaves) }
+                }
+            };
+        }
+        takes
+    }
+
+    /// Whether a value is an output, or read in a later stage than the one that makes it.
+    fn leaves(&self, value: ValueId, stage: usize) -> bool {
+        let read = |(n, p): (&Node, &Place)| p.stage > stage && n.inputs.contains(&value);
+        self.graph.outputs.contains(&value) || self.ops().any(read)
+    }
+}

@@ -1,0 +1,69 @@
+//! Cutting at op boundaries.
+
+use super::PartitionError;
+use super::piece::{Piece, PieceBuilder};
+use super::take::Take;
+use crate::subgraph::{Subgraph, ValueId};
+use crate::verify::verify;
+
+/// Cuts a graph in two: the ops up to and with the one of index `after`, and the others.
+///
+/// Values that cross become outputs of the first piece and inputs of the second. Inputs, states
+/// and weights belong to each piece that uses them; an output of the graph that is one of its
+/// inputs stays with the first.
+///
+/// # Errors
+/// A graph that is not well formed, or has no op behind that one.
+pub fn cut(graph: &Subgraph, after: usize) -> Result<(Piece, Piece), PartitionError> {
+    verify(graph)?;
+    check(graph, after)?;
+    let end = graph.nodes.len();
+    Ok((piece(graph, 0, 0..after + 1)?, piece(graph, 1, after + 1..end)?))
+}
+
+/// Cuts a graph after each of some ops, given in ascending order: as [`cut`], into one piece more
+/// than there are ops named.
+///
+/// # Errors
+/// As [`cut`]; ops that are not in ascending order.
+pub fn cut_at(graph: &Subgraph, after: &[usize]) -> Result<Vec<Piece>, PartitionError> {
+    verify(graph)?;
+    after.iter().try_for_each(|op| check(graph, *op))?;
+    if !after.is_sorted_by(|a, b| a < b) {
+        return Err(PartitionError::Order { graph: graph.name.clone() });
+    }
+    let starts = std::iter::once(0).chain(after.iter().map(|op| op + 1));
+    let ends = after.iter().map(|op| op + 1).chain([graph.nodes.len()]);
+    let pieces = starts.zip(ends).enumerate();
+    pieces.map(|(i, (start, end))| piece(graph, i, start..end)).collect()
+}
+
+fn check(graph: &Subgraph, after: usize) -> Result<(), PartitionError> {
+    let ops = graph.nodes.len();
+    if after < ops.saturating_sub(1) {
+        return Ok(());
+    }
+    Err(PartitionError::NoBoundary { graph: graph.name.clone(), op: after, ops })
+}
+
+/// The piece of some neighbouring ops.
+fn piece(
+    graph: &Subgraph,
+    index: usize,
+    ops: std::ops::Range<usize>,
+) -> Result<Piece, PartitionError> {
+    let mut b = PieceBuilder::new(graph, format!("{} [cut {index}]", graph.name));
+    let whole = Take::whole();
+    let nodes = &graph.nodes[ops.clone()];
+    nodes.iter().for_each(|n| b.node(n, &whole));
+    let later = &graph.nodes[ops.end..];
+    let used =
+        |v: &ValueId| graph.outputs.contains(v) || later.iter().any(|n| n.inputs.contains(v));
+    let computed = nodes.iter().flat_map(|n| &n.outputs);
+    computed.filter(|v| used(v)).for_each(|v| b.output(*v, &whole));
+    if index == 0 {
+        let passed = graph.outputs.iter().filter(|v| graph.inputs.contains(v));
+        passed.for_each(|v| b.output(*v, &whole));
+    }
+    Ok(b.finish(index)?)
+}

@@ -1,0 +1,257 @@
+//! A piece of a graph: a subgraph of its own, and where its operands are in the whole graph.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use super::take::{Reads, Take, reads_input, reads_states};
+use crate::op::{Attention, Experts, HeadLinear, KvAppend, Op};
+use crate::shape::{Dim, Shape};
+use crate::subgraph::{Node, Subgraph, Value, ValueId, WeightDecl, WeightRef, WeightSlice};
+use crate::verify::{GraphError, verify};
+
+/// Some columns of a value of the whole graph.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Columns {
+    /// The value, by its id in the whole graph.
+    pub value: ValueId,
+    /// Its columns.
+    pub cols: Range<usize>,
+}
+
+/// A subgraph that computes a part of another, and which columns of the other's values its own
+/// inputs, states and outputs are. Which rows of which weights it reads, the slices of
+/// [`Subgraph::weights`] say.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Piece {
+    /// Which part of the split it belongs to: an index of [`super::ColumnSplit::shares`]. Of a
+    /// cut, the piece's own index.
+    pub part: usize,
+    /// The subgraph, verified.
+    pub graph: Subgraph,
+    /// For each of the subgraph's inputs what is bound there. One value can be bound twice: whole
+    /// for a product and some columns for the sum behind it.
+    pub inputs: Vec<Columns>,
+    /// The same for its states.
+    pub states: Vec<Columns>,
+    /// The same for its outputs.
+    pub outputs: Vec<Columns>,
+}
+
+/// A piece under construction.
+pub(super) struct PieceBuilder<'g> {
+    from: &'g Subgraph,
+    graph: Subgraph,
+    values: HashMap<Columns, ValueId>,
+    /// By weight, rows, columns and slice.
+    weights: HashMap<(WeightRef, usize, usize, Option<WeightSlice>), WeightRef>,
+    inputs: Vec<Columns>,
+    states: Vec<Columns>,
+    outputs: Vec<Columns>,
+}
+
+impl<'g> PieceBuilder<'g> {
+    pub fn new(from: &'g Subgraph, name: String) -> Self {
+        let graph = Subgraph {
+            name,
+            values: Vec::new(),
+            inputs: Vec::new(),
+            states: Vec::new(),
+            outputs: Vec::new(),
+            weights: Vec::new(),
+            nodes: Vec::new(),
+        };
+        PieceBuilder {
+            from,
+            graph,
+            values: HashMap::new(),
+            weights: HashMap::new(),
+            inputs: Vec::new(),
+            states: Vec::new(),
+            outputs: Vec::new(),
+        }
+    }
+
+    /// Columns of a value that an op reads or computes as the take says.
+    fn columns(&self, value: ValueId, take: &Take, reads: Reads) -> Columns {
+        let all = self.from.value(value).shape.row_len();
+        let cols = if reads == Reads::Whole { 0..all } else { take.range(all) };
+        Columns { value, cols }
+    }
+
+    /// A new value of the piece.
+    fn add(&mut self, columns: Columns) -> ValueId {
+        let whole = self.from.value(columns.value);
+        let first = whole.shape.0.first().copied().unwrap_or(Dim::Fixed(1));
+        let (name, dtype) = (whole.name.clone(), whole.dtype);
+        let shape = Shape(vec![first, Dim::Fixed(columns.cols.len())]);
+        self.graph.values.push(Value { name, shape, dtype });
+        let id = ValueId(self.graph.values.len() as u32 - 1);
+        self.values.insert(columns, id);
+        id
+    }
+
+    /// A value of the piece: computed here, or else an input.
+    fn read(&mut self, columns: Columns) -> ValueId {
+        if let Some(id) = self.values.get(&columns) {
+            return *id;
+        }
+        let id = self.add(columns.clone());
+        self.graph.inputs.push(id);
+        self.inputs.push(columns);
+        id
+    }
+
+    fn state(&mut self, columns: Columns) -> ValueId {
+        if let Some(id) = self.values.get(&columns) {
+            return *id;
+        }
+        let id = self.add(columns.clone());
+        self.graph.states.push(id);
+        self.states.push(columns);
+        id
+    }
+
+    fn declare(&mut self, w: WeightRef, decl: WeightDecl) -> WeightRef {
+        let next = WeightRef(self.graph.weights.len() as u32);
+        let known = *self.weights.entry((w, decl.rows, decl.cols, decl.slice)).or_insert(next);
+        if known == next {
+            self.graph.weights.push(decl);
+        }
+        known
+    }
+
+    /// A whole weight.
+    pub fn weight(&mut self, w: WeightRef) -> WeightRef {
+        self.declare(w, self.from.weight(w).clone())
+    }
+
+    /// The part's rows of a matrix.
+    pub fn weight_rows(&mut self, w: WeightRef, take: &Take) -> WeightRef {
+        let whole = self.from.weight(w);
+        let rows = take.range(whole.rows);
+        if rows.len() == whole.rows {
+            return self.weight(w);
+        }
+        let first = whole.stored_rows().start + rows.start;
+        let slice = Some(WeightSlice::Rows { first, of: whole.stored().0 });
+        self.declare(w, WeightDecl { rows: rows.len(), slice, ..whole.clone() })
+    }
+
+    /// The part's columns of a vector.
+    pub fn weight_cols(&mut self, w: WeightRef, take: &Take) -> WeightRef {
+        let whole = self.from.weight(w);
+        let cols = take.range(whole.cols);
+        if cols.len() == whole.cols {
+            return self.weight(w);
+        }
+        let first = whole.stored_cols().start + cols.start;
+        let slice = Some(WeightSlice::Cols { first, of: whole.stored().1 });
+        self.declare(w, WeightDecl { cols: cols.len(), slice, ..whole.clone() })
+    }
+
+    /// Adds a part of an op of the whole graph.
+    pub fn node(&mut self, node: &Node, take: &Take) {
+        let op = part_of(&node.op, take, self);
+        let inputs = node.inputs.iter().enumerate();
+        let inputs = inputs.map(|(i, v)| self.columns(*v, take, reads_input(&node.op, i)));
+        let inputs: Vec<Columns> = inputs.collect();
+        let inputs = inputs.into_iter().map(|c| self.read(c)).collect();
+        let states = node.states.iter();
+        let states = states.map(|v| self.columns(*v, take, reads_states(&node.op)));
+        let states: Vec<Columns> = states.collect();
+        let states = states.into_iter().map(|c| self.state(c)).collect();
+        let outputs = node.outputs.iter().map(|v| self.columns(*v, take, Reads::Columns));
+        let outputs: Vec<Columns> = outputs.collect();
+        let outputs = outputs.into_iter().map(|c| self.add(c)).collect();
+        self.graph.nodes.push(Node { op, inputs, states, outputs });
+    }
+
+    /// Hands out the part of a value that was computed here, or an input.
+    pub fn output(&mut self, value: ValueId, take: &Take) {
+        let columns = self.columns(value, take, Reads::Columns);
+        if self.outputs.contains(&columns) {
+            return;
+        }
+        let id = self.read(columns.clone());
+        self.graph.outputs.push(id);
+        self.outputs.push(columns);
+    }
+
+    /// Verifies and returns the piece.
+    pub fn finish(self, part: usize) -> Result<Piece, GraphError> {
+        verify(&self.graph)?;
+        let PieceBuilder { graph, inputs, states, outputs, .. } = self;
+        Ok(Piece { part, graph, inputs, states, outputs })
+    }
+}
+
+/// A graph as the one piece of itself.
+pub(super) fn whole(graph: &Subgraph, part: usize) -> Piece {
+    let all = |ids: &[ValueId]| {
+        let columns = |v: &ValueId| Columns { value: *v, cols: 0..graph.value(*v).shape.row_len() };
+        ids.iter().map(columns).collect()
+    };
+    let (inputs, states) = (all(&graph.inputs), all(&graph.states));
+    Piece { part, graph: graph.clone(), inputs, states, outputs: all(&graph.outputs) }
+}
+
+/// The op that computes a part of another, with the weights of the piece it belongs to.
+fn part_of(op: &Op, take: &Take, b: &mut PieceBuilder<'_>) -> Op {
+    match op {
+        Op::Embed { table, scale } => Op::Embed { table: b.weight(*table), scale: *scale },
+        Op::RmsNorm { weight, eps, offset, group } => Op::RmsNorm {
+            weight: weight.map(|w| b.weight(w)),
+            eps: *eps,
+            offset: *offset,
+            group: *group,
+        },
+        Op::LayerNorm { weight, bias, eps, group } => Op::LayerNorm {
+            weight: b.weight(*weight),
+            bias: bias.map(|w| b.weight(w)),
+            eps: *eps,
+            group: *group,
+        },
+        Op::Linear { weight, bias, acts } => Op::Linear {
+            weight: b.weight_rows(*weight, take),
+            bias: bias.map(|w| b.weight_cols(w, take)),
+            acts: *acts,
+        },
+        Op::HeadLinear(h) => {
+            let heads = &h.weights[take.range(h.weights.len())];
+            Op::HeadLinear(HeadLinear { weights: heads.iter().map(|w| b.weight(*w)).collect() })
+        }
+        Op::KvAppend(k) => Op::KvAppend(KvAppend { width: take.count(k.width), group: k.group }),
+        Op::Attention(a) => Op::Attention(Attention {
+            heads: take.count(a.heads),
+            kv_heads: if a.kv_heads == 1 { 1 } else { take.count(a.kv_heads) },
+            sinks: a.sinks.map(|w| b.weight_cols(w, take)),
+            ..a.clone()
+        }),
+        Op::ConcatCols { groups } => Op::ConcatCols { groups: take.count(*groups) },
+        Op::Experts(e) => Op::Experts(experts(e, b)),
+        Op::Rope(_)
+        | Op::Activate(_)
+        | Op::Gate(_)
+        | Op::Add
+        | Op::Scale { .. }
+        | Op::Clamp { .. }
+        | Op::SoftCap { .. }
+        | Op::SigmoidGate
+        | Op::SliceCols { .. }
+        | Op::Router(_) => op.clone(),
+    }
+}
+
+fn experts(e: &Experts, b: &mut PieceBuilder<'_>) -> Experts {
+    let mut all = |list: &[WeightRef]| list.iter().map(|w| b.weight(*w)).collect();
+    Experts {
+        gate: all(&e.gate),
+        up: all(&e.up),
+        down: all(&e.down),
+        gate_bias: all(&e.gate_bias),
+        up_bias: all(&e.up_bias),
+        down_bias: all(&e.down_bias),
+        act: e.act,
+        acts: e.acts,
+    }
+}

@@ -1,0 +1,131 @@
+//! Splitting by rows. Rows are a symbol of the graph, so such a split changes no graph: the same
+//! one is bound to several ranges of rows.
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use super::{ColumnSplit, PartitionError};
+
+/// Rows cut into standard lengths and a rest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RowCut {
+    /// Ranges of standard lengths, in order.
+    pub standard: Vec<Range<usize>>,
+    /// What is left behind them; empty when nothing is.
+    pub rest: Range<usize>,
+}
+
+/// Cuts rows `0..rows` into standard lengths, the longest first, and a rest that is shorter than
+/// all of them. 700 rows with lengths of 128 and 256 are 256, 256, 128 and a rest of 60: a device
+/// that compiles for fixed numbers of rows runs the first three without padding.
+///
+/// # Errors
+/// A length of 0.
+pub fn cut_rows(rows: usize, lengths: &[usize]) -> Result<RowCut, PartitionError> {
+    if lengths.contains(&0) {
+        return Err(PartitionError::Zero { what: "standard length" });
+    }
+    let mut lengths = lengths.to_vec();
+    lengths.sort_unstable();
+    let (mut standard, mut at) = (Vec::new(), 0);
+    for length in lengths.into_iter().rev() {
+        while rows - at >= length {
+            standard.push(at..at + length);
+            at += length;
+        }
+    }
+    Ok(RowCut { standard, rest: at..rows })
+}
+
+/// How one graph is shared out among parts, as a plan says it. A part is what one device computes;
+/// the plan names the device of each.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub enum Partition {
+    /// One part computes everything.
+    Whole {
+        /// Which.
+        part: usize,
+    },
+    /// Each part computes some columns of all rows (weight-centric).
+    Columns(ColumnSplit),
+    /// Standard lengths of rows go to one part, the rest to another (activation-centric).
+    Rows {
+        /// Standard lengths.
+        lengths: Vec<usize>,
+        /// The part that computes them.
+        standard: usize,
+        /// The part that computes the rest.
+        rest: usize,
+    },
+    /// Standard lengths of rows go to one part; of the rest, each part computes some columns.
+    Hybrid {
+        /// Standard lengths.
+        lengths: Vec<usize>,
+        /// The part that computes them.
+        standard: usize,
+        /// How the rest is shared out.
+        columns: ColumnSplit,
+    },
+}
+
+/// Rows of a run, and how they are computed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Area {
+    /// The rows; never none.
+    pub rows: Range<usize>,
+    /// By whom.
+    pub by: Computed,
+}
+
+/// Who computes some rows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Computed {
+    /// A part, the whole graph.
+    Part(usize),
+    /// All parts of the partition's [`ColumnSplit`], some columns each.
+    Columns,
+}
+
+impl Partition {
+    /// The split of columns, if there is one: what [`super::split_columns`] is called with once,
+    /// before anything runs.
+    pub fn columns(&self) -> Option<&ColumnSplit> {
+        match self {
+            Partition::Columns(c) | Partition::Hybrid { columns: c, .. } => Some(c),
+            Partition::Whole { .. } | Partition::Rows { .. } => None,
+        }
+    }
+
+    /// Who computes which of `0..rows`, in order of the rows: every row once.
+    ///
+    /// # Errors
+    /// A standard length of 0.
+    pub fn areas(&self, rows: usize) -> Result<Vec<Area>, PartitionError> {
+        let all = |by| vec![Area { rows: 0..rows, by }];
+        let mut areas = match self {
+            Partition::Whole { part } => all(Computed::Part(*part)),
+            Partition::Columns(_) => all(Computed::Columns),
+            Partition::Rows { lengths, standard, rest } => {
+                cut_areas(rows, lengths, *standard, Computed::Part(*rest))?
+            }
+            Partition::Hybrid { lengths, standard, .. } => {
+                cut_areas(rows, lengths, *standard, Computed::Columns)?
+            }
+        };
+        areas.retain(|a| !a.rows.is_empty());
+        Ok(areas)
+    }
+}
+
+fn cut_areas(
+    rows: usize,
+    lengths: &[usize],
+    part: usize,
+    rest: Computed,
+) -> Result<Vec<Area>, PartitionError> {
+    let cut = cut_rows(rows, lengths)?;
+    let standard = cut.standard.into_iter().map(|rows| Area { rows, by: Computed::Part(part) });
+    Ok(standard.chain([Area { rows: cut.rest, by: rest }]).collect())
+}

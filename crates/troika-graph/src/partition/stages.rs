@@ -1,0 +1,195 @@
+//! Which op runs in which stage, and whether there each part computes some of its columns, each
+//! part all of them, or one part alone.
+
+use std::collections::HashMap;
+
+use super::WhyWhole;
+use super::take::{Reads, reads_input, reads_states};
+use crate::op::Op;
+use crate::subgraph::{Node, Subgraph, ValueId};
+
+/// Who computes an op.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mode {
+    /// Each part some columns.
+    Split,
+    /// Each part that reads the result, all of it: cheaper than to wait for it.
+    Copied,
+    /// One part, all of it.
+    Alone(WhyWhole),
+}
+
+/// Where an op runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub stage: usize,
+    pub mode: Mode,
+}
+
+/// What reads a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reader {
+    Split(Reads),
+    Copied,
+    Alone,
+}
+
+/// From which stage on a reader finds what was made in a place: in the same stage only what its
+/// own part has made.
+fn found(made: Option<Place>, reader: Reader) -> usize {
+    let Some(Place { stage, mode }) = made else { return 0 };
+    let same = match mode {
+        Mode::Split => reader == Reader::Split(Reads::Columns),
+        Mode::Copied => reader != Reader::Split(Reads::Columns),
+        Mode::Alone(_) => reader == Reader::Alone,
+    };
+    if same { stage } else { stage + 1 }
+}
+
+/// In how many equal groups of columns an op computes, each of the same columns of its operands.
+/// `None`: a column of its result depends on the whole row, or on no column of its inputs alone.
+pub(super) fn groups(graph: &Subgraph, node: &Node) -> Option<usize> {
+    let cols = |v: &ValueId| graph.value(*v).shape.row_len();
+    let input = node.inputs.first().map_or(0, cols);
+    match &node.op {
+        Op::Linear { weight, .. } => Some(graph.weight(*weight).rows),
+        Op::RmsNorm { group, .. } | Op::LayerNorm { group, .. } => Some(input / group),
+        Op::HeadLinear(h) => Some(h.weights.len()),
+        Op::Rope(r) => Some(input / r.head_dim),
+        Op::KvAppend(k) => Some(k.width),
+        Op::Attention(a) => Some(if a.kv_heads == 1 { a.heads } else { a.kv_heads }),
+        Op::SliceCols { group, .. } => Some(input / group),
+        Op::ConcatCols { groups } => Some(*groups),
+        Op::Activate(_)
+        | Op::Gate(_)
+        | Op::Add
+        | Op::Scale { .. }
+        | Op::Clamp { .. }
+        | Op::SoftCap { .. }
+        | Op::SigmoidGate => Some(input),
+        Op::Embed { .. } | Op::Router(_) | Op::Experts(_) => None,
+    }
+    .filter(|n| *n > 1)
+}
+
+/// Why an op can be split in no graph.
+fn never(graph: &Subgraph, node: &Node) -> Option<WhyWhole> {
+    match &node.op {
+        Op::Embed { .. } | Op::Experts(_) => Some(WhyWhole::Weights),
+        Op::Router(_) => Some(WhyWhole::WholeRow),
+        Op::Linear { .. } | Op::Attention(_) | Op::HeadLinear(_)
+            if groups(graph, node).is_none() =>
+        {
+            Some(WhyWhole::Narrow {
+                cols: node.outputs.first().map_or(0, |v| graph.value(*v).shape.row_len()),
+            })
+        }
+        _ => None,
+    }
+}
+
+/// Places ops one after another.
+pub(super) struct Placer<'g> {
+    graph: &'g Subgraph,
+    values: HashMap<ValueId, Place>,
+    /// The last op that used a state.
+    states: HashMap<ValueId, Place>,
+}
+
+/// Places all ops; `whole` says which are not to be split, and why.
+pub(super) fn place(graph: &Subgraph, whole: &[Option<WhyWhole>]) -> Vec<Place> {
+    let mut p = Placer { graph, values: HashMap::new(), states: HashMap::new() };
+    let mut places = Vec::with_capacity(graph.nodes.len());
+    for (node, whole) in graph.nodes.iter().zip(whole) {
+        let place = p.one(node, *whole);
+        p.values.extend(node.outputs.iter().map(|v| (*v, place)));
+        p.states.extend(node.states.iter().map(|v| (*v, place)));
+        places.push(place);
+    }
+    keep_what_is_not_shared(graph, &mut places);
+    places
+}
+
+impl Placer<'_> {
+    /// The first stage in which a reader finds all operands.
+    fn ready(&self, node: &Node, reader: impl Fn(Reads) -> Reader) -> usize {
+        let inputs = node.inputs.iter().enumerate();
+        let inputs = inputs
+            .map(|(i, v)| found(self.values.get(v).copied(), reader(reads_input(&node.op, i))));
+        let reads = reads_states(&node.op);
+        let states = node.states.iter();
+        let states = states.map(|v| found(self.states.get(v).copied(), reader(reads)));
+        inputs.chain(states).max().unwrap_or(0)
+    }
+
+    fn one(&self, node: &Node, whole: Option<WhyWhole>) -> Place {
+        let alone = self.ready(node, |_| Reader::Alone);
+        if let Some(why) = whole.or_else(|| never(self.graph, node)) {
+            return Place { stage: alone, mode: Mode::Alone(why) };
+        }
+        match &node.op {
+            Op::Linear { .. } | Op::HeadLinear(_) | Op::Attention(_) => {
+                Place { stage: self.ready(node, Reader::Split), mode: Mode::Split }
+            }
+            Op::KvAppend(_) if !self.heads_are_known(node) => {
+                Place { stage: alone, mode: Mode::Alone(WhyWhole::Cache) }
+            }
+            Op::KvAppend(_) => Place { stage: self.ready(node, Reader::Split), mode: Mode::Split },
+            _ => self.cheap(node, alone),
+        }
+    }
+
+    /// An op that costs little: on the columns of a split op before it, or else by whoever reads
+    /// its result.
+    fn cheap(&self, node: &Node, alone: usize) -> Place {
+        let split = self.ready(node, Reader::Split);
+        let follows = |v: &ValueId| {
+            let made = self.values.get(v);
+            made.is_some_and(|p| p.mode == Mode::Split && p.stage == split)
+        };
+        let groups = groups(self.graph, node);
+        if groups.is_some() && node.inputs.iter().any(follows) {
+            return Place { stage: split, mode: Mode::Split };
+        }
+        let copied = self.ready(node, |_| Reader::Copied);
+        if copied <= alone {
+            return Place { stage: copied, mode: Mode::Copied };
+        }
+        Place { stage: alone, mode: Mode::Alone(why_cheap(groups)) }
+    }
+
+    /// Whether the attentions that read the cache an op writes are in the graph, and say how many
+    /// heads it has: one number above one.
+    fn heads_are_known(&self, append: &Node) -> bool {
+        let heads = |n: &Node| match &n.op {
+            Op::Attention(a) if n.states.iter().any(|s| append.states.contains(s)) => {
+                Some(a.kv_heads)
+            }
+            _ => None,
+        };
+        let mut heads = self.graph.nodes.iter().filter_map(heads);
+        let first = heads.next();
+        first.is_some_and(|n| n > 1) && heads.all(|n| Some(n) == first)
+    }
+}
+
+fn why_cheap(groups: Option<usize>) -> WhyWhole {
+    if groups.is_some() { WhyWhole::Cheap } else { WhyWhole::WholeRow }
+}
+
+/// What no split op of its stage reads, directly or by way of others, one part computes.
+fn keep_what_is_not_shared(graph: &Subgraph, places: &mut [Place]) {
+    for i in (0..places.len()).rev() {
+        if places[i].mode != Mode::Copied {
+            continue;
+        }
+        let node = &graph.nodes[i];
+        let later = graph.nodes.iter().zip(places.iter()).skip(i + 1);
+        let mut readers = later.filter(|(n, p)| {
+            p.stage == places[i].stage && n.inputs.iter().any(|v| node.outputs.contains(v))
+        });
+        if !readers.any(|(_, p)| matches!(p.mode, Mode::Split | Mode::Copied)) {
+            places[i].mode = Mode::Alone(why_cheap(groups(graph, node)));
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! Packed forms of some rows of a weight: views of the whole form where panels allow it.
+
+#![allow(missing_docs)]
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use troika_device::{DeviceError, PackLayout, WeightData, WeightSource};
+use troika_graph::DType;
+use troika_model::{families, presets, spec};
+use troika_weights::{Quant, WeightStore};
+
+const PANEL: usize = 16;
+
+fn store() -> WeightStore {
+    let config = presets::config("qwen3-moe-tiny").unwrap();
+    let model = families::from_config(&config).unwrap();
+    WeightStore::synthetic(&model.spec, DType::Q8_0, 7, Quant::None)
+}
+
+#[test]
+fn rows_that_begin_a_panel_are_a_view_of_the_whole_form() {
+    let store = store();
+    let key = spec::Key { slot: spec::Slot::Q, layer: Some(0), index: None };
+    let (name, shape) = (key.to_string(), store.shape(key).unwrap());
+    let (rows, row) = (shape.rows, shape.dtype.row_bytes(shape.cols).unwrap());
+    assert!(rows > 5 * PANEL && rows.is_multiple_of(PANEL));
+    let packed = AtomicUsize::new(0);
+    let pack = |data: &WeightData, out: &mut [u8]| {
+        packed.fetch_add(data.rows, Ordering::Relaxed);
+        out[..data.bytes.len()].copy_from_slice(&data.bytes);
+        Ok(())
+    };
+    let layout = PackLayout { name: "panels", rows: PANEL, panel: PANEL * row };
+    let of = |range| store.packed_rows(&name, range, layout, &pack).map(|p| p.bytes);
+    let raw = store.weight(&name).unwrap().bytes;
+    // A part is asked for first, then the other, then all: one form, packed once.
+    let second = of(2 * PANEL..rows).unwrap();
+    let first = of(0..2 * PANEL).unwrap();
+    let whole = store.packed(&name, layout, &pack).unwrap().bytes;
+    assert_eq!(packed.load(Ordering::Relaxed), rows);
+    assert_eq!((&whole[..2 * PANEL * row], &whole[2 * PANEL * row..]), (&first[..], &second[..]));
+    assert_eq!(first.as_ptr(), whole.as_ptr());
+    assert_eq!(&whole[..], &raw[..]);
+    assert_eq!(store.report().packed["panels"], (rows * row) as u64);
+    // The end may lie within a panel: its other rows come with it.
+    let cut = of(PANEL..PANEL + 3).unwrap();
+    assert_eq!(&cut[..], &raw[PANEL * row..2 * PANEL * row]);
+    assert_eq!(store.report().packed.values().sum::<u64>(), (rows * row) as u64);
+    // Rows that begin within a panel are packed by themselves, once, and counted.
+    for _ in 0..2 {
+        let own = of(3..3 + PANEL + 1).unwrap();
+        assert_eq!(&own[..(PANEL + 1) * row], &raw[3 * row..(4 + PANEL) * row]);
+        assert_eq!(own.len(), 2 * PANEL * row);
+        assert_eq!(packed.load(Ordering::Relaxed), rows + PANEL + 1);
+    }
+    let more = (rows + 2 * PANEL) * row;
+    assert_eq!(store.report().packed.values().sum::<u64>(), more as u64);
+    for range in [0..rows + 1, rows + PANEL..rows + 2 * PANEL, 0..usize::MAX] {
+        let e = of(range.clone()).unwrap_err();
+        let DeviceError::Weight { why, .. } = &e else { panic!("{e}") };
+        assert!(why.contains(&format!("has {rows} rows")), "{range:?}: {e}");
+    }
+}
