@@ -76,7 +76,8 @@ fn make_step(
             Want::Last => (range.end == feed.tokens.len()).then(|| rows.end - 1..rows.end),
         };
         wanted.extend(want.map(|w| (*i, w)));
-        step.seqs.push(SeqRows { rows, pos, known_len: known[*i], tables });
+        let seq = feed.seq.index() as u64;
+        step.seqs.push(SeqRows { seq, rows, pos, known_len: known[*i], tables });
     }
     Ok(PlannedStep { step: Arc::new(step), ids, positions, wanted })
 }

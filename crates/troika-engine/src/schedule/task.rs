@@ -30,19 +30,16 @@ pub struct TaskGraph {
 }
 
 impl TaskGraph {
-    /// Computes the dependencies from the buffers tasks are bound to.
+    /// Computes the dependencies from the views tasks are bound to.
     pub fn new(mut tasks: Vec<Task>) -> TaskGraph {
         let mut hazards = HazardTracker::new();
         let mut dependents = vec![Vec::new(); tasks.len()];
         let mut waits = Vec::with_capacity(tasks.len());
         for (i, task) in tasks.iter_mut().enumerate() {
             task.submission.tag = i as u32;
-            let b = &task.submission.bindings;
-            let reads = b.inputs.iter().chain(&b.states).map(|x| x.buffer.id());
-            let writes = b.outputs.iter().chain(&b.states).map(|x| x.buffer.id());
-            let deps = hazards.add(i as u32, reads, writes);
+            let deps = hazards.add(i as u32, &task.submission.bindings, &task.submission.step);
             waits.push(deps.len() as u32);
-            deps.into_iter().for_each(|d| dependents[d as usize].push(i as u32));
+            deps.iter().for_each(|&d| dependents[d as usize].push(i as u32));
         }
         TaskGraph { tasks, dependents, waits }
     }
