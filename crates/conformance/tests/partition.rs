@@ -9,13 +9,13 @@ use std::sync::mpsc::{Receiver, channel};
 use conformance::golden::find;
 use troika::describe;
 use troika::device::{
-    Batch, Binding, Bindings, Buffer, Completion, Device, PageTable, Queue, RealClock, SeqRows,
-    Step, Submission, WeightSource,
+    Batch, Bindings, Buffer, Completion, Device, PageTable, Queue, RealClock, SeqRows, Step,
+    Submission, View, WeightSource,
 };
 use troika::graph::partition::{
     ColumnSplit, Columns, Partitioned, Piece, Stage, WhyWhole, cut_at, kv_heads, split_columns,
 };
-use troika::graph::{DType, Op, Subgraph, ValueId};
+use troika::graph::{Acts, DType, Op, Subgraph, ValueId, restrict_activations};
 use troika::model::lower::{LowerOptions, Lowered, SegmentKind, lower};
 use troika::weights::{BindOptions, FloatType, WeightStore};
 use troika_cpu::{CpuDevice, CpuOptions};
@@ -132,26 +132,26 @@ impl Bench {
 
     /// Runs a piece of a graph on dense copies of its columns.
     fn run(&mut self, g: &Subgraph, piece: &Piece, m: &mut Memory, weights: &dyn WeightSource) {
-        let info = self.device.compile(&piece.graph, weights).unwrap();
+        let executable = self.device.compile(&piece.graph, weights).unwrap();
         let all = |list: &[Columns]| list.iter().map(|c| m.gather(g, c)).collect::<Vec<_>>();
         let (inputs, states, outputs) =
             (all(&piece.inputs), all(&piece.states), all(&piece.outputs));
-        let bind = |list: &[Buffer]| list.iter().map(Binding::whole).collect();
+        let bind = |list: &[Buffer]| list.iter().map(View::whole).collect();
         let bindings =
             Bindings { inputs: bind(&inputs), states: bind(&states), outputs: bind(&outputs) };
         let table = PageTable { page_len: 16, first: 0, pages: vec![2, 0, 3] };
         let rows = m.rows;
-        let seq = SeqRows { rows: 0..rows, pos: 5, known_len: 5 + rows, tables: vec![table; 4] };
+        let seq =
+            SeqRows { seq: 0, rows: 0..rows, pos: 5, known_len: 5 + rows, tables: vec![table; 4] };
         let task = Submission {
             tag: 0,
-            executable: info.id,
+            executable,
             bindings: Arc::new(bindings),
             rows,
             step: Arc::new(Step { seqs: vec![seq] }),
         };
         self.queue.submit(Batch { tasks: vec![task], ..Batch::default() }).unwrap();
         let outcome = self.done.recv().unwrap().outcome;
-        self.device.release(info.id);
         outcome.unwrap_or_else(|e| panic!("{}: {e}", piece.graph.name));
         piece.outputs.iter().zip(&outputs).for_each(|(c, b)| m.scatter(g, c, b));
         piece.states.iter().zip(&states).for_each(|(c, b)| m.scatter(g, c, b));
@@ -232,9 +232,17 @@ fn check_segment(
     }
 }
 
-fn lowered(model: &Path, bind: BindOptions, options: LowerOptions) -> (WeightStore, Lowered) {
+/// A model whose products take their activations in the allowed formats.
+fn lowered(
+    model: &Path,
+    bind: BindOptions,
+    (options, allowed): (LowerOptions, &[Acts]),
+) -> (WeightStore, Lowered) {
     let d = describe(model, bind).unwrap();
-    let lowered = lower(&d.spec, &|key| d.store.shape(key), options).unwrap();
+    let mut lowered = lower(&d.spec, &|key| d.store.shape(key), options).unwrap();
+    for s in &mut lowered.segments {
+        s.graph = restrict_activations(&s.graph, allowed);
+    }
     (d.store, lowered)
 }
 
@@ -259,22 +267,18 @@ fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests").join(name)
 }
 
-const F32: LowerOptions = LowerOptions {
-    max_rows: MAX_ROWS,
-    max_kv: POSITIONS,
-    kv_dtype: DType::F32,
-    int8: false,
-    bf16: false,
-};
+const F32: LowerOptions =
+    LowerOptions { max_rows: MAX_ROWS, max_kv: POSITIONS, kv_dtype: DType::F32 };
 
 #[test]
 fn pieces_of_float_models_give_the_bits_of_the_whole() {
     let (mut bench, mut r, mut seen) = (Bench::open(), Random(1), Seen::default());
     for case in find(&folder("golden")).unwrap() {
         let f16 = LowerOptions { kv_dtype: DType::F16, ..F32 };
-        let bf16 = LowerOptions { kv_dtype: DType::BF16, bf16: true, ..F32 };
-        for (float, options) in [(FloatType::F32, f16), (FloatType::BF16, bf16)] {
-            let model = lowered(&case.model, float.into(), options);
+        let bf16 = LowerOptions { kv_dtype: DType::BF16, ..F32 };
+        let formats = [(FloatType::F32, f16, &[][..]), (FloatType::BF16, bf16, &[Acts::Bf16])];
+        for (float, options, allowed) in formats {
+            let model = lowered(&case.model, float.into(), (options, allowed));
             check_model(&mut bench, &case.name, &model, &mut r, &mut seen);
         }
     }
@@ -295,9 +299,8 @@ fn pieces_of_float_models_give_the_bits_of_the_whole() {
 fn pieces_of_quantized_models_give_the_bits_of_the_whole() {
     let (mut bench, mut r, mut seen) = (Bench::open(), Random(2), Seen::default());
     for case in find(&folder("gguf")).unwrap() {
-        for int8 in [false, true] {
-            let options = LowerOptions { int8, ..F32 };
-            let model = lowered(&case.model, BindOptions::default(), options);
+        for allowed in [&[][..], &[Acts::Int8]] {
+            let model = lowered(&case.model, BindOptions::default(), (F32, allowed));
             check_model(&mut bench, &case.name, &model, &mut r, &mut seen);
         }
     }
@@ -313,9 +316,8 @@ fn pieces_of_quantized_models_give_the_bits_of_the_whole() {
 fn weights_of_pieces_are_held_once() {
     let mut bench = Bench::open();
     let file = folder("gguf").join("llama-q8_0.gguf");
-    let options = LowerOptions { int8: true, ..F32 };
     let compile_all = |bench: &mut Bench, split: Option<&ColumnSplit>| {
-        let (store, l) = lowered(&file, BindOptions::default(), options);
+        let (store, l) = lowered(&file, BindOptions::default(), (F32, &[Acts::Int8]));
         for s in &l.segments {
             let pieces = match split {
                 None => cut_at(&s.graph, &[]).unwrap(),
@@ -325,8 +327,7 @@ fn weights_of_pieces_are_held_once() {
                 }
             };
             for piece in pieces {
-                let info = bench.device.compile(&piece.graph, &store).unwrap();
-                bench.device.release(info.id);
+                bench.device.compile(&piece.graph, &store).unwrap();
             }
         }
         store.report()

@@ -4,13 +4,13 @@
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 use conformance::golden::read_golden;
 use troika::describe;
 use troika::device::{
-    Batch, Caps, Clock, Completion, Device, DeviceError, DeviceKind, ExecutableId, ExecutableInfo,
-    Queue, RealClock, WeightSource,
+    Batch, Caps, Clock, Completion, Device, DeviceError, DeviceKind, Executable, Queue, RealClock,
+    WeightSource,
 };
 use troika::engine::{Engine, EngineError, EngineParts, Feed, KvError, SeqId, Want};
 use troika::graph::{DType, Subgraph};
@@ -26,6 +26,9 @@ struct Seen {
     left: Option<usize>,
     /// Tasks run.
     tasks: usize,
+    /// What was compiled, and how much more is before it refuses; `None`: it does not.
+    compiled: Vec<Weak<Executable>>,
+    accepts: Option<usize>,
     /// By group and page of memory: the pages of a sequence that lay there.
     pages: HashMap<(usize, u32), HashSet<usize>>,
 }
@@ -60,11 +63,15 @@ impl Device for Probe {
     fn caps(&self) -> &Caps {
         self.inner.caps()
     }
-    fn compile(&self, g: &Subgraph, w: &dyn WeightSource) -> Result<ExecutableInfo, DeviceError> {
-        self.inner.compile(g, w)
-    }
-    fn release(&self, id: ExecutableId) {
-        self.inner.release(id);
+    fn compile(&self, g: &Subgraph, w: &dyn WeightSource) -> Result<Arc<Executable>, DeviceError> {
+        let mut seen = self.seen.lock().unwrap();
+        if seen.accepts == Some(seen.compiled.len()) {
+            let (device, why) = ("probe".into(), "it was told to refuse".into());
+            return Err(DeviceError::System { device, why });
+        }
+        let executable = self.inner.compile(g, w)?;
+        seen.compiled.push(Arc::downgrade(&executable));
+        Ok(executable)
     }
     fn queue(
         &self,
@@ -116,15 +123,24 @@ fn engine(dir: &Path, chunk: usize) -> (Engine, Arc<Mutex<Seen>>) {
 }
 
 fn engine_with(dir: &Path, chunk: usize, page_len: usize) -> (Engine, Arc<Mutex<Seen>>) {
-    let d = describe(dir, FloatType::F32).unwrap();
     let (device, seen) = Probe::open();
+    (engine_on(device, dir, chunk, page_len).unwrap(), seen)
+}
+
+fn engine_on(
+    device: Arc<dyn Device>,
+    dir: &Path,
+    chunk: usize,
+    page_len: usize,
+) -> Result<Engine, EngineError> {
+    let d = describe(dir, FloatType::F32).unwrap();
     let (kv_dtype, activations) = (Some(DType::F32), Some(Vec::new()));
     let request = PlanRequest { chunk, kv_dtype, activations, ..PlanRequest::default() };
     let facts = DeviceFacts { name: device.name().to_string(), activations: Vec::new() };
     let mut plan = make(&d.spec, &[facts], &request).unwrap();
     assert_eq!(plan.page_len, PAGE);
     plan.page_len = page_len;
-    let engine = Engine::new(EngineParts {
+    Engine::new(EngineParts {
         spec: &d.spec,
         shapes: &|key| d.store.shape(key),
         weights: &d.store,
@@ -133,8 +149,7 @@ fn engine_with(dir: &Path, chunk: usize, page_len: usize) -> (Engine, Arc<Mutex<
         clock: Arc::new(RealClock::new()),
         tracer: Tracer::off(),
         sequences: 1,
-    });
-    (engine.unwrap(), seen)
+    })
 }
 
 /// Feeds tokens and returns the logits after each.
@@ -290,4 +305,28 @@ fn a_sequence_is_fed_once_per_call() {
     let error = e.run(&[feed, feed], &mut |_, _, _| ()).unwrap_err();
     assert!(matches!(error, EngineError::Twice), "{error}");
     assert!(e.is_empty(seq));
+}
+
+/// Executables go with their engine, and with one that could not be made.
+#[test]
+fn nothing_is_left_of_an_engine() {
+    let dir = tests("golden/qwen3");
+    let alive = |seen: &Arc<Mutex<Seen>>| {
+        let seen = seen.lock().unwrap();
+        (seen.compiled.len(), seen.compiled.iter().filter(|w| w.strong_count() > 0).count())
+    };
+    let (mut e, seen) = engine(&dir, 7);
+    let seq = e.open();
+    feed(&mut e, seq, &some_tokens(20)).unwrap();
+    let (all, held) = alive(&seen);
+    assert!(all > 5 && held == all, "{held} of {all}");
+    drop(e);
+    assert_eq!(alive(&seen), (all, 0));
+    for accepts in [0, 1, all - 1] {
+        let (device, seen) = Probe::open();
+        seen.lock().unwrap().accepts = Some(accepts);
+        let refused = engine_on(device, &dir, 7, PAGE).err().unwrap();
+        assert!(refused.to_string().contains("told to refuse"), "{refused}");
+        assert_eq!(alive(&seen), (accepts, 0));
+    }
 }

@@ -58,7 +58,8 @@ fn time(isa: Isa, threads: usize, c: &Case, cache: Cache) -> f64 {
     let len = c.depth + c.rows;
     let pages = len.div_ceil(PAGE);
     let table = PageTable { page_len: PAGE, first: 0, pages: (0..pages as u32).collect() };
-    let seq = SeqRows { rows: 0..c.rows, pos: c.depth, known_len: len, tables: vec![table] };
+    let seq =
+        SeqRows { seq: 0, rows: 0..c.rows, pos: c.depth, known_len: len, tables: vec![table] };
     let step = Step { seqs: vec![seq] };
     let width = c.kv_heads * op.k_dim;
     let copies =
@@ -73,9 +74,9 @@ fn time(isa: Isa, threads: usize, c: &Case, cache: Cache) -> f64 {
         Cache::F16 => f16s.extend((0..copies).map(|i| (halves(i), halves(i + 5)))),
         Cache::Bf16 => bf16s.extend((0..copies).map(|i| (brains(i), brains(i + 5)))),
     }
-    let caches = f16s.iter().map(|(k, v)| (CacheRef::F16(k), CacheRef::F16(v)));
+    let caches = f16s.iter().map(|(k, v)| (CacheRef::f16(k), CacheRef::f16(v)));
     let caches: Vec<_> =
-        caches.chain(bf16s.iter().map(|(k, v)| (CacheRef::BF16(k), CacheRef::BF16(v)))).collect();
+        caches.chain(bf16s.iter().map(|(k, v)| (CacheRef::bf16(k), CacheRef::bf16(v)))).collect();
     let pairs = matches!(cache, Cache::Bf16);
     let q: Vec<f32> =
         (0..c.rows * c.heads * op.k_dim).map(|i| (i % 83) as f32 / 83.0 - 0.5).collect();

@@ -25,4 +25,4 @@ pub use machine::{
     Amx, Core, Isa, Multiply, cores, default_threads, features, parse_cores, physical_cores,
     topology,
 };
-pub use runtime::{Panicked, PerWorker, Pool, SharedMut};
+pub use runtime::{Panicked, PerWorker, Pool, SharedMut, SharedRef};

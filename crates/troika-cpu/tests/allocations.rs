@@ -75,8 +75,8 @@ fn a_warm_queue_allocates_nothing_per_op() {
     let options = CpuOptions { name: "cpu".into(), threads: 2, ..CpuOptions::default() };
     let device = CpuDevice::new(options).unwrap();
     let (graph, store) = graph();
-    let executable = device.compile(&graph, &store).unwrap().id;
-    let bind = || vec![Binding::whole(&Buffer::zeroed(8 * 64 * 4).unwrap())];
+    let executable = device.compile(&graph, &store).unwrap();
+    let bind = || vec![View::whole(&Buffer::zeroed(8 * 64 * 4).unwrap())];
     let bindings = Arc::new(Bindings { inputs: bind(), states: vec![], outputs: bind() });
     let step = Arc::new(Step::default());
     let (send, done) = channel();
@@ -89,6 +89,7 @@ fn a_warm_queue_allocates_nothing_per_op() {
         }
         for _ in 0..2 {
             let (bindings, step) = (bindings.clone(), step.clone());
+            let executable = executable.clone();
             batch.tasks.push(Submission { tag: 0, executable, bindings, rows: 8, step });
         }
         queue.submit(std::mem::take(&mut batch)).unwrap();

@@ -41,6 +41,10 @@ pub struct Caps {
     pub max_resident_bytes: Option<u64>,
     /// Batches that may be in flight on one queue.
     pub queue_depth: usize,
+    /// Products write results whose rows lie apart, so that a product's columns can be computed
+    /// next to another device's. What else is bound to rows that lie apart is refused when it is
+    /// submitted, by the value's name.
+    pub strided_rows: bool,
     /// Facts for people: cores, instruction sets, driver versions, as (name, value).
     pub facts: Vec<(String, String)>,
 }

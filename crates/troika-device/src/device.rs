@@ -1,58 +1,86 @@
 //! Devices, executables, queues.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use troika_graph::Subgraph;
 
-use crate::buffer::Buffer;
 use crate::caps::{Caps, DeviceKind};
 use crate::clock::Clock;
 use crate::error::DeviceError;
+use crate::memory::View;
 use crate::step::Step;
 use crate::weight::WeightSource;
 
-/// Handle of an executable on the device that made it.
+/// Name of an executable: no two of a process have the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct ExecutableId(pub u64);
+pub struct ExecutableId(u64);
 
-/// What compiling gave.
-#[derive(Clone, Debug)]
-pub struct ExecutableInfo {
-    /// Handle to submit with.
-    pub id: ExecutableId,
+/// What a device made of a subgraph. Dropping it frees it; a run that was submitted holds it.
+pub struct Executable {
+    id: ExecutableId,
+    weight_bytes: u64,
+    scratch_bytes: u64,
+    home: Arc<dyn Executables>,
+}
+
+/// Where a device keeps its executables.
+pub trait Executables: Send + Sync {
+    /// Frees one; nobody will ask for it any more.
+    fn free(&self, id: ExecutableId);
+}
+
+impl Executable {
+    /// An executable of these sizes, with a new name that its device keeps it by.
+    pub fn new(home: Arc<dyn Executables>, weight_bytes: u64, scratch_bytes: u64) -> Executable {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let id = ExecutableId(NEXT.fetch_add(1, Ordering::Relaxed));
+        Executable { id, weight_bytes, scratch_bytes, home }
+    }
+
+    /// Its name.
+    pub fn id(&self) -> ExecutableId {
+        self.id
+    }
+
     /// Bytes of packed weights made for this executable alone (shared ones not counted).
-    pub weight_bytes: u64,
+    pub fn weight_bytes(&self) -> u64 {
+        self.weight_bytes
+    }
+
     /// Bytes of scratch memory a run needs.
-    pub scratch_bytes: u64,
-}
-
-/// A buffer at an offset, bound to a value of a subgraph.
-#[derive(Clone, Debug)]
-pub struct Binding {
-    /// The memory.
-    pub buffer: Buffer,
-    /// First byte of row 0.
-    pub offset: usize,
-}
-
-impl Binding {
-    /// The whole buffer.
-    pub fn whole(buffer: &Buffer) -> Binding {
-        Binding { buffer: buffer.clone(), offset: 0 }
+    pub fn scratch_bytes(&self) -> u64 {
+        self.scratch_bytes
     }
 }
 
-/// Buffers for a subgraph's inputs, states and outputs, in its order.
+impl Drop for Executable {
+    fn drop(&mut self) {
+        self.home.free(self.id);
+    }
+}
+
+impl std::fmt::Debug for Executable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Executable({})", self.id.0)
+    }
+}
+
+/// Memory for a subgraph's inputs, states and outputs, in its order.
+///
+/// A view whose rows follow each other without gaps is a range of bytes: a value's rows lie in it
+/// one after another from its start on. A view whose rows lie apart has rows as wide as the
+/// value's.
 #[derive(Clone, Debug, Default)]
 pub struct Bindings {
     /// For [`Subgraph::inputs`].
-    pub inputs: Vec<Binding>,
+    pub inputs: Vec<View>,
     /// For [`Subgraph::states`].
-    pub states: Vec<Binding>,
+    pub states: Vec<View>,
     /// For [`Subgraph::outputs`].
-    pub outputs: Vec<Binding>,
+    pub outputs: Vec<View>,
 }
 
 /// One run of an executable.
@@ -61,7 +89,7 @@ pub struct Submission {
     /// The caller's name for it, given back in [`TaskTime`].
     pub tag: u32,
     /// What to run.
-    pub executable: ExecutableId,
+    pub executable: Arc<Executable>,
     /// On which memory.
     pub bindings: Arc<Bindings>,
     /// Value of the symbol `rows`.
@@ -124,10 +152,7 @@ pub trait Device: Send + Sync {
         &self,
         graph: &Subgraph,
         weights: &dyn WeightSource,
-    ) -> Result<ExecutableInfo, DeviceError>;
-
-    /// Frees an executable. Unknown ids are ignored.
-    fn release(&self, id: ExecutableId);
+    ) -> Result<Arc<Executable>, DeviceError>;
 
     /// Opens a queue whose completions carry `number` and go to `done`.
     ///

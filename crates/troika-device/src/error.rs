@@ -2,8 +2,7 @@
 
 use troika_graph::GraphError;
 
-use crate::buffer::BufferBusy;
-use crate::memory::OutOfMemory;
+use crate::memory::{BufferBusy, OutOfMemory, ViewError};
 
 /// What can go wrong on a device.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -47,6 +46,9 @@ pub enum DeviceError {
         /// Reason.
         why: String,
     },
+    /// A rectangle that is none of its buffer.
+    #[error(transparent)]
+    View(#[from] ViewError),
     /// Scheduling conflict.
     #[error(transparent)]
     Busy(#[from] BufferBusy),

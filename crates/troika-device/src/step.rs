@@ -23,41 +23,11 @@ impl PageTable {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::{PageTable, SeqRows, Step};
-
-    #[test]
-    fn whole_steps_have_no_gaps_and_positions_of_32_bits() {
-        let seq = |rows, pos| SeqRows { rows, pos, known_len: 0, tables: vec![] };
-        let whole = |seqs| Step { seqs }.is_whole();
-        assert!(whole(vec![]) && whole(vec![seq(0..2, 5), seq(2..2, 0), seq(2..3, 0)]));
-        assert!(!whole(vec![seq(1..2, 0)]) && !whole(vec![seq(0..2, 0), seq(1..3, 0)]));
-        let backwards = seq(0..2, 0).rows.end..0;
-        assert!(!whole(vec![seq(0..2, 0), seq(backwards, 0)]));
-        let last = i32::MAX as usize;
-        assert!(whole(vec![seq(0..1, last - 1)]) && !whole(vec![seq(0..1, last)]));
-        assert!(!whole(vec![seq(0..1, usize::MAX)]));
-    }
-
-    #[test]
-    fn rows_that_no_cache_has_are_none() {
-        let pages = vec![7, 2];
-        let table = PageTable { page_len: 4, first: 1, pages: pages.clone() };
-        let rows = [3, 4, 7, 8, 11, 12, usize::MAX].map(|pos| table.row(pos));
-        assert_eq!(rows, [None, Some(28), Some(31), Some(8), Some(11), None, None]);
-        // Products and sums that overflow, and pages of no positions.
-        let wide = PageTable { page_len: usize::MAX / 7 + 1, first: 0, pages: pages.clone() };
-        assert_eq!((wide.row(0), wide.row(5)), (None, None));
-        let wide = PageTable { page_len: usize::MAX / 7, ..wide };
-        assert_eq!(wide.row(usize::MAX / 7 - 1), None);
-        assert_eq!(PageTable { page_len: 0, first: 0, pages }.row(3), None);
-    }
-}
-
 /// The rows of one sequence in a step.
 #[derive(Clone, Debug)]
 pub struct SeqRows {
+    /// Which sequence: equal in all steps in flight that have rows of it.
+    pub seq: u64,
     /// Rows of the step.
     pub rows: Range<usize>,
     /// Position of the first row in its sequence.
@@ -67,6 +37,49 @@ pub struct SeqRows {
     pub known_len: usize,
     /// A page table per group of layers.
     pub tables: Vec<PageTable>,
+}
+
+/// The cached positions of a sequence in a state, as a step uses them: the earlier ones are read,
+/// those of its own rows written. Claims and dependencies of caches follow from it.
+#[derive(Clone, Copy, Debug)]
+pub struct PagesView<'a> {
+    /// The sequence and its rows.
+    pub rows: &'a SeqRows,
+    /// The table its positions lie by.
+    pub table: &'a PageTable,
+}
+
+impl<'a> PagesView<'a> {
+    /// A sequence's positions by the table of a group; `None` when it has no such table.
+    pub fn new(rows: &'a SeqRows, group: usize) -> Option<PagesView<'a>> {
+        Some(PagesView { rows, table: rows.tables.get(group)? })
+    }
+
+    /// Calls `run` with rows of the cache buffer that are neighbours, and whether they are written.
+    /// Positions without a row are left out.
+    pub fn runs(&self, mut run: impl FnMut(Range<usize>, bool)) {
+        let (pos, len) = (self.rows.pos, self.table.page_len);
+        let end = pos.saturating_add(self.rows.rows.len());
+        let kept = self.table.first.saturating_mul(len);
+        for (part, written) in [(kept..pos, false), (pos.max(kept)..end, true)] {
+            let mut at = part.start;
+            let mut open: Option<Range<usize>> = None;
+            while at < part.end {
+                let Some(row) = self.table.row(at) else { break };
+                // The rows of a page are neighbours.
+                let n = (len - at % len).min(part.end - at);
+                match &mut open {
+                    Some(o) if o.end == row => o.end = row.saturating_add(n),
+                    _ => open
+                        .replace(row..row.saturating_add(n))
+                        .into_iter()
+                        .for_each(|r| run(r, written)),
+                }
+                at += n;
+            }
+            open.into_iter().for_each(|r| run(r, written));
+        }
+    }
 }
 
 /// The rows of a step. One sequence is the list of length one.
@@ -92,5 +105,58 @@ impl Step {
             let end = s.pos.checked_add(s.rows.len());
             follows && end.is_some_and(|end| end <= i32::MAX as usize)
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{PageTable, PagesView, SeqRows, Step};
+
+    #[test]
+    fn whole_steps_have_no_gaps_and_positions_of_32_bits() {
+        let seq = |rows, pos| SeqRows { seq: 0, rows, pos, known_len: 0, tables: vec![] };
+        let whole = |seqs| Step { seqs }.is_whole();
+        assert!(whole(vec![]) && whole(vec![seq(0..2, 5), seq(2..2, 0), seq(2..3, 0)]));
+        assert!(!whole(vec![seq(1..2, 0)]) && !whole(vec![seq(0..2, 0), seq(1..3, 0)]));
+        let backwards = seq(0..2, 0).rows.end..0;
+        assert!(!whole(vec![seq(0..2, 0), seq(backwards, 0)]));
+        let last = i32::MAX as usize;
+        assert!(whole(vec![seq(0..1, last - 1)]) && !whole(vec![seq(0..1, last)]));
+        assert!(!whole(vec![seq(0..1, usize::MAX)]));
+    }
+
+    #[test]
+    fn rows_that_no_cache_has_are_none() {
+        let pages = vec![7, 2];
+        let table = PageTable { page_len: 4, first: 1, pages: pages.clone() };
+        let rows = [3, 4, 7, 8, 11, 12, usize::MAX].map(|pos| table.row(pos));
+        assert_eq!(rows, [None, Some(28), Some(31), Some(8), Some(11), None, None]);
+        // Products and sums that overflow, and pages of no positions.
+        let wide = PageTable { page_len: usize::MAX / 7 + 1, first: 0, pages: pages.clone() };
+        assert_eq!((wide.row(0), wide.row(5)), (None, None));
+        let wide = PageTable { page_len: usize::MAX / 7, ..wide };
+        assert_eq!(wide.row(usize::MAX / 7 - 1), None);
+        assert_eq!(PageTable { page_len: 0, first: 0, pages }.row(3), None);
+    }
+
+    #[test]
+    fn a_step_reads_what_is_kept_and_writes_its_own_rows() {
+        let runs = |first, pages: &[u32], pos, n: usize| {
+            let table = PageTable { page_len: 4, first, pages: pages.to_vec() };
+            let rows = SeqRows { seq: 0, rows: 3..3 + n, pos, known_len: 0, tables: vec![table] };
+            let mut runs = Vec::new();
+            PagesView::new(&rows, 0).unwrap().runs(|r, written| runs.push((r, written)));
+            assert!(PagesView::new(&rows, 1).is_none());
+            runs
+        };
+        assert_eq!(runs(0, &[5, 6, 2], 6, 3), [(20..26, false), (26..28, true), (8..9, true)]);
+        assert_eq!(runs(0, &[5, 7], 0, 5), [(20..24, true), (28..29, true)]);
+        assert_eq!(runs(2, &[1, 0], 12, 2), [(4..8, false), (0..2, true)]);
+        assert_eq!(runs(0, &[1], 3, 4), [(4..7, false), (7..8, true)], "positions without pages");
+        assert_eq!(runs(3, &[1], 3, 4), []);
+        assert_eq!(runs(0, &[1], usize::MAX, 4), [(4..8, false)]);
+        let no_pages = PageTable::default();
+        let rows = SeqRows { seq: 0, rows: 0..2, pos: 3, known_len: 0, tables: vec![no_pages] };
+        PagesView::new(&rows, 0).unwrap().runs(|r, _| panic!("{r:?}"));
     }
 }

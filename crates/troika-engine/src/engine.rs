@@ -1,10 +1,11 @@
 //! The engine: a lowered model, compiled on its devices, with its memory.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use troika_device::{
-    Binding, Bindings, Buffer, Clock, Device, DeviceError, Step, Submission, WeightSource,
+    Bindings, Buffer, Clock, Device, DeviceError, Step, Submission, View, WeightSource,
 };
 use troika_model::lower::{
     EdgeId, LowerOptions, Lowered, SegmentKind, StateDecl, WeightShapes, lower,
@@ -288,18 +289,20 @@ impl Engine {
                 .copy_from_slice(&s.positions);
         }
         let [s] = steps else {
-            let graph = self.graph(steps);
+            let graph = self.graph(steps)?;
             return self.runner.run(&graph);
         };
         // Decoding repeats one shape: every row wanted. Its graph is made once.
         let rows = s.step.rows();
         if s.wanted_rows() != rows {
-            let graph = self.graph(steps);
+            let graph = self.graph(steps)?;
             return self.runner.run(&graph);
         }
         let key = (s.phase, rows);
-        let kept = self.graphs.remove(&key);
-        let mut graph = kept.unwrap_or_else(|| self.graph(std::slice::from_ref(s)));
+        let mut graph = match self.graphs.remove(&key) {
+            Some(graph) => graph,
+            None => self.graph(std::slice::from_ref(s))?,
+        };
         graph.set_step(&s.step);
         let result = self.runner.run(&graph);
         self.graphs.insert(key, graph);
@@ -342,25 +345,25 @@ impl Engine {
         }
         let pool = &self.pools[at];
         let edge = |e: &EdgeId| match *e {
-            Lowered::IDS => Binding::whole(ids),
-            Lowered::POSITIONS => Binding::whole(positions),
-            e => Binding::whole(pool.buffer(e).unwrap_or(&self.logits)),
+            Lowered::IDS => View::whole(ids),
+            Lowered::POSITIONS => View::whole(positions),
+            e => View::whole(pool.buffer(e).unwrap_or(&self.logits)),
         };
         Arc::new(Bindings {
             inputs: s.inputs.iter().map(edge).collect(),
-            states: s.states.iter().map(|i| Binding::whole(&self.states[i.0])).collect(),
+            states: s.states.iter().map(|i| View::whole(&self.states[i.0])).collect(),
             outputs: s.outputs.iter().map(edge).collect(),
         })
     }
 
-    fn graph(&self, steps: &[PlannedStep]) -> TaskGraph {
+    fn graph(&self, steps: &[PlannedStep]) -> Result<TaskGraph, EngineError> {
         let mut tasks = Vec::new();
         let mut logits_row = 0;
         for (chunk, s) in steps.iter().enumerate() {
             for i in 0..self.lowered.segments.len() {
                 if self.lowered.segments[i].kind == SegmentKind::Head {
                     for run in joined(s.wanted.iter().map(|(_, r)| r.clone())) {
-                        let bindings = self.bind_head(i, chunk, run.start, logits_row);
+                        let bindings = self.bind_head(i, chunk, run.clone(), logits_row)?;
                         logits_row += run.len();
                         tasks.push(self.task((i, s.phase), chunk, run.len(), bindings, &s.step));
                     }
@@ -370,26 +373,31 @@ impl Engine {
                 tasks.push(self.task((i, s.phase), chunk, s.step.rows(), bindings, &s.step));
             }
         }
-        TaskGraph::new(tasks)
+        Ok(TaskGraph::new(tasks))
     }
 
-    /// The head on rows from `row` on, writing logits from `logits_row` on.
+    /// The head on some rows, writing logits from `logits_row` on.
     fn bind_head(
         &self,
         segment: usize,
         chunk: usize,
-        row: usize,
+        rows: Range<usize>,
         logits_row: usize,
-    ) -> Arc<Bindings> {
+    ) -> Result<Arc<Bindings>, EngineError> {
         let mut b = (*self.inputs[chunk].bindings[segment]).clone();
         let s = &self.lowered.segments[segment];
         for (binding, edge) in b.inputs.iter_mut().zip(&s.inputs) {
-            binding.offset = row * self.lowered.edges[edge.0].cols * 4;
+            let bytes = self.lowered.edges[edge.0].cols * 4;
+            let shape = (rows.len(), bytes);
+            *binding = View::dense(binding.buffer(), rows.start * bytes, shape)
+                .map_err(DeviceError::View)?;
         }
         for binding in &mut b.outputs {
-            *binding = Binding { buffer: self.logits.clone(), offset: logits_row * self.vocab * 4 };
+            let (bytes, shape) = (self.vocab * 4, (rows.len(), self.vocab * 4));
+            *binding =
+                View::dense(&self.logits, logits_row * bytes, shape).map_err(DeviceError::View)?;
         }
-        Arc::new(b)
+        Ok(Arc::new(b))
     }
 
     fn task(

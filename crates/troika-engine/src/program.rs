@@ -3,20 +3,20 @@
 
 use std::sync::Arc;
 
-use troika_device::{Device, ExecutableId, WeightSource};
+use troika_device::{Device, Executable, WeightSource};
 use troika_graph::{Acts, restrict_activations};
-use troika_model::lower::Lowered;
+use troika_model::lower::{Lowered, Segment};
 use troika_plan::{Phase, Plan};
 
 use crate::error::EngineError;
 
 /// A segment as it runs in a phase.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone)]
 pub(crate) struct Placed {
     /// Index of the device among the plan's.
     pub device: usize,
     /// What the device made of the segment.
-    pub executable: ExecutableId,
+    pub executable: Arc<Executable>,
 }
 
 /// Which device runs what. Built once, when a model is opened.
@@ -29,15 +29,13 @@ pub(crate) struct Program {
     pub scratch_bytes: u64,
     prefill: Vec<Placed>,
     decode: Vec<Placed>,
-    compiled: Vec<Compiled>,
 }
 
 /// An executable with what it was made of: phases that agree on it share it.
 struct Compiled {
-    segment: usize,
     device: usize,
     activations: Vec<Acts>,
-    executable: ExecutableId,
+    executable: Arc<Executable>,
 }
 
 impl Program {
@@ -59,13 +57,16 @@ impl Program {
             scratch_bytes: 0,
             prefill: Vec::new(),
             decode: Vec::new(),
-            compiled: Vec::new(),
         };
-        for segment in 0..lowered.segments.len() {
-            let placed = program.place(lowered, segment, (plan, Phase::Prefill), weights)?;
-            program.prefill.push(placed);
-            let placed = program.place(lowered, segment, (plan, Phase::Decode), weights)?;
-            program.decode.push(placed);
+        for segment in &lowered.segments {
+            let mut compiled = Vec::new();
+            for phase in [Phase::Prefill, Phase::Decode] {
+                let placed = program.place(segment, (plan, phase), weights, &mut compiled)?;
+                match phase {
+                    Phase::Prefill => program.prefill.push(placed),
+                    Phase::Decode => program.decode.push(placed),
+                }
+            }
         }
         Ok(program)
     }
@@ -73,41 +74,31 @@ impl Program {
     /// A segment's place in a phase.
     pub fn placed(&self, phase: Phase, segment: usize) -> Placed {
         match phase {
-            Phase::Prefill => self.prefill[segment],
-            Phase::Decode => self.decode[segment],
+            Phase::Prefill => self.prefill[segment].clone(),
+            Phase::Decode => self.decode[segment].clone(),
         }
     }
 
     fn place(
         &mut self,
-        lowered: &Lowered,
-        segment: usize,
+        segment: &Segment,
         (plan, phase): (&Plan, Phase),
         weights: &dyn WeightSource,
+        compiled: &mut Vec<Compiled>,
     ) -> Result<Placed, EngineError> {
-        let s = &lowered.segments[segment];
-        let rule = plan.rule(phase, s.kind, s.layer);
+        let rule = plan.rule(phase, segment.kind, segment.layer);
         let device = rule.and_then(|r| plan.devices.iter().position(|d| *d == r.device));
-        let unplaced = || EngineError::Unplaced(s.graph.name.clone());
+        let unplaced = || EngineError::Unplaced(segment.graph.name.clone());
         let (rule, device) = rule.zip(device).ok_or_else(unplaced)?;
-        let made = self.compiled.iter().rev().take_while(|c| c.segment == segment);
-        let mut same = made.filter(|c| c.device == device && c.activations == rule.activations);
-        if let Some(made) = same.next() {
-            return Ok(Placed { device, executable: made.executable });
+        let same = |c: &&Compiled| c.device == device && c.activations == rule.activations;
+        if let Some(made) = compiled.iter().find(same) {
+            return Ok(Placed { device, executable: made.executable.clone() });
         }
-        let graph = restrict_activations(&s.graph, &rule.activations);
-        let info = self.devices[device].compile(&graph, weights)?;
-        self.scratch_bytes = self.scratch_bytes.max(info.scratch_bytes);
-        let (activations, executable) = (rule.activations.clone(), info.id);
-        self.compiled.push(Compiled { segment, device, activations, executable });
+        let graph = restrict_activations(&segment.graph, &rule.activations);
+        let executable = self.devices[device].compile(&graph, weights)?;
+        self.scratch_bytes = self.scratch_bytes.max(executable.scratch_bytes());
+        let activations = rule.activations.clone();
+        compiled.push(Compiled { device, activations, executable: executable.clone() });
         Ok(Placed { device, executable })
-    }
-}
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        for c in &self.compiled {
-            self.devices[c.device].release(c.executable);
-        }
     }
 }

@@ -83,7 +83,8 @@ fn make_step(
             Want::Last => (range.end == feed.tokens.len()).then(|| rows.end - 1..rows.end),
         };
         wanted.extend(want.map(|w| (*i, w)));
-        step.seqs.push(SeqRows { rows, pos, known_len: known[*i], tables });
+        let seq = feed.seq.index() as u64;
+        step.seqs.push(SeqRows { seq, rows, pos, known_len: known[*i], tables });
     }
     let decode = parts.iter().all(|(i, _)| phases[*i] == Phase::Decode);
     let phase = if decode { Phase::Decode } else { Phase::Prefill };

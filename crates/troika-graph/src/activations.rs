@@ -39,7 +39,8 @@ mod tests {
         for (dtype, acts) in
             [(DType::Q8_0, Acts::Int8), (DType::BF16, Acts::Bf16), (DType::F32, Acts::F32)]
         {
-            let decl = WeightDecl { name: dtype.name().into(), rows: 64, cols: 64, dtype };
+            let name = dtype.name().into();
+            let decl = WeightDecl { name, rows: 64, cols: 64, dtype, slice: None };
             let weight = g.weight(decl);
             x = g.op("y", Op::Linear { weight, bias: None, acts }, &[x], 64);
         }

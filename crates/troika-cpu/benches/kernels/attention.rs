@@ -39,13 +39,13 @@ const PAGE: usize = 32;
 /// operations those of scores and sums over visible positions.
 #[divan::bench(args = cases(), sample_count = 20)]
 fn attention_f16(bencher: Bencher<'_, '_>, c: Case) {
-    run(bencher, c, (f16::from_f32, |c| CacheRef::F16(c)), false);
+    run(bencher, c, (f16::from_f32, |c| CacheRef::f16(c)), false);
 }
 
 /// The same with a cache in bf16 and products of pairs.
 #[divan::bench(args = cases().into_iter().filter(|c| has_pairs(c.isa)), sample_count = 20)]
 fn attention_bf16(bencher: Bencher<'_, '_>, c: Case) {
-    run(bencher, c, (bf16::from_f32, |c| CacheRef::BF16(c)), true);
+    run(bencher, c, (bf16::from_f32, |c| CacheRef::bf16(c)), true);
 }
 
 /// How a cache's elements are made, and what it is as an operand.
@@ -71,7 +71,7 @@ fn run<T: Clone>(bencher: Bencher<'_, '_>, c: Case, (make, view): Cache<T>, pair
     // Pages in no order, as after a while of use.
     let order = (0..pages).map(|p| (p * 7 % pages.next_power_of_two()) as u32 % pages as u32);
     let table = PageTable { page_len: PAGE, first: 0, pages: order.collect() };
-    let seq = SeqRows { rows: 0..c.rows, pos: c.depth, known_len: 0, tables: vec![table] };
+    let seq = SeqRows { seq: 0, rows: 0..c.rows, pos: c.depth, known_len: 0, tables: vec![table] };
     let step = Step { seqs: vec![seq] };
     let cache: Vec<T> = floats(pages * PAGE * kv_heads * dim).into_iter().map(make).collect();
     let q = floats(c.rows * heads * dim);

@@ -40,7 +40,7 @@ fn rope_half(bencher: Bencher<'_, '_>, rows: usize) {
         freqs: RopeFreqs { inv_freq: Arc::from(inv_freq.collect::<Vec<_>>()), factor: 1.0 },
         long: None,
     };
-    let seq = SeqRows { rows: 0..rows, pos: 100, known_len: 0, tables: vec![] };
+    let seq = SeqRows { seq: 0, rows: 0..rows, pos: 100, known_len: 0, tables: vec![] };
     let step = Step { seqs: vec![seq] };
     let positions: Vec<i32> = (0..rows).map(|i| 100 + i as i32).collect();
     let x = floats(rows * cols);

@@ -30,6 +30,8 @@ pub(crate) struct Slot {
     pub dtype: DType,
     /// First dimension.
     pub rows: Dim,
+    /// Whether its rows may lie apart: the result of a product that no op reads.
+    pub strided: bool,
 }
 
 /// A weight, kept alive by the executable.
@@ -135,6 +137,11 @@ pub(crate) enum Code {
 }
 
 impl Code {
+    /// Whether results are those of products, whose rows may lie apart.
+    fn is_product(&self) -> bool {
+        matches!(self, Code::Linear { .. } | Code::HeadLinear { .. } | Code::PackedLinear { .. })
+    }
+
     /// The weight a product reads first.
     pub fn first_weight(&self) -> Option<&[u8]> {
         match self {
@@ -164,6 +171,8 @@ pub(crate) struct Executable {
     pub states: Vec<usize>,
     /// Whether a state is written.
     pub state_written: Vec<bool>,
+    /// By which groups' page tables states are used: (state, group).
+    pub state_groups: Vec<(usize, usize)>,
     pub outputs: Vec<usize>,
     pub steps: Vec<Step>,
     /// Outputs that hold another place's value: (slot it is in, output binding).
@@ -212,6 +221,7 @@ pub(crate) fn compile(
         cols: v.shape.row_len(),
         dtype: v.dtype,
         rows: v.shape.0.first().copied().unwrap_or(Dim::Fixed(1)),
+        strided: false,
     };
     let index = |ids: &[ValueId]| ids.iter().map(|v| v.0 as usize).collect::<Vec<_>>();
     let written = |s: &ValueId| {
@@ -224,6 +234,7 @@ pub(crate) fn compile(
         inputs: index(&graph.inputs),
         states: index(&graph.states),
         state_written: graph.states.iter().map(written).collect(),
+        state_groups: Vec::new(),
         outputs: index(&graph.outputs),
         steps: Vec::new(),
         copies,
@@ -238,10 +249,29 @@ pub(crate) fn compile(
     };
     for s in &steps {
         needs(&mut exe, s);
+        states_of(&mut exe, s);
+    }
+    let products = steps.iter().filter(|s| s.code.is_product()).flat_map(|s| &s.outputs);
+    for &v in products {
+        exe.slots[v].strided = !steps.iter().any(|s| s.inputs.contains(&v));
     }
     exe.worker_floats = exe.worker_floats.next_multiple_of(LINE);
     exe.steps = steps;
     Ok(exe)
+}
+
+/// Notes by which tables a step uses states.
+fn states_of(exe: &mut Executable, step: &Step) {
+    let group = match &step.code {
+        Code::KvAppend(k) => k.group,
+        Code::Attention { op, .. } => op.group,
+        _ => return,
+    };
+    for slot in &step.states {
+        let state = exe.states.iter().position(|s| s == slot);
+        let used = state.map(|state| (state, group));
+        exe.state_groups.extend(used.filter(|u| !exe.state_groups.contains(u)));
+    }
 }
 
 /// Notes what experts of some columns and inner width need.

@@ -1,7 +1,12 @@
-//! The memory a submission binds: sizes checked, buffers opened, values located.
+//! The memory a submission binds: sizes checked, values located, bytes claimed.
+
+use std::ops::Range;
+use std::sync::Arc;
 
 use smallvec::SmallVec;
-use troika_device::{Binding, Bindings, Buffer, DeviceError, ReadGuard, Submission, WriteGuard};
+use troika_device::{
+    Access, Bindings, BufferBusy, Claim, DeviceError, PagesView, Rect, Step, Submission, View,
+};
 use troika_graph::{DType, Dim};
 
 use crate::compile::{Executable, Place, Slot};
@@ -10,30 +15,19 @@ use crate::compile::{Executable, Place, Slot};
 #[derive(Clone, Copy)]
 pub(crate) struct Mem {
     pub ptr: *mut u8,
+    /// From the first byte to the last, with the gaps between rows.
     pub bytes: usize,
+    /// Bytes from row to row.
+    pub stride: usize,
 }
 
 // SAFETY: pointers are set at the start of a run and used within it, by one queue.
 unsafe impl Send for Mem {}
 
-/// An opened buffer.
-pub(crate) struct Open<'a> {
-    id: usize,
-    ptr: *mut u8,
-    len: usize,
-    _guard: Guard<'a>,
-}
-
-#[allow(dead_code)]
-enum Guard<'a> {
-    Read(ReadGuard<'a>),
-    Write(WriteGuard<'a>),
-}
-
-/// Most buffers of a submission before its list goes to the heap.
+/// Most bindings of a submission before lists of them go to the heap.
 const INLINE: usize = 12;
-/// The buffers of a submission.
-pub(crate) type Opened<'a> = SmallVec<[Open<'a>; INLINE]>;
+/// What a run may touch.
+pub(crate) type Claims<'a> = SmallVec<[Claim<'a>; INLINE]>;
 
 /// A submission that does not fit.
 pub(crate) fn misfit(exe: &Executable, why: String) -> DeviceError {
@@ -84,124 +78,230 @@ pub(crate) fn check_rows(exe: &Executable, task: &Submission) -> Result<(), Devi
     Ok(())
 }
 
-/// Opens every buffer once: for writing if any of its bindings is written.
-pub(crate) fn open<'a>(exe: &Executable, b: &'a Bindings) -> Result<Opened<'a>, DeviceError> {
-    let mut want: SmallVec<[(&'a Buffer, bool); INLINE]> = SmallVec::new();
-    let states = b.states.iter().zip(&exe.state_written).map(|(s, w)| (s, *w));
-    let all = b.inputs.iter().map(|i| (i, false)).chain(states);
-    for (binding, write) in all.chain(b.outputs.iter().map(|o| (o, true))) {
-        match want.iter_mut().find(|w| w.0.id() == binding.buffer.id()) {
-            Some(w) => w.1 |= write,
-            None => want.push((&binding.buffer, write)),
-        }
-    }
-    let mut opened = Opened::new();
-    for (buffer, write) in want {
-        let (id, len) = (buffer.id(), buffer.len());
-        opened.push(if write {
-            let mut guard = buffer.write()?;
-            Open { id, ptr: guard.as_mut_ptr(), len, _guard: Guard::Write(guard) }
+/// The bytes of all bound values, in the order of [`views`].
+pub(crate) fn locate(
+    exe: &Executable,
+    task: &Submission,
+    bound: &mut Vec<Rect>,
+) -> Result<(), DeviceError> {
+    bound.clear();
+    let slots = exe.inputs.iter().chain(&exe.states).chain(&exe.outputs);
+    let first_output = exe.inputs.len() + exe.states.len();
+    for (i, (slot, view)) in slots.zip(views(&task.bindings)).enumerate() {
+        let slot = &exe.slots[*slot];
+        let rect = if (exe.inputs.len()..first_output).contains(&i) {
+            state(exe, slot, view)?
         } else {
-            let guard = buffer.read()?;
-            Open { id, ptr: guard.as_ptr().cast_mut(), len, _guard: Guard::Read(guard) }
-        });
+            // A copy is made row by row.
+            let strided = i >= first_output
+                && (slot.strided || slot.place != Place::Output(i - first_output));
+            rows(exe, (slot, strided), view, task.rows)?
+        };
+        bound.push(rect);
     }
-    Ok(opened)
+    check_overlap(exe, &task.bindings, bound)
 }
 
-/// The memory of a bound value. States take all the bytes there are.
-pub(crate) fn bound(
-    exe: &Executable,
-    slot: &Slot,
-    binding: &Binding,
-    opened: &Opened<'_>,
-    rows: usize,
-) -> Result<Mem, DeviceError> {
-    if !matches!(slot.place, Place::State(_)) {
-        return bound_as(exe, slot, binding, opened, rows);
+/// Inputs, states, outputs.
+fn views(b: &Bindings) -> impl Iterator<Item = &View> {
+    b.inputs.iter().chain(&b.states).chain(&b.outputs)
+}
+
+/// States take all the bytes there are, in whole rows.
+fn state(exe: &Executable, slot: &Slot, view: &View) -> Result<Rect, DeviceError> {
+    let row = slot.cols.saturating_mul(element_bytes(slot.dtype)).max(1);
+    if !view.rect().is_dense() {
+        return Err(apart(exe, slot, view));
     }
-    let all = binding.buffer.len().saturating_sub(binding.offset);
-    let row = (slot.cols * element_bytes(slot.dtype)).max(1);
-    at(exe, slot, binding, opened, all / row * row)
+    let all = view.rect().span();
+    let end = all.start + all.len() / row * row;
+    aligned(exe, slot, Rect::bytes(all.start..end))
 }
 
-/// The memory of a value of `rows` rows at a binding.
-pub(crate) fn bound_as(
+/// The first rows of a view, as wide as the value's.
+fn rows(
     exe: &Executable,
-    slot: &Slot,
-    binding: &Binding,
-    opened: &Opened<'_>,
+    (slot, strided): (&Slot, bool),
+    view: &View,
     rows: usize,
-) -> Result<Mem, DeviceError> {
-    at(exe, slot, binding, opened, rows * slot.cols * element_bytes(slot.dtype))
-}
-
-fn at(
-    exe: &Executable,
-    slot: &Slot,
-    binding: &Binding,
-    opened: &Opened<'_>,
-    bytes: usize,
-) -> Result<Mem, DeviceError> {
-    let open = opened.iter().find(|o| o.id == binding.buffer.id());
-    let end = binding.offset.checked_add(bytes);
-    match (open, end) {
-        (Some(open), Some(end))
-            if end <= open.len && binding.offset.is_multiple_of(element_bytes(slot.dtype)) =>
-        {
-            // SAFETY: the offset lies inside the buffer.
-            Ok(Mem { ptr: unsafe { open.ptr.add(binding.offset) }, bytes })
-        }
-        _ => Err(misfit(
-            exe,
-            format!(
-                "value {} needs {bytes} bytes at {}, its buffer has {}",
+) -> Result<Rect, DeviceError> {
+    let r = view.rect();
+    let row = slot.cols.checked_mul(element_bytes(slot.dtype));
+    let (stride, fits) = if r.is_dense() {
+        (row, row.and_then(|row| row.checked_mul(rows)).is_some_and(|n| n <= r.span().len()))
+    } else if strided || rows <= 1 {
+        (Some(r.stride()), row == Some(r.row_bytes()) && rows <= r.rows())
+    } else {
+        return Err(apart(exe, slot, view));
+    };
+    let rect = row.zip(stride).and_then(|(row, stride)| Rect::new(r.offset(), rows, row, stride));
+    match rect.filter(|_| fits) {
+        Some(rect) => aligned(exe, slot, rect),
+        None => {
+            let why = format!(
+                "value {} has {rows} rows of {} bytes, its view {} of {}",
                 slot.name,
-                binding.offset,
-                binding.buffer.len()
-            ),
-        )),
+                row.unwrap_or(usize::MAX),
+                r.rows(),
+                r.row_bytes()
+            );
+            Err(misfit(exe, why))
+        }
     }
+}
+
+fn apart(exe: &Executable, slot: &Slot, view: &View) -> DeviceError {
+    let (row, stride) = (view.rect().row_bytes(), view.rect().stride());
+    let why = format!(
+        "value {} is bound to rows of {row} bytes that lie {stride} bytes apart; only a product's \
+         result that nothing else reads may be: copy it from or to rows without gaps",
+        slot.name
+    );
+    misfit(exe, why)
+}
+
+/// Buffers are aligned to more than an element.
+fn aligned(exe: &Executable, slot: &Slot, rect: Rect) -> Result<Rect, DeviceError> {
+    let size = element_bytes(slot.dtype);
+    if rect.offset().is_multiple_of(size) && rect.stride().is_multiple_of(size) {
+        return Ok(rect);
+    }
+    let (at, stride) = (rect.offset(), rect.stride());
+    let why = format!(
+        "value {} has elements of {size} bytes; its view starts at byte {at}, its rows lie \
+         {stride} bytes apart",
+        slot.name
+    );
+    Err(misfit(exe, why))
 }
 
 /// Written bindings may share a buffer with others, but no bytes.
-pub(crate) fn check_overlap(exe: &Executable, memory: &[Mem]) -> Result<(), DeviceError> {
-    let range = |i: usize| {
-        let m = memory[i];
-        m.ptr as usize..m.ptr as usize + m.bytes
+fn check_overlap(exe: &Executable, b: &Bindings, bound: &[Rect]) -> Result<(), DeviceError> {
+    let written = |i: usize| match i.checked_sub(exe.inputs.len()) {
+        None => false,
+        Some(i) => exe.state_written.get(i).is_none_or(|w| *w),
     };
-    let written_states = exe.states.iter().zip(&exe.state_written).filter(|s| *s.1).map(|s| *s.0);
-    let placed = exe.outputs.iter().copied();
-    let placed = placed.filter(|o| matches!(exe.slots[*o].place, Place::Output(_)));
-    for w in written_states.chain(placed) {
-        let a = range(w);
-        let all = exe.inputs.iter().chain(&exe.states).chain(&exe.outputs);
-        for other in all.filter(|o| **o != w) {
-            let b = range(*other);
-            if a.start < b.end && b.start < a.end {
-                let (a, b) = (&exe.slots[w].name, &exe.slots[*other].name);
-                return Err(misfit(exe, format!("values {a} and {b} overlap in memory")));
-            }
+    let all = || views(b).zip(bound).enumerate();
+    for (i, (v, r)) in all().filter(|(i, _)| written(*i)) {
+        let clash = |(j, (w, s)): &(usize, (&View, &Rect))| {
+            // Two written ones are compared once.
+            let again = *j <= i && written(*j);
+            !again && v.buffer().id() == w.buffer().id() && r.overlaps(s)
+        };
+        if let Some((j, _)) = all().find(clash) {
+            let slots: SmallVec<[usize; INLINE]> =
+                exe.inputs.iter().chain(&exe.states).chain(&exe.outputs).copied().collect();
+            let (a, b) = (&exe.slots[slots[i]].name, &exe.slots[slots[j]].name);
+            return Err(misfit(exe, format!("values {a} and {b} overlap in memory")));
         }
     }
     Ok(())
 }
 
-/// Copies a value to a second place it is wanted at.
-pub(crate) fn copy(
+/// Where the bytes of a binding begin: 0 is the first input, and so on.
+pub(crate) fn memory(b: &Bindings, bound: &[Rect], at: usize) -> Mem {
+    let (view, rect) = match views(b).zip(bound).nth(at) {
+        Some(found) => found,
+        None => return Mem { ptr: std::ptr::dangling_mut::<u64>().cast(), bytes: 0, stride: 0 },
+    };
+    // SAFETY: the rectangle lies inside of the view, and that inside of its buffer.
+    let ptr = unsafe { view.buffer().as_ptr().add(rect.offset()) };
+    Mem { ptr, bytes: rect.span().len(), stride: rect.stride() }
+}
+
+/// Claims what a run touches: of states, the rows that its sequences' pages have.
+pub(crate) fn claim<'a>(
     exe: &Executable,
-    memory: &[Mem],
-    (slot, output): (usize, usize),
-    b: &Bindings,
-    opened: &Opened<'_>,
-) {
-    let binding = &b.outputs[output];
-    let from = memory[slot];
-    if let Some(open) = opened.iter().find(|o| o.id == binding.buffer.id())
-        && exe.slots[slot].place != Place::Nowhere
-    {
-        // SAFETY: `resolve` checked that both ranges lie inside their buffers, and the target's
-        // buffer is open for writing. `copy` allows overlap.
-        unsafe { std::ptr::copy(from.ptr, open.ptr.add(binding.offset), from.bytes) }
+    task: &'a Submission,
+    bound: &[Rect],
+    pages: &mut Pages,
+) -> Result<Claims<'a>, BufferBusy> {
+    let b = &*task.bindings;
+    let mut claims = Claims::new();
+    let (inputs, states) = (exe.inputs.len(), exe.states.len());
+    for (view, rect) in b.inputs.iter().zip(bound) {
+        claims.push(view.buffer().claim(&[(*rect, Access::Read)])?);
+    }
+    for (i, (view, rect)) in b.states.iter().zip(&bound[inputs..]).enumerate() {
+        let slot = &exe.slots[exe.states[i]];
+        let row = slot.cols.saturating_mul(element_bytes(slot.dtype));
+        pages.wanted.clear();
+        for group in exe.state_groups.iter().filter(|g| g.0 == i).map(|g| g.1) {
+            pages.want(&task.step, group, (rect, row), exe.state_written[i]);
+        }
+        if !pages.wanted.is_empty() {
+            claims.push(view.buffer().claim(&pages.wanted)?);
+        }
+    }
+    for (view, rect) in b.outputs.iter().zip(&bound[inputs + states..]) {
+        claims.push(view.buffer().claim(&[(*rect, Access::Write)])?);
+    }
+    Ok(claims)
+}
+
+/// Which rows of caches a step touches: found once for all layers of a group.
+#[derive(Default)]
+pub(crate) struct Pages {
+    step: Option<Arc<Step>>,
+    groups: Vec<Group>,
+    wanted: Vec<(Rect, Access)>,
+}
+
+#[derive(Default)]
+struct Group {
+    group: usize,
+    /// Whether `runs` are those of the step.
+    known: bool,
+    runs: Vec<(Range<usize>, bool)>,
+}
+
+impl Pages {
+    /// Adds what a step touches of a state with rows of `row` bytes.
+    fn want(
+        &mut self,
+        step: &Arc<Step>,
+        group: usize,
+        (state, row): (&Rect, usize),
+        written: bool,
+    ) {
+        if !self.step.as_ref().is_some_and(|s| Arc::ptr_eq(s, step)) {
+            self.groups.iter_mut().for_each(|g| g.known = false);
+            self.step = Some(step.clone());
+        }
+        let at = self.groups.iter().position(|g| g.group == group).unwrap_or_else(|| {
+            self.groups.push(Group { group, ..Group::default() });
+            self.groups.len() - 1
+        });
+        let g = &mut self.groups[at];
+        if !g.known {
+            g.runs.clear();
+            g.known = true;
+            for pages in step.seqs.iter().filter_map(|s| PagesView::new(s, group)) {
+                pages.runs(|rows, written| g.runs.push((rows, written)));
+            }
+        }
+        let all = state.span();
+        // Positions past the end are the kernel's to refuse.
+        let byte = |r: usize| r.saturating_mul(row).saturating_add(all.start).min(all.end);
+        self.wanted.extend(g.runs.iter().map(|(rows, appended)| {
+            let access = if *appended && written { Access::Write } else { Access::Read };
+            (Rect::bytes(byte(rows.start)..byte(rows.end)), access)
+        }));
+    }
+}
+
+/// Copies a value to a second place it is wanted at, row by row.
+pub(crate) fn copy(slot: &Slot, rows: usize, from: Mem, to: Mem) {
+    if slot.place == Place::Nowhere {
+        return;
+    }
+    let row = slot.cols * element_bytes(slot.dtype);
+    for i in 0..rows {
+        // SAFETY: both have `rows` rows of the value's width inside of memory that is claimed, and
+        // share none: `check_overlap` looked, and the arena is nobody's binding.
+        unsafe {
+            let (from, to) = (from.ptr.add(i * from.stride), to.ptr.add(i * to.stride));
+            std::ptr::copy_nonoverlapping(from, to, row);
+        }
     }
 }

@@ -1,9 +1,9 @@
 //! Runs a compiled subgraph on the memory of a submission.
 
-use troika_device::{DeviceError, OutOfMemory, Submission};
+use troika_device::{DeviceError, OutOfMemory, Rect, Submission};
 
 use crate::compile::{Code, Executable, Place, Step};
-use crate::device::bindings::{self, Mem, Opened, misfit};
+use crate::device::bindings::{self, Mem, Pages, misfit};
 use crate::device::ops::Operands;
 use crate::kernels::{Context, KernelError, attention, moe, select};
 use crate::machine::Isa;
@@ -19,6 +19,8 @@ pub(crate) struct Executor {
     words: Vec<u32>,
     scratch: Lines,
     memory: Vec<Mem>,
+    bound: Vec<Rect>,
+    pages: Pages,
 }
 
 impl Executor {
@@ -32,6 +34,8 @@ impl Executor {
             words: Vec::new(),
             scratch: Lines::default(),
             memory: Vec::new(),
+            bound: Vec::new(),
+            pages: Pages::default(),
         }
     }
 
@@ -45,9 +49,10 @@ impl Executor {
         let b = &*task.bindings;
         bindings::check_counts(exe, b)?;
         bindings::check_rows(exe, task)?;
-        let opened = bindings::open(exe, b)?;
+        bindings::locate(exe, task, &mut self.bound)?;
         self.grow(exe, task)?;
-        self.resolve(exe, task, &opened)?;
+        let _claims = bindings::claim(exe, task, &self.bound, &mut self.pages)?;
+        self.resolve(exe, task);
         for (i, step) in exe.steps.iter().enumerate() {
             self.step(exe, step, task).map_err(|e| self.failure(exe, step, e))?;
             if task.rows <= select::AHEAD_ROWS {
@@ -55,7 +60,9 @@ impl Executor {
             }
         }
         for &(slot, output) in &exe.copies {
-            bindings::copy(exe, &self.memory, (slot, output), b, &opened);
+            let to = exe.inputs.len() + exe.states.len() + output;
+            let to = bindings::memory(b, &self.bound, to);
+            bindings::copy(&exe.slots[slot], task.rows, self.memory[slot], to);
         }
         Ok(())
     }
@@ -101,40 +108,29 @@ impl Executor {
         Ok(())
     }
 
-    /// Finds every value's memory and checks its size.
-    fn resolve(
-        &mut self,
-        exe: &Executable,
-        task: &Submission,
-        opened: &Opened<'_>,
-    ) -> Result<(), DeviceError> {
+    /// Finds every value's memory.
+    fn resolve(&mut self, exe: &Executable, task: &Submission) {
         let arena = self.arena.as_mut_slice();
+        let (inputs, states) = (exe.inputs.len(), exe.states.len());
         self.memory.clear();
         for slot in &exe.slots {
+            let bound = |at: usize| bindings::memory(&task.bindings, &self.bound, at);
             let mem = match slot.place {
-                Place::Input(i) => {
-                    bindings::bound(exe, slot, &task.bindings.inputs[i], opened, task.rows)?
-                }
-                Place::State(i) => {
-                    bindings::bound(exe, slot, &task.bindings.states[i], opened, task.rows)?
-                }
-                Place::Output(i) => {
-                    bindings::bound(exe, slot, &task.bindings.outputs[i], opened, task.rows)?
-                }
+                Place::Input(i) => bound(i),
+                Place::State(i) => bound(inputs + i),
+                Place::Output(i) => bound(inputs + states + i),
                 Place::Temp(at) => {
                     let r = at * task.rows..(at + slot.cols) * task.rows;
                     let room = &mut arena[r];
-                    Mem { ptr: room.as_mut_ptr().cast(), bytes: room.len() * 4 }
+                    let bytes = room.len() * 4;
+                    Mem { ptr: room.as_mut_ptr().cast(), bytes, stride: slot.cols * 4 }
                 }
-                Place::Nowhere => Mem { ptr: std::ptr::dangling_mut::<f32>().cast(), bytes: 0 },
+                Place::Nowhere => {
+                    Mem { ptr: std::ptr::dangling_mut::<f32>().cast(), bytes: 0, stride: 0 }
+                }
             };
             self.memory.push(mem);
         }
-        for &(_, output) in &exe.copies {
-            let slot = &exe.slots[exe.outputs[output]];
-            bindings::bound_as(exe, slot, &task.bindings.outputs[output], opened, task.rows)?;
-        }
-        bindings::check_overlap(exe, &self.memory)
     }
 
     /// Runs one op.
@@ -155,7 +151,8 @@ impl Executor {
         // SAFETY: a step's results share no memory with each other, nor with what it reads. They
         // are other values: `compile` verified that a value is computed once and is then neither
         // input nor state. `place` gave the values that this very step reads or writes rooms apart,
-        // and bindings that are written share no bytes with others (`check_overlap`).
+        // and bindings that are written share no bytes with others (`check_overlap`), nor with
+        // what other tasks touch meanwhile: `run` holds claims on them.
         unsafe { mem.run(&mut cx, task, &mut work) }
     }
 }

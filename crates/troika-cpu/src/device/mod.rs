@@ -6,12 +6,11 @@ mod ops;
 mod queue;
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, RwLock};
 
 use troika_device::{
-    Caps, Clock, Completion, Device, DeviceError, DeviceKind, ExecutableId, ExecutableInfo, Queue,
+    Caps, Clock, Completion, Device, DeviceError, DeviceKind, ExecutableId, Executables, Queue,
     WeightSource,
 };
 use troika_graph::{Acts, DType, Subgraph};
@@ -34,15 +33,25 @@ pub struct CpuOptions {
     pub isa: Option<Isa>,
 }
 
-/// Executables by id.
+/// What was compiled and is not freed.
 #[derive(Default)]
-pub(crate) struct Executables(RwLock<HashMap<u64, Arc<Executable>>>);
+pub(crate) struct Compiled(RwLock<HashMap<ExecutableId, Arc<Executable>>>);
 
-impl Executables {
-    /// An executable, if it was not released.
+impl Compiled {
+    /// An executable of this device.
     pub fn get(&self, id: ExecutableId) -> Option<Arc<Executable>> {
         let map = self.0.read().unwrap_or_else(|e| e.into_inner());
-        map.get(&id.0).cloned()
+        map.get(&id).cloned()
+    }
+}
+
+impl Executables for Compiled {
+    fn free(&self, id: ExecutableId) {
+        let mut map = self.0.write().unwrap_or_else(|e| e.into_inner());
+        let gone = map.remove(&id);
+        drop(map);
+        // Weights are given back outside of the lock.
+        drop(gone);
     }
 }
 
@@ -51,8 +60,7 @@ pub struct CpuDevice {
     options: CpuOptions,
     isa: Isa,
     caps: Caps,
-    next: AtomicU64,
-    executables: Arc<Executables>,
+    compiled: Arc<Compiled>,
 }
 
 impl CpuDevice {
@@ -70,7 +78,7 @@ impl CpuDevice {
             return refuse(format!("this machine has no {}", isa.name()));
         }
         let caps = caps(&options, isa);
-        Ok(CpuDevice { options, isa, caps, next: AtomicU64::new(0), executables: Arc::default() })
+        Ok(CpuDevice { options, isa, caps, compiled: Arc::default() })
     }
 }
 
@@ -95,6 +103,7 @@ fn caps(options: &CpuOptions, isa: Isa) -> Caps {
         max_graph_bytes: None,
         max_resident_bytes: None,
         queue_depth: QUEUE_DEPTH,
+        strided_rows: true,
         facts,
     }
 }
@@ -137,25 +146,17 @@ impl Device for CpuDevice {
         &self,
         graph: &Subgraph,
         weights: &dyn WeightSource,
-    ) -> Result<ExecutableInfo, DeviceError> {
+    ) -> Result<Arc<troika_device::Executable>, DeviceError> {
         let executable = compile((&self.options.name, self.isa), graph, weights)?;
         let scratch_bytes = executable.scratch_bytes(self.options.threads);
         let scratch_bytes = scratch_bytes.ok_or_else(|| DeviceError::Memory {
             what: format!("{} on device {}", graph.name, self.options.name),
             bytes: usize::MAX,
         })?;
-        let id = self.next.fetch_add(1, Ordering::Relaxed);
-        let mut map = self.executables.0.write().unwrap_or_else(|e| e.into_inner());
-        map.insert(id, Arc::new(executable));
-        Ok(ExecutableInfo { id: ExecutableId(id), weight_bytes: 0, scratch_bytes })
-    }
-
-    fn release(&self, id: ExecutableId) {
-        let mut map = self.executables.0.write().unwrap_or_else(|e| e.into_inner());
-        let gone = map.remove(&id.0);
-        drop(map);
-        // Weights are given back outside of the lock.
-        drop(gone);
+        let handle = troika_device::Executable::new(self.compiled.clone(), 0, scratch_bytes);
+        let mut map = self.compiled.0.write().unwrap_or_else(|e| e.into_inner());
+        map.insert(handle.id(), Arc::new(executable));
+        Ok(Arc::new(handle))
     }
 
     fn queue(
@@ -164,6 +165,6 @@ impl Device for CpuDevice {
         clock: Arc<dyn Clock>,
         done: Sender<Completion>,
     ) -> Result<Box<dyn Queue>, DeviceError> {
-        start(&self.options, self.isa, self.executables.clone(), number, (clock, done))
+        start(&self.options, self.isa, self.compiled.clone(), number, (clock, done))
     }
 }

@@ -16,7 +16,7 @@ use crate::kernels::norm::Norm;
 use crate::kernels::{
     Context, KernelError, attention, elementwise, embed, int8, kv, linear, moe, norm, rope, router,
 };
-use crate::runtime::SharedMut;
+use crate::runtime::{SharedMut, SharedRef};
 
 /// The operands of a step.
 pub(crate) struct Operands<'a> {
@@ -60,6 +60,37 @@ impl<'a> Operands<'a> {
         unsafe { std::slice::from_raw_parts_mut(m.ptr.cast(), m.bytes / size_of::<T>()) }
     }
 
+    /// A state to read, of which others may write rows that the step does not name.
+    ///
+    /// # Safety
+    /// The rows that the step names are not written while the result lives.
+    unsafe fn shared<T: Copy>(&self, slot: usize) -> SharedRef<'a, T> {
+        let m = self.memory[slot];
+        // SAFETY: as for `read`.
+        unsafe { SharedRef::from_raw(m.ptr.cast(), m.bytes / size_of::<T>()) }
+    }
+
+    /// Memory of which others may use other rows or columns.
+    ///
+    /// # Safety
+    /// What is accessed through the result is not accessed otherwise meanwhile.
+    unsafe fn part<T>(&self, slot: usize) -> SharedMut<'a, T> {
+        let m = self.memory[slot];
+        // SAFETY: as for `write`.
+        unsafe { SharedMut::from_raw(m.ptr.cast(), m.bytes / size_of::<T>()) }
+    }
+
+    /// Where a product's result goes.
+    ///
+    /// # Safety
+    /// As for `part`.
+    unsafe fn result(&self, i: usize) -> OutView<'a> {
+        let slot = self.step.outputs[i];
+        let stride = self.memory[slot].stride / size_of::<f32>();
+        // SAFETY: by the caller.
+        OutView::dense(unsafe { self.part(slot) }, stride)
+    }
+
     /// # Safety
     /// As for `read`.
     unsafe fn input<T: bytemuck::AnyBitPattern>(&self, i: usize) -> &'a [T] {
@@ -86,9 +117,9 @@ impl<'a> Operands<'a> {
         // SAFETY: by the caller.
         unsafe {
             match self.exe.slots[slot].dtype {
-                DType::F16 => CacheRef::F16(self.read::<f16>(slot)),
-                DType::BF16 => CacheRef::BF16(self.read::<bf16>(slot)),
-                _ => CacheRef::F32(self.read(slot)),
+                DType::F16 => CacheRef::F16(self.shared::<f16>(slot)),
+                DType::BF16 => CacheRef::BF16(self.shared::<bf16>(slot)),
+                _ => CacheRef::F32(self.shared(slot)),
             }
         }
     }
@@ -194,7 +225,7 @@ impl<'a> Operands<'a> {
         let x = unsafe { self.input::<f32>(0) };
         let k = self.cols(0);
         // SAFETY: by the caller; a step's results are values apart.
-        let output = |i| SharedMut::new(unsafe { self.output::<f32>(i) });
+        let output = |i| unsafe { self.result(i) };
         match &self.step.code {
             Code::Linear { weights, bf16 } => {
                 let input = linear::Input::new(cx, (x, k), *bf16, work)?;
@@ -206,7 +237,7 @@ impl<'a> Operands<'a> {
                         weight,
                         bias: floats(bias),
                         x: RowsView::dense(input.data, input.width),
-                        y: OutView::dense(outputs[i], weight.rows),
+                        y: outputs[i],
                         pairs: input.pairs,
                         panels: weights[i].0.panels,
                     }
@@ -221,7 +252,7 @@ impl<'a> Operands<'a> {
                     weight: weights[h].view(),
                     bias: None,
                     x: RowsView { offset: h * (k / heads), ..RowsView::dense(x, k) },
-                    y: OutView { offset: h * (n / heads), ..OutView::dense(y, n) },
+                    y: OutView { offset: h * (n / heads), ..y },
                     pairs: false,
                     panels: false,
                 };
@@ -260,8 +291,7 @@ impl<'a> Operands<'a> {
             let kind = extras.iter().position(|e| *e == extra).unwrap_or(0);
             let x = RowsView::dense(&work[kind * rows * width..(kind + 1) * rows * width], width);
             // SAFETY: by the caller.
-            let y = SharedMut::new(unsafe { self.output::<f32>(i) });
-            let y = OutView::dense(y, weight.layout.rows);
+            let y = unsafe { self.result(i) };
             products.push(int8::Product { weight, bias: floats(bias), x, y });
         }
         // SAFETY: each product has an output of its own.
@@ -299,9 +329,9 @@ impl<'a> Operands<'a> {
         // SAFETY: by the caller.
         unsafe {
             let cache = match self.exe.slots[slot].dtype {
-                DType::F16 => CacheMut::F16(self.write(slot)),
-                DType::BF16 => CacheMut::BF16(self.write(slot)),
-                _ => CacheMut::F32(self.write(slot)),
+                DType::F16 => CacheMut::F16(self.part(slot)),
+                DType::BF16 => CacheMut::BF16(self.part(slot)),
+                _ => CacheMut::F32(self.part(slot)),
             };
             let done = kv::append(cx, &task.step, k.group, (self.input(0), k.width), cache);
             done.map_err(|e| match e {

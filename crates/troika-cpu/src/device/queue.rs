@@ -10,7 +10,7 @@ use troika_device::{Batch, Clock, Completion, DeviceError, Queue, Submission, Ta
 
 use crate::compile::Executable;
 use crate::device::executor::Executor;
-use crate::device::{CpuOptions, Executables};
+use crate::device::{Compiled, CpuOptions};
 use crate::machine::Isa;
 use crate::runtime::{Pool, message, pin};
 
@@ -31,7 +31,7 @@ struct CpuQueue {
 pub(crate) fn start(
     options: &CpuOptions,
     isa: Isa,
-    executables: Arc<Executables>,
+    executables: Arc<Compiled>,
     number: usize,
     (clock, done): (Arc<dyn Clock>, Sender<Completion>),
 ) -> Result<Box<dyn Queue>, DeviceError> {
@@ -101,7 +101,7 @@ fn lock(worker: &Mutex<Worker>) -> std::sync::MutexGuard<'_, Worker> {
 struct Worker {
     number: usize,
     device: String,
-    executables: Arc<Executables>,
+    executables: Arc<Compiled>,
     executor: Executor,
     clock: Arc<dyn Clock>,
 }
@@ -111,11 +111,11 @@ impl Worker {
     fn complete(&mut self, mut batch: Batch) -> Completion {
         let mut times = Vec::with_capacity(if batch.timed { batch.tasks.len() } else { 0 });
         let mut outcome = Ok(());
-        let mut next = batch.tasks.first().and_then(|t| self.executables.get(t.executable));
+        let mut next = batch.tasks.first().and_then(|t| self.executables.get(t.executable.id()));
         for (i, task) in batch.tasks.iter().enumerate() {
             let start = batch.timed.then(|| self.clock.now());
             let this = next.take();
-            next = batch.tasks.get(i + 1).and_then(|t| self.executables.get(t.executable));
+            next = batch.tasks.get(i + 1).and_then(|t| self.executables.get(t.executable.id()));
             outcome = self.run(task, this.as_deref(), next.as_deref());
             if let Some(start) = start {
                 times.push(TaskTime { tag: task.tag, start, end: self.clock.now() });
@@ -136,8 +136,8 @@ impl Worker {
     ) -> Result<(), DeviceError> {
         let Some(executable) = executable else {
             return Err(DeviceError::Submission {
-                task: format!("executable {}", task.executable.0),
-                why: "was released, or is of another device".into(),
+                task: format!("{:?}", task.executable),
+                why: format!("is none of device {}", self.device),
             });
         };
         let run = || self.executor.run(executable, task, next);

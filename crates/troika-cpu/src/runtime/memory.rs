@@ -53,6 +53,15 @@ impl<'a, T> SharedMut<'a, T> {
         SharedMut { ptr: slice.as_mut_ptr(), len: slice.len(), life: PhantomData }
     }
 
+    /// Shares elements of which others may use some.
+    ///
+    /// # Safety
+    /// `ptr` is aligned, and the `len` elements from it on are memory that stays for `'a`. Whoever
+    /// accesses elements through the result promises that nobody else does.
+    pub unsafe fn from_raw(ptr: *mut T, len: usize) -> Self {
+        SharedMut { ptr, len, life: PhantomData }
+    }
+
     /// Elements.
     pub fn len(&self) -> usize {
         self.len
@@ -80,6 +89,68 @@ impl<'a, T> SharedMut<'a, T> {
         assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {}", self.len);
         // SAFETY: in range by the assertion, unshared by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.add(range.start), range.len()) }
+    }
+}
+
+/// Elements to read, while others may write some that are not read.
+#[derive(Debug)]
+pub struct SharedRef<'a, T> {
+    ptr: *const T,
+    len: usize,
+    life: PhantomData<&'a [T]>,
+}
+
+impl<T> Clone for SharedRef<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for SharedRef<'_, T> {}
+
+// SAFETY: it reads only, what its maker promised that nobody writes.
+unsafe impl<T: Sync> Send for SharedRef<'_, T> {}
+// SAFETY: as above.
+unsafe impl<T: Sync> Sync for SharedRef<'_, T> {}
+
+impl<'a, T: Copy> SharedRef<'a, T> {
+    /// A slice, which nobody writes.
+    pub fn new(slice: &'a [T]) -> Self {
+        SharedRef { ptr: slice.as_ptr(), len: slice.len(), life: PhantomData }
+    }
+
+    /// Elements of which others may write some.
+    ///
+    /// # Safety
+    /// `ptr` is aligned, and the `len` elements from it on are memory that stays for `'a`. What is
+    /// read of it nobody writes meanwhile.
+    pub unsafe fn from_raw(ptr: *const T, len: usize) -> Self {
+        SharedRef { ptr, len, life: PhantomData }
+    }
+
+    /// Elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// First element.
+    pub fn as_ptr(&self) -> *const T {
+        self.ptr
+    }
+
+    /// An element.
+    ///
+    /// # Panics
+    /// If it is not inside.
+    pub fn get(&self, i: usize) -> T {
+        assert!(i < self.len, "{i} of {}", self.len);
+        // SAFETY: in range by the assertion; not written by the promise of whoever made it.
+        unsafe { *self.ptr.add(i) }
     }
 }
 

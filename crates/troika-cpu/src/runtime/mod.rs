@@ -5,6 +5,6 @@ mod pool;
 pub(crate) mod prefetch;
 
 pub(crate) use memory::{LINE, Lines};
-pub use memory::{PerWorker, SharedMut};
+pub use memory::{PerWorker, SharedMut, SharedRef};
 pub use pool::{Panicked, Pool};
 pub(crate) use pool::{message, pin};

@@ -3,6 +3,7 @@
 #![allow(missing_docs)]
 
 mod store;
+mod views;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -55,11 +56,11 @@ fn read(b: &Buffer) -> Vec<f32> {
     b.read().unwrap().as_slice().to_vec()
 }
 
-fn task(id: ExecutableId, rows: usize, inputs: &[&Buffer], outputs: &[&Buffer]) -> Submission {
-    let bind = |b: &[&Buffer]| b.iter().map(|b| Binding::whole(b)).collect();
+fn task(exe: &Arc<Executable>, rows: usize, inputs: &[&Buffer], outputs: &[&Buffer]) -> Submission {
+    let bind = |b: &[&Buffer]| b.iter().map(|b| View::whole(b)).collect();
     let bindings = Bindings { inputs: bind(inputs), states: vec![], outputs: bind(outputs) };
     let (bindings, step) = (Arc::new(bindings), Arc::new(Step::default()));
-    Submission { tag: 5, executable: id, bindings, rows, step }
+    Submission { tag: 5, executable: exe.clone(), bindings, rows, step }
 }
 
 /// `out = x * w^T + x`, with `w` all ones times its row.
@@ -78,9 +79,9 @@ fn small(max_rows: usize) -> (Subgraph, Store) {
 fn a_batch_runs_in_order_and_reports() {
     let mut bench = Bench::new("cpu", 2);
     let (graph, store) = small(8);
-    let info = bench.device.compile(&graph, &store).unwrap();
+    let exe = bench.device.compile(&graph, &store).unwrap();
     let (x, y, z) = (floats(&[1.0; 8]), floats(&[0.0; 8]), floats(&[0.0; 8]));
-    let c = bench.run(vec![task(info.id, 2, &[&x], &[&y]), task(info.id, 2, &[&y], &[&z])]);
+    let c = bench.run(vec![task(&exe, 2, &[&x], &[&y]), task(&exe, 2, &[&y], &[&z])]);
     c.outcome.unwrap();
     assert_eq!(c.times.len(), 2);
     assert!(c.times[0].end <= c.times[1].start && c.times[0].tag == 5);
@@ -115,9 +116,9 @@ fn products_of_one_input_have_the_bits_they_have_alone() {
             b.op("unused", op, &[x], widths[i]);
             b.output(y);
         }
-        let id = bench.device.compile(&b.finish().unwrap(), &store).unwrap().id;
+        let exe = bench.device.compile(&b.finish().unwrap(), &store).unwrap();
         let ys: Vec<Buffer> = used.iter().map(|i| floats(&vec![0.0; 3 * widths[*i]])).collect();
-        let c = bench.run(vec![task(id, 3, &[&input], &ys.iter().collect::<Vec<_>>())]);
+        let c = bench.run(vec![task(&exe, 3, &[&input], &ys.iter().collect::<Vec<_>>())]);
         c.outcome.unwrap();
         outputs.push(ys.iter().map(read).collect::<Vec<_>>());
     }
@@ -134,8 +135,8 @@ fn two_devices_work_side_by_side() {
     let mut benches = [Bench::new("a", 2), Bench::new("b", 1)];
     let (x, y, z) = (floats(&[1.0; 8]), floats(&[0.0; 8]), floats(&[0.0; 8]));
     for (bench, out) in benches.iter_mut().zip([&y, &z]) {
-        let info = bench.device.compile(&graph, &store).unwrap();
-        let batch = Batch { tasks: vec![task(info.id, 2, &[&x], &[out])], ..Batch::default() };
+        let exe = bench.device.compile(&graph, &store).unwrap();
+        let batch = Batch { tasks: vec![task(&exe, 2, &[&x], &[out])], ..Batch::default() };
         bench.queue.submit(batch).unwrap();
     }
     for bench in &benches {
@@ -148,50 +149,46 @@ fn two_devices_work_side_by_side() {
 fn wrong_submissions_are_errors_and_the_queue_goes_on() {
     let mut bench = Bench::new("cpu", 2);
     let (graph, store) = small(8);
-    let id = bench.device.compile(&graph, &store).unwrap().id;
+    let exe = bench.device.compile(&graph, &store).unwrap();
     let (x, y) = (floats(&[1.0; 8]), floats(&[0.0; 8]));
     let (short, big) = (floats(&[1.0; 7]), floats(&[0.0; 64]));
-    let mut odd = task(id, 1, &[&x], &[&y]);
-    Arc::make_mut(&mut odd.bindings).inputs[0].offset = 2;
-    let mut far = task(id, 1, &[&x], &[&y]);
-    Arc::make_mut(&mut far.bindings).inputs[0].offset = usize::MAX - 3;
+    let mut odd = task(&exe, 1, &[&x], &[&y]);
+    Arc::make_mut(&mut odd.bindings).inputs[0] = View::dense(&x, 2, (1, 16)).unwrap();
+    let other = Bench::new("other", 1);
+    let theirs = other.device.compile(&graph, &store).unwrap();
     let wrong = vec![
-        task(id, 2, &[&short], &[&y]),
-        task(id, 2, &[&x], &[&short]),
-        task(id, 9, &[&big], &[&floats(&[0.0; 64])]),
-        task(id, 2, &[], &[&y]),
-        task(id, 2, &[&x], &[]),
-        task(id, 2, &[&x], &[&x]),
-        task(ExecutableId(77), 2, &[&x], &[&y]),
+        task(&exe, 2, &[&short], &[&y]),
+        task(&exe, 2, &[&x], &[&short]),
+        task(&exe, 9, &[&big], &[&floats(&[0.0; 64])]),
+        task(&exe, 2, &[], &[&y]),
+        task(&exe, 2, &[&x], &[]),
+        task(&exe, 2, &[&x], &[&x]),
+        task(&theirs, 2, &[&x], &[&y]),
         odd,
-        far,
     ];
     for (i, t) in wrong.into_iter().enumerate() {
         // What follows a failure is skipped.
-        let c = bench.run(vec![t, task(id, 2, &[&x], &[&y])]);
+        let c = bench.run(vec![t, task(&exe, 2, &[&x], &[&y])]);
         let e = c.outcome.unwrap_err();
         assert!(matches!(e, DeviceError::Submission { .. }), "{i}: {e}");
         assert_eq!(c.times.len(), 1);
     }
     assert_eq!(read(&y), [0.0; 8]);
     let guard = x.write().unwrap();
-    let c = bench.run(vec![task(id, 2, &[&x], &[&y])]);
+    let c = bench.run(vec![task(&exe, 2, &[&x], &[&y])]);
     assert!(matches!(c.outcome, Err(DeviceError::Busy(_))));
     drop(guard);
-    bench.run(vec![task(id, 2, &[&x], &[&y])]).outcome.unwrap();
-    bench.device.release(id);
-    let c = bench.run(vec![task(id, 2, &[&x], &[&y])]);
-    assert!(matches!(c.outcome, Err(DeviceError::Submission { .. })));
+    bench.run(vec![task(&exe, 2, &[&x], &[&y])]).outcome.unwrap();
 }
 
 #[test]
 fn parts_of_one_buffer_may_be_read_and_written() {
     let mut bench = Bench::new("cpu", 1);
     let (graph, store) = small(8);
-    let id = bench.device.compile(&graph, &store).unwrap().id;
+    let exe = bench.device.compile(&graph, &store).unwrap();
     let both = floats(&[1.0; 16]);
-    let mut t = task(id, 2, &[&both], &[&both]);
-    Arc::make_mut(&mut t.bindings).outputs[0].offset = 32;
+    let mut t = task(&exe, 2, &[&both], &[&both]);
+    Arc::make_mut(&mut t.bindings).outputs[0] = View::dense(&both, 32, (2, 16)).unwrap();
     bench.run(vec![t]).outcome.unwrap();
     assert_eq!(read(&both)[8..12], [1.0, 5.0, 9.0, 13.0]);
 }
@@ -202,9 +199,9 @@ fn a_panic_inside_a_kernel_is_an_error() {
     let (graph, mut store) = small(8);
     let short = Arc::new(AtomicBool::new(false));
     store.shrink("w", &short);
-    let id = bench.device.compile(&graph, &store).unwrap().id;
+    let exe = bench.device.compile(&graph, &store).unwrap();
     let (x, y) = (floats(&[1.0; 8]), floats(&[0.0; 8]));
-    let run = |bench: &mut Bench| bench.run(vec![task(id, 2, &[&x], &[&y])]).outcome;
+    let run = |bench: &mut Bench| bench.run(vec![task(&exe, 2, &[&x], &[&y])]).outcome;
     run(&mut bench).unwrap();
     // Whoever owns a weight's bytes can take them back: they are looked at whenever they are used.
     short.store(true, Ordering::Relaxed);
@@ -227,16 +224,16 @@ fn too_much_memory_is_refused_and_the_queue_goes_on() {
     }
     let y = b.op("y", Op::SliceCols { group: 1 << 30, start: 5, len: 1 }, &[wide], 1);
     b.output(y);
-    let id = bench.device.compile(&b.finish().unwrap(), &Store::default()).unwrap().id;
+    let exe = bench.device.compile(&b.finish().unwrap(), &Store::default()).unwrap();
     let (x, y) = (floats(&vec![1.0; rows]), floats(&vec![0.0; rows]));
-    let refused = bench.run(vec![task(id, rows, &[&x], &[&y])]).outcome.unwrap_err();
+    let refused = bench.run(vec![task(&exe, rows, &[&x], &[&y])]).outcome.unwrap_err();
     let DeviceError::Memory { bytes, .. } = &refused else { panic!("{refused}") };
     assert!(*bytes >= 4 << 46, "{bytes}");
     let text = refused.to_string();
     assert!(text.contains("no memory for wide on device cpu") && text.contains("65536 rows"));
     let (graph, store) = small(8);
-    let id = bench.device.compile(&graph, &store).unwrap().id;
-    bench.run(vec![task(id, 2, &[&x], &[&y])]).outcome.unwrap();
+    let exe = bench.device.compile(&graph, &store).unwrap();
+    bench.run(vec![task(&exe, 2, &[&x], &[&y])]).outcome.unwrap();
 }
 
 #[test]
@@ -265,14 +262,14 @@ fn bad_ids_are_the_submissions_fault() {
     b.output(ids);
     b.output(y);
     let graph = b.finish().unwrap();
-    let id = bench.device.compile(&graph, &store).unwrap().id;
+    let exe = bench.device.compile(&graph, &store).unwrap();
     let (y, copy, again) = (floats(&[0.0; 10]), ints(&[0; 2]), floats(&[0.0; 10]));
     let outputs = [&y, &copy, &again];
-    bench.run(vec![task(id, 2, &[&ints(&[2, 1])], &outputs)]).outcome.unwrap();
+    bench.run(vec![task(&exe, 2, &[&ints(&[2, 1])], &outputs)]).outcome.unwrap();
     assert_eq!(read(&y)[..6], [20.0, 22.0, 24.0, 26.0, 28.0, 10.0]);
     assert_eq!(copy.read().unwrap().as_slice::<i32>(), [2, 1]);
     assert_eq!(read(&again), read(&y));
-    let c = bench.run(vec![task(id, 2, &[&ints(&[2, 3])], &outputs)]);
+    let c = bench.run(vec![task(&exe, 2, &[&ints(&[2, 3])], &outputs)]);
     assert!(matches!(c.outcome, Err(DeviceError::Submission { .. })));
 }
 
@@ -337,7 +334,7 @@ fn a_cached_prompt_continues() {
         let out = b.attention(small_attention(), q, &[ks, vs]);
         b.output(out);
         let graph = b.finish().unwrap();
-        let id = bench.device.compile(&graph, &Store::default()).unwrap().id;
+        let exe = bench.device.compile(&graph, &Store::default()).unwrap();
         let at = |r: Range<usize>, n: usize, s: f32| -> Vec<f32> {
             (r.start * n..r.end * n).map(|i| (i as f32 * s).sin()).collect()
         };
@@ -345,10 +342,11 @@ fn a_cached_prompt_continues() {
             let y = floats(&vec![0.0; r.len() * 8]);
             let positions: Vec<i32> = r.clone().map(|p| p as i32).collect();
             let (q, k) = (floats(&at(r.clone(), 8, 0.7)), floats(&at(r.clone(), 4, 0.3)));
-            let mut t = task(id, r.len(), &[&q, &k, &ints(&positions)], &[&y]);
-            Arc::make_mut(&mut t.bindings).states = cache.iter().map(Binding::whole).collect();
+            let mut t = task(&exe, r.len(), &[&q, &k, &ints(&positions)], &[&y]);
+            Arc::make_mut(&mut t.bindings).states = cache.iter().map(View::whole).collect();
             let tables = vec![PageTable { page_len: 4, first: 0, pages: vec![2, 0] }];
-            let seqs = vec![SeqRows { rows: 0..r.len(), pos: r.start, known_len: 8, tables }];
+            let seqs =
+                vec![SeqRows { seq: 0, rows: 0..r.len(), pos: r.start, known_len: 8, tables }];
             t.step = Arc::new(Step { seqs });
             bench.run(vec![t]).outcome.map(|()| read(&y))
         };
@@ -409,10 +407,10 @@ proptest! {
         let (wanted, last) = (wanted.index(values.len()), values.len() - 1);
         b.output(values[wanted]);
         b.output(values[last]);
-        let id = bench.device.compile(&b.finish().unwrap(), &Store::default()).unwrap().id;
+        let exe = bench.device.compile(&b.finish().unwrap(), &Store::default()).unwrap();
         let x = floats(&want[0]);
         let (y, z) = (floats(&vec![0.0; rows * widths[wanted]]), floats(&vec![0.0; rows * widths[last]]));
-        bench.run(vec![task(id, rows, &[&x], &[&y, &z])]).outcome.unwrap();
+        bench.run(vec![task(&exe, rows, &[&x], &[&y, &z])]).outcome.unwrap();
         assert_eq!(read(&y), want[wanted]);
         assert_eq!(read(&z), want[last]);
     }

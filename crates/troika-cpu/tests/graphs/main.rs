@@ -41,8 +41,8 @@ impl Bench {
     /// Compiles a subgraph and runs it on some rows, on memory of its own shapes. `None` where
     /// that would be too much memory.
     pub fn run(&mut self, g: &Subgraph, store: &Store) -> Option<Result<(), DeviceError>> {
-        let info = match self.device.compile(g, store) {
-            Ok(info) => info,
+        let executable = match self.device.compile(g, store) {
+            Ok(executable) => executable,
             Err(e) => return Some(Err(e)),
         };
         let bound = || g.inputs.iter().chain(&g.outputs).map(|id| g.value(*id));
@@ -53,28 +53,27 @@ impl Bench {
         let rows = rows.min().unwrap_or(1);
         let all = bound().map(|v| bytes(v, rows));
         let all: usize = all.chain(g.states.iter().map(|s| bytes(g.value(*s), POSITIONS))).sum();
-        if all > BYTES || info.scratch_bytes > BYTES as u64 {
-            self.device.release(info.id);
+        if all > BYTES || executable.scratch_bytes() > BYTES as u64 {
             return None;
         }
-        let bind = |v: &Value, rows: usize| Binding::whole(&filled(v, rows));
+        let bind = |v: &Value, rows: usize| View::whole(&filled(v, rows));
         let bindings = Bindings {
             inputs: g.inputs.iter().map(|id| bind(g.value(*id), rows)).collect(),
             states: g.states.iter().map(|id| bind(g.value(*id), POSITIONS)).collect(),
             outputs: g.outputs.iter().map(|id| bind(g.value(*id), rows)).collect(),
         };
         let table = PageTable { page_len: 16, first: 0, pages: vec![2, 0, 3] };
-        let seq = SeqRows { rows: 0..rows, pos: 5, known_len: 5 + rows, tables: vec![table; 4] };
+        let seq =
+            SeqRows { seq: 0, rows: 0..rows, pos: 5, known_len: 5 + rows, tables: vec![table; 4] };
         let task = Submission {
             tag: 0,
-            executable: info.id,
+            executable,
             bindings: Arc::new(bindings),
             rows,
             step: Arc::new(Step { seqs: vec![seq] }),
         };
         self.queue.submit(Batch { tasks: vec![task], ..Batch::default() }).unwrap();
         let outcome = self.done.recv().unwrap().outcome;
-        self.device.release(info.id);
         Some(outcome)
     }
 }

@@ -46,7 +46,7 @@ impl Case {
                 table.pages.drain(..table.first);
             }
             let rows = start..start + rows;
-            step.seqs.push(SeqRows { rows, pos: *pos, known_len: 0, tables: vec![table] });
+            step.seqs.push(SeqRows { seq: 0, rows, pos: *pos, known_len: 0, tables: vec![table] });
         }
         let rows = step.rows();
         Case {
@@ -66,7 +66,7 @@ impl Case {
     }
 
     fn plain(&self) -> Operands<'_> {
-        self.operands(CacheRef::F32(&self.k), CacheRef::F32(&self.v))
+        self.operands(CacheRef::f32(&self.k), CacheRef::f32(&self.v))
     }
 }
 
@@ -134,8 +134,8 @@ proptest! {
         let half = |x: &[f32]| x.iter().map(|x| f16::from_f32(*x)).collect::<Vec<_>>();
         let (k, v) = (half(&case.k), half(&case.v));
         let (bk, bv) = (rounded(&case.k), rounded(&case.v));
-        let halves = case.operands(CacheRef::F16(&k), CacheRef::F16(&v));
-        for x in [case.plain(), halves, case.operands(CacheRef::BF16(&bk), CacheRef::BF16(&bv))] {
+        let halves = case.operands(CacheRef::f16(&k), CacheRef::f16(&v));
+        for x in [case.plain(), halves, case.operands(CacheRef::bf16(&bk), CacheRef::bf16(&bv))] {
             let want = reference(x);
             on_each_isa(2, |cx| close(&run(cx, x), &want, 3e-6, "attention"));
         }
@@ -154,7 +154,7 @@ proptest! {
         case.op.scale = 0.5;
         case.q.iter_mut().for_each(|q| *q = bf16::from_f32(*q).to_f32());
         let [k, v] = [&case.k, &case.v].map(|c| rounded(c));
-        let x = Operands { pairs: true, ..case.operands(CacheRef::BF16(&k), CacheRef::BF16(&v)) };
+        let x = Operands { pairs: true, ..case.operands(CacheRef::bf16(&k), CacheRef::bf16(&v)) };
         let want = reference(x);
         let plain = with(Isa::Scalar, 2, |cx| run(cx, x));
         close(&plain, &want, 4e-3, "in plain Rust");
@@ -176,7 +176,7 @@ proptest! {
         let [k, v] = [&whole.k, &whole.v].map(|c| rounded(c));
         let operands = || match pairs {
             true => {
-                let x = whole.operands(CacheRef::BF16(&k), CacheRef::BF16(&v));
+                let x = whole.operands(CacheRef::bf16(&k), CacheRef::bf16(&v));
                 Operands { pairs, ..x }
             }
             false => whole.plain(),
@@ -210,7 +210,7 @@ fn splits_do_not_change_bits() {
         let whole = Case::new(op, &[(pos, len)], 5);
         let (width, v_width) = (whole.op.heads * whole.op.k_dim, whole.op.heads * whole.op.v_dim);
         let [k, v] = [&whole.k, &whole.v].map(|c| rounded(c));
-        let pairs = whole.operands(CacheRef::BF16(&k), CacheRef::BF16(&v));
+        let pairs = whole.operands(CacheRef::bf16(&k), CacheRef::bf16(&v));
         let each = [whole.plain(), Operands { pairs: true, ..pairs }];
         for (isa, operands) in Isa::available().into_iter().flat_map(|i| each.map(|x| (i, x))) {
             let all = with(isa, 2, |cx| run(cx, operands));

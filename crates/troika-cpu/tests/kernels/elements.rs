@@ -107,7 +107,7 @@ proptest! {
         // The second sequence is long.
         let cut = rows / 2;
         let seq = |rows: std::ops::Range<usize>, known_len| {
-            SeqRows { rows, pos: start, known_len, tables: vec![] }
+            SeqRows { seq: 0, rows, pos: start, known_len, tables: vec![] }
         };
         let step = Step { seqs: vec![seq(0..cut, 100), seq(cut..rows, 101)] };
         let positions: Vec<i32> = (0..rows).map(|i| (start + i) as i32).collect();
@@ -137,22 +137,22 @@ proptest! {
             vec![PageTable::default(), PageTable { page_len: 4, first: 0, pages }]
         };
         let step = Step { seqs: vec![
-            SeqRows { rows: 0..a, pos, known_len: 0, tables: table(vec![3, 0, 7, 9, 2]) },
-            SeqRows { rows: a..a + b, pos: 0, known_len: 0, tables: table(vec![8, 1, 5]) },
+            SeqRows { seq: 0, rows: 0..a, pos, known_len: 0, tables: table(vec![3, 0, 7, 9, 2]) },
+            SeqRows { seq: 1, rows: a..a + b, pos: 0, known_len: 0, tables: table(vec![8, 1, 5]) },
         ] };
         let x = r.floats((a + b) * width);
         let mut want = vec![0.0; 40 * width];
         kv::scalar::append(&step, 1, &x, width, &mut want);
         on_each_isa(3, |cx| {
             let mut got = vec![0.0; 40 * width];
-            kv::append(cx, &step, 1, (&x, width), kv::CacheMut::F32(&mut got)).unwrap();
+            kv::append(cx, &step, 1, (&x, width), kv::CacheMut::f32(&mut got)).unwrap();
             assert_eq!(got, want);
             let mut got = vec![half::f16::ZERO; 40 * width];
-            kv::append(cx, &step, 1, (&x, width), kv::CacheMut::F16(&mut got)).unwrap();
+            kv::append(cx, &step, 1, (&x, width), kv::CacheMut::f16(&mut got)).unwrap();
             let rounded: Vec<_> = want.iter().map(|x| half::f16::from_f32(*x)).collect();
             assert_eq!(got, rounded);
             let mut small = vec![0.0; width];
-            let short = kv::append(cx, &step, 1, (&x, width), kv::CacheMut::F32(&mut small));
+            let short = kv::append(cx, &step, 1, (&x, width), kv::CacheMut::f32(&mut small));
             assert!(matches!(short, Err(KernelError::Operand(_))));
         });
     }

@@ -347,7 +347,7 @@ fn packed_experts_stay_inside() {
 fn sequence(pos: usize, rows: usize) -> Step {
     let pages = (0..(pos + rows).div_ceil(16) as u32).collect();
     let tables = vec![PageTable { page_len: 16, first: 0, pages }];
-    Step { seqs: vec![SeqRows { rows: 0..rows, pos, known_len: pos + rows, tables }] }
+    Step { seqs: vec![SeqRows { seq: 0, rows: 0..rows, pos, known_len: pos + rows, tables }] }
 }
 
 fn ops() -> Vec<Attention> {
@@ -391,10 +391,10 @@ fn attention_stays_inside() {
                 let [kb, vb] = [&k, &v].map(|x| Guarded::new(&brains(x), edge));
                 let (q, sinks) = (Guarded::new(&q, edge), Guarded::new(&sinks, edge));
                 let kinds = [
-                    (CacheRef::F32(&k32), CacheRef::F32(&v32), false),
-                    (CacheRef::F16(&k16), CacheRef::F16(&v16), false),
-                    (CacheRef::BF16(&kb), CacheRef::BF16(&vb), false),
-                    (CacheRef::BF16(&kb), CacheRef::BF16(&vb), true),
+                    (CacheRef::f32(&k32), CacheRef::f32(&v32), false),
+                    (CacheRef::f16(&k16), CacheRef::f16(&v16), false),
+                    (CacheRef::bf16(&kb), CacheRef::bf16(&vb), false),
+                    (CacheRef::bf16(&kb), CacheRef::bf16(&vb), true),
                 ];
                 for (keys, values, pairs) in kinds {
                     let values = if op.value_in_key { keys } else { values };
@@ -423,9 +423,9 @@ fn appending_stays_inside() {
                 Guarded::new(&vec![f16::NAN; cached * width], edge),
                 Guarded::new(&vec![bf16::NAN; cached * width], edge),
             );
-            kv::append(cx, &step, 0, (&x, width), CacheMut::F32(&mut a)).unwrap();
-            kv::append(cx, &step, 0, (&x, width), CacheMut::F16(&mut b)).unwrap();
-            kv::append(cx, &step, 0, (&x, width), CacheMut::BF16(&mut c)).unwrap();
+            kv::append(cx, &step, 0, (&x, width), CacheMut::f32(&mut a)).unwrap();
+            kv::append(cx, &step, 0, (&x, width), CacheMut::f16(&mut b)).unwrap();
+            kv::append(cx, &step, 0, (&x, width), CacheMut::bf16(&mut c)).unwrap();
             let new = pos * width..;
             assert_eq!(a[new.clone()], x[..]);
             assert!(b[new.clone()].iter().zip(&*x).all(|(b, x)| *b == f16::from_f32(*x)));

@@ -1,19 +1,36 @@
 //! Dependencies from what tasks read and write.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::Arc;
 
-/// Finds, for tasks given in program order, the earlier tasks each must wait for: the last writer
-/// of all it touches, and for what it writes, all readers since.
+use troika_device::{Access, Bindings, PagesView, Rect, Step};
+
+/// Finds, for tasks given in program order, the earlier tasks each must wait for: those whose
+/// rectangles overlap its own, one of the two writing. Those that another task of them waits for
+/// anyway may be left out.
+///
+/// Of the states of a model the unit is a sequence: what a task does with a state, it does with
+/// the rows that its step's sequences have there. Sequences do not wait for each other, but where
+/// one is given pages that another had. A sequence's steps all use the same states, and a state's
+/// buffer is bound as a state only.
 #[derive(Debug, Default)]
 pub struct HazardTracker {
-    buffers: HashMap<usize, Accesses>,
+    memory: HashMap<usize, Accesses>,
+    states: HashMap<(usize, u64), Accesses>,
+    pages: Pages,
+    deps: Vec<u32>,
 }
 
+/// Uses of a buffer, or of a sequence's part of it, that later tasks may have to wait for.
 #[derive(Debug, Default)]
 struct Accesses {
-    writer: Option<u32>,
-    readers: Vec<u32>,
+    writers: Vec<(Rect, u32)>,
+    readers: Vec<(Rect, u32)>,
 }
+
+/// All of a sequence's rows in a state.
+const ALL: std::ops::Range<usize> = 0..1;
 
 impl HazardTracker {
     /// Nothing accessed yet.
@@ -21,44 +38,122 @@ impl HazardTracker {
         HazardTracker::default()
     }
 
-    /// Adds a task that reads and writes the given buffers (by identity). Returns the tasks it
-    /// depends on, ascending, without repeats.
-    pub fn add(
-        &mut self,
-        task: u32,
-        reads: impl IntoIterator<Item = usize>,
-        writes: impl IntoIterator<Item = usize>,
-    ) -> Vec<u32> {
-        let mut deps = Vec::new();
-        for buffer in reads {
-            let a = self.buffers.entry(buffer).or_default();
-            deps.extend(a.writer);
-            a.readers.push(task);
+    /// Adds a task that runs a step on some memory. Returns the tasks it depends on, ascending,
+    /// without repeats.
+    pub fn add(&mut self, task: u32, b: &Bindings, step: &Arc<Step>) -> &[u32] {
+        self.deps.clear();
+        for view in &b.inputs {
+            self.memory(task, view.buffer().id(), view.rect(), Access::Read);
         }
-        for buffer in writes {
-            let a = self.buffers.entry(buffer).or_default();
-            deps.extend(a.writer.replace(task));
-            deps.append(&mut a.readers);
+        if !b.states.is_empty() {
+            self.pages.enter(step);
+            for state in &b.states {
+                self.state(task, state.buffer().id(), step);
+            }
         }
-        deps.retain(|&d| d != task);
-        deps.sort_unstable();
-        deps.dedup();
-        deps
+        for view in &b.outputs {
+            self.memory(task, view.buffer().id(), view.rect(), Access::Write);
+        }
+        self.deps.retain(|&d| d != task);
+        self.deps.sort_unstable();
+        self.deps.dedup();
+        &self.deps
+    }
+
+    fn memory(&mut self, task: u32, buffer: usize, rect: &Rect, access: Access) {
+        if !rect.is_empty() {
+            self.memory.entry(buffer).or_default().add((rect, access), task, &mut self.deps);
+        }
+    }
+
+    /// A step appends to a state, or at least looks at what was appended.
+    fn state(&mut self, task: u32, buffer: usize, step: &Step) {
+        let all = (&Rect::bytes(ALL), Access::Write);
+        for other in &self.pages.taken {
+            // What was done to the other's rows comes before; its own later tasks do not wait.
+            if let Some(accesses) = self.states.get(&(buffer, *other)) {
+                let before = accesses.writers.iter().chain(&accesses.readers);
+                self.deps.extend(before.map(|w| w.1));
+            }
+        }
+        for s in &step.seqs {
+            self.states.entry((buffer, s.seq)).or_default().add(all, task, &mut self.deps);
+        }
+    }
+}
+
+impl Accesses {
+    fn add(&mut self, (rect, access): (&Rect, Access), task: u32, deps: &mut Vec<u32>) {
+        let meets = |list: &[(Rect, u32)], deps: &mut Vec<u32>| {
+            deps.extend(list.iter().filter(|(r, _)| r.overlaps(rect)).map(|(_, t)| *t));
+        };
+        meets(&self.writers, deps);
+        if access == Access::Read {
+            self.readers.push((*rect, task));
+            return;
+        }
+        meets(&self.readers, deps);
+        // Whoever touches what is covered touches this one's bytes, and so waits for this task.
+        self.writers.retain(|(r, _)| !rect.covers(r));
+        self.readers.retain(|(r, _)| !rect.covers(r));
+        self.writers.push((*rect, task));
+    }
+}
+
+/// Which sequences have had which pages.
+#[derive(Debug, Default)]
+struct Pages {
+    /// The sequence that wrote a page last, and those that read it since, by (group, page).
+    users: HashMap<(usize, u32), Vec<u64>>,
+    /// The others whose pages the current step's sequences use.
+    taken: Vec<u64>,
+    /// The current step: tasks of one step follow each other.
+    step: Option<Arc<Step>>,
+}
+
+impl Pages {
+    /// Looks at the pages of a step's sequences, once for all its tasks that follow each other.
+    fn enter(&mut self, step: &Arc<Step>) {
+        if self.step.as_ref().is_some_and(|s| Arc::ptr_eq(s, step)) {
+            return;
+        }
+        self.step = Some(step.clone());
+        self.taken.clear();
+        for rows in &step.seqs {
+            for group in 0..rows.tables.len() {
+                let Some(pages) = PagesView::new(rows, group) else { continue };
+                self.look(&pages, group);
+            }
+        }
+        self.taken.sort_unstable();
+        self.taken.dedup();
+    }
+
+    fn look(&mut self, pages: &PagesView<'_>, group: usize) {
+        let (seq, table) = (pages.rows.seq, pages.table);
+        let first_written = pages.rows.pos.checked_div(table.page_len).unwrap_or(0);
+        for (i, &page) in table.pages.iter().enumerate() {
+            let written = table.first + i >= first_written;
+            let users = match self.users.entry((group, page)) {
+                Entry::Vacant(free) => {
+                    free.insert(vec![seq]);
+                    continue;
+                }
+                Entry::Occupied(users) => users.into_mut(),
+            };
+            let others = users.iter().filter(|u| **u != seq);
+            if written {
+                self.taken.extend(others);
+                users.clear();
+                users.push(seq);
+            } else if !users.contains(&seq) {
+                // The first one wrote it.
+                self.taken.extend(others.take(1));
+                users.push(seq);
+            }
+        }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::HazardTracker;
-
-    #[test]
-    fn orders_writes_and_reads() {
-        let mut h = HazardTracker::new();
-        assert!(h.add(0, [], [1]).is_empty());
-        assert_eq!(h.add(1, [1], [2]), [0]);
-        assert_eq!(h.add(2, [1], [3]), [0], "readers do not wait for readers");
-        assert_eq!(h.add(3, [2], [1]), [0, 1, 2], "a writer waits for readers and the writer");
-        assert_eq!(h.add(4, [3], [3]), [2], "a task does not wait for itself");
-        assert_eq!(h.add(5, [3], []), [4]);
-    }
-}
+mod tests;

@@ -40,7 +40,7 @@ pub struct Runner {
 type CostKey = (usize, ExecutableId, usize);
 
 fn cost_key(task: &Task) -> CostKey {
-    (task.device, task.submission.executable, task.submission.rows)
+    (task.device, task.submission.executable.id(), task.submission.rows)
 }
 
 impl Runner {

@@ -27,16 +27,14 @@ pub struct TaskGraph {
 }
 
 impl TaskGraph {
-    /// Computes the dependencies from the buffers tasks are bound to.
+    /// Computes the dependencies from the views tasks are bound to.
     pub fn new(mut tasks: Vec<Task>) -> TaskGraph {
         let mut hazards = HazardTracker::new();
         let mut waits_for = Vec::with_capacity(tasks.len());
         for (i, task) in tasks.iter_mut().enumerate() {
             task.submission.tag = i as u32;
-            let b = &task.submission.bindings;
-            let reads = b.inputs.iter().chain(&b.states).map(|x| x.buffer.id());
-            let writes = b.outputs.iter().chain(&b.states).map(|x| x.buffer.id());
-            waits_for.push(hazards.add(i as u32, reads, writes));
+            let s = &task.submission;
+            waits_for.push(hazards.add(i as u32, &s.bindings, &s.step).to_vec());
         }
         let dag = Dag::new(tasks.iter().map(|t| t.device).collect(), &waits_for);
         TaskGraph { tasks, dag }

@@ -6,7 +6,7 @@ use crate::tidy::{Tree, Violation};
 const RULE: &str = "verbs";
 const FOLDER: &str = "crates/troika-device/src/";
 /// All traits together have fewer methods than this.
-const LIMIT: usize = 15;
+const LIMIT: usize = 20;
 
 /// Counts the methods of the device traits.
 pub fn check(tree: &Tree) -> Vec<Violation> {
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fifteenth_method_is_found() {
+    fn one_method_too_many_is_found() {
         let clock = "pub trait Clock {\n    fn now(&self) -> u64 { fn inner() {} 0 }\n}\n";
         let files = |n| {
             [
@@ -76,7 +76,7 @@ mod tests {
         let run = |files: [(&str, String); 2]| {
             places(check, &[(files[0].0, &files[0].1), (files[1].0, &files[1].1)])
         };
-        assert!(run(files(13)).is_empty());
-        assert_eq!(run(files(14)), ["crates/troika-device/src/device.rs:15"]);
+        assert!(run(files(18)).is_empty());
+        assert_eq!(run(files(19)), ["crates/troika-device/src/device.rs:20"]);
     }
 }

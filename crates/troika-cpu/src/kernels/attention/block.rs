@@ -6,6 +6,7 @@ use troika_device::PageTable;
 
 use super::part::{MAX_LINES, Part};
 use super::{KEY_BLOCK, Operands};
+use crate::SharedRef;
 use crate::kernels::kv::CacheRef;
 
 /// Type of a cache's elements.
@@ -50,7 +51,7 @@ impl Caches {
         }
     }
 
-    fn of<T>(k: &[T], v: &[T], element: Element) -> Caches {
+    fn of<T: Copy>(k: SharedRef<'_, T>, v: SharedRef<'_, T>, element: Element) -> Caches {
         Caches { k: k.as_ptr().cast(), v: v.as_ptr().cast(), element, size: size_of::<T>() }
     }
 }

@@ -7,9 +7,9 @@ use crate::kernels::kv::CacheRef;
 
 fn at(cache: CacheRef<'_>, i: usize) -> f64 {
     match cache {
-        CacheRef::F32(c) => f64::from(c[i]),
-        CacheRef::F16(c) => f64::from(c[i].to_f32()),
-        CacheRef::BF16(c) => f64::from(c[i].to_f32()),
+        CacheRef::F32(c) => f64::from(c.get(i)),
+        CacheRef::F16(c) => f64::from(c.get(i).to_f32()),
+        CacheRef::BF16(c) => f64::from(c.get(i).to_f32()),
     }
 }
 

@@ -7,30 +7,65 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use half::{bf16, f16};
 use troika_device::Step;
 
-use crate::SharedMut;
 use crate::kernels::linear::nearest;
 use crate::kernels::simd::{Kernel, Lanes, dispatch};
 use crate::kernels::{Context, ELEMENTS_PER_PART, KernelError};
+use crate::{SharedMut, SharedRef};
 
-/// Cache memory to read: rows of `width` elements.
+/// Cache memory to read: rows of `width` elements. Rows of other sequences may be written
+/// meanwhile.
 #[derive(Clone, Copy, Debug)]
 pub enum CacheRef<'a> {
     /// Single precision.
-    F32(&'a [f32]),
+    F32(SharedRef<'a, f32>),
     /// Half precision.
-    F16(&'a [f16]),
+    F16(SharedRef<'a, f16>),
     /// Half precision with the range of f32.
-    BF16(&'a [bf16]),
+    BF16(SharedRef<'a, bf16>),
 }
 
-/// Cache memory to write.
+/// Cache memory to write. Rows of other sequences may be used meanwhile.
 pub enum CacheMut<'a> {
     /// Single precision.
-    F32(&'a mut [f32]),
+    F32(SharedMut<'a, f32>),
     /// Half precision.
-    F16(&'a mut [f16]),
+    F16(SharedMut<'a, f16>),
     /// Half precision with the range of f32.
-    BF16(&'a mut [bf16]),
+    BF16(SharedMut<'a, bf16>),
+}
+
+impl<'a> CacheRef<'a> {
+    /// A cache that nobody writes, in single precision.
+    pub fn f32(rows: &'a [f32]) -> Self {
+        CacheRef::F32(SharedRef::new(rows))
+    }
+
+    /// In f16.
+    pub fn f16(rows: &'a [f16]) -> Self {
+        CacheRef::F16(SharedRef::new(rows))
+    }
+
+    /// In bf16.
+    pub fn bf16(rows: &'a [bf16]) -> Self {
+        CacheRef::BF16(SharedRef::new(rows))
+    }
+}
+
+impl<'a> CacheMut<'a> {
+    /// A cache of one's own, in single precision.
+    pub fn f32(rows: &'a mut [f32]) -> Self {
+        CacheMut::F32(SharedMut::new(rows))
+    }
+
+    /// In f16.
+    pub fn f16(rows: &'a mut [f16]) -> Self {
+        CacheMut::F16(SharedMut::new(rows))
+    }
+
+    /// In bf16.
+    pub fn bf16(rows: &'a mut [bf16]) -> Self {
+        CacheMut::BF16(SharedMut::new(rows))
+    }
 }
 
 impl CacheRef<'_> {
@@ -90,7 +125,7 @@ pub fn append(
     match cache {
         CacheMut::F32(c) => {
             check(step, group, c.len() / width)?;
-            rows(cx, step, group, x, SharedMut::new(c), &|x, y| y.copy_from_slice(x))
+            rows(cx, step, group, x, c, &|x, y| y.copy_from_slice(x))
         }
         CacheMut::F16(c) => {
             check(step, group, c.len() / width)?;
@@ -100,14 +135,14 @@ pub fn append(
                     beyond.store(true, Ordering::Relaxed);
                 }
             };
-            rows(cx, step, group, x, SharedMut::new(c), &put)?;
+            rows(cx, step, group, x, c, &put)?;
             let why = "keys or values exceed the range of f16; use a cache of bf16 or f32";
             if beyond.into_inner() { Err(operand(why.into())) } else { Ok(()) }
         }
         CacheMut::BF16(c) => {
             check(step, group, c.len() / width)?;
             let put = |x: &[f32], y: &mut [bf16]| dispatch(isa, ToBf16(x, y));
-            rows(cx, step, group, x, SharedMut::new(c), &put)
+            rows(cx, step, group, x, c, &put)
         }
     }
 }

@@ -29,7 +29,8 @@ pub struct ZeroedBytes {
 }
 
 enum Memory {
-    Heap(Box<[Line]>),
+    /// Not a box: pointers into it stay valid when it is moved.
+    Heap(Vec<Line>),
     Mapped(MmapMut),
 }
 
@@ -41,7 +42,7 @@ impl ZeroedBytes {
     pub fn new(len: usize) -> Result<ZeroedBytes, OutOfMemory> {
         let refused = OutOfMemory { bytes: len };
         let memory = if len < MAPPED {
-            let lines = bytemuck::allocation::try_zeroed_slice_box(len.div_ceil(64));
+            let lines = bytemuck::allocation::try_zeroed_vec(len.div_ceil(64));
             Memory::Heap(lines.map_err(|()| refused)?)
         } else {
             Memory::Mapped(MmapOptions::new().len(len).map_anon().map_err(|_| refused)?)

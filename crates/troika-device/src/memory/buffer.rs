@@ -1,0 +1,181 @@
+//! Memory that several devices can see.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
+use bytemuck::{AnyBitPattern, NoUninit};
+
+use super::claims::{Access, BufferBusy, Table};
+use super::{OutOfMemory, Rect, ZeroedBytes};
+
+/// A zero-initialised, 64-byte aligned piece of memory, shared by reference count.
+///
+/// Access is tracked at run time by rectangles ([`Rect`]): of each byte there are many readers or
+/// one writer, and those who use different bytes do not know of each other. The scheduler orders
+/// tasks so that a conflict never happens; if it ever did, the task fails with [`BufferBusy`]
+/// instead of racing.
+#[derive(Clone)]
+pub struct Buffer(Arc<Shared>);
+
+struct Shared {
+    /// The first byte of `_memory`, which is not touched but through it.
+    base: *mut u8,
+    len: usize,
+    table: Table,
+    _memory: ZeroedBytes,
+}
+
+// SAFETY: `base` points into memory that is owned, and whose bytes are accessed under claims that
+// the table, behind a lock, gives to many readers or one writer.
+unsafe impl Send for Shared {}
+// SAFETY: as above.
+unsafe impl Sync for Shared {}
+
+impl Buffer {
+    /// A zeroed buffer of `len` bytes. Pages are not touched until written.
+    ///
+    /// # Errors
+    /// When the system has no such memory.
+    pub fn zeroed(len: usize) -> Result<Buffer, OutOfMemory> {
+        let mut memory = ZeroedBytes::new(len)?;
+        let base = memory.as_mut_ptr();
+        Ok(Buffer(Arc::new(Shared { base, len, table: Table::default(), _memory: memory })))
+    }
+
+    /// Size in bytes.
+    pub fn len(&self) -> usize {
+        self.0.len
+    }
+
+    /// Whether the buffer has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.0.len == 0
+    }
+
+    /// Identity: equal for clones of one buffer only.
+    pub fn id(&self) -> usize {
+        Arc::as_ptr(&self.0) as usize
+    }
+
+    /// The first byte. The bytes behind it may be used under a [`Claim`] on them only.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.0.base
+    }
+
+    /// Claims rectangles for a task, all or none. They may overlap each other: what the task does
+    /// with its own bytes is its own affair. What lies past the end of the buffer does no harm, and
+    /// is not given.
+    ///
+    /// # Errors
+    /// [`BufferBusy`] while someone else writes any of the bytes, or reads what is to be written.
+    pub fn claim(&self, wanted: &[(Rect, Access)]) -> Result<Claim<'_>, BufferBusy> {
+        Ok(Claim { buffer: self, ticket: self.0.table.enter(wanted)? })
+    }
+
+    /// Opens the whole buffer for reading.
+    ///
+    /// # Errors
+    /// [`BufferBusy`] while someone writes any of it.
+    pub fn read(&self) -> Result<ReadGuard<'_>, BufferBusy> {
+        let all = Rect::bytes(0..self.len());
+        Ok(ReadGuard { claim: self.claim(&[(all, Access::Read)])? })
+    }
+
+    /// Opens the whole buffer for writing.
+    ///
+    /// # Errors
+    /// [`BufferBusy`] while someone else reads or writes any of it.
+    pub fn write(&self) -> Result<WriteGuard<'_>, BufferBusy> {
+        let all = Rect::bytes(0..self.len());
+        Ok(WriteGuard { claim: self.claim(&[(all, Access::Write)])? })
+    }
+}
+
+impl std::fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Buffer({} bytes)", self.len())
+    }
+}
+
+/// The right to use some rectangles of a buffer, until it is dropped.
+///
+/// While it lives, no claim for writing on the bytes that it reads succeeds, and no claim at all
+/// on those that it writes. What may be done with [`Buffer::as_ptr`] follows from it.
+pub struct Claim<'a> {
+    buffer: &'a Buffer,
+    ticket: u64,
+}
+
+impl<'a> Claim<'a> {
+    /// What was claimed of.
+    pub fn buffer(&self) -> &'a Buffer {
+        self.buffer
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.buffer.0.table.leave(self.ticket);
+    }
+}
+
+/// Shared access to a whole buffer.
+pub struct ReadGuard<'a> {
+    claim: Claim<'a>,
+}
+
+impl ReadGuard<'_> {
+    /// The buffer as elements; a trailing partial element is left out.
+    pub fn as_slice<T: AnyBitPattern>(&self) -> &[T] {
+        let size = size_of::<T>();
+        bytemuck::cast_slice(&self[..self.len() / size * size])
+    }
+}
+
+impl Deref for ReadGuard<'_> {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        let buffer = self.claim.buffer();
+        // SAFETY: all bytes are claimed for reading while `self` lives.
+        unsafe { std::slice::from_raw_parts(buffer.as_ptr(), buffer.len()) }
+    }
+}
+
+/// Exclusive access to a whole buffer.
+pub struct WriteGuard<'a> {
+    claim: Claim<'a>,
+}
+
+impl WriteGuard<'_> {
+    /// The buffer as elements; a trailing partial element is left out.
+    pub fn as_slice<T: AnyBitPattern>(&self) -> &[T] {
+        let size = size_of::<T>();
+        bytemuck::cast_slice(&self[..self.len() / size * size])
+    }
+
+    /// The buffer as mutable elements; a trailing partial element is left out.
+    pub fn as_mut_slice<T: AnyBitPattern + NoUninit>(&mut self) -> &mut [T] {
+        let size = size_of::<T>();
+        let end = self.len() / size * size;
+        bytemuck::cast_slice_mut(&mut self[..end])
+    }
+}
+
+impl Deref for WriteGuard<'_> {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        let buffer = self.claim.buffer();
+        // SAFETY: all bytes are claimed for writing; only `deref_mut`, which borrows `self` for as
+        // long, writes them.
+        unsafe { std::slice::from_raw_parts(buffer.as_ptr(), buffer.len()) }
+    }
+}
+
+impl DerefMut for WriteGuard<'_> {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        let buffer = self.claim.buffer();
+        // SAFETY: all bytes are claimed for writing: no other claim has any of them, and the
+        // result borrows `self` alone.
+        unsafe { std::slice::from_raw_parts_mut(buffer.as_ptr(), buffer.len()) }
+    }
+}

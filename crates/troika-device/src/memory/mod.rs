@@ -1,0 +1,15 @@
+//! Memory: bytes from the system, buffers shared by devices, views of them and claims on them.
+
+mod buffer;
+mod bytes;
+mod claims;
+mod rect;
+#[cfg(test)]
+mod tests;
+mod view;
+
+pub use buffer::{Buffer, Claim, ReadGuard, WriteGuard};
+pub use bytes::{OutOfMemory, ZeroedBytes, trim_heap};
+pub use claims::{Access, BufferBusy};
+pub use rect::Rect;
+pub use view::{ReadRows, View, ViewError, WriteRows};

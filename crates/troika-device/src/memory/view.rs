@@ -1,0 +1,222 @@
+//! Rectangles of buffers: what tasks are bound to, depend on and claim.
+
+use std::ops::Range;
+
+use bytemuck::{AnyBitPattern, NoUninit};
+
+use super::buffer::{Buffer, Claim};
+use super::claims::{Access, BufferBusy};
+use super::rect::Rect;
+
+/// A rectangle of a buffer, inside of it.
+#[derive(Clone, Debug)]
+pub struct View {
+    buffer: Buffer,
+    rect: Rect,
+}
+
+/// A rectangle that is none of its buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{rows} rows of {row_bytes} bytes, {stride} bytes apart from byte {offset} on, are no view \
+     of a buffer of {len} bytes"
+)]
+pub struct ViewError {
+    /// First byte.
+    pub offset: usize,
+    /// Rows.
+    pub rows: usize,
+    /// Bytes of a row.
+    pub row_bytes: usize,
+    /// Bytes from row to row.
+    pub stride: usize,
+    /// Bytes of the buffer, or of the view.
+    pub len: usize,
+}
+
+impl View {
+    /// Rows of `row_bytes` bytes that start every `stride` bytes from `offset` on.
+    ///
+    /// # Errors
+    /// Rows that overlap each other, or do not lie inside of the buffer.
+    pub fn new(
+        buffer: &Buffer,
+        offset: usize,
+        (rows, row_bytes): (usize, usize),
+        stride: usize,
+    ) -> Result<View, ViewError> {
+        let len = buffer.len();
+        Rect::new(offset, rows, row_bytes, stride)
+            .filter(|rect| offset <= len && rect.span().end <= len)
+            .map(|rect| View { buffer: buffer.clone(), rect })
+            .ok_or(ViewError { offset, rows, row_bytes, stride, len })
+    }
+
+    /// Rows one after another.
+    ///
+    /// # Errors
+    /// As for [`View::new`].
+    pub fn dense(
+        buffer: &Buffer,
+        offset: usize,
+        (rows, row_bytes): (usize, usize),
+    ) -> Result<View, ViewError> {
+        View::new(buffer, offset, (rows, row_bytes), row_bytes)
+    }
+
+    /// The whole buffer as one row.
+    pub fn whole(buffer: &Buffer) -> View {
+        View { buffer: buffer.clone(), rect: Rect::bytes(0..buffer.len()) }
+    }
+
+    /// Some of the rows.
+    ///
+    /// # Errors
+    /// Rows that the view does not have.
+    pub fn rows(&self, rows: Range<usize>) -> Result<View, ViewError> {
+        let r = self.rect;
+        let (count, offset) = (rows.len(), rows.start.checked_mul(r.stride()));
+        let offset = offset.and_then(|at| at.checked_add(r.offset())).unwrap_or(usize::MAX);
+        let error = ViewError {
+            offset,
+            rows: count,
+            row_bytes: r.row_bytes(),
+            stride: r.stride(),
+            len: self.buffer.len(),
+        };
+        if rows.start > rows.end || rows.end > r.rows() {
+            return Err(error);
+        }
+        View::new(&self.buffer, offset, (count, r.row_bytes()), r.stride())
+    }
+
+    /// Some bytes of each row: columns.
+    ///
+    /// # Errors
+    /// Bytes that rows of the view do not have.
+    pub fn columns(&self, bytes: Range<usize>) -> Result<View, ViewError> {
+        let r = self.rect;
+        let (offset, row_bytes) = (r.offset().saturating_add(bytes.start), bytes.len());
+        let (rows, stride, len) = (r.rows(), r.stride(), self.buffer.len());
+        if bytes.start > bytes.end || bytes.end > r.row_bytes() {
+            return Err(ViewError { offset, rows, row_bytes, stride, len });
+        }
+        View::new(&self.buffer, offset, (rows, row_bytes), stride)
+    }
+
+    /// The memory.
+    pub fn buffer(&self) -> &Buffer {
+        &self.buffer
+    }
+
+    /// Which part of it.
+    pub fn rect(&self) -> &Rect {
+        &self.rect
+    }
+
+    /// Whether a byte belongs to both views; see [`Rect::overlaps`] for when that is exact.
+    pub fn overlaps(&self, other: &View) -> bool {
+        self.buffer.id() == other.buffer.id() && self.rect.overlaps(&other.rect)
+    }
+
+    /// Opens the view for reading.
+    ///
+    /// # Errors
+    /// [`BufferBusy`] while someone writes any of its bytes.
+    pub fn read(&self) -> Result<ReadRows<'_>, BufferBusy> {
+        let claim = self.buffer.claim(&[(self.rect, Access::Read)])?;
+        Ok(ReadRows { claim, rect: self.rect })
+    }
+
+    /// Opens the view for writing.
+    ///
+    /// # Errors
+    /// [`BufferBusy`] while someone else reads or writes any of its bytes.
+    pub fn write(&self) -> Result<WriteRows<'_>, BufferBusy> {
+        let claim = self.buffer.claim(&[(self.rect, Access::Write)])?;
+        Ok(WriteRows { claim, rect: self.rect })
+    }
+}
+
+/// Shared access to a view.
+pub struct ReadRows<'a> {
+    claim: Claim<'a>,
+    rect: Rect,
+}
+
+impl ReadRows<'_> {
+    /// A row as elements; a trailing partial element is left out. `None` past the last row, and
+    /// for rows that do not start at an element.
+    pub fn row<T: AnyBitPattern>(&self, i: usize) -> Option<&[T]> {
+        elements(self.bytes(self.rect.row(i)?))
+    }
+
+    /// All rows as elements, as [`ReadRows::row`] gives one. `None` where they lie apart.
+    pub fn as_slice<T: AnyBitPattern>(&self) -> Option<&[T]> {
+        elements(self.bytes(self.rect.is_dense().then(|| self.rect.span())?))
+    }
+
+    fn bytes(&self, range: Range<usize>) -> &[u8] {
+        // SAFETY: a row, or rows without gaps, of the rectangle that is claimed for reading while
+        // `self` lives; it lies inside of the buffer.
+        unsafe { std::slice::from_raw_parts(at(&self.claim, &range), range.len()) }
+    }
+}
+
+/// Exclusive access to a view.
+pub struct WriteRows<'a> {
+    claim: Claim<'a>,
+    rect: Rect,
+}
+
+impl WriteRows<'_> {
+    /// A row to read, as [`ReadRows::row`].
+    pub fn row<T: AnyBitPattern>(&self, i: usize) -> Option<&[T]> {
+        elements(self.bytes(self.rect.row(i)?))
+    }
+
+    /// All rows to read, as [`ReadRows::as_slice`].
+    pub fn as_slice<T: AnyBitPattern>(&self) -> Option<&[T]> {
+        elements(self.bytes(self.rect.is_dense().then(|| self.rect.span())?))
+    }
+
+    /// A row to write, as [`ReadRows::row`].
+    pub fn row_mut<T: AnyBitPattern + NoUninit>(&mut self, i: usize) -> Option<&mut [T]> {
+        let row = self.rect.row(i)?;
+        elements_mut(self.bytes_mut(row))
+    }
+
+    /// All rows to write, as [`ReadRows::as_slice`].
+    pub fn as_mut_slice<T: AnyBitPattern + NoUninit>(&mut self) -> Option<&mut [T]> {
+        let all = self.rect.is_dense().then(|| self.rect.span())?;
+        elements_mut(self.bytes_mut(all))
+    }
+
+    fn bytes(&self, range: Range<usize>) -> &[u8] {
+        // SAFETY: as for `ReadRows`; the bytes are claimed for writing, and only `bytes_mut`
+        // writes them, which borrows `self` for as long.
+        unsafe { std::slice::from_raw_parts(at(&self.claim, &range), range.len()) }
+    }
+
+    fn bytes_mut(&mut self, range: Range<usize>) -> &mut [u8] {
+        // SAFETY: a row, or rows without gaps, of the rectangle that is claimed for writing: no
+        // other claim has its bytes, and the result borrows `self` alone.
+        unsafe { std::slice::from_raw_parts_mut(at(&self.claim, &range), range.len()) }
+    }
+}
+
+/// The first byte of a range inside of the buffer.
+fn at(claim: &Claim<'_>, range: &Range<usize>) -> *mut u8 {
+    // SAFETY: the caller's range lies inside of the buffer.
+    unsafe { claim.buffer().as_ptr().add(range.start) }
+}
+
+fn elements<T: AnyBitPattern>(bytes: &[u8]) -> Option<&[T]> {
+    let whole = bytes.len() / size_of::<T>().max(1) * size_of::<T>();
+    bytemuck::try_cast_slice(&bytes[..whole]).ok()
+}
+
+fn elements_mut<T: AnyBitPattern + NoUninit>(bytes: &mut [u8]) -> Option<&mut [T]> {
+    let whole = bytes.len() / size_of::<T>().max(1) * size_of::<T>();
+    bytemuck::try_cast_slice_mut(&mut bytes[..whole]).ok()
+}
