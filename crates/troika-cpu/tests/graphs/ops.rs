@@ -49,6 +49,11 @@ impl Build {
     }
 
     fn weight(&mut self, dtype: DType, rows: usize, cols: usize) -> WeightRef {
+        let decl = self.stored(dtype, rows, cols);
+        self.b.weight(decl)
+    }
+
+    fn stored(&mut self, dtype: DType, rows: usize, cols: usize) -> WeightDecl {
         let name = format!("w{}", self.store.names().len());
         let bytes = dtype.row_bytes(cols).unwrap() * rows;
         // Any bytes are blocks; small ones make small numbers.
@@ -56,8 +61,7 @@ impl Build {
             DType::F32 => (0..rows * cols).flat_map(|i| (i as f32 * 0.01).to_le_bytes()).collect(),
             _ => (0..bytes).map(|i| (i % 40) as u8).collect(),
         };
-        let decl = self.store.add_as(&name, dtype, (rows, cols), &bytes);
-        self.b.weight(decl)
+        self.store.add_as(&name, dtype, (rows, cols), &bytes)
     }
 
     fn floats(&mut self, cols: usize) -> ValueId {
@@ -96,6 +100,19 @@ fn linear(name: &'static str, dtype: DType, acts: Acts) -> Case {
     let (weight, bias) = (b.weight(dtype, 5, 256), b.weight(DType::F32, 1, 5));
     let x = b.floats(256);
     b.op(Op::Linear { weight, bias: Some(bias), acts }, &[x], 5)
+}
+
+/// Five of forty columns of a product: a slice of its weight and one of its bias.
+fn linear_part(name: &'static str, dtype: DType, acts: Acts) -> Case {
+    let mut b = Build::new(name);
+    let rows = b.stored(dtype, 40, 256);
+    let slice = Some(WeightSlice::Rows { first: 16, of: 40 });
+    let weight = b.b.weight(WeightDecl { rows: 5, slice, ..rows });
+    let cols = b.stored(DType::F32, 1, 40);
+    let slice = Some(WeightSlice::Cols { first: 16, of: 40 });
+    let bias = Some(b.b.weight(WeightDecl { cols: 5, slice, ..cols }));
+    let x = b.floats(256);
+    b.op(Op::Linear { weight, bias, acts }, &[x], 5)
 }
 
 /// A norm, two products of its result and a gate: what the device runs as one.
@@ -230,6 +247,9 @@ pub fn cases() -> Vec<Case> {
         linear("linear of bf16", DType::BF16, Acts::Bf16),
         linear("linear of blocks", DType::Q4_K, Acts::F32),
         linear("linear of bytes", DType::Q4_K, Acts::Int8),
+        linear_part("linear of some rows", DType::F32, Acts::F32),
+        linear_part("linear of some rows of pairs", DType::BF16, Acts::Bf16),
+        linear_part("linear of some rows of bytes", DType::Q4_K, Acts::Int8),
         heads,
         rope("rope", false),
         rope("rope of long sequences", true),
@@ -373,6 +393,11 @@ fn wrong_products() -> Vec<Wrong> {
         "linear of bf16": "has no path with Bf16", g => g.weights[0].dtype = DType::F16;
         "linear of blocks": "no whole Q4_K blocks", g => g.weights[0].cols = 255;
         "linear of bytes": "has no path with Int8", g => g.weights[0].dtype = DType::Q3_K;
+        "linear of some rows": "do not lie inside", g => g.weights[0].rows = 25;
+        "linear of some rows": "only vectors are sliced",
+            g => g.weights[0].slice = g.weights[1].slice;
+        "linear of some rows": "do not lie inside",
+            g => g.weights[1].slice = Some(WeightSlice::Cols { first: usize::MAX, of: 40 });
         "head_linear": "0 heads", g => with!(g, Op::HeadLinear(h) => h.weights.clear());
         "head_linear": "2 heads do not divide",
             g => with!(g, Op::HeadLinear(h) => h.weights.truncate(2));
