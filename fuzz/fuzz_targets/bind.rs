@@ -10,7 +10,7 @@ use serde_json::Value;
 use troika_device::{WeightBytes, WeightSource};
 use troika_graph::DType;
 use troika_model::families::from_config;
-use troika_model::spec::{weight_needs, Checkpoint, Ffn, StoredTensor};
+use troika_model::spec::{weight_requirements, Checkpoint, Ffn, StoredTensor};
 use troika_weights::{BindOptions, FloatType, MappedCheckpoint, Quant, WeightStore};
 
 /// Bytes of all tensors together.
@@ -67,7 +67,7 @@ fuzz_target!(|data: &[u8]| {
     let Ok(store) = WeightStore::bind(&model, &Table(table), options) else { return };
     let _ = store.scan_non_finite();
     let _ = store.report();
-    for need in weight_needs(spec) {
+    for need in weight_requirements(spec) {
         if let Ok(data) = store.weight(&need.key.to_string()) {
             let row = data.dtype.row_bytes(data.cols).unwrap_or(0);
             assert_eq!(data.bytes.len(), row * data.rows);

@@ -3,13 +3,13 @@
 
 use libfuzzer_sys::fuzz_target;
 use troika_model::families::from_config;
-use troika_model::spec::weight_needs;
+use troika_model::spec::weight_requirements;
 
 fuzz_target!(|data: &[u8]| {
     let Ok(json) = serde_json::from_slice(data) else { return };
     let Ok(model) = from_config(&json) else { return };
     // Each weight is listed; names are made of as many as there is time for.
-    for (i, need) in weight_needs(&model.spec).enumerate() {
+    for (i, need) in weight_requirements(&model.spec).enumerate() {
         assert!(need.rows.checked_mul(need.cols).is_some());
         if i < 2000 {
             let _ = model.names.candidates(&model.spec, need.key);

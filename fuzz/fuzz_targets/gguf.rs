@@ -4,7 +4,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use troika_model::families::from_gguf;
-use troika_model::spec::{weight_needs, Checkpoint, StoredTensor};
+use troika_model::spec::{weight_requirements, Checkpoint, StoredTensor};
 use troika_model::tokenizer::Tokenizer;
 use troika_weights::parse_gguf;
 
@@ -31,7 +31,7 @@ fuzz_target!(|data: &[u8]| {
             assert!(data.get(t.range.clone()).is_some());
         }
         if let Ok(model) = from_gguf(&header.meta, &NoTensors) {
-            for need in weight_needs(&model.spec).take(2000) {
+            for need in weight_requirements(&model.spec).take(2000) {
                 let _ = model.names.candidates(&model.spec, need.key);
             }
         }

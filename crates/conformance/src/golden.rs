@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use troika::engine::{Feed, Want};
+use troika::engine::{SequenceInput, WantedLogits};
 use troika::plan::{Policy, Strategy};
 use troika::weights::{FloatType, parse_safetensors};
 use troika::{DeviceOptions, DeviceSpec, Model, OpenOptions};
@@ -166,7 +166,7 @@ pub fn all_logits(model: &mut Model, tokens: &[u32]) -> Res<Vec<f32>> {
     let engine = model.engine();
     let seq = engine.open();
     let mut out = Vec::new();
-    engine.run(&[Feed { seq, tokens, want: Want::All }], &mut |_, _, row| {
+    engine.run(&[SequenceInput { seq, tokens, logits: WantedLogits::All }], &mut |_, _, row| {
         out.extend_from_slice(row);
     })?;
     engine.close(seq);
@@ -184,9 +184,12 @@ pub fn greedy(model: &mut Model, prompt: &[u32], n: usize) -> Res<Vec<u32>> {
     let mut feed = prompt.to_vec();
     while tokens.len() < n {
         let mut best = 0;
-        engine.run(&[Feed { seq, tokens: &feed, want: Want::Last }], &mut |_, _, row| {
-            best = (0..row.len()).rev().max_by(|&a, &b| row[a].total_cmp(&row[b])).unwrap_or(0);
-        })?;
+        engine.run(
+            &[SequenceInput { seq, tokens: &feed, logits: WantedLogits::Last }],
+            &mut |_, _, row| {
+                best = (0..row.len()).rev().max_by(|&a, &b| row[a].total_cmp(&row[b])).unwrap_or(0);
+            },
+        )?;
         tokens.push(best as u32);
         feed = vec![best as u32];
     }

@@ -8,7 +8,7 @@ use troika::device::{
     Device, DeviceError, PackFn, PackLayout, Packed, RealClock, WeightBytes, WeightData,
     WeightSource, ZeroedBytes,
 };
-use troika::engine::{Engine, EngineParts, Feed, Want};
+use troika::engine::{Engine, EngineParts, SequenceInput, WantedLogits};
 use troika::graph::DType;
 use troika::plan::{DeviceFacts, Plan, PlanRequest, Strategy, make};
 use troika::trace::Tracer;
@@ -45,7 +45,7 @@ fn in_f32(strategy: Strategy, chunk: usize) -> PlanRequest {
 fn plan_of(d: &Described, devices: &[Arc<dyn Device>], request: &PlanRequest) -> Plan {
     let facts = |d: &Arc<dyn Device>| DeviceFacts {
         name: d.name().to_string(),
-        activations: d.caps().acts.clone(),
+        activations: d.caps().activation_formats.clone(),
     };
     make(&d.spec, &devices.iter().map(facts).collect::<Vec<_>>(), request).unwrap()
 }
@@ -68,7 +68,9 @@ fn logits(engine: &mut Engine, tokens: &[u32]) -> Vec<f32> {
     let seq = engine.open();
     let mut out = Vec::new();
     engine
-        .run(&[Feed { seq, tokens, want: Want::All }], &mut |_, _, row| out.extend_from_slice(row))
+        .run(&[SequenceInput { seq, tokens, logits: WantedLogits::All }], &mut |_, _, row| {
+            out.extend_from_slice(row)
+        })
         .unwrap();
     engine.close(seq);
     out
@@ -97,8 +99,8 @@ fn sequences_in_one_batch_do_not_disturb_each_other() {
         let (a, b) = (e.open(), e.open());
         let (short, long) = (&ids[..5], &ids[..]);
         let feeds = [
-            Feed { seq: a, tokens: short, want: Want::All },
-            Feed { seq: b, tokens: long, want: Want::All },
+            SequenceInput { seq: a, tokens: short, logits: WantedLogits::All },
+            SequenceInput { seq: b, tokens: long, logits: WantedLogits::All },
         ];
         let mut got = [Vec::new(), Vec::new()];
         e.run(&feeds, &mut |feed, _, row| got[feed].extend_from_slice(row)).unwrap();
@@ -106,8 +108,8 @@ fn sequences_in_one_batch_do_not_disturb_each_other() {
         assert_eq!(got[0], alone[..5 * vocab], "{name}");
         // Decoding both at once: one row of each.
         let feeds = [
-            Feed { seq: a, tokens: &ids[5..6], want: Want::Last },
-            Feed { seq: b, tokens: &ids[..1], want: Want::Last },
+            SequenceInput { seq: a, tokens: &ids[5..6], logits: WantedLogits::Last },
+            SequenceInput { seq: b, tokens: &ids[..1], logits: WantedLogits::Last },
         ];
         let mut row_a = Vec::new();
         e.run(&feeds, &mut |feed, pos, row| {
@@ -214,7 +216,7 @@ fn loud_logits(kind: &'static str, kv_dtype: DType) -> Result<Vec<f32>, String> 
     })
     .unwrap();
     let (seq, mut out) = (engine.open(), Vec::new());
-    let feed = Feed { seq, tokens: &[1, 2, 3], want: Want::All };
+    let feed = SequenceInput { seq, tokens: &[1, 2, 3], logits: WantedLogits::All };
     let done = engine.run(&[feed], &mut |_, _, row| out.extend_from_slice(row));
     assert_eq!(engine.len(seq), if done.is_ok() { 3 } else { 0 });
     done.map(|()| out).map_err(|e| e.to_string())

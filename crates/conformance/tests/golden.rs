@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use conformance::golden::{Devices, all_logits, check, find, read_golden, relative_error};
-use troika::graph::{Acts, DType};
+use troika::graph::{ActivationFormat, DType};
 use troika::model::lower::SegmentKind;
 use troika::plan::Strategy;
 use troika::weights::FloatType;
@@ -79,10 +79,10 @@ fn relative_rms(got: &[f32], reference: &[f32]) -> f32 {
 #[test]
 fn checkpoints_with_bf16_activations() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
-    let open = |model: &Path, acts: &[Acts], chunk| {
+    let open = |model: &Path, activations: &[ActivationFormat], chunk| {
         let options = OpenOptions {
             dtype: FloatType::BF16,
-            activations: Some(acts.to_vec()),
+            activations: Some(activations.to_vec()),
             kv_dtype: Some(DType::F32),
             chunk,
             ..Default::default()
@@ -99,7 +99,8 @@ fn checkpoints_with_bf16_activations() {
         let tolerance = if experts { BF16_EXPERTS_TOLERANCE } else { BF16_TOLERANCE };
         let exact = all_logits(&mut exact, &golden.input_ids).unwrap();
         let whole =
-            all_logits(&mut open(&case.model, &[Acts::Bf16], 512), &golden.input_ids).unwrap();
+            all_logits(&mut open(&case.model, &[ActivationFormat::Bf16], 512), &golden.input_ids)
+                .unwrap();
         let error = relative_error(&whole, &exact);
         let total = relative_error(&whole, &golden.logits);
         let rms = relative_rms(&whole, &exact);
@@ -109,7 +110,7 @@ fn checkpoints_with_bf16_activations() {
         );
         assert!(rms > 0.0 && rms <= tolerance, "{name}: {rms}");
         for chunk in [1, 7] {
-            let mut model = open(&case.model, &[Acts::Bf16], chunk);
+            let mut model = open(&case.model, &[ActivationFormat::Bf16], chunk);
             let chunked = all_logits(&mut model, &golden.input_ids).unwrap();
             assert!(chunked == whole, "{name} in chunks of {chunk}");
         }
@@ -130,7 +131,7 @@ fn gguf_files_with_integer_activations() {
         let golden = read_golden(&dir.join(name).with_extension("safetensors")).unwrap();
         let file = dir.join(name).with_extension("gguf");
         let mut model = Model::open(&file, &options(512)).unwrap();
-        assert!(model.engine().plan().activations().contains(&Acts::Int8));
+        assert!(model.engine().plan().activations().contains(&ActivationFormat::Int8));
         assert!(!model.store().report().packed.is_empty());
         let whole = all_logits(&mut model, &golden.input_ids).unwrap();
         let error = relative_error(&whole, &golden.logits);

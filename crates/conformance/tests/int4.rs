@@ -4,7 +4,7 @@ use std::path::Path;
 
 use conformance::golden::{all_logits, relative_error};
 use serde_json::{Value, json};
-use troika::graph::Acts;
+use troika::graph::ActivationFormat;
 use troika::weights::FloatType;
 use troika::{Model, OpenOptions};
 
@@ -207,7 +207,7 @@ fn logits_with(model: &Path, dtype: FloatType, cache: Option<&Path>) -> Vec<f32>
     let cache_dir = cache.map(Path::to_path_buf);
     let options = OpenOptions { dtype, kv_dtype, cache_dir, ..OpenOptions::default() };
     let mut model = Model::open(model, &options).unwrap();
-    let integer = model.engine().plan().activations().contains(&Acts::Int8);
+    let integer = model.engine().plan().activations().contains(&ActivationFormat::Int8);
     assert_eq!(integer, dtype == FloatType::Auto);
     let tokens: Vec<u32> = (0..40).map(|i| i * 29 % 96).collect();
     all_logits(&mut model, &tokens).unwrap()

@@ -9,13 +9,13 @@ use std::sync::mpsc::{Receiver, channel};
 use conformance::golden::find;
 use troika::describe;
 use troika::device::{
-    Batch, Bindings, Buffer, Completion, Device, PageTable, Queue, RealClock, SeqRows, Step,
-    Submission, View, WeightSource,
+    Bindings, Buffer, CommandList, Completion, Device, ForwardBatch, PageTable, Queue, RealClock,
+    SeqRows, Submission, View, WeightSource,
 };
 use troika::graph::partition::{
     ColumnSplit, Columns, Partitioned, Piece, Stage, WhyWhole, cut_at, kv_heads, split_columns,
 };
-use troika::graph::{Acts, DType, Op, Subgraph, ValueId, restrict_activations};
+use troika::graph::{ActivationFormat, DType, Op, Subgraph, ValueId, restrict_activations};
 use troika::model::lower::{LowerOptions, Lowered, SegmentKind, lower};
 use troika::weights::{BindOptions, FloatType, WeightStore};
 use troika_cpu::{CpuDevice, CpuOptions};
@@ -148,9 +148,9 @@ impl Bench {
             executable,
             bindings: Arc::new(bindings),
             rows,
-            step: Arc::new(Step { seqs: vec![seq] }),
+            forward: Arc::new(ForwardBatch { seqs: vec![seq] }),
         };
-        self.queue.submit(Batch { tasks: vec![task], ..Batch::default() }).unwrap();
+        self.queue.submit(CommandList { tasks: vec![task], ..CommandList::default() }).unwrap();
         let outcome = self.done.recv().unwrap().outcome;
         outcome.unwrap_or_else(|e| panic!("{}: {e}", piece.graph.name));
         piece.outputs.iter().zip(&outputs).for_each(|(c, b)| m.scatter(g, c, b));
@@ -236,7 +236,7 @@ fn check_segment(
 fn lowered(
     model: &Path,
     bind: BindOptions,
-    (options, allowed): (LowerOptions, &[Acts]),
+    (options, allowed): (LowerOptions, &[ActivationFormat]),
 ) -> (WeightStore, Lowered) {
     let d = describe(model, bind).unwrap();
     let mut lowered = lower(&d.spec, &|key| d.store.shape(key), options).unwrap();
@@ -276,7 +276,8 @@ fn pieces_of_float_models_give_the_bits_of_the_whole() {
     for case in find(&folder("golden")).unwrap() {
         let f16 = LowerOptions { kv_dtype: DType::F16, ..F32 };
         let bf16 = LowerOptions { kv_dtype: DType::BF16, ..F32 };
-        let formats = [(FloatType::F32, f16, &[][..]), (FloatType::BF16, bf16, &[Acts::Bf16])];
+        let formats =
+            [(FloatType::F32, f16, &[][..]), (FloatType::BF16, bf16, &[ActivationFormat::Bf16])];
         for (float, options, allowed) in formats {
             let model = lowered(&case.model, float.into(), (options, allowed));
             check_model(&mut bench, &case.name, &model, &mut r, &mut seen);
@@ -299,7 +300,7 @@ fn pieces_of_float_models_give_the_bits_of_the_whole() {
 fn pieces_of_quantized_models_give_the_bits_of_the_whole() {
     let (mut bench, mut r, mut seen) = (Bench::open(), Random(2), Seen::default());
     for case in find(&folder("gguf")).unwrap() {
-        for allowed in [&[][..], &[Acts::Int8]] {
+        for allowed in [&[][..], &[ActivationFormat::Int8]] {
             let model = lowered(&case.model, BindOptions::default(), (F32, allowed));
             check_model(&mut bench, &case.name, &model, &mut r, &mut seen);
         }
@@ -317,7 +318,7 @@ fn weights_of_pieces_are_held_once() {
     let mut bench = Bench::open();
     let file = folder("gguf").join("llama-q8_0.gguf");
     let compile_all = |bench: &mut Bench, split: Option<&ColumnSplit>| {
-        let (store, l) = lowered(&file, BindOptions::default(), (F32, &[Acts::Int8]));
+        let (store, l) = lowered(&file, BindOptions::default(), (F32, &[ActivationFormat::Int8]));
         for s in &l.segments {
             let pieces = match split {
                 None => cut_at(&s.graph, &[]).unwrap(),

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use conformance::golden::all_logits;
 use troika::graph::DType;
-use troika::model::spec::{Key, Slot};
+use troika::model::spec::{Key, WeightRole};
 use troika::weights::{FloatType, Quant};
 use troika::{LoadProgress, Model, OpenOptions, Source};
 
@@ -106,12 +106,12 @@ fn norms_router_and_embedding_stay() {
     let options = OpenOptions { quant: Quant::Q4, ..OpenOptions::default() };
     let model = Model::open(&tiny(), &options).unwrap();
     let dtype = |key| model.store().shape(key).unwrap().dtype;
-    assert_eq!(dtype(Key::model(Slot::Embed)), DType::BF16);
-    assert_eq!(dtype(Key::model(Slot::Head)), DType::Q8_0);
-    assert_eq!(dtype(Key::layer(0, Slot::Router)), DType::BF16);
-    assert_eq!(dtype(Key::layer(0, Slot::AttnPre)), DType::BF16);
-    assert_eq!(dtype(Key::layer(0, Slot::Q)), DType::Q4_G32);
-    assert_eq!(dtype(Key::indexed(3, Slot::ExpertDown, 7)), DType::Q4_G32);
+    assert_eq!(dtype(Key::model(WeightRole::Embed)), DType::BF16);
+    assert_eq!(dtype(Key::model(WeightRole::Head)), DType::Q8_0);
+    assert_eq!(dtype(Key::layer(0, WeightRole::Router)), DType::BF16);
+    assert_eq!(dtype(Key::layer(0, WeightRole::AttnPre)), DType::BF16);
+    assert_eq!(dtype(Key::layer(0, WeightRole::Q)), DType::Q4_G32);
+    assert_eq!(dtype(Key::indexed(3, WeightRole::ExpertDown, 7)), DType::Q4_G32);
 }
 
 fn packed_files(dir: &Path) -> Vec<PathBuf> {

@@ -9,10 +9,12 @@ use std::sync::{Arc, Mutex, Weak};
 use conformance::golden::read_golden;
 use troika::describe;
 use troika::device::{
-    Batch, Caps, Clock, Completion, Device, DeviceError, DeviceKind, Executable, Queue, RealClock,
-    WeightSource,
+    Caps, Clock, CommandList, Completion, Device, DeviceError, DeviceKind, Executable, Queue,
+    RealClock, WeightSource,
 };
-use troika::engine::{Engine, EngineError, EngineParts, Feed, KvError, SeqId, Want};
+use troika::engine::{
+    Engine, EngineError, EngineParts, KvError, SeqId, SequenceInput, WantedLogits,
+};
 use troika::graph::{DType, Subgraph};
 use troika::plan::{DeviceFacts, PlanRequest, make};
 use troika::trace::Tracer;
@@ -85,27 +87,27 @@ impl Device for Probe {
 }
 
 impl Queue for ProbeQueue {
-    fn submit(&mut self, _: Batch) -> Result<(), DeviceError> {
+    fn submit(&mut self, _: CommandList) -> Result<(), DeviceError> {
         panic!("a plan's only device runs its batches on the waiting thread");
     }
 
-    fn run_here(&mut self, mut batch: Batch) -> Result<Completion, Batch> {
+    fn run_here(&mut self, mut list: CommandList) -> Result<Completion, CommandList> {
         let mut seen = self.seen.lock().unwrap();
         let mut fails = false;
         if let Some(left) = seen.left {
-            fails = left < batch.tasks.len();
-            batch.tasks.truncate(left);
-            seen.left = (!fails).then(|| left - batch.tasks.len());
+            fails = left < list.tasks.len();
+            list.tasks.truncate(left);
+            seen.left = (!fails).then(|| left - list.tasks.len());
         }
-        seen.tasks += batch.tasks.len();
-        for s in batch.tasks.iter().flat_map(|t| &t.step.seqs) {
+        seen.tasks += list.tasks.len();
+        for s in list.tasks.iter().flat_map(|t| &t.forward.seqs) {
             for (group, table) in s.tables.iter().enumerate() {
                 for (i, &page) in table.pages.iter().enumerate() {
                     seen.pages.entry((group, page)).or_default().insert(table.first + i);
                 }
             }
         }
-        let mut completion = self.inner.run_here(batch)?;
+        let mut completion = self.inner.run_here(list)?;
         if fails {
             let (device, why) = ("probe".into(), "it was told to fail".into());
             completion.outcome = Err(DeviceError::System { device, why });
@@ -155,7 +157,9 @@ fn engine_on(
 /// Feeds tokens and returns the logits after each.
 fn feed(e: &mut Engine, seq: SeqId, tokens: &[u32]) -> Result<Vec<Vec<f32>>, EngineError> {
     let mut rows = Vec::new();
-    e.run(&[Feed { seq, tokens, want: Want::All }], &mut |_, _, row| rows.push(row.to_vec()))?;
+    e.run(&[SequenceInput { seq, tokens, logits: WantedLogits::All }], &mut |_, _, row| {
+        rows.push(row.to_vec())
+    })?;
     Ok(rows)
 }
 
@@ -220,7 +224,7 @@ fn windowed_sequences_go_on_where_they_are_cut_back_to() {
 }
 
 /// Tokens that greedy decoding appends to a prompt, and the logits of all of them computed at
-/// once: a single step, in which no page is dropped.
+/// once: a single forward batch, in which no page is dropped.
 fn generate(e: &mut Engine, prompt: &[u32]) -> (Vec<u32>, Vec<Vec<f32>>) {
     let seq = e.open();
     let mut tokens = prompt.to_vec();
@@ -301,7 +305,7 @@ fn a_full_cache_leaves_only_what_was_computed() {
 fn a_sequence_is_fed_once_per_call() {
     let (mut e, _) = engine(&tests("golden/qwen3"), 7);
     let seq = e.open();
-    let feed = Feed { seq, tokens: &[1, 2], want: Want::Last };
+    let feed = SequenceInput { seq, tokens: &[1, 2], logits: WantedLogits::Last };
     let error = e.run(&[feed, feed], &mut |_, _, _| ()).unwrap_err();
     assert!(matches!(error, EngineError::Twice), "{error}");
     assert!(e.is_empty(seq));

@@ -89,12 +89,12 @@ fn json_text(value: &serde_json::Value) -> String {
     out
 }
 
-/// Tells the user something beside the answer. Nobody listening is no reason to fail.
+/// Tells the user something besides the answer. Nobody listening is no reason to fail.
 pub fn note(text: &str) {
     let _ = io::stderr().lock().write_all(lines(text).as_bytes());
 }
 
-/// One line beside the answer, which may quote a stranger.
+/// One line besides the answer, which may quote a stranger.
 pub fn note_line(text: &str) {
     note(&format!("{}\n", printable(text)));
 }

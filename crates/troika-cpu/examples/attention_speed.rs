@@ -13,8 +13,8 @@ use troika_cpu::kernels::attention::{Operands, attention, partial_floats, worker
 use troika_cpu::kernels::kv::CacheRef;
 use troika_cpu::kernels::linear;
 use troika_cpu::{Isa, PerWorker, Pool};
-use troika_device::{PageTable, SeqRows, Step};
-use troika_graph::{Acts, Attention};
+use troika_device::{ForwardBatch, PageTable, SeqRows};
+use troika_graph::{ActivationFormat, Attention};
 
 /// Measurements, of which the best counts.
 const RUNS: usize = 5;
@@ -47,8 +47,8 @@ fn op(c: &Case) -> Attention {
         softcap: None,
         sinks: None,
         value_in_key: false,
-        group: 0,
-        acts: Acts::F32,
+        page_group: 0,
+        activations: ActivationFormat::F32,
     }
 }
 
@@ -60,7 +60,7 @@ fn time(isa: Isa, threads: usize, c: &Case, cache: Cache) -> f64 {
     let table = PageTable { page_len: PAGE, first: 0, pages: (0..pages as u32).collect() };
     let seq =
         SeqRows { seq: 0, rows: 0..c.rows, pos: c.depth, known_len: len, tables: vec![table] };
-    let step = Step { seqs: vec![seq] };
+    let forward = ForwardBatch { seqs: vec![seq] };
     let width = c.kv_heads * op.k_dim;
     let copies =
         if c.rows < 8 { ((256 << 20) / (pages * PAGE * width * 4)).clamp(1, 64) } else { 1 };
@@ -81,7 +81,7 @@ fn time(isa: Isa, threads: usize, c: &Case, cache: Cache) -> f64 {
     let q: Vec<f32> =
         (0..c.rows * c.heads * op.k_dim).map(|i| (i % 83) as f32 / 83.0 - 0.5).collect();
     let mut y = vec![0.0; c.rows * c.heads * op.v_dim];
-    let mut partials = vec![0.0; partial_floats(&op, &step, threads)];
+    let mut partials = vec![0.0; partial_floats(&op, &forward, threads)];
     let each = worker_floats(&op).next_multiple_of(16);
     let mut scratch = vec![0.0; each * threads];
     let mut pool = Pool::new(threads, None).expect("threads");
@@ -91,7 +91,8 @@ fn time(isa: Isa, threads: usize, c: &Case, cache: Cache) -> f64 {
     for _ in 0..RUNS {
         let start = Instant::now();
         for &(keys, values) in &caches {
-            let x = Operands { op: &op, sinks: None, q: &q, keys, values, step: &step, pairs };
+            let x =
+                Operands { op: &op, sinks: None, q: &q, keys, values, forward: &forward, pairs };
             attention(&mut cx, x, &mut partials, &mut y).expect("all positions are kept");
         }
         best = best.min(start.elapsed().as_secs_f64() / copies as f64);

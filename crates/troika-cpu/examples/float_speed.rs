@@ -100,9 +100,9 @@ fn main() {
     println!("|---|---|---|---|---|---|---|---|");
     for isa in Isa::available().into_iter().rev() {
         for c in cases(isa) {
-            let acts = if c.pairs { "bf16" } else { "f32" };
+            let activations = if c.pairs { "bf16" } else { "f32" };
             let (dtype, n, k, rows) = (c.dtype, c.n, c.k, c.rows);
-            let line = format!("| {} | {dtype} | {acts} | {n} x {k} | {rows} |", isa.name());
+            let line = format!("| {} | {dtype} | {activations} | {n} x {k} | {rows} |", isa.name());
             if !words.iter().all(|w| line.contains(&format!(" {w} "))) {
                 continue;
             }

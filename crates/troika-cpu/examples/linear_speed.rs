@@ -12,7 +12,8 @@ use std::time::Instant;
 
 use troika_cpu::kernels::Context;
 use troika_cpu::kernels::int8::{
-    DTYPES, Extra, Layout, PackedView, Product, Rows, floats, linear, name, quantize,
+    ActivationRows, DTYPES, Layout, PackedView, Product, ZeroPointCorrection, floats, linear, name,
+    quantize,
 };
 use troika_cpu::kernels::linear::{OutView, RowsView};
 use troika_cpu::{Isa, PerWorker, Pool, SharedMut};
@@ -44,8 +45,12 @@ fn time(cx: &mut Context<'_>, c: &Case) -> [f64; 2] {
     let mut best = [f64::MAX; 2];
     for _ in 0..RUNS {
         let start = Instant::now();
-        quantize(cx, (Rows::Plain(&x), c.k), &mut [(Extra::of(c.dtype), &mut q)])
-            .expect("no panic");
+        quantize(
+            cx,
+            (ActivationRows::Plain(&x), c.k),
+            &mut [(ZeroPointCorrection::of(c.dtype), &mut q)],
+        )
+        .expect("no panic");
         best[1] = best[1].min(start.elapsed().as_secs_f64());
         let start = Instant::now();
         for bytes in &weights {

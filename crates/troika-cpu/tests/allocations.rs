@@ -54,13 +54,17 @@ fn graph() -> (Subgraph, Store) {
         up_bias: none(),
         down_bias: none(),
         act: Activation::Silu,
-        acts: Acts::F32,
+        activations: ActivationFormat::F32,
     };
     let x = b.input("x", 64, DType::F32);
     let rms = Op::RmsNorm { weight: Some(norm), eps: 1e-6, offset: 1.0, group: 64 };
     let n = b.op("n", rms, &[x], 64);
-    let logits =
-        b.op("logits", Op::Linear { weight: router, bias: None, acts: Acts::F32 }, &[n], 4);
+    let logits = b.op(
+        "logits",
+        Op::Linear { weight: router, bias: None, activations: ActivationFormat::F32 },
+        &[n],
+        4,
+    );
     let score = Score::Softmax;
     let r = Router { experts: 4, top_k: 2, score, normalize: true, scale: 1.0, groups: None };
     let (ids, w) = b.router(r, logits);
@@ -78,24 +82,24 @@ fn a_warm_queue_allocates_nothing_per_op() {
     let executable = device.compile(&graph, &store).unwrap();
     let bind = || vec![View::whole(&Buffer::zeroed(8 * 64 * 4).unwrap())];
     let bindings = Arc::new(Bindings { inputs: bind(), states: vec![], outputs: bind() });
-    let step = Arc::new(Step::default());
+    let forward = Arc::new(ForwardBatch::default());
     let (send, done) = channel();
     let mut queue = device.queue(0, Arc::new(RealClock::new()), send).unwrap();
-    let mut batch = Batch::default();
+    let mut list = CommandList::default();
     let (mut before, runs) = (0, 200);
     for i in 0..runs + 10 {
         if i == 10 {
             before = COUNT.load(Ordering::Relaxed);
         }
         for _ in 0..2 {
-            let (bindings, step) = (bindings.clone(), step.clone());
+            let (bindings, forward) = (bindings.clone(), forward.clone());
             let executable = executable.clone();
-            batch.tasks.push(Submission { tag: 0, executable, bindings, rows: 8, step });
+            list.tasks.push(Submission { tag: 0, executable, bindings, rows: 8, forward });
         }
-        queue.submit(std::mem::take(&mut batch)).unwrap();
+        queue.submit(std::mem::take(&mut list)).unwrap();
         let completion = done.recv().unwrap();
         completion.outcome.unwrap();
-        batch = completion.batch;
+        list = completion.list;
     }
     let count = COUNT.load(Ordering::Relaxed) - before;
     // The channel of completions takes a block for every 31 of them.

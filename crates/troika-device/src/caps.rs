@@ -1,6 +1,6 @@
 //! What a device can do.
 
-use troika_graph::{Acts, DType};
+use troika_graph::{ActivationFormat, DType};
 
 /// The class of a device. Only the planner and the device's own crate may look at it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -33,13 +33,13 @@ pub struct Caps {
     pub static_shapes: bool,
     /// Weight types it reads as they are.
     pub weight_dtypes: Vec<DType>,
-    /// The numbers, beside f32, that its products gain from taking activations as.
-    pub acts: Vec<Acts>,
+    /// Activation formats, besides f32, that its products gain from.
+    pub activation_formats: Vec<ActivationFormat>,
     /// Largest graph with its weights, in bytes, if limited.
     pub max_graph_bytes: Option<u64>,
     /// Most bytes of all executables together, if limited.
     pub max_resident_bytes: Option<u64>,
-    /// Batches that may be in flight on one queue.
+    /// Lists that may be in flight on one queue.
     pub queue_depth: usize,
     /// Products write results whose rows lie apart, so that a product's columns can be computed
     /// next to another device's. What else is bound to rows that lie apart is refused when it is

@@ -10,8 +10,8 @@ use troika_graph::Subgraph;
 use crate::caps::{Caps, DeviceKind};
 use crate::clock::Clock;
 use crate::error::DeviceError;
+use crate::forward_batch::ForwardBatch;
 use crate::memory::View;
-use crate::step::Step;
 use crate::weight::WeightSource;
 
 /// Name of an executable: no two of a process have the same.
@@ -95,12 +95,12 @@ pub struct Submission {
     /// Value of the symbol `rows`.
     pub rows: usize,
     /// The sequences behind the rows (attention looks at it).
-    pub step: Arc<Step>,
+    pub forward: Arc<ForwardBatch>,
 }
 
 /// Submissions that run in order on one queue and complete together.
 #[derive(Debug, Default)]
-pub struct Batch {
+pub struct CommandList {
     /// The caller's name for it.
     pub id: u64,
     /// The runs.
@@ -120,14 +120,14 @@ pub struct TaskTime {
     pub end: Duration,
 }
 
-/// Report of a finished batch.
+/// Report of a finished command list.
 #[derive(Debug)]
 pub struct Completion {
     /// Which queue of the receiver: the number given to [`Device::queue`].
     pub queue: usize,
-    /// The batch, emptied; its allocation can be used again.
-    pub batch: Batch,
-    /// Whether all tasks ran; after a failure the rest of the batch is skipped.
+    /// The list, emptied; its allocation can be used again.
+    pub list: CommandList,
+    /// Whether all tasks ran; after a failure the rest of the list is skipped.
     pub outcome: Result<(), DeviceError>,
     /// Times, when asked for.
     pub times: Vec<TaskTime>,
@@ -168,19 +168,19 @@ pub trait Device: Send + Sync {
 
 /// An in-order queue of a device.
 pub trait Queue: Send {
-    /// Hands over a batch and returns at once.
+    /// Hands over a command list and returns at once.
     ///
     /// # Errors
     /// [`DeviceError::Gone`] when the device no longer works.
-    fn submit(&mut self, batch: Batch) -> Result<(), DeviceError>;
+    fn submit(&mut self, list: CommandList) -> Result<(), DeviceError>;
 
-    /// Runs a batch on the calling thread, for a caller that has nothing else to do: the
+    /// Runs a list on the calling thread, for a caller that has nothing else to do: the
     /// completion is returned, not sent, and nobody is woken up. Nothing may be in flight on the
     /// queue.
     ///
     /// # Errors
-    /// The batch back from a queue that does not compute on the caller's thread: submit it.
-    fn run_here(&mut self, batch: Batch) -> Result<Completion, Batch> {
-        Err(batch)
+    /// The list back from a queue that does not compute on the caller's thread: submit it.
+    fn run_here(&mut self, list: CommandList) -> Result<Completion, CommandList> {
+        Err(list)
     }
 }

@@ -7,20 +7,20 @@ mod caps;
 mod clock;
 mod device;
 mod error;
+mod forward_batch;
 mod memory;
-mod step;
 mod weight;
 
 pub use caps::{Caps, DeviceKind};
 pub use clock::{Clock, RealClock};
 pub use device::{
-    Batch, Bindings, Completion, Device, Executable, ExecutableId, Executables, Queue, Submission,
-    TaskTime,
+    Bindings, CommandList, Completion, Device, Executable, ExecutableId, Executables, Queue,
+    Submission, TaskTime,
 };
 pub use error::DeviceError;
+pub use forward_batch::{ForwardBatch, PageTable, PagesView, SeqRows};
 pub use memory::{
     Access, Buffer, BufferBusy, Claim, OutOfMemory, ReadGuard, ReadRows, Rect, View, ViewError,
     WriteGuard, WriteRows, ZeroedBytes, trim_heap,
 };
-pub use step::{PageTable, PagesView, SeqRows, Step};
 pub use weight::{PackFn, PackLayout, Packed, WeightBytes, WeightData, WeightOwner, WeightSource};

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use troika_device::{
-    Bindings, Buffer, Clock, Device, DeviceError, Step, Submission, View, WeightSource,
+    Bindings, Buffer, Clock, Device, DeviceError, ForwardBatch, Submission, View, WeightSource,
 };
 use troika_model::lower::{
     EdgeId, LowerOptions, Lowered, SegmentKind, StateDecl, WeightShapes, lower,
@@ -14,13 +14,13 @@ use troika_model::spec::ModelSpec;
 use troika_plan::{Phase, Plan};
 use troika_trace::Tracer;
 
+use crate::batching::{PlannedBatch, plan_batches};
 use crate::error::EngineError;
 use crate::history::History;
 use crate::kv::{KvCache, SeqId};
 use crate::pool::EdgePool;
 use crate::program::Program;
 use crate::schedule::{Runner, Task, TaskGraph};
-use crate::step::{PlannedStep, plan_steps};
 
 /// Logits kept at once while many rows are wanted.
 const LOGITS_BYTES: usize = 64 << 20;
@@ -47,9 +47,9 @@ pub struct EngineParts<'a> {
     pub sequences: usize,
 }
 
-/// Which logits a feed wants.
+/// Which logits of an input are wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Want {
+pub enum WantedLogits {
     /// None: the tokens only fill the cache.
     None,
     /// Those after the last token.
@@ -60,19 +60,19 @@ pub enum Want {
 
 /// Tokens to append to a sequence.
 #[derive(Clone, Copy, Debug)]
-pub struct Feed<'a> {
+pub struct SequenceInput<'a> {
     /// Which sequence.
     pub seq: SeqId,
     /// The tokens.
     pub tokens: &'a [u32],
     /// Which logits are wanted.
-    pub want: Want,
+    pub logits: WantedLogits,
 }
 
-/// Receives (index of the feed, position, logits) in order.
+/// Receives (index of the input, position, logits) in order.
 pub type LogitsSink<'a> = &'a mut dyn FnMut(usize, usize, &[f32]);
 
-/// Bytes the engine holds, beside the weights.
+/// Bytes the engine holds, besides the weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EngineMemory {
     /// KV cache (reserved; pages are touched as sequences grow).
@@ -130,7 +130,7 @@ impl Engine {
         let mut memory = EngineMemory::default();
         // Before weights are packed, which takes long: what does not fit is said at once.
         let kv = KvCache::new(
-            &lowered.groups,
+            &lowered.page_groups,
             plan.page_len,
             plan.context,
             plan.prefill.chunk,
@@ -171,7 +171,7 @@ impl Engine {
 
     /// Bytes held.
     pub fn memory(&self) -> EngineMemory {
-        let used = self.lowered.states.iter().map(|s| self.kv.used(s.group) * state_row(s));
+        let used = self.lowered.states.iter().map(|s| self.kv.used(s.page_group) * state_row(s));
         let activations = self.pools.iter().map(EdgePool::bytes).sum();
         EngineMemory { kv_used: used.sum::<usize>() as u64, activations, ..self.memory }
     }
@@ -215,40 +215,47 @@ impl Engine {
     /// Appends tokens to sequences and hands over the wanted logits.
     ///
     /// # Errors
-    /// An empty feed, a sequence fed twice, an unknown token or too long a sequence (all before any
-    /// work); a full cache or a failing device (the sequences are then as before the call, or
+    /// An empty input, a sequence fed twice, an unknown token or too long a sequence (all before
+    /// any work); a full cache or a failing device (the sequences are then as before the call, or
     /// empty).
-    pub fn run(&mut self, feeds: &[Feed<'_>], sink: LogitsSink<'_>) -> Result<(), EngineError> {
-        self.check(feeds)?;
-        let before: Vec<usize> = feeds.iter().map(|f| self.kv.len(f.seq)).collect();
-        let again: Vec<Option<Vec<u32>>> =
-            feeds.iter().zip(&before).map(|(f, &len)| self.history.again(f, len)).collect();
-        let mut whole = feeds.to_vec();
-        for (f, tokens) in whole.iter_mut().zip(&again) {
+    pub fn run(
+        &mut self,
+        inputs: &[SequenceInput<'_>],
+        sink: LogitsSink<'_>,
+    ) -> Result<(), EngineError> {
+        self.check(inputs)?;
+        let before: Vec<usize> = inputs.iter().map(|f| self.kv.len(f.seq)).collect();
+        let recomputed: Vec<Option<Vec<u32>>> = inputs
+            .iter()
+            .zip(&before)
+            .map(|(f, &len)| self.history.recompute_tokens(f, len))
+            .collect();
+        let mut whole = inputs.to_vec();
+        for (f, tokens) in whole.iter_mut().zip(&recomputed) {
             if let Some(tokens) = tokens {
                 self.kv.truncate(f.seq, 0);
                 f.tokens = tokens;
             }
         }
-        let result = self.run_checked(&whole, &mut |feed, pos, logits| {
-            if pos >= before[feed] {
-                sink(feed, pos, logits);
+        let result = self.run_checked(&whole, &mut |input, pos, logits| {
+            if pos >= before[input] {
+                sink(input, pos, logits);
             }
         });
-        for ((f, len), again) in feeds.iter().zip(before).zip(&again) {
+        for ((f, len), recomputed) in inputs.iter().zip(before).zip(&recomputed) {
             match result {
                 Ok(()) => self.history.append(f.seq, f.tokens),
                 // What was cached is gone, and what was to replace it may not have been computed.
-                Err(_) if again.is_some() => _ = self.truncate(f.seq, 0),
+                Err(_) if recomputed.is_some() => _ = self.truncate(f.seq, 0),
                 Err(_) => _ = self.truncate(f.seq, len),
             }
         }
         result
     }
 
-    fn check(&self, feeds: &[Feed<'_>]) -> Result<(), EngineError> {
-        for (i, f) in feeds.iter().enumerate() {
-            if feeds[..i].iter().any(|other| other.seq == f.seq) {
+    fn check(&self, inputs: &[SequenceInput<'_>]) -> Result<(), EngineError> {
+        for (i, f) in inputs.iter().enumerate() {
+            if inputs[..i].iter().any(|other| other.seq == f.seq) {
                 return Err(EngineError::Twice);
             }
             if f.tokens.is_empty() {
@@ -262,10 +269,14 @@ impl Engine {
         Ok(())
     }
 
-    fn run_checked(&mut self, feeds: &[Feed<'_>], sink: LogitsSink<'_>) -> Result<(), EngineError> {
-        let steps = plan_steps(feeds, self.plan.prefill.chunk, &mut self.kv)?;
+    fn run_checked(
+        &mut self,
+        inputs: &[SequenceInput<'_>],
+        sink: LogitsSink<'_>,
+    ) -> Result<(), EngineError> {
+        let batches = plan_batches(inputs, self.plan.prefill.chunk, &mut self.kv)?;
         let budget = (LOGITS_BYTES / (self.vocab * 4)).max(1);
-        let mut rest = steps.as_slice();
+        let mut rest = batches.as_slice();
         while !rest.is_empty() {
             let mut wanted = rest[0].wanted_rows();
             let mut n = 1;
@@ -273,29 +284,29 @@ impl Engine {
                 wanted += rest[n].wanted_rows();
                 n += 1;
             }
-            self.run_group(&rest[..n], wanted)?;
+            self.run_batches(&rest[..n], wanted)?;
             self.read_logits(&rest[..n], sink)?;
             rest = &rest[n..];
         }
         Ok(())
     }
 
-    /// Runs some steps whose logits fit the logits buffer together.
-    fn run_group(&mut self, steps: &[PlannedStep], wanted: usize) -> Result<(), EngineError> {
-        self.reserve(steps.len(), wanted)?;
-        for (slot, s) in self.inputs.iter().zip(steps) {
+    /// Runs some forward batches whose logits fit the logits buffer together.
+    fn run_batches(&mut self, batches: &[PlannedBatch], wanted: usize) -> Result<(), EngineError> {
+        self.reserve(batches.len(), wanted)?;
+        for (slot, s) in self.inputs.iter().zip(batches) {
             slot.ids.write()?.as_mut_slice::<i32>()[..s.ids.len()].copy_from_slice(&s.ids);
             slot.positions.write()?.as_mut_slice::<i32>()[..s.ids.len()]
                 .copy_from_slice(&s.positions);
         }
-        let [s] = steps else {
-            let graph = self.graph(steps)?;
+        let [s] = batches else {
+            let graph = self.graph(batches)?;
             return self.runner.run(&graph);
         };
         // Decoding repeats one shape: every row wanted. Its graph is made once.
-        let rows = s.step.rows();
+        let rows = s.forward.rows();
         if s.wanted_rows() != rows {
-            let graph = self.graph(steps)?;
+            let graph = self.graph(batches)?;
             return self.runner.run(&graph);
         }
         let key = (s.phase, rows);
@@ -303,7 +314,7 @@ impl Engine {
             Some(graph) => graph,
             None => self.graph(std::slice::from_ref(s))?,
         };
-        graph.set_step(&s.step);
+        graph.set_forward_batch(&s.forward);
         let result = self.runner.run(&graph);
         self.graphs.insert(key, graph);
         result
@@ -356,21 +367,21 @@ impl Engine {
         })
     }
 
-    fn graph(&self, steps: &[PlannedStep]) -> Result<TaskGraph, EngineError> {
+    fn graph(&self, batches: &[PlannedBatch]) -> Result<TaskGraph, EngineError> {
         let mut tasks = Vec::new();
         let mut logits_row = 0;
-        for (chunk, s) in steps.iter().enumerate() {
+        for (chunk, s) in batches.iter().enumerate() {
             for i in 0..self.lowered.segments.len() {
                 if self.lowered.segments[i].kind == SegmentKind::Head {
                     for run in joined(s.wanted.iter().map(|(_, r)| r.clone())) {
                         let bindings = self.bind_head(i, chunk, run.clone(), logits_row)?;
                         logits_row += run.len();
-                        tasks.push(self.task((i, s.phase), chunk, run.len(), bindings, &s.step));
+                        tasks.push(self.task((i, s.phase), chunk, run.len(), bindings, &s.forward));
                     }
                     continue;
                 }
                 let bindings = self.inputs[chunk].bindings[i].clone();
-                tasks.push(self.task((i, s.phase), chunk, s.step.rows(), bindings, &s.step));
+                tasks.push(self.task((i, s.phase), chunk, s.forward.rows(), bindings, &s.forward));
             }
         }
         Ok(TaskGraph::new(tasks))
@@ -406,7 +417,7 @@ impl Engine {
         chunk: usize,
         rows: usize,
         bindings: Arc<Bindings>,
-        step: &Arc<Step>,
+        forward: &Arc<ForwardBatch>,
     ) -> Task {
         let placed = self.program.placed(phase, segment);
         Task {
@@ -418,19 +429,23 @@ impl Engine {
                 executable: placed.executable,
                 bindings,
                 rows,
-                step: step.clone(),
+                forward: forward.clone(),
             },
         }
     }
 
-    fn read_logits(&self, steps: &[PlannedStep], sink: LogitsSink<'_>) -> Result<(), EngineError> {
+    fn read_logits(
+        &self,
+        batches: &[PlannedBatch],
+        sink: LogitsSink<'_>,
+    ) -> Result<(), EngineError> {
         let guard = self.logits.read()?;
         let mut rows = guard.as_slice::<f32>().chunks_exact(self.vocab);
-        for s in steps {
-            for (feed, range) in &s.wanted {
+        for s in batches {
+            for (input, range) in &s.wanted {
                 for row in range.clone() {
                     if let Some(logits) = rows.next() {
-                        sink(*feed, s.positions[row] as usize, logits);
+                        sink(*input, s.positions[row] as usize, logits);
                     }
                 }
             }
@@ -441,7 +456,7 @@ impl Engine {
 
 fn state_buffers(lowered: &Lowered, kv: &KvCache) -> Result<Vec<Buffer>, EngineError> {
     let buffer = |s: &StateDecl| {
-        let bytes = kv.positions(s.group).and_then(|p| p.checked_mul(state_row(s)));
+        let bytes = kv.positions(s.page_group).and_then(|p| p.checked_mul(state_row(s)));
         allocate(bytes, "the KV cache")
     };
     lowered.states.iter().map(buffer).collect()

@@ -2,7 +2,7 @@
 
 use troika_model::spec::ModelSpec;
 
-use crate::engine::Feed;
+use crate::engine::SequenceInput;
 use crate::kv::SeqId;
 
 /// With longrope, keys are rotated by other frequencies once a sequence is longer than the
@@ -25,12 +25,13 @@ impl History {
         History { limits, tokens: Vec::new() }
     }
 
-    /// All tokens of a feed's sequence, when the feed takes it past a limit.
-    pub fn again(&self, feed: &Feed<'_>, cached: usize) -> Option<Vec<u32>> {
-        let end = cached + feed.tokens.len();
+    /// All tokens of an input's sequence, to be computed again, when the input takes it past a
+    /// limit.
+    pub fn recompute_tokens(&self, input: &SequenceInput<'_>, cached: usize) -> Option<Vec<u32>> {
+        let end = cached + input.tokens.len();
         let crosses = cached > 0 && self.limits.iter().any(|&l| cached <= l && end > l);
-        let old = self.tokens.get(feed.seq.index()).filter(|_| crosses)?;
-        Some(old.iter().chain(feed.tokens).copied().collect())
+        let old = self.tokens.get(input.seq.index()).filter(|_| crosses)?;
+        Some(old.iter().chain(input.tokens).copied().collect())
     }
 
     /// Whether cutting a sequence leaves keys of the wrong kind.

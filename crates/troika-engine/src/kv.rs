@@ -1,7 +1,7 @@
 //! The KV cache: pages of positions, owned by the engine and by no device.
 //!
-//! Layers of one sliding window form a group and share page tables. A group keeps only the pages
-//! its window can still see, so a windowed layer costs memory for window + chunk positions
+//! Layers of one sliding window form a page group and share page tables. A group keeps only the
+//! pages its window can still see, so a windowed layer costs memory for window + chunk positions
 //! however long the sequence grows.
 
 use troika_device::PageTable;
@@ -49,7 +49,7 @@ pub enum KvError {
 }
 
 #[derive(Debug)]
-struct Group {
+struct PageGroup {
     window: Window,
     /// Pages that were given back, to be used again before others are begun.
     free: Vec<u32>,
@@ -59,7 +59,7 @@ struct Group {
     total: usize,
 }
 
-impl Group {
+impl PageGroup {
     fn available(&self) -> usize {
         self.free.len() + self.total - self.begun
     }
@@ -83,13 +83,13 @@ struct Sequence {
 pub(crate) struct KvCache {
     page_len: usize,
     context: usize,
-    groups: Vec<Group>,
+    page_groups: Vec<PageGroup>,
     seqs: Vec<Option<Sequence>>,
 }
 
 impl KvCache {
-    /// A cache for `sequences` sequences of up to `context` positions, fed in steps of at most
-    /// `chunk` rows.
+    /// A cache for `sequences` sequences of up to `context` positions, fed in forward batches of at
+    /// most `chunk` rows.
     ///
     /// # Errors
     /// More pages than their numbers can count.
@@ -108,27 +108,27 @@ impl KvCache {
         };
         let group = |window: &Window| {
             let total = pages(window).ok_or(KvError::Pages { context, sequences })?;
-            Ok(Group { window: *window, free: Vec::new(), begun: 0, total })
+            Ok(PageGroup { window: *window, free: Vec::new(), begun: 0, total })
         };
-        let groups = windows.iter().map(group).collect::<Result<_, _>>()?;
-        Ok(KvCache { page_len, context, groups, seqs: Vec::new() })
+        let page_groups = windows.iter().map(group).collect::<Result<_, _>>()?;
+        Ok(KvCache { page_len, context, page_groups, seqs: Vec::new() })
     }
 
     /// Cached positions a group's buffers must hold; `None` for more than can be counted.
     pub fn positions(&self, group: usize) -> Option<usize> {
-        self.groups[group].total.checked_mul(self.page_len)
+        self.page_groups[group].total.checked_mul(self.page_len)
     }
 
     /// Positions of a group in pages that sequences have.
     pub fn used(&self, group: usize) -> usize {
-        let group = &self.groups[group];
+        let group = &self.page_groups[group];
         (group.begun - group.free.len()) * self.page_len
     }
 
     /// Opens an empty sequence.
     pub fn open(&mut self) -> SeqId {
         let empty = PageTable { page_len: self.page_len, first: 0, pages: Vec::new() };
-        let seq = Sequence { len: 0, tables: vec![empty; self.groups.len()] };
+        let seq = Sequence { len: 0, tables: vec![empty; self.page_groups.len()] };
         match self.seqs.iter().position(Option::is_none) {
             Some(i) => {
                 self.seqs[i] = Some(seq);
@@ -144,7 +144,7 @@ impl KvCache {
     /// Closes a sequence and frees its pages.
     pub fn close(&mut self, id: SeqId) {
         if let Some(seq) = self.seqs.get_mut(id.0).and_then(Option::take) {
-            for (group, table) in self.groups.iter_mut().zip(seq.tables) {
+            for (group, table) in self.page_groups.iter_mut().zip(seq.tables) {
                 group.free.extend(table.pages);
             }
         }
@@ -166,14 +166,14 @@ impl KvCache {
     }
 
     /// Makes room for `rows` positions after the cached ones and drops pages no window sees any
-    /// more. Returns the page tables the step needs.
+    /// more. Returns the page tables the forward batch needs.
     pub fn extend(&mut self, id: SeqId, rows: usize) -> Result<Vec<PageTable>, KvError> {
         let seq = self.seqs.get_mut(id.0).and_then(Option::as_mut).ok_or(KvError::Closed)?;
         let end = seq.len + rows;
         if end > self.context {
             return Err(KvError::Context { tokens: end, context: self.context });
         }
-        for (group, table) in self.groups.iter_mut().zip(&mut seq.tables) {
+        for (group, table) in self.page_groups.iter_mut().zip(&mut seq.tables) {
             drop_unseen(group, table, seq.len);
             let have = table.first + table.pages.len();
             let need = end.div_ceil(self.page_len).saturating_sub(have);
@@ -193,12 +193,12 @@ impl KvCache {
         if len >= seq.len {
             return seq.len;
         }
-        let sees_all = self.groups.iter().zip(&seq.tables).all(|(g, t)| {
+        let sees_all = self.page_groups.iter().zip(&seq.tables).all(|(g, t)| {
             let first_seen = g.window.map_or(0, |w| (len + 1).saturating_sub(w));
             first_seen >= t.first * self.page_len
         });
         let keep = if sees_all { len } else { 0 };
-        for (group, table) in self.groups.iter_mut().zip(&mut seq.tables) {
+        for (group, table) in self.page_groups.iter_mut().zip(&mut seq.tables) {
             if keep == 0 {
                 table.first = 0;
                 group.free.append(&mut table.pages);
@@ -213,7 +213,7 @@ impl KvCache {
 }
 
 /// Frees the pages that no row from position `next` on can see.
-fn drop_unseen(group: &mut Group, table: &mut PageTable, next: usize) {
+fn drop_unseen(group: &mut PageGroup, table: &mut PageTable, next: usize) {
     let Some(window) = group.window else { return };
     let first_seen = (next + 1).saturating_sub(window);
     let first_page = (first_seen / table.page_len).min(table.first + table.pages.len());
@@ -256,7 +256,7 @@ mod tests {
                 KvError::Context { tokens: 201, context: 200 }
             );
             kv.close(id);
-            assert!(kv.groups.iter().all(|g| g.available() == g.total));
+            assert!(kv.page_groups.iter().all(|g| g.available() == g.total));
         }
     }
 
@@ -287,7 +287,7 @@ mod tests {
         }
         // No list of the pages of a context that no memory would hold.
         let huge = KvCache::new(&[None], 1, 1 << 31, 512, 1).unwrap();
-        assert_eq!(huge.groups[0].free.capacity(), 0);
+        assert_eq!(huge.page_groups[0].free.capacity(), 0);
         assert_eq!(huge.positions(0), Some(1 << 31));
         // More than page numbers can count.
         let most = KvCache::new(&[None], 1, 1 << 31, 512, usize::MAX).unwrap_err();

@@ -17,8 +17,8 @@ pub(crate) struct EdgePool {
 const ELEMENT: usize = 4;
 
 impl EdgePool {
-    /// Slots for all edges of a model, for steps of up to `rows` rows. An edge's slot is free
-    /// again after the last segment that reads it. Ids, positions and logits have their own
+    /// Slots for all edges of a model, for forward batches of up to `rows` rows. An edge's slot is
+    /// free again after the last segment that reads it. Ids, positions and logits have their own
     /// buffers elsewhere.
     ///
     /// # Errors

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use troika_device::{Device, Executable, WeightSource};
-use troika_graph::{Acts, restrict_activations};
+use troika_graph::{ActivationFormat, restrict_activations};
 use troika_model::lower::{Lowered, Segment};
 use troika_plan::{Phase, Plan};
 
@@ -34,7 +34,7 @@ pub(crate) struct Program {
 /// An executable with what it was made of: phases that agree on it share it.
 struct Compiled {
     device: usize,
-    activations: Vec<Acts>,
+    activations: Vec<ActivationFormat>,
     executable: Arc<Executable>,
 }
 

@@ -99,7 +99,8 @@ impl DType {
         self.block_len() > 1
     }
 
-    /// Whether products with activations in eight bits ([`crate::Acts::Int8`]) are defined.
+    /// Whether products with activations in eight bits ([`crate::ActivationFormat::Int8`]) are
+    /// defined.
     pub const fn has_integer_path(self) -> bool {
         matches!(self, DType::Q8_0 | DType::Q4_0 | DType::Q4_K | DType::Q5_K | DType::Q6_K)
             || self.has_zero_points()

@@ -18,8 +18,8 @@ pub use activations::restrict_activations;
 pub use dtype::DType;
 pub use hash::GraphHash;
 pub use op::{
-    Activation, Acts, Attention, Experts, HeadLinear, KvAppend, Op, Rope, RopeFreqs, RopeStyle,
-    Router, Score, Window,
+    Activation, ActivationFormat, Attention, Experts, HeadLinear, KvAppend, Op, Rope, RopeFreqs,
+    RopeStyle, Router, Score, Window,
 };
 pub use shape::{Dim, Shape};
 pub use subgraph::{

@@ -1,6 +1,6 @@
 //! The ops. Plain data: devices match on them, nobody implements them as methods of a trait.
 //!
-//! Every value is row-major `[rows, cols]`; "row" is one token of the step.
+//! Every value is row-major `[rows, cols]`; "row" is one token of the forward batch.
 
 use std::sync::Arc;
 
@@ -29,9 +29,9 @@ pub enum Activation {
     },
 }
 
-/// The numbers a product's activations are taken as.
+/// What a product takes its activations as.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Acts {
+pub enum ActivationFormat {
     /// Single precision.
     #[default]
     F32,
@@ -80,14 +80,14 @@ pub struct Rope {
 /// Sliding window: a query at position `p` sees keys at `p - len < q <= p`.
 pub type Window = Option<usize>;
 
-/// Writes rows of keys or values into the paged cache, at the positions the step names.
+/// Writes rows of keys or values into the paged cache, at the positions the forward batch names.
 /// Input: rows; state: the cache.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct KvAppend {
     /// Elements of one cached row (`kv_heads * dim`).
     pub width: usize,
-    /// Page-table group: layers that keep the same positions share one table.
-    pub group: usize,
+    /// Page group: layers that keep the same positions share one table.
+    pub page_group: usize,
 }
 
 /// Scaled dot-product attention over the paged cache.
@@ -113,12 +113,12 @@ pub struct Attention {
     pub sinks: Option<WeightRef>,
     /// The value is the first `v_dim` elements of the key (latent attention, absorbed form).
     pub value_in_key: bool,
-    /// Page-table group, as in [`KvAppend`].
-    pub group: usize,
+    /// Page group, as in [`KvAppend`].
+    pub page_group: usize,
     /// What queries and weights are taken as in the products with keys and values: F32, or Bf16
     /// with caches of BF16.
     #[serde(default)]
-    pub acts: Acts,
+    pub activations: ActivationFormat,
 }
 
 /// A matrix product per head: `y[:, h] = x[:, h] * w[h]^T`.
@@ -185,7 +185,7 @@ pub struct Experts {
     /// The numbers the projections' inputs are taken as. With integers, all gates and ups are of
     /// one weight type, and so are all downs.
     #[serde(default)]
-    pub acts: Acts,
+    pub activations: ActivationFormat,
 }
 
 /// One operation. Inputs and outputs are listed in the node.
@@ -229,7 +229,7 @@ pub enum Op {
         bias: Option<WeightRef>,
         /// The numbers `x` is taken as.
         #[serde(default)]
-        acts: Acts,
+        activations: ActivationFormat,
     },
     /// See [`HeadLinear`].
     HeadLinear(HeadLinear),

@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 pub enum Dim {
     /// A constant.
     Fixed(usize),
-    /// The number of rows (tokens) of a step, at most the given bound.
+    /// The number of rows (tokens) of a forward batch, at most the given bound.
     Rows(usize),
-    /// The number of key/value positions a step can see, at most the given bound.
+    /// The number of key/value positions a forward batch can see, at most the given bound.
     KvLen(usize),
 }
 

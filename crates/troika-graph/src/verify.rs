@@ -5,7 +5,7 @@
 //! (kernels rely on it), and [`crate::SubgraphBuilder`] what it built.
 
 use crate::DType;
-use crate::op::{Activation, Acts, Attention, Experts, Op, Rope, Router, Score};
+use crate::op::{Activation, ActivationFormat, Attention, Experts, Op, Rope, Router, Score};
 use crate::shape::Dim;
 use crate::subgraph::{Node, Subgraph, Value, ValueId, WeightDecl, WeightRef, WeightSlice};
 
@@ -175,7 +175,7 @@ impl Check<'_> {
         })
     }
 
-    /// Inputs and outputs have the same rows: those of the step.
+    /// Inputs and outputs have the same rows: those of the forward batch.
     fn rows(&self) -> Res {
         let rows = |id: &ValueId| self.g.value(*id).shape.0.first().copied();
         let mut all = self.node.inputs.iter().chain(&self.node.outputs);
@@ -223,14 +223,16 @@ impl Check<'_> {
         })
     }
 
-    fn acts(&self, acts: Acts, w: WeightRef) -> Res {
+    fn activations(&self, activations: ActivationFormat, w: WeightRef) -> Res {
         let d = self.g.weight(w);
-        let fits = match acts {
-            Acts::F32 => true,
-            Acts::Int8 => d.dtype.has_integer_path(),
-            Acts::Bf16 => d.dtype == DType::BF16,
+        let fits = match activations {
+            ActivationFormat::F32 => true,
+            ActivationFormat::Int8 => d.dtype.has_integer_path(),
+            ActivationFormat::Bf16 => d.dtype == DType::BF16,
         };
-        want(fits, || format!("weight {} is {}, which has no path with {acts:?}", d.name, d.dtype))
+        want(fits, || {
+            format!("weight {} is {}, which has no path with {activations:?}", d.name, d.dtype)
+        })
     }
 
     fn one_type(&self, list: &[WeightRef]) -> bool {
@@ -268,9 +270,9 @@ impl Check<'_> {
             }
             Op::RmsNorm { weight, group, .. } => self.norm(*group, &[*weight]),
             Op::LayerNorm { weight, bias, group, .. } => self.norm(*group, &[Some(*weight), *bias]),
-            Op::Linear { weight, bias, acts } => {
+            Op::Linear { weight, bias, activations } => {
                 self.operands(&[F], 0, &[F])?;
-                self.acts(*acts, *weight)?;
+                self.activations(*activations, *weight)?;
                 self.dims(*weight, self.output(0), self.input(0))?;
                 bias.map_or(Ok(()), |b| self.dims(b, 1, self.output(0)))
             }
@@ -367,8 +369,9 @@ impl Check<'_> {
         want(types().all(|t| t == first), || {
             format!("caches have several types: {:?}", types().collect::<Vec<_>>())
         })?;
-        let fits = a.acts == Acts::F32 || a.acts == Acts::Bf16 && first == DType::BF16;
-        want(fits, || format!("{:?} activations with caches of {first}", a.acts))?;
+        let fits = a.activations == ActivationFormat::F32
+            || a.activations == ActivationFormat::Bf16 && first == DType::BF16;
+        want(fits, || format!("{:?} activations with caches of {first}", a.activations))?;
         a.sinks.map_or(Ok(()), |s| self.dims(s, 1, a.heads))
     }
 
@@ -399,10 +402,12 @@ impl Check<'_> {
         let inter = self.g.weight(e.gate[0]).rows;
         e.gate.iter().chain(&e.up).try_for_each(|&w| self.dims(w, inter, k))?;
         let all = e.gate.iter().chain(&e.up).chain(&e.down);
-        all.into_iter().try_for_each(|&w| self.acts(e.acts, w))?;
+        all.into_iter().try_for_each(|&w| self.activations(e.activations, w))?;
         let inner: Vec<WeightRef> = e.gate.iter().chain(&e.up).copied().collect();
         let one_type = self.one_type(&inner) && self.one_type(&e.down);
-        want(e.acts == Acts::F32 || one_type, || "experts of several weight types".to_string())?;
+        want(e.activations == ActivationFormat::F32 || one_type, || {
+            "experts of several weight types".to_string()
+        })?;
         e.down.iter().try_for_each(|&w| self.dims(w, k, inter))?;
         for (list, cols) in [(&e.gate_bias, inter), (&e.up_bias, inter), (&e.down_bias, k)] {
             want(list.is_empty() || list.len() == n, || "uneven expert biases".to_string())?;

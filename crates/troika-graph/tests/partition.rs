@@ -18,7 +18,12 @@ fn linear(b: &mut SubgraphBuilder, name: &str, x: ValueId, rows: usize) -> Value
     let cols = b.cols(x);
     let w = weight(b, name, rows, cols);
     let bias = weight(b, &format!("{name} bias"), 1, rows);
-    b.op(name, Op::Linear { weight: w, bias: Some(bias), acts: Acts::F32 }, &[x], rows)
+    b.op(
+        name,
+        Op::Linear { weight: w, bias: Some(bias), activations: ActivationFormat::F32 },
+        &[x],
+        rows,
+    )
 }
 
 fn norm(b: &mut SubgraphBuilder, name: &str, x: ValueId, group: usize) -> ValueId {
@@ -80,7 +85,7 @@ fn attention(heads: usize, kv_heads: usize, dim: usize) -> Subgraph {
         |name| b.state(name, Shape(vec![Dim::KvLen(64), Dim::Fixed(width)]), DType::F16);
     let states = [state("k cache"), state("v cache")];
     for (x, s) in [k, v].into_iter().zip(states) {
-        b.node(Op::KvAppend(KvAppend { width, group: 0 }), &[x], &[s], &[]);
+        b.node(Op::KvAppend(KvAppend { width, page_group: 0 }), &[x], &[s], &[]);
     }
     let sinks = Some(weight(&mut b, "sinks", 1, heads));
     let op = Attention {
@@ -93,8 +98,8 @@ fn attention(heads: usize, kv_heads: usize, dim: usize) -> Subgraph {
         softcap: None,
         sinks,
         value_in_key: false,
-        group: 0,
-        acts: Acts::F32,
+        page_group: 0,
+        activations: ActivationFormat::F32,
     };
     let o = b.attention(op, q, &states);
     b.output(o);
@@ -138,7 +143,7 @@ fn experts() -> Subgraph {
         up_bias: Vec::new(),
         down_bias: Vec::new(),
         act: Activation::Silu,
-        acts: Acts::F32,
+        activations: ActivationFormat::F32,
     };
     let y = b.op("experts", Op::Experts(op), &[n, ids, weights], 64);
     let gate = linear(&mut b, "shared gate", n, 96);

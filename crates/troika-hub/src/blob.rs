@@ -41,7 +41,7 @@ impl From<Trouble> for Failure {
 }
 
 /// A file that is to be had.
-pub struct Wanted<'a> {
+pub struct WantedFile<'a> {
     /// Of which model.
     pub job: &'a FetchJob<'a>,
     /// Makes requests.
@@ -53,8 +53,8 @@ pub struct Wanted<'a> {
 }
 
 /// The file's contents here: as much as there is.
-struct Part<'a> {
-    wanted: &'a Wanted<'a>,
+struct PartialBlob<'a> {
+    wanted: &'a WantedFile<'a>,
     etag: String,
     size: u64,
     blob: PathBuf,
@@ -63,7 +63,7 @@ struct Part<'a> {
     there: u64,
 }
 
-impl Wanted<'_> {
+impl WantedFile<'_> {
     fn url(&self) -> String {
         let (endpoint, repo) = (self.job.options.endpoint(), &self.job.spec.repo);
         format!("{endpoint}/{repo}/resolve/{}/{}", self.commit, self.name)
@@ -79,7 +79,7 @@ impl Wanted<'_> {
     }
 
     /// Asks for the file's hash and size, by way of its first byte.
-    fn describe(&self, listed: Option<u64>) -> Result<Part<'_>, Failure> {
+    fn describe(&self, listed: Option<u64>) -> Result<PartialBlob<'_>, Failure> {
         let answer = self.client.get(&self.url(), Some("bytes=0-0"))?;
         let name = self.name;
         let odd = |why: &str| Failure::Trouble(Trouble::Odd(format!("{name} {why}")));
@@ -103,11 +103,11 @@ impl Wanted<'_> {
         }
         let blobs = self.job.home().join("blobs");
         let (blob, part) = (blobs.join(&etag), blobs.join(format!("{etag}.part")));
-        Ok(Part { wanted: self, etag, size, blob, part, there: 0 })
+        Ok(PartialBlob { wanted: self, etag, size, blob, part, there: 0 })
     }
 }
 
-impl Part<'_> {
+impl PartialBlob<'_> {
     fn fetch(&mut self) -> Result<(), Failure> {
         let io = |e| Failure::Final(self.wanted.job.io(e));
         let _locks = self.lock()?;
@@ -242,7 +242,7 @@ impl Part<'_> {
 
     /// Points from the snapshot to the blob.
     fn point(&self) -> io::Result<()> {
-        let Wanted { job, commit, name, .. } = self.wanted;
+        let WantedFile { job, commit, name, .. } = self.wanted;
         let pointer = job.home().join("snapshots").join(commit).join(name);
         if let Some(folder) = pointer.parent() {
             std::fs::create_dir_all(folder)?;

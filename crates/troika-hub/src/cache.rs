@@ -3,8 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::name::{Spec, is_safe_path};
-use super::select::{CONFIG, INDEX, Selection, Unfit, select};
+use super::name::{RepoSpec, is_safe_path};
+use super::select::{CONFIG, INDEX, SelectError, Selection, select};
 
 /// Folders below a snapshot that are looked into.
 const DEPTH: usize = 4;
@@ -22,7 +22,7 @@ pub struct Gap {
 ///
 /// # Errors
 /// What is missing.
-pub fn lookup(dir: &Path, spec: &Spec) -> Result<PathBuf, Gap> {
+pub fn lookup(dir: &Path, spec: &RepoSpec) -> Result<PathBuf, Gap> {
     let home = dir.join(spec.folder());
     if !home.is_dir() {
         return Err(Gap { missing: "the model".to_string(), place: dir.to_path_buf() });
@@ -111,11 +111,13 @@ fn missing_file(snapshot: &Path, names: &[String], selection: &Selection) -> Opt
     missing.first().map(|name| name.to_string())
 }
 
-fn describe(unfit: Unfit) -> String {
+fn describe(unfit: SelectError) -> String {
     match unfit {
-        Unfit::Weightless => "a file of weights".to_string(),
-        Unfit::NoMatch(why, there) if there.is_empty() => format!("the file ({why})"),
-        Unfit::NoMatch(why, there) => format!("the file ({why}; there are: {})", there.join(", ")),
-        Unfit::MissingPart(part) => part,
+        SelectError::Weightless => "a file of weights".to_string(),
+        SelectError::NoMatch(why, there) if there.is_empty() => format!("the file ({why})"),
+        SelectError::NoMatch(why, there) => {
+            format!("the file ({why}; there are: {})", there.join(", "))
+        }
+        SelectError::MissingPart(part) => part,
     }
 }

@@ -45,7 +45,7 @@ struct Tries<'a> {
 
 impl Tries<'_> {
     /// After a failure: waits and says whether to try again.
-    fn again(&mut self, cause: &str, asked: Option<Duration>) -> bool {
+    fn retry(&mut self, cause: &str, asked: Option<Duration>) -> bool {
         self.made += 1;
         let Some(pause) = self.job.limits.pause_after(self.made, asked) else { return false };
         let note = format!("{}: {cause}; trying again", self.what);
@@ -69,7 +69,7 @@ impl FetchJob<'_> {
                 Err(trouble) => trouble,
             };
             match &trouble {
-                Trouble::Passing(cause, asked) if tries.again(cause, *asked) => {}
+                Trouble::Passing(cause, asked) if tries.retry(cause, *asked) => {}
                 _ => return Err(self.error(trouble)),
             }
         }
@@ -109,13 +109,13 @@ impl FetchJob<'_> {
             bytes: sizes.map(|s| s.map(u128::from)).sum::<Option<u128>>().map(saturated),
         });
         missing.iter().try_for_each(|name| {
-            let file = blob::Wanted { job: self, client, commit: &listing.commit, name };
+            let file = blob::WantedFile { job: self, client, commit: &listing.commit, name };
             self.fetch_file(&file, listing.size(name))
         })
     }
 
     /// Fetches one file, trying again where the network broke.
-    fn fetch_file(&self, file: &blob::Wanted<'_>, size: Option<u64>) -> Result<(), HubError> {
+    fn fetch_file(&self, file: &blob::WantedFile<'_>, size: Option<u64>) -> Result<(), HubError> {
         let mut tries = Tries { job: self, what: file.name, made: 0 };
         let mut reached = 0;
         loop {
@@ -126,13 +126,13 @@ impl FetchJob<'_> {
             if there >= reached + HEADWAY {
                 (tries.made, reached) = (0, there);
             }
-            let again = match &failure {
-                Failure::Trouble(Trouble::Passing(cause, asked)) => tries.again(cause, *asked),
-                Failure::Trouble(Trouble::Unreachable(cause)) => tries.again(cause, None),
-                Failure::Damaged(cause) => tries.again(cause, None),
+            let retry = match &failure {
+                Failure::Trouble(Trouble::Passing(cause, asked)) => tries.retry(cause, *asked),
+                Failure::Trouble(Trouble::Unreachable(cause)) => tries.retry(cause, None),
+                Failure::Damaged(cause) => tries.retry(cause, None),
                 _ => false,
             };
-            if !again {
+            if !retry {
                 return Err(match failure {
                     Failure::Trouble(trouble) => self.error(trouble),
                     Failure::Damaged(cause) => self.damaged(file.name, cause),

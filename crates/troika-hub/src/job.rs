@@ -4,15 +4,15 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::http::{Limits, Trouble};
-use super::name::Spec;
+use super::name::RepoSpec;
 use super::options::without_user;
-use super::select::Unfit;
+use super::select::SelectError;
 use super::{HubError, HubOptions, Progress};
 
 /// What is fetched and how; makes errors that say so.
 pub struct FetchJob<'a> {
     /// The model.
-    pub spec: &'a Spec,
+    pub spec: &'a RepoSpec,
     /// The cache.
     pub dir: &'a Path,
     /// Settings.
@@ -61,12 +61,14 @@ impl FetchJob<'_> {
     }
 
     /// The repository holds nothing that can be used.
-    pub fn unfit(&self, unfit: Unfit) -> HubError {
+    pub fn unfit(&self, unfit: SelectError) -> HubError {
         let model = self.model();
         match unfit {
-            Unfit::Weightless => HubError::NoWeights { model },
-            Unfit::NoMatch(why, there) => HubError::NoMatch { model, why, there },
-            Unfit::MissingPart(part) => self.protocol(format!("{part} is not in the repository")),
+            SelectError::Weightless => HubError::NoWeights { model },
+            SelectError::NoMatch(why, there) => HubError::NoMatch { model, why, there },
+            SelectError::MissingPart(part) => {
+                self.protocol(format!("{part} is not in the repository"))
+            }
         }
     }
 

@@ -32,7 +32,7 @@ pub use options::HubOptions;
 
 use http::Limits;
 use job::FetchJob;
-use name::Spec;
+use name::RepoSpec;
 
 /// What happens while a model is fetched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,7 +85,7 @@ fn resolve_within(
     if Path::new(model).exists() {
         return Ok(PathBuf::from(model));
     }
-    let spec = Spec::parse(model)?;
+    let spec = RepoSpec::parse(model)?;
     let dir = options.cache_dir.as_deref().ok_or(HubError::NoCache)?;
     if options.offline {
         return cache::lookup(dir, &spec).map_err(|gap| HubError::NotCached {

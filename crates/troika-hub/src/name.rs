@@ -18,7 +18,7 @@ pub enum Wanted {
 
 /// A model on the Hub.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Spec {
+pub struct RepoSpec {
     /// As the user wrote it.
     pub model: String,
     /// `owner/name`.
@@ -29,7 +29,7 @@ pub struct Spec {
     pub wanted: Wanted,
 }
 
-impl Spec {
+impl RepoSpec {
     /// The repository's folder in a cache, as the Hub's tools name it.
     pub fn folder(&self) -> String {
         format!("models--{}", self.repo.replace('/', "--"))
@@ -39,7 +39,7 @@ impl Spec {
     ///
     /// # Errors
     /// Names that look like paths, and parts that are malformed.
-    pub fn parse(model: &str) -> Result<Spec, HubError> {
+    pub fn parse(model: &str) -> Result<RepoSpec, HubError> {
         let (left, right) = match model.split_once(':') {
             Some((left, right)) => (left, Some(right)),
             None => (model, None),
@@ -72,7 +72,7 @@ impl Spec {
             Some(other) => return Err(bad(format!("`{other}` is neither a tag nor a .gguf file"))),
         };
         let (model, repo, revision) = (model.to_string(), repo.to_string(), revision.to_string());
-        Ok(Spec { model, repo, revision, wanted })
+        Ok(RepoSpec { model, repo, revision, wanted })
     }
 }
 
@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     fn parse(model: &str) -> (String, String, Wanted) {
-        let spec = Spec::parse(model).expect(model);
+        let spec = RepoSpec::parse(model).expect(model);
         (spec.repo, spec.revision, spec.wanted)
     }
 
@@ -153,7 +153,7 @@ mod tests {
             "foo:Q4_K_M",
         ];
         for path in paths {
-            assert!(matches!(Spec::parse(path), Err(HubError::Missing(_))), "{path}");
+            assert!(matches!(RepoSpec::parse(path), Err(HubError::Missing(_))), "{path}");
         }
     }
 
@@ -174,7 +174,7 @@ mod tests {
             "a/b?c=d",
         ];
         for name in names {
-            assert!(matches!(Spec::parse(name), Err(HubError::BadName { .. })), "{name}");
+            assert!(matches!(RepoSpec::parse(name), Err(HubError::BadName { .. })), "{name}");
         }
     }
 

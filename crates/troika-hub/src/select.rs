@@ -39,7 +39,7 @@ pub struct Selection {
 
 /// Why nothing was selected.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Unfit {
+pub enum SelectError {
     /// No weights at all.
     Weightless,
     /// Nothing, or too much, fits; with what there is.
@@ -51,8 +51,8 @@ pub enum Unfit {
 /// Selects from the names of all files of a repository.
 ///
 /// # Errors
-/// [`Unfit`].
-pub fn select(names: &[String], wanted: &Wanted) -> Result<Selection, Unfit> {
+/// [`SelectError`].
+pub fn select(names: &[String], wanted: &Wanted) -> Result<Selection, SelectError> {
     match wanted {
         Wanted::Default => safetensors(names).map_or_else(|| usual_gguf(names), Ok),
         Wanted::Tag(tag) => tagged_gguf(names, tag),
@@ -112,26 +112,27 @@ fn gguf_models(names: &[String]) -> BTreeMap<String, String> {
 }
 
 /// All parts of the model that this file belongs to.
-fn all_parts(names: &[String], file: &str) -> Result<Selection, Unfit> {
+fn all_parts(names: &[String], file: &str) -> Result<Selection, SelectError> {
     let Some((stem, _, parts)) = shard(file, ".gguf").filter(|(_, _, parts)| *parts <= 1000) else {
         return Ok(Selection { files: vec![file.to_string()], entry: Some(file.to_string()) });
     };
     let files: Vec<String> =
         (1..=parts).map(|part| format!("{stem}-{part:05}-of-{parts:05}.gguf")).collect();
     match files.iter().find(|file| !names.contains(file)) {
-        Some(missing) => Err(Unfit::MissingPart(missing.clone())),
+        Some(missing) => Err(SelectError::MissingPart(missing.clone())),
         None => Ok(Selection { entry: files.first().cloned(), files }),
     }
 }
 
 /// The usual quantization, else the first.
-fn usual_gguf(names: &[String]) -> Result<Selection, Unfit> {
+fn usual_gguf(names: &[String]) -> Result<Selection, SelectError> {
     let models = gguf_models(names);
-    let file = best(&models, USUAL).or_else(|| models.values().next()).ok_or(Unfit::Weightless)?;
+    let file =
+        best(&models, USUAL).or_else(|| models.values().next()).ok_or(SelectError::Weightless)?;
     all_parts(names, file)
 }
 
-fn tagged_gguf(names: &[String], tag: &str) -> Result<Selection, Unfit> {
+fn tagged_gguf(names: &[String], tag: &str) -> Result<Selection, SelectError> {
     let models = gguf_models(names);
     if let Some(file) = best(&models, tag) {
         return all_parts(names, file);
@@ -141,15 +142,15 @@ fn tagged_gguf(names: &[String], tag: &str) -> Result<Selection, Unfit> {
         models.iter().filter(|(stem, _)| stem.contains(&lower)).map(|(_, file)| file).collect();
     match holding.as_slice() {
         [file] => all_parts(names, file),
-        [] if models.is_empty() => Err(Unfit::NoMatch(
+        [] if models.is_empty() => Err(SelectError::NoMatch(
             format!("`{tag}` names a GGUF file, and this repository has none"),
             names.iter().filter(|name| name.ends_with(".safetensors")).cloned().collect(),
         )),
-        [] => Err(Unfit::NoMatch(
+        [] => Err(SelectError::NoMatch(
             format!("no GGUF file is tagged `{tag}`"),
             models.into_values().collect(),
         )),
-        several => Err(Unfit::NoMatch(
+        several => Err(SelectError::NoMatch(
             format!("`{tag}` fits more than one file"),
             several.iter().map(|file| file.to_string()).collect(),
         )),
@@ -169,11 +170,11 @@ fn best<'a>(models: &'a BTreeMap<String, String>, tag: &str) -> Option<&'a Strin
     fitting.min_by_key(|(stem, _)| stem.len()).map(|(_, file)| file)
 }
 
-fn named_gguf(names: &[String], wanted: &str) -> Result<Selection, Unfit> {
+fn named_gguf(names: &[String], wanted: &str) -> Result<Selection, SelectError> {
     let exact = names.iter().find(|name| *name == wanted);
     match exact.or_else(|| names.iter().find(|name| name.eq_ignore_ascii_case(wanted))) {
         Some(file) => all_parts(names, file),
-        None => Err(Unfit::NoMatch(
+        None => Err(SelectError::NoMatch(
             format!("there is no file `{wanted}`"),
             gguf_models(names).into_values().collect(),
         )),
@@ -188,7 +189,7 @@ mod tests {
         list.iter().map(|name| name.to_string()).collect()
     }
 
-    fn pick(list: &[&str], tag: &str) -> Result<Vec<String>, Unfit> {
+    fn pick(list: &[&str], tag: &str) -> Result<Vec<String>, SelectError> {
         select(&names(list), &Wanted::Tag(tag.to_string())).map(|s| s.files)
     }
 
@@ -245,7 +246,7 @@ mod tests {
         let got = select(&with_shard, &Wanted::Default).expect("a selection");
         assert_eq!(got.files, [INDEX, "config.json", "model-00001-of-00001.safetensors"]);
         let bare = names(&[INDEX, "config.json"]);
-        assert_eq!(select(&bare, &Wanted::Default), Err(Unfit::Weightless));
+        assert_eq!(select(&bare, &Wanted::Default), Err(SelectError::Weightless));
     }
 
     #[test]
@@ -255,9 +256,13 @@ mod tests {
         assert_eq!(pick(&list, "q4_k_m"), Ok(names(&["m-Q4_K_M.gguf"])));
         assert_eq!(pick(&list, "F16"), Ok(names(&["m.f16.gguf"])));
         assert_eq!(pick(&list, "K_S"), Ok(names(&["m-Q4_K_S.gguf"])));
-        assert!(matches!(pick(&list, "Q4_K"), Err(Unfit::NoMatch(why, _)) if why.contains("more")));
-        assert!(matches!(pick(&list, "Q8_0"), Err(Unfit::NoMatch(_, there)) if there.len() == 4));
-        assert!(matches!(pick(&["model.safetensors"], "Q8_0"), Err(Unfit::NoMatch(..))));
+        assert!(
+            matches!(pick(&list, "Q4_K"), Err(SelectError::NoMatch(why, _)) if why.contains("more"))
+        );
+        assert!(
+            matches!(pick(&list, "Q8_0"), Err(SelectError::NoMatch(_, there)) if there.len() == 4)
+        );
+        assert!(matches!(pick(&["model.safetensors"], "Q8_0"), Err(SelectError::NoMatch(..))));
     }
 
     #[test]
@@ -266,7 +271,7 @@ mod tests {
         let got = select(&names(&list), &Wanted::Tag("Q8_0".to_string())).expect("a selection");
         assert_eq!(got.files, [list[1], list[0]]);
         assert_eq!(got.entry.as_deref(), Some(list[1]));
-        assert_eq!(pick(&list[..1], "Q8_0"), Err(Unfit::MissingPart(list[1].to_string())));
+        assert_eq!(pick(&list[..1], "Q8_0"), Err(SelectError::MissingPart(list[1].to_string())));
     }
 
     #[test]
@@ -276,6 +281,6 @@ mod tests {
         };
         assert_eq!(pick(&["a-Q2_K.gguf", "a-Q4_K_M.gguf"]), Ok("a-Q4_K_M.gguf".to_string()));
         assert_eq!(pick(&["b-Q8_0.gguf", "a-Q6_K.gguf"]), Ok("a-Q6_K.gguf".to_string()));
-        assert_eq!(pick(&["README.md", "pytorch_model.bin"]), Err(Unfit::Weightless));
+        assert_eq!(pick(&["README.md", "pytorch_model.bin"]), Err(SelectError::Weightless));
     }
 }

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use troika_graph::{Activation, Score};
 use troika_model::families::{ConfigError, from_config};
-use troika_model::spec::{Ffn, ModelSpec, Norm, weight_needs};
+use troika_model::spec::{Ffn, ModelSpec, Norm, weight_requirements};
 
 fn golden(name: &str) -> Value {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(name);
@@ -216,7 +216,7 @@ fn holds_together(spec: &ModelSpec) {
             }
         }
     }
-    for need in weight_needs(spec).take(2000) {
+    for need in weight_requirements(spec).take(2000) {
         assert!(need.rows > 0 && need.cols > 0, "{need:?}");
     }
 }

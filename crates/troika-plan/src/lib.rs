@@ -10,7 +10,7 @@ mod make;
 mod strategy;
 
 use serde::{Deserialize, Serialize};
-use troika_graph::{Acts, DType};
+use troika_graph::{ActivationFormat, DType};
 use troika_model::lower::SegmentKind;
 
 pub use error::PlanError;
@@ -129,7 +129,7 @@ pub struct Rule {
     /// Formats, besides f32, that products may take their activations in: each product uses the
     /// one that its weights' type has a path for.
     #[serde(default)]
-    pub activations: Vec<Acts>,
+    pub activations: Vec<ActivationFormat>,
 }
 
 /// Every `step`-th layer from `first` to `last`, both included.
@@ -198,11 +198,11 @@ impl Plan {
     }
 
     /// The formats, besides f32, that any product may take its activations in.
-    pub fn activations(&self) -> Vec<Acts> {
-        let mut all: Vec<Acts> = Vec::new();
+    pub fn activations(&self) -> Vec<ActivationFormat> {
+        let mut all: Vec<ActivationFormat> = Vec::new();
         for rule in self.prefill.rules.iter().chain(&self.decode.rules) {
             let new = rule.activations.iter().filter(|a| !all.contains(a)).copied();
-            let new: Vec<Acts> = new.collect();
+            let new: Vec<ActivationFormat> = new.collect();
             all.extend(new);
         }
         all

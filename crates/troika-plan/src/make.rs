@@ -1,6 +1,6 @@
 //! Making plans.
 
-use troika_graph::{Acts, DType};
+use troika_graph::{ActivationFormat, DType};
 use troika_model::spec::ModelSpec;
 
 use crate::check::MAX_CONTEXT;
@@ -25,7 +25,7 @@ pub struct PlanRequest {
     pub kv_dtype: Option<DType>,
     /// The formats, besides f32, that products may take activations in; `None`: those that each
     /// device gains from.
-    pub activations: Option<Vec<Acts>>,
+    pub activations: Option<Vec<ActivationFormat>>,
     /// The model is to be computed in f32.
     pub single_precision: bool,
 }
@@ -90,7 +90,8 @@ pub fn make(
     let (prefill, decode) = (placed(Phase::Prefill), placed(Phase::Decode));
     let used = |d: &&DeviceFacts| prefill.iter().chain(&decode).any(|r| r.device == d.name);
     let used: Vec<String> = devices.iter().filter(used).map(|d| d.name.clone()).collect();
-    let bf16 = prefill.iter().chain(&decode).all(|r| r.activations.contains(&Acts::Bf16));
+    let bf16 =
+        prefill.iter().chain(&decode).all(|r| r.activations.contains(&ActivationFormat::Bf16));
     let default_kv = match request.single_precision {
         true => DType::F32,
         // Attention multiplies what is cached as bf16 in bf16, where the device gains from it.

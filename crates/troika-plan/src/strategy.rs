@@ -1,6 +1,6 @@
 //! Strategies: known ways to divide a model over devices. One table for all commands.
 
-use troika_graph::Acts;
+use troika_graph::ActivationFormat;
 use troika_model::lower::{SegmentKind, segments};
 use troika_model::spec::ModelSpec;
 
@@ -12,7 +12,7 @@ pub struct DeviceFacts {
     /// Its name.
     pub name: String,
     /// The formats, besides f32, that its products gain from taking activations in.
-    pub activations: Vec<Acts>,
+    pub activations: Vec<ActivationFormat>,
 }
 
 /// A way to divide a model over devices.

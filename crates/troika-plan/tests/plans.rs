@@ -1,6 +1,6 @@
 //! Plans: what strategies make, what files hold, and what is refused.
 
-use troika_graph::{Acts, DType};
+use troika_graph::{ActivationFormat, DType};
 use troika_model::lower::segments;
 use troika_model::spec::ModelSpec;
 use troika_model::{families, presets};
@@ -12,7 +12,9 @@ fn spec(preset: &str) -> ModelSpec {
 
 fn devices(count: usize) -> Vec<DeviceFacts> {
     let named = ["a", "b", "c", "d"][..count].iter();
-    named.map(|n| DeviceFacts { name: (*n).into(), activations: vec![Acts::Int8] }).collect()
+    named
+        .map(|n| DeviceFacts { name: (*n).into(), activations: vec![ActivationFormat::Int8] })
+        .collect()
 }
 
 fn planned(preset: &str, strategy: Strategy, count: usize) -> Plan {
@@ -82,7 +84,7 @@ fn strategies_say_how_many_devices_they_need() {
 fn formats_and_cache_types_follow_the_devices() {
     let spec = spec("qwen3-0.6b");
     let mut both = devices(2);
-    both[1].activations = vec![Acts::Int8, Acts::Bf16];
+    both[1].activations = vec![ActivationFormat::Int8, ActivationFormat::Bf16];
     let request = PlanRequest { strategy: Strategy::Alternate, ..PlanRequest::default() };
     let plan = make(&spec, &both, &request).unwrap();
     for rule in plan.rules(Phase::Decode) {
@@ -91,7 +93,7 @@ fn formats_and_cache_types_follow_the_devices() {
     }
     // A cache in bf16 needs all devices.
     assert_eq!(plan.kv_dtype, DType::F16);
-    both[0].activations = vec![Acts::Bf16];
+    both[0].activations = vec![ActivationFormat::Bf16];
     assert_eq!(make(&spec, &both, &request).unwrap().kv_dtype, DType::BF16);
     let single = PlanRequest { single_precision: true, ..request.clone() };
     assert_eq!(make(&spec, &both, &single).unwrap().kv_dtype, DType::F32);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use troika_model::families::from_config;
-use troika_model::spec::{Key, Slot};
+use troika_model::spec::{Key, WeightRole};
 use troika_weights::{FloatType, WeightError, WeightStore, open, parse_safetensors};
 
 fn file(header: &str, data: usize) -> Vec<u8> {
@@ -137,8 +137,8 @@ fn plain_checkpoints_are_not_copied() {
 #[test]
 fn packed_projections_are_cut_at_the_right_rows() {
     let store = bind("phi-3", FloatType::Auto).unwrap();
-    let q = store.info(Key::layer(0, Slot::Q)).unwrap();
-    let v = store.info(Key::layer(0, Slot::V)).unwrap();
+    let q = store.info(Key::layer(0, WeightRole::Q)).unwrap();
+    let v = store.info(Key::layer(0, WeightRole::V)).unwrap();
     assert_eq!((q.shape.rows, v.shape.rows), (32, 16));
     assert_eq!(q.tensor, v.tensor);
 }

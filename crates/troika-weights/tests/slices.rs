@@ -20,7 +20,7 @@ fn store() -> WeightStore {
 #[test]
 fn rows_that_begin_a_panel_are_a_view_of_the_whole_form() {
     let store = store();
-    let key = spec::Key { slot: spec::Slot::Q, layer: Some(0), index: None };
+    let key = spec::Key { role: spec::WeightRole::Q, layer: Some(0), index: None };
     let (name, shape) = (key.to_string(), store.shape(key).unwrap());
     let (rows, row) = (shape.rows, shape.dtype.row_bytes(shape.cols).unwrap());
     assert!(rows > 5 * PANEL && rows.is_multiple_of(PANEL));

@@ -7,7 +7,7 @@ pub use troika_cpu::parse_cores;
 pub use troika_cpu::peaks::{Peak, Peaks};
 use troika_cpu::{CpuDevice, CpuOptions, Isa, Multiply};
 use troika_device::{Device, DeviceError};
-use troika_graph::{Acts, DType};
+use troika_graph::{ActivationFormat, DType};
 
 /// Which devices to open.
 #[derive(Clone, Debug, Default)]
@@ -182,11 +182,11 @@ pub fn measure_peaks(options: &DeviceOptions) -> Peaks {
 pub fn multiply_of(
     options: &DeviceOptions,
     weight: DType,
-    acts: Acts,
+    activations: ActivationFormat,
 ) -> Result<Option<Multiply>, DeviceError> {
     let first = options.devices.first().and_then(|d| d.isa.as_deref());
     let isa = first.or(options.isa.as_deref()).map_or(Ok(Isa::detect()), find_isa)?;
-    Ok(troika_cpu::kernels::multiply(isa, weight, acts))
+    Ok(troika_cpu::kernels::multiply(isa, weight, activations))
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use troika_device::{Clock, Device, RealClock};
 use troika_engine::{Engine, EngineParts};
-use troika_graph::{Acts, DType};
+use troika_graph::{ActivationFormat, DType};
 use troika_model::chat::ChatTemplate;
 use troika_model::spec::ModelSpec;
 use troika_model::tokenizer::Tokenizer;
@@ -35,8 +35,8 @@ pub struct OpenOptions {
     /// quantized weights and in bf16 with bf16 weights, where the device gains from it; with a
     /// type given, activations stay in f32.
     pub dtype: FloatType,
-    /// The numbers, beside f32, that products may take activations as; `None`: as `dtype` says.
-    pub activations: Option<Vec<Acts>>,
+    /// Activation formats, besides f32, that products may take; `None`: as `dtype` says.
+    pub activations: Option<Vec<ActivationFormat>>,
     /// Quantization of float matrices at load.
     pub quant: Quant,
     /// Folder where quantized weights are kept for the next start; `None`: they are not kept.
@@ -369,7 +369,7 @@ fn plan_of(
 ) -> Result<Plan, PlanError> {
     let facts = |d: &Arc<dyn Device>| DeviceFacts {
         name: d.name().to_string(),
-        activations: d.caps().acts.clone(),
+        activations: d.caps().activation_formats.clone(),
     };
     // With a type given, activations stay in f32.
     let f32_only = (options.dtype != FloatType::Auto).then(Vec::new);

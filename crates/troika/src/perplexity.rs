@@ -1,6 +1,6 @@
 //! Perplexity: how well a model predicts a text.
 
-use troika_engine::{Feed, Want};
+use troika_engine::{SequenceInput, WantedLogits};
 
 use crate::error::Error;
 use crate::open::Model;
@@ -118,11 +118,11 @@ impl Model {
                 bad.get_or_insert(position);
             }
         };
-        let mut run = |tokens: &[u32], want: Want| match tokens {
+        let mut run = |tokens: &[u32], logits: WantedLogits| match tokens {
             [] => Ok(()),
-            tokens => self.engine.run(&[Feed { seq, tokens, want }], &mut score),
+            tokens => self.engine.run(&[SequenceInput { seq, tokens, logits }], &mut score),
         };
-        let result = run(before, Want::None).and_then(|()| run(after, Want::All));
+        let result = run(before, WantedLogits::None).and_then(|()| run(after, WantedLogits::All));
         self.engine.close(seq);
         result?;
         match bad {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use troika_engine::sample::{SampleParams, Sampler};
-use troika_engine::{Feed, SeqId, Want};
+use troika_engine::{SeqId, SequenceInput, WantedLogits};
 use troika_model::tokenizer::{Detokenizer, StopMatcher};
 
 use crate::error::Error;
@@ -134,7 +134,7 @@ impl Model {
         let (seq, cached_tokens) = self.reuse(prompt);
         let mut sampler = Sampler::new(request.params.clone());
         prompt.iter().for_each(|&t| sampler.accept(t));
-        let mut run = Run {
+        let mut run = TokenOutput {
             stop: StopMatcher::new(&request.stop),
             output: Output {
                 tokens: Vec::new(),
@@ -210,7 +210,7 @@ impl Model {
 
     /// Feeds tokens and keeps the last one's logits.
     fn step(&mut self, seq: SeqId, tokens: &[u32], logits: &mut Vec<f32>) -> Result<(), Error> {
-        let feed = Feed { seq, tokens, want: Want::Last };
+        let feed = SequenceInput { seq, tokens, logits: WantedLogits::Last };
         let result = self.engine.run(&[feed], &mut |_, _, row| {
             logits.clear();
             logits.extend_from_slice(row);
@@ -224,8 +224,8 @@ impl Model {
         Ok(())
     }
 
-    /// Computes tokens after the cached ones and returns the most likely next one: a step of
-    /// generation without sampling, for measurements.
+    /// Computes tokens after the cached ones and returns the most likely next one: a forward batch
+    /// of generation without sampling, for measurements.
     ///
     /// # Errors
     /// As [`Model::generate`].
@@ -246,12 +246,12 @@ impl Model {
     }
 }
 
-struct Run {
+struct TokenOutput {
     stop: StopMatcher,
     output: Output,
 }
 
-impl Run {
+impl TokenOutput {
     /// Hands out a token and its text; says why to end, if so.
     fn emit(
         &mut self,

@@ -22,7 +22,7 @@ pub struct Line {
     /// The limit that binds (Troika only), and how much of it a token per second takes.
     pub limit: String,
     pub per_token: Option<f64>,
-    /// All limits measured beside (Troika only).
+    /// All limits measured, too (Troika only).
     pub limits: Vec<(String, f64)>,
 }
 

@@ -15,7 +15,7 @@ pub struct Code {
 
 /// A Rust source file.
 #[derive(Debug)]
-pub struct Source {
+pub struct SourceText {
     text: String,
     /// Everything but comments.
     pub code: Vec<Code>,
@@ -23,16 +23,16 @@ pub struct Source {
     pub comments: Vec<Token>,
 }
 
-impl Source {
+impl SourceText {
     /// Reads Rust text; `test` marks all of it as test code.
     ///
     /// # Errors
     /// Text that is no Rust.
-    pub fn new(text: String, test: bool) -> Result<Source, LexError> {
+    pub fn new(text: String, test: bool) -> Result<SourceText, LexError> {
         let (comments, code): (Vec<Token>, Vec<Token>) =
             lex(&text)?.into_iter().partition(|t| t.kind == Kind::Comment);
         let code = code.into_iter().map(|token| Code { token, test }).collect();
-        let mut source = Source { text, code, comments };
+        let mut source = SourceText { text, code, comments };
         source.mark_tests();
         Ok(source)
     }
@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     fn plain(text: &str) -> String {
-        let source = Source::new(text.to_string(), false).expect("Rust");
+        let source = SourceText::new(text.to_string(), false).expect("Rust");
         source.plain_code().map(|(_, t)| source.text(t)).collect::<Vec<_>>().join(" ")
     }
 
@@ -167,7 +167,7 @@ mod tests {
     #[test]
     fn modules_in_other_files_are_named() {
         let source =
-            Source::new("#[cfg(test)] mod far; mod near;".to_string(), false).expect("Rust");
+            SourceText::new("#[cfg(test)] mod far; mod near;".to_string(), false).expect("Rust");
         assert_eq!(source.test_modules(), ["far"]);
     }
 }

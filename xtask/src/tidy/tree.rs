@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 use std::process::Command;
 
-use super::source::Source;
+use super::source::SourceText;
 
 /// Files above this size are not read.
 const READ_LIMIT: u64 = 5_000_000;
@@ -22,7 +22,7 @@ pub struct File {
     /// The text, where it is text.
     pub text: Option<String>,
     /// The code, where it is Rust.
-    pub source: Option<Source>,
+    pub source: Option<SourceText>,
 }
 
 impl File {
@@ -91,13 +91,13 @@ impl Tree {
     }
 
     /// Rust files.
-    pub fn sources(&self) -> impl Iterator<Item = (&File, &Source)> {
+    pub fn sources(&self) -> impl Iterator<Item = (&File, &SourceText)> {
         self.files.iter().filter_map(|file| Some((file, file.source.as_ref()?)))
     }
 }
 
-fn read_source(path: &str, text: &str, test: bool) -> io::Result<Source> {
-    Source::new(text.to_string(), test)
+fn read_source(path: &str, text: &str, test: bool) -> io::Result<SourceText> {
+    SourceText::new(text.to_string(), test)
         .map_err(|e| io::Error::other(format!("{path} is no Rust: {e}")))
 }
 

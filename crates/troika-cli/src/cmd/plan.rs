@@ -62,7 +62,8 @@ fn line(phase: Phase, rule: &Rule) -> String {
         (false, 1) => format!("{} to {}", l.first, l.last),
         (false, step) => format!("{} to {}, every {step}", l.first, l.last),
     });
-    let formats: Vec<&str> = rule.activations.iter().map(|a| super::bench::acts_name(*a)).collect();
+    let formats: Vec<&str> =
+        rule.activations.iter().map(|a| super::bench::activation_format_name(*a)).collect();
     let formats = formats.join(", ");
     format!("| {} | {segments} | {layers} | {} | {formats} |\n", phase.name(), rule.device)
 }

@@ -7,8 +7,8 @@ use troika_cpu::Isa;
 use troika_cpu::kernels::attention::{Operands, attention, partial_floats};
 use troika_cpu::kernels::kv::CacheRef;
 use troika_cpu::kernels::linear::bf16::has_pairs;
-use troika_device::{PageTable, SeqRows, Step};
-use troika_graph::{Acts, Attention};
+use troika_device::{ForwardBatch, PageTable, SeqRows};
+use troika_graph::{ActivationFormat, Attention};
 
 use crate::{floats, isas, with};
 
@@ -63,8 +63,8 @@ fn run<T: Clone>(bencher: Bencher<'_, '_>, c: Case, (make, view): Cache<T>, pair
         softcap: None,
         sinks: None,
         value_in_key: false,
-        group: 0,
-        acts: Acts::F32,
+        page_group: 0,
+        activations: ActivationFormat::F32,
     };
     let len = c.rows + c.depth;
     let pages = len.div_ceil(PAGE);
@@ -72,7 +72,7 @@ fn run<T: Clone>(bencher: Bencher<'_, '_>, c: Case, (make, view): Cache<T>, pair
     let order = (0..pages).map(|p| (p * 7 % pages.next_power_of_two()) as u32 % pages as u32);
     let table = PageTable { page_len: PAGE, first: 0, pages: order.collect() };
     let seq = SeqRows { seq: 0, rows: 0..c.rows, pos: c.depth, known_len: 0, tables: vec![table] };
-    let step = Step { seqs: vec![seq] };
+    let forward = ForwardBatch { seqs: vec![seq] };
     let cache: Vec<T> = floats(pages * PAGE * kv_heads * dim).into_iter().map(make).collect();
     let q = floats(c.rows * heads * dim);
     let mut y = vec![0.0; q.len()];
@@ -82,12 +82,13 @@ fn run<T: Clone>(bencher: Bencher<'_, '_>, c: Case, (make, view): Cache<T>, pair
     let seen: usize = (0..c.rows).map(|r| c.depth + r + 1).sum();
     let mut turn = 0;
     with(c.isa, |cx| {
-        let mut partials = vec![0.0; partial_floats(&op, &step, cx.pool.threads())];
+        let mut partials = vec![0.0; partial_floats(&op, &forward, cx.pool.threads())];
         let bencher = bencher.counter(ItemsCount::new(4 * seen * heads * dim));
         bencher.counter(BytesCount::new(2 * 2 * len * kv_heads * dim)).bench_local(|| {
             turn = (turn + 1) % caches.len();
             let [keys, values] = caches[turn].each_ref().map(|c| view(c));
-            let x = Operands { op: &op, sinks: None, q: &q, keys, values, step: &step, pairs };
+            let x =
+                Operands { op: &op, sinks: None, q: &q, keys, values, forward: &forward, pairs };
             attention(cx, x, &mut partials, &mut y).expect("no panic")
         });
     });

@@ -8,7 +8,7 @@ use troika_cpu::Isa;
 use troika_cpu::kernels::elementwise::{Element, elementwise};
 use troika_cpu::kernels::norm::{Norm, norm};
 use troika_cpu::kernels::rope::rope;
-use troika_device::{SeqRows, Step};
+use troika_device::{ForwardBatch, SeqRows};
 use troika_graph::{Activation, Rope, RopeFreqs, RopeStyle};
 
 use crate::{floats, with};
@@ -41,13 +41,13 @@ fn rope_half(bencher: Bencher<'_, '_>, rows: usize) {
         long: None,
     };
     let seq = SeqRows { seq: 0, rows: 0..rows, pos: 100, known_len: 0, tables: vec![] };
-    let step = Step { seqs: vec![seq] };
+    let forward = ForwardBatch { seqs: vec![seq] };
     let positions: Vec<i32> = (0..rows).map(|i| 100 + i as i32).collect();
     let x = floats(rows * cols);
     let mut y = vec![0.0; x.len()];
     with(Isa::detect(), |cx| {
         bencher.counter(BytesCount::new(x.len() * 8)).bench_local(|| {
-            rope(cx, &op, &step, (&x, &positions), (&mut y, cols)).expect("no panic")
+            rope(cx, &op, &forward, (&x, &positions), (&mut y, cols)).expect("no panic")
         });
     });
 }

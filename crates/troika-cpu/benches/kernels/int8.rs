@@ -3,7 +3,8 @@
 use divan::Bencher;
 use divan::counter::{BytesCount, ItemsCount};
 use troika_cpu::kernels::int8::{
-    DTYPES, Extra, Layout, PackedView, Product, Rows, floats as q_floats, linear, quantize,
+    ActivationRows, DTYPES, Layout, PackedView, Product, ZeroPointCorrection, floats as q_floats,
+    linear, quantize,
 };
 use troika_cpu::kernels::linear::{OutView, RowsView};
 use troika_cpu::{Isa, SharedMut};
@@ -24,8 +25,12 @@ fn linear_int8(bencher: Bencher<'_, '_>, c: Matrix) {
         let bencher = bencher.counter(ItemsCount::new(c.ops()));
         bencher.counter(BytesCount::new(layout.bytes())).bench_local(|| {
             turn = (turn + 1) % weights.len();
-            quantize(cx, (Rows::Plain(&x), c.k), &mut [(Extra::of(c.dtype), &mut q)])
-                .expect("no panic");
+            quantize(
+                cx,
+                (ActivationRows::Plain(&x), c.k),
+                &mut [(ZeroPointCorrection::of(c.dtype), &mut q)],
+            )
+            .expect("no panic");
             let product = Product {
                 weight: PackedView { layout, bytes: &weights[turn] },
                 bias: None,
@@ -46,7 +51,8 @@ fn quantize_rows(bencher: Bencher<'_, '_>, rows: usize) {
     with(Isa::detect(), |cx| {
         let bytes = BytesCount::new(rows * k * 4 + q.len() * 4);
         bencher.counter(bytes).bench_local(|| {
-            quantize(cx, (Rows::Plain(&x), k), &mut [(Extra::Sum, &mut q)]).expect("no panic")
+            quantize(cx, (ActivationRows::Plain(&x), k), &mut [(ZeroPointCorrection::Sum, &mut q)])
+                .expect("no panic")
         });
     });
 }

@@ -6,7 +6,7 @@ use troika_cpu::Isa;
 use troika_cpu::kernels::int8::{Layout, PackedView};
 use troika_cpu::kernels::linear::WeightView;
 use troika_cpu::kernels::moe::{self, Expert, Memory, Operands};
-use troika_graph::{Activation, Acts, DType};
+use troika_graph::{Activation, ActivationFormat, DType};
 
 use crate::{floats, isas, weight, with};
 
@@ -58,7 +58,7 @@ fn experts_float(bencher: Bencher<'_, '_>, c: Case) {
     let (ids, weights) = choices(c.rows);
     let x = floats(c.rows * K);
     let mut y = vec![0.0; x.len()];
-    let mut room = vec![0.0; moe::floats((c.rows, TOP_K), K, INTER, Acts::F32)];
+    let mut room = vec![0.0; moe::floats((c.rows, TOP_K), K, INTER, ActivationFormat::F32)];
     let mut words = vec![0; moe::words(ids.len(), EXPERTS)];
     let (items, size) = counters(c.rows, 3 * bytes[0].len());
     with(c.isa, |cx| {
@@ -75,7 +75,7 @@ fn experts_float(bencher: Bencher<'_, '_>, c: Case) {
                 top_k: TOP_K,
             };
             let memory = Memory { floats: &mut room, words: &mut words };
-            moe::experts(cx, x, Acts::F32, memory, &mut y).expect("no panic")
+            moe::experts(cx, x, ActivationFormat::F32, memory, &mut y).expect("no panic")
         });
     });
 }
@@ -99,7 +99,7 @@ fn experts_int8(bencher: Bencher<'_, '_>, c: Case) {
     let (ids, weights) = choices(c.rows);
     let x = floats(c.rows * K);
     let mut y = vec![0.0; x.len()];
-    let mut room = vec![0.0; moe::floats((c.rows, TOP_K), K, INTER, Acts::Int8)];
+    let mut room = vec![0.0; moe::floats((c.rows, TOP_K), K, INTER, ActivationFormat::Int8)];
     let mut words = vec![0; moe::words(ids.len(), EXPERTS)];
     let (items, size) = counters(c.rows, 2 * up.bytes() + down.bytes());
     with(c.isa, |cx| {
@@ -116,7 +116,7 @@ fn experts_int8(bencher: Bencher<'_, '_>, c: Case) {
                 top_k: TOP_K,
             };
             let memory = Memory { floats: &mut room, words: &mut words };
-            moe::experts(cx, x, Acts::Int8, memory, &mut y).expect("no panic")
+            moe::experts(cx, x, ActivationFormat::Int8, memory, &mut y).expect("no panic")
         });
     });
 }

@@ -6,9 +6,9 @@ use smallvec::SmallVec;
 use troika_graph::Subgraph;
 
 use crate::compile::weights::PackedMatrix;
-use crate::compile::{Code, Matrix, Step, Vector};
+use crate::compile::{Code, CompiledOp, Matrix, Vector};
 use crate::kernels::elementwise::Element;
-use crate::kernels::int8::Extra;
+use crate::kernels::int8::ZeroPointCorrection;
 
 /// Weights of products that share an input, each with its bias.
 pub(crate) type Weights = SmallVec<[(PackedMatrix, Option<Vector>); 1]>;
@@ -16,29 +16,29 @@ pub(crate) type Weights = SmallVec<[(PackedMatrix, Option<Vector>); 1]>;
 /// Float weights of products that share an input, each with its bias.
 pub(crate) type Floats = SmallVec<[(Matrix, Option<Vector>); 1]>;
 
-/// Joins the steps that can run as one. Places are given afterwards: what a step reads keeps its
+/// Joins the ops that can run as one. Places are given afterwards: what an op reads keeps its
 /// own until all of its results are there.
-pub(crate) fn fuse(graph: &Subgraph, steps: Vec<Step>) -> Vec<Step> {
-    let mut fused: Vec<Step> = Vec::with_capacity(steps.len());
-    for step in steps {
+pub(crate) fn fuse(graph: &Subgraph, ops: Vec<CompiledOp>) -> Vec<CompiledOp> {
+    let mut fused: Vec<CompiledOp> = Vec::with_capacity(ops.len());
+    for op in ops {
         let Some(last) = fused.last_mut() else {
-            fused.push(step);
+            fused.push(op);
             continue;
         };
-        match (&mut last.code, step.code) {
+        match (&mut last.code, op.code) {
             (Code::PackedLinear { weights, .. }, Code::PackedLinear { weights: more, .. })
-                if last.inputs == step.inputs =>
+                if last.inputs == op.inputs =>
             {
                 weights.extend(more);
-                last.outputs.extend(step.outputs);
+                last.outputs.extend(op.outputs);
             }
             (Code::Linear { weights, bf16 }, Code::Linear { weights: more, bf16: same })
-                if *bf16 == same && last.inputs == step.inputs =>
+                if *bf16 == same && last.inputs == op.inputs =>
             {
                 weights.extend(more);
-                last.outputs.extend(step.outputs);
+                last.outputs.extend(op.outputs);
             }
-            (_, code) => fused.push(Step { code, ..step }),
+            (_, code) => fused.push(CompiledOp { code, ..op }),
         }
     }
     fuse_inputs(graph, fused)
@@ -46,11 +46,11 @@ pub(crate) fn fuse(graph: &Subgraph, steps: Vec<Step>) -> Vec<Step> {
 
 /// Joins quantized products with the norm or the gate that makes their input, if nobody else
 /// reads it.
-fn fuse_inputs(graph: &Subgraph, steps: Vec<Step>) -> Vec<Step> {
-    let mut fused: Vec<Step> = Vec::with_capacity(steps.len());
-    for (at, mut step) in steps.iter().cloned().enumerate() {
-        if let (Code::PackedLinear { before, .. }, Some(last)) = (&mut step.code, fused.last()) {
-            let made = step.inputs[0];
+fn fuse_inputs(graph: &Subgraph, ops: Vec<CompiledOp>) -> Vec<CompiledOp> {
+    let mut fused: Vec<CompiledOp> = Vec::with_capacity(ops.len());
+    for (at, mut op) in ops.iter().cloned().enumerate() {
+        if let (Code::PackedLinear { before, .. }, Some(last)) = (&mut op.code, fused.last()) {
+            let made = op.inputs[0];
             let whole = match &last.code {
                 Code::RmsNorm { group, .. } | Code::LayerNorm { group, .. } => {
                     let cols = graph.values[made].shape.row_len();
@@ -59,26 +59,26 @@ fn fuse_inputs(graph: &Subgraph, steps: Vec<Step>) -> Vec<Step> {
                 Code::Element(Element::Gate(_)) => true,
                 _ => false,
             };
-            let alone = !steps[at + 1..].iter().any(|s| s.inputs.contains(&made))
+            let alone = !ops[at + 1..].iter().any(|s| s.inputs.contains(&made))
                 && !graph.outputs.iter().any(|v| v.0 as usize == made);
             if whole && alone && last.outputs == [made] {
-                step.inputs.clone_from(&last.inputs);
+                op.inputs.clone_from(&last.inputs);
                 *before = fused.pop().map(|s| Box::new(s.code));
             }
         }
-        fused.push(step);
+        fused.push(op);
     }
     fused
 }
 
 /// The kinds of quantized input that products with these weights need.
-pub(crate) fn extras(weights: &Weights) -> SmallVec<[Extra; 2]> {
-    let mut extras = SmallVec::new();
+pub(crate) fn corrections(weights: &Weights) -> SmallVec<[ZeroPointCorrection; 2]> {
+    let mut corrections = SmallVec::new();
     for (weight, _) in weights {
-        let extra = Extra::of(weight.view().layout.dtype);
-        if !extras.contains(&extra) {
-            extras.push(extra);
+        let zero_point_correction = ZeroPointCorrection::of(weight.view().layout.dtype);
+        if !corrections.contains(&zero_point_correction) {
+            corrections.push(zero_point_correction);
         }
     }
-    extras
+    corrections
 }

@@ -2,7 +2,7 @@
 
 use troika_graph::Subgraph;
 
-use crate::compile::Step;
+use crate::compile::CompiledOp;
 use crate::runtime::LINE;
 
 /// Where a value lives.
@@ -23,8 +23,11 @@ pub(crate) enum Place {
 /// Gives every value a place: bindings where there are, else arena room that is free again after
 /// the value's last use. Also outputs to copy at the end, and the arena's floats per row.
 ///
-/// The values that a step reads or writes have places apart.
-pub(crate) fn place(graph: &Subgraph, steps: &[Step]) -> (Vec<Place>, Vec<(usize, usize)>, usize) {
+/// The values that an op reads or writes have places apart.
+pub(crate) fn place(
+    graph: &Subgraph,
+    ops: &[CompiledOp],
+) -> (Vec<Place>, Vec<(usize, usize)>, usize) {
     let mut places = vec![Place::Nowhere; graph.values.len()];
     let mut copies = Vec::new();
     for (i, v) in graph.inputs.iter().enumerate() {
@@ -40,14 +43,14 @@ pub(crate) fn place(graph: &Subgraph, steps: &[Step]) -> (Vec<Place>, Vec<(usize
         }
     }
     let mut last_use = vec![0; graph.values.len()];
-    for (i, s) in steps.iter().enumerate() {
+    for (i, s) in ops.iter().enumerate() {
         s.inputs.iter().chain(&s.outputs).for_each(|v| last_use[*v] = i);
     }
     let size = |v: usize| graph.values[v].shape.row_len().saturating_add(LINE - 1) / LINE * LINE;
     // Rooms are (first float, floats) per row; all are whole cache lines.
     let mut free: Vec<(usize, usize)> = Vec::new();
     let mut floats = 0;
-    for (i, s) in steps.iter().enumerate() {
+    for (i, s) in ops.iter().enumerate() {
         for &v in &s.outputs {
             if places[v] == Place::Nowhere {
                 places[v] = Place::Temp(take_room(&mut free, &mut floats, size(v)));

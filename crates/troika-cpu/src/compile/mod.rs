@@ -7,11 +7,11 @@ pub(crate) mod weights;
 use smallvec::smallvec;
 use troika_device::{DeviceError, PackLayout, WeightBytes, WeightSource};
 use troika_graph::{
-    Acts, Attention, DType, Dim, KvAppend, Node, Op, Rope, Router, Subgraph, ValueId, WeightRef,
-    verify,
+    ActivationFormat, Attention, DType, Dim, KvAppend, Node, Op, Rope, Router, Subgraph, ValueId,
+    WeightRef, verify,
 };
 
-use crate::compile::fuse::{Floats, Weights, extras, fuse};
+use crate::compile::fuse::{Floats, Weights, corrections, fuse};
 pub(crate) use crate::compile::memory::Place;
 use crate::compile::memory::place;
 use crate::compile::weights::{PackedMatrix, mismatch};
@@ -23,7 +23,7 @@ use crate::runtime::LINE;
 
 /// A value of the executable.
 #[derive(Clone, Debug)]
-pub(crate) struct Slot {
+pub(crate) struct ValueSlot {
     pub name: String,
     pub place: Place,
     pub cols: usize,
@@ -122,12 +122,12 @@ pub(crate) enum Code {
     Experts {
         experts: Vec<ExpertWeights<Matrix>>,
         act: troika_graph::Activation,
-        acts: Acts,
+        activations: ActivationFormat,
     },
     /// Products of one input; an output each.
     PackedLinear {
         weights: Weights,
-        /// What makes the input of the step's inputs, if it is not the only one itself.
+        /// What makes the input of the op's inputs, if it is not the only one itself.
         before: Option<Box<Code>>,
     },
     PackedExperts {
@@ -154,7 +154,7 @@ impl Code {
 
 /// An op with its operands, as indices of slots.
 #[derive(Clone, Debug)]
-pub(crate) struct Step {
+pub(crate) struct CompiledOp {
     pub code: Code,
     pub name: &'static str,
     pub inputs: Vec<usize>,
@@ -166,7 +166,7 @@ pub(crate) struct Step {
 #[derive(Debug)]
 pub(crate) struct Executable {
     pub name: String,
-    pub slots: Vec<Slot>,
+    pub slots: Vec<ValueSlot>,
     pub inputs: Vec<usize>,
     pub states: Vec<usize>,
     /// Whether a state is written.
@@ -174,7 +174,7 @@ pub(crate) struct Executable {
     /// By which groups' page tables states are used: (state, group).
     pub state_groups: Vec<(usize, usize)>,
     pub outputs: Vec<usize>,
-    pub steps: Vec<Step>,
+    pub ops: Vec<CompiledOp>,
     /// Outputs that hold another place's value: (slot it is in, output binding).
     pub copies: Vec<(usize, usize)>,
     /// Most rows of a run.
@@ -183,15 +183,15 @@ pub(crate) struct Executable {
     pub temp_floats: usize,
     /// Working floats of an op, per row.
     pub work_floats: usize,
-    /// Working words of an op: per row, and beside.
+    /// Working words of an op: per row, and besides.
     pub work_words: (usize, usize),
     /// Scratch floats per worker.
     pub worker_floats: usize,
-    /// Attentions: how much they need depends on the step.
+    /// Attentions: how much they need depends on the forward batch.
     pub attentions: Vec<Attention>,
-    /// Whether ops look at the step, and the page-table groups they use.
-    pub uses_step: bool,
-    pub groups: Vec<usize>,
+    /// Whether ops look at the forward batch, and the page groups they use.
+    pub uses_forward_batch: bool,
+    pub page_groups: Vec<usize>,
 }
 
 impl Executable {
@@ -212,10 +212,10 @@ pub(crate) fn compile(
 ) -> Result<Executable, DeviceError> {
     verify(graph)?;
     let c = Compiler { device, isa, graph, weights };
-    let steps = graph.nodes.iter().map(|n| c.step(n)).collect::<Result<Vec<_>, _>>()?;
-    let steps = fuse(graph, steps);
-    let (places, copies, temp_floats) = place(graph, &steps);
-    let slot = |(v, place): (&troika_graph::Value, Place)| Slot {
+    let ops = graph.nodes.iter().map(|n| c.compile_op(n)).collect::<Result<Vec<_>, _>>()?;
+    let ops = fuse(graph, ops);
+    let (places, copies, temp_floats) = place(graph, &ops);
+    let slot = |(v, place): (&troika_graph::Value, Place)| ValueSlot {
         name: v.name.clone(),
         place,
         cols: v.shape.row_len(),
@@ -236,7 +236,7 @@ pub(crate) fn compile(
         state_written: graph.states.iter().map(written).collect(),
         state_groups: Vec::new(),
         outputs: index(&graph.outputs),
-        steps: Vec::new(),
+        ops: Vec::new(),
         copies,
         max_rows: graph.max_rows(),
         temp_floats,
@@ -244,30 +244,30 @@ pub(crate) fn compile(
         work_words: (0, 0),
         worker_floats: linear::worker_floats(),
         attentions: Vec::new(),
-        uses_step: false,
-        groups: Vec::new(),
+        uses_forward_batch: false,
+        page_groups: Vec::new(),
     };
-    for s in &steps {
+    for s in &ops {
         needs(&mut exe, s);
         states_of(&mut exe, s);
     }
-    let products = steps.iter().filter(|s| s.code.is_product()).flat_map(|s| &s.outputs);
+    let products = ops.iter().filter(|s| s.code.is_product()).flat_map(|s| &s.outputs);
     for &v in products {
-        exe.slots[v].strided = !steps.iter().any(|s| s.inputs.contains(&v));
+        exe.slots[v].strided = !ops.iter().any(|s| s.inputs.contains(&v));
     }
     exe.worker_floats = exe.worker_floats.next_multiple_of(LINE);
-    exe.steps = steps;
+    exe.ops = ops;
     Ok(exe)
 }
 
-/// Notes by which tables a step uses states.
-fn states_of(exe: &mut Executable, step: &Step) {
-    let group = match &step.code {
-        Code::KvAppend(k) => k.group,
-        Code::Attention { op, .. } => op.group,
+/// Notes by which tables an op uses states.
+fn states_of(exe: &mut Executable, op: &CompiledOp) {
+    let group = match &op.code {
+        Code::KvAppend(k) => k.page_group,
+        Code::Attention { op, .. } => op.page_group,
         _ => return,
     };
-    for slot in &step.states {
+    for slot in &op.states {
         let state = exe.states.iter().position(|s| s == slot);
         let used = state.map(|state| (state, group));
         exe.state_groups.extend(used.filter(|u| !exe.state_groups.contains(u)));
@@ -277,57 +277,57 @@ fn states_of(exe: &mut Executable, step: &Step) {
 /// Notes what experts of some columns and inner width need.
 fn needs_of_experts(
     exe: &mut Executable,
-    step: &Step,
+    op: &CompiledOp,
     (k, inter): (usize, usize),
-    acts: Acts,
+    activations: ActivationFormat,
     experts: usize,
 ) -> usize {
-    let top_k = exe.slots[step.inputs[1]].cols;
-    exe.work_floats = exe.work_floats.max(moe::floats((1, top_k), k, inter, acts));
+    let top_k = exe.slots[op.inputs[1]].cols;
+    exe.work_floats = exe.work_floats.max(moe::floats((1, top_k), k, inter, activations));
     let words = moe::words(0, experts);
     exe.work_words = (exe.work_words.0.max(top_k), exe.work_words.1.max(words));
     moe::worker_floats()
 }
 
-/// Notes what a step needs beside its operands.
-fn needs(exe: &mut Executable, step: &Step) {
+/// Notes what an op needs besides its operands.
+fn needs(exe: &mut Executable, op: &CompiledOp) {
     let mut worker = 0;
-    match &step.code {
+    match &op.code {
         Code::Rope(r) => {
             worker = rope::worker_floats(r);
-            exe.uses_step |= r.long.is_some();
+            exe.uses_forward_batch |= r.long.is_some();
         }
         Code::KvAppend(k) => {
-            exe.uses_step = true;
-            exe.groups.push(k.group);
+            exe.uses_forward_batch = true;
+            exe.page_groups.push(k.page_group);
         }
         Code::Attention { op, .. } => {
             worker = attention::worker_floats(op);
-            exe.uses_step = true;
-            exe.groups.push(op.group);
+            exe.uses_forward_batch = true;
+            exe.page_groups.push(op.page_group);
             exe.attentions.push(op.clone());
         }
         Code::PackedLinear { weights, before } => {
             worker = int8::scratch_floats();
             if before.is_some() {
-                worker = worker.max(exe.slots[step.inputs[0]].cols);
+                worker = worker.max(exe.slots[op.inputs[0]].cols);
             }
             let each = weights.first().map_or(0, |w| int8::floats(w.0.view().layout.cols));
-            exe.work_floats = exe.work_floats.max(each * extras(weights).len());
+            exe.work_floats = exe.work_floats.max(each * corrections(weights).len());
         }
         Code::PackedExperts { experts, .. } => {
             let gate = experts[0].gate.view().layout;
             let shape = (gate.cols, gate.rows);
-            worker = needs_of_experts(exe, step, shape, Acts::Int8, experts.len());
+            worker = needs_of_experts(exe, op, shape, ActivationFormat::Int8, experts.len());
         }
         // As floats: where the products of pairs are missing, rounded activations stay floats.
         Code::Linear { weights, bf16: true } => {
             exe.work_floats = exe.work_floats.max(weights[0].0.cols);
         }
         Code::Router(r) => worker = router::worker_floats(r),
-        Code::Experts { experts, acts, .. } => {
+        Code::Experts { experts, activations, .. } => {
             let gate = &experts[0].gate;
-            worker = needs_of_experts(exe, step, (gate.cols, gate.rows), *acts, experts.len());
+            worker = needs_of_experts(exe, op, (gate.cols, gate.rows), *activations, experts.len());
         }
         _ => {}
     }
@@ -416,9 +416,9 @@ impl Compiler<'_> {
         w.map(|w| self.vector(w)).transpose()
     }
 
-    fn step(&self, node: &Node) -> Result<Step, DeviceError> {
+    fn compile_op(&self, node: &Node) -> Result<CompiledOp, DeviceError> {
         let index = |ids: &[ValueId]| ids.iter().map(|v| v.0 as usize).collect();
-        Ok(Step {
+        Ok(CompiledOp {
             code: self.code(node)?,
             name: node.op.name(),
             inputs: index(&node.inputs),
@@ -444,12 +444,12 @@ impl Compiler<'_> {
                 eps: *eps,
                 group: *group,
             },
-            Op::Linear { weight, bias, acts: Acts::Int8 } => {
+            Op::Linear { weight, bias, activations: ActivationFormat::Int8 } => {
                 let weights = smallvec![(self.packed(*weight)?, self.vector_if(bias)?)];
                 Code::PackedLinear { weights, before: None }
             }
-            Op::Linear { weight, bias, acts } => {
-                let bf16 = *acts == Acts::Bf16;
+            Op::Linear { weight, bias, activations } => {
+                let bf16 = *activations == ActivationFormat::Bf16;
                 let panels = bf16 && linear::bf16::has_panels(self.isa);
                 let matrix = if panels { self.panels(*weight)? } else { self.matrix(*weight)? };
                 Code::Linear { weights: smallvec![(matrix, self.vector_if(bias)?)], bf16 }
@@ -500,10 +500,10 @@ impl Compiler<'_> {
         if pairs.is_none_or(|pairs| u32::try_from(pairs).is_err()) {
             return self.refuse("experts", format!("{top_k} experts a row are too many to count"));
         }
-        if e.acts == Acts::Int8 {
+        if e.activations == ActivationFormat::Int8 {
             return self.packed_experts(e);
         }
         let experts = self.expert_weights(e, |w| self.matrix(w))?;
-        Ok(Code::Experts { experts, act: e.act, acts: e.acts })
+        Ok(Code::Experts { experts, act: e.act, activations: e.activations })
     }
 }

@@ -21,7 +21,7 @@ impl PackedMatrix {
     }
 }
 
-/// What a weight is, beside what the graph says.
+/// What a weight is, besides what the graph says.
 pub(crate) fn mismatch(data: &WeightData, decl: &WeightDecl) -> String {
     let (rows, cols) = decl.stored();
     format!(

@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 use troika_device::{
-    Access, Bindings, BufferBusy, Claim, DeviceError, PagesView, Rect, Step, Submission, View,
+    Access, Bindings, BufferBusy, Claim, DeviceError, ForwardBatch, PagesView, Rect, Submission,
+    View,
 };
 use troika_graph::{DType, Dim};
 
-use crate::compile::{Executable, Place, Slot};
+use crate::compile::{Executable, Place, ValueSlot};
 
 /// Where a value's bytes are during a run.
 #[derive(Clone, Copy)]
@@ -49,7 +50,7 @@ pub(crate) fn check_counts(exe: &Executable, b: &Bindings) -> Result<(), DeviceE
     Ok(())
 }
 
-/// Rows that fit every value, and a step that has as many.
+/// Rows that fit every value, and a forward batch that has as many.
 pub(crate) fn check_rows(exe: &Executable, task: &Submission) -> Result<(), DeviceError> {
     for s in exe.slots.iter().filter(|s| !matches!(s.place, Place::State(_))) {
         let fits = match s.rows {
@@ -60,18 +61,17 @@ pub(crate) fn check_rows(exe: &Executable, task: &Submission) -> Result<(), Devi
             return Err(misfit(exe, format!("{} rows do not fit value {}", task.rows, s.name)));
         }
     }
-    if !exe.uses_step {
+    if !exe.uses_forward_batch {
         return Ok(());
     }
-    let tables = task
-        .step
-        .seqs
-        .iter()
-        .all(|s| exe.groups.iter().all(|g| s.tables.get(*g).is_some_and(|t| t.page_len > 0)));
-    if !task.step.is_whole() || !tables {
+    let tables =
+        task.forward.seqs.iter().all(|s| {
+            exe.page_groups.iter().all(|g| s.tables.get(*g).is_some_and(|t| t.page_len > 0))
+        });
+    if !task.forward.is_whole() || !tables {
         return Err(misfit(exe, "sequences have gaps, or lack page tables".into()));
     }
-    let rows = task.step.rows();
+    let rows = task.forward.rows();
     if rows != task.rows {
         return Err(misfit(exe, format!("{} rows, but sequences have {rows}", task.rows)));
     }
@@ -108,7 +108,7 @@ fn views(b: &Bindings) -> impl Iterator<Item = &View> {
 }
 
 /// States take all the bytes there are, in whole rows.
-fn state(exe: &Executable, slot: &Slot, view: &View) -> Result<Rect, DeviceError> {
+fn state(exe: &Executable, slot: &ValueSlot, view: &View) -> Result<Rect, DeviceError> {
     let row = slot.cols.saturating_mul(element_bytes(slot.dtype)).max(1);
     if !view.rect().is_dense() {
         return Err(apart(exe, slot, view));
@@ -121,7 +121,7 @@ fn state(exe: &Executable, slot: &Slot, view: &View) -> Result<Rect, DeviceError
 /// The first rows of a view, as wide as the value's.
 fn rows(
     exe: &Executable,
-    (slot, strided): (&Slot, bool),
+    (slot, strided): (&ValueSlot, bool),
     view: &View,
     rows: usize,
 ) -> Result<Rect, DeviceError> {
@@ -150,7 +150,7 @@ fn rows(
     }
 }
 
-fn apart(exe: &Executable, slot: &Slot, view: &View) -> DeviceError {
+fn apart(exe: &Executable, slot: &ValueSlot, view: &View) -> DeviceError {
     let (row, stride) = (view.rect().row_bytes(), view.rect().stride());
     let why = format!(
         "value {} is bound to rows of {row} bytes that lie {stride} bytes apart; only a product's \
@@ -161,7 +161,7 @@ fn apart(exe: &Executable, slot: &Slot, view: &View) -> DeviceError {
 }
 
 /// Buffers are aligned to more than an element.
-fn aligned(exe: &Executable, slot: &Slot, rect: Rect) -> Result<Rect, DeviceError> {
+fn aligned(exe: &Executable, slot: &ValueSlot, rect: Rect) -> Result<Rect, DeviceError> {
     let size = element_bytes(slot.dtype);
     if rect.offset().is_multiple_of(size) && rect.stride().is_multiple_of(size) {
         return Ok(rect);
@@ -227,7 +227,7 @@ pub(crate) fn claim<'a>(
         let row = slot.cols.saturating_mul(element_bytes(slot.dtype));
         pages.wanted.clear();
         for group in exe.state_groups.iter().filter(|g| g.0 == i).map(|g| g.1) {
-            pages.want(&task.step, group, (rect, row), exe.state_written[i]);
+            pages.want(&task.forward, group, (rect, row), exe.state_written[i]);
         }
         if !pages.wanted.is_empty() {
             claims.push(view.buffer().claim(&pages.wanted)?);
@@ -239,10 +239,10 @@ pub(crate) fn claim<'a>(
     Ok(claims)
 }
 
-/// Which rows of caches a step touches: found once for all layers of a group.
+/// Which rows of caches a forward batch touches: found once for all layers of a group.
 #[derive(Default)]
 pub(crate) struct Pages {
-    step: Option<Arc<Step>>,
+    step: Option<Arc<ForwardBatch>>,
     groups: Vec<Group>,
     wanted: Vec<(Rect, Access)>,
 }
@@ -250,16 +250,16 @@ pub(crate) struct Pages {
 #[derive(Default)]
 struct Group {
     group: usize,
-    /// Whether `runs` are those of the step.
+    /// Whether `runs` are those of the forward batch.
     known: bool,
     runs: Vec<(Range<usize>, bool)>,
 }
 
 impl Pages {
-    /// Adds what a step touches of a state with rows of `row` bytes.
+    /// Adds what a forward batch touches of a state with rows of `row` bytes.
     fn want(
         &mut self,
-        step: &Arc<Step>,
+        step: &Arc<ForwardBatch>,
         group: usize,
         (state, row): (&Rect, usize),
         written: bool,
@@ -291,7 +291,7 @@ impl Pages {
 }
 
 /// Copies a value to a second place it is wanted at, row by row.
-pub(crate) fn copy(slot: &Slot, rows: usize, from: Mem, to: Mem) {
+pub(crate) fn copy(slot: &ValueSlot, rows: usize, from: Mem, to: Mem) {
     if slot.place == Place::Nowhere {
         return;
     }

@@ -2,7 +2,7 @@
 
 use troika_device::{DeviceError, OutOfMemory, Rect, Submission};
 
-use crate::compile::{Code, Executable, Place, Step};
+use crate::compile::{Code, CompiledOp, Executable, Place};
 use crate::device::bindings::{self, Mem, Pages, misfit};
 use crate::device::ops::Operands;
 use crate::kernels::{Context, KernelError, attention, moe, select};
@@ -53,10 +53,10 @@ impl Executor {
         self.grow(exe, task)?;
         let _claims = bindings::claim(exe, task, &self.bound, &mut self.pages)?;
         self.resolve(exe, task);
-        for (i, step) in exe.steps.iter().enumerate() {
-            self.step(exe, step, task).map_err(|e| self.failure(exe, step, e))?;
-            if task.rows <= select::AHEAD_ROWS {
-                self.ahead(exe, i + 1, next);
+        for (i, op) in exe.ops.iter().enumerate() {
+            self.run_op(exe, op, task).map_err(|e| self.failure(exe, op, e))?;
+            if task.rows <= select::PREFETCH_MAX_ROWS {
+                self.prefetch_weights(exe, i + 1, next);
             }
         }
         for &(slot, output) in &exe.copies {
@@ -68,15 +68,15 @@ impl Executor {
     }
 
     /// Points idle workers to the weights of the next product.
-    fn ahead(&mut self, exe: &Executable, from: usize, next: Option<&Executable>) {
-        let steps = exe.steps[from..].iter().chain(next.into_iter().flat_map(|n| &n.steps));
-        if let Some(bytes) = steps.map(|s| &s.code).find_map(Code::first_weight) {
-            self.pool.ahead(&bytes[..bytes.len().min(select::AHEAD_BYTES)]);
+    fn prefetch_weights(&mut self, exe: &Executable, from: usize, next: Option<&Executable>) {
+        let ops = exe.ops[from..].iter().chain(next.into_iter().flat_map(|n| &n.ops));
+        if let Some(bytes) = ops.map(|s| &s.code).find_map(Code::first_weight) {
+            self.pool.prefetch(&bytes[..bytes.len().min(select::PREFETCH_BYTES)]);
         }
     }
 
-    fn failure(&self, exe: &Executable, step: &Step, e: KernelError) -> DeviceError {
-        let why = format!("{}: {e}", step.name);
+    fn failure(&self, exe: &Executable, op: &CompiledOp, e: KernelError) -> DeviceError {
+        let why = format!("{}: {e}", op.name);
         match e {
             KernelError::Operand(_) => misfit(exe, why),
             KernelError::Panicked(_) => DeviceError::System {
@@ -94,7 +94,7 @@ impl Executor {
         };
         let (rows, threads) = (task.rows, self.pool.threads());
         for op in &exe.attentions {
-            self.work.grow(attention::partial_floats(op, &task.step, threads)).map_err(full)?;
+            self.work.grow(attention::partial_floats(op, &task.forward, threads)).map_err(full)?;
         }
         self.arena.grow(exe.temp_floats * rows).map_err(full)?;
         self.work.grow(exe.work_floats * rows).map_err(full)?;
@@ -134,10 +134,10 @@ impl Executor {
     }
 
     /// Runs one op.
-    fn step(
+    fn run_op(
         &mut self,
         exe: &Executable,
-        step: &Step,
+        op: &CompiledOp,
         task: &Submission,
     ) -> Result<(), KernelError> {
         let scratch = self.scratch.as_mut_slice();
@@ -146,11 +146,11 @@ impl Executor {
             isa: self.isa,
             scratch: PerWorker::new(scratch, exe.worker_floats),
         };
-        let mem = Operands { exe, step, memory: &self.memory };
+        let mem = Operands { exe, op, memory: &self.memory };
         let mut work = moe::Memory { floats: self.work.as_mut_slice(), words: &mut self.words };
-        // SAFETY: a step's results share no memory with each other, nor with what it reads. They
+        // SAFETY: an op's results share no memory with each other, nor with what it reads. They
         // are other values: `compile` verified that a value is computed once and is then neither
-        // input nor state. `place` gave the values that this very step reads or writes rooms apart,
+        // input nor state. `place` gave the values that this very op reads or writes rooms apart,
         // and bindings that are written share no bytes with others (`check_overlap`), nor with
         // what other tasks touch meanwhile: `run` holds claims on them.
         unsafe { mem.run(&mut cx, task, &mut work) }

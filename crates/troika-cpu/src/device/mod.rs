@@ -13,7 +13,7 @@ use troika_device::{
     Caps, Clock, Completion, Device, DeviceError, DeviceKind, ExecutableId, Executables, Queue,
     WeightSource,
 };
-use troika_graph::{Acts, DType, Subgraph};
+use troika_graph::{ActivationFormat, DType, Subgraph};
 
 use crate::compile::{Executable, compile};
 use crate::device::queue::{QUEUE_DEPTH, start};
@@ -94,12 +94,12 @@ fn caps(options: &CpuOptions, isa: Isa) -> Caps {
         let list: Vec<String> = pinned.iter().map(usize::to_string).collect();
         facts.push(("pinned to cores".to_string(), list.join(",")));
     }
-    let mut acts = vec![Acts::Int8];
-    acts.extend(bf16::is_native(isa).then_some(Acts::Bf16));
+    let mut activation_formats = vec![ActivationFormat::Int8];
+    activation_formats.extend(bf16::is_native(isa).then_some(ActivationFormat::Bf16));
     Caps {
         static_shapes: false,
         weight_dtypes: WEIGHT_DTYPES.to_vec(),
-        acts,
+        activation_formats,
         max_graph_bytes: None,
         max_resident_bytes: None,
         queue_depth: QUEUE_DEPTH,

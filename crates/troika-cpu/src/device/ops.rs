@@ -3,11 +3,11 @@
 use half::{bf16, f16};
 use smallvec::SmallVec;
 use troika_device::Submission;
-use troika_graph::{Activation, Acts, DType};
+use troika_graph::{Activation, ActivationFormat, DType};
 
-use crate::compile::fuse::extras;
+use crate::compile::fuse::corrections;
 use crate::compile::weights::PackedMatrix;
-use crate::compile::{Code, Executable, Matrix, Step, Vector};
+use crate::compile::{Code, CompiledOp, Executable, Matrix, Vector};
 use crate::device::bindings::Mem;
 use crate::kernels::elementwise::Element;
 use crate::kernels::kv::{CacheMut, CacheRef};
@@ -18,10 +18,10 @@ use crate::kernels::{
 };
 use crate::runtime::{SharedMut, SharedRef};
 
-/// The operands of a step.
+/// The operands of an op.
 pub(crate) struct Operands<'a> {
     pub exe: &'a Executable,
-    pub step: &'a Step,
+    pub op: &'a CompiledOp,
     pub memory: &'a [Mem],
 }
 
@@ -60,10 +60,10 @@ impl<'a> Operands<'a> {
         unsafe { std::slice::from_raw_parts_mut(m.ptr.cast(), m.bytes / size_of::<T>()) }
     }
 
-    /// A state to read, of which others may write rows that the step does not name.
+    /// A state to read, of which others may write rows that the op does not name.
     ///
     /// # Safety
-    /// The rows that the step names are not written while the result lives.
+    /// The rows that the op names are not written while the result lives.
     unsafe fn shared<T: Copy>(&self, slot: usize) -> SharedRef<'a, T> {
         let m = self.memory[slot];
         // SAFETY: as for `read`.
@@ -85,7 +85,7 @@ impl<'a> Operands<'a> {
     /// # Safety
     /// As for `part`.
     unsafe fn result(&self, i: usize) -> OutView<'a> {
-        let slot = self.step.outputs[i];
+        let slot = self.op.outputs[i];
         let stride = self.memory[slot].stride / size_of::<f32>();
         // SAFETY: by the caller.
         OutView::dense(unsafe { self.part(slot) }, stride)
@@ -95,7 +95,7 @@ impl<'a> Operands<'a> {
     /// As for `read`.
     unsafe fn input<T: bytemuck::AnyBitPattern>(&self, i: usize) -> &'a [T] {
         // SAFETY: by the caller.
-        unsafe { self.read(self.step.inputs[i]) }
+        unsafe { self.read(self.op.inputs[i]) }
     }
 
     /// # Safety
@@ -103,17 +103,17 @@ impl<'a> Operands<'a> {
     #[allow(clippy::mut_from_ref)]
     unsafe fn output<T: bytemuck::Pod>(&self, i: usize) -> &'a mut [T] {
         // SAFETY: by the caller.
-        unsafe { self.write(self.step.outputs[i]) }
+        unsafe { self.write(self.op.outputs[i]) }
     }
 
     fn cols(&self, i: usize) -> usize {
-        self.exe.slots[self.step.inputs[i]].cols
+        self.exe.slots[self.op.inputs[i]].cols
     }
 
     /// # Safety
     /// As for `read`.
     unsafe fn cache(&self, i: usize) -> CacheRef<'a> {
-        let slot = self.step.states[i];
+        let slot = self.op.states[i];
         // SAFETY: by the caller.
         unsafe {
             match self.exe.slots[slot].dtype {
@@ -124,7 +124,7 @@ impl<'a> Operands<'a> {
         }
     }
 
-    /// Runs the step.
+    /// Runs the op.
     ///
     /// # Safety
     /// Results share no memory with operands.
@@ -136,7 +136,7 @@ impl<'a> Operands<'a> {
     ) -> Result<(), KernelError> {
         // SAFETY: by the caller.
         unsafe {
-            match &self.step.code {
+            match &self.op.code {
                 Code::Embed { table, scale } => {
                     embed::embed(cx, table.view(), *scale, self.input(0), self.output(0))
                 }
@@ -149,30 +149,31 @@ impl<'a> Operands<'a> {
                 }
                 Code::Rope(r) => {
                     let x = (self.input(0), self.input(1));
-                    rope::rope(cx, r, &task.step, x, (self.output(0), self.cols(0)))
+                    rope::rope(cx, r, &task.forward, x, (self.output(0), self.cols(0)))
                 }
                 Code::KvAppend(k) => self.append(cx, task, k),
                 Code::Attention { op, sinks } => {
                     let keys = self.cache(0);
                     let values = if op.value_in_key { keys } else { self.cache(1) };
-                    let (sinks, q, step) = (floats(sinks), self.input(0), &*task.step);
-                    let pairs = op.acts == Acts::Bf16 && linear::bf16::has_pairs(cx.isa);
-                    let x = attention::Operands { op, sinks, q, keys, values, step, pairs };
+                    let (sinks, q, forward) = (floats(sinks), self.input(0), &*task.forward);
+                    let pairs =
+                        op.activations == ActivationFormat::Bf16 && linear::bf16::has_pairs(cx.isa);
+                    let x = attention::Operands { op, sinks, q, keys, values, forward, pairs };
                     attention::attention(cx, x, work.floats, self.output(0))
                 }
                 Code::Router(r) => {
                     router::router(cx, r, self.input(0), self.output(0), self.output(1))
                 }
-                Code::Experts { experts, act, acts } => {
+                Code::Experts { experts, act, activations } => {
                     let expert = |i: usize| experts[i].view(Matrix::view);
                     let (count, inter) = (experts.len(), experts[0].gate.view().rows);
-                    self.experts(cx, (count, inter, &expert), (*act, *acts), work)
+                    self.experts(cx, (count, inter, &expert), (*act, *activations), work)
                 }
                 Code::PackedLinear { .. } => self.packed_linear(cx, task.rows, work.floats),
                 Code::PackedExperts { experts, act } => {
                     let expert = |i: usize| experts[i].view(PackedMatrix::view);
                     let (count, inter) = (experts.len(), experts[0].gate.view().layout.rows);
-                    self.experts(cx, (count, inter, &expert), (*act, Acts::Int8), work)
+                    self.experts(cx, (count, inter, &expert), (*act, ActivationFormat::Int8), work)
                 }
                 _ => self.columns(cx),
             }
@@ -186,9 +187,9 @@ impl<'a> Operands<'a> {
     unsafe fn columns(&self, cx: &mut Context<'_>) -> Result<(), KernelError> {
         // SAFETY: by the caller.
         unsafe {
-            match &self.step.code {
+            match &self.op.code {
                 Code::Element(op) => {
-                    let b = (self.step.inputs.len() > 1).then(|| self.input(1));
+                    let b = (self.op.inputs.len() > 1).then(|| self.input(1));
                     elementwise::elementwise(cx, *op, self.input(0), b, self.output(0))
                 }
                 Code::SigmoidGate => elementwise::sigmoid_gate(
@@ -224,9 +225,9 @@ impl<'a> Operands<'a> {
         // SAFETY: by the caller.
         let x = unsafe { self.input::<f32>(0) };
         let k = self.cols(0);
-        // SAFETY: by the caller; a step's results are values apart.
+        // SAFETY: by the caller; an op's results are values apart.
         let output = |i| unsafe { self.result(i) };
-        match &self.step.code {
+        match &self.op.code {
             Code::Linear { weights, bf16 } => {
                 let input = linear::Input::new(cx, (x, k), *bf16, work)?;
                 let outputs: SmallVec<[_; 3]> = (0..weights.len()).map(output).collect();
@@ -247,7 +248,7 @@ impl<'a> Operands<'a> {
             }
             Code::HeadLinear { weights } => {
                 let heads = weights.len().max(1);
-                let (y, n) = (output(0), self.exe.slots[self.step.outputs[0]].cols);
+                let (y, n) = (output(0), self.exe.slots[self.op.outputs[0]].cols);
                 let product = |h: usize| Product {
                     weight: weights[h].view(),
                     bias: None,
@@ -272,13 +273,13 @@ impl<'a> Operands<'a> {
         rows: usize,
         work: &mut [f32],
     ) -> Result<(), KernelError> {
-        let Code::PackedLinear { weights, before } = &self.step.code else { return Ok(()) };
+        let Code::PackedLinear { weights, before } = &self.op.code else { return Ok(()) };
         let k = self.cols(0);
         let width = int8::floats(k);
-        let extras = extras(weights);
-        let work = &mut work[..rows * width * extras.len()];
+        let corrections = corrections(weights);
+        let work = &mut work[..rows * width * corrections.len()];
         let kinds = work.chunks_exact_mut((rows * width).max(1));
-        let mut kinds: SmallVec<[_; 2]> = extras.iter().copied().zip(kinds).collect();
+        let mut kinds: SmallVec<[_; 2]> = corrections.iter().copied().zip(kinds).collect();
         // SAFETY: by the caller.
         let x = unsafe { self.rows_of(before.as_deref()) };
         int8::quantize(cx, (x, k), &mut kinds)?;
@@ -287,8 +288,8 @@ impl<'a> Operands<'a> {
         let mut products: SmallVec<[int8::Product<'_>; 3]> = SmallVec::new();
         for (i, (weight, bias)) in weights.iter().enumerate() {
             let weight = weight.view();
-            let extra = int8::Extra::of(weight.layout.dtype);
-            let kind = extras.iter().position(|e| *e == extra).unwrap_or(0);
+            let zero_point_correction = int8::ZeroPointCorrection::of(weight.layout.dtype);
+            let kind = corrections.iter().position(|e| *e == zero_point_correction).unwrap_or(0);
             let x = RowsView::dense(&work[kind * rows * width..(kind + 1) * rows * width], width);
             // SAFETY: by the caller.
             let y = unsafe { self.result(i) };
@@ -302,17 +303,17 @@ impl<'a> Operands<'a> {
     ///
     /// # Safety
     /// As for `run`.
-    unsafe fn rows_of(&self, before: Option<&'a Code>) -> int8::Rows<'a> {
+    unsafe fn rows_of(&self, before: Option<&'a Code>) -> int8::ActivationRows<'a> {
         // SAFETY: by the caller.
         unsafe {
             if let Some(norm) = before.and_then(norm_of) {
-                return int8::Rows::Norm(norm, self.input(0));
+                return int8::ActivationRows::Norm(norm, self.input(0));
             }
             match before {
                 Some(Code::Element(Element::Gate(act))) => {
-                    int8::Rows::Gate(*act, [self.input(0), self.input(1)])
+                    int8::ActivationRows::Gate(*act, [self.input(0), self.input(1)])
                 }
-                _ => int8::Rows::Plain(self.input(0)),
+                _ => int8::ActivationRows::Plain(self.input(0)),
             }
         }
     }
@@ -325,7 +326,7 @@ impl<'a> Operands<'a> {
         task: &Submission,
         k: &troika_graph::KvAppend,
     ) -> Result<(), KernelError> {
-        let slot = self.step.states[0];
+        let slot = self.op.states[0];
         // SAFETY: by the caller.
         unsafe {
             let cache = match self.exe.slots[slot].dtype {
@@ -333,7 +334,7 @@ impl<'a> Operands<'a> {
                 DType::BF16 => CacheMut::BF16(self.part(slot)),
                 _ => CacheMut::F32(self.part(slot)),
             };
-            let done = kv::append(cx, &task.step, k.group, (self.input(0), k.width), cache);
+            let done = kv::append(cx, &task.forward, k.page_group, (self.input(0), k.width), cache);
             done.map_err(|e| match e {
                 KernelError::Operand(why) => {
                     KernelError::Operand(format!("{}: {why}", self.exe.slots[slot].name))
@@ -349,7 +350,7 @@ impl<'a> Operands<'a> {
         &self,
         cx: &mut Context<'_>,
         (experts, inter, expert): (usize, usize, &(dyn Fn(usize) -> moe::Expert<'a, W> + Sync)),
-        (act, acts): (Activation, Acts),
+        (act, activations): (Activation, ActivationFormat),
         work: &mut moe::Memory<'_>,
     ) -> Result<(), KernelError> {
         let (k, top_k) = (self.cols(0), self.cols(1));
@@ -357,11 +358,11 @@ impl<'a> Operands<'a> {
         unsafe {
             let ids = self.input::<i32>(1);
             let shape = (ids.len() / top_k.max(1), top_k);
-            let floats = &mut work.floats[..moe::floats(shape, k, inter, acts)];
+            let floats = &mut work.floats[..moe::floats(shape, k, inter, activations)];
             let words = &mut work.words[..moe::words(ids.len(), experts)];
             let (x, weights) = (self.input(0), self.input(2));
             let x = moe::Operands { experts, expert, act, x, k, inter, ids, weights, top_k };
-            moe::experts(cx, x, acts, moe::Memory { floats, words }, self.output(0))
+            moe::experts(cx, x, activations, moe::Memory { floats, words }, self.output(0))
         }
     }
 }

@@ -1,12 +1,12 @@
-//! A queue: one thread that runs batches in order, with a pool of its own. A caller that would only
-//! wait for that thread can run a batch in its place.
+//! A queue: one thread that runs command lists in order, with a pool of its own. A caller that
+//! would only wait for that thread can run a list in its place.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use troika_device::{Batch, Clock, Completion, DeviceError, Queue, Submission, TaskTime};
+use troika_device::{Clock, CommandList, Completion, DeviceError, Queue, Submission, TaskTime};
 
 use crate::compile::Executable;
 use crate::device::executor::Executor;
@@ -14,14 +14,14 @@ use crate::device::{Compiled, CpuOptions};
 use crate::machine::Isa;
 use crate::runtime::{Pool, message, pin};
 
-/// Batches that may wait in a queue.
+/// Lists that may wait in a queue.
 pub(crate) const QUEUE_DEPTH: usize = 64;
 
 struct CpuQueue {
     device: String,
-    batches: Option<SyncSender<Batch>>,
+    lists: Option<SyncSender<CommandList>>,
     thread: Option<JoinHandle<()>>,
-    /// Whoever runs a batch holds it.
+    /// Whoever runs a list holds it.
     worker: Arc<Mutex<Worker>>,
     /// Whether the thread has a core of its own, so that no other may take its place.
     pinned: bool,
@@ -57,26 +57,26 @@ pub(crate) fn start(
         })
         .map_err(no_thread)?;
     let pinned = core.is_some();
-    Ok(Box::new(CpuQueue { device, batches: Some(send), thread: Some(thread), worker, pinned }))
+    Ok(Box::new(CpuQueue { device, lists: Some(send), thread: Some(thread), worker, pinned }))
 }
 
 impl Queue for CpuQueue {
-    fn submit(&mut self, batch: Batch) -> Result<(), DeviceError> {
-        let sent = self.batches.as_ref().map(|b| b.send(batch));
+    fn submit(&mut self, list: CommandList) -> Result<(), DeviceError> {
+        let sent = self.lists.as_ref().map(|b| b.send(list));
         match sent {
             Some(Ok(())) => Ok(()),
             _ => Err(DeviceError::Gone(self.device.clone())),
         }
     }
 
-    fn run_here(&mut self, batch: Batch) -> Result<Completion, Batch> {
-        if self.pinned { Err(batch) } else { Ok(lock(&self.worker).complete(batch)) }
+    fn run_here(&mut self, list: CommandList) -> Result<Completion, CommandList> {
+        if self.pinned { Err(list) } else { Ok(lock(&self.worker).complete(list)) }
     }
 }
 
 impl Drop for CpuQueue {
     fn drop(&mut self) {
-        self.batches = None;
+        self.lists = None;
         if let Some(thread) = self.thread.take() {
             // The thread catches what its work throws; if it died, there is nothing to wait for.
             let _ = thread.join();
@@ -84,10 +84,10 @@ impl Drop for CpuQueue {
     }
 }
 
-/// Runs batches until the queue is dropped.
-fn serve(worker: &Mutex<Worker>, batches: &Receiver<Batch>, done: &Sender<Completion>) {
-    while let Ok(batch) = batches.recv() {
-        let completion = lock(worker).complete(batch);
+/// Runs lists until the queue is dropped.
+fn serve(worker: &Mutex<Worker>, lists: &Receiver<CommandList>, done: &Sender<Completion>) {
+    while let Ok(list) = lists.recv() {
+        let completion = lock(worker).complete(list);
         // Nobody listens any more when the scheduler is gone; then the queue is dropped soon.
         let _ = done.send(completion);
     }
@@ -107,15 +107,15 @@ struct Worker {
 }
 
 impl Worker {
-    /// Runs a batch.
-    fn complete(&mut self, mut batch: Batch) -> Completion {
-        let mut times = Vec::with_capacity(if batch.timed { batch.tasks.len() } else { 0 });
+    /// Runs a list.
+    fn complete(&mut self, mut list: CommandList) -> Completion {
+        let mut times = Vec::with_capacity(if list.timed { list.tasks.len() } else { 0 });
         let mut outcome = Ok(());
-        let mut next = batch.tasks.first().and_then(|t| self.executables.get(t.executable.id()));
-        for (i, task) in batch.tasks.iter().enumerate() {
-            let start = batch.timed.then(|| self.clock.now());
+        let mut next = list.tasks.first().and_then(|t| self.executables.get(t.executable.id()));
+        for (i, task) in list.tasks.iter().enumerate() {
+            let start = list.timed.then(|| self.clock.now());
             let this = next.take();
-            next = batch.tasks.get(i + 1).and_then(|t| self.executables.get(t.executable.id()));
+            next = list.tasks.get(i + 1).and_then(|t| self.executables.get(t.executable.id()));
             outcome = self.run(task, this.as_deref(), next.as_deref());
             if let Some(start) = start {
                 times.push(TaskTime { tag: task.tag, start, end: self.clock.now() });
@@ -124,8 +124,8 @@ impl Worker {
                 break;
             }
         }
-        batch.tasks.clear();
-        Completion { queue: self.number, batch, outcome, times }
+        list.tasks.clear();
+        Completion { queue: self.number, list, outcome, times }
     }
 
     fn run(

@@ -16,7 +16,7 @@ pub mod router;
 pub(crate) mod select;
 pub mod simd;
 
-use troika_graph::{Acts, DType};
+use troika_graph::{ActivationFormat, DType};
 
 use crate::machine::{Isa, Multiply};
 use crate::runtime::{Panicked, PerWorker, Pool};
@@ -43,10 +43,10 @@ pub struct Context<'a> {
 }
 
 /// What products with weights of a type multiply with on an instruction set, if it is known.
-pub fn multiply(isa: Isa, weight: DType, acts: Acts) -> Option<Multiply> {
-    match acts {
-        Acts::Int8 => int8::multiply(isa, weight),
-        Acts::F32 | Acts::Bf16 => linear::multiply(isa, acts),
+pub fn multiply(isa: Isa, weight: DType, activations: ActivationFormat) -> Option<Multiply> {
+    match activations {
+        ActivationFormat::Int8 => int8::multiply(isa, weight),
+        ActivationFormat::F32 | ActivationFormat::Bf16 => linear::multiply(isa, activations),
     }
 }
 
@@ -68,16 +68,18 @@ mod tests {
     #[test]
     fn kernels_use_what_is_measured() {
         for isa in Isa::available() {
-            for acts in [Acts::F32, Acts::Int8, Acts::Bf16] {
+            for activations in
+                [ActivationFormat::F32, ActivationFormat::Int8, ActivationFormat::Bf16]
+            {
                 for dtype in WEIGHT_DTYPES {
-                    let used = multiply(isa, dtype, acts);
+                    let used = multiply(isa, dtype, activations);
                     let here = used.is_none_or(peaks::is_measured);
-                    assert!(here, "{isa:?} {dtype} {acts:?}");
+                    assert!(here, "{isa:?} {dtype} {activations:?}");
                 }
             }
             // Every set besides the plain one multiplies floats and bytes with something.
-            let float = multiply(isa, DType::F32, Acts::F32);
-            let byte = multiply(isa, DType::Q8_0, Acts::Int8);
+            let float = multiply(isa, DType::F32, ActivationFormat::F32);
+            let byte = multiply(isa, DType::Q8_0, ActivationFormat::Int8);
             assert!(isa == Isa::Scalar || float.is_some() && byte.is_some(), "{isa:?}");
         }
     }

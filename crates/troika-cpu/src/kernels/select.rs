@@ -14,11 +14,11 @@ const PARTS_PER_THREAD: usize = 4;
 /// Weight bytes of a part of a product with one row: long enough to stream.
 const DIRECT_BYTES: usize = 96 << 10;
 
-/// Most rows with which a product waits for memory, so that its weights are asked for ahead.
-pub(crate) const AHEAD_ROWS: usize = 4;
-/// Weight bytes asked for ahead: about what memory gives in the time between two products, and
+/// Most rows with which a product waits for memory, so that its weights are prefetched.
+pub(crate) const PREFETCH_MAX_ROWS: usize = 4;
+/// Weight bytes prefetched: about what memory gives in the time between two products, and
 /// less than a core's second-level cache.
-pub(crate) const AHEAD_BYTES: usize = 512 << 10;
+pub(crate) const PREFETCH_BYTES: usize = 512 << 10;
 
 /// Shape of a matrix product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,7 +82,7 @@ const ATTENTION_MIN_LINES: usize = 24;
 /// Shape of an attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AttentionShape {
-    /// Rows of the step.
+    /// Rows of the forward batch.
     pub rows: usize,
     /// Most rows of a sequence.
     pub longest: usize,
@@ -97,7 +97,7 @@ pub(crate) struct AttentionShape {
     /// Most splits of a line.
     pub splits: usize,
     /// Most lines for which keys are not packed.
-    pub few: usize,
+    pub small_q: usize,
 }
 
 /// How attention is cut.
@@ -124,7 +124,7 @@ pub(crate) fn attention(s: AttentionShape, threads: usize) -> AttentionChoice {
     let rows = fair.min(most / heads).max(1);
     let blocks = s.rows.div_ceil(rows).max(s.seqs) * head_parts;
     let lines = rows.min(s.longest) * heads;
-    if lines > s.few {
+    if lines > s.small_q {
         let split = blocks * s.kv_heads < wanted && s.splits > 1;
         return AttentionChoice { rows, heads, kv_heads: 1, split };
     }

@@ -15,7 +15,7 @@ pub enum Isa {
     Avx2,
     /// The above with products of bytes, four to a sum (AVX-VNNI).
     AvxVnni,
-    /// AVX-512 F, BW, DQ and VL beside AVX2; its own VNNI where there is one.
+    /// AVX-512 F, BW, DQ and VL besides AVX2; its own VNNI where there is one.
     Avx512,
     /// The above with VNNI and tiles of bytes (AMX-TILE, AMX-INT8), perhaps of bf16 (AMX-BF16).
     Amx(Amx),

@@ -1,6 +1,6 @@
 //! A small fork-join pool: the caller is worker 0, the others spin shortly and then park.
 //!
-//! A job is published by writing the slot and then opening it in `state`; workers join by a
+//! A job is published by writing it and then opening it in `state`; workers join by a
 //! compare-exchange that counts them. The caller works too, closes the job when no parts are
 //! left, and waits only for workers that joined: one that is still asleep costs nothing.
 //!
@@ -20,8 +20,8 @@ use crate::runtime::prefetch;
 
 /// How long an idle worker spins before it parks.
 const SPIN: Duration = Duration::from_micros(40);
-/// Bytes an idle worker asks for at a time.
-const AHEAD: usize = 2048;
+/// Bytes an idle worker prefetches at a time.
+const PREFETCH_BYTES: usize = 2048;
 /// Bytes of a cache line.
 const CACHE_LINE: usize = 64;
 /// Set in `state` while workers may join.
@@ -36,11 +36,11 @@ const EPOCH: u64 = 1 << 32;
 #[error("a kernel panicked: {0}")]
 pub struct Panicked(pub String);
 
-type Work<'a> = &'a (dyn Fn(usize, usize) + Sync + 'a);
+type PartFn<'a> = &'a (dyn Fn(usize, usize) + Sync + 'a);
 
 /// The job at hand. Lives in the pool; written only while no worker is active.
-struct Slot {
-    work: Option<Work<'static>>,
+struct Job {
+    work: Option<PartFn<'static>>,
     parts: usize,
     caller: Option<Thread>,
 }
@@ -48,28 +48,28 @@ struct Slot {
 struct Shared {
     state: AtomicU64,
     next: AtomicUsize,
-    slot: UnsafeCell<Slot>,
+    job: UnsafeCell<Job>,
     asleep: Vec<AtomicBool>,
     caller_asleep: AtomicBool,
-    /// Addresses idle workers may ask for: the next one, and the end.
-    ahead: [AtomicUsize; 2],
+    /// Addresses idle workers may prefetch: the next one, and the end.
+    prefetch: [AtomicUsize; 2],
     stop: AtomicBool,
     panicked: AtomicBool,
     panic: std::sync::Mutex<Option<String>>,
 }
 
-// SAFETY: `slot` is written by the owner of the pool while the job is closed and nobody is
+// SAFETY: `job` is written by the owner of the pool while the job is closed and nobody is
 // active, and read by workers between joining and leaving; `state` orders the two.
 unsafe impl Sync for Shared {}
-// SAFETY: as above; the work in the slot is Sync.
+// SAFETY: as above; the work in the job is Sync.
 unsafe impl Send for Shared {}
 
 /// The pool. Regions run one at a time (`run` takes it exclusively).
 pub struct Pool {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
-    /// Start of the bytes asked for last.
-    ahead: usize,
+    /// Start of the bytes prefetched last.
+    prefetch: usize,
 }
 
 impl Pool {
@@ -79,20 +79,20 @@ impl Pool {
     /// # Errors
     /// When the system gives no thread.
     pub fn new(threads: usize, cores: Option<&[usize]>) -> std::io::Result<Pool> {
-        let extra = threads.saturating_sub(1);
+        let others = threads.saturating_sub(1);
         let shared = Arc::new(Shared {
             state: AtomicU64::new(0),
             next: AtomicUsize::new(0),
-            slot: UnsafeCell::new(Slot { work: None, parts: 0, caller: None }),
-            asleep: (0..extra).map(|_| AtomicBool::new(false)).collect(),
+            job: UnsafeCell::new(Job { work: None, parts: 0, caller: None }),
+            asleep: (0..others).map(|_| AtomicBool::new(false)).collect(),
             caller_asleep: AtomicBool::new(false),
-            ahead: [AtomicUsize::new(0), AtomicUsize::new(0)],
+            prefetch: [AtomicUsize::new(0), AtomicUsize::new(0)],
             stop: AtomicBool::new(false),
             panicked: AtomicBool::new(false),
             panic: std::sync::Mutex::new(None),
         });
-        let mut pool = Pool { shared, threads: Vec::with_capacity(extra), ahead: 0 };
-        for i in 0..extra {
+        let mut pool = Pool { shared, threads: Vec::with_capacity(others), prefetch: 0 };
+        for i in 0..others {
             let shared = pool.shared.clone();
             let core = cores.filter(|c| !c.is_empty()).map(|c| c[(i + 1) % c.len()]);
             let handle = std::thread::Builder::new().name(format!("troika-cpu-{}", i + 1)).spawn(
@@ -116,13 +116,13 @@ impl Pool {
     /// Bytes the next region reads first. Until it starts, workers without work pull them into
     /// their caches, so that memory does not idle while the caller is busy alone. Saying the same
     /// again before and after each op does not make them begin anew.
-    pub fn ahead(&mut self, bytes: &[u8]) {
+    pub fn prefetch(&mut self, bytes: &[u8]) {
         let start = bytes.as_ptr() as usize;
-        if std::mem::replace(&mut self.ahead, start) == start {
+        if std::mem::replace(&mut self.prefetch, start) == start {
             return;
         }
-        self.shared.ahead[1].store(start + bytes.len(), Ordering::Relaxed);
-        self.shared.ahead[0].store(start, Ordering::Relaxed);
+        self.shared.prefetch[1].store(start + bytes.len(), Ordering::Relaxed);
+        self.shared.prefetch[0].store(start, Ordering::Relaxed);
     }
 
     /// Calls `work(worker, part)` for every part, on all workers; returns when all are done. A
@@ -130,7 +130,7 @@ impl Pool {
     ///
     /// # Errors
     /// [`Panicked`] when a part panicked; parts not begun by then are skipped.
-    pub fn run(&mut self, parts: usize, work: Work<'_>) -> Result<(), Panicked> {
+    pub fn run(&mut self, parts: usize, work: PartFn<'_>) -> Result<(), Panicked> {
         let shared = &*self.shared;
         if parts <= 1 || self.threads.is_empty() {
             let alone = || (0..parts).for_each(|p| work(0, p));
@@ -139,11 +139,11 @@ impl Pool {
         // SAFETY: only the lifetime changes. The reference is used by workers between joining
         // and leaving, and this function does not return before they have left (no unwinding
         // either: `take_parts` catches).
-        let work = unsafe { std::mem::transmute::<Work<'_>, Work<'static>>(work) };
+        let work = unsafe { std::mem::transmute::<PartFn<'_>, PartFn<'static>>(work) };
         // SAFETY: the last job is closed and has no active workers; `&mut self` keeps others out.
         unsafe {
-            *shared.slot.get() =
-                Slot { work: Some(work), parts, caller: Some(std::thread::current()) };
+            *shared.job.get() =
+                Job { work: Some(work), parts, caller: Some(std::thread::current()) };
         }
         shared.next.store(0, Ordering::Relaxed);
         let epoch = shared.state.load(Ordering::Relaxed) & !(EPOCH - 1);
@@ -179,7 +179,7 @@ impl Drop for Pool {
 
 impl Shared {
     /// Takes parts until none are left; a panic ends the job early.
-    fn take_parts(&self, worker: usize, work: Work<'_>, parts: usize) {
+    fn take_parts(&self, worker: usize, work: PartFn<'_>, parts: usize) {
         let take = || {
             loop {
                 let part = self.next.fetch_add(1, Ordering::Relaxed);
@@ -225,7 +225,7 @@ impl Shared {
             let done = || {
                 let done = fresh() || stopped();
                 if !done {
-                    self.ask_ahead();
+                    self.prefetch_next();
                 }
                 done
             };
@@ -246,15 +246,15 @@ impl Shared {
         }
     }
 
-    /// Asks for some of the bytes the next region reads. The two ends are not read at once: with
+    /// Prefetches some of the bytes the next region reads. The two ends are not read at once: with
     /// a wrong range, no harm is done, as a prefetch reads nothing and never faults.
-    fn ask_ahead(&self) {
-        let end = self.ahead[1].load(Ordering::Relaxed);
-        if self.ahead[0].load(Ordering::Relaxed) >= end {
+    fn prefetch_next(&self) {
+        let end = self.prefetch[1].load(Ordering::Relaxed);
+        if self.prefetch[0].load(Ordering::Relaxed) >= end {
             return;
         }
-        let start = self.ahead[0].fetch_add(AHEAD, Ordering::Relaxed);
-        for at in (start..end.min(start.saturating_add(AHEAD))).step_by(CACHE_LINE) {
+        let start = self.prefetch[0].fetch_add(PREFETCH_BYTES, Ordering::Relaxed);
+        for at in (start..end.min(start.saturating_add(PREFETCH_BYTES))).step_by(CACHE_LINE) {
             prefetch::shared(std::ptr::without_provenance(at));
         }
     }
@@ -270,11 +270,11 @@ impl Shared {
     }
 
     fn work_on(&self, worker: usize) {
-        // SAFETY: joined, so the slot stays as it is until this worker leaves below.
-        let slot = unsafe { &*self.slot.get() };
-        let caller = slot.caller.clone();
-        if let Some(work) = slot.work {
-            self.take_parts(worker, work, slot.parts);
+        // SAFETY: joined, so the job stays as it is until this worker leaves below.
+        let job = unsafe { &*self.job.get() };
+        let caller = job.caller.clone();
+        if let Some(work) = job.work {
+            self.take_parts(worker, work, job.parts);
         }
         let before = self.state.fetch_sub(1, Ordering::SeqCst);
         if before & ACTIVE == 1
@@ -337,21 +337,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_are_asked_for_once_until_others_are() {
+    fn bytes_are_prefetched_once_until_others_are() {
         let mut pool = Pool::new(1, None).unwrap();
-        let bytes = vec![0; 3 * AHEAD];
-        let next = |pool: &Pool| pool.shared.ahead[0].load(Ordering::Relaxed);
-        pool.ahead(&bytes);
+        let bytes = vec![0; 3 * PREFETCH_BYTES];
+        let next = |pool: &Pool| pool.shared.prefetch[0].load(Ordering::Relaxed);
+        pool.prefetch(&bytes);
         let start = next(&pool);
         assert_eq!(start, bytes.as_ptr() as usize);
-        pool.shared.ask_ahead();
-        pool.ahead(&bytes);
-        assert_eq!(next(&pool), start + AHEAD);
-        pool.ahead(&bytes[AHEAD..]);
-        pool.ahead(&bytes);
+        pool.shared.prefetch_next();
+        pool.prefetch(&bytes);
+        assert_eq!(next(&pool), start + PREFETCH_BYTES);
+        pool.prefetch(&bytes[PREFETCH_BYTES..]);
+        pool.prefetch(&bytes);
         assert_eq!(next(&pool), start);
         for _ in 0..4 {
-            pool.shared.ask_ahead();
+            pool.shared.prefetch_next();
         }
         // The end is where asking stops.
         assert_eq!(next(&pool), start + bytes.len());

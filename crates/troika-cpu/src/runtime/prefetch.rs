@@ -1,4 +1,4 @@
-//! Asking for a cache line ahead of time. Any address will do: what is not mapped is not read.
+//! Prefetching of a cache line. Any address will do: what is not mapped is not read.
 
 /// A line that several passes use: into the second-level cache.
 #[inline(always)]

@@ -33,9 +33,9 @@ impl Bench {
     }
 
     fn run(&mut self, tasks: Vec<Submission>) -> Completion {
-        self.queue.submit(Batch { id: 9, tasks, timed: true }).unwrap();
+        self.queue.submit(CommandList { id: 9, tasks, timed: true }).unwrap();
         let c = self.done.recv().unwrap();
-        assert_eq!((c.queue, c.batch.id, c.batch.tasks.len()), (3, 9, 0));
+        assert_eq!((c.queue, c.list.id, c.list.tasks.len()), (3, 9, 0));
         c
     }
 }
@@ -59,8 +59,8 @@ fn read(b: &Buffer) -> Vec<f32> {
 fn task(exe: &Arc<Executable>, rows: usize, inputs: &[&Buffer], outputs: &[&Buffer]) -> Submission {
     let bind = |b: &[&Buffer]| b.iter().map(|b| View::whole(b)).collect();
     let bindings = Bindings { inputs: bind(inputs), states: vec![], outputs: bind(outputs) };
-    let (bindings, step) = (Arc::new(bindings), Arc::new(Step::default()));
-    Submission { tag: 5, executable: exe.clone(), bindings, rows, step }
+    let (bindings, forward) = (Arc::new(bindings), Arc::new(ForwardBatch::default()));
+    Submission { tag: 5, executable: exe.clone(), bindings, rows, forward }
 }
 
 /// `out = x * w^T + x`, with `w` all ones times its row.
@@ -69,7 +69,12 @@ fn small(max_rows: usize) -> (Subgraph, Store) {
     let mut b = SubgraphBuilder::new("small", max_rows);
     let w = b.weight(store.add("w", 4, 4, |i| (i / 4) as f32));
     let x = b.input("x", 4, DType::F32);
-    let y = b.op("y", Op::Linear { weight: w, bias: None, acts: Acts::F32 }, &[x], 4);
+    let y = b.op(
+        "y",
+        Op::Linear { weight: w, bias: None, activations: ActivationFormat::F32 },
+        &[x],
+        4,
+    );
     let z = b.op("z", Op::Add, &[y, x], 4);
     b.output(z);
     (b.finish().unwrap(), store)
@@ -111,7 +116,7 @@ fn products_of_one_input_have_the_bits_they_have_alone() {
         let x = b.input("x", k, DType::F32);
         for i in used.clone() {
             let w = b.weight(decls[i].clone());
-            let op = Op::Linear { weight: w, bias: None, acts: Acts::Int8 };
+            let op = Op::Linear { weight: w, bias: None, activations: ActivationFormat::Int8 };
             let y = b.op("y", op.clone(), &[x], widths[i]);
             b.op("unused", op, &[x], widths[i]);
             b.output(y);
@@ -136,8 +141,9 @@ fn two_devices_work_side_by_side() {
     let (x, y, z) = (floats(&[1.0; 8]), floats(&[0.0; 8]), floats(&[0.0; 8]));
     for (bench, out) in benches.iter_mut().zip([&y, &z]) {
         let exe = bench.device.compile(&graph, &store).unwrap();
-        let batch = Batch { tasks: vec![task(&exe, 2, &[&x], &[out])], ..Batch::default() };
-        bench.queue.submit(batch).unwrap();
+        let list =
+            CommandList { tasks: vec![task(&exe, 2, &[&x], &[out])], ..CommandList::default() };
+        bench.queue.submit(list).unwrap();
     }
     for bench in &benches {
         bench.done.recv().unwrap().outcome.unwrap();
@@ -303,8 +309,8 @@ fn small_attention() -> Attention {
         softcap: None,
         sinks: None,
         value_in_key: false,
-        group: 0,
-        acts: Acts::F32,
+        page_group: 0,
+        activations: ActivationFormat::F32,
     }
 }
 
@@ -329,8 +335,8 @@ fn a_cached_prompt_continues() {
         };
         let q = b.op("rq", Op::Rope(rope.clone()), &[q, positions], 8);
         let rk = b.op("rk", Op::Rope(rope), &[k, positions], 4);
-        b.node(Op::KvAppend(KvAppend { width: 4, group: 0 }), &[rk], &[ks], &[]);
-        b.node(Op::KvAppend(KvAppend { width: 4, group: 0 }), &[k], &[vs], &[]);
+        b.node(Op::KvAppend(KvAppend { width: 4, page_group: 0 }), &[rk], &[ks], &[]);
+        b.node(Op::KvAppend(KvAppend { width: 4, page_group: 0 }), &[k], &[vs], &[]);
         let out = b.attention(small_attention(), q, &[ks, vs]);
         b.output(out);
         let graph = b.finish().unwrap();
@@ -347,7 +353,7 @@ fn a_cached_prompt_continues() {
             let tables = vec![PageTable { page_len: 4, first: 0, pages: vec![2, 0] }];
             let seqs =
                 vec![SeqRows { seq: 0, rows: 0..r.len(), pos: r.start, known_len: 8, tables }];
-            t.step = Arc::new(Step { seqs });
+            t.forward = Arc::new(ForwardBatch { seqs });
             bench.run(vec![t]).outcome.map(|()| read(&y))
         };
         let cache = || [48, 48].map(|len| Buffer::zeroed(4 * len).unwrap());

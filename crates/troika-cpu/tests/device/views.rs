@@ -9,14 +9,14 @@ use super::store::Store;
 use super::{Bench, floats, ints, read, small, small_attention, task};
 
 /// Weight types with what activations are taken as.
-const TYPES: [(DType, Acts); 7] = [
-    (DType::F32, Acts::F32),
-    (DType::F16, Acts::F32),
-    (DType::BF16, Acts::F32),
-    (DType::BF16, Acts::Bf16),
-    (DType::Q8_0, Acts::F32),
-    (DType::Q8_0, Acts::Int8),
-    (DType::Q4_K, Acts::Int8),
+const TYPES: [(DType, ActivationFormat); 7] = [
+    (DType::F32, ActivationFormat::F32),
+    (DType::F16, ActivationFormat::F32),
+    (DType::BF16, ActivationFormat::F32),
+    (DType::BF16, ActivationFormat::Bf16),
+    (DType::Q8_0, ActivationFormat::F32),
+    (DType::Q8_0, ActivationFormat::Int8),
+    (DType::Q4_K, ActivationFormat::Int8),
 ];
 const K: usize = 256;
 const N: usize = 104;
@@ -31,7 +31,11 @@ fn weight(dtype: DType) -> Vec<u8> {
 }
 
 /// `y = x * w^T + b` with some rows of the weight.
-fn product(dtype: DType, acts: Acts, rows: std::ops::Range<usize>) -> (Subgraph, Store) {
+fn product(
+    dtype: DType,
+    activations: ActivationFormat,
+    rows: std::ops::Range<usize>,
+) -> (Subgraph, Store) {
     let mut store = Store::default();
     let each = dtype.row_bytes(K).unwrap();
     let bytes = &weight(dtype)[rows.start * each..rows.end * each];
@@ -39,7 +43,7 @@ fn product(dtype: DType, acts: Acts, rows: std::ops::Range<usize>) -> (Subgraph,
     let w = b.weight(store.add_as("w", dtype, (rows.len(), K), bytes));
     let bias = b.weight(store.add("b", 1, rows.len(), |i| (rows.start + i) as f32 * 0.125));
     let x = b.input("x", K, DType::F32);
-    let y = b.op("y", Op::Linear { weight: w, bias: Some(bias), acts }, &[x], rows.len());
+    let y = b.op("y", Op::Linear { weight: w, bias: Some(bias), activations }, &[x], rows.len());
     b.output(y);
     (b.finish().unwrap(), store)
 }
@@ -52,23 +56,23 @@ fn into(exe: &Arc<Executable>, rows: usize, inputs: &[&Buffer], output: View) ->
 }
 
 fn send(bench: &mut Bench, tasks: Vec<Submission>) {
-    bench.queue.submit(Batch { tasks, ..Batch::default() }).unwrap();
+    bench.queue.submit(CommandList { tasks, ..CommandList::default() }).unwrap();
 }
 
 #[test]
 fn columns_of_a_product_are_computed_side_by_side() {
     let mut benches = [Bench::new("a", 2), Bench::new("b", 1)];
-    for (dtype, acts) in TYPES {
-        let (whole, store) = product(dtype, acts, 0..N);
+    for (dtype, activations) in TYPES {
+        let (whole, store) = product(dtype, activations, 0..N);
         let whole = benches[0].device.compile(&whole, &store).unwrap();
         for cut in [64, 37] {
-            let halves = [0..cut, cut..N].map(|r| product(dtype, acts, r));
+            let halves = [0..cut, cut..N].map(|r| product(dtype, activations, r));
             let compile = |b: &Bench| {
                 halves.each_ref().map(|(graph, store)| b.device.compile(graph, store).unwrap())
             };
             let (first, second) = (compile(&benches[0]), compile(&benches[1]));
             for rows in [1, 3, 8, 40] {
-                let what = format!("{dtype} {acts:?} cut at {cut}, {rows} rows");
+                let what = format!("{dtype} {activations:?} cut at {cut}, {rows} rows");
                 let x: Vec<f32> =
                     (0..rows * K).map(|i| (i * 31 % 97) as f32 / 97.0 - 0.4).collect();
                 let (x, y) = (floats(&x), floats(&vec![0.0; rows * N]));
@@ -126,7 +130,7 @@ fn heads_write_columns_of_a_wider_value() {
 #[test]
 fn what_overlaps_at_the_same_time_is_an_error() {
     let mut bench = Bench::new("cpu", 1);
-    let (graph, store) = product(DType::F32, Acts::F32, 0..8);
+    let (graph, store) = product(DType::F32, ActivationFormat::F32, 0..8);
     let exe = bench.device.compile(&graph, &store).unwrap();
     let (x, both) = (floats(&[0.5; 4 * K]), floats(&[0.0; 4 * 16]));
     let all = View::dense(&both, 0, (4, 64)).unwrap();
@@ -177,7 +181,12 @@ fn only_results_of_products_may_lie_apart() {
     let mut store = Store::default();
     let w = b.weight(store.add("w", 4, 4, |i| i as f32));
     let xv = b.input("x", 4, DType::F32);
-    let p = b.op("p", Op::Linear { weight: w, bias: None, acts: Acts::F32 }, &[xv], 4);
+    let p = b.op(
+        "p",
+        Op::Linear { weight: w, bias: None, activations: ActivationFormat::F32 },
+        &[xv],
+        4,
+    );
     let z = b.op("z", Op::Scale { factor: 2.0 }, &[p], 4);
     b.output(p);
     b.output(z);
@@ -204,7 +213,7 @@ fn only_results_of_products_may_lie_apart() {
 #[test]
 fn rows_narrower_than_the_value_and_odd_strides_are_refused() {
     let mut bench = Bench::new("cpu", 1);
-    let (graph, store) = product(DType::F32, Acts::F32, 0..8);
+    let (graph, store) = product(DType::F32, ActivationFormat::F32, 0..8);
     let exe = bench.device.compile(&graph, &store).unwrap();
     let (x, wide) = (floats(&[0.5; 4 * K]), floats(&[0.0; 4 * 16]));
     for (rows, bytes, stride) in [(4, 28, 64), (4, 36, 64), (3, 32, 64), (4, 32, 50), (1, 31, 31)] {
@@ -227,7 +236,7 @@ fn attention() -> Subgraph {
     let shape = Shape(vec![Dim::KvLen(64), Dim::Fixed(4)]);
     let states = ["keys", "values"].map(|n| b.state(n, shape.clone(), DType::F16));
     for s in states {
-        b.node(Op::KvAppend(KvAppend { width: 4, group: 0 }), &[k], &[s], &[]);
+        b.node(Op::KvAppend(KvAppend { width: 4, page_group: 0 }), &[k], &[s], &[]);
     }
     let out = b.attention(small_attention(), q, &states);
     b.output(out);
@@ -249,8 +258,9 @@ fn sequence(
     let mut t = task(exe, rows, &[&floats(&at(8)), &floats(&at(4))], &[&out]);
     Arc::make_mut(&mut t.bindings).states = caches.iter().map(View::whole).collect();
     let tables = vec![PageTable { page_len: PAGE, first: 0, pages: pages.to_vec() }];
-    t.step =
-        Arc::new(Step { seqs: vec![SeqRows { seq, rows: 0..rows, pos, known_len: 0, tables }] });
+    t.forward = Arc::new(ForwardBatch {
+        seqs: vec![SeqRows { seq, rows: 0..rows, pos, known_len: 0, tables }],
+    });
     (t, out)
 }
 

@@ -70,9 +70,9 @@ impl Bench {
             executable,
             bindings: Arc::new(bindings),
             rows,
-            step: Arc::new(Step { seqs: vec![seq] }),
+            forward: Arc::new(ForwardBatch { seqs: vec![seq] }),
         };
-        self.queue.submit(Batch { tasks: vec![task], ..Batch::default() }).unwrap();
+        self.queue.submit(CommandList { tasks: vec![task], ..CommandList::default() }).unwrap();
         let outcome = self.done.recv().unwrap().outcome;
         Some(outcome)
     }

@@ -95,15 +95,15 @@ fn binary(name: &'static str, op: Op) -> Case {
     b.op(op, &[x, y], 6)
 }
 
-fn linear(name: &'static str, dtype: DType, acts: Acts) -> Case {
+fn linear(name: &'static str, dtype: DType, activations: ActivationFormat) -> Case {
     let mut b = Build::new(name);
     let (weight, bias) = (b.weight(dtype, 5, 256), b.weight(DType::F32, 1, 5));
     let x = b.floats(256);
-    b.op(Op::Linear { weight, bias: Some(bias), acts }, &[x], 5)
+    b.op(Op::Linear { weight, bias: Some(bias), activations }, &[x], 5)
 }
 
 /// Five of forty columns of a product: a slice of its weight and one of its bias.
-fn linear_part(name: &'static str, dtype: DType, acts: Acts) -> Case {
+fn linear_part(name: &'static str, dtype: DType, activations: ActivationFormat) -> Case {
     let mut b = Build::new(name);
     let rows = b.stored(dtype, 40, 256);
     let slice = Some(WeightSlice::Rows { first: 16, of: 40 });
@@ -112,7 +112,7 @@ fn linear_part(name: &'static str, dtype: DType, acts: Acts) -> Case {
     let slice = Some(WeightSlice::Cols { first: 16, of: 40 });
     let bias = Some(b.b.weight(WeightDecl { cols: 5, slice, ..cols }));
     let x = b.floats(256);
-    b.op(Op::Linear { weight, bias, acts }, &[x], 5)
+    b.op(Op::Linear { weight, bias, activations }, &[x], 5)
 }
 
 /// A norm, two products of its result and a gate: what the device runs as one.
@@ -122,7 +122,7 @@ fn feed_forward() -> Case {
     let (gate, up) = (b.weight(DType::Q8_0, 96, 64), b.weight(DType::Q8_0, 96, 64));
     let down = b.weight(DType::Q8_0, 64, 96);
     let x = b.floats(64);
-    let product = |weight| Op::Linear { weight, bias: None, acts: Acts::Int8 };
+    let product = |weight| Op::Linear { weight, bias: None, activations: ActivationFormat::Int8 };
     let op = Op::RmsNorm { weight: Some(norm), eps: 1e-5, offset: 0.0, group: 64 };
     let n = b.b.op("n", op, &[x], 64);
     let g = b.b.op("g", product(gate), &[n], 96);
@@ -151,7 +151,7 @@ fn append(name: &'static str, dtype: DType) -> Case {
     let mut b = Build::new(name);
     let x = b.floats(10);
     let cache = b.cache(10, dtype);
-    b.b.node(Op::KvAppend(KvAppend { width: 10, group: 1 }), &[x], &[cache], &[]);
+    b.b.node(Op::KvAppend(KvAppend { width: 10, page_group: 1 }), &[x], &[cache], &[]);
     b.done()
 }
 
@@ -160,7 +160,7 @@ fn attention(name: &'static str, dtype: DType, value_in_key: bool) -> Case {
     let sinks = b.weight(DType::F32, 1, 4);
     let (q, k) = (b.floats(4 * 6), b.floats(2 * 6));
     let keys = b.cache(2 * 6, dtype);
-    b.b.node(Op::KvAppend(KvAppend { width: 12, group: 0 }), &[k], &[keys], &[]);
+    b.b.node(Op::KvAppend(KvAppend { width: 12, page_group: 0 }), &[k], &[keys], &[]);
     let mut caches = vec![keys];
     if !value_in_key {
         caches.push(b.cache(2 * 5, dtype));
@@ -175,8 +175,12 @@ fn attention(name: &'static str, dtype: DType, value_in_key: bool) -> Case {
         softcap: Some(9.0),
         sinks: Some(sinks),
         value_in_key,
-        group: 0,
-        acts: if dtype == DType::BF16 { Acts::Bf16 } else { Acts::F32 },
+        page_group: 0,
+        activations: if dtype == DType::BF16 {
+            ActivationFormat::Bf16
+        } else {
+            ActivationFormat::F32
+        },
     };
     let y = b.b.attention(op, q, &caches);
     b.b.output(y);
@@ -193,7 +197,7 @@ fn router(name: &'static str, score: Score, groups: Option<(usize, usize)>) -> C
     b.done()
 }
 
-fn experts(name: &'static str, dtype: DType, acts: Acts) -> Case {
+fn experts(name: &'static str, dtype: DType, activations: ActivationFormat) -> Case {
     let mut b = Build::new(name);
     let (n, k, inter) = (3, 64, 32);
     let mut list = |rows, cols, dtype| (0..n).map(|_| b.weight(dtype, rows, cols)).collect();
@@ -205,7 +209,7 @@ fn experts(name: &'static str, dtype: DType, acts: Acts) -> Case {
         up_bias: vec![],
         down_bias: list(1, k, DType::F32),
         act: Activation::Silu,
-        acts,
+        activations,
     };
     let (x, ids) = (b.floats(k), b.b.input("ids", 2, DType::I32));
     let shares = b.floats(2);
@@ -243,13 +247,13 @@ pub fn cases() -> Vec<Case> {
         embed,
         rms,
         layer,
-        linear("linear", DType::F32, Acts::F32),
-        linear("linear of bf16", DType::BF16, Acts::Bf16),
-        linear("linear of blocks", DType::Q4_K, Acts::F32),
-        linear("linear of bytes", DType::Q4_K, Acts::Int8),
-        linear_part("linear of some rows", DType::F32, Acts::F32),
-        linear_part("linear of some rows of pairs", DType::BF16, Acts::Bf16),
-        linear_part("linear of some rows of bytes", DType::Q4_K, Acts::Int8),
+        linear("linear", DType::F32, ActivationFormat::F32),
+        linear("linear of bf16", DType::BF16, ActivationFormat::Bf16),
+        linear("linear of blocks", DType::Q4_K, ActivationFormat::F32),
+        linear("linear of bytes", DType::Q4_K, ActivationFormat::Int8),
+        linear_part("linear of some rows", DType::F32, ActivationFormat::F32),
+        linear_part("linear of some rows of pairs", DType::BF16, ActivationFormat::Bf16),
+        linear_part("linear of some rows of bytes", DType::Q4_K, ActivationFormat::Int8),
         heads,
         rope("rope", false),
         rope("rope of long sequences", true),
@@ -271,9 +275,9 @@ pub fn cases() -> Vec<Case> {
         concat,
         router("router", Score::Softmax, Some((3, 2))),
         router("router of mixers", Score::SparseMixer { eps: 0.1 }, None),
-        experts("experts", DType::F32, Acts::F32),
-        experts("experts of bytes", DType::Q8_0, Acts::Int8),
-        experts("experts of bf16", DType::BF16, Acts::Bf16),
+        experts("experts", DType::F32, ActivationFormat::F32),
+        experts("experts of bytes", DType::Q8_0, ActivationFormat::Int8),
+        experts("experts of bf16", DType::BF16, ActivationFormat::Bf16),
     ]
 }
 
@@ -387,9 +391,9 @@ fn wrong_products() -> Vec<Wrong> {
         "linear": "dimensions are 1 to", g => g.weights[0].rows = usize::MAX;
         "linear": "dimensions are 1 to", g => g.weights[1].cols = 0;
         "linear": "has no path with Int8",
-            g => with!(g, Op::Linear { acts, .. } => *acts = Acts::Int8);
+            g => with!(g, Op::Linear { activations, .. } => *activations = ActivationFormat::Int8);
         "linear": "has no path with Bf16",
-            g => with!(g, Op::Linear { acts, .. } => *acts = Acts::Bf16);
+            g => with!(g, Op::Linear { activations, .. } => *activations = ActivationFormat::Bf16);
         "linear of bf16": "has no path with Bf16", g => g.weights[0].dtype = DType::F16;
         "linear of blocks": "no whole Q4_K blocks", g => g.weights[0].cols = 255;
         "linear of bytes": "has no path with Int8", g => g.weights[0].dtype = DType::Q3_K;
@@ -440,8 +444,8 @@ fn wrong_caches() -> Vec<Wrong> {
             g => with!(g, Op::Attention(a) => a.window = Some(0));
         "attention": "caches have several types", g => g.values[3].dtype = DType::F16;
         "attention": "Bf16 activations with caches of F32",
-            g => with!(g, Op::Attention(a) => a.acts = Acts::Bf16);
-        "attention": "Int8 activations", g => with!(g, Op::Attention(a) => a.acts = Acts::Int8);
+            g => with!(g, Op::Attention(a) => a.activations = ActivationFormat::Bf16);
+        "attention": "Int8 activations", g => with!(g, Op::Attention(a) => a.activations = ActivationFormat::Int8);
         "attention": "is 1x3, needs 1x4", g => g.weights[0].cols = 3;
         "attention": "inputs, states and outputs",
             g => with!(g, Op::Attention(a) => a.value_in_key = true);
@@ -489,7 +493,7 @@ fn wrong_choices() -> Vec<Wrong> {
         });
         "experts": "is 1x31, needs 1x32", g => g.weights[9].cols = 31;
         "experts": "is 1x63, needs 1x64", g => g.weights[12].cols = 63;
-        "experts": "no path with Int8", g => with!(g, Op::Experts(e) => e.acts = Acts::Int8);
+        "experts": "no path with Int8", g => with!(g, Op::Experts(e) => e.activations = ActivationFormat::Int8);
         "experts of bytes": "several weight types", g => g.weights[1].dtype = DType::Q4_0;
         "experts of bf16": "no path with Bf16", g => g.weights[7].dtype = DType::F16;
     }

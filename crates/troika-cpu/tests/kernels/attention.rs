@@ -4,14 +4,14 @@ use troika_cpu::Isa;
 use troika_cpu::kernels::attention::{self, Operands};
 use troika_cpu::kernels::kv::CacheRef;
 use troika_cpu::kernels::{Context, KernelError, linear};
-use troika_device::{PageTable, SeqRows, Step};
-use troika_graph::{Acts, Attention, WeightRef};
+use troika_device::{ForwardBatch, PageTable, SeqRows};
+use troika_graph::{ActivationFormat, Attention, WeightRef};
 
 use crate::{Random, close, on_each_isa, with};
 
 struct Case {
     op: Attention,
-    step: Step,
+    forward: ForwardBatch,
     q: Vec<f32>,
     k: Vec<f32>,
     v: Vec<f32>,
@@ -37,32 +37,46 @@ impl Case {
         let mut r = Random(seed);
         let lens: Vec<usize> = seqs.iter().map(|(pos, rows)| pos + rows).collect();
         let (tables, cached) = tables(&mut r, &lens);
-        let mut step = Step::default();
+        let mut forward = ForwardBatch::default();
         for ((pos, rows), mut table) in seqs.iter().zip(tables) {
-            let start = step.rows();
+            let start = forward.rows();
             if let Some(w) = op.window {
                 // Pages the window has left behind are gone.
                 table.first = (pos + 1).saturating_sub(w) / PAGE;
                 table.pages.drain(..table.first);
             }
             let rows = start..start + rows;
-            step.seqs.push(SeqRows { seq: 0, rows, pos: *pos, known_len: 0, tables: vec![table] });
+            forward.seqs.push(SeqRows {
+                seq: 0,
+                rows,
+                pos: *pos,
+                known_len: 0,
+                tables: vec![table],
+            });
         }
-        let rows = step.rows();
+        let rows = forward.rows();
         Case {
             q: r.floats(rows * op.heads * op.k_dim),
             k: r.floats(cached * op.kv_heads * op.k_dim),
             v: r.floats(cached * op.kv_heads * op.v_dim),
             sinks: r.floats(op.heads),
             op,
-            step,
+            forward,
         }
     }
 
     fn operands<'a>(&'a self, keys: CacheRef<'a>, values: CacheRef<'a>) -> Operands<'a> {
         let sinks = self.op.sinks.map(|_| &self.sinks[..]);
         let values = if self.op.value_in_key { keys } else { values };
-        Operands { op: &self.op, sinks, q: &self.q, keys, values, step: &self.step, pairs: false }
+        Operands {
+            op: &self.op,
+            sinks,
+            q: &self.q,
+            keys,
+            values,
+            forward: &self.forward,
+            pairs: false,
+        }
     }
 
     fn plain(&self) -> Operands<'_> {
@@ -71,8 +85,9 @@ impl Case {
 }
 
 fn run(cx: &mut Context<'_>, x: Operands<'_>) -> Vec<f32> {
-    let mut y = vec![f32::NAN; x.step.rows() * x.op.heads * x.op.v_dim];
-    let mut partials = vec![f32::NAN; attention::partial_floats(x.op, x.step, cx.pool.threads())];
+    let mut y = vec![f32::NAN; x.forward.rows() * x.op.heads * x.op.v_dim];
+    let mut partials =
+        vec![f32::NAN; attention::partial_floats(x.op, x.forward, cx.pool.threads())];
     attention::attention(cx, x, &mut partials, &mut y).unwrap();
     y
 }
@@ -83,8 +98,8 @@ fn rounded(x: &[f32]) -> Vec<bf16> {
 
 fn reference(x: Operands<'_>) -> Vec<f32> {
     let (heads, v_dim) = (x.op.heads, x.op.v_dim);
-    let mut y = vec![0.0; x.step.rows() * heads * v_dim];
-    for s in &x.step.seqs {
+    let mut y = vec![0.0; x.forward.rows() * heads * v_dim];
+    for s in &x.forward.seqs {
         for (row, head) in s.rows.clone().flat_map(|r| (0..heads).map(move |h| (r, h))) {
             let out = &mut y[(row * heads + head) * v_dim..][..v_dim];
             attention::scalar::line(&x, s, row, head, out);
@@ -110,8 +125,8 @@ fn op() -> impl Strategy<Value = Attention> {
             softcap,
             sinks: sinks.then_some(WeightRef(0)),
             value_in_key,
-            group: 0,
-            acts: Acts::F32,
+            page_group: 0,
+            activations: ActivationFormat::F32,
         },
     )
 }
@@ -184,16 +199,16 @@ proptest! {
         let cut = cut.min(len - 1);
         let width = whole.op.heads * whole.op.k_dim;
         let part = |from: usize, to: usize| {
-            let mut s = whole.step.seqs[0].clone();
+            let mut s = whole.forward.seqs[0].clone();
             (s.rows, s.pos) = (0..to - from, from);
-            (Step { seqs: vec![s] }, &whole.q[from * width..to * width])
+            (ForwardBatch { seqs: vec![s] }, &whole.q[from * width..to * width])
         };
         on_each_isa(2, |cx| {
             let all = run(cx, operands());
             let v_width = whole.op.heads * whole.op.v_dim;
             for (from, to) in [(0, cut.max(1)), (cut, len), (len - 1, len)] {
-                let (step, q) = part(from, to);
-                let got = run(cx, Operands { step: &step, q, ..operands() });
+                let (forward, q) = part(from, to);
+                let got = run(cx, Operands { forward: &forward, q, ..operands() });
                 assert_eq!(got, &all[from * v_width..to * v_width]);
             }
         });
@@ -217,10 +232,11 @@ fn splits_do_not_change_bits() {
             for (rows, threads) in [(1, 2), (2, 8), (10, 3), (len, 5)] {
                 for from in (0..len).step_by(rows) {
                     let to = (from + rows).min(len);
-                    let mut s = whole.step.seqs[0].clone();
+                    let mut s = whole.forward.seqs[0].clone();
                     (s.rows, s.pos) = (0..to - from, pos + from);
-                    let (step, q) = (Step { seqs: vec![s] }, &whole.q[from * width..to * width]);
-                    let x = Operands { step: &step, q, ..operands };
+                    let (forward, q) =
+                        (ForwardBatch { seqs: vec![s] }, &whole.q[from * width..to * width]);
+                    let x = Operands { forward: &forward, q, ..operands };
                     let got = with(isa, threads, |cx| run(cx, x));
                     assert_eq!(got, &all[from * v_width..to * v_width], "{rows} rows from {from}");
                 }
@@ -240,8 +256,8 @@ fn simple(heads: usize, kv_heads: usize) -> Attention {
         softcap: None,
         sinks: None,
         value_in_key: false,
-        group: 0,
-        acts: Acts::F32,
+        page_group: 0,
+        activations: ActivationFormat::F32,
     }
 }
 
@@ -259,7 +275,7 @@ fn threads_do_not_change_bits() {
 #[test]
 fn a_visible_position_that_is_not_kept_is_an_error() {
     let mut case = Case::new(simple(2, 1), &[(40, 2)], 9);
-    let table = &mut case.step.seqs[0].tables[0];
+    let table = &mut case.forward.seqs[0].tables[0];
     table.first = 1;
     table.pages.remove(0);
     let mut y = vec![0.0; 2 * 2 * 16];

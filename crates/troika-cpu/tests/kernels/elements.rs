@@ -5,7 +5,7 @@ use troika_cpu::kernels::elementwise::{self, Element, Slice, scalar};
 use troika_cpu::kernels::linear::WeightView;
 use troika_cpu::kernels::norm::{self, Norm};
 use troika_cpu::kernels::{KernelError, embed, kv, rope};
-use troika_device::{PageTable, SeqRows, Step};
+use troika_device::{ForwardBatch, PageTable, SeqRows};
 use troika_graph::{Activation, DType, Rope, RopeFreqs, RopeStyle, blocks};
 
 use crate::{Random, close, on_each_isa};
@@ -109,11 +109,11 @@ proptest! {
         let seq = |rows: std::ops::Range<usize>, known_len| {
             SeqRows { seq: 0, rows, pos: start, known_len, tables: vec![] }
         };
-        let step = Step { seqs: vec![seq(0..cut, 100), seq(cut..rows, 101)] };
+        let forward = ForwardBatch { seqs: vec![seq(0..cut, 100), seq(cut..rows, 101)] };
         let positions: Vec<i32> = (0..rows).map(|i| (start + i) as i32).collect();
         on_each_isa(2, |cx| {
             let mut y = vec![f32::NAN; x.len()];
-            rope::rope(cx, &op, &step, (&x, &positions), (&mut y, cols)).unwrap();
+            rope::rope(cx, &op, &forward, (&x, &positions), (&mut y, cols)).unwrap();
             for (i, (x, y)) in x.chunks(op.head_dim).zip(y.chunks(op.head_dim)).enumerate() {
                 let row = i / heads;
                 let f = if row < cut { &op.freqs } else { &op.long.as_ref().unwrap().0 };
@@ -136,23 +136,23 @@ proptest! {
         let table = |pages: Vec<u32>| {
             vec![PageTable::default(), PageTable { page_len: 4, first: 0, pages }]
         };
-        let step = Step { seqs: vec![
+        let forward = ForwardBatch { seqs: vec![
             SeqRows { seq: 0, rows: 0..a, pos, known_len: 0, tables: table(vec![3, 0, 7, 9, 2]) },
             SeqRows { seq: 1, rows: a..a + b, pos: 0, known_len: 0, tables: table(vec![8, 1, 5]) },
         ] };
         let x = r.floats((a + b) * width);
         let mut want = vec![0.0; 40 * width];
-        kv::scalar::append(&step, 1, &x, width, &mut want);
+        kv::scalar::append(&forward, 1, &x, width, &mut want);
         on_each_isa(3, |cx| {
             let mut got = vec![0.0; 40 * width];
-            kv::append(cx, &step, 1, (&x, width), kv::CacheMut::f32(&mut got)).unwrap();
+            kv::append(cx, &forward, 1, (&x, width), kv::CacheMut::f32(&mut got)).unwrap();
             assert_eq!(got, want);
             let mut got = vec![half::f16::ZERO; 40 * width];
-            kv::append(cx, &step, 1, (&x, width), kv::CacheMut::f16(&mut got)).unwrap();
+            kv::append(cx, &forward, 1, (&x, width), kv::CacheMut::f16(&mut got)).unwrap();
             let rounded: Vec<_> = want.iter().map(|x| half::f16::from_f32(*x)).collect();
             assert_eq!(got, rounded);
             let mut small = vec![0.0; width];
-            let short = kv::append(cx, &step, 1, (&x, width), kv::CacheMut::f32(&mut small));
+            let short = kv::append(cx, &forward, 1, (&x, width), kv::CacheMut::f32(&mut small));
             assert!(matches!(short, Err(KernelError::Operand(_))));
         });
     }

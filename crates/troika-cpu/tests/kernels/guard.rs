@@ -7,16 +7,17 @@ use bytemuck::Pod;
 use half::{bf16, f16};
 use troika_cpu::kernels::attention::{self, Operands};
 use troika_cpu::kernels::elementwise::{self, Element, Slice};
-use troika_cpu::kernels::int8::{self, Extra, Layout, PackedView};
+use troika_cpu::kernels::int8::{self, Layout, PackedView, ZeroPointCorrection};
 use troika_cpu::kernels::kv::{self, CacheMut, CacheRef};
 use troika_cpu::kernels::linear::{self, OutView, Product, RowsView, WeightView, panels};
 use troika_cpu::kernels::moe::{self, Expert, Memory};
 use troika_cpu::kernels::norm::{self, Norm};
 use troika_cpu::kernels::{Context, embed, rope, router};
 use troika_cpu::{Isa, PerWorker, Pool, SharedMut};
-use troika_device::{PageTable, SeqRows, Step};
+use troika_device::{ForwardBatch, PageTable, SeqRows};
 use troika_graph::{
-    Activation, Acts, Attention, DType, Rope, RopeFreqs, RopeStyle, Router, Score, WeightRef,
+    Activation, ActivationFormat, Attention, DType, Rope, RopeFreqs, RopeStyle, Router, Score,
+    WeightRef,
 };
 
 use crate::Random;
@@ -224,13 +225,14 @@ fn products_of_bytes_stay_inside() {
                 let norm = Norm::Rms { weight: Some(&weight), eps: 1e-5, offset: 0.0 };
                 let width = int8::floats(k);
                 let made = [
-                    int8::Rows::Plain(&x),
-                    int8::Rows::Norm(norm, &x),
-                    int8::Rows::Gate(Activation::Silu, [&x, &up]),
+                    int8::ActivationRows::Plain(&x),
+                    int8::ActivationRows::Norm(norm, &x),
+                    int8::ActivationRows::Gate(Activation::Silu, [&x, &up]),
                 ];
                 for from in made {
                     let mut q = empty(rows * width, edge);
-                    int8::quantize(cx, (from, k), &mut [(Extra::of(dtype), &mut q)]).unwrap();
+                    int8::quantize(cx, (from, k), &mut [(ZeroPointCorrection::of(dtype), &mut q)])
+                        .unwrap();
                     let mut y = empty(rows * n, edge);
                     let product = int8::Product {
                         weight: PackedView { layout, bytes: &packed },
@@ -273,7 +275,8 @@ fn experts_stay_inside() {
             };
             let (x, share) = (Guarded::new(&x, edge), Guarded::new(&share, edge));
             let ids = Guarded::new(&ids, edge);
-            let acts = if dtype == DType::BF16 { Acts::Bf16 } else { Acts::F32 };
+            let activations =
+                if dtype == DType::BF16 { ActivationFormat::Bf16 } else { ActivationFormat::F32 };
             let act = Activation::Silu;
             let (ids, weights) = (&ids[..], &share[..]);
             let x = moe::Operands {
@@ -287,11 +290,11 @@ fn experts_stay_inside() {
                 weights,
                 top_k,
             };
-            let mut floats = empty(moe::floats((rows, top_k), k, inter, acts), edge);
+            let mut floats = empty(moe::floats((rows, top_k), k, inter, activations), edge);
             let mut words = Guarded::new(&vec![u32::MAX; moe::words(ids.len(), experts)], edge);
             let mut y = empty(rows * k, edge);
             let memory = Memory { floats: &mut floats, words: &mut words };
-            moe::experts(cx, x, acts, memory, &mut y).unwrap();
+            moe::experts(cx, x, activations, memory, &mut y).unwrap();
             finite(&y, &(dtype, cx.isa, rows, edge));
         });
     }
@@ -333,21 +336,24 @@ fn packed_experts_stay_inside() {
                 weights,
                 top_k,
             };
-            let mut floats = empty(moe::floats((rows, top_k), k, inter, Acts::Int8), edge);
+            let mut floats =
+                empty(moe::floats((rows, top_k), k, inter, ActivationFormat::Int8), edge);
             let mut words = Guarded::new(&vec![u32::MAX; moe::words(ids.len(), experts)], edge);
             let mut y = empty(rows * k, edge);
             let memory = Memory { floats: &mut floats, words: &mut words };
-            moe::experts(cx, x, Acts::Int8, memory, &mut y).unwrap();
+            moe::experts(cx, x, ActivationFormat::Int8, memory, &mut y).unwrap();
             finite(&y, &(dtype, cx.isa, rows, edge));
         });
     }
 }
 
 /// A sequence whose positions lie one after another in a cache that has no others.
-fn sequence(pos: usize, rows: usize) -> Step {
+fn sequence(pos: usize, rows: usize) -> ForwardBatch {
     let pages = (0..(pos + rows).div_ceil(16) as u32).collect();
     let tables = vec![PageTable { page_len: 16, first: 0, pages }];
-    Step { seqs: vec![SeqRows { seq: 0, rows: 0..rows, pos, known_len: pos + rows, tables }] }
+    ForwardBatch {
+        seqs: vec![SeqRows { seq: 0, rows: 0..rows, pos, known_len: pos + rows, tables }],
+    }
 }
 
 fn ops() -> Vec<Attention> {
@@ -361,8 +367,8 @@ fn ops() -> Vec<Attention> {
         softcap: None,
         sinks: None,
         value_in_key: false,
-        group: 0,
-        acts: Acts::F32,
+        page_group: 0,
+        activations: ActivationFormat::F32,
     };
     vec![
         op(4, 2, 64, 64),
@@ -378,7 +384,7 @@ fn attention_stays_inside() {
     let mut r = Random(6);
     for op in ops() {
         for (pos, rows) in [(0, 1), (69, 1), (0, 41), (300, 3), (1030, 1), (63, 2)] {
-            let (step, cached) = (sequence(pos, rows), pos + rows);
+            let (forward, cached) = (sequence(pos, rows), pos + rows);
             let q = r.floats(rows * op.heads * op.k_dim);
             let k = r.floats(cached * op.kv_heads * op.k_dim);
             let v = r.floats(cached * op.kv_heads * op.v_dim);
@@ -399,8 +405,9 @@ fn attention_stays_inside() {
                 for (keys, values, pairs) in kinds {
                     let values = if op.value_in_key { keys } else { values };
                     let sinks = op.sinks.map(|_| &sinks[..]);
-                    let x = Operands { op: &op, sinks, q: &q, keys, values, step: &step, pairs };
-                    let mut partials = empty(attention::partial_floats(&op, &step, 1), edge);
+                    let x =
+                        Operands { op: &op, sinks, q: &q, keys, values, forward: &forward, pairs };
+                    let mut partials = empty(attention::partial_floats(&op, &forward, 1), edge);
                     let mut y = empty(rows * op.heads * op.v_dim, edge);
                     attention::attention(cx, x, &mut partials, &mut y).unwrap();
                     finite(&y, &(&op, cx.isa, pos, rows, pairs, edge));
@@ -414,7 +421,7 @@ fn attention_stays_inside() {
 fn appending_stays_inside() {
     let mut r = Random(7);
     for (width, pos, rows) in [(1, 0, 1), (7, 15, 3), (64, 3, 14), (130, 0, 40), (1100, 16, 33)] {
-        let (step, cached) = (sequence(pos, rows), pos + rows);
+        let (forward, cached) = (sequence(pos, rows), pos + rows);
         let x = r.floats(rows * width);
         guarded(0, |cx, edge| {
             let x = Guarded::new(&x, edge);
@@ -423,9 +430,9 @@ fn appending_stays_inside() {
                 Guarded::new(&vec![f16::NAN; cached * width], edge),
                 Guarded::new(&vec![bf16::NAN; cached * width], edge),
             );
-            kv::append(cx, &step, 0, (&x, width), CacheMut::f32(&mut a)).unwrap();
-            kv::append(cx, &step, 0, (&x, width), CacheMut::f16(&mut b)).unwrap();
-            kv::append(cx, &step, 0, (&x, width), CacheMut::bf16(&mut c)).unwrap();
+            kv::append(cx, &forward, 0, (&x, width), CacheMut::f32(&mut a)).unwrap();
+            kv::append(cx, &forward, 0, (&x, width), CacheMut::f16(&mut b)).unwrap();
+            kv::append(cx, &forward, 0, (&x, width), CacheMut::bf16(&mut c)).unwrap();
             let new = pos * width..;
             assert_eq!(a[new.clone()], x[..]);
             assert!(b[new.clone()].iter().zip(&*x).all(|(b, x)| *b == f16::from_f32(*x)));
@@ -498,8 +505,8 @@ fn ropes_routers_and_embeddings_stay_inside() {
             guarded(rope::worker_floats(&op), |cx, edge| {
                 let (x, positions) = (Guarded::new(&x, edge), Guarded::new(&[0, 7, 900], edge));
                 let mut y = empty(rows * cols, edge);
-                let step = sequence(0, rows);
-                rope::rope(cx, &op, &step, (&x, &positions), (&mut y, cols)).unwrap();
+                let forward = sequence(0, rows);
+                rope::rope(cx, &op, &forward, (&x, &positions), (&mut y, cols)).unwrap();
                 finite(&y, &(cx.isa, heads, head_dim, style, edge));
             });
         }

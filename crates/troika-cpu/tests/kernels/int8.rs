@@ -4,13 +4,14 @@ use proptest::prelude::*;
 use troika_cpu::kernels::Context;
 use troika_cpu::kernels::elementwise::{self, Element};
 use troika_cpu::kernels::int8::{
-    DTYPES, Extra, Layout, PackedView, Product, Rows, floats, linear, quantize, scalar,
+    ActivationRows, DTYPES, Layout, PackedView, Product, ZeroPointCorrection, floats, linear,
+    quantize, scalar,
 };
 use troika_cpu::kernels::linear::{self as wide, OutView, RowsView, WeightView};
 use troika_cpu::kernels::moe;
 use troika_cpu::kernels::norm::{self, Norm};
 use troika_cpu::{Isa, SharedMut};
-use troika_graph::{Activation, Acts, DType};
+use troika_graph::{Activation, ActivationFormat, DType};
 
 use crate::{Random, on_each_isa, with};
 
@@ -19,7 +20,8 @@ fn run(cx: &mut Context<'_>, w: PackedView<'_>, b: Option<&[f32]>, x: &[f32]) ->
     let (dtype, n, k) = (w.layout.dtype(), w.layout.rows(), w.layout.cols());
     let rows = x.len() / k;
     let mut q = vec![f32::NAN; rows * floats(k)];
-    quantize(cx, (Rows::Plain(x), k), &mut [(Extra::of(dtype), &mut q)]).unwrap();
+    quantize(cx, (ActivationRows::Plain(x), k), &mut [(ZeroPointCorrection::of(dtype), &mut q)])
+        .unwrap();
     let mut y = vec![f32::NAN; rows * n];
     let product = Product {
         weight: w,
@@ -263,11 +265,12 @@ fn experts_are_the_reference_to_the_bit() {
                 y.iter_mut().zip(&down).for_each(|(y, d)| *y += weights[pair] * d);
             }
             on_each_isa(2, |cx| {
-                let mut floats = vec![f32::NAN; moe::floats((rows, top_k), k, inter, Acts::Int8)];
+                let mut floats =
+                    vec![f32::NAN; moe::floats((rows, top_k), k, inter, ActivationFormat::Int8)];
                 let mut words = vec![u32::MAX; moe::words(ids.len(), 5)];
                 let mut y = vec![f32::NAN; rows * k];
                 let memory = moe::Memory { floats: &mut floats, words: &mut words };
-                moe::experts(cx, operands, Acts::Int8, memory, &mut y).unwrap();
+                moe::experts(cx, operands, ActivationFormat::Int8, memory, &mut y).unwrap();
                 assert!(y == want, "{dtype}, {rows} rows");
             });
         }
@@ -284,9 +287,9 @@ fn rows_made_while_quantizing_have_the_same_bits() {
         Norm::Rms { weight: Some(&weight), eps: 1e-5, offset: 1.0 },
         Norm::Layer { weight: &weight, bias: Some(&x[..k]), eps: 1e-5 },
     ];
-    let kinds = [Extra::Sum, Extra::Zero { zero: 8, halves: true }];
+    let kinds = [ZeroPointCorrection::Sum, ZeroPointCorrection::Zero { zero: 8, halves: true }];
     let each = rows * floats(k);
-    let bits = |cx: &mut Context<'_>, from: Rows<'_>| {
+    let bits = |cx: &mut Context<'_>, from: ActivationRows<'_>| {
         let (mut a, mut b) = (vec![0.0; each], vec![0.0; each]);
         quantize(cx, (from, k), &mut [(kinds[0], &mut a), (kinds[1], &mut b)]).unwrap();
         a.extend(b);
@@ -296,10 +299,16 @@ fn rows_made_while_quantizing_have_the_same_bits() {
         let mut made = vec![0.0; rows * k];
         for n in norms {
             norm::norm(cx, n, &x, &mut made, k).unwrap();
-            assert_eq!(bits(cx, Rows::Norm(n, &x)), bits(cx, Rows::Plain(&made)));
+            assert_eq!(
+                bits(cx, ActivationRows::Norm(n, &x)),
+                bits(cx, ActivationRows::Plain(&made))
+            );
         }
         let act = Activation::Silu;
         elementwise::elementwise(cx, Element::Gate(act), &x, Some(&up), &mut made).unwrap();
-        assert_eq!(bits(cx, Rows::Gate(act, [&x, &up])), bits(cx, Rows::Plain(&made)));
+        assert_eq!(
+            bits(cx, ActivationRows::Gate(act, [&x, &up])),
+            bits(cx, ActivationRows::Plain(&made))
+        );
     });
 }

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 use troika_cpu::kernels::linear::WeightView;
 use troika_cpu::kernels::moe::{self, Expert, Memory, Operands};
 use troika_cpu::kernels::{Context, KernelError};
-use troika_graph::{Activation, Acts, DType};
+use troika_graph::{Activation, ActivationFormat, DType};
 
 use crate::{Random, close, on_each_isa, with};
 
@@ -41,20 +41,20 @@ fn run(
     cx: &mut Context<'_>,
     x: Operands<'_, Expert<'_, WeightView<'_>>>,
 ) -> Result<Vec<f32>, KernelError> {
-    run_with(cx, x, Acts::F32)
+    run_with(cx, x, ActivationFormat::F32)
 }
 
 fn run_with(
     cx: &mut Context<'_>,
     x: Operands<'_, Expert<'_, WeightView<'_>>>,
-    acts: Acts,
+    activations: ActivationFormat,
 ) -> Result<Vec<f32>, KernelError> {
     let shape = (x.ids.len() / x.top_k, x.top_k);
-    let mut floats = vec![f32::NAN; moe::floats(shape, x.k, x.inter, acts)];
+    let mut floats = vec![f32::NAN; moe::floats(shape, x.k, x.inter, activations)];
     let mut words = vec![u32::MAX; moe::words(x.ids.len(), x.experts)];
     let mut y = vec![f32::NAN; x.x.len()];
     let memory = Memory { floats: &mut floats, words: &mut words };
-    moe::experts(cx, x, acts, memory, &mut y)?;
+    moe::experts(cx, x, activations, memory, &mut y)?;
     Ok(y)
 }
 
@@ -113,11 +113,11 @@ proptest! {
             assert_eq!(run(cx, one).unwrap(), &got[row * k..]);
             if dtype == DType::BF16 {
                 // Activations in bf16: near the reference, and again the same bits alone.
-                let got = run_with(cx, x, Acts::Bf16).unwrap();
+                let got = run_with(cx, x, ActivationFormat::Bf16).unwrap();
                 for (g, w) in got.iter().zip(&want) {
                     assert!((g - w).abs() <= 1e-2 * scale, "{g} is not {w}");
                 }
-                assert_eq!(run_with(cx, one, Acts::Bf16).unwrap(), &got[row * k..]);
+                assert_eq!(run_with(cx, one, ActivationFormat::Bf16).unwrap(), &got[row * k..]);
             }
         });
     }

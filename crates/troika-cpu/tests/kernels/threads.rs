@@ -28,8 +28,8 @@ fn many_short_regions_and_pauses() {
             sum.fetch_add(part, Ordering::Relaxed);
         })
         .unwrap();
-        // Any bytes may be asked for ahead, whether or not they are read next.
-        pool.ahead(&bytes[..i % bytes.len()]);
+        // Any bytes may be prefetched, whether or not they are read next.
+        pool.prefetch(&bytes[..i % bytes.len()]);
         if i % 2000 == 0 {
             // Long enough for workers to park.
             std::thread::sleep(std::time::Duration::from_millis(2));

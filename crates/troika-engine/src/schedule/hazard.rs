@@ -4,16 +4,16 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
-use troika_device::{Access, Bindings, PagesView, Rect, Step};
+use troika_device::{Access, Bindings, ForwardBatch, PagesView, Rect};
 
 /// Finds, for tasks given in program order, the earlier tasks each must wait for: those whose
 /// rectangles overlap its own, one of the two writing. Those that another task of them waits for
 /// anyway may be left out.
 ///
 /// Of the states of a model the unit is a sequence: what a task does with a state, it does with
-/// the rows that its step's sequences have there. Sequences do not wait for each other, but where
-/// one is given pages that another had. A sequence's steps all use the same states, and a state's
-/// buffer is bound as a state only.
+/// the rows that its forward batch's sequences have there. Sequences do not wait for each other,
+/// but where one is given pages that another had. A sequence's forward batches all use the same
+/// states, and a state's buffer is bound as a state only.
 #[derive(Debug, Default)]
 pub struct HazardTracker {
     memory: HashMap<usize, Accesses>,
@@ -38,17 +38,17 @@ impl HazardTracker {
         HazardTracker::default()
     }
 
-    /// Adds a task that runs a step on some memory. Returns the tasks it depends on, ascending,
-    /// without repeats.
-    pub fn add(&mut self, task: u32, b: &Bindings, step: &Arc<Step>) -> &[u32] {
+    /// Adds a task that runs a forward batch on some memory. Returns the tasks it depends on,
+    /// ascending, without repeats.
+    pub fn add(&mut self, task: u32, b: &Bindings, forward: &Arc<ForwardBatch>) -> &[u32] {
         self.deps.clear();
         for view in &b.inputs {
             self.memory(task, view.buffer().id(), view.rect(), Access::Read);
         }
         if !b.states.is_empty() {
-            self.pages.enter(step);
+            self.pages.enter(forward);
             for state in &b.states {
-                self.state(task, state.buffer().id(), step);
+                self.state(task, state.buffer().id(), forward);
             }
         }
         for view in &b.outputs {
@@ -66,8 +66,8 @@ impl HazardTracker {
         }
     }
 
-    /// A step appends to a state, or at least looks at what was appended.
-    fn state(&mut self, task: u32, buffer: usize, step: &Step) {
+    /// A forward batch appends to a state, or at least looks at what was appended.
+    fn state(&mut self, task: u32, buffer: usize, forward: &ForwardBatch) {
         let all = (&Rect::bytes(ALL), Access::Write);
         for other in &self.pages.taken {
             // What was done to the other's rows comes before; its own later tasks do not wait.
@@ -76,7 +76,7 @@ impl HazardTracker {
                 self.deps.extend(before.map(|w| w.1));
             }
         }
-        for s in &step.seqs {
+        for s in &forward.seqs {
             self.states.entry((buffer, s.seq)).or_default().add(all, task, &mut self.deps);
         }
     }
@@ -105,21 +105,22 @@ impl Accesses {
 struct Pages {
     /// The sequence that wrote a page last, and those that read it since, by (group, page).
     users: HashMap<(usize, u32), Vec<u64>>,
-    /// The others whose pages the current step's sequences use.
+    /// The others whose pages the current forward batch's sequences use.
     taken: Vec<u64>,
-    /// The current step: tasks of one step follow each other.
-    step: Option<Arc<Step>>,
+    /// The current forward batch: tasks of one forward batch follow each other.
+    forward: Option<Arc<ForwardBatch>>,
 }
 
 impl Pages {
-    /// Looks at the pages of a step's sequences, once for all its tasks that follow each other.
-    fn enter(&mut self, step: &Arc<Step>) {
-        if self.step.as_ref().is_some_and(|s| Arc::ptr_eq(s, step)) {
+    /// Looks at the pages of a forward batch's sequences, once for all its tasks that follow each
+    /// other.
+    fn enter(&mut self, forward: &Arc<ForwardBatch>) {
+        if self.forward.as_ref().is_some_and(|s| Arc::ptr_eq(s, forward)) {
             return;
         }
-        self.step = Some(step.clone());
+        self.forward = Some(forward.clone());
         self.taken.clear();
-        for rows in &step.seqs {
+        for rows in &forward.seqs {
             for group in 0..rows.tables.len() {
                 let Some(pages) = PagesView::new(rows, group) else { continue };
                 self.look(&pages, group);

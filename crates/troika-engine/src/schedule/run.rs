@@ -4,7 +4,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 
-use troika_device::{Batch, Clock, Completion, Device, DeviceError, ExecutableId, Queue, TaskTime};
+use troika_device::{
+    Clock, CommandList, Completion, Device, DeviceError, ExecutableId, Queue, TaskTime,
+};
 use troika_plan::Policy;
 use troika_trace::{Arg, Span, Tracer};
 
@@ -17,8 +19,8 @@ struct Lane {
     queue: Box<dyn Queue>,
     depth: usize,
     in_flight: usize,
-    /// Emptied batches, for reuse.
-    spare: Vec<Batch>,
+    /// Emptied lists, for reuse.
+    spare: Vec<CommandList>,
 }
 
 /// Lists in a queue at most where the policy decides late: one runs, the next one waits, so that
@@ -112,29 +114,29 @@ impl Runner {
         let alone = graph.dag.only_device().is_some();
         for (index, lane) in self.lanes.iter_mut().enumerate() {
             while lane.in_flight < lane.depth {
-                let Some(list) = self.state.take(&graph.dag, &self.costs, index) else { break };
-                let mut batch = lane.spare.pop().unwrap_or_default();
-                let tasks = self.state.tasks(list).iter();
-                batch.tasks.extend(tasks.map(|&t| graph.tasks[t as usize].submission.clone()));
-                batch.timed = self.tracer.enabled() || self.policy == Policy::OutOfOrder;
-                batch.id = list as u64;
+                let Some(id) = self.state.take(&graph.dag, &self.costs, index) else { break };
+                let mut list = lane.spare.pop().unwrap_or_default();
+                let tasks = self.state.tasks(id).iter();
+                list.tasks.extend(tasks.map(|&t| graph.tasks[t as usize].submission.clone()));
+                list.timed = self.tracer.enabled() || self.policy == Policy::OutOfOrder;
+                list.id = id as u64;
                 if alone && lane.in_flight == 0 {
-                    match lane.queue.run_here(batch) {
+                    match lane.queue.run_here(list) {
                         Ok(completion) => {
                             lane.in_flight += 1;
                             return Ok(Some(completion));
                         }
-                        Err(back) => batch = back,
+                        Err(back) => list = back,
                     }
                 }
-                lane.queue.submit(batch)?;
+                lane.queue.submit(list)?;
                 lane.in_flight += 1;
             }
         }
         Ok(None)
     }
 
-    /// Waits for a batch, if none is done yet.
+    /// Waits for a list, if none is done yet.
     fn wait(&mut self, graph: &TaskGraph, done: Option<Completion>) -> Result<(), DeviceError> {
         let Ok(completion) = done.map_or_else(|| self.done.recv(), Ok) else {
             self.lanes.iter_mut().for_each(|l| l.in_flight = 0);
@@ -143,8 +145,8 @@ impl Runner {
         };
         let lane = &mut self.lanes[completion.queue];
         lane.in_flight -= 1;
-        let list = completion.batch.id as usize;
-        lane.spare.push(completion.batch);
+        let list = completion.list.id as usize;
+        lane.spare.push(completion.list);
         for t in &completion.times {
             self.note(graph, completion.queue, t);
         }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use troika_device::{Step, Submission};
+use troika_device::{ForwardBatch, Submission};
 
 use super::{Dag, HazardTracker};
 
@@ -34,7 +34,7 @@ impl TaskGraph {
         for (i, task) in tasks.iter_mut().enumerate() {
             task.submission.tag = i as u32;
             let s = &task.submission;
-            waits_for.push(hazards.add(i as u32, &s.bindings, &s.step).to_vec());
+            waits_for.push(hazards.add(i as u32, &s.bindings, &s.forward).to_vec());
         }
         let dag = Dag::new(tasks.iter().map(|t| t.device).collect(), &waits_for);
         TaskGraph { tasks, dag }
@@ -50,11 +50,11 @@ impl TaskGraph {
         self.tasks.is_empty()
     }
 
-    /// Points all tasks at another step of as many rows, so that a graph made once serves every
-    /// decoded token.
-    pub fn set_step(&mut self, step: &Arc<Step>) {
+    /// Points all tasks at another forward batch of as many rows, so that a graph made once serves
+    /// every decoded token.
+    pub fn set_forward_batch(&mut self, forward: &Arc<ForwardBatch>) {
         for task in &mut self.tasks {
-            task.submission.step = step.clone();
+            task.submission.forward = forward.clone();
         }
     }
 }

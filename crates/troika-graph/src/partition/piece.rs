@@ -211,16 +211,18 @@ fn part_of(op: &Op, take: &Take, b: &mut PieceBuilder<'_>) -> Op {
             eps: *eps,
             group: *group,
         },
-        Op::Linear { weight, bias, acts } => Op::Linear {
+        Op::Linear { weight, bias, activations } => Op::Linear {
             weight: b.weight_rows(*weight, take),
             bias: bias.map(|w| b.weight_cols(w, take)),
-            acts: *acts,
+            activations: *activations,
         },
         Op::HeadLinear(h) => {
             let heads = &h.weights[take.range(h.weights.len())];
             Op::HeadLinear(HeadLinear { weights: heads.iter().map(|w| b.weight(*w)).collect() })
         }
-        Op::KvAppend(k) => Op::KvAppend(KvAppend { width: take.count(k.width), group: k.group }),
+        Op::KvAppend(k) => {
+            Op::KvAppend(KvAppend { width: take.count(k.width), page_group: k.page_group })
+        }
         Op::Attention(a) => Op::Attention(Attention {
             heads: take.count(a.heads),
             kv_heads: if a.kv_heads == 1 { 1 } else { take.count(a.kv_heads) },
@@ -252,6 +254,6 @@ fn experts(e: &Experts, b: &mut PieceBuilder<'_>) -> Experts {
         up_bias: all(&e.up_bias),
         down_bias: all(&e.down_bias),
         act: e.act,
-        acts: e.acts,
+        activations: e.activations,
     }
 }

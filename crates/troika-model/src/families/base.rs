@@ -7,7 +7,7 @@ use super::rope::RopeConfig;
 use crate::spec::{Attn, Ffn, Layer, Mlp, ModelSpec, Norm, RopeSpec};
 
 /// Where fields come from, for the few facts the formats differ in.
-pub(super) enum Source {
+pub(super) enum ConfigSource {
     HuggingFace,
     Gguf {
         /// The converter permuted q and k so that rope pairs neighbours.
@@ -15,10 +15,10 @@ pub(super) enum Source {
     },
 }
 
-impl Source {
+impl ConfigSource {
     pub fn rope_style(&self) -> RopeStyle {
         match self {
-            Source::Gguf { interleaved: true } => RopeStyle::Interleaved,
+            ConfigSource::Gguf { interleaved: true } => RopeStyle::Interleaved,
             _ => RopeStyle::Half,
         }
     }
@@ -26,8 +26,8 @@ impl Source {
     /// Gemma's checkpoints store the norm weight less one; GGUF files store it whole.
     pub fn gemma_offset(&self) -> f32 {
         match self {
-            Source::HuggingFace => 1.0,
-            Source::Gguf { .. } => 0.0,
+            ConfigSource::HuggingFace => 1.0,
+            ConfigSource::Gguf { .. } => 0.0,
         }
     }
 }
@@ -35,7 +35,7 @@ impl Source {
 /// Fields common to all families.
 pub(super) struct Base<'a> {
     pub f: Fields<'a>,
-    pub source: &'a Source,
+    pub source: &'a ConfigSource,
     pub hidden: usize,
     pub layers: usize,
     pub heads: usize,
@@ -83,7 +83,7 @@ pub(super) fn activation(name: &str) -> Res<Activation> {
 }
 
 impl<'a> Base<'a> {
-    pub fn read(f: Fields<'a>, source: &'a Source, d: Defaults) -> Res<Base<'a>> {
+    pub fn read(f: Fields<'a>, source: &'a ConfigSource, d: Defaults) -> Res<Base<'a>> {
         let hidden = f.size("hidden_size")?;
         let heads = f.count("num_attention_heads")?;
         let kv_heads = f.count_opt("num_key_value_heads")?.unwrap_or(heads);

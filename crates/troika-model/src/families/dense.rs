@@ -1,18 +1,18 @@
 //! Dense decoders in Llama's mould: Llama, InternLM2, Mistral, Qwen2, Qwen3, EXAONE 4, SmolLM3.
 
-use super::base::{Base, Defaults, Source};
+use super::base::{Base, ConfigSource, Defaults};
 use super::fields::{ConfigError, Fields, bad};
 use crate::spec::{Ffn, ModelSpec, QkNorm};
 
 type Res = Result<ModelSpec, ConfigError>;
 
-pub(super) fn llama(f: Fields<'_>, source: &Source) -> Res {
+pub(super) fn llama(f: Fields<'_>, source: &ConfigSource) -> Res {
     let b = Base::read(f, source, Defaults::default())?;
     let bias = f.flag("attention_bias")?.unwrap_or(false);
     let mut attn = b.attn(Some(b.rope()?));
     (attn.qkv_bias, attn.o_bias) = (bias, f.flag("attention_out_bias")?.unwrap_or(bias));
     // Mistral's GGUF files are of this architecture; a config of it has no window.
-    if matches!(source, Source::Gguf { .. }) {
+    if matches!(source, ConfigSource::Gguf { .. }) {
         attn.window = f.window("sliding_window")?;
     }
     let mut mlp = b.mlp()?;
@@ -21,14 +21,14 @@ pub(super) fn llama(f: Fields<'_>, source: &Source) -> Res {
     Ok(b.model("llama", vec![layer; b.layers]))
 }
 
-pub(super) fn internlm2(f: Fields<'_>, source: &Source) -> Res {
+pub(super) fn internlm2(f: Fields<'_>, source: &ConfigSource) -> Res {
     let b = Base::read(f, source, Defaults::default())?;
     f.refuse_flag("bias")?;
     let layer = b.layer(b.attn(Some(b.rope()?)), Ffn::Dense(b.mlp()?));
     Ok(b.model("internlm2", vec![layer; b.layers]))
 }
 
-pub(super) fn mistral(f: Fields<'_>, source: &Source) -> Res {
+pub(super) fn mistral(f: Fields<'_>, source: &ConfigSource) -> Res {
     let b = Base::read(f, source, Defaults { context: 131_072, ..Defaults::default() })?;
     let mut attn = b.attn(Some(b.rope()?));
     attn.window = f.window_or("sliding_window", Some(4096))?;
@@ -36,7 +36,7 @@ pub(super) fn mistral(f: Fields<'_>, source: &Source) -> Res {
     Ok(b.model("mistral", vec![layer; b.layers]))
 }
 
-pub(super) fn qwen2(f: Fields<'_>, source: &Source) -> Res {
+pub(super) fn qwen2(f: Fields<'_>, source: &ConfigSource) -> Res {
     let b = Base::read(f, source, Defaults { context: 32_768, ..Defaults::default() })?;
     let window = b.optional_window(Some(4096))?;
     let from = f.count_opt("max_window_layers")?.unwrap_or(28);
@@ -52,7 +52,7 @@ pub(super) fn qwen2(f: Fields<'_>, source: &Source) -> Res {
     Ok(b.model("qwen2", layers.collect()))
 }
 
-pub(super) fn qwen3(f: Fields<'_>, source: &Source) -> Res {
+pub(super) fn qwen3(f: Fields<'_>, source: &ConfigSource) -> Res {
     let d = Defaults { context: 32_768, head_dim: Some(128), ..Defaults::default() };
     let b = Base::read(f, source, d)?;
     let window = b.optional_window(Some(4096))?;
@@ -73,7 +73,7 @@ pub(super) fn qwen3(f: Fields<'_>, source: &Source) -> Res {
 
 /// EXAONE 4: norms after attention and feed-forward; in hybrid models only the layers with a
 /// window use rope.
-pub(super) fn exaone4(f: Fields<'_>, source: &Source) -> Res {
+pub(super) fn exaone4(f: Fields<'_>, source: &ConfigSource) -> Res {
     let b = Base::read(f, source, Defaults { eps: 1e-5, ..Defaults::default() })?;
     let window = f.window_or("sliding_window", Some(4096))?;
     let pattern = window_pattern(f, b.layers)?;
@@ -108,7 +108,7 @@ fn window_pattern(f: Fields<'_>, layers: usize) -> Result<Box<dyn Fn(usize) -> b
     Ok(Box::new(move |i| every > 0 && !(i + 1).is_multiple_of(every)))
 }
 
-pub(super) fn smollm3(f: Fields<'_>, source: &Source) -> Res {
+pub(super) fn smollm3(f: Fields<'_>, source: &ConfigSource) -> Res {
     let d = Defaults { theta: 2e6, tied: true, context: 32_768, ..Defaults::default() };
     let b = Base::read(f, source, d)?;
     let interval = f.count_opt("no_rope_layer_interval")?.unwrap_or(4).max(1);

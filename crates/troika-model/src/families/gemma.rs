@@ -1,7 +1,7 @@
 //! Gemma 1, 2 and 3: scaled embeddings, norms with an offset of one, sandwich norms, soft caps,
 //! alternating windows.
 
-use super::base::{Base, Defaults, Source, activation};
+use super::base::{Base, ConfigSource, Defaults, activation};
 use super::fields::{ConfigError, Fields};
 use super::rope::RopeConfig;
 use crate::spec::{Ffn, Layer, ModelSpec, Norm, QkNorm};
@@ -10,7 +10,7 @@ type Res = Result<ModelSpec, ConfigError>;
 
 fn read<'a>(
     f: Fields<'a>,
-    source: &'a Source,
+    source: &'a ConfigSource,
     head_dim: usize,
     context: usize,
 ) -> Result<Base<'a>, ConfigError> {
@@ -31,7 +31,7 @@ fn read<'a>(
 /// Gemma 2 and 3 have their activation in another field, and read only that.
 fn read_newer<'a>(
     f: Fields<'a>,
-    source: &'a Source,
+    source: &'a ConfigSource,
     context: usize,
 ) -> Result<Base<'a>, ConfigError> {
     let mut b = read(f, source, 256, context)?;
@@ -56,7 +56,7 @@ fn sandwich(b: &Base<'_>, mut layer: Layer) -> Layer {
     layer
 }
 
-pub(super) fn gemma(f: Fields<'_>, source: &Source) -> Res {
+pub(super) fn gemma(f: Fields<'_>, source: &ConfigSource) -> Res {
     let b = read(f, source, 256, 8192)?;
     let mut attn = b.attn(Some(b.rope()?));
     let bias = f.flag("attention_bias")?.unwrap_or(false);
@@ -66,7 +66,7 @@ pub(super) fn gemma(f: Fields<'_>, source: &Source) -> Res {
     Ok(model(&b, "gemma", vec![layer; b.layers]))
 }
 
-pub(super) fn gemma2(f: Fields<'_>, source: &Source) -> Res {
+pub(super) fn gemma2(f: Fields<'_>, source: &ConfigSource) -> Res {
     let b = read_newer(f, source, 8192)?;
     let window = f.window_or("sliding_window", Some(4096))?;
     let sliding = b.sliding(|i| i.is_multiple_of(2))?;
@@ -94,7 +94,7 @@ pub(super) fn gemma2(f: Fields<'_>, source: &Source) -> Res {
     Ok(m)
 }
 
-pub(super) fn gemma3(f: Fields<'_>, source: &Source) -> Res {
+pub(super) fn gemma3(f: Fields<'_>, source: &ConfigSource) -> Res {
     let mut b = read_newer(f, source, 131_072)?;
     b.theta = 1e6;
     let window = f.window_or("sliding_window", Some(4096))?;

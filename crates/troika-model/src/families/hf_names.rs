@@ -6,7 +6,7 @@ use std::ops::Range;
 use troika_graph::Activation;
 
 use super::names::{Candidates, TensorNames};
-use crate::spec::{Attn, Ffn, Key, Layer, ModelSpec, Moe, Slot};
+use crate::spec::{Attn, Ffn, Key, Layer, ModelSpec, Moe, WeightRole};
 use crate::spec::{Cols, Recipe};
 
 /// Prefixes of the decoder's tensors: usual, bare, and inside multimodal models.
@@ -16,10 +16,10 @@ pub(super) struct HfNames;
 
 impl TensorNames for HfNames {
     fn candidates(&self, spec: &ModelSpec, key: Key) -> Candidates {
-        let Some(index) = key.layer else { return outer(key.slot) };
+        let Some(index) = key.layer else { return outer(key.role) };
         let Some(layer) = spec.layers.get(index) else { return Vec::new() };
         let one = One { layer, hidden: spec.hidden, index: key.index.unwrap_or(0) };
-        let recipes = one.recipes(key.slot);
+        let recipes = one.recipes(key.role);
         let mut all = Vec::with_capacity(recipes.len() * PREFIXES.len());
         for prefix in PREFIXES {
             all.extend(recipes.iter().map(|r| {
@@ -31,16 +31,16 @@ impl TensorNames for HfNames {
     }
 }
 
-fn outer(slot: Slot) -> Candidates {
-    let names: &[&str] = match slot {
-        Slot::Embed => &["embed_tokens.weight", "tok_embeddings.weight"],
-        Slot::FinalNorm => &["norm.weight", "final_layernorm.weight"],
-        Slot::FinalNormBias => &["norm.bias", "final_layernorm.bias"],
-        Slot::Head => {
+fn outer(role: WeightRole) -> Candidates {
+    let names: &[&str] = match role {
+        WeightRole::Embed => &["embed_tokens.weight", "tok_embeddings.weight"],
+        WeightRole::FinalNorm => &["norm.weight", "final_layernorm.weight"],
+        WeightRole::FinalNormBias => &["norm.bias", "final_layernorm.bias"],
+        WeightRole::Head => {
             let all = ["lm_head.weight", "output.weight", "language_model.lm_head.weight"];
             return all.into_iter().map(Recipe::whole).collect();
         }
-        Slot::HeadBias => return vec![Recipe::whole("lm_head.bias")],
+        WeightRole::HeadBias => return vec![Recipe::whole("lm_head.bias")],
         _ => &[],
     };
     PREFIXES
@@ -73,120 +73,131 @@ fn or_part(names: &[&str], packed: &str, range: Range<usize>) -> Candidates {
 }
 
 impl One<'_> {
-    fn recipes(&self, slot: Slot) -> Candidates {
-        match slot {
-            Slot::AttnPre | Slot::AttnPreBias | Slot::AttnPost | Slot::FfnPre => self.norms(slot),
-            Slot::FfnPreBias | Slot::FfnPost => self.norms(slot),
-            Slot::Q | Slot::K | Slot::V => self.qkv(slot),
-            Slot::QBias | Slot::KBias | Slot::VBias => self.qkv_bias(slot),
-            Slot::O => {
+    fn recipes(&self, role: WeightRole) -> Candidates {
+        match role {
+            WeightRole::AttnPre
+            | WeightRole::AttnPreBias
+            | WeightRole::AttnPost
+            | WeightRole::FfnPre => self.norms(role),
+            WeightRole::FfnPreBias | WeightRole::FfnPost => self.norms(role),
+            WeightRole::Q | WeightRole::K | WeightRole::V => self.qkv(role),
+            WeightRole::QBias | WeightRole::KBias | WeightRole::VBias => self.qkv_bias(role),
+            WeightRole::O => {
                 whole(&["self_attn.o_proj.weight", "self_attn.dense.weight", "attention.wo.weight"])
             }
-            Slot::OBias => whole(&["self_attn.o_proj.bias", "self_attn.dense.bias"]),
-            Slot::QNorm => whole(&["self_attn.q_norm.weight", "self_attn.q_layernorm.weight"]),
-            Slot::KNorm => whole(&["self_attn.k_norm.weight", "self_attn.k_layernorm.weight"]),
-            Slot::QNormBias => whole(&["self_attn.q_layernorm.bias"]),
-            Slot::KNormBias => whole(&["self_attn.k_layernorm.bias"]),
-            Slot::Sinks => whole(&["self_attn.sinks"]),
-            Slot::QDownBias => whole(&["self_attn.q_a_proj.bias"]),
-            Slot::QDown => whole(&["self_attn.q_a_proj.weight"]),
-            Slot::QDownNorm => whole(&["self_attn.q_a_layernorm.weight"]),
-            Slot::QUp => whole(&["self_attn.q_b_proj.weight"]),
-            Slot::KvDownNorm => whole(&["self_attn.kv_a_layernorm.weight"]),
-            Slot::KvDown | Slot::KRope | Slot::KAbsorb | Slot::VUp => self.latent(slot),
-            Slot::KvDownBias | Slot::KRopeBias => self.latent(slot),
-            Slot::Gate | Slot::Up | Slot::Down => self.mlp(slot),
-            Slot::GateBias => whole(&["mlp.gate_proj.bias"]),
-            Slot::UpBias => whole(&["mlp.up_proj.bias", "mlp.fc1.bias"]),
-            Slot::DownBias => whole(&["mlp.down_proj.bias", "mlp.fc2.bias"]),
-            Slot::Router => whole(&[
+            WeightRole::OBias => whole(&["self_attn.o_proj.bias", "self_attn.dense.bias"]),
+            WeightRole::QNorm => {
+                whole(&["self_attn.q_norm.weight", "self_attn.q_layernorm.weight"])
+            }
+            WeightRole::KNorm => {
+                whole(&["self_attn.k_norm.weight", "self_attn.k_layernorm.weight"])
+            }
+            WeightRole::QNormBias => whole(&["self_attn.q_layernorm.bias"]),
+            WeightRole::KNormBias => whole(&["self_attn.k_layernorm.bias"]),
+            WeightRole::Sinks => whole(&["self_attn.sinks"]),
+            WeightRole::QDownBias => whole(&["self_attn.q_a_proj.bias"]),
+            WeightRole::QDown => whole(&["self_attn.q_a_proj.weight"]),
+            WeightRole::QDownNorm => whole(&["self_attn.q_a_layernorm.weight"]),
+            WeightRole::QUp => whole(&["self_attn.q_b_proj.weight"]),
+            WeightRole::KvDownNorm => whole(&["self_attn.kv_a_layernorm.weight"]),
+            WeightRole::KvDown | WeightRole::KRope | WeightRole::KAbsorb | WeightRole::VUp => {
+                self.latent(role)
+            }
+            WeightRole::KvDownBias | WeightRole::KRopeBias => self.latent(role),
+            WeightRole::Gate | WeightRole::Up | WeightRole::Down => self.mlp(role),
+            WeightRole::GateBias => whole(&["mlp.gate_proj.bias"]),
+            WeightRole::UpBias => whole(&["mlp.up_proj.bias", "mlp.fc1.bias"]),
+            WeightRole::DownBias => whole(&["mlp.down_proj.bias", "mlp.fc2.bias"]),
+            WeightRole::Router => whole(&[
                 "mlp.gate.weight",
                 "block_sparse_moe.gate.weight",
                 "mlp.router.weight",
                 "block_sparse_moe.router.weight",
             ]),
-            Slot::RouterBias => whole(&["mlp.router.bias", "mlp.gate.bias"]),
-            Slot::SharedGate => self.shared("gate_proj.weight"),
-            Slot::SharedGateBias => self.shared("gate_proj.bias"),
-            Slot::SharedUpBias => self.shared("up_proj.bias"),
-            Slot::SharedDownBias => self.shared("down_proj.bias"),
-            Slot::SharedUp => self.shared("up_proj.weight"),
-            Slot::SharedDown => self.shared("down_proj.weight"),
-            Slot::SharedOutGate => whole(&["mlp.shared_expert_gate.weight"]),
-            _ => self.expert(slot),
+            WeightRole::RouterBias => whole(&["mlp.router.bias", "mlp.gate.bias"]),
+            WeightRole::SharedGate => self.shared("gate_proj.weight"),
+            WeightRole::SharedGateBias => self.shared("gate_proj.bias"),
+            WeightRole::SharedUpBias => self.shared("up_proj.bias"),
+            WeightRole::SharedDownBias => self.shared("down_proj.bias"),
+            WeightRole::SharedUp => self.shared("up_proj.weight"),
+            WeightRole::SharedDown => self.shared("down_proj.weight"),
+            WeightRole::SharedOutGate => whole(&["mlp.shared_expert_gate.weight"]),
+            _ => self.expert(role),
         }
     }
 
-    fn norms(&self, slot: Slot) -> Candidates {
+    fn norms(&self, role: WeightRole) -> Candidates {
         let sandwich = self.layer.attn_post.is_some();
-        match slot {
-            Slot::AttnPre => whole(&["input_layernorm.weight", "attention_norm.weight"]),
-            Slot::AttnPreBias => whole(&["input_layernorm.bias"]),
-            Slot::AttnPost => whole(&["post_attention_layernorm.weight"]),
-            Slot::FfnPost => whole(&["post_feedforward_layernorm.weight"]),
+        match role {
+            WeightRole::AttnPre => whole(&["input_layernorm.weight", "attention_norm.weight"]),
+            WeightRole::AttnPreBias => whole(&["input_layernorm.bias"]),
+            WeightRole::AttnPost => whole(&["post_attention_layernorm.weight"]),
+            WeightRole::FfnPost => whole(&["post_feedforward_layernorm.weight"]),
             // The same name is the norm after attention in models that have one.
-            Slot::FfnPre if sandwich => whole(&["pre_feedforward_layernorm.weight"]),
-            Slot::FfnPre => whole(&["post_attention_layernorm.weight", "ffn_norm.weight"]),
+            WeightRole::FfnPre if sandwich => whole(&["pre_feedforward_layernorm.weight"]),
+            WeightRole::FfnPre => whole(&["post_attention_layernorm.weight", "ffn_norm.weight"]),
             _ => whole(&["post_attention_layernorm.bias"]),
         }
     }
 
     /// Rows of q, k and v in a projection that packs them one after the other.
-    fn packed_rows(&self, slot: Slot) -> Range<usize> {
+    fn packed_rows(&self, role: WeightRole) -> Range<usize> {
         let a = &self.layer.attn;
         let (q, k) = (a.heads * a.k_dim, a.kv_heads * a.k_dim);
-        match slot {
-            Slot::Q | Slot::QBias => 0..q,
-            Slot::K | Slot::KBias => q..q + k,
+        match role {
+            WeightRole::Q | WeightRole::QBias => 0..q,
+            WeightRole::K | WeightRole::KBias => q..q + k,
             _ => q + k..q + k + a.kv_heads * a.v_dim,
         }
     }
 
-    fn qkv(&self, slot: Slot) -> Candidates {
-        let name = match slot {
-            Slot::Q => "self_attn.q_proj.weight",
-            Slot::K => "self_attn.k_proj.weight",
+    fn qkv(&self, role: WeightRole) -> Candidates {
+        let name = match role {
+            WeightRole::Q => "self_attn.q_proj.weight",
+            WeightRole::K => "self_attn.k_proj.weight",
             _ => "self_attn.v_proj.weight",
         };
-        let mut all = or_part(&[name], "self_attn.qkv_proj.weight", self.packed_rows(slot));
-        all.push(grouped(&self.layer.attn, slot));
+        let mut all = or_part(&[name], "self_attn.qkv_proj.weight", self.packed_rows(role));
+        all.push(grouped(&self.layer.attn, role));
         all
     }
 
-    fn qkv_bias(&self, slot: Slot) -> Candidates {
-        let name = match slot {
-            Slot::QBias => "self_attn.q_proj.bias",
-            Slot::KBias => "self_attn.k_proj.bias",
+    fn qkv_bias(&self, role: WeightRole) -> Candidates {
+        let name = match role {
+            WeightRole::QBias => "self_attn.q_proj.bias",
+            WeightRole::KBias => "self_attn.k_proj.bias",
             _ => "self_attn.v_proj.bias",
         };
-        or_part(&[name], "self_attn.qkv_proj.bias", self.packed_rows(slot))
+        or_part(&[name], "self_attn.qkv_proj.bias", self.packed_rows(role))
     }
 
-    fn latent(&self, slot: Slot) -> Candidates {
+    fn latent(&self, role: WeightRole) -> Candidates {
         let a = &self.layer.attn;
         let Some(l) = a.latent else { return Vec::new() };
         let down = "self_attn.kv_a_proj_with_mqa.weight";
         let up = "self_attn.kv_b_proj.weight";
         let head = self.index * (l.nope + a.v_dim);
-        vec![match slot {
-            Slot::KvDown => Recipe::rows(down, 0..l.kv_rank),
-            Slot::KRope => Recipe::rows(down, l.kv_rank..l.kv_rank + l.rope),
-            Slot::KvDownBias => Recipe::cols(DOWN_BIAS, 0, l.kv_rank),
-            Slot::KRopeBias => Recipe::cols(DOWN_BIAS, l.kv_rank, l.rope),
-            Slot::KAbsorb => Recipe { transpose: true, ..Recipe::rows(up, head..head + l.nope) },
+        vec![match role {
+            WeightRole::KvDown => Recipe::rows(down, 0..l.kv_rank),
+            WeightRole::KRope => Recipe::rows(down, l.kv_rank..l.kv_rank + l.rope),
+            WeightRole::KvDownBias => Recipe::cols(DOWN_BIAS, 0, l.kv_rank),
+            WeightRole::KRopeBias => Recipe::cols(DOWN_BIAS, l.kv_rank, l.rope),
+            WeightRole::KAbsorb => {
+                Recipe { transpose: true, ..Recipe::rows(up, head..head + l.nope) }
+            }
             _ => Recipe::rows(up, head + l.nope..head + l.nope + a.v_dim),
         }]
     }
 
-    fn mlp(&self, slot: Slot) -> Candidates {
+    fn mlp(&self, role: WeightRole) -> Candidates {
         let Ffn::Dense(m) = &self.layer.ffn else { return Vec::new() };
         let packed = "mlp.gate_up_proj.weight";
         let n = m.inter;
-        match slot {
-            Slot::Gate => {
+        match role {
+            WeightRole::Gate => {
                 or_part(&["mlp.gate_proj.weight", "feed_forward.w1.weight"], packed, 0..n)
             }
-            Slot::Up => or_part(
+            WeightRole::Up => or_part(
                 &["mlp.up_proj.weight", "mlp.fc1.weight", "feed_forward.w3.weight"],
                 packed,
                 n..2 * n,
@@ -202,33 +213,33 @@ impl One<'_> {
             .collect()
     }
 
-    fn expert(&self, slot: Slot) -> Candidates {
+    fn expert(&self, role: WeightRole) -> Candidates {
         let Ffn::Moe(m) = &self.layer.ffn else { return Vec::new() };
         let e = self.index;
-        let (long, short) = match slot {
-            Slot::ExpertGate => ("gate_proj", "w1"),
-            Slot::ExpertUp => ("up_proj", "w3"),
-            Slot::ExpertDown => ("down_proj", "w2"),
-            _ => return vec![expert_bias(m, slot, e, self.hidden)],
+        let (long, short) = match role {
+            WeightRole::ExpertGate => ("gate_proj", "w1"),
+            WeightRole::ExpertUp => ("up_proj", "w3"),
+            WeightRole::ExpertDown => ("down_proj", "w2"),
+            _ => return vec![expert_bias(m, role, e, self.hidden)],
         };
         let mut all = Vec::new();
         for block in ["mlp", "block_sparse_moe"] {
             for name in [long, short] {
                 all.push(Recipe::whole(format!("{block}.experts.{e}.{name}.weight")));
             }
-            all.push(stacked(m, slot, e, self.hidden, block));
+            all.push(stacked(m, role, e, self.hidden, block));
         }
         all
     }
 }
 
 /// InternLM2 packs, per key/value head, its query heads, the key and the value.
-fn grouped(a: &Attn, slot: Slot) -> Recipe {
+fn grouped(a: &Attn, role: WeightRole) -> Recipe {
     let per_kv = a.heads / a.kv_heads.max(1);
     let group = (per_kv + 2) * a.k_dim;
-    let (start, len) = match slot {
-        Slot::Q => (0, per_kv * a.k_dim),
-        Slot::K => (per_kv * a.k_dim, a.k_dim),
+    let (start, len) = match role {
+        WeightRole::Q => (0, per_kv * a.k_dim),
+        WeightRole::K => (per_kv * a.k_dim, a.k_dim),
         _ => ((per_kv + 1) * a.k_dim, a.k_dim),
     };
     let rows = (0..a.kv_heads).map(|g| g * group + start..g * group + start + len).collect();
@@ -241,9 +252,9 @@ fn interleaved(m: &Moe) -> bool {
 }
 
 /// An expert in a 3-D tensor of all experts.
-fn stacked(m: &Moe, slot: Slot, e: usize, hidden: usize, block: &str) -> Recipe {
+fn stacked(m: &Moe, role: WeightRole, e: usize, hidden: usize, block: &str) -> Recipe {
     let n = m.inter;
-    if slot == Slot::ExpertDown {
+    if role == WeightRole::ExpertDown {
         let name = format!("{block}.experts.down_proj");
         return match interleaved(m) {
             true => Recipe { transpose: true, ..Recipe::rows(name, e * n..(e + 1) * n) },
@@ -251,7 +262,7 @@ fn stacked(m: &Moe, slot: Slot, e: usize, hidden: usize, block: &str) -> Recipe 
         };
     }
     let name = format!("{block}.experts.gate_up_proj");
-    let second = usize::from(slot == Slot::ExpertUp);
+    let second = usize::from(role == WeightRole::ExpertUp);
     if interleaved(m) {
         let cols = Some(Cols { start: second, len: n, step: 2 });
         let rows = Recipe::rows(name, e * hidden..(e + 1) * hidden);
@@ -261,10 +272,12 @@ fn stacked(m: &Moe, slot: Slot, e: usize, hidden: usize, block: &str) -> Recipe 
     Recipe::rows(name, start..start + n)
 }
 
-fn expert_bias(m: &Moe, slot: Slot, e: usize, hidden: usize) -> Recipe {
-    let (name, cols) = match slot {
-        Slot::ExpertGateBias => ("gate_up_proj_bias", Cols { start: 0, len: m.inter, step: 2 }),
-        Slot::ExpertUpBias => ("gate_up_proj_bias", Cols { start: 1, len: m.inter, step: 2 }),
+fn expert_bias(m: &Moe, role: WeightRole, e: usize, hidden: usize) -> Recipe {
+    let (name, cols) = match role {
+        WeightRole::ExpertGateBias => {
+            ("gate_up_proj_bias", Cols { start: 0, len: m.inter, step: 2 })
+        }
+        WeightRole::ExpertUpBias => ("gate_up_proj_bias", Cols { start: 1, len: m.inter, step: 2 }),
         _ => ("down_proj_bias", Cols { start: 0, len: hidden, step: 1 }),
     };
     Recipe { cols: Some(cols), ..Recipe::rows(format!("mlp.experts.{name}"), e..e + 1) }

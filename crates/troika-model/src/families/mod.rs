@@ -25,11 +25,11 @@ use crate::spec::{Ffn, ModelSpec};
 pub use fields::ConfigError;
 pub use names::{Candidates, TensorNames};
 
-use base::Source;
+use base::ConfigSource;
 use fields::{Fields, bad, unsupported};
 
 /// A model's description and where its tensors are.
-pub struct Model {
+pub struct DescribedModel {
     /// The description.
     pub spec: ModelSpec,
     /// The table of tensor names.
@@ -43,7 +43,7 @@ pub struct Model {
 /// them needs stays small.
 const MAX_PARTS: usize = 1 << 18;
 
-type FamilyFn = fn(Fields<'_>, &Source) -> Result<ModelSpec, ConfigError>;
+type FamilyFn = fn(Fields<'_>, &ConfigSource) -> Result<ModelSpec, ConfigError>;
 
 /// Every supported `model_type` with the function that reads it.
 const FAMILIES: &[(&str, FamilyFn)] = &[
@@ -84,7 +84,7 @@ fn family(name: &str) -> Result<FamilyFn, ConfigError> {
 ///
 /// # Errors
 /// An unknown `model_type`, a field that is missing, impossible or asks for something unsupported.
-pub fn from_config(config: &Value) -> Result<Model, ConfigError> {
+pub fn from_config(config: &Value) -> Result<DescribedModel, ConfigError> {
     let object = config.as_object().ok_or_else(|| bad("config", "this", "not a JSON object"))?;
     let outer = Fields(object);
     // Multimodal configs keep the language model's fields in an object of their own.
@@ -104,22 +104,22 @@ pub fn from_config(config: &Value) -> Result<Model, ConfigError> {
         }
     }
     let filled = defaults::fill(name, fields.0, text.is_some());
-    let spec = family(name)?(Fields(&filled), &Source::HuggingFace)?;
+    let spec = family(name)?(Fields(&filled), &ConfigSource::HuggingFace)?;
     possible(&spec)?;
-    Ok(Model { spec, names: Box::new(hf_names::HfNames), int4 })
+    Ok(DescribedModel { spec, names: Box::new(hf_names::HfNames), int4 })
 }
 
 /// Reads GGUF metadata. `files` tells which tensors exist (biases, tied heads, rope factors).
 ///
 /// # Errors
 /// As [`from_config`].
-pub fn from_gguf(meta: &GgufMeta, files: &dyn Checkpoint) -> Result<Model, ConfigError> {
+pub fn from_gguf(meta: &GgufMeta, files: &dyn Checkpoint) -> Result<DescribedModel, ConfigError> {
     let (name, config) = gguf::config(meta, files)?;
-    let source = Source::Gguf { interleaved: gguf::interleaved(meta) };
+    let source = ConfigSource::Gguf { interleaved: gguf::interleaved(meta) };
     let mut spec = family(name)?(Fields(&config), &source)?;
     possible(&spec)?;
     gguf::apply_rope_factors(&mut spec, files)?;
-    Ok(Model { names: Box::new(gguf_names::GgufNames::new(files)), spec, int4: None })
+    Ok(DescribedModel { names: Box::new(gguf_names::GgufNames::new(files)), spec, int4: None })
 }
 
 /// Refuses products of fields, each of which alone is possible, that no model has.

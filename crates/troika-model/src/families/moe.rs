@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use troika_graph::{Activation, RopeStyle, Score};
 
-use super::base::{Base, Defaults, Source};
+use super::base::{Base, ConfigSource, Defaults};
 use super::fields::{ConfigError, Fields, bad, unsupported};
 use super::rope::RopeConfig;
 use crate::spec::{Ffn, Latent, Mlp, ModelSpec, Moe, Norm, QkNorm, SharedExpert};
@@ -46,7 +46,7 @@ fn moe(b: &Base<'_>, (experts, top_k): (usize, usize), inter: usize, normalize: 
     }
 }
 
-pub(super) fn mixtral(f: Fields<'_>, source: &Source) -> Res {
+pub(super) fn mixtral(f: Fields<'_>, source: &ConfigSource) -> Res {
     let d = Defaults { theta: 1e6, eps: 1e-5, context: 131_072, ..Defaults::default() };
     let b = Base::read(f, source, d)?;
     let mut attn = b.attn(Some(b.rope()?));
@@ -64,7 +64,7 @@ fn dense_layers(b: &Base<'_>) -> Result<Vec<bool>, ConfigError> {
     Ok((0..b.layers).map(dense).collect())
 }
 
-pub(super) fn qwen2_moe(f: Fields<'_>, source: &Source) -> Res {
+pub(super) fn qwen2_moe(f: Fields<'_>, source: &ConfigSource) -> Res {
     let b = Base::read(f, source, Defaults { context: 32_768, ..Defaults::default() })?;
     let window = b.optional_window(Some(4096))?;
     let until = f.count_opt("max_window_layers")?.unwrap_or(28);
@@ -87,7 +87,7 @@ pub(super) fn qwen2_moe(f: Fields<'_>, source: &Source) -> Res {
     Ok(b.model("qwen2_moe", layers))
 }
 
-pub(super) fn qwen3_moe(f: Fields<'_>, source: &Source) -> Res {
+pub(super) fn qwen3_moe(f: Fields<'_>, source: &ConfigSource) -> Res {
     let b = Base::read(f, source, Defaults { context: 32_768, ..Defaults::default() })?;
     let mut attn = b.attn(Some(b.rope()?));
     let bias = f.flag("attention_bias")?.unwrap_or(false);
@@ -105,7 +105,7 @@ pub(super) fn qwen3_moe(f: Fields<'_>, source: &Source) -> Res {
     Ok(b.model("qwen3_moe", layers))
 }
 
-pub(super) fn olmoe(f: Fields<'_>, source: &Source) -> Res {
+pub(super) fn olmoe(f: Fields<'_>, source: &ConfigSource) -> Res {
     let b = Base::read(f, source, Defaults { eps: 1e-5, context: 4096, ..Defaults::default() })?;
     let mut attn = b.attn(Some(b.rope()?));
     let bias = f.flag("attention_bias")?.unwrap_or(false);
@@ -119,7 +119,7 @@ pub(super) fn olmoe(f: Fields<'_>, source: &Source) -> Res {
 }
 
 /// DeepSeek-V2: latent attention, dense first layers, shared experts.
-pub(super) fn deepseek_v2(f: Fields<'_>, source: &Source) -> Res {
+pub(super) fn deepseek_v2(f: Fields<'_>, source: &ConfigSource) -> Res {
     let nope = f.size_opt("qk_nope_head_dim")?.unwrap_or(128);
     let rope_dim = f.size_opt("qk_rope_head_dim")?.unwrap_or(64);
     let head_dim = Some(nope + rope_dim);
@@ -195,7 +195,7 @@ fn gpt_oss_rope() -> Value {
 }
 
 /// gpt-oss: sinks, biases everywhere, clamped gated activation, alternating windows.
-pub(super) fn gpt_oss(f: Fields<'_>, source: &Source) -> Res {
+pub(super) fn gpt_oss(f: Fields<'_>, source: &ConfigSource) -> Res {
     let d = Defaults {
         theta: 150_000.0,
         eps: 1e-5,

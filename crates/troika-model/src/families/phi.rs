@@ -2,7 +2,7 @@
 
 use troika_graph::Score;
 
-use super::base::{Base, Defaults, Source};
+use super::base::{Base, ConfigSource, Defaults};
 use super::fields::{ConfigError, Fields, bad};
 use super::moe::experts;
 use super::rope::RopeConfig;
@@ -10,7 +10,7 @@ use crate::spec::{Ffn, Mlp, ModelSpec, Moe, Norm, QkNorm};
 
 type Res = Result<ModelSpec, ConfigError>;
 
-pub(super) fn phi(f: Fields<'_>, source: &Source) -> Res {
+pub(super) fn phi(f: Fields<'_>, source: &ConfigSource) -> Res {
     let mut b = Base::read(f, source, Defaults { act: "gelu_new", ..Defaults::default() })?;
     b.eps = f.positive("layer_norm_eps")?.unwrap_or(1e-5) as f32;
     let norm = Norm::Layer { eps: b.eps, bias: true };
@@ -30,7 +30,7 @@ pub(super) fn phi(f: Fields<'_>, source: &Source) -> Res {
     Ok(m)
 }
 
-pub(super) fn phi3(f: Fields<'_>, source: &Source) -> Res {
+pub(super) fn phi3(f: Fields<'_>, source: &ConfigSource) -> Res {
     let b = Base::read(f, source, Defaults { eps: 1e-5, context: 4096, ..Defaults::default() })?;
     let rope = RopeConfig::read(f, None, b.theta)?.phi3();
     let rope = rope.build(b.head_dim, rope.partial(1.0)?, source.rope_style(), b.context)?;
@@ -40,7 +40,7 @@ pub(super) fn phi3(f: Fields<'_>, source: &Source) -> Res {
     Ok(b.model("phi3", vec![layer; b.layers]))
 }
 
-pub(super) fn phimoe(f: Fields<'_>, source: &Source) -> Res {
+pub(super) fn phimoe(f: Fields<'_>, source: &ConfigSource) -> Res {
     let d = Defaults { theta: 1e6, eps: 1e-5, context: 131_072, ..Defaults::default() };
     let b = Base::read(f, source, d)?;
     let norm = Norm::Layer { eps: b.eps, bias: true };

@@ -1,11 +1,11 @@
 //! Attention's three segments: norm + QKV, attention over the cache, output projection.
 
-use troika_graph::{Acts, Attention, DType, HeadLinear, KvAppend, Op, Rope, ValueId};
+use troika_graph::{ActivationFormat, Attention, DType, HeadLinear, KvAppend, Op, Rope, ValueId};
 
 use super::emit::Emit;
 use super::model::Lowerer;
 use super::{EdgeId, LowerError, Lowered, SegmentKind};
-use crate::spec::{Attn, Latent, Layer, RopeSpec, Slot};
+use crate::spec::{Attn, Latent, Layer, RopeSpec, WeightRole};
 
 fn rope_op(spec: &RopeSpec, head_dim: usize) -> Op {
     Op::Rope(Rope {
@@ -29,7 +29,7 @@ impl Lowerer<'_> {
         let mut e = Emit::new(self, SegmentKind::Qkv, Some(index));
         let x = e.input(x);
         let positions = e.input(Lowered::POSITIONS);
-        let n = e.norm_if(x, layer.attn_pre, (Slot::AttnPre, Slot::AttnPreBias))?;
+        let n = e.norm_if(x, layer.attn_pre, (WeightRole::AttnPre, WeightRole::AttnPreBias))?;
         let (q, k, v) = match &layer.attn.latent {
             None => plain_qkv(&mut e, &layer.attn, n, positions)?,
             Some(latent) => latent_qkv(&mut e, &layer.attn, latent, n, positions)?,
@@ -51,12 +51,12 @@ impl Lowerer<'_> {
         v: Option<EdgeId>,
     ) -> Result<EdgeId, LowerError> {
         let a = &layer.attn;
-        let group = self.group(a.window);
+        let page_group = self.page_group(a.window);
         let k_width = self.edges[k.0].cols;
-        let k_state = self.state(format!("layer {index} k cache"), k_width, group);
+        let k_state = self.state(format!("layer {index} k cache"), k_width, page_group);
         let v_state = v.map(|v| {
             let width = self.edges[v.0].cols;
-            (v, self.state(format!("layer {index} v cache"), width, group))
+            (v, self.state(format!("layer {index} v cache"), width, page_group))
         });
         let bf16 = self.options.kv_dtype == DType::BF16;
         let mut e = Emit::new(self, SegmentKind::Attention, Some(index));
@@ -64,15 +64,15 @@ impl Lowerer<'_> {
         let k = e.input(k);
         let k_cache = e.state(k_state);
         let mut caches = vec![k_cache];
-        e.graph.node(Op::KvAppend(KvAppend { width: k_width, group }), &[k], &[k_cache], &[]);
+        e.graph.node(Op::KvAppend(KvAppend { width: k_width, page_group }), &[k], &[k_cache], &[]);
         if let Some((v, v_state)) = v_state {
             let v = e.input(v);
             let cache = e.state(v_state);
             let width = e.graph.cols(v);
-            e.graph.node(Op::KvAppend(KvAppend { width, group }), &[v], &[cache], &[]);
+            e.graph.node(Op::KvAppend(KvAppend { width, page_group }), &[v], &[cache], &[]);
             caches.push(cache);
         }
-        let sinks = e.weight_if(a.sinks, Slot::Sinks)?;
+        let sinks = e.weight_if(a.sinks, WeightRole::Sinks)?;
         let (kv_heads, k_dim, v_dim) = match &a.latent {
             // Absorbed form: one shared head whose value is the compressed part of the key.
             Some(l) => (1, l.kv_rank + l.rope, l.kv_rank),
@@ -88,8 +88,8 @@ impl Lowerer<'_> {
             softcap: a.softcap,
             sinks,
             value_in_key: a.latent.is_some(),
-            group,
-            acts: if bf16 { Acts::Bf16 } else { Acts::F32 },
+            page_group,
+            activations: if bf16 { ActivationFormat::Bf16 } else { ActivationFormat::F32 },
         };
         let o = e.graph.attention(op, q, &caches);
         let o = e.output("attention", o, DType::F32);
@@ -110,12 +110,12 @@ impl Lowerer<'_> {
         let mut o = e.input(o);
         let x = e.input(x);
         if a.latent.is_some() {
-            let weights = e.weights(true, a.heads, Slot::VUp)?;
+            let weights = e.weights(true, a.heads, WeightRole::VUp)?;
             let op = Op::HeadLinear(HeadLinear { weights });
             o = e.graph.op("values", op, &[o], a.heads * a.v_dim);
         }
-        let y = e.linear(o, Slot::O, a.o_bias.then_some(Slot::OBias))?;
-        let y = e.norm_if(y, layer.attn_post, (Slot::AttnPost, Slot::AttnPostBias))?;
+        let y = e.linear(o, WeightRole::O, a.o_bias.then_some(WeightRole::OBias))?;
+        let y = e.norm_if(y, layer.attn_post, (WeightRole::AttnPost, WeightRole::AttnPostBias))?;
         let y = e.add(x, y);
         let y = e.output("after attention", y, DType::F32);
         e.finish()?;
@@ -129,14 +129,14 @@ fn plain_qkv(
     n: ValueId,
     positions: ValueId,
 ) -> Result<(ValueId, ValueId, Option<ValueId>), LowerError> {
-    let mut q = e.linear(n, Slot::Q, a.qkv_bias.then_some(Slot::QBias))?;
-    let mut k = e.linear(n, Slot::K, a.qkv_bias.then_some(Slot::KBias))?;
-    let mut v = e.linear(n, Slot::V, a.qkv_bias.then_some(Slot::VBias))?;
+    let mut q = e.linear(n, WeightRole::Q, a.qkv_bias.then_some(WeightRole::QBias))?;
+    let mut k = e.linear(n, WeightRole::K, a.qkv_bias.then_some(WeightRole::KBias))?;
+    let mut v = e.linear(n, WeightRole::V, a.qkv_bias.then_some(WeightRole::VBias))?;
     // OLMoE norms before it clips; without a q/k norm the order does not matter.
     if let Some(norm) = a.qk_norm {
         let group = if norm.per_head { a.k_dim } else { 0 };
-        q = e.norm(q, norm.norm, (Slot::QNorm, Slot::QNormBias), group)?;
-        k = e.norm(k, norm.norm, (Slot::KNorm, Slot::KNormBias), group)?;
+        q = e.norm(q, norm.norm, (WeightRole::QNorm, WeightRole::QNormBias), group)?;
+        k = e.norm(k, norm.norm, (WeightRole::KNorm, WeightRole::KNormBias), group)?;
     }
     if let Some(limit) = a.clip_qkv {
         for t in [&mut q, &mut k, &mut v] {
@@ -163,22 +163,23 @@ fn latent_qkv(
     positions: ValueId,
 ) -> Result<(ValueId, ValueId, Option<ValueId>), LowerError> {
     let q = match l.q_rank {
-        None => e.linear(n, Slot::Q, None)?,
+        None => e.linear(n, WeightRole::Q, None)?,
         Some(_) => {
-            let c = e.linear(n, Slot::QDown, l.bias.then_some(Slot::QDownBias))?;
-            let c = e.norm(c, l.norm, (Slot::QDownNorm, Slot::QDownNorm), 0)?;
-            e.linear(c, Slot::QUp, None)?
+            let c = e.linear(n, WeightRole::QDown, l.bias.then_some(WeightRole::QDownBias))?;
+            let c = e.norm(c, l.norm, (WeightRole::QDownNorm, WeightRole::QDownNorm), 0)?;
+            e.linear(c, WeightRole::QUp, None)?
         }
     };
     let nope = Op::SliceCols { group: a.k_dim, start: 0, len: l.nope };
     let q_nope = e.graph.op("q nope", nope, &[q], a.heads * l.nope);
     let pe = Op::SliceCols { group: a.k_dim, start: l.nope, len: l.rope };
     let mut q_pe = e.graph.op("q pe", pe, &[q], a.heads * l.rope);
-    let absorb = Op::HeadLinear(HeadLinear { weights: e.weights(true, a.heads, Slot::KAbsorb)? });
+    let absorb =
+        Op::HeadLinear(HeadLinear { weights: e.weights(true, a.heads, WeightRole::KAbsorb)? });
     let q_latent = e.graph.op("q latent", absorb, &[q_nope], a.heads * l.kv_rank);
-    let c = e.linear(n, Slot::KvDown, l.bias.then_some(Slot::KvDownBias))?;
-    let c = e.norm(c, l.norm, (Slot::KvDownNorm, Slot::KvDownNorm), 0)?;
-    let mut k_pe = e.linear(n, Slot::KRope, l.bias.then_some(Slot::KRopeBias))?;
+    let c = e.linear(n, WeightRole::KvDown, l.bias.then_some(WeightRole::KvDownBias))?;
+    let c = e.norm(c, l.norm, (WeightRole::KvDownNorm, WeightRole::KvDownNorm), 0)?;
+    let mut k_pe = e.linear(n, WeightRole::KRope, l.bias.then_some(WeightRole::KRopeBias))?;
     if let Some(rope) = &a.rope {
         q_pe = e.graph.op("q rotated", rope_op(rope, l.rope), &[q_pe, positions], a.heads * l.rope);
         k_pe = e.graph.op("k rotated", rope_op(rope, l.rope), &[k_pe, positions], l.rope);

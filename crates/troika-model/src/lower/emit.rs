@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use troika_graph::{
-    Acts, DType, Op, Shape, Subgraph, SubgraphBuilder, ValueId, WeightDecl, WeightRef,
+    ActivationFormat, DType, Op, Shape, Subgraph, SubgraphBuilder, ValueId, WeightDecl, WeightRef,
 };
 
 use super::model::Lowerer;
 use super::{EdgeId, LowerError, Segment, SegmentKind, StateId};
-use crate::spec::{Key, Norm, Slot};
+use crate::spec::{Key, Norm, WeightRole};
 
 pub(super) struct Emit<'l, 'a> {
     pub lowerer: &'l mut Lowerer<'a>,
@@ -67,8 +67,8 @@ impl<'l, 'a> Emit<'l, 'a> {
         edge
     }
 
-    fn key(&self, slot: Slot, index: Option<usize>) -> Key {
-        Key { slot, layer: self.layer, index }
+    fn key(&self, role: WeightRole, index: Option<usize>) -> Key {
+        Key { role, layer: self.layer, index }
     }
 
     fn weight_key(&mut self, key: Key) -> Result<WeightRef, LowerError> {
@@ -78,12 +78,16 @@ impl<'l, 'a> Emit<'l, 'a> {
         Ok(self.graph.weight(WeightDecl::whole(name, shape.rows, shape.cols, shape.dtype)))
     }
 
-    pub fn weight(&mut self, slot: Slot) -> Result<WeightRef, LowerError> {
-        self.weight_key(self.key(slot, None))
+    pub fn weight(&mut self, role: WeightRole) -> Result<WeightRef, LowerError> {
+        self.weight_key(self.key(role, None))
     }
 
-    pub fn weight_if(&mut self, on: bool, slot: Slot) -> Result<Option<WeightRef>, LowerError> {
-        on.then(|| self.weight(slot)).transpose()
+    pub fn weight_if(
+        &mut self,
+        on: bool,
+        role: WeightRole,
+    ) -> Result<Option<WeightRef>, LowerError> {
+        on.then(|| self.weight(role)).transpose()
     }
 
     /// The weights of indices `0..n`, or nothing when `on` is false.
@@ -91,19 +95,19 @@ impl<'l, 'a> Emit<'l, 'a> {
         &mut self,
         on: bool,
         n: usize,
-        slot: Slot,
+        role: WeightRole,
     ) -> Result<Vec<WeightRef>, LowerError> {
         let n = if on { n } else { 0 };
-        (0..n).map(|i| self.weight_key(self.key(slot, Some(i)))).collect()
+        (0..n).map(|i| self.weight_key(self.key(role, Some(i)))).collect()
     }
 
     pub fn linear(
         &mut self,
         x: ValueId,
-        slot: Slot,
-        bias: Option<Slot>,
+        role: WeightRole,
+        bias: Option<WeightRole>,
     ) -> Result<ValueId, LowerError> {
-        let weight = self.weight(slot)?;
+        let weight = self.weight(role)?;
         self.linear_with(x, weight, bias)
     }
 
@@ -111,36 +115,41 @@ impl<'l, 'a> Emit<'l, 'a> {
         &mut self,
         x: ValueId,
         weight: WeightRef,
-        bias: Option<Slot>,
+        bias: Option<WeightRole>,
     ) -> Result<ValueId, LowerError> {
         let bias = bias.map(|b| self.weight(b)).transpose()?;
         let rows = self.weight_rows(weight);
-        let acts = self.acts(&[weight]);
-        Ok(self.graph.op("linear", Op::Linear { weight, bias, acts }, &[x], rows))
+        let activations = self.activations(&[weight]);
+        Ok(self.graph.op("linear", Op::Linear { weight, bias, activations }, &[x], rows))
     }
 
     /// A product in f32, whatever the weight's type.
     pub fn float_linear(
         &mut self,
         x: ValueId,
-        slot: Slot,
-        bias: Option<Slot>,
+        role: WeightRole,
+        bias: Option<WeightRole>,
     ) -> Result<ValueId, LowerError> {
-        let weight = self.weight(slot)?;
+        let weight = self.weight(role)?;
         let bias = bias.map(|b| self.weight(b)).transpose()?;
         let rows = self.weight_rows(weight);
-        Ok(self.graph.op("linear", Op::Linear { weight, bias, acts: Acts::F32 }, &[x], rows))
+        Ok(self.graph.op(
+            "linear",
+            Op::Linear { weight, bias, activations: ActivationFormat::F32 },
+            &[x],
+            rows,
+        ))
     }
 
     /// The most compact activation format of products with these weights, if they have one type:
     /// what a placement allows restricts it later.
-    pub fn acts(&self, weights: &[WeightRef]) -> Acts {
+    pub fn activations(&self, weights: &[WeightRef]) -> ActivationFormat {
         let dtype = |w: &WeightRef| self.graph.weight_decl(*w).dtype;
         let one_type = weights.windows(2).all(|w| dtype(&w[0]) == dtype(&w[1]));
         match weights.first().map(dtype) {
-            Some(d) if one_type && d.has_integer_path() => Acts::Int8,
-            Some(DType::BF16) if one_type => Acts::Bf16,
-            _ => Acts::F32,
+            Some(d) if one_type && d.has_integer_path() => ActivationFormat::Int8,
+            Some(DType::BF16) if one_type => ActivationFormat::Bf16,
+            _ => ActivationFormat::F32,
         }
     }
 
@@ -153,16 +162,16 @@ impl<'l, 'a> Emit<'l, 'a> {
         &mut self,
         x: ValueId,
         norm: Norm,
-        slots: (Slot, Slot),
+        roles: (WeightRole, WeightRole),
         group: usize,
     ) -> Result<ValueId, LowerError> {
         let cols = self.graph.cols(x);
         let group = if group == 0 { cols } else { group };
-        let weight = self.weight(slots.0)?;
+        let weight = self.weight(roles.0)?;
         let op = match norm {
             Norm::Rms { eps, offset } => Op::RmsNorm { weight: Some(weight), eps, offset, group },
             Norm::Layer { eps, bias } => {
-                Op::LayerNorm { weight, bias: self.weight_if(bias, slots.1)?, eps, group }
+                Op::LayerNorm { weight, bias: self.weight_if(bias, roles.1)?, eps, group }
             }
         };
         Ok(self.graph.op("norm", op, &[x], cols))
@@ -172,9 +181,9 @@ impl<'l, 'a> Emit<'l, 'a> {
         &mut self,
         x: ValueId,
         norm: Option<Norm>,
-        slots: (Slot, Slot),
+        roles: (WeightRole, WeightRole),
     ) -> Result<ValueId, LowerError> {
-        norm.map_or(Ok(x), |n| self.norm(x, n, slots, 0))
+        norm.map_or(Ok(x), |n| self.norm(x, n, roles, 0))
     }
 
     pub fn add(&mut self, a: ValueId, b: ValueId) -> ValueId {

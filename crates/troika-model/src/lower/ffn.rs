@@ -1,18 +1,18 @@
 //! Feed-forward: dense, or router and experts.
 
-use troika_graph::{Activation, Acts, DType, Experts, Op, Router, ValueId};
+use troika_graph::{Activation, ActivationFormat, DType, Experts, Op, Router, ValueId};
 
 use super::emit::Emit;
 use super::model::Lowerer;
 use super::{EdgeId, LowerError, SegmentKind};
-use crate::spec::{Layer, Mlp, Moe, Norm, SharedExpert, Slot};
+use crate::spec::{Layer, Mlp, Moe, Norm, SharedExpert, WeightRole};
 
 /// The norm in front of the feed-forward; a parallel block shares attention's.
-fn pre_norm(layer: &Layer) -> (Option<Norm>, (Slot, Slot)) {
+fn pre_norm(layer: &Layer) -> (Option<Norm>, (WeightRole, WeightRole)) {
     if layer.parallel {
-        (layer.attn_pre, (Slot::AttnPre, Slot::AttnPreBias))
+        (layer.attn_pre, (WeightRole::AttnPre, WeightRole::AttnPreBias))
     } else {
-        (layer.ffn_pre, (Slot::FfnPre, Slot::FfnPreBias))
+        (layer.ffn_pre, (WeightRole::FfnPre, WeightRole::FfnPreBias))
     }
 }
 
@@ -29,10 +29,10 @@ impl Lowerer<'_> {
         let mut e = Emit::new(self, SegmentKind::Ffn, Some(index));
         let residual = e.input(after_attn);
         let source = if layer.parallel { e.input(x) } else { residual };
-        let (norm, slots) = pre_norm(layer);
-        let n = e.norm_if(source, norm, slots)?;
+        let (norm, roles) = pre_norm(layer);
+        let n = e.norm_if(source, norm, roles)?;
         let y = mlp_ops(&mut e, mlp, n)?;
-        let y = e.norm_if(y, layer.ffn_post, (Slot::FfnPost, Slot::FfnPostBias))?;
+        let y = e.norm_if(y, layer.ffn_post, (WeightRole::FfnPost, WeightRole::FfnPostBias))?;
         let y = e.add(residual, y);
         let y = e.output("output", y, DType::F32);
         e.finish()?;
@@ -50,10 +50,13 @@ impl Lowerer<'_> {
     ) -> Result<EdgeId, LowerError> {
         let mut e = Emit::new(self, SegmentKind::Router, Some(index));
         let source = e.input(if layer.parallel { x } else { after_attn });
-        let (norm, slots) = pre_norm(layer);
-        let n = e.norm_if(source, norm, slots)?;
-        let logits =
-            e.float_linear(n, Slot::Router, moe.router_bias.then_some(Slot::RouterBias))?;
+        let (norm, roles) = pre_norm(layer);
+        let n = e.norm_if(source, norm, roles)?;
+        let logits = e.float_linear(
+            n,
+            WeightRole::Router,
+            moe.router_bias.then_some(WeightRole::RouterBias),
+        )?;
         let op = Router {
             experts: moe.experts,
             top_k: moe.top_k,
@@ -86,20 +89,21 @@ impl Lowerer<'_> {
         let weights = e.input(weights);
         let residual = if same { n } else { e.input(residual) };
         let count = moe.experts;
-        let gate = e.weights(true, count, Slot::ExpertGate)?;
-        let up = e.weights(true, count, Slot::ExpertUp)?;
-        let down = e.weights(true, count, Slot::ExpertDown)?;
+        let gate = e.weights(true, count, WeightRole::ExpertGate)?;
+        let up = e.weights(true, count, WeightRole::ExpertUp)?;
+        let down = e.weights(true, count, WeightRole::ExpertDown)?;
         let inner: Vec<_> = gate.iter().chain(&up).copied().collect();
-        let acts = e.acts(&inner);
-        let acts = if acts == e.acts(&down) { acts } else { Acts::F32 };
+        let activations = e.activations(&inner);
+        let activations =
+            if activations == e.activations(&down) { activations } else { ActivationFormat::F32 };
         let op = Experts {
             gate,
             up,
             down,
-            acts,
-            gate_bias: e.weights(moe.bias, count, Slot::ExpertGateBias)?,
-            up_bias: e.weights(moe.bias, count, Slot::ExpertUpBias)?,
-            down_bias: e.weights(moe.bias, count, Slot::ExpertDownBias)?,
+            activations,
+            gate_bias: e.weights(moe.bias, count, WeightRole::ExpertGateBias)?,
+            up_bias: e.weights(moe.bias, count, WeightRole::ExpertUpBias)?,
+            down_bias: e.weights(moe.bias, count, WeightRole::ExpertDownBias)?,
             act: moe.act,
         };
         let cols = e.graph.cols(n);
@@ -108,7 +112,7 @@ impl Lowerer<'_> {
             let s = shared_ops(&mut e, shared, moe.act, n)?;
             y = e.add(y, s);
         }
-        let y = e.norm_if(y, layer.ffn_post, (Slot::FfnPost, Slot::FfnPostBias))?;
+        let y = e.norm_if(y, layer.ffn_post, (WeightRole::FfnPost, WeightRole::FfnPostBias))?;
         let y = e.add(residual, y);
         let y = e.output("output", y, DType::F32);
         e.finish()?;
@@ -117,14 +121,14 @@ impl Lowerer<'_> {
 }
 
 fn mlp_ops(e: &mut Emit<'_, '_>, m: &Mlp, n: ValueId) -> Result<ValueId, LowerError> {
-    let up = e.linear(n, Slot::Up, m.bias.then_some(Slot::UpBias))?;
+    let up = e.linear(n, WeightRole::Up, m.bias.then_some(WeightRole::UpBias))?;
     let inner = if m.gated {
-        let gate = e.linear(n, Slot::Gate, m.bias.then_some(Slot::GateBias))?;
+        let gate = e.linear(n, WeightRole::Gate, m.bias.then_some(WeightRole::GateBias))?;
         e.graph.op("inner", Op::Gate(m.act), &[gate, up], m.inter)
     } else {
         e.graph.op("inner", Op::Activate(m.act), &[up], m.inter)
     };
-    e.linear(inner, Slot::Down, m.bias.then_some(Slot::DownBias))
+    e.linear(inner, WeightRole::Down, m.bias.then_some(WeightRole::DownBias))
 }
 
 fn shared_ops(
@@ -133,14 +137,15 @@ fn shared_ops(
     act: Activation,
     n: ValueId,
 ) -> Result<ValueId, LowerError> {
-    let gate = e.linear(n, Slot::SharedGate, s.bias.then_some(Slot::SharedGateBias))?;
-    let up = e.linear(n, Slot::SharedUp, s.bias.then_some(Slot::SharedUpBias))?;
+    let gate = e.linear(n, WeightRole::SharedGate, s.bias.then_some(WeightRole::SharedGateBias))?;
+    let up = e.linear(n, WeightRole::SharedUp, s.bias.then_some(WeightRole::SharedUpBias))?;
     let inner = e.graph.op("inner", Op::Gate(act), &[gate, up], s.inter);
-    let y = e.linear(inner, Slot::SharedDown, s.bias.then_some(Slot::SharedDownBias))?;
+    let y =
+        e.linear(inner, WeightRole::SharedDown, s.bias.then_some(WeightRole::SharedDownBias))?;
     if !s.gated {
         return Ok(y);
     }
-    let g = e.linear(n, Slot::SharedOutGate, None)?;
+    let g = e.linear(n, WeightRole::SharedOutGate, None)?;
     let cols = e.graph.cols(y);
     Ok(e.graph.op("gated", Op::SigmoidGate, &[y, g], cols))
 }

@@ -69,8 +69,8 @@ pub struct StateDecl {
     pub width: usize,
     /// F32, F16 or BF16.
     pub dtype: DType,
-    /// Index in [`Lowered::groups`].
-    pub group: usize,
+    /// Index in [`Lowered::page_groups`].
+    pub page_group: usize,
 }
 
 /// The part of a layer a segment computes.
@@ -169,8 +169,8 @@ pub struct Lowered {
     pub edges: Vec<Edge>,
     /// KV cache tensors.
     pub states: Vec<StateDecl>,
-    /// Page-table groups: layers of one window keep the same positions.
-    pub groups: Vec<Window>,
+    /// Page groups: layers of one window keep the same positions.
+    pub page_groups: Vec<Window>,
 }
 
 impl Lowered {

@@ -6,7 +6,7 @@ use super::emit::Emit;
 use super::{
     Edge, EdgeId, LowerError, LowerOptions, Lowered, SegmentKind, StateDecl, StateId, WeightShapes,
 };
-use crate::spec::{Ffn, Key, ModelSpec, Slot};
+use crate::spec::{Ffn, Key, ModelSpec, WeightRole};
 
 pub(super) struct Lowerer<'a> {
     pub spec: &'a ModelSpec,
@@ -15,7 +15,7 @@ pub(super) struct Lowerer<'a> {
     pub segments: Vec<super::Segment>,
     pub edges: Vec<Edge>,
     pub states: Vec<StateDecl>,
-    pub groups: Vec<troika_graph::Window>,
+    pub page_groups: Vec<troika_graph::Window>,
 }
 
 /// Lowers a model to static subgraphs.
@@ -34,7 +34,7 @@ pub fn lower(
         segments: Vec::new(),
         edges: Vec::new(),
         states: Vec::new(),
-        groups: Vec::new(),
+        page_groups: Vec::new(),
     };
     l.edge("ids".into(), 1, DType::I32);
     l.edge("positions".into(), 1, DType::I32);
@@ -49,7 +49,12 @@ pub fn lower(
         };
     }
     l.head(x)?;
-    Ok(Lowered { segments: l.segments, edges: l.edges, states: l.states, groups: l.groups })
+    Ok(Lowered {
+        segments: l.segments,
+        edges: l.edges,
+        states: l.states,
+        page_groups: l.page_groups,
+    })
 }
 
 impl Lowerer<'_> {
@@ -58,25 +63,25 @@ impl Lowerer<'_> {
         EdgeId(self.edges.len() - 1)
     }
 
-    pub fn state(&mut self, name: String, width: usize, group: usize) -> StateId {
-        self.states.push(StateDecl { name, width, dtype: self.options.kv_dtype, group });
+    pub fn state(&mut self, name: String, width: usize, page_group: usize) -> StateId {
+        self.states.push(StateDecl { name, width, dtype: self.options.kv_dtype, page_group });
         StateId(self.states.len() - 1)
     }
 
-    /// The page-table group of a window.
-    pub fn group(&mut self, window: troika_graph::Window) -> usize {
-        if let Some(i) = self.groups.iter().position(|&g| g == window) {
+    /// The page group of a window.
+    pub fn page_group(&mut self, window: troika_graph::Window) -> usize {
+        if let Some(i) = self.page_groups.iter().position(|&g| g == window) {
             return i;
         }
-        self.groups.push(window);
-        self.groups.len() - 1
+        self.page_groups.push(window);
+        self.page_groups.len() - 1
     }
 
     fn embed(&mut self) -> Result<EdgeId, LowerError> {
         let (hidden, scale) = (self.spec.hidden, self.spec.embed_scale);
         let mut e = Emit::new(self, SegmentKind::Embed, None);
         let ids = e.input(Lowered::IDS);
-        let table = e.weight(Slot::Embed)?;
+        let table = e.weight(WeightRole::Embed)?;
         let x = e.graph.op("rows", Op::Embed { table, scale }, &[ids], hidden);
         let x = e.output("embedding", x, DType::F32);
         e.finish()?;
@@ -87,11 +92,12 @@ impl Lowerer<'_> {
         let spec = self.spec;
         let mut e = Emit::new(self, SegmentKind::Head, None);
         let x = e.input(x);
-        let n = e.norm(x, spec.final_norm, (Slot::FinalNorm, Slot::FinalNormBias), 0)?;
+        let n =
+            e.norm(x, spec.final_norm, (WeightRole::FinalNorm, WeightRole::FinalNormBias), 0)?;
         // A tied head that is quantized is a weight of its own.
-        let own = !spec.tied || (e.lowerer.weights)(Key::model(Slot::Head)).is_some();
-        let weight = e.weight(if own { Slot::Head } else { Slot::Embed })?;
-        let mut y = e.linear_with(n, weight, spec.head_bias.then_some(Slot::HeadBias))?;
+        let own = !spec.tied || (e.lowerer.weights)(Key::model(WeightRole::Head)).is_some();
+        let weight = e.weight(if own { WeightRole::Head } else { WeightRole::Embed })?;
+        let mut y = e.linear_with(n, weight, spec.head_bias.then_some(WeightRole::HeadBias))?;
         if spec.logit_scale != 1.0 {
             y = e.graph.op("scaled", Op::Scale { factor: spec.logit_scale }, &[y], spec.vocab);
         }

@@ -3,9 +3,9 @@
 mod checkpoint;
 mod gguf_meta;
 mod int4;
-mod need;
 mod recipe;
-mod slot;
+mod weight_requirement;
+mod weight_role;
 
 use serde::{Deserialize, Serialize};
 use troika_graph::{Activation, RopeFreqs, RopeStyle, Score, Window};
@@ -13,9 +13,9 @@ use troika_graph::{Activation, RopeFreqs, RopeStyle, Score, Window};
 pub use checkpoint::{Checkpoint, StoredTensor};
 pub use gguf_meta::{GgufMeta, GgufValue};
 pub use int4::{Int4Config, Int4Layout};
-pub use need::{Need, weight_needs};
 pub use recipe::{Cols, Recipe};
-pub use slot::{Key, Slot};
+pub use weight_requirement::{WeightRequirement, weight_requirements};
+pub use weight_role::{Key, WeightRole};
 
 /// A whole model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use troika_device::WeightBytes;
 use troika_graph::{DType, RopeStyle};
-use troika_model::families::{Model, from_config, from_gguf};
+use troika_model::families::{DescribedModel, from_config, from_gguf};
 use troika_model::spec::{
-    Checkpoint, GgufMeta, GgufValue, Key, ModelSpec, Recipe, RopeSpec, Slot, StoredTensor,
+    Checkpoint, GgufMeta, GgufValue, Key, ModelSpec, Recipe, RopeSpec, StoredTensor, WeightRole,
 };
 use troika_weights::{FileSource, open};
 
@@ -86,7 +86,7 @@ impl Gguf {
         self
     }
 
-    fn model(&self) -> Model {
+    fn model(&self) -> DescribedModel {
         from_gguf(&self.meta, &self.tensors).unwrap_or_else(|e| panic!("{e}"))
     }
 
@@ -318,10 +318,10 @@ fn dense_and_expert_layers_may_be_mixed() {
     let m = g.model();
     let mut spec = m.spec;
     spec.layers[1].ffn = crate::spec(&crate::llama()).layers[0].ffn.clone();
-    let up = m.names.candidates(&spec, Key::layer(1, Slot::Up));
+    let up = m.names.candidates(&spec, Key::layer(1, WeightRole::Up));
     assert_eq!(up, [Recipe::whole("blk.1.ffn_up.weight")]);
     let phi = gguf("phi3").tensor("blk.0.ffn_up.weight", &[192, 64], None).model();
-    let up = phi.names.candidates(&phi.spec, Key::layer(0, Slot::Up));
+    let up = phi.names.candidates(&phi.spec, Key::layer(0, WeightRole::Up));
     assert_eq!(up, [Recipe::rows("blk.0.ffn_up.weight", 96..192)]);
 }
 
@@ -351,12 +351,15 @@ fn deepseek_both_layouts() {
     assert_eq!((a.heads, a.kv_heads, a.k_dim), (4, 4, 24));
     assert_eq!((moe(&m.spec, 1).scale, moe(&m.spec, 1).shared.unwrap().inter), (2.5, 96));
     crate::dense(&m.spec, 0);
-    let at = |slot| m.names.candidates(&m.spec, Key::indexed(1, slot, 2));
+    let at = |role| m.names.candidates(&m.spec, Key::indexed(1, role, 2));
     let old = "blk.1.attn_kv_b.weight";
     let transposed = Recipe { transpose: true, ..Recipe::rows(old, 64..80) };
-    assert_eq!(at(Slot::KAbsorb), [Recipe::rows("blk.1.attn_k_b.weight", 64..96), transposed]);
+    assert_eq!(
+        at(WeightRole::KAbsorb),
+        [Recipe::rows("blk.1.attn_k_b.weight", 64..96), transposed]
+    );
     let new = Recipe::rows("blk.1.attn_v_b.weight", 32..48);
-    assert_eq!(at(Slot::VUp), [new, Recipe::rows(old, 80..96)]);
+    assert_eq!(at(WeightRole::VUp), [new, Recipe::rows(old, 80..96)]);
 }
 
 #[test]
@@ -453,7 +456,7 @@ fn nothing_panics() {
             for value in wrong() {
                 let g = base().set(key, value);
                 let Ok(m) = from_gguf(&g.meta, &g.tensors) else { continue };
-                for need in troika_model::spec::weight_needs(&m.spec).take(300) {
+                for need in troika_model::spec::weight_requirements(&m.spec).take(300) {
                     m.names.candidates(&m.spec, need.key);
                 }
             }

@@ -1,8 +1,10 @@
 //! Key facts of every golden config, and that all weights of all test models are found.
 
 use troika_graph::{Activation, Score};
-use troika_model::families::{Model, from_config, from_gguf};
-use troika_model::spec::{Checkpoint, ModelSpec, Need, Norm, QkNorm, weight_needs};
+use troika_model::families::{DescribedModel, from_config, from_gguf};
+use troika_model::spec::{
+    Checkpoint, ModelSpec, Norm, QkNorm, WeightRequirement, weight_requirements,
+};
 use troika_weights::{FileSource, open};
 
 use crate::{data, dense, golden, moe, rms, ropes, spec, windows};
@@ -146,8 +148,8 @@ fn gpt_oss() {
 }
 
 /// Every weight has a candidate in the files, and the first that is there fits exactly.
-fn all_found(model: &Model, files: &dyn Checkpoint) -> Result<usize, String> {
-    let needs: Vec<Need> = weight_needs(&model.spec).collect();
+fn all_found(model: &DescribedModel, files: &dyn Checkpoint) -> Result<usize, String> {
+    let needs: Vec<WeightRequirement> = weight_requirements(&model.spec).collect();
     for need in &needs {
         let candidates = model.names.candidates(&model.spec, need.key);
         let found = candidates.iter().find_map(|r| Some((r, files.tensor(&r.tensor)?)));

@@ -10,7 +10,7 @@ mod rope;
 use std::path::PathBuf;
 
 use serde_json::{Value, json};
-use troika_model::families::{Model, from_config};
+use troika_model::families::{DescribedModel, from_config};
 use troika_model::spec::{Ffn, Mlp, ModelSpec, Moe, Norm};
 
 /// A folder of the repository's test data.
@@ -47,7 +47,7 @@ fn without(mut config: Value, fields: &[&str]) -> Value {
     config
 }
 
-fn model(config: &Value) -> Model {
+fn model(config: &Value) -> DescribedModel {
     from_config(config).unwrap_or_else(|e| panic!("{e}: {config}"))
 }
 

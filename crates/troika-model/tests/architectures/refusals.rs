@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde_json::{Value, json};
 use troika_model::families::{from_config, supported};
-use troika_model::spec::{Checkpoint, StoredTensor, weight_needs};
+use troika_model::spec::{Checkpoint, StoredTensor, weight_requirements};
 use troika_weights::{FloatType, MappedCheckpoint, WeightStore};
 
 use crate::{data, golden, llama, model, refusal, with, without};
@@ -196,7 +196,7 @@ fn nothing_panics() {
             for value in &wrong {
                 let config = with(config.clone(), json!({ field.as_str(): value }));
                 let Ok(model) = from_config(&config) else { continue };
-                for need in weight_needs(&model.spec).take(500) {
+                for need in weight_requirements(&model.spec).take(500) {
                     model.names.candidates(&model.spec, need.key);
                 }
                 finite(&model.spec);
@@ -252,7 +252,7 @@ fn a_small_config_cannot_ask_for_more_weights_than_are_there() {
     assert!(heads.contains("16777216 heads of latent attention"), "{heads}");
     // As many as are possible: nothing is listed or looked for beyond the first that is missing.
     let model = model(&many(4096, 64));
-    assert_eq!(weight_needs(&model.spec).count(), 3 + 4096 * (7 + 3 * 64));
+    assert_eq!(weight_requirements(&model.spec).count(), 3 + 4096 * (7 + 3 * 64));
     let files = Empty::default();
     let error = WeightStore::bind(&model, &files, FloatType::Auto.into()).err().unwrap();
     assert!(error.to_string().contains("embed_tokens"), "{error}");

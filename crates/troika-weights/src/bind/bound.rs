@@ -4,10 +4,10 @@ use std::sync::atomic::AtomicBool;
 
 use troika_graph::DType;
 use troika_model::lower::WeightShape;
-use troika_model::spec::{Key, Need};
+use troika_model::spec::{Key, WeightRequirement};
 
 use super::scheme::Quant;
-use super::source::Source;
+use super::source::ValueSource;
 use super::synthetic;
 
 /// A weight and where it comes from.
@@ -15,7 +15,7 @@ pub(crate) struct Bound {
     pub key: Key,
     /// As devices see it.
     pub shape: WeightShape,
-    pub source: Source,
+    pub source: ValueSource,
     /// Tensor it is cut from.
     pub tensor: String,
     /// Somebody has its plain rows.
@@ -23,20 +23,20 @@ pub(crate) struct Bound {
 }
 
 impl Bound {
-    pub fn new(key: Key, shape: WeightShape, source: Source, tensor: String) -> Bound {
+    pub fn new(key: Key, shape: WeightShape, source: ValueSource, tensor: String) -> Bound {
         Bound { key, shape, source, tensor, handed_out: AtomicBool::new(false) }
     }
 
     /// Random numbers; quantized whenever a form is made if `quant` says so.
-    pub fn random(need: Need, dtype: DType, seed: u64, quant: Quant) -> Bound {
+    pub fn random(need: WeightRequirement, dtype: DType, seed: u64, quant: Quant) -> Bound {
         let shape = |dtype| WeightShape { rows: need.rows, cols: need.cols, dtype };
         let target = quant.target(&need, dtype).filter(|_| !dtype.is_quantized());
         if let Some(target) = target {
-            let source = Source::Random { need, dtype, seed };
+            let source = ValueSource::Random { need, dtype, seed };
             return Bound::new(need.key, shape(target), source, need.key.to_string());
         }
         let data = synthetic::weight(need, dtype, seed);
-        let source = Source::Ready { bytes: data.bytes, owned: true };
+        let source = ValueSource::Ready { bytes: data.bytes, owned: true };
         Bound::new(need.key, shape(data.dtype), source, need.key.to_string())
     }
 

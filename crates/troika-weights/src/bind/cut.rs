@@ -37,7 +37,7 @@ pub(crate) enum CutError {
 }
 
 /// What a recipe took.
-pub(crate) struct Piece {
+pub(crate) struct CutBytes {
     /// Type: the tensor's, or F32 where blocks had to be taken apart.
     pub dtype: DType,
     /// The bytes.
@@ -47,7 +47,7 @@ pub(crate) struct Piece {
 }
 
 /// The bytes a recipe takes: a view when possible, else a copy.
-pub(crate) fn cut(tensor: &StoredTensor, recipe: &Recipe) -> Result<Piece, CutError> {
+pub(crate) fn cut(tensor: &StoredTensor, recipe: &Recipe) -> Result<CutBytes, CutError> {
     let (rows, cols) = tensor.matrix();
     let dtype = tensor.dtype;
     let row_bytes = dtype.row_bytes(cols).ok_or(CutError::Misfit)?;
@@ -62,7 +62,7 @@ pub(crate) fn cut(tensor: &StoredTensor, recipe: &Recipe) -> Result<Piece, CutEr
         let view = bytes_of(one).and_then(|r| tensor.bytes.slice(r)).ok_or(CutError::Misfit)?;
         let align = if dtype.is_quantized() { 1 } else { dtype.block_bytes() };
         if (view.as_ptr() as usize).is_multiple_of(align) {
-            return Ok(Piece { dtype, bytes: view, owned: false });
+            return Ok(CutBytes { dtype, bytes: view, owned: false });
         }
     }
     let parts = ranges.iter().map(|r| tensor.bytes.get(bytes_of(r)?));
@@ -74,7 +74,7 @@ pub(crate) fn cut(tensor: &StoredTensor, recipe: &Recipe) -> Result<Piece, CutEr
             at += part.len();
         }
     })?;
-    Ok(Piece { dtype, bytes, owned: true })
+    Ok(CutBytes { dtype, bytes, owned: true })
 }
 
 /// Takes columns, transposes, or both. Columns of quantized blocks cannot be taken apart: such
@@ -83,7 +83,7 @@ fn rearranged(
     tensor: &StoredTensor,
     ranges: &[Range<usize>],
     recipe: &Recipe,
-) -> Result<Piece, CutError> {
+) -> Result<CutBytes, CutError> {
     let cols = tensor.matrix().1;
     let row_bytes = tensor.dtype.row_bytes(cols).ok_or(CutError::Misfit)?;
     let dtype = if tensor.dtype.is_quantized() { DType::F32 } else { tensor.dtype };
@@ -94,7 +94,7 @@ fn rearranged(
     let len = taken.checked_mul(picked.len).and_then(|n| n.checked_mul(size));
     let len = len.ok_or(CutError::Misfit)?;
     if len == 0 {
-        return Ok(Piece { dtype, bytes: aligned_with(0, |_| {})?, owned: true });
+        return Ok(CutBytes { dtype, bytes: aligned_with(0, |_| {})?, owned: true });
     }
     let rows: Vec<&[u8]> = ranges
         .iter()
@@ -114,7 +114,7 @@ fn rearranged(
                     to[i * row_bytes..][..row_bytes].copy_from_slice(row);
                 }
             }
-            let tile = Tile { first, rows: rows.len(), cols, taken, picked };
+            let tile = RowTile { first, rows: rows.len(), cols, taken, picked };
             let from = bytemuck::cast_slice(&scratch);
             match size {
                 2 => tile.place::<2>(from, out, recipe.transpose),
@@ -122,11 +122,11 @@ fn rearranged(
             }
         }
     })?;
-    Ok(Piece { dtype, bytes, owned: true })
+    Ok(CutBytes { dtype, bytes, owned: true })
 }
 
 /// Some of the taken rows.
-struct Tile {
+struct RowTile {
     /// How many taken rows come before.
     first: usize,
     /// Rows here.
@@ -139,7 +139,7 @@ struct Tile {
     picked: Cols,
 }
 
-impl Tile {
+impl RowTile {
     /// Writes the tile's elements, of `N` bytes each, to their places in the result.
     fn place<const N: usize>(&self, from: &[u8], out: &mut [u8], transpose: bool) {
         let (from, out) = (from.as_chunks::<N>().0, out.as_chunks_mut::<N>().0);

@@ -20,7 +20,9 @@ use half::f16;
 use troika_device::WeightBytes;
 use troika_graph::{DType, blocks};
 use troika_model::lower::WeightShape;
-use troika_model::spec::{Checkpoint, Int4Config, Int4Layout, Need, Recipe, StoredTensor};
+use troika_model::spec::{
+    Checkpoint, Int4Config, Int4Layout, Recipe, StoredTensor, WeightRequirement,
+};
 
 use crate::bind::cut::aligned_with;
 use crate::error::WeightError;
@@ -57,7 +59,7 @@ pub(crate) struct FoundInt4 {
 pub(crate) fn find(
     config: Int4Config,
     recipe: &Recipe,
-    need: &Need,
+    need: &WeightRequirement,
     files: &dyn Checkpoint,
 ) -> Result<Option<FoundInt4>, WeightError> {
     let Some(base) = recipe.tensor.strip_suffix("weight") else { return Ok(None) };

@@ -11,16 +11,17 @@ use std::collections::HashMap;
 
 use troika_device::{OutOfMemory, WeightData};
 use troika_graph::DType;
-use troika_model::families::Model;
+use troika_model::families::DescribedModel;
 use troika_model::lower::WeightShape;
 use troika_model::spec::{
-    Checkpoint, Key, ModelSpec, Need, Recipe, Slot, StoredTensor, weight_needs,
+    Checkpoint, Key, ModelSpec, Recipe, StoredTensor, WeightRequirement, WeightRole,
+    weight_requirements,
 };
 
 use crate::bind::bound::Bound;
 use crate::bind::cut::{CutError, convert, cut};
 use crate::bind::scheme::{BindOptions, Quant};
-use crate::bind::source::Source;
+use crate::bind::source::ValueSource;
 use crate::error::WeightError;
 use crate::parallel;
 
@@ -30,15 +31,15 @@ const AT_ONCE: usize = 1024;
 
 /// Binds every weight the spec needs, in the order of the needs.
 pub(crate) fn bind_all(
-    model: &Model,
+    model: &DescribedModel,
     files: &dyn Checkpoint,
     options: BindOptions,
 ) -> Result<Vec<Bound>, WeightError> {
-    let mut needs = weight_needs(&model.spec).chain(tied_head(&model.spec, options.quant));
+    let mut needs = weight_requirements(&model.spec).chain(tied_head(&model.spec, options.quant));
     let binder = Binder { model, files, options };
     let mut bound = Vec::new();
     loop {
-        let some: Vec<Need> = needs.by_ref().take(AT_ONCE).collect();
+        let some: Vec<WeightRequirement> = needs.by_ref().take(AT_ONCE).collect();
         if some.is_empty() {
             break;
         }
@@ -47,14 +48,18 @@ pub(crate) fn bind_all(
         }
     }
     // A tied head that is not quantized is the embedding itself.
-    bound.retain(|b| !(model.spec.tied && b.key.slot == Slot::Head && !b.source.is_made()));
+    bound.retain(|b| !(model.spec.tied && b.key.role == WeightRole::Head && !b.source.is_made()));
     all_used(&bound, files)?;
     Ok(bound)
 }
 
 /// The head of a model without one of its own, quantized apart from the embedding.
-pub(crate) fn tied_head(spec: &ModelSpec, quant: Quant) -> Option<Need> {
-    let need = Need { key: Key::model(Slot::Head), rows: spec.vocab, cols: spec.hidden };
+pub(crate) fn tied_head(spec: &ModelSpec, quant: Quant) -> Option<WeightRequirement> {
+    let need = WeightRequirement {
+        key: Key::model(WeightRole::Head),
+        rows: spec.vocab,
+        cols: spec.hidden,
+    };
     (spec.tied && quant != Quant::None).then_some(need)
 }
 
@@ -87,16 +92,16 @@ fn all_used(bound: &[Bound], files: &dyn Checkpoint) -> Result<(), WeightError> 
 }
 
 struct Binder<'a> {
-    model: &'a Model,
+    model: &'a DescribedModel,
     files: &'a dyn Checkpoint,
     options: BindOptions,
 }
 
 impl Binder<'_> {
-    fn bind(&self, need: Need) -> Result<Bound, WeightError> {
+    fn bind(&self, need: WeightRequirement) -> Result<Bound, WeightError> {
         // A tied head is quantized from the embedding's tensor.
-        let tied = self.model.spec.tied && need.key.slot == Slot::Head;
-        let key = if tied { Key::model(Slot::Embed) } else { need.key };
+        let tied = self.model.spec.tied && need.key.role == WeightRole::Head;
+        let key = if tied { Key::model(WeightRole::Embed) } else { need.key };
         let candidates = self.model.names.candidates(&self.model.spec, key);
         let found = candidates.iter().find_map(|r| Some((r, self.files.tensor(&r.tensor)?)));
         if let (None, Some(config)) = (&found, self.model.int4) {
@@ -104,7 +109,7 @@ impl Binder<'_> {
                 if let Some(found) = int4::find(config, recipe, &need, self.files)? {
                     let shape =
                         WeightShape { rows: need.rows, cols: need.cols, dtype: found.dtype };
-                    let source = Source::Int4(Box::new(found.weight));
+                    let source = ValueSource::Int4(Box::new(found.weight));
                     return Ok(Bound::new(need.key, shape, source, found.tensor));
                 }
             }
@@ -117,7 +122,7 @@ impl Binder<'_> {
 
     fn take(
         &self,
-        need: Need,
+        need: WeightRequirement,
         recipe: &Recipe,
         tensor: &StoredTensor,
     ) -> Result<Bound, WeightError> {
@@ -142,7 +147,7 @@ impl Binder<'_> {
         let shape = |dtype| WeightShape { rows: need.rows, cols: need.cols, dtype };
         let name = recipe.tensor.clone();
         if let Some(target) = self.options.quant.target(&need, tensor.dtype) {
-            let source = Source::Cut { tensor: tensor.clone(), recipe: recipe.clone() };
+            let source = ValueSource::Cut { tensor: tensor.clone(), recipe: recipe.clone() };
             return Ok(Bound::new(need.key, shape(target), source, name));
         }
         let no_memory = |e: OutOfMemory| WeightError::Memory {
@@ -157,12 +162,16 @@ impl Binder<'_> {
         let (dtype, bytes) = (piece.dtype, piece.bytes);
         let data = WeightData { dtype, rows: need.rows, cols: need.cols, bytes };
         let (data, converted) = convert(data, self.options.float).map_err(no_memory)?;
-        let source = Source::Ready { bytes: data.bytes, owned: piece.owned || converted };
+        let source = ValueSource::Ready { bytes: data.bytes, owned: piece.owned || converted };
         Ok(Bound::new(need.key, shape(data.dtype), source, name))
     }
 }
 
-fn not_found(candidates: &[Recipe], need: Need, files: &dyn Checkpoint) -> WeightError {
+fn not_found(
+    candidates: &[Recipe],
+    need: WeightRequirement,
+    files: &dyn Checkpoint,
+) -> WeightError {
     for r in candidates {
         if let Some(dtype) = files.unusable(&r.tensor) {
             let (file, tensor) = (files.origin(&r.tensor), r.tensor.clone());

@@ -1,7 +1,7 @@
 //! What is quantized at load, and to what.
 
 use troika_graph::DType;
-use troika_model::spec::{Need, Slot};
+use troika_model::spec::{WeightRequirement, WeightRole};
 
 /// Which type float matrices are computed in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,15 +49,15 @@ impl Quant {
     /// So does the embedding, of which only the rows of a prompt's tokens are ever read (a tied
     /// head is a weight of its own then). The heads' matrices of latent attention have no integer
     /// path.
-    pub(crate) fn target(self, need: &Need, dtype: DType) -> Option<DType> {
-        let slot = need.key.slot;
-        let per_head = matches!(slot, Slot::KAbsorb | Slot::VUp);
-        let small = need.rows <= 1 || matches!(slot, Slot::Embed | Slot::Router);
+    pub(crate) fn target(self, need: &WeightRequirement, dtype: DType) -> Option<DType> {
+        let role = need.key.role;
+        let per_head = matches!(role, WeightRole::KAbsorb | WeightRole::VUp);
+        let small = need.rows <= 1 || matches!(role, WeightRole::Embed | WeightRole::Router);
         let target = match self {
             Quant::None => return None,
             Quant::Bf16 => DType::BF16,
             _ if per_head => return None,
-            Quant::Q4 if slot != Slot::Head => DType::Q4_G32,
+            Quant::Q4 if role != WeightRole::Head => DType::Q4_G32,
             Quant::Q8 | Quant::Q4 => DType::Q8_0,
         };
         let fits = need.cols.is_multiple_of(target.block_len());

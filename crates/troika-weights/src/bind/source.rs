@@ -5,14 +5,14 @@ use std::ops::Range;
 use troika_device::{WeightBytes, WeightData};
 use troika_graph::{DType, blocks, quantize};
 use troika_model::lower::WeightShape;
-use troika_model::spec::{Need, Recipe, StoredTensor};
+use troika_model::spec::{Recipe, StoredTensor, WeightRequirement};
 
 use crate::bind::cut::{aligned_with, cut};
 use crate::bind::int4::Int4Weight;
 use crate::bind::synthetic;
 
 /// Where a weight's values come from.
-pub(crate) enum Source {
+pub(crate) enum ValueSource {
     /// They are there, in the weight's type.
     Ready {
         bytes: WeightBytes,
@@ -22,7 +22,7 @@ pub(crate) enum Source {
     /// A part of a tensor, quantized whenever a form of the weight is made.
     Cut { tensor: StoredTensor, recipe: Recipe },
     /// Random numbers, quantized likewise.
-    Random { need: Need, dtype: DType, seed: u64 },
+    Random { need: WeightRequirement, dtype: DType, seed: u64 },
     /// Four bits in a checkpoint's own layout.
     Int4(Box<Int4Weight>),
 }
@@ -37,31 +37,31 @@ pub(crate) enum Opened<'a> {
     Int4(&'a Int4Weight),
 }
 
-impl Source {
+impl ValueSource {
     /// Prepares making rows of the shape. The reason when the file does not fit.
     pub fn open(&self, shape: WeightShape) -> Result<Opened<'_>, String> {
         let WeightShape { rows, cols, dtype } = shape;
         match self {
-            Source::Ready { bytes, .. } => {
+            ValueSource::Ready { bytes, .. } => {
                 Ok(Opened::Same(WeightData { dtype, rows, cols, bytes: bytes.clone() }))
             }
-            Source::Cut { tensor, recipe } => {
+            ValueSource::Cut { tensor, recipe } => {
                 let piece = cut(tensor, recipe).map_err(|e| e.to_string())?;
                 let (bytes, from) = (piece.bytes, piece.dtype);
                 Ok(Opened::Float(WeightData { dtype: from, rows, cols, bytes }))
             }
-            Source::Random { need, dtype, seed } => {
+            ValueSource::Random { need, dtype, seed } => {
                 Ok(Opened::Float(synthetic::weight(*need, *dtype, *seed)))
             }
-            Source::Int4(weight) => Ok(Opened::Int4(weight)),
+            ValueSource::Int4(weight) => Ok(Opened::Int4(weight)),
         }
     }
 
     /// Tensors of which every row reads a part.
     pub fn packed_tensors(&self) -> Vec<&WeightBytes> {
         match self {
-            Source::Int4(weight) => weight.tensors(),
-            Source::Cut { tensor, recipe } if recipe.transpose || recipe.cols.is_some() => {
+            ValueSource::Int4(weight) => weight.tensors(),
+            ValueSource::Cut { tensor, recipe } if recipe.transpose || recipe.cols.is_some() => {
                 vec![&tensor.bytes]
             }
             _ => Vec::new(),
@@ -70,12 +70,12 @@ impl Source {
 
     /// Whether the weight's bytes are made when asked for.
     pub fn is_made(&self) -> bool {
-        !matches!(self, Source::Ready { .. })
+        !matches!(self, ValueSource::Ready { .. })
     }
 }
 
 /// Rows of a weight.
-pub(crate) struct Made {
+pub(crate) struct WeightRows {
     pub data: WeightData,
     /// The bytes they were made of, when they lie in one piece.
     pub read: Option<WeightBytes>,
@@ -94,7 +94,7 @@ impl Opened<'_> {
 
     /// Some rows in the weight's type. `None` when the bytes are not what the shape says, or there
     /// is no memory for a copy.
-    pub fn rows(&self, shape: WeightShape, rows: Range<usize>) -> Option<Made> {
+    pub fn rows(&self, shape: WeightShape, rows: Range<usize>) -> Option<WeightRows> {
         let part = |data: &WeightData| {
             let row = data.dtype.row_bytes(data.cols)?;
             data.bytes.slice(rows.start.checked_mul(row)?..rows.end.checked_mul(row)?)
@@ -104,16 +104,16 @@ impl Opened<'_> {
             Opened::Same(data) => {
                 let bytes = part(data)?;
                 let read = Some(bytes.clone());
-                Some(Made { data: with(all, bytes), read, finite: true })
+                Some(WeightRows { data: with(all, bytes), read, finite: true })
             }
             Opened::Float(data) => {
                 let from = part(data)?;
                 let (bytes, finite) = quantized(&from, data, all)?;
-                Some(Made { data: with(all, bytes), read: Some(from), finite })
+                Some(WeightRows { data: with(all, bytes), read: Some(from), finite })
             }
             Opened::Int4(weight) => {
                 let (bytes, finite) = weight.rows(shape, rows)?;
-                Some(Made { data: with(all, bytes), read: None, finite })
+                Some(WeightRows { data: with(all, bytes), read: None, finite })
             }
         }
     }

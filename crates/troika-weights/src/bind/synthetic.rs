@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use troika_device::{WeightBytes, WeightData};
 use troika_graph::DType;
-use troika_model::spec::{Need, Slot};
+use troika_model::spec::{WeightRequirement, WeightRole};
 
 /// Types random weights can have.
 pub const SYNTHETIC_DTYPES: [DType; 8] = [
@@ -21,7 +21,7 @@ pub const SYNTHETIC_DTYPES: [DType; 8] = [
 /// are ones. Matrices are of the type asked for but for what llama.cpp's quantizer leaves finer,
 /// too: embedding and head of 4-bit models have six bits, routers are floats, and rows that are
 /// no whole blocks have eight bits, or bf16.
-pub(crate) fn weight(need: Need, dtype: DType, seed: u64) -> WeightData {
+pub(crate) fn weight(need: WeightRequirement, dtype: DType, seed: u64) -> WeightData {
     let n = need.rows * need.cols;
     let dtype = type_of(need, dtype);
     let bytes = if need.rows == 1 {
@@ -39,12 +39,12 @@ pub(crate) fn weight(need: Need, dtype: DType, seed: u64) -> WeightData {
 }
 
 /// The type a weight gets in a model of a type.
-fn type_of(need: Need, dtype: DType) -> DType {
+fn type_of(need: WeightRequirement, dtype: DType) -> DType {
     let few_bits = matches!(dtype, DType::Q4_0 | DType::Q4_K | DType::Q5_K);
-    let wanted = match need.key.slot {
+    let wanted = match need.key.role {
         _ if need.rows == 1 => return DType::BF16,
-        Slot::Router if dtype.is_quantized() => return DType::BF16,
-        Slot::Embed | Slot::Head if few_bits => DType::Q6_K,
+        WeightRole::Router if dtype.is_quantized() => return DType::BF16,
+        WeightRole::Embed | WeightRole::Head if few_bits => DType::Q6_K,
         _ => dtype,
     };
     let fits = |d: &DType| need.cols.is_multiple_of(d.block_len());
@@ -104,15 +104,15 @@ mod tests {
     use super::*;
     use troika_model::spec::Key;
 
-    fn make(slot: Slot, rows: usize, cols: usize, dtype: DType) -> WeightData {
-        let need = Need { key: Key { slot, layer: None, index: None }, rows, cols };
+    fn make(role: WeightRole, rows: usize, cols: usize, dtype: DType) -> WeightData {
+        let need = WeightRequirement { key: Key { role, layer: None, index: None }, rows, cols };
         weight(need, dtype, 7)
     }
 
     #[test]
     fn values_of_all_types_have_the_spread_asked_for() {
         for dtype in SYNTHETIC_DTYPES {
-            let w = make(Slot::Q, 8, 512, dtype);
+            let w = make(WeightRole::Q, 8, 512, dtype);
             assert_eq!(w.dtype, dtype);
             let mut x = vec![0.0; 8 * 512];
             troika_graph::blocks::dequantize(dtype, &w.bytes, &mut x);
@@ -130,10 +130,10 @@ mod tests {
 
     #[test]
     fn some_weights_are_finer_than_the_rest() {
-        assert_eq!(make(Slot::Embed, 4, 256, DType::Q4_K).dtype, DType::Q6_K);
-        assert_eq!(make(Slot::Router, 4, 256, DType::Q8_0).dtype, DType::BF16);
-        assert_eq!(make(Slot::Down, 4, 96, DType::Q4_K).dtype, DType::Q8_0);
-        assert_eq!(make(Slot::Down, 4, 40, DType::Q4_0).dtype, DType::BF16);
-        assert_eq!(make(Slot::FinalNorm, 1, 256, DType::Q8_0).dtype, DType::BF16);
+        assert_eq!(make(WeightRole::Embed, 4, 256, DType::Q4_K).dtype, DType::Q6_K);
+        assert_eq!(make(WeightRole::Router, 4, 256, DType::Q8_0).dtype, DType::BF16);
+        assert_eq!(make(WeightRole::Down, 4, 96, DType::Q4_K).dtype, DType::Q8_0);
+        assert_eq!(make(WeightRole::Down, 4, 40, DType::Q4_0).dtype, DType::BF16);
+        assert_eq!(make(WeightRole::FinalNorm, 1, 256, DType::Q8_0).dtype, DType::BF16);
     }
 }

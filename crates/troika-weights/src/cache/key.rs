@@ -11,7 +11,7 @@ use troika_model::spec::{Int4Layout, Recipe};
 
 use crate::bind::bound::Bound;
 use crate::bind::int4::Int4Weight;
-use crate::bind::source::Source;
+use crate::bind::source::ValueSource;
 
 /// Changes whenever reading or cutting weights (`cut`, `int4`, `source`, or taking blocks apart)
 /// gives other bytes for the same files.
@@ -61,24 +61,24 @@ impl Encoder {
         ranges.iter().for_each(|r| [r.start, r.end].into_iter().for_each(|n| self.size(n)));
     }
 
-    fn source(&mut self, source: &Source) {
+    fn source(&mut self, source: &ValueSource) {
         match source {
-            Source::Ready { .. } => self.number(0),
-            Source::Cut { tensor, recipe } => {
+            ValueSource::Ready { .. } => self.number(0),
+            ValueSource::Cut { tensor, recipe } => {
                 self.number(1);
                 self.text(tensor.dtype.name());
                 self.size(tensor.shape.len());
                 tensor.shape.iter().for_each(|&d| self.size(d));
                 self.recipe(recipe);
             }
-            Source::Random { need, dtype, seed } => {
+            ValueSource::Random { need, dtype, seed } => {
                 self.number(2);
                 self.size(need.rows);
                 self.size(need.cols);
                 self.text(dtype.name());
                 self.number(*seed);
             }
-            Source::Int4(weight) => {
+            ValueSource::Int4(weight) => {
                 self.number(3);
                 self.int4(weight);
             }
@@ -121,7 +121,7 @@ mod tests {
     use troika_model::lower::WeightShape;
     use troika_model::spec::Cols;
     use troika_model::spec::StoredTensor;
-    use troika_model::spec::{Key, Slot};
+    use troika_model::spec::{Key, WeightRole};
 
     fn numbers(n: usize) -> Vec<u8> {
         (0..n as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect()
@@ -136,8 +136,8 @@ mod tests {
         let tensor = StoredTensor { dtype, shape: vec![64, 64], bytes: WeightBytes::owned(bytes) };
         let shape = WeightShape { rows: shape.0, cols: shape.1, dtype: target };
         let name = recipe.tensor.clone();
-        let source = Source::Cut { tensor, recipe };
-        Bound::new(Key::layer(1, Slot::Up), shape, source, name)
+        let source = ValueSource::Cut { tensor, recipe };
+        Bound::new(Key::layer(1, WeightRole::Up), shape, source, name)
     }
 
     fn int4(layout: Int4Layout, group: usize) -> Bound {
@@ -150,7 +150,12 @@ mod tests {
         };
         let weight = Int4Weight::new(layout, (words(128), words(4), scales), (16, group));
         let shape = WeightShape { rows: 16, cols: 64, dtype: DType::Q4_G32 };
-        Bound::new(Key::layer(0, Slot::Q), shape, Source::Int4(Box::new(weight)), "q".into())
+        Bound::new(
+            Key::layer(0, WeightRole::Q),
+            shape,
+            ValueSource::Int4(Box::new(weight)),
+            "q".into(),
+        )
     }
 
     fn all() -> Vec<Bound> {
@@ -193,7 +198,7 @@ mod tests {
         assert_ne!(plain, of(one(), &hashes[..1]));
         assert_ne!(plain, of(one(), &[hashes[1], hashes[0]]));
         assert_ne!(plain, of(Bound { tensor: "u".into(), ..one() }, &hashes));
-        assert_ne!(plain, of(Bound { key: Key::layer(1, Slot::Gate), ..one() }, &hashes));
+        assert_ne!(plain, of(Bound { key: Key::layer(1, WeightRole::Gate), ..one() }, &hashes));
     }
 
     /// What was kept on disk by an earlier build means the same to this one. When the first number

@@ -1,7 +1,7 @@
 //! Packed weights kept on disk, so that the next start maps them instead of making them.
 //!
 //! One file per model and quantization. Its name is a hash of all that the packed bytes depend on
-//! beside the layout ([`key`]). It is written beside its place and renamed when it is whole
+//! besides the layout ([`key`]). It is written beside its place and renamed when it is whole
 //! ([`partial`]), so two processes may write the same one. Layout, numbers little-endian:
 //!
 //! | bytes | |

@@ -25,7 +25,7 @@ mod system {
     const NAME: usize = 512;
 
     /// A mapped file, in memory that a signal handler may read at any moment.
-    struct Slot {
+    struct MapEntry {
         taken: AtomicBool,
         start: AtomicUsize,
         /// 0 while there is nothing to be found here.
@@ -35,7 +35,7 @@ mod system {
         name: [AtomicU8; NAME],
     }
 
-    static MAPPED: [Slot; SLOTS] = [const { Slot::empty() }; SLOTS];
+    static MAPPED: [MapEntry; SLOTS] = [const { MapEntry::empty() }; SLOTS];
     /// Files that found no slot.
     static UNNAMED: AtomicUsize = AtomicUsize::new(0);
     /// A thread is ending the process.
@@ -45,9 +45,9 @@ mod system {
     /// Who handled the signal before: faults that are not of mapped files go there.
     static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
-    impl Slot {
-        const fn empty() -> Slot {
-            Slot {
+    impl MapEntry {
+        const fn empty() -> MapEntry {
+            MapEntry {
                 taken: AtomicBool::new(false),
                 start: AtomicUsize::new(0),
                 len: AtomicUsize::new(0),
@@ -79,11 +79,11 @@ mod system {
     }
 
     /// A mapped file that is named when it is shortened; until this is dropped.
-    pub(crate) struct Watch(Option<&'static Slot>);
+    pub(crate) struct Watch(Option<&'static MapEntry>);
 
     impl Watch {
         pub fn new(path: &Path, file: &File, map: &[u8]) -> Watch {
-            let free = |s: &&Slot| !s.taken.swap(true, Ordering::AcqRel);
+            let free = |s: &&MapEntry| !s.taken.swap(true, Ordering::AcqRel);
             let Some(slot) = MAPPED.iter().find(free) else {
                 UNNAMED.fetch_add(1, Ordering::AcqRel);
                 return Watch(None);
@@ -152,7 +152,7 @@ mod system {
 
     /// Says what happened and ends the process. Only what a signal handler may do: no allocation,
     /// no locks.
-    fn end(slot: Option<&Slot>) -> ! {
+    fn end(slot: Option<&MapEntry>) -> ! {
         if ENDING.swap(true, Ordering::AcqRel) {
             loop {
                 // SAFETY: it waits for a signal; the thread that came first ends the process.
@@ -168,7 +168,7 @@ mod system {
                 line.add(slot.name.iter().take(len).map(|b| b.load(Ordering::Relaxed)));
             }
         }
-        line.add(match slot.is_none_or(Slot::is_shorter) {
+        line.add(match slot.is_none_or(MapEntry::is_shorter) {
             true => " was shortened while it was in use; restore it and start again\n".bytes(),
             false => " could not be read; its disk or network folder does not answer\n".bytes(),
         });

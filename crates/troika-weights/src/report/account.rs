@@ -5,9 +5,9 @@ use std::sync::TryLockError;
 use std::sync::atomic::Ordering;
 
 use troika_graph::DType;
-use troika_model::spec::{Key, Slot};
+use troika_model::spec::{Key, WeightRole};
 
-use crate::bind::source::Source;
+use crate::bind::source::ValueSource;
 use crate::parallel::lock;
 use crate::store::WeightStore;
 
@@ -38,18 +38,18 @@ pub struct ClassBytes {
 }
 
 /// Whether a token visits only some of the weights of this kind.
-pub(crate) fn is_expert(slot: Slot) -> bool {
-    use Slot::*;
+pub(crate) fn is_expert(role: WeightRole) -> bool {
+    use WeightRole::*;
     matches!(
-        slot,
+        role,
         ExpertGate | ExpertUp | ExpertDown | ExpertGateBias | ExpertUpBias | ExpertDownBias
     )
 }
 
 /// The class a weight is counted in.
-pub(crate) fn class_of(slot: Slot, rows: usize) -> &'static str {
-    use Slot::*;
-    match slot {
+pub(crate) fn class_of(role: WeightRole, rows: usize) -> &'static str {
+    use WeightRole::*;
+    match role {
         Embed => "embedding",
         Head | HeadBias => "head",
         Router | RouterBias => "router",
@@ -69,9 +69,9 @@ impl WeightStore {
         let mut report = MemoryReport::default();
         let mut packed: BTreeMap<&str, u64> = BTreeMap::new();
         let forms = lock(&self.packed);
-        for ((name, layout), slot) in forms.iter() {
+        for ((name, layout), form) in forms.iter() {
             // A form that is being made at this moment is not counted yet.
-            let made = match slot.try_lock() {
+            let made = match form.try_lock() {
                 Ok(made) => made,
                 Err(TryLockError::Poisoned(e)) => e.into_inner(),
                 Err(TryLockError::WouldBlock) => continue,
@@ -81,12 +81,12 @@ impl WeightStore {
             *packed.entry(name).or_default() += bytes;
             *report.packed.entry(layout.clone()).or_default() += bytes;
             if let Ok(b) = self.bound(name) {
-                let class = class_of(b.key.slot, b.shape.rows);
+                let class = class_of(b.key.role, b.shape.rows);
                 *report.classes.entry((class, layout.clone())).or_default() += bytes;
             }
         }
         for b in &self.bound {
-            let Source::Ready { bytes, owned } = &b.source else { continue };
+            let ValueSource::Ready { bytes, owned } = &b.source else { continue };
             let only_packed = !owned
                 && !b.handed_out.load(Ordering::Relaxed)
                 && packed.contains_key(b.key.to_string().as_str());
@@ -96,7 +96,7 @@ impl WeightStore {
             let bytes = bytes.len() as u64;
             *(if *owned { &mut report.owned } else { &mut report.mapped }) += bytes;
             let form = if *owned { "copied" } else { "memory-mapped" };
-            let class = class_of(b.key.slot, b.shape.rows);
+            let class = class_of(b.key.role, b.shape.rows);
             *report.classes.entry((class, form.to_string())).or_default() += bytes;
         }
         report
@@ -105,13 +105,13 @@ impl WeightStore {
     /// Parameters and bytes by class and type. A table that is both embedding and head counts
     /// once: as the head, when that has a type of its own.
     pub fn classes(&self) -> Vec<ClassBytes> {
-        let head = self.info(Key::model(Slot::Head)).map(|i| i.tensor);
+        let head = self.info(Key::model(WeightRole::Head)).map(|i| i.tensor);
         let mut sums: BTreeMap<(&'static str, &'static str), ClassBytes> = BTreeMap::new();
         for b in &self.bound {
-            if b.key.slot == Slot::Embed && head.as_ref() == Some(&b.tensor) {
+            if b.key.role == WeightRole::Embed && head.as_ref() == Some(&b.tensor) {
                 continue;
             }
-            let (class, dtype) = (class_of(b.key.slot, b.shape.rows), b.shape.dtype);
+            let (class, dtype) = (class_of(b.key.role, b.shape.rows), b.shape.dtype);
             let entry = sums.entry((class, dtype.name())).or_insert(ClassBytes {
                 class,
                 dtype,

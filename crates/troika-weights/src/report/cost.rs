@@ -1,6 +1,6 @@
 //! What a token costs: the weights it is multiplied by, and the bytes they take.
 
-use troika_model::spec::{Ffn, ModelSpec, Slot};
+use troika_model::spec::{Ffn, ModelSpec, WeightRole};
 
 use crate::report::account::is_expert;
 use crate::store::WeightStore;
@@ -22,24 +22,24 @@ impl WeightStore {
     pub fn token_cost(&self, spec: &ModelSpec) -> TokenCost {
         let mut cost = TokenCost::default();
         // A tied head that is quantized is a weight of its own.
-        let tied = !self.bound.iter().any(|b| b.key.slot == Slot::Head);
+        let tied = !self.bound.iter().any(|b| b.key.role == WeightRole::Head);
         for b in &self.bound {
-            let is_head = match b.key.slot {
-                Slot::Embed => tied,
-                slot => slot == Slot::Head,
+            let is_head = match b.key.role {
+                WeightRole::Embed => tied,
+                role => role == WeightRole::Head,
             };
-            let share = match (b.key.slot, b.key.layer.map(|l| &spec.layers[l].ffn)) {
-                (Slot::Embed, _) if !tied => 1.0 / b.shape.rows as f64,
-                (_, Some(Ffn::Moe(m))) if b.key.index.is_some() && is_expert(b.key.slot) => {
+            let share = match (b.key.role, b.key.layer.map(|l| &spec.layers[l].ffn)) {
+                (WeightRole::Embed, _) if !tied => 1.0 / b.shape.rows as f64,
+                (_, Some(Ffn::Moe(m))) if b.key.index.is_some() && is_expert(b.key.role) => {
                     m.top_k as f64 / m.experts as f64
                 }
                 _ => 1.0,
             };
             let parameters = (b.values() as f64 * share) as u64;
             cost.bytes += (b.bytes() as f64 * share) as u64;
-            match b.key.slot {
+            match b.key.role {
                 _ if is_head => cost.head += parameters,
-                Slot::Embed => {}
+                WeightRole::Embed => {}
                 _ => cost.body += parameters,
             }
         }

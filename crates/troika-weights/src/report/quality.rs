@@ -61,7 +61,7 @@ impl WeightStore {
             let Opened::Float(floats) = b.source.open(b.shape).map_err(wrong)? else { continue };
             let squares = compare(b, &floats);
             let squares = squares.ok_or_else(|| wrong("is shorter than its shape".into()))?;
-            let (class, dtype) = (class_of(b.key.slot, b.shape.rows), b.shape.dtype);
+            let (class, dtype) = (class_of(b.key.role, b.shape.rows), b.shape.dtype);
             let (entry, sum) = classes.entry((class, dtype.name())).or_insert_with(|| {
                 let worst = (0.0, b.tensor.clone());
                 let none = ClassError { class, dtype, parameters: 0, relative_rms: 0.0, worst };

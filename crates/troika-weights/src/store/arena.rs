@@ -19,10 +19,10 @@ const ALIGN: usize = 64;
 
 /// Blocks of memory, from which weights take theirs.
 #[derive(Default)]
-pub(crate) struct Arena(Mutex<Option<Block>>);
+pub(crate) struct Arena(Mutex<Option<ArenaBlock>>);
 
 /// The block in use, and how much of it is.
-struct Block {
+struct ArenaBlock {
     map: Arc<MmapRaw>,
     used: usize,
 }
@@ -36,12 +36,12 @@ impl Arena {
         let mut current = lock(&self.0);
         let block = match current.take().filter(|b| b.used + len <= BLOCK) {
             Some(block) => block,
-            None => Block { map: map(BLOCK)?, used: 0 },
+            None => ArenaBlock { map: map(BLOCK)?, used: 0 },
         };
         let range = block.used..block.used + len;
         let used = range.end.next_multiple_of(ALIGN);
         let room = Room { map: block.map.clone(), range };
-        *current = Some(Block { used, ..block });
+        *current = Some(ArenaBlock { used, ..block });
         Some(room)
     }
 }

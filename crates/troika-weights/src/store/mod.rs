@@ -13,13 +13,13 @@ use troika_device::{
     DeviceError, PackFn, PackLayout, Packed, WeightBytes, WeightData, WeightSource,
 };
 use troika_graph::DType;
-use troika_model::families::Model;
+use troika_model::families::DescribedModel;
 use troika_model::lower::WeightShape;
-use troika_model::spec::{Key, ModelSpec, weight_needs};
+use troika_model::spec::{Key, ModelSpec, weight_requirements};
 
 use crate::bind::bound::Bound;
 use crate::bind::scheme::{BindOptions, Quant};
-use crate::bind::source::{Made, Source};
+use crate::bind::source::{ValueSource, WeightRows};
 use crate::bind::{bind_all, tied_head};
 use crate::cache::hash::{self, Stamp};
 use crate::cache::{self, CacheFolder, PackedCache};
@@ -79,7 +79,7 @@ impl WeightStore {
     /// # Errors
     /// A tensor that is missing, of another shape, or of a type that cannot be a weight.
     pub fn bind(
-        model: &Model,
+        model: &DescribedModel,
         files: &dyn MappedCheckpoint,
         options: BindOptions,
     ) -> Result<WeightStore, WeightError> {
@@ -89,7 +89,7 @@ impl WeightStore {
     /// Random weights of a model's shape, the same for a seed: matrices of a type of
     /// [`crate::SYNTHETIC_DTYPES`], as far as it fits them; floats are quantized if asked for.
     pub fn synthetic(spec: &ModelSpec, dtype: DType, seed: u64, quant: Quant) -> WeightStore {
-        let needs: Vec<_> = weight_needs(spec).collect();
+        let needs: Vec<_> = weight_requirements(spec).collect();
         let one = |i: usize| {
             let seed = seed.wrapping_add(i as u64).wrapping_mul(0x9E37_79B9);
             Bound::random(needs[i], dtype, seed, quant)
@@ -167,7 +167,7 @@ impl WeightStore {
     }
 
     /// After everything was asked for: completes the file of packed weights, and gives back what
-    /// was read beside the weights. Returns warnings.
+    /// was read besides the weights. Returns warnings.
     pub fn finish_packed(&self) -> Vec<String> {
         self.release_all();
         let non_finite = lock(&self.non_finite).clone();
@@ -192,7 +192,7 @@ impl WeightStore {
     pub fn scan_non_finite(&self) -> Vec<String> {
         let mut pieces = Vec::new();
         for b in &self.bound {
-            let Source::Ready { bytes, .. } = &b.source else { continue };
+            let ValueSource::Ready { bytes, .. } = &b.source else { continue };
             let (block, len) = (b.shape.dtype.block_bytes(), bytes.len());
             let step = SCAN_PIECE / block * block;
             pieces.extend((0..len).step_by(step).map(|at| (b, bytes, at..len.min(at + step))));
@@ -317,7 +317,7 @@ impl WeightStore {
     }
 
     /// Notes what rows told, and gives back what they were made of.
-    fn read(&self, b: &Bound, made: &Made) {
+    fn read(&self, b: &Bound, made: &WeightRows) {
         if !made.finite {
             lock(&self.non_finite).insert(b.tensor.clone());
         }
@@ -342,7 +342,7 @@ impl WeightSource for WeightStore {
         b.handed_out.store(true, Ordering::Relaxed);
         let WeightShape { rows, cols, dtype } = b.shape;
         let bytes = match &b.source {
-            Source::Ready { bytes, .. } => bytes.clone(),
+            ValueSource::Ready { bytes, .. } => bytes.clone(),
             _ => {
                 let panel = dtype.row_bytes(cols).unwrap_or(0);
                 let layout = PackLayout { name: ROWS, rows: 1, panel };

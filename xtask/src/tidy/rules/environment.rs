@@ -1,6 +1,6 @@
 //! Environment: input is read once, at the edge.
 
-use crate::tidy::source::Source;
+use crate::tidy::source::SourceText;
 use crate::tidy::tree::File;
 use crate::tidy::{Tree, Violation};
 
@@ -37,7 +37,7 @@ fn is_allowed(file: &File) -> bool {
     file.path.ends_with("build.rs") || ALLOWED.iter().any(|place| file.path.starts_with(place))
 }
 
-fn reads_variable(source: &Source, at: usize) -> bool {
+fn reads_variable(source: &SourceText, at: usize) -> bool {
     match source.word(at) {
         "option_env" => source.word(at + 1) == "!",
         "env" if source.word(at + 1) == "!" => !source.word(at + 3).starts_with("\"CARGO_"),

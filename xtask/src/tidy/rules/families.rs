@@ -1,7 +1,7 @@
 //! Names: model families stay in the model crate, concrete devices in one file.
 
 use crate::tidy::lex::{Kind, Token};
-use crate::tidy::source::Source;
+use crate::tidy::source::SourceText;
 use crate::tidy::tree::File;
 use crate::tidy::{Tree, Violation};
 
@@ -52,7 +52,7 @@ pub fn check(tree: &Tree) -> Vec<Violation> {
     found
 }
 
-fn family(file: &File, source: &Source, token: Token) -> Option<&'static str> {
+fn family(file: &File, source: &SourceText, token: Token) -> Option<&'static str> {
     let free = file.path.ends_with("/presets.rs") || is_below(&file.path, FAMILY_PLACES);
     if free || !matches!(token.kind, Kind::Ident | Kind::Str) {
         return None;
@@ -84,7 +84,7 @@ fn has_word(text: &str, wanted: &str) -> bool {
     })
 }
 
-fn device(file: &File, source: &Source, token: Token) -> Option<&'static str> {
+fn device(file: &File, source: &SourceText, token: Token) -> Option<&'static str> {
     let text = source.text(token);
     let name = DEVICES.iter().find(|name| token.kind == Kind::Ident && **name == text)?;
     let own = file.crate_name().is_some_and(|folder| folder.replace('-', "_") == **name);

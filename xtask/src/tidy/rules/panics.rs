@@ -1,6 +1,6 @@
 //! Panics and prints: a library returns errors and leaves talking to the edge.
 
-use crate::tidy::source::Source;
+use crate::tidy::source::SourceText;
 use crate::tidy::tree::File;
 use crate::tidy::{Tree, Violation};
 
@@ -31,7 +31,7 @@ pub fn check(tree: &Tree) -> Vec<Violation> {
     found
 }
 
-fn judge(file: &File, name: &str, source: &Source, at: usize) -> Option<String> {
+fn judge(file: &File, name: &str, source: &SourceText, at: usize) -> Option<String> {
     let word = source.word(at);
     let edge = EDGE.contains(&name) || file.path.ends_with("build.rs");
     if source.word(at + 1) == "!" && source.word(at + 2) != "=" {

@@ -4,7 +4,7 @@
 //! caller must keep is said by the function, or by the trait whose method it is.
 
 use crate::tidy::lex::Kind;
-use crate::tidy::source::Source;
+use crate::tidy::source::SourceText;
 use crate::tidy::{Tree, Violation};
 
 const RULE: &str = "unsafe";
@@ -60,7 +60,7 @@ pub fn check(tree: &Tree) -> Vec<Violation> {
     found
 }
 
-fn judge(path: &str, source: &Source, scopes: &[Scope], at: usize) -> Option<&'static str> {
+fn judge(path: &str, source: &SourceText, scopes: &[Scope], at: usize) -> Option<&'static str> {
     let scope = scopes.iter().find(|s| s.first < at && at < s.last);
     let documented = scope.is_some_and(|s| s.documented);
     match what(source, at) {
@@ -85,7 +85,7 @@ fn is_allowed(path: &str) -> bool {
     ffi || ALLOWED.iter().any(|place| path.starts_with(place))
 }
 
-fn what(source: &Source, at: usize) -> What {
+fn what(source: &SourceText, at: usize) -> What {
     let mut next = at + 1;
     if source.word(next) == "extern" {
         next += 1;
@@ -101,12 +101,12 @@ fn what(source: &Source, at: usize) -> What {
 }
 
 /// Index of the first token of the item that holds this one.
-fn item_start(source: &Source, at: usize) -> usize {
+fn item_start(source: &SourceText, at: usize) -> usize {
     (0..at).rev().find(|k| matches!(source.word(*k), ";" | "{" | "}")).map_or(0, |k| k + 1)
 }
 
 /// Whether the comments of the item that holds this token speak of safety.
-fn is_documented(source: &Source, at: usize) -> bool {
+fn is_documented(source: &SourceText, at: usize) -> bool {
     let start = item_start(source, at);
     let from = start.checked_sub(1).map_or(0, |k| source.code[k].token.end);
     let until = source.code[at].token.start;
@@ -117,7 +117,7 @@ fn is_documented(source: &Source, at: usize) -> bool {
 }
 
 /// All traits and implementations of a file.
-fn scopes(source: &Source) -> Vec<Scope> {
+fn scopes(source: &SourceText) -> Vec<Scope> {
     let mut open: Vec<Option<Scope>> = Vec::new();
     let mut found = Vec::new();
     for at in 0..source.code.len() {
@@ -135,7 +135,7 @@ fn scopes(source: &Source) -> Vec<Scope> {
 }
 
 /// The trait or implementation whose braces open here.
-fn scope(source: &Source, brace: usize) -> Option<Scope> {
+fn scope(source: &SourceText, brace: usize) -> Option<Scope> {
     let words: Vec<&str> = (item_start(source, brace)..brace).map(|k| source.word(k)).collect();
     let implements = words.contains(&"impl") && words.contains(&"for");
     let item = !words.contains(&"fn") && (implements || words.contains(&"trait"));

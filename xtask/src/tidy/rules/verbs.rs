@@ -1,6 +1,6 @@
 //! Verbs: a device is a handful of them, so its traits stay small.
 
-use crate::tidy::source::Source;
+use crate::tidy::source::SourceText;
 use crate::tidy::{Tree, Violation};
 
 const RULE: &str = "verbs";
@@ -27,7 +27,7 @@ pub fn check(tree: &Tree) -> Vec<Violation> {
 }
 
 /// Lines of the methods of all traits outside tests.
-fn methods(source: &Source) -> Vec<usize> {
+fn methods(source: &SourceText) -> Vec<usize> {
     let mut lines = Vec::new();
     let (mut depth, mut inside) = (0_usize, None);
     let mut header = false;

@@ -8,7 +8,7 @@ mod row;
 use std::fmt;
 use std::time::Instant;
 
-use troika::engine::{Feed, SeqId, Want};
+use troika::engine::{SeqId, SequenceInput, WantedLogits};
 use troika::trace::Tracer;
 use troika::{DeviceOptions, Model, OpenOptions, Source, measure_peaks};
 
@@ -16,7 +16,7 @@ use crate::error::CliError;
 use crate::flags::{BenchArgs, TableFlag};
 use crate::{output, progress, resolve};
 
-pub use row::acts_name;
+pub use row::activation_format_name;
 use row::{Facts, Row};
 
 /// What is measured.
@@ -167,7 +167,7 @@ fn feed(
     tokens: &[u32],
     logits: &mut Vec<f32>,
 ) -> Result<(), CliError> {
-    let feed = Feed { seq, tokens, want: Want::Last };
+    let feed = SequenceInput { seq, tokens, logits: WantedLogits::Last };
     let take = &mut |_: usize, _: usize, row: &[f32]| {
         logits.clear();
         logits.extend_from_slice(row);

@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde_json::{Map, Value, json};
 use troika::Peaks;
 
-use super::row::{Facts, Row, acts_name, mean_sd};
+use super::row::{Facts, Row, activation_format_name, mean_sd};
 use crate::flags::TableFlag;
 
 /// A row in the form asked for.
@@ -42,7 +42,7 @@ fn fields(row: &Row<'_>) -> Value {
         "model_size": f.size, "model_n_params": f.params,
         "n_batch": f.chunk, "n_ubatch": f.chunk,
         "n_threads": f.threads, "type_k": f.kv, "type_v": f.kv,
-        "activations": acts_name(f.acts),
+        "activations": activation_format_name(f.activations),
         "strategy": f.strategy, "policy": f.policy, "chunks_in_flight": f.chunks_in_flight,
         "n_prompt": row.test.prompt, "n_gen": row.test.generate,
         "n_depth": row.test.depth, "test_time": now,

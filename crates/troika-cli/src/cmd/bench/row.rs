@@ -1,6 +1,6 @@
 //! A finished measurement, and the figures derived from it.
 
-use troika::graph::{Acts, DType};
+use troika::graph::{ActivationFormat, DType};
 use troika::weights::TokenCost;
 use troika::{DeviceOptions, Model, Peak, Peaks, multiply_of};
 
@@ -23,7 +23,7 @@ pub struct Facts {
     pub policy: &'static str,
     pub strategy: String,
     /// What most products take their activations as.
-    pub acts: Acts,
+    pub activations: ActivationFormat,
     pub threads: usize,
     pub peaks: Peaks,
     /// The peak of the products with those weights.
@@ -45,12 +45,16 @@ impl Facts {
         let cost = model.store().token_cost(model.spec());
         let lowered = model.engine().lowered();
         let states = lowered.states.iter();
-        let states =
-            states.map(|s| (s.width * s.dtype.block_bytes(), lowered.groups[s.group])).collect();
+        let states = states
+            .map(|s| (s.width * s.dtype.block_bytes(), lowered.page_groups[s.page_group]))
+            .collect();
         let plan = model.engine().plan();
-        let acts = dtype.map_or(Acts::F32, |d| acts_of(d, &plan.activations()));
+        let activations =
+            dtype.map_or(ActivationFormat::F32, |d| activation_format_of(d, &plan.activations()));
         let multiply = match dtype {
-            Some(d) => multiply_of(options, d, acts).map_err(|e| CliError::Troika(e.into()))?,
+            Some(d) => {
+                multiply_of(options, d, activations).map_err(|e| CliError::Troika(e.into()))?
+            }
             None => None,
         };
         Ok(Facts {
@@ -65,7 +69,7 @@ impl Facts {
             chunks_in_flight: plan.prefill.chunks_in_flight,
             policy: plan.prefill.policy.name(),
             strategy: plan.strategy.clone(),
-            acts,
+            activations,
             threads: peaks.threads,
             multiply: multiply.and_then(|m| peaks.of(m)),
             peaks,
@@ -99,13 +103,13 @@ fn main_type(model: &Model) -> Option<DType> {
 }
 
 /// What products with weights of a type take their activations as, of what the plan allows.
-fn acts_of(weight: DType, allowed: &[Acts]) -> Acts {
+fn activation_format_of(weight: DType, allowed: &[ActivationFormat]) -> ActivationFormat {
     let wanted = match weight {
-        DType::BF16 => Acts::Bf16,
-        d if d.has_integer_path() => Acts::Int8,
-        _ => Acts::F32,
+        DType::BF16 => ActivationFormat::Bf16,
+        d if d.has_integer_path() => ActivationFormat::Int8,
+        _ => ActivationFormat::F32,
     };
-    if allowed.contains(&wanted) { wanted } else { Acts::F32 }
+    if allowed.contains(&wanted) { wanted } else { ActivationFormat::F32 }
 }
 
 fn cpu_info(options: &DeviceOptions) -> String {
@@ -172,11 +176,11 @@ impl Row<'_> {
 }
 
 /// What activations are taken as, for people.
-pub fn acts_name(acts: Acts) -> &'static str {
-    match acts {
-        Acts::F32 => "f32",
-        Acts::Int8 => "int8",
-        Acts::Bf16 => "bf16",
+pub fn activation_format_name(activations: ActivationFormat) -> &'static str {
+    match activations {
+        ActivationFormat::F32 => "f32",
+        ActivationFormat::Int8 => "int8",
+        ActivationFormat::Bf16 => "bf16",
     }
 }
 

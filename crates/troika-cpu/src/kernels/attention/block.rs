@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use troika_device::PageTable;
 
-use super::part::{MAX_LINES, Part};
+use super::part::{AttentionPart, MAX_LINES};
 use super::{KEY_BLOCK, Operands};
 use crate::SharedRef;
 use crate::kernels::kv::CacheRef;
@@ -59,23 +59,23 @@ impl Caches {
 /// A block of positions. Offsets are in bytes and those of key/value head 0; positions that are
 /// not kept have the offset of one that is, so that every offset may be read.
 #[derive(Clone, Copy)]
-pub(super) struct Block {
+pub(super) struct KeyBlock {
     /// First position of the block: a multiple of [`KEY_BLOCK`].
     pub start: usize,
     pub k: [usize; KEY_BLOCK],
     pub v: [usize; KEY_BLOCK],
 }
 
-impl Block {
+impl KeyBlock {
     /// Finds the positions `at`, which lie in one block and are kept.
     #[inline(always)]
-    pub fn locate(x: &Operands<'_>, size: usize, table: &PageTable, at: Range<usize>) -> Block {
+    pub fn locate(x: &Operands<'_>, size: usize, table: &PageTable, at: Range<usize>) -> KeyBlock {
         let k_bytes = x.op.kv_heads * x.op.k_dim * size;
         let v_bytes = x.value_width() * size;
         let start = at.start / KEY_BLOCK * KEY_BLOCK;
         let first = table.row(at.start).unwrap_or(0);
         let (k, v) = ([first * k_bytes; KEY_BLOCK], [first * v_bytes; KEY_BLOCK]);
-        let mut block = Block { start, k, v };
+        let mut block = KeyBlock { start, k, v };
         let mut pos = at.start;
         while pos < at.end {
             // Checked before: every visible position has a row inside of the caches. The rows of
@@ -102,7 +102,7 @@ pub(super) struct Seen {
 impl Seen {
     /// For `lines` lines, of which those past the part's own see what the last one sees.
     #[inline(always)]
-    pub fn new(part: &Part<'_>, start: usize, lines: usize) -> Seen {
+    pub fn new(part: &AttentionPart<'_>, start: usize, lines: usize) -> Seen {
         let mut seen = Seen { from: [0; MAX_LINES], to: [0; MAX_LINES] };
         let heads = part.heads.len();
         let mut line = 0;

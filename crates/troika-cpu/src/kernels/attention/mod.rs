@@ -3,19 +3,19 @@
 //! splits are merged in order (as Flash-Decoding does).
 //!
 //! Blocks and splits are aligned to absolute positions and a query's sums follow from its own
-//! position alone, so its result has the same bits however the prompt was cut into steps, and
-//! whether its splits were computed by one thread or by several.
+//! position alone, so its result has the same bits however the prompt was cut into forward batches,
+//! and whether its splits were computed by one thread or by several.
 
 mod block;
-mod few;
-mod many;
+mod large_q;
 mod part;
 pub mod scalar;
+mod small_q;
 mod softmax;
 
 use std::ops::Range;
 
-use troika_device::{SeqRows, Step};
+use troika_device::{ForwardBatch, SeqRows};
 use troika_graph::Attention;
 
 use crate::SharedMut;
@@ -25,7 +25,7 @@ use crate::kernels::select::{self, AttentionChoice, AttentionShape};
 use crate::kernels::simd::{Kernel, Lanes, dispatch};
 use crate::kernels::{Context, KernelError};
 use block::Caches;
-use part::{FEW_LINES, Part, Partials, Target};
+use part::{AttentionPart, Partials, SMALL_Q_LINES, Target};
 use softmax::Total;
 
 /// Positions per block of the online softmax.
@@ -47,7 +47,7 @@ pub struct Operands<'a> {
     /// Value cache; the key cache when the value is in the key.
     pub values: CacheRef<'a>,
     /// Whose rows.
-    pub step: &'a Step,
+    pub forward: &'a ForwardBatch,
     /// Whether products are those of pairs of bf16, with queries and weights rounded; caches must
     /// be of bf16.
     pub pairs: bool,
@@ -83,13 +83,13 @@ impl Operands<'_> {
 
     /// Checks lengths, and that every visible position is kept.
     fn check(&self, out: usize) -> Result<(), KernelError> {
-        let (o, rows) = (self.op, self.step.rows());
+        let (o, rows) = (self.op, self.forward.rows());
         let wide = |heads: usize, dim: usize| heads.checked_mul(dim)?.checked_mul(rows.max(1));
         let fits =
             |len: usize, dim: usize| wide(o.heads, dim) == Some(len) || rows == 0 && len == 0;
         let cache = wide(o.kv_heads, o.k_dim.max(o.v_dim)).and_then(|n| n.checked_mul(4));
         assert!(cache.is_some() && o.kv_heads > 0, "heads of an attention");
-        assert!(self.step.is_whole(), "sequences of a step");
+        assert!(self.forward.is_whole(), "sequences of a step");
         assert!(!self.pairs || matches!(self.keys, CacheRef::BF16(_)), "pairs of other than bf16");
         assert!(!o.value_in_key || o.v_dim <= o.k_dim, "a value wider than its key");
         assert!(fits(self.q.len(), o.k_dim), "length of queries");
@@ -97,8 +97,8 @@ impl Operands<'_> {
         assert!(self.sinks.is_none_or(|s| s.len() == o.heads), "length of sinks");
         let keys = self.keys.len() / (o.kv_heads * o.k_dim).max(1);
         let cached = keys.min(self.values.len() / self.value_width().max(1));
-        for s in self.step.seqs.iter().filter(|s| !s.rows.is_empty()) {
-            let table = &s.tables[o.group];
+        for s in self.forward.seqs.iter().filter(|s| !s.rows.is_empty()) {
+            let table = &s.tables[o.page_group];
             let last = s.pos + s.rows.len() - 1;
             let mut pos = self.visible(s.pos).start;
             while pos <= last {
@@ -120,37 +120,37 @@ pub fn worker_floats(op: &Attention) -> usize {
     part::floats(op)
 }
 
-/// How the rows of a step are cut, and the most splits one of them sees.
-fn cut(op: &Attention, step: &Step, threads: usize) -> (AttentionChoice, usize) {
+/// How the rows of a forward batch are cut, and the most splits one of them sees.
+fn cut(op: &Attention, forward: &ForwardBatch, threads: usize) -> (AttentionChoice, usize) {
     let x = |s: &SeqRows| {
         let first = op.window.map_or(0, |w| (s.pos + 1).saturating_sub(w));
         (s.pos + s.rows.len()).div_ceil(SPLIT) - first / SPLIT
     };
     let (k_pad, v_pad) = part::padded(op);
-    let seqs = || step.seqs.iter().filter(|s| !s.rows.is_empty());
+    let seqs = || forward.seqs.iter().filter(|s| !s.rows.is_empty());
     let splits = seqs().map(x).max().unwrap_or(0);
     let shape = AttentionShape {
-        rows: step.rows(),
+        rows: forward.rows(),
         longest: seqs().map(|s| s.rows.len()).max().unwrap_or(0),
         seqs: seqs().count(),
         group: op.heads / op.kv_heads.max(1),
         kv_heads: op.kv_heads,
         floats: k_pad + 2 * v_pad,
         splits,
-        few: FEW_LINES,
+        small_q: SMALL_Q_LINES,
     };
     (select::attention(shape, threads), splits)
 }
 
 /// Floats the results of splits need.
-pub fn partial_floats(op: &Attention, step: &Step, threads: usize) -> usize {
-    let (cut, splits) = cut(op, step, threads);
+pub fn partial_floats(op: &Attention, forward: &ForwardBatch, threads: usize) -> usize {
+    let (cut, splits) = cut(op, forward, threads);
     let (_, v_pad) = part::padded(op);
-    let lines = step.rows().saturating_mul(op.heads);
+    let lines = forward.rows().saturating_mul(op.heads);
     if cut.split { lines.saturating_mul(splits).saturating_mul(v_pad + 2) } else { 0 }
 }
 
-/// Attends for all rows of the step; `partials` has at least [`partial_floats`].
+/// Attends for all rows of the forward batch; `partials` has at least [`partial_floats`].
 ///
 /// # Errors
 /// A visible position that is not in the cache; a panic of a part.
@@ -161,11 +161,11 @@ pub fn attention(
     out: &mut [f32],
 ) -> Result<(), KernelError> {
     x.check(out.len())?;
-    let (cut, splits) = cut(x.op, x.step, cx.pool.threads());
+    let (cut, splits) = cut(x.op, x.forward, cx.pool.threads());
     let group = x.op.heads / x.op.kv_heads;
     let (head_parts, kv_parts) = (group.div_ceil(cut.heads), x.op.kv_heads.div_ceil(cut.kv_heads));
     let blocks = |s: &SeqRows| s.rows.len().div_ceil(cut.rows);
-    let total: usize = x.step.seqs.iter().map(blocks).sum();
+    let total: usize = x.forward.seqs.iter().map(blocks).sum();
     let split_parts = if cut.split { splits } else { 1 };
     let per_block = kv_parts * head_parts * split_parts;
     let (_, v_pad) = part::padded(x.op);
@@ -177,7 +177,7 @@ pub fn attention(
         let (mut block, rest) = (total - 1 - part / per_block, part % per_block);
         let (rest, split) = (rest / split_parts, rest % split_parts);
         let (kv_part, head_part) = (rest / head_parts, rest % head_parts);
-        for seq in &x.step.seqs {
+        for seq in &x.forward.seqs {
             if block >= blocks(seq) {
                 block -= blocks(seq);
                 continue;
@@ -190,7 +190,7 @@ pub fn attention(
             if splits.is_empty() {
                 return;
             }
-            let part = Part {
+            let part = AttentionPart {
                 x,
                 seq,
                 rows,
@@ -225,11 +225,11 @@ fn merge(
     out: SharedMut<'_, f32>,
 ) -> Result<(), KernelError> {
     let (isa, scratch, heads) = (cx.isa, cx.scratch, x.op.heads);
-    let each = select::merged_heads(heads, x.step.rows(), cx.pool.threads());
+    let each = select::merged_heads(heads, x.forward.rows(), cx.pool.threads());
     let per_row = heads.div_ceil(each);
-    cx.pool.run(x.step.rows() * per_row, &|worker, part| {
+    cx.pool.run(x.forward.rows() * per_row, &|worker, part| {
         let (row, heads) = (part / per_row, piece(part % per_row, each, heads));
-        let Some(seq) = x.step.seqs.iter().find(|s| s.rows.contains(&row)) else { return };
+        let Some(seq) = x.forward.seqs.iter().find(|s| s.rows.contains(&row)) else { return };
         // SAFETY: each worker asks for its own scratch once per part.
         let scratch = unsafe { scratch.get(worker) };
         let merge = Merge { x, seq, row, heads, partials, out, scratch };
@@ -286,7 +286,7 @@ impl Kernel for Merge<'_> {
     }
 }
 
-impl Kernel for Part<'_> {
+impl Kernel for AttentionPart<'_> {
     type Output = ();
     #[inline(always)]
     unsafe fn run<V: Lanes>(self) {
@@ -296,7 +296,7 @@ impl Kernel for Part<'_> {
     }
 }
 
-impl PairsKernel for Part<'_> {
+impl PairsKernel for AttentionPart<'_> {
     #[inline(always)]
     unsafe fn run<A: Mac>(self) {
         let caches = Caches::new(self.x.keys, self.x.values);

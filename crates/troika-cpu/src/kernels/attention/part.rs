@@ -5,10 +5,10 @@ use std::ops::Range;
 use troika_device::SeqRows;
 use troika_graph::Attention;
 
-use super::block::{Block, Caches, Element, Seen, by_element};
-use super::many::Ahead;
+use super::block::{Caches, Element, KeyBlock, Seen, by_element};
+use super::large_q::RowPrefetch;
 use super::softmax::{Scores, Total, merge};
-use super::{KEY_BLOCK, Operands, SPLIT, few, many};
+use super::{KEY_BLOCK, Operands, SPLIT, large_q, small_q};
 use crate::SharedMut;
 use crate::kernels::linear::{Bf16Row, F16Row, F32Row, Mac, Pairs, Single};
 use crate::kernels::simd::{Lanes, MAX_LANES, load_part};
@@ -16,10 +16,10 @@ use crate::kernels::simd::{Lanes, MAX_LANES, load_part};
 /// Most lines of a part, rounded up to whole tiles.
 pub(super) const MAX_LINES: usize = 192;
 /// Most lines of one key/value head for which keys and values are not packed first.
-pub(super) const FEW_LINES: usize = 8;
+pub(super) const SMALL_Q_LINES: usize = 8;
 
 /// Some lines - rows and heads of one sequence - and some of their splits.
-pub(super) struct Part<'a> {
+pub(super) struct AttentionPart<'a> {
     pub x: Operands<'a>,
     pub seq: &'a SeqRows,
     /// Rows, counted within the sequence.
@@ -42,7 +42,8 @@ pub(super) enum Target<'a> {
     Partials(Partials<'a>),
 }
 
-/// Results of splits: per row of the step, head and split an accumulator, its maximum and sum.
+/// Results of splits: per row of the forward batch, head and split an accumulator, its maximum and
+/// sum.
 #[derive(Clone, Copy)]
 pub(super) struct Partials<'a> {
     pub floats: SharedMut<'a, f32>,
@@ -67,14 +68,14 @@ impl<'a> Partials<'a> {
 
 /// Elements of a query and of an accumulator, rounded up to whole registers of all lanes.
 pub(super) fn padded(op: &Attention) -> (usize, usize) {
-    let pad = |n: usize| n.next_multiple_of(MAX_LANES * many::ACROSS);
+    let pad = |n: usize| n.next_multiple_of(MAX_LANES * large_q::ACROSS);
     (pad(op.k_dim), pad(op.v_dim))
 }
 
 /// Words of a query rounded up to whole registers.
 #[inline(always)]
 fn k_pad<A: Mac>(op: &Attention) -> usize {
-    many::words_of::<A>(op.k_dim).next_multiple_of(A::V::N)
+    large_q::word_count::<A>(op.k_dim).next_multiple_of(A::V::N)
 }
 
 /// Scratch floats of a part.
@@ -84,7 +85,7 @@ pub(super) fn floats(op: &Attention) -> usize {
 }
 
 /// The memory of a part.
-struct Work<'a> {
+struct PartMemory<'a> {
     q: &'a mut [f32],
     acc: &'a mut [f32],
     all: &'a mut [f32],
@@ -96,8 +97,8 @@ struct Work<'a> {
     totals: [[Total; MAX_LINES]; 2],
 }
 
-impl<'a> Work<'a> {
-    fn new(scratch: &'a mut [f32], lines: usize, (k_pad, v_pad): (usize, usize)) -> Work<'a> {
+impl<'a> PartMemory<'a> {
+    fn new(scratch: &'a mut [f32], lines: usize, (k_pad, v_pad): (usize, usize)) -> PartMemory<'a> {
         let (q, rest) = scratch.split_at_mut(lines * k_pad);
         let (acc, rest) = rest.split_at_mut(lines * v_pad);
         let (all, rest) = rest.split_at_mut(lines * v_pad);
@@ -108,11 +109,11 @@ impl<'a> Work<'a> {
         q.fill(0.0);
         all.fill(0.0);
         let totals = [[Total::NONE; MAX_LINES]; 2];
-        Work { q, acc, all, scores, shrink, keys, values, totals }
+        PartMemory { q, acc, all, scores, shrink, keys, values, totals }
     }
 }
 
-impl Part<'_> {
+impl AttentionPart<'_> {
     /// Lines of a key/value head.
     fn per_head(&self) -> usize {
         self.rows.len() * self.heads.len()
@@ -140,21 +141,21 @@ impl Part<'_> {
 /// Needs the features of `A`; the operands were checked; nobody else writes the part's results.
 /// Pairs need caches of bf16.
 #[inline(always)]
-pub(super) unsafe fn run<A: Mac>(mut part: Part<'_>, caches: Caches) {
-    let few = part.per_head() <= FEW_LINES;
+pub(super) unsafe fn run<A: Mac>(mut part: AttentionPart<'_>, caches: Caches) {
+    let small_q = part.per_head() <= SMALL_Q_LINES;
     let count = part.per_head() * part.kv_heads.len();
-    let lines = if few { count } else { count.next_multiple_of(many::tile_lines::<A::V>()) };
-    assert!(lines <= MAX_LINES && (few || part.kv_heads.len() == 1), "lines of a part");
+    let lines = if small_q { count } else { count.next_multiple_of(large_q::tile_lines::<A::V>()) };
+    assert!(lines <= MAX_LINES && (small_q || part.kv_heads.len() == 1), "lines of a part");
     let (_, v_pad) = padded(part.x.op);
     let pads = (k_pad::<A>(part.x.op), v_pad);
-    let mut work = Work::new(std::mem::take(&mut part.scratch), lines, pads);
-    if !few {
+    let mut work = PartMemory::new(std::mem::take(&mut part.scratch), lines, pads);
+    if !small_q {
         // Elements past the last one are multiplied, too, though never looked at.
         work.values.fill(0.0);
     }
     // SAFETY: passed on.
     unsafe {
-        queries::<A>(&part, &mut work, few);
+        queries::<A>(&part, &mut work, small_q);
         for split in part.splits.clone() {
             let at = part.seen(split * SPLIT..(split + 1) * SPLIT);
             if at.is_empty() {
@@ -162,10 +163,10 @@ pub(super) unsafe fn run<A: Mac>(mut part: Part<'_>, caches: Caches) {
             }
             work.acc.fill(0.0);
             work.totals[0] = [Total::NONE; MAX_LINES];
-            if few {
-                few_lines::<A>(&part, &mut work, caches, at);
+            if small_q {
+                small_q_lines::<A>(&part, &mut work, caches, at);
             } else {
-                many_lines::<A>(&part, &mut work, caches, at);
+                large_q_lines::<A>(&part, &mut work, caches, at);
             }
             keep::<A::V>(&part, &mut work, split);
         }
@@ -186,23 +187,23 @@ pub(super) unsafe fn run<A: Mac>(mut part: Part<'_>, caches: Caches) {
 /// Scales the queries, and packs those of many lines.
 // SAFETY: the caller has the features on.
 #[inline(always)]
-unsafe fn queries<A: Mac>(part: &Part<'_>, work: &mut Work<'_>, few: bool) {
+unsafe fn queries<A: Mac>(part: &AttentionPart<'_>, work: &mut PartMemory<'_>, small_q: bool) {
     let op = part.x.op;
     let k_pad = k_pad::<A>(op);
-    let m = many::SCORE_LINES;
+    let m = large_q::SCORE_LINES;
     for line in 0..part.per_head() * part.kv_heads.len() {
         let (row, head) = part.line(line);
         let row = part.seq.rows.start + row;
         let q = &part.x.q[(row * op.heads + head) * op.k_dim..][..op.k_dim];
         // SAFETY: features by the caller.
         unsafe {
-            if few {
+            if small_q {
                 query_words::<A>(q, op.scale, &mut work.q[line * k_pad..][..k_pad]);
             } else {
                 // Memory that is free before the first block.
                 let words = &mut work.keys[..k_pad];
                 query_words::<A>(q, op.scale, words);
-                many::pack_query::<A::V>(words, &mut work.q[line / m * m * k_pad + line % m..]);
+                large_q::pack_query::<A::V>(words, &mut work.q[line / m * m * k_pad + line % m..]);
             }
         }
     }
@@ -244,9 +245,9 @@ unsafe fn scaled<V: Lanes>(q: &[f32], at: usize, scale: f32) -> V {
 /// Block after block, each for all key/value heads.
 // SAFETY: the caller has the features on and checked the operands.
 #[inline(always)]
-unsafe fn few_lines<A: Mac>(
-    part: &Part<'_>,
-    work: &mut Work<'_>,
+unsafe fn small_q_lines<A: Mac>(
+    part: &AttentionPart<'_>,
+    work: &mut PartMemory<'_>,
     caches: Caches,
     at: Range<usize>,
 ) {
@@ -257,9 +258,9 @@ unsafe fn few_lines<A: Mac>(
     let mut pos = at.start;
     while pos < at.end {
         let end = ((pos / KEY_BLOCK + 1) * KEY_BLOCK).min(at.end);
-        let block = Block::locate(&part.x, size, &part.seq.tables[op.group], pos..end);
+        let block = KeyBlock::locate(&part.x, size, &part.seq.tables[op.page_group], pos..end);
         let seen = Seen::new(part, block.start, count);
-        let rows = |base: *const u8, offsets, len, stride| few::Rows {
+        let rows = |base: *const u8, offsets, len, stride| small_q::CachedRows {
             base: base.wrapping_add(first * stride),
             offsets,
             len,
@@ -272,11 +273,11 @@ unsafe fn few_lines<A: Mac>(
             seen: &seen,
         };
         let (q, acc, scores) = (&*work.q, &mut *work.acc, &mut *work.scores);
-        let mut lines = few::Lines { q, acc, scores, shrink: work.shrink, k_pad, v_pad };
+        let mut lines = small_q::QueryLines { q, acc, scores, shrink: work.shrink, k_pad, v_pad };
         // SAFETY: passed on; the heads of a position's row.
         unsafe {
             let keys = rows(caches.k, &block.k, op.k_dim, k_bytes);
-            by_element!(caches.element, few::scores, A, (&mut lines, &keys));
+            by_element!(caches.element, small_q::scores, A, (&mut lines, &keys));
             for kv in 0..part.kv_heads.len() {
                 let of = |n: usize| kv * count * n..(kv + 1) * count * n;
                 let scores = &mut lines.scores[of(KEY_BLOCK)];
@@ -284,7 +285,7 @@ unsafe fn few_lines<A: Mac>(
                 Scores { scores, shrink, totals }.weigh::<A>(op, &seen);
             }
             let values = rows(caches.v, &block.v, op.v_dim, v_bytes);
-            by_element!(caches.element, few::values, A, (&mut lines, &values));
+            by_element!(caches.element, small_q::values, A, (&mut lines, &values));
         }
         pos = end;
     }
@@ -293,9 +294,9 @@ unsafe fn few_lines<A: Mac>(
 /// Block after block.
 // SAFETY: the caller has the features on and checked the operands.
 #[inline(always)]
-unsafe fn many_lines<A: Mac>(
-    part: &Part<'_>,
-    work: &mut Work<'_>,
+unsafe fn large_q_lines<A: Mac>(
+    part: &AttentionPart<'_>,
+    work: &mut PartMemory<'_>,
     caches: Caches,
     at: Range<usize>,
 ) {
@@ -303,15 +304,15 @@ unsafe fn many_lines<A: Mac>(
     let (k_pad, (_, v_pad)) = (k_pad::<A>(op), padded(op));
     let (count, kv) = (part.per_head(), part.kv_heads.start);
     let (size, element) = (caches.size, caches.element);
-    let lines = count.next_multiple_of(many::tile_lines::<A::V>());
+    let lines = count.next_multiple_of(large_q::tile_lines::<A::V>());
     let v_dim = part.x.value_width() / op.kv_heads;
     let keys = caches.k.wrapping_add(kv * op.k_dim * size);
     let values = caches.v.wrapping_add(kv * v_dim * size);
-    let (score_tiles, value_tiles) = many::tiles::<A::V>(lines, op.v_dim);
+    let (score_tiles, value_tiles) = large_q::tiles::<A::V>(lines, op.v_dim);
     let find = |pos: usize| {
         let end = ((pos / KEY_BLOCK + 1) * KEY_BLOCK).min(at.end);
-        let table = &part.seq.tables[op.group];
-        let block = (pos < end).then(|| Block::locate(&part.x, size, table, pos..end))?;
+        let table = &part.seq.tables[op.page_group];
+        let block = (pos < end).then(|| KeyBlock::locate(&part.x, size, table, pos..end))?;
         Some((block, pos - block.start..end - block.start))
     };
     let mut next = find(at.start);
@@ -319,12 +320,12 @@ unsafe fn many_lines<A: Mac>(
         next = find(block.start + KEY_BLOCK);
         let seen = Seen::new(part, block.start, lines);
         let next_keys = next.as_ref().map_or(&[][..], |(b, r)| &b.k[r.clone()]);
-        let keys_ahead = Ahead::new(keys, next_keys, op.k_dim * size, value_tiles);
+        let keys_prefetch = RowPrefetch::new(keys, next_keys, op.k_dim * size, value_tiles);
         let rows = &block.v[range.clone()];
-        let values_ahead = Ahead::new(values, rows, op.v_dim * size, score_tiles);
+        let values_prefetch = RowPrefetch::new(values, rows, op.v_dim * size, score_tiles);
         // SAFETY: passed on; head `kv` of a position's row.
         unsafe {
-            let mut tiles = many::Tiles {
+            let mut tiles = large_q::PackedLines {
                 q: work.q,
                 acc: work.acc,
                 scores: work.scores,
@@ -336,14 +337,14 @@ unsafe fn many_lines<A: Mac>(
                 lines,
             };
             let (k, v) = ((op.k_dim, range.clone()), (op.v_dim, range));
-            by_element!(element, many::pack_keys, A, (&mut tiles, &block, keys, k));
-            many::scores::<A>(&mut tiles, &seen, values_ahead);
+            by_element!(element, large_q::pack_keys, A, (&mut tiles, &block, keys, k));
+            large_q::scores::<A>(&mut tiles, &seen, values_prefetch);
             tiles.shrink.fill(1.0);
             let totals = &mut work.totals[0][..count];
             let (scores, shrink) = (&mut *tiles.scores, &mut *tiles.shrink);
             Scores { scores, shrink, totals }.weigh::<A>(op, &seen);
-            by_element!(element, many::pack_values, A, (&mut tiles, &block, values, v));
-            many::values::<A>(&mut tiles, &seen, op.v_dim, keys_ahead);
+            by_element!(element, large_q::pack_values, A, (&mut tiles, &block, values, v));
+            large_q::values::<A>(&mut tiles, &seen, op.v_dim, keys_prefetch);
         }
     }
 }
@@ -351,7 +352,7 @@ unsafe fn many_lines<A: Mac>(
 /// Merges the results of a split with those of the splits before it, or keeps them apart.
 // SAFETY: the caller has the features on, and nobody else writes these results.
 #[inline(always)]
-unsafe fn keep<V: Lanes>(part: &Part<'_>, work: &mut Work<'_>, split: usize) {
+unsafe fn keep<V: Lanes>(part: &AttentionPart<'_>, work: &mut PartMemory<'_>, split: usize) {
     let (_, v_pad) = padded(part.x.op);
     for line in 0..part.per_head() * part.kv_heads.len() {
         let (row, head) = part.line(line);

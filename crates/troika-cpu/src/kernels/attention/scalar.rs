@@ -22,7 +22,7 @@ pub fn line(x: &Operands<'_>, seq: &SeqRows, row: usize, head: usize, out: &mut 
     let pos = seq.pos + row - seq.rows.start;
     let kv = head / (op.heads / op.kv_heads);
     let q = &x.q[(row * op.heads + head) * op.k_dim..][..op.k_dim];
-    let table = &seq.tables[op.group];
+    let table = &seq.tables[op.page_group];
     // INVARIANT: a reference for tests; its doc names this panic.
     let rows: Vec<usize> = x.visible(pos).map(|p| table.row(p).expect("a kept position")).collect();
     let score = |row: &usize| {

@@ -49,20 +49,20 @@ pub fn elementwise(
         // SAFETY: parts are disjoint.
         let y = unsafe { out.slice(r.clone()) };
         let b = b.map_or(&a[r.clone()], |b| &b[r.clone()]);
-        dispatch(isa, Run { op, a: &a[r], b, y });
+        dispatch(isa, ElementwiseRun { op, a: &a[r], b, y });
     })?;
     Ok(())
 }
 
 /// An op on slices of equal length.
-pub(crate) struct Run<'a> {
+pub(crate) struct ElementwiseRun<'a> {
     pub op: Element,
     pub a: &'a [f32],
     pub b: &'a [f32],
     pub y: &'a mut [f32],
 }
 
-impl Kernel for Run<'_> {
+impl Kernel for ElementwiseRun<'_> {
     type Output = ();
     #[inline(always)]
     unsafe fn run<V: Lanes>(self) {

@@ -1,4 +1,4 @@
-//! The plain look-up of a row; a few rows per step need no more.
+//! The plain look-up of a row; a few rows per forward batch need no more.
 
 use troika_graph::blocks;
 

@@ -24,16 +24,16 @@
 use std::marker::PhantomData;
 use std::mem::{MaybeUninit, offset_of};
 
-use super::Part;
-use super::block::extra;
+use super::Int8Part;
+use super::block::zero_point_correction;
 use super::format::Format;
 use super::lanes::x86::{Dpbusd, X86};
-use super::lanes::{ROWS, Rows, turns};
+use super::lanes::{ROWS, RowLanes, trip_count};
 use super::layout::{GROUP, QUAD};
-use super::quantize::{GROUP_FLOATS, Group};
-use super::tile::{self, Block, DIRECT, even_chunk, get, put, rows, widen_all};
+use super::quantize::{GROUP_FLOATS, QuantizedGroup};
+use super::tile::{self, DIRECT, PanelBlock, even_chunk, get, put, rows, widen_all};
 use crate::machine::instructions::Work;
-use crate::machine::instructions::x86::{Held, TileConfig, Tiles, Vector};
+use crate::machine::instructions::x86::{Held, TileConfig, TileRegisters, Vector};
 #[cfg(target_arch = "x86_64")]
 use crate::machine::instructions::x86::{Tmm, Zmm};
 
@@ -50,7 +50,7 @@ type Sixteen<V> = X86<V, Dpbusd, 1>;
 /// and lets this process use tiles.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-pub(super) unsafe fn run_native<F: Format>(part: Part<'_>) {
+pub(super) unsafe fn run_native<F: Format>(part: Int8Part<'_>) {
     // SAFETY: passed on.
     unsafe { run::<Zmm, Tmm, F>(part) }
 }
@@ -60,7 +60,7 @@ pub(super) unsafe fn run_native<F: Format>(part: Part<'_>) {
 /// # Safety
 /// Needs the features of `V` and `T`; nobody else writes the part's results.
 #[inline(always)]
-pub(super) unsafe fn run<V: Vector, T: Tiles, F: Format>(part: Part<'_>) {
+pub(super) unsafe fn run<V: Vector, T: TileRegisters, F: Format>(part: Int8Part<'_>) {
     // SAFETY: passed on.
     unsafe {
         if part.m.len() <= DIRECT {
@@ -74,7 +74,7 @@ pub(super) unsafe fn run<V: Vector, T: Tiles, F: Format>(part: Part<'_>) {
 /// # Safety
 /// As for [`run`].
 #[inline(always)]
-unsafe fn on_tiles<V: Vector, T: Tiles, F: Format>(mut part: Part<'_>) {
+unsafe fn on_tiles<V: Vector, T: TileRegisters, F: Format>(mut part: Int8Part<'_>) {
     let panels = part.product.weight.panels(&part.n);
     let mut tiles = Held(T::default());
     let mut at = panels.start;
@@ -94,8 +94,8 @@ unsafe fn on_tiles<V: Vector, T: Tiles, F: Format>(mut part: Part<'_>) {
 /// # Safety
 /// As for [`run`]; the panels exist.
 #[inline(always)]
-unsafe fn chunks<V: Vector, T: Tiles, F: Format, const NR: usize>(
-    part: &mut Part<'_>,
+unsafe fn chunks<V: Vector, T: TileRegisters, F: Format, const NR: usize>(
+    part: &mut Int8Part<'_>,
     tiles: &mut T,
     index: usize,
 ) {
@@ -107,7 +107,7 @@ unsafe fn chunks<V: Vector, T: Tiles, F: Format, const NR: usize>(
         // SAFETY: the panels have these groups.
         unsafe {
             let panels = widen_all::<Sixteen<V>, F, NR, true>(part, index, g..g + len);
-            let block = Block { panels, index, g, len, last: g + len == groups };
+            let block = PanelBlock { panels, index, g, len, last: g + len == groups };
             let (part, format) = (&*part, PhantomData);
             V::apart_vnni(AllRows::<V, T, F::Wide, NR> { block: &block, part, tiles, format });
         }
@@ -118,13 +118,15 @@ unsafe fn chunks<V: Vector, T: Tiles, F: Format, const NR: usize>(
 /// A block with all activation rows of a part. It knows only the widened form: formats that share
 /// one share this code.
 struct AllRows<'a, 'b, V, T, W, const NR: usize> {
-    block: &'a Block<NR>,
-    part: &'a Part<'b>,
+    block: &'a PanelBlock<NR>,
+    part: &'a Int8Part<'b>,
     tiles: &'a mut T,
     format: PhantomData<(V, W)>,
 }
 
-impl<V: Vector, T: Tiles, W: Format, const NR: usize> Work for AllRows<'_, '_, V, T, W, NR> {
+impl<V: Vector, T: TileRegisters, W: Format, const NR: usize> Work
+    for AllRows<'_, '_, V, T, W, NR>
+{
     #[inline(always)]
     unsafe fn run(self) {
         let AllRows { block, part, tiles, .. } = self;
@@ -142,15 +144,15 @@ impl<V: Vector, T: Tiles, W: Format, const NR: usize> Work for AllRows<'_, '_, V
 #[repr(C, align(64))]
 struct Sums<const M: usize, const NR: usize>([[[i32; ROWS]; M]; NR]);
 
-impl<const NR: usize> Block<NR> {
+impl<const NR: usize> PanelBlock<NR> {
     /// Activation rows from `m` on, `M` at a time while there are as many; returns the next.
     ///
     /// # Safety
     /// As for [`run`].
     #[inline(always)]
-    unsafe fn steps<V: Vector, T: Tiles, W: Format, const M: usize>(
+    unsafe fn steps<V: Vector, T: TileRegisters, W: Format, const M: usize>(
         &self,
-        part: &Part<'_>,
+        part: &Int8Part<'_>,
         tiles: &mut T,
         mut m: usize,
     ) -> usize {
@@ -177,9 +179,9 @@ impl<const NR: usize> Block<NR> {
     /// # Safety
     /// As for [`run`]; the configuration is that of `M` rows.
     #[inline(always)]
-    unsafe fn step<V: Vector, T: Tiles, W: Format, const M: usize>(
+    unsafe fn step<V: Vector, T: TileRegisters, W: Format, const M: usize>(
         &self,
-        part: &Part<'_>,
+        part: &Int8Part<'_>,
         tiles: &mut T,
         m: usize,
     ) {
@@ -219,9 +221,9 @@ impl<const NR: usize> Block<NR> {
     /// The sums of a group or half of one.
     ///
     /// # Safety
-    /// As for [`Block::step`]; `to` is valid for writes.
+    /// As for [`PanelBlock::step`]; `to` is valid for writes.
     #[inline(always)]
-    unsafe fn multiply<T: Tiles, W: Format, const M: usize>(
+    unsafe fn multiply<T: TileRegisters, W: Format, const M: usize>(
         &self,
         tiles: &mut T,
         (x, stride): (*const u8, usize),
@@ -249,38 +251,38 @@ impl<const NR: usize> Block<NR> {
     /// Scales the sums of a group or half of one and adds them.
     ///
     /// # Safety
-    /// As for [`Block::step`]; `ints` were stored.
+    /// As for [`PanelBlock::step`]; `ints` were stored.
     #[inline(always)]
     unsafe fn scale<V: Vector, W: Format, const M: usize>(
         &self,
         xs: [*const u8; M],
         i: usize,
         ints: *const Sums<M, NR>,
-        sums: &mut [[<Sixteen<V> as Rows>::Floats; NR]; M],
+        sums: &mut [[<Sixteen<V> as RowLanes>::Floats; NR]; M],
     ) {
         let (g, sub) = (i / W::SUBS, i % W::SUBS);
         // SAFETY: by the caller.
         unsafe {
             let mut scales = [W::scale::<Sixteen<V>>(&self.panels[0], g, sub); NR];
             let mut mins = [Sixteen::<V>::splat(0.0); NR];
-            for n in 0..turns::<Sixteen<V>>(NR) {
+            for n in 0..trip_count::<Sixteen<V>>(NR) {
                 scales[n] = W::scale::<Sixteen<V>>(&self.panels[n], g, sub);
                 if W::MIN {
                     mins[n] = W::min::<Sixteen<V>>(&self.panels[n], g);
                 }
             }
-            for m in 0..turns::<Sixteen<V>>(M) {
+            for m in 0..trip_count::<Sixteen<V>>(M) {
                 let group = xs[m].add(g * GROUP_BYTES);
-                let scale = group.add(offset_of!(Group, scale));
+                let scale = group.add(offset_of!(QuantizedGroup, scale));
                 let x = Sixteen::<V>::splat(*scale.cast::<f32>());
-                for n in 0..turns::<Sixteen<V>>(NR) {
+                for n in 0..trip_count::<Sixteen<V>>(NR) {
                     let sum = Sixteen::<V>::load_sums(ints.cast::<i32>().add((n * M + m) * ROWS));
                     let scaled = Sixteen::<V>::mul(Sixteen::<V>::to_floats(sum), scales[n]);
                     sums[m][n] = Sixteen::<V>::fma(scaled, x, sums[m][n]);
                 }
                 if W::MIN {
-                    let x = Sixteen::<V>::splat(*extra(group, 0).cast::<f32>());
-                    for n in 0..turns::<Sixteen<V>>(NR) {
+                    let x = Sixteen::<V>::splat(*zero_point_correction(group, 0).cast::<f32>());
+                    for n in 0..trip_count::<Sixteen<V>>(NR) {
                         sums[m][n] = Sixteen::<V>::fma(mins[n], x, sums[m][n]);
                     }
                 }

@@ -4,22 +4,22 @@ use std::hint::black_box;
 use std::mem::offset_of;
 
 use super::format::{Format, Panel};
-use super::lanes::{Rows, turns};
+use super::lanes::{RowLanes, trip_count};
 use super::layout::QUAD;
-use super::quantize::Group;
+use super::quantize::QuantizedGroup;
 use crate::runtime::prefetch;
 
-/// Bytes before the values in use that are asked for: about the latency of memory.
-const AHEAD: usize = 4096;
+/// Bytes from the values in use to those that are prefetched: about the latency of memory.
+const PREFETCH_DISTANCE: usize = 4096;
 
-/// The extra sum of a group, as an integer.
+/// The zero-point correction of a group, as an integer.
 ///
 /// # Safety
 /// `x` points at a group.
 #[inline(always)]
-pub(super) unsafe fn extra(x: *const u8, sub: usize) -> *const i32 {
+pub(super) unsafe fn zero_point_correction(x: *const u8, sub: usize) -> *const i32 {
     // SAFETY: by the caller.
-    unsafe { x.add(offset_of!(Group, extra)).cast::<i32>().add(sub) }
+    unsafe { x.add(offset_of!(QuantizedGroup, zero_point_correction)).cast::<i32>().add(sub) }
 }
 
 /// The products of `M` activation rows with `NR` panels over some groups, added to `sums`; the
@@ -28,19 +28,21 @@ pub(super) unsafe fn extra(x: *const u8, sub: usize) -> *const i32 {
 /// # Safety
 /// Needs the features of `I`, and the groups behind every pointer.
 #[inline(always)]
-pub(super) unsafe fn tile<I: Rows, F: Format, const M: usize, const NR: usize>(
+pub(super) unsafe fn tile<I: RowLanes, F: Format, const M: usize, const NR: usize>(
     panels: [Panel; NR],
     [xs, next]: [[*const u8; M]; 2],
     groups: usize,
     mut sums: [[I::Floats; NR]; M],
 ) -> [[I::Floats; NR]; M] {
-    let columns = Turns::new::<F>();
+    let columns = TripCounts::new::<F>();
     for g in 0..groups {
-        let at = g * size_of::<Group>();
+        let at = g * size_of::<QuantizedGroup>();
         // SAFETY: by the caller.
         unsafe {
-            for i in 0..turns::<I>(F::LINES) {
-                prefetch::once(panels[0].quants.wrapping_add(F::at(g) + i * 64 + AHEAD));
+            for i in 0..trip_count::<I>(F::LINES) {
+                prefetch::once(
+                    panels[0].quants.wrapping_add(F::at(g) + i * 64 + PREFETCH_DISTANCE),
+                );
             }
             if F::WIDE {
                 for next in next {
@@ -51,8 +53,8 @@ pub(super) unsafe fn tile<I: Rows, F: Format, const M: usize, const NR: usize>(
             for sub in 0..F::SUBS {
                 let mut ints = [[I::begin(F::FULL, 0); NR]; M];
                 if !F::MIN {
-                    for m in 0..turns::<I>(M) {
-                        ints[m] = [I::begin(F::FULL, *extra(xs[m], sub)); NR];
+                    for m in 0..trip_count::<I>(M) {
+                        ints[m] = [I::begin(F::FULL, *zero_point_correction(xs[m], sub)); NR];
                     }
                 }
                 let ints = if F::WIDE && I::PAIRED && M.is_multiple_of(2) {
@@ -63,19 +65,19 @@ pub(super) unsafe fn tile<I: Rows, F: Format, const M: usize, const NR: usize>(
                     straight::<I, F, M, NR>(&panels, xs, (g, sub), ints)
                 };
                 let scales: [_; NR] = std::array::from_fn(|n| F::scale::<I>(&panels[n], g, sub));
-                for m in 0..turns::<I>(M) {
-                    let x = I::splat(*xs[m].add(offset_of!(Group, scale)).cast::<f32>());
-                    for n in 0..turns::<I>(NR) {
+                for m in 0..trip_count::<I>(M) {
+                    let x = I::splat(*xs[m].add(offset_of!(QuantizedGroup, scale)).cast::<f32>());
+                    for n in 0..trip_count::<I>(NR) {
                         let scaled = I::mul(I::to_floats(ints[m][n]), scales[n]);
                         sums[m][n] = I::fma(scaled, x, sums[m][n]);
                     }
                 }
             }
             if F::MIN {
-                for n in 0..turns::<I>(NR) {
+                for n in 0..trip_count::<I>(NR) {
                     let min = F::min::<I>(&panels[n], g);
-                    for m in 0..turns::<I>(M) {
-                        let x = I::splat(*extra(xs[m], 0).cast::<f32>());
+                    for m in 0..trip_count::<I>(M) {
+                        let x = I::splat(*zero_point_correction(xs[m], 0).cast::<f32>());
                         sums[m][n] = I::fma(min, x, sums[m][n]);
                     }
                 }
@@ -88,19 +90,19 @@ pub(super) unsafe fn tile<I: Rows, F: Format, const M: usize, const NR: usize>(
 /// Trip counts of [`rolled`], which the compiler must not know: it would unroll the loops,
 /// order the products by rows instead of by columns, and then keep the weights in memory.
 #[derive(Clone, Copy)]
-struct Turns {
+struct TripCounts {
     /// Folds of a scale's quads.
     folds: usize,
     /// Pairs of quads before a fold.
     pairs: usize,
 }
 
-impl Turns {
+impl TripCounts {
     #[inline(always)]
-    fn new<F: Format>() -> Turns {
+    fn new<F: Format>() -> TripCounts {
         let quads = 8 / F::SUBS;
         let span = F::SPAN.min(quads);
-        Turns { folds: black_box(quads / span), pairs: black_box(span / 2) }
+        TripCounts { folds: black_box(quads / span), pairs: black_box(span / 2) }
     }
 }
 
@@ -109,21 +111,21 @@ impl Turns {
 /// # Safety
 /// As for [`tile`].
 #[inline(always)]
-unsafe fn quad<I: Rows, F: Format, const M: usize, const NR: usize>(
+unsafe fn quad<I: RowLanes, F: Format, const M: usize, const NR: usize>(
     panels: &[Panel; NR],
     xs: [*const u8; M],
     (g, j): (usize, usize),
-    part: &mut [[I::Part; NR]; M],
+    part: &mut [[I::Partial; NR]; M],
 ) {
     // SAFETY: by the caller.
     unsafe {
         let mut w = [weight::<I, F>(&panels[0], g, j); NR];
-        for n in 1..turns::<I>(NR) {
+        for n in 1..trip_count::<I>(NR) {
             w[n] = weight::<I, F>(&panels[n], g, j);
         }
-        for m in 0..turns::<I>(M) {
+        for m in 0..trip_count::<I>(M) {
             let x = I::quad(xs[m].add(4 * j));
-            for n in 0..turns::<I>(NR) {
+            for n in 0..trip_count::<I>(NR) {
                 part[m][n] = I::dot(F::FULL, part[m][n], w[n], x);
             }
         }
@@ -133,7 +135,7 @@ unsafe fn quad<I: Rows, F: Format, const M: usize, const NR: usize>(
 /// # Safety
 /// As for [`tile`].
 #[inline(always)]
-unsafe fn weight<I: Rows, F: Format>(p: &Panel, g: usize, j: usize) -> I::Weight {
+unsafe fn weight<I: RowLanes, F: Format>(p: &Panel, g: usize, j: usize) -> I::Weight {
     // SAFETY: by the caller.
     unsafe {
         let bytes = F::quad::<I>(p, g, j);
@@ -146,7 +148,7 @@ unsafe fn weight<I: Rows, F: Format>(p: &Panel, g: usize, j: usize) -> I::Weight
 /// # Safety
 /// As for [`tile`].
 #[inline(always)]
-unsafe fn straight<I: Rows, F: Format, const M: usize, const NR: usize>(
+unsafe fn straight<I: RowLanes, F: Format, const M: usize, const NR: usize>(
     panels: &[Panel; NR],
     xs: [*const u8; M],
     (g, sub): (usize, usize),
@@ -160,16 +162,16 @@ unsafe fn straight<I: Rows, F: Format, const M: usize, const NR: usize>(
             ($($j:literal)*) => {$(
                 if $j < 8 / F::SUBS {
                     if $j % F::SPAN == 0 {
-                        for m in 0..turns::<I>(M) {
-                            for n in 0..turns::<I>(NR) {
+                        for m in 0..trip_count::<I>(M) {
+                            for n in 0..trip_count::<I>(NR) {
                                 part[m][n] = I::part(F::FULL, ints[m][n]);
                             }
                         }
                     }
                     quad::<I, F, M, NR>(panels, xs, (g, sub * (8 / F::SUBS) + $j), &mut part);
                     if $j % F::SPAN == F::SPAN - 1 {
-                        for m in 0..turns::<I>(M) {
-                            for n in 0..turns::<I>(NR) {
+                        for m in 0..trip_count::<I>(M) {
+                            for n in 0..trip_count::<I>(NR) {
                                 ints[m][n] = I::fold(F::FULL, ints[m][n], part[m][n]);
                             }
                         }
@@ -187,11 +189,11 @@ unsafe fn straight<I: Rows, F: Format, const M: usize, const NR: usize>(
 /// # Safety
 /// As for [`tile`].
 #[inline(always)]
-unsafe fn rolled<I: Rows, F: Format, const M: usize, const NR: usize>(
+unsafe fn rolled<I: RowLanes, F: Format, const M: usize, const NR: usize>(
     panels: &[Panel; NR],
     xs: [*const u8; M],
     (g, sub): (usize, usize),
-    columns: Turns,
+    columns: TripCounts,
     mut ints: [[I::Sums; NR]; M],
 ) -> [[I::Sums; NR]; M] {
     let quads = 8 / F::SUBS;
@@ -214,18 +216,18 @@ unsafe fn rolled<I: Rows, F: Format, const M: usize, const NR: usize>(
 /// # Safety
 /// As for [`tile`].
 #[inline(always)]
-unsafe fn span<I: Rows, F: Format, const M: usize, const NR: usize>(
+unsafe fn span<I: RowLanes, F: Format, const M: usize, const NR: usize>(
     panels: &[Panel; NR],
     xs: [*const u8; M],
     (g, mut j): (usize, usize),
-    columns: Turns,
+    columns: TripCounts,
     mut ints: [[I::Sums; NR]; M],
 ) -> [[I::Sums; NR]; M] {
     // SAFETY: by the caller.
     unsafe {
         let mut part = [[I::part(F::FULL, ints[0][0]); NR]; M];
-        for m in 0..turns::<I>(M) {
-            for n in 0..turns::<I>(NR) {
+        for m in 0..trip_count::<I>(M) {
+            for n in 0..trip_count::<I>(NR) {
                 part[m][n] = I::part(F::FULL, ints[m][n]);
             }
         }
@@ -234,8 +236,8 @@ unsafe fn span<I: Rows, F: Format, const M: usize, const NR: usize>(
             quad::<I, F, M, NR>(panels, xs, (g, j + 1), &mut part);
             j += 2;
         }
-        for m in 0..turns::<I>(M) {
-            for n in 0..turns::<I>(NR) {
+        for m in 0..trip_count::<I>(M) {
+            for n in 0..trip_count::<I>(NR) {
                 ints[m][n] = I::fold(F::FULL, ints[m][n], part[m][n]);
             }
         }
@@ -248,7 +250,7 @@ unsafe fn span<I: Rows, F: Format, const M: usize, const NR: usize>(
 /// # Safety
 /// As for [`tile`]; the panels are widened.
 #[inline(always)]
-unsafe fn paired<I: Rows, F: Format, const M: usize, const NR: usize>(
+unsafe fn paired<I: RowLanes, F: Format, const M: usize, const NR: usize>(
     panels: &[Panel; NR],
     xs: [*const u8; M],
     (g, sub): (usize, usize),
@@ -257,12 +259,12 @@ unsafe fn paired<I: Rows, F: Format, const M: usize, const NR: usize>(
     unsafe {
         let mut begin = [0; M];
         if !F::MIN {
-            begin = std::array::from_fn(|m| *extra(xs[m], sub));
+            begin = std::array::from_fn(|m| *zero_point_correction(xs[m], sub));
         }
         let first = sub * (8 / F::SUBS);
         let xs = xs.map(|x| x.add(4 * first));
         let mut ints = [[I::begin(false, 0); NR]; M];
-        for n in 0..turns::<I>(NR) {
+        for n in 0..trip_count::<I>(NR) {
             let w = panels[n].quants.add((g * 8 + first) * QUAD);
             let sums = if F::SUBS == 1 {
                 I::pairs::<M, 8>(w, xs, begin)

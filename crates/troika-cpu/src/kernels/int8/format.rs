@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use troika_graph::DType;
 
-use super::lanes::{ROWS, Rows};
+use super::lanes::{ROWS, RowLanes};
 use super::layout::{Layout, QUAD, zero};
 
 /// Where the first group or block of a panel has each of its parts (see [`Layout`]).
@@ -53,7 +53,7 @@ pub(super) trait Format {
     const ZERO: u8 = 0;
     /// Quads whose products, added in pairs, fit 16 bits: `2 * max * 127 * SPAN < 2^15`.
     const SPAN: usize;
-    /// Cache lines of a group to ask for ahead of time.
+    /// Cache lines of a group to prefetch.
     const LINES: usize;
     /// Bytes from group to group of a block (see [`Layout`]).
     const STEP: usize;
@@ -78,11 +78,11 @@ pub(super) trait Format {
     }
 
     /// Quad `j` of eight.
-    unsafe fn quad<I: Rows>(p: &Panel, g: usize, j: usize) -> I::Bytes;
+    unsafe fn quad<I: RowLanes>(p: &Panel, g: usize, j: usize) -> I::Bytes;
     /// The scales, as floats.
-    unsafe fn scale<I: Rows>(p: &Panel, g: usize, sub: usize) -> I::Floats;
+    unsafe fn scale<I: RowLanes>(p: &Panel, g: usize, sub: usize) -> I::Floats;
     /// The minima, as floats.
-    unsafe fn min<I: Rows>(_: &Panel, _: usize) -> I::Floats {
+    unsafe fn min<I: RowLanes>(_: &Panel, _: usize) -> I::Floats {
         // SAFETY: features by the caller.
         unsafe { I::splat(0.0) }
     }
@@ -121,7 +121,8 @@ pub(super) struct Q6K;
 /// 4 bits with a scale and a zero point for each `SPAN` groups.
 pub(super) struct Q4G<const SPAN: usize>;
 
-/// A type widened in scratch: quads of bytes (signed where [`Rows::SIGNED`] says so), scales and minima in f32 (`high` is not used).
+/// A type widened in scratch: quads of bytes (signed where [`RowLanes::SIGNED`] says so), scales
+/// and minima in f32 (`high` is not used).
 pub(super) struct Wide<F>(PhantomData<F>);
 
 /// A nibble of quad `j` of the group at some bytes.
@@ -129,7 +130,7 @@ pub(super) struct Wide<F>(PhantomData<F>);
 /// # Safety
 /// As [`Format`]'s methods.
 #[inline(always)]
-unsafe fn nibble<I: Rows>(p: &Panel, at: usize, j: usize) -> I::Bytes {
+unsafe fn nibble<I: RowLanes>(p: &Panel, at: usize, j: usize) -> I::Bytes {
     // SAFETY: by the caller.
     unsafe {
         let bytes = I::load(p.quants.add(at + j % 4 * QUAD));
@@ -146,12 +147,12 @@ impl Format for Q8_0 {
     const STEP: usize = 8 * QUAD;
     const PLAIN: bool = true;
     #[inline(always)]
-    unsafe fn quad<I: Rows>(p: &Panel, g: usize, j: usize) -> I::Bytes {
+    unsafe fn quad<I: RowLanes>(p: &Panel, g: usize, j: usize) -> I::Bytes {
         // SAFETY: by the caller.
         unsafe { I::load(p.quants.add((g * 8 + j) * QUAD)) }
     }
     #[inline(always)]
-    unsafe fn scale<I: Rows>(p: &Panel, g: usize, _: usize) -> I::Floats {
+    unsafe fn scale<I: RowLanes>(p: &Panel, g: usize, _: usize) -> I::Floats {
         // SAFETY: by the caller.
         unsafe { I::load_f16(p.scales.add(g * 32)) }
     }
@@ -164,12 +165,12 @@ impl Format for Q4_0 {
     const LINES: usize = 5;
     const STEP: usize = 4 * QUAD + 2 * ROWS;
     #[inline(always)]
-    unsafe fn quad<I: Rows>(p: &Panel, g: usize, j: usize) -> I::Bytes {
+    unsafe fn quad<I: RowLanes>(p: &Panel, g: usize, j: usize) -> I::Bytes {
         // SAFETY: by the caller.
         unsafe { nibble::<I>(p, Self::at(g), j) }
     }
     #[inline(always)]
-    unsafe fn scale<I: Rows>(p: &Panel, g: usize, _: usize) -> I::Floats {
+    unsafe fn scale<I: RowLanes>(p: &Panel, g: usize, _: usize) -> I::Floats {
         // SAFETY: by the caller.
         unsafe { I::load_f16(p.scales.add(Self::at(g))) }
     }
@@ -180,7 +181,7 @@ impl Format for Q4_0 {
 /// # Safety
 /// As [`Format`]'s methods.
 #[inline(always)]
-unsafe fn k_scale<I: Rows, F: Format>(p: &Panel, g: usize, which: usize) -> I::Floats {
+unsafe fn k_scale<I: RowLanes, F: Format>(p: &Panel, g: usize, which: usize) -> I::Floats {
     // SAFETY: by the caller.
     unsafe {
         let d = I::load_f16(p.supers.add(F::block_at(g) + which * 32));
@@ -197,17 +198,17 @@ impl Format for Q4K {
     const HEAD: usize = 64;
     const GROUPS: usize = 8;
     #[inline(always)]
-    unsafe fn quad<I: Rows>(p: &Panel, g: usize, j: usize) -> I::Bytes {
+    unsafe fn quad<I: RowLanes>(p: &Panel, g: usize, j: usize) -> I::Bytes {
         // SAFETY: by the caller.
         unsafe { nibble::<I>(p, Self::at(g), j) }
     }
     #[inline(always)]
-    unsafe fn scale<I: Rows>(p: &Panel, g: usize, _: usize) -> I::Floats {
+    unsafe fn scale<I: RowLanes>(p: &Panel, g: usize, _: usize) -> I::Floats {
         // SAFETY: by the caller.
         unsafe { k_scale::<I, Self>(p, g, 0) }
     }
     #[inline(always)]
-    unsafe fn min<I: Rows>(p: &Panel, g: usize) -> I::Floats {
+    unsafe fn min<I: RowLanes>(p: &Panel, g: usize) -> I::Floats {
         // SAFETY: by the caller.
         unsafe { k_scale::<I, Self>(p, g, 1) }
     }
@@ -222,7 +223,7 @@ impl Format for Q5K {
     const HEAD: usize = 64;
     const GROUPS: usize = 8;
     #[inline(always)]
-    unsafe fn quad<I: Rows>(p: &Panel, g: usize, j: usize) -> I::Bytes {
+    unsafe fn quad<I: RowLanes>(p: &Panel, g: usize, j: usize) -> I::Bytes {
         // SAFETY: by the caller.
         unsafe {
             let high = I::bits(I::load(p.high.add(Self::at(g))), j as u32, 1);
@@ -230,12 +231,12 @@ impl Format for Q5K {
         }
     }
     #[inline(always)]
-    unsafe fn scale<I: Rows>(p: &Panel, g: usize, _: usize) -> I::Floats {
+    unsafe fn scale<I: RowLanes>(p: &Panel, g: usize, _: usize) -> I::Floats {
         // SAFETY: by the caller.
         unsafe { k_scale::<I, Self>(p, g, 0) }
     }
     #[inline(always)]
-    unsafe fn min<I: Rows>(p: &Panel, g: usize) -> I::Floats {
+    unsafe fn min<I: RowLanes>(p: &Panel, g: usize) -> I::Floats {
         // SAFETY: by the caller.
         unsafe { k_scale::<I, Self>(p, g, 1) }
     }
@@ -251,7 +252,7 @@ impl Format for Q6K {
     const HEAD: usize = 32;
     const GROUPS: usize = 8;
     #[inline(always)]
-    unsafe fn quad<I: Rows>(p: &Panel, g: usize, j: usize) -> I::Bytes {
+    unsafe fn quad<I: RowLanes>(p: &Panel, g: usize, j: usize) -> I::Bytes {
         // SAFETY: by the caller.
         unsafe {
             let high = I::load(p.high.add(Self::at(g) + j / 4 * QUAD));
@@ -259,7 +260,7 @@ impl Format for Q6K {
         }
     }
     #[inline(always)]
-    unsafe fn scale<I: Rows>(p: &Panel, g: usize, sub: usize) -> I::Floats {
+    unsafe fn scale<I: RowLanes>(p: &Panel, g: usize, sub: usize) -> I::Floats {
         // SAFETY: by the caller.
         unsafe {
             let d = I::load_f16(p.supers.add(Self::block_at(g)));
@@ -277,17 +278,17 @@ impl<const S: usize> Format for Q4G<S> {
     const HEAD: usize = 3 * ROWS;
     const GROUPS: usize = S;
     #[inline(always)]
-    unsafe fn quad<I: Rows>(p: &Panel, g: usize, j: usize) -> I::Bytes {
+    unsafe fn quad<I: RowLanes>(p: &Panel, g: usize, j: usize) -> I::Bytes {
         // SAFETY: by the caller.
         unsafe { nibble::<I>(p, Self::at(g), j) }
     }
     #[inline(always)]
-    unsafe fn scale<I: Rows>(p: &Panel, g: usize, _: usize) -> I::Floats {
+    unsafe fn scale<I: RowLanes>(p: &Panel, g: usize, _: usize) -> I::Floats {
         // SAFETY: by the caller.
         unsafe { I::load_f16(p.scales.add(Self::block_at(g))) }
     }
     #[inline(always)]
-    unsafe fn min<I: Rows>(p: &Panel, g: usize) -> I::Floats {
+    unsafe fn min<I: RowLanes>(p: &Panel, g: usize) -> I::Floats {
         // SAFETY: by the caller.
         unsafe { I::mul(Self::scale::<I>(p, g, 0), I::load_u8(p.supers.add(Self::block_at(g)))) }
     }
@@ -304,17 +305,17 @@ impl<F: Format> Format for Wide<F> {
     const STEP: usize = 8 * QUAD;
     const WIDE: bool = true;
     #[inline(always)]
-    unsafe fn quad<I: Rows>(p: &Panel, g: usize, j: usize) -> I::Bytes {
+    unsafe fn quad<I: RowLanes>(p: &Panel, g: usize, j: usize) -> I::Bytes {
         // SAFETY: by the caller.
         unsafe { I::load(p.quants.add((g * 8 + j) * QUAD)) }
     }
     #[inline(always)]
-    unsafe fn scale<I: Rows>(p: &Panel, g: usize, sub: usize) -> I::Floats {
+    unsafe fn scale<I: RowLanes>(p: &Panel, g: usize, sub: usize) -> I::Floats {
         // SAFETY: by the caller; scratch is aligned to floats.
         unsafe { I::load_f32(p.scales.cast::<f32>().add((g * F::SUBS + sub) * 16)) }
     }
     #[inline(always)]
-    unsafe fn min<I: Rows>(p: &Panel, g: usize) -> I::Floats {
+    unsafe fn min<I: RowLanes>(p: &Panel, g: usize) -> I::Floats {
         // SAFETY: as for `scale`.
         unsafe { I::load_f32(p.supers.cast::<f32>().add(g * 16)) }
     }

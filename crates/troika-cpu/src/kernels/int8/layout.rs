@@ -228,7 +228,7 @@ impl Layout {
         }
     }
 
-    /// What there is once per block, beside the scale of [`Layout::place_scales`].
+    /// What there is once per block, besides the scale of [`Layout::place_scales`].
     fn place_supers(&self, to: &mut [u8], r: usize, block: &[u8]) {
         match self.dtype {
             DType::Q4_K | DType::Q5_K => {

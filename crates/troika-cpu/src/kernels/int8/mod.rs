@@ -27,8 +27,8 @@ use crate::kernels::{Context, KernelError};
 pub(crate) use lanes::multiply;
 pub use lanes::{ROWS, name};
 pub use layout::{GROUP, Layout, PackedView};
-pub(crate) use part::Part;
-pub use quantize::{Extra, Rows, floats, quantize};
+pub(crate) use part::Int8Part;
+pub use quantize::{ActivationRows, ZeroPointCorrection, floats, quantize};
 
 /// A product: quantized rows times the transpose of a packed weight.
 #[derive(Clone, Copy)]
@@ -37,7 +37,8 @@ pub struct Product<'a> {
     pub weight: PackedView<'a>,
     /// Added to each row.
     pub bias: Option<&'a [f32]>,
-    /// The activations, [`floats`] floats a row, quantized for the weight's [`Extra`].
+    /// The activations, [`floats`] floats a row, quantized for the weight's
+    /// [`ZeroPointCorrection`].
     pub x: RowsView<'a>,
     /// Where results go.
     pub y: OutView<'a>,
@@ -56,7 +57,7 @@ pub const DTYPES: [DType; 8] = [
 ];
 
 /// Runs a part of a product.
-pub(crate) fn run_part(isa: crate::Isa, part: Part<'_>) {
+pub(crate) fn run_part(isa: crate::Isa, part: Int8Part<'_>) {
     lanes::dispatch(isa, part);
 }
 
@@ -81,7 +82,7 @@ pub unsafe fn linear(
     if rows <= tile::DIRECT {
         let bytes = products.iter().map(|p| p.weight.layout.bytes()).sum();
         // SAFETY: by the caller.
-        return unsafe { few(cx, rows, products, select::stream(all, bytes, threads)) };
+        return unsafe { few_rows(cx, rows, products, select::stream(all, bytes, threads)) };
     }
     let cut = |p: &Product<'_>| {
         let layout = &p.weight.layout;
@@ -89,14 +90,14 @@ pub unsafe fn linear(
         let choice =
             select::panels(select::PanelShape { rows, panels: all, bytes, count: 1 }, threads);
         let (step, blocks) = (choice.panel * ROWS, rows.div_ceil(choice.row_block));
-        Cut {
+        PanelCut {
             step,
             blocks,
             row_block: choice.row_block,
             parts: layout.rows.div_ceil(step) * blocks,
         }
     };
-    let cuts: SmallVec<[Cut; 3]> = products.iter().map(cut).collect();
+    let cuts: SmallVec<[PanelCut; 3]> = products.iter().map(cut).collect();
     let (isa, scratch) = (cx.isa, cx.scratch);
     cx.pool.run(cuts.iter().map(|c| c.parts).sum(), &|worker, mut part| {
         let mut of = 0;
@@ -110,7 +111,7 @@ pub unsafe fn linear(
         let m = block..(block + c.row_block).min(rows);
         // SAFETY: each worker asks for its own scratch once per part; parts have different rows of
         // results, and products by the caller.
-        let part = unsafe { Part::new(product, n, m, 0, scratch.get(worker)) };
+        let part = unsafe { Int8Part::new(product, n, m, 0, scratch.get(worker)) };
         run_part(isa, part);
     })?;
     Ok(())
@@ -120,7 +121,7 @@ pub unsafe fn linear(
 ///
 /// # Safety
 /// As for [`linear`].
-unsafe fn few(
+unsafe fn few_rows(
     cx: &mut Context<'_>,
     rows: usize,
     products: &[Product<'_>],
@@ -135,14 +136,14 @@ unsafe fn few(
             let (product, scratch) = (products[i], &mut *scratch);
             let n = panels.start * ROWS..(panels.end * ROWS).min(product.weight.layout.rows);
             // SAFETY: parts have different rows of results, and products by the caller.
-            run_part(isa, unsafe { Part::new(product, n, 0..rows, 0, scratch) });
+            run_part(isa, unsafe { Int8Part::new(product, n, 0..rows, 0, scratch) });
         });
     })?;
     Ok(())
 }
 
 /// How a product is cut into parts.
-struct Cut {
+struct PanelCut {
     /// Weight rows of a part.
     step: usize,
     /// Blocks of activation rows.

@@ -8,8 +8,8 @@ use super::tile::SCRATCH;
 use super::{GROUP, Product};
 
 /// A part of a product: some weight rows, some activation rows. Kernels read and write by pointers
-/// what [`Part::new`] found to be there; nothing else makes one.
-pub(crate) struct Part<'a> {
+/// what [`Int8Part::new`] found to be there; nothing else makes one.
+pub(crate) struct Int8Part<'a> {
     pub(super) product: Product<'a>,
     /// Weight rows, from the first row of a panel on.
     pub(super) n: Range<usize>,
@@ -23,7 +23,7 @@ pub(crate) struct Part<'a> {
     _checked: (),
 }
 
-impl<'a> Part<'a> {
+impl<'a> Int8Part<'a> {
     /// Checks that the weight's bytes are those of its layout, that it has the rows `n`, the
     /// activations and results the rows `m`, and that bias and scratch are long enough. Results
     /// begin with weight row `origin`.
@@ -40,7 +40,7 @@ impl<'a> Part<'a> {
         m: Range<usize>,
         origin: usize,
         scratch: &'a mut [f32],
-    ) -> Part<'a> {
+    ) -> Int8Part<'a> {
         let layout = &product.weight.layout;
         assert_eq!(product.weight.bytes.len(), layout.bytes(), "bytes of a packed weight");
         let panels =
@@ -53,6 +53,6 @@ impl<'a> Part<'a> {
         assert!(product.x.has(&m, width), "activation rows of a part");
         assert!(product.y.has(&m, n.end - origin), "result rows of a part");
         assert!(scratch.len() >= SCRATCH, "scratch of a part");
-        Part { product, n, m, origin, scratch, _checked: () }
+        Int8Part { product, n, m, origin, scratch, _checked: () }
     }
 }

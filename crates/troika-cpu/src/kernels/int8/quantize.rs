@@ -12,26 +12,27 @@ use crate::kernels::norm::{self, Norm};
 use crate::kernels::simd::{Kernel, Lanes, dispatch};
 use crate::kernels::{Context, KernelError, rows_per_part};
 
-/// A group: 32 values, the scale, and what the weight's type needs beside: [`Extra`].
+/// A group: 32 values, the scale, and what the weight's type needs besides:
+/// [`ZeroPointCorrection`].
 #[derive(Clone, Copy, bytemuck::Zeroable, bytemuck::Pod)]
 #[repr(C)]
-pub(super) struct Group {
+pub(super) struct QuantizedGroup {
     pub q: [i8; GROUP],
     pub scale: f32,
-    pub extra: [u32; 2],
+    pub zero_point_correction: [u32; 2],
 }
 
 /// Floats a group takes.
-pub const GROUP_FLOATS: usize = size_of::<Group>() / 4;
+pub const GROUP_FLOATS: usize = size_of::<QuantizedGroup>() / 4;
 
 /// Floats a row of `cols` activations takes.
 pub fn floats(cols: usize) -> usize {
     cols / GROUP * GROUP_FLOATS
 }
 
-/// Sums that go with a group's values.
+/// What makes up for a zero point or a minimum: a sum that goes with a group's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Extra {
+pub enum ZeroPointCorrection {
     /// i32: `-zero * sum of the values`, of 32 or of each 16 of them. It makes up for a weight
     /// value other than 0 that stands for zero.
     Zero {
@@ -44,13 +45,13 @@ pub enum Extra {
     Sum,
 }
 
-impl Extra {
+impl ZeroPointCorrection {
     /// What products with weights of a type need.
-    pub fn of(dtype: DType) -> Extra {
+    pub fn of(dtype: DType) -> ZeroPointCorrection {
         match dtype {
-            DType::Q4_K | DType::Q5_K => Extra::Sum,
-            _ if dtype.has_zero_points() => Extra::Sum,
-            _ => Extra::Zero { zero: zero(dtype), halves: dtype == DType::Q6_K },
+            DType::Q4_K | DType::Q5_K => ZeroPointCorrection::Sum,
+            _ if dtype.has_zero_points() => ZeroPointCorrection::Sum,
+            _ => ZeroPointCorrection::Zero { zero: zero(dtype), halves: dtype == DType::Q6_K },
         }
     }
 }
@@ -63,7 +64,11 @@ const TINY: f32 = 1e-30;
 /// # Safety
 /// Needs the features of `V`.
 #[inline(always)]
-pub(super) unsafe fn group<V: Lanes>(x: &[f32; GROUP], extra: Extra, out: &mut Group) {
+pub(super) unsafe fn group<V: Lanes>(
+    x: &[f32; GROUP],
+    zero_point_correction: ZeroPointCorrection,
+    out: &mut QuantizedGroup,
+) {
     // SAFETY: by the caller; both are a group's.
     let (amax, sums) = unsafe {
         let amax = V::largest_magnitude(x);
@@ -71,16 +76,18 @@ pub(super) unsafe fn group<V: Lanes>(x: &[f32; GROUP], extra: Extra, out: &mut G
         (amax, V::round_bytes(x, inverse, &mut out.q))
     };
     out.scale = if amax < TINY { 0.0 } else { amax / 127.0 };
-    out.extra = match extra {
-        Extra::Zero { zero, halves: true } => sums.map(|s| (-zero * s) as u32),
-        Extra::Zero { zero, halves: false } => [(-zero * (sums[0] + sums[1])) as u32, 0],
-        Extra::Sum => [(-out.scale * (sums[0] + sums[1]) as f32).to_bits(), 0],
+    out.zero_point_correction = match zero_point_correction {
+        ZeroPointCorrection::Zero { zero, halves: true } => sums.map(|s| (-zero * s) as u32),
+        ZeroPointCorrection::Zero { zero, halves: false } => {
+            [(-zero * (sums[0] + sums[1])) as u32, 0]
+        }
+        ZeroPointCorrection::Sum => [(-out.scale * (sums[0] + sums[1]) as f32).to_bits(), 0],
     };
 }
 
 /// What is quantized: rows as they are, or made just before, so that they never go to memory.
 #[derive(Clone, Copy)]
-pub enum Rows<'a> {
+pub enum ActivationRows<'a> {
     /// Rows.
     Plain(&'a [f32]),
     /// Each row of these, normalised.
@@ -89,33 +96,37 @@ pub enum Rows<'a> {
     Gate(Activation, [&'a [f32]; 2]),
 }
 
-impl Rows<'_> {
+impl ActivationRows<'_> {
     fn len(&self) -> usize {
         match self {
-            Rows::Plain(x) | Rows::Norm(_, x) | Rows::Gate(_, [x, _]) => x.len(),
+            ActivationRows::Plain(x)
+            | ActivationRows::Norm(_, x)
+            | ActivationRows::Gate(_, [x, _]) => x.len(),
         }
     }
 
     fn check(&self, cols: usize) {
         match self {
-            Rows::Plain(_) => {}
-            Rows::Norm(norm, _) => norm.check(cols),
-            Rows::Gate(_, [gate, up]) => assert_eq!(gate.len(), up.len(), "gates and values"),
+            ActivationRows::Plain(_) => {}
+            ActivationRows::Norm(norm, _) => norm.check(cols),
+            ActivationRows::Gate(_, [gate, up]) => {
+                assert_eq!(gate.len(), up.len(), "gates and values")
+            }
         }
     }
 }
 
 /// Rows and where they go, in one or several kinds.
-struct Run<'a, 'o> {
-    from: Rows<'a>,
+struct QuantizeRun<'a, 'o> {
+    from: ActivationRows<'a>,
     rows: Range<usize>,
     cols: usize,
     /// Room for a row that is made.
     line: &'a mut [f32],
-    to: &'a [(Extra, SharedMut<'o, f32>)],
+    to: &'a [(ZeroPointCorrection, SharedMut<'o, f32>)],
 }
 
-impl Kernel for Run<'_, '_> {
+impl Kernel for QuantizeRun<'_, '_> {
     type Output = ();
     #[inline(always)]
     unsafe fn run<V: Lanes>(self) {
@@ -125,21 +136,21 @@ impl Kernel for Run<'_, '_> {
             // SAFETY: features by the caller; lengths were checked, and rows belong to one part.
             unsafe {
                 let x = match self.from {
-                    Rows::Plain(x) => &x[at],
-                    Rows::Norm(norm, x) => {
+                    ActivationRows::Plain(x) => &x[at],
+                    ActivationRows::Norm(norm, x) => {
                         norm::line::<V>(norm, &x[at], &mut self.line[..cols]);
                         &self.line[..cols]
                     }
-                    Rows::Gate(act, [a, b]) => {
+                    ActivationRows::Gate(act, [a, b]) => {
                         let (a, b, y) = (&a[at.clone()], &b[at], &mut self.line[..cols]);
-                        elementwise::Run { op: Element::Gate(act), a, b, y }.run::<V>();
+                        elementwise::ElementwiseRun { op: Element::Gate(act), a, b, y }.run::<V>();
                         &self.line[..cols]
                     }
                 };
-                for (extra, to) in self.to {
+                for (zero_point_correction, to) in self.to {
                     let to = to.slice(row * width..(row + 1) * width);
                     for (x, out) in x.as_chunks().0.iter().zip(bytemuck::cast_slice_mut(to)) {
-                        group::<V>(x, *extra, out);
+                        group::<V>(x, *zero_point_correction, out);
                     }
                 }
             }
@@ -157,8 +168,8 @@ impl Kernel for Run<'_, '_> {
 /// If a result's length is another.
 pub fn quantize(
     cx: &mut Context<'_>,
-    (from, cols): (Rows<'_>, usize),
-    to: &mut [(Extra, &mut [f32])],
+    (from, cols): (ActivationRows<'_>, usize),
+    to: &mut [(ZeroPointCorrection, &mut [f32])],
 ) -> Result<(), KernelError> {
     let rows = from.len() / cols.max(1);
     let fits = to.iter().all(|(_, out)| out.len() == rows * floats(cols));
@@ -166,12 +177,12 @@ pub fn quantize(
     from.check(cols);
     let each = rows_per_part(cols);
     let to: SmallVec<[_; 2]> = to.iter_mut().map(|(e, out)| (*e, SharedMut::new(out))).collect();
-    let (isa, scratch, made) = (cx.isa, cx.scratch, !matches!(from, Rows::Plain(_)));
+    let (isa, scratch, made) = (cx.isa, cx.scratch, !matches!(from, ActivationRows::Plain(_)));
     cx.pool.run(rows.div_ceil(each), &|worker, part| {
         let rows = part * each..(part * each + each).min(rows);
         // SAFETY: each worker asks for its own scratch once per part.
         let line = if made { unsafe { scratch.get(worker) } } else { &mut [][..] };
-        dispatch(isa, Run { from, rows, cols, line, to: &to });
+        dispatch(isa, QuantizeRun { from, rows, cols, line, to: &to });
     })?;
     Ok(())
 }

@@ -5,7 +5,7 @@ use half::f16;
 use troika_graph::DType;
 
 use super::layout::{GROUP, quants, scale_min, zero};
-use super::quantize::{Extra, Group, group};
+use super::quantize::{QuantizedGroup, ZeroPointCorrection, group};
 use crate::kernels::linear::WeightView;
 use crate::kernels::simd::Portable;
 
@@ -38,9 +38,9 @@ fn dot(dtype: DType, row: &[u8], x: &[f32]) -> f32 {
     let mut sum = 0.0f32;
     for (g, x) in x.as_chunks::<GROUP>().0.iter().enumerate() {
         let block = &row[g / per_block * dtype.block_bytes()..][..dtype.block_bytes()];
-        let (mut a, mut w): (Group, _) = (bytemuck::Zeroable::zeroed(), [0; GROUP]);
+        let (mut a, mut w): (QuantizedGroup, _) = (bytemuck::Zeroable::zeroed(), [0; GROUP]);
         // SAFETY: plain Rust needs no features.
-        unsafe { group::<Portable>(x, Extra::of(dtype), &mut a) }
+        unsafe { group::<Portable>(x, ZeroPointCorrection::of(dtype), &mut a) }
         quants(dtype, block, g % per_block, &mut w);
         let (scales, min) = scales(dtype, block, g % per_block);
         let product = |i: usize| i32::from(a.q[i]) * (i32::from(w[i]) - zero(dtype));
@@ -53,8 +53,8 @@ fn dot(dtype: DType, row: &[u8], x: &[f32]) -> f32 {
             let ints: i32 = (0..GROUP).map(product).sum();
             sum = (ints as f32 * scales[0]).mul_add(a.scale, sum);
         }
-        if Extra::of(dtype) == Extra::Sum {
-            sum = min.mul_add(f32::from_bits(a.extra[0]), sum);
+        if ZeroPointCorrection::of(dtype) == ZeroPointCorrection::Sum {
+            sum = min.mul_add(f32::from_bits(a.zero_point_correction[0]), sum);
         }
     }
     sum

@@ -3,10 +3,10 @@
 
 use troika_graph::DType;
 
-use super::Part;
+use super::Int8Part;
 use super::lanes::emulate;
 use super::layout::{Layout, PackedView};
-use super::quantize::{Extra, Group, floats, group};
+use super::quantize::{QuantizedGroup, ZeroPointCorrection, floats, group};
 use super::{DTYPES, Product, format, scalar};
 use crate::kernels::linear::{OutView, RowsView, WeightView};
 use crate::kernels::simd::Portable;
@@ -42,9 +42,9 @@ fn weight(dtype: DType, len: usize, seed: &mut u32) -> Vec<u8> {
 fn quantized(dtype: DType, x: &[f32]) -> Vec<f32> {
     let mut q = vec![0.0];
     for x in x.as_chunks::<32>().0 {
-        let mut out: Group = bytemuck::Zeroable::zeroed();
+        let mut out: QuantizedGroup = bytemuck::Zeroable::zeroed();
         // SAFETY: plain Rust needs no features.
-        unsafe { group::<Portable>(x, Extra::of(dtype), &mut out) };
+        unsafe { group::<Portable>(x, ZeroPointCorrection::of(dtype), &mut out) };
         q.extend_from_slice(bytemuck::cast_slice(&[out]));
     }
     q
@@ -88,7 +88,7 @@ fn emulated_kernels_are_the_reference_to_the_bit() {
                     y: OutView::dense(SharedMut::new(&mut y), n),
                 };
                 // SAFETY: nobody else has the results.
-                let part = unsafe { Part::new(product, 0..n, 0..rows, 0, &mut scratch) };
+                let part = unsafe { Int8Part::new(product, 0..n, 0..rows, 0, &mut scratch) };
                 // SAFETY: plain Rust needs no features; the format is the weight's.
                 unsafe { format::with_format!(dtype, F => emulate::<F>(isa, part)) }
                 assert!(y == want, "{dtype}, {rows} rows, {n} x {k}, {}", isa.name());

@@ -7,10 +7,10 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::Part;
+use super::Int8Part;
 use super::block::tile;
 use super::format::{Format, Panel};
-use super::lanes::{ROWS, Rows, turns};
+use super::lanes::{ROWS, RowLanes, trip_count};
 use super::layout::{GROUP, QUAD};
 use super::quantize::GROUP_FLOATS;
 use crate::machine::instructions::Work;
@@ -32,8 +32,8 @@ pub(super) const SCRATCH: usize = 3 * PANEL;
 /// # Safety
 /// Needs the features of `I`; the weight is of this format.
 #[inline(always)]
-pub(super) unsafe fn run<I: Rows, F: Format>(part: Part<'_>) {
-    // SAFETY: passed on; `Part::new` checked panels, rows and lengths, and had the promise that
+pub(super) unsafe fn run<I: RowLanes, F: Format>(part: Int8Part<'_>) {
+    // SAFETY: passed on; `Int8Part::new` checked panels, rows and lengths, and had the promise that
     // nobody else writes the results.
     unsafe {
         match part.m.len() {
@@ -51,7 +51,7 @@ pub(super) unsafe fn run<I: Rows, F: Format>(part: Part<'_>) {
 /// # Safety
 /// As for [`run`]; panels, rows and groups are in range.
 #[inline(always)]
-unsafe fn direct<I: Rows, F: Format, const M: usize>(part: Part<'_>) {
+unsafe fn direct<I: RowLanes, F: Format, const M: usize>(part: Int8Part<'_>) {
     let weight = &part.product.weight;
     let groups = weight.layout.cols / GROUP;
     // SAFETY: the panels exist; the rows are checked.
@@ -70,7 +70,11 @@ unsafe fn direct<I: Rows, F: Format, const M: usize>(part: Part<'_>) {
 /// # Safety
 /// As for [`run`]; panels, rows and groups are in range.
 #[inline(always)]
-pub(super) unsafe fn rows<const M: usize>(part: &Part<'_>, m: usize, g: usize) -> [*const u8; M] {
+pub(super) unsafe fn rows<const M: usize>(
+    part: &Int8Part<'_>,
+    m: usize,
+    g: usize,
+) -> [*const u8; M] {
     let groups = part.product.weight.layout.cols / GROUP;
     let mut rows = [std::ptr::null(); M];
     for (i, to) in rows.iter_mut().enumerate() {
@@ -86,7 +90,7 @@ pub(super) unsafe fn rows<const M: usize>(part: &Part<'_>, m: usize, g: usize) -
 /// # Safety
 /// As for [`run`]; panels, rows and groups are in range.
 #[inline(always)]
-unsafe fn wide<I: Rows, F: Format>(part: Part<'_>) {
+unsafe fn wide<I: RowLanes, F: Format>(part: Int8Part<'_>) {
     let panels = part.product.weight.panels(&part.n);
     let mut part = part;
     let mut at = panels.start;
@@ -116,7 +120,7 @@ pub(super) fn even_chunk(groups: usize) -> usize {
 /// # Safety
 /// As for [`run`]; panels, rows and groups are in range.
 #[inline(always)]
-unsafe fn chunks<I: Rows, F: Format, const NR: usize>(part: &mut Part<'_>, index: usize) {
+unsafe fn chunks<I: RowLanes, F: Format, const NR: usize>(part: &mut Int8Part<'_>, index: usize) {
     let groups = part.product.weight.layout.cols / GROUP;
     let even = even_chunk(groups);
     let mut g = 0;
@@ -125,7 +129,7 @@ unsafe fn chunks<I: Rows, F: Format, const NR: usize>(part: &mut Part<'_>, index
         // SAFETY: the panels exist and have these groups.
         unsafe {
             let panels = widen_all::<I, F, NR, false>(part, index, g..g + len);
-            let block = Block { panels, index, g, len, last: g + len == groups };
+            let block = PanelBlock { panels, index, g, len, last: g + len == groups };
             I::apart(AllRows::<I, F::Wide, NR>(&block, part, PhantomData));
         }
         g += len;
@@ -137,8 +141,8 @@ unsafe fn chunks<I: Rows, F: Format, const NR: usize>(part: &mut Part<'_>, index
 /// # Safety
 /// As for [`run`]; panels, rows and groups are in range.
 #[inline(always)]
-pub(super) unsafe fn widen_all<I: Rows, F: Format, const NR: usize, const SIGNED: bool>(
-    part: &mut Part<'_>,
+pub(super) unsafe fn widen_all<I: RowLanes, F: Format, const NR: usize, const SIGNED: bool>(
+    part: &mut Int8Part<'_>,
     index: usize,
     g: Range<usize>,
 ) -> [Panel; NR] {
@@ -161,7 +165,7 @@ pub(super) unsafe fn widen_all<I: Rows, F: Format, const NR: usize, const SIGNED
 /// # Safety
 /// As for [`run`]; panels, rows and groups are in range.
 #[inline(always)]
-unsafe fn widen<I: Rows, F: Format, const SIGNED: bool>(
+unsafe fn widen<I: RowLanes, F: Format, const SIGNED: bool>(
     p: &Panel,
     g: Range<usize>,
     to: *mut f32,
@@ -173,7 +177,7 @@ unsafe fn widen<I: Rows, F: Format, const SIGNED: bool>(
         let (scales, mins) = (to.add(WIDE[0]), to.add(WIDE[0] + WIDE[1]));
         for (i, g) in g.clone().enumerate() {
             if copy {
-                for j in 0..turns::<I>(8) {
+                for j in 0..trip_count::<I>(8) {
                     let mut quad = F::quad::<I>(p, g, j);
                     if signed && F::ZERO > 0 {
                         quad = I::less(quad, F::ZERO);
@@ -194,7 +198,7 @@ unsafe fn widen<I: Rows, F: Format, const SIGNED: bool>(
 }
 
 /// Some groups of some widened panels.
-pub(super) struct Block<const NR: usize> {
+pub(super) struct PanelBlock<const NR: usize> {
     pub panels: [Panel; NR],
     /// Of the first panel.
     pub index: usize,
@@ -208,9 +212,13 @@ pub(super) struct Block<const NR: usize> {
 
 /// A block with all activation rows of a part. It knows only the widened form: formats that share
 /// one share this code.
-struct AllRows<'a, 'b, I, W, const NR: usize>(&'a Block<NR>, &'a Part<'b>, PhantomData<(I, W)>);
+struct AllRows<'a, 'b, I, W, const NR: usize>(
+    &'a PanelBlock<NR>,
+    &'a Int8Part<'b>,
+    PhantomData<(I, W)>,
+);
 
-impl<I: Rows, W: Format, const NR: usize> Work for AllRows<'_, '_, I, W, NR> {
+impl<I: RowLanes, W: Format, const NR: usize> Work for AllRows<'_, '_, I, W, NR> {
     #[inline(always)]
     unsafe fn run(self) {
         let AllRows(block, part, _) = self;
@@ -226,13 +234,17 @@ impl<I: Rows, W: Format, const NR: usize> Work for AllRows<'_, '_, I, W, NR> {
     }
 }
 
-impl<const NR: usize> Block<NR> {
+impl<const NR: usize> PanelBlock<NR> {
     /// Activation rows from `m` on, `M` at a time; returns the first that is left.
     ///
     /// # Safety
     /// As for [`run`]; panels, rows and groups are in range.
     #[inline(always)]
-    unsafe fn rows<I: Rows, W: Format, const M: usize>(&self, part: &Part<'_>, m: usize) -> usize {
+    unsafe fn rows<I: RowLanes, W: Format, const M: usize>(
+        &self,
+        part: &Int8Part<'_>,
+        m: usize,
+    ) -> usize {
         let (mut m, end) = (m, part.m.end);
         if m + M > end {
             return m;
@@ -260,7 +272,7 @@ impl<const NR: usize> Block<NR> {
 /// # Safety
 /// As for [`run`]; panels, rows and groups are in range.
 #[inline(always)]
-unsafe fn whole<const NR: usize>(part: &Part<'_>, m: usize, index: usize) -> Option<*mut f32> {
+unsafe fn whole<const NR: usize>(part: &Int8Part<'_>, m: usize, index: usize) -> Option<*mut f32> {
     // SAFETY: as in `place`.
     unsafe { ((index + NR) * ROWS <= part.n.end).then(|| place(part, m, index).0) }
 }
@@ -270,7 +282,7 @@ unsafe fn whole<const NR: usize>(part: &Part<'_>, m: usize, index: usize) -> Opt
 /// # Safety
 /// As for [`run`]; panels, rows and groups are in range.
 #[inline(always)]
-unsafe fn place(part: &Part<'_>, m: usize, index: usize) -> (*mut f32, usize) {
+unsafe fn place(part: &Int8Part<'_>, m: usize, index: usize) -> (*mut f32, usize) {
     let n = index * ROWS;
     let rows = ROWS.min(part.n.end - n);
     let y = part.product.y.at(m, part.n.end - part.origin);
@@ -283,22 +295,22 @@ unsafe fn place(part: &Part<'_>, m: usize, index: usize) -> (*mut f32, usize) {
 /// # Safety
 /// As for [`run`]; panels, rows and groups are in range.
 #[inline(always)]
-pub(super) unsafe fn get<I: Rows, const M: usize, const NR: usize>(
-    part: &Part<'_>,
+pub(super) unsafe fn get<I: RowLanes, const M: usize, const NR: usize>(
+    part: &Int8Part<'_>,
     m: usize,
     index: usize,
     sums: &mut [[I::Floats; NR]; M],
 ) {
-    for (i, row) in sums.iter_mut().enumerate().take(turns::<I>(M)) {
+    for (i, row) in sums.iter_mut().enumerate().take(trip_count::<I>(M)) {
         // SAFETY: these results are this part's.
         if let Some(y) = unsafe { whole::<NR>(part, m + i, index) } {
-            for (j, sum) in row.iter_mut().enumerate().take(turns::<I>(NR)) {
+            for (j, sum) in row.iter_mut().enumerate().take(trip_count::<I>(NR)) {
                 // SAFETY: as above.
                 *sum = unsafe { I::load_f32(y.add(j * ROWS)) };
             }
             continue;
         }
-        for (j, sum) in row.iter_mut().enumerate().take(turns::<I>(NR)) {
+        for (j, sum) in row.iter_mut().enumerate().take(trip_count::<I>(NR)) {
             let mut buf = [0.0f32; ROWS];
             // SAFETY: these results are this part's; the buffer has sixteen.
             unsafe {
@@ -317,24 +329,24 @@ pub(super) unsafe fn get<I: Rows, const M: usize, const NR: usize>(
 /// # Safety
 /// As for [`run`]; panels, rows and groups are in range.
 #[inline(always)]
-pub(super) unsafe fn put<I: Rows, const M: usize, const NR: usize>(
-    part: &Part<'_>,
+pub(super) unsafe fn put<I: RowLanes, const M: usize, const NR: usize>(
+    part: &Int8Part<'_>,
     m: usize,
     index: usize,
     sums: [[I::Floats; NR]; M],
     last: bool,
 ) {
     let bias = if last { part.product.bias } else { None };
-    for (i, row) in sums.iter().enumerate().take(turns::<I>(M)) {
+    for (i, row) in sums.iter().enumerate().take(trip_count::<I>(M)) {
         // SAFETY: these results are this part's.
         if let (None, Some(y)) = (bias, unsafe { whole::<NR>(part, m + i, index) }) {
-            for (j, sum) in row.iter().enumerate().take(turns::<I>(NR)) {
+            for (j, sum) in row.iter().enumerate().take(trip_count::<I>(NR)) {
                 // SAFETY: as above.
                 unsafe { I::store(*sum, y.add(j * ROWS)) };
             }
             continue;
         }
-        for (j, sum) in row.iter().enumerate().take(turns::<I>(NR)) {
+        for (j, sum) in row.iter().enumerate().take(trip_count::<I>(NR)) {
             let mut buf = [0.0f32; ROWS];
             // SAFETY: as in `get`.
             unsafe {

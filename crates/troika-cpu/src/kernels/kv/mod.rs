@@ -5,7 +5,7 @@ pub mod scalar;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use half::{bf16, f16};
-use troika_device::Step;
+use troika_device::ForwardBatch;
 
 use crate::kernels::linear::nearest;
 use crate::kernels::simd::{Kernel, Lanes, dispatch};
@@ -84,15 +84,16 @@ impl CacheRef<'_> {
     }
 }
 
-/// Cache rows of width `width` that the step's positions live in; checks that all of them exist.
-fn check(step: &Step, group: usize, cache_rows: usize) -> Result<(), KernelError> {
-    if !step.is_whole() {
+/// Cache rows of width `width` that the forward batch's positions live in; checks that all of them
+/// exist.
+fn check(forward: &ForwardBatch, page_group: usize, cache_rows: usize) -> Result<(), KernelError> {
+    if !forward.is_whole() {
         return Err(operand("the rows of sequences have gaps".into()));
     }
-    for s in &step.seqs {
+    for s in &forward.seqs {
         for i in 0..s.rows.len() {
             let pos = s.pos + i;
-            match s.tables[group].row(pos) {
+            match s.tables[page_group].row(pos) {
                 Some(row) if row < cache_rows => {}
                 Some(_) => return Err(operand(format!("position {pos} lies past the cache"))),
                 None => return Err(operand(format!("position {pos} has no page"))),
@@ -106,15 +107,15 @@ pub(crate) fn operand(why: String) -> KernelError {
     KernelError::Operand(why)
 }
 
-/// Writes the rows of `x`, `width` elements each, at the positions of the step.
+/// Writes the rows of `x`, `width` elements each, at the positions of the forward batch.
 ///
 /// # Errors
 /// A position without a page or outside of the cache; values that a cache of f16 cannot hold (all
 /// rows are written then, too); a panic of a part.
 pub fn append(
     cx: &mut Context<'_>,
-    step: &Step,
-    group: usize,
+    forward: &ForwardBatch,
+    page_group: usize,
     (x, width): (&[f32], usize),
     cache: CacheMut<'_>,
 ) -> Result<(), KernelError> {
@@ -124,25 +125,25 @@ pub fn append(
     let (x, isa) = ((x, width), cx.isa);
     match cache {
         CacheMut::F32(c) => {
-            check(step, group, c.len() / width)?;
-            rows(cx, step, group, x, c, &|x, y| y.copy_from_slice(x))
+            check(forward, page_group, c.len() / width)?;
+            rows(cx, forward, page_group, x, c, &|x, y| y.copy_from_slice(x))
         }
         CacheMut::F16(c) => {
-            check(step, group, c.len() / width)?;
+            check(forward, page_group, c.len() / width)?;
             let beyond = AtomicBool::new(false);
             let put = |x: &[f32], y: &mut [f16]| {
                 if dispatch(isa, ToF16(x, y)) {
                     beyond.store(true, Ordering::Relaxed);
                 }
             };
-            rows(cx, step, group, x, c, &put)?;
+            rows(cx, forward, page_group, x, c, &put)?;
             let why = "keys or values exceed the range of f16; use a cache of bf16 or f32";
             if beyond.into_inner() { Err(operand(why.into())) } else { Ok(()) }
         }
         CacheMut::BF16(c) => {
-            check(step, group, c.len() / width)?;
+            check(forward, page_group, c.len() / width)?;
             let put = |x: &[f32], y: &mut [bf16]| dispatch(isa, ToBf16(x, y));
-            rows(cx, step, group, x, c, &put)
+            rows(cx, forward, page_group, x, c, &put)
         }
     }
 }
@@ -186,8 +187,8 @@ impl Kernel for ToBf16<'_> {
 /// Parts are ranges of columns: no two write one element, whatever the tables say.
 fn rows<T: Send>(
     cx: &mut Context<'_>,
-    step: &Step,
-    group: usize,
+    forward: &ForwardBatch,
+    page_group: usize,
     (x, width): (&[f32], usize),
     cache: SharedMut<'_, T>,
     put: &(dyn Fn(&[f32], &mut [T]) + Sync),
@@ -196,9 +197,11 @@ fn rows<T: Send>(
     let cols = width.div_ceil(parts).next_multiple_of(64);
     cx.pool.run(width.div_ceil(cols), &|_, part| {
         let c = part * cols..((part + 1) * cols).min(width);
-        for s in &step.seqs {
+        for s in &forward.seqs {
             for row in s.rows.clone() {
-                let Some(at) = s.tables[group].row(s.pos + row - s.rows.start) else { continue };
+                let Some(at) = s.tables[page_group].row(s.pos + row - s.rows.start) else {
+                    continue;
+                };
                 // SAFETY: these columns belong to this part.
                 let to = unsafe { cache.slice(at * width + c.start..at * width + c.end) };
                 put(&x[row * width..][c.clone()], to);

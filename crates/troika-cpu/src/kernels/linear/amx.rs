@@ -28,12 +28,12 @@
 
 use std::mem::MaybeUninit;
 
-use super::pack::{Block, WIDE, pack};
+use super::pack::{WIDE, WeightBlock, pack};
 use super::terms::Mac;
-use super::tile::{Sink, ahead};
-use super::{BLOCK, Part, RowsView};
+use super::tile::{Sink, prefetch_rows};
+use super::{BLOCK, ProductPart, RowsView};
 use crate::kernels::simd::Lanes;
-use crate::machine::instructions::x86::{Held, TileConfig, Tiles};
+use crate::machine::instructions::x86::{Held, TileConfig, TileRegisters};
 
 /// Rows of a tile, and words of its rows.
 const SIDE: usize = 16;
@@ -49,7 +49,7 @@ const _: () = assert!(BLOCK.is_multiple_of(SIDE));
 /// # Safety
 /// Needs the features of `A` and `T`; the weight is as it lies in a file (no panels).
 #[inline(always)]
-pub(super) unsafe fn part<A: Mac, T: Tiles>(part: Part<'_>) {
+pub(super) unsafe fn part<A: Mac, T: TileRegisters>(part: ProductPart<'_>) {
     assert!(!part.product.panels, "a weight as it lies in a file");
     let mut tiles = Held(T::default());
     // SAFETY: passed on.
@@ -81,7 +81,7 @@ struct Copied<T>(T);
 /// # Safety
 /// As for [`part`].
 #[inline(always)]
-unsafe fn one_row<V: Lanes, T: Tiles>(part: &Part<'_>, tiles: &mut T) {
+unsafe fn one_row<V: Lanes, T: TileRegisters>(part: &ProductPart<'_>, tiles: &mut T) {
     let p = &part.product;
     let x = p.x.row(part.m.start, p.weight.cols.div_ceil(2));
     let y = p.y.at(part.m.start, p.weight.rows);
@@ -109,8 +109,8 @@ unsafe fn one_row<V: Lanes, T: Tiles>(part: &Part<'_>, tiles: &mut T) {
 /// # Safety
 /// As for [`part`]; the configuration is that of these rows.
 #[inline(always)]
-unsafe fn weight_rows<V: Lanes, T: Tiles, const NT: usize>(
-    part: &Part<'_>,
+unsafe fn weight_rows<V: Lanes, T: TileRegisters, const NT: usize>(
+    part: &ProductPart<'_>,
     tiles: &mut T,
     (x, y): (*const f32, *mut f32),
     n: std::ops::Range<usize>,
@@ -132,7 +132,7 @@ unsafe fn weight_rows<V: Lanes, T: Tiles, const NT: usize>(
             let whole = len / STEP * STEP;
             for k in (at..at + whole).step_by(STEP) {
                 for rows in starts.chunks_exact(V::N) {
-                    ahead::<V>(rows, bytes, 2 * k, STEP / V::N);
+                    prefetch_rows::<V>(rows, bytes, 2 * k, STEP / V::N);
                 }
                 multiply_rows::<T, NT>(tiles, (base.add(2 * k), bytes), x.add(k / 2));
             }
@@ -170,7 +170,7 @@ unsafe fn weight_rows<V: Lanes, T: Tiles, const NT: usize>(
 /// # Safety
 /// As for [`weight_rows`]; the rows have these columns.
 #[inline(always)]
-unsafe fn multiply_rows<T: Tiles, const NT: usize>(
+unsafe fn multiply_rows<T: TileRegisters, const NT: usize>(
     tiles: &mut T,
     (rows, stride): (*const u8, usize),
     x: *const f32,
@@ -192,7 +192,7 @@ unsafe fn multiply_rows<T: Tiles, const NT: usize>(
 /// # Safety
 /// As for [`part`].
 #[inline(always)]
-unsafe fn by_panels<A: Mac, T: Tiles>(part: Part<'_>, tiles: &mut T) {
+unsafe fn by_panels<A: Mac, T: TileRegisters>(part: ProductPart<'_>, tiles: &mut T) {
     let p = &part.product;
     let (panels, wide) = part.scratch.split_at_mut(part.scratch.len() - WIDE);
     let mut copy = MaybeUninit::<Copied<[[f32; BLOCK]; STEP]>>::uninit();
@@ -205,7 +205,9 @@ unsafe fn by_panels<A: Mac, T: Tiles>(part: Part<'_>, tiles: &mut T) {
             let rows = STEP.min(part.n.end - n);
             let panel = &mut panels[i * STEP * BLOCK..][..whole * STEP];
             // SAFETY: features by the caller.
-            unsafe { pack::<A>(Block { weight: p.weight, n, rows, at, len }, panel, STEP, wide) }
+            unsafe {
+                pack::<A>(WeightBlock { weight: p.weight, n, rows, at, len }, panel, STEP, wide)
+            }
             panel[words * STEP..].fill(0.0);
         }
         for m in part.m.clone().step_by(STEP) {
@@ -288,7 +290,10 @@ impl Square<'_, '_> {
     /// # Safety
     /// As for [`part`]; the configuration is that of these rows.
     #[inline(always)]
-    unsafe fn multiply<V: Lanes, T: Tiles, const MT: usize, const NT: usize>(&self, tiles: &mut T) {
+    unsafe fn multiply<V: Lanes, T: TileRegisters, const MT: usize, const NT: usize>(
+        &self,
+        tiles: &mut T,
+    ) {
         let (x, stride) = self.x;
         // SAFETY: by the caller.
         unsafe {
@@ -324,7 +329,7 @@ impl Square<'_, '_> {
     /// # Safety
     /// As for [`Square::multiply`].
     #[inline(always)]
-    unsafe fn put<V: Lanes, T: Tiles, const MT: usize>(&self, tiles: &mut T) {
+    unsafe fn put<V: Lanes, T: TileRegisters, const MT: usize>(&self, tiles: &mut T) {
         let mut sums = MaybeUninit::<Copied<[[f32; STEP]; STEP]>>::uninit();
         let p = self.sink.product;
         // SAFETY: the tiles' rows have room; those in use are read. Result rows are checked.

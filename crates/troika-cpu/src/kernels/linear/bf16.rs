@@ -8,7 +8,7 @@
 use half::bf16;
 
 use super::terms::{Mac, nearest};
-use super::{Part, tile};
+use super::{ProductPart, tile};
 use crate::kernels::simd::{Kernel, Lanes, MAX_LANES, Portable, dispatch};
 use crate::kernels::{Context, KernelError, rows_per_part};
 use crate::{Isa, SharedMut};
@@ -151,7 +151,7 @@ mod native {
     use std::arch::x86_64::*;
 
     use super::super::amx;
-    use super::{Mac, PairsKernel, Part};
+    use super::{Mac, PairsKernel, ProductPart};
     use crate::machine::instructions::x86::Tmm;
 
     struct Native;
@@ -200,7 +200,7 @@ mod native {
     /// Needs the features, AMX-TILE and AMX-BF16, and the system's permission to use tiles. (Of
     /// `Native` only the registers are used.)
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-    pub unsafe fn run_tiles(part: Part<'_>) {
+    pub unsafe fn run_tiles(part: ProductPart<'_>) {
         // SAFETY: by the caller.
         unsafe { amx::part::<Native, Tmm>(part) }
     }
@@ -215,7 +215,7 @@ pub(crate) trait PairsKernel {
     unsafe fn run<A: Mac>(self);
 }
 
-impl PairsKernel for Part<'_> {
+impl PairsKernel for ProductPart<'_> {
     #[inline(always)]
     unsafe fn run<A: Mac>(self) {
         // SAFETY: features by the caller.
@@ -224,7 +224,7 @@ impl PairsKernel for Part<'_> {
 }
 
 /// Runs a part of a product of pairs: natively where the instruction set can, else in plain Rust.
-pub(super) fn run_part(isa: Isa, part: Part<'_>) {
+pub(super) fn run_part(isa: Isa, part: ProductPart<'_>) {
     #[cfg(any(target_arch = "x86_64", all(feature = "emulate", not(target_arch = "aarch64"))))]
     if instruction(isa) == Instruction::Tiles {
         // SAFETY: features are detected, and who has the instruction set has asked for it.

@@ -23,7 +23,7 @@ mod weights;
 
 use std::ops::Range;
 
-use troika_graph::{Acts, DType};
+use troika_graph::{ActivationFormat, DType};
 
 use crate::kernels::select;
 use crate::kernels::simd::{Kernel, Lanes, dispatch};
@@ -32,20 +32,22 @@ use crate::machine::Multiply;
 use crate::{Isa, SharedMut};
 
 pub(crate) use bf16::{PairsKernel, dispatch_pairs};
-pub(crate) use part::Part;
-pub(crate) use terms::{Float, Mac, Pairs, Single, Source, nearest};
+pub(crate) use part::ProductPart;
+pub(crate) use terms::{Float, Mac, Pairs, RowReader, Single, nearest};
 pub(crate) use weights::{Bf16Row, F16Row, F32Row};
 
 /// Words whose products are summed in one chain. A multiple of every block length.
 pub const BLOCK: usize = 256;
 
 /// The multiply instruction behind products of activations in f32, or bf16.
-pub(crate) fn multiply(isa: Isa, acts: Acts) -> Option<Multiply> {
+pub(crate) fn multiply(isa: Isa, activations: ActivationFormat) -> Option<Multiply> {
     match isa {
-        _ if acts == Acts::Bf16 && bf16::is_native(isa) => match bf16::instruction(isa) {
-            bf16::Instruction::Registers => Some(Multiply::Bf16Avx512),
-            bf16::Instruction::Tiles => Some(Multiply::Bf16Amx),
-        },
+        _ if activations == ActivationFormat::Bf16 && bf16::is_native(isa) => {
+            match bf16::instruction(isa) {
+                bf16::Instruction::Registers => Some(Multiply::Bf16Avx512),
+                bf16::Instruction::Tiles => Some(Multiply::Bf16Amx),
+            }
+        }
         Isa::Scalar => None,
         Isa::Neon | Isa::NeonDot | Isa::NeonI8mm => Some(Multiply::F32Neon),
         Isa::Avx2 | Isa::AvxVnni => Some(Multiply::F32Avx2),
@@ -222,7 +224,7 @@ pub struct Product<'a> {
     pub panels: bool,
 }
 
-struct PartKernel<'a>(Part<'a>);
+struct PartKernel<'a>(ProductPart<'a>);
 
 impl Kernel for PartKernel<'_> {
     type Output = ();
@@ -234,7 +236,7 @@ impl Kernel for PartKernel<'_> {
 }
 
 /// Runs a part of a product.
-pub(crate) fn run_part(isa: crate::Isa, part: Part<'_>) {
+pub(crate) fn run_part(isa: crate::Isa, part: ProductPart<'_>) {
     if part.product.pairs { bf16::run_part(isa, part) } else { dispatch(isa, PartKernel(part)) }
 }
 
@@ -283,7 +285,7 @@ pub unsafe fn linear<'a>(
         let m = block * choice.row_block..((block + 1) * choice.row_block).min(rows);
         // SAFETY: each worker asks for its own scratch once per part; parts have different rows of
         // results, and products by the caller.
-        let part = unsafe { Part::new(product, n, m, scratch.get(worker)) };
+        let part = unsafe { ProductPart::new(product, n, m, scratch.get(worker)) };
         run_part(isa, part);
     })?;
     Ok(())

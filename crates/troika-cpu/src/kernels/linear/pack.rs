@@ -2,14 +2,14 @@
 
 use troika_graph::DType;
 
-use super::terms::{Halves, Mac, Pairs, Single, Source};
+use super::terms::{Halves, Mac, Pairs, RowReader, Single};
 use super::weights::{F16Row, F32Row, Q4Row, Q8Row, widen};
 use super::{BLOCK, WeightView};
 use crate::kernels::simd::{Lanes, MAX_LANES};
 
 /// A block of a weight: some rows, some columns.
 #[derive(Clone, Copy)]
-pub(super) struct Block<'a> {
+pub(super) struct WeightBlock<'a> {
     pub weight: WeightView<'a>,
     /// First row.
     pub n: usize,
@@ -28,7 +28,12 @@ pub(super) struct Block<'a> {
 /// # Safety
 /// Needs the features of `A`.
 #[inline(always)]
-pub(super) unsafe fn pack<A: Mac>(b: Block<'_>, to: &mut [f32], width: usize, wide: &mut [f32]) {
+pub(super) unsafe fn pack<A: Mac>(
+    b: WeightBlock<'_>,
+    to: &mut [f32],
+    width: usize,
+    wide: &mut [f32],
+) {
     let w = &b.weight;
     assert!(b.n + b.rows <= w.rows && b.at + b.len <= w.cols, "a block inside of the weight");
     assert!(b.rows.next_multiple_of(A::V::N) <= width, "width of a panel");
@@ -40,7 +45,7 @@ pub(super) unsafe fn pack<A: Mac>(b: Block<'_>, to: &mut [f32], width: usize, wi
         let base = w.bytes.as_ptr().add(b.n * bytes);
         let rows = |g: usize| rows::<A::V>(base, bytes, b.rows - g);
         for g in (0..b.rows).step_by(A::V::N) {
-            let to = Panel { to: to.as_mut_ptr().add(g), width };
+            let to = PanelTarget { to: to.as_mut_ptr().add(g), width };
             match (A::PAIRS, w.dtype) {
                 (true, _) => columns::<A::V, Pairs>(at(rows(g), g * bytes), b.at, b.len, to),
                 (_, DType::BF16) => {
@@ -88,7 +93,7 @@ fn at(rows: [*const u8; MAX_LANES], bytes: usize) -> [*const u8; MAX_LANES] {
 }
 
 /// Where the words of a register's rows go.
-struct Panel {
+struct PanelTarget {
     to: *mut f32,
     width: usize,
 }
@@ -98,11 +103,11 @@ struct Panel {
 /// # Safety
 /// Needs the features of `V`; the rows have these columns, the panel room for their words.
 #[inline(always)]
-unsafe fn columns<V: Lanes, S: Source>(
+unsafe fn columns<V: Lanes, S: RowReader>(
     rows: [*const u8; MAX_LANES],
     from: usize,
     len: usize,
-    panel: Panel,
+    panel: PanelTarget,
 ) {
     let step = S::COLS * V::N;
     let words = S::words(len);
@@ -131,7 +136,7 @@ unsafe fn columns<V: Lanes, S: Source>(
 /// # Safety
 /// Needs the features of `V`; the rows have these columns.
 #[inline(always)]
-pub(super) unsafe fn square<V: Lanes, S: Source>(
+pub(super) unsafe fn square<V: Lanes, S: RowReader>(
     rows: [*const u8; MAX_LANES],
     from: usize,
     cols: usize,
@@ -152,5 +157,5 @@ pub(super) unsafe fn square<V: Lanes, S: Source>(
     }
 }
 
-/// Floats [`pack`] may need beside the panel.
+/// Floats [`pack`] may need besides the panel.
 pub(super) const WIDE: usize = MAX_LANES * BLOCK;

@@ -8,10 +8,10 @@
 use troika_graph::DType;
 
 use super::bf16::{PairsKernel, dispatch_pairs};
-use super::pack::{Block, pack};
+use super::pack::{WeightBlock, pack};
 use super::terms::Mac;
 use super::tile::Sink;
-use super::{BLOCK, Part, Product, WeightView};
+use super::{BLOCK, Product, ProductPart, WeightView};
 use crate::Isa;
 use crate::kernels::simd::Lanes;
 use crate::runtime::prefetch;
@@ -19,7 +19,7 @@ use crate::runtime::prefetch;
 /// Weight rows of a panel.
 pub const ROWS: usize = 16;
 /// Bytes before the words in use that are asked for: about the latency of memory.
-const AHEAD: usize = 4096;
+const PREFETCH_DISTANCE: usize = 4096;
 
 /// Bytes of a panel of rows of `cols` columns.
 pub fn panel_bytes(cols: usize) -> usize {
@@ -54,7 +54,7 @@ impl PairsKernel for Pack<'_> {
         let (weight, len) = (self.weight, self.weight.cols);
         for (i, to) in self.out.chunks_exact_mut(panel_bytes(len) / 4).enumerate() {
             let n = i * ROWS;
-            let block = Block { weight, n, rows: ROWS.min(weight.rows - n), at: 0, len };
+            let block = WeightBlock { weight, n, rows: ROWS.min(weight.rows - n), at: 0, len };
             // SAFETY: features by the caller.
             unsafe { pack::<A>(block, to, ROWS, &mut []) }
         }
@@ -78,7 +78,7 @@ unsafe fn panel(p: &Product<'_>, n: usize) -> *const f32 {
 /// # Safety
 /// Needs the features of `A`; the weight is packed.
 #[inline(always)]
-pub(super) unsafe fn one_row<A: Mac>(part: &Part<'_>) {
+pub(super) unsafe fn one_row<A: Mac>(part: &ProductPart<'_>) {
     let mut n = part.n.start;
     // SAFETY: passed on.
     unsafe {
@@ -98,7 +98,7 @@ pub(super) unsafe fn one_row<A: Mac>(part: &Part<'_>) {
 /// # Safety
 /// As for [`one_row`].
 #[inline(always)]
-unsafe fn some<A: Mac, const G: usize>(part: &Part<'_>, n: usize) {
+unsafe fn some<A: Mac, const G: usize>(part: &ProductPart<'_>, n: usize) {
     let p = &part.product;
     let words = p.weight.cols.div_ceil(2);
     // SAFETY: rows are checked; the panels hold all words.
@@ -118,7 +118,7 @@ unsafe fn some<A: Mac, const G: usize>(part: &Part<'_>, n: usize) {
                     let x = A::V::splat(*x.add(k));
                     for g in 0..G {
                         let w = from[g].add(k * ROWS);
-                        prefetch::once(w.cast::<u8>().wrapping_add(AHEAD));
+                        prefetch::once(w.cast::<u8>().wrapping_add(PREFETCH_DISTANCE));
                         acc[g] = A::mac(x, A::V::load(w), acc[g]);
                     }
                 }

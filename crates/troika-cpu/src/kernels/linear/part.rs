@@ -7,8 +7,8 @@ use troika_graph::DType;
 use super::{Product, panels, worker_floats};
 
 /// A part of a product: some weight rows, some activation rows. Kernels read and write by pointers
-/// what [`Part::new`] found to be there; nothing else makes one.
-pub(crate) struct Part<'a> {
+/// what [`ProductPart::new`] found to be there; nothing else makes one.
+pub(crate) struct ProductPart<'a> {
     pub(super) product: Product<'a>,
     /// Weight rows.
     pub(super) n: Range<usize>,
@@ -20,7 +20,7 @@ pub(crate) struct Part<'a> {
     _checked: (),
 }
 
-impl<'a> Part<'a> {
+impl<'a> ProductPart<'a> {
     /// Checks that the weight's bytes are those of its shape, that it has the rows `n`, the
     /// activations and results the rows `m`, and that bias and scratch are long enough.
     ///
@@ -35,7 +35,7 @@ impl<'a> Part<'a> {
         n: Range<usize>,
         m: Range<usize>,
         scratch: &'a mut [f32],
-    ) -> Part<'a> {
+    ) -> ProductPart<'a> {
         let w = &product.weight;
         if product.panels {
             let need = panels::bytes(w.rows, w.cols);
@@ -52,6 +52,6 @@ impl<'a> Part<'a> {
         assert!(product.x.has(&m, words), "activation rows of a part");
         assert!(product.y.has(&m, w.rows), "result rows of a part");
         assert!(scratch.len() >= worker_floats(), "scratch of a part");
-        Part { product, n, m, scratch, _checked: () }
+        ProductPart { product, n, m, scratch, _checked: () }
     }
 }

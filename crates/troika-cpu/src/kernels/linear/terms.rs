@@ -88,7 +88,7 @@ impl<V: Lanes> Mac for Float<V> {
 }
 
 /// How a row of weights is read: 32-bit lanes of one or two columns, which meet one or two words.
-pub(crate) trait Source {
+pub(crate) trait RowReader {
     /// Columns of a lane.
     const COLS: usize;
     /// Words of a lane.
@@ -126,7 +126,7 @@ pub(super) struct Halves;
 /// Two columns of bf16 per lane, used together.
 pub(crate) struct Pairs;
 
-impl<R: RowLoad> Source for Single<R> {
+impl<R: RowLoad> RowReader for Single<R> {
     const COLS: usize = 1;
     const WORDS: usize = 1;
     #[inline(always)]
@@ -145,7 +145,7 @@ impl<R: RowLoad> Source for Single<R> {
     }
 }
 
-impl Source for Halves {
+impl RowReader for Halves {
     const COLS: usize = 2;
     const WORDS: usize = 2;
     #[inline(always)]
@@ -165,7 +165,7 @@ impl Source for Halves {
     }
 }
 
-impl Source for Pairs {
+impl RowReader for Pairs {
     const COLS: usize = 2;
     const WORDS: usize = 1;
     #[inline(always)]

@@ -2,25 +2,25 @@
 
 use troika_graph::DType;
 
-use super::pack::{Block, WIDE, pack, rows, square};
-use super::terms::{Halves, Mac, Pairs, Single, Source};
+use super::pack::{WIDE, WeightBlock, pack, rows, square};
+use super::terms::{Halves, Mac, Pairs, RowReader, Single};
 use super::weights::{F16Row, F32Row, Q4Row, Q8Row};
-use super::{BLOCK, Part, Product, panels};
+use super::{BLOCK, Product, ProductPart, panels};
 use crate::kernels::simd::{Lanes, load_part, store_part};
 
 /// Activation rows that meet one panel after another while they are in the nearer caches.
 const ROWS_AT_ONCE: usize = 96;
 /// Bytes of a row before those in use that are asked for: about the latency of memory.
-const AHEAD: usize = 512;
+const PREFETCH_DISTANCE: usize = 512;
 
 /// Computes a part of a product.
 ///
 /// # Safety
 /// Needs the features of `A`.
 #[inline(always)]
-pub(super) unsafe fn part<A: Mac>(part: Part<'_>) {
-    // SAFETY: passed on; `Part::new` checked bytes, rows and lengths, and had the promise that
-    // nobody else writes the results.
+pub(super) unsafe fn part<A: Mac>(part: ProductPart<'_>) {
+    // SAFETY: passed on; `ProductPart::new` checked bytes, rows and lengths, and had the promise
+    // that nobody else writes the results.
     unsafe {
         if part.m.len() == 1 {
             if A::PAIRS && part.product.panels {
@@ -57,7 +57,7 @@ impl Sink<'_, '_> {
     #[inline(always)]
     pub unsafe fn put<V: Lanes>(&self, row: *mut f32, n: usize, count: usize, sums: V) {
         let bias = if self.last { self.product.bias } else { None };
-        // SAFETY: by the caller; a bias has as many elements as a result row (`Part::new`).
+        // SAFETY: by the caller; a bias has as many elements as a result row (`ProductPart::new`).
         unsafe {
             let y = row.add(n);
             let whole = count >= V::N;
@@ -88,7 +88,7 @@ fn row_words<A: Mac>(p: &Product<'_>) -> usize {
 /// # Safety
 /// As for [`part`].
 #[inline(always)]
-unsafe fn one_row<A: Mac, S: Source>(part: &Part<'_>) {
+unsafe fn one_row<A: Mac, S: RowReader>(part: &ProductPart<'_>) {
     let p = &part.product;
     // SAFETY: the activation and result rows are checked; the weight rows are in the part.
     unsafe {
@@ -113,8 +113,8 @@ unsafe fn one_row<A: Mac, S: Source>(part: &Part<'_>) {
 /// # Safety
 /// As for [`part`].
 #[inline(always)]
-unsafe fn rows_by_row<A: Mac, S: Source, const G: usize>(
-    part: &Part<'_>,
+unsafe fn rows_by_row<A: Mac, S: RowReader, const G: usize>(
+    part: &ProductPart<'_>,
     (x, y): (*const f32, *mut f32),
     n: usize,
 ) {
@@ -140,7 +140,7 @@ unsafe fn rows_by_row<A: Mac, S: Source, const G: usize>(
             while i < whole {
                 let x = x.add(S::words(at + i));
                 for g in 0..G {
-                    ahead::<A::V>(&rows[g], bytes, (at + i) / len_of * bytes_of, G);
+                    prefetch_rows::<A::V>(&rows[g], bytes, (at + i) / len_of * bytes_of, G);
                     let lanes = square::<A::V, S>(rows[g], at + i, step);
                     for (j, lanes) in lanes.iter().take(A::V::N).enumerate() {
                         for k in 0..S::WORDS {
@@ -179,8 +179,13 @@ unsafe fn rows_by_row<A: Mac, S: Source, const G: usize>(
 /// # Safety
 /// Needs the features of `V`.
 #[inline(always)]
-pub(super) unsafe fn ahead<V: Lanes>(rows: &[*const u8], bytes: usize, at: usize, groups: usize) {
-    let to = at + AHEAD;
+pub(super) unsafe fn prefetch_rows<V: Lanes>(
+    rows: &[*const u8],
+    bytes: usize,
+    at: usize,
+    groups: usize,
+) {
+    let to = at + PREFETCH_DISTANCE;
     let jump = if to < bytes { to } else { to - bytes + groups * V::N * bytes };
     for r in &rows[..V::N] {
         // SAFETY: any address will do.
@@ -194,7 +199,7 @@ pub(super) unsafe fn ahead<V: Lanes>(rows: &[*const u8], bytes: usize, at: usize
 /// # Safety
 /// As for [`part`].
 #[inline(always)]
-unsafe fn by_panels<A: Mac, const M: usize, const W: usize>(part: Part<'_>) {
+unsafe fn by_panels<A: Mac, const M: usize, const W: usize>(part: ProductPart<'_>) {
     let p = &part.product;
     let width = W * A::V::N;
     let (packed, wide) = part.scratch.split_at_mut(part.scratch.len() - WIDE);
@@ -207,7 +212,7 @@ unsafe fn by_panels<A: Mac, const M: usize, const W: usize>(part: Part<'_>) {
         for (i, n) in part.n.clone().step_by(width).enumerate() {
             let rows = width.min(part.n.end - n);
             let to = &mut packed[i * width * BLOCK..];
-            let block = Block { weight: p.weight, n, rows, at, len };
+            let block = WeightBlock { weight: p.weight, n, rows, at, len };
             // SAFETY: features by the caller; parts begin with a panel.
             unsafe {
                 if A::PAIRS && p.panels {
@@ -223,7 +228,7 @@ unsafe fn by_panels<A: Mac, const M: usize, const W: usize>(part: Part<'_>) {
             for (i, n) in part.n.clone().step_by(width).enumerate() {
                 let panel = &packed[i * width * BLOCK..][..words * width];
                 let rest = width.min(part.n.end - n);
-                let t = Tiles { sink: &sink, panel, words, skip, n, rest };
+                let t = PanelTiles { sink: &sink, panel, words, skip, n, rest };
                 // SAFETY: as above; the panel holds what the tiles say.
                 unsafe {
                     match rest.div_ceil(A::V::N) {
@@ -243,7 +248,7 @@ unsafe fn by_panels<A: Mac, const M: usize, const W: usize>(part: Part<'_>) {
 }
 
 /// A packed block of a weight and where its sums go.
-struct Tiles<'a, 'b, 'p> {
+struct PanelTiles<'a, 'b, 'p> {
     sink: &'p Sink<'a, 'b>,
     panel: &'p [f32],
     words: usize,
@@ -255,7 +260,7 @@ struct Tiles<'a, 'b, 'p> {
     rest: usize,
 }
 
-impl Tiles<'_, '_, '_> {
+impl PanelTiles<'_, '_, '_> {
     /// All tiles of some activation rows.
     ///
     /// # Safety
@@ -287,7 +292,7 @@ impl Tiles<'_, '_, '_> {
     }
 
     /// # Safety
-    /// As for [`Tiles::all`].
+    /// As for [`PanelTiles::all`].
     #[inline(always)]
     unsafe fn tile<A: Mac, const M: usize, const W: usize, const U: usize>(&self, m: usize) {
         let p = self.sink.product;

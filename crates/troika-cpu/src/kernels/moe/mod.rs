@@ -9,16 +9,16 @@ mod weight;
 
 use std::ops::Range;
 
-use troika_graph::{Activation, Acts};
+use troika_graph::{Activation, ActivationFormat};
 
 use crate::SharedMut;
-use crate::kernels::elementwise::{Element, Run, each_row};
+use crate::kernels::elementwise::{Element, ElementwiseRun, each_row};
 use crate::kernels::linear::{self, Input, OutView, RowsView};
 use crate::kernels::select;
 use crate::kernels::simd::dispatch;
 use crate::kernels::{Context, KernelError, int8};
 
-pub use weight::{Piece, Weight};
+pub use weight::{ExpertPiece, Weight};
 
 /// Activation rows whose gate and up are held at once by a part.
 const TILE_ROWS: usize = 64;
@@ -69,17 +69,22 @@ pub struct Memory<'a> {
 
 /// Floats of working memory for rows that choose `top_k` experts each; activations may be made
 /// ready for products before both projections.
-pub fn floats((rows, top_k): (usize, usize), k: usize, inter: usize, acts: Acts) -> usize {
-    let pair = k.saturating_add(inter).saturating_add(ready(acts, inter));
-    rows.saturating_mul(top_k.saturating_mul(pair).saturating_add(ready(acts, k)))
+pub fn floats(
+    (rows, top_k): (usize, usize),
+    k: usize,
+    inter: usize,
+    activations: ActivationFormat,
+) -> usize {
+    let pair = k.saturating_add(inter).saturating_add(ready(activations, inter));
+    rows.saturating_mul(top_k.saturating_mul(pair).saturating_add(ready(activations, k)))
 }
 
 /// Floats that `cols` activations made ready take at most.
-fn ready(acts: Acts, cols: usize) -> usize {
-    match acts {
-        Acts::F32 => 0,
-        Acts::Bf16 => cols,
-        Acts::Int8 => int8::floats(cols),
+fn ready(activations: ActivationFormat, cols: usize) -> usize {
+    match activations {
+        ActivationFormat::F32 => 0,
+        ActivationFormat::Bf16 => cols,
+        ActivationFormat::Int8 => int8::floats(cols),
     }
 }
 
@@ -144,7 +149,7 @@ fn sort<'a>(ids: &[i32], experts: usize, words: &'a mut [u32]) -> Result<Sorted<
 }
 
 /// `y[row] = sum over slots of weight * expert(x[row])`. Activations are rounded to bf16 before
-/// each projection if `acts` says so; those of packed weights are in eight bits. The layer's
+/// each projection if `activations` says so; those of packed weights are in eight bits. The layer's
 /// input is made ready once for all experts, what is between the projections once for all pairs.
 ///
 /// # Errors
@@ -152,7 +157,7 @@ fn sort<'a>(ids: &[i32], experts: usize, words: &'a mut [u32]) -> Result<Sorted<
 pub fn experts<W: Weight>(
     cx: &mut Context<'_>,
     x: Operands<'_, Expert<'_, W>>,
-    acts: Acts,
+    activations: ActivationFormat,
     memory: Memory<'_>,
     y: &mut [f32],
 ) -> Result<(), KernelError> {
@@ -166,11 +171,11 @@ pub fn experts<W: Weight>(
     let first = (x.expert)(sorted.used[0] as usize);
     let (hidden, rest) = memory.floats.split_at_mut(pairs * x.inter);
     let (down, rest) = rest.split_at_mut(pairs * x.k);
-    let (outer, rest) = rest.split_at_mut(rows * ready(acts, x.k));
-    let inner = &mut rest[..pairs * ready(acts, x.inter)];
-    let input = first.gate.input(cx, (x.x, x.k), acts, outer)?;
+    let (outer, rest) = rest.split_at_mut(rows * ready(activations, x.k));
+    let inner = &mut rest[..pairs * ready(activations, x.inter)];
+    let input = first.gate.input(cx, (x.x, x.k), activations, outer)?;
     gate_up(cx, &x, &sorted, input, SharedMut::new(hidden))?;
-    let input = first.down.input(cx, (hidden, x.inter), acts, inner)?;
+    let input = first.down.input(cx, (hidden, x.inter), activations, inner)?;
     project_down(cx, &x, &sorted, input, SharedMut::new(down))?;
     combine(cx, x.weights, (down, x.k), y)
 }
@@ -193,17 +198,17 @@ fn combine(
 }
 
 /// How the experts in use are cut into parts: each has `steps` parts of `step` weight rows.
-struct Cut {
+struct ExpertCut {
     step: usize,
     steps: usize,
 }
 
-impl Cut {
+impl ExpertCut {
     /// For weights of `rows` rows like the first expert's.
-    fn new<W: Weight>(cx: &Context<'_>, first: W, sorted: &Sorted<'_>, rows: usize) -> Cut {
+    fn new<W: Weight>(cx: &Context<'_>, first: W, sorted: &Sorted<'_>, rows: usize) -> ExpertCut {
         let used = sorted.used.len();
         let step = first.part_rows(cx, sorted.order.len().div_ceil(used), used);
-        Cut { step, steps: rows.div_ceil(step) }
+        ExpertCut { step, steps: rows.div_ceil(step) }
     }
 
     /// The expert and the weight rows of a part.
@@ -221,7 +226,7 @@ fn gate_up<W: Weight>(
     input: Input<'_>,
     hidden: SharedMut<'_, f32>,
 ) -> Result<(), KernelError> {
-    let cut = Cut::new(cx, (x.expert)(sorted.used[0] as usize).gate, sorted, x.inter);
+    let cut = ExpertCut::new(cx, (x.expert)(sorted.used[0] as usize).gate, sorted, x.inter);
     let (isa, scratch) = (cx.isa, cx.scratch);
     cx.pool.run(sorted.used.len() * cut.steps, &|worker, part| {
         let (e, n) = cut.part(part, sorted, x.inter);
@@ -242,7 +247,7 @@ fn gate_up<W: Weight>(
             for (weight, bias, tile) in both {
                 let y = OutView::dense(SharedMut::new(tile), n.len());
                 let (x, m, origin) = (rows, index.len(), n.start);
-                let piece = Piece { bias, n: n.clone(), m, x, y, origin, pairs: input.pairs };
+                let piece = ExpertPiece { bias, n: n.clone(), m, x, y, origin, pairs: input.pairs };
                 // SAFETY: the results are in this worker's scratch.
                 unsafe { weight.multiply(isa, piece, &mut *wide) };
             }
@@ -252,7 +257,7 @@ fn gate_up<W: Weight>(
                 let y = unsafe { hidden.slice(start + n.start..start + n.end) };
                 let r = i * n.len()..(i + 1) * n.len();
                 let (a, b) = (&gate[r.clone()], &up[r]);
-                dispatch(isa, Run { op: Element::Gate(x.act), a, b, y });
+                dispatch(isa, ElementwiseRun { op: Element::Gate(x.act), a, b, y });
             }
         }
     })?;
@@ -267,13 +272,13 @@ fn project_down<W: Weight>(
     input: Input<'_>,
     down: SharedMut<'_, f32>,
 ) -> Result<(), KernelError> {
-    let cut = Cut::new(cx, (x.expert)(sorted.used[0] as usize).down, sorted, x.k);
+    let cut = ExpertCut::new(cx, (x.expert)(sorted.used[0] as usize).down, sorted, x.k);
     let (isa, scratch, width) = (cx.isa, cx.scratch, input.width);
     cx.pool.run(sorted.used.len() * cut.steps, &|worker, part| {
         let (e, n) = cut.part(part, sorted, x.k);
         let (pairs, expert) = (sorted.pairs(e), (x.expert)(e));
         let index = Some(&sorted.order[pairs.clone()]);
-        let piece = Piece {
+        let piece = ExpertPiece {
             bias: expert.bias[2],
             n,
             m: pairs.len(),

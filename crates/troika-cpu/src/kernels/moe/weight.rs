@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use troika_graph::Acts;
+use troika_graph::ActivationFormat;
 
 use crate::kernels::linear::{self, Input, OutView, RowsView, WeightView};
 use crate::kernels::select;
@@ -10,7 +10,7 @@ use crate::kernels::{Context, KernelError, int8};
 use crate::machine::Isa;
 
 /// A product of some weight rows with some activation rows.
-pub struct Piece<'a> {
+pub struct ExpertPiece<'a> {
     /// Added to each row, by weight rows.
     pub bias: Option<&'a [f32]>,
     /// Weight rows.
@@ -37,7 +37,7 @@ pub trait Weight: Copy {
         &self,
         cx: &mut Context<'_>,
         x: (&'a [f32], usize),
-        acts: Acts,
+        activations: ActivationFormat,
         work: &'a mut [f32],
     ) -> Result<Input<'a>, KernelError>;
 
@@ -48,7 +48,7 @@ pub trait Weight: Copy {
     ///
     /// # Safety
     /// Nobody else accesses the piece's results meanwhile.
-    unsafe fn multiply(&self, isa: Isa, piece: Piece<'_>, scratch: &mut [f32]);
+    unsafe fn multiply(&self, isa: Isa, piece: ExpertPiece<'_>, scratch: &mut [f32]);
 }
 
 impl Weight for WeightView<'_> {
@@ -56,10 +56,10 @@ impl Weight for WeightView<'_> {
         &self,
         cx: &mut Context<'_>,
         x: (&'a [f32], usize),
-        acts: Acts,
+        activations: ActivationFormat,
         work: &'a mut [f32],
     ) -> Result<Input<'a>, KernelError> {
-        Input::new(cx, x, acts == Acts::Bf16, work)
+        Input::new(cx, x, activations == ActivationFormat::Bf16, work)
     }
 
     fn part_rows(&self, cx: &Context<'_>, rows: usize, used: usize) -> usize {
@@ -68,7 +68,7 @@ impl Weight for WeightView<'_> {
         select::linear(cx.isa, shape, cx.pool.threads()).panel
     }
 
-    unsafe fn multiply(&self, isa: Isa, p: Piece<'_>, scratch: &mut [f32]) {
+    unsafe fn multiply(&self, isa: Isa, p: ExpertPiece<'_>, scratch: &mut [f32]) {
         self.check();
         // The rows from the origin on, so that results begin with it.
         let (rows, bytes) = (p.origin..p.n.end, self.row_bytes());
@@ -79,7 +79,7 @@ impl Weight for WeightView<'_> {
         let product = linear::Product { weight, bias, x: p.x, y: p.y, pairs, panels };
         let n = p.n.start - p.origin..weight.rows;
         // SAFETY: by the caller.
-        linear::run_part(isa, unsafe { linear::Part::new(product, n, 0..p.m, scratch) });
+        linear::run_part(isa, unsafe { linear::ProductPart::new(product, n, 0..p.m, scratch) });
     }
 }
 
@@ -88,11 +88,11 @@ impl Weight for int8::PackedView<'_> {
         &self,
         cx: &mut Context<'_>,
         (x, cols): (&'a [f32], usize),
-        _: Acts,
+        _: ActivationFormat,
         work: &'a mut [f32],
     ) -> Result<Input<'a>, KernelError> {
-        let kind = int8::Extra::of(self.layout.dtype);
-        int8::quantize(cx, (int8::Rows::Plain(x), cols), &mut [(kind, &mut *work)])?;
+        let kind = int8::ZeroPointCorrection::of(self.layout.dtype);
+        int8::quantize(cx, (int8::ActivationRows::Plain(x), cols), &mut [(kind, &mut *work)])?;
         Ok(Input { data: work, width: int8::floats(cols), pairs: false })
     }
 
@@ -104,10 +104,10 @@ impl Weight for int8::PackedView<'_> {
         (panels * int8::ROWS).min(select::MAX_PANEL)
     }
 
-    unsafe fn multiply(&self, isa: Isa, p: Piece<'_>, scratch: &mut [f32]) {
+    unsafe fn multiply(&self, isa: Isa, p: ExpertPiece<'_>, scratch: &mut [f32]) {
         let product = int8::Product { weight: *self, bias: p.bias, x: p.x, y: p.y };
         // SAFETY: by the caller.
-        let part = unsafe { int8::Part::new(product, p.n, 0..p.m, p.origin, scratch) };
+        let part = unsafe { int8::Int8Part::new(product, p.n, 0..p.m, p.origin, scratch) };
         int8::run_part(isa, part);
     }
 }

@@ -60,19 +60,19 @@ pub fn norm(
         let r = part * step * group..((part + 1) * step).min(lines) * group;
         // SAFETY: parts are disjoint.
         let y = unsafe { out.slice(r.clone()) };
-        dispatch(isa, Run { norm, x: &x[r], y, group });
+        dispatch(isa, NormRun { norm, x: &x[r], y, group });
     })?;
     Ok(())
 }
 
-struct Run<'a> {
+struct NormRun<'a> {
     norm: Norm<'a>,
     x: &'a [f32],
     y: &'a mut [f32],
     group: usize,
 }
 
-impl Kernel for Run<'_> {
+impl Kernel for NormRun<'_> {
     type Output = ();
     #[inline(always)]
     unsafe fn run<V: Lanes>(self) {

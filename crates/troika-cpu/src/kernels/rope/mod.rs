@@ -3,7 +3,7 @@
 mod angles;
 pub mod scalar;
 
-use troika_device::{SeqRows, Step};
+use troika_device::{ForwardBatch, SeqRows};
 use troika_graph::{Rope, RopeFreqs, RopeStyle};
 
 use crate::SharedMut;
@@ -11,10 +11,10 @@ use crate::kernels::simd::{Kernel, Lanes, dispatch};
 use crate::kernels::{Context, KernelError, rows_per_part};
 
 /// The frequencies for a row.
-pub(crate) fn freqs_of<'a>(rope: &'a Rope, step: &Step, row: usize) -> &'a RopeFreqs {
+pub(crate) fn freqs_of<'a>(rope: &'a Rope, forward: &ForwardBatch, row: usize) -> &'a RopeFreqs {
     match &rope.long {
         Some((long, limit)) => {
-            let seq = step.seqs.iter().find(|s: &&SeqRows| s.rows.contains(&row));
+            let seq = forward.seqs.iter().find(|s: &&SeqRows| s.rows.contains(&row));
             if seq.is_some_and(|s| s.known_len > *limit) { long } else { &rope.freqs }
         }
         None => &rope.freqs,
@@ -33,7 +33,7 @@ pub fn worker_floats(rope: &Rope) -> usize {
 pub fn rope(
     cx: &mut Context<'_>,
     rope: &Rope,
-    step: &Step,
+    forward: &ForwardBatch,
     (x, positions): (&[f32], &[i32]),
     (y, cols): (&mut [f32], usize),
 ) -> Result<(), KernelError> {
@@ -46,15 +46,15 @@ pub fn rope(
         let r = rows.start * cols..rows.end * cols;
         // SAFETY: each worker asks for its own scratch once per part, and parts are disjoint.
         let (table, y) = unsafe { (scratch.get(worker), out.slice(r.clone())) };
-        dispatch(isa, Part { rope, step, positions, rows, x: &x[r], y, cols, table });
+        dispatch(isa, RopePart { rope, forward, positions, rows, x: &x[r], y, cols, table });
     })?;
     Ok(())
 }
 
 /// Some rows; the compiler finds the lanes by itself.
-struct Part<'a> {
+struct RopePart<'a> {
     rope: &'a Rope,
-    step: &'a Step,
+    forward: &'a ForwardBatch,
     positions: &'a [i32],
     rows: std::ops::Range<usize>,
     /// The rows' elements, `cols` each.
@@ -64,15 +64,15 @@ struct Part<'a> {
     table: &'a mut [f32],
 }
 
-impl Kernel for Part<'_> {
+impl Kernel for RopePart<'_> {
     type Output = ();
     #[inline(always)]
     unsafe fn run<V: Lanes>(self) {
-        let Part { rope, step, positions, rows, x, y, cols, table } = self;
+        let RopePart { rope, forward, positions, rows, x, y, cols, table } = self;
         let (cos, sin) = table[..rope.rotary_dim].split_at_mut(rope.rotary_dim / 2);
         let lines = x.chunks_exact(cols).zip(y.chunks_exact_mut(cols));
         for (row, (x, y)) in rows.zip(lines) {
-            angles::fill(freqs_of(rope, step, row), positions[row] as f32, cos, sin);
+            angles::fill(freqs_of(rope, forward, row), positions[row] as f32, cos, sin);
             for (x, y) in x.chunks_exact(rope.head_dim).zip(y.chunks_exact_mut(rope.head_dim)) {
                 head(rope, x, y, cos, sin);
             }

@@ -150,7 +150,7 @@ pub trait Lanes: Copy {
             Self::load(lanes.as_ptr().cast())
         }
     }
-    /// Asks for a cache line; any address will do.
+    /// Prefetches a cache line; any address will do.
     #[inline(always)]
     unsafe fn prefetch(_: *const u8) {}
     /// The place of lane `i` when the lanes are brought into an order in which the tree of

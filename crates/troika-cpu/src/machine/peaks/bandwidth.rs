@@ -37,7 +37,7 @@ pub fn measure_bandwidth(threads: usize) -> f64 {
 }
 
 /// Bytes asked for before those in use.
-const AHEAD: usize = 2048;
+const PREFETCH_DISTANCE: usize = 2048;
 
 /// Adds with many independent sums, so that memory and not latency is the limit. With `once`,
 /// bytes pass by the farther caches: which way is faster depends on the machine.
@@ -46,7 +46,7 @@ fn sweep(data: &[f32], once: bool) -> f32 {
     for chunk in data.chunks_exact(64) {
         if once {
             for line in chunk.chunks(16) {
-                prefetch::once(line.as_ptr().cast::<u8>().wrapping_add(AHEAD));
+                prefetch::once(line.as_ptr().cast::<u8>().wrapping_add(PREFETCH_DISTANCE));
             }
         }
         for (s, x) in sums.iter_mut().zip(chunk) {

@@ -3,7 +3,7 @@ use std::slice::from_ref;
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use troika_device::{Bindings, Buffer, PageTable, PagesView, SeqRows, Step, View};
+use troika_device::{Bindings, Buffer, ForwardBatch, PageTable, PagesView, SeqRows, View};
 
 use super::HazardTracker;
 
@@ -18,7 +18,7 @@ fn bindings(inputs: &[View], states: &[View], outputs: &[View]) -> Bindings {
 #[test]
 fn orders_writes_and_reads() {
     let (a, b, c) = (View::whole(&buffer(8)), View::whole(&buffer(8)), View::whole(&buffer(8)));
-    let none = Arc::new(Step::default());
+    let none = Arc::new(ForwardBatch::default());
     let mut h = HazardTracker::new();
     let mut add = |task, reads: &[&View], writes: &[&View]| {
         let list = |views: &[&View]| views.iter().map(|v| (*v).clone()).collect::<Vec<_>>();
@@ -36,7 +36,7 @@ fn orders_writes_and_reads() {
 fn columns_do_not_wait_for_each_other() {
     let all = View::dense(&buffer(64), 0, (4, 16)).unwrap();
     let (left, right) = (all.columns(0..8).unwrap(), all.columns(8..16).unwrap());
-    let none = Arc::new(Step::default());
+    let none = Arc::new(ForwardBatch::default());
     let mut h = HazardTracker::new();
     let mut add = |task, reads: &[View], writes: &[View]| {
         h.add(task, &bindings(reads, &[], writes), &none).to_vec()
@@ -50,16 +50,16 @@ fn columns_do_not_wait_for_each_other() {
     assert_eq!(add(6, &[], &[all]), [2, 4, 5], "5 waited for 3");
 }
 
-/// A step of sequences: (which, position, rows, pages).
-fn step(seqs: &[(u64, usize, usize, &[u32])]) -> Arc<Step> {
-    let mut step = Step::default();
+/// A forward batch of sequences: (which, position, rows, pages).
+fn forward(seqs: &[(u64, usize, usize, &[u32])]) -> Arc<ForwardBatch> {
+    let mut forward = ForwardBatch::default();
     for (seq, pos, n, pages) in seqs {
-        let start = step.rows();
+        let start = forward.rows();
         let tables = vec![PageTable { page_len: 4, first: 0, pages: pages.to_vec() }];
         let (seq, pos, rows) = (*seq, *pos, start..start + n);
-        step.seqs.push(SeqRows { seq, rows, pos, known_len: 0, tables });
+        forward.seqs.push(SeqRows { seq, rows, pos, known_len: 0, tables });
     }
-    Arc::new(step)
+    Arc::new(forward)
 }
 
 #[test]
@@ -67,19 +67,19 @@ fn sequences_wait_for_pages_only() {
     let cache = [View::whole(&buffer(1024))];
     let states = bindings(&[], &cache, &[]);
     let mut h = HazardTracker::new();
-    let mut add = |task, s: &Arc<Step>| h.add(task, &states, s).to_vec();
-    assert!(add(0, &step(&[(0, 0, 4, &[0])])).is_empty());
-    assert!(add(1, &step(&[(1, 0, 4, &[1])])).is_empty(), "another sequence");
-    assert_eq!(add(2, &step(&[(0, 4, 4, &[0, 2])])), [0]);
-    assert_eq!(add(3, &step(&[(0, 8, 1, &[0, 2, 3]), (1, 4, 1, &[1, 4])])), [1, 2], "both");
-    assert!(add(4, &step(&[(2, 0, 1, &[5])])).is_empty());
+    let mut add = |task, s: &Arc<ForwardBatch>| h.add(task, &states, s).to_vec();
+    assert!(add(0, &forward(&[(0, 0, 4, &[0])])).is_empty());
+    assert!(add(1, &forward(&[(1, 0, 4, &[1])])).is_empty(), "another sequence");
+    assert_eq!(add(2, &forward(&[(0, 4, 4, &[0, 2])])), [0]);
+    assert_eq!(add(3, &forward(&[(0, 8, 1, &[0, 2, 3]), (1, 4, 1, &[1, 4])])), [1, 2], "both");
+    assert!(add(4, &forward(&[(2, 0, 1, &[5])])).is_empty());
     // A page of sequence 1 begins to be that of sequence 2.
-    assert_eq!(add(5, &step(&[(2, 1, 4, &[5, 1])])), [3, 4]);
-    assert_eq!(add(6, &step(&[(2, 5, 1, &[5, 1])])), [5]);
-    assert_eq!(add(7, &step(&[(0, 9, 1, &[0, 2, 3])])), [3]);
+    assert_eq!(add(5, &forward(&[(2, 1, 4, &[5, 1])])), [3, 4]);
+    assert_eq!(add(6, &forward(&[(2, 5, 1, &[5, 1])])), [5]);
+    assert_eq!(add(7, &forward(&[(0, 9, 1, &[0, 2, 3])])), [3]);
     // A page that is read by another is one that it wrote.
-    assert_eq!(add(8, &step(&[(3, 4, 1, &[0, 9])])), [7]);
-    assert_eq!(add(9, &step(&[(4, 4, 1, &[0, 8])])), [7], "readers share");
+    assert_eq!(add(8, &forward(&[(3, 4, 1, &[0, 9])])), [7]);
+    assert_eq!(add(9, &forward(&[(4, 4, 1, &[0, 8])])), [7], "readers share");
 }
 
 /// Five segments of a layer on memory that all chunks use, in program order.
@@ -92,12 +92,12 @@ fn many_chunks_leave_few_accesses_to_look_at() {
     let (mut task, mut deps) = (0, 0);
     for chunk in 0..chunks {
         let pages: Vec<u32> = (0..=chunk as u32).collect();
-        let step = step(&[(0, chunk * 4, 4, &pages)]);
+        let forward = forward(&[(0, chunk * 4, 4, &pages)]);
         for layer in 0..layers {
             for segment in 0..5 {
                 let (x, y) = (slots[segment].clone(), slots[(segment + 1) % 5].clone());
                 let states = if segment == 1 { &caches[2 * layer..2 * layer + 2] } else { &[] };
-                deps += h.add(task, &bindings(&[x], states, &[y]), &step).len();
+                deps += h.add(task, &bindings(&[x], states, &[y]), &forward).len();
                 task += 1;
             }
         }
@@ -113,9 +113,9 @@ fn many_chunks_leave_few_accesses_to_look_at() {
 struct Plan {
     /// Rectangles: (buffer, row, rows, column, columns, written).
     memory: Vec<(usize, usize, usize, usize, usize, bool)>,
-    /// Whether a new step begins, and which sequences are in it with how many rows.
-    step: Option<Vec<(u64, usize)>>,
-    /// A sequence that gives back its pages before the step.
+    /// Whether a new forward batch begins, and which sequences are in it with how many rows.
+    forward: Option<Vec<(u64, usize)>>,
+    /// A sequence that gives back its pages before the forward batch.
     gives: Option<u64>,
 }
 
@@ -128,7 +128,7 @@ fn plans() -> impl Strategy<Value = Vec<Plan>> {
         prop::option::of(seqs),
         prop::option::weighted(0.2, 0..3_u64),
     );
-    let plan = plan.prop_map(|(memory, step, gives)| Plan { memory, step, gives });
+    let plan = plan.prop_map(|(memory, forward, gives)| Plan { memory, forward, gives });
     prop::collection::vec(plan, 1..25)
 }
 
@@ -143,7 +143,7 @@ struct Cache {
 }
 
 impl Cache {
-    fn step(&mut self, parts: &[(u64, usize)]) -> Arc<Step> {
+    fn forward(&mut self, parts: &[(u64, usize)]) -> Arc<ForwardBatch> {
         let mut made: Vec<(u64, usize, usize, Vec<u32>)> = Vec::new();
         for &(seq, n) in parts {
             let (len, pages) = &mut self.seqs[seq as usize];
@@ -157,7 +157,7 @@ impl Cache {
             *len += n;
         }
         let list: Vec<_> = made.iter().map(|(s, p, n, pages)| (*s, *p, *n, &pages[..])).collect();
-        step(&list)
+        forward(&list)
     }
 
     fn give(&mut self, seq: u64) {
@@ -171,7 +171,7 @@ impl Cache {
 type Touch = ((usize, usize), bool);
 
 /// All that a task touches.
-fn touched(b: &Bindings, step: &Step) -> Vec<Touch> {
+fn touched(b: &Bindings, forward: &ForwardBatch) -> Vec<Touch> {
     let mut all = Vec::new();
     for (views, written) in [(&b.inputs, false), (&b.outputs, true)] {
         for v in views {
@@ -179,7 +179,7 @@ fn touched(b: &Bindings, step: &Step) -> Vec<Touch> {
             all.extend(rows.map(|byte| ((v.buffer().id(), byte), written)));
         }
     }
-    for (i, s) in b.states.iter().flat_map(|s| step.seqs.iter().map(|q| (s.buffer().id(), q))) {
+    for (i, s) in b.states.iter().flat_map(|s| forward.seqs.iter().map(|q| (s.buffer().id(), q))) {
         let pages = PagesView::new(s, 0).unwrap();
         pages.runs(|rows, written| all.extend(rows.map(|r| ((i, r), written))));
     }
@@ -193,16 +193,16 @@ proptest! {
         let memory = [buffer(64), buffer(64)].map(|b| View::dense(&b, 0, (8, 8)).unwrap());
         let states = [View::whole(&buffer(64)), View::whole(&buffer(64))];
         let (mut cache, mut h) = (Cache::default(), HazardTracker::new());
-        let mut current = Arc::new(Step::default());
-        let mut tasks: Vec<(Bindings, Arc<Step>)> = Vec::new();
+        let mut current = Arc::new(ForwardBatch::default());
+        let mut tasks: Vec<(Bindings, Arc<ForwardBatch>)> = Vec::new();
         for plan in &plans {
-            // Every step uses every state, after which its other tasks follow.
+            // Every forward batch uses every state, after which its other tasks follow.
             let mut bound = Vec::new();
-            if let Some(parts) = &plan.step {
+            if let Some(parts) = &plan.forward {
                 if let Some(seq) = plan.gives {
                     cache.give(seq);
                 }
-                current = cache.step(parts);
+                current = cache.forward(parts);
                 bound = states.to_vec();
             }
             let (mut inputs, mut outputs) = (Vec::new(), Vec::new());
@@ -225,7 +225,7 @@ proptest! {
                 let meets = |x: &Touch, y: &Touch| x.0 == y.0 && (x.1 || y.1);
                 let clash = touched[i].iter().any(|x| touched[j].iter().any(|y| meets(x, y)));
                 prop_assert!(!clash || before[j].contains(&i), "{j} does not wait for {i}");
-                // A sequence's steps are a chain; else a dependency is a conflict.
+                // A sequence's forward batches are a chain; else a dependency is a conflict.
                 let same = |x: &SeqRows| s.seqs.iter().any(|y| x.seq == y.seq);
                 let chain = !b.states.is_empty()
                     && !tasks[i].0.states.is_empty()

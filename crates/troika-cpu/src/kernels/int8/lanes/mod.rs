@@ -14,7 +14,7 @@ use std::marker::PhantomData;
 
 use troika_graph::DType;
 
-use super::Part;
+use super::Int8Part;
 use super::format::{Format, with_format};
 use crate::Isa;
 use crate::machine::Multiply;
@@ -33,12 +33,12 @@ pub const ROWS: usize = 16;
 /// All methods need the CPU features of the implementing type; loads and stores need valid
 /// memory for what they say and no alignment.
 #[allow(missing_docs, clippy::missing_safety_doc)]
-pub(super) trait Rows: Copy {
+pub(super) trait RowLanes: Copy {
     /// Whether a block of six activation rows and 32 weight rows fits the registers.
     const WIDE: bool;
     /// Panels of a block with several activation rows: as many as fit the registers.
     const PANELS: usize = 2;
-    /// Whether [`Rows::pairs`] exists.
+    /// Whether [`RowLanes::pairs`] exists.
     const PAIRED: bool = false;
     /// Whether the quads of a group are taken in a loop: with few registers the compiler's order
     /// of unrolled products is a poor one.
@@ -46,7 +46,7 @@ pub(super) trait Rows: Copy {
     /// Whether weights of all eight bits are widened to signed bytes.
     const SIGNED: bool = false;
     /// Whether code is to be small instead of fast: loops stay loops, and quads are taken in one
-    /// as if [`Rows::ROLLED`].
+    /// as if [`RowLanes::ROLLED`].
     const COMPACT: bool = false;
     /// 64 unsigned bytes: four columns of sixteen rows.
     type Bytes: Copy;
@@ -57,7 +57,7 @@ pub(super) trait Rows: Copy {
     /// Sixteen sums.
     type Sums: Copy;
     /// Sums of a few products, added to the others later.
-    type Part: Copy;
+    type Partial: Copy;
     /// Sixteen floats.
     type Floats: Copy;
 
@@ -84,11 +84,12 @@ pub(super) trait Rows: Copy {
     /// All sums at `correction`, which makes up for what stands for zero; types whose products
     /// of full bytes are signed begin at 0.
     unsafe fn begin(full: bool, correction: i32) -> Self::Sums;
-    unsafe fn part(full: bool, sums: Self::Sums) -> Self::Part;
+    unsafe fn part(full: bool, sums: Self::Sums) -> Self::Partial;
     /// Adds four products per row. Unless `full`, at most as many calls between `part` and
     /// `fold` as [`super::format::Format::SPAN`] says.
-    unsafe fn dot(full: bool, part: Self::Part, w: Self::Weight, x: Self::Quad) -> Self::Part;
-    unsafe fn fold(full: bool, sums: Self::Sums, part: Self::Part) -> Self::Sums;
+    unsafe fn dot(full: bool, part: Self::Partial, w: Self::Weight, x: Self::Quad)
+    -> Self::Partial;
+    unsafe fn fold(full: bool, sums: Self::Sums, part: Self::Partial) -> Self::Sums;
     /// The sums, from `begin` on, of `QUADS` (4 or 8) quads of bytes with as many columns of `M`
     /// (even) activation rows: what `begin` (not `full`), `dot` and `fold` give, two rows at a
     /// time.
@@ -111,13 +112,14 @@ pub(super) trait Rows: Copy {
     unsafe fn add(a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// `a * b + c`, rounded once.
     unsafe fn fma(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
-    /// Asks for a cache line; any address will do.
+    /// Prefetches a cache line; any address will do.
     unsafe fn prefetch(p: *const u8);
 }
 
-/// Turns of a loop. Where code is to be small, the compiler must not know them: it would unroll.
+/// The trip count of a loop. Where code is to be small, the compiler must not know them: it would
+/// unroll.
 #[inline(always)]
-pub(super) fn turns<I: Rows>(n: usize) -> usize {
+pub(super) fn trip_count<I: RowLanes>(n: usize) -> usize {
     if I::COMPACT { std::hint::black_box(n) } else { n }
 }
 
@@ -147,7 +149,7 @@ pub(crate) fn multiply(isa: Isa, weight: DType) -> Option<Multiply> {
     }
 }
 
-/// Whether the machine has VNNI beside the AVX-512 sets of [`Isa::Avx512`].
+/// Whether the machine has VNNI besides the AVX-512 sets of [`Isa::Avx512`].
 #[cfg(target_arch = "x86_64")]
 fn has_vnni() -> bool {
     std::arch::is_x86_feature_detected!("avx512vnni")
@@ -157,7 +159,7 @@ fn has_vnni() -> bool {
 ///
 /// # Panics
 /// If this build cannot run this instruction set on this machine.
-pub(super) fn dispatch(isa: Isa, part: Part<'_>) {
+pub(super) fn dispatch(isa: Isa, part: Int8Part<'_>) {
     assert!(isa.can_run(), "this machine has no {}", isa.name());
     // SAFETY: the format is the weight's; it was just asked whether the set can run.
     unsafe { with_format!(part.product.weight.layout.dtype, F => for_format::<F>(isa, part)) }
@@ -167,7 +169,7 @@ pub(super) fn dispatch(isa: Isa, part: Part<'_>) {
 ///
 /// # Safety
 /// As for [`super::tile::run`]; the machine has the instruction set or it is emulated.
-unsafe fn for_format<F: Format>(isa: Isa, part: Part<'_>) {
+unsafe fn for_format<F: Format>(isa: Isa, part: Int8Part<'_>) {
     // SAFETY: by the caller, or detected here.
     unsafe {
         match isa {
@@ -195,9 +197,9 @@ unsafe fn for_format<F: Format>(isa: Isa, part: Part<'_>) {
 }
 
 /// A part on registers `I`, with weights of a format.
-struct Run<'a, I, F>(Part<'a>, PhantomData<(I, F)>);
+struct PartRun<'a, I, F>(Int8Part<'a>, PhantomData<(I, F)>);
 
-impl<I: Rows, F: Format> Work for Run<'_, I, F> {
+impl<I: RowLanes, F: Format> Work for PartRun<'_, I, F> {
     #[inline(always)]
     unsafe fn run(self) {
         // SAFETY: by the caller.
@@ -210,9 +212,9 @@ impl<I: Rows, F: Format> Work for Run<'_, I, F> {
 /// # Safety
 /// As for [`super::tile::run`].
 #[inline(never)]
-unsafe fn on<I: Rows, F: Format>(part: Part<'_>) {
+unsafe fn on<I: RowLanes, F: Format>(part: Int8Part<'_>) {
     // SAFETY: by the caller.
-    unsafe { I::apart(Run::<I, F>(part, PhantomData)) }
+    unsafe { I::apart(PartRun::<I, F>(part, PhantomData)) }
 }
 
 /// Runs a part with the instructions of `isa` in plain Rust.
@@ -220,7 +222,7 @@ unsafe fn on<I: Rows, F: Format>(part: Part<'_>) {
 /// # Safety
 /// As for [`super::tile::run`].
 #[cfg(all(feature = "emulate", not(target_arch = "aarch64")))]
-pub(super) unsafe fn emulate<F: Format>(isa: Isa, part: Part<'_>) {
+pub(super) unsafe fn emulate<F: Format>(isa: Isa, part: Int8Part<'_>) {
     use crate::machine::instructions::{arm, x86 as instructions};
     use instructions::{Emulated, EmulatedTiles};
     use neon::{Neon, Sdot, Smull, Usmmla};

@@ -7,8 +7,8 @@ use std::marker::PhantomData;
 use super::super::format::Format;
 use super::super::layout::QUAD;
 #[cfg(target_arch = "aarch64")]
-use super::super::{Part, tile};
-use super::{ROWS, Rows, turns};
+use super::super::{Int8Part, tile};
+use super::{ROWS, RowLanes, trip_count};
 use crate::machine::instructions::arm::Arm;
 use crate::machine::instructions::{Work, apart};
 
@@ -86,7 +86,7 @@ impl<A: Arm> Products<A> for Usmmla {
 /// # Safety
 /// As for [`tile::run`].
 #[cfg(target_arch = "aarch64")]
-pub(super) unsafe fn run<F: Format>(part: Part<'_>) {
+pub(super) unsafe fn run<F: Format>(part: Int8Part<'_>) {
     use crate::machine::instructions::arm::Native;
     // SAFETY: passed on.
     unsafe { tile::run::<Neon<Native, Smull>, F>(part) }
@@ -98,7 +98,7 @@ pub(super) unsafe fn run<F: Format>(part: Part<'_>) {
 /// As for [`tile::run`]; the machine has `dotprod`.
 #[cfg(target_arch = "aarch64")]
 #[target_feature(enable = "dotprod")]
-pub(super) unsafe fn run_dot<F: Format>(part: Part<'_>) {
+pub(super) unsafe fn run_dot<F: Format>(part: Int8Part<'_>) {
     use crate::machine::instructions::arm::Native;
     // SAFETY: passed on.
     unsafe { tile::run::<Neon<Native, Sdot>, F>(part) }
@@ -110,7 +110,7 @@ pub(super) unsafe fn run_dot<F: Format>(part: Part<'_>) {
 /// As for [`tile::run`]; the machine has `dotprod` and `i8mm`.
 #[cfg(target_arch = "aarch64")]
 #[target_feature(enable = "dotprod,i8mm")]
-pub(super) unsafe fn run_i8mm<F: Format>(part: Part<'_>) {
+pub(super) unsafe fn run_i8mm<F: Format>(part: Int8Part<'_>) {
     use crate::machine::instructions::arm::Native;
     // SAFETY: passed on.
     unsafe { tile::run::<Neon<Native, Usmmla>, F>(part) }
@@ -133,7 +133,7 @@ unsafe fn from_bytes<A: Arm>(p: *const u8, f: impl Fn(A::V) -> A::V) -> [A::V; 4
 
 // SAFETY (of the unsafe blocks): callers have the features and promise valid memory.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl<A: Arm, P: Products<A>> Rows for Neon<A, P> {
+impl<A: Arm, P: Products<A>> RowLanes for Neon<A, P> {
     // Of 32 registers, 24 hold the sums of six activation rows with one panel.
     const WIDE: bool = true;
     const PANELS: usize = 1;
@@ -144,7 +144,7 @@ impl<A: Arm, P: Products<A>> Rows for Neon<A, P> {
     type Weight = [A::V; 4];
     type Quad = A::V;
     type Sums = [A::V; 4];
-    type Part = [A::V; 4];
+    type Partial = [A::V; 4];
     type Floats = [A::V; 4];
 
     #[inline(always)]
@@ -219,18 +219,18 @@ impl<A: Arm, P: Products<A>> Rows for Neon<A, P> {
         // Sixteen columns of two activation rows, four quads, at a time.
         for c in 0..QUADS / 4 {
             let mut x = [[A::dup_2d(0); M]; 2];
-            for m in 0..turns::<Self>(M / 2) {
+            for m in 0..trip_count::<Self>(M / 2) {
                 let a = unsafe { A::ld1(xs[2 * m].add(16 * c)) };
                 let b = unsafe { A::ld1(xs[2 * m + 1].add(16 * c)) };
                 (x[0][m], x[1][m]) = (A::zip1_2d(a, b), A::zip2_2d(a, b));
             }
             for (half, x) in x.iter().enumerate() {
-                for i in 0..turns::<Self>(4) {
+                for i in 0..trip_count::<Self>(4) {
                     let at = (4 * c + 2 * half) * QUAD + 16 * i;
                     let a = unsafe { A::ld1(w.add(at)) };
                     let b = unsafe { A::ld1(w.add(at + QUAD)) };
                     let rows = [A::zip1_4s(a, b), A::zip2_4s(a, b)];
-                    for m in 0..turns::<Self>(M / 2) {
+                    for m in 0..trip_count::<Self>(M / 2) {
                         for (j, row) in rows.into_iter().enumerate() {
                             let sum = &mut squares[m][2 * i + j];
                             *sum = unsafe { P::square(*sum, row, x[m]) };

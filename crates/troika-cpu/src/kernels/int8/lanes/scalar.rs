@@ -2,7 +2,7 @@
 
 use half::f16;
 
-use super::{ROWS, Rows};
+use super::{ROWS, RowLanes};
 use crate::machine::instructions::{Work, apart};
 
 /// No intrinsics.
@@ -16,7 +16,7 @@ fn map(f: impl Fn(usize) -> f32) -> [f32; ROWS] {
 
 // SAFETY (of the unsafe blocks): callers promise valid memory; no features are needed.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl Rows for Portable {
+impl RowLanes for Portable {
     const WIDE: bool = false;
     // It costs a third of the speed, so only where the emulated ones come on top.
     const COMPACT: bool = cfg!(feature = "emulate");
@@ -24,7 +24,7 @@ impl Rows for Portable {
     type Weight = [u8; 64];
     type Quad = [i8; 4];
     type Sums = [i32; ROWS];
-    type Part = [i32; ROWS];
+    type Partial = [i32; ROWS];
     type Floats = [f32; ROWS];
 
     unsafe fn apart<W: Work>(work: W) {

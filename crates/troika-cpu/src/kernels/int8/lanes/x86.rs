@@ -4,7 +4,7 @@
 use std::marker::PhantomData;
 
 use super::super::layout::QUAD;
-use super::{ROWS, Rows};
+use super::{ROWS, RowLanes};
 use crate::machine::instructions::Work;
 use crate::machine::instructions::x86::Vector;
 
@@ -153,7 +153,7 @@ impl<V: Vector, P, const R: usize> X86<V, P, R> {
 
 // SAFETY (of the unsafe blocks): callers have the features and promise valid memory.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl<V: Vector, P: Products<V>, const R: usize> Rows for X86<V, P, R> {
+impl<V: Vector, P: Products<V>, const R: usize> RowLanes for X86<V, P, R> {
     // VNNI: of 32 registers of 512 bits, 24 hold the sums of four activation rows with three panels;
     // of 16 registers of 256 bits, twelve hold integer sums of six with one. AVX2 needs more
     // registers for products: eight hold the sums of four rows with one panel.
@@ -166,7 +166,7 @@ impl<V: Vector, P: Products<V>, const R: usize> Rows for X86<V, P, R> {
     type Weight = [P::Weight; R];
     type Quad = V::I;
     type Sums = [V::I; R];
-    type Part = [V::I; R];
+    type Partial = [V::I; R];
     type Floats = [V::F; R];
 
     #[inline(always)]

@@ -33,7 +33,7 @@ pub trait Arm: Copy {
     unsafe fn ldr_s(p: *const u8) -> Self::V;
     /// 16 bytes.
     unsafe fn st1(v: Self::V, p: *mut u8);
-    /// Asks for a cache line; any address will do.
+    /// Prefetches a cache line; any address will do.
     fn prfm(p: *const u8);
     /// As [`Arm::prfm`], into the second-level cache.
     fn prfm_l2(p: *const u8);

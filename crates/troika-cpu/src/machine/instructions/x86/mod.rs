@@ -20,7 +20,7 @@ use super::Work;
 /// suffixes of operands. Lane 0 is the lowest.
 ///
 /// # Safety
-/// All need the CPU features of the implementing type, and `vpdpbusd` those of VNNI beside them;
+/// All need the CPU features of the implementing type, and `vpdpbusd` those of VNNI besides them;
 /// loads and stores need valid memory for their size and no alignment.
 #[allow(missing_docs, clippy::missing_safety_doc)]
 pub(crate) trait Vector: Copy {
@@ -84,7 +84,7 @@ pub(crate) trait Vector: Copy {
     unsafe fn vaddps(a: Self::F, b: Self::F) -> Self::F;
     /// `a * b + c`, rounded once.
     unsafe fn vfmaddps(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
-    /// Asks for a cache line; any address will do.
+    /// Prefetches a cache line; any address will do.
     unsafe fn prefetcht0(p: *const u8);
 }
 
@@ -128,7 +128,7 @@ impl TileConfig {
 /// for `ldtilecfg`, a configuration that has the tiles; loads and stores need valid memory:
 /// rows of the tile, `stride` bytes apart.
 #[allow(missing_docs, clippy::missing_safety_doc)]
-pub(crate) trait Tiles: Default {
+pub(crate) trait TileRegisters: Default {
     /// Takes a configuration; all tiles are zeros then.
     unsafe fn ldtilecfg(&mut self, config: &TileConfig);
     /// Gives the tiles back: until `ldtilecfg` there are none.
@@ -148,9 +148,9 @@ pub(crate) trait Tiles: Default {
 }
 
 /// The tiles of a thread, given back at the end, also when a kernel panics.
-pub(crate) struct Held<T: Tiles>(pub T);
+pub(crate) struct Held<T: TileRegisters>(pub T);
 
-impl<T: Tiles> Drop for Held<T> {
+impl<T: TileRegisters> Drop for Held<T> {
     fn drop(&mut self) {
         // SAFETY: whoever made this has the features.
         unsafe { self.0.tilerelease() }
@@ -161,9 +161,9 @@ impl<T: Tiles> Drop for Held<T> {
 /// run them on.
 ///
 /// # Safety
-/// As for [`Tiles`].
+/// As for [`TileRegisters`].
 #[cfg(any(target_arch = "x86_64", test))]
-pub(crate) unsafe fn tiles_multiply<T: Tiles>() -> bool {
+pub(crate) unsafe fn tiles_multiply<T: TileRegisters>() -> bool {
     const M: usize = 5;
     let config = TileConfig::new(&[(M as u8, 64), (0, 0), (M as u8, 32), (8, 64)]);
     let value = |i: usize| (i * 89 + 128) as u8;
@@ -190,9 +190,9 @@ pub(crate) unsafe fn tiles_multiply<T: Tiles>() -> bool {
 /// As [`tiles_multiply`], of pairs of bf16: of whole numbers, whose sums are exact in any order.
 ///
 /// # Safety
-/// As for [`Tiles`].
+/// As for [`TileRegisters`].
 #[cfg(any(target_arch = "x86_64", test))]
-pub(crate) unsafe fn tiles_multiply_pairs<T: Tiles>() -> bool {
+pub(crate) unsafe fn tiles_multiply_pairs<T: TileRegisters>() -> bool {
     const M: usize = 5;
     let config =
         TileConfig::new(&[(M as u8, 64), (0, 0), (0, 0), (0, 0), (M as u8, 32), (0, 0), (8, 64)]);

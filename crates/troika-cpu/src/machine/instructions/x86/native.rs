@@ -3,7 +3,7 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-use super::{TileConfig, Tiles, Vector, Work};
+use super::{TileConfig, TileRegisters, Vector, Work};
 
 /// 256 bits: AVX2, FMA and F16C, and AVX-VNNI for `vpdpbusd`.
 #[derive(Clone, Copy)]
@@ -157,7 +157,7 @@ macro_rules! products {
 // then B.
 // SAFETY (of the unsafe blocks): callers have the features, a configuration and valid memory.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl Tiles for Tmm {
+impl TileRegisters for Tmm {
     #[inline(always)]
     unsafe fn ldtilecfg(&mut self, config: &TileConfig) {
         unsafe {

@@ -2,7 +2,7 @@
 //! against the machine's.
 
 use super::emulated::V;
-use super::{Emulated, EmulatedTiles, TileConfig, Tiles, Vector};
+use super::{Emulated, EmulatedTiles, TileConfig, TileRegisters, Vector};
 
 type E = Emulated<64>;
 
@@ -95,7 +95,7 @@ impl<const FAULT: u8> Faulty<FAULT> {
     /// Loads what a tile holds with a fault of its bytes.
     ///
     /// # Safety
-    /// As for [`Tiles`].
+    /// As for [`TileRegisters`].
     unsafe fn blur<const T: u8>(&mut self) {
         let mut bytes = [0u8; 1024];
         // SAFETY: room for the largest tile.
@@ -109,7 +109,7 @@ impl<const FAULT: u8> Faulty<FAULT> {
 
 // SAFETY (of the unsafe blocks): passed on to the emulation.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl<const FAULT: u8> Tiles for Faulty<FAULT> {
+impl<const FAULT: u8> TileRegisters for Faulty<FAULT> {
     unsafe fn ldtilecfg(&mut self, config: &TileConfig) {
         let mut config = *config;
         if FAULT == ROWS {
@@ -162,7 +162,7 @@ impl<const FAULT: u8> Tiles for Faulty<FAULT> {
 }
 
 /// What the two checks say; tiles of shapes that do not fit each other may end in a panic.
-fn checks<T: Tiles>() -> [bool; 2] {
+fn checks<T: TileRegisters>() -> [bool; 2] {
     // SAFETY: plain Rust needs no features.
     let bytes = std::panic::catch_unwind(|| unsafe { super::tiles_multiply::<T>() });
     // SAFETY: as above.

@@ -1,6 +1,6 @@
 //! The meaning of the instructions on tiles, in plain Rust.
 
-use super::{TileConfig, Tiles};
+use super::{TileConfig, TileRegisters};
 
 /// Rows of a tile register.
 const ROWS: usize = 16;
@@ -51,7 +51,7 @@ fn pair(bytes: &[u8]) -> [f32; 2] {
 
 // SAFETY (of the unsafe blocks): callers promise valid memory; no features are needed.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl Tiles for EmulatedTiles {
+impl TileRegisters for EmulatedTiles {
     #[inline(never)]
     unsafe fn ldtilecfg(&mut self, config: &TileConfig) {
         assert!(config.palette == 1 && config.reserved == [0; 14] && config.start_row == 0);

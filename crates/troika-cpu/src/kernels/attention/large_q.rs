@@ -1,7 +1,7 @@
 //! Many lines, as in prefill: a block's keys and values are widened and packed once, keys with
 //! the positions in the lanes, and multiplied by register tiles as in a matrix product.
 //!
-//! A score must have the bits it has in `few`, where lane `c` of `N` holds the chain of the
+//! A score must have the bits it has in `small_q`, where lane `c` of `N` holds the chain of the
 //! elements `c, c + N, c + 2N, ...` and the chains are added in a tree. Here a chain is a run of
 //! consecutive steps of the product, the chains come in the order in which the tree needs them
 //! (`Lanes::place`), and a stack of sums adds them as the tree does.
@@ -12,8 +12,8 @@
 use std::mem::MaybeUninit;
 
 use super::KEY_BLOCK;
-use super::block::{Block, Seen};
-use crate::kernels::linear::{Mac, Source};
+use super::block::{KeyBlock, Seen};
+use crate::kernels::linear::{Mac, RowReader};
 use crate::kernels::simd::{Lanes, MAX_LANES};
 
 /// Registers side by side in a tile.
@@ -40,7 +40,7 @@ macro_rules! by_tile {
 }
 
 /// Memory of a part's lines, whose number is rounded up to whole tiles.
-pub(super) struct Tiles<'a> {
+pub(super) struct PackedLines<'a> {
     /// Queries: per tile of scores, step and line. All are words: floats, or pairs of bf16.
     pub q: &'a [f32],
     /// Accumulators, `v_pad` apart.
@@ -76,9 +76,9 @@ pub(super) fn pack_query<V: Lanes>(words: &[f32], to: &mut [f32]) {
 /// # Safety
 /// Needs the features of `A`; every offset of the block holds a key of `k_dim` elements at `keys`.
 #[inline(always)]
-pub(super) unsafe fn pack_keys<A: Mac, S: Source>(
-    t: &mut Tiles<'_>,
-    block: &Block,
+pub(super) unsafe fn pack_keys<A: Mac, S: RowReader>(
+    t: &mut PackedLines<'_>,
+    block: &KeyBlock,
     keys: *const u8,
     (k_dim, range): (usize, std::ops::Range<usize>),
 ) {
@@ -112,7 +112,7 @@ pub(super) unsafe fn pack_keys<A: Mac, S: Source>(
 /// # Safety
 /// Needs the features of `A`; the row has its elements, some of them from `at` on.
 #[inline(always)]
-pub(super) unsafe fn part<A: Mac, S: Source>(row: *const u8, at: usize, len: usize) -> A::V {
+pub(super) unsafe fn part<A: Mac, S: RowReader>(row: *const u8, at: usize, len: usize) -> A::V {
     // SAFETY: by the caller.
     unsafe {
         if len - at < A::V::N * S::COLS {
@@ -128,19 +128,19 @@ pub(super) unsafe fn part<A: Mac, S: Source>(row: *const u8, at: usize, len: usi
 /// # Safety
 /// As for [`pack_keys`], with values of `v_dim` elements.
 #[inline(always)]
-pub(super) unsafe fn pack_values<A: Mac, S: Source>(
-    t: &mut Tiles<'_>,
-    block: &Block,
+pub(super) unsafe fn pack_values<A: Mac, S: RowReader>(
+    t: &mut PackedLines<'_>,
+    block: &KeyBlock,
     values: *const u8,
     (v_dim, range): (usize, std::ops::Range<usize>),
 ) {
     let n = A::V::N;
     let width = ACROSS * n;
     assert!(t.values.len() >= KEY_BLOCK * t.v_pad, "scratch of an attention");
-    for word in words::<A>(&range) {
-        let rows = block.v[word * per_word::<A>()..].as_ptr();
-        for i in (0..v_dim).step_by(n * per_word::<A>()) {
-            let to = i / width * width * words_of::<A>(KEY_BLOCK) + word * width + i % width;
+    for word in weight_words::<A>(&range) {
+        let rows = block.v[word * elements_per_word::<A>()..].as_ptr();
+        for i in (0..v_dim).step_by(n * elements_per_word::<A>()) {
+            let to = i / width * width * word_count::<A>(KEY_BLOCK) + word * width + i % width;
             // SAFETY: by the caller; the packed block was checked, and words lie inside.
             unsafe {
                 let to = t.values.as_mut_ptr().add(to);
@@ -160,34 +160,34 @@ pub(super) unsafe fn pack_values<A: Mac, S: Source>(
 
 /// Keys of a word of weights.
 #[inline(always)]
-pub(super) const fn per_word<A: Mac>() -> usize {
+pub(super) const fn elements_per_word<A: Mac>() -> usize {
     if A::PAIRS { 2 } else { 1 }
 }
 
 /// Words of some elements or keys.
 #[inline(always)]
-pub(super) const fn words_of<A: Mac>(n: usize) -> usize {
-    n.div_ceil(per_word::<A>())
+pub(super) const fn word_count<A: Mac>(n: usize) -> usize {
+    n.div_ceil(elements_per_word::<A>())
 }
 
 /// The words of weights with any of these keys.
 #[inline(always)]
-pub(super) fn words<A: Mac>(keys: &std::ops::Range<usize>) -> std::ops::Range<usize> {
-    keys.start / per_word::<A>()..words_of::<A>(keys.end)
+pub(super) fn weight_words<A: Mac>(keys: &std::ops::Range<usize>) -> std::ops::Range<usize> {
+    keys.start / elements_per_word::<A>()..word_count::<A>(keys.end)
 }
 
 /// Rows of a cache that are packed next: fetched piece by piece while tiles are multiplied.
-pub(super) struct Ahead<'a> {
+pub(super) struct RowPrefetch<'a> {
     base: *const u8,
     rows: &'a [usize],
     bytes: usize,
     each: usize,
 }
 
-impl<'a> Ahead<'a> {
+impl<'a> RowPrefetch<'a> {
     /// Rows of `bytes` bytes at these offsets from `base`, fetched in `pieces` pieces.
-    pub fn new(base: *const u8, rows: &'a [usize], bytes: usize, pieces: usize) -> Ahead<'a> {
-        Ahead { base, rows, bytes, each: rows.len().div_ceil(pieces.max(1)) }
+    pub fn new(base: *const u8, rows: &'a [usize], bytes: usize, pieces: usize) -> RowPrefetch<'a> {
+        RowPrefetch { base, rows, bytes, each: rows.len().div_ceil(pieces.max(1)) }
     }
 
     /// Fetches a piece.
@@ -217,7 +217,11 @@ pub(super) fn tiles<V: Lanes>(lines: usize, v_dim: usize) -> (usize, usize) {
 /// # Safety
 /// Needs the features of `A`; the keys any line sees are packed.
 #[inline(always)]
-pub(super) unsafe fn scores<A: Mac>(t: &mut Tiles<'_>, seen: &Seen, mut ahead: Ahead<'_>) {
+pub(super) unsafe fn scores<A: Mac>(
+    t: &mut PackedLines<'_>,
+    seen: &Seen,
+    mut prefetch: RowPrefetch<'_>,
+) {
     let width = ACROSS * A::V::N;
     assert!(t.q.len() >= t.lines * t.k_pad && t.scores.len() >= t.lines * KEY_BLOCK);
     for key in (0..KEY_BLOCK).step_by(width) {
@@ -225,7 +229,7 @@ pub(super) unsafe fn scores<A: Mac>(t: &mut Tiles<'_>, seen: &Seen, mut ahead: A
             let range = seen.by_any(line..line + SCORE_LINES);
             // SAFETY: lengths were checked; lines are whole tiles.
             unsafe {
-                ahead.fetch::<A::V>();
+                prefetch.fetch::<A::V>();
                 if range.start < key + width && key < range.end {
                     if A::V::MANY {
                         score_tile::<A, 2>(t, line, key);
@@ -241,7 +245,7 @@ pub(super) unsafe fn scores<A: Mac>(t: &mut Tiles<'_>, seen: &Seen, mut ahead: A
 /// Multiplies `P` chains at a time.
 // SAFETY: the caller has the features on and checked the lengths.
 #[inline(always)]
-unsafe fn score_tile<A: Mac, const P: usize>(t: &mut Tiles<'_>, line: usize, key: usize) {
+unsafe fn score_tile<A: Mac, const P: usize>(t: &mut PackedLines<'_>, line: usize, key: usize) {
     const M: usize = SCORE_LINES;
     let steps = t.k_pad / A::V::N;
     let (next_q, next_k) = (steps * M, steps * ACROSS * A::V::N);
@@ -328,10 +332,10 @@ unsafe fn multiply<A: Mac, const M: usize>(
 /// Needs the features of `A`; the values any line sees are packed.
 #[inline(always)]
 pub(super) unsafe fn values<A: Mac>(
-    t: &mut Tiles<'_>,
+    t: &mut PackedLines<'_>,
     seen: &Seen,
     v_dim: usize,
-    mut ahead: Ahead<'_>,
+    mut prefetch: RowPrefetch<'_>,
 ) {
     let (m, width) = (tile_lines::<A::V>(), ACROSS * A::V::N);
     assert!(t.acc.len() >= t.lines * t.v_pad && t.scores.len() >= t.lines * KEY_BLOCK);
@@ -340,7 +344,7 @@ pub(super) unsafe fn values<A: Mac>(
         for line in (0..t.lines).step_by(m) {
             // SAFETY: lengths were checked; lines are whole tiles.
             unsafe {
-                ahead.fetch::<A::V>();
+                prefetch.fetch::<A::V>();
                 by_tile!(A, value_tile(t, seen, line, at));
             }
         }
@@ -350,7 +354,7 @@ pub(super) unsafe fn values<A: Mac>(
 // SAFETY: the caller has the features on and checked the lengths.
 #[inline(always)]
 unsafe fn value_tile<A: Mac, const M: usize>(
-    t: &mut Tiles<'_>,
+    t: &mut PackedLines<'_>,
     seen: &Seen,
     line: usize,
     at: usize,
@@ -362,7 +366,7 @@ unsafe fn value_tile<A: Mac, const M: usize>(
         if A::PAIRS {
             // A key that a line does not see has the weight zero, which adds nothing.
             let any = seen.by_any(line..line + M);
-            return weigh::<A, M>(t, line, at, &shrink, words::<A>(&any));
+            return weigh::<A, M>(t, line, at, &shrink, weight_words::<A>(&any));
         }
         if same {
             return weigh::<A, M>(t, line, at, &shrink, all);
@@ -387,7 +391,7 @@ unsafe fn value_tile<A: Mac, const M: usize>(
 // SAFETY: the caller has the features on and checked the lengths.
 #[inline(always)]
 unsafe fn weigh<A: Mac, const M: usize>(
-    t: &mut Tiles<'_>,
+    t: &mut PackedLines<'_>,
     line: usize,
     at: usize,
     shrink: &[f32; M],
@@ -399,7 +403,7 @@ unsafe fn weigh<A: Mac, const M: usize>(
     unsafe {
         let a = t.acc.as_mut_ptr().add(line * t.v_pad + at);
         let p = t.scores.as_ptr().add(line * KEY_BLOCK);
-        let values = t.values.as_ptr().add(at * words_of::<A>(KEY_BLOCK));
+        let values = t.values.as_ptr().add(at * word_count::<A>(KEY_BLOCK));
         let mut acc = [[A::V::splat(0.0); ACROSS]; M];
         for m in 0..M {
             for v in 0..ACROSS {

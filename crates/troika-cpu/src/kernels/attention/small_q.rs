@@ -12,18 +12,18 @@ use std::ops::Range;
 
 use super::KEY_BLOCK;
 use super::block::Seen;
-use super::many::{part, per_word, words, words_of};
-use crate::kernels::linear::{Mac, Source};
+use super::large_q::{elements_per_word, part, weight_words, word_count};
+use crate::kernels::linear::{Mac, RowReader};
 use crate::kernels::simd::Lanes;
 use crate::runtime::prefetch;
 
 /// Positions read for all heads before the next ones.
 const GROUP: usize = 8;
-/// Bytes before those in use that are asked for: about the latency of memory.
-const AHEAD: usize = 8192;
+/// Bytes from those in use to those that are prefetched: about the latency of memory.
+const PREFETCH_DISTANCE: usize = 8192;
 
 /// Memory of the lines: those of the first key/value head, of the second, and so forth.
-pub(super) struct Lines<'a> {
+pub(super) struct QueryLines<'a> {
     /// Words of queries, scaled, `k_pad` apart.
     pub q: &'a [f32],
     /// Accumulators, `v_pad` apart.
@@ -37,7 +37,7 @@ pub(super) struct Lines<'a> {
 }
 
 /// Keys or values of a block.
-pub(super) struct Rows<'a> {
+pub(super) struct CachedRows<'a> {
     /// The first head's; the block's offsets are added.
     pub base: *const u8,
     pub offsets: &'a [usize; KEY_BLOCK],
@@ -58,19 +58,19 @@ pub(super) struct Rows<'a> {
     pub seen: &'a Seen,
 }
 
-impl Rows<'_> {
+impl CachedRows<'_> {
     /// The row of a position and head.
     #[inline(always)]
     fn at(&self, key: usize, head: usize) -> *const u8 {
         self.base.wrapping_add(self.offsets[key] + head * self.stride)
     }
 
-    /// Asks for what is read some heads after the positions from `key` on; neighbours in memory
+    /// Prefetches what is read some heads after the positions from `key` on; neighbours in memory
     /// follow them, but for the end of a page.
     #[inline(always)]
-    fn ask_ahead(&self, key: usize, head: usize) {
+    fn prefetch_rows(&self, key: usize, head: usize) {
         let bytes = self.len * self.size;
-        let to = head + (AHEAD / (GROUP * bytes).max(1)).max(1);
+        let to = head + (PREFETCH_DISTANCE / (GROUP * bytes).max(1)).max(1);
         let (groups, to) = (to / self.kv_heads, to % self.kv_heads);
         let jump = (groups * GROUP * self.row + to * self.stride).wrapping_sub(head * self.stride);
         for key in key..key + GROUP {
@@ -87,12 +87,12 @@ impl Rows<'_> {
 /// # Safety
 /// Needs the features of `A`; every row has its elements.
 #[inline(always)]
-pub(super) unsafe fn scores<A: Mac, S: Source>(lines: &mut Lines<'_>, x: &Rows<'_>) {
+pub(super) unsafe fn scores<A: Mac, S: RowReader>(lines: &mut QueryLines<'_>, x: &CachedRows<'_>) {
     let count = x.rows * x.heads;
     let range = x.seen.by_any(0..count);
     for key in (range.start / GROUP * GROUP..range.end).step_by(GROUP) {
         for head in 0..x.kv_heads {
-            x.ask_ahead(key, head);
+            x.prefetch_rows(key, head);
             let mut line = 0;
             while line < count {
                 let at = (key, head, head * count + line);
@@ -112,9 +112,9 @@ pub(super) unsafe fn scores<A: Mac, S: Source>(lines: &mut Lines<'_>, x: &Rows<'
 /// `M` lines with a group of keys, `K` at a time; `M * K` is 8. Returns `M`.
 // SAFETY: the caller has the features on, and the lines.
 #[inline(always)]
-unsafe fn score_tile<A: Mac, S: Source, const M: usize, const K: usize>(
-    lines: &mut Lines<'_>,
-    x: &Rows<'_>,
+unsafe fn score_tile<A: Mac, S: RowReader, const M: usize, const K: usize>(
+    lines: &mut QueryLines<'_>,
+    x: &CachedRows<'_>,
     (key, head, line): (usize, usize, usize),
 ) -> usize {
     let q = lines.q[line * lines.k_pad..][..M * lines.k_pad].as_ptr();
@@ -124,7 +124,7 @@ unsafe fn score_tile<A: Mac, S: Source, const M: usize, const K: usize>(
         unsafe {
             let ks: [*const u8; K] = std::array::from_fn(|i| x.at(key + i, head));
             let mut acc = [A::V::splat(0.0); 8];
-            for word in (0..words_of::<A>(x.len)).step_by(A::V::N) {
+            for word in (0..word_count::<A>(x.len)).step_by(A::V::N) {
                 let mut q_part = [A::V::splat(0.0); M];
                 for m in 0..M {
                     q_part[m] = A::V::load(q.add(m * lines.k_pad + word));
@@ -150,12 +150,12 @@ unsafe fn score_tile<A: Mac, S: Source, const M: usize, const K: usize>(
 /// # Safety
 /// Needs the features of `A`; every row has its elements.
 #[inline(always)]
-pub(super) unsafe fn values<A: Mac, S: Source>(lines: &mut Lines<'_>, x: &Rows<'_>) {
+pub(super) unsafe fn values<A: Mac, S: RowReader>(lines: &mut QueryLines<'_>, x: &CachedRows<'_>) {
     let count = x.rows * x.heads;
     let all = x.seen.by_any(0..count);
     for group in (all.start / GROUP * GROUP..all.end).step_by(GROUP) {
         for kv in 0..x.kv_heads {
-            x.ask_ahead(group, kv);
+            x.prefetch_rows(group, kv);
             for row in 0..x.rows {
                 let seen = x.seen.by(row * x.heads);
                 let keys = seen.start.max(group)..seen.end.min(group + GROUP);
@@ -166,7 +166,7 @@ pub(super) unsafe fn values<A: Mac, S: Source>(lines: &mut Lines<'_>, x: &Rows<'
                 let mut head = 0;
                 while head < x.heads {
                     let line = kv * count + row * x.heads + head;
-                    let at = Tile { line, kv, keys: keys.clone(), first };
+                    let at = ValueTile { line, kv, keys: keys.clone(), first };
                     // SAFETY: by the caller; there are as many lines.
                     unsafe {
                         head += match x.heads - head {
@@ -182,7 +182,7 @@ pub(super) unsafe fn values<A: Mac, S: Source>(lines: &mut Lines<'_>, x: &Rows<'
 }
 
 /// Some lines of one row, with a few keys.
-struct Tile {
+struct ValueTile {
     line: usize,
     kv: usize,
     keys: Range<usize>,
@@ -193,10 +193,10 @@ struct Tile {
 /// Returns `M`.
 // SAFETY: the caller has the features on, and the lines.
 #[inline(always)]
-unsafe fn value_tile<A: Mac, S: Source, const M: usize, const NV: usize>(
-    lines: &mut Lines<'_>,
-    x: &Rows<'_>,
-    tile: &Tile,
+unsafe fn value_tile<A: Mac, S: RowReader, const M: usize, const NV: usize>(
+    lines: &mut QueryLines<'_>,
+    x: &CachedRows<'_>,
+    tile: &ValueTile,
 ) -> usize {
     let step = NV * A::V::N;
     let whole = x.len / step * step;
@@ -223,10 +223,10 @@ unsafe fn value_tile<A: Mac, S: Source, const M: usize, const NV: usize>(
 /// elements as lanes; elements past the last one are zeros.
 // SAFETY: the caller has the features on, and the lines.
 #[inline(always)]
-unsafe fn value_chunk<A: Mac, S: Source, const M: usize, const NV: usize>(
-    lines: &mut Lines<'_>,
-    x: &Rows<'_>,
-    tile: &Tile,
+unsafe fn value_chunk<A: Mac, S: RowReader, const M: usize, const NV: usize>(
+    lines: &mut QueryLines<'_>,
+    x: &CachedRows<'_>,
+    tile: &ValueTile,
     at: usize,
 ) {
     let (line, v_pad, n) = (tile.line, lines.v_pad, A::V::N);
@@ -244,10 +244,10 @@ unsafe fn value_chunk<A: Mac, S: Source, const M: usize, const NV: usize>(
                 }
             }
         }
-        for word in words::<A>(&tile.keys) {
-            let row = |i| x.at(word * per_word::<A>() + i, tile.kv);
+        for word in weight_words::<A>(&tile.keys) {
+            let row = |i| x.at(word * elements_per_word::<A>() + i, tile.kv);
             let mut w = [A::V::splat(0.0); NV];
-            for v in (0..NV).step_by(per_word::<A>()) {
+            for v in (0..NV).step_by(elements_per_word::<A>()) {
                 let from = at + v * n;
                 w[v] = part::<A, S>(row(0), from, x.len);
                 if A::PAIRS {

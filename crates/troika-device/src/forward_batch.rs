@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-/// Where a sequence's cached positions lie, for one group of layers.
+/// Where a sequence's cached positions lie, for one page group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PageTable {
     /// Positions per page (a power of two).
@@ -23,24 +23,24 @@ impl PageTable {
     }
 }
 
-/// The rows of one sequence in a step.
+/// The rows of one sequence in a forward batch.
 #[derive(Clone, Debug)]
 pub struct SeqRows {
-    /// Which sequence: equal in all steps in flight that have rows of it.
+    /// Which sequence: equal in all forward batches in flight that have rows of it.
     pub seq: u64,
-    /// Rows of the step.
+    /// Rows of the forward batch.
     pub rows: Range<usize>,
     /// Position of the first row in its sequence.
     pub pos: usize,
     /// Known length of the sequence (chooses longrope's factors): the whole prompt during
     /// prefill, however it is cut into chunks.
     pub known_len: usize,
-    /// A page table per group of layers.
+    /// A page table per page group.
     pub tables: Vec<PageTable>,
 }
 
-/// The cached positions of a sequence in a state, as a step uses them: the earlier ones are read,
-/// those of its own rows written. Claims and dependencies of caches follow from it.
+/// The cached positions of a sequence in a state, as a forward batch uses them: the earlier ones
+/// are read, those of its own rows written. Claims and dependencies of caches follow from it.
 #[derive(Clone, Copy, Debug)]
 pub struct PagesView<'a> {
     /// The sequence and its rows.
@@ -82,14 +82,14 @@ impl<'a> PagesView<'a> {
     }
 }
 
-/// The rows of a step. One sequence is the list of length one.
+/// The rows of a forward batch. One sequence is the list of length one.
 #[derive(Clone, Debug, Default)]
-pub struct Step {
+pub struct ForwardBatch {
     /// Sequences, in row order, without gaps.
     pub seqs: Vec<SeqRows>,
 }
 
-impl Step {
+impl ForwardBatch {
     /// Number of rows.
     pub fn rows(&self) -> usize {
         self.seqs.last().map_or(0, |s| s.rows.end)
@@ -110,12 +110,12 @@ impl Step {
 
 #[cfg(test)]
 mod tests {
-    use super::{PageTable, PagesView, SeqRows, Step};
+    use super::{ForwardBatch, PageTable, PagesView, SeqRows};
 
     #[test]
     fn whole_steps_have_no_gaps_and_positions_of_32_bits() {
         let seq = |rows, pos| SeqRows { seq: 0, rows, pos, known_len: 0, tables: vec![] };
-        let whole = |seqs| Step { seqs }.is_whole();
+        let whole = |seqs| ForwardBatch { seqs }.is_whole();
         assert!(whole(vec![]) && whole(vec![seq(0..2, 5), seq(2..2, 0), seq(2..3, 0)]));
         assert!(!whole(vec![seq(1..2, 0)]) && !whole(vec![seq(0..2, 0), seq(1..3, 0)]));
         let backwards = seq(0..2, 0).rows.end..0;

@@ -1,0 +1,161 @@
+//! Which weights a model needs, and their shapes: the one list that binding and lowering share.
+
+use super::{Attn, Ffn, Key, Layer, Mlp, ModelSpec, Moe, Norm, WeightRole};
+
+/// A weight the model needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WeightRequirement {
+    /// Which.
+    pub key: Key,
+    /// Output rows (1 for vectors).
+    pub rows: usize,
+    /// Columns.
+    pub cols: usize,
+}
+
+struct List {
+    needs: Vec<WeightRequirement>,
+    layer: Option<usize>,
+}
+
+impl List {
+    fn add(&mut self, role: WeightRole, rows: usize, cols: usize) {
+        self.needs.push(WeightRequirement {
+            key: Key { role, layer: self.layer, index: None },
+            rows,
+            cols,
+        });
+    }
+
+    fn add_if(&mut self, cond: bool, role: WeightRole, rows: usize, cols: usize) {
+        if cond {
+            self.add(role, rows, cols);
+        }
+    }
+
+    fn each(&mut self, n: usize, role: WeightRole, rows: usize, cols: usize) {
+        for i in 0..n {
+            let key = Key { role, layer: self.layer, index: Some(i) };
+            self.needs.push(WeightRequirement { key, rows, cols });
+        }
+    }
+
+    fn norm(&mut self, norm: Option<Norm>, roles: (WeightRole, WeightRole), width: usize) {
+        if let Some(norm) = norm {
+            self.add(roles.0, 1, width);
+            self.add_if(matches!(norm, Norm::Layer { bias: true, .. }), roles.1, 1, width);
+        }
+    }
+}
+
+/// All weights of a model, in execution order, listed layer by layer as they are asked for: a
+/// small file can describe more of them than fit into memory. A tied head needs no weight of its
+/// own.
+pub fn weight_requirements(spec: &ModelSpec) -> impl Iterator<Item = WeightRequirement> {
+    let h = spec.hidden;
+    let list = |layer| List { needs: Vec::new(), layer };
+    let mut first = list(None);
+    first.add(WeightRole::Embed, spec.vocab, h);
+    let layers = spec.layers.iter().enumerate().flat_map(move |(i, layer)| {
+        let mut l = list(Some(i));
+        layer_needs(&mut l, layer, h);
+        l.needs
+    });
+    let mut last = list(None);
+    last.norm(Some(spec.final_norm), (WeightRole::FinalNorm, WeightRole::FinalNormBias), h);
+    last.add_if(!spec.tied, WeightRole::Head, spec.vocab, h);
+    last.add_if(spec.head_bias, WeightRole::HeadBias, 1, spec.vocab);
+    first.needs.into_iter().chain(layers).chain(last.needs)
+}
+
+fn layer_needs(l: &mut List, layer: &Layer, h: usize) {
+    l.norm(layer.attn_pre, (WeightRole::AttnPre, WeightRole::AttnPreBias), h);
+    match &layer.attn.latent {
+        None => attn_needs(l, &layer.attn, h),
+        Some(_) => latent_needs(l, &layer.attn, h),
+    }
+    let a = &layer.attn;
+    l.add(WeightRole::O, h, a.heads * a.v_dim);
+    l.add_if(a.o_bias, WeightRole::OBias, 1, h);
+    l.add_if(a.sinks, WeightRole::Sinks, 1, a.heads);
+    l.norm(layer.attn_post, (WeightRole::AttnPost, WeightRole::AttnPostBias), h);
+    l.norm(layer.ffn_pre, (WeightRole::FfnPre, WeightRole::FfnPreBias), h);
+    match &layer.ffn {
+        Ffn::Dense(m) => mlp_needs(l, m, h),
+        Ffn::Moe(m) => moe_needs(l, m, h),
+    }
+    l.norm(layer.ffn_post, (WeightRole::FfnPost, WeightRole::FfnPostBias), h);
+}
+
+fn attn_needs(l: &mut List, a: &Attn, h: usize) {
+    let (q, k, v) = (a.heads * a.k_dim, a.kv_heads * a.k_dim, a.kv_heads * a.v_dim);
+    for (role, bias, rows) in [
+        (WeightRole::Q, WeightRole::QBias, q),
+        (WeightRole::K, WeightRole::KBias, k),
+        (WeightRole::V, WeightRole::VBias, v),
+    ] {
+        l.add(role, rows, h);
+        l.add_if(a.qkv_bias, bias, 1, rows);
+    }
+    if let Some(n) = a.qk_norm {
+        let widths = if n.per_head { (a.k_dim, a.k_dim) } else { (q, k) };
+        l.norm(Some(n.norm), (WeightRole::QNorm, WeightRole::QNormBias), widths.0);
+        l.norm(Some(n.norm), (WeightRole::KNorm, WeightRole::KNormBias), widths.1);
+    }
+}
+
+fn latent_needs(l: &mut List, a: &Attn, h: usize) {
+    let Some(m) = a.latent else { return };
+    match m.q_rank {
+        None => l.add(WeightRole::Q, a.heads * a.k_dim, h),
+        Some(r) => {
+            l.add(WeightRole::QDown, r, h);
+            l.add_if(m.bias, WeightRole::QDownBias, 1, r);
+            l.add(WeightRole::QDownNorm, 1, r);
+            l.add(WeightRole::QUp, a.heads * a.k_dim, r);
+        }
+    }
+    l.add(WeightRole::KvDown, m.kv_rank, h);
+    l.add(WeightRole::KRope, m.rope, h);
+    l.add_if(m.bias, WeightRole::KvDownBias, 1, m.kv_rank);
+    l.add_if(m.bias, WeightRole::KRopeBias, 1, m.rope);
+    l.add(WeightRole::KvDownNorm, 1, m.kv_rank);
+    l.each(a.heads, WeightRole::KAbsorb, m.kv_rank, m.nope);
+    l.each(a.heads, WeightRole::VUp, a.v_dim, m.kv_rank);
+}
+
+fn mlp_needs(l: &mut List, m: &Mlp, h: usize) {
+    for (on, role, bias) in [
+        (m.gated, WeightRole::Gate, WeightRole::GateBias),
+        (true, WeightRole::Up, WeightRole::UpBias),
+    ] {
+        l.add_if(on, role, m.inter, h);
+        l.add_if(on && m.bias, bias, 1, m.inter);
+    }
+    l.add(WeightRole::Down, h, m.inter);
+    l.add_if(m.bias, WeightRole::DownBias, 1, h);
+}
+
+fn moe_needs(l: &mut List, m: &Moe, h: usize) {
+    l.add(WeightRole::Router, m.experts, h);
+    l.add_if(m.router_bias, WeightRole::RouterBias, 1, m.experts);
+    for (role, bias, rows, cols) in [
+        (WeightRole::ExpertGate, WeightRole::ExpertGateBias, m.inter, h),
+        (WeightRole::ExpertUp, WeightRole::ExpertUpBias, m.inter, h),
+        (WeightRole::ExpertDown, WeightRole::ExpertDownBias, h, m.inter),
+    ] {
+        l.each(m.experts, role, rows, cols);
+        if m.bias {
+            l.each(m.experts, bias, 1, rows);
+        }
+    }
+    if let Some(s) = m.shared {
+        l.add(WeightRole::SharedGate, s.inter, h);
+        l.add(WeightRole::SharedUp, s.inter, h);
+        l.add(WeightRole::SharedDown, h, s.inter);
+        l.add_if(s.bias, WeightRole::SharedGateBias, 1, s.inter);
+        l.add_if(s.bias, WeightRole::SharedUpBias, 1, s.inter);
+        l.add_if(s.bias, WeightRole::SharedDownBias, 1, h);
+        l.add_if(s.gated, WeightRole::SharedOutGate, 1, h);
+    }
+}

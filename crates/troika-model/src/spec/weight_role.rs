@@ -1,0 +1,180 @@
+//! Names of weights, the same for all architectures and file formats.
+
+use std::fmt;
+
+/// What a weight is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[allow(missing_docs)] // the names are the documentation
+pub enum WeightRole {
+    Embed,
+    FinalNorm,
+    FinalNormBias,
+    Head,
+    HeadBias,
+    AttnPre,
+    AttnPreBias,
+    AttnPost,
+    AttnPostBias,
+    FfnPre,
+    FfnPreBias,
+    FfnPost,
+    FfnPostBias,
+    Q,
+    K,
+    V,
+    O,
+    QBias,
+    KBias,
+    VBias,
+    OBias,
+    QNorm,
+    QNormBias,
+    KNorm,
+    KNormBias,
+    Sinks,
+    /// Latent: hidden -> q_rank.
+    QDown,
+    QDownBias,
+    QDownNorm,
+    /// Latent: q_rank -> heads * k_dim.
+    QUp,
+    /// Latent: hidden -> kv_rank.
+    KvDown,
+    KvDownBias,
+    /// Latent: hidden -> rope.
+    KRope,
+    KRopeBias,
+    KvDownNorm,
+    /// Latent, per head (index): `[kv_rank, nope]`, absorbs the key expansion into the query.
+    KAbsorb,
+    /// Latent, per head (index): `[v_dim, kv_rank]`.
+    VUp,
+    Gate,
+    Up,
+    Down,
+    GateBias,
+    UpBias,
+    DownBias,
+    Router,
+    RouterBias,
+    /// Experts: index is the expert.
+    ExpertGate,
+    ExpertUp,
+    ExpertDown,
+    ExpertGateBias,
+    ExpertUpBias,
+    ExpertDownBias,
+    SharedGate,
+    SharedUp,
+    SharedDown,
+    SharedGateBias,
+    SharedUpBias,
+    SharedDownBias,
+    /// `[1, hidden]`: gate of the shared expert's output.
+    SharedOutGate,
+}
+
+impl WeightRole {
+    /// Its name. Packed weights are kept on disk by it, so it stays when the variant is renamed.
+    pub const fn name(self) -> &'static str {
+        match self {
+            WeightRole::Embed => "Embed",
+            WeightRole::FinalNorm => "FinalNorm",
+            WeightRole::FinalNormBias => "FinalNormBias",
+            WeightRole::Head => "Head",
+            WeightRole::HeadBias => "HeadBias",
+            WeightRole::AttnPre => "AttnPre",
+            WeightRole::AttnPreBias => "AttnPreBias",
+            WeightRole::AttnPost => "AttnPost",
+            WeightRole::AttnPostBias => "AttnPostBias",
+            WeightRole::FfnPre => "FfnPre",
+            WeightRole::FfnPreBias => "FfnPreBias",
+            WeightRole::FfnPost => "FfnPost",
+            WeightRole::FfnPostBias => "FfnPostBias",
+            WeightRole::Q => "Q",
+            WeightRole::K => "K",
+            WeightRole::V => "V",
+            WeightRole::O => "O",
+            WeightRole::QBias => "QBias",
+            WeightRole::KBias => "KBias",
+            WeightRole::VBias => "VBias",
+            WeightRole::OBias => "OBias",
+            WeightRole::QNorm => "QNorm",
+            WeightRole::QNormBias => "QNormBias",
+            WeightRole::KNorm => "KNorm",
+            WeightRole::KNormBias => "KNormBias",
+            WeightRole::Sinks => "Sinks",
+            WeightRole::QDown => "QDown",
+            WeightRole::QDownBias => "QDownBias",
+            WeightRole::QDownNorm => "QDownNorm",
+            WeightRole::QUp => "QUp",
+            WeightRole::KvDown => "KvDown",
+            WeightRole::KvDownBias => "KvDownBias",
+            WeightRole::KRope => "KRope",
+            WeightRole::KRopeBias => "KRopeBias",
+            WeightRole::KvDownNorm => "KvDownNorm",
+            WeightRole::KAbsorb => "KAbsorb",
+            WeightRole::VUp => "VUp",
+            WeightRole::Gate => "Gate",
+            WeightRole::Up => "Up",
+            WeightRole::Down => "Down",
+            WeightRole::GateBias => "GateBias",
+            WeightRole::UpBias => "UpBias",
+            WeightRole::DownBias => "DownBias",
+            WeightRole::Router => "Router",
+            WeightRole::RouterBias => "RouterBias",
+            WeightRole::ExpertGate => "ExpertGate",
+            WeightRole::ExpertUp => "ExpertUp",
+            WeightRole::ExpertDown => "ExpertDown",
+            WeightRole::ExpertGateBias => "ExpertGateBias",
+            WeightRole::ExpertUpBias => "ExpertUpBias",
+            WeightRole::ExpertDownBias => "ExpertDownBias",
+            WeightRole::SharedGate => "SharedGate",
+            WeightRole::SharedUp => "SharedUp",
+            WeightRole::SharedDown => "SharedDown",
+            WeightRole::SharedGateBias => "SharedGateBias",
+            WeightRole::SharedUpBias => "SharedUpBias",
+            WeightRole::SharedDownBias => "SharedDownBias",
+            WeightRole::SharedOutGate => "SharedOutGate",
+        }
+    }
+}
+
+/// A weight of a model: role, layer (for all but the outermost) and index (expert or head).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Key {
+    /// What for.
+    pub role: WeightRole,
+    /// Which layer.
+    pub layer: Option<usize>,
+    /// Which expert or head.
+    pub index: Option<usize>,
+}
+
+impl Key {
+    /// A weight outside the layers.
+    pub fn model(role: WeightRole) -> Key {
+        Key { role, layer: None, index: None }
+    }
+
+    /// A weight of a layer.
+    pub fn layer(layer: usize, role: WeightRole) -> Key {
+        Key { role, layer: Some(layer), index: None }
+    }
+
+    /// A weight of an expert or head of a layer.
+    pub fn indexed(layer: usize, role: WeightRole, index: usize) -> Key {
+        Key { role, layer: Some(layer), index: Some(index) }
+    }
+}
+
+/// The logical name used in subgraphs and the weight store: `layers.3.ExpertUp.7`.
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(l) = self.layer {
+            write!(f, "layers.{l}.")?;
+        }
+        f.write_str(self.role.name())?;
+        self.index.map_or(Ok(()), |i| write!(f, ".{i}"))
+    }
+}
