@@ -165,7 +165,8 @@ impl Reader {
     }
 }
 
-fn is_test(attributes: &[Attribute]) -> bool {
+/// Whether an item with these attributes is built for tests only.
+pub fn is_test(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|a| match &a.meta {
         syn::Meta::Path(path) => path.is_ident("test"),
         syn::Meta::List(list) if list.path.is_ident("cfg") => {

@@ -4,6 +4,7 @@ mod arrows;
 mod circles;
 mod environment;
 mod families;
+mod glossary;
 mod hygiene;
 mod length;
 mod panics;
@@ -21,6 +22,7 @@ pub const ALL: &[Rule] = &[
     circles::check,
     environment::check,
     families::check,
+    glossary::check,
     hygiene::check,
     length::check,
     panics::check,
