@@ -178,3 +178,85 @@ impl fmt::Display for Key {
         self.index.map_or(Ok(()), |i| write!(f, ".{i}"))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::WeightRole::*;
+    use super::*;
+
+    /// Packed weights are found on disk by these names: a variant may be renamed, its name not.
+    #[test]
+    fn names_are_those_of_earlier_builds() {
+        let roles = [
+            Embed,
+            FinalNorm,
+            FinalNormBias,
+            Head,
+            HeadBias,
+            AttnPre,
+            AttnPreBias,
+            AttnPost,
+            AttnPostBias,
+            FfnPre,
+            FfnPreBias,
+            FfnPost,
+            FfnPostBias,
+            Q,
+            K,
+            V,
+            O,
+            QBias,
+            KBias,
+            VBias,
+            OBias,
+            QNorm,
+            QNormBias,
+            KNorm,
+            KNormBias,
+            Sinks,
+            QDown,
+            QDownBias,
+            QDownNorm,
+            QUp,
+            KvDown,
+            KvDownBias,
+            KRope,
+            KRopeBias,
+            KvDownNorm,
+            KAbsorb,
+            VUp,
+            Gate,
+            Up,
+            Down,
+            GateBias,
+            UpBias,
+            DownBias,
+            Router,
+            RouterBias,
+            ExpertGate,
+            ExpertUp,
+            ExpertDown,
+            ExpertGateBias,
+            ExpertUpBias,
+            ExpertDownBias,
+            SharedGate,
+            SharedUp,
+            SharedDown,
+            SharedGateBias,
+            SharedUpBias,
+            SharedDownBias,
+            SharedOutGate,
+        ];
+        let names: Vec<&str> = roles.into_iter().map(WeightRole::name).collect();
+        let kept = "Embed FinalNorm FinalNormBias Head HeadBias AttnPre AttnPreBias AttnPost \
+            AttnPostBias FfnPre FfnPreBias FfnPost FfnPostBias Q K V O QBias KBias \
+            VBias OBias QNorm QNormBias KNorm KNormBias Sinks QDown QDownBias QDownNorm \
+            QUp KvDown KvDownBias KRope KRopeBias KvDownNorm KAbsorb VUp Gate Up Down \
+            GateBias UpBias DownBias Router RouterBias ExpertGate ExpertUp ExpertDown \
+            ExpertGateBias ExpertUpBias ExpertDownBias SharedGate SharedUp SharedDown \
+            SharedGateBias SharedUpBias SharedDownBias SharedOutGate";
+        assert_eq!(names, kept.split(' ').collect::<Vec<_>>());
+        assert_eq!(Key::indexed(3, ExpertUp, 7).to_string(), "layers.3.ExpertUp.7");
+        assert_eq!(Key::model(Embed).to_string(), "Embed");
+    }
+}
