@@ -93,7 +93,7 @@ pub struct Decode {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Policy {
-    /// Program order: chunk after chunk, segment after segment.
+    /// Of the ready ones the earliest in program order (chunk after chunk, segment after segment).
     #[default]
     InOrder,
     /// What keeps the critical device busiest (llm.npu, section 3.4, equation 5), by costs learnt

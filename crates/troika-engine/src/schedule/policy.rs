@@ -15,11 +15,11 @@ pub struct Costs {
 }
 
 /// The position in `ready` of the task that `device` runs next; `None` when nothing is ready.
-/// `waits` counts the unfinished tasks that each task waits for.
+/// `unfinished` counts the tasks that each task waits for and that are not done.
 pub(super) fn pick(
     policy: Policy,
     dag: &Dag,
-    waits: &[u32],
+    unfinished: &[u32],
     costs: &Costs,
     ready: &[u32],
 ) -> Option<usize> {
@@ -28,7 +28,7 @@ pub(super) fn pick(
         Policy::InOrder => candidates.min_by_key(|(_, task)| **task),
         Policy::OutOfOrder => {
             // Of equal contributions the earliest task in program order counts.
-            let value = |task: u32| (contribution(dag, waits, costs, task), -i64::from(task));
+            let value = |task: u32| (contribution(dag, unfinished, costs, task), -i64::from(task));
             candidates.max_by_key(|(_, task)| value(**task))
         }
     };
@@ -39,9 +39,9 @@ pub(super) fn pick(
 /// equation 5). Of the tasks that become ready when it is done: on another device, the time of
 /// those that the critical device will run; on the critical device, minus the time of those that
 /// the others will, since it has to wait for them.
-fn contribution(dag: &Dag, waits: &[u32], costs: &Costs, task: u32) -> i64 {
+fn contribution(dag: &Dag, unfinished: &[u32], costs: &Costs, task: u32) -> i64 {
     let on_critical = dag.device[task as usize] == costs.critical;
-    let freed = dag.dependents[task as usize].iter().filter(|&&d| waits[d as usize] == 1);
+    let freed = dag.dependents[task as usize].iter().filter(|&&d| unfinished[d as usize] == 1);
     let across = freed.filter(|&&d| (dag.device[d as usize] == costs.critical) != on_critical);
     let time = |d: &u32| costs.task_ns.get(*d as usize).copied().unwrap_or(0) as i64;
     let sum: i64 = across.map(time).sum();

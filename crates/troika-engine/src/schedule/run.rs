@@ -25,7 +25,7 @@ struct Lane {
 
 /// Lists in a queue at most where the policy decides late: one runs, the next one waits, so that
 /// the device does not idle while the scheduler is told.
-const LATE_DEPTH: usize = 2;
+pub(super) const LATE_DEPTH: usize = 2;
 
 /// Runs task graphs on device queues.
 pub struct Runner {

@@ -16,6 +16,8 @@ pub struct State {
     /// Unfinished tasks that each task waits for; those ahead of it in its own queue count as
     /// finished, since a queue runs in order.
     waits: Vec<u32>,
+    /// Unfinished tasks that each task waits for, those ahead of it in its own queue included.
+    unfinished: Vec<u32>,
     /// Ready tasks of each device.
     ready: Vec<Vec<u32>>,
     /// Tasks of each list in flight, with their device; lists are used again.
@@ -30,6 +32,7 @@ impl State {
         State {
             policy,
             waits: Vec::new(),
+            unfinished: Vec::new(),
             ready: vec![Vec::new(); devices],
             lists: Vec::new(),
             spare: Vec::new(),
@@ -40,6 +43,7 @@ impl State {
     /// Starts over with tasks of which none has run.
     pub fn start(&mut self, dag: &Dag) {
         self.waits.clone_from(&dag.waits);
+        self.unfinished.clone_from(&dag.waits);
         self.ready.iter_mut().for_each(Vec::clear);
         for list in self.lists.iter_mut().filter_map(Option::take) {
             let (_, mut tasks) = list;
@@ -64,7 +68,7 @@ impl State {
     /// another device waits for. `None` when nothing is ready.
     pub fn take(&mut self, dag: &Dag, costs: &Costs, device: usize) -> Option<ListId> {
         let mut tasks = self.spare.pop().unwrap_or_default();
-        while let Some(at) = pick(self.policy, dag, &self.waits, costs, &self.ready[device]) {
+        while let Some(at) = pick(self.policy, dag, &self.unfinished, costs, &self.ready[device]) {
             let task = self.ready[device].swap_remove(at);
             tasks.push(task);
             for &d in &dag.dependents[task as usize] {
@@ -103,6 +107,7 @@ impl State {
         self.left -= tasks.len();
         for &task in &tasks {
             for &d in &dag.dependents[task as usize] {
+                self.unfinished[d as usize] -= 1;
                 if dag.device[d as usize] != device {
                     self.release(dag, d);
                 }
