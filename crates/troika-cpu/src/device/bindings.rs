@@ -181,28 +181,35 @@ fn check_overlap(exe: &Executable, b: &Bindings, bound: &[Rect]) -> Result<(), D
         None => false,
         Some(i) => exe.state_written.get(i).is_none_or(|w| *w),
     };
-    let all = || views(b).zip(bound).enumerate();
-    for (i, (v, r)) in all().filter(|(i, _)| written(*i)) {
-        let clash = |(j, (w, s)): &(usize, (&View, &Rect))| {
-            // Two written ones are compared once.
-            let again = *j <= i && written(*j);
-            !again && v.buffer().id() == w.buffer().id() && r.overlaps(s)
-        };
-        if let Some((j, _)) = all().find(clash) {
-            let slots: SmallVec<[usize; INLINE]> =
-                exe.inputs.iter().chain(&exe.states).chain(&exe.outputs).copied().collect();
-            let (a, b) = (&exe.slots[slots[i]].name, &exe.slots[slots[j]].name);
-            return Err(misfit(exe, format!("values {a} and {b} overlap in memory")));
+    // Each submission comes through here, so buffers are compared before anything else.
+    let buffers: SmallVec<[usize; INLINE]> = views(b).map(|v| v.buffer().id()).collect();
+    for (j, &buffer) in buffers.iter().enumerate() {
+        for i in 0..j {
+            let clash =
+                buffers[i] == buffer && (written(i) || written(j)) && bound[i].overlaps(&bound[j]);
+            if clash {
+                let slots: SmallVec<[usize; INLINE]> =
+                    exe.inputs.iter().chain(&exe.states).chain(&exe.outputs).copied().collect();
+                let (a, b) = (&exe.slots[slots[i]].name, &exe.slots[slots[j]].name);
+                return Err(misfit(exe, format!("values {a} and {b} overlap in memory")));
+            }
         }
     }
     Ok(())
 }
 
+/// The view of a binding: 0 is the first input, and so on.
+fn view(b: &Bindings, at: usize) -> Option<&View> {
+    let after_inputs = at.checked_sub(b.inputs.len());
+    let Some(at) = after_inputs else { return b.inputs.get(at) };
+    let after_states = at.checked_sub(b.states.len());
+    after_states.map_or_else(|| b.states.get(at), |at| b.outputs.get(at))
+}
+
 /// Where the bytes of a binding begin: 0 is the first input, and so on.
 pub(crate) fn memory(b: &Bindings, bound: &[Rect], at: usize) -> Mem {
-    let (view, rect) = match views(b).zip(bound).nth(at) {
-        Some(found) => found,
-        None => return Mem { ptr: std::ptr::dangling_mut::<u64>().cast(), bytes: 0, stride: 0 },
+    let Some((view, rect)) = view(b, at).zip(bound.get(at)) else {
+        return Mem { ptr: std::ptr::dangling_mut::<u64>().cast(), bytes: 0, stride: 0 };
     };
     // SAFETY: the rectangle lies inside of the view, and that inside of its buffer.
     let ptr = unsafe { view.buffer().as_ptr().add(rect.offset()) };
