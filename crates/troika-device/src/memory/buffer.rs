@@ -39,7 +39,7 @@ impl Buffer {
     pub fn zeroed(len: usize) -> Result<Buffer, OutOfMemory> {
         let mut memory = ZeroedBytes::new(len)?;
         let base = memory.as_mut_ptr();
-        Ok(Buffer(Arc::new(Shared { base, len, table: Table::default(), _memory: memory })))
+        Ok(Buffer(Arc::new(Shared { base, len, table: Table::new(), _memory: memory })))
     }
 
     /// Size in bytes.

@@ -1,6 +1,8 @@
 //! Who uses which rectangles of a buffer right now.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::cell::UnsafeCell;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use smallvec::SmallVec;
 
@@ -39,9 +41,16 @@ struct Entry {
 /// Claims open at once before their list goes to the heap, where it stays.
 const INLINE: usize = 6;
 
-/// The open claims of a buffer.
-#[derive(Default)]
-pub(super) struct Table(Mutex<Open>);
+/// The open claims of a buffer, behind a lock of its own: each binding of each submission enters
+/// and leaves it, so that giving the lock back has to be no more than a store. It is held for some
+/// tens of nanoseconds, and no code that holds it waits for anything.
+pub(super) struct Table {
+    locked: AtomicBool,
+    open: UnsafeCell<Open>,
+}
+
+// SAFETY: `open` is only touched by whoever holds the lock.
+unsafe impl Sync for Table {}
 
 #[derive(Default)]
 struct Open {
@@ -49,32 +58,78 @@ struct Open {
     next: u64,
 }
 
+/// Turns of waiting for the lock before the thread lets others run.
+const SPINS: u32 = 64;
+
+/// The lock, held.
+struct Locked<'a>(&'a Table);
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        self.0.locked.store(false, Ordering::Release);
+    }
+}
+
+impl Deref for Locked<'_> {
+    type Target = Open;
+    fn deref(&self) -> &Open {
+        // SAFETY: this is the only `Locked` of the table, and the result borrows it.
+        unsafe { &*self.0.open.get() }
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut Open {
+        // SAFETY: as above; the result borrows it exclusively.
+        unsafe { &mut *self.0.open.get() }
+    }
+}
+
 impl Table {
-    /// No code that holds the lock panics halfway.
-    fn lock(&self) -> MutexGuard<'_, Open> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    /// No claims.
+    pub fn new() -> Table {
+        Table { locked: AtomicBool::new(false), open: UnsafeCell::default() }
+    }
+
+    fn lock(&self) -> Locked<'_> {
+        let mut turns = 0;
+        while self.locked.swap(true, Ordering::Acquire) {
+            // The thread that holds it may have lost its core.
+            turns += 1;
+            if turns < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
+        }
+        Locked(self)
     }
 
     /// Enters some rectangles, all or none. They are not compared with each other.
     pub fn enter(&self, wanted: &[(Rect, Access)]) -> Result<u64, BufferBusy> {
         let mut open = self.lock();
         let Open { entries, next } = &mut *open;
-        for (rect, access) in wanted {
-            let busy = |e: &Entry| e.access.conflicts(*access) && e.rect.overlaps(rect);
-            if entries.iter().any(busy) {
-                return Err(BufferBusy);
+        if !entries.is_empty() {
+            for (rect, access) in wanted {
+                let busy = |e: &Entry| e.access.conflicts(*access) && e.rect.overlaps(rect);
+                if entries.iter().any(busy) {
+                    return Err(BufferBusy);
+                }
             }
         }
         let ticket = *next;
         *next += 1;
-        let entry =
-            |(rect, access): &(Rect, Access)| Entry { rect: *rect, access: *access, ticket };
-        entries.extend(wanted.iter().map(entry));
+        for &(rect, access) in wanted {
+            entries.push(Entry { rect, access, ticket });
+        }
         Ok(ticket)
     }
 
     /// Strikes a ticket's rectangles out.
     pub fn leave(&self, ticket: u64) {
-        self.lock().entries.retain(|e| e.ticket != ticket);
+        let mut open = self.lock();
+        let entries = &mut open.entries;
+        // Most often there are no others.
+        if entries.iter().all(|e| e.ticket == ticket) {
+            entries.clear();
+        } else {
+            entries.retain(|e| e.ticket != ticket);
+        }
     }
 }
