@@ -378,8 +378,9 @@ pub struct PlanArgs {
 /// `troika devices`.
 #[derive(Args)]
 pub struct DevicesArgs {
-    /// Devices to list, as [NAME=]cpu[:CORES][@ISA]; may be repeated, or be a list with commas
-    /// [default: one CPU device]
+    /// The devices.
+    #[arg(help = "Devices to list, as [NAME=]cpu[:CORES][@ISA]; may be repeated, or be a list \
+        with commas [default: one CPU device]")]
     #[arg(long, value_name = "SPEC", value_delimiter = ',', env = "TROIKA_DEVICE")]
     #[arg(value_parser = placement::device, conflicts_with = "threads")]
     pub device: Vec<troika::DeviceSpec>,

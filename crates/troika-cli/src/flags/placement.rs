@@ -13,8 +13,9 @@ use crate::error::CliError;
 /// Which devices.
 #[derive(Args)]
 pub struct DeviceArgs {
-    /// Devices to use, as [NAME=]cpu[:CORES][@ISA], such as a=cpu:0-3+8; may be repeated, or
-    /// be a list with commas [default: one CPU device]
+    /// The devices.
+    #[arg(help = "Devices to use, as [NAME=]cpu[:CORES][@ISA], such as a=cpu:0-3+8; may be \
+        repeated, or be a list with commas [default: one CPU device]")]
     #[arg(long, value_name = "SPEC", value_delimiter = ',', env = "TROIKA_DEVICE")]
     #[arg(value_parser = device, conflicts_with_all = ["threads", "cores", "isa"])]
     pub device: Vec<DeviceSpec>,
