@@ -1,4 +1,4 @@
-//! Lowering: a [`ModelSpec`](crate::spec::ModelSpec) becomes static subgraphs, once.
+//! Lowering: a [`ModelSpec`] becomes static subgraphs, once.
 //!
 //! A layer gives the segments norm + QKV, attention, output projection, and feed-forward (or
 //! router and experts). All but attention depend on the number of rows alone and are shared by
