@@ -49,7 +49,10 @@ fn features_beside_the_usual_ones() {
 fn checkpoints_on_several_devices() {
     for strategy in Strategy::ALL {
         let count = if strategy == Strategy::PrefillDecode { 2 } else { 3 };
-        let specs = ["a=cpu:0", "cpu", "b=cpu"][..count].iter().map(|s| s.parse().unwrap());
+        let core = troika::usable_cores().first().map_or(String::new(), |core| format!(":{core}"));
+        let pinned = format!("a=cpu{core}");
+        let specs = [&*pinned, "cpu", "b=cpu"];
+        let specs = specs[..count].iter().map(|s| s.parse().unwrap());
         let devices = Devices {
             specs: specs.collect(),
             strategy,

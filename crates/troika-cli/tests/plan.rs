@@ -1,6 +1,7 @@
 //! Several devices, strategies and plan files, as a user types them.
 
 use std::process::{Command, Output, Stdio};
+use std::sync::LazyLock;
 
 use serde_json::Value;
 
@@ -23,7 +24,15 @@ fn refused(args: &[&str]) -> (i32, String) {
 }
 
 const RUN: [&str; 8] = ["run", "-p", "It was a dark night", "-n", "12", "--temp", "0", "-q"];
-const TWO: [&str; 2] = ["--device", "a=cpu:0,b=cpu"];
+
+/// Two devices, the first of them on one core.
+fn two() -> [&'static str; 2] {
+    static DEVICES: LazyLock<String> = LazyLock::new(|| match troika::usable_cores().first() {
+        Some(core) => format!("a=cpu:{core},b=cpu"),
+        None => "a=cpu,b=cpu".into(),
+    });
+    ["--device", &DEVICES]
+}
 
 #[test]
 fn every_strategy_writes_the_same_text() {
@@ -32,7 +41,7 @@ fn every_strategy_writes_the_same_text() {
     for strategy in ["one-device", "alternate", "alternate-segments", "prefill-decode"] {
         for policy in ["in-order", "out-of-order"] {
             let more = ["--strategy", strategy, "--policy", policy, "--ubatch-size", "2"];
-            assert_eq!(stdout(&troika(&[&RUN[..], &TWO, &more].concat())), alone, "{strategy}");
+            assert_eq!(stdout(&troika(&[&RUN[..], &two(), &more].concat())), alone, "{strategy}");
         }
     }
 }
@@ -42,7 +51,7 @@ fn a_plan_is_written_edited_and_run_by() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("plan.json");
     let file = file.to_str().unwrap();
-    let make = [&["plan"][..], &TWO, &["--strategy", "alternate"]].concat();
+    let make = [&["plan"][..], &two(), &["--strategy", "alternate"]].concat();
     let printed = stdout(&troika(&make));
     assert_eq!(stdout(&troika(&[&make[..], &["--out", file]].concat())), "");
     assert_eq!(std::fs::read_to_string(file).unwrap(), printed);
@@ -52,7 +61,7 @@ fn a_plan_is_written_edited_and_run_by() {
     assert_eq!(table.matches("| prefill |").count(), 4, "{table}");
 
     let alone = stdout(&troika(&RUN));
-    let by_plan = [&RUN[..], &TWO, &["--plan", file]].concat();
+    let by_plan = [&RUN[..], &two(), &["--plan", file]].concat();
     assert_eq!(stdout(&troika(&by_plan)), alone);
     // Edited: decoding on one device. The trace says who did what.
     plan["decode"]["rules"] = serde_json::json!([{"device": "b", "activations": ["Int8"]}]);
@@ -77,7 +86,7 @@ fn a_plan_is_written_edited_and_run_by() {
 #[test]
 fn plans_and_devices_that_make_no_sense_are_refused_by_name() {
     let dir = tempfile::tempdir().unwrap();
-    let plan = stdout(&troika(&[&["plan"][..], &TWO, &["--strategy", "alternate"]].concat()));
+    let plan = stdout(&troika(&[&["plan"][..], &two(), &["--strategy", "alternate"]].concat()));
     let write = |name: &str, text: &str| {
         let file = dir.path().join(name);
         std::fs::write(&file, text).unwrap();
@@ -92,7 +101,7 @@ fn plans_and_devices_that_make_no_sense_are_refused_by_name() {
         (dir.path().join("none.json").to_str().unwrap().to_string(), "none.json"),
     ];
     for (file, expected) in &cases {
-        let (_, said) = refused(&[&RUN[..], &TWO, &["--plan", file]].concat());
+        let (_, said) = refused(&[&RUN[..], &two(), &["--plan", file]].concat());
         assert!(said.contains(expected) && said.lines().count() == 1, "{said}");
     }
     let more = ["--plan", &good];
@@ -100,7 +109,7 @@ fn plans_and_devices_that_make_no_sense_are_refused_by_name() {
     assert!(said.contains("device a") && said.contains("--device"), "{said}");
     assert_eq!(code, 2);
     for rival in [["-c", "99"], ["--strategy", "alternate"], ["--ubatch-size", "8"]] {
-        let (code, said) = refused(&[&RUN[..], &TWO, &more, &rival].concat());
+        let (code, said) = refused(&[&RUN[..], &two(), &more, &rival].concat());
         assert!(code == 2 && said.contains("cannot be used with"), "{said}");
     }
     for (args, expected) in [
@@ -121,13 +130,13 @@ fn plans_and_devices_that_make_no_sense_are_refused_by_name() {
 #[test]
 fn bench_and_devices_take_devices_too() {
     let listed: Value =
-        serde_json::from_str(&stdout(&troika(&[&["devices", "--json"][..], &TWO].concat())))
+        serde_json::from_str(&stdout(&troika(&[&["devices", "--json"][..], &two()].concat())))
             .unwrap();
     let names: Vec<&Value> = listed.as_array().unwrap().iter().map(|d| &d["name"]).collect();
     assert_eq!(names, ["a", "b"]);
     let args = ["bench", "--synthetic", "qwen3-moe-tiny", "-p", "40", "-n", "2", "-r", "1"];
     let more = ["-o", "jsonl", "--ubatch-size", "8", "--strategy", "alternate-segments"];
-    let rows = stdout(&troika(&[&args[..], &more, &TWO].concat()));
+    let rows = stdout(&troika(&[&args[..], &more, &two()].concat()));
     for row in rows.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()) {
         assert_eq!((&row["backends"], &row["strategy"]), (&"a+b".into(), &more[5].into()));
         assert_eq!(row["chunks_in_flight"], 4);
