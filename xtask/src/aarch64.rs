@@ -41,7 +41,9 @@ pub fn run(root: &Path) -> Result<(), String> {
     }
     for (cpu, kind) in [CPUS[0], CPUS[2]] {
         println!("\n{cpu}: {kind}");
-        cargo(root, "models against the reference library", cpu, &test("golden"))?;
+        // How a model is divided over devices is no matter of instructions.
+        let golden = format!("{} -- --skip on_several_devices", test("golden"));
+        cargo(root, "models against the reference library", cpu, &golden)?;
     }
     println!("aarch64: all passed in {:.0} s", start.elapsed().as_secs_f32());
     Ok(())
