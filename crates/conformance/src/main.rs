@@ -43,8 +43,7 @@ fn strategy(name: &str) -> Result<Strategy, String> {
 
 fn policy(name: &str) -> Result<Policy, String> {
     let known = || Policy::ALL.map(Policy::name).join(", ");
-    let found = Policy::ALL.into_iter().find(|p| p.name() == name);
-    found.ok_or_else(|| format!("it is none of {}", known()))
+    Policy::parse(name).ok_or_else(|| format!("it is none of {}", known()))
 }
 
 fn main() -> ExitCode {

@@ -112,6 +112,11 @@ impl Policy {
             Policy::OutOfOrder => "out-of-order",
         }
     }
+
+    /// The policy of a name.
+    pub fn parse(name: &str) -> Option<Policy> {
+        Policy::ALL.into_iter().find(|p| p.name() == name)
+    }
 }
 
 /// Segments, and the device they run on. Exactly one rule of a phase matches each segment.

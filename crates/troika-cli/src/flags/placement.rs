@@ -32,7 +32,7 @@ fn strategies() -> impl TypedValueParser<Value = Strategy> {
 
 fn policies() -> impl TypedValueParser<Value = Policy> {
     let names = PossibleValuesParser::new(Policy::ALL.map(Policy::name));
-    names.map(|name| Policy::ALL.into_iter().find(|p| p.name() == name).unwrap_or_default())
+    names.map(|name| Policy::parse(&name).unwrap_or_default())
 }
 
 /// How the model is divided over them.
