@@ -6,6 +6,7 @@ pub struct Dag {
     pub(super) device: Vec<usize>,
     pub(super) dependents: Vec<Vec<u32>>,
     pub(super) waits: Vec<u32>,
+    /// Whether a task of another device waits for each.
     pub(super) awaited: Vec<bool>,
     pub(super) only_device: Option<usize>,
 }
@@ -40,11 +41,6 @@ impl Dag {
     /// Whether there are no tasks.
     pub fn is_empty(&self) -> bool {
         self.device.is_empty()
-    }
-
-    /// Whether a task of another device waits for a task.
-    pub fn is_awaited(&self, task: u32) -> bool {
-        self.awaited[task as usize]
     }
 
     /// The device of all tasks, if they have one in common.
