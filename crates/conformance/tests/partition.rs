@@ -10,7 +10,7 @@ use conformance::golden::find;
 use troika::describe;
 use troika::device::{
     Bindings, Buffer, CommandList, Completion, Device, ForwardBatch, PageTable, Queue, RealClock,
-    SeqRows, Submission, View, WeightSource,
+    Run, SeqRows, Submission, View, WeightSource, Work,
 };
 use troika::graph::partition::{
     ColumnSplit, Columns, Partitioned, Piece, Stage, WhyWhole, cut_at, kv_heads, split_columns,
@@ -143,14 +143,14 @@ impl Bench {
         let rows = m.rows;
         let seq =
             SeqRows { seq: 0, rows: 0..rows, pos: 5, known_len: 5 + rows, tables: vec![table; 4] };
-        let task = Submission {
-            tag: 0,
+        let run = Run {
             executable,
             bindings: Arc::new(bindings),
             rows,
             forward: Arc::new(ForwardBatch { seqs: vec![seq] }),
         };
-        self.queue.submit(CommandList { tasks: vec![task], ..CommandList::default() }).unwrap();
+        let tasks = vec![Submission { tag: 0, work: Work::Run(run) }];
+        self.queue.submit(CommandList { tasks, ..CommandList::default() }).unwrap();
         let outcome = self.done.recv().unwrap().outcome;
         outcome.unwrap_or_else(|e| panic!("{}: {e}", piece.graph.name));
         piece.outputs.iter().zip(&outputs).for_each(|(c, b)| m.scatter(g, c, b));

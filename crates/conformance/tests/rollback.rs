@@ -10,7 +10,7 @@ use conformance::golden::read_golden;
 use troika::describe;
 use troika::device::{
     Caps, Clock, CommandList, Completion, Device, DeviceError, DeviceKind, Executable, Queue,
-    RealClock, WeightSource,
+    RealClock, WeightSource, Work,
 };
 use troika::engine::{
     Engine, EngineError, EngineParts, KvError, SeqId, SequenceInput, WantedLogits,
@@ -100,7 +100,11 @@ impl Queue for ProbeQueue {
             seen.left = (!fails).then(|| left - list.tasks.len());
         }
         seen.tasks += list.tasks.len();
-        for s in list.tasks.iter().flat_map(|t| &t.forward.seqs) {
+        let runs = list.tasks.iter().filter_map(|t| match &t.work {
+            Work::Run(run) => Some(run),
+            Work::Copy(_) => None,
+        });
+        for s in runs.flat_map(|run| &run.forward.seqs) {
             for (group, table) in s.tables.iter().enumerate() {
                 for (i, &page) in table.pages.iter().enumerate() {
                     seen.pages.entry((group, page)).or_default().insert(table.first + i);

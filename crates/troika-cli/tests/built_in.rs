@@ -8,7 +8,7 @@ use serde_json::Value;
 /// The built-in model's name where others have their path.
 const NAME: &str = "tiny-moe (built-in)";
 
-/// A copy of the command in an empty folder, run there with nothing of this environment.
+/// The command in an empty folder, run there with nothing of this environment.
 struct Alone {
     folder: tempfile::TempDir,
 }
@@ -16,7 +16,12 @@ struct Alone {
 impl Alone {
     fn new() -> Alone {
         let folder = tempfile::tempdir().unwrap();
-        std::fs::copy(env!("CARGO_BIN_EXE_troika"), folder.path().join("copy")).unwrap();
+        // Not copied by this process: a test beside this one that starts a process meanwhile would
+        // hand it the file open for writing, which the system does not run then.
+        let copied = Command::new("cp")
+            .args([env!("CARGO_BIN_EXE_troika").as_ref(), folder.path().join("copy").as_os_str()])
+            .status();
+        assert!(copied.unwrap().success());
         Alone { folder }
     }
 

@@ -94,7 +94,8 @@ fn a_warm_queue_allocates_nothing_per_op() {
         for _ in 0..2 {
             let (bindings, forward) = (bindings.clone(), forward.clone());
             let executable = executable.clone();
-            list.tasks.push(Submission { tag: 0, executable, bindings, rows: 8, forward });
+            let work = Work::Run(Run { executable, bindings, rows: 8, forward });
+            list.tasks.push(Submission { tag: 0, work });
         }
         queue.submit(std::mem::take(&mut list)).unwrap();
         let completion = done.recv().unwrap();

@@ -2,6 +2,8 @@
 
 use troika_graph::{ActivationFormat, DType};
 
+use crate::memory::SpaceId;
+
 /// The class of a device. Only the planner and the device's own crate may look at it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DeviceKind {
@@ -31,6 +33,16 @@ impl std::fmt::Display for DeviceKind {
 pub struct Caps {
     /// Runs graphs of fixed shape only: `rows` and `kv_len` must be bound before compiling.
     pub static_shapes: bool,
+    /// With static shapes: the numbers of rows that graphs are compiled for, unless a plan says
+    /// otherwise; ascending.
+    pub row_buckets: Vec<usize>,
+    /// Memory spaces that it reads and writes without a copy; never none. Its own memory is the
+    /// first.
+    pub spaces: Vec<SpaceId>,
+    /// Names how it computes: devices with equal names give equal bits.
+    pub numerics: String,
+    /// Most bytes of one binding, if limited.
+    pub max_binding_bytes: Option<u64>,
     /// Weight types it reads as they are.
     pub weight_dtypes: Vec<DType>,
     /// Activation formats, besides f32, that its products gain from.
@@ -41,8 +53,8 @@ pub struct Caps {
     pub max_resident_bytes: Option<u64>,
     /// Lists that may be in flight on one queue.
     pub queue_depth: usize,
-    /// Products write results whose rows lie apart, so that a product's columns can be computed
-    /// next to another device's. What else is bound to rows that lie apart is refused when it is
+    /// Inputs and outputs may be bound to rows that lie apart, so that some columns of a value can
+    /// be computed next to another device's. If not, such bindings are refused when they are
     /// submitted, by the value's name.
     pub strided_rows: bool,
     /// Facts for people: cores, instruction sets, driver versions, as (name, value).

@@ -6,6 +6,15 @@ use std::time::{Duration, Instant};
 pub trait Clock: Send + Sync {
     /// Time since the clock's epoch.
     fn now(&self) -> Duration;
+
+    /// Lets time pass. A virtual clock carries out what its devices do meanwhile.
+    fn wait(&self, duration: Duration);
+
+    /// When a virtual device will have done something next; `None` when nothing is under way, and
+    /// for a clock that goes by itself.
+    fn next_event(&self) -> Option<Duration> {
+        None
+    }
 }
 
 /// Monotonic real time since its creation.
@@ -28,5 +37,9 @@ impl Default for RealClock {
 impl Clock for RealClock {
     fn now(&self) -> Duration {
         self.0.elapsed()
+    }
+
+    fn wait(&self, duration: Duration) {
+        std::thread::sleep(duration);
     }
 }

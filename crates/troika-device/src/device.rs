@@ -11,7 +11,7 @@ use crate::caps::{Caps, DeviceKind};
 use crate::clock::Clock;
 use crate::error::DeviceError;
 use crate::forward_batch::ForwardBatch;
-use crate::memory::View;
+use crate::memory::{Buffer, OutOfMemory, View};
 use crate::weight::WeightSource;
 
 /// Name of an executable: no two of a process have the same.
@@ -83,16 +83,46 @@ pub struct Bindings {
     pub outputs: Vec<View>,
 }
 
-/// One run of an executable.
+/// One entry of a command list.
 #[derive(Clone, Debug)]
 pub struct Submission {
     /// The caller's name for it, given back in [`TaskTime`].
     pub tag: u32,
+    /// What to do.
+    pub work: Work,
+}
+
+/// What a queue does.
+#[derive(Clone, Debug)]
+pub enum Work {
+    /// Runs an executable.
+    Run(Run),
+    /// Copies rows between memory spaces, or within one to where they follow each other without
+    /// gaps. Goes to the queue of a device that reaches both.
+    Copy(CopyRows),
+}
+
+/// A copy of rows to a view with as many rows of as many bytes.
+#[derive(Clone, Debug)]
+pub struct CopyRows {
+    /// Where they are.
+    pub from: View,
+    /// Where they go.
+    pub to: View,
+    /// The sequence whose cached positions they are; `None` for values between segments.
+    pub seq: Option<u64>,
+}
+
+/// One run of an executable.
+#[derive(Clone, Debug)]
+pub struct Run {
     /// What to run.
     pub executable: Arc<Executable>,
-    /// On which memory.
+    /// On which memory. Where the device takes static shapes only, views of inputs and outputs
+    /// have room for all rows of the shape that was compiled; those behind `rows` are padding:
+    /// their contents are undefined, and what is computed of them is nobody's.
     pub bindings: Arc<Bindings>,
-    /// Value of the symbol `rows`.
+    /// Value of the symbol `rows`: how many are valid.
     pub rows: usize,
     /// The sequences behind the rows (attention looks at it).
     pub forward: Arc<ForwardBatch>,
@@ -143,6 +173,20 @@ pub trait Device: Send + Sync {
 
     /// Capabilities and limits.
     fn caps(&self) -> &Caps;
+
+    /// Predicts for each op of a subgraph whether the device takes it: `None`, or why not.
+    /// Compiling decides.
+    fn examine(&self, graph: &Subgraph) -> Vec<Option<String>> {
+        vec![None; graph.nodes.len()]
+    }
+
+    /// Memory in the first of the device's spaces ([`Caps::spaces`]).
+    ///
+    /// # Errors
+    /// When there is not so much.
+    fn allocate(&self, bytes: usize) -> Result<Buffer, OutOfMemory> {
+        Buffer::zeroed(bytes)
+    }
 
     /// Makes a subgraph runnable. May take long; the result is cheap to run.
     ///

@@ -2,7 +2,7 @@
 
 use troika_graph::GraphError;
 
-use crate::memory::{BufferBusy, OutOfMemory, ViewError};
+use crate::memory::{AccessError, OutOfMemory, ViewError};
 
 /// What can go wrong on a device.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -51,7 +51,7 @@ pub enum DeviceError {
     View(#[from] ViewError),
     /// Scheduling conflict.
     #[error(transparent)]
-    Busy(#[from] BufferBusy),
+    Busy(#[from] AccessError),
     /// The queue's thread ended.
     #[error("device {0} stopped working; start the program again")]
     Gone(String),

@@ -14,13 +14,13 @@ mod weight;
 pub use caps::{Caps, DeviceKind};
 pub use clock::{Clock, RealClock};
 pub use device::{
-    Bindings, CommandList, Completion, Device, Executable, ExecutableId, Executables, Queue,
-    Submission, TaskTime,
+    Bindings, CommandList, Completion, CopyRows, Device, Executable, ExecutableId, Executables,
+    Queue, Run, Submission, TaskTime, Work,
 };
 pub use error::DeviceError;
 pub use forward_batch::{ForwardBatch, PageTable, PagesView, SeqRows};
 pub use memory::{
-    Access, Buffer, BufferBusy, Claim, OutOfMemory, ReadGuard, ReadRows, Rect, View, ViewError,
-    WriteGuard, WriteRows, ZeroedBytes, trim_heap,
+    Access, AccessError, Buffer, Claim, OutOfMemory, ReadGuard, ReadRows, Rect, SpaceId, View,
+    ViewError, WriteGuard, WriteRows, ZeroedBytes, trim_heap,
 };
 pub use weight::{PackFn, PackLayout, Packed, WeightBytes, WeightData, WeightOwner, WeightSource};

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use troika_device::{
-    Bindings, Buffer, Clock, Device, DeviceError, ForwardBatch, Submission, View, WeightSource,
+    Bindings, Buffer, Clock, Device, DeviceError, ForwardBatch, Run, View, WeightSource, Work,
 };
 use troika_model::lower::{
     EdgeId, LowerOptions, Lowered, SegmentKind, StateDecl, WeightShapes, lower,
@@ -424,13 +424,12 @@ impl Engine {
             device: placed.device,
             name: self.program.names[segment].clone(),
             chunk: chunk as u32,
-            submission: Submission {
-                tag: 0,
+            work: Work::Run(Run {
                 executable: placed.executable,
                 bindings,
                 rows,
                 forward: forward.clone(),
-            },
+            }),
         }
     }
 

@@ -1,6 +1,6 @@
 //! Errors of the engine.
 
-use troika_device::{BufferBusy, DeviceError};
+use troika_device::{AccessError, DeviceError};
 use troika_model::lower::LowerError;
 use troika_plan::PlanError;
 
@@ -40,7 +40,7 @@ pub enum EngineError {
     Unplaced(String),
     /// A scheduling fault.
     #[error(transparent)]
-    Busy(#[from] BufferBusy),
+    Busy(#[from] AccessError),
     /// Every task waits for another one.
     #[error("the scheduler has {0} tasks left and none is ready")]
     Stuck(usize),

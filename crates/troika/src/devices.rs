@@ -142,13 +142,14 @@ pub fn open_devices(options: &DeviceOptions) -> Result<Vec<Arc<dyn Device>>, Dev
     if options.devices.is_empty() {
         let (threads, cores) = (options.threads(), options.cores.clone());
         let (name, isa) = ("cpu".into(), isa(&options.isa)?);
-        return Ok(vec![open(CpuOptions { name, threads, cores, isa })?]);
+        return Ok(vec![open(CpuOptions { name, threads, cores, isa, ..CpuOptions::default() })?]);
     }
     let named = names(&options.devices)?.into_iter().zip(&options.devices);
     let devices = named.map(|(name, spec)| {
         let cores = spec.cores.clone();
         let threads = cores.as_ref().map_or_else(troika_cpu::default_threads, Vec::len);
-        open(CpuOptions { name, threads, cores, isa: isa(&spec.isa)? })
+        let isa = isa(&spec.isa)?;
+        open(CpuOptions { name, threads, cores, isa, ..CpuOptions::default() })
     });
     devices.collect()
 }

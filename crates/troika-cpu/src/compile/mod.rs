@@ -34,6 +34,13 @@ pub(crate) struct ValueSlot {
     pub strided: bool,
 }
 
+impl ValueSlot {
+    /// Bytes of a row.
+    pub fn row_bytes(&self) -> usize {
+        self.cols * self.dtype.block_bytes()
+    }
+}
+
 /// A weight, kept alive by the executable.
 #[derive(Clone, Debug)]
 pub(crate) struct Matrix {

@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 use troika_device::{
-    Access, Bindings, BufferBusy, Claim, DeviceError, ForwardBatch, PagesView, Rect, Submission,
+    Access, AccessError, Bindings, Claim, DeviceError, ForwardBatch, PagesView, Rect, Run, SpaceId,
     View,
 };
 use troika_graph::{DType, Dim};
 
 use crate::compile::{Executable, Place, ValueSlot};
+use crate::runtime::LINE;
 
 /// Where a value's bytes are during a run.
 #[derive(Clone, Copy)]
@@ -51,7 +52,7 @@ pub(crate) fn check_counts(exe: &Executable, b: &Bindings) -> Result<(), DeviceE
 }
 
 /// Rows that fit every value, and a forward batch that has as many.
-pub(crate) fn check_rows(exe: &Executable, task: &Submission) -> Result<(), DeviceError> {
+pub(crate) fn check_rows(exe: &Executable, task: &Run) -> Result<(), DeviceError> {
     for s in exe.slots.iter().filter(|s| !matches!(s.place, Place::State(_))) {
         let fits = match s.rows {
             Dim::Rows(most) => task.rows <= most,
@@ -81,7 +82,8 @@ pub(crate) fn check_rows(exe: &Executable, task: &Submission) -> Result<(), Devi
 /// The bytes of all bound values, in the order of [`views`].
 pub(crate) fn locate(
     exe: &Executable,
-    task: &Submission,
+    task: &Run,
+    spaces: &[SpaceId],
     bound: &mut Vec<Rect>,
 ) -> Result<(), DeviceError> {
     bound.clear();
@@ -89,13 +91,15 @@ pub(crate) fn locate(
     let first_output = exe.inputs.len() + exe.states.len();
     for (i, (slot, view)) in slots.zip(views(&task.bindings)).enumerate() {
         let slot = &exe.slots[*slot];
+        let space = view.buffer().space();
+        if space != SpaceId::HOST && !spaces.contains(&space) {
+            let why = format!("value {} is bound to memory that is not the host's", slot.name);
+            return Err(misfit(exe, why));
+        }
         let rect = if (exe.inputs.len()..first_output).contains(&i) {
             state(exe, slot, view)?
         } else {
-            // A copy is made row by row.
-            let strided = i >= first_output
-                && (slot.strided || slot.place != Place::Output(i - first_output));
-            rows(exe, (slot, strided), view, task.rows)?
+            rows(exe, slot, view, task.rows)?
         };
         bound.push(rect);
     }
@@ -111,7 +115,8 @@ fn views(b: &Bindings) -> impl Iterator<Item = &View> {
 fn state(exe: &Executable, slot: &ValueSlot, view: &View) -> Result<Rect, DeviceError> {
     let row = slot.cols.saturating_mul(element_bytes(slot.dtype)).max(1);
     if !view.rect().is_dense() {
-        return Err(apart(exe, slot, view));
+        let why = format!("the rows of cache {} lie apart in its view", slot.name);
+        return Err(misfit(exe, why));
     }
     let all = view.rect().span();
     let end = all.start + all.len() / row * row;
@@ -119,20 +124,13 @@ fn state(exe: &Executable, slot: &ValueSlot, view: &View) -> Result<Rect, Device
 }
 
 /// The first rows of a view, as wide as the value's.
-fn rows(
-    exe: &Executable,
-    (slot, strided): (&ValueSlot, bool),
-    view: &View,
-    rows: usize,
-) -> Result<Rect, DeviceError> {
+fn rows(exe: &Executable, slot: &ValueSlot, view: &View, rows: usize) -> Result<Rect, DeviceError> {
     let r = view.rect();
     let row = slot.cols.checked_mul(element_bytes(slot.dtype));
     let (stride, fits) = if r.is_dense() {
         (row, row.and_then(|row| row.checked_mul(rows)).is_some_and(|n| n <= r.span().len()))
-    } else if strided || rows <= 1 {
-        (Some(r.stride()), row == Some(r.row_bytes()) && rows <= r.rows())
     } else {
-        return Err(apart(exe, slot, view));
+        (Some(r.stride()), row == Some(r.row_bytes()) && rows <= r.rows())
     };
     let rect = row.zip(stride).and_then(|(row, stride)| Rect::new(r.offset(), rows, row, stride));
     match rect.filter(|_| fits) {
@@ -148,16 +146,6 @@ fn rows(
             Err(misfit(exe, why))
         }
     }
-}
-
-fn apart(exe: &Executable, slot: &ValueSlot, view: &View) -> DeviceError {
-    let (row, stride) = (view.rect().row_bytes(), view.rect().stride());
-    let why = format!(
-        "value {} is bound to rows of {row} bytes that lie {stride} bytes apart; only a product's \
-         result that nothing else reads may be: copy it from or to rows without gaps",
-        slot.name
-    );
-    misfit(exe, why)
 }
 
 /// Buffers are aligned to more than an element.
@@ -219,10 +207,10 @@ pub(crate) fn memory(b: &Bindings, bound: &[Rect], at: usize) -> Mem {
 /// Claims what a run touches: of states, the rows that its sequences' pages have.
 pub(crate) fn claim<'a>(
     exe: &Executable,
-    task: &'a Submission,
+    task: &'a Run,
     bound: &[Rect],
     pages: &mut Pages,
-) -> Result<Claims<'a>, BufferBusy> {
+) -> Result<Claims<'a>, AccessError> {
     let b = &*task.bindings;
     let mut claims = Claims::new();
     let (inputs, states) = (exe.inputs.len(), exe.states.len());
@@ -297,15 +285,58 @@ impl Pages {
     }
 }
 
+/// A value whose rows lie apart in its binding while ops want them one after another.
+#[derive(Clone, Copy)]
+pub(crate) struct Staged {
+    pub slot: usize,
+    /// Which binding: 0 is the first input, and so on.
+    pub binding: usize,
+    /// Where it is in the staging memory, in floats.
+    pub at: usize,
+}
+
+/// Finds the values that are staged, and the floats that they take together. Results of products
+/// that nothing else reads are written to rows that lie apart as they are, and so are copies.
+pub(crate) fn staged(
+    exe: &Executable,
+    rows: usize,
+    bound: &[Rect],
+    out: &mut Vec<Staged>,
+) -> usize {
+    out.clear();
+    let (inputs, first_output) = (exe.inputs.len(), exe.inputs.len() + exe.states.len());
+    let mut floats = 0;
+    for (binding, rect) in bound.iter().enumerate() {
+        if rect.is_dense() || (inputs..first_output).contains(&binding) {
+            continue;
+        }
+        let slot = match binding.checked_sub(first_output) {
+            None => exe.inputs[binding],
+            Some(output) => {
+                let slot = exe.outputs[output];
+                let wants =
+                    !exe.slots[slot].strided && exe.slots[slot].place == Place::Output(output);
+                if !wants {
+                    continue;
+                }
+                slot
+            }
+        };
+        out.push(Staged { slot, binding, at: floats });
+        floats += (rows * exe.slots[slot].row_bytes()).div_ceil(4).next_multiple_of(LINE);
+    }
+    floats
+}
+
 /// Copies a value to a second place it is wanted at, row by row.
 pub(crate) fn copy(slot: &ValueSlot, rows: usize, from: Mem, to: Mem) {
     if slot.place == Place::Nowhere {
         return;
     }
-    let row = slot.cols * element_bytes(slot.dtype);
+    let row = slot.row_bytes();
     for i in 0..rows {
         // SAFETY: both have `rows` rows of the value's width inside of memory that is claimed, and
-        // share none: `check_overlap` looked, and the arena is nobody's binding.
+        // share none: `check_overlap` looked, and this device's own is nobody's binding.
         unsafe {
             let (from, to) = (from.ptr.add(i * from.stride), to.ptr.add(i * to.stride));
             std::ptr::copy_nonoverlapping(from, to, row);

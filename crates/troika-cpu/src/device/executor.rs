@@ -1,9 +1,9 @@
 //! Runs a compiled subgraph on the memory of a submission.
 
-use troika_device::{DeviceError, OutOfMemory, Rect, Submission};
+use troika_device::{DeviceError, OutOfMemory, Rect, Run, SpaceId};
 
 use crate::compile::{Code, CompiledOp, Executable, Place};
-use crate::device::bindings::{self, Mem, Pages, misfit};
+use crate::device::bindings::{self, Mem, Pages, Staged, misfit};
 use crate::device::ops::Operands;
 use crate::kernels::{Context, KernelError, attention, moe, select};
 use crate::machine::Isa;
@@ -21,10 +21,15 @@ pub(crate) struct Executor {
     memory: Vec<Mem>,
     bound: Vec<Rect>,
     pages: Pages,
+    /// Values of the current run whose rows lie apart, and room for their rows.
+    staged: Vec<Staged>,
+    staging: Lines,
+    /// Memory spaces besides the host's.
+    spaces: Vec<SpaceId>,
 }
 
 impl Executor {
-    pub fn new(device: String, pool: Pool, isa: Isa) -> Executor {
+    pub fn new(device: String, pool: Pool, isa: Isa, spaces: Vec<SpaceId>) -> Executor {
         Executor {
             device,
             pool,
@@ -36,6 +41,9 @@ impl Executor {
             memory: Vec::new(),
             bound: Vec::new(),
             pages: Pages::default(),
+            staged: Vec::new(),
+            staging: Lines::default(),
+            spaces,
         }
     }
 
@@ -43,16 +51,18 @@ impl Executor {
     pub fn run(
         &mut self,
         exe: &Executable,
-        task: &Submission,
+        task: &Run,
         next: Option<&Executable>,
     ) -> Result<(), DeviceError> {
         let b = &*task.bindings;
         bindings::check_counts(exe, b)?;
         bindings::check_rows(exe, task)?;
-        bindings::locate(exe, task, &mut self.bound)?;
-        self.grow(exe, task)?;
+        bindings::locate(exe, task, &self.spaces, &mut self.bound)?;
+        let staging = bindings::staged(exe, task.rows, &self.bound, &mut self.staged);
+        self.grow(exe, task, staging)?;
         let _claims = bindings::claim(exe, task, &self.bound, &mut self.pages)?;
         self.resolve(exe, task);
+        self.gather(exe, task);
         for (i, op) in exe.ops.iter().enumerate() {
             self.run_op(exe, op, task).map_err(|e| self.failure(exe, op, e))?;
             if task.rows <= select::PREFETCH_MAX_ROWS {
@@ -64,7 +74,26 @@ impl Executor {
             let to = bindings::memory(b, &self.bound, to);
             bindings::copy(&exe.slots[slot], task.rows, self.memory[slot], to);
         }
+        for s in self.staged.iter().filter(|s| s.binding >= exe.inputs.len()) {
+            let to = bindings::memory(b, &self.bound, s.binding);
+            bindings::copy(&exe.slots[s.slot], task.rows, self.memory[s.slot], to);
+        }
         Ok(())
+    }
+
+    /// Points staged values to their room, and fetches those that are inputs.
+    fn gather(&mut self, exe: &Executable, task: &Run) {
+        let room = self.staging.as_mut_slice();
+        for s in &self.staged {
+            let slot = &exe.slots[s.slot];
+            let row = slot.row_bytes();
+            let room = &mut room[s.at..][..(task.rows * row).div_ceil(4)];
+            let mem = Mem { ptr: room.as_mut_ptr().cast(), bytes: task.rows * row, stride: row };
+            if s.binding < exe.inputs.len() {
+                bindings::copy(slot, task.rows, self.memory[s.slot], mem);
+            }
+            self.memory[s.slot] = mem;
+        }
     }
 
     /// Points idle workers to the weights of the next product.
@@ -87,7 +116,7 @@ impl Executor {
     }
 
     /// Makes room for what a run needs; its size was found to be countable when compiled.
-    fn grow(&mut self, exe: &Executable, task: &Submission) -> Result<(), DeviceError> {
+    fn grow(&mut self, exe: &Executable, task: &Run, staging: usize) -> Result<(), DeviceError> {
         let full = |e: OutOfMemory| {
             let what = format!("{} on device {} ({} rows)", exe.name, self.device, task.rows);
             DeviceError::Memory { what, bytes: e.bytes }
@@ -97,6 +126,7 @@ impl Executor {
             self.work.grow(attention::partial_floats(op, &task.forward, threads)).map_err(full)?;
         }
         self.arena.grow(exe.temp_floats * rows).map_err(full)?;
+        self.staging.grow(staging).map_err(full)?;
         self.work.grow(exe.work_floats * rows).map_err(full)?;
         self.scratch.grow(exe.worker_floats * threads).map_err(full)?;
         let words = exe.work_words.0 * rows + exe.work_words.1;
@@ -109,7 +139,7 @@ impl Executor {
     }
 
     /// Finds every value's memory.
-    fn resolve(&mut self, exe: &Executable, task: &Submission) {
+    fn resolve(&mut self, exe: &Executable, task: &Run) {
         let arena = self.arena.as_mut_slice();
         let (inputs, states) = (exe.inputs.len(), exe.states.len());
         self.memory.clear();
@@ -134,12 +164,7 @@ impl Executor {
     }
 
     /// Runs one op.
-    fn run_op(
-        &mut self,
-        exe: &Executable,
-        op: &CompiledOp,
-        task: &Submission,
-    ) -> Result<(), KernelError> {
+    fn run_op(&mut self, exe: &Executable, op: &CompiledOp, task: &Run) -> Result<(), KernelError> {
         let scratch = self.scratch.as_mut_slice();
         let mut cx = Context {
             pool: &mut self.pool,

@@ -11,7 +11,7 @@ use std::sync::{Arc, RwLock};
 
 use troika_device::{
     Caps, Clock, Completion, Device, DeviceError, DeviceKind, ExecutableId, Executables, Queue,
-    WeightSource,
+    SpaceId, WeightSource,
 };
 use troika_graph::{ActivationFormat, DType, Subgraph};
 
@@ -31,6 +31,9 @@ pub struct CpuOptions {
     pub cores: Option<Vec<usize>>,
     /// A lower instruction set than the machine's best.
     pub isa: Option<Isa>,
+    /// Memory spaces that it reaches besides the host's: those of devices whose numbers this one
+    /// computes.
+    pub spaces: Vec<SpaceId>,
 }
 
 /// What was compiled and is not freed.
@@ -98,6 +101,10 @@ fn caps(options: &CpuOptions, isa: Isa) -> Caps {
     activation_formats.extend(bf16::is_native(isa).then_some(ActivationFormat::Bf16));
     Caps {
         static_shapes: false,
+        row_buckets: Vec::new(),
+        spaces: [SpaceId::HOST].into_iter().chain(options.spaces.iter().copied()).collect(),
+        numerics: format!("cpu {}", isa.name()),
+        max_binding_bytes: None,
         weight_dtypes: WEIGHT_DTYPES.to_vec(),
         activation_formats,
         max_graph_bytes: None,

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 use smallvec::SmallVec;
-use troika_device::Submission;
+use troika_device::Run;
 use troika_graph::{Activation, ActivationFormat, DType};
 
 use crate::compile::fuse::corrections;
@@ -131,7 +131,7 @@ impl<'a> Operands<'a> {
     pub unsafe fn run(
         &self,
         cx: &mut Context<'_>,
-        task: &Submission,
+        task: &Run,
         work: &mut moe::Memory<'_>,
     ) -> Result<(), KernelError> {
         // SAFETY: by the caller.
@@ -323,7 +323,7 @@ impl<'a> Operands<'a> {
     unsafe fn append(
         &self,
         cx: &mut Context<'_>,
-        task: &Submission,
+        task: &Run,
         k: &troika_graph::KvAppend,
     ) -> Result<(), KernelError> {
         let slot = self.op.states[0];

@@ -6,7 +6,9 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use troika_device::{Clock, CommandList, Completion, DeviceError, Queue, Submission, TaskTime};
+use troika_device::{
+    Clock, CommandList, Completion, DeviceError, Queue, Run, Submission, TaskTime, Work,
+};
 
 use crate::compile::Executable;
 use crate::device::executor::Executor;
@@ -43,7 +45,7 @@ pub(crate) fn start(
     let pool = Pool::new(options.threads, options.cores.as_deref()).map_err(no_thread)?;
     let core = options.cores.as_ref().and_then(|c| c.first().copied());
     let (send, receive) = sync_channel(QUEUE_DEPTH);
-    let executor = Executor::new(device.clone(), pool, isa);
+    let executor = Executor::new(device.clone(), pool, isa, options.spaces.clone());
     let worker = Worker { number, device: device.clone(), executables, executor, clock };
     let worker = Arc::new(Mutex::new(worker));
     let serving = worker.clone();
@@ -111,12 +113,15 @@ impl Worker {
     fn complete(&mut self, mut list: CommandList) -> Completion {
         let mut times = Vec::with_capacity(if list.timed { list.tasks.len() } else { 0 });
         let mut outcome = Ok(());
-        let mut next = list.tasks.first().and_then(|t| self.executables.get(t.executable.id()));
+        let mut next = self.executable(list.tasks.first());
         for (i, task) in list.tasks.iter().enumerate() {
             let start = list.timed.then(|| self.clock.now());
             let this = next.take();
-            next = list.tasks.get(i + 1).and_then(|t| self.executables.get(t.executable.id()));
-            outcome = self.run(task, this.as_deref(), next.as_deref());
+            next = self.executable(list.tasks.get(i + 1));
+            outcome = match &task.work {
+                Work::Run(run) => self.run(run, this.as_deref(), next.as_deref()),
+                Work::Copy(copy) => copy.from.copy_to(&copy.to),
+            };
             if let Some(start) = start {
                 times.push(TaskTime { tag: task.tag, start, end: self.clock.now() });
             }
@@ -128,9 +133,16 @@ impl Worker {
         Completion { queue: self.number, list, outcome, times }
     }
 
+    fn executable(&self, task: Option<&Submission>) -> Option<Arc<Executable>> {
+        match &task?.work {
+            Work::Run(run) => self.executables.get(run.executable.id()),
+            Work::Copy(_) => None,
+        }
+    }
+
     fn run(
         &mut self,
-        task: &Submission,
+        task: &Run,
         executable: Option<&Executable>,
         next: Option<&Executable>,
     ) -> Result<(), DeviceError> {

@@ -32,7 +32,8 @@ impl Bench {
         Bench { device, queue, done }
     }
 
-    fn run(&mut self, tasks: Vec<Submission>) -> Completion {
+    fn run(&mut self, runs: Vec<Run>) -> Completion {
+        let tasks = submissions(runs);
         self.queue.submit(CommandList { id: 9, tasks, timed: true }).unwrap();
         let c = self.done.recv().unwrap();
         assert_eq!((c.queue, c.list.id, c.list.tasks.len()), (3, 9, 0));
@@ -56,11 +57,15 @@ fn read(b: &Buffer) -> Vec<f32> {
     b.read().unwrap().as_slice().to_vec()
 }
 
-fn task(exe: &Arc<Executable>, rows: usize, inputs: &[&Buffer], outputs: &[&Buffer]) -> Submission {
+fn submissions(runs: Vec<Run>) -> Vec<Submission> {
+    runs.into_iter().map(|run| Submission { tag: 5, work: Work::Run(run) }).collect()
+}
+
+fn task(exe: &Arc<Executable>, rows: usize, inputs: &[&Buffer], outputs: &[&Buffer]) -> Run {
     let bind = |b: &[&Buffer]| b.iter().map(|b| View::whole(b)).collect();
     let bindings = Bindings { inputs: bind(inputs), states: vec![], outputs: bind(outputs) };
     let (bindings, forward) = (Arc::new(bindings), Arc::new(ForwardBatch::default()));
-    Submission { tag: 5, executable: exe.clone(), bindings, rows, forward }
+    Run { executable: exe.clone(), bindings, rows, forward }
 }
 
 /// `out = x * w^T + x`, with `w` all ones times its row.
@@ -141,8 +146,10 @@ fn two_devices_work_side_by_side() {
     let (x, y, z) = (floats(&[1.0; 8]), floats(&[0.0; 8]), floats(&[0.0; 8]));
     for (bench, out) in benches.iter_mut().zip([&y, &z]) {
         let exe = bench.device.compile(&graph, &store).unwrap();
-        let list =
-            CommandList { tasks: vec![task(&exe, 2, &[&x], &[out])], ..CommandList::default() };
+        let list = CommandList {
+            tasks: submissions(vec![task(&exe, 2, &[&x], &[out])]),
+            ..CommandList::default()
+        };
         bench.queue.submit(list).unwrap();
     }
     for bench in &benches {

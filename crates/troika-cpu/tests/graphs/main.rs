@@ -65,14 +65,14 @@ impl Bench {
         let table = PageTable { page_len: 16, first: 0, pages: vec![2, 0, 3] };
         let seq =
             SeqRows { seq: 0, rows: 0..rows, pos: 5, known_len: 5 + rows, tables: vec![table; 4] };
-        let task = Submission {
-            tag: 0,
+        let run = Run {
             executable,
             bindings: Arc::new(bindings),
             rows,
             forward: Arc::new(ForwardBatch { seqs: vec![seq] }),
         };
-        self.queue.submit(CommandList { tasks: vec![task], ..CommandList::default() }).unwrap();
+        let tasks = vec![Submission { tag: 0, work: Work::Run(run) }];
+        self.queue.submit(CommandList { tasks, ..CommandList::default() }).unwrap();
         let outcome = self.done.recv().unwrap().outcome;
         Some(outcome)
     }

@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use bytemuck::{AnyBitPattern, NoUninit};
 
-use super::claims::{Access, BufferBusy, Table};
-use super::{OutOfMemory, Rect, ZeroedBytes};
+use super::claims::{Access, AccessError, Table};
+use super::{OutOfMemory, Rect, SpaceId, ZeroedBytes};
 
 /// A zero-initialised, 64-byte aligned piece of memory, shared by reference count.
 ///
 /// Access is tracked at run time by rectangles ([`Rect`]): of each byte there are many readers or
 /// one writer, and those who use different bytes do not know of each other. The scheduler orders
-/// tasks so that a conflict never happens; if it ever did, the task fails with [`BufferBusy`]
+/// tasks so that a conflict never happens; if it ever did, the task fails with [`AccessError`]
 /// instead of racing.
 #[derive(Clone)]
 pub struct Buffer(Arc<Shared>);
@@ -21,6 +21,7 @@ struct Shared {
     /// The first byte of `_memory`, which is not touched but through it.
     base: *mut u8,
     len: usize,
+    space: SpaceId,
     table: Table,
     _memory: ZeroedBytes,
 }
@@ -37,9 +38,39 @@ impl Buffer {
     /// # Errors
     /// When the system has no such memory.
     pub fn zeroed(len: usize) -> Result<Buffer, OutOfMemory> {
+        Ok(Buffer::of(ZeroedBytes::new(len)?, SpaceId::HOST))
+    }
+
+    /// A buffer of `len` bytes in a device's own memory, which this process models: only tasks of
+    /// devices that reach the space use it. Each byte starts as `fill`: 0xff makes each element a
+    /// NaN, so that what nobody wrote shows.
+    ///
+    /// # Errors
+    /// When the system has no such memory.
+    pub fn in_space(space: SpaceId, len: usize, fill: u8) -> Result<Buffer, OutOfMemory> {
         let mut memory = ZeroedBytes::new(len)?;
-        let base = memory.as_mut_ptr();
-        Ok(Buffer(Arc::new(Shared { base, len, table: Table::new(), _memory: memory })))
+        if fill != 0 {
+            memory.fill(fill);
+        }
+        Ok(Buffer::of(memory, space))
+    }
+
+    fn of(mut memory: ZeroedBytes, space: SpaceId) -> Buffer {
+        let (base, len) = (memory.as_mut_ptr(), memory.len());
+        Buffer(Arc::new(Shared { base, len, space, table: Table::new(), _memory: memory }))
+    }
+
+    /// Where the bytes live.
+    pub fn space(&self) -> SpaceId {
+        self.0.space
+    }
+
+    /// Whether the host may read and write the bytes.
+    ///
+    /// # Errors
+    /// [`AccessError::Foreign`] if not.
+    pub(super) fn on_host(&self) -> Result<(), AccessError> {
+        if self.0.space == SpaceId::HOST { Ok(()) } else { Err(AccessError::Foreign) }
     }
 
     /// Size in bytes.
@@ -67,16 +98,18 @@ impl Buffer {
     /// is not given.
     ///
     /// # Errors
-    /// [`BufferBusy`] while someone else writes any of the bytes, or reads what is to be written.
-    pub fn claim(&self, wanted: &[(Rect, Access)]) -> Result<Claim<'_>, BufferBusy> {
+    /// [`AccessError::Busy`] while someone else writes any of the bytes, or reads what is to be written.
+    pub fn claim(&self, wanted: &[(Rect, Access)]) -> Result<Claim<'_>, AccessError> {
         Ok(Claim { buffer: self, ticket: self.0.table.enter(wanted)? })
     }
 
     /// Opens the whole buffer for reading.
     ///
     /// # Errors
-    /// [`BufferBusy`] while someone writes any of it.
-    pub fn read(&self) -> Result<ReadGuard<'_>, BufferBusy> {
+    /// [`AccessError::Busy`] while someone writes any of it; [`AccessError::Foreign`] for memory of
+    /// a device.
+    pub fn read(&self) -> Result<ReadGuard<'_>, AccessError> {
+        self.on_host()?;
         let all = Rect::bytes(0..self.len());
         Ok(ReadGuard { claim: self.claim(&[(all, Access::Read)])? })
     }
@@ -84,8 +117,10 @@ impl Buffer {
     /// Opens the whole buffer for writing.
     ///
     /// # Errors
-    /// [`BufferBusy`] while someone else reads or writes any of it.
-    pub fn write(&self) -> Result<WriteGuard<'_>, BufferBusy> {
+    /// [`AccessError::Busy`] while someone else reads or writes any of it;
+    /// [`AccessError::Foreign`] for memory of a device.
+    pub fn write(&self) -> Result<WriteGuard<'_>, AccessError> {
+        self.on_host()?;
         let all = Rect::bytes(0..self.len());
         Ok(WriteGuard { claim: self.claim(&[(all, Access::Write)])? })
     }

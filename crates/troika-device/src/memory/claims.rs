@@ -24,10 +24,16 @@ impl Access {
     }
 }
 
-/// Two tasks touched the same bytes of a buffer at once: an ordering bug in the scheduler.
+/// Why bytes of a buffer may not be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a part of a buffer was accessed by two tasks at once")]
-pub struct BufferBusy;
+pub enum AccessError {
+    /// Two tasks touched the same bytes at once: an ordering bug in the scheduler.
+    #[error("a part of a buffer was accessed by two tasks at once")]
+    Busy,
+    /// The buffer is in a memory space that the host cannot read or write.
+    #[error("a buffer in a device's own memory was accessed without a copy to the host")]
+    Foreign,
+}
 
 /// A rectangle in use.
 #[derive(Clone, Copy)]
@@ -102,14 +108,14 @@ impl Table {
     }
 
     /// Enters some rectangles, all or none. They are not compared with each other.
-    pub fn enter(&self, wanted: &[(Rect, Access)]) -> Result<u64, BufferBusy> {
+    pub fn enter(&self, wanted: &[(Rect, Access)]) -> Result<u64, AccessError> {
         let mut open = self.lock();
         let Open { entries, next } = &mut *open;
         if !entries.is_empty() {
             for (rect, access) in wanted {
                 let busy = |e: &Entry| e.access.conflicts(*access) && e.rect.overlaps(rect);
                 if entries.iter().any(busy) {
-                    return Err(BufferBusy);
+                    return Err(AccessError::Busy);
                 }
             }
         }

@@ -4,12 +4,14 @@ mod buffer;
 mod bytes;
 mod claims;
 mod rect;
+mod space;
 #[cfg(test)]
 mod tests;
 mod view;
 
 pub use buffer::{Buffer, Claim, ReadGuard, WriteGuard};
 pub use bytes::{OutOfMemory, ZeroedBytes, trim_heap};
-pub use claims::{Access, BufferBusy};
+pub use claims::{Access, AccessError};
 pub use rect::Rect;
+pub use space::SpaceId;
 pub use view::{ReadRows, View, ViewError, WriteRows};

@@ -2,7 +2,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use proptest::prelude::*;
 
-use super::{Access, Buffer, BufferBusy, Rect, View};
+use super::{Access, AccessError, Buffer, Rect, SpaceId, View};
 
 #[test]
 fn readers_share_and_a_writer_is_alone() {
@@ -67,7 +67,7 @@ fn columns_are_written_side_by_side() {
     assert_eq!(r.row::<i32>(1), Some(&[1, 1, 1][..]));
     assert!(l.as_slice::<i32>().is_none() && l.as_mut_slice::<i32>().is_none());
     assert!(l.row::<i32>(3).is_none() && l.row_mut::<i32>(3).is_none());
-    assert_eq!(left.read().err(), Some(BufferBusy));
+    assert_eq!(left.read().err(), Some(AccessError::Busy));
     assert!(all.read().is_err() && b.read().is_err() && b.write().is_err());
     drop(l);
     assert!(left.read().is_ok() && all.read().is_err());
@@ -216,4 +216,39 @@ fn threads_never_share_a_written_byte() {
     };
     std::thread::scope(|s| (1..=4).for_each(|mark| _ = s.spawn(move || work(mark))));
     assert!(b.write().is_ok());
+}
+
+#[test]
+fn memory_of_a_device_is_reached_by_copies_only() {
+    let space = SpaceId::unique();
+    assert_ne!(space, SpaceId::unique());
+    assert_ne!(space, SpaceId::HOST);
+    let (host, own) = (Buffer::zeroed(64).unwrap(), Buffer::in_space(space, 64, 0xff).unwrap());
+    assert_eq!((host.space(), own.space()), (SpaceId::HOST, space));
+    assert_eq!(own.read().err(), Some(AccessError::Foreign));
+    assert_eq!(own.write().err(), Some(AccessError::Foreign));
+    let all = View::dense(&own, 0, (4, 16)).unwrap();
+    assert_eq!(all.read().err(), Some(AccessError::Foreign));
+    assert_eq!(all.write().err(), Some(AccessError::Foreign));
+    // What nobody wrote is no number.
+    View::whole(&own).copy_to(&View::whole(&host)).unwrap();
+    assert!(host.read().unwrap().as_slice::<f32>().iter().all(|x| x.is_nan()));
+
+    let numbers: Vec<f32> = (0..16).map(|i| i as f32).collect();
+    host.write().unwrap().as_mut_slice::<f32>().copy_from_slice(&numbers);
+    let left = View::dense(&host, 0, (4, 16)).unwrap().columns(0..8).unwrap();
+    left.copy_to(&all.columns(8..16).unwrap()).unwrap();
+    let back = Buffer::zeroed(64).unwrap();
+    all.copy_to(&View::dense(&back, 0, (4, 16)).unwrap()).unwrap();
+    let back: Vec<f32> = back.read().unwrap().as_slice().to_vec();
+    for (i, row) in back.chunks(4).enumerate() {
+        assert!(row[0].is_nan() && row[1].is_nan());
+        assert_eq!(row[2..], numbers[4 * i..4 * i + 2]);
+    }
+    let text = left.copy_to(&all).unwrap_err().to_string();
+    assert!(text.contains("4 rows of 8 bytes to 4 rows of 16 bytes"), "{text}");
+    let held = all.buffer().claim(&[(*all.rect(), Access::Read)]).unwrap();
+    assert!(left.copy_to(&all.columns(0..8).unwrap()).is_err(), "somebody reads it");
+    drop(held);
+    left.copy_to(&all.columns(0..8).unwrap()).unwrap();
 }

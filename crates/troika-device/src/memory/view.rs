@@ -5,8 +5,9 @@ use std::ops::Range;
 use bytemuck::{AnyBitPattern, NoUninit};
 
 use super::buffer::{Buffer, Claim};
-use super::claims::{Access, BufferBusy};
+use super::claims::{Access, AccessError};
 use super::rect::Rect;
+use crate::error::DeviceError;
 
 /// A rectangle of a buffer, inside of it.
 #[derive(Clone, Debug)]
@@ -122,8 +123,10 @@ impl View {
     /// Opens the view for reading.
     ///
     /// # Errors
-    /// [`BufferBusy`] while someone writes any of its bytes.
-    pub fn read(&self) -> Result<ReadRows<'_>, BufferBusy> {
+    /// [`AccessError::Busy`] while someone writes any of its bytes; [`AccessError::Foreign`] for
+    /// memory of a device.
+    pub fn read(&self) -> Result<ReadRows<'_>, AccessError> {
+        self.buffer.on_host()?;
         let claim = self.buffer.claim(&[(self.rect, Access::Read)])?;
         Ok(ReadRows { claim, rect: self.rect })
     }
@@ -131,10 +134,34 @@ impl View {
     /// Opens the view for writing.
     ///
     /// # Errors
-    /// [`BufferBusy`] while someone else reads or writes any of its bytes.
-    pub fn write(&self) -> Result<WriteRows<'_>, BufferBusy> {
+    /// [`AccessError::Busy`] while someone else reads or writes any of its bytes;
+    /// [`AccessError::Foreign`] for memory of a device.
+    pub fn write(&self) -> Result<WriteRows<'_>, AccessError> {
+        self.buffer.on_host()?;
         let claim = self.buffer.claim(&[(self.rect, Access::Write)])?;
         Ok(WriteRows { claim, rect: self.rect })
+    }
+
+    /// Copies the rows of this view to those of another one with as many bytes in each, wherever
+    /// both live: for queues that carry out copies between spaces that this process holds.
+    ///
+    /// # Errors
+    /// Views of unlike shapes; [`AccessError::Busy`] while someone else uses the bytes.
+    pub fn copy_to(&self, to: &View) -> Result<(), DeviceError> {
+        let (r, w) = (&self.rect, &to.rect);
+        if r.rows() != w.rows() || r.row_bytes() != w.row_bytes() {
+            let shape = |r: &Rect| format!("{} rows of {} bytes", r.rows(), r.row_bytes());
+            let why = format!("cannot copy {} to {}", shape(r), shape(w));
+            return Err(DeviceError::Submission { task: "copy".into(), why });
+        }
+        let read = ReadRows { claim: self.buffer.claim(&[(*r, Access::Read)])?, rect: *r };
+        let mut write = WriteRows { claim: to.buffer.claim(&[(*w, Access::Write)])?, rect: *w };
+        for i in 0..r.rows() {
+            if let (Some(from), Some(to)) = (r.row(i), w.row(i)) {
+                write.bytes_mut(to).copy_from_slice(read.bytes(from));
+            }
+        }
+        Ok(())
     }
 }
 

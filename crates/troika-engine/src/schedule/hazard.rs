@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
-use troika_device::{Access, Bindings, ForwardBatch, PagesView, Rect};
+use troika_device::{Access, Bindings, CopyRows, ForwardBatch, PagesView, Rect, View};
 
 /// Finds, for tasks given in program order, the earlier tasks each must wait for: those whose
 /// rectangles overlap its own, one of the two writing. Those that another task of them waits for
@@ -29,8 +29,8 @@ struct Accesses {
     readers: Vec<(Rect, u32)>,
 }
 
-/// All of a sequence's rows in a state.
-const ALL: std::ops::Range<usize> = 0..1;
+/// All of a sequence's rows in a state, whichever bytes they are.
+const ALL: std::ops::Range<usize> = 0..usize::MAX;
 
 impl HazardTracker {
     /// Nothing accessed yet.
@@ -42,25 +42,41 @@ impl HazardTracker {
     /// ascending, without repeats.
     pub fn add(&mut self, task: u32, b: &Bindings, forward: &Arc<ForwardBatch>) -> &[u32] {
         self.deps.clear();
-        for view in &b.inputs {
-            self.memory(task, view.buffer().id(), view.rect(), Access::Read);
-        }
+        b.inputs.iter().for_each(|view| self.memory(task, view, Access::Read));
         if !b.states.is_empty() {
             self.pages.enter(forward);
             for state in &b.states {
                 self.state(task, state.buffer().id(), forward);
             }
         }
-        for view in &b.outputs {
-            self.memory(task, view.buffer().id(), view.rect(), Access::Write);
+        b.outputs.iter().for_each(|view| self.memory(task, view, Access::Write));
+        self.finish(task)
+    }
+
+    /// Adds a task that copies; the rest as [`HazardTracker::add`].
+    pub fn add_copy(&mut self, task: u32, copy: &CopyRows) -> &[u32] {
+        self.deps.clear();
+        for (view, access) in [(&copy.from, Access::Read), (&copy.to, Access::Write)] {
+            match copy.seq {
+                None => self.memory(task, view, access),
+                Some(seq) => {
+                    let of_sequence = self.states.entry((view.buffer().id(), seq)).or_default();
+                    of_sequence.add((view.rect(), access), task, &mut self.deps);
+                }
+            }
         }
+        self.finish(task)
+    }
+
+    fn finish(&mut self, task: u32) -> &[u32] {
         self.deps.retain(|&d| d != task);
         self.deps.sort_unstable();
         self.deps.dedup();
         &self.deps
     }
 
-    fn memory(&mut self, task: u32, buffer: usize, rect: &Rect, access: Access) {
+    fn memory(&mut self, task: u32, view: &View, access: Access) {
+        let (buffer, rect) = (view.buffer().id(), view.rect());
         if !rect.is_empty() {
             self.memory.entry(buffer).or_default().add((rect, access), task, &mut self.deps);
         }

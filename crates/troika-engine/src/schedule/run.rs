@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 
 use troika_device::{
-    Clock, CommandList, Completion, Device, DeviceError, ExecutableId, Queue, TaskTime,
+    Clock, CommandList, Completion, Device, DeviceError, ExecutableId, Queue, Submission, TaskTime,
+    Work,
 };
 use troika_plan::Policy;
 use troika_trace::{Arg, Span, Tracer};
@@ -41,8 +42,12 @@ pub struct Runner {
 /// Tasks that cost the same: device, executable and rows.
 type CostKey = (usize, ExecutableId, usize);
 
-fn cost_key(task: &Task) -> CostKey {
-    (task.device, task.submission.executable.id(), task.submission.rows)
+/// `None` for copies.
+fn cost_key(task: &Task) -> Option<CostKey> {
+    match &task.work {
+        Work::Run(run) => Some((task.device, run.executable.id(), run.rows)),
+        Work::Copy(_) => None,
+    }
 }
 
 impl Runner {
@@ -84,7 +89,8 @@ impl Runner {
     pub fn run(&mut self, graph: &TaskGraph) -> Result<(), EngineError> {
         self.state.start(&graph.dag);
         if self.policy == Policy::OutOfOrder {
-            let cost = |t: &Task| self.learnt.get(&cost_key(t)).copied().unwrap_or(0);
+            let known = |key| self.learnt.get(&key).copied();
+            let cost = |t: &Task| cost_key(t).and_then(known).unwrap_or(0);
             self.costs.task_ns.clear();
             self.costs.task_ns.extend(graph.tasks.iter().map(cost));
         }
@@ -117,7 +123,9 @@ impl Runner {
                 let Some(id) = self.state.take(&graph.dag, &self.costs, index) else { break };
                 let mut list = lane.spare.pop().unwrap_or_default();
                 let tasks = self.state.tasks(id).iter();
-                list.tasks.extend(tasks.map(|&t| graph.tasks[t as usize].submission.clone()));
+                let submission =
+                    |&tag: &u32| Submission { tag, work: graph.tasks[tag as usize].work.clone() };
+                list.tasks.extend(tasks.map(submission));
                 list.timed = self.tracer.enabled() || self.policy == Policy::OutOfOrder;
                 list.id = id as u64;
                 if alone && lane.in_flight == 0 {
@@ -158,24 +166,25 @@ impl Runner {
     /// Learns what a task costs, and records its span.
     fn note(&mut self, graph: &TaskGraph, lane: usize, t: &TaskTime) {
         let task = &graph.tasks[t.tag as usize];
-        if self.policy == Policy::OutOfOrder {
+        if let Some(key) = cost_key(task).filter(|_| self.policy == Policy::OutOfOrder) {
             let took = (t.end - t.start).as_nanos() as u64;
-            let known = self.learnt.entry(cost_key(task)).or_insert(took);
+            let known = self.learnt.entry(key).or_insert(took);
             // An average that follows changes of load within some ten runs.
             *known = (*known * 7 + took) / 8;
         }
         if !self.tracer.enabled() {
             return;
         }
+        let rows = match &task.work {
+            Work::Run(run) => run.rows,
+            Work::Copy(copy) => copy.to.rect().rows(),
+        };
         self.tracer.record(Span {
             name: task.name.to_string().into(),
             lane: self.lanes[lane].name.clone(),
             start: t.start,
             end: t.end,
-            args: vec![
-                ("chunk", Arg::Int(task.chunk.into())),
-                ("rows", Arg::Int(task.submission.rows as u64)),
-            ],
+            args: vec![("chunk", Arg::Int(task.chunk.into())), ("rows", Arg::Int(rows as u64))],
         });
     }
 }

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use troika_device::{ForwardBatch, Submission};
+use troika_device::{ForwardBatch, Work};
 
 use super::{Dag, HazardTracker};
 
-/// A run of a segment for a chunk of rows, on one device.
+/// A run of a segment, or of a piece of it, for a chunk of rows on one device, or a copy.
 #[derive(Clone, Debug)]
 pub struct Task {
     /// Index of the device (queue).
@@ -15,8 +15,8 @@ pub struct Task {
     pub name: Arc<str>,
     /// Which chunk.
     pub chunk: u32,
-    /// What goes to the queue; its tag is set by the graph.
-    pub submission: Submission,
+    /// What goes to the queue.
+    pub work: Work,
 }
 
 /// Tasks in program order with their dependencies.
@@ -28,13 +28,17 @@ pub struct TaskGraph {
 
 impl TaskGraph {
     /// Computes the dependencies from the views tasks are bound to.
-    pub fn new(mut tasks: Vec<Task>) -> TaskGraph {
+    pub fn new(tasks: Vec<Task>) -> TaskGraph {
         let mut hazards = HazardTracker::new();
         let mut waits_for = Vec::with_capacity(tasks.len());
-        for (i, task) in tasks.iter_mut().enumerate() {
-            task.submission.tag = i as u32;
-            let s = &task.submission;
-            waits_for.push(hazards.add(i as u32, &s.bindings, &s.forward).to_vec());
+        for (i, task) in tasks.iter().enumerate() {
+            let (i, waiting) = (i as u32, &mut waits_for);
+            match &task.work {
+                Work::Run(run) => {
+                    waiting.push(hazards.add(i, &run.bindings, &run.forward).to_vec())
+                }
+                Work::Copy(copy) => waiting.push(hazards.add_copy(i, copy).to_vec()),
+            }
         }
         let dag = Dag::new(tasks.iter().map(|t| t.device).collect(), &waits_for);
         TaskGraph { tasks, dag }
@@ -54,7 +58,9 @@ impl TaskGraph {
     /// every decoded token.
     pub fn set_forward_batch(&mut self, forward: &Arc<ForwardBatch>) {
         for task in &mut self.tasks {
-            task.submission.forward = forward.clone();
+            if let Work::Run(run) = &mut task.work {
+                run.forward = forward.clone();
+            }
         }
     }
 }
