@@ -25,7 +25,7 @@ enum Command {
         #[arg(long, value_name = "SPEC", value_delimiter = ',')]
         device: Vec<DeviceSpec>,
         /// How the model is divided over the devices.
-        #[arg(long, value_name = "NAME", value_parser = strategy, default_value = "one-device")]
+        #[arg(long, value_name = "NAME", value_parser = Strategy::parse, default_value = "one-device")]
         strategy: Strategy,
         /// The order in which ready segments run.
         #[arg(long, value_name = "NAME", value_parser = policy, default_value = "in-order")]
@@ -34,11 +34,6 @@ enum Command {
         #[arg(long, value_name = "N")]
         chunks_in_flight: Option<usize>,
     },
-}
-
-fn strategy(name: &str) -> Result<Strategy, String> {
-    let known = || Strategy::ALL.map(Strategy::name).join(", ");
-    Strategy::parse(name).ok_or_else(|| format!("it is none of {}", known()))
 }
 
 fn policy(name: &str) -> Result<Policy, String> {

@@ -43,11 +43,8 @@ fn in_f32(strategy: Strategy, chunk: usize) -> PlanRequest {
 }
 
 fn plan_of(d: &Described, devices: &[Arc<dyn Device>], request: &PlanRequest) -> Plan {
-    let facts = |d: &Arc<dyn Device>| DeviceFacts {
-        name: d.name().to_string(),
-        activations: d.caps().activation_formats.clone(),
-    };
-    make(&d.spec, &devices.iter().map(facts).collect::<Vec<_>>(), request).unwrap()
+    let facts: Vec<DeviceFacts> = devices.iter().map(|d| DeviceFacts::of(&**d)).collect();
+    make(&d.spec, &facts, request).unwrap()
 }
 
 fn engine_of(d: &Described, devices: &[Arc<dyn Device>], plan: Plan, sequences: usize) -> Engine {

@@ -142,7 +142,7 @@ fn engine_on(
     let d = describe(dir, FloatType::F32).unwrap();
     let (kv_dtype, activations) = (Some(DType::F32), Some(Vec::new()));
     let request = PlanRequest { chunk, kv_dtype, activations, ..PlanRequest::default() };
-    let facts = DeviceFacts { name: device.name().to_string(), activations: Vec::new() };
+    let facts = DeviceFacts { activations: Vec::new(), ..DeviceFacts::of(&*device) };
     let mut plan = make(&d.spec, &[facts], &request).unwrap();
     assert_eq!(plan.page_len, PAGE);
     plan.page_len = page_len;

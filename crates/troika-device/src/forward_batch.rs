@@ -1,6 +1,7 @@
 //! What the engine runs at once: rows that may belong to several sequences.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Where a sequence's cached positions lie, for one page group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -58,27 +59,28 @@ impl<'a> PagesView<'a> {
     /// Calls `run` with rows of the cache buffer that are neighbours, and whether they are written.
     /// Positions without a row are left out.
     pub fn runs(&self, mut run: impl FnMut(Range<usize>, bool)) {
-        let (pos, len) = (self.rows.pos, self.table.page_len);
-        let end = pos.saturating_add(self.rows.rows.len());
-        let kept = self.table.first.saturating_mul(len);
-        for (part, written) in [(kept..pos, false), (pos.max(kept)..end, true)] {
-            let mut at = part.start;
-            let mut open: Option<Range<usize>> = None;
-            while at < part.end {
-                let Some(row) = self.table.row(at) else { break };
-                // The rows of a page are neighbours.
-                let n = (len - at % len).min(part.end - at);
-                match &mut open {
-                    Some(o) if o.end == row => o.end = row.saturating_add(n),
-                    _ => open
-                        .replace(row..row.saturating_add(n))
-                        .into_iter()
-                        .for_each(|r| run(r, written)),
-                }
-                at += n;
+        let pos = self.rows.pos;
+        self.rows_of(0..pos, |rows| run(rows, false));
+        self.rows_of(pos..pos.saturating_add(self.rows.rows.len()), |rows| run(rows, true));
+    }
+
+    /// Calls `run` with the rows of the cache buffer that some positions have, neighbours together.
+    /// Positions that are not kept, or have no row, are left out.
+    pub fn rows_of(&self, positions: Range<usize>, mut run: impl FnMut(Range<usize>)) {
+        let len = self.table.page_len;
+        let mut at = positions.start.max(self.table.first.saturating_mul(len));
+        let mut open: Option<Range<usize>> = None;
+        while at < positions.end {
+            let Some(row) = self.table.row(at) else { break };
+            // The rows of a page are neighbours.
+            let n = (len - at % len).min(positions.end - at);
+            match &mut open {
+                Some(o) if o.end == row => o.end = row.saturating_add(n),
+                _ => open.replace(row..row.saturating_add(n)).into_iter().for_each(&mut run),
             }
-            open.into_iter().for_each(|r| run(r, written));
+            at += n;
         }
+        open.into_iter().for_each(run);
     }
 }
 
@@ -93,6 +95,20 @@ impl ForwardBatch {
     /// Number of rows.
     pub fn rows(&self) -> usize {
         self.seqs.last().map_or(0, |s| s.rows.end)
+    }
+
+    /// Some of the rows, counted from 0: those before them are cached when these run.
+    pub fn slice(self: &Arc<ForwardBatch>, rows: &Range<usize>) -> Arc<ForwardBatch> {
+        if *rows == (0..self.rows()) {
+            return self.clone();
+        }
+        let part = |s: &SeqRows| {
+            let (start, end) = (s.rows.start.max(rows.start), s.rows.end.min(rows.end));
+            let pos = s.pos + start.checked_sub(s.rows.start)?;
+            let rows = start.checked_sub(rows.start)?..end.checked_sub(rows.start)?;
+            (!rows.is_empty()).then(|| SeqRows { rows, pos, ..s.clone() })
+        };
+        Arc::new(ForwardBatch { seqs: self.seqs.iter().filter_map(part).collect() })
     }
 
     /// Whether the rows of the sequences follow each other from row 0 on, and all positions fit
@@ -110,6 +126,8 @@ impl ForwardBatch {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::{ForwardBatch, PageTable, PagesView, SeqRows};
 
     #[test]
@@ -123,6 +141,22 @@ mod tests {
         let last = i32::MAX as usize;
         assert!(whole(vec![seq(0..1, last - 1)]) && !whole(vec![seq(0..1, last)]));
         assert!(!whole(vec![seq(0..1, usize::MAX)]));
+    }
+
+    #[test]
+    fn slices_go_on_where_the_rows_before_them_end() {
+        let seq = |seq, rows, pos| SeqRows { seq, rows, pos, known_len: 90, tables: vec![] };
+        let seqs = vec![seq(4, 0..5, 10), seq(2, 5..6, 0), seq(9, 6..9, 7)];
+        let all = Arc::new(ForwardBatch { seqs });
+        let of = |rows| {
+            let part = all.slice(&rows);
+            assert!(part.is_whole() && part.rows() == rows.len());
+            part.seqs.iter().map(|s| (s.seq, s.rows.clone(), s.pos)).collect::<Vec<_>>()
+        };
+        assert_eq!(of(0..9), [(4, 0..5, 10), (2, 5..6, 0), (9, 6..9, 7)]);
+        assert_eq!(of(0..3), [(4, 0..3, 10)]);
+        assert_eq!(of(3..6), [(4, 0..2, 13), (2, 2..3, 0)]);
+        assert_eq!(of(7..9), [(9, 0..2, 8)]);
     }
 
     #[test]

@@ -1,26 +1,23 @@
 //! The engine: a lowered model, compiled on its devices, with its memory.
 
 use std::collections::HashMap;
-use std::ops::Range;
 use std::sync::Arc;
 
-use troika_device::{
-    Bindings, Buffer, Clock, Device, DeviceError, ForwardBatch, Run, View, WeightSource, Work,
-};
-use troika_model::lower::{
-    EdgeId, LowerOptions, Lowered, SegmentKind, StateDecl, WeightShapes, lower,
-};
+use troika_device::{Buffer, Clock, Device, DeviceError, SpaceId, WeightSource};
+use troika_model::lower::{LowerOptions, Lowered, StateDecl, WeightShapes, lower};
 use troika_model::spec::ModelSpec;
 use troika_plan::{Phase, Plan};
 use troika_trace::Tracer;
 
 use crate::batching::{PlannedBatch, plan_batches};
 use crate::error::EngineError;
+use crate::handover::Handover;
 use crate::history::History;
 use crate::kv::{KvCache, SeqId};
-use crate::pool::EdgePool;
+use crate::pool::{ELEMENT, EdgePool, Slots, allocate_in};
 use crate::program::Program;
-use crate::schedule::{Runner, Task, TaskGraph};
+use crate::schedule::{Runner, TaskGraph};
+use crate::tasks::{ChunkMemory, ChunkTasks, Shared};
 
 /// Logits kept at once while many rows are wanted.
 const LOGITS_BYTES: usize = 64 << 20;
@@ -93,9 +90,12 @@ pub struct Engine {
     program: Program,
     runner: Runner,
     kv: KvCache,
-    states: Vec<Buffer>,
+    /// For each state, its memory in the spaces it is used in.
+    states: Vec<Vec<(SpaceId, Buffer)>>,
+    handover: Handover,
     /// Values between segments, one set for each chunk in flight.
     pools: Vec<EdgePool>,
+    slots: Arc<Slots>,
     inputs: Vec<InputSlot>,
     logits: Buffer,
     /// Graphs of single batches, by phase and rows, which every decoded token uses again.
@@ -104,11 +104,10 @@ pub struct Engine {
     history: History,
 }
 
-/// Ids and positions of a chunk, and the bindings of the segments that read them.
+/// Ids and positions of a chunk.
 struct InputSlot {
     ids: Buffer,
     positions: Buffer,
-    bindings: Vec<Arc<Bindings>>,
 }
 
 impl Engine {
@@ -136,11 +135,17 @@ impl Engine {
             plan.prefill.chunk,
             parts.sequences.max(1),
         )?;
-        let states = state_buffers(&lowered, &kv)?;
-        memory.kv_cache = states.iter().map(|b| b.len() as u64).sum();
-        let pools = vec![EdgePool::new(&lowered, plan.prefill.chunk)?];
+        for state in &lowered.states {
+            allocate(state_bytes(state, &kv), "the KV cache")?;
+        }
+        allocate(plan.prefill.chunk.checked_mul(widest(&lowered)), "activations")?;
         let program = Program::new(&lowered, &plan, parts.devices, parts.weights)?;
+        let states = state_buffers(&lowered, &kv, &program)?;
+        memory.kv_cache = states.iter().flatten().map(|(_, b)| b.len() as u64).sum();
         memory.scratch = program.scratch_bytes;
+        let rows = plan.prefill.chunk + program.padding;
+        let slots = Arc::new(Slots::new(&lowered, &program, rows));
+        let pools = vec![EdgePool::new(&slots)?];
         let runner = Runner::new(
             &program.devices,
             (plan.prefill.policy, plan.critical_device()),
@@ -155,7 +160,9 @@ impl Engine {
             runner,
             kv,
             states,
+            handover: Handover::default(),
             pools,
+            slots,
             inputs: Vec::new(),
             logits: allocate(Some(0), "logits")?,
             graphs: HashMap::new(),
@@ -189,6 +196,7 @@ impl Engine {
     /// Closes a sequence and frees its pages.
     pub fn close(&mut self, seq: SeqId) {
         self.kv.close(seq);
+        self.handover.truncate(seq, 0);
         self.history.truncate(seq, 0);
     }
 
@@ -208,6 +216,7 @@ impl Engine {
     pub fn truncate(&mut self, seq: SeqId, len: usize) -> usize {
         let len = if self.history.changes(self.kv.len(seq), len) { 0 } else { len };
         let kept = self.kv.truncate(seq, len);
+        self.handover.truncate(seq, kept);
         self.history.truncate(seq, kept);
         kept
     }
@@ -234,6 +243,7 @@ impl Engine {
         for (f, tokens) in whole.iter_mut().zip(&recomputed) {
             if let Some(tokens) = tokens {
                 self.kv.truncate(f.seq, 0);
+                self.handover.truncate(f.seq, 0);
                 f.tokens = tokens;
             }
         }
@@ -294,6 +304,7 @@ impl Engine {
     /// Runs some forward batches whose logits fit the logits buffer together.
     fn run_batches(&mut self, batches: &[PlannedBatch], wanted: usize) -> Result<(), EngineError> {
         self.reserve(batches.len(), wanted)?;
+        self.hand_over(batches)?;
         for (slot, s) in self.inputs.iter().zip(batches) {
             slot.ids.write()?.as_mut_slice::<i32>()[..s.ids.len()].copy_from_slice(&s.ids);
             slot.positions.write()?.as_mut_slice::<i32>()[..s.ids.len()]
@@ -320,117 +331,54 @@ impl Engine {
         result
     }
 
+    /// Fetches cached positions that other devices have filled.
+    fn hand_over(&mut self, batches: &[PlannedBatch]) -> Result<(), EngineError> {
+        let mut copies = Vec::new();
+        for batch in batches {
+            let states = (self.states.as_slice(), self.lowered.states.as_slice());
+            copies.extend(self.handover.before(batch, &self.program, states)?);
+        }
+        if copies.is_empty() { Ok(()) } else { self.runner.run(&TaskGraph::new(copies)) }
+    }
+
     /// Makes input slots and logits memory.
     fn reserve(&mut self, slots: usize, wanted: usize) -> Result<(), EngineError> {
-        let need = wanted.checked_mul(self.vocab).and_then(|n| n.checked_mul(4));
+        let padding = self.program.padding;
+        let need = (wanted + padding).checked_mul(self.vocab).and_then(|n| n.checked_mul(4));
         if need.is_none_or(|need| self.logits.len() < need) {
             self.logits = allocate(need, "logits")?;
             self.graphs.clear();
         }
-        let chunk = self.plan.prefill.chunk;
+        let chunk = self.plan.prefill.chunk + padding;
         while self.pools.len() < slots.min(self.plan.prefill.chunks_in_flight) {
-            self.pools.push(EdgePool::new(&self.lowered, chunk)?);
-            // Chunks are dealt to the pools in turn, so those from the second on move.
-            self.inputs.truncate(1);
+            self.pools.push(EdgePool::new(&self.slots)?);
         }
         while self.inputs.len() < slots {
             let ids = allocate(chunk.checked_mul(4), "token ids")?;
             let positions = allocate(chunk.checked_mul(4), "positions")?;
-            let bindings =
-                (0..self.lowered.segments.len()).map(|i| self.bind(i, &ids, &positions)).collect();
-            self.inputs.push(InputSlot { ids, positions, bindings });
+            self.inputs.push(InputSlot { ids, positions });
         }
         Ok(())
     }
 
-    /// Bindings of a segment for the next input slot; segments that do not read the inputs share
-    /// those of the first slot with the same pool.
-    fn bind(&self, segment: usize, ids: &Buffer, positions: &Buffer) -> Arc<Bindings> {
-        let s = &self.lowered.segments[segment];
-        let own = |e: &EdgeId| *e == Lowered::IDS || *e == Lowered::POSITIONS;
-        let at = self.inputs.len() % self.pools.len();
-        if let Some(first) = self.inputs.get(at)
-            && !s.inputs.iter().any(own)
-        {
-            return first.bindings[segment].clone();
-        }
-        let pool = &self.pools[at];
-        let edge = |e: &EdgeId| match *e {
-            Lowered::IDS => View::whole(ids),
-            Lowered::POSITIONS => View::whole(positions),
-            e => View::whole(pool.buffer(e).unwrap_or(&self.logits)),
+    fn graph(&mut self, batches: &[PlannedBatch]) -> Result<TaskGraph, EngineError> {
+        let shared = Shared {
+            lowered: &self.lowered,
+            program: &self.program,
+            states: &self.states,
+            logits: &self.logits,
         };
-        Arc::new(Bindings {
-            inputs: s.inputs.iter().map(edge).collect(),
-            states: s.states.iter().map(|i| View::whole(&self.states[i.0])).collect(),
-            outputs: s.outputs.iter().map(edge).collect(),
-        })
-    }
-
-    fn graph(&self, batches: &[PlannedBatch]) -> Result<TaskGraph, EngineError> {
-        let mut tasks = Vec::new();
-        let mut logits_row = 0;
-        for (chunk, s) in batches.iter().enumerate() {
-            for i in 0..self.lowered.segments.len() {
-                if self.lowered.segments[i].kind == SegmentKind::Head {
-                    for run in joined(s.wanted.iter().map(|(_, r)| r.clone())) {
-                        let bindings = self.bind_head(i, chunk, run.clone(), logits_row)?;
-                        logits_row += run.len();
-                        tasks.push(self.task((i, s.phase), chunk, run.len(), bindings, &s.forward));
-                    }
-                    continue;
-                }
-                let bindings = self.inputs[chunk].bindings[i].clone();
-                tasks.push(self.task((i, s.phase), chunk, s.forward.rows(), bindings, &s.forward));
-            }
+        let (mut tasks, mut logits_row) = (Vec::new(), 0);
+        let pools = self.pools.len();
+        for (chunk, batch) in batches.iter().enumerate() {
+            let InputSlot { ids, positions } = &self.inputs[chunk];
+            // Chunks are dealt to the pools in turn.
+            let memory = ChunkMemory { pool: &mut self.pools[chunk % pools], ids, positions };
+            let made = ChunkTasks::new(&shared, memory, batch, chunk).make(logits_row)?;
+            tasks.extend(made.0);
+            logits_row = made.1;
         }
         Ok(TaskGraph::new(tasks))
-    }
-
-    /// The head on some rows, writing logits from `logits_row` on.
-    fn bind_head(
-        &self,
-        segment: usize,
-        chunk: usize,
-        rows: Range<usize>,
-        logits_row: usize,
-    ) -> Result<Arc<Bindings>, EngineError> {
-        let mut b = (*self.inputs[chunk].bindings[segment]).clone();
-        let s = &self.lowered.segments[segment];
-        for (binding, edge) in b.inputs.iter_mut().zip(&s.inputs) {
-            let bytes = self.lowered.edges[edge.0].cols * 4;
-            let shape = (rows.len(), bytes);
-            *binding = View::dense(binding.buffer(), rows.start * bytes, shape)
-                .map_err(DeviceError::View)?;
-        }
-        for binding in &mut b.outputs {
-            let (bytes, shape) = (self.vocab * 4, (rows.len(), self.vocab * 4));
-            *binding =
-                View::dense(&self.logits, logits_row * bytes, shape).map_err(DeviceError::View)?;
-        }
-        Ok(Arc::new(b))
-    }
-
-    fn task(
-        &self,
-        (segment, phase): (usize, Phase),
-        chunk: usize,
-        rows: usize,
-        bindings: Arc<Bindings>,
-        forward: &Arc<ForwardBatch>,
-    ) -> Task {
-        let placed = self.program.placed(phase, segment);
-        Task {
-            device: placed.device,
-            name: self.program.names[segment].clone(),
-            chunk: chunk as u32,
-            work: Work::Run(Run {
-                executable: placed.executable,
-                bindings,
-                rows,
-                forward: forward.clone(),
-            }),
-        }
     }
 
     fn read_logits(
@@ -453,12 +401,30 @@ impl Engine {
     }
 }
 
-fn state_buffers(lowered: &Lowered, kv: &KvCache) -> Result<Vec<Buffer>, EngineError> {
-    let buffer = |s: &StateDecl| {
-        let bytes = kv.positions(s.page_group).and_then(|p| p.checked_mul(state_row(s)));
-        allocate(bytes, "the KV cache")
-    };
-    lowered.states.iter().map(buffer).collect()
+fn state_buffers(
+    lowered: &Lowered,
+    kv: &KvCache,
+    program: &Program,
+) -> Result<Vec<Vec<(SpaceId, Buffer)>>, EngineError> {
+    let spaces = lowered.states.iter().zip(&program.state_spaces);
+    let buffers = spaces.map(|(state, spaces)| {
+        let buffer = |space: &SpaceId| {
+            let bytes = state_bytes(state, kv);
+            Ok((*space, allocate_in((*space, bytes), "the KV cache", &program.devices)?))
+        };
+        spaces.iter().map(buffer).collect()
+    });
+    buffers.collect()
+}
+
+fn state_bytes(state: &StateDecl, kv: &KvCache) -> Option<usize> {
+    kv.positions(state.page_group)?.checked_mul(state_row(state))
+}
+
+/// Bytes of a row of the widest value between segments.
+fn widest(lowered: &Lowered) -> usize {
+    let inner = lowered.edges.iter().filter(|e| e.cols < lowered.edges[lowered.logits().0].cols);
+    inner.map(|e| e.cols * ELEMENT).max().unwrap_or(0)
 }
 
 /// Bytes of a cached position.
@@ -470,16 +436,4 @@ fn state_row(state: &StateDecl) -> usize {
 pub(crate) fn allocate(bytes: Option<usize>, what: &str) -> Result<Buffer, EngineError> {
     let buffer = Buffer::zeroed(bytes.unwrap_or(usize::MAX));
     Ok(buffer.map_err(DeviceError::memory(what))?)
-}
-
-/// Joins runs that touch, so that neighbouring rows share one task.
-fn joined(runs: impl Iterator<Item = std::ops::Range<usize>>) -> Vec<std::ops::Range<usize>> {
-    let mut out: Vec<std::ops::Range<usize>> = Vec::new();
-    for run in runs {
-        match out.last_mut() {
-            Some(last) if last.end == run.start => last.end = run.end,
-            _ => out.push(run),
-        }
-    }
-    out
 }

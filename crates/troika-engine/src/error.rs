@@ -1,6 +1,7 @@
 //! Errors of the engine.
 
 use troika_device::{AccessError, DeviceError};
+use troika_graph::partition::PartitionError;
 use troika_model::lower::LowerError;
 use troika_plan::PlanError;
 
@@ -38,6 +39,31 @@ pub enum EngineError {
     /// The plan places a segment nowhere.
     #[error("the plan names no device for segment {0}")]
     Unplaced(String),
+    /// A segment cannot be split as the plan says.
+    #[error(transparent)]
+    Partition(#[from] PartitionError),
+    /// A split whose shares round to nothing.
+    #[error("the plan's split leaves device {0} nothing to compute; give it a larger share")]
+    NothingLeft(String),
+    /// A cache that two devices with memory of their own use in turns.
+    #[error(
+        "the plan has {0} use a cache in one memory that another segment of the phase uses in \
+         another; place both on one device"
+    )]
+    TwoHomes(String),
+    /// A standard length that static shapes do not make up.
+    #[error(
+        "the plan gives device {device} {length} rows at once, which its shapes of {rows:?} rows \
+         do not make up"
+    )]
+    StandardLength {
+        /// The device.
+        device: String,
+        /// The rows of a standard part.
+        length: usize,
+        /// The numbers of rows it is compiled for.
+        rows: Vec<usize>,
+    },
     /// A scheduling fault.
     #[error(transparent)]
     Busy(#[from] AccessError),

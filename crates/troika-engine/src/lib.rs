@@ -1,19 +1,25 @@
 //! Runs a plan: sequences, KV cache, scheduler, sampling.
 //!
 //! The way of a token: [`Engine::run`] cuts the fed tokens into forward batches, [`schedule`] turns
-//! each forward batch into tasks (one per segment), orders them by the buffers they touch and hands
-//! them to device queues; the logits come back to the caller, who samples with [`sample::Sampler`].
+//! each forward batch into tasks (one per piece of a segment), orders them by the views they touch
+//! and hands them to device queues; the logits come back to the caller, who samples with [`sample::Sampler`].
 
 mod batching;
 mod engine;
 mod error;
+mod examine;
+mod handover;
 mod history;
 mod kv;
+mod pieces;
 mod pool;
 mod program;
+mod residency;
 pub mod sample;
 pub mod schedule;
+mod tasks;
 
 pub use engine::{Engine, EngineMemory, EngineParts, LogitsSink, SequenceInput, WantedLogits};
 pub use error::EngineError;
+pub use examine::examine;
 pub use kv::{KvError, SeqId};

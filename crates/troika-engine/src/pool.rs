@@ -1,65 +1,155 @@
 //! Memory of the values that flow between segments: slots reused across layers.
 
-use troika_device::Buffer;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use troika_device::{Buffer, Device, DeviceError, SpaceId};
 use troika_model::lower::{EdgeId, Lowered};
 
 use crate::engine::allocate;
 use crate::error::EngineError;
+use crate::program::{Program, own_space};
+use crate::residency::Instance;
 
-/// One buffer per slot; which slot each edge lives in.
+/// Which slot each value lives in, and how wide slots are. A value's slot is free again after the
+/// last segment that reads it.
 #[derive(Debug)]
-pub(crate) struct EdgePool {
-    slots: Vec<Buffer>,
-    of_edge: Vec<usize>,
+pub(crate) struct Slots {
+    /// By value.
+    of_value: Vec<usize>,
+    /// Columns of the widest value of each slot.
+    cols: Vec<usize>,
+    /// Rows of each buffer.
+    rows: usize,
 }
 
-/// Bytes of one element; edges are f32 or i32.
-const ELEMENT: usize = 4;
+/// The values of a chunk in flight: a buffer for each slot in the host's memory, and others where
+/// devices want them.
+#[derive(Debug)]
+pub(crate) struct EdgePool {
+    slots: Arc<Slots>,
+    host: Vec<Buffer>,
+    /// By slot: instances in other spaces, or of some columns only.
+    others: HashMap<(usize, Instance), Buffer>,
+}
 
-impl EdgePool {
-    /// Slots for all edges of a model, for forward batches of up to `rows` rows. An edge's slot is
-    /// free again after the last segment that reads it. Ids, positions and logits have their own
-    /// buffers elsewhere.
-    ///
-    /// # Errors
-    /// When the system has no memory for them.
-    pub fn new(lowered: &Lowered, rows: usize) -> Result<EdgePool, EngineError> {
-        let own = [Lowered::IDS, Lowered::POSITIONS, lowered.logits()];
-        let mut last_use = vec![0; lowered.edges.len()];
+/// Bytes of one element; values are f32 or i32.
+pub(crate) const ELEMENT: usize = 4;
+
+impl Slots {
+    /// Slots for all values of a program, for forward batches of up to `rows` rows.
+    pub fn new(lowered: &Lowered, program: &Program, rows: usize) -> Slots {
+        let own =
+            |v: usize| [Lowered::IDS, Lowered::POSITIONS, lowered.logits()].contains(&EdgeId(v));
+        let edges = lowered.edges.len();
+        let mut last_use = vec![0; edges];
         for (i, segment) in lowered.segments.iter().enumerate() {
             for e in segment.inputs.iter().chain(&segment.outputs) {
                 last_use[e.0] = i;
             }
         }
-        let mut of_edge = vec![usize::MAX; lowered.edges.len()];
-        let mut sizes: Vec<usize> = Vec::new();
+        let cols = &program.values.cols;
+        let mut slots = Slots { of_value: vec![usize::MAX; cols.len()], cols: Vec::new(), rows };
         let mut free: Vec<usize> = Vec::new();
+        // Ids, positions and logits have buffers elsewhere; in other spaces they have their own
+        // slots, which no other value takes.
+        for v in (0..edges).filter(|v| own(*v)) {
+            slots.of_value[v] = slots.cols.len();
+            slots.cols.push(cols[v]);
+        }
         for (i, segment) in lowered.segments.iter().enumerate() {
-            for e in segment.outputs.iter().filter(|e| !own.contains(e)) {
-                let cols = lowered.edges[e.0].cols;
-                let slot = take_slot(&mut free, &mut sizes, cols);
-                of_edge[e.0] = slot;
+            let pieces = program.segment_of.iter().enumerate().filter(|(_, s)| **s == i);
+            let between: Vec<usize> = pieces.map(|(v, _)| edges + v).collect();
+            let made = segment.outputs.iter().map(|e| e.0).filter(|v| !own(*v));
+            for v in made.chain(between.iter().copied()) {
+                slots.of_value[v] = take_slot(&mut free, &mut slots.cols, cols[v]);
             }
-            for e in segment.inputs.iter().chain(&segment.outputs) {
-                let done = last_use[e.0] == i && !own.contains(e);
-                if done && !free.contains(&of_edge[e.0]) {
-                    free.push(of_edge[e.0]);
+            let edges = segment.inputs.iter().chain(&segment.outputs).map(|e| e.0);
+            let done = edges.filter(|v| last_use[*v] == i && !own(*v));
+            for v in done.chain(between.iter().copied()) {
+                if !free.contains(&slots.of_value[v]) {
+                    free.push(slots.of_value[v]);
                 }
             }
         }
-        let bytes = |cols: usize| cols.checked_mul(ELEMENT)?.checked_mul(rows);
-        let slot = |cols: &usize| allocate(bytes(*cols), "activations");
-        Ok(EdgePool { slots: sizes.iter().map(slot).collect::<Result<_, _>>()?, of_edge })
+        slots
+    }
+}
+
+impl EdgePool {
+    /// Memory for the values of a chunk.
+    ///
+    /// # Errors
+    /// When the system has no memory for them.
+    pub fn new(slots: &Arc<Slots>) -> Result<EdgePool, EngineError> {
+        let slot = |cols: &usize| allocate(slots.bytes(*cols), "activations");
+        let mut host: Vec<Buffer> =
+            slots.cols.iter().skip(3).map(slot).collect::<Result<_, _>>()?;
+        let none = allocate(Some(0), "activations")?;
+        // In the host's memory, ids, positions and logits are not of the pool.
+        host.splice(0..0, std::iter::repeat_n(none, 3.min(slots.cols.len())));
+        Ok(EdgePool { slots: slots.clone(), host, others: HashMap::new() })
     }
 
-    /// The buffer of an edge; `None` for those with buffers elsewhere.
-    pub fn buffer(&self, edge: EdgeId) -> Option<&Buffer> {
-        self.slots.get(*self.of_edge.get(edge.0)?)
+    /// The buffer of an instance of a value, made if need be by the device whose memory it is in.
+    ///
+    /// # Errors
+    /// When there is no memory for it.
+    pub fn buffer(
+        &mut self,
+        (value, cols): (usize, usize),
+        instance: &Instance,
+        devices: &[Arc<dyn Device>],
+    ) -> Result<Buffer, EngineError> {
+        let slot = self.slots.of_value[value];
+        let whole = instance.cols == (0..cols);
+        if whole && instance.space == SpaceId::HOST {
+            return Ok(self.host[slot].clone());
+        }
+        // All values of a slot share its memory in a space.
+        let width = if whole { self.slots.cols[slot] } else { instance.cols.len() };
+        let key = match whole {
+            true => Instance { space: instance.space, cols: 0..usize::MAX },
+            false => instance.clone(),
+        };
+        if let Some(known) = self.others.get(&(slot, key.clone())) {
+            return Ok(known.clone());
+        }
+        let bytes = self.slots.bytes(width);
+        let buffer = allocate_in((instance.space, bytes), "activations", devices)?;
+        self.others.insert((slot, key), buffer.clone());
+        Ok(buffer)
     }
 
     /// All bytes.
     pub fn bytes(&self) -> u64 {
-        self.slots.iter().map(|b| b.len() as u64).sum()
+        self.host.iter().chain(self.others.values()).map(|b| b.len() as u64).sum()
+    }
+}
+
+impl Slots {
+    fn bytes(&self, cols: usize) -> Option<usize> {
+        cols.checked_mul(ELEMENT)?.checked_mul(self.rows)
+    }
+}
+
+/// Memory in a space, from the device that it belongs to.
+///
+/// # Errors
+/// When there is not so much.
+pub(crate) fn allocate_in(
+    (space, bytes): (SpaceId, Option<usize>),
+    what: &str,
+    devices: &[Arc<dyn Device>],
+) -> Result<Buffer, EngineError> {
+    let owner = devices.iter().find(|d| own_space(d.caps()) == space);
+    match owner.filter(|_| space != SpaceId::HOST) {
+        Some(device) => {
+            let what = format!("{what} on device {}", device.name());
+            let buffer = device.allocate(bytes.unwrap_or(usize::MAX));
+            Ok(buffer.map_err(DeviceError::memory(what))?)
+        }
+        None => allocate(bytes, what),
     }
 }
 

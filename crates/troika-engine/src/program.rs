@@ -1,49 +1,124 @@
 //! The plan applied to a lowered model: for each segment and phase, which device runs which
-//! executable.
+//! executable on which columns of which values.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use troika_device::{Device, Executable, WeightSource};
-use troika_graph::{ActivationFormat, restrict_activations};
-use troika_model::lower::{Lowered, Segment};
-use troika_plan::{Phase, Plan};
+use troika_device::{Caps, Device, Executable, SpaceId, WeightSource};
+use troika_graph::partition::{ColumnSplit, Computed, Partition, kv_heads};
+use troika_graph::{Subgraph, bind_static, limit_rows, restrict_activations};
+use troika_model::lower::{Lowered, Segment, SegmentKind};
+use troika_plan::{Phase, Plan, Rule, Share, Split};
 
 use crate::error::EngineError;
+use crate::pieces::{self, Operand, PlacedGraph, ValueTable};
 
-/// A segment as it runs in a phase.
-#[derive(Clone)]
-pub(crate) struct Placed {
+/// Rows of a weight matrix at whose multiples it is cut: all packed forms have panels of that many
+/// rows, or of a divisor.
+const TILE: usize = 16;
+
+/// A piece of a segment as it runs.
+pub(crate) struct Step {
     /// Index of the device among the plan's.
     pub device: usize,
-    /// What the device made of the segment.
-    pub executable: Arc<Executable>,
+    /// For traces.
+    pub name: Arc<str>,
+    pub inputs: Vec<Operand>,
+    /// Indices of states.
+    pub states: Vec<usize>,
+    pub outputs: Vec<Operand>,
+    /// By rows, ascending; where shapes are not static, one for all numbers of rows.
+    codes: Vec<Code>,
+    static_shapes: bool,
+}
+
+struct Code {
+    rows: usize,
+    executable: Arc<Executable>,
+}
+
+/// A run of some rows.
+pub(crate) struct RowsRun<'a> {
+    pub executable: &'a Arc<Executable>,
+    /// Rows that are computed.
+    pub rows: usize,
+    /// Rows that views need room for: with static shapes, those of the shape.
+    pub room: usize,
+}
+
+impl Step {
+    /// The next run where so many rows are left; `None` when none are.
+    pub fn next_run(&self, left: usize) -> Option<RowsRun<'_>> {
+        let largest = self.codes.last()?;
+        let fits = self.codes.iter().find(|c| c.rows >= left).unwrap_or(largest);
+        let rows = left.min(fits.rows);
+        let room = if self.static_shapes { fits.rows } else { rows };
+        (rows > 0).then_some(RowsRun { executable: &fits.executable, rows, room })
+    }
+}
+
+/// A segment as it runs in a phase.
+pub(crate) struct PlacedSegment {
+    /// For traces.
+    partition: Partition,
+    /// For each part of the partition, its pieces where it computes whole rows.
+    wholes: Vec<Vec<Step>>,
+    /// All parts' pieces where columns are shared out.
+    columns: Vec<Step>,
+}
+
+impl PlacedSegment {
+    /// Which pieces compute which of `0..rows`.
+    ///
+    /// # Errors
+    /// A standard length of 0.
+    pub fn areas(&self, rows: usize) -> Result<Vec<(Range<usize>, &[Step])>, EngineError> {
+        let areas = self.partition.areas(rows)?.into_iter().map(|area| match area.by {
+            Computed::Part(part) => (area.rows, self.wholes[part].as_slice()),
+            Computed::Columns => (area.rows, self.columns.as_slice()),
+        });
+        Ok(areas.collect())
+    }
+
+    /// All pieces.
+    pub fn steps(&self) -> impl Iterator<Item = &Step> {
+        self.wholes.iter().flatten().chain(&self.columns)
+    }
 }
 
 /// Which device runs what. Built once, when a model is opened.
 pub(crate) struct Program {
     /// The plan's devices, in its order.
     pub devices: Vec<Arc<dyn Device>>,
-    /// Names of the segments, for traces.
-    pub names: Vec<Arc<str>>,
+    /// Columns of the values between segments, the model's edges first, and between pieces.
+    pub values: ValueTable,
+    /// The segment that each value behind the edges belongs to.
+    pub segment_of: Vec<usize>,
+    /// Memory spaces that each of the model's states is used in.
+    pub state_spaces: Vec<Vec<SpaceId>>,
+    /// The one that each is used in, in prefill and in decode.
+    state_homes: Vec<[usize; 2]>,
+    /// Rows that buffers have behind those of a chunk, for static shapes.
+    pub padding: usize,
     /// Most bytes of scratch memory that a run needs.
     pub scratch_bytes: u64,
-    prefill: Vec<Placed>,
-    decode: Vec<Placed>,
+    /// What copies are called in traces.
+    pub copy_name: Arc<str>,
+    prefill: Vec<Arc<PlacedSegment>>,
+    decode: Vec<Arc<PlacedSegment>>,
 }
 
-/// An executable with what it was made of: phases that agree on it share it.
-struct Compiled {
-    device: usize,
-    activations: Vec<ActivationFormat>,
-    executable: Arc<Executable>,
-}
+/// The executables of a segment: pieces that are alike share them.
+#[derive(Default)]
+struct Compiled(Vec<(usize, Subgraph, Arc<Executable>)>);
 
 impl Program {
     /// Compiles each segment where the plan, which was checked before, places it. A failure leaves
     /// nothing behind.
     ///
     /// # Errors
-    /// A segment without a device, or one that its device refuses.
+    /// A segment without a device, one that its device refuses, or a split that leaves a device
+    /// nothing.
     pub fn new(
         lowered: &Lowered,
         plan: &Plan,
@@ -53,52 +128,272 @@ impl Program {
         let find = |name: &String| at_hand.iter().find(|d| d.name() == name).cloned();
         let mut program = Program {
             devices: plan.devices.iter().filter_map(find).collect(),
-            names: lowered.segments.iter().map(|s| s.graph.name.as_str().into()).collect(),
+            values: ValueTable { cols: lowered.edges.iter().map(|e| e.cols).collect() },
+            segment_of: Vec::new(),
+            state_spaces: vec![Vec::new(); lowered.states.len()],
+            state_homes: vec![[0; 2]; lowered.states.len()],
+            padding: 0,
             scratch_bytes: 0,
+            copy_name: "copy".into(),
             prefill: Vec::new(),
             decode: Vec::new(),
         };
-        for segment in &lowered.segments {
-            let mut compiled = Vec::new();
-            for phase in [Phase::Prefill, Phase::Decode] {
-                let placed = program.place(segment, (plan, phase), weights, &mut compiled)?;
-                match phase {
-                    Phase::Prefill => program.prefill.push(placed),
-                    Phase::Decode => program.decode.push(placed),
+        for (i, segment) in lowered.segments.iter().enumerate() {
+            let rule = |phase| {
+                let rule = plan.rule(phase, segment.kind, segment.layer);
+                rule.ok_or_else(|| EngineError::Unplaced(segment.graph.name.clone()))
+            };
+            let (prefill, decode) = (rule(Phase::Prefill)?, rule(Phase::Decode)?);
+            let heads = attention_of(lowered, segment);
+            let mut compiled = Compiled::default();
+            let first =
+                Arc::new(program.place((segment, heads), prefill, weights, &mut compiled)?);
+            let second = match prefill.places_as(decode) {
+                true => first.clone(),
+                false => {
+                    Arc::new(program.place((segment, heads), decode, weights, &mut compiled)?)
                 }
-            }
+            };
+            program.prefill.push(first);
+            program.decode.push(second);
+            program.segment_of.resize(program.values.cols.len() - lowered.edges.len(), i);
+        }
+        program.check_used(plan)?;
+        for phase in [Phase::Prefill, Phase::Decode] {
+            program.find_states(phase)?;
         }
         Ok(program)
     }
 
-    /// A segment's place in a phase.
-    pub fn placed(&self, phase: Phase, segment: usize) -> Placed {
-        match phase {
-            Phase::Prefill => self.prefill[segment].clone(),
-            Phase::Decode => self.decode[segment].clone(),
+    /// In which space each state is used in a phase.
+    fn find_states(&mut self, phase: Phase) -> Result<(), EngineError> {
+        let mut homes: Vec<Option<SpaceId>> = vec![None; self.state_spaces.len()];
+        let segments = if phase == Phase::Prefill { &self.prefill } else { &self.decode };
+        for step in segments.iter().flat_map(|s| s.steps()) {
+            let own = own_space(self.devices[step.device].caps());
+            for &state in &step.states {
+                if *homes[state].get_or_insert(own) != own {
+                    return Err(EngineError::TwoHomes(step.name.to_string()));
+                }
+            }
         }
+        for (state, home) in homes.into_iter().enumerate() {
+            let spaces = &mut self.state_spaces[state];
+            let home = home.unwrap_or(SpaceId::HOST);
+            let at = spaces.iter().position(|s| *s == home).unwrap_or_else(|| {
+                spaces.push(home);
+                spaces.len() - 1
+            });
+            self.state_homes[state][phase as usize] = at;
+        }
+        Ok(())
+    }
+
+    /// Which of a state's spaces a phase uses.
+    pub fn state_home(&self, phase: Phase, state: usize) -> usize {
+        self.state_homes[state][phase as usize]
+    }
+
+    /// A segment's place in a phase.
+    pub fn placed(&self, phase: Phase, segment: usize) -> &Arc<PlacedSegment> {
+        match phase {
+            Phase::Prefill => &self.prefill[segment],
+            Phase::Decode => &self.decode[segment],
+        }
+    }
+
+    /// A split leaves each device that it names something in the whole model, but for what the
+    /// device refuses.
+    fn check_used(&self, plan: &Plan) -> Result<(), EngineError> {
+        let segments = || self.prefill.iter().chain(&self.decode);
+        let used = |d: usize| segments().flat_map(|s| s.steps()).any(|step| step.device == d);
+        let rules = plan.prefill.rules.iter().chain(&plan.decode.rules);
+        for share in rules.clone().filter_map(|r| r.split.as_ref()).flat_map(Split::parts) {
+            let d = self.index(&share.device);
+            let refuses = rules.clone().flat_map(|r| &r.refused).any(|r| r.device == share.device);
+            if !refuses && !d.is_some_and(used) {
+                return Err(EngineError::NothingLeft(share.device.clone()));
+            }
+        }
+        Ok(())
+    }
+
+    /// The device whose queue copies between two spaces: the one that owns what is not the host's,
+    /// or else the one that wants the copy.
+    pub fn copier(&self, from: SpaceId, to: SpaceId, wanted_by: usize) -> usize {
+        let owner = |space| self.devices.iter().position(|d| own_space(d.caps()) == space);
+        let foreign = [from, to].into_iter().find(|s| *s != SpaceId::HOST);
+        foreign.and_then(owner).unwrap_or(wanted_by)
+    }
+
+    fn index(&self, name: &str) -> Option<usize> {
+        self.devices.iter().position(|d| d.name() == name)
     }
 
     fn place(
         &mut self,
-        segment: &Segment,
-        (plan, phase): (&Plan, Phase),
+        (segment, heads): (&Segment, Option<usize>),
+        rule: &Rule,
         weights: &dyn WeightSource,
-        compiled: &mut Vec<Compiled>,
-    ) -> Result<Placed, EngineError> {
-        let rule = plan.rule(phase, segment.kind, segment.layer);
-        let device = rule.and_then(|r| plan.devices.iter().position(|d| *d == r.device));
+        compiled: &mut Compiled,
+    ) -> Result<PlacedSegment, EngineError> {
+        let (partition, parts) = partition(rule, heads);
         let unplaced = || EngineError::Unplaced(segment.graph.name.clone());
-        let (rule, device) = rule.zip(device).ok_or_else(unplaced)?;
-        let same = |c: &&Compiled| c.device == device && c.activations == rule.activations;
-        if let Some(made) = compiled.iter().find(same) {
-            return Ok(Placed { device, executable: made.executable.clone() });
-        }
+        let parts: Option<Vec<usize>> = parts.iter().map(|name| self.index(name)).collect();
+        let parts = parts.ok_or_else(unplaced)?;
+        let names: Vec<String> = self.devices.iter().map(|d| d.name().to_string()).collect();
+        let takes = |device: usize, op: &str| {
+            let by = rule.device_of(&names[device], segment.kind, op);
+            names.iter().position(|n| n == by).unwrap_or(device)
+        };
         let graph = restrict_activations(&segment.graph, &rule.activations);
-        let executable = self.devices[device].compile(&graph, weights)?;
-        self.scratch_bytes = self.scratch_bytes.max(executable.scratch_bytes());
-        let activations = rule.activations.clone();
-        compiled.push(Compiled { device, activations, executable: executable.clone() });
-        Ok(Placed { device, executable })
+        let cols = |v: usize| Operand { value: v, cols: 0..self.values.cols[v] };
+        let root = |device| PlacedGraph {
+            device,
+            graph: graph.clone(),
+            inputs: segment.inputs.iter().map(|e| cols(e.0)).collect(),
+            states: segment.states.iter().map(|s| s.0).collect(),
+            outputs: segment.outputs.iter().map(|e| cols(e.0)).collect(),
+        };
+        let (roots, first) = (parts.iter().map(|d| root(*d)).collect::<Vec<_>>(), root(0));
+        let mut placed = PlacedSegment { wholes: Vec::new(), columns: Vec::new(), partition };
+        let alone = pieces::whole_parts(&placed.partition);
+        for (part, root) in roots.into_iter().enumerate() {
+            let mut steps = Vec::new();
+            if alone.contains(&part) {
+                let pieces = pieces::whole(root, &takes, &mut self.values)?;
+                steps = self.steps(pieces, weights, compiled)?;
+            }
+            placed.wholes.push(steps);
+        }
+        if let Some(split) = placed.partition.columns() {
+            let pieces = pieces::columns(&first, (split, &parts), &takes, &mut self.values)?;
+            placed.columns = self.steps(pieces, weights, compiled)?;
+        }
+        self.check_lengths(rule, &placed)?;
+        Ok(placed)
     }
+
+    /// Standard lengths of static shapes need no padding: behind them are other rows.
+    fn check_lengths(&self, rule: &Rule, placed: &PlacedSegment) -> Result<(), EngineError> {
+        let lengths = rule.split.as_ref().map_or(&[][..], Split::lengths);
+        for &length in lengths {
+            for step in placed.areas(length)?.iter().flat_map(|a| a.1) {
+                let mut left = length;
+                while let Some(run) = step.next_run(left) {
+                    if run.rows < run.room {
+                        let device = self.devices[step.device].name().to_string();
+                        let rows = step.codes.iter().map(|c| c.rows).collect();
+                        return Err(EngineError::StandardLength { device, length, rows });
+                    }
+                    left -= run.rows;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn steps(
+        &mut self,
+        pieces: Vec<PlacedGraph>,
+        weights: &dyn WeightSource,
+        compiled: &mut Compiled,
+    ) -> Result<Vec<Step>, EngineError> {
+        pieces.into_iter().map(|p| self.step(p, weights, compiled)).collect()
+    }
+
+    fn step(
+        &mut self,
+        p: PlacedGraph,
+        weights: &dyn WeightSource,
+        compiled: &mut Compiled,
+    ) -> Result<Step, EngineError> {
+        let device = &self.devices[p.device];
+        let caps = device.caps();
+        let mut codes = Vec::new();
+        for graph in shapes(&p.graph, caps) {
+            let rows = graph.max_rows();
+            let known = compiled.0.iter().find(|(d, g, _)| (*d, g) == (p.device, &graph));
+            let executable = match known {
+                Some((_, _, executable)) => executable.clone(),
+                None => {
+                    let made = device.compile(&graph, weights)?;
+                    compiled.0.push((p.device, graph, made.clone()));
+                    made
+                }
+            };
+            self.scratch_bytes = self.scratch_bytes.max(executable.scratch_bytes());
+            codes.push(Code { rows, executable });
+        }
+        if caps.static_shapes {
+            self.padding = codes.iter().map(|c| c.rows).fold(self.padding, usize::max);
+        }
+        Ok(Step {
+            device: p.device,
+            name: p.graph.name.as_str().into(),
+            inputs: p.inputs,
+            states: p.states,
+            outputs: p.outputs,
+            codes,
+            static_shapes: caps.static_shapes,
+        })
+    }
+}
+
+/// The memory space that a device's values are in where it is the only one that uses them.
+pub(crate) fn own_space(caps: &Caps) -> SpaceId {
+    caps.spaces.first().copied().unwrap_or(SpaceId::HOST)
+}
+
+/// The key/value heads behind a segment of query, key and value projections.
+fn attention_of(lowered: &Lowered, segment: &Segment) -> Option<usize> {
+    let of_layer = |s: &&Segment| s.layer == segment.layer && s.kind == SegmentKind::Attention;
+    let attention = lowered.segments.iter().find(of_layer)?;
+    (segment.kind == SegmentKind::Qkv).then(|| kv_heads(&attention.graph))?
+}
+
+/// A rule's split with its parts' devices.
+fn partition(rule: &Rule, groups: Option<usize>) -> (Partition, Vec<String>) {
+    let own = rule.device.clone();
+    let columns = |parts: &[Share]| ColumnSplit {
+        shares: parts.iter().map(|p| p.share).collect(),
+        tile: TILE,
+        groups,
+    };
+    let devices = |parts: &[Share]| parts.iter().map(|p| p.device.clone()).collect::<Vec<_>>();
+    match &rule.split {
+        None => (Partition::Whole { part: 0 }, vec![own]),
+        Some(Split::Columns { parts }) => (Partition::Columns(columns(parts)), devices(parts)),
+        Some(Split::Rows { lengths, rest }) => {
+            let lengths = lengths.clone();
+            (Partition::Rows { lengths, standard: 0, rest: 1 }, vec![own, rest.clone()])
+        }
+        Some(Split::Hybrid { lengths, parts }) => {
+            let mut devices = devices(parts);
+            let standard = devices.iter().position(|d| *d == own).unwrap_or(devices.len());
+            if standard == devices.len() {
+                devices.push(own);
+            }
+            let (lengths, columns) = (lengths.clone(), columns(parts));
+            (Partition::Hybrid { lengths, standard, columns }, devices)
+        }
+    }
+}
+
+/// The graph for the numbers of rows that a device compiles for: all at once, or one each, none
+/// with a value larger than the device can be bound to.
+pub(crate) fn shapes(graph: &Subgraph, caps: &Caps) -> Vec<Subgraph> {
+    let values = graph.inputs.iter().chain(&graph.outputs).map(|v| graph.value(*v));
+    let widest = values.map(|v| v.shape.row_len() * v.dtype.block_bytes()).max().unwrap_or(0);
+    let limit = caps.max_binding_bytes.map_or(usize::MAX, |n| n as usize);
+    // A row that is too wide is the device's to refuse.
+    let most = limit.checked_div(widest).map_or(usize::MAX, |n| n.max(1));
+    if !caps.static_shapes {
+        return vec![if most < graph.max_rows() { limit_rows(graph, most) } else { graph.clone() }];
+    }
+    let mut rows: Vec<usize> = caps.row_buckets.iter().copied().filter(|n| *n <= most).collect();
+    if rows.is_empty() {
+        rows.push(graph.max_rows().min(most));
+    }
+    rows.into_iter().map(|n| bind_static(graph, n)).collect()
 }

@@ -4,6 +4,7 @@
 //! shapes, a list of [`Op`]s, and references to weights by name. It knows no model and no device.
 
 mod activations;
+mod bind;
 pub mod blocks;
 mod dtype;
 mod hash;
@@ -15,6 +16,7 @@ mod subgraph;
 mod verify;
 
 pub use activations::restrict_activations;
+pub use bind::{bind_static, limit_rows};
 pub use dtype::DType;
 pub use hash::GraphHash;
 pub use op::{

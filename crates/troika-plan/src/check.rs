@@ -4,7 +4,7 @@ use troika_graph::DType;
 use troika_model::lower::{SegmentKind, segments};
 use troika_model::spec::ModelSpec;
 
-use crate::{ModelId, PLAN_VERSION, Phase, Plan, PlanError, Rule};
+use crate::{ModelId, PLAN_VERSION, Phase, Plan, PlanError, RefusedOps, Rule, Split};
 
 /// The longest context: ops are given positions in 32 bits.
 pub(crate) const MAX_CONTEXT: usize = i32::MAX as usize;
@@ -63,7 +63,7 @@ impl Plan {
                 return Err(PlanError::Devices(format!("{name} is listed twice")));
             }
             let mut rules = self.prefill.rules.iter().chain(&self.decode.rules);
-            if !rules.any(|r| r.device == *name) {
+            if !rules.any(|r| r.devices().any(|d| d == name)) {
                 return Err(PlanError::Devices(format!("no rule uses {name}; remove it")));
             }
         }
@@ -87,8 +87,11 @@ fn check_rules(
     let layers = segments.iter().filter_map(|s| s.1).max().map_or(0, |last| last + 1);
     for (i, rule) in rules.iter().enumerate() {
         let refuse = |why: String| Err(PlanError::Rule { phase: phase.name(), number: i + 1, why });
-        if !devices.contains(&rule.device) {
-            return refuse(format!("names device {}, which the plan does not list", rule.device));
+        if let Some(unknown) = rule.devices().find(|d| !devices.iter().any(|known| known == d)) {
+            return refuse(format!("names device {unknown}, which the plan does not list"));
+        }
+        if let Err(why) = check_split(rule).and_then(|()| check_refused(rule)) {
+            return refuse(why);
         }
         if let Some(l) = rule.layers {
             if l.step == 0 || l.first > l.last {
@@ -116,6 +119,72 @@ fn check_rules(
         if let Some((second, _)) = matching.next() {
             let why = format!("places {segment}, as rule {} does", first + 1);
             return Err(PlanError::Rule { phase, number: second + 1, why });
+        }
+    }
+    Ok(())
+}
+
+/// A split that shares something out, and the rule's device has its place in it.
+fn check_split(rule: &Rule) -> Result<(), String> {
+    let Some(split) = &rule.split else { return Ok(()) };
+    let kinds = rule.segments.as_ref();
+    if kinds.is_none_or(|kinds| kinds.contains(&SegmentKind::Attention)) {
+        return Err("splits attention, which one device computes: name other segments".into());
+    }
+    if !matches!(split, Split::Columns { .. }) {
+        let lengths = split.lengths();
+        if lengths.is_empty() || lengths.iter().any(|n| !(1..=MAX_LENGTH).contains(n)) {
+            return Err(format!(
+                "has standard lengths {lengths:?}; give some from 1 to {MAX_LENGTH}"
+            ));
+        }
+    }
+    if let Split::Rows { rest, .. } = split {
+        let same = *rest == rule.device;
+        return if same {
+            Err("leaves the rest of the rows to the same device".into())
+        } else {
+            Ok(())
+        };
+    }
+    let parts = split.parts();
+    for (i, part) in parts.iter().enumerate() {
+        if part.share == 0 {
+            return Err(format!("gives device {} a share of 0; leave it out", part.device));
+        }
+        if parts[..i].iter().any(|p| p.device == part.device) {
+            return Err(format!("gives device {} two shares", part.device));
+        }
+    }
+    if parts.len() < 2 {
+        return Err("shares columns out among fewer than two devices".into());
+    }
+    let own = parts.iter().find(|p| p.device == rule.device).map_or(0, |p| p.share);
+    let most = parts.iter().map(|p| p.share).max().unwrap_or(0);
+    match split {
+        Split::Columns { .. } if own < most => Err(format!(
+            "computes what cannot be split on device {}, which has not the largest share",
+            rule.device
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Those that stand in for others do not refuse the same.
+fn check_refused(rule: &Rule) -> Result<(), String> {
+    for (i, r) in rule.refused.iter().enumerate() {
+        let meets = |o: &RefusedOps| {
+            o.segments.iter().any(|s| r.segments.contains(s))
+                && o.ops.iter().any(|op| r.ops.contains(op))
+        };
+        if r.by == r.device || rule.refused.iter().any(|o| o.device == r.by && meets(o)) {
+            return Err(format!("has device {} compute what it is said to refuse", r.by));
+        }
+        if rule.refused[..i].iter().any(|o| o.device == r.device && meets(o)) {
+            return Err(format!("says twice who computes what device {} refuses", r.device));
+        }
+        if r.segments.is_empty() || r.ops.is_empty() {
+            return Err(format!("names no ops that device {} refuses", r.device));
         }
     }
     Ok(())

@@ -2,7 +2,7 @@
 
 use troika_graph::DType;
 
-use crate::{ModelId, PLAN_VERSION};
+use crate::{ModelId, PLAN_VERSION, Refusal};
 
 /// Why a plan cannot be made or used.
 #[derive(Debug, thiserror::Error, PartialEq)]
@@ -53,6 +53,15 @@ pub enum PlanError {
     /// A list of devices that makes no sense.
     #[error("the plan's devices: {0}")]
     Devices(String),
+    /// An op that no device at hand computes.
+    #[error("no device takes {} of segment {}; {}: {}", .0.op, .0.segment.name(), .0.device, .0.why)]
+    Refused(Box<Refusal>),
+    /// A plan that a device refuses.
+    #[error(
+        "the plan has device {} compute op {} of segment {}, which it does not take ({}); place it \
+         elsewhere or allow a fallback", .0.device, .0.op, .0.segment.name(), .0.why
+    )]
+    Unfit(Box<Refusal>),
     /// A strategy that the devices at hand do not allow.
     #[error("strategy {strategy} needs {need}, there are {count}")]
     Strategy {

@@ -7,6 +7,7 @@
 mod check;
 mod error;
 mod make;
+mod refusal;
 mod strategy;
 
 use serde::{Deserialize, Serialize};
@@ -15,7 +16,8 @@ use troika_model::lower::SegmentKind;
 
 pub use error::PlanError;
 pub use make::{PlanRequest, make};
-pub use strategy::{DeviceFacts, Strategy};
+pub use refusal::{Refusal, describe_refusals};
+pub use strategy::{DeviceFacts, Ratio, StandardLength, Strategy};
 
 /// Version of the plan file this build reads and writes.
 pub const PLAN_VERSION: u32 = 2;
@@ -129,12 +131,89 @@ pub struct Rule {
     /// Layers; absent: all, and the segments before and behind the layers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layers: Option<Layers>,
-    /// Name of the device.
+    /// Name of the device that computes them, or with `split` what is not shared out.
     pub device: String,
+    /// How they are shared out among several devices; absent: they are not. Attention is not
+    /// split.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub split: Option<Split>,
+    /// Ops that a device of this rule does not take, and who computes them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub refused: Vec<RefusedOps>,
     /// Formats, besides f32, that products may take their activations in: each product uses the
     /// one that its weights' type has a path for.
     #[serde(default)]
     pub activations: Vec<ActivationFormat>,
+}
+
+/// How segments are shared out among devices.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Split {
+    /// By columns of the results (weight-centric). The rule's device is the part with the largest
+    /// share: it computes what cannot be split.
+    Columns {
+        /// The devices with their shares.
+        parts: Vec<Share>,
+    },
+    /// By rows (activation-centric): standard lengths on the rule's device, what is left on
+    /// another.
+    Rows {
+        /// The standard lengths.
+        lengths: Vec<usize>,
+        /// The device that computes the rest.
+        rest: String,
+    },
+    /// By both: standard lengths of rows on the rule's device, the rest by columns.
+    Hybrid {
+        /// The standard lengths.
+        lengths: Vec<usize>,
+        /// The devices that share the rest, the rule's among them.
+        parts: Vec<Share>,
+    },
+}
+
+impl Split {
+    /// The parts of a split by columns.
+    pub fn parts(&self) -> &[Share] {
+        match self {
+            Split::Columns { parts } | Split::Hybrid { parts, .. } => parts,
+            Split::Rows { .. } => &[],
+        }
+    }
+
+    /// The standard lengths of a split by rows.
+    pub fn lengths(&self) -> &[usize] {
+        match self {
+            Split::Columns { .. } => &[],
+            Split::Rows { lengths, .. } | Split::Hybrid { lengths, .. } => lengths,
+        }
+    }
+}
+
+/// A device's share of the columns, in any unit: with shares of 3 and 1 the first device computes
+/// three quarters, rounded to tiles and heads.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Share {
+    /// Name of the device.
+    pub device: String,
+    /// Its share.
+    pub share: u32,
+}
+
+/// Ops that a device does not take: the segments are cut around them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RefusedOps {
+    /// The device.
+    pub device: String,
+    /// The segments in which it does not take them.
+    pub segments: Vec<SegmentKind>,
+    /// Names of the ops.
+    pub ops: Vec<String>,
+    /// The device that computes them instead.
+    pub by: String,
 }
 
 /// Every `step`-th layer from `first` to `last`, both included.
@@ -185,6 +264,32 @@ impl Rule {
     pub fn matches(&self, kind: SegmentKind, layer: Option<usize>) -> bool {
         self.segments.as_ref().is_none_or(|kinds| kinds.contains(&kind))
             && self.layers.is_none_or(|layers| layer.is_some_and(|l| layers.contains(l)))
+    }
+
+    /// The devices that its segments are placed on, the rule's own first; those that stand in for
+    /// them come last.
+    pub fn devices(&self) -> impl Iterator<Item = &str> {
+        let rest = match &self.split {
+            Some(Split::Rows { rest, .. }) => Some(rest.as_str()),
+            _ => None,
+        };
+        let parts = self.split.iter().flat_map(Split::parts).map(|p| p.device.as_str());
+        let others = self.refused.iter().map(|r| r.by.as_str());
+        std::iter::once(self.device.as_str()).chain(rest).chain(parts).chain(others)
+    }
+
+    /// Whether another rule says the same of the segments that both match.
+    pub fn places_as(&self, other: &Rule) -> bool {
+        (&self.device, &self.split, &self.refused, &self.activations)
+            == (&other.device, &other.split, &other.refused, &other.activations)
+    }
+
+    /// Who computes an op of a segment that is placed on a device.
+    pub fn device_of<'a>(&'a self, device: &'a str, kind: SegmentKind, op: &str) -> &'a str {
+        let refused = |r: &&RefusedOps| {
+            r.device == device && r.segments.contains(&kind) && r.ops.iter().any(|o| o == op)
+        };
+        self.refused.iter().find(refused).map_or(device, |r| r.by.as_str())
     }
 }
 

@@ -5,7 +5,7 @@ use troika_model::spec::ModelSpec;
 
 use crate::check::MAX_CONTEXT;
 use crate::strategy::{DeviceFacts, Strategy};
-use crate::{Decode, ModelId, PLAN_VERSION, Phase, Plan, PlanError, Policy, Prefill};
+use crate::{Decode, ModelId, PLAN_VERSION, Phase, Plan, PlanError, Policy, Prefill, Rule};
 
 /// What the user asked for.
 #[derive(Clone, Debug)]
@@ -63,6 +63,14 @@ impl ModelId {
     }
 }
 
+/// The formats that all devices of a rule gain from: a split computes the same numbers everywhere.
+fn gained_by_all(rule: &Rule, devices: &[DeviceFacts]) -> Vec<ActivationFormat> {
+    let of = |name: &str| devices.iter().find(|d| d.name == name).map(|d| d.activations.as_slice());
+    let mut formats = of(&rule.device).unwrap_or_default().to_vec();
+    formats.retain(|f| rule.devices().all(|d| of(d).is_some_and(|list| list.contains(f))));
+    formats
+}
+
 /// Makes a plan by the request's strategy.
 ///
 /// # Errors
@@ -74,21 +82,21 @@ pub fn make(
     request: &PlanRequest,
 ) -> Result<Plan, PlanError> {
     request.strategy.check(devices.len())?;
+    let context = request.context.unwrap_or(spec.context.min(MAX_CONTEXT));
+    let chunk = request.chunk.min(context.max(1));
     let placed = |phase| {
-        let mut rules = request.strategy.rules(spec, devices, phase);
+        let mut rules = request.strategy.rules(spec, devices, (phase, chunk));
         for rule in &mut rules {
             rule.activations = match &request.activations {
                 Some(list) => list.clone(),
-                None => {
-                    let device = devices.iter().find(|d| d.name == rule.device);
-                    device.map_or_else(Vec::new, |d| d.activations.clone())
-                }
+                None => gained_by_all(rule, devices),
             };
         }
         rules
     };
     let (prefill, decode) = (placed(Phase::Prefill), placed(Phase::Decode));
-    let used = |d: &&DeviceFacts| prefill.iter().chain(&decode).any(|r| r.device == d.name);
+    let used =
+        |d: &&DeviceFacts| prefill.iter().chain(&decode).any(|r| r.devices().any(|n| n == d.name));
     let used: Vec<String> = devices.iter().filter(used).map(|d| d.name.clone()).collect();
     let bf16 =
         prefill.iter().chain(&decode).all(|r| r.activations.contains(&ActivationFormat::Bf16));
@@ -98,18 +106,17 @@ pub fn make(
         false if bf16 => DType::BF16,
         false => DType::F16,
     };
-    let context = request.context.unwrap_or(spec.context.min(MAX_CONTEXT));
     let in_flight = if used.len() > 1 { CHUNKS_IN_FLIGHT } else { 1 };
     let plan = Plan {
         version: PLAN_VERSION,
         model: ModelId::of(spec),
-        strategy: request.strategy.name().into(),
+        strategy: request.strategy.to_string(),
         context,
         page_len: PAGE_LEN,
         kv_dtype: request.kv_dtype.unwrap_or(default_kv),
         devices: used,
         prefill: Prefill {
-            chunk: request.chunk.min(context.max(1)),
+            chunk,
             chunks_in_flight: request.chunks_in_flight.unwrap_or(in_flight),
             policy: request.policy,
             critical_device: None,

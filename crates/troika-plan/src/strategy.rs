@@ -1,10 +1,11 @@
 //! Strategies: known ways to divide a model over devices. One table for all commands.
 
+use troika_device::Device;
 use troika_graph::ActivationFormat;
 use troika_model::lower::{SegmentKind, segments};
 use troika_model::spec::ModelSpec;
 
-use crate::{Layers, Phase, PlanError, Rule};
+use crate::{Layers, Phase, PlanError, Rule, Share, Split};
 
 /// What the planner knows of a device.
 #[derive(Clone, Debug)]
@@ -13,6 +14,33 @@ pub struct DeviceFacts {
     pub name: String,
     /// The formats, besides f32, that its products gain from taking activations in.
     pub activations: Vec<ActivationFormat>,
+    /// With static shapes: the numbers of rows it is compiled for.
+    pub row_buckets: Vec<usize>,
+}
+
+impl DeviceFacts {
+    /// What a device says of itself.
+    pub fn of(device: &dyn Device) -> DeviceFacts {
+        let caps = device.caps();
+        DeviceFacts {
+            name: device.name().to_string(),
+            activations: caps.activation_formats.clone(),
+            row_buckets: caps.row_buckets.clone(),
+        }
+    }
+}
+
+impl std::fmt::Display for Strategy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())?;
+        match self {
+            Strategy::SplitColumns(r) if *r != Ratio::default() => {
+                write!(f, "={}", f64::from(r.0) / 1000.0)
+            }
+            Strategy::SplitRows(Some(n)) => write!(f, "={n}"),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// A way to divide a model over devices.
@@ -25,16 +53,41 @@ pub enum Strategy {
     Alternate,
     /// The segment `s` of layer `l` on device `(l + s) mod n`.
     AlternateSegments,
+    /// Each product's columns shared out between two devices.
+    SplitColumns(Ratio),
+    /// Standard lengths of a prompt's rows on the first device, the rest on the second; decoding
+    /// on the first.
+    SplitRows(StandardLength),
+    /// Standard lengths of a prompt's rows on the first device; the rest, and decoding, with the
+    /// columns shared out between both.
+    SplitHybrid,
     /// Prompts on the first device, decoding on the second.
     PrefillDecode,
 }
 
+/// The first device's share of the columns, in thousandths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ratio(u32);
+
+impl Default for Ratio {
+    fn default() -> Self {
+        Ratio(500)
+    }
+}
+
+/// Rows of a standard part; `None`: the largest that the first device is compiled for and that
+/// leaves something, or else a little more than half a chunk.
+pub type StandardLength = Option<usize>;
+
 impl Strategy {
     /// All strategies.
-    pub const ALL: [Strategy; 4] = [
+    pub const ALL: [Strategy; 7] = [
         Strategy::OneDevice,
         Strategy::Alternate,
         Strategy::AlternateSegments,
+        Strategy::SplitColumns(Ratio(500)),
+        Strategy::SplitRows(None),
+        Strategy::SplitHybrid,
         Strategy::PrefillDecode,
     ];
 
@@ -44,13 +97,43 @@ impl Strategy {
             Strategy::OneDevice => "one-device",
             Strategy::Alternate => "alternate",
             Strategy::AlternateSegments => "alternate-segments",
+            Strategy::SplitColumns(_) => "split-columns",
+            Strategy::SplitRows(_) => "split-rows",
+            Strategy::SplitHybrid => "split-hybrid",
             Strategy::PrefillDecode => "prefill-decode",
         }
     }
 
-    /// The strategy of a name.
-    pub fn parse(name: &str) -> Option<Strategy> {
-        Strategy::ALL.into_iter().find(|s| s.name() == name)
+    /// The strategy of a text: a name, or `split-columns=RATIO` with the first device's share of
+    /// the columns, or `split-rows=N` with the rows of a standard part.
+    ///
+    /// # Errors
+    /// What is wrong with the text.
+    pub fn parse(text: &str) -> Result<Strategy, String> {
+        let (name, value) = match text.split_once('=') {
+            Some((name, value)) => (name, Some(value)),
+            None => (text, None),
+        };
+        let strategy = Strategy::ALL.into_iter().find(|s| s.name() == name).ok_or_else(|| {
+            let known = Strategy::ALL.map(Strategy::name).join(", ");
+            format!("there is no strategy {name:?}; the strategies are {known}")
+        })?;
+        let Some(value) = value else { return Ok(strategy) };
+        match strategy {
+            Strategy::SplitColumns(_) => {
+                let ratio = value.parse::<f64>().ok().map(|r| (r * 1000.0).round());
+                let inside = ratio.filter(|r| (1.0..=999.0).contains(r));
+                let ratio = inside.ok_or_else(|| {
+                    format!("a ratio of {value:?} is not one from 0.001 to 0.999")
+                })?;
+                Ok(Strategy::SplitColumns(Ratio(ratio as u32)))
+            }
+            Strategy::SplitRows(_) => match value.parse() {
+                Ok(n) if n > 0 => Ok(Strategy::SplitRows(Some(n))),
+                _ => Err(format!("{value:?} is no number of rows of a standard part")),
+            },
+            _ => Err(format!("strategy {name} takes no value")),
+        }
     }
 
     /// Whether there are enough devices.
@@ -60,7 +143,10 @@ impl Strategy {
             Strategy::Alternate | Strategy::AlternateSegments => {
                 (count >= 2, "two devices or more")
             }
-            Strategy::PrefillDecode => (count == 2, "two devices"),
+            Strategy::SplitColumns(_)
+            | Strategy::SplitRows(_)
+            | Strategy::SplitHybrid
+            | Strategy::PrefillDecode => (count == 2, "two devices"),
         };
         if fits { Ok(()) } else { Err(PlanError::Strategy { strategy: self.name(), need, count }) }
     }
@@ -71,12 +157,26 @@ impl Strategy {
         self,
         spec: &ModelSpec,
         devices: &[DeviceFacts],
-        phase: Phase,
+        (phase, chunk): (Phase, usize),
     ) -> Vec<Rule> {
         let all_on = |at: usize| vec![rule(None, None, &devices[at])];
         match (self, phase) {
             (Strategy::OneDevice, _) | (Strategy::PrefillDecode, Phase::Prefill) => all_on(0),
             (Strategy::PrefillDecode, Phase::Decode) => all_on(1),
+            (Strategy::SplitColumns(ratio), _) => split(spec, devices, ratio.columns(devices)),
+            (Strategy::SplitRows(_), Phase::Decode) => all_on(0),
+            (Strategy::SplitHybrid, Phase::Decode) => {
+                split(spec, devices, Ratio::default().columns(devices))
+            }
+            (Strategy::SplitRows(length), Phase::Prefill) => {
+                let lengths = vec![length.unwrap_or_else(|| standard(&devices[0], chunk))];
+                split(spec, devices, Split::Rows { lengths, rest: devices[1].name.clone() })
+            }
+            (Strategy::SplitHybrid, Phase::Prefill) => {
+                let lengths = vec![standard(&devices[0], chunk)];
+                let parts = Ratio::default().parts(devices);
+                split(spec, devices, Split::Hybrid { lengths, parts })
+            }
             (Strategy::Alternate, _) => {
                 let mut rules = ends(spec, devices);
                 rules.extend((0..devices.len()).filter_map(|d| {
@@ -98,7 +198,55 @@ impl Strategy {
 
 /// A rule whose activation formats are filled in later.
 fn rule(segments: Option<Vec<SegmentKind>>, layers: Option<Layers>, device: &DeviceFacts) -> Rule {
-    Rule { segments, layers, device: device.name.clone(), activations: Vec::new() }
+    Rule {
+        segments,
+        layers,
+        device: device.name.clone(),
+        split: None,
+        refused: Vec::new(),
+        activations: Vec::new(),
+    }
+}
+
+impl Ratio {
+    fn parts(self, devices: &[DeviceFacts]) -> Vec<Share> {
+        let shares = [self.0, 1000 - self.0];
+        let parts = devices.iter().zip(shares);
+        parts.map(|(d, share)| Share { device: d.name.clone(), share }).collect()
+    }
+
+    fn columns(self, devices: &[DeviceFacts]) -> Split {
+        Split::Columns { parts: self.parts(devices) }
+    }
+}
+
+/// Rows of a standard part where none are given.
+fn standard(device: &DeviceFacts, chunk: usize) -> usize {
+    let compiled = device.row_buckets.iter().copied().filter(|n| *n < chunk).max();
+    compiled.unwrap_or(chunk / 2 + 1).clamp(1, chunk.max(1))
+}
+
+/// Segments of products split, the others on the first device.
+fn split(spec: &ModelSpec, devices: &[DeviceFacts], split: Split) -> Vec<Rule> {
+    let columns = matches!(split, Split::Columns { .. });
+    let splits = |kind: &SegmentKind| match kind {
+        SegmentKind::Attention => false,
+        // Columns of a product, but of no table and of no experts.
+        SegmentKind::Embed | SegmentKind::Router | SegmentKind::Experts => !columns,
+        // Of a prompt, logits of its last row are wanted.
+        SegmentKind::Head => columns,
+        SegmentKind::Qkv | SegmentKind::AttnOut | SegmentKind::Ffn => true,
+    };
+    let of_model = segments(spec);
+    let kinds = SegmentKind::ALL.into_iter().filter(|k| of_model.iter().any(|s| s.0 == *k));
+    let (split_kinds, whole): (Vec<_>, Vec<_>) = kinds.partition(splits);
+    let largest = |parts: &[Share]| {
+        let most = parts.iter().map(|p| p.share).max().unwrap_or(0);
+        parts.iter().position(|p| p.share == most).unwrap_or(0)
+    };
+    let owner = if columns { largest(split.parts()) } else { 0 };
+    let shared = Rule { split: Some(split), ..rule(Some(split_kinds), None, &devices[owner]) };
+    vec![shared, rule(Some(whole), None, &devices[0])]
 }
 
 /// The segments before and behind the layers.

@@ -13,7 +13,11 @@ fn spec(preset: &str) -> ModelSpec {
 fn devices(count: usize) -> Vec<DeviceFacts> {
     let named = ["a", "b", "c", "d"][..count].iter();
     named
-        .map(|n| DeviceFacts { name: (*n).into(), activations: vec![ActivationFormat::Int8] })
+        .map(|n| DeviceFacts {
+            name: (*n).into(),
+            activations: vec![ActivationFormat::Int8],
+            row_buckets: Vec::new(),
+        })
         .collect()
 }
 

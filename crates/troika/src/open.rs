@@ -12,7 +12,7 @@ use troika_model::chat::ChatTemplate;
 use troika_model::spec::ModelSpec;
 use troika_model::tokenizer::Tokenizer;
 use troika_model::{families, presets};
-use troika_plan::{DeviceFacts, Plan, PlanError, PlanRequest, Policy, Strategy};
+use troika_plan::{DeviceFacts, Plan, PlanError, PlanRequest, Policy, Strategy, describe_refusals};
 use troika_trace::{Span, Tracer};
 use troika_weights::{
     BindOptions, FileSource, FloatType, ModelFiles, OnProgress, Quant, SYNTHETIC_DTYPES,
@@ -58,6 +58,8 @@ pub struct OpenOptions {
     /// A plan made before: it says what `context`, `chunk`, `kv_dtype`, `activations` and the three
     /// fields above would.
     pub plan: Option<Plan>,
+    /// Let other devices compute what those of `plan` refuse, instead of refusing the plan.
+    pub fallback: bool,
     /// Type of the KV cache; `None`: f32 when computing in f32, else f16.
     pub kv_dtype: Option<DType>,
     /// Devices.
@@ -84,6 +86,7 @@ impl Default for OpenOptions {
             policy: Policy::default(),
             chunks_in_flight: None,
             plan: None,
+            fallback: false,
             kv_dtype: None,
             devices: DeviceOptions::default(),
             scan: false,
@@ -131,15 +134,19 @@ pub fn describe(
     Ok(Described { files, spec: model.spec, store })
 }
 
-/// The plan that opening a model with these options would make.
+/// The plan that opening a model with these options would make, and a sentence for each device
+/// whose refusals changed it.
 ///
 /// # Errors
 /// As [`Model::open`], but that nothing is compiled.
-pub fn make_plan(source: impl Into<Source>, options: &OpenOptions) -> Result<Plan, Error> {
+pub fn make_plan(
+    source: impl Into<Source>,
+    options: &OpenOptions,
+) -> Result<(Plan, Vec<String>), Error> {
     let devices = open_devices(&options.devices)?;
     let bind = BindOptions { float: options.dtype, quant: options.quant };
     let described = describe(source, bind)?;
-    Ok(plan_of(&described.spec, &described.store, options, &devices)?)
+    plan_of(&described.spec, &described.store, options, &devices)
 }
 
 /// What an open model is made of, wherever it came from.
@@ -266,14 +273,8 @@ impl Model {
         if let Some(progress) = &options.progress {
             store.on_progress(progress.0.clone());
         }
-        let plan = match &options.plan {
-            Some(plan) => {
-                let names: Vec<&str> = devices.iter().map(|d| d.name()).collect();
-                plan.check(&spec, &names)?;
-                plan.clone()
-            }
-            None => plan_of(&spec, &store, options, devices)?,
-        };
+        let (plan, changes) = plan_of(&spec, &store, options, devices)?;
+        warnings.extend(changes);
         let engine = Engine::new(EngineParts {
             spec: &spec,
             shapes: &|key| store.shape(key),
@@ -360,17 +361,41 @@ impl Model {
     }
 }
 
-/// The plan that the options describe.
+/// The plan of the options, or the one that they describe. Ops that a device refuses go to others:
+/// a plan made here is changed so and the change reported, a given one only with `fallback`.
 fn plan_of(
     spec: &ModelSpec,
     store: &WeightStore,
     options: &OpenOptions,
     devices: &[Arc<dyn Device>],
-) -> Result<Plan, PlanError> {
-    let facts = |d: &Arc<dyn Device>| DeviceFacts {
-        name: d.name().to_string(),
-        activations: d.caps().activation_formats.clone(),
+) -> Result<(Plan, Vec<String>), Error> {
+    let names: Vec<&str> = devices.iter().map(|d| d.name()).collect();
+    let mut plan = match &options.plan {
+        Some(plan) => {
+            plan.check(spec, &names)?;
+            plan.clone()
+        }
+        None => new_plan(spec, store, options, devices)?,
     };
+    let refusals = troika_engine::examine(spec, &|key| store.shape(key), &plan, devices)?;
+    if options.plan.is_some() && !options.fallback {
+        return match plan.refused(&refusals).first() {
+            Some(refusal) => Err(PlanError::Unfit(Box::new((*refusal).clone())).into()),
+            None => Ok((plan, Vec::new())),
+        };
+    }
+    let met = plan.avoid(&refusals, &names)?;
+    let changes = describe_refusals(&plan, &met);
+    Ok((plan, changes))
+}
+
+/// The plan that the options describe.
+fn new_plan(
+    spec: &ModelSpec,
+    store: &WeightStore,
+    options: &OpenOptions,
+    devices: &[Arc<dyn Device>],
+) -> Result<Plan, PlanError> {
     // With a type given, activations stay in f32.
     let f32_only = (options.dtype != FloatType::Auto).then(Vec::new);
     let request = PlanRequest {
@@ -383,7 +408,7 @@ fn plan_of(
         activations: options.activations.clone().or(f32_only),
         single_precision: options.dtype == FloatType::F32 || all_f32(store),
     };
-    let devices: Vec<DeviceFacts> = devices.iter().map(facts).collect();
+    let devices: Vec<DeviceFacts> = devices.iter().map(|d| DeviceFacts::of(&**d)).collect();
     troika_plan::make(spec, &devices, &request)
 }
 

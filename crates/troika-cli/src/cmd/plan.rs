@@ -1,6 +1,6 @@
 //! `troika plan`.
 
-use troika::plan::{Phase, Plan, Rule};
+use troika::plan::{Phase, Plan, Rule, Split};
 use troika::trace::Tracer;
 
 use super::run::open_options;
@@ -17,7 +17,8 @@ pub fn run(args: &PlanArgs) -> Result<(), CliError> {
         file::check("plan", path)?;
     }
     let source = resolve::model(&args.model)?;
-    let plan = troika::make_plan(&source, &open_options(&args.open, Tracer::off()))?;
+    let (plan, changes) = troika::make_plan(&source, &open_options(&args.open, Tracer::off()))?;
+    changes.iter().for_each(|change| output::note_line(&format!("warning: {change}")));
     if let Some(path) = &args.out {
         let text = plan.to_json();
         file::write("plan", path, |out| out.write_all(text.as_bytes()))?;
@@ -53,6 +54,21 @@ fn explained(plan: &Plan) -> String {
     text
 }
 
+/// Which device computes what share, for people.
+fn describe_split(device: &str, split: &Split) -> String {
+    let all: u32 = split.parts().iter().map(|p| p.share).sum();
+    let percent = |share: u32| f64::from(share) * 100.0 / f64::from(all.max(1));
+    let parts = split.parts().iter().map(|p| format!("{} {:.1} %", p.device, percent(p.share)));
+    let columns = format!("columns: {}", parts.collect::<Vec<_>>().join(", "));
+    let lengths: Vec<String> = split.lengths().iter().map(usize::to_string).collect();
+    let standard = format!("rows in parts of {}: {device}", lengths.join(", "));
+    match split {
+        Split::Columns { .. } => columns,
+        Split::Rows { rest, .. } => format!("{standard}, the rest: {rest}"),
+        Split::Hybrid { .. } => format!("{standard}, the rest by {columns}"),
+    }
+}
+
 fn line(phase: Phase, rule: &Rule) -> String {
     let segments = rule.segments.as_ref().map_or("all".to_string(), |kinds| {
         kinds.iter().map(|k| k.name()).collect::<Vec<_>>().join(", ")
@@ -62,8 +78,17 @@ fn line(phase: Phase, rule: &Rule) -> String {
         (false, 1) => format!("{} to {}", l.first, l.last),
         (false, step) => format!("{} to {}, every {step}", l.first, l.last),
     });
+    let mut device = rule.device.clone();
+    if let Some(split) = &rule.split {
+        device = describe_split(&device, split);
+    }
+    for r in &rule.refused {
+        let kinds: Vec<&str> = r.segments.iter().map(|k| k.name()).collect();
+        let (ops, kinds) = (r.ops.join(", "), kinds.join(", "));
+        device.push_str(&format!("; {ops} of {kinds} by {} instead of {}", r.by, r.device));
+    }
     let formats: Vec<&str> =
         rule.activations.iter().map(|a| super::bench::activation_format_name(*a)).collect();
     let formats = formats.join(", ");
-    format!("| {} | {segments} | {layers} | {} | {formats} |\n", phase.name(), rule.device)
+    format!("| {} | {segments} | {layers} | {device} | {formats} |\n", phase.name())
 }

@@ -25,11 +25,6 @@ pub(super) fn device(text: &str) -> Result<DeviceSpec, String> {
     text.parse().map_err(|e: troika::DeviceSpecError| e.to_string())
 }
 
-fn strategies() -> impl TypedValueParser<Value = Strategy> {
-    let names = PossibleValuesParser::new(Strategy::ALL.map(Strategy::name));
-    names.map(|name| Strategy::parse(&name).unwrap_or_default())
-}
-
 fn policies() -> impl TypedValueParser<Value = Policy> {
     let names = PossibleValuesParser::new(Policy::ALL.map(Policy::name));
     names.map(|name| Policy::parse(&name).unwrap_or_default())
@@ -40,8 +35,10 @@ fn policies() -> impl TypedValueParser<Value = Policy> {
 pub struct PlacementArgs {
     #[command(flatten)]
     pub devices: DeviceArgs,
-    /// How the model is divided over the devices [default: one-device]
-    #[arg(long, value_name = "NAME", value_parser = strategies(), env = "TROIKA_STRATEGY")]
+    /// How the model is divided over the devices: one-device, alternate, alternate-segments,
+    /// split-columns or split-columns=RATIO (the first device's share), split-rows or split-rows=N
+    /// (rows of a standard part), split-hybrid, prefill-decode [default: one-device]
+    #[arg(long, value_name = "NAME", value_parser = Strategy::parse, env = "TROIKA_STRATEGY")]
     pub strategy: Option<Strategy>,
     /// The order in which segments of prompt chunks run [default: in-order]
     #[arg(long, value_name = "NAME", value_parser = policies(), env = "TROIKA_POLICY")]
@@ -60,6 +57,9 @@ pub struct PlanFileArgs {
     #[arg(long, value_name = "FILE", env = "TROIKA_PLAN")]
     #[arg(conflicts_with_all = ["strategy", "policy", "chunks_in_flight", "ubatch_size"])]
     pub plan: Option<PathBuf>,
+    /// Let other devices compute what those of the plan refuse, instead of refusing the plan
+    #[arg(long, requires = "plan")]
+    pub fallback: bool,
 }
 
 impl PlacementArgs {
@@ -83,6 +83,7 @@ impl PlanFileArgs {
         let plan = troika::plan::Plan::from_json(&text);
         let failed = |e| CliError::Usage(format!("{}: {e}", file.display()));
         options.plan = Some(plan.map_err(failed)?);
+        options.fallback = self.fallback;
         Ok(())
     }
 }

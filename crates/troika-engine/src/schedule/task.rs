@@ -1,5 +1,6 @@
 //! Tasks and their graph.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use troika_device::{ForwardBatch, Work};
@@ -15,6 +16,8 @@ pub struct Task {
     pub name: Arc<str>,
     /// Which chunk.
     pub chunk: u32,
+    /// Which rows of it.
+    pub rows: Range<usize>,
     /// What goes to the queue.
     pub work: Work,
 }
@@ -59,7 +62,7 @@ impl TaskGraph {
     pub fn set_forward_batch(&mut self, forward: &Arc<ForwardBatch>) {
         for task in &mut self.tasks {
             if let Work::Run(run) = &mut task.work {
-                run.forward = forward.clone();
+                run.forward = forward.slice(&task.rows);
             }
         }
     }

@@ -1,0 +1,51 @@
+//! Which ops of a model the devices at hand refuse, before anything is compiled.
+
+use std::sync::Arc;
+
+use troika_device::Device;
+use troika_graph::restrict_activations;
+use troika_model::lower::{LowerOptions, WeightShapes, lower};
+use troika_model::spec::ModelSpec;
+use troika_plan::{Plan, Refusal};
+
+use crate::error::EngineError;
+use crate::program::shapes;
+
+/// Asks each device about each op of the model, at the shapes that the plan states: what it says
+/// `no` to, once for each kind of segment.
+///
+/// # Errors
+/// A spec that cannot be lowered.
+pub fn examine(
+    spec: &ModelSpec,
+    weights: WeightShapes<'_>,
+    plan: &Plan,
+    devices: &[Arc<dyn Device>],
+) -> Result<Vec<Refusal>, EngineError> {
+    let options = LowerOptions {
+        max_rows: plan.prefill.chunk,
+        max_kv: plan.context,
+        kv_dtype: plan.kv_dtype,
+    };
+    let lowered = lower(spec, weights, options)?;
+    let formats = plan.activations();
+    let mut refusals: Vec<Refusal> = Vec::new();
+    for device in devices {
+        for segment in &lowered.segments {
+            let graph = restrict_activations(&segment.graph, &formats);
+            for graph in shapes(&graph, device.caps()) {
+                let verdicts = device.examine(&graph);
+                for (node, why) in graph.nodes.iter().zip(verdicts) {
+                    let Some(why) = why else { continue };
+                    let (device, op) = (device.name().to_string(), node.op.name().to_string());
+                    let known =
+                        |r: &Refusal| (&r.device, r.segment, &r.op) == (&device, segment.kind, &op);
+                    if !refusals.iter().any(known) {
+                        refusals.push(Refusal { device, segment: segment.kind, op, why });
+                    }
+                }
+            }
+        }
+    }
+    Ok(refusals)
+}

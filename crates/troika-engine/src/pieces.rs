@@ -1,0 +1,151 @@
+//! A segment's graph made into the pieces that its rule asks for: shared out by columns, cut around
+//! the ops that a device refuses. Pure: nothing is compiled here.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use troika_graph::partition::{
+    ColumnSplit, Columns, Partition, PartitionError, Piece, cut_at, split_columns,
+};
+use troika_graph::{Subgraph, ValueId};
+
+/// Some columns of a value of the program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Operand {
+    /// Index of the value.
+    pub value: usize,
+    /// Its columns.
+    pub cols: Range<usize>,
+}
+
+/// A graph on a device, and what is bound to it.
+#[derive(Clone, Debug)]
+pub(crate) struct PlacedGraph {
+    /// Index of the device.
+    pub device: usize,
+    pub graph: Subgraph,
+    pub inputs: Vec<Operand>,
+    /// Indices of the model's states.
+    pub states: Vec<usize>,
+    pub outputs: Vec<Operand>,
+}
+
+/// Values between segments or pieces, by their columns.
+#[derive(Debug, Default)]
+pub(crate) struct ValueTable {
+    pub cols: Vec<usize>,
+}
+
+impl ValueTable {
+    /// All of a new value.
+    fn add(&mut self, cols: usize) -> Operand {
+        self.cols.push(cols);
+        Operand { value: self.cols.len() - 1, cols: 0..cols }
+    }
+}
+
+/// Who computes an op that is placed on a device.
+pub(crate) type Taker<'a> = &'a dyn Fn(usize, &str) -> usize;
+
+/// All of a graph on one device, but for the ops that others take: neighbouring ops of one device
+/// make a piece.
+pub(crate) fn whole(
+    whole: PlacedGraph,
+    takes: Taker<'_>,
+    values: &mut ValueTable,
+) -> Result<Vec<PlacedGraph>, PartitionError> {
+    let device = whole.device;
+    let nodes = &whole.graph.nodes;
+    let mut by: Vec<usize> = nodes.iter().map(|n| takes(device, n.op.name())).collect();
+    // A cache is written and read by one device.
+    let caches = || (0..nodes.len()).filter(|i| !nodes[*i].states.is_empty());
+    if let Some(other) = caches().map(|i| by[i]).find(|d| *d != device) {
+        caches().for_each(|i| by[i] = other);
+    }
+    let borders: Vec<usize> =
+        (1..by.len()).filter(|&i| by[i] != by[i - 1]).map(|i| i - 1).collect();
+    if borders.is_empty() {
+        let device = by.first().copied().unwrap_or(device);
+        return Ok(vec![PlacedGraph { device, ..whole }]);
+    }
+    let pieces = cut_at(&whole.graph, &borders)?;
+    let firsts = std::iter::once(0).chain(borders.iter().map(|b| b + 1));
+    let placed = pieces.into_iter().zip(firsts.map(|first| by[first]));
+    let mut scope = Scope::new(&whole, values);
+    Ok(placed.map(|(piece, device)| scope.bind(piece, device)).collect())
+}
+
+/// A graph shared out by columns: pieces in an order in which they can run. Those of one stage do
+/// not wait for each other.
+pub(crate) fn columns(
+    whole_graph: &PlacedGraph,
+    (split, parts): (&ColumnSplit, &[usize]),
+    takes: Taker<'_>,
+    values: &mut ValueTable,
+) -> Result<Vec<PlacedGraph>, PartitionError> {
+    let partitioned = split_columns(&whole_graph.graph, split)?;
+    let mut scope = Scope::new(whole_graph, values);
+    let pieces = partitioned.stages.into_iter().flat_map(|s| s.pieces);
+    let placed: Vec<PlacedGraph> = pieces
+        .map(|piece| {
+            let device = parts[piece.part];
+            scope.bind(piece, device)
+        })
+        .collect();
+    let mut all = Vec::new();
+    for piece in placed {
+        all.extend(whole(piece, takes, values)?);
+    }
+    Ok(all)
+}
+
+/// The parts of a partition that compute whole rows.
+pub(crate) fn whole_parts(partition: &Partition) -> Vec<usize> {
+    match partition {
+        Partition::Whole { part } => vec![*part],
+        Partition::Columns(_) => Vec::new(),
+        Partition::Rows { standard, rest, .. } => vec![*standard, *rest],
+        Partition::Hybrid { standard, .. } => vec![*standard],
+    }
+}
+
+/// Where the values of a graph are that is made into pieces.
+struct Scope<'a> {
+    whole: &'a PlacedGraph,
+    values: &'a mut ValueTable,
+    /// Values that pieces hand to each other.
+    between: HashMap<ValueId, Operand>,
+}
+
+impl<'a> Scope<'a> {
+    fn new(whole: &'a PlacedGraph, values: &'a mut ValueTable) -> Scope<'a> {
+        Scope { whole, values, between: HashMap::new() }
+    }
+
+    fn bind(&mut self, piece: Piece, device: usize) -> PlacedGraph {
+        let inputs = piece.inputs.iter().map(|c| self.operand(c, true)).collect();
+        let outputs = piece.outputs.iter().map(|c| self.operand(c, false)).collect();
+        let graph = &self.whole.graph;
+        let state = |c: &Columns| graph.states.iter().position(|v| *v == c.value);
+        let states = piece.states.iter().filter_map(state).map(|i| self.whole.states[i]).collect();
+        PlacedGraph { device, graph: piece.graph, inputs, states, outputs }
+    }
+
+    /// Columns of a value of the graph: of one of its operands, or of a value between pieces. What
+    /// is an input as well as an output is read as the one and written as the other.
+    fn operand(&mut self, columns: &Columns, read: bool) -> Operand {
+        let w = self.whole;
+        let find = |ids: &[ValueId], operands: &[Operand]| {
+            let at = ids.iter().position(|v| *v == columns.value)?;
+            operands.get(at).cloned()
+        };
+        let input = find(&w.graph.inputs, &w.inputs).filter(|_| read);
+        let known = input.or_else(|| find(&w.graph.outputs, &w.outputs));
+        let whole = known.unwrap_or_else(|| {
+            let cols = w.graph.value(columns.value).shape.row_len();
+            self.between.entry(columns.value).or_insert_with(|| self.values.add(cols)).clone()
+        });
+        let (first, cols) = (whole.cols.start, &columns.cols);
+        Operand { value: whole.value, cols: first + cols.start..first + cols.end }
+    }
+}

@@ -1,0 +1,185 @@
+//! Where the values of a chunk are: in which memory space, and which of their rows and columns.
+
+use std::ops::Range;
+
+use troika_device::SpaceId;
+
+/// A copy of a value, or of some of its columns, as memory: one row of it is `cols` wide.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Instance {
+    pub space: SpaceId,
+    /// The columns that it has room for.
+    pub cols: Range<usize>,
+}
+
+/// Rows and columns of a value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Area {
+    pub rows: Range<usize>,
+    pub cols: Range<usize>,
+}
+
+fn common(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
+    let start = a.start.max(b.start);
+    start..a.end.min(b.end).max(start)
+}
+
+impl Area {
+    fn is_empty(&self) -> bool {
+        self.rows.is_empty() || self.cols.is_empty()
+    }
+
+    /// What both have.
+    fn common(&self, other: &Area) -> Option<Area> {
+        let rows = common(&self.rows, &other.rows);
+        Some(Area { rows, cols: common(&self.cols, &other.cols) }).filter(|a| !a.is_empty())
+    }
+
+    /// Appends what is left of this area without another one: above, below, to the left and to the
+    /// right of what they have in common.
+    fn without(&self, other: &Area, out: &mut Vec<Area>) {
+        let Some(both) = self.common(other) else { return out.push(self.clone()) };
+        let rows = |rows| Area { rows, cols: self.cols.clone() };
+        let cols = |cols| Area { rows: both.rows.clone(), cols };
+        let parts = [
+            rows(self.rows.start..both.rows.start),
+            rows(both.rows.end..self.rows.end),
+            cols(self.cols.start..both.cols.start),
+            cols(both.cols.end..self.cols.end),
+        ];
+        out.extend(parts.into_iter().filter(|a| !a.is_empty()));
+    }
+}
+
+/// Which areas of a value its instances hold.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Residency {
+    held: Vec<(Instance, Area)>,
+}
+
+/// An area that an instance lacks and another one holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Missing {
+    pub from: Instance,
+    pub area: Area,
+}
+
+impl Residency {
+    /// An instance holds an area now.
+    pub fn add(&mut self, instance: Instance, area: Area) {
+        self.held.push((instance, area));
+    }
+
+    /// The instances that hold anything.
+    pub fn instances(&self) -> impl Iterator<Item = &Instance> {
+        self.held.iter().map(|(i, _)| i)
+    }
+
+    /// What an instance lacks of an area, and where to get it: from the host's memory if it is
+    /// there. What nobody holds is left out.
+    pub fn missing(&self, instance: &Instance, area: &Area) -> Vec<Missing> {
+        let mut lacks = vec![area.clone()];
+        let mut found = Vec::new();
+        self.take(&mut lacks, |i| i == instance, |_, _| {});
+        for host in [true, false] {
+            self.take(
+                &mut lacks,
+                |i| (i.space == SpaceId::HOST) == host && i != instance,
+                |from, area| found.push(Missing { from: from.clone(), area }),
+            );
+        }
+        found
+    }
+
+    /// Strikes out of `lacks` what some instances hold, telling of each part of it.
+    fn take(
+        &self,
+        lacks: &mut Vec<Area>,
+        from: impl Fn(&Instance) -> bool,
+        mut found: impl FnMut(&Instance, Area),
+    ) {
+        for (instance, area) in self.held.iter().filter(|(i, _)| from(i)) {
+            let mut left = Vec::new();
+            for lack in lacks.iter() {
+                if let Some(both) = lack.common(area) {
+                    found(instance, both);
+                }
+                lack.without(area, &mut left);
+            }
+            *lacks = left;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn area(rows: Range<usize>, cols: Range<usize>) -> Area {
+        Area { rows, cols }
+    }
+
+    #[test]
+    fn what_is_there_is_not_fetched_again() {
+        let own = Instance { space: SpaceId::unique(), cols: 0..8 };
+        let host = Instance { space: SpaceId::HOST, cols: 0..8 };
+        let mut r = Residency::default();
+        r.add(host.clone(), area(0..4, 0..5));
+        r.add(own.clone(), area(0..4, 5..8));
+        let need = area(0..4, 0..8);
+        let from = |from: &Instance, area| vec![Missing { from: from.clone(), area }];
+        assert_eq!(r.missing(&own, &need), from(&host, area(0..4, 0..5)));
+        assert_eq!(r.missing(&host, &need), from(&own, area(0..4, 5..8)));
+        assert_eq!(r.missing(&host, &area(1..2, 2..5)), []);
+        r.add(own.clone(), area(0..4, 0..5));
+        assert_eq!(r.missing(&own, &need), []);
+        let dense = Instance { space: SpaceId::HOST, cols: 4..6 };
+        let both = r.missing(&dense, &area(3..4, 4..6));
+        assert_eq!(
+            both,
+            [(&host, 4..5), (&own, 5..6)]
+                .map(|(i, cols)| Missing { from: i.clone(), area: area(3..4, cols) })
+        );
+        assert_eq!(Residency::default().missing(&host, &need), []);
+    }
+
+    proptest! {
+        /// Cell by cell: each one that is needed, not there and somewhere else is fetched once, from
+        /// where it is.
+        #[test]
+        fn each_cell_is_fetched_once(
+            held in proptest::collection::vec((0..3usize, 0..6usize, 1..6usize, 0..6usize, 1..6usize), 0..6),
+            need in (0..6usize, 1..6usize, 0..6usize, 1..6usize),
+        ) {
+            let instances = [
+                Instance { space: SpaceId::HOST, cols: 0..12 },
+                Instance { space: SpaceId::unique(), cols: 0..12 },
+                Instance { space: SpaceId::HOST, cols: 2..9 },
+            ];
+            let mut r = Residency::default();
+            for (i, row, rows, col, cols) in &held {
+                r.add(instances[*i].clone(), area(*row..row + rows, *col..col + cols));
+            }
+            let need = area(need.0..need.0 + need.1, need.2..need.2 + need.3);
+            let found = r.missing(&instances[1], &need);
+            let has = |i: &Instance, row: usize, col: usize| {
+                r.held.iter().any(|(j, a)| i == j && a.rows.contains(&row) && a.cols.contains(&col))
+            };
+            for row in 0..12 {
+                for col in 0..12 {
+                    let inside = need.rows.contains(&row) && need.cols.contains(&col);
+                    let fetched: Vec<&Missing> = found
+                        .iter()
+                        .filter(|m| m.area.rows.contains(&row) && m.area.cols.contains(&col))
+                        .collect();
+                    let elsewhere = has(&instances[0], row, col) || has(&instances[2], row, col);
+                    let wanted = inside && !has(&instances[1], row, col) && elsewhere;
+                    prop_assert_eq!(fetched.len(), usize::from(wanted));
+                    prop_assert!(fetched.iter().all(|m| has(&m.from, row, col)));
+                }
+            }
+        }
+    }
+}
