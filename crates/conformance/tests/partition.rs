@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 
 use conformance::golden::find;
+use conformance::random::Random;
 use troika::describe;
 use troika::device::{
     Bindings, Buffer, CommandList, Completion, Device, ForwardBatch, PageTable, Queue, RealClock,
@@ -22,34 +23,6 @@ use troika_cpu::{CpuDevice, CpuOptions};
 
 const POSITIONS: usize = 64;
 const MAX_ROWS: usize = 24;
-
-/// A small generator: splitmix64.
-struct Random(u64);
-
-impl Random {
-    fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, n: usize) -> usize {
-        (self.bits() % n as u64) as usize
-    }
-
-    /// A finite number of a type, of magnitude about 1.
-    fn number(&mut self, dtype: DType) -> Vec<u8> {
-        let float = (self.below(4001) as f32 - 2000.0) / 1000.0;
-        match dtype {
-            DType::F32 => float.to_le_bytes().to_vec(),
-            DType::BF16 => float.to_le_bytes()[2..].to_vec(),
-            // A normal f16 between 1/16 and 1/4.
-            DType::F16 => (0x2c00 + self.below(0x800) as u16).to_le_bytes().to_vec(),
-            other => panic!("{other}"),
-        }
-    }
-}
 
 /// The values of a whole graph, dense: rows of the run, or positions of a cache.
 #[derive(Clone)]

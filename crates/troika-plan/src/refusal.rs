@@ -91,6 +91,7 @@ impl Rule {
 /// One sentence for each device: which ops it does not take, why, and who computes them.
 pub fn describe_refusals(plan: &Plan, refusals: &[&Refusal]) -> Vec<String> {
     let mut devices: Vec<&str> = refusals.iter().map(|r| r.device.as_str()).collect();
+    devices.sort_unstable();
     devices.dedup();
     let describe = |device: &str| {
         let of_device = refusals.iter().filter(|r| r.device == device);
@@ -103,7 +104,8 @@ pub fn describe_refusals(plan: &Plan, refusals: &[&Refusal]) -> Vec<String> {
         let mut by: Vec<&str> = by.map(|r| r.by.as_str()).collect();
         by.sort_unstable();
         by.dedup();
-        format!("device {device} does not take {} ({why}): {} does", ops.join(", "), by.join(", "))
+        let (ops, by) = (ops.join(", "), by.join(", "));
+        format!("device {device} does not take {ops} ({why}): the plan has {by} compute them")
     };
     devices.into_iter().map(describe).collect()
 }

@@ -1,10 +1,13 @@
 //! Plans: what strategies make, what files hold, and what is refused.
 
 use troika_graph::{ActivationFormat, DType};
-use troika_model::lower::segments;
+use troika_model::lower::{SegmentKind, segments};
 use troika_model::spec::ModelSpec;
 use troika_model::{families, presets};
-use troika_plan::{DeviceFacts, Layers, Phase, Plan, PlanError, PlanRequest, Strategy, make};
+use troika_plan::{
+    DeviceFacts, Layers, Phase, Plan, PlanError, PlanRequest, Refusal, RefusedOps, Rule, Share,
+    Split, Strategy, describe_refusals, make,
+};
 
 fn spec(preset: &str) -> ModelSpec {
     families::from_config(&presets::config(preset).unwrap()).unwrap().spec
@@ -110,9 +113,180 @@ fn files_hold_what_was_planned() {
     for strategy in Strategy::ALL {
         let plan = planned("qwen3-moe-tiny", strategy, 2);
         assert_eq!(Plan::from_json(&plan.to_json()).unwrap(), plan);
-        assert_eq!(Strategy::parse(strategy.name()), Some(strategy));
+        assert_eq!(Strategy::parse(strategy.name()), Ok(strategy));
+        assert_eq!(Strategy::parse(&plan.strategy), Ok(strategy));
     }
-    assert_eq!(Strategy::parse("random"), None);
+}
+
+#[test]
+fn strategies_are_read_as_they_are_written() {
+    for text in ["split-columns=0.7", "split-columns=0.125", "split-rows=384", "split-hybrid"] {
+        assert_eq!(Strategy::parse(text).unwrap().to_string(), text);
+    }
+    assert_eq!(Strategy::parse("split-columns=0.5").unwrap().to_string(), "split-columns");
+    for (text, expected) in [
+        ("random", "the strategies are one-device, alternate"),
+        ("", "no strategy \"\""),
+        ("split-columns=", "a ratio of \"\""),
+        ("split-columns=0", "from 0.001 to 0.999"),
+        ("split-columns=1", "from 0.001 to 0.999"),
+        ("split-columns=NaN", "from 0.001 to 0.999"),
+        ("split-columns=-0.5", "from 0.001 to 0.999"),
+        ("split-rows=0", "no number of rows"),
+        ("split-rows=1.5", "no number of rows"),
+        ("alternate=2", "takes no value"),
+    ] {
+        let why = Strategy::parse(text).unwrap_err();
+        assert!(why.contains(expected), "{text}: {why}");
+    }
+}
+
+#[test]
+fn splits_share_out_what_can_be_split() {
+    let (preset, spec) = ("qwen3-moe-tiny", spec("qwen3-moe-tiny"));
+    let kinds = |plan: &Plan, phase| {
+        let split = plan.rules(phase).iter().find(|r| r.split.is_some())?;
+        Some((split.device.clone(), split.split.clone()?, split.segments.clone()?))
+    };
+    let share = |device: &str, share| Share { device: device.into(), share };
+    let columns = planned(preset, Strategy::parse("split-columns=0.3").unwrap(), 2);
+    let parts = vec![share("a", 300), share("b", 700)];
+    let products = vec![SegmentKind::Qkv, SegmentKind::AttnOut, SegmentKind::Head];
+    // What cannot be split is computed where most of the rest is.
+    let expected = Some(("b".into(), Split::Columns { parts }, products));
+    assert_eq!(kinds(&columns, Phase::Prefill), expected);
+    assert_eq!(kinds(&columns, Phase::Decode), expected);
+
+    let rows = planned(preset, Strategy::SplitRows(None), 2);
+    let (device, split, kinds_of_rows) = kinds(&rows, Phase::Prefill).unwrap();
+    assert_eq!((&*device, split.lengths()), ("a", &[257][..]));
+    assert!(!kinds_of_rows.contains(&SegmentKind::Attention));
+    assert!(kinds_of_rows.contains(&SegmentKind::Experts));
+    assert_eq!(kinds(&rows, Phase::Decode), None);
+    assert!(rows.decode.rules.iter().all(|r| r.device == "a"));
+
+    // A device that is compiled for some numbers of rows gets one of them.
+    let mut facts = devices(2);
+    facts[0].row_buckets = vec![64, 128, 512];
+    let request = PlanRequest { strategy: Strategy::SplitHybrid, ..PlanRequest::default() };
+    let hybrid = make(&spec, &facts, &request).unwrap();
+    let (_, split, _) = kinds(&hybrid, Phase::Prefill).unwrap();
+    assert_eq!((split.lengths(), split.parts().len()), (&[128][..], 2));
+    assert!(matches!(kinds(&hybrid, Phase::Decode), Some((_, Split::Columns { .. }, _))));
+    // A split computes the same numbers everywhere.
+    facts[1].activations = vec![ActivationFormat::Bf16];
+    let hybrid = make(&spec, &facts, &request).unwrap();
+    let split = hybrid.decode.rules.iter().find(|r| r.split.is_some()).unwrap();
+    assert_eq!(split.activations, []);
+}
+
+fn refusal(device: &str, segment: SegmentKind, op: &str) -> Refusal {
+    Refusal { device: device.into(), segment, op: op.into(), why: "has no such unit".into() }
+}
+
+#[test]
+fn refused_ops_go_to_the_first_device_that_takes_them() {
+    let spec = spec("qwen3-moe-tiny");
+    let mut plan = planned("qwen3-moe-tiny", Strategy::AlternateSegments, 3);
+    let refusals = [
+        refusal("b", SegmentKind::Attention, "attention"),
+        refusal("b", SegmentKind::Attention, "kv_append"),
+        refusal("b", SegmentKind::Qkv, "rope"),
+        refusal("a", SegmentKind::Qkv, "rope"),
+        refusal("d", SegmentKind::Qkv, "linear"),
+    ];
+    let met: Vec<Refusal> = plan.refused(&refusals).into_iter().cloned().collect();
+    assert_eq!(met, refusals[..4], "d is not used");
+    let changed: Vec<&Refusal> = plan.avoid(&refusals, &NAMES).unwrap();
+    let text = describe_refusals(&plan, &changed).join("\n");
+    let expected = "device b does not take attention, kv_append, rope (has no such unit): the \
+        plan has a, c compute them";
+    assert!(text.contains(expected), "{text}");
+    plan.check(&spec, &NAMES).unwrap();
+    assert_eq!(plan.refused(&refusals), Vec::<&Refusal>::new(), "nothing is left to avoid");
+    for phase in [Phase::Prefill, Phase::Decode] {
+        for &(kind, layer) in &segments(&spec) {
+            let rule = plan.rule(phase, kind, layer).unwrap();
+            let by = |op| rule.device_of(&rule.device, kind, op);
+            match (kind, rule.device.as_str()) {
+                (SegmentKind::Attention, "b") => {
+                    assert_eq!((by("attention"), by("add")), ("a", "b"))
+                }
+                (SegmentKind::Qkv, "a" | "b") => assert_eq!(by("rope"), "c"),
+                _ => assert_eq!(by("rope"), rule.device),
+            }
+        }
+    }
+    // A device that takes over is listed.
+    let mut plan = planned("qwen3-moe-tiny", Strategy::OneDevice, 2);
+    plan.avoid(&[refusal("a", SegmentKind::Head, "linear")], &NAMES[..2]).unwrap();
+    assert_eq!(plan.devices, ["a", "b"]);
+    plan.check(&spec, &NAMES).unwrap();
+    let mut plan = planned("qwen3-moe-tiny", Strategy::OneDevice, 1);
+    let nobody = plan.avoid(&[refusal("a", SegmentKind::Head, "linear")], &["a"]).unwrap_err();
+    let text = nobody.to_string();
+    assert!(text.contains("no device takes linear of segment head; a: has no such unit"), "{text}");
+}
+
+/// Splits and refusals that contradict themselves.
+#[test]
+fn spoilt_splits_are_refused() {
+    let spec = spec("qwen3-moe-tiny");
+    let good = planned("qwen3-moe-tiny", Strategy::SplitHybrid, 2);
+    let hybrid = |change: fn(&mut Vec<usize>, &mut Vec<Share>)| {
+        let mut plan = good.clone();
+        let Some(Split::Hybrid { lengths, parts }) = &mut plan.prefill.rules[0].split else {
+            panic!("{}", plan.to_json())
+        };
+        change(lengths, parts);
+        plan.check(&spec, &["a", "b"]).unwrap_err().to_string()
+    };
+    let rule = |change: fn(&mut Rule)| {
+        let mut plan = good.clone();
+        change(&mut plan.prefill.rules[0]);
+        plan.check(&spec, &["a", "b"]).unwrap_err().to_string()
+    };
+    fn refused(device: &str, by: &str) -> RefusedOps {
+        let (device, by) = (device.into(), by.into());
+        RefusedOps { device, segments: vec![SegmentKind::Qkv], ops: vec!["add".into()], by }
+    }
+    for (why, expected) in [
+        (hybrid(|l, _| l.clear()), "has standard lengths []"),
+        (hybrid(|l, _| l.push(0)), "0]; give some from 1 to 65536"),
+        (hybrid(|_, p| p.truncate(1)), "among fewer than two devices"),
+        (hybrid(|_, p| p[1].share = 0), "gives device b a share of 0"),
+        (hybrid(|_, p| p[1].device = "a".into()), "gives device a two shares"),
+        (hybrid(|_, p| p[1].device = "c".into()), "names device c, which the plan does not list"),
+        (rule(|r| r.segments = None), "splits attention"),
+        (
+            rule(|r| r.split = Some(Split::Rows { lengths: vec![8], rest: r.device.clone() })),
+            "leaves the rest of the rows to the same device",
+        ),
+        (
+            rule(|r| {
+                let mut parts = r.split.as_ref().unwrap().parts().to_vec();
+                parts[1].share = 1000;
+                r.split = Some(Split::Columns { parts });
+            }),
+            "on device a, which has not the largest share",
+        ),
+        (rule(|r| r.refused.push(refused("a", "a"))), "compute what it is said to refuse"),
+        (
+            rule(|r| r.refused = vec![refused("a", "b"), refused("b", "a")]),
+            "compute what it is said to refuse",
+        ),
+        (
+            rule(|r| r.refused = vec![refused("a", "b"), refused("a", "b")]),
+            "says twice who computes what device a refuses",
+        ),
+        (
+            rule(|r| r.refused = vec![RefusedOps { ops: vec![], ..refused("a", "b") }]),
+            "names no ops that device a refuses",
+        ),
+        (rule(|r| r.refused.push(refused("a", "z"))), "names device z"),
+    ] {
+        assert!(why.starts_with("rule 1 of prefill ") && why.contains(expected), "{why}");
+    }
 }
 
 /// Each way to spoil a plan is refused with a sentence that names what is wrong.

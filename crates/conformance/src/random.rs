@@ -1,0 +1,46 @@
+//! A small generator for cases that must be the same on every machine.
+
+use troika::graph::DType;
+
+/// splitmix64.
+pub struct Random(pub u64);
+
+impl Random {
+    /// The next 64 bits.
+    pub fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `n`, which is not 0.
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.bits() % n as u64) as usize
+    }
+
+    /// One of some things.
+    pub fn of<'a, T>(&mut self, list: &'a [T]) -> &'a T {
+        &list[self.below(list.len())]
+    }
+
+    /// Something that happens once in `n` times.
+    pub fn once_in(&mut self, n: usize) -> bool {
+        self.below(n) == 0
+    }
+
+    /// The bytes of a finite number of a float type, of magnitude about 1.
+    ///
+    /// # Panics
+    /// For types that are no floats.
+    pub fn number(&mut self, dtype: DType) -> Vec<u8> {
+        let float = (self.below(4001) as f32 - 2000.0) / 1000.0;
+        match dtype {
+            DType::F32 => float.to_le_bytes().to_vec(),
+            DType::BF16 => float.to_le_bytes()[2..].to_vec(),
+            // A normal f16 between 1/16 and 1/4.
+            DType::F16 => (0x2c00 + self.below(0x800) as u16).to_le_bytes().to_vec(),
+            other => panic!("{other} is no float type"),
+        }
+    }
+}
