@@ -148,6 +148,8 @@ pub struct TaskTime {
     pub start: Duration,
     /// End.
     pub end: Duration,
+    /// What a modelled device would have taken; `None` for devices that only measure.
+    pub modelled: Option<Duration>,
 }
 
 /// Report of a finished command list.
@@ -173,6 +175,14 @@ pub trait Device: Send + Sync {
 
     /// Capabilities and limits.
     fn caps(&self) -> &Caps;
+
+    /// The virtual clock that a modelled device's time can pass on; `None` for a device that works
+    /// in real time. A run whose devices all have the same one goes by it; beside others, a
+    /// modelled device computes at once and reports what it would have taken
+    /// ([`TaskTime::modelled`]).
+    fn clock(&self) -> Option<Arc<dyn Clock>> {
+        None
+    }
 
     /// Predicts for each op of a subgraph whether the device takes it: `None`, or why not.
     /// Compiling decides.

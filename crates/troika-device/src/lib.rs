@@ -20,7 +20,7 @@ pub use device::{
 pub use error::DeviceError;
 pub use forward_batch::{ForwardBatch, PageTable, PagesView, SeqRows};
 pub use memory::{
-    Access, AccessError, Buffer, Claim, OutOfMemory, ReadGuard, ReadRows, Rect, SpaceId, View,
-    ViewError, WriteGuard, WriteRows, ZeroedBytes, trim_heap,
+    Access, AccessError, Buffer, Claim, HeldClaim, OutOfMemory, ReadGuard, ReadRows, Rect, SpaceId,
+    View, ViewError, WriteGuard, WriteRows, ZeroedBytes, trim_heap,
 };
 pub use weight::{PackFn, PackLayout, Packed, WeightBytes, WeightData, WeightOwner, WeightSource};

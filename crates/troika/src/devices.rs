@@ -1,13 +1,16 @@
 //! The only place that names concrete devices.
 
+use std::collections::HashMap;
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 
 pub use troika_cpu::parse_cores;
 pub use troika_cpu::peaks::{Peak, Peaks};
 use troika_cpu::{CpuDevice, CpuOptions, Isa, Multiply};
-use troika_device::{Device, DeviceError};
+use troika_device::{Clock, Device, DeviceError};
 use troika_graph::{ActivationFormat, DType};
+use troika_sim::{Soc, SocError, VirtualClock, VirtualDevice};
 
 /// Which devices to open.
 #[derive(Clone, Debug, Default)]
@@ -24,16 +27,28 @@ pub struct DeviceOptions {
     pub devices: Vec<DeviceSpec>,
 }
 
-/// A device as a user describes it: `[NAME=]cpu[:CORES][@ISA]`, the cores as in `0-3+8`.
+/// A device as a user describes it: `[NAME=]cpu[:CORES][@ISA]`, the cores as in `0-3+8`, or
+/// `[NAME=]virtual:FILE.toml[:PROCESSOR]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceSpec {
-    /// Its name; `None`: one is given to it (`cpu`, `cpu1`, ...).
+    /// Its name; `None`: one is given to it (`cpu`, `cpu1`, ..., or the processor's).
     pub name: Option<String>,
+    /// The processor of a virtual device; `None`: it is the CPU.
+    pub processor: Option<ProcessorSpec>,
     /// Logical cores its threads are pinned to, one each; `None`: a thread per physical
     /// performance core, where the system puts them.
     pub cores: Option<Vec<usize>>,
     /// Instruction set, by name ([`instruction_sets`]); `None`: the best.
     pub isa: Option<String>,
+}
+
+/// A processor of a file that describes a virtual SoC.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProcessorSpec {
+    /// The file.
+    pub file: PathBuf,
+    /// The processor's name; `None`: the only one.
+    pub name: Option<String>,
 }
 
 /// Why a text describes no device.
@@ -49,13 +64,25 @@ impl FromStr for DeviceSpec {
 
     fn from_str(text: &str) -> Result<DeviceSpec, DeviceSpecError> {
         let refuse = |why: String| Err(DeviceSpecError { text: text.to_string(), why });
+        // A file's name may have a '=', too.
         let (name, rest) = match text.split_once('=') {
-            Some((name, rest)) => (Some(name), rest),
-            None => (None, text),
+            Some((name, rest)) if !name.starts_with("virtual:") => (Some(name), rest),
+            _ => (None, text),
         };
         let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
         if name.is_some_and(|n| n.is_empty() || !n.chars().all(plain)) {
             return refuse("a name is made of letters, digits, '-', '_' and '.'".into());
+        }
+        if let Some(place) = rest.strip_prefix("virtual:") {
+            let Some(processor) = processor_spec(place) else {
+                return refuse(
+                    "it must be [NAME=]virtual:FILE.toml[:PROCESSOR], such as \
+                     npu=virtual:phone.toml:npu"
+                        .into(),
+                );
+            };
+            let (name, processor) = (name.map(String::from), Some(processor));
+            return Ok(DeviceSpec { name, processor, cores: None, isa: None });
         }
         let (rest, isa) = match rest.split_once('@') {
             Some((rest, isa)) => (rest, Some(isa)),
@@ -66,7 +93,11 @@ impl FromStr for DeviceSpec {
             None => (rest, None),
         };
         if kind != "cpu" {
-            return refuse("it must be [NAME=]cpu[:CORES][@ISA], such as a=cpu:0-3+8".into());
+            return refuse(
+                "it must be [NAME=]cpu[:CORES][@ISA], such as a=cpu:0-3+8, or \
+                 [NAME=]virtual:FILE.toml[:PROCESSOR]"
+                    .into(),
+            );
         }
         if let Some(isa) = isa.filter(|isa| !instruction_sets().contains(isa)) {
             let known = instruction_sets().join(", ");
@@ -82,20 +113,34 @@ impl FromStr for DeviceSpec {
         if let Some(c) = cores.iter().flatten().find(unknown) {
             return refuse(format!("core {c} is not among those this process may use ({known:?})"));
         }
-        Ok(DeviceSpec { name: name.map(String::from), cores, isa: isa.map(String::from) })
+        let (name, isa) = (name.map(String::from), isa.map(String::from));
+        Ok(DeviceSpec { name, processor: None, cores, isa })
     }
 }
 
-/// Names for devices in order: the given ones, else `cpu`, `cpu1`, ...
+/// `FILE.toml[:PROCESSOR]`.
+fn processor_spec(text: &str) -> Option<ProcessorSpec> {
+    const ENDING: &str = ".toml";
+    let (file, name) = match text.rfind(".toml:").map(|at| text.split_at(at + ENDING.len())) {
+        Some((file, name)) => (file, Some(name[1..].to_string())),
+        None => (text, None),
+    };
+    let named = name.as_ref().is_none_or(|n| !n.is_empty());
+    let is_file = file.len() > ENDING.len() && file.ends_with(ENDING);
+    (named && is_file).then(|| ProcessorSpec { file: file.into(), name })
+}
+
+/// Names for devices in order: the given ones, else `cpu`, `cpu1`, ..., or the processor's in the
+/// same way.
 ///
 /// # Errors
 /// A name that two devices have.
-fn names(specs: &[DeviceSpec]) -> Result<Vec<String>, DeviceError> {
+fn names(specs: &[DeviceSpec], plain: &[&str]) -> Result<Vec<String>, DeviceError> {
     let mut names: Vec<String> = Vec::new();
-    for spec in specs {
+    for (spec, plain) in specs.iter().zip(plain) {
         let taken =
             |n: &String| names.contains(n) || specs.iter().any(|s| s.name.as_ref() == Some(n));
-        let numbered = |i: usize| if i == 0 { "cpu".to_string() } else { format!("cpu{i}") };
+        let numbered = |i: usize| if i == 0 { plain.to_string() } else { format!("{plain}{i}") };
         let name = match &spec.name {
             Some(name) => name.clone(),
             None => (0..).map(numbered).find(|n| !taken(n)).unwrap_or_default(),
@@ -114,7 +159,11 @@ impl DeviceOptions {
     pub fn threads(&self) -> usize {
         if !self.devices.is_empty() {
             let default = troika_cpu::default_threads;
-            let of = |s: &DeviceSpec| s.cores.as_ref().map_or_else(default, Vec::len);
+            // A virtual device computes on one thread.
+            let of = |s: &DeviceSpec| match (&s.processor, &s.cores) {
+                (Some(_), _) => 1,
+                (None, cores) => cores.as_ref().map_or_else(default, Vec::len),
+            };
             return self.devices.iter().map(of).sum();
         }
         let pinned = self.cores.as_ref().map(Vec::len);
@@ -144,14 +193,67 @@ pub fn open_devices(options: &DeviceOptions) -> Result<Vec<Arc<dyn Device>>, Dev
         let (name, isa) = ("cpu".into(), isa(&options.isa)?);
         return Ok(vec![open(CpuOptions { name, threads, cores, isa, ..CpuOptions::default() })?]);
     }
-    let named = names(&options.devices)?.into_iter().zip(&options.devices);
+    let socs = Socs::read(&options.devices)?;
+    let plain = |spec: &DeviceSpec| Ok(socs.processor(spec)?.map_or("cpu", |(_, p)| &*p.name));
+    let plain: Vec<&str> = options.devices.iter().map(plain).collect::<Result<_, DeviceError>>()?;
+    let named = names(&options.devices, &plain)?.into_iter().zip(&options.devices);
     let devices = named.map(|(name, spec)| {
+        if let Some((soc, processor)) = socs.processor(spec)? {
+            let device = VirtualDevice::new(&name, soc, processor, socs.clock.clone())?;
+            return Ok(Arc::new(device) as Arc<dyn Device>);
+        }
         let cores = spec.cores.clone();
         let threads = cores.as_ref().map_or_else(troika_cpu::default_threads, Vec::len);
         let isa = isa(&spec.isa)?;
         open(CpuOptions { name, threads, cores, isa, ..CpuOptions::default() })
     });
     devices.collect()
+}
+
+/// The clock that modelled devices share, if there are no others. Then time is theirs.
+pub(crate) fn virtual_clock<'a>(
+    devices: impl IntoIterator<Item = &'a Arc<dyn Device>>,
+) -> Option<Arc<dyn Clock>> {
+    let mut devices = devices.into_iter();
+    let clock = devices.next()?.clock()?;
+    let same = |other: Arc<dyn Clock>| std::ptr::addr_eq(Arc::as_ptr(&other), Arc::as_ptr(&clock));
+    devices.all(|d| d.clock().is_some_and(same)).then_some(clock)
+}
+
+/// The files of virtual devices, each read once, and the clock that all of them share.
+struct Socs {
+    files: HashMap<PathBuf, Soc>,
+    clock: Arc<VirtualClock>,
+}
+
+impl Socs {
+    fn read(specs: &[DeviceSpec]) -> Result<Socs, DeviceError> {
+        let mut files = HashMap::new();
+        for spec in specs {
+            let Some(processor) = &spec.processor else { continue };
+            if !files.contains_key(&processor.file) {
+                let soc = Soc::read(&processor.file).map_err(|e| refused(spec, e))?;
+                files.insert(processor.file.clone(), soc);
+            }
+        }
+        Ok(Socs { files, clock: Arc::default() })
+    }
+
+    /// The processor of a virtual device; `None` for other devices.
+    fn processor(
+        &self,
+        spec: &DeviceSpec,
+    ) -> Result<Option<(&Soc, &troika_sim::Processor)>, DeviceError> {
+        let Some(wanted) = &spec.processor else { return Ok(None) };
+        let Some(soc) = self.files.get(&wanted.file) else { return Ok(None) };
+        let processor = soc.processor(wanted.name.as_deref()).map_err(|e| refused(spec, e))?;
+        Ok(Some((soc, processor)))
+    }
+}
+
+fn refused(spec: &DeviceSpec, error: SocError) -> DeviceError {
+    let device = spec.name.clone().unwrap_or_else(|| "virtual".into());
+    DeviceError::System { device, why: error.to_string() }
 }
 
 fn find_isa(name: &str) -> Result<Isa, DeviceError> {
@@ -192,16 +294,31 @@ pub fn multiply_of(
 
 #[cfg(test)]
 mod tests {
-    use super::{DeviceSpec, names};
+    use super::{DeviceOptions, DeviceSpec, ProcessorSpec, names, open_devices, virtual_clock};
 
     #[test]
     fn devices_are_read_as_they_are_written() {
         let read = |text: &str| text.parse::<DeviceSpec>();
         let spec = |name: Option<&str>, cores: Option<&[usize]>| DeviceSpec {
             name: name.map(String::from),
+            processor: None,
             cores: cores.map(<[usize]>::to_vec),
             isa: None,
         };
+        let virtual_spec = |name: Option<&str>, file: &str, processor: Option<&str>| DeviceSpec {
+            processor: Some(ProcessorSpec { file: file.into(), name: processor.map(String::from) }),
+            ..spec(name, None)
+        };
+        for (text, expected) in [
+            ("virtual:a.toml", virtual_spec(None, "a.toml", None)),
+            ("n=virtual:a.toml", virtual_spec(Some("n"), "a.toml", None)),
+            ("n=virtual:b/a.toml:npu", virtual_spec(Some("n"), "b/a.toml", Some("npu"))),
+            ("virtual:C:\\a.toml:npu", virtual_spec(None, "C:\\a.toml", Some("npu"))),
+            ("virtual:x=y/a.toml:npu", virtual_spec(None, "x=y/a.toml", Some("npu"))),
+            ("virtual:a.toml:b/c.toml:npu", virtual_spec(None, "a.toml:b/c.toml", Some("npu"))),
+        ] {
+            assert_eq!(read(text), Ok(expected), "{text}");
+        }
         assert_eq!(read("cpu"), Ok(spec(None, None)));
         if let Some(&core) = super::usable_cores().first() {
             let text = format!("a=cpu:{core}");
@@ -226,6 +343,13 @@ mod tests {
             "cpu:3-1",
             "CPU",
             " cpu",
+            "virtual",
+            "virtual:",
+            "virtual:.toml",
+            "virtual:a.json",
+            "virtual:a.toml:",
+            "a b=virtual:a.toml",
+            "virtual:a.toml@scalar",
         ] {
             let why = read(wrong).unwrap_err().to_string();
             assert!(why.contains("is no device"), "{wrong}: {why}");
@@ -237,8 +361,41 @@ mod tests {
         let specs = |texts: &[&str]| -> Vec<DeviceSpec> {
             texts.iter().map(|t| t.parse().unwrap()).collect()
         };
-        assert_eq!(names(&specs(&["cpu", "cpu", "cpu"])).unwrap(), ["cpu", "cpu1", "cpu2"]);
-        assert_eq!(names(&specs(&["cpu", "cpu1=cpu", "cpu"])).unwrap(), ["cpu", "cpu1", "cpu2"]);
-        assert!(names(&specs(&["a=cpu", "a=cpu"])).unwrap_err().to_string().contains("a"));
+        let names = |texts: &[&str], plain: &[&str]| names(&specs(texts), plain);
+        let three = ["cpu"; 3];
+        assert_eq!(names(&["cpu", "cpu", "cpu"], &three).unwrap(), ["cpu", "cpu1", "cpu2"]);
+        assert_eq!(names(&["cpu", "cpu1=cpu", "cpu"], &three).unwrap(), ["cpu", "cpu1", "cpu2"]);
+        assert!(names(&["a=cpu", "a=cpu"], &three).unwrap_err().to_string().contains("a"));
+        let mixed = ["cpu", "virtual:a.toml", "cpu1=virtual:a.toml", "virtual:a.toml", "cpu"];
+        let plain = ["cpu", "npu", "npu", "npu", "cpu"];
+        assert_eq!(names(&mixed, &plain).unwrap(), ["cpu", "npu", "cpu1", "npu1", "cpu2"]);
+    }
+
+    fn example(rest: &str) -> String {
+        format!("virtual:{}/../../socs/example.toml{rest}", env!("CARGO_MANIFEST_DIR"))
+    }
+
+    #[test]
+    fn virtual_devices_open_and_share_a_clock() {
+        let open = |texts: &[String]| {
+            let devices = texts.iter().map(|t| t.parse().unwrap()).collect();
+            open_devices(&DeviceOptions { devices, ..DeviceOptions::default() })
+        };
+        let devices = open(&[example(":npu"), example(":gpu"), "cpu".into()]).unwrap();
+        let names: Vec<&str> = devices.iter().map(|d| d.name()).collect();
+        assert_eq!(names, ["npu", "gpu", "cpu"]);
+        assert!(virtual_clock(&devices[..2]).is_some() && virtual_clock(&devices[..1]).is_some());
+        assert!(virtual_clock(&devices).is_none() && virtual_clock(&devices[2..]).is_none());
+        assert!(virtual_clock(&[]).is_none());
+        let others = open(&[example(":npu")]).unwrap();
+        assert!(virtual_clock([&devices[0], &others[0]]).is_none(), "clocks of two calls");
+        for (wrong, says) in [
+            (example(""), "say which one is meant"),
+            (example(":tpu"), "none of them is named \"tpu\""),
+            ("virtual:there-is-no.toml".into(), "there-is-no.toml cannot be read"),
+        ] {
+            let e = open(&[wrong]).err().unwrap().to_string();
+            assert!(e.contains(says) && !e.contains('\n'), "{e}");
+        }
     }
 }

@@ -29,8 +29,8 @@ mod source;
 mod text;
 
 pub use devices::{
-    DeviceOptions, DeviceSpec, DeviceSpecError, Peak, Peaks, instruction_sets, measure_bandwidth,
-    measure_peaks, multiply_of, open_devices, parse_cores, usable_cores,
+    DeviceOptions, DeviceSpec, DeviceSpecError, Peak, Peaks, ProcessorSpec, instruction_sets,
+    measure_bandwidth, measure_peaks, multiply_of, open_devices, parse_cores, usable_cores,
 };
 pub use error::Error;
 pub use generation::GenerationDefaults;

@@ -19,7 +19,7 @@ use troika_weights::{
     WeightStore,
 };
 
-use crate::devices::{DeviceOptions, open_devices};
+use crate::devices::{DeviceOptions, open_devices, virtual_clock};
 use crate::error::Error;
 use crate::generation::GenerationDefaults;
 use crate::source::Source;
@@ -275,6 +275,10 @@ impl Model {
         }
         let (plan, changes) = plan_of(&spec, &store, options, devices)?;
         warnings.extend(changes);
+        let used = devices.iter().filter(|d| plan.devices.iter().any(|name| name == d.name()));
+        // Opening takes real time in any case.
+        let modelled = virtual_clock(used);
+        let (opened, clock) = (clock.clone(), modelled.clone().unwrap_or(clock));
         let engine = Engine::new(EngineParts {
             spec: &spec,
             shapes: &|key| store.shape(key),
@@ -287,7 +291,7 @@ impl Model {
         })?;
         warnings.extend(store.finish_packed());
         warnings.extend(non_finite(&store.non_finite()));
-        let load_time = clock.now() - start;
+        let load_time = opened.now() - start;
         let mut model = Model {
             name,
             spec,
@@ -302,7 +306,9 @@ impl Model {
             load_time,
             session: crate::session::SessionState::default(),
         };
-        model.record("load", start);
+        if modelled.is_none() {
+            model.record("load", start);
+        }
         Ok(model)
     }
 

@@ -1,6 +1,9 @@
 //! `troika devices`.
 
+use std::sync::Arc;
+
 use serde_json::{Map, Value, json};
+use troika::device::Device;
 use troika::{DeviceOptions, measure_bandwidth, open_devices};
 
 use crate::error::CliError;
@@ -16,7 +19,9 @@ pub fn run(args: &DevicesArgs) -> Result<(), CliError> {
     let options = DeviceOptions { threads: args.threads, devices, ..DeviceOptions::default() };
     let devices = open_devices(&options).map_err(|e| CliError::Troika(e.into()))?;
     let threads = options.threads();
-    let bandwidth = measure_bandwidth(threads);
+    // What a virtual device can do is in its facts.
+    let measured = |d: &Arc<dyn Device>| d.clock().is_none();
+    let bandwidth = devices.iter().any(measured).then(|| measure_bandwidth(threads));
     let mut list = Vec::new();
     let mut text = String::new();
     for d in &devices {
@@ -27,7 +32,10 @@ pub fn run(args: &DevicesArgs) -> Result<(), CliError> {
             text.push_str(&format!("  {name}: {value}\n"));
             map.insert(name.clone(), value.clone().into());
         }
-        text.push_str(&format!("  read bandwidth: {bandwidth:.1} GB/s ({threads} threads)\n"));
+        let bandwidth = bandwidth.filter(|_| measured(d));
+        if let Some(bandwidth) = bandwidth {
+            text.push_str(&format!("  read bandwidth: {bandwidth:.1} GB/s ({threads} threads)\n"));
+        }
         list.push(json!({
             "name": d.name(),
             "kind": d.kind().to_string(),

@@ -14,8 +14,9 @@ use crate::error::CliError;
 #[derive(Args)]
 pub struct DeviceArgs {
     /// The devices.
-    #[arg(help = "Devices to use, as [NAME=]cpu[:CORES][@ISA], such as a=cpu:0-3+8; may be \
-        repeated, or be a list with commas [default: one CPU device]")]
+    #[arg(help = "Devices to use, as [NAME=]cpu[:CORES][@ISA], such as a=cpu:0-3+8, or as \
+        [NAME=]virtual:FILE.toml[:PROCESSOR], a processor that the file describes (socs/README.md); \
+        may be repeated, or be a list with commas [default: one CPU device]")]
     #[arg(long, value_name = "SPEC", value_delimiter = ',', env = "TROIKA_DEVICE")]
     #[arg(value_parser = device, conflicts_with_all = ["threads", "cores", "isa"])]
     pub device: Vec<DeviceSpec>,

@@ -123,7 +123,8 @@ impl Worker {
                 Work::Copy(copy) => copy.from.copy_to(&copy.to),
             };
             if let Some(start) = start {
-                times.push(TaskTime { tag: task.tag, start, end: self.clock.now() });
+                let end = self.clock.now();
+                times.push(TaskTime { tag: task.tag, start, end, modelled: None });
             }
             if outcome.is_err() {
                 break;

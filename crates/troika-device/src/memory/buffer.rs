@@ -103,6 +103,16 @@ impl Buffer {
         Ok(Claim { buffer: self, ticket: self.0.table.enter(wanted)? })
     }
 
+    /// As [`Buffer::claim`], for a task that goes on after its caller returned: the claim holds the
+    /// buffer.
+    ///
+    /// # Errors
+    /// As for [`Buffer::claim`].
+    pub fn hold(&self, wanted: &[(Rect, Access)]) -> Result<HeldClaim, AccessError> {
+        let ticket = self.0.table.enter(wanted)?;
+        Ok(HeldClaim { buffer: self.clone(), ticket })
+    }
+
     /// Opens the whole buffer for reading.
     ///
     /// # Errors
@@ -149,6 +159,18 @@ impl<'a> Claim<'a> {
 }
 
 impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.buffer.0.table.leave(self.ticket);
+    }
+}
+
+/// A [`Claim`] that holds its buffer.
+pub struct HeldClaim {
+    buffer: Buffer,
+    ticket: u64,
+}
+
+impl Drop for HeldClaim {
     fn drop(&mut self) {
         self.buffer.0.table.leave(self.ticket);
     }

@@ -9,7 +9,7 @@ mod space;
 mod tests;
 mod view;
 
-pub use buffer::{Buffer, Claim, ReadGuard, WriteGuard};
+pub use buffer::{Buffer, Claim, HeldClaim, ReadGuard, WriteGuard};
 pub use bytes::{OutOfMemory, ZeroedBytes, trim_heap};
 pub use claims::{Access, AccessError};
 pub use rect::Rect;

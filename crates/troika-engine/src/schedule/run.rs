@@ -37,6 +37,7 @@ pub struct Runner {
     tracer: Tracer,
     costs: Costs,
     learnt: HashMap<CostKey, u64>,
+    clock: Arc<dyn Clock>,
 }
 
 /// Tasks that cost the same: device, executable and rows.
@@ -79,7 +80,16 @@ impl Runner {
             .collect::<Result<_, DeviceError>>()?;
         let state = State::new(policy, lanes.len());
         let costs = Costs { task_ns: Vec::new(), critical };
-        Ok(Runner { lanes, done, state, policy, tracer, costs, learnt: HashMap::new() })
+        Ok(Runner {
+            lanes,
+            done,
+            state,
+            policy,
+            tracer,
+            costs,
+            learnt: HashMap::new(),
+            clock: clock.clone(),
+        })
     }
 
     /// Runs a graph to its end.
@@ -146,6 +156,14 @@ impl Runner {
 
     /// Waits for a list, if none is done yet.
     fn wait(&mut self, graph: &TaskGraph, done: Option<Completion>) -> Result<(), DeviceError> {
+        // Virtual time passes here, and with it what virtual devices do: a list can be done at once
+        // or by the next event, and when nothing is to happen any more, waiting is in vain.
+        let mut done = done.or_else(|| self.done.try_recv().ok());
+        while done.is_none() {
+            let Some(next) = self.clock.next_event() else { break };
+            self.clock.wait(next.saturating_sub(self.clock.now()));
+            done = self.done.try_recv().ok();
+        }
         let Ok(completion) = done.map_or_else(|| self.done.recv(), Ok) else {
             self.lanes.iter_mut().for_each(|l| l.in_flight = 0);
             let names: Vec<&str> = self.lanes.iter().map(|l| &*l.name).collect();
@@ -184,7 +202,10 @@ impl Runner {
             lane: self.lanes[lane].name.clone(),
             start: t.start,
             end: t.end,
-            args: vec![("chunk", Arg::Int(task.chunk.into())), ("rows", Arg::Int(rows as u64))],
+            args: [("chunk", Arg::Int(task.chunk.into())), ("rows", Arg::Int(rows as u64))]
+                .into_iter()
+                .chain(t.modelled.map(|m| ("modelled_us", Arg::Int(m.as_micros() as u64))))
+                .collect(),
         });
     }
 }

@@ -1,0 +1,134 @@
+//! Virtual time: it passes when somebody waits, and what devices do meanwhile is carried out then.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use troika_device::Clock;
+
+/// Something that happens at a time.
+struct Event {
+    at: u64,
+    /// Events of one time happen in the order in which they were made.
+    number: u64,
+    run: Box<dyn FnOnce() + Send>,
+}
+
+impl PartialEq for Event {
+    fn eq(&self, other: &Event) -> bool {
+        (self.at, self.number) == (other.at, other.number)
+    }
+}
+
+impl Eq for Event {}
+
+impl PartialOrd for Event {
+    fn partial_cmp(&self, other: &Event) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Event {
+    fn cmp(&self, other: &Event) -> std::cmp::Ordering {
+        (self.at, self.number).cmp(&(other.at, other.number))
+    }
+}
+
+#[derive(Default)]
+struct Schedule {
+    now: u64,
+    made: u64,
+    events: BinaryHeap<Reverse<Event>>,
+}
+
+/// A clock in whole nanoseconds that goes only while somebody waits. All events are carried out on
+/// the waiting thread, in the order of their times: two runs of the same work are the same to the
+/// bit.
+#[derive(Default)]
+pub struct VirtualClock(Mutex<Schedule>);
+
+impl VirtualClock {
+    /// A clock at 0.
+    pub fn new() -> VirtualClock {
+        VirtualClock::default()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Schedule> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets something happen in `after` nanoseconds.
+    pub(crate) fn after(&self, after: u64, run: impl FnOnce() + Send + 'static) {
+        let mut s = self.lock();
+        let (at, number) = (s.now.saturating_add(after), s.made);
+        s.made += 1;
+        s.events.push(Reverse(Event { at, number, run: Box::new(run) }));
+    }
+
+    /// The first event up to a time, which is then the time.
+    fn next(&self, until: u64) -> Option<Event> {
+        let mut s = self.lock();
+        if s.events.peek().is_none_or(|e| e.0.at > until) {
+            s.now = s.now.max(until);
+            return None;
+        }
+        let event = s.events.pop()?.0;
+        s.now = s.now.max(event.at);
+        Some(event)
+    }
+}
+
+impl Clock for VirtualClock {
+    fn now(&self) -> Duration {
+        Duration::from_nanos(self.lock().now)
+    }
+
+    fn wait(&self, duration: Duration) {
+        let nanos = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
+        let until = self.lock().now.saturating_add(nanos);
+        // The lock is free meanwhile: what happens can make events of its own.
+        while let Some(event) = self.next(until) {
+            (event.run)();
+        }
+    }
+
+    fn next_event(&self) -> Option<Duration> {
+        self.lock().events.peek().map(|e| Duration::from_nanos(e.0.at))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+    use std::time::Duration;
+
+    use troika_device::Clock;
+
+    use super::VirtualClock;
+
+    #[test]
+    fn events_happen_in_the_order_of_their_times() {
+        let clock = Arc::new(VirtualClock::new());
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let note = |name: &'static str| {
+            let (seen, clock) = (seen.clone(), clock.clone());
+            move || seen.lock().unwrap().push((name, clock.now().as_nanos()))
+        };
+        clock.after(20, note("c"));
+        clock.after(10, note("a"));
+        clock.after(10, note("b"));
+        // One event makes another, before one that is there already.
+        let (inner, last) = (clock.clone(), note("d"));
+        clock.after(15, move || inner.after(2, last));
+        assert_eq!(clock.next_event(), Some(Duration::from_nanos(10)));
+        clock.wait(Duration::from_nanos(9));
+        assert!(seen.lock().unwrap().is_empty());
+        assert_eq!(clock.now().as_nanos(), 9);
+        clock.wait(Duration::from_nanos(11));
+        assert_eq!(*seen.lock().unwrap(), [("a", 10), ("b", 10), ("d", 17), ("c", 20)]);
+        assert_eq!((clock.next_event(), clock.now().as_nanos()), (None, 20));
+        clock.wait(Duration::MAX);
+        assert_eq!(clock.now().as_nanos(), u64::MAX.into());
+    }
+}

@@ -1,0 +1,312 @@
+//! What a run asks of a processor: operations by activation format, and bytes to move. Pure
+//! functions of the subgraph's shapes and the forward batch.
+
+use troika_device::{ForwardBatch, SeqRows};
+use troika_graph::{
+    ActivationFormat, Attention, Dim, Experts, Node, Op, Subgraph, ValueId, WeightRef, Window,
+};
+
+/// Operations and bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Demand {
+    /// Operations in f32; a multiplication with its addition are two.
+    pub f32: u64,
+    /// Operations with activations in eight bits.
+    pub int8: u64,
+    /// Operations with activations in bf16.
+    pub bf16: u64,
+    /// Bytes read and written: weights, values that are bound, and cached positions. Values
+    /// between the ops of a graph stay within the processor.
+    pub bytes: u64,
+}
+
+impl Demand {
+    /// Of a run of a graph on some rows. Products are rounded up to whole tiles of rows and
+    /// columns.
+    pub fn of(
+        graph: &Subgraph,
+        rows: usize,
+        forward: &ForwardBatch,
+        tile: (usize, usize),
+    ) -> Demand {
+        let shape = RunShape { graph, rows, forward, tile };
+        let mut demand = Demand::default();
+        for id in graph.inputs.iter().chain(&graph.outputs) {
+            demand.bytes = demand.bytes.saturating_add(shape.bytes(*id, shape.rows_of(*id)));
+        }
+        for node in &graph.nodes {
+            shape.add(node, &mut demand);
+        }
+        demand
+    }
+
+    fn operations(&mut self, format: ActivationFormat, count: u64) {
+        let sum = match format {
+            ActivationFormat::F32 => &mut self.f32,
+            ActivationFormat::Int8 => &mut self.int8,
+            ActivationFormat::Bf16 => &mut self.bf16,
+        };
+        *sum = sum.saturating_add(count);
+    }
+
+    fn move_bytes(&mut self, count: u64) {
+        self.bytes = self.bytes.saturating_add(count);
+    }
+}
+
+struct RunShape<'a> {
+    graph: &'a Subgraph,
+    rows: usize,
+    forward: &'a ForwardBatch,
+    tile: (usize, usize),
+}
+
+/// A product of counts that stops at the largest number.
+fn times(counts: &[usize]) -> u64 {
+    counts.iter().fold(1_u64, |all, n| all.saturating_mul(*n as u64))
+}
+
+impl RunShape<'_> {
+    /// Rows of a value in this run: of static shapes, those of the shape.
+    fn rows_of(&self, id: ValueId) -> usize {
+        match self.graph.value(id).shape.0.first() {
+            Some(Dim::Fixed(n)) => *n,
+            _ => self.rows,
+        }
+    }
+
+    fn cols(&self, id: ValueId) -> usize {
+        self.graph.value(id).shape.row_len()
+    }
+
+    fn bytes(&self, id: ValueId, rows: usize) -> u64 {
+        times(&[rows, self.cols(id), self.graph.value(id).dtype.block_bytes()])
+    }
+
+    fn weight_bytes(&self, w: WeightRef) -> u64 {
+        let w = self.graph.weight(w);
+        times(&[w.rows, w.dtype.row_bytes(w.cols).unwrap_or(usize::MAX)])
+    }
+
+    fn weights(&self, all: &[WeightRef]) -> u64 {
+        all.iter().fold(0, |sum: u64, w| sum.saturating_add(self.weight_bytes(*w)))
+    }
+
+    /// Operations of `[m, k] x [k, n]` in whole tiles.
+    fn product(&self, m: usize, n: usize, k: usize) -> u64 {
+        let whole = |n: usize, tile: usize| n.div_ceil(tile).saturating_mul(tile);
+        times(&[2, whole(m, self.tile.0), whole(n, self.tile.1), k])
+    }
+
+    fn add(&self, node: &Node, d: &mut Demand) {
+        let Some(&first) = node.inputs.first() else { return };
+        let (rows, cols) = (self.rows_of(first), self.cols(first));
+        let out = node.outputs.first().map_or(0, |id| self.cols(*id));
+        match &node.op {
+            Op::Embed { table, .. } => {
+                let table = self.graph.weight(*table);
+                let row = table.dtype.row_bytes(table.cols).unwrap_or(usize::MAX);
+                d.move_bytes(times(&[rows, row]));
+            }
+            Op::Linear { weight, bias, activations } => {
+                d.operations(*activations, self.product(rows, out, cols));
+                d.move_bytes(self.weight_bytes(*weight));
+                d.move_bytes(bias.map_or(0, |b| self.weight_bytes(b)));
+            }
+            Op::HeadLinear(h) => {
+                let heads = h.weights.len().max(1);
+                let one = self.product(rows, out / heads, cols / heads);
+                d.operations(ActivationFormat::F32, one.saturating_mul(heads as u64));
+                d.move_bytes(self.weights(&h.weights));
+            }
+            Op::Attention(a) => self.attention(a, node, d),
+            Op::Experts(e) => self.experts(e, node, d),
+            Op::KvAppend(_) => {
+                d.move_bytes(node.states.first().map_or(0, |s| self.bytes(*s, rows)));
+            }
+            other => {
+                let each = per_element(other);
+                d.operations(ActivationFormat::F32, times(&[rows, cols, each]));
+                d.move_bytes(self.weights(&vectors(other)));
+            }
+        }
+    }
+
+    /// Each row looks at the positions up to its own that its window has. Rows of padding look at
+    /// as many as the last row does.
+    fn attention(&self, a: &Attention, node: &Node, d: &mut Demand) {
+        let rows = node.outputs.first().map_or(0, |o| self.rows_of(*o));
+        let (mut seen, mut kept) = (0_u64, 0_usize);
+        for seq in &self.forward.seqs {
+            let (rows_see, positions) = visible(seq, a.window);
+            seen = seen.saturating_add(rows_see);
+            kept = kept.saturating_add(positions);
+        }
+        let last = self.forward.seqs.last();
+        let last = last.map_or(0, |s| seen_from(s.pos + s.rows.len().max(1) - 1, a.window));
+        let padding = rows.saturating_sub(self.forward.rows());
+        seen = seen.saturating_add(times(&[padding, last]));
+        let width = a.heads.saturating_mul(a.k_dim.saturating_add(a.v_dim));
+        d.operations(a.activations, times(&[2, width]).saturating_mul(seen));
+        for state in &node.states {
+            d.move_bytes(self.bytes(*state, kept));
+        }
+    }
+
+    /// Rows are spread evenly over the experts, which are as many as the rows can choose: which
+    /// ones they choose is not a matter of shapes.
+    fn experts(&self, e: &Experts, node: &Node, d: &mut Demand) {
+        let (Some(&x), Some(&ids)) = (node.inputs.first(), node.inputs.get(1)) else { return };
+        let (rows, k, top_k) = (self.rows_of(x), self.cols(x), self.cols(ids));
+        let pairs = rows.saturating_mul(top_k);
+        let used = e.gate.len().min(pairs).max(1);
+        let inter = e.gate.first().map_or(0, |w| self.graph.weight(*w).rows);
+        let each = pairs.div_ceil(used);
+        let one = self.product(each, inter, k).saturating_mul(2);
+        let one = one.saturating_add(self.product(each, k, inter));
+        d.operations(e.activations, one.saturating_mul(used as u64));
+        for list in [&e.gate, &e.up, &e.down, &e.gate_bias, &e.up_bias, &e.down_bias] {
+            d.move_bytes(self.weights(&list[..used.min(list.len())]));
+        }
+    }
+}
+
+/// Positions that a row at `pos` looks at.
+fn seen_from(pos: usize, window: Window) -> usize {
+    window.unwrap_or(usize::MAX).min(pos.saturating_add(1))
+}
+
+/// Positions that the rows of a sequence look at: counted for each row, and those that any of them
+/// looks at.
+fn visible(seq: &SeqRows, window: Window) -> (u64, usize) {
+    let n = seq.rows.len();
+    let sum = (0..n).map(|i| seen_from(seq.pos.saturating_add(i), window) as u64).sum();
+    let first = (seq.pos + 1).saturating_sub(seen_from(seq.pos, window));
+    (sum, if n == 0 { 0 } else { seq.pos + n - first })
+}
+
+/// Operations for each element of the first input of an op that is no product.
+fn per_element(op: &Op) -> usize {
+    match op {
+        Op::RmsNorm { .. } | Op::Activate(_) | Op::Router(_) => 4,
+        Op::LayerNorm { .. } | Op::Gate(_) => 6,
+        Op::Rope(_) | Op::SoftCap { .. } => 3,
+        Op::SigmoidGate => 2,
+        Op::SliceCols { .. } | Op::ConcatCols { .. } => 0,
+        _ => 1,
+    }
+}
+
+fn vectors(op: &Op) -> Vec<WeightRef> {
+    match op {
+        Op::RmsNorm { weight, .. } => weight.iter().copied().collect(),
+        Op::LayerNorm { weight, bias, .. } => [*weight].into_iter().chain(*bias).collect(),
+        _ => Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use troika_device::{ForwardBatch, SeqRows};
+    use troika_graph::{
+        ActivationFormat, Attention, DType, Dim, Op, Shape, Subgraph, SubgraphBuilder, WeightDecl,
+    };
+
+    use super::Demand;
+
+    fn forward(seqs: &[(usize, usize)]) -> ForwardBatch {
+        let mut at = 0;
+        let seq = |&(pos, n): &(usize, usize)| {
+            let rows = at..at + n;
+            at += n;
+            SeqRows { seq: 0, rows, pos, known_len: pos + n, tables: Vec::new() }
+        };
+        ForwardBatch { seqs: seqs.iter().map(seq).collect() }
+    }
+
+    fn linear(rows: Dim, activations: ActivationFormat) -> Subgraph {
+        let mut b = SubgraphBuilder::new("product", rows.bound());
+        let weight = b.weight(WeightDecl::whole("w".into(), 100, 64, DType::Q8_0));
+        let x = b.input("x", 64, DType::F32);
+        let y = b.op("y", Op::Linear { weight, bias: None, activations }, &[x], 100);
+        b.output(y);
+        let mut graph = b.finish().unwrap();
+        graph.values.iter_mut().for_each(|v| v.shape.0[0] = rows);
+        graph
+    }
+
+    #[test]
+    fn products_are_rounded_up_to_tiles() {
+        let graph = linear(Dim::Rows(8), ActivationFormat::F32);
+        let batch = forward(&[(0, 3)]);
+        // 3 x 64 and 3 x 100 floats, and 100 rows of two blocks of 34 bytes.
+        let bytes = 3 * 64 * 4 + 3 * 100 * 4 + 100 * 68;
+        let exact = Demand { f32: 2 * 3 * 100 * 64, bytes, ..Demand::default() };
+        assert_eq!(Demand::of(&graph, 3, &batch, (1, 1)), exact);
+        let whole = Demand { f32: 2 * 4 * 128 * 64, ..exact };
+        assert_eq!(Demand::of(&graph, 3, &batch, (4, 32)), whole);
+        let graph = linear(Dim::Rows(8), ActivationFormat::Int8);
+        let whole = Demand { f32: 0, int8: 2 * 4 * 128 * 64, ..exact };
+        assert_eq!(Demand::of(&graph, 3, &batch, (4, 32)), whole);
+    }
+
+    #[test]
+    fn static_shapes_cost_their_bucket() {
+        let bucket = linear(Dim::Fixed(8), ActivationFormat::F32);
+        let rows = linear(Dim::Rows(8), ActivationFormat::F32);
+        let padded = Demand::of(&bucket, 3, &forward(&[(0, 3)]), (1, 1));
+        assert_eq!(padded, Demand::of(&rows, 8, &forward(&[(0, 8)]), (1, 1)));
+    }
+
+    fn attention(window: Option<usize>, rows: Dim) -> Subgraph {
+        let mut b = SubgraphBuilder::new("attention", rows.bound());
+        let q = b.input("q", 4 * 6, DType::F32);
+        let cache = |cols| Shape(vec![Dim::KvLen(64), Dim::Fixed(cols)]);
+        let states = [b.state("k", cache(12), DType::F16), b.state("v", cache(10), DType::F16)];
+        let op = Attention {
+            heads: 4,
+            kv_heads: 2,
+            k_dim: 6,
+            v_dim: 5,
+            scale: 1.0,
+            window,
+            softcap: None,
+            sinks: None,
+            value_in_key: false,
+            page_group: 0,
+            activations: ActivationFormat::F32,
+        };
+        let y = b.attention(op, q, &states);
+        b.output(y);
+        let mut graph = b.finish().unwrap();
+        for id in [q, y] {
+            graph.values[id.0 as usize].shape.0[0] = rows;
+        }
+        graph
+    }
+
+    #[test]
+    fn attention_costs_what_its_rows_look_at() {
+        // Two rows that see 6 and 7 positions, and one that sees 1: seven positions and one are
+        // read, of 12 and 10 halves.
+        let batch = forward(&[(5, 2), (0, 1)]);
+        let bytes = 3 * (24 + 20) * 4;
+        let d = Demand::of(&attention(None, Dim::Rows(8)), 3, &batch, (1, 1));
+        assert_eq!(d.f32, 2 * 4 * (6 + 5) * (6 + 7 + 1));
+        assert_eq!(d.bytes, bytes + (7 + 1) * (12 + 10) * 2);
+        // With a window of three positions, the first two see three each, of four.
+        let d = Demand::of(&attention(Some(3), Dim::Rows(8)), 3, &batch, (1, 1));
+        assert_eq!(d.f32, 2 * 4 * (6 + 5) * (3 + 3 + 1));
+        assert_eq!(d.bytes, bytes + (4 + 1) * (12 + 10) * 2);
+        // Five rows of padding see as many as the last row.
+        let d = Demand::of(&attention(None, Dim::Fixed(8)), 3, &batch, (1, 1));
+        assert_eq!(d.f32, 2 * 4 * (6 + 5) * (6 + 7 + 1 + 5));
+    }
+
+    #[test]
+    fn what_cannot_be_counted_is_the_most_there_is() {
+        let batch = forward(&[(usize::MAX - 9, 4)]);
+        let d = Demand::of(&attention(None, Dim::Rows(8)), 4, &batch, (1, 1));
+        assert_eq!(d.f32, u64::MAX);
+    }
+}

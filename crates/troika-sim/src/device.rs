@@ -1,0 +1,221 @@
+//! The device.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+use std::time::Duration;
+
+use troika_cpu::{CpuDevice, CpuOptions};
+use troika_device::{
+    Buffer, Caps, Clock, Completion, Device, DeviceError, DeviceKind, Executable, OutOfMemory,
+    Queue, SpaceId, WeightSource,
+};
+use troika_graph::{ActivationFormat, DType, Subgraph, verify};
+
+use crate::bucket::{bucket_of, with_symbols};
+use crate::clock::VirtualClock;
+use crate::cost::Rates;
+use crate::limits::Limits;
+use crate::loaded::{Compiled, Loaded};
+use crate::queue::{RealQueue, VirtualQueue};
+use crate::resident::Resident;
+use crate::soc::{Processor, Soc};
+use crate::worker::Worker;
+
+/// A processor of a file.
+pub struct VirtualDevice {
+    caps: Caps,
+    rates: Rates,
+    limits: Arc<Limits>,
+    /// Computes the values; `None` with numerics off.
+    cpu: Option<CpuDevice>,
+    clock: Arc<VirtualClock>,
+    compiled: Arc<Compiled>,
+    resident: Resident,
+}
+
+impl VirtualDevice {
+    /// A device of the given name. Devices that are to share their time get the same clock.
+    ///
+    /// # Errors
+    /// What the kernels that compute its values report.
+    pub fn new(
+        name: &str,
+        soc: &Soc,
+        processor: &Processor,
+        clock: Arc<VirtualClock>,
+    ) -> Result<VirtualDevice, DeviceError> {
+        let space = if processor.own_memory { SpaceId::unique() } else { SpaceId::HOST };
+        // One thread: the numbers do not depend on how many there are.
+        let spaces = processor.own_memory.then_some(space).into_iter().collect();
+        let options = CpuOptions { name: name.into(), threads: 1, spaces, ..CpuOptions::default() };
+        let cpu = CpuDevice::new(options)?;
+        let caps = caps(soc, processor, space, cpu.caps());
+        Ok(VirtualDevice {
+            caps,
+            rates: Rates::new(soc, processor),
+            limits: Arc::new(Limits { device: name.into(), processor: processor.clone(), space }),
+            cpu: soc.numerics.then_some(cpu),
+            clock,
+            compiled: Arc::default(),
+            resident: Resident::default(),
+        })
+    }
+
+    fn unsupported(&self, graph: &Subgraph, op: usize, why: String) -> DeviceError {
+        DeviceError::Unsupported {
+            device: self.limits.device.clone(),
+            op: graph.nodes.get(op).map_or("none", |n| n.op.name()).into(),
+            graph: graph.name.clone(),
+            why,
+        }
+    }
+}
+
+fn caps(soc: &Soc, p: &Processor, space: SpaceId, cpu: &Caps) -> Caps {
+    let formats =
+        [(p.peak_gops.int8, ActivationFormat::Int8), (p.peak_gops.bf16, ActivationFormat::Bf16)];
+    let gains = formats.into_iter().filter(|(peak, _)| peak.is_some_and(|r| r > p.peak_gops.f32));
+    Caps {
+        static_shapes: p.static_shapes,
+        row_buckets: p.row_buckets.clone(),
+        spaces: vec![space],
+        numerics: if soc.numerics { cpu.numerics.clone() } else { "none".into() },
+        max_binding_bytes: p.max_binding_bytes,
+        weight_dtypes: cpu.weight_dtypes.iter().copied().filter(|d| *d != DType::I32).collect(),
+        activation_formats: gains.map(|(_, format)| format).collect(),
+        max_graph_bytes: p.max_graph_bytes,
+        max_resident_bytes: p.max_resident_bytes,
+        queue_depth: p.queue_depth,
+        strided_rows: p.strided_rows,
+        facts: facts(soc, p),
+    }
+}
+
+/// What people want to know.
+fn facts(soc: &Soc, p: &Processor) -> Vec<(String, String)> {
+    let peak = p.peak_gops;
+    let rate = |name: &str, rate: Option<f64>| rate.map(|r| format!(", {r} in {name}"));
+    let peaks = [rate("int8", peak.int8), rate("bf16", peak.bf16)].into_iter().flatten();
+    let bandwidth = p.bandwidth_gb_s.min(soc.bandwidth_gb_s.unwrap_or(f64::INFINITY));
+    let mut facts = vec![
+        (
+            "virtual".to_string(),
+            format!("{} {} of {} ({})", p.kind.name(), p.name, soc.name, soc.file),
+        ),
+        ("numerics".into(), if soc.numerics { "on" } else { "off" }.into()),
+        ("peak".into(), format!("{} GOP/s in f32{}", peak.f32, peaks.collect::<String>())),
+        ("bandwidth".into(), format!("{bandwidth} GB/s")),
+        ("launch".into(), format!("{} us", p.launch_ns as f64 / 1e3)),
+        ("tile".into(), format!("{} rows, {} columns", p.tile.0, p.tile.1)),
+        ("memory".into(), if p.own_memory { "its own" } else { "the host's" }.into()),
+    ];
+    let mut add = |name: &str, value: String| facts.push((name.into(), value));
+    if p.static_shapes {
+        let list: Vec<String> = p.row_buckets.iter().map(usize::to_string).collect();
+        let buckets = if list.is_empty() { "any".into() } else { list.join(", ") };
+        add("static shapes", format!("rows {buckets}"));
+    }
+    if !p.refused.is_empty() {
+        add("refuses", p.refused.join(", "));
+    }
+    for (name, bytes) in [
+        ("most bytes of a binding", p.max_binding_bytes),
+        ("most bytes of a graph", p.max_graph_bytes),
+        ("most bytes resident", p.max_resident_bytes),
+    ] {
+        bytes.into_iter().for_each(|b| add(name, b.to_string()));
+    }
+    add("queue depth", p.queue_depth.to_string());
+    if !p.strided_rows {
+        add("rows", "dense only".into());
+    }
+    facts
+}
+
+impl Device for VirtualDevice {
+    fn name(&self) -> &str {
+        &self.limits.device
+    }
+
+    fn kind(&self) -> DeviceKind {
+        DeviceKind::Virtual
+    }
+
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn clock(&self) -> Option<Arc<dyn Clock>> {
+        Some(self.clock.clone())
+    }
+
+    fn examine(&self, graph: &Subgraph) -> Vec<Option<String>> {
+        match verify(graph) {
+            Ok(()) => self.limits.examine(graph, &self.resident),
+            Err(e) => vec![Some(e.to_string()); graph.nodes.len()],
+        }
+    }
+
+    /// Memory of its own starts as NaN, so that what nobody wrote shows. That takes all its pages
+    /// at once, and the time to write them: a cache for a long context costs its full size from
+    /// the start. With numerics off nobody looks, and no page is taken.
+    fn allocate(&self, bytes: usize) -> Result<Buffer, OutOfMemory> {
+        match self.limits.space {
+            SpaceId::HOST => Buffer::zeroed(bytes),
+            own => Buffer::in_space(own, bytes, if self.cpu.is_some() { 0xff } else { 0 }),
+        }
+    }
+
+    fn compile(
+        &self,
+        graph: &Subgraph,
+        weights: &dyn WeightSource,
+    ) -> Result<Arc<Executable>, DeviceError> {
+        verify(graph)?;
+        let refused = self.limits.examine(graph, &self.resident).into_iter().enumerate();
+        if let Some((op, why)) = refused.filter_map(|(i, why)| Some((i, why?))).next() {
+            return Err(self.unsupported(graph, op, why));
+        }
+        let static_shapes = self.limits.processor.static_shapes;
+        let bucket = static_shapes.then(|| bucket_of(graph)).transpose().map_err(|what| {
+            let why = format!("it takes static shapes only, and {what}: bind rows to a bucket");
+            self.unsupported(graph, 0, why)
+        })?;
+        // Others may have come since the ops were looked at.
+        let limit = self.limits.processor.max_resident_bytes;
+        let residency = self.resident.enter(graph, limit).map_err(|bytes| {
+            let why = format!("{bytes} bytes of weights would be resident (max_resident_bytes)");
+            self.unsupported(graph, 0, why)
+        })?;
+        let inner = match (&self.cpu, bucket) {
+            (None, _) => None,
+            (Some(cpu), None) => Some(cpu.compile(graph, weights)?),
+            (Some(cpu), Some(_)) => Some(cpu.compile(&with_symbols(graph), weights)?),
+        };
+        self.clock.wait(Duration::from_nanos(self.limits.processor.compile_ns));
+        let scratch = inner.as_ref().map_or(0, |e| e.scratch_bytes());
+        let executable = Executable::new(self.compiled.clone(), 0, scratch);
+        self.compiled.add(executable.id(), Loaded::new(graph, bucket, inner, residency));
+        Ok(Arc::new(executable))
+    }
+
+    fn queue(
+        &self,
+        number: usize,
+        clock: Arc<dyn Clock>,
+        done: Sender<Completion>,
+    ) -> Result<Box<dyn Queue>, DeviceError> {
+        // Its lists run on the calling thread, so that nothing comes through the channel.
+        let inner = |cpu: &CpuDevice| cpu.queue(number, clock.clone(), channel().0);
+        let worker = Worker {
+            limits: self.limits.clone(),
+            rates: self.rates,
+            compiled: self.compiled.clone(),
+            inner: self.cpu.as_ref().map(inner).transpose()?,
+        };
+        if std::ptr::addr_eq(Arc::as_ptr(&clock), Arc::as_ptr(&self.clock)) {
+            return Ok(Box::new(VirtualQueue::start(worker, number, self.clock.clone(), done)));
+        }
+        Ok(Box::new(RealQueue::start(worker, number, clock, done)?))
+    }
+}

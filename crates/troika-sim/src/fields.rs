@@ -1,0 +1,174 @@
+//! Reading a table field by field, each with a sentence for what is wrong with it.
+
+use std::ops::RangeInclusive;
+
+use toml::{Table, Value};
+
+use crate::error::SocError;
+
+/// Rates and times lie in this range: whatever is computed of them is a number.
+const FIGURES: RangeInclusive<f64> = 1e-6..=1e12;
+
+/// A table of a file, and which fields of it were asked for.
+pub(crate) struct Fields<'a> {
+    file: &'a str,
+    place: String,
+    table: &'a Table,
+    known: Vec<&'static str>,
+}
+
+impl<'a> Fields<'a> {
+    /// `place` is the part of the file, such as `, processor npu`, or nothing.
+    pub fn new(file: &'a str, place: String, table: &'a Table) -> Fields<'a> {
+        Fields { file, place, table, known: Vec::new() }
+    }
+
+    /// What is wrong with a field.
+    pub fn wrong(&self, field: &str, why: impl Into<String>) -> SocError {
+        let (file, place) = (self.file.to_string(), self.place.clone());
+        SocError::Field { file, place, field: field.into(), why: why.into() }
+    }
+
+    /// The field as it is written.
+    pub fn get(&mut self, field: &'static str) -> Option<&'a Value> {
+        self.known.push(field);
+        self.table.get(field)
+    }
+
+    fn need(&mut self, field: &'static str, what: &str) -> Result<&'a Value, SocError> {
+        let value = self.get(field);
+        value.ok_or_else(|| self.wrong(field, format!("is missing; it is {what}")))
+    }
+
+    /// A text.
+    pub fn text(&mut self, field: &'static str, what: &str) -> Result<&'a str, SocError> {
+        let value = self.need(field, what)?;
+        value
+            .as_str()
+            .ok_or_else(|| self.wrong(field, format!("is {}; it must be {what}", shown(value))))
+    }
+
+    /// One of some words; `None` if it is not there.
+    pub fn word(
+        &mut self,
+        field: &'static str,
+        words: &[&'static str],
+    ) -> Result<Option<usize>, SocError> {
+        let Some(value) = self.get(field) else { return Ok(None) };
+        let found = value.as_str().and_then(|v| words.iter().position(|w| *w == v));
+        let refuse = || {
+            self.wrong(
+                field,
+                format!("is {}; it must be one of {}", shown(value), words.join(", ")),
+            )
+        };
+        found.map(Some).ok_or_else(refuse)
+    }
+
+    /// A rate: above 0.
+    pub fn rate(&mut self, field: &'static str, what: &str) -> Result<f64, SocError> {
+        let value = self.need(field, what)?;
+        self.rate_of(field, value)
+    }
+
+    /// A rate by its value.
+    pub fn rate_of(&self, field: &str, value: &Value) -> Result<f64, SocError> {
+        let rate = number(value).filter(|n| FIGURES.contains(n));
+        let (least, most) = (FIGURES.start(), FIGURES.end());
+        let why = || format!("is {}; it must be a number from {least} to {most:e}", shown(value));
+        rate.ok_or_else(|| self.wrong(field, why()))
+    }
+
+    /// Microseconds, as nanoseconds: from 0 on.
+    pub fn micros(&mut self, field: &'static str, what: &str) -> Result<u64, SocError> {
+        let value = self.need(field, what)?;
+        self.micros_of(field, value)
+    }
+
+    /// Microseconds that may be left out: none then.
+    pub fn maybe_micros(&mut self, field: &'static str) -> Result<u64, SocError> {
+        self.get(field).map_or(Ok(0), |value| self.micros_of(field, value))
+    }
+
+    fn micros_of(&self, field: &str, value: &Value) -> Result<u64, SocError> {
+        let micros = number(value).filter(|n| (0.0..=*FIGURES.end()).contains(n));
+        let most = FIGURES.end();
+        let why = || {
+            format!("is {}; it must be a number of microseconds from 0 to {most:e}", shown(value))
+        };
+        Ok((micros.ok_or_else(|| self.wrong(field, why()))? * 1e3).round() as u64)
+    }
+
+    /// A count above 0 that may be left out.
+    pub fn maybe_count(&mut self, field: &'static str) -> Result<Option<u64>, SocError> {
+        let Some(value) = self.get(field) else { return Ok(None) };
+        Ok(Some(self.count_of(field, value)?))
+    }
+
+    fn count_of(&self, field: &str, value: &Value) -> Result<u64, SocError> {
+        let count = value.as_integer().and_then(|n| u64::try_from(n).ok()).filter(|n| *n > 0);
+        count.ok_or_else(|| {
+            self.wrong(field, format!("has {}; give whole numbers from 1 on", shown(value)))
+        })
+    }
+
+    /// Counts above 0; `None` if they are not there.
+    pub fn counts(&mut self, field: &'static str) -> Result<Option<Vec<u64>>, SocError> {
+        let Some(value) = self.get(field) else { return Ok(None) };
+        let list =
+            value.as_array().ok_or_else(|| self.wrong(field, "must be a list of numbers"))?;
+        list.iter().map(|n| self.count_of(field, n)).collect::<Result<_, _>>().map(Some)
+    }
+
+    /// Yes or no; `None` if it is not there.
+    pub fn flag(&mut self, field: &'static str) -> Result<Option<bool>, SocError> {
+        let Some(value) = self.get(field) else { return Ok(None) };
+        let refuse = || self.wrong(field, format!("is {}; it must be true or false", shown(value)));
+        value.as_bool().map(Some).ok_or_else(refuse)
+    }
+
+    /// Some of the given words; `None` if the field is not there.
+    pub fn words(
+        &mut self,
+        field: &'static str,
+        words: &[&'static str],
+    ) -> Result<Option<Vec<&'static str>>, SocError> {
+        let Some(value) = self.get(field) else { return Ok(None) };
+        let list = value.as_array().ok_or_else(|| self.wrong(field, "must be a list of names"))?;
+        let find = |v: &Value| {
+            let found = v.as_str().and_then(|v| words.iter().find(|w| **w == v)).copied();
+            let known = words.join(", ");
+            found.ok_or_else(|| {
+                self.wrong(field, format!("has {}, which is none of {known}", shown(v)))
+            })
+        };
+        list.iter().map(find).collect::<Result<_, _>>().map(Some)
+    }
+
+    /// Refuses fields that nobody asked for.
+    pub fn finish(self) -> Result<(), SocError> {
+        match self.table.keys().find(|k| !self.known.contains(&k.as_str())) {
+            None => Ok(()),
+            Some(unknown) => {
+                let known = self.known.join(", ");
+                Err(self.wrong(unknown, format!("is not known here; the fields are {known}")))
+            }
+        }
+    }
+}
+
+/// Whole numbers are numbers, too.
+fn number(value: &Value) -> Option<f64> {
+    value.as_float().or_else(|| value.as_integer().map(|n| n as f64))
+}
+
+/// A value in a sentence.
+fn shown(value: &Value) -> String {
+    match value {
+        Value::String(text) => format!("{text:?}"),
+        Value::Integer(n) => n.to_string(),
+        Value::Float(n) => n.to_string(),
+        Value::Boolean(b) => b.to_string(),
+        other => format!("a {}", other.type_str()),
+    }
+}

@@ -1,0 +1,245 @@
+//! Queues: in real time a thread that computes at once, in virtual time events of the clock.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use troika_device::{
+    Clock, CommandList, Completion, DeviceError, HeldClaim, Queue, Submission, TaskTime,
+};
+
+use crate::clock::VirtualClock;
+use crate::limits::Limits;
+use crate::worker::{Prepared, Worker};
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// One list more than a queue takes.
+fn full(limits: &Limits) -> DeviceError {
+    let (device, depth) = (limits.device.clone(), limits.processor.queue_depth);
+    let why = format!("{depth} lists are in flight on its queue, which is all it takes");
+    DeviceError::System { device, why }
+}
+
+/// A queue beside devices that work in real time: what it takes is reported, not waited for.
+pub(crate) struct RealQueue {
+    lists: Option<Sender<CommandList>>,
+    thread: Option<JoinHandle<()>>,
+    shared: Arc<RealTime>,
+}
+
+struct RealTime {
+    number: usize,
+    clock: Arc<dyn Clock>,
+    limits: Arc<Limits>,
+    worker: Mutex<Worker>,
+    in_flight: AtomicUsize,
+}
+
+impl RealQueue {
+    pub fn start(
+        worker: Worker,
+        number: usize,
+        clock: Arc<dyn Clock>,
+        done: Sender<Completion>,
+    ) -> Result<RealQueue, DeviceError> {
+        let limits = worker.limits.clone();
+        let device = limits.device.clone();
+        let (send, receive) = channel();
+        let (worker, in_flight) = (Mutex::new(worker), AtomicUsize::new(0));
+        let shared = Arc::new(RealTime { number, clock, limits, worker, in_flight });
+        let serving = shared.clone();
+        let thread = std::thread::Builder::new()
+            .name(format!("troika-{device}-q{number}"))
+            .spawn(move || serving.serve(&receive, &done))
+            .map_err(|e| {
+                let why = format!("cannot start a thread: {e}");
+                DeviceError::System { device, why }
+            })?;
+        Ok(RealQueue { lists: Some(send), thread: Some(thread), shared })
+    }
+}
+
+impl Queue for RealQueue {
+    fn submit(&mut self, list: CommandList) -> Result<(), DeviceError> {
+        // The worker's lock is held while a list runs.
+        let RealTime { limits, in_flight, .. } = &*self.shared;
+        if in_flight.fetch_add(1, Ordering::AcqRel) >= limits.processor.queue_depth {
+            in_flight.fetch_sub(1, Ordering::AcqRel);
+            return Err(full(limits));
+        }
+        match self.lists.as_ref().map(|lists| lists.send(list)) {
+            Some(Ok(())) => Ok(()),
+            _ => Err(DeviceError::Gone(limits.device.clone())),
+        }
+    }
+
+    fn run_here(&mut self, list: CommandList) -> Result<Completion, CommandList> {
+        Ok(self.shared.complete(list))
+    }
+}
+
+impl Drop for RealQueue {
+    fn drop(&mut self) {
+        self.lists = None;
+        if let Some(thread) = self.thread.take() {
+            // The kernels catch what they throw; if the thread died, there is nothing to wait for.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl RealTime {
+    fn serve(&self, lists: &Receiver<CommandList>, done: &Sender<Completion>) {
+        while let Ok(list) = lists.recv() {
+            let completion = self.complete(list);
+            self.in_flight.fetch_sub(1, Ordering::AcqRel);
+            // Nobody listens any more when the scheduler is gone; then the queue is dropped soon.
+            let _ = done.send(completion);
+        }
+    }
+
+    fn complete(&self, mut list: CommandList) -> Completion {
+        let mut worker = lock(&self.worker);
+        let mut times = Vec::new();
+        let mut outcome = Ok(());
+        for Submission { tag, work } in &list.tasks {
+            let start = self.clock.now();
+            let mut ns = 0;
+            outcome = worker.prepare(work).and_then(|task| {
+                ns = task.ns;
+                // With numerics off, nothing else would see that tasks meet.
+                worker.claim(work, &task)?;
+                worker.compute(work, &task)
+            });
+            if list.timed {
+                let modelled = Some(Duration::from_nanos(ns));
+                times.push(TaskTime { tag: *tag, start, end: self.clock.now(), modelled });
+            }
+            if outcome.is_err() {
+                break;
+            }
+        }
+        list.tasks.clear();
+        Completion { queue: self.number, list, outcome, times }
+    }
+}
+
+/// A queue in virtual time. A task holds its claims from its start to its end, when its results
+/// are computed: whoever reads them before finds them busy, or as they were.
+pub(crate) struct VirtualQueue(Arc<Mutex<Lane>>);
+
+struct Lane {
+    number: usize,
+    clock: Arc<VirtualClock>,
+    done: Sender<Completion>,
+    worker: Worker,
+    /// The list that runs.
+    current: Option<Current>,
+    waiting: VecDeque<CommandList>,
+    me: Weak<Mutex<Lane>>,
+}
+
+struct Current {
+    list: CommandList,
+    times: Vec<TaskTime>,
+    /// Which task of the list runs.
+    at: usize,
+    start: Duration,
+    task: Option<(Prepared, Vec<HeldClaim>)>,
+}
+
+impl VirtualQueue {
+    pub fn start(
+        worker: Worker,
+        number: usize,
+        clock: Arc<VirtualClock>,
+        done: Sender<Completion>,
+    ) -> VirtualQueue {
+        VirtualQueue(Arc::new_cyclic(|me| {
+            let (current, waiting, me) = (None, VecDeque::new(), me.clone());
+            Mutex::new(Lane { number, clock, done, worker, current, waiting, me })
+        }))
+    }
+}
+
+impl Queue for VirtualQueue {
+    fn submit(&mut self, list: CommandList) -> Result<(), DeviceError> {
+        let mut lane = lock(&self.0);
+        let in_flight = lane.waiting.len() + usize::from(lane.current.is_some());
+        if in_flight >= lane.worker.limits.processor.queue_depth {
+            return Err(full(&lane.worker.limits));
+        }
+        lane.waiting.push_back(list);
+        lane.proceed();
+        Ok(())
+    }
+}
+
+impl Lane {
+    /// Starts what can start: the next task of the list, or that of the next list.
+    fn proceed(&mut self) {
+        loop {
+            let start = self.clock.now();
+            if self.current.is_none() {
+                let Some(list) = self.waiting.pop_front() else { return };
+                let times = Vec::new();
+                self.current = Some(Current { list, times, at: 0, start, task: None });
+            }
+            let Some(current) = &mut self.current else { return };
+            if current.task.is_some() {
+                return;
+            }
+            let Some(Submission { work, .. }) = current.list.tasks.get(current.at) else {
+                self.finish(Ok(()));
+                continue;
+            };
+            let worker = &self.worker;
+            let task = worker.prepare(work).and_then(|t| Ok((worker.claim(work, &t)?, t)));
+            match task {
+                Err(e) => self.finish(Err(e)),
+                Ok((claims, task)) => {
+                    let me = self.me.clone();
+                    current.start = start;
+                    let ns = task.ns;
+                    current.task = Some((task, claims));
+                    // A queue that is gone has nothing to end.
+                    let end = move || _ = me.upgrade().map(|lane| lock(&lane).end());
+                    self.clock.after(ns, end);
+                }
+            }
+        }
+    }
+
+    /// The end of a task: its results are there.
+    fn end(&mut self) {
+        let Some(current) = &mut self.current else { return };
+        let Some((task, claims)) = current.task.take() else { return };
+        drop(claims);
+        let Some(Submission { tag, work }) = current.list.tasks.get(current.at) else { return };
+        let outcome = self.worker.compute(work, &task);
+        if current.list.timed {
+            let (start, end) = (current.start, self.clock.now());
+            let modelled = Some(Duration::from_nanos(task.ns));
+            current.times.push(TaskTime { tag: *tag, start, end, modelled });
+        }
+        current.at += 1;
+        if outcome.is_err() {
+            self.finish(outcome);
+        }
+        self.proceed();
+    }
+
+    /// Reports the list.
+    fn finish(&mut self, outcome: Result<(), DeviceError>) {
+        let Some(Current { mut list, times, .. }) = self.current.take() else { return };
+        list.tasks.clear();
+        // Nobody listens any more when the scheduler is gone; then the queue is dropped soon.
+        let _ = self.done.send(Completion { queue: self.number, list, outcome, times });
+    }
+}

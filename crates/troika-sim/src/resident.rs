@@ -1,0 +1,92 @@
+//! Weights that executables hold, counted once however many hold them.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use troika_graph::{Subgraph, WeightDecl};
+
+/// A stored weight's name, and which rows and columns of it. Weights of one name are one weight:
+/// a device works for one model.
+type Key = (Arc<str>, Range<usize>, Range<usize>);
+
+#[derive(Default)]
+struct Counted {
+    /// Bytes and holders.
+    weights: HashMap<Key, (u64, usize)>,
+    bytes: u64,
+}
+
+/// What a device holds.
+#[derive(Clone, Default)]
+pub(crate) struct Resident(Arc<Mutex<Counted>>);
+
+/// The weights of a graph, held until it is dropped.
+pub(crate) struct Residency {
+    home: Resident,
+    keys: Vec<Key>,
+}
+
+pub(crate) fn weight_bytes(w: &WeightDecl) -> u64 {
+    let row = w.dtype.row_bytes(w.cols).unwrap_or(usize::MAX);
+    (w.rows as u64).saturating_mul(row as u64)
+}
+
+fn key(w: &WeightDecl) -> Key {
+    (w.name.clone(), w.stored_rows(), w.stored_cols())
+}
+
+impl Resident {
+    fn lock(&self) -> MutexGuard<'_, Counted> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Bytes in use.
+    pub fn bytes(&self) -> u64 {
+        self.lock().bytes
+    }
+
+    /// Whether a weight is held already.
+    pub fn has(&self, w: &WeightDecl) -> bool {
+        self.lock().weights.contains_key(&key(w))
+    }
+
+    /// Holds a graph's weights, if all of them together stay within a limit; otherwise the bytes
+    /// that they would come to.
+    pub fn enter(&self, graph: &Subgraph, limit: Option<u64>) -> Result<Residency, u64> {
+        let mut counted = self.lock();
+        let mut keys: Vec<(Key, u64)> = Vec::new();
+        for w in &graph.weights {
+            let (key, bytes) = (key(w), weight_bytes(w));
+            if !keys.iter().any(|(k, _)| *k == key) {
+                keys.push((key, bytes));
+            }
+        }
+        let new = keys.iter().filter(|(k, _)| !counted.weights.contains_key(k));
+        let sum = new.fold(counted.bytes, |sum, (_, bytes)| sum.saturating_add(*bytes));
+        if limit.is_some_and(|limit| sum > limit) {
+            return Err(sum);
+        }
+        counted.bytes = sum;
+        for (key, bytes) in &keys {
+            counted.weights.entry(key.clone()).or_insert((*bytes, 0)).1 += 1;
+        }
+        let keys = keys.into_iter().map(|(k, _)| k).collect();
+        Ok(Residency { home: self.clone(), keys })
+    }
+}
+
+impl Drop for Residency {
+    fn drop(&mut self) {
+        let mut counted = self.home.lock();
+        for key in &self.keys {
+            let Some((bytes, holders)) = counted.weights.get_mut(key) else { continue };
+            *holders -= 1;
+            if *holders == 0 {
+                let bytes = *bytes;
+                counted.weights.remove(key);
+                counted.bytes = counted.bytes.saturating_sub(bytes);
+            }
+        }
+    }
+}

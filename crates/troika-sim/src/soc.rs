@@ -1,0 +1,304 @@
+//! The file that describes a system on a chip: its processors, and what they share.
+
+use std::path::Path;
+
+use toml::{Table, Value};
+
+use crate::error::SocError;
+use crate::fields::Fields;
+
+/// All ops, by [`troika_graph::Op::name`].
+pub const OP_NAMES: [&str; 19] = [
+    "embed",
+    "rms_norm",
+    "layer_norm",
+    "linear",
+    "head_linear",
+    "rope",
+    "kv_append",
+    "attention",
+    "activate",
+    "gate",
+    "add",
+    "scale",
+    "clamp",
+    "soft_cap",
+    "sigmoid_gate",
+    "slice_cols",
+    "concat_cols",
+    "router",
+    "experts",
+];
+
+/// Processors that share memory.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Soc {
+    /// For people.
+    pub name: String,
+    /// Where it is described.
+    pub file: String,
+    /// Whether values are computed.
+    pub numerics: bool,
+    /// The memory's bandwidth, if it is less than what a processor could use.
+    pub bandwidth_gb_s: Option<f64>,
+    /// At least one.
+    pub processors: Vec<Processor>,
+}
+
+/// What a processor is called. It makes no difference to anything that runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProcessorKind {
+    /// Central processor.
+    Cpu,
+    /// Graphics processor.
+    Gpu,
+    /// Neural processor.
+    Npu,
+}
+
+impl ProcessorKind {
+    const NAMES: [&str; 3] = ["cpu", "gpu", "npu"];
+
+    /// As the file has it.
+    pub fn name(self) -> &'static str {
+        ProcessorKind::NAMES[self as usize]
+    }
+}
+
+/// Operations in a second, in 10^9, by activation format; a multiplication with its addition are
+/// two.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PeakRates {
+    /// In f32, and in formats without a rate of their own.
+    pub f32: f64,
+    /// With activations in eight bits.
+    pub int8: Option<f64>,
+    /// With activations in bf16.
+    pub bf16: Option<f64>,
+}
+
+/// A processor.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Processor {
+    /// Its name in the file.
+    pub name: String,
+    /// What it is called.
+    pub kind: ProcessorKind,
+    /// How fast it computes.
+    pub peak_gops: PeakRates,
+    /// How fast it reads and writes memory.
+    pub bandwidth_gb_s: f64,
+    /// What each run and each copy costs besides, in nanoseconds.
+    pub launch_ns: u64,
+    /// What compiling a subgraph costs, in nanoseconds.
+    pub compile_ns: u64,
+    /// Rows and columns of products are rounded up to multiples of these.
+    pub tile: (usize, usize),
+    /// It takes graphs of fixed shape only.
+    pub static_shapes: bool,
+    /// Numbers of rows that graphs are compiled for.
+    pub row_buckets: Vec<usize>,
+    /// It has memory of its own, and reaches no other.
+    pub own_memory: bool,
+    /// Ops that it does not run, by name.
+    pub refused: Vec<&'static str>,
+    /// Most bytes of a value.
+    pub max_binding_bytes: Option<u64>,
+    /// Most bytes of a graph's weights.
+    pub max_graph_bytes: Option<u64>,
+    /// Most bytes of weights of all its graphs.
+    pub max_resident_bytes: Option<u64>,
+    /// Lists in flight at most.
+    pub queue_depth: usize,
+    /// Values may be bound to rows that lie apart.
+    pub strided_rows: bool,
+}
+
+/// Lists in flight where a file does not say how many.
+const QUEUE_DEPTH: u64 = 64;
+
+impl Soc {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// [`SocError`], a sentence that names the file, the processor and the field.
+    pub fn read(path: &Path) -> Result<Soc, SocError> {
+        let file = path.display().to_string();
+        match std::fs::read_to_string(path) {
+            Ok(text) => Soc::parse(&file, &text),
+            Err(e) => Err(SocError::Read { file, why: e.to_string() }),
+        }
+    }
+
+    /// Reads a file's text.
+    ///
+    /// # Errors
+    /// As [`Soc::read`].
+    pub fn parse(file: &str, text: &str) -> Result<Soc, SocError> {
+        let table: Table = text.parse().map_err(|e: toml::de::Error| {
+            let before = e.span().and_then(|s| text.get(..s.start)).unwrap_or_default();
+            let why = e.message().lines().collect::<Vec<_>>().join("; ");
+            SocError::Syntax { file: file.into(), line: before.lines().count().max(1), why }
+        })?;
+        let mut f = Fields::new(file, String::new(), &table);
+        let name = f.text("name", "the name of the SoC")?.to_string();
+        let numerics = f.word("numerics", &["on", "off"])? != Some(1);
+        let bandwidth_gb_s = match f.get("memory") {
+            None => None,
+            Some(Value::Table(memory)) => {
+                let mut m = Fields::new(file, ", memory".into(), memory);
+                let rate = m.rate("bandwidth_gb_s", "10^9 bytes in a second")?;
+                m.finish()?;
+                Some(rate)
+            }
+            Some(_) => return Err(f.wrong("memory", "must be a table, [memory]")),
+        };
+        let processors = match f.get("processor") {
+            Some(Value::Array(all)) if !all.is_empty() => all,
+            Some(_) => return Err(f.wrong("processor", "must be a list of tables, [[processor]]")),
+            None => return Err(f.wrong("processor", "is missing; add a [[processor]]")),
+        };
+        f.finish()?;
+        let read = |(i, v)| processor(file, i, v);
+        let processors: Vec<Processor> =
+            processors.iter().enumerate().map(read).collect::<Result<_, _>>()?;
+        let twice = |(i, p): (usize, &Processor)| processors[..i].iter().any(|o| o.name == p.name);
+        if let Some(i) = processors.iter().enumerate().position(twice) {
+            let (file, place) = (file.into(), format!(", processor {}", processors[i].name));
+            let why = "is that of another processor; give each one of its own".into();
+            return Err(SocError::Field { file, place, field: "name".into(), why });
+        }
+        Ok(Soc { name, file: file.into(), numerics, bandwidth_gb_s, processors })
+    }
+
+    /// A processor by name; without one, the only one there is.
+    ///
+    /// # Errors
+    /// [`SocError::Processor`].
+    pub fn processor(&self, name: Option<&str>) -> Result<&Processor, SocError> {
+        let names: Vec<&str> = self.processors.iter().map(|p| p.name.as_str()).collect();
+        let refuse = |why: String| {
+            Err(SocError::Processor { file: self.file.clone(), known: names.join(", "), why })
+        };
+        match (name, &self.processors[..]) {
+            (None, [only]) => Ok(only),
+            (None, _) => {
+                refuse(format!("say which one is meant, as in {}:{}", self.file, names[0]))
+            }
+            (Some(name), all) => match all.iter().find(|p| p.name == name) {
+                Some(found) => Ok(found),
+                None => refuse(format!("none of them is named {name:?}")),
+            },
+        }
+    }
+}
+
+fn processor(file: &str, index: usize, value: &Value) -> Result<Processor, SocError> {
+    let place = |name: &str| format!(", processor {name}");
+    let empty = Table::new();
+    let table = value.as_table().unwrap_or(&empty);
+    let mut f = Fields::new(file, place(&(index + 1).to_string()), table);
+    let name = f.text("name", "the processor's name")?.to_string();
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    if name.is_empty() || !name.chars().all(plain) {
+        let why = format!("is {name:?}; names are made of letters, digits, '-', '_' and '.'");
+        return Err(f.wrong("name", why));
+    }
+    let mut f = Fields::new(file, place(&name), table);
+    f.get("name");
+    let kind = match f.word("kind", &ProcessorKind::NAMES)? {
+        Some(0) => ProcessorKind::Cpu,
+        Some(1) => ProcessorKind::Gpu,
+        Some(_) => ProcessorKind::Npu,
+        None => return Err(f.wrong("kind", "is missing; it is \"cpu\", \"gpu\" or \"npu\"")),
+    };
+    let peak_gops = peaks(&mut f)?;
+    let static_shapes = f.flag("static_shapes")?.unwrap_or(false);
+    let processor = Processor {
+        kind,
+        peak_gops,
+        bandwidth_gb_s: f.rate("bandwidth_gb_s", "10^9 bytes in a second")?,
+        launch_ns: f.micros("launch_us", "microseconds that each run costs besides")?,
+        compile_ns: f.maybe_micros("compile_us")?,
+        tile: tile(&mut f)?,
+        static_shapes,
+        row_buckets: row_buckets(&mut f, static_shapes)?,
+        own_memory: f.flag("own_memory")?.unwrap_or(false),
+        refused: refused(&mut f)?,
+        max_binding_bytes: f.maybe_count("max_binding_bytes")?,
+        max_graph_bytes: f.maybe_count("max_graph_bytes")?,
+        max_resident_bytes: f.maybe_count("max_resident_bytes")?,
+        queue_depth: f.maybe_count("queue_depth")?.unwrap_or(QUEUE_DEPTH) as usize,
+        strided_rows: f.flag("strided_rows")?.unwrap_or(true),
+        name,
+    };
+    f.finish()?;
+    Ok(processor)
+}
+
+fn peaks(f: &mut Fields<'_>) -> Result<PeakRates, SocError> {
+    match f.get("peak_gops") {
+        None => Err(f.wrong("peak_gops", "is missing; it is 10^9 operations in a second")),
+        Some(Value::Table(formats)) => {
+            let known = ["f32", "int8", "bf16"];
+            if let Some(other) = formats.keys().find(|k| !known.contains(&k.as_str())) {
+                let why = format!("has no format {other}; the formats are {}", known.join(", "));
+                return Err(f.wrong("peak_gops", why));
+            }
+            let rate = |name: &str| {
+                let field = format!("peak_gops.{name}");
+                formats.get(name).map(|value| f.rate_of(&field, value)).transpose()
+            };
+            let missing =
+                || f.wrong("peak_gops.f32", "is missing; every processor computes in f32");
+            Ok(PeakRates {
+                f32: rate("f32")?.ok_or_else(missing)?,
+                int8: rate("int8")?,
+                bf16: rate("bf16")?,
+            })
+        }
+        Some(one) => Ok(PeakRates { f32: f.rate_of("peak_gops", one)?, int8: None, bf16: None }),
+    }
+}
+
+/// The largest tile and bucket: what is rounded up to them can be counted.
+const MOST_ROWS: u64 = 1 << 24;
+
+fn tile(f: &mut Fields<'_>) -> Result<(usize, usize), SocError> {
+    match f.counts("tile")?.as_deref() {
+        None => Ok((1, 1)),
+        Some(&[rows, cols]) if rows.max(cols) <= MOST_ROWS => Ok((rows as usize, cols as usize)),
+        Some(_) => {
+            Err(f.wrong("tile", format!("must be [rows, columns], each at most {MOST_ROWS}")))
+        }
+    }
+}
+
+fn row_buckets(f: &mut Fields<'_>, static_shapes: bool) -> Result<Vec<usize>, SocError> {
+    let Some(list) = f.counts("row_buckets")? else { return Ok(Vec::new()) };
+    if !static_shapes {
+        return Err(f.wrong("row_buckets", "is for processors with static_shapes = true only"));
+    }
+    let ascend = list.windows(2).all(|pair| pair[0] < pair[1]);
+    if list.is_empty() || !ascend || list.iter().any(|n| *n > MOST_ROWS) {
+        let why = format!("must be numbers of rows up to {MOST_ROWS}, in ascending order");
+        return Err(f.wrong("row_buckets", why));
+    }
+    Ok(list.into_iter().map(|n| n as usize).collect())
+}
+
+fn refused(f: &mut Fields<'_>) -> Result<Vec<&'static str>, SocError> {
+    let (refuses, only) = (f.words("refuses", &OP_NAMES)?, f.words("only", &OP_NAMES)?);
+    if refuses.is_some() && only.is_some() {
+        return Err(f.wrong("only", "and refuses say the same thing twice; give one of them"));
+    }
+    let field = if only.is_some() { "only" } else { "refuses" };
+    let refused: Vec<&'static str> = match only {
+        Some(only) => OP_NAMES.into_iter().filter(|op| !only.contains(op)).collect(),
+        None => refuses.unwrap_or_default(),
+    };
+    if OP_NAMES.iter().all(|op| refused.contains(op)) {
+        return Err(f.wrong(field, "leaves the processor no op that it runs"));
+    }
+    Ok(refused)
+}

@@ -1,0 +1,127 @@
+//! A queue's tasks: checked, claimed, computed, and what they cost.
+
+use std::sync::Arc;
+
+use troika_device::{
+    Access, CommandList, DeviceError, HeldClaim, PagesView, Queue, Rect, Run, Submission, Work,
+};
+
+use crate::cost::Rates;
+use crate::demand::Demand;
+use crate::limits::{Bound, Limits, row_bytes};
+use crate::loaded::{Compiled, Loaded};
+
+/// What computes the tasks of one queue.
+pub(crate) struct Worker {
+    pub limits: Arc<Limits>,
+    pub rates: Rates,
+    pub compiled: Arc<Compiled>,
+    /// The queue that computes; `None` with numerics off.
+    pub inner: Option<Box<dyn Queue>>,
+}
+
+/// A task that was checked.
+pub(crate) struct Prepared {
+    /// What it takes, in nanoseconds.
+    pub ns: u64,
+    /// What computes a run, and where its values are; `None` for copies.
+    run: Option<(Arc<Loaded>, Bound)>,
+}
+
+impl Worker {
+    /// Checks a task.
+    pub fn prepare(&self, work: &Work) -> Result<Prepared, DeviceError> {
+        match work {
+            Work::Run(run) => {
+                let Some(loaded) = self.compiled.get(run.executable.id()) else {
+                    return Err(DeviceError::Submission {
+                        task: format!("{:?}", run.executable),
+                        why: format!("is none of device {}", self.limits.device),
+                    });
+                };
+                let bound = self.limits.check_run(&loaded, run)?;
+                let tile = self.limits.processor.tile;
+                let demand = Demand::of(&loaded.graph, run.rows, &run.forward, tile);
+                Ok(Prepared { ns: self.rates.run_ns(&demand), run: Some((loaded, bound)) })
+            }
+            Work::Copy(copy) => {
+                self.limits.check_copy(copy)?;
+                let r = copy.from.rect();
+                let bytes = (r.rows() as u64).saturating_mul(r.row_bytes() as u64);
+                Ok(Prepared { ns: self.rates.copy_ns(bytes), run: None })
+            }
+        }
+    }
+
+    /// Claims what a task touches, for as long as it runs.
+    pub fn claim(&self, work: &Work, task: &Prepared) -> Result<Vec<HeldClaim>, DeviceError> {
+        let mut claims = Vec::new();
+        match (work, &task.run) {
+            (Work::Run(run), Some((loaded, bound))) => {
+                claim_run(run, loaded, bound, &mut claims)?;
+            }
+            (Work::Copy(copy), _) => {
+                for (view, access) in [(&copy.from, Access::Read), (&copy.to, Access::Write)] {
+                    claims.push(view.buffer().hold(&[(*view.rect(), access)])?);
+                }
+            }
+            _ => {}
+        }
+        Ok(claims)
+    }
+
+    /// Computes a task whose claims were given back: the kernels claim for themselves.
+    pub fn compute(&mut self, work: &Work, task: &Prepared) -> Result<(), DeviceError> {
+        let Some(queue) = &mut self.inner else { return Ok(()) };
+        match (work, &task.run) {
+            (Work::Run(run), Some((loaded, _))) => {
+                let Some(executable) = loaded.inner.clone() else { return Ok(()) };
+                let run = Run { executable, ..run.clone() };
+                let tasks = vec![Submission { tag: 0, work: Work::Run(run) }];
+                let list = CommandList { tasks, ..CommandList::default() };
+                match queue.run_here(list) {
+                    Ok(completion) => completion.outcome,
+                    Err(_) => Err(DeviceError::System {
+                        device: self.limits.device.clone(),
+                        why: "its kernels do not compute on this thread".into(),
+                    }),
+                }
+            }
+            (Work::Copy(copy), _) => copy.from.copy_to(&copy.to),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Inputs, outputs, and of states the rows that the sequences' pages have.
+fn claim_run(
+    run: &Run,
+    loaded: &Loaded,
+    bound: &Bound,
+    claims: &mut Vec<HeldClaim>,
+) -> Result<(), DeviceError> {
+    let b = &*run.bindings;
+    for (view, rect) in b.inputs.iter().zip(&bound.inputs) {
+        claims.push(view.buffer().hold(&[(*rect, Access::Read)])?);
+    }
+    for (i, (view, rect)) in b.states.iter().zip(&bound.states).enumerate() {
+        let row = row_bytes(loaded.graph.value(loaded.graph.states[i]));
+        let (all, written) = (rect.span(), loaded.state_written[i]);
+        // Positions past the end are the kernel's to refuse.
+        let byte = |r: usize| r.saturating_mul(row).saturating_add(all.start).min(all.end);
+        let mut wanted = Vec::new();
+        for (_, group) in loaded.state_groups.iter().filter(|g| g.0 == i) {
+            for pages in run.forward.seqs.iter().filter_map(|s| PagesView::new(s, *group)) {
+                pages.runs(|rows, appended| {
+                    let access = if appended && written { Access::Write } else { Access::Read };
+                    wanted.push((Rect::bytes(byte(rows.start)..byte(rows.end)), access));
+                });
+            }
+        }
+        claims.push(view.buffer().hold(&wanted)?);
+    }
+    for (view, rect) in b.outputs.iter().zip(&bound.outputs) {
+        claims.push(view.buffer().hold(&[(*rect, Access::Write)])?);
+    }
+    Ok(())
+}
