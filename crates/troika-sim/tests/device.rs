@@ -1,0 +1,463 @@
+//! What a virtual device promises: its limits, its time, and when its results are there.
+
+#![allow(missing_docs)]
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use troika_device::*;
+use troika_graph::{
+    ActivationFormat, Attention, DType, Dim, KvAppend, Op, Shape, Subgraph, SubgraphBuilder,
+    WeightDecl,
+};
+use troika_sim::{Soc, VirtualClock, VirtualDevice};
+
+/// All weights are ones; none is read where `none` is set.
+#[derive(Clone, Copy)]
+struct Ones {
+    none: bool,
+    shape: (usize, usize),
+}
+
+/// Floats of 1.0, aligned as words.
+struct Words(Vec<u32>);
+impl AsRef<[u8]> for Words {
+    fn as_ref(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.0)
+    }
+}
+
+impl WeightSource for Ones {
+    fn weight(&self, name: &str) -> Result<WeightData, DeviceError> {
+        assert!(!self.none, "{name} was read");
+        let (rows, cols) = self.shape;
+        let bytes = WeightBytes::whole(Arc::new(Words(vec![1f32.to_bits(); rows * cols])));
+        Ok(WeightData { dtype: DType::F32, rows, cols, bytes })
+    }
+
+    fn packed(&self, name: &str, _: PackLayout<'_>, _: PackFn<'_>) -> Result<Packed, DeviceError> {
+        panic!("{name} was packed")
+    }
+}
+
+const ONES: Ones = Ones { none: false, shape: (16, 16) };
+const NONE: Ones = Ones { none: true, shape: (16, 16) };
+
+/// `y = 16 times the mean of x`, in each of 16 columns.
+fn product(rows: Dim) -> Subgraph {
+    let mut b = SubgraphBuilder::new("product", rows.bound());
+    let weight = b.weight(WeightDecl::whole("w".into(), 16, 16, DType::F32));
+    let x = b.input("x", 16, DType::F32);
+    let op = Op::Linear { weight, bias: None, activations: ActivationFormat::F32 };
+    let y = b.op("y", op, &[x], 16);
+    b.output(y);
+    let mut graph = b.finish().unwrap();
+    graph.values.iter_mut().for_each(|v| v.shape.0[0] = rows);
+    graph
+}
+
+fn append() -> Subgraph {
+    let mut b = SubgraphBuilder::new("append", 4);
+    let x = b.input("x", 16, DType::F32);
+    let cache = b.state("cache", Shape(vec![Dim::KvLen(8), Dim::Fixed(16)]), DType::F32);
+    b.node(Op::KvAppend(KvAppend { width: 16, page_group: 0 }), &[x], &[cache], &[]);
+    let q = b.input("q", 16, DType::F32);
+    let op = Attention {
+        heads: 1,
+        kv_heads: 1,
+        k_dim: 16,
+        v_dim: 16,
+        scale: 1.0,
+        window: None,
+        softcap: None,
+        sinks: None,
+        value_in_key: true,
+        page_group: 0,
+        activations: ActivationFormat::F32,
+    };
+    let y = b.attention(op, q, &[cache]);
+    b.output(y);
+    b.finish().unwrap()
+}
+
+/// A run takes 1 us, an operation and a byte a picosecond.
+fn open(name: &str, limits: &str, top: &str, clock: &Arc<VirtualClock>) -> VirtualDevice {
+    let text = format!(
+        "name = \"s\"\n{top}\n[[processor]]\nname = \"p\"\nkind = \"npu\"\npeak_gops = 1000\n\
+         bandwidth_gb_s = 1000\nlaunch_us = 1\n{limits}"
+    );
+    let soc = Soc::parse("s.toml", &text).unwrap();
+    VirtualDevice::new(name, &soc, soc.processor(None).unwrap(), clock.clone()).unwrap()
+}
+
+struct Lane {
+    queue: Box<dyn Queue>,
+    done: Receiver<Completion>,
+}
+
+fn lane(device: &VirtualDevice, clock: Arc<dyn Clock>) -> Lane {
+    let (send, done) = channel();
+    Lane { queue: device.queue(0, clock, send).unwrap(), done }
+}
+
+fn filled(buffer: &Buffer, value: f32) {
+    buffer.write().unwrap().as_mut_slice::<f32>().fill(value);
+}
+
+fn first(buffer: &Buffer) -> f32 {
+    buffer.read().unwrap().as_slice::<f32>()[0]
+}
+
+fn zeroed(rows: usize) -> Buffer {
+    Buffer::zeroed(rows * 64).unwrap()
+}
+
+fn forward(seq: u64, pos: usize, rows: usize, pages: &[u32]) -> Arc<ForwardBatch> {
+    let table = PageTable { page_len: 4, first: 0, pages: pages.to_vec() };
+    let rows = 0..rows;
+    let known_len = pos + rows.len();
+    Arc::new(ForwardBatch {
+        seqs: vec![SeqRows { seq, rows, pos, known_len, tables: vec![table] }],
+    })
+}
+
+fn run(executable: &Arc<Executable>, x: View, y: View, rows: usize) -> Submission {
+    let bindings = Bindings { inputs: vec![x], states: vec![], outputs: vec![y] };
+    let bindings = Arc::new(bindings);
+    let forward = forward(0, 0, rows, &[0]);
+    Submission {
+        tag: 7,
+        work: Work::Run(Run { executable: executable.clone(), bindings, rows, forward }),
+    }
+}
+
+fn list(id: u64, tasks: Vec<Submission>) -> CommandList {
+    CommandList { id, tasks, timed: true }
+}
+
+fn refusal(lane: &mut Lane, task: Submission) -> String {
+    let done = lane.queue.run_here(list(0, vec![task])).unwrap();
+    done.outcome.unwrap_err().to_string()
+}
+
+#[test]
+fn a_run_takes_its_time_and_its_results_are_there_at_the_end() {
+    let clock = Arc::new(VirtualClock::new());
+    let device = open("p", "", "", &clock);
+    let exe = device.compile(&product(Dim::Rows(4)), &ONES).unwrap();
+    let mut lane = lane(&device, clock.clone());
+    let (x, y) = (zeroed(4), zeroed(4));
+    filled(&x, 0.5);
+    filled(&y, 3.0);
+    let whole = View::whole;
+    let tasks = vec![run(&exe, whole(&x), whole(&y), 4), run(&exe, whole(&x), whole(&y), 1)];
+    lane.queue.submit(list(5, tasks)).unwrap();
+    // 4 x 16 x 16 multiplications and additions: 2048 ps; 64 bytes for each row and weight: 1536.
+    assert_eq!(clock.next_event(), Some(Duration::from_nanos(1003)));
+    clock.wait(Duration::from_nanos(1002));
+    // Until the end, the run has its claims, and nothing is computed.
+    assert_eq!(x.write().err(), Some(AccessError::Busy));
+    assert_eq!(y.read().err(), Some(AccessError::Busy));
+    assert!(x.read().is_ok() && lane.done.try_recv().is_err());
+    clock.wait(Duration::from_nanos(1));
+    // The second run has the first row of each.
+    assert_eq!(y.read().err(), Some(AccessError::Busy));
+    let rest = View::whole(&y).buffer().hold(&[(Rect::bytes(64..256), Access::Read)]);
+    drop(rest.unwrap());
+    clock.wait(Duration::from_secs(1));
+    let done = lane.done.try_recv().unwrap();
+    done.outcome.unwrap();
+    assert_eq!(first(&y), 8.0);
+    let times: Vec<_> = done.times.iter().map(|t| (t.start.as_nanos(), t.end.as_nanos())).collect();
+    // One row: 512 ps of operations, 128 + 1024 bytes.
+    assert_eq!(times, [(0, 1003), (1003, 1003 + 1002)]);
+    assert_eq!(done.times[0].modelled, Some(Duration::from_nanos(1003)));
+    assert_eq!((done.list.id, done.times[1].tag, done.list.tasks.len()), (5, 7, 0));
+}
+
+#[test]
+fn a_dependency_that_is_missing_shows() {
+    let clock = Arc::new(VirtualClock::new());
+    let (a, b) = (open("a", "", "", &clock), open("b", "", "", &clock));
+    let (first_exe, second_exe) = (
+        a.compile(&product(Dim::Rows(4)), &ONES).unwrap(),
+        b.compile(&product(Dim::Rows(4)), &ONES).unwrap(),
+    );
+    let (mut qa, mut qb) = (lane(&a, clock.clone()), lane(&b, clock.clone()));
+    let [x, y, z] = [0; 3].map(|_| View::whole(&zeroed(4)));
+    filled(x.buffer(), 1.0);
+    qa.queue.submit(list(0, vec![run(&first_exe, x.clone(), y.clone(), 4)])).unwrap();
+    qb.queue.submit(list(0, vec![run(&second_exe, y.clone(), z.clone(), 4)])).unwrap();
+    clock.wait(Duration::from_secs(1));
+    let failed = qb.done.try_recv().unwrap().outcome;
+    assert!(matches!(failed, Err(DeviceError::Busy(AccessError::Busy))), "{failed:?}");
+    qa.done.try_recv().unwrap().outcome.unwrap();
+    // In order, they give their results.
+    qb.queue.submit(list(1, vec![run(&second_exe, y, z.clone(), 4)])).unwrap();
+    clock.wait(Duration::from_secs(1));
+    qb.done.try_recv().unwrap().outcome.unwrap();
+    assert_eq!(first(z.buffer()), 256.0);
+}
+
+/// Sequences wait for each other only where they share pages.
+#[test]
+fn claims_of_caches_are_those_of_pages() {
+    let clock = Arc::new(VirtualClock::new());
+    let (a, b) = (open("a", "", "", &clock), open("b", "", "", &clock));
+    let graph = append();
+    let (ea, eb) = (a.compile(&graph, &NONE).unwrap(), b.compile(&graph, &NONE).unwrap());
+    let (mut qa, mut qb) = (lane(&a, clock.clone()), lane(&b, clock.clone()));
+    let cache = zeroed(8);
+    let task = |exe: &Arc<Executable>, seq, pages: &[u32]| {
+        let [x, q, y] = [0; 3].map(|_| View::whole(&zeroed(4)));
+        filled(x.buffer(), seq as f32);
+        let states = vec![View::whole(&cache)];
+        let bindings = Arc::new(Bindings { inputs: vec![x, q], states, outputs: vec![y] });
+        let forward = forward(seq, 1, 2, pages);
+        let run = Run { executable: exe.clone(), bindings, rows: 2, forward };
+        Submission { tag: 0, work: Work::Run(run) }
+    };
+    let mut both = |pages: [&[u32]; 2]| {
+        qa.queue.submit(list(0, vec![task(&ea, 5, pages[0])])).unwrap();
+        qb.queue.submit(list(0, vec![task(&eb, 6, pages[1])])).unwrap();
+        clock.wait(Duration::from_secs(1));
+        qa.done.try_recv().unwrap().outcome.unwrap();
+        qb.done.try_recv().unwrap().outcome
+    };
+    both([&[0], &[1]]).unwrap();
+    let rows: Vec<f32> =
+        cache.read().unwrap().as_slice().chunks(16).map(|r: &[f32]| r[0]).collect();
+    assert_eq!(rows, [0.0, 5.0, 5.0, 0.0, 0.0, 6.0, 6.0, 0.0]);
+    assert!(matches!(both([&[0], &[0]]), Err(DeviceError::Busy(_))));
+}
+
+#[test]
+fn beside_real_devices_it_computes_at_once_and_reports_the_modelled_time() {
+    let clock = Arc::new(VirtualClock::new());
+    let device = open("p", "", "", &clock);
+    let exe = device.compile(&product(Dim::Rows(4)), &ONES).unwrap();
+    let mut lane = lane(&device, Arc::new(RealClock::new()));
+    let (x, y) = (zeroed(4), zeroed(4));
+    filled(&x, 0.5);
+    let task = || run(&exe, View::whole(&x), View::whole(&y), 4);
+    lane.queue.submit(list(0, vec![task()])).unwrap();
+    let done = lane.done.recv().unwrap();
+    done.outcome.unwrap();
+    assert_eq!((first(&y), done.times[0].modelled), (8.0, Some(Duration::from_nanos(1003))));
+    assert_eq!(clock.now(), Duration::ZERO);
+    filled(&y, 0.0);
+    lane.queue.run_here(list(0, vec![task()])).unwrap().outcome.unwrap();
+    assert_eq!(first(&y), 8.0);
+}
+
+#[test]
+fn with_numerics_off_time_passes_and_nothing_is_read() {
+    let clock = Arc::new(VirtualClock::new());
+    let device = open("p", "compile_us = 3", "numerics = \"off\"", &clock);
+    let exe = device.compile(&product(Dim::Rows(4)), &NONE).unwrap();
+    assert_eq!(clock.now(), Duration::from_micros(3));
+    let mut lane = lane(&device, clock.clone());
+    let (x, y) = (View::whole(&zeroed(4)), View::whole(&zeroed(4)));
+    filled(x.buffer(), 0.5);
+    lane.queue.submit(list(0, vec![run(&exe, x.clone(), y.clone(), 4)])).unwrap();
+    clock.wait(Duration::from_nanos(1003));
+    lane.done.try_recv().unwrap().outcome.unwrap();
+    assert_eq!(first(y.buffer()), 0.0);
+    // Checks are made all the same.
+    lane.queue.submit(list(0, vec![run(&exe, x, y, 5)])).unwrap();
+    let e = lane.done.try_recv().unwrap().outcome.unwrap_err().to_string();
+    assert!(e.contains("5 rows do not fit value x of 4 on device p"), "{e}");
+}
+
+#[test]
+fn a_queue_takes_as_many_lists_as_it_says() {
+    let clock = Arc::new(VirtualClock::new());
+    let device = open("p", "queue_depth = 2", "", &clock);
+    assert_eq!(device.caps().queue_depth, 2);
+    let exe = device.compile(&product(Dim::Rows(4)), &ONES).unwrap();
+    let mut lane = lane(&device, clock.clone());
+    let task = || run(&exe, View::whole(&zeroed(4)), View::whole(&zeroed(4)), 4);
+    lane.queue.submit(list(0, vec![task()])).unwrap();
+    lane.queue.submit(list(1, vec![])).unwrap();
+    let e = lane.queue.submit(list(2, vec![task()])).unwrap_err().to_string();
+    assert!(e.contains("device p: 2 lists are in flight"), "{e}");
+    clock.wait(Duration::from_secs(1));
+    let ids: Vec<u64> = lane.done.try_iter().map(|c| c.list.id).collect();
+    assert_eq!(ids, [0, 1]);
+    lane.queue.submit(list(3, vec![task()])).unwrap();
+}
+
+#[test]
+fn a_queue_that_is_dropped_gives_its_claims_back() {
+    let clock = Arc::new(VirtualClock::new());
+    let device = open("p", "", "", &clock);
+    let exe = device.compile(&product(Dim::Rows(4)), &ONES).unwrap();
+    let mut lane = lane(&device, clock.clone());
+    let (x, y) = (zeroed(4), zeroed(4));
+    lane.queue.submit(list(0, vec![run(&exe, View::whole(&x), View::whole(&y), 4)])).unwrap();
+    assert!(y.read().is_err());
+    drop(lane);
+    assert!(y.read().is_ok());
+    clock.wait(Duration::from_secs(1));
+    assert_eq!(first(&y), 0.0);
+}
+
+#[test]
+fn static_shapes_are_those_of_the_bucket() {
+    let clock = Arc::new(VirtualClock::new());
+    let device = open("p", "static_shapes = true\nrow_buckets = [4]", "", &clock);
+    assert!(device.caps().static_shapes && device.caps().row_buckets == [4]);
+    let e = device.compile(&product(Dim::Rows(4)), &ONES).unwrap_err().to_string();
+    assert!(e.contains("static shapes only, and x has up to 4 rows"), "{e}");
+    assert_eq!(device.examine(&product(Dim::Rows(4))), [None], "binding rows mends it");
+    let exe = device.compile(&product(Dim::Fixed(4)), &ONES).unwrap();
+    let mut lane = lane(&device, Arc::new(RealClock::new()));
+    let (x, y) = (zeroed(4), zeroed(4));
+    filled(&x, 0.5);
+    filled(&y, 3.0);
+    // Three valid rows: that of padding stays, and the time is that of four.
+    let task = run(&exe, View::whole(&x), View::whole(&y), 3);
+    let done = lane.queue.run_here(list(0, vec![task])).unwrap();
+    done.outcome.unwrap();
+    assert_eq!(done.times[0].modelled, Some(Duration::from_nanos(1003)));
+    let rows: Vec<f32> = y.read().unwrap().as_slice().chunks(16).map(|r: &[f32]| r[0]).collect();
+    assert_eq!(rows, [8.0, 8.0, 8.0, 3.0]);
+    // Room for the padding is asked for, and no more rows than the bucket has.
+    let short = View::dense(&y, 0, (3, 64)).unwrap();
+    let e = refusal(&mut lane, run(&exe, View::whole(&x), short, 3));
+    assert!(e.contains("value y has 4 rows of 64 bytes, its view 3 of 64"), "{e}");
+    let e = refusal(&mut lane, run(&exe, View::whole(&zeroed(5)), View::whole(&zeroed(5)), 5));
+    assert!(e.contains("5 rows do not fit the 4"), "{e}");
+}
+
+#[test]
+fn memory_of_its_own_is_the_only_one_it_takes() {
+    let clock = Arc::new(VirtualClock::new());
+    let device = open("p", "own_memory = true", "", &clock);
+    let [own] = device.caps().spaces[..] else { panic!("{:?}", device.caps().spaces) };
+    assert_ne!(own, SpaceId::HOST);
+    let exe = device.compile(&product(Dim::Rows(4)), &ONES).unwrap();
+    let mut lane = lane(&device, Arc::new(RealClock::new()));
+    let [x, y] = [0; 2].map(|_| View::whole(&device.allocate(256).unwrap()));
+    let host = View::whole(&zeroed(4));
+    assert_eq!(x.buffer().space(), own);
+    assert_eq!(x.read().err(), Some(AccessError::Foreign));
+    let copy = |from: &View, to: &View| {
+        let copy = CopyRows { from: from.clone(), to: to.clone(), seq: None };
+        Submission { tag: 1, work: Work::Copy(copy) }
+    };
+    // What nobody wrote is NaN, and what is computed of it.
+    let tasks = vec![run(&exe, x.clone(), y.clone(), 4), copy(&y, &host)];
+    lane.queue.run_here(list(0, tasks)).unwrap().outcome.unwrap();
+    assert!(first(host.buffer()).is_nan());
+    filled(host.buffer(), 0.5);
+    let tasks = vec![copy(&host, &x), run(&exe, x.clone(), y.clone(), 4), copy(&y, &host)];
+    let done = lane.queue.run_here(list(0, tasks)).unwrap();
+    done.outcome.unwrap();
+    assert_eq!(first(host.buffer()), 8.0);
+    // 256 bytes at a picosecond each.
+    assert_eq!(done.times[0].modelled, Some(Duration::from_nanos(1001)));
+    let e = refusal(&mut lane, run(&exe, host.clone(), y.clone(), 4));
+    assert!(
+        e.contains("value x is bound to other memory than the device's own on device p"),
+        "{e}"
+    );
+    let foreign = Buffer::in_space(SpaceId::unique(), 256, 0).unwrap();
+    let e = refusal(&mut lane, copy(&View::whole(&foreign), &host));
+    assert!(e.contains("in the memory of another device"), "{e}");
+    let e = refusal(&mut lane, copy(&host, &View::dense(&zeroed(4), 0, (4, 64)).unwrap()));
+    assert!(e.contains("1 rows of 256 bytes do not go to 4 rows of 64 bytes"), "{e}");
+    // And one without takes none but the host's.
+    let plain = open("q", "", "", &clock);
+    let exe = plain.compile(&product(Dim::Rows(4)), &ONES).unwrap();
+    let mut lane = self::lane(&plain, Arc::new(RealClock::new()));
+    let e = refusal(&mut lane, run(&exe, x, View::whole(&zeroed(4)), 4));
+    assert!(e.contains("bound to other memory than the host's on device q"), "{e}");
+}
+
+#[test]
+fn refusals_are_predicted_in_the_words_of_compiling() {
+    let clock = Arc::new(VirtualClock::new());
+    let attention = append();
+    let wide = product(Dim::Rows(17));
+    for (limits, graph, ops, says) in [
+        (
+            "refuses = [\"attention\"]",
+            &attention,
+            [false, true].as_slice(),
+            "does not run attention",
+        ),
+        ("only = [\"attention\"]", &attention, &[true, false], "does not run kv_append"),
+        ("max_binding_bytes = 1024", &wide, &[true], "value x can have 1088 bytes, it binds 1024"),
+        (
+            "max_graph_bytes = 1023",
+            &wide,
+            &[true],
+            "1024 bytes of weights, of at most 1023 (max_gr",
+        ),
+        ("max_resident_bytes = 1023", &wide, &[true], "1024 bytes of weights are resident, of at"),
+    ] {
+        let device = open("p", limits, "", &clock);
+        let why = device.examine(graph);
+        assert_eq!(why.iter().map(Option::is_some).collect::<Vec<_>>(), ops, "{limits}: {why:?}");
+        let why = why.into_iter().flatten().next().unwrap();
+        let e = device.compile(graph, &ONES).unwrap_err();
+        assert!(matches!(e, DeviceError::Unsupported { .. }), "{e}");
+        let text = e.to_string();
+        assert!(text.contains(says) && text.contains(&why) && text.contains("device p"), "{text}");
+        assert!(why.contains(says), "{why}");
+    }
+    let device = open("p", "max_binding_bytes = 1024\nmax_graph_bytes = 1024", "", &clock);
+    assert_eq!(device.examine(&product(Dim::Rows(16))), [None]);
+    let mut broken = product(Dim::Rows(4));
+    broken.nodes[0].inputs[0] = troika_graph::ValueId(99);
+    assert!(device.examine(&broken)[0].as_ref().unwrap().contains("used before it is computed"));
+}
+
+#[test]
+fn resident_weights_are_counted_once_and_given_back() {
+    let clock = Arc::new(VirtualClock::new());
+    let device = open("p", "max_resident_bytes = 1500", "", &clock);
+    let graph = product(Dim::Rows(4));
+    let mut other = graph.clone();
+    other.weights[0].name = "other".into();
+    let first = device.compile(&graph, &ONES).unwrap();
+    let same = device.compile(&graph, &ONES).unwrap();
+    assert!(device.compile(&other, &ONES).is_err());
+    drop(first);
+    assert!(device.compile(&other, &ONES).is_err());
+    drop(same);
+    let other = device.compile(&other, &ONES).unwrap();
+    assert!(device.compile(&graph, &ONES).is_err());
+    drop(other);
+    device.compile(&graph, &ONES).unwrap();
+}
+
+#[test]
+fn bindings_are_held_to_the_limits() {
+    let clock = Arc::new(VirtualClock::new());
+    let device = open("p", "strided_rows = false\nmax_binding_bytes = 600", "", &clock);
+    let exe = device.compile(&product(Dim::Rows(4)), &ONES).unwrap();
+    let mut lane = lane(&device, Arc::new(RealClock::new()));
+    let y = View::whole(&zeroed(4));
+    let wide = Buffer::zeroed(4 * 128).unwrap();
+    let apart = |rows| View::new(&wide, 0, (rows, 64), 128).unwrap();
+    let e = refusal(&mut lane, run(&exe, apart(4), y.clone(), 4));
+    assert!(e.contains("rows of value x lie apart") && e.contains("on device p"), "{e}");
+    let done = lane.queue.run_here(list(0, vec![run(&exe, apart(1), y.clone(), 1)])).unwrap();
+    done.outcome.unwrap();
+    let cache = open("c", "max_binding_bytes = 600", "", &clock);
+    let exe = cache.compile(&append(), &NONE).unwrap();
+    let mut lane = self::lane(&cache, Arc::new(RealClock::new()));
+    let bind = |cache: usize| {
+        let [x, q, y] = [0; 3].map(|_| View::whole(&zeroed(4)));
+        let states = vec![View::whole(&zeroed(cache))];
+        let bindings = Arc::new(Bindings { inputs: vec![x, q], states, outputs: vec![y] });
+        let (executable, forward) = (exe.clone(), forward(0, 0, 2, &[0]));
+        Submission { tag: 0, work: Work::Run(Run { executable, bindings, rows: 2, forward }) }
+    };
+    lane.queue.run_here(list(0, vec![bind(8)])).unwrap().outcome.unwrap();
+    let e = refusal(&mut lane, bind(10));
+    assert!(e.contains("value cache binds 640 bytes, of at most 600"), "{e}");
+}
