@@ -51,7 +51,7 @@ pub(crate) fn check_counts(exe: &Executable, b: &Bindings) -> Result<(), DeviceE
     Ok(())
 }
 
-/// Rows that fit every value, and a forward batch that has as many.
+/// Rows that fit every value.
 pub(crate) fn check_rows(exe: &Executable, task: &Run) -> Result<(), DeviceError> {
     for s in exe.slots.iter().filter(|s| !matches!(s.place, Place::State(_))) {
         let fits = match s.rows {
@@ -62,6 +62,11 @@ pub(crate) fn check_rows(exe: &Executable, task: &Run) -> Result<(), DeviceError
             return Err(misfit(exe, format!("{} rows do not fit value {}", task.rows, s.name)));
         }
     }
+    Ok(())
+}
+
+/// A forward batch that has as many rows, where it is looked at.
+pub(crate) fn check_forward(exe: &Executable, task: &Run) -> Result<(), DeviceError> {
     if !exe.uses_forward_batch {
         return Ok(());
     }

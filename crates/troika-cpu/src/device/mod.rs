@@ -3,6 +3,7 @@
 mod bindings;
 mod executor;
 mod ops;
+mod prepared;
 mod queue;
 
 use std::collections::HashMap;
@@ -16,6 +17,7 @@ use troika_device::{
 use troika_graph::{ActivationFormat, DType, Subgraph};
 
 use crate::compile::{Executable, compile};
+use crate::device::prepared::Mixed;
 use crate::device::queue::{QUEUE_DEPTH, start};
 use crate::kernels::linear::bf16;
 use crate::machine::{Isa, cores, features, physical_cores, topology};
@@ -38,7 +40,7 @@ pub struct CpuOptions {
 
 /// What was compiled and is not freed.
 #[derive(Default)]
-pub(crate) struct Compiled(RwLock<HashMap<ExecutableId, Arc<Executable>>>);
+pub(crate) struct Compiled(RwLock<HashMap<ExecutableId, Arc<Executable>, Mixed>>);
 
 impl Compiled {
     /// An executable of this device.

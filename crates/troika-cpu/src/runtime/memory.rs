@@ -13,19 +13,21 @@ pub(crate) const LINE: usize = 16;
 pub(crate) struct Lines(Option<ZeroedBytes>);
 
 impl Lines {
-    /// Makes room for `floats` floats, in whole cache lines. Old contents may be lost.
+    /// Makes room for `floats` floats, in whole cache lines. Old contents may be lost. Returns
+    /// whether the memory is another now.
     ///
     /// # Errors
     /// When the system has no such memory; there is none then.
-    pub fn grow(&mut self, floats: usize) -> Result<(), OutOfMemory> {
+    pub fn grow(&mut self, floats: usize) -> Result<bool, OutOfMemory> {
         let lines = floats.checked_next_multiple_of(LINE);
         let bytes = lines.and_then(|n| n.checked_mul(size_of::<f32>())).unwrap_or(usize::MAX);
-        if self.0.as_ref().map_or(0, |b| b.len()) < bytes {
+        let grows = self.0.as_ref().map_or(0, |b| b.len()) < bytes;
+        if grows {
             // The old memory first: both together may be more than there is.
             self.0 = None;
             self.0 = Some(ZeroedBytes::new(bytes)?.huge_pages());
         }
-        Ok(())
+        Ok(grows)
     }
 
     /// The floats.

@@ -194,6 +194,45 @@ fn wrong_submissions_are_errors_and_the_queue_goes_on() {
     bench.run(vec![task(&exe, 2, &[&x], &[&y])]).outcome.unwrap();
 }
 
+/// What was found out about bindings is used again for those only: not for others that lie where
+/// they lay, for other rows, for another executable, or when the queue's memory has moved.
+#[test]
+fn bindings_are_told_apart() {
+    let mut bench = Bench::new("cpu", 1);
+    let (graph, store) = small(64);
+    let exe = bench.device.compile(&graph, &store).unwrap();
+    let mut wide = SubgraphBuilder::new("wide", 64);
+    let x = wide.input("x", 4, DType::F32);
+    let twice = wide.op("twice", Op::ConcatCols { groups: 1 }, &[x, x], 8);
+    let last = wide.op("last", Op::SliceCols { group: 8, start: 4, len: 4 }, &[twice], 4);
+    wide.output(last);
+    let wide = bench.device.compile(&wide.finish().unwrap(), &store).unwrap();
+    let mut at = std::collections::HashSet::new();
+    let kept = [floats(&[1.0; 256]), floats(&[0.0; 256])];
+    let again = task(&exe, 1, &[&kept[0]], &[&kept[1]]);
+    for i in 0..64 {
+        let (value, rows) = (i as f32, 1 + i % 7 * 9);
+        let (x, y) = (floats(&vec![value; rows * 4]), floats(&vec![-1.0; rows * 4]));
+        let short = floats(&vec![0.0; rows * 4 - 1]);
+        let run = task(if i % 3 == 0 { &wide } else { &exe }, rows, &[&x], &[&y]);
+        at.insert(Arc::as_ptr(&run.bindings));
+        let more = Run { rows: rows + 1, ..run.clone() };
+        let small = task(&exe, rows, &[&x], &[&short]);
+        bench.run(vec![run]).outcome.unwrap();
+        let factor = if i % 3 == 0 { 1.0 } else { 13.0 };
+        let read = read(&y);
+        assert_eq!((read[3], read[rows * 4 - 1]), (value * factor, value * factor), "{i}");
+        for wrong in [more, small] {
+            assert!(bench.run(vec![wrong]).outcome.is_err(), "{i}");
+        }
+        // Submitted again after others have made the queue's memory grow.
+        kept[0].write().unwrap().as_mut_slice::<f32>()[..4].fill(value);
+        bench.run(vec![again.clone()]).outcome.unwrap();
+        assert_eq!(self::read(&kept[1])[..4], [0.0, 4.0, 8.0, 12.0].map(|f| value * (f + 1.0)));
+    }
+    assert!(at.len() > 1, "the queue keeps the place of bindings, so that no others take it");
+}
+
 #[test]
 fn parts_of_one_buffer_may_be_read_and_written() {
     let mut bench = Bench::new("cpu", 1);

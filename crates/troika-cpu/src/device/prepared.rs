@@ -1,0 +1,148 @@
+//! What is the same each time as many rows run on the same bindings: found out once.
+//!
+//! A decoded token submits the same bindings as the one before it. To check and to locate them
+//! anew would cost a small model some percent of its token.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::{Arc, Weak};
+
+use troika_device::{Bindings, DeviceError, ExecutableId, Rect, Run, SpaceId};
+
+use crate::compile::{Executable, Place};
+use crate::device::bindings::{self, Mem, Staged};
+
+/// Bindings that were checked for a number of rows of an executable.
+pub(crate) struct Prepared {
+    /// Keeps the address of the bindings, not the bindings: no others come to lie there.
+    of: Weak<Bindings>,
+    /// The bytes of all bound values.
+    pub bound: Vec<Rect>,
+    /// Values whose rows lie apart while ops want them one after another.
+    pub staged: Vec<Staged>,
+    /// The floats that they take together.
+    pub staging: usize,
+    /// Where each value is.
+    pub memory: Vec<Mem>,
+    /// How many times the queue's memory had moved when `memory` was found.
+    pub moves: u64,
+}
+
+impl Prepared {
+    /// Finds every value's memory: in what is bound, in the arena, or in the staging memory.
+    pub fn resolve(
+        &mut self,
+        exe: &Executable,
+        task: &Run,
+        (arena, staging): (&mut [f32], &mut [f32]),
+    ) {
+        let (inputs, states) = (exe.inputs.len(), exe.states.len());
+        self.memory.clear();
+        for slot in &exe.slots {
+            let bound = |at: usize| bindings::memory(&task.bindings, &self.bound, at);
+            let mem = match slot.place {
+                Place::Input(i) => bound(i),
+                Place::State(i) => bound(inputs + i),
+                Place::Output(i) => bound(inputs + states + i),
+                Place::Temp(at) => {
+                    let r = at * task.rows..(at + slot.cols) * task.rows;
+                    let room = &mut arena[r];
+                    let bytes = room.len() * 4;
+                    Mem { ptr: room.as_mut_ptr().cast(), bytes, stride: slot.cols * 4 }
+                }
+                Place::Nowhere => {
+                    Mem { ptr: std::ptr::dangling_mut::<f32>().cast(), bytes: 0, stride: 0 }
+                }
+            };
+            self.memory.push(mem);
+        }
+        for s in &self.staged {
+            let row = exe.slots[s.slot].row_bytes();
+            let room = &mut staging[s.at..][..(task.rows * row).div_ceil(4)];
+            let ptr = room.as_mut_ptr().cast();
+            self.memory[s.slot] = Mem { ptr, bytes: task.rows * row, stride: row };
+        }
+    }
+}
+
+/// An executable, the address of bindings, rows.
+type Key = (ExecutableId, usize, usize);
+
+/// Bindings kept at most: those of a token of the largest models, several times. When there are
+/// more, those that nobody holds any more are forgotten, and if that is too little, all.
+const MOST: usize = 4096;
+
+/// Bindings that were checked before.
+#[derive(Default)]
+pub(crate) struct Known {
+    prepared: HashMap<Key, Prepared, Mixed>,
+}
+
+impl Known {
+    /// Checks a run's bindings against its executable, unless that was done.
+    ///
+    /// Bindings do not change: whoever has them behind an `Arc` to which a `Weak` points gets no
+    /// exclusive access to them.
+    pub fn prepare(
+        &mut self,
+        exe: &Executable,
+        task: &Run,
+        spaces: &[SpaceId],
+    ) -> Result<&mut Prepared, DeviceError> {
+        let key = (task.executable.id(), Arc::as_ptr(&task.bindings) as usize, task.rows);
+        if self.prepared.len() >= MOST {
+            self.prepared.retain(|_, p| p.of.strong_count() > 0);
+            if self.prepared.len() > MOST / 2 {
+                self.prepared.clear();
+            }
+        }
+        match self.prepared.entry(key) {
+            Entry::Occupied(known) => Ok(known.into_mut()),
+            Entry::Vacant(new) => Ok(new.insert(check(exe, task, spaces)?)),
+        }
+    }
+}
+
+fn check(exe: &Executable, task: &Run, spaces: &[SpaceId]) -> Result<Prepared, DeviceError> {
+    let mut p = Prepared {
+        of: Arc::downgrade(&task.bindings),
+        bound: Vec::new(),
+        staged: Vec::new(),
+        staging: 0,
+        memory: Vec::new(),
+        // It was not found yet.
+        moves: u64::MAX,
+    };
+    bindings::check_counts(exe, &task.bindings)?;
+    bindings::check_rows(exe, task)?;
+    bindings::locate(exe, task, spaces, &mut p.bound)?;
+    p.staging = bindings::staged(exe, task.rows, &p.bound, &mut p.staged);
+    Ok(p)
+}
+
+/// For keys of numbers that this process chose itself: nobody can make them collide, so that they
+/// need no more than to be spread.
+pub(crate) type Mixed = BuildHasherDefault<Mixer>;
+
+/// Spreads numbers over all bits.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Mixer(u64);
+
+impl Hasher for Mixer {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|b| self.write_u64(u64::from(*b)));
+    }
+
+    fn write_u64(&mut self, n: u64) {
+        self.0 = (self.0.rotate_left(5) ^ n).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    }
+
+    fn write_usize(&mut self, n: usize) {
+        self.write_u64(n as u64);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0.rotate_left(26)
+    }
+}
