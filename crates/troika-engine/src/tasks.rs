@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use troika_device::{Bindings, Buffer, CopyRows, DeviceError, Run, SpaceId, View, Work};
+use troika_device::{Bindings, Buffer, Caps, CopyRows, DeviceError, Run, SpaceId, View, Work};
 use troika_model::lower::{Lowered, SegmentKind};
 
 use crate::batching::PlannedBatch;
@@ -138,9 +138,7 @@ impl<'a> ChunkTasks<'a> {
     /// An input where the device can read it.
     fn input(&mut self, o: &Operand, rows: Rows, device: usize) -> Result<View, EngineError> {
         let caps = self.shared.program.devices[device].caps();
-        let all = 0..self.shared.program.values.cols[o.value];
-        let narrow = !caps.strided_rows && rows.room > 1;
-        let cols = if narrow { o.cols.clone() } else { all };
+        let cols = self.extent(o, rows, caps);
         let area = Area { rows: rows.first..rows.first + rows.count, cols: o.cols.clone() };
         let reached = |i: &&Instance| i.cols == cols && caps.spaces.contains(&i.space);
         let held = &self.residency[o.value];
@@ -159,14 +157,22 @@ impl<'a> ChunkTasks<'a> {
     /// Room for an output where the device can write it.
     fn output(&mut self, o: &Operand, rows: Rows, device: usize) -> Result<View, EngineError> {
         let caps = self.shared.program.devices[device].caps();
-        let all = 0..self.shared.program.values.cols[o.value];
-        let narrow = !caps.strided_rows && rows.room > 1;
-        let cols = if narrow { o.cols.clone() } else { all };
+        let cols = self.extent(o, rows, caps);
         let instance = Instance { space: own_space(caps), cols };
         let area = Area { rows: rows.first..rows.first + rows.count, cols: o.cols.clone() };
         let view = self.view(o, &instance, rows)?;
         self.residency[o.value].add(instance, area);
         Ok(view)
+    }
+
+    /// The columns of the instance that a device is bound to: all of the value's, unless its rows
+    /// may not lie apart, or would reach too far.
+    fn extent(&self, o: &Operand, rows: Rows, caps: &Caps) -> Range<usize> {
+        let all = self.shared.program.values.cols[o.value];
+        let span = rows.room.saturating_mul(all * ELEMENT) as u64;
+        let apart = o.cols != (0..all) && rows.room > 1;
+        let refused = !caps.strided_rows || caps.max_binding_bytes.is_some_and(|most| span > most);
+        if apart && refused { o.cols.clone() } else { 0..all }
     }
 
     /// Copies to an instance what it lacks of an area.
