@@ -1,0 +1,197 @@
+//! Runs a case on a device: memory of the device's own space, copies where the host cannot see it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+
+use troika_device::{
+    Bindings, Buffer, Clock, CommandList, Completion, CopyRows, Device, DeviceError, Executable,
+    Queue, Run, SpaceId, Submission, View, Work,
+};
+use troika_graph::{Subgraph, ValueId};
+
+use super::POSITIONS;
+use super::values::{Values, forward, row_bytes};
+
+/// A device with a queue.
+pub(super) struct Bench<'a> {
+    pub device: &'a dyn Device,
+    clock: Arc<dyn Clock>,
+    queue: Box<dyn Queue>,
+    done: Receiver<Completion>,
+}
+
+/// How inputs and outputs lie in memory.
+#[derive(Clone, Copy)]
+pub(super) struct Layout {
+    /// Rows that there is room for.
+    bound: usize,
+    /// Rows lie apart.
+    apart: bool,
+}
+
+impl Layout {
+    pub fn dense(bound: usize) -> Layout {
+        Layout { bound, apart: false }
+    }
+
+    pub fn apart(bound: usize) -> Layout {
+        Layout { bound, apart: true }
+    }
+}
+
+/// What a run left.
+pub(super) struct Ran {
+    pub values: Values,
+    /// A value of which more was written than the valid rows.
+    pub spoilt: Option<String>,
+}
+
+/// What outputs have before they are written.
+const UNWRITTEN: u8 = 0xaa;
+/// What padding of inputs and gaps between rows have: NaN.
+const PADDING: u8 = 0xff;
+/// Bytes between rows that lie apart.
+const GAP: usize = 64;
+
+/// A value's memory: the device's, and the host's where that is another.
+struct Place {
+    id: ValueId,
+    device: Buffer,
+    host: Buffer,
+    rows: usize,
+    stride: usize,
+    fill: u8,
+}
+
+impl<'a> Bench<'a> {
+    pub fn open(device: &'a dyn Device, clock: Arc<dyn Clock>) -> Result<Bench<'a>, DeviceError> {
+        let (send, done) = channel();
+        let queue = device.queue(0, clock.clone(), send)?;
+        Ok(Bench { device, clock, queue, done })
+    }
+
+    fn is_virtual(&self) -> bool {
+        let clock = self.device.clock();
+        clock.is_some_and(|c| std::ptr::addr_eq(Arc::as_ptr(&c), Arc::as_ptr(&self.clock)))
+    }
+
+    /// Waits for a list; virtual time passes meanwhile.
+    fn wait(&self) -> Result<Completion, DeviceError> {
+        let gone = || DeviceError::Gone(self.device.name().into());
+        loop {
+            if let Ok(done) = self.done.try_recv() {
+                return Ok(done);
+            }
+            match self.clock.next_event() {
+                Some(next) => self.clock.wait(next.saturating_sub(self.clock.now())),
+                // In virtual time, what does not happen by an event does not happen.
+                None if self.is_virtual() => return Err(gone()),
+                None => return self.done.recv().map_err(|_| gone()),
+            }
+        }
+    }
+
+    /// Lists without tasks, as many as are taken at once.
+    pub fn fill(&mut self, lists: usize) -> Result<(), String> {
+        for id in 0..lists as u64 {
+            let list = CommandList { id, ..CommandList::default() };
+            self.queue.submit(list).map_err(|e| e.to_string())?;
+        }
+        for id in 0..lists as u64 {
+            let done = self.wait().map_err(|e| e.to_string())?;
+            if done.list.id != id || done.queue != 0 {
+                return Err(format!("list {} of queue {} came for {id}", done.list.id, done.queue));
+            }
+        }
+        Ok(())
+    }
+
+    fn place(&self, g: &Subgraph, id: ValueId, layout: Layout) -> Result<Place, DeviceError> {
+        let (row, state) = (row_bytes(g.value(id)), g.states.contains(&id));
+        let rows = if state { POSITIONS } else { layout.bound };
+        let stride = if layout.apart && !state { row + GAP } else { row };
+        let no_memory = || DeviceError::memory("a case of the suite");
+        let device = self.device.allocate(rows * stride).map_err(no_memory())?;
+        let host = match device.space() {
+            SpaceId::HOST => device.clone(),
+            _ => Buffer::zeroed(rows * stride).map_err(no_memory())?,
+        };
+        let fill = if g.outputs.contains(&id) { UNWRITTEN } else { PADDING };
+        Ok(Place { id, device, host, rows, stride, fill })
+    }
+
+    /// Runs an executable of a graph from some values.
+    pub fn run(
+        &mut self,
+        g: &Subgraph,
+        executable: &Arc<Executable>,
+        start: &Values,
+        layout: Layout,
+    ) -> Result<Ran, DeviceError> {
+        let ids = || g.inputs.iter().chain(&g.states).chain(&g.outputs).copied();
+        let places = ids().map(|id| self.place(g, id, layout)).collect::<Result<Vec<_>, _>>()?;
+        for (i, p) in places.iter().enumerate() {
+            let mut guard = p.host.write()?;
+            guard.fill(p.fill);
+            // An input that is an output, too, has a place as either.
+            let Some(value) = start.bytes.get(&p.id).filter(|_| !is_output(g, i)) else { continue };
+            let row = row_bytes(g.value(p.id));
+            for (to, from) in guard.chunks_mut(p.stride).zip(value.chunks_exact(row)) {
+                to[..row].copy_from_slice(from);
+            }
+        }
+        let view = |p: &Place| {
+            let row = row_bytes(g.value(p.id));
+            View::new(&p.device, 0, (p.rows, row), p.stride)
+        };
+        let mut views = places.iter().map(view).collect::<Result<Vec<_>, _>>()?;
+        let outputs = views.split_off(g.inputs.len() + g.states.len());
+        let states = views.split_off(g.inputs.len());
+        let run = Run {
+            executable: executable.clone(),
+            bindings: Arc::new(Bindings { inputs: views, states, outputs }),
+            rows: start.rows,
+            forward: forward(start.rows),
+        };
+        let foreign = || places.iter().filter(|p| p.device.id() != p.host.id());
+        let copy = |from: &Buffer, to: &Buffer| {
+            let (from, to) = (View::whole(from), View::whole(to));
+            Work::Copy(CopyRows { from, to, seq: None })
+        };
+        let work = foreign().map(|p| copy(&p.host, &p.device));
+        let work = work.chain([Work::Run(run)]);
+        let work = work.chain(foreign().map(|p| copy(&p.device, &p.host)));
+        let tasks = work.enumerate().map(|(i, work)| Submission { tag: i as u32, work }).collect();
+        self.queue.submit(CommandList { tasks, ..CommandList::default() })?;
+        self.wait()?.outcome?;
+        read(g, &places, start.rows)
+    }
+}
+
+fn is_output(g: &Subgraph, binding: usize) -> bool {
+    binding >= g.inputs.len() + g.states.len()
+}
+
+/// The valid rows of caches and outputs, and whether anything else was written.
+fn read(g: &Subgraph, places: &[Place], rows: usize) -> Result<Ran, DeviceError> {
+    let (mut bytes, mut spoilt) = (BTreeMap::new(), None);
+    for (i, p) in places.iter().enumerate().skip(g.inputs.len()) {
+        let row = row_bytes(g.value(p.id));
+        let valid = if is_output(g, i) { rows } else { p.rows };
+        let guard = p.host.read()?;
+        let mut value = Vec::with_capacity(valid * row);
+        for (i, line) in guard.chunks(p.stride).enumerate() {
+            let (inside, gap) = line.split_at(row.min(line.len()));
+            let written = if i < valid { gap } else { line };
+            if written.iter().any(|b| *b != p.fill) {
+                spoilt = Some(g.value(p.id).name.clone());
+            }
+            if i < valid {
+                value.extend_from_slice(inside);
+            }
+        }
+        bytes.insert(p.id, value);
+    }
+    Ok(Ran { values: Values { rows, bytes }, spoilt })
+}

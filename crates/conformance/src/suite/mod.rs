@@ -1,0 +1,263 @@
+//! The conformance suite of devices: ops and segments of models as data, run on any device and
+//! compared with the CPU's kernels. What a device refuses is said in writing, and has to be
+//! refused.
+
+mod bench;
+mod models;
+mod ops;
+mod values;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use troika_cpu::{CpuDevice, CpuOptions, Isa};
+use troika_device::{Clock, Device, DeviceError, RealClock, WeightSource};
+use troika_graph::{Dim, Subgraph};
+
+pub use models::model_cases;
+pub use ops::op_cases;
+
+use bench::{Bench, Layout};
+use values::Values;
+
+/// Rows that the symbols of all cases allow.
+pub const MAX_ROWS: usize = 24;
+/// Positions of all caches.
+pub const POSITIONS: usize = 64;
+/// Rows of the runs.
+const ROWS: [usize; 3] = [1, 3, 20];
+
+/// A subgraph to run.
+#[derive(Clone)]
+pub struct SuiteCase {
+    /// For reports.
+    pub name: String,
+    /// Its rows are the symbol, up to [`MAX_ROWS`].
+    pub graph: Subgraph,
+    /// Its weights.
+    pub weights: Arc<dyn WeightSource + Send + Sync>,
+    /// What its inputs and caches are made from.
+    pub seed: u64,
+    /// Allowed difference to the scalar kernels, relative to a value's largest element.
+    pub tolerance: f32,
+}
+
+/// What a device does not do, in writing.
+#[derive(Clone, Copy, Debug)]
+pub struct Exclusion {
+    /// An op, or a case by its name.
+    pub what: &'static str,
+    /// Why.
+    pub why: &'static str,
+}
+
+/// What a suite found.
+#[derive(Clone, Debug, Default)]
+pub struct SuiteReport {
+    /// Runs that were compared.
+    pub runs: usize,
+    /// Cases that were refused, as they have to be, and the device's words.
+    pub refused: Vec<(String, String)>,
+    /// Largest difference to the scalar kernels, relative to a value's largest element.
+    pub worst: f32,
+    /// What does not hold.
+    pub failures: Vec<String>,
+}
+
+/// Runs all cases on a device, in real time and, where it has a virtual clock, in virtual time.
+///
+/// # Errors
+/// A reference or a queue that does not start.
+pub fn run_suite(
+    device: &dyn Device,
+    cases: &[SuiteCase],
+    exclusions: &[Exclusion],
+) -> Result<SuiteReport, DeviceError> {
+    let mut report = SuiteReport::default();
+    let clocks = [Some(Arc::new(RealClock::new()) as Arc<dyn Clock>), device.clock()];
+    let mut used = BTreeSet::new();
+    for clock in clocks.into_iter().flatten() {
+        let mut suite = Suite {
+            bench: Bench::open(device, clock)?,
+            references: References::open()?,
+            exclusions,
+            used: &mut used,
+            report: &mut report,
+        };
+        suite.depth();
+        for case in cases {
+            suite.check(case);
+        }
+    }
+    for e in exclusions.iter().filter(|e| !used.contains(e.what)) {
+        report.failures.push(format!("{} is excluded ({}), but no case has it", e.what, e.why));
+    }
+    Ok(report)
+}
+
+/// The CPU with its plainest kernels and with its best.
+struct References {
+    scalar: CpuDevice,
+    best: CpuDevice,
+}
+
+impl References {
+    fn open() -> Result<References, DeviceError> {
+        let plain = Isa::available().into_iter().find(|i| i.name() == "scalar");
+        let open = |isa| {
+            let name = "reference".into();
+            CpuDevice::new(CpuOptions { name, threads: 1, isa, ..CpuOptions::default() })
+        };
+        Ok(References { scalar: open(plain)?, best: open(None)? })
+    }
+}
+
+struct Suite<'a> {
+    bench: Bench<'a>,
+    references: References,
+    exclusions: &'a [Exclusion],
+    used: &'a mut BTreeSet<&'static str>,
+    report: &'a mut SuiteReport,
+}
+
+impl Suite<'_> {
+    fn fail(&mut self, case: &SuiteCase, what: impl std::fmt::Display) {
+        self.report.failures.push(format!("{}: {what}", case.name));
+    }
+
+    /// As many lists as the queue says are taken at once, and completed in order.
+    fn depth(&mut self) {
+        let depth = self.bench.device.caps().queue_depth.min(8);
+        if let Err(e) = self.bench.fill(depth) {
+            self.report.failures.push(format!("{depth} lists in flight: {e}"));
+        }
+    }
+
+    fn check(&mut self, case: &SuiteCase) {
+        let ops: Vec<&str> = case.graph.nodes.iter().map(|n| n.op.name()).collect();
+        let excluded: Vec<&str> = self.exclusions.iter().map(|e| e.what).collect();
+        let hits: Vec<&'static str> = self.exclusions.iter().map(|e| e.what).collect();
+        let hits = hits.into_iter().filter(|w| ops.contains(w) || *w == case.name);
+        let hits: Vec<&'static str> = hits.collect();
+        self.used.extend(&hits);
+        let named = excluded.contains(&case.name.as_str());
+        let why = self.bench.device.examine(&case.graph);
+        let wrong = ops
+            .iter()
+            .zip(&why)
+            .find(|(op, why)| if named { false } else { excluded.contains(op) != why.is_some() });
+        if let Some((op, why)) = wrong {
+            let what = format!("examining says {why:?} of op {op}, exclusions are {hits:?}");
+            return self.fail(case, what);
+        }
+        let first = why.iter().flatten().next().cloned();
+        match (hits.is_empty(), first) {
+            (true, _) => ROWS.into_iter().for_each(|rows| self.check_rows(case, rows)),
+            (false, Some(why)) => self.check_refused(case, why),
+            (false, None) => self.fail(case, "is excluded, but examining finds nothing to refuse"),
+        }
+    }
+
+    /// The case's graph as the device takes it for some rows, and the rows that are then bound.
+    fn shaped(&self, case: &SuiteCase, rows: usize) -> Option<(Subgraph, usize)> {
+        let caps = self.bench.device.caps();
+        if !caps.static_shapes {
+            return Some((case.graph.clone(), rows));
+        }
+        let fits = caps.row_buckets.iter().copied().find(|b| *b >= rows);
+        let bucket = if caps.row_buckets.is_empty() { Some(rows) } else { fits }?;
+        let mut graph = case.graph.clone();
+        for dim in graph.values.iter_mut().filter_map(|v| v.shape.0.first_mut()) {
+            *dim = match *dim {
+                Dim::Rows(_) => Dim::Fixed(bucket),
+                other => Dim::Fixed(other.bound()),
+            };
+        }
+        Some((graph, bucket))
+    }
+
+    fn check_refused(&mut self, case: &SuiteCase, why: String) {
+        let Some((graph, _)) = self.shaped(case, 1) else { return };
+        match self.bench.device.compile(&graph, &*case.weights) {
+            Err(e @ DeviceError::Unsupported { .. }) => {
+                let text = e.to_string();
+                let named = text.contains(self.bench.device.name());
+                if !named || text.contains('\n') {
+                    return self
+                        .fail(case, format!("is refused without the device's name: {text}"));
+                }
+                self.report.refused.push((case.name.clone(), why));
+            }
+            Err(e) => self.fail(case, format!("is refused, but not as unsupported: {e}")),
+            Ok(_) => self.fail(case, format!("is compiled, though examining says {why:?}")),
+        }
+    }
+
+    fn check_rows(&mut self, case: &SuiteCase, rows: usize) {
+        let Some((graph, bound)) = self.shaped(case, rows) else { return };
+        let start = Values::new(&case.graph, rows, case.seed);
+        let result = self.bench.device.compile(&graph, &*case.weights).and_then(|executable| {
+            let got = self.bench.run(&case.graph, &executable, &start, Layout::dense(bound))?;
+            Ok((got, executable))
+        });
+        let (got, executable) = match result {
+            Ok(both) => both,
+            Err(e) => return self.fail(case, format!("{rows} rows: {e}")),
+        };
+        if let Some(name) = got.spoilt {
+            self.fail(case, format!("{rows} rows: padding of {name} was written"));
+        }
+        let plain = self.reference(&self.references.scalar, case, &start);
+        match plain.map(|plain| got.values.difference(&plain, &case.graph)) {
+            Ok(error) if error <= case.tolerance => {
+                self.report.worst = self.report.worst.max(error);
+            }
+            Ok(error) => self.fail(case, format!("{rows} rows differ by {error:e}")),
+            Err(e) => self.fail(case, format!("scalar kernels: {e}")),
+        }
+        if self.bench.device.caps().numerics == self.references.best.caps().numerics {
+            match self.reference(&self.references.best, case, &start) {
+                Ok(best) if best == got.values => {}
+                Ok(_) => self.fail(case, format!("{rows} rows have other bits than the CPU's")),
+                Err(e) => self.fail(case, format!("the CPU's kernels: {e}")),
+            }
+        }
+        self.report.runs += 1;
+        if rows > 1 {
+            let apart = Layout::apart(bound);
+            let apart = self.bench.run(&case.graph, &executable, &start, apart);
+            self.check_apart(case, &got.values, apart);
+        }
+    }
+
+    /// Rows that lie apart make no difference, or are refused.
+    fn check_apart(
+        &mut self,
+        case: &SuiteCase,
+        dense: &Values,
+        apart: Result<bench::Ran, DeviceError>,
+    ) {
+        match (self.bench.device.caps().strided_rows, apart) {
+            (true, Ok(ran)) if ran.values == *dense && ran.spoilt.is_none() => {}
+            (true, Ok(ran)) => {
+                let what = ran.spoilt.unwrap_or_else(|| "the bits".into());
+                self.fail(case, format!("rows that lie apart change {what}"));
+            }
+            (false, Err(DeviceError::Submission { .. })) => {}
+            (false, Ok(_)) => self.fail(case, "takes rows that lie apart, though it says not"),
+            (_, Err(e)) => self.fail(case, format!("rows that lie apart: {e}")),
+        }
+    }
+
+    fn reference(
+        &self,
+        cpu: &CpuDevice,
+        case: &SuiteCase,
+        start: &Values,
+    ) -> Result<Values, DeviceError> {
+        let mut bench = Bench::open(cpu, Arc::new(RealClock::new()))?;
+        let executable = cpu.compile(&case.graph, &*case.weights)?;
+        let ran = bench.run(&case.graph, &executable, start, Layout::dense(start.rows))?;
+        Ok(ran.values)
+    }
+}

@@ -1,0 +1,375 @@
+//! Cases of every op, and of ops that devices run as one.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use troika_device::{
+    DeviceError, PackFn, PackLayout, Packed, WeightBytes, WeightData, WeightSource, ZeroedBytes,
+};
+use troika_graph::{
+    Activation, ActivationFormat, Attention, DType, Dim, Experts, HeadLinear, KvAppend, Op, Rope,
+    RopeFreqs, RopeStyle, Router, Score, Shape, SubgraphBuilder, ValueId, WeightDecl, WeightRef,
+    WeightSlice,
+};
+
+use super::values::Random;
+use super::{MAX_ROWS, POSITIONS, SuiteCase};
+
+/// Weights in memory.
+#[derive(Default)]
+struct CaseWeights(BTreeMap<String, WeightData>);
+
+fn wrong(name: &str, why: impl ToString) -> DeviceError {
+    DeviceError::Weight { name: name.into(), why: why.to_string() }
+}
+
+impl WeightSource for CaseWeights {
+    fn weight(&self, name: &str) -> Result<WeightData, DeviceError> {
+        self.0.get(name).cloned().ok_or_else(|| wrong(name, "is not there"))
+    }
+
+    fn packed(
+        &self,
+        name: &str,
+        layout: PackLayout<'_>,
+        pack: PackFn<'_>,
+    ) -> Result<Packed, DeviceError> {
+        let data = self.weight(name)?;
+        let len = layout.bytes(data.rows).ok_or_else(|| wrong(name, "is too large"))?;
+        let mut bytes = ZeroedBytes::new(len).map_err(|e| wrong(name, e))?;
+        pack(&data, &mut bytes)?;
+        Ok(Packed { bytes: WeightBytes::whole(Arc::new(bytes)) })
+    }
+}
+
+/// A case under construction.
+struct Build {
+    name: &'static str,
+    b: SubgraphBuilder,
+    weights: CaseWeights,
+    random: Random,
+}
+
+/// Products of f32 in another order of summation.
+const F32: f32 = 2e-5;
+/// One number of eight or sixteen bits may round to the other side.
+const ROUNDED: f32 = 1e-2;
+
+type Res<T> = Result<T, DeviceError>;
+
+impl Build {
+    fn new(name: &'static str) -> Build {
+        let random = Random(name.bytes().fold(1, |seed, b| seed * 31 + u64::from(b)));
+        let b = SubgraphBuilder::new(name, MAX_ROWS);
+        Build { name, b, weights: CaseWeights::default(), random }
+    }
+
+    /// A weight of random numbers.
+    fn stored(&mut self, dtype: DType, rows: usize, cols: usize) -> Res<WeightDecl> {
+        let name = format!("w{}", self.weights.0.len());
+        let len = dtype.row_bytes(cols).and_then(|row| row.checked_mul(rows));
+        let len = len.ok_or_else(|| wrong(&name, "is no whole blocks"))?;
+        let mut bytes = ZeroedBytes::new(len).map_err(|e| wrong(&name, e))?;
+        let mut all = Vec::with_capacity(len);
+        while all.len() < len {
+            all.extend(self.random.bytes(dtype));
+        }
+        bytes.copy_from_slice(&all[..len]);
+        let bytes = WeightBytes::whole(Arc::new(bytes));
+        self.weights.0.insert(name.clone(), WeightData { dtype, rows, cols, bytes });
+        Ok(WeightDecl::whole(name.into(), rows, cols, dtype))
+    }
+
+    fn weight(&mut self, dtype: DType, rows: usize, cols: usize) -> Res<WeightRef> {
+        let decl = self.stored(dtype, rows, cols)?;
+        Ok(self.b.weight(decl))
+    }
+
+    fn floats(&mut self, cols: usize) -> ValueId {
+        self.b.input("x", cols, DType::F32)
+    }
+
+    fn cache(&mut self, name: &str, cols: usize, dtype: DType) -> ValueId {
+        self.b.state(name, Shape(vec![Dim::KvLen(POSITIONS), Dim::Fixed(cols)]), dtype)
+    }
+
+    fn op(mut self, op: Op, inputs: &[ValueId], cols: usize, tolerance: f32) -> Res<SuiteCase> {
+        let y = self.b.op("y", op, inputs, cols);
+        self.b.output(y);
+        self.done(tolerance)
+    }
+
+    fn done(self, tolerance: f32) -> Res<SuiteCase> {
+        let (name, weights) = (self.name.to_string(), Arc::new(self.weights));
+        Ok(SuiteCase { name, graph: self.b.finish()?, weights, seed: 7, tolerance })
+    }
+}
+
+/// Of each op at least one case, and some of several ops.
+///
+/// # Errors
+/// No memory.
+pub fn op_cases() -> Result<Vec<SuiteCase>, DeviceError> {
+    let mut all = elements()?;
+    all.extend(products()?);
+    all.extend(caches()?);
+    all.extend(mixtures()?);
+    Ok(all)
+}
+
+fn unary(name: &'static str, op: Op) -> Res<SuiteCase> {
+    let mut b = Build::new(name);
+    let x = b.floats(6);
+    b.op(op, &[x], 6, F32)
+}
+
+fn binary(name: &'static str, op: Op) -> Res<SuiteCase> {
+    let mut b = Build::new(name);
+    let (x, y) = (b.floats(6), b.floats(6));
+    b.op(op, &[x, y], 6, F32)
+}
+
+fn elements() -> Res<Vec<SuiteCase>> {
+    let mut b = Build::new("embed");
+    let table = b.weight(DType::Q8_0, 32, 64)?;
+    let ids = b.b.input("ids", 1, DType::I32);
+    let embed = b.op(Op::Embed { table, scale: 2.0 }, &[ids], 64, F32)?;
+    let mut b = Build::new("rms_norm");
+    let (weight, x) = (b.weight(DType::F32, 1, 3)?, b.floats(6));
+    let op = Op::RmsNorm { weight: Some(weight), eps: 1e-5, offset: 1.0, group: 3 };
+    let rms = b.op(op, &[x], 6, F32)?;
+    let mut b = Build::new("layer_norm");
+    let (weight, bias, x) = (b.weight(DType::F16, 1, 6)?, b.weight(DType::F32, 1, 6)?, b.floats(6));
+    let op = Op::LayerNorm { weight, bias: Some(bias), eps: 1e-5, group: 6 };
+    let layer = b.op(op, &[x], 6, F32)?;
+    let mut b = Build::new("sigmoid_gate");
+    let (x, g) = (b.floats(6), b.floats(1));
+    let sigmoid = b.op(Op::SigmoidGate, &[x, g], 6, F32)?;
+    let mut b = Build::new("slice_cols");
+    let x = b.floats(12);
+    let slice = b.op(Op::SliceCols { group: 6, start: 1, len: 4 }, &[x], 8, F32)?;
+    let mut b = Build::new("concat_cols");
+    let (x, y) = (b.floats(4), b.floats(6));
+    let concat = b.op(Op::ConcatCols { groups: 2 }, &[x, y], 10, F32)?;
+    let clamped = Activation::ClampedSwiglu { alpha: 1.7, limit: 0.5 };
+    Ok(vec![
+        embed,
+        rms,
+        layer,
+        sigmoid,
+        slice,
+        concat,
+        unary("activate", Op::Activate(Activation::GeluTanh))?,
+        unary("activate with silu", Op::Activate(Activation::Silu))?,
+        unary("activate with gelu", Op::Activate(Activation::Gelu))?,
+        unary("activate with relu", Op::Activate(Activation::Relu))?,
+        binary("gate", Op::Gate(Activation::Silu))?,
+        binary("gate that is clamped", Op::Gate(clamped))?,
+        binary("add", Op::Add)?,
+        unary("scale", Op::Scale { factor: 0.5 })?,
+        unary("clamp", Op::Clamp { limit: 0.25 })?,
+        unary("soft_cap", Op::SoftCap { cap: 0.5 })?,
+        rope("rope", RopeStyle::Half, false)?,
+        rope("rope of neighbours", RopeStyle::Interleaved, false)?,
+        rope("rope of long sequences", RopeStyle::Half, true)?,
+    ])
+}
+
+fn rope(name: &'static str, style: RopeStyle, long: bool) -> Res<SuiteCase> {
+    let mut b = Build::new(name);
+    let (x, positions) = (b.floats(12), b.b.input("positions", 1, DType::I32));
+    let freqs = |f: f32| RopeFreqs { inv_freq: Arc::from([f, 0.1]), factor: 1.0 };
+    let long = long.then(|| (freqs(0.5), 6));
+    let op = Rope { head_dim: 6, offset: 1, rotary_dim: 4, style, freqs: freqs(1.0), long };
+    b.op(Op::Rope(op), &[x, positions], 12, F32)
+}
+
+fn linear(
+    name: &'static str,
+    dtype: DType,
+    activations: ActivationFormat,
+    (rows, cols): (usize, usize),
+    tolerance: f32,
+) -> Res<SuiteCase> {
+    let mut b = Build::new(name);
+    let (weight, bias) = (b.weight(dtype, rows, cols)?, b.weight(DType::F32, 1, rows)?);
+    let x = b.floats(cols);
+    b.op(Op::Linear { weight, bias: Some(bias), activations }, &[x], rows, tolerance)
+}
+
+/// Five of forty columns of a product: a slice of its weight and one of its bias.
+fn linear_part(name: &'static str, dtype: DType, activations: ActivationFormat) -> Res<SuiteCase> {
+    let mut b = Build::new(name);
+    let rows = b.stored(dtype, 40, 256)?;
+    let slice = Some(WeightSlice::Rows { first: 16, of: 40 });
+    let weight = b.b.weight(WeightDecl { rows: 5, slice, ..rows });
+    let cols = b.stored(DType::F32, 1, 40)?;
+    let slice = Some(WeightSlice::Cols { first: 16, of: 40 });
+    let bias = Some(b.b.weight(WeightDecl { cols: 5, slice, ..cols }));
+    let x = b.floats(256);
+    let tolerance = if activations == ActivationFormat::F32 { F32 } else { ROUNDED };
+    b.op(Op::Linear { weight, bias, activations }, &[x], 5, tolerance)
+}
+
+/// A norm, two products of its result, a gate, a product and a sum.
+fn feed_forward(name: &'static str, dtype: DType, activations: ActivationFormat) -> Res<SuiteCase> {
+    let mut b = Build::new(name);
+    let norm = b.weight(DType::F32, 1, 64)?;
+    let (gate, up) = (b.weight(dtype, 96, 64)?, b.weight(dtype, 96, 64)?);
+    let down = b.weight(dtype, 64, 96)?;
+    let x = b.floats(64);
+    let product = |weight| Op::Linear { weight, bias: None, activations };
+    let op = Op::RmsNorm { weight: Some(norm), eps: 1e-5, offset: 0.0, group: 64 };
+    let n = b.b.op("n", op, &[x], 64);
+    let g = b.b.op("g", product(gate), &[n], 96);
+    let u = b.b.op("u", product(up), &[n], 96);
+    let h = b.b.op("h", Op::Gate(Activation::Silu), &[g, u], 96);
+    let d = b.b.op("d", product(down), &[h], 64);
+    let tolerance = if activations == ActivationFormat::F32 { F32 } else { ROUNDED };
+    b.op(Op::Add, &[x, d], 64, tolerance)
+}
+
+fn products() -> Res<Vec<SuiteCase>> {
+    use ActivationFormat::{Bf16, F32 as Single, Int8};
+    let mut b = Build::new("head_linear");
+    let weights = (0..3).map(|_| b.weight(DType::F32, 4, 5)).collect::<Res<_>>()?;
+    let x = b.floats(15);
+    let heads = b.op(Op::HeadLinear(HeadLinear { weights }), &[x], 12, F32)?;
+    let small = (5, 256);
+    Ok(vec![
+        heads,
+        linear("linear", DType::F32, Single, small, F32)?,
+        // More than 64 KiB in MAX_ROWS rows.
+        linear("linear of many columns", DType::F32, Single, (1024, 256), F32)?,
+        linear("linear of f16", DType::F16, Single, small, F32)?,
+        linear("linear of bf16", DType::BF16, Bf16, small, ROUNDED)?,
+        linear("linear of blocks", DType::Q4_K, Single, small, F32)?,
+        linear("linear of blocks with zero points", DType::Q4_G32, Single, small, F32)?,
+        linear("linear of bytes", DType::Q8_0, Int8, small, ROUNDED)?,
+        linear("linear of blocks of bytes", DType::Q4_K, Int8, small, ROUNDED)?,
+        linear_part("linear of some rows", DType::F32, Single)?,
+        linear_part("linear of some rows of pairs", DType::BF16, Bf16)?,
+        linear_part("linear of some rows of bytes", DType::Q4_K, Int8)?,
+        feed_forward("a feed-forward", DType::F32, Single)?,
+        feed_forward("a feed-forward of bytes", DType::Q8_0, Int8)?,
+    ])
+}
+
+fn append(name: &'static str, dtype: DType) -> Res<SuiteCase> {
+    let mut b = Build::new(name);
+    let x = b.floats(10);
+    let cache = b.cache("cache", 10, dtype);
+    b.b.node(Op::KvAppend(KvAppend { width: 10, page_group: 1 }), &[x], &[cache], &[]);
+    b.done(F32)
+}
+
+struct AttentionCase {
+    name: &'static str,
+    dtype: DType,
+    value_in_key: bool,
+    /// With a window, a cap and sinks.
+    all: bool,
+    tolerance: f32,
+}
+
+/// Keys are appended; values, if there are any besides, are there.
+fn attention(c: AttentionCase) -> Res<SuiteCase> {
+    let mut b = Build::new(c.name);
+    let sinks = if c.all { Some(b.weight(DType::F32, 1, 4)?) } else { None };
+    let (q, k) = (b.floats(4 * 6), b.floats(2 * 6));
+    let keys = b.cache("keys", 2 * 6, c.dtype);
+    b.b.node(Op::KvAppend(KvAppend { width: 12, page_group: 0 }), &[k], &[keys], &[]);
+    let mut caches = vec![keys];
+    if !c.value_in_key {
+        caches.push(b.cache("values", 2 * 5, c.dtype));
+    }
+    let activations =
+        if c.dtype == DType::BF16 { ActivationFormat::Bf16 } else { ActivationFormat::F32 };
+    let op = Attention {
+        heads: 4,
+        kv_heads: 2,
+        k_dim: 6,
+        v_dim: 5,
+        scale: 0.5,
+        window: c.all.then_some(3),
+        softcap: c.all.then_some(9.0),
+        sinks,
+        value_in_key: c.value_in_key,
+        page_group: 0,
+        activations,
+    };
+    let y = b.b.attention(op, q, &caches);
+    b.b.output(y);
+    b.done(c.tolerance)
+}
+
+fn caches() -> Res<Vec<SuiteCase>> {
+    let case = |name, dtype, tolerance| AttentionCase {
+        name,
+        dtype,
+        value_in_key: false,
+        all: false,
+        tolerance,
+    };
+    let all = AttentionCase { all: true, ..case("attention in a window", DType::F32, F32) };
+    let one =
+        AttentionCase { value_in_key: true, ..case("attention of one cache", DType::F32, F32) };
+    Ok(vec![
+        append("kv_append", DType::F32)?,
+        append("kv_append to f16", DType::F16)?,
+        append("kv_append to bf16", DType::BF16)?,
+        attention(case("attention", DType::F32, F32))?,
+        attention(case("attention to f16", DType::F16, F32))?,
+        attention(case("attention of pairs", DType::BF16, ROUNDED))?,
+        attention(all)?,
+        attention(one)?,
+    ])
+}
+
+fn router(name: &'static str, score: Score, groups: Option<(usize, usize)>) -> Res<SuiteCase> {
+    let mut b = Build::new(name);
+    let x = b.floats(6);
+    let op = Router { experts: 6, top_k: 2, score, normalize: true, scale: 1.0, groups };
+    let (ids, weights) = b.b.router(op, x);
+    b.b.output(ids);
+    b.b.output(weights);
+    b.done(F32)
+}
+
+fn experts(
+    name: &'static str,
+    dtype: DType,
+    activations: ActivationFormat,
+    tolerance: f32,
+) -> Res<SuiteCase> {
+    let mut b = Build::new(name);
+    let (n, k, inter) = (3, 64, 32);
+    let mut list = |rows, cols, dtype| -> Res<Vec<WeightRef>> {
+        (0..n).map(|_| b.weight(dtype, rows, cols)).collect()
+    };
+    let op = Experts {
+        gate: list(inter, k, dtype)?,
+        up: list(inter, k, dtype)?,
+        down: list(k, inter, dtype)?,
+        gate_bias: list(1, inter, DType::F32)?,
+        up_bias: vec![],
+        down_bias: list(1, k, DType::F32)?,
+        act: Activation::Silu,
+        activations,
+    };
+    let (x, ids) = (b.floats(k), b.b.input("ids", 2, DType::I32));
+    let shares = b.floats(2);
+    b.op(Op::Experts(op), &[x, ids, shares], k, tolerance)
+}
+
+fn mixtures() -> Res<Vec<SuiteCase>> {
+    Ok(vec![
+        router("router", Score::Softmax, Some((3, 2)))?,
+        router("router after the choice", Score::TopKSoftmax, None)?,
+        router("router of sigmoids", Score::Sigmoid, None)?,
+        router("router of mixers", Score::SparseMixer { eps: 0.1 }, None)?,
+        experts("experts", DType::F32, ActivationFormat::F32, F32)?,
+        experts("experts of bytes", DType::Q8_0, ActivationFormat::Int8, ROUNDED)?,
+        experts("experts of bf16", DType::BF16, ActivationFormat::Bf16, ROUNDED)?,
+    ])
+}

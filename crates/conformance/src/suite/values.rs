@@ -1,0 +1,130 @@
+//! The values of a run: made from a seed, and compared.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use half::{bf16, f16};
+use troika_device::{ForwardBatch, PageTable, SeqRows};
+use troika_graph::{DType, Op, Subgraph, Value, ValueId};
+
+use super::POSITIONS;
+use crate::golden::relative_error;
+
+/// A small generator: splitmix64.
+pub(super) struct Random(pub u64);
+
+impl Random {
+    fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.bits() % n as u64) as usize
+    }
+
+    /// From -1 to 1.
+    pub fn float(&mut self) -> f32 {
+        (self.below(4001) as f32 - 2000.0) / 2000.0
+    }
+
+    /// An element of a plain type; any byte of blocks, small enough for small numbers.
+    pub fn bytes(&mut self, dtype: DType) -> Vec<u8> {
+        let float = self.float();
+        match dtype {
+            DType::F32 => float.to_le_bytes().to_vec(),
+            DType::BF16 => bf16::from_f32(float).to_le_bytes().to_vec(),
+            DType::F16 => f16::from_f32(float).to_le_bytes().to_vec(),
+            _ => vec![self.below(40) as u8],
+        }
+    }
+}
+
+/// Inputs, caches and outputs: the valid rows, one after another.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Values {
+    pub rows: usize,
+    pub bytes: BTreeMap<ValueId, Vec<u8>>,
+}
+
+pub(super) fn row_bytes(v: &Value) -> usize {
+    v.shape.row_len() * v.dtype.block_bytes()
+}
+
+/// Sequences of a run: from three rows on, there are two. Pages are in no order.
+pub(super) fn forward(rows: usize) -> Arc<ForwardBatch> {
+    let first = if rows < 3 { rows } else { rows - rows / 3 };
+    let table =
+        |pages: &[u32]| vec![PageTable { page_len: 16, first: 0, pages: pages.to_vec() }; 4];
+    let seq = |seq, rows: std::ops::Range<usize>, pos, pages: &[u32]| {
+        let known_len = pos + rows.len();
+        SeqRows { seq, rows, pos, known_len, tables: table(pages) }
+    };
+    let mut seqs = vec![seq(4, 0..first, 5, &[2, 0])];
+    if first < rows {
+        seqs.push(seq(9, first..rows, 0, &[3]));
+    }
+    Arc::new(ForwardBatch { seqs })
+}
+
+impl Values {
+    /// Random floats; positions as token ids and positions; different experts in a row.
+    pub fn new(g: &Subgraph, rows: usize, seed: u64) -> Values {
+        let mut r = Random(seed);
+        let experts = g.nodes.iter().find_map(|n| match &n.op {
+            Op::Experts(e) => Some(e.gate.len()),
+            _ => None,
+        });
+        let positions: Vec<i32> = forward(rows)
+            .seqs
+            .iter()
+            .flat_map(|s| (s.pos..s.pos + s.rows.len()).map(|p| p as i32))
+            .collect();
+        let mut bytes = BTreeMap::new();
+        for id in g.inputs.iter().chain(&g.states) {
+            let (v, cols) = (g.value(*id), g.value(*id).shape.row_len());
+            let rows = if g.states.contains(id) { POSITIONS } else { rows };
+            let expert = |i: usize| (i / cols * 3 + i % cols) % experts.unwrap_or(1);
+            let value: Vec<u8> = match v.dtype {
+                DType::I32 if cols == 1 => positions.iter().flat_map(|p| p.to_le_bytes()).collect(),
+                DType::I32 => {
+                    (0..rows * cols).flat_map(|i| (expert(i) as i32).to_le_bytes()).collect()
+                }
+                dtype => (0..rows * cols).flat_map(|_| r.bytes(dtype)).collect(),
+            };
+            bytes.insert(*id, value);
+        }
+        Values { rows, bytes }
+    }
+
+    /// Largest difference of caches and outputs, relative to the other's largest element. Ids are
+    /// equal, or the difference is infinite.
+    pub fn difference(&self, other: &Values, g: &Subgraph) -> f32 {
+        let value = |id: &ValueId| {
+            let (a, b) = (self.bytes.get(id), other.bytes.get(id));
+            let dtype = g.value(*id).dtype;
+            match (a, b) {
+                (Some(a), Some(b)) if dtype == DType::I32 && a == b => 0.0,
+                (Some(a), Some(b)) if dtype != DType::I32 => {
+                    relative_error(&floats(a, dtype), &floats(b, dtype))
+                }
+                _ => f32::INFINITY,
+            }
+        };
+        g.outputs.iter().chain(&g.states).map(value).fold(0.0, f32::max)
+    }
+}
+
+fn floats(bytes: &[u8], dtype: DType) -> Vec<f32> {
+    match dtype {
+        DType::F16 => {
+            bytes.as_chunks::<2>().0.iter().map(|b| f16::from_le_bytes(*b).into()).collect()
+        }
+        DType::BF16 => {
+            bytes.as_chunks::<2>().0.iter().map(|b| bf16::from_le_bytes(*b).into()).collect()
+        }
+        _ => bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
+    }
+}

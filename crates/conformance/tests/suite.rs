@@ -1,0 +1,118 @@
+//! Every device runs the suite: the CPU, and the virtual devices of the repository, with what they
+//! refuse in writing.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use conformance::suite::{Exclusion, SuiteCase, SuiteReport, model_cases, op_cases, run_suite};
+use troika::device::Device;
+use troika::{DeviceOptions, open_devices};
+
+fn root(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
+}
+
+fn device(spec: &str) -> Arc<dyn Device> {
+    let devices = vec![spec.parse().unwrap()];
+    open_devices(&DeviceOptions { devices, ..DeviceOptions::default() }).unwrap().remove(0)
+}
+
+fn odd(name: &str) -> Arc<dyn Device> {
+    device(&format!("virtual:{}", root("socs/odd").join(name).with_extension("toml").display()))
+}
+
+/// Ops, and segments of models of unlike layers.
+fn cases() -> Vec<SuiteCase> {
+    let mut all = op_cases().unwrap();
+    for model in ["qwen3-moe", "gemma-2", "deepseek-v2", "gpt-oss", "phi-2"] {
+        all.extend(model_cases(&root("tests/golden").join(model)).unwrap());
+    }
+    all
+}
+
+fn check(device: &dyn Device, cases: &[SuiteCase], exclusions: &[Exclusion]) -> SuiteReport {
+    let report = run_suite(device, cases, exclusions).unwrap();
+    println!(
+        "{}: {} runs, {} refused, worst {:e}",
+        device.name(),
+        report.runs,
+        report.refused.len(),
+        report.worst
+    );
+    assert!(report.failures.is_empty(), "{}:\n{}", device.name(), report.failures.join("\n"));
+    report
+}
+
+#[test]
+fn the_cases_have_every_op() {
+    let cases = op_cases().unwrap();
+    let ops: Vec<&str> = cases.iter().flat_map(|c| &c.graph.nodes).map(|n| n.op.name()).collect();
+    for op in troika_sim::OP_NAMES {
+        assert!(ops.contains(&op), "no case has {op}");
+    }
+    assert!(ops.iter().all(|op| troika_sim::OP_NAMES.contains(op)), "an op has no name in socs");
+}
+
+#[test]
+fn the_cpu_holds() {
+    let report = check(&*device("cpu"), &cases(), &[]);
+    assert!(report.runs > 150, "{}", report.runs);
+    check(&*device("plain=cpu@scalar"), &op_cases().unwrap(), &[]);
+}
+
+#[test]
+fn virtual_devices_that_take_all_ops_hold() {
+    let cases = cases();
+    for name in ["static-shapes", "own-memory", "queue-depth-1", "dense-rows"] {
+        let report = check(&*odd(name), &cases, &[]);
+        // In real time and in virtual time.
+        assert!(report.runs > 300 && report.refused.is_empty(), "{name}: {}", report.runs);
+    }
+}
+
+#[test]
+fn virtual_devices_that_refuse_ops_hold_to_it() {
+    let cases = cases();
+    let attention = [Exclusion { what: "attention", why: "the file refuses it" }];
+    let report = check(&*odd("no-attention"), &cases, &attention);
+    assert!(report.runs > 200 && report.refused.len() > 10);
+    assert!(report.refused.iter().all(|(_, why)| why.contains("does not run attention")));
+    let others = troika_sim::OP_NAMES.into_iter().filter(|op| *op != "linear");
+    let why = "the file takes products only";
+    let others: Vec<Exclusion> = others.map(|what| Exclusion { what, why }).collect();
+    let report = check(&*odd("only-linear"), &cases, &others);
+    assert!(report.runs > 50 && report.refused.len() > 100, "{}", report.runs);
+}
+
+#[test]
+fn a_device_of_small_bindings_refuses_large_values() {
+    let large = Exclusion { what: "linear of many columns", why: "96 KiB of results" };
+    let report = check(&*odd("small-bindings"), &op_cases().unwrap(), &[large]);
+    assert!(report.runs > 200);
+    let [(_, why), ..] = &report.refused[..] else { panic!("{report:?}") };
+    assert!(why.contains("98304 bytes") && why.contains("65536"), "{why}");
+}
+
+/// A suite that cannot fail says nothing.
+#[test]
+fn wrong_exclusions_and_wrong_devices_are_found() {
+    let cases = op_cases().unwrap();
+    let failures = |device: &dyn Device, exclusions: &[Exclusion]| {
+        run_suite(device, &cases, exclusions).unwrap().failures
+    };
+    let excluded = [Exclusion { what: "attention", why: "it is not" }];
+    assert!(failures(&*device("cpu"), &excluded).iter().any(|f| f.starts_with("attention:")));
+    let unknown = [Exclusion { what: "convolution", why: "there is none" }];
+    let found = failures(&*device("cpu"), &unknown);
+    assert!(found.len() == 1 && found[0].contains("no case has it"), "{found:?}");
+    assert!(failures(&*odd("no-attention"), &[]).iter().any(|f| f.starts_with("attention:")));
+    // A device that computes nothing: its outputs stay as they were.
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("off.toml");
+    let text = std::fs::read_to_string(root("socs/odd/queue-depth-1.toml")).unwrap();
+    let off = text.replacen("\n\n", "\nnumerics = \"off\"\n\n", 1);
+    assert_ne!(off, text);
+    std::fs::write(&file, off).unwrap();
+    let off = device(&format!("virtual:{}", file.display()));
+    assert!(failures(&*off, &[]).len() > 40);
+}
