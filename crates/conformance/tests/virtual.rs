@@ -1,0 +1,97 @@
+//! Models on virtual devices: the numbers are the CPU's, and time is the same in every run.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use conformance::golden::{Case, Devices, all_logits, check, read_golden};
+use troika::plan::{Policy, Strategy};
+use troika::trace::{Arg, Span, Tracer};
+use troika::weights::FloatType;
+use troika::{DeviceOptions, DeviceSpec, Model, OpenOptions};
+
+fn root(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
+}
+
+/// A device of a file in `socs`.
+fn spec(name: &str, place: &str) -> DeviceSpec {
+    let (file, processor) =
+        place.split_once(':').map_or((place, ""), |(f, _)| (f, &place[f.len()..]));
+    let file = root("socs").join(file);
+    format!("{name}=virtual:{}{processor}", file.display()).parse().unwrap()
+}
+
+fn case(model: &str) -> Case {
+    let model_dir = root("tests/golden").join(model);
+    Case { name: model.into(), golden: model_dir.join("golden.safetensors"), model: model_dir }
+}
+
+#[test]
+fn models_on_virtual_devices_agree_with_the_reference() {
+    let a = spec("a", "odd/queue-depth-1.toml");
+    let b = spec("b", "odd/dense-rows.toml");
+    let cpu: DeviceSpec = "c=cpu".parse().unwrap();
+    // In virtual time, and beside a real device.
+    for specs in [vec![a.clone(), b.clone()], vec![a, cpu]] {
+        for policy in Policy::ALL {
+            let devices = Devices {
+                specs: specs.clone(),
+                strategy: Strategy::AlternateSegments,
+                policy,
+                chunks_in_flight: Some(3),
+            };
+            for model in ["qwen3-moe", "gemma-2"] {
+                let report = check(&case(model), &devices).unwrap();
+                assert!(report.holds() && report.same_bits == Some(true), "{model}: {report}");
+            }
+        }
+    }
+}
+
+/// Spans of a prompt over two processors, and when the clock stood at its end.
+fn timeline(policy: Policy) -> (Vec<Span>, Vec<f32>) {
+    let tracer = Tracer::on();
+    let options = OpenOptions {
+        dtype: FloatType::F32,
+        chunk: 5,
+        devices: DeviceOptions {
+            devices: vec![spec("a", "example.toml:gpu"), spec("b", "odd/dense-rows.toml")],
+            ..DeviceOptions::default()
+        },
+        strategy: Strategy::AlternateSegments,
+        policy,
+        chunks_in_flight: Some(3),
+        tracer: tracer.clone(),
+        ..OpenOptions::default()
+    };
+    let golden = read_golden(&case("qwen3-moe").golden).unwrap();
+    let mut model = Model::open(&case("qwen3-moe").model, &options).unwrap();
+    let logits = all_logits(&mut model, &golden.input_ids).unwrap();
+    (tracer.spans(), logits)
+}
+
+#[test]
+fn virtual_time_is_the_same_in_every_run() {
+    for policy in Policy::ALL {
+        let (spans, logits) = timeline(policy);
+        let (other, same) = timeline(policy);
+        assert_eq!(spans, other);
+        assert_eq!(logits, same);
+        assert!(spans.len() > 50, "{}", spans.len());
+        let lane = |name: &str| spans.iter().filter(|s| &*s.lane == name).collect::<Vec<_>>();
+        let (a, b) = (lane("a"), lane("b"));
+        for spans in [&a, &b] {
+            // A processor does one thing at a time, for as long as the model says.
+            assert!(spans.windows(2).all(|w| w[0].end <= w[1].start));
+            for s in spans {
+                let took = s.end - s.start;
+                let modelled = Arg::Int(took.as_micros() as u64);
+                assert!(s.args.contains(&("modelled_us", modelled)), "{s:?}");
+                assert!(took >= Duration::from_micros(40), "{s:?}");
+            }
+        }
+        // Two processors work at once.
+        let meets = |s: &&&Span| b.iter().any(|o| s.start < o.end && o.start < s.end);
+        assert!(a.iter().filter(meets).count() > 10);
+    }
+}
