@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, sync_channel};
 
 use conformance::golden::find;
 use conformance::random::Random;
@@ -98,7 +98,7 @@ impl Bench {
     fn open() -> Bench {
         let options = CpuOptions { name: "cpu".into(), threads: 2, ..CpuOptions::default() };
         let device = CpuDevice::new(options).unwrap();
-        let (send, done) = channel();
+        let (send, done) = sync_channel(8);
         let queue = device.queue(0, Arc::new(RealClock::new()), send).unwrap();
         Bench { device, queue, done }
     }

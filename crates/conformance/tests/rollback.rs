@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, Weak};
 
 use conformance::golden::read_golden;
@@ -79,7 +79,7 @@ impl Device for Probe {
         &self,
         number: usize,
         clock: Arc<dyn Clock>,
-        done: Sender<Completion>,
+        done: SyncSender<Completion>,
     ) -> Result<Box<dyn Queue>, DeviceError> {
         let inner = self.inner.queue(number, clock, done)?;
         Ok(Box::new(ProbeQueue { inner, seen: self.seen.clone() }))

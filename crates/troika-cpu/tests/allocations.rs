@@ -8,7 +8,7 @@ mod store;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::channel;
+use std::sync::mpsc::sync_channel;
 
 use store::Store;
 use troika_cpu::{CpuDevice, CpuOptions};
@@ -83,26 +83,27 @@ fn a_warm_queue_allocates_nothing_per_op() {
     let bind = || vec![View::whole(&Buffer::zeroed(8 * 64 * 4).unwrap())];
     let bindings = Arc::new(Bindings { inputs: bind(), states: vec![], outputs: bind() });
     let forward = Arc::new(ForwardBatch::default());
-    let (send, done) = channel();
+    let (send, done) = sync_channel(8);
     let mut queue = device.queue(0, Arc::new(RealClock::new()), send).unwrap();
     let mut list = CommandList::default();
-    let (mut before, runs) = (0, 200);
-    for i in 0..runs + 10 {
-        if i == 10 {
-            before = COUNT.load(Ordering::Relaxed);
+    let mut runs = |n: usize| {
+        let before = COUNT.load(Ordering::Relaxed);
+        for _ in 0..n {
+            for _ in 0..2 {
+                let (bindings, forward) = (bindings.clone(), forward.clone());
+                let executable = executable.clone();
+                let work = Work::Run(Run { executable, bindings, rows: 8, forward });
+                list.tasks.push(Submission { tag: 0, work });
+            }
+            queue.submit(std::mem::take(&mut list)).unwrap();
+            let completion = done.recv().unwrap();
+            completion.outcome.unwrap();
+            list = completion.list;
         }
-        for _ in 0..2 {
-            let (bindings, forward) = (bindings.clone(), forward.clone());
-            let executable = executable.clone();
-            let work = Work::Run(Run { executable, bindings, rows: 8, forward });
-            list.tasks.push(Submission { tag: 0, work });
-        }
-        queue.submit(std::mem::take(&mut list)).unwrap();
-        let completion = done.recv().unwrap();
-        completion.outcome.unwrap();
-        list = completion.list;
-    }
-    let count = COUNT.load(Ordering::Relaxed) - before;
-    // The channel of completions takes a block for every 31 of them.
-    assert!(count <= runs / 31 + 4, "{count} allocations in {runs} batches of 10 ops");
+        COUNT.load(Ordering::Relaxed) - before
+    };
+    runs(10);
+    // The test's harness has a thread of its own, which allocates now and then.
+    let fewest = (0..3).map(|_| runs(100)).min();
+    assert_eq!(fewest, Some(0), "allocations in 100 lists of 10 ops");
 }

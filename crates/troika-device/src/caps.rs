@@ -53,6 +53,9 @@ pub struct Caps {
     pub max_resident_bytes: Option<u64>,
     /// Lists that may be in flight on one queue.
     pub queue_depth: usize,
+    /// Whether its queues wait for other queues by themselves ([`crate::CommandList::waits`]). If
+    /// not, the scheduler hands them over what waits for nobody any more.
+    pub queue_waits: bool,
     /// Inputs and outputs may be bound to rows that lie apart, so that some columns of a value can
     /// be computed next to another device's. If not, such bindings are refused when they are
     /// submitted, by the value's name.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 
 use troika_graph::Subgraph;
@@ -11,6 +11,7 @@ use crate::caps::{Caps, DeviceKind};
 use crate::clock::Clock;
 use crate::error::DeviceError;
 use crate::forward_batch::ForwardBatch;
+use crate::list::CommandList;
 use crate::memory::{Buffer, OutOfMemory, View};
 use crate::weight::WeightSource;
 
@@ -128,17 +129,6 @@ pub struct Run {
     pub forward: Arc<ForwardBatch>,
 }
 
-/// Submissions that run in order on one queue and complete together.
-#[derive(Debug, Default)]
-pub struct CommandList {
-    /// The caller's name for it.
-    pub id: u64,
-    /// The runs.
-    pub tasks: Vec<Submission>,
-    /// Report each task's times.
-    pub timed: bool,
-}
-
 /// When a task ran, by the queue's clock.
 #[derive(Clone, Copy, Debug)]
 pub struct TaskTime {
@@ -208,7 +198,8 @@ pub trait Device: Send + Sync {
         weights: &dyn WeightSource,
     ) -> Result<Arc<Executable>, DeviceError>;
 
-    /// Opens a queue whose completions carry `number` and go to `done`.
+    /// Opens a queue whose completions carry `number` and go to `done`, which has room for one of
+    /// each list that is in flight: no message needs memory of its own.
     ///
     /// # Errors
     /// When the device has no queue left or its driver fails.
@@ -216,7 +207,7 @@ pub trait Device: Send + Sync {
         &self,
         number: usize,
         clock: Arc<dyn Clock>,
-        done: Sender<Completion>,
+        done: SyncSender<Completion>,
     ) -> Result<Box<dyn Queue>, DeviceError>;
 }
 

@@ -52,6 +52,12 @@ pub enum DeviceError {
     /// Scheduling conflict.
     #[error(transparent)]
     Busy(#[from] AccessError),
+    /// A task was left out, because one that it waits for failed.
+    #[error("a task was left out because one that it waits for failed")]
+    Skipped,
+    /// Tasks were left out, because someone asked for it.
+    #[error("the run was cancelled")]
+    Cancelled,
     /// The queue's thread ended.
     #[error("device {0} stopped working; start the program again")]
     Gone(String),

@@ -8,19 +8,23 @@ mod clock;
 mod device;
 mod error;
 mod forward_batch;
+mod list;
 mod memory;
+mod timeline;
 mod weight;
 
 pub use caps::{Caps, DeviceKind};
 pub use clock::{Clock, RealClock};
 pub use device::{
-    Bindings, CommandList, Completion, CopyRows, Device, Executable, ExecutableId, Executables,
-    Queue, Run, Submission, TaskTime, Work,
+    Bindings, Completion, CopyRows, Device, Executable, ExecutableId, Executables, Queue, Run,
+    Submission, TaskTime, Work,
 };
 pub use error::DeviceError;
 pub use forward_batch::{ForwardBatch, PageTable, PagesView, SeqRows};
+pub use list::{CommandList, Signal, Wait, WaitTimes};
 pub use memory::{
     Access, AccessError, Buffer, Claim, HeldClaim, OutOfMemory, ReadGuard, ReadRows, Rect, SpaceId,
     View, ViewError, WriteGuard, WriteRows, ZeroedBytes, trim_heap,
 };
+pub use timeline::{Lost, Point, Timeline, Timelines, Waiting};
 pub use weight::{PackFn, PackLayout, Packed, WeightBytes, WeightData, WeightOwner, WeightSource};

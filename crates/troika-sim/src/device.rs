@@ -1,7 +1,7 @@
 //! The device.
 
 use std::sync::Arc;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::Duration;
 
 use troika_cpu::{CpuDevice, CpuOptions};
@@ -86,6 +86,7 @@ fn caps(soc: &Soc, p: &Processor, space: SpaceId, cpu: &Caps) -> Caps {
         max_graph_bytes: p.max_graph_bytes,
         max_resident_bytes: p.max_resident_bytes,
         queue_depth: p.queue_depth,
+        queue_waits: false,
         strided_rows: p.strided_rows,
         facts: facts(soc, p),
     }
@@ -203,10 +204,10 @@ impl Device for VirtualDevice {
         &self,
         number: usize,
         clock: Arc<dyn Clock>,
-        done: Sender<Completion>,
+        done: SyncSender<Completion>,
     ) -> Result<Box<dyn Queue>, DeviceError> {
         // Its lists run on the calling thread, so that nothing comes through the channel.
-        let inner = |cpu: &CpuDevice| cpu.queue(number, clock.clone(), channel().0);
+        let inner = |cpu: &CpuDevice| cpu.queue(number, clock.clone(), sync_channel(0).0);
         let worker = Worker {
             limits: self.limits.clone(),
             rates: self.rates,

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -46,7 +46,7 @@ impl RealQueue {
         worker: Worker,
         number: usize,
         clock: Arc<dyn Clock>,
-        done: Sender<Completion>,
+        done: SyncSender<Completion>,
     ) -> Result<RealQueue, DeviceError> {
         let limits = worker.limits.clone();
         let device = limits.device.clone();
@@ -95,7 +95,7 @@ impl Drop for RealQueue {
 }
 
 impl RealTime {
-    fn serve(&self, lists: &Receiver<CommandList>, done: &Sender<Completion>) {
+    fn serve(&self, lists: &Receiver<CommandList>, done: &SyncSender<Completion>) {
         while let Ok(list) = lists.recv() {
             let completion = self.complete(list);
             self.in_flight.fetch_sub(1, Ordering::AcqRel);
@@ -111,7 +111,7 @@ impl RealTime {
         for Submission { tag, work } in &list.tasks {
             let start = self.clock.now();
             let mut ns = 0;
-            outcome = worker.prepare(work).and_then(|task| {
+            outcome = cancelled(&list).and_then(|()| worker.prepare(work)).and_then(|task| {
                 ns = task.ns;
                 // With numerics off, nothing else would see that tasks meet.
                 worker.claim(work, &task)?;
@@ -126,8 +126,15 @@ impl RealTime {
             }
         }
         list.tasks.clear();
+        list.timelines = None;
         Completion { queue: self.number, list, outcome, times }
     }
+}
+
+/// Nothing is begun of a list that was cancelled.
+fn cancelled(list: &CommandList) -> Result<(), DeviceError> {
+    let cancelled = list.timelines.as_ref().is_some_and(|t| t.is_cancelled());
+    if cancelled { Err(DeviceError::Cancelled) } else { Ok(()) }
 }
 
 /// A queue in virtual time. A task holds its claims from its start to its end, when its results
@@ -137,7 +144,7 @@ pub(crate) struct VirtualQueue(Arc<Mutex<Lane>>);
 struct Lane {
     number: usize,
     clock: Arc<VirtualClock>,
-    done: Sender<Completion>,
+    done: SyncSender<Completion>,
     worker: Worker,
     /// The list that runs.
     current: Option<Current>,
@@ -159,7 +166,7 @@ impl VirtualQueue {
         worker: Worker,
         number: usize,
         clock: Arc<VirtualClock>,
-        done: Sender<Completion>,
+        done: SyncSender<Completion>,
     ) -> VirtualQueue {
         VirtualQueue(Arc::new_cyclic(|me| {
             let (current, waiting, me) = (None, VecDeque::new(), me.clone());
@@ -200,7 +207,8 @@ impl Lane {
                 continue;
             };
             let worker = &self.worker;
-            let task = worker.prepare(work).and_then(|t| Ok((worker.claim(work, &t)?, t)));
+            let task = cancelled(&current.list).and_then(|()| worker.prepare(work));
+            let task = task.and_then(|t| Ok((worker.claim(work, &t)?, t)));
             match task {
                 Err(e) => self.finish(Err(e)),
                 Ok((claims, task)) => {
@@ -239,6 +247,7 @@ impl Lane {
     fn finish(&mut self, outcome: Result<(), DeviceError>) {
         let Some(Current { mut list, times, .. }) = self.current.take() else { return };
         list.tasks.clear();
+        list.timelines = None;
         // Nobody listens any more when the scheduler is gone; then the queue is dropped soon.
         let _ = self.done.send(Completion { queue: self.number, list, outcome, times });
     }

@@ -3,7 +3,7 @@
 #![allow(missing_docs)]
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::Duration;
 
 use troika_device::*;
@@ -97,7 +97,7 @@ struct Lane {
 }
 
 fn lane(device: &VirtualDevice, clock: Arc<dyn Clock>) -> Lane {
-    let (send, done) = channel();
+    let (send, done) = sync_channel(64);
     Lane { queue: device.queue(0, clock, send).unwrap(), done }
 }
 
@@ -133,7 +133,7 @@ fn run(executable: &Arc<Executable>, x: View, y: View, rows: usize) -> Submissio
 }
 
 fn list(id: u64, tasks: Vec<Submission>) -> CommandList {
-    CommandList { id, tasks, timed: true }
+    CommandList { id, tasks, timed: true, ..CommandList::default() }
 }
 
 fn refusal(lane: &mut Lane, task: Submission) -> String {

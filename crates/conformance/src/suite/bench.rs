@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, sync_channel};
 
 use troika_device::{
     Bindings, Buffer, Clock, CommandList, Completion, CopyRows, Device, DeviceError, Executable,
@@ -66,7 +66,7 @@ struct Place {
 
 impl<'a> Bench<'a> {
     pub fn open(device: &'a dyn Device, clock: Arc<dyn Clock>) -> Result<Bench<'a>, DeviceError> {
-        let (send, done) = channel();
+        let (send, done) = sync_channel(64);
         let queue = device.queue(0, clock.clone(), send)?;
         Ok(Bench { device, clock, queue, done })
     }

@@ -7,7 +7,7 @@ mod prepared;
 mod queue;
 
 use std::collections::HashMap;
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, RwLock};
 
 use troika_device::{
@@ -112,6 +112,7 @@ fn caps(options: &CpuOptions, isa: Isa) -> Caps {
         max_graph_bytes: None,
         max_resident_bytes: None,
         queue_depth: QUEUE_DEPTH,
+        queue_waits: true,
         strided_rows: true,
         facts,
     }
@@ -172,7 +173,7 @@ impl Device for CpuDevice {
         &self,
         number: usize,
         clock: Arc<dyn Clock>,
-        done: Sender<Completion>,
+        done: SyncSender<Completion>,
     ) -> Result<Box<dyn Queue>, DeviceError> {
         start(&self.options, self.isa, self.compiled.clone(), number, (clock, done))
     }

@@ -2,12 +2,12 @@
 //! would only wait for that thread can run a list in its place.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::{Receiver, Sender, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use troika_device::{
-    Clock, CommandList, Completion, DeviceError, Queue, Run, Submission, TaskTime, Work,
+    Clock, CommandList, Completion, DeviceError, Queue, Run, Submission, WaitTimes, Work,
 };
 
 use crate::compile::Executable;
@@ -35,7 +35,7 @@ pub(crate) fn start(
     isa: Isa,
     executables: Arc<Compiled>,
     number: usize,
-    (clock, done): (Arc<dyn Clock>, Sender<Completion>),
+    (clock, done): (Arc<dyn Clock>, SyncSender<Completion>),
 ) -> Result<Box<dyn Queue>, DeviceError> {
     let device = options.name.clone();
     let no_thread = |e: std::io::Error| DeviceError::System {
@@ -46,7 +46,8 @@ pub(crate) fn start(
     let core = options.cores.as_ref().and_then(|c| c.first().copied());
     let (send, receive) = sync_channel(QUEUE_DEPTH);
     let executor = Executor::new(device.clone(), pool, isa, options.spaces.clone());
-    let worker = Worker { number, device: device.clone(), executables, executor, clock };
+    let tasks = Tasks { device: device.clone(), executables, executor };
+    let worker = Worker { number, tasks, clock, learnt: WaitTimes::default() };
     let worker = Arc::new(Mutex::new(worker));
     let serving = worker.clone();
     let thread = std::thread::Builder::new()
@@ -87,7 +88,7 @@ impl Drop for CpuQueue {
 }
 
 /// Runs lists until the queue is dropped.
-fn serve(worker: &Mutex<Worker>, lists: &Receiver<CommandList>, done: &Sender<Completion>) {
+fn serve(worker: &Mutex<Worker>, lists: &Receiver<CommandList>, done: &SyncSender<Completion>) {
     while let Ok(list) = lists.recv() {
         let completion = lock(worker).complete(list);
         // Nobody listens any more when the scheduler is gone; then the queue is dropped soon.
@@ -102,38 +103,35 @@ fn lock(worker: &Mutex<Worker>) -> std::sync::MutexGuard<'_, Worker> {
 
 struct Worker {
     number: usize,
-    device: String,
-    executables: Arc<Compiled>,
-    executor: Executor,
+    tasks: Tasks,
     clock: Arc<dyn Clock>,
+    learnt: WaitTimes,
 }
 
 impl Worker {
     /// Runs a list.
-    fn complete(&mut self, mut list: CommandList) -> Completion {
-        let mut times = Vec::with_capacity(if list.timed { list.tasks.len() } else { 0 });
-        let mut outcome = Ok(());
-        let mut next = self.executable(list.tasks.first());
-        for (i, task) in list.tasks.iter().enumerate() {
-            let start = list.timed.then(|| self.clock.now());
+    fn complete(&mut self, list: CommandList) -> Completion {
+        let tasks = &mut self.tasks;
+        let mut next = tasks.executable(list.tasks.first());
+        list.run(self.number, (&*self.clock, &mut self.learnt), |task, following| {
             let this = next.take();
-            next = self.executable(list.tasks.get(i + 1));
-            outcome = match &task.work {
-                Work::Run(run) => self.run(run, this.as_deref(), next.as_deref()),
+            next = tasks.executable(following);
+            match &task.work {
+                Work::Run(run) => tasks.run(run, this.as_deref(), next.as_deref()),
                 Work::Copy(copy) => copy.from.copy_to(&copy.to),
-            };
-            if let Some(start) = start {
-                let end = self.clock.now();
-                times.push(TaskTime { tag: task.tag, start, end, modelled: None });
             }
-            if outcome.is_err() {
-                break;
-            }
-        }
-        list.tasks.clear();
-        Completion { queue: self.number, list, outcome, times }
+        })
     }
+}
 
+/// What tasks need.
+struct Tasks {
+    device: String,
+    executables: Arc<Compiled>,
+    executor: Executor,
+}
+
+impl Tasks {
     fn executable(&self, task: Option<&Submission>) -> Option<Arc<Executable>> {
         match &task?.work {
             Work::Run(run) => self.executables.get(run.executable.id()),

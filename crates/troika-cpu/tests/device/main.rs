@@ -8,7 +8,7 @@ mod views;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, sync_channel};
 
 use proptest::prelude::*;
 use troika_cpu::{CpuDevice, CpuOptions, Isa};
@@ -27,14 +27,16 @@ impl Bench {
     fn new(name: &str, threads: usize) -> Bench {
         let options = CpuOptions { name: name.into(), threads, ..CpuOptions::default() };
         let device = CpuDevice::new(options).unwrap();
-        let (send, done) = channel();
+        let (send, done) = sync_channel(8);
         let queue = device.queue(3, Arc::new(RealClock::new()), send).unwrap();
         Bench { device, queue, done }
     }
 
     fn run(&mut self, runs: Vec<Run>) -> Completion {
         let tasks = submissions(runs);
-        self.queue.submit(CommandList { id: 9, tasks, timed: true }).unwrap();
+        self.queue
+            .submit(CommandList { id: 9, tasks, timed: true, ..CommandList::default() })
+            .unwrap();
         let c = self.done.recv().unwrap();
         assert_eq!((c.queue, c.list.id, c.list.tasks.len()), (3, 9, 0));
         c
@@ -337,7 +339,7 @@ fn device_options_are_checked_and_told() {
     };
     assert_eq!((fact("threads"), fact("kernels")), ("2".into(), "scalar".into()));
     assert_eq!(fact("pinned to cores"), "0");
-    let (send, done) = channel();
+    let (send, done) = sync_channel(8);
     let queue = device.queue(0, Arc::new(RealClock::new()), send).unwrap();
     // Dropping the queue ends its thread, which holds the other end.
     drop(queue);

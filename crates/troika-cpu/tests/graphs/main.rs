@@ -9,7 +9,7 @@ mod ops;
 mod store;
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, sync_channel};
 
 use mutate::{Random, mutate};
 use ops::{Case, cases, wrong_graphs};
@@ -33,7 +33,7 @@ impl Bench {
     pub fn open() -> Bench {
         let options = CpuOptions { name: "cpu".into(), threads: 2, ..CpuOptions::default() };
         let device = CpuDevice::new(options).unwrap();
-        let (send, done) = channel();
+        let (send, done) = sync_channel(8);
         let queue = device.queue(0, Arc::new(RealClock::new()), send).unwrap();
         Bench { device, queue, done }
     }

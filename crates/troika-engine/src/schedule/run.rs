@@ -2,16 +2,17 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, sync_channel};
 
 use troika_device::{
-    Clock, CommandList, Completion, Device, DeviceError, ExecutableId, Queue, Submission, TaskTime,
-    Work,
+    Clock, CommandList, Completion, Device, DeviceError, ExecutableId, Point, Queue, Signal,
+    Submission, TaskTime, Timelines, Wait, Waiting, Work,
 };
 use troika_plan::Policy;
 use troika_trace::{Arg, Span, Tracer};
 
-use super::{Costs, State, Task, TaskGraph};
+use super::order::DeviceOrder;
+use super::{Costs, Order, State, Task, TaskGraph};
 use crate::error::EngineError;
 
 /// A device's queue as the scheduler sees it.
@@ -19,6 +20,8 @@ struct Lane {
     name: Arc<str>,
     queue: Box<dyn Queue>,
     depth: usize,
+    /// Whether the queue waits for others by itself.
+    waits: bool,
     in_flight: usize,
     /// Emptied lists, for reuse.
     spare: Vec<CommandList>,
@@ -28,10 +31,17 @@ struct Lane {
 /// the device does not idle while the scheduler is told.
 pub(super) const LATE_DEPTH: usize = 2;
 
+/// Most lists in a queue, whatever a device says.
+const MOST_DEPTH: usize = 1024;
+
 /// Runs task graphs on device queues.
 pub struct Runner {
     lanes: Vec<Lane>,
     done: Receiver<Completion>,
+    timelines: Arc<Timelines>,
+    /// What the timelines had reached at most when all before was done.
+    reached: u64,
+    waiting: Waiting,
     state: State,
     policy: Policy,
     tracer: Tracer,
@@ -51,6 +61,18 @@ fn cost_key(task: &Task) -> Option<CostKey> {
     }
 }
 
+/// Ends what a [`Runner`] does, from any thread.
+#[derive(Clone, Debug)]
+pub struct Canceller(Arc<Timelines>);
+
+impl Canceller {
+    /// The run that is going on, or else the next one, ends with [`DeviceError::Cancelled`]: tasks
+    /// that have not begun are left out.
+    pub fn cancel(&self) {
+        self.0.cancel();
+    }
+}
+
 impl Runner {
     /// Opens a queue on each device. Where the policy asks which device must not stall, that is
     /// `critical`.
@@ -63,8 +85,9 @@ impl Runner {
         clock: &Arc<dyn Clock>,
         tracer: Tracer,
     ) -> Result<Runner, DeviceError> {
-        let (sender, done) = channel();
-        let most = if policy == Policy::OutOfOrder { LATE_DEPTH } else { usize::MAX };
+        let most = if policy == Policy::OutOfOrder { LATE_DEPTH } else { MOST_DEPTH };
+        let depth = |d: &Arc<dyn Device>| d.caps().queue_depth.clamp(1, most);
+        let (sender, done) = sync_channel(devices.iter().map(depth).sum());
         let lanes: Vec<Lane> = devices
             .iter()
             .enumerate()
@@ -72,7 +95,8 @@ impl Runner {
                 Ok(Lane {
                     name: d.name().into(),
                     queue: d.queue(i, clock.clone(), sender.clone())?,
-                    depth: d.caps().queue_depth.clamp(1, most),
+                    depth: depth(d),
+                    waits: d.caps().queue_waits,
                     in_flight: 0,
                     spare: Vec::new(),
                 })
@@ -81,8 +105,11 @@ impl Runner {
         let state = State::new(policy, lanes.len());
         let costs = Costs { task_ns: Vec::new(), critical };
         Ok(Runner {
+            timelines: Arc::new(Timelines::new(lanes.len())),
             lanes,
             done,
+            reached: 0,
+            waiting: Waiting::default(),
             state,
             policy,
             tracer,
@@ -92,11 +119,81 @@ impl Runner {
         })
     }
 
+    /// How queues wait for each other.
+    pub fn set_waiting(&mut self, waiting: Waiting) {
+        self.waiting = waiting;
+    }
+
+    /// What ends a run from another thread.
+    pub fn canceller(&self) -> Canceller {
+        Canceller(self.timelines.clone())
+    }
+
     /// Runs a graph to its end.
     ///
     /// # Errors
     /// The first failure of a device; nothing is in flight any more when it is returned.
     pub fn run(&mut self, graph: &TaskGraph) -> Result<(), EngineError> {
+        let waits = |order: &Order| {
+            let mut used = order.devices.iter().zip(&self.lanes);
+            used.all(|(d, lane)| d.tasks.is_empty() || lane.waits)
+        };
+        let result = match graph.order.as_ref().filter(|order| waits(order)) {
+            Some(order) => self.run_in_order(graph, order),
+            None => self.run_ready(graph),
+        };
+        if result.is_err() {
+            // Nothing is in flight: the next run starts with queues that may go on.
+            self.timelines.reset();
+        }
+        if matches!(result, Err(EngineError::Device(DeviceError::Cancelled))) {
+            self.timelines.take_cancelled();
+        }
+        result
+    }
+
+    /// Gives all queues all that they have to do, and waits until it is done.
+    fn run_in_order(&mut self, graph: &TaskGraph, order: &Order) -> Result<(), EngineError> {
+        let mut failure = None;
+        let base = self.reached;
+        self.reached += order.values();
+        for (index, device) in order.devices.iter().enumerate() {
+            if device.tasks.is_empty() {
+                continue;
+            }
+            if failure.is_some() {
+                // Those that wait for what is not handed over are not left waiting.
+                self.lose(index);
+                continue;
+            }
+            let spare = self.lanes[index].spare.pop();
+            let mut list = self.fill(spare, (graph, &device.tasks));
+            add_waits(&mut list, device, base);
+            match self.lanes[index].queue.submit(list) {
+                Ok(()) => self.lanes[index].in_flight += 1,
+                Err(e) => {
+                    self.lose(index);
+                    failure = Some(e);
+                }
+            }
+        }
+        while self.lanes.iter().any(|l| l.in_flight > 0) {
+            if let Err(e) = self.wait(graph, None) {
+                failure = first(failure, e);
+            }
+        }
+        failure.map_or(Ok(()), |e| Err(e.into()))
+    }
+
+    /// What a queue was to signal will not happen.
+    fn lose(&self, lane: usize) {
+        if let Some(timeline) = self.timelines.of(lane) {
+            timeline.lose();
+        }
+    }
+
+    /// Gives queues what is ready, as it becomes so.
+    fn run_ready(&mut self, graph: &TaskGraph) -> Result<(), EngineError> {
         self.state.start(&graph.dag);
         if self.policy == Policy::OutOfOrder {
             let known = |key| self.learnt.get(&key).copied();
@@ -117,27 +214,41 @@ impl Runner {
                 let stuck = || EngineError::Stuck(self.state.left());
                 return Err(failure.map_or_else(stuck, EngineError::Device));
             }
-            if let Err(e) = self.wait(graph, done) {
-                failure = failure.or(Some(e));
+            match self.wait(graph, done) {
+                Ok(list) => self.state.complete(&graph.dag, list),
+                Err(e) => failure = first(failure, e),
             }
         }
         failure.map_or(Ok(()), |e| Err(e.into()))
+    }
+
+    /// A list of tasks, made of one that was used before.
+    fn fill(
+        &self,
+        spare: Option<CommandList>,
+        (graph, tasks): (&TaskGraph, &[u32]),
+    ) -> CommandList {
+        let mut list = spare.unwrap_or_default();
+        let submission =
+            |&tag: &u32| Submission { tag, work: graph.tasks[tag as usize].work.clone() };
+        list.tasks.extend(tasks.iter().map(submission));
+        list.timed = self.tracer.enabled() || self.policy == Policy::OutOfOrder;
+        list.waiting = self.waiting;
+        list.timelines = Some(self.timelines.clone());
+        list
     }
 
     /// Gives every queue with room its next tasks. Where all tasks are of one device, this thread
     /// has nothing to do but wait: it runs them itself where it can, and returns the completion.
     fn dispatch(&mut self, graph: &TaskGraph) -> Result<Option<Completion>, DeviceError> {
         let alone = graph.dag.only_device().is_some();
-        for (index, lane) in self.lanes.iter_mut().enumerate() {
-            while lane.in_flight < lane.depth {
+        for index in 0..self.lanes.len() {
+            while self.lanes[index].in_flight < self.lanes[index].depth {
                 let Some(id) = self.state.take(&graph.dag, &self.costs, index) else { break };
-                let mut list = lane.spare.pop().unwrap_or_default();
-                let tasks = self.state.tasks(id).iter();
-                let submission =
-                    |&tag: &u32| Submission { tag, work: graph.tasks[tag as usize].work.clone() };
-                list.tasks.extend(tasks.map(submission));
-                list.timed = self.tracer.enabled() || self.policy == Policy::OutOfOrder;
+                let spare = self.lanes[index].spare.pop();
+                let mut list = self.fill(spare, (graph, self.state.tasks(id)));
                 list.id = id as u64;
+                let lane = &mut self.lanes[index];
                 if alone && lane.in_flight == 0 {
                     match lane.queue.run_here(list) {
                         Ok(completion) => {
@@ -154,8 +265,8 @@ impl Runner {
         Ok(None)
     }
 
-    /// Waits for a list, if none is done yet.
-    fn wait(&mut self, graph: &TaskGraph, done: Option<Completion>) -> Result<(), DeviceError> {
+    /// Waits for a list, if none is done yet. Returns its number.
+    fn wait(&mut self, graph: &TaskGraph, done: Option<Completion>) -> Result<usize, DeviceError> {
         // Virtual time passes here, and with it what virtual devices do: a list can be done at once
         // or by the next event, and when nothing is to happen any more, waiting is in vain.
         let mut done = done.or_else(|| self.done.try_recv().ok());
@@ -171,14 +282,13 @@ impl Runner {
         };
         let lane = &mut self.lanes[completion.queue];
         lane.in_flight -= 1;
-        let list = completion.list.id as usize;
-        lane.spare.push(completion.list);
+        let id = completion.list.id as usize;
         for t in &completion.times {
             self.note(graph, completion.queue, t);
         }
-        completion.outcome?;
-        self.state.complete(&graph.dag, list);
-        Ok(())
+        let list = CommandList { times: completion.times, ..completion.list };
+        self.lanes[completion.queue].spare.push(list);
+        completion.outcome.map(|()| id)
     }
 
     /// Learns what a task costs, and records its span.
@@ -207,5 +317,23 @@ impl Runner {
                 .chain(t.modelled.map(|m| ("modelled_us", Arg::Int(m.as_micros() as u64))))
                 .collect(),
         });
+    }
+}
+
+/// What a list of a fixed order waits for and signals, with the timelines' values so far.
+fn add_waits(list: &mut CommandList, order: &DeviceOrder, base: u64) {
+    list.waits.extend(order.waits.iter().map(|&(task, other, done)| {
+        let on = Point { queue: other as u32, value: base + done };
+        Wait { task, on }
+    }));
+    let signal = |done: &u64| Signal { task: (done - 1) as u32, value: base + done };
+    list.signals.extend(order.signals.iter().map(signal));
+}
+
+/// The failure to report: the first one, but not what is only its consequence.
+fn first(known: Option<DeviceError>, next: DeviceError) -> Option<DeviceError> {
+    match known {
+        Some(known) if !matches!(known, DeviceError::Skipped) => Some(known),
+        _ => Some(next),
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use troika_device::{ForwardBatch, Work};
 
-use super::{Dag, HazardTracker};
+use super::{Dag, HazardTracker, Order};
 
 /// A run of a segment, or of a piece of it, for a chunk of rows on one device, or a copy.
 #[derive(Clone, Debug)]
@@ -27,6 +27,8 @@ pub struct Task {
 pub struct TaskGraph {
     pub(super) tasks: Vec<Task>,
     pub(super) dag: Dag,
+    /// Where the order is fixed beforehand: several devices and one chunk.
+    pub(super) order: Option<Order>,
 }
 
 impl TaskGraph {
@@ -43,8 +45,11 @@ impl TaskGraph {
                 Work::Copy(copy) => waiting.push(hazards.add_copy(i, copy).to_vec()),
             }
         }
-        let dag = Dag::new(tasks.iter().map(|t| t.device).collect(), &waits_for);
-        TaskGraph { tasks, dag }
+        let device: Vec<usize> = tasks.iter().map(|t| t.device).collect();
+        let several = device.windows(2).any(|d| d[0] != d[1]);
+        let one_chunk = tasks.windows(2).all(|t| t[0].chunk == t[1].chunk);
+        let order = (several && one_chunk).then(|| Order::new(&device, &waits_for));
+        TaskGraph { tasks, dag: Dag::new(device, &waits_for), order }
     }
 
     /// Number of tasks.

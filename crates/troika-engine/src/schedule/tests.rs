@@ -5,7 +5,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use troika_plan::Policy;
 
-use super::{Costs, Dag, State};
+use super::{Costs, Dag, Order, State};
 
 /// A number below `n`.
 fn below(rng: &mut ChaCha8Rng, n: u64) -> u64 {
@@ -71,6 +71,71 @@ proptest! {
         prop_assert!(finished.iter().all(|f| *f));
         prop_assert_eq!(state.left(), 0);
     }
+}
+
+/// Where the order is fixed: whichever queue goes on next, as long as it need not wait, each task
+/// runs after all it waits for, and some queue can always go on. All states of the queues are
+/// visited; what a queue has reached is what it signalled.
+#[test]
+fn queues_in_program_order_never_deadlock_nor_run_early() {
+    let mut waits = 0;
+    for seed in 0..300 {
+        let (tasks, devices) = (seed as usize % 18, 1 + seed as usize % 3);
+        let (dag, waits_for) = random_dag(seed, tasks, devices);
+        let order = Order::new(&dag.device, &waits_for).devices;
+        waits += order.iter().map(|d| d.waits.len()).sum::<usize>();
+        let reached = |at: &[usize], device: usize| {
+            let signals = order[device].signals.iter();
+            signals.copied().filter(|s| *s <= at[device] as u64).max().unwrap_or(0)
+        };
+        let mut seen = std::collections::HashSet::new();
+        let mut open = vec![vec![0; order.len()]];
+        while let Some(at) = open.pop() {
+            let done = |task: u32| {
+                let mut lists = order.iter().zip(&at);
+                lists.any(|(d, n)| d.tasks[..*n].contains(&task))
+            };
+            let mut stuck = true;
+            for (device, d) in order.iter().enumerate() {
+                let Some(&task) = d.tasks.get(at[device]) else { continue };
+                assert_eq!(dag.device[task as usize], device);
+                let of_task = d.waits.iter().filter(|w| w.0 as usize == at[device]);
+                if of_task.clone().any(|w| reached(&at, w.1) < w.2) {
+                    continue;
+                }
+                assert!(waits_for[task as usize].iter().all(|&t| done(t)), "{seed}: {task}");
+                stuck = false;
+                let mut next = at.clone();
+                next[device] += 1;
+                if seen.insert(next.clone()) {
+                    open.push(next);
+                }
+            }
+            let all = order.iter().zip(&at).all(|(d, n)| d.tasks.len() == *n);
+            assert!(stuck == all, "seed {seed} at {at:?}");
+        }
+        let listed: usize = order.iter().map(|d| d.tasks.len()).sum();
+        assert_eq!(listed, tasks);
+    }
+    // Most dependencies across devices follow from others.
+    println!("{waits} waits");
+    assert!(waits > 300, "{waits}");
+}
+
+/// What a queue knows from an earlier wait it does not wait for again.
+#[test]
+fn a_fixed_order_waits_for_what_is_not_known_alone() {
+    let waits_for = [vec![], vec![0], vec![0, 1], vec![1], vec![0, 2, 3], vec![3, 4]];
+    let order = Order::new(&[0, 1, 0, 1, 1, 2], &waits_for).devices;
+    assert_eq!(
+        (order[0].tasks.as_slice(), order[0].waits.as_slice()),
+        (&[0, 2][..], &[(1, 1, 1)][..])
+    );
+    assert_eq!(order[1].waits, [(0, 0, 1), (2, 0, 2)]);
+    assert_eq!(order[2].waits, [(0, 1, 3)]);
+    let signals: Vec<_> = order.iter().map(|d| d.signals.clone()).collect();
+    assert_eq!(signals, [vec![1, 2], vec![1, 3], vec![]]);
+    assert!(Order::new(&[], &[]).devices.is_empty());
 }
 
 /// Chunks of a prompt on two devices in the manner of llm.npu: segments alternate between them,

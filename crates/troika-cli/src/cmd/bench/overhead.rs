@@ -24,7 +24,7 @@ struct Cost {
     token: f64,
     /// Spans on.
     token_traced: f64,
-    /// Of the device's work.
+    /// In which a device worked.
     kernels: f64,
 }
 
@@ -124,7 +124,44 @@ fn decode(model: &mut Model, tokens: usize) -> Result<Duration, CliError> {
     result.map(|()| took)
 }
 
-/// The time the devices worked; a queue works on one task at a time.
+/// The time in which any device worked. Devices that work at the same time count once: what is left
+/// of a token is then what none of them computes in.
 fn device_time(spans: &[Span]) -> Duration {
-    spans.iter().filter(|s| &*s.lane != "host").map(|s| s.end - s.start).sum()
+    let on_devices = spans.iter().filter(|s| &*s.lane != "host");
+    let mut busy: Vec<(Duration, Duration)> = on_devices.map(|s| (s.start, s.end)).collect();
+    busy.sort_unstable();
+    let (mut sum, mut until) = (Duration::ZERO, Duration::ZERO);
+    for (start, end) in busy {
+        sum += end.saturating_sub(start.max(until));
+        until = until.max(end);
+    }
+    sum
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use troika::trace::Span;
+
+    #[test]
+    fn devices_that_work_at_the_same_time_count_once() {
+        let span = |lane: &str, start, end| Span {
+            name: "task".into(),
+            lane: lane.into(),
+            start: Duration::from_micros(start),
+            end: Duration::from_micros(end),
+            args: vec![],
+        };
+        let spans = [
+            span("b", 30, 50),
+            span("a", 0, 20),
+            span("b", 10, 15),
+            span("a", 15, 25),
+            span("host", 0, 100),
+            span("a", 50, 60),
+        ];
+        assert_eq!(super::device_time(&spans), Duration::from_micros(25 + 20 + 10));
+        assert_eq!(super::device_time(&[]), Duration::ZERO);
+    }
 }

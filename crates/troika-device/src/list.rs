@@ -1,0 +1,175 @@
+//! Command lists: what a queue is given, and how it goes through one.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::Clock;
+use crate::device::{Completion, ExecutableId, Submission, TaskTime, Work};
+use crate::error::DeviceError;
+use crate::timeline::{Lost, Point, Timelines, Waiting};
+
+/// Submissions that run in order on one queue and complete together.
+#[derive(Debug, Default)]
+pub struct CommandList {
+    /// The caller's name for it.
+    pub id: u64,
+    /// The runs.
+    pub tasks: Vec<Submission>,
+    /// Report each task's times.
+    pub timed: bool,
+    /// Room for the times; the caller gives it back with the next list.
+    pub times: Vec<TaskTime>,
+    /// What some tasks wait for before they begin, in the order of the tasks. None for queues that
+    /// do not wait by themselves ([`crate::Caps::queue_waits`]).
+    pub waits: Vec<Wait>,
+    /// What the queue's timeline reaches after some tasks, in the order of the tasks.
+    pub signals: Vec<Signal>,
+    /// How to wait.
+    pub waiting: Waiting,
+    /// How far the queues have come that run parts of the same graph.
+    pub timelines: Option<Arc<Timelines>>,
+}
+
+/// A task that waits for one of another queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wait {
+    /// Index of the task.
+    pub task: u32,
+    /// What it waits for.
+    pub on: Point,
+}
+
+/// A task that others may wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Signal {
+    /// Index of the task.
+    pub task: u32,
+    /// What the queue's timeline reaches when it is done.
+    pub value: u64,
+}
+
+impl CommandList {
+    /// Goes through the list, for a queue that runs its tasks on a thread: waits before tasks,
+    /// runs each (told which one is next), and signals those that are done. When one fails, or
+    /// waits for what will not happen, the rest is left out, and whoever waits for it is told.
+    pub fn run(
+        mut self,
+        queue: usize,
+        (clock, learnt): (&dyn Clock, &mut WaitTimes),
+        mut task: impl FnMut(&Submission, Option<&Submission>) -> Result<(), DeviceError>,
+    ) -> Completion {
+        let mut times = std::mem::take(&mut self.times);
+        times.clear();
+        let mut outcome = Ok(());
+        let (mut waits, mut signals) = (self.waits.as_slice(), self.signals.as_slice());
+        for (i, submission) in self.tasks.iter().enumerate() {
+            outcome = self.begin(i, submission, &mut waits, (clock, learnt));
+            if outcome.is_err() {
+                break;
+            }
+            let start = self.timed.then(|| clock.now());
+            outcome = task(submission, self.tasks.get(i + 1));
+            if let Some(start) = start {
+                times.push(TaskTime {
+                    tag: submission.tag,
+                    start,
+                    end: clock.now(),
+                    modelled: None,
+                });
+            }
+            if outcome.is_err() {
+                break;
+            }
+            self.signal(queue, i, &mut signals);
+        }
+        if let Some(own) = self.timelines.as_ref().and_then(|t| t.of(queue))
+            && outcome.is_err()
+        {
+            own.lose();
+        }
+        self.tasks.clear();
+        self.waits.clear();
+        self.signals.clear();
+        self.timelines = None;
+        Completion { queue, list: self, outcome, times }
+    }
+
+    /// Waits for all that a task waits for.
+    fn begin(
+        &self,
+        i: usize,
+        task: &Submission,
+        waits: &mut &[Wait],
+        (clock, learnt): (&dyn Clock, &mut WaitTimes),
+    ) -> Result<(), DeviceError> {
+        let Some(timelines) = &self.timelines else { return Ok(()) };
+        while let [wait, rest @ ..] = waits
+            && wait.task as usize <= i
+        {
+            let found = learnt.wait(timelines, (wait.on, self.waiting), task, clock);
+            found.map_err(|Lost| DeviceError::Skipped)?;
+            *waits = rest;
+        }
+        if timelines.is_cancelled() { Err(DeviceError::Cancelled) } else { Ok(()) }
+    }
+
+    fn signal(&self, queue: usize, i: usize, signals: &mut &[Signal]) {
+        while let [signal, rest @ ..] = signals
+            && signal.task as usize <= i
+        {
+            if let Some(own) = self.timelines.as_ref().and_then(|t| t.of(queue)) {
+                own.signal(signal.value);
+            }
+            *signals = rest;
+        }
+    }
+}
+
+/// How long tasks had to wait for other queues, by executable: the layers of a model do the same,
+/// so that a wait is about as long as the one before it.
+#[derive(Debug, Default)]
+pub struct WaitTimes {
+    learnt: HashMap<ExecutableId, Duration>,
+}
+
+/// Waits that are expected to be shorter are polled from the start: the system does not wake a
+/// thread more exactly than that.
+const WORTH_SLEEPING: Duration = Duration::from_micros(100);
+/// The system wakes a thread this much late, and the wait may be shorter than the last.
+const MARGIN: Duration = Duration::from_micros(80);
+/// Executables whose times are kept.
+const MOST: usize = 4096;
+
+impl WaitTimes {
+    fn wait(
+        &mut self,
+        timelines: &Timelines,
+        (point, waiting): (Point, Waiting),
+        task: &Submission,
+        clock: &dyn Clock,
+    ) -> Result<(), Lost> {
+        if timelines.has(point)? {
+            return Ok(());
+        }
+        let Work::Run(run) = &task.work else { return timelines.wait(point, waiting) };
+        if waiting == Waiting::Block {
+            return timelines.wait(point, waiting);
+        }
+        let start = clock.now();
+        let known = self.learnt.get(&run.executable.id()).copied().unwrap_or_default();
+        let mut took = None;
+        if known > WORTH_SLEEPING {
+            clock.wait(known - MARGIN);
+            // When it was reached is not known then; it was before the end of the sleep.
+            took = timelines.has(point)?.then_some(known / 2);
+        }
+        timelines.wait(point, waiting)?;
+        let took = took.unwrap_or_else(|| clock.now().saturating_sub(start));
+        if self.learnt.len() >= MOST {
+            self.learnt.clear();
+        }
+        self.learnt.insert(run.executable.id(), (known * 3 + took) / 4);
+        Ok(())
+    }
+}

@@ -1,0 +1,329 @@
+//! How far queues have come: what one of them waits for another by, without the scheduler.
+//!
+//! A timeline is a number that only grows, as the timeline semaphores of Vulkan are. A queue runs
+//! its tasks in order, so that one number says which of them are done, and neither a task nor a
+//! list needs memory or a message of its own.
+
+#[cfg(loom)]
+use loom::{
+    hint::spin_loop,
+    sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence},
+    sync::{Condvar, Mutex},
+    thread::yield_now,
+};
+#[cfg(not(loom))]
+use std::{
+    hint::spin_loop,
+    sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence},
+    sync::{Condvar, Mutex},
+    thread::yield_now,
+};
+
+use std::sync::PoisonError;
+
+/// How a queue waits for another one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Waiting {
+    /// Sleeps for most of the time that it took before, then looks again and again: the thread goes
+    /// on within a microsecond (HeteroInfer, section 4.3). Who has looked for long lets others run,
+    /// and in the end sleeps until woken.
+    #[default]
+    Poll,
+    /// Sleeps until woken, which takes the system some ten microseconds.
+    Block,
+}
+
+/// A place on the timeline of a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Point {
+    /// Number of the queue.
+    pub queue: u32,
+    /// What its timeline has reached then.
+    pub value: u64,
+}
+
+/// What is waited for will not happen: a task before it failed or was left out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lost;
+
+/// Turns of looking before the thread lets others run: some ten microseconds.
+const SPINS: u32 = if cfg!(loom) { 0 } else { 1000 };
+/// Turns of letting others run before the thread sleeps. Few: what takes longer than expected has
+/// most often lost its core to others, and who is woken gets a core sooner than who asks for one
+/// again and again.
+const YIELDS: u32 = if cfg!(loom) { 1 } else { 8 };
+
+/// How far one queue has come.
+#[derive(Debug, Default)]
+pub struct Timeline {
+    reached: AtomicU64,
+    /// Nothing beyond `reached` will be.
+    lost: AtomicBool,
+    sleepers: AtomicU32,
+    lock: Mutex<()>,
+    wake: Condvar,
+}
+
+impl Timeline {
+    /// A value is reached. It only grows.
+    pub fn signal(&self, value: u64) {
+        self.reached.store(value, Ordering::Release);
+        self.wake();
+    }
+
+    /// No more values are reached, until [`Timeline::reset`].
+    pub fn lose(&self) {
+        self.lost.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    /// Values may be reached again. Nobody may be waiting.
+    pub fn reset(&self) {
+        self.lost.store(false, Ordering::Release);
+    }
+
+    /// Whether a value is reached; what was done before is then seen.
+    ///
+    /// # Errors
+    /// It will not be.
+    pub fn has(&self, value: u64) -> Result<bool, Lost> {
+        if self.reached.load(Ordering::Acquire) >= value {
+            return Ok(true);
+        }
+        if !self.lost.load(Ordering::Acquire) {
+            return Ok(false);
+        }
+        // It may have been reached just before the rest was lost.
+        if self.reached.load(Ordering::Acquire) >= value { Ok(true) } else { Err(Lost) }
+    }
+
+    /// Waits until a value is reached.
+    ///
+    /// # Errors
+    /// It will not be.
+    pub fn wait(&self, value: u64, waiting: Waiting) -> Result<(), Lost> {
+        if waiting == Waiting::Poll {
+            for turn in 0..SPINS + YIELDS {
+                if self.has(value)? {
+                    return Ok(());
+                }
+                if turn < SPINS { spin_loop() } else { yield_now() }
+            }
+        }
+        self.sleep(value)
+    }
+
+    fn sleep(&self, value: u64) -> Result<(), Lost> {
+        self.sleepers.fetch_add(1, Ordering::AcqRel);
+        // Either this thread sees what is reached, or the other sees that this one may sleep.
+        fence(Ordering::SeqCst);
+        let mut held = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = loop {
+            match self.has(value) {
+                Ok(false) => held = self.wake.wait(held).unwrap_or_else(PoisonError::into_inner),
+                Ok(true) => break Ok(()),
+                Err(lost) => break Err(lost),
+            }
+        };
+        drop(held);
+        self.sleepers.fetch_sub(1, Ordering::AcqRel);
+        found
+    }
+
+    /// Wakes those who sleep; where nobody does, that is all.
+    fn wake(&self) {
+        fence(Ordering::SeqCst);
+        if self.sleepers.load(Ordering::Acquire) > 0 {
+            // Who has looked but does not sleep yet holds the lock.
+            drop(self.lock.lock().unwrap_or_else(PoisonError::into_inner));
+            self.wake.notify_all();
+        }
+    }
+}
+
+/// What queues that run one graph together share: how far each has come, and whether they go on.
+#[derive(Debug, Default)]
+pub struct Timelines {
+    of: Box<[Timeline]>,
+    cancelled: AtomicBool,
+}
+
+impl Timelines {
+    /// Timelines of so many queues, at 0.
+    pub fn new(queues: usize) -> Timelines {
+        let of = (0..queues).map(|_| Timeline::default()).collect();
+        Timelines { of, cancelled: AtomicBool::new(false) }
+    }
+
+    /// The timeline of a queue.
+    pub fn of(&self, queue: usize) -> Option<&Timeline> {
+        self.of.get(queue)
+    }
+
+    /// Waits for a point.
+    ///
+    /// # Errors
+    /// It will not be reached; that is so for queues that there are not.
+    pub fn wait(&self, point: Point, waiting: Waiting) -> Result<(), Lost> {
+        self.of(point.queue as usize).ok_or(Lost)?.wait(point.value, waiting)
+    }
+
+    /// Whether a point is reached.
+    ///
+    /// # Errors
+    /// As for [`Timelines::wait`].
+    pub fn has(&self, point: Point) -> Result<bool, Lost> {
+        self.of(point.queue as usize).ok_or(Lost)?.has(point.value)
+    }
+
+    /// Nothing is lost any more. Nobody may be waiting.
+    pub fn reset(&self) {
+        self.of.iter().for_each(Timeline::reset);
+    }
+
+    /// Lets queues leave out the tasks that they have not begun.
+    pub fn cancel(&self) {
+        self.cancelled.store(true, Ordering::Release);
+    }
+
+    /// Whether queues are to leave out tasks.
+    pub fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Acquire)
+    }
+
+    /// Takes a cancellation back. Returns whether there was one.
+    pub fn take_cancelled(&self) -> bool {
+        self.cancelled.swap(false, Ordering::AcqRel)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::{Lost, Point, Timeline, Timelines, Waiting};
+
+    #[test]
+    fn what_is_reached_stays_so_and_what_is_lost_does_not_come() {
+        let t = Timeline::default();
+        assert_eq!((t.has(0), t.has(1)), (Ok(true), Ok(false)));
+        t.signal(3);
+        t.lose();
+        for waiting in [Waiting::Poll, Waiting::Block] {
+            assert_eq!((t.wait(2, waiting), t.wait(3, waiting)), (Ok(()), Ok(())));
+            assert_eq!(t.wait(4, waiting), Err(Lost));
+        }
+        t.reset();
+        assert_eq!((t.has(3), t.has(4)), (Ok(true), Ok(false)));
+        let both = Timelines::new(2);
+        let nobody = Point { queue: 2, value: 0 };
+        assert_eq!((both.has(nobody), both.wait(nobody, Waiting::Poll)), (Err(Lost), Err(Lost)));
+    }
+
+    /// Who waits for longer than polling lasts sleeps, and is woken by values and by their loss.
+    #[test]
+    fn sleepers_are_woken() {
+        for (waiting, lost) in [
+            (Waiting::Poll, false),
+            (Waiting::Poll, true),
+            (Waiting::Block, false),
+            (Waiting::Block, true),
+        ] {
+            let t = Timeline::default();
+            std::thread::scope(|s| {
+                let waiters = [0; 3].map(|_| s.spawn(|| t.wait(1, waiting)));
+                let start = Instant::now();
+                while t.sleepers.load(super::Ordering::Acquire) < 3 {
+                    assert!(start.elapsed() < Duration::from_secs(60), "nobody sleeps");
+                    std::thread::yield_now();
+                }
+                if lost {
+                    t.lose()
+                } else {
+                    t.signal(1)
+                }
+                for w in waiters {
+                    assert_eq!(w.join().unwrap(), if lost { Err(Lost) } else { Ok(()) });
+                }
+            });
+            assert_eq!(t.sleepers.load(super::Ordering::Acquire), 0);
+        }
+    }
+}
+
+/// All interleavings: `cargo xtask loom`.
+#[cfg(all(test, loom))]
+mod tests {
+    use loom::sync::Arc;
+    use loom::sync::atomic::{AtomicU32, Ordering};
+
+    use super::{Lost, Timeline, Waiting};
+
+    /// Loom reports a deadlock where a waiter is not woken, and a value that was written before its
+    /// point and is not seen.
+    #[test]
+    fn waiters_are_woken_and_see_what_was_done() {
+        for waiting in [Waiting::Block, Waiting::Poll] {
+            loom::model(move || {
+                let shared = Arc::new((Timeline::default(), AtomicU32::new(0)));
+                let theirs = shared.clone();
+                let signaller = loom::thread::spawn(move || {
+                    theirs.1.store(7, Ordering::Relaxed);
+                    theirs.0.signal(1);
+                    theirs.0.lose();
+                });
+                assert_eq!(shared.0.wait(1, waiting), Ok(()));
+                assert_eq!(shared.1.load(Ordering::Relaxed), 7);
+                assert_eq!(shared.0.wait(2, waiting), Err(Lost));
+                signaller.join().unwrap();
+            });
+        }
+    }
+
+    #[test]
+    fn two_sleepers_are_both_woken() {
+        loom::model(|| {
+            let t = Arc::new(Timeline::default());
+            let theirs = t.clone();
+            let other = loom::thread::spawn(move || theirs.wait(1, Waiting::Block));
+            let theirs = t.clone();
+            let signaller = loom::thread::spawn(move || theirs.signal(1));
+            assert_eq!(t.wait(1, Waiting::Block), Ok(()));
+            assert_eq!(other.join().unwrap(), Ok(()));
+            signaller.join().unwrap();
+        });
+    }
+
+    /// Two queues wait for each other's tasks in turns, as over the pieces of a layer; the first
+    /// fails at any of them. Both come to their end.
+    #[test]
+    fn queues_in_turns_end_whoever_fails() {
+        for failing in 1..=3 {
+            loom::model(move || {
+                let both = Arc::new([Timeline::default(), Timeline::default()]);
+                let theirs = both.clone();
+                let other = loom::thread::spawn(move || {
+                    let [a, b] = &*theirs;
+                    for i in 1..=2 {
+                        if a.wait(i, Waiting::Block).is_err() {
+                            b.lose();
+                            return i;
+                        }
+                        b.signal(i);
+                    }
+                    3
+                });
+                let [a, b] = &*both;
+                for i in 1..=2 {
+                    if i == failing {
+                        a.lose();
+                        break;
+                    }
+                    a.signal(i);
+                    assert_eq!(b.wait(i, Waiting::Block), Ok(()));
+                }
+                assert_eq!(other.join().unwrap(), failing);
+            });
+        }
+    }
+}

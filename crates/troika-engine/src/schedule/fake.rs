@@ -1,0 +1,118 @@
+//! A device whose tasks are what a test says, on a thread for each queue.
+
+use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::thread::JoinHandle;
+
+use troika_device::*;
+use troika_graph::Subgraph;
+
+/// What a task does, by its tag.
+pub type Hook = Arc<dyn Fn(u32) -> Result<(), DeviceError> + Send + Sync>;
+
+pub struct Fake {
+    caps: Caps,
+    hook: Hook,
+    /// Its queues take no lists.
+    gone: bool,
+}
+
+impl Fake {
+    pub fn new(queue_waits: bool, hook: &Hook) -> Fake {
+        let caps = Caps {
+            static_shapes: false,
+            row_buckets: vec![],
+            spaces: vec![SpaceId::HOST],
+            numerics: "fake".into(),
+            max_binding_bytes: None,
+            weight_dtypes: vec![],
+            activation_formats: vec![],
+            max_graph_bytes: None,
+            max_resident_bytes: None,
+            queue_depth: 8,
+            queue_waits,
+            strided_rows: true,
+            facts: vec![],
+        };
+        Fake { caps, hook: hook.clone(), gone: false }
+    }
+
+    #[allow(dead_code)]
+    pub fn gone(self) -> Fake {
+        Fake { gone: true, ..self }
+    }
+}
+
+impl Device for Fake {
+    fn name(&self) -> &str {
+        "fake"
+    }
+
+    fn kind(&self) -> DeviceKind {
+        DeviceKind::Cpu
+    }
+
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn compile(&self, _: &Subgraph, _: &dyn WeightSource) -> Result<Arc<Executable>, DeviceError> {
+        Err(DeviceError::Gone("fake".into()))
+    }
+
+    fn queue(
+        &self,
+        number: usize,
+        clock: Arc<dyn Clock>,
+        done: SyncSender<Completion>,
+    ) -> Result<Box<dyn Queue>, DeviceError> {
+        let (send, lists) = sync_channel::<CommandList>(8);
+        let hook = self.hook.clone();
+        let thread = std::thread::spawn(move || {
+            let mut learnt = WaitTimes::default();
+            for list in lists {
+                let run = |task: &Submission, _: Option<&Submission>| hook(task.tag);
+                let _ = done.send(list.run(number, (&*clock, &mut learnt), run));
+            }
+        });
+        let lists = (!self.gone).then_some(send);
+        Ok(Box::new(FakeQueue { lists, thread: Some(thread) }))
+    }
+}
+
+struct FakeQueue {
+    lists: Option<SyncSender<CommandList>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Queue for FakeQueue {
+    fn submit(&mut self, list: CommandList) -> Result<(), DeviceError> {
+        let gone = || DeviceError::Gone("fake".into());
+        self.lists.as_ref().ok_or_else(gone)?.send(list).map_err(|_| gone())
+    }
+}
+
+impl Drop for FakeQueue {
+    fn drop(&mut self) {
+        self.lists = None;
+        self.thread.take().map(JoinHandle::join);
+    }
+}
+
+struct Nowhere;
+
+impl Executables for Nowhere {
+    fn free(&self, _: ExecutableId) {}
+}
+
+/// A run on some buffers.
+pub fn run(inputs: &[&Buffer], outputs: &[&Buffer]) -> Run {
+    let views = |b: &[&Buffer]| b.iter().map(|b| View::whole(b)).collect();
+    let bindings = Bindings { inputs: views(inputs), states: vec![], outputs: views(outputs) };
+    Run {
+        executable: Arc::new(Executable::new(Arc::new(Nowhere), 0, 0)),
+        bindings: Arc::new(bindings),
+        rows: 1,
+        forward: Arc::default(),
+    }
+}

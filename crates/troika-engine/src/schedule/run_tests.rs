@@ -1,0 +1,262 @@
+//! The loop on devices that compute, fail, are gone or are cancelled at any task: on threads, with
+//! queues that wait for each other and with queues that do not.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
+use troika_device::{
+    Buffer, Clock, Device, DeviceError, ForwardBatch, RealClock, Run, Waiting, Work,
+};
+use troika_plan::Policy;
+use troika_trace::Tracer;
+
+use super::fake::{Fake, Hook, run};
+use super::{Canceller, Runner, Task, TaskGraph};
+use crate::error::EngineError;
+
+const BUFFERS: usize = 5;
+const NOBODY: u32 = u32::MAX;
+
+/// Tasks that each make a number of two others and of what was in its place.
+struct Case {
+    buffers: Vec<Buffer>,
+    runs: Vec<Run>,
+    device: Vec<usize>,
+    /// Which task fails, and which one cancels.
+    fails: AtomicU32,
+    cancels: AtomicU32,
+    canceller: std::sync::Mutex<Option<Canceller>>,
+    ran: AtomicU32,
+}
+
+impl Case {
+    fn new(seed: u64, tasks: usize, devices: u64) -> Arc<Case> {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let mut below = |n: u64| (rng.next_u64() % n) as usize;
+        let buffers: Vec<Buffer> = (0..BUFFERS).map(|_| Buffer::zeroed(8).unwrap()).collect();
+        let mut runs = Vec::new();
+        for _ in 0..tasks {
+            let (a, step) = (below(BUFFERS as u64), 1 + below(BUFFERS as u64 - 2));
+            let (b, out) = ((a + step) % BUFFERS, (a + BUFFERS - 1) % BUFFERS);
+            runs.push(run(&[&buffers[a], &buffers[b]], &[&buffers[out]]));
+        }
+        let device = (0..tasks).map(|_| below(devices)).collect();
+        let none = || AtomicU32::new(NOBODY);
+        let (canceller, ran) = (std::sync::Mutex::new(None), AtomicU32::new(0));
+        Arc::new(Case { buffers, runs, device, fails: none(), cancels: none(), canceller, ran })
+    }
+
+    fn graph(&self, chunks: u32) -> TaskGraph {
+        let task = |i: usize| Task {
+            device: self.device[i],
+            name: "t".into(),
+            chunk: i as u32 % chunks,
+            rows: 0..0,
+            work: Work::Run(self.runs[i].clone()),
+        };
+        TaskGraph::new((0..self.runs.len()).map(task).collect())
+    }
+
+    fn work(&self, tag: u32) -> Result<(), DeviceError> {
+        if self.cancels.load(Ordering::Relaxed) == tag {
+            self.canceller.lock().unwrap().as_ref().unwrap().cancel();
+        }
+        if self.fails.load(Ordering::Relaxed) == tag {
+            return Err(DeviceError::Gone(format!("task {tag}")));
+        }
+        let b = &self.runs[tag as usize].bindings;
+        let mut out = b.outputs[0].write()?;
+        let mut sum = u64::from(tag);
+        for view in &b.inputs {
+            sum = sum.wrapping_mul(31) + view.read()?.as_slice::<u64>().unwrap()[0];
+        }
+        let out = out.as_mut_slice::<u64>().unwrap();
+        out[0] = out[0].wrapping_mul(17) + sum;
+        self.ran.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn reset(&self) {
+        self.ran.store(0, Ordering::Relaxed);
+        for (i, b) in self.buffers.iter().enumerate() {
+            b.write().unwrap().as_mut_slice::<u64>()[0] = i as u64;
+        }
+    }
+
+    fn values(&self) -> Vec<u64> {
+        self.buffers.iter().map(|b| b.read().unwrap().as_slice::<u64>()[0]).collect()
+    }
+
+    /// What comes out in program order.
+    fn want(&self) -> Vec<u64> {
+        self.reset();
+        (0..self.runs.len() as u32).for_each(|tag| self.work(tag).unwrap());
+        self.values()
+    }
+
+    fn hook(self: &Arc<Case>) -> Hook {
+        let case = self.clone();
+        Arc::new(move |tag| case.work(tag))
+    }
+
+    fn runner(self: &Arc<Case>, devices: usize, queue_waits: bool, policy: Policy) -> Runner {
+        let hook = self.hook();
+        let fake = |_| Arc::new(Fake::new(queue_waits, &hook)) as Arc<dyn Device>;
+        let devices: Vec<_> = (0..devices).map(fake).collect();
+        runner(&devices, policy)
+    }
+
+    /// Runs to the end and compares with program order.
+    fn check(&self, runner: &mut Runner, graph: &TaskGraph, what: &str) {
+        let want = self.want();
+        self.reset();
+        runner.run(graph).unwrap();
+        assert_eq!(self.values(), want, "{what}");
+        assert_eq!(self.ran.load(Ordering::Relaxed) as usize, self.runs.len(), "{what}");
+    }
+}
+
+fn runner(devices: &[Arc<dyn Device>], policy: Policy) -> Runner {
+    let clock: Arc<dyn Clock> = Arc::new(RealClock::new());
+    Runner::new(devices, (policy, 0), &clock, Tracer::off()).unwrap()
+}
+
+/// Chunks and whether queues wait: of a single chunk all lists are submitted at once, if they do.
+const WAYS: [(u32, bool); 3] = [(1, true), (1, false), (3, true)];
+
+#[test]
+fn queues_that_wait_for_each_other_compute_what_program_order_does() {
+    for seed in 0..60 {
+        let devices = 1 + seed as usize % 3;
+        let case = Case::new(seed, 40, devices as u64);
+        for ((chunks, waits), policy) in
+            WAYS.into_iter().flat_map(|w| [(w, Policy::InOrder), (w, Policy::OutOfOrder)])
+        {
+            let graph = case.graph(chunks);
+            let mut runner = case.runner(devices, waits, policy);
+            assert_eq!(graph.order.is_some(), devices > 1 && chunks == 1);
+            for waiting in [Waiting::Poll, Waiting::Block] {
+                runner.set_waiting(waiting);
+                for _ in 0..3 {
+                    let what = format!("seed {seed}, {chunks} chunks, {policy:?}, {waiting:?}");
+                    case.check(&mut runner, &graph, &what);
+                }
+            }
+        }
+    }
+}
+
+/// Whichever task fails: its error is the one that is reported, nobody waits for ever, nothing is
+/// held, and the next run works.
+#[test]
+fn a_failure_at_any_task_ends_the_run_and_leaves_the_queues_usable() {
+    for (chunks, waits) in WAYS {
+        for waiting in [Waiting::Poll, Waiting::Block] {
+            let case = Case::new(7, 30, 3);
+            let graph = case.graph(chunks);
+            let mut runner = case.runner(3, waits, Policy::InOrder);
+            runner.set_waiting(waiting);
+            let held = Arc::strong_count(&case.runs[0].bindings);
+            for failing in 0..30 {
+                case.fails.store(failing, Ordering::Relaxed);
+                case.reset();
+                let error = runner.run(&graph).unwrap_err();
+                let told = format!("task {failing}");
+                assert!(
+                    matches!(&error, EngineError::Device(DeviceError::Gone(t)) if *t == told),
+                    "{error:?} {told}"
+                );
+                assert!(case.ran.load(Ordering::Relaxed) < 30);
+                for r in &case.runs {
+                    assert_eq!(Arc::strong_count(&r.bindings), held);
+                }
+                case.fails.store(NOBODY, Ordering::Relaxed);
+                case.check(&mut runner, &graph, &told);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_queue_that_takes_no_lists_leaves_nobody_waiting() {
+    for gone in 0..3 {
+        let case = Case::new(11, 30, 3);
+        let graph = case.graph(1);
+        let hook = case.hook();
+        let device = |i: usize| {
+            let fake = Fake::new(true, &hook);
+            Arc::new(if i == gone { fake.gone() } else { fake }) as Arc<dyn Device>
+        };
+        let mut runner = runner(&(0..3).map(device).collect::<Vec<_>>(), Policy::InOrder);
+        for _ in 0..3 {
+            let error = runner.run(&graph).unwrap_err();
+            assert!(matches!(error, EngineError::Device(DeviceError::Gone(_))), "{error:?}");
+        }
+    }
+}
+
+#[test]
+fn a_run_is_cancelled_at_any_task_and_the_next_one_works() {
+    for (chunks, waits) in WAYS {
+        let case = Case::new(13, 30, 2);
+        let graph = case.graph(chunks);
+        let mut runner = case.runner(2, waits, Policy::InOrder);
+        *case.canceller.lock().unwrap() = Some(runner.canceller());
+        let cancelled = |runner: &mut Runner| {
+            let error = runner.run(&graph).unwrap_err();
+            assert!(matches!(error, EngineError::Device(DeviceError::Cancelled)), "{error:?}");
+        };
+        for at in 0..30 {
+            case.reset();
+            case.cancels.store(at, Ordering::Relaxed);
+            // Where all other tasks had begun, there was nothing to leave out: that run ends well,
+            // and the next one is cancelled.
+            if runner.run(&graph).is_ok() {
+                assert!(at > 0 && case.ran.load(Ordering::Relaxed) == 30);
+                case.cancels.store(NOBODY, Ordering::Relaxed);
+                cancelled(&mut runner);
+                assert_eq!(case.ran.load(Ordering::Relaxed), 30);
+            } else {
+                assert!(case.ran.load(Ordering::Relaxed) < 30);
+            }
+            case.cancels.store(NOBODY, Ordering::Relaxed);
+            case.check(&mut runner, &graph, &format!("after a cancellation at {at}"));
+        }
+        runner.canceller().cancel();
+        cancelled(&mut runner);
+        case.check(&mut runner, &graph, "after a cancellation between runs");
+    }
+}
+
+/// Waits that are long are slept through, and those of a queue whose times change are found again.
+#[test]
+fn waits_of_any_length_end() {
+    let buffer = Buffer::zeroed(8).unwrap();
+    let runs: Vec<Run> = (0..6).map(|_| run(&[], &[&buffer])).collect();
+    let turn = Arc::new(AtomicU32::new(0));
+    let theirs = turn.clone();
+    let hook: Hook = Arc::new(move |tag| {
+        let long = [0, 3, 0, 1, 4][theirs.load(Ordering::Relaxed) as usize % 5];
+        std::thread::sleep(Duration::from_millis(if tag % 3 == 0 { long } else { 0 }));
+        Ok(())
+    });
+    let devices: Vec<Arc<dyn Device>> =
+        (0..2).map(|_| Arc::new(Fake::new(true, &hook)) as Arc<dyn Device>).collect();
+    let mut runner = runner(&devices, Policy::InOrder);
+    let task = |i: usize| Task {
+        device: i % 2,
+        name: "t".into(),
+        chunk: 0,
+        rows: 0..0,
+        work: Work::Run(runs[i].clone()),
+    };
+    let mut graph = TaskGraph::new((0..6).map(task).collect());
+    for i in 0..25 {
+        turn.store(i, Ordering::Relaxed);
+        graph.set_forward_batch(&Arc::new(ForwardBatch::default()));
+        runner.run(&graph).unwrap();
+    }
+}

@@ -1,0 +1,75 @@
+//! A task graph that runs again on several devices takes no memory from the heap.
+
+#![allow(missing_docs)]
+
+#[path = "../src/schedule/fake.rs"]
+mod fake;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use fake::{Fake, Hook, run};
+use troika_device::{Buffer, Clock, Device, ForwardBatch, RealClock, Waiting, Work};
+use troika_engine::schedule::{Runner, Task, TaskGraph};
+use troika_plan::Policy;
+use troika_trace::Tracer;
+
+struct Counting;
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: passes everything on to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        COUNT.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: by the caller.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, p: *mut u8, layout: Layout) {
+        // SAFETY: by the caller.
+        unsafe { System.dealloc(p, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Tasks of a token that cross between devices many times, with queues that wait by themselves and
+/// with those that do not.
+#[test]
+fn a_token_over_several_devices_takes_no_memory() {
+    let hook: Hook = Arc::new(|_| Ok(()));
+    let forward = [Arc::new(ForwardBatch::default()), Arc::new(ForwardBatch::default())];
+    for (devices, queue_waits) in [(1, true), (2, true), (3, true), (2, false), (3, false)] {
+        let fakes: Vec<Arc<dyn Device>> = (0..devices)
+            .map(|_| Arc::new(Fake::new(queue_waits, &hook)) as Arc<dyn Device>)
+            .collect();
+        for policy in [Policy::InOrder, Policy::OutOfOrder] {
+            let clock: Arc<dyn Clock> = Arc::new(RealClock::new());
+            let mut runner = Runner::new(&fakes, (policy, 0), &clock, Tracer::off()).unwrap();
+            let buffers: Vec<Buffer> = (0..4).map(|_| Buffer::zeroed(4).unwrap()).collect();
+            let task = |i: usize| Task {
+                device: i % devices,
+                name: "t".into(),
+                chunk: 0,
+                rows: 0..0,
+                work: Work::Run(run(&[&buffers[i % 4]], &[&buffers[(i + 1) % 4]])),
+            };
+            let mut graph = TaskGraph::new((0..100).map(task).collect());
+            let mut tokens = |n: usize| {
+                let before = COUNT.load(Ordering::Relaxed);
+                for i in 0..n {
+                    let waiting = [Waiting::Poll, Waiting::Block][i / 2 % 2];
+                    runner.set_waiting(waiting);
+                    graph.set_forward_batch(&forward[i % 2]);
+                    runner.run(&graph).unwrap();
+                }
+                COUNT.load(Ordering::Relaxed) - before
+            };
+            tokens(16);
+            // The test's harness has a thread of its own, which allocates now and then.
+            let fewest = (0..3).map(|_| tokens(64)).min();
+            assert_eq!(fewest, Some(0), "{devices} devices, {queue_waits}, {policy:?}");
+        }
+    }
+}
