@@ -98,3 +98,36 @@ fn what_cannot_be_measured_is_refused() {
         assert!(err.contains(words) && err.trim_end().lines().count() == 1, "{err}");
     }
 }
+
+/// A model of 16 GB, of which nothing is made: its time is modelled, and the same in each run.
+#[test]
+fn models_too_large_to_hold_are_measured_on_virtual_devices() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("soc.toml");
+    let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../../socs/example.toml");
+    let soc = std::fs::read_to_string(example).unwrap();
+    std::fs::write(&file, soc.replace("numerics = \"on\"", "numerics = \"off\"")).unwrap();
+    let device = format!("virtual:{}:gpu", file.display());
+    let args = ["--synthetic", "qwen3-8b", "-p", "1024", "-n", "2", "-r", "2", "--device", &device];
+    let json = text_of_json(&args);
+    assert_eq!(json, text_of_json(&args));
+    let rows: Value = serde_json::from_str(&json).unwrap();
+    for r in rows.as_array().unwrap() {
+        assert!(r["model_size"].as_u64().unwrap() > 15 << 30);
+        assert!(r["limits"].is_null() && r["share_of_limit"].is_null() && r["limit"] == "");
+        let ns = numbers(&r["samples_ns"]);
+        assert_eq!(ns[0], ns[1]);
+        // 16 GB at 50 GB/s for each chunk or token, and 1024 tokens of 14 GOP at 3 TOP/s.
+        let least = if r["n_gen"] == 0 { 1024.0 * 13e9 / 3000.0 } else { 2.0 * 14e9 / 50.0 };
+        assert!(ns[0] > least && ns[0] < 2.0 * least, "{} {least}", ns[0]);
+    }
+    let table = text(&bench(&args));
+    assert!(table.contains("All devices are virtual: times are modelled."), "{table}");
+}
+
+/// JSON without the time of the day.
+fn text_of_json(args: &[&str]) -> String {
+    let json = text(&bench(&[args, &["-o", "json"]].concat()));
+    let timeless = json.lines().filter(|l| !l.contains("\"test_time\""));
+    timeless.collect::<Vec<_>>().join("\n")
+}

@@ -9,6 +9,7 @@ type Preset = (&'static str, fn() -> Value);
 const PRESETS: &[Preset] = &[
     ("qwen3-0.6b", qwen3_0_6b),
     ("qwen3-1.7b", qwen3_1_7b),
+    ("qwen3-8b", qwen3_8b),
     ("qwen3-moe-1b", qwen3_moe_1b),
     ("qwen3-moe-tiny", qwen3_moe_tiny),
     ("llama-3.2-1b", llama_3_2_1b),
@@ -41,6 +42,13 @@ fn qwen3_0_6b() -> Value {
 
 fn qwen3_1_7b() -> Value {
     qwen3(2048, 28, 6144)
+}
+
+fn qwen3_8b() -> Value {
+    let mut config = qwen3(4096, 36, 12_288);
+    config["num_attention_heads"] = 32.into();
+    config["tie_word_embeddings"] = false.into();
+    config
 }
 
 fn qwen3_moe_1b() -> Value {

@@ -61,3 +61,25 @@ fn rows_that_begin_a_panel_are_a_view_of_the_whole_form() {
         assert!(why.contains(&format!("has {rows} rows")), "{range:?}: {e}");
     }
 }
+
+/// Weights that are made when they are asked for are those that are there at once.
+#[test]
+fn lazy_weights_are_the_same() {
+    let config = presets::config("qwen3-moe-tiny").unwrap();
+    let model = families::from_config(&config).unwrap();
+    for (dtype, quant) in
+        [(DType::BF16, Quant::None), (DType::Q4_K, Quant::None), (DType::F32, Quant::Q8)]
+    {
+        let ready = WeightStore::synthetic(&model.spec, dtype, 7, quant);
+        let lazy = WeightStore::synthetic_lazy(&model.spec, dtype, 7, quant);
+        assert!(ready.report().owned > 0);
+        assert_eq!(lazy.report().owned, 0);
+        assert_eq!(ready.classes().len(), lazy.classes().len());
+        for need in spec::weight_requirements(&model.spec) {
+            assert_eq!(ready.shape(need.key), lazy.shape(need.key));
+            let name = need.key.to_string();
+            let (a, b) = (ready.weight(&name).unwrap(), lazy.weight(&name).unwrap());
+            assert_eq!((a.dtype, &a.bytes[..]), (b.dtype, &b.bytes[..]), "{name}");
+        }
+    }
+}

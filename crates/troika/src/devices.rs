@@ -220,6 +220,11 @@ pub(crate) fn virtual_clock<'a>(
     devices.all(|d| d.clock().is_some_and(same)).then_some(clock)
 }
 
+/// Whether a device only models time: values and weights are nobody's.
+pub(crate) fn computes_nothing(device: &Arc<dyn Device>) -> bool {
+    device.caps().numerics == troika_sim::NO_NUMERICS
+}
+
 /// The files of virtual devices, each read once, and the clock that all of them share.
 struct Socs {
     files: HashMap<PathBuf, Soc>,

@@ -19,7 +19,7 @@ use troika_weights::{
     WeightStore,
 };
 
-use crate::devices::{DeviceOptions, open_devices, virtual_clock};
+use crate::devices::{DeviceOptions, computes_nothing, open_devices, virtual_clock};
 use crate::error::Error;
 use crate::generation::GenerationDefaults;
 use crate::source::Source;
@@ -249,15 +249,21 @@ impl Model {
             .map_err(|error| Error::Config { model: preset.into(), error })?;
         let clock: Arc<dyn Clock> = Arc::new(RealClock::new());
         let start = clock.now();
+        let devices = open_devices(&options.devices)?;
+        // What nobody computes with need not be there.
+        let make = if devices.iter().all(|d| computes_nothing(d)) {
+            WeightStore::synthetic_lazy
+        } else {
+            WeightStore::synthetic
+        };
         let parts = Parts {
             name: preset.into(),
-            store: WeightStore::synthetic(&model.spec, dtype, 1, options.quant),
+            store: make(&model.spec, dtype, 1, options.quant),
             spec: model.spec,
             text: (None, None),
             defaults: GenerationDefaults::default(),
             warnings: Vec::new(),
         };
-        let devices = open_devices(&options.devices)?;
         Model::assemble(parts, options, &devices, clock, start)
     }
 
@@ -334,6 +340,11 @@ impl Model {
     /// The engine, for callers that feed tokens themselves.
     pub fn engine(&mut self) -> &mut Engine {
         &mut self.engine
+    }
+
+    /// What times of this model go by: real time, or that of its virtual devices.
+    pub fn clock(&self) -> &Arc<dyn Clock> {
+        &self.clock
     }
 
     /// Longest sequence.

@@ -27,13 +27,24 @@ impl Bound {
         Bound { key, shape, source, tensor, handed_out: AtomicBool::new(false) }
     }
 
-    /// Random numbers; quantized whenever a form is made if `quant` says so.
-    pub fn random(need: WeightRequirement, dtype: DType, seed: u64, quant: Quant) -> Bound {
+    /// Random numbers; quantized whenever a form is made if `quant` says so. Others are there at
+    /// once, or with `lazy` made when they are asked for.
+    pub fn random(
+        need: WeightRequirement,
+        dtype: DType,
+        seed: u64,
+        (quant, lazy): (Quant, bool),
+    ) -> Bound {
         let shape = |dtype| WeightShape { rows: need.rows, cols: need.cols, dtype };
         let target = quant.target(&need, dtype).filter(|_| !dtype.is_quantized());
         if let Some(target) = target {
             let source = ValueSource::Random { need, dtype, seed };
             return Bound::new(need.key, shape(target), source, need.key.to_string());
+        }
+        if lazy {
+            let source = ValueSource::Random { need, dtype, seed };
+            let dtype = synthetic::type_of(need, dtype);
+            return Bound::new(need.key, shape(dtype), source, need.key.to_string());
         }
         let data = synthetic::weight(need, dtype, seed);
         let source = ValueSource::Ready { bytes: data.bytes, owned: true };

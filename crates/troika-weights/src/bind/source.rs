@@ -21,7 +21,7 @@ pub(crate) enum ValueSource {
     },
     /// A part of a tensor, quantized whenever a form of the weight is made.
     Cut { tensor: StoredTensor, recipe: Recipe },
-    /// Random numbers, quantized likewise.
+    /// Random numbers, made and quantized likewise.
     Random { need: WeightRequirement, dtype: DType, seed: u64 },
     /// Four bits in a checkpoint's own layout.
     Int4(Box<Int4Weight>),
@@ -51,7 +51,8 @@ impl ValueSource {
                 Ok(Opened::Float(WeightData { dtype: from, rows, cols, bytes }))
             }
             ValueSource::Random { need, dtype, seed } => {
-                Ok(Opened::Float(synthetic::weight(*need, *dtype, *seed)))
+                let data = synthetic::weight(*need, *dtype, *seed);
+                Ok(if data.dtype == shape.dtype { Opened::Same(data) } else { Opened::Float(data) })
             }
             ValueSource::Int4(weight) => Ok(Opened::Int4(weight)),
         }

@@ -39,7 +39,7 @@ pub(crate) fn weight(need: WeightRequirement, dtype: DType, seed: u64) -> Weight
 }
 
 /// The type a weight gets in a model of a type.
-fn type_of(need: WeightRequirement, dtype: DType) -> DType {
+pub(super) fn type_of(need: WeightRequirement, dtype: DType) -> DType {
     let few_bits = matches!(dtype, DType::Q4_0 | DType::Q4_K | DType::Q5_K);
     let wanted = match need.key.role {
         _ if need.rows == 1 => return DType::BF16,

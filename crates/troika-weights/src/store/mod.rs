@@ -89,14 +89,26 @@ impl WeightStore {
     /// Random weights of a model's shape, the same for a seed: matrices of a type of
     /// [`crate::SYNTHETIC_DTYPES`], as far as it fits them; floats are quantized if asked for.
     pub fn synthetic(spec: &ModelSpec, dtype: DType, seed: u64, quant: Quant) -> WeightStore {
+        WeightStore::random(spec, dtype, seed, (quant, false))
+    }
+
+    /// The same weights, each made whenever somebody asks for it: for models too large to hold
+    /// whose numbers nobody computes.
+    pub fn synthetic_lazy(spec: &ModelSpec, dtype: DType, seed: u64, quant: Quant) -> WeightStore {
+        WeightStore::random(spec, dtype, seed, (quant, true))
+    }
+
+    fn random(spec: &ModelSpec, dtype: DType, seed: u64, made: (Quant, bool)) -> WeightStore {
         let needs: Vec<_> = weight_requirements(spec).collect();
         let one = |i: usize| {
             let seed = seed.wrapping_add(i as u64).wrapping_mul(0x9E37_79B9);
-            Bound::random(needs[i], dtype, seed, quant)
+            Bound::random(needs[i], dtype, seed, made)
         };
         let mut bound = parallel::map(needs.len(), one);
-        let head = tied_head(spec, quant).map(|need| Bound::random(need, dtype, seed, quant));
-        if let (Some(head), Some(embed)) = (head.filter(|h| h.source.is_made()), bound.first()) {
+        let quantized = |need: &_| !dtype.is_quantized() && made.0.target(need, dtype).is_some();
+        let head = tied_head(spec, made.0).filter(quantized);
+        let head = head.map(|need| Bound::random(need, dtype, seed, made));
+        if let (Some(head), Some(embed)) = (head, bound.first()) {
             let tensor = embed.tensor.clone();
             bound.push(Bound { tensor, ..head });
         }

@@ -6,7 +6,6 @@ mod print;
 mod row;
 
 use std::fmt;
-use std::time::Instant;
 
 use troika::engine::{SeqId, SequenceInput, WantedLogits};
 use troika::trace::Tracer;
@@ -62,7 +61,7 @@ pub fn run(args: &BenchArgs) -> Result<(), CliError> {
     for threads in threads {
         // Before the model: its memory is not touched meanwhile.
         let devices = devices(args, threads);
-        let peaks = measure_peaks(&devices);
+        let peaks = is_real(&devices).then(|| measure_peaks(&devices));
         let mut model = subject.open(args, threads, context(&tests), Tracer::off())?;
         let facts = Facts::of(subject.to_string(), &devices, &mut model, peaks)?;
         if args.output == TableFlag::Md {
@@ -76,6 +75,11 @@ pub fn run(args: &BenchArgs) -> Result<(), CliError> {
         }
     }
     if args.output == TableFlag::Json { output::write("]\n") } else { Ok(()) }
+}
+
+/// Whether a device works in real time, so that this machine's limits say something.
+fn is_real(options: &DeviceOptions) -> bool {
+    options.devices.is_empty() || options.devices.iter().any(|d| d.processor.is_none())
 }
 
 fn tests(args: &BenchArgs) -> Vec<Test> {
@@ -178,6 +182,7 @@ fn feed(
 /// The times of a test's repetitions, in ns.
 fn measure(model: &mut Model, test: Test, repetitions: usize) -> Result<Vec<u64>, CliError> {
     let vocab = model.spec().vocab;
+    let clock = model.clock().clone();
     let mut logits = Vec::new();
     let mut samples = Vec::new();
     // The first run warms caches up and is not counted.
@@ -188,14 +193,14 @@ fn measure(model: &mut Model, test: Test, repetitions: usize) -> Result<Vec<u64>
             if test.depth > 0 {
                 feed(model, seq, &ids(test.depth, 0, vocab), &mut logits)?;
             }
-            let start = Instant::now();
+            let start = clock.now();
             if test.prompt > 0 {
                 feed(model, seq, &prompt, &mut logits)?;
             }
             for j in 0..test.generate {
                 feed(model, seq, &ids(1, test.depth + j, vocab), &mut logits)?;
             }
-            Ok::<_, CliError>(start.elapsed().as_nanos() as u64)
+            Ok::<_, CliError>((clock.now() - start).as_nanos() as u64)
         })();
         model.engine().close(seq);
         if i > 0 {

@@ -52,9 +52,9 @@ fn fields(row: &Row<'_>) -> Value {
         "ttft_ms": row.ttft_ms(),
         "gb_per_s": row.gb_per_s(), "gop_per_s": row.gop_per_s(),
         "limit": row.bound(), "share_of_limit": row.share(),
-        "limit_gb_per_s": f.peaks.read,
+        "limit_gb_per_s": f.peaks.as_ref().map(|p| p.read),
         "limit_gop_per_s": f.multiply.map(|l| l.value),
-        "limits": peaks(&f.peaks),
+        "limits": f.peaks.as_ref().map(peaks),
     })
 }
 
@@ -93,6 +93,11 @@ pub fn peaks_line(peaks: &Peaks) -> String {
     )
 }
 
+/// In place of the limits.
+fn modelled_line() -> String {
+    "All devices are virtual: times are modelled.\n".into()
+}
+
 /// What stands above a table.
 pub fn markdown_head(facts: &Facts, first: bool) -> String {
     let gap = if first { "" } else { "\n" };
@@ -100,7 +105,7 @@ pub fn markdown_head(facts: &Facts, first: bool) -> String {
         "{gap}{}\n\
          | model | size | params | device | quant | threads | test | t/s | TTFT | GB/s | GOP/s | of limit |\n\
          | --- | ---: | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n",
-        peaks_line(&facts.peaks)
+        facts.peaks.as_ref().map_or_else(modelled_line, peaks_line)
     )
 }
 

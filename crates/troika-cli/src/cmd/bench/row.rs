@@ -25,7 +25,8 @@ pub struct Facts {
     /// What most products take their activations as.
     pub activations: ActivationFormat,
     pub threads: usize,
-    pub peaks: Peaks,
+    /// What this machine can do at most; `None` where all devices are virtual.
+    pub peaks: Option<Peaks>,
     /// The peak of the products with those weights.
     pub multiply: Option<Peak>,
     cost: TokenCost,
@@ -38,7 +39,7 @@ impl Facts {
         name: String,
         options: &DeviceOptions,
         model: &mut Model,
-        peaks: Peaks,
+        peaks: Option<Peaks>,
     ) -> Result<Facts, CliError> {
         let classes = model.store().classes();
         let dtype = main_type(model);
@@ -70,8 +71,8 @@ impl Facts {
             policy: plan.prefill.policy.name(),
             strategy: plan.strategy.clone(),
             activations,
-            threads: peaks.threads,
-            multiply: multiply.and_then(|m| peaks.of(m)),
+            threads: options.threads(),
+            multiply: multiply.and_then(|m| peaks.as_ref()?.of(m)),
             peaks,
             cost,
             states,
@@ -161,7 +162,10 @@ impl Row<'_> {
     /// and 1; none where the limit is not known.
     pub fn share(&self) -> Option<f64> {
         match self.gb_per_s() {
-            Some(gb) => Some(gb / self.facts.peaks.read).filter(|s| s.is_finite()),
+            Some(gb) => {
+                let read = self.facts.peaks.as_ref()?.read;
+                Some(gb / read).filter(|s| s.is_finite())
+            }
             None => self.facts.multiply.map(|l| self.gop_per_s() / l.value),
         }
     }
@@ -169,6 +173,7 @@ impl Row<'_> {
     /// The name of that limit.
     pub fn bound(&self) -> &'static str {
         match self.test.prompt {
+            _ if self.facts.peaks.is_none() => "",
             0 => "read_bandwidth",
             _ => self.facts.multiply.map_or("", |l| l.multiply.name()),
         }
