@@ -251,7 +251,7 @@ impl Model {
         let start = clock.now();
         let devices = open_devices(&options.devices)?;
         // What nobody computes with need not be there.
-        let make = if devices.iter().all(|d| computes_nothing(d)) {
+        let make = if devices.iter().all(computes_nothing) {
             WeightStore::synthetic_lazy
         } else {
             WeightStore::synthetic
