@@ -1,12 +1,14 @@
 //! Handing caches over between memory spaces: a state that one device fills and another one goes on
-//! with is copied as far as it is filled.
+//! with is copied as far as it is filled. The copies run by themselves, before the forward batch.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
-use troika_device::{CopyRows, DeviceError, PagesView, SpaceId, View, Work};
+use troika_device::{Buffer, CopyRows, DeviceError, PagesView, SpaceId, View, Work};
 use troika_model::lower::StateDecl;
 
 use crate::batching::PlannedBatch;
+use crate::engine::allocate;
 use crate::error::EngineError;
 use crate::kv::SeqId;
 use crate::program::Program;
@@ -50,29 +52,40 @@ impl Handover {
                 filled[home] = rows.pos + rows.rows.len();
                 let Some(pages) = PagesView::new(rows, decl.page_group) else { continue };
                 let bytes = decl.width * decl.dtype.block_bytes();
-                let (from, to) = (&buffers[fullest], &buffers[home]);
-                let device = program.copier(from.0, to.0, 0);
-                let mut failed = None;
-                pages.rows_of(wanted, |run| {
-                    let view = |(_, buffer): &(SpaceId, _)| {
-                        View::dense(buffer, run.start * bytes, (1, run.len() * bytes))
-                    };
-                    match (view(from), view(to)) {
-                        (Ok(from), Ok(to)) => tasks.push(Task {
-                            device,
-                            name: program.copy_name.clone(),
-                            chunk: 0,
-                            rows: 0..0,
-                            work: Work::Copy(CopyRows { from, to, seq: Some(rows.seq) }),
-                        }),
-                        (Err(e), _) | (_, Err(e)) => failed = Some(e),
-                    }
-                });
-                if let Some(e) = failed {
-                    return Err(DeviceError::View(e).into());
+                let mut runs = Vec::new();
+                pages.rows_of(wanted, |run| runs.push(run.start * bytes..run.end * bytes));
+                for run in runs {
+                    copy_bytes(program, (&buffers[fullest], &buffers[home]), &run, &mut tasks)?;
                 }
             }
         }
         Ok(tasks)
     }
+}
+
+/// Copies bytes of a state from one space to another; between two devices' memory by way of the
+/// host's, since no device reaches both.
+fn copy_bytes(
+    program: &Program,
+    (from, to): (&(SpaceId, Buffer), &(SpaceId, Buffer)),
+    bytes: &Range<usize>,
+    tasks: &mut Vec<Task>,
+) -> Result<(), EngineError> {
+    let view = |buffer: &Buffer, at: usize| {
+        View::dense(buffer, at, (1, bytes.len())).map_err(DeviceError::View)
+    };
+    let mut push = |device: usize, from: View, to: View| {
+        let work = Work::Copy(CopyRows { from, to, seq: None });
+        let name = program.copy_name.clone();
+        tasks.push(Task { device, name, chunk: 0, rows: 0..0, work });
+    };
+    let (source, target) = (view(&from.1, bytes.start)?, view(&to.1, bytes.start)?);
+    if from.0 == SpaceId::HOST || to.0 == SpaceId::HOST {
+        push(program.copier(from.0, to.0, 0), source, target);
+        return Ok(());
+    }
+    let between = allocate(Some(bytes.len()), "a cache on its way to another device")?;
+    push(program.copier(from.0, SpaceId::HOST, 0), source, view(&between, 0)?);
+    push(program.copier(SpaceId::HOST, to.0, 0), view(&between, 0)?, target);
+    Ok(())
 }

@@ -47,10 +47,13 @@ pub(crate) struct RowsRun<'a> {
 }
 
 impl Step {
-    /// The next run where so many rows are left; `None` when none are.
-    pub fn next_run(&self, left: usize) -> Option<RowsRun<'_>> {
+    /// The next run where so many rows are left; `None` when none are. With `others` behind them,
+    /// it is not padded if shapes allow.
+    pub fn next_run(&self, left: usize, others: bool) -> Option<RowsRun<'_>> {
         let largest = self.codes.last()?;
-        let fits = self.codes.iter().find(|c| c.rows >= left).unwrap_or(largest);
+        let full = self.codes.iter().rfind(|c| c.rows <= left).filter(|_| others);
+        let enough = || self.codes.iter().find(|c| c.rows >= left).unwrap_or(largest);
+        let fits = full.unwrap_or_else(enough);
         let rows = left.min(fits.rows);
         let room = if self.static_shapes { fits.rows } else { rows };
         (rows > 0).then_some(RowsRun { executable: &fits.executable, rows, room })
@@ -280,7 +283,7 @@ impl Program {
         for &length in lengths {
             for step in placed.areas(length)?.iter().flat_map(|a| a.1) {
                 let mut left = length;
-                while let Some(run) = step.next_run(left) {
+                while let Some(run) = step.next_run(left, true) {
                     if run.rows < run.room {
                         let device = self.devices[step.device].name().to_string();
                         let rows = step.codes.iter().map(|c| c.rows).collect();

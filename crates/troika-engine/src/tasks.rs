@@ -96,7 +96,7 @@ impl<'a> ChunkTasks<'a> {
             for step in steps {
                 let mut at = rows.start + area.start;
                 let end = rows.start + area.end;
-                while let Some(run) = step.next_run(end - at) {
+                while let Some(run) = step.next_run(end - at, area.end < rows.len()) {
                     let rows = Rows { first: at, count: run.rows, room: run.room };
                     at += run.rows;
                     self.run(step, &run, rows)?;

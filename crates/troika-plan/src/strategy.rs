@@ -75,8 +75,8 @@ impl Default for Ratio {
     }
 }
 
-/// Rows of a standard part; `None`: the largest that the first device is compiled for and that
-/// leaves something, or else a little more than half a chunk.
+/// Rows of a standard part; `None`: the most that all devices with static shapes are compiled for
+/// and that leave something, or without such devices a little more than half a chunk.
 pub type StandardLength = Option<usize>;
 
 impl Strategy {
@@ -169,11 +169,11 @@ impl Strategy {
                 split(spec, devices, Ratio::default().columns(devices))
             }
             (Strategy::SplitRows(length), Phase::Prefill) => {
-                let lengths = vec![length.unwrap_or_else(|| standard(&devices[0], chunk))];
+                let lengths = vec![length.unwrap_or_else(|| standard(devices, chunk))];
                 split(spec, devices, Split::Rows { lengths, rest: devices[1].name.clone() })
             }
             (Strategy::SplitHybrid, Phase::Prefill) => {
-                let lengths = vec![standard(&devices[0], chunk)];
+                let lengths = vec![standard(devices, chunk)];
                 let parts = Ratio::default().parts(devices);
                 split(spec, devices, Split::Hybrid { lengths, parts })
             }
@@ -221,9 +221,13 @@ impl Ratio {
 }
 
 /// Rows of a standard part where none are given.
-fn standard(device: &DeviceFacts, chunk: usize) -> usize {
-    let compiled = device.row_buckets.iter().copied().filter(|n| *n < chunk).max();
-    compiled.unwrap_or(chunk / 2 + 1).clamp(1, chunk.max(1))
+fn standard(devices: &[DeviceFacts], chunk: usize) -> usize {
+    let compiled = || devices.iter().map(|d| &d.row_buckets).filter(|rows| !rows.is_empty());
+    let Some(first) = compiled().next() else { return (chunk / 2 + 1).min(chunk.max(1)) };
+    let by_all = first.iter().copied().filter(|n| compiled().all(|rows| rows.contains(n)));
+    // Where chunks are shorter than all of them, there are no standard parts.
+    let least = || first.iter().copied().min().unwrap_or(1);
+    by_all.filter(|n| *n < chunk).max().unwrap_or_else(least)
 }
 
 /// Segments of products split, the others on the first device.

@@ -173,6 +173,9 @@ fn splits_share_out_what_can_be_split() {
     let (_, split, _) = kinds(&hybrid, Phase::Prefill).unwrap();
     assert_eq!((split.lengths(), split.parts().len()), (&[128][..], 2));
     assert!(matches!(kinds(&hybrid, Phase::Decode), Some((_, Split::Columns { .. }, _))));
+    facts[1].row_buckets = vec![64, 256];
+    let (_, split, _) = kinds(&make(&spec, &facts, &request).unwrap(), Phase::Prefill).unwrap();
+    assert_eq!(split.lengths(), [64], "both are compiled for it");
     // A split computes the same numbers everywhere.
     facts[1].activations = vec![ActivationFormat::Bf16];
     let hybrid = make(&spec, &facts, &request).unwrap();

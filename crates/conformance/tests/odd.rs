@@ -1,0 +1,91 @@
+//! Models over a CPU device and deliberately odd virtual ones, by every strategy: the numbers are
+//! those of the CPU alone.
+
+use std::path::{Path, PathBuf};
+
+use conformance::golden::{Case, Devices, check};
+use troika::DeviceSpec;
+use troika::plan::Strategy;
+
+fn root(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
+}
+
+fn odd_devices() -> Vec<PathBuf> {
+    let files = std::fs::read_dir(root("socs/odd")).unwrap();
+    let mut files: Vec<PathBuf> = files.map(|f| f.unwrap().path()).collect();
+    files.sort();
+    assert!(files.len() >= 7, "{files:?}");
+    files
+}
+
+/// Checks the models by all strategies, the odd device being the second or the first.
+fn all_hold(models: &[&str], policies: &[Strategy]) {
+    let cpu: DeviceSpec = "a=cpu".parse().unwrap();
+    for file in odd_devices() {
+        let odd: DeviceSpec = format!("b=virtual:{}", file.display()).parse().unwrap();
+        for strategy in policies {
+            for specs in [vec![cpu.clone(), odd.clone()], vec![odd.clone(), cpu.clone()]] {
+                let devices = Devices {
+                    specs: specs.clone(),
+                    strategy: *strategy,
+                    chunks_in_flight: Some(2),
+                    ..Devices::default()
+                };
+                for name in models {
+                    let model = root("tests/golden").join(name);
+                    let golden = model.join("golden.safetensors");
+                    let case = Case { name: (*name).into(), golden, model };
+                    let what = || format!("{name}, {strategy} on {specs:?}");
+                    let report =
+                        check(&case, &devices).unwrap_or_else(|e| panic!("{}: {e}", what()));
+                    let held = report.holds() && report.same_bits == Some(true);
+                    assert!(held, "{}: {report}", what());
+                }
+            }
+        }
+    }
+}
+
+/// A dense model, one with experts and small pages of a window, one with a latent cache, and one
+/// whose caches and logits are wider than 64 KiB.
+#[test]
+fn models_hold_with_odd_devices() {
+    all_hold(&["phi-2", "gpt-oss"], &Strategy::ALL);
+    let some = [Strategy::AlternateSegments, Strategy::parse("split-columns=0.7").unwrap()];
+    all_hold(&["deepseek-v2", "llama-3.2"], &some);
+}
+
+/// Plans of odd devices alone, where one takes what the other refuses.
+#[test]
+fn odd_devices_do_for_each_other() {
+    let spec = |name: &str, file: &str| -> DeviceSpec {
+        format!("{name}=virtual:{}", root("socs/odd").join(file).display()).parse().unwrap()
+    };
+    for pair in [
+        ["no-attention.toml", "own-memory.toml"],
+        ["own-memory.toml", "own-memory.toml"],
+        ["only-linear.toml", "static-shapes.toml"],
+        ["dense-rows.toml", "small-bindings.toml"],
+    ] {
+        for strategy in
+            [Strategy::AlternateSegments, Strategy::SplitHybrid, Strategy::PrefillDecode]
+        {
+            let devices = Devices {
+                specs: vec![spec("x", pair[0]), spec("y", pair[1])],
+                strategy,
+                chunks_in_flight: Some(3),
+                ..Devices::default()
+            };
+            for name in ["qwen3", "mixtral"] {
+                let model = root("tests/golden").join(name);
+                let golden = model.join("golden.safetensors");
+                let case = Case { name: name.into(), golden, model };
+                let report = check(&case, &devices)
+                    .unwrap_or_else(|e| panic!("{name}, {strategy} on {pair:?}: {e}"));
+                let held = report.holds() && report.same_bits == Some(true);
+                assert!(held, "{name}, {strategy} on {pair:?}: {report}");
+            }
+        }
+    }
+}
