@@ -2,6 +2,7 @@
 
 mod aarch64;
 mod fuzz;
+mod loom;
 mod peers;
 mod soak;
 mod tidy;
@@ -19,6 +20,7 @@ Commands:
   aarch64   build for 64-bit ARM; test kernels and models under QEMU
   built-in  write the model that is compiled into the command
   fuzz      mutated files for the parsers (fuzz --help)
+  loom      how queues wait for each other, in all interleavings of threads
   tidy      check the project's own rules; one line per violation
   peers     time Troika and llama.cpp on the same files (peers --help)
   soak      kill the command while it writes its cache, fill its disk (soak --help)
@@ -36,6 +38,8 @@ fn main() -> ExitCode {
         ["tidy"] => run_tidy(),
         ["fuzz", .., "-h" | "--help"] => help(fuzz::HELP),
         ["fuzz", rest @ ..] => report("fuzz", fuzz::run(&root(), rest)),
+        ["loom"] => report("loom", loom::run(&root())),
+        ["loom", "-h" | "--help"] => help(loom::HELP),
         ["peers", .., "-h" | "--help"] => help(peers::HELP),
         ["peers", rest @ ..] => report("peers", peers::run(&root(), rest)),
         ["soak", .., "-h" | "--help"] => help(soak::HELP),

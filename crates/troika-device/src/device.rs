@@ -11,8 +11,8 @@ use crate::caps::{Caps, DeviceKind};
 use crate::clock::Clock;
 use crate::error::DeviceError;
 use crate::forward_batch::ForwardBatch;
-use crate::list::CommandList;
 use crate::memory::{Buffer, OutOfMemory, View};
+use crate::timeline::{Signal, Timelines, Wait, Waiting};
 use crate::weight::WeightSource;
 
 /// Name of an executable: no two of a process have the same.
@@ -127,6 +127,28 @@ pub struct Run {
     pub rows: usize,
     /// The sequences behind the rows (attention looks at it).
     pub forward: Arc<ForwardBatch>,
+}
+
+/// Submissions that run in order on one queue and complete together.
+#[derive(Debug, Default)]
+pub struct CommandList {
+    /// The caller's name for it.
+    pub id: u64,
+    /// The runs.
+    pub tasks: Vec<Submission>,
+    /// Report each task's times.
+    pub timed: bool,
+    /// Room for the times; the caller gives it back with the next list.
+    pub times: Vec<TaskTime>,
+    /// What some tasks wait for before they begin, in the order of the tasks. None for queues that
+    /// do not wait by themselves ([`Caps::queue_waits`]).
+    pub waits: Vec<Wait>,
+    /// What the queue's timeline reaches after some tasks, in the order of the tasks.
+    pub signals: Vec<Signal>,
+    /// How to wait.
+    pub waiting: Waiting,
+    /// How far the queues have come that run parts of the same graph.
+    pub timelines: Option<Arc<Timelines>>,
 }
 
 /// When a task ran, by the queue's clock.

@@ -16,15 +16,15 @@ mod weight;
 pub use caps::{Caps, DeviceKind};
 pub use clock::{Clock, RealClock};
 pub use device::{
-    Bindings, Completion, CopyRows, Device, Executable, ExecutableId, Executables, Queue, Run,
-    Submission, TaskTime, Work,
+    Bindings, CommandList, Completion, CopyRows, Device, Executable, ExecutableId, Executables,
+    Queue, Run, Submission, TaskTime, Work,
 };
 pub use error::DeviceError;
 pub use forward_batch::{ForwardBatch, PageTable, PagesView, SeqRows};
-pub use list::{CommandList, Signal, Wait, WaitTimes};
+pub use list::WaitTimes;
 pub use memory::{
     Access, AccessError, Buffer, Claim, HeldClaim, OutOfMemory, ReadGuard, ReadRows, Rect, SpaceId,
     View, ViewError, WriteGuard, WriteRows, ZeroedBytes, trim_heap,
 };
-pub use timeline::{Lost, Point, Timeline, Timelines, Waiting};
+pub use timeline::{Lost, Point, Signal, Timeline, Timelines, Wait, Waiting};
 pub use weight::{PackFn, PackLayout, Packed, WeightBytes, WeightData, WeightOwner, WeightSource};

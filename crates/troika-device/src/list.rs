@@ -1,53 +1,12 @@
-//! Command lists: what a queue is given, and how it goes through one.
+//! How a queue that runs on a thread goes through a command list.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Clock;
-use crate::device::{Completion, ExecutableId, Submission, TaskTime, Work};
+use crate::device::{CommandList, Completion, ExecutableId, Submission, TaskTime, Work};
 use crate::error::DeviceError;
-use crate::timeline::{Lost, Point, Timelines, Waiting};
-
-/// Submissions that run in order on one queue and complete together.
-#[derive(Debug, Default)]
-pub struct CommandList {
-    /// The caller's name for it.
-    pub id: u64,
-    /// The runs.
-    pub tasks: Vec<Submission>,
-    /// Report each task's times.
-    pub timed: bool,
-    /// Room for the times; the caller gives it back with the next list.
-    pub times: Vec<TaskTime>,
-    /// What some tasks wait for before they begin, in the order of the tasks. None for queues that
-    /// do not wait by themselves ([`crate::Caps::queue_waits`]).
-    pub waits: Vec<Wait>,
-    /// What the queue's timeline reaches after some tasks, in the order of the tasks.
-    pub signals: Vec<Signal>,
-    /// How to wait.
-    pub waiting: Waiting,
-    /// How far the queues have come that run parts of the same graph.
-    pub timelines: Option<Arc<Timelines>>,
-}
-
-/// A task that waits for one of another queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wait {
-    /// Index of the task.
-    pub task: u32,
-    /// What it waits for.
-    pub on: Point,
-}
-
-/// A task that others may wait for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Signal {
-    /// Index of the task.
-    pub task: u32,
-    /// What the queue's timeline reaches when it is done.
-    pub value: u64,
-}
+use crate::timeline::{Lost, Point, Timelines, Wait, Waiting};
 
 impl CommandList {
     /// Goes through the list, for a queue that runs its tasks on a thread: waits before tasks,
@@ -138,6 +97,16 @@ pub struct WaitTimes {
 const WORTH_SLEEPING: Duration = Duration::from_micros(100);
 /// The system wakes a thread this much late, and the wait may be shorter than the last.
 const MARGIN: Duration = Duration::from_micros(80);
+/// For how long a thread looks without a pause.
+const LOOKS_FOR: Duration = Duration::from_micros(20);
+/// For how long it looks, in turns with other threads. What takes longer than expected has most
+/// often lost its core to others, and who is woken gets a core sooner than who asks for one again
+/// and again.
+const YIELDS_FOR: Duration = Duration::from_micros(150);
+/// Looks between two questions for the time.
+const LOOKS: u32 = 32;
+/// Questions for the time at most.
+const MOST_QUESTIONS: u32 = 10_000;
 /// Executables whose times are kept.
 const MOST: usize = 4096;
 
@@ -152,9 +121,9 @@ impl WaitTimes {
         if timelines.has(point)? {
             return Ok(());
         }
-        let Work::Run(run) = &task.work else { return timelines.wait(point, waiting) };
+        let Work::Run(run) = &task.work else { return timelines.wait(point) };
         if waiting == Waiting::Block {
-            return timelines.wait(point, waiting);
+            return timelines.wait(point);
         }
         let start = clock.now();
         let known = self.learnt.get(&run.executable.id()).copied().unwrap_or_default();
@@ -164,7 +133,9 @@ impl WaitTimes {
             // When it was reached is not known then; it was before the end of the sleep.
             took = timelines.has(point)?.then_some(known / 2);
         }
-        timelines.wait(point, waiting)?;
+        if !poll(timelines, point, clock)? {
+            timelines.wait(point)?;
+        }
         let took = took.unwrap_or_else(|| clock.now().saturating_sub(start));
         if self.learnt.len() >= MOST {
             self.learnt.clear();
@@ -172,4 +143,24 @@ impl WaitTimes {
         self.learnt.insert(run.executable.id(), (known * 3 + took) / 4);
         Ok(())
     }
+}
+
+/// Looks for a point. Returns whether it is reached.
+fn poll(timelines: &Timelines, point: Point, clock: &dyn Clock) -> Result<bool, Lost> {
+    let start = clock.now();
+    // Counted, too: a clock may stand still.
+    for _ in 0..MOST_QUESTIONS {
+        for _ in 0..LOOKS {
+            if timelines.has(point)? {
+                return Ok(true);
+            }
+            std::hint::spin_loop();
+        }
+        match clock.now().saturating_sub(start) {
+            looked if looked > YIELDS_FOR => return Ok(false),
+            looked if looked > LOOKS_FOR => std::thread::yield_now(),
+            _ => {}
+        }
+    }
+    Ok(false)
 }

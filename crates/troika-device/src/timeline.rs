@@ -6,17 +6,13 @@
 
 #[cfg(loom)]
 use loom::{
-    hint::spin_loop,
     sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence},
     sync::{Condvar, Mutex},
-    thread::yield_now,
 };
 #[cfg(not(loom))]
 use std::{
-    hint::spin_loop,
     sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence},
     sync::{Condvar, Mutex},
-    thread::yield_now,
 };
 
 use std::sync::PoisonError;
@@ -42,16 +38,27 @@ pub struct Point {
     pub value: u64,
 }
 
+/// A task that waits for one of another queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wait {
+    /// Index of the task.
+    pub task: u32,
+    /// What it waits for.
+    pub on: Point,
+}
+
+/// A task that others may wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Signal {
+    /// Index of the task.
+    pub task: u32,
+    /// What the queue's timeline reaches when it is done.
+    pub value: u64,
+}
+
 /// What is waited for will not happen: a task before it failed or was left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lost;
-
-/// Turns of looking before the thread lets others run: some ten microseconds.
-const SPINS: u32 = if cfg!(loom) { 0 } else { 1000 };
-/// Turns of letting others run before the thread sleeps. Few: what takes longer than expected has
-/// most often lost its core to others, and who is woken gets a core sooner than who asks for one
-/// again and again.
-const YIELDS: u32 = if cfg!(loom) { 1 } else { 8 };
 
 /// How far one queue has come.
 #[derive(Debug, Default)]
@@ -97,23 +104,14 @@ impl Timeline {
         if self.reached.load(Ordering::Acquire) >= value { Ok(true) } else { Err(Lost) }
     }
 
-    /// Waits until a value is reached.
+    /// Sleeps until a value is reached.
     ///
     /// # Errors
     /// It will not be.
-    pub fn wait(&self, value: u64, waiting: Waiting) -> Result<(), Lost> {
-        if waiting == Waiting::Poll {
-            for turn in 0..SPINS + YIELDS {
-                if self.has(value)? {
-                    return Ok(());
-                }
-                if turn < SPINS { spin_loop() } else { yield_now() }
-            }
+    pub fn wait(&self, value: u64) -> Result<(), Lost> {
+        if self.has(value)? {
+            return Ok(());
         }
-        self.sleep(value)
-    }
-
-    fn sleep(&self, value: u64) -> Result<(), Lost> {
         self.sleepers.fetch_add(1, Ordering::AcqRel);
         // Either this thread sees what is reached, or the other sees that this one may sleep.
         fence(Ordering::SeqCst);
@@ -160,12 +158,12 @@ impl Timelines {
         self.of.get(queue)
     }
 
-    /// Waits for a point.
+    /// Sleeps until a point is reached.
     ///
     /// # Errors
     /// It will not be reached; that is so for queues that there are not.
-    pub fn wait(&self, point: Point, waiting: Waiting) -> Result<(), Lost> {
-        self.of(point.queue as usize).ok_or(Lost)?.wait(point.value, waiting)
+    pub fn wait(&self, point: Point) -> Result<(), Lost> {
+        self.of(point.queue as usize).ok_or(Lost)?.wait(point.value)
     }
 
     /// Whether a point is reached.
@@ -201,7 +199,7 @@ impl Timelines {
 mod tests {
     use std::time::{Duration, Instant};
 
-    use super::{Lost, Point, Timeline, Timelines, Waiting};
+    use super::{Lost, Point, Timeline, Timelines};
 
     #[test]
     fn what_is_reached_stays_so_and_what_is_lost_does_not_come() {
@@ -209,29 +207,21 @@ mod tests {
         assert_eq!((t.has(0), t.has(1)), (Ok(true), Ok(false)));
         t.signal(3);
         t.lose();
-        for waiting in [Waiting::Poll, Waiting::Block] {
-            assert_eq!((t.wait(2, waiting), t.wait(3, waiting)), (Ok(()), Ok(())));
-            assert_eq!(t.wait(4, waiting), Err(Lost));
-        }
+        assert_eq!((t.wait(2), t.wait(3), t.wait(4)), (Ok(()), Ok(()), Err(Lost)));
         t.reset();
         assert_eq!((t.has(3), t.has(4)), (Ok(true), Ok(false)));
         let both = Timelines::new(2);
         let nobody = Point { queue: 2, value: 0 };
-        assert_eq!((both.has(nobody), both.wait(nobody, Waiting::Poll)), (Err(Lost), Err(Lost)));
+        assert_eq!((both.has(nobody), both.wait(nobody)), (Err(Lost), Err(Lost)));
     }
 
-    /// Who waits for longer than polling lasts sleeps, and is woken by values and by their loss.
+    /// Who sleeps is woken by values and by their loss.
     #[test]
     fn sleepers_are_woken() {
-        for (waiting, lost) in [
-            (Waiting::Poll, false),
-            (Waiting::Poll, true),
-            (Waiting::Block, false),
-            (Waiting::Block, true),
-        ] {
+        for lost in [false, true] {
             let t = Timeline::default();
             std::thread::scope(|s| {
-                let waiters = [0; 3].map(|_| s.spawn(|| t.wait(1, waiting)));
+                let waiters = [0; 3].map(|_| s.spawn(|| t.wait(1)));
                 let start = Instant::now();
                 while t.sleepers.load(super::Ordering::Acquire) < 3 {
                     assert!(start.elapsed() < Duration::from_secs(60), "nobody sleeps");
@@ -251,44 +241,51 @@ mod tests {
     }
 }
 
-/// All interleavings: `cargo xtask loom`.
+/// All interleavings with up to three switches of threads that nobody asked for:
+/// `cargo xtask loom`.
 #[cfg(all(test, loom))]
 mod tests {
     use loom::sync::Arc;
     use loom::sync::atomic::{AtomicU32, Ordering};
 
-    use super::{Lost, Timeline, Waiting};
+    use super::{Lost, Timeline};
+
+    fn model(run: impl Fn() + Sync + Send + 'static) {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(3);
+        builder.check(run);
+    }
 
     /// Loom reports a deadlock where a waiter is not woken, and a value that was written before its
     /// point and is not seen.
     #[test]
     fn waiters_are_woken_and_see_what_was_done() {
-        for waiting in [Waiting::Block, Waiting::Poll] {
-            loom::model(move || {
-                let shared = Arc::new((Timeline::default(), AtomicU32::new(0)));
-                let theirs = shared.clone();
-                let signaller = loom::thread::spawn(move || {
-                    theirs.1.store(7, Ordering::Relaxed);
-                    theirs.0.signal(1);
-                    theirs.0.lose();
-                });
-                assert_eq!(shared.0.wait(1, waiting), Ok(()));
-                assert_eq!(shared.1.load(Ordering::Relaxed), 7);
-                assert_eq!(shared.0.wait(2, waiting), Err(Lost));
-                signaller.join().unwrap();
+        model(|| {
+            let shared = Arc::new((Timeline::default(), AtomicU32::new(0)));
+            let theirs = shared.clone();
+            let signaller = loom::thread::spawn(move || {
+                theirs.1.store(7, Ordering::Relaxed);
+                theirs.0.signal(1);
+                theirs.0.lose();
             });
-        }
+            // Looking finds it, or not yet; sleeping does.
+            assert!(shared.0.has(1).is_ok());
+            assert_eq!(shared.0.wait(1), Ok(()));
+            assert_eq!(shared.1.load(Ordering::Relaxed), 7);
+            assert_eq!(shared.0.wait(2), Err(Lost));
+            signaller.join().unwrap();
+        });
     }
 
     #[test]
     fn two_sleepers_are_both_woken() {
-        loom::model(|| {
+        model(|| {
             let t = Arc::new(Timeline::default());
             let theirs = t.clone();
-            let other = loom::thread::spawn(move || theirs.wait(1, Waiting::Block));
+            let other = loom::thread::spawn(move || theirs.wait(1));
             let theirs = t.clone();
             let signaller = loom::thread::spawn(move || theirs.signal(1));
-            assert_eq!(t.wait(1, Waiting::Block), Ok(()));
+            assert_eq!(t.wait(1), Ok(()));
             assert_eq!(other.join().unwrap(), Ok(()));
             signaller.join().unwrap();
         });
@@ -299,13 +296,13 @@ mod tests {
     #[test]
     fn queues_in_turns_end_whoever_fails() {
         for failing in 1..=3 {
-            loom::model(move || {
+            model(move || {
                 let both = Arc::new([Timeline::default(), Timeline::default()]);
                 let theirs = both.clone();
                 let other = loom::thread::spawn(move || {
                     let [a, b] = &*theirs;
                     for i in 1..=2 {
-                        if a.wait(i, Waiting::Block).is_err() {
+                        if a.wait(i).is_err() {
                             b.lose();
                             return i;
                         }
@@ -320,7 +317,7 @@ mod tests {
                         break;
                     }
                     a.signal(i);
-                    assert_eq!(b.wait(i, Waiting::Block), Ok(()));
+                    assert_eq!(b.wait(i), Ok(()));
                 }
                 assert_eq!(other.join().unwrap(), failing);
             });

@@ -5,34 +5,24 @@
 #[path = "../src/schedule/fake.rs"]
 mod fake;
 
-use std::alloc::{GlobalAlloc, Layout, System};
+use std::alloc::System;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use fake::{Fake, Hook, run};
+use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 use troika_device::{Buffer, Clock, Device, ForwardBatch, RealClock, Waiting, Work};
 use troika_engine::schedule::{Runner, Task, TaskGraph};
 use troika_plan::Policy;
 use troika_trace::Tracer;
 
-struct Counting;
-static COUNT: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: passes everything on to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        COUNT.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: by the caller.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, p: *mut u8, layout: Layout) {
-        // SAFETY: by the caller.
-        unsafe { System.dealloc(p, layout) }
-    }
-}
-
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+
+/// Requests for memory so far, of all threads.
+fn count() -> usize {
+    let stats = ALLOCATOR.stats();
+    stats.allocations + stats.reallocations
+}
 
 /// Tasks of a token that cross between devices many times, with queues that wait by themselves and
 /// with those that do not.
@@ -57,14 +47,14 @@ fn a_token_over_several_devices_takes_no_memory() {
             };
             let mut graph = TaskGraph::new((0..100).map(task).collect());
             let mut tokens = |n: usize| {
-                let before = COUNT.load(Ordering::Relaxed);
+                let before = count();
                 for i in 0..n {
                     let waiting = [Waiting::Poll, Waiting::Block][i / 2 % 2];
                     runner.set_waiting(waiting);
                     graph.set_forward_batch(&forward[i % 2]);
                     runner.run(&graph).unwrap();
                 }
-                COUNT.load(Ordering::Relaxed) - before
+                count() - before
             };
             tokens(16);
             // The test's harness has a thread of its own, which allocates now and then.
