@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::clock::Clock;
 use crate::device::{CommandList, Completion, ExecutableId, Submission, TaskTime, Work};
 use crate::error::DeviceError;
-use crate::timeline::{Lost, Point, Timelines, Wait, Waiting};
+use crate::timeline::{Lost, Point, Signal, Timelines, Wait, Waiting};
 
 impl CommandList {
     /// Goes through the list, for a queue that runs its tasks on a thread: waits before tasks,
