@@ -38,7 +38,16 @@ fn two() -> [&'static str; 2] {
 fn every_strategy_writes_the_same_text() {
     let alone = stdout(&troika(&RUN));
     assert!(alone.len() > 12, "{alone:?}");
-    for strategy in ["one-device", "alternate", "alternate-segments", "prefill-decode"] {
+    for strategy in [
+        "one-device",
+        "alternate",
+        "alternate-segments",
+        "split-columns",
+        "split-columns=0.7",
+        "split-rows=1",
+        "split-hybrid",
+        "prefill-decode",
+    ] {
         for policy in ["in-order", "out-of-order"] {
             let more = ["--strategy", strategy, "--policy", policy, "--ubatch-size", "2"];
             assert_eq!(stdout(&troika(&[&RUN[..], &two(), &more].concat())), alone, "{strategy}");
@@ -81,6 +90,50 @@ fn a_plan_is_written_edited_and_run_by() {
     };
     assert_ne!(layers(0)[0], layers(1)[0], "the prompt alternates");
     assert_eq!(layers(0)[1], layers(1)[1], "decoding does not");
+}
+
+/// A file in `socs`, as a device.
+fn odd(name: &str, file: &str) -> String {
+    format!("{name}=virtual:{}/../../socs/odd/{file}", env!("CARGO_MANIFEST_DIR"))
+}
+
+#[test]
+fn what_a_device_refuses_runs_elsewhere_and_is_said() {
+    let alone = stdout(&troika(&RUN));
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("plan.json");
+    let file = file.to_str().unwrap();
+    let (odd, cpu) = (odd("b", "no-attention.toml"), "a=cpu");
+    let both = ["--device", cpu, "--device", &odd, "--strategy", "alternate"];
+    let said = "device b does not take attention (";
+    let out = troika(&[&RUN[..], &both].concat());
+    let note = String::from_utf8(out.stderr.clone()).unwrap();
+    assert_eq!(stdout(&out), alone);
+    assert!(note.contains(said) && note.contains("the plan has a compute them"), "{note}");
+    // The plan says so, too.
+    let out = troika(&[&["plan"][..], &both, &["--explain"]].concat());
+    assert!(stdout(&out).contains("by a instead of b"), "{}", stdout(&out));
+    assert!(String::from_utf8(out.stderr).unwrap().contains(said));
+
+    // A plan of the user's is not changed, unless that is allowed.
+    let cpus = ["--device", "a=cpu,b=cpu", "--strategy", "alternate"];
+    stdout(&troika(&[&["plan"][..], &cpus, &["--out", file]].concat()));
+    let by_plan = ["--device", cpu, "--device", &odd, "--plan", file];
+    let (_, why) = refused(&[&RUN[..], &by_plan].concat());
+    assert!(
+        why.contains("the plan has device b compute op attention of segment attention"),
+        "{why}"
+    );
+    let out = troika(&[&RUN[..], &by_plan, &["--fallback"]].concat());
+    let note = String::from_utf8(out.stderr.clone()).unwrap();
+    assert_eq!(stdout(&out), alone);
+    assert!(note.contains(said), "{note}");
+    let (code, why) = refused(&[&RUN[..], &["--fallback"]].concat());
+    assert!(code == 2 && why.contains("--plan"), "{why}");
+
+    // Nobody else is there.
+    let (_, why) = refused(&[&RUN[..], &["--device", &odd]].concat());
+    assert!(why.contains("no device takes attention of segment attention; b:"), "{why}");
 }
 
 #[test]

@@ -18,7 +18,7 @@ use crate::pieces::{self, Operand, PlacedGraph, ValueTable};
 const TILE: usize = 16;
 
 /// A piece of a segment as it runs.
-pub(crate) struct Step {
+pub(crate) struct CompiledPiece {
     /// Index of the device among the plan's.
     pub device: usize,
     /// For traces.
@@ -46,7 +46,7 @@ pub(crate) struct RowsRun<'a> {
     pub room: usize,
 }
 
-impl Step {
+impl CompiledPiece {
     /// The next run where so many rows are left; `None` when none are. With `others` behind them,
     /// it is not padded if shapes allow.
     pub fn next_run(&self, left: usize, others: bool) -> Option<RowsRun<'_>> {
@@ -65,9 +65,9 @@ pub(crate) struct PlacedSegment {
     /// For traces.
     partition: Partition,
     /// For each part of the partition, its pieces where it computes whole rows.
-    wholes: Vec<Vec<Step>>,
+    wholes: Vec<Vec<CompiledPiece>>,
     /// All parts' pieces where columns are shared out.
-    columns: Vec<Step>,
+    columns: Vec<CompiledPiece>,
 }
 
 impl PlacedSegment {
@@ -75,7 +75,7 @@ impl PlacedSegment {
     ///
     /// # Errors
     /// A standard length of 0.
-    pub fn areas(&self, rows: usize) -> Result<Vec<(Range<usize>, &[Step])>, EngineError> {
+    pub fn areas(&self, rows: usize) -> Result<Vec<(Range<usize>, &[CompiledPiece])>, EngineError> {
         let areas = self.partition.areas(rows)?.into_iter().map(|area| match area.by {
             Computed::Part(part) => (area.rows, self.wholes[part].as_slice()),
             Computed::Columns => (area.rows, self.columns.as_slice()),
@@ -84,7 +84,7 @@ impl PlacedSegment {
     }
 
     /// All pieces.
-    pub fn steps(&self) -> impl Iterator<Item = &Step> {
+    pub fn pieces(&self) -> impl Iterator<Item = &CompiledPiece> {
         self.wholes.iter().flatten().chain(&self.columns)
     }
 }
@@ -172,11 +172,11 @@ impl Program {
     fn find_states(&mut self, phase: Phase) -> Result<(), EngineError> {
         let mut homes: Vec<Option<SpaceId>> = vec![None; self.state_spaces.len()];
         let segments = if phase == Phase::Prefill { &self.prefill } else { &self.decode };
-        for step in segments.iter().flat_map(|s| s.steps()) {
-            let own = own_space(self.devices[step.device].caps());
-            for &state in &step.states {
+        for piece in segments.iter().flat_map(|s| s.pieces()) {
+            let own = own_space(self.devices[piece.device].caps());
+            for &state in &piece.states {
                 if *homes[state].get_or_insert(own) != own {
-                    return Err(EngineError::TwoHomes(step.name.to_string()));
+                    return Err(EngineError::TwoHomes(piece.name.to_string()));
                 }
             }
         }
@@ -209,7 +209,7 @@ impl Program {
     /// device refuses.
     fn check_used(&self, plan: &Plan) -> Result<(), EngineError> {
         let segments = || self.prefill.iter().chain(&self.decode);
-        let used = |d: usize| segments().flat_map(|s| s.steps()).any(|step| step.device == d);
+        let used = |d: usize| segments().flat_map(|s| s.pieces()).any(|piece| piece.device == d);
         let rules = plan.prefill.rules.iter().chain(&plan.decode.rules);
         for share in rules.clone().filter_map(|r| r.split.as_ref()).flat_map(Split::parts) {
             let d = self.index(&share.device);
@@ -262,16 +262,16 @@ impl Program {
         let mut placed = PlacedSegment { wholes: Vec::new(), columns: Vec::new(), partition };
         let alone = pieces::whole_parts(&placed.partition);
         for (part, root) in roots.into_iter().enumerate() {
-            let mut steps = Vec::new();
+            let mut compiled_pieces = Vec::new();
             if alone.contains(&part) {
                 let pieces = pieces::whole(root, &takes, &mut self.values)?;
-                steps = self.steps(pieces, weights, compiled)?;
+                compiled_pieces = self.compile_all(pieces, weights, compiled)?;
             }
-            placed.wholes.push(steps);
+            placed.wholes.push(compiled_pieces);
         }
         if let Some(split) = placed.partition.columns() {
             let pieces = pieces::columns(&first, (split, &parts), &takes, &mut self.values)?;
-            placed.columns = self.steps(pieces, weights, compiled)?;
+            placed.columns = self.compile_all(pieces, weights, compiled)?;
         }
         self.check_lengths(rule, &placed)?;
         Ok(placed)
@@ -281,12 +281,12 @@ impl Program {
     fn check_lengths(&self, rule: &Rule, placed: &PlacedSegment) -> Result<(), EngineError> {
         let lengths = rule.split.as_ref().map_or(&[][..], Split::lengths);
         for &length in lengths {
-            for step in placed.areas(length)?.iter().flat_map(|a| a.1) {
+            for piece in placed.areas(length)?.iter().flat_map(|a| a.1) {
                 let mut left = length;
-                while let Some(run) = step.next_run(left, true) {
+                while let Some(run) = piece.next_run(left, true) {
                     if run.rows < run.room {
-                        let device = self.devices[step.device].name().to_string();
-                        let rows = step.codes.iter().map(|c| c.rows).collect();
+                        let device = self.devices[piece.device].name().to_string();
+                        let rows = piece.codes.iter().map(|c| c.rows).collect();
                         return Err(EngineError::StandardLength { device, length, rows });
                     }
                     left -= run.rows;
@@ -296,21 +296,21 @@ impl Program {
         Ok(())
     }
 
-    fn steps(
+    fn compile_all(
         &mut self,
         pieces: Vec<PlacedGraph>,
         weights: &dyn WeightSource,
         compiled: &mut Compiled,
-    ) -> Result<Vec<Step>, EngineError> {
-        pieces.into_iter().map(|p| self.step(p, weights, compiled)).collect()
+    ) -> Result<Vec<CompiledPiece>, EngineError> {
+        pieces.into_iter().map(|p| self.compile(p, weights, compiled)).collect()
     }
 
-    fn step(
+    fn compile(
         &mut self,
         p: PlacedGraph,
         weights: &dyn WeightSource,
         compiled: &mut Compiled,
-    ) -> Result<Step, EngineError> {
+    ) -> Result<CompiledPiece, EngineError> {
         let device = &self.devices[p.device];
         let caps = device.caps();
         let mut codes = Vec::new();
@@ -331,7 +331,7 @@ impl Program {
         if caps.static_shapes {
             self.padding = codes.iter().map(|c| c.rows).fold(self.padding, usize::max);
         }
-        Ok(Step {
+        Ok(CompiledPiece {
             device: p.device,
             name: p.graph.name.as_str().into(),
             inputs: p.inputs,

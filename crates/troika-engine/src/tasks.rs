@@ -11,7 +11,7 @@ use crate::batching::PlannedBatch;
 use crate::error::EngineError;
 use crate::pieces::Operand;
 use crate::pool::{ELEMENT, EdgePool};
-use crate::program::{Program, RowsRun, Step, own_space};
+use crate::program::{CompiledPiece, Program, RowsRun, own_space};
 use crate::residency::{Area, Instance, Residency};
 use crate::schedule::Task;
 
@@ -92,33 +92,38 @@ impl<'a> ChunkTasks<'a> {
 
     fn segment(&mut self, segment: usize, rows: Range<usize>) -> Result<(), EngineError> {
         let placed = self.shared.program.placed(self.batch.phase, segment).clone();
-        for (area, steps) in placed.areas(rows.len())? {
-            for step in steps {
+        for (area, pieces) in placed.areas(rows.len())? {
+            for piece in pieces {
                 let mut at = rows.start + area.start;
                 let end = rows.start + area.end;
-                while let Some(run) = step.next_run(end - at, area.end < rows.len()) {
+                while let Some(run) = piece.next_run(end - at, area.end < rows.len()) {
                     let rows = Rows { first: at, count: run.rows, room: run.room };
                     at += run.rows;
-                    self.run(step, &run, rows)?;
+                    self.run(piece, &run, rows)?;
                 }
             }
         }
         Ok(())
     }
 
-    fn run(&mut self, step: &Step, run: &RowsRun<'_>, rows: Rows) -> Result<(), EngineError> {
+    fn run(
+        &mut self,
+        piece: &CompiledPiece,
+        run: &RowsRun<'_>,
+        rows: Rows,
+    ) -> Result<(), EngineError> {
         let mut b = Bindings::default();
-        for operand in &step.inputs {
-            b.inputs.push(self.input(operand, rows, step.device)?);
+        for operand in &piece.inputs {
+            b.inputs.push(self.input(operand, rows, piece.device)?);
         }
-        let own = own_space(self.shared.program.devices[step.device].caps());
-        for &state in &step.states {
+        let own = own_space(self.shared.program.devices[piece.device].caps());
+        for &state in &piece.states {
             let buffers = &self.shared.states[state];
             let buffer = buffers.iter().find(|(space, _)| *space == own).or(buffers.first());
             b.states.extend(buffer.map(|(_, buffer)| View::whole(buffer)));
         }
-        for operand in &step.outputs {
-            b.outputs.push(self.output(operand, rows, step.device)?);
+        for operand in &piece.outputs {
+            b.outputs.push(self.output(operand, rows, piece.device)?);
         }
         let range = rows.first..rows.first + rows.count;
         let work = Work::Run(Run {
@@ -127,7 +132,7 @@ impl<'a> ChunkTasks<'a> {
             rows: rows.count,
             forward: self.batch.forward.slice(&range),
         });
-        self.push(step.device, step.name.clone(), range, work);
+        self.push(piece.device, piece.name.clone(), range, work);
         Ok(())
     }
 

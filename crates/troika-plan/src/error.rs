@@ -2,7 +2,8 @@
 
 use troika_graph::DType;
 
-use crate::{ModelId, PLAN_VERSION, Refusal};
+use crate::refusal::Refusal;
+use crate::{ModelId, PLAN_VERSION};
 
 /// Why a plan cannot be made or used.
 #[derive(Debug, thiserror::Error, PartialEq)]
@@ -61,7 +62,7 @@ pub enum PlanError {
         "the plan has device {} compute op {} of segment {}, which it does not take ({}); place it \
          elsewhere or allow a fallback", .0.device, .0.op, .0.segment.name(), .0.why
     )]
-    Unfit(Box<Refusal>),
+    NotTaken(Box<Refusal>),
     /// A strategy that the devices at hand do not allow.
     #[error("strategy {strategy} needs {need}, there are {count}")]
     Strategy {

@@ -4,6 +4,7 @@
 //! writes it, people edit it, and whoever runs it checks it first ([`Plan::check`]). See the
 //! README of this crate for a worked example.
 
+mod avoid;
 mod check;
 mod error;
 mod make;
@@ -14,9 +15,10 @@ use serde::{Deserialize, Serialize};
 use troika_graph::{ActivationFormat, DType};
 use troika_model::lower::SegmentKind;
 
+pub use avoid::describe_refusals;
 pub use error::PlanError;
 pub use make::{PlanRequest, make};
-pub use refusal::{Refusal, describe_refusals};
+pub use refusal::Refusal;
 pub use strategy::{DeviceFacts, Ratio, StandardLength, Strategy};
 
 /// Version of the plan file this build reads and writes.

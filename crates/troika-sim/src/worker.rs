@@ -87,7 +87,7 @@ impl Worker {
                     }),
                 }
             }
-            (Work::Copy(copy), _) => copy.from.copy_to(&copy.to),
+            (Work::Copy(copy), _) => Ok(copy.from.copy_to(&copy.to)?),
             _ => Ok(()),
         }
     }

@@ -397,7 +397,7 @@ fn plan_of(
     let refusals = troika_engine::examine(spec, &|key| store.shape(key), &plan, devices)?;
     if options.plan.is_some() && !options.fallback {
         return match plan.refused(&refusals).first() {
-            Some(refusal) => Err(PlanError::Unfit(Box::new((*refusal).clone())).into()),
+            Some(refusal) => Err(PlanError::NotTaken(Box::new((*refusal).clone())).into()),
             None => Ok((plan, Vec::new())),
         };
     }

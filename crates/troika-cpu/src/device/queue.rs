@@ -118,7 +118,7 @@ impl Worker {
             next = tasks.executable(following);
             match &task.work {
                 Work::Run(run) => tasks.run(run, this.as_deref(), next.as_deref()),
-                Work::Copy(copy) => copy.from.copy_to(&copy.to),
+                Work::Copy(copy) => Ok(copy.from.copy_to(&copy.to)?),
             }
         })
     }

@@ -30,6 +30,14 @@ pub enum AccessError {
     /// Two tasks touched the same bytes at once: an ordering bug in the scheduler.
     #[error("a part of a buffer was accessed by two tasks at once")]
     Busy,
+    /// A copy between views of unlike shapes.
+    #[error("cannot copy {from:?} rows and bytes of a row to {to:?}")]
+    Shapes {
+        /// Rows, and bytes of each.
+        from: (usize, usize),
+        /// The same of where they were to go.
+        to: (usize, usize),
+    },
     /// The buffer is in a memory space that the host cannot read or write.
     #[error("a buffer in a device's own memory was accessed without a copy to the host")]
     Foreign,

@@ -7,7 +7,6 @@ use bytemuck::{AnyBitPattern, NoUninit};
 use super::buffer::{Buffer, Claim};
 use super::claims::{Access, AccessError};
 use super::rect::Rect;
-use crate::error::DeviceError;
 
 /// A rectangle of a buffer, inside of it.
 #[derive(Clone, Debug)]
@@ -147,12 +146,11 @@ impl View {
     ///
     /// # Errors
     /// Views of unlike shapes; [`AccessError::Busy`] while someone else uses the bytes.
-    pub fn copy_to(&self, to: &View) -> Result<(), DeviceError> {
+    pub fn copy_to(&self, to: &View) -> Result<(), AccessError> {
         let (r, w) = (&self.rect, &to.rect);
-        if r.rows() != w.rows() || r.row_bytes() != w.row_bytes() {
-            let shape = |r: &Rect| format!("{} rows of {} bytes", r.rows(), r.row_bytes());
-            let why = format!("cannot copy {} to {}", shape(r), shape(w));
-            return Err(DeviceError::Submission { task: "copy".into(), why });
+        let (from, to_shape) = ((r.rows(), r.row_bytes()), (w.rows(), w.row_bytes()));
+        if from != to_shape {
+            return Err(AccessError::Shapes { from, to: to_shape });
         }
         let read = ReadRows { claim: self.buffer.claim(&[(*r, Access::Read)])?, rect: *r };
         let mut write = WriteRows { claim: to.buffer.claim(&[(*w, Access::Write)])?, rect: *w };

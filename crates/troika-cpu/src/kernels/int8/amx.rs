@@ -32,7 +32,7 @@ use super::lanes::{ROWS, RowLanes, trip_count};
 use super::layout::{GROUP, QUAD};
 use super::quantize::{GROUP_FLOATS, QuantizedGroup};
 use super::tile::{self, DIRECT, PanelBlock, even_chunk, get, put, rows, widen_all};
-use crate::machine::instructions::Work;
+use crate::machine::instructions::RegisterWork;
 use crate::machine::instructions::x86::{Held, TileConfig, TileRegisters, Vector};
 #[cfg(target_arch = "x86_64")]
 use crate::machine::instructions::x86::{Tmm, Zmm};
@@ -124,7 +124,7 @@ struct AllRows<'a, 'b, V, T, W, const NR: usize> {
     format: PhantomData<(V, W)>,
 }
 
-impl<V: Vector, T: TileRegisters, W: Format, const NR: usize> Work
+impl<V: Vector, T: TileRegisters, W: Format, const NR: usize> RegisterWork
     for AllRows<'_, '_, V, T, W, NR>
 {
     #[inline(always)]

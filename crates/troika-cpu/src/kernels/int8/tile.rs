@@ -13,7 +13,7 @@ use super::format::{Format, Panel};
 use super::lanes::{ROWS, RowLanes, trip_count};
 use super::layout::{GROUP, QUAD};
 use super::quantize::GROUP_FLOATS;
-use crate::machine::instructions::Work;
+use crate::machine::instructions::RegisterWork;
 
 /// Activation rows up to which weights are read as they are.
 pub(super) const DIRECT: usize = 3;
@@ -218,7 +218,7 @@ struct AllRows<'a, 'b, I, W, const NR: usize>(
     PhantomData<(I, W)>,
 );
 
-impl<I: RowLanes, W: Format, const NR: usize> Work for AllRows<'_, '_, I, W, NR> {
+impl<I: RowLanes, W: Format, const NR: usize> RegisterWork for AllRows<'_, '_, I, W, NR> {
     #[inline(always)]
     unsafe fn run(self) {
         let AllRows(block, part, _) = self;

@@ -206,7 +206,7 @@ mod native {
     }
 }
 
-/// Work with products of pairs.
+/// RegisterWork with products of pairs.
 pub(crate) trait PairsKernel {
     /// Runs; implementations must be `#[inline(always)]`.
     ///

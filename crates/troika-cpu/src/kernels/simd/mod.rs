@@ -169,7 +169,7 @@ pub trait Lanes: Copy {
     unsafe fn prefetch_l2(p: *const u8);
 }
 
-/// Work that runs with the features of an instruction set switched on.
+/// RegisterWork that runs with the features of an instruction set switched on.
 pub trait Kernel {
     /// What it gives.
     type Output;

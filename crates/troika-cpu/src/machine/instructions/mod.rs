@@ -12,7 +12,7 @@ pub mod arm;
 pub(crate) mod x86;
 
 /// Work over registers.
-pub(crate) trait Work {
+pub(crate) trait RegisterWork {
     /// Does it; implementations must be `#[inline(always)]`.
     ///
     /// # Safety
@@ -23,9 +23,9 @@ pub(crate) trait Work {
 /// Runs work that needs no features in a function of its own.
 ///
 /// # Safety
-/// As for [`Work::run`].
+/// As for [`RegisterWork::run`].
 #[inline(never)]
-pub(crate) unsafe fn apart<W: Work>(work: W) {
+pub(crate) unsafe fn apart<W: RegisterWork>(work: W) {
     // SAFETY: by the caller.
     unsafe { work.run() }
 }

@@ -18,7 +18,7 @@ use super::Int8Part;
 use super::format::{Format, with_format};
 use crate::Isa;
 use crate::machine::Multiply;
-use crate::machine::instructions::Work;
+use crate::machine::instructions::RegisterWork;
 #[cfg(target_arch = "x86_64")]
 use crate::machine::instructions::x86::{Ymm, Zmm};
 #[cfg(any(target_arch = "x86_64", all(feature = "emulate", not(target_arch = "aarch64"))))]
@@ -63,7 +63,7 @@ pub(super) trait RowLanes: Copy {
 
     /// Runs work with the features switched on, where that can be in a function of its own, which
     /// formats share.
-    unsafe fn apart<W: Work>(work: W);
+    unsafe fn apart<W: RegisterWork>(work: W);
 
     unsafe fn load(p: *const u8) -> Self::Bytes;
     /// `(b >> shift) & mask`, byte by byte; the mask has no bits of the neighbour.
@@ -199,7 +199,7 @@ unsafe fn for_format<F: Format>(isa: Isa, part: Int8Part<'_>) {
 /// A part on registers `I`, with weights of a format.
 struct PartRun<'a, I, F>(Int8Part<'a>, PhantomData<(I, F)>);
 
-impl<I: RowLanes, F: Format> Work for PartRun<'_, I, F> {
+impl<I: RowLanes, F: Format> RegisterWork for PartRun<'_, I, F> {
     #[inline(always)]
     unsafe fn run(self) {
         // SAFETY: by the caller.

@@ -10,7 +10,7 @@ use super::super::layout::QUAD;
 use super::super::{Int8Part, tile};
 use super::{ROWS, RowLanes, trip_count};
 use crate::machine::instructions::arm::Arm;
-use crate::machine::instructions::{Work, apart};
+use crate::machine::instructions::{RegisterWork, apart};
 
 /// Four registers of `A`, multiplied by `P`.
 #[derive(Clone, Copy)]
@@ -148,7 +148,7 @@ impl<A: Arm, P: Products<A>> RowLanes for Neon<A, P> {
     type Floats = [A::V; 4];
 
     #[inline(always)]
-    unsafe fn apart<W: Work>(work: W) {
+    unsafe fn apart<W: RegisterWork>(work: W) {
         // The machine's features are those of the caller.
         unsafe { if A::NATIVE { work.run() } else { apart(work) } }
     }

@@ -3,7 +3,7 @@
 use half::f16;
 
 use super::{ROWS, RowLanes};
-use crate::machine::instructions::{Work, apart};
+use crate::machine::instructions::{RegisterWork, apart};
 
 /// No intrinsics.
 #[derive(Clone, Copy)]
@@ -27,7 +27,7 @@ impl RowLanes for Portable {
     type Partial = [i32; ROWS];
     type Floats = [f32; ROWS];
 
-    unsafe fn apart<W: Work>(work: W) {
+    unsafe fn apart<W: RegisterWork>(work: W) {
         unsafe { apart(work) }
     }
     #[inline(always)]

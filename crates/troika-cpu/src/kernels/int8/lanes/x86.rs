@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 
 use super::super::layout::QUAD;
 use super::{ROWS, RowLanes};
-use crate::machine::instructions::Work;
+use crate::machine::instructions::RegisterWork;
 use crate::machine::instructions::x86::Vector;
 
 /// `R` registers of `V`, multiplied by `P`.
@@ -31,7 +31,7 @@ pub(in super::super) trait Products<V: Vector>: Copy {
     unsafe fn dot(full: bool, part: V::I, w: Self::Weight, x: V::I) -> V::I;
     unsafe fn fold(full: bool, sums: V::I, part: V::I) -> V::I;
     /// Runs work in a function of its own with the features switched on.
-    unsafe fn apart<W: Work>(work: W);
+    unsafe fn apart<W: RegisterWork>(work: W);
 }
 
 /// AVX2. Sums of 16 bits for weights that allow it, else of 32 bits after each product.
@@ -88,7 +88,7 @@ impl<V: Vector> Products<V> for Maddubs {
         }
     }
     #[inline(always)]
-    unsafe fn apart<W: Work>(work: W) {
+    unsafe fn apart<W: RegisterWork>(work: W) {
         unsafe { V::apart(work) }
     }
 }
@@ -120,7 +120,7 @@ impl<V: Vector> Products<V> for Dpbusd {
         part
     }
     #[inline(always)]
-    unsafe fn apart<W: Work>(work: W) {
+    unsafe fn apart<W: RegisterWork>(work: W) {
         unsafe { V::apart_vnni(work) }
     }
 }
@@ -170,7 +170,7 @@ impl<V: Vector, P: Products<V>, const R: usize> RowLanes for X86<V, P, R> {
     type Floats = [V::F; R];
 
     #[inline(always)]
-    unsafe fn apart<W: Work>(work: W) {
+    unsafe fn apart<W: RegisterWork>(work: W) {
         unsafe { P::apart(work) }
     }
     #[inline(always)]

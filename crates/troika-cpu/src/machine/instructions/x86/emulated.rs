@@ -2,7 +2,7 @@
 
 use half::f16;
 
-use super::{Vector, Work};
+use super::{RegisterWork, Vector};
 use crate::machine::instructions::apart;
 
 /// Plain Rust, on any machine: registers of `BYTES` bytes.
@@ -65,10 +65,10 @@ impl<const BYTES: usize> Vector for Emulated<BYTES> {
     const BYTES: usize = BYTES;
     const NATIVE: bool = false;
 
-    unsafe fn apart<W: Work>(work: W) {
+    unsafe fn apart<W: RegisterWork>(work: W) {
         unsafe { apart(work) }
     }
-    unsafe fn apart_vnni<W: Work>(work: W) {
+    unsafe fn apart_vnni<W: RegisterWork>(work: W) {
         unsafe { apart(work) }
     }
 

@@ -14,7 +14,7 @@ pub(crate) use native::{Tmm, Ymm, Zmm};
 #[cfg(any(feature = "emulate", test))]
 pub(crate) use tiles::EmulatedTiles;
 
-use super::Work;
+use super::RegisterWork;
 
 /// Instructions on registers of one width, named as in Intel's manual (volume 2) without the
 /// suffixes of operands. Lane 0 is the lowest.
@@ -35,9 +35,9 @@ pub(crate) trait Vector: Copy {
     const NATIVE: bool = true;
 
     /// Runs work in a function of its own, with the features switched on but VNNI.
-    unsafe fn apart<W: Work>(work: W);
+    unsafe fn apart<W: RegisterWork>(work: W);
     /// The same with VNNI.
-    unsafe fn apart_vnni<W: Work>(work: W);
+    unsafe fn apart_vnni<W: RegisterWork>(work: W);
 
     unsafe fn vmovdqu(p: *const u8) -> Self::I;
     unsafe fn vmovdqu_store(v: Self::I, p: *mut u8);

@@ -3,7 +3,7 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-use super::{TileConfig, TileRegisters, Vector, Work};
+use super::{RegisterWork, TileConfig, TileRegisters, Vector};
 
 /// 256 bits: AVX2, FMA and F16C, and AVX-VNNI for `vpdpbusd`.
 #[derive(Clone, Copy)]
@@ -24,17 +24,17 @@ macro_rules! vector {
             type F = $float;
             const BYTES: usize = $bytes;
 
-            unsafe fn apart<W: Work>(work: W) {
+            unsafe fn apart<W: RegisterWork>(work: W) {
                 #[target_feature(enable = $features)]
-                unsafe fn run<W: Work>(work: W) {
+                unsafe fn run<W: RegisterWork>(work: W) {
                     unsafe { work.run() }
                 }
                 unsafe { run(work) }
             }
-            unsafe fn apart_vnni<W: Work>(work: W) {
+            unsafe fn apart_vnni<W: RegisterWork>(work: W) {
                 #[target_feature(enable = $features)]
                 #[target_feature(enable = $vnni)]
-                unsafe fn run<W: Work>(work: W) {
+                unsafe fn run<W: RegisterWork>(work: W) {
                     unsafe { work.run() }
                 }
                 unsafe { run(work) }

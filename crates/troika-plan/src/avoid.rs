@@ -1,0 +1,96 @@
+//! Plans around ops that devices refuse.
+
+use crate::{Phase, Plan, PlanError, Refusal, RefusedOps, Rule};
+
+impl Plan {
+    /// Refusals that the plan runs into: of ops that its rules place on the device.
+    pub fn refused<'a>(&self, refusals: &'a [Refusal]) -> Vec<&'a Refusal> {
+        let meets = |r: &&Refusal| {
+            let mut rules = self.prefill.rules.iter().chain(&self.decode.rules);
+            rules.any(|rule| rule.meets(r))
+        };
+        refusals.iter().filter(meets).collect()
+    }
+
+    /// Lets other devices compute what those of the plan refuse: the first at hand that takes the
+    /// op. Returns the refusals that the plan ran into.
+    ///
+    /// # Errors
+    /// An op that no device takes.
+    pub fn avoid<'a>(
+        &mut self,
+        refusals: &'a [Refusal],
+        at_hand: &[&str],
+    ) -> Result<Vec<&'a Refusal>, PlanError> {
+        let met = self.refused(refusals);
+        for refusal in &met {
+            let takes = |d: &&&str| {
+                let same = |r: &Refusal| (r.segment, &r.op) == (refusal.segment, &refusal.op);
+                !refusals.iter().any(|r| r.device == ***d && same(r))
+            };
+            let Some(by) = at_hand.iter().find(takes) else {
+                return Err(PlanError::Refused(Box::new((*refusal).clone())));
+            };
+            let prefill = self.prefill.rules.iter_mut();
+            for rule in prefill.chain(&mut self.decode.rules).filter(|rule| rule.meets(refusal)) {
+                rule.pass_on(refusal, by);
+            }
+            if !self.devices.iter().any(|d| d == by) {
+                self.devices.push((*by).to_string());
+            }
+        }
+        Ok(met)
+    }
+}
+
+impl Rule {
+    /// Whether the rule places a refused op on the device that refuses it.
+    fn meets(&self, r: &Refusal) -> bool {
+        let kinds = self.segments.as_ref();
+        let about = kinds.is_none_or(|kinds| kinds.contains(&r.segment))
+            && (self.layers.is_none() || r.segment.is_in_layers());
+        about
+            && self.devices().any(|d| d == r.device)
+            && self.device_of(&r.device, r.segment, &r.op) == r.device
+    }
+
+    /// Has another device compute an op, written with those of the same segments.
+    fn pass_on(&mut self, refusal: &Refusal, by: &str) {
+        let op = refusal.op.clone();
+        let mine = |r: &&mut RefusedOps| {
+            (r.device.as_str(), r.by.as_str(), r.segments.as_slice())
+                == (refusal.device.as_str(), by, &[refusal.segment])
+        };
+        match self.refused.iter_mut().find(mine) {
+            Some(r) => r.ops.push(op),
+            None => self.refused.push(RefusedOps {
+                device: refusal.device.clone(),
+                segments: vec![refusal.segment],
+                ops: vec![op],
+                by: by.to_string(),
+            }),
+        }
+    }
+}
+
+/// One sentence for each device: which ops it does not take, why, and who computes them.
+pub fn describe_refusals(plan: &Plan, refusals: &[&Refusal]) -> Vec<String> {
+    let mut devices: Vec<&str> = refusals.iter().map(|r| r.device.as_str()).collect();
+    devices.sort_unstable();
+    devices.dedup();
+    let describe = |device: &str| {
+        let of_device = refusals.iter().filter(|r| r.device == device);
+        let mut ops: Vec<&str> = of_device.clone().map(|r| r.op.as_str()).collect();
+        ops.sort_unstable();
+        ops.dedup();
+        let why = of_device.clone().next().map_or("", |r| r.why.as_str());
+        let rules = [Phase::Prefill, Phase::Decode].into_iter().flat_map(|p| plan.rules(p));
+        let by = rules.flat_map(|rule| &rule.refused).filter(|r| r.device == device);
+        let mut by: Vec<&str> = by.map(|r| r.by.as_str()).collect();
+        by.sort_unstable();
+        by.dedup();
+        let (ops, by) = (ops.join(", "), by.join(", "));
+        format!("device {device} does not take {ops} ({why}): the plan has {by} compute them")
+    };
+    devices.into_iter().map(describe).collect()
+}
