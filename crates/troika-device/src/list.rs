@@ -90,6 +90,8 @@ impl CommandList {
 #[derive(Debug, Default)]
 pub struct WaitTimes {
     learnt: HashMap<ExecutableId, Duration>,
+    /// Waits that are to be slept through.
+    sleeps: u32,
 }
 
 /// Waits that are expected to be shorter are polled from the start: the system does not wake a
@@ -97,12 +99,12 @@ pub struct WaitTimes {
 const WORTH_SLEEPING: Duration = Duration::from_micros(100);
 /// The system wakes a thread this much late, and the wait may be shorter than the last.
 const MARGIN: Duration = Duration::from_micros(80);
-/// For how long a thread looks without a pause.
-const LOOKS_FOR: Duration = Duration::from_micros(20);
-/// For how long it looks, in turns with other threads. What takes longer than expected has most
-/// often lost its core to others, and who is woken gets a core sooner than who asks for one again
-/// and again.
-const YIELDS_FOR: Duration = Duration::from_micros(150);
+/// For how long a thread looks before it sleeps.
+const LOOKS_FOR: Duration = Duration::from_micros(100);
+/// Waits that are slept through after one was looked for in vain. What takes longer than expected
+/// has most often lost its core to others; then looking takes time from all, and who sleeps gets a
+/// core sooner than who has used up its share.
+const SLEEPS: u32 = 16;
 /// Looks between two questions for the time.
 const LOOKS: u32 = 32;
 /// Questions for the time at most.
@@ -122,7 +124,8 @@ impl WaitTimes {
             return Ok(());
         }
         let Work::Run(run) = &task.work else { return timelines.wait(point) };
-        if waiting == Waiting::Block {
+        if waiting == Waiting::Block || self.sleeps > 0 {
+            self.sleeps = self.sleeps.saturating_sub(1);
             return timelines.wait(point);
         }
         let start = clock.now();
@@ -134,6 +137,7 @@ impl WaitTimes {
             took = timelines.has(point)?.then_some(known / 2);
         }
         if !poll(timelines, point, clock)? {
+            self.sleeps = SLEEPS;
             timelines.wait(point)?;
         }
         let took = took.unwrap_or_else(|| clock.now().saturating_sub(start));
@@ -156,10 +160,8 @@ fn poll(timelines: &Timelines, point: Point, clock: &dyn Clock) -> Result<bool, 
             }
             std::hint::spin_loop();
         }
-        match clock.now().saturating_sub(start) {
-            looked if looked > YIELDS_FOR => return Ok(false),
-            looked if looked > LOOKS_FOR => std::thread::yield_now(),
-            _ => {}
+        if clock.now().saturating_sub(start) > LOOKS_FOR {
+            break;
         }
     }
     Ok(false)

@@ -21,8 +21,8 @@ use std::sync::PoisonError;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Waiting {
     /// Sleeps for most of the time that it took before, then looks again and again: the thread goes
-    /// on within a microsecond (HeteroInfer, section 4.3). Who has looked for long lets others run,
-    /// and in the end sleeps until woken.
+    /// on within a microsecond (HeteroInfer, section 4.3). Who has looked for long sleeps until
+    /// woken, and does so for the next waits, too.
     #[default]
     Poll,
     /// Sleeps until woken, which takes the system some ten microseconds.
