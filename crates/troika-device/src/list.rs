@@ -87,7 +87,7 @@ impl CommandList {
 
 /// How long tasks had to wait for other queues, by executable: the layers of a model do the same,
 /// so that a wait is about as long as the one before it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct WaitTimes {
     learnt: HashMap<ExecutableId, Duration>,
     /// Waits that are to be slept through.
@@ -110,7 +110,14 @@ const LOOKS: u32 = 32;
 /// Questions for the time at most.
 const MOST_QUESTIONS: u32 = 10_000;
 /// Executables whose times are kept.
-const MOST: usize = 4096;
+const MOST: usize = 1024;
+
+impl Default for WaitTimes {
+    /// Nothing learnt, with room for all there is to learn: a wait takes no memory.
+    fn default() -> WaitTimes {
+        WaitTimes { learnt: HashMap::with_capacity(MOST), sleeps: 0 }
+    }
+}
 
 impl WaitTimes {
     fn wait(
