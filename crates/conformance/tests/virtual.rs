@@ -48,6 +48,38 @@ fn models_on_virtual_devices_agree_with_the_reference() {
     }
 }
 
+/// Every oddity, beside the CPU in real time and beside a plain virtual device in virtual time:
+/// what a device refuses runs on the other, and the bits are those of one device.
+#[test]
+fn odd_devices_run_models() {
+    for name in [
+        "static-shapes",
+        "own-memory",
+        "no-attention",
+        "only-linear",
+        "queue-depth-1",
+        "small-bindings",
+        "dense-rows",
+    ] {
+        let odd = spec("odd", &format!("odd/{name}.toml"));
+        let plain = spec("plain", "odd/queue-depth-1.toml");
+        for specs in [vec![odd.clone(), "cpu".parse().unwrap()], vec![odd.clone(), plain]] {
+            let devices = Devices {
+                specs,
+                strategy: Strategy::AlternateSegments,
+                policy: Policy::default(),
+                chunks_in_flight: Some(2),
+            };
+            for model in ["qwen3-moe", "gpt-oss"] {
+                let report = check(&case(model), &devices);
+                let report = report.unwrap_or_else(|e| panic!("{name}, {model}: {e}"));
+                assert!(report.holds(), "{name}, {model}: {report}");
+                assert_eq!(report.same_bits, Some(true), "{name}, {model}");
+            }
+        }
+    }
+}
+
 /// Spans of a prompt over two processors, and when the clock stood at its end.
 fn timeline(policy: Policy) -> (Vec<Span>, Vec<f32>) {
     let tracer = Tracer::on();
