@@ -1,0 +1,81 @@
+//! Virtual devices as a user types them.
+
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+fn troika(args: &[&str]) -> Output {
+    let mut c = Command::new(env!("CARGO_BIN_EXE_troika"));
+    c.args(args).stdin(Stdio::null()).output().unwrap()
+}
+
+fn text(out: &Output) -> String {
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    String::from_utf8(out.stdout.clone()).unwrap()
+}
+
+fn example() -> String {
+    let file = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../socs/example.toml");
+    format!("virtual:{}", file.display())
+}
+
+#[test]
+fn virtual_devices_are_listed_with_what_their_file_says() {
+    let (npu, gpu) = (format!("{}:npu", example()), format!("g={}:gpu", example()));
+    let listed = text(&troika(&["devices", "--device", &npu, "--device", &gpu]));
+    for line in
+        ["npu (virtual)", "static shapes: rows 32, 128, 512", "g (virtual)", "launch: 40 us"]
+    {
+        assert!(listed.contains(line), "{line}: {listed}");
+    }
+    // This machine's bandwidth is not theirs.
+    assert!(!listed.contains("read bandwidth"), "{listed}");
+    let json = text(&troika(&["devices", "--json", "--device", &gpu]));
+    let json: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!((&json[0]["name"], &json[0]["kind"]), (&"g".into(), &"virtual".into()));
+    assert!(json[0]["read_gb_per_s"].is_null() && json[0]["facts"]["bandwidth"] == "50 GB/s");
+}
+
+#[test]
+fn what_is_wrong_with_a_virtual_device_is_one_sentence() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str, from: &str, to: &str| {
+        let place = example();
+        let soc = std::fs::read_to_string(place.strip_prefix("virtual:").unwrap()).unwrap();
+        assert!(soc.contains(from));
+        let path = dir.path().join(name);
+        std::fs::write(&path, soc.replacen(from, to, 1)).unwrap();
+        format!("virtual:{}:gpu", path.display())
+    };
+    for (device, says) in [
+        (example(), "say which one is meant"),
+        (format!("{}:tpu", example()), "none of them is named \"tpu\""),
+        ("virtual:none.toml".into(), "none.toml cannot be read"),
+        ("virtual:none.json".into(), "[NAME=]virtual:FILE.toml[:PROCESSOR]"),
+        (file("a.toml", "launch_us = 40.0\n", ""), "processor gpu: launch_us is missing"),
+        (file("b.toml", "launch_us = 40.0", "launch_us = -1"), "processor gpu: launch_us is -1"),
+        (file("c.toml", "launch_us", "lunch_us"), "processor gpu: launch_us is missing"),
+        (file("d.toml", "tile =", "tyle ="), "processor gpu: tyle is not known here"),
+        (file("e.toml", "[[processor]]", "only = [\n[[processor]]"), "e.toml, line"),
+    ] {
+        let out = troika(&["run", "-p", "Hi", "-n", "1", "--device", &device]);
+        let error = String::from_utf8(out.stderr).unwrap();
+        assert!(!out.status.success() && out.stdout.is_empty(), "{device}");
+        assert!(error.contains(says) && !error.contains("panicked"), "{device}: {error}");
+    }
+}
+
+#[test]
+fn the_model_says_the_same_on_virtual_devices() {
+    let say = |devices: &[&str]| {
+        let args = ["run", "-p", "Once upon", "-n", "8", "--temp", "0", "--dtype", "f32"];
+        text(&troika(&[&args[..], devices].concat()))
+    };
+    let cpu = say(&["--device", "cpu"]);
+    assert!(!cpu.trim().is_empty());
+    assert_eq!(say(&["--device", &format!("{}:gpu", example())]), cpu);
+    // Static shapes, and ops that the file refuses.
+    let both = format!("{}:npu,cpu", example());
+    assert_eq!(say(&["--device", &both, "--strategy", "alternate"]), cpu);
+}
