@@ -60,6 +60,9 @@ impl CompiledPiece {
     }
 }
 
+/// Rows, and the pieces that compute them.
+pub(crate) type Area<'a> = (Range<usize>, &'a [CompiledPiece]);
+
 /// A segment as it runs in a phase.
 pub(crate) struct PlacedSegment {
     /// For traces.
@@ -75,7 +78,7 @@ impl PlacedSegment {
     ///
     /// # Errors
     /// A standard length of 0.
-    pub fn areas(&self, rows: usize) -> Result<Vec<(Range<usize>, &[CompiledPiece])>, EngineError> {
+    pub fn areas(&self, rows: usize) -> Result<Vec<Area<'_>>, EngineError> {
         let areas = self.partition.areas(rows)?.into_iter().map(|area| match area.by {
             Computed::Part(part) => (area.rows, self.wholes[part].as_slice()),
             Computed::Columns => (area.rows, self.columns.as_slice()),
