@@ -19,7 +19,7 @@ const CPUS: [(&str, &str); 3] = [
     ("max", "NEON with dotprod and i8mm"),
 ];
 /// Random cases per property test, of 256: emulation is some thirty times slower.
-const CASES: &str = "10";
+const CASES: &str = "5";
 
 /// What is built in one go, so that nothing is built twice.
 const WORKSPACE: &str = "--release --workspace --lib --bins --test kernels --test golden";
