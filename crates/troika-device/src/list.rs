@@ -96,15 +96,18 @@ pub struct WaitTimes {
 
 /// Waits that are expected to be shorter are polled from the start: the system does not wake a
 /// thread more exactly than that.
-const WORTH_SLEEPING: Duration = Duration::from_micros(100);
+const WORTH_SLEEPING: Duration = Duration::from_micros(300);
 /// The system wakes a thread this much late, and the wait may be shorter than the last.
-const MARGIN: Duration = Duration::from_micros(80);
-/// For how long a thread looks before it sleeps.
-const LOOKS_FOR: Duration = Duration::from_micros(100);
+const MARGIN: Duration = Duration::from_micros(120);
+/// For how long a thread looks before it sleeps: being woken takes some 50 us and more, and a piece
+/// of a decoded token's layer some 300.
+const LOOKS_FOR: Duration = Duration::from_micros(1000);
+/// From when on it lets others run between looks.
+const YIELDS_AFTER: Duration = Duration::from_micros(50);
 /// Waits that are slept through after one was looked for in vain. What takes longer than expected
 /// has most often lost its core to others; then looking takes time from all, and who sleeps gets a
 /// core sooner than who has used up its share.
-const SLEEPS: u32 = 16;
+const SLEEPS: u32 = 4;
 /// Looks between two questions for the time.
 const LOOKS: u32 = 32;
 /// Questions for the time at most.
@@ -167,8 +170,10 @@ fn poll(timelines: &Timelines, point: Point, clock: &dyn Clock) -> Result<bool, 
             }
             std::hint::spin_loop();
         }
-        if clock.now().saturating_sub(start) > LOOKS_FOR {
-            break;
+        match clock.now().saturating_sub(start) {
+            looked if looked > LOOKS_FOR => break,
+            looked if looked > YIELDS_AFTER => std::thread::yield_now(),
+            _ => {}
         }
     }
     Ok(false)
