@@ -19,6 +19,11 @@ impl Random {
         (self.bits() % n as u64) as usize
     }
 
+    /// From -1 to 1, one of 4001 numbers.
+    pub fn float(&mut self) -> f32 {
+        (self.below(4001) as f32 - 2000.0) / 2000.0
+    }
+
     /// One of some things.
     pub fn of<'a, T>(&mut self, list: &'a [T]) -> &'a T {
         &list[self.below(list.len())]
@@ -31,7 +36,7 @@ impl Random {
 
     /// The bytes of a finite number of a float type, of magnitude about 1; `None` for other types.
     pub fn number(&mut self, dtype: DType) -> Option<Vec<u8>> {
-        let float = (self.below(4001) as f32 - 2000.0) / 1000.0;
+        let float = 2.0 * self.float();
         Some(match dtype {
             DType::F32 => float.to_le_bytes().to_vec(),
             DType::BF16 => float.to_le_bytes()[2..].to_vec(),

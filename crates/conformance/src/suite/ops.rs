@@ -12,8 +12,9 @@ use troika_graph::{
     WeightSlice,
 };
 
-use super::values::Random;
+use super::values::element;
 use super::{MAX_ROWS, POSITIONS, SuiteCase};
+use crate::random::Random;
 
 /// Weights in memory.
 #[derive(Default)]
@@ -72,7 +73,7 @@ impl Build {
         let mut bytes = ZeroedBytes::new(len).map_err(|e| wrong(&name, e))?;
         let mut all = Vec::with_capacity(len);
         while all.len() < len {
-            all.extend(self.random.bytes(dtype));
+            all.extend(element(&mut self.random, dtype));
         }
         bytes.copy_from_slice(&all[..len]);
         let bytes = WeightBytes::whole(Arc::new(bytes));

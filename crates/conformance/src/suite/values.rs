@@ -9,36 +9,16 @@ use troika_graph::{DType, Op, Subgraph, Value, ValueId};
 
 use super::POSITIONS;
 use crate::golden::relative_error;
+use crate::random::Random;
 
-/// A small generator: splitmix64.
-pub(super) struct Random(pub u64);
-
-impl Random {
-    fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    pub fn below(&mut self, n: usize) -> usize {
-        (self.bits() % n as u64) as usize
-    }
-
-    /// From -1 to 1.
-    pub fn float(&mut self) -> f32 {
-        (self.below(4001) as f32 - 2000.0) / 2000.0
-    }
-
-    /// An element of a plain type; any byte of blocks, small enough for small numbers.
-    pub fn bytes(&mut self, dtype: DType) -> Vec<u8> {
-        let float = self.float();
-        match dtype {
-            DType::F32 => float.to_le_bytes().to_vec(),
-            DType::BF16 => bf16::from_f32(float).to_le_bytes().to_vec(),
-            DType::F16 => f16::from_f32(float).to_le_bytes().to_vec(),
-            _ => vec![self.below(40) as u8],
-        }
+/// A random element of a plain type; any byte of blocks, small enough for small numbers.
+pub(super) fn element(random: &mut Random, dtype: DType) -> Vec<u8> {
+    let float = random.float();
+    match dtype {
+        DType::F32 => float.to_le_bytes().to_vec(),
+        DType::BF16 => bf16::from_f32(float).to_le_bytes().to_vec(),
+        DType::F16 => f16::from_f32(float).to_le_bytes().to_vec(),
+        _ => vec![random.below(40) as u8],
     }
 }
 
@@ -92,7 +72,7 @@ impl Values {
                 DType::I32 => {
                     (0..rows * cols).flat_map(|i| (expert(i) as i32).to_le_bytes()).collect()
                 }
-                dtype => (0..rows * cols).flat_map(|_| r.bytes(dtype)).collect(),
+                dtype => (0..rows * cols).flat_map(|_| element(&mut r, dtype)).collect(),
             };
             bytes.insert(*id, value);
         }
