@@ -110,8 +110,6 @@ pub struct CopyRows {
     pub from: View,
     /// Where they go.
     pub to: View,
-    /// The sequence whose cached positions they are; `None` for values between segments.
-    pub seq: Option<u64>,
 }
 
 /// One run of an executable.

@@ -75,7 +75,7 @@ fn copy_bytes(
         View::dense(buffer, at, (1, bytes.len())).map_err(DeviceError::View)
     };
     let mut push = |device: usize, from: View, to: View| {
-        let work = Work::Copy(CopyRows { from, to, seq: None });
+        let work = Work::Copy(CopyRows { from, to });
         let name = program.copy_name.clone();
         tasks.push(Task { device, name, chunk: 0, rows: 0..0, work });
     };

@@ -213,7 +213,7 @@ impl<'a> ChunkTasks<'a> {
         let rows = Rows { first: area.rows.start, count: area.rows.len(), room: area.rows.len() };
         let (source, target) = (self.view(&operand, from, rows)?, self.view(&operand, to, rows)?);
         let device = self.shared.program.copier(from.space, to.space, device);
-        let work = Work::Copy(CopyRows { from: source, to: target, seq: None });
+        let work = Work::Copy(CopyRows { from: source, to: target });
         self.residency[value].add(to.clone(), area.clone());
         self.push(device, self.shared.program.copy_name.clone(), area.rows.clone(), work);
         Ok(())

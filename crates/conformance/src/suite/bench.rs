@@ -157,7 +157,7 @@ impl<'a> Bench<'a> {
         let foreign = || places.iter().filter(|p| p.device.id() != p.host.id());
         let copy = |from: &Buffer, to: &Buffer| {
             let (from, to) = (View::whole(from), View::whole(to));
-            Work::Copy(CopyRows { from, to, seq: None })
+            Work::Copy(CopyRows { from, to })
         };
         let work = foreign().map(|p| copy(&p.host, &p.device));
         let work = work.chain([Work::Run(run)]);

@@ -29,8 +29,8 @@ struct Accesses {
     readers: Vec<(Rect, u32)>,
 }
 
-/// All of a sequence's rows in a state, whichever bytes they are.
-const ALL: std::ops::Range<usize> = 0..usize::MAX;
+/// All of a sequence's rows in a state.
+const ALL: std::ops::Range<usize> = 0..1;
 
 impl HazardTracker {
     /// Nothing accessed yet.
@@ -53,18 +53,12 @@ impl HazardTracker {
         self.finish(task)
     }
 
-    /// Adds a task that copies; the rest as [`HazardTracker::add`].
+    /// Adds a task that copies; the rest as [`HazardTracker::add`]. Copies of states do not run in
+    /// one graph with what uses the states.
     pub fn add_copy(&mut self, task: u32, copy: &CopyRows) -> &[u32] {
         self.deps.clear();
-        for (view, access) in [(&copy.from, Access::Read), (&copy.to, Access::Write)] {
-            match copy.seq {
-                None => self.memory(task, view, access),
-                Some(seq) => {
-                    let of_sequence = self.states.entry((view.buffer().id(), seq)).or_default();
-                    of_sequence.add((view.rect(), access), task, &mut self.deps);
-                }
-            }
-        }
+        self.memory(task, &copy.from, Access::Read);
+        self.memory(task, &copy.to, Access::Write);
         self.finish(task)
     }
 
