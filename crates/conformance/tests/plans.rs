@@ -90,10 +90,9 @@ fn split(r: &mut Random, kind: SegmentKind, device: &str, chunk: usize) -> Optio
         parts
     };
     let lengths = |r: &mut Random| (0..1 + r.below(2)).map(|_| 1 + r.below(chunk)).collect();
-    if kind == SegmentKind::Attention {
-        return None;
-    }
-    match r.below(5) {
+    let ways = if kind == SegmentKind::Attention { 2 } else { 5 };
+    match r.below(ways) {
+        1 if kind == SegmentKind::Attention => None,
         0 | 1 => Some(Split::Columns { parts: parts(r, 3) }),
         2 => Some(Split::Rows { lengths: lengths(r), rest: (*r.of(&others)).into() }),
         3 => {

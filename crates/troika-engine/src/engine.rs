@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use troika_device::{Buffer, Clock, Device, DeviceError, SpaceId, WeightSource};
+use troika_device::{Buffer, Clock, Device, DeviceError, WeightSource};
 use troika_model::lower::{LowerOptions, Lowered, StateDecl, WeightShapes, lower};
 use troika_model::spec::ModelSpec;
 use troika_plan::{Phase, Plan};
@@ -16,6 +16,7 @@ use crate::history::History;
 use crate::kv::{KvCache, SeqId};
 use crate::pool::{ELEMENT, EdgePool, Slots, allocate_in};
 use crate::program::Program;
+use crate::residency::Instance;
 use crate::schedule::{Runner, TaskGraph};
 use crate::tasks::{ChunkMemory, ChunkTasks, Shared};
 
@@ -90,8 +91,8 @@ pub struct Engine {
     program: Program,
     runner: Runner,
     kv: KvCache,
-    /// For each state, its memory in the spaces it is used in.
-    states: Vec<Vec<(SpaceId, Buffer)>>,
+    /// For each state, the memory of its instances.
+    states: Vec<Vec<(Instance, Buffer)>>,
     handover: Handover,
     /// Values between segments, one set for each chunk in flight.
     pools: Vec<EdgePool>,
@@ -405,14 +406,16 @@ fn state_buffers(
     lowered: &Lowered,
     kv: &KvCache,
     program: &Program,
-) -> Result<Vec<Vec<(SpaceId, Buffer)>>, EngineError> {
-    let spaces = lowered.states.iter().zip(&program.state_spaces);
-    let buffers = spaces.map(|(state, spaces)| {
-        let buffer = |space: &SpaceId| {
-            let bytes = state_bytes(state, kv);
-            Ok((*space, allocate_in((*space, bytes), "the KV cache", &program.devices)?))
+) -> Result<Vec<Vec<(Instance, Buffer)>>, EngineError> {
+    let instances = lowered.states.iter().zip(&program.state_instances);
+    let buffers = instances.map(|(state, instances)| {
+        let buffer = |instance: &Instance| {
+            let row = instance.cols.len() * state.dtype.block_bytes();
+            let bytes = kv.positions(state.page_group).and_then(|n| n.checked_mul(row));
+            let buffer = allocate_in((instance.space, bytes), "the KV cache", &program.devices)?;
+            Ok((instance.clone(), buffer))
         };
-        spaces.iter().map(buffer).collect()
+        instances.iter().map(buffer).collect()
     });
     buffers.collect()
 }

@@ -47,8 +47,8 @@ pub enum EngineError {
     NothingLeft(String),
     /// A cache that two devices with memory of their own use in turns.
     #[error(
-        "the plan has {0} use a cache in one memory that another segment of the phase uses in \
-         another; place both on one device"
+        "the plan has {0} use a cache in one place that another segment of the phase uses in \
+         another; place or split both alike"
     )]
     TwoHomes(String),
     /// A standard length that static shapes do not make up.

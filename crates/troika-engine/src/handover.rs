@@ -1,10 +1,10 @@
-//! Handing caches over between memory spaces: a state that one device fills and another one goes on
-//! with is copied as far as it is filled. The copies run by themselves, before the forward batch.
+//! Handing caches over: a state that one device fills and another one goes on with is copied as far
+//! as it is filled, where the other has it in another memory space or with other columns of it
+//! together. The copies run by themselves, before the forward batch.
 
 use std::collections::HashMap;
-use std::ops::Range;
 
-use troika_device::{Buffer, CopyRows, DeviceError, PagesView, SpaceId, View, Work};
+use troika_device::{Buffer, CopyRows, DeviceError, PagesView, SeqRows, SpaceId, View, Work};
 use troika_model::lower::StateDecl;
 
 use crate::batching::PlannedBatch;
@@ -12,13 +12,14 @@ use crate::engine::allocate;
 use crate::error::EngineError;
 use crate::kv::SeqId;
 use crate::program::Program;
+use crate::residency::{Area, Instance, Residency};
 use crate::schedule::Task;
 use crate::tasks::States;
 
-/// How many positions of each sequence the spaces of a state hold.
+/// How many positions of each sequence the instances of a state hold.
 #[derive(Debug, Default)]
 pub(crate) struct Handover {
-    /// By state and sequence, in the order of the state's spaces.
+    /// By state and sequence, in the order of the state's instances.
     filled: HashMap<(usize, u64), Vec<usize>>,
 }
 
@@ -33,7 +34,7 @@ impl Handover {
     }
 
     /// The copies that a forward batch needs before it runs; it then fills its own rows. Most often
-    /// none: a state that is used in one space is not looked at.
+    /// none: a state that is always used in one place is not looked at.
     pub fn before(
         &mut self,
         batch: &PlannedBatch,
@@ -42,50 +43,95 @@ impl Handover {
     ) -> Result<Vec<Task>, EngineError> {
         let mut tasks = Vec::new();
         for (state, buffers) in states.iter().enumerate().filter(|(_, b)| b.len() > 1) {
-            let home = program.state_home(batch.phase, state);
-            let decl = &decls[state];
+            let homes = program.state_homes(batch.phase, state);
             for rows in &batch.forward.seqs {
                 let empty = || vec![0; buffers.len()];
                 let filled = self.filled.entry((state, rows.seq)).or_insert_with(empty);
-                let fullest = (0..buffers.len()).max_by_key(|i| filled[*i]).unwrap_or(home);
-                let wanted = filled[home].min(rows.pos)..rows.pos;
-                filled[home] = rows.pos + rows.rows.len();
-                let Some(pages) = PagesView::new(rows, decl.page_group) else { continue };
-                let bytes = decl.width * decl.dtype.block_bytes();
-                let mut runs = Vec::new();
-                pages.rows_of(wanted, |run| runs.push(run.start * bytes..run.end * bytes));
-                for run in runs {
-                    copy_bytes(program, (&buffers[fullest], &buffers[home]), &run, &mut tasks)?;
+                if homes.iter().any(|home| filled[*home] < rows.pos) {
+                    let from = Filled { buffers, decl: &decls[state], positions: filled };
+                    for &home in homes {
+                        from.fill(home, rows, program, &mut tasks)?;
+                    }
                 }
+                homes.iter().for_each(|home| filled[*home] = rows.pos + rows.rows.len());
             }
         }
         Ok(tasks)
     }
 }
 
-/// Copies bytes of a state from one space to another; between two devices' memory by way of the
-/// host's, since no device reaches both.
-fn copy_bytes(
-    program: &Program,
-    (from, to): (&(SpaceId, Buffer), &(SpaceId, Buffer)),
-    bytes: &Range<usize>,
-    tasks: &mut Vec<Task>,
-) -> Result<(), EngineError> {
-    let view = |buffer: &Buffer, at: usize| {
-        View::dense(buffer, at, (1, bytes.len())).map_err(DeviceError::View)
-    };
-    let mut push = |device: usize, from: View, to: View| {
-        let work = Work::Copy(CopyRows { from, to });
-        let name = program.copy_name.clone();
-        tasks.push(Task { device, name, chunk: 0, rows: 0..0, work });
-    };
-    let (source, target) = (view(&from.1, bytes.start)?, view(&to.1, bytes.start)?);
-    if from.0 == SpaceId::HOST || to.0 == SpaceId::HOST {
-        push(program.copier(from.0, to.0, 0), source, target);
-        return Ok(());
+/// A state with what its instances hold of a sequence.
+struct Filled<'a> {
+    buffers: &'a [(Instance, Buffer)],
+    decl: &'a StateDecl,
+    /// By instance, the positions that it holds.
+    positions: &'a [usize],
+}
+
+impl Filled<'_> {
+    /// Appends copies of what an instance lacks of a sequence's earlier positions.
+    fn fill(
+        &self,
+        home: usize,
+        rows: &SeqRows,
+        program: &Program,
+        tasks: &mut Vec<Task>,
+    ) -> Result<(), EngineError> {
+        let mut held = Residency::default();
+        for ((instance, _), positions) in self.buffers.iter().zip(self.positions) {
+            held.add(instance.clone(), Area { rows: 0..*positions, cols: instance.cols.clone() });
+        }
+        let Some(pages) = PagesView::new(rows, self.decl.page_group) else { return Ok(()) };
+        let (to, _) = &self.buffers[home];
+        let wanted = Area { rows: 0..rows.pos, cols: to.cols.clone() };
+        for missing in held.missing(to, &wanted) {
+            let mut runs = Vec::new();
+            pages.rows_of(missing.area.rows.clone(), |run| runs.push(run));
+            for rows in runs {
+                let area = Area { rows, cols: missing.area.cols.clone() };
+                self.copy((&missing.from, to), &area, program, tasks)?;
+            }
+        }
+        Ok(())
     }
-    let between = allocate(Some(bytes.len()), "a cache on its way to another device")?;
-    push(program.copier(from.0, SpaceId::HOST, 0), source, view(&between, 0)?);
-    push(program.copier(SpaceId::HOST, to.0, 0), view(&between, 0)?, target);
-    Ok(())
+
+    /// Copies rows of memory and some of their columns from one instance to another; between two
+    /// devices' memory by way of the host's, since no device reaches both.
+    fn copy(
+        &self,
+        (from, to): (&Instance, &Instance),
+        area: &Area,
+        program: &Program,
+        tasks: &mut Vec<Task>,
+    ) -> Result<(), EngineError> {
+        let buffer = |i: &Instance| self.buffers.iter().find(|(b, _)| b == i).map(|(_, b)| b);
+        // Only what an instance holds is copied, and all instances have a buffer.
+        let Some((source, target)) = buffer(from).zip(buffer(to)) else { return Ok(()) };
+        let mut push = |device: usize, from: View, to: View| {
+            let work = Work::Copy(CopyRows { from, to });
+            let name = program.copy_name.clone();
+            tasks.push(Task { device, name, chunk: 0, rows: 0..0, work });
+        };
+        let (source, target) = (self.view(source, from, area)?, self.view(target, to, area)?);
+        if from.space == SpaceId::HOST || to.space == SpaceId::HOST {
+            push(program.copier(from.space, to.space, 0), source, target);
+            return Ok(());
+        }
+        let shape = (area.rows.len(), area.cols.len() * self.decl.dtype.block_bytes());
+        let what = "a cache on its way to another device";
+        let between = allocate(shape.0.checked_mul(shape.1), what)?;
+        let dense = || View::dense(&between, 0, shape).map_err(DeviceError::View);
+        push(program.copier(from.space, SpaceId::HOST, 0), source, dense()?);
+        push(program.copier(SpaceId::HOST, to.space, 0), dense()?, target);
+        Ok(())
+    }
+
+    /// The memory of an area in an instance.
+    fn view(&self, buffer: &Buffer, has: &Instance, area: &Area) -> Result<View, EngineError> {
+        let element = self.decl.dtype.block_bytes();
+        let stride = has.cols.len() * element;
+        let at = area.rows.start * stride + (area.cols.start - has.cols.start) * element;
+        let shape = (area.rows.len(), area.cols.len() * element);
+        Ok(View::new(buffer, at, shape, stride).map_err(DeviceError::View)?)
+    }
 }

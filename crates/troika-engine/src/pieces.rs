@@ -18,6 +18,15 @@ pub(crate) struct Operand {
     pub cols: Range<usize>,
 }
 
+/// Some columns of a state of the model: all, or those of the heads that a device attends with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct StateOperand {
+    /// Index of the state.
+    pub state: usize,
+    /// Its columns.
+    pub cols: Range<usize>,
+}
+
 /// A graph on a device, and what is bound to it.
 #[derive(Clone, Debug)]
 pub(crate) struct PlacedGraph {
@@ -25,8 +34,7 @@ pub(crate) struct PlacedGraph {
     pub device: usize,
     pub graph: Subgraph,
     pub inputs: Vec<Operand>,
-    /// Indices of the model's states.
-    pub states: Vec<usize>,
+    pub states: Vec<StateOperand>,
     pub outputs: Vec<Operand>,
 }
 
@@ -126,8 +134,13 @@ impl<'a> Scope<'a> {
         let inputs = piece.inputs.iter().map(|c| self.operand(c, true)).collect();
         let outputs = piece.outputs.iter().map(|c| self.operand(c, false)).collect();
         let graph = &self.whole.graph;
-        let state = |c: &Columns| graph.states.iter().position(|v| *v == c.value);
-        let states = piece.states.iter().filter_map(state).map(|i| self.whole.states[i]).collect();
+        let states = piece.states.iter().filter_map(|c| {
+            let of_whole = graph.states.iter().position(|v| *v == c.value)?;
+            let StateOperand { state, cols } = &self.whole.states[of_whole];
+            let cols = cols.start + c.cols.start..cols.start + c.cols.end;
+            Some(StateOperand { state: *state, cols })
+        });
+        let states = states.collect();
         PlacedGraph { device, graph: piece.graph, inputs, states, outputs }
     }
 

@@ -6,12 +6,13 @@ use std::sync::Arc;
 
 use troika_device::{Caps, Device, Executable, SpaceId, WeightSource};
 use troika_graph::partition::{ColumnSplit, Computed, Partition, kv_heads};
-use troika_graph::{Subgraph, bind_static, limit_rows, restrict_activations};
-use troika_model::lower::{Lowered, Segment, SegmentKind};
+use troika_graph::{Subgraph, ValueId, bind_static, limit_rows, restrict_activations};
+use troika_model::lower::{Lowered, Segment, SegmentKind, StateId};
 use troika_plan::{Phase, Plan, Rule, Share, Split};
 
 use crate::error::EngineError;
-use crate::pieces::{self, Operand, PlacedGraph, ValueTable};
+use crate::pieces::{self, Operand, PlacedGraph, StateOperand, ValueTable};
+use crate::residency::Instance;
 
 /// Rows of a weight matrix at whose multiples it is cut: all packed forms have panels of that many
 /// rows, or of a divisor.
@@ -24,8 +25,7 @@ pub(crate) struct CompiledPiece {
     /// For traces.
     pub name: Arc<str>,
     pub inputs: Vec<Operand>,
-    /// Indices of states.
-    pub states: Vec<usize>,
+    pub states: Vec<StateOperand>,
     pub outputs: Vec<Operand>,
     /// By rows, ascending; where shapes are not static, one for all numbers of rows.
     codes: Vec<Code>,
@@ -98,12 +98,16 @@ pub(crate) struct Program {
     pub devices: Vec<Arc<dyn Device>>,
     /// Columns of the values between segments, the model's edges first, and between pieces.
     pub values: ValueTable,
+    /// Of each value, whether pieces that use some of its columns leave the others alone: then
+    /// nothing is gained by having them together.
+    pub apart: Vec<bool>,
     /// The segment that each value behind the edges belongs to.
     pub segment_of: Vec<usize>,
-    /// Memory spaces that each of the model's states is used in.
-    pub state_spaces: Vec<Vec<SpaceId>>,
-    /// The one that each is used in, in prefill and in decode.
-    state_homes: Vec<[usize; 2]>,
+    /// Where each of the model's states is used: in which memory spaces, and which of its columns
+    /// are together there.
+    pub state_instances: Vec<Vec<Instance>>,
+    /// Of these, the ones that each state is used in, in prefill and in decode.
+    state_homes: Vec<[Vec<usize>; 2]>,
     /// Rows that buffers have behind those of a chunk, for static shapes.
     pub padding: usize,
     /// Most bytes of scratch memory that a run needs.
@@ -135,9 +139,10 @@ impl Program {
         let mut program = Program {
             devices: plan.devices.iter().filter_map(find).collect(),
             values: ValueTable { cols: lowered.edges.iter().map(|e| e.cols).collect() },
+            apart: Vec::new(),
             segment_of: Vec::new(),
-            state_spaces: vec![Vec::new(); lowered.states.len()],
-            state_homes: vec![[0; 2]; lowered.states.len()],
+            state_instances: vec![Vec::new(); lowered.states.len()],
+            state_homes: vec![Default::default(); lowered.states.len()],
             padding: 0,
             scratch_bytes: 0,
             copy_name: "copy".into(),
@@ -164,6 +169,7 @@ impl Program {
             program.decode.push(second);
             program.segment_of.resize(program.values.cols.len() - lowered.edges.len(), i);
         }
+        program.find_apart(lowered);
         program.check_used(plan)?;
         for phase in [Phase::Prefill, Phase::Decode] {
             program.find_states(phase)?;
@@ -171,33 +177,61 @@ impl Program {
         Ok(program)
     }
 
-    /// In which space each state is used in a phase.
-    fn find_states(&mut self, phase: Phase) -> Result<(), EngineError> {
-        let mut homes: Vec<Option<SpaceId>> = vec![None; self.state_spaces.len()];
-        let segments = if phase == Phase::Prefill { &self.prefill } else { &self.decode };
-        for piece in segments.iter().flat_map(|s| s.pieces()) {
-            let own = own_space(self.devices[piece.device].caps());
-            for &state in &piece.states {
-                if *homes[state].get_or_insert(own) != own {
-                    return Err(EngineError::TwoHomes(piece.name.to_string()));
+    /// Finds the values of which pieces use the same columns or others, but never some of the same.
+    fn find_apart(&mut self, lowered: &Lowered) {
+        let mut used: Vec<Vec<Range<usize>>> = vec![Vec::new(); self.values.cols.len()];
+        let logits = lowered.logits().0;
+        // The host reads them whole.
+        used[logits].push(0..self.values.cols[logits]);
+        let segments = self.prefill.iter().chain(&self.decode);
+        for piece in segments.flat_map(|s| s.pieces()) {
+            for o in piece.inputs.iter().chain(&piece.outputs) {
+                if !used[o.value].contains(&o.cols) {
+                    used[o.value].push(o.cols.clone());
                 }
             }
         }
-        for (state, home) in homes.into_iter().enumerate() {
-            let spaces = &mut self.state_spaces[state];
-            let home = home.unwrap_or(SpaceId::HOST);
-            let at = spaces.iter().position(|s| *s == home).unwrap_or_else(|| {
-                spaces.push(home);
-                spaces.len() - 1
-            });
-            self.state_homes[state][phase as usize] = at;
+        let apart = used.into_iter().map(|mut cols| {
+            cols.sort_by_key(|c| c.start);
+            cols.windows(2).all(|c| c[0].end <= c[1].start)
+        });
+        self.apart = apart.collect();
+    }
+
+    /// Where each state is used in a phase. Its columns may be shared out, but each of them is in
+    /// one place.
+    fn find_states(&mut self, phase: Phase) -> Result<(), EngineError> {
+        let segments = if phase == Phase::Prefill { &self.prefill } else { &self.decode };
+        for piece in segments.iter().flat_map(|s| s.pieces()) {
+            for used in &piece.states {
+                let instance = self.state_instance(piece.device, used);
+                let instances = &mut self.state_instances[used.state];
+                let homes = &mut self.state_homes[used.state][phase as usize];
+                let known = instances.iter().position(|i| *i == instance);
+                if known.is_some_and(|at| homes.contains(&at)) {
+                    continue;
+                }
+                let mut others = homes.iter().map(|at| &instances[*at].cols);
+                if others.any(|o| o.start < used.cols.end && used.cols.start < o.end) {
+                    return Err(EngineError::TwoHomes(piece.name.to_string()));
+                }
+                homes.push(known.unwrap_or(instances.len()));
+                if known.is_none() {
+                    instances.push(instance);
+                }
+            }
         }
         Ok(())
     }
 
-    /// Which of a state's spaces a phase uses.
-    pub fn state_home(&self, phase: Phase, state: usize) -> usize {
-        self.state_homes[state][phase as usize]
+    /// Where a device has some columns of a state.
+    pub fn state_instance(&self, device: usize, used: &StateOperand) -> Instance {
+        Instance { space: own_space(self.devices[device].caps()), cols: used.cols.clone() }
+    }
+
+    /// Which of a state's instances a phase uses.
+    pub fn state_homes(&self, phase: Phase, state: usize) -> &[usize] {
+        &self.state_homes[state][phase as usize]
     }
 
     /// A segment's place in a phase.
@@ -254,11 +288,15 @@ impl Program {
         };
         let graph = restrict_activations(&segment.graph, &rule.activations);
         let cols = |v: usize| Operand { value: v, cols: 0..self.values.cols[v] };
+        let state = |(s, v): (&StateId, &ValueId)| {
+            let cols = 0..segment.graph.value(*v).shape.row_len();
+            StateOperand { state: s.0, cols }
+        };
         let root = |device| PlacedGraph {
             device,
             graph: graph.clone(),
             inputs: segment.inputs.iter().map(|e| cols(e.0)).collect(),
-            states: segment.states.iter().map(|s| s.0).collect(),
+            states: segment.states.iter().zip(&segment.graph.states).map(state).collect(),
             outputs: segment.outputs.iter().map(|e| cols(e.0)).collect(),
         };
         let (roots, first) = (parts.iter().map(|d| root(*d)).collect::<Vec<_>>(), root(0));
@@ -273,11 +311,32 @@ impl Program {
             placed.wholes.push(compiled_pieces);
         }
         if let Some(split) = placed.partition.columns() {
-            let pieces = pieces::columns(&first, (split, &parts), &takes, &mut self.values)?;
+            let mut pieces = pieces::columns(&first, (split, &parts), &takes, &mut self.values)?;
+            if !self.states_are_apart(&pieces) {
+                let owner = self.index(&rule.device).ok_or_else(unplaced)?;
+                let root = PlacedGraph { device: owner, ..first };
+                pieces = pieces::whole(root, &takes, &mut self.values)?;
+            }
             placed.columns = self.compile_all(pieces, weights, compiled)?;
         }
         self.check_lengths(rule, &placed)?;
         Ok(placed)
+    }
+
+    /// Whether no column of a state is wanted in two places. It is where all query heads read one
+    /// head of the cache.
+    fn states_are_apart(&self, pieces: &[PlacedGraph]) -> bool {
+        let uses = pieces.iter().flat_map(|p| p.states.iter().map(move |s| (p.device, s)));
+        let uses: Vec<(usize, &StateOperand)> = uses.collect();
+        uses.iter().enumerate().all(|(i, (device, used))| {
+            let here = self.state_instance(*device, used);
+            uses[..i].iter().all(|(other, o)| {
+                let meet = o.state == used.state
+                    && o.cols.start < used.cols.end
+                    && used.cols.start < o.cols.end;
+                !meet || self.state_instance(*other, o) == here
+            })
+        })
     }
 
     /// Standard lengths of static shapes need no padding: behind them are other rows.

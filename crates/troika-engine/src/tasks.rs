@@ -15,8 +15,8 @@ use crate::program::{CompiledPiece, Program, RowsRun, own_space};
 use crate::residency::{Area, Instance, Residency};
 use crate::schedule::Task;
 
-/// Memory of a model's states, for each space that one is used in.
-pub(crate) type States = [Vec<(SpaceId, Buffer)>];
+/// Memory of a model's states, for each instance of one.
+pub(crate) type States = [Vec<(Instance, Buffer)>];
 
 /// What all chunks share.
 pub(crate) struct Shared<'a> {
@@ -116,10 +116,9 @@ impl<'a> ChunkTasks<'a> {
         for operand in &piece.inputs {
             b.inputs.push(self.input(operand, rows, piece.device)?);
         }
-        let own = own_space(self.shared.program.devices[piece.device].caps());
-        for &state in &piece.states {
-            let buffers = &self.shared.states[state];
-            let buffer = buffers.iter().find(|(space, _)| *space == own).or(buffers.first());
+        for used in &piece.states {
+            let instance = self.shared.program.state_instance(piece.device, used);
+            let buffer = self.shared.states[used.state].iter().find(|(i, _)| *i == instance);
             b.states.extend(buffer.map(|(_, buffer)| View::whole(buffer)));
         }
         for operand in &piece.outputs {
@@ -170,14 +169,18 @@ impl<'a> ChunkTasks<'a> {
         Ok(view)
     }
 
-    /// The columns of the instance that a device is bound to: all of the value's, unless its rows
-    /// may not lie apart, or would reach too far.
+    /// The columns of the instance that a device is bound to: all of the value's, unless nobody
+    /// wants them together, or its rows may not lie apart or would reach too far.
     fn extent(&self, o: &Operand, rows: Rows, caps: &Caps) -> Range<usize> {
         let all = self.shared.program.values.cols[o.value];
         let span = rows.room.saturating_mul(all * ELEMENT) as u64;
         let apart = o.cols != (0..all) && rows.room > 1;
         let refused = !caps.strided_rows || caps.max_binding_bytes.is_some_and(|most| span > most);
-        if apart && refused { o.cols.clone() } else { 0..all }
+        if self.shared.program.apart[o.value] || (apart && refused) {
+            o.cols.clone()
+        } else {
+            0..all
+        }
     }
 
     /// Copies to an instance what it lacks of an area.

@@ -127,11 +127,13 @@ fn check_rules(
 /// A split that shares something out, and the rule's device has its place in it.
 fn check_split(rule: &Rule) -> Result<(), String> {
     let Some(split) = &rule.split else { return Ok(()) };
-    let kinds = rule.segments.as_ref();
-    if kinds.is_none_or(|kinds| kinds.contains(&SegmentKind::Attention)) {
-        return Err("splits attention, which one device computes: name other segments".into());
-    }
     if !matches!(split, Split::Columns { .. }) {
+        let kinds = rule.segments.as_ref();
+        if kinds.is_none_or(|kinds| kinds.contains(&SegmentKind::Attention)) {
+            let why = "splits the rows of attention, which can be split by columns only: name other \
+                       segments";
+            return Err(why.into());
+        }
         let lengths = split.lengths();
         if lengths.is_empty() || lengths.iter().any(|n| !(1..=MAX_LENGTH).contains(n)) {
             return Err(format!(

@@ -135,8 +135,8 @@ pub struct Rule {
     pub layers: Option<Layers>,
     /// Name of the device that computes them, or with `split` what is not shared out.
     pub device: String,
-    /// How they are shared out among several devices; absent: they are not. Attention is not
-    /// split.
+    /// How they are shared out among several devices; absent: they are not. Attention is split by
+    /// columns only, which are those of its heads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub split: Option<Split>,
     /// Ops that a device of this rule does not take, and who computes them.

@@ -163,19 +163,22 @@ impl Strategy {
         match (self, phase) {
             (Strategy::OneDevice, _) | (Strategy::PrefillDecode, Phase::Prefill) => all_on(0),
             (Strategy::PrefillDecode, Phase::Decode) => all_on(1),
-            (Strategy::SplitColumns(ratio), _) => split(spec, devices, ratio.columns(devices)),
+            (Strategy::SplitColumns(ratio), _) => {
+                split(spec, devices, (ratio.columns(devices), true))
+            }
             (Strategy::SplitRows(_), Phase::Decode) => all_on(0),
             (Strategy::SplitHybrid, Phase::Decode) => {
-                split(spec, devices, Ratio::default().columns(devices))
+                split(spec, devices, (Ratio::default().columns(devices), false))
             }
             (Strategy::SplitRows(length), Phase::Prefill) => {
                 let lengths = vec![length.unwrap_or_else(|| standard(devices, chunk))];
-                split(spec, devices, Split::Rows { lengths, rest: devices[1].name.clone() })
+                let rest = devices[1].name.clone();
+                split(spec, devices, (Split::Rows { lengths, rest }, false))
             }
             (Strategy::SplitHybrid, Phase::Prefill) => {
                 let lengths = vec![standard(devices, chunk)];
                 let parts = Ratio::default().parts(devices);
-                split(spec, devices, Split::Hybrid { lengths, parts })
+                split(spec, devices, (Split::Hybrid { lengths, parts }, false))
             }
             (Strategy::Alternate, _) => {
                 let mut rules = ends(spec, devices);
@@ -230,15 +233,17 @@ fn standard(devices: &[DeviceFacts], chunk: usize) -> usize {
     by_all.filter(|n| *n < chunk).max().unwrap_or_else(least)
 }
 
-/// Segments of products split, the others on the first device.
-fn split(spec: &ModelSpec, devices: &[DeviceFacts], split: Split) -> Vec<Rule> {
+/// Segments of products split, and attention by `heads` if so wanted; the others on the first
+/// device.
+fn split(spec: &ModelSpec, devices: &[DeviceFacts], (split, heads): (Split, bool)) -> Vec<Rule> {
     let columns = matches!(split, Split::Columns { .. });
     let splits = |kind: &SegmentKind| match kind {
-        SegmentKind::Attention => false,
         // Columns of a product, but of no table and of no experts.
         SegmentKind::Embed | SegmentKind::Router | SegmentKind::Experts => !columns,
         // Of a prompt, logits of its last row are wanted.
         SegmentKind::Head => columns,
+        // By heads. Where prompts leave it whole, so does decoding: the cache stays where it is.
+        SegmentKind::Attention => heads,
         SegmentKind::Qkv | SegmentKind::AttnOut | SegmentKind::Ffn => true,
     };
     let of_model = segments(spec);

@@ -151,7 +151,8 @@ fn splits_share_out_what_can_be_split() {
     let share = |device: &str, share| Share { device: device.into(), share };
     let columns = planned(preset, Strategy::parse("split-columns=0.3").unwrap(), 2);
     let parts = vec![share("a", 300), share("b", 700)];
-    let products = vec![SegmentKind::Qkv, SegmentKind::AttnOut, SegmentKind::Head];
+    let products =
+        vec![SegmentKind::Qkv, SegmentKind::Attention, SegmentKind::AttnOut, SegmentKind::Head];
     // What cannot be split is computed where most of the rest is.
     let expected = Some(("b".into(), Split::Columns { parts }, products));
     assert_eq!(kinds(&columns, Phase::Prefill), expected);
@@ -172,7 +173,9 @@ fn splits_share_out_what_can_be_split() {
     let hybrid = make(&spec, &facts, &request).unwrap();
     let (_, split, _) = kinds(&hybrid, Phase::Prefill).unwrap();
     assert_eq!((split.lengths(), split.parts().len()), (&[128][..], 2));
-    assert!(matches!(kinds(&hybrid, Phase::Decode), Some((_, Split::Columns { .. }, _))));
+    let (_, split, kinds_of_columns) = kinds(&hybrid, Phase::Decode).unwrap();
+    assert!(matches!(split, Split::Columns { .. }));
+    assert!(!kinds_of_columns.contains(&SegmentKind::Attention), "the cache stays where it is");
     facts[1].row_buckets = vec![64, 256];
     let (_, split, _) = kinds(&make(&spec, &facts, &request).unwrap(), Phase::Prefill).unwrap();
     assert_eq!(split.lengths(), [64], "both are compiled for it");
@@ -260,7 +263,7 @@ fn spoilt_splits_are_refused() {
         (hybrid(|_, p| p[1].share = 0), "gives device b a share of 0"),
         (hybrid(|_, p| p[1].device = "a".into()), "gives device a two shares"),
         (hybrid(|_, p| p[1].device = "c".into()), "names device c, which the plan does not list"),
-        (rule(|r| r.segments = None), "splits attention"),
+        (rule(|r| r.segments = None), "splits the rows of attention"),
         (
             rule(|r| r.split = Some(Split::Rows { lengths: vec![8], rest: r.device.clone() })),
             "leaves the rest of the rows to the same device",
