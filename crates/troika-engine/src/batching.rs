@@ -6,8 +6,8 @@ use std::sync::Arc;
 use troika_device::{ForwardBatch, SeqRows};
 use troika_plan::Phase;
 
-use crate::engine::{SequenceInput, WantedLogits};
 use crate::error::EngineError;
+use crate::input::{SequenceInput, WantedLogits};
 use crate::kv::KvCache;
 
 /// A forward batch with the tokens and wanted rows behind it.

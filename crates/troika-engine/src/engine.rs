@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use troika_device::{Buffer, Clock, Device, DeviceError, WeightSource};
+use troika_device::{Buffer, Clock, Device, WeightSource};
 use troika_model::lower::{LowerOptions, Lowered, StateDecl, WeightShapes, lower};
 use troika_model::spec::ModelSpec;
 use troika_plan::{Phase, Plan};
@@ -13,8 +13,10 @@ use crate::batching::{PlannedBatch, plan_batches};
 use crate::error::EngineError;
 use crate::handover::Handover;
 use crate::history::History;
+use crate::input::SequenceInput;
 use crate::kv::{KvCache, SeqId};
-use crate::pool::{ELEMENT, EdgePool, Slots, allocate_in};
+use crate::memory::{allocate, allocate_in};
+use crate::pool::{ELEMENT, EdgePool, Slots};
 use crate::program::Program;
 use crate::residency::Instance;
 use crate::schedule::{Runner, TaskGraph};
@@ -43,28 +45,6 @@ pub struct EngineParts<'a> {
     pub tracer: Tracer,
     /// Sequences that may be open at once, each up to the plan's context.
     pub sequences: usize,
-}
-
-/// Which logits of an input are wanted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WantedLogits {
-    /// None: the tokens only fill the cache.
-    None,
-    /// Those after the last token.
-    Last,
-    /// Those after every token.
-    All,
-}
-
-/// Tokens to append to a sequence.
-#[derive(Clone, Copy, Debug)]
-pub struct SequenceInput<'a> {
-    /// Which sequence.
-    pub seq: SeqId,
-    /// The tokens.
-    pub tokens: &'a [u32],
-    /// Which logits are wanted.
-    pub logits: WantedLogits,
 }
 
 /// Receives (index of the input, position, logits) in order.
@@ -433,10 +413,4 @@ fn widest(lowered: &Lowered) -> usize {
 /// Bytes of a cached position.
 fn state_row(state: &StateDecl) -> usize {
     state.width * state.dtype.block_bytes()
-}
-
-/// A buffer; `None` bytes are more than can be counted.
-pub(crate) fn allocate(bytes: Option<usize>, what: &str) -> Result<Buffer, EngineError> {
-    let buffer = Buffer::zeroed(bytes.unwrap_or(usize::MAX));
-    Ok(buffer.map_err(DeviceError::memory(what))?)
 }

@@ -8,9 +8,9 @@ use troika_device::{Buffer, CopyRows, DeviceError, PagesView, SeqRows, SpaceId, 
 use troika_model::lower::StateDecl;
 
 use crate::batching::PlannedBatch;
-use crate::engine::allocate;
 use crate::error::EngineError;
 use crate::kv::SeqId;
+use crate::memory::allocate;
 use crate::program::Program;
 use crate::residency::{Area, Instance, Residency};
 use crate::schedule::Task;

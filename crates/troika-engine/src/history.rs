@@ -2,7 +2,7 @@
 
 use troika_model::spec::ModelSpec;
 
-use crate::engine::SequenceInput;
+use crate::input::SequenceInput;
 use crate::kv::SeqId;
 
 /// With longrope, keys are rotated by other frequencies once a sequence is longer than the

@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use troika_device::{Buffer, Device, DeviceError, SpaceId};
+use troika_device::{Buffer, Device, SpaceId};
 use troika_model::lower::{EdgeId, Lowered};
 
-use crate::engine::allocate;
 use crate::error::EngineError;
-use crate::program::{Program, own_space};
+use crate::memory::{allocate, allocate_in};
+use crate::program::Program;
 use crate::residency::Instance;
 
 /// Which slot each value lives in, and how wide slots are. A value's slot is free again after the
@@ -130,26 +130,6 @@ impl EdgePool {
 impl Slots {
     fn bytes(&self, cols: usize) -> Option<usize> {
         cols.checked_mul(ELEMENT)?.checked_mul(self.rows)
-    }
-}
-
-/// Memory in a space, from the device that it belongs to.
-///
-/// # Errors
-/// When there is not so much.
-pub(crate) fn allocate_in(
-    (space, bytes): (SpaceId, Option<usize>),
-    what: &str,
-    devices: &[Arc<dyn Device>],
-) -> Result<Buffer, EngineError> {
-    let owner = devices.iter().find(|d| own_space(d.caps()) == space);
-    match owner.filter(|_| space != SpaceId::HOST) {
-        Some(device) => {
-            let what = format!("{what} on device {}", device.name());
-            let buffer = device.allocate(bytes.unwrap_or(usize::MAX));
-            Ok(buffer.map_err(DeviceError::memory(what))?)
-        }
-        None => allocate(bytes, what),
     }
 }
 

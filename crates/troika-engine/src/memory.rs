@@ -1,0 +1,37 @@
+//! Asking for memory: each request that fails is an error that says what the memory was for.
+
+use std::sync::Arc;
+
+use troika_device::{Buffer, Device, DeviceError, SpaceId};
+
+use crate::error::EngineError;
+use crate::program::own_space;
+
+/// Memory of the host; `None` bytes are more than can be counted.
+///
+/// # Errors
+/// When there is not so much.
+pub(crate) fn allocate(bytes: Option<usize>, what: &str) -> Result<Buffer, EngineError> {
+    let buffer = Buffer::zeroed(bytes.unwrap_or(usize::MAX));
+    Ok(buffer.map_err(DeviceError::memory(what))?)
+}
+
+/// Memory in a space, from the device that it belongs to.
+///
+/// # Errors
+/// When there is not so much.
+pub(crate) fn allocate_in(
+    (space, bytes): (SpaceId, Option<usize>),
+    what: &str,
+    devices: &[Arc<dyn Device>],
+) -> Result<Buffer, EngineError> {
+    let owner = devices.iter().find(|d| own_space(d.caps()) == space);
+    match owner.filter(|_| space != SpaceId::HOST) {
+        Some(device) => {
+            let what = format!("{what} on device {}", device.name());
+            let buffer = device.allocate(bytes.unwrap_or(usize::MAX));
+            Ok(buffer.map_err(DeviceError::memory(what))?)
+        }
+        None => allocate(bytes, what),
+    }
+}
