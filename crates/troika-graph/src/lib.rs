@@ -6,6 +6,7 @@
 mod activations;
 mod bind;
 pub mod blocks;
+mod builder;
 mod dtype;
 mod hash;
 mod op;
@@ -14,9 +15,11 @@ pub mod quantize;
 mod shape;
 mod subgraph;
 mod verify;
+mod weight;
 
 pub use activations::restrict_activations;
 pub use bind::{bind_static, limit_rows};
+pub use builder::SubgraphBuilder;
 pub use dtype::DType;
 pub use hash::GraphHash;
 pub use op::{
@@ -24,7 +27,6 @@ pub use op::{
     RopeStyle, Router, Score, Window,
 };
 pub use shape::{Dim, Shape};
-pub use subgraph::{
-    Node, Subgraph, SubgraphBuilder, Value, ValueId, WeightDecl, WeightRef, WeightSlice,
-};
+pub use subgraph::{Node, Subgraph, Value, ValueId};
 pub use verify::{GraphError, verify};
+pub use weight::{WeightDecl, WeightRef, WeightSlice};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::subgraph::WeightRef;
+use crate::weight::WeightRef;
 
 /// Element-wise activation functions.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]

@@ -7,7 +7,8 @@
 use crate::DType;
 use crate::op::{Activation, ActivationFormat, Attention, Experts, Op, Rope, Router, Score};
 use crate::shape::Dim;
-use crate::subgraph::{Node, Subgraph, Value, ValueId, WeightDecl, WeightRef, WeightSlice};
+use crate::subgraph::{Node, Subgraph, Value, ValueId};
+use crate::weight::{WeightDecl, WeightRef, WeightSlice};
 
 /// Why a subgraph is not well formed.
 #[derive(Debug, Clone, thiserror::Error, PartialEq)]

@@ -6,8 +6,9 @@ use std::ops::Range;
 use super::take::{Reads, Take, reads_input, reads_states};
 use crate::op::{Attention, Experts, HeadLinear, KvAppend, Op};
 use crate::shape::{Dim, Shape};
-use crate::subgraph::{Node, Subgraph, Value, ValueId, WeightDecl, WeightRef, WeightSlice};
+use crate::subgraph::{Node, Subgraph, Value, ValueId};
 use crate::verify::{GraphError, verify};
+use crate::weight::{WeightDecl, WeightRef, WeightSlice};
 
 /// Some columns of a value of the whole graph.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
