@@ -3,7 +3,7 @@
 use troika_graph::{ActivationFormat, Attention, DType, HeadLinear, KvAppend, Op, Rope, ValueId};
 
 use super::emit::Emit;
-use super::model::Lowerer;
+use super::lowerer::Lowerer;
 use super::{EdgeId, LowerError, Lowered, SegmentKind};
 use crate::spec::{Attn, Latent, Layer, RopeSpec, WeightRole};
 

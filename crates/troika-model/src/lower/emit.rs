@@ -6,7 +6,7 @@ use troika_graph::{
     ActivationFormat, DType, Op, Shape, Subgraph, SubgraphBuilder, ValueId, WeightDecl, WeightRef,
 };
 
-use super::model::Lowerer;
+use super::lowerer::Lowerer;
 use super::{EdgeId, LowerError, Segment, SegmentKind, StateId};
 use crate::spec::{Key, Norm, WeightRole};
 

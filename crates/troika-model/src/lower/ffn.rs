@@ -3,7 +3,7 @@
 use troika_graph::{Activation, ActivationFormat, DType, Experts, Op, Router, ValueId};
 
 use super::emit::Emit;
-use super::model::Lowerer;
+use super::lowerer::Lowerer;
 use super::{EdgeId, LowerError, SegmentKind};
 use crate::spec::{Layer, Mlp, Moe, Norm, SharedExpert, WeightRole};
 

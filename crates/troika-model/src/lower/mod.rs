@@ -7,6 +7,7 @@
 mod attention;
 mod emit;
 mod ffn;
+mod lowerer;
 mod model;
 
 use serde::{Deserialize, Serialize};

@@ -3,20 +3,9 @@
 use troika_graph::{DType, Op};
 
 use super::emit::Emit;
-use super::{
-    Edge, EdgeId, LowerError, LowerOptions, Lowered, SegmentKind, StateDecl, StateId, WeightShapes,
-};
+use super::lowerer::Lowerer;
+use super::{EdgeId, LowerError, LowerOptions, Lowered, SegmentKind, WeightShapes};
 use crate::spec::{Ffn, Key, ModelSpec, WeightRole};
-
-pub(super) struct Lowerer<'a> {
-    pub spec: &'a ModelSpec,
-    pub options: LowerOptions,
-    pub weights: WeightShapes<'a>,
-    pub segments: Vec<super::Segment>,
-    pub edges: Vec<Edge>,
-    pub states: Vec<StateDecl>,
-    pub page_groups: Vec<troika_graph::Window>,
-}
 
 /// Lowers a model to static subgraphs.
 ///
@@ -27,15 +16,7 @@ pub fn lower(
     weights: WeightShapes<'_>,
     options: LowerOptions,
 ) -> Result<Lowered, LowerError> {
-    let mut l = Lowerer {
-        spec,
-        options,
-        weights,
-        segments: Vec::new(),
-        edges: Vec::new(),
-        states: Vec::new(),
-        page_groups: Vec::new(),
-    };
+    let mut l = Lowerer::new(spec, weights, options);
     l.edge("ids".into(), 1, DType::I32);
     l.edge("positions".into(), 1, DType::I32);
     let mut x = l.embed()?;
@@ -58,25 +39,6 @@ pub fn lower(
 }
 
 impl Lowerer<'_> {
-    pub fn edge(&mut self, name: String, cols: usize, dtype: DType) -> EdgeId {
-        self.edges.push(Edge { name, cols, dtype });
-        EdgeId(self.edges.len() - 1)
-    }
-
-    pub fn state(&mut self, name: String, width: usize, page_group: usize) -> StateId {
-        self.states.push(StateDecl { name, width, dtype: self.options.kv_dtype, page_group });
-        StateId(self.states.len() - 1)
-    }
-
-    /// The page group of a window.
-    pub fn page_group(&mut self, window: troika_graph::Window) -> usize {
-        if let Some(i) = self.page_groups.iter().position(|&g| g == window) {
-            return i;
-        }
-        self.page_groups.push(window);
-        self.page_groups.len() - 1
-    }
-
     fn embed(&mut self) -> Result<EdgeId, LowerError> {
         let (hidden, scale) = (self.spec.hidden, self.spec.embed_scale);
         let mut e = Emit::new(self, SegmentKind::Embed, None);

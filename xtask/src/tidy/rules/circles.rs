@@ -19,7 +19,6 @@ const KNOWN: &[&str] = &[
     "crates/troika-cpu/src/kernels/attention",
     "crates/troika-cpu/src/kernels/int8",
     "crates/troika-cpu/src/kernels/linear",
-    "crates/troika-model/src/lower",
     "crates/troika/src",
 ];
 

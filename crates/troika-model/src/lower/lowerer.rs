@@ -1,0 +1,50 @@
+//! A model in the making: the segments so far, and what flows between them.
+
+use troika_graph::{DType, Window};
+
+use super::{Edge, EdgeId, LowerOptions, Segment, StateDecl, StateId, WeightShapes};
+use crate::spec::ModelSpec;
+
+pub(super) struct Lowerer<'a> {
+    pub spec: &'a ModelSpec,
+    pub options: LowerOptions,
+    pub weights: WeightShapes<'a>,
+    pub segments: Vec<Segment>,
+    pub edges: Vec<Edge>,
+    pub states: Vec<StateDecl>,
+    pub page_groups: Vec<Window>,
+}
+
+impl<'a> Lowerer<'a> {
+    /// No segments yet.
+    pub fn new(spec: &'a ModelSpec, weights: WeightShapes<'a>, options: LowerOptions) -> Self {
+        Lowerer {
+            spec,
+            options,
+            weights,
+            segments: Vec::new(),
+            edges: Vec::new(),
+            states: Vec::new(),
+            page_groups: Vec::new(),
+        }
+    }
+
+    pub fn edge(&mut self, name: String, cols: usize, dtype: DType) -> EdgeId {
+        self.edges.push(Edge { name, cols, dtype });
+        EdgeId(self.edges.len() - 1)
+    }
+
+    pub fn state(&mut self, name: String, width: usize, page_group: usize) -> StateId {
+        self.states.push(StateDecl { name, width, dtype: self.options.kv_dtype, page_group });
+        StateId(self.states.len() - 1)
+    }
+
+    /// The page group of a window.
+    pub fn page_group(&mut self, window: Window) -> usize {
+        if let Some(i) = self.page_groups.iter().position(|&g| g == window) {
+            return i;
+        }
+        self.page_groups.push(window);
+        self.page_groups.len() - 1
+    }
+}
