@@ -24,6 +24,8 @@ mod error;
 mod generation;
 mod open;
 mod perplexity;
+mod prompt;
+mod sequence;
 mod session;
 mod source;
 mod text;

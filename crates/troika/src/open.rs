@@ -22,6 +22,7 @@ use troika_weights::{
 use crate::devices::{DeviceOptions, computes_nothing, open_devices, virtual_clock};
 use crate::error::Error;
 use crate::generation::GenerationDefaults;
+use crate::sequence::CachedSequence;
 use crate::source::Source;
 use crate::text;
 
@@ -172,7 +173,7 @@ pub struct Model {
     pub(crate) tracer: Tracer,
     pub(crate) warnings: Vec<String>,
     pub(crate) load_time: Duration,
-    pub(crate) session: crate::session::SessionState,
+    pub(crate) sequence: CachedSequence,
 }
 
 impl Model {
@@ -310,7 +311,7 @@ impl Model {
             tracer: options.tracer.clone(),
             warnings,
             load_time,
-            session: crate::session::SessionState::default(),
+            sequence: CachedSequence::default(),
         };
         if modelled.is_none() {
             model.record("load", start);

@@ -3,19 +3,10 @@
 use std::time::Duration;
 
 use troika_engine::sample::{SampleParams, Sampler};
-use troika_engine::{SeqId, SequenceInput, WantedLogits};
 use troika_model::tokenizer::{Detokenizer, StopMatcher};
 
 use crate::error::Error;
 use crate::open::Model;
-
-/// The sequence that stays cached between requests, so that a longer prompt with the same start
-/// is not computed again.
-#[derive(Debug, Default)]
-pub(crate) struct SessionState {
-    seq: Option<SeqId>,
-    cached: Vec<u32>,
-}
 
 /// What to generate.
 #[derive(Clone, Debug, Default)]
@@ -131,7 +122,7 @@ impl Model {
         request.params.check()?;
         self.check_prompt(prompt)?;
         let start = self.clock.now();
-        let (seq, cached_tokens) = self.reuse(prompt);
+        let cached_tokens = self.sequence.keep_shared(&mut self.engine, prompt);
         let mut sampler = Sampler::new(request.params.clone());
         prompt.iter().for_each(|&t| sampler.accept(t));
         let mut run = TokenOutput {
@@ -150,7 +141,7 @@ impl Model {
         let tokenizer = self.tokenizer.clone();
         let mut detokenizer = tokenizer.as_ref().map(|t| t.detokenizer());
         while run.output.tokens.len() < max || first.is_none() {
-            self.step(seq, &feed, &mut logits)?;
+            self.sequence.feed(&mut self.engine, &feed, &mut logits)?;
             if max == 0 {
                 first = Some(self.clock.now());
                 break;
@@ -169,7 +160,7 @@ impl Model {
                 run.output.finish = finish;
                 break;
             }
-            if self.session.cached.len() + 1 > self.context() {
+            if self.sequence.len() + 1 > self.context() {
                 run.output.finish = Finish::Context;
                 break;
             }
@@ -197,52 +188,21 @@ impl Model {
         Ok(())
     }
 
-    /// The session's sequence, cut back to what it shares with the prompt. At least one token is
-    /// left to compute, for its logits.
-    fn reuse(&mut self, prompt: &[u32]) -> (SeqId, usize) {
-        let seq = *self.session.seq.get_or_insert_with(|| self.engine.open());
-        let cached = &mut self.session.cached;
-        let shared = cached.iter().zip(prompt).take_while(|(a, b)| a == b).count();
-        let keep = self.engine.truncate(seq, shared.min(prompt.len() - 1));
-        cached.truncate(keep);
-        (seq, keep)
-    }
-
-    /// Feeds tokens and keeps the last one's logits.
-    fn step(&mut self, seq: SeqId, tokens: &[u32], logits: &mut Vec<f32>) -> Result<(), Error> {
-        let feed = SequenceInput { seq, tokens, logits: WantedLogits::Last };
-        let result = self.engine.run(&[feed], &mut |_, _, row| {
-            logits.clear();
-            logits.extend_from_slice(row);
-        });
-        if let Err(e) = result {
-            let kept = self.engine.len(seq);
-            self.session.cached.truncate(kept);
-            return Err(e.into());
-        }
-        self.session.cached.extend_from_slice(tokens);
-        Ok(())
-    }
-
     /// Computes tokens after the cached ones and returns the most likely next one: a forward batch
     /// of generation without sampling, for measurements.
     ///
     /// # Errors
     /// As [`Model::generate`].
     pub fn advance(&mut self, tokens: &[u32]) -> Result<u32, Error> {
-        let seq = *self.session.seq.get_or_insert_with(|| self.engine.open());
         let mut logits = Vec::new();
-        self.step(seq, tokens, &mut logits)?;
+        self.sequence.feed(&mut self.engine, tokens, &mut logits)?;
         let params = SampleParams { temperature: 0.0, ..SampleParams::default() };
         Ok(Sampler::new(params).sample(&logits)?)
     }
 
     /// Forgets the cached sequence.
     pub fn reset(&mut self) {
-        if let Some(seq) = self.session.seq.take() {
-            self.engine.close(seq);
-        }
-        self.session.cached.clear();
+        self.sequence.close(&mut self.engine);
     }
 }
 

@@ -19,7 +19,6 @@ const KNOWN: &[&str] = &[
     "crates/troika-cpu/src/kernels/attention",
     "crates/troika-cpu/src/kernels/int8",
     "crates/troika-cpu/src/kernels/linear",
-    "crates/troika/src",
 ];
 
 /// Arrows of one folder: from one of its modules to another, with the names that make them.

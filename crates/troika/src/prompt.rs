@@ -1,0 +1,75 @@
+//! Prompts: texts and conversations as token ids.
+
+use std::time::Duration;
+
+use serde_json::{Map, Value};
+use troika_model::chat::{ChatInput, ChatPrompt, join_messages};
+use troika_model::tokenizer::Tokenizer;
+
+use crate::error::Error;
+use crate::open::Model;
+
+impl Model {
+    fn need_tokenizer(&self) -> Result<&Tokenizer, Error> {
+        self.tokenizer.as_deref().ok_or_else(|| Error::NoTokenizer(self.name.clone()))
+    }
+
+    /// Text to ids, with the time it took.
+    ///
+    /// # Errors
+    /// A model without a tokenizer, or what the tokenizer reports.
+    pub fn tokenize(&mut self, text: &str) -> Result<(Vec<u32>, Duration), Error> {
+        let start = self.clock.now();
+        let ids = self.need_tokenizer()?.encode(text, true, true)?;
+        self.record("tokenize", start);
+        Ok((ids, self.clock.now() - start))
+    }
+
+    /// A conversation as a prompt, by the model's template; without one, the messages' texts
+    /// joined by newlines. In messages, except the assistant's, control tokens are plain text
+    /// unless `parse_special` says otherwise.
+    ///
+    /// # Errors
+    /// What the template reports.
+    pub fn chat_prompt(
+        &self,
+        messages: &[Value],
+        extra: Map<String, Value>,
+        today: Option<(i32, u32, u32)>,
+        parse_special: bool,
+    ) -> Result<ChatPrompt, Error> {
+        let tokenizer = self.tokenizer.as_deref();
+        let control = match tokenizer {
+            Some(tokenizer) if !parse_special => tokenizer.control_tokens(),
+            _ => Vec::new(),
+        };
+        let Some(template) = &self.template else {
+            return Ok(join_messages(messages, &control)?);
+        };
+        let token = |id: Option<u32>| id.and_then(|id| tokenizer?.token(id)).unwrap_or_default();
+        let input = ChatInput {
+            messages: messages.to_vec(),
+            add_generation_prompt: true,
+            tools: None,
+            bos_token: token(tokenizer.and_then(Tokenizer::bos)),
+            eos_token: token(tokenizer.and_then(Tokenizer::eos)),
+            today,
+            extra,
+            control,
+        };
+        Ok(template.render(&input)?)
+    }
+
+    /// Ids of a prompt made by [`Model::chat_prompt`]: templates write BOS themselves.
+    ///
+    /// # Errors
+    /// As [`Model::tokenize`].
+    pub fn tokenize_chat(&mut self, prompt: &ChatPrompt) -> Result<(Vec<u32>, Duration), Error> {
+        let start = self.clock.now();
+        let add_special = self.template.is_none();
+        let tokenizer = self.need_tokenizer()?;
+        let ids = tokenizer.encode_marked(&prompt.text, &prompt.plain, add_special)?;
+        self.record("tokenize", start);
+        Ok((ids, self.clock.now() - start))
+    }
+}
