@@ -8,9 +8,9 @@ use rustyline::error::ReadlineError;
 use serde_json::{Map, Value, json};
 use troika::Model;
 
-use crate::cmd::run::generate;
 use crate::error::CliError;
 use crate::flags::RunArgs;
+use crate::generate::generate;
 use crate::interrupt::Interrupt;
 use crate::{output, stats};
 

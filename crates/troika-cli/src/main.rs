@@ -5,6 +5,8 @@ mod cmd;
 mod error;
 mod file;
 mod flags;
+mod generate;
+mod input;
 mod interrupt;
 mod memory;
 mod output;

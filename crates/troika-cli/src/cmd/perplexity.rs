@@ -6,9 +6,10 @@ use troika::plan::PlanError;
 use troika::trace::Tracer;
 use troika::{Error, Model, Scored, Source};
 
-use super::{read_file, read_stdin, run};
+use super::run;
 use crate::error::CliError;
 use crate::flags::PerplexityArgs;
+use crate::input::{read_file, read_stdin};
 use crate::interrupt::Interrupt;
 use crate::{output, resolve};
 

@@ -4,9 +4,9 @@ use serde_json::json;
 use troika::model::tokenizer::Tokenizer;
 use troika::weights::FileSource;
 
-use super::read_stdin;
 use crate::error::CliError;
 use crate::flags::TokenizeArgs;
+use crate::input::read_stdin;
 use crate::{output, resolve};
 
 /// Prints ids, with their tokens.

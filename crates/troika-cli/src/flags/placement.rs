@@ -7,8 +7,8 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use troika::plan::{Policy, Strategy};
 use troika::{DeviceSpec, OpenOptions};
 
-use crate::cmd::read_file;
 use crate::error::CliError;
+use crate::input::read_file;
 
 /// Which devices.
 #[derive(Args)]

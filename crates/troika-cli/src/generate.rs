@@ -1,0 +1,56 @@
+//! Generating as the flags of `troika run` say: once for a prompt, or for each turn of a chat.
+
+use troika::{Control, Model, Output, Request};
+
+use crate::error::CliError;
+use crate::flags::RunArgs;
+use crate::interrupt::Interrupt;
+use crate::output;
+
+/// The request the flags describe.
+///
+/// # Errors
+/// Flags out of range.
+fn request(model: &Model, args: &RunArgs) -> Result<Request, CliError> {
+    let params = args.sampling.resolve(model.defaults())?;
+    let vocab = model.spec().vocab;
+    if let Some((id, _)) = params.logit_bias.iter().find(|(id, _)| **id as usize >= vocab) {
+        let why = format!("--logit-bias names token {id}, but the model has {vocab} tokens");
+        return Err(CliError::Usage(why));
+    }
+    Ok(Request {
+        params,
+        max_tokens: usize::try_from(args.n_predict).ok(),
+        stop: args.sampling.stop.clone(),
+        ignore_eos: args.sampling.ignore_eos,
+    })
+}
+
+/// Generates, streaming the text unless JSON is wanted.
+///
+/// # Errors
+/// What the model reports, or a closed standard output.
+pub fn generate(
+    model: &mut Model,
+    args: &RunArgs,
+    ids: &[u32],
+    interrupt: &Interrupt,
+) -> Result<Output, CliError> {
+    let request = request(model, args)?;
+    let ids_only = model.tokenizer().is_none();
+    let mut failed = None;
+    let out = model.generate(ids, &request, &mut |token, text| {
+        let piece = if ids_only { format!("{token} ") } else { text.to_string() };
+        if !args.json && !piece.is_empty() {
+            failed = output::answer(&piece).err();
+        }
+        match failed.is_some() || interrupt.pressed() {
+            true => Control::Stop,
+            false => Control::Continue,
+        }
+    })?;
+    match failed {
+        Some(e) => Err(e),
+        None => Ok(out),
+    }
+}
