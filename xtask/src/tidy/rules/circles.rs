@@ -17,7 +17,6 @@ const RULE: &str = "circles";
 const KNOWN: &[&str] = &[
     "crates/troika-cpu/src/kernels/attention",
     "crates/troika-cpu/src/kernels/int8",
-    "crates/troika-cpu/src/kernels/linear",
 ];
 
 /// Arrows of one folder: from one of its modules to another, with the names that make them.

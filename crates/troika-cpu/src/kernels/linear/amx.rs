@@ -28,9 +28,9 @@
 
 use std::mem::MaybeUninit;
 
-use super::pack::{WIDE, WeightBlock, pack};
+use super::pack::{WIDE, WeightBlock, pack, prefetch_rows};
+use super::sink::Sink;
 use super::terms::Mac;
-use super::tile::{Sink, prefetch_rows};
 use super::{BLOCK, ProductPart, RowsView};
 use crate::kernels::simd::Lanes;
 use crate::machine::instructions::x86::{Held, TileConfig, TileRegisters};

@@ -8,10 +8,12 @@
 use half::bf16;
 
 use super::terms::{Mac, nearest};
-use super::{ProductPart, tile};
 use crate::kernels::simd::{Kernel, Lanes, MAX_LANES, Portable, dispatch};
 use crate::kernels::{Context, KernelError, rows_per_part};
 use crate::{Isa, SharedMut};
+
+#[cfg(target_arch = "x86_64")]
+pub(super) use native::Native;
 
 /// What multiplies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,7 +124,7 @@ pub fn has_panels(isa: Isa) -> bool {
 }
 
 /// Pairs in plain Rust.
-struct Emulated;
+pub(super) struct Emulated;
 
 impl Mac for Emulated {
     type V = Portable;
@@ -145,16 +147,15 @@ impl Mac for Emulated {
     }
 }
 
-/// `vdpbf16ps`, and `tdpbf16ps`.
+/// `vdpbf16ps`.
 #[cfg(target_arch = "x86_64")]
 mod native {
     use std::arch::x86_64::*;
 
-    use super::super::amx;
-    use super::{Mac, PairsKernel, ProductPart};
-    use crate::machine::instructions::x86::Tmm;
+    use super::{Mac, PairsKernel};
 
-    struct Native;
+    /// Pairs by AVX512_BF16, and the registers beside tiles.
+    pub(in super::super) struct Native;
 
     impl Mac for Native {
         type V = __m512;
@@ -195,52 +196,15 @@ mod native {
         // SAFETY: by the caller.
         unsafe { kernel.run::<Native>() }
     }
-
-    /// # Safety
-    /// Needs the features, AMX-TILE and AMX-BF16, and the system's permission to use tiles. (Of
-    /// `Native` only the registers are used.)
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-    pub unsafe fn run_tiles(part: ProductPart<'_>) {
-        // SAFETY: by the caller.
-        unsafe { amx::part::<Native, Tmm>(part) }
-    }
 }
 
-/// RegisterWork with products of pairs.
+/// A kernel over products of pairs.
 pub(crate) trait PairsKernel {
     /// Runs; implementations must be `#[inline(always)]`.
     ///
     /// # Safety
     /// Needs the CPU features of `A`.
     unsafe fn run<A: Mac>(self);
-}
-
-impl PairsKernel for ProductPart<'_> {
-    #[inline(always)]
-    unsafe fn run<A: Mac>(self) {
-        // SAFETY: features by the caller.
-        unsafe { tile::part::<A>(self) }
-    }
-}
-
-/// Runs a part of a product of pairs: natively where the instruction set can, else in plain Rust.
-pub(super) fn run_part(isa: Isa, part: ProductPart<'_>) {
-    #[cfg(any(target_arch = "x86_64", all(feature = "emulate", not(target_arch = "aarch64"))))]
-    if instruction(isa) == Instruction::Tiles {
-        // SAFETY: features are detected, and who has the instruction set has asked for it.
-        unsafe {
-            #[cfg(target_arch = "x86_64")]
-            if is_native(isa) {
-                return native::run_tiles(part);
-            }
-            #[cfg(all(feature = "emulate", not(target_arch = "aarch64")))]
-            {
-                use crate::machine::instructions::x86::EmulatedTiles;
-                return super::amx::part::<Emulated, EmulatedTiles>(part);
-            }
-        }
-    }
-    dispatch_pairs(isa, part);
 }
 
 /// Runs a kernel with `vdpbf16ps` where the instruction set has it, else in plain Rust.

@@ -7,16 +7,19 @@
 //! Weights stay as they lie in memory. With several activation rows a block of weight rows is
 //! turned and widened into a panel (`pack`) that all rows meet; with one row that happens in
 //! registers (`tile`). [`bf16`] is the path for activations in bf16; its weights may be packed
-//! ([`panels`]).
+//! ([`panels`], multiplied by `packed`). `run` chooses by instruction set.
 
 #[cfg(any(target_arch = "x86_64", all(feature = "emulate", not(target_arch = "aarch64"))))]
 mod amx;
 pub mod bf16;
 mod blocks;
 mod pack;
+mod packed;
 pub mod panels;
 mod part;
+mod run;
 pub mod scalar;
+mod sink;
 mod terms;
 mod tile;
 mod weights;
@@ -26,13 +29,13 @@ use std::ops::Range;
 use troika_graph::{ActivationFormat, DType};
 
 use crate::kernels::select;
-use crate::kernels::simd::{Kernel, Lanes, dispatch};
 use crate::kernels::{Context, KernelError};
 use crate::machine::Multiply;
 use crate::{Isa, SharedMut};
 
 pub(crate) use bf16::{PairsKernel, dispatch_pairs};
 pub(crate) use part::ProductPart;
+pub(crate) use run::run_part;
 pub(crate) use terms::{Float, Mac, Pairs, RowReader, Single, nearest};
 pub(crate) use weights::{Bf16Row, F16Row, F32Row};
 
@@ -222,22 +225,6 @@ pub struct Product<'a> {
     pub pairs: bool,
     /// Whether the weight's bytes are [`panels`], which only products of pairs read.
     pub panels: bool,
-}
-
-struct PartKernel<'a>(ProductPart<'a>);
-
-impl Kernel for PartKernel<'_> {
-    type Output = ();
-    #[inline(always)]
-    unsafe fn run<V: Lanes>(self) {
-        // SAFETY: features by the caller.
-        unsafe { tile::part::<terms::Float<V>>(self.0) }
-    }
-}
-
-/// Runs a part of a product.
-pub(crate) fn run_part(isa: crate::Isa, part: ProductPart<'_>) {
-    if part.product.pairs { bf16::run_part(isa, part) } else { dispatch(isa, PartKernel(part)) }
 }
 
 /// Scratch floats a part of a product needs: packed panels, and widened rows.

@@ -7,6 +7,9 @@ use super::weights::{F16Row, F32Row, Q4Row, Q8Row, widen};
 use super::{BLOCK, WeightView};
 use crate::kernels::simd::{Lanes, MAX_LANES};
 
+/// Bytes of a row before those in use that are asked for: about the latency of memory.
+const PREFETCH_DISTANCE: usize = 512;
+
 /// A block of a weight: some rows, some columns.
 #[derive(Clone, Copy)]
 pub(super) struct WeightBlock<'a> {
@@ -85,6 +88,26 @@ pub(super) fn rows<V: Lanes>(
     count: usize,
 ) -> [*const u8; MAX_LANES] {
     std::array::from_fn(|i| base.wrapping_add(i.min(V::N - 1).min(count - 1) * stride))
+}
+
+/// Asks for what the rows hold behind the bytes from `at` on; where a row ends, for the beginning
+/// of the row that takes its place next.
+///
+/// # Safety
+/// Needs the features of `V`.
+#[inline(always)]
+pub(super) unsafe fn prefetch_rows<V: Lanes>(
+    rows: &[*const u8],
+    bytes: usize,
+    at: usize,
+    groups: usize,
+) {
+    let to = at + PREFETCH_DISTANCE;
+    let jump = if to < bytes { to } else { to - bytes + groups * V::N * bytes };
+    for r in &rows[..V::N] {
+        // SAFETY: any address will do.
+        unsafe { V::prefetch(r.wrapping_add(jump)) }
+    }
 }
 
 #[inline(always)]

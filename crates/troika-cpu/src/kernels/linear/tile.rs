@@ -2,17 +2,15 @@
 
 use troika_graph::DType;
 
-use super::pack::{WIDE, WeightBlock, pack, rows, square};
+use super::pack::{WIDE, WeightBlock, pack, prefetch_rows, rows, square};
+use super::sink::Sink;
 use super::terms::{Halves, Mac, Pairs, RowReader, Single};
 use super::weights::{F16Row, F32Row, Q4Row, Q8Row};
-use super::{BLOCK, Product, ProductPart, panels};
-use crate::kernels::simd::{Lanes, load_part, store_part};
+use super::{BLOCK, Product, ProductPart, packed};
+use crate::kernels::simd::Lanes;
 
 /// Activation rows that meet one panel after another while they are in the nearer caches.
 const ROWS_AT_ONCE: usize = 96;
-/// Bytes of a row before those in use that are asked for: about the latency of memory.
-const PREFETCH_DISTANCE: usize = 512;
-
 /// Computes a part of a product.
 ///
 /// # Safety
@@ -24,7 +22,7 @@ pub(super) unsafe fn part<A: Mac>(part: ProductPart<'_>) {
     unsafe {
         if part.m.len() == 1 {
             if A::PAIRS && part.product.panels {
-                return panels::one_row::<A>(&part);
+                return packed::one_row::<A>(&part);
             }
             match (A::PAIRS, part.product.weight.dtype) {
                 (true, _) => return one_row::<A, Pairs>(&part),
@@ -37,37 +35,6 @@ pub(super) unsafe fn part<A: Mac>(part: ProductPart<'_>) {
             }
         }
         if A::V::MANY { by_panels::<A, 8, 3>(part) } else { by_panels::<A, 6, 2>(part) }
-    }
-}
-
-/// Where the sums of one block of columns go.
-pub(super) struct Sink<'a, 'b> {
-    pub product: &'b Product<'a>,
-    /// First block: sets instead of adding.
-    pub first: bool,
-    /// Last block: adds the bias.
-    pub last: bool,
-}
-
-impl Sink<'_, '_> {
-    /// Adds the sums of weight rows from `n` on, `count` of them.
-    ///
-    /// # Safety
-    /// Needs the features of `V`. `row` is the result row and nobody else writes these elements.
-    #[inline(always)]
-    pub unsafe fn put<V: Lanes>(&self, row: *mut f32, n: usize, count: usize, sums: V) {
-        let bias = if self.last { self.product.bias } else { None };
-        // SAFETY: by the caller; a bias has as many elements as a result row (`ProductPart::new`).
-        unsafe {
-            let y = row.add(n);
-            let whole = count >= V::N;
-            let load = |p: *const f32| if whole { V::load(p) } else { load_part(p, count) };
-            let mut v = if self.first { sums } else { load(y).add(sums) };
-            if let Some(bias) = bias {
-                v = v.add(load(bias[n..].as_ptr()));
-            }
-            if whole { v.store(y) } else { store_part(v, y, count) }
-        }
     }
 }
 
@@ -173,26 +140,6 @@ unsafe fn rows_by_row<A: Mac, S: RowReader, const G: usize>(
     }
 }
 
-/// Asks for what the rows hold behind the bytes from `at` on; where a row ends, for the beginning
-/// of the row that takes its place next.
-///
-/// # Safety
-/// Needs the features of `V`.
-#[inline(always)]
-pub(super) unsafe fn prefetch_rows<V: Lanes>(
-    rows: &[*const u8],
-    bytes: usize,
-    at: usize,
-    groups: usize,
-) {
-    let to = at + PREFETCH_DISTANCE;
-    let jump = if to < bytes { to } else { to - bytes + groups * V::N * bytes };
-    for r in &rows[..V::N] {
-        // SAFETY: any address will do.
-        unsafe { V::prefetch(r.wrapping_add(jump)) }
-    }
-}
-
 /// Several activation rows: a block of weight rows is packed, then meets all rows, `M` by `W`
 /// registers at a time.
 ///
@@ -216,7 +163,7 @@ unsafe fn by_panels<A: Mac, const M: usize, const W: usize>(part: ProductPart<'_
             // SAFETY: features by the caller; parts begin with a panel.
             unsafe {
                 if A::PAIRS && p.panels {
-                    panels::copy::<A::V>(p, n, (at / 2, words), (to, width));
+                    packed::copy::<A::V>(p, n, (at / 2, words), (to, width));
                 } else {
                     pack::<A>(block, to, width, wide);
                 }
