@@ -16,7 +16,6 @@ const RULE: &str = "circles";
 /// Folders of which the circles are known and not yet opened; to be emptied, not added to.
 const KNOWN: &[&str] = &[
     "crates/troika-cpu/src/kernels/attention",
-    "crates/troika-cpu/src/kernels/int8",
 ];
 
 /// Arrows of one folder: from one of its modules to another, with the names that make them.

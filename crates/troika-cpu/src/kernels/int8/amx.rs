@@ -28,10 +28,11 @@ use super::Int8Part;
 use super::block::zero_point_correction;
 use super::format::Format;
 use super::lanes::x86::{Dpbusd, X86};
-use super::lanes::{ROWS, RowLanes, trip_count};
-use super::layout::{GROUP, QUAD};
+use super::lanes::{RowLanes, trip_count};
+use super::layout::{GROUP, QUAD, ROWS};
 use super::quantize::{GROUP_FLOATS, QuantizedGroup};
-use super::tile::{self, DIRECT, PanelBlock, even_chunk, get, put, rows, widen_all};
+use super::tile::{self, DIRECT, PanelBlock, get, put, rows, widen_all};
+use super::widen::{CHUNK, even_chunk};
 use crate::machine::instructions::RegisterWork;
 use crate::machine::instructions::x86::{Held, TileConfig, TileRegisters, Vector};
 #[cfg(target_arch = "x86_64")]
@@ -294,7 +295,7 @@ impl<const NR: usize> PanelBlock<NR> {
 /// Bytes of a quantized group.
 const GROUP_BYTES: usize = GROUP_FLOATS * 4;
 /// Bytes of a row's groups in one block of columns.
-const COPY: usize = tile::CHUNK * GROUP_BYTES;
+const COPY: usize = CHUNK * GROUP_BYTES;
 
 /// Rows brought together.
 #[repr(C, align(64))]

@@ -4,8 +4,8 @@ use std::marker::PhantomData;
 
 use troika_graph::DType;
 
-use super::lanes::{ROWS, RowLanes};
-use super::layout::{Layout, QUAD, zero};
+use super::lanes::RowLanes;
+use super::layout::{Layout, QUAD, ROWS, zero};
 
 /// Where the first group or block of a panel has each of its parts (see [`Layout`]).
 #[derive(Clone, Copy)]

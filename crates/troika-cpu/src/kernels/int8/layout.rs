@@ -25,7 +25,8 @@ use std::ops::Range;
 
 use troika_graph::DType;
 
-use super::lanes::ROWS;
+/// Weight rows of a panel, and of a register.
+pub const ROWS: usize = 16;
 
 /// Columns of a group.
 pub const GROUP: usize = 32;

@@ -14,8 +14,10 @@ mod lanes;
 mod layout;
 mod part;
 mod quantize;
+mod run;
 pub mod scalar;
 mod tile;
+mod widen;
 
 use smallvec::SmallVec;
 use troika_graph::DType;
@@ -24,11 +26,11 @@ use crate::kernels::linear::{OutView, RowsView, worker_floats};
 use crate::kernels::select;
 use crate::kernels::{Context, KernelError};
 
-pub(crate) use lanes::multiply;
-pub use lanes::{ROWS, name};
-pub use layout::{GROUP, Layout, PackedView};
+pub use layout::{GROUP, Layout, PackedView, ROWS};
 pub(crate) use part::Int8Part;
 pub use quantize::{ActivationRows, ZeroPointCorrection, floats, quantize};
+pub use run::name;
+pub(crate) use run::{multiply, run_part};
 
 /// A product: quantized rows times the transpose of a packed weight.
 #[derive(Clone, Copy)]
@@ -55,11 +57,6 @@ pub const DTYPES: [DType; 8] = [
     DType::Q4_G64,
     DType::Q4_G128,
 ];
-
-/// Runs a part of a product.
-pub(crate) fn run_part(isa: crate::Isa, part: Int8Part<'_>) {
-    lanes::dispatch(isa, part);
-}
 
 /// `y = x * W^T + b` for some products of as many rows each, in one parallel region.
 ///
@@ -153,7 +150,7 @@ struct PanelCut {
     parts: usize,
 }
 
-const _: () = assert!(tile::SCRATCH <= worker_floats());
+const _: () = assert!(widen::SCRATCH <= worker_floats());
 
 /// Scratch floats a part needs: two widened panels.
 pub fn scratch_floats() -> usize {

@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use super::lanes::ROWS;
+use super::Product;
+use super::layout::{GROUP, ROWS};
 use super::quantize::floats;
-use super::tile::SCRATCH;
-use super::{GROUP, Product};
+use super::widen::SCRATCH;
 
 /// A part of a product: some weight rows, some activation rows. Kernels read and write by pointers
 /// what [`Int8Part::new`] found to be there; nothing else makes one.

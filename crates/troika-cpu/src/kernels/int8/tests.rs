@@ -4,9 +4,9 @@
 use troika_graph::DType;
 
 use super::Int8Part;
-use super::lanes::emulate;
 use super::layout::{Layout, PackedView};
 use super::quantize::{QuantizedGroup, ZeroPointCorrection, floats, group};
+use super::run::emulate;
 use super::{DTYPES, Product, format, scalar};
 use crate::kernels::linear::{OutView, RowsView, WeightView};
 use crate::kernels::simd::Portable;

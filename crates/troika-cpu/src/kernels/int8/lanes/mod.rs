@@ -5,27 +5,12 @@
 //! same bits.
 
 #[cfg(any(target_arch = "aarch64", feature = "emulate"))]
-mod neon;
-mod scalar;
+pub(super) mod neon;
+pub(super) mod scalar;
 #[cfg(any(target_arch = "x86_64", all(feature = "emulate", not(target_arch = "aarch64"))))]
 pub(super) mod x86;
 
-use std::marker::PhantomData;
-
-use troika_graph::DType;
-
-use super::Int8Part;
-use super::format::{Format, with_format};
-use crate::Isa;
-use crate::machine::Multiply;
 use crate::machine::instructions::RegisterWork;
-#[cfg(target_arch = "x86_64")]
-use crate::machine::instructions::x86::{Ymm, Zmm};
-#[cfg(any(target_arch = "x86_64", all(feature = "emulate", not(target_arch = "aarch64"))))]
-use x86::{Dpbusd, Maddubs, X86};
-
-/// Weight rows of a register.
-pub const ROWS: usize = 16;
 
 /// Registers of an instruction set.
 ///
@@ -121,122 +106,4 @@ pub(super) trait RowLanes: Copy {
 #[inline(always)]
 pub(super) fn trip_count<I: RowLanes>(n: usize) -> usize {
     if I::COMPACT { std::hint::black_box(n) } else { n }
-}
-
-/// Which of the integer kernels an instruction set runs.
-pub fn name(isa: Isa) -> &'static str {
-    match isa {
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 if isa.is_available() && !has_vnni() => "avx2",
-        Isa::Avx512 => "avx512 vnni",
-        Isa::Amx(_) => "amx int8",
-        _ => isa.name(),
-    }
-}
-
-/// The multiply instruction behind products with weights of a type.
-pub(crate) fn multiply(isa: Isa, weight: DType) -> Option<Multiply> {
-    match isa {
-        Isa::Scalar | Isa::Neon => None,
-        Isa::NeonDot => Some(Multiply::Int8Dot),
-        Isa::NeonI8mm => Some(Multiply::Int8Mmla),
-        Isa::AvxVnni => Some(Multiply::Int8AvxVnni),
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 if has_vnni() => Some(Multiply::Int8Avx512),
-        Isa::Amx(_) => Some(Multiply::Int8Amx),
-        Isa::Avx2 | Isa::Avx512 if weight == DType::Q8_0 => Some(Multiply::Int8Avx2),
-        Isa::Avx2 | Isa::Avx512 => Some(Multiply::Int8SumsAvx2),
-    }
-}
-
-/// Whether the machine has VNNI besides the AVX-512 sets of [`Isa::Avx512`].
-#[cfg(target_arch = "x86_64")]
-fn has_vnni() -> bool {
-    std::arch::is_x86_feature_detected!("avx512vnni")
-}
-
-/// Runs a part of a product on the registers of `isa`.
-///
-/// # Panics
-/// If this build cannot run this instruction set on this machine.
-pub(super) fn dispatch(isa: Isa, part: Int8Part<'_>) {
-    assert!(isa.can_run(), "this machine has no {}", isa.name());
-    // SAFETY: the format is the weight's; it was just asked whether the set can run.
-    unsafe { with_format!(part.product.weight.layout.dtype, F => for_format::<F>(isa, part)) }
-}
-
-/// A function for each format: as one, they would take the compiler minutes.
-///
-/// # Safety
-/// As for [`super::tile::run`]; the machine has the instruction set or it is emulated.
-unsafe fn for_format<F: Format>(isa: Isa, part: Int8Part<'_>) {
-    // SAFETY: by the caller, or detected here.
-    unsafe {
-        match isa {
-            Isa::Scalar => on::<scalar::Portable, F>(part),
-            #[cfg(all(feature = "emulate", not(target_arch = "aarch64")))]
-            _ if isa.is_emulated() => emulate::<F>(isa, part),
-            #[cfg(target_arch = "aarch64")]
-            Isa::Neon => neon::run::<F>(part),
-            #[cfg(target_arch = "aarch64")]
-            Isa::NeonDot => neon::run_dot::<F>(part),
-            #[cfg(target_arch = "aarch64")]
-            Isa::NeonI8mm => neon::run_i8mm::<F>(part),
-            #[cfg(target_arch = "x86_64")]
-            Isa::AvxVnni => on::<X86<Ymm, Dpbusd, 2>, F>(part),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 if has_vnni() => on::<X86<Zmm, Dpbusd, 1>, F>(part),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Amx(_) => super::amx::run_native::<F>(part),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 | Isa::Avx512 => on::<X86<Ymm, Maddubs, 2>, F>(part),
-            #[allow(unreachable_patterns)]
-            _ => unreachable!("{} can run here", isa.name()),
-        }
-    }
-}
-
-/// A part on registers `I`, with weights of a format.
-struct PartRun<'a, I, F>(Int8Part<'a>, PhantomData<(I, F)>);
-
-impl<I: RowLanes, F: Format> RegisterWork for PartRun<'_, I, F> {
-    #[inline(always)]
-    unsafe fn run(self) {
-        // SAFETY: by the caller.
-        unsafe { super::tile::run::<I, F>(self.0) }
-    }
-}
-
-/// Runs a part on registers `I`.
-///
-/// # Safety
-/// As for [`super::tile::run`].
-#[inline(never)]
-unsafe fn on<I: RowLanes, F: Format>(part: Int8Part<'_>) {
-    // SAFETY: by the caller.
-    unsafe { I::apart(PartRun::<I, F>(part, PhantomData)) }
-}
-
-/// Runs a part with the instructions of `isa` in plain Rust.
-///
-/// # Safety
-/// As for [`super::tile::run`].
-#[cfg(all(feature = "emulate", not(target_arch = "aarch64")))]
-pub(super) unsafe fn emulate<F: Format>(isa: Isa, part: Int8Part<'_>) {
-    use crate::machine::instructions::{arm, x86 as instructions};
-    use instructions::{Emulated, EmulatedTiles};
-    use neon::{Neon, Sdot, Smull, Usmmla};
-    // SAFETY: plain Rust needs no features; the rest by the caller.
-    unsafe {
-        match isa {
-            Isa::Neon => on::<Neon<arm::Emulated, Smull>, F>(part),
-            Isa::NeonDot => on::<Neon<arm::Emulated, Sdot>, F>(part),
-            Isa::NeonI8mm => on::<Neon<arm::Emulated, Usmmla>, F>(part),
-            Isa::Avx2 => on::<X86<Emulated<32>, Maddubs, 2>, F>(part),
-            Isa::AvxVnni => on::<X86<Emulated<32>, Dpbusd, 2>, F>(part),
-            Isa::Avx512 => on::<X86<Emulated<64>, Dpbusd, 1>, F>(part),
-            Isa::Amx(_) => super::amx::run::<Emulated<64>, EmulatedTiles, F>(part),
-            Isa::Scalar => unreachable!("{} is not emulated", isa.name()),
-        }
-    }
 }

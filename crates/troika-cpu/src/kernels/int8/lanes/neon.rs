@@ -3,25 +3,21 @@
 
 use std::marker::PhantomData;
 
-#[cfg(target_arch = "aarch64")]
-use super::super::format::Format;
-use super::super::layout::QUAD;
-#[cfg(target_arch = "aarch64")]
-use super::super::{Int8Part, tile};
-use super::{ROWS, RowLanes, trip_count};
+use super::super::layout::{QUAD, ROWS};
+use super::{RowLanes, trip_count};
 use crate::machine::instructions::arm::Arm;
 use crate::machine::instructions::{RegisterWork, apart};
 
 /// Four registers of `A`, multiplied by `P`.
 #[derive(Clone, Copy)]
-pub(super) struct Neon<A, P>(PhantomData<(A, P)>);
+pub(in super::super) struct Neon<A, P>(PhantomData<(A, P)>);
 
 /// How bytes are multiplied.
 ///
 /// # Safety
 /// All methods need the instructions of the implementing type.
 #[allow(clippy::missing_safety_doc)]
-pub(super) trait Products<A: Arm>: Copy {
+pub(in super::super) trait Products<A: Arm>: Copy {
     /// Whether weights are signed in products, 128 less than their bytes when all bits are used.
     const SIGNED: bool;
     /// Whether [`Products::square`] exists.
@@ -38,13 +34,13 @@ pub(super) trait Products<A: Arm>: Copy {
 
 /// Products of 16 bits, added in pairs.
 #[derive(Clone, Copy)]
-pub(super) struct Smull;
+pub(in super::super) struct Smull;
 /// `dotprod`.
 #[derive(Clone, Copy)]
-pub(super) struct Sdot;
+pub(in super::super) struct Sdot;
 /// `i8mm`.
 #[derive(Clone, Copy)]
-pub(super) struct Usmmla;
+pub(in super::super) struct Usmmla;
 
 impl<A: Arm> Products<A> for Smull {
     const SIGNED: bool = true;
@@ -79,41 +75,6 @@ impl<A: Arm> Products<A> for Usmmla {
         // SAFETY: `i8mm` by the caller.
         unsafe { A::usmmla(sum, w, x) }
     }
-}
-
-/// Runs a part on what every 64-bit ARM processor has.
-///
-/// # Safety
-/// As for [`tile::run`].
-#[cfg(target_arch = "aarch64")]
-pub(super) unsafe fn run<F: Format>(part: Int8Part<'_>) {
-    use crate::machine::instructions::arm::Native;
-    // SAFETY: passed on.
-    unsafe { tile::run::<Neon<Native, Smull>, F>(part) }
-}
-
-/// Runs a part with the feature switched on.
-///
-/// # Safety
-/// As for [`tile::run`]; the machine has `dotprod`.
-#[cfg(target_arch = "aarch64")]
-#[target_feature(enable = "dotprod")]
-pub(super) unsafe fn run_dot<F: Format>(part: Int8Part<'_>) {
-    use crate::machine::instructions::arm::Native;
-    // SAFETY: passed on.
-    unsafe { tile::run::<Neon<Native, Sdot>, F>(part) }
-}
-
-/// Runs a part with the features switched on.
-///
-/// # Safety
-/// As for [`tile::run`]; the machine has `dotprod` and `i8mm`.
-#[cfg(target_arch = "aarch64")]
-#[target_feature(enable = "dotprod,i8mm")]
-pub(super) unsafe fn run_i8mm<F: Format>(part: Int8Part<'_>) {
-    use crate::machine::instructions::arm::Native;
-    // SAFETY: passed on.
-    unsafe { tile::run::<Neon<Native, Usmmla>, F>(part) }
 }
 
 #[inline(always)]

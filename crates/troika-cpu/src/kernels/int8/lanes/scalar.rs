@@ -2,12 +2,13 @@
 
 use half::f16;
 
-use super::{ROWS, RowLanes};
+use super::super::layout::ROWS;
+use super::RowLanes;
 use crate::machine::instructions::{RegisterWork, apart};
 
 /// No intrinsics.
 #[derive(Clone, Copy)]
-pub(super) struct Portable;
+pub(in super::super) struct Portable;
 
 #[inline(always)]
 fn map(f: impl Fn(usize) -> f32) -> [f32; ROWS] {

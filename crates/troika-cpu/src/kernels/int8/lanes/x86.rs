@@ -3,8 +3,8 @@
 
 use std::marker::PhantomData;
 
-use super::super::layout::QUAD;
-use super::{ROWS, RowLanes};
+use super::super::layout::{QUAD, ROWS};
+use super::RowLanes;
 use crate::machine::instructions::RegisterWork;
 use crate::machine::instructions::x86::Vector;
 

@@ -1,0 +1,171 @@
+//! Which kernel runs a part of a product: the registers or tiles of an instruction set.
+
+use std::marker::PhantomData;
+
+use troika_graph::DType;
+
+#[cfg(any(target_arch = "x86_64", all(feature = "emulate", not(target_arch = "aarch64"))))]
+use super::amx;
+use super::format::{Format, with_format};
+#[cfg(any(target_arch = "aarch64", feature = "emulate"))]
+use super::lanes::neon::{Neon, Sdot, Smull, Usmmla};
+#[cfg(any(target_arch = "x86_64", all(feature = "emulate", not(target_arch = "aarch64"))))]
+use super::lanes::x86::{Dpbusd, Maddubs, X86};
+use super::lanes::{RowLanes, scalar};
+use super::{Int8Part, tile};
+use crate::Isa;
+use crate::machine::Multiply;
+use crate::machine::instructions::RegisterWork;
+#[cfg(target_arch = "aarch64")]
+use crate::machine::instructions::arm::Native;
+#[cfg(target_arch = "x86_64")]
+use crate::machine::instructions::x86::{Ymm, Zmm};
+
+/// Which of the integer kernels an instruction set runs.
+pub fn name(isa: Isa) -> &'static str {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 if isa.is_available() && !has_vnni() => "avx2",
+        Isa::Avx512 => "avx512 vnni",
+        Isa::Amx(_) => "amx int8",
+        _ => isa.name(),
+    }
+}
+
+/// The multiply instruction behind products with weights of a type.
+pub(crate) fn multiply(isa: Isa, weight: DType) -> Option<Multiply> {
+    match isa {
+        Isa::Scalar | Isa::Neon => None,
+        Isa::NeonDot => Some(Multiply::Int8Dot),
+        Isa::NeonI8mm => Some(Multiply::Int8Mmla),
+        Isa::AvxVnni => Some(Multiply::Int8AvxVnni),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 if has_vnni() => Some(Multiply::Int8Avx512),
+        Isa::Amx(_) => Some(Multiply::Int8Amx),
+        Isa::Avx2 | Isa::Avx512 if weight == DType::Q8_0 => Some(Multiply::Int8Avx2),
+        Isa::Avx2 | Isa::Avx512 => Some(Multiply::Int8SumsAvx2),
+    }
+}
+
+/// Whether the machine has VNNI besides the AVX-512 sets of [`Isa::Avx512`].
+#[cfg(target_arch = "x86_64")]
+fn has_vnni() -> bool {
+    std::arch::is_x86_feature_detected!("avx512vnni")
+}
+
+/// Runs a part of a product on the registers of `isa`.
+///
+/// # Panics
+/// If this build cannot run this instruction set on this machine.
+pub(crate) fn run_part(isa: Isa, part: Int8Part<'_>) {
+    assert!(isa.can_run(), "this machine has no {}", isa.name());
+    // SAFETY: the format is the weight's; it was just asked whether the set can run.
+    unsafe { with_format!(part.product.weight.layout.dtype, F => for_format::<F>(isa, part)) }
+}
+
+/// A function for each format: as one, they would take the compiler minutes.
+///
+/// # Safety
+/// As for [`tile::run`]; the machine has the instruction set or it is emulated.
+unsafe fn for_format<F: Format>(isa: Isa, part: Int8Part<'_>) {
+    // SAFETY: by the caller, or detected here.
+    unsafe {
+        match isa {
+            Isa::Scalar => on::<scalar::Portable, F>(part),
+            #[cfg(all(feature = "emulate", not(target_arch = "aarch64")))]
+            _ if isa.is_emulated() => emulate::<F>(isa, part),
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => run_neon::<F>(part),
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonDot => run_neon_dot::<F>(part),
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonI8mm => run_neon_i8mm::<F>(part),
+            #[cfg(target_arch = "x86_64")]
+            Isa::AvxVnni => on::<X86<Ymm, Dpbusd, 2>, F>(part),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 if has_vnni() => on::<X86<Zmm, Dpbusd, 1>, F>(part),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx(_) => amx::run_native::<F>(part),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 | Isa::Avx512 => on::<X86<Ymm, Maddubs, 2>, F>(part),
+            #[allow(unreachable_patterns)]
+            _ => unreachable!("{} can run here", isa.name()),
+        }
+    }
+}
+
+/// A part on registers `I`, with weights of a format.
+struct PartRun<'a, I, F>(Int8Part<'a>, PhantomData<(I, F)>);
+
+impl<I: RowLanes, F: Format> RegisterWork for PartRun<'_, I, F> {
+    #[inline(always)]
+    unsafe fn run(self) {
+        // SAFETY: by the caller.
+        unsafe { tile::run::<I, F>(self.0) }
+    }
+}
+
+/// Runs a part on registers `I`.
+///
+/// # Safety
+/// As for [`tile::run`].
+#[inline(never)]
+unsafe fn on<I: RowLanes, F: Format>(part: Int8Part<'_>) {
+    // SAFETY: by the caller.
+    unsafe { I::apart(PartRun::<I, F>(part, PhantomData)) }
+}
+
+/// Runs a part on what every 64-bit ARM processor has.
+///
+/// # Safety
+/// As for [`tile::run`].
+#[cfg(target_arch = "aarch64")]
+unsafe fn run_neon<F: Format>(part: Int8Part<'_>) {
+    // SAFETY: passed on.
+    unsafe { tile::run::<Neon<Native, Smull>, F>(part) }
+}
+
+/// Runs a part with the feature switched on.
+///
+/// # Safety
+/// As for [`tile::run`]; the machine has `dotprod`.
+#[cfg(target_arch = "aarch64")]
+#[target_feature(enable = "dotprod")]
+unsafe fn run_neon_dot<F: Format>(part: Int8Part<'_>) {
+    // SAFETY: passed on.
+    unsafe { tile::run::<Neon<Native, Sdot>, F>(part) }
+}
+
+/// Runs a part with the features switched on.
+///
+/// # Safety
+/// As for [`tile::run`]; the machine has `dotprod` and `i8mm`.
+#[cfg(target_arch = "aarch64")]
+#[target_feature(enable = "dotprod,i8mm")]
+unsafe fn run_neon_i8mm<F: Format>(part: Int8Part<'_>) {
+    // SAFETY: passed on.
+    unsafe { tile::run::<Neon<Native, Usmmla>, F>(part) }
+}
+
+/// Runs a part with the instructions of `isa` in plain Rust.
+///
+/// # Safety
+/// As for [`tile::run`].
+#[cfg(all(feature = "emulate", not(target_arch = "aarch64")))]
+pub(super) unsafe fn emulate<F: Format>(isa: Isa, part: Int8Part<'_>) {
+    use crate::machine::instructions::{arm, x86 as instructions};
+    use instructions::{Emulated, EmulatedTiles};
+    // SAFETY: plain Rust needs no features; the rest by the caller.
+    unsafe {
+        match isa {
+            Isa::Neon => on::<Neon<arm::Emulated, Smull>, F>(part),
+            Isa::NeonDot => on::<Neon<arm::Emulated, Sdot>, F>(part),
+            Isa::NeonI8mm => on::<Neon<arm::Emulated, Usmmla>, F>(part),
+            Isa::Avx2 => on::<X86<Emulated<32>, Maddubs, 2>, F>(part),
+            Isa::AvxVnni => on::<X86<Emulated<32>, Dpbusd, 2>, F>(part),
+            Isa::Avx512 => on::<X86<Emulated<64>, Dpbusd, 1>, F>(part),
+            Isa::Amx(_) => amx::run::<Emulated<64>, EmulatedTiles, F>(part),
+            Isa::Scalar => unreachable!("{} is not emulated", isa.name()),
+        }
+    }
+}
