@@ -9,6 +9,7 @@
 mod block;
 mod large_q;
 mod part;
+mod run;
 pub mod scalar;
 mod small_q;
 mod softmax;
@@ -117,7 +118,7 @@ impl Operands<'_> {
 
 /// Scratch floats a worker needs.
 pub fn worker_floats(op: &Attention) -> usize {
-    part::floats(op)
+    run::floats(op)
 }
 
 /// How the rows of a forward batch are cut, and the most splits one of them sees.
@@ -126,7 +127,7 @@ fn cut(op: &Attention, forward: &ForwardBatch, threads: usize) -> (AttentionChoi
         let first = op.window.map_or(0, |w| (s.pos + 1).saturating_sub(w));
         (s.pos + s.rows.len()).div_ceil(SPLIT) - first / SPLIT
     };
-    let (k_pad, v_pad) = part::padded(op);
+    let (k_pad, v_pad) = run::padded(op);
     let seqs = || forward.seqs.iter().filter(|s| !s.rows.is_empty());
     let splits = seqs().map(x).max().unwrap_or(0);
     let shape = AttentionShape {
@@ -145,7 +146,7 @@ fn cut(op: &Attention, forward: &ForwardBatch, threads: usize) -> (AttentionChoi
 /// Floats the results of splits need.
 pub fn partial_floats(op: &Attention, forward: &ForwardBatch, threads: usize) -> usize {
     let (cut, splits) = cut(op, forward, threads);
-    let (_, v_pad) = part::padded(op);
+    let (_, v_pad) = run::padded(op);
     let lines = forward.rows().saturating_mul(op.heads);
     if cut.split { lines.saturating_mul(splits).saturating_mul(v_pad + 2) } else { 0 }
 }
@@ -168,7 +169,7 @@ pub fn attention(
     let total: usize = x.forward.seqs.iter().map(blocks).sum();
     let split_parts = if cut.split { splits } else { 1 };
     let per_block = kv_parts * head_parts * split_parts;
-    let (_, v_pad) = part::padded(x.op);
+    let (_, v_pad) = run::padded(x.op);
     let partials = Partials { floats: SharedMut::new(partials), splits, heads: x.op.heads, v_pad };
     let out = SharedMut::new(out);
     let (isa, scratch) = (cx.isa, cx.scratch);
@@ -292,7 +293,7 @@ impl Kernel for AttentionPart<'_> {
     unsafe fn run<V: Lanes>(self) {
         let caches = Caches::new(self.x.keys, self.x.values);
         // SAFETY: features by the caller; the operands were checked.
-        unsafe { part::run::<Float<V>>(self, caches) }
+        unsafe { run::run::<Float<V>>(self, caches) }
     }
 }
 
@@ -301,6 +302,6 @@ impl PairsKernel for AttentionPart<'_> {
     unsafe fn run<A: Mac>(self) {
         let caches = Caches::new(self.x.keys, self.x.values);
         // SAFETY: as above; the caches are of bf16.
-        unsafe { part::run::<A>(self, caches) }
+        unsafe { run::run::<A>(self, caches) }
     }
 }
