@@ -6,10 +6,10 @@ use troika_device::Device;
 use troika_graph::restrict_activations;
 use troika_model::lower::{LowerOptions, WeightShapes, lower};
 use troika_model::spec::ModelSpec;
-use troika_plan::{Plan, Refusal};
+use troika_plan::{Phase, Plan, Refusal};
 
 use crate::error::EngineError;
-use crate::program::shapes;
+use crate::program::{convert_edges, edge_types, shapes};
 
 /// Asks each device about each op of the model, at the shapes that the plan states: what it says
 /// `no` to, once for each kind of segment.
@@ -29,11 +29,15 @@ pub fn examine(
     };
     let lowered = lower(spec, weights, options)?;
     let formats = plan.activations();
+    let types = edge_types(&lowered, plan);
     let mut refusals: Vec<Refusal> = Vec::new();
     for device in devices {
         for segment in &lowered.segments {
             let graph = restrict_activations(&segment.graph, &formats);
-            for graph in shapes(&graph, device.caps()) {
+            let of_phase = |phase| convert_edges(&graph, segment, (&types, phase));
+            let mut graphs = vec![of_phase(Phase::Prefill), of_phase(Phase::Decode)];
+            graphs.dedup();
+            for graph in graphs.iter().flat_map(|g| shapes(g, device.caps())) {
                 let verdicts = device.examine(&graph);
                 for (node, why) in graph.nodes.iter().zip(verdicts) {
                     let Some(why) = why else { continue };

@@ -7,7 +7,8 @@ use std::ops::Range;
 use troika_graph::partition::{
     ColumnSplit, Columns, Partition, PartitionError, Piece, cut_at, split_columns,
 };
-use troika_graph::{Subgraph, ValueId};
+use troika_graph::{DType, Subgraph, ValueId};
+use troika_plan::Phase;
 
 /// Some columns of a value of the program.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,12 +43,20 @@ pub(crate) struct PlacedGraph {
 #[derive(Debug, Default)]
 pub(crate) struct ValueTable {
     pub cols: Vec<usize>,
+    /// Types, in prefill and in decode.
+    pub dtypes: Vec<[DType; 2]>,
 }
 
 impl ValueTable {
+    /// Bytes of an element of a value in a phase.
+    pub fn element(&self, value: usize, phase: Phase) -> usize {
+        self.dtypes[value][phase as usize].block_bytes()
+    }
+
     /// All of a new value.
-    fn add(&mut self, cols: usize) -> Operand {
+    fn add(&mut self, cols: usize, dtype: DType) -> Operand {
         self.cols.push(cols);
+        self.dtypes.push([dtype; 2]);
         Operand { value: self.cols.len() - 1, cols: 0..cols }
     }
 }
@@ -155,8 +164,9 @@ impl<'a> Scope<'a> {
         let input = find(&w.graph.inputs, &w.inputs).filter(|_| read);
         let known = input.or_else(|| find(&w.graph.outputs, &w.outputs));
         let whole = known.unwrap_or_else(|| {
-            let cols = w.graph.value(columns.value).shape.row_len();
-            self.between.entry(columns.value).or_insert_with(|| self.values.add(cols)).clone()
+            let value = w.graph.value(columns.value);
+            let add = || self.values.add(value.shape.row_len(), value.dtype);
+            self.between.entry(columns.value).or_insert_with(add).clone()
         });
         let (first, cols) = (whole.cols.start, &columns.cols);
         Operand { value: whole.value, cols: first + cols.start..first + cols.end }

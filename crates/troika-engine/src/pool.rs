@@ -33,7 +33,7 @@ pub(crate) struct EdgePool {
     others: HashMap<(usize, Instance), Buffer>,
 }
 
-/// Bytes of one element; values are f32 or i32.
+/// Most bytes of one element: values are f32 or i32, or of 16 bits.
 pub(crate) const ELEMENT: usize = 4;
 
 impl Slots {

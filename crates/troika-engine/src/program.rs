@@ -6,8 +6,10 @@ use std::sync::Arc;
 
 use troika_device::{Caps, Device, Executable, SpaceId, WeightSource};
 use troika_graph::partition::{ColumnSplit, Computed, Partition, kv_heads};
-use troika_graph::{Subgraph, ValueId, bind_static, limit_rows, restrict_activations};
-use troika_model::lower::{Lowered, Segment, SegmentKind, StateId};
+use troika_graph::{
+    DType, Subgraph, ValueId, bind_static, convert_boundary, limit_rows, restrict_activations,
+};
+use troika_model::lower::{EdgeId, Lowered, Segment, SegmentKind, StateId};
 use troika_plan::{Phase, Plan, Rule, Share, Split};
 
 use crate::error::EngineError;
@@ -138,7 +140,10 @@ impl Program {
         let find = |name: &String| at_hand.iter().find(|d| d.name() == name).cloned();
         let mut program = Program {
             devices: plan.devices.iter().filter_map(find).collect(),
-            values: ValueTable { cols: lowered.edges.iter().map(|e| e.cols).collect() },
+            values: ValueTable {
+                cols: lowered.edges.iter().map(|e| e.cols).collect(),
+                dtypes: edge_types(lowered, plan),
+            },
             apart: Vec::new(),
             segment_of: Vec::new(),
             state_instances: vec![Vec::new(); lowered.states.len()],
@@ -157,13 +162,22 @@ impl Program {
             let (prefill, decode) = (rule(Phase::Prefill)?, rule(Phase::Decode)?);
             let heads = attention_of(lowered, segment);
             let mut compiled = Compiled::default();
-            let first =
-                Arc::new(program.place((segment, heads), prefill, weights, &mut compiled)?);
-            let second = match prefill.places_as(decode) {
+            let first = Arc::new(program.place(
+                (segment, heads),
+                (prefill, Phase::Prefill),
+                weights,
+                &mut compiled,
+            )?);
+            let edges = segment.inputs.iter().chain(&segment.outputs);
+            let mut types = edges.map(|e| program.values.dtypes[e.0]);
+            let second = match prefill.places_as(decode) && types.all(|[p, d]| p == d) {
                 true => first.clone(),
-                false => {
-                    Arc::new(program.place((segment, heads), decode, weights, &mut compiled)?)
-                }
+                false => Arc::new(program.place(
+                    (segment, heads),
+                    (decode, Phase::Decode),
+                    weights,
+                    &mut compiled,
+                )?),
             };
             program.prefill.push(first);
             program.decode.push(second);
@@ -273,7 +287,7 @@ impl Program {
     fn place(
         &mut self,
         (segment, heads): (&Segment, Option<usize>),
-        rule: &Rule,
+        (rule, phase): (&Rule, Phase),
         weights: &dyn WeightSource,
         compiled: &mut Compiled,
     ) -> Result<PlacedSegment, EngineError> {
@@ -287,6 +301,7 @@ impl Program {
             names.iter().position(|n| n == by).unwrap_or(device)
         };
         let graph = restrict_activations(&segment.graph, &rule.activations);
+        let graph = convert_edges(&graph, segment, (&self.values.dtypes, phase));
         let cols = |v: usize| Operand { value: v, cols: 0..self.values.cols[v] };
         let state = |(s, v): (&StateId, &ValueId)| {
             let cols = 0..segment.graph.value(*v).shape.row_len();
@@ -403,6 +418,35 @@ impl Program {
             static_shapes: caps.static_shapes,
         })
     }
+}
+
+/// The type of each edge in each phase: what the rule of the segment that computes it says, if it
+/// has floats and the host does not read it.
+pub(crate) fn edge_types(lowered: &Lowered, plan: &Plan) -> Vec<[DType; 2]> {
+    let mut types: Vec<[DType; 2]> = lowered.edges.iter().map(|e| [e.dtype; 2]).collect();
+    for segment in &lowered.segments {
+        for phase in [Phase::Prefill, Phase::Decode] {
+            let Some(rule) = plan.rule(phase, segment.kind, segment.layer) else { continue };
+            for edge in segment.outputs.iter().filter(|e| **e != lowered.logits()) {
+                if lowered.edges[edge.0].dtype == DType::F32 {
+                    types[edge.0][phase as usize] = rule.values;
+                }
+            }
+        }
+    }
+    types
+}
+
+/// A segment's graph for the types of its edges in a phase.
+pub(crate) fn convert_edges(
+    graph: &Subgraph,
+    segment: &Segment,
+    (types, phase): (&[[DType; 2]], Phase),
+) -> Subgraph {
+    let of = |edges: &[EdgeId]| -> Vec<DType> {
+        edges.iter().map(|e| types[e.0][phase as usize]).collect()
+    };
+    convert_boundary(graph, &of(&segment.inputs), &of(&segment.outputs))
 }
 
 /// The memory space that a device's values are in where it is the only one that uses them.

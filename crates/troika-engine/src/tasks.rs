@@ -10,7 +10,7 @@ use troika_model::lower::{Lowered, SegmentKind};
 use crate::batching::PlannedBatch;
 use crate::error::EngineError;
 use crate::pieces::Operand;
-use crate::pool::{ELEMENT, EdgePool};
+use crate::pool::EdgePool;
 use crate::program::{CompiledPiece, Program, RowsRun, own_space};
 use crate::residency::{Area, Instance, Residency};
 use crate::schedule::Task;
@@ -169,11 +169,16 @@ impl<'a> ChunkTasks<'a> {
         Ok(view)
     }
 
+    /// Bytes of an element of a value.
+    fn element(&self, value: usize) -> usize {
+        self.shared.program.values.element(value, self.batch.phase)
+    }
+
     /// The columns of the instance that a device is bound to: all of the value's, unless nobody
     /// wants them together, or its rows may not lie apart or would reach too far.
     fn extent(&self, o: &Operand, rows: Rows, caps: &Caps) -> Range<usize> {
         let all = self.shared.program.values.cols[o.value];
-        let span = rows.room.saturating_mul(all * ELEMENT) as u64;
+        let span = rows.room.saturating_mul(all * self.element(o.value)) as u64;
         let apart = o.cols != (0..all) && rows.room > 1;
         let refused = !caps.strided_rows || caps.max_binding_bytes.is_some_and(|most| span > most);
         if self.shared.program.apart[o.value] || (apart && refused) {
@@ -244,9 +249,10 @@ impl<'a> ChunkTasks<'a> {
             let devices = &self.shared.program.devices;
             (self.memory.pool.buffer((o.value, cols), instance, devices)?, rows.first)
         };
-        let stride = instance.cols.len() * ELEMENT;
-        let offset = first * stride + (o.cols.start - instance.cols.start) * ELEMENT;
-        let shape = (rows.room, o.cols.len() * ELEMENT);
+        let element = self.element(o.value);
+        let stride = instance.cols.len() * element;
+        let offset = first * stride + (o.cols.start - instance.cols.start) * element;
+        let shape = (rows.room, o.cols.len() * element);
         Ok(View::new(&buffer, offset, shape, stride).map_err(DeviceError::View)?)
     }
 }

@@ -71,6 +71,13 @@ impl SubgraphBuilder {
         out
     }
 
+    /// Adds a conversion to another type.
+    pub fn convert(&mut self, name: &str, x: ValueId, to: DType) -> ValueId {
+        let out = self.push_value(name, self.graph.value(x).shape.clone(), to);
+        self.node(Op::Convert, &[x], &[], &[out]);
+        out
+    }
+
     /// Adds a router: ids (i32) and weights (f32).
     pub fn router(&mut self, op: Router, logits: ValueId) -> (ValueId, ValueId) {
         let ids = self.push_value("expert_ids", Shape::rows(self.max_rows, op.top_k), DType::I32);

@@ -6,6 +6,7 @@
 mod activations;
 mod bind;
 pub mod blocks;
+mod boundary;
 mod builder;
 mod dtype;
 mod hash;
@@ -19,6 +20,7 @@ mod weight;
 
 pub use activations::restrict_activations;
 pub use bind::{bind_static, limit_rows};
+pub use boundary::convert_boundary;
 pub use builder::SubgraphBuilder;
 pub use dtype::DType;
 pub use hash::GraphHash;

@@ -260,6 +260,10 @@ pub enum Op {
         /// The cap.
         cap: f32,
     },
+    /// The same numbers in the type of the result: f16 and bf16 are rounded to the nearest, ties to
+    /// even, and widened exactly. Other ops compute on f32: this one stands where a value between
+    /// subgraphs has another type.
+    Convert,
     /// Inputs x `[rows, n]`, g `[rows, 1]`: `x * sigmoid(g)` (shared expert gate).
     SigmoidGate,
     /// Within each group of `group` columns keeps `len` columns from `start`.
@@ -300,6 +304,7 @@ impl Op {
             Op::Scale { .. } => "scale",
             Op::Clamp { .. } => "clamp",
             Op::SoftCap { .. } => "soft_cap",
+            Op::Convert => "convert",
             Op::SigmoidGate => "sigmoid_gate",
             Op::SliceCols { .. } => "slice_cols",
             Op::ConcatCols { .. } => "concat_cols",

@@ -18,7 +18,7 @@ pub struct Value {
     pub name: String,
     /// Its shape.
     pub shape: Shape,
-    /// F32 or I32; caches also F16.
+    /// F32 or I32; caches and the operands of [`Op::Convert`] also F16 or BF16.
     pub dtype: DType,
 }
 

@@ -78,7 +78,7 @@ fn value(g: &Subgraph, index: usize, v: &Value) -> Res {
     let typed = match v.dtype {
         DType::F32 => true,
         DType::I32 => !state,
-        DType::F16 | DType::BF16 => state,
+        DType::F16 | DType::BF16 => true,
         _ => false,
     };
     want(typed, || format!("{} has type {}", v.name, v.dtype))?;
@@ -303,6 +303,13 @@ impl Check<'_> {
         match &self.node.op {
             Op::Activate(Activation::ClampedSwiglu { .. }) => {
                 Err("this activation is defined with a gate only".to_string())
+            }
+            Op::Convert => {
+                let of = |ids: &[ValueId]| ids.first().map_or(I, |v| self.g.value(*v).dtype);
+                let (from, to) = (of(&self.node.inputs), of(&self.node.outputs));
+                self.operands(&[from], 0, &[to])?;
+                want(from != I && to != I, || format!("converts {from} to {to}"))?;
+                self.same("output", self.output(0), self.input(0))
             }
             Op::Gate(_) | Op::Add => {
                 self.operands(&[F, F], 0, &[F])?;

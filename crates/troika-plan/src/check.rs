@@ -93,6 +93,10 @@ fn check_rules(
         if let Err(why) = check_split(rule).and_then(|()| check_refused(rule)) {
             return refuse(why);
         }
+        if !matches!(rule.values, DType::F32 | DType::F16 | DType::BF16) {
+            let name = rule.values.name();
+            return refuse(format!("has values of type {name}; use f32, f16 or bf16"));
+        }
         if let Some(l) = rule.layers {
             if l.step == 0 || l.first > l.last {
                 return refuse("has a range of no layers".into());

@@ -142,10 +142,22 @@ pub struct Rule {
     /// Ops that a device of this rule does not take, and who computes them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refused: Vec<RefusedOps>,
+    /// Type in which the segments hand their results to other segments; logits are always f32, and
+    /// absent is f32, too. A 16-bit type halves what is copied between memory spaces.
+    #[serde(default = "single_precision", skip_serializing_if = "is_single_precision")]
+    pub values: DType,
     /// Formats, besides f32, that products may take their activations in: each product uses the
     /// one that its weights' type has a path for.
     #[serde(default)]
     pub activations: Vec<ActivationFormat>,
+}
+
+fn single_precision() -> DType {
+    DType::F32
+}
+
+fn is_single_precision(dtype: &DType) -> bool {
+    *dtype == DType::F32
 }
 
 /// How segments are shared out among devices.

@@ -23,6 +23,8 @@ pub struct PlanRequest {
     /// Element type of the KV cache; `None`: F32 with `single_precision`, else BF16 where all
     /// devices multiply it, else F16.
     pub kv_dtype: Option<DType>,
+    /// Type of the values between segments, logits apart.
+    pub values: DType,
     /// The formats, besides f32, that products may take activations in; `None`: those that each
     /// device gains from.
     pub activations: Option<Vec<ActivationFormat>>,
@@ -39,6 +41,7 @@ impl Default for PlanRequest {
             chunks_in_flight: None,
             policy: Policy::default(),
             kv_dtype: None,
+            values: DType::F32,
             activations: None,
             single_precision: false,
         }
@@ -87,6 +90,7 @@ pub fn make(
     let placed = |phase| {
         let mut rules = request.strategy.rules(spec, devices, (phase, chunk));
         for rule in &mut rules {
+            rule.values = request.values;
             rule.activations = match &request.activations {
                 Some(list) => list.clone(),
                 None => gained_by_all(rule, devices),

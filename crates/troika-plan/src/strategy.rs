@@ -2,6 +2,7 @@
 
 use troika_device::Device;
 use troika_graph::ActivationFormat;
+use troika_graph::DType;
 use troika_model::lower::{SegmentKind, segments};
 use troika_model::spec::ModelSpec;
 
@@ -207,6 +208,7 @@ fn rule(segments: Option<Vec<SegmentKind>>, layers: Option<Layers>, device: &Dev
         device: device.name.clone(),
         split: None,
         refused: Vec::new(),
+        values: DType::F32,
         activations: Vec::new(),
     }
 }

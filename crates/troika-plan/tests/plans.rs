@@ -263,6 +263,7 @@ fn spoilt_splits_are_refused() {
         (hybrid(|_, p| p[1].share = 0), "gives device b a share of 0"),
         (hybrid(|_, p| p[1].device = "a".into()), "gives device a two shares"),
         (hybrid(|_, p| p[1].device = "c".into()), "names device c, which the plan does not list"),
+        (rule(|r| r.values = DType::I32), "has values of type"),
         (rule(|r| r.segments = None), "splits the rows of attention"),
         (
             rule(|r| r.split = Some(Split::Rows { lengths: vec![8], rest: r.device.clone() })),

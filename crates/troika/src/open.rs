@@ -63,6 +63,8 @@ pub struct OpenOptions {
     pub fallback: bool,
     /// Type of the KV cache; `None`: f32 when computing in f32, else f16.
     pub kv_dtype: Option<DType>,
+    /// Type of the values between segments: F32, F16 or BF16.
+    pub values: DType,
     /// Devices.
     pub devices: DeviceOptions,
     /// Look for NaN and infinities in weights that are used as the files have them, if these are
@@ -89,6 +91,7 @@ impl Default for OpenOptions {
             plan: None,
             fallback: false,
             kv_dtype: None,
+            values: DType::F32,
             devices: DeviceOptions::default(),
             scan: false,
             tracer: Tracer::off(),
@@ -423,6 +426,7 @@ fn new_plan(
         chunks_in_flight: options.chunks_in_flight,
         policy: options.policy,
         kv_dtype: options.kv_dtype,
+        values: options.values,
         activations: options.activations.clone().or(f32_only),
         single_precision: options.dtype == FloatType::F32 || all_f32(store),
     };

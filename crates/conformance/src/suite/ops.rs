@@ -170,10 +170,24 @@ fn elements() -> Res<Vec<SuiteCase>> {
         unary("scale", Op::Scale { factor: 0.5 })?,
         unary("clamp", Op::Clamp { limit: 0.25 })?,
         unary("soft_cap", Op::SoftCap { cap: 0.5 })?,
+        convert("convert", DType::BF16)?,
+        convert("convert to f16", DType::F16)?,
         rope("rope", RopeStyle::Half, false)?,
         rope("rope of neighbours", RopeStyle::Interleaved, false)?,
         rope("rope of long sequences", RopeStyle::Half, true)?,
     ])
+}
+
+/// From another type, and to it and back.
+fn convert(name: &'static str, dtype: DType) -> Res<SuiteCase> {
+    let mut b = Build::new(name);
+    let (x, h) = (b.floats(37), b.b.input("h", 37, dtype));
+    let h = b.b.convert("wide", h, DType::F32);
+    let sum = b.b.op("sum", Op::Add, &[x, h], 37);
+    let y = b.b.convert("narrow", sum, dtype);
+    let back = b.b.convert("rounded", y, DType::F32);
+    [y, back].into_iter().for_each(|v| b.b.output(v));
+    b.done(0.0)
 }
 
 fn rope(name: &'static str, style: RopeStyle, long: bool) -> Res<SuiteCase> {

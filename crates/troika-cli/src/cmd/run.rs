@@ -4,12 +4,11 @@ use std::io::IsTerminal;
 use std::time::Duration;
 
 use serde_json::json;
-use troika::graph::DType;
 use troika::trace::Tracer;
 use troika::{DeviceOptions, Model, OpenOptions, Source};
 
 use crate::error::CliError;
-use crate::flags::{CacheFlag, OpenArgs, PlanFileArgs, RunArgs};
+use crate::flags::{FloatFlag, OpenArgs, PlanFileArgs, RunArgs};
 use crate::generate::generate;
 use crate::input::{read_file, read_stdin};
 use crate::interrupt::Interrupt;
@@ -126,11 +125,7 @@ pub(super) fn open_options(open: &OpenArgs, tracer: Tracer) -> OpenOptions {
         progress: Some(progress::quantizing()),
         context: open.ctx_size.filter(|&c| c > 0),
         chunk: open.ubatch_size,
-        kv_dtype: open.cache_type.map(|t| match t {
-            CacheFlag::F32 => DType::F32,
-            CacheFlag::F16 => DType::F16,
-            CacheFlag::Bf16 => DType::BF16,
-        }),
+        kv_dtype: open.cache_type.map(FloatFlag::dtype),
         devices: DeviceOptions {
             threads: open.threads,
             cores: open.cores.clone().map(|c| c.0),

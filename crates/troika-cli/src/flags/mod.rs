@@ -11,6 +11,7 @@ use std::path::PathBuf;
 
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use troika::graph::DType;
 use troika::weights::FloatType;
 
 pub use cache::{CacheArgs, CacheVerb};
@@ -92,15 +93,26 @@ impl DtypeFlag {
     }
 }
 
-/// Element type of the KV cache.
+/// Element type of the KV cache, or of values between segments.
 #[derive(Clone, Copy, ValueEnum, PartialEq, Eq)]
-pub enum CacheFlag {
+pub enum FloatFlag {
     /// Single precision
     F32,
     /// Half precision
     F16,
     /// Half precision with the range of f32
     Bf16,
+}
+
+impl FloatFlag {
+    /// The type that it names.
+    pub fn dtype(self) -> DType {
+        match self {
+            FloatFlag::F32 => DType::F32,
+            FloatFlag::F16 => DType::F16,
+            FloatFlag::Bf16 => DType::BF16,
+        }
+    }
 }
 
 /// Logical cores, by number.
@@ -142,7 +154,7 @@ pub struct OpenArgs {
     /// Type of the KV cache [default: f32 for f32 models, else bf16
     /// where attention multiplies it (AVX512_BF16), else f16]
     #[arg(long, value_enum, env = "TROIKA_CACHE_TYPE")]
-    pub cache_type: Option<CacheFlag>,
+    pub cache_type: Option<FloatFlag>,
     /// Cores to pin the threads to, such as 0-3,8 [default: none]
     #[arg(long, visible_alias = "cpu-range", value_name = "LIST", value_parser = core_list)]
     #[arg(env = "TROIKA_CORES")]

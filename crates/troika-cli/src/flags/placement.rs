@@ -8,6 +8,7 @@ use troika::plan::{Policy, Strategy};
 use troika::{DeviceSpec, OpenOptions};
 
 use crate::error::CliError;
+use crate::flags::FloatFlag;
 use crate::input::read_file;
 
 /// Which devices.
@@ -48,6 +49,10 @@ pub struct PlacementArgs {
     /// [default: 1 on one device, else 4]
     #[arg(long, value_name = "N", env = "TROIKA_CHUNKS_IN_FLIGHT")]
     pub chunks_in_flight: Option<usize>,
+    /// Type of the values that segments hand to each other: f16 and bf16 halve what is copied
+    /// between devices [default: f32]
+    #[arg(long, value_enum, env = "TROIKA_VALUE_TYPE")]
+    pub value_type: Option<FloatFlag>,
 }
 
 /// A plan in place of flags.
@@ -56,7 +61,7 @@ pub struct PlanFileArgs {
     /// Run by a plan that troika plan wrote; it takes the place of the flags for placement,
     /// context, chunks and the KV cache
     #[arg(long, value_name = "FILE", env = "TROIKA_PLAN")]
-    #[arg(conflicts_with_all = ["strategy", "policy", "chunks_in_flight", "ubatch_size"])]
+    #[arg(conflicts_with_all = ["strategy", "policy", "chunks_in_flight", "value_type", "ubatch_size"])]
     pub plan: Option<PathBuf>,
     /// Let other devices compute what those of the plan refuse, instead of refusing the plan
     #[arg(long, requires = "plan")]
@@ -70,6 +75,7 @@ impl PlacementArgs {
         options.strategy = self.strategy.unwrap_or_default();
         options.policy = self.policy.unwrap_or_default();
         options.chunks_in_flight = self.chunks_in_flight;
+        options.values = self.value_type.unwrap_or(FloatFlag::F32).dtype();
     }
 }
 

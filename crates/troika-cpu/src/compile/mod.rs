@@ -120,6 +120,7 @@ pub(crate) enum Code {
         sinks: Option<Vector>,
     },
     Element(Element),
+    Convert,
     SigmoidGate,
     SliceCols(Slice),
     ConcatCols {
@@ -473,6 +474,7 @@ impl Compiler<'_> {
             Op::Scale { factor } => Code::Element(Element::Scale(*factor)),
             Op::Clamp { limit } => Code::Element(Element::Clamp(*limit)),
             Op::SoftCap { cap } => Code::Element(Element::SoftCap(*cap)),
+            Op::Convert => Code::Convert,
             Op::SigmoidGate => Code::SigmoidGate,
             Op::SliceCols { group, start, len } => {
                 Code::SliceCols(Slice { group: *group, start: *start, len: *len })

@@ -9,7 +9,7 @@ use crate::compile::fuse::corrections;
 use crate::compile::weights::PackedMatrix;
 use crate::compile::{Code, CompiledOp, Executable, Matrix, Vector};
 use crate::device::bindings::Mem;
-use crate::kernels::elementwise::Element;
+use crate::kernels::elementwise::{Element, Floats, FloatsMut};
 use crate::kernels::kv::{CacheMut, CacheRef};
 use crate::kernels::linear::{OutView, Product, RowsView};
 use crate::kernels::norm::Norm;
@@ -124,6 +124,38 @@ impl<'a> Operands<'a> {
         }
     }
 
+    /// An input of any float type.
+    ///
+    /// # Safety
+    /// As for `read`.
+    unsafe fn typed(&self, i: usize) -> Floats<'a> {
+        let slot = self.op.inputs[i];
+        // SAFETY: by the caller.
+        unsafe {
+            match self.exe.slots[slot].dtype {
+                DType::F16 => Floats::F16(self.read(slot)),
+                DType::BF16 => Floats::BF16(self.read(slot)),
+                _ => Floats::F32(self.read(slot)),
+            }
+        }
+    }
+
+    /// A result of any float type.
+    ///
+    /// # Safety
+    /// As for `write`.
+    unsafe fn typed_mut(&self, i: usize) -> FloatsMut<'a> {
+        let slot = self.op.outputs[i];
+        // SAFETY: by the caller.
+        unsafe {
+            match self.exe.slots[slot].dtype {
+                DType::F16 => FloatsMut::F16(self.write(slot)),
+                DType::BF16 => FloatsMut::BF16(self.write(slot)),
+                _ => FloatsMut::F32(self.write(slot)),
+            }
+        }
+    }
+
     /// Runs the op.
     ///
     /// # Safety
@@ -199,6 +231,7 @@ impl<'a> Operands<'a> {
                     self.output(0),
                     self.cols(0),
                 ),
+                Code::Convert => elementwise::convert(cx, self.typed(0), self.typed_mut(0)),
                 Code::SliceCols(s) => {
                     elementwise::slice_cols(cx, *s, self.input(0), self.output(0), self.cols(0))
                 }

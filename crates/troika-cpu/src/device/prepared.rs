@@ -48,8 +48,8 @@ impl Prepared {
                 Place::Temp(at) => {
                     let r = at * task.rows..(at + slot.cols) * task.rows;
                     let room = &mut arena[r];
-                    let bytes = room.len() * 4;
-                    Mem { ptr: room.as_mut_ptr().cast(), bytes, stride: slot.cols * 4 }
+                    let bytes = task.rows * slot.row_bytes();
+                    Mem { ptr: room.as_mut_ptr().cast(), bytes, stride: slot.row_bytes() }
                 }
                 Place::Nowhere => {
                     Mem { ptr: std::ptr::dangling_mut::<f32>().cast(), bytes: 0, stride: 0 }

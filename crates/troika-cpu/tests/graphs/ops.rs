@@ -89,6 +89,12 @@ fn unary(name: &'static str, op: Op) -> Case {
     b.op(op, &[x], 6)
 }
 
+fn convert() -> Case {
+    let mut b = Build::new("convert");
+    let x = b.b.input("x", 6, DType::BF16);
+    b.op(Op::Convert, &[x], 6)
+}
+
 fn binary(name: &'static str, op: Op) -> Case {
     let mut b = Build::new(name);
     let (x, y) = (b.floats(6), b.floats(6));
@@ -270,6 +276,7 @@ pub fn cases() -> Vec<Case> {
         unary("scale", Op::Scale { factor: 0.5 }),
         unary("clamp", Op::Clamp { limit: 1.0 }),
         unary("soft_cap", Op::SoftCap { cap: 5.0 }),
+        convert(),
         sigmoid,
         slice,
         concat,
@@ -326,7 +333,11 @@ fn wrong_wiring() -> Vec<Wrong> {
     wrong! {
         "activate": "there is no 9", g => g.inputs[0] = ValueId(9);
         "activate": "bound twice", g => g.inputs.push(ValueId(0));
-        "activate": "has type F16", g => g.values[1].dtype = DType::F16;
+        "activate": "must be F32, is F16", g => g.values[1].dtype = DType::F16;
+        "activate": "has type Q8_0", g => g.values[1].dtype = DType::Q8_0;
+        "convert": "converts I32 to F32", g => g.values[0].dtype = DType::I32;
+        "convert": "converts BF16 to I32", g => g.values[1].dtype = DType::I32;
+        "convert": "output has 5 columns, needs 6", g => cols(g, 1, 5);
         "activate": "has type Q8_0", g => g.values[0].dtype = DType::Q8_0;
         "activate": "must be F32, is I32", g => g.values[0].dtype = DType::I32;
         "activate": "must be F32, is I32", g => g.values[1].dtype = DType::I32;

@@ -1,7 +1,8 @@
 use std::sync::Arc;
 
+use half::{bf16, f16};
 use proptest::prelude::*;
-use troika_cpu::kernels::elementwise::{self, Element, Slice, scalar};
+use troika_cpu::kernels::elementwise::{self, Element, Floats, FloatsMut, Slice, scalar};
 use troika_cpu::kernels::linear::WeightView;
 use troika_cpu::kernels::norm::{self, Norm};
 use troika_cpu::kernels::{KernelError, embed, kv, rope};
@@ -46,6 +47,34 @@ proptest! {
             let mut y = vec![f32::NAN; n];
             elementwise::elementwise(cx, op, a, two.then_some(b), &mut y).unwrap();
             close(&y, &want, 2e-6, &format!("{op:?}"));
+        });
+    }
+
+    /// Each number is rounded by itself, from every type to every other.
+    #[test]
+    fn conversions_match_the_reference(
+        n in prop::sample::select(vec![1usize, 7, 17, 255, 257, 1000, 40_000]),
+        spread in prop::sample::select(vec![1e-6f32, 1.0, 1e5]),
+        seed: u64,
+    ) {
+        let x: Vec<f32> = Random(seed).floats(n + 1).iter().map(|x| x * spread).collect();
+        let x = &x[1..];
+        let halves: Vec<f16> = x.iter().map(|x| f16::from_f32(*x)).collect();
+        let brains: Vec<bf16> = x.iter().map(|x| bf16::from_f32(*x)).collect();
+        let wide: Vec<f32> = halves.iter().map(|x| x.to_f32()).collect();
+        let between: Vec<bf16> = halves.iter().map(|x| bf16::from_f32(x.to_f32())).collect();
+        on_each_isa(2, |cx| {
+            let (mut f, mut h, mut b) = (vec![0f32; n], vec![f16::ZERO; n], vec![bf16::ZERO; n]);
+            elementwise::convert(cx, Floats::F32(x), FloatsMut::F16(&mut h)).unwrap();
+            assert_eq!(h, halves);
+            elementwise::convert(cx, Floats::F32(x), FloatsMut::BF16(&mut b)).unwrap();
+            assert_eq!(b, brains);
+            elementwise::convert(cx, Floats::F16(&h), FloatsMut::F32(&mut f)).unwrap();
+            assert_eq!(f, wide);
+            elementwise::convert(cx, Floats::F16(&h), FloatsMut::BF16(&mut b)).unwrap();
+            assert_eq!(b, between);
+            elementwise::convert(cx, Floats::F32(x), FloatsMut::F32(&mut f)).unwrap();
+            assert_eq!(f, x);
         });
     }
 

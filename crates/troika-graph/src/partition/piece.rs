@@ -239,6 +239,7 @@ fn part_of(op: &Op, take: &Take, b: &mut PieceBuilder<'_>) -> Op {
         | Op::Scale { .. }
         | Op::Clamp { .. }
         | Op::SoftCap { .. }
+        | Op::Convert
         | Op::SigmoidGate
         | Op::SliceCols { .. }
         | Op::Router(_) => op.clone(),

@@ -66,6 +66,7 @@ pub(super) fn groups(graph: &Subgraph, node: &Node) -> Option<usize> {
         | Op::Scale { .. }
         | Op::Clamp { .. }
         | Op::SoftCap { .. }
+        | Op::Convert
         | Op::SigmoidGate => Some(input),
         Op::Embed { .. } | Op::Router(_) | Op::Experts(_) => None,
     }
@@ -148,7 +149,7 @@ impl Placer<'_> {
             made.is_some_and(|p| p.mode == Mode::Split && p.stage == split)
         };
         let groups = groups(self.graph, node);
-        if groups.is_some() && node.inputs.iter().any(follows) {
+        if groups.is_some() && (node.inputs.iter().any(follows) || self.leads(node)) {
             return Place { stage: split, mode: Mode::Split };
         }
         let copied = self.ready(node, |_| Reader::Copied);
@@ -156,6 +157,24 @@ impl Placer<'_> {
             return Place { stage: copied, mode: Mode::Copied };
         }
         Place { stage: alone, mode: Mode::Alone(why_cheap(groups)) }
+    }
+
+    /// Whether an op makes, of the graph's inputs, what only ops that split by heads read: each part
+    /// then needs its own columns of it.
+    fn leads(&self, node: &Node) -> bool {
+        let by_heads = |n: &Node| match n.op {
+            Op::Attention(_) | Op::HeadLinear(_) => never(self.graph, n).is_none(),
+            Op::KvAppend(_) => self.heads_are_known(n),
+            _ => false,
+        };
+        let made = |v: &ValueId| self.values.contains_key(v);
+        let reads = |n: &&Node| n.inputs.iter().any(|v| node.outputs.contains(v));
+        let mut readers = self.graph.nodes.iter().filter(reads).peekable();
+        let leaves = node.outputs.iter().any(|v| self.graph.outputs.contains(v));
+        !node.inputs.iter().any(made)
+            && !leaves
+            && readers.peek().is_some()
+            && readers.all(by_heads)
     }
 
     /// Whether the attentions that read the cache an op writes are in the graph, and say how many

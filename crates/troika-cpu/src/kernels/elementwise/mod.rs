@@ -1,5 +1,6 @@
 //! Ops on elements, and ops that move columns.
 
+mod convert;
 #[allow(clippy::excessive_precision)] // constants as published
 mod erf;
 pub mod scalar;
@@ -10,6 +11,7 @@ use crate::SharedMut;
 use crate::kernels::simd::{Kernel, Lanes, MAX_LANES, dispatch, load_part, store_part, swish};
 use crate::kernels::{Context, ELEMENTS_PER_PART, KernelError, rows_per_part};
 
+pub use convert::{Floats, FloatsMut, convert};
 pub use erf::gelu;
 
 /// An op on elements.

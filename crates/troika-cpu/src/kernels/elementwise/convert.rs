@@ -1,0 +1,92 @@
+//! Conversion between types of floats.
+
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+
+use crate::SharedMut;
+use crate::kernels::{Context, ELEMENTS_PER_PART, KernelError};
+
+/// Numbers of any float type.
+#[derive(Clone, Copy, Debug)]
+pub enum Floats<'a> {
+    /// Single precision.
+    F32(&'a [f32]),
+    /// Half precision.
+    F16(&'a [f16]),
+    /// Half precision with the range of f32.
+    BF16(&'a [bf16]),
+}
+
+/// Numbers of any float type, to be written.
+#[derive(Debug)]
+pub enum FloatsMut<'a> {
+    /// Single precision.
+    F32(&'a mut [f32]),
+    /// Half precision.
+    F16(&'a mut [f16]),
+    /// Half precision with the range of f32.
+    BF16(&'a mut [bf16]),
+}
+
+impl Floats<'_> {
+    fn len(&self) -> usize {
+        match self {
+            Floats::F32(x) => x.len(),
+            Floats::F16(x) => x.len(),
+            Floats::BF16(x) => x.len(),
+        }
+    }
+
+    /// Widens the numbers from `first` on.
+    fn widen(&self, first: usize, to: &mut [f32]) {
+        let r = first..first + to.len();
+        match self {
+            Floats::F32(x) => to.copy_from_slice(&x[r]),
+            Floats::F16(x) => x[r].convert_to_f32_slice(to),
+            Floats::BF16(x) => x[r].convert_to_f32_slice(to),
+        }
+    }
+}
+
+/// Memory to write, shared by the parts of a conversion.
+enum Out<'a> {
+    F32(SharedMut<'a, f32>),
+    F16(SharedMut<'a, f16>),
+    BF16(SharedMut<'a, bf16>),
+}
+
+/// Numbers converted at once, on the stack.
+const AT_ONCE: usize = 256;
+
+/// Writes the numbers of `x` to `y`, rounded to the nearest, ties to even, where `y` has fewer bits.
+///
+/// # Errors
+/// A panic of a part.
+pub fn convert(cx: &mut Context<'_>, x: Floats<'_>, y: FloatsMut<'_>) -> Result<(), KernelError> {
+    let (len, out) = match y {
+        FloatsMut::F32(y) => (y.len(), Out::F32(SharedMut::new(y))),
+        FloatsMut::F16(y) => (y.len(), Out::F16(SharedMut::new(y))),
+        FloatsMut::BF16(y) => (y.len(), Out::BF16(SharedMut::new(y))),
+    };
+    assert!(x.len() == len, "lengths of operands");
+    cx.pool.run(len.div_ceil(ELEMENTS_PER_PART), &|_, part| {
+        let mut at = part * ELEMENTS_PER_PART;
+        let end = (at + ELEMENTS_PER_PART).min(len);
+        while at < end {
+            let n = AT_ONCE.min(end - at);
+            let mut wide = [0.0; AT_ONCE];
+            let wide = &mut wide[..n];
+            x.widen(at, wide);
+            // SAFETY: parts are disjoint, and so are the runs of a part.
+            unsafe {
+                match &out {
+                    Out::F32(y) => y.slice(at..at + n).copy_from_slice(wide),
+                    Out::F16(y) => y.slice(at..at + n).convert_from_f32_slice(wide),
+                    Out::BF16(y) => y.slice(at..at + n).convert_from_f32_slice(wide),
+                }
+            }
+            at += n;
+        }
+    })?;
+    Ok(())
+}

@@ -1,0 +1,75 @@
+//! The types in which a subgraph takes its inputs and hands out its outputs.
+
+use crate::dtype::DType;
+use crate::op::Op;
+use crate::subgraph::{Node, Subgraph, Value, ValueId};
+
+/// A copy of the subgraph that takes its f32 inputs and hands out its f32 outputs in other types,
+/// given in their order: widened in front of all other ops, and rounded behind them. Values that are
+/// not f32 keep their type.
+///
+/// The ops themselves compute on f32 as before, so that an output that they read again is rounded
+/// for its readers outside only.
+pub fn convert_boundary(graph: &Subgraph, inputs: &[DType], outputs: &[DType]) -> Subgraph {
+    let mut converted = graph.clone();
+    let mut first = Vec::new();
+    for (i, (&inner, &to)) in graph.inputs.iter().zip(inputs).enumerate() {
+        if let Some(outer) = beside(&mut converted, inner, to) {
+            converted.inputs[i] = outer;
+            first.push(conversion(outer, inner));
+        }
+    }
+    first.append(&mut converted.nodes);
+    converted.nodes = first;
+    for (i, (&inner, &to)) in graph.outputs.iter().zip(outputs).enumerate() {
+        if let Some(outer) = beside(&mut converted, inner, to) {
+            converted.outputs[i] = outer;
+            converted.nodes.push(conversion(inner, outer));
+        }
+    }
+    converted
+}
+
+/// A new value like an f32 one, of another type.
+fn beside(graph: &mut Subgraph, inner: ValueId, to: DType) -> Option<ValueId> {
+    let like = graph.value(inner);
+    if like.dtype != DType::F32 || to == DType::F32 {
+        return None;
+    }
+    let outer = Value { dtype: to, ..like.clone() };
+    graph.values.push(outer);
+    Some(ValueId(graph.values.len() as u32 - 1))
+}
+
+fn conversion(from: ValueId, to: ValueId) -> Node {
+    Node { op: Op::Convert, inputs: vec![from], states: Vec::new(), outputs: vec![to] }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::convert_boundary;
+    use crate::{DType, Op, SubgraphBuilder, verify};
+
+    #[test]
+    fn only_floats_at_the_boundary_change_their_type() {
+        let mut b = SubgraphBuilder::new("g", 4);
+        let (x, ids) = (b.input("x", 8, DType::F32), b.input("positions", 1, DType::I32));
+        let y = b.op("y", Op::Scale { factor: 2.0 }, &[x], 8);
+        let z = b.op("z", Op::Add, &[x, y], 8);
+        [y, z, ids, x].into_iter().for_each(|v| b.output(v));
+        let graph = b.finish().unwrap();
+        let (half, none) = (DType::BF16, DType::F32);
+        assert_eq!(convert_boundary(&graph, &[none; 2], &[none; 4]), graph);
+        let converted = convert_boundary(&graph, &[half; 2], &[half, DType::F16, half, none]);
+        verify(&converted).unwrap();
+        let types = |ids: &[crate::ValueId]| -> Vec<DType> {
+            ids.iter().map(|v| converted.value(*v).dtype).collect()
+        };
+        assert_eq!(types(&converted.inputs), [half, DType::I32]);
+        assert_eq!(types(&converted.outputs), [half, DType::F16, DType::I32, none]);
+        let names: Vec<&str> = converted.nodes.iter().map(|n| n.op.name()).collect();
+        assert_eq!(names, ["convert", "scale", "add", "convert", "convert"]);
+        // The sum reads what was not rounded.
+        assert_eq!(converted.nodes[2].inputs, [x, y]);
+    }
+}
