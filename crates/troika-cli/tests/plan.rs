@@ -137,6 +137,41 @@ fn what_a_device_refuses_runs_elsewhere_and_is_said() {
 }
 
 #[test]
+fn an_explained_plan_says_what_it_copies() {
+    let explain = |devices: &str, more: &[&str]| {
+        stdout(&troika(&[&["plan", "--explain", "--device", devices][..], more].concat()))
+    };
+    let shared = explain("a=cpu,b=cpu", &["--strategy", "alternate", "--ubatch-size", "32"]);
+    for line in [
+        "| values | a chunk of 32 tokens | | | no copies | |\n",
+        "| values | a decoded token | | | no copies | |\n",
+    ] {
+        assert!(shared.contains(line), "{shared}");
+    }
+    let own = format!("a=cpu,{}", odd("b", "own-memory.toml"));
+    let text = explain(&own, &["--strategy", "alternate", "--ubatch-size", "32"]);
+    assert!(!text.contains("no copies"), "{text}");
+    for (of, pair) in [
+        ("values | a chunk of 32 tokens", "host memory | memory of b"),
+        ("values | a chunk of 32 tokens", "memory of b | host memory"),
+        ("values | a decoded token", "host memory | memory of b"),
+        ("values | a decoded token", "memory of b | host memory"),
+    ] {
+        assert_eq!(text.matches(&format!("| {of} | {pair} | ")).count(), 1, "{text}");
+    }
+    // Caches are handed over once; what is decoded needs its ids and logits.
+    let text = explain(&own, &["--strategy", "prefill-decode", "--ubatch-size", "32"]);
+    for line in [
+        "| values | a chunk of 32 tokens | | | no copies | |\n",
+        "| caches | 32 cached tokens, once | host memory | memory of b | 8 | ",
+        "| values | a decoded token | host memory | memory of b | 2 | 8 |\n",
+        "| values | a decoded token | memory of b | host memory | 1 | 16384 |\n",
+    ] {
+        assert!(text.contains(line), "{line} {text}");
+    }
+}
+
+#[test]
 fn plans_and_devices_that_make_no_sense_are_refused_by_name() {
     let dir = tempfile::tempdir().unwrap();
     let plan = stdout(&troika(&[&["plan"][..], &two(), &["--strategy", "alternate"]].concat()));

@@ -39,7 +39,8 @@ pub struct Caps {
     /// Memory spaces that it reads and writes without a copy; never none. Its own memory is the
     /// first.
     pub spaces: Vec<SpaceId>,
-    /// Names how it computes: devices with equal names give equal bits.
+    /// Names how it computes: devices with equal names give equal bits. [`Caps::NO_NUMERICS`] if it
+    /// does not.
     pub numerics: String,
     /// Most bytes of one binding, if limited.
     pub max_binding_bytes: Option<u64>,
@@ -62,4 +63,14 @@ pub struct Caps {
     pub strided_rows: bool,
     /// Facts for people: cores, instruction sets, driver versions, as (name, value).
     pub facts: Vec<(String, String)>,
+}
+
+impl Caps {
+    /// The [`Caps::numerics`] of a device that only models time.
+    pub const NO_NUMERICS: &'static str = "none";
+
+    /// Whether the device computes values. If not, what it writes is nobody's to read.
+    pub fn computes(&self) -> bool {
+        self.numerics != Caps::NO_NUMERICS
+    }
 }

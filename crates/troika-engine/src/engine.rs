@@ -19,7 +19,7 @@ use crate::memory::{allocate, allocate_in};
 use crate::pool::{ELEMENT, EdgePool, Slots};
 use crate::program::Program;
 use crate::residency::Instance;
-use crate::schedule::{Runner, TaskGraph};
+use crate::schedule::{Runner, Task, TaskGraph};
 use crate::tasks::{ChunkMemory, ChunkTasks, Shared};
 
 /// Logits kept at once while many rows are wanted.
@@ -314,12 +314,29 @@ impl Engine {
 
     /// Fetches cached positions that other devices have filled.
     fn hand_over(&mut self, batches: &[PlannedBatch]) -> Result<(), EngineError> {
+        let copies = self.handover_tasks(batches)?;
+        if copies.is_empty() { Ok(()) } else { self.runner.run(&TaskGraph::new(copies)) }
+    }
+
+    fn handover_tasks(&mut self, batches: &[PlannedBatch]) -> Result<Vec<Task>, EngineError> {
         let mut copies = Vec::new();
         for batch in batches {
             let states = (self.states.as_slice(), self.lowered.states.as_slice());
             copies.extend(self.handover.before(batch, &self.program, states)?);
         }
-        if copies.is_empty() { Ok(()) } else { self.runner.run(&TaskGraph::new(copies)) }
+        Ok(copies)
+    }
+
+    /// Makes the tasks that hand caches over before some tokens are computed, and those that
+    /// compute them, as [`Engine::run`] does. Nothing runs, but the tokens count as cached.
+    pub(crate) fn tasks_without_running(
+        &mut self,
+        inputs: &[SequenceInput<'_>],
+    ) -> Result<(Vec<Task>, Vec<Task>), EngineError> {
+        self.check(inputs)?;
+        let batches = plan_batches(inputs, self.plan.prefill.chunk, &mut self.kv)?;
+        self.reserve(batches.len(), batches.iter().map(PlannedBatch::wanted_rows).sum())?;
+        Ok((self.handover_tasks(&batches)?, self.tasks(&batches)?))
     }
 
     /// Makes input slots and logits memory.
@@ -343,6 +360,10 @@ impl Engine {
     }
 
     fn graph(&mut self, batches: &[PlannedBatch]) -> Result<TaskGraph, EngineError> {
+        Ok(TaskGraph::new(self.tasks(batches)?))
+    }
+
+    fn tasks(&mut self, batches: &[PlannedBatch]) -> Result<Vec<Task>, EngineError> {
         let shared = Shared {
             lowered: &self.lowered,
             program: &self.program,
@@ -359,7 +380,7 @@ impl Engine {
             tasks.extend(made.0);
             logits_row = made.1;
         }
-        Ok(TaskGraph::new(tasks))
+        Ok(tasks)
     }
 
     fn read_logits(

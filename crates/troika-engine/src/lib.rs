@@ -5,6 +5,7 @@
 //! and hands them to device queues; the logits come back to the caller, who samples with [`sample::Sampler`].
 
 mod batching;
+mod copies;
 mod engine;
 mod error;
 mod examine;
@@ -21,6 +22,7 @@ pub mod sample;
 pub mod schedule;
 mod tasks;
 
+pub use copies::{CopyCount, PhaseCopies, copies};
 pub use engine::{Engine, EngineMemory, EngineParts, LogitsSink};
 pub use error::EngineError;
 pub use examine::examine;

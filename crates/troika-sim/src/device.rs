@@ -21,9 +21,6 @@ use crate::resident::Resident;
 use crate::soc::{Processor, Soc};
 use crate::worker::Worker;
 
-/// The numerics of devices that compute nothing.
-pub const NO_NUMERICS: &str = "none";
-
 /// A processor of a file.
 pub struct VirtualDevice {
     caps: Caps,
@@ -82,7 +79,7 @@ fn caps(soc: &Soc, p: &Processor, space: SpaceId, cpu: &Caps) -> Caps {
         static_shapes: p.static_shapes,
         row_buckets: p.row_buckets.clone(),
         spaces: vec![space],
-        numerics: if soc.numerics { cpu.numerics.clone() } else { NO_NUMERICS.into() },
+        numerics: if soc.numerics { cpu.numerics.clone() } else { Caps::NO_NUMERICS.into() },
         max_binding_bytes: p.max_binding_bytes,
         weight_dtypes: cpu.weight_dtypes.iter().copied().filter(|d| *d != DType::I32).collect(),
         activation_formats: gains.map(|(_, format)| format).collect(),

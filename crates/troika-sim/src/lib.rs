@@ -19,6 +19,6 @@ mod soc;
 mod worker;
 
 pub use clock::VirtualClock;
-pub use device::{NO_NUMERICS, VirtualDevice};
+pub use device::VirtualDevice;
 pub use error::SocError;
 pub use soc::{OP_NAMES, PeakRates, Processor, ProcessorKind, Soc};

@@ -222,7 +222,7 @@ pub(crate) fn virtual_clock<'a>(
 
 /// Whether a device only models time: values and weights are nobody's.
 pub(crate) fn computes_nothing(device: &Arc<dyn Device>) -> bool {
-    device.caps().numerics == troika_sim::NO_NUMERICS
+    !device.caps().computes()
 }
 
 /// The files of virtual devices, each read once, and the clock that all of them share.

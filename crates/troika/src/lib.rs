@@ -36,7 +36,7 @@ pub use devices::{
 };
 pub use error::Error;
 pub use generation::GenerationDefaults;
-pub use open::{Described, LoadProgress, Model, OpenOptions, describe, make_plan};
+pub use open::{Described, LoadProgress, Model, OpenOptions, Planned, describe, make_plan};
 pub use perplexity::{Perplexity, Scored};
 pub use session::{Control, Finish, OnToken, Output, Request, Stats};
 pub use source::Source;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use troika_device::{Clock, Device, RealClock};
-use troika_engine::{Engine, EngineParts};
+use troika_engine::{Engine, EngineParts, PhaseCopies, copies};
 use troika_graph::{ActivationFormat, DType};
 use troika_model::chat::ChatTemplate;
 use troika_model::spec::ModelSpec;
@@ -138,19 +138,37 @@ pub fn describe(
     Ok(Described { files, spec: model.spec, store })
 }
 
-/// The plan that opening a model with these options would make, and a sentence for each device
-/// whose refusals changed it.
+/// The plan that opening a model would make.
+pub struct Planned {
+    /// The plan.
+    pub plan: Plan,
+    /// A sentence for each device whose refusals changed it.
+    pub changes: Vec<String>,
+    described: Described,
+    devices: Vec<Arc<dyn Device>>,
+}
+
+impl Planned {
+    /// What the plan copies between memories for a chunk of a prompt and for a decoded token.
+    ///
+    /// # Errors
+    /// What keeps the plan from being run.
+    pub fn copies(&self) -> Result<Vec<PhaseCopies>, Error> {
+        let Described { spec, store, .. } = &self.described;
+        Ok(copies(spec, &|key| store.shape(key), &self.plan, &self.devices)?)
+    }
+}
+
+/// The plan that opening a model with these options would make.
 ///
 /// # Errors
 /// As [`Model::open`], but that nothing is compiled.
-pub fn make_plan(
-    source: impl Into<Source>,
-    options: &OpenOptions,
-) -> Result<(Plan, Vec<String>), Error> {
+pub fn make_plan(source: impl Into<Source>, options: &OpenOptions) -> Result<Planned, Error> {
     let devices = open_devices(&options.devices)?;
     let bind = BindOptions { float: options.dtype, quant: options.quant };
     let described = describe(source, bind)?;
-    plan_of(&described.spec, &described.store, options, &devices)
+    let (plan, changes) = plan_of(&described.spec, &described.store, options, &devices)?;
+    Ok(Planned { plan, changes, described, devices })
 }
 
 /// What an open model is made of, wherever it came from.

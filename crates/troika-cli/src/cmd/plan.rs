@@ -1,5 +1,6 @@
 //! `troika plan`.
 
+use troika::engine::{CopyCount, PhaseCopies};
 use troika::plan::{Phase, Plan, Rule, Split};
 use troika::trace::Tracer;
 
@@ -17,14 +18,15 @@ pub fn run(args: &PlanArgs) -> Result<(), CliError> {
         file::check("plan", path)?;
     }
     let source = resolve::model(&args.model)?;
-    let (plan, changes) = troika::make_plan(&source, &open_options(&args.open, Tracer::off()))?;
-    changes.iter().for_each(|change| output::note_line(&format!("warning: {change}")));
+    let planned = troika::make_plan(&source, &open_options(&args.open, Tracer::off()))?;
+    let plan = &planned.plan;
+    planned.changes.iter().for_each(|change| output::note_line(&format!("warning: {change}")));
     if let Some(path) = &args.out {
         let text = plan.to_json();
         file::write("plan", path, |out| out.write_all(text.as_bytes()))?;
     }
     match (args.explain, &args.out) {
-        (true, _) => output::write(&explained(&plan)),
+        (true, _) => output::write(&(explained(plan) + &copied(&planned.copies()?))),
         (false, None) => output::write(&plan.to_json()),
         (false, Some(_)) => Ok(()),
     }
@@ -52,6 +54,36 @@ fn explained(plan: &Plan) -> String {
         }
     }
     text
+}
+
+/// What is copied between memories, a line for each phase and each pair of memories.
+fn copied(phases: &[PhaseCopies]) -> String {
+    let mut text = String::from(
+        "\n| copies of | for | from | to | copies | bytes |\n\
+         | --- | --- | --- | --- | ---: | ---: |\n",
+    );
+    for p in phases {
+        let before = format!("{} cached tokens, once", p.cached);
+        p.handover.iter().for_each(|c| text.push_str(&copy_line("caches", &before, c)));
+        let tokens = match p.phase {
+            Phase::Prefill => format!("a chunk of {} tokens", p.tokens),
+            Phase::Decode => "a decoded token".to_string(),
+        };
+        p.values.iter().for_each(|c| text.push_str(&copy_line("values", &tokens, c)));
+        if p.values.is_empty() {
+            text.push_str(&format!("| values | {tokens} | | | no copies | |\n"));
+        }
+    }
+    text
+}
+
+fn copy_line(what: &str, tokens: &str, c: &CopyCount) -> String {
+    let memory = |device: &Option<String>| match device {
+        Some(device) => format!("memory of {device}"),
+        None => "host memory".to_string(),
+    };
+    let (from, to) = (memory(&c.from), memory(&c.to));
+    format!("| {what} | {tokens} | {from} | {to} | {} | {} |\n", c.count, c.bytes)
 }
 
 /// Which device computes what share, for people.

@@ -1,0 +1,117 @@
+//! What a plan is said to copy is what a run by it copies.
+
+use std::path::{Path, PathBuf};
+
+use troika::engine::{CopyCount, PhaseCopies, SequenceInput, WantedLogits};
+use troika::plan::{Phase, Strategy};
+use troika::trace::Tracer;
+use troika::weights::FloatType;
+use troika::{DeviceOptions, Model, OpenOptions, make_plan};
+
+fn root(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
+}
+
+const CHUNK: usize = 6;
+
+/// Two devices: `cpu`, or a file of `socs/odd`.
+fn options(pair: [&str; 2], strategy: Strategy) -> OpenOptions {
+    let spec = |(name, device): (&str, &str)| match device {
+        "cpu" => format!("{name}=cpu").parse().unwrap(),
+        odd => format!("{name}=virtual:{}", root("socs/odd").join(odd).display()).parse().unwrap(),
+    };
+    let devices = ["a", "b"].into_iter().zip(pair).map(spec).collect();
+    OpenOptions {
+        dtype: FloatType::F32,
+        chunk: CHUNK,
+        strategy,
+        devices: DeviceOptions { devices, ..DeviceOptions::default() },
+        ..OpenOptions::default()
+    }
+}
+
+fn planned(model: &str, options: &OpenOptions) -> Vec<PhaseCopies> {
+    make_plan(&root("tests/golden").join(model), options).unwrap().copies().unwrap()
+}
+
+fn number(counts: &[CopyCount]) -> usize {
+    counts.iter().map(|c| c.count).sum()
+}
+
+/// Copies of a prompt of one chunk, and of each of two tokens behind it, by the trace of a run.
+fn copied(model: &str, options: &OpenOptions) -> [usize; 3] {
+    let tracer = Tracer::on();
+    let options = OpenOptions { tracer: tracer.clone(), ..options.clone() };
+    let mut model = Model::open(&root("tests/golden").join(model), &options).unwrap();
+    let seq = model.engine().open();
+    [&[1; CHUNK][..], &[2], &[3]].map(|tokens| {
+        tracer.take();
+        let input = SequenceInput { seq, tokens, logits: WantedLogits::Last };
+        model.engine().run(&[input], &mut |_, _, _| {}).unwrap();
+        tracer.take().iter().filter(|s| s.name == "copy").count()
+    })
+}
+
+#[test]
+fn counted_copies_are_those_of_a_run() {
+    let (mut some, mut handed) = (0, 0);
+    for pair in [
+        ["cpu", "cpu"],
+        ["cpu", "own-memory.toml"],
+        ["own-memory.toml", "own-memory.toml"],
+        ["cpu", "dense-rows.toml"],
+        ["static-shapes.toml", "own-memory.toml"],
+    ] {
+        for strategy in Strategy::ALL {
+            for model in ["qwen3", "gpt-oss"] {
+                let options = options(pair, strategy);
+                let phases = planned(model, &options);
+                let [prefill, decode] = &phases[..] else { panic!("{phases:?}") };
+                assert_eq!(
+                    (prefill.phase, prefill.tokens, prefill.cached),
+                    (Phase::Prefill, CHUNK, 0)
+                );
+                assert_eq!((decode.phase, decode.tokens, decode.cached), (Phase::Decode, 1, CHUNK));
+                let each = number(&decode.values);
+                let said = [number(&prefill.values), number(&decode.handover) + each, each];
+                let what = format!("{model}, {strategy} on {pair:?}: {phases:?}");
+                assert_eq!(said, copied(model, &options), "{what}");
+                assert!(pair != ["cpu", "cpu"] || said == [0; 3], "{what}");
+                some += usize::from(said[0] > 0);
+                handed += usize::from(said[1] > said[2]);
+            }
+        }
+    }
+    assert!(some > 20 && handed > 2, "{some} {handed}");
+}
+
+#[test]
+fn bytes_are_those_of_ids_logits_and_caches() {
+    let own = "own-memory.toml";
+    let count = |from: Option<&str>, to: Option<&str>, count: usize, bytes: usize| CopyCount {
+        from: from.map(String::from),
+        to: to.map(String::from),
+        count,
+        bytes: bytes as u64,
+    };
+    // Ids and positions go in, logits come out.
+    let alone = options([own, "cpu"], Strategy::OneDevice);
+    let mut model = Model::open(&root("tests/golden/qwen3"), &alone).unwrap();
+    let logits = 4 * model.spec().vocab;
+    let expected = |tokens: usize| {
+        [count(None, Some("a"), 2, 2 * 4 * tokens), count(Some("a"), None, 1, logits)]
+    };
+    let phases = planned("qwen3", &alone);
+    assert_eq!(phases[0].values, expected(CHUNK));
+    assert_eq!((&phases[1].values[..], &phases[1].handover[..]), (&expected(1)[..], &[][..]));
+    // A prompt's caches go over as a whole.
+    let states = &model.engine().lowered().states;
+    let row: usize = states.iter().map(|s| s.width * s.dtype.block_bytes()).sum();
+    let phases = planned("qwen3", &options(["cpu", own], Strategy::PrefillDecode));
+    assert!(phases[0].values.is_empty(), "{phases:?}");
+    assert_eq!(phases[1].handover, [count(None, Some("b"), states.len(), CHUNK * row)]);
+    assert_eq!(
+        phases[1].values,
+        [count(None, Some("b"), 2, 2 * 4), count(Some("b"), None, 1, logits)]
+    );
+}
