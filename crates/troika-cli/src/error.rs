@@ -1,4 +1,4 @@
-//! Errors of the command, with their exit codes: 2 for usage, 1 for failure.
+//! Errors of the command, with their exit codes: 2 for usage, 1 for failure, 130 after Ctrl-C.
 
 use std::io;
 
@@ -39,6 +39,7 @@ fn flags(error: &troika::Error) -> &'static str {
             "chunks in flight" => " (--chunks-in-flight)",
             _ => "",
         },
+        E::Engine(EngineError::CompileTime { .. }) => " (--compile-timeout)",
         E::Plan(PlanError::Device { .. } | PlanError::Strategy { .. }) => " (--device)",
         _ => "",
     }
@@ -56,6 +57,8 @@ impl CliError {
         match self {
             CliError::Usage(_) => 2,
             CliError::Troika(E::Param(_) | E::EmptyPrompt | E::Plan(_)) => 2,
+            // As a shell reports what Ctrl-C ended.
+            CliError::Troika(E::Engine(EngineError::CompileCancelled { .. })) => 130,
             _ => 1,
         }
     }

@@ -1,4 +1,4 @@
-//! Ctrl-C: the first one ends the generation, the second one the program.
+//! Ctrl-C: the first one ends the compiling or the generation, the second one the program.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,6 +24,11 @@ impl Interrupt {
     /// Whether it was pressed since the last [`Interrupt::clear`].
     pub fn pressed(&self) -> bool {
         self.0.load(Ordering::SeqCst)
+    }
+
+    /// What is set when it is pressed.
+    pub fn flag(&self) -> Arc<AtomicBool> {
+        self.0.clone()
     }
 
     /// Forgets it.

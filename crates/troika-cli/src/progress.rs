@@ -1,23 +1,51 @@
-//! A bar while weights are quantized.
+//! Bars while a model is opened: weights are quantized, graphs compiled.
 
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressStyle};
-use troika::LoadProgress;
+use indicatif::{MultiProgress, ProgressBar, ProgressFinish, ProgressStyle};
+use troika::engine::OnCompiled;
+use troika::{LoadProgress, OpenOptions};
 
-/// Draws a bar on a terminal; indicatif draws nothing elsewhere.
-pub fn quantizing() -> LoadProgress {
+/// Compiling that is shorter is not shown.
+const WORTH_SHOWING: Duration = Duration::from_secs(1);
+
+/// Draws bars on a terminal; indicatif draws nothing elsewhere.
+pub fn watch(options: &mut OpenOptions) {
+    let bars = MultiProgress::new();
+    options.progress = Some(LoadProgress(quantizing(bars.clone())));
+    options.compile.progress = Some(compiling(bars));
+}
+
+fn quantizing(bars: MultiProgress) -> Arc<dyn Fn(u64, u64) + Send + Sync> {
     let bar: OnceLock<ProgressBar> = OnceLock::new();
-    LoadProgress(Arc::new(move |done, all| {
-        let bar = bar.get_or_init(|| ProgressBar::new(all).with_style(style()));
+    Arc::new(move |done, all| {
+        let bar =
+            bar.get_or_init(|| new_bar(&bars, all, "quantizing [{bar:30}] {percent} % {eta}"));
         bar.set_position(done);
         if done >= all {
             bar.finish_and_clear();
         }
-    }))
+    })
 }
 
-fn style() -> ProgressStyle {
-    ProgressStyle::with_template("quantizing [{bar:30}] {percent} % {eta}")
-        .unwrap_or_else(|_| ProgressStyle::default_bar())
+fn compiling(bars: MultiProgress) -> OnCompiled {
+    let start: OnceLock<Instant> = OnceLock::new();
+    let bar: OnceLock<ProgressBar> = OnceLock::new();
+    Arc::new(move |done, all| {
+        let start = start.get_or_init(Instant::now);
+        if done >= all {
+            bar.get().inspect(|bar| bar.finish_and_clear());
+        } else if start.elapsed() > WORTH_SHOWING {
+            let form = "compiling {pos} of {len} [{bar:30}] {eta}";
+            bar.get_or_init(|| new_bar(&bars, all as u64, form)).set_position(done as u64);
+        }
+    })
+}
+
+/// A bar that is gone when whoever shows it is: also after a failure.
+fn new_bar(bars: &MultiProgress, all: u64, form: &str) -> ProgressBar {
+    let style = ProgressStyle::with_template(form);
+    let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
+    bars.add(ProgressBar::new(all).with_style(style).with_finish(ProgressFinish::AndClear))
 }

@@ -79,3 +79,28 @@ fn the_model_says_the_same_on_virtual_devices() {
     let both = format!("{}:npu,cpu", example());
     assert_eq!(say(&["--device", &both, "--strategy", "alternate"]), cpu);
 }
+
+/// Compiling takes modelled time on a virtual device: as long as the file says in each run.
+#[test]
+fn compiling_ends_when_its_time_is_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("slow.toml");
+    let place = example();
+    let soc = std::fs::read_to_string(place.strip_prefix("virtual:").unwrap()).unwrap();
+    let slow = soc.replace("compile_us = 2000.0", "compile_us = 1e6");
+    assert_ne!(slow, soc);
+    std::fs::write(&file, slow).unwrap();
+    let device = format!("slow=virtual:{}:gpu", file.display());
+    let run = ["run", "-p", "Hi", "-n", "1", "--device", &device, "--compile-timeout"];
+    let out = troika(&[&run[..], &["3"]].concat());
+    let error = String::from_utf8(out.stderr).unwrap();
+    assert_eq!((out.status.code(), out.stdout.len()), (Some(1), 0), "{error}");
+    for words in
+        ["longer than 3s", "at layer 0 ", "on device slow", "with 4 of ", "(--compile-timeout)"]
+    {
+        assert!(error.contains(words), "{words}: {error}");
+    }
+    for enough in ["0", "100"] {
+        assert!(!text(&troika(&[&run[..], &[enough]].concat())).is_empty());
+    }
+}

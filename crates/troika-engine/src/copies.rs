@@ -15,8 +15,9 @@ use troika_model::spec::ModelSpec;
 use troika_plan::{Phase, Plan};
 use troika_trace::Tracer;
 
-use crate::engine::{Engine, EngineParts, SequenceInput, WantedLogits};
+use crate::engine::{Engine, EngineParts};
 use crate::error::EngineError;
+use crate::input::{SequenceInput, WantedLogits};
 use crate::program::own_space;
 use crate::schedule::Task;
 

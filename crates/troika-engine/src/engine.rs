@@ -10,6 +10,7 @@ use troika_plan::{Phase, Plan};
 use troika_trace::Tracer;
 
 use crate::batching::{PlannedBatch, plan_batches};
+use crate::compile::{CompileControl, CompileWith};
 use crate::error::EngineError;
 use crate::handover::Handover;
 use crate::history::History;
@@ -98,6 +99,18 @@ impl Engine {
     /// A plan that does not fit, a spec that cannot be lowered, a device that refuses a subgraph,
     /// or no memory for the KV cache.
     pub fn new(parts: EngineParts<'_>) -> Result<Engine, EngineError> {
+        Engine::compiled(parts, &CompileControl::default())
+    }
+
+    /// As [`Engine::new`], for a caller that watches the compiling, or ends it. Graphs of different
+    /// devices are compiled at the same time.
+    ///
+    /// # Errors
+    /// As [`Engine::new`], or that the compiling was ended; nothing is left behind then.
+    pub fn compiled(
+        parts: EngineParts<'_>,
+        control: &CompileControl,
+    ) -> Result<Engine, EngineError> {
         let plan = parts.plan;
         let names: Vec<&str> = parts.devices.iter().map(|d| d.name()).collect();
         plan.check(parts.spec, &names)?;
@@ -120,7 +133,8 @@ impl Engine {
             allocate(state_bytes(state, &kv), "the KV cache")?;
         }
         allocate(plan.prefill.chunk.checked_mul(widest(&lowered)), "activations")?;
-        let program = Program::new(&lowered, &plan, parts.devices, parts.weights)?;
+        let with = CompileWith { weights: parts.weights, control, clock: &*parts.clock };
+        let program = Program::new(&lowered, &plan, parts.devices, &with)?;
         let states = state_buffers(&lowered, &kv, &program)?;
         memory.kv_cache = states.iter().flatten().map(|(_, b)| b.len() as u64).sum();
         memory.scratch = program.scratch_bytes;

@@ -64,6 +64,31 @@ pub enum EngineError {
         /// The numbers of rows it is compiled for.
         rows: Vec<usize>,
     },
+    /// Someone ended the compiling.
+    #[error("compiling was cancelled when {done} of {all} graphs were compiled")]
+    CompileCancelled {
+        /// Graphs that were compiled.
+        done: usize,
+        /// Graphs of the model.
+        all: usize,
+    },
+    /// Compiling took longer than it may.
+    #[error(
+        "compiling takes longer than {limit:?}: the time was up at {segment} on device {device}, \
+         with {done} of {all} graphs compiled; allow more time or place it on another device"
+    )]
+    CompileTime {
+        /// The device that compiled then.
+        device: String,
+        /// What it compiled.
+        segment: String,
+        /// The longest that it may take.
+        limit: std::time::Duration,
+        /// Graphs that were compiled.
+        done: usize,
+        /// Graphs of the model.
+        all: usize,
+    },
     /// A scheduling fault.
     #[error(transparent)]
     Busy(#[from] AccessError),

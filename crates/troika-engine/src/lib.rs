@@ -5,6 +5,7 @@
 //! and hands them to device queues; the logits come back to the caller, who samples with [`sample::Sampler`].
 
 mod batching;
+mod compile;
 mod copies;
 mod engine;
 mod error;
@@ -22,6 +23,7 @@ pub mod sample;
 pub mod schedule;
 mod tasks;
 
+pub use compile::{CompileControl, OnCompiled};
 pub use copies::{CopyCount, PhaseCopies, copies};
 pub use engine::{Engine, EngineMemory, EngineParts, LogitsSink};
 pub use error::EngineError;

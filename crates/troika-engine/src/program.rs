@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use troika_device::{Caps, Device, Executable, SpaceId, WeightSource};
+use troika_device::{Caps, Device, Executable, SpaceId};
 use troika_graph::partition::{ColumnSplit, Computed, Partition, kv_heads};
 use troika_graph::{
     DType, Subgraph, ValueId, bind_static, convert_boundary, limit_rows, restrict_activations,
@@ -12,6 +12,7 @@ use troika_graph::{
 use troika_model::lower::{EdgeId, Lowered, Segment, SegmentKind, StateId};
 use troika_plan::{Phase, Plan, Rule, Share, Split};
 
+use crate::compile::{CompileList, CompileWith, compile};
 use crate::error::EngineError;
 use crate::pieces::{self, Operand, PlacedGraph, StateOperand, ValueTable};
 use crate::residency::Instance;
@@ -36,12 +37,14 @@ pub(crate) struct CompiledPiece {
 
 struct Code {
     rows: usize,
-    executable: Arc<Executable>,
+    /// Its number in the program.
+    executable: usize,
 }
 
 /// A run of some rows.
-pub(crate) struct RowsRun<'a> {
-    pub executable: &'a Arc<Executable>,
+pub(crate) struct RowsRun {
+    /// The executable's number in the program.
+    pub executable: usize,
     /// Rows that are computed.
     pub rows: usize,
     /// Rows that views need room for: with static shapes, those of the shape.
@@ -51,14 +54,14 @@ pub(crate) struct RowsRun<'a> {
 impl CompiledPiece {
     /// The next run where so many rows are left; `None` when none are. With `others` behind them,
     /// it is not padded if shapes allow.
-    pub fn next_run(&self, left: usize, others: bool) -> Option<RowsRun<'_>> {
+    pub fn next_run(&self, left: usize, others: bool) -> Option<RowsRun> {
         let largest = self.codes.last()?;
         let full = self.codes.iter().rfind(|c| c.rows <= left).filter(|_| others);
         let enough = || self.codes.iter().find(|c| c.rows >= left).unwrap_or(largest);
         let fits = full.unwrap_or_else(enough);
         let rows = left.min(fits.rows);
         let room = if self.static_shapes { fits.rows } else { rows };
-        (rows > 0).then_some(RowsRun { executable: &fits.executable, rows, room })
+        (rows > 0).then_some(RowsRun { executable: fits.executable, rows, room })
     }
 }
 
@@ -116,13 +119,11 @@ pub(crate) struct Program {
     pub scratch_bytes: u64,
     /// What copies are called in traces.
     pub copy_name: Arc<str>,
+    /// What pieces run, by number; pieces of a segment that are alike share them.
+    pub executables: Vec<Arc<Executable>>,
     prefill: Vec<Arc<PlacedSegment>>,
     decode: Vec<Arc<PlacedSegment>>,
 }
-
-/// The executables of a segment: pieces that are alike share them.
-#[derive(Default)]
-struct Compiled(Vec<(usize, Subgraph, Arc<Executable>)>);
 
 impl Program {
     /// Compiles each segment where the plan, which was checked before, places it. A failure leaves
@@ -135,7 +136,7 @@ impl Program {
         lowered: &Lowered,
         plan: &Plan,
         at_hand: &[Arc<dyn Device>],
-        weights: &dyn WeightSource,
+        with: &CompileWith<'_>,
     ) -> Result<Program, EngineError> {
         let find = |name: &String| at_hand.iter().find(|d| d.name() == name).cloned();
         let mut program = Program {
@@ -151,33 +152,26 @@ impl Program {
             padding: 0,
             scratch_bytes: 0,
             copy_name: "copy".into(),
+            executables: Vec::new(),
             prefill: Vec::new(),
             decode: Vec::new(),
         };
+        let mut list = CompileList::default();
         for (i, segment) in lowered.segments.iter().enumerate() {
+            list.begin_segment();
             let rule = |phase| {
                 let rule = plan.rule(phase, segment.kind, segment.layer);
                 rule.ok_or_else(|| EngineError::Unplaced(segment.graph.name.clone()))
             };
             let (prefill, decode) = (rule(Phase::Prefill)?, rule(Phase::Decode)?);
             let heads = attention_of(lowered, segment);
-            let mut compiled = Compiled::default();
-            let first = Arc::new(program.place(
-                (segment, heads),
-                (prefill, Phase::Prefill),
-                weights,
-                &mut compiled,
-            )?);
             let edges = segment.inputs.iter().chain(&segment.outputs);
-            let mut types = edges.map(|e| program.values.dtypes[e.0]);
-            let second = match prefill.places_as(decode) && types.all(|[p, d]| p == d) {
+            let alike = edges.map(|e| program.values.dtypes[e.0]).all(|[p, d]| p == d);
+            let of = (segment, heads);
+            let first = Arc::new(program.place(of, (prefill, Phase::Prefill), &mut list)?);
+            let second = match prefill.places_as(decode) && alike {
                 true => first.clone(),
-                false => Arc::new(program.place(
-                    (segment, heads),
-                    (decode, Phase::Decode),
-                    weights,
-                    &mut compiled,
-                )?),
+                false => Arc::new(program.place(of, (decode, Phase::Decode), &mut list)?),
             };
             program.prefill.push(first);
             program.decode.push(second);
@@ -188,6 +182,9 @@ impl Program {
         for phase in [Phase::Prefill, Phase::Decode] {
             program.find_states(phase)?;
         }
+        program.executables = compile(&list, &program.devices, with)?;
+        let scratch = program.executables.iter().map(|e| e.scratch_bytes());
+        program.scratch_bytes = scratch.max().unwrap_or(0);
         Ok(program)
     }
 
@@ -288,8 +285,7 @@ impl Program {
         &mut self,
         (segment, heads): (&Segment, Option<usize>),
         (rule, phase): (&Rule, Phase),
-        weights: &dyn WeightSource,
-        compiled: &mut Compiled,
+        list: &mut CompileList,
     ) -> Result<PlacedSegment, EngineError> {
         let (partition, parts) = partition(rule, heads);
         let unplaced = || EngineError::Unplaced(segment.graph.name.clone());
@@ -318,12 +314,12 @@ impl Program {
         let mut placed = PlacedSegment { wholes: Vec::new(), columns: Vec::new(), partition };
         let alone = pieces::whole_parts(&placed.partition);
         for (part, root) in roots.into_iter().enumerate() {
-            let mut compiled_pieces = Vec::new();
+            let mut whole = Vec::new();
             if alone.contains(&part) {
                 let pieces = pieces::whole(root, &takes, &mut self.values)?;
-                compiled_pieces = self.compile_all(pieces, weights, compiled)?;
+                whole = self.list_all(pieces, list);
             }
-            placed.wholes.push(compiled_pieces);
+            placed.wholes.push(whole);
         }
         if let Some(split) = placed.partition.columns() {
             let mut pieces = pieces::columns(&first, (split, &parts), &takes, &mut self.values)?;
@@ -332,7 +328,7 @@ impl Program {
                 let root = PlacedGraph { device: owner, ..first };
                 pieces = pieces::whole(root, &takes, &mut self.values)?;
             }
-            placed.columns = self.compile_all(pieces, weights, compiled)?;
+            placed.columns = self.list_all(pieces, list);
         }
         self.check_lengths(rule, &placed)?;
         Ok(placed)
@@ -373,42 +369,22 @@ impl Program {
         Ok(())
     }
 
-    fn compile_all(
-        &mut self,
-        pieces: Vec<PlacedGraph>,
-        weights: &dyn WeightSource,
-        compiled: &mut Compiled,
-    ) -> Result<Vec<CompiledPiece>, EngineError> {
-        pieces.into_iter().map(|p| self.compile(p, weights, compiled)).collect()
+    fn list_all(&mut self, pieces: Vec<PlacedGraph>, list: &mut CompileList) -> Vec<CompiledPiece> {
+        pieces.into_iter().map(|p| self.list(p, list)).collect()
     }
 
-    fn compile(
-        &mut self,
-        p: PlacedGraph,
-        weights: &dyn WeightSource,
-        compiled: &mut Compiled,
-    ) -> Result<CompiledPiece, EngineError> {
-        let device = &self.devices[p.device];
-        let caps = device.caps();
-        let mut codes = Vec::new();
-        for graph in shapes(&p.graph, caps) {
+    /// Lists what a piece needs compiled.
+    fn list(&mut self, p: PlacedGraph, list: &mut CompileList) -> CompiledPiece {
+        let caps = self.devices[p.device].caps();
+        let code = |graph: Subgraph| {
             let rows = graph.max_rows();
-            let known = compiled.0.iter().find(|(d, g, _)| (*d, g) == (p.device, &graph));
-            let executable = match known {
-                Some((_, _, executable)) => executable.clone(),
-                None => {
-                    let made = device.compile(&graph, weights)?;
-                    compiled.0.push((p.device, graph, made.clone()));
-                    made
-                }
-            };
-            self.scratch_bytes = self.scratch_bytes.max(executable.scratch_bytes());
-            codes.push(Code { rows, executable });
-        }
+            Code { rows, executable: list.add(p.device, graph) }
+        };
+        let codes: Vec<Code> = shapes(&p.graph, caps).into_iter().map(code).collect();
         if caps.static_shapes {
             self.padding = codes.iter().map(|c| c.rows).fold(self.padding, usize::max);
         }
-        Ok(CompiledPiece {
+        CompiledPiece {
             device: p.device,
             name: p.graph.name.as_str().into(),
             inputs: p.inputs,
@@ -416,7 +392,7 @@ impl Program {
             outputs: p.outputs,
             codes,
             static_shapes: caps.static_shapes,
-        })
+        }
     }
 }
 

@@ -106,12 +106,7 @@ impl<'a> ChunkTasks<'a> {
         Ok(())
     }
 
-    fn run(
-        &mut self,
-        piece: &CompiledPiece,
-        run: &RowsRun<'_>,
-        rows: Rows,
-    ) -> Result<(), EngineError> {
+    fn run(&mut self, piece: &CompiledPiece, run: &RowsRun, rows: Rows) -> Result<(), EngineError> {
         let mut b = Bindings::default();
         for operand in &piece.inputs {
             b.inputs.push(self.input(operand, rows, piece.device)?);
@@ -126,7 +121,7 @@ impl<'a> ChunkTasks<'a> {
         }
         let range = rows.first..rows.first + rows.count;
         let work = Work::Run(Run {
-            executable: run.executable.clone(),
+            executable: self.shared.program.executables[run.executable].clone(),
             bindings: Arc::new(b),
             rows: rows.count,
             forward: self.batch.forward.slice(&range),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use troika_device::{Clock, Device, RealClock};
-use troika_engine::{Engine, EngineParts, PhaseCopies, copies};
+use troika_engine::{CompileControl, Engine, EngineParts, PhaseCopies, copies};
 use troika_graph::{ActivationFormat, DType};
 use troika_model::chat::ChatTemplate;
 use troika_model::spec::ModelSpec;
@@ -46,6 +46,8 @@ pub struct OpenOptions {
     pub cache_bytes: Option<u64>,
     /// Told how far quantization has come.
     pub progress: Option<LoadProgress>,
+    /// How compiling is watched and ended.
+    pub compile: CompileControl,
     /// Longest sequence; `None`: the model's own.
     pub context: Option<usize>,
     /// Rows of a prompt chunk.
@@ -83,6 +85,7 @@ impl Default for OpenOptions {
             cache_dir: None,
             cache_bytes: None,
             progress: None,
+            compile: CompileControl::default(),
             context: None,
             chunk: 512,
             strategy: Strategy::default(),
@@ -307,7 +310,7 @@ impl Model {
         // Opening takes real time in any case.
         let modelled = virtual_clock(used);
         let (opened, clock) = (clock.clone(), modelled.clone().unwrap_or(clock));
-        let engine = Engine::new(EngineParts {
+        let parts = EngineParts {
             spec: &spec,
             shapes: &|key| store.shape(key),
             weights: &store,
@@ -316,7 +319,8 @@ impl Model {
             clock: clock.clone(),
             tracer: options.tracer.clone(),
             sequences: 1,
-        })?;
+        };
+        let engine = Engine::compiled(parts, &options.compile)?;
         warnings.extend(store.finish_packed());
         warnings.extend(non_finite(&store.non_finite()));
         let load_time = opened.now() - start;

@@ -26,12 +26,12 @@ pub fn run(args: &PerplexityArgs) -> Result<(), CliError> {
         Some(file) => read_file(file)?,
         None => read_stdin()?,
     };
-    let mut model = open(&source, args)?;
+    let interrupt = Interrupt::listen();
+    let mut model = open(&source, args, &interrupt)?;
     let window = model.context();
     let tokenizer = model.tokenizer().ok_or_else(|| Error::NoTokenizer(source.to_string()))?;
     // Special tokens written in a text are text.
     let ids = tokenizer.encode(&text, true, false).map_err(Error::from)?;
-    let interrupt = Interrupt::listen();
     let total = ids.len() / window.max(1);
     let bar = ProgressBar::new(total as u64).with_style(style());
     let scored = if args.all { Scored::All } else { Scored::SecondHalf };
@@ -65,9 +65,10 @@ pub fn run(args: &PerplexityArgs) -> Result<(), CliError> {
 
 /// Opens the model with a context of the window asked for, or the usual one, or its own if that is
 /// shorter.
-fn open(source: &Source, args: &PerplexityArgs) -> Result<Model, CliError> {
+fn open(source: &Source, args: &PerplexityArgs, interrupt: &Interrupt) -> Result<Model, CliError> {
     let mut options = run::open_options(&args.open, Tracer::off());
     run::use_plan(&args.plan, &args.open, &mut options)?;
+    options.compile.cancel = Some(interrupt.flag());
     let given = options.context;
     options.context = Some(given.unwrap_or(WINDOW));
     match Model::open(source, &options) {

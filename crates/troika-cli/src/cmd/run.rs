@@ -25,6 +25,8 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
     let tracer = if args.trace.is_some() { Tracer::on() } else { Tracer::off() };
     let mut options = open_options(&args.open, tracer.clone());
     use_plan(&args.plan, &args.open, &mut options)?;
+    let interrupt = Interrupt::listen();
+    options.compile.cancel = Some(interrupt.flag());
     let mut model = Model::open(&source, &OpenOptions { scan: args.verbose, ..options })?;
     for w in model.warnings() {
         output::note_line(&format!("warning: {w}"));
@@ -36,7 +38,6 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
         let text = verbose(&mut model);
         output::note(&text);
     }
-    let interrupt = Interrupt::listen();
     let result = match prompt {
         Prompt::Chat => chat::run(&mut model, args, &interrupt),
         Prompt::Ids(ids) => once(&mut model, &source, args, (&ids, None), &interrupt),
@@ -122,7 +123,6 @@ pub(super) fn open_options(open: &OpenArgs, tracer: Tracer) -> OpenOptions {
         quant: open.quant.quant.quant(),
         cache_dir: open.quant.cache(),
         cache_bytes: Some(open.quant.cache_bytes()),
-        progress: Some(progress::quantizing()),
         context: open.ctx_size.filter(|&c| c > 0),
         chunk: open.ubatch_size,
         kv_dtype: open.cache_type.map(FloatFlag::dtype),
@@ -135,6 +135,7 @@ pub(super) fn open_options(open: &OpenArgs, tracer: Tracer) -> OpenOptions {
         tracer,
         ..OpenOptions::default()
     };
+    progress::watch(&mut options);
     open.placement.apply(&mut options);
     options
 }

@@ -24,7 +24,7 @@ pub use sampling::SamplingArgs;
 #[derive(Parser)]
 #[command(name = "troika", version, max_term_width = 100, propagate_version = true)]
 #[command(after_help = "Without a MODEL, commands use the small built-in model.\n\
-    Exit codes: 0 success, 1 failure, 2 wrong usage.")]
+    Exit codes: 0 success, 1 failure, 2 wrong usage, 130 ended by Ctrl-C.")]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,

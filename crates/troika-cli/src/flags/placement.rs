@@ -1,6 +1,7 @@
 //! Flags that say which devices there are and how a model is divided over them.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -53,6 +54,9 @@ pub struct PlacementArgs {
     /// between devices [default: f32]
     #[arg(long, value_enum, env = "TROIKA_VALUE_TYPE")]
     pub value_type: Option<FloatFlag>,
+    /// Seconds that compiling the model for its devices may take; 0: as long as it takes
+    #[arg(long, value_name = "SECONDS", default_value_t = 0, env = "TROIKA_COMPILE_TIMEOUT")]
+    pub compile_timeout: u64,
 }
 
 /// A plan in place of flags.
@@ -76,6 +80,8 @@ impl PlacementArgs {
         options.policy = self.policy.unwrap_or_default();
         options.chunks_in_flight = self.chunks_in_flight;
         options.values = self.value_type.unwrap_or(FloatFlag::F32).dtype();
+        let limit = Duration::from_secs(self.compile_timeout);
+        options.compile.limit = (!limit.is_zero()).then_some(limit);
     }
 }
 

@@ -133,13 +133,13 @@ impl Subject {
             quant: args.quant.quant.quant(),
             cache_dir: args.quant.cache(),
             cache_bytes: Some(args.quant.cache_bytes()),
-            progress: Some(progress::quantizing()),
             context: Some(context),
             chunk: args.ubatch_size,
             devices: devices(args, threads),
             tracer,
             ..OpenOptions::default()
         };
+        progress::watch(&mut options);
         args.placement.apply(&mut options);
         args.plan.apply(&mut options)?;
         Ok(match self {

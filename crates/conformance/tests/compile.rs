@@ -1,0 +1,352 @@
+//! Compiling a model: on all devices at once, watched, ended, and failing at any weight.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use troika::device::{
+    Caps, Clock, Completion, Device, DeviceError, DeviceKind, Executable, PackFn, PackLayout,
+    Packed, Queue, RealClock, WeightBytes, WeightData, WeightSource,
+};
+use troika::engine::{CompileControl, Engine, EngineError, EngineParts};
+use troika::graph::{DType, Subgraph};
+use troika::plan::{DeviceFacts, PlanRequest, Strategy, make};
+use troika::trace::Tracer;
+use troika::weights::FloatType;
+use troika::{Described, DeviceOptions, Error, Model, OpenOptions, describe};
+use troika_cpu::{CpuDevice, CpuOptions};
+use troika_sim::{Soc, VirtualClock, VirtualDevice};
+
+fn root(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
+}
+
+fn described() -> Described {
+    describe(&root("tests/golden/qwen3"), FloatType::F32).unwrap()
+}
+
+fn cpu(name: &str) -> Arc<dyn Device> {
+    let options = CpuOptions { name: name.into(), threads: 1, ..CpuOptions::default() };
+    Arc::new(CpuDevice::new(options).unwrap())
+}
+
+/// A virtual device of a file's text.
+fn virtual_device(name: &str, more: &str) -> Arc<dyn Device> {
+    let text = format!(
+        "name = \"s\"\n[[processor]]\nname = \"p\"\nkind = \"npu\"\npeak_gops = 100.0\n\
+         bandwidth_gb_s = 10.0\nlaunch_us = 50.0\n{more}\n"
+    );
+    let soc = Soc::parse("s.toml", &text).unwrap();
+    let processor = soc.processor(None).unwrap();
+    Arc::new(VirtualDevice::new(name, &soc, processor, Arc::new(VirtualClock::new())).unwrap())
+}
+
+/// What a test does before a device compiles a graph.
+type Before = Box<dyn Fn(&str, &Subgraph) -> Result<(), DeviceError> + Send + Sync>;
+
+/// A device whose executables are known as long as anybody holds them.
+struct Watched {
+    device: Arc<dyn Device>,
+    made: Mutex<Vec<Weak<Executable>>>,
+    before: Before,
+}
+
+impl Watched {
+    fn new(device: Arc<dyn Device>, before: Before) -> Arc<Watched> {
+        Arc::new(Watched { device, made: Mutex::default(), before })
+    }
+
+    fn plain(device: Arc<dyn Device>) -> Arc<Watched> {
+        Watched::new(device, Box::new(|_, _| Ok(())))
+    }
+
+    /// Executables that were made, and those that are still there.
+    fn made(&self) -> (usize, usize) {
+        let made = self.made.lock().unwrap();
+        (made.len(), made.iter().filter(|e| e.upgrade().is_some()).count())
+    }
+}
+
+impl Device for Watched {
+    fn name(&self) -> &str {
+        self.device.name()
+    }
+
+    fn kind(&self) -> DeviceKind {
+        self.device.kind()
+    }
+
+    fn caps(&self) -> &Caps {
+        self.device.caps()
+    }
+
+    fn clock(&self) -> Option<Arc<dyn Clock>> {
+        self.device.clock()
+    }
+
+    fn compile(
+        &self,
+        graph: &Subgraph,
+        weights: &dyn WeightSource,
+    ) -> Result<Arc<Executable>, DeviceError> {
+        (self.before)(self.name(), graph)?;
+        let executable = self.device.compile(graph, weights)?;
+        self.made.lock().unwrap().push(Arc::downgrade(&executable));
+        Ok(executable)
+    }
+
+    fn queue(
+        &self,
+        number: usize,
+        clock: Arc<dyn Clock>,
+        done: SyncSender<Completion>,
+    ) -> Result<Box<dyn Queue>, DeviceError> {
+        self.device.queue(number, clock, done)
+    }
+}
+
+/// Weights of which the last of a number of requests fails; who holds the bytes is counted.
+struct Failing<'a> {
+    weights: &'a dyn WeightSource,
+    left: AtomicUsize,
+    held: Arc<()>,
+}
+
+struct Bytes {
+    bytes: WeightBytes,
+    _held: Arc<()>,
+}
+
+impl AsRef<[u8]> for Bytes {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Failing<'_> {
+    fn count(&self, name: &str) -> Result<(), DeviceError> {
+        let less = |n: usize| n.checked_sub(1);
+        let left = self.left.fetch_update(Ordering::AcqRel, Ordering::Acquire, less);
+        let why = || "is the one that fails".to_string();
+        left.map(|_| ()).map_err(|_| DeviceError::Weight { name: name.into(), why: why() })
+    }
+
+    fn held(&self, bytes: WeightBytes) -> WeightBytes {
+        WeightBytes::whole(Arc::new(Bytes { bytes, _held: self.held.clone() }))
+    }
+}
+
+impl WeightSource for Failing<'_> {
+    fn weight(&self, name: &str) -> Result<WeightData, DeviceError> {
+        self.count(name)?;
+        let data = self.weights.weight(name)?;
+        Ok(WeightData { bytes: self.held(data.bytes.clone()), ..data })
+    }
+
+    fn packed(
+        &self,
+        name: &str,
+        layout: PackLayout<'_>,
+        pack: PackFn<'_>,
+    ) -> Result<Packed, DeviceError> {
+        self.count(name)?;
+        Ok(Packed { bytes: self.held(self.weights.packed(name, layout, pack)?.bytes) })
+    }
+}
+
+fn engine(
+    d: &Described,
+    devices: &[Arc<Watched>],
+    weights: &dyn WeightSource,
+    control: &CompileControl,
+) -> Result<Engine, EngineError> {
+    let devices: Vec<Arc<dyn Device>> =
+        devices.iter().map(|d| d.clone() as Arc<dyn Device>).collect();
+    let facts: Vec<DeviceFacts> = devices.iter().map(|d| DeviceFacts::of(&**d)).collect();
+    let strategy = if devices.len() == 1 { Strategy::OneDevice } else { Strategy::Alternate };
+    let (kv_dtype, activations) = (Some(DType::F32), Some(Vec::new()));
+    let request =
+        PlanRequest { strategy, chunk: 8, kv_dtype, activations, ..PlanRequest::default() };
+    let parts = EngineParts {
+        spec: &d.spec,
+        shapes: &|key| d.store.shape(key),
+        weights,
+        plan: make(&d.spec, &facts, &request).unwrap(),
+        devices: &devices,
+        clock: Arc::new(RealClock::new()),
+        tracer: Tracer::off(),
+        sequences: 1,
+    };
+    Engine::compiled(parts, control)
+}
+
+/// Bytes of all weights that a virtual device has resident: a limit at which the model just fits.
+fn just_enough(d: &Described) -> u64 {
+    let fits = |most: u64| {
+        let device = virtual_device("v", &format!("max_resident_bytes = {most}"));
+        engine(d, &[Watched::plain(device)], &d.store, &CompileControl::default()).is_ok()
+    };
+    let (mut low, mut high) = (1, 1 << 30);
+    assert!(fits(high) && !fits(low));
+    while high - low > 1 {
+        let middle = low + (high - low) / 2;
+        if fits(middle) { high = middle } else { low = middle }
+    }
+    high
+}
+
+#[test]
+fn whichever_weight_fails_nothing_is_left() {
+    let d = described();
+    let most = just_enough(&d);
+    let none = CompileControl::default();
+    let tight = |most: u64| virtual_device("v", &format!("max_resident_bytes = {most}"));
+    for devices in [vec![cpu("a")], vec![cpu("a"), cpu("b")], vec![tight(most)]] {
+        let devices: Vec<Arc<Watched>> = devices.into_iter().map(Watched::plain).collect();
+        let (mut failures, mut partly) = (0, 0);
+        loop {
+            let left = AtomicUsize::new(failures);
+            let weights = Failing { weights: &d.store, left, held: Arc::default() };
+            let made = engine(&d, &devices, &weights, &none);
+            let made = made.map(drop).map_err(|e| e.to_string());
+            for device in &devices {
+                let (made, alive) = device.made();
+                assert_eq!(alive, 0, "after weight {failures}");
+                partly += usize::from(made > 0);
+                device.made.lock().unwrap().clear();
+            }
+            assert_eq!(Arc::strong_count(&weights.held), 1, "after weight {failures}");
+            match made {
+                Err(e) => assert!(e.contains("is the one that fails"), "{e}"),
+                // On the device with just enough room, too: failures left none of it taken.
+                Ok(()) => break,
+            }
+            failures += 1;
+        }
+        assert!(failures > 20 && partly > 20, "{failures} {partly}");
+    }
+    // One that is full before the end.
+    let full = [Watched::plain(tight(most - 1))];
+    let e = engine(&d, &full, &d.store, &none).err().unwrap().to_string();
+    assert!(e.contains("device v cannot run op") && e.contains("max_resident_bytes"), "{e}");
+    let (made, alive) = full[0].made();
+    assert!(made > 5 && alive == 0, "{made} {alive}");
+}
+
+#[test]
+fn devices_compile_at_the_same_time() {
+    let d = described();
+    // Each device begins when the other has begun.
+    type Ends = (Sender<()>, Mutex<Receiver<()>>);
+    let ((to_a, inbox_a), (to_b, inbox_b)) = (channel(), channel());
+    let meet = |(to, inbox): Ends| -> Before {
+        Box::new(move |_, _| {
+            let _ = to.send(());
+            // The other one may have fewer graphs: it has begun in any case.
+            let met = inbox.lock().unwrap().recv_timeout(Duration::from_secs(60));
+            match met {
+                Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {
+                    Err(DeviceError::Gone("the other one did not begin".into()))
+                }
+                _ => Ok(()),
+            }
+        })
+    };
+    let once = |before: Before| -> Before {
+        let first = AtomicBool::new(true);
+        Box::new(move |name, graph| match first.swap(false, Ordering::AcqRel) {
+            true => before(name, graph),
+            false => Ok(()),
+        })
+    };
+    let devices = [
+        Watched::new(cpu("a"), once(meet((to_b, Mutex::new(inbox_a))))),
+        Watched::new(cpu("b"), once(meet((to_a, Mutex::new(inbox_b))))),
+    ];
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let telling = told.clone();
+    let progress = move |done, all| telling.lock().unwrap().push((done, all));
+    let control =
+        CompileControl { progress: Some(Arc::new(progress)), ..CompileControl::default() };
+    let engine = engine(&d, &devices, &d.store, &control).unwrap();
+    let alive: Vec<usize> = devices.iter().map(|d| d.made().1).collect();
+    let all: usize = alive.iter().sum();
+    assert!(alive.iter().all(|n| *n > 3), "{alive:?}");
+    assert_eq!(*told.lock().unwrap(), (0..=all).map(|n| (n, all)).collect::<Vec<_>>());
+    drop(engine);
+    assert!(devices.iter().all(|d| d.made().1 == 0));
+}
+
+#[test]
+fn the_error_is_that_of_the_first_graph_whoever_is_faster() {
+    let d = described();
+    let fails = |slow: &'static str| -> [Arc<Watched>; 2] {
+        ["a", "b"].map(|name| {
+            let before = move |name: &str, graph: &Subgraph| {
+                if name == slow {
+                    std::thread::sleep(Duration::from_millis(30));
+                }
+                let fails = graph.name.starts_with("layer");
+                let error = DeviceError::Gone(graph.name.clone());
+                if fails { Err(error) } else { Ok(()) }
+            };
+            Watched::new(cpu(name), Box::new(before))
+        })
+    };
+    for slow in ["a", "b"] {
+        let e = engine(&d, &fails(slow), &d.store, &CompileControl::default()).err().unwrap();
+        assert!(
+            matches!(&e, EngineError::Device(DeviceError::Gone(at)) if at.starts_with("layer 0 ")),
+            "{e}"
+        );
+    }
+}
+
+#[test]
+fn compiling_is_cancelled_between_graphs() {
+    let d = described();
+    for wanted in [0, 1, 5] {
+        let cancel = Arc::new(AtomicBool::new(false));
+        let set = cancel.clone();
+        let progress = move |done, _| set.store(done >= wanted, Ordering::Relaxed);
+        let control = CompileControl {
+            progress: Some(Arc::new(progress)),
+            cancel: Some(cancel),
+            ..CompileControl::default()
+        };
+        let device = Watched::plain(cpu("a"));
+        match engine(&d, std::slice::from_ref(&device), &d.store, &control) {
+            Err(EngineError::CompileCancelled { done, all }) => {
+                assert!(done == wanted && all > 5, "{done} {all}");
+            }
+            other => panic!("{:?}", other.map(drop)),
+        }
+        assert_eq!(device.made(), (wanted, 0));
+    }
+}
+
+#[test]
+fn a_time_limit_names_the_segment_and_the_device() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("slow.toml");
+    let text = std::fs::read_to_string(root("socs/odd/static-shapes.toml")).unwrap();
+    std::fs::write(&file, text + "compile_us = 1e6\n").unwrap();
+    let open = |seconds: f64| {
+        let device = format!("slow=virtual:{}", file.display()).parse().unwrap();
+        let devices = DeviceOptions { devices: vec![device], ..DeviceOptions::default() };
+        let limit = Some(Duration::from_secs_f64(seconds));
+        let compile = CompileControl { limit, ..CompileControl::default() };
+        let options = OpenOptions { devices, compile, ..OpenOptions::default() };
+        Model::open(&root("tests/golden/qwen3"), &options)
+    };
+    // Of virtual time each graph takes a second. There are three of each segment.
+    let Err(Error::Engine(e)) = open(4.5) else { panic!() };
+    let said = e.to_string();
+    let EngineError::CompileTime { device, segment, done, all, .. } = e else { panic!("{e}") };
+    assert_eq!((&*device, &*segment, done), ("slow", "layer 0 qkv", 5));
+    assert!(all > 15 && said.contains("longer than 4.5s") && !said.contains("--"), "{said}");
+    assert!(open(all as f64).is_ok());
+    assert!(open(all as f64 - 0.5).is_err());
+}
