@@ -1,16 +1,21 @@
 //! Any plan that passes its check computes what one device computes, bit by bit.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
+use std::sync::{Arc, Mutex};
 
 use conformance::golden::read_golden;
 use conformance::random::Random;
-use troika::device::{Device, RealClock};
+use troika::device::{
+    Caps, Clock, CommandList, Completion, Device, DeviceError, DeviceKind, Executable, Queue,
+    RealClock, Waiting, WeightSource,
+};
 use troika::engine::{Engine, EngineError, EngineParts, SeqId, SequenceInput, WantedLogits};
-use troika::graph::{ActivationFormat, DType};
+use troika::graph::{ActivationFormat, DType, Subgraph};
 use troika::model::lower::{SegmentKind, segments};
 use troika::plan::{
-    DeviceFacts, Layers, Plan, PlanRequest, Policy, RefusedOps, Rule, Share, Split, Strategy, make,
+    DeviceFacts, Layers, Plan, PlanRequest, Policy, RefusedOps, Rule, Share, Split, Strategy,
+    SyncMode, make,
 };
 use troika::trace::Tracer;
 use troika::weights::{BindOptions, FloatType, Quant};
@@ -249,4 +254,76 @@ fn any_plan_of_quantized_weights_computes_what_one_device_does() {
         .map(|(quant, model)| plans_agree(model, *quant, 77, 30))
         .sum();
     assert!(ran > 40, "only {ran} plans ran");
+}
+
+/// A device whose queue notes how each list says to wait.
+struct Noting {
+    device: Arc<dyn Device>,
+    seen: Arc<Mutex<Vec<Waiting>>>,
+}
+
+struct NotingQueue {
+    queue: Box<dyn Queue>,
+    seen: Arc<Mutex<Vec<Waiting>>>,
+}
+
+impl Queue for NotingQueue {
+    fn submit(&mut self, list: CommandList) -> Result<(), DeviceError> {
+        self.seen.lock().unwrap().push(list.waiting);
+        self.queue.submit(list)
+    }
+}
+
+impl Device for Noting {
+    fn name(&self) -> &str {
+        self.device.name()
+    }
+
+    fn kind(&self) -> DeviceKind {
+        self.device.kind()
+    }
+
+    fn caps(&self) -> &Caps {
+        self.device.caps()
+    }
+
+    fn compile(
+        &self,
+        graph: &Subgraph,
+        weights: &dyn WeightSource,
+    ) -> Result<Arc<Executable>, DeviceError> {
+        self.device.compile(graph, weights)
+    }
+
+    fn queue(
+        &self,
+        number: usize,
+        clock: Arc<dyn Clock>,
+        done: SyncSender<Completion>,
+    ) -> Result<Box<dyn Queue>, DeviceError> {
+        let queue = self.device.queue(number, clock, done)?;
+        Ok(Box::new(NotingQueue { queue, seen: self.seen.clone() }))
+    }
+}
+
+#[test]
+fn devices_wait_as_the_plan_says() {
+    let d = describe(&model_dir("qwen3"), FloatType::F32).unwrap();
+    for (sync, waiting) in
+        [(SyncMode::Predicted, Waiting::Poll), (SyncMode::Blocking, Waiting::Block)]
+    {
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let noting = |device| Arc::new(Noting { device, seen: seen.clone() }) as Arc<dyn Device>;
+        let devices: Vec<Arc<dyn Device>> = devices().into_iter().map(noting).collect();
+        let facts: Vec<DeviceFacts> = devices.iter().map(|d| DeviceFacts::of(&**d)).collect();
+        let strategy = Strategy::Alternate;
+        let request = PlanRequest { sync, strategy, ..PlanRequest::default() };
+        let plan = make(&d.spec, &facts, &request).unwrap();
+        assert_eq!(plan.to_json().contains("\"sync\": \"blocking\""), sync == SyncMode::Blocking);
+        let mut e = engine(&d, &devices, plan).unwrap();
+        let seqs = [e.open(), e.open()];
+        run(&mut e, &seqs, &[&[1, 2, 3], &[4]]);
+        let seen = seen.lock().unwrap();
+        assert!(seen.len() >= 2 && seen.iter().all(|w| *w == waiting), "{seen:?}");
+    }
 }

@@ -216,6 +216,30 @@ fn plans_and_devices_that_make_no_sense_are_refused_by_name() {
 }
 
 #[test]
+fn how_devices_wait_is_the_plans_to_say() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("plan.json");
+    let file = file.to_str().unwrap();
+    let blocking = ["--strategy", "alternate", "--sync", "blocking"];
+    let alone = stdout(&troika(&RUN));
+    assert_eq!(stdout(&troika(&[&RUN[..], &two(), &blocking].concat())), alone);
+    stdout(&troika(&[&["plan"][..], &two(), &blocking, &["--out", file]].concat()));
+    let plan: Value = serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
+    assert_eq!(plan["sync"], "blocking");
+    let bench = ["bench", "-p", "8", "-n", "0", "-r", "1", "-o", "jsonl"];
+    let by_plan = ["--plan", file];
+    for more in [&blocking[..], &by_plan] {
+        let row = stdout(&troika(&[&bench[..], &two(), more].concat()));
+        assert_eq!(serde_json::from_str::<Value>(&row).unwrap()["sync"], "blocking", "{more:?}");
+    }
+    let both = [&RUN[..], &two(), &by_plan, &["--sync", "predicted"]].concat();
+    let (code, said) = refused(&both);
+    assert!(code == 2 && said.contains("cannot be used with"), "{said}");
+    let (code, said) = refused(&[&RUN[..], &["--sync", "never"]].concat());
+    assert!(code == 2 && said.contains("'never'") && said.contains("blocking"), "{said}");
+}
+
+#[test]
 fn bench_and_devices_take_devices_too() {
     let listed: Value =
         serde_json::from_str(&stdout(&troika(&[&["devices", "--json"][..], &two()].concat())))
@@ -227,7 +251,7 @@ fn bench_and_devices_take_devices_too() {
     let rows = stdout(&troika(&[&args[..], &more, &two()].concat()));
     for row in rows.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()) {
         assert_eq!((&row["backends"], &row["strategy"]), (&"a+b".into(), &more[5].into()));
-        assert_eq!(row["chunks_in_flight"], 4);
+        assert_eq!((&row["chunks_in_flight"], &row["sync"]), (&4.into(), &"predicted".into()));
     }
     assert_eq!(rows.lines().count(), 2);
 }

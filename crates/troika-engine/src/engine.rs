@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use troika_device::{Buffer, Clock, Device, WeightSource};
+use troika_device::{Buffer, Clock, Device, Waiting, WeightSource};
 use troika_model::lower::{LowerOptions, Lowered, StateDecl, WeightShapes, lower};
 use troika_model::spec::ModelSpec;
-use troika_plan::{Phase, Plan};
+use troika_plan::{Phase, Plan, SyncMode};
 use troika_trace::Tracer;
 
 use crate::batching::{PlannedBatch, plan_batches};
@@ -141,12 +141,16 @@ impl Engine {
         let rows = plan.prefill.chunk + program.padding;
         let slots = Arc::new(Slots::new(&lowered, &program, rows));
         let pools = vec![EdgePool::new(&slots)?];
-        let runner = Runner::new(
+        let mut runner = Runner::new(
             &program.devices,
             (plan.prefill.policy, plan.critical_device()),
             &parts.clock,
             parts.tracer,
         )?;
+        runner.set_waiting(match plan.sync {
+            SyncMode::Predicted => Waiting::Poll,
+            SyncMode::Blocking => Waiting::Block,
+        });
         Ok(Engine {
             vocab: parts.spec.vocab,
             lowered,

@@ -42,6 +42,9 @@ pub struct Plan {
     pub kv_dtype: DType,
     /// Names of the devices that the rules place segments on.
     pub devices: Vec<String>,
+    /// How devices wait for each other; absent: predicted.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub sync: SyncMode,
     /// How prompts are computed.
     pub prefill: Prefill,
     /// How tokens are computed one after another.
@@ -121,6 +124,40 @@ impl Policy {
     pub fn parse(name: &str) -> Option<Policy> {
         Policy::ALL.into_iter().find(|p| p.name() == name)
     }
+}
+
+/// How a device waits for another one's results.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SyncMode {
+    /// Sleeps for most of the time that it took before, then looks again and again (HeteroInfer,
+    /// section 4.3): it goes on soon, and keeps a core busy meanwhile.
+    #[default]
+    Predicted,
+    /// Sleeps until woken.
+    Blocking,
+}
+
+impl SyncMode {
+    /// All modes.
+    pub const ALL: [SyncMode; 2] = [SyncMode::Predicted, SyncMode::Blocking];
+
+    /// Stable name, as in plan files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            SyncMode::Predicted => "predicted",
+            SyncMode::Blocking => "blocking",
+        }
+    }
+
+    /// The mode of a name.
+    pub fn parse(name: &str) -> Option<SyncMode> {
+        SyncMode::ALL.into_iter().find(|m| m.name() == name)
+    }
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 /// Segments, and the device they run on. Exactly one rule of a phase matches each segment.

@@ -5,7 +5,9 @@ use troika_model::spec::ModelSpec;
 
 use crate::check::MAX_CONTEXT;
 use crate::strategy::{DeviceFacts, Strategy};
-use crate::{Decode, ModelId, PLAN_VERSION, Phase, Plan, PlanError, Policy, Prefill, Rule};
+use crate::{
+    Decode, ModelId, PLAN_VERSION, Phase, Plan, PlanError, Policy, Prefill, Rule, SyncMode,
+};
 
 /// What the user asked for.
 #[derive(Clone, Debug)]
@@ -20,6 +22,8 @@ pub struct PlanRequest {
     pub chunks_in_flight: Option<usize>,
     /// The order in which ready segments run.
     pub policy: Policy,
+    /// How devices wait for each other.
+    pub sync: SyncMode,
     /// Element type of the KV cache; `None`: F32 with `single_precision`, else BF16 where all
     /// devices multiply it, else F16.
     pub kv_dtype: Option<DType>,
@@ -40,6 +44,7 @@ impl Default for PlanRequest {
             chunk: 512,
             chunks_in_flight: None,
             policy: Policy::default(),
+            sync: SyncMode::default(),
             kv_dtype: None,
             values: DType::F32,
             activations: None,
@@ -119,6 +124,7 @@ pub fn make(
         page_len: PAGE_LEN,
         kv_dtype: request.kv_dtype.unwrap_or(default_kv),
         devices: used,
+        sync: request.sync,
         prefill: Prefill {
             chunk,
             chunks_in_flight: request.chunks_in_flight.unwrap_or(in_flight),

@@ -12,7 +12,9 @@ use troika_model::chat::ChatTemplate;
 use troika_model::spec::ModelSpec;
 use troika_model::tokenizer::Tokenizer;
 use troika_model::{families, presets};
-use troika_plan::{DeviceFacts, Plan, PlanError, PlanRequest, Policy, Strategy, describe_refusals};
+use troika_plan::{
+    DeviceFacts, Plan, PlanError, PlanRequest, Policy, Strategy, SyncMode, describe_refusals,
+};
 use troika_trace::{Span, Tracer};
 use troika_weights::{
     BindOptions, FileSource, FloatType, ModelFiles, OnProgress, Quant, SYNTHETIC_DTYPES,
@@ -58,7 +60,9 @@ pub struct OpenOptions {
     pub policy: Policy,
     /// Prompt chunks under way at once; `None`: as the planner sees fit.
     pub chunks_in_flight: Option<usize>,
-    /// A plan made before: it says what `context`, `chunk`, `kv_dtype`, `activations` and the three
+    /// How devices wait for each other.
+    pub sync: SyncMode,
+    /// A plan made before: it says what `context`, `chunk`, `kv_dtype`, `activations` and the four
     /// fields above would.
     pub plan: Option<Plan>,
     /// Let other devices compute what those of `plan` refuse, instead of refusing the plan.
@@ -91,6 +95,7 @@ impl Default for OpenOptions {
             strategy: Strategy::default(),
             policy: Policy::default(),
             chunks_in_flight: None,
+            sync: SyncMode::default(),
             plan: None,
             fallback: false,
             kv_dtype: None,
@@ -447,6 +452,7 @@ fn new_plan(
         chunk: options.chunk,
         chunks_in_flight: options.chunks_in_flight,
         policy: options.policy,
+        sync: options.sync,
         kv_dtype: options.kv_dtype,
         values: options.values,
         activations: options.activations.clone().or(f32_only),

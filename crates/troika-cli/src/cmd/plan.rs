@@ -37,7 +37,7 @@ fn explained(plan: &Plan) -> String {
     let (model, prefill) = (&plan.model, &plan.prefill);
     let mut text = format!(
         "{model}; strategy {}\ncontext {}, KV cache {} in pages of {}\n\
-         prefill in chunks of {}, {} in flight, {}\n\n\
+         prefill in chunks of {}, {} in flight, {}; {} waits\n\n\
          | phase | segments | layers | device | activations besides f32 |\n\
          | --- | --- | --- | --- | --- |\n",
         plan.strategy,
@@ -47,6 +47,7 @@ fn explained(plan: &Plan) -> String {
         prefill.chunk,
         prefill.chunks_in_flight,
         prefill.policy.name(),
+        plan.sync.name(),
     );
     for phase in [Phase::Prefill, Phase::Decode] {
         for rule in plan.rules(phase) {

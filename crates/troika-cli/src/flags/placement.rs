@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use troika::plan::{Policy, Strategy};
+use troika::plan::{Policy, Strategy, SyncMode};
 use troika::{DeviceSpec, OpenOptions};
 
 use crate::error::CliError;
@@ -33,6 +33,11 @@ fn policies() -> impl TypedValueParser<Value = Policy> {
     names.map(|name| Policy::parse(&name).unwrap_or_default())
 }
 
+fn sync_modes() -> impl TypedValueParser<Value = SyncMode> {
+    let names = PossibleValuesParser::new(SyncMode::ALL.map(SyncMode::name));
+    names.map(|name| SyncMode::parse(&name).unwrap_or_default())
+}
+
 /// How the model is divided over them.
 #[derive(Args)]
 pub struct PlacementArgs {
@@ -54,6 +59,10 @@ pub struct PlacementArgs {
     /// between devices [default: f32]
     #[arg(long, value_enum, env = "TROIKA_VALUE_TYPE")]
     pub value_type: Option<FloatFlag>,
+    /// How devices wait for each other: predicted (sleep for about as long as the wait before took,
+    /// then look again and again) or blocking (sleep until woken) [default: predicted]
+    #[arg(long, value_name = "MODE", value_parser = sync_modes(), env = "TROIKA_SYNC")]
+    pub sync: Option<SyncMode>,
     /// Seconds that compiling the model for its devices may take; 0: as long as it takes
     #[arg(long, value_name = "SECONDS", default_value_t = 0, env = "TROIKA_COMPILE_TIMEOUT")]
     pub compile_timeout: u64,
@@ -65,7 +74,8 @@ pub struct PlanFileArgs {
     /// Run by a plan that troika plan wrote; it takes the place of the flags for placement,
     /// context, chunks and the KV cache
     #[arg(long, value_name = "FILE", env = "TROIKA_PLAN")]
-    #[arg(conflicts_with_all = ["strategy", "policy", "chunks_in_flight", "value_type", "ubatch_size"])]
+    #[arg(conflicts_with_all = ["strategy", "policy", "chunks_in_flight", "value_type", "sync"])]
+    #[arg(conflicts_with = "ubatch_size")]
     pub plan: Option<PathBuf>,
     /// Let other devices compute what those of the plan refuse, instead of refusing the plan
     #[arg(long, requires = "plan")]
@@ -80,6 +90,7 @@ impl PlacementArgs {
         options.policy = self.policy.unwrap_or_default();
         options.chunks_in_flight = self.chunks_in_flight;
         options.values = self.value_type.unwrap_or(FloatFlag::F32).dtype();
+        options.sync = self.sync.unwrap_or_default();
         let limit = Duration::from_secs(self.compile_timeout);
         options.compile.limit = (!limit.is_zero()).then_some(limit);
     }

@@ -21,6 +21,7 @@ pub struct Facts {
     pub chunk: usize,
     pub chunks_in_flight: usize,
     pub policy: &'static str,
+    pub sync: &'static str,
     pub strategy: String,
     /// What most products take their activations as.
     pub activations: ActivationFormat,
@@ -69,6 +70,7 @@ impl Facts {
             chunk: plan.prefill.chunk,
             chunks_in_flight: plan.prefill.chunks_in_flight,
             policy: plan.prefill.policy.name(),
+            sync: plan.sync.name(),
             strategy: plan.strategy.clone(),
             activations,
             threads: options.threads(),
