@@ -10,9 +10,11 @@ use troika::device::{
     Caps, Clock, Completion, Device, DeviceError, DeviceKind, Executable, PackFn, PackLayout,
     Packed, Queue, RealClock, WeightBytes, WeightData, WeightSource,
 };
-use troika::engine::{CompileControl, Engine, EngineError, EngineParts};
+use troika::engine::{
+    CompileControl, Engine, EngineError, EngineParts, SequenceInput, WantedLogits,
+};
 use troika::graph::{DType, Subgraph};
-use troika::plan::{DeviceFacts, PlanRequest, Strategy, make};
+use troika::plan::{DeviceFacts, Plan, PlanError, PlanRequest, Strategy, make};
 use troika::trace::Tracer;
 use troika::weights::FloatType;
 use troika::{Described, DeviceOptions, Error, Model, OpenOptions, describe};
@@ -169,12 +171,23 @@ fn engine(
     let (kv_dtype, activations) = (Some(DType::F32), Some(Vec::new()));
     let request =
         PlanRequest { strategy, chunk: 8, kv_dtype, activations, ..PlanRequest::default() };
+    let plan = make(&d.spec, &facts, &request).unwrap();
+    engine_by(plan, d, &devices, weights, control)
+}
+
+fn engine_by(
+    plan: Plan,
+    d: &Described,
+    devices: &[Arc<dyn Device>],
+    weights: &dyn WeightSource,
+    control: &CompileControl,
+) -> Result<Engine, EngineError> {
     let parts = EngineParts {
         spec: &d.spec,
         shapes: &|key| d.store.shape(key),
         weights,
-        plan: make(&d.spec, &facts, &request).unwrap(),
-        devices: &devices,
+        plan,
+        devices,
         clock: Arc::new(RealClock::new()),
         tracer: Tracer::off(),
         sequences: 1,
@@ -349,4 +362,72 @@ fn a_time_limit_names_the_segment_and_the_device() {
     assert!(all > 15 && said.contains("longer than 4.5s") && !said.contains("--"), "{said}");
     assert!(open(all as f64).is_ok());
     assert!(open(all as f64 - 0.5).is_err());
+}
+
+/// Logits of a prompt and of some tokens behind it.
+fn logits(mut engine: Engine) -> Vec<f32> {
+    let (seq, mut out) = (engine.open(), Vec::new());
+    let prompt: Vec<u32> = (1..40).collect();
+    for tokens in [&prompt[..], &[7], &[8]] {
+        let input = SequenceInput { seq, tokens, logits: WantedLogits::All };
+        engine.run(&[input], &mut |_, _, row| out.extend_from_slice(row)).unwrap();
+    }
+    out
+}
+
+#[test]
+fn graphs_are_compiled_for_the_rows_that_a_plan_states() {
+    let d = described();
+    let request = PlanRequest {
+        chunk: 12,
+        kv_dtype: Some(DType::F32),
+        activations: Some(Vec::new()),
+        ..PlanRequest::default()
+    };
+    let more = "static_shapes = true\nrow_buckets = [3, 9]";
+    let none = CompileControl::default();
+    let run = |other: Option<&str>, change: fn(&mut Plan)| {
+        let rows = Arc::new(Mutex::new(Vec::new()));
+        let seen = rows.clone();
+        let before = move |_: &str, graph: &Subgraph| {
+            seen.lock().unwrap().push((graph.name.starts_with("layer"), graph.max_rows()));
+            Ok(())
+        };
+        let odd = Watched::new(virtual_device("a", more), Box::new(before)) as Arc<dyn Device>;
+        let devices: Vec<_> = [Some(odd), other.map(cpu)].into_iter().flatten().collect();
+        let facts: Vec<DeviceFacts> = devices.iter().map(|d| DeviceFacts::of(&**d)).collect();
+        let strategy = if other.is_some() { Strategy::Alternate } else { Strategy::OneDevice };
+        let mut plan = make(&d.spec, &facts, &PlanRequest { strategy, ..request.clone() }).unwrap();
+        change(&mut plan);
+        let made = engine_by(plan, &d, &devices, &d.store, &none)?;
+        let mut rows: Vec<(bool, usize)> = rows.lock().unwrap().clone();
+        rows.sort_unstable();
+        rows.dedup();
+        Ok::<_, EngineError>((logits(made), rows))
+    };
+    let of_layers = |rows: &[(bool, usize)]| -> Vec<usize> {
+        rows.iter().filter(|r| r.0).map(|r| r.1).collect()
+    };
+    for other in [None, Some("b")] {
+        let (own, rows) = run(other, |_| {}).unwrap();
+        assert_eq!(of_layers(&rows), [3, 9]);
+        let (stated, rows) = run(other, |plan| {
+            let rules = plan.prefill.rules.iter_mut();
+            rules.filter(|r| r.device == "a").for_each(|r| r.row_buckets = Some(vec![2, 5, 16]));
+            let rules = plan.decode.rules.iter_mut();
+            rules.filter(|r| r.device == "a").for_each(|r| r.row_buckets = Some(vec![1]));
+        })
+        .unwrap();
+        assert_eq!(of_layers(&rows), [1, 2, 5, 16]);
+        assert!(own == stated && own.iter().any(|x| *x != 0.0), "other bits");
+    }
+    // Numbers of rows are of no use to the CPU.
+    let e = run(Some("b"), |plan| {
+        for rule in plan.prefill.rules.iter_mut().chain(&mut plan.decode.rules) {
+            rule.row_buckets = Some(vec![4]);
+        }
+    });
+    let EngineError::Plan(e @ PlanError::Rule { .. }) = e.map(drop).unwrap_err() else { panic!() };
+    let said = e.to_string();
+    assert!(said.contains("of prefill has row buckets, but b takes any number of rows"), "{said}");
 }

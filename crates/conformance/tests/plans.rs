@@ -151,6 +151,7 @@ fn rules(
                 split: split(r, kind, &device, chunk),
                 refused: refused(r, kind),
                 values: DType::F32,
+                row_buckets: None,
                 activations: activations.to_vec(),
                 device,
             });

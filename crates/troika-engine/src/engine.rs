@@ -114,6 +114,8 @@ impl Engine {
         let plan = parts.plan;
         let names: Vec<&str> = parts.devices.iter().map(|d| d.name()).collect();
         plan.check(parts.spec, &names)?;
+        let find = |name: &str| parts.devices.iter().find(|d| d.name() == name);
+        plan.check_shapes(&|name| find(name).is_some_and(|d| d.caps().static_shapes))?;
         let options = LowerOptions {
             max_rows: plan.prefill.chunk,
             max_kv: plan.context,

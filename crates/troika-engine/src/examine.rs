@@ -34,10 +34,16 @@ pub fn examine(
     for device in devices {
         for segment in &lowered.segments {
             let graph = restrict_activations(&segment.graph, &formats);
-            let of_phase = |phase| convert_edges(&graph, segment, (&types, phase));
+            let of_phase = |phase| {
+                let rule = plan.rule(phase, segment.kind, segment.layer);
+                let rule = rule.filter(|r| r.devices().any(|d| d == device.name()));
+                let buckets = rule.and_then(|r| r.row_buckets.as_deref());
+                (convert_edges(&graph, segment, (&types, phase)), buckets)
+            };
             let mut graphs = vec![of_phase(Phase::Prefill), of_phase(Phase::Decode)];
             graphs.dedup();
-            for graph in graphs.iter().flat_map(|g| shapes(g, device.caps())) {
+            let graphs = graphs.iter().flat_map(|(g, buckets)| shapes(g, device.caps(), *buckets));
+            for graph in graphs {
                 let verdicts = device.examine(&graph);
                 for (node, why) in graph.nodes.iter().zip(verdicts) {
                     let Some(why) = why else { continue };

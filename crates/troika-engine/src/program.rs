@@ -317,7 +317,7 @@ impl Program {
             let mut whole = Vec::new();
             if alone.contains(&part) {
                 let pieces = pieces::whole(root, &takes, &mut self.values)?;
-                whole = self.list_all(pieces, list);
+                whole = self.list_all(pieces, rule, list);
             }
             placed.wholes.push(whole);
         }
@@ -328,7 +328,7 @@ impl Program {
                 let root = PlacedGraph { device: owner, ..first };
                 pieces = pieces::whole(root, &takes, &mut self.values)?;
             }
-            placed.columns = self.list_all(pieces, list);
+            placed.columns = self.list_all(pieces, rule, list);
         }
         self.check_lengths(rule, &placed)?;
         Ok(placed)
@@ -369,18 +369,24 @@ impl Program {
         Ok(())
     }
 
-    fn list_all(&mut self, pieces: Vec<PlacedGraph>, list: &mut CompileList) -> Vec<CompiledPiece> {
-        pieces.into_iter().map(|p| self.list(p, list)).collect()
+    fn list_all(
+        &mut self,
+        pieces: Vec<PlacedGraph>,
+        rule: &Rule,
+        list: &mut CompileList,
+    ) -> Vec<CompiledPiece> {
+        pieces.into_iter().map(|p| self.list(p, rule, list)).collect()
     }
 
     /// Lists what a piece needs compiled.
-    fn list(&mut self, p: PlacedGraph, list: &mut CompileList) -> CompiledPiece {
+    fn list(&mut self, p: PlacedGraph, rule: &Rule, list: &mut CompileList) -> CompiledPiece {
         let caps = self.devices[p.device].caps();
         let code = |graph: Subgraph| {
             let rows = graph.max_rows();
             Code { rows, executable: list.add(p.device, graph) }
         };
-        let codes: Vec<Code> = shapes(&p.graph, caps).into_iter().map(code).collect();
+        let codes: Vec<Code> =
+            shapes(&p.graph, caps, rule.row_buckets.as_deref()).into_iter().map(code).collect();
         if caps.static_shapes {
             self.padding = codes.iter().map(|c| c.rows).fold(self.padding, usize::max);
         }
@@ -465,9 +471,9 @@ fn partition(rule: &Rule, groups: Option<usize>) -> (Partition, Vec<String>) {
     }
 }
 
-/// The graph for the numbers of rows that a device compiles for: all at once, or one each, none
-/// with a value larger than the device can be bound to.
-pub(crate) fn shapes(graph: &Subgraph, caps: &Caps) -> Vec<Subgraph> {
+/// The graph for the numbers of rows that a device compiles for, or those that the plan states
+/// instead: all at once, or one each, none with a value larger than the device can be bound to.
+pub(crate) fn shapes(graph: &Subgraph, caps: &Caps, buckets: Option<&[usize]>) -> Vec<Subgraph> {
     let values = graph.inputs.iter().chain(&graph.outputs).map(|v| graph.value(*v));
     let widest = values.map(|v| v.shape.row_len() * v.dtype.block_bytes()).max().unwrap_or(0);
     let limit = caps.max_binding_bytes.map_or(usize::MAX, |n| n as usize);
@@ -476,7 +482,8 @@ pub(crate) fn shapes(graph: &Subgraph, caps: &Caps) -> Vec<Subgraph> {
     if !caps.static_shapes {
         return vec![if most < graph.max_rows() { limit_rows(graph, most) } else { graph.clone() }];
     }
-    let mut rows: Vec<usize> = caps.row_buckets.iter().copied().filter(|n| *n <= most).collect();
+    let buckets = buckets.unwrap_or(&caps.row_buckets);
+    let mut rows: Vec<usize> = buckets.iter().copied().filter(|n| *n <= most).collect();
     if rows.is_empty() {
         rows.push(graph.max_rows().min(most));
     }

@@ -53,6 +53,27 @@ impl Plan {
         Ok(())
     }
 
+    /// Checks what a plan says of static shapes, where it is known which devices take no others.
+    ///
+    /// # Errors
+    /// A rule with row buckets for devices that have no use for them.
+    pub fn check_shapes(&self, is_static: &dyn Fn(&str) -> bool) -> Result<(), PlanError> {
+        for phase in [Phase::Prefill, Phase::Decode] {
+            for (i, rule) in self.rules(phase).iter().enumerate() {
+                if rule.row_buckets.is_some() && !rule.devices().any(is_static) {
+                    let mut names: Vec<&str> = rule.devices().collect();
+                    names.dedup();
+                    let why = format!(
+                        "has row buckets, but {} takes any number of rows; leave them out",
+                        names.join(" and ")
+                    );
+                    return Err(PlanError::Rule { phase: phase.name(), number: i + 1, why });
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn check_devices(&self, at_hand: &[&str]) -> Result<(), PlanError> {
         for (i, name) in self.devices.iter().enumerate() {
             if !at_hand.contains(&name.as_str()) {
@@ -90,7 +111,8 @@ fn check_rules(
         if let Some(unknown) = rule.devices().find(|d| !devices.iter().any(|known| known == d)) {
             return refuse(format!("names device {unknown}, which the plan does not list"));
         }
-        if let Err(why) = check_split(rule).and_then(|()| check_refused(rule)) {
+        let parts = check_split(rule).and_then(|()| check_refused(rule));
+        if let Err(why) = parts.and_then(|()| check_buckets(rule)) {
             return refuse(why);
         }
         if !matches!(rule.values, DType::F32 | DType::F16 | DType::BF16) {
@@ -192,6 +214,18 @@ fn check_refused(rule: &Rule) -> Result<(), String> {
         if r.segments.is_empty() || r.ops.is_empty() {
             return Err(format!("names no ops that device {} refuses", r.device));
         }
+    }
+    Ok(())
+}
+
+/// Numbers of rows that graphs can be compiled for.
+fn check_buckets(rule: &Rule) -> Result<(), String> {
+    let Some(rows) = &rule.row_buckets else { return Ok(()) };
+    let ascending = rows.windows(2).all(|pair| pair[0] < pair[1]);
+    if rows.is_empty() || !ascending || rows.iter().any(|n| !(1..=MAX_LENGTH).contains(n)) {
+        return Err(format!(
+            "has row buckets {rows:?}; give some from 1 to {MAX_LENGTH}, ascending, or none at all"
+        ));
     }
     Ok(())
 }

@@ -183,6 +183,11 @@ pub struct Rule {
     /// absent is f32, too. A 16-bit type halves what is copied between memory spaces.
     #[serde(default = "single_precision", skip_serializing_if = "is_single_precision")]
     pub values: DType,
+    /// The numbers of rows, ascending, that its segments are compiled for on devices that take
+    /// static shapes only; absent: those that each device names. More rows than the largest run
+    /// one part after another, others are padded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub row_buckets: Option<Vec<usize>>,
     /// Formats, besides f32, that products may take their activations in: each product uses the
     /// one that its weights' type has a path for.
     #[serde(default)]
@@ -331,8 +336,8 @@ impl Rule {
 
     /// Whether another rule says the same of the segments that both match.
     pub fn places_as(&self, other: &Rule) -> bool {
-        (&self.device, &self.split, &self.refused, &self.activations)
-            == (&other.device, &other.split, &other.refused, &other.activations)
+        (&self.device, &self.split, &self.refused, &self.row_buckets, &self.activations)
+            == (&other.device, &other.split, &other.refused, &other.row_buckets, &other.activations)
     }
 
     /// Who computes an op of a segment that is placed on a device.

@@ -209,6 +209,7 @@ fn rule(segments: Option<Vec<SegmentKind>>, layers: Option<Layers>, device: &Dev
         split: None,
         refused: Vec::new(),
         values: DType::F32,
+        row_buckets: None,
         activations: Vec::new(),
     }
 }

@@ -291,9 +291,36 @@ fn spoilt_splits_are_refused() {
             "names no ops that device a refuses",
         ),
         (rule(|r| r.refused.push(refused("a", "z"))), "names device z"),
+        (rule(|r| r.row_buckets = Some(vec![])), "has row buckets []; give some from 1 to 65536"),
+        (rule(|r| r.row_buckets = Some(vec![0, 8])), "has row buckets [0, 8]"),
+        (
+            rule(|r| r.row_buckets = Some(vec![8, 8])),
+            "[8, 8]; give some from 1 to 65536, ascending",
+        ),
+        (rule(|r| r.row_buckets = Some(vec![32, 8])), "has row buckets [32, 8]"),
+        (rule(|r| r.row_buckets = Some(vec![8, 65537])), "has row buckets [8, 65537]"),
     ] {
         assert!(why.starts_with("rule 1 of prefill ") && why.contains(expected), "{why}");
     }
+}
+
+#[test]
+fn row_buckets_are_for_static_shapes() {
+    let mut plan = planned("qwen3-moe-tiny", Strategy::SplitHybrid, 2);
+    plan.check_shapes(&|_| false).unwrap();
+    plan.decode.rules[1].row_buckets = Some(vec![1, 65536]);
+    plan.check(&spec("qwen3-moe-tiny"), &["a", "b"]).unwrap();
+    assert_eq!(Plan::from_json(&plan.to_json()).unwrap(), plan);
+    // The rule is about `a` alone.
+    plan.check_shapes(&|name| name == "a").unwrap();
+    let why = plan.check_shapes(&|name| name == "b").unwrap_err().to_string();
+    assert_eq!(
+        why,
+        "rule 2 of decode has row buckets, but a takes any number of rows; leave them out"
+    );
+    // Phases with other shapes have executables of their own.
+    let rules = (&plan.decode.rules[1], &planned("qwen3-moe-tiny", Strategy::SplitHybrid, 2));
+    assert!(!rules.0.places_as(&rules.1.decode.rules[1]));
 }
 
 /// Each way to spoil a plan is refused with a sentence that names what is wrong.

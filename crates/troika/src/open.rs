@@ -421,6 +421,8 @@ fn plan_of(
     let mut plan = match &options.plan {
         Some(plan) => {
             plan.check(spec, &names)?;
+            let find = |name: &str| devices.iter().find(|d| d.name() == name);
+            plan.check_shapes(&|name| find(name).is_some_and(|d| d.caps().static_shapes))?;
             plan.clone()
         }
         None => new_plan(spec, store, options, devices)?,

@@ -120,6 +120,10 @@ fn line(phase: Phase, rule: &Rule) -> String {
         let (ops, kinds) = (r.ops.join(", "), kinds.join(", "));
         device.push_str(&format!("; {ops} of {kinds} by {} instead of {}", r.by, r.device));
     }
+    if let Some(rows) = &rule.row_buckets {
+        let rows: Vec<String> = rows.iter().map(usize::to_string).collect();
+        device.push_str(&format!("; static shapes of {} rows", rows.join(", ")));
+    }
     let formats: Vec<&str> =
         rule.activations.iter().map(|a| super::bench::activation_format_name(*a)).collect();
     let formats = formats.join(", ");
