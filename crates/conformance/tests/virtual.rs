@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use conformance::golden::{Case, Devices, all_logits, check, read_golden};
+use troika::engine::{EngineError, SequenceInput, WantedLogits};
 use troika::plan::{Policy, Strategy};
 use troika::trace::{Arg, Span, Tracer};
 use troika::weights::FloatType;
@@ -126,4 +127,36 @@ fn virtual_time_is_the_same_in_every_run() {
         let meets = |s: &&&Span| b.iter().any(|o| s.start < o.end && o.start < s.end);
         assert!(a.iter().filter(meets).count() > 10);
     }
+}
+
+#[test]
+fn logits_that_nobody_computes_are_not_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("off.toml");
+    let text = std::fs::read_to_string(root("socs/odd/queue-depth-1.toml")).unwrap();
+    std::fs::write(&file, text.replacen("\n\n", "\nnumerics = \"off\"\n\n", 1)).unwrap();
+    let off: DeviceSpec = format!("off=virtual:{}", file.display()).parse().unwrap();
+    let devices = DeviceOptions { devices: vec![off], ..DeviceOptions::default() };
+    let options = OpenOptions { devices, ..OpenOptions::default() };
+    let mut model = Model::open(&case("qwen3").model, &options).unwrap();
+    assert!(!model.computes());
+    let clock = model.clock().clone();
+    let engine = model.engine();
+    let seq = engine.open();
+    let tokens = &[1, 2, 3];
+    for logits in [WantedLogits::Last, WantedLogits::All] {
+        let refused = engine
+            .run(&[SequenceInput { seq, tokens, logits }], &mut |_, _, _| panic!("read"))
+            .unwrap_err();
+        assert!(matches!(&refused, EngineError::NoNumerics(name) if name == "off"), "{refused}");
+    }
+    assert_eq!((engine.len(seq), clock.now().as_nanos()), (0, 0), "refused before any work");
+    // Time passes where nobody reads.
+    engine
+        .run(&[SequenceInput { seq, tokens, logits: WantedLogits::None }], &mut |_, _, _| {})
+        .unwrap();
+    let body = clock.now();
+    engine.run_unread(&[SequenceInput { seq, tokens, logits: WantedLogits::Last }]).unwrap();
+    assert_eq!(engine.len(seq), 6);
+    assert!(clock.now() - body > body, "the head takes its time, too");
 }

@@ -80,6 +80,39 @@ fn the_model_says_the_same_on_virtual_devices() {
     assert_eq!(say(&["--device", &both, "--strategy", "alternate"]), cpu);
 }
 
+/// With numerics off there is nothing to read: tokens come from a counter, and that is said.
+#[test]
+fn devices_that_compute_nothing_count_tokens_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("off.toml");
+    let place = example();
+    let soc = std::fs::read_to_string(place.strip_prefix("virtual:").unwrap()).unwrap();
+    std::fs::write(&file, soc.replace("numerics = \"on\"", "numerics = \"off\"")).unwrap();
+    let off = format!("off=virtual:{}:gpu", file.display());
+    let said = "device off computes nothing (its numerics are off)";
+    let run = ["run", "-p", "Once upon", "-n", "4", "--json"];
+    // Beside a device that computes, too: what it reads is nobody's.
+    for devices in [&["--device", &off][..], &["--device", &off, "--device", "cpu"]] {
+        let strategy = if devices.len() > 2 { "alternate" } else { "one-device" };
+        let out = troika(&[&run[..], devices, &["--strategy", strategy]].concat());
+        let note = String::from_utf8(out.stderr.clone()).unwrap();
+        assert!(note.contains(said) && note.contains("tokens are counted up"), "{note}");
+        let json: Value = serde_json::from_str(&text(&out)).unwrap();
+        let tokens: Vec<u64> =
+            json["tokens"].as_array().unwrap().iter().map(|t| t.as_u64().unwrap()).collect();
+        assert_eq!(tokens.len(), 4, "{json}");
+        assert!(tokens.windows(2).all(|t| t[0] < t[1]) && tokens[3] < 10, "{tokens:?}");
+        assert_eq!(json["finish_reason"], "length", "{json}");
+    }
+    let text_file = dir.path().join("text");
+    std::fs::write(&text_file, "It was a dark night. ".repeat(40)).unwrap();
+    let args = ["perplexity", "-f", text_file.to_str().unwrap(), "-c", "16", "--device", &off];
+    let out = troika(&args);
+    let error = String::from_utf8(out.stderr).unwrap();
+    assert!(!out.status.success() && out.stdout.is_empty(), "{error}");
+    assert!(error.contains(said) && error.contains("no logits to read"), "{error}");
+}
+
 /// Compiling takes modelled time on a virtual device: as long as the file says in each run.
 #[test]
 fn compiling_ends_when_its_time_is_up() {

@@ -225,13 +225,36 @@ impl Engine {
     /// Appends tokens to sequences and hands over the wanted logits.
     ///
     /// # Errors
-    /// An empty input, a sequence fed twice, an unknown token or too long a sequence (all before
-    /// any work); a full cache or a failing device (the sequences are then as before the call, or
-    /// empty).
+    /// An empty input, a sequence fed twice, an unknown token, too long a sequence or logits that
+    /// no device computes (all before any work); a full cache or a failing device (the sequences
+    /// are then as before the call, or empty).
     pub fn run(
         &mut self,
         inputs: &[SequenceInput<'_>],
         sink: LogitsSink<'_>,
+    ) -> Result<(), EngineError> {
+        let silent = self.program.devices.iter().find(|d| !d.caps().computes());
+        if let Some(device) = silent
+            && inputs.iter().any(|f| f.logits != WantedLogits::None)
+        {
+            return Err(EngineError::NoNumerics(device.name().to_string()));
+        }
+        self.run_inputs(inputs, Some(sink))
+    }
+
+    /// As [`Engine::run`], but nobody reads the logits: for measurements of devices that only
+    /// model time.
+    ///
+    /// # Errors
+    /// As [`Engine::run`].
+    pub fn run_unread(&mut self, inputs: &[SequenceInput<'_>]) -> Result<(), EngineError> {
+        self.run_inputs(inputs, None)
+    }
+
+    fn run_inputs(
+        &mut self,
+        inputs: &[SequenceInput<'_>],
+        mut sink: Option<LogitsSink<'_>>,
     ) -> Result<(), EngineError> {
         self.check(inputs)?;
         let before: Vec<usize> = inputs.iter().map(|f| self.kv.len(f.seq)).collect();
@@ -248,11 +271,12 @@ impl Engine {
                 f.tokens = tokens;
             }
         }
-        let result = self.run_checked(&whole, &mut |input, pos, logits| {
-            if pos >= before[input] {
-                sink(input, pos, logits);
-            }
-        });
+        let reads = sink.is_some();
+        let mut take = |input: usize, pos: usize, logits: &[f32]| match &mut sink {
+            Some(sink) if pos >= before[input] => sink(input, pos, logits),
+            _ => {}
+        };
+        let result = self.run_checked(&whole, reads.then_some(&mut take));
         for ((f, len), recomputed) in inputs.iter().zip(before).zip(&recomputed) {
             match result {
                 Ok(()) => self.history.append(f.seq, f.tokens),
@@ -283,7 +307,7 @@ impl Engine {
     fn run_checked(
         &mut self,
         inputs: &[SequenceInput<'_>],
-        sink: LogitsSink<'_>,
+        mut sink: Option<LogitsSink<'_>>,
     ) -> Result<(), EngineError> {
         let batches = plan_batches(inputs, self.plan.prefill.chunk, &mut self.kv)?;
         let budget = (LOGITS_BYTES / (self.vocab * 4)).max(1);
@@ -296,7 +320,9 @@ impl Engine {
                 n += 1;
             }
             self.run_batches(&rest[..n], wanted)?;
-            self.read_logits(&rest[..n], sink)?;
+            if let Some(sink) = &mut sink {
+                self.read_logits(&rest[..n], *sink)?;
+            }
             rest = &rest[n..];
         }
         Ok(())

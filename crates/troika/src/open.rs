@@ -199,6 +199,7 @@ pub struct Model {
     pub(crate) template: Option<ChatTemplate>,
     pub(crate) defaults: GenerationDefaults,
     pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) computes: bool,
     pub(crate) tracer: Tracer,
     pub(crate) warnings: Vec<String>,
     pub(crate) load_time: Duration,
@@ -312,6 +313,12 @@ impl Model {
         let (plan, changes) = plan_of(&spec, &store, options, devices)?;
         warnings.extend(changes);
         let used = devices.iter().filter(|d| plan.devices.iter().any(|name| name == d.name()));
+        let silent = used.clone().find(|d| computes_nothing(d));
+        warnings.extend(silent.map(|d| {
+            let name = d.name();
+            format!("device {name} computes nothing (its numerics are off): tokens are counted up, not generated")
+        }));
+        let computes = silent.is_none();
         // Opening takes real time in any case.
         let modelled = virtual_clock(used);
         let (opened, clock) = (clock.clone(), modelled.clone().unwrap_or(clock));
@@ -338,6 +345,7 @@ impl Model {
             template,
             defaults,
             clock,
+            computes,
             tracer: options.tracer.clone(),
             warnings,
             load_time,
@@ -376,6 +384,11 @@ impl Model {
     /// What times of this model go by: real time, or that of its virtual devices.
     pub fn clock(&self) -> &Arc<dyn Clock> {
         &self.clock
+    }
+
+    /// Whether there are logits to read: not where a device only models time.
+    pub fn computes(&self) -> bool {
+        self.computes
     }
 
     /// Longest sequence.

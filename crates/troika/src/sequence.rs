@@ -26,7 +26,7 @@ impl CachedSequence {
         kept
     }
 
-    /// Appends tokens and keeps the logits after the last one.
+    /// Appends tokens and keeps the logits after the last one, where they are wanted.
     ///
     /// # Errors
     /// As [`Engine::run`]; tokens that were cached before may be gone then.
@@ -34,14 +34,17 @@ impl CachedSequence {
         &mut self,
         engine: &mut Engine,
         tokens: &[u32],
-        logits: &mut Vec<f32>,
+        logits: Option<&mut Vec<f32>>,
     ) -> Result<(), EngineError> {
         let seq = self.id(engine);
-        let input = SequenceInput { seq, tokens, logits: WantedLogits::Last };
-        let result = engine.run(&[input], &mut |_, _, row| {
-            logits.clear();
-            logits.extend_from_slice(row);
-        });
+        let input = [SequenceInput { seq, tokens, logits: WantedLogits::Last }];
+        let result = match logits {
+            Some(logits) => engine.run(&input, &mut |_, _, row| {
+                logits.clear();
+                logits.extend_from_slice(row);
+            }),
+            None => engine.run_unread(&input),
+        };
         match result {
             Ok(()) => self.tokens.extend_from_slice(tokens),
             Err(_) => self.tokens.truncate(engine.len(seq)),

@@ -141,13 +141,14 @@ impl Model {
         let tokenizer = self.tokenizer.clone();
         let mut detokenizer = tokenizer.as_ref().map(|t| t.detokenizer());
         while run.output.tokens.len() < max || first.is_none() {
-            self.sequence.feed(&mut self.engine, &feed, &mut logits)?;
+            let wanted = self.computes.then_some(&mut logits);
+            self.sequence.feed(&mut self.engine, &feed, wanted)?;
             if max == 0 {
                 first = Some(self.clock.now());
                 break;
             }
             let sampling = self.clock.now();
-            let token = sampler.sample(&logits)?;
+            let token = self.choose(&mut sampler, &logits, run.output.tokens.len())?;
             sampler.accept(token);
             self.record("sample", sampling);
             first.get_or_insert_with(|| self.clock.now());
@@ -188,6 +189,18 @@ impl Model {
         Ok(())
     }
 
+    /// The next token. Where devices only model time, it is counted up from those generated so
+    /// far, past tokens that would end the text.
+    fn choose(&self, sampler: &mut Sampler, logits: &[f32], count: usize) -> Result<u32, Error> {
+        if self.computes {
+            return Ok(sampler.sample(logits)?);
+        }
+        let stops = &self.defaults.stop_tokens;
+        let others = (0..self.spec.vocab as u32).filter(|t| !stops.contains(t));
+        let token = others.clone().nth(count % others.count().max(1));
+        Ok(token.unwrap_or_default())
+    }
+
     /// Computes tokens after the cached ones and returns the most likely next one: a forward batch
     /// of generation without sampling, for measurements.
     ///
@@ -195,9 +208,10 @@ impl Model {
     /// As [`Model::generate`].
     pub fn advance(&mut self, tokens: &[u32]) -> Result<u32, Error> {
         let mut logits = Vec::new();
-        self.sequence.feed(&mut self.engine, tokens, &mut logits)?;
+        let wanted = self.computes.then_some(&mut logits);
+        self.sequence.feed(&mut self.engine, tokens, wanted)?;
         let params = SampleParams { temperature: 0.0, ..SampleParams::default() };
-        Ok(Sampler::new(params).sample(&logits)?)
+        self.choose(&mut Sampler::new(params), &logits, self.sequence.len())
     }
 
     /// Forgets the cached sequence.

@@ -171,12 +171,15 @@ fn feed(
     tokens: &[u32],
     logits: &mut Vec<f32>,
 ) -> Result<(), CliError> {
-    let feed = SequenceInput { seq, tokens, logits: WantedLogits::Last };
+    let feed = [SequenceInput { seq, tokens, logits: WantedLogits::Last }];
+    let computes = model.computes();
     let take = &mut |_: usize, _: usize, row: &[f32]| {
         logits.clear();
         logits.extend_from_slice(row);
     };
-    model.engine().run(&[feed], take).map_err(|e| CliError::Troika(e.into()))
+    let engine = model.engine();
+    let fed = if computes { engine.run(&feed, take) } else { engine.run_unread(&feed) };
+    fed.map_err(|e| CliError::Troika(e.into()))
 }
 
 /// The times of a test's repetitions, in ns.
