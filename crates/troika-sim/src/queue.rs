@@ -67,6 +67,9 @@ impl RealQueue {
 
 impl Queue for RealQueue {
     fn submit(&mut self, list: CommandList) -> Result<(), DeviceError> {
+        if self.thread.as_ref().is_none_or(JoinHandle::is_finished) {
+            return Err(DeviceError::Gone(self.shared.limits.device.clone()));
+        }
         // The worker's lock is held while a list runs.
         let RealTime { limits, in_flight, .. } = &*self.shared;
         if in_flight.fetch_add(1, Ordering::AcqRel) >= limits.processor.queue_depth {

@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::time::Duration;
 
 use troika_device::{
     Clock, CommandList, Completion, Device, DeviceError, ExecutableId, Point, Queue, Signal,
@@ -23,6 +24,8 @@ struct Lane {
     /// Whether the queue waits for others by itself.
     waits: bool,
     in_flight: usize,
+    /// While an empty list that was handed over is not reported: the lists in flight before it.
+    asked: Option<usize>,
     /// Emptied lists, for reuse.
     spare: Vec<CommandList>,
 }
@@ -33,6 +36,13 @@ pub(super) const LATE_DEPTH: usize = 2;
 
 /// Most lists in a queue, whatever a device says.
 const MOST_DEPTH: usize = 1024;
+
+/// When nothing was reported for so long, queues with lists in flight are asked whether they still
+/// work.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Number of the empty list that they are asked by.
+const QUESTION: u64 = u64::MAX;
 
 /// Runs task graphs on device queues.
 pub struct Runner {
@@ -87,7 +97,8 @@ impl Runner {
     ) -> Result<Runner, DeviceError> {
         let most = if policy == Policy::OutOfOrder { LATE_DEPTH } else { MOST_DEPTH };
         let depth = |d: &Arc<dyn Device>| d.caps().queue_depth.clamp(1, most);
-        let (sender, done) = sync_channel(devices.iter().map(depth).sum());
+        // Of each queue also the answer to a question.
+        let (sender, done) = sync_channel(devices.iter().map(|d| depth(d) + 1).sum());
         let lanes: Vec<Lane> = devices
             .iter()
             .enumerate()
@@ -98,6 +109,7 @@ impl Runner {
                     depth: depth(d),
                     waits: d.caps().queue_waits,
                     in_flight: 0,
+                    asked: None,
                     spare: Vec::new(),
                 })
             })
@@ -249,7 +261,7 @@ impl Runner {
                 let mut list = self.fill(spare, (graph, self.state.tasks(id)));
                 list.id = id as u64;
                 let lane = &mut self.lanes[index];
-                if alone && lane.in_flight == 0 {
+                if alone && lane.in_flight == 0 && lane.asked.is_none() {
                     match lane.queue.run_here(list) {
                         Ok(completion) => {
                             lane.in_flight += 1;
@@ -275,13 +287,10 @@ impl Runner {
             self.clock.wait(next.saturating_sub(self.clock.now()));
             done = self.done.try_recv().ok();
         }
-        let Ok(completion) = done.map_or_else(|| self.done.recv(), Ok) else {
-            self.lanes.iter_mut().for_each(|l| l.in_flight = 0);
-            let names: Vec<&str> = self.lanes.iter().map(|l| &*l.name).collect();
-            return Err(DeviceError::Gone(names.join(", ")));
-        };
+        let completion = self.receive(done)?;
         let lane = &mut self.lanes[completion.queue];
         lane.in_flight -= 1;
+        lane.asked = lane.asked.map(|before| before.saturating_sub(1));
         let id = completion.list.id as usize;
         for t in &completion.times {
             self.note(graph, completion.queue, t);
@@ -289,6 +298,69 @@ impl Runner {
         let list = CommandList { times: completion.times, ..completion.list };
         self.lanes[completion.queue].spare.push(list);
         completion.outcome.map(|()| id)
+    }
+
+    /// The next completion. A queue whose thread died reports nothing, and others may have senders
+    /// of the same channel: it is asked by an empty list after a while.
+    fn receive(&mut self, done: Option<Completion>) -> Result<Completion, DeviceError> {
+        let mut next = done.map_or_else(|| self.done.recv_timeout(PATIENCE), Ok);
+        loop {
+            match next {
+                Ok(completion) if completion.list.id != QUESTION => return Ok(completion),
+                Ok(answer) => self.answered(answer.queue)?,
+                Err(RecvTimeoutError::Timeout) => {
+                    if let Some(completion) = self.ask()? {
+                        next = Ok(completion);
+                        continue;
+                    }
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    self.lanes.iter_mut().for_each(|l| l.in_flight = 0);
+                    let names: Vec<&str> = self.lanes.iter().map(|l| &*l.name).collect();
+                    return Err(DeviceError::Gone(names.join(", ")));
+                }
+            }
+            next = self.done.recv_timeout(PATIENCE);
+        }
+    }
+
+    /// Asks the queues that have not reported what is in flight. One that takes no lists any more
+    /// has reported all that it ever will.
+    fn ask(&mut self) -> Result<Option<Completion>, DeviceError> {
+        for index in 0..self.lanes.len() {
+            let lane = &mut self.lanes[index];
+            if lane.in_flight == 0 || lane.asked.is_some() {
+                continue;
+            }
+            let question = CommandList { id: QUESTION, ..CommandList::default() };
+            match lane.queue.submit(question) {
+                Ok(()) => lane.asked = Some(lane.in_flight),
+                Err(DeviceError::Gone(name)) => match self.done.try_recv() {
+                    Ok(completion) => return Ok(Some(completion)),
+                    Err(_) => return Err(self.lost(index, self.lanes[index].in_flight, name)),
+                },
+                // It is full, and so at work.
+                Err(_) => {}
+            }
+        }
+        Ok(None)
+    }
+
+    /// Lists are done in their order: those in flight when a queue was asked are reported before
+    /// its answer, or are lost.
+    fn answered(&mut self, index: usize) -> Result<(), DeviceError> {
+        match self.lanes[index].asked.take() {
+            None | Some(0) => Ok(()),
+            Some(lists) => Err(self.lost(index, lists, self.lanes[index].name.to_string())),
+        }
+    }
+
+    /// Some lists of a queue will not be reported.
+    fn lost(&mut self, index: usize, lists: usize, name: String) -> DeviceError {
+        let lane = &mut self.lanes[index];
+        lane.in_flight = lane.in_flight.saturating_sub(lists);
+        self.lose(index);
+        DeviceError::Gone(name)
     }
 
     /// Learns what a task costs, and records its span.

@@ -198,6 +198,55 @@ fn a_queue_that_takes_no_lists_leaves_nobody_waiting() {
     }
 }
 
+/// A queue whose thread dies reports nothing, and the others' senders keep the channel open: the run
+/// ends all the same, on this device and those that wait for it.
+#[test]
+fn a_queue_whose_thread_dies_ends_the_run() {
+    for (chunks, waits) in WAYS {
+        for dies in [0, 17] {
+            let case = Case::new(7, 30, 3);
+            let graph = case.graph(chunks);
+            let working = case.hook();
+            let hook: Hook = Arc::new(move |tag| {
+                assert_ne!(tag, dies, "this is what the test wants");
+                working(tag)
+            });
+            let fake = |_| Arc::new(Fake::new(waits, &hook)) as Arc<dyn Device>;
+            let mut runner = runner(&(0..3).map(fake).collect::<Vec<_>>(), Policy::InOrder);
+            case.reset();
+            for _ in 0..2 {
+                let error = runner.run(&graph).unwrap_err();
+                let gone =
+                    matches!(&error, EngineError::Device(DeviceError::Gone(d)) if d == "fake");
+                assert!(gone, "{error:?}");
+            }
+            assert!(case.ran.load(Ordering::Relaxed) < 30);
+        }
+    }
+}
+
+/// A queue that is only slow is asked whether it works, and waited for.
+#[test]
+fn a_slow_queue_is_waited_for() {
+    for (chunks, waits) in WAYS {
+        let case = Case::new(3, 12, 2);
+        let graph = case.graph(chunks);
+        let working = case.hook();
+        let hook: Hook = Arc::new(move |tag| {
+            // Longer than nothing may be heard of a queue.
+            if tag == 5 {
+                std::thread::sleep(Duration::from_millis(2300));
+            }
+            working(tag)
+        });
+        let fake = |_| Arc::new(Fake::new(waits, &hook)) as Arc<dyn Device>;
+        let mut runner = runner(&(0..2).map(fake).collect::<Vec<_>>(), Policy::InOrder);
+        for _ in 0..2 {
+            case.check(&mut runner, &graph, "slow");
+        }
+    }
+}
+
 #[test]
 fn a_run_is_cancelled_at_any_task_and_the_next_one_works() {
     for (chunks, waits) in WAYS {
