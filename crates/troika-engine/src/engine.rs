@@ -14,7 +14,7 @@ use crate::compile::{CompileControl, CompileWith};
 use crate::error::EngineError;
 use crate::handover::Handover;
 use crate::history::History;
-use crate::input::SequenceInput;
+use crate::input::{SequenceInput, WantedLogits};
 use crate::kv::{KvCache, SeqId};
 use crate::memory::{allocate, allocate_in};
 use crate::pool::{ELEMENT, EdgePool, Slots};
