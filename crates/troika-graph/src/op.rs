@@ -286,30 +286,74 @@ pub enum Op {
     Experts(Experts),
 }
 
-impl Op {
-    /// Short name for traces and errors.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Op::Embed { .. } => "embed",
-            Op::RmsNorm { .. } => "rms_norm",
-            Op::LayerNorm { .. } => "layer_norm",
-            Op::Linear { .. } => "linear",
-            Op::HeadLinear(_) => "head_linear",
-            Op::Rope(_) => "rope",
-            Op::KvAppend(_) => "kv_append",
-            Op::Attention(_) => "attention",
-            Op::Activate(_) => "activate",
-            Op::Gate(_) => "gate",
-            Op::Add => "add",
-            Op::Scale { .. } => "scale",
-            Op::Clamp { .. } => "clamp",
-            Op::SoftCap { .. } => "soft_cap",
-            Op::Convert => "convert",
-            Op::SigmoidGate => "sigmoid_gate",
-            Op::SliceCols { .. } => "slice_cols",
-            Op::ConcatCols { .. } => "concat_cols",
-            Op::Router(_) => "router",
-            Op::Experts(_) => "experts",
+/// The names of ops, from one table: the match has to be exhaustive, so no op lacks a name, and
+/// every name that it gives is in the list.
+macro_rules! names {
+    ($($op:pat => $name:literal,)*) => {
+        impl Op {
+            /// The names of all ops, each once.
+            pub const NAMES: &'static [&'static str] = &[$($name),*];
+
+            /// Short name for traces, errors and lists of ops in files; one of [`Op::NAMES`].
+            pub fn name(&self) -> &'static str {
+                match self {
+                    $($op => $name,)*
+                }
+            }
         }
+    };
+}
+
+names! {
+    Op::Embed { .. } => "embed",
+    Op::RmsNorm { .. } => "rms_norm",
+    Op::LayerNorm { .. } => "layer_norm",
+    Op::Linear { .. } => "linear",
+    Op::HeadLinear(_) => "head_linear",
+    Op::Rope(_) => "rope",
+    Op::KvAppend(_) => "kv_append",
+    Op::Attention(_) => "attention",
+    Op::Activate(_) => "activate",
+    Op::Gate(_) => "gate",
+    Op::Add => "add",
+    Op::Scale { .. } => "scale",
+    Op::Clamp { .. } => "clamp",
+    Op::SoftCap { .. } => "soft_cap",
+    Op::Convert => "convert",
+    Op::SigmoidGate => "sigmoid_gate",
+    Op::SliceCols { .. } => "slice_cols",
+    Op::ConcatCols { .. } => "concat_cols",
+    Op::Router(_) => "router",
+    Op::Experts(_) => "experts",
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Op;
+
+    /// The variants as deserialization knows them: the compiler keeps that list.
+    fn variants() -> Vec<String> {
+        let error = serde_json::from_str::<Op>("\"NoSuchOp\"").unwrap_err().to_string();
+        let (_, list) = error.split_once("expected one of").expect("a list of variants");
+        list.split('`').skip(1).step_by(2).map(str::to_string).collect()
+    }
+
+    fn snake_case(variant: &str) -> String {
+        let mut name = String::new();
+        for c in variant.chars() {
+            if c.is_uppercase() && !name.is_empty() {
+                name.push('_');
+            }
+            name.extend(c.to_lowercase());
+        }
+        name
+    }
+
+    #[test]
+    fn every_op_has_its_own_name_in_the_list() {
+        let expected: Vec<String> = variants().iter().map(|v| snake_case(v)).collect();
+        assert!(expected.iter().any(|name| name == "rms_norm"), "{expected:?}");
+        assert_eq!(Op::NAMES, expected);
+        assert!(Op::NAMES.contains(&Op::Add.name()));
     }
 }

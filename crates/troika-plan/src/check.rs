@@ -1,6 +1,6 @@
 //! Checks of a plan against the model and the devices at hand.
 
-use troika_graph::DType;
+use troika_graph::{DType, Op};
 use troika_model::lower::{SegmentKind, segments};
 use troika_model::spec::ModelSpec;
 
@@ -198,7 +198,7 @@ fn check_split(rule: &Rule) -> Result<(), String> {
     }
 }
 
-/// Those that stand in for others do not refuse the same.
+/// The ops exist, and devices that stand in for others do not refuse the same ones.
 fn check_refused(rule: &Rule) -> Result<(), String> {
     for (i, r) in rule.refused.iter().enumerate() {
         let meets = |o: &RefusedOps| {
@@ -213,6 +213,13 @@ fn check_refused(rule: &Rule) -> Result<(), String> {
         }
         if r.segments.is_empty() || r.ops.is_empty() {
             return Err(format!("names no ops that device {} refuses", r.device));
+        }
+        if let Some(unknown) = r.ops.iter().find(|op| !Op::NAMES.contains(&op.as_str())) {
+            return Err(format!(
+                "says that device {} refuses op {unknown:?}, which does not exist; the ops are {}",
+                r.device,
+                Op::NAMES.join(", ")
+            ));
         }
     }
     Ok(())

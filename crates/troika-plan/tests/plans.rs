@@ -290,6 +290,13 @@ fn spoilt_splits_are_refused() {
             rule(|r| r.refused = vec![RefusedOps { ops: vec![], ..refused("a", "b") }]),
             "names no ops that device a refuses",
         ),
+        (
+            rule(|r| {
+                let ops = vec!["add".into(), "Linear".into()];
+                r.refused = vec![RefusedOps { ops, ..refused("a", "b") }];
+            }),
+            "says that device a refuses op \"Linear\", which does not exist; the ops are embed, ",
+        ),
         (rule(|r| r.refused.push(refused("a", "z"))), "names device z"),
         (rule(|r| r.row_buckets = Some(vec![])), "has row buckets []; give some from 1 to 65536"),
         (rule(|r| r.row_buckets = Some(vec![0, 8])), "has row buckets [0, 8]"),

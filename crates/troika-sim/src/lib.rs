@@ -21,4 +21,4 @@ mod worker;
 pub use clock::VirtualClock;
 pub use device::VirtualDevice;
 pub use error::SocError;
-pub use soc::{OP_NAMES, PeakRates, Processor, ProcessorKind, Soc};
+pub use soc::{PeakRates, Processor, ProcessorKind, Soc};

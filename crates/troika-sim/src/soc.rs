@@ -3,32 +3,10 @@
 use std::path::Path;
 
 use toml::{Table, Value};
+use troika_graph::Op;
 
 use crate::error::SocError;
 use crate::fields::Fields;
-
-/// All ops, by [`troika_graph::Op::name`].
-pub const OP_NAMES: [&str; 19] = [
-    "embed",
-    "rms_norm",
-    "layer_norm",
-    "linear",
-    "head_linear",
-    "rope",
-    "kv_append",
-    "attention",
-    "activate",
-    "gate",
-    "add",
-    "scale",
-    "clamp",
-    "soft_cap",
-    "sigmoid_gate",
-    "slice_cols",
-    "concat_cols",
-    "router",
-    "experts",
-];
 
 /// Processors that share memory.
 #[derive(Clone, Debug, PartialEq)]
@@ -288,16 +266,16 @@ fn row_buckets(f: &mut Fields<'_>, static_shapes: bool) -> Result<Vec<usize>, So
 }
 
 fn refused(f: &mut Fields<'_>) -> Result<Vec<&'static str>, SocError> {
-    let (refuses, only) = (f.words("refuses", &OP_NAMES)?, f.words("only", &OP_NAMES)?);
+    let (refuses, only) = (f.words("refuses", Op::NAMES)?, f.words("only", Op::NAMES)?);
     if refuses.is_some() && only.is_some() {
         return Err(f.wrong("only", "and refuses say the same thing twice; give one of them"));
     }
     let field = if only.is_some() { "only" } else { "refuses" };
     let refused: Vec<&'static str> = match only {
-        Some(only) => OP_NAMES.into_iter().filter(|op| !only.contains(op)).collect(),
+        Some(only) => Op::NAMES.iter().copied().filter(|op| !only.contains(op)).collect(),
         None => refuses.unwrap_or_default(),
     };
-    if OP_NAMES.iter().all(|op| refused.contains(op)) {
+    if Op::NAMES.iter().all(|op| refused.contains(op)) {
         return Err(f.wrong(field, "leaves the processor no op that it runs"));
     }
     Ok(refused)

@@ -4,6 +4,7 @@
 
 use std::path::Path;
 
+use troika_graph::Op;
 use troika_sim::{Soc, SocError};
 
 const GOOD: &str = r#"
@@ -93,7 +94,8 @@ fn whatever_is_wrong_is_named() {
         let e = refusal(&GOOD.replacen(line, instead, 1));
         assert!(e.contains(says), "{says}: {e}");
     }
-    let all = troika_sim::OP_NAMES.map(|op| format!("\"{op}\"")).join(",");
+    let all: Vec<String> = Op::NAMES.iter().map(|op| format!("\"{op}\"")).collect();
+    let all = all.join(",");
     assert!(
         refusal(&GOOD.replace("\"attention\"", &all)).contains("refuses leaves the processor no")
     );

@@ -16,7 +16,7 @@ use ops::{Case, cases, wrong_graphs};
 use store::{Store, aligned};
 use troika_cpu::{CpuDevice, CpuOptions};
 use troika_device::*;
-use troika_graph::{DType, Dim, Subgraph, Value};
+use troika_graph::{DType, Dim, Op, Subgraph, Value};
 
 pub struct Bench {
     device: CpuDevice,
@@ -110,8 +110,8 @@ fn graphs_of_every_op_run() {
             case.graph.nodes.last().unwrap().op.name()
         })
         .collect();
-    for op in ops::NAMES {
-        assert!(names.contains(&op), "no graph ends with {op}");
+    for op in Op::NAMES {
+        assert!(names.contains(op), "no graph ends with {op}");
     }
 }
 
@@ -131,7 +131,7 @@ fn graphs_that_are_wrong_in_one_way_are_refused() {
         check_sentence(&e);
         assert!(e.to_string().contains(wrong.says), "{}: {e}", wrong.case);
     }
-    for op in ops::NAMES {
+    for op in Op::NAMES {
         assert!(wrong_graphs().iter().any(|w| w.case.starts_with(op)), "{op} is never wrong");
     }
 }

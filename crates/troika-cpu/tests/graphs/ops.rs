@@ -6,29 +6,6 @@ use troika_graph::*;
 
 use crate::store::Store;
 
-/// Every op.
-pub const NAMES: [&str; 19] = [
-    "embed",
-    "rms_norm",
-    "layer_norm",
-    "linear",
-    "head_linear",
-    "rope",
-    "kv_append",
-    "attention",
-    "activate",
-    "gate",
-    "add",
-    "scale",
-    "clamp",
-    "soft_cap",
-    "sigmoid_gate",
-    "slice_cols",
-    "concat_cols",
-    "router",
-    "experts",
-];
-
 /// A subgraph that ends with an op, and its weights.
 pub struct Case {
     pub name: &'static str,
