@@ -2,7 +2,9 @@
 
 #[cfg(any(target_arch = "x86_64", all(feature = "emulate", not(target_arch = "aarch64"))))]
 use super::amx;
-use super::bf16::{self, Instruction, PairsKernel, dispatch_pairs};
+#[cfg(any(target_arch = "x86_64", all(feature = "emulate", not(target_arch = "aarch64"))))]
+use super::bf16::{self, Instruction};
+use super::bf16::{PairsKernel, dispatch_pairs};
 use super::terms::{Float, Mac};
 use super::{ProductPart, tile};
 use crate::Isa;
