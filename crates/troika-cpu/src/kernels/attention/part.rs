@@ -62,11 +62,13 @@ impl<'a> Partials<'a> {
 
 impl AttentionPart<'_> {
     /// Lines of a key/value head.
+    #[inline]
     pub fn per_head(&self) -> usize {
         self.rows.len() * self.heads.len()
     }
 
     /// The row, counted within the sequence, and the head of a line.
+    #[inline]
     pub fn line(&self, line: usize) -> (usize, usize) {
         let (kv, rest) = (line / self.per_head(), line % self.per_head());
         let group = self.x.op.heads / self.x.op.kv_heads;
@@ -75,6 +77,7 @@ impl AttentionPart<'_> {
     }
 
     /// Positions the lines see in a range.
+    #[inline]
     pub fn seen(&self, within: Range<usize>) -> Range<usize> {
         let first = self.x.visible(self.seq.pos + self.rows.start).start;
         let end = self.seq.pos + self.rows.end;
