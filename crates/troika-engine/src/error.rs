@@ -1,5 +1,7 @@
 //! Errors of the engine.
 
+use std::sync::Arc;
+
 use troika_device::{AccessError, DeviceError};
 use troika_graph::partition::PartitionError;
 use troika_model::lower::LowerError;
@@ -95,7 +97,69 @@ pub enum EngineError {
     /// A scheduling fault.
     #[error(transparent)]
     Busy(#[from] AccessError),
+    /// A task that does not fit a graph that grows.
+    #[error(transparent)]
+    Grow(#[from] GrowError),
     /// Every task waits for another one.
     #[error("the scheduler has {0} tasks left and none is ready")]
     Stuck(usize),
+}
+
+/// A task, or a growth, that does not fit the graph.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum GrowError {
+    /// Two tasks at one place.
+    #[error("tasks {task} and {other} have the same key; give each a key of its own")]
+    SameKey {
+        /// The new one.
+        task: Arc<str>,
+        /// The one that is there.
+        other: Arc<str>,
+    },
+    /// What must come later has begun.
+    #[error(
+        "task {task} came too late: {begun}, which comes behind it and uses the same memory, was \
+         handed over; declare it as the growth of a task that is not done"
+    )]
+    TooLate {
+        /// The new one.
+        task: Arc<str>,
+        /// The one that was handed to a queue.
+        begun: Arc<str>,
+    },
+    /// A use that was not declared.
+    #[error("task {task} uses memory that {by}, whose growth it is, did not declare")]
+    Undeclared {
+        /// The new one.
+        task: Arc<str>,
+        /// The task that made it known.
+        by: Arc<str>,
+    },
+    /// A place that others may still take.
+    #[error("the key of task {task} is among those that {by} has for its growth")]
+    Reserved {
+        /// The new one.
+        task: Arc<str>,
+        /// The task whose growth is not known yet.
+        by: Arc<str>,
+    },
+    /// Keys that no growth can have.
+    #[error(
+        "the growth of task {task} needs keys behind the task's own that no other growth or task \
+         has"
+    )]
+    Keys {
+        /// The task.
+        task: Arc<str>,
+    },
+    /// No such device.
+    #[error("task {task} is for device {device} of {devices}")]
+    Device {
+        /// The task.
+        task: Arc<str>,
+        /// Its device.
+        device: usize,
+        /// How many there are.
+        devices: usize,
+    },
 }

@@ -26,7 +26,7 @@ mod tasks;
 pub use compile::{CompileControl, OnCompiled};
 pub use copies::{CopyCount, PhaseCopies, copies};
 pub use engine::{Engine, EngineMemory, EngineParts, LogitsSink};
-pub use error::EngineError;
+pub use error::{EngineError, GrowError};
 pub use examine::examine;
 pub use input::{SequenceInput, WantedLogits};
 pub use kv::{KvError, SeqId};

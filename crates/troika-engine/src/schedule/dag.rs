@@ -1,6 +1,10 @@
 //! Which task waits for which: all that scheduling decisions need to know of tasks.
 
-/// Tasks by number, in program order.
+use std::cmp::Ordering;
+
+use super::Key;
+
+/// Tasks by number: in program order, or in the order in which they were pushed, with their keys.
 #[derive(Clone, Debug, Default)]
 pub struct Dag {
     pub(super) device: Vec<usize>,
@@ -9,6 +13,8 @@ pub struct Dag {
     /// Whether a task of another device waits for each.
     pub(super) awaited: Vec<bool>,
     pub(super) only_device: Option<usize>,
+    /// Where tasks that were pushed in any order stand in the program; else none.
+    pub(super) keys: Vec<Key>,
 }
 
 impl Dag {
@@ -30,7 +36,33 @@ impl Dag {
             only_device: first.filter(|&first| device.iter().all(|&d| d == first)),
             dependents,
             device,
+            keys: Vec::new(),
         }
+    }
+
+    /// Adds a task that waits for nothing.
+    pub(super) fn add(&mut self, device: usize, key: Key) {
+        self.device.push(device);
+        self.dependents.push(Vec::new());
+        self.waits.push(0);
+        self.awaited.push(false);
+        self.keys.push(key);
+    }
+
+    /// Makes a task wait for another one.
+    pub(super) fn depend(&mut self, earlier: u32, later: u32) {
+        let (e, l) = (earlier as usize, later as usize);
+        self.dependents[e].push(later);
+        self.waits[l] += 1;
+        self.awaited[e] |= self.device[e] != self.device[l];
+    }
+
+    /// Which of two tasks comes first in program order.
+    pub(super) fn compare(&self, a: u32, b: u32) -> Ordering {
+        if self.keys.is_empty() {
+            return a.cmp(&b);
+        }
+        self.keys[a as usize].cmp(&self.keys[b as usize])
     }
 
     /// Number of tasks.

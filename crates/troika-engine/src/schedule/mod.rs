@@ -1,10 +1,15 @@
 //! The scheduler: tasks, their dependencies, the policy that orders them, and the loop that keeps
 //! device queues fed. One scheduler for real and virtual devices.
 
+mod conflicts;
 mod dag;
 #[cfg(test)]
 mod fake;
+mod grow;
+#[cfg(test)]
+mod grow_tests;
 mod hazard;
+mod key;
 mod order;
 mod policy;
 mod run;
@@ -16,9 +21,11 @@ mod task;
 mod tests;
 
 pub use dag::Dag;
+pub use grow::{Additions, GrowingGraph, Grown, Growth, MayUse};
 pub use hazard::HazardTracker;
+pub use key::Key;
 pub use order::Order;
 pub use policy::Costs;
-pub use run::{Canceller, Runner};
+pub use run::{Canceller, Grower, Runner};
 pub use state::{ListId, State};
 pub use task::{Task, TaskGraph};

@@ -24,15 +24,16 @@ pub(super) fn pick(
     ready: &[u32],
 ) -> Option<usize> {
     let candidates = ready.iter().enumerate();
-    let best = match policy {
-        Policy::InOrder => candidates.min_by_key(|(_, task)| **task),
+    match policy {
+        Policy::InOrder => candidates.min_by(|a, b| dag.compare(*a.1, *b.1)).map(|best| best.0),
         Policy::OutOfOrder => {
+            let value = |task: u32| contribution(dag, unfinished, costs, task);
+            let valued = candidates.map(|(position, &task)| (position, task, value(task)));
             // Of equal contributions the earliest task in program order counts.
-            let value = |task: u32| (contribution(dag, unfinished, costs, task), -i64::from(task));
-            candidates.max_by_key(|(_, task)| value(**task))
+            let best = valued.max_by(|a, b| a.2.cmp(&b.2).then_with(|| dag.compare(b.1, a.1)));
+            best.map(|best| best.0)
         }
-    };
-    best.map(|(position, _)| position)
+    }
 }
 
 /// What running a task contributes to keeping the critical device busy (llm.npu, section 3.4,

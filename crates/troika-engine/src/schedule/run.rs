@@ -13,8 +13,8 @@ use troika_plan::Policy;
 use troika_trace::{Arg, Span, Tracer};
 
 use super::order::DeviceOrder;
-use super::{Costs, Order, State, Task, TaskGraph};
-use crate::error::EngineError;
+use super::{Additions, Costs, GrowingGraph, Grown, Order, State, Task, TaskGraph};
+use crate::error::{EngineError, GrowError};
 
 /// A device's queue as the scheduler sees it.
 struct Lane {
@@ -68,6 +68,45 @@ fn cost_key(task: &Task) -> Option<CostKey> {
     match &task.work {
         Work::Run(run) => Some((task.device, run.executable.id(), run.rows)),
         Work::Copy(_) => None,
+    }
+}
+
+/// Adds the tasks that a task which is done has made known.
+pub type Grower<'a> = dyn FnMut(Grown, &mut Additions<'_>) -> Result<(), EngineError> + 'a;
+
+/// What is run: a graph, or one that grows.
+enum Running<'a> {
+    Fixed(&'a TaskGraph),
+    Growing(&'a mut GrowingGraph, &'a mut Grower<'a>),
+}
+
+impl Running<'_> {
+    fn graph(&self) -> &TaskGraph {
+        match self {
+            Running::Fixed(graph) => graph,
+            Running::Growing(growing, _) => &growing.graph,
+        }
+    }
+
+    /// The growth that a list's end makes known. A list ends with the first task that has one.
+    fn growth(&self, tasks: &[u32]) -> Option<(u32, u32)> {
+        match self {
+            Running::Fixed(_) => None,
+            Running::Growing(growing, _) => {
+                let last = *tasks.last()?;
+                Some((last, growing.growth_of(last)?))
+            }
+        }
+    }
+
+    fn grow(&mut self, (task, growth): (u32, u32), state: &mut State) -> Result<(), EngineError> {
+        let Running::Growing(growing, grower) = self else { return Ok(()) };
+        let grown =
+            Grown { key: growing.key(task), name: growing.graph.tasks[task as usize].name.clone() };
+        let mut additions = Additions::new(growing, state, growth);
+        grower(grown, &mut additions)?;
+        additions.close();
+        Ok(())
     }
 }
 
@@ -152,8 +191,33 @@ impl Runner {
         };
         let result = match graph.order.as_ref().filter(|order| waits(order)) {
             Some(order) => self.run_in_order(graph, order),
-            None => self.run_ready(graph),
+            None => self.run_ready(Running::Fixed(graph)),
         };
+        self.end(result)
+    }
+
+    /// Runs a graph that grows to its end: whenever a task with a growth is done, `grow` adds what
+    /// it has made known.
+    ///
+    /// # Errors
+    /// The first failure of a device or of `grow`; nothing is in flight any more when it is
+    /// returned. A task for a device that there is not.
+    pub fn run_growing(
+        &mut self,
+        mut graph: GrowingGraph,
+        grow: &mut Grower<'_>,
+    ) -> Result<(), EngineError> {
+        let devices = self.lanes.len();
+        if let Some(task) = graph.graph.tasks.iter().find(|t| t.device >= devices) {
+            let (task, device) = (task.name.clone(), task.device);
+            return Err(GrowError::Device { task, device, devices }.into());
+        }
+        let result = self.run_ready(Running::Growing(&mut graph, grow));
+        self.end(result)
+    }
+
+    /// Leaves the queues so that the next run can begin.
+    fn end(&mut self, result: Result<(), EngineError>) -> Result<(), EngineError> {
         if result.is_err() {
             // Nothing is in flight: the next run starts with queues that may go on.
             self.timelines.reset();
@@ -166,7 +230,7 @@ impl Runner {
 
     /// Gives all queues all that they have to do, and waits until it is done.
     fn run_in_order(&mut self, graph: &TaskGraph, order: &Order) -> Result<(), EngineError> {
-        let mut failure = None;
+        let mut failure: Option<EngineError> = None;
         let base = self.reached;
         self.reached += order.values();
         for (index, device) in order.devices.iter().enumerate() {
@@ -185,16 +249,16 @@ impl Runner {
                 Ok(()) => self.lanes[index].in_flight += 1,
                 Err(e) => {
                     self.lose(index);
-                    failure = Some(e);
+                    failure = Some(e.into());
                 }
             }
         }
         while self.lanes.iter().any(|l| l.in_flight > 0) {
             if let Err(e) = self.wait(graph, None) {
-                failure = first(failure, e);
+                failure = first(failure, e.into());
             }
         }
-        failure.map_or(Ok(()), |e| Err(e.into()))
+        failure.map_or(Ok(()), Err)
     }
 
     /// What a queue was to signal will not happen.
@@ -205,33 +269,53 @@ impl Runner {
     }
 
     /// Gives queues what is ready, as it becomes so.
-    fn run_ready(&mut self, graph: &TaskGraph) -> Result<(), EngineError> {
-        self.state.start(&graph.dag);
-        if self.policy == Policy::OutOfOrder {
-            let known = |key| self.learnt.get(&key).copied();
-            let cost = |t: &Task| cost_key(t).and_then(known).unwrap_or(0);
-            self.costs.task_ns.clear();
-            self.costs.task_ns.extend(graph.tasks.iter().map(cost));
-        }
+    fn run_ready(&mut self, mut running: Running<'_>) -> Result<(), EngineError> {
+        self.state.start(&running.graph().dag);
+        self.costs.task_ns.clear();
+        self.price(running.graph());
         let mut failure = None;
         while self.state.left() > 0 {
+            let graph = running.graph();
             let mut done = None;
             if failure.is_none() {
                 match self.dispatch(graph) {
                     Ok(completion) => done = completion,
-                    Err(e) => failure = Some(e),
+                    Err(e) => failure = Some(e.into()),
                 }
             }
             if self.lanes.iter().all(|l| l.in_flight == 0) {
-                let stuck = || EngineError::Stuck(self.state.left());
-                return Err(failure.map_or_else(stuck, EngineError::Device));
+                let stuck = EngineError::Stuck(self.state.left());
+                return Err(failure.unwrap_or(stuck));
             }
-            match self.wait(graph, done) {
-                Ok(list) => self.state.complete(&graph.dag, list),
-                Err(e) => failure = first(failure, e),
+            let grown = match self.wait(graph, done) {
+                Ok(list) => {
+                    let growth = running.growth(self.state.tasks(list));
+                    self.state.complete(&running.graph().dag, list);
+                    growth.filter(|_| failure.is_none())
+                }
+                Err(e) => {
+                    failure = first(failure, e.into());
+                    None
+                }
+            };
+            if let Some(growth) = grown {
+                match running.grow(growth, &mut self.state) {
+                    Ok(()) => self.price(running.graph()),
+                    Err(e) => failure = Some(e),
+                }
             }
         }
-        failure.map_or(Ok(()), |e| Err(e.into()))
+        failure.map_or(Ok(()), Err)
+    }
+
+    /// What the tasks cost that have no cost yet, where the policy looks at it.
+    fn price(&mut self, graph: &TaskGraph) {
+        if self.policy == Policy::OutOfOrder {
+            let known = |key| self.learnt.get(&key).copied();
+            let cost = |t: &Task| cost_key(t).and_then(known).unwrap_or(0);
+            let priced = self.costs.task_ns.len();
+            self.costs.task_ns.extend(graph.tasks[priced..].iter().map(cost));
+        }
     }
 
     /// A list of tasks, made of one that was used before.
@@ -403,9 +487,9 @@ fn add_waits(list: &mut CommandList, order: &DeviceOrder, base: u64) {
 }
 
 /// The failure to report: the first one, but not what is only its consequence.
-fn first(known: Option<DeviceError>, next: DeviceError) -> Option<DeviceError> {
+fn first(known: Option<EngineError>, next: EngineError) -> Option<EngineError> {
     match known {
-        Some(known) if !matches!(known, DeviceError::Skipped) => Some(known),
+        Some(known) if !matches!(known, EngineError::Device(DeviceError::Skipped)) => Some(known),
         _ => Some(next),
     }
 }

@@ -14,7 +14,8 @@ use troika_plan::Policy;
 use troika_trace::Tracer;
 
 use super::fake::{Fake, Hook, run};
-use super::{Canceller, Runner, Task, TaskGraph};
+use super::grow_tests::{Program, shuffle};
+use super::{Additions, Canceller, GrowingGraph, Grown, Runner, Task, TaskGraph};
 use crate::error::EngineError;
 
 const BUFFERS: usize = 5;
@@ -71,10 +72,10 @@ impl Case {
         let mut out = b.outputs[0].write()?;
         let mut sum = u64::from(tag);
         for view in &b.inputs {
-            sum = sum.wrapping_mul(31) + view.read()?.as_slice::<u64>().unwrap()[0];
+            sum = sum.wrapping_mul(31).wrapping_add(view.read()?.as_slice::<u64>().unwrap()[0]);
         }
         let out = out.as_mut_slice::<u64>().unwrap();
-        out[0] = out[0].wrapping_mul(17) + sum;
+        out[0] = out[0].wrapping_mul(17).wrapping_add(sum);
         self.ran.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
@@ -308,4 +309,198 @@ fn waits_of_any_length_end() {
         graph.set_forward_batch(&Arc::new(ForwardBatch::default()));
         runner.run(&graph).unwrap();
     }
+}
+
+/// A program whose tasks make others known, on devices that claim what they use.
+struct GrowingCase {
+    program: Program,
+    /// The operation of each task.
+    ops: std::sync::Mutex<Vec<usize>>,
+    fails: AtomicU32,
+    cancels: AtomicU32,
+    canceller: std::sync::Mutex<Option<Canceller>>,
+    ran: AtomicU32,
+}
+
+impl GrowingCase {
+    fn new(seed: u64, devices: usize) -> Arc<GrowingCase> {
+        let none = || AtomicU32::new(NOBODY);
+        Arc::new(GrowingCase {
+            program: Program::random(seed, 12, devices),
+            ops: Default::default(),
+            fails: none(),
+            cancels: none(),
+            canceller: Default::default(),
+            ran: AtomicU32::new(0),
+        })
+    }
+
+    fn work(&self, tag: u32) -> Result<(), DeviceError> {
+        let op = self.ops.lock().unwrap()[tag as usize];
+        if self.cancels.load(Ordering::Relaxed) == op as u32 {
+            self.canceller.lock().unwrap().as_ref().unwrap().cancel();
+        }
+        if self.fails.load(Ordering::Relaxed) == op as u32 {
+            return Err(DeviceError::Gone(format!("op {op}")));
+        }
+        let mut sum = op as u8;
+        for (_, view) in &self.program.ops[op].reads {
+            let rows = view.read()?;
+            for i in 0..view.rect().rows() {
+                let row: &[u8] = rows.row(i).unwrap();
+                sum = row.iter().fold(sum, |s, b| s.wrapping_mul(31).wrapping_add(*b));
+            }
+            std::thread::yield_now();
+        }
+        for (_, view) in &self.program.ops[op].writes {
+            let mut rows = view.write()?;
+            for i in 0..view.rect().rows() {
+                for b in rows.row_mut::<u8>(i).unwrap() {
+                    *b = b.wrapping_mul(17).wrapping_add(sum);
+                }
+            }
+            std::thread::yield_now();
+        }
+        self.ran.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn runner(self: &Arc<GrowingCase>, devices: usize, policy: Policy) -> Runner {
+        let case = self.clone();
+        let hook: Hook = Arc::new(move |tag| case.work(tag));
+        let fake = |_| Arc::new(Fake::new(true, &hook)) as Arc<dyn Device>;
+        let runner = runner(&(0..devices).map(fake).collect::<Vec<_>>(), policy);
+        *self.canceller.lock().unwrap() = Some(runner.canceller());
+        runner
+    }
+
+    /// Runs once; the growth of operation `refuses` is an error.
+    fn run(
+        &self,
+        runner: &mut Runner,
+        rng: &mut ChaCha8Rng,
+        refuses: usize,
+    ) -> Result<(), EngineError> {
+        self.ran.store(0, Ordering::Relaxed);
+        for b in &self.program.buffers {
+            b.write().unwrap().as_mut_slice::<u8>().fill(1);
+        }
+        let mut graph = GrowingGraph::new(&[]);
+        let mut known = self.program.children(None);
+        shuffle(&mut known, rng);
+        for &op in &known {
+            let (key, task) = (self.program.ops[op].key, self.program.task(op));
+            match self.program.growth(op) {
+                Some(growth) => graph.push_growing(key, task, growth)?,
+                None => graph.push(key, task)?,
+            }
+        }
+        *self.ops.lock().unwrap() = known;
+        runner.run_growing(graph, &mut |grown: Grown, additions: &mut Additions<'_>| {
+            let op = self.program.ops.iter().position(|o| o.key == grown.key).unwrap();
+            assert_eq!(*grown.name, *format!("op {op}"));
+            let mut children = self.program.children(Some(op));
+            shuffle(&mut children, rng);
+            for (i, &child) in children.iter().enumerate() {
+                let (key, task) = (self.program.ops[child].key, self.program.task(child));
+                match self.program.growth(child) {
+                    Some(growth) => additions.push_growing(key, task, growth)?,
+                    None => additions.push(key, task)?,
+                }
+                self.ops.lock().unwrap().push(child);
+                if op == refuses && i == children.len() / 2 {
+                    return Err(EngineError::Empty);
+                }
+            }
+            if op == refuses { Err(EngineError::Empty) } else { Ok(()) }
+        })
+    }
+
+    fn check(&self, runner: &mut Runner, rng: &mut ChaCha8Rng, what: &str) {
+        self.run(runner, rng, usize::MAX).unwrap_or_else(|e| panic!("{what}: {e}"));
+        assert_eq!(self.ran.load(Ordering::Relaxed) as usize, self.program.ops.len(), "{what}");
+        let want = self.program.sequential();
+        for (b, want) in self.program.buffers.iter().zip(&want) {
+            assert_eq!(b.read().unwrap().as_slice::<u8>(), want, "{what}");
+        }
+    }
+}
+
+#[test]
+fn graphs_that_grow_compute_on_threads_what_program_order_does() {
+    for seed in 0..150 {
+        let devices = 1 + seed as usize % 3;
+        let case = GrowingCase::new(seed, devices);
+        for policy in [Policy::InOrder, Policy::OutOfOrder] {
+            let rng = &mut ChaCha8Rng::seed_from_u64(seed);
+            let mut runner = case.runner(devices, policy);
+            for _ in 0..3 {
+                case.check(&mut runner, rng, &format!("seed {seed}, {policy:?}"));
+            }
+        }
+    }
+}
+
+/// Whichever task fails or cancels, or whichever growth is refused, while others are still to
+/// come: the run ends with that error, and the next one works.
+#[test]
+fn failures_with_growths_pending_end_the_run() {
+    let mut growths = 0;
+    for seed in [3, 8, 21] {
+        let case = GrowingCase::new(seed, 3);
+        let mut runner = case.runner(3, Policy::InOrder);
+        let rng = &mut ChaCha8Rng::seed_from_u64(seed);
+        let ops = case.program.ops.len();
+        for op in 0..ops {
+            case.fails.store(op as u32, Ordering::Relaxed);
+            let error = case.run(&mut runner, rng, usize::MAX).unwrap_err();
+            let told = format!("op {op}");
+            assert!(
+                matches!(&error, EngineError::Device(DeviceError::Gone(t)) if *t == told),
+                "{error:?}"
+            );
+            assert!((case.ran.load(Ordering::Relaxed) as usize) < ops);
+            case.fails.store(NOBODY, Ordering::Relaxed);
+
+            case.cancels.store(op as u32, Ordering::Relaxed);
+            match case.run(&mut runner, rng, usize::MAX) {
+                // All other tasks had begun: the next run is the one that is cancelled.
+                Ok(()) => assert_eq!(case.ran.load(Ordering::Relaxed) as usize, ops),
+                Err(e) => {
+                    assert!(matches!(e, EngineError::Device(DeviceError::Cancelled)), "{e:?}");
+                    assert!((case.ran.load(Ordering::Relaxed) as usize) < ops);
+                }
+            }
+            case.cancels.store(NOBODY, Ordering::Relaxed);
+            if let Err(e) = case.run(&mut runner, rng, usize::MAX) {
+                assert!(matches!(e, EngineError::Device(DeviceError::Cancelled)), "{e:?}");
+            }
+
+            if case.program.ops[op].keys.is_some() {
+                growths += 1;
+                let error = case.run(&mut runner, rng, op).unwrap_err();
+                assert!(matches!(error, EngineError::Empty), "{error:?}");
+            }
+            case.check(&mut runner, rng, &told);
+        }
+    }
+    assert!(growths > 10, "{growths}");
+}
+
+/// What waits for positions that nobody appends is told, not waited for.
+#[test]
+fn a_graph_in_which_something_is_missing_ends() {
+    let case = GrowingCase::new(1, 1);
+    let mut runner = case.runner(1, Policy::InOrder);
+    let cache = Buffer::zeroed(64).unwrap();
+    let rows = troika_device::SeqRows { seq: 0, rows: 0..2, pos: 4, known_len: 0, tables: vec![] };
+    let forward = Arc::new(ForwardBatch { seqs: vec![rows] });
+    let mut work = run(&[], &[]);
+    Arc::make_mut(&mut work.bindings).states.push(troika_device::View::whole(&cache));
+    let work = Work::Run(Run { forward, ..work });
+    let task = Task { device: 0, name: "t".into(), chunk: 0, rows: 0..0, work };
+    let mut graph = GrowingGraph::new(&[(0, 3)]);
+    graph.push(super::Key::default(), task).unwrap();
+    let result = runner.run_growing(graph, &mut |_, _| Ok(()));
+    assert!(matches!(result, Err(EngineError::Stuck(1))), "{result:?}");
 }

@@ -23,7 +23,20 @@ pub struct State {
     /// Tasks of each list in flight, with their device; lists are used again.
     lists: Vec<Option<(usize, Vec<u32>)>>,
     spare: Vec<Vec<u32>>,
+    /// How far each task is.
+    progress: Vec<Progress>,
     left: usize,
+}
+
+/// How far a task is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Progress {
+    /// No list has it.
+    Waiting,
+    /// A list in flight has it.
+    Queued,
+    /// It is done.
+    Complete,
 }
 
 impl State {
@@ -36,6 +49,7 @@ impl State {
             ready: vec![Vec::new(); devices],
             lists: Vec::new(),
             spare: Vec::new(),
+            progress: Vec::new(),
             left: 0,
         }
     }
@@ -50,6 +64,8 @@ impl State {
             tasks.clear();
             self.spare.push(tasks);
         }
+        self.progress.clear();
+        self.progress.resize(dag.len(), Progress::Waiting);
         self.left = dag.len();
         for task in 0..dag.len() as u32 {
             if self.waits[task as usize] == 0 {
@@ -71,6 +87,7 @@ impl State {
         while let Some(at) = pick(self.policy, dag, &self.unfinished, costs, &self.ready[device]) {
             let task = self.ready[device].swap_remove(at);
             tasks.push(task);
+            self.progress[task as usize] = Progress::Queued;
             for &d in &dag.dependents[task as usize] {
                 if dag.device[d as usize] == device {
                     self.release(dag, d);
@@ -106,6 +123,7 @@ impl State {
         };
         self.left -= tasks.len();
         for &task in &tasks {
+            self.progress[task as usize] = Progress::Complete;
             for &d in &dag.dependents[task as usize] {
                 self.unfinished[d as usize] -= 1;
                 if dag.device[d as usize] != device {
@@ -122,6 +140,58 @@ impl State {
         let waits = &mut self.waits[task as usize];
         *waits -= 1;
         if *waits == 0 {
+            self.ready[dag.device[task as usize]].push(task);
+        }
+    }
+
+    /// Number of devices.
+    pub(super) fn devices(&self) -> usize {
+        self.ready.len()
+    }
+
+    /// Whether a task was handed to a queue.
+    pub(super) fn begun(&self, task: u32) -> bool {
+        self.progress[task as usize] != Progress::Waiting
+    }
+
+    /// The next task of a graph is known. It waits for what is said about it until
+    /// [`State::settle`].
+    pub(super) fn add(&mut self) {
+        self.waits.push(0);
+        self.unfinished.push(0);
+        self.progress.push(Progress::Waiting);
+        self.left += 1;
+    }
+
+    /// A task that was not handed over waits for another one.
+    pub(super) fn depend(&mut self, dag: &Dag, earlier: u32, later: u32) {
+        let same = dag.device[earlier as usize] == dag.device[later as usize];
+        match self.progress[earlier as usize] {
+            Progress::Complete => {}
+            // It will be behind it in its queue.
+            Progress::Queued if same => self.unfinished[later as usize] += 1,
+            _ => self.hold(dag, later),
+        }
+    }
+
+    /// A task that was not handed over waits for something that is not known yet.
+    pub(super) fn hold(&mut self, dag: &Dag, task: u32) {
+        self.unfinished[task as usize] += 1;
+        self.waits[task as usize] += 1;
+        if self.waits[task as usize] == 1 {
+            self.ready[dag.device[task as usize]].retain(|t| *t != task);
+        }
+    }
+
+    /// What a task was held for is known.
+    pub(super) fn unhold(&mut self, dag: &Dag, task: u32) {
+        self.unfinished[task as usize] -= 1;
+        self.release(dag, task);
+    }
+
+    /// All that a new task waits for is said.
+    pub(super) fn settle(&mut self, dag: &Dag, task: u32) {
+        if self.waits[task as usize] == 0 {
             self.ready[dag.device[task as usize]].push(task);
         }
     }

@@ -23,7 +23,7 @@ pub struct Task {
 }
 
 /// Tasks in program order with their dependencies.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct TaskGraph {
     pub(super) tasks: Vec<Task>,
     pub(super) dag: Dag,

@@ -1,0 +1,339 @@
+//! Dependencies of tasks that are pushed in any order: what conflicts is ordered by key.
+//!
+//! [`super::HazardTracker`] does the same for tasks in program order, and forgets what a later
+//! task covers. Here a task may come between any two others, so that all uses of a place are kept,
+//! in the order of their keys.
+
+use std::collections::HashMap;
+use std::slice::from_ref;
+use std::sync::Arc;
+
+use troika_device::{Access, ForwardBatch, PagesView, Rect, View, Work};
+
+use super::Key;
+
+/// What uses memory: a task, or a growth, whose tasks are not known yet and may use it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Node {
+    Task(u32),
+    Growth(u32),
+}
+
+/// The place of a node among the uses: a task's is its key. A growth's is the end of its keys,
+/// before the task that has this key: whatever is behind it comes after all that it will be.
+pub(super) type Place = (Key, bool);
+
+pub(super) fn task_at(key: Key) -> Place {
+    (key, true)
+}
+
+pub(super) fn growth_at(end: Key) -> Place {
+    (end, false)
+}
+
+/// What a task uses, or a growth may use.
+#[derive(Clone, Copy)]
+pub(super) struct Touched<'a> {
+    pub reads: &'a [View],
+    pub writes: &'a [View],
+    pub states: &'a [View],
+    pub forward: Option<&'a Arc<ForwardBatch>>,
+}
+
+impl<'a> Touched<'a> {
+    pub fn of(work: &'a Work) -> Touched<'a> {
+        match work {
+            Work::Run(run) => Touched {
+                reads: &run.bindings.inputs,
+                writes: &run.bindings.outputs,
+                states: &run.bindings.states,
+                forward: Some(&run.forward),
+            },
+            Work::Copy(copy) => Touched {
+                reads: from_ref(&copy.from),
+                writes: from_ref(&copy.to),
+                states: &[],
+                forward: None,
+            },
+        }
+    }
+
+    fn views(self) -> impl Iterator<Item = (&'a View, Access)> {
+        let reads = self.reads.iter().map(|v| (v, Access::Read));
+        let all = reads.chain(self.writes.iter().map(|v| (v, Access::Write)));
+        all.filter(|(v, _)| !v.rect().is_empty())
+    }
+
+    /// Sequences' parts of states: (state, sequence, its positions).
+    fn parts(self) -> impl Iterator<Item = ((usize, u64), std::ops::Range<usize>)> {
+        let seqs = self.forward.into_iter().flat_map(|f| &f.seqs);
+        seqs.flat_map(move |s| {
+            let positions = s.pos..s.pos.saturating_add(s.rows.len());
+            self.states.iter().map(move |b| ((b.buffer().id(), s.seq), positions.clone()))
+        })
+    }
+
+    /// Whether all that `other` uses is among this.
+    pub fn covers(self, other: Touched<'_>) -> bool {
+        let covered = |(view, access): (&View, Access)| {
+            self.views().any(|(mine, allowed)| {
+                (allowed == Access::Write || access == Access::Read)
+                    && mine.buffer().id() == view.buffer().id()
+                    && mine.rect().covers(view.rect())
+            })
+        };
+        let known = |(part, _)| self.parts().any(|(mine, _)| mine == part);
+        other.views().all(covered) && other.parts().all(known)
+    }
+}
+
+/// What a node conflicts with.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    /// Before it.
+    pub earlier: Vec<Node>,
+    /// Tasks behind it.
+    pub later: Vec<u32>,
+}
+
+/// What a new task means for attention over positions that nobody has appended so far.
+#[derive(Debug, Default)]
+pub(super) struct Gaps {
+    /// How many such places the new task waits for.
+    pub held: u32,
+    /// Tasks that had to wait for the new one to be known, once for each place.
+    pub released: Vec<u32>,
+}
+
+/// Uses of memory and of states, by key.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Conflicts {
+    memory: HashMap<usize, Vec<Use>>,
+    states: HashMap<(usize, u64), Vec<StateUse>>,
+    forwards: Forwards,
+    /// Positions that sequences had before anything ran.
+    appended: HashMap<u64, usize>,
+    /// Growths of which nothing more will come.
+    closed: Vec<bool>,
+}
+
+#[derive(Clone, Debug)]
+struct Use {
+    at: Place,
+    node: Node,
+    rect: Rect,
+    access: Access,
+}
+
+/// A use of a sequence's part of a state: its forward batch reads it and appends to it.
+#[derive(Clone, Debug)]
+struct StateUse {
+    at: Place,
+    node: Node,
+    positions: std::ops::Range<usize>,
+    forward: u32,
+    /// Up to where, without a gap, positions are appended when this and all before it is done.
+    reach: usize,
+    /// Whether it waits for a task that is not known yet.
+    held: bool,
+}
+
+impl Conflicts {
+    /// Nothing used; the given sequences have so many positions.
+    pub fn new(appended: &[(u64, usize)]) -> Conflicts {
+        Conflicts { appended: appended.iter().copied().collect(), ..Conflicts::default() }
+    }
+
+    /// Nothing more will come of a growth.
+    pub fn close(&mut self, growth: u32) {
+        self.closed[growth as usize] = true;
+    }
+
+    /// The nodes that must come before a node at this place, and the tasks that must come after.
+    /// Those that others of them are ordered with anyway may be left out.
+    pub fn find(&mut self, at: Place, touched: Touched<'_>) -> Found {
+        let mut found = Found::default();
+        let Found { earlier, later } = &mut found;
+        let open = |node: &Node| match node {
+            Node::Task(_) => true,
+            Node::Growth(g) => !self.closed[*g as usize],
+        };
+        let mut task = |node| later.extend(task_of(node));
+        for (view, access) in touched.views() {
+            let Some(uses) = self.memory.get(&view.buffer().id()) else { continue };
+            let (before, behind) = uses.split_at(uses.partition_point(|u| u.at < at));
+            let access = (view.rect(), access);
+            walk(before.iter().rev().filter(|u| open(&u.node)), access, |n| earlier.push(n));
+            walk(behind.iter().filter(|u| task_of(u.node).is_some()), access, &mut task);
+        }
+        let forward = touched.forward.filter(|_| !touched.states.is_empty());
+        let forward = forward.map(|f| self.forwards.number(f));
+        for (part, _) in touched.parts() {
+            if let Some(uses) = self.states.get(&part) {
+                let (before, behind) = uses.split_at(uses.partition_point(|u| u.at < at));
+                for u in before.iter().rev().filter(|u| open(&u.node)) {
+                    earlier.push(u.node);
+                    if task_of(u.node).is_some() {
+                        break;
+                    }
+                }
+                task_of_first(behind).into_iter().for_each(|t| task(Node::Task(t)));
+            }
+            for &(other, seq) in forward.map_or(&[][..], |f| self.forwards.meets(f)) {
+                let Some(uses) = self.states.get(&(part.0, seq)) else { continue };
+                for u in uses.iter().filter(|u| u.forward == other && open(&u.node)) {
+                    if u.at < at { earlier.push(u.node) } else { task(u.node) }
+                }
+            }
+        }
+        earlier.sort_unstable();
+        earlier.dedup();
+        later.sort_unstable();
+        later.dedup();
+        found
+    }
+
+    /// Enters a node. Growths are numbered in the order in which they are entered.
+    pub fn enter(&mut self, at: Place, node: Node, touched: Touched<'_>) -> Gaps {
+        if let Node::Growth(_) = node {
+            self.closed.push(false);
+        }
+        for (view, access) in touched.views() {
+            let uses = self.memory.entry(view.buffer().id()).or_default();
+            let place = uses.partition_point(|u| u.at < at);
+            uses.insert(place, Use { at, node, rect: *view.rect(), access });
+        }
+        let mut gaps = Gaps::default();
+        let forward = touched.forward.filter(|_| !touched.states.is_empty());
+        let forward = forward.map_or(u32::MAX, |f| self.forwards.number(f));
+        for (part, positions) in touched.parts() {
+            let before = self.appended.get(&part.1).copied().unwrap_or(0);
+            let uses = self.states.entry(part).or_default();
+            let place = uses.partition_point(|u| u.at < at);
+            let new = StateUse { at, node, positions, forward, reach: 0, held: true };
+            uses.insert(place, new);
+            let reach = place.checked_sub(1).map_or(before, |p| uses[p].reach);
+            join(&mut uses[place..], reach, |n| gaps.released.extend(task_of(n)));
+            gaps.held += u32::from(uses[place].held);
+        }
+        if let Node::Task(own) = node {
+            gaps.released.retain(|t| *t != own);
+        }
+        gaps
+    }
+}
+
+fn task_of(node: Node) -> Option<u32> {
+    match node {
+        Node::Task(t) => Some(t),
+        Node::Growth(_) => None,
+    }
+}
+
+fn task_of_first(uses: &[StateUse]) -> Option<u32> {
+    uses.iter().find_map(|u| task_of(u.node))
+}
+
+/// Goes through uses away from a node, and tells those that conflict with its own. Those behind a
+/// task that writes all their bytes are left out: that task is ordered with them.
+fn walk<'a>(
+    uses: impl Iterator<Item = &'a Use>,
+    (rect, access): (&Rect, Access),
+    mut found: impl FnMut(Node),
+) {
+    let bytes = |r: &Rect| r.rows() * r.row_bytes();
+    let (mut writers, mut written): (Vec<&Rect>, usize) = (Vec::new(), 0);
+    for u in uses.filter(|u| u.access.conflicts(access) && u.rect.overlaps(rect)) {
+        if writers.iter().any(|w| w.covers(&u.rect)) {
+            continue;
+        }
+        found(u.node);
+        // A growth may write, or not.
+        if u.access == Access::Read || task_of(u.node).is_none() {
+            continue;
+        }
+        if rect.covers(&u.rect) && !writers.iter().any(|w| w.overlaps(&u.rect)) {
+            written += bytes(&u.rect);
+        }
+        if u.rect.covers(rect) || written == bytes(rect) {
+            return;
+        }
+        writers.push(&u.rect);
+    }
+}
+
+/// Goes through a sequence's uses from one on that is new, `reach` being what those before it
+/// append: tells which ones have all positions before their own now.
+fn join(uses: &mut [StateUse], mut reach: usize, mut released: impl FnMut(Node)) {
+    for u in uses {
+        if task_of(u.node).is_none() {
+            u.held = false;
+        } else if u.positions.start <= reach {
+            reach = reach.max(u.positions.end);
+            if std::mem::take(&mut u.held) {
+                released(u.node);
+            }
+        }
+        u.reach = reach;
+    }
+}
+
+/// Forward batch, sequence, and whether the page is written.
+type PageUse = (u32, u64, bool);
+
+/// Forward batches, and which of them use pages of each other's sequences.
+#[derive(Clone, Debug, Default)]
+struct Forwards {
+    /// Held, so that no other one has its address.
+    known: HashMap<usize, (u32, Arc<ForwardBatch>)>,
+    /// By (group, page).
+    users: HashMap<(usize, u32), Vec<PageUse>>,
+    /// Of each forward batch, the others that a page went to or came from, with the sequence.
+    meets: Vec<Vec<(u32, u64)>>,
+}
+
+impl Forwards {
+    /// The number of a forward batch.
+    fn number(&mut self, forward: &Arc<ForwardBatch>) -> u32 {
+        let address = Arc::as_ptr(forward) as usize;
+        if let Some((number, _)) = self.known.get(&address) {
+            return *number;
+        }
+        let number = self.meets.len() as u32;
+        self.known.insert(address, (number, forward.clone()));
+        self.meets.push(Vec::new());
+        for rows in &forward.seqs {
+            for group in 0..rows.tables.len() {
+                if let Some(pages) = PagesView::new(rows, group) {
+                    self.look(&pages, group, number);
+                }
+            }
+        }
+        for list in &mut self.meets {
+            list.sort_unstable();
+            list.dedup();
+        }
+        number
+    }
+
+    fn look(&mut self, pages: &PagesView<'_>, group: usize, number: u32) {
+        let (seq, table) = (pages.rows.seq, pages.table);
+        let first_written = pages.rows.pos.checked_div(table.page_len).unwrap_or(0);
+        for (i, &page) in table.pages.iter().enumerate() {
+            let writes = table.first + i >= first_written;
+            let users = self.users.entry((group, page)).or_default();
+            for &(other, other_seq, written) in users.iter() {
+                if other_seq != seq && (writes || written) && other != number {
+                    self.meets[number as usize].push((other, other_seq));
+                    self.meets[other as usize].push((number, seq));
+                }
+            }
+            users.push((number, seq, writes));
+        }
+    }
+
+    /// The forward batches that have pages in common with this one, one of the two writing.
+    fn meets(&self, number: u32) -> &[(u32, u64)] {
+        self.meets.get(number as usize).map_or(&[], Vec::as_slice)
+    }
+}
