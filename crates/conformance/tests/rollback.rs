@@ -102,7 +102,7 @@ impl Queue for ProbeQueue {
         seen.tasks += list.tasks.len();
         let runs = list.tasks.iter().filter_map(|t| match &t.work {
             Work::Run(run) => Some(run),
-            Work::Copy(_) => None,
+            _ => None,
         });
         for s in runs.flat_map(|run| &run.forward.seqs) {
             for (group, table) in s.tables.iter().enumerate() {

@@ -57,6 +57,9 @@ pub struct Caps {
     /// Whether its queues wait for other queues by themselves ([`crate::CommandList::waits`]). If
     /// not, the scheduler hands them over what waits for nobody any more.
     pub queue_waits: bool,
+    /// Whether its queues run functions of the host ([`crate::Work::Host`], [`crate::Work::Load`]).
+    /// If not, they refuse such a task by its name.
+    pub host_tasks: bool,
     /// Inputs and outputs may be bound to rows that lie apart, so that some columns of a value can
     /// be computed next to another device's. If not, such bindings are refused when they are
     /// submitted, by the value's name.

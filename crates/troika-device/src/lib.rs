@@ -7,7 +7,9 @@ mod caps;
 mod clock;
 mod device;
 mod error;
+mod executable;
 mod forward_batch;
+mod host;
 mod list;
 mod memory;
 mod timeline;
@@ -16,11 +18,12 @@ mod weight;
 pub use caps::{Caps, DeviceKind};
 pub use clock::{Clock, RealClock};
 pub use device::{
-    Bindings, CommandList, Completion, CopyRows, Device, Executable, ExecutableId, Executables,
-    Queue, Run, Submission, TaskTime, Work,
+    Bindings, CommandList, Completion, CopyRows, Device, Queue, Run, Submission, TaskTime, Work,
 };
 pub use error::DeviceError;
+pub use executable::{Executable, ExecutableId, Executables};
 pub use forward_batch::{ForwardBatch, PageTable, PagesView, SeqRows};
+pub use host::{HostData, HostTask, LoadTask, LoadedData};
 pub use list::WaitTimes;
 pub use memory::{
     Access, AccessError, Buffer, Claim, HeldClaim, OutOfMemory, ReadGuard, ReadRows, Rect, SpaceId,

@@ -4,8 +4,9 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use crate::clock::Clock;
-use crate::device::{CommandList, Completion, ExecutableId, Submission, TaskTime, Work};
+use crate::device::{CommandList, Completion, Submission, TaskTime, Work};
 use crate::error::DeviceError;
+use crate::executable::ExecutableId;
 use crate::timeline::{Lost, Point, Signal, Timelines, Wait, Waiting};
 
 impl CommandList {

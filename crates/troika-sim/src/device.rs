@@ -18,7 +18,7 @@ use crate::limits::Limits;
 use crate::loaded::{Compiled, Loaded};
 use crate::queue::{RealQueue, VirtualQueue};
 use crate::resident::Resident;
-use crate::soc::{Processor, Soc};
+use crate::soc::{Processor, ProcessorKind, Soc};
 use crate::worker::Worker;
 
 /// A processor of a file.
@@ -87,6 +87,8 @@ fn caps(soc: &Soc, p: &Processor, space: SpaceId, cpu: &Caps) -> Caps {
         max_resident_bytes: p.max_resident_bytes,
         queue_depth: p.queue_depth,
         queue_waits: false,
+        // A driver runs no functions of others on its processor.
+        host_tasks: p.kind == ProcessorKind::Cpu,
         strided_rows: p.strided_rows,
         facts: facts(soc, p),
     }

@@ -5,7 +5,7 @@ use troika_graph::{Dim, Node, Op, Subgraph, Value, WeightRef};
 
 use crate::loaded::Loaded;
 use crate::resident::{Resident, weight_bytes};
-use crate::soc::Processor;
+use crate::soc::{Processor, ProcessorKind};
 
 /// A processor's limits, as those of a device.
 pub(crate) struct Limits {
@@ -198,6 +198,18 @@ impl Limits {
         let spaces = [copy.from.buffer().space(), copy.to.buffer().space()];
         if spaces.iter().any(|s| *s != SpaceId::HOST && *s != self.space) {
             return self.misfit("copy", "one side is in the memory of another device".into());
+        }
+        Ok(())
+    }
+
+    /// Functions of the host run on processors that run the host's programs.
+    pub fn check_host(&self, task: &str, views: [&[View]; 2]) -> Result<(), DeviceError> {
+        if self.processor.kind != ProcessorKind::Cpu {
+            let why = "a function of the host, which runs on CPU devices only, cannot run";
+            return self.misfit(task, why.into());
+        }
+        if views.iter().copied().flatten().any(|v| v.buffer().space() != SpaceId::HOST) {
+            return self.misfit(task, "a view is in the memory of a device".into());
         }
         Ok(())
     }

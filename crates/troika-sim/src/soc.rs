@@ -23,7 +23,8 @@ pub struct Soc {
     pub processors: Vec<Processor>,
 }
 
-/// What a processor is called. It makes no difference to anything that runs.
+/// What a processor is called. Functions of the host run on those called CPU; it makes no other
+/// difference to anything that runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProcessorKind {
     /// Central processor.

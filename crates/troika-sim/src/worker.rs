@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use troika_device::{
-    Access, CommandList, DeviceError, HeldClaim, PagesView, Queue, Rect, Run, Submission, Work,
+    Access, CommandList, DeviceError, HeldClaim, PagesView, Queue, Rect, Run, Submission, View,
+    Work,
 };
 
 use crate::cost::Rates;
@@ -46,8 +47,18 @@ impl Worker {
             }
             Work::Copy(copy) => {
                 self.limits.check_copy(copy)?;
-                let r = copy.from.rect();
-                let bytes = (r.rows() as u64).saturating_mul(r.row_bytes() as u64);
+                Ok(Prepared { ns: self.rates.copy_ns(view_bytes(&copy.from)), run: None })
+            }
+            Work::Host(host) => {
+                self.limits.check_host(host.name(), [host.reads(), host.writes()])?;
+                let views = host.reads().iter().chain(host.writes());
+                let bytes = views.map(view_bytes).fold(0, u64::saturating_add);
+                Ok(Prepared { ns: self.rates.copy_ns(bytes), run: None })
+            }
+            Work::Load(load) => {
+                self.limits.check_host(load.name(), [&[], load.writes()])?;
+                let known = load.loaded().is_some();
+                let bytes = if known { 0 } else { load.bytes() };
                 Ok(Prepared { ns: self.rates.copy_ns(bytes), run: None })
             }
         }
@@ -65,12 +76,19 @@ impl Worker {
                     claims.push(view.buffer().hold(&[(*view.rect(), access)])?);
                 }
             }
-            _ => {}
+            (Work::Host(host), _) => {
+                hold(host.reads(), Access::Read, &mut claims)?;
+                hold(host.writes(), Access::Write, &mut claims)?;
+            }
+            (Work::Load(load), _) => hold(load.writes(), Access::Write, &mut claims)?,
+            (Work::Run(_), None) => {}
         }
         Ok(claims)
     }
 
-    /// Computes a task whose claims were given back: the kernels claim for themselves.
+    /// Computes a task whose claims were given back: the kernels claim for themselves. With
+    /// numerics off nothing is computed: functions of the host are left out, too, since memory has
+    /// no bytes that they could read, and find out nothing.
     pub fn compute(&mut self, work: &Work, task: &Prepared) -> Result<(), DeviceError> {
         let Some(queue) = &mut self.inner else { return Ok(()) };
         match (work, &task.run) {
@@ -88,9 +106,23 @@ impl Worker {
                 }
             }
             (Work::Copy(copy), _) => Ok(copy.from.copy_to(&copy.to)?),
-            _ => Ok(()),
+            (Work::Host(host), _) => host.run(&self.limits.device),
+            (Work::Load(load), _) => load.run(&self.limits.device),
+            (Work::Run(_), None) => Ok(()),
         }
     }
+}
+
+fn view_bytes(view: &View) -> u64 {
+    let r = view.rect();
+    (r.rows() as u64).saturating_mul(r.row_bytes() as u64)
+}
+
+fn hold(views: &[View], access: Access, claims: &mut Vec<HeldClaim>) -> Result<(), DeviceError> {
+    for view in views {
+        claims.push(view.buffer().hold(&[(*view.rect(), access)])?);
+    }
+    Ok(())
 }
 
 /// Inputs, outputs, and of states the rows that the sequences' pages have.

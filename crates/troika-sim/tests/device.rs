@@ -83,8 +83,17 @@ fn append() -> Subgraph {
 
 /// A run takes 1 us, an operation and a byte a picosecond.
 fn open(name: &str, limits: &str, top: &str, clock: &Arc<VirtualClock>) -> VirtualDevice {
+    open_kind((name, "npu"), limits, top, clock)
+}
+
+fn open_kind(
+    (name, kind): (&str, &str),
+    limits: &str,
+    top: &str,
+    clock: &Arc<VirtualClock>,
+) -> VirtualDevice {
     let text = format!(
-        "name = \"s\"\n{top}\n[[processor]]\nname = \"p\"\nkind = \"npu\"\npeak_gops = 1000\n\
+        "name = \"s\"\n{top}\n[[processor]]\nname = \"p\"\nkind = \"{kind}\"\npeak_gops = 1000\n\
          bandwidth_gb_s = 1000\nlaunch_us = 1\n{limits}"
     );
     let soc = Soc::parse("s.toml", &text).unwrap();
@@ -460,4 +469,67 @@ fn bindings_are_held_to_the_limits() {
     lane.queue.run_here(list(0, vec![bind(8)])).unwrap().outcome.unwrap();
     let e = refusal(&mut lane, bind(10));
     assert!(e.contains("value cache binds 640 bytes, of at most 600"), "{e}");
+}
+
+/// Functions of the host and loads take their time on a virtual CPU, hold what they use meanwhile,
+/// and have their results at the end; with numerics off they are left out, and take as long.
+#[test]
+fn functions_of_the_host_take_their_time() {
+    for (top, computes) in [("", true), ("numerics = \"off\"", false)] {
+        let clock = Arc::new(VirtualClock::new());
+        let device = open_kind(("c", "cpu"), "", top, &clock);
+        assert!(device.caps().host_tasks);
+        let mut lane = lane(&device, clock.clone());
+        let (x, y) = (zeroed(4), zeroed(4));
+        let views = (vec![View::whole(&x)], vec![View::whole(&y)]);
+        let host = HostTask::new("gather", views, |reads, writes| {
+            let x = reads[0].as_slice::<f32>().unwrap();
+            writes[0].as_mut_slice::<f32>().unwrap().copy_from_slice(x);
+            Ok(Some(Box::new(x.len())))
+        });
+        let host = Arc::new(host.unwrap());
+        let load = LoadTask::new("load", 5000, |_| Ok(Arc::new(1_u8)));
+        let load = Arc::new(load.writing(vec![View::whole(&x)]));
+        filled(&x, 3.0);
+        let works = [Work::Host(host.clone()), Work::Load(load.clone()), Work::Load(load.clone())];
+        let tasks = works.into_iter().map(|work| Submission { tag: 0, work }).collect();
+        lane.queue.submit(list(1, tasks)).unwrap();
+        assert!(y.read().is_err() && x.write().is_err(), "held while it runs");
+        assert!(host.take_result().is_none());
+        while let Some(next) = clock.next_event() {
+            clock.wait(next.saturating_sub(clock.now()));
+        }
+        let done = lane.done.try_recv().unwrap();
+        done.outcome.unwrap();
+        let ends: Vec<u128> = done.times.iter().map(|t| t.end.as_nanos()).collect();
+        // 512 bytes and 5000 bytes at a picosecond each, behind a launch; what is loaded is not
+        // loaded again.
+        let third = if computes { 3006 } else { 3011 };
+        assert_eq!(ends, [1001, 2006, third]);
+        assert_eq!(first(&y), if computes { 3.0 } else { 0.0 });
+        assert_eq!(host.take_result().is_some(), computes);
+        assert_eq!(load.loaded().is_some(), computes);
+    }
+}
+
+#[test]
+fn processors_that_are_no_cpu_refuse_functions_of_the_host() {
+    let clock = Arc::new(VirtualClock::new());
+    let theirs = View::whole(&Buffer::in_space(SpaceId::unique(), 8, 0).unwrap());
+    for kind in ["npu", "gpu", "cpu"] {
+        let device = open_kind(("d", kind), "", "", &clock);
+        assert_eq!(device.caps().host_tasks, kind == "cpu");
+        let mut lane = lane(&device, Arc::new(RealClock::new()));
+        let host = HostTask::new("router", (vec![theirs.clone()], vec![]), |_, _| Ok(None));
+        let load = LoadTask::new("expert", 1, |_| Ok(Arc::new(1_u8)));
+        let load = load.writing(vec![theirs.clone()]);
+        for (name, work) in [
+            ("router", Work::Host(Arc::new(host.unwrap()))),
+            ("expert", Work::Load(Arc::new(load))),
+        ] {
+            let e = refusal(&mut lane, Submission { tag: 0, work });
+            let why = if kind == "cpu" { "memory of a device" } else { "runs on CPU devices only" };
+            assert!(e.contains(name) && e.contains(why) && e.ends_with("on device d"), "{e}");
+        }
+    }
 }

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 
 use troika_device::{
     Bindings, Buffer, Clock, CommandList, Completion, CopyRows, Device, DeviceError, Executable,
-    Queue, Run, SpaceId, Submission, View, Work,
+    HostData, HostTask, Queue, Run, SpaceId, Submission, View, Work,
 };
 use troika_graph::{Subgraph, ValueId};
 
@@ -105,6 +105,56 @@ impl<'a> Bench<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Functions of the host run in order with what they write, also behind one that panics; or
+    /// the device refuses them by name.
+    pub fn host_tasks(&mut self) -> Result<(), String> {
+        let view = View::whole(&Buffer::zeroed(8).map_err(|e| e.to_string())?);
+        let written = view.clone();
+        let task = |name: &str, reads, writes, sum: bool| {
+            HostTask::new(name, (reads, writes), move |reads, writes| {
+                for w in writes {
+                    w.row_mut(0).ok_or("no row")?.copy_from_slice(&[1_u8, 2, 3, 4, 5, 6, 7, 8]);
+                }
+                let rows = reads.iter().filter_map(|r| r.row::<u8>(0)).flatten();
+                Ok(sum.then(|| Box::new(rows.map(|b| u32::from(*b)).sum::<u32>()) as HostData))
+            })
+        };
+        let panics = HostTask::new("broken", (vec![], vec![written.clone()]), |_, _| {
+            std::panic::panic_any("as it should".to_string())
+        });
+        let writes = task("writer", vec![], vec![written], false).map_err(|e| e.to_string())?;
+        let reads = task("reader", vec![view], vec![], true).map_err(|e| e.to_string())?;
+        let panics = Arc::new(panics.map_err(|e| e.to_string())?);
+        let (writes, reads) = (Arc::new(writes), Arc::new(reads));
+        let can = self.device.caps().host_tasks;
+        if can {
+            self.refuses(&[&panics], "broken")?;
+            self.submit_host(&[&writes, &reads]).map_err(|e| e.to_string())?;
+            let sum = reads.take_result().and_then(|data| data.downcast::<u32>().ok());
+            if sum.as_deref() != Some(&36) {
+                return Err(format!("the reader found {sum:?}, not 36"));
+            }
+            return Ok(());
+        }
+        self.refuses(&[&writes], "writer")
+    }
+
+    fn refuses(&mut self, tasks: &[&Arc<HostTask>], name: &str) -> Result<(), String> {
+        match self.submit_host(tasks) {
+            Err(e) if e.to_string().contains(name) => Ok(()),
+            Err(e) => Err(format!("the error does not name {name}: {e}")),
+            Ok(()) => Err(format!("{name} ran, which it cannot")),
+        }
+    }
+
+    fn submit_host(&mut self, tasks: &[&Arc<HostTask>]) -> Result<(), DeviceError> {
+        let submission =
+            |task: &&Arc<HostTask>| Submission { tag: 0, work: Work::Host((*task).clone()) };
+        let tasks = tasks.iter().map(submission).collect();
+        self.queue.submit(CommandList { tasks, ..CommandList::default() })?;
+        self.wait()?.outcome
     }
 
     fn place(&self, g: &Subgraph, id: ValueId, layout: Layout) -> Result<Place, DeviceError> {

@@ -85,6 +85,7 @@ pub fn run_suite(
             report: &mut report,
         };
         suite.depth();
+        suite.host_tasks();
         for case in cases {
             suite.check(case);
         }
@@ -130,6 +131,12 @@ impl Suite<'_> {
         let depth = self.bench.device.caps().queue_depth.min(8);
         if let Err(e) = self.bench.fill(depth) {
             self.report.failures.push(format!("{depth} lists in flight: {e}"));
+        }
+    }
+
+    fn host_tasks(&mut self) {
+        if let Err(e) = self.bench.host_tasks() {
+            self.report.failures.push(format!("functions of the host: {e}"));
         }
     }
 

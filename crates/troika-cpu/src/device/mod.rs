@@ -113,6 +113,7 @@ fn caps(options: &CpuOptions, isa: Isa) -> Caps {
         max_resident_bytes: None,
         queue_depth: QUEUE_DEPTH,
         queue_waits: true,
+        host_tasks: true,
         strided_rows: true,
         facts,
     }

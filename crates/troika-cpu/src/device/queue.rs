@@ -119,6 +119,8 @@ impl Worker {
             match &task.work {
                 Work::Run(run) => tasks.run(run, this.as_deref(), next.as_deref()),
                 Work::Copy(copy) => Ok(copy.from.copy_to(&copy.to)?),
+                Work::Host(host) => host.run(&tasks.device),
+                Work::Load(load) => load.run(&tasks.device),
             }
         })
     }
@@ -135,7 +137,7 @@ impl Tasks {
     fn executable(&self, task: Option<&Submission>) -> Option<Arc<Executable>> {
         match &task?.work {
             Work::Run(run) => self.executables.get(run.executable.id()),
-            Work::Copy(_) => None,
+            Work::Copy(_) | Work::Host(_) | Work::Load(_) => None,
         }
     }
 

@@ -4,11 +4,11 @@
 //! task covers. Here a task may come between any two others, so that all uses of a place are kept,
 //! in the order of their keys.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::slice::from_ref;
 use std::sync::Arc;
 
-use troika_device::{Access, ForwardBatch, PagesView, Rect, View, Work};
+use troika_device::{Access, ExecutableId, ForwardBatch, PagesView, Rect, View, Work};
 
 use super::Key;
 
@@ -38,9 +38,17 @@ pub(super) struct Touched<'a> {
     pub writes: &'a [View],
     pub states: &'a [View],
     pub forward: Option<&'a Arc<ForwardBatch>>,
+    /// The executable that is run.
+    pub runs: Option<ExecutableId>,
+    /// Executables whose later runs need what is loaded.
+    pub loads: &'a [ExecutableId],
 }
 
 impl<'a> Touched<'a> {
+    /// Nothing.
+    pub const NONE: Touched<'static> =
+        Touched { reads: &[], writes: &[], states: &[], forward: None, runs: None, loads: &[] };
+
     pub fn of(work: &'a Work) -> Touched<'a> {
         match work {
             Work::Run(run) => Touched {
@@ -48,13 +56,18 @@ impl<'a> Touched<'a> {
                 writes: &run.bindings.outputs,
                 states: &run.bindings.states,
                 forward: Some(&run.forward),
+                runs: Some(run.executable.id()),
+                loads: &[],
             },
-            Work::Copy(copy) => Touched {
-                reads: from_ref(&copy.from),
-                writes: from_ref(&copy.to),
-                states: &[],
-                forward: None,
-            },
+            Work::Copy(copy) => {
+                Touched { reads: from_ref(&copy.from), writes: from_ref(&copy.to), ..Touched::NONE }
+            }
+            Work::Host(host) => {
+                Touched { reads: host.reads(), writes: host.writes(), ..Touched::NONE }
+            }
+            Work::Load(load) => {
+                Touched { writes: load.writes(), loads: load.executables(), ..Touched::NONE }
+            }
         }
     }
 
@@ -83,7 +96,8 @@ impl<'a> Touched<'a> {
             })
         };
         let known = |(part, _)| self.parts().any(|(mine, _)| mine == part);
-        other.views().all(covered) && other.parts().all(known)
+        let loads = |l: &ExecutableId| self.loads.contains(l);
+        other.views().all(covered) && other.parts().all(known) && other.loads.iter().all(loads)
     }
 }
 
@@ -111,6 +125,9 @@ pub(super) struct Conflicts {
     memory: HashMap<usize, Vec<Use>>,
     states: HashMap<(usize, u64), Vec<StateUse>>,
     forwards: Forwards,
+    /// Runs of executables, and loads of what they need.
+    runs: HashMap<ExecutableId, BTreeMap<Place, u32>>,
+    loads: HashMap<ExecutableId, BTreeMap<Place, Node>>,
     /// Positions that sequences had before anything ran.
     appended: HashMap<u64, usize>,
     /// Growths of which nothing more will come.
@@ -166,6 +183,12 @@ impl Conflicts {
             walk(before.iter().rev().filter(|u| open(&u.node)), access, |n| earlier.push(n));
             walk(behind.iter().filter(|u| task_of(u.node).is_some()), access, &mut task);
         }
+        if let Some(loads) = touched.runs.and_then(|run| self.loads.get(&run)) {
+            earlier.extend(loads.range(..at).map(|(_, node)| *node).filter(open));
+        }
+        for runs in touched.loads.iter().filter_map(|load| self.runs.get(load)) {
+            runs.range(at..).for_each(|(_, run)| task(Node::Task(*run)));
+        }
         let forward = touched.forward.filter(|_| !touched.states.is_empty());
         let forward = forward.map(|f| self.forwards.number(f));
         for (part, _) in touched.parts() {
@@ -202,6 +225,12 @@ impl Conflicts {
             let uses = self.memory.entry(view.buffer().id()).or_default();
             let place = uses.partition_point(|u| u.at < at);
             uses.insert(place, Use { at, node, rect: *view.rect(), access });
+        }
+        for load in touched.loads {
+            self.loads.entry(*load).or_default().insert(at, node);
+        }
+        if let (Some(run), Node::Task(task)) = (touched.runs, node) {
+            self.runs.entry(run).or_default().insert(at, task);
         }
         let mut gaps = Gaps::default();
         let forward = touched.forward.filter(|_| !touched.states.is_empty());

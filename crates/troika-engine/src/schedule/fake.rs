@@ -15,6 +15,8 @@ pub struct Fake {
     hook: Hook,
     /// Its queues take no lists.
     gone: bool,
+    /// Its queues run lists on the caller's thread, if asked.
+    here: bool,
 }
 
 impl Fake {
@@ -31,10 +33,22 @@ impl Fake {
             max_resident_bytes: None,
             queue_depth: 8,
             queue_waits,
+            host_tasks: true,
             strided_rows: true,
             facts: vec![],
         };
-        Fake { caps, hook: hook.clone(), gone: false }
+        Fake { caps, hook: hook.clone(), gone: false, here: false }
+    }
+
+    #[allow(dead_code)]
+    pub fn without_host_tasks(mut self) -> Fake {
+        self.caps.host_tasks = false;
+        self
+    }
+
+    #[allow(dead_code)]
+    pub fn here(self) -> Fake {
+        Fake { here: true, ..self }
     }
 
     #[allow(dead_code)]
@@ -68,20 +82,32 @@ impl Device for Fake {
     ) -> Result<Box<dyn Queue>, DeviceError> {
         let (send, lists) = sync_channel::<CommandList>(8);
         let hook = self.hook.clone();
+        let run = move |list: CommandList, learnt: &mut WaitTimes| {
+            let run = |task: &Submission, _: Option<&Submission>| match &task.work {
+                Work::Host(host) => host.run("fake"),
+                Work::Load(load) => load.run("fake"),
+                _ => hook(task.tag),
+            };
+            list.run(number, (&*clock, learnt), run)
+        };
+        let run: RunList = Arc::new(run);
+        let here = self.here.then(|| run.clone());
         let thread = std::thread::spawn(move || {
             let mut learnt = WaitTimes::default();
             for list in lists {
-                let run = |task: &Submission, _: Option<&Submission>| hook(task.tag);
-                let _ = done.send(list.run(number, (&*clock, &mut learnt), run));
+                let _ = done.send(run(list, &mut learnt));
             }
         });
         let lists = (!self.gone).then_some(send);
-        Ok(Box::new(FakeQueue { lists, thread: Some(thread) }))
+        Ok(Box::new(FakeQueue { lists, here, thread: Some(thread) }))
     }
 }
 
+type RunList = Arc<dyn Fn(CommandList, &mut WaitTimes) -> Completion + Send + Sync>;
+
 struct FakeQueue {
     lists: Option<SyncSender<CommandList>>,
+    here: Option<RunList>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -89,6 +115,13 @@ impl Queue for FakeQueue {
     fn submit(&mut self, list: CommandList) -> Result<(), DeviceError> {
         let gone = || DeviceError::Gone("fake".into());
         self.lists.as_ref().ok_or_else(gone)?.send(list).map_err(|_| gone())
+    }
+
+    fn run_here(&mut self, list: CommandList) -> Result<Completion, CommandList> {
+        match &self.here {
+            Some(run) => Ok(run(list, &mut WaitTimes::default())),
+            None => Err(list),
+        }
     }
 }
 

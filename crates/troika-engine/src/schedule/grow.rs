@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 
-use troika_device::{Bindings, ForwardBatch};
+use troika_device::{Bindings, ExecutableId, ForwardBatch, HostData, Work};
 
 use super::conflicts::{Conflicts, Found, Node, Touched, growth_at, task_at};
 use super::{Key, State, Task, TaskGraph};
@@ -17,6 +17,25 @@ pub struct Growth {
     pub keys: Range<Key>,
     /// What they may use.
     pub uses: MayUse,
+    /// Executables that they may load something for: later runs of these wait, too.
+    pub loads: Vec<ExecutableId>,
+}
+
+impl Growth {
+    /// `None` for anything.
+    fn touched(&self) -> Option<Touched<'_>> {
+        match &self.uses {
+            MayUse::Anything => None,
+            MayUse::Views(b, forward) => Some(Touched {
+                reads: &b.inputs,
+                writes: &b.outputs,
+                states: &b.states,
+                forward: Some(forward),
+                runs: None,
+                loads: &self.loads,
+            }),
+        }
+    }
 }
 
 /// What tasks that are not known yet may use. Whatever comes behind them in program order and
@@ -28,20 +47,6 @@ pub enum MayUse {
     /// What one task with these views, of this forward batch, would use; inputs and outputs are
     /// for this purpose what is read and what is read or written.
     Views(Bindings, Arc<ForwardBatch>),
-}
-
-impl MayUse {
-    fn touched(&self) -> Option<Touched<'_>> {
-        match self {
-            MayUse::Anything => None,
-            MayUse::Views(b, forward) => Some(Touched {
-                reads: &b.inputs,
-                writes: &b.outputs,
-                states: &b.states,
-                forward: Some(forward),
-            }),
-        }
-    }
 }
 
 /// A growth whose tasks are or were to come.
@@ -119,9 +124,13 @@ impl GrowingGraph {
         self.open.len()
     }
 
-    /// The key of a task.
-    pub(super) fn key(&self, task: u32) -> Key {
-        self.graph.dag.keys[task as usize]
+    /// What is said of a task that is done.
+    pub(super) fn grown(&self, task: u32) -> Grown {
+        let data = match &self.graph.tasks[task as usize].work {
+            Work::Host(host) => host.take_result(),
+            _ => None,
+        };
+        Grown { key: self.graph.dag.keys[task as usize], name: self.name(task), data }
     }
 
     /// All of a growth is known.
@@ -167,6 +176,7 @@ impl GrowingGraph {
         }
         self.by_key.insert(key, number);
         self.graph.dag.add(task.device, key);
+        self.graph.host |= task.is_host();
         self.graph.tasks.push(task);
         if let Some(state) = running.as_deref_mut() {
             state.add();
@@ -217,9 +227,8 @@ impl GrowingGraph {
     fn declare(&mut self, by: u32, growth: Growth, running: Option<&mut State>) {
         let waiting = self.behind(&growth);
         let number = self.growths.len() as u32;
-        let none = Touched { reads: &[], writes: &[], states: &[], forward: None };
-        let touches_all = growth.uses.touched().is_none();
-        let touched = growth.uses.touched().unwrap_or(none);
+        let touches_all = growth.touched().is_none();
+        let touched = growth.touched().unwrap_or(Touched::NONE);
         self.conflicts.enter(growth_at(growth.keys.end), Node::Growth(number), touched);
         for &task in &waiting {
             self.graph.dag.waits[task as usize] += 1;
@@ -237,7 +246,7 @@ impl GrowingGraph {
 
     /// Tasks that must wait for a growth.
     fn behind(&mut self, growth: &Growth) -> Vec<u32> {
-        match growth.uses.touched() {
+        match growth.touched() {
             Some(touched) => self.conflicts.find(growth_at(growth.keys.end), touched).later,
             None => self.by_key.range(growth.keys.end..).map(|(_, task)| *task).collect(),
         }
@@ -267,7 +276,7 @@ impl GrowingGraph {
     ) -> Result<(), GrowError> {
         let outer = part_of.map(|o| &self.growths[o as usize]);
         let Some(outer) = outer.filter(|o| o.growth.keys.contains(&key)) else { return Ok(()) };
-        let covered = match (outer.growth.uses.touched(), touched) {
+        let covered = match (outer.growth.touched(), touched) {
             (None, _) => true,
             (Some(declared), Some(touched)) => declared.covers(touched),
             (Some(_), None) => false,
@@ -303,7 +312,7 @@ impl GrowingGraph {
         if !behind || taken() {
             return Err(GrowError::Keys { task: task_name() });
         }
-        self.check_declared(keys.start, task_name, growth.uses.touched(), part_of)
+        self.check_declared(keys.start, task_name, growth.touched(), part_of)
     }
 
     /// Nothing that must come behind a task was handed to a queue.
@@ -334,12 +343,15 @@ impl GrowingGraph {
 }
 
 /// A task that is done and has a growth.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Grown {
     /// Its key.
     pub key: Key,
     /// Its name.
     pub name: Arc<str>,
+    /// What it found out, for a function of the host that found something out. Devices that compute
+    /// nothing do not.
+    pub data: Option<HostData>,
 }
 
 /// Where the tasks of a growth go.

@@ -111,6 +111,8 @@ impl Program {
                 p.ops[child].anything = false;
             }
             p.ops[top].anything = below(rng, 4) == 0;
+            // More is declared than comes.
+            p.ops[top].may_write = (0..below(rng, 3)).map(|_| p.random_view(rng)).collect();
         }
         p
     }
@@ -134,7 +136,8 @@ impl Program {
         let mut b = Bindings::default();
         self.uses(op, &mut b);
         let views = MayUse::Views(b, Arc::default());
-        Some(Growth { keys, uses: if self.ops[op].anything { MayUse::Anything } else { views } })
+        let uses = if self.ops[op].anything { MayUse::Anything } else { views };
+        Some(Growth { keys, uses, loads: vec![] })
     }
 
     pub fn task(&self, op: usize) -> Task {
@@ -541,7 +544,11 @@ fn what_does_not_fit_is_refused() {
         outputs: vec![p.view(0, (2, 3), (0, 8)).1],
         states: vec![],
     };
-    let growth = |keys| Growth { keys, uses: MayUse::Views(declared.clone(), Arc::default()) };
+    let growth = |keys| Growth {
+        keys,
+        uses: MayUse::Views(declared.clone(), Arc::default()),
+        loads: vec![],
+    };
     let mut graph = GrowingGraph::new(&[]);
     let keys = |from, to| at(1).child(from)..at(1).child(to);
     graph.push_growing(at(1), p.task(router), growth(keys(1, 20))).unwrap();
@@ -582,7 +589,7 @@ fn what_does_not_fit_is_refused() {
     }
     let (key, task) = extra(at(1).child(3), &[row(1)], &[row(2)]);
     let wanted = GrowError::Undeclared { task: name(&task), by: router.clone() };
-    let anything = Growth { keys: keys(4, 5), uses: MayUse::Anything };
+    let anything = Growth { keys: keys(4, 5), uses: MayUse::Anything, loads: vec![] };
     assert_eq!(refusal(additions.push_growing(key, task, anything)), wanted);
     // What must come before a task that was handed over, itself or by its growth.
     let (key, task) = extra(at(2), &[row(5)], &[row(7)]);
@@ -590,7 +597,7 @@ fn what_does_not_fit_is_refused() {
     assert_eq!(refusal(additions.push(key, task)), wanted);
     let (key, task) = extra(at(2), &[], &[row(7)]);
     let wanted = GrowError::TooLate { task: name(&task), begun: reader.clone() };
-    let anything = Growth { keys: at(2).children(), uses: MayUse::Anything };
+    let anything = Growth { keys: at(2).children(), uses: MayUse::Anything, loads: vec![] };
     assert_eq!(refusal(additions.push_growing(key, task, anything)), wanted);
     let (key, mut task) = extra(at(4), &[], &[row(7)]);
     task.device = 2;
@@ -652,7 +659,11 @@ fn graphs_of_64_chunks_grow() {
             states: vec![],
             outputs: [hidden, gathered, made].map(View::clone).into(),
         };
-        let growth = Growth { keys: at(1).children(), uses: MayUse::Views(uses, Arc::default()) };
+        let growth = Growth {
+            keys: at(1).children(),
+            uses: MayUse::Views(uses, Arc::default()),
+            loads: vec![],
+        };
         timed(&mut || graph.push(at(0), attention.clone()).unwrap());
         timed(&mut || graph.push_growing(at(1), router.clone(), growth.clone()).unwrap());
         timed(&mut || graph.push(at(2), next.clone()).unwrap());
@@ -677,7 +688,7 @@ fn graphs_of_64_chunks_grow() {
         let took = start.elapsed().as_nanos();
         (decisions, deciding, worst) = (decisions + 1, deciding + took, worst.max(took));
         let Some(growth) = graph.growth_of(last) else { continue };
-        let key = graph.key(last);
+        let key = graph.grown(last).key;
         let c = (0..chunks).find(|c| key < Key::by_chunk(0, 8 * *c as u64 + 8, 0, 0)).unwrap();
         let [hidden, _, gathered, made] = &sets[c % 4];
         let mut additions = Additions::new(&mut graph, &mut state, growth);

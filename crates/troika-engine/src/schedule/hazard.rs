@@ -4,7 +4,9 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
-use troika_device::{Access, Bindings, CopyRows, ForwardBatch, PagesView, Rect, View};
+use troika_device::{
+    Access, Bindings, CopyRows, ExecutableId, ForwardBatch, LoadTask, PagesView, Rect, Run, View,
+};
 
 /// Finds, for tasks given in program order, the earlier tasks each must wait for: those whose
 /// rectangles overlap its own, one of the two writing. Those that another task of them waits for
@@ -19,6 +21,8 @@ pub struct HazardTracker {
     memory: HashMap<usize, Accesses>,
     states: HashMap<(usize, u64), Accesses>,
     pages: Pages,
+    /// Tasks that load what runs of an executable need.
+    loads: HashMap<ExecutableId, Vec<u32>>,
     deps: Vec<u32>,
 }
 
@@ -59,6 +63,33 @@ impl HazardTracker {
         self.deps.clear();
         self.memory(task, &copy.from, Access::Read);
         self.memory(task, &copy.to, Access::Write);
+        self.finish(task)
+    }
+
+    /// Adds a function of the host, which reads and writes views; the rest as
+    /// [`HazardTracker::add`].
+    pub fn add_views(&mut self, task: u32, reads: &[View], writes: &[View]) -> &[u32] {
+        self.deps.clear();
+        reads.iter().for_each(|view| self.memory(task, view, Access::Read));
+        writes.iter().for_each(|view| self.memory(task, view, Access::Write));
+        self.finish(task)
+    }
+
+    /// Adds a task that loads what later runs of some executables need; the rest as
+    /// [`HazardTracker::add`].
+    pub fn add_load(&mut self, task: u32, load: &LoadTask) -> &[u32] {
+        for executable in load.executables() {
+            self.loads.entry(*executable).or_default().push(task);
+        }
+        self.add_views(task, &[], load.writes())
+    }
+
+    /// Adds a run; the rest as [`HazardTracker::add`].
+    pub fn add_run(&mut self, task: u32, run: &Run) -> &[u32] {
+        self.add(task, &run.bindings, &run.forward);
+        if let Some(loads) = self.loads.get(&run.executable.id()) {
+            self.deps.extend(loads);
+        }
         self.finish(task)
     }
 

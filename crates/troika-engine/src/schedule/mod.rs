@@ -9,6 +9,8 @@ mod grow;
 #[cfg(test)]
 mod grow_tests;
 mod hazard;
+#[cfg(test)]
+mod host_tests;
 mod key;
 mod order;
 mod policy;

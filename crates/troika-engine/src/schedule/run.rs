@@ -23,6 +23,8 @@ struct Lane {
     depth: usize,
     /// Whether the queue waits for others by itself.
     waits: bool,
+    /// Whether it runs functions of the host.
+    host: bool,
     in_flight: usize,
     /// While an empty list that was handed over is not reported: the lists in flight before it.
     asked: Option<usize>,
@@ -63,11 +65,11 @@ pub struct Runner {
 /// Tasks that cost the same: device, executable and rows.
 type CostKey = (usize, ExecutableId, usize);
 
-/// `None` for copies.
+/// `None` for all but runs.
 fn cost_key(task: &Task) -> Option<CostKey> {
     match &task.work {
         Work::Run(run) => Some((task.device, run.executable.id(), run.rows)),
-        Work::Copy(_) => None,
+        _ => None,
     }
 }
 
@@ -101,8 +103,7 @@ impl Running<'_> {
 
     fn grow(&mut self, (task, growth): (u32, u32), state: &mut State) -> Result<(), EngineError> {
         let Running::Growing(growing, grower) = self else { return Ok(()) };
-        let grown =
-            Grown { key: growing.key(task), name: growing.graph.tasks[task as usize].name.clone() };
+        let grown = growing.grown(task);
         let mut additions = Additions::new(growing, state, growth);
         grower(grown, &mut additions)?;
         additions.close();
@@ -147,6 +148,7 @@ impl Runner {
                     queue: d.queue(i, clock.clone(), sender.clone())?,
                     depth: depth(d),
                     waits: d.caps().queue_waits,
+                    host: d.caps().host_tasks,
                     in_flight: 0,
                     asked: None,
                     spare: Vec::new(),
@@ -185,6 +187,7 @@ impl Runner {
     /// # Errors
     /// The first failure of a device; nothing is in flight any more when it is returned.
     pub fn run(&mut self, graph: &TaskGraph) -> Result<(), EngineError> {
+        self.check_host(graph, 0)?;
         let waits = |order: &Order| {
             let mut used = order.devices.iter().zip(&self.lanes);
             used.all(|(d, lane)| d.tasks.is_empty() || lane.waits)
@@ -212,8 +215,26 @@ impl Runner {
             let (task, device) = (task.name.clone(), task.device);
             return Err(GrowError::Device { task, device, devices }.into());
         }
+        self.check_host(&graph.graph, 0)?;
         let result = self.run_ready(Running::Growing(&mut graph, grow));
         self.end(result)
+    }
+
+    /// Functions of the host, of the tasks from one on, are for devices that run them.
+    fn check_host(&self, graph: &TaskGraph, from: usize) -> Result<(), DeviceError> {
+        if !graph.host {
+            return Ok(());
+        }
+        let refused = |t: &&Task| t.is_host() && !self.lanes[t.device].host;
+        match graph.tasks[from..].iter().find(refused) {
+            None => Ok(()),
+            Some(task) => {
+                let device = &self.lanes[task.device].name;
+                let why =
+                    format!("device {device} runs no functions of the host; use a CPU device");
+                Err(DeviceError::Submission { task: task.name.to_string(), why })
+            }
+        }
     }
 
     /// Leaves the queues so that the next run can begin.
@@ -299,10 +320,11 @@ impl Runner {
                 }
             };
             if let Some(growth) = grown {
-                match running.grow(growth, &mut self.state) {
-                    Ok(()) => self.price(running.graph()),
-                    Err(e) => failure = Some(e),
-                }
+                let from = running.graph().len();
+                let grown = running.grow(growth, &mut self.state);
+                self.price(running.graph());
+                let checked = grown.and_then(|()| Ok(self.check_host(running.graph(), from)?));
+                failure = checked.err();
             }
         }
         failure.map_or(Ok(()), Err)
@@ -337,7 +359,8 @@ impl Runner {
     /// Gives every queue with room its next tasks. Where all tasks are of one device, this thread
     /// has nothing to do but wait: it runs them itself where it can, and returns the completion.
     fn dispatch(&mut self, graph: &TaskGraph) -> Result<Option<Completion>, DeviceError> {
-        let alone = graph.dag.only_device().is_some();
+        // Functions of the host never run on this thread.
+        let alone = graph.dag.only_device().is_some() && !graph.host;
         for index in 0..self.lanes.len() {
             while self.lanes[index].in_flight < self.lanes[index].depth {
                 let Some(id) = self.state.take(&graph.dag, &self.costs, index) else { break };
@@ -459,16 +482,18 @@ impl Runner {
         if !self.tracer.enabled() {
             return;
         }
-        let rows = match &task.work {
-            Work::Run(run) => run.rows,
-            Work::Copy(copy) => copy.to.rect().rows(),
+        let (what, amount) = match &task.work {
+            Work::Run(run) => ("rows", run.rows as u64),
+            Work::Copy(copy) => ("rows", copy.to.rect().rows() as u64),
+            Work::Host(_) => ("rows", task.rows.len() as u64),
+            Work::Load(load) => ("bytes", load.bytes()),
         };
         self.tracer.record(Span {
             name: task.name.to_string().into(),
             lane: self.lanes[lane].name.clone(),
             start: t.start,
             end: t.end,
-            args: [("chunk", Arg::Int(task.chunk.into())), ("rows", Arg::Int(rows as u64))]
+            args: [("chunk", Arg::Int(task.chunk.into())), (what, Arg::Int(amount))]
                 .into_iter()
                 .chain(t.modelled.map(|m| ("modelled_us", Arg::Int(m.as_micros() as u64))))
                 .collect(),

@@ -7,7 +7,8 @@ use troika_device::{ForwardBatch, Work};
 
 use super::{Dag, HazardTracker, Order};
 
-/// A run of a segment, or of a piece of it, for a chunk of rows on one device, or a copy.
+/// A run of a segment, or of a piece of it, for a chunk of rows on one device, a copy, a function
+/// of the host, or a load.
 #[derive(Clone, Debug)]
 pub struct Task {
     /// Index of the device (queue).
@@ -22,6 +23,13 @@ pub struct Task {
     pub work: Work,
 }
 
+impl Task {
+    /// Whether it is a function of the host.
+    pub(super) fn is_host(&self) -> bool {
+        matches!(self.work, Work::Host(_) | Work::Load(_))
+    }
+}
+
 /// Tasks in program order with their dependencies.
 #[derive(Clone, Debug, Default)]
 pub struct TaskGraph {
@@ -29,6 +37,8 @@ pub struct TaskGraph {
     pub(super) dag: Dag,
     /// Where the order is fixed beforehand: several devices and one chunk.
     pub(super) order: Option<Order>,
+    /// Whether functions of the host are among the tasks.
+    pub(super) host: bool,
 }
 
 impl TaskGraph {
@@ -39,17 +49,20 @@ impl TaskGraph {
         for (i, task) in tasks.iter().enumerate() {
             let (i, waiting) = (i as u32, &mut waits_for);
             match &task.work {
-                Work::Run(run) => {
-                    waiting.push(hazards.add(i, &run.bindings, &run.forward).to_vec())
-                }
+                Work::Run(run) => waiting.push(hazards.add_run(i, run).to_vec()),
                 Work::Copy(copy) => waiting.push(hazards.add_copy(i, copy).to_vec()),
+                Work::Host(host) => {
+                    waiting.push(hazards.add_views(i, host.reads(), host.writes()).to_vec());
+                }
+                Work::Load(load) => waiting.push(hazards.add_load(i, load).to_vec()),
             }
         }
         let device: Vec<usize> = tasks.iter().map(|t| t.device).collect();
         let several = device.windows(2).any(|d| d[0] != d[1]);
         let one_chunk = tasks.windows(2).all(|t| t[0].chunk == t[1].chunk);
         let order = (several && one_chunk).then(|| Order::new(&device, &waits_for));
-        TaskGraph { tasks, dag: Dag::new(device, &waits_for), order }
+        let host = tasks.iter().any(Task::is_host);
+        TaskGraph { tasks, dag: Dag::new(device, &waits_for), order, host }
     }
 
     /// Number of tasks.

@@ -253,6 +253,7 @@ proptest! {
                 writes: &b.outputs,
                 states: &b.states,
                 forward: Some(s),
+                ..Touched::NONE
             };
             let found = conflicts.find(at(i), touched);
             for earlier in found.earlier {

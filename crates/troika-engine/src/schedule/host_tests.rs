@@ -1,0 +1,435 @@
+//! Functions of the host and loads as tasks: routers whose decisions become tasks, and runs that
+//! wait for what is loaded.
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::ThreadId;
+use std::time::Duration;
+
+use troika_device::{
+    Bindings, Buffer, Clock, Device, DeviceError, Executable, HostData, HostTask, LoadTask,
+    RealClock, Run, View, Work,
+};
+use troika_plan::Policy;
+use troika_trace::Tracer;
+
+use super::fake::{Fake, Hook, run};
+use super::{Additions, GrowingGraph, Grown, Growth, Key, MayUse, Runner, Task, TaskGraph};
+use crate::error::{EngineError, GrowError};
+
+const CHUNKS: usize = 3;
+const LAYERS: u64 = 3;
+
+fn task(device: usize, name: &str, work: Work) -> Task {
+    Task { device, name: name.into(), chunk: 0, rows: 0..4, work }
+}
+
+fn runner(devices: Vec<Fake>, policy: Policy, tracer: Tracer) -> Runner {
+    let clock: Arc<dyn Clock> = Arc::new(RealClock::new());
+    let devices: Vec<_> = devices.into_iter().map(|d| Arc::new(d) as Arc<dyn Device>).collect();
+    Runner::new(&devices, (policy, 0), &clock, tracer).unwrap()
+}
+
+fn idle() -> Hook {
+    Arc::new(|_| Ok(()))
+}
+
+/// A model of three chunks: in each layer a router decides by a chunk's value which experts change
+/// it, and what all chunks share is changed by each.
+struct Model {
+    /// A value for each chunk, one that all share, and the buffer that experts share.
+    values: Vec<View>,
+    /// Which router fails or panics.
+    fails: AtomicU32,
+    panics: AtomicU32,
+    /// How long routers take.
+    takes: [AtomicU32; CHUNKS],
+    threads: Mutex<HashSet<ThreadId>>,
+}
+
+const SHARED: usize = CHUNKS;
+const EXPERTS: usize = CHUNKS + 1;
+const NOBODY: u32 = u32::MAX;
+
+fn experts(value: u64) -> Vec<u64> {
+    (0..value % 4).map(|i| value / 7 % 5 + i).collect()
+}
+
+fn mix(value: u64, with: u64) -> u64 {
+    value.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(with) >> 3
+}
+
+impl Model {
+    fn new() -> Arc<Model> {
+        let view = |_| View::whole(&Buffer::zeroed(8).unwrap());
+        Arc::new(Model {
+            values: (0..CHUNKS + 2).map(view).collect(),
+            fails: AtomicU32::new(NOBODY),
+            panics: AtomicU32::new(NOBODY),
+            takes: Default::default(),
+            threads: Mutex::default(),
+        })
+    }
+
+    fn reset(&self) {
+        for (i, v) in self.values.iter().enumerate() {
+            v.write().unwrap().as_mut_slice::<u64>().unwrap()[0] = 1000 + i as u64;
+        }
+    }
+
+    fn read(&self) -> Vec<u64> {
+        let value = |v: &View| v.read().unwrap().as_slice::<u64>().unwrap()[0];
+        self.values.iter().map(value).collect()
+    }
+
+    /// The values of a run without devices.
+    fn want() -> Vec<u64> {
+        let mut v: Vec<u64> = (0..CHUNKS as u64 + 2).map(|i| 1000 + i).collect();
+        for (c, layer) in (0..CHUNKS).flat_map(|c| (0..LAYERS).map(move |l| (c, l))) {
+            (v[c], v[SHARED]) = (mix(v[c], v[SHARED]), mix(v[SHARED], layer));
+            for e in experts(v[c]) {
+                v[EXPERTS] = mix(v[c], e);
+                v[c] = mix(v[c], v[EXPERTS]);
+            }
+        }
+        v
+    }
+
+    /// A function of the values that it reads and writes.
+    fn function(
+        self: &Arc<Model>,
+        name: &str,
+        (reads, writes): (&[usize], &[usize]),
+        compute: impl Fn(&[u64], &mut [u64]) -> Result<Option<HostData>, String> + Send + Sync + 'static,
+    ) -> Work {
+        let views = |list: &[usize]| list.iter().map(|i| self.values[*i].clone()).collect();
+        let model = self.clone();
+        let host = HostTask::new(name, (views(reads), views(writes)), move |reads, writes| {
+            model.threads.lock().unwrap().insert(std::thread::current().id());
+            let read: Vec<u64> = reads.iter().map(|r| r.as_slice::<u64>().unwrap()[0]).collect();
+            let mut written: Vec<u64> =
+                writes.iter().map(|w| w.as_slice::<u64>().unwrap()[0]).collect();
+            let data = compute(&read, &mut written)?;
+            for (w, value) in writes.iter_mut().zip(written) {
+                w.as_mut_slice::<u64>().unwrap()[0] = value;
+            }
+            Ok(data)
+        });
+        Work::Host(Arc::new(host.unwrap()))
+    }
+
+    fn router(self: &Arc<Model>, c: usize, layer: u64) -> Work {
+        let (model, number) = (self.clone(), c as u32 + 3 * layer as u32);
+        self.function(&format!("router {c} of layer {layer}"), (&[c], &[]), move |read, _| {
+            let takes = model.takes[c].load(Ordering::Relaxed);
+            std::thread::sleep(Duration::from_millis(takes.into()));
+            if model.panics.load(Ordering::Relaxed) == number {
+                std::panic::panic_any(format!("router {number}"));
+            }
+            if model.fails.load(Ordering::Relaxed) == number {
+                return Err(format!("no experts for router {number}"));
+            }
+            Ok(Some(Box::new(experts(read[0]))))
+        })
+    }
+
+    /// Everything but the experts.
+    fn graph(self: &Arc<Model>, devices: usize) -> GrowingGraph {
+        let mut graph = GrowingGraph::new(&[]);
+        for (c, layer) in (0..CHUNKS).rev().flat_map(|c| (0..LAYERS).map(move |l| (c, l))) {
+            let at = |place| Key::by_chunk(0, c as u64, layer, place);
+            let attention = self.function("attention", (&[], &[c, SHARED]), move |_, v| {
+                (v[0], v[1]) = (mix(v[0], v[1]), mix(v[1], layer));
+                Ok(None)
+            });
+            graph.push(at(0), task(c % devices, "attention", attention)).unwrap();
+            let outputs = [c, EXPERTS].map(|i| self.values[i].clone()).into();
+            let uses = Bindings { inputs: vec![], states: vec![], outputs };
+            let uses = MayUse::Views(uses, Arc::default());
+            let growth = Growth { keys: at(1).children(), uses, loads: vec![] };
+            let name = format!("router {c} of layer {layer}");
+            let router = task((c + 1) % devices, &name, self.router(c, layer));
+            graph.push_growing(at(1), router, growth).unwrap();
+        }
+        graph
+    }
+
+    /// The experts that a router decided for.
+    fn grow(
+        self: &Arc<Model>,
+        devices: usize,
+        grown: Grown,
+        additions: &mut Additions<'_>,
+    ) -> Result<(), EngineError> {
+        let c = (0..CHUNKS).find(|c| grown.name.starts_with(&format!("router {c}"))).unwrap();
+        let experts = grown.data.unwrap().downcast::<Vec<u64>>().unwrap();
+        for (i, &e) in experts.iter().enumerate().rev() {
+            let gather = self.function("gather", (&[c], &[EXPERTS]), move |read, v| {
+                v[0] = mix(read[0], e);
+                Ok(None)
+            });
+            let expert = self.function("expert", (&[EXPERTS], &[c]), |read, v| {
+                v[0] = mix(v[0], read[0]);
+                Ok(None)
+            });
+            let key = |n| grown.key.child(2 * i as u64 + n);
+            additions.push(key(2), task(e as usize % devices, "expert", expert))?;
+            additions.push(key(1), task(c % devices, "gather", gather))?;
+        }
+        Ok(())
+    }
+
+    fn run(self: &Arc<Model>, runner: &mut Runner, devices: usize) -> Result<(), EngineError> {
+        self.reset();
+        let model = self.clone();
+        let mut grow = move |g: Grown, a: &mut Additions<'_>| model.grow(devices, g, a);
+        runner.run_growing(self.graph(devices), &mut grow)
+    }
+}
+
+/// Whichever router takes longest: the same values, none of them computed by the thread that
+/// schedules.
+#[test]
+fn what_routers_decide_becomes_tasks() {
+    let want = Model::want();
+    let orders = [[0, 4, 8], [8, 4, 0], [4, 8, 0], [8, 0, 4], [0, 8, 4], [4, 0, 8]];
+    for (devices, order) in (1..=3).flat_map(|d| orders.map(|o| (d, o))) {
+        for policy in [Policy::InOrder, Policy::OutOfOrder] {
+            let model = Model::new();
+            for (takes, ms) in model.takes.iter().zip(order) {
+                takes.store(ms, Ordering::Relaxed);
+            }
+            let fakes = (0..devices).map(|_| Fake::new(true, &idle()).here()).collect();
+            let mut runner = runner(fakes, policy, Tracer::off());
+            model.run(&mut runner, devices).unwrap();
+            assert_eq!(model.read(), want, "{devices} devices, {order:?}");
+            let threads = model.threads.lock().unwrap();
+            assert!(threads.len() <= devices && !threads.contains(&std::thread::current().id()));
+        }
+    }
+}
+
+/// A function of the host in a fixed graph of one device, whose queue would run it here.
+#[test]
+fn fixed_graphs_run_functions_of_the_host_on_queues() {
+    let model = Model::new();
+    for devices in [1, 2] {
+        let fakes = (0..devices).map(|_| Fake::new(true, &idle()).here()).collect();
+        let mut runner = runner(fakes, Policy::InOrder, Tracer::off());
+        let step = |i: usize| {
+            let work = model.function("f", (&[i], &[i + 1]), |read, v| {
+                v[0] = mix(v[0], read[0]);
+                Ok(None)
+            });
+            task(i % devices, "f", work)
+        };
+        let graph = TaskGraph::new((0..4).map(step).collect());
+        assert_eq!(graph.dag.waits, [0, 1, 1, 1]);
+        for _ in 0..3 {
+            model.reset();
+            runner.run(&graph).unwrap();
+            let mut want: Vec<u64> = (1000..1005).collect();
+            (0..4).for_each(|i| want[i + 1] = mix(want[i + 1], want[i]));
+            assert_eq!(model.read(), want);
+        }
+        let threads = model.threads.lock().unwrap();
+        assert!(!threads.contains(&std::thread::current().id()));
+    }
+}
+
+/// Whichever router fails or panics while other growths are pending: the run ends and names it.
+#[test]
+fn routers_that_fail_or_panic_end_the_run() {
+    let model = Model::new();
+    let fakes = (0..2).map(|_| Fake::new(true, &idle())).collect();
+    let mut runner = runner(fakes, Policy::InOrder, Tracer::off());
+    for number in 0..CHUNKS as u32 * LAYERS as u32 {
+        model.fails.store(number, Ordering::Relaxed);
+        let error = model.run(&mut runner, 2).unwrap_err().to_string();
+        assert!(error.ends_with(&format!("no experts for router {number}")), "{error}");
+        model.fails.store(NOBODY, Ordering::Relaxed);
+        model.panics.store(number, Ordering::Relaxed);
+        let error = model.run(&mut runner, 2).unwrap_err().to_string();
+        assert!(error.ends_with(&format!("panicked: router {number}")), "{error}");
+        model.panics.store(NOBODY, Ordering::Relaxed);
+        model.run(&mut runner, 2).unwrap();
+        assert_eq!(model.read(), Model::want());
+    }
+}
+
+fn refused(result: Result<(), EngineError>, name: &str) {
+    match result {
+        Err(EngineError::Device(DeviceError::Submission { task, why })) => {
+            assert!(task == name && why.contains("device fake"), "{task}: {why}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn devices_that_run_no_functions_of_the_host_are_named() {
+    let model = Model::new();
+    let fakes = vec![Fake::new(true, &idle()), Fake::new(true, &idle()).without_host_tasks()];
+    let mut runner = runner(fakes, Policy::InOrder, Tracer::off());
+    let work = || model.function("f", (&[0], &[1]), |_, _| Ok(None));
+    let load = || Work::Load(Arc::new(LoadTask::new("l", 1, |_| Ok(Arc::new(())))));
+    for work in [&work as &dyn Fn() -> Work, &load] {
+        refused(runner.run(&TaskGraph::new(vec![task(1, "f", work())])), "f");
+        runner.run(&TaskGraph::new(vec![task(0, "f", work())])).unwrap();
+        let mut graph = GrowingGraph::new(&[]);
+        graph.push(Key::default(), task(1, "known", work())).unwrap();
+        refused(runner.run_growing(graph, &mut |_, _| Ok(())), "known");
+        // One that becomes known later.
+        let mut graph = GrowingGraph::new(&[]);
+        let at = Key::by_chunk(0, 0, 0, 0);
+        let growth = Growth { keys: at.children(), uses: MayUse::Anything, loads: vec![] };
+        graph.push_growing(at, task(0, "f", work()), growth).unwrap();
+        let mut grow =
+            |g: Grown, a: &mut Additions<'_>| a.push(g.key.child(1), task(1, "added", work()));
+        refused(runner.run_growing(graph, &mut grow), "added");
+    }
+}
+
+/// What runs found: how often something had been loaded.
+type Found = Arc<Mutex<Vec<u32>>>;
+
+/// A load that waits until so many runs were there, and what it is for.
+fn late_load(run: &Run, (done, found): (&Arc<AtomicU32>, &Found), runs: usize) -> LoadTask {
+    let (done, found) = (done.clone(), found.clone());
+    let load = LoadTask::new("load", 64, move |_| {
+        let start = std::time::Instant::now();
+        while found.lock().unwrap().len() < runs {
+            if start.elapsed() > Duration::from_secs(60) {
+                return Err("others wait that need not".into());
+            }
+            std::thread::yield_now();
+        }
+        if done.fetch_add(1, Ordering::Relaxed) == u32::MAX {
+            return Err("the disk is away".into());
+        }
+        Ok(Arc::new(7_u64))
+    });
+    load.needed_by(vec![run.executable.id()])
+}
+
+/// A device whose runs look whether the load is done.
+fn looking(done: &Arc<AtomicU32>, found: &Found) -> Vec<Fake> {
+    let (done, found) = (done.clone(), found.clone());
+    let hook: Hook = Arc::new(move |_| {
+        found.lock().unwrap().push(done.load(Ordering::Relaxed));
+        Ok(())
+    });
+    (0..2).map(|_| Fake::new(true, &hook)).collect()
+}
+
+#[test]
+fn runs_wait_for_what_their_executable_needs() {
+    let (done, found) = (Arc::new(AtomicU32::new(0)), Found::default());
+    let mut runner = runner(looking(&done, &found), Policy::InOrder, Tracer::off());
+    let (needs, other) = (run(&[], &[]), run(&[], &[]));
+    let load = Arc::new(late_load(&needs, (&done, &found), 2));
+    let tasks = vec![
+        task(0, "before", Work::Run(needs.clone())),
+        task(1, "load", Work::Load(load.clone())),
+        task(0, "other", Work::Run(other)),
+        task(0, "behind", Work::Run(needs)),
+    ];
+    let graph = TaskGraph::new(tasks);
+    assert_eq!(graph.dag.waits, [0, 0, 0, 1]);
+    runner.run(&graph).unwrap();
+    assert_eq!(*found.lock().unwrap(), [0, 0, 1]);
+    assert_eq!(load.loaded().unwrap().downcast_ref::<u64>(), Some(&7));
+    // It is loaded: nothing is done for it once more.
+    runner.run(&graph).unwrap();
+    assert_eq!((done.load(Ordering::Relaxed), found.lock().unwrap().len()), (1, 6));
+}
+
+/// A decision to load: runs behind it wait, and others do not; a load that was not declared is
+/// refused, and one that fails ends the run.
+#[test]
+fn loads_become_known_while_a_graph_runs() {
+    for way in 0..3 {
+        // Who adds one to the most there is has failed.
+        let before = if way == 2 { u32::MAX } else { 0 };
+        let (done, found) = (Arc::new(AtomicU32::new(before)), Found::default());
+        let mut runner = runner(looking(&done, &found), Policy::InOrder, Tracer::off());
+        let (needs, other) = (run(&[], &[]), run(&[], &[]));
+        let at = |place| Key::by_chunk(0, 0, 0, place);
+        let mut graph = GrowingGraph::new(&[]);
+        graph.push(at(3), task(0, "behind", Work::Run(needs.clone()))).unwrap();
+        graph.push(at(4), task(0, "other", Work::Run(other))).unwrap();
+        let loads = if way == 1 { vec![] } else { vec![needs.executable.id()] };
+        let uses = MayUse::Views(Bindings::default(), Arc::default());
+        let growth = Growth { keys: at(1).children(), uses, loads };
+        let decides = HostTask::new("decides", (vec![], vec![]), |_, _| Ok(None));
+        let decides = Work::Host(Arc::new(decides.unwrap()));
+        graph.push_growing(at(1), task(1, "decides", decides), growth).unwrap();
+        let load = Arc::new(late_load(&needs, (&done, &found), 1));
+        let result = runner.run_growing(graph, &mut |g, a| {
+            a.push(g.key.child(1), task(1, "load", Work::Load(load.clone())))
+        });
+        match way {
+            0 => {
+                result.unwrap();
+                assert_eq!(*found.lock().unwrap(), [0, 1], "the other, and the one behind");
+            }
+            1 => {
+                let by = "decides".into();
+                let wanted = GrowError::Undeclared { task: "load".into(), by };
+                assert!(matches!(result, Err(EngineError::Grow(e)) if e == wanted));
+            }
+            _ => {
+                let error = result.unwrap_err().to_string();
+                assert_eq!(error, "task load: the disk is away");
+                assert_eq!(*found.lock().unwrap(), [u32::MAX], "the other alone");
+            }
+        }
+    }
+}
+
+/// An executable that is made while the graph runs, and then run.
+#[test]
+fn what_a_load_made_is_run() {
+    let (done, found) = (Arc::new(AtomicU32::new(0)), Found::default());
+    let mut runner = runner(looking(&done, &found), Policy::InOrder, Tracer::off());
+    let theirs = done.clone();
+    let load = Arc::new(LoadTask::new("compile", 1, move |_| {
+        theirs.store(5, Ordering::Relaxed);
+        Ok(run(&[], &[]).executable)
+    }));
+    let at = Key::by_chunk(0, 0, 0, 0);
+    let growth = Growth { keys: at.children(), uses: MayUse::Anything, loads: vec![] };
+    let mut graph = GrowingGraph::new(&[]);
+    graph.push_growing(at, task(0, "compile", Work::Load(load.clone())), growth).unwrap();
+    let grow = &mut |g: Grown, a: &mut Additions<'_>| {
+        let made = load.loaded().unwrap().clone().downcast::<Executable>().unwrap();
+        let work = Work::Run(Run { executable: made, ..run(&[], &[]) });
+        a.push(g.key.child(1), task(1, "run", work))
+    };
+    runner.run_growing(graph, grow).unwrap();
+    assert_eq!(*found.lock().unwrap(), [5]);
+}
+
+#[test]
+fn traces_have_functions_of_the_host_and_loads() {
+    let tracer = Tracer::on();
+    let model = Model::new();
+    let fakes = vec![Fake::new(true, &idle())];
+    let mut runner = runner(fakes, Policy::InOrder, tracer.clone());
+    let load = LoadTask::new("l", 640, |_| Ok(Arc::new(())));
+    let tasks = vec![
+        task(0, "router", model.router(0, 0)),
+        task(0, "expert 5", Work::Load(Arc::new(load))),
+    ];
+    model.reset();
+    runner.run(&TaskGraph::new(tasks)).unwrap();
+    let spans = tracer.spans();
+    let named = |name: &str| spans.iter().find(|s| s.name == name).unwrap();
+    let arg = |name: &str, what: &str| {
+        named(name).args.iter().find(|a| a.0 == what).map(|a| format!("{:?}", a.1))
+    };
+    assert_eq!(arg("router", "rows").as_deref(), Some("Int(4)"));
+    assert_eq!(arg("expert 5", "bytes").as_deref(), Some("Int(640)"));
+    assert!(named("expert 5").start >= named("router").end && spans.len() == 2);
+}
