@@ -1,0 +1,247 @@
+//! Graphs that grow, on real and virtual devices: routers are functions of the host, experts are
+//! compiled, and what comes out is to the bit what one thread computes in program order.
+
+use std::sync::Arc;
+
+use troika::device::{
+    Bindings, Buffer, Clock, Device, DeviceError, Executable, HostTask, PackFn, PackLayout, Packed,
+    RealClock, Run, View, WeightData, WeightSource, Work,
+};
+use troika::engine::EngineError;
+use troika::engine::schedule::{Additions, GrowingGraph, Grown, Growth, Key, MayUse, Runner, Task};
+use troika::graph::{DType, Op, Subgraph, SubgraphBuilder};
+use troika::plan::Policy;
+use troika::trace::Tracer;
+use troika_cpu::{CpuDevice, CpuOptions};
+use troika_sim::{Soc, VirtualClock, VirtualDevice};
+
+const COLS: usize = 8;
+const CHUNKS: usize = 4;
+const LAYERS: u64 = 3;
+const EXPERTS: usize = 5;
+
+struct NoWeights;
+
+impl WeightSource for NoWeights {
+    fn weight(&self, name: &str) -> Result<WeightData, DeviceError> {
+        Err(DeviceError::Weight { name: name.into(), why: "there is none".into() })
+    }
+
+    fn packed(&self, name: &str, _: PackLayout<'_>, _: PackFn<'_>) -> Result<Packed, DeviceError> {
+        Err(DeviceError::Weight { name: name.into(), why: "there is none".into() })
+    }
+}
+
+/// An expert adds its values to a row.
+fn expert() -> Subgraph {
+    let mut b = SubgraphBuilder::new("expert", 1);
+    let x = b.input("x", COLS, DType::F32);
+    let own = b.input("own", COLS, DType::F32);
+    let y = b.op("y", Op::Add, &[x, own], COLS);
+    b.output(y);
+    b.finish().unwrap()
+}
+
+fn cpu(name: &str) -> Arc<dyn Device> {
+    let options = CpuOptions { name: name.into(), threads: 1, ..CpuOptions::default() };
+    Arc::new(CpuDevice::new(options).unwrap())
+}
+
+fn modelled(name: &str, clock: &Arc<VirtualClock>) -> Arc<dyn Device> {
+    let text = "name = \"s\"\n[[processor]]\nname = \"p\"\nkind = \"cpu\"\npeak_gops = 1\n\
+                bandwidth_gb_s = 1\nlaunch_us = 2\n";
+    let soc = Soc::parse("s.toml", text).unwrap();
+    let processor = soc.processor(None).unwrap();
+    Arc::new(VirtualDevice::new(name, &soc, processor, clock.clone()).unwrap())
+}
+
+fn row() -> View {
+    View::dense(&Buffer::zeroed(4 * COLS).unwrap(), 0, (1, 4 * COLS)).unwrap()
+}
+
+fn write(view: &View, value: impl Fn(usize) -> f32) {
+    let mut rows = view.write().unwrap();
+    rows.row_mut::<f32>(0).unwrap().iter_mut().enumerate().for_each(|(i, x)| *x = value(i));
+}
+
+fn read(view: &View) -> Vec<f32> {
+    view.read().unwrap().row::<f32>(0).unwrap().to_vec()
+}
+
+/// Which experts a row goes to.
+fn chosen(row: &[f32]) -> Vec<usize> {
+    let sum: f32 = row.iter().sum();
+    let bits = sum.to_bits() as usize >> 3;
+    (0..bits % 4).map(|i| (bits / 4 + i) % EXPERTS).collect()
+}
+
+/// What comes before a layer's router: rows mix with what all chunks share.
+fn mix(row: &mut [f32], shared: &mut [f32], layer: u64) {
+    for (x, s) in row.iter_mut().zip(shared) {
+        *x = *x * 0.75 + *s;
+        *s = *s * 0.5 + *x * 0.125 + layer as f32;
+    }
+}
+
+fn scatter(row: &mut [f32], made: &[f32], e: usize) {
+    row.iter_mut().zip(made).for_each(|(x, y)| *x = *x * 0.5 + y * (e + 1) as f32 * 0.25);
+}
+
+struct Model {
+    devices: Vec<Arc<dyn Device>>,
+    executables: Vec<Arc<Executable>>,
+    rows: Vec<View>,
+    own: Vec<View>,
+    shared: View,
+    /// What experts make, which all chunks share, or each has for itself.
+    made: Vec<View>,
+}
+
+impl Model {
+    fn new(devices: Vec<Arc<dyn Device>>, buffers: usize) -> Model {
+        let compile = |d: &Arc<dyn Device>| d.compile(&expert(), &NoWeights).unwrap();
+        let m = Model {
+            executables: devices.iter().map(compile).collect(),
+            devices,
+            rows: (0..CHUNKS).map(|_| row()).collect(),
+            own: (0..EXPERTS).map(|_| row()).collect(),
+            shared: row(),
+            made: (0..buffers).map(|_| row()).collect(),
+        };
+        for (c, r) in m.rows.iter().enumerate() {
+            write(r, |i| (c * 3 + i) as f32 * 0.3);
+        }
+        for (e, r) in m.own.iter().enumerate() {
+            write(r, |i| (e + 1) as f32 * 0.7 - i as f32);
+        }
+        m
+    }
+
+    /// The rows at the end, without devices.
+    fn want(&self) -> Vec<Vec<f32>> {
+        let own: Vec<Vec<f32>> = self.own.iter().map(read).collect();
+        let mut rows: Vec<Vec<f32>> = self.rows.iter().map(read).collect();
+        let mut shared = read(&self.shared);
+        let mut ran = 0;
+        for row in &mut rows {
+            for layer in 0..LAYERS {
+                mix(row, &mut shared, layer);
+                for e in chosen(row) {
+                    ran += 1;
+                    let made: Vec<f32> = row.iter().zip(&own[e]).map(|(x, y)| x + y).collect();
+                    scatter(row, &made, e);
+                }
+            }
+        }
+        assert!(ran >= CHUNKS * LAYERS as usize, "{ran} experts ran");
+        rows
+    }
+
+    fn task(&self, device: usize, name: &str, work: Work) -> Task {
+        let device = device % self.devices.len();
+        Task { device, name: name.into(), chunk: 0, rows: 0..1, work }
+    }
+
+    /// Everything but the experts.
+    fn graph(&self) -> GrowingGraph {
+        let mut graph = GrowingGraph::new(&[]);
+        for (c, layer) in (0..CHUNKS).rev().flat_map(|c| (0..LAYERS).map(move |l| (c, l))) {
+            let at = |place| Key::by_chunk(0, c as u64, layer, place);
+            let views = (vec![], vec![self.rows[c].clone(), self.shared.clone()]);
+            let mixes = HostTask::new("mix", views, move |_, writes| {
+                let [row, shared] = writes else { return Err("two views".into()) };
+                let (Some(row), Some(shared)) = (row.row_mut(0), shared.row_mut(0)) else {
+                    return Err("no rows".into());
+                };
+                mix(row, shared, layer);
+                Ok(None)
+            });
+            let mixes = Work::Host(Arc::new(mixes.unwrap()));
+            graph.push(at(0), self.task(c, "mix", mixes)).unwrap();
+            let routes =
+                HostTask::new("route", (vec![self.rows[c].clone()], vec![]), |reads, _| {
+                    Ok(Some(Box::new(chosen(reads[0].row(0).ok_or("no row")?))))
+                });
+            let routes = Work::Host(Arc::new(routes.unwrap()));
+            let made = self.made[c % self.made.len()].clone();
+            let b = Bindings {
+                inputs: self.own.clone(),
+                states: vec![],
+                outputs: vec![self.rows[c].clone(), made],
+            };
+            let uses = MayUse::Views(b, Arc::default());
+            let growth = Growth { keys: at(1).children(), uses, loads: vec![] };
+            graph.push_growing(at(1), self.task(c + 1, &format!("{c}"), routes), growth).unwrap();
+        }
+        graph
+    }
+
+    /// The experts that a router decided for, the last one first.
+    fn grow(&self, grown: Grown, additions: &mut Additions<'_>) -> Result<(), EngineError> {
+        let c: usize = grown.name.parse().unwrap();
+        let (row, made) = (&self.rows[c], &self.made[c % self.made.len()]);
+        let experts = grown.data.unwrap().downcast::<Vec<usize>>().unwrap();
+        for (i, &e) in experts.iter().enumerate().rev() {
+            let views = (vec![made.clone()], vec![row.clone()]);
+            let scatters = HostTask::new("scatter", views, move |reads, writes| {
+                let made = reads[0].row(0).ok_or("no row")?;
+                scatter(writes[0].row_mut(0).ok_or("no row")?, made, e);
+                Ok(None)
+            })?;
+            let device = (e + c) % self.devices.len();
+            let inputs = vec![row.clone(), self.own[e].clone()];
+            let b = Bindings { inputs, states: vec![], outputs: vec![made.clone()] };
+            let run = Run {
+                executable: self.executables[device].clone(),
+                bindings: Arc::new(b),
+                rows: 1,
+                forward: Arc::default(),
+            };
+            let key = |n| grown.key.child(2 * i as u64 + n);
+            let scatters = Work::Host(Arc::new(scatters));
+            additions.push(key(2), self.task(c, "scatter", scatters))?;
+            additions.push(key(1), self.task(device, "expert", Work::Run(run)))?;
+        }
+        Ok(())
+    }
+
+    /// Runs it once, and compares.
+    fn check(&self, clock: Arc<dyn Clock>, policy: Policy) {
+        let want = self.want();
+        let mut runner = Runner::new(&self.devices, (policy, 0), &clock, Tracer::off()).unwrap();
+        runner.run_growing(self.graph(), &mut |g, a| self.grow(g, a)).unwrap();
+        let rows: Vec<Vec<f32>> = self.rows.iter().map(read).collect();
+        assert_eq!(rows, want);
+    }
+}
+
+#[test]
+fn graphs_grow_on_any_devices() {
+    let clock = Arc::new(VirtualClock::new());
+    for buffers in [1, CHUNKS] {
+        for policy in [Policy::InOrder, Policy::OutOfOrder] {
+            for devices in [
+                vec![cpu("a")],
+                vec![cpu("a"), cpu("b"), cpu("c")],
+                vec![cpu("a"), modelled("m", &clock)],
+            ] {
+                Model::new(devices, buffers).check(Arc::new(RealClock::new()), policy);
+            }
+        }
+    }
+}
+
+/// In virtual time, where a task holds what it uses from its start to its end: each run takes as
+/// long as the last, and less where each chunk's experts have a buffer of their own.
+#[test]
+fn graphs_grow_in_virtual_time() {
+    let mut took = Vec::new();
+    for buffers in [1, CHUNKS, 1, CHUNKS] {
+        let clock = Arc::new(VirtualClock::new());
+        let devices = (0..3).map(|i| modelled(&format!("m{i}"), &clock)).collect();
+        Model::new(devices, buffers).check(clock.clone(), Policy::InOrder);
+        took.push(clock.now());
+    }
+    assert_eq!(took[..2], took[2..]);
+    assert!(took[1] < took[0], "{took:?}");
+}
