@@ -34,15 +34,19 @@ fn cpu(name: &str) -> Arc<dyn Device> {
     Arc::new(CpuDevice::new(options).unwrap())
 }
 
-/// A virtual device of a file's text.
+/// A virtual device of a file's text, with a clock of its own.
 fn virtual_device(name: &str, more: &str) -> Arc<dyn Device> {
+    virtual_device_on(&Arc::new(VirtualClock::new()), name, more)
+}
+
+fn virtual_device_on(clock: &Arc<VirtualClock>, name: &str, more: &str) -> Arc<dyn Device> {
     let text = format!(
         "name = \"s\"\n[[processor]]\nname = \"p\"\nkind = \"npu\"\npeak_gops = 100.0\n\
          bandwidth_gb_s = 10.0\nlaunch_us = 50.0\n{more}\n"
     );
     let soc = Soc::parse("s.toml", &text).unwrap();
     let processor = soc.processor(None).unwrap();
-    Arc::new(VirtualDevice::new(name, &soc, processor, Arc::new(VirtualClock::new())).unwrap())
+    Arc::new(VirtualDevice::new(name, &soc, processor, clock.clone()).unwrap())
 }
 
 /// What a test does before a device compiles a graph.
@@ -292,6 +296,31 @@ fn devices_compile_at_the_same_time() {
     assert!(devices.iter().all(|d| d.made().1 == 0));
 }
 
+/// Time passes on a shared clock in the order of the program, whatever the threads do.
+#[test]
+fn devices_of_one_clock_compile_one_after_another() {
+    let d = described();
+    let clock = Arc::new(VirtualClock::new());
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let device = |name: &str| {
+        let (seen, time) = (seen.clone(), clock.clone());
+        let before = move |_: &str, graph: &Subgraph| {
+            let thread = std::thread::current().id();
+            seen.lock().unwrap().push((thread, graph.name.clone(), time.now().as_millis()));
+            Ok(())
+        };
+        Watched::new(virtual_device_on(&clock, name, "compile_us = 1000"), Box::new(before))
+    };
+    let devices = ["a", "b"].map(device);
+    engine(&d, &devices, &d.store, &CompileControl::default()).unwrap();
+    assert!(devices.iter().all(|d| d.made().0 > 3));
+    let seen = seen.lock().unwrap();
+    assert!(seen.iter().enumerate().all(|(i, s)| s.0 == seen[0].0 && s.2 == i as u128), "{seen:?}");
+    let layers = seen.iter().filter_map(|s| s.1.strip_prefix("layer "));
+    let layers: Vec<&str> = layers.map(|s| s.split(' ').next().unwrap()).collect();
+    assert!(layers.is_sorted() && layers[0] != layers[layers.len() - 1], "{layers:?}");
+}
+
 #[test]
 fn the_error_is_that_of_the_first_graph_whoever_is_faster() {
     let d = described();
@@ -401,17 +430,18 @@ fn graphs_are_compiled_for_the_rows_that_a_plan_states() {
         change(&mut plan);
         let made = engine_by(plan, &d, &devices, &d.store, &none)?;
         let mut rows: Vec<(bool, usize)> = rows.lock().unwrap().clone();
+        let graphs = rows.len();
         rows.sort_unstable();
         rows.dedup();
-        Ok::<_, EngineError>((logits(made), rows))
+        Ok::<_, EngineError>((logits(made), rows, graphs))
     };
     let of_layers = |rows: &[(bool, usize)]| -> Vec<usize> {
         rows.iter().filter(|r| r.0).map(|r| r.1).collect()
     };
     for other in [None, Some("b")] {
-        let (own, rows) = run(other, |_| {}).unwrap();
+        let (own, rows, graphs) = run(other, |_| {}).unwrap();
         assert_eq!(of_layers(&rows), [3, 9]);
-        let (stated, rows) = run(other, |plan| {
+        let (stated, rows, _) = run(other, |plan| {
             let rules = plan.prefill.rules.iter_mut();
             rules.filter(|r| r.device == "a").for_each(|r| r.row_buckets = Some(vec![2, 5, 16]));
             let rules = plan.decode.rules.iter_mut();
@@ -420,6 +450,17 @@ fn graphs_are_compiled_for_the_rows_that_a_plan_states() {
         .unwrap();
         assert_eq!(of_layers(&rows), [1, 2, 5, 16]);
         assert!(own == stated && own.iter().any(|x| *x != 0.0), "other bits");
+        // What both phases run is compiled once: of each segment three graphs, where the device's
+        // own rows make two.
+        let (shared, rows, more) = run(other, |plan| {
+            let rules = plan.prefill.rules.iter_mut();
+            rules.filter(|r| r.device == "a").for_each(|r| r.row_buckets = Some(vec![1, 4]));
+            let rules = plan.decode.rules.iter_mut();
+            rules.filter(|r| r.device == "a").for_each(|r| r.row_buckets = Some(vec![1, 8]));
+        })
+        .unwrap();
+        assert_eq!((of_layers(&rows), 2 * more), (vec![1, 4, 8], 3 * graphs));
+        assert!(own == shared, "other bits");
     }
     // Numbers of rows are of no use to the CPU.
     let e = run(Some("b"), |plan| {

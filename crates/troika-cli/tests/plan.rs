@@ -216,6 +216,37 @@ fn plans_and_devices_that_make_no_sense_are_refused_by_name() {
 }
 
 #[test]
+fn a_plan_states_the_rows_of_static_shapes() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("plan.json");
+    let file = file.to_str().unwrap();
+    let devices = ["--device", &odd("b", "static-shapes.toml"), "--device", "a=cpu"];
+    let make = [&["plan"][..], &devices, &["--strategy", "prefill-decode", "--out", file]].concat();
+    stdout(&troika(&make));
+    let by_plan = [&RUN[..], &devices, &["--plan", file]].concat();
+    let own = stdout(&troika(&by_plan));
+    assert!(own.len() > 12, "{own:?}");
+    let plan = std::fs::read_to_string(file).unwrap();
+    let edit = |phase: &str, rows: Value| {
+        let mut plan: Value = serde_json::from_str(&plan).unwrap();
+        plan[phase]["rules"][0]["row_buckets"] = rows;
+        std::fs::write(file, plan.to_string()).unwrap();
+    };
+    edit("prefill", serde_json::json!([2, 6]));
+    assert_eq!(stdout(&troika(&by_plan)), own);
+    for (phase, rows, words) in [
+        ("prefill", serde_json::json!([6, 2]), "rule 1 of prefill has row buckets [6, 2]; give"),
+        ("prefill", serde_json::json!([-1]), "invalid value"),
+        ("prefill", serde_json::json!([65537]), "give some from 1 to 65536"),
+        ("decode", serde_json::json!([1]), "rule 1 of decode has row buckets, but a takes any"),
+    ] {
+        edit(phase, rows);
+        let (code, said) = refused(&by_plan);
+        assert!(code == 2 && said.contains(words) && said.lines().count() == 1, "{said}");
+    }
+}
+
+#[test]
 fn how_devices_wait_is_the_plans_to_say() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("plan.json");
