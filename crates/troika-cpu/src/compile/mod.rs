@@ -150,6 +150,11 @@ impl Code {
         matches!(self, Code::Linear { .. } | Code::HeadLinear { .. } | Code::PackedLinear { .. })
     }
 
+    /// Whether operands and results are taken row by row, which may lie apart.
+    fn is_element(&self) -> bool {
+        matches!(self, Code::Element(_))
+    }
+
     /// The weight a product reads first.
     pub fn first_weight(&self) -> Option<&[u8]> {
         match self {
@@ -259,9 +264,13 @@ pub(crate) fn compile(
         needs(&mut exe, s);
         states_of(&mut exe, s);
     }
-    let products = ops.iter().filter(|s| s.code.is_product()).flat_map(|s| &s.outputs);
-    for &v in products {
+    let writers = ops.iter().filter(|s| s.code.is_product() || s.code.is_element());
+    for &v in writers.flat_map(|s| &s.outputs) {
         exe.slots[v].strided = !ops.iter().any(|s| s.inputs.contains(&v));
+    }
+    for &v in &exe.inputs {
+        let mut readers = ops.iter().filter(|s| s.inputs.contains(&v));
+        exe.slots[v].strided = readers.all(|s| s.code.is_element());
     }
     exe.worker_floats = exe.worker_floats.next_multiple_of(LINE);
     exe.ops = ops;

@@ -301,7 +301,8 @@ pub(crate) struct Staged {
 }
 
 /// Finds the values that are staged, and the floats that they take together. Results of products
-/// that nothing else reads are written to rows that lie apart as they are, and so are copies.
+/// and of ops on elements that nothing else reads are written to rows that lie apart as they are, and
+/// so are copies; ops on elements read them, too.
 pub(crate) fn staged(
     exe: &Executable,
     rows: usize,
@@ -316,6 +317,7 @@ pub(crate) fn staged(
             continue;
         }
         let slot = match binding.checked_sub(first_output) {
+            None if exe.slots[exe.inputs[binding]].strided => continue,
             None => exe.inputs[binding],
             Some(output) => {
                 let slot = exe.outputs[output];

@@ -9,7 +9,7 @@ use crate::compile::fuse::corrections;
 use crate::compile::weights::PackedMatrix;
 use crate::compile::{Code, CompiledOp, Executable, Matrix, Vector};
 use crate::device::bindings::Mem;
-use crate::kernels::elementwise::{Element, Floats, FloatsMut};
+use crate::kernels::elementwise::{Element, ElementRows, Floats, FloatsMut};
 use crate::kernels::kv::{CacheMut, CacheRef};
 use crate::kernels::linear::{OutView, Product, RowsView};
 use crate::kernels::norm::Norm;
@@ -207,12 +207,43 @@ impl<'a> Operands<'a> {
                     let (count, inter) = (experts.len(), experts[0].gate.view().layout.rows);
                     self.experts(cx, (count, inter, &expert), (*act, ActivationFormat::Int8), work)
                 }
+                Code::Element(op) => self.element(cx, *op, task.rows),
                 _ => self.columns(cx),
             }
         }
     }
 
-    /// Ops on elements and columns.
+    /// Ops on elements, of rows that may lie apart.
+    ///
+    /// # Safety
+    /// As for `run`.
+    unsafe fn element(
+        &self,
+        cx: &mut Context<'_>,
+        op: Element,
+        rows: usize,
+    ) -> Result<(), KernelError> {
+        let y = self.op.outputs[0];
+        let mut operands = self.op.inputs.iter().chain([&y]);
+        let dense = |slot: &usize| self.memory[*slot].stride == self.exe.slots[*slot].row_bytes();
+        // SAFETY: by the caller.
+        unsafe {
+            if operands.all(dense) {
+                let b = (self.op.inputs.len() > 1).then(|| self.input(1));
+                return elementwise::elementwise(cx, op, self.input(0), b, self.output(0));
+            }
+            let stride = |slot: usize| self.memory[slot].stride / size_of::<f32>();
+            let operand = |i: usize| {
+                let slot = self.op.inputs[i];
+                ElementRows { data: self.shared(slot), stride: stride(slot) }
+            };
+            let b = (self.op.inputs.len() > 1).then(|| operand(1));
+            let shape = (rows, self.exe.slots[y].cols);
+            elementwise::elementwise_rows(cx, op, shape, (operand(0), b), (self.part(y), stride(y)))
+        }
+    }
+
+    /// Ops that move or weight columns.
     ///
     /// # Safety
     /// As for `run`.
@@ -220,10 +251,6 @@ impl<'a> Operands<'a> {
         // SAFETY: by the caller.
         unsafe {
             match &self.op.code {
-                Code::Element(op) => {
-                    let b = (self.op.inputs.len() > 1).then(|| self.input(1));
-                    elementwise::elementwise(cx, *op, self.input(0), b, self.output(0))
-                }
                 Code::SigmoidGate => elementwise::sigmoid_gate(
                     cx,
                     self.input(0),

@@ -2,10 +2,13 @@ use std::sync::Arc;
 
 use half::{bf16, f16};
 use proptest::prelude::*;
-use troika_cpu::kernels::elementwise::{self, Element, Floats, FloatsMut, Slice, scalar};
+use troika_cpu::kernels::elementwise::{
+    self, Element, ElementRows, Floats, FloatsMut, Slice, scalar,
+};
 use troika_cpu::kernels::linear::WeightView;
 use troika_cpu::kernels::norm::{self, Norm};
 use troika_cpu::kernels::{KernelError, embed, kv, rope};
+use troika_cpu::{SharedMut, SharedRef};
 use troika_device::{ForwardBatch, PageTable, SeqRows};
 use troika_graph::{Activation, DType, Rope, RopeFreqs, RopeStyle, blocks};
 
@@ -47,6 +50,46 @@ proptest! {
             let mut y = vec![f32::NAN; n];
             elementwise::elementwise(cx, op, a, two.then_some(b), &mut y).unwrap();
             close(&y, &want, 2e-6, &format!("{op:?}"));
+        });
+    }
+
+    /// Rows that lie apart give the same bits, and what lies between them is left alone.
+    #[test]
+    fn rows_that_lie_apart_give_the_same_bits(
+        op in prop::sample::select(ELEMENTS.to_vec()),
+        rows in 1usize..40,
+        cols in prop::sample::select(vec![1usize, 7, 16, 33, 1000]),
+        gaps in prop::array::uniform3(0usize..20),
+        seed: u64,
+    ) {
+        let mut r = Random(seed);
+        let two = matches!(op, Element::Gate(_) | Element::Add);
+        let [a, b] = [gaps[0], gaps[1]].map(|gap| r.floats((rows - 1) * (cols + gap) + cols));
+        let pick = |x: &[f32], gap: usize| -> Vec<f32> {
+            x.chunks(cols + gap).flat_map(|row| row[..cols].to_vec()).collect()
+        };
+        let (dense_a, dense_b) = (pick(&a, gaps[0]), pick(&b, gaps[1]));
+        on_each_isa(2, |cx| {
+            let mut want = vec![f32::NAN; rows * cols];
+            let dense = two.then_some(&dense_b[..]);
+            elementwise::elementwise(cx, op, &dense_a, dense, &mut want).unwrap();
+            let stride = cols + gaps[2];
+            let mut y = vec![-7.0; (rows - 1) * stride + cols];
+            let [a, b] = [(&a, gaps[0]), (&b, gaps[1])].map(|(x, gap)| ElementRows {
+                data: SharedRef::new(x),
+                stride: cols + gap,
+            });
+            let (shape, operands) = ((rows, cols), (a, two.then_some(b)));
+            // SAFETY: the slices are this test's own.
+            let done = unsafe {
+                let y = (SharedMut::new(&mut y), stride);
+                elementwise::elementwise_rows(cx, op, shape, operands, y)
+            };
+            done.unwrap();
+            assert_eq!(pick(&y, gaps[2]), want, "{op:?}");
+            for row in y.chunks(stride) {
+                assert!(row[cols..].iter().all(|x| *x == -7.0), "{op:?}");
+            }
         });
     }
 

@@ -7,9 +7,9 @@ pub mod scalar;
 
 use troika_graph::Activation;
 
-use crate::SharedMut;
 use crate::kernels::simd::{Kernel, Lanes, MAX_LANES, dispatch, load_part, store_part, swish};
 use crate::kernels::{Context, ELEMENTS_PER_PART, KernelError, rows_per_part};
+use crate::{SharedMut, SharedRef};
 
 pub use convert::{Floats, FloatsMut, convert};
 pub use erf::gelu;
@@ -52,6 +52,55 @@ pub fn elementwise(
         let y = unsafe { out.slice(r.clone()) };
         let b = b.map_or(&a[r.clone()], |b| &b[r.clone()]);
         dispatch(isa, ElementwiseRun { op, a: &a[r], b, y });
+    })?;
+    Ok(())
+}
+
+/// Rows of numbers, `stride` numbers from one to the next.
+#[derive(Clone, Copy, Debug)]
+pub struct ElementRows<'a> {
+    /// From the first number of the first row to the last one of the last row at least.
+    pub data: SharedRef<'a, f32>,
+    /// Not less than the numbers of a row.
+    pub stride: usize,
+}
+
+/// As [`elementwise`], on rows of `cols` numbers that may lie apart.
+///
+/// # Errors
+/// A panic of a part.
+///
+/// # Panics
+/// If operands are shorter than their rows.
+///
+/// # Safety
+/// The rows of `y` are not used otherwise meanwhile, and those of the operands are not written; what
+/// lies between them may be.
+pub unsafe fn elementwise_rows(
+    cx: &mut Context<'_>,
+    op: Element,
+    (rows, cols): (usize, usize),
+    (a, b): (ElementRows<'_>, Option<ElementRows<'_>>),
+    (y, stride): (SharedMut<'_, f32>, usize),
+) -> Result<(), KernelError> {
+    if rows == 0 || cols == 0 {
+        return Ok(());
+    }
+    let b = b.unwrap_or(a);
+    let fits = |stride: usize, len: usize| stride >= cols && (rows - 1) * stride + cols <= len;
+    let inputs_fit = [&a, &b].into_iter().all(|x| fits(x.stride, x.data.len()));
+    assert!(inputs_fit && fits(stride, y.len()), "rows of operands");
+    let (isa, per_part) = (cx.isa, rows_per_part(cols));
+    cx.pool.run(rows.div_ceil(per_part), &|_, part| {
+        for row in part * per_part..((part + 1) * per_part).min(rows) {
+            // SAFETY: the row lies inside by the assertion above, and is not written by the caller.
+            let read = |x: &ElementRows<'_>| unsafe {
+                std::slice::from_raw_parts(x.data.as_ptr().add(row * x.stride), cols)
+            };
+            // SAFETY: rows do not overlap, and nobody else uses this one.
+            let y = unsafe { y.slice(row * stride..row * stride + cols) };
+            dispatch(isa, ElementwiseRun { op, a: read(&a), b: read(&b), y });
+        }
     })?;
     Ok(())
 }
