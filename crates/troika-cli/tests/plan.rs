@@ -271,6 +271,47 @@ fn how_devices_wait_is_the_plans_to_say() {
 }
 
 #[test]
+fn values_of_16_bits_halve_what_is_copied() {
+    let own = format!("a=cpu,{}", odd("b", "own-memory.toml"));
+    let half = ["--value-type", "bf16"];
+    let copied = |more: &[&str]| -> (String, u64) {
+        let explain = ["plan", "--explain", "--device", &own, "--strategy", "prefill-decode"];
+        let alternate = ["plan", "--explain", "--device", &own, "--strategy", "alternate"];
+        let text = stdout(&troika(&[&alternate[..], more].concat()));
+        let line = text.lines().find(|l| l.contains("chunk of 512 tokens | memory of b"));
+        let bytes = line.unwrap().rsplit('|').nth(1).unwrap().trim().parse().unwrap();
+        (stdout(&troika(&[&explain[..], more].concat())), bytes)
+    };
+    let ((plain, full), (said, less)) = (copied(&[]), copied(&half));
+    assert_eq!(full, 2 * less);
+    assert!(!plain.contains("values in") && said.contains("a; values in bf16 |"), "{said}");
+
+    // The numbers are those of the plan, not of how it divides the model.
+    let alone = stdout(&troika(&[&RUN[..], &half].concat()));
+    for strategy in ["alternate", "split-columns", "split-hybrid"] {
+        let more = ["--device", &own, "--strategy", strategy];
+        assert_eq!(stdout(&troika(&[&RUN[..], &half, &more].concat())), alone, "{strategy}");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("plan.json");
+    let file = file.to_str().unwrap();
+    stdout(&troika(&[&["plan", "--out", file][..], &half].concat()));
+    assert_eq!(stdout(&troika(&[&RUN[..], &["--plan", file]].concat())), alone);
+    let bench = ["bench", "-p", "8", "-n", "0", "-r", "1", "-o", "jsonl"];
+    let row = stdout(&troika(&[&bench[..], &half].concat()));
+    assert_eq!(serde_json::from_str::<Value>(&row).unwrap()["value_type"], "bf16");
+    let (code, said) = refused(&[&RUN[..], &["--plan", file], &half].concat());
+    assert!(code == 2 && said.contains("cannot be used with"), "{said}");
+    let plan = std::fs::read_to_string(file).unwrap();
+    assert!(plan.contains("\"values\": \"BF16\""), "{plan}");
+    for (dtype, words) in [("I32", "has values of type I32; use"), ("F9", "unknown variant `F9`")] {
+        std::fs::write(file, plan.replace("\"BF16\"", &format!("\"{dtype}\""))).unwrap();
+        let (code, said) = refused(&[&RUN[..], &["--plan", file]].concat());
+        assert!(code == 2 && said.contains(words) && said.lines().count() == 1, "{said}");
+    }
+}
+
+#[test]
 fn bench_and_devices_take_devices_too() {
     let listed: Value =
         serde_json::from_str(&stdout(&troika(&[&["devices", "--json"][..], &two()].concat())))

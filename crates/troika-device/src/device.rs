@@ -191,6 +191,12 @@ pub trait Queue: Send {
     /// [`DeviceError::Gone`] when the device no longer works.
     fn submit(&mut self, list: CommandList) -> Result<(), DeviceError>;
 
+    /// Whether the queue still works on its lists. One whose thread died reports nothing any more;
+    /// what it had reported before is on its way.
+    fn is_alive(&self) -> bool {
+        true
+    }
+
     /// Runs a list on the calling thread, for a caller that has nothing else to do: the
     /// completion is returned, not sent, and nobody is woken up. Nothing may be in flight on the
     /// queue.

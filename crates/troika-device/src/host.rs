@@ -173,7 +173,8 @@ impl LoadTask {
         }
         let mut writes = claim(&self.writes)?;
         let data = guarded((device, &self.name), || (self.function)(&mut writes))?;
-        // Where two queues loaded it at once, either is as good.
+        // Two queues load it at once only if it writes nothing: writers of the same views wait for each
+        // other. Either result is as good then.
         let _ = self.loaded.set(data);
         Ok(())
     }

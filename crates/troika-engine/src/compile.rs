@@ -185,7 +185,8 @@ impl Compiling<'_> {
         }
         let executable = device.compile(graph, self.with.weights)?;
         let done = self.report(1);
-        if self.until.is_some_and(|until| self.with.clock.now() > until) {
+        // With all of them compiled there is nothing to end.
+        if done < all && self.until.is_some_and(|until| self.with.clock.now() > until) {
             let (device, segment) = (device.name().to_string(), graph.name.clone());
             let limit = self.with.control.limit.unwrap_or_default();
             return Err(EngineError::CompileTime { device, segment, limit, done, all });

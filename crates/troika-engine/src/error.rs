@@ -36,7 +36,9 @@ pub enum EngineError {
     #[error("the prompt is empty; give at least one token")]
     Empty,
     /// Logits are wanted of a device that only models time.
-    #[error("device {0} computes nothing (its numerics are off): there are no logits to read")]
+    #[error(
+        "device {0} computes nothing: there are no logits to read; set numerics = \"on\" in the file that describes it"
+    )]
     NoNumerics(String),
     /// The same sequence twice in one call.
     #[error("a sequence is fed twice in one call; join the tokens or call again")]

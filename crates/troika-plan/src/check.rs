@@ -62,9 +62,11 @@ impl Plan {
             for (i, rule) in self.rules(phase).iter().enumerate() {
                 if rule.row_buckets.is_some() && !rule.devices().any(is_static) {
                     let mut names: Vec<&str> = rule.devices().collect();
+                    names.sort_unstable();
                     names.dedup();
+                    let take = if names.len() == 1 { "takes" } else { "take" };
                     let why = format!(
-                        "has row buckets, but {} takes any number of rows; leave them out",
+                        "has row buckets, but {} {take} any number of rows; leave them out",
                         names.join(" and ")
                     );
                     return Err(PlanError::Rule { phase: phase.name(), number: i + 1, why });
@@ -117,7 +119,7 @@ fn check_rules(
         }
         if !matches!(rule.values, DType::F32 | DType::F16 | DType::BF16) {
             let name = rule.values.name();
-            return refuse(format!("has values of type {name}; use f32, f16 or bf16"));
+            return refuse(format!("has values of type {name}; use F32, F16 or BF16"));
         }
         if let Some(l) = rule.layers {
             if l.step == 0 || l.first > l.last {

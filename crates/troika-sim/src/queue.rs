@@ -67,7 +67,7 @@ impl RealQueue {
 
 impl Queue for RealQueue {
     fn submit(&mut self, list: CommandList) -> Result<(), DeviceError> {
-        if self.thread.as_ref().is_none_or(JoinHandle::is_finished) {
+        if !self.is_alive() {
             return Err(DeviceError::Gone(self.shared.limits.device.clone()));
         }
         // The worker's lock is held while a list runs.
@@ -80,6 +80,10 @@ impl Queue for RealQueue {
             Some(Ok(())) => Ok(()),
             _ => Err(DeviceError::Gone(limits.device.clone())),
         }
+    }
+
+    fn is_alive(&self) -> bool {
+        self.thread.as_ref().is_some_and(|t| !t.is_finished())
     }
 
     fn run_here(&mut self, list: CommandList) -> Result<Completion, CommandList> {

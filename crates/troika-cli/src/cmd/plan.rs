@@ -1,6 +1,7 @@
 //! `troika plan`.
 
 use troika::engine::{CopyCount, PhaseCopies};
+use troika::graph::DType;
 use troika::plan::{Phase, Plan, Rule, Split};
 use troika::trace::Tracer;
 
@@ -67,6 +68,7 @@ fn copied(phases: &[PhaseCopies]) -> String {
         let before = format!("{} cached tokens, once", p.cached);
         p.handover.iter().for_each(|c| text.push_str(&copy_line("caches", &before, c)));
         let tokens = match p.phase {
+            Phase::Prefill if p.tokens == 1 => "a chunk of a token".to_string(),
             Phase::Prefill => format!("a chunk of {} tokens", p.tokens),
             Phase::Decode => "a decoded token".to_string(),
         };
@@ -123,6 +125,9 @@ fn line(phase: Phase, rule: &Rule) -> String {
     if let Some(rows) = &rule.row_buckets {
         let rows: Vec<String> = rows.iter().map(usize::to_string).collect();
         device.push_str(&format!("; static shapes of {} rows", rows.join(", ")));
+    }
+    if rule.values != DType::F32 {
+        device.push_str(&format!("; values in {}", rule.values.name().to_lowercase()));
     }
     let formats: Vec<&str> =
         rule.activations.iter().map(|a| super::bench::activation_format_name(*a)).collect();

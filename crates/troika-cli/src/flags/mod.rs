@@ -382,7 +382,7 @@ pub struct PlanArgs {
     /// Write the plan to a file [default: print it]
     #[arg(short, long, value_name = "FILE")]
     pub out: Option<PathBuf>,
-    /// Print a table of what runs where instead of the plan itself
+    /// Print tables of what runs where, and of what is copied between memories, instead of the plan
     #[arg(long)]
     pub explain: bool,
 }

@@ -55,20 +55,17 @@ pub struct PlacementArgs {
     /// [default: 1 on one device, else 4]
     #[arg(long, value_name = "N", env = "TROIKA_CHUNKS_IN_FLIGHT")]
     pub chunks_in_flight: Option<usize>,
-    /// Type of the values that segments hand to each other: f16 and bf16 halve what is copied
-    /// between devices [default: f32]
+    /// Type of the values that segments hand to each other: f16 (up to 65504) and bf16 halve what
+    /// is copied of them between devices [default: f32]
     #[arg(long, value_enum, env = "TROIKA_VALUE_TYPE")]
     pub value_type: Option<FloatFlag>,
     /// How devices wait for each other: predicted (sleep for about as long as the wait before took,
     /// then look again and again) or blocking (sleep until woken) [default: predicted]
     #[arg(long, value_name = "MODE", value_parser = sync_modes(), env = "TROIKA_SYNC")]
     pub sync: Option<SyncMode>,
-    /// Seconds that compiling the model for its devices may take; 0: as long as it takes
-    #[arg(long, value_name = "SECONDS", default_value_t = 0, env = "TROIKA_COMPILE_TIMEOUT")]
-    pub compile_timeout: u64,
 }
 
-/// A plan in place of flags.
+/// What a model is opened with to run: a plan in place of flags, and the time to compile it.
 #[derive(Args)]
 pub struct PlanFileArgs {
     /// Run by a plan that troika plan wrote; it takes the place of the flags for placement,
@@ -80,6 +77,9 @@ pub struct PlanFileArgs {
     /// Let other devices compute what those of the plan refuse, instead of refusing the plan
     #[arg(long, requires = "plan")]
     pub fallback: bool,
+    /// Seconds that compiling the model for its devices may take; 0: as long as it takes
+    #[arg(long, value_name = "SECONDS", default_value_t = 0, env = "TROIKA_COMPILE_TIMEOUT")]
+    pub compile_timeout: u64,
 }
 
 impl PlacementArgs {
@@ -91,8 +91,6 @@ impl PlacementArgs {
         options.chunks_in_flight = self.chunks_in_flight;
         options.values = self.value_type.unwrap_or(FloatFlag::F32).dtype();
         options.sync = self.sync.unwrap_or_default();
-        let limit = Duration::from_secs(self.compile_timeout);
-        options.compile.limit = (!limit.is_zero()).then_some(limit);
     }
 }
 
@@ -102,6 +100,8 @@ impl PlanFileArgs {
     /// # Errors
     /// A file that cannot be read or is no plan.
     pub fn apply(&self, options: &mut OpenOptions) -> Result<(), CliError> {
+        let limit = Duration::from_secs(self.compile_timeout);
+        options.compile.limit = (!limit.is_zero()).then_some(limit);
         let Some(file) = &self.plan else { return Ok(()) };
         let text = read_file(file)?;
         let plan = troika::plan::Plan::from_json(&text);

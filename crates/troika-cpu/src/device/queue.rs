@@ -72,6 +72,10 @@ impl Queue for CpuQueue {
         }
     }
 
+    fn is_alive(&self) -> bool {
+        self.thread.as_ref().is_some_and(|t| !t.is_finished())
+    }
+
     fn run_here(&mut self, list: CommandList) -> Result<Completion, CommandList> {
         if self.pinned { Err(list) } else { Ok(lock(&self.worker).complete(list)) }
     }

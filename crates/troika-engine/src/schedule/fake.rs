@@ -117,6 +117,10 @@ impl Queue for FakeQueue {
         self.lists.as_ref().ok_or_else(gone)?.send(list).map_err(|_| gone())
     }
 
+    fn is_alive(&self) -> bool {
+        self.thread.as_ref().is_some_and(|t| !t.is_finished())
+    }
+
     fn run_here(&mut self, list: CommandList) -> Result<Completion, CommandList> {
         match &self.here {
             Some(run) => Ok(run(list, &mut WaitTimes::default())),

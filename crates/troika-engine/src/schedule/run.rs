@@ -26,8 +26,6 @@ struct Lane {
     /// Whether it runs functions of the host.
     host: bool,
     in_flight: usize,
-    /// While an empty list that was handed over is not reported: the lists in flight before it.
-    asked: Option<usize>,
     /// Emptied lists, for reuse.
     spare: Vec<CommandList>,
 }
@@ -39,12 +37,9 @@ pub(super) const LATE_DEPTH: usize = 2;
 /// Most lists in a queue, whatever a device says.
 const MOST_DEPTH: usize = 1024;
 
-/// When nothing was reported for so long, queues with lists in flight are asked whether they still
-/// work.
+/// When nothing was reported for so long, queues with lists in flight are looked at whether they are
+/// alive.
 const PATIENCE: Duration = Duration::from_secs(1);
-
-/// Number of the empty list that they are asked by.
-const QUESTION: u64 = u64::MAX;
 
 /// Runs task graphs on device queues.
 pub struct Runner {
@@ -150,7 +145,6 @@ impl Runner {
                     waits: d.caps().queue_waits,
                     host: d.caps().host_tasks,
                     in_flight: 0,
-                    asked: None,
                     spare: Vec::new(),
                 })
             })
@@ -368,7 +362,7 @@ impl Runner {
                 let mut list = self.fill(spare, (graph, self.state.tasks(id)));
                 list.id = id as u64;
                 let lane = &mut self.lanes[index];
-                if alone && lane.in_flight == 0 && lane.asked.is_none() {
+                if alone && lane.in_flight == 0 {
                     match lane.queue.run_here(list) {
                         Ok(completion) => {
                             lane.in_flight += 1;
@@ -397,7 +391,6 @@ impl Runner {
         let completion = self.receive(done)?;
         let lane = &mut self.lanes[completion.queue];
         lane.in_flight -= 1;
-        lane.asked = lane.asked.map(|before| before.saturating_sub(1));
         let id = completion.list.id as usize;
         for t in &completion.times {
             self.note(graph, completion.queue, t);
@@ -408,18 +401,19 @@ impl Runner {
     }
 
     /// The next completion. A queue whose thread died reports nothing, and others may have senders
-    /// of the same channel: it is asked by an empty list after a while.
+    /// of the same channel: when nothing is heard for a while, queues are looked at.
     fn receive(&mut self, done: Option<Completion>) -> Result<Completion, DeviceError> {
-        let mut next = done.map_or_else(|| self.done.recv_timeout(PATIENCE), Ok);
+        if let Some(completion) = done {
+            return Ok(completion);
+        }
         loop {
-            match next {
-                Ok(completion) if completion.list.id != QUESTION => return Ok(completion),
-                Ok(answer) => self.answered(answer.queue)?,
+            match self.done.recv_timeout(PATIENCE) {
+                Ok(completion) => return Ok(completion),
                 Err(RecvTimeoutError::Timeout) => {
-                    if let Some(completion) = self.ask()? {
-                        next = Ok(completion);
-                        continue;
-                    }
+                    let dead = |l: &Lane| l.in_flight > 0 && !l.queue.is_alive();
+                    let Some(index) = self.lanes.iter().position(dead) else { continue };
+                    // What it reported before it died is there by now.
+                    return self.done.try_recv().map_err(|_| self.lost(index));
                 }
                 Err(RecvTimeoutError::Disconnected) => {
                     self.lanes.iter_mut().for_each(|l| l.in_flight = 0);
@@ -427,47 +421,14 @@ impl Runner {
                     return Err(DeviceError::Gone(names.join(", ")));
                 }
             }
-            next = self.done.recv_timeout(PATIENCE);
         }
     }
 
-    /// Asks the queues that have not reported what is in flight. One that takes no lists any more
-    /// has reported all that it ever will.
-    fn ask(&mut self) -> Result<Option<Completion>, DeviceError> {
-        for index in 0..self.lanes.len() {
-            let lane = &mut self.lanes[index];
-            if lane.in_flight == 0 || lane.asked.is_some() {
-                continue;
-            }
-            let question = CommandList { id: QUESTION, ..CommandList::default() };
-            match lane.queue.submit(question) {
-                Ok(()) => lane.asked = Some(lane.in_flight),
-                Err(DeviceError::Gone(name)) => match self.done.try_recv() {
-                    Ok(completion) => return Ok(Some(completion)),
-                    Err(_) => return Err(self.lost(index, self.lanes[index].in_flight, name)),
-                },
-                // It is full, and so at work.
-                Err(_) => {}
-            }
-        }
-        Ok(None)
-    }
-
-    /// Lists are done in their order: those in flight when a queue was asked are reported before
-    /// its answer, or are lost.
-    fn answered(&mut self, index: usize) -> Result<(), DeviceError> {
-        match self.lanes[index].asked.take() {
-            None | Some(0) => Ok(()),
-            Some(lists) => Err(self.lost(index, lists, self.lanes[index].name.to_string())),
-        }
-    }
-
-    /// Some lists of a queue will not be reported.
-    fn lost(&mut self, index: usize, lists: usize, name: String) -> DeviceError {
-        let lane = &mut self.lanes[index];
-        lane.in_flight = lane.in_flight.saturating_sub(lists);
+    /// What a queue has in flight will not be reported.
+    fn lost(&mut self, index: usize) -> DeviceError {
+        self.lanes[index].in_flight = 0;
         self.lose(index);
-        DeviceError::Gone(name)
+        DeviceError::Gone(self.lanes[index].name.to_string())
     }
 
     /// Learns what a task costs, and records its span.

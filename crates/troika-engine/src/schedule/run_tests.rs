@@ -226,7 +226,7 @@ fn a_queue_whose_thread_dies_ends_the_run() {
     }
 }
 
-/// A queue that is only slow is asked whether it works, and waited for.
+/// A queue that is only slow is looked at, and waited for.
 #[test]
 fn a_slow_queue_is_waited_for() {
     for (chunks, waits) in WAYS {

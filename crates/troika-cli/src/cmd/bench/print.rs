@@ -44,7 +44,7 @@ fn fields(row: &Row<'_>) -> Value {
         "n_threads": f.threads, "type_k": f.kv, "type_v": f.kv,
         "activations": activation_format_name(f.activations),
         "strategy": f.strategy, "policy": f.policy, "chunks_in_flight": f.chunks_in_flight,
-        "sync": f.sync,
+        "sync": f.sync, "value_type": f.value_type,
         "n_prompt": row.test.prompt, "n_gen": row.test.generate,
         "n_depth": row.test.depth, "test_time": now,
         "avg_ns": avg_ns.round(), "stddev_ns": stddev_ns.round(),

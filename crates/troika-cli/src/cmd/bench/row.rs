@@ -22,6 +22,8 @@ pub struct Facts {
     pub chunks_in_flight: usize,
     pub policy: &'static str,
     pub sync: &'static str,
+    /// Types of the values between segments, one for all or several.
+    pub value_type: String,
     pub strategy: String,
     /// What most products take their activations as.
     pub activations: ActivationFormat,
@@ -71,6 +73,7 @@ impl Facts {
             chunks_in_flight: plan.prefill.chunks_in_flight,
             policy: plan.prefill.policy.name(),
             sync: plan.sync.name(),
+            value_type: value_types(plan),
             strategy: plan.strategy.clone(),
             activations,
             threads: options.threads(),
@@ -211,4 +214,13 @@ pub fn median(values: &mut [f64]) -> f64 {
         _ if n % 2 == 1 => values[mid],
         _ => (values[mid - 1] + values[mid]) / 2.0,
     }
+}
+
+/// The types that a plan's rules hand values on in, each once.
+fn value_types(plan: &troika::plan::Plan) -> String {
+    let rules = plan.prefill.rules.iter().chain(&plan.decode.rules);
+    let mut names: Vec<String> = rules.map(|r| r.values.name().to_lowercase()).collect();
+    names.sort_unstable();
+    names.dedup();
+    names.join("+")
 }

@@ -1,9 +1,12 @@
 //! Conversion between types of floats.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use crate::SharedMut;
+use crate::kernels::kv::BEYOND_F16;
 use crate::kernels::{Context, ELEMENTS_PER_PART, KernelError};
 
 /// Numbers of any float type.
@@ -61,7 +64,7 @@ const AT_ONCE: usize = 256;
 /// Writes the numbers of `x` to `y`, rounded to the nearest, ties to even, where `y` has fewer bits.
 ///
 /// # Errors
-/// A panic of a part.
+/// Numbers that f16 cannot hold (all are written then, too); a panic of a part.
 pub fn convert(cx: &mut Context<'_>, x: Floats<'_>, y: FloatsMut<'_>) -> Result<(), KernelError> {
     let (len, out) = match y {
         FloatsMut::F32(y) => (y.len(), Out::F32(SharedMut::new(y))),
@@ -69,6 +72,7 @@ pub fn convert(cx: &mut Context<'_>, x: Floats<'_>, y: FloatsMut<'_>) -> Result<
         FloatsMut::BF16(y) => (y.len(), Out::BF16(SharedMut::new(y))),
     };
     assert!(x.len() == len, "lengths of operands");
+    let beyond = AtomicBool::new(false);
     cx.pool.run(len.div_ceil(ELEMENTS_PER_PART), &|_, part| {
         let mut at = part * ELEMENTS_PER_PART;
         let end = (at + ELEMENTS_PER_PART).min(len);
@@ -81,12 +85,18 @@ pub fn convert(cx: &mut Context<'_>, x: Floats<'_>, y: FloatsMut<'_>) -> Result<
             unsafe {
                 match &out {
                     Out::F32(y) => y.slice(at..at + n).copy_from_slice(wide),
-                    Out::F16(y) => y.slice(at..at + n).convert_from_f32_slice(wide),
+                    Out::F16(y) => {
+                        y.slice(at..at + n).convert_from_f32_slice(wide);
+                        if wide.iter().fold(false, |any, x| any | (x.abs() >= BEYOND_F16)) {
+                            beyond.store(true, Ordering::Relaxed);
+                        }
+                    }
                     Out::BF16(y) => y.slice(at..at + n).convert_from_f32_slice(wide),
                 }
             }
             at += n;
         }
     })?;
-    Ok(())
+    let why = "values exceed the range of f16; use bf16 or f32 for the values between segments";
+    if beyond.into_inner() { Err(KernelError::Operand(why.into())) } else { Ok(()) }
 }

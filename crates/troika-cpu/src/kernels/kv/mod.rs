@@ -149,7 +149,7 @@ pub fn append(
 }
 
 /// The smallest magnitude that f16 rounds to infinity: halfway from its largest number to 2^16.
-const BEYOND_F16: f32 = 65520.0;
+pub(crate) const BEYOND_F16: f32 = 65520.0;
 
 /// Rounds floats to f16; says whether any became infinite.
 struct ToF16<'a>(&'a [f32], &'a mut [f16]);
