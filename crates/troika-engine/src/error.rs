@@ -37,7 +37,8 @@ pub enum EngineError {
     Empty,
     /// Logits are wanted of a device that only models time.
     #[error(
-        "device {0} computes nothing: there are no logits to read; set numerics = \"on\" in the file that describes it"
+        "device {0} computes nothing (its numerics are off): there are no logits to read; set \
+         numerics = \"on\" in the file that describes it"
     )]
     NoNumerics(String),
     /// The same sequence twice in one call.
