@@ -132,7 +132,7 @@ impl Engine {
             parts.sequences.max(1),
         )?;
         for state in &lowered.states {
-            allocate(state_bytes(state, &kv), "the KV cache")?;
+            allocate(state_bytes(state, state.width, &kv), "the KV cache")?;
         }
         allocate(plan.prefill.chunk.checked_mul(widest(&lowered)), "activations")?;
         let with = CompileWith { weights: parts.weights, control, clock: &*parts.clock };
@@ -457,8 +457,7 @@ fn state_buffers(
     let instances = lowered.states.iter().zip(&program.state_instances);
     let buffers = instances.map(|(state, instances)| {
         let buffer = |instance: &Instance| {
-            let row = instance.cols.len() * state.dtype.block_bytes();
-            let bytes = kv.positions(state.page_group).and_then(|n| n.checked_mul(row));
+            let bytes = state_bytes(state, instance.cols.len(), kv);
             let buffer = allocate_in((instance.space, bytes), "the KV cache", &program.devices)?;
             Ok((instance.clone(), buffer))
         };
@@ -467,8 +466,9 @@ fn state_buffers(
     buffers.collect()
 }
 
-fn state_bytes(state: &StateDecl, kv: &KvCache) -> Option<usize> {
-    kv.positions(state.page_group)?.checked_mul(state_row(state))
+/// Bytes of some columns of a state; `None` for more than can be counted.
+fn state_bytes(state: &StateDecl, cols: usize, kv: &KvCache) -> Option<usize> {
+    kv.positions(state.page_group)?.checked_mul(cols.checked_mul(state.dtype.block_bytes())?)
 }
 
 /// Bytes of a row of the widest value between segments.

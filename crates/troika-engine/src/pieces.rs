@@ -10,6 +10,8 @@ use troika_graph::partition::{
 use troika_graph::{DType, Subgraph, ValueId};
 use troika_plan::Phase;
 
+use crate::residency::common;
+
 /// Some columns of a value of the program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Operand {
@@ -26,6 +28,13 @@ pub(crate) struct StateOperand {
     pub state: usize,
     /// Its columns.
     pub cols: Range<usize>,
+}
+
+impl StateOperand {
+    /// Whether both have some column in common.
+    pub fn meets(&self, other: &StateOperand) -> bool {
+        self.state == other.state && !common(&self.cols, &other.cols).is_empty()
+    }
 }
 
 /// A graph on a device, and what is bound to it.

@@ -15,7 +15,7 @@ use troika_plan::{Phase, Plan, Rule, Share, Split};
 use crate::compile::{CompileList, CompileWith, compile};
 use crate::error::EngineError;
 use crate::pieces::{self, Operand, PlacedGraph, StateOperand, ValueTable};
-use crate::residency::Instance;
+use crate::residency::{Instance, common};
 
 /// Rows of a weight matrix at whose multiples it is cut: all packed forms have panels of that many
 /// rows, or of a divisor.
@@ -223,7 +223,7 @@ impl Program {
                     continue;
                 }
                 let mut others = homes.iter().map(|at| &instances[*at].cols);
-                if others.any(|o| o.start < used.cols.end && used.cols.start < o.end) {
+                if others.any(|cols| !common(cols, &used.cols).is_empty()) {
                     return Err(EngineError::TwoHomes(piece.name.to_string()));
                 }
                 homes.push(known.unwrap_or(instances.len()));
@@ -341,12 +341,8 @@ impl Program {
         let uses: Vec<(usize, &StateOperand)> = uses.collect();
         uses.iter().enumerate().all(|(i, (device, used))| {
             let here = self.state_instance(*device, used);
-            uses[..i].iter().all(|(other, o)| {
-                let meet = o.state == used.state
-                    && o.cols.start < used.cols.end
-                    && used.cols.start < o.cols.end;
-                !meet || self.state_instance(*other, o) == here
-            })
+            let before = uses[..i].iter().filter(|(_, o)| o.meets(used));
+            before.map(|(other, o)| self.state_instance(*other, o)).all(|there| there == here)
         })
     }
 

@@ -19,7 +19,8 @@ pub(crate) struct Area {
     pub cols: Range<usize>,
 }
 
-fn common(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
+/// What two ranges have in common, which may be nothing.
+pub(crate) fn common(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
     let start = a.start.max(b.start);
     start..a.end.min(b.end).max(start)
 }
