@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use troika::device::{
     Caps, Clock, Completion, Device, DeviceError, DeviceKind, Executable, PackFn, PackLayout,
-    Packed, Queue, RealClock, WeightBytes, WeightData, WeightSource,
+    Packed, Queue, RealClock, WeightBytes, WeightData, WeightSource, Weights,
 };
 use troika::engine::{
     CompileControl, Engine, EngineError, EngineParts, SequenceInput, WantedLogits,
@@ -49,29 +49,39 @@ fn virtual_device_on(clock: &Arc<VirtualClock>, name: &str, more: &str) -> Arc<d
     Arc::new(VirtualDevice::new(name, &soc, processor, clock.clone()).unwrap())
 }
 
-/// What a test does before a device compiles a graph.
-type Before = Box<dyn Fn(&str, &Subgraph) -> Result<(), DeviceError> + Send + Sync>;
+/// What a device does with a graph.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Step {
+    Compile,
+    Load,
+}
 
-/// A device whose executables are known as long as anybody holds them.
+/// What a test does before a device compiles a graph, or loads its weights.
+type Before = Box<dyn Fn(Step, &str, &Subgraph) -> Result<(), DeviceError> + Send + Sync>;
+
+/// A device whose executables and weights are known as long as anybody holds them.
 struct Watched {
     device: Arc<dyn Device>,
-    made: Mutex<Vec<Weak<Executable>>>,
+    codes: Mutex<Vec<Weak<Executable>>>,
+    loaded: Mutex<Vec<Weak<Weights>>>,
     before: Before,
 }
 
 impl Watched {
     fn new(device: Arc<dyn Device>, before: Before) -> Arc<Watched> {
-        Arc::new(Watched { device, made: Mutex::default(), before })
+        Arc::new(Watched { device, codes: Mutex::default(), loaded: Mutex::default(), before })
     }
 
     fn plain(device: Arc<dyn Device>) -> Arc<Watched> {
-        Watched::new(device, Box::new(|_, _| Ok(())))
+        Watched::new(device, Box::new(|_, _, _| Ok(())))
     }
 
-    /// Executables that were made, and those that are still there.
+    /// Executables and weights that were made, and those that are still there.
     fn made(&self) -> (usize, usize) {
-        let made = self.made.lock().unwrap();
-        (made.len(), made.iter().filter(|e| e.upgrade().is_some()).count())
+        let (codes, loaded) = (self.codes.lock().unwrap(), self.loaded.lock().unwrap());
+        let alive = codes.iter().filter(|e| e.upgrade().is_some()).count()
+            + loaded.iter().filter(|w| w.upgrade().is_some()).count();
+        (codes.len() + loaded.len(), alive)
     }
 }
 
@@ -92,15 +102,23 @@ impl Device for Watched {
         self.device.clock()
     }
 
-    fn compile(
-        &self,
-        graph: &Subgraph,
-        weights: &dyn WeightSource,
-    ) -> Result<Arc<Executable>, DeviceError> {
-        (self.before)(self.name(), graph)?;
-        let executable = self.device.compile(graph, weights)?;
-        self.made.lock().unwrap().push(Arc::downgrade(&executable));
+    fn compile(&self, graph: &Subgraph) -> Result<Arc<Executable>, DeviceError> {
+        (self.before)(Step::Compile, self.name(), graph)?;
+        let executable = self.device.compile(graph)?;
+        self.codes.lock().unwrap().push(Arc::downgrade(&executable));
         Ok(executable)
+    }
+
+    fn load(
+        &self,
+        executable: &Arc<Executable>,
+        graph: &Subgraph,
+        source: &dyn WeightSource,
+    ) -> Result<Arc<Weights>, DeviceError> {
+        (self.before)(Step::Load, self.name(), graph)?;
+        let weights = self.device.load(executable, graph, source)?;
+        self.loaded.lock().unwrap().push(Arc::downgrade(&weights));
+        Ok(weights)
     }
 
     fn queue(
@@ -232,7 +250,8 @@ fn whichever_weight_fails_nothing_is_left() {
                 let (made, alive) = device.made();
                 assert_eq!(alive, 0, "after weight {failures}");
                 partly += usize::from(made > 0);
-                device.made.lock().unwrap().clear();
+                device.codes.lock().unwrap().clear();
+                device.loaded.lock().unwrap().clear();
             }
             assert_eq!(Arc::strong_count(&weights.held), 1, "after weight {failures}");
             match made {
@@ -259,7 +278,7 @@ fn devices_compile_at_the_same_time() {
     type Ends = (Sender<()>, Mutex<Receiver<()>>);
     let ((to_a, inbox_a), (to_b, inbox_b)) = (channel(), channel());
     let meet = |(to, inbox): Ends| -> Before {
-        Box::new(move |_, _| {
+        Box::new(move |_, _, _| {
             let _ = to.send(());
             // The other one may have fewer graphs: it has begun in any case.
             let met = inbox.lock().unwrap().recv_timeout(Duration::from_secs(60));
@@ -273,8 +292,8 @@ fn devices_compile_at_the_same_time() {
     };
     let once = |before: Before| -> Before {
         let first = AtomicBool::new(true);
-        Box::new(move |name, graph| match first.swap(false, Ordering::AcqRel) {
-            true => before(name, graph),
+        Box::new(move |step, name, graph| match first.swap(false, Ordering::AcqRel) {
+            true => before(step, name, graph),
             false => Ok(()),
         })
     };
@@ -304,9 +323,10 @@ fn devices_of_one_clock_compile_one_after_another() {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let device = |name: &str| {
         let (seen, time) = (seen.clone(), clock.clone());
-        let before = move |_: &str, graph: &Subgraph| {
+        let before = move |step: Step, _: &str, graph: &Subgraph| {
             let thread = std::thread::current().id();
-            seen.lock().unwrap().push((thread, graph.name.clone(), time.now().as_millis()));
+            let now = time.now().as_millis();
+            seen.lock().unwrap().push((thread, graph.name.clone(), now, step));
             Ok(())
         };
         Watched::new(virtual_device_on(&clock, name, "compile_us = 1000"), Box::new(before))
@@ -315,7 +335,9 @@ fn devices_of_one_clock_compile_one_after_another() {
     engine(&d, &devices, &d.store, &CompileControl::default()).unwrap();
     assert!(devices.iter().all(|d| d.made().0 > 3));
     let seen = seen.lock().unwrap();
-    assert!(seen.iter().enumerate().all(|(i, s)| s.0 == seen[0].0 && s.2 == i as u128), "{seen:?}");
+    let compiled = |n: usize| seen[..n].iter().filter(|s| s.3 == Step::Compile).count() as u128;
+    let in_order = |(i, s): (usize, &(_, _, u128, _))| s.0 == seen[0].0 && s.2 == compiled(i);
+    assert!(seen.iter().enumerate().all(in_order) && compiled(seen.len()) > 6, "{seen:?}");
     let layers = seen.iter().filter_map(|s| s.1.strip_prefix("layer "));
     let layers: Vec<&str> = layers.map(|s| s.split(' ').next().unwrap()).collect();
     assert!(layers.is_sorted() && layers[0] != layers[layers.len() - 1], "{layers:?}");
@@ -324,21 +346,23 @@ fn devices_of_one_clock_compile_one_after_another() {
 #[test]
 fn the_error_is_that_of_the_first_graph_whoever_is_faster() {
     let d = described();
-    let fails = |slow: &'static str| -> [Arc<Watched>; 2] {
+    let fails = |slow: &'static str, at: Step| -> [Arc<Watched>; 2] {
         ["a", "b"].map(|name| {
-            let before = move |name: &str, graph: &Subgraph| {
+            let before = move |step: Step, name: &str, graph: &Subgraph| {
                 if name == slow {
                     std::thread::sleep(Duration::from_millis(30));
                 }
-                let fails = graph.name.starts_with("layer");
+                let fails = step == at && graph.name.starts_with("layer");
                 let error = DeviceError::Gone(graph.name.clone());
                 if fails { Err(error) } else { Ok(()) }
             };
             Watched::new(cpu(name), Box::new(before))
         })
     };
-    for slow in ["a", "b"] {
-        let e = engine(&d, &fails(slow), &d.store, &CompileControl::default()).err().unwrap();
+    for (slow, at) in
+        [("a", Step::Compile), ("b", Step::Compile), ("a", Step::Load), ("b", Step::Load)]
+    {
+        let e = engine(&d, &fails(slow, at), &d.store, &CompileControl::default()).err().unwrap();
         assert!(
             matches!(&e, EngineError::Device(DeviceError::Gone(at)) if at.starts_with("layer 0 ")),
             "{e}"
@@ -383,16 +407,17 @@ fn a_time_limit_names_the_segment_and_the_device() {
         let options = OpenOptions { devices, compile, ..OpenOptions::default() };
         Model::open(&root("tests/golden/qwen3"), &options)
     };
-    // Of virtual time each graph takes a second. There are three of each segment.
+    // Of virtual time each code takes a second. There are three of each kind of segment, which all
+    // layers share.
     let Err(Error::Engine(e)) = open(4.5) else { panic!() };
     let said = e.to_string();
     let EngineError::CompileTime { device, segment, done, all, .. } = e else { panic!("{e}") };
-    assert_eq!((&*device, &*segment, done), ("slow", "layer 0 qkv", 5));
-    assert!(all > 15 && said.contains("longer than 4.5s") && !said.contains("--"), "{said}");
-    assert!(open(all as f64).is_ok());
+    assert_eq!((&*device, &*segment, done), ("slow", "layer 0 qkv", 5 + 4));
+    assert!(all > 18 * 2 && said.contains("longer than 4.5s") && !said.contains("--"), "{said}");
+    assert!(open(18.0).is_ok());
     // When the last one is ready, there is nothing to end.
-    assert!(open(all as f64 - 0.5).is_ok());
-    assert!(open(all as f64 - 1.5).is_err());
+    assert!(open(17.5).is_ok());
+    assert!(open(16.5).is_err());
 }
 
 /// Logits of a prompt and of some tokens behind it.
@@ -420,7 +445,7 @@ fn graphs_are_compiled_for_the_rows_that_a_plan_states() {
     let run = |other: Option<&str>, change: fn(&mut Plan)| {
         let rows = Arc::new(Mutex::new(Vec::new()));
         let seen = rows.clone();
-        let before = move |_: &str, graph: &Subgraph| {
+        let before = move |_: Step, _: &str, graph: &Subgraph| {
             seen.lock().unwrap().push((graph.name.starts_with("layer"), graph.max_rows()));
             Ok(())
         };
@@ -473,4 +498,38 @@ fn graphs_are_compiled_for_the_rows_that_a_plan_states() {
     let EngineError::Plan(e @ PlanError::Rule { .. }) = e.map(drop).unwrap_err() else { panic!() };
     let said = e.to_string();
     assert!(said.contains("of prefill has row buckets, but b takes any number of rows"), "{said}");
+}
+
+/// Code is made for each shape, not for each layer, unless the device bakes weights into it.
+#[test]
+fn layers_of_one_shape_share_code_and_have_their_own_weights() {
+    let d = described();
+    let run = |device: Arc<dyn Device>| {
+        let device = Watched::plain(device);
+        let told = Arc::new(Mutex::new((0, 0)));
+        let telling = told.clone();
+        let progress = move |done, all| *telling.lock().unwrap() = (done, all);
+        let control =
+            CompileControl { progress: Some(Arc::new(progress)), ..CompileControl::default() };
+        let engine = engine(&d, std::slice::from_ref(&device), &d.store, &control).unwrap();
+        let codes = device.codes.lock().unwrap().len();
+        let loaded: Vec<Arc<Weights>> =
+            device.loaded.lock().unwrap().iter().filter_map(Weak::upgrade).collect();
+        assert_eq!(*told.lock().unwrap(), (codes + loaded.len(), codes + loaded.len()));
+        let mut used: Vec<_> = loaded.iter().map(|w| format!("{:?}", w.executable())).collect();
+        used.sort_unstable();
+        used.dedup();
+        assert_eq!(used.len(), codes);
+        (codes, loaded.len(), logits(engine))
+    };
+    // Embedding and head; of each layer products, attention, its output and the feed-forward.
+    let (kinds, graphs) = (2 + 4, 2 + 4 * d.spec.layers.len());
+    assert!(graphs > kinds);
+    let own = run(cpu("a"));
+    assert_eq!((own.0, own.1), (kinds, graphs));
+    let shared = run(virtual_device("v", ""));
+    assert_eq!((shared.0, shared.1), (kinds, graphs));
+    let baked = run(virtual_device("v", "bakes_weights = true"));
+    assert_eq!((baked.0, baked.1), (graphs, graphs));
+    assert!(own.2 == shared.2 && own.2 == baked.2 && own.2.iter().any(|x| *x != 0.0), "other bits");
 }

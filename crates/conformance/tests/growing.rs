@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use troika::device::{
-    Bindings, Buffer, Clock, Device, DeviceError, Executable, HostTask, PackFn, PackLayout, Packed,
-    RealClock, Run, View, WeightData, WeightSource, Work,
+    Bindings, Buffer, Clock, Device, DeviceError, HostTask, PackFn, PackLayout, Packed, RealClock,
+    Run, View, WeightData, WeightSource, Weights, Work,
 };
 use troika::engine::EngineError;
 use troika::engine::schedule::{Additions, GrowingGraph, Grown, Growth, Key, MayUse, Runner, Task};
@@ -89,7 +89,7 @@ fn scatter(row: &mut [f32], made: &[f32], e: usize) {
 
 struct Model {
     devices: Vec<Arc<dyn Device>>,
-    executables: Vec<Arc<Executable>>,
+    experts: Vec<Arc<Weights>>,
     rows: Vec<View>,
     own: Vec<View>,
     shared: View,
@@ -99,9 +99,9 @@ struct Model {
 
 impl Model {
     fn new(devices: Vec<Arc<dyn Device>>, buffers: usize) -> Model {
-        let compile = |d: &Arc<dyn Device>| d.compile(&expert(), &NoWeights).unwrap();
+        let compile = |d: &Arc<dyn Device>| Weights::compiled(&**d, &expert(), &NoWeights).unwrap();
         let m = Model {
-            executables: devices.iter().map(compile).collect(),
+            experts: devices.iter().map(compile).collect(),
             devices,
             rows: (0..CHUNKS).map(|_| row()).collect(),
             own: (0..EXPERTS).map(|_| row()).collect(),
@@ -192,7 +192,7 @@ impl Model {
             let inputs = vec![row.clone(), self.own[e].clone()];
             let b = Bindings { inputs, states: vec![], outputs: vec![made.clone()] };
             let run = Run {
-                executable: self.executables[device].clone(),
+                weights: self.experts[device].clone(),
                 bindings: Arc::new(b),
                 rows: 1,
                 forward: Arc::default(),

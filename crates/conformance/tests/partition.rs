@@ -11,7 +11,7 @@ use conformance::random::Random;
 use troika::describe;
 use troika::device::{
     Bindings, Buffer, CommandList, Completion, Device, ForwardBatch, PageTable, Queue, RealClock,
-    Run, SeqRows, Submission, View, WeightSource, Work,
+    Run, SeqRows, Submission, View, WeightSource, Weights, Work,
 };
 use troika::graph::partition::{
     ColumnSplit, Columns, Partitioned, Piece, Stage, WhyWhole, cut_at, kv_heads, split_columns,
@@ -105,7 +105,7 @@ impl Bench {
 
     /// Runs a piece of a graph on dense copies of its columns.
     fn run(&mut self, g: &Subgraph, piece: &Piece, m: &mut Memory, weights: &dyn WeightSource) {
-        let executable = self.device.compile(&piece.graph, weights).unwrap();
+        let weights = Weights::compiled(&self.device, &piece.graph, weights).unwrap();
         let all = |list: &[Columns]| list.iter().map(|c| m.gather(g, c)).collect::<Vec<_>>();
         let (inputs, states, outputs) =
             (all(&piece.inputs), all(&piece.states), all(&piece.outputs));
@@ -117,7 +117,7 @@ impl Bench {
         let seq =
             SeqRows { seq: 0, rows: 0..rows, pos: 5, known_len: 5 + rows, tables: vec![table; 4] };
         let run = Run {
-            executable,
+            weights,
             bindings: Arc::new(bindings),
             rows,
             forward: Arc::new(ForwardBatch { seqs: vec![seq] }),
@@ -301,7 +301,7 @@ fn weights_of_pieces_are_held_once() {
                 }
             };
             for piece in pieces {
-                bench.device.compile(&piece.graph, &store).unwrap();
+                Weights::compiled(&bench.device, &piece.graph, &store).unwrap();
             }
         }
         store.report()

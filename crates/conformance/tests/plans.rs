@@ -8,7 +8,7 @@ use conformance::golden::read_golden;
 use conformance::random::Random;
 use troika::device::{
     Caps, Clock, CommandList, Completion, Device, DeviceError, DeviceKind, Executable, Queue,
-    RealClock, Waiting, WeightSource,
+    RealClock, Waiting, WeightSource, Weights,
 };
 use troika::engine::{Engine, EngineError, EngineParts, SeqId, SequenceInput, WantedLogits};
 use troika::graph::{ActivationFormat, DType, Subgraph};
@@ -288,12 +288,17 @@ impl Device for Noting {
         self.device.caps()
     }
 
-    fn compile(
+    fn compile(&self, graph: &Subgraph) -> Result<Arc<Executable>, DeviceError> {
+        self.device.compile(graph)
+    }
+
+    fn load(
         &self,
+        executable: &Arc<Executable>,
         graph: &Subgraph,
         weights: &dyn WeightSource,
-    ) -> Result<Arc<Executable>, DeviceError> {
-        self.device.compile(graph, weights)
+    ) -> Result<Arc<Weights>, DeviceError> {
+        self.device.load(executable, graph, weights)
     }
 
     fn queue(

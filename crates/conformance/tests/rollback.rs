@@ -1,6 +1,7 @@
 //! Sequences that are cut back, continued, or interrupted by a failing device: what comes after is
 //! to the bit what a fresh model computes. The device is the CPU behind one that looks on.
 
+use std::any::Any;
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::SyncSender;
@@ -10,7 +11,7 @@ use conformance::golden::read_golden;
 use troika::describe;
 use troika::device::{
     Caps, Clock, CommandList, Completion, Device, DeviceError, DeviceKind, Executable, Queue,
-    RealClock, WeightSource, Work,
+    RealClock, WeightSource, Weights, Work,
 };
 use troika::engine::{
     Engine, EngineError, EngineParts, KvError, SeqId, SequenceInput, WantedLogits,
@@ -28,8 +29,8 @@ struct Seen {
     left: Option<usize>,
     /// Tasks run.
     tasks: usize,
-    /// What was compiled, and how much more is before it refuses; `None`: it does not.
-    compiled: Vec<Weak<Executable>>,
+    /// What was compiled and loaded, and how much more is before it refuses; `None`: it does not.
+    made: Vec<Weak<dyn Any + Send + Sync>>,
     accepts: Option<usize>,
     /// By group and page of memory: the pages of a sequence that lay there.
     pages: HashMap<(usize, u32), HashSet<usize>>,
@@ -53,6 +54,21 @@ impl Probe {
         let probe = Probe { inner: CpuDevice::new(options).unwrap(), seen: seen.clone() };
         (Arc::new(probe), seen)
     }
+
+    fn make<T: Any + Send + Sync>(
+        &self,
+        make: impl Fn() -> Result<Arc<T>, DeviceError>,
+    ) -> Result<Arc<T>, DeviceError> {
+        let mut seen = self.seen.lock().unwrap();
+        if seen.accepts == Some(seen.made.len()) {
+            let (device, why) = ("probe".into(), "it was told to refuse".into());
+            return Err(DeviceError::System { device, why });
+        }
+        let made = make()?;
+        let weak = Arc::downgrade(&made);
+        seen.made.push(weak);
+        Ok(made)
+    }
 }
 
 impl Device for Probe {
@@ -65,15 +81,16 @@ impl Device for Probe {
     fn caps(&self) -> &Caps {
         self.inner.caps()
     }
-    fn compile(&self, g: &Subgraph, w: &dyn WeightSource) -> Result<Arc<Executable>, DeviceError> {
-        let mut seen = self.seen.lock().unwrap();
-        if seen.accepts == Some(seen.compiled.len()) {
-            let (device, why) = ("probe".into(), "it was told to refuse".into());
-            return Err(DeviceError::System { device, why });
-        }
-        let executable = self.inner.compile(g, w)?;
-        seen.compiled.push(Arc::downgrade(&executable));
-        Ok(executable)
+    fn compile(&self, g: &Subgraph) -> Result<Arc<Executable>, DeviceError> {
+        self.make(|| self.inner.compile(g))
+    }
+    fn load(
+        &self,
+        e: &Arc<Executable>,
+        g: &Subgraph,
+        w: &dyn WeightSource,
+    ) -> Result<Arc<Weights>, DeviceError> {
+        self.make(|| self.inner.load(e, g, w))
     }
     fn queue(
         &self,
@@ -315,13 +332,13 @@ fn a_sequence_is_fed_once_per_call() {
     assert!(e.is_empty(seq));
 }
 
-/// Executables go with their engine, and with one that could not be made.
+/// Executables and weights go with their engine, and with one that could not be made.
 #[test]
 fn nothing_is_left_of_an_engine() {
     let dir = tests("golden/qwen3");
     let alive = |seen: &Arc<Mutex<Seen>>| {
         let seen = seen.lock().unwrap();
-        (seen.compiled.len(), seen.compiled.iter().filter(|w| w.strong_count() > 0).count())
+        (seen.made.len(), seen.made.iter().filter(|w| w.strong_count() > 0).count())
     };
     let (mut e, seen) = engine(&dir, 7);
     let seq = e.open();

@@ -79,7 +79,7 @@ fn a_warm_queue_allocates_nothing_per_op() {
     let options = CpuOptions { name: "cpu".into(), threads: 2, ..CpuOptions::default() };
     let device = CpuDevice::new(options).unwrap();
     let (graph, store) = graph();
-    let executable = device.compile(&graph, &store).unwrap();
+    let weights = Weights::compiled(&device, &graph, &store).unwrap();
     let bind = || vec![View::whole(&Buffer::zeroed(8 * 64 * 4).unwrap())];
     let bindings = Arc::new(Bindings { inputs: bind(), states: vec![], outputs: bind() });
     let forward = Arc::new(ForwardBatch::default());
@@ -91,8 +91,8 @@ fn a_warm_queue_allocates_nothing_per_op() {
         for _ in 0..n {
             for _ in 0..2 {
                 let (bindings, forward) = (bindings.clone(), forward.clone());
-                let executable = executable.clone();
-                let work = Work::Run(Run { executable, bindings, rows: 8, forward });
+                let weights = weights.clone();
+                let work = Work::Run(Run { weights, bindings, rows: 8, forward });
                 list.tasks.push(Submission { tag: 0, work });
             }
             queue.submit(std::mem::take(&mut list)).unwrap();

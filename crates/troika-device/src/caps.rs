@@ -50,7 +50,7 @@ pub struct Caps {
     pub activation_formats: Vec<ActivationFormat>,
     /// Largest graph with its weights, in bytes, if limited.
     pub max_graph_bytes: Option<u64>,
-    /// Most bytes of all executables together, if limited.
+    /// Most bytes of all loaded weights together, if limited.
     pub max_resident_bytes: Option<u64>,
     /// Lists that may be in flight on one queue.
     pub queue_depth: usize,
@@ -64,6 +64,9 @@ pub struct Caps {
     /// be computed next to another device's. If not, such bindings are refused when they are
     /// submitted, by the value's name.
     pub strided_rows: bool,
+    /// Weights become part of the code, so that each graph is compiled by itself. If not, graphs of
+    /// one shape share code ([`troika_graph::Subgraph::same_code`]).
+    pub bakes_weights: bool,
     /// Facts for people: cores, instruction sets, driver versions, as (name, value).
     pub facts: Vec<(String, String)>,
 }

@@ -9,7 +9,7 @@ use troika_graph::Subgraph;
 use crate::caps::{Caps, DeviceKind};
 use crate::clock::Clock;
 use crate::error::DeviceError;
-use crate::executable::Executable;
+use crate::executable::{Executable, Weights};
 use crate::forward_batch::ForwardBatch;
 use crate::host::{HostTask, LoadTask};
 use crate::memory::{Buffer, OutOfMemory, View};
@@ -67,8 +67,8 @@ pub struct CopyRows {
 /// One run of an executable.
 #[derive(Clone, Debug)]
 pub struct Run {
-    /// What to run.
-    pub executable: Arc<Executable>,
+    /// What to run: weights, with the code that reads them.
+    pub weights: Arc<Weights>,
     /// On which memory. Where the device takes static shapes only, views of inputs and outputs
     /// have room for all rows of the shape that was compiled; those behind `rows` are padding:
     /// their contents are undefined, and what is computed of them is nobody's.
@@ -160,15 +160,25 @@ pub trait Device: Send + Sync {
         Buffer::zeroed(bytes)
     }
 
-    /// Makes a subgraph runnable. May take long; the result is cheap to run.
+    /// Makes code of a subgraph, for all of the same shape ([`Subgraph::same_code`]). May take
+    /// long; the result is cheap to run.
     ///
     /// # Errors
-    /// An op, type or size the device cannot do, or a weight that cannot be had.
-    fn compile(
+    /// An op, type or size the device cannot do.
+    fn compile(&self, graph: &Subgraph) -> Result<Arc<Executable>, DeviceError>;
+
+    /// Brings a subgraph's weights into the form in which code of its shape reads them. A device
+    /// that bakes them into code ([`Caps::bakes_weights`]) finishes that here, and takes the
+    /// graph only that the code was made of.
+    ///
+    /// # Errors
+    /// A weight that cannot be had or does not fit; code of another device or shape.
+    fn load(
         &self,
+        executable: &Arc<Executable>,
         graph: &Subgraph,
         weights: &dyn WeightSource,
-    ) -> Result<Arc<Executable>, DeviceError>;
+    ) -> Result<Arc<Weights>, DeviceError>;
 
     /// Opens a queue whose completions carry `number` and go to `done`, which has room for one of
     /// each list that is in flight: no message needs memory of its own.
@@ -181,6 +191,20 @@ pub trait Device: Send + Sync {
         clock: Arc<dyn Clock>,
         done: SyncSender<Completion>,
     ) -> Result<Box<dyn Queue>, DeviceError>;
+}
+
+impl Weights {
+    /// Compiles a graph and loads its weights, for a caller that shares the code with no other.
+    ///
+    /// # Errors
+    /// As [`Device::compile`] and [`Device::load`].
+    pub fn compiled(
+        device: &dyn Device,
+        graph: &Subgraph,
+        source: &dyn WeightSource,
+    ) -> Result<Arc<Weights>, DeviceError> {
+        device.load(&device.compile(graph)?, graph, source)
+    }
 }
 
 /// An in-order queue of a device.

@@ -1,5 +1,6 @@
-//! What devices make of subgraphs.
+//! What devices make of subgraphs: code, and the weights that it runs with.
 
+use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,26 +8,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ExecutableId(u64);
 
-/// What a device made of a subgraph. Dropping it frees it; a run that was submitted holds it.
+/// What a device made of a subgraph's ops and shapes: code that runs every graph of the same shape
+/// ([`troika_graph::Subgraph::same_code`]), each with its own [`Weights`]. Dropping it frees it;
+/// weights and submitted runs hold it.
 pub struct Executable {
     id: ExecutableId,
-    weight_bytes: u64,
     scratch_bytes: u64,
-    home: Arc<dyn Executables>,
-}
-
-/// Where a device keeps its executables.
-pub trait Executables: Send + Sync {
-    /// Frees one; nobody will ask for it any more.
-    fn free(&self, id: ExecutableId);
+    made: Box<dyn Any + Send + Sync>,
 }
 
 impl Executable {
-    /// An executable of these sizes, with a new name that its device keeps it by.
-    pub fn new(home: Arc<dyn Executables>, weight_bytes: u64, scratch_bytes: u64) -> Executable {
+    /// What a device made, with a new name. The device finds it again by its type.
+    pub fn new(made: impl Any + Send + Sync, scratch_bytes: u64) -> Executable {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let id = ExecutableId(NEXT.fetch_add(1, Ordering::Relaxed));
-        Executable { id, weight_bytes, scratch_bytes, home }
+        Executable { id, scratch_bytes, made: Box::new(made) }
     }
 
     /// Its name.
@@ -34,25 +30,50 @@ impl Executable {
         self.id
     }
 
-    /// Bytes of packed weights made for this executable alone (shared ones not counted).
-    pub fn weight_bytes(&self) -> u64 {
-        self.weight_bytes
-    }
-
     /// Bytes of scratch memory a run needs.
     pub fn scratch_bytes(&self) -> u64 {
         self.scratch_bytes
     }
-}
 
-impl Drop for Executable {
-    fn drop(&mut self) {
-        self.home.free(self.id);
+    /// What the device made; `None` for another device's type.
+    pub fn made<T: Any>(&self) -> Option<&T> {
+        self.made.downcast_ref()
     }
 }
 
 impl std::fmt::Debug for Executable {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Executable({})", self.id.0)
+    }
+}
+
+/// A graph's weights in the form in which an executable reads them, with that executable: all that
+/// a run needs besides memory. Dropping them frees what no other weights share; a submitted run
+/// holds them. They can be loaded again without compiling.
+pub struct Weights {
+    executable: Arc<Executable>,
+    made: Box<dyn Any + Send + Sync>,
+}
+
+impl Weights {
+    /// What a device loaded for an executable of its own.
+    pub fn new(executable: &Arc<Executable>, made: impl Any + Send + Sync) -> Weights {
+        Weights { executable: executable.clone(), made: Box::new(made) }
+    }
+
+    /// The executable that reads them. A run cannot have another one.
+    pub fn executable(&self) -> &Arc<Executable> {
+        &self.executable
+    }
+
+    /// What the device loaded; `None` for another device's type.
+    pub fn made<T: Any>(&self) -> Option<&T> {
+        self.made.downcast_ref()
+    }
+}
+
+impl std::fmt::Debug for Weights {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Weights({:?})", self.executable)
     }
 }

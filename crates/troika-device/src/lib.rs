@@ -21,7 +21,7 @@ pub use device::{
     Bindings, CommandList, Completion, CopyRows, Device, Queue, Run, Submission, TaskTime, Work,
 };
 pub use error::DeviceError;
-pub use executable::{Executable, ExecutableId, Executables};
+pub use executable::{Executable, ExecutableId, Weights};
 pub use forward_batch::{ForwardBatch, PageTable, PagesView, SeqRows};
 pub use host::{HostData, HostTask, LoadTask, LoadedData};
 pub use list::WaitTimes;

@@ -140,7 +140,7 @@ impl WaitTimes {
             return timelines.wait(point);
         }
         let start = clock.now();
-        let known = self.learnt.get(&run.executable.id()).copied().unwrap_or_default();
+        let known = self.learnt.get(&run.weights.executable().id()).copied().unwrap_or_default();
         let mut took = None;
         if known > WORTH_SLEEPING {
             clock.wait(known - MARGIN);
@@ -155,7 +155,7 @@ impl WaitTimes {
         if self.learnt.len() >= MOST {
             self.learnt.clear();
         }
-        self.learnt.insert(run.executable.id(), (known * 3 + took) / 4);
+        self.learnt.insert(run.weights.executable().id(), (known * 3 + took) / 4);
         Ok(())
     }
 }

@@ -126,7 +126,7 @@ impl PackLayout<'_> {
 /// panels. Called from several threads at once, so that a weight is never there twice.
 pub type PackFn<'a> = &'a (dyn Fn(&WeightData, &mut [u8]) -> Result<(), DeviceError> + Sync);
 
-/// Where devices get weights when they compile.
+/// Where devices get weights when they load them.
 pub trait WeightSource: Sync {
     /// The weight as stored.
     ///

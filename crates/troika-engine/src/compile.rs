@@ -1,20 +1,21 @@
-//! Compiling the graphs of a program: on each device one after another, on all devices at once.
+//! Compiling the graphs of a program and loading their weights: on each device one after another,
+//! on all devices at once. Graphs of one shape share their code.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use troika_device::{Clock, Device, DeviceError, Executable, WeightSource};
+use troika_device::{Clock, Device, DeviceError, Executable, WeightSource, Weights};
 use troika_graph::Subgraph;
 
 use crate::error::EngineError;
 
-/// Called with (graphs that are compiled, graphs to compile), the first time before the first of
-/// them, from any thread.
+/// Called with (steps that are done, all steps), the first time before the first of them, from any
+/// thread. A step makes the code of graphs of one shape, or loads the weights of a graph.
 pub type OnCompiled = Arc<dyn Fn(usize, usize) + Send + Sync>;
 
-/// How compiling is watched and ended. A graph that a device has begun is compiled to its end.
+/// How compiling is watched and ended. A step that a device has begun goes to its end.
 #[derive(Clone, Default)]
 pub struct CompileControl {
     /// Told how far it has come.
@@ -34,9 +35,18 @@ impl fmt::Debug for CompileControl {
 /// The graphs that a program consists of, with the devices that compile them, each once.
 #[derive(Default)]
 pub(crate) struct CompileList {
-    graphs: Vec<(usize, Subgraph)>,
+    graphs: Vec<Listed>,
+    /// The first graph of each code: another device or shape has another code.
+    codes: Vec<usize>,
     /// The first graph of the segment at hand.
     segment: usize,
+}
+
+struct Listed {
+    device: usize,
+    graph: Subgraph,
+    /// Index of its code.
+    code: usize,
 }
 
 impl CompileList {
@@ -45,17 +55,30 @@ impl CompileList {
         self.segment = self.graphs.len();
     }
 
-    /// The number of a device's graph, which is added if it is not there.
-    pub fn add(&mut self, device: usize, graph: Subgraph) -> usize {
+    /// The number of a device's graph, which is added if it is not there. It shares the code of a
+    /// graph of its shape, unless the device bakes weights into code.
+    pub fn add(&mut self, device: usize, graph: Subgraph, bakes_weights: bool) -> usize {
         let of_segment = &self.graphs[self.segment..];
-        let known = of_segment.iter().position(|(d, g)| (*d, g) == (device, &graph));
-        known.map_or_else(
-            || {
-                self.graphs.push((device, graph));
-                self.graphs.len() - 1
-            },
-            |at| self.segment + at,
-        )
+        if let Some(at) = of_segment.iter().position(|l| (l.device, &l.graph) == (device, &graph)) {
+            return self.segment + at;
+        }
+        let number = self.graphs.len();
+        let same = |first: &usize| {
+            let Listed { device: of, graph: other, .. } = &self.graphs[*first];
+            *of == device && graph.same_code(other)
+        };
+        let known = self.codes.iter().position(same).filter(|_| !bakes_weights);
+        let code = known.unwrap_or_else(|| {
+            self.codes.push(number);
+            self.codes.len() - 1
+        });
+        self.graphs.push(Listed { device, graph, code });
+        number
+    }
+
+    /// Codes to make and graphs to load.
+    fn steps(&self) -> usize {
+        self.codes.len() + self.graphs.len()
     }
 }
 
@@ -66,8 +89,8 @@ pub(crate) struct CompileWith<'a> {
     pub clock: &'a dyn Clock,
 }
 
-/// Compiles all graphs of a list. Executables have their graphs' numbers, whichever was ready
-/// first. A failure leaves nothing behind, and is the one of the first graph in the list's order
+/// Compiles all graphs of a list and loads their weights, which have the graphs' numbers, whichever
+/// were ready first. A failure leaves nothing behind, and is the one of the first graph in the list's order
 /// that fails.
 ///
 /// # Errors
@@ -76,7 +99,7 @@ pub(crate) fn compile(
     list: &CompileList,
     devices: &[Arc<dyn Device>],
     with: &CompileWith<'_>,
-) -> Result<Vec<Arc<Executable>>, EngineError> {
+) -> Result<Vec<Arc<Weights>>, EngineError> {
     let compiling = Compiling {
         list,
         devices,
@@ -106,24 +129,24 @@ pub(crate) fn compile(
             thread.join().unwrap_or_else(|_| Err((share[0], compiling.panicked(share[0]))))
         }));
     });
-    let mut executables = vec![None; list.graphs.len()];
+    let mut all = vec![None; list.graphs.len()];
     let mut failure: Option<(usize, EngineError)> = None;
     for result in results {
         match result {
-            Ok(made) => made.into_iter().for_each(|(at, e)| executables[at] = Some(e)),
+            Ok(made) => made.into_iter().for_each(|(at, weights)| all[at] = Some(weights)),
             Err(e) if failure.as_ref().is_none_or(|known| e.0 < known.0) => failure = Some(e),
             Err(_) => {}
         }
     }
     match failure {
         Some((_, e)) => Err(e),
-        // Without a failure every graph was compiled.
-        None => Ok(executables.into_iter().flatten().collect()),
+        // Without a failure every graph was loaded.
+        None => Ok(all.into_iter().flatten().collect()),
     }
 }
 
-/// Graphs that a thread compiled, or the one at which it ended.
-type Compiled = Result<Vec<(usize, Arc<Executable>)>, (usize, EngineError)>;
+/// Graphs that a thread loaded, or the one at which it ended.
+type Compiled = Result<Vec<(usize, Arc<Weights>)>, (usize, EngineError)>;
 
 /// The graphs of a device, for each; those of devices that share a virtual clock are compiled
 /// by one thread, so that time passes in the same order in every run.
@@ -139,8 +162,8 @@ fn shares(list: &CompileList, devices: &[Arc<dyn Device>]) -> Vec<Vec<usize>> {
         clocks.iter().position(shares_it).unwrap_or(device)
     };
     let mut shares = vec![Vec::new(); devices.len()];
-    for (i, (device, _)) in list.graphs.iter().enumerate() {
-        shares[thread_of(*device)].push(i);
+    for (i, listed) in list.graphs.iter().enumerate() {
+        shares[thread_of(listed.device)].push(i);
     }
     shares.retain(|share| !share.is_empty());
     shares
@@ -152,7 +175,7 @@ struct Compiling<'a> {
     with: &'a CompileWith<'a>,
     /// When the time is up.
     until: Option<Duration>,
-    /// Graphs that are compiled.
+    /// Steps that are done.
     done: Mutex<usize>,
     /// The first graph that failed so far: those behind it are left out.
     failed: AtomicUsize,
@@ -161,12 +184,13 @@ struct Compiling<'a> {
 impl Compiling<'_> {
     fn run(&self, share: &[usize]) -> Compiled {
         let mut made = Vec::new();
+        let mut codes = vec![None; self.list.codes.len()];
         for &at in share {
             if self.failed.load(Ordering::Acquire) < at {
                 break;
             }
-            match self.one(at) {
-                Ok(executable) => made.push((at, executable)),
+            match self.one(at, &mut codes[self.list.graphs[at].code]) {
+                Ok(weights) => made.push((at, weights)),
                 Err(e) => {
                     self.failed.fetch_min(at, Ordering::AcqRel);
                     return Err((at, e));
@@ -176,14 +200,33 @@ impl Compiling<'_> {
         Ok(made)
     }
 
-    fn one(&self, at: usize) -> Result<Arc<Executable>, EngineError> {
-        let (device, graph) = &self.list.graphs[at];
-        let (device, all) = (&self.devices[*device], self.list.graphs.len());
+    /// Loads a graph, whose code is made if it is the first of its shape.
+    fn one(
+        &self,
+        at: usize,
+        code: &mut Option<Arc<Executable>>,
+    ) -> Result<Arc<Weights>, EngineError> {
+        let Listed { device, graph, .. } = &self.list.graphs[at];
+        let device = &*self.devices[*device];
+        let code = match code {
+            Some(code) => code,
+            None => code.insert(self.step(device, graph, || device.compile(graph))?),
+        };
+        self.step(device, graph, || device.load(code, graph, self.with.weights))
+    }
+
+    fn step<T>(
+        &self,
+        device: &dyn Device,
+        graph: &Subgraph,
+        step: impl FnOnce() -> Result<T, DeviceError>,
+    ) -> Result<T, EngineError> {
+        let all = self.list.steps();
         let cancel = self.with.control.cancel.as_ref();
         if cancel.is_some_and(|cancel| cancel.load(Ordering::Relaxed)) {
             return Err(EngineError::CompileCancelled { done: self.done(), all });
         }
-        let executable = device.compile(graph, self.with.weights)?;
+        let made = step()?;
         let done = self.report(1);
         // With all of them compiled there is nothing to end.
         if done < all && self.until.is_some_and(|until| self.with.clock.now() > until) {
@@ -191,26 +234,26 @@ impl Compiling<'_> {
             let limit = self.with.control.limit.unwrap_or_default();
             return Err(EngineError::CompileTime { device, segment, limit, done, all });
         }
-        Ok(executable)
+        Ok(made)
     }
 
     fn done(&self) -> usize {
         *self.done.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts graphs that are compiled and tells of it, one thread after another.
+    /// Counts steps that are done and tells of it, one thread after another.
     fn report(&self, more: usize) -> usize {
         let mut done = self.done.lock().unwrap_or_else(PoisonError::into_inner);
         *done += more;
         if let Some(progress) = &self.with.control.progress {
-            progress(*done, self.list.graphs.len());
+            progress(*done, self.list.steps());
         }
         *done
     }
 
     fn panicked(&self, at: usize) -> EngineError {
         self.failed.fetch_min(at, Ordering::AcqRel);
-        let device = self.devices[self.list.graphs[at].0].name().to_string();
+        let device = self.devices[self.list.graphs[at].device].name().to_string();
         DeviceError::System { device, why: "its compiler panicked".into() }.into()
     }
 }

@@ -6,8 +6,8 @@ use std::sync::mpsc::SyncSender;
 
 use troika_device::{
     Buffer, Caps, Clock, CommandList, Completion, Device, DeviceError, DeviceKind, Executable,
-    ExecutableId, Executables, OutOfMemory, PackFn, PackLayout, Packed, Queue, RealClock, SpaceId,
-    WeightData, WeightSource, Work,
+    OutOfMemory, PackFn, PackLayout, Packed, Queue, RealClock, SpaceId, WeightData, WeightSource,
+    Weights, Work,
 };
 use troika_graph::Subgraph;
 use troika_model::lower::WeightShapes;
@@ -140,8 +140,17 @@ impl Device for DryDevice {
         }
     }
 
-    fn compile(&self, _: &Subgraph, _: &dyn WeightSource) -> Result<Arc<Executable>, DeviceError> {
-        Ok(Arc::new(Executable::new(Arc::new(Nowhere), 0, 0)))
+    fn compile(&self, _: &Subgraph) -> Result<Arc<Executable>, DeviceError> {
+        Ok(Arc::new(Executable::new((), 0)))
+    }
+
+    fn load(
+        &self,
+        executable: &Arc<Executable>,
+        _: &Subgraph,
+        _: &dyn WeightSource,
+    ) -> Result<Arc<Weights>, DeviceError> {
+        Ok(Arc::new(Weights::new(executable, ())))
     }
 
     fn queue(
@@ -152,13 +161,6 @@ impl Device for DryDevice {
     ) -> Result<Box<dyn Queue>, DeviceError> {
         Ok(Box::new(NoQueue(self.name().into())))
     }
-}
-
-/// Keeps no executables.
-struct Nowhere;
-
-impl Executables for Nowhere {
-    fn free(&self, _: ExecutableId) {}
 }
 
 /// A queue that runs nothing.

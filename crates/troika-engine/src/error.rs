@@ -73,17 +73,17 @@ pub enum EngineError {
         rows: Vec<usize>,
     },
     /// Someone ended the compiling.
-    #[error("compiling was cancelled when {done} of {all} graphs were compiled")]
+    #[error("compiling was cancelled when {done} of {all} steps were done")]
     CompileCancelled {
-        /// Graphs that were compiled.
+        /// Steps that were done.
         done: usize,
-        /// Graphs of the model.
+        /// Steps of the model: graphs' code that is made, and weights that are loaded.
         all: usize,
     },
     /// Compiling took longer than it may.
     #[error(
         "compiling takes longer than {limit:?}: the time was up at {segment} on device {device}, \
-         with {done} of {all} graphs compiled; allow more time or place it on another device"
+         with {done} of {all} steps done; allow more time or place it on another device"
     )]
     CompileTime {
         /// The device that compiled then.
@@ -92,9 +92,9 @@ pub enum EngineError {
         segment: String,
         /// The longest that it may take.
         limit: std::time::Duration,
-        /// Graphs that were compiled.
+        /// Steps that were done.
         done: usize,
-        /// Graphs of the model.
+        /// Steps of the model: graphs' code that is made, and weights that are loaded.
         all: usize,
     },
     /// A scheduling fault.

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use troika_device::{Caps, Device, Executable, SpaceId};
+use troika_device::{Caps, Device, SpaceId, Weights};
 use troika_graph::partition::{ColumnSplit, Computed, Partition, kv_heads};
 use troika_graph::{
     DType, Subgraph, ValueId, bind_static, convert_boundary, limit_rows, restrict_activations,
@@ -38,13 +38,13 @@ pub(crate) struct CompiledPiece {
 struct Code {
     rows: usize,
     /// Its number in the program.
-    executable: usize,
+    loaded: usize,
 }
 
 /// A run of some rows.
 pub(crate) struct RowsRun {
-    /// The executable's number in the program.
-    pub executable: usize,
+    /// The number in the program of what runs.
+    pub loaded: usize,
     /// Rows that are computed.
     pub rows: usize,
     /// Rows that views need room for: with static shapes, those of the shape.
@@ -61,7 +61,7 @@ impl CompiledPiece {
         let fits = full.unwrap_or_else(enough);
         let rows = left.min(fits.rows);
         let room = if self.static_shapes { fits.rows } else { rows };
-        (rows > 0).then_some(RowsRun { executable: fits.executable, rows, room })
+        (rows > 0).then_some(RowsRun { loaded: fits.loaded, rows, room })
     }
 }
 
@@ -119,8 +119,9 @@ pub(crate) struct Program {
     pub scratch_bytes: u64,
     /// What copies are called in traces.
     pub copy_name: Arc<str>,
-    /// What pieces run, by number; pieces of a segment that are alike share them.
-    pub executables: Vec<Arc<Executable>>,
+    /// What pieces run, by number: code with a graph's weights. Pieces of a segment that are alike
+    /// share them.
+    pub loaded: Vec<Arc<Weights>>,
     prefill: Vec<Arc<PlacedSegment>>,
     decode: Vec<Arc<PlacedSegment>>,
 }
@@ -152,7 +153,7 @@ impl Program {
             padding: 0,
             scratch_bytes: 0,
             copy_name: "copy".into(),
-            executables: Vec::new(),
+            loaded: Vec::new(),
             prefill: Vec::new(),
             decode: Vec::new(),
         };
@@ -182,8 +183,8 @@ impl Program {
         for phase in [Phase::Prefill, Phase::Decode] {
             program.find_states(phase)?;
         }
-        program.executables = compile(&list, &program.devices, with)?;
-        let scratch = program.executables.iter().map(|e| e.scratch_bytes());
+        program.loaded = compile(&list, &program.devices, with)?;
+        let scratch = program.loaded.iter().map(|w| w.executable().scratch_bytes());
         program.scratch_bytes = scratch.max().unwrap_or(0);
         Ok(program)
     }
@@ -379,7 +380,7 @@ impl Program {
         let caps = self.devices[p.device].caps();
         let code = |graph: Subgraph| {
             let rows = graph.max_rows();
-            Code { rows, executable: list.add(p.device, graph) }
+            Code { rows, loaded: list.add(p.device, graph, caps.bakes_weights) }
         };
         let codes: Vec<Code> =
             shapes(&p.graph, caps, rule.row_buckets.as_deref()).into_iter().map(code).collect();

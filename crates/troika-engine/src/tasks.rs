@@ -121,7 +121,7 @@ impl<'a> ChunkTasks<'a> {
         }
         let range = rows.first..rows.first + rows.count;
         let work = Work::Run(Run {
-            executable: self.shared.program.executables[run.executable].clone(),
+            weights: self.shared.program.loaded[run.loaded].clone(),
             bindings: Arc::new(b),
             rows: rows.count,
             forward: self.batch.forward.slice(&range),

@@ -71,6 +71,20 @@ impl Subgraph {
         &self.weights[w.0 as usize]
     }
 
+    /// Whether code made of one runs the other, too: they have the same ops on values and weights
+    /// of the same shapes. Names may differ, and which rows or columns of the stored weights are
+    /// read.
+    pub fn same_code(&self, other: &Subgraph) -> bool {
+        let weight = |w: &WeightDecl| (w.rows, w.cols, w.dtype);
+        let alike = |(a, b): (&Value, &Value)| (&a.shape, a.dtype) == (&b.shape, b.dtype);
+        self.values.len() == other.values.len()
+            && self.values.iter().zip(&other.values).all(alike)
+            && self.weights.iter().map(weight).eq(other.weights.iter().map(weight))
+            && (&self.inputs, &self.states, &self.outputs)
+                == (&other.inputs, &other.states, &other.outputs)
+            && self.nodes == other.nodes
+    }
+
     /// The most rows any input can have.
     pub fn max_rows(&self) -> usize {
         self.inputs.iter().map(|&i| self.value(i).shape.max_rows()).max().unwrap_or(0)

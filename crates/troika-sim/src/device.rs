@@ -1,5 +1,6 @@
 //! The device.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::Duration;
@@ -7,7 +8,7 @@ use std::time::Duration;
 use troika_cpu::{CpuDevice, CpuOptions};
 use troika_device::{
     Buffer, Caps, Clock, Completion, Device, DeviceError, DeviceKind, Executable, OutOfMemory,
-    Queue, SpaceId, WeightSource,
+    Queue, SpaceId, WeightSource, Weights,
 };
 use troika_graph::{ActivationFormat, DType, Subgraph, verify};
 
@@ -15,7 +16,7 @@ use crate::bucket::{bucket_of, with_symbols};
 use crate::clock::VirtualClock;
 use crate::cost::Rates;
 use crate::limits::Limits;
-use crate::loaded::{Compiled, Loaded};
+use crate::loaded::{Code, Compiled, DeviceId, Loaded};
 use crate::queue::{RealQueue, VirtualQueue};
 use crate::resident::Resident;
 use crate::soc::{Processor, ProcessorKind, Soc};
@@ -29,7 +30,7 @@ pub struct VirtualDevice {
     /// Computes the values; `None` with numerics off.
     cpu: Option<CpuDevice>,
     clock: Arc<VirtualClock>,
-    compiled: Arc<Compiled>,
+    id: DeviceId,
     resident: Resident,
 }
 
@@ -56,9 +57,17 @@ impl VirtualDevice {
             limits: Arc::new(Limits { device: name.into(), processor: processor.clone(), space }),
             cpu: soc.numerics.then_some(cpu),
             clock,
-            compiled: Arc::default(),
+            id: DeviceId::unique(),
             resident: Resident::default(),
         })
+    }
+
+    /// Refuses a graph with an op that is refused.
+    fn check_ops(&self, graph: &Subgraph) -> Result<(), DeviceError> {
+        verify(graph)?;
+        let refused = self.limits.examine(graph, &self.resident).into_iter().enumerate();
+        let first = refused.filter_map(|(op, why)| Some((op, why?))).next();
+        first.map_or(Ok(()), |(op, why)| Err(self.unsupported(graph, op, why)))
     }
 
     fn unsupported(&self, graph: &Subgraph, op: usize, why: String) -> DeviceError {
@@ -90,6 +99,7 @@ fn caps(soc: &Soc, p: &Processor, space: SpaceId, cpu: &Caps) -> Caps {
         // A driver runs no functions of others on its processor.
         host_tasks: p.kind == ProcessorKind::Cpu,
         strided_rows: p.strided_rows,
+        bakes_weights: p.bakes_weights,
         facts: facts(soc, p),
     }
 }
@@ -135,6 +145,11 @@ fn facts(soc: &Soc, p: &Processor) -> Vec<(String, String)> {
     facts
 }
 
+/// The graph as the kernels take it.
+fn computed(graph: &Subgraph, bucket: Option<usize>) -> Cow<'_, Subgraph> {
+    bucket.map_or(Cow::Borrowed(graph), |_| Cow::Owned(with_symbols(graph)))
+}
+
 impl Device for VirtualDevice {
     fn name(&self) -> &str {
         &self.limits.device
@@ -169,37 +184,58 @@ impl Device for VirtualDevice {
         }
     }
 
-    fn compile(
-        &self,
-        graph: &Subgraph,
-        weights: &dyn WeightSource,
-    ) -> Result<Arc<Executable>, DeviceError> {
-        verify(graph)?;
-        let refused = self.limits.examine(graph, &self.resident).into_iter().enumerate();
-        if let Some((op, why)) = refused.filter_map(|(i, why)| Some((i, why?))).next() {
-            return Err(self.unsupported(graph, op, why));
-        }
+    fn compile(&self, graph: &Subgraph) -> Result<Arc<Executable>, DeviceError> {
+        self.check_ops(graph)?;
         let static_shapes = self.limits.processor.static_shapes;
         let bucket = static_shapes.then(|| bucket_of(graph)).transpose().map_err(|what| {
             let why = format!("it takes static shapes only, and {what}: bind rows to a bucket");
             self.unsupported(graph, 0, why)
         })?;
+        let inner =
+            self.cpu.as_ref().map(|cpu| cpu.compile(&computed(graph, bucket))).transpose()?;
+        self.clock.wait(Duration::from_nanos(self.limits.processor.compile_ns));
+        let scratch = inner.as_ref().map_or(0, |e| e.scratch_bytes());
+        let code = Arc::new(Code::new(graph, bucket, inner));
+        Ok(Arc::new(Executable::new(Compiled { device: self.id, code }, scratch)))
+    }
+
+    fn load(
+        &self,
+        executable: &Arc<Executable>,
+        graph: &Subgraph,
+        weights: &dyn WeightSource,
+    ) -> Result<Arc<Weights>, DeviceError> {
+        let refuse = |why: String| {
+            let why = format!("{why} on device {}", self.limits.device);
+            Err(DeviceError::Submission { task: graph.name.clone(), why })
+        };
+        let compiled = executable.made::<Compiled>().filter(|c| c.device == self.id);
+        let Some(Compiled { code, .. }) = compiled else {
+            return refuse(format!("{executable:?} was not compiled"));
+        };
+        let of = &code.graph.name;
+        if !graph.same_code(&code.graph) {
+            return refuse(format!("its weights are not of the shape of {of}, which was compiled"));
+        }
+        if self.caps.bakes_weights && graph.weights != code.graph.weights {
+            return refuse(format!("its weights are not those that become part of {of}'s code"));
+        }
+        self.check_ops(graph)?;
         // Others may have come since the ops were looked at.
         let limit = self.limits.processor.max_resident_bytes;
         let residency = self.resident.enter(graph, limit).map_err(|bytes| {
             let why = format!("{bytes} bytes of weights would be resident (max_resident_bytes)");
             self.unsupported(graph, 0, why)
         })?;
-        let inner = match (&self.cpu, bucket) {
-            (None, _) => None,
-            (Some(cpu), None) => Some(cpu.compile(graph, weights)?),
-            (Some(cpu), Some(_)) => Some(cpu.compile(&with_symbols(graph), weights)?),
+        let inner = match (&self.cpu, &code.inner) {
+            (Some(cpu), Some(inner)) => {
+                Some(cpu.load(inner, &computed(graph, code.bucket), weights)?)
+            }
+            _ => None,
         };
-        self.clock.wait(Duration::from_nanos(self.limits.processor.compile_ns));
-        let scratch = inner.as_ref().map_or(0, |e| e.scratch_bytes());
-        let executable = Executable::new(self.compiled.clone(), 0, scratch);
-        self.compiled.add(executable.id(), Loaded::new(graph, bucket, inner, residency));
-        Ok(Arc::new(executable))
+        let (device, code, graph) = (self.id, code.clone(), graph.clone());
+        let loaded = Loaded { device, code, graph, inner, _residency: residency };
+        Ok(Arc::new(Weights::new(executable, loaded)))
     }
 
     fn queue(
@@ -213,7 +249,7 @@ impl Device for VirtualDevice {
         let worker = Worker {
             limits: self.limits.clone(),
             rates: self.rates,
-            compiled: self.compiled.clone(),
+            id: self.id,
             inner: self.cpu.as_ref().map(inner).transpose()?,
         };
         if std::ptr::addr_eq(Arc::as_ptr(&clock), Arc::as_ptr(&self.clock)) {

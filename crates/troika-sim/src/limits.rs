@@ -106,7 +106,7 @@ impl Limits {
             let why = format!("binds {got:?} inputs, states and outputs, but needs {need:?}");
             return self.misfit(&g.name, why);
         }
-        if let Some(bucket) = loaded.bucket.filter(|bucket| run.rows > *bucket) {
+        if let Some(bucket) = loaded.code.bucket.filter(|bucket| run.rows > *bucket) {
             let why = format!("{} rows do not fit the {bucket} it was compiled for", run.rows);
             return self.misfit(&g.name, why);
         }
@@ -163,7 +163,7 @@ impl Limits {
         }
         let (r, row) = (view.rect(), row_bytes(value));
         // Padding has its place, too.
-        let rows = loaded.bucket.unwrap_or(run.rows);
+        let rows = loaded.code.bucket.unwrap_or(run.rows);
         let apart = !r.is_dense() && rows > 1;
         if apart && !self.processor.strided_rows {
             let why = format!("the rows of value {} lie apart, but have to be dense", value.name);

@@ -1,15 +1,32 @@
-//! What the device made of subgraphs.
+//! What the device made of subgraphs: code, and the weights it runs with.
 
-use std::collections::HashMap;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use troika_device::{Executable, ExecutableId, Executables};
+use troika_device::{Executable, Weights};
 use troika_graph::{Op, Subgraph};
 
 use crate::resident::Residency;
 
-/// A compiled subgraph.
-pub(crate) struct Loaded {
+/// Tells the devices of a process apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DeviceId(u64);
+
+impl DeviceId {
+    pub fn unique() -> DeviceId {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        DeviceId(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+/// A compiled subgraph, and whose it is.
+pub(crate) struct Compiled {
+    pub device: DeviceId,
+    pub code: Arc<Code>,
+}
+
+/// The code of a subgraph, and of all of its shape.
+pub(crate) struct Code {
     /// As it was compiled: with static shapes, its rows are numbers.
     pub graph: Subgraph,
     /// The rows that static shapes have.
@@ -20,24 +37,16 @@ pub(crate) struct Loaded {
     pub state_groups: Vec<(usize, usize)>,
     /// Whether a state is written.
     pub state_written: Vec<bool>,
-    /// Its weights count as resident as long as it is there.
-    _residency: Residency,
 }
 
-impl Loaded {
-    pub fn new(
-        graph: &Subgraph,
-        bucket: Option<usize>,
-        inner: Option<Arc<Executable>>,
-        residency: Residency,
-    ) -> Loaded {
-        let mut loaded = Loaded {
+impl Code {
+    pub fn new(graph: &Subgraph, bucket: Option<usize>, inner: Option<Arc<Executable>>) -> Code {
+        let mut code = Code {
             graph: graph.clone(),
             bucket,
             inner,
             state_groups: Vec::new(),
             state_written: vec![false; graph.states.len()],
-            _residency: residency,
         };
         for node in &graph.nodes {
             let (group, writes) = match &node.op {
@@ -47,38 +56,24 @@ impl Loaded {
             };
             for state in &node.states {
                 let Some(at) = graph.states.iter().position(|s| s == state) else { continue };
-                loaded.state_written[at] |= writes;
-                if !loaded.state_groups.contains(&(at, group)) {
-                    loaded.state_groups.push((at, group));
+                code.state_written[at] |= writes;
+                if !code.state_groups.contains(&(at, group)) {
+                    code.state_groups.push((at, group));
                 }
             }
         }
-        loaded
+        code
     }
 }
 
-/// What was compiled and is not freed.
-#[derive(Default)]
-pub(crate) struct Compiled(RwLock<HashMap<ExecutableId, Arc<Loaded>>>);
-
-impl Compiled {
-    pub fn add(&self, id: ExecutableId, loaded: Loaded) {
-        let mut map = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        map.insert(id, Arc::new(loaded));
-    }
-
-    pub fn get(&self, id: ExecutableId) -> Option<Arc<Loaded>> {
-        let map = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        map.get(&id).cloned()
-    }
-}
-
-impl Executables for Compiled {
-    fn free(&self, id: ExecutableId) {
-        let mut map = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        let gone = map.remove(&id);
-        drop(map);
-        // Weights are given back outside of the lock.
-        drop(gone);
-    }
+/// Code with the weights of one graph.
+pub(crate) struct Loaded {
+    pub device: DeviceId,
+    pub code: Arc<Code>,
+    /// The graph, for its names.
+    pub graph: Subgraph,
+    /// What computes it; `None` with numerics off.
+    pub inner: Option<Arc<Weights>>,
+    /// Its weights count as resident as long as it is there.
+    pub _residency: Residency,
 }

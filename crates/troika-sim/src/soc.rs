@@ -89,6 +89,8 @@ pub struct Processor {
     pub max_resident_bytes: Option<u64>,
     /// Lists in flight at most.
     pub queue_depth: usize,
+    /// Weights become part of the code: graphs of one shape share none.
+    pub bakes_weights: bool,
     /// Values may be bound to rows that lie apart.
     pub strided_rows: bool,
 }
@@ -208,6 +210,7 @@ fn processor(file: &str, index: usize, value: &Value) -> Result<Processor, SocEr
         max_graph_bytes: f.maybe_count("max_graph_bytes")?,
         max_resident_bytes: f.maybe_count("max_resident_bytes")?,
         queue_depth: f.maybe_count("queue_depth")?.unwrap_or(QUEUE_DEPTH) as usize,
+        bakes_weights: f.flag("bakes_weights")?.unwrap_or(false),
         strided_rows: f.flag("strided_rows")?.unwrap_or(true),
         name,
     };

@@ -10,13 +10,13 @@ use troika_device::{
 use crate::cost::Rates;
 use crate::demand::Demand;
 use crate::limits::{Bound, Limits, row_bytes};
-use crate::loaded::{Compiled, Loaded};
+use crate::loaded::{DeviceId, Loaded};
 
 /// What computes the tasks of one queue.
 pub(crate) struct Worker {
     pub limits: Arc<Limits>,
     pub rates: Rates,
-    pub compiled: Arc<Compiled>,
+    pub id: DeviceId,
     /// The queue that computes; `None` with numerics off.
     pub inner: Option<Box<dyn Queue>>,
 }
@@ -25,25 +25,30 @@ pub(crate) struct Worker {
 pub(crate) struct Prepared {
     /// What it takes, in nanoseconds.
     pub ns: u64,
-    /// What computes a run, and where its values are; `None` for copies.
-    run: Option<(Arc<Loaded>, Bound)>,
+    /// Where a run's values are; `None` for copies.
+    run: Option<Bound>,
 }
 
 impl Worker {
+    /// What a task runs, if this device loaded it.
+    fn loaded<'a>(&self, run: &'a Run) -> Option<&'a Loaded> {
+        run.weights.made::<Loaded>().filter(|loaded| loaded.device == self.id)
+    }
+
     /// Checks a task.
     pub fn prepare(&self, work: &Work) -> Result<Prepared, DeviceError> {
         match work {
             Work::Run(run) => {
-                let Some(loaded) = self.compiled.get(run.executable.id()) else {
+                let Some(loaded) = self.loaded(run) else {
                     return Err(DeviceError::Submission {
-                        task: format!("{:?}", run.executable),
+                        task: format!("{:?}", run.weights),
                         why: format!("is none of device {}", self.limits.device),
                     });
                 };
-                let bound = self.limits.check_run(&loaded, run)?;
+                let bound = self.limits.check_run(loaded, run)?;
                 let tile = self.limits.processor.tile;
                 let demand = Demand::of(&loaded.graph, run.rows, &run.forward, tile);
-                Ok(Prepared { ns: self.rates.run_ns(&demand), run: Some((loaded, bound)) })
+                Ok(Prepared { ns: self.rates.run_ns(&demand), run: Some(bound) })
             }
             Work::Copy(copy) => {
                 self.limits.check_copy(copy)?;
@@ -68,7 +73,8 @@ impl Worker {
     pub fn claim(&self, work: &Work, task: &Prepared) -> Result<Vec<HeldClaim>, DeviceError> {
         let mut claims = Vec::new();
         match (work, &task.run) {
-            (Work::Run(run), Some((loaded, bound))) => {
+            (Work::Run(run), Some(bound)) => {
+                let Some(loaded) = self.loaded(run) else { return Ok(claims) };
                 claim_run(run, loaded, bound, &mut claims)?;
             }
             (Work::Copy(copy), _) => {
@@ -90,11 +96,12 @@ impl Worker {
     /// numerics off nothing is computed: functions of the host are left out, too, since memory has
     /// no bytes that they could read, and find out nothing.
     pub fn compute(&mut self, work: &Work, task: &Prepared) -> Result<(), DeviceError> {
+        let loaded = if let Work::Run(run) = work { self.loaded(run) } else { None };
         let Some(queue) = &mut self.inner else { return Ok(()) };
         match (work, &task.run) {
-            (Work::Run(run), Some((loaded, _))) => {
-                let Some(executable) = loaded.inner.clone() else { return Ok(()) };
-                let run = Run { executable, ..run.clone() };
+            (Work::Run(run), Some(_)) => {
+                let Some(weights) = loaded.and_then(|l| l.inner.clone()) else { return Ok(()) };
+                let run = Run { weights, ..run.clone() };
                 let tasks = vec![Submission { tag: 0, work: Work::Run(run) }];
                 let list = CommandList { tasks, ..CommandList::default() };
                 match queue.run_here(list) {
@@ -138,11 +145,11 @@ fn claim_run(
     }
     for (i, (view, rect)) in b.states.iter().zip(&bound.states).enumerate() {
         let row = row_bytes(loaded.graph.value(loaded.graph.states[i]));
-        let (all, written) = (rect.span(), loaded.state_written[i]);
+        let (all, written) = (rect.span(), loaded.code.state_written[i]);
         // Positions past the end are the kernel's to refuse.
         let byte = |r: usize| r.saturating_mul(row).saturating_add(all.start).min(all.end);
         let mut wanted = Vec::new();
-        for (_, group) in loaded.state_groups.iter().filter(|g| g.0 == i) {
+        for (_, group) in loaded.code.state_groups.iter().filter(|g| g.0 == i) {
             for pages in run.forward.seqs.iter().filter_map(|s| PagesView::new(s, *group)) {
                 pages.runs(|rows, appended| {
                     let access = if appended && written { Access::Write } else { Access::Read };

@@ -131,13 +131,13 @@ fn forward(seq: u64, pos: usize, rows: usize, pages: &[u32]) -> Arc<ForwardBatch
     })
 }
 
-fn run(executable: &Arc<Executable>, x: View, y: View, rows: usize) -> Submission {
+fn run(weights: &Arc<Weights>, x: View, y: View, rows: usize) -> Submission {
     let bindings = Bindings { inputs: vec![x], states: vec![], outputs: vec![y] };
     let bindings = Arc::new(bindings);
     let forward = forward(0, 0, rows, &[0]);
     Submission {
         tag: 7,
-        work: Work::Run(Run { executable: executable.clone(), bindings, rows, forward }),
+        work: Work::Run(Run { weights: weights.clone(), bindings, rows, forward }),
     }
 }
 
@@ -154,7 +154,7 @@ fn refusal(lane: &mut Lane, task: Submission) -> String {
 fn a_run_takes_its_time_and_its_results_are_there_at_the_end() {
     let clock = Arc::new(VirtualClock::new());
     let device = open("p", "", "", &clock);
-    let exe = device.compile(&product(Dim::Rows(4)), &ONES).unwrap();
+    let exe = Weights::compiled(&device, &product(Dim::Rows(4)), &ONES).unwrap();
     let mut lane = lane(&device, clock.clone());
     let (x, y) = (zeroed(4), zeroed(4));
     filled(&x, 0.5);
@@ -190,8 +190,8 @@ fn a_dependency_that_is_missing_shows() {
     let clock = Arc::new(VirtualClock::new());
     let (a, b) = (open("a", "", "", &clock), open("b", "", "", &clock));
     let (first_exe, second_exe) = (
-        a.compile(&product(Dim::Rows(4)), &ONES).unwrap(),
-        b.compile(&product(Dim::Rows(4)), &ONES).unwrap(),
+        Weights::compiled(&a, &product(Dim::Rows(4)), &ONES).unwrap(),
+        Weights::compiled(&b, &product(Dim::Rows(4)), &ONES).unwrap(),
     );
     let (mut qa, mut qb) = (lane(&a, clock.clone()), lane(&b, clock.clone()));
     let [x, y, z] = [0; 3].map(|_| View::whole(&zeroed(4)));
@@ -215,16 +215,19 @@ fn claims_of_caches_are_those_of_pages() {
     let clock = Arc::new(VirtualClock::new());
     let (a, b) = (open("a", "", "", &clock), open("b", "", "", &clock));
     let graph = append();
-    let (ea, eb) = (a.compile(&graph, &NONE).unwrap(), b.compile(&graph, &NONE).unwrap());
+    let (ea, eb) = (
+        Weights::compiled(&a, &graph, &NONE).unwrap(),
+        Weights::compiled(&b, &graph, &NONE).unwrap(),
+    );
     let (mut qa, mut qb) = (lane(&a, clock.clone()), lane(&b, clock.clone()));
     let cache = zeroed(8);
-    let task = |exe: &Arc<Executable>, seq, pages: &[u32]| {
+    let task = |exe: &Arc<Weights>, seq, pages: &[u32]| {
         let [x, q, y] = [0; 3].map(|_| View::whole(&zeroed(4)));
         filled(x.buffer(), seq as f32);
         let states = vec![View::whole(&cache)];
         let bindings = Arc::new(Bindings { inputs: vec![x, q], states, outputs: vec![y] });
         let forward = forward(seq, 1, 2, pages);
-        let run = Run { executable: exe.clone(), bindings, rows: 2, forward };
+        let run = Run { weights: exe.clone(), bindings, rows: 2, forward };
         Submission { tag: 0, work: Work::Run(run) }
     };
     let mut both = |pages: [&[u32]; 2]| {
@@ -245,7 +248,7 @@ fn claims_of_caches_are_those_of_pages() {
 fn beside_real_devices_it_computes_at_once_and_reports_the_modelled_time() {
     let clock = Arc::new(VirtualClock::new());
     let device = open("p", "", "", &clock);
-    let exe = device.compile(&product(Dim::Rows(4)), &ONES).unwrap();
+    let exe = Weights::compiled(&device, &product(Dim::Rows(4)), &ONES).unwrap();
     let mut lane = lane(&device, Arc::new(RealClock::new()));
     let (x, y) = (zeroed(4), zeroed(4));
     filled(&x, 0.5);
@@ -264,7 +267,7 @@ fn beside_real_devices_it_computes_at_once_and_reports_the_modelled_time() {
 fn with_numerics_off_time_passes_and_nothing_is_read() {
     let clock = Arc::new(VirtualClock::new());
     let device = open("p", "compile_us = 3", "numerics = \"off\"", &clock);
-    let exe = device.compile(&product(Dim::Rows(4)), &NONE).unwrap();
+    let exe = Weights::compiled(&device, &product(Dim::Rows(4)), &NONE).unwrap();
     assert_eq!(clock.now(), Duration::from_micros(3));
     let mut lane = lane(&device, clock.clone());
     let (x, y) = (View::whole(&zeroed(4)), View::whole(&zeroed(4)));
@@ -284,7 +287,7 @@ fn a_queue_takes_as_many_lists_as_it_says() {
     let clock = Arc::new(VirtualClock::new());
     let device = open("p", "queue_depth = 2", "", &clock);
     assert_eq!(device.caps().queue_depth, 2);
-    let exe = device.compile(&product(Dim::Rows(4)), &ONES).unwrap();
+    let exe = Weights::compiled(&device, &product(Dim::Rows(4)), &ONES).unwrap();
     let mut lane = lane(&device, clock.clone());
     let task = || run(&exe, View::whole(&zeroed(4)), View::whole(&zeroed(4)), 4);
     lane.queue.submit(list(0, vec![task()])).unwrap();
@@ -301,7 +304,7 @@ fn a_queue_takes_as_many_lists_as_it_says() {
 fn a_queue_that_is_dropped_gives_its_claims_back() {
     let clock = Arc::new(VirtualClock::new());
     let device = open("p", "", "", &clock);
-    let exe = device.compile(&product(Dim::Rows(4)), &ONES).unwrap();
+    let exe = Weights::compiled(&device, &product(Dim::Rows(4)), &ONES).unwrap();
     let mut lane = lane(&device, clock.clone());
     let (x, y) = (zeroed(4), zeroed(4));
     lane.queue.submit(list(0, vec![run(&exe, View::whole(&x), View::whole(&y), 4)])).unwrap();
@@ -317,10 +320,10 @@ fn static_shapes_are_those_of_the_bucket() {
     let clock = Arc::new(VirtualClock::new());
     let device = open("p", "static_shapes = true\nrow_buckets = [4]", "", &clock);
     assert!(device.caps().static_shapes && device.caps().row_buckets == [4]);
-    let e = device.compile(&product(Dim::Rows(4)), &ONES).unwrap_err().to_string();
+    let e = Weights::compiled(&device, &product(Dim::Rows(4)), &ONES).unwrap_err().to_string();
     assert!(e.contains("static shapes only, and x has up to 4 rows"), "{e}");
     assert_eq!(device.examine(&product(Dim::Rows(4))), [None], "binding rows mends it");
-    let exe = device.compile(&product(Dim::Fixed(4)), &ONES).unwrap();
+    let exe = Weights::compiled(&device, &product(Dim::Fixed(4)), &ONES).unwrap();
     let mut lane = lane(&device, Arc::new(RealClock::new()));
     let (x, y) = (zeroed(4), zeroed(4));
     filled(&x, 0.5);
@@ -346,7 +349,7 @@ fn memory_of_its_own_is_the_only_one_it_takes() {
     let device = open("p", "own_memory = true", "", &clock);
     let [own] = device.caps().spaces[..] else { panic!("{:?}", device.caps().spaces) };
     assert_ne!(own, SpaceId::HOST);
-    let exe = device.compile(&product(Dim::Rows(4)), &ONES).unwrap();
+    let exe = Weights::compiled(&device, &product(Dim::Rows(4)), &ONES).unwrap();
     let mut lane = lane(&device, Arc::new(RealClock::new()));
     let [x, y] = [0; 2].map(|_| View::whole(&device.allocate(256).unwrap()));
     let host = View::whole(&zeroed(4));
@@ -379,7 +382,7 @@ fn memory_of_its_own_is_the_only_one_it_takes() {
     assert!(e.contains("1 rows of 256 bytes do not go to 4 rows of 64 bytes"), "{e}");
     // And one without takes none but the host's.
     let plain = open("q", "", "", &clock);
-    let exe = plain.compile(&product(Dim::Rows(4)), &ONES).unwrap();
+    let exe = Weights::compiled(&plain, &product(Dim::Rows(4)), &ONES).unwrap();
     let mut lane = self::lane(&plain, Arc::new(RealClock::new()));
     let e = refusal(&mut lane, run(&exe, x, View::whole(&zeroed(4)), 4));
     assert!(e.contains("bound to other memory than the host's on device q"), "{e}");
@@ -411,7 +414,7 @@ fn refusals_are_predicted_in_the_words_of_compiling() {
         let why = device.examine(graph);
         assert_eq!(why.iter().map(Option::is_some).collect::<Vec<_>>(), ops, "{limits}: {why:?}");
         let why = why.into_iter().flatten().next().unwrap();
-        let e = device.compile(graph, &ONES).unwrap_err();
+        let e = Weights::compiled(&device, graph, &ONES).unwrap_err();
         assert!(matches!(e, DeviceError::Unsupported { .. }), "{e}");
         let text = e.to_string();
         assert!(text.contains(says) && text.contains(&why) && text.contains("device p"), "{text}");
@@ -431,23 +434,23 @@ fn resident_weights_are_counted_once_and_given_back() {
     let graph = product(Dim::Rows(4));
     let mut other = graph.clone();
     other.weights[0].name = "other".into();
-    let first = device.compile(&graph, &ONES).unwrap();
-    let same = device.compile(&graph, &ONES).unwrap();
-    assert!(device.compile(&other, &ONES).is_err());
+    let first = Weights::compiled(&device, &graph, &ONES).unwrap();
+    let same = Weights::compiled(&device, &graph, &ONES).unwrap();
+    assert!(Weights::compiled(&device, &other, &ONES).is_err());
     drop(first);
-    assert!(device.compile(&other, &ONES).is_err());
+    assert!(Weights::compiled(&device, &other, &ONES).is_err());
     drop(same);
-    let other = device.compile(&other, &ONES).unwrap();
-    assert!(device.compile(&graph, &ONES).is_err());
+    let other = Weights::compiled(&device, &other, &ONES).unwrap();
+    assert!(Weights::compiled(&device, &graph, &ONES).is_err());
     drop(other);
-    device.compile(&graph, &ONES).unwrap();
+    Weights::compiled(&device, &graph, &ONES).unwrap();
 }
 
 #[test]
 fn bindings_are_held_to_the_limits() {
     let clock = Arc::new(VirtualClock::new());
     let device = open("p", "strided_rows = false\nmax_binding_bytes = 600", "", &clock);
-    let exe = device.compile(&product(Dim::Rows(4)), &ONES).unwrap();
+    let exe = Weights::compiled(&device, &product(Dim::Rows(4)), &ONES).unwrap();
     let mut lane = lane(&device, Arc::new(RealClock::new()));
     let y = View::whole(&zeroed(4));
     let wide = Buffer::zeroed(4 * 128).unwrap();
@@ -457,14 +460,14 @@ fn bindings_are_held_to_the_limits() {
     let done = lane.queue.run_here(list(0, vec![run(&exe, apart(1), y.clone(), 1)])).unwrap();
     done.outcome.unwrap();
     let cache = open("c", "max_binding_bytes = 600", "", &clock);
-    let exe = cache.compile(&append(), &NONE).unwrap();
+    let exe = Weights::compiled(&cache, &append(), &NONE).unwrap();
     let mut lane = self::lane(&cache, Arc::new(RealClock::new()));
     let bind = |cache: usize| {
         let [x, q, y] = [0; 3].map(|_| View::whole(&zeroed(4)));
         let states = vec![View::whole(&zeroed(cache))];
         let bindings = Arc::new(Bindings { inputs: vec![x, q], states, outputs: vec![y] });
-        let (executable, forward) = (exe.clone(), forward(0, 0, 2, &[0]));
-        Submission { tag: 0, work: Work::Run(Run { executable, bindings, rows: 2, forward }) }
+        let (weights, forward) = (exe.clone(), forward(0, 0, 2, &[0]));
+        Submission { tag: 0, work: Work::Run(Run { weights, bindings, rows: 2, forward }) }
     };
     lane.queue.run_here(list(0, vec![bind(8)])).unwrap().outcome.unwrap();
     let e = refusal(&mut lane, bind(10));
@@ -532,4 +535,28 @@ fn processors_that_are_no_cpu_refuse_functions_of_the_host() {
             assert!(e.contains(name) && e.contains(why) && e.ends_with("on device d"), "{e}");
         }
     }
+}
+
+/// A device that bakes weights into code takes the graph that it compiled, and no other.
+#[test]
+fn weights_are_loaded_for_code_of_their_shape_or_for_the_graph_alone() {
+    let clock = Arc::new(VirtualClock::new());
+    let graph = product(Dim::Rows(4));
+    let mut other = graph.clone();
+    (other.name, other.weights[0].name) = ("other".into(), "v".into());
+    let shares = open("p", "compile_us = 5.0", "", &clock);
+    let code = shares.compile(&graph).unwrap();
+    shares.load(&code, &graph, &ONES).unwrap();
+    shares.load(&code, &other, &ONES).unwrap();
+    assert_eq!(clock.now(), Duration::from_micros(5), "one is compiled");
+    let e = shares.load(&code, &product(Dim::Rows(5)), &ONES).unwrap_err().to_string();
+    assert!(e.contains("task product") && e.contains("not of the shape of product"), "{e}");
+    let bakes = open("q", "bakes_weights = true", "", &clock);
+    assert!(bakes.caps().bakes_weights && !shares.caps().bakes_weights);
+    let e = bakes.load(&code, &graph, &ONES).unwrap_err().to_string();
+    assert!(e.contains("was not compiled on device q"), "{e}");
+    let code = bakes.compile(&graph).unwrap();
+    bakes.load(&code, &graph, &ONES).unwrap();
+    let e = bakes.load(&code, &other, &ONES).unwrap_err().to_string();
+    assert!(e.contains("task other") && e.contains("become part of product's code"), "{e}");
 }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 
 use troika_device::{
-    Bindings, Buffer, Clock, CommandList, Completion, CopyRows, Device, DeviceError, Executable,
-    HostData, HostTask, Queue, Run, SpaceId, Submission, View, Work,
+    Bindings, Buffer, Clock, CommandList, Completion, CopyRows, Device, DeviceError, HostData,
+    HostTask, Queue, Run, SpaceId, Submission, View, Weights, Work,
 };
 use troika_graph::{Subgraph, ValueId};
 
@@ -171,11 +171,11 @@ impl<'a> Bench<'a> {
         Ok(Place { id, device, host, rows, stride, fill })
     }
 
-    /// Runs an executable of a graph from some values.
+    /// Runs a graph that was loaded from some values.
     pub fn run(
         &mut self,
         g: &Subgraph,
-        executable: &Arc<Executable>,
+        weights: &Arc<Weights>,
         start: &Values,
         layout: Layout,
     ) -> Result<Ran, DeviceError> {
@@ -199,7 +199,7 @@ impl<'a> Bench<'a> {
         let outputs = views.split_off(g.inputs.len() + g.states.len());
         let states = views.split_off(g.inputs.len());
         let run = Run {
-            executable: executable.clone(),
+            weights: weights.clone(),
             bindings: Arc::new(Bindings { inputs: views, states, outputs }),
             rows: start.rows,
             forward: forward(start.rows),

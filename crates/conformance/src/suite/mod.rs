@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use troika_cpu::{CpuDevice, CpuOptions, Isa};
-use troika_device::{Clock, Device, DeviceError, RealClock, WeightSource};
+use troika_device::{Clock, Device, DeviceError, RealClock, WeightSource, Weights};
 use troika_graph::{Dim, Subgraph};
 
 pub use models::model_cases;
@@ -185,7 +185,7 @@ impl Suite<'_> {
 
     fn check_refused(&mut self, case: &SuiteCase, why: String) {
         let Some((graph, _)) = self.shaped(case, 1) else { return };
-        match self.bench.device.compile(&graph, &*case.weights) {
+        match Weights::compiled(self.bench.device, &graph, &*case.weights) {
             Err(e @ DeviceError::Unsupported { .. }) => {
                 let text = e.to_string();
                 let named = text.contains(self.bench.device.name());
@@ -203,11 +203,12 @@ impl Suite<'_> {
     fn check_rows(&mut self, case: &SuiteCase, rows: usize) {
         let Some((graph, bound)) = self.shaped(case, rows) else { return };
         let start = Values::new(&case.graph, rows, case.seed);
-        let result = self.bench.device.compile(&graph, &*case.weights).and_then(|executable| {
-            let got = self.bench.run(&case.graph, &executable, &start, Layout::dense(bound))?;
-            Ok((got, executable))
-        });
-        let (got, executable) = match result {
+        let result =
+            Weights::compiled(self.bench.device, &graph, &*case.weights).and_then(|loaded| {
+                let got = self.bench.run(&case.graph, &loaded, &start, Layout::dense(bound))?;
+                Ok((got, loaded))
+            });
+        let (got, loaded) = match result {
             Ok(both) => both,
             Err(e) => return self.fail(case, format!("{rows} rows: {e}")),
         };
@@ -232,7 +233,7 @@ impl Suite<'_> {
         self.report.runs += 1;
         if rows > 1 {
             let apart = Layout::apart(bound);
-            let apart = self.bench.run(&case.graph, &executable, &start, apart);
+            let apart = self.bench.run(&case.graph, &loaded, &start, apart);
             self.check_apart(case, &got.values, apart);
         }
     }
@@ -263,8 +264,8 @@ impl Suite<'_> {
         start: &Values,
     ) -> Result<Values, DeviceError> {
         let mut bench = Bench::open(cpu, Arc::new(RealClock::new()))?;
-        let executable = cpu.compile(&case.graph, &*case.weights)?;
-        let ran = bench.run(&case.graph, &executable, start, Layout::dense(start.rows))?;
+        let loaded = Weights::compiled(cpu, &case.graph, &*case.weights)?;
+        let ran = bench.run(&case.graph, &loaded, start, Layout::dense(start.rows))?;
         Ok(ran.values)
     }
 }

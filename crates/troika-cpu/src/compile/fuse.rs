@@ -5,16 +5,15 @@
 use smallvec::SmallVec;
 use troika_graph::Subgraph;
 
-use crate::compile::weights::PackedMatrix;
-use crate::compile::{Code, CompiledOp, Matrix, Vector};
+use crate::compile::weights::{MatrixAt, PackedAt, VectorAt};
+use crate::compile::{Code, CompiledOp};
 use crate::kernels::elementwise::Element;
-use crate::kernels::int8::ZeroPointCorrection;
 
-/// Weights of products that share an input, each with its bias.
-pub(crate) type Weights = SmallVec<[(PackedMatrix, Option<Vector>); 1]>;
+/// Packed weights of products that share an input, each with its bias.
+pub(crate) type Integers = SmallVec<[(PackedAt, Option<VectorAt>); 3]>;
 
 /// Float weights of products that share an input, each with its bias.
-pub(crate) type Floats = SmallVec<[(Matrix, Option<Vector>); 1]>;
+pub(crate) type Floats = SmallVec<[(MatrixAt, Option<VectorAt>); 3]>;
 
 /// Joins the ops that can run as one. Places are given afterwards: what an op reads keeps its
 /// own until all of its results are there.
@@ -26,10 +25,16 @@ pub(crate) fn fuse(graph: &Subgraph, ops: Vec<CompiledOp>) -> Vec<CompiledOp> {
             continue;
         };
         match (&mut last.code, op.code) {
-            (Code::PackedLinear { weights, .. }, Code::PackedLinear { weights: more, .. })
-                if last.inputs == op.inputs =>
-            {
+            (
+                Code::PackedLinear { weights, corrections, .. },
+                Code::PackedLinear { weights: more, corrections: others, .. },
+            ) if last.inputs == op.inputs => {
                 weights.extend(more);
+                for kind in others {
+                    if !corrections.contains(&kind) {
+                        corrections.push(kind);
+                    }
+                }
                 last.outputs.extend(op.outputs);
             }
             (Code::Linear { weights, bf16 }, Code::Linear { weights: more, bf16: same })
@@ -69,16 +74,4 @@ fn fuse_inputs(graph: &Subgraph, ops: Vec<CompiledOp>) -> Vec<CompiledOp> {
         fused.push(op);
     }
     fused
-}
-
-/// The kinds of quantized input that products with these weights need.
-pub(crate) fn corrections(weights: &Weights) -> SmallVec<[ZeroPointCorrection; 2]> {
-    let mut corrections = SmallVec::new();
-    for (weight, _) in weights {
-        let zero_point_correction = ZeroPointCorrection::of(weight.view().layout.dtype);
-        if !corrections.contains(&zero_point_correction) {
-            corrections.push(zero_point_correction);
-        }
-    }
-    corrections
 }

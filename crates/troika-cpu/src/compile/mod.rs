@@ -1,22 +1,23 @@
-//! From a subgraph to an executable: weights fetched, values given places.
+//! From a subgraph to an executable: code that knows its values' places, and its weights apart.
 
 pub(crate) mod fuse;
 mod memory;
 pub(crate) mod weights;
 
-use smallvec::smallvec;
-use troika_device::{DeviceError, PackLayout, WeightBytes, WeightSource};
+use smallvec::{SmallVec, smallvec};
+use troika_device::DeviceError;
 use troika_graph::{
     ActivationFormat, Attention, DType, Dim, KvAppend, Node, Op, Rope, Router, Subgraph, ValueId,
     WeightRef, verify,
 };
 
-use crate::compile::fuse::{Floats, Weights, corrections, fuse};
+use crate::compile::fuse::{Floats, Integers, fuse};
 pub(crate) use crate::compile::memory::Place;
 use crate::compile::memory::place;
-use crate::compile::weights::{PackedMatrix, mismatch};
+pub(crate) use crate::compile::weights::{DeviceId, Loaded, load};
+use crate::compile::weights::{MatrixAt, Needs, PackedAt, VectorAt};
 use crate::kernels::elementwise::{Element, Slice};
-use crate::kernels::linear::WeightView;
+use crate::kernels::int8::{Layout, ZeroPointCorrection};
 use crate::kernels::{attention, int8, linear, moe, rope, router};
 use crate::machine::Isa;
 use crate::runtime::LINE;
@@ -24,7 +25,6 @@ use crate::runtime::LINE;
 /// A value of the executable.
 #[derive(Clone, Debug)]
 pub(crate) struct ValueSlot {
-    pub name: String,
     pub place: Place,
     pub cols: usize,
     pub dtype: DType,
@@ -41,67 +41,39 @@ impl ValueSlot {
     }
 }
 
-/// A weight, kept alive by the executable.
-#[derive(Clone, Debug)]
-pub(crate) struct Matrix {
-    dtype: DType,
-    rows: usize,
-    cols: usize,
-    bytes: WeightBytes,
-    /// Whether the bytes are [`linear::panels`].
-    pub panels: bool,
-}
-
-impl Matrix {
-    pub fn view(&self) -> WeightView<'_> {
-        WeightView { dtype: self.dtype, bytes: &self.bytes, rows: self.rows, cols: self.cols }
-    }
-}
-
-/// A vector in f32.
-#[derive(Clone, Debug)]
-pub(crate) struct Vector(WeightBytes);
-
-impl Vector {
-    pub fn floats(&self) -> &[f32] {
-        // Checked when made.
-        bytemuck::try_cast_slice(&self.0).unwrap_or(&[])
-    }
-}
-
-/// The weights of an expert.
+/// The weights of an expert, by their places.
 #[derive(Clone, Debug)]
 pub(crate) struct ExpertWeights<M> {
-    pub gate: M,
-    pub up: M,
-    pub down: M,
-    bias: [Option<Vector>; 3],
+    gate: M,
+    up: M,
+    down: M,
+    bias: [Option<VectorAt>; 3],
 }
 
-impl<M> ExpertWeights<M> {
+impl<M: Copy> ExpertWeights<M> {
     /// As the kernel takes them, each weight by `view`.
-    pub fn view<'a, W>(&'a self, view: impl Fn(&'a M) -> W) -> moe::Expert<'a, W> {
-        let bias = self.bias.each_ref().map(|b| b.as_ref().map(Vector::floats));
-        moe::Expert { gate: view(&self.gate), up: view(&self.up), down: view(&self.down), bias }
+    pub fn view<'a, W>(&self, of: &'a Loaded, view: impl Fn(M) -> W) -> moe::Expert<'a, W> {
+        let bias = self.bias.map(|b| of.vector_if(b));
+        moe::Expert { gate: view(self.gate), up: view(self.up), down: view(self.down), bias }
     }
 }
 
-/// An op with its weights.
+/// An op, with the places of its weights among those that are loaded.
 #[derive(Clone, Debug)]
 pub(crate) enum Code {
     Embed {
-        table: Matrix,
+        table: MatrixAt,
         scale: f32,
     },
     RmsNorm {
-        weight: Option<Vector>,
+        weight: Option<VectorAt>,
         eps: f32,
         offset: f32,
         group: usize,
     },
     LayerNorm {
-        weight: Vector,
-        bias: Option<Vector>,
+        weight: VectorAt,
+        bias: Option<VectorAt>,
         eps: f32,
         group: usize,
     },
@@ -111,13 +83,13 @@ pub(crate) enum Code {
         bf16: bool,
     },
     HeadLinear {
-        weights: Vec<Matrix>,
+        weights: Vec<MatrixAt>,
     },
     Rope(Rope),
     KvAppend(KvAppend),
     Attention {
         op: Attention,
-        sinks: Option<Vector>,
+        sinks: Option<VectorAt>,
     },
     Element(Element),
     Convert,
@@ -128,18 +100,23 @@ pub(crate) enum Code {
     },
     Router(Router),
     Experts {
-        experts: Vec<ExpertWeights<Matrix>>,
+        experts: Vec<ExpertWeights<MatrixAt>>,
+        /// Columns between up and down.
+        inter: usize,
         act: troika_graph::Activation,
         activations: ActivationFormat,
     },
     /// Products of one input; an output each.
     PackedLinear {
-        weights: Weights,
+        weights: Integers,
+        /// The kinds of quantized input that the weights need.
+        corrections: SmallVec<[ZeroPointCorrection; 2]>,
         /// What makes the input of the op's inputs, if it is not the only one itself.
         before: Option<Box<Code>>,
     },
     PackedExperts {
-        experts: Vec<ExpertWeights<PackedMatrix>>,
+        experts: Vec<ExpertWeights<PackedAt>>,
+        inter: usize,
         act: troika_graph::Activation,
     },
 }
@@ -156,10 +133,10 @@ impl Code {
     }
 
     /// The weight a product reads first.
-    pub fn first_weight(&self) -> Option<&[u8]> {
+    pub fn first_weight<'a>(&self, of: &'a Loaded) -> Option<&'a [u8]> {
         match self {
-            Code::Linear { weights, .. } => weights.first().map(|w| &*w.0.bytes),
-            Code::PackedLinear { weights, .. } => weights.first().map(|w| w.0.view().bytes),
+            Code::Linear { weights, .. } => weights.first().map(|w| of.matrix(w.0).view().bytes),
+            Code::PackedLinear { weights, .. } => weights.first().map(|w| of.packed(w.0).bytes),
             _ => None,
         }
     }
@@ -175,10 +152,13 @@ pub(crate) struct CompiledOp {
     pub outputs: Vec<usize>,
 }
 
-/// A subgraph ready to run.
+/// The code of a subgraph, and of all that differ from it in names alone.
 #[derive(Debug)]
 pub(crate) struct Executable {
-    pub name: String,
+    /// The first of them.
+    pub graph: Subgraph,
+    /// The weights that the ops read.
+    pub weights: Needs,
     pub slots: Vec<ValueSlot>,
     pub inputs: Vec<usize>,
     pub states: Vec<usize>,
@@ -221,15 +201,13 @@ impl Executable {
 pub(crate) fn compile(
     (device, isa): (&str, Isa),
     graph: &Subgraph,
-    weights: &dyn WeightSource,
 ) -> Result<Executable, DeviceError> {
     verify(graph)?;
-    let c = Compiler { device, isa, graph, weights };
+    let mut c = Compiler { device, isa, graph, weights: Needs::default() };
     let ops = graph.nodes.iter().map(|n| c.compile_op(n)).collect::<Result<Vec<_>, _>>()?;
     let ops = fuse(graph, ops);
     let (places, copies, temp_floats) = place(graph, &ops);
     let slot = |(v, place): (&troika_graph::Value, Place)| ValueSlot {
-        name: v.name.clone(),
         place,
         cols: v.shape.row_len(),
         dtype: v.dtype,
@@ -242,7 +220,8 @@ pub(crate) fn compile(
         graph.nodes.iter().any(writes)
     };
     let mut exe = Executable {
-        name: graph.name.clone(),
+        graph: graph.clone(),
+        weights: c.weights,
         slots: graph.values.iter().zip(places).map(slot).collect(),
         inputs: index(&graph.inputs),
         states: index(&graph.states),
@@ -324,42 +303,41 @@ fn needs(exe: &mut Executable, op: &CompiledOp) {
             exe.page_groups.push(op.page_group);
             exe.attentions.push(op.clone());
         }
-        Code::PackedLinear { weights, before } => {
+        Code::PackedLinear { corrections, before, .. } => {
             worker = int8::scratch_floats();
             if before.is_some() {
                 worker = worker.max(exe.slots[op.inputs[0]].cols);
             }
-            let each = weights.first().map_or(0, |w| int8::floats(w.0.view().layout.cols));
-            exe.work_floats = exe.work_floats.max(each * corrections(weights).len());
+            let each = int8::floats(exe.slots[op.inputs[0]].cols);
+            exe.work_floats = exe.work_floats.max(each * corrections.len());
         }
-        Code::PackedExperts { experts, .. } => {
-            let gate = experts[0].gate.view().layout;
-            let shape = (gate.cols, gate.rows);
+        Code::PackedExperts { experts, inter, .. } => {
+            let shape = (exe.slots[op.inputs[0]].cols, *inter);
             worker = needs_of_experts(exe, op, shape, ActivationFormat::Int8, experts.len());
         }
         // As floats: where the products of pairs are missing, rounded activations stay floats.
-        Code::Linear { weights, bf16: true } => {
-            exe.work_floats = exe.work_floats.max(weights[0].0.cols);
+        Code::Linear { bf16: true, .. } => {
+            exe.work_floats = exe.work_floats.max(exe.slots[op.inputs[0]].cols);
         }
         Code::Router(r) => worker = router::worker_floats(r),
-        Code::Experts { experts, activations, .. } => {
-            let gate = &experts[0].gate;
-            worker = needs_of_experts(exe, op, (gate.cols, gate.rows), *activations, experts.len());
+        Code::Experts { experts, inter, activations, .. } => {
+            let shape = (exe.slots[op.inputs[0]].cols, *inter);
+            worker = needs_of_experts(exe, op, shape, *activations, experts.len());
         }
         _ => {}
     }
     exe.worker_floats = exe.worker_floats.max(worker);
 }
 
-pub(crate) struct Compiler<'a> {
+struct Compiler<'a> {
     device: &'a str,
     isa: Isa,
-    pub graph: &'a Subgraph,
-    pub weights: &'a dyn WeightSource,
+    graph: &'a Subgraph,
+    weights: Needs,
 }
 
 impl Compiler<'_> {
-    pub fn refuse<T>(&self, op: &str, why: impl Into<String>) -> Result<T, DeviceError> {
+    fn refuse<T>(&self, op: &str, why: impl Into<String>) -> Result<T, DeviceError> {
         Err(DeviceError::Unsupported {
             device: self.device.into(),
             op: op.into(),
@@ -368,72 +346,22 @@ impl Compiler<'_> {
         })
     }
 
-    fn matrix(&self, w: WeightRef) -> Result<Matrix, DeviceError> {
-        let decl = self.graph.weight(w);
-        let data = self.weights.weight(&decl.name)?;
-        let wrong = |why: String| Err(DeviceError::Weight { name: decl.name.to_string(), why });
-        if ((data.rows, data.cols), data.dtype) != (decl.stored(), decl.dtype) {
-            return wrong(mismatch(&data, decl));
-        }
-        let need = data.dtype.row_bytes(data.cols).and_then(|r| r.checked_mul(data.rows));
-        if need != Some(data.bytes.len()) {
-            return wrong(format!("{} bytes do not hold it", data.bytes.len()));
-        }
-        let Some(data) = data.rows(decl.stored_rows()).filter(|d| d.cols == decl.cols) else {
-            return wrong("is a vector, of which only all columns can be taken here".into());
-        };
-        let aligned = match data.dtype {
-            DType::F32 => bytemuck::try_cast_slice::<u8, f32>(&data.bytes).is_ok(),
-            DType::F16 | DType::BF16 => bytemuck::try_cast_slice::<u8, u16>(&data.bytes).is_ok(),
-            _ => true,
-        };
-        if !aligned {
-            return wrong("is not aligned to its element size".into());
-        }
-        Ok(Matrix {
-            dtype: data.dtype,
-            rows: data.rows,
-            cols: data.cols,
-            bytes: data.bytes,
-            panels: false,
-        })
+    fn vector_if(&mut self, w: Option<WeightRef>) -> Option<VectorAt> {
+        w.map(|w| self.weights.vector(w))
     }
 
-    /// A bf16 weight as panels, packed once for all that use it.
-    fn panels(&self, w: WeightRef) -> Result<Matrix, DeviceError> {
+    /// A weight for the integer kernels.
+    fn packed(&mut self, w: WeightRef) -> Result<(PackedAt, ZeroPointCorrection), DeviceError> {
         let decl = self.graph.weight(w);
         let (rows, cols, dtype) = (decl.rows, decl.cols, decl.dtype);
-        let panel = linear::panels::panel_bytes(cols);
-        let form = PackLayout { name: "bf16 pairs", rows: linear::panels::ROWS, panel };
-        let bytes = self.pack(decl, form, &|raw, out| {
-            linear::panels::pack_panels(self.isa, raw, cols, out);
-        })?;
-        Ok(Matrix { dtype, rows, cols, bytes, panels: true })
+        let Some(layout) = Layout::new(dtype, rows, cols) else {
+            let why = format!("{rows}x{cols} {dtype} has no integer path");
+            return Err(DeviceError::Weight { name: decl.name.to_string(), why });
+        };
+        Ok((self.weights.packed(w, layout), ZeroPointCorrection::of(dtype)))
     }
 
-    /// A vector, converted once to f32. Of a vector of which the graph reads some columns, these.
-    fn vector(&self, w: WeightRef) -> Result<Vector, DeviceError> {
-        let decl = self.graph.weight(w);
-        let (_, all_cols) = decl.stored();
-        let form = PackLayout { name: "f32", rows: 1, panel: 4 * all_cols };
-        let bytes = self.pack(decl, form, &|raw, out| {
-            troika_graph::blocks::dequantize(decl.dtype, raw, bytemuck::cast_slice_mut(out));
-        })?;
-        let wrong = |why: String| DeviceError::Weight { name: decl.name.to_string(), why };
-        let cols = decl.stored_cols();
-        let bytes = bytes.slice(4 * cols.start..4 * cols.end);
-        let bytes = bytes.ok_or_else(|| wrong("does not have the columns".into()))?;
-        match bytemuck::try_cast_slice::<u8, f32>(&bytes) {
-            Ok(_) => Ok(Vector(bytes)),
-            Err(e) => Err(wrong(e.to_string())),
-        }
-    }
-
-    pub fn vector_if(&self, w: &Option<WeightRef>) -> Result<Option<Vector>, DeviceError> {
-        w.map(|w| self.vector(w)).transpose()
-    }
-
-    fn compile_op(&self, node: &Node) -> Result<CompiledOp, DeviceError> {
+    fn compile_op(&mut self, node: &Node) -> Result<CompiledOp, DeviceError> {
         let index = |ids: &[ValueId]| ids.iter().map(|v| v.0 as usize).collect();
         Ok(CompiledOp {
             code: self.code(node)?,
@@ -444,39 +372,40 @@ impl Compiler<'_> {
         })
     }
 
-    fn code(&self, node: &Node) -> Result<Code, DeviceError> {
+    fn code(&mut self, node: &Node) -> Result<Code, DeviceError> {
         Ok(match &node.op {
             Op::Embed { table, scale } => {
-                Code::Embed { table: self.matrix(*table)?, scale: *scale }
+                Code::Embed { table: self.weights.matrix(*table, false), scale: *scale }
             }
             Op::RmsNorm { weight, eps, offset, group } => Code::RmsNorm {
-                weight: self.vector_if(weight)?,
+                weight: self.vector_if(*weight),
                 eps: *eps,
                 offset: *offset,
                 group: *group,
             },
             Op::LayerNorm { weight, bias, eps, group } => Code::LayerNorm {
-                weight: self.vector(*weight)?,
-                bias: self.vector_if(bias)?,
+                weight: self.weights.vector(*weight),
+                bias: self.vector_if(*bias),
                 eps: *eps,
                 group: *group,
             },
             Op::Linear { weight, bias, activations: ActivationFormat::Int8 } => {
-                let weights = smallvec![(self.packed(*weight)?, self.vector_if(bias)?)];
-                Code::PackedLinear { weights, before: None }
+                let (packed, correction) = self.packed(*weight)?;
+                let weights = smallvec![(packed, self.vector_if(*bias))];
+                Code::PackedLinear { weights, corrections: smallvec![correction], before: None }
             }
             Op::Linear { weight, bias, activations } => {
                 let bf16 = *activations == ActivationFormat::Bf16;
                 let panels = bf16 && linear::bf16::has_panels(self.isa);
-                let matrix = if panels { self.panels(*weight)? } else { self.matrix(*weight)? };
-                Code::Linear { weights: smallvec![(matrix, self.vector_if(bias)?)], bf16 }
+                let matrix = self.weights.matrix(*weight, panels);
+                Code::Linear { weights: smallvec![(matrix, self.vector_if(*bias))], bf16 }
             }
             Op::HeadLinear(h) => Code::HeadLinear {
-                weights: h.weights.iter().map(|w| self.matrix(*w)).collect::<Result<_, _>>()?,
+                weights: h.weights.iter().map(|w| self.weights.matrix(*w, false)).collect(),
             },
             Op::Rope(r) => Code::Rope(r.clone()),
             Op::KvAppend(k) => Code::KvAppend(k.clone()),
-            Op::Attention(a) => Code::Attention { op: a.clone(), sinks: self.vector_if(&a.sinks)? },
+            Op::Attention(a) => Code::Attention { op: a.clone(), sinks: self.vector_if(a.sinks) },
             Op::Activate(act) => Code::Element(Element::Activate(*act)),
             Op::Gate(act) => Code::Element(Element::Gate(*act)),
             Op::Add => Code::Element(Element::Add),
@@ -495,33 +424,33 @@ impl Compiler<'_> {
     }
 
     /// The weights of all experts, each matrix by `matrix`.
-    pub fn expert_weights<M>(
-        &self,
+    fn expert_weights<M>(
+        &mut self,
         e: &troika_graph::Experts,
-        matrix: impl Fn(WeightRef) -> Result<M, DeviceError>,
+        matrix: impl Fn(&mut Self, WeightRef) -> Result<M, DeviceError>,
     ) -> Result<Vec<ExpertWeights<M>>, DeviceError> {
-        let bias = |list: &[WeightRef], i: usize| self.vector_if(&list.get(i).copied());
         let expert = |i: usize| {
-            Ok(ExpertWeights {
-                gate: matrix(e.gate[i])?,
-                up: matrix(e.up[i])?,
-                down: matrix(e.down[i])?,
-                bias: [bias(&e.gate_bias, i)?, bias(&e.up_bias, i)?, bias(&e.down_bias, i)?],
-            })
+            let (gate, up) = (matrix(self, e.gate[i])?, matrix(self, e.up[i])?);
+            let down = matrix(self, e.down[i])?;
+            let biases = [&e.gate_bias, &e.up_bias, &e.down_bias];
+            let bias = biases.map(|list| self.vector_if(list.get(i).copied()));
+            Ok(ExpertWeights { gate, up, down, bias })
         };
         (0..e.gate.len()).map(expert).collect()
     }
 
-    fn experts(&self, node: &Node, e: &troika_graph::Experts) -> Result<Code, DeviceError> {
+    fn experts(&mut self, node: &Node, e: &troika_graph::Experts) -> Result<Code, DeviceError> {
         let top_k = self.graph.value(node.inputs[1]).shape.row_len();
         let pairs = self.graph.max_rows().checked_mul(top_k);
         if pairs.is_none_or(|pairs| u32::try_from(pairs).is_err()) {
             return self.refuse("experts", format!("{top_k} experts a row are too many to count"));
         }
+        let (act, inter) = (e.act, self.graph.weight(e.gate[0]).rows);
         if e.activations == ActivationFormat::Int8 {
-            return self.packed_experts(e);
+            let experts = self.expert_weights(e, |c, w| Ok(c.packed(w)?.0))?;
+            return Ok(Code::PackedExperts { experts, inter, act });
         }
-        let experts = self.expert_weights(e, |w| self.matrix(w))?;
-        Ok(Code::Experts { experts, act: e.act, activations: e.activations })
+        let experts = self.expert_weights(e, |c, w| Ok(c.weights.matrix(w, false)))?;
+        Ok(Code::Experts { experts, inter, act, activations: e.activations })
     }
 }

@@ -1,15 +1,93 @@
-//! Weights packed for the integer kernels, by way of the store.
+//! A graph's weights in the forms that its code reads, by way of the store, which shares them.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use troika_device::{DeviceError, PackLayout, WeightBytes, WeightData};
-use troika_graph::{WeightDecl, WeightRef};
+use troika_device::{DeviceError, PackLayout, WeightBytes, WeightData, WeightSource};
+use troika_graph::{DType, Subgraph, WeightDecl, WeightRef, verify};
 
-use crate::compile::{Code, Compiler};
+use crate::compile::Executable;
 use crate::kernels::int8::{Layout, PackedView, ROWS};
+use crate::kernels::linear::{self, WeightView};
+use crate::machine::Isa;
 
-/// A packed weight, kept alive by the executable.
-#[derive(Clone, Debug)]
+/// How code reads a weight.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Form {
+    /// As it is stored.
+    Stored,
+    /// As [`linear::panels`].
+    Panels,
+    /// As floats.
+    Vector,
+    /// Packed for the integer kernels.
+    Packed(Layout),
+}
+
+/// Which of the matrices of [`Loaded`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct MatrixAt(usize);
+
+/// Which of its vectors.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct VectorAt(usize);
+
+/// Which of its packed matrices.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct PackedAt(usize);
+
+/// The weights that code reads, each once in each form, in the order in which they are loaded.
+#[derive(Debug, Default)]
+pub(crate) struct Needs(Vec<(WeightRef, Form)>);
+
+impl Needs {
+    /// The place of a form of a weight among those of its kind.
+    fn at(&mut self, weight: WeightRef, form: Form, kind: fn(&Form) -> bool) -> usize {
+        let known = self.0.iter().position(|need| *need == (weight, form));
+        let at = known.unwrap_or_else(|| {
+            self.0.push((weight, form));
+            self.0.len() - 1
+        });
+        self.0[..at].iter().filter(|(_, form)| kind(form)).count()
+    }
+
+    pub fn matrix(&mut self, weight: WeightRef, panels: bool) -> MatrixAt {
+        let form = if panels { Form::Panels } else { Form::Stored };
+        MatrixAt(self.at(weight, form, |f| matches!(f, Form::Stored | Form::Panels)))
+    }
+
+    pub fn vector(&mut self, weight: WeightRef) -> VectorAt {
+        VectorAt(self.at(weight, Form::Vector, |f| matches!(f, Form::Vector)))
+    }
+
+    pub fn packed(&mut self, weight: WeightRef, layout: Layout) -> PackedAt {
+        PackedAt(self.at(weight, Form::Packed(layout), |f| matches!(f, Form::Packed(_))))
+    }
+}
+
+/// A weight as it is stored, or in panels.
+#[derive(Debug)]
+pub(crate) struct Matrix {
+    dtype: DType,
+    rows: usize,
+    cols: usize,
+    bytes: WeightBytes,
+    /// Whether the bytes are [`linear::panels`].
+    pub panels: bool,
+}
+
+impl Matrix {
+    pub fn view(&self) -> WeightView<'_> {
+        WeightView { dtype: self.dtype, bytes: &self.bytes, rows: self.rows, cols: self.cols }
+    }
+}
+
+/// A vector in f32.
+#[derive(Debug)]
+struct Vector(WeightBytes);
+
+/// A packed weight.
+#[derive(Debug)]
 pub(crate) struct PackedMatrix {
     layout: Layout,
     bytes: WeightBytes,
@@ -21,8 +99,87 @@ impl PackedMatrix {
     }
 }
 
+/// Code with the weights and the names of one graph. Code refers to weights by their place here:
+/// they are those that it was compiled for, since nobody else makes one.
+#[derive(Debug)]
+pub(crate) struct Loaded {
+    /// The device that loaded it.
+    pub device: DeviceId,
+    pub code: Arc<Executable>,
+    /// The graph's name.
+    pub name: String,
+    /// The names of its values.
+    values: Vec<String>,
+    matrices: Vec<Matrix>,
+    vectors: Vec<Vector>,
+    packed: Vec<PackedMatrix>,
+}
+
+/// Tells the devices of a process apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DeviceId(pub u64);
+
+impl Loaded {
+    /// The name of a value.
+    pub fn value_name(&self, slot: usize) -> &str {
+        &self.values[slot]
+    }
+
+    pub fn matrix(&self, at: MatrixAt) -> &Matrix {
+        &self.matrices[at.0]
+    }
+
+    pub fn packed(&self, at: PackedAt) -> PackedView<'_> {
+        self.packed[at.0].view()
+    }
+
+    pub fn vector(&self, at: VectorAt) -> &[f32] {
+        // Checked when made.
+        bytemuck::try_cast_slice(&self.vectors[at.0].0).unwrap_or(&[])
+    }
+
+    pub fn vector_if(&self, at: Option<VectorAt>) -> Option<&[f32]> {
+        at.map(|at| self.vector(at))
+    }
+}
+
+/// Loads the weights of a graph for code of its shape.
+pub(crate) fn load(
+    (device, isa): (DeviceId, Isa),
+    code: &Arc<Executable>,
+    graph: &Subgraph,
+    source: &dyn WeightSource,
+) -> Result<Loaded, DeviceError> {
+    verify(graph)?;
+    if !graph.same_code(&code.graph) {
+        let why = format!("its weights are not of the shape of {}, which was compiled", {
+            &code.graph.name
+        });
+        return Err(DeviceError::Submission { task: graph.name.clone(), why });
+    }
+    let mut loaded = Loaded {
+        device,
+        code: code.clone(),
+        name: graph.name.clone(),
+        values: graph.values.iter().map(|v| v.name.clone()).collect(),
+        matrices: Vec::new(),
+        vectors: Vec::new(),
+        packed: Vec::new(),
+    };
+    for (weight, form) in &code.weights.0 {
+        let loader = Loader { isa, source, decl: graph.weight(*weight) };
+        match form {
+            Form::Stored => loaded.matrices.push(loader.matrix()?),
+            Form::Panels => loaded.matrices.push(loader.panels()?),
+            Form::Vector => loaded.vectors.push(loader.vector()?),
+            Form::Packed(layout) => loaded.packed.push(loader.packed(*layout)?),
+        }
+    }
+    Ok(loaded)
+}
+
 /// What a weight is, besides what the graph says.
-pub(crate) fn mismatch(data: &WeightData, decl: &WeightDecl) -> String {
+fn mismatch(data: &WeightData, decl: &WeightDecl) -> String {
     let (rows, cols) = decl.stored();
     format!(
         "is {}x{} {} of {} bytes, the graph says {}x{} {}",
@@ -36,64 +193,116 @@ pub(crate) fn mismatch(data: &WeightData, decl: &WeightDecl) -> String {
     )
 }
 
-impl Compiler<'_> {
-    /// A weight packed once for all that use it; its raw bytes are not kept.
-    pub fn packed(&self, w: WeightRef) -> Result<PackedMatrix, DeviceError> {
-        let decl = self.graph.weight(w);
-        let wrong = |why: String| DeviceError::Weight { name: decl.name.to_string(), why };
-        let Some(layout) = Layout::new(decl.dtype, decl.rows, decl.cols) else {
-            let (rows, cols, dtype) = (decl.rows, decl.cols, decl.dtype);
-            return Err(wrong(format!("{rows}x{cols} {dtype} has no integer path")));
+/// Loads one weight.
+struct Loader<'a> {
+    isa: Isa,
+    source: &'a dyn WeightSource,
+    decl: &'a WeightDecl,
+}
+
+impl Loader<'_> {
+    fn wrong<T>(&self, why: impl Into<String>) -> Result<T, DeviceError> {
+        Err(DeviceError::Weight { name: self.decl.name.to_string(), why: why.into() })
+    }
+
+    fn matrix(&self) -> Result<Matrix, DeviceError> {
+        let decl = self.decl;
+        let data = self.source.weight(&decl.name)?;
+        if ((data.rows, data.cols), data.dtype) != (decl.stored(), decl.dtype) {
+            return self.wrong(mismatch(&data, decl));
+        }
+        let need = data.dtype.row_bytes(data.cols).and_then(|r| r.checked_mul(data.rows));
+        if need != Some(data.bytes.len()) {
+            return self.wrong(format!("{} bytes do not hold it", data.bytes.len()));
+        }
+        let Some(data) = data.rows(decl.stored_rows()).filter(|d| d.cols == decl.cols) else {
+            return self.wrong("is a vector, of which only all columns can be taken here");
         };
+        let aligned = match data.dtype {
+            DType::F32 => bytemuck::try_cast_slice::<u8, f32>(&data.bytes).is_ok(),
+            DType::F16 | DType::BF16 => bytemuck::try_cast_slice::<u8, u16>(&data.bytes).is_ok(),
+            _ => true,
+        };
+        if !aligned {
+            return self.wrong("is not aligned to its element size");
+        }
+        let WeightData { dtype, rows, cols, bytes } = data;
+        Ok(Matrix { dtype, rows, cols, bytes, panels: false })
+    }
+
+    /// A bf16 weight as panels, packed once for all that use it.
+    fn panels(&self) -> Result<Matrix, DeviceError> {
+        let (rows, cols, dtype) = (self.decl.rows, self.decl.cols, self.decl.dtype);
+        let panel = linear::panels::panel_bytes(cols);
+        let form = PackLayout { name: "bf16 pairs", rows: linear::panels::ROWS, panel };
+        let bytes = self.pack(form, &|raw, out| {
+            linear::panels::pack_panels(self.isa, raw, cols, out);
+        })?;
+        Ok(Matrix { dtype, rows, cols, bytes, panels: true })
+    }
+
+    /// A vector, converted once to f32. Of a vector of which the graph reads some columns, these.
+    fn vector(&self) -> Result<Vector, DeviceError> {
+        let decl = self.decl;
+        let (_, all_cols) = decl.stored();
+        let form = PackLayout { name: "f32", rows: 1, panel: 4 * all_cols };
+        let bytes = self.pack(form, &|raw, out| {
+            troika_graph::blocks::dequantize(decl.dtype, raw, bytemuck::cast_slice_mut(out));
+        })?;
+        let cols = decl.stored_cols();
+        let Some(bytes) = bytes.slice(4 * cols.start..4 * cols.end) else {
+            return self.wrong("does not have the columns");
+        };
+        match bytemuck::try_cast_slice::<u8, f32>(&bytes) {
+            Ok(_) => Ok(Vector(bytes)),
+            Err(e) => self.wrong(e.to_string()),
+        }
+    }
+
+    /// A weight packed once for all that use it; its raw bytes are not kept.
+    fn packed(&self, layout: Layout) -> Result<PackedMatrix, DeviceError> {
         let name = layout.name();
         let form = PackLayout { name: &name, rows: ROWS, panel: layout.panel_bytes() };
-        let bytes = self.pack(decl, form, &|raw, out| layout.pack_panels(raw, out))?;
+        let bytes = self.pack(form, &|raw, out| layout.pack_panels(raw, out))?;
         Ok(PackedMatrix { layout, bytes })
     }
 
-    /// A form of a weight, made by `pack` of the bytes of some rows. Of a weight of which the
+    /// A form of the weight, made by `pack` of the bytes of some rows. Of a weight of which the
     /// graph reads some rows, these, as a part of the whole weight's form where panels allow it.
-    pub fn pack(
+    fn pack(
         &self,
-        decl: &WeightDecl,
         form: PackLayout<'_>,
         pack: &(dyn Fn(&[u8], &mut [u8]) + Sync),
     ) -> Result<WeightBytes, DeviceError> {
-        let wrong = |why: String| DeviceError::Weight { name: decl.name.to_string(), why };
+        let decl = self.decl;
         let rows = AtomicUsize::new(0);
         let (all_rows, cols) = decl.stored();
         let pack_rows = |data: &WeightData, out: &mut [u8]| {
             let need = decl.dtype.row_bytes(cols).and_then(|r| r.checked_mul(data.rows));
             let is = (data.cols, data.dtype, Some(data.bytes.len()), form.bytes(data.rows));
             if is != (cols, decl.dtype, need, Some(out.len())) || data.rows > all_rows {
-                return Err(wrong(mismatch(data, decl)));
+                return self.wrong(mismatch(data, decl));
             }
             if !(out.as_ptr() as usize).is_multiple_of(align_of::<f32>()) {
-                return Err(wrong("is to be packed into memory that is not aligned".into()));
+                return self.wrong("is to be packed into memory that is not aligned");
             }
             rows.fetch_add(data.rows, Ordering::Relaxed);
             pack(&data.bytes, out);
             Ok(())
         };
         let packed = if all_rows == decl.rows {
-            self.weights.packed(&decl.name, form, &pack_rows)
+            self.source.packed(&decl.name, form, &pack_rows)
         } else {
-            self.weights.packed_rows(&decl.name, decl.stored_rows(), form, &pack_rows)
+            self.source.packed_rows(&decl.name, decl.stored_rows(), form, &pack_rows)
         }?;
         // Of a form that was there already, no rows were packed.
         let rows = rows.into_inner();
         if rows != 0 && rows != decl.rows && rows != all_rows {
-            return Err(wrong(format!("has {rows} rows, the graph says {all_rows}")));
+            return self.wrong(format!("has {rows} rows, the graph says {all_rows}"));
         }
         if Some(packed.bytes.len()) != form.bytes(decl.rows) {
-            return Err(wrong(format!("{} packed bytes do not hold it", packed.bytes.len())));
+            return self.wrong(format!("{} packed bytes do not hold it", packed.bytes.len()));
         }
         Ok(packed.bytes)
-    }
-
-    /// Experts with activations in eight bits.
-    pub fn packed_experts(&self, e: &troika_graph::Experts) -> Result<Code, DeviceError> {
-        let experts = self.expert_weights(e, |w| self.packed(w))?;
-        Ok(Code::PackedExperts { experts, act: e.act })
     }
 }

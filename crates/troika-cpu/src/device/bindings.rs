@@ -10,7 +10,7 @@ use troika_device::{
 };
 use troika_graph::{DType, Dim};
 
-use crate::compile::{Executable, Place, ValueSlot};
+use crate::compile::{Loaded, Place, ValueSlot};
 use crate::runtime::LINE;
 
 /// Where a value's bytes are during a run.
@@ -31,8 +31,11 @@ const INLINE: usize = 12;
 /// What a run may touch.
 pub(crate) type Claims<'a> = SmallVec<[Claim<'a>; INLINE]>;
 
+/// A value and its name.
+type Named<'a> = (&'a ValueSlot, &'a str);
+
 /// A submission that does not fit.
-pub(crate) fn misfit(exe: &Executable, why: String) -> DeviceError {
+pub(crate) fn misfit(exe: &Loaded, why: String) -> DeviceError {
     DeviceError::Submission { task: exe.name.clone(), why }
 }
 
@@ -41,8 +44,8 @@ fn element_bytes(dtype: DType) -> usize {
 }
 
 /// As many bindings as the subgraph has inputs, states and outputs.
-pub(crate) fn check_counts(exe: &Executable, b: &Bindings) -> Result<(), DeviceError> {
-    let need = (exe.inputs.len(), exe.states.len(), exe.outputs.len());
+pub(crate) fn check_counts(exe: &Loaded, b: &Bindings) -> Result<(), DeviceError> {
+    let need = (exe.code.inputs.len(), exe.code.states.len(), exe.code.outputs.len());
     let got = (b.inputs.len(), b.states.len(), b.outputs.len());
     if need != got {
         let why = format!("binds {got:?} inputs, states and outputs; needs {need:?}");
@@ -52,28 +55,29 @@ pub(crate) fn check_counts(exe: &Executable, b: &Bindings) -> Result<(), DeviceE
 }
 
 /// Rows that fit every value.
-pub(crate) fn check_rows(exe: &Executable, task: &Run) -> Result<(), DeviceError> {
-    for s in exe.slots.iter().filter(|s| !matches!(s.place, Place::State(_))) {
+pub(crate) fn check_rows(exe: &Loaded, task: &Run) -> Result<(), DeviceError> {
+    let slots = exe.code.slots.iter().enumerate();
+    for (slot, s) in slots.filter(|(_, s)| !matches!(s.place, Place::State(_))) {
         let fits = match s.rows {
             Dim::Rows(most) => task.rows <= most,
             Dim::Fixed(n) | Dim::KvLen(n) => task.rows == n,
         };
         if !fits {
-            return Err(misfit(exe, format!("{} rows do not fit value {}", task.rows, s.name)));
+            let name = exe.value_name(slot);
+            return Err(misfit(exe, format!("{} rows do not fit value {name}", task.rows)));
         }
     }
     Ok(())
 }
 
 /// A forward batch that has as many rows, where it is looked at.
-pub(crate) fn check_forward(exe: &Executable, task: &Run) -> Result<(), DeviceError> {
-    if !exe.uses_forward_batch {
+pub(crate) fn check_forward(exe: &Loaded, task: &Run) -> Result<(), DeviceError> {
+    if !exe.code.uses_forward_batch {
         return Ok(());
     }
-    let tables =
-        task.forward.seqs.iter().all(|s| {
-            exe.page_groups.iter().all(|g| s.tables.get(*g).is_some_and(|t| t.page_len > 0))
-        });
+    let tables = task.forward.seqs.iter().all(|s| {
+        exe.code.page_groups.iter().all(|g| s.tables.get(*g).is_some_and(|t| t.page_len > 0))
+    });
     if !task.forward.is_whole() || !tables {
         return Err(misfit(exe, "sequences have gaps, or lack page tables".into()));
     }
@@ -86,25 +90,25 @@ pub(crate) fn check_forward(exe: &Executable, task: &Run) -> Result<(), DeviceEr
 
 /// The bytes of all bound values, in the order of [`views`].
 pub(crate) fn locate(
-    exe: &Executable,
+    exe: &Loaded,
     task: &Run,
     spaces: &[SpaceId],
     bound: &mut Vec<Rect>,
 ) -> Result<(), DeviceError> {
     bound.clear();
-    let slots = exe.inputs.iter().chain(&exe.states).chain(&exe.outputs);
-    let first_output = exe.inputs.len() + exe.states.len();
+    let slots = exe.code.inputs.iter().chain(&exe.code.states).chain(&exe.code.outputs);
+    let first_output = exe.code.inputs.len() + exe.code.states.len();
     for (i, (slot, view)) in slots.zip(views(&task.bindings)).enumerate() {
-        let slot = &exe.slots[*slot];
+        let (slot, name) = (&exe.code.slots[*slot], exe.value_name(*slot));
         let space = view.buffer().space();
         if space != SpaceId::HOST && !spaces.contains(&space) {
-            let why = format!("value {} is bound to memory that is not the host's", slot.name);
+            let why = format!("value {name} is bound to memory that is not the host's");
             return Err(misfit(exe, why));
         }
-        let rect = if (exe.inputs.len()..first_output).contains(&i) {
-            state(exe, slot, view)?
+        let rect = if (exe.code.inputs.len()..first_output).contains(&i) {
+            state(exe, (slot, name), view)?
         } else {
-            rows(exe, slot, view, task.rows)?
+            rows(exe, (slot, name), view, task.rows)?
         };
         bound.push(rect);
     }
@@ -117,19 +121,24 @@ fn views(b: &Bindings) -> impl Iterator<Item = &View> {
 }
 
 /// States take all the bytes there are, in whole rows.
-fn state(exe: &Executable, slot: &ValueSlot, view: &View) -> Result<Rect, DeviceError> {
+fn state(exe: &Loaded, (slot, name): Named<'_>, view: &View) -> Result<Rect, DeviceError> {
     let row = slot.cols.saturating_mul(element_bytes(slot.dtype)).max(1);
     if !view.rect().is_dense() {
-        let why = format!("the rows of cache {} lie apart in its view", slot.name);
+        let why = format!("the rows of cache {name} lie apart in its view");
         return Err(misfit(exe, why));
     }
     let all = view.rect().span();
     let end = all.start + all.len() / row * row;
-    aligned(exe, slot, Rect::bytes(all.start..end))
+    aligned(exe, (slot, name), Rect::bytes(all.start..end))
 }
 
 /// The first rows of a view, as wide as the value's.
-fn rows(exe: &Executable, slot: &ValueSlot, view: &View, rows: usize) -> Result<Rect, DeviceError> {
+fn rows(
+    exe: &Loaded,
+    (slot, name): Named<'_>,
+    view: &View,
+    rows: usize,
+) -> Result<Rect, DeviceError> {
     let r = view.rect();
     let row = slot.cols.checked_mul(element_bytes(slot.dtype));
     let (stride, fits) = if r.is_dense() {
@@ -139,11 +148,10 @@ fn rows(exe: &Executable, slot: &ValueSlot, view: &View, rows: usize) -> Result<
     };
     let rect = row.zip(stride).and_then(|(row, stride)| Rect::new(r.offset(), rows, row, stride));
     match rect.filter(|_| fits) {
-        Some(rect) => aligned(exe, slot, rect),
+        Some(rect) => aligned(exe, (slot, name), rect),
         None => {
             let why = format!(
-                "value {} has {rows} rows of {} bytes, its view {} of {}",
-                slot.name,
+                "value {name} has {rows} rows of {} bytes, its view {} of {}",
                 row.unwrap_or(usize::MAX),
                 r.rows(),
                 r.row_bytes()
@@ -154,25 +162,24 @@ fn rows(exe: &Executable, slot: &ValueSlot, view: &View, rows: usize) -> Result<
 }
 
 /// Buffers are aligned to more than an element.
-fn aligned(exe: &Executable, slot: &ValueSlot, rect: Rect) -> Result<Rect, DeviceError> {
+fn aligned(exe: &Loaded, (slot, name): Named<'_>, rect: Rect) -> Result<Rect, DeviceError> {
     let size = element_bytes(slot.dtype);
     if rect.offset().is_multiple_of(size) && rect.stride().is_multiple_of(size) {
         return Ok(rect);
     }
     let (at, stride) = (rect.offset(), rect.stride());
     let why = format!(
-        "value {} has elements of {size} bytes; its view starts at byte {at}, its rows lie \
-         {stride} bytes apart",
-        slot.name
+        "value {name} has elements of {size} bytes; its view starts at byte {at}, its rows lie \
+         {stride} bytes apart"
     );
     Err(misfit(exe, why))
 }
 
 /// Written bindings may share a buffer with others, but no bytes.
-fn check_overlap(exe: &Executable, b: &Bindings, bound: &[Rect]) -> Result<(), DeviceError> {
-    let written = |i: usize| match i.checked_sub(exe.inputs.len()) {
+fn check_overlap(exe: &Loaded, b: &Bindings, bound: &[Rect]) -> Result<(), DeviceError> {
+    let written = |i: usize| match i.checked_sub(exe.code.inputs.len()) {
         None => false,
-        Some(i) => exe.state_written.get(i).is_none_or(|w| *w),
+        Some(i) => exe.code.state_written.get(i).is_none_or(|w| *w),
     };
     // Each submission comes through here, so buffers are compared before anything else.
     let buffers: SmallVec<[usize; INLINE]> = views(b).map(|v| v.buffer().id()).collect();
@@ -181,9 +188,15 @@ fn check_overlap(exe: &Executable, b: &Bindings, bound: &[Rect]) -> Result<(), D
             let clash =
                 buffers[i] == buffer && (written(i) || written(j)) && bound[i].overlaps(&bound[j]);
             if clash {
-                let slots: SmallVec<[usize; INLINE]> =
-                    exe.inputs.iter().chain(&exe.states).chain(&exe.outputs).copied().collect();
-                let (a, b) = (&exe.slots[slots[i]].name, &exe.slots[slots[j]].name);
+                let slots: SmallVec<[usize; INLINE]> = exe
+                    .code
+                    .inputs
+                    .iter()
+                    .chain(&exe.code.states)
+                    .chain(&exe.code.outputs)
+                    .copied()
+                    .collect();
+                let (a, b) = (exe.value_name(slots[i]), exe.value_name(slots[j]));
                 return Err(misfit(exe, format!("values {a} and {b} overlap in memory")));
             }
         }
@@ -211,23 +224,23 @@ pub(crate) fn memory(b: &Bindings, bound: &[Rect], at: usize) -> Mem {
 
 /// Claims what a run touches: of states, the rows that its sequences' pages have.
 pub(crate) fn claim<'a>(
-    exe: &Executable,
+    exe: &Loaded,
     task: &'a Run,
     bound: &[Rect],
     pages: &mut Pages,
 ) -> Result<Claims<'a>, AccessError> {
     let b = &*task.bindings;
     let mut claims = Claims::new();
-    let (inputs, states) = (exe.inputs.len(), exe.states.len());
+    let (inputs, states) = (exe.code.inputs.len(), exe.code.states.len());
     for (view, rect) in b.inputs.iter().zip(bound) {
         claims.push(view.buffer().claim(&[(*rect, Access::Read)])?);
     }
     for (i, (view, rect)) in b.states.iter().zip(&bound[inputs..]).enumerate() {
-        let slot = &exe.slots[exe.states[i]];
+        let slot = &exe.code.slots[exe.code.states[i]];
         let row = slot.cols.saturating_mul(element_bytes(slot.dtype));
         pages.wanted.clear();
-        for group in exe.state_groups.iter().filter(|g| g.0 == i).map(|g| g.1) {
-            pages.want(&task.forward, group, (rect, row), exe.state_written[i]);
+        for group in exe.code.state_groups.iter().filter(|g| g.0 == i).map(|g| g.1) {
+            pages.want(&task.forward, group, (rect, row), exe.code.state_written[i]);
         }
         if !pages.wanted.is_empty() {
             claims.push(view.buffer().claim(&pages.wanted)?);
@@ -303,26 +316,22 @@ pub(crate) struct Staged {
 /// Finds the values that are staged, and the floats that they take together. Results of products
 /// and of ops on elements that nothing else reads are written to rows that lie apart as they are, and
 /// so are copies; ops on elements read them, too.
-pub(crate) fn staged(
-    exe: &Executable,
-    rows: usize,
-    bound: &[Rect],
-    out: &mut Vec<Staged>,
-) -> usize {
+pub(crate) fn staged(exe: &Loaded, rows: usize, bound: &[Rect], out: &mut Vec<Staged>) -> usize {
     out.clear();
-    let (inputs, first_output) = (exe.inputs.len(), exe.inputs.len() + exe.states.len());
+    let (inputs, first_output) =
+        (exe.code.inputs.len(), exe.code.inputs.len() + exe.code.states.len());
     let mut floats = 0;
     for (binding, rect) in bound.iter().enumerate() {
         if rect.is_dense() || (inputs..first_output).contains(&binding) {
             continue;
         }
         let slot = match binding.checked_sub(first_output) {
-            None if exe.slots[exe.inputs[binding]].strided => continue,
-            None => exe.inputs[binding],
+            None if exe.code.slots[exe.code.inputs[binding]].strided => continue,
+            None => exe.code.inputs[binding],
             Some(output) => {
-                let slot = exe.outputs[output];
-                let wants =
-                    !exe.slots[slot].strided && exe.slots[slot].place == Place::Output(output);
+                let slot = exe.code.outputs[output];
+                let wants = !exe.code.slots[slot].strided
+                    && exe.code.slots[slot].place == Place::Output(output);
                 if !wants {
                     continue;
                 }
@@ -330,7 +339,7 @@ pub(crate) fn staged(
             }
         };
         out.push(Staged { slot, binding, at: floats });
-        floats += (rows * exe.slots[slot].row_bytes()).div_ceil(4).next_multiple_of(LINE);
+        floats += (rows * exe.code.slots[slot].row_bytes()).div_ceil(4).next_multiple_of(LINE);
     }
     floats
 }

@@ -2,7 +2,7 @@
 
 use troika_device::{DeviceError, OutOfMemory, Run, SpaceId};
 
-use crate::compile::{Code, CompiledOp, Executable};
+use crate::compile::{CompiledOp, Loaded};
 use crate::device::bindings::{self, Mem, Pages, misfit};
 use crate::device::ops::Operands;
 use crate::device::prepared::{Known, Prepared};
@@ -53,9 +53,9 @@ impl Executor {
     /// Checks a submission against its executable and runs it; `next` runs after it.
     pub fn run(
         &mut self,
-        exe: &Executable,
+        exe: &Loaded,
         task: &Run,
-        next: Option<&Executable>,
+        next: Option<&Loaded>,
     ) -> Result<(), DeviceError> {
         bindings::check_forward(exe, task)?;
         let prepared = self.known.prepare(exe, task, &self.spaces)?;
@@ -69,9 +69,9 @@ impl Machine {
     /// Runs the ops on memory that is claimed.
     fn run(
         &mut self,
-        exe: &Executable,
+        exe: &Loaded,
         (task, prepared): (&Run, &mut Prepared),
-        next: Option<&Executable>,
+        next: Option<&Loaded>,
     ) -> Result<(), DeviceError> {
         let b = &*task.bindings;
         if prepared.moves != self.moves {
@@ -79,37 +79,39 @@ impl Machine {
             prepared.resolve(exe, task, (self.arena.as_mut_slice(), self.staging.as_mut_slice()));
         }
         let Prepared { bound, staged, memory, .. } = &*prepared;
-        for s in staged.iter().filter(|s| s.binding < exe.inputs.len()) {
+        for s in staged.iter().filter(|s| s.binding < exe.code.inputs.len()) {
             let from = bindings::memory(b, bound, s.binding);
-            bindings::copy(&exe.slots[s.slot], task.rows, from, memory[s.slot]);
+            bindings::copy(&exe.code.slots[s.slot], task.rows, from, memory[s.slot]);
         }
-        for (i, op) in exe.ops.iter().enumerate() {
+        for (i, op) in exe.code.ops.iter().enumerate() {
             self.run_op(exe, op, (task, memory)).map_err(|e| self.failure(exe, op, e))?;
             if task.rows <= select::PREFETCH_MAX_ROWS {
                 self.prefetch_weights(exe, i + 1, next);
             }
         }
-        for &(slot, output) in &exe.copies {
-            let to = exe.inputs.len() + exe.states.len() + output;
+        for &(slot, output) in &exe.code.copies {
+            let to = exe.code.inputs.len() + exe.code.states.len() + output;
             let to = bindings::memory(b, bound, to);
-            bindings::copy(&exe.slots[slot], task.rows, memory[slot], to);
+            bindings::copy(&exe.code.slots[slot], task.rows, memory[slot], to);
         }
-        for s in staged.iter().filter(|s| s.binding >= exe.inputs.len()) {
+        for s in staged.iter().filter(|s| s.binding >= exe.code.inputs.len()) {
             let to = bindings::memory(b, bound, s.binding);
-            bindings::copy(&exe.slots[s.slot], task.rows, memory[s.slot], to);
+            bindings::copy(&exe.code.slots[s.slot], task.rows, memory[s.slot], to);
         }
         Ok(())
     }
 
     /// Points idle workers to the weights of the next product.
-    fn prefetch_weights(&mut self, exe: &Executable, from: usize, next: Option<&Executable>) {
-        let ops = exe.ops[from..].iter().chain(next.into_iter().flat_map(|n| &n.ops));
-        if let Some(bytes) = ops.map(|s| &s.code).find_map(Code::first_weight) {
+    fn prefetch_weights<'a>(&mut self, exe: &'a Loaded, from: usize, next: Option<&'a Loaded>) {
+        let first = |of: &'a Loaded, from: usize| {
+            of.code.ops[from..].iter().find_map(|op| op.code.first_weight(of))
+        };
+        if let Some(bytes) = first(exe, from).or_else(|| first(next?, 0)) {
             self.pool.prefetch(&bytes[..bytes.len().min(select::PREFETCH_BYTES)]);
         }
     }
 
-    fn failure(&self, exe: &Executable, op: &CompiledOp, e: KernelError) -> DeviceError {
+    fn failure(&self, exe: &Loaded, op: &CompiledOp, e: KernelError) -> DeviceError {
         let why = format!("{}: {e}", op.name);
         match e {
             KernelError::Operand(_) => misfit(exe, why),
@@ -121,24 +123,24 @@ impl Machine {
     }
 
     /// Makes room for what a run needs; its size was found to be countable when compiled.
-    fn grow(&mut self, exe: &Executable, task: &Run, staging: usize) -> Result<(), DeviceError> {
+    fn grow(&mut self, exe: &Loaded, task: &Run, staging: usize) -> Result<(), DeviceError> {
         let full = |e: OutOfMemory| {
             let what = format!("{} on device {} ({} rows)", exe.name, self.device, task.rows);
             DeviceError::Memory { what, bytes: e.bytes }
         };
         let (rows, threads) = (task.rows, self.pool.threads());
-        for op in &exe.attentions {
+        for op in &exe.code.attentions {
             self.work.grow(attention::partial_floats(op, &task.forward, threads)).map_err(full)?;
         }
         // Counted first: what fails leaves no memory.
         self.moves += 1;
-        let moved = self.arena.grow(exe.temp_floats * rows).map_err(full)?;
+        let moved = self.arena.grow(exe.code.temp_floats * rows).map_err(full)?;
         if !(self.staging.grow(staging).map_err(full)? || moved) {
             self.moves -= 1;
         }
-        self.work.grow(exe.work_floats * rows).map_err(full)?;
-        self.scratch.grow(exe.worker_floats * threads).map_err(full)?;
-        let words = exe.work_words.0 * rows + exe.work_words.1;
+        self.work.grow(exe.code.work_floats * rows).map_err(full)?;
+        self.scratch.grow(exe.code.worker_floats * threads).map_err(full)?;
+        let words = exe.code.work_words.0 * rows + exe.code.work_words.1;
         if let Some(more) = words.checked_sub(self.words.len()) {
             let room = self.words.try_reserve_exact(more);
             room.map_err(|_| full(OutOfMemory { bytes: 4 * words }))?;
@@ -150,7 +152,7 @@ impl Machine {
     /// Runs one op.
     fn run_op(
         &mut self,
-        exe: &Executable,
+        exe: &Loaded,
         op: &CompiledOp,
         (task, memory): (&Run, &[Mem]),
     ) -> Result<(), KernelError> {
@@ -158,7 +160,7 @@ impl Machine {
         let mut cx = Context {
             pool: &mut self.pool,
             isa: self.isa,
-            scratch: PerWorker::new(scratch, exe.worker_floats),
+            scratch: PerWorker::new(scratch, exe.code.worker_floats),
         };
         let mem = Operands { exe, op, memory };
         let mut work = moe::Memory { floats: self.work.as_mut_slice(), words: &mut self.words };

@@ -6,18 +6,17 @@ mod ops;
 mod prepared;
 mod queue;
 
-use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
-use std::sync::{Arc, RwLock};
 
 use troika_device::{
-    Caps, Clock, Completion, Device, DeviceError, DeviceKind, ExecutableId, Executables, Queue,
-    SpaceId, WeightSource,
+    Caps, Clock, Completion, Device, DeviceError, DeviceKind, Executable, Queue, SpaceId,
+    WeightSource, Weights,
 };
 use troika_graph::{ActivationFormat, DType, Subgraph};
 
-use crate::compile::{Executable, compile};
-use crate::device::prepared::Mixed;
+use crate::compile::{self, DeviceId};
 use crate::device::queue::{QUEUE_DEPTH, start};
 use crate::kernels::linear::bf16;
 use crate::machine::{Isa, cores, features, physical_cores, topology};
@@ -38,26 +37,10 @@ pub struct CpuOptions {
     pub spaces: Vec<SpaceId>,
 }
 
-/// What was compiled and is not freed.
-#[derive(Default)]
-pub(crate) struct Compiled(RwLock<HashMap<ExecutableId, Arc<Executable>, Mixed>>);
-
-impl Compiled {
-    /// An executable of this device.
-    pub fn get(&self, id: ExecutableId) -> Option<Arc<Executable>> {
-        let map = self.0.read().unwrap_or_else(|e| e.into_inner());
-        map.get(&id).cloned()
-    }
-}
-
-impl Executables for Compiled {
-    fn free(&self, id: ExecutableId) {
-        let mut map = self.0.write().unwrap_or_else(|e| e.into_inner());
-        let gone = map.remove(&id);
-        drop(map);
-        // Weights are given back outside of the lock.
-        drop(gone);
-    }
+/// The code of a subgraph, and whose it is.
+struct Compiled {
+    device: DeviceId,
+    code: Arc<compile::Executable>,
 }
 
 /// The CPU, or some of its cores.
@@ -65,7 +48,7 @@ pub struct CpuDevice {
     options: CpuOptions,
     isa: Isa,
     caps: Caps,
-    compiled: Arc<Compiled>,
+    id: DeviceId,
 }
 
 impl CpuDevice {
@@ -83,7 +66,9 @@ impl CpuDevice {
             return refuse(format!("this machine has no {}", isa.name()));
         }
         let caps = caps(&options, isa);
-        Ok(CpuDevice { options, isa, caps, compiled: Arc::default() })
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let id = DeviceId(NEXT.fetch_add(1, Ordering::Relaxed));
+        Ok(CpuDevice { options, isa, caps, id })
     }
 }
 
@@ -115,6 +100,7 @@ fn caps(options: &CpuOptions, isa: Isa) -> Caps {
         queue_waits: true,
         host_tasks: true,
         strided_rows: true,
+        bakes_weights: false,
         facts,
     }
 }
@@ -153,21 +139,30 @@ impl Device for CpuDevice {
         &self.caps
     }
 
-    fn compile(
-        &self,
-        graph: &Subgraph,
-        weights: &dyn WeightSource,
-    ) -> Result<Arc<troika_device::Executable>, DeviceError> {
-        let executable = compile((&self.options.name, self.isa), graph, weights)?;
-        let scratch_bytes = executable.scratch_bytes(self.options.threads);
+    fn compile(&self, graph: &Subgraph) -> Result<Arc<Executable>, DeviceError> {
+        let code = compile::compile((&self.options.name, self.isa), graph)?;
+        let scratch_bytes = code.scratch_bytes(self.options.threads);
         let scratch_bytes = scratch_bytes.ok_or_else(|| DeviceError::Memory {
             what: format!("{} on device {}", graph.name, self.options.name),
             bytes: usize::MAX,
         })?;
-        let handle = troika_device::Executable::new(self.compiled.clone(), 0, scratch_bytes);
-        let mut map = self.compiled.0.write().unwrap_or_else(|e| e.into_inner());
-        map.insert(handle.id(), Arc::new(executable));
-        Ok(Arc::new(handle))
+        let compiled = Compiled { device: self.id, code: Arc::new(code) };
+        Ok(Arc::new(Executable::new(compiled, scratch_bytes)))
+    }
+
+    fn load(
+        &self,
+        executable: &Arc<Executable>,
+        graph: &Subgraph,
+        weights: &dyn WeightSource,
+    ) -> Result<Arc<Weights>, DeviceError> {
+        let compiled = executable.made::<Compiled>().filter(|c| c.device == self.id);
+        let Some(Compiled { code, .. }) = compiled else {
+            let why = format!("{executable:?} is none of device {}", self.options.name);
+            return Err(DeviceError::Submission { task: graph.name.clone(), why });
+        };
+        let loaded = compile::load((self.id, self.isa), code, graph, weights)?;
+        Ok(Arc::new(Weights::new(executable, loaded)))
     }
 
     fn queue(
@@ -176,6 +171,6 @@ impl Device for CpuDevice {
         clock: Arc<dyn Clock>,
         done: SyncSender<Completion>,
     ) -> Result<Box<dyn Queue>, DeviceError> {
-        start(&self.options, self.isa, self.compiled.clone(), number, (clock, done))
+        start(&self.options, self.isa, self.id, number, (clock, done))
     }
 }

@@ -5,9 +5,7 @@ use smallvec::SmallVec;
 use troika_device::Run;
 use troika_graph::{Activation, ActivationFormat, DType};
 
-use crate::compile::fuse::corrections;
-use crate::compile::weights::PackedMatrix;
-use crate::compile::{Code, CompiledOp, Executable, Matrix, Vector};
+use crate::compile::{Code, CompiledOp, Loaded};
 use crate::device::bindings::Mem;
 use crate::kernels::elementwise::{Element, ElementRows, Floats, FloatsMut};
 use crate::kernels::kv::{CacheMut, CacheRef};
@@ -20,23 +18,19 @@ use crate::runtime::{SharedMut, SharedRef};
 
 /// The operands of an op.
 pub(crate) struct Operands<'a> {
-    pub exe: &'a Executable,
+    pub exe: &'a Loaded,
     pub op: &'a CompiledOp,
     pub memory: &'a [Mem],
 }
 
-fn floats(v: &Option<Vector>) -> Option<&[f32]> {
-    v.as_ref().map(Vector::floats)
-}
-
 /// The normalisation of a norm's code.
-fn norm_of(code: &Code) -> Option<Norm<'_>> {
+fn norm_of<'a>(code: &Code, of: &'a Loaded) -> Option<Norm<'a>> {
     match code {
         Code::RmsNorm { weight, eps, offset, .. } => {
-            Some(Norm::Rms { weight: floats(weight), eps: *eps, offset: *offset })
+            Some(Norm::Rms { weight: of.vector_if(*weight), eps: *eps, offset: *offset })
         }
         Code::LayerNorm { weight, bias, eps, .. } => {
-            Some(Norm::Layer { weight: weight.floats(), bias: floats(bias), eps: *eps })
+            Some(Norm::Layer { weight: of.vector(*weight), bias: of.vector_if(*bias), eps: *eps })
         }
         _ => None,
     }
@@ -107,7 +101,7 @@ impl<'a> Operands<'a> {
     }
 
     fn cols(&self, i: usize) -> usize {
-        self.exe.slots[self.op.inputs[i]].cols
+        self.exe.code.slots[self.op.inputs[i]].cols
     }
 
     /// # Safety
@@ -116,7 +110,7 @@ impl<'a> Operands<'a> {
         let slot = self.op.states[i];
         // SAFETY: by the caller.
         unsafe {
-            match self.exe.slots[slot].dtype {
+            match self.exe.code.slots[slot].dtype {
                 DType::F16 => CacheRef::F16(self.shared::<f16>(slot)),
                 DType::BF16 => CacheRef::BF16(self.shared::<bf16>(slot)),
                 _ => CacheRef::F32(self.shared(slot)),
@@ -132,7 +126,7 @@ impl<'a> Operands<'a> {
         let slot = self.op.inputs[i];
         // SAFETY: by the caller.
         unsafe {
-            match self.exe.slots[slot].dtype {
+            match self.exe.code.slots[slot].dtype {
                 DType::F16 => Floats::F16(self.read(slot)),
                 DType::BF16 => Floats::BF16(self.read(slot)),
                 _ => Floats::F32(self.read(slot)),
@@ -148,7 +142,7 @@ impl<'a> Operands<'a> {
         let slot = self.op.outputs[i];
         // SAFETY: by the caller.
         unsafe {
-            match self.exe.slots[slot].dtype {
+            match self.exe.code.slots[slot].dtype {
                 DType::F16 => FloatsMut::F16(self.write(slot)),
                 DType::BF16 => FloatsMut::BF16(self.write(slot)),
                 _ => FloatsMut::F32(self.write(slot)),
@@ -166,14 +160,19 @@ impl<'a> Operands<'a> {
         task: &Run,
         work: &mut moe::Memory<'_>,
     ) -> Result<(), KernelError> {
+        let exe = self.exe;
         // SAFETY: by the caller.
         unsafe {
             match &self.op.code {
-                Code::Embed { table, scale } => {
-                    embed::embed(cx, table.view(), *scale, self.input(0), self.output(0))
-                }
+                Code::Embed { table, scale } => embed::embed(
+                    cx,
+                    exe.matrix(*table).view(),
+                    *scale,
+                    self.input(0),
+                    self.output(0),
+                ),
                 code @ (Code::RmsNorm { group, .. } | Code::LayerNorm { group, .. }) => {
-                    let Some(norm) = norm_of(code) else { return Ok(()) };
+                    let Some(norm) = norm_of(code, exe) else { return Ok(()) };
                     norm::norm(cx, norm, self.input(0), self.output(0), *group)
                 }
                 Code::Linear { .. } | Code::HeadLinear { .. } => {
@@ -187,7 +186,8 @@ impl<'a> Operands<'a> {
                 Code::Attention { op, sinks } => {
                     let keys = self.cache(0);
                     let values = if op.value_in_key { keys } else { self.cache(1) };
-                    let (sinks, q, forward) = (floats(sinks), self.input(0), &*task.forward);
+                    let (sinks, q, forward) =
+                        (exe.vector_if(*sinks), self.input(0), &*task.forward);
                     let pairs =
                         op.activations == ActivationFormat::Bf16 && linear::bf16::has_pairs(cx.isa);
                     let x = attention::Operands { op, sinks, q, keys, values, forward, pairs };
@@ -196,16 +196,16 @@ impl<'a> Operands<'a> {
                 Code::Router(r) => {
                     router::router(cx, r, self.input(0), self.output(0), self.output(1))
                 }
-                Code::Experts { experts, act, activations } => {
-                    let expert = |i: usize| experts[i].view(Matrix::view);
-                    let (count, inter) = (experts.len(), experts[0].gate.view().rows);
-                    self.experts(cx, (count, inter, &expert), (*act, *activations), work)
+                Code::Experts { experts, inter, act, activations } => {
+                    let expert = |i: usize| experts[i].view(exe, |at| exe.matrix(at).view());
+                    let experts = (experts.len(), *inter, &expert as _);
+                    self.experts(cx, experts, (*act, *activations), work)
                 }
                 Code::PackedLinear { .. } => self.packed_linear(cx, task.rows, work.floats),
-                Code::PackedExperts { experts, act } => {
-                    let expert = |i: usize| experts[i].view(PackedMatrix::view);
-                    let (count, inter) = (experts.len(), experts[0].gate.view().layout.rows);
-                    self.experts(cx, (count, inter, &expert), (*act, ActivationFormat::Int8), work)
+                Code::PackedExperts { experts, inter, act } => {
+                    let expert = |i: usize| experts[i].view(exe, |at| exe.packed(at));
+                    let experts = (experts.len(), *inter, &expert as _);
+                    self.experts(cx, experts, (*act, ActivationFormat::Int8), work)
                 }
                 Code::Element(op) => self.element(cx, *op, task.rows),
                 _ => self.columns(cx),
@@ -292,15 +292,15 @@ impl<'a> Operands<'a> {
                 let input = linear::Input::new(cx, (x, k), *bf16, work)?;
                 let outputs: SmallVec<[_; 3]> = (0..weights.len()).map(output).collect();
                 let product = |i: usize| {
-                    let (weight, bias) = &weights[i];
-                    let weight = weight.view();
+                    let (weight, bias) = weights[i];
+                    let weight = self.exe.matrix(weight);
                     Product {
-                        weight,
-                        bias: floats(bias),
+                        weight: weight.view(),
+                        bias: self.exe.vector_if(bias),
                         x: RowsView::dense(input.data, input.width),
                         y: outputs[i],
                         pairs: input.pairs,
-                        panels: weights[i].0.panels,
+                        panels: weight.panels,
                     }
                 };
                 // SAFETY: each product has an output of its own.
@@ -308,9 +308,9 @@ impl<'a> Operands<'a> {
             }
             Code::HeadLinear { weights } => {
                 let heads = weights.len().max(1);
-                let (y, n) = (output(0), self.exe.slots[self.op.outputs[0]].cols);
+                let (y, n) = (output(0), self.exe.code.slots[self.op.outputs[0]].cols);
                 let product = |h: usize| Product {
-                    weight: weights[h].view(),
+                    weight: self.exe.matrix(weights[h]).view(),
                     bias: None,
                     x: RowsView { offset: h * (k / heads), ..RowsView::dense(x, k) },
                     y: OutView { offset: h * (n / heads), ..y },
@@ -333,10 +333,11 @@ impl<'a> Operands<'a> {
         rows: usize,
         work: &mut [f32],
     ) -> Result<(), KernelError> {
-        let Code::PackedLinear { weights, before } = &self.op.code else { return Ok(()) };
+        let Code::PackedLinear { weights, corrections, before } = &self.op.code else {
+            return Ok(());
+        };
         let k = self.cols(0);
         let width = int8::floats(k);
-        let corrections = corrections(weights);
         let work = &mut work[..rows * width * corrections.len()];
         let kinds = work.chunks_exact_mut((rows * width).max(1));
         let mut kinds: SmallVec<[_; 2]> = corrections.iter().copied().zip(kinds).collect();
@@ -347,13 +348,13 @@ impl<'a> Operands<'a> {
         let work = &*work;
         let mut products: SmallVec<[int8::Product<'_>; 3]> = SmallVec::new();
         for (i, (weight, bias)) in weights.iter().enumerate() {
-            let weight = weight.view();
+            let weight = self.exe.packed(*weight);
             let zero_point_correction = int8::ZeroPointCorrection::of(weight.layout.dtype);
             let kind = corrections.iter().position(|e| *e == zero_point_correction).unwrap_or(0);
             let x = RowsView::dense(&work[kind * rows * width..(kind + 1) * rows * width], width);
             // SAFETY: by the caller.
             let y = unsafe { self.result(i) };
-            products.push(int8::Product { weight, bias: floats(bias), x, y });
+            products.push(int8::Product { weight, bias: self.exe.vector_if(*bias), x, y });
         }
         // SAFETY: each product has an output of its own.
         unsafe { int8::linear(cx, rows, &products) }
@@ -366,7 +367,7 @@ impl<'a> Operands<'a> {
     unsafe fn rows_of(&self, before: Option<&'a Code>) -> int8::ActivationRows<'a> {
         // SAFETY: by the caller.
         unsafe {
-            if let Some(norm) = before.and_then(norm_of) {
+            if let Some(norm) = before.and_then(|code| norm_of(code, self.exe)) {
                 return int8::ActivationRows::Norm(norm, self.input(0));
             }
             match before {
@@ -389,7 +390,7 @@ impl<'a> Operands<'a> {
         let slot = self.op.states[0];
         // SAFETY: by the caller.
         unsafe {
-            let cache = match self.exe.slots[slot].dtype {
+            let cache = match self.exe.code.slots[slot].dtype {
                 DType::F16 => CacheMut::F16(self.part(slot)),
                 DType::BF16 => CacheMut::BF16(self.part(slot)),
                 _ => CacheMut::F32(self.part(slot)),
@@ -397,7 +398,7 @@ impl<'a> Operands<'a> {
             let done = kv::append(cx, &task.forward, k.page_group, (self.input(0), k.width), cache);
             done.map_err(|e| match e {
                 KernelError::Operand(why) => {
-                    KernelError::Operand(format!("{}: {why}", self.exe.slots[slot].name))
+                    KernelError::Operand(format!("{}: {why}", self.exe.value_name(slot)))
                 }
                 panicked => panicked,
             })

@@ -10,7 +10,7 @@ use std::sync::{Arc, Weak};
 
 use troika_device::{Bindings, DeviceError, ExecutableId, Rect, Run, SpaceId};
 
-use crate::compile::{Executable, Place};
+use crate::compile::{Loaded, Place};
 use crate::device::bindings::{self, Mem, Staged};
 
 /// Bindings that were checked for a number of rows of an executable.
@@ -33,13 +33,13 @@ impl Prepared {
     /// Finds every value's memory: in what is bound, in the arena, or in the staging memory.
     pub fn resolve(
         &mut self,
-        exe: &Executable,
+        exe: &Loaded,
         task: &Run,
         (arena, staging): (&mut [f32], &mut [f32]),
     ) {
-        let (inputs, states) = (exe.inputs.len(), exe.states.len());
+        let (inputs, states) = (exe.code.inputs.len(), exe.code.states.len());
         self.memory.clear();
-        for slot in &exe.slots {
+        for slot in &exe.code.slots {
             let bound = |at: usize| bindings::memory(&task.bindings, &self.bound, at);
             let mem = match slot.place {
                 Place::Input(i) => bound(i),
@@ -58,7 +58,7 @@ impl Prepared {
             self.memory.push(mem);
         }
         for s in &self.staged {
-            let row = exe.slots[s.slot].row_bytes();
+            let row = exe.code.slots[s.slot].row_bytes();
             let room = &mut staging[s.at..][..(task.rows * row).div_ceil(4)];
             let ptr = room.as_mut_ptr().cast();
             self.memory[s.slot] = Mem { ptr, bytes: task.rows * row, stride: row };
@@ -86,11 +86,11 @@ impl Known {
     /// exclusive access to them.
     pub fn prepare(
         &mut self,
-        exe: &Executable,
+        exe: &Loaded,
         task: &Run,
         spaces: &[SpaceId],
     ) -> Result<&mut Prepared, DeviceError> {
-        let key = (task.executable.id(), Arc::as_ptr(&task.bindings) as usize, task.rows);
+        let key = (task.weights.executable().id(), Arc::as_ptr(&task.bindings) as usize, task.rows);
         if self.prepared.len() >= MOST {
             self.prepared.retain(|_, p| p.of.strong_count() > 0);
             if self.prepared.len() > MOST / 2 {
@@ -104,7 +104,7 @@ impl Known {
     }
 }
 
-fn check(exe: &Executable, task: &Run, spaces: &[SpaceId]) -> Result<Prepared, DeviceError> {
+fn check(exe: &Loaded, task: &Run, spaces: &[SpaceId]) -> Result<Prepared, DeviceError> {
     let mut p = Prepared {
         of: Arc::downgrade(&task.bindings),
         bound: Vec::new(),

@@ -10,9 +10,9 @@ use troika_device::{
     Clock, CommandList, Completion, DeviceError, Queue, Run, Submission, WaitTimes, Work,
 };
 
-use crate::compile::Executable;
+use crate::compile::{DeviceId, Loaded};
+use crate::device::CpuOptions;
 use crate::device::executor::Executor;
-use crate::device::{Compiled, CpuOptions};
 use crate::machine::Isa;
 use crate::runtime::{Pool, message, pin};
 
@@ -33,7 +33,7 @@ struct CpuQueue {
 pub(crate) fn start(
     options: &CpuOptions,
     isa: Isa,
-    executables: Arc<Compiled>,
+    id: DeviceId,
     number: usize,
     (clock, done): (Arc<dyn Clock>, SyncSender<Completion>),
 ) -> Result<Box<dyn Queue>, DeviceError> {
@@ -46,7 +46,7 @@ pub(crate) fn start(
     let core = options.cores.as_ref().and_then(|c| c.first().copied());
     let (send, receive) = sync_channel(QUEUE_DEPTH);
     let executor = Executor::new(device.clone(), pool, isa, options.spaces.clone());
-    let tasks = Tasks { device: device.clone(), executables, executor };
+    let tasks = Tasks { device: device.clone(), id, executor };
     let worker = Worker { number, tasks, clock, learnt: WaitTimes::default() };
     let worker = Arc::new(Mutex::new(worker));
     let serving = worker.clone();
@@ -116,16 +116,11 @@ impl Worker {
     /// Runs a list.
     fn complete(&mut self, list: CommandList) -> Completion {
         let tasks = &mut self.tasks;
-        let mut next = tasks.executable(list.tasks.first());
-        list.run(self.number, (&*self.clock, &mut self.learnt), |task, following| {
-            let this = next.take();
-            next = tasks.executable(following);
-            match &task.work {
-                Work::Run(run) => tasks.run(run, this.as_deref(), next.as_deref()),
-                Work::Copy(copy) => Ok(copy.from.copy_to(&copy.to)?),
-                Work::Host(host) => host.run(&tasks.device),
-                Work::Load(load) => load.run(&tasks.device),
-            }
+        list.run(self.number, (&*self.clock, &mut self.learnt), |task, next| match &task.work {
+            Work::Run(run) => tasks.run(run, next),
+            Work::Copy(copy) => Ok(copy.from.copy_to(&copy.to)?),
+            Work::Host(host) => host.run(&tasks.device),
+            Work::Load(load) => load.run(&tasks.device),
         })
     }
 }
@@ -133,33 +128,30 @@ impl Worker {
 /// What tasks need.
 struct Tasks {
     device: String,
-    executables: Arc<Compiled>,
+    id: DeviceId,
     executor: Executor,
 }
 
 impl Tasks {
-    fn executable(&self, task: Option<&Submission>) -> Option<Arc<Executable>> {
-        match &task?.work {
-            Work::Run(run) => self.executables.get(run.executable.id()),
-            Work::Copy(_) | Work::Host(_) | Work::Load(_) => None,
-        }
+    /// What a task runs, if this device loaded it.
+    fn loaded<'a>(&self, run: &'a Run) -> Option<&'a Loaded> {
+        run.weights.made::<Loaded>().filter(|loaded| loaded.device == self.id)
     }
 
-    fn run(
-        &mut self,
-        task: &Run,
-        executable: Option<&Executable>,
-        next: Option<&Executable>,
-    ) -> Result<(), DeviceError> {
-        let Some(executable) = executable else {
+    fn run(&mut self, task: &Run, next: Option<&Submission>) -> Result<(), DeviceError> {
+        let Some(loaded) = self.loaded(task) else {
             return Err(DeviceError::Submission {
-                task: format!("{:?}", task.executable),
+                task: format!("{:?}", task.weights),
                 why: format!("is none of device {}", self.device),
             });
         };
-        let run = || self.executor.run(executable, task, next);
+        let next = next.and_then(|next| match &next.work {
+            Work::Run(run) => self.loaded(run),
+            Work::Copy(_) | Work::Host(_) | Work::Load(_) => None,
+        });
+        let run = || self.executor.run(loaded, task, next);
         catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|e| {
-            let why = format!("{}: {}", executable.name, message(&*e));
+            let why = format!("{}: {}", loaded.name, message(&*e));
             Err(DeviceError::System { device: self.device.clone(), why })
         })
     }

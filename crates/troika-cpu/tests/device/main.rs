@@ -2,6 +2,7 @@
 
 #![allow(missing_docs)]
 
+mod load;
 mod store;
 mod views;
 
@@ -63,11 +64,11 @@ fn submissions(runs: Vec<Run>) -> Vec<Submission> {
     runs.into_iter().map(|run| Submission { tag: 5, work: Work::Run(run) }).collect()
 }
 
-fn task(exe: &Arc<Executable>, rows: usize, inputs: &[&Buffer], outputs: &[&Buffer]) -> Run {
+fn task(exe: &Arc<Weights>, rows: usize, inputs: &[&Buffer], outputs: &[&Buffer]) -> Run {
     let bind = |b: &[&Buffer]| b.iter().map(|b| View::whole(b)).collect();
     let bindings = Bindings { inputs: bind(inputs), states: vec![], outputs: bind(outputs) };
     let (bindings, forward) = (Arc::new(bindings), Arc::new(ForwardBatch::default()));
-    Run { executable: exe.clone(), bindings, rows, forward }
+    Run { weights: exe.clone(), bindings, rows, forward }
 }
 
 /// `out = x * w^T + x`, with `w` all ones times its row.
@@ -91,7 +92,7 @@ fn small(max_rows: usize) -> (Subgraph, Store) {
 fn a_batch_runs_in_order_and_reports() {
     let mut bench = Bench::new("cpu", 2);
     let (graph, store) = small(8);
-    let exe = bench.device.compile(&graph, &store).unwrap();
+    let exe = Weights::compiled(&bench.device, &graph, &store).unwrap();
     let (x, y, z) = (floats(&[1.0; 8]), floats(&[0.0; 8]), floats(&[0.0; 8]));
     let c = bench.run(vec![task(&exe, 2, &[&x], &[&y]), task(&exe, 2, &[&y], &[&z])]);
     c.outcome.unwrap();
@@ -128,7 +129,7 @@ fn products_of_one_input_have_the_bits_they_have_alone() {
             b.op("unused", op, &[x], widths[i]);
             b.output(y);
         }
-        let exe = bench.device.compile(&b.finish().unwrap(), &store).unwrap();
+        let exe = Weights::compiled(&bench.device, &b.finish().unwrap(), &store).unwrap();
         let ys: Vec<Buffer> = used.iter().map(|i| floats(&vec![0.0; 3 * widths[*i]])).collect();
         let c = bench.run(vec![task(&exe, 3, &[&input], &ys.iter().collect::<Vec<_>>())]);
         c.outcome.unwrap();
@@ -147,7 +148,7 @@ fn two_devices_work_side_by_side() {
     let mut benches = [Bench::new("a", 2), Bench::new("b", 1)];
     let (x, y, z) = (floats(&[1.0; 8]), floats(&[0.0; 8]), floats(&[0.0; 8]));
     for (bench, out) in benches.iter_mut().zip([&y, &z]) {
-        let exe = bench.device.compile(&graph, &store).unwrap();
+        let exe = Weights::compiled(&bench.device, &graph, &store).unwrap();
         let list = CommandList {
             tasks: submissions(vec![task(&exe, 2, &[&x], &[out])]),
             ..CommandList::default()
@@ -164,13 +165,13 @@ fn two_devices_work_side_by_side() {
 fn wrong_submissions_are_errors_and_the_queue_goes_on() {
     let mut bench = Bench::new("cpu", 2);
     let (graph, store) = small(8);
-    let exe = bench.device.compile(&graph, &store).unwrap();
+    let exe = Weights::compiled(&bench.device, &graph, &store).unwrap();
     let (x, y) = (floats(&[1.0; 8]), floats(&[0.0; 8]));
     let (short, big) = (floats(&[1.0; 7]), floats(&[0.0; 64]));
     let mut odd = task(&exe, 1, &[&x], &[&y]);
     Arc::make_mut(&mut odd.bindings).inputs[0] = View::dense(&x, 2, (1, 16)).unwrap();
     let other = Bench::new("other", 1);
-    let theirs = other.device.compile(&graph, &store).unwrap();
+    let theirs = Weights::compiled(&other.device, &graph, &store).unwrap();
     let wrong = vec![
         task(&exe, 2, &[&short], &[&y]),
         task(&exe, 2, &[&x], &[&short]),
@@ -202,13 +203,13 @@ fn wrong_submissions_are_errors_and_the_queue_goes_on() {
 fn bindings_are_told_apart() {
     let mut bench = Bench::new("cpu", 1);
     let (graph, store) = small(64);
-    let exe = bench.device.compile(&graph, &store).unwrap();
+    let exe = Weights::compiled(&bench.device, &graph, &store).unwrap();
     let mut wide = SubgraphBuilder::new("wide", 64);
     let x = wide.input("x", 4, DType::F32);
     let twice = wide.op("twice", Op::ConcatCols { groups: 1 }, &[x, x], 8);
     let last = wide.op("last", Op::SliceCols { group: 8, start: 4, len: 4 }, &[twice], 4);
     wide.output(last);
-    let wide = bench.device.compile(&wide.finish().unwrap(), &store).unwrap();
+    let wide = Weights::compiled(&bench.device, &wide.finish().unwrap(), &store).unwrap();
     let mut at = std::collections::HashSet::new();
     let kept = [floats(&[1.0; 256]), floats(&[0.0; 256])];
     let again = task(&exe, 1, &[&kept[0]], &[&kept[1]]);
@@ -239,7 +240,7 @@ fn bindings_are_told_apart() {
 fn parts_of_one_buffer_may_be_read_and_written() {
     let mut bench = Bench::new("cpu", 1);
     let (graph, store) = small(8);
-    let exe = bench.device.compile(&graph, &store).unwrap();
+    let exe = Weights::compiled(&bench.device, &graph, &store).unwrap();
     let both = floats(&[1.0; 16]);
     let mut t = task(&exe, 2, &[&both], &[&both]);
     Arc::make_mut(&mut t.bindings).outputs[0] = View::dense(&both, 32, (2, 16)).unwrap();
@@ -253,7 +254,7 @@ fn a_panic_inside_a_kernel_is_an_error() {
     let (graph, mut store) = small(8);
     let short = Arc::new(AtomicBool::new(false));
     store.shrink("w", &short);
-    let exe = bench.device.compile(&graph, &store).unwrap();
+    let exe = Weights::compiled(&bench.device, &graph, &store).unwrap();
     let (x, y) = (floats(&[1.0; 8]), floats(&[0.0; 8]));
     let run = |bench: &mut Bench| bench.run(vec![task(&exe, 2, &[&x], &[&y])]).outcome;
     run(&mut bench).unwrap();
@@ -278,7 +279,7 @@ fn too_much_memory_is_refused_and_the_queue_goes_on() {
     }
     let y = b.op("y", Op::SliceCols { group: 1 << 30, start: 5, len: 1 }, &[wide], 1);
     b.output(y);
-    let exe = bench.device.compile(&b.finish().unwrap(), &Store::default()).unwrap();
+    let exe = Weights::compiled(&bench.device, &b.finish().unwrap(), &Store::default()).unwrap();
     let (x, y) = (floats(&vec![1.0; rows]), floats(&vec![0.0; rows]));
     let refused = bench.run(vec![task(&exe, rows, &[&x], &[&y])]).outcome.unwrap_err();
     let DeviceError::Memory { bytes, .. } = &refused else { panic!("{refused}") };
@@ -286,7 +287,7 @@ fn too_much_memory_is_refused_and_the_queue_goes_on() {
     let text = refused.to_string();
     assert!(text.contains("no memory for wide on device cpu") && text.contains("65536 rows"));
     let (graph, store) = small(8);
-    let exe = bench.device.compile(&graph, &store).unwrap();
+    let exe = Weights::compiled(&bench.device, &graph, &store).unwrap();
     bench.run(vec![task(&exe, 2, &[&x], &[&y])]).outcome.unwrap();
 }
 
@@ -296,11 +297,14 @@ fn weights_must_be_what_the_graph_says() {
     let (mut graph, store) = small(8);
     graph.weights[0].rows = 5;
     // The graph itself does not fit together then.
-    let refused = bench.device.compile(&graph, &store);
+    let refused = Weights::compiled(&bench.device, &graph, &store);
     assert!(matches!(refused, Err(DeviceError::Graph { .. })), "{refused:?}");
     graph.weights[0].rows = 4;
     graph.weights[0].name = "v".into();
-    assert!(matches!(bench.device.compile(&graph, &store), Err(DeviceError::Weight { .. })));
+    assert!(matches!(
+        Weights::compiled(&bench.device, &graph, &store),
+        Err(DeviceError::Weight { .. })
+    ));
 }
 
 #[test]
@@ -316,7 +320,7 @@ fn bad_ids_are_the_submissions_fault() {
     b.output(ids);
     b.output(y);
     let graph = b.finish().unwrap();
-    let exe = bench.device.compile(&graph, &store).unwrap();
+    let exe = Weights::compiled(&bench.device, &graph, &store).unwrap();
     let (y, copy, again) = (floats(&[0.0; 10]), ints(&[0; 2]), floats(&[0.0; 10]));
     let outputs = [&y, &copy, &again];
     bench.run(vec![task(&exe, 2, &[&ints(&[2, 1])], &outputs)]).outcome.unwrap();
@@ -388,7 +392,7 @@ fn a_cached_prompt_continues() {
         let out = b.attention(small_attention(), q, &[ks, vs]);
         b.output(out);
         let graph = b.finish().unwrap();
-        let exe = bench.device.compile(&graph, &Store::default()).unwrap();
+        let exe = Weights::compiled(&bench.device, &graph, &Store::default()).unwrap();
         let at = |r: Range<usize>, n: usize, s: f32| -> Vec<f32> {
             (r.start * n..r.end * n).map(|i| (i as f32 * s).sin()).collect()
         };
@@ -461,7 +465,7 @@ proptest! {
         let (wanted, last) = (wanted.index(values.len()), values.len() - 1);
         b.output(values[wanted]);
         b.output(values[last]);
-        let exe = bench.device.compile(&b.finish().unwrap(), &Store::default()).unwrap();
+        let exe = Weights::compiled(&bench.device, &b.finish().unwrap(), &Store::default()).unwrap();
         let x = floats(&want[0]);
         let (y, z) = (floats(&vec![0.0; rows * widths[wanted]]), floats(&vec![0.0; rows * widths[last]]));
         bench.run(vec![task(&exe, rows, &[&x], &[&y, &z])]).outcome.unwrap();

@@ -49,7 +49,7 @@ fn product(
 }
 
 /// A task whose only result goes to a view.
-fn into(exe: &Arc<Executable>, rows: usize, inputs: &[&Buffer], output: View) -> Run {
+fn into(exe: &Arc<Weights>, rows: usize, inputs: &[&Buffer], output: View) -> Run {
     let mut t = task(exe, rows, inputs, &[]);
     Arc::make_mut(&mut t.bindings).outputs.push(output);
     t
@@ -65,11 +65,13 @@ fn columns_of_a_product_are_computed_side_by_side() {
     let mut benches = [Bench::new("a", 2), Bench::new("b", 1)];
     for (dtype, activations) in TYPES {
         let (whole, store) = product(dtype, activations, 0..N);
-        let whole = benches[0].device.compile(&whole, &store).unwrap();
+        let whole = Weights::compiled(&benches[0].device, &whole, &store).unwrap();
         for cut in [64, 37] {
             let halves = [0..cut, cut..N].map(|r| product(dtype, activations, r));
             let compile = |b: &Bench| {
-                halves.each_ref().map(|(graph, store)| b.device.compile(graph, store).unwrap())
+                halves
+                    .each_ref()
+                    .map(|(graph, store)| Weights::compiled(&b.device, graph, store).unwrap())
             };
             let (first, second) = (compile(&benches[0]), compile(&benches[1]));
             for rows in [1, 3, 8, 40] {
@@ -117,7 +119,7 @@ fn heads_write_columns_of_a_wider_value() {
     let x = b.input("x", 12, DType::F32);
     let y = b.op("y", Op::HeadLinear(HeadLinear { weights }), &[x], 15);
     b.output(y);
-    let exe = bench.device.compile(&b.finish().unwrap(), &store).unwrap();
+    let exe = Weights::compiled(&bench.device, &b.finish().unwrap(), &store).unwrap();
     let x = floats(&(0..48).map(|i| i as f32).collect::<Vec<_>>());
     let (y, wide) = (floats(&[0.0; 60]), floats(&[7.0; 4 * 20]));
     bench.run(vec![task(&exe, 4, &[&x], &[&y])]).outcome.unwrap();
@@ -132,7 +134,7 @@ fn heads_write_columns_of_a_wider_value() {
 fn what_overlaps_at_the_same_time_is_an_error() {
     let mut bench = Bench::new("cpu", 1);
     let (graph, store) = product(DType::F32, ActivationFormat::F32, 0..8);
-    let exe = bench.device.compile(&graph, &store).unwrap();
+    let exe = Weights::compiled(&bench.device, &graph, &store).unwrap();
     let (x, both) = (floats(&[0.5; 4 * K]), floats(&[0.0; 4 * 16]));
     let all = View::dense(&both, 0, (4, 64)).unwrap();
     let left = all.columns(0..32).unwrap();
@@ -159,7 +161,7 @@ fn what_overlaps_at_the_same_time_is_an_error() {
 fn all_values_may_lie_apart() {
     let mut bench = Bench::new("cpu", 1);
     let (graph, store) = small(8);
-    let exe = bench.device.compile(&graph, &store).unwrap();
+    let exe = Weights::compiled(&bench.device, &graph, &store).unwrap();
     assert!(bench.device.caps().strided_rows);
     let input: Vec<f32> = (0..16).map(|i| i as f32).collect();
     let (x, y) = (floats(&input), floats(&[7.0; 16]));
@@ -202,7 +204,7 @@ fn all_values_may_lie_apart() {
     b.output(p);
     b.output(z);
     b.output(p);
-    let exe = bench.device.compile(&b.finish().unwrap(), &store).unwrap();
+    let exe = Weights::compiled(&bench.device, &b.finish().unwrap(), &store).unwrap();
     let x = floats(&[1.0; 16]);
     let apart = |b: &Buffer| apart(b, 0);
     let outputs = [floats(&[0.0; 8]), floats(&[0.0; 8]), floats(&[0.0; 16])];
@@ -229,7 +231,7 @@ fn all_values_may_lie_apart() {
 fn rows_narrower_than_the_value_and_odd_strides_are_refused() {
     let mut bench = Bench::new("cpu", 1);
     let (graph, store) = product(DType::F32, ActivationFormat::F32, 0..8);
-    let exe = bench.device.compile(&graph, &store).unwrap();
+    let exe = Weights::compiled(&bench.device, &graph, &store).unwrap();
     let (x, wide) = (floats(&[0.5; 4 * K]), floats(&[0.0; 4 * 16]));
     for (rows, bytes, stride) in [(4, 28, 64), (4, 36, 64), (3, 32, 64), (4, 32, 50), (1, 31, 31)] {
         let view = View::new(&wide, 0, (rows, bytes), stride).unwrap();
@@ -260,7 +262,7 @@ fn attention() -> Subgraph {
 
 /// Rows of one sequence, whose pages are given.
 fn sequence(
-    exe: &Arc<Executable>,
+    exe: &Arc<Weights>,
     caches: &[Buffer; 2],
     (seq, pages): (u64, &[u32]),
     (pos, rows): (usize, usize),
@@ -286,7 +288,7 @@ fn caches() -> [Buffer; 2] {
 #[test]
 fn sequences_share_a_cache_and_claim_their_pages() {
     let mut bench = Bench::new("cpu", 1);
-    let exe = bench.device.compile(&attention(), &Store::default()).unwrap();
+    let exe = Weights::compiled(&bench.device, &attention(), &Store::default()).unwrap();
     let caches = caches();
     let mut run = |pos, rows| {
         let (t, out) = sequence(&exe, &caches, (0, &[1, 2, 5]), (pos, rows));
@@ -319,7 +321,9 @@ fn sequences_share_a_cache_and_claim_their_pages() {
 fn sequences_on_two_devices_have_the_bits_they_have_alone() {
     let graph = attention();
     let mut benches = [Bench::new("a", 1), Bench::new("b", 2)];
-    let exes = benches.each_ref().map(|b| b.device.compile(&graph, &Store::default()).unwrap());
+    let exes = benches
+        .each_ref()
+        .map(|b| Weights::compiled(&b.device, &graph, &Store::default()).unwrap());
     let pages: [&[u32]; 2] = [&[1, 3, 4], &[0, 5, 2]];
     let chunks = [(0, 5), (5, 1), (6, 1), (7, 3), (10, 2)];
     for _ in 0..20 {
@@ -349,7 +353,7 @@ fn want_differs(outs: &[Buffer]) -> bool {
     a.iter().map(read).ne(b.iter().map(read))
 }
 
-/// Whoever drops an executable frees its weights, also when a later one cannot be compiled.
+/// Whoever drops weights frees them, also when later ones cannot be loaded.
 #[test]
 fn nothing_is_left_of_what_was_compiled() {
     let mut bench = Bench::new("cpu", 1);
@@ -358,12 +362,15 @@ fn nothing_is_left_of_what_was_compiled() {
     store.edit("w", |w| w.bytes = WeightBytes::whole(owner.clone()));
     let users = || Arc::strong_count(&owner);
     let before = users();
-    let exe = bench.device.compile(&graph, &store).unwrap();
+    let exe = Weights::compiled(&bench.device, &graph, &store).unwrap();
     assert_eq!(users(), before + 1);
-    let all = || -> Result<Vec<Arc<Executable>>, DeviceError> {
+    let all = || -> Result<Vec<Arc<Weights>>, DeviceError> {
         let mut wrong = graph.clone();
         wrong.weights[0].name = "missing".into();
-        [&graph, &graph, &wrong].map(|g| bench.device.compile(g, &store)).into_iter().collect()
+        [&graph, &graph, &wrong]
+            .map(|g| Weights::compiled(&bench.device, g, &store))
+            .into_iter()
+            .collect()
     };
     assert!(matches!(all(), Err(DeviceError::Weight { .. })));
     assert_eq!(users(), before + 1, "those before the one that failed are gone");

@@ -41,8 +41,8 @@ impl Bench {
     /// Compiles a subgraph and runs it on some rows, on memory of its own shapes. `None` where
     /// that would be too much memory.
     pub fn run(&mut self, g: &Subgraph, store: &Store) -> Option<Result<(), DeviceError>> {
-        let executable = match self.device.compile(g, store) {
-            Ok(executable) => executable,
+        let weights = match Weights::compiled(&self.device, g, store) {
+            Ok(weights) => weights,
             Err(e) => return Some(Err(e)),
         };
         let bound = || g.inputs.iter().chain(&g.outputs).map(|id| g.value(*id));
@@ -53,7 +53,7 @@ impl Bench {
         let rows = rows.min().unwrap_or(1);
         let all = bound().map(|v| bytes(v, rows));
         let all: usize = all.chain(g.states.iter().map(|s| bytes(g.value(*s), POSITIONS))).sum();
-        if all > BYTES || executable.scratch_bytes() > BYTES as u64 {
+        if all > BYTES || weights.executable().scratch_bytes() > BYTES as u64 {
             return None;
         }
         let bind = |v: &Value, rows: usize| View::whole(&filled(v, rows));
@@ -66,7 +66,7 @@ impl Bench {
         let seq =
             SeqRows { seq: 0, rows: 0..rows, pos: 5, known_len: 5 + rows, tables: vec![table; 4] };
         let run = Run {
-            executable,
+            weights,
             bindings: Arc::new(bindings),
             rows,
             forward: Arc::new(ForwardBatch { seqs: vec![seq] }),
@@ -124,7 +124,7 @@ fn graphs_that_are_wrong_in_one_way_are_refused() {
         let mut graph = case.graph.clone();
         (wrong.edit)(&mut graph);
         assert_ne!(graph, case.graph, "{}: {}", wrong.case, wrong.says);
-        let refused = bench.device.compile(&graph, &case.store);
+        let refused = Weights::compiled(&bench.device, &graph, &case.store);
         let Err(e @ DeviceError::Graph(_)) = refused else {
             panic!("{}, {}: {refused:?}", wrong.case, wrong.says)
         };
@@ -146,7 +146,7 @@ fn weights_that_are_not_as_declared_are_refused() {
             for way in 0..7 {
                 let mut store = case.store.clone();
                 store.edit(&name, |data| spoil(data, way));
-                let e = bench.device.compile(&case.graph, &store).expect_err(&name);
+                let e = Weights::compiled(&bench.device, &case.graph, &store).expect_err(&name);
                 assert!(matches!(e, DeviceError::Weight { .. }), "{}, {name}: {e}", case.name);
                 check_sentence(&e);
                 refused += 1;

@@ -56,7 +56,7 @@ impl<'a> Touched<'a> {
                 writes: &run.bindings.outputs,
                 states: &run.bindings.states,
                 forward: Some(&run.forward),
-                runs: Some(run.executable.id()),
+                runs: Some(run.weights.executable().id()),
                 loads: &[],
             },
             Work::Copy(copy) => {

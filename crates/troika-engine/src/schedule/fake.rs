@@ -35,6 +35,7 @@ impl Fake {
             queue_waits,
             host_tasks: true,
             strided_rows: true,
+            bakes_weights: false,
             facts: vec![],
         };
         Fake { caps, hook: hook.clone(), gone: false, here: false }
@@ -70,7 +71,16 @@ impl Device for Fake {
         &self.caps
     }
 
-    fn compile(&self, _: &Subgraph, _: &dyn WeightSource) -> Result<Arc<Executable>, DeviceError> {
+    fn compile(&self, _: &Subgraph) -> Result<Arc<Executable>, DeviceError> {
+        Err(DeviceError::Gone("fake".into()))
+    }
+
+    fn load(
+        &self,
+        _: &Arc<Executable>,
+        _: &Subgraph,
+        _: &dyn WeightSource,
+    ) -> Result<Arc<Weights>, DeviceError> {
         Err(DeviceError::Gone("fake".into()))
     }
 
@@ -136,18 +146,12 @@ impl Drop for FakeQueue {
     }
 }
 
-struct Nowhere;
-
-impl Executables for Nowhere {
-    fn free(&self, _: ExecutableId) {}
-}
-
 /// A run on some buffers.
 pub fn run(inputs: &[&Buffer], outputs: &[&Buffer]) -> Run {
     let views = |b: &[&Buffer]| b.iter().map(|b| View::whole(b)).collect();
     let bindings = Bindings { inputs: views(inputs), states: vec![], outputs: views(outputs) };
     Run {
-        executable: Arc::new(Executable::new(Arc::new(Nowhere), 0, 0)),
+        weights: Arc::new(Weights::new(&Arc::new(Executable::new((), 0)), ())),
         bindings: Arc::new(bindings),
         rows: 1,
         forward: Arc::default(),

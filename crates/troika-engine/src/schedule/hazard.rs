@@ -87,7 +87,7 @@ impl HazardTracker {
     /// Adds a run; the rest as [`HazardTracker::add`].
     pub fn add_run(&mut self, task: u32, run: &Run) -> &[u32] {
         self.add(task, &run.bindings, &run.forward);
-        if let Some(loads) = self.loads.get(&run.executable.id()) {
+        if let Some(loads) = self.loads.get(&run.weights.executable().id()) {
             self.deps.extend(loads);
         }
         self.finish(task)

@@ -8,8 +8,8 @@ use std::thread::ThreadId;
 use std::time::Duration;
 
 use troika_device::{
-    Bindings, Buffer, Clock, Device, DeviceError, Executable, HostData, HostTask, LoadTask,
-    RealClock, Run, View, Work,
+    Bindings, Buffer, Clock, Device, DeviceError, HostData, HostTask, LoadTask, RealClock, Run,
+    View, Weights, Work,
 };
 use troika_plan::Policy;
 use troika_trace::Tracer;
@@ -310,7 +310,7 @@ fn late_load(run: &Run, (done, found): (&Arc<AtomicU32>, &Found), runs: usize) -
         }
         Ok(Arc::new(7_u64))
     });
-    load.needed_by(vec![run.executable.id()])
+    load.needed_by(vec![run.weights.executable().id()])
 }
 
 /// A device whose runs look whether the load is done.
@@ -359,7 +359,7 @@ fn loads_become_known_while_a_graph_runs() {
         let mut graph = GrowingGraph::new(&[]);
         graph.push(at(3), task(0, "behind", Work::Run(needs.clone()))).unwrap();
         graph.push(at(4), task(0, "other", Work::Run(other))).unwrap();
-        let loads = if way == 1 { vec![] } else { vec![needs.executable.id()] };
+        let loads = if way == 1 { vec![] } else { vec![needs.weights.executable().id()] };
         let uses = MayUse::Views(Bindings::default(), Arc::default());
         let growth = Growth { keys: at(1).children(), uses, loads };
         let decides = HostTask::new("decides", (vec![], vec![]), |_, _| Ok(None));
@@ -388,7 +388,7 @@ fn loads_become_known_while_a_graph_runs() {
     }
 }
 
-/// An executable that is made while the graph runs, and then run.
+/// Weights that are loaded while the graph runs, and then run.
 #[test]
 fn what_a_load_made_is_run() {
     let (done, found) = (Arc::new(AtomicU32::new(0)), Found::default());
@@ -396,15 +396,15 @@ fn what_a_load_made_is_run() {
     let theirs = done.clone();
     let load = Arc::new(LoadTask::new("compile", 1, move |_| {
         theirs.store(5, Ordering::Relaxed);
-        Ok(run(&[], &[]).executable)
+        Ok(run(&[], &[]).weights)
     }));
     let at = Key::by_chunk(0, 0, 0, 0);
     let growth = Growth { keys: at.children(), uses: MayUse::Anything, loads: vec![] };
     let mut graph = GrowingGraph::new(&[]);
     graph.push_growing(at, task(0, "compile", Work::Load(load.clone())), growth).unwrap();
     let grow = &mut |g: Grown, a: &mut Additions<'_>| {
-        let made = load.loaded().unwrap().clone().downcast::<Executable>().unwrap();
-        let work = Work::Run(Run { executable: made, ..run(&[], &[]) });
+        let made = load.loaded().unwrap().clone().downcast::<Weights>().unwrap();
+        let work = Work::Run(Run { weights: made, ..run(&[], &[]) });
         a.push(g.key.child(1), task(1, "run", work))
     };
     runner.run_growing(graph, grow).unwrap();

@@ -63,7 +63,7 @@ type CostKey = (usize, ExecutableId, usize);
 /// `None` for all but runs.
 fn cost_key(task: &Task) -> Option<CostKey> {
     match &task.work {
-        Work::Run(run) => Some((task.device, run.executable.id(), run.rows)),
+        Work::Run(run) => Some((task.device, run.weights.executable().id(), run.rows)),
         _ => None,
     }
 }
