@@ -225,7 +225,8 @@ impl<'a> Operands<'a> {
     ) -> Result<(), KernelError> {
         let y = self.op.outputs[0];
         let mut operands = self.op.inputs.iter().chain([&y]);
-        let dense = |slot: &usize| self.memory[*slot].stride == self.exe.slots[*slot].row_bytes();
+        let dense =
+            |slot: &usize| self.memory[*slot].stride == self.exe.code.slots[*slot].row_bytes();
         // SAFETY: by the caller.
         unsafe {
             if operands.all(dense) {
@@ -238,7 +239,7 @@ impl<'a> Operands<'a> {
                 ElementRows { data: self.shared(slot), stride: stride(slot) }
             };
             let b = (self.op.inputs.len() > 1).then(|| operand(1));
-            let shape = (rows, self.exe.slots[y].cols);
+            let shape = (rows, self.exe.code.slots[y].cols);
             elementwise::elementwise_rows(cx, op, shape, (operand(0), b), (self.part(y), stride(y)))
         }
     }
