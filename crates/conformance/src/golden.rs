@@ -3,10 +3,11 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use troika::engine::{SequenceInput, WantedLogits};
+use troika::engine::WantedLogits;
+use troika::engine::sample::SampleParams;
 use troika::plan::{Policy, Strategy};
 use troika::weights::{FloatType, parse_safetensors};
-use troika::{DeviceOptions, DeviceSpec, Model, OpenOptions};
+use troika::{Control, DeviceOptions, DeviceSpec, Model, OpenOptions, Request};
 
 /// Allowed difference to the reference, relative to the largest logit.
 pub const REFERENCE_TOLERANCE: f32 = 2e-4;
@@ -162,14 +163,9 @@ fn open(case: &Case, chunk: usize, devices: &Devices) -> Res<Model> {
 ///
 /// # Errors
 /// What the engine reports.
-pub fn all_logits(model: &mut Model, tokens: &[u32]) -> Res<Vec<f32>> {
-    let engine = model.engine();
-    let seq = engine.open();
+pub fn all_logits(model: &Model, tokens: &[u32]) -> Res<Vec<f32>> {
     let mut out = Vec::new();
-    engine.run(&[SequenceInput { seq, tokens, logits: WantedLogits::All }], &mut |_, _, row| {
-        out.extend_from_slice(row);
-    })?;
-    engine.close(seq);
+    model.session()?.feed(tokens, WantedLogits::All, &mut |_, row| out.extend_from_slice(row))?;
     Ok(out)
 }
 
@@ -177,24 +173,10 @@ pub fn all_logits(model: &mut Model, tokens: &[u32]) -> Res<Vec<f32>> {
 ///
 /// # Errors
 /// What the engine reports.
-pub fn greedy(model: &mut Model, prompt: &[u32], n: usize) -> Res<Vec<u32>> {
-    let engine = model.engine();
-    let seq = engine.open();
-    let mut tokens = Vec::new();
-    let mut feed = prompt.to_vec();
-    while tokens.len() < n {
-        let mut best = 0;
-        engine.run(
-            &[SequenceInput { seq, tokens: &feed, logits: WantedLogits::Last }],
-            &mut |_, _, row| {
-                best = (0..row.len()).rev().max_by(|&a, &b| row[a].total_cmp(&row[b])).unwrap_or(0);
-            },
-        )?;
-        tokens.push(best as u32);
-        feed = vec![best as u32];
-    }
-    engine.close(seq);
-    Ok(tokens)
+pub fn greedy(model: &Model, prompt: &[u32], n: usize) -> Res<Vec<u32>> {
+    let params = SampleParams { temperature: 0.0, ..SampleParams::default() };
+    let request = Request { params, max_tokens: Some(n), ignore_eos: true, ..Request::default() };
+    Ok(model.session()?.generate(prompt, &request, &mut |_, _| Control::Continue)?.tokens)
 }
 
 /// Largest difference of two sets of logits, relative to the reference's largest.
@@ -217,12 +199,12 @@ pub fn relative_error(got: &[f32], reference: &[f32]) -> f32 {
 pub fn check(case: &Case, devices: &Devices) -> Res<Report> {
     let golden = read_golden(&case.golden)?;
     let tokens = golden.input_ids.len();
-    let mut whole = open(case, tokens + 3, devices)?;
-    let logits = all_logits(&mut whole, &golden.input_ids)?;
+    let whole = open(case, tokens + 3, devices)?;
+    let logits = all_logits(&whole, &golden.input_ids)?;
     let mut report = Report {
         error: relative_error(&logits, &golden.logits),
         chunk_error: 0.0,
-        greedy: greedy(&mut whole, &golden.input_ids, golden.greedy.len())? == golden.greedy,
+        greedy: greedy(&whole, &golden.input_ids, golden.greedy.len())? == golden.greedy,
         same_bits: None,
         tokens,
     };
@@ -231,17 +213,16 @@ pub fn check(case: &Case, devices: &Devices) -> Res<Report> {
     let first = Devices { specs: cpu.cloned().into_iter().collect(), ..Devices::default() };
     let compare = devices.specs != first.specs && devices.same_numerics();
     for chunk in [1, 7, 16] {
-        let mut model = open(case, chunk, devices)?;
-        let chunked = all_logits(&mut model, &golden.input_ids)?;
+        let model = open(case, chunk, devices)?;
+        let chunked = all_logits(&model, &golden.input_ids)?;
         if compare {
-            let alone = all_logits(&mut open(case, chunk, &first)?, &golden.input_ids)?;
+            let alone = all_logits(&open(case, chunk, &first)?, &golden.input_ids)?;
             let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
             let same = bits(&alone) == bits(&chunked);
             report.same_bits = Some(same && report.same_bits != Some(false));
         }
         report.chunk_error = report.chunk_error.max(relative_error(&chunked, &logits));
-        report.greedy &=
-            greedy(&mut model, &golden.input_ids, golden.greedy.len())? == golden.greedy;
+        report.greedy &= greedy(&model, &golden.input_ids, golden.greedy.len())? == golden.greedy;
     }
     Ok(report)
 }

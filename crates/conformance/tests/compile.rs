@@ -11,7 +11,7 @@ use troika::device::{
     Packed, Queue, RealClock, WeightBytes, WeightData, WeightSource, Weights,
 };
 use troika::engine::{
-    CompileControl, Engine, EngineError, EngineParts, SequenceInput, WantedLogits,
+    CompileControl, Engine, EngineError, EngineParts, SequenceInput, Sharing, WantedLogits,
 };
 use troika::graph::{DType, Subgraph};
 use troika::plan::{DeviceFacts, Plan, PlanError, PlanRequest, Strategy, make};
@@ -212,7 +212,7 @@ fn engine_by(
         devices,
         clock: Arc::new(RealClock::new()),
         tracer: Tracer::off(),
-        sequences: 1,
+        sharing: Sharing::default(),
     };
     Engine::compiled(parts, control)
 }

@@ -42,7 +42,7 @@ fn number(counts: &[CopyCount]) -> usize {
 fn copied(model: &str, options: &OpenOptions) -> [usize; 3] {
     let tracer = Tracer::on();
     let options = OpenOptions { tracer: tracer.clone(), ..options.clone() };
-    let mut model = Model::open(&root("tests/golden").join(model), &options).unwrap();
+    let model = Model::open(&root("tests/golden").join(model), &options).unwrap();
     let seq = model.engine().open();
     [&[1; CHUNK][..], &[2], &[3]].map(|tokens| {
         tracer.take();
@@ -96,7 +96,7 @@ fn bytes_are_those_of_ids_logits_and_caches() {
     };
     // Ids and positions go in, logits come out.
     let alone = options([own, "cpu"], Strategy::OneDevice);
-    let mut model = Model::open(&root("tests/golden/qwen3"), &alone).unwrap();
+    let model = Model::open(&root("tests/golden/qwen3"), &alone).unwrap();
     let logits = 4 * model.spec().vocab;
     let expected = |tokens: usize| {
         [count(None, Some("a"), 2, 2 * 4 * tokens), count(Some("a"), None, 1, logits)]
@@ -105,7 +105,8 @@ fn bytes_are_those_of_ids_logits_and_caches() {
     assert_eq!(phases[0].values, expected(CHUNK));
     assert_eq!((&phases[1].values[..], &phases[1].handover[..]), (&expected(1)[..], &[][..]));
     // A prompt's caches go over as a whole.
-    let states = &model.engine().lowered().states;
+    let engine = model.engine();
+    let states = &engine.lowered().states;
     let row: usize = states.iter().map(|s| s.width * s.dtype.block_bytes()).sum();
     let phases = planned("qwen3", &options(["cpu", own], Strategy::PrefillDecode));
     assert!(phases[0].values.is_empty(), "{phases:?}");

@@ -8,7 +8,7 @@ use troika::device::{
     Device, DeviceError, PackFn, PackLayout, Packed, RealClock, WeightBytes, WeightData,
     WeightSource, ZeroedBytes,
 };
-use troika::engine::{Engine, EngineParts, SequenceInput, WantedLogits};
+use troika::engine::{Engine, EngineParts, SequenceInput, Sharing, WantedLogits};
 use troika::graph::DType;
 use troika::plan::{DeviceFacts, Plan, PlanRequest, Strategy, make};
 use troika::trace::Tracer;
@@ -56,7 +56,7 @@ fn engine_of(d: &Described, devices: &[Arc<dyn Device>], plan: Plan, sequences: 
         devices,
         clock: Arc::new(RealClock::new()),
         tracer: Tracer::on(),
-        sequences,
+        sharing: Sharing { sequences, ..Sharing::default() },
     })
     .unwrap()
 }
@@ -125,11 +125,12 @@ fn a_shared_prefix_is_not_computed_again() {
     for name in ["qwen3", "mistral"] {
         let golden = read_golden(&model_dir(name).join("golden.safetensors")).unwrap();
         let ids = &golden.input_ids;
-        let mut model = Model::open(&model_dir(name), &OpenOptions::default()).unwrap();
+        let model = Model::open(&model_dir(name), &OpenOptions::default()).unwrap();
         let mut greedy = Request { max_tokens: Some(4), ignore_eos: true, ..Request::default() };
         greedy.params.temperature = 0.0;
+        let mut session = model.session().unwrap();
         let mut run =
-            |ids: &[u32]| model.generate(ids, &greedy, &mut |_, _| Control::Continue).unwrap();
+            |ids: &[u32]| session.generate(ids, &greedy, &mut |_, _| Control::Continue).unwrap();
         let first = run(&ids[..20]);
         assert_eq!(first.stats.cached_tokens, 0);
         let mut longer = ids[..20].to_vec();
@@ -137,8 +138,12 @@ fn a_shared_prefix_is_not_computed_again() {
         longer.push(7);
         let again = run(&longer);
         assert_eq!(again.stats.cached_tokens, 22, "{name}");
-        let mut fresh = Model::open(&model_dir(name), &OpenOptions::default()).unwrap();
-        let expected = fresh.generate(&longer, &greedy, &mut |_, _| Control::Continue).unwrap();
+        let fresh = Model::open(&model_dir(name), &OpenOptions::default()).unwrap();
+        let expected = fresh
+            .session()
+            .unwrap()
+            .generate(&longer, &greedy, &mut |_, _| Control::Continue)
+            .unwrap();
         assert_eq!(again.tokens, expected.tokens, "{name}");
     }
 }
@@ -151,15 +156,15 @@ fn threads_and_half_precision_caches() {
     one.devices.threads = Some(1);
     let mut many = OpenOptions::default();
     many.devices.threads = Some(5);
-    let a = all_logits(&mut Model::open(&dir, &one).unwrap(), &golden.input_ids).unwrap();
-    let b = all_logits(&mut Model::open(&dir, &many).unwrap(), &golden.input_ids).unwrap();
+    let a = all_logits(&Model::open(&dir, &one).unwrap(), &golden.input_ids).unwrap();
+    let b = all_logits(&Model::open(&dir, &many).unwrap(), &golden.input_ids).unwrap();
     assert_eq!(a, b, "thread count changes bits");
     one.kv_dtype = Some(DType::F16);
-    let half = all_logits(&mut Model::open(&dir, &one).unwrap(), &golden.input_ids).unwrap();
+    let half = all_logits(&Model::open(&dir, &one).unwrap(), &golden.input_ids).unwrap();
     let error = relative_error(&half, &golden.logits);
     assert!(error > 0.0 && error < 5e-3, "{error}");
     one.dtype = FloatType::BF16;
-    let bf16 = all_logits(&mut Model::open(&dir, &one).unwrap(), &golden.input_ids).unwrap();
+    let bf16 = all_logits(&Model::open(&dir, &one).unwrap(), &golden.input_ids).unwrap();
     let error = relative_error(&bf16, &golden.logits);
     assert!(error > 0.0 && error < 5e-2, "{error}");
 }
@@ -209,7 +214,7 @@ fn loud_logits(kind: &'static str, kv_dtype: DType) -> Result<Vec<f32>, String> 
         devices: &devices,
         clock: Arc::new(RealClock::new()),
         tracer: Tracer::on(),
-        sequences: 1,
+        sharing: Sharing::default(),
     })
     .unwrap();
     let (seq, mut out) = (engine.open(), Vec::new());

@@ -98,13 +98,15 @@ fn checkpoints_with_bf16_activations() {
     println!("products of pairs of bf16: {}", if native { "native" } else { "rounded, in f32" });
     for case in find(&dir).unwrap() {
         let (name, golden) = (&case.name, read_golden(&case.golden).unwrap());
-        let mut exact = open(&case.model, &[], 512);
-        let mut segments = exact.engine().lowered().segments.iter();
+        let exact = open(&case.model, &[], 512);
+        let engine = exact.engine();
+        let mut segments = engine.lowered().segments.iter();
         let experts = segments.any(|s| s.kind == SegmentKind::Experts);
+        drop(engine);
         let tolerance = if experts { BF16_EXPERTS_TOLERANCE } else { BF16_TOLERANCE };
-        let exact = all_logits(&mut exact, &golden.input_ids).unwrap();
+        let exact = all_logits(&exact, &golden.input_ids).unwrap();
         let whole =
-            all_logits(&mut open(&case.model, &[ActivationFormat::Bf16], 512), &golden.input_ids)
+            all_logits(&open(&case.model, &[ActivationFormat::Bf16], 512), &golden.input_ids)
                 .unwrap();
         let error = relative_error(&whole, &exact);
         let total = relative_error(&whole, &golden.logits);
@@ -115,8 +117,8 @@ fn checkpoints_with_bf16_activations() {
         );
         assert!(rms > 0.0 && rms <= tolerance, "{name}: {rms}");
         for chunk in [1, 7] {
-            let mut model = open(&case.model, &[ActivationFormat::Bf16], chunk);
-            let chunked = all_logits(&mut model, &golden.input_ids).unwrap();
+            let model = open(&case.model, &[ActivationFormat::Bf16], chunk);
+            let chunked = all_logits(&model, &golden.input_ids).unwrap();
             assert!(chunked == whole, "{name} in chunks of {chunk}");
         }
     }
@@ -135,16 +137,16 @@ fn gguf_files_with_integer_activations() {
     for name in names.into_iter().chain(["qwen3-moe-q4_k_m"]) {
         let golden = read_golden(&dir.join(name).with_extension("safetensors")).unwrap();
         let file = dir.join(name).with_extension("gguf");
-        let mut model = Model::open(&file, &options(512)).unwrap();
+        let model = Model::open(&file, &options(512)).unwrap();
         assert!(model.engine().plan().activations().contains(&ActivationFormat::Int8));
         assert!(!model.store().report().packed.is_empty());
-        let whole = all_logits(&mut model, &golden.input_ids).unwrap();
+        let whole = all_logits(&model, &golden.input_ids).unwrap();
         let error = relative_error(&whole, &golden.logits);
         println!("{name}: {error:.2e} of the largest logit");
         assert!(error > 0.0 && error <= INT8_TOLERANCE, "{name}: {error}");
         for chunk in [1, 7] {
-            let mut model = Model::open(&file, &options(chunk)).unwrap();
-            let chunked = all_logits(&mut model, &golden.input_ids).unwrap();
+            let model = Model::open(&file, &options(chunk)).unwrap();
+            let chunked = all_logits(&model, &golden.input_ids).unwrap();
             assert!(chunked == whole, "{name} in chunks of {chunk}");
         }
     }

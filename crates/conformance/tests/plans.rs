@@ -10,7 +10,9 @@ use troika::device::{
     Caps, Clock, CommandList, Completion, Device, DeviceError, DeviceKind, Executable, Queue,
     RealClock, Waiting, WeightSource, Weights,
 };
-use troika::engine::{Engine, EngineError, EngineParts, SeqId, SequenceInput, WantedLogits};
+use troika::engine::{
+    Engine, EngineError, EngineParts, SeqId, SequenceInput, Sharing, WantedLogits,
+};
 use troika::graph::{ActivationFormat, DType, Subgraph};
 use troika::model::lower::{SegmentKind, segments};
 use troika::plan::{
@@ -46,7 +48,7 @@ fn engine(d: &Described, devices: &[Arc<dyn Device>], plan: Plan) -> Result<Engi
         devices,
         clock: Arc::new(RealClock::new()),
         tracer: Tracer::off(),
-        sequences: 2,
+        sharing: Sharing { sequences: 2, ..Sharing::default() },
     })
 }
 
@@ -61,11 +63,9 @@ fn logits(e: &mut Engine, ids: &[u32]) -> Vec<[Vec<f32>; 2]> {
     }
     // Once more from the middle on, as after an edited prompt: what a window has dropped of pages
     // that the plan made small is computed again.
-    let kept = e.truncate(seqs[0], ids.len() / 2);
-    let mut again = run(e, &seqs, &[&ids[kept..], &ids[..2]]);
-    let vocab = again[1].len() / 2;
-    again[0].drain(..(ids.len() / 2 - kept) * vocab);
-    all.push(again);
+    e.truncate(seqs[0], ids.len() / 2).unwrap();
+    all.push(run(e, &seqs, &[&ids[ids.len() / 2..], &ids[..2]]));
+    e.audit().unwrap();
     seqs.into_iter().for_each(|s| e.close(s));
     all
 }

@@ -41,9 +41,9 @@ fn open_model(
         kv_dtype: Some(DType::F32),
         ..OpenOptions::default()
     };
-    let mut model = Model::open(source, &options).unwrap();
+    let model = Model::open(source, &options).unwrap();
     let tokens: Vec<u32> = (0..48).map(|i| 1 + i * 83 % 4000).collect();
-    let logits = all_logits(&mut model, &tokens).unwrap();
+    let logits = all_logits(&model, &tokens).unwrap();
     let quantized = calls.load(Ordering::Relaxed) > 0;
     Opened { logits, warnings: model.warnings().to_vec(), quantized }
 }
@@ -68,7 +68,7 @@ fn the_built_in_model_is_its_source_in_eight_bits() {
     let error = rms_error(&got.logits, &want.logits);
     assert!(error > 1e-5 && error < 0.03, "{error}");
     let open = |source: Source| Model::open(source, &OpenOptions::default()).unwrap();
-    let (mut inside, mut folder) = (open(Source::BuiltIn), open(Source::Path(tiny())));
+    let (inside, folder) = (open(Source::BuiltIn), open(Source::Path(tiny())));
     for text in
         ["It was a dark night", "\u{e9}t\u{e9} 1899,\n\n  \t\"don't\" \u{1f600}<|endoftext|>x", " "]
     {

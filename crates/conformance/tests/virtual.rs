@@ -98,8 +98,8 @@ fn timeline(policy: Policy) -> (Vec<Span>, Vec<f32>) {
         ..OpenOptions::default()
     };
     let golden = read_golden(&case("qwen3-moe").golden).unwrap();
-    let mut model = Model::open(&case("qwen3-moe").model, &options).unwrap();
-    let logits = all_logits(&mut model, &golden.input_ids).unwrap();
+    let model = Model::open(&case("qwen3-moe").model, &options).unwrap();
+    let logits = all_logits(&model, &golden.input_ids).unwrap();
     (tracer.spans(), logits)
 }
 
@@ -138,10 +138,10 @@ fn logits_that_nobody_computes_are_not_read() {
     let off: DeviceSpec = format!("off=virtual:{}", file.display()).parse().unwrap();
     let devices = DeviceOptions { devices: vec![off], ..DeviceOptions::default() };
     let options = OpenOptions { devices, ..OpenOptions::default() };
-    let mut model = Model::open(&case("qwen3").model, &options).unwrap();
+    let model = Model::open(&case("qwen3").model, &options).unwrap();
     assert!(!model.computes());
     let clock = model.clock().clone();
-    let engine = model.engine();
+    let mut engine = model.engine();
     let seq = engine.open();
     let tokens = &[1, 2, 3];
     for logits in [WantedLogits::Last, WantedLogits::All] {

@@ -1,6 +1,6 @@
 //! Generating as the flags of `troika run` say: once for a prompt, or for each turn of a chat.
 
-use troika::{Control, Model, Output, Request};
+use troika::{Control, Model, Output, Request, Session};
 
 use crate::error::CliError;
 use crate::flags::RunArgs;
@@ -11,7 +11,7 @@ use crate::output;
 ///
 /// # Errors
 /// Flags out of range.
-fn request(model: &Model, args: &RunArgs) -> Result<Request, CliError> {
+pub fn request(model: &Model, args: &RunArgs) -> Result<Request, CliError> {
     let params = args.sampling.resolve(model.defaults())?;
     let vocab = model.spec().vocab;
     if let Some((id, _)) = params.logit_bias.iter().find(|(id, _)| **id as usize >= vocab) {
@@ -31,7 +31,7 @@ fn request(model: &Model, args: &RunArgs) -> Result<Request, CliError> {
 /// # Errors
 /// What the model reports, or a closed standard output.
 pub fn generate(
-    model: &mut Model,
+    (model, session): (&Model, &mut Session),
     args: &RunArgs,
     ids: &[u32],
     interrupt: &Interrupt,
@@ -39,7 +39,8 @@ pub fn generate(
     let request = request(model, args)?;
     let ids_only = model.tokenizer().is_none();
     let mut failed = None;
-    let out = model.generate(ids, &request, &mut |token, text| {
+    let _ends = interrupt.ends(session.canceller());
+    let out = session.generate(ids, &request, &mut |token, text| {
         let piece = if ids_only { format!("{token} ") } else { text.to_string() };
         if !args.json && !piece.is_empty() {
             failed = output::answer(&piece).err();

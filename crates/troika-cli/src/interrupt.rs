@@ -1,38 +1,72 @@
 //! Ctrl-C: the first one ends the compiling or the generation, the second one the program.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use troika::SessionCanceller;
 
 /// Whether the user pressed Ctrl-C.
 #[derive(Clone, Default)]
-pub struct Interrupt(Arc<AtomicBool>);
+pub struct Interrupt {
+    pressed: Arc<AtomicBool>,
+    /// Generations that end with it.
+    ends: Arc<Mutex<Vec<(u64, SessionCanceller)>>>,
+}
+
+/// While it is there, Ctrl-C ends a generation at once: also where a long prompt is computed.
+pub struct Ends {
+    interrupt: Interrupt,
+    number: u64,
+}
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        self.interrupt.all_ends().retain(|(number, _)| *number != self.number);
+    }
+}
 
 impl Interrupt {
     /// Starts listening. Without a handler Ctrl-C just ends the program.
     pub fn listen() -> Interrupt {
-        let flag = Interrupt::default();
-        let seen = flag.0.clone();
+        let interrupt = Interrupt::default();
+        let seen = interrupt.clone();
         // Fails only if a handler exists already, which then does the work.
         let _ = ctrlc::set_handler(move || {
-            if seen.swap(true, Ordering::SeqCst) {
+            if seen.pressed.swap(true, Ordering::SeqCst) {
                 std::process::exit(130);
             }
+            seen.all_ends().iter().for_each(|(_, canceller)| canceller.cancel());
         });
-        flag
+        interrupt
+    }
+
+    /// Has Ctrl-C end a generation, as long as what is returned is there.
+    pub fn ends(&self, canceller: SessionCanceller) -> Ends {
+        let mut all = self.all_ends();
+        let number = all.last().map_or(0, |(last, _)| last + 1);
+        if self.pressed() {
+            canceller.cancel();
+        }
+        all.push((number, canceller));
+        Ends { interrupt: self.clone(), number }
+    }
+
+    fn all_ends(&self) -> MutexGuard<'_, Vec<(u64, SessionCanceller)>> {
+        self.ends.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether it was pressed since the last [`Interrupt::clear`].
     pub fn pressed(&self) -> bool {
-        self.0.load(Ordering::SeqCst)
+        self.pressed.load(Ordering::SeqCst)
     }
 
     /// What is set when it is pressed.
     pub fn flag(&self) -> Arc<AtomicBool> {
-        self.0.clone()
+        self.pressed.clone()
     }
 
     /// Forgets it.
     pub fn clear(&self) {
-        self.0.store(false, Ordering::SeqCst);
+        self.pressed.store(false, Ordering::SeqCst);
     }
 }

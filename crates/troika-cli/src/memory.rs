@@ -25,7 +25,7 @@ pub fn resident() -> Option<Resident> {
 }
 
 /// A table of what the model holds and what the process took.
-pub fn report(model: &mut Model) -> String {
+pub fn report(model: &Model) -> String {
     let weights = model.store().report();
     let engine = model.engine().memory();
     let mib = |n: u64| n as f64 / (1 << 20) as f64;
@@ -38,7 +38,8 @@ pub fn report(model: &mut Model) -> String {
     line("weights packed", packed);
     line("weights copied", weights.owned);
     line("weights read from mapped files", weights.mapped);
-    line("KV cache in use", engine.kv_used);
+    line("KV cache in use", engine.kv_used - engine.kv_kept);
+    line("KV cache kept for prompts that begin alike", engine.kv_kept);
     line("KV cache reserved, not in memory yet", engine.kv_cache.saturating_sub(engine.kv_used));
     line("activations, at most", engine.activations);
     line("scratch, at most", engine.scratch);

@@ -24,10 +24,11 @@ pub fn text(stats: &Stats, tokenizer: Option<Duration>, load: Duration) -> Strin
         0 => String::new(),
         n => format!(", {n} cached"),
     };
-    line(
-        "prefill",
-        format!("{:.1} tok/s ({} tokens{cached})", stats.prefill_rate(), stats.prompt_tokens),
-    );
+    let prompt = match stats.prompt_tokens - stats.cached_tokens {
+        all if stats.computed_tokens < all => format!("{} of {all}", stats.computed_tokens),
+        _ => stats.prompt_tokens.to_string(),
+    };
+    line("prefill", format!("{:.1} tok/s ({prompt} tokens{cached})", stats.prefill_rate()));
     if let Some(tpot) = stats.tpot() {
         line("TPOT", format!("{:.2} ms", ms(tpot)));
         line(

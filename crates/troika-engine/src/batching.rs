@@ -1,4 +1,4 @@
-//! Cutting fed tokens into forward batches.
+//! Forward batches: rows of sequences that run at once.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -7,92 +7,111 @@ use troika_device::{ForwardBatch, SeqRows};
 use troika_plan::Phase;
 
 use crate::error::EngineError;
-use crate::input::{SequenceInput, WantedLogits};
-use crate::kv::KvCache;
+use crate::kv::{KvCache, KvError, SeqId};
 
-/// A forward batch with the tokens and wanted rows behind it.
+/// A forward batch with the tokens and wanted rows behind it. It keeps its memory from one use to
+/// the next.
 #[derive(Debug)]
 pub(crate) struct PlannedBatch {
-    /// Decode if every sequence of it goes on by one token.
+    /// What all its rows are placed by: decode if every sequence of it goes on by one token.
     pub phase: Phase,
     pub forward: Arc<ForwardBatch>,
+    /// Another one, for the next use: devices and graphs may still hold the last.
+    spare: Arc<ForwardBatch>,
     pub ids: Vec<i32>,
     pub positions: Vec<i32>,
-    /// Runs of rows whose logits are wanted, with the input they belong to.
-    pub wanted: Vec<(usize, Range<usize>)>,
+    /// Runs of rows whose logits are wanted, with the sequence they belong to.
+    pub wanted: Vec<(SeqId, Range<usize>)>,
+    /// Sequences whose tables may be used again.
+    unused: Vec<SeqRows>,
+}
+
+/// Some tokens of a sequence that are computed next.
+pub(crate) struct Rows<'a> {
+    pub seq: SeqId,
+    pub tokens: &'a [u32],
+    /// Where they stand in the sequence.
+    pub positions: Range<usize>,
+    /// Tokens that are known of the sequence, cached or not.
+    pub known_len: usize,
+    /// From which position on logits are wanted.
+    pub logits_from: usize,
+    pub phase: Phase,
+}
+
+impl Default for PlannedBatch {
+    fn default() -> PlannedBatch {
+        PlannedBatch {
+            phase: Phase::Decode,
+            forward: Arc::default(),
+            spare: Arc::default(),
+            ids: Vec::new(),
+            positions: Vec::new(),
+            wanted: Vec::new(),
+            unused: Vec::new(),
+        }
+    }
 }
 
 impl PlannedBatch {
+    /// Starts over without rows.
+    pub fn clear(&mut self) {
+        std::mem::swap(&mut self.forward, &mut self.spare);
+        match Arc::get_mut(&mut self.forward) {
+            Some(forward) => self.unused.append(&mut forward.seqs),
+            // A graph of another shape still holds it.
+            None => self.forward = Arc::default(),
+        }
+        self.phase = Phase::Decode;
+        self.ids.clear();
+        self.positions.clear();
+        self.wanted.clear();
+    }
+
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.ids.len()
+    }
+
     /// Rows whose logits are wanted.
     pub fn wanted_rows(&self) -> usize {
         self.wanted.iter().map(|(_, r)| r.len()).sum()
     }
-}
 
-/// Packs the inputs into forward batches of at most `chunk` rows, in order, and reserves their KV
-/// pages.
-pub(crate) fn plan_batches(
-    inputs: &[SequenceInput<'_>],
-    chunk: usize,
-    kv: &mut KvCache,
-) -> Result<Vec<PlannedBatch>, EngineError> {
-    // Asked before chunks are cut: the rest of a prompt is prefill, however short it is.
-    let decodes = |f: &SequenceInput<'_>| f.tokens.len() == 1 && kv.len(f.seq) > 0;
-    let phases: Vec<Phase> =
-        inputs.iter().map(|f| if decodes(f) { Phase::Decode } else { Phase::Prefill }).collect();
-    let known: Vec<usize> = inputs.iter().map(|f| kv.len(f.seq) + f.tokens.len()).collect();
-    let mut batches = Vec::new();
-    let mut parts: Vec<(usize, Range<usize>)> = Vec::new();
-    let mut rows = 0;
-    for (i, input) in inputs.iter().enumerate() {
-        let mut start = 0;
-        while start < input.tokens.len() {
-            let n = (input.tokens.len() - start).min(chunk - rows);
-            parts.push((i, start..start + n));
-            start += n;
-            rows += n;
-            if rows == chunk {
-                batches.push(make_batch(
-                    inputs,
-                    (&known, &phases),
-                    &std::mem::take(&mut parts),
-                    kv,
-                )?);
-                rows = 0;
-            }
+    /// Appends rows and reserves their places in the cache.
+    ///
+    /// # Errors
+    /// What the cache says; nothing is appended then.
+    pub fn push(&mut self, rows: &Rows<'_>, kv: &mut KvCache) -> Result<(), EngineError> {
+        let (first, count) = (self.ids.len(), rows.positions.len());
+        let mut seq = self.unused.pop().unwrap_or_else(|| SeqRows {
+            seq: 0,
+            rows: 0..0,
+            pos: 0,
+            known_len: 0,
+            tables: Vec::new(),
+        });
+        if let Err(e) = kv.extend(rows.seq, count, &mut seq.tables) {
+            self.unused.push(seq);
+            return Err(e.into());
         }
-    }
-    if !parts.is_empty() {
-        batches.push(make_batch(inputs, (&known, &phases), &parts, kv)?);
-    }
-    Ok(batches)
-}
-
-fn make_batch(
-    inputs: &[SequenceInput<'_>],
-    (known, phases): (&[usize], &[Phase]),
-    parts: &[(usize, Range<usize>)],
-    kv: &mut KvCache,
-) -> Result<PlannedBatch, EngineError> {
-    let mut forward = ForwardBatch::default();
-    let (mut ids, mut positions, mut wanted) = (Vec::new(), Vec::new(), Vec::new());
-    for (i, range) in parts {
-        let input = &inputs[*i];
-        let pos = kv.len(input.seq);
-        let tables = kv.extend(input.seq, range.len())?;
-        let rows = ids.len()..ids.len() + range.len();
-        ids.extend(input.tokens[range.clone()].iter().map(|&t| t as i32));
-        positions.extend((pos..pos + range.len()).map(|p| p as i32));
-        let want = match input.logits {
-            WantedLogits::None => None,
-            WantedLogits::All => Some(rows.clone()),
-            WantedLogits::Last => (range.end == input.tokens.len()).then(|| rows.end - 1..rows.end),
+        (seq.seq, seq.rows) = (rows.seq.number(), first..first + count);
+        (seq.pos, seq.known_len) = (rows.positions.start, rows.known_len);
+        // Nobody else holds it: it was made or found so when the batch was cleared.
+        let Some(forward) = Arc::get_mut(&mut self.forward) else {
+            return Err(KvError::Closed(rows.seq).into());
         };
-        wanted.extend(want.map(|w| (*i, w)));
-        let seq = input.seq.index() as u64;
-        forward.seqs.push(SeqRows { seq, rows, pos, known_len: known[*i], tables });
+        forward.seqs.push(seq);
+        if rows.phase == Phase::Prefill {
+            self.phase = Phase::Prefill;
+        }
+        self.ids.extend(rows.tokens.iter().map(|&t| t as i32));
+        self.positions.extend(rows.positions.clone().map(|p| p as i32));
+        let from = rows.logits_from.max(rows.positions.start);
+        if from < rows.positions.end {
+            let skipped = from - rows.positions.start;
+            self.wanted.push((rows.seq, first + skipped..first + count));
+        }
+        Ok(())
     }
-    let decode = parts.iter().all(|(i, _)| phases[*i] == Phase::Decode);
-    let phase = if decode { Phase::Decode } else { Phase::Prefill };
-    Ok(PlannedBatch { phase, forward: Arc::new(forward), ids, positions, wanted })
 }

@@ -15,7 +15,7 @@ use troika_model::spec::ModelSpec;
 use troika_plan::{Phase, Plan};
 use troika_trace::Tracer;
 
-use crate::engine::{Engine, EngineParts};
+use crate::engine::{Engine, EngineParts, Sharing};
 use crate::error::EngineError;
 use crate::input::{SequenceInput, WantedLogits};
 use crate::program::own_space;
@@ -75,7 +75,7 @@ pub fn copies(
         devices: &dry,
         clock: Arc::new(RealClock::new()),
         tracer: Tracer::off(),
-        sequences: 1,
+        sharing: Sharing::default(),
     })?;
     let seq = engine.open();
     let mut phases = Vec::new();
@@ -87,7 +87,7 @@ pub fn copies(
             break;
         }
         let input = SequenceInput { seq, tokens, logits: WantedLogits::Last };
-        let (handover, tasks) = engine.tasks_without_running(&[input])?;
+        let (handover, tasks) = engine.tasks_without_running(&input)?;
         let (handover, values) = (count(&handover, &dry), count(&tasks, &dry));
         phases.push(PhaseCopies { phase, tokens: tokens.len(), cached, handover, values });
     }

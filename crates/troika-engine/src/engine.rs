@@ -1,32 +1,27 @@
 //! The engine: a lowered model, compiled on its devices, with its memory.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use troika_device::{Buffer, Clock, Device, Waiting, WeightSource};
 use troika_model::lower::{LowerOptions, Lowered, StateDecl, WeightShapes, lower};
 use troika_model::spec::ModelSpec;
-use troika_plan::{Phase, Plan, SyncMode};
+use troika_plan::{Plan, SyncMode};
 use troika_trace::Tracer;
 
-use crate::batching::{PlannedBatch, plan_batches};
 use crate::compile::{CompileControl, CompileWith};
 use crate::error::EngineError;
 use crate::handover::Handover;
-use crate::history::History;
-use crate::input::{SequenceInput, WantedLogits};
-use crate::kv::{KvCache, SeqId};
+use crate::input::{Admission, Event};
+use crate::kv::{GroupLayout, KvCache, KvLayout, SeqId};
+use crate::mailbox::{EngineHandle, Limits};
 use crate::memory::{allocate, allocate_in};
-use crate::pool::{ELEMENT, EdgePool, Slots};
+use crate::pool::{ELEMENT, Slots};
 use crate::program::Program;
 use crate::residency::Instance;
-use crate::schedule::{Runner, Task, TaskGraph};
-use crate::tasks::{ChunkMemory, ChunkTasks, Shared};
-
-/// Logits kept at once while many rows are wanted.
-const LOGITS_BYTES: usize = 64 << 20;
-/// Chunks handed to the scheduler at once.
-const CHUNKS_AT_ONCE: usize = 64;
+use crate::schedule::Runner;
+use crate::sequence::{LongRope, Sequence};
+use crate::slot::{BatchSlot, PlacedModel};
 
 /// What an engine is made of.
 pub struct EngineParts<'a> {
@@ -44,52 +39,76 @@ pub struct EngineParts<'a> {
     pub clock: Arc<dyn Clock>,
     /// Spans.
     pub tracer: Tracer,
-    /// Sequences that may be open at once, each up to the plan's context.
-    pub sequences: usize,
+    /// How sequences share it.
+    pub sharing: Sharing,
 }
 
-/// Receives (index of the input, position, logits) in order.
-pub type LogitsSink<'a> = &'a mut dyn FnMut(usize, usize, &[f32]);
+/// How sequences share an engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sharing {
+    /// Sequences that are computed at once, at most; others wait.
+    pub sequences: usize,
+    /// Bytes of the KV cache; `None`: what `sequences` sequences of the whole context need.
+    pub kv_bytes: Option<u64>,
+    /// Rows that a step computes, at most, while sequences decode: their own, and those of prompts
+    /// beside them. More of them end a prompt sooner, fewer delay decoding less.
+    pub rows_per_step: usize,
+}
+
+impl Default for Sharing {
+    /// One sequence.
+    fn default() -> Sharing {
+        Sharing { sequences: 1, kv_bytes: None, rows_per_step: 128 }
+    }
+}
 
 /// Bytes the engine holds, besides the weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EngineMemory {
     /// KV cache (reserved; pages are touched as sequences grow).
     pub kv_cache: u64,
-    /// Of it, what the open sequences use.
+    /// Of it, what is used: by open sequences, and by what was kept of closed ones.
     pub kv_used: u64,
+    /// Of that, what is kept for sequences that begin like earlier ones.
+    pub kv_kept: u64,
     /// Values between segments.
     pub activations: u64,
     /// Scratch of executables.
     pub scratch: u64,
 }
 
-/// Runs one model by one plan.
+/// Runs one model by one plan, for several sequences at once.
 pub struct Engine {
-    lowered: Lowered,
-    plan: Plan,
-    vocab: usize,
-    program: Program,
-    runner: Runner,
-    kv: KvCache,
-    /// For each state, the memory of its instances.
-    states: Vec<Vec<(Instance, Buffer)>>,
-    handover: Handover,
-    /// Values between segments, one set for each chunk in flight.
-    pools: Vec<EdgePool>,
-    slots: Arc<Slots>,
-    inputs: Vec<InputSlot>,
-    logits: Buffer,
-    /// Graphs of single batches, by phase and rows, which every decoded token uses again.
-    graphs: HashMap<(Phase, usize), TaskGraph>,
+    pub(crate) model: PlacedModel,
+    pub(crate) runner: Runner,
+    pub(crate) kv: KvCache,
+    pub(crate) handover: Handover,
+    pub(crate) handle: EngineHandle,
+    pub(crate) sequences: HashMap<SeqId, Sequence>,
+    /// Sequences with tokens to compute, by rank.
+    pub(crate) queue: Vec<SeqId>,
+    /// What is to be handed out.
+    pub(crate) events: VecDeque<Event<'static>>,
+    /// Sequences admitted so far.
+    pub(crate) orders: u64,
+    /// How often a sequence lost its pages to another one.
+    pub(crate) preemptions: u64,
+    /// What may be in flight at once: one place, or one for decoding and one for prompts.
+    pub(crate) slots: Vec<BatchSlot>,
+    pub(crate) sharing: Sharing,
+    /// Whether prefill and decode run the same code in the same places.
+    pub(crate) one_placement: bool,
+    /// Whether no device computes for both phases.
+    pub(crate) phases_are_apart: bool,
+    /// Whether numbers depend on which row of a batch a token is: rows are shared out between
+    /// devices that compute differently. A batch is then of one sequence.
+    pub(crate) rows_matter: bool,
+    /// Whether cached pages may serve several sequences: all devices have them in one place.
+    pub(crate) shares_pages: bool,
+    /// The name of a device that only models time.
+    pub(crate) silent: Option<String>,
+    pub(crate) longrope: LongRope,
     memory: EngineMemory,
-    history: History,
-}
-
-/// Ids and positions of a chunk.
-struct InputSlot {
-    ids: Buffer,
-    positions: Buffer,
 }
 
 impl Engine {
@@ -124,13 +143,7 @@ impl Engine {
         let lowered = lower(parts.spec, parts.shapes, options)?;
         let mut memory = EngineMemory::default();
         // Before weights are packed, which takes long: what does not fit is said at once.
-        let kv = KvCache::new(
-            &lowered.page_groups,
-            plan.page_len,
-            plan.context,
-            plan.prefill.chunk,
-            parts.sequences.max(1),
-        )?;
+        let kv = KvCache::new(kv_layout(&lowered, &plan, parts.sharing))?;
         for state in &lowered.states {
             allocate(state_bytes(state, state.width, &kv), "the KV cache")?;
         }
@@ -142,7 +155,6 @@ impl Engine {
         memory.scratch = program.scratch_bytes;
         let rows = plan.prefill.chunk + program.padding;
         let slots = Arc::new(Slots::new(&lowered, &program, rows));
-        let pools = vec![EdgePool::new(&slots)?];
         let mut runner = Runner::new(
             &program.devices,
             (plan.prefill.policy, plan.critical_device()),
@@ -153,299 +165,143 @@ impl Engine {
             SyncMode::Predicted => Waiting::Poll,
             SyncMode::Blocking => Waiting::Block,
         });
+        let one_placement = program.one_placement();
+        let places = if one_placement { 1 } else { 2 };
+        let slot = |_| BatchSlot::new(&slots);
+        let silent = program.devices.iter().find(|d| !d.caps().computes());
+        let limits = Limits { vocab: parts.spec.vocab, cache: Arc::new(kv.fit()) };
         Ok(Engine {
-            vocab: parts.spec.vocab,
-            lowered,
-            plan,
-            program,
+            slots: (0..places).map(slot).collect::<Result<_, _>>()?,
+            one_placement,
+            phases_are_apart: program.phases_are_apart(),
+            rows_matter: program.rows_matter(),
+            shares_pages: program.state_instances.iter().all(|i| i.len() == 1),
+            silent: silent.map(|d| d.name().to_string()),
             runner,
             kv,
-            states,
             handover: Handover::default(),
-            pools,
-            slots,
-            inputs: Vec::new(),
-            logits: allocate(Some(0), "logits")?,
-            graphs: HashMap::new(),
+            handle: EngineHandle::new(limits),
+            sequences: HashMap::new(),
+            queue: Vec::new(),
+            events: VecDeque::new(),
+            orders: 0,
+            preemptions: 0,
+            sharing: Sharing { sequences: parts.sharing.sequences.max(1), ..parts.sharing },
+            longrope: LongRope::new(parts.spec),
             memory,
-            history: History::new(parts.spec),
+            model: PlacedModel { lowered, program, plan, states, slots, vocab: parts.spec.vocab },
         })
     }
 
     /// The plan in force.
     pub fn plan(&self) -> &Plan {
-        &self.plan
+        &self.model.plan
     }
 
     /// Bytes held.
     pub fn memory(&self) -> EngineMemory {
-        let used = self.lowered.states.iter().map(|s| self.kv.used(s.page_group) * state_row(s));
-        let activations = self.pools.iter().map(EdgePool::bytes).sum();
-        EngineMemory { kv_used: used.sum::<usize>() as u64, activations, ..self.memory }
+        let activations = self.slots.iter().map(BatchSlot::bytes).sum();
+        let (kv_used, kv_kept) = (self.kv.used_bytes(), self.kv.kept_bytes());
+        EngineMemory { kv_used, kv_kept, activations, ..self.memory }
+    }
+
+    /// How often a sequence had to leave its pages to another one, and was computed again.
+    pub fn preemptions(&self) -> u64 {
+        self.preemptions
     }
 
     /// The subgraphs that run.
     pub fn lowered(&self) -> &Lowered {
-        &self.lowered
+        &self.model.lowered
     }
 
-    /// Opens an empty sequence.
+    /// The name of a device that only models time, if there is one: then there are no logits to
+    /// read.
+    pub fn silent(&self) -> Option<&str> {
+        self.silent.as_deref()
+    }
+
+    /// What any thread may ask of this engine.
+    pub fn handle(&self) -> &EngineHandle {
+        &self.handle
+    }
+
+    /// Opens an empty sequence, which neither uses cached pages of others nor leaves them its own.
     pub fn open(&mut self) -> SeqId {
-        self.kv.open()
+        let seq = SeqId::next();
+        self.handle.lock().open(seq);
+        self.admit_now(seq, &Admission::default());
+        seq
     }
 
-    /// Closes a sequence and frees its pages.
+    /// Closes a sequence and frees its pages. One that was closed before is left alone.
     pub fn close(&mut self, seq: SeqId) {
-        self.kv.close(seq);
-        self.handover.truncate(seq, 0);
-        self.history.truncate(seq, 0);
+        // It may be closed already, which is what was wanted.
+        let _ = self.handle.close(seq);
+        self.take_requests();
     }
 
-    /// Tokens of a sequence in the cache.
+    /// Tokens of a sequence.
     pub fn len(&self, seq: SeqId) -> usize {
-        self.kv.len(seq)
+        self.sequences.get(&seq).map_or(0, |s| s.tokens.len())
     }
 
-    /// Whether a sequence has no cached tokens.
+    /// Whether a sequence has no tokens.
     pub fn is_empty(&self, seq: SeqId) -> bool {
-        self.kv.len(seq) == 0
+        self.len(seq) == 0
     }
 
-    /// Forgets a sequence's tokens from `len` on. Returns how many are kept: `len`, or 0 when a
-    /// sliding window has already dropped what continuing there would need, or the kept keys were
-    /// rotated for a longer sequence.
-    pub fn truncate(&mut self, seq: SeqId, len: usize) -> usize {
-        let len = if self.history.changes(self.kv.len(seq), len) { 0 } else { len };
-        let kept = self.kv.truncate(seq, len);
-        self.handover.truncate(seq, kept);
-        self.history.truncate(seq, kept);
-        kept
-    }
-
-    /// Appends tokens to sequences and hands over the wanted logits.
+    /// Forgets a sequence's tokens from `len` on. What a sliding window has dropped of those
+    /// before, or what was rotated for a longer sequence, is computed again when it goes on.
     ///
     /// # Errors
-    /// An empty input, a sequence fed twice, an unknown token, too long a sequence or logits that
-    /// no device computes (all before any work); a full cache or a failing device (the sequences
-    /// are then as before the call, or empty).
-    pub fn run(
-        &mut self,
-        inputs: &[SequenceInput<'_>],
-        sink: LogitsSink<'_>,
-    ) -> Result<(), EngineError> {
-        let silent = self.program.devices.iter().find(|d| !d.caps().computes());
-        if let Some(device) = silent
-            && inputs.iter().any(|f| f.logits != WantedLogits::None)
-        {
-            return Err(EngineError::NoNumerics(device.name().to_string()));
+    /// A sequence that is closed, or has tokens to compute.
+    pub fn truncate(&mut self, seq: SeqId, len: usize) -> Result<(), EngineError> {
+        self.take_requests();
+        let before = self.handle.lock().truncate(seq, len)?;
+        if len < before {
+            self.truncate_now(seq, len);
         }
-        self.run_inputs(inputs, Some(sink))
+        Ok(())
     }
 
-    /// As [`Engine::run`], but nobody reads the logits: for measurements of devices that only
-    /// model time.
+    /// Checks the accounts of the cache: each page is free or used, and used as often as it is
+    /// counted.
     ///
     /// # Errors
-    /// As [`Engine::run`].
-    pub fn run_unread(&mut self, inputs: &[SequenceInput<'_>]) -> Result<(), EngineError> {
-        self.run_inputs(inputs, None)
+    /// What does not add up.
+    pub fn audit(&self) -> Result<(), String> {
+        self.kv.audit()
     }
+}
 
-    fn run_inputs(
-        &mut self,
-        inputs: &[SequenceInput<'_>],
-        mut sink: Option<LogitsSink<'_>>,
-    ) -> Result<(), EngineError> {
-        self.check(inputs)?;
-        let before: Vec<usize> = inputs.iter().map(|f| self.kv.len(f.seq)).collect();
-        let recomputed: Vec<Option<Vec<u32>>> = inputs
-            .iter()
-            .zip(&before)
-            .map(|(f, &len)| self.history.recompute_tokens(f, len))
-            .collect();
-        let mut whole = inputs.to_vec();
-        for (f, tokens) in whole.iter_mut().zip(&recomputed) {
-            if let Some(tokens) = tokens {
-                self.kv.truncate(f.seq, 0);
-                self.handover.truncate(f.seq, 0);
-                f.tokens = tokens;
-            }
-        }
-        let reads = sink.is_some();
-        let mut take = |input: usize, pos: usize, logits: &[f32]| match &mut sink {
-            Some(sink) if pos >= before[input] => sink(input, pos, logits),
-            _ => {}
-        };
-        let result = self.run_checked(&whole, reads.then_some(&mut take));
-        for ((f, len), recomputed) in inputs.iter().zip(before).zip(&recomputed) {
-            match result {
-                Ok(()) => self.history.append(f.seq, f.tokens),
-                // What was cached is gone, and what was to replace it may not have been computed.
-                Err(_) if recomputed.is_some() => _ = self.truncate(f.seq, 0),
-                Err(_) => _ = self.truncate(f.seq, len),
-            }
-        }
-        result
+impl Drop for Engine {
+    /// Ends what is in flight, and refuses what comes later.
+    fn drop(&mut self) {
+        let mut inbox = self.handle.lock();
+        inbox.end();
+        inbox.flying.iter().filter(|f| !f.seqs.is_empty()).for_each(|f| f.canceller.cancel());
+        drop(inbox);
+        while self.runner.wait().is_some() {}
     }
+}
 
-    fn check(&self, inputs: &[SequenceInput<'_>]) -> Result<(), EngineError> {
-        for (i, f) in inputs.iter().enumerate() {
-            if inputs[..i].iter().any(|other| other.seq == f.seq) {
-                return Err(EngineError::Twice);
-            }
-            if f.tokens.is_empty() {
-                return Err(EngineError::Empty);
-            }
-            if let Some(&id) = f.tokens.iter().find(|&&t| t as usize >= self.vocab) {
-                return Err(EngineError::Token { id, vocab: self.vocab });
-            }
-            self.kv.fits(f.seq, f.tokens.len())?;
-        }
-        Ok(())
-    }
-
-    fn run_checked(
-        &mut self,
-        inputs: &[SequenceInput<'_>],
-        mut sink: Option<LogitsSink<'_>>,
-    ) -> Result<(), EngineError> {
-        let batches = plan_batches(inputs, self.plan.prefill.chunk, &mut self.kv)?;
-        let budget = (LOGITS_BYTES / (self.vocab * 4)).max(1);
-        let mut rest = batches.as_slice();
-        while !rest.is_empty() {
-            let mut wanted = rest[0].wanted_rows();
-            let mut n = 1;
-            while n < rest.len().min(CHUNKS_AT_ONCE) && wanted + rest[n].wanted_rows() <= budget {
-                wanted += rest[n].wanted_rows();
-                n += 1;
-            }
-            self.run_batches(&rest[..n], wanted)?;
-            if let Some(sink) = &mut sink {
-                self.read_logits(&rest[..n], *sink)?;
-            }
-            rest = &rest[n..];
-        }
-        Ok(())
-    }
-
-    /// Runs some forward batches whose logits fit the logits buffer together.
-    fn run_batches(&mut self, batches: &[PlannedBatch], wanted: usize) -> Result<(), EngineError> {
-        self.reserve(batches.len(), wanted)?;
-        self.hand_over(batches)?;
-        for (slot, s) in self.inputs.iter().zip(batches) {
-            slot.ids.write()?.as_mut_slice::<i32>()[..s.ids.len()].copy_from_slice(&s.ids);
-            slot.positions.write()?.as_mut_slice::<i32>()[..s.ids.len()]
-                .copy_from_slice(&s.positions);
-        }
-        let [s] = batches else {
-            let graph = self.graph(batches)?;
-            return self.runner.run(&graph);
-        };
-        // Decoding repeats one shape: every row wanted. Its graph is made once.
-        let rows = s.forward.rows();
-        if s.wanted_rows() != rows {
-            let graph = self.graph(batches)?;
-            return self.runner.run(&graph);
-        }
-        let key = (s.phase, rows);
-        let mut graph = match self.graphs.remove(&key) {
-            Some(graph) => graph,
-            None => self.graph(std::slice::from_ref(s))?,
-        };
-        graph.set_forward_batch(&s.forward);
-        let result = self.runner.run(&graph);
-        self.graphs.insert(key, graph);
-        result
-    }
-
-    /// Fetches cached positions that other devices have filled.
-    fn hand_over(&mut self, batches: &[PlannedBatch]) -> Result<(), EngineError> {
-        let copies = self.handover_tasks(batches)?;
-        if copies.is_empty() { Ok(()) } else { self.runner.run(&TaskGraph::new(copies)) }
-    }
-
-    fn handover_tasks(&mut self, batches: &[PlannedBatch]) -> Result<Vec<Task>, EngineError> {
-        let mut copies = Vec::new();
-        for batch in batches {
-            let states = (self.states.as_slice(), self.lowered.states.as_slice());
-            copies.extend(self.handover.before(batch, &self.program, states)?);
-        }
-        Ok(copies)
-    }
-
-    /// Makes the tasks that hand caches over before some tokens are computed, and those that
-    /// compute them, as [`Engine::run`] does. Nothing runs, but the tokens count as cached.
-    pub(crate) fn tasks_without_running(
-        &mut self,
-        inputs: &[SequenceInput<'_>],
-    ) -> Result<(Vec<Task>, Vec<Task>), EngineError> {
-        self.check(inputs)?;
-        let batches = plan_batches(inputs, self.plan.prefill.chunk, &mut self.kv)?;
-        self.reserve(batches.len(), batches.iter().map(PlannedBatch::wanted_rows).sum())?;
-        Ok((self.handover_tasks(&batches)?, self.tasks(&batches)?))
-    }
-
-    /// Makes input slots and logits memory.
-    fn reserve(&mut self, slots: usize, wanted: usize) -> Result<(), EngineError> {
-        let padding = self.program.padding;
-        let need = (wanted + padding).checked_mul(self.vocab).and_then(|n| n.checked_mul(4));
-        if need.is_none_or(|need| self.logits.len() < need) {
-            self.logits = allocate(need, "logits")?;
-            self.graphs.clear();
-        }
-        let chunk = self.plan.prefill.chunk + padding;
-        while self.pools.len() < slots.min(self.plan.prefill.chunks_in_flight) {
-            self.pools.push(EdgePool::new(&self.slots)?);
-        }
-        while self.inputs.len() < slots {
-            let ids = allocate(chunk.checked_mul(4), "token ids")?;
-            let positions = allocate(chunk.checked_mul(4), "positions")?;
-            self.inputs.push(InputSlot { ids, positions });
-        }
-        Ok(())
-    }
-
-    fn graph(&mut self, batches: &[PlannedBatch]) -> Result<TaskGraph, EngineError> {
-        Ok(TaskGraph::new(self.tasks(batches)?))
-    }
-
-    fn tasks(&mut self, batches: &[PlannedBatch]) -> Result<Vec<Task>, EngineError> {
-        let shared = Shared {
-            lowered: &self.lowered,
-            program: &self.program,
-            states: &self.states,
-            logits: &self.logits,
-        };
-        let (mut tasks, mut logits_row) = (Vec::new(), 0);
-        let pools = self.pools.len();
-        for (chunk, batch) in batches.iter().enumerate() {
-            let InputSlot { ids, positions } = &self.inputs[chunk];
-            // Chunks are dealt to the pools in turn.
-            let memory = ChunkMemory { pool: &mut self.pools[chunk % pools], ids, positions };
-            let made = ChunkTasks::new(&shared, memory, batch, chunk).make(logits_row)?;
-            tasks.extend(made.0);
-            logits_row = made.1;
-        }
-        Ok(tasks)
-    }
-
-    fn read_logits(
-        &self,
-        batches: &[PlannedBatch],
-        sink: LogitsSink<'_>,
-    ) -> Result<(), EngineError> {
-        let guard = self.logits.read()?;
-        let mut rows = guard.as_slice::<f32>().chunks_exact(self.vocab);
-        for s in batches {
-            for (input, range) in &s.wanted {
-                for row in range.clone() {
-                    if let Some(logits) = rows.next() {
-                        sink(*input, s.positions[row] as usize, logits);
-                    }
-                }
-            }
-        }
-        Ok(())
+/// What the cache holds.
+fn kv_layout(lowered: &Lowered, plan: &Plan, sharing: Sharing) -> KvLayout {
+    let bytes = |group: usize| {
+        let of_group = lowered.states.iter().filter(|s| s.page_group == group);
+        of_group.map(|s| state_row(s) as u64).sum()
+    };
+    let groups = lowered.page_groups.iter().enumerate();
+    KvLayout {
+        page_len: plan.page_len,
+        context: plan.context,
+        chunk: plan.prefill.chunk,
+        groups: groups
+            .map(|(i, window)| GroupLayout { window: *window, position_bytes: bytes(i) })
+            .collect(),
+        sequences: sharing.sequences.max(1),
+        budget: sharing.kv_bytes,
     }
 }
 

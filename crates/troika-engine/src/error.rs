@@ -7,7 +7,7 @@ use troika_graph::partition::PartitionError;
 use troika_model::lower::LowerError;
 use troika_plan::PlanError;
 
-use crate::kv::KvError;
+use crate::kv::{KvError, SeqId};
 
 /// What can go wrong while running a model.
 #[derive(Debug, thiserror::Error)]
@@ -41,9 +41,12 @@ pub enum EngineError {
          numerics = \"on\" in the file that describes it"
     )]
     NoNumerics(String),
-    /// The same sequence twice in one call.
-    #[error("a sequence is fed twice in one call; join the tokens or call again")]
-    Twice,
+    /// A sequence that still has tokens to compute.
+    #[error("sequence {0} is fed again before it is through; join the tokens or wait")]
+    Twice(SeqId),
+    /// The engine was closed meanwhile.
+    #[error("the engine is closed; open the model again")]
+    Ended,
     /// The plan places a segment nowhere.
     #[error("the plan names no device for segment {0}")]
     Unplaced(String),

@@ -19,17 +19,19 @@ use crate::tasks::States;
 /// How many positions of each sequence the instances of a state hold.
 #[derive(Debug, Default)]
 pub(crate) struct Handover {
-    /// By state and sequence, in the order of the state's instances.
-    filled: HashMap<(usize, u64), Vec<usize>>,
+    /// By sequence, then by state, in the order of the state's instances.
+    filled: HashMap<u64, Vec<Vec<usize>>>,
 }
 
 impl Handover {
     /// A sequence has no more than `len` positions now.
     pub fn truncate(&mut self, seq: SeqId, len: usize) {
-        for ((_, s), filled) in &mut self.filled {
-            if *s == seq.index() as u64 {
-                filled.iter_mut().for_each(|n| *n = len.min(*n));
-            }
+        if len == 0 {
+            self.filled.remove(&seq.number());
+            return;
+        }
+        for filled in self.filled.get_mut(&seq.number()).into_iter().flatten().flatten() {
+            *filled = len.min(*filled);
         }
     }
 
@@ -45,8 +47,8 @@ impl Handover {
         for (state, buffers) in states.iter().enumerate().filter(|(_, b)| b.len() > 1) {
             let homes = program.state_homes(batch.phase, state);
             for rows in &batch.forward.seqs {
-                let empty = || vec![0; buffers.len()];
-                let filled = self.filled.entry((state, rows.seq)).or_insert_with(empty);
+                let empty = || states.iter().map(|s| vec![0; s.len()]).collect();
+                let filled = &mut self.filled.entry(rows.seq).or_insert_with(empty)[state];
                 if homes.iter().any(|home| filled[*home] < rows.pos) {
                     let from = Filled { buffers, decl: &decls[state], positions: filled };
                     for &home in homes {

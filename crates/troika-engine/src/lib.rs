@@ -5,15 +5,17 @@
 //! and hands them to device queues; the logits come back to the caller, who samples with [`sample::Sampler`].
 
 mod batching;
+mod choose;
 mod compile;
 mod copies;
 mod engine;
 mod error;
 mod examine;
+mod feed;
 mod handover;
-mod history;
 mod input;
 mod kv;
+mod mailbox;
 mod memory;
 mod pieces;
 mod pool;
@@ -21,12 +23,16 @@ mod program;
 mod residency;
 pub mod sample;
 pub mod schedule;
+mod sequence;
+mod slot;
+mod step;
 mod tasks;
 
 pub use compile::{CompileControl, OnCompiled};
 pub use copies::{CopyCount, PhaseCopies, copies};
-pub use engine::{Engine, EngineMemory, EngineParts, LogitsSink};
+pub use engine::{Engine, EngineMemory, EngineParts, Sharing};
 pub use error::{EngineError, GrowError};
 pub use examine::examine;
-pub use input::{SequenceInput, WantedLogits};
+pub use input::{Admission, Event, LogitsSink, Next, OnEvent, SequenceInput, WantedLogits};
 pub use kv::{KvError, SeqId};
+pub use mailbox::EngineHandle;

@@ -246,6 +246,33 @@ impl Program {
         &self.state_homes[state][phase as usize]
     }
 
+    /// Whether both phases run the same code in the same places.
+    pub fn one_placement(&self) -> bool {
+        self.prefill.iter().zip(&self.decode).all(|(p, d)| Arc::ptr_eq(p, d))
+    }
+
+    /// Whether no device computes for both phases.
+    pub fn phases_are_apart(&self) -> bool {
+        let uses = |segments: &[Arc<PlacedSegment>], device: usize| {
+            segments.iter().flat_map(|s| s.pieces()).any(|piece| piece.device == device)
+        };
+        (0..self.devices.len()).all(|d| !(uses(&self.prefill, d) && uses(&self.decode, d)))
+    }
+
+    /// Whether which device computes a row depends on which row of a batch it is, and these devices
+    /// do not compute the same numbers.
+    pub fn rows_matter(&self) -> bool {
+        let shared_out = |s: &&Arc<PlacedSegment>| {
+            !matches!(s.partition, Partition::Whole { .. } | Partition::Columns(_))
+        };
+        let mut segments = self.prefill.iter().chain(&self.decode).filter(shared_out);
+        segments.any(|s| {
+            let mut ids = s.pieces().map(|p| &self.devices[p.device].caps().numerics);
+            let first = ids.next();
+            ids.any(|id| Some(id) != first)
+        })
+    }
+
     /// A segment's place in a phase.
     pub fn placed(&self, phase: Phase, segment: usize) -> &Arc<PlacedSegment> {
         match phase {

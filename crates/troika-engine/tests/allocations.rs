@@ -45,13 +45,13 @@ fn a_token_over_several_devices_takes_no_memory() {
                 rows: 0..0,
                 work: Work::Run(run(&[&buffers[i % 4]], &[&buffers[(i + 1) % 4]])),
             };
-            let mut graph = TaskGraph::new((0..100).map(task).collect());
+            let mut graph = Arc::new(TaskGraph::new((0..100).map(task).collect()));
             let mut tokens = |n: usize| {
                 let before = count();
                 for i in 0..n {
                     let waiting = [Waiting::Poll, Waiting::Block][i / 2 % 2];
                     runner.set_waiting(waiting);
-                    graph.set_forward_batch(&forward[i % 2]);
+                    Arc::get_mut(&mut graph).unwrap().set_forward_batch(&forward[i % 2]);
                     runner.run(&graph).unwrap();
                 }
                 count() - before

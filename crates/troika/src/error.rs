@@ -44,6 +44,12 @@ pub enum Error {
     /// A sampling parameter out of range.
     #[error(transparent)]
     Param(#[from] ParamError),
+    /// Somebody ended it.
+    #[error("it was cancelled")]
+    Cancelled,
+    /// The end of a generation that nobody began.
+    #[error("the session generates nothing; start a generation first")]
+    NothingBegun,
     /// Text was given to a model without a tokenizer.
     #[error("{0} has no tokenizer; give token ids instead of text")]
     NoTokenizer(String),

@@ -3,13 +3,35 @@
 //! ```no_run
 //! use troika::{Control, Model, OpenOptions, Request, Source};
 //!
-//! let mut model = Model::open(Source::BuiltIn, &OpenOptions::default())?;
+//! let model = Model::open(Source::BuiltIn, &OpenOptions::default())?;
 //! let (prompt, _) = model.tokenize("It was a dark night")?;
 //! let request = Request { max_tokens: Some(32), ..Request::default() };
-//! model.generate(&prompt, &request, &mut |_token, text| {
+//! model.session()?.generate(&prompt, &request, &mut |_token, text| {
 //!     print!("{text}");
 //!     Control::Continue
 //! })?;
+//! # Ok::<(), troika::Error>(())
+//! ```
+//!
+//! Several sessions of a model are computed together, on threads of their own or on one:
+//!
+//! ```no_run
+//! use troika::engine::Sharing;
+//! use troika::{Model, OpenOptions, Request, Source};
+//!
+//! let sharing = Sharing { sequences: 2, ..Sharing::default() };
+//! let model = Model::open(Source::BuiltIn, &OpenOptions { sharing, ..OpenOptions::default() })?;
+//! let request = Request { max_tokens: Some(32), ..Request::default() };
+//! let (mut night, mut day) = (model.session()?, model.session()?);
+//! night.start(&model.tokenize("It was a dark night")?.0, &request)?;
+//! day.start(&model.tokenize("It was a bright day")?.0, &request)?;
+//! while model.step()? {
+//!     for (name, session) in [("night", &mut night), ("day", &mut day)] {
+//!         while let Some(piece) = session.try_next()? {
+//!             println!("{name}: {}", piece.text);
+//!         }
+//!     }
+//! }
 //! # Ok::<(), troika::Error>(())
 //! ```
 //!
@@ -20,12 +42,13 @@
 //! replaced (written beside and renamed) are no problem.
 
 mod devices;
+mod driver;
 mod error;
+mod generate;
 mod generation;
 mod open;
 mod perplexity;
 mod prompt;
-mod sequence;
 mod session;
 mod source;
 mod text;
@@ -38,7 +61,10 @@ pub use error::Error;
 pub use generation::GenerationDefaults;
 pub use open::{Described, LoadProgress, Model, OpenOptions, Planned, describe, make_plan};
 pub use perplexity::{Perplexity, Scored};
-pub use session::{Control, Finish, OnToken, Output, Request, Stats};
+pub use session::{
+    Control, Finish, OnToken, Output, Piece, Request, Session, SessionCanceller, SessionOptions,
+    Stats,
+};
 pub use source::Source;
 
 pub use troika_weights::exit_when_shortened;

@@ -2,11 +2,11 @@
 
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use troika_device::{Clock, Device, RealClock};
-use troika_engine::{CompileControl, Engine, EngineParts, PhaseCopies, copies};
+use troika_engine::{CompileControl, Engine, EngineParts, PhaseCopies, Sharing, copies};
 use troika_graph::{ActivationFormat, DType};
 use troika_model::chat::ChatTemplate;
 use troika_model::spec::ModelSpec;
@@ -22,9 +22,9 @@ use troika_weights::{
 };
 
 use crate::devices::{DeviceOptions, computes_nothing, open_devices, virtual_clock};
+use crate::driver::Driver;
 use crate::error::Error;
 use crate::generation::GenerationDefaults;
-use crate::sequence::CachedSequence;
 use crate::source::Source;
 use crate::text;
 
@@ -62,6 +62,8 @@ pub struct OpenOptions {
     pub chunks_in_flight: Option<usize>,
     /// How devices wait for each other.
     pub sync: SyncMode,
+    /// How sessions share the model.
+    pub sharing: Sharing,
     /// A plan made before: it says what `context`, `chunk`, `kv_dtype`, `activations` and the four
     /// fields above would.
     pub plan: Option<Plan>,
@@ -96,6 +98,7 @@ impl Default for OpenOptions {
             policy: Policy::default(),
             chunks_in_flight: None,
             sync: SyncMode::default(),
+            sharing: Sharing::default(),
             plan: None,
             fallback: false,
             kv_dtype: None,
@@ -189,21 +192,28 @@ struct Parts {
     warnings: Vec<String>,
 }
 
-/// An open model.
+/// An open model. Clones are the same model; it is closed with the last of them and of its
+/// sessions.
+#[derive(Clone)]
 pub struct Model {
-    pub(crate) name: String,
-    pub(crate) spec: ModelSpec,
-    pub(crate) store: WeightStore,
-    pub(crate) engine: Engine,
-    pub(crate) tokenizer: Option<Arc<Tokenizer>>,
-    pub(crate) template: Option<ChatTemplate>,
-    pub(crate) defaults: GenerationDefaults,
-    pub(crate) clock: Arc<dyn Clock>,
-    pub(crate) computes: bool,
-    pub(crate) tracer: Tracer,
-    pub(crate) warnings: Vec<String>,
-    pub(crate) load_time: Duration,
-    pub(crate) sequence: CachedSequence,
+    pub(crate) opened: Arc<Opened>,
+}
+
+pub(crate) struct Opened {
+    pub name: String,
+    pub spec: ModelSpec,
+    pub store: WeightStore,
+    pub driver: Driver,
+    /// Longest sequence.
+    pub context: usize,
+    pub tokenizer: Option<Arc<Tokenizer>>,
+    pub template: Option<ChatTemplate>,
+    pub defaults: GenerationDefaults,
+    pub clock: Arc<dyn Clock>,
+    pub computes: bool,
+    pub tracer: Tracer,
+    pub warnings: Vec<String>,
+    pub load_time: Duration,
 }
 
 impl Model {
@@ -330,17 +340,18 @@ impl Model {
             devices,
             clock: clock.clone(),
             tracer: options.tracer.clone(),
-            sequences: 1,
+            sharing: options.sharing,
         };
         let engine = Engine::compiled(parts, &options.compile)?;
         warnings.extend(store.finish_packed());
         warnings.extend(non_finite(&store.non_finite()));
         let load_time = opened.now() - start;
-        let mut model = Model {
+        let opened = Opened {
             name,
             spec,
             store,
-            engine,
+            context: engine.plan().context,
+            driver: Driver::new(engine),
             tokenizer,
             template,
             defaults,
@@ -349,76 +360,78 @@ impl Model {
             tracer: options.tracer.clone(),
             warnings,
             load_time,
-            sequence: CachedSequence::default(),
         };
         if modelled.is_none() {
-            model.record("load", start);
+            opened.record("load", start);
         }
-        Ok(model)
+        Ok(Model { opened: Arc::new(opened) })
     }
 
+    /// What the model is.
+    pub fn spec(&self) -> &ModelSpec {
+        &self.opened.spec
+    }
+
+    /// The weights.
+    pub fn store(&self) -> &WeightStore {
+        &self.opened.store
+    }
+
+    /// The engine itself, for its facts and for callers that feed it beside all sessions: while it
+    /// is held, no session goes on.
+    pub fn engine(&self) -> MutexGuard<'_, Engine> {
+        self.opened.driver.engine()
+    }
+
+    /// What times of this model go by: real time, or that of its virtual devices.
+    pub fn clock(&self) -> &Arc<dyn Clock> {
+        &self.opened.clock
+    }
+
+    /// Whether there are logits to read: not where a device only models time.
+    pub fn computes(&self) -> bool {
+        self.opened.computes
+    }
+
+    /// Longest sequence.
+    pub fn context(&self) -> usize {
+        self.opened.context
+    }
+
+    /// The tokenizer, if the model has one.
+    pub fn tokenizer(&self) -> Option<&Tokenizer> {
+        self.opened.tokenizer.as_deref()
+    }
+
+    /// Whether the model has a chat template.
+    pub fn has_template(&self) -> bool {
+        self.opened.template.is_some()
+    }
+
+    /// What the model's authors recommend.
+    pub fn defaults(&self) -> &GenerationDefaults {
+        &self.opened.defaults
+    }
+
+    /// Things a user should know, one sentence each.
+    pub fn warnings(&self) -> &[String] {
+        &self.opened.warnings
+    }
+
+    /// Time to open.
+    pub fn load_time(&self) -> Duration {
+        self.opened.load_time
+    }
+}
+
+impl Opened {
     /// A span on the host's lane that ends now.
-    pub(crate) fn record(&mut self, name: &'static str, start: Duration) {
+    pub(crate) fn record(&self, name: &'static str, start: Duration) {
         if self.tracer.enabled() {
             let end = self.clock.now();
             let lane = "host".into();
             self.tracer.record(Span { name: name.into(), lane, start, end, args: Vec::new() });
         }
-    }
-
-    /// What the model is.
-    pub fn spec(&self) -> &ModelSpec {
-        &self.spec
-    }
-
-    /// The weights.
-    pub fn store(&self) -> &WeightStore {
-        &self.store
-    }
-
-    /// The engine, for callers that feed tokens themselves.
-    pub fn engine(&mut self) -> &mut Engine {
-        &mut self.engine
-    }
-
-    /// What times of this model go by: real time, or that of its virtual devices.
-    pub fn clock(&self) -> &Arc<dyn Clock> {
-        &self.clock
-    }
-
-    /// Whether there are logits to read: not where a device only models time.
-    pub fn computes(&self) -> bool {
-        self.computes
-    }
-
-    /// Longest sequence.
-    pub fn context(&self) -> usize {
-        self.engine.plan().context
-    }
-
-    /// The tokenizer, if the model has one.
-    pub fn tokenizer(&self) -> Option<&Tokenizer> {
-        self.tokenizer.as_deref()
-    }
-
-    /// Whether the model has a chat template.
-    pub fn has_template(&self) -> bool {
-        self.template.is_some()
-    }
-
-    /// What the model's authors recommend.
-    pub fn defaults(&self) -> &GenerationDefaults {
-        &self.defaults
-    }
-
-    /// Things a user should know, one sentence each.
-    pub fn warnings(&self) -> &[String] {
-        &self.warnings
-    }
-
-    /// Time to open.
-    pub fn load_time(&self) -> Duration {
-        self.load_time
     }
 }
 

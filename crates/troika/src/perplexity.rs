@@ -1,9 +1,10 @@
 //! Perplexity: how well a model predicts a text.
 
-use troika_engine::{SequenceInput, WantedLogits};
+use troika_engine::{EngineError, WantedLogits};
 
 use crate::error::Error;
 use crate::open::Model;
+use crate::session::SessionOptions;
 
 /// Which tokens of a window count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -66,7 +67,7 @@ impl Model {
     /// Fewer ids than a window, a window beyond the context or under four tokens, what a device
     /// reports, logits that are no numbers.
     pub fn perplexity(
-        &mut self,
+        &self,
         ids: &[u32],
         window: usize,
         scored: Scored,
@@ -78,6 +79,9 @@ impl Model {
         }
         if ids.len() < window {
             return Err(Error::ShortText { tokens: ids.len(), window });
+        }
+        if let Some(device) = self.engine().silent() {
+            return Err(EngineError::NoNumerics(device.to_string()).into());
         }
         let bos = self.tokenizer().and_then(|t| t.bos()).filter(|bos| ids[0] == *bos);
         let mut result = Perplexity::default();
@@ -96,21 +100,16 @@ impl Model {
     }
 
     /// Scores a window.
-    fn score(
-        &mut self,
-        tokens: &[u32],
-        scored: Scored,
-        into: &mut Perplexity,
-    ) -> Result<(), Error> {
+    fn score(&self, tokens: &[u32], scored: Scored, into: &mut Perplexity) -> Result<(), Error> {
         let first = match scored {
             Scored::SecondHalf => tokens.len() / 2,
             Scored::All => 0,
         };
-        let seq = self.engine.open();
+        let mut session = self.session_with(SessionOptions { fresh: true, priority: 0 })?;
         let mut bad = None;
         // The last token has nothing to predict.
         let (before, after) = tokens[..tokens.len() - 1].split_at(first);
-        let mut score = |_: usize, position: usize, logits: &[f32]| {
+        let mut score = |position: usize, logits: &mut [f32]| {
             let loss = loss(logits, tokens[position + 1]);
             if loss.is_finite() {
                 into.add(loss);
@@ -118,13 +117,10 @@ impl Model {
                 bad.get_or_insert(position);
             }
         };
-        let mut run = |tokens: &[u32], logits: WantedLogits| match tokens {
-            [] => Ok(()),
-            tokens => self.engine.run(&[SequenceInput { seq, tokens, logits }], &mut score),
-        };
-        let result = run(before, WantedLogits::None).and_then(|()| run(after, WantedLogits::All));
-        self.engine.close(seq);
-        result?;
+        if !before.is_empty() {
+            session.feed(before, WantedLogits::None, &mut score)?;
+        }
+        session.feed(after, WantedLogits::All, &mut score)?;
         match bad {
             Some(position) => Err(Error::BadLogits { position }),
             None => Ok(()),

@@ -11,18 +11,18 @@ use crate::open::Model;
 
 impl Model {
     fn need_tokenizer(&self) -> Result<&Tokenizer, Error> {
-        self.tokenizer.as_deref().ok_or_else(|| Error::NoTokenizer(self.name.clone()))
+        self.opened.tokenizer.as_deref().ok_or_else(|| Error::NoTokenizer(self.opened.name.clone()))
     }
 
     /// Text to ids, with the time it took.
     ///
     /// # Errors
     /// A model without a tokenizer, or what the tokenizer reports.
-    pub fn tokenize(&mut self, text: &str) -> Result<(Vec<u32>, Duration), Error> {
-        let start = self.clock.now();
+    pub fn tokenize(&self, text: &str) -> Result<(Vec<u32>, Duration), Error> {
+        let start = self.opened.clock.now();
         let ids = self.need_tokenizer()?.encode(text, true, true)?;
-        self.record("tokenize", start);
-        Ok((ids, self.clock.now() - start))
+        self.opened.record("tokenize", start);
+        Ok((ids, self.opened.clock.now() - start))
     }
 
     /// A conversation as a prompt, by the model's template; without one, the messages' texts
@@ -38,12 +38,12 @@ impl Model {
         today: Option<(i32, u32, u32)>,
         parse_special: bool,
     ) -> Result<ChatPrompt, Error> {
-        let tokenizer = self.tokenizer.as_deref();
+        let tokenizer = self.opened.tokenizer.as_deref();
         let control = match tokenizer {
             Some(tokenizer) if !parse_special => tokenizer.control_tokens(),
             _ => Vec::new(),
         };
-        let Some(template) = &self.template else {
+        let Some(template) = &self.opened.template else {
             return Ok(join_messages(messages, &control)?);
         };
         let token = |id: Option<u32>| id.and_then(|id| tokenizer?.token(id)).unwrap_or_default();
@@ -64,12 +64,12 @@ impl Model {
     ///
     /// # Errors
     /// As [`Model::tokenize`].
-    pub fn tokenize_chat(&mut self, prompt: &ChatPrompt) -> Result<(Vec<u32>, Duration), Error> {
-        let start = self.clock.now();
-        let add_special = self.template.is_none();
+    pub fn tokenize_chat(&self, prompt: &ChatPrompt) -> Result<(Vec<u32>, Duration), Error> {
+        let start = self.opened.clock.now();
+        let add_special = self.opened.template.is_none();
         let tokenizer = self.need_tokenizer()?;
         let ids = tokenizer.encode_marked(&prompt.text, &prompt.plain, add_special)?;
-        self.record("tokenize", start);
-        Ok((ids, self.clock.now() - start))
+        self.opened.record("tokenize", start);
+        Ok((ids, self.opened.clock.now() - start))
     }
 }

@@ -1,12 +1,18 @@
-//! Generating: prompt in, tokens and text out.
+//! Sessions: prompt in, tokens and text out.
 
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
 use std::time::Duration;
 
 use troika_engine::sample::{SampleParams, Sampler};
-use troika_model::tokenizer::{Detokenizer, StopMatcher};
+use troika_engine::{Admission, EngineHandle, SeqId, WantedLogits};
+use troika_model::tokenizer::{Detokenizer, StopMatcher, Tokenizer};
 
+use crate::driver::{Ended, SessionState, Shared, lock};
 use crate::error::Error;
-use crate::open::Model;
+use crate::generate::{Generating, Times};
+use crate::open::{Model, Opened};
 
 /// What to generate.
 #[derive(Clone, Debug, Default)]
@@ -53,6 +59,8 @@ pub struct Stats {
     pub prompt_tokens: usize,
     /// Of which were still cached from before.
     pub cached_tokens: usize,
+    /// Of which were computed: all others, unless it was cancelled before.
+    pub computed_tokens: usize,
     /// Tokens generated.
     pub generated_tokens: usize,
     /// From the request (prompt already tokenized) to the first token.
@@ -64,7 +72,7 @@ pub struct Stats {
 impl Stats {
     /// Prompt tokens computed per second until the first token.
     pub fn prefill_rate(&self) -> f64 {
-        rate(self.prompt_tokens - self.cached_tokens, self.ttft)
+        rate(self.computed_tokens, self.ttft)
     }
 
     /// Tokens per second after the first.
@@ -108,150 +116,410 @@ pub enum Control {
 /// Receives each token with the text that became final with it (possibly empty).
 pub type OnToken<'a> = &'a mut dyn FnMut(u32, &str) -> Control;
 
+/// What a session is opened with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SessionOptions {
+    /// Sessions of higher priority are computed first; others share the devices.
+    pub priority: i32,
+    /// Computes everything itself: uses nothing that is cached of other sessions that began alike,
+    /// and leaves them nothing. For measurements.
+    pub fresh: bool,
+}
+
+/// A conversation with a model, or any text that grows. Sessions of one model share its engine: they
+/// can be on different threads, and are computed together.
+pub struct Session {
+    opened: Arc<Opened>,
+    seq: SeqId,
+    state: Shared,
+    text: Option<TextOutput>,
+}
+
+/// Ends what a session does, from any thread.
+#[derive(Clone, Debug)]
+pub struct SessionCanceller {
+    handle: EngineHandle,
+    seq: SeqId,
+}
+
+impl SessionCanceller {
+    /// The generation that is going on ends with [`Finish::Cancelled`], after the token or the
+    /// chunk of the prompt that is being computed at the latest. Between generations nothing
+    /// happens.
+    pub fn cancel(&self) {
+        // A session that was closed has nothing to end.
+        let _ = self.handle.cancel(self.seq);
+    }
+}
+
+/// A token with the text that became final with it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// The token.
+    pub token: u32,
+    /// Text, possibly empty: that of a character of several tokens comes with the last of them.
+    pub text: String,
+}
+
 impl Model {
-    /// Generates from token ids.
+    /// A session of its own.
     ///
     /// # Errors
-    /// An empty or too long prompt, unknown ids, a failing device, damaged logits.
+    /// A model that is being closed.
+    pub fn session(&self) -> Result<Session, Error> {
+        self.session_with(SessionOptions::default())
+    }
+
+    /// A session with options.
+    ///
+    /// # Errors
+    /// As [`Model::session`].
+    pub fn session_with(&self, options: SessionOptions) -> Result<Session, Error> {
+        let admission = Admission {
+            priority: options.priority,
+            shares: !options.fresh,
+            ..Admission::default()
+        };
+        let driver = &self.opened.driver;
+        let seq = driver.handle.admit(admission)?;
+        let state = Shared::default();
+        driver.add(seq, &state);
+        Ok(Session { opened: self.opened.clone(), seq, state, text: None })
+    }
+
+    /// Computes for all sessions until one of them can go on, for a caller that has several on one
+    /// thread. `false` when none has anything to compute.
+    ///
+    /// # Errors
+    /// A fault of the engine. What concerns a session is said there.
+    pub fn step(&self) -> Result<bool, Error> {
+        let driver = &self.opened.driver;
+        let stepped = driver.step(&mut driver.engine(), None);
+        driver.tell();
+        Ok(stepped?)
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let driver = &self.opened.driver;
+        driver.remove(self.seq);
+        // Its pages are freed by the next step, or with the model.
+        let _ = driver.handle.close(self.seq);
+    }
+}
+
+impl Session {
+    /// What ends a generation of this session from another thread.
+    pub fn canceller(&self) -> SessionCanceller {
+        SessionCanceller { handle: self.opened.driver.handle.clone(), seq: self.seq }
+    }
+
+    /// Generates from token ids. What the prompt has in common with what this session, or another
+    /// one, has cached is not computed again.
+    ///
+    /// # Errors
+    /// An empty or too long prompt, unknown ids, a failing device, damaged logits. The session can
+    /// be used again after any of them.
     pub fn generate(
         &mut self,
         prompt: &[u32],
         request: &Request,
         on_token: OnToken<'_>,
     ) -> Result<Output, Error> {
+        self.start(prompt, request)?;
+        while let Some(piece) = self.next_piece()? {
+            if on_token(piece.token, &piece.text) == Control::Stop {
+                self.stop()?;
+                break;
+            }
+        }
+        self.finish(Some(on_token))
+    }
+
+    /// Begins to generate; [`Session::next_piece`] hands out what comes.
+    ///
+    /// # Errors
+    /// As [`Session::generate`], but for what happens later.
+    pub fn start(&mut self, prompt: &[u32], request: &Request) -> Result<(), Error> {
         request.params.check()?;
-        self.check_prompt(prompt)?;
-        let start = self.clock.now();
-        let cached_tokens = self.sequence.keep_shared(&mut self.engine, prompt);
+        let opened = &self.opened;
+        check_prompt(opened, prompt)?;
+        self.text = None;
+        self.settle()?;
+        let opened = &self.opened;
         let mut sampler = Sampler::new(request.params.clone());
         prompt.iter().for_each(|&t| sampler.accept(t));
-        let mut run = TokenOutput {
+        let start = opened.clock.now();
+        let stop_tokens = match request.ignore_eos {
+            true => Vec::new(),
+            false => opened.defaults.stop_tokens.clone(),
+        };
+        *lock(&self.state) = SessionState {
+            generating: Some(Generating {
+                sampler,
+                stop_tokens,
+                max: request.max_tokens.unwrap_or(usize::MAX),
+                context: opened.context,
+                len: prompt.len(),
+                counted: (!opened.computes).then_some(opened.spec.vocab),
+                times: Times {
+                    clock: opened.clock.clone(),
+                    tracer: opened.tracer.clone(),
+                    start,
+                    first: None,
+                    last: start,
+                },
+                chosen: 0,
+                out: VecDeque::new(),
+                finish: None,
+            }),
+            ..SessionState::default()
+        };
+        self.text = Some(TextOutput {
             stop: StopMatcher::new(&request.stop),
+            detokenizer: opened.tokenizer.clone().map(Detokenizer::new),
             output: Output {
                 tokens: Vec::new(),
                 text: String::new(),
                 finish: Finish::Length,
-                stats: Stats { prompt_tokens: prompt.len(), cached_tokens, ..Stats::default() },
+                stats: Stats { prompt_tokens: prompt.len(), ..Stats::default() },
             },
-        };
-        let max = request.max_tokens.unwrap_or(usize::MAX);
-        let mut logits = Vec::new();
-        let mut feed: Vec<u32> = prompt[cached_tokens..].to_vec();
-        let mut first = None;
-        let tokenizer = self.tokenizer.clone();
-        let mut detokenizer = tokenizer.as_ref().map(|t| t.detokenizer());
-        while run.output.tokens.len() < max || first.is_none() {
-            let wanted = self.computes.then_some(&mut logits);
-            self.sequence.feed(&mut self.engine, &feed, wanted)?;
-            if max == 0 {
-                first = Some(self.clock.now());
-                break;
-            }
-            let sampling = self.clock.now();
-            let token = self.choose(&mut sampler, &logits, run.output.tokens.len())?;
-            sampler.accept(token);
-            self.record("sample", sampling);
-            first.get_or_insert_with(|| self.clock.now());
-            if !request.ignore_eos && self.defaults.stop_tokens.contains(&token) {
-                run.output.finish = Finish::Stop;
-                break;
-            }
-            run.output.tokens.push(token);
-            if let Some(finish) = run.emit(token, detokenizer.as_mut(), on_token) {
-                run.output.finish = finish;
-                break;
-            }
-            if self.sequence.len() + 1 > self.context() {
-                run.output.finish = Finish::Context;
-                break;
-            }
-            feed.clear();
-            feed.push(token);
+            stopped: None,
+        });
+        let asked = opened.driver.handle.replace(self.seq, prompt.to_vec(), WantedLogits::Last);
+        if asked.is_err() {
+            self.text = None;
+            *lock(&self.state) = SessionState::default();
         }
-        let end = self.clock.now();
-        let first = first.unwrap_or(end);
-        let stats = &mut run.output.stats;
-        (stats.ttft, stats.decode) = (first - start, end - first);
-        stats.generated_tokens = run.output.tokens.len();
-        run.finish(detokenizer, on_token);
-        Ok(run.output)
+        Ok(asked?)
     }
 
-    fn check_prompt(&self, prompt: &[u32]) -> Result<(), Error> {
-        if prompt.is_empty() {
-            return Err(Error::EmptyPrompt);
-        }
-        let context = self.context();
-        if prompt.len() > context {
-            let model = self.spec.context;
-            return Err(Error::PromptTooLong { prompt: prompt.len(), context, model });
-        }
-        Ok(())
-    }
-
-    /// The next token. Where devices only model time, it is counted up from those generated so
-    /// far, past tokens that would end the text.
-    fn choose(&self, sampler: &mut Sampler, logits: &[f32], count: usize) -> Result<u32, Error> {
-        if self.computes {
-            return Ok(sampler.sample(logits)?);
-        }
-        let stops = &self.defaults.stop_tokens;
-        let others = (0..self.spec.vocab as u32).filter(|t| !stops.contains(t));
-        let token = others.clone().nth(count % others.count().max(1));
-        Ok(token.unwrap_or_default())
-    }
-
-    /// Computes tokens after the cached ones and returns the most likely next one: a forward batch
-    /// of generation without sampling, for measurements.
+    /// The next token, when it is there; `None` at the end. Meanwhile this thread computes for all
+    /// sessions, unless another one does.
     ///
     /// # Errors
-    /// As [`Model::generate`].
-    pub fn advance(&mut self, tokens: &[u32]) -> Result<u32, Error> {
-        let mut logits = Vec::new();
-        let wanted = self.computes.then_some(&mut logits);
-        self.sequence.feed(&mut self.engine, tokens, wanted)?;
-        let params = SampleParams { temperature: 0.0, ..SampleParams::default() };
-        self.choose(&mut Sampler::new(params), &logits, self.sequence.len())
+    /// As [`Session::generate`].
+    pub fn next_piece(&mut self) -> Result<Option<Piece>, Error> {
+        if self.text.as_ref().is_none_or(|t| t.stopped.is_some()) {
+            return Ok(None);
+        }
+        let state = self.state.clone();
+        let taken = self.opened.driver.until(|| take(&state), None)?;
+        self.take_piece(taken)
     }
 
-    /// Forgets the cached sequence.
-    pub fn reset(&mut self) {
-        self.sequence.close(&mut self.engine);
+    /// The next token if it is there already; nothing is computed for it.
+    ///
+    /// # Errors
+    /// As [`Session::generate`].
+    pub fn try_next(&mut self) -> Result<Option<Piece>, Error> {
+        if self.text.as_ref().is_none_or(|t| t.stopped.is_some()) {
+            return Ok(None);
+        }
+        match take(&self.state) {
+            Some(taken) => self.take_piece(taken),
+            None => Ok(None),
+        }
     }
-}
 
-struct TokenOutput {
-    stop: StopMatcher,
-    output: Output,
-}
+    /// Whether a generation has come to its end, so that [`Session::finish`] does not wait.
+    pub fn is_done(&self) -> bool {
+        self.text.as_ref().is_none_or(|t| t.stopped.is_some())
+    }
 
-impl TokenOutput {
-    /// Hands out a token and its text; says why to end, if so.
-    fn emit(
+    /// The end of a generation: what was held back, and its figures. What is not there yet is
+    /// waited for.
+    ///
+    /// # Errors
+    /// As [`Session::generate`]; nothing was begun.
+    pub fn finish(&mut self, mut on_token: Option<OnToken<'_>>) -> Result<Output, Error> {
+        while let Some(piece) = self.next_piece()? {
+            if let Some(on_token) = &mut on_token {
+                on_token(piece.token, &piece.text);
+            }
+        }
+        let Some(mut text) = self.text.take() else { return Err(Error::NothingBegun) };
+        text.output.finish = text.stopped.unwrap_or(Finish::Stop);
+        text.hand_out_rest(on_token);
+        let state = lock(&self.state);
+        let stats = &mut text.output.stats;
+        stats.cached_tokens = state.cached;
+        stats.generated_tokens = text.output.tokens.len();
+        if let Some(generating) = &state.generating {
+            let times = &generating.times;
+            let end = times.last.max(times.first.unwrap_or(times.start));
+            let first = times.first.unwrap_or_else(|| times.clock.now());
+            // A prompt that was cancelled is there as far as it was computed.
+            let known = times.first.map_or_else(|| self.len(), |_| stats.prompt_tokens);
+            stats.computed_tokens = known.saturating_sub(stats.cached_tokens);
+            (stats.ttft, stats.decode) = (first - times.start, end.saturating_sub(first));
+        }
+        Ok(text.output)
+    }
+
+    /// Ends the generation that is going on, as if the caller had had enough.
+    ///
+    /// # Errors
+    /// A fault of the engine.
+    pub fn stop(&mut self) -> Result<(), Error> {
+        if let Some(text) = &mut self.text {
+            text.stopped.get_or_insert(Finish::Cancelled);
+        }
+        self.settle()
+    }
+
+    /// Appends tokens and hands over logits, with the position of the token after which they are,
+    /// where they lie. Nothing is sampled. Where devices only model time there are none.
+    ///
+    /// # Errors
+    /// No tokens, unknown ids, more than the context, a failing device: the session is then as it
+    /// was before.
+    pub fn feed(
         &mut self,
-        token: u32,
-        detokenizer: Option<&mut Detokenizer<'_>>,
-        on_token: OnToken<'_>,
-    ) -> Option<Finish> {
-        let piece = detokenizer.and_then(|d| d.push(token)).unwrap_or_default();
+        tokens: &[u32],
+        logits: WantedLogits,
+        on_logits: &mut dyn FnMut(usize, &mut [f32]),
+    ) -> Result<(), Error> {
+        self.settle()?;
+        self.text = None;
+        *lock(&self.state) = SessionState::default();
+        let driver = &self.opened.driver;
+        driver.handle.feed(self.seq, tokens, logits)?;
+        let state = self.state.clone();
+        // The engine is in the middle of a step while it hands logits out: a panic has to wait.
+        let mut panicked = None;
+        let mut guarded = |position: usize, row: &mut [f32]| {
+            if panicked.is_none() {
+                let given = catch_unwind(AssertUnwindSafe(|| on_logits(position, row)));
+                panicked = given.err();
+            }
+        };
+        let ended = driver.until(|| lock(&state).ended.take(), Some((self.seq, &mut guarded)));
+        for (position, mut row) in std::mem::take(&mut lock(&self.state).rows) {
+            guarded(position, &mut row);
+        }
+        if let Some(panic) = panicked {
+            resume_unwind(panic);
+        }
+        let ended = ended?;
+        match ended {
+            Ended::Through => Ok(()),
+            Ended::Cancelled => Err(Error::Cancelled),
+            Ended::Failed(e) => Err(e),
+        }
+    }
+
+    /// Tokens that the session consists of.
+    pub fn len(&self) -> usize {
+        self.opened.driver.handle.len(self.seq).unwrap_or(0)
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Ends whatever is going on, and waits until the sequence can be fed again.
+    fn settle(&mut self) -> Result<(), Error> {
+        let handle = &self.opened.driver.handle;
+        if !handle.is_pending(self.seq) {
+            return Ok(());
+        }
+        // It is open as long as the session is.
+        handle.cancel(self.seq)?;
+        let idle = || (!handle.is_pending(self.seq)).then_some(());
+        Ok(self.opened.driver.until(idle, None)?)
+    }
+
+    fn take_piece(&mut self, taken: Taken) -> Result<Option<Piece>, Error> {
+        let Some(text) = &mut self.text else { return Ok(None) };
+        match taken {
+            Taken::Token(token) => {
+                let (piece, stopped) = text.push(token);
+                if stopped {
+                    text.stopped = Some(Finish::Stop);
+                    self.settle()?;
+                }
+                Ok(Some(Piece { token, text: piece }))
+            }
+            Taken::End(Ok(finish)) => {
+                text.stopped = Some(finish);
+                Ok(None)
+            }
+            Taken::End(Err(e)) => {
+                self.text = None;
+                Err(e)
+            }
+        }
+    }
+}
+
+/// What there is for a session.
+enum Taken {
+    Token(u32),
+    End(Result<Finish, Error>),
+}
+
+fn take(state: &Shared) -> Option<Taken> {
+    let mut state = lock(state);
+    let SessionState { generating, ended, .. } = &mut *state;
+    let generating = generating.as_mut()?;
+    if let Some(token) = generating.out.pop_front() {
+        return Some(Taken::Token(token));
+    }
+    if let Some(finish) = generating.finish.take() {
+        return Some(Taken::End(finish));
+    }
+    Some(Taken::End(match ended.take()? {
+        Ended::Failed(e) => Err(e),
+        Ended::Cancelled | Ended::Through => Ok(Finish::Cancelled),
+    }))
+}
+
+fn check_prompt(opened: &Opened, prompt: &[u32]) -> Result<(), Error> {
+    if prompt.is_empty() {
+        return Err(Error::EmptyPrompt);
+    }
+    let context = opened.context;
+    if prompt.len() > context {
+        let model = opened.spec.context;
+        return Err(Error::PromptTooLong { prompt: prompt.len(), context, model });
+    }
+    Ok(())
+}
+
+/// The text of a generation so far.
+struct TextOutput {
+    stop: StopMatcher,
+    detokenizer: Option<Detokenizer<Arc<Tokenizer>>>,
+    output: Output,
+    /// Why it is at its end, once it is.
+    stopped: Option<Finish>,
+}
+
+impl TextOutput {
+    /// Takes a token. Returns the text that is final now, and whether it contains what ends it.
+    fn push(&mut self, token: u32) -> (String, bool) {
+        self.output.tokens.push(token);
+        let piece = self.detokenizer.as_mut().and_then(|d| d.push(token)).unwrap_or_default();
         let (text, stopped) = self.stop.push(&piece);
         self.output.text.push_str(&text);
-        if on_token(token, &text) == Control::Stop {
-            return Some(Finish::Cancelled);
-        }
-        stopped.then_some(Finish::Stop)
+        (text, stopped)
     }
 
     /// Hands out what was held back.
-    fn finish(&mut self, detokenizer: Option<Detokenizer<'_>>, on_token: OnToken<'_>) {
-        let rest = detokenizer.map(|mut d| d.finish()).unwrap_or_default();
+    fn hand_out_rest(&mut self, on_token: Option<OnToken<'_>>) {
+        let rest = self.detokenizer.take().map(|mut d| d.finish()).unwrap_or_default();
         let mut text = self.stop.push(&rest).0;
         text.push_str(&self.stop.finish());
         if !text.is_empty()
             && let Some(&last) = self.output.tokens.last()
         {
             self.output.text.push_str(&text);
-            on_token(last, &text);
+            if let Some(on_token) = on_token {
+                on_token(last, &text);
+            }
         }
     }
 }

@@ -27,7 +27,7 @@ pub fn run(args: &PerplexityArgs) -> Result<(), CliError> {
         None => read_stdin()?,
     };
     let interrupt = Interrupt::listen();
-    let mut model = open(&source, args, &interrupt)?;
+    let model = open(&source, args, &interrupt)?;
     let window = model.context();
     let tokenizer = model.tokenizer().ok_or_else(|| Error::NoTokenizer(source.to_string()))?;
     // Special tokens written in a text are text.

@@ -3,7 +3,6 @@
 use std::io::IsTerminal;
 use std::time::Duration;
 
-use serde_json::json;
 use troika::trace::Tracer;
 use troika::{DeviceOptions, Model, OpenOptions, Source};
 
@@ -12,7 +11,8 @@ use crate::flags::{FloatFlag, OpenArgs, PlanFileArgs, RunArgs};
 use crate::generate::generate;
 use crate::input::{read_file, read_stdin};
 use crate::interrupt::Interrupt;
-use crate::{chat, memory, output, progress, resolve, stats, trace};
+use crate::prompt::tokenize;
+use crate::{chat, memory, output, parallel, progress, resolve, stats, trace};
 
 /// Generates text for one prompt, or opens a chat.
 ///
@@ -21,13 +21,17 @@ use crate::{chat, memory, output, progress, resolve, stats, trace};
 pub fn run(args: &RunArgs) -> Result<(), CliError> {
     trace::check(args.trace.as_deref())?;
     let source = resolve::model(&args.model)?;
-    let prompt = prompt(args)?;
+    let prompt = match args.parallel {
+        Some(_) => Prompt::Lines(lines(args)?),
+        None => prompt(args)?,
+    };
     let tracer = if args.trace.is_some() { Tracer::on() } else { Tracer::off() };
     let mut options = open_options(&args.open, tracer.clone());
     use_plan(&args.plan, &args.open, &mut options)?;
+    options.sharing = args.sharing.sharing(args.parallel.unwrap_or(1));
     let interrupt = Interrupt::listen();
     options.compile.cancel = Some(interrupt.flag());
-    let mut model = Model::open(&source, &OpenOptions { scan: args.verbose, ..options })?;
+    let model = Model::open(&source, &OpenOptions { scan: args.verbose, ..options })?;
     for w in model.warnings() {
         output::note_line(&format!("warning: {w}"));
     }
@@ -35,19 +39,20 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
         output::note_line(&format!("warning: the system prompt is not used: {why}"));
     }
     if args.verbose {
-        let text = verbose(&mut model);
+        let text = verbose(&model);
         output::note(&text);
     }
     let result = match prompt {
-        Prompt::Chat => chat::run(&mut model, args, &interrupt),
-        Prompt::Ids(ids) => once(&mut model, &source, args, (&ids, None), &interrupt),
+        Prompt::Chat => chat::run(&model, args, &interrupt),
+        Prompt::Lines(lines) => parallel::run(&model, &source, args, &lines, &interrupt),
+        Prompt::Ids(ids) => once(&model, &source, args, (&ids, None), &interrupt),
         Prompt::Text(text) => {
-            let (ids, time) = tokenize(&mut model, args, &text)?;
-            once(&mut model, &source, args, (&ids, Some(time)), &interrupt)
+            let (ids, time) = tokenize(&model, args, &text)?;
+            once(&model, &source, args, (&ids, Some(time)), &interrupt)
         }
     };
     if args.verbose {
-        output::note(&memory::report(&mut model));
+        output::note(&memory::report(&model));
     }
     let saved = trace::save(&tracer, args.trace.as_deref());
     result.and(saved)
@@ -55,6 +60,8 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
 
 enum Prompt {
     Text(String),
+    /// Prompts that are answered at the same time.
+    Lines(Vec<String>),
     Ids(Vec<u32>),
     Chat,
 }
@@ -82,6 +89,20 @@ fn prompt(args: &RunArgs) -> Result<Prompt, CliError> {
         return Err(troika::Error::EmptyPrompt.into());
     }
     Ok(Prompt::Text(text))
+}
+
+/// The lines of the file, or of what is piped in.
+fn lines(args: &RunArgs) -> Result<Vec<String>, CliError> {
+    let text = match &args.file {
+        Some(file) => read_file(file)?,
+        None if std::io::stdin().is_terminal() => {
+            let why = "--parallel needs a file of prompts, one a line (-f), or piped text";
+            return Err(CliError::Usage(why.to_string()));
+        }
+        None => read_stdin()?,
+    };
+    let lines: Vec<String> = text.lines().map(str::to_string).collect();
+    if lines.is_empty() { Err(troika::Error::EmptyPrompt.into()) } else { Ok(lines) }
 }
 
 /// Why a system prompt that was given has no place in what the model gets.
@@ -140,30 +161,14 @@ pub(super) fn open_options(open: &OpenArgs, tracer: Tracer) -> OpenOptions {
     options
 }
 
-/// Text to ids: through the chat template when the model has one, unless told otherwise.
-fn tokenize(
-    model: &mut Model,
-    args: &RunArgs,
-    text: &str,
-) -> Result<(Vec<u32>, Duration), CliError> {
-    if args.raw || !model.has_template() {
-        return Ok(model.tokenize(text)?);
-    }
-    let mut messages = chat::system(args);
-    messages.push(json!({"role": "user", "content": text}));
-    let (none, today) = (serde_json::Map::new(), chat::today());
-    let prompt = model.chat_prompt(&messages, none, today, args.parse_special)?;
-    Ok(model.tokenize_chat(&prompt)?)
-}
-
 fn once(
-    model: &mut Model,
+    model: &Model,
     source: &Source,
     args: &RunArgs,
     (ids, tokenizer): (&[u32], Option<Duration>),
     interrupt: &Interrupt,
 ) -> Result<(), CliError> {
-    let out = generate(model, args, ids, interrupt)?;
+    let out = generate((model, &mut model.session()?), args, ids, interrupt)?;
     if args.json {
         return output::json(&stats::json(&source.to_string(), &out, tokenizer, model.load_time()));
     }
@@ -175,9 +180,10 @@ fn once(
 }
 
 /// What was opened.
-fn verbose(model: &mut Model) -> String {
+fn verbose(model: &Model) -> String {
     let load = model.load_time().as_secs_f64() * 1e3;
-    let plan = model.engine().plan();
+    let engine = model.engine();
+    let plan = engine.plan();
     let (strategy, context, kv) = (&plan.strategy, plan.context, plan.kv_dtype);
     let (devices, chunk) = (plan.devices.join("+"), plan.prefill.chunk);
     format!(

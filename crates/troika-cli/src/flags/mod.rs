@@ -6,6 +6,7 @@ mod parse;
 mod placement;
 mod quant;
 mod sampling;
+mod sharing;
 
 use std::path::PathBuf;
 
@@ -19,6 +20,7 @@ pub use parse::parse;
 pub use placement::{PlacementArgs, PlanFileArgs};
 pub use quant::{QuantArgs, QuantFlag};
 pub use sampling::SamplingArgs;
+pub use sharing::SharingArgs;
 
 /// Runs large language models on the processors of this machine.
 #[derive(Parser)]
@@ -133,6 +135,11 @@ fn thread_count() -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(1..=4096)
 }
 
+/// Numbers of sequences: each has some memory, whatever it is fed.
+fn sequence_count() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..=1024)
+}
+
 /// How to open it.
 #[derive(Args)]
 pub struct OpenArgs {
@@ -217,6 +224,13 @@ pub struct RunArgs {
     pub plan: PlanFileArgs,
     #[command(flatten)]
     pub sampling: SamplingArgs,
+    /// Answer each line of the file (or of standard input) as a prompt of its own, so many of them
+    /// at once; answers come in the prompts' order, with --json one object a line
+    #[arg(long, visible_alias = "np", value_name = "N", value_parser = sequence_count())]
+    #[arg(env = "TROIKA_PARALLEL", conflicts_with_all = ["prompt", "prompt_ids"])]
+    pub parallel: Option<usize>,
+    #[command(flatten)]
+    pub sharing: SharingArgs,
     /// Print one JSON object instead of the text
     #[arg(long, env = "TROIKA_JSON")]
     pub json: bool,
@@ -318,6 +332,12 @@ pub struct BenchArgs {
         default_value = "0"
     )]
     pub n_depth: Vec<usize>,
+    /// Sequences that are computed together, as llama-batched-bench does
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1")]
+    #[arg(value_parser = sequence_count())]
+    pub sequences: Vec<usize>,
+    #[command(flatten)]
+    pub sharing: SharingArgs,
     /// Threads [default: one per physical performance core]
     #[arg(short, long, value_name = "N", value_delimiter = ',', value_parser = thread_count())]
     #[arg(env = "TROIKA_THREADS")]

@@ -224,7 +224,7 @@ fn fixed_graphs_run_functions_of_the_host_on_queues() {
             });
             task(i % devices, "f", work)
         };
-        let graph = TaskGraph::new((0..4).map(step).collect());
+        let graph = Arc::new(TaskGraph::new((0..4).map(step).collect()));
         assert_eq!(graph.dag.waits, [0, 1, 1, 1]);
         for _ in 0..3 {
             model.reset();
@@ -275,8 +275,8 @@ fn devices_that_run_no_functions_of_the_host_are_named() {
     let work = || model.function("f", (&[0], &[1]), |_, _| Ok(None));
     let load = || Work::Load(Arc::new(LoadTask::new("l", 1, |_| Ok(Arc::new(())))));
     for work in [&work as &dyn Fn() -> Work, &load] {
-        refused(runner.run(&TaskGraph::new(vec![task(1, "f", work())])), "f");
-        runner.run(&TaskGraph::new(vec![task(0, "f", work())])).unwrap();
+        refused(runner.run(&TaskGraph::new(vec![task(1, "f", work())]).into()), "f");
+        runner.run(&TaskGraph::new(vec![task(0, "f", work())]).into()).unwrap();
         let mut graph = GrowingGraph::new(&[]);
         graph.push(Key::default(), task(1, "known", work())).unwrap();
         refused(runner.run_growing(graph, &mut |_, _| Ok(())), "known");
@@ -335,7 +335,7 @@ fn runs_wait_for_what_their_executable_needs() {
         task(0, "other", Work::Run(other)),
         task(0, "behind", Work::Run(needs)),
     ];
-    let graph = TaskGraph::new(tasks);
+    let graph = Arc::new(TaskGraph::new(tasks));
     assert_eq!(graph.dag.waits, [0, 0, 0, 1]);
     runner.run(&graph).unwrap();
     assert_eq!(*found.lock().unwrap(), [0, 0, 1]);
@@ -423,7 +423,7 @@ fn traces_have_functions_of_the_host_and_loads() {
         task(0, "expert 5", Work::Load(Arc::new(load))),
     ];
     model.reset();
-    runner.run(&TaskGraph::new(tasks)).unwrap();
+    runner.run(&TaskGraph::new(tasks).into()).unwrap();
     let spans = tracer.spans();
     let named = |name: &str| spans.iter().find(|s| s.name == name).unwrap();
     let arg = |name: &str, what: &str| {

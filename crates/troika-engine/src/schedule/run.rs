@@ -1,61 +1,39 @@
 //! The loop that keeps device queues fed.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
-use std::time::Duration;
 
 use troika_device::{
-    Clock, CommandList, Completion, Device, DeviceError, ExecutableId, Point, Queue, Signal,
-    Submission, TaskTime, Timelines, Wait, Waiting, Work,
+    Clock, CommandList, Completion, Device, DeviceError, ExecutableId, Point, Signal, Submission,
+    TaskTime, Timelines, Wait, Waiting, Work,
 };
 use troika_plan::Policy;
 use troika_trace::{Arg, Span, Tracer};
 
+use super::job::{Grower, Job, JobId, Running};
+use super::lane::{LATE_DEPTH, Lanes, LostLists};
 use super::order::DeviceOrder;
-use super::{Additions, Costs, GrowingGraph, Grown, Order, State, Task, TaskGraph};
+use super::{GrowingGraph, Order, Task, TaskGraph};
 use crate::error::{EngineError, GrowError};
 
-/// A device's queue as the scheduler sees it.
-struct Lane {
-    name: Arc<str>,
-    queue: Box<dyn Queue>,
-    depth: usize,
-    /// Whether the queue waits for others by itself.
-    waits: bool,
-    /// Whether it runs functions of the host.
-    host: bool,
-    in_flight: usize,
-    /// Emptied lists, for reuse.
-    spare: Vec<CommandList>,
-}
-
-/// Lists in a queue at most where the policy decides late: one runs, the next one waits, so that
-/// the device does not idle while the scheduler is told.
-pub(super) const LATE_DEPTH: usize = 2;
-
-/// Most lists in a queue, whatever a device says.
-const MOST_DEPTH: usize = 1024;
-
-/// When nothing was reported for so long, queues with lists in flight are looked at whether they are
-/// alive.
-const PATIENCE: Duration = Duration::from_secs(1);
-
-/// Runs task graphs on device queues.
+/// Runs task graphs on device queues, several at once: graphs that run at the same time have
+/// nothing to do with each other, but that they share the queues.
 pub struct Runner {
-    lanes: Vec<Lane>,
-    done: Receiver<Completion>,
-    timelines: Arc<Timelines>,
-    /// What the timelines had reached at most when all before was done.
-    reached: u64,
+    lanes: Lanes,
+    jobs: Vec<Job>,
+    /// Those that are running, in the order in which they were begun.
+    active: Vec<usize>,
+    /// Graphs at their end that nobody has asked for yet.
+    ended: VecDeque<Ended>,
     waiting: Waiting,
-    state: State,
     policy: Policy,
+    critical: usize,
     tracer: Tracer,
-    costs: Costs,
     learnt: HashMap<CostKey, u64>,
-    clock: Arc<dyn Clock>,
 }
+
+/// A graph that is at its end, and how it went.
+pub type Ended = (JobId, Result<(), EngineError>);
 
 /// Tasks that cost the same: device, executable and rows.
 type CostKey = (usize, ExecutableId, usize);
@@ -68,53 +46,20 @@ fn cost_key(task: &Task) -> Option<CostKey> {
     }
 }
 
-/// Adds the tasks that a task which is done has made known.
-pub type Grower<'a> = dyn FnMut(Grown, &mut Additions<'_>) -> Result<(), EngineError> + 'a;
-
-/// What is run: a graph, or one that grows.
-enum Running<'a> {
-    Fixed(&'a TaskGraph),
-    Growing(&'a mut GrowingGraph, &'a mut Grower<'a>),
-}
-
-impl Running<'_> {
-    fn graph(&self) -> &TaskGraph {
-        match self {
-            Running::Fixed(graph) => graph,
-            Running::Growing(growing, _) => &growing.graph,
-        }
-    }
-
-    /// The growth that a list's end makes known. A list ends with the first task that has one.
-    fn growth(&self, tasks: &[u32]) -> Option<(u32, u32)> {
-        match self {
-            Running::Fixed(_) => None,
-            Running::Growing(growing, _) => {
-                let last = *tasks.last()?;
-                Some((last, growing.growth_of(last)?))
-            }
-        }
-    }
-
-    fn grow(&mut self, (task, growth): (u32, u32), state: &mut State) -> Result<(), EngineError> {
-        let Running::Growing(growing, grower) = self else { return Ok(()) };
-        let grown = growing.grown(task);
-        let mut additions = Additions::new(growing, state, growth);
-        grower(grown, &mut additions)?;
-        additions.close();
-        Ok(())
-    }
-}
-
-/// Ends what a [`Runner`] does, from any thread.
+/// Ends a graph that a [`Runner`] runs, from any thread.
 #[derive(Clone, Debug)]
 pub struct Canceller(Arc<Timelines>);
 
 impl Canceller {
-    /// The run that is going on, or else the next one, ends with [`DeviceError::Cancelled`]: tasks
-    /// that have not begun are left out.
+    /// The graph that is running, or else the next one in its place, ends with
+    /// [`DeviceError::Cancelled`]: tasks that have not begun are left out.
     pub fn cancel(&self) {
         self.0.cancel();
+    }
+
+    /// Takes a cancellation back that came when nothing was running any more.
+    pub fn reset(&self) {
+        self.0.take_cancelled();
     }
 }
 
@@ -130,39 +75,16 @@ impl Runner {
         clock: &Arc<dyn Clock>,
         tracer: Tracer,
     ) -> Result<Runner, DeviceError> {
-        let most = if policy == Policy::OutOfOrder { LATE_DEPTH } else { MOST_DEPTH };
-        let depth = |d: &Arc<dyn Device>| d.caps().queue_depth.clamp(1, most);
-        // Of each queue also the answer to a question.
-        let (sender, done) = sync_channel(devices.iter().map(|d| depth(d) + 1).sum());
-        let lanes: Vec<Lane> = devices
-            .iter()
-            .enumerate()
-            .map(|(i, d)| {
-                Ok(Lane {
-                    name: d.name().into(),
-                    queue: d.queue(i, clock.clone(), sender.clone())?,
-                    depth: depth(d),
-                    waits: d.caps().queue_waits,
-                    host: d.caps().host_tasks,
-                    in_flight: 0,
-                    spare: Vec::new(),
-                })
-            })
-            .collect::<Result<_, DeviceError>>()?;
-        let state = State::new(policy, lanes.len());
-        let costs = Costs { task_ns: Vec::new(), critical };
         Ok(Runner {
-            timelines: Arc::new(Timelines::new(lanes.len())),
-            lanes,
-            done,
-            reached: 0,
+            lanes: Lanes::open(devices, policy, clock)?,
+            jobs: vec![Job::new(policy, critical, devices.len())],
+            active: Vec::new(),
+            ended: VecDeque::new(),
             waiting: Waiting::default(),
-            state,
             policy,
+            critical,
             tracer,
-            costs,
             learnt: HashMap::new(),
-            clock: clock.clone(),
         })
     }
 
@@ -171,26 +93,54 @@ impl Runner {
         self.waiting = waiting;
     }
 
-    /// What ends a run from another thread.
+    /// What ends the graph that runs alone from another thread.
     pub fn canceller(&self) -> Canceller {
-        Canceller(self.timelines.clone())
+        self.canceller_of(JobId(0))
+    }
+
+    /// What ends a graph from another thread.
+    pub fn canceller_of(&self, job: JobId) -> Canceller {
+        Canceller(self.jobs[job.0].timelines.clone())
     }
 
     /// Runs a graph to its end.
     ///
     /// # Errors
-    /// The first failure of a device; nothing is in flight any more when it is returned.
-    pub fn run(&mut self, graph: &TaskGraph) -> Result<(), EngineError> {
-        self.check_host(graph, 0)?;
-        let waits = |order: &Order| {
-            let mut used = order.devices.iter().zip(&self.lanes);
-            used.all(|(d, lane)| d.tasks.is_empty() || lane.waits)
-        };
-        let result = match graph.order.as_ref().filter(|order| waits(order)) {
-            Some(order) => self.run_in_order(graph, order),
-            None => self.run_ready(Running::Fixed(graph)),
-        };
-        self.end(result)
+    /// The first failure of a device; nothing of it is in flight any more when it is returned.
+    pub fn run(&mut self, graph: &Arc<TaskGraph>) -> Result<(), EngineError> {
+        let job = self.start(graph.clone(), false)?;
+        self.finish(job, None)
+    }
+
+    /// Goes on until a graph is at its end.
+    fn finish(&mut self, job: JobId, mut grow: Option<&mut Grower<'_>>) -> Result<(), EngineError> {
+        loop {
+            match self.advance(grow.as_deref_mut()) {
+                Some((done, result)) if done == job => return result,
+                other => self.ended.extend(other),
+            }
+        }
+    }
+
+    /// Begins a graph; it goes on whenever [`Runner::wait`] is called. One in the background lets
+    /// others go first, and its tasks are not queued long before they run.
+    ///
+    /// # Errors
+    /// Functions of the host for a device that runs none.
+    pub fn start(&mut self, graph: Arc<TaskGraph>, background: bool) -> Result<JobId, EngineError> {
+        self.check_host(&graph, 0)?;
+        Ok(self.begin(Running::Fixed(graph), background))
+    }
+
+    /// Waits until one of the graphs that were begun is at its end, and says which, and how it
+    /// went: the first failure of a device, when nothing of it is in flight any more. `None` when
+    /// there are none.
+    pub fn wait(&mut self) -> Option<Ended> {
+        let mut ended = self.ended.pop_front();
+        while ended.is_none() && !self.active.is_empty() {
+            ended = self.advance(None);
+        }
+        ended
     }
 
     /// Runs a graph that grows to its end: whenever a task with a growth is done, `grow` adds what
@@ -201,17 +151,34 @@ impl Runner {
     /// returned. A task for a device that there is not.
     pub fn run_growing(
         &mut self,
-        mut graph: GrowingGraph,
+        graph: GrowingGraph,
         grow: &mut Grower<'_>,
     ) -> Result<(), EngineError> {
-        let devices = self.lanes.len();
+        let devices = self.lanes.all.len();
         if let Some(task) = graph.graph.tasks.iter().find(|t| t.device >= devices) {
             let (task, device) = (task.name.clone(), task.device);
             return Err(GrowError::Device { task, device, devices }.into());
         }
         self.check_host(&graph.graph, 0)?;
-        let result = self.run_ready(Running::Growing(&mut graph, grow));
-        self.end(result)
+        let job = self.begin(Running::Growing(Box::new(graph)), false);
+        self.finish(job, Some(grow))
+    }
+
+    fn begin(&mut self, running: Running, background: bool) -> JobId {
+        let waits = |order: &Order| {
+            let mut used = order.devices.iter().zip(&self.lanes.all);
+            used.all(|(d, lane)| d.tasks.is_empty() || lane.waits)
+        };
+        let fixed = matches!(running, Running::Fixed(_));
+        let in_order = fixed && running.graph().order.as_ref().is_some_and(waits);
+        let index = self.jobs.iter().position(|j| j.running.is_none()).unwrap_or_else(|| {
+            self.jobs.push(Job::new(self.policy, self.critical, self.lanes.all.len()));
+            self.jobs.len() - 1
+        });
+        self.jobs[index].begin(running, in_order, background);
+        self.price(index);
+        self.active.push(index);
+        JobId(index)
     }
 
     /// Functions of the host, of the tasks from one on, are for devices that run them.
@@ -219,11 +186,11 @@ impl Runner {
         if !graph.host {
             return Ok(());
         }
-        let refused = |t: &&Task| t.is_host() && !self.lanes[t.device].host;
+        let refused = |t: &&Task| t.is_host() && !self.lanes.all[t.device].host;
         match graph.tasks[from..].iter().find(refused) {
             None => Ok(()),
             Some(task) => {
-                let device = &self.lanes[task.device].name;
+                let device = &self.lanes.all[task.device].name;
                 let why =
                     format!("device {device} runs no functions of the host; use a CPU device");
                 Err(DeviceError::Submission { task: task.name.to_string(), why })
@@ -231,107 +198,149 @@ impl Runner {
         }
     }
 
-    /// Leaves the queues so that the next run can begin.
-    fn end(&mut self, result: Result<(), EngineError>) -> Result<(), EngineError> {
-        if result.is_err() {
-            // Nothing is in flight: the next run starts with queues that may go on.
-            self.timelines.reset();
+    /// Hands over what can be, and waits for the next list that is done. Returns a graph that is at
+    /// its end, if one is.
+    fn advance(&mut self, grow: Option<&mut Grower<'_>>) -> Option<Ended> {
+        if let Some(done) = self.take_ended() {
+            return Some(done);
         }
-        if matches!(result, Err(EngineError::Device(DeviceError::Cancelled))) {
-            self.timelines.take_cancelled();
+        let here = self.dispatch();
+        if here.is_none() && self.lanes.idle() {
+            // Nothing will be reported: what is left waits for what is not there.
+            for &index in &self.active {
+                let job = &mut self.jobs[index];
+                if !job.is_handed_over() {
+                    job.fail(EngineError::Stuck(job.state.left()));
+                }
+            }
+            return self.take_ended();
         }
-        result
+        match here.map_or_else(|| self.lanes.hear(), Ok) {
+            Ok(completion) => self.complete(completion, grow),
+            Err(LostLists::Of(lane)) => self.lost(lane),
+            Err(LostLists::All) => (0..self.lanes.all.len()).for_each(|lane| self.lost(lane)),
+        }
+        self.take_ended()
     }
 
-    /// Gives all queues all that they have to do, and waits until it is done.
-    fn run_in_order(&mut self, graph: &TaskGraph, order: &Order) -> Result<(), EngineError> {
-        let mut failure: Option<EngineError> = None;
-        let base = self.reached;
-        self.reached += order.values();
-        for (index, device) in order.devices.iter().enumerate() {
-            if device.tasks.is_empty() {
-                continue;
-            }
-            if failure.is_some() {
-                // Those that wait for what is not handed over are not left waiting.
-                self.lose(index);
-                continue;
-            }
-            let spare = self.lanes[index].spare.pop();
-            let mut list = self.fill(spare, (graph, &device.tasks));
-            add_waits(&mut list, device, base);
-            match self.lanes[index].queue.submit(list) {
-                Ok(()) => self.lanes[index].in_flight += 1,
-                Err(e) => {
-                    self.lose(index);
-                    failure = Some(e.into());
+    /// Takes a graph out that is at its end.
+    fn take_ended(&mut self) -> Option<Ended> {
+        let done = |index: &usize| {
+            let job = &self.jobs[*index];
+            job.is_handed_over() && !job.is_in_flight()
+        };
+        let index = self.active.remove(self.active.iter().position(done)?);
+        Some((JobId(index), self.jobs[index].end()))
+    }
+
+    /// Hands over what queues have room for: first of graphs in the foreground, then of the others.
+    /// If a list ran on this thread, its completion.
+    fn dispatch(&mut self) -> Option<Completion> {
+        for background in [false, true] {
+            for at in 0..self.active.len() {
+                let index = self.active[at];
+                let job = &self.jobs[index];
+                if job.background != background || job.is_handed_over() {
+                    continue;
+                }
+                if job.in_order {
+                    self.hand_over_all(index);
+                } else if let Some(completion) = self.hand_over_ready(index) {
+                    return Some(completion);
                 }
             }
         }
-        while self.lanes.iter().any(|l| l.in_flight > 0) {
-            if let Err(e) = self.wait(graph, None) {
-                failure = first(failure, e.into());
-            }
-        }
-        failure.map_or(Ok(()), Err)
+        None
     }
 
-    /// What a queue was to signal will not happen.
-    fn lose(&self, lane: usize) {
-        if let Some(timeline) = self.timelines.of(lane) {
-            timeline.lose();
+    /// Gives all queues all that they have to do, once all of them have room: lists of one graph
+    /// wait for each other, so that they are queued together or not at all.
+    fn hand_over_all(&mut self, index: usize) {
+        let job = &mut self.jobs[index];
+        let Some(running) = job.running.take() else { return };
+        let graph = running.graph();
+        if let Some(order) = &graph.order
+            && order
+                .devices
+                .iter()
+                .zip(&self.lanes.all)
+                .all(|(d, l)| d.tasks.is_empty() || l.has_room())
+        {
+            job.submitted = true;
+            let base = job.reached;
+            job.reached += order.values();
+            for (lane, device) in order.devices.iter().enumerate() {
+                if device.tasks.is_empty() {
+                    continue;
+                }
+                let job = &self.jobs[index];
+                if job.failure.is_some() {
+                    // Those that wait for what is not handed over are not left waiting.
+                    job.lose(lane);
+                    continue;
+                }
+                let spare = self.lanes.all[lane].spare.pop();
+                let mut list = self.fill(spare, (graph, &device.tasks), index);
+                list.id = list_id(index, 0);
+                add_waits(&mut list, device, base);
+                self.submit(index, lane, list);
+            }
+        }
+        self.jobs[index].running = Some(running);
+    }
+
+    fn submit(&mut self, index: usize, lane: usize, list: CommandList) {
+        let job = &mut self.jobs[index];
+        match self.lanes.all[lane].queue.submit(list) {
+            Ok(()) => {
+                self.lanes.all[lane].in_flight += 1;
+                job.in_flight[lane] += 1;
+            }
+            Err(e) => {
+                job.lose(lane);
+                job.fail(e.into());
+            }
         }
     }
 
-    /// Gives queues what is ready, as it becomes so.
-    fn run_ready(&mut self, mut running: Running<'_>) -> Result<(), EngineError> {
-        self.state.start(&running.graph().dag);
-        self.costs.task_ns.clear();
-        self.price(running.graph());
-        let mut failure = None;
-        while self.state.left() > 0 {
-            let graph = running.graph();
-            let mut done = None;
-            if failure.is_none() {
-                match self.dispatch(graph) {
-                    Ok(completion) => done = completion,
-                    Err(e) => failure = Some(e.into()),
+    /// Gives every queue with room the graph's next tasks. Where all tasks are of one device and
+    /// nothing else runs, this thread has nothing to do but wait: it runs them itself where it can,
+    /// and returns the completion.
+    fn hand_over_ready(&mut self, index: usize) -> Option<Completion> {
+        let running = self.jobs[index].running.take()?;
+        let graph = running.graph();
+        // Functions of the host never run on this thread.
+        let alone = graph.dag.only_device().is_some() && !graph.host && self.active.len() == 1;
+        let mut here = None;
+        'lanes: for lane in 0..self.lanes.all.len() {
+            while self.lanes.all[lane].has_room() {
+                let job = &mut self.jobs[index];
+                if job.failure.is_some() {
+                    break 'lanes;
                 }
-            }
-            if self.lanes.iter().all(|l| l.in_flight == 0) {
-                let stuck = EngineError::Stuck(self.state.left());
-                return Err(failure.unwrap_or(stuck));
-            }
-            let grown = match self.wait(graph, done) {
-                Ok(list) => {
-                    let growth = running.growth(self.state.tasks(list));
-                    self.state.complete(&running.graph().dag, list);
-                    growth.filter(|_| failure.is_none())
+                if job.background && job.in_flight[lane] >= LATE_DEPTH {
+                    break;
                 }
-                Err(e) => {
-                    failure = first(failure, e.into());
-                    None
+                let Some(id) = job.state.take(&graph.dag, &job.costs, lane) else { break };
+                let spare = self.lanes.all[lane].spare.pop();
+                let mut list = self.fill(spare, (graph, self.jobs[index].state.tasks(id)), index);
+                list.id = list_id(index, id);
+                if alone && self.lanes.all[lane].in_flight == 0 {
+                    match self.lanes.all[lane].queue.run_here(list) {
+                        Ok(completion) => {
+                            self.lanes.all[lane].in_flight += 1;
+                            self.jobs[index].in_flight[lane] += 1;
+                            here = Some(completion);
+                            break 'lanes;
+                        }
+                        Err(back) => list = back,
+                    }
                 }
-            };
-            if let Some(growth) = grown {
-                let from = running.graph().len();
-                let grown = running.grow(growth, &mut self.state);
-                self.price(running.graph());
-                let checked = grown.and_then(|()| Ok(self.check_host(running.graph(), from)?));
-                failure = checked.err();
+                self.submit(index, lane, list);
             }
         }
-        failure.map_or(Ok(()), Err)
-    }
-
-    /// What the tasks cost that have no cost yet, where the policy looks at it.
-    fn price(&mut self, graph: &TaskGraph) {
-        if self.policy == Policy::OutOfOrder {
-            let known = |key| self.learnt.get(&key).copied();
-            let cost = |t: &Task| cost_key(t).and_then(known).unwrap_or(0);
-            let priced = self.costs.task_ns.len();
-            self.costs.task_ns.extend(graph.tasks[priced..].iter().map(cost));
-        }
+        self.jobs[index].running = Some(running);
+        here
     }
 
     /// A list of tasks, made of one that was used before.
@@ -339,6 +348,7 @@ impl Runner {
         &self,
         spare: Option<CommandList>,
         (graph, tasks): (&TaskGraph, &[u32]),
+        job: usize,
     ) -> CommandList {
         let mut list = spare.unwrap_or_default();
         let submission =
@@ -346,89 +356,67 @@ impl Runner {
         list.tasks.extend(tasks.iter().map(submission));
         list.timed = self.tracer.enabled() || self.policy == Policy::OutOfOrder;
         list.waiting = self.waiting;
-        list.timelines = Some(self.timelines.clone());
+        list.timelines = Some(self.jobs[job].timelines.clone());
         list
     }
 
-    /// Gives every queue with room its next tasks. Where all tasks are of one device, this thread
-    /// has nothing to do but wait: it runs them itself where it can, and returns the completion.
-    fn dispatch(&mut self, graph: &TaskGraph) -> Result<Option<Completion>, DeviceError> {
-        // Functions of the host never run on this thread.
-        let alone = graph.dag.only_device().is_some() && !graph.host;
-        for index in 0..self.lanes.len() {
-            while self.lanes[index].in_flight < self.lanes[index].depth {
-                let Some(id) = self.state.take(&graph.dag, &self.costs, index) else { break };
-                let spare = self.lanes[index].spare.pop();
-                let mut list = self.fill(spare, (graph, self.state.tasks(id)));
-                list.id = id as u64;
-                let lane = &mut self.lanes[index];
-                if alone && lane.in_flight == 0 {
-                    match lane.queue.run_here(list) {
-                        Ok(completion) => {
-                            lane.in_flight += 1;
-                            return Ok(Some(completion));
-                        }
-                        Err(back) => list = back,
-                    }
-                }
-                lane.queue.submit(list)?;
-                lane.in_flight += 1;
-            }
-        }
-        Ok(None)
-    }
-
-    /// Waits for a list, if none is done yet. Returns its number.
-    fn wait(&mut self, graph: &TaskGraph, done: Option<Completion>) -> Result<usize, DeviceError> {
-        // Virtual time passes here, and with it what virtual devices do: a list can be done at once
-        // or by the next event, and when nothing is to happen any more, waiting is in vain.
-        let mut done = done.or_else(|| self.done.try_recv().ok());
-        while done.is_none() {
-            let Some(next) = self.clock.next_event() else { break };
-            self.clock.wait(next.saturating_sub(self.clock.now()));
-            done = self.done.try_recv().ok();
-        }
-        let completion = self.receive(done)?;
-        let lane = &mut self.lanes[completion.queue];
-        lane.in_flight -= 1;
-        let id = completion.list.id as usize;
+    /// A list is done, or has failed.
+    fn complete(&mut self, completion: Completion, grow: Option<&mut Grower<'_>>) {
+        let (lane, id) = (completion.queue, completion.list.id);
+        let (index, id) = ((id >> 32) as usize, (id & u64::from(u32::MAX)) as usize);
+        self.lanes.all[lane].in_flight -= 1;
+        let Some(mut running) = self.jobs[index].running.take() else { return };
+        self.jobs[index].in_flight[lane] -= 1;
         for t in &completion.times {
-            self.note(graph, completion.queue, t);
+            self.note(running.graph(), lane, t);
         }
         let list = CommandList { times: completion.times, ..completion.list };
-        self.lanes[completion.queue].spare.push(list);
-        completion.outcome.map(|()| id)
-    }
-
-    /// The next completion. A queue whose thread died reports nothing, and others may have senders
-    /// of the same channel: when nothing is heard for a while, queues are looked at.
-    fn receive(&mut self, done: Option<Completion>) -> Result<Completion, DeviceError> {
-        if let Some(completion) = done {
-            return Ok(completion);
-        }
-        loop {
-            match self.done.recv_timeout(PATIENCE) {
-                Ok(completion) => return Ok(completion),
-                Err(RecvTimeoutError::Timeout) => {
-                    let dead = |l: &Lane| l.in_flight > 0 && !l.queue.is_alive();
-                    let Some(index) = self.lanes.iter().position(dead) else { continue };
-                    // What it reported before it died is there by now.
-                    return self.done.try_recv().map_err(|_| self.lost(index));
-                }
-                Err(RecvTimeoutError::Disconnected) => {
-                    self.lanes.iter_mut().for_each(|l| l.in_flight = 0);
-                    let names: Vec<&str> = self.lanes.iter().map(|l| &*l.name).collect();
-                    return Err(DeviceError::Gone(names.join(", ")));
+        self.lanes.all[lane].spare.push(list);
+        let job = &mut self.jobs[index];
+        match completion.outcome {
+            Err(e) => job.fail(e.into()),
+            Ok(()) if !job.in_order => {
+                let growth = running.growth(job.state.tasks(id));
+                job.state.complete(&running.graph().dag, id);
+                if let Some((growth, grow)) = growth.zip(grow).filter(|_| job.failure.is_none()) {
+                    let from = running.graph().len();
+                    let grown = running.grow(growth, &mut job.state, grow);
+                    let checked = grown.and_then(|()| Ok(self.check_host(running.graph(), from)?));
+                    if let Err(e) = checked {
+                        self.jobs[index].fail(e);
+                    }
                 }
             }
+            Ok(()) => {}
         }
+        self.jobs[index].running = Some(running);
+        self.price(index);
+    }
+
+    /// What the tasks of a graph cost that have no cost yet, where the policy looks at it.
+    fn price(&mut self, index: usize) {
+        if self.policy != Policy::OutOfOrder {
+            return;
+        }
+        let job = &mut self.jobs[index];
+        // Where the order is fixed, nobody asks what tasks cost.
+        let Some(running) = job.running.as_ref().filter(|_| !job.in_order) else { return };
+        let costs = &mut job.costs.task_ns;
+        let known = |key| self.learnt.get(&key).copied();
+        let cost = |t: &Task| cost_key(t).and_then(known).unwrap_or(0);
+        let priced = costs.len();
+        costs.extend(running.graph().tasks[priced..].iter().map(cost));
     }
 
     /// What a queue has in flight will not be reported.
-    fn lost(&mut self, index: usize) -> DeviceError {
-        self.lanes[index].in_flight = 0;
-        self.lose(index);
-        DeviceError::Gone(self.lanes[index].name.to_string())
+    fn lost(&mut self, lane: usize) {
+        self.lanes.all[lane].in_flight = 0;
+        let name = self.lanes.all[lane].name.to_string();
+        for job in self.jobs.iter_mut().filter(|j| j.in_flight[lane] > 0) {
+            job.in_flight[lane] = 0;
+            job.lose(lane);
+            job.fail(DeviceError::Gone(name.clone()).into());
+        }
     }
 
     /// Learns what a task costs, and records its span.
@@ -451,7 +439,7 @@ impl Runner {
         };
         self.tracer.record(Span {
             name: task.name.to_string().into(),
-            lane: self.lanes[lane].name.clone(),
+            lane: self.lanes.all[lane].name.clone(),
             start: t.start,
             end: t.end,
             args: [("chunk", Arg::Int(task.chunk.into())), (what, Arg::Int(amount))]
@@ -462,6 +450,11 @@ impl Runner {
     }
 }
 
+/// The name of a list: its job's number and its own.
+fn list_id(job: usize, list: usize) -> u64 {
+    (job as u64) << 32 | list as u64
+}
+
 /// What a list of a fixed order waits for and signals, with the timelines' values so far.
 fn add_waits(list: &mut CommandList, order: &DeviceOrder, base: u64) {
     list.waits.extend(order.waits.iter().map(|&(task, other, done)| {
@@ -470,12 +463,4 @@ fn add_waits(list: &mut CommandList, order: &DeviceOrder, base: u64) {
     }));
     let signal = |done: &u64| Signal { task: (done - 1) as u32, value: base + done };
     list.signals.extend(order.signals.iter().map(signal));
-}
-
-/// The failure to report: the first one, but not what is only its consequence.
-fn first(known: Option<EngineError>, next: EngineError) -> Option<EngineError> {
-    match known {
-        Some(known) if !matches!(known, EngineError::Device(DeviceError::Skipped)) => Some(known),
-        _ => Some(next),
-    }
 }

@@ -50,7 +50,7 @@ impl Case {
         Arc::new(Case { buffers, runs, device, fails: none(), cancels: none(), canceller, ran })
     }
 
-    fn graph(&self, chunks: u32) -> TaskGraph {
+    fn graph(&self, chunks: u32) -> Arc<TaskGraph> {
         let task = |i: usize| Task {
             device: self.device[i],
             name: "t".into(),
@@ -58,7 +58,7 @@ impl Case {
             rows: 0..0,
             work: Work::Run(self.runs[i].clone()),
         };
-        TaskGraph::new((0..self.runs.len()).map(task).collect())
+        Arc::new(TaskGraph::new((0..self.runs.len()).map(task).collect()))
     }
 
     fn work(&self, tag: u32) -> Result<(), DeviceError> {
@@ -111,7 +111,7 @@ impl Case {
     }
 
     /// Runs to the end and compares with program order.
-    fn check(&self, runner: &mut Runner, graph: &TaskGraph, what: &str) {
+    fn check(&self, runner: &mut Runner, graph: &Arc<TaskGraph>, what: &str) {
         let want = self.want();
         self.reset();
         runner.run(graph).unwrap();
@@ -303,10 +303,10 @@ fn waits_of_any_length_end() {
         rows: 0..0,
         work: Work::Run(runs[i].clone()),
     };
-    let mut graph = TaskGraph::new((0..6).map(task).collect());
+    let mut graph = Arc::new(TaskGraph::new((0..6).map(task).collect()));
     for i in 0..25 {
         turn.store(i, Ordering::Relaxed);
-        graph.set_forward_batch(&Arc::new(ForwardBatch::default()));
+        Arc::get_mut(&mut graph).unwrap().set_forward_batch(&Arc::new(ForwardBatch::default()));
         runner.run(&graph).unwrap();
     }
 }

@@ -212,7 +212,7 @@ fn chunk_after_chunk(dag: &Dag, costs: &Costs) -> u64 {
 
 /// Lists in a queue, as [`super::Runner`] has them.
 const DEPTHS: [(Policy, usize); 2] =
-    [(Policy::InOrder, 64), (Policy::OutOfOrder, super::run::LATE_DEPTH)];
+    [(Policy::InOrder, 64), (Policy::OutOfOrder, super::lane::LATE_DEPTH)];
 
 /// The shortest makespan there is, by trying all orders (branch and bound).
 struct Exact<'a> {

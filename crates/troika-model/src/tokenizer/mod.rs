@@ -208,7 +208,7 @@ impl Tokenizer {
     }
 
     /// A streaming decoder.
-    pub fn detokenizer(&self) -> Detokenizer<'_> {
+    pub fn detokenizer(&self) -> Detokenizer<&Tokenizer> {
         Detokenizer::new(self)
     }
 

@@ -1,5 +1,7 @@
 //! Streaming: tokens to text as it becomes final, and stop texts.
 
+use std::ops::Deref;
+
 use super::Tokenizer;
 
 /// Tokens after which a character that was incomplete before them is complete or broken for good:
@@ -12,8 +14,8 @@ const WAITING: usize = 64;
 
 /// Turns tokens into text one by one. What it hands out, joined, is the decoded whole; a
 /// character is never handed out in parts.
-pub struct Detokenizer<'a> {
-    tokenizer: &'a Tokenizer,
+pub struct Detokenizer<T: Deref<Target = Tokenizer>> {
+    tokenizer: T,
     ids: Vec<u32>,
     /// Decoding starts here: what precedes decides about leading spaces only.
     prefix: usize,
@@ -23,8 +25,9 @@ pub struct Detokenizer<'a> {
     before: usize,
 }
 
-impl<'a> Detokenizer<'a> {
-    pub(super) fn new(tokenizer: &'a Tokenizer) -> Self {
+impl<T: Deref<Target = Tokenizer>> Detokenizer<T> {
+    /// A decoder at the start of a text.
+    pub fn new(tokenizer: T) -> Self {
         Detokenizer { tokenizer, ids: Vec::new(), prefix: 0, read: 0, before: 0 }
     }
 

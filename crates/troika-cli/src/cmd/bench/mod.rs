@@ -7,9 +7,12 @@ mod row;
 
 use std::fmt;
 
-use troika::engine::{SeqId, SequenceInput, WantedLogits};
+use troika::engine::WantedLogits;
+use troika::engine::sample::SampleParams;
 use troika::trace::Tracer;
-use troika::{DeviceOptions, Model, OpenOptions, Source, measure_peaks};
+use troika::{
+    DeviceOptions, Model, OpenOptions, Request, Session, SessionOptions, Source, measure_peaks,
+};
 
 use crate::error::CliError;
 use crate::flags::{BenchArgs, TableFlag};
@@ -24,6 +27,8 @@ struct Test {
     prompt: usize,
     generate: usize,
     depth: usize,
+    /// Sequences that are computed together.
+    sequences: usize,
 }
 
 impl Test {
@@ -35,6 +40,7 @@ impl Test {
         if self.depth == 0 { base } else { format!("{base} @ d{}", self.depth) }
     }
 
+    /// Tokens of a sequence.
     fn tokens(self) -> usize {
         self.prompt.saturating_add(self.generate)
     }
@@ -62,13 +68,16 @@ pub fn run(args: &BenchArgs) -> Result<(), CliError> {
         // Before the model: its memory is not touched meanwhile.
         let devices = devices(args, threads);
         let peaks = is_real(&devices).then(|| measure_peaks(&devices));
-        let mut model = subject.open(args, threads, context(&tests), Tracer::off())?;
-        let facts = Facts::of(subject.to_string(), &devices, &mut model, peaks)?;
+        let model = subject.open(args, threads, context(&tests), Tracer::off())?;
+        let facts = Facts::of(subject.to_string(), &devices, &model, peaks)?;
         if args.output == TableFlag::Md {
             output::write(&print::markdown_head(&facts, first))?;
         }
         for &test in &tests {
-            let samples_ns = measure(&mut model, test, args.repetitions)?;
+            let samples_ns = match test.sequences {
+                1 => measure(&model, test, args.repetitions)?,
+                _ => measure_together(&model, test, args.repetitions)?,
+            };
             let row = Row { test, samples_ns, facts: &facts };
             output::write(&print::row(&row, args.output, first))?;
             first = false;
@@ -85,10 +94,12 @@ fn is_real(options: &DeviceOptions) -> bool {
 fn tests(args: &BenchArgs) -> Vec<Test> {
     let mut all = Vec::new();
     for &depth in &args.n_depth {
-        let prompts = args.n_prompt.iter().filter(|&&n| n > 0);
-        all.extend(prompts.map(|&prompt| Test { prompt, generate: 0, depth }));
-        let gens = args.n_gen.iter().filter(|&&n| n > 0);
-        all.extend(gens.map(|&generate| Test { prompt: 0, generate, depth }));
+        for &sequences in &args.sequences {
+            let prompts = args.n_prompt.iter().filter(|&&n| n > 0);
+            all.extend(prompts.map(|&prompt| Test { prompt, generate: 0, depth, sequences }));
+            let gens = args.n_gen.iter().filter(|&&n| n > 0);
+            all.extend(gens.map(|&generate| Test { prompt: 0, generate, depth, sequences }));
+        }
     }
     all
 }
@@ -136,6 +147,7 @@ impl Subject {
             context: Some(context),
             chunk: args.ubatch_size,
             devices: devices(args, threads),
+            sharing: args.sharing.sharing(args.sequences.iter().copied().max().unwrap_or(1)),
             tracer,
             ..OpenOptions::default()
         };
@@ -164,52 +176,76 @@ fn ids(n: usize, from: usize, vocab: usize) -> Vec<u32> {
     (from..from + n).map(token).collect()
 }
 
+/// A session that computes everything itself.
+fn session(model: &Model) -> Result<Session, CliError> {
+    Ok(model.session_with(SessionOptions { fresh: true, ..SessionOptions::default() })?)
+}
+
 /// Computes tokens and takes the last one's logits, as llama-bench does; nothing is sampled.
-fn feed(
-    model: &mut Model,
-    seq: SeqId,
-    tokens: &[u32],
-    logits: &mut Vec<f32>,
-) -> Result<(), CliError> {
-    let feed = [SequenceInput { seq, tokens, logits: WantedLogits::Last }];
-    let computes = model.computes();
-    let take = &mut |_: usize, _: usize, row: &[f32]| {
+fn feed(session: &mut Session, tokens: &[u32], logits: &mut Vec<f32>) -> Result<(), CliError> {
+    Ok(session.feed(tokens, WantedLogits::Last, &mut |_, row| {
         logits.clear();
         logits.extend_from_slice(row);
-    };
-    let engine = model.engine();
-    let fed = if computes { engine.run(&feed, take) } else { engine.run_unread(&feed) };
-    fed.map_err(|e| CliError::Troika(e.into()))
+    })?)
 }
 
 /// The times of a test's repetitions, in ns.
-fn measure(model: &mut Model, test: Test, repetitions: usize) -> Result<Vec<u64>, CliError> {
+fn measure(model: &Model, test: Test, repetitions: usize) -> Result<Vec<u64>, CliError> {
     let vocab = model.spec().vocab;
     let clock = model.clock().clone();
     let mut logits = Vec::new();
     let mut samples = Vec::new();
     // The first run warms caches up and is not counted.
     for i in 0..=repetitions {
-        let seq = model.engine().open();
+        let mut session = session(model)?;
         let prompt = ids(test.prompt, test.depth, vocab);
-        let result = (|| {
-            if test.depth > 0 {
-                feed(model, seq, &ids(test.depth, 0, vocab), &mut logits)?;
-            }
-            let start = clock.now();
-            if test.prompt > 0 {
-                feed(model, seq, &prompt, &mut logits)?;
-            }
-            for j in 0..test.generate {
-                feed(model, seq, &ids(1, test.depth + j, vocab), &mut logits)?;
-            }
-            Ok::<_, CliError>((clock.now() - start).as_nanos() as u64)
-        })();
-        model.engine().close(seq);
+        if test.depth > 0 {
+            feed(&mut session, &ids(test.depth, 0, vocab), &mut logits)?;
+        }
+        let start = clock.now();
+        if test.prompt > 0 {
+            feed(&mut session, &prompt, &mut logits)?;
+        }
+        for j in 0..test.generate {
+            feed(&mut session, &ids(1, test.depth + j, vocab), &mut logits)?;
+        }
         if i > 0 {
-            samples.push(result?);
-        } else {
-            result?;
+            samples.push((clock.now() - start).as_nanos() as u64);
+        }
+    }
+    Ok(samples)
+}
+
+/// As [`measure`], for several sequences at once, whose tokens are the most likely ones.
+fn measure_together(model: &Model, test: Test, repetitions: usize) -> Result<Vec<u64>, CliError> {
+    let vocab = model.spec().vocab;
+    let params = SampleParams { temperature: 0.0, ..SampleParams::default() };
+    let max_tokens = Some(test.generate);
+    let request = Request { params, max_tokens, ignore_eos: true, ..Request::default() };
+    let mut samples = Vec::new();
+    for i in 0..=repetitions {
+        let mut sessions = Vec::new();
+        for s in 0..test.sequences {
+            let mut session = session(model)?;
+            // Other tokens in each; the one that is decoded first is the last of its prompt.
+            let new = test.prompt.max(1);
+            let prompt = ids(test.depth + new, s * 7919, vocab);
+            if test.depth > 0 {
+                session.feed(&prompt[..test.depth], WantedLogits::None, &mut |_, _| {})?;
+            }
+            sessions.push((session, prompt));
+        }
+        let start = model.clock().now();
+        for (session, prompt) in &mut sessions {
+            session.start(prompt, &request)?;
+        }
+        while model.step()? {}
+        let took = model.clock().now() - start;
+        for (session, _) in &mut sessions {
+            session.finish(None)?;
+        }
+        if i > 0 {
+            samples.push(took.as_nanos() as u64);
         }
     }
     Ok(samples)

@@ -84,16 +84,16 @@ fn measure(
 ) -> Result<Cost, CliError> {
     let tracer = Tracer::on();
     let context = tokens.saturating_add(1);
-    let mut model = subject.open(args, threads, context, tracer.clone())?;
+    let model = subject.open(args, threads, context, tracer.clone())?;
     let (mut off, mut on, mut kernels) = (Vec::new(), Vec::new(), Vec::new());
     let each = |t: Duration| t.as_secs_f64() * 1e6 / tokens as f64;
     for _ in 0..args.repetitions {
         for paused in [true, false] {
             tracer.pause(paused);
             // Once to warm up: the other turn's spans were handled meanwhile.
-            decode(&mut model, tokens)?;
+            decode(&model, tokens)?;
             tracer.take();
-            let time = decode(&mut model, tokens)?;
+            let time = decode(&model, tokens)?;
             if paused {
                 off.push(each(time));
             } else {
@@ -113,15 +113,13 @@ fn measure(
 }
 
 /// The time of decoding some tokens.
-fn decode(model: &mut Model, tokens: usize) -> Result<Duration, CliError> {
+fn decode(model: &Model, tokens: usize) -> Result<Duration, CliError> {
     let ids = super::ids(tokens, 0, model.spec().vocab);
     let mut logits = Vec::new();
-    let seq = model.engine().open();
+    let mut session = super::session(model)?;
     let start = Instant::now();
-    let result = ids.chunks(1).try_for_each(|id| super::feed(model, seq, id, &mut logits));
-    let took = start.elapsed();
-    model.engine().close(seq);
-    result.map(|()| took)
+    ids.chunks(1).try_for_each(|id| super::feed(&mut session, id, &mut logits))?;
+    Ok(start.elapsed())
 }
 
 /// The time in which any device worked. Devices that work at the same time count once: what is left

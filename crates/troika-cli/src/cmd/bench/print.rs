@@ -46,9 +46,10 @@ fn fields(row: &Row<'_>) -> Value {
         "strategy": f.strategy, "policy": f.policy, "chunks_in_flight": f.chunks_in_flight,
         "sync": f.sync, "value_type": f.value_type,
         "n_prompt": row.test.prompt, "n_gen": row.test.generate,
-        "n_depth": row.test.depth, "test_time": now,
+        "n_depth": row.test.depth, "n_sequences": row.test.sequences, "test_time": now,
         "avg_ns": avg_ns.round(), "stddev_ns": stddev_ns.round(),
         "avg_ts": avg_ts, "stddev_ts": stddev_ts,
+        "avg_ts_per_sequence": avg_ts / row.test.sequences as f64,
         "samples_ns": row.samples_ns, "samples_ts": rates,
         "ttft_ms": row.ttft_ms(),
         "gb_per_s": row.gb_per_s(), "gop_per_s": row.gop_per_s(),
@@ -104,8 +105,8 @@ pub fn markdown_head(facts: &Facts, first: bool) -> String {
     let gap = if first { "" } else { "\n" };
     format!(
         "{gap}{}\n\
-         | model | size | params | device | quant | threads | test | t/s | TTFT | GB/s | GOP/s | of limit |\n\
-         | --- | ---: | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n",
+         | model | size | params | device | quant | threads | test | seqs | t/s | t/s each | TTFT | GB/s | GOP/s | of limit |\n\
+         | --- | ---: | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n",
         facts.peaks.as_ref().map_or_else(modelled_line, peaks_line)
     )
 }
@@ -118,7 +119,7 @@ fn markdown(row: &Row<'_>) -> String {
     let share =
         row.share().map_or(String::new(), |s| format!("{:.0} % {}", 100.0 * s, row.bound()));
     format!(
-        "| {} | {:.2} MiB | {:.2} M | {} | {} | {} | {} | {mean:.2} ± {sd:.2} | {ttft} | {gb} | {:.0} | {share} |\n",
+        "| {} | {:.2} MiB | {:.2} M | {} | {} | {} | {} | {} | {mean:.2} ± {sd:.2} | {:.2} | {ttft} | {gb} | {:.0} | {share} |\n",
         f.model,
         f.size as f64 / (1 << 20) as f64,
         f.params as f64 / 1e6,
@@ -126,6 +127,8 @@ fn markdown(row: &Row<'_>) -> String {
         f.quant,
         f.threads,
         row.test.name(),
+        row.test.sequences,
+        mean / row.test.sequences as f64,
         row.gop_per_s(),
     )
 }

@@ -41,18 +41,19 @@ impl Facts {
     pub fn of(
         name: String,
         options: &DeviceOptions,
-        model: &mut Model,
+        model: &Model,
         peaks: Option<Peaks>,
     ) -> Result<Facts, CliError> {
         let classes = model.store().classes();
         let dtype = main_type(model);
         let cost = model.store().token_cost(model.spec());
-        let lowered = model.engine().lowered();
+        let engine = model.engine();
+        let lowered = engine.lowered();
         let states = lowered.states.iter();
         let states = states
             .map(|s| (s.width * s.dtype.block_bytes(), lowered.page_groups[s.page_group]))
             .collect();
-        let plan = model.engine().plan();
+        let plan = engine.plan();
         let activations =
             dtype.map_or(ActivationFormat::F32, |d| activation_format_of(d, &plan.activations()));
         let multiply = match dtype {
@@ -133,9 +134,9 @@ pub struct Row<'a> {
 }
 
 impl Row<'_> {
-    /// Tokens per second of each repetition.
+    /// Tokens per second of all sequences together, in each repetition.
     pub fn rates(&self) -> Vec<f64> {
-        let n = self.test.tokens() as f64;
+        let n = (self.test.tokens() * self.test.sequences) as f64;
         self.samples_ns.iter().map(|&ns| n * 1e9 / ns as f64).collect()
     }
 
@@ -145,14 +146,16 @@ impl Row<'_> {
         (self.test.prompt > 0).then(|| mean_sd(&ns).0 / 1e6)
     }
 
-    /// GB/s of weights and cache a decoded token reads; none for prefill, which reuses them.
+    /// GB/s of weights and cache that a decoded token of each sequence reads, the weights once for
+    /// all of them; none for prefill, which reuses them.
     pub fn gb_per_s(&self) -> Option<f64> {
         if self.test.generate == 0 {
             return None;
         }
         let positions = self.test.depth as f64 + self.test.generate as f64 / 2.0;
-        let bytes = self.facts.cost.bytes as f64 + self.facts.kv_bytes(positions);
-        Some(bytes * mean_sd(&self.rates()).0 / 1e9)
+        let sequences = self.test.sequences as f64;
+        let bytes = self.facts.cost.bytes as f64 + sequences * self.facts.kv_bytes(positions);
+        Some(bytes * mean_sd(&self.rates()).0 / sequences / 1e9)
     }
 
     /// 10^9 operations per second of the products with weights. A prompt passes the head once.

@@ -1,0 +1,100 @@
+//! Feeding some sequences and waiting until all of it is computed, for a caller that has the engine
+//! for itself.
+
+use crate::engine::Engine;
+use crate::error::EngineError;
+use crate::input::{Event, LogitsSink, Next, SequenceInput, WantedLogits};
+use crate::schedule::Task;
+
+impl Engine {
+    /// Appends tokens to sequences and hands over the wanted logits.
+    ///
+    /// # Errors
+    /// An empty input, a sequence fed twice, an unknown token, too long a sequence or logits that
+    /// no device computes (all before any work); a full cache or a failing device: the sequences
+    /// that it concerns are then as before the call.
+    pub fn run(
+        &mut self,
+        inputs: &[SequenceInput<'_>],
+        sink: LogitsSink<'_>,
+    ) -> Result<(), EngineError> {
+        if let Some(device) = &self.silent
+            && inputs.iter().any(|f| f.logits != WantedLogits::None)
+        {
+            return Err(EngineError::NoNumerics(device.clone()));
+        }
+        self.run_inputs(inputs, sink)
+    }
+
+    /// As [`Engine::run`], but nobody reads the logits: for measurements, of devices that only model
+    /// time among others.
+    ///
+    /// # Errors
+    /// As [`Engine::run`].
+    pub fn run_unread(&mut self, inputs: &[SequenceInput<'_>]) -> Result<(), EngineError> {
+        self.run_inputs(inputs, &mut |_, _, _| {})
+    }
+
+    fn run_inputs(
+        &mut self,
+        inputs: &[SequenceInput<'_>],
+        sink: LogitsSink<'_>,
+    ) -> Result<(), EngineError> {
+        for (i, f) in inputs.iter().enumerate() {
+            if inputs[..i].iter().any(|other| other.seq == f.seq) {
+                return Err(EngineError::Twice(f.seq));
+            }
+            self.handle.check_feed(f.seq, f.tokens)?;
+        }
+        for f in inputs {
+            self.handle.feed(f.seq, f.tokens, f.logits)?;
+        }
+        let (mut open, mut failure) = (inputs.len(), None);
+        while open > 0 {
+            let mut take = |event: Event<'_>| {
+                let input = inputs.iter().position(|f| f.seq == event.seq());
+                let Some(input) = input else { return Next::Wait };
+                match event {
+                    Event::Begun { .. } => {}
+                    Event::Logits { position, logits, last, .. } => {
+                        sink(input, position, logits);
+                        open -= usize::from(last);
+                    }
+                    Event::Fed { .. } | Event::Cancelled { .. } => open -= 1,
+                    Event::Failed { error, .. } => {
+                        open -= 1;
+                        failure.get_or_insert(error);
+                    }
+                }
+                Next::Wait
+            };
+            if !self.step(&mut take)? {
+                break;
+            }
+        }
+        failure.map_or(Ok(()), Err)
+    }
+
+    /// Makes the tasks that hand caches over before a sequence's tokens are computed, and those that
+    /// compute them. Nothing runs, but the tokens count as computed.
+    pub(crate) fn tasks_without_running(
+        &mut self,
+        input: &SequenceInput<'_>,
+    ) -> Result<(Vec<Task>, Vec<Task>), EngineError> {
+        self.handle.feed(input.seq, input.tokens, input.logits)?;
+        self.take_requests();
+        let mut tasks = (Vec::new(), Vec::new());
+        for (place, phase) in self.places() {
+            self.plan_batches(place, phase);
+            if !self.slots[place].seqs.is_empty() {
+                tasks = (self.handover_tasks(place)?, self.slots[place].tasks(&self.model)?);
+            }
+            self.slots[place].clear();
+        }
+        if let Some(s) = self.sequences.get_mut(&input.seq) {
+            s.in_flight = None;
+        }
+        self.through(input.seq);
+        Ok(tasks)
+    }
+}

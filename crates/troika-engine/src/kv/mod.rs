@@ -1,0 +1,360 @@
+//! The KV cache: pages of positions, owned by the engine and by no device.
+//!
+//! Layers of one sliding window form a page group and share page tables. A sequence keeps only the
+//! pages that its windows can still see, so a windowed layer costs memory for window + chunk
+//! positions however long the sequence grows. Whole pages may be published: they stay when their
+//! sequence has no use for them any more, and other sequences that begin with the same tokens adopt
+//! them, until a sequence needs the room. Pages in use are counted in bytes against a budget.
+
+mod audit;
+mod layout;
+mod pages;
+mod prefix;
+mod sequence;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use troika_device::PageTable;
+
+pub(crate) use layout::{GroupLayout, KvFit, KvLayout};
+use pages::{PageGroup, Pages};
+use prefix::PrefixIndex;
+use sequence::{Sequence, missing};
+
+/// A sequence in the cache; never used again for another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SeqId(u64);
+
+impl SeqId {
+    /// A new one.
+    pub(crate) fn next() -> SeqId {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        SeqId(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+
+    pub(crate) fn number(self) -> u64 {
+        self.0
+    }
+}
+
+impl fmt::Display for SeqId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Why the cache refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum KvError {
+    /// The sequence would grow past the context.
+    #[error(
+        "{tokens} tokens do not fit the context of {context}; shorten the prompt or use a larger context"
+    )]
+    Context {
+        /// Length wanted.
+        tokens: usize,
+        /// Length allowed.
+        context: usize,
+    },
+    /// More pages than can be managed.
+    #[error(
+        "no KV cache can hold {sequences} sequences of {context} tokens; use a smaller context"
+    )]
+    Pages {
+        /// Sequences wanted.
+        sequences: usize,
+        /// Length of each.
+        context: usize,
+    },
+    /// A sequence needs more than the whole cache may use.
+    #[error(
+        "a sequence of {tokens} tokens needs {needed} bytes of KV cache, but its budget is {budget} bytes; use a larger budget or fewer tokens"
+    )]
+    Budget {
+        /// Length of the sequence.
+        tokens: usize,
+        /// Bytes that it needs.
+        needed: u64,
+        /// Bytes that the cache may use.
+        budget: u64,
+    },
+    /// All pages are taken by other sequences.
+    #[error("the KV cache is full: no free page for another {0} positions")]
+    Full(usize),
+    /// The sequence was closed.
+    #[error("sequence {0} is not open")]
+    Closed(SeqId),
+}
+
+/// Page bookkeeping; the bytes themselves are buffers of the engine.
+#[derive(Debug)]
+pub(crate) struct KvCache {
+    layout: KvLayout,
+    pages: Pages,
+    prefixes: PrefixIndex,
+    seqs: HashMap<SeqId, Sequence>,
+}
+
+impl KvCache {
+    /// An empty cache.
+    ///
+    /// # Errors
+    /// More pages than their numbers can count, or a budget that is too small for one page.
+    pub fn new(layout: KvLayout) -> Result<KvCache, KvError> {
+        let page_bytes = layout.page_bytes()?;
+        let budget = layout.bytes(&page_bytes)?;
+        let totals = layout.totals(&page_bytes, budget)?;
+        let groups = layout.groups.iter().zip(page_bytes).zip(totals);
+        let group = |((g, bytes), total): ((&GroupLayout, u64), usize)| {
+            PageGroup::new(g.window, layout.page_len, bytes, total)
+        };
+        let pages = Pages { groups: groups.map(group).collect(), budget };
+        let prefixes = PrefixIndex::new(&pages);
+        Ok(KvCache { layout, pages, prefixes, seqs: HashMap::new() })
+    }
+
+    /// Cached positions a group's buffers must hold; `None` for more than can be counted.
+    pub fn positions(&self, group: usize) -> Option<usize> {
+        self.pages.groups[group].total.checked_mul(self.layout.page_len)
+    }
+
+    /// Bytes of all pages that are not free.
+    pub fn used_bytes(&self) -> u64 {
+        self.pages.used_bytes()
+    }
+
+    /// Of them, bytes of pages that no sequence uses: they are kept for sequences that begin alike.
+    pub fn kept_bytes(&self) -> u64 {
+        self.pages.kept_bytes()
+    }
+
+    /// Bytes that may be used at once.
+    pub fn budget(&self) -> u64 {
+        self.pages.budget
+    }
+
+    /// Opens an empty sequence.
+    pub fn open(&mut self, id: SeqId) {
+        self.seqs.insert(id, Sequence::new(&self.layout));
+    }
+
+    /// Closes a sequence. What it has published stays for others.
+    pub fn close(&mut self, id: SeqId) {
+        self.release(id);
+        self.seqs.remove(&id);
+    }
+
+    /// Positions cached.
+    pub fn len(&self, id: SeqId) -> usize {
+        self.seqs.get(&id).map_or(0, |s| s.len)
+    }
+
+    /// Whether a sequence can grow by `rows` within the context.
+    ///
+    /// # Errors
+    /// It cannot, or is closed.
+    pub fn fits(&self, id: SeqId, rows: usize) -> Result<(), KvError> {
+        let seq = self.seqs.get(&id).ok_or(KvError::Closed(id))?;
+        self.fits_context(seq.len.saturating_add(rows))
+    }
+
+    fn fits_context(&self, tokens: usize) -> Result<(), KvError> {
+        let context = self.layout.context;
+        if tokens > context { Err(KvError::Context { tokens, context }) } else { Ok(()) }
+    }
+
+    /// What a sequence may need at most.
+    pub fn fit(&self) -> KvFit {
+        KvFit {
+            layout: self.layout.clone(),
+            page_bytes: self.pages.groups.iter().map(|g| g.page_bytes).collect(),
+            totals: self.pages.groups.iter().map(|g| g.total).collect(),
+            budget: self.pages.budget,
+        }
+    }
+
+    /// Whether an empty sequence could be fed so many tokens now, if prefixes made way that no
+    /// sequence uses.
+    pub fn has_room(&self, tokens: usize) -> bool {
+        let needed = |g: &PageGroup| {
+            let pages = self.layout.most_pages(g.window, tokens);
+            (pages <= g.total - g.used() + g.kept()).then(|| pages as u64 * g.page_bytes)
+        };
+        let needed: Option<u64> = self.pages.groups.iter().map(needed).sum();
+        let used = self.pages.used_bytes() - self.pages.kept_bytes();
+        needed.is_some_and(|needed| used.saturating_add(needed) <= self.pages.budget)
+    }
+
+    /// Makes room for `rows` positions after the cached ones, lets go of pages that no window sees
+    /// any more, and copies the page tables that the forward batch needs into `tables`. Prefixes
+    /// that no sequence uses make way.
+    ///
+    /// # Errors
+    /// The sequence would outgrow the context, is closed, or other sequences leave too little room;
+    /// nothing has changed then.
+    pub fn extend(
+        &mut self,
+        id: SeqId,
+        rows: usize,
+        tables: &mut Vec<PageTable>,
+    ) -> Result<(), KvError> {
+        self.fits(id, rows)?;
+        let seq = self.seqs.get_mut(&id).ok_or(KvError::Closed(id))?;
+        let end = seq.len + rows;
+        if !seq.can_grow(&self.pages, end) {
+            return Err(KvError::Full(rows));
+        }
+        for group in 0..seq.tables.len() {
+            let passed = seq.passed(&self.pages.groups[group], &seq.tables[group]);
+            let table = &mut seq.tables[group];
+            table.first += passed;
+            for page in table.pages.drain(..passed) {
+                self.prefixes.let_go((group, page), &mut self.pages);
+            }
+        }
+        while let Some(windowed) = shortage(&self.pages, &seq.tables, end) {
+            if !self.prefixes.evict(&mut self.pages, windowed) {
+                return Err(KvError::Full(rows));
+            }
+        }
+        for (group, table) in self.pages.groups.iter_mut().zip(&mut seq.tables) {
+            let pages = missing(table, end);
+            table.pages.extend((0..pages).map_while(|_| group.take()));
+        }
+        seq.len = end;
+        seq.copy_tables(tables);
+        Ok(())
+    }
+
+    /// Forgets all positions from `len` on. Returns the length really kept: when a window has
+    /// already dropped what position `len` would need to see, the sequence starts over, and when
+    /// another sequence has the page that `len` falls into, that page goes, too, since going on
+    /// would write to it. Prefixes that contain the rest of that page are forgotten.
+    pub fn truncate(&mut self, id: SeqId, len: usize) -> usize {
+        let Some(seq) = self.seqs.get_mut(&id) else { return 0 };
+        if len >= seq.len {
+            return seq.len;
+        }
+        let page_len = self.layout.page_len;
+        let (page, within) = (len / page_len, len % page_len);
+        let mut keep = len;
+        if within > 0 && seq.sees(&self.pages, len) {
+            let last: Vec<Option<u32>> = (0..seq.tables.len()).map(|g| seq.page(g, page)).collect();
+            let mut held = self.pages.groups.iter().zip(&last);
+            if held.any(|(g, page)| page.is_some_and(|page| g.sequences(page) > 1)) {
+                keep -= within;
+            } else {
+                for (group, page) in last.iter().enumerate() {
+                    if let Some(node) = page.and_then(|p| self.pages.groups[group].node(p)) {
+                        self.prefixes.forget(node, &mut self.pages);
+                    }
+                }
+            }
+        }
+        if !seq.sees(&self.pages, keep) {
+            keep = 0;
+        }
+        cut(seq, (keep, page_len), &mut self.pages, &mut self.prefixes);
+        keep
+    }
+
+    /// Takes all pages from a sequence, which stays open and is empty.
+    pub fn release(&mut self, id: SeqId) {
+        if let Some(seq) = self.seqs.get_mut(&id) {
+            cut(seq, (0, self.layout.page_len), &mut self.pages, &mut self.prefixes);
+        }
+    }
+
+    /// Begins an empty sequence with the longest kept prefix of `tokens` that was made by the same
+    /// numerics, in whole pages and without the last token, whose logits somebody wants. Returns
+    /// its length.
+    pub fn adopt(&mut self, id: SeqId, tokens: &[u32], numerics: u64) -> usize {
+        let Some(seq) = self.seqs.get_mut(&id).filter(|s| s.len == 0) else { return 0 };
+        let page_len = self.layout.page_len;
+        let most = tokens.len().saturating_sub(1).min(self.layout.context);
+        self.prefixes.find(&tokens[..most], (page_len, numerics), &self.pages, &mut seq.path);
+        seq.len = seq.path.len() * page_len;
+        for (g, table) in seq.tables.iter_mut().enumerate() {
+            let group = &mut self.pages.groups[g];
+            table.first = group.first_seen(seq.len);
+            for node in seq.path.iter().skip(table.first) {
+                let page = self.prefixes.page(*node, g);
+                page.iter().for_each(|&page| group.share(page));
+                table.pages.extend(page);
+            }
+        }
+        self.prefixes.touch(&seq.path, &self.pages);
+        seq.len
+    }
+
+    /// Lets other sequences adopt the whole pages of a sequence below position `upto`, which holds
+    /// `tokens`; `numerics` says what made a page. Where a prefix of the same tokens is there
+    /// already, it stays as it is, and the sequence keeps its own pages; only windowed pages that
+    /// the prefix lacks are added.
+    pub fn publish(
+        &mut self,
+        id: SeqId,
+        tokens: &[u32],
+        upto: usize,
+        numerics: &dyn Fn(usize) -> u64,
+    ) {
+        let Some(seq) = self.seqs.get_mut(&id) else { return };
+        let page_len = self.layout.page_len;
+        let whole = upto.min(seq.len).min(tokens.len()) / page_len;
+        while seq.path.last().is_some_and(|node| !self.prefixes.contains(*node)) {
+            seq.path.pop();
+        }
+        if seq.path.len() >= whole {
+            return;
+        }
+        for index in seq.path.len()..whole {
+            let tokens = &tokens[index * page_len..][..page_len];
+            let held = |group: usize| seq.page(group, index);
+            let place = (seq.path.last().copied(), tokens, numerics(index));
+            let Some(node) = self.prefixes.publish(place, &held, &mut self.pages) else { break };
+            seq.path.push(node);
+        }
+        self.prefixes.prune(seq.path.last().copied(), &mut self.pages);
+    }
+}
+
+/// Shortens a sequence to `keep` positions.
+fn cut(
+    seq: &mut Sequence,
+    (keep, page_len): (usize, usize),
+    pages: &mut Pages,
+    prefixes: &mut PrefixIndex,
+) {
+    for (group, table) in seq.tables.iter_mut().enumerate() {
+        let kept = keep.div_ceil(page_len).saturating_sub(table.first).min(table.pages.len());
+        let kept = if keep == 0 { 0 } else { kept };
+        for page in table.pages.drain(kept..) {
+            prefixes.let_go((group, page), pages);
+        }
+        table.first = if keep == 0 { 0 } else { table.first };
+    }
+    let whole = (keep / page_len).min(seq.path.len());
+    prefixes.touch(&seq.path[whole..], pages);
+    seq.path.truncate(whole);
+    seq.len = keep;
+}
+
+/// Whether room is short for a sequence to grow to `end` positions, and if so, whether freeing
+/// windowed pages could help.
+fn shortage(pages: &Pages, tables: &[PageTable], end: usize) -> Option<bool> {
+    let mut bytes = pages.used_bytes();
+    let (mut full, mut windowed) = (false, false);
+    for (group, table) in pages.groups.iter().zip(tables) {
+        let missing = missing(table, end);
+        bytes = bytes.saturating_add(missing as u64 * group.page_bytes);
+        let short = missing > group.available();
+        full |= short && group.window.is_none();
+        windowed |= short && group.window.is_some();
+    }
+    windowed |= bytes > pages.budget;
+    (full || windowed).then_some(windowed)
+}

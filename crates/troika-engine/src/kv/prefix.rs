@@ -1,0 +1,381 @@
+//! The prefix index: whole pages of sequences, found by their tokens, that other sequences may go
+//! on from.
+//!
+//! A trie with a page of tokens at each node. A node is found by its parent, its tokens and the
+//! numerics that made it, all compared in full. It holds its page of every group, but a windowed
+//! group's page may be given up: whoever goes on from far enough behind it does not see it.
+//!
+//! When room is short, pages that only nodes hold are freed in this order, of each kind the least
+//! recently used first: windowed pages that lie too far before each end for going on there to see
+//! them (an end is where the trie stops or forks); nodes at the ends; nodes before others which
+//! sequences use, with all that continues them.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+use super::pages::{NodeId, Pages};
+
+/// What a node is found by.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct PrefixKey {
+    /// `None`: it begins a sequence.
+    parent: Option<NodeId>,
+    numerics: u64,
+    tokens: Arc<[u32]>,
+}
+
+#[derive(Debug)]
+struct PrefixNode {
+    key: PrefixKey,
+    /// Nodes before it.
+    depth: usize,
+    /// By group.
+    pages: Vec<Option<u32>>,
+    children: BTreeSet<NodeId>,
+    /// Ends that are near enough for a sequence that goes on there to see this node's pages in the
+    /// largest window.
+    ends: u32,
+    /// The logical time of the last use.
+    last_use: u64,
+    /// Its place among the evictable ones.
+    rank: Option<EvictionRank>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum EvictionKind {
+    /// Has windowed pages that no end needs.
+    Passed,
+    /// Nothing continues it.
+    Leaf,
+    /// Others continue it.
+    Branch,
+}
+
+/// What is evicted before what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct EvictionRank {
+    kind: EvictionKind,
+    last_use: u64,
+    /// Of what was used together, windowed pages go from the first position on, and whole nodes
+    /// from the last one.
+    order: usize,
+    node: NodeId,
+}
+
+/// The prefixes that sequences may adopt.
+#[derive(Debug)]
+pub(super) struct PrefixIndex {
+    nodes: HashMap<NodeId, PrefixNode>,
+    by_key: HashMap<PrefixKey, NodeId>,
+    evictable: BTreeSet<EvictionRank>,
+    /// Pages before its first position that a sequence sees in the largest window.
+    reach: usize,
+    next: NodeId,
+    time: u64,
+}
+
+impl PrefixIndex {
+    pub fn new(pages: &Pages) -> PrefixIndex {
+        let reach = |w: usize, page_len: usize| w.saturating_sub(1).div_ceil(page_len);
+        let reaches = pages.groups.iter().filter_map(|g| Some(reach(g.window?, g.page_len)));
+        PrefixIndex {
+            nodes: HashMap::new(),
+            by_key: HashMap::new(),
+            evictable: BTreeSet::new(),
+            reach: reaches.max().unwrap_or(0),
+            next: NodeId::FIRST,
+            time: 0,
+        }
+    }
+
+    pub fn contains(&self, node: NodeId) -> bool {
+        self.nodes.contains_key(&node)
+    }
+
+    /// Finds the nodes of some tokens, as far as there are some, and leaves those in `path` whose
+    /// last one a sequence can go on from.
+    pub fn find(
+        &self,
+        tokens: &[u32],
+        (page_len, numerics): (usize, u64),
+        pages: &Pages,
+        path: &mut Vec<NodeId>,
+    ) {
+        path.clear();
+        // For each group, how many nodes in a row have kept their page.
+        let mut runs = vec![0; pages.groups.len()];
+        let (mut parent, mut usable) = (None, 0);
+        for tokens in tokens.chunks_exact(page_len) {
+            let key = PrefixKey { parent, numerics, tokens: tokens.into() };
+            let found = self.by_key.get(&key);
+            let Some((&id, node)) = found.and_then(|id| Some((id, self.nodes.get(id)?))) else {
+                break;
+            };
+            path.push(id);
+            parent = Some(id);
+            let mut visible = true;
+            for ((run, page), group) in runs.iter_mut().zip(&node.pages).zip(&pages.groups) {
+                *run = if page.is_some() { *run + 1 } else { 0 };
+                visible &= *run >= path.len() - group.first_seen(path.len() * page_len);
+            }
+            if visible {
+                usable = path.len();
+            }
+        }
+        path.truncate(usable);
+    }
+
+    /// The page of a group that a node holds.
+    pub fn page(&self, node: NodeId, group: usize) -> Option<u32> {
+        self.nodes.get(&node)?.pages[group]
+    }
+
+    /// The nodes are used now.
+    pub fn touch(&mut self, nodes: &[NodeId], pages: &Pages) {
+        self.time += 1;
+        for id in nodes {
+            if let Some(node) = self.nodes.get_mut(id) {
+                node.last_use = self.time;
+                self.refresh(*id, pages);
+            }
+        }
+    }
+
+    /// A sequence lets go of a page, which a node may hold, too.
+    pub fn let_go(&mut self, (group, page): (usize, u32), pages: &mut Pages) {
+        if let Some(node) = pages.groups[group].let_go(page) {
+            self.refresh(node, pages);
+        }
+    }
+
+    /// The node of some tokens after `parent`: if there is none yet, one that holds the pages that
+    /// `held` names by group: pages of a sequence that no node has yet. A node that has given up a
+    /// windowed page takes it from there. `None` when a page is missing.
+    pub fn publish(
+        &mut self,
+        (parent, tokens, numerics): (Option<NodeId>, &[u32], u64),
+        held: &dyn Fn(usize) -> Option<u32>,
+        pages: &mut Pages,
+    ) -> Option<NodeId> {
+        let key = PrefixKey { parent, numerics, tokens: tokens.into() };
+        if let Some(&id) = self.by_key.get(&key) {
+            let node = self.nodes.get_mut(&id)?;
+            for (group, page) in node.pages.iter_mut().enumerate().filter(|(_, p)| p.is_none()) {
+                *page = held(group);
+                page.iter().for_each(|&page| pages.groups[group].publish(page, id));
+            }
+            self.refresh(id, pages);
+            return Some(id);
+        }
+        let held: Vec<Option<u32>> = (0..pages.groups.len()).map(held).collect();
+        if pages.groups.iter().zip(&held).any(|(g, page)| g.window.is_none() && page.is_none()) {
+            return None;
+        }
+        let id = self.next;
+        self.next = id.next();
+        for (group, page) in pages.groups.iter_mut().zip(&held) {
+            page.iter().for_each(|&page| group.publish(page, id));
+        }
+        self.insert(id, key, held, pages);
+        Some(id)
+    }
+
+    fn insert(&mut self, id: NodeId, key: PrefixKey, held: Vec<Option<u32>>, pages: &Pages) {
+        let parent = key.parent;
+        let before = parent.and_then(|p| self.nodes.get_mut(&p));
+        let (depth, siblings) = before.map_or((0, None), |p| {
+            p.children.insert(id);
+            (p.depth + 1, Some(p.children.len() - 1))
+        });
+        self.time += 1;
+        self.by_key.insert(key.clone(), id);
+        let node = PrefixNode {
+            key,
+            depth,
+            pages: held,
+            children: BTreeSet::new(),
+            ends: 0,
+            last_use: self.time,
+            rank: None,
+        };
+        self.nodes.insert(id, node);
+        self.count_end(Some(id), self.reach, 1, pages);
+        match siblings {
+            Some(0) => self.count_end(parent, self.reach, -1, pages),
+            Some(1) => self.count_end(parent, self.reach, 1, pages),
+            _ => {}
+        }
+        self.refresh(id, pages);
+        parent.into_iter().for_each(|p| self.refresh(p, pages));
+    }
+
+    /// Counts one end more or less for a node and the nodes before it.
+    fn count_end(&mut self, from: Option<NodeId>, nodes: usize, by: i32, pages: &Pages) {
+        let mut at = from;
+        for _ in 0..nodes {
+            let Some((id, node)) = at.and_then(|id| Some((id, self.nodes.get_mut(&id)?))) else {
+                return;
+            };
+            node.ends = node.ends.saturating_add_signed(by);
+            at = node.key.parent;
+            self.refresh(id, pages);
+        }
+    }
+
+    /// Brings a node's place among the evictable ones up to date.
+    pub fn refresh(&mut self, id: NodeId, pages: &Pages) {
+        let Some(node) = self.nodes.get_mut(&id) else { return };
+        let rank = node.rank(id, pages);
+        if rank != node.rank {
+            node.rank.iter().for_each(|old| _ = self.evictable.remove(old));
+            self.evictable.extend(rank);
+            node.rank = rank;
+        }
+    }
+
+    /// Frees some page that no sequence uses. When only pages of groups without a window are short,
+    /// windowed ones are left alone. Returns whether there was one.
+    pub fn evict(&mut self, pages: &mut Pages, windowed: bool) -> bool {
+        let (last_use, order, node) = (0, 0, NodeId::FIRST);
+        let from = EvictionRank { kind: EvictionKind::Leaf, last_use, order, node };
+        let whole = self.evictable.range(from..).next().filter(|_| !windowed);
+        let Some(&rank) = whole.or(self.evictable.first()) else { return false };
+        let unwindowed = |node: &PrefixNode| {
+            let held = pages.groups.iter().zip(&node.pages).filter(|(g, _)| g.window.is_none());
+            held.filter_map(|(g, page)| Some(g.is_kept((*page)?))).any(|kept| kept)
+        };
+        match rank.kind {
+            EvictionKind::Leaf => self.forget(rank.node, pages),
+            EvictionKind::Branch if self.nodes.get(&rank.node).is_some_and(unwindowed) => {
+                self.forget(rank.node, pages);
+            }
+            EvictionKind::Passed | EvictionKind::Branch => self.give_up(rank.node, pages),
+        }
+        true
+    }
+
+    /// Frees the windowed pages that only this node holds.
+    fn give_up(&mut self, id: NodeId, pages: &mut Pages) {
+        let Some(node) = self.nodes.get_mut(&id) else { return };
+        let held = pages.groups.iter_mut().zip(&mut node.pages);
+        for (group, held) in held.filter(|(g, _)| g.window.is_some()) {
+            if let Some(page) = held.take_if(|page| group.is_kept(*page)) {
+                group.unpublish(page);
+            }
+        }
+        self.refresh(id, pages);
+        self.prune(Some(id), pages);
+    }
+
+    /// Forgets a node and all that continues it.
+    pub fn forget(&mut self, id: NodeId, pages: &mut Pages) {
+        let parent = self.nodes.get(&id).and_then(|n| n.key.parent);
+        let mut subtree = vec![id];
+        let mut next = 0;
+        while let Some(id) = subtree.get(next) {
+            subtree.extend(self.nodes.get(id).into_iter().flat_map(|n| n.children.iter().copied()));
+            next += 1;
+        }
+        // What continues a node is gone before it.
+        for id in subtree.into_iter().rev() {
+            self.remove_leaf(id, pages);
+        }
+        self.prune(parent, pages);
+    }
+
+    /// Removes nodes that hold no page and have nothing that continues them.
+    pub fn prune(&mut self, from: Option<NodeId>, pages: &mut Pages) {
+        let mut at = from;
+        while let Some((id, node)) = at.and_then(|id| Some((id, self.nodes.get(&id)?))) {
+            if !node.children.is_empty() || node.pages.iter().any(Option::is_some) {
+                return;
+            }
+            at = node.key.parent;
+            self.remove_leaf(id, pages);
+        }
+    }
+
+    fn remove_leaf(&mut self, id: NodeId, pages: &mut Pages) {
+        let Some(node) = self.nodes.remove(&id) else { return };
+        self.by_key.remove(&node.key);
+        node.rank.iter().for_each(|rank| _ = self.evictable.remove(rank));
+        for (group, page) in pages.groups.iter_mut().zip(&node.pages) {
+            page.iter().for_each(|&page| group.unpublish(page));
+        }
+        let parent = node.key.parent;
+        self.count_end(parent, self.reach.saturating_sub(1), -1, pages);
+        let Some(before) = parent.and_then(|p| self.nodes.get_mut(&p)) else { return };
+        before.children.remove(&id);
+        match before.children.len() {
+            0 => self.count_end(parent, self.reach, 1, pages),
+            1 => self.count_end(parent, self.reach, -1, pages),
+            _ => {}
+        }
+        parent.into_iter().for_each(|p| self.refresh(p, pages));
+    }
+
+    /// For the audit: the pages of each node.
+    pub fn held(&self) -> impl Iterator<Item = (NodeId, &[Option<u32>])> {
+        self.nodes.iter().map(|(id, node)| (*id, node.pages.as_slice()))
+    }
+
+    /// Checks the index by itself.
+    pub fn audit(&self, pages: &Pages) -> Result<(), String> {
+        let mut ends: HashMap<NodeId, u32> = HashMap::new();
+        for (&id, node) in &self.nodes {
+            let mut at = Some(id).filter(|_| node.children.len() != 1);
+            for _ in 0..self.reach {
+                let Some(end) = at else { break };
+                *ends.entry(end).or_default() += 1;
+                at = self.nodes.get(&end).and_then(|n| n.key.parent);
+            }
+        }
+        let mut ranks = 0;
+        for (&id, node) in &self.nodes {
+            let parent = node.key.parent.map(|p| self.nodes.get(&p));
+            let depth = match parent {
+                Some(Some(p)) if p.children.contains(&id) => p.depth + 1,
+                Some(_) => return Err(format!("{id:?} is not a child of its parent")),
+                None => 0,
+            };
+            let useful = !node.children.is_empty() || node.pages.iter().any(Option::is_some);
+            let rank = node.rank(id, pages);
+            ranks += usize::from(rank.is_some());
+            let right = [
+                (depth == node.depth, "its depth"),
+                (self.by_key.get(&node.key) == Some(&id), "what it is found by"),
+                (ends.get(&id).copied().unwrap_or(0) == node.ends, "its ends"),
+                (rank == node.rank, "its rank"),
+                (rank.is_none_or(|r| self.evictable.contains(&r)), "its place in the queue"),
+                (node.children.iter().all(|c| self.nodes.contains_key(c)), "its children"),
+                (useful, "its pages: it has none and leads nowhere"),
+            ];
+            if let Some((_, what)) = right.iter().find(|(right, _)| !right) {
+                return Err(format!("wrong of {id:?}: {what}"));
+            }
+        }
+        match ranks == self.evictable.len() && self.by_key.len() == self.nodes.len() {
+            true => Ok(()),
+            false => Err("entries of nodes that are gone".to_string()),
+        }
+    }
+}
+
+impl PrefixNode {
+    /// Its place among the evictable ones: `None` when a sequence uses all its pages.
+    fn rank(&self, node: NodeId, pages: &Pages) -> Option<EvictionRank> {
+        let (mut kept, mut windowed) = (false, false);
+        for (group, page) in pages.groups.iter().zip(&self.pages) {
+            let only_here = page.is_some_and(|page| group.is_kept(page));
+            kept |= only_here;
+            windowed |= only_here && group.window.is_some();
+        }
+        let (kind, order) = match self.children.is_empty() {
+            _ if !kept => return None,
+            _ if windowed && self.ends == 0 => (EvictionKind::Passed, self.depth),
+            true => (EvictionKind::Leaf, usize::MAX - self.depth),
+            false => (EvictionKind::Branch, usize::MAX - self.depth),
+        };
+        Some(EvictionRank { kind, last_use: self.last_use, order, node })
+    }
+}

@@ -1,0 +1,79 @@
+//! A sequence: its length, where its positions lie, and which prefixes it consists of.
+
+use troika_device::PageTable;
+
+use super::layout::KvLayout;
+use super::pages::{NodeId, PageGroup, Pages};
+
+/// Pages whose place in a table is reserved when a sequence is opened.
+const RESERVED_PAGES: usize = 1 << 16;
+
+#[derive(Debug)]
+pub(super) struct Sequence {
+    pub len: usize,
+    /// By group.
+    pub tables: Vec<PageTable>,
+    /// The nodes that its first whole pages were published as or adopted from. Those that the index
+    /// has forgotten since are the last ones.
+    pub path: Vec<NodeId>,
+}
+
+impl Sequence {
+    /// An empty sequence. Its tables grow without asking for memory.
+    pub fn new(layout: &KvLayout) -> Sequence {
+        let table = |window| {
+            let pages = layout.reserved_pages(window).min(RESERVED_PAGES);
+            PageTable { page_len: layout.page_len, first: 0, pages: Vec::with_capacity(pages) }
+        };
+        let tables = layout.groups.iter().map(|g| table(g.window)).collect();
+        Sequence { len: 0, tables, path: Vec::new() }
+    }
+
+    /// Whether all is there that positions from `next` on see.
+    pub fn sees(&self, pages: &Pages, next: usize) -> bool {
+        pages.groups.iter().zip(&self.tables).all(|(g, t)| g.first_seen(next) >= t.first)
+    }
+
+    /// The page of a group that logical page `index` lies in.
+    pub fn page(&self, group: usize, index: usize) -> Option<u32> {
+        let table = &self.tables[group];
+        table.pages.get(index.checked_sub(table.first)?).copied()
+    }
+
+    /// Whether there is room to grow to `end` positions once all prefixes that no sequence uses are
+    /// forgotten.
+    pub fn can_grow(&self, pages: &Pages, end: usize) -> bool {
+        let mut bytes = pages.used_bytes() - pages.kept_bytes();
+        for (group, table) in pages.groups.iter().zip(&self.tables) {
+            let passed = &table.pages[..self.passed(group, table)];
+            let freed = passed.iter().filter(|&&p| group.sequences(p) == 1).count();
+            let held = group.used() - group.kept() - freed;
+            let missing = missing(table, end);
+            if missing > group.total - held {
+                return false;
+            }
+            bytes -= freed as u64 * group.page_bytes;
+            bytes = bytes.saturating_add((missing as u64).saturating_mul(group.page_bytes));
+        }
+        bytes <= pages.budget
+    }
+
+    /// How many of the first pages of a table no position from the end of the sequence on sees.
+    pub fn passed(&self, group: &PageGroup, table: &PageTable) -> usize {
+        group.first_seen(self.len).saturating_sub(table.first).min(table.pages.len())
+    }
+
+    /// Copies the tables to where a forward batch keeps them.
+    pub fn copy_tables(&self, to: &mut Vec<PageTable>) {
+        to.resize_with(self.tables.len(), PageTable::default);
+        for (to, from) in to.iter_mut().zip(&self.tables) {
+            (to.page_len, to.first) = (from.page_len, from.first);
+            to.pages.clone_from(&from.pages);
+        }
+    }
+}
+
+/// Pages that a table lacks for `end` positions.
+pub(super) fn missing(table: &PageTable, end: usize) -> usize {
+    end.div_ceil(table.page_len).saturating_sub(table.first + table.pages.len())
+}

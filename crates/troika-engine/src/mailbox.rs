@@ -1,0 +1,259 @@
+//! What any thread may ask of an engine, and what the thread that steps it takes from there.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::error::EngineError;
+use crate::input::{Admission, WantedLogits};
+use crate::kv::{KvError, KvFit, SeqId};
+use crate::schedule::{Canceller, JobId};
+
+/// Something to do, in the order in which it was asked for.
+#[derive(Debug)]
+pub(crate) enum Request {
+    Admit(SeqId, Admission),
+    Feed(SeqId, Vec<u32>, WantedLogits),
+    Replace(SeqId, Vec<u32>, WantedLogits),
+    Cancel(SeqId),
+    Close(SeqId),
+}
+
+/// What is known of a sequence that is open.
+#[derive(Clone, Copy, Debug, Default)]
+struct Known {
+    /// Tokens, computed or not.
+    len: usize,
+    /// Whether some are to be computed.
+    pending: bool,
+    cancelled: bool,
+}
+
+/// What is in flight in a place: whose rows, and how to end it.
+#[derive(Debug)]
+pub(crate) struct Flying {
+    pub job: JobId,
+    pub canceller: Canceller,
+    pub seqs: Vec<SeqId>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Inbox {
+    pub requests: VecDeque<Request>,
+    known: HashMap<SeqId, Known>,
+    pub flying: Vec<Flying>,
+    ended: bool,
+}
+
+/// What tokens an engine takes.
+#[derive(Clone, Debug)]
+pub(crate) struct Limits {
+    pub vocab: usize,
+    pub cache: Arc<KvFit>,
+}
+
+/// Asks an engine for things, from any thread. What is asked for is done by the next
+/// [`crate::Engine::step`], but that what a cancelled sequence alone has in flight is ended at once.
+#[derive(Clone, Debug)]
+pub struct EngineHandle {
+    inbox: Arc<Mutex<Inbox>>,
+    limits: Limits,
+}
+
+impl EngineHandle {
+    pub(crate) fn new(limits: Limits) -> EngineHandle {
+        EngineHandle { inbox: Arc::default(), limits }
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Inbox> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Opens a sequence.
+    ///
+    /// # Errors
+    /// A token that the model does not know; more tokens than the context or the cache can ever
+    /// hold; an engine that is gone.
+    pub fn admit(&self, admission: Admission) -> Result<SeqId, EngineError> {
+        self.check(&admission.tokens, 0)?;
+        let mut inbox = self.lock();
+        if inbox.ended {
+            return Err(EngineError::Ended);
+        }
+        let seq = SeqId::next();
+        let pending = !admission.tokens.is_empty();
+        let known = Known { len: admission.tokens.len(), pending, cancelled: false };
+        inbox.known.insert(seq, known);
+        inbox.requests.push_back(Request::Admit(seq, admission));
+        Ok(seq)
+    }
+
+    /// Appends tokens to a sequence that waits for them.
+    ///
+    /// # Errors
+    /// No tokens; one that the model does not know; more than the context or the cache can hold; a
+    /// sequence that was closed, or was fed and is not through yet.
+    pub fn feed(
+        &self,
+        seq: SeqId,
+        tokens: &[u32],
+        logits: WantedLogits,
+    ) -> Result<(), EngineError> {
+        let mut inbox = self.lock();
+        let known = self.may_feed(&mut inbox, seq, tokens)?;
+        (known.len, known.pending) = (known.len + tokens.len(), true);
+        inbox.requests.push_back(Request::Feed(seq, tokens.to_vec(), logits));
+        Ok(())
+    }
+
+    /// Has a sequence that waits consist of these tokens: what it has in common with those it has
+    /// stays cached, but at least the last one is computed.
+    ///
+    /// # Errors
+    /// As [`EngineHandle::feed`].
+    pub fn replace(
+        &self,
+        seq: SeqId,
+        tokens: Vec<u32>,
+        logits: WantedLogits,
+    ) -> Result<(), EngineError> {
+        if tokens.is_empty() {
+            return Err(EngineError::Empty);
+        }
+        self.check(&tokens, 0)?;
+        let mut inbox = self.lock();
+        let known = inbox.waiting(seq)?;
+        (known.len, known.pending) = (tokens.len(), true);
+        inbox.requests.push_back(Request::Replace(seq, tokens, logits));
+        Ok(())
+    }
+
+    /// Ends what a sequence has to compute. It stays open, and consists of what was computed.
+    /// Nothing happens to one that has nothing to compute.
+    ///
+    /// # Errors
+    /// A sequence that was closed.
+    pub fn cancel(&self, seq: SeqId) -> Result<(), EngineError> {
+        let mut inbox = self.lock();
+        let known = inbox.known.get_mut(&seq).ok_or(KvError::Closed(seq))?;
+        if !known.pending || known.cancelled {
+            return Ok(());
+        }
+        known.cancelled = true;
+        inbox.requests.push_back(Request::Cancel(seq));
+        inbox.end_cancelled(seq);
+        Ok(())
+    }
+
+    /// Closes a sequence; what it has to compute is ended.
+    ///
+    /// # Errors
+    /// A sequence that was closed before.
+    pub fn close(&self, seq: SeqId) -> Result<(), EngineError> {
+        let mut inbox = self.lock();
+        if inbox.known.remove(&seq).is_none() {
+            return Err(KvError::Closed(seq).into());
+        }
+        inbox.requests.push_back(Request::Close(seq));
+        inbox.end_cancelled(seq);
+        Ok(())
+    }
+
+    /// Tokens of a sequence, computed or not; `None` when it is closed.
+    pub fn len(&self, seq: SeqId) -> Option<usize> {
+        self.lock().known.get(&seq).map(|known| known.len)
+    }
+
+    /// Whether a sequence has tokens to compute.
+    pub fn is_pending(&self, seq: SeqId) -> bool {
+        self.lock().known.get(&seq).is_some_and(|known| known.pending)
+    }
+
+    /// Sequences that are open.
+    pub fn open_sequences(&self) -> usize {
+        self.lock().known.len()
+    }
+
+    /// Whether a sequence can be fed.
+    pub(crate) fn check_feed(&self, seq: SeqId, tokens: &[u32]) -> Result<(), EngineError> {
+        self.may_feed(&mut self.lock(), seq, tokens).map(|_| ())
+    }
+
+    fn may_feed<'a>(
+        &self,
+        inbox: &'a mut Inbox,
+        seq: SeqId,
+        tokens: &[u32],
+    ) -> Result<&'a mut Known, EngineError> {
+        if tokens.is_empty() {
+            return Err(EngineError::Empty);
+        }
+        let known = inbox.waiting(seq)?;
+        self.check(tokens, known.len)?;
+        Ok(known)
+    }
+
+    fn check(&self, tokens: &[u32], cached: usize) -> Result<(), EngineError> {
+        let Limits { vocab, cache } = &self.limits;
+        let vocab = *vocab;
+        if let Some(&id) = tokens.iter().find(|&&t| t as usize >= vocab) {
+            return Err(EngineError::Token { id, vocab });
+        }
+        Ok(cache.alone(cached + tokens.len())?)
+    }
+
+    /// Checks a token that a step was told to go on with, and counts it.
+    pub(crate) fn go_on(&self, seq: SeqId, token: u32) -> Result<(), EngineError> {
+        let mut inbox = self.lock();
+        let Some(known) = inbox.known.get_mut(&seq) else {
+            return Err(KvError::Closed(seq).into());
+        };
+        self.check(&[token], known.len)?;
+        known.len += 1;
+        Ok(())
+    }
+}
+
+impl Inbox {
+    fn waiting(&mut self, seq: SeqId) -> Result<&mut Known, EngineError> {
+        if self.ended {
+            return Err(EngineError::Ended);
+        }
+        let known = self.known.get_mut(&seq).ok_or(KvError::Closed(seq))?;
+        if known.pending { Err(EngineError::Twice(seq)) } else { Ok(known) }
+    }
+
+    /// A sequence without tokens is open.
+    pub fn open(&mut self, seq: SeqId) {
+        self.known.insert(seq, Known::default());
+    }
+
+    /// A sequence is to have no more than `len` tokens. Returns how many it had.
+    pub fn truncate(&mut self, seq: SeqId, len: usize) -> Result<usize, EngineError> {
+        let known = self.waiting(seq)?;
+        let before = known.len;
+        known.len = before.min(len);
+        Ok(before)
+    }
+
+    /// A sequence waits for tokens now, and has so many.
+    pub fn idle(&mut self, seq: SeqId, len: usize) {
+        if let Some(known) = self.known.get_mut(&seq) {
+            *known = Known { len, pending: false, cancelled: false };
+        }
+    }
+
+    /// Nothing more is taken.
+    pub fn end(&mut self) {
+        self.ended = true;
+    }
+
+    /// Ends what is in flight if all of it is of sequences that nobody wants any more.
+    fn end_cancelled(&self, seq: SeqId) {
+        let unwanted = |seq: &SeqId| self.known.get(seq).is_none_or(|known| known.cancelled);
+        for flying in self.flying.iter().filter(|f| f.seqs.contains(&seq)) {
+            if flying.seqs.iter().all(unwanted) {
+                flying.canceller.cancel();
+            }
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! A graph that a runner has begun.
+
+use std::sync::Arc;
+
+use troika_device::{DeviceError, Timelines};
+use troika_plan::Policy;
+
+use super::{Additions, Costs, GrowingGraph, Grown, State, TaskGraph};
+use crate::error::EngineError;
+
+/// Number of a graph that is running.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct JobId(pub(super) usize);
+
+/// Adds the tasks that a task which is done has made known.
+pub type Grower<'a> = dyn FnMut(Grown, &mut Additions<'_>) -> Result<(), EngineError> + 'a;
+
+/// What is run: a graph, or one that grows.
+pub(super) enum Running {
+    Fixed(Arc<TaskGraph>),
+    Growing(Box<GrowingGraph>),
+}
+
+impl Running {
+    pub fn graph(&self) -> &TaskGraph {
+        match self {
+            Running::Fixed(graph) => graph,
+            Running::Growing(growing) => &growing.graph,
+        }
+    }
+
+    /// The growth that a list's end makes known. A list ends with the first task that has one.
+    pub fn growth(&self, tasks: &[u32]) -> Option<(u32, u32)> {
+        match self {
+            Running::Fixed(_) => None,
+            Running::Growing(growing) => {
+                let last = *tasks.last()?;
+                Some((last, growing.growth_of(last)?))
+            }
+        }
+    }
+
+    pub fn grow(
+        &mut self,
+        (task, growth): (u32, u32),
+        state: &mut State,
+        grower: &mut Grower<'_>,
+    ) -> Result<(), EngineError> {
+        let Running::Growing(growing) = self else { return Ok(()) };
+        let grown = growing.grown(task);
+        let mut additions = Additions::new(growing, state, growth);
+        grower(grown, &mut additions)?;
+        additions.close();
+        Ok(())
+    }
+}
+
+/// Where a graph runs: graphs that run at the same time have different ones. It keeps its memory
+/// from one graph to the next.
+pub(super) struct Job {
+    /// `None`: free.
+    pub running: Option<Running>,
+    /// Its queues wait for each other by themselves, and have all lists at once.
+    pub in_order: bool,
+    /// Whether all lists were handed over, where it runs in order.
+    pub submitted: bool,
+    /// Others go first, and nothing is queued long before it runs.
+    pub background: bool,
+    pub state: State,
+    pub costs: Costs,
+    /// Of this job alone, so that what is lost or cancelled in it concerns no other.
+    pub timelines: Arc<Timelines>,
+    /// What the timelines had reached at most when all before was done.
+    pub reached: u64,
+    /// Lists that each queue has of it.
+    pub in_flight: Vec<usize>,
+    pub failure: Option<EngineError>,
+}
+
+impl Job {
+    pub fn new(policy: Policy, critical: usize, lanes: usize) -> Job {
+        Job {
+            running: None,
+            in_order: false,
+            submitted: false,
+            background: false,
+            state: State::new(policy, lanes),
+            costs: Costs { task_ns: Vec::new(), critical },
+            timelines: Arc::new(Timelines::new(lanes)),
+            reached: 0,
+            in_flight: vec![0; lanes],
+            failure: None,
+        }
+    }
+
+    pub fn begin(&mut self, running: Running, in_order: bool, background: bool) {
+        (self.in_order, self.submitted) = (in_order, false);
+        self.background = background;
+        self.failure = None;
+        self.costs.task_ns.clear();
+        if !in_order {
+            self.state.start(&running.graph().dag);
+        }
+        self.running = Some(running);
+    }
+
+    /// Whether any queue has lists of it.
+    pub fn is_in_flight(&self) -> bool {
+        self.in_flight.iter().any(|n| *n > 0)
+    }
+
+    /// Whether it has nothing more to hand over.
+    pub fn is_handed_over(&self) -> bool {
+        self.failure.is_some()
+            || (if self.in_order { self.submitted } else { self.state.left() == 0 })
+    }
+
+    /// Notes a failure. The first one is to be reported, but not what is only its consequence.
+    pub fn fail(&mut self, next: EngineError) {
+        match &self.failure {
+            Some(known) if !matches!(known, EngineError::Device(DeviceError::Skipped)) => {}
+            _ => self.failure = Some(next),
+        }
+    }
+
+    /// What a queue was to signal will not happen.
+    pub fn lose(&self, lane: usize) {
+        if let Some(timeline) = self.timelines.of(lane) {
+            timeline.lose();
+        }
+    }
+
+    /// Frees it for the next graph. Nothing is in flight.
+    pub fn end(&mut self) -> Result<(), EngineError> {
+        self.running = None;
+        let Some(failure) = self.failure.take() else { return Ok(()) };
+        // The next graph starts with queues that may go on.
+        self.timelines.reset();
+        if matches!(failure, EngineError::Device(DeviceError::Cancelled)) {
+            self.timelines.take_cancelled();
+        }
+        Err(failure)
+    }
+}

@@ -1,0 +1,190 @@
+//! What runs at once: the memory and the task graphs of forward batches that are in flight
+//! together. Several of them are in flight where prefill and decode run in different places.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use troika_device::Buffer;
+use troika_model::lower::Lowered;
+use troika_plan::{Phase, Plan};
+
+use crate::batching::PlannedBatch;
+use crate::error::EngineError;
+use crate::kv::SeqId;
+use crate::memory::allocate;
+use crate::pool::{EdgePool, Slots};
+use crate::program::Program;
+use crate::residency::Instance;
+use crate::schedule::{JobId, Task, TaskGraph};
+use crate::tasks::{ChunkMemory, ChunkTasks, Shared};
+
+/// A lowered model on its devices, with the memory of its states.
+pub(crate) struct PlacedModel {
+    pub lowered: Lowered,
+    pub program: Program,
+    pub plan: Plan,
+    /// For each state, the memory of its instances.
+    pub states: Vec<Vec<(Instance, Buffer)>>,
+    pub slots: Arc<Slots>,
+    pub vocab: usize,
+}
+
+/// Ids and positions of a chunk.
+struct InputSlot {
+    ids: Buffer,
+    positions: Buffer,
+}
+
+/// Forward batches in flight, with the memory that they use.
+pub(crate) struct BatchSlot {
+    /// Values between segments, one set for each chunk in flight.
+    pools: Vec<EdgePool>,
+    inputs: Vec<InputSlot>,
+    pub logits: Buffer,
+    /// Graphs of single batches, by phase and rows, which every decoded token uses again.
+    graphs: HashMap<(Phase, usize), Arc<TaskGraph>>,
+    /// Batches, of which the first `used` are those in flight.
+    batches: Vec<PlannedBatch>,
+    used: usize,
+    /// Sequences of these, with the positions that are computed.
+    pub seqs: Vec<(SeqId, Range<usize>)>,
+    /// What runs them.
+    pub job: Option<JobId>,
+}
+
+impl BatchSlot {
+    /// Memory for one batch.
+    ///
+    /// # Errors
+    /// When the system has none.
+    pub fn new(slots: &Arc<Slots>) -> Result<BatchSlot, EngineError> {
+        Ok(BatchSlot {
+            pools: vec![EdgePool::new(slots)?],
+            inputs: Vec::new(),
+            logits: allocate(Some(0), "logits")?,
+            graphs: HashMap::new(),
+            batches: Vec::new(),
+            used: 0,
+            seqs: Vec::new(),
+            job: None,
+        })
+    }
+
+    /// Bytes of values between segments.
+    pub fn bytes(&self) -> u64 {
+        self.pools.iter().map(EdgePool::bytes).sum()
+    }
+
+    /// The batches that are planned or in flight.
+    pub fn batches(&self) -> &[PlannedBatch] {
+        &self.batches[..self.used]
+    }
+
+    /// Starts over without batches.
+    pub fn clear(&mut self) {
+        self.used = 0;
+        self.seqs.clear();
+    }
+
+    /// The batch that rows are added to.
+    pub fn last_batch(&mut self) -> Option<&mut PlannedBatch> {
+        self.batches[..self.used].last_mut()
+    }
+
+    /// Another batch, without rows.
+    pub fn add_batch(&mut self) -> &mut PlannedBatch {
+        if self.used == self.batches.len() {
+            self.batches.push(PlannedBatch::default());
+        }
+        let batch = &mut self.batches[self.used];
+        self.used += 1;
+        batch.clear();
+        batch
+    }
+
+    /// Notes that positions of a sequence are computed.
+    pub fn note(&mut self, seq: SeqId, positions: Range<usize>) {
+        match self.seqs.iter_mut().find(|(s, _)| *s == seq) {
+            Some((_, known)) => known.end = positions.end,
+            None => self.seqs.push((seq, positions)),
+        }
+    }
+
+    /// The graph of the planned batches, with their inputs in place.
+    ///
+    /// # Errors
+    /// No memory, or a plan that does not fit.
+    pub fn graph(&mut self, model: &PlacedModel) -> Result<Arc<TaskGraph>, EngineError> {
+        self.reserve(model)?;
+        for (slot, s) in self.inputs.iter().zip(&self.batches[..self.used]) {
+            slot.ids.write()?.as_mut_slice::<i32>()[..s.ids.len()].copy_from_slice(&s.ids);
+            slot.positions.write()?.as_mut_slice::<i32>()[..s.ids.len()]
+                .copy_from_slice(&s.positions);
+        }
+        // Decoding repeats one shape: every row wanted. Its graph is made once.
+        let repeats = |s: &PlannedBatch| s.wanted_rows() == s.rows();
+        let key = match self.batches() {
+            [s] if repeats(s) => (s.phase, s.rows()),
+            _ => return Ok(Arc::new(TaskGraph::new(self.tasks(model)?))),
+        };
+        let known = self.graphs.remove(&key);
+        let mut graph = match known {
+            Some(graph) => graph,
+            None => Arc::new(TaskGraph::new(self.tasks(model)?)),
+        };
+        match Arc::get_mut(&mut graph) {
+            Some(unique) => unique.set_forward_batch(&self.batches[0].forward),
+            // Nobody holds a graph that is not in flight.
+            None => graph = Arc::new(TaskGraph::new(self.tasks(model)?)),
+        }
+        self.graphs.insert(key, graph.clone());
+        Ok(graph)
+    }
+
+    /// The tasks of the planned batches.
+    ///
+    /// # Errors
+    /// As for [`BatchSlot::graph`].
+    pub fn tasks(&mut self, model: &PlacedModel) -> Result<Vec<Task>, EngineError> {
+        self.reserve(model)?;
+        let shared = Shared {
+            lowered: &model.lowered,
+            program: &model.program,
+            states: &model.states,
+            logits: &self.logits,
+        };
+        let (mut tasks, mut logits_row) = (Vec::new(), 0);
+        let pools = self.pools.len();
+        for (chunk, batch) in self.batches[..self.used].iter().enumerate() {
+            let InputSlot { ids, positions } = &self.inputs[chunk];
+            // Chunks are dealt to the pools in turn.
+            let memory = ChunkMemory { pool: &mut self.pools[chunk % pools], ids, positions };
+            let made = ChunkTasks::new(&shared, memory, batch, chunk).make(logits_row)?;
+            tasks.extend(made.0);
+            logits_row = made.1;
+        }
+        Ok(tasks)
+    }
+
+    /// Makes input slots and logits memory.
+    fn reserve(&mut self, model: &PlacedModel) -> Result<(), EngineError> {
+        let padding = model.program.padding;
+        let wanted: usize = self.batches().iter().map(PlannedBatch::wanted_rows).sum();
+        let need = (wanted + padding).checked_mul(model.vocab).and_then(|n| n.checked_mul(4));
+        if need.is_none_or(|need| self.logits.len() < need) {
+            self.logits = allocate(need, "logits")?;
+            self.graphs.clear();
+        }
+        let chunk = model.plan.prefill.chunk + padding;
+        while self.pools.len() < self.used.min(model.plan.prefill.chunks_in_flight) {
+            self.pools.push(EdgePool::new(&model.slots)?);
+        }
+        while self.inputs.len() < self.used {
+            let ids = allocate(chunk.checked_mul(4), "token ids")?;
+            let positions = allocate(chunk.checked_mul(4), "positions")?;
+            self.inputs.push(InputSlot { ids, positions });
+        }
+        Ok(())
+    }
+}

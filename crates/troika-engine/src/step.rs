@@ -1,0 +1,393 @@
+//! The loop of an engine: what is due is planned into forward batches, runs, and is handed out.
+
+use std::ops::Range;
+
+use troika_plan::Phase;
+
+use crate::engine::Engine;
+use crate::error::EngineError;
+use crate::input::{Admission, Event, Next, OnEvent, WantedLogits};
+use crate::kv::{KvError, SeqId};
+use crate::mailbox::{Flying, Request};
+use crate::schedule::{JobId, Task, TaskGraph};
+use crate::sequence::{Sequence, Stage};
+
+/// Tokens for which a sequence has memory beforehand.
+const TOKENS_AHEAD: usize = 4096;
+
+impl Engine {
+    /// Does what was asked for, and goes on until something can be handed out: logits, the end of
+    /// what a sequence was fed with, or what went wrong with it. What else is in flight stays so
+    /// until the next call. `false` when no sequence has anything to compute.
+    ///
+    /// # Errors
+    /// A fault of the engine itself. What concerns a sequence is handed out as an event.
+    pub fn step(&mut self, on: OnEvent<'_>) -> Result<bool, EngineError> {
+        loop {
+            self.take_requests();
+            self.start_batches();
+            if self.hand_out(on) {
+                return Ok(true);
+            }
+            let Some((job, result)) = self.runner.wait() else {
+                // Nothing is in flight. What could not start now never can.
+                match self.first_waiting() {
+                    None => return Ok(false),
+                    Some(seq) => self.fail(seq, KvError::Full(1).into()),
+                }
+                continue;
+            };
+            if self.finish(job, result, on)? | self.hand_out(on) {
+                return Ok(true);
+            }
+        }
+    }
+
+    /// Does what was asked for through handles.
+    pub(crate) fn take_requests(&mut self) {
+        loop {
+            let request = self.handle.lock().requests.pop_front();
+            match request {
+                None => return,
+                Some(Request::Admit(seq, admission)) => self.admit_now(seq, &admission),
+                Some(Request::Feed(seq, tokens, logits)) => self.feed_now(seq, &tokens, logits),
+                Some(Request::Replace(seq, tokens, logits)) => {
+                    self.replace_now(seq, &tokens, logits);
+                }
+                Some(Request::Cancel(seq)) => {
+                    if let Some(s) = self.sequences.get_mut(&seq) {
+                        s.cancelled = s.stage != Stage::Idle;
+                        self.settle(seq);
+                    }
+                }
+                Some(Request::Close(seq)) => {
+                    if let Some(s) = self.sequences.get_mut(&seq) {
+                        s.closed = true;
+                        self.settle(seq);
+                    }
+                }
+            }
+        }
+    }
+
+    pub(crate) fn admit_now(&mut self, seq: SeqId, admission: &Admission) {
+        self.orders += 1;
+        let mut new = Sequence::new(admission, self.orders);
+        let room = self.model.plan.context.min(admission.tokens.len() + TOKENS_AHEAD);
+        new.tokens.reserve(room);
+        self.kv.open(seq);
+        self.sequences.insert(seq, new);
+        if !admission.tokens.is_empty() {
+            self.feed_now(seq, &admission.tokens, admission.logits);
+        }
+    }
+
+    fn feed_now(&mut self, seq: SeqId, tokens: &[u32], logits: WantedLogits) {
+        if let Some(s) = self.sequences.get_mut(&seq) {
+            s.feed(tokens, logits, !self.one_placement);
+            self.enqueue(seq);
+        }
+    }
+
+    /// Puts a sequence into the queue, by its rank.
+    fn enqueue(&mut self, seq: SeqId) {
+        let Some(rank) = self.sequences.get(&seq).map(Sequence::rank) else { return };
+        let before = |other: &SeqId| self.sequences.get(other).is_some_and(|o| o.rank() < rank);
+        let at = self.queue.partition_point(before);
+        self.queue.insert(at, seq);
+    }
+
+    fn replace_now(&mut self, seq: SeqId, tokens: &[u32], logits: WantedLogits) {
+        let Some(s) = self.sequences.get(&seq) else { return };
+        let same = s.tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count();
+        self.truncate_now(seq, same.min(tokens.len() - 1));
+        let from = self.sequences.get(&seq).map_or(0, |s| s.tokens.len());
+        self.feed_now(seq, &tokens[from..], logits);
+        if let Some(s) = self.sequences.get_mut(&seq) {
+            s.begun = false;
+        }
+    }
+
+    /// Cuts an idle sequence back.
+    pub(crate) fn truncate_now(&mut self, seq: SeqId, len: usize) {
+        if let Some(s) = self.sequences.get_mut(&seq) {
+            s.truncate(len);
+            self.cut_cache(seq, len);
+        }
+    }
+
+    /// Has the cache hold no more than `len` positions of a sequence.
+    pub(crate) fn cut_cache(&mut self, seq: SeqId, len: usize) {
+        let kept = self.kv.truncate(seq, len);
+        self.handover.truncate(seq, kept);
+    }
+
+    /// Cancels or closes a sequence that is to be, if nothing of it is in flight.
+    pub(crate) fn settle(&mut self, seq: SeqId) {
+        let Some(s) = self.sequences.get_mut(&seq) else { return };
+        if s.in_flight.is_some() || !(s.cancelled || s.closed) {
+            return;
+        }
+        self.queue.retain(|other| *other != seq);
+        let done = self.kv.len(seq).min(s.tokens.len());
+        if s.cancelled && !s.closed {
+            s.cancelled = false;
+            s.truncate(done);
+            self.publish(seq);
+            self.handle.lock().idle(seq, done);
+            self.events.push_back(Event::Cancelled { seq });
+            return;
+        }
+        self.publish(seq);
+        self.kv.close(seq);
+        self.handover.truncate(seq, 0);
+        self.sequences.remove(&seq);
+    }
+
+    /// Leaves the pages of a sequence to others that begin alike.
+    pub(crate) fn publish(&mut self, seq: SeqId) {
+        let Some(s) = self.sequences.get(&seq) else { return };
+        if !s.shares || !self.shares_pages {
+            return;
+        }
+        let done = self.kv.len(seq).min(s.tokens.len());
+        let page_len = self.model.plan.page_len;
+        let numerics = |page: usize| numerics(s, page * page_len..(page + 1) * page_len);
+        self.kv.publish(seq, &s.tokens[..done], done, &numerics);
+    }
+
+    /// A sequence cannot go on: it is as before it was fed last.
+    pub(crate) fn fail(&mut self, seq: SeqId, error: EngineError) {
+        self.queue.retain(|other| *other != seq);
+        let Some(s) = self.sequences.get_mut(&seq) else { return };
+        let len = s.fed_from;
+        s.cancelled = false;
+        s.in_flight = None;
+        s.truncate(len);
+        self.cut_cache(seq, len);
+        self.handle.lock().idle(seq, len);
+        self.events.push_back(Event::Failed { seq, error });
+    }
+
+    fn hand_out(&mut self, on: OnEvent<'_>) -> bool {
+        let mut told = false;
+        while let Some(event) = self.events.pop_front() {
+            let begins = matches!(event, Event::Begun { .. });
+            on(event);
+            told |= !begins;
+        }
+        told
+    }
+
+    /// The sequence that is to be computed first.
+    fn first_waiting(&self) -> Option<SeqId> {
+        self.queue.first().copied()
+    }
+
+    /// What may be in flight at once, with the phase of its rows where phases are placed apart.
+    pub(crate) fn places(&self) -> impl Iterator<Item = (usize, Option<Phase>)> + use<> {
+        let apart = !self.one_placement;
+        let phases = [Phase::Decode, Phase::Prefill];
+        phases
+            .into_iter()
+            .enumerate()
+            .take(self.slots.len())
+            .map(move |(i, p)| (i, apart.then_some(p)))
+    }
+
+    /// Plans and starts what can be.
+    fn start_batches(&mut self) {
+        for (place, phase) in self.places() {
+            if self.slots[place].job.is_some() {
+                continue;
+            }
+            self.plan_batches(place, phase);
+            if self.slots[place].seqs.is_empty() {
+                continue;
+            }
+            if let Err(error) = self.start(place, phase == Some(Phase::Prefill)) {
+                self.roll_back(place, error);
+            }
+        }
+    }
+
+    /// Hands planned batches to the scheduler.
+    fn start(&mut self, place: usize, prefill: bool) -> Result<(), EngineError> {
+        let copies = self.handover_tasks(place)?;
+        if !copies.is_empty() {
+            self.runner.run(&TaskGraph::new(copies).into())?;
+        }
+        let graph = self.slots[place].graph(&self.model)?;
+        // While others decode, a prompt leaves them room in the queues.
+        let others = self.queue.len() > self.slots[place].seqs.len();
+        let job = self.runner.start(graph, prefill && others)?;
+        self.slots[place].job = Some(job);
+        let canceller = self.runner.canceller_of(job);
+        let seqs = self.slots[place].seqs.iter().map(|(seq, _)| *seq);
+        let mut inbox = self.handle.lock();
+        match inbox.flying.iter_mut().find(|f| f.job == job) {
+            Some(flying) => flying.seqs.extend(seqs),
+            None => inbox.flying.push(Flying { job, canceller, seqs: seqs.collect() }),
+        }
+        Ok(())
+    }
+
+    /// The copies that hand caches over before planned batches run.
+    pub(crate) fn handover_tasks(&mut self, place: usize) -> Result<Vec<Task>, EngineError> {
+        let mut copies = Vec::new();
+        for batch in self.slots[place].batches() {
+            let states = (self.model.states.as_slice(), self.model.lowered.states.as_slice());
+            copies.extend(self.handover.before(batch, &self.model.program, states)?);
+        }
+        Ok(copies)
+    }
+
+    /// A graph is at its end.
+    fn finish(
+        &mut self,
+        job: JobId,
+        result: Result<(), EngineError>,
+        on: OnEvent<'_>,
+    ) -> Result<bool, EngineError> {
+        let Some(place) = self.slots.iter().position(|s| s.job == Some(job)) else {
+            return Ok(false);
+        };
+        self.slots[place].job = None;
+        {
+            // A cancellation that comes now finds nothing in flight.
+            let mut inbox = self.handle.lock();
+            if let Some(flying) = inbox.flying.iter_mut().find(|f| f.job == job) {
+                flying.seqs.clear();
+                flying.canceller.reset();
+            }
+        }
+        // Who was cancelled meanwhile has not failed.
+        self.take_requests();
+        match result {
+            Ok(()) => self.deliver(place, on),
+            Err(error) => {
+                self.roll_back(place, error);
+                Ok(false)
+            }
+        }
+    }
+
+    /// Hands out the logits of batches that ran, and notes who is through.
+    fn deliver(&mut self, place: usize, on: OnEvent<'_>) -> Result<bool, EngineError> {
+        for i in 0..self.slots[place].seqs.len() {
+            let (seq, _) = self.slots[place].seqs[i];
+            if let Some(s) = self.sequences.get_mut(&seq) {
+                (s.in_flight, s.alone) = (None, false);
+            }
+            self.settle(seq);
+        }
+        let mut told = false;
+        if self.silent.is_none() {
+            let buffer = self.slots[place].logits.clone();
+            let mut guard = buffer.write()?;
+            let mut rows = guard.as_mut_slice::<f32>().chunks_exact_mut(self.model.vocab);
+            for batch in 0..self.slots[place].batches().len() {
+                for at in 0..self.slots[place].batches()[batch].wanted.len() {
+                    let planned = &self.slots[place].batches()[batch];
+                    let (seq, range) = planned.wanted[at].clone();
+                    for row in range {
+                        let position = self.slots[place].batches()[batch].positions[row] as usize;
+                        let Some(logits) = rows.next() else { continue };
+                        told |= self.hand_out_logits(seq, (position, logits), on);
+                    }
+                }
+            }
+        }
+        for i in 0..self.slots[place].seqs.len() {
+            let (seq, _) = self.slots[place].seqs[i];
+            told |= self.hand_out_fed(seq, on);
+        }
+        Ok(told)
+    }
+
+    fn hand_out_logits(
+        &mut self,
+        seq: SeqId,
+        (position, logits): (usize, &mut [f32]),
+        on: OnEvent<'_>,
+    ) -> bool {
+        let Some(s) = self.sequences.get_mut(&seq) else { return false };
+        if position < s.logits_from {
+            // It was cancelled meanwhile.
+            return false;
+        }
+        s.logits_from = position + 1;
+        let last = position + 1 == s.tokens.len();
+        if last {
+            self.through(seq);
+        }
+        let next = on(Event::Logits { seq, position, logits, last });
+        self.go_on(seq, next, last);
+        true
+    }
+
+    /// Says that a sequence is through for which there were no logits.
+    fn hand_out_fed(&mut self, seq: SeqId, on: OnEvent<'_>) -> bool {
+        let Some(s) = self.sequences.get(&seq) else { return false };
+        if s.stage == Stage::Idle || s.in_flight.is_some() || self.kv.len(seq) < s.tokens.len() {
+            return false;
+        }
+        self.through(seq);
+        let next = on(Event::Fed { seq });
+        self.go_on(seq, next, true);
+        true
+    }
+
+    /// All tokens of a sequence are computed.
+    pub(crate) fn through(&mut self, seq: SeqId) {
+        let Some(s) = self.sequences.get_mut(&seq) else { return };
+        let prompt = s.tokens.len() - s.fed_from > 1;
+        let len = s.tokens.len();
+        s.stage = Stage::Idle;
+        s.logits_from = usize::MAX;
+        self.handle.lock().idle(seq, len);
+        self.queue.retain(|other| *other != seq);
+        if prompt {
+            self.publish(seq);
+        }
+    }
+
+    /// Does what was said about a sequence that is through.
+    fn go_on(&mut self, seq: SeqId, next: Next, last: bool) {
+        let Next::Feed(token) = next else { return };
+        if !last {
+            return;
+        }
+        match self.handle.go_on(seq, token) {
+            Ok(()) => self.feed_now(seq, &[token], WantedLogits::Last),
+            Err(error) => self.events.push_back(Event::Failed { seq, error }),
+        }
+    }
+
+    /// Batches failed, or could not be started: their sequences are as before them. One that ran
+    /// with others tries again alone, so that only those fail that have to.
+    fn roll_back(&mut self, place: usize, error: EngineError) {
+        let seqs = std::mem::take(&mut self.slots[place].seqs);
+        for (seq, positions) in &seqs {
+            if let Some(s) = self.sequences.get_mut(seq) {
+                s.in_flight = None;
+                s.alone = seqs.len() > 1;
+                self.cut_cache(*seq, positions.start);
+                self.settle(*seq);
+            }
+        }
+        if let [(seq, _)] = seqs[..]
+            && self.queue.contains(&seq)
+        {
+            self.fail(seq, error);
+        }
+        self.slots[place].seqs = seqs;
+        self.slots[place].clear();
+    }
+}
+
+/// What the numbers of a sequence's cached positions depend on, besides its tokens.
+pub(crate) fn numerics(s: &Sequence, positions: Range<usize>) -> u64 {
+    let decoded = s.decoded.iter().any(|d| d.start < positions.end && positions.start < d.end);
+    s.regime as u64 * 2 + u64::from(decoded)
+}

@@ -1,0 +1,167 @@
+//! One engine for all sessions of a model. Nobody has to run it: whoever waits for something of a
+//! session steps the engine for all of them, unless another thread does so already.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
+
+use troika_engine::{Engine, EngineError, EngineHandle, Event, Next, SeqId};
+
+use crate::generate::Generating;
+
+/// What a session is waiting for, told by whichever thread steps the engine.
+#[derive(Debug, Default)]
+pub(crate) struct SessionState {
+    /// A text in the making.
+    pub generating: Option<Generating>,
+    /// Logits that another thread was handed, with their positions.
+    pub rows: Vec<(usize, Vec<f32>)>,
+    /// Tokens that were cached when the sequence began.
+    pub cached: usize,
+    /// How what was asked for ended.
+    pub ended: Option<Ended>,
+}
+
+/// How feeding a sequence ended.
+#[derive(Debug)]
+pub(crate) enum Ended {
+    /// It is through.
+    Through,
+    Cancelled,
+    Failed(crate::Error),
+}
+
+/// The state of a session, which the threads that step the engine write.
+pub(crate) type Shared = Arc<Mutex<SessionState>>;
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What a thread that panicked was doing is of its own session only.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+pub(crate) struct Driver {
+    engine: Mutex<Engine>,
+    pub handle: EngineHandle,
+    sessions: Mutex<HashMap<SeqId, Shared>>,
+    /// Counts steps, for those that wait while another thread steps.
+    steps: Mutex<u64>,
+    stepped: Condvar,
+}
+
+/// Receives logits where they lie, on the thread that wants them.
+pub(crate) type OwnRows<'a> = &'a mut dyn FnMut(usize, &mut [f32]);
+
+impl Driver {
+    pub fn new(engine: Engine) -> Driver {
+        Driver {
+            handle: engine.handle().clone(),
+            engine: Mutex::new(engine),
+            sessions: Mutex::default(),
+            steps: Mutex::new(0),
+            stepped: Condvar::new(),
+        }
+    }
+
+    /// The engine, as soon as nobody steps it.
+    pub fn engine(&self) -> MutexGuard<'_, Engine> {
+        lock(&self.engine)
+    }
+
+    pub fn add(&self, seq: SeqId, state: &Shared) {
+        lock(&self.sessions).insert(seq, state.clone());
+    }
+
+    pub fn remove(&self, seq: SeqId) {
+        lock(&self.sessions).remove(&seq);
+    }
+
+    /// Steps the engine until something is `ready`, which is looked at again after each step;
+    /// where another thread steps it, waits for that. Logits of `own` go to where they are wanted.
+    ///
+    /// # Errors
+    /// A fault of the engine; nothing to wait for.
+    pub fn until<T>(
+        &self,
+        mut ready: impl FnMut() -> Option<T>,
+        mut own: Option<(SeqId, OwnRows<'_>)>,
+    ) -> Result<T, EngineError> {
+        loop {
+            let seen = *lock(&self.steps);
+            if let Some(found) = ready() {
+                return Ok(found);
+            }
+            let engine = match self.engine.try_lock() {
+                Ok(engine) => Some(engine),
+                Err(TryLockError::Poisoned(engine)) => Some(engine.into_inner()),
+                Err(TryLockError::WouldBlock) => None,
+            };
+            match engine {
+                Some(mut engine) => {
+                    let own = own.as_mut().map(|(seq, rows)| {
+                        let rows: OwnRows<'_> = &mut **rows;
+                        (*seq, rows)
+                    });
+                    let went_on = self.step(&mut engine, own);
+                    drop(engine);
+                    self.tell();
+                    if !went_on? {
+                        // Whatever was asked for is done: it is ready, or never will be.
+                        return ready().ok_or(EngineError::Ended);
+                    }
+                }
+                None => {
+                    let mut steps = lock(&self.steps);
+                    while *steps == seen {
+                        steps = self.stepped.wait(steps).unwrap_or_else(PoisonError::into_inner);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Wakes those who wait for what a step hands out, or to step themselves.
+    pub fn tell(&self) {
+        *lock(&self.steps) += 1;
+        self.stepped.notify_all();
+    }
+
+    /// One step for all sessions.
+    pub fn step(
+        &self,
+        engine: &mut Engine,
+        mut own: Option<(SeqId, OwnRows<'_>)>,
+    ) -> Result<bool, EngineError> {
+        engine.step(&mut |event| {
+            let seq = event.seq();
+            let state = lock(&self.sessions).get(&seq).cloned();
+            let Some(state) = state else { return Next::Wait };
+            let mut state = lock(&state);
+            match event {
+                Event::Begun { cached, .. } => state.cached = cached,
+                Event::Logits { position, logits, last, .. } => {
+                    if let Some(generating) = &mut state.generating {
+                        return generating.go_on(Some(logits));
+                    }
+                    match &mut own {
+                        Some((own, rows)) if *own == seq => {
+                            for (earlier, mut row) in state.rows.drain(..) {
+                                rows(earlier, &mut row);
+                            }
+                            rows(position, logits);
+                        }
+                        _ => state.rows.push((position, logits.to_vec())),
+                    }
+                    if last {
+                        state.ended = Some(Ended::Through);
+                    }
+                }
+                Event::Fed { .. } => match &mut state.generating {
+                    Some(generating) => return generating.go_on(None),
+                    None => state.ended = Some(Ended::Through),
+                },
+                Event::Cancelled { .. } => state.ended = Some(Ended::Cancelled),
+                Event::Failed { error, .. } => state.ended = Some(Ended::Failed(error.into())),
+            }
+            Next::Wait
+        })
+    }
+}

@@ -1,0 +1,113 @@
+//! The part of generating that has to be done where the logits are: choosing tokens.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use troika_device::Clock;
+use troika_engine::Next;
+use troika_engine::sample::Sampler;
+use troika_trace::{Span, Tracer};
+
+use crate::error::Error;
+use crate::session::Finish;
+
+/// A text in the making: which token follows, and when it ends.
+#[derive(Debug)]
+pub(crate) struct Generating {
+    pub sampler: Sampler,
+    /// Tokens that end the text.
+    pub stop_tokens: Vec<u32>,
+    /// Most tokens.
+    pub max: usize,
+    /// Tokens that the sequence may have.
+    pub context: usize,
+    /// Tokens that it has.
+    pub len: usize,
+    /// Where devices only model time, how many tokens the model knows.
+    pub counted: Option<usize>,
+    pub times: Times,
+    /// Tokens that were chosen so far.
+    pub chosen: usize,
+    /// Those that the session has not taken yet.
+    pub out: VecDeque<u32>,
+    /// Why it ended, if it did.
+    pub finish: Option<Result<Finish, Error>>,
+}
+
+/// When things happened, and where that is written down.
+pub(crate) struct Times {
+    pub clock: Arc<dyn Clock>,
+    pub tracer: Tracer,
+    pub start: Duration,
+    pub first: Option<Duration>,
+    /// When the last token was chosen.
+    pub last: Duration,
+}
+
+impl std::fmt::Debug for Times {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Times").field("start", &self.start).finish_non_exhaustive()
+    }
+}
+
+impl Generating {
+    /// Chooses the token that follows, of logits where they lie.
+    pub fn go_on(&mut self, logits: Option<&mut [f32]>) -> Next {
+        if self.finish.is_some() {
+            return Next::Wait;
+        }
+        let sampling = self.times.clock.now();
+        if self.max == 0 {
+            self.times.first = Some(sampling);
+            self.times.last = sampling;
+            self.finish = Some(Ok(Finish::Length));
+            return Next::Wait;
+        }
+        let token = match (logits, self.counted) {
+            (Some(logits), None) => self.sampler.sample(logits).map_err(Error::from),
+            (_, vocab) => Ok(self.count_up(vocab.unwrap_or(0))),
+        };
+        let token = match token {
+            Ok(token) => token,
+            Err(e) => {
+                self.finish = Some(Err(e));
+                return Next::Wait;
+            }
+        };
+        self.sampler.accept(token);
+        let now = self.times.clock.now();
+        if self.times.tracer.enabled() {
+            let (name, lane) = ("sample".into(), "host".into());
+            let span = Span { name, lane, start: sampling, end: now, args: Vec::new() };
+            self.times.tracer.record(span);
+        }
+        self.times.first.get_or_insert(now);
+        self.times.last = now;
+        if self.stop_tokens.contains(&token) {
+            self.finish = Some(Ok(Finish::Stop));
+            return Next::Wait;
+        }
+        self.chosen += 1;
+        self.out.push_back(token);
+        if self.chosen >= self.max {
+            self.finish = Some(Ok(Finish::Length));
+        } else if self.len + 1 > self.context {
+            self.finish = Some(Ok(Finish::Context));
+        }
+        match self.finish {
+            Some(_) => Next::Wait,
+            None => {
+                self.len += 1;
+                Next::Feed(token)
+            }
+        }
+    }
+
+    /// Where nothing is computed, tokens are counted up from those so far, past tokens that would
+    /// end the text.
+    fn count_up(&self, vocab: usize) -> u32 {
+        let others = (0..vocab as u32).filter(|t| !self.stop_tokens.contains(t));
+        others.clone().nth(self.chosen % others.count().max(1)).unwrap_or_default()
+    }
+}
