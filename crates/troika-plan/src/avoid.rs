@@ -1,14 +1,11 @@
 //! Plans around ops that devices refuse.
 
-use crate::{Phase, Plan, PlanError, Refusal, RefusedOps, Rule};
+use crate::{Plan, PlanError, Refusal, RefusedOps, Rule};
 
 impl Plan {
     /// Refusals that the plan runs into: of ops that its rules place on the device.
     pub fn refused<'a>(&self, refusals: &'a [Refusal]) -> Vec<&'a Refusal> {
-        let meets = |r: &&Refusal| {
-            let mut rules = self.prefill.rules.iter().chain(&self.decode.rules);
-            rules.any(|rule| rule.meets(r))
-        };
+        let meets = |r: &&Refusal| self.all_rules().any(|rule| rule.meets(r));
         refusals.iter().filter(meets).collect()
     }
 
@@ -31,8 +28,7 @@ impl Plan {
             let Some(by) = at_hand.iter().find(takes) else {
                 return Err(PlanError::Refused(Box::new((*refusal).clone())));
             };
-            let prefill = self.prefill.rules.iter_mut();
-            for rule in prefill.chain(&mut self.decode.rules).filter(|rule| rule.meets(refusal)) {
+            for rule in self.all_rules_mut().filter(|rule| rule.meets(refusal)) {
                 rule.pass_on(refusal, by);
             }
             if !self.devices.iter().any(|d| d == by) {
@@ -84,8 +80,7 @@ pub fn describe_refusals(plan: &Plan, refusals: &[&Refusal]) -> Vec<String> {
         ops.sort_unstable();
         ops.dedup();
         let why = of_device.clone().next().map_or("", |r| r.why.as_str());
-        let rules = [Phase::Prefill, Phase::Decode].into_iter().flat_map(|p| plan.rules(p));
-        let by = rules.flat_map(|rule| &rule.refused).filter(|r| r.device == device);
+        let by = plan.all_rules().flat_map(|rule| &rule.refused).filter(|r| r.device == device);
         let mut by: Vec<&str> = by.map(|r| r.by.as_str()).collect();
         by.sort_unstable();
         by.dedup();

@@ -12,6 +12,8 @@ pub(crate) const MAX_CONTEXT: usize = i32::MAX as usize;
 const MAX_LENGTH: usize = 1 << 16;
 /// Most chunks under way: more than any pipeline of devices keeps busy.
 const MAX_IN_FLIGHT: usize = 64;
+/// Most length buckets.
+const MAX_LENGTHS: usize = 64;
 
 type Segment = (SegmentKind, Option<usize>);
 
@@ -47,8 +49,37 @@ impl Plan {
         }
         self.check_devices(devices)?;
         let segments = segments(spec);
+        self.check_lengths()?;
         for phase in [Phase::Prefill, Phase::Decode] {
-            check_rules(phase, self.rules(phase), &self.devices, &segments)?;
+            for (up_to, rules) in self.rule_lists(phase) {
+                check_rules(place(phase, up_to, self), rules, &self.devices, &segments)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Length buckets ascend, leave something to full chunks, and hand on values of the same type.
+    fn check_lengths(&self) -> Result<(), PlanError> {
+        let refuse = |why: String| Err(PlanError::Lengths(why));
+        let lengths = &self.prefill.lengths;
+        if lengths.len() > MAX_LENGTHS {
+            return refuse(format!("there are {}; {MAX_LENGTHS} are the most", lengths.len()));
+        }
+        let mut before = 0;
+        for l in lengths {
+            if l.up_to <= before {
+                return refuse(format!(
+                    "a bucket of up to {} rows follows one of up to {before}; let them ascend",
+                    l.up_to
+                ));
+            }
+            before = l.up_to;
+        }
+        if before >= self.prefill.chunk {
+            return refuse(format!(
+                "a bucket of up to {before} rows leaves nothing to the rules of chunks of {}",
+                self.prefill.chunk
+            ));
         }
         Ok(())
     }
@@ -59,7 +90,10 @@ impl Plan {
     /// A rule with row buckets for devices that have no use for them.
     pub fn check_shapes(&self, is_static: &dyn Fn(&str) -> bool) -> Result<(), PlanError> {
         for phase in [Phase::Prefill, Phase::Decode] {
-            for (i, rule) in self.rules(phase).iter().enumerate() {
+            let lists = self.rule_lists(phase);
+            for (list, i, rule) in lists
+                .flat_map(|(list, rules)| rules.iter().enumerate().map(move |(i, r)| (list, i, r)))
+            {
                 if rule.row_buckets.is_some() && !rule.devices().any(is_static) {
                     let mut names: Vec<&str> = rule.devices().collect();
                     names.sort_unstable();
@@ -69,7 +103,8 @@ impl Plan {
                         "has row buckets, but {} {take} any number of rows; leave them out",
                         names.join(" and ")
                     );
-                    return Err(PlanError::Rule { phase: phase.name(), number: i + 1, why });
+                    let phase = place(phase, list, self);
+                    return Err(PlanError::Rule { phase, number: i + 1, why });
                 }
             }
         }
@@ -85,8 +120,7 @@ impl Plan {
             if self.devices[..i].contains(name) {
                 return Err(PlanError::Devices(format!("{name} is listed twice")));
             }
-            let mut rules = self.prefill.rules.iter().chain(&self.decode.rules);
-            if !rules.any(|r| r.devices().any(|d| d == name)) {
+            if !self.all_rules().any(|r| r.devices().any(|d| d == name)) {
                 return Err(PlanError::Devices(format!("no rule uses {name}; remove it")));
             }
         }
@@ -100,16 +134,27 @@ impl Plan {
     }
 }
 
+/// Where a list of rules stands in a plan, for people.
+fn place(phase: Phase, up_to: usize, plan: &Plan) -> String {
+    match phase {
+        Phase::Prefill if up_to < plan.prefill.chunk => {
+            format!("{} up to {up_to} rows", phase.name())
+        }
+        _ => phase.name().to_string(),
+    }
+}
+
 /// Each segment has exactly one rule, and each rule a segment and a device.
 fn check_rules(
-    phase: Phase,
+    phase: String,
     rules: &[Rule],
     devices: &[String],
     segments: &[Segment],
 ) -> Result<(), PlanError> {
     let layers = segments.iter().filter_map(|s| s.1).max().map_or(0, |last| last + 1);
     for (i, rule) in rules.iter().enumerate() {
-        let refuse = |why: String| Err(PlanError::Rule { phase: phase.name(), number: i + 1, why });
+        let refuse =
+            |why: String| Err(PlanError::Rule { phase: phase.clone(), number: i + 1, why });
         if let Some(unknown) = rule.devices().find(|d| !devices.iter().any(|known| known == d)) {
             return refuse(format!("names device {unknown}, which the plan does not list"));
         }
@@ -140,7 +185,6 @@ fn check_rules(
             Some(l) => format!("{} of layer {l}", kind.name()),
             None => kind.name().to_string(),
         };
-        let phase = phase.name();
         let Some((first, _)) = matching.next() else {
             return Err(PlanError::Missing { phase, segment });
         };

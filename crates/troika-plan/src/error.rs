@@ -37,7 +37,7 @@ pub enum PlanError {
     #[error("rule {number} of {phase} {why}")]
     Rule {
         /// The phase it belongs to.
-        phase: &'static str,
+        phase: String,
         /// Which rule, counted from 1.
         number: usize,
         /// What is wrong.
@@ -47,10 +47,16 @@ pub enum PlanError {
     #[error("no rule of {phase} places {segment}")]
     Missing {
         /// The phase.
-        phase: &'static str,
+        phase: String,
         /// The segment, for people.
         segment: String,
     },
+    /// Length buckets that make no sense.
+    #[error("the plan's length buckets: {0}")]
+    Lengths(String),
+    /// A cost model that says nothing of what is asked.
+    #[error("no plan can be chosen: {0}")]
+    Unpriced(String),
     /// A list of devices that makes no sense.
     #[error("the plan's devices: {0}")]
     Devices(String),

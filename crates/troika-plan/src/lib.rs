@@ -6,9 +6,11 @@
 
 mod avoid;
 mod check;
+mod cost;
 mod error;
 mod make;
 mod refusal;
+mod solve;
 mod strategy;
 
 use serde::{Deserialize, Serialize};
@@ -16,9 +18,11 @@ use troika_graph::{ActivationFormat, DType};
 use troika_model::lower::SegmentKind;
 
 pub use avoid::describe_refusals;
+pub use cost::{CostModel, Goal, Predicted, PredictedLength, PricedRun, SolveDevice};
 pub use error::PlanError;
 pub use make::{PlanRequest, make};
 pub use refusal::Refusal;
+pub use solve::{Alternative, PredictRequest, SolveRequest, Solved, predict};
 pub use strategy::{DeviceFacts, Ratio, StandardLength, Strategy};
 
 /// Version of the plan file this build reads and writes.
@@ -49,6 +53,9 @@ pub struct Plan {
     pub prefill: Prefill,
     /// How tokens are computed one after another.
     pub decode: Decode,
+    /// What it is predicted to cost, for people: nothing goes by it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub predicted: Option<Predicted>,
 }
 
 /// The phases of a sequence, which may be placed differently.
@@ -84,6 +91,20 @@ pub struct Prefill {
     /// The device that must not stall: `out-of-order` goes by it. Absent: the first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub critical_device: Option<String>,
+    /// Where each segment runs.
+    pub rules: Vec<Rule>,
+    /// Where the segments of shorter chunks run instead, by length: ascending, each shorter than
+    /// `chunk`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lengths: Vec<LengthRules>,
+}
+
+/// The rules of chunks that are short.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LengthRules {
+    /// They are for chunks of at most so many rows, and more than the bucket before allows.
+    pub up_to: usize,
     /// Where each segment runs.
     pub rules: Vec<Rule>,
 }
@@ -203,7 +224,7 @@ fn is_single_precision(dtype: &DType) -> bool {
 }
 
 /// How segments are shared out among devices.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Split {
     /// By columns of the results (weight-centric). The rule's device is the part with the largest
@@ -249,7 +270,7 @@ impl Split {
 
 /// A device's share of the columns, in any unit: with shares of 3 and 1 the first device computes
 /// three quarters, rounded to tiles and heads.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Share {
     /// Name of the device.
@@ -259,7 +280,7 @@ pub struct Share {
 }
 
 /// Ops that a device does not take: the segments are cut around them.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RefusedOps {
     /// The device.
@@ -350,12 +371,47 @@ impl Rule {
 }
 
 impl Plan {
-    /// The rules of a phase.
+    /// The rules of a phase; of prefill, those of full chunks.
     pub fn rules(&self, phase: Phase) -> &[Rule] {
         match phase {
             Phase::Prefill => &self.prefill.rules,
             Phase::Decode => &self.decode.rules,
         }
+    }
+
+    /// The rule for a segment in a forward batch of so many rows.
+    pub fn rule_for(
+        &self,
+        (phase, rows): (Phase, usize),
+        kind: SegmentKind,
+        layer: Option<usize>,
+    ) -> Option<&Rule> {
+        let mut lists = self.rule_lists(phase);
+        let list = lists.find(|(up_to, _)| rows <= *up_to).map(|(_, rules)| rules);
+        list.unwrap_or(self.rules(phase)).iter().find(|r| r.matches(kind, layer))
+    }
+
+    /// All lists of rules of a phase, each with the most rows of a chunk that it is for: of prefill
+    /// those of its length buckets, then those of full chunks.
+    pub fn rule_lists(&self, phase: Phase) -> impl Iterator<Item = (usize, &[Rule])> {
+        let lengths: &[LengthRules] = match phase {
+            Phase::Prefill => &self.prefill.lengths,
+            Phase::Decode => &[],
+        };
+        let short = lengths.iter().map(|l| (l.up_to, l.rules.as_slice()));
+        short.chain([(self.prefill.chunk, self.rules(phase))])
+    }
+
+    /// Every rule of the plan.
+    pub fn all_rules(&self) -> impl Iterator<Item = &Rule> {
+        let phases = [Phase::Prefill, Phase::Decode];
+        phases.into_iter().flat_map(|p| self.rule_lists(p)).flat_map(|(_, rules)| rules)
+    }
+
+    /// Every rule of the plan, to be changed.
+    pub fn all_rules_mut(&mut self) -> impl Iterator<Item = &mut Rule> {
+        let short = self.prefill.lengths.iter_mut().flat_map(|l| &mut l.rules);
+        short.chain(&mut self.prefill.rules).chain(&mut self.decode.rules)
     }
 
     /// The rule for a segment. A plan that was checked has exactly one.
@@ -366,7 +422,7 @@ impl Plan {
     /// The formats, besides f32, that any product may take its activations in.
     pub fn activations(&self) -> Vec<ActivationFormat> {
         let mut all: Vec<ActivationFormat> = Vec::new();
-        for rule in self.prefill.rules.iter().chain(&self.decode.rules) {
+        for rule in self.all_rules() {
             let new = rule.activations.iter().filter(|a| !all.contains(a)).copied();
             let new: Vec<ActivationFormat> = new.collect();
             all.extend(new);

@@ -131,8 +131,10 @@ pub fn make(
             policy: request.policy,
             critical_device: None,
             rules: prefill,
+            lengths: Vec::new(),
         },
         decode: Decode { rules: decode },
+        predicted: None,
     };
     let names: Vec<&str> = devices.iter().map(|d| d.name.as_str()).collect();
     plan.check(spec, &names)?;

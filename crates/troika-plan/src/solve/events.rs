@@ -1,0 +1,145 @@
+//! Tasks on devices in modelled time: each device takes the earliest of its ready tasks, and tasks
+//! that are under way at once slow each other down.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, BinaryHeap};
+
+/// A task of a device.
+#[derive(Clone, Debug)]
+pub(super) struct SimTask {
+    pub device: usize,
+    /// Time on an idle machine.
+    pub ns: f64,
+    /// What it is, to whoever knows how tasks slow each other down.
+    pub key: usize,
+    /// Tasks before it, each with the time from its end until this one may begin.
+    pub after: Vec<(usize, f64)>,
+}
+
+/// Times ordered as numbers.
+#[derive(Clone, Copy, PartialEq)]
+struct Instant(f64);
+
+impl Eq for Instant {}
+
+impl PartialOrd for Instant {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Instant {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.0.total_cmp(&other.0)
+    }
+}
+
+/// When each task ends. `slowdowns` says how much slower tasks of some keys are together.
+pub(super) fn run(
+    tasks: &[SimTask],
+    devices: usize,
+    slowdowns: &mut dyn FnMut(&[usize]) -> Vec<f64>,
+) -> Vec<f64> {
+    let mut behind: Vec<Vec<(usize, f64)>> = vec![Vec::new(); tasks.len()];
+    let mut missing: Vec<usize> = vec![0; tasks.len()];
+    for (i, task) in tasks.iter().enumerate() {
+        for &(before, lag) in &task.after {
+            behind[before].push((i, lag));
+            missing[i] += 1;
+        }
+    }
+    let mut earliest = vec![0.0_f64; tasks.len()];
+    let mut coming = BinaryHeap::new();
+    coming
+        .extend((0..tasks.len()).filter(|i| missing[*i] == 0).map(|i| Reverse((Instant(0.0), i))));
+    let mut ready: Vec<BTreeSet<usize>> = vec![BTreeSet::new(); devices];
+    let mut running: Vec<Option<(usize, f64)>> = vec![None; devices];
+    let mut end = vec![f64::INFINITY; tasks.len()];
+    let mut now = 0.0;
+    loop {
+        while let Some(Reverse((_, i))) = coming.peek().copied().filter(|r| r.0.0.0 <= now) {
+            coming.pop();
+            ready[tasks[i].device].insert(i);
+        }
+        for d in 0..devices {
+            if running[d].is_none() {
+                running[d] = ready[d].pop_first().map(|i| (i, tasks[i].ns));
+            }
+        }
+        let busy: Vec<usize> = (0..devices).filter(|d| running[*d].is_some()).collect();
+        let keys: Vec<usize> =
+            busy.iter().filter_map(|d| running[*d]).map(|(i, _)| tasks[i].key).collect();
+        let slow = if keys.len() > 1 { slowdowns(&keys) } else { vec![1.0; keys.len()] };
+        let next = coming.peek().map(|Reverse((at, _))| at.0);
+        let ends =
+            busy.iter().zip(&slow).filter_map(|(d, s)| running[*d].map(|(_, left)| left * s));
+        let Some(until) = ends.map(|left| now + left).chain(next).reduce(f64::min) else { break };
+        if !until.is_finite() {
+            break;
+        }
+        for (d, s) in busy.iter().zip(&slow) {
+            let Some((i, left)) = running[*d] else { continue };
+            let left = left - (until - now) / s;
+            // What is left by rounding is nothing.
+            if left > 1e-6 + until * 1e-12 {
+                running[*d] = Some((i, left));
+                continue;
+            }
+            running[*d] = None;
+            end[i] = until;
+            for &(task, lag) in &behind[i] {
+                earliest[task] = earliest[task].max(until + lag);
+                missing[task] -= 1;
+                if missing[task] == 0 {
+                    coming.push(Reverse((Instant(earliest[task]), task)));
+                }
+            }
+        }
+        now = until;
+    }
+    end
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{SimTask, run};
+
+    fn task(device: usize, ns: f64, after: &[(usize, f64)]) -> SimTask {
+        SimTask { device, ns, key: device, after: after.to_vec() }
+    }
+
+    #[test]
+    fn devices_run_side_by_side_and_wait_for_each_other() {
+        let tasks = [
+            task(0, 10.0, &[]),
+            task(1, 4.0, &[]),
+            task(1, 5.0, &[(0, 2.0)]),
+            task(0, 1.0, &[(1, 3.0)]),
+            task(0, 1.0, &[(2, 2.0), (3, 0.0)]),
+        ];
+        let end = run(&tasks, 2, &mut |keys| vec![1.0; keys.len()]);
+        assert_eq!(end, [10.0, 4.0, 17.0, 11.0, 20.0]);
+    }
+
+    #[test]
+    fn of_ready_tasks_the_earliest_runs() {
+        let tasks = [task(0, 5.0, &[(1, 0.0)]), task(0, 1.0, &[]), task(0, 1.0, &[])];
+        let end = run(&tasks, 1, &mut |keys| vec![1.0; keys.len()]);
+        assert_eq!(end, [6.0, 1.0, 7.0]);
+    }
+
+    #[test]
+    fn tasks_that_run_at_once_slow_each_other_down() {
+        // Twice as slow for as long as both run: the second ends at 8, with 6 left of the first.
+        let tasks = [task(0, 10.0, &[]), task(1, 4.0, &[])];
+        let end = run(&tasks, 2, &mut |keys| vec![2.0; keys.len()]);
+        assert_eq!(end, [14.0, 8.0]);
+    }
+
+    #[test]
+    fn what_cannot_be_run_never_ends() {
+        let tasks = [task(0, f64::INFINITY, &[]), task(0, 1.0, &[(0, 0.0)])];
+        let end = run(&tasks, 1, &mut |keys| vec![1.0; keys.len()]);
+        assert!(end.iter().all(|t| t.is_infinite()));
+    }
+}

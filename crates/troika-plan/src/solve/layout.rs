@@ -1,0 +1,367 @@
+//! A rule applied to a segment: which pieces of it run on which devices, as the engine makes them.
+//! Segments whose graphs are alike share a layout.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use troika_device::{Caps, SpaceId};
+use troika_graph::partition::{
+    ColumnSplit, Columns, Partition, Piece, cut_at, kv_heads, split_columns,
+};
+use troika_graph::{Subgraph, ValueId, restrict_activations};
+use troika_model::lower::{Lowered, Segment, SegmentKind};
+
+use crate::cost::SolveDevice;
+use crate::{PlanError, Rule, Split};
+
+/// Rows of a weight matrix at whose multiples it is cut, as in the engine.
+pub(super) const TILE: usize = 16;
+
+/// A value that a piece reads or writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Place {
+    /// The segment's input of this index.
+    Input(usize),
+    /// Its output.
+    Output(usize),
+    /// A value between its pieces.
+    Between(usize),
+}
+
+/// Some columns of a value.
+#[derive(Clone, Debug)]
+pub(super) struct Operand {
+    pub place: Place,
+    pub cols: Range<usize>,
+    /// Bytes of an element.
+    pub element: usize,
+}
+
+/// A piece on a device.
+#[derive(Clone, Debug)]
+pub(super) struct LaidPiece {
+    pub device: usize,
+    pub graph: Arc<Subgraph>,
+    pub inputs: Vec<Operand>,
+    pub outputs: Vec<Operand>,
+    /// Rows of the shapes it is compiled for, ascending; empty: any number of rows.
+    pub shapes: Vec<usize>,
+}
+
+impl LaidPiece {
+    /// The rows of the next run and the rows of its shape, as the engine chooses them.
+    pub fn next_run(&self, left: usize, others: bool) -> (usize, usize) {
+        let Some(&largest) = self.shapes.last() else { return (left, left) };
+        let full = self.shapes.iter().rfind(|n| **n <= left).filter(|_| others);
+        let enough = || self.shapes.iter().find(|n| **n >= left).unwrap_or(&largest);
+        let room = *full.unwrap_or_else(enough);
+        (left.min(room), room)
+    }
+}
+
+/// A segment's pieces under a rule.
+#[derive(Debug)]
+pub(super) struct Layout {
+    pub partition: Partition,
+    /// For each part of the partition, its pieces where it computes whole rows.
+    pub wholes: Vec<Vec<LaidPiece>>,
+    /// All parts' pieces where columns are shared out.
+    pub columns: Vec<LaidPiece>,
+}
+
+impl Layout {
+    /// All pieces.
+    pub fn pieces(&self) -> impl Iterator<Item = &LaidPiece> {
+        self.wholes.iter().flatten().chain(&self.columns)
+    }
+}
+
+/// Makes layouts, each once.
+pub(super) struct Layouts<'a> {
+    lowered: &'a Lowered,
+    devices: &'a [SolveDevice],
+    /// Of each segment, the first one whose graph is alike and that has as many cache heads behind.
+    class: Vec<usize>,
+    known: HashMap<(usize, LayoutKey), Arc<Layout>>,
+}
+
+/// What of a rule makes a difference.
+type LayoutKey = (String, Option<Split>, Vec<crate::RefusedOps>, Option<Vec<usize>>, Vec<u8>);
+
+impl<'a> Layouts<'a> {
+    pub fn new(lowered: &'a Lowered, devices: &'a [SolveDevice]) -> Layouts<'a> {
+        let mut class = Vec::with_capacity(lowered.segments.len());
+        for (i, s) in lowered.segments.iter().enumerate() {
+            let alike = |j: &usize| {
+                let o = &lowered.segments[*j];
+                (o.kind, o.inputs.len(), o.outputs.len())
+                    == (s.kind, s.inputs.len(), s.outputs.len())
+                    && o.graph.same_code(&s.graph)
+            };
+            let mut firsts: Vec<usize> = class.clone();
+            firsts.sort_unstable();
+            firsts.dedup();
+            class.push(firsts.into_iter().find(alike).unwrap_or(i));
+        }
+        Layouts { lowered, devices, class, known: HashMap::new() }
+    }
+
+    /// The first segment whose graph is alike.
+    pub fn class(&self, segment: usize) -> usize {
+        self.class[segment]
+    }
+
+    /// A segment's layout.
+    ///
+    /// # Errors
+    /// A split that the graph does not allow.
+    pub fn of(&mut self, segment: usize, rule: &Rule) -> Result<Arc<Layout>, PlanError> {
+        let class = self.class[segment];
+        let formats = rule.activations.iter().map(|a| *a as u8).collect();
+        let key = (
+            rule.device.clone(),
+            rule.split.clone(),
+            rule.refused.clone(),
+            rule.row_buckets.clone(),
+            formats,
+        );
+        if let Some(known) = self.known.get(&(class, key.clone())) {
+            return Ok(known.clone());
+        }
+        let layout = Arc::new(self.make(&self.lowered.segments[class], rule)?);
+        self.known.insert((class, key), layout.clone());
+        Ok(layout)
+    }
+
+    fn make(&self, segment: &Segment, rule: &Rule) -> Result<Layout, PlanError> {
+        let names: Vec<&str> = self.devices.iter().map(|d| d.name.as_str()).collect();
+        let index = |name: &str| {
+            let missing = || PlanError::Device { name: name.into(), known: names.join(", ") };
+            names.iter().position(|n| *n == name).ok_or_else(missing)
+        };
+        let (partition, parts) = partition(rule, self.cache_heads(segment));
+        let parts: Vec<usize> = parts.iter().map(|n| index(n)).collect::<Result<_, _>>()?;
+        let graph = restrict_activations(&segment.graph, &rule.activations);
+        let takes = |device: usize, op: &str| {
+            let by = rule.device_of(names[device], segment.kind, op);
+            names.iter().position(|n| *n == by).unwrap_or(device)
+        };
+        let mut maker = Maker { devices: self.devices, rule, takes: &takes, between: 0 };
+        let refuse = |e: troika_graph::partition::PartitionError| PlanError::Parse(e.to_string());
+        let whole = |maker: &mut Maker<'_>, device| {
+            maker.whole(Root::segment(&graph), device).map_err(refuse)
+        };
+        let mut wholes = Vec::new();
+        for (part, device) in parts.iter().enumerate() {
+            let alone = match &partition {
+                Partition::Whole { part: p } => *p == part,
+                Partition::Columns(_) => false,
+                Partition::Rows { standard, rest, .. } => part == *standard || part == *rest,
+                Partition::Hybrid { standard, .. } => part == *standard,
+            };
+            wholes.push(if alone { whole(&mut maker, *device)? } else { Vec::new() });
+        }
+        let mut columns = Vec::new();
+        if let Some(split) = partition.columns() {
+            let pieces = split_columns(&graph, split).map_err(refuse)?;
+            let pieces: Vec<Piece> = pieces.stages.into_iter().flat_map(|s| s.pieces).collect();
+            columns = if self.states_are_apart(&graph, &pieces, &parts) {
+                maker.columns(Root::segment(&graph), pieces, &parts).map_err(refuse)?
+            } else {
+                whole(&mut maker, index(&rule.device)?)?
+            };
+        }
+        Ok(Layout { partition, wholes, columns })
+    }
+
+    /// The key/value heads behind a segment of projections.
+    fn cache_heads(&self, segment: &Segment) -> Option<usize> {
+        if segment.kind != SegmentKind::Qkv {
+            return None;
+        }
+        let of_layer = |s: &&Segment| s.layer == segment.layer && s.kind == SegmentKind::Attention;
+        self.lowered.segments.iter().find(of_layer).and_then(|s| kv_heads(&s.graph))
+    }
+
+    /// Whether no column of a cache is wanted in two places.
+    fn states_are_apart(&self, graph: &Subgraph, pieces: &[Piece], parts: &[usize]) -> bool {
+        if graph.states.is_empty() {
+            return true;
+        }
+        let uses: Vec<(usize, &Columns)> =
+            pieces.iter().flat_map(|p| p.states.iter().map(|s| (parts[p.part], s))).collect();
+        let space = |d: usize| own_space(&self.devices[d].caps);
+        uses.iter().enumerate().all(|(i, (d, used))| {
+            uses[..i].iter().all(|(other, o)| {
+                let meets = o.value == used.value
+                    && o.cols.start < used.cols.end
+                    && used.cols.start < o.cols.end;
+                !meets || (space(*other) == space(*d) && o.cols == used.cols)
+            })
+        })
+    }
+}
+
+/// The memory space that a device's values are in.
+pub(super) fn own_space(caps: &Caps) -> SpaceId {
+    caps.spaces.first().copied().unwrap_or(SpaceId::HOST)
+}
+
+/// A rule's split with its parts' devices, as the engine has it.
+fn partition(rule: &Rule, groups: Option<usize>) -> (Partition, Vec<String>) {
+    let own = rule.device.clone();
+    let columns = |parts: &[crate::Share]| ColumnSplit {
+        shares: parts.iter().map(|p| p.share).collect(),
+        tile: TILE,
+        groups,
+    };
+    let devices = |parts: &[crate::Share]| -> Vec<String> {
+        parts.iter().map(|p| p.device.clone()).collect()
+    };
+    match &rule.split {
+        None => (Partition::Whole { part: 0 }, vec![own]),
+        Some(Split::Columns { parts }) => (Partition::Columns(columns(parts)), devices(parts)),
+        Some(Split::Rows { lengths, rest }) => {
+            let lengths = lengths.clone();
+            (Partition::Rows { lengths, standard: 0, rest: 1 }, vec![own, rest.clone()])
+        }
+        Some(Split::Hybrid { lengths, parts }) => {
+            let mut devices = devices(parts);
+            let standard = devices.iter().position(|d| *d == own).unwrap_or(devices.len());
+            if standard == devices.len() {
+                devices.push(own);
+            }
+            let (lengths, columns) = (lengths.clone(), columns(parts));
+            (Partition::Hybrid { lengths, standard, columns }, devices)
+        }
+    }
+}
+
+/// A graph, and where its values are in the segment.
+struct Root {
+    graph: Arc<Subgraph>,
+    inputs: Vec<Operand>,
+    outputs: Vec<Operand>,
+}
+
+impl Root {
+    fn segment(graph: &Subgraph) -> Root {
+        let operand = |id: &ValueId, place| Operand {
+            place,
+            cols: 0..graph.value(*id).shape.row_len(),
+            element: graph.value(*id).dtype.block_bytes(),
+        };
+        let inputs = graph.inputs.iter().enumerate().map(|(i, v)| operand(v, Place::Input(i)));
+        let outputs = graph.outputs.iter().enumerate().map(|(i, v)| operand(v, Place::Output(i)));
+        let (inputs, outputs) = (inputs.collect(), outputs.collect());
+        Root { graph: Arc::new(graph.clone()), inputs, outputs }
+    }
+}
+
+type Partitioned<T> = Result<T, troika_graph::partition::PartitionError>;
+
+struct Maker<'a> {
+    devices: &'a [SolveDevice],
+    rule: &'a Rule,
+    takes: &'a dyn Fn(usize, &str) -> usize,
+    between: usize,
+}
+
+impl Maker<'_> {
+    /// All of a graph on a device, cut around what others compute.
+    fn whole(&mut self, root: Root, device: usize) -> Partitioned<Vec<LaidPiece>> {
+        let nodes = &root.graph.nodes;
+        let mut by: Vec<usize> = nodes.iter().map(|n| (self.takes)(device, n.op.name())).collect();
+        let caches: Vec<usize> =
+            (0..nodes.len()).filter(|i| !nodes[*i].states.is_empty()).collect();
+        if let Some(other) = caches.iter().map(|i| by[*i]).find(|d| *d != device) {
+            caches.iter().for_each(|i| by[*i] = other);
+        }
+        let borders: Vec<usize> =
+            (1..by.len()).filter(|&i| by[i] != by[i - 1]).map(|i| i - 1).collect();
+        if borders.is_empty() {
+            let device = by.first().copied().unwrap_or(device);
+            return Ok(vec![self.laid(device, root)]);
+        }
+        let firsts: Vec<usize> =
+            std::iter::once(0).chain(borders.iter().map(|b| b + 1)).map(|i| by[i]).collect();
+        let pieces = cut_at(&root.graph, &borders)?;
+        let mut scope = HashMap::new();
+        let placed = pieces.into_iter().zip(firsts);
+        Ok(placed
+            .map(|(piece, device)| {
+                let root = self.bind(&root, piece, &mut scope);
+                self.laid(device, root)
+            })
+            .collect())
+    }
+
+    fn columns(
+        &mut self,
+        root: Root,
+        pieces: Vec<Piece>,
+        parts: &[usize],
+    ) -> Partitioned<Vec<LaidPiece>> {
+        let mut scope = HashMap::new();
+        let mut all = Vec::new();
+        for piece in pieces {
+            let device = parts[piece.part];
+            let bound = self.bind(&root, piece, &mut scope);
+            all.extend(self.whole(bound, device)?);
+        }
+        Ok(all)
+    }
+
+    /// Where a piece's operands are in the segment.
+    fn bind(&mut self, whole: &Root, piece: Piece, scope: &mut HashMap<ValueId, Operand>) -> Root {
+        let find = |ids: &[ValueId], operands: &[Operand], value: ValueId| {
+            ids.iter().position(|v| *v == value).and_then(|at| operands.get(at).cloned())
+        };
+        let mut operand = |c: &Columns, read: bool| {
+            let input = find(&whole.graph.inputs, &whole.inputs, c.value).filter(|_| read);
+            let known = input.or_else(|| find(&whole.graph.outputs, &whole.outputs, c.value));
+            let all = known.unwrap_or_else(|| {
+                let add = || {
+                    let value = whole.graph.value(c.value);
+                    self.between += 1;
+                    Operand {
+                        place: Place::Between(self.between - 1),
+                        cols: 0..value.shape.row_len(),
+                        element: value.dtype.block_bytes(),
+                    }
+                };
+                scope.entry(c.value).or_insert_with(add).clone()
+            });
+            let first = all.cols.start;
+            Operand { cols: first + c.cols.start..first + c.cols.end, ..all }
+        };
+        let inputs = piece.inputs.iter().map(|c| operand(c, true)).collect();
+        let outputs = piece.outputs.iter().map(|c| operand(c, false)).collect();
+        Root { graph: Arc::new(piece.graph), inputs, outputs }
+    }
+
+    fn laid(&self, device: usize, root: Root) -> LaidPiece {
+        let caps = &self.devices[device].caps;
+        let shapes = shapes(&root.graph, caps, self.rule.row_buckets.as_deref());
+        LaidPiece { device, graph: root.graph, inputs: root.inputs, outputs: root.outputs, shapes }
+    }
+}
+
+/// The numbers of rows that a graph is compiled for on a device with static shapes, or at most has
+/// at once on another that is limited; empty: any.
+fn shapes(graph: &Subgraph, caps: &Caps, buckets: Option<&[usize]>) -> Vec<usize> {
+    if !caps.static_shapes {
+        return Vec::new();
+    }
+    let values = graph.inputs.iter().chain(&graph.outputs).map(|v| graph.value(*v));
+    let widest = values.map(|v| v.shape.row_len() * v.dtype.block_bytes()).max().unwrap_or(0);
+    let limit = caps.max_binding_bytes.map_or(usize::MAX, |n| n as usize);
+    let most = limit.checked_div(widest).map_or(usize::MAX, |n| n.max(1));
+    let buckets = buckets.unwrap_or(&caps.row_buckets);
+    let mut rows: Vec<usize> = buckets.iter().copied().filter(|n| *n <= most).collect();
+    if rows.is_empty() {
+        rows.push(graph.max_rows().min(most));
+    }
+    rows
+}

@@ -1,0 +1,62 @@
+//! The solver: of the ways to divide a model over devices, the plan that a cost model says is best.
+//! See the README beside this file.
+
+mod events;
+mod layout;
+mod predict;
+
+use troika_model::lower::Lowered;
+use troika_model::spec::ModelSpec;
+
+use crate::cost::{CostModel, Goal, Predicted, SolveDevice};
+use crate::{Plan, PlanError, PlanRequest, Refusal};
+
+pub use predict::{PredictRequest, predict};
+
+/// What the solver is asked.
+#[derive(Clone, Copy)]
+pub struct SolveRequest<'a> {
+    /// The model.
+    pub spec: &'a ModelSpec,
+    /// The model, lowered for [`PlanRequest::chunk`] and the plan's context.
+    pub lowered: &'a Lowered,
+    /// The devices that may be used.
+    pub devices: &'a [SolveDevice],
+    /// What they cost.
+    pub cost: &'a dyn CostModel,
+    /// Ops that devices do not take.
+    pub refusals: &'a [Refusal],
+    /// What the plan is to be best at.
+    pub goal: Goal,
+    /// Context, chunk length, formats and so on. Its strategy is not looked at.
+    pub base: &'a PlanRequest,
+    /// Tokens of the prompt that the plan is to be best for. Prompts of other lengths are placed
+    /// by length buckets.
+    pub prompt: usize,
+    /// Tokens that are generated after it.
+    pub generate: usize,
+    /// The longest length of each length bucket, ascending; empty: the solver's own.
+    pub lengths: &'a [usize],
+}
+
+/// The solver's answer.
+#[derive(Clone, Debug)]
+pub struct Solved {
+    /// The best plan, with its prediction in [`Plan::predicted`].
+    pub plan: Plan,
+    /// What it is predicted to cost.
+    pub predicted: Predicted,
+    /// The plans that it beat, the best first. Each has its prediction.
+    pub alternatives: Vec<Alternative>,
+}
+
+/// A plan that another one beat.
+#[derive(Clone, Debug)]
+pub struct Alternative {
+    /// What is different, for people: a strategy's name, or "ffn whole on a".
+    pub name: String,
+    /// The plan.
+    pub plan: Plan,
+    /// What it is predicted to cost.
+    pub predicted: Predicted,
+}

@@ -1,0 +1,566 @@
+//! What a plan costs: the tasks of a prompt's chunks and of a decoded token, run in modelled time.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+use std::sync::Arc;
+
+use troika_device::SpaceId;
+use troika_graph::partition::Computed;
+use troika_graph::{DType, Subgraph, WeightSlice};
+use troika_model::lower::{Lowered, SegmentKind};
+
+use super::events::{self, SimTask};
+use super::layout::{LaidPiece, Layout, Layouts, Operand, Place, own_space};
+use crate::cost::{CostModel, Predicted, PredictedLength, PricedRun, SolveDevice};
+use crate::{Phase, Plan, PlanError, Rule};
+
+/// What is predicted.
+#[derive(Clone, Copy)]
+pub struct PredictRequest<'a> {
+    /// The model, lowered for the plan's chunk and context or more.
+    pub lowered: &'a Lowered,
+    /// All devices, those of the plan among them.
+    pub devices: &'a [SolveDevice],
+    /// What they cost.
+    pub cost: &'a dyn CostModel,
+    /// Tokens of the prompt.
+    pub prompt: usize,
+    /// Tokens that are generated after it.
+    pub generate: usize,
+}
+
+/// Predicts what a plan costs. A plan that some device cannot run takes infinitely long.
+///
+/// # Errors
+/// A device that is not at hand, a split that a graph does not allow, a segment without a rule.
+pub fn predict(request: &PredictRequest<'_>, plan: &Plan) -> Result<Predicted, PlanError> {
+    Predictor::new(request).whole(plan)
+}
+
+/// What is priced once.
+#[derive(Clone, Debug)]
+struct Priced {
+    device: usize,
+    kind: SegmentKind,
+    graph: Arc<Subgraph>,
+    rows: usize,
+    room: usize,
+    cached: usize,
+    ns: f64,
+    joules: Option<f64>,
+}
+
+/// Predicts plans of one model: what was priced or laid out once is not asked for again.
+pub(super) struct Predictor<'a> {
+    pub request: PredictRequest<'a>,
+    pub layouts: Layouts<'a>,
+    priced: Vec<Priced>,
+    /// By graph, device, rows, room and cached positions. The graphs are held by `priced`.
+    keys: HashMap<(usize, usize, usize, usize, usize), usize>,
+    slow: HashMap<Vec<usize>, Vec<f64>>,
+}
+
+/// Segments by their index, and the number of layers that they are of.
+pub(super) struct Extract {
+    pub segments: Vec<usize>,
+    pub layers: usize,
+}
+
+/// The time and energy of some tasks.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Spent {
+    pub ns: f64,
+    /// Besides what the machine takes when idle.
+    pub joules: Option<f64>,
+}
+
+impl<'a> Predictor<'a> {
+    pub fn new(request: &PredictRequest<'a>) -> Predictor<'a> {
+        let layouts = Layouts::new(request.lowered, request.devices);
+        let (priced, keys, slow) = (Vec::new(), HashMap::new(), HashMap::new());
+        Predictor { request: *request, layouts, priced, keys, slow }
+    }
+
+    /// All segments.
+    pub fn all(&self) -> Extract {
+        let segments = &self.request.lowered.segments;
+        let layers = segments.iter().filter_map(|s| s.layer).max().map_or(0, |l| l + 1);
+        Extract { segments: (0..segments.len()).collect(), layers }
+    }
+
+    fn whole(&mut self, plan: &Plan) -> Result<Predicted, PlanError> {
+        let (prompt, generate) = (self.request.prompt.max(1), self.request.generate);
+        let all = self.all();
+        let first = self.prompt(plan, &all, prompt)?;
+        let token = self.token(plan, &all, prompt + generate / 2)?;
+        let idle = self.request.cost.idle_w();
+        let seconds = (first.ns + token.ns * generate as f64) * 1e-9;
+        let run_j = first.joules.zip(token.joules).map(|(f, t)| f + t * generate as f64);
+        let energy_j = run_j.map(|j| j + idle.unwrap_or(0.0) * seconds);
+        let mut lengths = Vec::new();
+        for tokens in [32, 64, 128, 256, 512, 1024, 2048].into_iter().filter(|n| *n < prompt) {
+            let ttft_us = self.prompt(plan, &all, tokens)?.ns * 1e-3;
+            lengths.push(PredictedLength { tokens, ttft_us });
+        }
+        let (weight_bytes, total_bytes) = self.weight_bytes(plan, &all)?;
+        Ok(Predicted {
+            source: self.request.cost.source(),
+            prompt,
+            generate,
+            ttft_us: first.ns * 1e-3,
+            tpot_us: token.ns * 1e-3,
+            energy_j,
+            compile_us: self.compile_ns(plan)? * 1e-3,
+            weight_bytes,
+            total_bytes,
+            lengths,
+        })
+    }
+
+    /// A prompt, in the plan's chunks.
+    pub fn prompt(&mut self, plan: &Plan, of: &Extract, tokens: usize) -> Result<Spent, PlanError> {
+        let chunk = plan.prefill.chunk.max(1);
+        let count = tokens.div_ceil(chunk);
+        let chunks = (0..count).map(|i| (i * chunk, (tokens - i * chunk).min(chunk)));
+        let chunks: Vec<(usize, usize)> = chunks.collect();
+        self.batches(plan, of, (Phase::Prefill, &chunks))
+    }
+
+    /// A decoded token.
+    pub fn token(&mut self, plan: &Plan, of: &Extract, cached: usize) -> Result<Spent, PlanError> {
+        self.batches(plan, of, (Phase::Decode, &[(cached, 1)]))
+    }
+
+    fn batches(
+        &mut self,
+        plan: &Plan,
+        of: &Extract,
+        (phase, batches): (Phase, &[(usize, usize)]),
+    ) -> Result<Spent, PlanError> {
+        let request = self.request;
+        let mut tasks = TaskList::new(plan, phase, &request);
+        for (number, &(cached, rows)) in batches.iter().enumerate() {
+            let last = number + 1 == batches.len();
+            tasks.begin(number);
+            for &segment in &of.segments {
+                let s = &self.request.lowered.segments[segment];
+                if s.kind == SegmentKind::Head && !last {
+                    continue;
+                }
+                // Logits of the last row are wanted.
+                let range = if s.kind == SegmentKind::Head { rows - 1..rows } else { 0..rows };
+                let rule = plan.rule_for((phase, rows), s.kind, s.layer).ok_or_else(|| {
+                    let (phase, segment) = (phase.name().into(), s.graph.name.clone());
+                    PlanError::Missing { phase, segment }
+                })?;
+                let layout = self.layouts.of(segment, rule)?;
+                let runs = self.runs(s.kind, &layout, (range, cached))?;
+                tasks.segment(segment, &layout, (rule, &self.priced), runs);
+            }
+        }
+        Ok(self.run(&tasks.tasks))
+    }
+
+    /// The runs of a segment: which piece, on which rows, priced.
+    fn runs(
+        &mut self,
+        kind: SegmentKind,
+        layout: &Layout,
+        (rows, cached): (Range<usize>, usize),
+    ) -> Result<Vec<SegmentRun>, PlanError> {
+        let areas = layout.partition.areas(rows.len());
+        let areas = areas.map_err(|e| PlanError::Parse(e.to_string()))?;
+        let mut runs = Vec::new();
+        for area in areas {
+            let (list, first) = match area.by {
+                Computed::Part(part) => {
+                    let before: usize = layout.wholes[..part].iter().map(Vec::len).sum();
+                    (&layout.wholes[part], before)
+                }
+                Computed::Columns => {
+                    (&layout.columns, layout.wholes.iter().map(Vec::len).sum::<usize>())
+                }
+            };
+            for (i, piece) in list.iter().enumerate() {
+                let mut at = area.rows.start;
+                while at < area.rows.end {
+                    let left = area.rows.end - at;
+                    let (n, room) = piece.next_run(left, area.rows.end < rows.len());
+                    let before = cached + rows.start + at;
+                    let key = self.price(kind, piece, (n, room, before));
+                    runs.push(SegmentRun {
+                        piece: first + i,
+                        rows: rows.start + at..rows.start + at + n,
+                        key,
+                    });
+                    at += n;
+                }
+            }
+        }
+        Ok(runs)
+    }
+
+    fn price(
+        &mut self,
+        kind: SegmentKind,
+        piece: &LaidPiece,
+        (rows, room, cached): (usize, usize, usize),
+    ) -> usize {
+        // Only attention looks at what is cached.
+        let cached = if piece.graph.states.is_empty() { 0 } else { cached };
+        let graph = Arc::as_ptr(&piece.graph) as usize;
+        let key = (graph, piece.device, rows, room, cached);
+        if let Some(known) = self.keys.get(&key) {
+            return *known;
+        }
+        let device = piece.device;
+        let run = PricedRun { device, kind, graph: &piece.graph, rows, room, cached };
+        let ns = self.request.cost.run_ns(&run);
+        // A cost that is no number is one that nobody can pay.
+        let ns = if ns >= 0.0 { ns } else { f64::INFINITY };
+        let joules = self.request.cost.run_j(&run);
+        let graph = piece.graph.clone();
+        self.priced.push(Priced { device, kind, graph, rows, room, cached, ns, joules });
+        self.keys.insert(key, self.priced.len() - 1);
+        self.priced.len() - 1
+    }
+
+    fn run(&mut self, tasks: &[SimTask]) -> Spent {
+        let (priced, slow, cost) = (&self.priced, &mut self.slow, self.request.cost);
+        let mut slowdowns = |keys: &[usize]| {
+            if let Some(known) = slow.get(keys) {
+                return known.clone();
+            }
+            let of = |key: &usize| priced.get(*key).map(Priced::run);
+            let runs: Option<Vec<PricedRun<'_>>> = keys.iter().map(of).collect();
+            // Copies slow nobody down.
+            let mut factors = runs.map_or_else(Vec::new, |runs| cost.slowdowns(&runs));
+            factors.resize(keys.len(), 1.0);
+            factors.iter_mut().for_each(|f| *f = if *f >= 1.0 { *f } else { 1.0 });
+            slow.insert(keys.to_vec(), factors.clone());
+            factors
+        };
+        let ends = events::run(tasks, self.request.devices.len(), &mut slowdowns);
+        let ns = ends.into_iter().fold(0.0, f64::max);
+        let joules = tasks.iter().map(|t| priced.get(t.key).map_or(Some(0.0), |p| p.joules)).sum();
+        Spent { ns, joules }
+    }
+
+    /// Bytes of weights on each device, and of each form in each memory once. Devices that share
+    /// memory and read the same types share a form.
+    pub fn weight_bytes(
+        &mut self,
+        plan: &Plan,
+        of: &Extract,
+    ) -> Result<(BTreeMap<String, u64>, u64), PlanError> {
+        let devices = self.request.devices;
+        let mut by_device = vec![WeightRows::default(); devices.len()];
+        let mut forms: HashMap<(SpaceId, &[DType]), WeightRows> = HashMap::new();
+        for (phase, up_to) in [(Phase::Decode, 0)]
+            .into_iter()
+            .chain(plan.rule_lists(Phase::Prefill).map(|(up_to, _)| (Phase::Prefill, up_to)))
+        {
+            for &i in &of.segments {
+                let s = &self.request.lowered.segments[i];
+                let Some(rule) = plan.rule_for((phase, up_to), s.kind, s.layer) else { continue };
+                let layout = self.layouts.of(i, rule)?;
+                for piece in layout.pieces() {
+                    let caps = &devices[piece.device].caps;
+                    let form =
+                        forms.entry((own_space(caps), caps.weight_dtypes.as_slice())).or_default();
+                    for w in &piece.graph.weights {
+                        let first = match w.slice {
+                            Some(WeightSlice::Rows { first, .. }) => first,
+                            _ => 0,
+                        };
+                        let row = w.dtype.row_bytes(w.cols).unwrap_or(0) as u64;
+                        let rows = first..first + w.rows;
+                        by_device[piece.device].add((i, &w.name), rows.clone(), row);
+                        form.add((i, &w.name), rows, row);
+                    }
+                }
+            }
+        }
+        let named = devices.iter().zip(&by_device).filter(|(_, w)| w.bytes() > 0);
+        let named = named.map(|(d, w)| (d.name.clone(), w.bytes())).collect();
+        Ok((named, forms.values().map(WeightRows::bytes).sum()))
+    }
+
+    fn compile_ns(&mut self, plan: &Plan) -> Result<f64, PlanError> {
+        let mut seen: HashMap<(usize, usize, usize), f64> = HashMap::new();
+        for rule_rows in plan
+            .rule_lists(Phase::Prefill)
+            .map(|(n, _)| (Phase::Prefill, n))
+            .chain([(Phase::Decode, 1)])
+        {
+            for (i, s) in self.request.lowered.segments.iter().enumerate() {
+                let Some(rule) = plan.rule_for(rule_rows, s.kind, s.layer) else { continue };
+                let layout = self.layouts.of(i, rule)?;
+                for p in layout.pieces() {
+                    let rooms = if p.shapes.is_empty() {
+                        vec![p.graph.max_rows()]
+                    } else {
+                        p.shapes.clone()
+                    };
+                    let bakes = self.request.devices[p.device].caps.bakes_weights;
+                    // Code is shared by graphs of one shape unless weights are in it.
+                    let which = if bakes { i + 1 } else { 0 };
+                    for room in rooms {
+                        let graph = Arc::as_ptr(&p.graph) as usize;
+                        let key = (graph, room, which);
+                        let cost = self.request.cost;
+                        seen.entry(key)
+                            .or_insert_with(|| cost.compile_ns(p.device, &p.graph, room));
+                    }
+                }
+            }
+        }
+        Ok(seen.values().sum())
+    }
+}
+
+impl Priced {
+    fn run(&self) -> PricedRun<'_> {
+        let Priced { device, kind, rows, room, cached, .. } = *self;
+        PricedRun { device, kind, graph: &self.graph, rows, room, cached }
+    }
+}
+
+/// Rows of weights, each counted once. A layout is shared by the layers that are alike: names are
+/// those of the first of them, so the segment's own index is part of a weight's name.
+#[derive(Clone, Debug, Default)]
+struct WeightRows(HashMap<(usize, Arc<str>), RowsOfWeight>);
+
+/// Bytes of a row, and the rows.
+type RowsOfWeight = (u64, Vec<Range<usize>>);
+
+impl WeightRows {
+    fn add(&mut self, (segment, name): (usize, &Arc<str>), rows: Range<usize>, row_bytes: u64) {
+        let entry = self.0.entry((segment, name.clone())).or_default();
+        entry.0 = row_bytes;
+        if !entry.1.contains(&rows) {
+            entry.1.push(rows);
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        let union = |ranges: &[Range<usize>]| {
+            let mut ranges = ranges.to_vec();
+            ranges.sort_by_key(|r| r.start);
+            let (mut sum, mut at) = (0, 0);
+            for r in ranges {
+                sum += r.end.saturating_sub(r.start.max(at)) as u64;
+                at = at.max(r.end);
+            }
+            sum
+        };
+        self.0.values().map(|(row, ranges)| row * union(ranges)).sum()
+    }
+}
+
+/// A run of a piece of a segment.
+struct SegmentRun {
+    /// The piece, counted through [`Layout::pieces`].
+    piece: usize,
+    rows: Range<usize>,
+    /// What it costs, in [`Predictor::priced`].
+    key: usize,
+}
+
+/// Where some of a value is.
+#[derive(Clone, Debug)]
+struct Producer {
+    task: usize,
+    device: usize,
+    space: SpaceId,
+    rows: Range<usize>,
+    cols: Range<usize>,
+}
+
+/// Tasks in the making, in program order.
+struct TaskList<'a> {
+    plan: &'a Plan,
+    phase: Phase,
+    request: &'a PredictRequest<'a>,
+    tasks: Vec<SimTask>,
+    /// Of the chunk in the making, by the values that they wrote.
+    producers: HashMap<(usize, Place), Vec<Producer>>,
+    /// Copies of what a task wrote, by the space they are in.
+    copies: HashMap<(usize, SpaceId), usize>,
+    /// The last tasks that used the states of a segment, by the segment.
+    states: HashMap<usize, Vec<usize>>,
+    /// Of the segment before.
+    previous: Vec<usize>,
+    /// The last tasks of each chunk.
+    ends: Vec<Vec<usize>>,
+    /// Devices that this chunk has used.
+    used: Vec<bool>,
+}
+
+/// The key of tasks that have no price: copies.
+const UNPRICED: usize = usize::MAX;
+
+impl<'a> TaskList<'a> {
+    fn new(plan: &'a Plan, phase: Phase, request: &'a PredictRequest<'a>) -> TaskList<'a> {
+        TaskList {
+            plan,
+            phase,
+            request,
+            tasks: Vec::new(),
+            producers: HashMap::new(),
+            copies: HashMap::new(),
+            states: HashMap::new(),
+            previous: Vec::new(),
+            ends: Vec::new(),
+            used: vec![false; request.devices.len()],
+        }
+    }
+
+    /// Begins a chunk.
+    fn begin(&mut self, number: usize) {
+        self.ends.push(std::mem::take(&mut self.previous));
+        self.producers.clear();
+        if number == 0 {
+            self.ends.clear();
+            self.used.fill(false);
+        }
+    }
+
+    /// Adds the tasks of a segment.
+    fn segment(
+        &mut self,
+        index: usize,
+        layout: &Layout,
+        (rule, priced): (&Rule, &[Priced]),
+        runs: Vec<SegmentRun>,
+    ) {
+        let pieces: Vec<&LaidPiece> = layout.pieces().collect();
+        let mut current = Vec::new();
+        for run in runs {
+            let piece = pieces[run.piece];
+            let mut after = self.waits_for_room();
+            for operand in &piece.inputs {
+                self.read((index, operand, rule), piece.device, &run.rows, &mut after);
+            }
+            if !piece.graph.states.is_empty() {
+                let lag = |list: &TaskList<'_>, t: usize| list.lag(t, piece.device);
+                let before = self.states.get(&index).cloned().unwrap_or_default();
+                after.extend(before.into_iter().map(|t| (t, lag(self, t))));
+            }
+            let mut ns = priced[run.key].ns;
+            if !std::mem::replace(&mut self.used[piece.device], true) {
+                ns += self.request.cost.submit_ns(piece.device);
+            }
+            let task = self.push(piece.device, ns, run.key, after);
+            for operand in &piece.outputs {
+                let value = self.value(index, operand);
+                let space = own_space(&self.request.devices[piece.device].caps);
+                let (rows, cols) = (run.rows.clone(), operand.cols.clone());
+                let producer = Producer { task, device: piece.device, space, rows, cols };
+                self.producers.entry(value).or_default().push(producer);
+            }
+            current.push((task, !piece.graph.states.is_empty()));
+        }
+        let with_states: Vec<usize> = current.iter().filter(|t| t.1).map(|t| t.0).collect();
+        if !with_states.is_empty() {
+            self.states.insert(index, with_states);
+        }
+        self.previous = current.into_iter().map(|t| t.0).collect();
+    }
+
+    /// The last tasks of the chunk whose memory this one uses.
+    fn waits_for_room(&self) -> Vec<(usize, f64)> {
+        let in_flight = self.plan.prefill.chunks_in_flight.max(1);
+        let of = self.ends.len().checked_sub(in_flight);
+        let tasks = of.and_then(|i| self.ends.get(i)).filter(|_| self.phase == Phase::Prefill);
+        tasks.into_iter().flatten().map(|t| (*t, 0.0)).collect()
+    }
+
+    fn push(&mut self, device: usize, ns: f64, key: usize, after: Vec<(usize, f64)>) -> usize {
+        let mut single: Vec<(usize, f64)> = Vec::with_capacity(after.len());
+        for (task, lag) in after {
+            match single.iter_mut().find(|(t, _)| *t == task) {
+                Some((_, known)) => *known = known.max(lag),
+                None => single.push((task, lag)),
+            }
+        }
+        self.tasks.push(SimTask { device, ns, key, after: single });
+        self.tasks.len() - 1
+    }
+
+    /// From the end of a task to the start of one on a device that waits for it.
+    fn lag(&self, task: usize, to: usize) -> f64 {
+        let from = self.tasks[task].device;
+        if from == to { 0.0 } else { self.request.cost.hand_over_ns(from, to, self.plan.sync) }
+    }
+
+    fn value(&self, segment: usize, operand: &Operand) -> (usize, Place) {
+        let s = &self.request.lowered.segments[segment];
+        match operand.place {
+            // Values between segments are known by their edges.
+            Place::Input(i) => (usize::MAX, Place::Output(s.inputs[i].0)),
+            Place::Output(i) => (usize::MAX, Place::Output(s.outputs[i].0)),
+            between @ Place::Between(_) => (segment, between),
+        }
+    }
+
+    /// What a device waits for that reads some rows of a value.
+    fn read(
+        &mut self,
+        (segment, operand, rule): (usize, &Operand, &Rule),
+        device: usize,
+        rows: &Range<usize>,
+        after: &mut Vec<(usize, f64)>,
+    ) {
+        let value = self.value(segment, operand);
+        if [Lowered::IDS.0, Lowered::POSITIONS.0]
+            .map(|e| (usize::MAX, Place::Output(e)))
+            .contains(&value)
+        {
+            return;
+        }
+        let Some(producers) = self.producers.get(&value).cloned() else {
+            // The layer that makes it was left out: it would come after what is before this one.
+            let before = self.previous.clone();
+            after.extend(before.into_iter().map(|t| (t, self.lag(t, device))));
+            return;
+        };
+        let meet =
+            |a: &Range<usize>, b: &Range<usize>| (a.start.max(b.start)..a.end.min(b.end)).len();
+        for p in producers {
+            let (n, cols) = (meet(&p.rows, rows), meet(&p.cols, &operand.cols));
+            if n == 0 || cols == 0 {
+                continue;
+            }
+            let caps = &self.request.devices[device].caps;
+            if caps.spaces.contains(&p.space) {
+                after.push((p.task, self.lag(p.task, device)));
+                continue;
+            }
+            let small = rule.values != DType::F32 && operand.element == DType::F32.block_bytes();
+            let element = if small { 2 } else { operand.element };
+            let bytes = (n * cols * element) as u64;
+            let copy = self.copy(&p, device, bytes);
+            after.push((copy, self.lag(copy, device)));
+        }
+    }
+
+    /// The copy of what a task wrote to the memory of a device, made once.
+    fn copy(&mut self, from: &Producer, to: usize, bytes: u64) -> usize {
+        let space = own_space(&self.request.devices[to].caps);
+        if let Some(known) = self.copies.get(&(from.task, space)) {
+            return *known;
+        }
+        // Who has memory of its own copies to it and from it; between two such, by way of the host.
+        let by = if space == SpaceId::HOST { from.device } else { to };
+        let cost = self.request.cost;
+        let mut ns = cost.copy_ns(by, bytes);
+        if space != SpaceId::HOST && from.space != SpaceId::HOST {
+            ns += cost.copy_ns(from.device, bytes);
+        }
+        let lag = self.lag(from.task, by);
+        let task = self.push(by, ns, UNPRICED, vec![(from.task, lag)]);
+        self.copies.insert((from.task, space), task);
+        task
+    }
+}
