@@ -103,7 +103,8 @@ pub struct Engine {
     /// Whether numbers depend on which row of a batch a token is: rows are shared out between
     /// devices that compute differently. A batch is then of one sequence.
     pub(crate) rows_matter: bool,
-    /// Whether cached pages may serve several sequences: all devices have them in one place.
+    /// Whether cached pages may serve several sequences: all devices have them in one place, and
+    /// compute the same whatever a prompt begins with.
     pub(crate) shares_pages: bool,
     /// The name of a device that only models time.
     pub(crate) silent: Option<String>,
@@ -175,7 +176,8 @@ impl Engine {
             one_placement,
             phases_are_apart: program.phases_are_apart(),
             rows_matter: program.rows_matter(),
-            shares_pages: program.state_instances.iter().all(|i| i.len() == 1),
+            shares_pages: program.state_instances.iter().all(|i| i.len() == 1)
+                && !program.rows_matter(),
             silent: silent.map(|d| d.name().to_string()),
             runner,
             kv,

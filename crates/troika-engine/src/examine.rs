@@ -34,13 +34,14 @@ pub fn examine(
     for device in devices {
         for segment in &lowered.segments {
             let graph = restrict_activations(&segment.graph, &formats);
-            let of_phase = |phase| {
-                let rule = plan.rule(phase, segment.kind, segment.layer);
+            let of_phase = |(phase, rows)| {
+                let rule = plan.rule_for((phase, rows), segment.kind, segment.layer);
                 let rule = rule.filter(|r| r.devices().any(|d| d == device.name()));
                 let buckets = rule.and_then(|r| r.row_buckets.as_deref());
                 (convert_edges(&graph, segment, (&types, phase)), buckets)
             };
-            let mut graphs = vec![of_phase(Phase::Prefill), of_phase(Phase::Decode)];
+            let prefill = plan.rule_lists(Phase::Prefill).map(|(rows, _)| (Phase::Prefill, rows));
+            let mut graphs: Vec<_> = prefill.chain([(Phase::Decode, 1)]).map(of_phase).collect();
             graphs.dedup();
             let graphs = graphs.iter().flat_map(|(g, buckets)| shapes(g, device.caps(), *buckets));
             for graph in graphs {

@@ -122,7 +122,9 @@ pub(crate) struct Program {
     /// What pieces run, by number: code with a graph's weights. Pieces of a segment that are alike
     /// share them.
     pub loaded: Vec<Arc<Weights>>,
-    prefill: Vec<Arc<PlacedSegment>>,
+    /// By the most rows of a chunk that they are for, ascending: those of the plan's length buckets,
+    /// then those of full chunks.
+    prefill: Vec<(usize, Vec<Arc<PlacedSegment>>)>,
     decode: Vec<Arc<PlacedSegment>>,
 }
 
@@ -154,27 +156,40 @@ impl Program {
             scratch_bytes: 0,
             copy_name: "copy".into(),
             loaded: Vec::new(),
-            prefill: Vec::new(),
+            prefill: plan
+                .rule_lists(Phase::Prefill)
+                .map(|(up_to, _)| (up_to, Vec::new()))
+                .collect(),
             decode: Vec::new(),
         };
         let mut list = CompileList::default();
         for (i, segment) in lowered.segments.iter().enumerate() {
             list.begin_segment();
-            let rule = |phase| {
-                let rule = plan.rule(phase, segment.kind, segment.layer);
+            let rule = |phase, rows| {
+                let rule = plan.rule_for((phase, rows), segment.kind, segment.layer);
                 rule.ok_or_else(|| EngineError::Unplaced(segment.graph.name.clone()))
             };
-            let (prefill, decode) = (rule(Phase::Prefill)?, rule(Phase::Decode)?);
             let heads = attention_of(lowered, segment);
             let edges = segment.inputs.iter().chain(&segment.outputs);
             let alike = edges.map(|e| program.values.dtypes[e.0]).all(|[p, d]| p == d);
             let of = (segment, heads);
-            let first = Arc::new(program.place(of, (prefill, Phase::Prefill), &mut list)?);
-            let second = match prefill.places_as(decode) && alike {
-                true => first.clone(),
-                false => Arc::new(program.place(of, (decode, Phase::Decode), &mut list)?),
+            // What was placed in the same way before is the same.
+            let mut placed: Vec<(&Rule, Arc<PlacedSegment>)> = Vec::new();
+            for bucket in 0..program.prefill.len() {
+                let rule = rule(Phase::Prefill, program.prefill[bucket].0)?;
+                let first = match placed.iter().find(|(known, _)| known.places_as(rule)) {
+                    Some((_, known)) => known.clone(),
+                    None => Arc::new(program.place(of, (rule, Phase::Prefill), &mut list)?),
+                };
+                placed.push((rule, first.clone()));
+                program.prefill[bucket].1.push(first);
+            }
+            let rule = rule(Phase::Decode, 1)?;
+            let known = placed.iter().find(|(known, _)| known.places_as(rule) && alike);
+            let second = match known {
+                Some((_, known)) => known.clone(),
+                None => Arc::new(program.place(of, (rule, Phase::Decode), &mut list)?),
             };
-            program.prefill.push(first);
             program.decode.push(second);
             program.segment_of.resize(program.values.cols.len() - lowered.edges.len(), i);
         }
@@ -195,7 +210,7 @@ impl Program {
         let logits = lowered.logits().0;
         // The host reads them whole.
         used[logits].push(0..self.values.cols[logits]);
-        let segments = self.prefill.iter().chain(&self.decode);
+        let segments = self.segments();
         for piece in segments.flat_map(|s| s.pieces()) {
             for o in piece.inputs.iter().chain(&piece.outputs) {
                 if !used[o.value].contains(&o.cols) {
@@ -213,7 +228,10 @@ impl Program {
     /// Where each state is used in a phase. Its columns may be shared out, but each of them is in
     /// one place.
     fn find_states(&mut self, phase: Phase) -> Result<(), EngineError> {
-        let segments = if phase == Phase::Prefill { &self.prefill } else { &self.decode };
+        let segments = match phase {
+            Phase::Prefill => self.prefill.iter().flat_map(|(_, s)| s.clone()).collect(),
+            Phase::Decode => self.decode.clone(),
+        };
         for piece in segments.iter().flat_map(|s| s.pieces()) {
             for used in &piece.states {
                 let instance = self.state_instance(piece.device, used);
@@ -248,7 +266,8 @@ impl Program {
 
     /// Whether both phases run the same code in the same places.
     pub fn one_placement(&self) -> bool {
-        self.prefill.iter().zip(&self.decode).all(|(p, d)| Arc::ptr_eq(p, d))
+        let [(_, prefill)] = self.prefill.as_slice() else { return false };
+        prefill.iter().zip(&self.decode).all(|(p, d)| Arc::ptr_eq(p, d))
     }
 
     /// Whether no device computes for both phases.
@@ -256,16 +275,21 @@ impl Program {
         let uses = |segments: &[Arc<PlacedSegment>], device: usize| {
             segments.iter().flat_map(|s| s.pieces()).any(|piece| piece.device == device)
         };
-        (0..self.devices.len()).all(|d| !(uses(&self.prefill, d) && uses(&self.decode, d)))
+        let prefill = |d| self.prefill.iter().any(|(_, segments)| uses(segments, d));
+        (0..self.devices.len()).all(|d| !(prefill(d) && uses(&self.decode, d)))
     }
 
-    /// Whether which device computes a row depends on which row of a batch it is, and these devices
-    /// do not compute the same numbers.
+    /// Whether how a row is computed depends on which row of a batch it is, or on how many there
+    /// are: devices of unlike numerics share rows out, or the plan goes by length.
     pub fn rows_matter(&self) -> bool {
+        if self.prefill.len() > 1 {
+            return true;
+        }
         let shared_out = |s: &&Arc<PlacedSegment>| {
             !matches!(s.partition, Partition::Whole { .. } | Partition::Columns(_))
         };
-        let mut segments = self.prefill.iter().chain(&self.decode).filter(shared_out);
+        let prefill = self.prefill.iter().flat_map(|(_, segments)| segments);
+        let mut segments = prefill.chain(&self.decode).filter(shared_out);
         segments.any(|s| {
             let mut ids = s.pieces().map(|p| &self.devices[p.device].caps().numerics);
             let first = ids.next();
@@ -273,23 +297,32 @@ impl Program {
         })
     }
 
-    /// A segment's place in a phase.
-    pub fn placed(&self, phase: Phase, segment: usize) -> &Arc<PlacedSegment> {
+    /// A segment's place in a forward batch of a phase, which goes by its rows.
+    pub fn placed(&self, (phase, rows): (Phase, usize), segment: usize) -> &Arc<PlacedSegment> {
         match phase {
-            Phase::Prefill => &self.prefill[segment],
+            Phase::Prefill => {
+                let last = self.prefill.len() - 1;
+                let bucket = self.prefill.iter().position(|(up_to, _)| rows <= *up_to);
+                &self.prefill[bucket.unwrap_or(last)].1[segment]
+            }
             Phase::Decode => &self.decode[segment],
         }
+    }
+
+    /// All segments, in each way that they are placed.
+    fn segments(&self) -> impl Iterator<Item = &Arc<PlacedSegment>> {
+        self.prefill.iter().flat_map(|(_, s)| s).chain(&self.decode)
     }
 
     /// A split leaves each device that it names something in the whole model, but for what the
     /// device refuses.
     fn check_used(&self, plan: &Plan) -> Result<(), EngineError> {
-        let segments = || self.prefill.iter().chain(&self.decode);
-        let used = |d: usize| segments().flat_map(|s| s.pieces()).any(|piece| piece.device == d);
-        let rules = plan.prefill.rules.iter().chain(&plan.decode.rules);
-        for share in rules.clone().filter_map(|r| r.split.as_ref()).flat_map(Split::parts) {
+        let used =
+            |d: usize| self.segments().flat_map(|s| s.pieces()).any(|piece| piece.device == d);
+        for share in plan.all_rules().filter_map(|r| r.split.as_ref()).flat_map(Split::parts) {
             let d = self.index(&share.device);
-            let refuses = rules.clone().flat_map(|r| &r.refused).any(|r| r.device == share.device);
+            let refuses =
+                plan.all_rules().flat_map(|r| &r.refused).any(|r| r.device == share.device);
             if !refuses && !d.is_some_and(used) {
                 return Err(EngineError::NothingLeft(share.device.clone()));
             }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use troika_device::{Bindings, Buffer, Caps, CopyRows, DeviceError, Run, SpaceId, View, Work};
 use troika_model::lower::{Lowered, SegmentKind};
+use troika_plan::Phase;
 
 use crate::batching::PlannedBatch;
 use crate::error::EngineError;
@@ -90,8 +91,13 @@ impl<'a> ChunkTasks<'a> {
         Ok((self.tasks, logits_row))
     }
 
+    /// The phase and the rows, by which segments are placed.
+    fn forward(&self) -> (Phase, usize) {
+        (self.batch.phase, self.batch.forward.rows())
+    }
+
     fn segment(&mut self, segment: usize, rows: Range<usize>) -> Result<(), EngineError> {
-        let placed = self.shared.program.placed(self.batch.phase, segment).clone();
+        let placed = self.shared.program.placed(self.forward(), segment).clone();
         for (area, pieces) in placed.areas(rows.len())? {
             for piece in pieces {
                 let mut at = rows.start + area.start;

@@ -55,6 +55,26 @@ impl Plan {
                 check_rules(place(phase, up_to, self), rules, &self.devices, &segments)?;
             }
         }
+        self.check_values(&segments)
+    }
+
+    /// Values are of the same type whatever the length of a chunk: their memory is shared.
+    fn check_values(&self, segments: &[Segment]) -> Result<(), PlanError> {
+        for l in &self.prefill.lengths {
+            for &(kind, layer) in segments {
+                let of = |rules: &[Rule]| {
+                    rules.iter().find(|r| r.matches(kind, layer)).map(|r| r.values)
+                };
+                if of(&l.rules) != of(&self.prefill.rules) {
+                    return Err(PlanError::Lengths(format!(
+                        "in the bucket of up to {} rows, values of {} have another type than in \
+                         full chunks; give them the same",
+                        l.up_to,
+                        kind.name()
+                    )));
+                }
+            }
+        }
         Ok(())
     }
 

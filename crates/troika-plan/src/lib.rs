@@ -8,7 +8,9 @@ mod avoid;
 mod check;
 mod cost;
 mod error;
+mod fit;
 mod make;
+mod profile;
 mod refusal;
 mod solve;
 mod strategy;
@@ -18,11 +20,17 @@ use troika_graph::{ActivationFormat, DType};
 use troika_model::lower::SegmentKind;
 
 pub use avoid::describe_refusals;
-pub use cost::{CostModel, Goal, Predicted, PredictedLength, PricedRun, SolveDevice};
+pub use cost::{CostModel, Goal, Predicted, PredictedLength, PricedRun, RunWork, SolveDevice};
 pub use error::PlanError;
+pub use fit::{Fits, RunFit};
 pub use make::{PlanRequest, make};
+pub use profile::{
+    DeviceSample, PROFILE_VERSION, PairSample, Profile, ProfileError, ProfileSubject,
+    ProfiledCosts, ProfiledDevice, ProfiledGraph, Regret, RunSample, Slowdown, Spread,
+    profiled_graphs,
+};
 pub use refusal::Refusal;
-pub use solve::{Alternative, PredictRequest, SolveRequest, Solved, predict};
+pub use solve::{Alternative, PredictRequest, SolveRequest, Solved, predict, solve};
 pub use strategy::{DeviceFacts, Ratio, StandardLength, Strategy};
 
 /// Version of the plan file this build reads and writes.

@@ -6,7 +6,8 @@ use troika_model::spec::ModelSpec;
 use crate::check::MAX_CONTEXT;
 use crate::strategy::{DeviceFacts, Strategy};
 use crate::{
-    Decode, ModelId, PLAN_VERSION, Phase, Plan, PlanError, Policy, Prefill, Rule, SyncMode,
+    Decode, LengthRules, ModelId, PLAN_VERSION, Phase, Plan, PlanError, Policy, Prefill, Rule,
+    SyncMode,
 };
 
 /// What the user asked for.
@@ -90,25 +91,55 @@ pub fn make(
     request: &PlanRequest,
 ) -> Result<Plan, PlanError> {
     request.strategy.check(devices.len())?;
-    let context = request.context.unwrap_or(spec.context.min(MAX_CONTEXT));
-    let chunk = request.chunk.min(context.max(1));
-    let placed = |phase| {
-        let mut rules = request.strategy.rules(spec, devices, (phase, chunk));
-        for rule in &mut rules {
-            rule.values = request.values;
-            rule.activations = match &request.activations {
-                Some(list) => list.clone(),
-                None => gained_by_all(rule, devices),
-            };
-        }
-        rules
+    let chunk = chunk_of(spec, request);
+    let placed = |phase| request.strategy.rules(spec, devices, (phase, chunk));
+    let rules = PlannedRules {
+        prefill: placed(Phase::Prefill),
+        lengths: Vec::new(),
+        decode: placed(Phase::Decode),
     };
-    let (prefill, decode) = (placed(Phase::Prefill), placed(Phase::Decode));
-    let used =
-        |d: &&DeviceFacts| prefill.iter().chain(&decode).any(|r| r.devices().any(|n| n == d.name));
+    let plan = assemble(spec, devices, request, (request.strategy.to_string(), rules));
+    let names: Vec<&str> = devices.iter().map(|d| d.name.as_str()).collect();
+    plan.check(spec, &names)?;
+    Ok(plan)
+}
+
+/// The rules of a plan in the making; activation formats and types of values are not in them yet.
+pub(crate) struct PlannedRules {
+    pub prefill: Vec<Rule>,
+    pub lengths: Vec<LengthRules>,
+    pub decode: Vec<Rule>,
+}
+
+fn context_of(spec: &ModelSpec, request: &PlanRequest) -> usize {
+    request.context.unwrap_or(spec.context.min(MAX_CONTEXT))
+}
+
+/// Rows of a prompt chunk: no more than the context.
+pub(crate) fn chunk_of(spec: &ModelSpec, request: &PlanRequest) -> usize {
+    request.chunk.min(context_of(spec, request).max(1))
+}
+
+/// A plan of some rules, with what the request says besides. It is not checked.
+pub(crate) fn assemble(
+    spec: &ModelSpec,
+    devices: &[DeviceFacts],
+    request: &PlanRequest,
+    (strategy, rules): (String, PlannedRules),
+) -> Plan {
+    let PlannedRules { mut prefill, mut lengths, mut decode } = rules;
+    let short = lengths.iter_mut().flat_map(|l| &mut l.rules);
+    for rule in prefill.iter_mut().chain(&mut decode).chain(short) {
+        rule.values = request.values;
+        rule.activations = match &request.activations {
+            Some(list) => list.clone(),
+            None => gained_by_all(rule, devices),
+        };
+    }
+    let all = || prefill.iter().chain(&decode).chain(lengths.iter().flat_map(|l| &l.rules));
+    let used = |d: &&DeviceFacts| all().any(|r| r.devices().any(|n| n == d.name));
     let used: Vec<String> = devices.iter().filter(used).map(|d| d.name.clone()).collect();
-    let bf16 =
-        prefill.iter().chain(&decode).all(|r| r.activations.contains(&ActivationFormat::Bf16));
+    let bf16 = all().all(|r| r.activations.contains(&ActivationFormat::Bf16));
     let default_kv = match request.single_precision {
         true => DType::F32,
         // Attention multiplies what is cached as bf16 in bf16, where the device gains from it.
@@ -116,27 +147,24 @@ pub fn make(
         false => DType::F16,
     };
     let in_flight = if used.len() > 1 { CHUNKS_IN_FLIGHT } else { 1 };
-    let plan = Plan {
+    Plan {
         version: PLAN_VERSION,
         model: ModelId::of(spec),
-        strategy: request.strategy.to_string(),
-        context,
+        strategy,
+        context: context_of(spec, request),
         page_len: PAGE_LEN,
         kv_dtype: request.kv_dtype.unwrap_or(default_kv),
         devices: used,
         sync: request.sync,
         prefill: Prefill {
-            chunk,
+            chunk: chunk_of(spec, request),
             chunks_in_flight: request.chunks_in_flight.unwrap_or(in_flight),
             policy: request.policy,
             critical_device: None,
             rules: prefill,
-            lengths: Vec::new(),
+            lengths,
         },
         decode: Decode { rules: decode },
         predicted: None,
-    };
-    let names: Vec<&str> = devices.iter().map(|d| d.name.as_str()).collect();
-    plan.check(spec, &names)?;
-    Ok(plan)
+    }
 }

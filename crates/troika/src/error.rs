@@ -6,7 +6,7 @@ use troika_engine::sample::{ParamError, SampleError};
 use troika_model::chat::ChatError;
 use troika_model::families::ConfigError;
 use troika_model::tokenizer::TokenizerError;
-use troika_plan::PlanError;
+use troika_plan::{PlanError, ProfileError};
 use troika_weights::WeightError;
 
 /// Anything that can go wrong when opening or running a model.
@@ -32,6 +32,22 @@ pub enum Error {
     /// Plan.
     #[error(transparent)]
     Plan(#[from] PlanError),
+    /// A profile that cannot be used.
+    #[error("{file}: {error}")]
+    Profile {
+        /// The file.
+        file: String,
+        /// What is wrong.
+        error: ProfileError,
+    },
+    /// A profile that cannot be read or written.
+    #[error("the profile {file}: {error}")]
+    ProfileFile {
+        /// The file.
+        file: String,
+        /// What the system says.
+        error: std::io::Error,
+    },
     /// Engine.
     #[error(transparent)]
     Engine(#[from] EngineError),

@@ -48,6 +48,7 @@ mod generate;
 mod generation;
 mod open;
 mod perplexity;
+mod profile;
 mod prompt;
 mod session;
 mod source;
@@ -59,8 +60,12 @@ pub use devices::{
 };
 pub use error::Error;
 pub use generation::GenerationDefaults;
-pub use open::{Described, LoadProgress, Model, OpenOptions, Planned, describe, make_plan};
+pub use open::{
+    Described, LoadProgress, Model, OpenOptions, Planned, SolveOptions, Subject, describe,
+    make_plan,
+};
 pub use perplexity::{Perplexity, Scored};
+pub use profile::{OnProfiled, ProfileOptions, ProfileOutcome, profile};
 pub use session::{
     Control, Finish, OnToken, Output, Piece, Request, Session, SessionCanceller, SessionOptions,
     Stats,

@@ -6,14 +6,16 @@ use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use troika_device::{Clock, Device, RealClock};
-use troika_engine::{CompileControl, Engine, EngineParts, PhaseCopies, Sharing, copies};
+use troika_engine::{CompileControl, Engine, EngineError, EngineParts, PhaseCopies, Sharing, copies};
 use troika_graph::{ActivationFormat, DType};
 use troika_model::chat::ChatTemplate;
+use troika_model::lower::{LowerOptions, lower};
 use troika_model::spec::ModelSpec;
 use troika_model::tokenizer::Tokenizer;
 use troika_model::{families, presets};
 use troika_plan::{
-    DeviceFacts, Plan, PlanError, PlanRequest, Policy, Strategy, SyncMode, describe_refusals,
+    Alternative, DeviceFacts, Goal, Plan, PlanError, PlanRequest, Policy, ProfiledCosts,
+    SolveDevice, SolveRequest, Solved, Strategy, SyncMode, describe_refusals, solve,
 };
 use troika_trace::{Span, Tracer};
 use troika_weights::{
@@ -25,6 +27,7 @@ use crate::devices::{DeviceOptions, computes_nothing, open_devices, virtual_cloc
 use crate::driver::Driver;
 use crate::error::Error;
 use crate::generation::GenerationDefaults;
+use crate::profile;
 use crate::source::Source;
 use crate::text;
 
@@ -67,6 +70,8 @@ pub struct OpenOptions {
     /// A plan made before: it says what `context`, `chunk`, `kv_dtype`, `activations` and the four
     /// fields above would.
     pub plan: Option<Plan>,
+    /// Choose the plan by a profile, in place of `strategy`.
+    pub solve: Option<SolveOptions>,
     /// Let other devices compute what those of `plan` refuse, instead of refusing the plan.
     pub fallback: bool,
     /// Type of the KV cache; `None`: f32 when computing in f32, else f16.
@@ -100,6 +105,7 @@ impl Default for OpenOptions {
             sync: SyncMode::default(),
             sharing: Sharing::default(),
             plan: None,
+            solve: None,
             fallback: false,
             kv_dtype: None,
             values: DType::F32,
@@ -108,6 +114,73 @@ impl Default for OpenOptions {
             tracer: Tracer::off(),
         }
     }
+}
+
+/// How a plan is chosen by a profile.
+#[derive(Clone, Debug)]
+pub struct SolveOptions {
+    /// The profile's file.
+    pub profile: PathBuf,
+    /// What the plan is to be best at.
+    pub goal: Goal,
+    /// Tokens of the prompt that it is to be best for.
+    pub prompt: usize,
+    /// Tokens that are generated after it.
+    pub generate: usize,
+    /// Weights may be held in several forms.
+    pub several_copies: bool,
+}
+
+/// What is measured or planned for: a model of files, or the shape of a known one.
+#[derive(Clone, Debug)]
+pub enum Subject {
+    /// A model of files, or the built-in one.
+    Files(Source),
+    /// A known shape with random weights, as [`Model::synthetic`] takes it.
+    Synthetic(String),
+}
+
+impl Subject {
+    /// The description and the weights.
+    pub(crate) fn described(
+        &self,
+        options: &OpenOptions,
+        devices: &[Arc<dyn Device>],
+    ) -> Result<(ModelSpec, WeightStore), Error> {
+        match self {
+            Subject::Files(source) => {
+                let bind = BindOptions { float: options.dtype, quant: options.quant };
+                describe(source.clone(), bind).map(|d| (d.spec, d.store))
+            }
+            Subject::Synthetic(preset) => synthetic(preset, options, devices),
+        }
+    }
+}
+
+/// A known shape with random weights.
+fn synthetic(
+    preset: &str,
+    options: &OpenOptions,
+    devices: &[Arc<dyn Device>],
+) -> Result<(ModelSpec, WeightStore), Error> {
+    let (name, dtype) = preset.split_once(':').unwrap_or((preset, "BF16"));
+    let config = presets::config(name)
+        .ok_or_else(|| Error::NoPreset { name: name.into(), known: presets::names().join(", ") })?;
+    let dtype = SYNTHETIC_DTYPES.into_iter().find(|d| d.name().eq_ignore_ascii_case(dtype));
+    let dtype = dtype.ok_or_else(|| Error::NoPresetType {
+        name: preset.into(),
+        known: SYNTHETIC_DTYPES.map(|d| d.name()).join(", "),
+    })?;
+    let model = families::from_config(&config)
+        .map_err(|error| Error::Config { model: preset.into(), error })?;
+    // What nobody computes with need not be there.
+    let make = if devices.iter().all(computes_nothing) {
+        WeightStore::synthetic_lazy
+    } else {
+        WeightStore::synthetic
+    };
+    let store = make(&model.spec, dtype, 1, options.quant);
+    Ok((model.spec, store))
 }
 
 /// Receives (weights quantized, weights to quantize) while a model is opened.
@@ -155,7 +228,9 @@ pub struct Planned {
     pub plan: Plan,
     /// A sentence for each device whose refusals changed it.
     pub changes: Vec<String>,
-    described: Described,
+    /// Where it was chosen by a profile, the plans that it beat, the best first.
+    pub alternatives: Vec<Alternative>,
+    model: (ModelSpec, WeightStore),
     devices: Vec<Arc<dyn Device>>,
 }
 
@@ -165,7 +240,7 @@ impl Planned {
     /// # Errors
     /// What keeps the plan from being run.
     pub fn copies(&self) -> Result<Vec<PhaseCopies>, Error> {
-        let Described { spec, store, .. } = &self.described;
+        let (spec, store) = &self.model;
         Ok(copies(spec, &|key| store.shape(key), &self.plan, &self.devices)?)
     }
 }
@@ -174,12 +249,22 @@ impl Planned {
 ///
 /// # Errors
 /// As [`Model::open`], but that nothing is compiled.
-pub fn make_plan(source: impl Into<Source>, options: &OpenOptions) -> Result<Planned, Error> {
+pub fn make_plan(subject: &Subject, options: &OpenOptions) -> Result<Planned, Error> {
     let devices = open_devices(&options.devices)?;
-    let bind = BindOptions { float: options.dtype, quant: options.quant };
-    let described = describe(source, bind)?;
-    let (plan, changes) = plan_of(&described.spec, &described.store, options, &devices)?;
-    Ok(Planned { plan, changes, described, devices })
+    let model = subject.described(options, &devices)?;
+    let (plan, changes, alternatives) = plan_of(&model.0, &model.1, options, &devices)?;
+    Ok(Planned { plan, changes, alternatives, model, devices })
+}
+
+/// The plan on the first device that the options describe.
+pub(crate) fn one_device_plan(
+    spec: &ModelSpec,
+    store: &WeightStore,
+    options: &OpenOptions,
+    devices: &[Arc<dyn Device>],
+) -> Result<Plan, Error> {
+    let options = OpenOptions { strategy: Strategy::OneDevice, ..options.clone() };
+    Ok(new_plan(spec, store, &options, devices)?)
 }
 
 /// What an open model is made of, wherever it came from.
@@ -276,31 +361,14 @@ impl Model {
     /// # Errors
     /// An unknown name or type, or as [`Model::open`].
     pub fn synthetic(preset: &str, options: &OpenOptions) -> Result<Model, Error> {
-        let (name, dtype) = preset.split_once(':').unwrap_or((preset, "BF16"));
-        let config = presets::config(name).ok_or_else(|| Error::NoPreset {
-            name: name.into(),
-            known: presets::names().join(", "),
-        })?;
-        let dtype = SYNTHETIC_DTYPES.into_iter().find(|d| d.name().eq_ignore_ascii_case(dtype));
-        let dtype = dtype.ok_or_else(|| Error::NoPresetType {
-            name: preset.into(),
-            known: SYNTHETIC_DTYPES.map(|d| d.name()).join(", "),
-        })?;
-        let model = families::from_config(&config)
-            .map_err(|error| Error::Config { model: preset.into(), error })?;
         let clock: Arc<dyn Clock> = Arc::new(RealClock::new());
         let start = clock.now();
         let devices = open_devices(&options.devices)?;
-        // What nobody computes with need not be there.
-        let make = if devices.iter().all(computes_nothing) {
-            WeightStore::synthetic_lazy
-        } else {
-            WeightStore::synthetic
-        };
+        let (spec, store) = synthetic(preset, options, &devices)?;
         let parts = Parts {
             name: preset.into(),
-            store: make(&model.spec, dtype, 1, options.quant),
-            spec: model.spec,
+            store,
+            spec,
             text: (None, None),
             defaults: GenerationDefaults::default(),
             warnings: Vec::new(),
@@ -320,7 +388,7 @@ impl Model {
         if let Some(progress) = &options.progress {
             store.on_progress(progress.0.clone());
         }
-        let (plan, changes) = plan_of(&spec, &store, options, devices)?;
+        let (plan, changes, _) = plan_of(&spec, &store, options, devices)?;
         warnings.extend(changes);
         let used = devices.iter().filter(|d| plan.devices.iter().any(|name| name == d.name()));
         let silent = used.clone().find(|d| computes_nothing(d));
@@ -442,27 +510,69 @@ fn plan_of(
     store: &WeightStore,
     options: &OpenOptions,
     devices: &[Arc<dyn Device>],
-) -> Result<(Plan, Vec<String>), Error> {
+) -> Result<(Plan, Vec<String>, Vec<Alternative>), Error> {
     let names: Vec<&str> = devices.iter().map(|d| d.name()).collect();
-    let mut plan = match &options.plan {
-        Some(plan) => {
+    let mut alternatives = Vec::new();
+    let mut plan = match (&options.plan, &options.solve) {
+        (Some(plan), _) => {
             plan.check(spec, &names)?;
             let find = |name: &str| devices.iter().find(|d| d.name() == name);
             plan.check_shapes(&|name| find(name).is_some_and(|d| d.caps().static_shapes))?;
             plan.clone()
         }
-        None => new_plan(spec, store, options, devices)?,
+        (None, Some(wanted)) => {
+            let solved = solved(spec, store, (options, wanted), devices)?;
+            alternatives = solved.alternatives;
+            solved.plan
+        }
+        (None, None) => new_plan(spec, store, options, devices)?,
     };
     let refusals = troika_engine::examine(spec, &|key| store.shape(key), &plan, devices)?;
     if options.plan.is_some() && !options.fallback {
         return match plan.refused(&refusals).first() {
             Some(refusal) => Err(PlanError::NotTaken(Box::new((*refusal).clone())).into()),
-            None => Ok((plan, Vec::new())),
+            None => Ok((plan, Vec::new(), alternatives)),
         };
     }
     let met = plan.avoid(&refusals, &names)?;
     let changes = describe_refusals(&plan, &met);
-    Ok((plan, changes))
+    Ok((plan, changes, alternatives))
+}
+
+/// The plan that a profile says is best.
+fn solved(
+    spec: &ModelSpec,
+    store: &WeightStore,
+    (options, wanted): (&OpenOptions, &SolveOptions),
+    devices: &[Arc<dyn Device>],
+) -> Result<Solved, Error> {
+    let one = one_device_plan(spec, store, options, devices)?;
+    let here = profile::subject_of(spec, store, &one, devices);
+    let measured = profile::read(&wanted.profile, &here)?;
+    let base = plan_request(store, options);
+    let bounds =
+        LowerOptions { max_rows: one.prefill.chunk, max_kv: one.context, kv_dtype: one.kv_dtype };
+    let shapes = &|key| store.shape(key);
+    let lowered = lower(spec, shapes, bounds).map_err(EngineError::from)?;
+    // What a device refuses on any plan, whatever that plan would have it compute.
+    let refusals = troika_engine::examine(spec, shapes, &one, devices)?;
+    let devices: Vec<SolveDevice> = devices.iter().map(profile::solve_device).collect();
+    let refuse = |error| Error::Profile { file: wanted.profile.display().to_string(), error };
+    let cost = ProfiledCosts::new(&measured, &devices).map_err(refuse)?;
+    let request = SolveRequest {
+        spec,
+        lowered: &lowered,
+        devices: &devices,
+        cost: &cost,
+        refusals: &refusals,
+        goal: wanted.goal,
+        base: &base,
+        prompt: wanted.prompt.clamp(1, one.context),
+        generate: wanted.generate,
+        several_copies: wanted.several_copies,
+        lengths: &[],
+    };
+    Ok(solve(&request)?)
 }
 
 /// The plan that the options describe.
@@ -472,9 +582,15 @@ fn new_plan(
     options: &OpenOptions,
     devices: &[Arc<dyn Device>],
 ) -> Result<Plan, PlanError> {
+    let devices: Vec<DeviceFacts> = devices.iter().map(|d| DeviceFacts::of(&**d)).collect();
+    troika_plan::make(spec, &devices, &plan_request(store, options))
+}
+
+/// What the options ask of a plan.
+fn plan_request(store: &WeightStore, options: &OpenOptions) -> PlanRequest {
     // With a type given, activations stay in f32.
     let f32_only = (options.dtype != FloatType::Auto).then(Vec::new);
-    let request = PlanRequest {
+    PlanRequest {
         strategy: options.strategy,
         context: options.context,
         chunk: options.chunk,
@@ -485,9 +601,7 @@ fn new_plan(
         values: options.values,
         activations: options.activations.clone().or(f32_only),
         single_precision: options.dtype == FloatType::F32 || all_f32(store),
-    };
-    let devices: Vec<DeviceFacts> = devices.iter().map(|d| DeviceFacts::of(&**d)).collect();
-    troika_plan::make(spec, &devices, &request)
+    }
 }
 
 /// Takes quantized weights from the cache, and keeps those that are made. What goes wrong is a

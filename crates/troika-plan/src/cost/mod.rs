@@ -1,6 +1,8 @@
 //! What runs, hand-overs and copies cost: asked by the solver, answered from a profile's fits or by a
 //! model of a system on a chip.
 
+mod work;
+
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
@@ -9,6 +11,8 @@ use troika_graph::Subgraph;
 use troika_model::lower::SegmentKind;
 
 use crate::{DeviceFacts, SyncMode};
+
+pub use work::RunWork;
 
 /// A run of a segment's graph, or of a piece of it, whose cost is asked for.
 #[derive(Clone, Copy, Debug)]
@@ -46,8 +50,8 @@ pub trait CostModel {
     /// From the end of a run on one device to the start of one on another that waits for it.
     fn hand_over_ns(&self, from: usize, to: usize, sync: SyncMode) -> f64;
 
-    /// From the end of a run to the start of the next one on the same device, where the host or a
-    /// wait is between them.
+    /// What it costs to give a device a list of tasks and hear of its end, where several devices
+    /// share the work of a chunk or token; once for each of them.
     fn submit_ns(&self, _device: usize) -> f64 {
         0.0
     }

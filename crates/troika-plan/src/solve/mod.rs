@@ -3,7 +3,9 @@
 
 mod events;
 mod layout;
+mod options;
 mod predict;
+mod search;
 
 use troika_model::lower::Lowered;
 use troika_model::spec::ModelSpec;
@@ -35,6 +37,9 @@ pub struct SolveRequest<'a> {
     pub prompt: usize,
     /// Tokens that are generated after it.
     pub generate: usize,
+    /// Weights may be held in several forms, so that phases and lengths are placed without regard to
+    /// each other. If not, each row of a weight is there once.
+    pub several_copies: bool,
     /// The longest length of each length bucket, ascending; empty: the solver's own.
     pub lengths: &'a [usize],
 }
@@ -59,4 +64,14 @@ pub struct Alternative {
     pub plan: Plan,
     /// What it is predicted to cost.
     pub predicted: Predicted,
+}
+
+/// Chooses a plan.
+///
+/// It is never predicted to be worse than the best plan on one device.
+///
+/// # Errors
+/// A request that no plan can be made for, or devices that cannot run the model together.
+pub fn solve(request: &SolveRequest<'_>) -> Result<Solved, PlanError> {
+    search::Search::new(request)?.solve()
 }

@@ -37,6 +37,18 @@ pub fn predict(request: &PredictRequest<'_>, plan: &Plan) -> Result<Predicted, P
     Predictor::new(request).whole(plan)
 }
 
+impl PredictRequest<'_> {
+    /// The most positions that the model was lowered for.
+    pub(super) fn lowered_context(&self) -> usize {
+        let states = self
+            .lowered
+            .segments
+            .iter()
+            .flat_map(|s| s.graph.states.iter().map(|v| s.graph.value(*v).shape.max_rows()));
+        states.max().unwrap_or(usize::MAX).max(1)
+    }
+}
+
 /// What is priced once.
 #[derive(Clone, Debug)]
 struct Priced {
@@ -61,6 +73,7 @@ pub(super) struct Predictor<'a> {
 }
 
 /// Segments by their index, and the number of layers that they are of.
+#[derive(Clone)]
 pub(super) struct Extract {
     pub segments: Vec<usize>,
     pub layers: usize,
@@ -88,7 +101,7 @@ impl<'a> Predictor<'a> {
         Extract { segments: (0..segments.len()).collect(), layers }
     }
 
-    fn whole(&mut self, plan: &Plan) -> Result<Predicted, PlanError> {
+    pub fn whole(&mut self, plan: &Plan) -> Result<Predicted, PlanError> {
         let (prompt, generate) = (self.request.prompt.max(1), self.request.generate);
         let all = self.all();
         let first = self.prompt(plan, &all, prompt)?;
@@ -139,6 +152,8 @@ impl<'a> Predictor<'a> {
     ) -> Result<Spent, PlanError> {
         let request = self.request;
         let mut tasks = TaskList::new(plan, phase, &request);
+        // Of each class and rule, so that rules are compared once.
+        let mut laid: Vec<(usize, *const Rule, Arc<Layout>)> = Vec::new();
         for (number, &(cached, rows)) in batches.iter().enumerate() {
             let last = number + 1 == batches.len();
             tasks.begin(number);
@@ -153,7 +168,16 @@ impl<'a> Predictor<'a> {
                     let (phase, segment) = (phase.name().into(), s.graph.name.clone());
                     PlanError::Missing { phase, segment }
                 })?;
-                let layout = self.layouts.of(segment, rule)?;
+                let class = self.layouts.class(segment);
+                let known = laid.iter().find(|l| l.0 == class && std::ptr::eq(l.1, rule));
+                let layout = match known {
+                    Some((.., layout)) => layout.clone(),
+                    None => {
+                        let layout = self.layouts.of(segment, rule)?;
+                        laid.push((class, rule, layout.clone()));
+                        layout
+                    }
+                };
                 let runs = self.runs(s.kind, &layout, (range, cached))?;
                 tasks.segment(segment, &layout, (rule, &self.priced), runs);
             }
@@ -448,7 +472,9 @@ impl<'a> TaskList<'a> {
                 after.extend(before.into_iter().map(|t| (t, lag(self, t))));
             }
             let mut ns = priced[run.key].ns;
-            if !std::mem::replace(&mut self.used[piece.device], true) {
+            // One device alone computes on the caller's thread.
+            let several = self.plan.devices.len() > 1;
+            if !std::mem::replace(&mut self.used[piece.device], true) && several {
                 ns += self.request.cost.submit_ns(piece.device);
             }
             let task = self.push(piece.device, ns, run.key, after);

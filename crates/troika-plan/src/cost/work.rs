@@ -1,0 +1,74 @@
+//! What a run asks of a device: the features that fits go by.
+
+use serde::{Deserialize, Serialize};
+use troika_graph::{Op, Subgraph, WeightRef};
+
+/// What a run asks of a device, counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RunWork {
+    /// Rows that are computed, padding included.
+    pub room: f64,
+    /// Elements of the weight matrices that a row is multiplied with, in all.
+    pub products: f64,
+    /// Bytes of weights that are read.
+    pub weight_bytes: f64,
+    /// Columns of what is read and written between ops.
+    pub columns: f64,
+    /// Products with cached keys and values, over all rows.
+    pub attended: f64,
+    /// Bytes of the cache that are read.
+    pub cache_bytes: f64,
+}
+
+impl RunWork {
+    /// Of a run of a graph: rows that are computed, and positions cached before.
+    pub fn of(graph: &Subgraph, room: usize, cached: usize) -> RunWork {
+        let mut work = RunWork { room: room as f64, ..RunWork::default() };
+        for node in &graph.nodes {
+            let cols = |id: &troika_graph::ValueId| graph.value(*id).shape.row_len() as f64;
+            let values = node.inputs.iter().chain(&node.outputs);
+            work.columns += values.map(cols).sum::<f64>();
+            match &node.op {
+                Op::Linear { weight, .. } => work.product(graph, *weight, 1.0),
+                Op::HeadLinear(h) => h.weights.iter().for_each(|w| work.product(graph, *w, 1.0)),
+                Op::Experts(e) => {
+                    let chosen = node.inputs.get(1).map_or(1.0, cols);
+                    let count = e.gate.len().max(1) as f64;
+                    // As many experts are read as so many rows can choose.
+                    let read = (chosen * room as f64).min(count) / count;
+                    for w in e.gate.iter().chain(&e.up).chain(&e.down) {
+                        let decl = graph.weight(*w);
+                        work.products += (decl.rows * decl.cols) as f64 * chosen / count;
+                        work.weight_bytes += bytes(graph, *w) * read;
+                    }
+                }
+                Op::Attention(a) => {
+                    let window = a.window.unwrap_or(usize::MAX);
+                    let seen = |row: usize| (cached + row + 1).min(window) as f64;
+                    let all = (seen(0) + seen(room.max(1) - 1)) / 2.0 * room as f64;
+                    work.attended += all * (a.heads * (a.k_dim + a.v_dim)) as f64;
+                    let kept = seen(room.max(1) - 1);
+                    let state = |id: &troika_graph::ValueId| {
+                        let value = graph.value(*id);
+                        (value.shape.row_len() * value.dtype.block_bytes()) as f64
+                    };
+                    work.cache_bytes += kept * node.states.iter().map(state).sum::<f64>();
+                }
+                _ => {}
+            }
+        }
+        work
+    }
+
+    fn product(&mut self, graph: &Subgraph, w: WeightRef, share: f64) {
+        let decl = graph.weight(w);
+        self.products += (decl.rows * decl.cols) as f64 * share;
+        self.weight_bytes += bytes(graph, w) * share;
+    }
+}
+
+fn bytes(graph: &Subgraph, w: WeightRef) -> f64 {
+    let decl = graph.weight(w);
+    (decl.rows * decl.dtype.row_bytes(decl.cols).unwrap_or(0)) as f64
+}

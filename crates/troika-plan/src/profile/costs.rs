@@ -1,0 +1,100 @@
+//! A profile as a cost model.
+
+use troika_graph::Subgraph;
+
+use super::{PairSample, Profile, ProfileError, Slowdown};
+use crate::SyncMode;
+use crate::cost::{CostModel, PricedRun, RunWork, SolveDevice};
+
+/// Prices by the fits of a profile.
+pub struct ProfiledCosts<'a> {
+    profile: &'a Profile,
+    /// For each of the solver's devices, its place in the profile.
+    places: Vec<usize>,
+}
+
+impl<'a> ProfiledCosts<'a> {
+    /// The costs of some devices.
+    ///
+    /// # Errors
+    /// A device that was not measured.
+    pub fn new(
+        profile: &'a Profile,
+        devices: &[SolveDevice],
+    ) -> Result<ProfiledCosts<'a>, ProfileError> {
+        let known = &profile.subject.devices;
+        let place = |d: &SolveDevice| {
+            known.iter().position(|k| k.name == d.name).ok_or_else(|| ProfileError::Foreign {
+                what: "list of devices",
+                found: known.iter().map(|k| k.name.as_str()).collect::<Vec<_>>().join(", "),
+                here: d.name.clone(),
+            })
+        };
+        let places = devices.iter().map(place).collect::<Result<_, _>>()?;
+        Ok(ProfiledCosts { profile, places })
+    }
+
+    fn pair(&self, from: usize, to: usize) -> Option<&PairSample> {
+        let (from, to) = (self.places[from], self.places[to]);
+        self.profile.pairs.iter().find(|p| (p.from, p.to) == (from, to))
+    }
+}
+
+/// How much slower runs of so many rows are: between the numbers that were measured, the geometric
+/// middle's.
+fn slower(measured: &[Slowdown], rows: usize) -> f64 {
+    let rows = rows.max(1) as f64;
+    let Some(above) = measured.iter().position(|s| s.rows as f64 >= rows) else {
+        return measured.last().map_or(1.0, |s| s.factor);
+    };
+    let high = measured[above];
+    let Some(low) = above.checked_sub(1).map(|i| measured[i]) else { return high.factor };
+    let span = (high.rows as f64 / low.rows.max(1) as f64).ln();
+    let share = (rows / low.rows.max(1) as f64).ln() / span;
+    low.factor + (high.factor - low.factor) * share
+}
+
+impl CostModel for ProfiledCosts<'_> {
+    fn source(&self) -> String {
+        format!("a profile measured on {}", self.profile.subject.machine)
+    }
+
+    fn run_ns(&self, run: &PricedRun<'_>) -> f64 {
+        let fit = self.profile.fits.get(self.places[run.device], run.kind);
+        fit.map_or(f64::INFINITY, |f| f.ns(&RunWork::of(run.graph, run.room, run.cached)))
+    }
+
+    fn slowdowns(&self, runs: &[PricedRun<'_>]) -> Vec<f64> {
+        let beside = |i: usize, run: &PricedRun<'_>| {
+            let others = runs.iter().enumerate().filter(|(j, _)| *j != i);
+            let by = |(_, o): (usize, &PricedRun<'_>)| {
+                self.pair(o.device, run.device).map_or(1.0, |p| slower(&p.slowdowns, run.rows))
+            };
+            others.map(by).product()
+        };
+        runs.iter().enumerate().map(|(i, run)| beside(i, run)).collect()
+    }
+
+    fn hand_over_ns(&self, from: usize, to: usize, sync: SyncMode) -> f64 {
+        self.pair(from, to).map_or(0.0, |p| match sync {
+            SyncMode::Predicted => p.predicted_ns.median,
+            SyncMode::Blocking => p.blocking_ns.median,
+        })
+    }
+
+    fn submit_ns(&self, device: usize) -> f64 {
+        self.profile.devices[self.places[device]].submit_ns.median
+    }
+
+    fn copy_ns(&self, device: usize, bytes: u64) -> f64 {
+        let measured = &self.profile.devices[self.places[device]].copies;
+        let (Some(first), Some(last)) = (measured.first(), measured.last()) else { return 0.0 };
+        let span = last.0.saturating_sub(first.0).max(1) as f64;
+        let each = ((last.1 - first.1) / span).max(0.0);
+        (first.1 + (bytes as f64 - first.0 as f64) * each).max(0.0)
+    }
+
+    fn compile_ns(&self, device: usize, _: &Subgraph, _: usize) -> f64 {
+        self.profile.devices[self.places[device]].compile_ns.median
+    }
+}

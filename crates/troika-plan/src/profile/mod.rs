@@ -1,0 +1,356 @@
+//! Profiles: what was measured of a model's segments on some devices. A JSON file; `troika profile`
+//! writes it, the solver reads it by way of the fits that stand in it. See the README beside this
+//! file.
+
+mod costs;
+mod regret;
+mod shapes;
+
+use serde::{Deserialize, Serialize};
+use troika_model::lower::SegmentKind;
+
+use crate::ModelId;
+use crate::cost::{RunWork, SolveDevice};
+use crate::fit::{Fits, fit};
+
+pub use costs::ProfiledCosts;
+pub use regret::Regret;
+pub use shapes::{ProfiledGraph, profiled_graphs};
+
+/// Version of the profile file that this build reads and writes.
+pub const PROFILE_VERSION: u32 = 1;
+
+/// A profile.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Profile {
+    /// [`PROFILE_VERSION`].
+    pub version: u32,
+    /// What it was measured for and on.
+    pub subject: ProfileSubject,
+    /// Whether all was measured that was to be.
+    pub complete: bool,
+    /// Runs of segments and pieces.
+    pub runs: Vec<RunSample>,
+    /// What devices do together.
+    pub pairs: Vec<PairSample>,
+    /// What devices do besides.
+    pub devices: Vec<DeviceSample>,
+    /// Small models of the runs.
+    #[serde(default)]
+    pub fits: Fits,
+    /// How good these are on shapes that they were not fitted to.
+    #[serde(default)]
+    pub regret: Option<Regret>,
+}
+
+/// What a profile was measured for and on: where any of it differs, its times are another's.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ProfileSubject {
+    /// The version of this program.
+    pub program: String,
+    /// The machine: its processor and system.
+    pub machine: String,
+    /// The model.
+    pub model: ModelId,
+    /// The types of its weights, and of its cache.
+    pub types: Vec<String>,
+    /// The devices, in their order.
+    pub devices: Vec<ProfiledDevice>,
+}
+
+/// A device that was measured.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ProfiledDevice {
+    /// Its name.
+    pub name: String,
+    /// How it computes.
+    pub numerics: String,
+    /// Numbers of rows it is compiled for; empty: any.
+    pub row_buckets: Vec<usize>,
+    /// What it says of itself.
+    pub facts: Vec<(String, String)>,
+}
+
+impl ProfiledDevice {
+    /// A device at hand.
+    pub fn of(device: &SolveDevice) -> ProfiledDevice {
+        ProfiledDevice {
+            name: device.name.clone(),
+            numerics: device.caps.numerics.clone(),
+            row_buckets: device.caps.row_buckets.clone(),
+            facts: device.caps.facts.clone(),
+        }
+    }
+}
+
+/// A run that was measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RunSample {
+    /// The device, by its place in the subject.
+    pub device: usize,
+    /// The graph's name among [`profiled_graphs`].
+    pub graph: String,
+    /// The segment it is of.
+    pub segment: SegmentKind,
+    /// The share of the columns that it computes, in 64ths.
+    pub share: u32,
+    /// What the run asks for.
+    pub work: RunWork,
+    /// Rows that were wanted.
+    pub rows: usize,
+    /// Positions cached before.
+    pub cached: usize,
+    /// The fits did not see it.
+    pub held_out: bool,
+    /// Times measured, in nanoseconds.
+    pub ns: Spread,
+}
+
+impl RunSample {
+    /// 10^9 bytes of weights and caches in a second.
+    pub fn gb_s(&self) -> f64 {
+        (self.work.weight_bytes + self.work.cache_bytes) / self.ns.median.max(1.0)
+    }
+}
+
+/// Some measurements of one thing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Spread {
+    /// Half are smaller.
+    pub median: f64,
+    /// A tenth are smaller.
+    pub low: f64,
+    /// A tenth are larger.
+    pub high: f64,
+    /// How many.
+    pub count: usize,
+}
+
+impl Spread {
+    /// Of some measurements.
+    pub fn of(values: &[f64]) -> Spread {
+        let mut sorted: Vec<f64> = values.iter().copied().filter(|v| v.is_finite()).collect();
+        sorted.sort_by(f64::total_cmp);
+        let at = |share: f64| {
+            let last = sorted.len().saturating_sub(1) as f64;
+            sorted.get((share * last).round() as usize).copied().unwrap_or(0.0)
+        };
+        Spread { median: at(0.5), low: at(0.1), high: at(0.9), count: sorted.len() }
+    }
+}
+
+/// What two devices do together.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PairSample {
+    /// The device that is waited for, by its place in the subject.
+    pub from: usize,
+    /// The device that waits.
+    pub to: usize,
+    /// From the end of a run to the start of the next, where the wait is predicted.
+    pub predicted_ns: Spread,
+    /// The same where the device sleeps until woken.
+    pub blocking_ns: Spread,
+    /// How many times slower `to` is while `from` is busy with a run of as many rows.
+    pub slowdowns: Vec<Slowdown>,
+}
+
+/// How much slower a device is while another one is busy.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Slowdown {
+    /// Rows of the runs.
+    pub rows: usize,
+    /// Time of a run beside another one, to its time alone: at least 1.
+    pub factor: f64,
+}
+
+/// What a device does besides runs.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeviceSample {
+    /// From handing over a list to hearing of its end, without its runs.
+    pub submit_ns: Spread,
+    /// Making code of a segment.
+    pub compile_ns: Spread,
+    /// Copies between its memory and the host's: bytes and nanoseconds. None where there are none.
+    pub copies: Vec<(u64, f64)>,
+}
+
+/// Why a profile cannot be used.
+#[derive(Debug, thiserror::Error, PartialEq)]
+pub enum ProfileError {
+    /// Not a profile.
+    #[error("it is not a profile ({0}); measure again with troika profile")]
+    Parse(String),
+    /// Written by another version.
+    #[error("the profile has version {found}, this build reads {PROFILE_VERSION}; measure again")]
+    Version {
+        /// Its version.
+        found: u64,
+    },
+    /// Of something else.
+    #[error("the profile is of another {what}: {found}, here it is {here}; measure again")]
+    Foreign {
+        /// What is different.
+        what: &'static str,
+        /// What the profile says.
+        found: String,
+        /// What is at hand.
+        here: String,
+    },
+    /// Measuring was ended before its end.
+    #[error("the profile is not complete; run troika profile again, it goes on where it ended")]
+    Incomplete,
+    /// Numbers that no measurement gives.
+    #[error("the profile has {0}; measure again")]
+    Numbers(String),
+}
+
+impl Profile {
+    /// Nothing measured yet.
+    pub fn new(subject: ProfileSubject) -> Profile {
+        let devices = vec![DeviceSample::default(); subject.devices.len()];
+        Profile {
+            version: PROFILE_VERSION,
+            subject,
+            complete: false,
+            runs: Vec::new(),
+            pairs: Vec::new(),
+            devices,
+            fits: Fits::default(),
+            regret: None,
+        }
+    }
+
+    /// Reads a profile file's text.
+    ///
+    /// # Errors
+    /// Text that is no profile of this version.
+    pub fn from_json(text: &str) -> Result<Profile, ProfileError> {
+        let version = serde_json::from_str::<serde_json::Value>(text);
+        let version = version.ok().and_then(|v| v.get("version")?.as_u64());
+        if let Some(found) = version.filter(|&v| v != u64::from(PROFILE_VERSION)) {
+            return Err(ProfileError::Version { found });
+        }
+        let profile: Profile =
+            serde_json::from_str(text).map_err(|e| ProfileError::Parse(e.to_string()))?;
+        profile.check_numbers()?;
+        Ok(profile)
+    }
+
+    /// The profile file's text.
+    pub fn to_json(&self) -> String {
+        // INVARIANT: maps have string keys, and no value fails to serialize.
+        serde_json::to_string(self).expect("INVARIANT: a profile is plain data") + "\n"
+    }
+
+    fn check_numbers(&self) -> Result<(), ProfileError> {
+        let refuse = |what: String| Err(ProfileError::Numbers(what));
+        let count = self.subject.devices.len();
+        if self.devices.len() != count {
+            return refuse(format!("figures of {} devices, not {count}", self.devices.len()));
+        }
+        let good = |s: &Spread| s.median.is_finite() && s.median >= 0.0;
+        for r in &self.runs {
+            if r.device >= count || !good(&r.ns) || r.ns.median <= 0.0 {
+                return refuse(format!("a run of {} without a device or a time", r.graph));
+            }
+        }
+        for p in &self.pairs {
+            let slow = p.slowdowns.iter().all(|s| s.factor.is_finite() && s.factor >= 1.0);
+            if p.from >= count || p.to >= count || !good(&p.predicted_ns) || !slow {
+                return refuse("a pair of devices without a time".into());
+            }
+        }
+        if let Some(why) = self.fits.fault(count) {
+            return refuse(why);
+        }
+        Ok(())
+    }
+
+    /// Checks that the profile is of what is at hand, and complete.
+    ///
+    /// # Errors
+    /// What is different.
+    pub fn check(&self, here: &ProfileSubject) -> Result<(), ProfileError> {
+        self.check_subject(here)?;
+        if self.complete { Ok(()) } else { Err(ProfileError::Incomplete) }
+    }
+
+    /// Checks that the profile is of what is at hand.
+    ///
+    /// # Errors
+    /// What is different.
+    pub fn check_subject(&self, here: &ProfileSubject) -> Result<(), ProfileError> {
+        let s = &self.subject;
+        let differs = |what, found: &dyn std::fmt::Display, here: &dyn std::fmt::Display| {
+            let (found, here) = (found.to_string(), here.to_string());
+            Err(ProfileError::Foreign { what, found, here })
+        };
+        if s.program != here.program {
+            return differs("version of Troika", &s.program, &here.program);
+        }
+        if s.machine != here.machine {
+            return differs("machine", &s.machine, &here.machine);
+        }
+        if s.model != here.model {
+            return differs("model", &s.model, &here.model);
+        }
+        if s.types != here.types {
+            return differs("kind of weights", &s.types.join(", "), &here.types.join(", "));
+        }
+        let names = |s: &ProfileSubject| {
+            s.devices.iter().map(|d| d.name.as_str()).collect::<Vec<_>>().join(", ")
+        };
+        if s.devices.len() != here.devices.len() {
+            return differs("list of devices", &names(s), &names(here));
+        }
+        for (a, b) in s.devices.iter().zip(&here.devices) {
+            if a.name != b.name {
+                return differs("list of devices", &names(s), &names(here));
+            }
+            if a != b {
+                let say = |d: &ProfiledDevice| {
+                    let facts: Vec<String> = d
+                        .facts
+                        .iter()
+                        .filter(|f| !(a.facts.contains(f) && b.facts.contains(f)))
+                        .map(|(k, v)| format!("{k} {v}"))
+                        .collect();
+                    format!("{} with {} {}", d.name, d.numerics, facts.join(", "))
+                };
+                return differs("device", &say(a), &say(b));
+            }
+        }
+        Ok(())
+    }
+
+    /// Fits the runs that are not held out, and says how good that is on the others.
+    pub fn fit(&mut self) {
+        let mut runs = Vec::new();
+        for (device, known) in self.subject.devices.iter().enumerate() {
+            for segment in SegmentKind::ALL {
+                let of = |r: &&RunSample| r.device == device && r.segment == segment && !r.held_out;
+                let samples = self.runs.iter().filter(of).map(|r| (r.work, r.ns.median));
+                let samples: Vec<(RunWork, f64)> = samples.collect();
+                runs.extend(fit((device, segment), &samples, !known.row_buckets.is_empty()));
+            }
+        }
+        self.fits = Fits { runs };
+        self.regret = Some(Regret::of(self));
+    }
+
+    /// Whether a run was measured already.
+    pub fn has(&self, device: usize, graph: &str, (rows, cached): (usize, usize)) -> bool {
+        let same = |r: &RunSample| {
+            (r.device, r.graph.as_str(), r.rows, r.cached) == (device, graph, rows, cached)
+        };
+        self.runs.iter().any(same)
+    }
+}

@@ -1,0 +1,95 @@
+//! How good choices by the fits are: for shapes that were not fitted, the time of the way that the
+//! fits would choose, to that of the best way, both as measured.
+
+use serde::{Deserialize, Serialize};
+use troika_model::lower::SegmentKind;
+
+use super::{Profile, RunSample};
+use crate::fit::middle;
+
+/// How much is lost by going by the fits, on shapes that they were not fitted to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Regret {
+    /// Shapes that were chosen for.
+    pub choices: usize,
+    /// The middle of what was lost, as a share of the best time.
+    pub median: f64,
+    /// The most that was lost.
+    pub worst: f64,
+    /// Runs that were predicted.
+    pub runs: usize,
+    /// The middle of the predictions' errors, as a share of the time.
+    pub error: f64,
+}
+
+impl Regret {
+    /// Of a profile's fits, on its runs that are held out.
+    pub fn of(profile: &Profile) -> Regret {
+        let price = |r: &RunSample| profile.fits.get(r.device, r.segment).map(|f| f.ns(&r.work));
+        let held: Vec<&RunSample> = profile.runs.iter().filter(|r| r.held_out).collect();
+        let error = |r: &&RunSample| price(r).map(|p| (p / r.ns.median - 1.0).abs());
+        let errors: Vec<f64> = held.iter().filter_map(error).collect();
+        let mut shapes: Vec<(SegmentKind, usize, usize)> = Vec::new();
+        for r in held.iter().filter(|r| r.share == 64) {
+            let shape = (r.segment, r.rows, r.cached);
+            if !shapes.contains(&shape) {
+                shapes.push(shape);
+            }
+        }
+        let mut lost = Vec::new();
+        for shape in shapes {
+            let ways = ways(profile, shape, &price);
+            let chosen = ways.iter().min_by(|a, b| a.1.total_cmp(&b.1));
+            let best = ways.iter().map(|w| w.0).fold(f64::INFINITY, f64::min);
+            lost.extend(chosen.filter(|_| ways.len() > 1).map(|c| c.0 / best - 1.0));
+        }
+        Regret {
+            choices: lost.len(),
+            worst: lost.iter().copied().fold(0.0, f64::max),
+            median: middle(lost),
+            runs: errors.len(),
+            error: middle(errors),
+        }
+    }
+}
+
+/// For a shape, each device alone and each pair of devices with shares that were measured: the time
+/// that was measured, and the one that is predicted.
+fn ways(
+    profile: &Profile,
+    (segment, rows, cached): (SegmentKind, usize, usize),
+    price: &dyn Fn(&RunSample) -> Option<f64>,
+) -> Vec<(f64, f64)> {
+    let of = |device: usize, share: u32| -> Vec<(f64, f64)> {
+        let here = |r: &&RunSample| {
+            (r.device, r.segment, r.rows, r.cached, r.share)
+                == (device, segment, rows, cached, share)
+        };
+        let runs = profile.runs.iter().filter(here);
+        runs.filter_map(|r| Some((r.ns.median, price(r)?))).collect()
+    };
+    let devices = profile.subject.devices.len();
+    let mut ways = Vec::new();
+    for a in 0..devices {
+        // Layers of several shapes are all run.
+        let alone = of(a, 64);
+        if !alone.is_empty() {
+            ways.push(alone.iter().fold((0.0, 0.0), |sum, r| (sum.0 + r.0, sum.1 + r.1)));
+        }
+        for b in (0..devices).filter(|b| *b != a) {
+            for share in [16, 32, 48] {
+                let (x, y) = (of(a, share), of(b, 64 - share));
+                if x.is_empty() || x.len() != y.len() {
+                    continue;
+                }
+                let together = x.iter().zip(&y);
+                let sum = |all: (f64, f64), (x, y): (&(f64, f64), &(f64, f64))| {
+                    (all.0 + x.0.max(y.0), all.1 + x.1.max(y.1))
+                };
+                ways.push(together.fold((0.0, 0.0), sum));
+            }
+        }
+    }
+    ways
+}

@@ -1,0 +1,76 @@
+//! Which graphs are measured: each kind of segment that is different, whole and in shares of its
+//! columns.
+
+use troika_graph::partition::{ColumnSplit, kv_heads, split_columns};
+use troika_graph::{ActivationFormat, Subgraph, restrict_activations};
+use troika_model::lower::{Lowered, SegmentKind};
+
+/// A graph to be measured: of all layers that have one of the same shape.
+#[derive(Clone, Debug)]
+pub struct ProfiledGraph {
+    /// Its name in the profile.
+    pub name: String,
+    /// The segment it is of.
+    pub kind: SegmentKind,
+    /// The share of the columns, in 64ths.
+    pub share: u32,
+    /// Of each layer. All have the same code, and each its own weights.
+    pub layers: Vec<Subgraph>,
+}
+
+/// Shares of the columns that are measured; those of the second list are kept from the fits.
+const FITTED: [u32; 1] = [32];
+const HELD_OUT: [u32; 2] = [16, 48];
+
+impl ProfiledGraph {
+    /// Whether fits are kept from it.
+    pub fn held_out(&self) -> bool {
+        HELD_OUT.contains(&self.share)
+    }
+}
+
+/// The graphs that are measured of a model.
+pub fn profiled_graphs(lowered: &Lowered, formats: &[ActivationFormat]) -> Vec<ProfiledGraph> {
+    let mut all: Vec<ProfiledGraph> = Vec::new();
+    for segment in &lowered.segments {
+        let of_layer = |k: SegmentKind| {
+            lowered.segments.iter().find(|s| s.layer == segment.layer && s.kind == k)
+        };
+        let heads = match segment.kind {
+            SegmentKind::Qkv => of_layer(SegmentKind::Attention).and_then(|s| kv_heads(&s.graph)),
+            _ => None,
+        };
+        let whole = restrict_activations(&segment.graph, formats);
+        add(&mut all, (segment.kind, 64), (0, whole.clone()));
+        for share in FITTED.into_iter().chain(HELD_OUT) {
+            let split = ColumnSplit { shares: vec![share, 64 - share], tile: 16, groups: heads };
+            let Ok(pieces) = split_columns(&whole, &split) else { continue };
+            if !pieces.is_split() {
+                continue;
+            }
+            let of_part = |p: &troika_graph::partition::Piece| p.part == 0;
+            let pieces = pieces.stages.into_iter().flat_map(|s| s.pieces).filter(of_part);
+            for (stage, piece) in pieces.enumerate() {
+                add(&mut all, (segment.kind, share), (stage, piece.graph));
+            }
+        }
+    }
+    all
+}
+
+/// Adds a graph to those of the same code, or as a new one.
+fn add(
+    all: &mut Vec<ProfiledGraph>,
+    (kind, share): (SegmentKind, u32),
+    (stage, graph): (usize, Subgraph),
+) {
+    let same = |g: &&mut ProfiledGraph| {
+        (g.kind, g.share) == (kind, share) && g.layers.iter().take(1).all(|o| o.same_code(&graph))
+    };
+    if let Some(known) = all.iter_mut().find(same) {
+        return known.layers.push(graph);
+    }
+    let alike = all.iter().filter(|g| (g.kind, g.share) == (kind, share)).count();
+    let name = format!("{} {share}/64 stage {stage} shape {alike}", kind.name());
+    all.push(ProfiledGraph { name, kind, share, layers: vec![graph] });
+}

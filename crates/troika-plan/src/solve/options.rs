@@ -1,0 +1,192 @@
+//! The ways to place one kind of segment: whole, by columns, by rows, or both.
+
+use troika_graph::DType;
+use troika_model::lower::SegmentKind;
+
+use crate::cost::SolveDevice;
+use crate::{Rule, Share, Split};
+
+/// Parts that a split by columns is measured in.
+pub(super) const PARTS: u32 = 64;
+
+/// Where a kind of segment runs.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Placement {
+    pub device: String,
+    pub split: Option<Split>,
+}
+
+impl Placement {
+    pub fn whole(device: &str) -> Placement {
+        Placement { device: device.into(), split: None }
+    }
+
+    /// Columns shared out between two devices, the first one's share in [`PARTS`].
+    pub fn columns(a: &str, b: &str, share: u32) -> Placement {
+        let share = share.clamp(1, PARTS - 1);
+        let parts = shares(a, b, share);
+        let owner = if share * 2 >= PARTS { a } else { b };
+        Placement { device: owner.into(), split: Some(Split::Columns { parts }) }
+    }
+
+    /// For people.
+    pub fn describe(&self) -> String {
+        let columns = |parts: &[Share]| {
+            let all: u32 = parts.iter().map(|p| p.share).sum();
+            let percent = |s: u32| f64::from(s) * 100.0 / f64::from(all.max(1));
+            let parts = parts.iter().map(|p| format!("{} {:.0} %", p.device, percent(p.share)));
+            parts.collect::<Vec<_>>().join(", ")
+        };
+        let rows = |lengths: &[usize]| {
+            let lengths: Vec<String> = lengths.iter().map(usize::to_string).collect();
+            format!("rows in parts of {} on {}", lengths.join(", "), self.device)
+        };
+        match &self.split {
+            None => format!("whole on {}", self.device),
+            Some(Split::Columns { parts }) => format!("columns {}", columns(parts)),
+            Some(Split::Rows { lengths, rest }) => format!("{}, the rest on {rest}", rows(lengths)),
+            Some(Split::Hybrid { lengths, parts }) => {
+                format!("{}, the rest by columns {}", rows(lengths), columns(parts))
+            }
+        }
+    }
+}
+
+fn shares(a: &str, b: &str, share: u32) -> Vec<Share> {
+    let part = |device: &str, share| Share { device: device.into(), share };
+    vec![part(a, share), part(b, PARTS - share)]
+}
+
+/// Rules for kinds of segments: those that are placed alike share one.
+pub(super) fn rules(placed: &[(SegmentKind, Placement)]) -> Vec<Rule> {
+    let mut rules: Vec<Rule> = Vec::new();
+    for (kind, p) in placed {
+        let same = |r: &&mut Rule| (&r.device, &r.split) == (&p.device, &p.split);
+        match rules.iter_mut().find(same) {
+            Some(rule) => rule.segments.get_or_insert_default().push(*kind),
+            None => rules.push(Rule {
+                segments: Some(vec![*kind]),
+                layers: None,
+                device: p.device.clone(),
+                split: p.split.clone(),
+                refused: Vec::new(),
+                values: DType::F32,
+                row_buckets: None,
+                activations: Vec::new(),
+            }),
+        }
+    }
+    if let [only] = &mut rules[..] {
+        only.segments = None;
+    }
+    rules
+}
+
+/// How a kind of segment may be split.
+pub(super) fn by_columns(kind: SegmentKind) -> bool {
+    use SegmentKind as S;
+    matches!(kind, S::Qkv | S::Attention | S::AttnOut | S::Ffn | S::Head)
+}
+
+/// Whether some of a prompt's rows may be computed apart. Of the head's, one is wanted.
+fn by_rows(kind: SegmentKind) -> bool {
+    !matches!(kind, SegmentKind::Attention | SegmentKind::Head)
+}
+
+/// What options are listed for.
+pub(super) struct Wanted<'a> {
+    pub kind: SegmentKind,
+    /// The most rows.
+    pub rows: usize,
+    /// Prompts may be split by rows; a decoded token has one.
+    pub prefill: bool,
+    pub devices: &'a [SolveDevice],
+    /// For each device, what the whole segment costs on it.
+    pub whole_ns: &'a [f64],
+}
+
+impl Wanted<'_> {
+    /// All ways that are worth a look.
+    pub fn options(&self) -> Vec<Placement> {
+        let names: Vec<&str> = self.devices.iter().map(|d| d.name.as_str()).collect();
+        let mut all: Vec<Placement> = names.iter().map(|n| Placement::whole(n)).collect();
+        for (i, a) in names.iter().enumerate() {
+            for (j, b) in names.iter().enumerate() {
+                if i < j && by_columns(self.kind) {
+                    let shares = self.column_shares(i, j);
+                    all.extend(shares.into_iter().map(|s| Placement::columns(a, b, s)));
+                }
+                if i != j && self.prefill && by_rows(self.kind) {
+                    all.extend(self.row_splits(i, j));
+                }
+            }
+        }
+        let mut unique: Vec<Placement> = Vec::new();
+        all.into_iter().for_each(|p| {
+            if !unique.contains(&p) {
+                unique.push(p);
+            }
+        });
+        unique
+    }
+
+    /// The first device's share with which both would end at once, by what each takes for all.
+    pub fn balanced(&self, a: usize, b: usize) -> u32 {
+        let (ta, tb) = (self.whole_ns[a], self.whole_ns[b]);
+        let share = f64::from(PARTS) * tb / (ta + tb);
+        if share.is_finite() { (share.round() as u32).clamp(1, PARTS - 1) } else { PARTS / 2 }
+    }
+
+    fn column_shares(&self, a: usize, b: usize) -> Vec<u32> {
+        let balanced = self.balanced(a, b);
+        let near = [0_i64, -2, 2, -4, 4, -8, 8].map(|d| i64::from(balanced) + d);
+        let even = [8, 16, 24, 32, 40, 48, 56];
+        let mut all: Vec<u32> = near
+            .into_iter()
+            .filter(|s| (1..i64::from(PARTS)).contains(s))
+            .map(|s| s as u32)
+            .chain(even)
+            .collect();
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+
+    /// Standard lengths on one device, the rest on another or by columns on both.
+    fn row_splits(&self, a: usize, b: usize) -> Vec<Placement> {
+        let (device, rest) = (&self.devices[a], &self.devices[b].name);
+        let fits = |n: &usize| *n < self.rows;
+        let mut sets: Vec<Vec<usize>> = if device.caps.static_shapes {
+            let all: Vec<usize> = device.caps.row_buckets.iter().copied().filter(fits).collect();
+            let mut sets: Vec<Vec<usize>> = all.iter().map(|n| vec![*n]).collect();
+            sets.push(all);
+            sets
+        } else {
+            // Some more and some fewer rows than would take both the same time.
+            let share = self.balanced(a, b) as usize;
+            let near = [share, share + 4, share.saturating_sub(4), share + 8];
+            let length = |s: usize| (self.rows * s / PARTS as usize).next_multiple_of(TILE_ROWS);
+            near.into_iter().map(|s| vec![length(s)]).collect()
+        };
+        // Two of the same length would leave another rest.
+        sets.retain(|s| !s.is_empty() && s.iter().all(|n| *n > 0 && *n < self.rows));
+        sets.dedup();
+        let mut all = Vec::new();
+        for lengths in sets {
+            let split = Split::Rows { lengths: lengths.clone(), rest: rest.clone() };
+            all.push(Placement { device: device.name.clone(), split: Some(split) });
+            if by_columns(self.kind) && device.caps.static_shapes {
+                let balanced = self.balanced(a, b);
+                for share in [balanced, 16, 32, 48] {
+                    let parts = shares(&device.name, rest, share);
+                    let split = Split::Hybrid { lengths: lengths.clone(), parts };
+                    all.push(Placement { device: device.name.clone(), split: Some(split) });
+                }
+            }
+        }
+        all
+    }
+}
+
+/// Rows are split at multiples of so many: kernels compute some rows at once.
+const TILE_ROWS: usize = 16;

@@ -1,0 +1,666 @@
+//! The search: seeds, each bettered kind by kind until nothing helps; for the long chunks of
+//! prompts, for shorter ones, and for decoding. Then chunk lengths, and the known strategies.
+
+use std::cmp::Ordering;
+
+use troika_model::lower::SegmentKind;
+
+use super::options::{Placement, Wanted, by_columns, rules};
+use super::predict::{Extract, PredictRequest, Predictor, Spent};
+use super::{Alternative, SolveRequest, Solved};
+use crate::cost::{Goal, PricedRun};
+use crate::make::{PlannedRules, assemble, chunk_of};
+use crate::{
+    DeviceFacts, LengthRules, Phase, Plan, PlanError, PlanRequest, Policy, Strategy, make,
+};
+
+/// Plans that are predicted as a whole before the best is chosen, and shown.
+const SHOWN: usize = 24;
+/// Seeds that are bettered.
+const SEEDS: usize = 3;
+/// Rounds of bettering, each of which looks at every kind.
+const ROUNDS: usize = 3;
+
+type Placed = Vec<(SegmentKind, Placement)>;
+
+/// Chunks of some lengths, or decoding.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Scope {
+    phase: Phase,
+    /// The lengths that stand for all of it.
+    rows: [usize; 2],
+    /// What is cached before.
+    cached: usize,
+}
+
+/// Placements for all scopes.
+#[derive(Clone, Debug)]
+struct Choice {
+    /// Of length buckets, by their most rows; the last is that of full chunks.
+    prefill: Vec<(usize, Placed)>,
+    decode: Placed,
+}
+
+pub(super) struct Search<'a> {
+    request: &'a SolveRequest<'a>,
+    facts: Vec<DeviceFacts>,
+    predictor: Predictor<'a>,
+    kinds: Vec<SegmentKind>,
+    chunk: usize,
+    /// Some layers and more of them: what one layer costs follows from both.
+    few_layers: Extract,
+    more_layers: Extract,
+    layers: usize,
+    /// Most bytes of weights that a plan may have in all.
+    most_bytes: u64,
+    /// Single changes of the best plan that were tried, with their scores.
+    tried: Vec<(String, f64, Choice)>,
+}
+
+impl<'a> Search<'a> {
+    pub fn new(request: &'a SolveRequest<'a>) -> Result<Search<'a>, PlanError> {
+        let predictor = Predictor::new(&PredictRequest {
+            lowered: request.lowered,
+            devices: request.devices,
+            cost: request.cost,
+            prompt: request.prompt,
+            generate: request.generate,
+        });
+        let segments = &request.lowered.segments;
+        let here = |k: &SegmentKind| segments.iter().any(|s| s.kind == *k);
+        let kinds = SegmentKind::ALL.into_iter().filter(here).collect();
+        let layers = segments.iter().filter_map(|s| s.layer).max().map_or(0, |l| l + 1);
+        // Layers that are all alike need not all be looked at.
+        let alike = |(i, s): (usize, &troika_model::lower::Segment)| {
+            let mut same = segments.iter().enumerate().filter(|(_, o)| o.kind == s.kind);
+            same.all(|(j, _)| predictor.layouts.class(j) == predictor.layouts.class(i))
+        };
+        let uniform = layers > 6 && segments.iter().enumerate().all(alike);
+        let extract = |n: usize| Extract {
+            segments: (0..segments.len())
+                .filter(|i| segments[*i].layer.is_none_or(|l| l < n))
+                .collect(),
+            layers: n,
+        };
+        let (few_layers, more_layers) = match uniform {
+            true => (extract(1), extract(3)),
+            false => (extract(layers), extract(layers)),
+        };
+        Ok(Search {
+            request,
+            facts: request.devices.iter().map(|d| d.facts()).collect(),
+            predictor,
+            kinds,
+            chunk: chunk_of(request.spec, request.base),
+            few_layers,
+            more_layers,
+            layers,
+            most_bytes: u64::MAX,
+            tried: Vec::new(),
+        })
+    }
+
+    pub fn solve(mut self) -> Result<Solved, PlanError> {
+        if self.request.devices.is_empty() {
+            return Err(PlanError::Strategy { strategy: "solve", need: "a device", count: 0 });
+        }
+        let mut candidates = self.known_plans()?;
+        if !self.request.several_copies {
+            // What the smallest plan on one device has, and what rounding to tiles adds.
+            let one = candidates.iter().filter(|c| c.name.starts_with(ONE_DEVICE));
+            let least = one.map(|c| c.predicted.total_bytes).min().unwrap_or(u64::MAX);
+            self.most_bytes = least.saturating_add(least / 50);
+        }
+        if self.request.devices.len() > 1 {
+            let best = self.best_choice()?;
+            candidates.extend(self.with_chunks(&best)?);
+            candidates.extend(self.changes()?);
+        }
+        let goal = self.request.goal;
+        let score = |c: &Alternative| c.predicted.score(goal);
+        candidates.retain(|c| score(c).is_finite());
+        let fits = |c: &Alternative| c.predicted.total_bytes <= self.most_bytes;
+        candidates.retain(|c| fits(c) || c.name.starts_with(ONE_DEVICE));
+        candidates.sort_by(|a, b| score(a).total_cmp(&score(b)));
+        let mut alternatives: Vec<Alternative> = Vec::new();
+        for c in candidates {
+            let same = |a: &Alternative| {
+                (&a.plan.prefill, &a.plan.decode) == (&c.plan.prefill, &c.plan.decode)
+            };
+            if !alternatives.iter().any(same) {
+                alternatives.push(c);
+            }
+        }
+        if alternatives.is_empty() {
+            let why = "no device at hand runs the whole model within its limits, and no two do";
+            return Err(PlanError::Unpriced(why.into()));
+        }
+        let Alternative { plan, predicted, .. } = alternatives.remove(0);
+        // What one device does alone is always of interest.
+        let mut at = 0;
+        alternatives.retain(|a| {
+            at += 1;
+            at <= SHOWN || a.name.starts_with(ONE_DEVICE)
+        });
+        Ok(Solved { plan, predicted, alternatives })
+    }
+
+    /// One device for all, and the strategies that people know.
+    fn known_plans(&mut self) -> Result<Vec<Alternative>, PlanError> {
+        let mut all = Vec::new();
+        for i in 0..self.facts.len() {
+            let first: Vec<DeviceFacts> = [self.facts[i].clone()]
+                .into_iter()
+                .chain(
+                    self.facts.iter().enumerate().filter(|(j, _)| *j != i).map(|(_, f)| f.clone()),
+                )
+                .collect();
+            let known = [Strategy::OneDevice, Strategy::PrefillDecode, Strategy::Alternate];
+            for strategy in known {
+                if strategy.check(first.len()).is_err() {
+                    continue;
+                }
+                let base = PlanRequest { strategy, ..self.request.base.clone() };
+                let plan = make(self.request.spec, &first, &base)?;
+                let name = match strategy {
+                    Strategy::OneDevice => format!("{ONE_DEVICE} {}", first[0].name),
+                    _ => format!("{strategy} from {}", first[0].name),
+                };
+                all.extend(self.alternative(name, plan)?);
+            }
+        }
+        Ok(all)
+    }
+
+    /// A plan with its prediction; `None` if devices refuse more of it than others can take, or
+    /// have less memory.
+    fn alternative(&mut self, name: String, plan: Plan) -> Result<Option<Alternative>, PlanError> {
+        let Some(mut plan) = self.avoided(plan) else { return Ok(None) };
+        let predicted = self.predictor.whole(&plan)?;
+        if !predicted.ttft_us.is_finite() || !predicted.tpot_us.is_finite() {
+            return Ok(None);
+        }
+        let over = |d: &crate::SolveDevice| {
+            let bytes = predicted.weight_bytes.get(&d.name).copied().unwrap_or(0);
+            d.caps.max_resident_bytes.is_some_and(|most| bytes > most)
+        };
+        if self.request.devices.iter().any(over) {
+            return Ok(None);
+        }
+        plan.predicted = Some(predicted.clone());
+        Ok(Some(Alternative { name, plan, predicted }))
+    }
+
+    fn avoided(&self, mut plan: Plan) -> Option<Plan> {
+        let names: Vec<&str> = self.request.devices.iter().map(|d| d.name.as_str()).collect();
+        plan.avoid(self.request.refusals, &names).ok()?;
+        plan.check(self.request.spec, &names).ok()?;
+        Some(plan)
+    }
+
+    /// The plan of a choice.
+    fn plan(&self, choice: &Choice, name: &str) -> Plan {
+        let mut lists: Vec<LengthRules> = choice
+            .prefill
+            .iter()
+            .map(|(up_to, placed)| LengthRules { up_to: *up_to, rules: rules(placed) })
+            .collect();
+        let prefill = lists.pop().map_or_else(Vec::new, |l| l.rules);
+        // Neighbours that say the same are one.
+        let mut lengths: Vec<LengthRules> = Vec::new();
+        for l in lists {
+            match lengths.last_mut().filter(|last| last.rules == l.rules) {
+                Some(last) => last.up_to = l.up_to,
+                None => lengths.push(l),
+            }
+        }
+        if lengths.last().is_some_and(|l| l.rules == prefill) {
+            lengths.pop();
+        }
+        let rules = PlannedRules { prefill, lengths, decode: rules(&choice.decode) };
+        assemble(self.request.spec, &self.facts, self.request.base, (name.into(), rules))
+    }
+
+    /// The scopes of prefill, by their most rows, and of decoding.
+    fn scopes(&self) -> (Vec<(usize, Scope)>, Scope) {
+        let mut ends: Vec<usize> = self.request.lengths.to_vec();
+        if ends.is_empty() {
+            let fixed = self.request.devices.iter().filter(|d| d.caps.static_shapes);
+            let buckets: Vec<usize> = fixed.flat_map(|d| d.caps.row_buckets.clone()).collect();
+            // Just above a shape a rest is small; further above, padding may be better.
+            let above = |n: &usize| [*n, n + n / 16, n + n / 4, n + n / 2];
+            ends.extend(buckets.iter().flat_map(above));
+            ends.extend([32, 64, 128, 256, 512, 1024, 2048]);
+        }
+        ends.retain(|n| *n > 0 && *n < self.chunk);
+        ends.push(self.chunk);
+        ends.sort_unstable();
+        ends.dedup();
+        // As many as a plan may have.
+        while ends.len() > 32 {
+            ends.remove(0);
+        }
+        // Where shapes are padded, lengths within a bucket are not alike.
+        let padded = self.request.devices.iter().any(|d| d.caps.static_shapes);
+        let mut before = 0;
+        let mut scopes = Vec::new();
+        for end in ends {
+            let middle = if padded { (before + 1 + end).div_ceil(2) } else { end };
+            let rows = [middle.max(before + 1), end];
+            scopes.push((end, Scope { phase: Phase::Prefill, rows, cached: 0 }));
+            before = end;
+        }
+        let cached = self.request.prompt + self.request.generate / 2;
+        let cached = cached.clamp(1, self.predictor.request.lowered_context());
+        (scopes, Scope { phase: Phase::Decode, rows: [1, 1], cached })
+    }
+
+    /// Placements for all scopes: first for what the goal looks at, then the rest within the
+    /// weights that are there then.
+    fn best_choice(&mut self) -> Result<Choice, PlanError> {
+        let (scopes, decode) = self.scopes();
+        let main = scopes.iter().position(|(end, _)| self.request.prompt <= *end);
+        let main = main.unwrap_or(scopes.len().saturating_sub(1));
+        let first = Placement::whole(&self.facts[0].name);
+        let start: Placed = self.kinds.iter().map(|k| (*k, first.clone())).collect();
+        let mut choice = Choice {
+            prefill: scopes.iter().map(|(end, _)| (*end, start.clone())).collect(),
+            decode: start,
+        };
+        let mut order: Vec<Option<usize>> = vec![Some(main), None];
+        if self.request.goal == Goal::Tps {
+            order.reverse();
+        }
+        order.extend((0..scopes.len()).filter(|i| *i != main).map(Some));
+        let mut done: Vec<Option<usize>> = Vec::new();
+        for which in order {
+            let scope = which.map_or(decode, |i| scopes[i].1);
+            let scope = if which == Some(main) { self.main_scope(scope) } else { scope };
+            let last = done.is_empty() || which.is_none() || done.len() < 2;
+            let placed = self.best_placed((scope, which), &choice, (&done, last))?;
+            choice.set(which, placed.clone());
+            if done.is_empty() {
+                // The others begin where this one is.
+                choice.prefill.iter_mut().for_each(|p| p.1.clone_from(&placed));
+                choice.decode = for_decode(&placed);
+            }
+            if which == Some(main) {
+                // All prompts keep the cache in the same place.
+                let attention = placed.iter().find(|(k, _)| *k == SegmentKind::Attention).cloned();
+                for (_, p) in &mut choice.prefill {
+                    for (kind, at) in p.iter_mut().filter(|(k, _)| *k == SegmentKind::Attention) {
+                        if let Some(a) = attention.iter().find(|a| a.0 == *kind) {
+                            at.clone_from(&a.1);
+                        }
+                    }
+                }
+            }
+            done.push(which);
+        }
+        Ok(choice)
+    }
+
+    /// The prompt itself, where it is of this length.
+    fn main_scope(&self, scope: Scope) -> Scope {
+        let rows = self.request.prompt.clamp(1, self.chunk);
+        Scope { rows: [rows, rows], ..scope }
+    }
+
+    /// The best placement of all kinds in a scope.
+    fn best_placed(
+        &mut self,
+        (scope, which): (Scope, Option<usize>),
+        choice: &Choice,
+        (done, remember): (&[Option<usize>], bool),
+    ) -> Result<Placed, PlanError> {
+        let options: Vec<Vec<Placement>> = self
+            .kinds
+            .clone()
+            .into_iter()
+            .map(|k| self.options(k, scope, (choice, done)))
+            .collect();
+        let fixed = |kind: SegmentKind| {
+            kind == SegmentKind::Attention
+                && scope.phase == Phase::Prefill
+                && done.iter().flatten().count() > 0
+        };
+        let mut seeds: Vec<(f64, Placed)> = Vec::new();
+        for mut placed in self.seeds(scope, choice.get(which)) {
+            for (kind, p) in placed.iter_mut().filter(|(k, _)| fixed(*k)) {
+                let kept = choice.get(which).iter().find(|(k, _)| k == kind);
+                kept.into_iter().for_each(|k| p.clone_from(&k.1));
+            }
+            let score = self.score((scope, which), choice, (&placed, done))?;
+            seeds.push((score, placed));
+        }
+        let order = |a: &(f64, Placed), b: &(f64, Placed)| a.0.total_cmp(&b.0);
+        seeds.sort_by(order);
+        seeds.dedup_by(|a, b| a.1 == b.1);
+        seeds.truncate(SEEDS);
+        let mut best: Option<(f64, Placed)> = None;
+        for (mut score, mut placed) in seeds {
+            for _ in 0..ROUNDS {
+                let before = score;
+                for (at, list) in options.iter().enumerate() {
+                    if fixed(placed[at].0) {
+                        continue;
+                    }
+                    for option in list {
+                        let kept = std::mem::replace(&mut placed[at].1, option.clone());
+                        let new = self.score((scope, which), choice, (&placed, done))?;
+                        if new.total_cmp(&score) == Ordering::Less {
+                            score = new;
+                        } else {
+                            placed[at].1 = kept;
+                        }
+                    }
+                }
+                if score >= before * 0.999 {
+                    break;
+                }
+            }
+            if best.as_ref().is_none_or(|b| score < b.0) {
+                best = Some((score, placed));
+            }
+        }
+        let (_, placed) =
+            best.ok_or_else(|| PlanError::Unpriced("there are no segments".into()))?;
+        if remember {
+            self.remember((scope, which), choice, (&placed, &options, done))?;
+        }
+        Ok(placed)
+    }
+
+    /// Notes the best of the other ways for each kind.
+    fn remember(
+        &mut self,
+        scope: (Scope, Option<usize>),
+        choice: &Choice,
+        (placed, options, done): (&Placed, &[Vec<Placement>], &[Option<usize>]),
+    ) -> Result<(), PlanError> {
+        for (at, list) in options.iter().enumerate() {
+            let (kind, chosen) = placed[at].clone();
+            if list.len() < 2 {
+                continue;
+            }
+            let mut others: Vec<(f64, Placed, String)> = Vec::new();
+            for option in list.iter().filter(|o| **o != chosen) {
+                let mut other = placed.clone();
+                other[at].1 = option.clone();
+                let score = self.score(scope, choice, (&other, done))?;
+                let phase = scope.0.phase.name();
+                others.push((
+                    score,
+                    other,
+                    format!("{phase}: {} {}", kind.name(), option.describe()),
+                ));
+            }
+            others.sort_by(|a, b| a.0.total_cmp(&b.0));
+            for (score, other, name) in others.into_iter().take(3).filter(|o| o.0.is_finite()) {
+                let mut changed = choice.clone();
+                changed.set(scope.1, other);
+                self.tried.push((name, score, changed));
+            }
+        }
+        Ok(())
+    }
+
+    /// Where bettering begins: one device, and columns shared out in several ways.
+    fn seeds(&mut self, scope: Scope, current: &Placed) -> Vec<Placed> {
+        let names: Vec<String> = self.facts.iter().map(|f| f.name.clone()).collect();
+        let all = |p: &dyn Fn(SegmentKind) -> Placement| -> Placed {
+            self.kinds.iter().map(|k| (*k, p(*k))).collect()
+        };
+        let mut seeds = vec![current.clone()];
+        seeds.extend(names.iter().map(|n| all(&|_| Placement::whole(n))));
+        for (i, a) in names.iter().enumerate() {
+            for b in &names[i + 1..] {
+                for share in [16, 24, 32, 40, 48] {
+                    let owner = if share >= 32 { a } else { b };
+                    let split = |k| match by_columns(k) {
+                        true => Placement::columns(a, b, share),
+                        false => Placement::whole(owner),
+                    };
+                    seeds.push(all(&split));
+                    // Attention stays where its cache is.
+                    let attention = |k| match k {
+                        SegmentKind::Attention => Placement::whole(owner),
+                        k => split(k),
+                    };
+                    seeds.push(all(&attention));
+                    let ffn = |k| match k {
+                        SegmentKind::Ffn | SegmentKind::Head => split(k),
+                        _ => Placement::whole(owner),
+                    };
+                    seeds.push(all(&ffn));
+                }
+            }
+        }
+        if scope.phase == Phase::Decode {
+            seeds = seeds.iter().map(for_decode).collect();
+        }
+        seeds
+    }
+
+    fn options(
+        &mut self,
+        kind: SegmentKind,
+        scope: Scope,
+        (choice, done): (&Choice, &[Option<usize>]),
+    ) -> Vec<Placement> {
+        let whole_ns: Vec<f64> = (0..self.facts.len())
+            .map(|device| {
+                let segments = &self.request.lowered.segments;
+                let segment = segments.iter().find(|s| s.kind == kind);
+                segment.map_or(f64::INFINITY, |s| {
+                    let rows = scope.rows[1];
+                    let cached = scope.cached;
+                    let graph = &s.graph;
+                    let caps = &self.request.devices[device].caps;
+                    let room = match caps.static_shapes {
+                        true => {
+                            caps.row_buckets.iter().copied().find(|n| *n >= rows).unwrap_or(rows)
+                        }
+                        false => rows,
+                    };
+                    let run = PricedRun { device, kind, graph, rows, room, cached };
+                    self.request.cost.run_ns(&run)
+                })
+            })
+            .collect();
+        let wanted = Wanted {
+            kind,
+            rows: scope.rows[1],
+            prefill: scope.phase == Phase::Prefill,
+            devices: self.request.devices,
+            whole_ns: &whole_ns,
+        };
+        let mut options = wanted.options();
+        // What other scopes do, so that weights need to be there once.
+        for which in done {
+            for (_, p) in choice.get(*which).iter().filter(|(k, _)| *k == kind) {
+                let p = if scope.phase == Phase::Decode { one_row(p) } else { p.clone() };
+                if !options.contains(&p) {
+                    options.push(p);
+                }
+            }
+        }
+        options
+    }
+
+    /// What a goal makes small, in a scope; infinite where weights would be held too often.
+    fn score(
+        &mut self,
+        (scope, which): (Scope, Option<usize>),
+        choice: &Choice,
+        (placed, done): (&Placed, &[Option<usize>]),
+    ) -> Result<f64, PlanError> {
+        // The others' rules matter for memory only.
+        let full = Choice { prefill: vec![(self.chunk, placed.clone())], decode: placed.clone() };
+        let Some(plan) = self.avoided_rules(&full, scope.phase) else { return Ok(f64::INFINITY) };
+        let mut sum = 0.0;
+        let [a, b] = scope.rows;
+        let lengths: &[usize] = if a == b { &[a] } else { &[a, b] };
+        for rows in lengths {
+            let spent = self.spent(&plan, scope, *rows)?;
+            let joules = spent
+                .joules
+                .map(|j| j + self.request.cost.idle_w().unwrap_or(0.0) * spent.ns * 1e-9);
+            sum += match (self.request.goal, joules) {
+                (Goal::Energy, Some(j)) => j,
+                _ => spent.ns,
+            } / *rows as f64;
+        }
+        if sum.is_finite() && self.is_limited() {
+            let mut all = choice.clone();
+            all.set(which, placed.clone());
+            let mut known: Vec<Option<usize>> = done.to_vec();
+            known.push(which);
+            if !self.fits(&all, &known)? {
+                return Ok(f64::INFINITY);
+            }
+        }
+        Ok(sum)
+    }
+
+    fn is_limited(&self) -> bool {
+        let limited = |d: &crate::SolveDevice| d.caps.max_resident_bytes.is_some();
+        self.most_bytes < u64::MAX || self.request.devices.iter().any(limited)
+    }
+
+    /// Whether the weights of the scopes that are settled fit.
+    fn fits(&mut self, choice: &Choice, known: &[Option<usize>]) -> Result<bool, PlanError> {
+        let first = known.iter().map(|k| choice.get(*k)).next();
+        let any = first.cloned().unwrap_or_default();
+        let prefill: Vec<(usize, Placed)> = choice
+            .prefill
+            .iter()
+            .enumerate()
+            .map(|(i, (n, p))| (*n, if known.contains(&Some(i)) { p.clone() } else { any.clone() }))
+            .collect();
+        let decode = if known.contains(&None) { choice.decode.clone() } else { for_decode(&any) };
+        let plan = self.plan(&Choice { prefill, decode }, "solve");
+        let Some(plan) = self.avoided(plan) else { return Ok(false) };
+        let (few, more) = (self.few_layers.clone(), self.more_layers.clone());
+        let (a, all_a) = self.predictor.weight_bytes(&plan, &few)?;
+        let (b, all_b) = self.predictor.weight_bytes(&plan, &more)?;
+        let of = |a: u64, b: u64| self.of_all_layers((a as f64, b as f64)) as u64;
+        let over = self.request.devices.iter().any(|d| {
+            let get =
+                |m: &std::collections::BTreeMap<String, u64>| m.get(&d.name).copied().unwrap_or(0);
+            d.caps.max_resident_bytes.is_some_and(|most| of(get(&a), get(&b)) > most)
+        });
+        Ok(!over && of(all_a, all_b) <= self.most_bytes)
+    }
+
+    fn avoided_rules(&self, choice: &Choice, phase: Phase) -> Option<Plan> {
+        let mut plan = self.plan(choice, "solve");
+        // Only one phase is looked at: the other one takes what is allowed in both.
+        match phase {
+            Phase::Prefill => plan.decode.rules.clone_from(&plan.prefill.rules),
+            Phase::Decode => plan.prefill.rules.clone_from(&plan.decode.rules),
+        }
+        let names: Vec<&str> = self.request.devices.iter().map(|d| d.name.as_str()).collect();
+        plan.avoid(self.request.refusals, &names).ok()?;
+        Some(plan)
+    }
+
+    /// What all layers take, by what some and more of them do.
+    fn of_all_layers(&self, (few, more): (f64, f64)) -> f64 {
+        let (a, b) = (self.few_layers.layers, self.more_layers.layers);
+        if a == b { more } else { few + (more - few) / (b - a) as f64 * (self.layers - a) as f64 }
+    }
+
+    fn spent(&mut self, plan: &Plan, scope: Scope, rows: usize) -> Result<Spent, PlanError> {
+        let (few, more) = (self.few_layers.clone(), self.more_layers.clone());
+        let mut of = |extract: &Extract| match scope.phase {
+            Phase::Prefill => self.predictor.prompt(plan, extract, rows),
+            Phase::Decode => self.predictor.token(plan, extract, scope.cached),
+        };
+        let more_spent = of(&more)?;
+        if few.layers == more.layers {
+            return Ok(more_spent);
+        }
+        let few_spent = of(&few)?;
+        let ns = self.of_all_layers((few_spent.ns, more_spent.ns));
+        let joules = few_spent.joules.zip(more_spent.joules).map(|j| self.of_all_layers(j));
+        Ok(Spent { ns, joules })
+    }
+
+    /// The choice in chunks of several lengths, with one or more under way.
+    fn with_chunks(&mut self, choice: &Choice) -> Result<Vec<Alternative>, PlanError> {
+        let mut all = Vec::new();
+        let base = self.plan(choice, "solve");
+        for shorter in [1, 2, 4] {
+            for in_flight in [1, 2, 4] {
+                let chunk = self.chunk.div_ceil(shorter);
+                if (shorter > 1 && (chunk < 32 || self.request.prompt <= chunk))
+                    || (in_flight > 1 && self.request.prompt <= chunk)
+                    || self.request.base.chunks_in_flight.is_some_and(|n| n != in_flight)
+                {
+                    continue;
+                }
+                let mut plan = base.clone();
+                plan.prefill.chunks_in_flight = in_flight;
+                if chunk < plan.prefill.chunk {
+                    // Full chunks are now what the bucket of their length says.
+                    let at = plan.prefill.lengths.iter().position(|l| chunk <= l.up_to);
+                    if let Some(at) = at {
+                        plan.prefill.rules.clone_from(&plan.prefill.lengths[at].rules);
+                        plan.prefill.lengths.truncate(at);
+                    }
+                    plan.prefill.chunk = chunk;
+                }
+                if self.request.base.policy == Policy::OutOfOrder {
+                    plan.prefill.policy = Policy::OutOfOrder;
+                }
+                let name = format!("the best found in chunks of {chunk}, {in_flight} in flight");
+                all.extend(self.alternative(name, plan)?);
+            }
+        }
+        Ok(all)
+    }
+
+    /// The best of the single changes, as plans.
+    fn changes(&mut self) -> Result<Vec<Alternative>, PlanError> {
+        let mut tried = std::mem::take(&mut self.tried);
+        tried.sort_by(|a, b| a.1.total_cmp(&b.1));
+        tried.truncate(SHOWN);
+        let mut all = Vec::new();
+        for (name, _, choice) in tried {
+            let plan = self.plan(&choice, "solve");
+            all.extend(self.alternative(name, plan)?);
+        }
+        Ok(all)
+    }
+}
+
+/// How the plans on one device begin their name.
+pub(super) const ONE_DEVICE: &str = "one device,";
+
+impl Choice {
+    fn get(&self, which: Option<usize>) -> &Placed {
+        which.and_then(|i| self.prefill.get(i)).map_or(&self.decode, |p| &p.1)
+    }
+
+    fn set(&mut self, which: Option<usize>, placed: Placed) {
+        match which {
+            None => self.decode = placed,
+            Some(i) => self.prefill[i].1 = placed,
+        }
+    }
+}
+
+/// A placement of a single row.
+fn one_row(p: &Placement) -> Placement {
+    match &p.split {
+        Some(crate::Split::Columns { .. }) | None => p.clone(),
+        Some(crate::Split::Rows { rest, .. }) => Placement::whole(rest),
+        Some(crate::Split::Hybrid { .. }) => Placement::whole(&p.device),
+    }
+}
+
+/// Placements of single rows.
+fn for_decode(placed: &Placed) -> Placed {
+    placed.iter().map(|(k, p)| (*k, one_row(p))).collect()
+}

@@ -1,0 +1,312 @@
+//! The solver: whatever things cost, its plans are plans, and none is worse than one device.
+
+use proptest::prelude::*;
+use troika_device::{Caps, SpaceId};
+use troika_graph::{ActivationFormat, DType, Op, Subgraph};
+use troika_model::lower::{LowerOptions, Lowered, SegmentKind, WeightShape, lower};
+use troika_model::spec::{Key, ModelSpec, weight_requirements};
+use troika_model::{families, presets};
+use troika_plan::{
+    CostModel, Goal, Phase, PlanError, PlanRequest, PredictRequest, PricedRun, Refusal,
+    SolveDevice, SolveRequest, Solved, Split, SyncMode, predict, solve,
+};
+
+fn spec(preset: &str, layers: usize) -> ModelSpec {
+    let mut spec = families::from_config(&presets::config(preset).unwrap()).unwrap().spec;
+    spec.layers.truncate(layers);
+    spec
+}
+
+fn lowered(spec: &ModelSpec, chunk: usize) -> Lowered {
+    let shapes: std::collections::HashMap<Key, WeightShape> = weight_requirements(spec)
+        .map(|r| {
+            let dtype = if r.rows > 1 { DType::Q8_0 } else { DType::F32 };
+            (r.key, WeightShape { rows: r.rows, cols: r.cols, dtype })
+        })
+        .collect();
+    let options = LowerOptions { max_rows: chunk, max_kv: 1024, kv_dtype: DType::F16 };
+    lower(spec, &|key| shapes.get(&key).copied(), options).unwrap()
+}
+
+fn device(name: &str, row_buckets: &[usize]) -> SolveDevice {
+    let caps = Caps {
+        static_shapes: !row_buckets.is_empty(),
+        row_buckets: row_buckets.to_vec(),
+        spaces: vec![SpaceId::HOST],
+        numerics: "f32".into(),
+        max_binding_bytes: None,
+        weight_dtypes: vec![DType::Q8_0],
+        activation_formats: vec![ActivationFormat::Int8],
+        max_graph_bytes: None,
+        max_resident_bytes: None,
+        queue_depth: 8,
+        queue_waits: true,
+        host_tasks: false,
+        strided_rows: true,
+        bakes_weights: false,
+        facts: Vec::new(),
+    };
+    SolveDevice { name: name.into(), caps }
+}
+
+/// Multiplications of a row of a graph.
+fn products(graph: &Subgraph) -> f64 {
+    let of = |op: &Op| match op {
+        Op::Linear { weight, .. } => {
+            let w = graph.weight(*weight);
+            (w.rows * w.cols) as f64
+        }
+        Op::Experts(_) => 1e6,
+        _ => 1000.0,
+    };
+    graph.nodes.iter().map(|n| of(&n.op)).sum()
+}
+
+/// A device by the time of a multiplication in ns, of reading a weight, and of beginning.
+#[derive(Clone, Copy, Debug)]
+struct Speed {
+    multiply: f64,
+    read: f64,
+    launch: f64,
+}
+
+struct Costs {
+    speeds: Vec<Speed>,
+    hand_over: f64,
+    beside: f64,
+    watts: Option<f64>,
+}
+
+impl CostModel for Costs {
+    fn source(&self) -> String {
+        "made up".into()
+    }
+
+    fn run_ns(&self, run: &PricedRun<'_>) -> f64 {
+        let Speed { multiply, read, launch } = self.speeds[run.device];
+        let n = products(run.graph);
+        launch + (n * multiply * run.room as f64).max(n * read)
+    }
+
+    fn slowdowns(&self, runs: &[PricedRun<'_>]) -> Vec<f64> {
+        vec![self.beside; runs.len()]
+    }
+
+    fn hand_over_ns(&self, _: usize, _: usize, _: SyncMode) -> f64 {
+        self.hand_over
+    }
+
+    fn copy_ns(&self, _: usize, bytes: u64) -> f64 {
+        bytes as f64
+    }
+
+    fn run_j(&self, run: &PricedRun<'_>) -> Option<f64> {
+        self.watts.map(|w| w * (run.device + 1) as f64 * self.run_ns(run) * 1e-9)
+    }
+}
+
+fn solved(
+    (spec, lowered): (&ModelSpec, &Lowered),
+    (devices, costs): (&[SolveDevice], &Costs),
+    (goal, refusals, several_copies): (Goal, &[Refusal], bool),
+) -> Result<Solved, PlanError> {
+    let base = PlanRequest { context: Some(1024), chunk: 256, ..PlanRequest::default() };
+    solve(&SolveRequest {
+        spec,
+        lowered,
+        devices,
+        cost: costs,
+        refusals,
+        goal,
+        base: &base,
+        prompt: 200,
+        generate: 16,
+        several_copies,
+        lengths: &[],
+    })
+}
+
+fn speed() -> impl Strategy<Value = Speed> {
+    (1e-5..1e-1_f64, 1e-4..1e-1_f64, 1.0..1e5_f64).prop_map(|(multiply, read, launch)| Speed {
+        multiply,
+        read,
+        launch,
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(10))]
+
+    #[test]
+    fn plans_are_plans_and_no_worse_than_one_device(
+        speeds in proptest::collection::vec(speed(), 2..4),
+        hand_over in 0.0..1e6_f64,
+        beside in 1.0..2.5_f64,
+        fixed in any::<bool>(),
+        goal in 0..3_usize,
+        moe in any::<bool>(),
+        several in any::<bool>(),
+        refuses in any::<bool>(),
+    ) {
+        let spec = spec(if moe { "qwen3-moe-tiny" } else { "qwen3-0.6b" }, 3);
+        let lowered = lowered(&spec, 256);
+        let names = ["a", "b", "c"];
+        let devices: Vec<SolveDevice> = (0..speeds.len())
+            .map(|i| device(names[i], if fixed && i == 0 { &[32, 128] } else { &[] }))
+            .collect();
+        let costs = Costs { speeds, hand_over, beside, watts: Some(2.0) };
+        let refusal = Refusal {
+            device: "a".into(),
+            segment: SegmentKind::Attention,
+            op: "attention".into(),
+            why: "has no such unit".into(),
+        };
+        let refusals = if refuses { vec![refusal] } else { Vec::new() };
+        let goal = Goal::ALL[goal];
+        let solved =
+            solved((&spec, &lowered), (&devices, &costs), (goal, &refusals, several)).unwrap();
+        let at_hand: Vec<&str> = devices.iter().map(|d| d.name.as_str()).collect();
+        let request = PredictRequest {
+            lowered: &lowered, devices: &devices, cost: &costs, prompt: 200, generate: 16,
+        };
+        let all = solved.alternatives.iter().map(|a| &a.plan).chain([&solved.plan]);
+        for plan in all {
+            plan.check(&spec, &at_hand).unwrap();
+            prop_assert!(plan.refused(&refusals).is_empty());
+            // What is written in the plan is what predicting it gives, as is the file's plan.
+            let again = predict(&request, plan).unwrap();
+            prop_assert_eq!(Some(&again), plan.predicted.as_ref());
+            let read = troika_plan::Plan::from_json(&plan.to_json()).unwrap();
+            read.check(&spec, &at_hand).unwrap();
+        }
+        let score = solved.predicted.score(goal);
+        for (i, d) in devices.iter().enumerate() {
+            if refuses && i == 0 {
+                continue;
+            }
+            let base = PlanRequest { context: Some(1024), chunk: 256, ..PlanRequest::default() };
+            let one = troika_plan::make(&spec, &[d.facts()], &base).unwrap();
+            let alone = predict(&request, &one).unwrap().score(goal);
+            prop_assert!(score <= alone, "{score} on all, {alone} on {}", d.name);
+            if !several {
+                let most = predict(&request, &one).unwrap().total_bytes * 102 / 100;
+                prop_assert!(solved.predicted.total_bytes <= most + 1);
+            }
+        }
+        for pair in solved.alternatives.windows(2) {
+            prop_assert!(pair[0].predicted.score(goal) <= pair[1].predicted.score(goal));
+        }
+    }
+}
+
+fn equal(count: usize) -> Costs {
+    let speed = Speed { multiply: 1e-3, read: 1e-2, launch: 1000.0 };
+    Costs { speeds: vec![speed; count], hand_over: 1000.0, beside: 1.0, watts: None }
+}
+
+/// Two devices that do not disturb each other are nearly twice as fast as one; where handing over
+/// costs more than is gained, one is used.
+#[test]
+fn work_is_shared_where_that_pays() {
+    let spec = spec("qwen3-0.6b", 8);
+    let lowered = lowered(&spec, 256);
+    let devices = [device("a", &[]), device("b", &[])];
+    let mut costs = equal(2);
+    let wanted = (Goal::Ttft, &[][..], false);
+    let both = solved((&spec, &lowered), (&devices, &costs), wanted).unwrap();
+    let one = both.alternatives.iter().find(|a| a.name == "one device, a").unwrap();
+    for (shared, alone) in [
+        (both.predicted.ttft_us, one.predicted.ttft_us),
+        (both.predicted.tpot_us, one.predicted.tpot_us),
+    ] {
+        let gain = alone / shared;
+        assert!((1.7..2.0).contains(&gain), "{gain}");
+    }
+    let split = |plan: &troika_plan::Plan| plan.all_rules().any(|r| r.split.is_some());
+    assert!(split(&both.plan));
+    costs.hand_over = 1e9;
+    let single = solved((&spec, &lowered), (&devices, &costs), wanted).unwrap();
+    assert!(!split(&single.plan) && single.plan.devices.len() == 1, "{:#?}", single.plan);
+    // Where both go at half the speed together, nothing is gained either.
+    let costs = Costs { beside: 2.0, ..equal(2) };
+    let slowed = solved((&spec, &lowered), (&devices, &costs), wanted).unwrap();
+    assert_eq!(slowed.plan.devices.len(), 1, "{:#?}", slowed.plan);
+}
+
+/// The device that multiplies fast gets prompts, the one that reads fast decodes; where weights are
+/// to be there once, and both read other forms, one of them does both.
+#[test]
+fn prefill_and_decode_are_placed_apart() {
+    let spec = spec("qwen3-0.6b", 8);
+    let lowered = lowered(&spec, 256);
+    let mut devices = [device("a", &[]), device("b", &[])];
+    devices[1].caps.weight_dtypes = vec![DType::F16];
+    let fast = Speed { multiply: 1e-4, read: 2e-2, launch: 1000.0 };
+    let wide = Speed { multiply: 1e-2, read: 1e-2, launch: 1000.0 };
+    let costs = Costs { speeds: vec![fast, wide], hand_over: 1e9, beside: 1.0, watts: None };
+    let of = |several| {
+        solved((&spec, &lowered), (&devices, &costs), (Goal::Ttft, &[], several)).unwrap().plan
+    };
+    let apart = of(true);
+    assert!(apart.rules(Phase::Prefill).iter().all(|r| r.device == "a" && r.split.is_none()));
+    assert!(apart.rules(Phase::Decode).iter().all(|r| r.device == "b" && r.split.is_none()));
+    let once = of(false);
+    assert_eq!(once.devices, ["a"]);
+}
+
+/// A device with static shapes takes whole shapes, and leaves a small rest to another rather than
+/// pad it.
+#[test]
+fn rests_go_to_devices_without_static_shapes() {
+    let spec = spec("qwen3-0.6b", 8);
+    let lowered = lowered(&spec, 512);
+    let devices = [device("npu", &[128, 256, 512]), device("gpu", &[])];
+    let npu = Speed { multiply: 1e-4, read: 1e-3, launch: 1000.0 };
+    let gpu = Speed { multiply: 1e-3, read: 1e-3, launch: 1000.0 };
+    let costs = Costs { speeds: vec![npu, gpu], hand_over: 5000.0, beside: 1.0, watts: None };
+    let base = PlanRequest { context: Some(1024), chunk: 512, ..PlanRequest::default() };
+    let request = SolveRequest {
+        spec: &spec,
+        lowered: &lowered,
+        devices: &devices,
+        cost: &costs,
+        refusals: &[],
+        goal: Goal::Ttft,
+        base: &base,
+        prompt: 262,
+        generate: 16,
+        several_copies: false,
+        lengths: &[],
+    };
+    let plan = solve(&request).unwrap().plan;
+    let ffn = plan.rule_for((Phase::Prefill, 262), SegmentKind::Ffn, Some(0)).unwrap();
+    let Some(Split::Rows { .. } | Split::Hybrid { .. }) = &ffn.split else {
+        panic!("{ffn:?}");
+    };
+    // At a standard length nothing is left.
+    let ffn = plan.rule_for((Phase::Prefill, 256), SegmentKind::Ffn, Some(0)).unwrap();
+    let rows = ffn.split.as_ref().map_or(&[][..], Split::lengths);
+    assert!(rows.is_empty() || rows.contains(&128) || rows.contains(&256), "{ffn:?}");
+}
+
+#[test]
+fn nothing_is_planned_where_nothing_can_run() {
+    let spec = spec("qwen3-0.6b", 2);
+    let lowered = lowered(&spec, 256);
+    let mut costs = equal(1);
+    costs.speeds[0].launch = f64::NAN;
+    let wanted = (Goal::Ttft, &[][..], false);
+    let none = solved((&spec, &lowered), (&[device("a", &[])], &costs), wanted).unwrap_err();
+    assert!(none.to_string().contains("no plan can be chosen"), "{none}");
+    let none = solved((&spec, &lowered), (&[], &costs), wanted).unwrap_err();
+    assert!(none.to_string().contains("needs a device"), "{none}");
+    // Memory that holds half of the model: both devices are needed.
+    let mut devices = [device("a", &[]), device("b", &[])];
+    let whole = solved((&spec, &lowered), (&devices, &equal(2)), wanted).unwrap();
+    let half = whole.predicted.total_bytes * 6 / 10;
+    devices.iter_mut().for_each(|d| d.caps.max_resident_bytes = Some(half));
+    let costs = Costs { hand_over: 1e9, ..equal(2) };
+    let both = solved((&spec, &lowered), (&devices, &costs), (Goal::Ttft, &[], true)).unwrap();
+    assert!(both.predicted.weight_bytes.values().all(|b| *b <= half), "{:?}", both.predicted);
+    assert_eq!(both.plan.devices.len(), 2);
+}

@@ -1,0 +1,218 @@
+//! One device on the bench: graphs loaded on it, and the times of their runs.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::time::Duration;
+
+use troika_device::{
+    Clock, CommandList, Completion, Device, DeviceError, Executable, Queue, Run, Submission,
+    TaskTime, Weights, Work,
+};
+use troika_graph::{Subgraph, bind_static};
+use troika_model::lower::Lowered;
+use troika_plan::ProfiledGraph;
+use troika_weights::WeightStore;
+
+use super::inputs::{bindings, forward};
+use super::lost;
+
+/// Layers are run one after another until their weights are more than caches hold, as in a model.
+const MOST_WEIGHTS: usize = 256 << 20;
+/// How long a point is measured, in nanoseconds, and the fewest and most runs.
+const MEASURED_NS: f64 = 60e6;
+const FEWEST: usize = 5;
+const MOST: usize = 400;
+/// Looks whether the queue still lives.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// A device and its queue.
+pub(super) struct Bench<'a> {
+    pub number: usize,
+    pub device: Arc<dyn Device>,
+    pub clock: Arc<dyn Clock>,
+    lowered: &'a Lowered,
+    queue: Box<dyn Queue>,
+    done: Receiver<Completion>,
+    /// What making code took, in nanoseconds.
+    pub compiled_ns: Vec<f64>,
+}
+
+/// A graph's weights on a device, of several layers.
+pub(super) struct LoadedGraph {
+    layers: Vec<Subgraph>,
+    /// By the rows of the shape; any number has the key 0.
+    codes: Vec<(usize, Vec<Arc<Weights>>)>,
+}
+
+impl<'a> Bench<'a> {
+    pub fn new(
+        number: usize,
+        device: &Arc<dyn Device>,
+        (lowered, clock): (&'a Lowered, Arc<dyn Clock>),
+    ) -> Result<Bench<'a>, DeviceError> {
+        let (sender, done) = sync_channel(64);
+        let queue = device.queue(number, clock.clone(), sender)?;
+        let (device, compiled_ns) = (device.clone(), Vec::new());
+        Ok(Bench { number, device, clock, lowered, queue, done, compiled_ns })
+    }
+
+    /// Whether the device takes all ops of a graph.
+    pub fn takes(&self, graph: &ProfiledGraph) -> bool {
+        let takes = |g: &Subgraph| self.device.examine(g).iter().all(Option::is_none);
+        graph.layers.first().is_some_and(takes)
+    }
+
+    /// Rows that are computed where some are wanted.
+    pub fn room(&self, rows: usize) -> usize {
+        let caps = self.device.caps();
+        if !caps.static_shapes {
+            return rows;
+        }
+        let enough = caps.row_buckets.iter().copied().find(|n| *n >= rows);
+        enough.or(caps.row_buckets.last().copied()).unwrap_or(rows)
+    }
+
+    /// Loads a graph's weights for as many layers as caches do not hold together.
+    pub fn load(
+        &mut self,
+        graph: &ProfiledGraph,
+        store: &WeightStore,
+    ) -> Result<LoadedGraph, DeviceError> {
+        let bytes = |g: &Subgraph| {
+            let of = |w: &troika_graph::WeightDecl| w.rows * w.dtype.row_bytes(w.cols).unwrap_or(0);
+            g.weights.iter().map(of).sum::<usize>()
+        };
+        let one = graph.layers.first().map_or(1, bytes).max(1);
+        let count = (MOST_WEIGHTS / one).clamp(2, 64);
+        let layers: Vec<Subgraph> = graph.layers.iter().take(count).cloned().collect();
+        let mut loaded = LoadedGraph { layers, codes: Vec::new() };
+        let shapes = match self.device.caps().static_shapes {
+            true => self.device.caps().row_buckets.clone(),
+            false => vec![0],
+        };
+        for shape in shapes {
+            let mut weights = Vec::new();
+            let mut code: Option<Arc<Executable>> = None;
+            for layer in &loaded.layers {
+                let graph = if shape > 0 { bind_static(layer, shape) } else { layer.clone() };
+                let known = code.clone().filter(|_| !self.device.caps().bakes_weights);
+                let executable = match known {
+                    Some(known) => known,
+                    None => self.compile(&graph)?,
+                };
+                weights.push(self.device.load(&executable, &graph, store)?);
+                code = Some(executable);
+            }
+            loaded.codes.push((shape, weights));
+        }
+        Ok(loaded)
+    }
+
+    fn compile(&mut self, graph: &Subgraph) -> Result<Arc<Executable>, DeviceError> {
+        let real = std::time::Instant::now();
+        let start = self.clock.now();
+        let executable = self.device.compile(graph)?;
+        // Where time is modelled, compiling may take some of it.
+        let took = match self.device.clock() {
+            Some(_) => self.clock.now().saturating_sub(start),
+            None => real.elapsed(),
+        };
+        self.compiled_ns.push(took.as_nanos() as f64);
+        Ok(executable)
+    }
+
+    /// Runs of a graph, layer after layer: so many submissions.
+    pub fn submissions(
+        &self,
+        loaded: &LoadedGraph,
+        (rows, cached): (usize, usize),
+        count: usize,
+    ) -> Result<(Vec<Submission>, Vec<Submission>), DeviceError> {
+        let room = self.room(rows);
+        let missing = || lost(self.device.name(), "has no code for so many rows");
+        let (_, weights) = loaded
+            .codes
+            .iter()
+            .find(|(shape, _)| *shape == 0 || *shape == room)
+            .ok_or_else(missing)?;
+        let one = loaded.layers.first().ok_or_else(missing)?;
+        let (bindings, copies) = bindings(&self.device, one, (room, cached))?;
+        let (bindings, forward) = (Arc::new(bindings), forward(self.lowered, rows, cached));
+        let submission = |(i, work)| Submission { tag: i as u32, work };
+        let runs = (0..count).map(|i| {
+            let weights = weights[i % weights.len()].clone();
+            let (bindings, forward) = (bindings.clone(), forward.clone());
+            Work::Run(Run { weights, bindings, rows, forward })
+        });
+        let runs = runs.enumerate().map(submission).collect();
+        Ok((copies.into_iter().enumerate().map(submission).collect(), runs))
+    }
+
+    /// The times of runs at some rows, where one is expected to take about so long.
+    pub fn times(
+        &mut self,
+        loaded: &LoadedGraph,
+        at: (usize, usize),
+        expected_ns: f64,
+    ) -> Result<Vec<f64>, DeviceError> {
+        let layers = loaded.layers.len();
+        // Modelled times are all alike.
+        if self.device.clock().is_some() {
+            return self.measured(loaded, at, 1);
+        }
+        let first = if expected_ns > 0.0 { 1 } else { layers.min(FEWEST) };
+        let warm = self.measured(loaded, at, first)?;
+        let each = warm.iter().copied().fold(f64::INFINITY, f64::min).max(1.0);
+        let count = (MEASURED_NS / each) as usize;
+        let count = count.clamp(FEWEST, MOST.max(layers));
+        self.measured(loaded, at, count)
+    }
+
+    fn measured(
+        &mut self,
+        loaded: &LoadedGraph,
+        at: (usize, usize),
+        count: usize,
+    ) -> Result<Vec<f64>, DeviceError> {
+        let (copies, runs) = self.submissions(loaded, at, count)?;
+        if !copies.is_empty() {
+            self.run(CommandList { tasks: copies, ..CommandList::default() })?;
+        }
+        let times = self.run(CommandList { tasks: runs, timed: true, ..CommandList::default() })?;
+        Ok(times.iter().map(nanoseconds).collect())
+    }
+
+    /// Hands over a list.
+    pub fn submit(&mut self, list: CommandList) -> Result<(), DeviceError> {
+        self.queue.submit(list)
+    }
+
+    /// Waits for the end of a list.
+    pub fn finish(&mut self) -> Result<Vec<TaskTime>, DeviceError> {
+        let mut done = self.done.try_recv().ok();
+        while done.is_none() {
+            let Some(next) = self.clock.next_event() else { break };
+            self.clock.wait(next.saturating_sub(self.clock.now()));
+            done = self.done.try_recv().ok();
+        }
+        let completion = loop {
+            match done.take().map_or_else(|| self.done.recv_timeout(PATIENCE), Ok) {
+                Ok(completion) => break completion,
+                Err(_) if self.queue.is_alive() => {}
+                Err(_) => return Err(DeviceError::Gone(self.device.name().into())),
+            }
+        };
+        completion.outcome.map(|()| completion.times)
+    }
+
+    /// Runs a list to its end.
+    pub fn run(&mut self, list: CommandList) -> Result<Vec<TaskTime>, DeviceError> {
+        self.submit(list)?;
+        self.finish()
+    }
+}
+
+/// How long a task took: as modelled, or as measured.
+pub(super) fn nanoseconds(t: &TaskTime) -> f64 {
+    t.modelled.unwrap_or(t.end.saturating_sub(t.start)).as_nanos() as f64
+}

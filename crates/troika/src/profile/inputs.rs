@@ -1,0 +1,97 @@
+//! Memory that measured runs are bound to: numbers that are like those of a model.
+
+use std::sync::Arc;
+
+use troika_device::{
+    Bindings, Buffer, CopyRows, Device, DeviceError, ForwardBatch, PageTable, SeqRows, SpaceId,
+    View, Work,
+};
+use troika_graph::{DType, Op, Subgraph, ValueId};
+use troika_model::lower::Lowered;
+
+use super::lost;
+
+/// Positions of a page.
+const PAGE_LEN: usize = 32;
+
+/// The bindings of a graph, with room for so many rows, and the copies that fill them where the
+/// host cannot write.
+pub(super) fn bindings(
+    device: &Arc<dyn Device>,
+    graph: &Subgraph,
+    (room, cached): (usize, usize),
+) -> Result<(Bindings, Vec<Work>), DeviceError> {
+    let mut b = Bindings::default();
+    let mut copies = Vec::new();
+    let bytes =
+        |id: &ValueId| graph.value(*id).shape.row_len() * graph.value(*id).dtype.block_bytes();
+    let memory = |bytes: usize| {
+        device.allocate(bytes.max(1)).map_err(|e| lost(device.name(), &e.to_string()))
+    };
+    for id in &graph.inputs {
+        let row = bytes(id);
+        let buffer = memory(room * row)?;
+        let to = View::dense(&buffer, 0, (room, row)).map_err(DeviceError::View)?;
+        let own = buffer.space() != SpaceId::HOST;
+        let host = match own {
+            true => Buffer::zeroed((room * row).max(1))
+                .map_err(|e| lost(device.name(), &e.to_string()))?,
+            false => buffer,
+        };
+        fill(&host, graph, *id, cached).map_err(|why| lost(device.name(), &why))?;
+        if own {
+            let from = View::dense(&host, 0, (room, row)).map_err(DeviceError::View)?;
+            copies.push(Work::Copy(CopyRows { from, to: to.clone() }));
+        }
+        b.inputs.push(to);
+    }
+    for id in &graph.states {
+        let positions = graph.value(*id).shape.max_rows();
+        // Pages that the runs use; where they are, is the table's to say.
+        let used =
+            (cached + room).next_multiple_of(PAGE_LEN).min(positions.next_multiple_of(PAGE_LEN));
+        b.states.push(View::whole(&memory(used.max(positions) * bytes(id))?));
+    }
+    for id in &graph.outputs {
+        let row = bytes(id);
+        let view = View::dense(&memory(room * row)?, 0, (room, row));
+        b.outputs.push(view.map_err(DeviceError::View)?);
+    }
+    Ok((b, copies))
+}
+
+/// Numbers for a value: positions, tokens and experts that there are, or small floats.
+fn fill(buffer: &Buffer, graph: &Subgraph, id: ValueId, cached: usize) -> Result<(), String> {
+    let mut write = buffer.write().map_err(|e| e.to_string())?;
+    let value = graph.value(id);
+    if value.dtype == DType::F32 {
+        for (i, x) in write.as_mut_slice::<f32>().iter_mut().enumerate() {
+            *x = ((i * 37) % 101) as f32 / 50.0 - 1.0;
+        }
+        return Ok(());
+    }
+    if value.dtype != DType::I32 {
+        return Ok(());
+    }
+    let reader = graph.nodes.iter().find(|n| n.inputs.contains(&id)).map(|n| &n.op);
+    let most = match reader {
+        Some(Op::Embed { table, .. }) => graph.weight(*table).rows,
+        Some(Op::Experts(e)) => e.gate.len(),
+        _ => usize::MAX,
+    };
+    for (i, x) in write.as_mut_slice::<i32>().iter_mut().enumerate() {
+        let spread = i.wrapping_mul(2_654_435_761) >> 7;
+        *x = if most == usize::MAX { cached + i } else { spread % most.max(1) } as i32;
+    }
+    Ok(())
+}
+
+/// One sequence of so many rows, with as many positions before.
+pub(super) fn forward(lowered: &Lowered, rows: usize, cached: usize) -> Arc<ForwardBatch> {
+    let pages = (0..(cached + rows).div_ceil(PAGE_LEN) as u32).collect();
+    let table = PageTable { page_len: PAGE_LEN, first: 0, pages };
+    let tables = vec![table; lowered.page_groups.len().max(1)];
+    let known_len = cached + rows;
+    let seq = SeqRows { seq: 0, rows: 0..rows, pos: cached, known_len, tables };
+    Arc::new(ForwardBatch { seqs: vec![seq] })
+}

@@ -1,0 +1,321 @@
+//! Measuring a model's segments on devices, for the solver: `troika profile`. What a profile holds,
+//! and how it is fitted, is a matter of `troika-plan`; here are the devices and the clock.
+
+mod bench;
+mod inputs;
+mod pairs;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use troika_device::{Clock, Device, DeviceError, RealClock};
+use troika_model::lower::{LowerOptions, Lowered, SegmentKind, lower};
+use troika_model::spec::ModelSpec;
+use troika_plan::{
+    ModelId, Plan, Profile, ProfileError, ProfileSubject, ProfiledDevice, ProfiledGraph, RunSample,
+    RunWork, SolveDevice, Spread, profiled_graphs,
+};
+use troika_weights::WeightStore;
+
+use crate::devices::virtual_clock;
+use crate::error::Error;
+use crate::open::{OpenOptions, Subject};
+use bench::Bench;
+
+/// Receives (measurements done, measurements in all).
+pub type OnProfiled<'a> = &'a mut dyn FnMut(usize, usize);
+
+/// How a profile is made.
+#[derive(Clone, Debug)]
+pub struct ProfileOptions {
+    /// The model's types, and the devices.
+    pub open: OpenOptions,
+    /// Where it is kept while it is made, and goes on from; `None`: it is only returned.
+    pub file: Option<PathBuf>,
+    /// Ends measuring: what is done by then is kept.
+    pub cancel: Option<Arc<AtomicBool>>,
+}
+
+/// A profile, and what is to be said of how it came about.
+#[derive(Debug)]
+pub struct ProfileOutcome {
+    /// The profile; not complete when measuring was ended.
+    pub profile: Profile,
+    /// A sentence for each thing that the user should know.
+    pub notes: Vec<String>,
+}
+
+/// Rows that are measured for the fits, and others that show how good these are.
+const FITTED_ROWS: [usize; 7] = [1, 2, 4, 16, 64, 256, 512];
+const HELD_OUT_ROWS: [usize; 4] = [3, 24, 100, 384];
+/// Positions cached before, for runs that look at them; the second list as above.
+const FITTED_CACHED: [usize; 3] = [0, 256, 1024];
+const HELD_OUT_CACHED: [usize; 1] = [600];
+/// A run that would take longer is not measured: the fits go on in a straight line.
+const LONGEST_NS: f64 = 2e9;
+
+/// Measures a model on the devices of the options.
+///
+/// # Errors
+/// A model or device that does not serve, a disk that is full.
+pub fn profile(
+    subject: &Subject,
+    options: &ProfileOptions,
+    progress: OnProfiled<'_>,
+) -> Result<ProfileOutcome, Error> {
+    let devices = crate::devices::open_devices(&options.open.devices)?;
+    let (spec, store) = subject.described(&options.open, &devices)?;
+    let plan = crate::open::one_device_plan(&spec, &store, &options.open, &devices)?;
+    let here = subject_of(&spec, &store, &plan, &devices);
+    let (mut profile, notes) = begin(&here, options.file.as_deref())?;
+    let clock = virtual_clock(&devices).unwrap_or_else(|| Arc::new(RealClock::new()));
+    let lowered = lowered(&spec, &store, &plan)?;
+    let mut measuring = Measuring { store: &store, lowered: &lowered, options, clock, progress };
+    if measuring.all(&devices, &mut profile)? {
+        profile.fit();
+        profile.complete = true;
+        measuring.keep(&profile)?;
+    }
+    Ok(ProfileOutcome { profile, notes })
+}
+
+/// What a profile of this model on these devices is of.
+pub(crate) fn subject_of(
+    spec: &ModelSpec,
+    store: &WeightStore,
+    plan: &Plan,
+    devices: &[Arc<dyn Device>],
+) -> ProfileSubject {
+    let classes = store.classes();
+    let mut types: Vec<String> =
+        classes.iter().map(|c| format!("{} {}", c.class, c.dtype.name())).collect();
+    types.push(format!("cache {}", plan.kv_dtype.name()));
+    let formats = plan.activations();
+    types.extend(formats.iter().map(|f| format!("activations {f:?}")));
+    let devices = devices.iter().map(|d| ProfiledDevice::of(&solve_device(d)));
+    ProfileSubject {
+        program: env!("CARGO_PKG_VERSION").to_string(),
+        machine: machine(),
+        model: ModelId::of(spec),
+        types,
+        devices: devices.collect(),
+    }
+}
+
+/// A device as the solver sees it.
+pub(crate) fn solve_device(device: &Arc<dyn Device>) -> SolveDevice {
+    SolveDevice { name: device.name().to_string(), caps: device.caps().clone() }
+}
+
+/// The processor and the system, as the system tells.
+fn machine() -> String {
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let named = info.lines().find_map(|line| line.strip_prefix("model name"));
+    let name = named.and_then(|rest| rest.split_once(':')).map(|(_, name)| name.trim().to_string());
+    let cores = crate::devices::usable_cores().len();
+    let (os, arch) = (std::env::consts::OS, std::env::consts::ARCH);
+    format!("{}, {cores} cores, {arch} {os}", name.unwrap_or_else(|| "processor".into()))
+}
+
+/// Bounds of rows and positions that are measured.
+fn lowered(spec: &ModelSpec, store: &WeightStore, plan: &Plan) -> Result<Lowered, Error> {
+    let options = LowerOptions {
+        max_rows: plan.prefill.chunk,
+        max_kv: plan.context,
+        kv_dtype: plan.kv_dtype,
+    };
+    lower(spec, &|key| store.shape(key), options)
+        .map_err(|e| troika_engine::EngineError::from(e).into())
+}
+
+/// A profile that is there and can go on, or a new one, with a sentence on what was found.
+fn begin(here: &ProfileSubject, file: Option<&Path>) -> Result<(Profile, Vec<String>), Error> {
+    let new = |note: Option<String>| (Profile::new(here.clone()), Vec::from_iter(note));
+    let Some(file) = file else { return Ok(new(None)) };
+    let text = match std::fs::read_to_string(file) {
+        Ok(text) => text,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(new(None)),
+        Err(error) => return Err(failed(file, error)),
+    };
+    let known = Profile::from_json(&text).and_then(|p| p.check_subject(here).map(|()| p));
+    Ok(match known {
+        Ok(p) if p.complete => new(Some(format!("{} is made again", file.display()))),
+        Ok(p) => {
+            let note =
+                format!("{} is gone on with: {} runs are there", file.display(), p.runs.len());
+            (p, vec![note])
+        }
+        Err(e) => new(Some(format!("{} is made again: {e}", file.display()))),
+    })
+}
+
+fn failed(file: &Path, error: std::io::Error) -> Error {
+    Error::ProfileFile { file: file.display().to_string(), error }
+}
+
+/// Reads a profile that is used: complete, and of what is at hand.
+///
+/// # Errors
+/// A file that is not there, is no profile, or is of something else.
+pub(crate) fn read(file: &Path, here: &ProfileSubject) -> Result<Profile, Error> {
+    let text = std::fs::read_to_string(file).map_err(|e| failed(file, e))?;
+    let profile = Profile::from_json(&text).and_then(|p| p.check(here).map(|()| p));
+    let refuse = |error: ProfileError| Error::Profile { file: file.display().to_string(), error };
+    profile.map_err(refuse)
+}
+
+/// A graph on a device at some rows and cached positions.
+#[derive(Clone, Copy)]
+struct Point {
+    rows: usize,
+    cached: usize,
+    held_out: bool,
+}
+
+struct Measuring<'a> {
+    store: &'a WeightStore,
+    lowered: &'a Lowered,
+    options: &'a ProfileOptions,
+    clock: Arc<dyn Clock>,
+    progress: OnProfiled<'a>,
+}
+
+impl Measuring<'_> {
+    fn cancelled(&self) -> bool {
+        self.options.cancel.as_ref().is_some_and(|c| c.load(Ordering::Relaxed))
+    }
+
+    /// Measures what is missing. Whether that was all.
+    fn all(&mut self, devices: &[Arc<dyn Device>], profile: &mut Profile) -> Result<bool, Error> {
+        let graphs: Vec<Vec<ProfiledGraph>> = devices
+            .iter()
+            .map(|d| {
+                let offered = d.caps().activation_formats.clone();
+                let formats = self.options.open.activations.clone().unwrap_or(offered);
+                profiled_graphs(self.lowered, &formats)
+            })
+            .collect();
+        let mut benches: Vec<Bench> = Vec::new();
+        for (number, device) in devices.iter().enumerate() {
+            benches.push(Bench::new(number, device, (self.lowered, self.clock.clone()))?);
+        }
+        let count = graphs.iter().map(Vec::len).max().unwrap_or(0);
+        let all = count + 1;
+        for at in 0..count {
+            if self.cancelled() {
+                return Ok(false);
+            }
+            // Device after device at each point, so that a disturbance meets all alike.
+            self.graph(&mut benches, &graphs, (at, profile))?;
+            self.keep(profile)?;
+            (self.progress)(at + 1, all);
+        }
+        if self.cancelled() {
+            return Ok(false);
+        }
+        pairs::measure(&mut benches, self.store, (&graphs, profile))?;
+        (self.progress)(all, all);
+        Ok(true)
+    }
+
+    fn graph(
+        &mut self,
+        benches: &mut [Bench],
+        graphs: &[Vec<ProfiledGraph>],
+        (at, profile): (usize, &mut Profile),
+    ) -> Result<(), Error> {
+        let mut loaded = Vec::new();
+        for (bench, graphs) in benches.iter_mut().zip(graphs) {
+            let graph = graphs.get(at).filter(|g| bench.takes(g));
+            loaded.push(match graph {
+                Some(g) => Some(bench.load(g, self.store)?),
+                None => None,
+            });
+        }
+        let mut last = vec![(0.0, 1); benches.len()];
+        for point in self.points(graphs.iter().find_map(|g| g.get(at))) {
+            for (device, bench) in benches.iter_mut().enumerate() {
+                let (Some(loaded), Some(graph)) = (&mut loaded[device], graphs[device].get(at))
+                else {
+                    continue;
+                };
+                let known = profile.has(device, &graph.name, (point.rows, point.cached));
+                let (ns, rows) = last[device];
+                let expected = ns * point.rows as f64 / rows as f64;
+                if known || self.cancelled() || expected > LONGEST_NS {
+                    continue;
+                }
+                let times = bench.times(loaded, (point.rows, point.cached), expected)?;
+                let ns = Spread::of(&times);
+                last[device] = (ns.median, point.rows);
+                let Some(one) = graph.layers.first().filter(|_| ns.median > 0.0) else { continue };
+                profile.runs.push(RunSample {
+                    device,
+                    graph: graph.name.clone(),
+                    segment: graph.kind,
+                    share: graph.share,
+                    work: RunWork::of(one, bench.room(point.rows), point.cached),
+                    rows: point.rows,
+                    cached: point.cached,
+                    held_out: point.held_out || graph.held_out(),
+                    ns,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Rows and cached positions that a graph is measured at, those with fewer rows first.
+    fn points(&self, graph: Option<&ProfiledGraph>) -> Vec<Point> {
+        let Some(graph) = graph else { return Vec::new() };
+        let Some(one) = graph.layers.first() else { return Vec::new() };
+        let most = one.max_rows();
+        // Of a prompt, logits of its last row are wanted.
+        let most = if graph.kind == SegmentKind::Head { most.min(4) } else { most };
+        let mut rows: Vec<(usize, bool)> = FITTED_ROWS.map(|n| (n, false)).to_vec();
+        rows.extend(HELD_OUT_ROWS.map(|n| (n, true)));
+        rows.retain(|(n, _)| *n <= most);
+        if !rows.iter().any(|(n, _)| *n == most) {
+            rows.push((most, false));
+        }
+        rows.sort_unstable();
+        let states = one.states.iter().map(|s| one.value(*s).shape.max_rows()).min();
+        let mut points = Vec::new();
+        for (rows, held_out) in rows {
+            points.push(Point { rows, cached: 0, held_out });
+            let Some(positions) = states else { continue };
+            let fitted = FITTED_CACHED.iter().skip(1).map(|n| (*n, false));
+            for (cached, held) in fitted.chain(HELD_OUT_CACHED.map(|n| (n, true))) {
+                // A short context: half of it, and all of it.
+                if cached + rows <= positions {
+                    points.push(Point { rows, cached, held_out: held_out || held });
+                }
+            }
+            if rows == 1 && positions < FITTED_CACHED[2] && positions > 8 {
+                points.push(Point { rows, cached: positions - 1, held_out });
+            }
+        }
+        points
+    }
+
+    /// Writes what there is: beside the place first, then renamed.
+    fn keep(&self, profile: &Profile) -> Result<(), Error> {
+        let Some(file) = &self.options.file else { return Ok(()) };
+        let mut name = file.file_name().unwrap_or_default().to_os_string();
+        name.push(format!(".{}.tmp", std::process::id()));
+        let beside = file.with_file_name(name);
+        let written = std::fs::write(&beside, profile.to_json());
+        let written = written.and_then(|()| std::fs::rename(&beside, file));
+        written.map_err(|e| {
+            // What could not be created cannot be removed either; both are reported as one.
+            let _ = std::fs::remove_file(&beside);
+            failed(file, e)
+        })
+    }
+}
+
+/// A device's fault in words of the facade.
+fn lost(device: &str, why: &str) -> DeviceError {
+    DeviceError::System { device: device.into(), why: why.into() }
+}
