@@ -14,6 +14,9 @@ pub enum CliError {
     /// Something that did not work.
     #[error("{0}")]
     Failure(String),
+    /// Ctrl-C while measuring.
+    #[error("measuring was ended; what is done is kept, and the same command goes on with it")]
+    Interrupted,
     /// Writing the answer.
     #[error("cannot write to standard output: {0}")]
     Stdout(io::Error),
@@ -57,6 +60,7 @@ impl CliError {
         match self {
             CliError::Usage(_) => 2,
             CliError::Troika(E::Param(_) | E::EmptyPrompt | E::Plan(_)) => 2,
+            CliError::Interrupted => 130,
             // As a shell reports what Ctrl-C ended.
             CliError::Troika(E::Engine(EngineError::CompileCancelled { .. })) => 130,
             _ => 1,

@@ -31,6 +31,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => cmd::bench::run(&args),
         Command::Perplexity(args) => cmd::perplexity::run(&args),
         Command::Plan(args) => cmd::plan::run(&args),
+        Command::Profile(args) => cmd::profile::run(&args),
         Command::Devices(args) => cmd::devices::run(&args),
         Command::Cache(args) => cmd::cache::run(&args),
         Command::Completions(args) => cmd::completions::run(&args),

@@ -43,6 +43,20 @@ fn compiling(bars: MultiProgress) -> OnCompiled {
     })
 }
 
+/// A bar for measuring: told how much is done, of how much.
+pub fn measuring() -> impl FnMut(usize, usize) {
+    let bars = MultiProgress::new();
+    let mut bar: Option<ProgressBar> = None;
+    move |done, all| {
+        let form = "measuring {pos} of {len} [{bar:30}] {eta}";
+        let bar = bar.get_or_insert_with(|| new_bar(&bars, all as u64, form));
+        bar.set_position(done as u64);
+        if done >= all {
+            bar.finish_and_clear();
+        }
+    }
+}
+
 /// A bar that is gone when whoever shows it is: also after a failure.
 fn new_bar(bars: &MultiProgress, all: u64, form: &str) -> ProgressBar {
     let style = ProgressStyle::with_template(form);

@@ -54,6 +54,19 @@ pub enum PlanError {
     /// Length buckets that make no sense.
     #[error("the plan's length buckets: {0}")]
     Lengths(String),
+    /// More weights on a device than it holds.
+    #[error(
+        "the plan places {needs} bytes of weights on device {device}, which holds {holds}; place \
+         some segments or layers elsewhere"
+    )]
+    Memory {
+        /// The device.
+        device: String,
+        /// Bytes that it would have.
+        needs: u64,
+        /// Bytes that it can have.
+        holds: u64,
+    },
     /// A cost model that says nothing of what is asked.
     #[error("no plan can be chosen: {0}")]
     Unpriced(String),

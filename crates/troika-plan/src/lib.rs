@@ -30,7 +30,7 @@ pub use profile::{
     profiled_graphs,
 };
 pub use refusal::Refusal;
-pub use solve::{Alternative, PredictRequest, SolveRequest, Solved, predict, solve};
+pub use solve::{Alternative, PredictRequest, SolveRequest, Solved, check_memory, predict, solve};
 pub use strategy::{DeviceFacts, Ratio, StandardLength, Strategy};
 
 /// Version of the plan file this build reads and writes.

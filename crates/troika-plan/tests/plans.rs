@@ -5,8 +5,8 @@ use troika_model::lower::{SegmentKind, segments};
 use troika_model::spec::ModelSpec;
 use troika_model::{families, presets};
 use troika_plan::{
-    DeviceFacts, Layers, Phase, Plan, PlanError, PlanRequest, Refusal, RefusedOps, Rule, Share,
-    Split, Strategy, describe_refusals, make,
+    DeviceFacts, Layers, LengthRules, Phase, Plan, PlanError, PlanRequest, Refusal, RefusedOps,
+    Rule, Share, Split, Strategy, describe_refusals, make,
 };
 
 fn spec(preset: &str) -> ModelSpec {
@@ -411,5 +411,52 @@ fn spoilt_files_are_refused() {
     }
     for text in ["", "null", "[]", "{}", "7", "{\"version\": 2}"] {
         assert!(Plan::from_json(text).is_err(), "{text}");
+    }
+}
+
+/// Rules by the length of a chunk: the shortest bucket that it fits decides.
+#[test]
+fn short_chunks_have_rules_of_their_own() {
+    let spec = spec("qwen3-moe-tiny");
+    let mut plan = planned("qwen3-moe-tiny", Strategy::OneDevice, 1);
+    let on = |device: &str| {
+        let mut rules = plan.prefill.rules.clone();
+        rules.iter_mut().for_each(|r| r.device = device.into());
+        rules
+    };
+    let lengths =
+        vec![LengthRules { up_to: 16, rules: on("b") }, LengthRules { up_to: 64, rules: on("c") }];
+    plan.prefill.lengths = lengths;
+    plan.devices = vec!["a".into(), "b".into(), "c".into()];
+    plan.check(&spec, &NAMES).unwrap();
+    assert_eq!(Plan::from_json(&plan.to_json()).unwrap(), plan);
+    let device = |phase, rows| {
+        let rule = plan.rule_for((phase, rows), SegmentKind::Qkv, Some(1)).unwrap();
+        rule.device.clone()
+    };
+    for (rows, expected) in [(1, "b"), (16, "b"), (17, "c"), (64, "c"), (65, "a"), (512, "a")] {
+        assert_eq!(device(Phase::Prefill, rows), expected, "{rows} rows");
+    }
+    assert_eq!(device(Phase::Decode, 1), "a");
+    type Change = fn(&mut Plan);
+    let cases: [(Change, &str); 6] = [
+        (|p| p.prefill.lengths[1].up_to = 16, "a bucket of up to 16 rows follows one of up to 16"),
+        (|p| p.prefill.lengths[0].up_to = 0, "let them ascend"),
+        (|p| p.prefill.lengths[1].up_to = 512, "leaves nothing to the rules of chunks of 512"),
+        (
+            |p| p.prefill.lengths[1].rules[0].segments = Some(vec![SegmentKind::Qkv]),
+            "no rule of prefill up to 64 rows places embed",
+        ),
+        (
+            |p| p.prefill.lengths[0].rules[0].row_buckets = Some(vec![0]),
+            "rule 1 of prefill up to 16 rows has row buckets",
+        ),
+        (|p| p.prefill.lengths[0].rules[0].values = DType::F16, "have another type"),
+    ];
+    for (change, says) in cases {
+        let mut spoilt = plan.clone();
+        change(&mut spoilt);
+        let why = spoilt.check(&spec, &NAMES).unwrap_err().to_string();
+        assert!(why.contains(says) && !why.contains('\n'), "{says}: {why}");
     }
 }

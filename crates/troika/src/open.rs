@@ -9,13 +9,13 @@ use troika_device::{Clock, Device, RealClock};
 use troika_engine::{CompileControl, Engine, EngineError, EngineParts, PhaseCopies, Sharing, copies};
 use troika_graph::{ActivationFormat, DType};
 use troika_model::chat::ChatTemplate;
-use troika_model::lower::{LowerOptions, lower};
+use troika_model::lower::{LowerOptions, Lowered, lower};
 use troika_model::spec::ModelSpec;
 use troika_model::tokenizer::Tokenizer;
 use troika_model::{families, presets};
 use troika_plan::{
     Alternative, DeviceFacts, Goal, Plan, PlanError, PlanRequest, Policy, ProfiledCosts,
-    SolveDevice, SolveRequest, Solved, Strategy, SyncMode, describe_refusals, solve,
+    SolveDevice, SolveRequest, Solved, Strategy, SyncMode, check_memory, describe_refusals, solve,
 };
 use troika_trace::{Span, Tracer};
 use troika_weights::{
@@ -518,6 +518,10 @@ fn plan_of(
             plan.check(spec, &names)?;
             let find = |name: &str| devices.iter().find(|d| d.name() == name);
             plan.check_shapes(&|name| find(name).is_some_and(|d| d.caps().static_shapes))?;
+            if devices.iter().any(|d| d.caps().max_resident_bytes.is_some()) {
+                let devices: Vec<SolveDevice> = devices.iter().map(profile::solve_device).collect();
+                check_memory(plan, &lowered(spec, store, plan)?, &devices)?;
+            }
             plan.clone()
         }
         (None, Some(wanted)) => {
@@ -539,6 +543,20 @@ fn plan_of(
     Ok((plan, changes, alternatives))
 }
 
+/// The model within the bounds of a plan.
+pub(crate) fn lowered(
+    spec: &ModelSpec,
+    store: &WeightStore,
+    plan: &Plan,
+) -> Result<Lowered, Error> {
+    let bounds = LowerOptions {
+        max_rows: plan.prefill.chunk,
+        max_kv: plan.context,
+        kv_dtype: plan.kv_dtype,
+    };
+    Ok(lower(spec, &|key| store.shape(key), bounds).map_err(EngineError::from)?)
+}
+
 /// The plan that a profile says is best.
 fn solved(
     spec: &ModelSpec,
@@ -550,12 +568,9 @@ fn solved(
     let here = profile::subject_of(spec, store, &one, devices);
     let measured = profile::read(&wanted.profile, &here)?;
     let base = plan_request(store, options);
-    let bounds =
-        LowerOptions { max_rows: one.prefill.chunk, max_kv: one.context, kv_dtype: one.kv_dtype };
-    let shapes = &|key| store.shape(key);
-    let lowered = lower(spec, shapes, bounds).map_err(EngineError::from)?;
+    let (lowered, shapes) = (lowered(spec, store, &one)?, |key| store.shape(key));
     // What a device refuses on any plan, whatever that plan would have it compute.
-    let refusals = troika_engine::examine(spec, shapes, &one, devices)?;
+    let refusals = troika_engine::examine(spec, &shapes, &one, devices)?;
     let devices: Vec<SolveDevice> = devices.iter().map(profile::solve_device).collect();
     let refuse = |error| Error::Profile { file: wanted.profile.display().to_string(), error };
     let cost = ProfiledCosts::new(&measured, &devices).map_err(refuse)?;

@@ -6,6 +6,7 @@ pub mod completions;
 pub mod devices;
 pub mod perplexity;
 pub mod plan;
+pub mod profile;
 pub mod run;
 pub mod show;
 pub mod tokenize;

@@ -1,13 +1,14 @@
 //! `troika plan`.
 
+use troika::Subject;
 use troika::engine::{CopyCount, PhaseCopies};
 use troika::graph::DType;
-use troika::plan::{Phase, Plan, Rule, Split};
+use troika::plan::{Alternative, Goal, Phase, Plan, Rule, Split};
 use troika::trace::Tracer;
 
 use super::run::open_options;
 use crate::error::CliError;
-use crate::flags::PlanArgs;
+use crate::flags::{ModelArgs, PlanArgs};
 use crate::{file, output, resolve};
 
 /// Makes a plan, and prints or writes it.
@@ -18,19 +19,75 @@ pub fn run(args: &PlanArgs) -> Result<(), CliError> {
     if let Some(path) = &args.out {
         file::check("plan", path)?;
     }
-    let source = resolve::model(&args.model)?;
-    let planned = troika::make_plan(&source, &open_options(&args.open, Tracer::off()))?;
+    let subject = subject(&args.model, args.synthetic.as_deref())?;
+    let planned = troika::make_plan(&subject, &open_options(&args.open, Tracer::off()))?;
     let plan = &planned.plan;
     planned.changes.iter().for_each(|change| output::note_line(&format!("warning: {change}")));
     if let Some(path) = &args.out {
         let text = plan.to_json();
         file::write("plan", path, |out| out.write_all(text.as_bytes()))?;
     }
+    if let Some(dir) = &args.beaten {
+        for (i, beaten) in planned.alternatives.iter().enumerate() {
+            let text = beaten.plan.to_json();
+            let path = dir.join(format!("{}.json", i + 1));
+            file::write("plan", &path, |out| out.write_all(text.as_bytes()))?;
+        }
+    }
     match (args.explain, &args.out) {
-        (true, _) => output::write(&(explained(plan) + &copied(&planned.copies()?))),
+        (true, _) => {
+            let beaten = beaten(plan, args.open.placement.goal, &planned.alternatives);
+            output::write(&(explained(plan) + &beaten + &copied(&planned.copies()?)))
+        }
         (false, None) => output::write(&plan.to_json()),
         (false, Some(_)) => Ok(()),
     }
+}
+
+/// The model that flags name, or the shape.
+///
+/// # Errors
+/// A model that is not there.
+pub(super) fn subject(model: &ModelArgs, synthetic: Option<&str>) -> Result<Subject, CliError> {
+    Ok(match synthetic {
+        Some(shape) => Subject::Synthetic(shape.into()),
+        None => Subject::Files(resolve::model(model)?),
+    })
+}
+
+/// What the plan is predicted to cost, and the plans that it beat.
+fn beaten(plan: &Plan, goal: Goal, alternatives: &[Alternative]) -> String {
+    let Some(p) = &plan.predicted else { return String::new() };
+    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+    let mut text = format!(
+        "\npredicted by {}, for a prompt of {} tokens and {} more; the goal is {}\n\n\
+         | plan | first token, ms | next tokens, ms | energy, J | weights, MiB | worse by |\n\
+         | --- | ---: | ---: | ---: | ---: | ---: |\n",
+        p.source,
+        p.prompt,
+        p.generate,
+        goal.name()
+    );
+    let best = p.score(goal);
+    let chosen = ("chosen".to_string(), p);
+    let others = alternatives.iter().map(|a| (a.name.clone(), &a.predicted));
+    for (name, p) in std::iter::once(chosen).chain(others) {
+        let energy = p.energy_j.map_or("not known".to_string(), |j| format!("{j:.2}"));
+        text.push_str(&format!(
+            "| {name} | {:.3} | {:.3} | {energy} | {:.1} | {:.1} % |\n",
+            p.ttft_us / 1e3,
+            p.tpot_us / 1e3,
+            mib(p.total_bytes),
+            (p.score(goal) / best - 1.0) * 100.0
+        ));
+    }
+    if !p.lengths.is_empty() {
+        text.push_str("\n| prompt of | first token, ms |\n| ---: | ---: |\n");
+        for l in &p.lengths {
+            text.push_str(&format!("| {} | {:.3} |\n", l.tokens, l.ttft_us / 1e3));
+        }
+    }
+    text
 }
 
 /// A plan as a table, a line for each rule.
@@ -51,8 +108,13 @@ fn explained(plan: &Plan) -> String {
         plan.sync.name(),
     );
     for phase in [Phase::Prefill, Phase::Decode] {
-        for rule in plan.rules(phase) {
-            text.push_str(&line(phase, rule));
+        for (up_to, rules) in plan.rule_lists(phase) {
+            let short = phase == Phase::Prefill && up_to < prefill.chunk;
+            let phase = match short {
+                true => format!("{} up to {up_to} rows", phase.name()),
+                false => phase.name().to_string(),
+            };
+            rules.iter().for_each(|rule| text.push_str(&line(&phase, rule)));
         }
     }
     text
@@ -104,7 +166,7 @@ fn describe_split(device: &str, split: &Split) -> String {
     }
 }
 
-fn line(phase: Phase, rule: &Rule) -> String {
+fn line(phase: &str, rule: &Rule) -> String {
     let segments = rule.segments.as_ref().map_or("all".to_string(), |kinds| {
         kinds.iter().map(|k| k.name()).collect::<Vec<_>>().join(", ")
     });
@@ -132,5 +194,5 @@ fn line(phase: Phase, rule: &Rule) -> String {
     let formats: Vec<&str> =
         rule.activations.iter().map(|a| super::bench::activation_format_name(*a)).collect();
     let formats = formats.join(", ");
-    format!("| {} | {segments} | {layers} | {device} | {formats} |\n", phase.name())
+    format!("| {phase} | {segments} | {layers} | {device} | {formats} |\n")
 }

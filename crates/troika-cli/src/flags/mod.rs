@@ -47,6 +47,8 @@ pub enum Command {
     Perplexity(PerplexityArgs),
     /// Say which device would run what, and write it to a file that can be edited
     Plan(Box<PlanArgs>),
+    /// Measure a model's parts on the devices, for plans that --profile chooses
+    Profile(Box<ProfileArgs>),
     /// List the devices of this machine
     Devices(DevicesArgs),
     /// List, check or remove the quantized weights that are kept for the next start
@@ -392,17 +394,42 @@ pub struct PerplexityArgs {
     pub json: bool,
 }
 
+/// `troika profile`. What is done when it is interrupted is kept, and gone on with.
+#[derive(Args)]
+pub struct ProfileArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Random weights of a known shape instead of a model: qwen3-0.6b, llama-3.2-1b:Q4_0, ...
+    #[arg(long, value_name = "SHAPE", env = "TROIKA_SYNTHETIC", conflicts_with_all = ["positional", "model"])]
+    pub synthetic: Option<String>,
+    #[command(flatten)]
+    pub open: OpenArgs,
+    /// The file to write; one that is there and not complete is gone on with
+    #[arg(short, long, value_name = "FILE")]
+    pub out: PathBuf,
+    /// Print one JSON object
+    #[arg(long, env = "TROIKA_JSON")]
+    pub json: bool,
+}
+
 /// `troika plan`.
 #[derive(Args)]
 pub struct PlanArgs {
     #[command(flatten)]
     pub model: ModelArgs,
+    /// A known shape instead of a model: qwen3-0.6b, llama-3.2-1b:Q4_0, ...
+    #[arg(long, value_name = "SHAPE", env = "TROIKA_SYNTHETIC", conflicts_with_all = ["positional", "model"])]
+    pub synthetic: Option<String>,
     #[command(flatten)]
     pub open: OpenArgs,
     /// Write the plan to a file [default: print it]
     #[arg(short, long, value_name = "FILE")]
     pub out: Option<PathBuf>,
-    /// Print tables of what runs where, and of what is copied between memories, instead of the plan
+    /// Write the plans that were not chosen to files of a folder, too: 1.json is the best of them
+    #[arg(long, value_name = "DIR", requires = "profile")]
+    pub beaten: Option<PathBuf>,
+    /// Print tables of what runs where, of what is copied between memories, and with --profile of
+    /// the plans that were not chosen, instead of the plan
     #[arg(long)]
     pub explain: bool,
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use troika::plan::{Policy, Strategy, SyncMode};
-use troika::{DeviceSpec, OpenOptions};
+use troika::plan::{Goal, Policy, Strategy, SyncMode};
+use troika::{DeviceSpec, OpenOptions, SolveOptions};
 
 use crate::error::CliError;
 use crate::flags::FloatFlag;
@@ -33,6 +33,11 @@ fn policies() -> impl TypedValueParser<Value = Policy> {
     names.map(|name| Policy::parse(&name).unwrap_or_default())
 }
 
+fn goals() -> impl TypedValueParser<Value = Goal> {
+    let names = PossibleValuesParser::new(Goal::ALL.map(Goal::name));
+    names.map(|name| Goal::parse(&name).unwrap_or_default())
+}
+
 fn sync_modes() -> impl TypedValueParser<Value = SyncMode> {
     let names = PossibleValuesParser::new(SyncMode::ALL.map(SyncMode::name));
     names.map(|name| SyncMode::parse(&name).unwrap_or_default())
@@ -48,6 +53,35 @@ pub struct PlacementArgs {
     /// (rows of a standard part), split-hybrid, prefill-decode [default: one-device]
     #[arg(long, value_name = "NAME", value_parser = Strategy::parse, env = "TROIKA_STRATEGY")]
     pub strategy: Option<Strategy>,
+    /// Choose the division by a profile that troika profile measured
+    #[arg(long, value_name = "FILE", env = "TROIKA_PROFILE", conflicts_with = "strategy")]
+    pub profile: Option<PathBuf>,
+    /// What the chosen plan is to be best at: ttft (time to the first token), tps (tokens per second)
+    /// or energy (modelled, not measured)
+    #[arg(long, value_name = "GOAL", value_parser = goals(), requires = "profile", env = "TROIKA_GOAL")]
+    #[arg(default_value = "ttft")]
+    pub goal: Goal,
+    /// Prompt tokens that the chosen plan is to be best for
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 512,
+        requires = "profile",
+        env = "TROIKA_FOR_PROMPT"
+    )]
+    pub for_prompt: usize,
+    /// Generated tokens that the chosen plan is to be best for
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 128,
+        requires = "profile",
+        env = "TROIKA_FOR_GEN"
+    )]
+    pub for_gen: usize,
+    /// Let the chosen plan hold weights in several forms, if that is faster
+    #[arg(long, requires = "profile", env = "TROIKA_SEVERAL_COPIES")]
+    pub several_copies: bool,
     /// The order in which segments of prompt chunks run [default: in-order]
     #[arg(long, value_name = "NAME", value_parser = policies(), env = "TROIKA_POLICY")]
     pub policy: Option<Policy>,
@@ -71,7 +105,7 @@ pub struct PlanFileArgs {
     /// Run by a plan that troika plan wrote; it takes the place of the flags for placement,
     /// context, chunks and the KV cache
     #[arg(long, value_name = "FILE", env = "TROIKA_PLAN")]
-    #[arg(conflicts_with_all = ["strategy", "policy", "chunks_in_flight", "value_type", "sync"])]
+    #[arg(conflicts_with_all = ["strategy", "profile", "policy", "chunks_in_flight", "value_type", "sync"])]
     #[arg(conflicts_with = "ubatch_size")]
     pub plan: Option<PathBuf>,
     /// Let other devices compute what those of the plan refuse, instead of refusing the plan
@@ -87,6 +121,13 @@ impl PlacementArgs {
     pub fn apply(&self, options: &mut OpenOptions) {
         options.devices.devices.clone_from(&self.devices.device);
         options.strategy = self.strategy.unwrap_or_default();
+        options.solve = self.profile.clone().map(|profile| SolveOptions {
+            profile,
+            goal: self.goal,
+            prompt: self.for_prompt,
+            generate: self.for_gen,
+            several_copies: self.several_copies,
+        });
         options.policy = self.policy.unwrap_or_default();
         options.chunks_in_flight = self.chunks_in_flight;
         options.values = self.value_type.unwrap_or(FloatFlag::F32).dtype();

@@ -106,14 +106,22 @@ pub struct RunSample {
     pub cached: usize,
     /// The fits did not see it.
     pub held_out: bool,
-    /// Times measured, in nanoseconds.
+    /// Times measured, in nanoseconds. What counts is [`RunSample::undisturbed_ns`].
     pub ns: Spread,
+    /// How often the shape was visited.
+    pub visits: usize,
 }
 
 impl RunSample {
+    /// What the run takes on a machine that does nothing else: the lowest tenth of all visits. What
+    /// disturbs a machine makes runs longer, never shorter.
+    pub fn undisturbed_ns(&self) -> f64 {
+        self.ns.low.max(1.0)
+    }
+
     /// 10^9 bytes of weights and caches in a second.
     pub fn gb_s(&self) -> f64 {
-        (self.work.weight_bytes + self.work.cache_bytes) / self.ns.median.max(1.0)
+        (self.work.weight_bytes + self.work.cache_bytes) / self.undisturbed_ns()
     }
 }
 
@@ -256,9 +264,9 @@ impl Profile {
         if self.devices.len() != count {
             return refuse(format!("figures of {} devices, not {count}", self.devices.len()));
         }
-        let good = |s: &Spread| s.median.is_finite() && s.median >= 0.0;
+        let good = |s: &Spread| [s.median, s.low].iter().all(|v| v.is_finite() && *v >= 0.0);
         for r in &self.runs {
-            if r.device >= count || !good(&r.ns) || r.ns.median <= 0.0 {
+            if r.device >= count || !good(&r.ns) || r.ns.low <= 0.0 {
                 return refuse(format!("a run of {} without a device or a time", r.graph));
             }
         }
@@ -337,7 +345,7 @@ impl Profile {
         for (device, known) in self.subject.devices.iter().enumerate() {
             for segment in SegmentKind::ALL {
                 let of = |r: &&RunSample| r.device == device && r.segment == segment && !r.held_out;
-                let samples = self.runs.iter().filter(of).map(|r| (r.work, r.ns.median));
+                let samples = self.runs.iter().filter(of).map(|r| (r.work, r.undisturbed_ns()));
                 let samples: Vec<(RunWork, f64)> = samples.collect();
                 runs.extend(fit((device, segment), &samples, !known.row_buckets.is_empty()));
             }
@@ -346,11 +354,28 @@ impl Profile {
         self.regret = Some(Regret::of(self));
     }
 
-    /// Whether a run was measured already.
-    pub fn has(&self, device: usize, graph: &str, (rows, cached): (usize, usize)) -> bool {
-        let same = |r: &RunSample| {
+    /// Adds a run, or another visit of one.
+    pub fn add(&mut self, run: RunSample) {
+        let same = |r: &&mut RunSample| {
+            (r.device, &r.graph, r.rows, r.cached) == (run.device, &run.graph, run.rows, run.cached)
+        };
+        let Some(known) = self.runs.iter_mut().find(same) else {
+            return self.runs.push(run);
+        };
+        known.visits += run.visits;
+        known.ns = Spread {
+            median: known.ns.median.min(run.ns.median),
+            low: known.ns.low.min(run.ns.low),
+            high: known.ns.high.max(run.ns.high),
+            count: known.ns.count + run.ns.count,
+        };
+    }
+
+    /// How often a run was measured.
+    pub fn visits(&self, device: usize, graph: &str, (rows, cached): (usize, usize)) -> usize {
+        let same = |r: &&RunSample| {
             (r.device, r.graph.as_str(), r.rows, r.cached) == (device, graph, rows, cached)
         };
-        self.runs.iter().any(same)
+        self.runs.iter().find(same).map_or(0, |r| r.visits)
     }
 }

@@ -28,7 +28,7 @@ impl Regret {
     pub fn of(profile: &Profile) -> Regret {
         let price = |r: &RunSample| profile.fits.get(r.device, r.segment).map(|f| f.ns(&r.work));
         let held: Vec<&RunSample> = profile.runs.iter().filter(|r| r.held_out).collect();
-        let error = |r: &&RunSample| price(r).map(|p| (p / r.ns.median - 1.0).abs());
+        let error = |r: &&RunSample| price(r).map(|p| (p / r.undisturbed_ns() - 1.0).abs());
         let errors: Vec<f64> = held.iter().filter_map(error).collect();
         let mut shapes: Vec<(SegmentKind, usize, usize)> = Vec::new();
         for r in held.iter().filter(|r| r.share == 64) {
@@ -67,7 +67,7 @@ fn ways(
                 == (device, segment, rows, cached, share)
         };
         let runs = profile.runs.iter().filter(here);
-        runs.filter_map(|r| Some((r.ns.median, price(r)?))).collect()
+        runs.filter_map(|r| Some((r.undisturbed_ns(), price(r)?))).collect()
     };
     let devices = profile.subject.devices.len();
     let mut ways = Vec::new();

@@ -66,6 +66,27 @@ pub struct Alternative {
     pub predicted: Predicted,
 }
 
+/// Checks that the weights that a plan places on each device fit into its memory.
+///
+/// # Errors
+/// A device that would hold more than it can, or a rule that cannot be applied.
+pub fn check_memory(
+    plan: &Plan,
+    lowered: &Lowered,
+    devices: &[SolveDevice],
+) -> Result<(), PlanError> {
+    if devices.iter().all(|d| d.caps.max_resident_bytes.is_none()) {
+        return Ok(());
+    }
+    for (device, needs) in predict::weights_on(plan, lowered, devices)? {
+        let caps = devices.iter().find(|d| d.name == device).map(|d| &d.caps);
+        if let Some(holds) = caps.and_then(|c| c.max_resident_bytes).filter(|most| needs > *most) {
+            return Err(PlanError::Memory { device, needs, holds });
+        }
+    }
+    Ok(())
+}
+
 /// Chooses a plan.
 ///
 /// It is never predicted to be worse than the best plan on one device.

@@ -29,6 +29,16 @@ impl Placement {
         Placement { device: owner.into(), split: Some(Split::Columns { parts }) }
     }
 
+    /// Whole, by columns, by rows or by both.
+    pub fn way(&self) -> u8 {
+        match self.split {
+            None => 0,
+            Some(Split::Columns { .. }) => 1,
+            Some(Split::Rows { .. }) => 2,
+            Some(Split::Hybrid { .. }) => 3,
+        }
+    }
+
     /// For people.
     pub fn describe(&self) -> String {
         let columns = |parts: &[Share]| {

@@ -49,6 +49,39 @@ impl PredictRequest<'_> {
     }
 }
 
+/// Bytes of weights on each device.
+pub(super) fn weights_on(
+    plan: &Plan,
+    lowered: &Lowered,
+    devices: &[SolveDevice],
+) -> Result<BTreeMap<String, u64>, PlanError> {
+    let request = PredictRequest { lowered, devices, cost: &Free, prompt: 1, generate: 0 };
+    let mut predictor = Predictor::new(&request);
+    let all = predictor.all();
+    Ok(predictor.weight_bytes(plan, &all)?.0)
+}
+
+/// Nothing costs anything: for who asks for bytes.
+struct Free;
+
+impl CostModel for Free {
+    fn source(&self) -> String {
+        String::new()
+    }
+
+    fn run_ns(&self, _: &PricedRun<'_>) -> f64 {
+        0.0
+    }
+
+    fn hand_over_ns(&self, _: usize, _: usize, _: crate::SyncMode) -> f64 {
+        0.0
+    }
+
+    fn copy_ns(&self, _: usize, _: u64) -> f64 {
+        0.0
+    }
+}
+
 /// What is priced once.
 #[derive(Clone, Debug)]
 struct Priced {

@@ -1,8 +1,6 @@
 //! The search: seeds, each bettered kind by kind until nothing helps; for the long chunks of
 //! prompts, for shorter ones, and for decoding. Then chunk lengths, and the known strategies.
 
-use std::cmp::Ordering;
-
 use troika_model::lower::SegmentKind;
 
 use super::options::{Placement, Wanted, by_columns, rules};
@@ -18,6 +16,11 @@ use crate::{
 const SHOWN: usize = 24;
 /// Seeds that are bettered.
 const SEEDS: usize = 3;
+/// A change is made if it leaves less of the time than this share.
+const WORTH_A_CHANGE: f64 = 0.997;
+/// Several devices are used if they are predicted to take less of the best single one's time than
+/// this share.
+const WORTH_SHARING: f64 = 0.97;
 /// Rounds of bettering, each of which looks at every kind.
 const ROUNDS: usize = 3;
 
@@ -41,6 +44,15 @@ struct Choice {
     decode: Placed,
 }
 
+/// A placement of a scope that is not the best one.
+#[derive(Clone, Debug)]
+struct Change {
+    name: String,
+    score: f64,
+    which: Option<usize>,
+    placed: Placed,
+}
+
 pub(super) struct Search<'a> {
     request: &'a SolveRequest<'a>,
     facts: Vec<DeviceFacts>,
@@ -54,7 +66,7 @@ pub(super) struct Search<'a> {
     /// Most bytes of weights that a plan may have in all.
     most_bytes: u64,
     /// Single changes of the best plan that were tried, with their scores.
-    tried: Vec<(String, f64, Choice)>,
+    tried: Vec<Change>,
 }
 
 impl<'a> Search<'a> {
@@ -114,7 +126,7 @@ impl<'a> Search<'a> {
         if self.request.devices.len() > 1 {
             let best = self.best_choice()?;
             candidates.extend(self.with_chunks(&best)?);
-            candidates.extend(self.changes()?);
+            candidates.extend(self.changes(&best)?);
         }
         let goal = self.request.goal;
         let score = |c: &Alternative| c.predicted.score(goal);
@@ -135,7 +147,17 @@ impl<'a> Search<'a> {
             let why = "no device at hand runs the whole model within its limits, and no two do";
             return Err(PlanError::Unpriced(why.into()));
         }
-        let Alternative { plan, predicted, .. } = alternatives.remove(0);
+        // Prices are not exact: a little gain is not worth several devices.
+        let best = alternatives[0].predicted.clone();
+        let near = |a: f64, b: f64| a * WORTH_SHARING <= b;
+        let alone = |a: &Alternative| {
+            a.plan.devices.len() == 1
+                && near(a.predicted.score(goal), best.score(goal))
+                && near(a.predicted.ttft_us, best.ttft_us)
+                && near(a.predicted.tpot_us, best.tpot_us)
+        };
+        let chosen = alternatives.iter().position(alone).unwrap_or(0);
+        let Alternative { plan, predicted, .. } = alternatives.remove(chosen);
         // What one device does alone is always of interest.
         let mut at = 0;
         alternatives.retain(|a| {
@@ -330,12 +352,12 @@ impl<'a> Search<'a> {
                 let kept = choice.get(which).iter().find(|(k, _)| k == kind);
                 kept.into_iter().for_each(|k| p.clone_from(&k.1));
             }
-            let score = self.score((scope, which), choice, (&placed, done))?;
+            let score = self.score((scope, which), choice, (&placed, done, f64::INFINITY))?;
             seeds.push((score, placed));
         }
-        let order = |a: &(f64, Placed), b: &(f64, Placed)| a.0.total_cmp(&b.0);
-        seeds.sort_by(order);
+        seeds.sort_by(|a, b| a.0.total_cmp(&b.0));
         seeds.dedup_by(|a, b| a.1 == b.1);
+        let singles = seeds.clone();
         seeds.truncate(SEEDS);
         let mut best: Option<(f64, Placed)> = None;
         for (mut score, mut placed) in seeds {
@@ -347,8 +369,10 @@ impl<'a> Search<'a> {
                     }
                     for option in list {
                         let kept = std::mem::replace(&mut placed[at].1, option.clone());
-                        let new = self.score((scope, which), choice, (&placed, done))?;
-                        if new.total_cmp(&score) == Ordering::Less {
+                        // What hardly helps is left out: it may be an error of the prices.
+                        let least = score * WORTH_A_CHANGE;
+                        let new = self.score((scope, which), choice, (&placed, done, least))?;
+                        if new < least {
                             score = new;
                         } else {
                             placed[at].1 = kept;
@@ -363,6 +387,16 @@ impl<'a> Search<'a> {
                 best = Some((score, placed));
             }
         }
+        let alone = |p: &&(f64, Placed)| {
+            let first = p.1.first().map(|(_, p)| &p.device);
+            p.1.iter().all(|(_, p)| p.split.is_none() && first == Some(&p.device))
+        };
+        let single = singles.iter().find(alone);
+        if let (Some(one), Some((score, _))) = (single, &best)
+            && one.0 * WORTH_SHARING <= *score
+        {
+            best = Some(one.clone());
+        }
         let (_, placed) =
             best.ok_or_else(|| PlanError::Unpriced("there are no segments".into()))?;
         if remember {
@@ -371,7 +405,7 @@ impl<'a> Search<'a> {
         Ok(placed)
     }
 
-    /// Notes the best of the other ways for each kind.
+    /// Notes the best of the other ways for each kind: whole, by columns, by rows, by both.
     fn remember(
         &mut self,
         scope: (Scope, Option<usize>),
@@ -380,27 +414,22 @@ impl<'a> Search<'a> {
     ) -> Result<(), PlanError> {
         for (at, list) in options.iter().enumerate() {
             let (kind, chosen) = placed[at].clone();
-            if list.len() < 2 {
-                continue;
-            }
-            let mut others: Vec<(f64, Placed, String)> = Vec::new();
+            let mut best: Vec<(u8, Change)> = Vec::new();
             for option in list.iter().filter(|o| **o != chosen) {
                 let mut other = placed.clone();
                 other[at].1 = option.clone();
-                let score = self.score(scope, choice, (&other, done))?;
+                let score = self.score(scope, choice, (&other, done, f64::INFINITY))?;
+                let way = option.way();
                 let phase = scope.0.phase.name();
-                others.push((
-                    score,
-                    other,
-                    format!("{phase}: {} {}", kind.name(), option.describe()),
-                ));
+                let name = format!("{phase}: {} {}", kind.name(), option.describe());
+                let change = Change { name, score, which: scope.1, placed: other };
+                match best.iter_mut().find(|(w, _)| *w == way) {
+                    Some((_, known)) if score < known.score => *known = change,
+                    Some(_) => {}
+                    None => best.push((way, change)),
+                }
             }
-            others.sort_by(|a, b| a.0.total_cmp(&b.0));
-            for (score, other, name) in others.into_iter().take(3).filter(|o| o.0.is_finite()) {
-                let mut changed = choice.clone();
-                changed.set(scope.1, other);
-                self.tried.push((name, score, changed));
-            }
+            self.tried.extend(best.into_iter().map(|b| b.1).filter(|c| c.score.is_finite()));
         }
         Ok(())
     }
@@ -493,7 +522,7 @@ impl<'a> Search<'a> {
         &mut self,
         (scope, which): (Scope, Option<usize>),
         choice: &Choice,
-        (placed, done): (&Placed, &[Option<usize>]),
+        (placed, done, least): (&Placed, &[Option<usize>], f64),
     ) -> Result<f64, PlanError> {
         // The others' rules matter for memory only.
         let full = Choice { prefill: vec![(self.chunk, placed.clone())], decode: placed.clone() };
@@ -511,7 +540,8 @@ impl<'a> Search<'a> {
                 _ => spent.ns,
             } / *rows as f64;
         }
-        if sum.is_finite() && self.is_limited() {
+        // Who is not better need not fit.
+        if sum < least && self.is_limited() {
             let mut all = choice.clone();
             all.set(which, placed.clone());
             let mut known: Vec<Option<usize>> = done.to_vec();
@@ -622,14 +652,19 @@ impl<'a> Search<'a> {
     }
 
     /// The best of the single changes, as plans.
-    fn changes(&mut self) -> Result<Vec<Alternative>, PlanError> {
+    fn changes(&mut self, best: &Choice) -> Result<Vec<Alternative>, PlanError> {
         let mut tried = std::mem::take(&mut self.tried);
-        tried.sort_by(|a, b| a.1.total_cmp(&b.1));
-        tried.truncate(SHOWN);
+        tried.sort_by(|a, b| a.score.total_cmp(&b.score));
         let mut all = Vec::new();
-        for (name, _, choice) in tried {
-            let plan = self.plan(&choice, "solve");
-            all.extend(self.alternative(name, plan)?);
+        // As many of each phase.
+        for prefill in [true, false] {
+            let of_phase = tried.iter().filter(|c| c.which.is_some() == prefill);
+            for change in of_phase.take(SHOWN / 2) {
+                let mut choice = best.clone();
+                choice.set(change.which, change.placed.clone());
+                let plan = self.plan(&choice, "solve");
+                all.extend(self.alternative(change.name.clone(), plan)?);
+            }
         }
         Ok(all)
     }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use troika_device::{Clock, Device, DeviceError, RealClock};
-use troika_model::lower::{LowerOptions, Lowered, SegmentKind, lower};
+use troika_model::lower::{Lowered, SegmentKind};
 use troika_model::spec::ModelSpec;
 use troika_plan::{
     ModelId, Plan, Profile, ProfileError, ProfileSubject, ProfiledDevice, ProfiledGraph, RunSample,
@@ -52,6 +52,9 @@ const HELD_OUT_ROWS: [usize; 4] = [3, 24, 100, 384];
 /// Positions cached before, for runs that look at them; the second list as above.
 const FITTED_CACHED: [usize; 3] = [0, 256, 1024];
 const HELD_OUT_CACHED: [usize; 1] = [600];
+/// Visits of each point, with all others between: a machine that is slow for a while is not slow at
+/// all of them.
+const VISITS: usize = 3;
 /// A run that would take longer is not measured: the fits go on in a straight line.
 const LONGEST_NS: f64 = 2e9;
 
@@ -70,7 +73,7 @@ pub fn profile(
     let here = subject_of(&spec, &store, &plan, &devices);
     let (mut profile, notes) = begin(&here, options.file.as_deref())?;
     let clock = virtual_clock(&devices).unwrap_or_else(|| Arc::new(RealClock::new()));
-    let lowered = lowered(&spec, &store, &plan)?;
+    let lowered = crate::open::lowered(&spec, &store, &plan)?;
     let mut measuring = Measuring { store: &store, lowered: &lowered, options, clock, progress };
     if measuring.all(&devices, &mut profile)? {
         profile.fit();
@@ -116,17 +119,6 @@ fn machine() -> String {
     let cores = crate::devices::usable_cores().len();
     let (os, arch) = (std::env::consts::OS, std::env::consts::ARCH);
     format!("{}, {cores} cores, {arch} {os}", name.unwrap_or_else(|| "processor".into()))
-}
-
-/// Bounds of rows and positions that are measured.
-fn lowered(spec: &ModelSpec, store: &WeightStore, plan: &Plan) -> Result<Lowered, Error> {
-    let options = LowerOptions {
-        max_rows: plan.prefill.chunk,
-        max_kv: plan.context,
-        kv_dtype: plan.kv_dtype,
-    };
-    lower(spec, &|key| store.shape(key), options)
-        .map_err(|e| troika_engine::EngineError::from(e).into())
 }
 
 /// A profile that is there and can go on, or a new one, with a sentence on what was found.
@@ -201,15 +193,17 @@ impl Measuring<'_> {
             benches.push(Bench::new(number, device, (self.lowered, self.clock.clone()))?);
         }
         let count = graphs.iter().map(Vec::len).max().unwrap_or(0);
-        let all = count + 1;
-        for at in 0..count {
-            if self.cancelled() {
-                return Ok(false);
+        let all = count * VISITS + 1;
+        for visit in 0..VISITS {
+            for at in 0..count {
+                if self.cancelled() {
+                    return Ok(false);
+                }
+                // Device after device at each point, so that a disturbance meets all alike.
+                self.graph(&mut benches, &graphs, (at, visit, profile))?;
+                self.keep(profile)?;
+                (self.progress)(visit * count + at + 1, all);
             }
-            // Device after device at each point, so that a disturbance meets all alike.
-            self.graph(&mut benches, &graphs, (at, profile))?;
-            self.keep(profile)?;
-            (self.progress)(at + 1, all);
         }
         if self.cancelled() {
             return Ok(false);
@@ -223,8 +217,17 @@ impl Measuring<'_> {
         &mut self,
         benches: &mut [Bench],
         graphs: &[Vec<ProfiledGraph>],
-        (at, profile): (usize, &mut Profile),
+        (at, visit, profile): (usize, usize, &mut Profile),
     ) -> Result<(), Error> {
+        let points = self.points(graphs.iter().find_map(|g| g.get(at)));
+        let missing = |device: usize| {
+            let Some(graph) = graphs[device].get(at) else { return false };
+            let visits = |p: &Point| profile.visits(device, &graph.name, (p.rows, p.cached));
+            points.iter().any(|p| visits(p) < benches[device].wanted(visit))
+        };
+        if !(0..benches.len()).any(missing) {
+            return Ok(());
+        }
         let mut loaded = Vec::new();
         for (bench, graphs) in benches.iter_mut().zip(graphs) {
             let graph = graphs.get(at).filter(|g| bench.takes(g));
@@ -234,13 +237,14 @@ impl Measuring<'_> {
             });
         }
         let mut last = vec![(0.0, 1); benches.len()];
-        for point in self.points(graphs.iter().find_map(|g| g.get(at))) {
+        for point in points {
             for (device, bench) in benches.iter_mut().enumerate() {
                 let (Some(loaded), Some(graph)) = (&mut loaded[device], graphs[device].get(at))
                 else {
                     continue;
                 };
-                let known = profile.has(device, &graph.name, (point.rows, point.cached));
+                let visits = profile.visits(device, &graph.name, (point.rows, point.cached));
+                let known = visits >= bench.wanted(visit);
                 let (ns, rows) = last[device];
                 let expected = ns * point.rows as f64 / rows as f64;
                 if known || self.cancelled() || expected > LONGEST_NS {
@@ -250,7 +254,7 @@ impl Measuring<'_> {
                 let ns = Spread::of(&times);
                 last[device] = (ns.median, point.rows);
                 let Some(one) = graph.layers.first().filter(|_| ns.median > 0.0) else { continue };
-                profile.runs.push(RunSample {
+                profile.add(RunSample {
                     device,
                     graph: graph.name.clone(),
                     segment: graph.kind,
@@ -260,6 +264,7 @@ impl Measuring<'_> {
                     cached: point.cached,
                     held_out: point.held_out || graph.held_out(),
                     ns,
+                    visits: 1,
                 });
             }
         }

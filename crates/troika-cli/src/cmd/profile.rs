@@ -1,0 +1,120 @@
+//! `troika profile`.
+
+use serde_json::json;
+use troika::ProfileOptions;
+use troika::plan::{Profile, ProfiledDevice};
+use troika::trace::Tracer;
+
+use super::plan::subject;
+use super::run::open_options;
+use crate::error::CliError;
+use crate::flags::ProfileArgs;
+use crate::interrupt::Interrupt;
+use crate::{file, output, progress};
+
+/// Measures a model on the devices, and writes the profile.
+///
+/// # Errors
+/// A model or device that does not serve, a full disk, or Ctrl-C: what is done then is kept.
+pub fn run(args: &ProfileArgs) -> Result<(), CliError> {
+    file::check("profile", &args.out)?;
+    let subject = subject(&args.model, args.synthetic.as_deref())?;
+    let interrupt = Interrupt::listen();
+    let options = ProfileOptions {
+        open: open_options(&args.open, Tracer::off()),
+        file: Some(args.out.clone()),
+        cancel: Some(interrupt.flag()),
+    };
+    let outcome = troika::profile(&subject, &options, &mut progress::measuring())?;
+    outcome.notes.iter().for_each(|note| output::note_line(note));
+    if !outcome.profile.complete {
+        return Err(CliError::Interrupted);
+    }
+    match args.json {
+        true => output::json(&summary(&outcome.profile)),
+        false => output::write(&table(&outcome.profile)),
+    }
+}
+
+fn names(profile: &Profile) -> Vec<&str> {
+    profile.subject.devices.iter().map(|d: &ProfiledDevice| d.name.as_str()).collect()
+}
+
+fn summary(profile: &Profile) -> serde_json::Value {
+    let names = names(profile);
+    let regret = profile.regret.unwrap_or_default();
+    json!({
+        "machine": profile.subject.machine,
+        "devices": names,
+        "runs": profile.runs.len(),
+        "regret": regret.median,
+        "worst_regret": regret.worst,
+        "choices": regret.choices,
+        "error": regret.error,
+    })
+}
+
+/// What was measured: for each kind of segment on each device a token's time and bandwidth, and how
+/// good the fits are.
+fn table(profile: &Profile) -> String {
+    let names = names(profile);
+    let mut text = String::from(
+        "| device | segment | a row, us | GB/s | most rows, us | fit's knee | fit's error |\n\
+         | --- | --- | ---: | ---: | ---: | ---: | ---: |\n",
+    );
+    for fit in &profile.fits.runs {
+        let whole = || {
+            let of = |r: &&troika::plan::RunSample| {
+                (r.device, r.segment, r.share) == (fit.device, fit.segment, 64)
+            };
+            profile.runs.iter().filter(of)
+        };
+        let (first, last) = (whole().min_by_key(|r| r.rows), whole().max_by_key(|r| r.rows));
+        let (Some(first), Some(last)) = (first, last) else { continue };
+        text.push_str(&format!(
+            "| {} | {} | {:.1} | {:.1} | {}: {:.1} | {} | {:.1} % |\n",
+            names.get(fit.device).unwrap_or(&"?"),
+            fit.segment.name(),
+            first.undisturbed_ns() / 1e3,
+            first.gb_s(),
+            last.rows,
+            last.undisturbed_ns() / 1e3,
+            fit.knee,
+            fit.error * 100.0
+        ));
+    }
+    if !profile.pairs.is_empty() {
+        text.push_str(
+            "\n| from | to | hand-over, us | sleeping, us | slower beside it, by rows |\n\
+             | --- | --- | ---: | ---: | --- |\n",
+        );
+    }
+    for p in &profile.pairs {
+        let slow: Vec<String> =
+            p.slowdowns.iter().map(|s| format!("{}: {:.2}", s.rows, s.factor)).collect();
+        text.push_str(&format!(
+            "| {} | {} | {:.1} | {:.1} | {} |\n",
+            names.get(p.from).unwrap_or(&"?"),
+            names.get(p.to).unwrap_or(&"?"),
+            p.predicted_ns.median / 1e3,
+            p.blocking_ns.median / 1e3,
+            slow.join(", ")
+        ));
+    }
+    if let Some(r) = profile.regret {
+        text.push_str(&format!(
+            "\non {} runs that were not fitted, the fits are off by {:.1} % (median); ",
+            r.runs,
+            r.error * 100.0
+        ));
+        text.push_str(&match r.choices {
+            0 => "there was nothing to choose between\n".to_string(),
+            n => format!(
+                "{n} choices by them lose {:.1} % (median), {:.1} % at worst\n",
+                r.median * 100.0,
+                r.worst * 100.0
+            ),
+        });
+    }
+    text
+}

@@ -1,0 +1,251 @@
+//! Profiles: what is fitted, how well it serves on what was not, and which profiles are refused.
+
+use troika_device::{Caps, SpaceId};
+use troika_graph::{ActivationFormat, DType};
+use troika_model::lower::{LowerOptions, Lowered, SegmentKind, WeightShape, lower};
+use troika_model::spec::{Key, ModelSpec, weight_requirements};
+use troika_model::{families, presets};
+use troika_plan::{
+    CostModel, ModelId, PairSample, PricedRun, Profile, ProfileError, ProfileSubject,
+    ProfiledCosts, ProfiledDevice, RunSample, RunWork, Slowdown, SolveDevice, Spread, SyncMode,
+    profiled_graphs,
+};
+
+fn spec() -> ModelSpec {
+    let mut spec = families::from_config(&presets::config("qwen3-0.6b").unwrap()).unwrap().spec;
+    spec.layers.truncate(2);
+    spec
+}
+
+fn lowered(spec: &ModelSpec) -> Lowered {
+    let shapes: std::collections::HashMap<Key, WeightShape> = weight_requirements(spec)
+        .map(|r| {
+            let dtype = if r.rows > 1 { DType::Q8_0 } else { DType::F32 };
+            (r.key, WeightShape { rows: r.rows, cols: r.cols, dtype })
+        })
+        .collect();
+    let options = LowerOptions { max_rows: 512, max_kv: 2048, kv_dtype: DType::F16 };
+    lower(spec, &|key| shapes.get(&key).copied(), options).unwrap()
+}
+
+fn device(name: &str, row_buckets: &[usize]) -> SolveDevice {
+    let caps = Caps {
+        static_shapes: !row_buckets.is_empty(),
+        row_buckets: row_buckets.to_vec(),
+        spaces: vec![SpaceId::HOST],
+        numerics: "f32".into(),
+        max_binding_bytes: None,
+        weight_dtypes: vec![DType::Q8_0],
+        activation_formats: vec![ActivationFormat::Int8],
+        max_graph_bytes: None,
+        max_resident_bytes: None,
+        queue_depth: 8,
+        queue_waits: true,
+        host_tasks: false,
+        strided_rows: true,
+        bakes_weights: false,
+        facts: vec![("cores".into(), "2".into())],
+    };
+    SolveDevice { name: name.into(), caps }
+}
+
+fn subject(spec: &ModelSpec, devices: &[SolveDevice]) -> ProfileSubject {
+    ProfileSubject {
+        program: "1.0".into(),
+        machine: "a machine".into(),
+        model: ModelId::of(spec),
+        types: vec!["matrices Q8_0".into()],
+        devices: devices.iter().map(ProfiledDevice::of).collect(),
+    }
+}
+
+/// Time of a run on a machine that reads weights until a knee, then multiplies, with a rough tenth
+/// of noise that is the same each time.
+fn truth(device: usize, work: &RunWork) -> f64 {
+    let rate = [1.0, 3.0][device];
+    let knee = [6.0, 2.0][device];
+    let noise = 1.0 + ((work.weight_bytes as u64 / 7 + work.room as u64) % 11) as f64 / 110.0;
+    let read = work.weight_bytes * 0.1 * rate;
+    let multiply = work.products * (work.room - knee).max(0.0) * 0.02 * rate;
+    let rest = work.room * work.columns * 0.05 * rate;
+    let attention = work.attended * 0.03 * rate + work.cache_bytes * 0.1;
+    (2000.0 + read + multiply + rest + attention) * noise
+}
+
+/// A profile of two devices, the second one with static shapes if so wanted.
+fn measured(buckets: &[usize]) -> (Profile, Vec<SolveDevice>, Lowered) {
+    let spec = spec();
+    let lowered = lowered(&spec);
+    let devices = vec![device("a", &[]), device("b", buckets)];
+    let mut profile = Profile::new(subject(&spec, &devices));
+    for graph in profiled_graphs(&lowered, &[ActivationFormat::Int8]) {
+        let one = &graph.layers[0];
+        for (d, device) in devices.iter().enumerate() {
+            for (rows, held_out) in [
+                (1, false),
+                (3, true),
+                (4, false),
+                (16, false),
+                (24, true),
+                (64, false),
+                (100, true),
+                (256, false),
+                (384, true),
+                (512, false),
+            ] {
+                let room = device.caps.row_buckets.iter().copied().find(|n| *n >= rows);
+                let room = room.unwrap_or(rows);
+                let cached: &[usize] = if one.states.is_empty() { &[0] } else { &[0, 600, 1024] };
+                for &cached in cached {
+                    let work = RunWork::of(one, room, cached);
+                    profile.runs.push(RunSample {
+                        device: d,
+                        graph: graph.name.clone(),
+                        segment: graph.kind,
+                        share: graph.share,
+                        work,
+                        rows,
+                        cached,
+                        held_out: held_out || graph.held_out() || cached == 600,
+                        ns: Spread::of(&[truth(d, &work)]),
+                        visits: 1,
+                    });
+                }
+            }
+        }
+    }
+    let slow = |factor| vec![Slowdown { rows: 1, factor }, Slowdown { rows: 100, factor: 1.0 }];
+    for (from, to, factor) in [(0, 1, 2.0), (1, 0, 1.5)] {
+        profile.pairs.push(PairSample {
+            from,
+            to,
+            predicted_ns: Spread::of(&[1000.0, 3000.0, 2000.0]),
+            blocking_ns: Spread::of(&[50_000.0]),
+            slowdowns: slow(factor),
+        });
+    }
+    profile.fit();
+    profile.complete = true;
+    (profile, devices, lowered)
+}
+
+#[test]
+fn fits_serve_where_nothing_was_fitted() {
+    for buckets in [&[][..], &[32, 128, 512]] {
+        let (profile, ..) = measured(buckets);
+        let regret = profile.regret.unwrap();
+        assert!(regret.runs > 50 && regret.choices > 10, "{regret:?}");
+        assert!(regret.error < 0.08 && regret.median < 0.05, "{buckets:?}: {regret:?}");
+        for fit in &profile.fits.runs {
+            assert!(fit.error < 0.08, "{fit:?}");
+            assert_eq!(fit.stairs, fit.device == 1 && !buckets.is_empty());
+        }
+        let knee = |d| profile.fits.get(d, SegmentKind::Ffn).unwrap().knee;
+        assert!((3.0..=16.0).contains(&knee(0)), "{}", knee(0));
+    }
+}
+
+/// A fit that is wrong by a device's speed loses by its choices, and says so.
+#[test]
+fn regret_tells_when_choices_are_bad() {
+    let (mut profile, ..) = measured(&[]);
+    for run in profile.runs.iter_mut().filter(|r| r.device == 0 && r.held_out) {
+        run.ns = Spread::of(&[run.ns.median * 20.0]);
+    }
+    profile.fit();
+    let regret = profile.regret.unwrap();
+    assert!(regret.median > 0.5 && regret.error > 0.3, "{regret:?}");
+}
+
+#[test]
+fn prices_follow_the_profile() {
+    let (profile, devices, lowered) = measured(&[32, 128, 512]);
+    // The solver's order of devices is its own.
+    let turned = vec![devices[1].clone(), devices[0].clone()];
+    let costs = ProfiledCosts::new(&profile, &turned).unwrap();
+    let ffn = lowered.segments.iter().find(|s| s.kind == SegmentKind::Ffn).unwrap();
+    let run = |device, rows, room| PricedRun {
+        device,
+        kind: SegmentKind::Ffn,
+        graph: &ffn.graph,
+        rows,
+        room,
+        cached: 0,
+    };
+    for (device, rows, room, place) in [(1, 40, 40, 0), (0, 40, 128, 1), (0, 100, 128, 1)] {
+        let expected = truth(place, &RunWork::of(&ffn.graph, room, 0));
+        let got = costs.run_ns(&run(device, rows, room));
+        assert!((got / expected - 1.0).abs() < 0.15, "{got} {expected}");
+    }
+    // Padding costs what rows cost.
+    assert_eq!(costs.run_ns(&run(0, 40, 128)), costs.run_ns(&run(0, 128, 128)));
+    assert_eq!(costs.hand_over_ns(0, 1, SyncMode::Predicted), 2000.0);
+    assert_eq!(costs.hand_over_ns(0, 1, SyncMode::Blocking), 50_000.0);
+    // Of the solver's order: b is slowed down by a twofold, a by b by half.
+    assert_eq!(costs.slowdowns(&[run(0, 1, 1), run(1, 1, 1)]), [2.0, 1.5]);
+    assert_eq!(costs.slowdowns(&[run(0, 10, 10), run(1, 200, 200)]), [1.5, 1.0]);
+    assert_eq!(costs.slowdowns(&[run(1, 1, 1)]), [1.0]);
+    let other = [device("c", &[])];
+    let Err(missing) = ProfiledCosts::new(&profile, &other) else { panic!() };
+    assert!(missing.to_string().contains("another list of devices"), "{missing}");
+}
+
+#[test]
+fn files_hold_what_was_measured() {
+    let (profile, ..) = measured(&[]);
+    let read = Profile::from_json(&profile.to_json()).unwrap();
+    assert_eq!((&read.subject, read.complete), (&profile.subject, true));
+    assert_eq!(read.runs.len(), profile.runs.len());
+    for (a, b) in read.runs.iter().zip(&profile.runs) {
+        assert_eq!((a.device, &a.graph, a.rows, a.cached), (b.device, &b.graph, b.rows, b.cached));
+        // Reading decimal digits may be off by one in the last place.
+        assert!((a.ns.low / b.ns.low - 1.0).abs() < 1e-12);
+    }
+}
+
+#[test]
+fn profiles_of_something_else_are_refused() {
+    let (profile, ..) = measured(&[]);
+    let here = &profile.subject;
+    assert_eq!(profile.check(here), Ok(()));
+    type Change = fn(&mut ProfileSubject);
+    let cases: [(Change, &str); 8] = [
+        (|s| s.program = "0.9".into(), "another version of Troika: 1.0, here it is 0.9"),
+        (|s| s.machine = "another".into(), "another machine: a machine, here it is another"),
+        (|s| s.model.layers = 3, "another model"),
+        (|s| s.types = vec!["matrices F16".into()], "another kind of weights: matrices Q8_0"),
+        (|s| s.devices.truncate(1), "another list of devices: a, b, here it is a"),
+        (|s| s.devices[1].name = "x".into(), "another list of devices"),
+        (|s| s.devices[1].numerics = "f16".into(), "another device: b with f32"),
+        (|s| s.devices[0].facts[0].1 = "4".into(), "cores 2, here it is a with f32 cores 4"),
+    ];
+    for (change, says) in cases {
+        let mut other = here.clone();
+        change(&mut other);
+        let why = profile.check(&other).unwrap_err().to_string();
+        assert!(why.contains(says) && why.contains("measure again"), "{why}");
+        assert!(!why.contains('\n'), "{why}");
+    }
+    let half = Profile { complete: false, ..profile.clone() };
+    assert_eq!(half.check(here), Err(ProfileError::Incomplete));
+    assert_eq!(half.check_subject(here), Ok(()));
+}
+
+#[test]
+fn spoilt_profiles_are_refused() {
+    let (profile, ..) = measured(&[]);
+    let text = profile.to_json();
+    for (spoilt, says) in [
+        (text[..text.len() / 2].to_string(), "it is not a profile"),
+        (String::new(), "it is not a profile"),
+        ("[]".into(), "it is not a profile"),
+        (text.replacen("\"version\":1", "\"version\":7", 1), "version 7, this build reads 1"),
+        (text.replacen("\"complete\"", "\"finished\"", 1), "it is not a profile"),
+        (text.replacen("\"device\":0", "\"device\":9", 1), "without a device or a time"),
+        (text.replacen("\"factor\":2.0", "\"factor\":0.5", 1), "a pair of devices without a time"),
+        (text.replacen("\"terms\":[", "\"terms\":[-", 1), "a fit of"),
+    ] {
+        let why = Profile::from_json(&spoilt).map(drop).unwrap_err().to_string();
+        assert!(why.contains(says) && !why.contains('\n'), "{says}: {why}");
+    }
+}
