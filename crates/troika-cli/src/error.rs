@@ -23,6 +23,9 @@ pub enum CliError {
     /// Finding a model by name.
     #[error(transparent)]
     Hub(#[from] troika_hub::HubError),
+    /// A simulation that is not possible.
+    #[error(transparent)]
+    Simulate(#[from] troika::SimulateError),
     /// The library's errors.
     #[error("{0}{named}", named = flags(.0))]
     Troika(#[from] troika::Error),
@@ -58,7 +61,7 @@ impl CliError {
     pub fn exit_code(&self) -> u8 {
         use troika::Error as E;
         match self {
-            CliError::Usage(_) => 2,
+            CliError::Usage(_) | CliError::Simulate(_) => 2,
             CliError::Troika(E::Param(_) | E::EmptyPrompt | E::Plan(_)) => 2,
             CliError::Interrupted => 130,
             // As a shell reports what Ctrl-C ended.

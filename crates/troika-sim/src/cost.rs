@@ -1,8 +1,10 @@
 //! Modelled time: the launch, and the longer of computing and moving bytes. Pure functions, in whole
 //! nanoseconds.
 
-use crate::demand::Demand;
-use crate::soc::{PeakRates, Processor, Soc};
+use troika_graph::ActivationFormat;
+
+use crate::demand::{Demand, Product};
+use crate::soc::{PeakRates, Processor, ProductTraits, Soc};
 
 /// How fast a processor is within its SoC.
 #[derive(Clone, Copy, Debug)]
@@ -12,6 +14,18 @@ pub(crate) struct Rates {
     /// Bytes in a nanosecond.
     bandwidth: f64,
     launch_ns: u64,
+    tile: (usize, usize),
+    /// What products take besides their operations, if they do.
+    pub products: Option<ProductTraits>,
+}
+
+/// What a run takes of an idle machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Need {
+    /// Time.
+    pub ns: u64,
+    /// Bytes that it moves meanwhile.
+    pub bytes: u64,
 }
 
 impl Rates {
@@ -22,23 +36,75 @@ impl Rates {
             peaks: processor.peak_gops,
             bandwidth: processor.bandwidth_gb_s.min(shared),
             launch_ns: processor.launch_ns,
+            tile: processor.tile,
+            products: processor.products.matter().then_some(processor.products),
         }
     }
 
-    /// Nanoseconds of a run.
-    pub fn run_ns(&self, demand: &Demand) -> u64 {
-        let formats = [
-            (demand.f32, self.peaks.f32),
-            (demand.int8, self.peaks.int8.unwrap_or(self.peaks.f32)),
-            (demand.bf16, self.peaks.bf16.unwrap_or(self.peaks.f32)),
-        ];
-        let compute = formats.iter().fold(0.0, |sum, (count, peak)| sum + *count as f64 / peak);
-        self.launched(compute.max(demand.bytes as f64 / self.bandwidth))
+    fn peak(&self, format: ActivationFormat) -> f64 {
+        let PeakRates { f32, int8, bf16 } = self.peaks;
+        match format {
+            ActivationFormat::F32 => f32,
+            ActivationFormat::Int8 => int8.unwrap_or(f32),
+            ActivationFormat::Bf16 => bf16.unwrap_or(f32),
+        }
     }
 
-    /// Nanoseconds of a copy.
-    pub fn copy_ns(&self, bytes: u64) -> u64 {
-        self.launched(bytes as f64 / self.bandwidth)
+    /// A run whose products' operations are among the others.
+    pub fn run(&self, demand: &Demand) -> Need {
+        self.need(self.operations(demand), demand.bytes)
+    }
+
+    /// A run whose products take what the traits say; `decoding` if each sequence goes on by a row.
+    pub fn run_with(
+        &self,
+        (demand, products): &(Demand, Vec<Product>),
+        traits: &ProductTraits,
+        decoding: bool,
+    ) -> Need {
+        let each = products.iter().map(|p| self.product(p, traits, decoding));
+        self.need(self.operations(demand) + each.sum::<f64>(), demand.bytes)
+    }
+
+    /// A copy of some bytes, which are read and written.
+    pub fn copy(&self, bytes: u64) -> Need {
+        self.need(0.0, bytes)
+    }
+
+    fn need(&self, compute: f64, bytes: u64) -> Need {
+        Need { ns: self.launched(compute.max(bytes as f64 / self.bandwidth)), bytes }
+    }
+
+    fn operations(&self, demand: &Demand) -> f64 {
+        let formats = [
+            (demand.f32, ActivationFormat::F32),
+            (demand.int8, ActivationFormat::Int8),
+            (demand.bf16, ActivationFormat::Bf16),
+        ];
+        formats.iter().fold(0.0, |sum, (count, format)| sum + *count as f64 / self.peak(*format))
+    }
+
+    /// Nanoseconds that a product computes.
+    fn product(&self, p: &Product, traits: &ProductTraits, decoding: bool) -> f64 {
+        let weights = p.weights() as f64;
+        let long = traits.long_sum.map_or(1.0, |most| (p.terms as f64 / most as f64).max(1.0));
+        if let Some(rate) = traits.decode_gweights_s.filter(|_| decoding) {
+            return weights / rate * long;
+        }
+        // The first operand's rows pass each tile of the second one.
+        let loading = |rows: usize| 1.0 + traits.tile_load_rows / rows.max(1) as f64;
+        let mut order = loading(p.rows);
+        if traits.exchanges_operands {
+            order = order.min(loading(p.outs));
+        }
+        let multiply = p.operations(self.tile) as f64 / self.peak(p.format) * order * long;
+        match traits.expand_gweights_s.filter(|_| p.quantized) {
+            None => multiply,
+            Some(rate) => {
+                let one_by_one = p.rows as f64 * p.bytes as f64 / self.bandwidth;
+                (weights / rate + multiply).min(multiply.max(one_by_one))
+            }
+        }
     }
 
     /// Rounded up; what cannot be counted is the most there is.
@@ -66,21 +132,22 @@ mod tests {
     fn a_run_takes_the_launch_and_the_longer_of_computing_and_moving() {
         let rates = rates("");
         let demand = |f32, int8, bf16, bytes| Demand { f32, int8, bf16, bytes };
-        assert_eq!(rates.run_ns(&demand(0, 0, 0, 0)), 1500);
+        let run_ns = |demand: &Demand| rates.run(demand).ns;
+        assert_eq!(run_ns(&demand(0, 0, 0, 0)), 1500);
         // 10 operations and 4 bytes in a nanosecond.
-        assert_eq!(rates.run_ns(&demand(1000, 0, 0, 100)), 1500 + 100);
-        assert_eq!(rates.run_ns(&demand(1000, 0, 0, 404)), 1500 + 101);
-        assert_eq!(rates.run_ns(&demand(1001, 0, 0, 0)), 1500 + 101);
+        assert_eq!(run_ns(&demand(1000, 0, 0, 100)), 1500 + 100);
+        assert_eq!(run_ns(&demand(1000, 0, 0, 404)), 1500 + 101);
+        assert_eq!(run_ns(&demand(1001, 0, 0, 0)), 1500 + 101);
         // Formats have their own rates; those without one take that of f32.
-        assert_eq!(rates.run_ns(&demand(10, 2000, 0, 0)), 1500 + 1 + 10);
-        assert_eq!(rates.run_ns(&demand(0, 0, 2000, 0)), 1500 + 200);
-        assert_eq!(rates.copy_ns(401), 1500 + 101);
-        assert!(rates.run_ns(&demand(u64::MAX, 0, 0, 0)) > u64::MAX / 16);
+        assert_eq!(run_ns(&demand(10, 2000, 0, 0)), 1500 + 1 + 10);
+        assert_eq!(run_ns(&demand(0, 0, 2000, 0)), 1500 + 200);
+        assert_eq!(rates.copy(401).ns, 1500 + 101);
+        assert!(run_ns(&demand(u64::MAX, 0, 0, 0)) > u64::MAX / 16);
     }
 
     #[test]
     fn the_memory_of_the_soc_bounds_its_processors() {
-        assert_eq!(rates("memory = { bandwidth_gb_s = 2 }").copy_ns(400), 1500 + 200);
-        assert_eq!(rates("memory = { bandwidth_gb_s = 9 }").copy_ns(400), 1500 + 100);
+        assert_eq!(rates("memory = { bandwidth_gb_s = 2 }").copy(400).ns, 1500 + 200);
+        assert_eq!(rates("memory = { bandwidth_gb_s = 9 }").copy(400).ns, 1500 + 100);
     }
 }

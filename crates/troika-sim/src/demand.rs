@@ -29,15 +29,19 @@ impl Demand {
         forward: &ForwardBatch,
         tile: (usize, usize),
     ) -> Demand {
-        let shape = RunShape { graph, rows, forward, tile };
-        let mut demand = Demand::default();
-        for id in graph.inputs.iter().chain(&graph.outputs) {
-            demand.bytes = demand.bytes.saturating_add(shape.bytes(*id, shape.rows_of(*id)));
-        }
-        for node in &graph.nodes {
-            shape.add(node, &mut demand);
-        }
-        demand
+        RunShape { graph, rows, forward, tile }.demand(None)
+    }
+
+    /// The same without the operations of its products, which are told one by one: for processors
+    /// whose products take more than their operations.
+    pub fn and_products(
+        graph: &Subgraph,
+        rows: usize,
+        forward: &ForwardBatch,
+    ) -> (Demand, Vec<Product>) {
+        let mut products = Vec::new();
+        let shape = RunShape { graph, rows, forward, tile: (1, 1) };
+        (shape.demand(Some(&mut products)), products)
     }
 
     fn operations(&mut self, format: ActivationFormat, count: u64) {
@@ -52,6 +56,42 @@ impl Demand {
     fn move_bytes(&mut self, count: u64) {
         self.bytes = self.bytes.saturating_add(count);
     }
+}
+
+/// A product of a run, or neighbouring ones of one input, which are computed as one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Product {
+    input: ValueId,
+    /// What the activations are taken as.
+    pub format: ActivationFormat,
+    /// Rows of the activations.
+    pub rows: usize,
+    /// Columns of the result: rows of the weight matrix.
+    pub outs: usize,
+    /// Terms of each sum: columns of the weight matrix.
+    pub terms: usize,
+    /// Bytes of the weight matrix.
+    pub bytes: u64,
+    /// Its weights are quantized.
+    pub quantized: bool,
+}
+
+impl Product {
+    /// Elements of the weight matrix.
+    pub fn weights(&self) -> u64 {
+        times(&[self.outs, self.terms])
+    }
+
+    /// Its operations, with rows and columns in whole tiles.
+    pub fn operations(&self, tile: (usize, usize)) -> u64 {
+        whole_tiles((self.rows, self.outs, self.terms), tile)
+    }
+}
+
+/// Operations of `[m, k] x [k, n]` in whole tiles.
+fn whole_tiles((m, n, k): (usize, usize, usize), tile: (usize, usize)) -> u64 {
+    let whole = |n: usize, tile: usize| n.div_ceil(tile).saturating_mul(tile);
+    times(&[2, whole(m, tile.0), whole(n, tile.1), k])
 }
 
 struct RunShape<'a> {
@@ -92,10 +132,57 @@ impl RunShape<'_> {
         all.iter().fold(0, |sum: u64, w| sum.saturating_add(self.weight_bytes(*w)))
     }
 
-    /// Operations of `[m, k] x [k, n]` in whole tiles.
     fn product(&self, m: usize, n: usize, k: usize) -> u64 {
-        let whole = |n: usize, tile: usize| n.div_ceil(tile).saturating_mul(tile);
-        times(&[2, whole(m, self.tile.0), whole(n, self.tile.1), k])
+        whole_tiles((m, n, k), self.tile)
+    }
+
+    fn demand(&self, mut apart: Option<&mut Vec<Product>>) -> Demand {
+        let mut demand = Demand::default();
+        for id in self.graph.inputs.iter().chain(&self.graph.outputs) {
+            demand.bytes = demand.bytes.saturating_add(self.bytes(*id, self.rows_of(*id)));
+        }
+        for node in &self.graph.nodes {
+            let noted = apart.as_mut().is_some_and(|products| self.note(node, products));
+            if !noted {
+                self.add(node, &mut demand);
+            }
+        }
+        for product in apart.iter().flat_map(|all| all.iter()) {
+            demand.move_bytes(product.bytes);
+        }
+        demand
+    }
+
+    /// Notes a product; `false` of other ops.
+    fn note(&self, node: &Node, products: &mut Vec<Product>) -> bool {
+        let (Op::Linear { weight, bias, activations }, Some(&input), Some(&output)) =
+            (&node.op, node.inputs.first(), node.outputs.first())
+        else {
+            return false;
+        };
+        let dtype = self.graph.weight(*weight).dtype;
+        let new = Product {
+            input,
+            format: *activations,
+            rows: self.rows_of(input),
+            outs: self.cols(output),
+            terms: self.cols(input),
+            bytes: bias.iter().fold(self.weight_bytes(*weight), |sum, b| {
+                sum.saturating_add(self.weight_bytes(*b))
+            }),
+            quantized: dtype.is_quantized(),
+        };
+        let same = |p: &&mut Product| {
+            (p.input, p.format, p.quantized) == (new.input, new.format, new.quantized)
+        };
+        match products.last_mut().filter(same) {
+            Some(last) => {
+                last.outs = last.outs.saturating_add(new.outs);
+                last.bytes = last.bytes.saturating_add(new.bytes);
+            }
+            None => products.push(new),
+        }
+        true
     }
 
     fn add(&self, node: &Node, d: &mut Demand) {
@@ -143,7 +230,8 @@ impl RunShape<'_> {
             kept = kept.saturating_add(positions);
         }
         let last = self.forward.seqs.last();
-        let last = last.map_or(0, |s| seen_from(s.pos + s.rows.len().max(1) - 1, a.window));
+        let last =
+            last.map_or(0, |s| seen_from(s.pos.saturating_add(s.rows.len().max(1) - 1), a.window));
         let padding = rows.saturating_sub(self.forward.rows());
         seen = seen.saturating_add(times(&[padding, last]));
         let width = a.heads.saturating_mul(a.k_dim.saturating_add(a.v_dim));
@@ -180,9 +268,10 @@ fn seen_from(pos: usize, window: Window) -> usize {
 /// looks at.
 fn visible(seq: &SeqRows, window: Window) -> (u64, usize) {
     let n = seq.rows.len();
-    let sum = (0..n).map(|i| seen_from(seq.pos.saturating_add(i), window) as u64).sum();
-    let first = (seq.pos + 1).saturating_sub(seen_from(seq.pos, window));
-    (sum, if n == 0 { 0 } else { seq.pos + n - first })
+    let seen = |i: usize| seen_from(seq.pos.saturating_add(i), window) as u64;
+    let sum = (0..n).map(seen).fold(0, u64::saturating_add);
+    let first = seq.pos.saturating_add(1).saturating_sub(seen_from(seq.pos, window));
+    (sum, if n == 0 { 0 } else { seq.pos.saturating_add(n) - first })
 }
 
 /// Operations for each element of the first input of an op that is no product.

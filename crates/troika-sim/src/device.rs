@@ -12,6 +12,7 @@ use troika_device::{
 };
 use troika_graph::{ActivationFormat, DType, Subgraph, verify};
 
+use crate::board::Board;
 use crate::bucket::{bucket_of, with_symbols};
 use crate::clock::VirtualClock;
 use crate::cost::Rates;
@@ -29,13 +30,16 @@ pub struct VirtualDevice {
     limits: Arc<Limits>,
     /// Computes the values; `None` with numerics off.
     cpu: Option<CpuDevice>,
-    clock: Arc<VirtualClock>,
+    board: Arc<Board>,
+    /// The processor's place in the SoC.
+    place: usize,
     id: DeviceId,
     resident: Resident,
 }
 
 impl VirtualDevice {
-    /// A device of the given name. Devices that are to share their time get the same clock.
+    /// A device of the given name. Devices that are to share their time get the same clock; those
+    /// that are to share memory, too, are opened [`VirtualDevice::on`] a board.
     ///
     /// # Errors
     /// What the kernels that compute its values report.
@@ -45,6 +49,20 @@ impl VirtualDevice {
         processor: &Processor,
         clock: Arc<VirtualClock>,
     ) -> Result<VirtualDevice, DeviceError> {
+        VirtualDevice::on(&Board::new(soc, clock), name, processor)
+    }
+
+    /// A device of the given name: a processor of the board's SoC.
+    ///
+    /// # Errors
+    /// What the kernels that compute its values report.
+    pub fn on(
+        board: &Arc<Board>,
+        name: &str,
+        processor: &Processor,
+    ) -> Result<VirtualDevice, DeviceError> {
+        let soc = board.soc();
+        let place = soc.processors.iter().position(|p| p.name == processor.name).unwrap_or(0);
         let space = if processor.own_memory { SpaceId::unique() } else { SpaceId::HOST };
         // One thread: the numbers do not depend on how many there are.
         let spaces = processor.own_memory.then_some(space).into_iter().collect();
@@ -56,7 +74,8 @@ impl VirtualDevice {
             rates: Rates::new(soc, processor),
             limits: Arc::new(Limits { device: name.into(), processor: processor.clone(), space }),
             cpu: soc.numerics.then_some(cpu),
-            clock,
+            board: board.clone(),
+            place,
             id: DeviceId::unique(),
             resident: Resident::default(),
         })
@@ -145,6 +164,14 @@ fn facts(soc: &Soc, p: &Processor) -> Vec<(String, String)> {
     facts
 }
 
+/// What making code of a graph costs, by its elements where its shape is static.
+pub(crate) fn compile_ns(processor: &Processor, graph: &Subgraph) -> u64 {
+    let values = graph.inputs.iter().chain(&graph.outputs).map(|id| &graph.value(*id).shape);
+    let elements = values.map(|s| s.max_rows().saturating_mul(s.row_len())).sum::<usize>();
+    let each = if processor.static_shapes { processor.compile_ns_per_element } else { 0.0 };
+    processor.compile_ns.saturating_add((elements as f64 * each).ceil() as u64)
+}
+
 /// The graph as the kernels take it.
 fn computed(graph: &Subgraph, bucket: Option<usize>) -> Cow<'_, Subgraph> {
     bucket.map_or(Cow::Borrowed(graph), |_| Cow::Owned(with_symbols(graph)))
@@ -164,7 +191,7 @@ impl Device for VirtualDevice {
     }
 
     fn clock(&self) -> Option<Arc<dyn Clock>> {
-        Some(self.clock.clone())
+        Some(self.board.clock().clone())
     }
 
     fn examine(&self, graph: &Subgraph) -> Vec<Option<String>> {
@@ -193,7 +220,8 @@ impl Device for VirtualDevice {
         })?;
         let inner =
             self.cpu.as_ref().map(|cpu| cpu.compile(&computed(graph, bucket))).transpose()?;
-        self.clock.wait(Duration::from_nanos(self.limits.processor.compile_ns));
+        let compiling = compile_ns(&self.limits.processor, graph);
+        self.board.clock().wait(Duration::from_nanos(compiling));
         let scratch = inner.as_ref().map_or(0, |e| e.scratch_bytes());
         let code = Arc::new(Code::new(graph, bucket, inner));
         Ok(Arc::new(Executable::new(Compiled { device: self.id, code }, scratch)))
@@ -252,8 +280,9 @@ impl Device for VirtualDevice {
             id: self.id,
             inner: self.cpu.as_ref().map(inner).transpose()?,
         };
-        if std::ptr::addr_eq(Arc::as_ptr(&clock), Arc::as_ptr(&self.clock)) {
-            return Ok(Box::new(VirtualQueue::start(worker, number, self.clock.clone(), done)));
+        if std::ptr::addr_eq(Arc::as_ptr(&clock), Arc::as_ptr(self.board.clock())) {
+            let place = (self.board.clone(), self.place);
+            return Ok(Box::new(VirtualQueue::start(worker, number, place, done)));
         }
         Ok(Box::new(RealQueue::start(worker, number, clock, done)?))
     }

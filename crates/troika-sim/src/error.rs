@@ -33,6 +33,14 @@ pub enum SocError {
         /// What is wrong with it, and what it may be.
         why: String,
     },
+    /// A name that is neither a SoC that comes along nor a file's.
+    #[error("there is no SoC {name:?}; name a file that ends in .toml, or one of {known}")]
+    Unknown {
+        /// What was asked for.
+        name: String,
+        /// Names of those that come along.
+        known: String,
+    },
     /// The processor that was asked for is not there, or it was not said which one is meant.
     #[error("{file} describes the processors {known}; {why}")]
     Processor {

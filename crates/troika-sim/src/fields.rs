@@ -29,10 +29,22 @@ impl<'a> Fields<'a> {
         SocError::Field { file, place, field: field.into(), why: why.into() }
     }
 
-    /// The field as it is written.
+    /// The field's value: as it is written, or the `value` of a table that says where it is from.
     pub fn get(&mut self, field: &'static str) -> Option<&'a Value> {
         self.known.push(field);
-        self.table.get(field)
+        self.table.get(field).map(plain)
+    }
+
+    /// The fields of a table of the field, if it is there.
+    pub fn table(&mut self, field: &'static str) -> Result<Option<Fields<'a>>, SocError> {
+        match self.get(field) {
+            None => Ok(None),
+            Some(Value::Table(table)) => {
+                let place = format!("{}, {field}", self.place);
+                Ok(Some(Fields::new(self.file, place, table)))
+            }
+            Some(_) => Err(self.wrong(field, format!("must be a table, [{field}]"))),
+        }
     }
 
     fn need(&mut self, field: &'static str, what: &str) -> Result<&'a Value, SocError> {
@@ -73,10 +85,26 @@ impl<'a> Fields<'a> {
 
     /// A rate by its value.
     pub fn rate_of(&self, field: &str, value: &Value) -> Result<f64, SocError> {
+        let value = plain(value);
         let rate = number(value).filter(|n| FIGURES.contains(n));
         let (least, most) = (FIGURES.start(), FIGURES.end());
         let why = || format!("is {}; it must be a number from {least} to {most:e}", shown(value));
         rate.ok_or_else(|| self.wrong(field, why()))
+    }
+
+    /// A rate that may be left out.
+    pub fn maybe_rate(&mut self, field: &'static str) -> Result<Option<f64>, SocError> {
+        let Some(value) = self.get(field) else { return Ok(None) };
+        self.rate_of(field, value).map(Some)
+    }
+
+    /// A figure from 0 on that may be left out: 0 then.
+    pub fn maybe_figure(&mut self, field: &'static str) -> Result<f64, SocError> {
+        let Some(value) = self.get(field) else { return Ok(0.0) };
+        let most = FIGURES.end();
+        let figure = number(value).filter(|n| (0.0..=*most).contains(n));
+        let why = || format!("is {}; it must be a number from 0 to {most:e}", shown(value));
+        figure.ok_or_else(|| self.wrong(field, why()))
     }
 
     /// Microseconds, as nanoseconds: from 0 on.
@@ -155,6 +183,12 @@ impl<'a> Fields<'a> {
             }
         }
     }
+}
+
+/// What a table with `value` and `from` says, or the value itself.
+pub(crate) fn plain(value: &Value) -> &Value {
+    let table = value.as_table().filter(|t| t.len() == 2 && t.contains_key("from"));
+    table.and_then(|t| t.get("value")).unwrap_or(value)
 }
 
 /// Whole numbers are numbers, too.

@@ -4,6 +4,7 @@
 //! The engine, planner and policies see them through the very traits that real devices have. See
 //! `socs/README.md` for the files.
 
+mod board;
 mod bucket;
 mod clock;
 mod cost;
@@ -11,14 +12,21 @@ mod demand;
 mod device;
 mod error;
 mod fields;
+mod library;
 mod limits;
 mod loaded;
+mod price;
 mod queue;
 mod resident;
 mod soc;
 mod worker;
 
+pub use board::{Board, Usage};
 pub use clock::VirtualClock;
 pub use device::VirtualDevice;
 pub use error::SocError;
-pub use soc::{PeakRates, Processor, ProcessorKind, Soc};
+pub use library::{SourcedFigure, figures};
+pub use price::{Price, PricedRows, Prices};
+pub use soc::{
+    HandOver, MemoryPower, PeakRates, Power, Processor, ProcessorKind, ProductTraits, Soc,
+};

@@ -8,10 +8,11 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use troika_device::{
-    Clock, CommandList, Completion, DeviceError, HeldClaim, Queue, Submission, TaskTime,
+    Clock, CommandList, Completion, DeviceError, HeldClaim, Queue, Submission, TaskTime, Waiting,
 };
 
-use crate::clock::VirtualClock;
+use crate::board::Board;
+use crate::cost::Need;
 use crate::limits::Limits;
 use crate::worker::{Prepared, Worker};
 
@@ -119,7 +120,7 @@ impl RealTime {
             let start = self.clock.now();
             let mut ns = 0;
             outcome = cancelled(&list).and_then(|()| worker.prepare(work)).and_then(|task| {
-                ns = task.ns;
+                ns = task.need.ns;
                 // With numerics off, nothing else would see that tasks meet.
                 worker.claim(work, &task)?;
                 worker.compute(work, &task)
@@ -150,7 +151,9 @@ pub(crate) struct VirtualQueue(Arc<Mutex<Lane>>);
 
 struct Lane {
     number: usize,
-    clock: Arc<VirtualClock>,
+    board: Arc<Board>,
+    /// The board's number of it, and its processor's place in the SoC.
+    place: (u64, usize),
     done: SyncSender<Completion>,
     worker: Worker,
     /// The list that runs.
@@ -165,19 +168,32 @@ struct Current {
     /// Which task of the list runs.
     at: usize,
     start: Duration,
-    task: Option<(Prepared, Vec<HeldClaim>)>,
+    doing: Doing,
+}
+
+/// What a queue does with its list.
+enum Doing {
+    /// It looks for the next task.
+    Nothing,
+    /// The list is handed to the processor.
+    Submitting,
+    /// A task runs.
+    Task(Box<(Prepared, Vec<HeldClaim>)>),
+    /// What ended is made known to others: the list, or one of its tasks.
+    HandingOver,
 }
 
 impl VirtualQueue {
     pub fn start(
         worker: Worker,
         number: usize,
-        clock: Arc<VirtualClock>,
+        (board, processor): (Arc<Board>, usize),
         done: SyncSender<Completion>,
     ) -> VirtualQueue {
+        let place = (board.queue(), processor);
         VirtualQueue(Arc::new_cyclic(|me| {
             let (current, waiting, me) = (None, VecDeque::new(), me.clone());
-            Mutex::new(Lane { number, clock, done, worker, current, waiting, me })
+            Mutex::new(Lane { number, board, place, done, worker, current, waiting, me })
         }))
     }
 }
@@ -190,23 +206,77 @@ impl Queue for VirtualQueue {
             return Err(full(&lane.worker.limits));
         }
         lane.waiting.push_back(list);
+        // Behind another list, handing it over takes no time of its own.
+        if in_flight == 0 {
+            let submit = lane.worker.limits.processor.submit_ns;
+            lane.take_list();
+            if submit > 0 {
+                lane.pass(Doing::Submitting, submit);
+                return Ok(());
+            }
+        }
         lane.proceed();
         Ok(())
     }
 }
 
+impl Drop for VirtualQueue {
+    fn drop(&mut self) {
+        let lane = lock(&self.0);
+        let (board, queue) = (lane.board.clone(), lane.place.0);
+        drop(lane);
+        board.forget(queue);
+    }
+}
+
 impl Lane {
+    fn take_list(&mut self) -> bool {
+        let Some(list) = self.waiting.pop_front() else { return false };
+        let start = self.board.clock().now();
+        let (times, at, doing) = (Vec::new(), 0, Doing::Nothing);
+        self.current = Some(Current { list, times, at, start, doing });
+        true
+    }
+
+    /// Lets some time pass in which the processor does not work.
+    fn pass(&mut self, doing: Doing, ns: u64) {
+        let Some(current) = &mut self.current else { return };
+        current.doing = doing;
+        let me = self.me.clone();
+        // A queue that is gone has nothing to end.
+        let end = move || _ = me.upgrade().map(|lane| lock(&lane).passed());
+        self.board.clock().after(ns, end);
+    }
+
+    /// The end of such a time.
+    fn passed(&mut self) {
+        let Some(current) = &mut self.current else { return };
+        let handed = matches!(current.doing, Doing::HandingOver);
+        current.doing = Doing::Nothing;
+        if handed && current.at >= current.list.tasks.len() {
+            self.finish(Ok(()));
+        }
+        self.proceed();
+    }
+
+    /// What it costs until others know of an end.
+    fn hand_over_ns(&self, list: &CommandList) -> u64 {
+        let cost = self.worker.limits.processor.hand_over;
+        match list.waiting {
+            Waiting::Poll => cost.predicted_ns,
+            Waiting::Block => cost.blocking_ns,
+        }
+    }
+
     /// Starts what can start: the next task of the list, or that of the next list.
     fn proceed(&mut self) {
         loop {
-            let start = self.clock.now();
-            if self.current.is_none() {
-                let Some(list) = self.waiting.pop_front() else { return };
-                let times = Vec::new();
-                self.current = Some(Current { list, times, at: 0, start, task: None });
+            let start = self.board.clock().now();
+            if self.current.is_none() && !self.take_list() {
+                return;
             }
             let Some(current) = &mut self.current else { return };
-            if current.task.is_some() {
+            if !matches!(current.doing, Doing::Nothing) {
                 return;
             }
             let Some(Submission { work, .. }) = current.list.tasks.get(current.at) else {
@@ -219,33 +289,47 @@ impl Lane {
             match task {
                 Err(e) => self.finish(Err(e)),
                 Ok((claims, task)) => {
-                    let me = self.me.clone();
+                    let (me, need) = (self.me.clone(), task.need);
                     current.start = start;
-                    let ns = task.ns;
-                    current.task = Some((task, claims));
-                    // A queue that is gone has nothing to end.
-                    let end = move || _ = me.upgrade().map(|lane| lock(&lane).end());
-                    self.clock.after(ns, end);
+                    current.doing = Doing::Task(Box::new((task, claims)));
+                    self.begin(need, me);
                 }
             }
         }
     }
 
+    fn begin(&self, need: Need, me: Weak<Mutex<Lane>>) {
+        // A queue that is gone has nothing to end.
+        let end = move || _ = me.upgrade().map(|lane| lock(&lane).end());
+        self.board.begin(self.place, need, Arc::new(end));
+    }
+
     /// The end of a task: its results are there.
     fn end(&mut self) {
         let Some(current) = &mut self.current else { return };
-        let Some((task, claims)) = current.task.take() else { return };
+        let Doing::Task(task) = std::mem::replace(&mut current.doing, Doing::Nothing) else {
+            return;
+        };
+        let (task, claims) = *task;
         drop(claims);
         let Some(Submission { tag, work }) = current.list.tasks.get(current.at) else { return };
         let outcome = self.worker.compute(work, &task);
         if current.list.timed {
-            let (start, end) = (current.start, self.clock.now());
-            let modelled = Some(Duration::from_nanos(task.ns));
+            let (start, end) = (current.start, self.board.clock().now());
+            let modelled = Some(end.saturating_sub(start));
             current.times.push(TaskTime { tag: *tag, start, end, modelled });
         }
         current.at += 1;
         if outcome.is_err() {
             self.finish(outcome);
+        } else if let Some(current) = &self.current {
+            let last = current.at >= current.list.tasks.len();
+            let told = last || self.worker.limits.processor.waits_each_run;
+            let cost = if told { self.hand_over_ns(&current.list) } else { 0 };
+            if cost > 0 {
+                self.pass(Doing::HandingOver, cost);
+                return;
+            }
         }
         self.proceed();
     }

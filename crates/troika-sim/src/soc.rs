@@ -17,8 +17,10 @@ pub struct Soc {
     pub file: String,
     /// Whether values are computed.
     pub numerics: bool,
-    /// The memory's bandwidth, if it is less than what a processor could use.
+    /// The memory's bandwidth, which processors that work at the same time share.
     pub bandwidth_gb_s: Option<f64>,
+    /// What it takes besides its processors.
+    pub memory_power: MemoryPower,
     /// At least one.
     pub processors: Vec<Processor>,
 }
@@ -56,6 +58,72 @@ pub struct PeakRates {
     pub bf16: Option<f64>,
 }
 
+/// What memory and the rest of a SoC take.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct MemoryPower {
+    /// Whether anything is known: there is no energy without.
+    pub known: bool,
+    /// Watts in any case.
+    pub rest_w: f64,
+    /// Picojoules for each byte read or written.
+    pub pj_per_byte: f64,
+}
+
+/// What a processor takes, in watts.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Power {
+    /// While it has nothing to do.
+    pub idle_w: f64,
+    /// While it works.
+    pub busy_w: f64,
+}
+
+/// What it costs until others know that a list is done, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HandOver {
+    /// Where they sleep until woken.
+    pub blocking_ns: u64,
+    /// Where they look again and again when the predicted time has passed.
+    pub predicted_ns: u64,
+}
+
+/// What products take besides their operations.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ProductTraits {
+    /// 10^9 quantized weights in a second are expanded before they are multiplied with many rows;
+    /// few rows are multiplied one by one instead, where that is faster.
+    pub expand_gweights_s: Option<f64>,
+    /// Products of a decoded row take 10^9 weights in a second, however few rows a tile has.
+    pub decode_gweights_s: Option<f64>,
+    /// Loading a tile of the stationary (second) operand takes as long as so many rows of the first
+    /// one.
+    pub tile_load_rows: f64,
+    /// Sums of more terms slow down in proportion.
+    pub long_sum: Option<usize>,
+    /// Of `[M, N] x [N, K]` and `([K, N] x [N, M])^T` it takes the faster one.
+    pub exchanges_operands: bool,
+}
+
+impl Default for ProductTraits {
+    fn default() -> Self {
+        ProductTraits {
+            expand_gweights_s: None,
+            decode_gweights_s: None,
+            tile_load_rows: 0.0,
+            long_sum: None,
+            exchanges_operands: true,
+        }
+    }
+}
+
+impl ProductTraits {
+    /// Whether products take more than their operations.
+    pub fn matter(&self) -> bool {
+        let rates = [self.expand_gweights_s, self.decode_gweights_s];
+        rates.iter().any(Option::is_some) || self.tile_load_rows > 0.0 || self.long_sum.is_some()
+    }
+}
+
 /// A processor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Processor {
@@ -69,8 +137,21 @@ pub struct Processor {
     pub bandwidth_gb_s: f64,
     /// What each run and each copy costs besides, in nanoseconds.
     pub launch_ns: u64,
+    /// What a list costs that finds its queue empty, in nanoseconds.
+    pub submit_ns: u64,
+    /// What it costs until others go on.
+    pub hand_over: HandOver,
+    /// Each run of a list is waited for by itself.
+    pub waits_each_run: bool,
+    /// What products take besides their operations.
+    pub products: ProductTraits,
+    /// What it takes; `None`: it is not known.
+    pub power: Option<Power>,
     /// What compiling a subgraph costs, in nanoseconds.
     pub compile_ns: u64,
+    /// What each element of the inputs and outputs of a graph of static shape adds to that, in
+    /// nanoseconds.
+    pub compile_ns_per_element: f64,
     /// Rows and columns of products are rounded up to multiples of these.
     pub tile: (usize, usize),
     /// It takes graphs of fixed shape only.
@@ -124,16 +205,12 @@ impl Soc {
         let mut f = Fields::new(file, String::new(), &table);
         let name = f.text("name", "the name of the SoC")?.to_string();
         let numerics = f.word("numerics", &["on", "off"])? != Some(1);
-        let bandwidth_gb_s = match f.get("memory") {
-            None => None,
-            Some(Value::Table(memory)) => {
-                let mut m = Fields::new(file, ", memory".into(), memory);
-                let rate = m.rate("bandwidth_gb_s", "10^9 bytes in a second")?;
-                m.finish()?;
-                Some(rate)
-            }
-            Some(_) => return Err(f.wrong("memory", "must be a table, [memory]")),
-        };
+        let (mut bandwidth_gb_s, mut memory_power) = (None, MemoryPower::default());
+        if let Some(mut m) = f.table("memory")? {
+            bandwidth_gb_s = Some(m.rate("bandwidth_gb_s", "10^9 bytes in a second")?);
+            memory_power = read_memory_power(&mut m)?;
+            m.finish()?;
+        }
         let processors = match f.get("processor") {
             Some(Value::Array(all)) if !all.is_empty() => all,
             Some(_) => return Err(f.wrong("processor", "must be a list of tables, [[processor]]")),
@@ -149,7 +226,14 @@ impl Soc {
             let why = "is that of another processor; give each one of its own".into();
             return Err(SocError::Field { file, place, field: "name".into(), why });
         }
-        Ok(Soc { name, file: file.into(), numerics, bandwidth_gb_s, processors })
+        let unknown = processors.iter().find(|p| p.power.is_none() && memory_power.known);
+        if let Some(p) = unknown {
+            let (file, place) = (file.into(), format!(", processor {}", p.name));
+            let why = "is missing, though the memory has pj_per_byte; give both or neither".into();
+            return Err(SocError::Field { file, place, field: "power".into(), why });
+        }
+        let file = file.into();
+        Ok(Soc { name, file, numerics, bandwidth_gb_s, memory_power, processors })
     }
 
     /// A processor by name; without one, the only one there is.
@@ -200,7 +284,13 @@ fn processor(file: &str, index: usize, value: &Value) -> Result<Processor, SocEr
         peak_gops,
         bandwidth_gb_s: f.rate("bandwidth_gb_s", "10^9 bytes in a second")?,
         launch_ns: f.micros("launch_us", "microseconds that each run costs besides")?,
+        submit_ns: f.maybe_micros("submit_us")?,
+        hand_over: hand_over(&mut f)?,
+        waits_each_run: f.flag("waits_each_run")?.unwrap_or(false),
+        products: product_traits(&mut f)?,
+        power: power(&mut f)?,
         compile_ns: f.maybe_micros("compile_us")?,
+        compile_ns_per_element: f.maybe_figure("compile_ns_per_element")?,
         tile: tile(&mut f)?,
         static_shapes,
         row_buckets: row_buckets(&mut f, static_shapes)?,
@@ -216,6 +306,54 @@ fn processor(file: &str, index: usize, value: &Value) -> Result<Processor, SocEr
     };
     f.finish()?;
     Ok(processor)
+}
+
+fn read_memory_power(m: &mut Fields<'_>) -> Result<MemoryPower, SocError> {
+    let known = m.get("pj_per_byte").is_some();
+    let (rest_w, pj_per_byte) = (m.maybe_figure("rest_w")?, m.maybe_figure("pj_per_byte")?);
+    if !known && rest_w > 0.0 {
+        return Err(m.wrong("pj_per_byte", "is missing, though there is rest_w"));
+    }
+    Ok(MemoryPower { known, rest_w, pj_per_byte })
+}
+
+fn hand_over(f: &mut Fields<'_>) -> Result<HandOver, SocError> {
+    let Some(mut h) = f.table("hand_over")? else { return Ok(HandOver::default()) };
+    let what = "microseconds until others go on";
+    let blocking_ns = h.micros("blocking_us", what)?;
+    let predicted_ns = h.micros("predicted_us", what)?;
+    h.finish()?;
+    if predicted_ns > blocking_ns {
+        let why = "is more than blocking_us; waiting by prediction is what costs less";
+        return Err(f.wrong("hand_over.predicted_us", why));
+    }
+    Ok(HandOver { blocking_ns, predicted_ns })
+}
+
+fn power(f: &mut Fields<'_>) -> Result<Option<Power>, SocError> {
+    let Some(mut p) = f.table("power")? else { return Ok(None) };
+    let power = Power {
+        idle_w: p.maybe_figure("idle_w")?,
+        busy_w: p.rate("busy_w", "watts while it works")?,
+    };
+    p.finish()?;
+    if power.idle_w > power.busy_w {
+        return Err(f.wrong("power.idle_w", "is more than busy_w; nothing takes more at rest"));
+    }
+    Ok(Some(power))
+}
+
+fn product_traits(f: &mut Fields<'_>) -> Result<ProductTraits, SocError> {
+    let Some(mut p) = f.table("products")? else { return Ok(ProductTraits::default()) };
+    let traits = ProductTraits {
+        expand_gweights_s: p.maybe_rate("expand_gweights_s")?,
+        decode_gweights_s: p.maybe_rate("decode_gweights_s")?,
+        tile_load_rows: p.maybe_figure("tile_load_rows")?,
+        long_sum: p.maybe_count("long_sum")?.map(|n| n.min(MOST_ROWS) as usize),
+        exchanges_operands: p.flag("exchanges_operands")?.unwrap_or(true),
+    };
+    p.finish()?;
+    Ok(traits)
 }
 
 fn peaks(f: &mut Fields<'_>) -> Result<PeakRates, SocError> {

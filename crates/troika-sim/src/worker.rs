@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use troika_device::{
-    Access, CommandList, DeviceError, HeldClaim, PagesView, Queue, Rect, Run, Submission, View,
-    Work,
+    Access, CommandList, DeviceError, ForwardBatch, HeldClaim, PagesView, Queue, Rect, Run,
+    SeqRows, Submission, View, Work,
 };
+use troika_graph::Subgraph;
 
-use crate::cost::Rates;
+use crate::cost::{Need, Rates};
 use crate::demand::Demand;
 use crate::limits::{Bound, Limits, row_bytes};
 use crate::loaded::{DeviceId, Loaded};
@@ -23,8 +24,8 @@ pub(crate) struct Worker {
 
 /// A task that was checked.
 pub(crate) struct Prepared {
-    /// What it takes, in nanoseconds.
-    pub ns: u64,
+    /// What it takes.
+    pub need: Need,
     /// Where a run's values are; `None` for copies.
     run: Option<Bound>,
 }
@@ -47,24 +48,24 @@ impl Worker {
                 };
                 let bound = self.limits.check_run(loaded, run)?;
                 let tile = self.limits.processor.tile;
-                let demand = Demand::of(&loaded.graph, run.rows, &run.forward, tile);
-                Ok(Prepared { ns: self.rates.run_ns(&demand), run: Some(bound) })
+                let need = run_need(&self.rates, tile, (&loaded.graph, run.rows, &run.forward));
+                Ok(Prepared { need, run: Some(bound) })
             }
             Work::Copy(copy) => {
                 self.limits.check_copy(copy)?;
-                Ok(Prepared { ns: self.rates.copy_ns(view_bytes(&copy.from)), run: None })
+                Ok(Prepared { need: self.rates.copy(view_bytes(&copy.from)), run: None })
             }
             Work::Host(host) => {
                 self.limits.check_host(host.name(), [host.reads(), host.writes()])?;
                 let views = host.reads().iter().chain(host.writes());
                 let bytes = views.map(view_bytes).fold(0, u64::saturating_add);
-                Ok(Prepared { ns: self.rates.copy_ns(bytes), run: None })
+                Ok(Prepared { need: self.rates.copy(bytes), run: None })
             }
             Work::Load(load) => {
                 self.limits.check_host(load.name(), [&[], load.writes()])?;
                 let known = load.loaded().is_some();
                 let bytes = if known { 0 } else { load.bytes() };
-                Ok(Prepared { ns: self.rates.copy_ns(bytes), run: None })
+                Ok(Prepared { need: self.rates.copy(bytes), run: None })
             }
         }
     }
@@ -116,6 +117,22 @@ impl Worker {
             (Work::Host(host), _) => host.run(&self.limits.device),
             (Work::Load(load), _) => load.run(&self.limits.device),
             (Work::Run(_), None) => Ok(()),
+        }
+    }
+}
+
+/// What a run of a graph on some rows takes.
+pub(crate) fn run_need(
+    rates: &Rates,
+    tile: (usize, usize),
+    (graph, rows, forward): (&Subgraph, usize, &ForwardBatch),
+) -> Need {
+    match &rates.products {
+        None => rates.run(&Demand::of(graph, rows, forward, tile)),
+        Some(traits) => {
+            let goes_on = |s: &SeqRows| s.rows.len() == 1 && s.pos > 0;
+            let decoding = !forward.seqs.is_empty() && forward.seqs.iter().all(goes_on);
+            rates.run_with(&Demand::and_products(graph, rows, forward), traits, decoding)
         }
     }
 }

@@ -10,7 +10,7 @@ pub use troika_cpu::peaks::{Peak, Peaks};
 use troika_cpu::{CpuDevice, CpuOptions, Isa, Multiply};
 use troika_device::{Clock, Device, DeviceError};
 use troika_graph::{ActivationFormat, DType};
-use troika_sim::{Soc, SocError, VirtualClock, VirtualDevice};
+use troika_sim::{Board, Soc, SocError, VirtualClock, VirtualDevice};
 
 /// Which devices to open.
 #[derive(Clone, Debug, Default)]
@@ -198,8 +198,8 @@ pub fn open_devices(options: &DeviceOptions) -> Result<Vec<Arc<dyn Device>>, Dev
     let plain: Vec<&str> = options.devices.iter().map(plain).collect::<Result<_, DeviceError>>()?;
     let named = names(&options.devices, &plain)?.into_iter().zip(&options.devices);
     let devices = named.map(|(name, spec)| {
-        if let Some((soc, processor)) = socs.processor(spec)? {
-            let device = VirtualDevice::new(&name, soc, processor, socs.clock.clone())?;
+        if let Some((board, processor)) = socs.processor(spec)? {
+            let device = VirtualDevice::on(board, &name, processor)?;
             return Ok(Arc::new(device) as Arc<dyn Device>);
         }
         let cores = spec.cores.clone();
@@ -208,6 +208,22 @@ pub fn open_devices(options: &DeviceOptions) -> Result<Vec<Arc<dyn Device>>, Dev
         open(CpuOptions { name, threads, cores, isa, ..CpuOptions::default() })
     });
     devices.collect()
+}
+
+/// Devices, and the SoC that they are processors of.
+pub(crate) type OnBoard = (Vec<Arc<dyn Device>>, Arc<Board>);
+
+/// All processors of a SoC, which share its memory and a clock.
+///
+/// # Errors
+/// What the kernels that compute their values report.
+pub(crate) fn on_board(soc: &Soc) -> Result<OnBoard, DeviceError> {
+    let board = Board::new(soc, Arc::default());
+    let open = |p: &troika_sim::Processor| {
+        Ok(Arc::new(VirtualDevice::on(&board, &p.name, p)?) as Arc<dyn Device>)
+    };
+    let devices = soc.processors.iter().map(open).collect::<Result<_, DeviceError>>()?;
+    Ok((devices, board))
 }
 
 /// The clock that modelled devices share, if there are no others. Then time is theirs.
@@ -225,34 +241,35 @@ pub(crate) fn computes_nothing(device: &Arc<dyn Device>) -> bool {
     !device.caps().computes()
 }
 
-/// The files of virtual devices, each read once, and the clock that all of them share.
+/// The files of virtual devices, each read once and opened on a board; all have one clock.
 struct Socs {
-    files: HashMap<PathBuf, Soc>,
-    clock: Arc<VirtualClock>,
+    files: HashMap<PathBuf, (Soc, Arc<Board>)>,
 }
 
 impl Socs {
     fn read(specs: &[DeviceSpec]) -> Result<Socs, DeviceError> {
         let mut files = HashMap::new();
+        let clock: Arc<VirtualClock> = Arc::default();
         for spec in specs {
             let Some(processor) = &spec.processor else { continue };
             if !files.contains_key(&processor.file) {
                 let soc = Soc::read(&processor.file).map_err(|e| refused(spec, e))?;
-                files.insert(processor.file.clone(), soc);
+                let board = Board::new(&soc, clock.clone());
+                files.insert(processor.file.clone(), (soc, board));
             }
         }
-        Ok(Socs { files, clock: Arc::default() })
+        Ok(Socs { files })
     }
 
     /// The processor of a virtual device; `None` for other devices.
     fn processor(
         &self,
         spec: &DeviceSpec,
-    ) -> Result<Option<(&Soc, &troika_sim::Processor)>, DeviceError> {
+    ) -> Result<Option<(&Arc<Board>, &troika_sim::Processor)>, DeviceError> {
         let Some(wanted) = &spec.processor else { return Ok(None) };
-        let Some(soc) = self.files.get(&wanted.file) else { return Ok(None) };
+        let Some((soc, board)) = self.files.get(&wanted.file) else { return Ok(None) };
         let processor = soc.processor(wanted.name.as_deref()).map_err(|e| refused(spec, e))?;
-        Ok(Some((soc, processor)))
+        Ok(Some((board, processor)))
     }
 }
 

@@ -51,6 +51,7 @@ mod perplexity;
 mod profile;
 mod prompt;
 mod session;
+mod simulate;
 mod source;
 mod text;
 
@@ -70,6 +71,7 @@ pub use session::{
     Control, Finish, OnToken, Output, Piece, Request, Session, SessionCanceller, SessionOptions,
     Stats,
 };
+pub use simulate::{Figures, Shape, SimulateError, SimulateOptions, Simulation, SocStrategy};
 pub use source::Source;
 
 pub use troika_weights::exit_when_shortened;
@@ -79,5 +81,6 @@ pub use troika_engine as engine;
 pub use troika_graph as graph;
 pub use troika_model as model;
 pub use troika_plan as plan;
+pub use troika_sim as sim;
 pub use troika_trace as trace;
 pub use troika_weights as weights;

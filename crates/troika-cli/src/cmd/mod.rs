@@ -9,4 +9,5 @@ pub mod plan;
 pub mod profile;
 pub mod run;
 pub mod show;
+pub mod simulate;
 pub mod tokenize;

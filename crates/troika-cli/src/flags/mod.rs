@@ -7,6 +7,7 @@ mod placement;
 mod quant;
 mod sampling;
 mod sharing;
+mod simulate;
 
 use std::path::PathBuf;
 
@@ -21,6 +22,7 @@ pub use placement::{PlacementArgs, PlanFileArgs};
 pub use quant::{QuantArgs, QuantFlag};
 pub use sampling::SamplingArgs;
 pub use sharing::SharingArgs;
+pub use simulate::SimulateArgs;
 
 /// Runs large language models on the processors of this machine.
 #[derive(Parser)]
@@ -43,6 +45,8 @@ pub enum Command {
     Tokenize(TokenizeArgs),
     /// Measure prefill and decode speed, as llama-bench does
     Bench(BenchArgs),
+    /// Say how fast a model would be on a phone or another system on a chip, in virtual time
+    Simulate(SimulateArgs),
     /// Measure how well a model predicts a text, as llama-perplexity does
     Perplexity(PerplexityArgs),
     /// Say which device would run what, and write it to a file that can be edited

@@ -1,0 +1,81 @@
+//! `troika simulate`.
+
+use serde_json::json;
+use troika::sim::Soc;
+use troika::trace::Tracer;
+use troika::{Figures, SimulateError, SimulateOptions, Simulation};
+
+use crate::error::CliError;
+use crate::flags::SimulateArgs;
+use crate::{file, output, trace};
+
+/// Runs a model on a SoC in virtual time, and prints how long it took.
+///
+/// # Errors
+/// A SoC or model that is not there, or that do not go together.
+pub fn run(args: &SimulateArgs) -> Result<(), CliError> {
+    trace::check(args.trace.as_deref())?;
+    if let Some(path) = &args.plan_out {
+        file::check("plan", path)?;
+    }
+    let tracer = if args.trace.is_some() { Tracer::on() } else { Tracer::off() };
+    let options = SimulateOptions {
+        soc: Soc::find(&args.soc).map_err(SimulateError::from)?,
+        shape: args.model.clone(),
+        strategy: args.strategy,
+        prompt: args.prompt,
+        generate: args.generate,
+        sync: args.sync.mode(),
+        tracer: tracer.clone(),
+    };
+    let mut simulation = Simulation::open(&options)?;
+    let figures = simulation.run()?;
+    if let Some(path) = &args.plan_out {
+        let text = simulation.plan().to_json();
+        file::write("plan", path, |out| out.write_all(text.as_bytes()))?;
+    }
+    trace::save(&tracer, args.trace.as_deref())?;
+    if args.json {
+        return output::json(&fields(&options, &figures));
+    }
+    output::write(&table(&options, &figures))
+}
+
+fn fields(options: &SimulateOptions, f: &Figures) -> serde_json::Value {
+    json!({
+        "soc": options.soc.name, "model": options.shape.name(),
+        "strategy": options.strategy.name(), "prompt": f.prompt, "generate": f.generated,
+        "ttft_ms": f.ttft_ms(), "tpot_ms": f.tpot_ms(),
+        "prefill_tok_per_s": f.prefill_rate(), "decode_tok_per_s": f.decode_rate(),
+        "energy_j": f.energy_j(), "peak_bytes": f.peak_bytes,
+        "prepare_ms": f.prepare_ns as f64 * 1e-6,
+    })
+}
+
+fn table(options: &SimulateOptions, f: &Figures) -> String {
+    let or_none = |x: Option<f64>, unit: &str| match x {
+        Some(x) => format!("{x:.2} {unit}"),
+        None => "not known".into(),
+    };
+    format!(
+        "{} on {} (virtual), {}: {} + {} tokens\n\n\
+         | | |\n| --- | ---: |\n\
+         | time to first token | {:.2} ms |\n\
+         | time per later token | {} |\n\
+         | prefill | {:.2} tok/s |\n\
+         | decode | {} |\n\
+         | energy | {} |\n\
+         | peak memory | {:.0} MiB |\n",
+        options.shape.name(),
+        options.soc.name,
+        options.strategy.name(),
+        f.prompt,
+        f.generated,
+        f.ttft_ms(),
+        or_none(f.tpot_ms(), "ms"),
+        f.prefill_rate(),
+        or_none(f.decode_rate(), "tok/s"),
+        or_none(f.energy_j(), "J"),
+        f.peak_bytes as f64 / f64::from(1 << 20),
+    )
+}

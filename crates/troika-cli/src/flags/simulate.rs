@@ -1,0 +1,68 @@
+//! Flags of `troika simulate`.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use troika::plan::SyncMode;
+use troika::{Shape, SocStrategy};
+
+/// How processors wait for each other.
+#[derive(Clone, Copy, ValueEnum, PartialEq, Eq)]
+pub enum SyncFlag {
+    /// Sleep for most of the time that it took before, then look again and again
+    Predicted,
+    /// Sleep until woken
+    Blocking,
+}
+
+impl SyncFlag {
+    /// What the library calls it.
+    pub fn mode(self) -> SyncMode {
+        match self {
+            SyncFlag::Predicted => SyncMode::Predicted,
+            SyncFlag::Blocking => SyncMode::Blocking,
+        }
+    }
+}
+
+fn strategy(text: &str) -> Result<SocStrategy, String> {
+    SocStrategy::parse(text)
+}
+
+fn shape(text: &str) -> Result<Shape, String> {
+    Shape::find(text).map_err(|e| e.to_string())
+}
+
+/// `troika simulate`.
+#[derive(Args)]
+pub struct SimulateArgs {
+    /// The system on a chip: the name of one that comes along, or a file that ends in .toml
+    #[arg(long, value_name = "NAME|FILE", default_value = "sd8gen3-fp16")]
+    pub soc: String,
+    /// The model's shape: a preset or a config that ends in .json, with :TYPE for weights of another
+    /// type than Q4_0
+    #[arg(short, long, value_name = "PRESET[:TYPE]|FILE", value_parser = shape)]
+    pub model: Shape,
+    /// Tokens of the prompt
+    #[arg(short, long, value_name = "N", default_value_t = 256)]
+    pub prompt: usize,
+    /// Tokens that are generated
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 32)]
+    pub generate: usize,
+    /// Who computes what: hetero-tensor, hetero-layer, padding, npu-pipe, online-prepare, gpu-only,
+    /// npu-only or cpu-only
+    #[arg(long, value_name = "NAME", default_value = "hetero-tensor", value_parser = strategy)]
+    pub strategy: SocStrategy,
+    /// How processors wait for each other
+    #[arg(long, value_enum, default_value_t = SyncFlag::Predicted)]
+    pub sync: SyncFlag,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    /// Write a trace that Perfetto and chrome://tracing show
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+    /// Write the plan that ran
+    #[arg(long, value_name = "FILE")]
+    pub plan_out: Option<PathBuf>,
+}

@@ -1,0 +1,236 @@
+//! What the processors of a SoC share while they work: the memory's bandwidth, and the battery.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use troika_device::Clock;
+
+use crate::clock::VirtualClock;
+use crate::cost::Need;
+use crate::soc::{Power, Soc};
+
+/// A SoC that works: its processors, opened as devices, share it.
+///
+/// A run wants so much of the memory's bandwidth as it moves bytes in its time on an idle machine.
+/// Where all want more than there is, it is shared out in equal parts to those who want more than
+/// such a part (water-filling), and a run that gets less takes longer in proportion.
+pub struct Board {
+    soc: Soc,
+    clock: Arc<VirtualClock>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Runs under way, by the number of their queue.
+    running: BTreeMap<u64, Running>,
+    queues: u64,
+    /// When the runs under way were last looked at.
+    since: u64,
+    events: u64,
+    /// Bytes that were moved.
+    bytes: f64,
+    /// Nanoseconds that each processor worked, in the SoC's order.
+    busy: Vec<u64>,
+}
+
+struct Running {
+    processor: usize,
+    /// What is left of it, in nanoseconds of an idle machine.
+    left: f64,
+    /// Bytes in a nanosecond that it wants.
+    wants: f64,
+    /// Which part of what it wants it gets.
+    share: f64,
+    /// The event that ends it; others were overtaken.
+    event: u64,
+    end: Arc<dyn Fn() + Send + Sync>,
+}
+
+/// What a SoC has done so far.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Usage {
+    /// The time, in nanoseconds.
+    pub now_ns: u64,
+    /// Nanoseconds that each processor worked, in the order of the file.
+    pub busy_ns: Vec<u64>,
+    /// Bytes that were read and written.
+    pub bytes: u64,
+}
+
+impl Board {
+    /// A SoC whose processors have done nothing yet.
+    pub fn new(soc: &Soc, clock: Arc<VirtualClock>) -> Arc<Board> {
+        let busy = vec![0; soc.processors.len()];
+        let state = Mutex::new(State { busy, ..State::default() });
+        Arc::new(Board { soc: soc.clone(), clock, state })
+    }
+
+    /// What it is.
+    pub fn soc(&self) -> &Soc {
+        &self.soc
+    }
+
+    /// Its time.
+    pub fn clock(&self) -> &Arc<VirtualClock> {
+        &self.clock
+    }
+
+    /// What it has done so far.
+    pub fn usage(&self) -> Usage {
+        let now = self.now();
+        let mut state = self.lock();
+        state.advance(now);
+        Usage { now_ns: now, busy_ns: state.busy.clone(), bytes: state.bytes.round() as u64 }
+    }
+
+    /// Joules from one time to a later one; `None` where the file does not say what it takes.
+    pub fn energy_j(&self, from: &Usage, to: &Usage) -> Option<f64> {
+        let memory = self.soc.memory_power;
+        let powers: Option<Vec<Power>> = self.soc.processors.iter().map(|p| p.power).collect();
+        let powers = powers.filter(|_| memory.known)?;
+        let seconds = |ns: u64| ns as f64 * 1e-9;
+        let time = seconds(to.now_ns - from.now_ns);
+        let idle = powers.iter().fold(memory.rest_w, |sum, p| sum + p.idle_w);
+        let busy = to.busy_ns.iter().zip(&from.busy_ns).zip(&powers);
+        let work = busy.map(|((to, from), p)| seconds(to - from) * (p.busy_w - p.idle_w));
+        let bytes = (to.bytes - from.bytes) as f64 * memory.pj_per_byte * 1e-12;
+        Some(idle * time + work.sum::<f64>() + bytes)
+    }
+
+    /// How many times slower runs are that need so much each while all of them are under way.
+    pub(crate) fn slowdowns(soc: &Soc, needs: &[Need]) -> Vec<f64> {
+        let wants: Vec<f64> = needs.iter().map(wants).collect();
+        let level = soc.bandwidth_gb_s.map_or(f64::INFINITY, |all| water_level(&wants, all));
+        wants.iter().map(|w| 1.0 / share(*w, level)).collect()
+    }
+
+    /// A number for a queue.
+    pub(crate) fn queue(&self) -> u64 {
+        let mut state = self.lock();
+        state.queues += 1;
+        state.queues
+    }
+
+    fn now(&self) -> u64 {
+        u64::try_from(self.clock.now().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins a run on a queue that has none, `after` so long; `end` is called at its end.
+    pub(crate) fn begin(
+        self: &Arc<Board>,
+        (queue, processor): (u64, usize),
+        need: Need,
+        end: Arc<dyn Fn() + Send + Sync>,
+    ) {
+        let now = self.now();
+        let mut state = self.lock();
+        state.advance(now);
+        let (left, wants) = (need.ns as f64, wants(&need));
+        let run = Running { processor, left, wants, share: 0.0, event: 0, end };
+        state.running.insert(queue, run);
+        self.share_out(&mut state);
+    }
+
+    /// A queue is gone: what ran on it needs nothing any more.
+    pub(crate) fn forget(self: &Arc<Board>, queue: u64) {
+        let now = self.now();
+        let mut state = self.lock();
+        state.advance(now);
+        let gone = state.running.remove(&queue);
+        self.share_out(&mut state);
+        drop(state);
+        drop(gone);
+    }
+
+    /// Shares the bandwidth out anew, and lets runs end when they now will.
+    fn share_out(self: &Arc<Board>, state: &mut State) {
+        let wants: Vec<f64> = state.running.values().map(|r| r.wants).collect();
+        let level = self.soc.bandwidth_gb_s.map_or(f64::INFINITY, |all| water_level(&wants, all));
+        let State { running, events, .. } = state;
+        for (queue, run) in running {
+            let share = share(run.wants, level);
+            if share == run.share {
+                continue;
+            }
+            *events += 1;
+            (run.share, run.event) = (share, *events);
+            let (board, queue, event) = (Arc::downgrade(self), *queue, *events);
+            let after = (run.left / share).ceil() as u64;
+            let end = move || _ = board.upgrade().map(|board| board.end(queue, event));
+            self.clock.after(after, end);
+        }
+    }
+
+    fn end(self: &Arc<Board>, queue: u64, event: u64) {
+        let now = self.now();
+        let mut state = self.lock();
+        if state.running.get(&queue).is_none_or(|run| run.event != event) {
+            return;
+        }
+        state.advance(now);
+        let run = state.running.remove(&queue);
+        self.share_out(&mut state);
+        drop(state);
+        if let Some(run) = run {
+            (run.end)();
+        }
+    }
+}
+
+impl State {
+    /// What was done until now.
+    fn advance(&mut self, now: u64) {
+        let passed = now.saturating_sub(self.since);
+        self.since = now.max(self.since);
+        for run in self.running.values_mut() {
+            let done = (passed as f64 * run.share).min(run.left);
+            run.left -= done;
+            self.bytes += done * run.wants;
+            self.busy[run.processor] += passed;
+        }
+    }
+}
+
+/// Bytes in a nanosecond.
+fn wants(need: &Need) -> f64 {
+    if need.ns == 0 { 0.0 } else { need.bytes as f64 / need.ns as f64 }
+}
+
+/// What a run may have at most, so that all of them together have no more than there is.
+fn water_level(wants: &[f64], all: f64) -> f64 {
+    let mut sorted = wants.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let mut left = all;
+    for (i, want) in sorted.iter().enumerate() {
+        let level = left / (sorted.len() - i) as f64;
+        if *want > level {
+            return level;
+        }
+        left -= want;
+    }
+    f64::INFINITY
+}
+
+fn share(wants: f64, level: f64) -> f64 {
+    if wants > level { level / wants } else { 1.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::water_level;
+
+    #[test]
+    fn bandwidth_is_shared_by_water_filling() {
+        // Who wants less than an equal part gets it; the others share the rest.
+        assert_eq!(water_level(&[10.0, 20.0], 30.0), f64::INFINITY);
+        assert_eq!(water_level(&[40.0, 40.0], 60.0), 30.0);
+        assert_eq!(water_level(&[40.0, 10.0], 40.0), 30.0);
+        assert_eq!(water_level(&[5.0, 40.0, 50.0], 45.0), 20.0);
+        assert_eq!(water_level(&[], 45.0), f64::INFINITY);
+    }
+}

@@ -1,0 +1,357 @@
+//! A model on all processors of a virtual SoC: the real engine, plan and scheduler in virtual
+//! time, with numerics off.
+
+mod placed;
+mod strategy;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::Value;
+use troika_device::{Clock, Device, DeviceError};
+use troika_engine::{Engine, EngineParts, SeqId, SequenceInput, WantedLogits};
+use troika_graph::DType;
+use troika_model::lower::{LowerOptions, Lowered, lower};
+use troika_model::spec::ModelSpec;
+use troika_model::{families, presets};
+use troika_plan::{Plan, SyncMode};
+use troika_sim::{Board, Soc, SocError, Usage};
+use troika_trace::Tracer;
+use troika_weights::{Quant, SYNTHETIC_DTYPES, WeightStore};
+
+pub use strategy::SocStrategy;
+
+use crate::devices::on_board;
+use crate::error::Error;
+
+/// Why nothing can be simulated.
+#[derive(Debug, thiserror::Error)]
+pub enum SimulateError {
+    /// The SoC's file.
+    #[error(transparent)]
+    Soc(#[from] SocError),
+    /// A strategy that the SoC has no processor for.
+    #[error("strategy {strategy} needs {need}, and SoC {soc} has none")]
+    Processor {
+        /// The strategy.
+        strategy: &'static str,
+        /// What it needs.
+        need: &'static str,
+        /// The SoC.
+        soc: String,
+    },
+    /// A SoC whose values are computed.
+    #[error("SoC {0} computes values (numerics = \"on\"); simulations need numerics = \"off\"")]
+    Numerics(String),
+    /// A config file that cannot be read.
+    #[error("{file} cannot be read as a config: {why}")]
+    Config {
+        /// The file.
+        file: String,
+        /// Why.
+        why: String,
+    },
+    /// Nothing to do.
+    #[error("the prompt has {prompt} tokens; give from 1 to {most}")]
+    Prompt {
+        /// Tokens asked for.
+        prompt: usize,
+        /// Most tokens.
+        most: usize,
+    },
+    /// The rest.
+    #[error(transparent)]
+    Other(#[from] Error),
+}
+
+impl From<troika_engine::EngineError> for SimulateError {
+    fn from(e: troika_engine::EngineError) -> Self {
+        SimulateError::Other(e.into())
+    }
+}
+
+impl From<DeviceError> for SimulateError {
+    fn from(e: DeviceError) -> Self {
+        SimulateError::Other(e.into())
+    }
+}
+
+/// A model's shape, with the type of its weights.
+#[derive(Clone, Debug)]
+pub struct Shape {
+    name: String,
+    spec: ModelSpec,
+    dtype: DType,
+}
+
+/// The type of weights where none is given: four bits, as phones have them.
+const WEIGHTS: DType = DType::Q4_0;
+
+impl Shape {
+    /// A preset's name, or the path of a config that ends in `.json`; each with `:TYPE` for weights
+    /// of another type than Q4_0.
+    ///
+    /// # Errors
+    /// An unknown preset or type, a file that is no config.
+    pub fn find(text: &str) -> Result<Shape, SimulateError> {
+        let known =
+            |name: &str| SYNTHETIC_DTYPES.into_iter().find(|d| d.name().eq_ignore_ascii_case(name));
+        let (name, dtype) = match text.rsplit_once(':') {
+            Some((name, dtype)) if !dtype.contains('/') && !dtype.ends_with(".json") => {
+                let no_type = || Error::NoPresetType {
+                    name: text.into(),
+                    known: SYNTHETIC_DTYPES.map(|d| d.name()).join(", "),
+                };
+                (name, known(dtype).ok_or_else(no_type)?)
+            }
+            _ => (text, WEIGHTS),
+        };
+        let config = if name.ends_with(".json") { read_config(name)? } else { preset(name)? };
+        let model = families::from_config(&config)
+            .map_err(|error| Error::Config { model: name.into(), error })?;
+        Ok(Shape { name: name.into(), spec: model.spec, dtype })
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What it is.
+    pub fn spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+}
+
+fn preset(name: &str) -> Result<Value, SimulateError> {
+    let unknown =
+        || Error::NoPreset { name: name.into(), known: presets::names().join(", ") }.into();
+    presets::config(name).ok_or_else(unknown)
+}
+
+fn read_config(file: &str) -> Result<Value, SimulateError> {
+    let refuse = |why: String| SimulateError::Config { file: file.into(), why };
+    let text = std::fs::read_to_string(file).map_err(|e| refuse(e.to_string()))?;
+    serde_json::from_str(&text).map_err(|e| refuse(e.to_string()))
+}
+
+/// What is simulated.
+#[derive(Clone, Debug)]
+pub struct SimulateOptions {
+    /// The SoC.
+    pub soc: Soc,
+    /// The model.
+    pub shape: Shape,
+    /// Who computes what.
+    pub strategy: SocStrategy,
+    /// Tokens of the prompt.
+    pub prompt: usize,
+    /// Tokens that are generated.
+    pub generate: usize,
+    /// How processors wait for each other.
+    pub sync: SyncMode,
+    /// Spans.
+    pub tracer: Tracer,
+}
+
+/// What came out.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Figures {
+    /// From the request to the first token, in nanoseconds. Code that is made for the prompt is
+    /// among it.
+    pub ttft_ns: u64,
+    /// Of it, making code.
+    pub prepare_ns: u64,
+    /// From the first token to the last.
+    pub decode_ns: u64,
+    /// Tokens of the prompt.
+    pub prompt: usize,
+    /// Tokens that were generated.
+    pub generated: usize,
+    /// Joules of the prompt, if it is known what the SoC takes.
+    pub prefill_j: Option<f64>,
+    /// Joules of all tokens after the first.
+    pub decode_j: Option<f64>,
+    /// Most bytes that were held: weights, cache, values.
+    pub peak_bytes: u64,
+}
+
+impl Figures {
+    /// Time to the first token, in milliseconds.
+    pub fn ttft_ms(&self) -> f64 {
+        self.ttft_ns as f64 * 1e-6
+    }
+
+    /// Time of each later token, in milliseconds; `None` if there is none.
+    pub fn tpot_ms(&self) -> Option<f64> {
+        let later = self.generated.checked_sub(1).filter(|n| *n > 0)?;
+        Some(self.decode_ns as f64 * 1e-6 / later as f64)
+    }
+
+    /// Tokens of the prompt per second.
+    pub fn prefill_rate(&self) -> f64 {
+        self.prompt as f64 * 1e3 / self.ttft_ms()
+    }
+
+    /// Later tokens per second.
+    pub fn decode_rate(&self) -> Option<f64> {
+        self.tpot_ms().map(|ms| 1e3 / ms)
+    }
+
+    /// Joules in all.
+    pub fn energy_j(&self) -> Option<f64> {
+        Some(self.prefill_j? + self.decode_j?)
+    }
+
+    /// From the request to the last token, in milliseconds.
+    pub fn total_ms(&self) -> f64 {
+        (self.ttft_ns + self.decode_ns) as f64 * 1e-6
+    }
+}
+
+/// A model that is open on a SoC.
+pub struct Simulation {
+    engine: Engine,
+    board: Arc<Board>,
+    vocab: usize,
+    weight_bytes: u64,
+    prompt: usize,
+    generate: usize,
+    /// Making code that counts as a part of the prompt.
+    prepare_ns: u64,
+    warnings: Vec<String>,
+}
+
+impl Simulation {
+    /// Opens a model.
+    ///
+    /// # Errors
+    /// A SoC that cannot run the strategy, or a model that cannot be lowered.
+    pub fn open(options: &SimulateOptions) -> Result<Simulation, SimulateError> {
+        let SimulateOptions { soc, shape, strategy, prompt, generate, sync, tracer } = options;
+        if soc.numerics {
+            return Err(SimulateError::Numerics(soc.name.clone()));
+        }
+        let most = placed::MOST_ROWS.min(shape.spec.context.saturating_sub(1 + generate));
+        if !(1..=most).contains(prompt) {
+            return Err(SimulateError::Prompt { prompt: *prompt, most });
+        }
+        let (devices, board) = on_board(soc)?;
+        let store = WeightStore::synthetic_lazy(&shape.spec, shape.dtype, 1, Quant::None);
+        let shapes = |key| store.shape(key);
+        let lowering =
+            LowerOptions { max_rows: *prompt, max_kv: prompt + generate + 1, kv_dtype: DType::F16 };
+        let lowered = lower(&shape.spec, &shapes, lowering)
+            .map_err(|e| Error::Engine(troika_engine::EngineError::Lower(e)))?;
+        let request = placed::Request {
+            soc,
+            spec: &shape.spec,
+            lowered: &lowered,
+            strategy: *strategy,
+            prompt: *prompt,
+            context: lowering.max_kv,
+            sync: *sync,
+        };
+        let mut plan = placed::plan(&request)?;
+        let warnings = around_refusals(&shape.spec, &store, &mut plan, &devices)?;
+        let clock: Arc<dyn Clock> = board.clock().clone();
+        let parts = EngineParts {
+            spec: &shape.spec,
+            shapes: &shapes,
+            weights: &store,
+            plan,
+            devices: &devices,
+            clock: clock.clone(),
+            tracer: tracer.clone(),
+            sequences: 1,
+        };
+        let start = clock.now();
+        let engine = Engine::new(parts)?;
+        let made = nanos(clock.now() - start);
+        Ok(Simulation {
+            engine,
+            board,
+            vocab: shape.spec.vocab,
+            weight_bytes: weight_bytes(&lowered),
+            prompt: *prompt,
+            generate: *generate,
+            prepare_ns: if strategy.prepares_online() { made } else { 0 },
+            warnings,
+        })
+    }
+
+    /// The plan in force.
+    pub fn plan(&self) -> &Plan {
+        self.engine.plan()
+    }
+
+    /// What people should know.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    /// Computes the prompt and generates.
+    ///
+    /// # Errors
+    /// A failing device.
+    pub fn run(&mut self) -> Result<Figures, SimulateError> {
+        let seq = self.engine.open();
+        let start = self.board.usage();
+        self.feed(seq, self.prompt)?;
+        let first = self.board.usage();
+        for _ in 1..self.generate {
+            self.feed(seq, 1)?;
+        }
+        let end = self.board.usage();
+        self.engine.close(seq);
+        let memory = self.engine.memory();
+        let engine_bytes = memory.kv_cache + memory.activations + memory.scratch;
+        let between = |a: &Usage, b: &Usage| b.now_ns - a.now_ns;
+        Ok(Figures {
+            ttft_ns: between(&start, &first) + self.prepare_ns,
+            prepare_ns: self.prepare_ns,
+            decode_ns: between(&first, &end),
+            prompt: self.prompt,
+            generated: self.generate,
+            prefill_j: self.board.energy_j(&start, &first),
+            decode_j: self.board.energy_j(&first, &end),
+            peak_bytes: self.weight_bytes + engine_bytes,
+        })
+    }
+
+    fn feed(&mut self, seq: SeqId, count: usize) -> Result<(), SimulateError> {
+        let tokens: Vec<u32> = (0..count).map(|i| (i % self.vocab) as u32).collect();
+        let input = [SequenceInput { seq, tokens: &tokens, logits: WantedLogits::Last }];
+        Ok(self.engine.run_unread(&input)?)
+    }
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Bytes of all weights, each counted once.
+fn weight_bytes(lowered: &Lowered) -> u64 {
+    let mut sum: u64 = 0;
+    let mut seen = std::collections::HashSet::new();
+    for w in lowered.segments.iter().flat_map(|s| &s.graph.weights) {
+        if seen.insert(&w.name) {
+            let row = w.dtype.row_bytes(w.cols).unwrap_or(0) as u64;
+            sum = sum.saturating_add((w.rows as u64).saturating_mul(row));
+        }
+    }
+    sum
+}
+
+/// Lets other processors compute what those of the plan do not take.
+fn around_refusals(
+    spec: &ModelSpec,
+    store: &WeightStore,
+    plan: &mut Plan,
+    devices: &[Arc<dyn Device>],
+) -> Result<Vec<String>, SimulateError> {
+    let refusals = troika_engine::examine(spec, &|key| store.shape(key), plan, devices)?;
+    let names: Vec<&str> = devices.iter().map(|d| d.name()).collect();
+    plan.avoid(&refusals, &names).map_err(Error::Plan)?;
+    Ok(Vec::new())
+}
