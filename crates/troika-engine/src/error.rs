@@ -50,6 +50,16 @@ pub enum EngineError {
     /// The plan places a segment nowhere.
     #[error("the plan names no device for segment {0}")]
     Unplaced(String),
+    /// A segment with more or fewer stages than the plan says.
+    #[error("segment {segment} has {has} stages, the plan's rule {says}")]
+    Stages {
+        /// The segment.
+        segment: String,
+        /// Stages that there are.
+        has: usize,
+        /// Stages in the rule.
+        says: usize,
+    },
     /// A segment cannot be split as the plan says.
     #[error(transparent)]
     Partition(#[from] PartitionError),

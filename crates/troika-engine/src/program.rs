@@ -68,8 +68,11 @@ impl CompiledPiece {
 /// Rows, and the pieces that compute them.
 pub(crate) type Area<'a> = (Range<usize>, &'a [CompiledPiece]);
 
-/// A segment as it runs in a phase.
-pub(crate) struct PlacedSegment {
+/// A segment as it runs in a phase: its stages, one after another.
+pub(crate) struct PlacedSegment(Vec<PlacedStage>);
+
+/// A stage of a segment, or all of it.
+struct PlacedStage {
     /// For traces.
     partition: Partition,
     /// For each part of the partition, its pieces where it computes whole rows.
@@ -84,16 +87,26 @@ impl PlacedSegment {
     /// # Errors
     /// A standard length of 0.
     pub fn areas(&self, rows: usize) -> Result<Vec<Area<'_>>, EngineError> {
+        let mut all = Vec::new();
+        for stage in &self.0 {
+            all.extend(stage.areas(rows)?);
+        }
+        Ok(all)
+    }
+
+    /// All pieces.
+    pub fn pieces(&self) -> impl Iterator<Item = &CompiledPiece> {
+        self.0.iter().flat_map(|stage| stage.wholes.iter().flatten().chain(&stage.columns))
+    }
+}
+
+impl PlacedStage {
+    fn areas(&self, rows: usize) -> Result<Vec<Area<'_>>, EngineError> {
         let areas = self.partition.areas(rows)?.into_iter().map(|area| match area.by {
             Computed::Part(part) => (area.rows, self.wholes[part].as_slice()),
             Computed::Columns => (area.rows, self.columns.as_slice()),
         });
         Ok(areas.collect())
-    }
-
-    /// All pieces.
-    pub fn pieces(&self) -> impl Iterator<Item = &CompiledPiece> {
-        self.wholes.iter().flatten().chain(&self.columns)
     }
 }
 
@@ -348,15 +361,6 @@ impl Program {
         (rule, phase): (&Rule, Phase),
         list: &mut CompileList,
     ) -> Result<PlacedSegment, EngineError> {
-        let (partition, parts) = partition(rule, heads);
-        let unplaced = || EngineError::Unplaced(segment.graph.name.clone());
-        let parts: Option<Vec<usize>> = parts.iter().map(|name| self.index(name)).collect();
-        let parts = parts.ok_or_else(unplaced)?;
-        let names: Vec<String> = self.devices.iter().map(|d| d.name().to_string()).collect();
-        let takes = |device: usize, op: &str| {
-            let by = rule.device_of(&names[device], segment.kind, op);
-            names.iter().position(|n| n == by).unwrap_or(device)
-        };
         let graph = restrict_activations(&segment.graph, &rule.activations);
         let graph = convert_edges(&graph, segment, (&self.values.dtypes, phase));
         let cols = |v: usize| Operand { value: v, cols: 0..self.values.cols[v] };
@@ -364,30 +368,62 @@ impl Program {
             let cols = 0..segment.graph.value(*v).shape.row_len();
             StateOperand { state: s.0, cols }
         };
-        let root = |device| PlacedGraph {
-            device,
-            graph: graph.clone(),
+        let root = PlacedGraph {
+            device: 0,
+            graph,
             inputs: segment.inputs.iter().map(|e| cols(e.0)).collect(),
             states: segment.states.iter().zip(&segment.graph.states).map(state).collect(),
             outputs: segment.outputs.iter().map(|e| cols(e.0)).collect(),
         };
-        let (roots, first) = (parts.iter().map(|d| root(*d)).collect::<Vec<_>>(), root(0));
-        let mut placed = PlacedSegment { wholes: Vec::new(), columns: Vec::new(), partition };
+        let Some(Split::Stages { stages }) = &rule.split else {
+            let stage = self.place_stage((root, segment.kind, heads), rule, list)?;
+            return Ok(PlacedSegment(vec![stage]));
+        };
+        let graphs = pieces::stages(root, &mut self.values)?;
+        if graphs.len() != stages.len() {
+            let (segment, has) = (segment.graph.name.clone(), graphs.len());
+            return Err(EngineError::Stages { segment, has, says: stages.len() });
+        }
+        let mut placed = Vec::new();
+        for (graph, stage) in graphs.into_iter().zip(stages) {
+            let (device, split) = (stage.device.clone(), stage.split.clone());
+            let rule = Rule { device, split, ..rule.clone() };
+            placed.push(self.place_stage((graph, segment.kind, heads), &rule, list)?);
+        }
+        Ok(PlacedSegment(placed))
+    }
+
+    fn place_stage(
+        &mut self,
+        (root, kind, heads): (PlacedGraph, SegmentKind, Option<usize>),
+        rule: &Rule,
+        list: &mut CompileList,
+    ) -> Result<PlacedStage, EngineError> {
+        let (partition, parts) = partition(rule, heads);
+        let unplaced = || EngineError::Unplaced(root.graph.name.clone());
+        let parts: Option<Vec<usize>> = parts.iter().map(|name| self.index(name)).collect();
+        let parts = parts.ok_or_else(unplaced)?;
+        let names: Vec<String> = self.devices.iter().map(|d| d.name().to_string()).collect();
+        let takes = |device: usize, op: &str| {
+            let by = rule.device_of(&names[device], kind, op);
+            names.iter().position(|n| n == by).unwrap_or(device)
+        };
+        let on = |device| PlacedGraph { device, ..root.clone() };
+        let mut placed = PlacedStage { wholes: Vec::new(), columns: Vec::new(), partition };
         let alone = pieces::whole_parts(&placed.partition);
-        for (part, root) in roots.into_iter().enumerate() {
+        for (part, device) in parts.iter().enumerate() {
             let mut whole = Vec::new();
             if alone.contains(&part) {
-                let pieces = pieces::whole(root, &takes, &mut self.values)?;
+                let pieces = pieces::whole(on(*device), &takes, &mut self.values)?;
                 whole = self.list_all(pieces, rule, list);
             }
             placed.wholes.push(whole);
         }
         if let Some(split) = placed.partition.columns() {
-            let mut pieces = pieces::columns(&first, (split, &parts), &takes, &mut self.values)?;
+            let mut pieces = pieces::columns(&root, (split, &parts), &takes, &mut self.values)?;
             if !self.states_are_apart(&pieces) {
                 let owner = self.index(&rule.device).ok_or_else(unplaced)?;
-                let root = PlacedGraph { device: owner, ..first };
-                pieces = pieces::whole(root, &takes, &mut self.values)?;
+                pieces = pieces::whole(on(owner), &takes, &mut self.values)?;
             }
             placed.columns = self.list_all(pieces, rule, list);
         }
@@ -408,7 +444,7 @@ impl Program {
     }
 
     /// Standard lengths of static shapes need no padding: behind them are other rows.
-    fn check_lengths(&self, rule: &Rule, placed: &PlacedSegment) -> Result<(), EngineError> {
+    fn check_lengths(&self, rule: &Rule, placed: &PlacedStage) -> Result<(), EngineError> {
         let lengths = rule.split.as_ref().map_or(&[][..], Split::lengths);
         for &length in lengths {
             for piece in placed.areas(length)?.iter().flat_map(|a| a.1) {
@@ -510,7 +546,8 @@ fn partition(rule: &Rule, groups: Option<usize>) -> (Partition, Vec<String>) {
     };
     let devices = |parts: &[Share]| parts.iter().map(|p| p.device.clone()).collect::<Vec<_>>();
     match &rule.split {
-        None => (Partition::Whole { part: 0 }, vec![own]),
+        // Stages are partitioned one by one.
+        None | Some(Split::Stages { .. }) => (Partition::Whole { part: 0 }, vec![own]),
         Some(Split::Columns { parts }) => (Partition::Columns(columns(parts)), devices(parts)),
         Some(Split::Rows { lengths, rest }) => {
             let lengths = lengths.clone();

@@ -4,7 +4,7 @@ use troika_graph::{DType, Op};
 use troika_model::lower::{SegmentKind, segments};
 use troika_model::spec::ModelSpec;
 
-use crate::{ModelId, PLAN_VERSION, Phase, Plan, PlanError, RefusedOps, Rule, Split};
+use crate::{ModelId, PLAN_VERSION, Phase, Plan, PlanError, RefusedOps, Rule, Split, Stage};
 
 /// The longest context: ops are given positions in 32 bits.
 pub(crate) const MAX_CONTEXT: usize = i32::MAX as usize;
@@ -219,6 +219,9 @@ fn check_rules(
 /// A split that shares something out, and the rule's device has its place in it.
 fn check_split(rule: &Rule) -> Result<(), String> {
     let Some(split) = &rule.split else { return Ok(()) };
+    if let Split::Stages { stages } = split {
+        return check_stages(rule, stages);
+    }
     if !matches!(split, Split::Columns { .. }) {
         let kinds = rule.segments.as_ref();
         if kinds.is_none_or(|kinds| kinds.contains(&SegmentKind::Attention)) {
@@ -262,6 +265,25 @@ fn check_split(rule: &Rule) -> Result<(), String> {
         )),
         _ => Ok(()),
     }
+}
+
+/// At least two stages, each of which is shared out as a segment could be.
+fn check_stages(rule: &Rule, stages: &[Stage]) -> Result<(), String> {
+    if stages.len() < 2 {
+        return Err("has fewer than two stages; leave the list out".into());
+    }
+    for stage in stages {
+        if matches!(stage.split, Some(Split::Stages { .. })) {
+            return Err("has stages within a stage".into());
+        }
+        let (device, split) = (stage.device.clone(), stage.split.clone());
+        check_split(&Rule { device, split, ..rule.clone() })?;
+    }
+    if stages.iter().all(|s| s.device != rule.device) {
+        let device = &rule.device;
+        return Err(format!("has no stage on its own device {device}"));
+    }
+    Ok(())
 }
 
 /// The ops exist, and devices that stand in for others do not refuse the same ones.

@@ -256,6 +256,23 @@ pub enum Split {
         /// The devices that share the rest, the rule's among them.
         parts: Vec<Share>,
     },
+    /// By stages, each of which is shared out in its own way: the segment is cut wherever products
+    /// begin and end. A feed-forward is norm, gate and up, their activation, down, and the sum.
+    Stages {
+        /// One for each stage.
+        stages: Vec<Stage>,
+    },
+}
+
+/// A stage of a segment: products of the same inputs, or the ops between products.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Stage {
+    /// Name of the device that computes it, or with `split` what is not shared out.
+    pub device: String,
+    /// How it is shared out among several devices; absent: it is not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub split: Option<Split>,
 }
 
 impl Split {
@@ -263,15 +280,32 @@ impl Split {
     pub fn parts(&self) -> &[Share] {
         match self {
             Split::Columns { parts } | Split::Hybrid { parts, .. } => parts,
-            Split::Rows { .. } => &[],
+            Split::Rows { .. } | Split::Stages { .. } => &[],
         }
     }
 
     /// The standard lengths of a split by rows.
     pub fn lengths(&self) -> &[usize] {
         match self {
-            Split::Columns { .. } => &[],
+            Split::Columns { .. } | Split::Stages { .. } => &[],
             Split::Rows { lengths, .. } | Split::Hybrid { lengths, .. } => lengths,
+        }
+    }
+}
+
+impl Split {
+    /// The devices that it names.
+    pub fn devices(&self) -> Vec<&str> {
+        match self {
+            Split::Rows { rest, .. } => vec![rest],
+            Split::Columns { parts } | Split::Hybrid { parts, .. } => {
+                parts.iter().map(|p| p.device.as_str()).collect()
+            }
+            Split::Stages { stages } => {
+                let of_splits = stages.iter().filter_map(|s| s.split.as_ref());
+                let own = stages.iter().map(|s| s.device.as_str());
+                own.chain(of_splits.flat_map(Split::devices)).collect()
+            }
         }
     }
 }
@@ -354,13 +388,9 @@ impl Rule {
     /// The devices that its segments are placed on, the rule's own first; those that stand in for
     /// them come last.
     pub fn devices(&self) -> impl Iterator<Item = &str> {
-        let rest = match &self.split {
-            Some(Split::Rows { rest, .. }) => Some(rest.as_str()),
-            _ => None,
-        };
-        let parts = self.split.iter().flat_map(Split::parts).map(|p| p.device.as_str());
+        let split = self.split.iter().flat_map(Split::devices);
         let others = self.refused.iter().map(|r| r.by.as_str());
-        std::iter::once(self.device.as_str()).chain(rest).chain(parts).chain(others)
+        std::iter::once(self.device.as_str()).chain(split).chain(others)
     }
 
     /// Whether another rule says the same of the segments that both match.

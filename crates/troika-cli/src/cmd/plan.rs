@@ -3,7 +3,7 @@
 use troika::Subject;
 use troika::engine::{CopyCount, PhaseCopies};
 use troika::graph::DType;
-use troika::plan::{Alternative, Goal, Phase, Plan, Rule, Split};
+use troika::plan::{Alternative, Goal, Phase, Plan, Rule, Split, Stage};
 use troika::trace::Tracer;
 
 use super::run::open_options;
@@ -153,6 +153,13 @@ fn copy_line(what: &str, tokens: &str, c: &CopyCount) -> String {
 
 /// Which device computes what share, for people.
 fn describe_split(device: &str, split: &Split) -> String {
+    if let Split::Stages { stages } = split {
+        let one = |s: &Stage| match &s.split {
+            Some(split) => describe_split(&s.device, split),
+            None => s.device.clone(),
+        };
+        return stages.iter().map(one).collect::<Vec<_>>().join("; then ");
+    }
     let all: u32 = split.parts().iter().map(|p| p.share).sum();
     let percent = |share: u32| f64::from(share) * 100.0 / f64::from(all.max(1));
     let parts = split.parts().iter().map(|p| format!("{} {:.1} %", p.device, percent(p.share)));
@@ -162,7 +169,10 @@ fn describe_split(device: &str, split: &Split) -> String {
     match split {
         Split::Columns { .. } => columns,
         Split::Rows { rest, .. } => format!("{standard}, the rest: {rest}"),
-        Split::Hybrid { .. } => format!("{standard}, the rest by {columns}"),
+        // Stages were described above.
+        Split::Hybrid { .. } | Split::Stages { .. } => {
+            format!("{standard}, the rest by {columns}")
+        }
     }
 }
 

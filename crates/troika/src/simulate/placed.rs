@@ -2,11 +2,14 @@
 //! placed in the way that the prices of the SoC's file make fastest, by itself: HeteroInfer's
 //! equation of section 4.4, `max(T_GPU, T_NPU) + T_sync` against either alone.
 
-use troika_graph::{DType, Subgraph};
+use troika_engine::stage_borders;
+use troika_graph::partition::{ColumnSplit, cut_at, split_columns};
+use troika_graph::{DType, Op, Subgraph};
 use troika_model::lower::{Lowered, SegmentKind, segments};
 use troika_model::spec::ModelSpec;
 use troika_plan::{
-    Decode, ModelId, PLAN_VERSION, Phase, Plan, Policy, Prefill, Rule, Share, Split, SyncMode,
+    Decode, ModelId, PLAN_VERSION, Phase, Plan, Policy, Prefill, Rule, Share, Split, Stage,
+    SyncMode,
 };
 use troika_sim::{PricedRows, Prices, Processor, ProcessorKind, Soc};
 
@@ -93,10 +96,17 @@ fn rule(segments: Option<Vec<SegmentKind>>, device: &str) -> Rule {
         device: device.into(),
         split: None,
         refused: Vec::new(),
-        values: DType::F16,
+        values: DType::F32,
         row_buckets: None,
         activations: Vec::new(),
     }
+}
+
+/// The graph of each stage.
+fn stages_of(graph: &Subgraph) -> Vec<Subgraph> {
+    let cut = stage_borders(graph);
+    let pieces = cut_at(graph, &cut).map(|pieces| pieces.into_iter().map(|p| p.graph).collect());
+    pieces.unwrap_or_else(|_| vec![graph.clone()])
 }
 
 /// Segments of products that both processors compute.
@@ -140,58 +150,87 @@ impl Both<'_> {
     fn shared(&self, phase: Phase) -> Vec<Rule> {
         let place = |kind: SegmentKind| {
             let splits = is_shared(kind) || (kind == SegmentKind::Head && phase == Phase::Decode);
-            let graph = self.r.lowered.segments.iter().find(|s| s.kind == kind);
-            let best = graph.filter(|_| splits).map(|s| self.best(&s.graph, phase));
-            let Some(Placed { device, split, .. }) = best else {
-                return rule(Some(vec![kind]), &self.gpu.name);
-            };
-            let mut placed = Rule { split, ..rule(Some(vec![kind]), &device) };
-            let uses_npu = placed.devices().any(|d| d == self.npu.name);
-            let lengths =
-                if phase == Phase::Decode { vec![1] } else { self.npu.row_buckets.clone() };
-            placed.row_buckets = (uses_npu && self.npu.static_shapes).then_some(lengths);
-            placed
+            let segment = self.r.lowered.segments.iter().find(|s| s.kind == kind);
+            let segment = segment.filter(|_| splits);
+            let on_gpu = || rule(Some(vec![kind]), &self.gpu.name);
+            segment.map_or_else(on_gpu, |s| self.staged(kind, &s.graph, phase))
         };
         self.kinds().into_iter().map(place).collect()
     }
 
-    fn ns(&self, on: &Processor, graph: &Subgraph, (rows, cached): (usize, usize)) -> f64 {
-        let room = if on.static_shapes { self.room(rows, cached) } else { rows };
-        let rows = PricedRows { rows, room, cached };
-        Prices::new(self.r.soc, on).run(graph, rows).ns as f64
-    }
-
-    /// Rows of the code that computes some rows, in parts where they are more than the longest.
-    fn room(&self, rows: usize, cached: usize) -> usize {
-        let all = &self.npu.row_buckets;
-        let fits = all.iter().copied().find(|n| *n >= rows);
-        match fits.or(all.last().map(|n| rows.div_ceil(*n) * n)) {
-            Some(room) if cached == 0 => room,
-            _ => rows,
+    /// A segment whose products are shared out, for the standard lengths that make it fastest.
+    fn staged(&self, kind: SegmentKind, graph: &Subgraph, phase: Phase) -> Rule {
+        let stages = stages_of(graph);
+        let all = self.npu.row_buckets.clone();
+        let mut choices = vec![if phase == Phase::Decode { vec![1] } else { all.clone() }];
+        if phase == Phase::Prefill {
+            choices.extend(all.into_iter().map(|one| vec![one]));
         }
+        let place = |lengths: Vec<usize>| {
+            let best = |graph: &Subgraph| self.best(graph, &lengths, phase);
+            let placed: Vec<Placed> = stages.iter().map(best).collect();
+            let ns: f64 = placed.iter().map(|p| p.ns).sum();
+            (ns, lengths, placed)
+        };
+        let choices = choices.into_iter().map(place);
+        let best = choices.min_by(|a, b| a.0.total_cmp(&b.0));
+        let on_gpu = rule(Some(vec![kind]), &self.gpu.name);
+        let Some((_, lengths, placed)) = best else { return on_gpu };
+        let stage = |p: Placed| Stage { device: p.device, split: p.split };
+        let mut stages: Vec<Stage> = placed.into_iter().map(stage).collect();
+        let split = if stages.len() > 1 {
+            Some(Split::Stages { stages })
+        } else {
+            stages.pop().and_then(|s| s.split)
+        };
+        let mut placed = Rule { split, ..on_gpu };
+        let uses_npu = placed.devices().any(|d| d == self.npu.name);
+        placed.row_buckets = (uses_npu && self.npu.static_shapes).then_some(lengths);
+        placed
     }
 
-    /// The fastest way to compute a segment's products.
-    fn best(&self, graph: &Subgraph, phase: Phase) -> Placed {
-        let at = match phase {
+    fn ns(&self, on: &Processor, graph: &Subgraph, at: At<'_>) -> f64 {
+        let prices = Prices::new(self.r.soc, on);
+        let run =
+            |rows, room| prices.run(graph, PricedRows { rows, room, cached: at.cached }).ns as f64;
+        if !on.static_shapes {
+            return run(at.rows, at.rows);
+        }
+        let (mut left, mut sum) = (at.rows, 0.0);
+        while left > 0 {
+            let fits = at.lengths.iter().find(|n| **n >= left).or(at.lengths.last());
+            let room = fits.copied().unwrap_or(left);
+            sum += run(left.min(room), room);
+            left = left.saturating_sub(room);
+        }
+        sum
+    }
+
+    /// The fastest way to compute a stage.
+    fn best(&self, graph: &Subgraph, lengths: &[usize], phase: Phase) -> Placed {
+        let (rows, cached) = match phase {
             Phase::Prefill => (self.r.prompt, 0),
             Phase::Decode => (1, self.r.prompt),
         };
-        let (gpu, npu) = (self.ns(self.gpu, graph, at), self.ns(self.npu, graph, at));
-        let sync = self.sync_ns();
+        let at = At { rows, cached, lengths };
         let whole = |ns, p: &Processor| Placed { ns, device: p.name.clone(), split: None };
-        let mut all = vec![whole(gpu, self.gpu), whole(npu + sync, self.npu)];
-        all.extend(RATIOS.map(|parts| self.columns((gpu, npu), sync, parts)));
+        let gpu = whole(self.ns(self.gpu, graph, at), self.gpu);
+        if !graph.nodes.iter().all(|n| matches!(n.op, Op::Linear { .. })) {
+            return gpu;
+        }
+        let sync = self.sync_ns();
+        let mut all = vec![gpu, whole(self.ns(self.npu, graph, at) + sync, self.npu)];
+        all.extend(RATIOS.iter().filter_map(|ratio| self.columns(graph, at, *ratio)));
         if phase == Phase::Prefill {
-            for (i, _) in self.npu.row_buckets.iter().enumerate() {
-                all.extend(self.by_rows(graph, &self.npu.row_buckets[i..], sync));
+            for i in 0..lengths.len() {
+                all.extend(self.by_rows(graph, at, &lengths[i..]));
             }
         }
-        let first = whole(f64::INFINITY, self.gpu);
-        all.into_iter().fold(first, |best, one| if one.ns < best.ns { one } else { best })
+        let none = whole(f64::INFINITY, self.gpu);
+        all.into_iter().fold(none, |best, one| if one.ns < best.ns { one } else { best })
     }
 
-    /// What it costs that two processors work on one segment: both wait for each other.
+    /// What it costs that two processors work on one stage: both wait for each other.
     fn sync_ns(&self) -> f64 {
         let of = |p: &Processor| match self.r.sync {
             SyncMode::Predicted => p.hand_over.predicted_ns,
@@ -205,44 +244,66 @@ impl Both<'_> {
         vec![share(self.gpu, gpu), share(self.npu, npu)]
     }
 
-    fn columns(&self, (gpu, npu): (f64, f64), sync: f64, ratio: (u32, u32)) -> Placed {
-        let parts = self.parts(ratio);
-        let all = f64::from(ratio.0 + ratio.1);
-        let ns = (gpu * f64::from(ratio.0) / all).max(npu * f64::from(ratio.1) / all) + sync;
+    /// What each of both processors computes of a stage that is split by columns.
+    fn parts_ns(&self, graph: &Subgraph, at: At<'_>, (gpu, npu): (u32, u32)) -> Option<[f64; 2]> {
+        let split = ColumnSplit { shares: vec![gpu, npu], tile: TILE, groups: None };
+        let partitioned = split_columns(graph, &split).ok()?;
+        let mut sums = [0.0; 2];
+        for piece in partitioned.stages.iter().flat_map(|s| &s.pieces) {
+            let on = if piece.part == 0 { self.gpu } else { self.npu };
+            *sums.get_mut(piece.part)? += self.ns(on, &piece.graph, at);
+        }
+        Some(sums)
+    }
+
+    fn columns(&self, graph: &Subgraph, at: At<'_>, ratio: (u32, u32)) -> Option<Placed> {
+        let [gpu, npu] = self.parts_ns(graph, at, ratio)?;
         let device = if ratio.0 > ratio.1 { &self.gpu.name } else { &self.npu.name };
-        Placed { ns, device: device.clone(), split: Some(Split::Columns { parts }) }
+        let split = Some(Split::Columns { parts: self.parts(ratio) });
+        Some(Placed { ns: gpu.max(npu) + self.sync_ns(), device: device.clone(), split })
     }
 
     /// Standard lengths on the NPU, the rest on the GPU or by columns.
-    fn by_rows(&self, graph: &Subgraph, lengths: &[usize], sync: f64) -> Vec<Placed> {
-        let mut left = self.r.prompt;
-        let mut standard = 0.0;
+    fn by_rows(&self, graph: &Subgraph, at: At<'_>, lengths: &[usize]) -> Vec<Placed> {
+        let (mut left, mut standard) = (at.rows, 0.0);
         for length in lengths.iter().rev() {
             let count = left / length;
-            standard += count as f64 * self.ns(self.npu, graph, (*length, 0));
+            let one = At { rows: *length, ..at };
+            standard += count as f64 * self.ns(self.npu, graph, one);
             left -= count * length;
         }
-        if left == 0 || left == self.r.prompt {
+        if left == 0 || left == at.rows {
             return Vec::new();
         }
-        let rest = (self.ns(self.gpu, graph, (left, 0)), self.ns(self.npu, graph, (left, 0)));
-        let lengths = lengths.to_vec();
-        let device = self.npu.name.clone();
-        let split = Split::Rows { lengths: lengths.clone(), rest: self.gpu.name.clone() };
-        let ns = standard.max(rest.0) + sync;
-        let mut all = vec![Placed { ns, device: device.clone(), split: Some(split) }];
+        let (sync, rest) = (self.sync_ns(), At { rows: left, ..at });
+        let placed = |ns: f64, split| Placed {
+            ns: ns + sync,
+            device: self.npu.name.clone(),
+            split: Some(split),
+        };
+        let own = || lengths.to_vec();
+        let gpu = self.ns(self.gpu, graph, rest);
+        let split = Split::Rows { lengths: own(), rest: self.gpu.name.clone() };
+        let mut all = vec![placed(standard.max(gpu), split)];
         for ratio in RATIOS {
-            let (gpu, npu, whole) =
-                (f64::from(ratio.0), f64::from(ratio.1), f64::from(ratio.0 + ratio.1));
-            let npu = standard + rest.1 * npu / whole;
-            let ns = npu.max(rest.0 * gpu / whole) + sync;
-            let parts = self.parts(ratio);
-            let split = Some(Split::Hybrid { lengths: lengths.clone(), parts });
-            all.push(Placed { ns, device: device.clone(), split });
+            let Some([gpu, npu]) = self.parts_ns(graph, rest, ratio) else { continue };
+            let split = Split::Hybrid { lengths: own(), parts: self.parts(ratio) };
+            all.push(placed((standard + npu).max(gpu), split));
         }
         all
     }
 }
+
+/// Rows of a stage, cached positions before them, and the lengths that code is made for.
+#[derive(Clone, Copy)]
+struct At<'a> {
+    rows: usize,
+    cached: usize,
+    lengths: &'a [usize],
+}
+
+/// Columns are cut at multiples of so many.
+const TILE: usize = 16;
 
 /// Aligned ratios of columns, GPU to NPU.
 const RATIOS: [(u32, u32); 9] =
