@@ -30,6 +30,7 @@ fn main() -> ExitCode {
         Command::Tokenize(args) => cmd::tokenize::run(&args),
         Command::Bench(args) => cmd::bench::run(&args),
         Command::Perplexity(args) => cmd::perplexity::run(&args),
+        Command::Reproduce(args) => cmd::reproduce::run(&args),
         Command::Simulate(args) => cmd::simulate::run(&args),
         Command::Plan(args) => cmd::plan::run(&args),
         Command::Profile(args) => cmd::profile::run(&args),

@@ -71,7 +71,10 @@ pub use session::{
     Control, Finish, OnToken, Output, Piece, Request, Session, SessionCanceller, SessionOptions,
     Stats,
 };
-pub use simulate::{Figures, Shape, SimulateError, SimulateOptions, Simulation, SocStrategy};
+pub use simulate::{
+    Figures, ProductChoice, ProductShape, ProductTime, Shape, SimulateError, SimulateOptions,
+    Simulation, SocStrategy,
+};
 pub use source::Source;
 
 pub use troika_weights::exit_when_shortened;

@@ -7,6 +7,7 @@ pub mod devices;
 pub mod perplexity;
 pub mod plan;
 pub mod profile;
+pub mod reproduce;
 pub mod run;
 pub mod show;
 pub mod simulate;

@@ -22,7 +22,7 @@ pub use placement::{PlacementArgs, PlanFileArgs};
 pub use quant::{QuantArgs, QuantFlag};
 pub use sampling::SamplingArgs;
 pub use sharing::SharingArgs;
-pub use simulate::SimulateArgs;
+pub use simulate::{ReproduceArgs, SimulateArgs};
 
 /// Runs large language models on the processors of this machine.
 #[derive(Parser)]
@@ -47,6 +47,8 @@ pub enum Command {
     Bench(BenchArgs),
     /// Say how fast a model would be on a phone or another system on a chip, in virtual time
     Simulate(SimulateArgs),
+    /// Make the tables of papers again on virtual systems on a chip
+    Reproduce(ReproduceArgs),
     /// Measure how well a model predicts a text, as llama-perplexity does
     Perplexity(PerplexityArgs),
     /// Say which device would run what, and write it to a file that can be edited

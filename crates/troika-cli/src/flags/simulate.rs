@@ -1,4 +1,4 @@
-//! Flags of `troika simulate`.
+//! Flags of `troika simulate` and `troika reproduce`.
 
 use std::path::PathBuf;
 
@@ -65,4 +65,18 @@ pub struct SimulateArgs {
     /// Write the plan that ran
     #[arg(long, value_name = "FILE")]
     pub plan_out: Option<PathBuf>,
+}
+
+/// `troika reproduce`.
+#[derive(Args)]
+pub struct ReproduceArgs {
+    /// Targets by name, such as H12 [default: all]
+    #[arg(value_name = "ID")]
+    pub ids: Vec<String>,
+    /// Print a JSON list
+    #[arg(long)]
+    pub json: bool,
+    /// Where the report goes, an HTML file that needs nothing else
+    #[arg(long, value_name = "FILE", default_value = "reproduce.html")]
+    pub report: PathBuf,
 }

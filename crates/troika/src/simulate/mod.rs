@@ -2,6 +2,7 @@
 //! time, with numerics off.
 
 mod placed;
+mod single;
 mod strategy;
 
 use std::sync::Arc;
@@ -19,6 +20,7 @@ use troika_sim::{Board, Soc, SocError, Usage};
 use troika_trace::Tracer;
 use troika_weights::{Quant, SYNTHETIC_DTYPES, WeightStore};
 
+pub use single::{ProductChoice, ProductShape, ProductTime};
 pub use strategy::SocStrategy;
 
 use crate::devices::on_board;

@@ -77,15 +77,19 @@ fn rules(r: &Request<'_>) -> Result<Rules, SimulateError> {
     if r.strategy == S::GpuOnly {
         return Ok((all_on(gpu), all_on(gpu)));
     }
-    let both = Both { r, gpu, npu: of(ProcessorKind::Npu)? };
+    let npu = of(ProcessorKind::Npu)?;
+    let ways = if r.strategy == S::ActivationCentric { Ways::Rows } else { Ways::All };
+    // Placed for predicted waits in any case, so that the way of waiting can be switched by itself.
+    let both = Both { soc: r.soc, prompt: r.prompt, sync: SyncMode::Predicted, ways, gpu, npu };
     let standard = &both.npu.row_buckets;
     let shortest = standard.first().map_or(r.prompt, |n| *n);
     Ok(match r.strategy {
-        S::HeteroTensor => (both.shared(Phase::Prefill), both.shared(Phase::Decode)),
-        S::OnlinePrepare => (both.layers(&[r.prompt]), all_on(gpu)),
-        S::NpuPipe => (both.layers(&[shortest]), all_on(gpu)),
-        S::NpuOnly => (both.layers(standard), both.layers(&[1])),
-        _ => (both.layers(standard), all_on(gpu)),
+        S::HeteroTensor => (both.shared(r, Phase::Prefill), both.shared(r, Phase::Decode)),
+        S::ActivationCentric => (both.shared(r, Phase::Prefill), all_on(gpu)),
+        S::OnlinePrepare => (both.layers(r, &[r.prompt]), all_on(gpu)),
+        S::NpuPipe => (both.layers(r, &[shortest]), all_on(gpu)),
+        S::NpuOnly => (both.layers(r, standard), both.layers(r, &[1])),
+        _ => (both.layers(r, standard), all_on(gpu)),
     })
 }
 
@@ -114,30 +118,61 @@ fn is_shared(kind: SegmentKind) -> bool {
     matches!(kind, SegmentKind::Qkv | SegmentKind::AttnOut | SegmentKind::Ffn)
 }
 
-struct Both<'a> {
-    r: &'a Request<'a>,
-    gpu: &'a Processor,
-    npu: &'a Processor,
+/// A GPU and an NPU that share products.
+pub(super) struct Both<'a> {
+    soc: &'a Soc,
+    /// Tokens of the prompt.
+    prompt: usize,
+    sync: SyncMode,
+    /// Ways of which one is chosen.
+    ways: Ways,
+    pub gpu: &'a Processor,
+    pub npu: &'a Processor,
 }
 
-/// One way to place a segment.
-struct Placed {
+/// Which ways to place a stage there are.
+#[derive(Clone, Copy, PartialEq)]
+enum Ways {
+    /// All.
+    All,
+    /// Standard lengths on the NPU, and the rest on the GPU.
+    Rows,
+}
+
+/// One way to place a stage.
+pub(super) struct Placed {
     /// Nanoseconds that its products take at most.
     ns: f64,
-    device: String,
-    split: Option<Split>,
+    pub device: String,
+    pub split: Option<Split>,
 }
 
-impl Both<'_> {
-    fn kinds(&self) -> Vec<SegmentKind> {
-        let of_model = segments(self.r.spec);
+impl<'a> Both<'a> {
+    /// The GPU and NPU of a SoC.
+    ///
+    /// # Errors
+    /// There are none.
+    pub fn of(soc: &'a Soc, (prompt, sync): (usize, SyncMode)) -> Result<Both<'a>, SimulateError> {
+        let of = |kind| SocStrategy::HeteroTensor.processor(soc, kind);
+        let (gpu, npu) = (of(ProcessorKind::Gpu)?, of(ProcessorKind::Npu)?);
+        Ok(Both { soc, prompt, sync, ways: Ways::All, gpu, npu })
+    }
+
+    /// The fastest way to compute a product by itself.
+    pub fn one(&self, graph: &Subgraph, phase: Phase) -> Placed {
+        let lengths = if phase == Phase::Decode { vec![1] } else { self.npu.row_buckets.clone() };
+        self.best(graph, &lengths, phase)
+    }
+
+    fn kinds(&self, r: &Request<'_>) -> Vec<SegmentKind> {
+        let of_model = segments(r.spec);
         SegmentKind::ALL.into_iter().filter(|k| of_model.iter().any(|s| s.0 == *k)).collect()
     }
 
     /// Products on the NPU, in parts of some lengths; all else on the GPU.
-    fn layers(&self, lengths: &[usize]) -> Vec<Rule> {
+    fn layers(&self, r: &Request<'_>, lengths: &[usize]) -> Vec<Rule> {
         let (products, others): (Vec<_>, Vec<_>) =
-            self.kinds().into_iter().partition(|k| is_shared(*k));
+            self.kinds(r).into_iter().partition(|k| is_shared(*k));
         let mut rules = vec![rule(Some(others), &self.gpu.name)];
         if !products.is_empty() {
             let row_buckets = (!lengths.is_empty()).then(|| lengths.to_vec());
@@ -147,15 +182,15 @@ impl Both<'_> {
     }
 
     /// Each kind of segment where it is fastest.
-    fn shared(&self, phase: Phase) -> Vec<Rule> {
+    fn shared(&self, r: &Request<'_>, phase: Phase) -> Vec<Rule> {
         let place = |kind: SegmentKind| {
             let splits = is_shared(kind) || (kind == SegmentKind::Head && phase == Phase::Decode);
-            let segment = self.r.lowered.segments.iter().find(|s| s.kind == kind);
+            let segment = r.lowered.segments.iter().find(|s| s.kind == kind);
             let segment = segment.filter(|_| splits);
             let on_gpu = || rule(Some(vec![kind]), &self.gpu.name);
             segment.map_or_else(on_gpu, |s| self.staged(kind, &s.graph, phase))
         };
-        self.kinds().into_iter().map(place).collect()
+        self.kinds(r).into_iter().map(place).collect()
     }
 
     /// A segment whose products are shared out, for the standard lengths that make it fastest.
@@ -190,7 +225,7 @@ impl Both<'_> {
     }
 
     fn ns(&self, on: &Processor, graph: &Subgraph, at: At<'_>) -> f64 {
-        let prices = Prices::new(self.r.soc, on);
+        let prices = Prices::new(self.soc, on);
         let run =
             |rows, room| prices.run(graph, PricedRows { rows, room, cached: at.cached }).ns as f64;
         if !on.static_shapes {
@@ -209,8 +244,8 @@ impl Both<'_> {
     /// The fastest way to compute a stage.
     fn best(&self, graph: &Subgraph, lengths: &[usize], phase: Phase) -> Placed {
         let (rows, cached) = match phase {
-            Phase::Prefill => (self.r.prompt, 0),
-            Phase::Decode => (1, self.r.prompt),
+            Phase::Prefill => (self.prompt, 0),
+            Phase::Decode => (1, self.prompt),
         };
         let at = At { rows, cached, lengths };
         let whole = |ns, p: &Processor| Placed { ns, device: p.name.clone(), split: None };
@@ -218,9 +253,13 @@ impl Both<'_> {
         if !graph.nodes.iter().all(|n| matches!(n.op, Op::Linear { .. })) {
             return gpu;
         }
-        let sync = self.sync_ns();
-        let mut all = vec![gpu, whole(self.ns(self.npu, graph, at) + sync, self.npu)];
-        all.extend(RATIOS.iter().filter_map(|ratio| self.columns(graph, at, *ratio)));
+        let npu = whole(self.ns(self.npu, graph, at) + self.sync_ns(), self.npu);
+        let mut all = vec![gpu, npu];
+        if self.ways == Ways::Rows {
+            all.remove(0);
+        } else {
+            all.extend(RATIOS.iter().filter_map(|ratio| self.columns(graph, at, *ratio)));
+        }
         if phase == Phase::Prefill {
             for i in 0..lengths.len() {
                 all.extend(self.by_rows(graph, at, &lengths[i..]));
@@ -232,7 +271,7 @@ impl Both<'_> {
 
     /// What it costs that two processors work on one stage: both wait for each other.
     fn sync_ns(&self) -> f64 {
-        let of = |p: &Processor| match self.r.sync {
+        let of = |p: &Processor| match self.sync {
             SyncMode::Predicted => p.hand_over.predicted_ns,
             SyncMode::Blocking => p.hand_over.blocking_ns,
         };
@@ -272,7 +311,7 @@ impl Both<'_> {
             standard += count as f64 * self.ns(self.npu, graph, one);
             left -= count * length;
         }
-        if left == 0 || left == at.rows {
+        if left == 0 || (left == at.rows && self.ways == Ways::All) {
             return Vec::new();
         }
         let (sync, rest) = (self.sync_ns(), At { rows: left, ..at });
@@ -285,7 +324,8 @@ impl Both<'_> {
         let gpu = self.ns(self.gpu, graph, rest);
         let split = Split::Rows { lengths: own(), rest: self.gpu.name.clone() };
         let mut all = vec![placed(standard.max(gpu), split)];
-        for ratio in RATIOS {
+        let ratios = if self.ways == Ways::Rows { &[][..] } else { &RATIOS };
+        for &ratio in ratios {
             let Some([gpu, npu]) = self.parts_ns(graph, rest, ratio) else { continue };
             let split = Split::Hybrid { lengths: own(), parts: self.parts(ratio) };
             all.push(placed((standard + npu).max(gpu), split));

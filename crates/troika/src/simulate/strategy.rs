@@ -11,6 +11,9 @@ pub enum SocStrategy {
     HeteroTensor,
     /// Products of a prompt on the NPU, all else on the GPU, which also decodes (HeteroInfer 4.1).
     HeteroLayer,
+    /// Standard lengths of a prompt's products on the NPU, the rest of its rows on the GPU, which
+    /// also decodes.
+    ActivationCentric,
     /// As hetero-layer; prompts are padded to the next standard length.
     Padding,
     /// As hetero-layer; the parts of a prompt, each of the shortest standard length, follow each
@@ -28,9 +31,10 @@ pub enum SocStrategy {
 
 impl SocStrategy {
     /// All of them.
-    pub const ALL: [SocStrategy; 8] = [
+    pub const ALL: [SocStrategy; 9] = [
         SocStrategy::HeteroTensor,
         SocStrategy::HeteroLayer,
+        SocStrategy::ActivationCentric,
         SocStrategy::Padding,
         SocStrategy::NpuPipe,
         SocStrategy::OnlinePrepare,
@@ -44,6 +48,7 @@ impl SocStrategy {
         match self {
             SocStrategy::HeteroTensor => "hetero-tensor",
             SocStrategy::HeteroLayer => "hetero-layer",
+            SocStrategy::ActivationCentric => "activation-centric",
             SocStrategy::Padding => "padding",
             SocStrategy::NpuPipe => "npu-pipe",
             SocStrategy::OnlinePrepare => "online-prepare",

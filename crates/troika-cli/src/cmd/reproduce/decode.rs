@@ -1,0 +1,81 @@
+//! Decoding: HeteroInfer's sections 5.4 and 5.5.
+
+use super::lab::{Case, INTERLM, LLAMA_3B, LLAMA_7B, LLAMA_8B, Lab, Phone};
+use super::outcome::{Item, Kind, Outcome, Target};
+use crate::error::CliError;
+
+pub const TARGETS: &[Target] = &[
+    Target {
+        id: "H19",
+        kind: Kind::Ho,
+        claim: "decode after 256 tokens: 14.01, 29.9, 51.12 tok/s",
+        tolerance: "12 %, 12 %, 20 %",
+        run: rates,
+    },
+    Target {
+        id: "H20",
+        kind: Kind::Ho,
+        claim: "decode, hetero-tensor over hetero-layer: +22.0 %",
+        tolerance: "6 points",
+        run: tensor_over_layer,
+    },
+    Target {
+        id: "H22",
+        kind: Kind::Ho,
+        claim: "fast synchronization, decode: 4.01 on Llama-8B, about 2.2 on others",
+        tolerance: "3.2 to 4.8; others at least 2",
+        run: fast_sync,
+    },
+    Target {
+        id: "H34",
+        kind: Kind::Ho,
+        claim: "8 Elite decodes as the 8 Gen 3 does",
+        tolerance: "0.97 to 1.05",
+        run: elite,
+    },
+];
+
+const TENSOR: &str = "hetero-tensor";
+
+fn rates(lab: &mut Lab) -> Result<Outcome, CliError> {
+    let mut items = Vec::new();
+    for (model, name, printed) in
+        [(LLAMA_8B, "Llama-8B", 14.01), (LLAMA_3B, "Llama-3B", 29.9), (INTERLM, "InternLM", 51.12)]
+    {
+        let rate = 1e3 / lab.tpot(Case::decode(model, TENSOR, 256))?;
+        items.push(Item::new(name, printed, rate));
+    }
+    let within = [0.12, 0.12, 0.20];
+    Ok(Outcome::numbers(items, |all| {
+        all.iter().zip(within).all(|(i, within)| i.error().abs() <= within)
+    }))
+}
+
+fn tensor_over_layer(lab: &mut Lab) -> Result<Outcome, CliError> {
+    let layer = lab.tpot(Case::decode(LLAMA_8B, "hetero-layer", 256))?;
+    let ratio = layer / lab.tpot(Case::decode(LLAMA_8B, TENSOR, 256))?;
+    let pass = |all: &[Item]| (all[0].ours - 1.22).abs() <= 0.06;
+    Ok(Outcome::numbers(vec![Item::new("ratio", 1.22, ratio)], pass))
+}
+
+fn fast_sync(lab: &mut Lab) -> Result<Outcome, CliError> {
+    let mut items = Vec::new();
+    for (model, printed) in [(LLAMA_8B, 4.01), (LLAMA_7B, 2.2), (LLAMA_3B, 2.2), (INTERLM, 2.2)] {
+        let fast = Case::decode(model, TENSOR, 256);
+        let ratio = lab.tpot(fast.blocking())? / lab.tpot(fast)?;
+        items.push(Item::new(model, printed, ratio));
+    }
+    let pass =
+        |all: &[Item]| (3.2..=4.8).contains(&all[0].ours) && all[1..].iter().all(|i| i.ours >= 2.0);
+    Ok(Outcome::numbers(items, pass))
+}
+
+fn elite(lab: &mut Lab) -> Result<Outcome, CliError> {
+    let mut items = Vec::new();
+    for model in [LLAMA_8B, LLAMA_3B, INTERLM] {
+        let case = Case::decode(model, TENSOR, 256);
+        let ratio = lab.tpot(case)? / lab.tpot(case.on(Phone::Elite))?;
+        items.push(Item::new(model, 1.0, ratio));
+    }
+    Ok(Outcome::numbers(items, |all| all.iter().all(|i| (0.97..=1.05).contains(&i.ours))))
+}

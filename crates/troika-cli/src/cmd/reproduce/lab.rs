@@ -1,0 +1,155 @@
+//! Simulations, each run once.
+
+use std::collections::HashMap;
+
+use troika::plan::SyncMode;
+use troika::sim::{ProcessorKind, Soc};
+use troika::trace::Tracer;
+use troika::{
+    Figures, ProductShape, ProductTime, Shape, SimulateError, SimulateOptions, Simulation,
+    SocStrategy,
+};
+
+use crate::error::CliError;
+
+/// Names of the models as the paper has them.
+pub const LLAMA_8B: &str = "llama-3-8b";
+pub const LLAMA_7B: &str = "llama-2-7b";
+pub const LLAMA_3B: &str = "llama-3.2-3b";
+pub const INTERLM: &str = "internlm2-1.8b";
+
+/// A SoC, as it is or changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Phone {
+    /// Snapdragon 8 Gen 3.
+    Gen3,
+    /// The same whose NPU does not exchange operands.
+    Gen3InOrder,
+    /// Snapdragon 8 Elite.
+    Elite,
+}
+
+/// What is simulated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Case {
+    pub phone: Phone,
+    pub model: &'static str,
+    pub strategy: &'static str,
+    pub prompt: usize,
+    pub generate: usize,
+    pub blocking: bool,
+}
+
+impl Case {
+    /// A prompt on the 8 Gen 3.
+    pub fn prefill(model: &'static str, strategy: &'static str, prompt: usize) -> Case {
+        Case { phone: Phone::Gen3, model, strategy, prompt, generate: 1, blocking: false }
+    }
+
+    /// The same with some tokens decoded.
+    pub fn decode(model: &'static str, strategy: &'static str, prompt: usize) -> Case {
+        Case { generate: 5, ..Case::prefill(model, strategy, prompt) }
+    }
+
+    /// With waits that sleep until woken.
+    pub fn blocking(self) -> Case {
+        Case { blocking: true, ..self }
+    }
+
+    /// On another phone.
+    pub fn on(self, phone: Phone) -> Case {
+        Case { phone, ..self }
+    }
+}
+
+/// Runs cases.
+pub struct Lab {
+    gen3: Soc,
+    elite: Soc,
+    done: HashMap<Case, Figures>,
+    shapes: HashMap<&'static str, Shape>,
+}
+
+impl Lab {
+    pub fn new() -> Result<Lab, CliError> {
+        let find = |name| Soc::find(name).map_err(SimulateError::from);
+        Ok(Lab {
+            gen3: find("sd8gen3-fp16")?,
+            elite: find("sd8elite-fp16")?,
+            done: HashMap::new(),
+            shapes: HashMap::new(),
+        })
+    }
+
+    /// The phone of most experiments.
+    pub fn gen3(&self) -> &Soc {
+        &self.gen3
+    }
+
+    pub fn soc(&self, phone: Phone) -> Soc {
+        match phone {
+            Phone::Gen3 => self.gen3.clone(),
+            Phone::Elite => self.elite.clone(),
+            Phone::Gen3InOrder => {
+                let mut soc = self.gen3.clone();
+                for p in soc.processors.iter_mut().filter(|p| p.kind == ProcessorKind::Npu) {
+                    p.products.exchanges_operands = false;
+                }
+                soc
+            }
+        }
+    }
+
+    fn shape(&mut self, model: &'static str) -> Result<Shape, CliError> {
+        if !self.shapes.contains_key(model) {
+            self.shapes.insert(model, Shape::find(model)?);
+        }
+        Ok(self.shapes[model].clone())
+    }
+
+    /// What a case gives.
+    pub fn run(&mut self, case: Case) -> Result<Figures, CliError> {
+        if let Some(known) = self.done.get(&case) {
+            return Ok(known.clone());
+        }
+        let options = SimulateOptions {
+            soc: self.soc(case.phone),
+            shape: self.shape(case.model)?,
+            strategy: SocStrategy::parse(case.strategy).map_err(CliError::Failure)?,
+            prompt: case.prompt,
+            generate: case.generate,
+            sync: if case.blocking { SyncMode::Blocking } else { SyncMode::Predicted },
+            tracer: Tracer::off(),
+        };
+        let figures = Simulation::open(&options)?.run()?;
+        self.done.insert(case, figures.clone());
+        Ok(figures)
+    }
+
+    /// The time to the first token of a case, in milliseconds.
+    pub fn ttft(&mut self, case: Case) -> Result<f64, CliError> {
+        Ok(self.run(case)?.ttft_ms())
+    }
+
+    /// Tokens of the prompt in a second.
+    pub fn prefill_rate(&mut self, case: Case) -> Result<f64, CliError> {
+        Ok(self.run(case)?.prefill_rate())
+    }
+
+    /// The time of a decoded token, in milliseconds.
+    pub fn tpot(&mut self, case: Case) -> Result<f64, CliError> {
+        Ok(self.run(case)?.tpot_ms().unwrap_or(f64::NAN))
+    }
+
+    /// A product by itself.
+    pub fn product(
+        &self,
+        phone: Phone,
+        processor: &str,
+        [outs, terms, rows]: [usize; 3],
+        decoding: bool,
+    ) -> Result<ProductTime, CliError> {
+        let shape = ProductShape { outs, terms, rows, decoding };
+        Ok(shape.measure(&self.soc(phone), processor, SyncMode::Blocking)?)
+    }
+}

@@ -1,0 +1,200 @@
+//! Targets, and what came of them.
+
+use crate::error::CliError;
+
+use super::lab::Lab;
+
+/// What a target may be used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Constants were chosen by it.
+    Cal,
+    /// It was held out.
+    Ho,
+    /// Nothing is fitted: it must hold.
+    Str,
+}
+
+impl Kind {
+    /// All of them.
+    pub const ALL: [Kind; 3] = [Kind::Cal, Kind::Ho, Kind::Str];
+
+    /// Short name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Kind::Cal => "CAL",
+            Kind::Ho => "HO",
+            Kind::Str => "STR",
+        }
+    }
+}
+
+/// Something that a paper printed.
+#[derive(Clone, Copy)]
+pub struct Target {
+    /// Its name.
+    pub id: &'static str,
+    /// What it may be used for.
+    pub kind: Kind,
+    /// What is claimed.
+    pub claim: &'static str,
+    /// When it passes.
+    pub tolerance: &'static str,
+    /// The experiment.
+    pub run: fn(&mut Lab) -> Result<Outcome, CliError>,
+}
+
+/// A number of a target.
+#[derive(Clone, Debug)]
+pub struct Item {
+    /// What it is.
+    pub what: String,
+    /// As it was printed.
+    pub printed: f64,
+    /// What the experiment gave.
+    pub ours: f64,
+}
+
+impl Item {
+    /// A number.
+    pub fn new(what: impl Into<String>, printed: f64, ours: f64) -> Item {
+        Item { what: what.into(), printed, ours }
+    }
+
+    /// `ours / printed - 1`.
+    pub fn error(&self) -> f64 {
+        self.ours / self.printed - 1.0
+    }
+}
+
+/// What came of an experiment.
+#[derive(Clone, Debug)]
+pub enum Verdict {
+    /// Numbers, and whether they are within the tolerance.
+    Numbers { items: Vec<Item>, pass: bool },
+    /// Words.
+    Words { printed: String, ours: String, pass: bool },
+    /// It cannot be run here.
+    NotRun(&'static str),
+}
+
+/// What came of a target, and what is to be said of it.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// What came of it.
+    pub verdict: Verdict,
+    /// For people.
+    pub note: String,
+}
+
+impl Outcome {
+    /// Numbers within a tolerance.
+    pub fn numbers(items: Vec<Item>, pass: impl FnOnce(&[Item]) -> bool) -> Outcome {
+        let pass = pass(&items);
+        Outcome { verdict: Verdict::Numbers { items, pass }, note: String::new() }
+    }
+
+    /// Each number within a relative error.
+    pub fn each(items: Vec<Item>, within: f64) -> Outcome {
+        Outcome::numbers(items, |all| all.iter().all(|i| i.error().abs() <= within))
+    }
+
+    /// Words.
+    pub fn words(printed: impl Into<String>, ours: impl Into<String>, pass: bool) -> Outcome {
+        let (printed, ours) = (printed.into(), ours.into());
+        Outcome { verdict: Verdict::Words { printed, ours, pass }, note: String::new() }
+    }
+
+    /// It cannot be run here.
+    pub fn not_run(why: &'static str) -> Outcome {
+        Outcome { verdict: Verdict::NotRun(why), note: String::new() }
+    }
+
+    /// With something to be said.
+    pub fn noted(mut self, note: impl Into<String>) -> Outcome {
+        self.note = note.into();
+        self
+    }
+
+    /// Whether it ran.
+    pub fn ran(&self) -> bool {
+        !matches!(self.verdict, Verdict::NotRun(_))
+    }
+
+    /// Whether it passes.
+    pub fn pass(&self) -> bool {
+        match &self.verdict {
+            Verdict::Numbers { pass, .. } | Verdict::Words { pass, .. } => *pass,
+            Verdict::NotRun(_) => false,
+        }
+    }
+
+    /// Whether it passes, in a word.
+    pub fn word(&self) -> &'static str {
+        match (self.ran(), self.pass()) {
+            (false, _) => "not run",
+            (_, true) => "pass",
+            (_, false) => "FAIL",
+        }
+    }
+
+    fn items(&self) -> &[Item] {
+        match &self.verdict {
+            Verdict::Numbers { items, .. } => items,
+            _ => &[],
+        }
+    }
+
+    /// What the numbers are.
+    pub fn labels(&self) -> Vec<String> {
+        self.items().iter().map(|i| i.what.clone()).collect()
+    }
+
+    /// The printed numbers.
+    pub fn printed(&self) -> Vec<f64> {
+        self.items().iter().map(|i| i.printed).collect()
+    }
+
+    /// Our numbers.
+    pub fn ours(&self) -> Vec<f64> {
+        self.items().iter().map(|i| i.ours).collect()
+    }
+
+    /// Their relative errors.
+    pub fn errors(&self) -> Vec<f64> {
+        self.items().iter().map(Item::error).filter(|e| e.is_finite()).collect()
+    }
+
+    /// What, printed, ours, error: a line for each number.
+    pub fn lines(&self) -> Vec<[String; 4]> {
+        let none = String::new;
+        match &self.verdict {
+            Verdict::NotRun(why) => vec![[none(), none(), format!("not run: {why}"), none()]],
+            Verdict::Words { printed, ours, .. } => {
+                vec![[none(), printed.clone(), ours.clone(), none()]]
+            }
+            Verdict::Numbers { items, .. } => items
+                .iter()
+                .map(|i| {
+                    let error = format!("{:+.1} %", i.error() * 100.0);
+                    [i.what.clone(), figure(i.printed), figure(i.ours), error]
+                })
+                .collect(),
+        }
+    }
+}
+
+/// A number with three or four digits that say something.
+pub fn figure(x: f64) -> String {
+    match x.abs() {
+        a if a >= 1000.0 => format!("{x:.0}"),
+        a if a >= 100.0 => format!("{x:.1}"),
+        a if a >= 10.0 => format!("{x:.2}"),
+        _ => format!("{x:.3}"),
+    }
+}
+
+/// The mean.
+pub fn mean(list: &[f64]) -> f64 {
+    list.iter().sum::<f64>() / list.len().max(1) as f64
+}

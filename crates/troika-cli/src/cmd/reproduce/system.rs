@@ -1,0 +1,129 @@
+//! Energy, memory and a game beside: HeteroInfer's sections 5.7 and 5.8, and what llm.npu's paper
+//! says of any engine.
+
+use super::lab::{Case, LLAMA_8B, Lab};
+use super::outcome::{Item, Kind, Outcome, Target};
+use crate::error::CliError;
+
+pub const TARGETS: &[Target] = &[
+    Target {
+        id: "H09",
+        kind: Kind::Cal,
+        claim: "hetero-layer takes 2.23 W in prefill; hetero-tensor takes 12.8 % less energy",
+        tolerance: "10 %; 3 points",
+        run: power,
+    },
+    Target {
+        id: "H26",
+        kind: Kind::Ho,
+        claim: "energy of 256 + 32 tokens: 55 % less than on the GPU",
+        tolerance: "45 to 65 %",
+        run: against_gpu,
+    },
+    Target {
+        id: "H27",
+        kind: Kind::Ho,
+        claim: "power: hetero-layer lowest in prefill, hetero-tensor lowest in decode",
+        tolerance: "the order",
+        run: power_order,
+    },
+    Target {
+        id: "H28",
+        kind: Kind::Ho,
+        claim: "with a game: prefill -0.5 and -2.2 %, decode -17.7 %, frames kept; GPU-only 0 and 46",
+        tolerance: "prefill 5 %; decode 10 to 25 %; 60, 60, below 10, 35 to 55 frames",
+        run: |_| Ok(Outcome::not_run("the model has no rendering task beside yet")),
+    },
+    Target {
+        id: "L39",
+        kind: Kind::Ho,
+        claim: "peak memory at 512 tokens: at most 1.32 times that of one processor",
+        tolerance: "at most 1.32",
+        run: memory,
+    },
+    Target {
+        id: "L40",
+        kind: Kind::Ho,
+        claim: "share of prefill: 88.3 to 98.8 % on the CPU, 54.2 to 91.7 % on the GPU",
+        tolerance: "within the ranges",
+        run: prefill_share,
+    },
+];
+
+const STRATEGIES: [&str; 3] = ["gpu-only", "hetero-layer", "hetero-tensor"];
+
+fn case(strategy: &'static str) -> Case {
+    Case { generate: 32, ..Case::prefill(LLAMA_8B, strategy, 256) }
+}
+
+fn energy(lab: &mut Lab, strategy: &'static str) -> Result<f64, CliError> {
+    Ok(lab.run(case(strategy))?.energy_j().unwrap_or(f64::NAN))
+}
+
+/// Watts in prefill and in decode.
+fn watts(lab: &mut Lab, strategy: &'static str) -> Result<[f64; 2], CliError> {
+    let f = lab.run(case(strategy))?;
+    let of = |j: Option<f64>, ns: u64| j.unwrap_or(f64::NAN) / (ns as f64 * 1e-9);
+    Ok([of(f.prefill_j, f.ttft_ns), of(f.decode_j, f.decode_ns)])
+}
+
+fn power(lab: &mut Lab) -> Result<Outcome, CliError> {
+    let [prefill, _] = watts(lab, "hetero-layer")?;
+    let ratio = energy(lab, "hetero-tensor")? / energy(lab, "hetero-layer")?;
+    let items = vec![
+        Item::new("hetero-layer, prefill, W", 2.23, prefill),
+        Item::new("energy, tensor over layer", 0.872, ratio),
+    ];
+    let pass = |all: &[Item]| all[0].error().abs() <= 0.1 && (all[1].ours - 0.872).abs() <= 0.03;
+    Ok(Outcome::numbers(items, pass))
+}
+
+fn against_gpu(lab: &mut Lab) -> Result<Outcome, CliError> {
+    let less = 1.0 - energy(lab, "hetero-tensor")? / energy(lab, "gpu-only")?;
+    let pass = |all: &[Item]| (0.45..=0.65).contains(&all[0].ours);
+    Ok(Outcome::numbers(vec![Item::new("less", 0.55, less)], pass))
+}
+
+fn power_order(lab: &mut Lab) -> Result<Outcome, CliError> {
+    let mut all = Vec::new();
+    for strategy in STRATEGIES {
+        all.push((strategy, watts(lab, strategy)?));
+    }
+    let lowest = |phase: usize| {
+        let least = all.iter().min_by(|a, b| a.1[phase].total_cmp(&b.1[phase]));
+        least.map_or("none", |s| s.0)
+    };
+    let ours = [lowest(0), lowest(1)];
+    let each = all.iter().map(|(s, [p, d])| format!("{s}: {p:.2} and {d:.2} W"));
+    let note = each.collect::<Vec<_>>().join("; ");
+    let printed = ["hetero-layer", "hetero-tensor"];
+    Ok(Outcome::words(printed.join(", "), ours.join(", "), ours == printed).noted(note))
+}
+
+fn memory(lab: &mut Lab) -> Result<Outcome, CliError> {
+    let of = |lab: &mut Lab, strategy| -> Result<f64, CliError> {
+        Ok(lab.run(Case::prefill(LLAMA_8B, strategy, 512))?.peak_bytes as f64)
+    };
+    let ratio = of(lab, "hetero-tensor")? / of(lab, "gpu-only")?;
+    let items = vec![Item::new("hetero-tensor over gpu-only", 1.32, ratio)];
+    Ok(Outcome::numbers(items, |all| all[0].ours <= 1.32))
+}
+
+/// Tokens in and out, as llm.npu's section 2.1 has them.
+const SETS: [(&str, usize, usize); 3] =
+    [("UI automation", 666, 4), ("summary", 1502, 8), ("questions", 536, 44)];
+
+fn prefill_share(lab: &mut Lab) -> Result<Outcome, CliError> {
+    let mut parts = Vec::new();
+    let mut pass = true;
+    for (strategy, least, most) in [("cpu-only", 0.883, 0.988), ("gpu-only", 0.542, 0.917)] {
+        for (set, prompt, out) in SETS {
+            let f = lab.run(Case::decode("qwen1.5-1.8b", strategy, prompt))?;
+            let decode = f.tpot_ms().unwrap_or(0.0) * (out - 1) as f64;
+            let share = f.ttft_ms() / (f.ttft_ms() + decode);
+            pass &= (least..=most).contains(&share);
+            parts.push(format!("{strategy}, {set}: {:.1} %", share * 100.0));
+        }
+    }
+    Ok(Outcome::words("88.3 to 98.8 %; 54.2 to 91.7 %", parts.join("; "), pass))
+}

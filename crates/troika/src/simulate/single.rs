@@ -1,0 +1,179 @@
+//! Single products on a processor of a SoC, and where the strategies would place them: what
+//! operator tables of papers show.
+
+use std::sync::Arc;
+
+use troika_device::{
+    Bindings, Buffer, Clock, CommandList, Device, DeviceError, ForwardBatch, Run, SeqRows,
+    Submission, View, Waiting, WeightData, WeightSource, Weights, Work,
+};
+use troika_graph::{
+    ActivationFormat, DType, Op, Subgraph, SubgraphBuilder, WeightDecl, bind_static,
+};
+use troika_plan::{Phase, Split, SyncMode};
+use troika_sim::{Board, Soc, VirtualDevice};
+
+use super::SimulateError;
+use super::placed::Both;
+use crate::error::Error;
+
+/// A product of activations of `rows` rows with a weight matrix, in four bits, of `outs` rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProductShape {
+    /// Rows of the weight matrix.
+    pub outs: usize,
+    /// Its columns.
+    pub terms: usize,
+    /// Rows of the activations.
+    pub rows: usize,
+    /// The row continues a sequence.
+    pub decoding: bool,
+}
+
+/// What a product takes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ProductTime {
+    /// From the submission to the report, in microseconds.
+    pub latency_us: f64,
+    /// The run alone.
+    pub run_us: f64,
+    /// Bytes of the weights.
+    pub weight_bytes: f64,
+}
+
+/// Where a product would be placed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ProductChoice {
+    /// `npu-only`, `gpu-only`, `weight-centric`, `activation-centric` or `hybrid`.
+    pub strategy: &'static str,
+    /// The GPU's share of the columns that are shared out, or of all.
+    pub gpu_share: f64,
+}
+
+impl ProductShape {
+    fn graph(self) -> Result<Subgraph, SimulateError> {
+        let mut b = SubgraphBuilder::new("product", self.rows);
+        let decl = WeightDecl::whole("w".into(), self.outs, self.terms, DType::Q4_0);
+        let weight = b.weight(decl);
+        let x = b.input("x", self.terms, DType::F32);
+        let op = Op::Linear { weight, bias: None, activations: ActivationFormat::F32 };
+        let y = b.op("y", op, &[x], self.outs);
+        b.output(y);
+        b.finish().map_err(|e| SimulateError::Other(Error::Device(e.into())))
+    }
+
+    fn forward(self) -> Arc<ForwardBatch> {
+        let pos = usize::from(self.decoding);
+        let (rows, known_len, tables) = (0..self.rows, pos + self.rows, Vec::new());
+        Arc::new(ForwardBatch { seqs: vec![SeqRows { seq: 0, rows, pos, known_len, tables }] })
+    }
+
+    /// Runs it on a device that has nothing else to do.
+    ///
+    /// # Errors
+    /// A SoC without such a processor, or what the device refuses.
+    pub fn measure(
+        self,
+        soc: &Soc,
+        processor: &str,
+        sync: SyncMode,
+    ) -> Result<ProductTime, SimulateError> {
+        let board = Board::new(soc, Arc::default());
+        let device = VirtualDevice::on(&board, processor, soc.processor(Some(processor))?)?;
+        let clock = board.clock().clone();
+        let graph = self.graph()?;
+        let fixed = device.caps().static_shapes;
+        let graph = if fixed { bind_static(&graph, self.rows) } else { graph };
+        let weights = Weights::compiled(&device, &graph, &NoWeights)?;
+        let (send, done) = std::sync::mpsc::sync_channel(2);
+        let mut queue = device.queue(0, clock.clone(), send)?;
+        let memory = |cols: usize| {
+            let buffer = Buffer::zeroed(self.rows * cols * 4);
+            buffer
+                .map(|b| View::whole(&b))
+                .map_err(|e| DeviceError::System { device: processor.into(), why: e.to_string() })
+        };
+        let (inputs, outputs) = (vec![memory(self.terms)?], vec![memory(self.outs)?]);
+        let bindings = Arc::new(Bindings { inputs, states: Vec::new(), outputs });
+        let run = Run { weights, bindings, rows: self.rows, forward: self.forward() };
+        let tasks = vec![Submission { tag: 0, work: Work::Run(run) }];
+        let waiting = match sync {
+            SyncMode::Predicted => Waiting::Poll,
+            SyncMode::Blocking => Waiting::Block,
+        };
+        let list = CommandList { tasks, timed: true, waiting, ..CommandList::default() };
+        let start = clock.now();
+        queue.submit(list)?;
+        let mut completion = done.try_recv().ok();
+        while completion.is_none() {
+            let Some(next) = clock.next_event() else { break };
+            clock.wait(next.saturating_sub(clock.now()));
+            completion = done.try_recv().ok();
+        }
+        let gone = || DeviceError::Gone(processor.into());
+        let completion = completion.ok_or_else(gone)?;
+        completion.outcome?;
+        let time = *completion.times.first().ok_or_else(gone)?;
+        let us = |d: std::time::Duration| d.as_nanos() as f64 / 1e3;
+        let row = DType::Q4_0.row_bytes(self.terms).unwrap_or(0);
+        Ok(ProductTime {
+            latency_us: us(clock.now() - start),
+            run_us: us(time.end - time.start),
+            weight_bytes: (row * self.outs) as f64,
+        })
+    }
+
+    /// Where hetero-tensor would place it on a SoC with a GPU and an NPU.
+    ///
+    /// # Errors
+    /// A SoC that has none.
+    pub fn place(self, soc: &Soc) -> Result<ProductChoice, SimulateError> {
+        let both = Both::of(soc, (self.rows, SyncMode::Predicted))?;
+        let phase = if self.decoding { Phase::Decode } else { Phase::Prefill };
+        let placed = both.one(&self.graph()?, phase);
+        let (device, split) = (placed.device, placed.split);
+        let share = |split: &Split| {
+            let all: u32 = split.parts().iter().map(|p| p.share).sum();
+            let gpu = split.parts().iter().find(|p| p.device == both.gpu.name);
+            gpu.map_or(0.0, |p| f64::from(p.share) / f64::from(all))
+        };
+        let on_gpu = device == both.gpu.name;
+        Ok(match &split {
+            None if on_gpu => ProductChoice { strategy: "gpu-only", gpu_share: 1.0 },
+            None => ProductChoice { strategy: "npu-only", gpu_share: 0.0 },
+            Some(split @ Split::Columns { .. }) => {
+                // Columns of a length that is no standard one are padded: both partitions at once.
+                let standard = both.npu.row_buckets.contains(&self.rows) || self.decoding;
+                let strategy = if standard { "weight-centric" } else { "hybrid" };
+                ProductChoice { strategy, gpu_share: share(split) }
+            }
+            Some(Split::Rows { .. }) => {
+                ProductChoice { strategy: "activation-centric", gpu_share: 0.0 }
+            }
+            Some(split) => ProductChoice { strategy: "hybrid", gpu_share: share(split) },
+        })
+    }
+}
+
+/// Nobody computes, so that nobody asks.
+struct NoWeights;
+
+impl WeightSource for NoWeights {
+    fn weight(&self, name: &str) -> Result<WeightData, DeviceError> {
+        Err(no_weight(name))
+    }
+
+    fn packed(
+        &self,
+        name: &str,
+        _: troika_device::PackLayout<'_>,
+        _: troika_device::PackFn<'_>,
+    ) -> Result<troika_device::Packed, DeviceError> {
+        Err(no_weight(name))
+    }
+}
+
+fn no_weight(name: &str) -> DeviceError {
+    let why = "there are no values of weights in a simulation".into();
+    DeviceError::System { device: name.into(), why }
+}
