@@ -1,12 +1,13 @@
 //! What the processors of a SoC share while they work: the memory's bandwidth, and the battery.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use troika_device::Clock;
 
 use crate::clock::VirtualClock;
 use crate::cost::Need;
+use crate::queue::Lane;
 use crate::soc::{Power, Soc};
 
 /// A SoC that works: its processors, opened as devices, share it.
@@ -28,14 +29,18 @@ struct State {
     /// When the runs under way were last looked at.
     since: u64,
     events: u64,
+    /// Queues that wait for others.
+    waiting: Vec<Weak<Mutex<Lane>>>,
     /// Bytes that were moved.
     bytes: f64,
-    /// Nanoseconds that each processor worked, in the SoC's order.
-    busy: Vec<u64>,
+    /// Nanoseconds that each processor worked, in the SoC's order, and of them those in which it
+    /// waited for memory most of the time.
+    busy: Vec<[u64; 2]>,
 }
 
 struct Running {
     processor: usize,
+    streams: bool,
     /// What is left of it, in nanoseconds of an idle machine.
     left: f64,
     /// Bytes in a nanosecond that it wants.
@@ -54,6 +59,8 @@ pub struct Usage {
     pub now_ns: u64,
     /// Nanoseconds that each processor worked, in the order of the file.
     pub busy_ns: Vec<u64>,
+    /// Of them, those in which it waited for memory or weights more than it computed.
+    pub stream_ns: Vec<u64>,
     /// Bytes that were read and written.
     pub bytes: u64,
 }
@@ -61,7 +68,7 @@ pub struct Usage {
 impl Board {
     /// A SoC whose processors have done nothing yet.
     pub fn new(soc: &Soc, clock: Arc<VirtualClock>) -> Arc<Board> {
-        let busy = vec![0; soc.processors.len()];
+        let busy = vec![[0; 2]; soc.processors.len()];
         let state = Mutex::new(State { busy, ..State::default() });
         Arc::new(Board { soc: soc.clone(), clock, state })
     }
@@ -81,7 +88,8 @@ impl Board {
         let now = self.now();
         let mut state = self.lock();
         state.advance(now);
-        Usage { now_ns: now, busy_ns: state.busy.clone(), bytes: state.bytes.round() as u64 }
+        let [busy_ns, stream_ns] = [0, 1].map(|i| state.busy.iter().map(|b| b[i]).collect());
+        Usage { now_ns: now, busy_ns, stream_ns, bytes: state.bytes.round() as u64 }
     }
 
     /// Joules from one time to a later one; `None` where the file does not say what it takes.
@@ -92,8 +100,11 @@ impl Board {
         let seconds = |ns: u64| ns as f64 * 1e-9;
         let time = seconds(to.now_ns - from.now_ns);
         let idle = powers.iter().fold(memory.rest_w, |sum, p| sum + p.idle_w);
-        let busy = to.busy_ns.iter().zip(&from.busy_ns).zip(&powers);
-        let work = busy.map(|((to, from), p)| seconds(to - from) * (p.busy_w - p.idle_w));
+        let work = powers.iter().enumerate().map(|(i, p)| {
+            let busy = seconds(to.busy_ns[i] - from.busy_ns[i]);
+            let stream = seconds(to.stream_ns[i] - from.stream_ns[i]);
+            (busy - stream) * (p.busy_w - p.idle_w) + stream * (p.stream_w - p.idle_w)
+        });
         let bytes = (to.bytes - from.bytes) as f64 * memory.pj_per_byte * 1e-12;
         Some(idle * time + work.sum::<f64>() + bytes)
     }
@@ -131,7 +142,8 @@ impl Board {
         let mut state = self.lock();
         state.advance(now);
         let (left, wants) = (need.ns as f64, wants(&need));
-        let run = Running { processor, left, wants, share: 0.0, event: 0, end };
+        let streams = need.streams;
+        let run = Running { processor, streams, left, wants, share: 0.0, event: 0, end };
         state.running.insert(queue, run);
         self.share_out(&mut state);
     }
@@ -145,6 +157,24 @@ impl Board {
         self.share_out(&mut state);
         drop(state);
         drop(gone);
+    }
+
+    /// A queue wants to know when another one has come further.
+    pub(crate) fn wait(&self, lane: Weak<Mutex<Lane>>) {
+        self.lock().waiting.push(lane);
+    }
+
+    /// Some queue has come further: those that wait look whether it is what they wait for.
+    pub(crate) fn wake(&self) {
+        let waiting = std::mem::take(&mut self.lock().waiting);
+        for lane in waiting {
+            let woken = move || {
+                if let Some(lane) = lane.upgrade() {
+                    lane.lock().unwrap_or_else(PoisonError::into_inner).woken();
+                }
+            };
+            self.clock.after(0, woken);
+        }
     }
 
     /// Shares the bandwidth out anew, and lets runs end when they now will.
@@ -191,7 +221,8 @@ impl State {
             let done = (passed as f64 * run.share).min(run.left);
             run.left -= done;
             self.bytes += done * run.wants;
-            self.busy[run.processor] += passed;
+            self.busy[run.processor][0] += passed;
+            self.busy[run.processor][1] += if run.streams { passed } else { 0 };
         }
     }
 }

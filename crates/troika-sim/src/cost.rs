@@ -26,6 +26,8 @@ pub(crate) struct Need {
     pub ns: u64,
     /// Bytes that it moves meanwhile.
     pub bytes: u64,
+    /// It waits for memory or weights more than it computes.
+    pub streams: bool,
 }
 
 impl Rates {
@@ -63,7 +65,9 @@ impl Rates {
         decoding: bool,
     ) -> Need {
         let each = products.iter().map(|p| self.product(p, traits, decoding));
-        self.need(self.operations(demand) + each.sum::<f64>(), demand.bytes)
+        let mut need = self.need(self.operations(demand) + each.sum::<f64>(), demand.bytes);
+        need.streams |= decoding && traits.decode_gweights_s.is_some();
+        need
     }
 
     /// A copy of some bytes, which are read and written.
@@ -72,7 +76,8 @@ impl Rates {
     }
 
     fn need(&self, compute: f64, bytes: u64) -> Need {
-        Need { ns: self.launched(compute.max(bytes as f64 / self.bandwidth)), bytes }
+        let moving = bytes as f64 / self.bandwidth;
+        Need { ns: self.launched(compute.max(moving)), bytes, streams: moving >= compute }
     }
 
     fn operations(&self, demand: &Demand) -> f64 {

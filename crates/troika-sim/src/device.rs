@@ -114,7 +114,7 @@ fn caps(soc: &Soc, p: &Processor, space: SpaceId, cpu: &Caps) -> Caps {
         max_graph_bytes: p.max_graph_bytes,
         max_resident_bytes: p.max_resident_bytes,
         queue_depth: p.queue_depth,
-        queue_waits: false,
+        queue_waits: p.queue_waits,
         // A driver runs no functions of others on its processor.
         host_tasks: p.kind == ProcessorKind::Cpu,
         strided_rows: p.strided_rows,

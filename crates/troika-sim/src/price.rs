@@ -67,7 +67,8 @@ impl Prices {
 impl Soc {
     /// How many times slower runs are, each on another processor, while all are under way.
     pub fn slowdowns(&self, prices: &[Price]) -> Vec<f64> {
-        let needs: Vec<Need> = prices.iter().map(|p| Need { ns: p.ns, bytes: p.bytes }).collect();
+        let needs: Vec<Need> =
+            prices.iter().map(|p| Need { ns: p.ns, bytes: p.bytes, streams: false }).collect();
         Board::slowdowns(self, &needs)
     }
 }

@@ -8,13 +8,14 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use troika_device::{
-    Clock, CommandList, Completion, DeviceError, HeldClaim, Queue, Submission, TaskTime, Waiting,
+    Clock, CommandList, Completion, DeviceError, HeldClaim, Lost, Queue, Submission, TaskTime,
+    WaitTimes, Waiting, Work,
 };
 
 use crate::board::Board;
 use crate::cost::Need;
 use crate::limits::Limits;
-use crate::worker::{Prepared, Worker};
+use crate::worker::{Prepared, Worker, decoding};
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -39,6 +40,7 @@ struct RealTime {
     clock: Arc<dyn Clock>,
     limits: Arc<Limits>,
     worker: Mutex<Worker>,
+    learnt: Mutex<WaitTimes>,
     in_flight: AtomicUsize,
 }
 
@@ -53,7 +55,8 @@ impl RealQueue {
         let device = limits.device.clone();
         let (send, receive) = channel();
         let (worker, in_flight) = (Mutex::new(worker), AtomicUsize::new(0));
-        let shared = Arc::new(RealTime { number, clock, limits, worker, in_flight });
+        let learnt = Mutex::default();
+        let shared = Arc::new(RealTime { number, clock, limits, worker, learnt, in_flight });
         let serving = shared.clone();
         let thread = std::thread::Builder::new()
             .name(format!("troika-{device}-q{number}"))
@@ -112,30 +115,21 @@ impl RealTime {
         }
     }
 
-    fn complete(&self, mut list: CommandList) -> Completion {
-        let mut worker = lock(&self.worker);
-        let mut times = Vec::new();
-        let mut outcome = Ok(());
-        for Submission { tag, work } in &list.tasks {
-            let start = self.clock.now();
-            let mut ns = 0;
-            outcome = cancelled(&list).and_then(|()| worker.prepare(work)).and_then(|task| {
-                ns = task.need.ns;
+    fn complete(&self, list: CommandList) -> Completion {
+        let (mut worker, mut learnt) = (lock(&self.worker), lock(&self.learnt));
+        let mut modelled = Vec::new();
+        let mut completion =
+            list.run(self.number, (&*self.clock, &mut learnt), |Submission { work, .. }, _| {
+                let task = worker.prepare(work)?;
+                modelled.push(Duration::from_nanos(task.need.ns));
                 // With numerics off, nothing else would see that tasks meet.
                 worker.claim(work, &task)?;
                 worker.compute(work, &task)
             });
-            if list.timed {
-                let modelled = Some(Duration::from_nanos(ns));
-                times.push(TaskTime { tag: *tag, start, end: self.clock.now(), modelled });
-            }
-            if outcome.is_err() {
-                break;
-            }
+        for (time, modelled) in completion.times.iter_mut().zip(modelled) {
+            time.modelled = Some(modelled);
         }
-        list.tasks.clear();
-        list.timelines = None;
-        Completion { queue: self.number, list, outcome, times }
+        completion
     }
 }
 
@@ -145,11 +139,30 @@ fn cancelled(list: &CommandList) -> Result<(), DeviceError> {
     if cancelled { Err(DeviceError::Cancelled) } else { Ok(()) }
 }
 
+/// Whether all that a task waits for has happened.
+fn settled(list: &CommandList, task: usize) -> Result<bool, DeviceError> {
+    let Some(timelines) = &list.timelines else { return Ok(true) };
+    for wait in list.waits.iter().filter(|w| w.task as usize == task) {
+        if !timelines.has(wait.on).map_err(|Lost| DeviceError::Skipped)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Whether a task computes rows that continue sequences.
+fn decodes(list: &CommandList, task: usize) -> bool {
+    match list.tasks.get(task).map(|t| &t.work) {
+        Some(Work::Run(run)) => decoding(&run.forward),
+        _ => false,
+    }
+}
+
 /// A queue in virtual time. A task holds its claims from its start to its end, when its results
 /// are computed: whoever reads them before finds them busy, or as they were.
 pub(crate) struct VirtualQueue(Arc<Mutex<Lane>>);
 
-struct Lane {
+pub(crate) struct Lane {
     number: usize,
     board: Arc<Board>,
     /// The board's number of it, and its processor's place in the SoC.
@@ -167,6 +180,8 @@ struct Current {
     times: Vec<TaskTime>,
     /// Which task of the list runs.
     at: usize,
+    /// Tasks whose waits are over.
+    settled: usize,
     start: Duration,
     doing: Doing,
 }
@@ -181,6 +196,8 @@ enum Doing {
     Task(Box<(Prepared, Vec<HeldClaim>)>),
     /// What ended is made known to others: the list, or one of its tasks.
     HandingOver,
+    /// The next task waits for one of another queue.
+    Waiting,
 }
 
 impl VirtualQueue {
@@ -218,6 +235,19 @@ impl Queue for VirtualQueue {
         lane.proceed();
         Ok(())
     }
+
+    fn is_alive(&self) -> bool {
+        !self.is_stuck()
+    }
+}
+
+impl VirtualQueue {
+    /// Whether it waits for what will not happen: nothing is to happen any more.
+    fn is_stuck(&self) -> bool {
+        let lane = lock(&self.0);
+        let waits = lane.current.as_ref().is_some_and(|c| matches!(c.doing, Doing::Waiting));
+        waits && lane.board.clock().next_event().is_none()
+    }
 }
 
 impl Drop for VirtualQueue {
@@ -233,8 +263,8 @@ impl Lane {
     fn take_list(&mut self) -> bool {
         let Some(list) = self.waiting.pop_front() else { return false };
         let start = self.board.clock().now();
-        let (times, at, doing) = (Vec::new(), 0, Doing::Nothing);
-        self.current = Some(Current { list, times, at, start, doing });
+        let (times, at, settled, doing) = (Vec::new(), 0, 0, Doing::Nothing);
+        self.current = Some(Current { list, times, at, settled, start, doing });
         true
     }
 
@@ -283,6 +313,20 @@ impl Lane {
                 self.finish(Ok(()));
                 continue;
             };
+            if current.settled <= current.at {
+                match settled(&current.list, current.at) {
+                    Ok(true) => current.settled = current.at + 1,
+                    Ok(false) => {
+                        current.doing = Doing::Waiting;
+                        self.board.wait(self.me.clone());
+                        return;
+                    }
+                    Err(e) => {
+                        self.finish(Err(e));
+                        continue;
+                    }
+                }
+            }
             let worker = &self.worker;
             let task = cancelled(&current.list).and_then(|()| worker.prepare(work));
             let task = task.and_then(|t| Ok((worker.claim(work, &t)?, t)));
@@ -296,6 +340,24 @@ impl Lane {
                 }
             }
         }
+    }
+
+    /// Something happened that this queue may wait for.
+    pub fn woken(&mut self) {
+        let Some(current) = &mut self.current else { return };
+        if !matches!(current.doing, Doing::Waiting) {
+            return;
+        }
+        current.doing = Doing::Nothing;
+        let submit = self.worker.limits.processor.submit_ns;
+        let early = current.list.waiting == Waiting::Poll && decodes(&current.list, current.at);
+        if !early && submit > 0 && matches!(settled(&current.list, current.at), Ok(true)) {
+            // What was waited for is submitted now.
+            current.settled = current.at + 1;
+            self.pass(Doing::Submitting, submit);
+            return;
+        }
+        self.proceed();
     }
 
     fn begin(&self, need: Need, me: Weak<Mutex<Lane>>) {
@@ -324,9 +386,11 @@ impl Lane {
             self.finish(outcome);
         } else if let Some(current) = &self.current {
             let last = current.at >= current.list.tasks.len();
-            let told = last || self.worker.limits.processor.waits_each_run;
-            let cost = if told { self.hand_over_ns(&current.list) } else { 0 };
-            if cost > 0 {
+            let cost = self.hand_over_ns(&current.list);
+            let signalled = self.signal(&current.list, current.at - 1, cost);
+            let blocks = signalled && current.list.waiting == Waiting::Block;
+            let told = last || blocks || self.worker.limits.processor.waits_each_run;
+            if told && cost > 0 {
                 self.pass(Doing::HandingOver, cost);
                 return;
             }
@@ -334,10 +398,32 @@ impl Lane {
         self.proceed();
     }
 
+    /// Lets others know of the end of a task that they wait for, which takes some time.
+    fn signal(&self, list: &CommandList, task: usize, after: u64) -> bool {
+        let signal = list.signals.iter().find(|s| s.task as usize == task);
+        let (Some(signal), Some(timelines)) = (signal, &list.timelines) else { return false };
+        let (timelines, value, queue) = (timelines.clone(), signal.value, self.number);
+        let board = Arc::downgrade(&self.board);
+        self.board.clock().after(after, move || {
+            if let Some(own) = timelines.of(queue) {
+                own.signal(value);
+            }
+            board.upgrade().iter().for_each(|board| board.wake());
+        });
+        true
+    }
+
     /// Reports the list.
     fn finish(&mut self, outcome: Result<(), DeviceError>) {
         let Some(Current { mut list, times, .. }) = self.current.take() else { return };
+        let own = list.timelines.as_ref().and_then(|t| t.of(self.number));
+        if let Some(own) = own.filter(|_| outcome.is_err()) {
+            own.lose();
+            self.board.wake();
+        }
         list.tasks.clear();
+        list.waits.clear();
+        list.signals.clear();
         list.timelines = None;
         // Nobody listens any more when the scheduler is gone; then the queue is dropped soon.
         let _ = self.done.send(Completion { queue: self.number, list, outcome, times });

@@ -76,6 +76,8 @@ pub struct Power {
     pub idle_w: f64,
     /// While it works.
     pub busy_w: f64,
+    /// While it works, but waits for memory or weights more than it computes.
+    pub stream_w: f64,
 }
 
 /// What it costs until others know that a list is done, in nanoseconds.
@@ -141,6 +143,9 @@ pub struct Processor {
     pub submit_ns: u64,
     /// What it costs until others go on.
     pub hand_over: HandOver,
+    /// Its queue waits for others by itself, so that work is enqueued before what it waits for is
+    /// done.
+    pub queue_waits: bool,
     /// Each run of a list is waited for by itself.
     pub waits_each_run: bool,
     /// What products take besides their operations.
@@ -286,6 +291,7 @@ fn processor(file: &str, index: usize, value: &Value) -> Result<Processor, SocEr
         launch_ns: f.micros("launch_us", "microseconds that each run costs besides")?,
         submit_ns: f.maybe_micros("submit_us")?,
         hand_over: hand_over(&mut f)?,
+        queue_waits: f.flag("queue_waits")?.unwrap_or(false),
         waits_each_run: f.flag("waits_each_run")?.unwrap_or(false),
         products: product_traits(&mut f)?,
         power: power(&mut f)?,
@@ -332,13 +338,13 @@ fn hand_over(f: &mut Fields<'_>) -> Result<HandOver, SocError> {
 
 fn power(f: &mut Fields<'_>) -> Result<Option<Power>, SocError> {
     let Some(mut p) = f.table("power")? else { return Ok(None) };
-    let power = Power {
-        idle_w: p.maybe_figure("idle_w")?,
-        busy_w: p.rate("busy_w", "watts while it works")?,
-    };
+    let busy_w = p.rate("busy_w", "watts while it works")?;
+    let stream_w = p.maybe_rate("stream_w")?.unwrap_or(busy_w);
+    let power = Power { idle_w: p.maybe_figure("idle_w")?, busy_w, stream_w };
     p.finish()?;
-    if power.idle_w > power.busy_w {
-        return Err(f.wrong("power.idle_w", "is more than busy_w; nothing takes more at rest"));
+    if power.idle_w > busy_w.min(stream_w) {
+        let why = "is more than busy_w or stream_w; nothing takes more at rest";
+        return Err(f.wrong("power.idle_w", why));
     }
     Ok(Some(power))
 }

@@ -121,6 +121,12 @@ impl Worker {
     }
 }
 
+/// Whether each sequence goes on by a row.
+pub(crate) fn decoding(forward: &ForwardBatch) -> bool {
+    let goes_on = |s: &SeqRows| s.rows.len() == 1 && s.pos > 0;
+    !forward.seqs.is_empty() && forward.seqs.iter().all(goes_on)
+}
+
 /// What a run of a graph on some rows takes.
 pub(crate) fn run_need(
     rates: &Rates,
@@ -130,9 +136,8 @@ pub(crate) fn run_need(
     match &rates.products {
         None => rates.run(&Demand::of(graph, rows, forward, tile)),
         Some(traits) => {
-            let goes_on = |s: &SeqRows| s.rows.len() == 1 && s.pos > 0;
-            let decoding = !forward.seqs.is_empty() && forward.seqs.iter().all(goes_on);
-            rates.run_with(&Demand::and_products(graph, rows, forward), traits, decoding)
+            let demand = Demand::and_products(graph, rows, forward);
+            rates.run_with(&demand, traits, decoding(forward))
         }
     }
 }

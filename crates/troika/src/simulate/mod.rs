@@ -12,7 +12,7 @@ use serde_json::Value;
 use troika_device::{Clock, Device, DeviceError};
 use troika_engine::{Engine, EngineParts, SeqId, SequenceInput, WantedLogits};
 use troika_graph::DType;
-use troika_model::lower::{LowerOptions, Lowered, lower};
+use troika_model::lower::{LowerOptions, Lowered, WeightShape, WeightShapes, lower};
 use troika_model::spec::ModelSpec;
 use troika_model::{families, presets};
 use troika_plan::{Plan, SyncMode};
@@ -221,7 +221,6 @@ pub struct Simulation {
     generate: usize,
     /// Making code that counts as a part of the prompt.
     prepare_ns: u64,
-    warnings: Vec<String>,
 }
 
 impl Simulation {
@@ -239,8 +238,14 @@ impl Simulation {
             return Err(SimulateError::Prompt { prompt: *prompt, most });
         }
         let (devices, board) = on_board(soc)?;
+        let (dtype, shape_block) = (shape.dtype, shape.dtype.block_len());
         let store = WeightStore::synthetic_lazy(&shape.spec, shape.dtype, 1, Quant::None);
-        let shapes = |key| store.shape(key);
+        // An engine for phones packs all matrices alike, the head, too.
+        let shapes = |key| {
+            let shape = store.shape(key)?;
+            let packed = shape.dtype.is_quantized() && shape.cols.is_multiple_of(shape_block);
+            Some(WeightShape { dtype: if packed { dtype } else { shape.dtype }, ..shape })
+        };
         let lowering =
             LowerOptions { max_rows: *prompt, max_kv: prompt + generate + 1, kv_dtype: DType::F16 };
         let lowered = lower(&shape.spec, &shapes, lowering)
@@ -255,7 +260,7 @@ impl Simulation {
             sync: *sync,
         };
         let mut plan = placed::plan(&request)?;
-        let warnings = around_refusals(&shape.spec, &store, &mut plan, &devices)?;
+        around_refusals(&shape.spec, &shapes, &mut plan, &devices)?;
         let clock: Arc<dyn Clock> = board.clock().clone();
         let parts = EngineParts {
             spec: &shape.spec,
@@ -278,18 +283,12 @@ impl Simulation {
             prompt: *prompt,
             generate: *generate,
             prepare_ns: if strategy.prepares_online() { made } else { 0 },
-            warnings,
         })
     }
 
     /// The plan in force.
     pub fn plan(&self) -> &Plan {
         self.engine.plan()
-    }
-
-    /// What people should know.
-    pub fn warnings(&self) -> &[String] {
-        &self.warnings
     }
 
     /// Computes the prompt and generates.
@@ -348,12 +347,12 @@ fn weight_bytes(lowered: &Lowered) -> u64 {
 /// Lets other processors compute what those of the plan do not take.
 fn around_refusals(
     spec: &ModelSpec,
-    store: &WeightStore,
+    shapes: WeightShapes<'_>,
     plan: &mut Plan,
     devices: &[Arc<dyn Device>],
-) -> Result<Vec<String>, SimulateError> {
-    let refusals = troika_engine::examine(spec, &|key| store.shape(key), plan, devices)?;
+) -> Result<(), SimulateError> {
+    let refusals = troika_engine::examine(spec, shapes, plan, devices)?;
     let names: Vec<&str> = devices.iter().map(|d| d.name()).collect();
     plan.avoid(&refusals, &names).map_err(Error::Plan)?;
-    Ok(Vec::new())
+    Ok(())
 }
