@@ -11,7 +11,7 @@ use troika_graph::{
     ActivationFormat, Attention, DType, Dim, KvAppend, Op, Shape, Subgraph, SubgraphBuilder,
     WeightDecl,
 };
-use troika_sim::{Soc, VirtualClock, VirtualDevice};
+use troika_sim::{Board, Soc, VirtualClock, VirtualDevice};
 
 /// All weights are ones; none is read where `none` is set.
 #[derive(Clone, Copy)]
@@ -559,4 +559,124 @@ fn weights_are_loaded_for_code_of_their_shape_or_for_the_graph_alone() {
     bakes.load(&code, &graph, &ONES).unwrap();
     let e = bakes.load(&code, &other, &ONES).unwrap_err().to_string();
     assert!(e.contains("task other") && e.contains("become part of product's code"), "{e}");
+}
+
+/// A SoC of two processors `a` and `b` whose runs take 1 us and 1000 bytes of the memory's 1.2 GB/s,
+/// of which each could use 1.
+fn board(more: &str) -> (Arc<Board>, [VirtualDevice; 2], Arc<VirtualClock>) {
+    let one = |name| {
+        format!(
+            "[[processor]]\nname = \"{name}\"\nkind = \"gpu\"\npeak_gops = 1e6\n\
+             bandwidth_gb_s = 1\nlaunch_us = 0\npower = {{ idle_w = 1, busy_w = 3 }}\n{more}"
+        )
+    };
+    let text = format!(
+        "name = \"s\"\nmemory = {{ bandwidth_gb_s = 1.2, pj_per_byte = 1000, rest_w = 4 }}\n{}\n{}",
+        one("a"),
+        one("b")
+    );
+    let soc = Soc::parse("s.toml", &text).unwrap();
+    let clock = Arc::new(VirtualClock::new());
+    let board = Board::new(&soc, clock.clone());
+    let devices =
+        ["a", "b"].map(|n| VirtualDevice::on(&board, n, soc.processor(Some(n)).unwrap()).unwrap());
+    (board, devices, clock)
+}
+
+fn ns(clock: &VirtualClock) -> u128 {
+    clock.now().as_nanos()
+}
+
+#[test]
+fn processors_of_a_board_share_bandwidth_and_battery() {
+    let (board, [a, b], clock) = board("");
+    // Four rows of 64 bytes in and out, and 16 x 64 bytes of weights.
+    let bytes = 4 * 128 + 1024;
+    let load = |d: &VirtualDevice| Weights::compiled(d, &product(Dim::Rows(4)), &ONES).unwrap();
+    let (ea, eb) = (load(&a), load(&b));
+    let (mut qa, mut qb) = (lane(&a, clock.clone()), lane(&b, clock.clone()));
+    let task = |exe: &Arc<Weights>| run(exe, View::whole(&zeroed(4)), View::whole(&zeroed(4)), 4);
+    qa.queue.submit(list(0, vec![task(&ea)])).unwrap();
+    clock.wait(Duration::from_nanos(512));
+    qb.queue.submit(list(0, vec![task(&eb)])).unwrap();
+    // `a` has 1024 bytes left; both get 0.6 bytes in a nanosecond.
+    clock.wait(Duration::from_nanos(1706));
+    assert!(qa.done.try_recv().is_err());
+    clock.wait(Duration::from_nanos(1));
+    qa.done.try_recv().unwrap().outcome.unwrap();
+    // Then `b` has all that it can use for its last 512.
+    assert_eq!(ns(&clock), 512 + 1707);
+    let before = board.usage();
+    let next = clock.next_event().unwrap();
+    clock.wait(next - clock.now());
+    let done = qb.done.try_recv().unwrap();
+    assert_eq!(ns(&clock), 512 + 1707 + 512);
+    assert_eq!(done.times[0].modelled, Some(Duration::from_nanos(1707 + 512)));
+    let after = board.usage();
+    assert_eq!((after.busy_ns.clone(), after.bytes), (vec![2219, 2219], 2 * bytes));
+    // 512 ns: the rest takes 4 W, `a` idles at 1 W, `b` works at 3 W; 512 bytes at 1 nJ.
+    let joules = board.energy_j(&before, &after).unwrap();
+    assert!((joules - 512e-9 * (4.0 + 1.0 + 3.0) - 512e-9).abs() < 2e-9, "{joules}");
+}
+
+#[test]
+fn hand_overs_and_submissions_take_their_time() {
+    let costs = "submit_us = 2\nhand_over = { blocking_us = 7, predicted_us = 3 }";
+    let (_, [a, _], clock) = board(costs);
+    let exe = Weights::compiled(&a, &product(Dim::Rows(4)), &ONES).unwrap();
+    let mut qa = lane(&a, clock.clone());
+    let task = || run(&exe, View::whole(&zeroed(4)), View::whole(&zeroed(4)), 4);
+    for (waiting, expected) in [(Waiting::Block, 7000), (Waiting::Poll, 3000)] {
+        let start = ns(&clock);
+        let timed = |tasks| CommandList { waiting, ..list(0, tasks) };
+        qa.queue.submit(timed(vec![task()])).unwrap();
+        // It is enqueued while the first one runs: no time is lost on handing it over.
+        qa.queue.submit(timed(vec![task(), task()])).unwrap();
+        let mut ends = Vec::new();
+        while let Some(next) = clock.next_event() {
+            clock.wait(next - clock.now());
+            ends.extend(qa.done.try_iter().map(|_| ns(&clock) - start));
+        }
+        let first = 2000 + 1536 + expected;
+        assert_eq!(ends, [first, first + 2 * 1536 + expected]);
+    }
+}
+
+#[test]
+fn queues_that_wait_by_themselves_wait_for_each_other() {
+    let costs = "queue_waits = true\nhand_over = { blocking_us = 7, predicted_us = 3 }";
+    let (_, [a, b], clock) = board(costs);
+    assert!(a.caps().queue_waits);
+    let load = |d: &VirtualDevice| Weights::compiled(d, &product(Dim::Rows(4)), &ONES).unwrap();
+    let (ea, eb) = (load(&a), load(&b));
+    let (send, done) = sync_channel(64);
+    let mut qa = a.queue(0, clock.clone(), send.clone()).unwrap();
+    let mut qb = b.queue(1, clock.clone(), send).unwrap();
+    let timelines = Arc::new(Timelines::new(2));
+    let [x, y, z] = [0; 3].map(|_| View::whole(&zeroed(4)));
+    filled(x.buffer(), 1.0);
+    let with = |tasks, waits, signals| CommandList {
+        waits,
+        signals,
+        timelines: Some(timelines.clone()),
+        ..list(0, tasks)
+    };
+    let wait = vec![Wait { task: 0, on: Point { queue: 0, value: 5 } }];
+    let signal = vec![Signal { task: 0, value: 5 }];
+    qb.submit(with(vec![run(&eb, y.clone(), z.clone(), 4)], wait.clone(), vec![])).unwrap();
+    qa.submit(with(vec![run(&ea, x.clone(), y.clone(), 4)], vec![], signal)).unwrap();
+    clock.wait(Duration::from_micros(100));
+    let both: Vec<Completion> = done.try_iter().collect();
+    assert!(both.iter().all(|c| c.outcome.is_ok()) && both.len() == 2);
+    assert_eq!(first(z.buffer()), 256.0);
+    let of = |queue| both.iter().find(|c| c.queue == queue).unwrap().times[0];
+    assert_eq!(of(1).start - of(0).end, Duration::from_micros(3));
+    // What is waited for is lost: the task is skipped.
+    let never = vec![Wait { task: 0, on: Point { queue: 0, value: 9 } }];
+    qb.submit(with(vec![run(&eb, y.clone(), z.clone(), 4)], never, vec![])).unwrap();
+    assert!(!qb.is_alive(), "nothing will wake it");
+    qa.submit(with(vec![run(&ea, x, View::whole(&zeroed(1)), 4)], vec![], vec![])).unwrap();
+    clock.wait(Duration::from_micros(100));
+    let outcomes: Vec<_> = done.try_iter().map(|c| (c.queue, c.outcome.is_err())).collect();
+    assert_eq!(outcomes, [(0, true), (1, true)]);
 }

@@ -89,6 +89,55 @@ fn whatever_is_wrong_is_named() {
         ("launch_us = 0.5", "launch_us = 1\nqueue_depth = 0", "queue_depth has 0"),
         ("launch_us = 0.5", "launch_us = 1\nqueue_depth = 1.5", "queue_depth has 1.5"),
         ("launch_us = 0.5", "launch_us = 1\nmax_binding_bytes = -1", "max_binding_bytes has -1"),
+        ("launch_us = 0.5", "launch_us = 1\nsubmit_us = -1", "submit_us is -1"),
+        ("launch_us = 0.5", "launch_us = 1\nhand_over = 3", "hand_over must be a table"),
+        (
+            "launch_us = 0.5",
+            "launch_us = 1\nhand_over = { blocking_us = 3 }",
+            ", processor npu, hand_over: predicted_us is missing",
+        ),
+        (
+            "launch_us = 0.5",
+            "launch_us = 1\nhand_over = { blocking_us = 3, predicted_us = 4 }",
+            "predicted_us is more than blocking_us",
+        ),
+        (
+            "launch_us = 0.5",
+            "launch_us = 1\nproducts = { long_sum = 0 }",
+            ", processor npu, products: long_sum has 0",
+        ),
+        (
+            "launch_us = 0.5",
+            "launch_us = 1\nproducts = { expand_gweights_s = -2 }",
+            "expand_gweights_s is -2",
+        ),
+        (
+            "launch_us = 0.5",
+            "launch_us = 1\nproducts = { tile_rows = 2 }",
+            "tile_rows is not known here",
+        ),
+        (
+            "launch_us = 0.5",
+            "launch_us = 1\npower = { idle_w = 2, busy_w = 1 }",
+            "power.idle_w is more than busy_w",
+        ),
+        (
+            "launch_us = 0.5",
+            "launch_us = 1\npower = {}",
+            ", processor npu, power: busy_w is missing",
+        ),
+        (
+            "name = \"s\"",
+            "name = \"s\"\nmemory = { bandwidth_gb_s = 9, pj_per_byte = 3 }",
+            ", processor npu: power is missing",
+        ),
+        (
+            "name = \"s\"",
+            "name = \"s\"\nmemory = { bandwidth_gb_s = 9, rest_w = 3 }",
+            ", memory: pj_per_byte is missing",
+        ),
+        ("launch_us = 0.5", "launch_us = { value = -2, from = \"H01\" }", "launch_us is -2"),
+        ("launch_us = 0.5", "launch_us = { value = 2 }", "launch_us is a table"),
     ];
     for (line, instead, says) in wrong {
         assert!(GOOD.contains(line), "{line}");
@@ -135,6 +184,18 @@ fn the_files_that_come_along_are_good() {
         }
     }
     names.sort();
-    let odd = ["dense-rows", "gpu", "no-attention", "npu", "only-linear", "own-memory"];
-    assert_eq!(names, [&odd[..], &["queue-depth-1", "small-bindings", "static-shapes"]].concat());
+    let odd = ["dense-rows", "no-attention", "only-linear", "own-memory", "queue-depth-1"];
+    let phones = ["cpu", "gpu", "npu"].repeat(Soc::names().count());
+    let mut all = [&odd[..], &["small-bindings", "static-shapes", "gpu", "npu"], &phones].concat();
+    all.sort_unstable();
+    assert_eq!(names, all);
+    for name in Soc::names() {
+        assert_eq!(Soc::find(name).unwrap().processors.len(), 3);
+    }
+    let e = Soc::find("sd9").unwrap_err().to_string();
+    assert_eq!(
+        e,
+        "there is no SoC \"sd9\"; name a file that ends in .toml, or one of sd8gen3-fp16, \
+         sd8elite-fp16"
+    );
 }

@@ -1,0 +1,174 @@
+//! `troika simulate` and `troika reproduce` as a user types them.
+
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+fn troika(args: &[&str]) -> Output {
+    let mut c = Command::new(env!("CARGO_BIN_EXE_troika"));
+    c.args(args).stdin(Stdio::null()).output().unwrap()
+}
+
+fn json(args: &[&str]) -> Value {
+    let out = troika(args);
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    serde_json::from_slice(&out.stdout).unwrap()
+}
+
+fn simulated(strategy: &str, prompt: &str) -> Value {
+    let args = ["simulate", "--model", "llama-3-8b", "-p", prompt, "-n", "3", "--json"];
+    json(&[&args[..], &["--strategy", strategy]].concat())
+}
+
+fn refusal(args: &[&str]) -> String {
+    let out = troika(args);
+    assert_eq!(out.status.code(), Some(2), "{args:?}");
+    assert!(out.stdout.is_empty());
+    let e = String::from_utf8(out.stderr).unwrap();
+    assert!(!e.contains("panicked"), "{e}");
+    e
+}
+
+#[test]
+fn every_strategy_gives_all_figures_and_the_same_ones_again() {
+    let names = [
+        "hetero-tensor",
+        "hetero-layer",
+        "activation-centric",
+        "padding",
+        "npu-pipe",
+        "online-prepare",
+        "gpu-only",
+        "npu-only",
+        "cpu-only",
+    ];
+    for name in names {
+        let f = simulated(name, "140");
+        for field in [
+            "ttft_ms",
+            "tpot_ms",
+            "prefill_tok_per_s",
+            "decode_tok_per_s",
+            "energy_j",
+            "peak_bytes",
+        ] {
+            assert!(f[field].as_f64().unwrap() > 0.0, "{name}: {field}");
+        }
+        let rate = 140e3 / f["ttft_ms"].as_f64().unwrap();
+        assert!((f["prefill_tok_per_s"].as_f64().unwrap() - rate).abs() < 1e-6);
+        assert_eq!(f, simulated(name, "140"), "{name}");
+    }
+}
+
+#[test]
+fn strategies_are_in_the_order_that_the_paper_shows() {
+    let ttft = |name, prompt| simulated(name, prompt)["ttft_ms"].as_f64().unwrap();
+    for prompt in ["525", "300"] {
+        let tensor = ttft("hetero-tensor", prompt);
+        let pipe = ttft("npu-pipe", prompt);
+        assert!(tensor < pipe && pipe < ttft("padding", prompt), "{prompt}");
+        assert!(pipe < ttft("online-prepare", prompt) && pipe < ttft("gpu-only", prompt));
+    }
+    // Padding costs the same for all lengths up to the next standard one but for what the GPU
+    // does, and more behind it.
+    let (a, b, c) = (ttft("padding", "257"), ttft("padding", "512"), ttft("padding", "513"));
+    assert!(a > 0.9 * b && c > 1.5 * b, "{a} {b} {c}");
+    let tpot = |name| simulated(name, "256")["tpot_ms"].as_f64().unwrap();
+    assert!(tpot("hetero-tensor") < tpot("gpu-only"));
+}
+
+#[test]
+fn a_config_file_a_trace_and_a_plan() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_string();
+    let config = r#"{"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 256,
+        "num_attention_heads": 4, "intermediate_size": 512, "vocab_size": 1000,
+        "max_position_embeddings": 256}"#;
+    let (model, trace, plan) = (path("m.json"), path("t.json"), path("p.json"));
+    std::fs::write(&model, config).unwrap();
+    let typed = format!("{model}:Q8_0");
+    let args =
+        ["simulate", "-p", "64", "-n", "2", "--json", "--trace", &trace, "--plan-out", &plan];
+    let small = json(&[&args[..], &["-m", &model]].concat());
+    let large = json(&[&args[..], &["-m", &typed]].concat());
+    assert!(large["peak_bytes"].as_u64().unwrap() > small["peak_bytes"].as_u64().unwrap());
+    let trace: Value = serde_json::from_str(&std::fs::read_to_string(trace).unwrap()).unwrap();
+    assert!(trace.to_string().contains("layer 1 ffn"));
+    let plan: Value = serde_json::from_str(&std::fs::read_to_string(plan).unwrap()).unwrap();
+    assert_eq!(plan["strategy"], "hetero-tensor");
+    let e = refusal(&["simulate", "-m", &path("none.json")]);
+    assert!(e.contains("cannot be read as a config"), "{e}");
+}
+
+#[test]
+fn what_cannot_be_simulated_is_told_in_a_sentence() {
+    let dir = tempfile::tempdir().unwrap();
+    let soc = |name: &str, text: &str| {
+        let path = dir.path().join(name).to_str().unwrap().to_string();
+        std::fs::write(&path, text).unwrap();
+        path
+    };
+    let processor = "peak_gops = 9\nbandwidth_gb_s = 4\nlaunch_us = 1\n";
+    let cpu = format!(
+        "name = \"only\"\nnumerics = \"off\"\n[[processor]]\nname = \"c\"\nkind = \"cpu\"\n{processor}"
+    );
+    let only_cpu = soc("cpu.toml", &cpu);
+    let on = soc("on.toml", &cpu.replace("\"off\"", "\"on\""));
+    let negative = soc("negative.toml", &cpu.replace("= 9", "= -9"));
+    let m = ["simulate", "-m", "llama-3-8b"];
+    for (more, says) in [
+        (&["--soc", "sd9"][..], "there is no SoC \"sd9\""),
+        (&["--soc", "none.toml"], "none.toml cannot be read"),
+        (&["--soc", &only_cpu], "strategy hetero-tensor needs a GPU, and SoC only has none"),
+        (&["--soc", &only_cpu, "--strategy", "npu-only"], "needs a GPU"),
+        (&["--soc", &on, "--strategy", "cpu-only"], "numerics = \"off\""),
+        (&["--soc", &negative], "peak_gops is -9"),
+        (&["-p", "0"], "the prompt has 0 tokens"),
+        (&["-p", "99999"], "the prompt has 99999 tokens"),
+        (&["--strategy", "fast"], "there is no strategy \"fast\""),
+    ] {
+        let e = refusal(&[&m[..], more].concat());
+        assert!(e.contains(says), "{more:?}: {e}");
+    }
+    let e = refusal(&["simulate", "-m", "llama-9"]);
+    assert!(e.contains("\"llama-9\" is no known shape; known: ") && e.contains("llama-3-8b"));
+    let e = refusal(&["simulate", "-m", "llama-3-8b:Q9"]);
+    assert!(e.contains("asks for a type random weights do not have"), "{e}");
+    let out =
+        troika(&["simulate", "-m", "llama-3-8b", "--soc", &only_cpu, "--strategy", "cpu-only"]);
+    assert!(String::from_utf8_lossy(&out.stdout).contains("| energy | not known |"));
+}
+
+#[test]
+fn targets_are_made_again_and_reported() {
+    let dir = tempfile::tempdir().unwrap();
+    let report = dir.path().join("r.html").to_str().unwrap().to_string();
+    let args = ["reproduce", "h12", "H01", "H10", "H30", "--json", "--report", &report];
+    let all = json(&args);
+    let all = all.as_array().unwrap();
+    let ids: Vec<&str> = all.iter().map(|r| r["id"].as_str().unwrap()).collect();
+    assert_eq!(ids, ["H01", "H10", "H12", "H30"]);
+    for r in all {
+        for field in ["id", "kind", "printed", "ours", "error", "tolerance", "pass"] {
+            let value = &r[field];
+            assert!(!value.is_null() && !value.is_object(), "{field}: {value}");
+        }
+    }
+    assert_eq!(
+        (all[0]["kind"].as_str(), all[0]["ours"].as_array().unwrap().len()),
+        (Some("CAL"), 6)
+    );
+    assert_eq!(all[0]["pass"], true);
+    let rate = all[2]["ours"].as_f64().unwrap();
+    let error = rate / all[2]["printed"].as_f64().unwrap() - 1.0;
+    assert!((all[2]["error"].as_f64().unwrap() - error).abs() < 1e-3);
+    assert_eq!(all[3]["pass"], false, "what is not run does not pass");
+    let html = std::fs::read_to_string(report).unwrap();
+    assert!(html.contains("H12") && !html.contains("src=") && !html.contains("href="));
+}
+
+#[test]
+fn an_unknown_target_is_told_with_those_there_are() {
+    let e = refusal(&["reproduce", "H99", "--report", "/tmp/unused.html"]);
+    assert!(e.contains("there is no target \"H99\"; the targets are H01, H02"), "{e}");
+}

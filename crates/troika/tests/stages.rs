@@ -1,0 +1,100 @@
+//! A split by stages computes the same bits as one device does.
+
+#![allow(missing_docs)]
+
+use troika::engine::{SequenceInput, WantedLogits};
+use troika::model::lower::{SegmentKind, segments};
+use troika::plan::{Plan, Rule, Share, Split, Stage};
+use troika::{DeviceOptions, Model, OpenOptions, Source, make_plan};
+
+fn options(devices: &[&str], plan: Option<Plan>) -> OpenOptions {
+    let devices = devices.iter().map(|d| d.parse().unwrap()).collect();
+    let devices = DeviceOptions { devices, ..DeviceOptions::default() };
+    OpenOptions { devices, plan, context: Some(64), chunk: 16, ..OpenOptions::default() }
+}
+
+/// Bits of all logits of a prompt and of a token after it.
+fn logits(options: &OpenOptions) -> Vec<u32> {
+    let mut model = Model::open(Source::BuiltIn, options).unwrap();
+    let seq = model.engine().open();
+    let mut bits = Vec::new();
+    let tokens: Vec<u32> = (0..29).map(|i| i * 37 % 1000).collect();
+    for tokens in [&tokens[..], &[7]] {
+        let input = [SequenceInput { seq, tokens, logits: WantedLogits::All }];
+        let mut take =
+            |_: usize, _: usize, row: &[f32]| bits.extend(row.iter().map(|x| x.to_bits()));
+        model.engine().run(&input, &mut take).unwrap();
+    }
+    bits
+}
+
+fn share(device: &str, share: u32) -> Share {
+    Share { device: device.into(), share }
+}
+
+fn stage(device: &str, split: Option<Split>) -> Stage {
+    Stage { device: device.into(), split }
+}
+
+/// The plan of one device with the segments of products split by stages.
+fn staged(qkv: Vec<Stage>, attn_out: Vec<Stage>) -> Plan {
+    let mut plan = make_plan(Source::BuiltIn, &options(&["a=cpu", "b=cpu"], None)).unwrap().plan;
+    plan.devices = vec!["a".into(), "b".into()];
+    let model = Model::open(Source::BuiltIn, &options(&["a=cpu"], None)).unwrap();
+    let all = segments(model.spec());
+    let others = SegmentKind::ALL.into_iter().filter(|k| all.iter().any(|s| s.0 == *k));
+    let others = others.filter(|k| !matches!(k, SegmentKind::Qkv | SegmentKind::AttnOut));
+    let others: Vec<SegmentKind> = others.collect();
+    for rules in [&mut plan.prefill.rules, &mut plan.decode.rules] {
+        let plain = rules[0].clone();
+        let with = |kind, stages: &[Stage]| Rule {
+            segments: Some(vec![kind]),
+            device: stages[0].device.clone(),
+            split: Some(Split::Stages { stages: stages.to_vec() }),
+            ..plain.clone()
+        };
+        *rules = vec![
+            Rule { segments: Some(others.clone()), ..plain.clone() },
+            with(SegmentKind::Qkv, &qkv),
+            with(SegmentKind::AttnOut, &attn_out),
+        ];
+    }
+    plan
+}
+
+#[test]
+fn stages_on_other_devices_give_the_same_bits() {
+    let alone = logits(&options(&["a=cpu"], None));
+    let columns = Some(Split::Columns { parts: vec![share("a", 1), share("b", 2)] });
+    let rows = Some(Split::Rows { lengths: vec![8], rest: "b".into() });
+    for (products, sum) in [(stage("b", columns), "a"), (stage("a", rows), "b")] {
+        let plan = staged(
+            vec![stage("a", None), products.clone(), stage("b", None)],
+            vec![products, stage(sum, None)],
+        );
+        let plan = Plan::from_json(&plan.to_json()).unwrap();
+        assert!(alone == logits(&options(&["a=cpu", "b=cpu"], Some(plan))), "other bits");
+    }
+}
+
+#[test]
+fn stages_that_do_not_fit_are_refused_in_a_sentence() {
+    let refused = |qkv: Vec<Stage>, attn_out: Vec<Stage>| {
+        let plan = staged(qkv, attn_out);
+        let opened = Model::open(Source::BuiltIn, &options(&["a=cpu", "b=cpu"], Some(plan)));
+        let e = opened.err().expect("refused").to_string();
+        assert!(!e.contains('\n'), "{e}");
+        e
+    };
+    let (a, b) = (|| stage("a", None), || stage("b", None));
+    let e = refused(vec![a(), b()], vec![a(), b()]);
+    assert!(e.contains("layer 0 qkv has 3 stages, the plan's rule 2"), "{e}");
+    let e = refused(vec![a()], vec![a(), b()]);
+    assert!(e.contains("has fewer than two stages"), "{e}");
+    let nested = stage("a", Some(Split::Stages { stages: vec![a(), b()] }));
+    let e = refused(vec![a(), nested, b()], vec![a(), b()]);
+    assert!(e.contains("has stages within a stage"), "{e}");
+    let same = stage("b", Some(Split::Rows { lengths: vec![8], rest: "b".into() }));
+    let e = refused(vec![a(), same, b()], vec![a(), b()]);
+    assert!(e.contains("leaves the rest of the rows to the same device"), "{e}");
+}
