@@ -96,11 +96,15 @@ impl PlacedSegment {
 
     /// All pieces.
     pub fn pieces(&self) -> impl Iterator<Item = &CompiledPiece> {
-        self.0.iter().flat_map(|stage| stage.wholes.iter().flatten().chain(&stage.columns))
+        self.0.iter().flat_map(PlacedStage::pieces)
     }
 }
 
 impl PlacedStage {
+    fn pieces(&self) -> impl Iterator<Item = &CompiledPiece> {
+        self.wholes.iter().flatten().chain(&self.columns)
+    }
+
     fn areas(&self, rows: usize) -> Result<Vec<Area<'_>>, EngineError> {
         let areas = self.partition.areas(rows)?.into_iter().map(|area| match area.by {
             Computed::Part(part) => (area.rows, self.wholes[part].as_slice()),
@@ -298,15 +302,14 @@ impl Program {
         if self.prefill.len() > 1 {
             return true;
         }
-        let shared_out = |s: &&Arc<PlacedSegment>| {
-            !matches!(s.partition, Partition::Whole { .. } | Partition::Columns(_))
-        };
         let prefill = self.prefill.iter().flat_map(|(_, segments)| segments);
-        let mut segments = prefill.chain(&self.decode).filter(shared_out);
-        segments.any(|s| {
-            let mut ids = s.pieces().map(|p| &self.devices[p.device].caps().numerics);
+        let mut stages = prefill.chain(&self.decode).flat_map(|segment| &segment.0);
+        stages.any(|stage| {
+            let by_rows =
+                !matches!(stage.partition, Partition::Whole { .. } | Partition::Columns(_));
+            let mut ids = stage.pieces().map(|p| &self.devices[p.device].caps().numerics);
             let first = ids.next();
-            ids.any(|id| Some(id) != first)
+            by_rows && ids.any(|id| Some(id) != first)
         })
     }
 

@@ -265,7 +265,7 @@ pub enum Split {
 }
 
 /// A stage of a segment: products of the same inputs, or the ops between products.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Stage {
     /// Name of the device that computes it, or with `split` what is not shared out.

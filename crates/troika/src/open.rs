@@ -6,7 +6,9 @@ use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use troika_device::{Clock, Device, RealClock};
-use troika_engine::{CompileControl, Engine, EngineError, EngineParts, PhaseCopies, Sharing, copies};
+use troika_engine::{
+    CompileControl, Engine, EngineError, EngineParts, PhaseCopies, Sharing, copies,
+};
 use troika_graph::{ActivationFormat, DType};
 use troika_model::chat::ChatTemplate;
 use troika_model::lower::{LowerOptions, Lowered, lower};

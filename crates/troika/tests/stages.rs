@@ -5,7 +5,7 @@
 use troika::engine::{SequenceInput, WantedLogits};
 use troika::model::lower::{SegmentKind, segments};
 use troika::plan::{Plan, Rule, Share, Split, Stage};
-use troika::{DeviceOptions, Model, OpenOptions, Source, make_plan};
+use troika::{DeviceOptions, Model, OpenOptions, Source, Subject, make_plan};
 
 fn options(devices: &[&str], plan: Option<Plan>) -> OpenOptions {
     let devices = devices.iter().map(|d| d.parse().unwrap()).collect();
@@ -15,7 +15,7 @@ fn options(devices: &[&str], plan: Option<Plan>) -> OpenOptions {
 
 /// Bits of all logits of a prompt and of a token after it.
 fn logits(options: &OpenOptions) -> Vec<u32> {
-    let mut model = Model::open(Source::BuiltIn, options).unwrap();
+    let model = Model::open(Source::BuiltIn, options).unwrap();
     let seq = model.engine().open();
     let mut bits = Vec::new();
     let tokens: Vec<u32> = (0..29).map(|i| i * 37 % 1000).collect();
@@ -38,7 +38,9 @@ fn stage(device: &str, split: Option<Split>) -> Stage {
 
 /// The plan of one device with the segments of products split by stages.
 fn staged(qkv: Vec<Stage>, attn_out: Vec<Stage>) -> Plan {
-    let mut plan = make_plan(Source::BuiltIn, &options(&["a=cpu", "b=cpu"], None)).unwrap().plan;
+    let mut plan = make_plan(&Subject::Files(Source::BuiltIn), &options(&["a=cpu", "b=cpu"], None))
+        .unwrap()
+        .plan;
     plan.devices = vec!["a".into(), "b".into()];
     let model = Model::open(Source::BuiltIn, &options(&["a=cpu"], None)).unwrap();
     let all = segments(model.spec());

@@ -220,7 +220,8 @@ fn partition(rule: &Rule, groups: Option<usize>) -> (Partition, Vec<String>) {
         parts.iter().map(|p| p.device.clone()).collect()
     };
     match &rule.split {
-        None => (Partition::Whole { part: 0 }, vec![own]),
+        // The solver makes no stages. It prices a plan that has them as if they were not shared out.
+        None | Some(Split::Stages { .. }) => (Partition::Whole { part: 0 }, vec![own]),
         Some(Split::Columns { parts }) => (Partition::Columns(columns(parts)), devices(parts)),
         Some(Split::Rows { lengths, rest }) => {
             let lengths = lengths.clone();

@@ -29,13 +29,14 @@ impl Placement {
         Placement { device: owner.into(), split: Some(Split::Columns { parts }) }
     }
 
-    /// Whole, by columns, by rows or by both.
+    /// Whole, by columns, by rows, by both or by stages.
     pub fn way(&self) -> u8 {
         match self.split {
             None => 0,
             Some(Split::Columns { .. }) => 1,
             Some(Split::Rows { .. }) => 2,
             Some(Split::Hybrid { .. }) => 3,
+            Some(Split::Stages { .. }) => 4,
         }
     }
 
@@ -58,6 +59,7 @@ impl Placement {
             Some(Split::Hybrid { lengths, parts }) => {
                 format!("{}, the rest by columns {}", rows(lengths), columns(parts))
             }
+            Some(Split::Stages { stages }) => format!("{} stages", stages.len()),
         }
     }
 }

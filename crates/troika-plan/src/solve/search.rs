@@ -691,7 +691,9 @@ fn one_row(p: &Placement) -> Placement {
     match &p.split {
         Some(crate::Split::Columns { .. }) | None => p.clone(),
         Some(crate::Split::Rows { rest, .. }) => Placement::whole(rest),
-        Some(crate::Split::Hybrid { .. }) => Placement::whole(&p.device),
+        Some(crate::Split::Hybrid { .. } | crate::Split::Stages { .. }) => {
+            Placement::whole(&p.device)
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use troika_device::{Clock, Device, DeviceError};
-use troika_engine::{Engine, EngineParts, SeqId, SequenceInput, WantedLogits};
+use troika_engine::{Engine, EngineParts, SeqId, SequenceInput, Sharing, WantedLogits};
 use troika_graph::DType;
 use troika_model::lower::{LowerOptions, Lowered, WeightShape, WeightShapes, lower};
 use troika_model::spec::ModelSpec;
@@ -270,7 +270,7 @@ impl Simulation {
             devices: &devices,
             clock: clock.clone(),
             tracer: tracer.clone(),
-            sequences: 1,
+            sharing: Sharing::default(),
         };
         let start = clock.now();
         let engine = Engine::new(parts)?;

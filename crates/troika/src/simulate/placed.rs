@@ -58,8 +58,10 @@ pub(super) fn plan(r: &Request<'_>) -> Result<Plan, SimulateError> {
             policy: Policy::InOrder,
             critical_device: None,
             rules: prefill,
+            lengths: Vec::new(),
         },
         decode: Decode { rules: decode },
+        predicted: None,
     })
 }
 
