@@ -33,11 +33,13 @@ impl Engine {
     pub(crate) fn plan_batches(&mut self, place: usize, only: Option<Phase>) {
         self.slots[place].clear();
         let budget = self.budget(only);
-        let decodes = only != Some(Phase::Prefill);
-        if decodes && !self.plan_pass(place, only, true, &budget) {
-            return;
+        if only != Some(Phase::Prefill) {
+            self.plan_pass(place, only, true, &budget);
         }
-        self.plan_pass(place, only, false, &budget);
+        let full = !self.slots[place].seqs.is_empty() && self.one_by_one(place);
+        if !full {
+            self.plan_pass(place, only, false, &budget);
+        }
     }
 
     /// What a step may compute. While others decode, prompts have a part of it.
@@ -52,7 +54,12 @@ impl Engine {
         // one graph that is seen; what runs beside it must not get them.
         let keeps =
             self.one_placement || self.model.lowered.page_groups.iter().all(Option::is_none);
-        let batches = if several && alone && keeps { CHUNKS_AT_ONCE } else { 1 };
+        let batches = match several && alone && keeps {
+            false => 1,
+            // Others wait for the end of what is begun.
+            true if self.queue.len() > 1 => 2 * plan.prefill.chunks_in_flight,
+            true => CHUNKS_AT_ONCE,
+        };
         let rows = if alone { chunk } else { self.sharing.rows_per_step.min(chunk) };
         let decoded = if only.is_none() { decoding } else { 0 };
         let prompt_rows = match batches {
@@ -71,16 +78,17 @@ impl Engine {
         last && (self.one_placement || s.phase(cached, false).0 == Phase::Decode)
     }
 
-    /// Adds the rows of sequences that decode, or of the others. `false` when nothing more may be
-    /// added.
-    fn plan_pass(
-        &mut self,
-        place: usize,
-        only: Option<Phase>,
-        decoding: bool,
-        budget: &Budget,
-    ) -> bool {
+    /// Whether what is planned for a place is to run alone.
+    fn one_by_one(&self, place: usize) -> bool {
+        let mut planned = self.slots[place].seqs.iter();
+        self.rows_matter || planned.any(|(seq, _)| self.sequences.get(seq).is_some_and(|s| s.alone))
+    }
+
+    /// Adds the rows of sequences that decode, or of the others.
+    fn plan_pass(&mut self, place: usize, only: Option<Phase>, decoding: bool, budget: &Budget) {
         let mut left = if decoding { usize::MAX } else { budget.prompt_rows };
+        // Once one has to wait, those behind it do not overtake it; those that run go on.
+        let mut held = false;
         for at in 0..self.queue.len() {
             let Some(&seq) = self.queue.get(at) else { break };
             let Some(s) = self.sequences.get(&seq) else { continue };
@@ -94,10 +102,12 @@ impl Engine {
             if others && (s.alone || self.rows_matter) {
                 continue;
             }
-            let alone = s.alone || self.rows_matter;
+            if held && s.stage != Stage::Running {
+                continue;
+            }
             if !self.begin(seq) {
-                // Those behind it do not overtake it.
-                return false;
+                held = true;
+                continue;
             }
             while left > 0 {
                 match self.plan_rows(place, seq, only, (left, budget)) {
@@ -106,7 +116,8 @@ impl Engine {
                     Err(EngineError::Kv(KvError::Full(_))) => {
                         if !self.make_room(seq) {
                             self.give_way(seq, place);
-                            return false;
+                            held = true;
+                            break;
                         }
                     }
                     Err(error) => {
@@ -115,15 +126,10 @@ impl Engine {
                     }
                 }
             }
-            let planned = self.slots[place].seqs.iter().any(|(s, _)| *s == seq);
-            if alone && planned {
-                return false;
-            }
-            if left == 0 {
-                return false;
+            if left == 0 || (!self.slots[place].seqs.is_empty() && self.one_by_one(place)) {
+                return;
             }
         }
-        true
     }
 
     /// Lets a sequence that waits begin, if there is a place for it.

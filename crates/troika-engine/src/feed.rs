@@ -95,6 +95,8 @@ impl Engine {
             s.in_flight = None;
         }
         self.through(input.seq);
+        let len = self.len(input.seq);
+        self.handle.lock().idle(input.seq, len);
         Ok(tasks)
     }
 }

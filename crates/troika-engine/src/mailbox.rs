@@ -208,6 +208,7 @@ impl EngineHandle {
             return Err(KvError::Closed(seq).into());
         };
         self.check(&[token], known.len)?;
+        // It was pending all the time, so that nobody's cancellation was lost meanwhile.
         known.len += 1;
         Ok(())
     }

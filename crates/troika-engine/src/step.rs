@@ -338,14 +338,13 @@ impl Engine {
         true
     }
 
-    /// All tokens of a sequence are computed.
+    /// All tokens of a sequence are computed. Whoever asks for it hears that it waits only when it
+    /// was said what it does next.
     pub(crate) fn through(&mut self, seq: SeqId) {
         let Some(s) = self.sequences.get_mut(&seq) else { return };
         let prompt = s.tokens.len() - s.fed_from > 1;
-        let len = s.tokens.len();
         s.stage = Stage::Idle;
         s.logits_from = usize::MAX;
-        self.handle.lock().idle(seq, len);
         self.queue.retain(|other| *other != seq);
         if prompt {
             self.publish(seq);
@@ -354,13 +353,20 @@ impl Engine {
 
     /// Does what was said about a sequence that is through.
     fn go_on(&mut self, seq: SeqId, next: Next, last: bool) {
-        let Next::Feed(token) = next else { return };
         if !last {
             return;
         }
+        let len = self.len(seq);
+        let Next::Feed(token) = next else {
+            self.handle.lock().idle(seq, len);
+            return;
+        };
         match self.handle.go_on(seq, token) {
             Ok(()) => self.feed_now(seq, &[token], WantedLogits::Last),
-            Err(error) => self.events.push_back(Event::Failed { seq, error }),
+            Err(error) => {
+                self.handle.lock().idle(seq, len);
+                self.events.push_back(Event::Failed { seq, error });
+            }
         }
     }
 
