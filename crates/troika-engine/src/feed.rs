@@ -95,8 +95,7 @@ impl Engine {
             s.in_flight = None;
         }
         self.through(input.seq);
-        let len = self.len(input.seq);
-        self.handle.lock().idle(input.seq, len);
+        self.idle(input.seq);
         Ok(tasks)
     }
 }

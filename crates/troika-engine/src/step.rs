@@ -129,12 +129,12 @@ impl Engine {
             return;
         }
         self.queue.retain(|other| *other != seq);
-        let done = self.kv.len(seq).min(s.tokens.len());
+        // What it had before it was fed last stays, even if others have its pages.
+        let done = self.kv.len(seq).max(s.fed_from).min(s.tokens.len());
         if s.cancelled && !s.closed {
             s.cancelled = false;
             s.truncate(done);
             self.publish(seq);
-            self.handle.lock().idle(seq, done);
             self.events.push_back(Event::Cancelled { seq });
             return;
         }
@@ -165,18 +165,29 @@ impl Engine {
         s.in_flight = None;
         s.truncate(len);
         self.cut_cache(seq, len);
-        self.handle.lock().idle(seq, len);
         self.events.push_back(Event::Failed { seq, error });
     }
 
     fn hand_out(&mut self, on: OnEvent<'_>) -> bool {
         let mut told = false;
         while let Some(event) = self.events.pop_front() {
-            let begins = matches!(event, Event::Begun { .. });
+            let (seq, begins) = (event.seq(), matches!(event, Event::Begun { .. }));
             on(event);
-            told |= !begins;
+            if !begins {
+                self.idle(seq);
+                told = true;
+            }
         }
         told
+    }
+
+    /// A sequence waits for tokens, and whoever wants to know has been told: only now it can be
+    /// fed, lest what is told of what it was fed with before is taken for news of what it is fed
+    /// with next.
+    pub(crate) fn idle(&self, seq: SeqId) {
+        if let Some(s) = self.sequences.get(&seq) {
+            self.handle.lock().idle(seq, s.tokens.len());
+        }
     }
 
     /// The sequence that is to be computed first.
@@ -261,7 +272,8 @@ impl Engine {
                 flying.canceller.reset();
             }
         }
-        // Who was cancelled meanwhile has not failed.
+        // If it was ended because nobody wants it any more, that is known before it is seen as a
+        // failure.
         self.take_requests();
         match result {
             Ok(()) => self.deliver(place, on),
@@ -356,17 +368,10 @@ impl Engine {
         if !last {
             return;
         }
-        let len = self.len(seq);
-        let Next::Feed(token) = next else {
-            self.handle.lock().idle(seq, len);
-            return;
-        };
+        let Next::Feed(token) = next else { return self.idle(seq) };
         match self.handle.go_on(seq, token) {
             Ok(()) => self.feed_now(seq, &[token], WantedLogits::Last),
-            Err(error) => {
-                self.handle.lock().idle(seq, len);
-                self.events.push_back(Event::Failed { seq, error });
-            }
+            Err(error) => self.events.push_back(Event::Failed { seq, error }),
         }
     }
 
