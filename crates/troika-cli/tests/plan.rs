@@ -327,3 +327,41 @@ fn bench_and_devices_take_devices_too() {
     }
     assert_eq!(rows.lines().count(), 2);
 }
+
+/// Rules by the length of a chunk change who computes, and no number; a bucket that leaves nothing
+/// is refused.
+#[test]
+fn rules_by_length_write_the_same_text() {
+    let alone = stdout(&troika(&RUN));
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("plan.json");
+    let file = file.to_str().unwrap();
+    let make = |strategy: &str| -> Value {
+        let more = ["--strategy", strategy, "--ubatch-size", "4"];
+        serde_json::from_str(&stdout(&troika(&[&["plan"][..], &two(), &more].concat()))).unwrap()
+    };
+    let mut plan = make("one-device");
+    plan["devices"] = serde_json::json!(["a", "b"]);
+    let rules = |strategy: &str| make(strategy)["prefill"]["rules"].clone();
+    plan["prefill"]["lengths"] = serde_json::json!([
+        { "up_to": 1, "rules": rules("alternate") },
+        { "up_to": 3, "rules": rules("split-rows=2") },
+    ]);
+    let run = [&RUN[..], &two(), &["--plan", file]].concat();
+    for chunk in [4, 5] {
+        plan["prefill"]["chunk"] = chunk.into();
+        std::fs::write(file, plan.to_string()).unwrap();
+        // The last chunk of a prompt is shorter than the others.
+        assert_eq!(stdout(&troika(&run)), alone, "{chunk}");
+    }
+    // The cache is in one place, whatever the length.
+    let mut torn = plan.clone();
+    torn["prefill"]["lengths"][0]["rules"] = rules("split-columns=0.3");
+    std::fs::write(file, torn.to_string()).unwrap();
+    let (_, said) = refused(&run);
+    assert!(said.contains("use a cache in one place"), "{said}");
+    plan["prefill"]["lengths"][1]["up_to"] = 5.into();
+    std::fs::write(file, plan.to_string()).unwrap();
+    let (code, said) = refused(&run);
+    assert!(code == 2 && said.contains("leaves nothing to the rules of chunks of 5"), "{said}");
+}

@@ -182,32 +182,7 @@ impl Program {
         let mut list = CompileList::default();
         for (i, segment) in lowered.segments.iter().enumerate() {
             list.begin_segment();
-            let rule = |phase, rows| {
-                let rule = plan.rule_for((phase, rows), segment.kind, segment.layer);
-                rule.ok_or_else(|| EngineError::Unplaced(segment.graph.name.clone()))
-            };
-            let heads = attention_of(lowered, segment);
-            let edges = segment.inputs.iter().chain(&segment.outputs);
-            let alike = edges.map(|e| program.values.dtypes[e.0]).all(|[p, d]| p == d);
-            let of = (segment, heads);
-            // What was placed in the same way before is the same.
-            let mut placed: Vec<(&Rule, Arc<PlacedSegment>)> = Vec::new();
-            for bucket in 0..program.prefill.len() {
-                let rule = rule(Phase::Prefill, program.prefill[bucket].0)?;
-                let first = match placed.iter().find(|(known, _)| known.places_as(rule)) {
-                    Some((_, known)) => known.clone(),
-                    None => Arc::new(program.place(of, (rule, Phase::Prefill), &mut list)?),
-                };
-                placed.push((rule, first.clone()));
-                program.prefill[bucket].1.push(first);
-            }
-            let rule = rule(Phase::Decode, 1)?;
-            let known = placed.iter().find(|(known, _)| known.places_as(rule) && alike);
-            let second = match known {
-                Some((_, known)) => known.clone(),
-                None => Arc::new(program.place(of, (rule, Phase::Decode), &mut list)?),
-            };
-            program.decode.push(second);
+            program.place_segment((lowered, segment), plan, &mut list)?;
             program.segment_of.resize(program.values.cols.len() - lowered.edges.len(), i);
         }
         program.find_apart(lowered);
@@ -219,6 +194,41 @@ impl Program {
         let scratch = program.loaded.iter().map(|w| w.executable().scratch_bytes());
         program.scratch_bytes = scratch.max().unwrap_or(0);
         Ok(program)
+    }
+
+    /// Places a segment for chunks of each length and for decoding. What was placed in the same way
+    /// before is the same.
+    fn place_segment(
+        &mut self,
+        (lowered, segment): (&Lowered, &Segment),
+        plan: &Plan,
+        list: &mut CompileList,
+    ) -> Result<(), EngineError> {
+        let rule = |phase, rows| {
+            let rule = plan.rule_for((phase, rows), segment.kind, segment.layer);
+            rule.ok_or_else(|| EngineError::Unplaced(segment.graph.name.clone()))
+        };
+        let edges = segment.inputs.iter().chain(&segment.outputs);
+        let alike = edges.map(|e| self.values.dtypes[e.0]).all(|[p, d]| p == d);
+        let of = (segment, attention_of(lowered, segment));
+        let mut placed: Vec<(&Rule, Arc<PlacedSegment>)> = Vec::new();
+        for bucket in 0..self.prefill.len() {
+            let rule = rule(Phase::Prefill, self.prefill[bucket].0)?;
+            let here = match placed.iter().find(|(known, _)| known.places_as(rule)) {
+                Some((_, known)) => known.clone(),
+                None => Arc::new(self.place(of, (rule, Phase::Prefill), list)?),
+            };
+            placed.push((rule, here.clone()));
+            self.prefill[bucket].1.push(here);
+        }
+        let rule = rule(Phase::Decode, 1)?;
+        let known = placed.iter().find(|(known, _)| known.places_as(rule) && alike);
+        let here = match known {
+            Some((_, known)) => known.clone(),
+            None => Arc::new(self.place(of, (rule, Phase::Decode), list)?),
+        };
+        self.decode.push(here);
+        Ok(())
     }
 
     /// Finds the values of which pieces use the same columns or others, but never some of the same.

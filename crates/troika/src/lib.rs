@@ -49,6 +49,7 @@ mod generation;
 mod open;
 mod perplexity;
 mod profile;
+mod profile_file;
 mod prompt;
 mod session;
 mod simulate;

@@ -29,7 +29,7 @@ use crate::devices::{DeviceOptions, computes_nothing, open_devices, virtual_cloc
 use crate::driver::Driver;
 use crate::error::Error;
 use crate::generation::GenerationDefaults;
-use crate::profile;
+use crate::profile_file::{self, solve_device};
 use crate::source::Source;
 use crate::text;
 
@@ -521,7 +521,7 @@ fn plan_of(
             let find = |name: &str| devices.iter().find(|d| d.name() == name);
             plan.check_shapes(&|name| find(name).is_some_and(|d| d.caps().static_shapes))?;
             if devices.iter().any(|d| d.caps().max_resident_bytes.is_some()) {
-                let devices: Vec<SolveDevice> = devices.iter().map(profile::solve_device).collect();
+                let devices: Vec<SolveDevice> = devices.iter().map(solve_device).collect();
                 check_memory(plan, &lowered(spec, store, plan)?, &devices)?;
             }
             plan.clone()
@@ -567,13 +567,13 @@ fn solved(
     devices: &[Arc<dyn Device>],
 ) -> Result<Solved, Error> {
     let one = one_device_plan(spec, store, options, devices)?;
-    let here = profile::subject_of(spec, store, &one, devices);
-    let measured = profile::read(&wanted.profile, &here)?;
+    let here = profile_file::subject_of(spec, store, &one, devices);
+    let measured = profile_file::read(&wanted.profile, &here)?;
     let base = plan_request(store, options);
     let (lowered, shapes) = (lowered(spec, store, &one)?, |key| store.shape(key));
     // What a device refuses on any plan, whatever that plan would have it compute.
     let refusals = troika_engine::examine(spec, &shapes, &one, devices)?;
-    let devices: Vec<SolveDevice> = devices.iter().map(profile::solve_device).collect();
+    let devices: Vec<SolveDevice> = devices.iter().map(solve_device).collect();
     let refuse = |error| Error::Profile { file: wanted.profile.display().to_string(), error };
     let cost = ProfiledCosts::new(&measured, &devices).map_err(refuse)?;
     let request = SolveRequest {

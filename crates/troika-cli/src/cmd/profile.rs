@@ -83,6 +83,29 @@ fn table(profile: &Profile) -> String {
             fit.error * 100.0
         ));
     }
+    text.push_str(&pairs(profile));
+    if let Some(r) = profile.regret {
+        text.push_str(&format!(
+            "\non {} runs that were not fitted, the fits are off by {:.1} % (median); ",
+            r.runs,
+            r.error * 100.0
+        ));
+        text.push_str(&match r.choices {
+            0 => "there was nothing to choose between\n".to_string(),
+            n => format!(
+                "{n} choices by them lose {:.1} % (median), {:.1} % at worst\n",
+                r.median * 100.0,
+                r.worst * 100.0
+            ),
+        });
+    }
+    text
+}
+
+/// What devices do together.
+fn pairs(profile: &Profile) -> String {
+    let names = names(profile);
+    let mut text = String::new();
     if !profile.pairs.is_empty() {
         text.push_str(
             "\n| from | to | hand-over, us | sleeping, us | slower beside it, by rows |\n\
@@ -100,21 +123,6 @@ fn table(profile: &Profile) -> String {
             p.blocking_ns.median / 1e3,
             slow.join(", ")
         ));
-    }
-    if let Some(r) = profile.regret {
-        text.push_str(&format!(
-            "\non {} runs that were not fitted, the fits are off by {:.1} % (median); ",
-            r.runs,
-            r.error * 100.0
-        ));
-        text.push_str(&match r.choices {
-            0 => "there was nothing to choose between\n".to_string(),
-            n => format!(
-                "{n} choices by them lose {:.1} % (median), {:.1} % at worst\n",
-                r.median * 100.0,
-                r.worst * 100.0
-            ),
-        });
     }
     text
 }

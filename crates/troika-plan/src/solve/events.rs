@@ -34,20 +34,22 @@ impl Ord for Instant {
     }
 }
 
+/// For each task those that wait for it, and how many each waits for.
+fn behind(tasks: &[SimTask]) -> (Vec<Vec<(usize, f64)>>, Vec<usize>) {
+    let mut behind = vec![Vec::new(); tasks.len()];
+    for (i, task) in tasks.iter().enumerate() {
+        task.after.iter().for_each(|&(before, lag)| behind[before].push((i, lag)));
+    }
+    (behind, tasks.iter().map(|t| t.after.len()).collect())
+}
+
 /// When each task ends. `slowdowns` says how much slower tasks of some keys are together.
 pub(super) fn run(
     tasks: &[SimTask],
     devices: usize,
     slowdowns: &mut dyn FnMut(&[usize]) -> Vec<f64>,
 ) -> Vec<f64> {
-    let mut behind: Vec<Vec<(usize, f64)>> = vec![Vec::new(); tasks.len()];
-    let mut missing: Vec<usize> = vec![0; tasks.len()];
-    for (i, task) in tasks.iter().enumerate() {
-        for &(before, lag) in &task.after {
-            behind[before].push((i, lag));
-            missing[i] += 1;
-        }
-    }
+    let (behind, mut missing) = behind(tasks);
     let mut earliest = vec![0.0_f64; tasks.len()];
     let mut coming = BinaryHeap::new();
     coming

@@ -1,6 +1,7 @@
 //! The solver: of the ways to divide a model over devices, the plan that a cost model says is best.
 //! See the README beside this file.
 
+mod choice;
 mod events;
 mod layout;
 mod options;

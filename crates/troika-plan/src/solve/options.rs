@@ -106,7 +106,7 @@ fn by_rows(kind: SegmentKind) -> bool {
 }
 
 /// What options are listed for.
-pub(super) struct Wanted<'a> {
+pub(super) struct KindRequest<'a> {
     pub kind: SegmentKind,
     /// The most rows.
     pub rows: usize,
@@ -117,7 +117,7 @@ pub(super) struct Wanted<'a> {
     pub whole_ns: &'a [f64],
 }
 
-impl Wanted<'_> {
+impl KindRequest<'_> {
     /// All ways that are worth a look.
     pub fn options(&self) -> Vec<Placement> {
         let names: Vec<&str> = self.devices.iter().map(|d| d.name.as_str()).collect();

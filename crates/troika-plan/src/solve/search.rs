@@ -3,7 +3,8 @@
 
 use troika_model::lower::SegmentKind;
 
-use super::options::{Placement, Wanted, by_columns, rules};
+use super::choice::{Choice, Placed, Scope, for_decode, one_row};
+use super::options::{KindRequest, Placement, by_columns, rules};
 use super::predict::{Extract, PredictRequest, Predictor, Spent};
 use super::{Alternative, SolveRequest, Solved};
 use crate::cost::{Goal, PricedRun};
@@ -23,26 +24,6 @@ const WORTH_A_CHANGE: f64 = 0.997;
 const WORTH_SHARING: f64 = 0.97;
 /// Rounds of bettering, each of which looks at every kind.
 const ROUNDS: usize = 3;
-
-type Placed = Vec<(SegmentKind, Placement)>;
-
-/// Chunks of some lengths, or decoding.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Scope {
-    phase: Phase,
-    /// The lengths that stand for all of it.
-    rows: [usize; 2],
-    /// What is cached before.
-    cached: usize,
-}
-
-/// Placements for all scopes.
-#[derive(Clone, Debug)]
-struct Choice {
-    /// Of length buckets, by their most rows; the last is that of full chunks.
-    prefill: Vec<(usize, Placed)>,
-    decode: Placed,
-}
 
 /// A placement of a scope that is not the best one.
 #[derive(Clone, Debug)]
@@ -307,15 +288,7 @@ impl<'a> Search<'a> {
                 choice.decode = for_decode(&placed);
             }
             if which == Some(main) {
-                // All prompts keep the cache in the same place.
-                let attention = placed.iter().find(|(k, _)| *k == SegmentKind::Attention).cloned();
-                for (_, p) in &mut choice.prefill {
-                    for (kind, at) in p.iter_mut().filter(|(k, _)| *k == SegmentKind::Attention) {
-                        if let Some(a) = attention.iter().find(|a| a.0 == *kind) {
-                            at.clone_from(&a.1);
-                        }
-                    }
-                }
+                choice.share_attention(main);
             }
             done.push(which);
         }
@@ -360,31 +333,12 @@ impl<'a> Search<'a> {
         let singles = seeds.clone();
         seeds.truncate(SEEDS);
         let mut best: Option<(f64, Placed)> = None;
-        for (mut score, mut placed) in seeds {
-            for _ in 0..ROUNDS {
-                let before = score;
-                for (at, list) in options.iter().enumerate() {
-                    if fixed(placed[at].0) {
-                        continue;
-                    }
-                    for option in list {
-                        let kept = std::mem::replace(&mut placed[at].1, option.clone());
-                        // What hardly helps is left out: it may be an error of the prices.
-                        let least = score * WORTH_A_CHANGE;
-                        let new = self.score((scope, which), choice, (&placed, done, least))?;
-                        if new < least {
-                            score = new;
-                        } else {
-                            placed[at].1 = kept;
-                        }
-                    }
-                }
-                if score >= before * 0.999 {
-                    break;
-                }
-            }
-            if best.as_ref().is_none_or(|b| score < b.0) {
-                best = Some((score, placed));
+        for seed in seeds {
+            let free = |kind| !fixed(kind);
+            let bettered =
+                self.bettered(seed, (scope, which), (choice, done), (&options, &free))?;
+            if best.as_ref().is_none_or(|b| bettered.0 < b.0) {
+                best = Some(bettered);
             }
         }
         let alone = |p: &&(f64, Placed)| {
@@ -403,6 +357,39 @@ impl<'a> Search<'a> {
             self.remember((scope, which), choice, (&placed, &options, done))?;
         }
         Ok(placed)
+    }
+
+    /// A seed bettered, one kind of segment at a time, until nothing helps.
+    fn bettered(
+        &mut self,
+        (mut score, mut placed): (f64, Placed),
+        scope: (Scope, Option<usize>),
+        (choice, done): (&Choice, &[Option<usize>]),
+        (options, free): (&[Vec<Placement>], &dyn Fn(SegmentKind) -> bool),
+    ) -> Result<(f64, Placed), PlanError> {
+        for _ in 0..ROUNDS {
+            let before = score;
+            for (at, list) in options.iter().enumerate() {
+                if !free(placed[at].0) {
+                    continue;
+                }
+                for option in list {
+                    let kept = std::mem::replace(&mut placed[at].1, option.clone());
+                    // What hardly helps is left out: it may be an error of the prices.
+                    let least = score * WORTH_A_CHANGE;
+                    let new = self.score(scope, choice, (&placed, done, least))?;
+                    if new < least {
+                        score = new;
+                    } else {
+                        placed[at].1 = kept;
+                    }
+                }
+            }
+            if score >= before * 0.999 {
+                break;
+            }
+        }
+        Ok((score, placed))
     }
 
     /// Notes the best of the other ways for each kind: whole, by columns, by rows, by both.
@@ -497,7 +484,7 @@ impl<'a> Search<'a> {
                 })
             })
             .collect();
-        let wanted = Wanted {
+        let wanted = KindRequest {
             kind,
             rows: scope.rows[1],
             prefill: scope.phase == Phase::Prefill,
@@ -662,6 +649,7 @@ impl<'a> Search<'a> {
             for change in of_phase.take(SHOWN / 2) {
                 let mut choice = best.clone();
                 choice.set(change.which, change.placed.clone());
+                change.which.into_iter().for_each(|i| choice.share_attention(i));
                 let plan = self.plan(&choice, "solve");
                 all.extend(self.alternative(change.name.clone(), plan)?);
             }
@@ -672,32 +660,3 @@ impl<'a> Search<'a> {
 
 /// How the plans on one device begin their name.
 pub(super) const ONE_DEVICE: &str = "one device,";
-
-impl Choice {
-    fn get(&self, which: Option<usize>) -> &Placed {
-        which.and_then(|i| self.prefill.get(i)).map_or(&self.decode, |p| &p.1)
-    }
-
-    fn set(&mut self, which: Option<usize>, placed: Placed) {
-        match which {
-            None => self.decode = placed,
-            Some(i) => self.prefill[i].1 = placed,
-        }
-    }
-}
-
-/// A placement of a single row.
-fn one_row(p: &Placement) -> Placement {
-    match &p.split {
-        Some(crate::Split::Columns { .. }) | None => p.clone(),
-        Some(crate::Split::Rows { rest, .. }) => Placement::whole(rest),
-        Some(crate::Split::Hybrid { .. } | crate::Split::Stages { .. }) => {
-            Placement::whole(&p.device)
-        }
-    }
-}
-
-/// Placements of single rows.
-fn for_decode(placed: &Placed) -> Placed {
-    placed.iter().map(|(k, p)| (*k, one_row(p))).collect()
-}

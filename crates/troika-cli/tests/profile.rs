@@ -1,0 +1,174 @@
+//! `troika profile` and the plans that are chosen by it, on virtual devices: their times are exact,
+//! so that what was predicted can be compared with what a run takes.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+fn troika(args: &[&str]) -> Output {
+    let mut c = Command::new(env!("CARGO_BIN_EXE_troika"));
+    c.args(args).stdin(Stdio::null()).output().unwrap()
+}
+
+fn stdout(out: &Output) -> String {
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    String::from_utf8(out.stdout.clone()).unwrap()
+}
+
+fn refused(args: &[&str]) -> String {
+    let out = troika(args);
+    assert!(!out.status.success(), "{args:?}");
+    let said = String::from_utf8(out.stderr).unwrap();
+    assert_eq!(said.trim_end().lines().count(), 1, "{said}");
+    said
+}
+
+/// Two processors: one fast at products of many rows, one at reading memory. `npu` is more of the
+/// first one's lines.
+fn soc(dir: &Path, npu: &str) -> String {
+    let text = format!(
+        "name = \"test\"\nnumerics = \"off\"\n\
+         [[processor]]\nname = \"npu\"\nkind = \"npu\"\npeak_gops = 4000.0\n\
+         bandwidth_gb_s = 20.0\nlaunch_us = 5.0\n{npu}\n\
+         [[processor]]\nname = \"gpu\"\nkind = \"gpu\"\npeak_gops = 1000.0\n\
+         bandwidth_gb_s = 60.0\nlaunch_us = 5.0\n"
+    );
+    let file = dir.join("soc.toml");
+    std::fs::write(&file, text).unwrap();
+    let file = file.to_str().unwrap();
+    format!("npu=virtual:{file}:npu,gpu=virtual:{file}:gpu")
+}
+
+const SHAPE: [&str; 2] = ["--synthetic", "qwen3-0.6b:Q8_0"];
+
+struct Measured {
+    dir: TempDir,
+    devices: String,
+    profile: String,
+}
+
+impl Measured {
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn plan(&self, more: &[&str]) -> String {
+        let at = ["--device", &self.devices, "--profile", &self.profile, "-c", "1024"];
+        stdout(&troika(&[&["plan"][..], &SHAPE, &at, more].concat()))
+    }
+}
+
+/// The time of a prompt and of a token on some devices, in ms.
+fn bench(devices: &str, prompt: &str, how: &[&str]) -> (f64, f64) {
+    let at = ["bench", "--device", devices, "-p", prompt, "-n", "4", "-r", "1"];
+    let out = stdout(&troika(&[&at[..], &SHAPE, &["-o", "jsonl"], how].concat()));
+    let rows: Vec<Value> = out.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+    let ms = |row: &Value| row["samples_ns"][0].as_f64().unwrap() / 1e6;
+    (ms(&rows[0]), ms(&rows[1]) / 4.0)
+}
+
+fn measured(npu: &str) -> Measured {
+    let dir = tempfile::tempdir().unwrap();
+    let devices = soc(dir.path(), npu);
+    let profile = dir.path().join("profile.json").to_str().unwrap().to_string();
+    let at = ["profile", "--device", &devices, "-o", &profile, "--json"];
+    let out = stdout(&troika(&[&at[..], &SHAPE].concat()));
+    let said: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(said["devices"], serde_json::json!(["npu", "gpu"]));
+    assert!(said["regret"].as_f64().unwrap() <= 0.10, "{said}");
+    Measured { dir, devices, profile }
+}
+
+/// What is chosen takes as long as predicted, and is faster than each device alone.
+#[test]
+fn chosen_plans_keep_what_they_promise() {
+    for npu in ["", "static_shapes = true\nrow_buckets = [1, 32, 128, 512]"] {
+        let m = measured(npu);
+        for (goal, prompt) in [("ttft", "300"), ("tps", "128")] {
+            let file = m.path("plan.json");
+            let file = file.to_str().unwrap();
+            let wanted = ["--goal", goal, "--for-prompt", prompt, "--for-gen", "8"];
+            let said = m.plan(&[&wanted[..], &["--explain", "-o", file]].concat());
+            for expected in ["predicted by a profile", "| chosen |", "| one device, gpu |"] {
+                assert!(said.contains(expected), "{expected}: {said}");
+            }
+            let plan: Value =
+                serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
+            let predicted = |name: &str| plan["predicted"][name].as_f64().unwrap() / 1e3;
+            let (ttft, tpot) = bench(&m.devices, prompt, &["--plan", file]);
+            for (what, is, was) in
+                [("ttft", ttft, predicted("ttft_us")), ("tpot", tpot, predicted("tpot_us"))]
+            {
+                let off = is / was - 1.0;
+                assert!(off.abs() < 0.15, "{npu:?} {goal} {what}: {was} ms predicted, {is} ms");
+            }
+            for device in ["npu", "gpu"] {
+                let part = m.devices.split(',').find(|d| d.starts_with(device)).unwrap();
+                let (first, next) = bench(part, prompt, &[]);
+                let (mine, its) = if goal == "ttft" { (ttft, first) } else { (tpot, next) };
+                assert!(mine <= its * 1.05, "{npu:?} {goal}: {mine} ms, {its} ms on {device}");
+            }
+        }
+    }
+}
+
+#[test]
+fn profiles_are_gone_on_with_and_foreign_ones_refused() {
+    let m = measured("");
+    let whole = std::fs::read_to_string(&m.profile).unwrap();
+    let at = ["--device", &m.devices, "-o", &m.profile];
+    let again = |text: &str| {
+        std::fs::write(&m.profile, text).unwrap();
+        let out = troika(&[&["profile"][..], &SHAPE, &at].concat());
+        stdout(&out);
+        String::from_utf8(out.stderr).unwrap()
+    };
+    let mut half: Value = serde_json::from_str(&whole).unwrap();
+    half["complete"] = false.into();
+    let runs = half["runs"].as_array_mut().unwrap();
+    let count = runs.len();
+    runs.truncate(count / 2);
+    let said = again(&half.to_string());
+    assert!(said.contains(&format!("gone on with: {} runs", count / 2)), "{said}");
+    let now: Value = serde_json::from_str(&std::fs::read_to_string(&m.profile).unwrap()).unwrap();
+    assert_eq!((now["runs"].as_array().unwrap().len(), &now["complete"]), (count, &true.into()));
+
+    let plan = ["plan", "--device", &m.devices, "--profile", &m.profile];
+    let plan = [&plan[..], &SHAPE].concat();
+    let mut other = now.clone();
+    other["subject"]["machine"] = "a toaster".into();
+    for (text, says) in [
+        (other.to_string(), "profile.json: the profile is of another machine: a toaster"),
+        (half.to_string(), "the profile is not complete; run troika profile again"),
+        (whole[..whole.len() / 3].to_string(), "it is not a profile"),
+        (whole.replacen("\"version\":1", "\"version\":2", 1), "version 2, this build reads 1"),
+    ] {
+        std::fs::write(&m.profile, text).unwrap();
+        let said = refused(&plan);
+        assert!(said.contains(says), "{said}");
+    }
+    let said = again(&other.to_string());
+    assert!(said.contains("is made again: the profile is of another machine"), "{said}");
+    std::fs::remove_file(&m.profile).unwrap();
+    let said = refused(&plan);
+    assert!(said.contains("the profile") && said.contains("profile.json"), "{said}");
+    let both = troika(&[&plan[..], &["--strategy", "alternate"]].concat());
+    assert_eq!(both.status.code(), Some(2), "one of them decides");
+}
+
+/// A plan for more memory than there is.
+#[test]
+fn plans_over_the_limit_are_refused() {
+    let m = measured("");
+    let file = m.path("plan.json");
+    let file = file.to_str().unwrap();
+    let all = ["plan", "--device", &m.devices, "--strategy", "one-device", "-o", file];
+    stdout(&troika(&[&all[..], &SHAPE].concat()));
+    let small = tempfile::tempdir().unwrap();
+    let devices = soc(small.path(), "max_resident_bytes = 1000000");
+    let at = ["bench", "--device", &devices, "-p", "8", "-n", "1", "-r", "1", "--plan", file];
+    let said = refused(&[&at[..], &SHAPE].concat());
+    assert!(said.contains("bytes of weights on device npu, which holds 1000000"), "{said}");
+}

@@ -1,0 +1,69 @@
+//! Profile files: what a profile of the model and devices at hand would be of, and reading one that is
+//! used.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use troika_device::Device;
+use troika_model::spec::ModelSpec;
+use troika_plan::{
+    ModelId, Plan, Profile, ProfileError, ProfileSubject, ProfiledDevice, SolveDevice,
+};
+use troika_weights::WeightStore;
+
+use crate::devices::usable_cores;
+use crate::error::Error;
+
+/// What a profile of this model on these devices is of.
+pub(crate) fn subject_of(
+    spec: &ModelSpec,
+    store: &WeightStore,
+    plan: &Plan,
+    devices: &[Arc<dyn Device>],
+) -> ProfileSubject {
+    let classes = store.classes();
+    let mut types: Vec<String> =
+        classes.iter().map(|c| format!("{} {}", c.class, c.dtype.name())).collect();
+    types.push(format!("cache {}", plan.kv_dtype.name()));
+    let formats = plan.activations();
+    types.extend(formats.iter().map(|f| format!("activations {f:?}")));
+    let devices = devices.iter().map(|d| ProfiledDevice::of(&solve_device(d)));
+    ProfileSubject {
+        program: env!("CARGO_PKG_VERSION").to_string(),
+        machine: machine(),
+        model: ModelId::of(spec),
+        types,
+        devices: devices.collect(),
+    }
+}
+
+/// A device as the solver sees it.
+pub(crate) fn solve_device(device: &Arc<dyn Device>) -> SolveDevice {
+    SolveDevice { name: device.name().to_string(), caps: device.caps().clone() }
+}
+
+/// The processor and the system, as the system tells.
+fn machine() -> String {
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let named = info.lines().find_map(|line| line.strip_prefix("model name"));
+    let name = named.and_then(|rest| rest.split_once(':')).map(|(_, name)| name.trim().to_string());
+    let cores = usable_cores().len();
+    let (os, arch) = (std::env::consts::OS, std::env::consts::ARCH);
+    format!("{}, {cores} cores, {arch} {os}", name.unwrap_or_else(|| "processor".into()))
+}
+
+/// What goes wrong with a profile's file.
+pub(crate) fn failed(file: &Path, error: std::io::Error) -> Error {
+    Error::ProfileFile { file: file.display().to_string(), error }
+}
+
+/// Reads a profile that is used: complete, and of what is at hand.
+///
+/// # Errors
+/// A file that is not there, is no profile, or is of something else.
+pub(crate) fn read(file: &Path, here: &ProfileSubject) -> Result<Profile, Error> {
+    let text = std::fs::read_to_string(file).map_err(|e| failed(file, e))?;
+    let profile = Profile::from_json(&text).and_then(|p| p.check(here).map(|()| p));
+    let refuse = |error: ProfileError| Error::Profile { file: file.display().to_string(), error };
+    profile.map_err(refuse)
+}
