@@ -78,6 +78,20 @@ fn strategies_are_in_the_order_that_the_paper_shows() {
 }
 
 #[test]
+fn a_game_beside_gets_its_frames_where_the_gpu_is_left_free() {
+    let with_game = |strategy| {
+        let args = ["simulate", "-m", "llama-3-8b", "-n", "4", "--json", "--co-run", "60:6"];
+        json(&[&args[..], &["--strategy", strategy]].concat())
+    };
+    let frames = |f: &Value| f["frames_per_s"][0].as_f64().unwrap();
+    let (layer, gpu) = (with_game("hetero-layer"), with_game("gpu-only"));
+    assert!(frames(&gpu) < 10.0 && frames(&layer) > 40.0 && frames(&layer) <= 60.5);
+    let alone = simulated("hetero-layer", "256")["ttft_ms"].as_f64().unwrap();
+    assert!(layer["ttft_ms"].as_f64().unwrap() > alone, "frames take the GPU's time");
+    assert!(simulated("gpu-only", "256")["frames_per_s"].is_null());
+}
+
+#[test]
 fn a_config_file_a_trace_and_a_plan() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name).to_str().unwrap().to_string();
@@ -126,6 +140,9 @@ fn what_cannot_be_simulated_is_told_in_a_sentence() {
         (&["-p", "0"], "the prompt has 0 tokens"),
         (&["-p", "99999"], "the prompt has 99999 tokens"),
         (&["--strategy", "fast"], "there is no strategy \"fast\""),
+        (&["--co-run", "60"], "give frames in a second and milliseconds of each"),
+        (&["--co-run", "60:0"], "give frames in a second and milliseconds of each"),
+        (&["--soc", &only_cpu, "--strategy", "cpu-only", "--co-run", "60:6"], "no GPU that could"),
     ] {
         let e = refusal(&[&m[..], more].concat());
         assert!(e.contains(says), "{more:?}: {e}");

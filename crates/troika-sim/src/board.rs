@@ -1,13 +1,12 @@
 //! What the processors of a SoC share while they work: the memory's bandwidth, and the battery.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use troika_device::Clock;
 
 use crate::clock::VirtualClock;
-use crate::cost::Need;
-use crate::queue::Lane;
+use crate::cost::RunCost;
 use crate::soc::{Power, Soc};
 
 /// A SoC that works: its processors, opened as devices, share it.
@@ -21,6 +20,9 @@ pub struct Board {
     state: Mutex<State>,
 }
 
+/// Tells a queue that another one has come further.
+pub(crate) type Wake = Box<dyn FnOnce() + Send>;
+
 #[derive(Default)]
 struct State {
     /// Runs under way, by the number of their queue.
@@ -29,8 +31,11 @@ struct State {
     /// When the runs under way were last looked at.
     since: u64,
     events: u64,
+    /// The processor that draws frames, and how.
+    co_run: Option<(usize, CoRun)>,
+    frames: u64,
     /// Queues that wait for others.
-    waiting: Vec<Weak<Mutex<Lane>>>,
+    waiting: Vec<Wake>,
     /// Bytes that were moved.
     bytes: f64,
     /// Nanoseconds that each processor worked, in the SoC's order, and of them those in which it
@@ -52,6 +57,19 @@ struct Running {
     end: Arc<dyn Fn() + Send + Sync>,
 }
 
+/// A task beside the model: a game that draws frames on one of the processors.
+///
+/// A frame is queued when the last one is drawn and the screen is refreshed, behind all work that
+/// was handed to the processor by then. It is not drawn sooner for being late: what was handed over
+/// runs in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CoRun {
+    /// Nanoseconds from one refresh to the next.
+    pub period_ns: u64,
+    /// Nanoseconds that a frame takes.
+    pub frame_ns: u64,
+}
+
 /// What a SoC has done so far.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Usage {
@@ -63,6 +81,8 @@ pub struct Usage {
     pub stream_ns: Vec<u64>,
     /// Bytes that were read and written.
     pub bytes: u64,
+    /// Frames that the task beside has drawn.
+    pub frames: u64,
 }
 
 impl Board {
@@ -89,7 +109,8 @@ impl Board {
         let mut state = self.lock();
         state.advance(now);
         let [busy_ns, stream_ns] = [0, 1].map(|i| state.busy.iter().map(|b| b[i]).collect());
-        Usage { now_ns: now, busy_ns, stream_ns, bytes: state.bytes.round() as u64 }
+        let (bytes, frames) = (state.bytes.round() as u64, state.frames);
+        Usage { now_ns: now, busy_ns, stream_ns, bytes, frames }
     }
 
     /// Joules from one time to a later one; `None` where the file does not say what it takes.
@@ -110,10 +131,25 @@ impl Board {
     }
 
     /// How many times slower runs are that need so much each while all of them are under way.
-    pub(crate) fn slowdowns(soc: &Soc, needs: &[Need]) -> Vec<f64> {
+    pub(crate) fn slowdowns(soc: &Soc, needs: &[RunCost]) -> Vec<f64> {
         let wants: Vec<f64> = needs.iter().map(wants).collect();
         let level = soc.bandwidth_gb_s.map_or(f64::INFINITY, |all| water_level(&wants, all));
         wants.iter().map(|w| 1.0 / share(*w, level)).collect()
+    }
+
+    /// Lets a processor, told by its place in the SoC, draw frames from its queue's opening on.
+    pub fn co_run(&self, processor: usize, task: CoRun) {
+        self.lock().co_run = Some((processor, task));
+    }
+
+    /// The frames that a processor draws.
+    pub(crate) fn draws(&self, processor: usize) -> Option<CoRun> {
+        self.lock().co_run.filter(|(p, _)| *p == processor).map(|(_, task)| task)
+    }
+
+    /// A frame was drawn.
+    pub(crate) fn drawn(&self) {
+        self.lock().frames += 1;
     }
 
     /// A number for a queue.
@@ -135,7 +171,7 @@ impl Board {
     pub(crate) fn begin(
         self: &Arc<Board>,
         (queue, processor): (u64, usize),
-        need: Need,
+        need: RunCost,
         end: Arc<dyn Fn() + Send + Sync>,
     ) {
         let now = self.now();
@@ -160,21 +196,14 @@ impl Board {
     }
 
     /// A queue wants to know when another one has come further.
-    pub(crate) fn wait(&self, lane: Weak<Mutex<Lane>>) {
-        self.lock().waiting.push(lane);
+    pub(crate) fn wait(&self, wake: Wake) {
+        self.lock().waiting.push(wake);
     }
 
     /// Some queue has come further: those that wait look whether it is what they wait for.
     pub(crate) fn wake(&self) {
         let waiting = std::mem::take(&mut self.lock().waiting);
-        for lane in waiting {
-            let woken = move || {
-                if let Some(lane) = lane.upgrade() {
-                    lane.lock().unwrap_or_else(PoisonError::into_inner).woken();
-                }
-            };
-            self.clock.after(0, woken);
-        }
+        waiting.into_iter().for_each(|wake| self.clock.after(0, wake));
     }
 
     /// Shares the bandwidth out anew, and lets runs end when they now will.
@@ -228,7 +257,7 @@ impl State {
 }
 
 /// Bytes in a nanosecond.
-fn wants(need: &Need) -> f64 {
+fn wants(need: &RunCost) -> f64 {
     if need.ns == 0 { 0.0 } else { need.bytes as f64 / need.ns as f64 }
 }
 

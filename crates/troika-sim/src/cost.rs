@@ -21,7 +21,7 @@ pub(crate) struct Rates {
 
 /// What a run takes of an idle machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Need {
+pub(crate) struct RunCost {
     /// Time.
     pub ns: u64,
     /// Bytes that it moves meanwhile.
@@ -53,7 +53,7 @@ impl Rates {
     }
 
     /// A run whose products' operations are among the others.
-    pub fn run(&self, demand: &Demand) -> Need {
+    pub fn run(&self, demand: &Demand) -> RunCost {
         self.need(self.operations(demand), demand.bytes)
     }
 
@@ -63,7 +63,7 @@ impl Rates {
         (demand, products): &(Demand, Vec<Product>),
         traits: &ProductTraits,
         decoding: bool,
-    ) -> Need {
+    ) -> RunCost {
         let each = products.iter().map(|p| self.product(p, traits, decoding));
         let mut need = self.need(self.operations(demand) + each.sum::<f64>(), demand.bytes);
         need.streams |= decoding && traits.decode_gweights_s.is_some();
@@ -71,13 +71,13 @@ impl Rates {
     }
 
     /// A copy of some bytes, which are read and written.
-    pub fn copy(&self, bytes: u64) -> Need {
+    pub fn copy(&self, bytes: u64) -> RunCost {
         self.need(0.0, bytes)
     }
 
-    fn need(&self, compute: f64, bytes: u64) -> Need {
+    fn need(&self, compute: f64, bytes: u64) -> RunCost {
         let moving = bytes as f64 / self.bandwidth;
-        Need { ns: self.launched(compute.max(moving)), bytes, streams: moving >= compute }
+        RunCost { ns: self.launched(compute.max(moving)), bytes, streams: moving >= compute }
     }
 
     fn operations(&self, demand: &Demand) -> f64 {

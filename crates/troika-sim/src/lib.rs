@@ -21,7 +21,7 @@ mod resident;
 mod soc;
 mod worker;
 
-pub use board::{Board, Usage};
+pub use board::{Board, CoRun, Usage};
 pub use clock::VirtualClock;
 pub use device::VirtualDevice;
 pub use error::SocError;

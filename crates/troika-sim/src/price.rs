@@ -4,7 +4,7 @@ use troika_device::{ForwardBatch, SeqRows};
 use troika_graph::Subgraph;
 
 use crate::board::Board;
-use crate::cost::{Need, Rates};
+use crate::cost::{Rates, RunCost};
 use crate::device::compile_ns;
 use crate::soc::{Processor, Soc};
 use crate::worker::run_need;
@@ -67,8 +67,8 @@ impl Prices {
 impl Soc {
     /// How many times slower runs are, each on another processor, while all are under way.
     pub fn slowdowns(&self, prices: &[Price]) -> Vec<f64> {
-        let needs: Vec<Need> =
-            prices.iter().map(|p| Need { ns: p.ns, bytes: p.bytes, streams: false }).collect();
+        let needs: Vec<RunCost> =
+            prices.iter().map(|p| RunCost { ns: p.ns, bytes: p.bytes, streams: false }).collect();
         Board::slowdowns(self, &needs)
     }
 }

@@ -12,8 +12,8 @@ use troika_device::{
     WaitTimes, Waiting, Work,
 };
 
-use crate::board::Board;
-use crate::cost::Need;
+use crate::board::{Board, CoRun};
+use crate::cost::RunCost;
 use crate::limits::Limits;
 use crate::worker::{Prepared, Worker, decoding};
 
@@ -162,7 +162,7 @@ fn decodes(list: &CommandList, task: usize) -> bool {
 /// are computed: whoever reads them before finds them busy, or as they were.
 pub(crate) struct VirtualQueue(Arc<Mutex<Lane>>);
 
-pub(crate) struct Lane {
+struct Lane {
     number: usize,
     board: Arc<Board>,
     /// The board's number of it, and its processor's place in the SoC.
@@ -172,7 +172,17 @@ pub(crate) struct Lane {
     /// The list that runs.
     current: Option<Current>,
     waiting: VecDeque<CommandList>,
+    frames: Option<Frames>,
     me: Weak<Mutex<Lane>>,
+}
+
+/// Frames that a task beside the model draws.
+struct Frames {
+    task: CoRun,
+    /// A frame is queued, behind the tasks of the list up to this one.
+    queued: Option<usize>,
+    /// A frame is being drawn.
+    drawing: bool,
 }
 
 struct Current {
@@ -208,10 +218,14 @@ impl VirtualQueue {
         done: SyncSender<Completion>,
     ) -> VirtualQueue {
         let place = (board.queue(), processor);
-        VirtualQueue(Arc::new_cyclic(|me| {
+        let task = board.draws(processor);
+        let frames = task.map(|task| Frames { task, queued: None, drawing: false });
+        let lane = Arc::new_cyclic(|me| {
             let (current, waiting, me) = (None, VecDeque::new(), me.clone());
-            Mutex::new(Lane { number, board, place, done, worker, current, waiting, me })
-        }))
+            Mutex::new(Lane { number, board, place, done, worker, current, waiting, frames, me })
+        });
+        lock(&lane).next_refresh();
+        VirtualQueue(lane)
     }
 }
 
@@ -298,11 +312,64 @@ impl Lane {
         }
     }
 
+    fn next_refresh(&self) {
+        let (Some(frames), me) = (&self.frames, self.me.clone()) else { return };
+        let refresh = move || _ = me.upgrade().map(|lane| lock(&lane).refresh());
+        self.board.clock().after(frames.task.period_ns, refresh);
+    }
+
+    /// The screen is refreshed: the next frame is queued, unless the last one is not drawn yet.
+    fn refresh(&mut self) {
+        self.next_refresh();
+        let submitted = self.current.as_ref().map_or(0, |c| {
+            let waits = c.list.waits.iter().map(|w| w.task as usize).filter(|at| *at > c.at);
+            waits.min().unwrap_or(c.list.tasks.len())
+        });
+        let Some(frames) = &mut self.frames else { return };
+        if frames.queued.is_some() || frames.drawing {
+            return;
+        }
+        frames.queued = Some(submitted);
+        let works = |c: &Current| matches!(c.doing, Doing::Task(_));
+        if !self.current.as_ref().is_some_and(works) {
+            self.draw();
+        }
+    }
+
+    /// Draws a frame that is queued, if all work before it is done. Returns whether one is drawn.
+    fn draw(&mut self) -> bool {
+        let blocked = self.current.as_ref().is_some_and(|c| matches!(c.doing, Doing::Waiting));
+        let at = self.current.as_ref().map(|c| c.at);
+        let Some(frames) = &mut self.frames else { return false };
+        let turn = |behind: usize| blocked || at.is_none_or(|at| at >= behind);
+        if !frames.drawing && frames.queued.is_some_and(turn) {
+            (frames.queued, frames.drawing) = (None, true);
+            let need = RunCost { ns: frames.task.frame_ns, bytes: 0, streams: false };
+            let me = self.me.clone();
+            let end = move || _ = me.upgrade().map(|lane| lock(&lane).drawn());
+            self.board.begin(self.place, need, Arc::new(end));
+        }
+        self.frames.as_ref().is_some_and(|f| f.drawing)
+    }
+
+    fn drawn(&mut self) {
+        if let Some(frames) = &mut self.frames {
+            frames.drawing = false;
+        }
+        self.board.drawn();
+        if let Some(current) = &mut self.current
+            && matches!(current.doing, Doing::Waiting)
+        {
+            current.doing = Doing::Nothing;
+        }
+        self.proceed();
+    }
+
     /// Starts what can start: the next task of the list, or that of the next list.
     fn proceed(&mut self) {
         loop {
             let start = self.board.clock().now();
-            if self.current.is_none() && !self.take_list() {
+            if self.draw() || (self.current.is_none() && !self.take_list()) {
                 return;
             }
             let Some(current) = &mut self.current else { return };
@@ -318,7 +385,9 @@ impl Lane {
                     Ok(true) => current.settled = current.at + 1,
                     Ok(false) => {
                         current.doing = Doing::Waiting;
-                        self.board.wait(self.me.clone());
+                        let me = self.me.clone();
+                        let woken = move || _ = me.upgrade().map(|lane| lock(&lane).woken());
+                        self.board.wait(Box::new(woken));
                         return;
                     }
                     Err(e) => {
@@ -343,7 +412,7 @@ impl Lane {
     }
 
     /// Something happened that this queue may wait for.
-    pub fn woken(&mut self) {
+    fn woken(&mut self) {
         let Some(current) = &mut self.current else { return };
         if !matches!(current.doing, Doing::Waiting) {
             return;
@@ -360,7 +429,7 @@ impl Lane {
         self.proceed();
     }
 
-    fn begin(&self, need: Need, me: Weak<Mutex<Lane>>) {
+    fn begin(&self, need: RunCost, me: Weak<Mutex<Lane>>) {
         // A queue that is gone has nothing to end.
         let end = move || _ = me.upgrade().map(|lane| lock(&lane).end());
         self.board.begin(self.place, need, Arc::new(end));

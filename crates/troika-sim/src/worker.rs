@@ -8,7 +8,7 @@ use troika_device::{
 };
 use troika_graph::Subgraph;
 
-use crate::cost::{Need, Rates};
+use crate::cost::{Rates, RunCost};
 use crate::demand::Demand;
 use crate::limits::{Bound, Limits, row_bytes};
 use crate::loaded::{DeviceId, Loaded};
@@ -25,7 +25,7 @@ pub(crate) struct Worker {
 /// A task that was checked.
 pub(crate) struct Prepared {
     /// What it takes.
-    pub need: Need,
+    pub need: RunCost,
     /// Where a run's values are; `None` for copies.
     run: Option<Bound>,
 }
@@ -132,7 +132,7 @@ pub(crate) fn run_need(
     rates: &Rates,
     tile: (usize, usize),
     (graph, rows, forward): (&Subgraph, usize, &ForwardBatch),
-) -> Need {
+) -> RunCost {
     match &rates.products {
         None => rates.run(&Demand::of(graph, rows, forward, tile)),
         Some(traits) => {

@@ -10,6 +10,8 @@ pub use troika_cpu::peaks::{Peak, Peaks};
 use troika_cpu::{CpuDevice, CpuOptions, Isa, Multiply};
 use troika_device::{Clock, Device, DeviceError};
 use troika_graph::{ActivationFormat, DType};
+/// Virtual systems on a chip.
+pub use troika_sim as sim;
 use troika_sim::{Board, Soc, SocError, VirtualClock, VirtualDevice};
 
 /// Which devices to open.

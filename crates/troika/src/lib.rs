@@ -58,7 +58,7 @@ mod text;
 
 pub use devices::{
     DeviceOptions, DeviceSpec, DeviceSpecError, Peak, Peaks, ProcessorSpec, instruction_sets,
-    measure_bandwidth, measure_peaks, multiply_of, open_devices, parse_cores, usable_cores,
+    measure_bandwidth, measure_peaks, multiply_of, open_devices, parse_cores, sim, usable_cores,
 };
 pub use error::Error;
 pub use generation::GenerationDefaults;
@@ -85,6 +85,5 @@ pub use troika_engine as engine;
 pub use troika_graph as graph;
 pub use troika_model as model;
 pub use troika_plan as plan;
-pub use troika_sim as sim;
 pub use troika_trace as trace;
 pub use troika_weights as weights;

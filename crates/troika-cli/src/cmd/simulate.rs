@@ -26,6 +26,7 @@ pub fn run(args: &SimulateArgs) -> Result<(), CliError> {
         prompt: args.prompt,
         generate: args.generate,
         sync: args.sync.mode(),
+        co_run: args.co_run,
         tracer: tracer.clone(),
     };
     let mut simulation = Simulation::open(&options)?;
@@ -49,6 +50,7 @@ fn fields(options: &SimulateOptions, f: &Figures) -> serde_json::Value {
         "prefill_tok_per_s": f.prefill_rate(), "decode_tok_per_s": f.decode_rate(),
         "energy_j": f.energy_j(), "peak_bytes": f.peak_bytes,
         "prepare_ms": f.prepare_ns as f64 * 1e-6,
+        "frames_per_s": options.co_run.map(|_| f.frame_rates),
     })
 }
 
@@ -57,6 +59,10 @@ fn table(options: &SimulateOptions, f: &Figures) -> String {
         Some(x) => format!("{x:.2} {unit}"),
         None => "not known".into(),
     };
+    let frames = options.co_run.map_or(String::new(), |_| {
+        let [prefill, decode] = f.frame_rates;
+        format!("| frames beside | {prefill:.1} and {decode:.1} per s |\n")
+    });
     format!(
         "{} on {} (virtual), {}: {} + {} tokens\n\n\
          | | |\n| --- | ---: |\n\
@@ -65,7 +71,7 @@ fn table(options: &SimulateOptions, f: &Figures) -> String {
          | prefill | {:.2} tok/s |\n\
          | decode | {} |\n\
          | energy | {} |\n\
-         | peak memory | {:.0} MiB |\n",
+         | peak memory | {:.0} MiB |\n{frames}",
         options.shape.name(),
         options.soc.name,
         options.strategy.name(),

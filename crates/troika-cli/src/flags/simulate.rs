@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use troika::plan::SyncMode;
+use troika::sim::CoRun;
 use troika::{Shape, SocStrategy};
 
 /// How processors wait for each other.
@@ -33,6 +34,14 @@ fn shape(text: &str) -> Result<Shape, String> {
     Shape::find(text).map_err(|e| e.to_string())
 }
 
+fn co_run(text: &str) -> Result<CoRun, String> {
+    let read = |t: &str| t.parse::<f64>().ok().filter(|n| (1e-3..=1e4).contains(n));
+    let numbers = text.split_once(':').and_then(|(fps, ms)| Some((read(fps)?, read(ms)?)));
+    let (fps, ms) =
+        numbers.ok_or("give frames in a second and milliseconds of each, as in 60:6")?;
+    Ok(CoRun { period_ns: (1e9 / fps).round() as u64, frame_ns: (ms * 1e6).round() as u64 })
+}
+
 /// `troika simulate`.
 #[derive(Args)]
 pub struct SimulateArgs {
@@ -56,6 +65,9 @@ pub struct SimulateArgs {
     /// How processors wait for each other
     #[arg(long, value_enum, default_value_t = SyncFlag::Predicted)]
     pub sync: SyncFlag,
+    /// Draw frames on the GPU meanwhile, as a game does: so many in a second, and milliseconds of each
+    #[arg(long, value_name = "FPS:MS", value_parser = co_run)]
+    pub co_run: Option<CoRun>,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,

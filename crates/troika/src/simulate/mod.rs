@@ -8,6 +8,7 @@ mod strategy;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::devices::sim::{Board, CoRun, ProcessorKind, Soc, SocError, Usage};
 use serde_json::Value;
 use troika_device::{Clock, Device, DeviceError};
 use troika_engine::{Engine, EngineParts, SeqId, SequenceInput, Sharing, WantedLogits};
@@ -16,7 +17,6 @@ use troika_model::lower::{LowerOptions, Lowered, WeightShape, WeightShapes, lowe
 use troika_model::spec::ModelSpec;
 use troika_model::{families, presets};
 use troika_plan::{Plan, SyncMode};
-use troika_sim::{Board, Soc, SocError, Usage};
 use troika_trace::Tracer;
 use troika_weights::{Quant, SYNTHETIC_DTYPES, WeightStore};
 
@@ -45,6 +45,9 @@ pub enum SimulateError {
     /// A SoC whose values are computed.
     #[error("SoC {0} computes values (numerics = \"on\"); simulations need numerics = \"off\"")]
     Numerics(String),
+    /// A game without a GPU.
+    #[error("SoC {0} has no GPU that could draw frames")]
+    NoFrames(String),
     /// A config file that cannot be read.
     #[error("{file} cannot be read as a config: {why}")]
     Config {
@@ -152,6 +155,8 @@ pub struct SimulateOptions {
     pub generate: usize,
     /// How processors wait for each other.
     pub sync: SyncMode,
+    /// A game that draws frames on the GPU meanwhile.
+    pub co_run: Option<CoRun>,
     /// Spans.
     pub tracer: Tracer,
 }
@@ -176,6 +181,8 @@ pub struct Figures {
     pub decode_j: Option<f64>,
     /// Most bytes that were held: weights, cache, values.
     pub peak_bytes: u64,
+    /// Frames in a second that were drawn beside the prompt, and beside decoding.
+    pub frame_rates: [f64; 2],
 }
 
 impl Figures {
@@ -229,7 +236,8 @@ impl Simulation {
     /// # Errors
     /// A SoC that cannot run the strategy, or a model that cannot be lowered.
     pub fn open(options: &SimulateOptions) -> Result<Simulation, SimulateError> {
-        let SimulateOptions { soc, shape, strategy, prompt, generate, sync, tracer } = options;
+        let SimulateOptions { soc, shape, strategy, prompt, generate, sync, tracer, co_run } =
+            options;
         if soc.numerics {
             return Err(SimulateError::Numerics(soc.name.clone()));
         }
@@ -238,6 +246,11 @@ impl Simulation {
             return Err(SimulateError::Prompt { prompt: *prompt, most });
         }
         let (devices, board) = on_board(soc)?;
+        if let Some(task) = co_run {
+            let gpu = soc.processors.iter().position(|p| p.kind == ProcessorKind::Gpu);
+            let none = || SimulateError::NoFrames(soc.name.clone());
+            board.co_run(gpu.ok_or_else(none)?, *task);
+        }
         let (dtype, shape_block) = (shape.dtype, shape.dtype.block_len());
         let store = WeightStore::synthetic_lazy(&shape.spec, shape.dtype, 1, Quant::None);
         // An engine for phones packs all matrices alike, the head, too.
@@ -317,6 +330,10 @@ impl Simulation {
             prefill_j: self.board.energy_j(&start, &first),
             decode_j: self.board.energy_j(&first, &end),
             peak_bytes: self.weight_bytes + engine_bytes,
+            frame_rates: [(&start, &first), (&first, &end)].map(|(a, b)| {
+                let frames = (b.frames - a.frames) as f64;
+                frames / (between(a, b).max(1) as f64 * 1e-9)
+            }),
         })
     }
 

@@ -2,6 +2,7 @@
 //! placed in the way that the prices of the SoC's file make fastest, by itself: HeteroInfer's
 //! equation of section 4.4, `max(T_GPU, T_NPU) + T_sync` against either alone.
 
+use crate::devices::sim::{PricedRows, Prices, Processor, ProcessorKind, Soc};
 use troika_engine::stage_borders;
 use troika_graph::partition::{ColumnSplit, cut_at, split_columns};
 use troika_graph::{DType, Op, Subgraph};
@@ -11,7 +12,6 @@ use troika_plan::{
     Decode, ModelId, PLAN_VERSION, Phase, Plan, Policy, Prefill, Rule, Share, Split, Stage,
     SyncMode,
 };
-use troika_sim::{PricedRows, Prices, Processor, ProcessorKind, Soc};
 
 use super::{SimulateError, SocStrategy};
 

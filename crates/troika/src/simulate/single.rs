@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use crate::devices::sim::{Board, Soc, VirtualDevice};
 use troika_device::{
     Bindings, Buffer, Clock, CommandList, Device, DeviceError, ForwardBatch, Run, SeqRows,
     Submission, View, Waiting, WeightData, WeightSource, Weights, Work,
@@ -11,7 +12,6 @@ use troika_graph::{
     ActivationFormat, DType, Op, Subgraph, SubgraphBuilder, WeightDecl, bind_static,
 };
 use troika_plan::{Phase, Split, SyncMode};
-use troika_sim::{Board, Soc, VirtualDevice};
 
 use super::SimulateError;
 use super::placed::Both;

@@ -1,6 +1,6 @@
 //! Names of the ways to divide a model over the processors of a SoC.
 
-use troika_sim::{Processor, ProcessorKind, Soc};
+use crate::devices::sim::{Processor, ProcessorKind, Soc};
 
 use super::SimulateError;
 

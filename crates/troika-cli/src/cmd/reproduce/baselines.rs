@@ -1,14 +1,15 @@
 //! Other engines: a processor of the SoC with one efficiency for each stage, which one printed row
 //! (the anchor, H08) gives. All other rows are predictions.
 
-use super::lab::{Case, INTERLM, LLAMA_3B, LLAMA_7B, LLAMA_8B, Lab};
+use super::lab::{Case, Lab};
 use super::outcome::{Item, Kind, Outcome, Target, mean};
+use super::presets::{B1_8, B3, B7, B8};
 use crate::error::CliError;
 
 pub const ANCHORS: &[Target] = &[Target {
     id: "H08",
     kind: Kind::Cal,
-    claim: "Llama-8B against MNN, MLC, llama.cpp and PowerInfer-2: prefill 256, and decode",
+    claim: "the 8B model against MNN, MLC, llama.cpp and PowerInfer-2: prefill 256, and decode",
     tolerance: "5 %",
     run: anchors,
 }];
@@ -17,7 +18,7 @@ pub const TARGETS: &[Target] = &[
     Target {
         id: "H24",
         kind: Kind::Ho,
-        claim: "end to end, Llama-7B: multi-turn 2.06 MNN and 1.34 PI-2; GSM8K 2.62; LongBench 6.02",
+        claim: "end to end, the 7B model: multi-turn 2.06 MNN and 1.34 PI-2; GSM8K 2.62; LongBench 6.02",
         tolerance: "30 %; multi-turn < GSM8K < LongBench against MNN",
         run: end_to_end,
     },
@@ -31,7 +32,7 @@ pub const TARGETS: &[Target] = &[
     Target {
         id: "H35",
         kind: Kind::Ho,
-        claim: "LongBench lengths: at least as fast as llm.npu (6.2 s for 1787 + 5, LlaMA-7B)",
+        claim: "LongBench lengths: at least as fast as llm.npu (6.2 s for 1787 + 5, the 7B model)",
         tolerance: "at most 6.2 s",
         run: long_bench,
     },
@@ -51,23 +52,21 @@ const MNN: Engine =
     Engine { name: "MNN", prefill: "gpu-only", decode: "gpu-only", anchors: [5.85, 1.50] };
 const MLC: Engine =
     Engine { name: "MLC", prefill: "gpu-only", decode: "gpu-only", anchors: [5.64, 1.52] };
-const LLAMA_CPP: Engine =
+const CPP: Engine =
     Engine { name: "llama.cpp", prefill: "cpu-only", decode: "cpu-only", anchors: [24.9, 2.53] };
 const PI_2: Engine =
     Engine { name: "PowerInfer-2", prefill: "npu-only", decode: "cpu-only", anchors: [3.29, 1.32] };
-const ENGINES: [Engine; 4] = [MNN, MLC, LLAMA_CPP, PI_2];
+const ENGINES: [Engine; 4] = [MNN, MLC, CPP, PI_2];
 
 const TENSOR: &str = "hetero-tensor";
 
 impl Engine {
     /// How many times slower than its processors its stages are, by the anchors.
     fn slower(self, lab: &mut Lab) -> Result<[f64; 2], CliError> {
-        let layer = lab.ttft(Case::prefill(LLAMA_8B, "hetero-layer", 256))?;
-        let prefill =
-            self.anchors[0] * layer / lab.ttft(Case::prefill(LLAMA_8B, self.prefill, 256))?;
-        let tensor = lab.tpot(Case::decode(LLAMA_8B, TENSOR, 256))?;
-        let decode =
-            self.anchors[1] * tensor / lab.tpot(Case::decode(LLAMA_8B, self.decode, 256))?;
+        let layer = lab.ttft(Case::prefill(B8, "hetero-layer", 256))?;
+        let prefill = self.anchors[0] * layer / lab.ttft(Case::prefill(B8, self.prefill, 256))?;
+        let tensor = lab.tpot(Case::decode(B8, TENSOR, 256))?;
+        let decode = self.anchors[1] * tensor / lab.tpot(Case::decode(B8, self.decode, 256))?;
         Ok([prefill, decode])
     }
 
@@ -91,11 +90,11 @@ fn ours(lab: &mut Lab, model: &'static str, prompt: usize) -> Result<[f64; 2], C
 }
 
 fn anchors(lab: &mut Lab) -> Result<Outcome, CliError> {
-    let layer = lab.ttft(Case::decode(LLAMA_8B, "hetero-layer", 256))?;
-    let [_, tensor] = ours(lab, LLAMA_8B, 256)?;
+    let layer = lab.ttft(Case::decode(B8, "hetero-layer", 256))?;
+    let [_, tensor] = ours(lab, B8, 256)?;
     let (mut items, mut notes) = (Vec::new(), Vec::new());
     for engine in ENGINES {
-        let [ttft, tpot] = engine.times(lab, LLAMA_8B, 256)?;
+        let [ttft, tpot] = engine.times(lab, B8, 256)?;
         items.push(Item::new(format!("{}, prefill", engine.name), engine.anchors[0], ttft / layer));
         items.push(Item::new(format!("{}, decode", engine.name), engine.anchors[1], tpot / tensor));
         let [prefill, decode] = engine.slower(lab)?;
@@ -108,8 +107,8 @@ fn anchors(lab: &mut Lab) -> Result<Outcome, CliError> {
 /// How many times slower an engine is in a task of so many tokens in and out.
 fn task(lab: &mut Lab, engine: Engine, (prompt, out): (usize, usize)) -> Result<f64, CliError> {
     let total = |[ttft, tpot]: [f64; 2]| ttft + tpot * (out - 1) as f64;
-    let theirs = total(engine.times(lab, LLAMA_7B, prompt)?);
-    Ok(theirs / total(ours(lab, LLAMA_7B, prompt)?))
+    let theirs = total(engine.times(lab, B7, prompt)?);
+    Ok(theirs / total(ours(lab, B7, prompt)?))
 }
 
 fn end_to_end(lab: &mut Lab) -> Result<Outcome, CliError> {
@@ -137,7 +136,7 @@ fn end_to_end(lab: &mut Lab) -> Result<Outcome, CliError> {
 
 fn prefill_most(lab: &mut Lab) -> Result<Outcome, CliError> {
     let mut most = [0.0_f64; 2];
-    for model in [LLAMA_8B, LLAMA_7B, LLAMA_3B, INTERLM] {
+    for model in [B8, B7, B3, B1_8] {
         for prompt in [64, 256, 1024] {
             let [tensor, _] = ours(lab, model, prompt)?;
             for (most, engine) in most.iter_mut().zip([MNN, PI_2]) {
@@ -150,7 +149,7 @@ fn prefill_most(lab: &mut Lab) -> Result<Outcome, CliError> {
 }
 
 fn long_bench(lab: &mut Lab) -> Result<Outcome, CliError> {
-    let [ttft, tpot] = ours(lab, LLAMA_7B, 1787)?;
+    let [ttft, tpot] = ours(lab, B7, 1787)?;
     let items = vec![Item::new("s", 6.2, (ttft + 4.0 * tpot) * 1e-3)];
     Ok(Outcome::numbers(items, |all| all[0].ours <= 6.2))
 }

@@ -1,8 +1,9 @@
 //! Curves of the paper's figures. The paper prints no values of them: what its text says is drawn as
 //! points.
 
-use super::lab::{Case, LLAMA_8B, Lab, Phone};
+use super::lab::{Case, Lab, Phone};
 use super::prefill::lengths;
+use super::presets::B8;
 use crate::error::CliError;
 
 /// A line, or points.
@@ -100,16 +101,16 @@ fn lengths_chart(lab: &mut Lab) -> Result<Chart, CliError> {
     for strategy in ["hetero-tensor", "npu-pipe", "padding", "online-prepare"] {
         let mut times = Vec::new();
         for prompt in lengths() {
-            let ms = lab.ttft(Case::prefill(LLAMA_8B, strategy, prompt))?;
+            let ms = lab.ttft(Case::prefill(B8, strategy, prompt))?;
             times.push((prompt as f64, ms * 1e-3));
         }
         series.push(line(strategy, times));
     }
-    let ours = lab.ttft(Case::prefill(LLAMA_8B, "hetero-tensor", 525))? * 1e-3;
+    let ours = lab.ttft(Case::prefill(B8, "hetero-tensor", 525))? * 1e-3;
     let ratios = [2.24, 2.21, 1.35].map(|r| (525.0, r * ours));
     series.push(printed("2.24, 2.21 and 1.35 times hetero-tensor at 525", &ratios));
     Ok(Chart {
-        title: "Prompts of all lengths, Llama-8B (figure 14)",
+        title: "Prompts of all lengths, the 8B model (figure 14)",
         axes: ["tokens", "s"],
         series,
     })

@@ -1,7 +1,8 @@
 //! Decoding: HeteroInfer's sections 5.4 and 5.5.
 
-use super::lab::{Case, INTERLM, LLAMA_3B, LLAMA_7B, LLAMA_8B, Lab, Phone};
+use super::lab::{Case, Lab, Phone};
 use super::outcome::{Item, Kind, Outcome, Target};
+use super::presets::{B1_8, B3, B7, B8};
 use crate::error::CliError;
 
 pub const TARGETS: &[Target] = &[
@@ -22,7 +23,7 @@ pub const TARGETS: &[Target] = &[
     Target {
         id: "H22",
         kind: Kind::Ho,
-        claim: "fast synchronization, decode: 4.01 on Llama-8B, about 2.2 on others",
+        claim: "fast synchronization, decode: 4.01 on the 8B model, about 2.2 on others",
         tolerance: "3.2 to 4.8; others at least 2",
         run: fast_sync,
     },
@@ -39,9 +40,7 @@ const TENSOR: &str = "hetero-tensor";
 
 fn rates(lab: &mut Lab) -> Result<Outcome, CliError> {
     let mut items = Vec::new();
-    for (model, name, printed) in
-        [(LLAMA_8B, "Llama-8B", 14.01), (LLAMA_3B, "Llama-3B", 29.9), (INTERLM, "InternLM", 51.12)]
-    {
+    for (model, name, printed) in [(B8, "8B", 14.01), (B3, "3B", 29.9), (B1_8, "1.8B", 51.12)] {
         let rate = 1e3 / lab.tpot(Case::decode(model, TENSOR, 256))?;
         items.push(Item::new(name, printed, rate));
     }
@@ -52,15 +51,15 @@ fn rates(lab: &mut Lab) -> Result<Outcome, CliError> {
 }
 
 fn tensor_over_layer(lab: &mut Lab) -> Result<Outcome, CliError> {
-    let layer = lab.tpot(Case::decode(LLAMA_8B, "hetero-layer", 256))?;
-    let ratio = layer / lab.tpot(Case::decode(LLAMA_8B, TENSOR, 256))?;
+    let layer = lab.tpot(Case::decode(B8, "hetero-layer", 256))?;
+    let ratio = layer / lab.tpot(Case::decode(B8, TENSOR, 256))?;
     let pass = |all: &[Item]| (all[0].ours - 1.22).abs() <= 0.06;
     Ok(Outcome::numbers(vec![Item::new("ratio", 1.22, ratio)], pass))
 }
 
 fn fast_sync(lab: &mut Lab) -> Result<Outcome, CliError> {
     let mut items = Vec::new();
-    for (model, printed) in [(LLAMA_8B, 4.01), (LLAMA_7B, 2.2), (LLAMA_3B, 2.2), (INTERLM, 2.2)] {
+    for (model, printed) in [(B8, 4.01), (B7, 2.2), (B3, 2.2), (B1_8, 2.2)] {
         let fast = Case::decode(model, TENSOR, 256);
         let ratio = lab.tpot(fast.blocking())? / lab.tpot(fast)?;
         items.push(Item::new(model, printed, ratio));
@@ -72,7 +71,7 @@ fn fast_sync(lab: &mut Lab) -> Result<Outcome, CliError> {
 
 fn elite(lab: &mut Lab) -> Result<Outcome, CliError> {
     let mut items = Vec::new();
-    for model in [LLAMA_8B, LLAMA_3B, INTERLM] {
+    for model in [B8, B3, B1_8] {
         let case = Case::decode(model, TENSOR, 256);
         let ratio = lab.tpot(case)? / lab.tpot(case.on(Phone::Elite))?;
         items.push(Item::new(model, 1.0, ratio));

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use troika::plan::SyncMode;
-use troika::sim::{ProcessorKind, Soc};
+use troika::sim::{CoRun, ProcessorKind, Soc};
 use troika::trace::Tracer;
 use troika::{
     Figures, ProductShape, ProductTime, Shape, SimulateError, SimulateOptions, Simulation,
@@ -11,12 +11,6 @@ use troika::{
 };
 
 use crate::error::CliError;
-
-/// Names of the models as the paper has them.
-pub const LLAMA_8B: &str = "llama-3-8b";
-pub const LLAMA_7B: &str = "llama-2-7b";
-pub const LLAMA_3B: &str = "llama-3.2-3b";
-pub const INTERLM: &str = "internlm2-1.8b";
 
 /// A SoC, as it is or changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -38,12 +32,22 @@ pub struct Case {
     pub prompt: usize,
     pub generate: usize,
     pub blocking: bool,
+    /// A game draws 60 frames in a second meanwhile, of 6 ms each (assumption D6).
+    pub game: bool,
 }
 
 impl Case {
     /// A prompt on the 8 Gen 3.
     pub fn prefill(model: &'static str, strategy: &'static str, prompt: usize) -> Case {
-        Case { phone: Phone::Gen3, model, strategy, prompt, generate: 1, blocking: false }
+        Case {
+            phone: Phone::Gen3,
+            model,
+            strategy,
+            prompt,
+            generate: 1,
+            blocking: false,
+            game: false,
+        }
     }
 
     /// The same with some tokens decoded.
@@ -56,11 +60,18 @@ impl Case {
         Case { blocking: true, ..self }
     }
 
+    /// With a game beside.
+    pub fn with_game(self) -> Case {
+        Case { game: true, ..self }
+    }
+
     /// On another phone.
     pub fn on(self, phone: Phone) -> Case {
         Case { phone, ..self }
     }
 }
+
+const GAME: CoRun = CoRun { period_ns: 16_666_667, frame_ns: 6_000_000 };
 
 /// Runs cases.
 pub struct Lab {
@@ -119,6 +130,7 @@ impl Lab {
             prompt: case.prompt,
             generate: case.generate,
             sync: if case.blocking { SyncMode::Blocking } else { SyncMode::Predicted },
+            co_run: case.game.then_some(GAME),
             tracer: Tracer::off(),
         };
         let figures = Simulation::open(&options)?.run()?;

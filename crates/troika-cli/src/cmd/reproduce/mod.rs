@@ -10,6 +10,7 @@ mod decode;
 mod lab;
 mod outcome;
 mod prefill;
+mod presets;
 mod processors;
 mod report;
 mod system;

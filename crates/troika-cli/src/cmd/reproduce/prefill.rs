@@ -1,14 +1,15 @@
 //! Prompts: HeteroInfer's sections 5.3, 5.5 and 5.6.
 
-use super::lab::{Case, INTERLM, LLAMA_3B, LLAMA_7B, LLAMA_8B, Lab, Phone};
+use super::lab::{Case, Lab, Phone};
 use super::outcome::{Item, Kind, Outcome, Target, mean};
+use super::presets::{B1_8, B3, B7, B8};
 use crate::error::CliError;
 
 pub const TARGETS: &[Target] = &[
     Target {
         id: "H12",
         kind: Kind::Ho,
-        claim: "prefill of 256 tokens, Llama-8B: 236.92 to 247.9 tok/s",
+        claim: "prefill of 256 tokens, the 8B model: 236.92 to 247.9 tok/s",
         tolerance: "12 % of either",
         run: prefill_256,
     },
@@ -22,14 +23,14 @@ pub const TARGETS: &[Target] = &[
     Target {
         id: "H14",
         kind: Kind::Ho,
-        claim: "InternLM-1.8B: 1092 tok/s at 256",
+        claim: "the 1.8B model: 1092 tok/s at 256",
         tolerance: "25 %",
-        run: internlm,
+        run: small_model,
     },
     Target {
         id: "H15",
         kind: Kind::Ho,
-        claim: "525 tokens, Llama-8B: hetero-tensor is 2.24, 2.21 and 1.35 times as fast",
+        claim: "525 tokens, the 8B model: hetero-tensor is 2.24, 2.21 and 1.35 times as fast",
         tolerance: "20 %, 20 %, 10 %",
         run: dynamic_length,
     },
@@ -81,7 +82,7 @@ const TENSOR: &str = "hetero-tensor";
 const LAYER: &str = "hetero-layer";
 
 fn prefill_256(lab: &mut Lab) -> Result<Outcome, CliError> {
-    let rate = lab.prefill_rate(Case::prefill(LLAMA_8B, TENSOR, 256))?;
+    let rate = lab.prefill_rate(Case::prefill(B8, TENSOR, 256))?;
     // Both are printed: the nearer one counts.
     let printed = if (rate - 236.92_f64).abs() < (rate - 247.9).abs() { 236.92 } else { 247.9 };
     Ok(Outcome::each(vec![Item::new("tok/s", printed, rate)], 0.12))
@@ -94,29 +95,31 @@ fn gain(lab: &mut Lab, model: &'static str, prompt: usize) -> Result<f64, CliErr
 
 fn tensor_over_layer(lab: &mut Lab) -> Result<Outcome, CliError> {
     let mut gains = Vec::new();
-    for model in [LLAMA_8B, LLAMA_7B, LLAMA_3B, INTERLM] {
+    for model in [B8, B7, B3, B1_8] {
         for prompt in [32, 64, 256, 1024] {
             gains.push(gain(lab, model, prompt)?);
         }
     }
-    let (at_32, at_256) = (gain(lab, LLAMA_8B, 32)?, gain(lab, LLAMA_8B, 256)?);
-    let items =
-        vec![Item::new("mean", 1.302, mean(&gains)), Item::new("at 32, Llama-8B", 1.408, at_32)];
+    let (at_32, at_256) = (gain(lab, B8, 32)?, gain(lab, B8, 256)?);
+    let items = vec![
+        Item::new("mean", 1.302, mean(&gains)),
+        Item::new("at 32, the 8B model", 1.408, at_32),
+    ];
     let pass = |all: &[Item]| (all[0].ours - 1.302).abs() <= 0.08 && at_32 > at_256;
-    Ok(Outcome::numbers(items, pass).noted(format!("at 256, Llama-8B: {at_256:.3}")))
+    Ok(Outcome::numbers(items, pass).noted(format!("at 256, the 8B model: {at_256:.3}")))
 }
 
-fn internlm(lab: &mut Lab) -> Result<Outcome, CliError> {
-    let rate = lab.prefill_rate(Case::prefill(INTERLM, TENSOR, 256))?;
+fn small_model(lab: &mut Lab) -> Result<Outcome, CliError> {
+    let rate = lab.prefill_rate(Case::prefill(B1_8, TENSOR, 256))?;
     let note = "the ratio to llm.npu (564 tok/s) needs that paper's profile of the NPU";
     Ok(Outcome::each(vec![Item::new("tok/s", 1092.0, rate)], 0.25).noted(note))
 }
 
 fn dynamic_length(lab: &mut Lab) -> Result<Outcome, CliError> {
-    let ours = lab.ttft(Case::prefill(LLAMA_8B, TENSOR, 525))?;
+    let ours = lab.ttft(Case::prefill(B8, TENSOR, 525))?;
     let mut items = Vec::new();
     for (strategy, printed) in [("online-prepare", 2.24), ("padding", 2.21), ("npu-pipe", 1.35)] {
-        let time = lab.ttft(Case::prefill(LLAMA_8B, strategy, 525))?;
+        let time = lab.ttft(Case::prefill(B8, strategy, 525))?;
         items.push(Item::new(strategy, printed, time / ours));
     }
     let within = [0.20, 0.20, 0.10];
@@ -131,13 +134,13 @@ pub fn lengths() -> impl Iterator<Item = usize> {
 }
 
 fn all_lengths(lab: &mut Lab) -> Result<Outcome, CliError> {
-    let figures = lab.run(Case::prefill(LLAMA_8B, "online-prepare", 135))?;
+    let figures = lab.run(Case::prefill(B8, "online-prepare", 135))?;
     let share = figures.prepare_ns as f64 / figures.ttft_ns as f64;
     let mut slower = Vec::new();
     for prompt in lengths() {
-        let ours = lab.ttft(Case::prefill(LLAMA_8B, TENSOR, prompt))?;
+        let ours = lab.ttft(Case::prefill(B8, TENSOR, prompt))?;
         for strategy in ["online-prepare", "padding", "npu-pipe"] {
-            if lab.ttft(Case::prefill(LLAMA_8B, strategy, prompt))? < ours {
+            if lab.ttft(Case::prefill(B8, strategy, prompt))? < ours {
                 slower.push(format!("{strategy} at {prompt}"));
             }
         }
@@ -156,8 +159,8 @@ fn above_standard(lab: &mut Lab) -> Result<Outcome, CliError> {
     for standard in [128, 256, 512] {
         for more in [1, 4, 8, 12, 16] {
             let prompt = standard + more;
-            let padded = lab.ttft(Case::prefill(LLAMA_8B, "padding", prompt))?;
-            ratios.push(padded / lab.ttft(Case::prefill(LLAMA_8B, TENSOR, prompt))?);
+            let padded = lab.ttft(Case::prefill(B8, "padding", prompt))?;
+            ratios.push(padded / lab.ttft(Case::prefill(B8, TENSOR, prompt))?);
         }
     }
     let ours = mean(&ratios);
@@ -168,8 +171,8 @@ fn above_standard(lab: &mut Lab) -> Result<Outcome, CliError> {
 fn against_pipe(lab: &mut Lab) -> Result<Outcome, CliError> {
     let (mut least, mut most) = (f64::INFINITY, f64::NEG_INFINITY);
     for prompt in lengths().filter(|n| n % 32 != 0) {
-        let pipe = lab.ttft(Case::prefill(LLAMA_8B, "npu-pipe", prompt))?;
-        let less = 1.0 - lab.ttft(Case::prefill(LLAMA_8B, TENSOR, prompt))? / pipe;
+        let pipe = lab.ttft(Case::prefill(B8, "npu-pipe", prompt))?;
+        let less = 1.0 - lab.ttft(Case::prefill(B8, TENSOR, prompt))? / pipe;
         (least, most) = (least.min(less), most.max(less));
     }
     let items = vec![Item::new("least", 0.132, least), Item::new("most", 0.301, most)];
@@ -180,7 +183,7 @@ fn fast_sync(lab: &mut Lab) -> Result<Outcome, CliError> {
     let mut gains = |strategy: &'static str, prompts: &[usize]| -> Result<f64, CliError> {
         let mut all = Vec::new();
         for prompt in prompts {
-            let fast = Case::prefill(LLAMA_8B, strategy, *prompt);
+            let fast = Case::prefill(B8, strategy, *prompt);
             all.push(lab.ttft(fast.blocking())? / lab.ttft(fast)?);
         }
         Ok(mean(&all))
@@ -195,13 +198,13 @@ fn fast_sync(lab: &mut Lab) -> Result<Outcome, CliError> {
 }
 
 fn ablation(lab: &mut Lab) -> Result<Outcome, CliError> {
-    let case = |strategy| Case::prefill(LLAMA_8B, strategy, 320).blocking();
+    let case = |strategy| Case::prefill(B8, strategy, 320).blocking();
     let gpu = lab.ttft(case("gpu-only"))?;
     let naive = lab.ttft(case("online-prepare").on(Phone::Gen3InOrder))?;
     let activation = lab.ttft(case("activation-centric").on(Phone::Gen3InOrder))?;
     let order = lab.ttft(case("activation-centric"))?;
     let weight = lab.ttft(case(TENSOR))?;
-    let sync = lab.ttft(Case::prefill(LLAMA_8B, TENSOR, 320))?;
+    let sync = lab.ttft(Case::prefill(B8, TENSOR, 320))?;
     let items = vec![
         Item::new("naive over GPU, time", 1.625, naive / gpu),
         Item::new("activation-centric", 2.05, naive / activation),
@@ -219,7 +222,7 @@ fn ablation(lab: &mut Lab) -> Result<Outcome, CliError> {
 }
 
 fn elite(lab: &mut Lab) -> Result<Outcome, CliError> {
-    let case = Case::prefill(LLAMA_8B, TENSOR, 256);
+    let case = Case::prefill(B8, TENSOR, 256);
     let ratio = lab.ttft(case)? / lab.ttft(case.on(Phone::Elite))?;
     let pass = |all: &[Item]| (all[0].ours - 1.105).abs() <= 0.02;
     Ok(Outcome::numbers(vec![Item::new("8 Elite over 8 Gen 3", 1.105, ratio)], pass))

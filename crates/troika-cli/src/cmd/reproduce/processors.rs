@@ -4,8 +4,9 @@
 use troika::ProductShape;
 use troika::plan::SyncMode;
 
-use super::lab::{Case, LLAMA_8B, Lab, Phone};
+use super::lab::{Case, Lab, Phone};
 use super::outcome::{Item, Kind, Outcome, Target, mean};
+use super::presets::B8;
 use crate::error::CliError;
 
 pub const TARGETS: &[Target] = &[
@@ -54,7 +55,7 @@ pub const TARGETS: &[Target] = &[
     Target {
         id: "H07",
         kind: Kind::Cal,
-        claim: "making code of four graphs, Llama-8B (ms)",
+        claim: "making code of four graphs, the 8B model (ms)",
         tolerance: "5 %",
         run: preparation,
     },
@@ -196,7 +197,7 @@ fn hand_over(lab: &mut Lab) -> Result<Outcome, CliError> {
 fn preparation(lab: &mut Lab) -> Result<Outcome, CliError> {
     let mut items = Vec::new();
     for (prompt, printed) in [(135, 408.4), (1000, 2050.0)] {
-        let figures = lab.run(Case::prefill(LLAMA_8B, "online-prepare", prompt))?;
+        let figures = lab.run(Case::prefill(B8, "online-prepare", prompt))?;
         let ms = figures.prepare_ns as f64 * 1e-6;
         items.push(Item::new(format!("{prompt} tokens"), printed, ms));
     }

@@ -1,8 +1,9 @@
 //! Energy, memory and a game beside: HeteroInfer's sections 5.7 and 5.8, and what llm.npu's paper
 //! says of any engine.
 
-use super::lab::{Case, LLAMA_8B, Lab};
+use super::lab::{Case, Lab};
 use super::outcome::{Item, Kind, Outcome, Target};
+use super::presets::{B8, UI};
 use crate::error::CliError;
 
 pub const TARGETS: &[Target] = &[
@@ -32,7 +33,7 @@ pub const TARGETS: &[Target] = &[
         kind: Kind::Ho,
         claim: "with a game: prefill -0.5 and -2.2 %, decode -17.7 %, frames kept; GPU-only 0 and 46",
         tolerance: "prefill 5 %; decode 10 to 25 %; 60, 60, below 10, 35 to 55 frames",
-        run: |_| Ok(Outcome::not_run("the model has no rendering task beside yet")),
+        run: game,
     },
     Target {
         id: "L39",
@@ -53,7 +54,7 @@ pub const TARGETS: &[Target] = &[
 const STRATEGIES: [&str; 3] = ["gpu-only", "hetero-layer", "hetero-tensor"];
 
 fn case(strategy: &'static str) -> Case {
-    Case { generate: 32, ..Case::prefill(LLAMA_8B, strategy, 256) }
+    Case { generate: 32, ..Case::prefill(B8, strategy, 256) }
 }
 
 fn energy(lab: &mut Lab, strategy: &'static str) -> Result<f64, CliError> {
@@ -100,9 +101,37 @@ fn power_order(lab: &mut Lab) -> Result<Outcome, CliError> {
     Ok(Outcome::words(printed.join(", "), ours.join(", "), ours == printed).noted(note))
 }
 
+fn game(lab: &mut Lab) -> Result<Outcome, CliError> {
+    let mut items = Vec::new();
+    let mut pass = true;
+    let slower = |lab: &mut Lab, strategy: &'static str| -> Result<[f64; 4], CliError> {
+        let (alone, both) = (lab.run(case(strategy))?, lab.run(case(strategy).with_game())?);
+        let decode = alone.tpot_ms().unwrap_or(f64::NAN) / both.tpot_ms().unwrap_or(f64::NAN);
+        let [prefill_frames, decode_frames] = both.frame_rates;
+        Ok([alone.ttft_ms() / both.ttft_ms(), decode, prefill_frames, decode_frames])
+    };
+    let layer = slower(lab, "hetero-layer")?;
+    let tensor = slower(lab, "hetero-tensor")?;
+    let gpu = slower(lab, "gpu-only")?;
+    for (what, printed, ours, within) in [
+        ("hetero-layer, prefill speed", 0.995, layer[0], 0.95..=1.0),
+        ("hetero-tensor, prefill speed", 0.978, tensor[0], 0.95..=1.0),
+        ("hetero-tensor, decode speed", 0.823, tensor[1], 0.75..=0.9),
+        ("hetero-layer, prefill, frames", 60.0, layer[2], 57.0..=61.0),
+        ("hetero-tensor, prefill, frames", 60.0, tensor[2], 57.0..=61.0),
+        ("hetero-tensor, decode, frames", 60.0, tensor[3], 57.0..=61.0),
+        ("GPU-only, prefill, frames", 0.0, gpu[2], 0.0..=10.0),
+        ("GPU-only, decode, frames", 46.0, gpu[3], 35.0..=55.0),
+    ] {
+        pass &= within.contains(&ours);
+        items.push(Item::new(what, printed, ours));
+    }
+    Ok(Outcome::numbers(items, |_| pass))
+}
+
 fn memory(lab: &mut Lab) -> Result<Outcome, CliError> {
     let of = |lab: &mut Lab, strategy| -> Result<f64, CliError> {
-        Ok(lab.run(Case::prefill(LLAMA_8B, strategy, 512))?.peak_bytes as f64)
+        Ok(lab.run(Case::prefill(B8, strategy, 512))?.peak_bytes as f64)
     };
     let ratio = of(lab, "hetero-tensor")? / of(lab, "gpu-only")?;
     let items = vec![Item::new("hetero-tensor over gpu-only", 1.32, ratio)];
@@ -118,7 +147,7 @@ fn prefill_share(lab: &mut Lab) -> Result<Outcome, CliError> {
     let mut pass = true;
     for (strategy, least, most) in [("cpu-only", 0.883, 0.988), ("gpu-only", 0.542, 0.917)] {
         for (set, prompt, out) in SETS {
-            let f = lab.run(Case::decode("qwen1.5-1.8b", strategy, prompt))?;
+            let f = lab.run(Case::decode(UI, strategy, prompt))?;
             let decode = f.tpot_ms().unwrap_or(0.0) * (out - 1) as f64;
             let share = f.ttft_ms() / (f.ttft_ms() + decode);
             pass &= (least..=most).contains(&share);
