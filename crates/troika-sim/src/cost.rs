@@ -75,6 +75,11 @@ impl Rates {
         self.need(0.0, bytes)
     }
 
+    /// Nanoseconds of moving some bytes while other work waits.
+    pub fn moving_ns(&self, bytes: u64) -> u64 {
+        (bytes as f64 / self.bandwidth).ceil() as u64
+    }
+
     fn need(&self, compute: f64, bytes: u64) -> RunCost {
         let moving = bytes as f64 / self.bandwidth;
         RunCost { ns: self.launched(compute.max(moving)), bytes, streams: moving >= compute }

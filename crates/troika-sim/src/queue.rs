@@ -303,11 +303,14 @@ impl Lane {
         self.proceed();
     }
 
-    /// What it costs until others know of an end.
-    fn hand_over_ns(&self, list: &CommandList) -> u64 {
+    /// What it costs until others know of the end of a task.
+    fn hand_over_ns(&self, list: &CommandList, task: &Prepared) -> u64 {
         let cost = self.worker.limits.processor.hand_over;
         match list.waiting {
             Waiting::Poll => cost.predicted_ns,
+            Waiting::Block if cost.blocking_copies => {
+                cost.blocking_ns.saturating_add(self.worker.rates.moving_ns(task.written_bytes()))
+            }
             Waiting::Block => cost.blocking_ns,
         }
     }
@@ -455,7 +458,7 @@ impl Lane {
             self.finish(outcome);
         } else if let Some(current) = &self.current {
             let last = current.at >= current.list.tasks.len();
-            let cost = self.hand_over_ns(&current.list);
+            let cost = self.hand_over_ns(&current.list, &task);
             let signalled = self.signal(&current.list, current.at - 1, cost);
             let blocks = signalled && current.list.waiting == Waiting::Block;
             let told = last || blocks || self.worker.limits.processor.waits_each_run;

@@ -87,6 +87,8 @@ pub struct HandOver {
     pub blocking_ns: u64,
     /// Where they look again and again when the predicted time has passed.
     pub predicted_ns: u64,
+    /// Where they sleep, what is handed over is copied, too: there is no memory that both use.
+    pub blocking_copies: bool,
 }
 
 /// What products take besides their operations.
@@ -328,12 +330,13 @@ fn hand_over(f: &mut Fields<'_>) -> Result<HandOver, SocError> {
     let what = "microseconds until others go on";
     let blocking_ns = h.micros("blocking_us", what)?;
     let predicted_ns = h.micros("predicted_us", what)?;
+    let blocking_copies = h.flag("blocking_copies")?.unwrap_or(false);
     h.finish()?;
     if predicted_ns > blocking_ns {
         let why = "is more than blocking_us; waiting by prediction is what costs less";
         return Err(f.wrong("hand_over.predicted_us", why));
     }
-    Ok(HandOver { blocking_ns, predicted_ns })
+    Ok(HandOver { blocking_ns, predicted_ns, blocking_copies })
 }
 
 fn power(f: &mut Fields<'_>) -> Result<Option<Power>, SocError> {

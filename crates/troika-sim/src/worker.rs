@@ -30,6 +30,15 @@ pub(crate) struct Prepared {
     run: Option<Bound>,
 }
 
+impl Prepared {
+    /// Bytes that a run writes for others.
+    pub fn written_bytes(&self) -> u64 {
+        let outputs = self.run.iter().flat_map(|bound| &bound.outputs);
+        let bytes = outputs.map(|r| (r.rows() as u64).saturating_mul(r.row_bytes() as u64));
+        bytes.fold(0, u64::saturating_add)
+    }
+}
+
 impl Worker {
     /// What a task runs, if this device loaded it.
     fn loaded<'a>(&self, run: &'a Run) -> Option<&'a Loaded> {

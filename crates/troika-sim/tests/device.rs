@@ -643,6 +643,24 @@ fn hand_overs_and_submissions_take_their_time() {
 }
 
 #[test]
+fn slow_hand_overs_copy_what_was_written() {
+    let more = "hand_over = { blocking_us = 7, predicted_us = 3, blocking_copies = true }";
+    let (_, [a, _], clock) = board(more);
+    let exe = Weights::compiled(&a, &product(Dim::Rows(4)), &ONES).unwrap();
+    let mut qa = lane(&a, clock.clone());
+    for (waiting, expected) in [(Waiting::Block, 7000 + 4 * 64), (Waiting::Poll, 3000)] {
+        let start = ns(&clock);
+        let tasks = vec![run(&exe, View::whole(&zeroed(4)), View::whole(&zeroed(4)), 4)];
+        qa.queue.submit(CommandList { waiting, ..list(0, tasks) }).unwrap();
+        while let Some(next) = clock.next_event() {
+            clock.wait(next - clock.now());
+        }
+        qa.done.try_recv().unwrap().outcome.unwrap();
+        assert_eq!(ns(&clock) - start, 1536 + expected);
+    }
+}
+
+#[test]
 fn queues_that_wait_by_themselves_wait_for_each_other() {
     let costs = "queue_waits = true\nhand_over = { blocking_us = 7, predicted_us = 3 }";
     let (_, [a, b], clock) = board(costs);

@@ -176,7 +176,10 @@ impl Outcome {
             Verdict::Numbers { items, .. } => items
                 .iter()
                 .map(|i| {
-                    let error = format!("{:+.1} %", i.error() * 100.0);
+                    let error = match i.error() {
+                        e if e.is_finite() => format!("{:+.1} %", e * 100.0),
+                        _ => none(),
+                    };
                     [i.what.clone(), figure(i.printed), figure(i.ours), error]
                 })
                 .collect(),
