@@ -27,7 +27,7 @@ pub(crate) struct PlannedBatch {
 }
 
 /// Some tokens of a sequence that are computed next.
-pub(crate) struct Rows<'a> {
+pub(crate) struct NewRows<'a> {
     pub seq: SeqId,
     pub tokens: &'a [u32],
     /// Where they stand in the sequence.
@@ -73,7 +73,7 @@ impl PlannedBatch {
         self.ids.len()
     }
 
-    /// Rows whose logits are wanted.
+    /// NewRows whose logits are wanted.
     pub fn wanted_rows(&self) -> usize {
         self.wanted.iter().map(|(_, r)| r.len()).sum()
     }
@@ -82,7 +82,7 @@ impl PlannedBatch {
     ///
     /// # Errors
     /// What the cache says; nothing is appended then.
-    pub fn push(&mut self, rows: &Rows<'_>, kv: &mut KvCache) -> Result<(), EngineError> {
+    pub fn push(&mut self, rows: &NewRows<'_>, kv: &mut KvCache) -> Result<(), EngineError> {
         let (first, count) = (self.ids.len(), rows.positions.len());
         let mut seq = self.unused.pop().unwrap_or_else(|| SeqRows {
             seq: 0,

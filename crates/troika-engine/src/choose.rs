@@ -3,7 +3,7 @@
 
 use troika_plan::Phase;
 
-use crate::batching::Rows;
+use crate::batching::NewRows;
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::input::Event;
@@ -15,16 +15,16 @@ use crate::step::numerics;
 const CHUNKS_AT_ONCE: usize = 64;
 /// Logits kept at once while many rows are wanted.
 const LOGITS_BYTES: usize = 64 << 20;
-/// Rows of prompts that a step takes in any case, however many sequences decode.
+/// NewRows of prompts that a step takes in any case, however many sequences decode.
 const LEAST_ROWS: usize = 16;
 
 /// What may still be planned for a place.
 struct Budget {
     /// Batches at most.
     batches: usize,
-    /// Rows at most of a batch.
+    /// NewRows at most of a batch.
     chunk: usize,
-    /// Rows of prompts.
+    /// NewRows of prompts.
     prompt_rows: usize,
 }
 
@@ -205,7 +205,7 @@ impl Engine {
             count = count.min(budget.chunk - from % budget.chunk);
         }
         let positions = from..from + count;
-        let rows = Rows {
+        let rows = NewRows {
             seq,
             tokens: &s.tokens[positions.clone()],
             positions: positions.clone(),

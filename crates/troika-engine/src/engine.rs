@@ -282,7 +282,7 @@ impl Drop for Engine {
     fn drop(&mut self) {
         let mut inbox = self.handle.lock();
         inbox.end();
-        inbox.flying.iter().filter(|f| !f.seqs.is_empty()).for_each(|f| f.canceller.cancel());
+        inbox.in_flight.iter().filter(|f| !f.seqs.is_empty()).for_each(|f| f.canceller.cancel());
         drop(inbox);
         while self.runner.wait().is_some() {}
     }

@@ -102,7 +102,7 @@ pub enum Next {
     /// It waits until it is fed.
     Wait,
     /// It goes on with this token, and the logits after it are wanted.
-    Feed(u32),
+    Append(u32),
 }
 
 /// Receives what a step hands out.

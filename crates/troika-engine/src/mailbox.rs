@@ -12,7 +12,7 @@ use crate::schedule::{Canceller, JobId};
 #[derive(Debug)]
 pub(crate) enum Request {
     Admit(SeqId, Admission),
-    Feed(SeqId, Vec<u32>, WantedLogits),
+    Append(SeqId, Vec<u32>, WantedLogits),
     Replace(SeqId, Vec<u32>, WantedLogits),
     Cancel(SeqId),
     Close(SeqId),
@@ -30,7 +30,7 @@ struct Known {
 
 /// What is in flight in a place: whose rows, and how to end it.
 #[derive(Debug)]
-pub(crate) struct Flying {
+pub(crate) struct InFlight {
     pub job: JobId,
     pub canceller: Canceller,
     pub seqs: Vec<SeqId>,
@@ -40,7 +40,7 @@ pub(crate) struct Flying {
 pub(crate) struct Inbox {
     pub requests: VecDeque<Request>,
     known: HashMap<SeqId, Known>,
-    pub flying: Vec<Flying>,
+    pub in_flight: Vec<InFlight>,
     ended: bool,
 }
 
@@ -101,7 +101,7 @@ impl EngineHandle {
         let mut inbox = self.lock();
         let known = self.may_feed(&mut inbox, seq, tokens)?;
         (known.len, known.pending) = (known.len + tokens.len(), true);
-        inbox.requests.push_back(Request::Feed(seq, tokens.to_vec(), logits));
+        inbox.requests.push_back(Request::Append(seq, tokens.to_vec(), logits));
         Ok(())
     }
 
@@ -251,9 +251,9 @@ impl Inbox {
     /// Ends what is in flight if all of it is of sequences that nobody wants any more.
     fn end_cancelled(&self, seq: SeqId) {
         let unwanted = |seq: &SeqId| self.known.get(seq).is_none_or(|known| known.cancelled);
-        for flying in self.flying.iter().filter(|f| f.seqs.contains(&seq)) {
-            if flying.seqs.iter().all(unwanted) {
-                flying.canceller.cancel();
+        for running in self.in_flight.iter().filter(|f| f.seqs.contains(&seq)) {
+            if running.seqs.iter().all(unwanted) {
+                running.canceller.cancel();
             }
         }
     }

@@ -8,7 +8,7 @@ use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::input::{Admission, Event, Next, OnEvent, WantedLogits};
 use crate::kv::{KvError, SeqId};
-use crate::mailbox::{Flying, Request};
+use crate::mailbox::{InFlight, Request};
 use crate::schedule::{JobId, Task, TaskGraph};
 use crate::sequence::{Sequence, Stage};
 
@@ -50,7 +50,7 @@ impl Engine {
             match request {
                 None => return,
                 Some(Request::Admit(seq, admission)) => self.admit_now(seq, &admission),
-                Some(Request::Feed(seq, tokens, logits)) => self.feed_now(seq, &tokens, logits),
+                Some(Request::Append(seq, tokens, logits)) => self.feed_now(seq, &tokens, logits),
                 Some(Request::Replace(seq, tokens, logits)) => {
                     self.replace_now(seq, &tokens, logits);
                 }
@@ -236,9 +236,9 @@ impl Engine {
         let canceller = self.runner.canceller_of(job);
         let seqs = self.slots[place].seqs.iter().map(|(seq, _)| *seq);
         let mut inbox = self.handle.lock();
-        match inbox.flying.iter_mut().find(|f| f.job == job) {
-            Some(flying) => flying.seqs.extend(seqs),
-            None => inbox.flying.push(Flying { job, canceller, seqs: seqs.collect() }),
+        match inbox.in_flight.iter_mut().find(|f| f.job == job) {
+            Some(running) => running.seqs.extend(seqs),
+            None => inbox.in_flight.push(InFlight { job, canceller, seqs: seqs.collect() }),
         }
         Ok(())
     }
@@ -267,9 +267,9 @@ impl Engine {
         {
             // A cancellation that comes now finds nothing in flight.
             let mut inbox = self.handle.lock();
-            if let Some(flying) = inbox.flying.iter_mut().find(|f| f.job == job) {
-                flying.seqs.clear();
-                flying.canceller.reset();
+            if let Some(running) = inbox.in_flight.iter_mut().find(|f| f.job == job) {
+                running.seqs.clear();
+                running.canceller.reset();
             }
         }
         // If it was ended because nobody wants it any more, that is known before it is seen as a
@@ -368,7 +368,7 @@ impl Engine {
         if !last {
             return;
         }
-        let Next::Feed(token) = next else { return self.idle(seq) };
+        let Next::Append(token) = next else { return self.idle(seq) };
         match self.handle.go_on(seq, token) {
             Ok(()) => self.feed_now(seq, &[token], WantedLogits::Last),
             Err(error) => self.events.push_back(Event::Failed { seq, error }),

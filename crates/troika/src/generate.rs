@@ -10,7 +10,31 @@ use troika_engine::sample::Sampler;
 use troika_trace::{Span, Tracer};
 
 use crate::error::Error;
-use crate::session::Finish;
+
+/// Why a generation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finish {
+    /// A stop token or stop text.
+    Stop,
+    /// The wanted number of tokens.
+    Length,
+    /// The context is full.
+    Context,
+    /// The caller asked to stop.
+    Cancelled,
+}
+
+impl Finish {
+    /// Short name for reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Finish::Stop => "stop",
+            Finish::Length => "length",
+            Finish::Context => "context",
+            Finish::Cancelled => "cancelled",
+        }
+    }
+}
 
 /// A text in the making: which token follows, and when it ends.
 #[derive(Debug)]
@@ -99,7 +123,7 @@ impl Generating {
             Some(_) => Next::Wait,
             None => {
                 self.len += 1;
-                Next::Feed(token)
+                Next::Append(token)
             }
         }
     }

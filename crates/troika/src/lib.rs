@@ -61,6 +61,7 @@ pub use devices::{
     measure_bandwidth, measure_peaks, multiply_of, open_devices, parse_cores, sim, usable_cores,
 };
 pub use error::Error;
+pub use generate::Finish;
 pub use generation::GenerationDefaults;
 pub use open::{
     Described, LoadProgress, Model, OpenOptions, Planned, SolveOptions, Subject, describe,
@@ -69,8 +70,7 @@ pub use open::{
 pub use perplexity::{Perplexity, Scored};
 pub use profile::{OnProfiled, ProfileOptions, ProfileOutcome, profile};
 pub use session::{
-    Control, Finish, OnToken, Output, Piece, Request, Session, SessionCanceller, SessionOptions,
-    Stats,
+    Control, OnToken, Output, Request, Session, SessionCanceller, SessionOptions, Stats, TextPiece,
 };
 pub use simulate::{
     Figures, ProductChoice, ProductShape, ProductTime, Shape, SimulateError, SimulateOptions,

@@ -11,7 +11,7 @@ use troika_model::tokenizer::{Detokenizer, StopMatcher, Tokenizer};
 
 use crate::driver::{Ended, SessionState, Shared, lock};
 use crate::error::Error;
-use crate::generate::{Generating, Times};
+use crate::generate::{Finish, Generating, Times};
 use crate::open::{Model, Opened};
 
 /// What to generate.
@@ -25,31 +25,6 @@ pub struct Request {
     pub stop: Vec<String>,
     /// Go on after end-of-text tokens.
     pub ignore_eos: bool,
-}
-
-/// Why a generation ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Finish {
-    /// A stop token or stop text.
-    Stop,
-    /// The wanted number of tokens.
-    Length,
-    /// The context is full.
-    Context,
-    /// The caller asked to stop.
-    Cancelled,
-}
-
-impl Finish {
-    /// Short name for reports.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Finish::Stop => "stop",
-            Finish::Length => "length",
-            Finish::Context => "context",
-            Finish::Cancelled => "cancelled",
-        }
-    }
 }
 
 /// Times and counts of a generation.
@@ -154,7 +129,7 @@ impl SessionCanceller {
 
 /// A token with the text that became final with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct TextPiece {
     /// The token.
     pub token: u32,
     /// Text, possibly empty: that of a character of several tokens comes with the last of them.
@@ -300,7 +275,7 @@ impl Session {
     ///
     /// # Errors
     /// As [`Session::generate`].
-    pub fn next_piece(&mut self) -> Result<Option<Piece>, Error> {
+    pub fn next_piece(&mut self) -> Result<Option<TextPiece>, Error> {
         if self.text.as_ref().is_none_or(|t| t.stopped.is_some()) {
             return Ok(None);
         }
@@ -313,7 +288,7 @@ impl Session {
     ///
     /// # Errors
     /// As [`Session::generate`].
-    pub fn try_next(&mut self) -> Result<Option<Piece>, Error> {
+    pub fn try_next(&mut self) -> Result<Option<TextPiece>, Error> {
         if self.text.as_ref().is_none_or(|t| t.stopped.is_some()) {
             return Ok(None);
         }
@@ -432,7 +407,7 @@ impl Session {
         Ok(self.opened.driver.until(idle, None)?)
     }
 
-    fn take_piece(&mut self, taken: Taken) -> Result<Option<Piece>, Error> {
+    fn take_piece(&mut self, taken: Taken) -> Result<Option<TextPiece>, Error> {
         let Some(text) = &mut self.text else { return Ok(None) };
         match taken {
             Taken::Token(token) => {
@@ -441,7 +416,7 @@ impl Session {
                     text.stopped = Some(Finish::Stop);
                     self.settle()?;
                 }
-                Ok(Some(Piece { token, text: piece }))
+                Ok(Some(TextPiece { token, text: piece }))
             }
             Taken::End(Ok(finish)) => {
                 text.stopped = Some(finish);

@@ -57,7 +57,7 @@ impl Running {
 
 /// Where a graph runs: graphs that run at the same time have different ones. It keeps its memory
 /// from one graph to the next.
-pub(super) struct Job {
+pub(super) struct GraphJob {
     /// `None`: free.
     pub running: Option<Running>,
     /// Its queues wait for each other by themselves, and have all lists at once.
@@ -77,9 +77,9 @@ pub(super) struct Job {
     pub failure: Option<EngineError>,
 }
 
-impl Job {
-    pub fn new(policy: Policy, critical: usize, lanes: usize) -> Job {
-        Job {
+impl GraphJob {
+    pub fn new(policy: Policy, critical: usize, lanes: usize) -> GraphJob {
+        GraphJob {
             running: None,
             in_order: false,
             submitted: false,

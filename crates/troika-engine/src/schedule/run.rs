@@ -10,7 +10,7 @@ use troika_device::{
 use troika_plan::Policy;
 use troika_trace::{Arg, Span, Tracer};
 
-use super::job::{Grower, Job, JobId, Running};
+use super::job::{GraphJob, Grower, JobId, Running};
 use super::lane::{LATE_DEPTH, Lanes, LostLists};
 use super::order::DeviceOrder;
 use super::{GrowingGraph, Order, Task, TaskGraph};
@@ -20,7 +20,7 @@ use crate::error::{EngineError, GrowError};
 /// nothing to do with each other, but that they share the queues.
 pub struct Runner {
     lanes: Lanes,
-    jobs: Vec<Job>,
+    jobs: Vec<GraphJob>,
     /// Those that are running, in the order in which they were begun.
     active: Vec<usize>,
     /// Graphs at their end that nobody has asked for yet.
@@ -77,7 +77,7 @@ impl Runner {
     ) -> Result<Runner, DeviceError> {
         Ok(Runner {
             lanes: Lanes::open(devices, policy, clock)?,
-            jobs: vec![Job::new(policy, critical, devices.len())],
+            jobs: vec![GraphJob::new(policy, critical, devices.len())],
             active: Vec::new(),
             ended: VecDeque::new(),
             waiting: Waiting::default(),
@@ -172,7 +172,7 @@ impl Runner {
         let fixed = matches!(running, Running::Fixed(_));
         let in_order = fixed && running.graph().order.as_ref().is_some_and(waits);
         let index = self.jobs.iter().position(|j| j.running.is_none()).unwrap_or_else(|| {
-            self.jobs.push(Job::new(self.policy, self.critical, self.lanes.all.len()));
+            self.jobs.push(GraphJob::new(self.policy, self.critical, self.lanes.all.len()));
             self.jobs.len() - 1
         });
         self.jobs[index].begin(running, in_order, background);
