@@ -26,19 +26,32 @@ struct Budget {
     chunk: usize,
     /// NewRows of prompts.
     prompt_rows: usize,
+    /// Whether sequences that wait may begin: not behind one for which there is no place.
+    begins: bool,
+}
+
+/// Which sequences a pass plans.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Pass {
+    /// Those that failed together with others.
+    Alone,
+    /// Those that wait for their next token.
+    Decoding,
+    Others,
 }
 
 impl Engine {
     /// Plans the batches of a place: of one phase, or of both where both run in the same place.
     pub(crate) fn plan_batches(&mut self, place: usize, only: Option<Phase>) {
         self.slots[place].clear();
-        let budget = self.budget(only);
-        if only != Some(Phase::Prefill) {
-            self.plan_pass(place, only, true, &budget);
-        }
-        let full = !self.slots[place].seqs.is_empty() && self.one_by_one(place);
-        if !full {
-            self.plan_pass(place, only, false, &budget);
+        let mut budget = self.budget(only);
+        for pass in [Pass::Alone, Pass::Decoding, Pass::Others] {
+            if pass == Pass::Decoding && only == Some(Phase::Prefill) {
+                continue;
+            }
+            if !self.plan_pass(place, only, pass, &mut budget) {
+                return;
+            }
         }
     }
 
@@ -66,7 +79,7 @@ impl Engine {
             1 => rows.saturating_sub(decoded).max(LEAST_ROWS.min(chunk)),
             _ => usize::MAX,
         };
-        Budget { batches, chunk, prompt_rows }
+        Budget { batches, chunk, prompt_rows, begins: true }
     }
 
     /// Whether a sequence waits for its next token.
@@ -78,35 +91,36 @@ impl Engine {
         last && (self.one_placement || s.phase(cached, false).0 == Phase::Decode)
     }
 
-    /// Whether what is planned for a place is to run alone.
-    fn one_by_one(&self, place: usize) -> bool {
-        let mut planned = self.slots[place].seqs.iter();
-        self.rows_matter || planned.any(|(seq, _)| self.sequences.get(seq).is_some_and(|s| s.alone))
-    }
-
-    /// Adds the rows of sequences that decode, or of the others.
-    fn plan_pass(&mut self, place: usize, only: Option<Phase>, decoding: bool, budget: &Budget) {
-        let mut left = if decoding { usize::MAX } else { budget.prompt_rows };
-        // Once one has to wait, those behind it do not overtake it; those that run go on.
-        let mut held = false;
+    /// Adds the rows of some sequences. `false` when nothing more may be added.
+    fn plan_pass(
+        &mut self,
+        place: usize,
+        only: Option<Phase>,
+        pass: Pass,
+        budget: &mut Budget,
+    ) -> bool {
+        let mut left = if pass == Pass::Decoding { usize::MAX } else { budget.prompt_rows };
         for at in 0..self.queue.len() {
             let Some(&seq) = self.queue.get(at) else { break };
             let Some(s) = self.sequences.get(&seq) else { continue };
             if s.in_flight.is_some() || s.cancelled || s.closed {
                 continue;
             }
-            if decoding != self.decodes(seq) {
-                continue;
-            }
+            let of_pass = match pass {
+                Pass::Alone => s.alone,
+                Pass::Decoding => !s.alone && self.decodes(seq),
+                Pass::Others => !s.alone && !self.decodes(seq),
+            };
             let others = !self.slots[place].seqs.is_empty();
-            if others && (s.alone || self.rows_matter) {
+            if !of_pass || (others && (s.alone || self.rows_matter)) {
                 continue;
             }
-            if held && s.stage != Stage::Running {
-                continue;
-            }
-            if !self.begin(seq) {
-                held = true;
+            let alone = s.alone || self.rows_matter;
+            let may_begin = s.stage == Stage::Running || budget.begins;
+            if !may_begin || !self.begin(seq) {
+                // Those that wait behind it do not overtake it, but those that run go on: it waits
+                // for them.
+                budget.begins = false;
                 continue;
             }
             while left > 0 {
@@ -116,8 +130,7 @@ impl Engine {
                     Err(EngineError::Kv(KvError::Full(_))) => {
                         if !self.make_room(seq) {
                             self.give_way(seq, place);
-                            held = true;
-                            break;
+                            return false;
                         }
                     }
                     Err(error) => {
@@ -126,10 +139,15 @@ impl Engine {
                     }
                 }
             }
-            if left == 0 || (!self.slots[place].seqs.is_empty() && self.one_by_one(place)) {
-                return;
+            let planned = self.slots[place].seqs.iter().any(|(s, _)| *s == seq);
+            if alone && planned {
+                return false;
+            }
+            if left == 0 {
+                return false;
             }
         }
+        true
     }
 
     /// Lets a sequence that waits begin, if there is a place for it.
@@ -160,6 +178,8 @@ impl Engine {
         if shares && self.kv.len(seq) == 0 {
             // What comes before the first logits that are wanted need not be computed.
             let most = s.tokens.len().min(s.logits_from.saturating_add(1));
+            // What others leave was computed as prompts are, and not as what this one has decoded.
+            let most = s.decoded.first().map_or(most, |run| most.min(run.start + 1));
             self.kv.adopt(seq, &s.tokens[..most], numerics(s, 0..0));
         }
         s.stage = Stage::Running;

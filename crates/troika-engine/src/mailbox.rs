@@ -249,7 +249,7 @@ impl Inbox {
     }
 
     /// Ends what is in flight if all of it is of sequences that nobody wants any more.
-    fn end_cancelled(&self, seq: SeqId) {
+    pub fn end_cancelled(&self, seq: SeqId) {
         let unwanted = |seq: &SeqId| self.known.get(seq).is_none_or(|known| known.cancelled);
         for running in self.in_flight.iter().filter(|f| f.seqs.contains(&seq)) {
             if running.seqs.iter().all(unwanted) {

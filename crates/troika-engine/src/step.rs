@@ -240,6 +240,9 @@ impl Engine {
             Some(running) => running.seqs.extend(seqs),
             None => inbox.in_flight.push(InFlight { job, canceller, seqs: seqs.collect() }),
         }
+        // Somebody may have cancelled it just before.
+        let first = self.slots[place].seqs.first();
+        first.into_iter().for_each(|(seq, _)| inbox.end_cancelled(*seq));
         Ok(())
     }
 

@@ -2,6 +2,7 @@
 //! session steps the engine for all of them, unless another thread does so already.
 
 use std::collections::HashMap;
+use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use troika_engine::{Engine, EngineError, EngineHandle, Event, Next, SeqId};
@@ -38,6 +39,37 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The engine, for one thread. When it is let go of, those that wait for it are told, whatever
+/// was done with it.
+pub struct EngineGuard<'a> {
+    /// `None`: it was let go of.
+    engine: Option<MutexGuard<'a, Engine>>,
+    driver: &'a Driver,
+}
+
+impl Deref for EngineGuard<'_> {
+    type Target = Engine;
+
+    fn deref(&self) -> &Engine {
+        // INVARIANT: it is let go of only when this is dropped.
+        self.engine.as_deref().expect("the engine is held")
+    }
+}
+
+impl DerefMut for EngineGuard<'_> {
+    fn deref_mut(&mut self) -> &mut Engine {
+        // INVARIANT: it is let go of only when this is dropped.
+        self.engine.as_deref_mut().expect("the engine is held")
+    }
+}
+
+impl Drop for EngineGuard<'_> {
+    fn drop(&mut self) {
+        self.engine = None;
+        self.driver.tell();
+    }
+}
+
 pub(crate) struct Driver {
     engine: Mutex<Engine>,
     pub handle: EngineHandle,
@@ -62,8 +94,8 @@ impl Driver {
     }
 
     /// The engine, as soon as nobody steps it.
-    pub fn engine(&self) -> MutexGuard<'_, Engine> {
-        lock(&self.engine)
+    pub fn engine(&self) -> EngineGuard<'_> {
+        EngineGuard { engine: Some(lock(&self.engine)), driver: self }
     }
 
     pub fn add(&self, seq: SeqId, state: &Shared) {
@@ -95,14 +127,14 @@ impl Driver {
                 Err(TryLockError::WouldBlock) => None,
             };
             match engine {
-                Some(mut engine) => {
+                Some(engine) => {
+                    let mut engine = EngineGuard { engine: Some(engine), driver: self };
                     let own = own.as_mut().map(|(seq, rows)| {
                         let rows: OwnRows<'_> = &mut **rows;
                         (*seq, rows)
                     });
                     let went_on = self.step(&mut engine, own);
                     drop(engine);
-                    self.tell();
                     if !went_on? {
                         // Whatever was asked for is done: it is ready, or never will be.
                         return ready().ok_or(EngineError::Ended);
@@ -119,7 +151,7 @@ impl Driver {
     }
 
     /// Wakes those who wait for what a step hands out, or to step themselves.
-    pub fn tell(&self) {
+    fn tell(&self) {
         *lock(&self.steps) += 1;
         self.stepped.notify_all();
     }

@@ -60,6 +60,7 @@ pub use devices::{
     DeviceOptions, DeviceSpec, DeviceSpecError, Peak, Peaks, ProcessorSpec, instruction_sets,
     measure_bandwidth, measure_peaks, multiply_of, open_devices, parse_cores, sim, usable_cores,
 };
+pub use driver::EngineGuard;
 pub use error::Error;
 pub use generate::Finish;
 pub use generation::GenerationDefaults;

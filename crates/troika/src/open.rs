@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 
 use troika_device::{Clock, Device, RealClock};
@@ -26,7 +26,7 @@ use troika_weights::{
 };
 
 use crate::devices::{DeviceOptions, computes_nothing, open_devices, virtual_clock};
-use crate::driver::Driver;
+use crate::driver::{Driver, EngineGuard};
 use crate::error::Error;
 use crate::generation::GenerationDefaults;
 use crate::profile_file::{self, solve_device};
@@ -449,7 +449,7 @@ impl Model {
 
     /// The engine itself, for its facts and for callers that feed it beside all sessions: while it
     /// is held, no session goes on.
-    pub fn engine(&self) -> MutexGuard<'_, Engine> {
+    pub fn engine(&self) -> EngineGuard<'_> {
         self.opened.driver.engine()
     }
 

@@ -169,9 +169,7 @@ impl Model {
     /// A fault of the engine. What concerns a session is said there.
     pub fn step(&self) -> Result<bool, Error> {
         let driver = &self.opened.driver;
-        let stepped = driver.step(&mut driver.engine(), None);
-        driver.tell();
-        Ok(stepped?)
+        Ok(driver.step(&mut driver.engine(), None)?)
     }
 }
 

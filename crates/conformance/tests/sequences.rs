@@ -1,0 +1,453 @@
+//! Sequences that share an engine, at random but the same in every run: admitted, fed, replaced,
+//! cancelled, closed and preempted. Whatever happens around it, each sequence gets to the bit the
+//! logits that it gets alone, and the accounts of the cache add up after each step.
+
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hasher};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use conformance::random::Random;
+use troika::device::{Device, RealClock};
+use troika::engine::{
+    Admission, Engine, EngineError, EngineHandle, EngineParts, Event, KvError, Next, SeqId,
+    SequenceInput, Sharing, WantedLogits,
+};
+use troika::graph::DType;
+use troika::plan::{DeviceFacts, PlanRequest, Ratio, Strategy, make};
+use troika::trace::Tracer;
+use troika::weights::FloatType;
+use troika::{Described, describe};
+use troika_cpu::{CpuDevice, CpuOptions};
+
+const MODELS: [&str; 3] = ["golden/qwen3", "golden/gemma-3", "variants/phi-3-variant1"];
+/// Length beyond which the keys of the last of these models are rotated otherwise.
+const LONGROPE: (&str, usize) = (MODELS[2], 32);
+const CONTEXT: usize = 96;
+const PAGE: usize = 8;
+const VOCAB: usize = 200;
+
+fn cpu(name: &str) -> Arc<dyn Device> {
+    let options = CpuOptions { name: name.into(), threads: 1, ..Default::default() };
+    Arc::new(CpuDevice::new(options).unwrap())
+}
+
+fn dir(model: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests").join(model)
+}
+
+fn engine(d: &Described, strategy: Strategy, chunk: usize, sharing: Sharing) -> Engine {
+    let one = strategy == Strategy::OneDevice;
+    let devices: Vec<Arc<dyn Device>> = if one { vec![cpu("a")] } else { vec![cpu("a"), cpu("b")] };
+    let facts: Vec<DeviceFacts> = devices.iter().map(|d| DeviceFacts::of(&**d)).collect();
+    let request = PlanRequest {
+        strategy,
+        chunk,
+        context: Some(CONTEXT),
+        kv_dtype: Some(DType::F32),
+        activations: Some(Vec::new()),
+        ..PlanRequest::default()
+    };
+    let mut plan = make(&d.spec, &facts, &request).unwrap();
+    plan.page_len = PAGE;
+    Engine::new(EngineParts {
+        spec: &d.spec,
+        shapes: &|key| d.store.shape(key),
+        weights: &d.store,
+        plan,
+        devices: &devices,
+        clock: Arc::new(RealClock::new()),
+        tracer: Tracer::off(),
+        sharing,
+    })
+    .unwrap()
+}
+
+fn best(logits: &[f32]) -> u32 {
+    let known = 0..VOCAB;
+    known.rev().max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap() as u32
+}
+
+fn bits(logits: &[f32]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    logits.iter().for_each(|x| hasher.write_u32(x.to_bits()));
+    hasher.finish()
+}
+
+/// What a sequence's logits are when there is no other one.
+struct Alone {
+    engine: Engine,
+    /// Length beyond which all positions are computed otherwise.
+    limit: usize,
+}
+
+impl Alone {
+    fn rows(&mut self, tokens: &[u32]) -> Vec<u64> {
+        let (seq, mut rows) = (self.engine.open(), Vec::new());
+        let input = SequenceInput { seq, tokens, logits: WantedLogits::All };
+        self.engine.run(&[input], &mut |_, _, row| rows.push(bits(row))).unwrap();
+        self.engine.close(seq);
+        rows
+    }
+
+    /// Compares logits that were handed out of a sequence that consists of `tokens`.
+    fn check(&mut self, tokens: &[u32], seen: &[Seen], what: &str) {
+        let longest = seen.iter().map(|s| s.len).max().unwrap_or(0);
+        if longest == 0 {
+            return;
+        }
+        let tokens = &tokens[..longest];
+        let short = self.rows(&tokens[..longest.min(self.limit)]);
+        let long = if longest > self.limit { self.rows(tokens) } else { Vec::new() };
+        for s in seen {
+            let alone = if s.len > self.limit { &long } else { &short };
+            assert_eq!(s.bits, alone[s.position], "{what}: position {} of {}", s.position, s.len);
+        }
+    }
+}
+
+/// Logits that were handed out after a position of a sequence that had so many tokens.
+struct Seen {
+    position: usize,
+    len: usize,
+    bits: u64,
+}
+
+/// A sequence as its owner knows it.
+struct Open {
+    tokens: Vec<u32>,
+    fed_from: usize,
+    pending: bool,
+    cancelled: bool,
+    /// The next position with logits; `usize::MAX`: none are wanted.
+    next_logits: usize,
+    /// Tokens that it is to go on with by itself.
+    left: usize,
+    seen: Vec<Seen>,
+}
+
+impl Open {
+    fn feed(&mut self, tokens: &[u32], logits: WantedLogits) {
+        self.fed_from = self.tokens.len();
+        self.tokens.extend(tokens);
+        self.pending = true;
+        self.cancelled = false;
+        self.next_logits = match logits {
+            WantedLogits::None => usize::MAX,
+            WantedLogits::Last => self.tokens.len() - 1,
+            WantedLogits::All => self.fed_from,
+        };
+    }
+}
+
+struct World {
+    engine: Engine,
+    handle: EngineHandle,
+    alone: Alone,
+    open: HashMap<SeqId, Open>,
+    /// Those that are open, in the order of their admission.
+    order: Vec<SeqId>,
+    prefixes: Vec<Vec<u32>>,
+    random: Random,
+    what: String,
+    cached: usize,
+    cancelled: usize,
+    handed_out: usize,
+}
+
+/// Tokens beyond which no sequence is fed.
+const LONGEST: usize = CONTEXT - 1;
+
+impl World {
+    fn logits(&mut self) -> WantedLogits {
+        *self.random.of(&[
+            WantedLogits::Last,
+            WantedLogits::Last,
+            WantedLogits::All,
+            WantedLogits::None,
+        ])
+    }
+
+    fn tokens(&mut self, most: usize) -> Vec<u32> {
+        let mut tokens = Vec::new();
+        if most > 40 && !self.random.once_in(3) {
+            let at = self.random.below(self.prefixes.len());
+            tokens.extend(&self.prefixes[at][..1 + self.random.below(34)]);
+        }
+        let more = if self.random.once_in(3) { 1 } else { 1 + self.random.below(25) };
+        tokens.extend((0..more).map(|_| self.random.below(VOCAB) as u32));
+        tokens.truncate(most);
+        tokens
+    }
+
+    fn admit(&mut self) {
+        let tokens = if self.random.once_in(4) { Vec::new() } else { self.tokens(LONGEST) };
+        let logits = self.logits();
+        let priority = self.random.below(3) as i32 - 1;
+        let shares = !self.random.once_in(5);
+        let admission = Admission { tokens: tokens.clone(), logits, priority, shares };
+        let seq = self.handle.admit(admission).unwrap();
+        let mut open = Open {
+            tokens: Vec::new(),
+            fed_from: 0,
+            pending: false,
+            cancelled: false,
+            next_logits: usize::MAX,
+            left: self.random.below(20),
+            seen: Vec::new(),
+        };
+        if !tokens.is_empty() {
+            open.feed(&tokens, logits);
+        }
+        self.open.insert(seq, open);
+        self.order.push(seq);
+    }
+
+    /// Compares what a sequence was handed out so far.
+    fn check(&mut self, seq: SeqId) {
+        let what = format!("{}, sequence {seq}", self.what);
+        let open = self.open.get_mut(&seq).unwrap();
+        let seen = std::mem::take(&mut open.seen);
+        self.alone.check(&open.tokens, &seen, &what);
+    }
+
+    fn feed(&mut self, seq: SeqId) {
+        let (logits, left) = (self.logits(), self.random.below(20));
+        let room = LONGEST - self.open[&seq].tokens.len();
+        let tokens = self.tokens(room.max(1));
+        if self.open[&seq].pending {
+            let refused = self.handle.feed(seq, &[1], logits).unwrap_err();
+            assert!(matches!(refused, EngineError::Twice(s) if s == seq), "{refused}");
+            let refused = self.handle.replace(seq, vec![1], logits).unwrap_err();
+            assert!(matches!(refused, EngineError::Twice(s) if s == seq), "{refused}");
+        } else if room > 0 && !self.random.once_in(3) {
+            self.handle.feed(seq, &tokens, logits).unwrap();
+            let open = self.open.get_mut(&seq).unwrap();
+            open.feed(&tokens, logits);
+            open.left = left;
+        } else {
+            // Something else, of which a part is as before.
+            let keep = self.random.below(self.open[&seq].tokens.len() + 1);
+            self.check(seq);
+            let mut all = self.open[&seq].tokens[..keep].to_vec();
+            all.extend(self.tokens(LONGEST - keep.min(LONGEST - 1)));
+            all.truncate(LONGEST);
+            self.handle.replace(seq, all.clone(), logits).unwrap();
+            let open = self.open.get_mut(&seq).unwrap();
+            let same = open.tokens.iter().zip(&all).take_while(|(a, b)| a == b).count();
+            open.tokens.truncate(same.min(all.len() - 1));
+            let from = open.tokens.len();
+            open.feed(&all[from..], logits);
+            open.left = left;
+        }
+    }
+
+    fn close(&mut self, seq: SeqId) {
+        self.check(seq);
+        self.handle.close(seq).unwrap();
+        self.open.remove(&seq);
+        self.order.retain(|other| *other != seq);
+        for refused in [
+            self.handle.close(seq),
+            self.handle.cancel(seq),
+            self.handle.feed(seq, &[1], WantedLogits::Last),
+        ] {
+            let refused = refused.unwrap_err();
+            assert!(matches!(refused, EngineError::Kv(KvError::Closed(s)) if s == seq));
+        }
+    }
+
+    fn act(&mut self, most: usize) {
+        let seq = (!self.order.is_empty()).then(|| *self.random.of(&self.order));
+        match (self.random.below(12), seq) {
+            (0..=3, _) if self.order.len() < most => self.admit(),
+            (4..=7, Some(seq)) => self.feed(seq),
+            (8..=9, Some(seq)) => {
+                self.handle.cancel(seq).unwrap();
+                let open = self.open.get_mut(&seq).unwrap();
+                open.cancelled = open.pending;
+            }
+            (10, Some(seq)) if self.random.once_in(2) => self.close(seq),
+            _ => {}
+        }
+    }
+
+    fn step(&mut self) -> bool {
+        let World { open, what, cached, cancelled, handed_out, .. } = self;
+        let mut cut = Vec::new();
+        let went_on = self.engine.step(&mut |event| {
+            let seq = event.seq();
+            let Some(o) = open.get_mut(&seq) else { panic!("{what}: {event:?} of a closed one") };
+            assert!(o.pending, "{what}: {seq} has nothing to compute, {event:?}");
+            match event {
+                Event::Begun { cached: n, .. } => {
+                    assert!(n < o.tokens.len(), "{what}");
+                    *cached += n;
+                }
+                Event::Logits { position, logits, last, .. } => {
+                    assert_eq!(position, o.next_logits, "{what}: {seq} has {}", o.tokens.len());
+                    assert_eq!(last, position + 1 == o.tokens.len(), "{what}");
+                    o.next_logits += 1;
+                    o.seen.push(Seen { position, len: o.tokens.len(), bits: bits(logits) });
+                    *handed_out += 1;
+                    if last && o.left > 0 && o.tokens.len() < LONGEST {
+                        o.left -= 1;
+                        o.fed_from = o.tokens.len();
+                        o.tokens.push(best(logits));
+                        // Whoever gets logits may change them.
+                        logits.fill(f32::NAN);
+                        return Next::Feed(*o.tokens.last().unwrap());
+                    }
+                    o.pending = !last;
+                }
+                Event::Fed { .. } => {
+                    assert_eq!(o.next_logits, usize::MAX, "{what}: {seq} wants logits");
+                    o.pending = false;
+                }
+                Event::Cancelled { .. } => {
+                    assert!(o.cancelled, "{what}: {seq} was not cancelled");
+                    *cancelled += 1;
+                    o.pending = false;
+                    cut.push(seq);
+                }
+                Event::Failed { error, .. } => panic!("{what}: {seq} fails: {error}"),
+            }
+            Next::Wait
+        });
+        for seq in cut {
+            let o = self.open.get_mut(&seq).unwrap();
+            let len = self.handle.len(seq).unwrap();
+            assert!((o.fed_from..=o.tokens.len()).contains(&len), "{}: {len}", self.what);
+            self.alone.check(&o.tokens, &std::mem::take(&mut o.seen), &self.what);
+            o.tokens.truncate(len);
+        }
+        for (seq, o) in &self.open {
+            assert_eq!(self.handle.is_pending(*seq), o.pending, "{}: {seq}", self.what);
+            assert_eq!(self.handle.len(*seq), Some(o.tokens.len()), "{}: {seq}", self.what);
+        }
+        self.engine.audit().unwrap_or_else(|e| panic!("{}: {e}", self.what));
+        went_on.unwrap_or_else(|e| panic!("{}: {e}", self.what))
+    }
+
+    /// Lets all come to their end.
+    fn settle(&mut self) {
+        for steps in 0.. {
+            assert!(steps < 100_000, "{}: it never ends", self.what);
+            if !self.step() {
+                break;
+            }
+        }
+        for (seq, o) in &self.open {
+            assert!(!o.pending, "{}: {seq} was forgotten", self.what);
+        }
+    }
+
+    fn end(&mut self) {
+        self.settle();
+        for seq in self.order.clone() {
+            self.close(seq);
+        }
+        assert!(!self.step());
+        assert_eq!(self.handle.open_sequences(), 0);
+        let memory = self.engine.memory();
+        assert_eq!(memory.kv_used, memory.kv_kept, "{}: a page is lost", self.what);
+    }
+}
+
+/// What happened in all cases, to see that everything did.
+#[derive(Default)]
+struct Totals {
+    cached: usize,
+    cancelled: usize,
+    handed_out: usize,
+    preemptions: u64,
+}
+
+fn strategies() -> [Strategy; 4] {
+    let half = Ratio::default();
+    [
+        Strategy::OneDevice,
+        Strategy::Alternate,
+        Strategy::PrefillDecode,
+        Strategy::SplitColumns(half),
+    ]
+}
+
+fn run(seed: u64, (model, strategy): (&str, Strategy), (most, steps): (usize, usize)) -> Totals {
+    let d = describe(&dir(model), FloatType::F32).unwrap();
+    let mut random = Random(seed);
+    let chunk = *random.of(&[5, 16, 64]);
+    let sharing = Sharing {
+        sequences: *random.of(&[1, 2, 4, 16]),
+        kv_bytes: None,
+        rows_per_step: *random.of(&[1, 8, 24, 128]),
+    };
+    // The cache of one sequence, and little more.
+    let limit = if model == LONGROPE.0 { LONGROPE.1 } else { usize::MAX };
+    let one = engine(&d, Strategy::OneDevice, chunk, Sharing::default());
+    let of_one = one.memory().kv_cache;
+    let alone = Alone { engine: one, limit };
+    let kv_bytes = random.of(&[None, Some(10), Some(15), Some(25)]).map(|n: u64| of_one * n / 10);
+    let sharing = Sharing { kv_bytes, ..sharing };
+    let what = format!("seed {seed}, {model}, {strategy}, chunk {chunk}, {sharing:?}");
+    let engine = engine(&d, strategy, chunk, sharing);
+    let handle = engine.handle().clone();
+    let prefix = |_| (0..40).map(|_| random.below(VOCAB) as u32).collect();
+    let prefixes = (0..3).map(prefix).collect();
+    let mut world = World {
+        engine,
+        handle,
+        alone,
+        open: HashMap::new(),
+        order: Vec::new(),
+        prefixes,
+        random,
+        what,
+        cached: 0,
+        cancelled: 0,
+        handed_out: 0,
+    };
+    for _ in 0..steps {
+        for _ in 0..world.random.below(3) {
+            world.act(most);
+        }
+        world.step();
+    }
+    world.end();
+    Totals {
+        cached: world.cached,
+        cancelled: world.cancelled,
+        handed_out: world.handed_out,
+        preemptions: world.engine.preemptions(),
+    }
+}
+
+fn all(seeds: std::ops::Range<u64>, size: (usize, usize)) {
+    let mut totals = Totals::default();
+    for seed in seeds {
+        for model in MODELS {
+            for strategy in strategies() {
+                let t = run(seed, (model, strategy), size);
+                totals.cached += t.cached;
+                totals.cancelled += t.cancelled;
+                totals.handed_out += t.handed_out;
+                totals.preemptions += t.preemptions;
+            }
+        }
+    }
+    let Totals { cached, cancelled, handed_out, preemptions } = totals;
+    println!("{cached} cached, {cancelled} cancelled, {handed_out} rows, {preemptions} preempted");
+    assert!(cached > 1000 && cancelled > 50 && handed_out > 1000 && preemptions > 50);
+}
+
+#[test]
+fn sequences_compute_together_what_each_computes_alone() {
+    all(0..4, (8, 60));
+}
+
+/// `cargo xtask soak` runs it.
+#[test]
+#[ignore = "takes minutes"]
+fn a_hundred_sequences_for_ten_thousand_steps() {
+    all(100..101, (100, 10_000));
+}

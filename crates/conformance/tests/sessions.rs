@@ -1,0 +1,409 @@
+//! Sessions of one model: on several threads, cancelled from outside, after panics and bad input.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
+use std::thread::{scope, sleep};
+use std::time::Duration;
+
+use troika::engine::sample::SampleError;
+use troika::engine::{EngineError, KvError, Sharing, WantedLogits};
+use troika::graph::DType;
+use troika::weights::FloatType;
+use troika::{
+    Control, DeviceOptions, Error, Finish, Model, OpenOptions, Output, Request, Session,
+    SessionOptions,
+};
+
+fn root(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
+}
+
+fn options(sequences: usize) -> OpenOptions {
+    OpenOptions {
+        dtype: FloatType::F32,
+        kv_dtype: Some(DType::F32),
+        devices: DeviceOptions { threads: Some(1), ..DeviceOptions::default() },
+        sharing: Sharing { sequences, ..Sharing::default() },
+        ..OpenOptions::default()
+    }
+}
+
+/// A model with a tokenizer and a context of 2048.
+fn tiny(options: &OpenOptions) -> Model {
+    Model::open(&root("models/tiny-moe"), options).unwrap()
+}
+
+fn qwen3(options: &OpenOptions) -> Model {
+    Model::open(&root("tests/golden/qwen3"), options).unwrap()
+}
+
+fn greedy(n: usize) -> Request {
+    let mut request = Request { max_tokens: Some(n), ignore_eos: true, ..Request::default() };
+    request.params.temperature = 0.0;
+    request
+}
+
+fn some_tokens(n: usize, seed: usize) -> Vec<u32> {
+    (0..n).map(|i| ((i * 37 + i / 7 * seed + seed * 11) % 250) as u32).collect()
+}
+
+fn generate(session: &mut Session, prompt: &[u32], n: usize) -> Result<Output, Error> {
+    session.generate(prompt, &greedy(n), &mut |_, _| Control::Continue)
+}
+
+/// What a prompt is continued by in a model of its own.
+fn alone(prompt: &[u32], n: usize) -> Vec<u32> {
+    generate(&mut qwen3(&options(1)).session().unwrap(), prompt, n).unwrap().tokens
+}
+
+/// The session and the model do what they did before.
+fn works(model: &Model, session: &mut Session) {
+    let prompt = some_tokens(12, 5);
+    let fresh = SessionOptions { fresh: true, ..SessionOptions::default() };
+    let want = generate(&mut model.session_with(fresh).unwrap(), &prompt, 6).unwrap().tokens;
+    assert_eq!(want.len(), 6);
+    assert_eq!(generate(session, &prompt, 6).unwrap().tokens, want);
+    assert_eq!(generate(&mut model.session().unwrap(), &prompt, 6).unwrap().tokens, want);
+    model.engine().audit().unwrap();
+}
+
+#[test]
+fn sessions_on_threads_give_what_each_gives_alone() {
+    let prompts: Vec<Vec<u32>> = (0..8).map(|i| some_tokens(20 + 3 * i, i)).collect();
+    let want: Vec<Vec<u32>> = prompts.iter().map(|p| alone(p, 24)).collect();
+    for sequences in [1, 3, 8] {
+        let model = qwen3(&options(sequences));
+        let start = Barrier::new(prompts.len());
+        scope(|s| {
+            for (prompt, want) in prompts.iter().zip(&want) {
+                let (model, start) = (&model, &start);
+                s.spawn(move || {
+                    let mut session = model.session().unwrap();
+                    start.wait();
+                    for _ in 0..4 {
+                        let got = generate(&mut session, prompt, 24).unwrap();
+                        assert_eq!((&got.tokens, got.finish), (want, Finish::Length));
+                    }
+                });
+            }
+        });
+        assert!(!model.step().unwrap());
+        let memory = model.engine().memory();
+        assert_eq!(memory.kv_used, memory.kv_kept, "a page is lost");
+        model.engine().audit().unwrap();
+    }
+}
+
+/// Whoever only looks at the engine while others wait for it leaves them going on.
+#[test]
+fn the_engine_can_be_looked_at_while_sessions_generate() {
+    let model = qwen3(&options(2));
+    let want = alone(&some_tokens(20, 1), 30);
+    let done = AtomicBool::new(false);
+    scope(|s| {
+        s.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                let memory = model.engine().memory();
+                assert!(memory.kv_used <= memory.kv_cache);
+            }
+        });
+        for _ in 0..20 {
+            let got = generate(&mut model.session().unwrap(), &some_tokens(20, 1), 30);
+            assert_eq!(got.unwrap().tokens, want);
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn a_generation_is_cancelled_from_another_thread_and_the_session_goes_on() {
+    let model = tiny(&OpenOptions { chunk: 16, ..options(2) });
+    let mut session = model.session().unwrap();
+    let prompt = some_tokens(2000, 3);
+    // Between generations nothing happens.
+    session.canceller().cancel();
+    // During a long prompt: how far it came is kept.
+    let canceller = session.canceller();
+    let cancelled = scope(|s| {
+        s.spawn(|| {
+            sleep(Duration::from_millis(30));
+            canceller.cancel();
+        });
+        generate(&mut session, &prompt, 5).unwrap()
+    });
+    assert_eq!((cancelled.finish, cancelled.tokens.len()), (Finish::Cancelled, 0));
+    let kept = session.len();
+    assert!(kept > 0 && kept < prompt.len(), "{kept}");
+    works(&model, &mut session);
+    // During decoding.
+    let (send, tokens) = channel();
+    let canceller = session.canceller();
+    let cancelled = scope(|s| {
+        s.spawn(move || {
+            for _ in 0..3 {
+                tokens.recv().unwrap();
+            }
+            canceller.cancel();
+        });
+        session.generate(&some_tokens(8, 1), &greedy(1900), &mut |token, _| {
+            send.send(token).unwrap();
+            Control::Continue
+        })
+    })
+    .unwrap();
+    assert_eq!(cancelled.finish, Finish::Cancelled);
+    assert!((3..1800).contains(&cancelled.tokens.len()), "{}", cancelled.tokens.len());
+    works(&model, &mut session);
+}
+
+/// The end of one generation is never taken for that of the next.
+#[test]
+fn cancelling_at_any_moment_ends_one_generation_only() {
+    let model = qwen3(&options(4));
+    let prompt = some_tokens(20, 2);
+    let want = alone(&prompt, 12);
+    let done = AtomicBool::new(false);
+    scope(|s| {
+        // Others step the engine, too.
+        for i in 0..2 {
+            let (model, done) = (&model, &done);
+            s.spawn(move || {
+                let mut session = model.session().unwrap();
+                while !done.load(Ordering::Relaxed) {
+                    generate(&mut session, &some_tokens(10, i), 5).unwrap();
+                }
+            });
+        }
+        let mut session = model.session().unwrap();
+        for i in 0..60u64 {
+            let canceller = session.canceller();
+            let cancelled = scope(|s| {
+                let handle = s.spawn(move || {
+                    sleep(Duration::from_micros(150 * i));
+                    canceller.cancel();
+                });
+                let out = generate(&mut session, &prompt, 12).unwrap();
+                handle.join().unwrap();
+                out
+            });
+            assert_eq!(cancelled.tokens, want[..cancelled.tokens.len()]);
+            let whole = cancelled.tokens.len() == 12;
+            assert_eq!(cancelled.finish == Finish::Length, whole, "{cancelled:?}");
+            // Stopped by the caller, and begun again at once.
+            session.start(&prompt, &greedy(12)).unwrap();
+            if i % 2 == 0 {
+                session.next_piece().unwrap();
+            }
+            session.start(&prompt, &greedy(12)).unwrap();
+            let next = session.finish(None).unwrap();
+            assert_eq!((next.tokens, next.finish), (want.clone(), Finish::Length), "{i}");
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn panics_in_callbacks_leave_all_usable() {
+    let model = qwen3(&options(2));
+    let mut session = model.session().unwrap();
+    let panicked = catch_unwind(AssertUnwindSafe(|| {
+        session.generate(&some_tokens(9, 1), &greedy(9), &mut |_, _| panic!("on_token"))
+    }));
+    assert_eq!(panicked.err().and_then(|p| p.downcast_ref::<&str>().copied()), Some("on_token"));
+    works(&model, &mut session);
+    let panicked = catch_unwind(AssertUnwindSafe(|| {
+        session.feed(&[1, 2, 3], WantedLogits::All, &mut |_, _| panic!("on_logits"))
+    }));
+    assert_eq!(panicked.err().and_then(|p| p.downcast_ref::<&str>().copied()), Some("on_logits"));
+    works(&model, &mut session);
+}
+
+/// A checkpoint in which the embedding of one token is NaN.
+const BAD_TOKEN: u32 = 299;
+
+fn with_nan(to: &Path) {
+    let from = root("tests/golden/llama-2");
+    std::fs::copy(from.join("config.json"), to.join("config.json")).unwrap();
+    let mut bytes = std::fs::read(from.join("model.safetensors")).unwrap();
+    let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let json: serde_json::Value = serde_json::from_slice(&bytes[8..8 + header]).unwrap();
+    let tensor = &json["model.embed_tokens.weight"];
+    let (at, cols) = (&tensor["data_offsets"][0], &tensor["shape"][1]);
+    let cols = cols.as_u64().unwrap() as usize;
+    let row = 8 + header + at.as_u64().unwrap() as usize + BAD_TOKEN as usize * cols * 4;
+    for float in bytes[row..row + cols * 4].chunks_exact_mut(4) {
+        float.copy_from_slice(&f32::NAN.to_le_bytes());
+    }
+    std::fs::write(to.join("model.safetensors"), bytes).unwrap();
+}
+
+#[test]
+fn logits_that_are_no_numbers_are_an_error_once() {
+    let dir = tempfile::tempdir().unwrap();
+    with_nan(dir.path());
+    let model = Model::open(dir.path(), &options(2)).unwrap();
+    let mut session = model.session().unwrap();
+    for _ in 0..2 {
+        let refused = generate(&mut session, &[5, 6, BAD_TOKEN], 5).unwrap_err();
+        assert!(matches!(refused, Error::Sample(SampleError::NoFinite)), "{refused}");
+        works(&model, &mut session);
+    }
+}
+
+#[test]
+fn a_generation_ends_where_the_context_does() {
+    let model = qwen3(&OpenOptions { context: Some(40), ..options(2) });
+    let mut session = model.session().unwrap();
+    let full = generate(&mut session, &some_tokens(30, 1), 1000).unwrap();
+    assert_eq!((full.finish, full.tokens.len()), (Finish::Context, 11));
+    works(&model, &mut session);
+    let full = generate(&mut session, &some_tokens(40, 1), 1000).unwrap();
+    assert_eq!((full.finish, full.tokens.len()), (Finish::Context, 1));
+    let refused = generate(&mut session, &some_tokens(41, 1), 5).unwrap_err();
+    let told = matches!(refused, Error::PromptTooLong { prompt: 41, context: 40, .. });
+    assert!(told, "{refused}");
+    let ignore = &mut |_: usize, _: &mut [f32]| {};
+    session.feed(&[1], WantedLogits::Last, ignore).unwrap_err();
+    works(&model, &mut session);
+}
+
+#[test]
+fn bad_requests_are_one_error_each() {
+    // Pages for 64 tokens, and not for the whole context.
+    let whole = qwen3(&options(1)).engine().memory().kv_cache;
+    let sharing = Sharing { sequences: 2, kv_bytes: Some(whole / 4), ..Sharing::default() };
+    let model = qwen3(&OpenOptions { sharing, ..options(2) });
+    let mut session = model.session().unwrap();
+    assert!(matches!(generate(&mut session, &[], 5), Err(Error::EmptyPrompt)));
+    assert!(matches!(session.finish(None), Err(Error::NothingBegun)));
+    works(&model, &mut session);
+    let none = generate(&mut session, &some_tokens(9, 1), 0).unwrap();
+    assert_eq!((none.finish, none.tokens.len()), (Finish::Length, 0));
+    works(&model, &mut session);
+    let refused = generate(&mut session, &some_tokens(100, 1), 5).unwrap_err();
+    let budget = |e: &Error| matches!(e, Error::Engine(EngineError::Kv(KvError::Budget { .. })));
+    assert!(budget(&refused), "{refused}");
+    works(&model, &mut session);
+    // It outgrows the budget on its way.
+    let mut tokens = 0;
+    let refused = session.generate(&some_tokens(60, 1), &greedy(100), &mut |_, _| {
+        tokens += 1;
+        Control::Continue
+    });
+    let refused = refused.unwrap_err();
+    assert!(budget(&refused) && (1..=8).contains(&tokens), "{refused}, {tokens}");
+    works(&model, &mut session);
+    let refused = generate(&mut session, &[1, 9999], 5).unwrap_err();
+    assert!(matches!(refused, Error::Engine(EngineError::Token { id: 9999, .. })), "{refused}");
+    works(&model, &mut session);
+}
+
+#[test]
+fn texts_stop_where_they_are_told_to() {
+    let model = tiny(&options(2));
+    let mut session = model.session().unwrap();
+    let prompt = model.tokenizer().unwrap().encode("It was a dark night", true, false).unwrap();
+    let plain = generate(&mut session, &prompt, 24).unwrap();
+    let first = plain.text.chars().next().unwrap().to_string();
+    for (stop, finish) in [(first.as_str(), Finish::Stop), ("\u{1}never", Finish::Length)] {
+        let request = Request { stop: vec![stop.into()], ..greedy(24) };
+        let mut text = String::new();
+        let out = session.generate(&prompt, &request, &mut |_, piece| {
+            text.push_str(piece);
+            Control::Continue
+        });
+        let out = out.unwrap();
+        assert_eq!(out.finish, finish);
+        let want = if finish == Finish::Stop { "" } else { &plain.text };
+        assert_eq!((out.text.as_str(), text.as_str()), (want, want));
+    }
+    works(&model, &mut session);
+}
+
+#[test]
+fn a_shared_prefix_of_1024_tokens_is_cached_once() {
+    let model = tiny(&options(16));
+    let prefix = some_tokens(1024, 7);
+    let used = || model.engine().memory().kv_used;
+    let prompt = |i: u32| {
+        let mut prompt = prefix.clone();
+        prompt.extend([i, i + 1, i + 2]);
+        prompt
+    };
+    let mut sessions = vec![model.session().unwrap()];
+    let first = generate(&mut sessions[0], &prompt(0), 2).unwrap();
+    assert_eq!(first.stats.cached_tokens, 0);
+    let of_one = used();
+    let page = model.engine().plan().page_len;
+    let per_page = of_one / (1024usize + 4).div_ceil(page) as u64;
+    for i in 1..16 {
+        let mut session = model.session().unwrap();
+        let out = generate(&mut session, &prompt(i), 2).unwrap();
+        assert_eq!(out.stats.cached_tokens, 1024 / page * page);
+        sessions.push(session);
+    }
+    // Each has a page of its own.
+    let (all, own) = (used(), 15 * per_page);
+    assert!(all <= of_one * 12 / 10 + own, "{all} for 16, {of_one} for one, {own} of their own");
+    let want = alone_in_tiny(&prompt(9));
+    assert_eq!(generate(&mut sessions[3], &prompt(9), 6).unwrap().tokens, want);
+    drop(sessions);
+    assert!(!model.step().unwrap());
+    let memory = model.engine().memory();
+    assert_eq!(memory.kv_used, memory.kv_kept);
+}
+
+fn alone_in_tiny(prompt: &[u32]) -> Vec<u32> {
+    generate(&mut tiny(&options(1)).session().unwrap(), prompt, 6).unwrap().tokens
+}
+
+/// Sessions that go while another thread computes for them leave nothing behind.
+#[test]
+fn sessions_are_dropped_while_another_thread_steps() {
+    let model = qwen3(&OpenOptions { chunk: 8, ..options(3) });
+    let want = alone(&some_tokens(20, 1), 12);
+    let done = AtomicBool::new(false);
+    scope(|s| {
+        s.spawn(|| {
+            let mut session = model.session().unwrap();
+            for _ in 0..40 {
+                let got = generate(&mut session, &some_tokens(20, 1), 12).unwrap();
+                assert_eq!(got.tokens, want);
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+        for i in (0..).take_while(|_| !done.load(Ordering::Relaxed)) {
+            let mut session = model.session().unwrap();
+            session.start(&some_tokens(100, i % 5), &greedy(50)).unwrap();
+            if i % 3 == 0 {
+                session.next_piece().unwrap();
+            }
+        }
+    });
+    while model.step().unwrap() {}
+    let engine = model.engine();
+    let memory = engine.memory();
+    assert_eq!((memory.kv_used, engine.handle().open_sequences()), (memory.kv_kept, 0));
+    engine.audit().unwrap();
+}
+
+#[test]
+fn an_engine_that_is_gone_says_so() {
+    let model = qwen3(&options(1));
+    let handle = model.engine().handle().clone();
+    let seq = handle.admit(Default::default()).unwrap();
+    drop(model);
+    for refused in [
+        handle.admit(Default::default()).map(|_| ()),
+        handle.feed(seq, &[1], WantedLogits::Last),
+        handle.replace(seq, vec![1], WantedLogits::Last),
+    ] {
+        assert!(matches!(refused, Err(EngineError::Ended)), "{refused:?}");
+    }
+    handle.cancel(seq).unwrap();
+    handle.close(seq).unwrap();
+    assert!(matches!(handle.cancel(seq), Err(EngineError::Kv(KvError::Closed(_)))));
+}
