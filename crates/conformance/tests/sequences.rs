@@ -296,7 +296,7 @@ impl World {
                         o.tokens.push(best(logits));
                         // Whoever gets logits may change them.
                         logits.fill(f32::NAN);
-                        return Next::Feed(*o.tokens.last().unwrap());
+                        return Next::Append(*o.tokens.last().unwrap());
                     }
                     o.pending = !last;
                 }
