@@ -34,7 +34,9 @@ pub struct PredictRequest<'a> {
 /// # Errors
 /// A device that is not at hand, a split that a graph does not allow, a segment without a rule.
 pub fn predict(request: &PredictRequest<'_>, plan: &Plan) -> Result<Predicted, PlanError> {
-    Predictor::new(request).whole(plan)
+    let mut predictor = Predictor::new(request);
+    let predicted = predictor.whole(plan)?;
+    Ok(Predicted { lengths: predictor.lengths(plan)?, ..predicted })
 }
 
 impl PredictRequest<'_> {
@@ -81,6 +83,9 @@ impl CostModel for Free {
         0.0
     }
 }
+
+/// Lengths of prompts that are predicted besides.
+const LENGTHS: [usize; 7] = [32, 64, 128, 256, 512, 1024, 2048];
 
 /// What is priced once.
 #[derive(Clone, Debug)]
@@ -143,11 +148,6 @@ impl<'a> Predictor<'a> {
         let seconds = (first.ns + token.ns * generate as f64) * 1e-9;
         let run_j = first.joules.zip(token.joules).map(|(f, t)| f + t * generate as f64);
         let energy_j = run_j.map(|j| j + idle.unwrap_or(0.0) * seconds);
-        let mut lengths = Vec::new();
-        for tokens in [32, 64, 128, 256, 512, 1024, 2048].into_iter().filter(|n| *n < prompt) {
-            let ttft_us = self.prompt(plan, &all, tokens)?.ns * 1e-3;
-            lengths.push(PredictedLength { tokens, ttft_us });
-        }
         let (weight_bytes, total_bytes) = self.weight_bytes(plan, &all)?;
         Ok(Predicted {
             source: self.request.cost.source(),
@@ -159,8 +159,20 @@ impl<'a> Predictor<'a> {
             compile_us: self.compile_ns(plan)? * 1e-3,
             weight_bytes,
             total_bytes,
-            lengths,
+            lengths: Vec::new(),
         })
+    }
+
+    /// Prompts of other lengths than the one that is meant.
+    pub fn lengths(&mut self, plan: &Plan) -> Result<Vec<PredictedLength>, PlanError> {
+        let all = self.all();
+        let shorter = LENGTHS.into_iter().filter(|n| *n < self.request.prompt);
+        let shorter: Vec<usize> = shorter.collect();
+        let of = |tokens| {
+            let ttft_us = self.prompt(plan, &all, tokens)?.ns * 1e-3;
+            Ok(PredictedLength { tokens, ttft_us })
+        };
+        shorter.into_iter().map(of).collect()
     }
 
     /// A prompt, in the plan's chunks.

@@ -138,7 +138,9 @@ impl<'a> Search<'a> {
                 && near(a.predicted.tpot_us, best.tpot_us)
         };
         let chosen = alternatives.iter().position(alone).unwrap_or(0);
-        let Alternative { plan, predicted, .. } = alternatives.remove(chosen);
+        let Alternative { mut plan, mut predicted, .. } = alternatives.remove(chosen);
+        predicted.lengths = self.predictor.lengths(&plan)?;
+        plan.predicted = Some(predicted.clone());
         // What one device does alone is always of interest.
         let mut at = 0;
         alternatives.retain(|a| {
@@ -279,8 +281,8 @@ impl<'a> Search<'a> {
         for which in order {
             let scope = which.map_or(decode, |i| scopes[i].1);
             let scope = if which == Some(main) { self.main_scope(scope) } else { scope };
-            let last = done.is_empty() || which.is_none() || done.len() < 2;
-            let placed = self.best_placed((scope, which), &choice, (&done, last))?;
+            let asked = which.is_none() || which == Some(main);
+            let placed = self.best_placed((scope, which), &choice, (&done, asked))?;
             choice.set(which, placed.clone());
             if done.is_empty() {
                 // The others begin where this one is.
@@ -331,12 +333,14 @@ impl<'a> Search<'a> {
         seeds.sort_by(|a, b| a.0.total_cmp(&b.0));
         seeds.dedup_by(|a, b| a.1 == b.1);
         let singles = seeds.clone();
-        seeds.truncate(SEEDS);
+        seeds.truncate(if remember { SEEDS } else { 1 });
         let mut best: Option<(f64, Placed)> = None;
+        // Lengths that nobody asked for get less of the time.
+        let rounds = if remember { ROUNDS } else { 1 };
         for seed in seeds {
             let free = |kind| !fixed(kind);
             let bettered =
-                self.bettered(seed, (scope, which), (choice, done), (&options, &free))?;
+                self.bettered((seed, rounds), (scope, which), (choice, done), (&options, &free))?;
             if best.as_ref().is_none_or(|b| bettered.0 < b.0) {
                 best = Some(bettered);
             }
@@ -362,12 +366,12 @@ impl<'a> Search<'a> {
     /// A seed bettered, one kind of segment at a time, until nothing helps.
     fn bettered(
         &mut self,
-        (mut score, mut placed): (f64, Placed),
+        ((mut score, mut placed), rounds): ((f64, Placed), usize),
         scope: (Scope, Option<usize>),
         (choice, done): (&Choice, &[Option<usize>]),
         (options, free): (&[Vec<Placement>], &dyn Fn(SegmentKind) -> bool),
     ) -> Result<(f64, Placed), PlanError> {
-        for _ in 0..ROUNDS {
+        for _ in 0..rounds {
             let before = score;
             for (at, list) in options.iter().enumerate() {
                 if !free(placed[at].0) {
