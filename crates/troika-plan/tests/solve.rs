@@ -313,3 +313,25 @@ fn nothing_is_planned_where_nothing_can_run() {
     assert!(both.predicted.weight_bytes.values().all(|b| *b <= half), "{:?}", both.predicted);
     assert_eq!(both.plan.devices.len(), 2);
 }
+
+/// A graph that is larger than a device takes is split, or computed elsewhere.
+#[test]
+fn graphs_keep_within_the_limits_of_devices() {
+    let spec = spec("qwen3-0.6b", 2);
+    let lowered = lowered(&spec, 256);
+    let mut devices = [device("a", &[]), device("b", &[])];
+    let fast = Speed { multiply: 1e-4, read: 1e-3, launch: 1000.0 };
+    let slow = Speed { multiply: 1e-2, read: 1e-1, launch: 1000.0 };
+    let costs = Costs { speeds: vec![fast, slow], hand_over: 1000.0, beside: 1.0, watts: None };
+    let rule = |devices: &[SolveDevice]| {
+        let found = solved((&spec, &lowered), (devices, &costs), (Goal::Tps, &[], false)).unwrap();
+        found.plan.rule(Phase::Decode, SegmentKind::Head, None).unwrap().clone()
+    };
+    assert_eq!((rule(&devices).device.as_str(), rule(&devices).split), ("a", None));
+    // Half of the head's 151936 rows of 1024 bytes.
+    devices[0].caps.max_graph_bytes = Some(80 << 20);
+    let limited = rule(&devices);
+    let own: u32 = limited.split.iter().flat_map(Split::parts).map(|p| p.share).sum();
+    let a = limited.split.iter().flat_map(Split::parts).find(|p| p.device == "a");
+    assert!(a.is_some_and(|p| p.share * 2 <= own + 2), "{limited:?}");
+}

@@ -155,8 +155,9 @@ impl<'a> Predictor<'a> {
             generate,
             ttft_us: first.ns * 1e-3,
             tpot_us: token.ns * 1e-3,
-            energy_j,
-            compile_us: self.compile_ns(plan)? * 1e-3,
+            energy_j: energy_j.filter(|j| j.is_finite()),
+            // Files hold finite numbers only.
+            compile_us: (self.compile_ns(plan)? * 1e-3).min(f64::MAX),
             weight_bytes,
             total_bytes,
             lengths: Vec::new(),
@@ -285,8 +286,10 @@ impl<'a> Predictor<'a> {
         let device = piece.device;
         let run = PricedRun { device, kind, graph: &piece.graph, rows, room, cached };
         let ns = self.request.cost.run_ns(&run);
-        // A cost that is no number is one that nobody can pay.
-        let ns = if ns >= 0.0 { ns } else { f64::INFINITY };
+        // A cost that is no number is one that nobody can pay, and so is a graph that is too large.
+        let most = self.request.devices[device].caps.max_graph_bytes;
+        let fits = most.is_none_or(|most| graph_bytes(&piece.graph) <= most);
+        let ns = if ns >= 0.0 && fits { ns } else { f64::INFINITY };
         let joules = self.request.cost.run_j(&run);
         let graph = piece.graph.clone();
         self.priced.push(Priced { device, kind, graph, rows, room, cached, ns, joules });
@@ -393,6 +396,12 @@ impl Priced {
         let Priced { device, kind, rows, room, cached, .. } = *self;
         PricedRun { device, kind, graph: &self.graph, rows, room, cached }
     }
+}
+
+/// Bytes of a graph's weights.
+fn graph_bytes(graph: &Subgraph) -> u64 {
+    let of = |w: &troika_graph::WeightDecl| w.rows * w.dtype.row_bytes(w.cols).unwrap_or(0);
+    graph.weights.iter().map(|w| of(w) as u64).sum()
 }
 
 /// Rows of weights, each counted once. A layout is shared by the layers that are alike: names are
