@@ -106,10 +106,17 @@ fn a_config_file_a_trace_and_a_plan() {
     let small = json(&[&args[..], &["-m", &model]].concat());
     let large = json(&[&args[..], &["-m", &typed]].concat());
     assert!(large["peak_bytes"].as_u64().unwrap() > small["peak_bytes"].as_u64().unwrap());
-    let trace: Value = serde_json::from_str(&std::fs::read_to_string(trace).unwrap()).unwrap();
+    let trace: Value = serde_json::from_str(&std::fs::read_to_string(&trace).unwrap()).unwrap();
     assert!(trace.to_string().contains("layer 1 ffn"));
-    let plan: Value = serde_json::from_str(&std::fs::read_to_string(plan).unwrap()).unwrap();
-    assert_eq!(plan["strategy"], "hetero-tensor");
+    let read = |plan: &str| -> Value {
+        serde_json::from_str(&std::fs::read_to_string(plan).unwrap()).unwrap()
+    };
+    assert_eq!(read(&plan)["strategy"], "hetero-tensor");
+    // The solver prices plans by the same file.
+    let solved = json(&[&args[..], &["-m", &model, "--strategy", "solved"]].concat());
+    let predicted = read(&plan)["predicted"]["ttft_us"].as_f64().unwrap() * 1e-3;
+    let ttft = solved["ttft_ms"].as_f64().unwrap();
+    assert!((predicted / ttft - 1.0).abs() < 0.25, "predicted {predicted}, came out {ttft}");
     let e = refusal(&["simulate", "-m", &path("none.json")]);
     assert!(e.contains("cannot be read as a config"), "{e}");
 }

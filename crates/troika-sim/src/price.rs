@@ -23,6 +23,14 @@ pub struct Price {
     pub ns: u64,
     /// Bytes that are read and written meanwhile.
     pub bytes: u64,
+    /// It waits for memory or weights more than it computes.
+    pub streams: bool,
+}
+
+impl From<RunCost> for Price {
+    fn from(RunCost { ns, bytes, streams }: RunCost) -> Price {
+        Price { ns, bytes, streams }
+    }
 }
 
 /// Rows of a run whose price is asked for.
@@ -48,14 +56,12 @@ impl Prices {
         let (pos, known_len, tables) = (r.cached, r.cached + r.rows, Vec::new());
         let seqs = vec![SeqRows { seq: 0, rows, pos, known_len, tables }];
         let (room, tile) = (r.room.max(r.rows), self.processor.tile);
-        let need = run_need(&self.rates, tile, (graph, room, &ForwardBatch { seqs }));
-        Price { ns: need.ns, bytes: need.bytes }
+        run_need(&self.rates, tile, (graph, room, &ForwardBatch { seqs })).into()
     }
 
     /// A copy of some bytes.
     pub fn copy(&self, bytes: u64) -> Price {
-        let need = self.rates.copy(bytes);
-        Price { ns: need.ns, bytes: need.bytes }
+        self.rates.copy(bytes).into()
     }
 
     /// Making code of a graph.
@@ -67,8 +73,8 @@ impl Prices {
 impl Soc {
     /// How many times slower runs are, each on another processor, while all are under way.
     pub fn slowdowns(&self, prices: &[Price]) -> Vec<f64> {
-        let needs: Vec<RunCost> =
-            prices.iter().map(|p| RunCost { ns: p.ns, bytes: p.bytes, streams: false }).collect();
+        let cost = |p: &Price| RunCost { ns: p.ns, bytes: p.bytes, streams: p.streams };
+        let needs: Vec<RunCost> = prices.iter().map(cost).collect();
         Board::slowdowns(self, &needs)
     }
 }

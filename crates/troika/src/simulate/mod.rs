@@ -1,6 +1,7 @@
 //! A model on all processors of a virtual SoC: the real engine, plan and scheduler in virtual
 //! time, with numerics off.
 
+mod costs;
 mod placed;
 mod single;
 mod strategy;
@@ -16,7 +17,9 @@ use troika_graph::DType;
 use troika_model::lower::{LowerOptions, Lowered, WeightShape, WeightShapes, lower};
 use troika_model::spec::ModelSpec;
 use troika_model::{families, presets};
-use troika_plan::{Plan, SyncMode};
+use troika_plan::{
+    DeviceFacts, Goal, Plan, PlanRequest, SolveDevice, SolveRequest, SyncMode, make, solve,
+};
 use troika_trace::Tracer;
 use troika_weights::{Quant, SYNTHETIC_DTYPES, WeightStore};
 
@@ -25,6 +28,7 @@ pub use strategy::SocStrategy;
 
 use crate::devices::on_board;
 use crate::error::Error;
+use crate::profile;
 
 /// Why nothing can be simulated.
 #[derive(Debug, thiserror::Error)]
@@ -272,7 +276,10 @@ impl Simulation {
             context: lowering.max_kv,
             sync: *sync,
         };
-        let mut plan = placed::plan(&request)?;
+        let mut plan = match strategy {
+            SocStrategy::Solved => solved(&request, &shapes, &devices, *generate)?,
+            _ => placed::plan(&request)?,
+        };
         around_refusals(&shape.spec, &shapes, &mut plan, &devices)?;
         let clock: Arc<dyn Clock> = board.clock().clone();
         let parts = EngineParts {
@@ -359,6 +366,44 @@ fn weight_bytes(lowered: &Lowered) -> u64 {
         }
     }
     sum
+}
+
+/// The plan that the solver finds.
+fn solved(
+    r: &placed::Request<'_>,
+    shapes: WeightShapes<'_>,
+    devices: &[Arc<dyn Device>],
+    generate: usize,
+) -> Result<Plan, SimulateError> {
+    let base = PlanRequest {
+        context: Some(r.context),
+        chunk: r.prompt,
+        kv_dtype: Some(DType::F16),
+        sync: r.sync,
+        ..PlanRequest::default()
+    };
+    let facts: Vec<DeviceFacts> = devices.iter().map(|d| DeviceFacts::of(&**d)).collect();
+    let one = make(r.spec, &facts, &base).map_err(Error::Plan)?;
+    let refusals = troika_engine::examine(r.spec, shapes, &one, devices)?;
+    // The CPU is left to whoever controls the others, if there are others (HeteroInfer, section 4).
+    let alone = r.soc.processors.iter().all(|p| p.kind == ProcessorKind::Cpu);
+    let used = devices.iter().zip(&r.soc.processors);
+    let used = used.filter(|(_, p)| alone || p.kind != ProcessorKind::Cpu);
+    let devices: Vec<SolveDevice> = used.map(|(d, _)| profile::solve_device(d)).collect();
+    let request = SolveRequest {
+        spec: r.spec,
+        lowered: r.lowered,
+        devices: &devices,
+        cost: &costs::SocCosts::of(r.soc, &devices),
+        refusals: &refusals,
+        goal: Goal::Ttft,
+        base: &base,
+        prompt: r.prompt,
+        generate,
+        several_copies: false,
+        lengths: &[],
+    };
+    Ok(solve(&request).map_err(Error::Plan)?.plan)
 }
 
 /// Lets other processors compute what those of the plan do not take.

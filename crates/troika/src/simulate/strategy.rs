@@ -27,11 +27,13 @@ pub enum SocStrategy {
     NpuOnly,
     /// All on the CPU.
     CpuOnly,
+    /// What the solver finds by the prices of the SoC's file: for the time to the first token.
+    Solved,
 }
 
 impl SocStrategy {
     /// All of them.
-    pub const ALL: [SocStrategy; 9] = [
+    pub const ALL: [SocStrategy; 10] = [
         SocStrategy::HeteroTensor,
         SocStrategy::HeteroLayer,
         SocStrategy::ActivationCentric,
@@ -41,6 +43,7 @@ impl SocStrategy {
         SocStrategy::GpuOnly,
         SocStrategy::NpuOnly,
         SocStrategy::CpuOnly,
+        SocStrategy::Solved,
     ];
 
     /// Stable name.
@@ -55,6 +58,7 @@ impl SocStrategy {
             SocStrategy::GpuOnly => "gpu-only",
             SocStrategy::NpuOnly => "npu-only",
             SocStrategy::CpuOnly => "cpu-only",
+            SocStrategy::Solved => "solved",
         }
     }
 

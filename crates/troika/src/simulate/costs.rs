@@ -1,0 +1,86 @@
+//! What the solver asks of a SoC: prices of its file.
+
+use troika_graph::{Subgraph, bind_static};
+use troika_plan::{CostModel, PricedRun, SolveDevice, SyncMode};
+
+use crate::devices::sim::{Price, PricedRows, Prices, Processor, Soc};
+
+/// A SoC's prices for the solver's devices, which have their processors' names.
+pub(super) struct SocCosts<'a> {
+    soc: &'a Soc,
+    processors: Vec<&'a Processor>,
+    prices: Vec<Prices>,
+}
+
+impl<'a> SocCosts<'a> {
+    pub fn of(soc: &'a Soc, devices: &[SolveDevice]) -> SocCosts<'a> {
+        let find = |d: &SolveDevice| soc.processors.iter().find(|p| p.name == d.name);
+        let processors: Vec<&Processor> = devices.iter().filter_map(find).collect();
+        let prices = processors.iter().map(|p| Prices::new(soc, p)).collect();
+        SocCosts { soc, processors, prices }
+    }
+
+    fn price(&self, run: &PricedRun<'_>) -> Price {
+        let rows = PricedRows { rows: run.rows, room: run.room, cached: run.cached };
+        self.prices[run.device].run(run.graph, rows)
+    }
+
+    fn processor(&self, device: usize) -> &Processor {
+        self.processors[device]
+    }
+}
+
+impl CostModel for SocCosts<'_> {
+    fn source(&self) -> String {
+        format!("the model of {} ({})", self.soc.name, self.soc.file)
+    }
+
+    fn run_ns(&self, run: &PricedRun<'_>) -> f64 {
+        self.price(run).ns as f64
+    }
+
+    fn slowdowns(&self, runs: &[PricedRun<'_>]) -> Vec<f64> {
+        let prices: Vec<Price> = runs.iter().map(|run| self.price(run)).collect();
+        self.soc.slowdowns(&prices)
+    }
+
+    fn hand_over_ns(&self, from: usize, to: usize, sync: SyncMode) -> f64 {
+        let cost = self.processor(from).hand_over;
+        let told = match sync {
+            SyncMode::Predicted => cost.predicted_ns,
+            SyncMode::Blocking => cost.blocking_ns,
+        };
+        (told + self.processor(to).submit_ns) as f64
+    }
+
+    fn submit_ns(&self, device: usize) -> f64 {
+        self.processor(device).submit_ns as f64
+    }
+
+    fn copy_ns(&self, device: usize, bytes: u64) -> f64 {
+        self.prices[device].copy(bytes).ns as f64
+    }
+
+    fn compile_ns(&self, device: usize, graph: &Subgraph, room: usize) -> f64 {
+        let fixed = self.processor(device).static_shapes;
+        let ns = match fixed {
+            true => self.prices[device].compile_ns(&bind_static(graph, room)),
+            false => self.prices[device].compile_ns(graph),
+        };
+        ns as f64
+    }
+
+    fn run_j(&self, run: &PricedRun<'_>) -> Option<f64> {
+        let (price, power) = (self.price(run), self.processor(run.device).power?);
+        let memory = Some(self.soc.memory_power).filter(|m| m.known)?;
+        let watts = if price.streams { power.stream_w } else { power.busy_w } - power.idle_w;
+        let bytes = price.bytes as f64 * memory.pj_per_byte * 1e-12;
+        Some(price.ns as f64 * 1e-9 * watts + bytes)
+    }
+
+    fn idle_w(&self) -> Option<f64> {
+        let memory = Some(self.soc.memory_power).filter(|m| m.known)?;
+        let idle = self.soc.processors.iter().map(|p| Some(p.power?.idle_w));
+        Some(memory.rest_w + idle.sum::<Option<f64>>()?)
+    }
+}
