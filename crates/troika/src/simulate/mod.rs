@@ -28,7 +28,7 @@ pub use strategy::SocStrategy;
 
 use crate::devices::on_board;
 use crate::error::Error;
-use crate::profile;
+use crate::profile_file::solve_device;
 
 /// Why nothing can be simulated.
 #[derive(Debug, thiserror::Error)]
@@ -389,7 +389,7 @@ fn solved(
     let alone = r.soc.processors.iter().all(|p| p.kind == ProcessorKind::Cpu);
     let used = devices.iter().zip(&r.soc.processors);
     let used = used.filter(|(_, p)| alone || p.kind != ProcessorKind::Cpu);
-    let devices: Vec<SolveDevice> = used.map(|(d, _)| profile::solve_device(d)).collect();
+    let devices: Vec<SolveDevice> = used.map(|(d, _)| solve_device(d)).collect();
     let request = SolveRequest {
         spec: r.spec,
         lowered: r.lowered,
