@@ -1,5 +1,5 @@
-//! `cargo xtask soak`: the cache of packed weights under processes that are killed and disks that
-//! are full. Whatever happens to it, the next start writes the same text as without a cache, and
+//! `cargo xtask soak`: sequences that share an engine for many thousand steps, and the cache of
+//! packed weights under processes that are killed and disks that are full. Of the latter: whatever happens to it, the next start writes the same text as without a cache, and
 //! nothing is left behind.
 
 use std::ffi::OsStr;
@@ -10,9 +10,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// What `--help` says.
 pub const HELP: &str = "\
-Kills the command while it writes its cache of packed weights, and fills its disk.
+Shares engines between many sequences at random, kills the command while it writes its cache of
+packed weights, and fills its disk.
 
 Usage: cargo xtask soak [--kills N] [--step KIB] [--minutes N] [--seed N] [--troika FILE]
+                        [--sequences 0]
 
   --kills N      times that two processes at once are killed [default: 200]
   --step KIB     sizes of the full disk: from one step up until everything fits; 0: none
@@ -20,6 +22,7 @@ Usage: cargo xtask soak [--kills N] [--step KIB] [--minutes N] [--seed N] [--tro
   --minutes N    end after so many minutes, whatever is left [default: 30]
   --seed N       the moments of killing [default: the time]
   --troika FILE  the command [default: it is built]
+  --sequences N  0: leave out the tests of sequences that share an engine [default: 1]
 ";
 
 /// Longest that a process is let live before it is killed, as a share of a whole run.
@@ -30,6 +33,7 @@ struct Options {
     step: u64,
     minutes: u64,
     seed: u64,
+    sequences: u64,
     troika: Option<PathBuf>,
 }
 
@@ -48,6 +52,9 @@ struct Soak {
 /// A command that does not build, and the first start that says something else.
 pub fn run(root: &Path, args: &[&str]) -> Result<(), String> {
     let options = options(args)?;
+    if options.sequences > 0 {
+        share(root)?;
+    }
     let troika = options.troika.clone().map_or_else(|| build(root), Ok)?;
     let dir = std::env::temp_dir().join(format!("troika-soak-{}", std::process::id()));
     std::fs::create_dir_all(&dir).map_err(|e| format!("{}: {e}", dir.display()))?;
@@ -66,7 +73,8 @@ pub fn run(root: &Path, args: &[&str]) -> Result<(), String> {
 fn options(args: &[&str]) -> Result<Options, String> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let seed = now.as_nanos() as u64;
-    let mut options = Options { kills: 200, step: 64, minutes: 30, seed, troika: None };
+    let mut options =
+        Options { kills: 200, step: 64, minutes: 30, seed, sequences: 1, troika: None };
     let mut args = args.iter();
     while let Some(&arg) = args.next() {
         let to = match arg {
@@ -74,6 +82,7 @@ fn options(args: &[&str]) -> Result<Options, String> {
             "--step" => &mut options.step,
             "--minutes" => &mut options.minutes,
             "--seed" => &mut options.seed,
+            "--sequences" => &mut options.sequences,
             "--troika" => {
                 options.troika = Some(args.next().ok_or("--troika needs a file")?.into());
                 continue;
@@ -85,9 +94,21 @@ fn options(args: &[&str]) -> Result<Options, String> {
     Ok(options)
 }
 
+fn cargo() -> Command {
+    Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+}
+
+/// Runs the tests of sequences that share an engine which take long.
+fn share(root: &Path) -> Result<(), String> {
+    let mut command = cargo();
+    command.args(["test", "-q", "--release", "--workspace", "--test", "sequences"]);
+    command.args(["--", "--ignored", "--nocapture"]).current_dir(root);
+    let status = command.status().map_err(|e| format!("cannot run cargo: {e}"))?;
+    status.success().then_some(()).ok_or("sequences that share an engine go wrong".into())
+}
+
 fn build(root: &Path) -> Result<PathBuf, String> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Command::new(cargo);
+    let mut command = cargo();
     command.args(["build", "-q", "--release", "-p", "troika-cli"]).current_dir(root);
     let status = command.status().map_err(|e| format!("cannot run cargo: {e}"))?;
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or(root.join("target"), PathBuf::from);
@@ -315,6 +336,7 @@ mod tests {
     fn flags_are_read() {
         let o = options(&["--kills", "3", "--step", "0", "--minutes", "1", "--seed", "9"]).unwrap();
         assert_eq!((o.kills, o.step, o.minutes, o.seed, o.troika), (3, 0, 1, 9, None));
+        assert_eq!((o.sequences, options(&["--sequences", "0"]).unwrap().sequences), (1, 0));
         assert_eq!(options(&["--troika", "t"]).unwrap().troika, Some("t".into()));
         for bad in [&["--kills"][..], &["--kills", "x"], &["--fast"], &["--troika"]] {
             assert!(options(bad).is_err(), "{bad:?}");

@@ -445,9 +445,16 @@ fn sequences_compute_together_what_each_computes_alone() {
     all(0..4, (8, 60));
 }
 
-/// `cargo xtask soak` runs it.
+/// `cargo xtask soak` runs it, as all that take long here.
 #[test]
 #[ignore = "takes minutes"]
 fn a_hundred_sequences_for_ten_thousand_steps() {
-    all(100..101, (100, 10_000));
+    let cases = MODELS.len() * strategies().len();
+    all(100..101, (100, 10_000 / cases + 1));
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn few_sequences_in_many_ways() {
+    all(10..50, (8, 60));
 }

@@ -261,7 +261,8 @@ impl Engine {
     fn give_way(&mut self, seq: SeqId, place: usize) {
         let planned = self.slots[place].seqs.iter().any(|(s, _)| *s == seq);
         let others = self.sequences.iter().any(|(other, s)| {
-            *other != seq && (s.in_flight.is_some() || s.stage == Stage::Running)
+            let waits_with_pages = s.stage == Stage::Waiting && self.kv.len(*other) > 0;
+            *other != seq && (s.stage == Stage::Running || waits_with_pages)
         });
         if !planned && others {
             self.preempt(seq);

@@ -25,14 +25,17 @@ impl Engine {
     pub fn step(&mut self, on: OnEvent<'_>) -> Result<bool, EngineError> {
         loop {
             self.take_requests();
+            let preemptions = self.preemptions;
             self.start_batches();
             if self.hand_out(on) {
                 return Ok(true);
             }
             let Some((job, result)) = self.runner.wait() else {
-                // Nothing is in flight. What could not start now never can.
+                // Nothing is in flight. What could not start now never can, unless a sequence gave
+                // way to one that could not begin before.
                 match self.first_waiting() {
                     None => return Ok(false),
+                    Some(_) if self.preemptions > preemptions => {}
                     Some(seq) => self.fail(seq, KvError::Full(1).into()),
                 }
                 continue;
