@@ -175,6 +175,10 @@ impl Engine {
         let mut told = false;
         while let Some(event) = self.events.pop_front() {
             let (seq, begins) = (event.seq(), matches!(event, Event::Begun { .. }));
+            if !self.sequences.contains_key(&seq) {
+                // It was closed meanwhile.
+                continue;
+            }
             on(event);
             if !begins {
                 self.idle(seq);
