@@ -10,9 +10,12 @@ use troika_graph::Subgraph;
 /// What a task does, by its tag.
 pub type Hook = Arc<dyn Fn(u32) -> Result<(), DeviceError> + Send + Sync>;
 
+/// What a run does, by what it is and its tag.
+pub type RunHook = Arc<dyn Fn(&Run, u32) -> Result<(), DeviceError> + Send + Sync>;
+
 pub struct Fake {
     caps: Caps,
-    hook: Hook,
+    hook: RunHook,
     /// Its queues take no lists.
     gone: bool,
     /// Its queues run lists on the caller's thread, if asked.
@@ -21,6 +24,12 @@ pub struct Fake {
 
 impl Fake {
     pub fn new(queue_waits: bool, hook: &Hook) -> Fake {
+        let hook = hook.clone();
+        Fake::of_runs(queue_waits, 8, &(Arc::new(move |_: &Run, tag| hook(tag)) as RunHook))
+    }
+
+    /// A device that tells its hook what it runs, with queues of some depth.
+    pub fn of_runs(queue_waits: bool, queue_depth: usize, hook: &RunHook) -> Fake {
         let caps = Caps {
             static_shapes: false,
             row_buckets: vec![],
@@ -31,7 +40,7 @@ impl Fake {
             activation_formats: vec![],
             max_graph_bytes: None,
             max_resident_bytes: None,
-            queue_depth: 8,
+            queue_depth,
             queue_waits,
             host_tasks: true,
             strided_rows: true,
@@ -96,7 +105,8 @@ impl Device for Fake {
             let run = |task: &Submission, _: Option<&Submission>| match &task.work {
                 Work::Host(host) => host.run("fake"),
                 Work::Load(load) => load.run("fake"),
-                _ => hook(task.tag),
+                Work::Run(run) => hook(run, task.tag),
+                Work::Copy(_) => Ok(()),
             };
             list.run(number, (&*clock, learnt), run)
         };

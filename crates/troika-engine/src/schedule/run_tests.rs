@@ -13,7 +13,7 @@ use troika_device::{
 use troika_plan::Policy;
 use troika_trace::Tracer;
 
-use super::fake::{Fake, Hook, run};
+use super::fake::{Fake, Hook, RunHook, run};
 use super::grow_tests::{Program, shuffle};
 use super::{Additions, Canceller, GrowingGraph, Grown, Runner, Task, TaskGraph};
 use crate::error::EngineError;
@@ -503,4 +503,145 @@ fn a_graph_in_which_something_is_missing_ends() {
     graph.push(super::Key::default(), task).unwrap();
     let result = runner.run_growing(graph, &mut |_, _| Ok(()));
     assert!(matches!(result, Err(EngineError::Stuck(1))), "{result:?}");
+}
+
+/// Several graphs on the same queues, each with tasks and values of its own.
+struct Shared {
+    cases: Vec<Arc<Case>>,
+    graphs: Vec<Arc<TaskGraph>>,
+    runner: Runner,
+}
+
+/// Tasks of each of several graphs.
+const TASKS: usize = 20;
+
+impl Shared {
+    fn new(cases: usize, depth: usize, (chunks, waits): (u32, bool), policy: Policy) -> Shared {
+        let cases: Vec<Arc<Case>> = (0..cases).map(|i| Case::new(i as u64, TASKS, 3)).collect();
+        // A queue sees tags of all graphs: a task is told apart by the memory that it uses.
+        let theirs = cases.clone();
+        let work: RunHook = Arc::new(move |run: &Run, tag| {
+            let mine = |c: &&Arc<Case>| {
+                let own = c.runs.get(tag as usize);
+                own.is_some_and(|r| Arc::ptr_eq(&r.bindings, &run.bindings))
+            };
+            theirs.iter().find(mine).map_or(Ok(()), |case| case.work(tag))
+        });
+        let fake = |_| Arc::new(Fake::of_runs(waits, depth, &work)) as Arc<dyn Device>;
+        let runner = runner(&(0..3).map(fake).collect::<Vec<_>>(), policy);
+        let graphs = cases.iter().map(|c| c.graph(chunks)).collect();
+        Shared { cases, graphs, runner }
+    }
+
+    /// Begins all, and waits for all. Says how each went.
+    fn run(&mut self, background: impl Fn(usize) -> bool) -> Vec<Result<(), EngineError>> {
+        self.cases.iter().for_each(|c| c.reset());
+        let start = |(i, graph): (usize, &Arc<TaskGraph>)| {
+            let job = self.runner.start(graph.clone(), background(i)).unwrap();
+            let canceller = Some(self.runner.canceller_of(job));
+            *self.cases[i].canceller.lock().unwrap() = canceller;
+            job
+        };
+        let jobs: Vec<_> = self.graphs.iter().enumerate().map(start).collect();
+        let mut results: Vec<_> = jobs.iter().map(|_| None).collect();
+        while let Some((job, result)) = self.runner.wait() {
+            let index = jobs.iter().position(|j| *j == job).unwrap();
+            assert!(results[index].replace(result).is_none(), "{job:?} ends twice");
+        }
+        results.into_iter().map(Option::unwrap).collect()
+    }
+
+    fn want(&self) -> Vec<Vec<u64>> {
+        self.cases.iter().map(|c| c.want()).collect()
+    }
+}
+
+#[test]
+fn graphs_that_run_at_once_compute_what_each_computes_alone() {
+    for (way, policy) in
+        WAYS.into_iter().flat_map(|w| [(w, Policy::InOrder), (w, Policy::OutOfOrder)])
+    {
+        for (count, depth) in [(2, 1), (5, 1), (5, 8)] {
+            let mut shared = Shared::new(count, depth, way, policy);
+            let want = shared.want();
+            for round in 0..12 {
+                let what = format!("{way:?}, {policy:?}, {count} graphs, depth {depth}");
+                for result in shared.run(|i| (i + round) % 3 == 0) {
+                    result.unwrap_or_else(|e| panic!("{what}: {e}"));
+                }
+                for (case, want) in shared.cases.iter().zip(&want) {
+                    assert_eq!(case.values(), *want, "{what}");
+                    assert_eq!(case.ran.load(Ordering::Relaxed) as usize, TASKS, "{what}");
+                }
+            }
+        }
+    }
+}
+
+/// Whichever task of one graph fails, or cancels it: the others compute what they should.
+#[test]
+fn what_ends_one_graph_leaves_the_others_whole() {
+    for (way, depth) in WAYS.into_iter().flat_map(|w| [(w, 1), (w, 8)]) {
+        let mut shared = Shared::new(4, depth, way, Policy::InOrder);
+        let want = shared.want();
+        for at in 0..TASKS as u32 {
+            for (bad, fails) in [(0, true), (1, false), (3, true), (2, false)] {
+                let what = format!("{way:?}, depth {depth}, graph {bad}, task {at}, {fails}");
+                let case = shared.cases[bad].clone();
+                let switch = if fails { &case.fails } else { &case.cancels };
+                switch.store(at, Ordering::Relaxed);
+                let results = shared.run(|i| i % 2 == 1);
+                switch.store(NOBODY, Ordering::Relaxed);
+                for (i, result) in results.into_iter().enumerate() {
+                    match (i == bad, result) {
+                        (false, result) => {
+                            result.unwrap_or_else(|e| panic!("{what}: graph {i}: {e}"));
+                            assert_eq!(shared.cases[i].values(), want[i], "{what}: graph {i}");
+                        }
+                        (true, Err(EngineError::Device(DeviceError::Gone(t)))) if fails => {
+                            assert_eq!(t, format!("task {at}"), "{what}");
+                        }
+                        (true, Err(EngineError::Device(DeviceError::Cancelled))) if !fails => {}
+                        (true, Ok(())) if !fails => {
+                            // All others had begun. What was asked for too late is taken back.
+                            assert_eq!(case.values(), want[bad], "{what}");
+                            case.canceller.lock().unwrap().as_ref().unwrap().reset();
+                        }
+                        (true, other) => panic!("{what}: {other:?}"),
+                    }
+                }
+            }
+        }
+        assert!(shared.run(|_| false).iter().all(Result::is_ok));
+    }
+}
+
+/// A queue that dies takes with it all graphs that it had tasks of, and none waits for ever.
+#[test]
+fn a_queue_that_dies_ends_all_graphs_that_it_had() {
+    for way in WAYS {
+        let mut shared = Shared::new(3, 8, way, Policy::InOrder);
+        let lane = shared.cases[1].device[4];
+        shared.cases[1].cancels.store(4, Ordering::Relaxed);
+        shared.cases.iter().for_each(|c| c.reset());
+        let start = |g: &Arc<TaskGraph>| shared.runner.start(g.clone(), false).unwrap();
+        let jobs: Vec<_> = shared.graphs.iter().map(start).collect();
+        // Without a canceller its task panics, and with it the thread of its queue.
+        let mut results = Vec::new();
+        while let Some((job, result)) = shared.runner.wait() {
+            results.push((job, result));
+        }
+        assert_eq!(results.len(), jobs.len());
+        for (job, result) in results {
+            let index = jobs.iter().position(|j| *j == job).unwrap();
+            if shared.cases[index].ran.load(Ordering::Relaxed) as usize == TASKS {
+                continue;
+            }
+            let gone =
+                matches!(&result, Err(EngineError::Device(DeviceError::Gone(d))) if d == "fake");
+            assert!(gone, "{way:?}: graph {index} on queue {lane}: {result:?}");
+        }
+        // The others' queues live, but this one is gone for good.
+        assert!(shared.runner.run(&shared.graphs[0]).is_err());
+    }
 }
