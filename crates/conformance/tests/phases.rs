@@ -1,0 +1,95 @@
+//! A long prompt does not stop other sessions, in virtual time: the same in every run.
+
+use std::path::Path;
+use std::time::Duration;
+
+use troika::engine::Sharing;
+use troika::plan::Strategy;
+use troika::weights::FloatType;
+use troika::{DeviceOptions, Model, OpenOptions, Request};
+
+/// A processor that begins slowly, and a quick one.
+const SOC: &str = "name = \"two\"
+[[processor]]
+name = \"slow\"
+kind = \"npu\"
+peak_gops = 100.0
+bandwidth_gb_s = 10.0
+launch_us = 1000.0
+[[processor]]
+name = \"quick\"
+kind = \"gpu\"
+peak_gops = 100.0
+bandwidth_gb_s = 10.0
+launch_us = 50.0
+";
+const PROMPT: usize = 200;
+
+fn greedy(n: usize) -> Request {
+    let mut request = Request { max_tokens: Some(n), ignore_eos: true, ..Request::default() };
+    request.params.temperature = 0.0;
+    request
+}
+
+/// Tokens of one session between the beginning of another's prompt and its first token, all
+/// tokens, and the time at the end.
+fn tokens_meanwhile(
+    devices: &[&str],
+    strategy: Strategy,
+    rows_per_step: usize,
+) -> (usize, Vec<u32>, Duration) {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("two.toml");
+    std::fs::write(&file, SOC).unwrap();
+    let spec = |name: &&str| format!("virtual:{}:{name}", file.display()).parse().unwrap();
+    let options = OpenOptions {
+        dtype: FloatType::F32,
+        strategy,
+        chunk: 64,
+        devices: DeviceOptions {
+            devices: devices.iter().map(spec).collect(),
+            ..DeviceOptions::default()
+        },
+        sharing: Sharing { sequences: 2, rows_per_step, ..Sharing::default() },
+        ..OpenOptions::default()
+    };
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/qwen3");
+    let model = Model::open(&golden, &options).unwrap();
+    let (mut a, mut b) = (model.session().unwrap(), model.session().unwrap());
+    a.start(&[1, 2, 3], &greedy(200)).unwrap();
+    let mut tokens = vec![a.next_piece().unwrap().unwrap().token];
+    let prompt: Vec<u32> = (0..PROMPT as u32).map(|i| i * 37 % 250).collect();
+    b.start(&prompt, &greedy(1)).unwrap();
+    let mut meanwhile = 0;
+    let first = loop {
+        assert!(model.step().unwrap());
+        while let Some(piece) = a.try_next().unwrap() {
+            tokens.push(piece.token);
+            meanwhile += 1;
+        }
+        if let Some(piece) = b.try_next().unwrap() {
+            break piece.token;
+        }
+    };
+    tokens.push(first);
+    (meanwhile, tokens, model.clock().now())
+}
+
+#[test]
+fn tokens_come_while_a_chunk_of_another_prompt_is_in_flight() {
+    let run = || tokens_meanwhile(&["slow", "quick"], Strategy::PrefillDecode, 128);
+    let (meanwhile, tokens, end) = run();
+    // Many to each chunk, and not one after each.
+    assert!(meanwhile > 5 * PROMPT.div_ceil(64), "{meanwhile}");
+    assert_eq!(run(), (meanwhile, tokens, end), "it is the same in every run");
+}
+
+#[test]
+fn a_prompt_is_mixed_with_decoding_within_the_rows_of_a_step() {
+    for rows in [17, 33, 64] {
+        let (meanwhile, ..) = tokens_meanwhile(&["quick"], Strategy::OneDevice, rows);
+        // Each step has a row of the session that decodes.
+        let steps = PROMPT.div_ceil(rows - 1);
+        assert!((steps - 1..=steps + 1).contains(&meanwhile), "{rows}: {meanwhile} in {steps}");
+    }
+}
