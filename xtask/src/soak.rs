@@ -1,6 +1,7 @@
 //! `cargo xtask soak`: sequences that share an engine for many thousand steps, and the cache of
-//! packed weights under processes that are killed and disks that are full. Of the latter: whatever happens to it, the next start writes the same text as without a cache, and
-//! nothing is left behind.
+//! packed weights under processes that are killed and disks that are full. Of the latter: whatever
+//! happens to it, the next start writes the same text as without a cache, and nothing is left
+//! behind.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
