@@ -12,13 +12,12 @@ use troika_device::{
 use troika_graph::Subgraph;
 use troika_model::lower::WeightShapes;
 use troika_model::spec::ModelSpec;
-use troika_plan::{Phase, Plan};
+use troika_plan::{Phase, Plan, own_space};
 use troika_trace::Tracer;
 
 use crate::engine::{Engine, EngineParts, Sharing};
 use crate::error::EngineError;
 use crate::input::{SequenceInput, WantedLogits};
-use crate::program::own_space;
 use crate::schedule::Task;
 
 /// Copies from one memory to another, or within one.

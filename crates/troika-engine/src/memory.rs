@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use troika_device::{Buffer, Device, DeviceError, SpaceId};
+use troika_plan::own_space;
 
 use crate::error::EngineError;
-use crate::program::own_space;
 
 /// Memory of the host; `None` bytes are more than can be counted.
 ///

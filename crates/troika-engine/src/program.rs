@@ -5,21 +5,17 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use troika_device::{Caps, Device, SpaceId, Weights};
-use troika_graph::partition::{ColumnSplit, Computed, Partition, kv_heads};
+use troika_graph::partition::{Computed, Partition, kv_heads};
 use troika_graph::{
     DType, Subgraph, ValueId, bind_static, convert_boundary, limit_rows, restrict_activations,
 };
 use troika_model::lower::{EdgeId, Lowered, Segment, SegmentKind, StateId};
-use troika_plan::{Phase, Plan, Rule, Share, Split};
+use troika_plan::{Phase, Plan, Rule, Split, own_space};
 
 use crate::compile::{CompileList, CompileWith, compile};
 use crate::error::EngineError;
 use crate::pieces::{self, Operand, PlacedGraph, StateOperand, ValueTable};
 use crate::residency::{Instance, common};
-
-/// Rows of a weight matrix at whose multiples it is cut: all packed forms have panels of that many
-/// rows, or of a divisor.
-const TILE: usize = 16;
 
 /// A piece of a segment as it runs.
 pub(crate) struct CompiledPiece {
@@ -412,7 +408,7 @@ impl Program {
         rule: &Rule,
         list: &mut CompileList,
     ) -> Result<PlacedStage, EngineError> {
-        let (partition, parts) = partition(rule, heads);
+        let (partition, parts) = rule.partition(heads);
         let unplaced = || EngineError::Unplaced(root.graph.name.clone());
         let parts: Option<Vec<usize>> = parts.iter().map(|name| self.index(name)).collect();
         let parts = parts.ok_or_else(unplaced)?;
@@ -537,45 +533,11 @@ pub(crate) fn convert_edges(
     convert_boundary(graph, &of(&segment.inputs), &of(&segment.outputs))
 }
 
-/// The memory space that a device's values are in where it is the only one that uses them.
-pub(crate) fn own_space(caps: &Caps) -> SpaceId {
-    caps.spaces.first().copied().unwrap_or(SpaceId::HOST)
-}
-
 /// The key/value heads behind a segment of query, key and value projections.
 fn attention_of(lowered: &Lowered, segment: &Segment) -> Option<usize> {
     let of_layer = |s: &&Segment| s.layer == segment.layer && s.kind == SegmentKind::Attention;
     let attention = lowered.segments.iter().find(of_layer)?;
     (segment.kind == SegmentKind::Qkv).then(|| kv_heads(&attention.graph))?
-}
-
-/// A rule's split with its parts' devices.
-fn partition(rule: &Rule, groups: Option<usize>) -> (Partition, Vec<String>) {
-    let own = rule.device.clone();
-    let columns = |parts: &[Share]| ColumnSplit {
-        shares: parts.iter().map(|p| p.share).collect(),
-        tile: TILE,
-        groups,
-    };
-    let devices = |parts: &[Share]| parts.iter().map(|p| p.device.clone()).collect::<Vec<_>>();
-    match &rule.split {
-        // Stages are partitioned one by one.
-        None | Some(Split::Stages { .. }) => (Partition::Whole { part: 0 }, vec![own]),
-        Some(Split::Columns { parts }) => (Partition::Columns(columns(parts)), devices(parts)),
-        Some(Split::Rows { lengths, rest }) => {
-            let lengths = lengths.clone();
-            (Partition::Rows { lengths, standard: 0, rest: 1 }, vec![own, rest.clone()])
-        }
-        Some(Split::Hybrid { lengths, parts }) => {
-            let mut devices = devices(parts);
-            let standard = devices.iter().position(|d| *d == own).unwrap_or(devices.len());
-            if standard == devices.len() {
-                devices.push(own);
-            }
-            let (lengths, columns) = (lengths.clone(), columns(parts));
-            (Partition::Hybrid { lengths, standard, columns }, devices)
-        }
-    }
 }
 
 /// The graph for the numbers of rows that a device compiles for, or those that the plan states

@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use troika_device::{Bindings, Buffer, Caps, CopyRows, DeviceError, Run, SpaceId, View, Work};
 use troika_model::lower::{Lowered, SegmentKind};
-use troika_plan::Phase;
+use troika_plan::{Phase, own_space};
 
 use crate::batching::PlannedBatch;
 use crate::error::EngineError;
 use crate::pieces::Operand;
 use crate::pool::EdgePool;
-use crate::program::{CompiledPiece, Program, RowsRun, own_space};
+use crate::program::{CompiledPiece, Program, RowsRun};
 use crate::residency::{Area, Instance, Residency};
 use crate::schedule::Task;
 

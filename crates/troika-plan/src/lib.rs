@@ -12,6 +12,7 @@ mod fit;
 mod make;
 mod profile;
 mod refusal;
+mod share;
 mod solve;
 mod strategy;
 
@@ -30,6 +31,7 @@ pub use profile::{
     profiled_graphs,
 };
 pub use refusal::Refusal;
+pub use share::own_space;
 pub use solve::{Alternative, PredictRequest, SolveRequest, Solved, check_memory, predict, solve};
 pub use strategy::{DeviceFacts, Ratio, StandardLength, Strategy};
 

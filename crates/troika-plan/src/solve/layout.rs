@@ -5,18 +5,14 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use troika_device::{Caps, SpaceId};
-use troika_graph::partition::{
-    ColumnSplit, Columns, Partition, Piece, cut_at, kv_heads, split_columns,
-};
+use troika_device::Caps;
+use troika_graph::partition::{Columns, Partition, Piece, cut_at, kv_heads, split_columns};
 use troika_graph::{Subgraph, ValueId, restrict_activations};
 use troika_model::lower::{Lowered, Segment, SegmentKind};
 
 use crate::cost::SolveDevice;
+use crate::own_space;
 use crate::{PlanError, Rule, Split};
-
-/// Rows of a weight matrix at whose multiples it is cut, as in the engine.
-pub(super) const TILE: usize = 16;
 
 /// A value that a piece reads or writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -140,7 +136,7 @@ impl<'a> Layouts<'a> {
             let missing = || PlanError::Device { name: name.into(), known: names.join(", ") };
             names.iter().position(|n| *n == name).ok_or_else(missing)
         };
-        let (partition, parts) = partition(rule, self.cache_heads(segment));
+        let (partition, parts) = rule.partition(self.cache_heads(segment));
         let parts: Vec<usize> = parts.iter().map(|n| index(n)).collect::<Result<_, _>>()?;
         let graph = restrict_activations(&segment.graph, &rule.activations);
         let takes = |device: usize, op: &str| {
@@ -200,42 +196,6 @@ impl<'a> Layouts<'a> {
                 !meets || (space(*other) == space(*d) && o.cols == used.cols)
             })
         })
-    }
-}
-
-/// The memory space that a device's values are in.
-pub(super) fn own_space(caps: &Caps) -> SpaceId {
-    caps.spaces.first().copied().unwrap_or(SpaceId::HOST)
-}
-
-/// A rule's split with its parts' devices, as the engine has it.
-fn partition(rule: &Rule, groups: Option<usize>) -> (Partition, Vec<String>) {
-    let own = rule.device.clone();
-    let columns = |parts: &[crate::Share]| ColumnSplit {
-        shares: parts.iter().map(|p| p.share).collect(),
-        tile: TILE,
-        groups,
-    };
-    let devices = |parts: &[crate::Share]| -> Vec<String> {
-        parts.iter().map(|p| p.device.clone()).collect()
-    };
-    match &rule.split {
-        // The solver makes no stages. It prices a plan that has them as if they were not shared out.
-        None | Some(Split::Stages { .. }) => (Partition::Whole { part: 0 }, vec![own]),
-        Some(Split::Columns { parts }) => (Partition::Columns(columns(parts)), devices(parts)),
-        Some(Split::Rows { lengths, rest }) => {
-            let lengths = lengths.clone();
-            (Partition::Rows { lengths, standard: 0, rest: 1 }, vec![own, rest.clone()])
-        }
-        Some(Split::Hybrid { lengths, parts }) => {
-            let mut devices = devices(parts);
-            let standard = devices.iter().position(|d| *d == own).unwrap_or(devices.len());
-            if standard == devices.len() {
-                devices.push(own);
-            }
-            let (lengths, columns) = (lengths.clone(), columns(parts));
-            (Partition::Hybrid { lengths, standard, columns }, devices)
-        }
     }
 }
 

@@ -10,8 +10,9 @@ use troika_graph::{DType, Subgraph, WeightSlice};
 use troika_model::lower::{Lowered, SegmentKind};
 
 use super::events::{self, SimTask};
-use super::layout::{LaidPiece, Layout, Layouts, Operand, Place, own_space};
+use super::layout::{LaidPiece, Layout, Layouts, Operand, Place};
 use crate::cost::{CostModel, Predicted, PredictedLength, PricedRun, SolveDevice};
+use crate::own_space;
 use crate::{Phase, Plan, PlanError, Rule};
 
 /// What is predicted.

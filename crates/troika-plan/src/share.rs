@@ -1,0 +1,47 @@
+//! How a rule shares a segment out: the same for who runs a plan and for who prices it.
+
+use troika_device::{Caps, SpaceId};
+use troika_graph::partition::{ColumnSplit, Partition};
+
+use crate::{Rule, Share, Split};
+
+/// Rows of a weight matrix at whose multiples it is cut: all packed forms have panels of that many
+/// rows, or of a divisor.
+const TILE: usize = 16;
+
+/// The memory space that a device's values are in where it is the only one that uses them.
+pub fn own_space(caps: &Caps) -> SpaceId {
+    caps.spaces.first().copied().unwrap_or(SpaceId::HOST)
+}
+
+impl Rule {
+    /// Its split, with the devices of the parts; `groups` are the key/value heads that columns of
+    /// queries, keys and values are shared out by.
+    pub fn partition(&self, groups: Option<usize>) -> (Partition, Vec<String>) {
+        let own = self.device.clone();
+        let columns = |parts: &[Share]| ColumnSplit {
+            shares: parts.iter().map(|p| p.share).collect(),
+            tile: TILE,
+            groups,
+        };
+        let devices = |parts: &[Share]| parts.iter().map(|p| p.device.clone()).collect::<Vec<_>>();
+        match &self.split {
+            // Stages are partitioned one by one; the solver prices them as if they were whole.
+            None | Some(Split::Stages { .. }) => (Partition::Whole { part: 0 }, vec![own]),
+            Some(Split::Columns { parts }) => (Partition::Columns(columns(parts)), devices(parts)),
+            Some(Split::Rows { lengths, rest }) => {
+                let lengths = lengths.clone();
+                (Partition::Rows { lengths, standard: 0, rest: 1 }, vec![own, rest.clone()])
+            }
+            Some(Split::Hybrid { lengths, parts }) => {
+                let mut devices = devices(parts);
+                let standard = devices.iter().position(|d| *d == own).unwrap_or(devices.len());
+                if standard == devices.len() {
+                    devices.push(own);
+                }
+                let (lengths, columns) = (lengths.clone(), columns(parts));
+                (Partition::Hybrid { lengths, standard, columns }, devices)
+            }
+        }
+    }
+}
