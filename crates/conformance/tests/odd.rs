@@ -4,8 +4,8 @@
 use std::path::{Path, PathBuf};
 
 use conformance::golden::{Case, Devices, check};
-use troika::DeviceSpec;
 use troika::plan::Strategy;
+use troika::{DeviceOptions, DeviceSpec, Model, OpenOptions, Subject, make_plan};
 
 fn root(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
@@ -88,4 +88,39 @@ fn odd_devices_do_for_each_other() {
             }
         }
     }
+}
+
+/// A device that binds 8 KiB at once attends to caches of 128 KiB each: they lie in slabs of whole
+/// pages, and the plan's pages are short enough. A plan of longer ones is refused by name.
+#[test]
+fn caches_larger_than_a_binding_lie_in_slabs() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = std::fs::read_to_string(root("socs/odd/small-bindings.toml")).unwrap();
+    let small = text.replace("max_binding_bytes = 65536", "max_binding_bytes = 8192");
+    assert_ne!(small, text);
+    let file = dir.path().join("tiny-bindings.toml");
+    std::fs::write(&file, small).unwrap();
+    let spec: DeviceSpec = format!("b=virtual:{}", file.display()).parse().unwrap();
+    let model = root("tests/golden/llama-3.2");
+    let golden = model.join("golden.safetensors");
+    let case = Case { name: "llama-3.2".into(), golden, model: model.clone() };
+    let specs = vec![spec, "a=cpu".parse().unwrap()];
+    let devices = Devices { specs: specs.clone(), ..Devices::default() };
+    let report = check(&case, &devices).unwrap();
+    assert!(report.holds() && report.same_bits == Some(true), "{report}");
+
+    let devices = DeviceOptions { devices: specs, ..DeviceOptions::default() };
+    let mut options = OpenOptions {
+        devices,
+        kv_dtype: Some(troika::graph::DType::F32),
+        ..OpenOptions::default()
+    };
+    let planned = make_plan(&Subject::Files(model.as_path().into()), &options).unwrap();
+    // Four heads of 32 floats: 512 bytes for a position.
+    assert_eq!((planned.plan.page_len, planned.changes.as_slice()), (16, &[][..]));
+    options.plan = Some(troika::plan::Plan { page_len: 32, ..planned.plan });
+    let e = Model::open(model.as_path(), &options).err().unwrap().to_string();
+    let says =
+        "pages of 32 positions have 16384 bytes in layer 0 k cache, more than device b binds";
+    assert!(e.contains(says) && e.contains("set page_len to 16 or less"), "{e}");
 }

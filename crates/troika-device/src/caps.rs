@@ -42,7 +42,9 @@ pub struct Caps {
     /// Names how it computes: devices with equal names give equal bits. [`Caps::NO_NUMERICS`] if it
     /// does not.
     pub numerics: String,
-    /// Most bytes of one binding, if limited.
+    /// Most bytes of one binding, if limited: of the rows of an input or output, and of a **slab**
+    /// of a state. A state's view may be larger; the device binds it slab by slab, each of as many
+    /// whole pages as the limit holds ([`Caps::slab_pages`]), so that no page lies in two of them.
     pub max_binding_bytes: Option<u64>,
     /// Weight types it reads as they are.
     pub weight_dtypes: Vec<DType>,
@@ -74,6 +76,12 @@ pub struct Caps {
 impl Caps {
     /// The [`Caps::numerics`] of a device that only models time.
     pub const NO_NUMERICS: &'static str = "none";
+
+    /// Pages of so many bytes in a slab; `None` when not even one page can be bound.
+    pub fn slab_pages(&self, page_bytes: u64) -> Option<u64> {
+        let most = self.max_binding_bytes.unwrap_or(u64::MAX);
+        Some(most / page_bytes.max(1)).filter(|pages| *pages > 0)
+    }
 
     /// Whether the device computes values. If not, what it writes is nobody's to read.
     pub fn computes(&self) -> bool {

@@ -72,6 +72,23 @@ pub enum EngineError {
          another; place or split both alike"
     )]
     TwoHomes(String),
+    /// A page of a cache that a device cannot bind.
+    #[error(
+        "the plan's pages of {page_len} positions have {bytes} bytes in {state}, more than device \
+         {device} binds at once; set page_len to {fit} or less"
+    )]
+    Page {
+        /// The device.
+        device: String,
+        /// The cache.
+        state: String,
+        /// Positions of a page.
+        page_len: usize,
+        /// Bytes of a page.
+        bytes: u64,
+        /// The longest page that can be bound.
+        fit: u64,
+    },
     /// A standard length that static shapes do not make up.
     #[error(
         "the plan gives device {device} {length} rows at once, which its shapes of {rows:?} rows \

@@ -10,7 +10,7 @@ use troika_graph::{
     DType, Subgraph, ValueId, bind_static, convert_boundary, limit_rows, restrict_activations,
 };
 use troika_model::lower::{EdgeId, Lowered, Segment, SegmentKind, StateId};
-use troika_plan::{Phase, Plan, Rule, Split, own_space};
+use troika_plan::{Phase, Plan, Rule, Split, compiled_rows, own_space};
 
 use crate::compile::{CompileList, CompileWith, compile};
 use crate::error::EngineError;
@@ -186,6 +186,7 @@ impl Program {
         for phase in [Phase::Prefill, Phase::Decode] {
             program.find_states(phase)?;
         }
+        program.check_pages(lowered, plan.page_len)?;
         program.loaded = compile(&list, &program.devices, with)?;
         let scratch = program.loaded.iter().map(|w| w.executable().scratch_bytes());
         program.scratch_bytes = scratch.max().unwrap_or(0);
@@ -452,6 +453,32 @@ impl Program {
         })
     }
 
+    /// Devices bind caches in slabs of whole pages: at least one fits.
+    fn check_pages(&self, lowered: &Lowered, page_len: usize) -> Result<(), EngineError> {
+        let prefill = self.prefill.iter().flat_map(|(_, segments)| segments);
+        for piece in prefill.chain(&self.decode).flat_map(|s| s.pieces()) {
+            let device = &self.devices[piece.device];
+            for used in &piece.states {
+                let state = &lowered.states[used.state];
+                let cols = self.state_instance(piece.device, used).cols.len();
+                let position = (cols * state.dtype.block_bytes()) as u64;
+                let bytes = position.saturating_mul(page_len as u64);
+                if device.caps().slab_pages(bytes).is_none() {
+                    let fit = device.caps().slab_pages(position).unwrap_or(0);
+                    return Err(EngineError::Page {
+                        device: device.name().to_string(),
+                        state: state.name.clone(),
+                        page_len,
+                        bytes,
+                        // Page lengths are powers of two.
+                        fit: fit.checked_ilog2().map_or(0, |log| 1 << log),
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Standard lengths of static shapes need no padding: behind them are other rows.
     fn check_lengths(&self, rule: &Rule, placed: &PlacedStage) -> Result<(), EngineError> {
         let lengths = rule.split.as_ref().map_or(&[][..], Split::lengths);
@@ -541,20 +568,12 @@ fn attention_of(lowered: &Lowered, segment: &Segment) -> Option<usize> {
 }
 
 /// The graph for the numbers of rows that a device compiles for, or those that the plan states
-/// instead: all at once, or one each, none with a value larger than the device can be bound to.
+/// instead: all at once, or one each.
 pub(crate) fn shapes(graph: &Subgraph, caps: &Caps, buckets: Option<&[usize]>) -> Vec<Subgraph> {
-    let values = graph.inputs.iter().chain(&graph.outputs).map(|v| graph.value(*v));
-    let widest = values.map(|v| v.shape.row_len() * v.dtype.block_bytes()).max().unwrap_or(0);
-    let limit = caps.max_binding_bytes.map_or(usize::MAX, |n| n as usize);
-    // A row that is too wide is the device's to refuse.
-    let most = limit.checked_div(widest).map_or(usize::MAX, |n| n.max(1));
-    if !caps.static_shapes {
-        return vec![if most < graph.max_rows() { limit_rows(graph, most) } else { graph.clone() }];
-    }
-    let buckets = buckets.unwrap_or(&caps.row_buckets);
-    let mut rows: Vec<usize> = buckets.iter().copied().filter(|n| *n <= most).collect();
-    if rows.is_empty() {
-        rows.push(graph.max_rows().min(most));
-    }
-    rows.into_iter().map(|n| bind_static(graph, n)).collect()
+    let of = |rows: usize| match caps.static_shapes {
+        true => bind_static(graph, rows),
+        false if rows < graph.max_rows() => limit_rows(graph, rows),
+        false => graph.clone(),
+    };
+    compiled_rows(graph, caps, buckets).into_iter().map(of).collect()
 }

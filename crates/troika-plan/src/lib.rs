@@ -24,14 +24,14 @@ pub use avoid::describe_refusals;
 pub use cost::{CostModel, Goal, Predicted, PredictedLength, PricedRun, RunWork, SolveDevice};
 pub use error::PlanError;
 pub use fit::{Fits, RunFit};
-pub use make::{PlanRequest, make};
+pub use make::{PlanRequest, make, page_len};
 pub use profile::{
     DeviceSample, PROFILE_VERSION, PairSample, Profile, ProfileError, ProfileSubject,
     ProfiledCosts, ProfiledDevice, ProfiledGraph, Regret, RunSample, Slowdown, Spread,
     profiled_graphs,
 };
 pub use refusal::Refusal;
-pub use share::own_space;
+pub use share::{compiled_rows, own_space};
 pub use solve::{Alternative, PredictRequest, SolveRequest, Solved, check_memory, predict, solve};
 pub use strategy::{DeviceFacts, Ratio, StandardLength, Strategy};
 

@@ -57,8 +57,23 @@ impl Default for PlanRequest {
 /// Chunks under way at once where several devices work on them.
 const CHUNKS_IN_FLIGHT: usize = 4;
 
-/// Positions of a page.
+/// Positions of a page, where devices can bind so many.
 const PAGE_LEN: usize = 32;
+
+/// Positions of a page, of caches with so many bytes for a position: no more than each device of a
+/// limit can bind. A device that cannot bind one position refuses attention, and has no say.
+pub fn page_len(position_bytes: usize, limits: impl Iterator<Item = u64>) -> usize {
+    let positions = limits.map(|most| most / position_bytes.max(1) as u64);
+    let fit = positions.filter(|n| *n > 0).min().unwrap_or(u64::MAX);
+    1 << fit.min(PAGE_LEN as u64).ilog2()
+}
+
+/// Bytes of a position in the widest cache of a model.
+fn widest_position(spec: &ModelSpec, kv_dtype: DType) -> usize {
+    let widths = spec.layers.iter().map(|l| l.attn.cache_widths());
+    let widest = widths.map(|(k, v)| k.max(v.unwrap_or(0))).max().unwrap_or(0);
+    widest.saturating_mul(kv_dtype.block_bytes())
+}
 
 impl ModelId {
     /// The identity of a model.
@@ -146,14 +161,17 @@ pub(crate) fn assemble(
         false if bf16 => DType::BF16,
         false => DType::F16,
     };
+    let kv_dtype = request.kv_dtype.unwrap_or(default_kv);
+    // Devices besides those of the rules, too: what these refuse is passed on to them.
+    let limits = devices.iter().filter_map(|d| d.max_binding_bytes);
     let in_flight = if used.len() > 1 { CHUNKS_IN_FLIGHT } else { 1 };
     Plan {
         version: PLAN_VERSION,
         model: ModelId::of(spec),
         strategy,
         context: context_of(spec, request),
-        page_len: PAGE_LEN,
-        kv_dtype: request.kv_dtype.unwrap_or(default_kv),
+        page_len: page_len(widest_position(spec, kv_dtype), limits),
+        kv_dtype,
         devices: used,
         sync: request.sync,
         prefill: Prefill {

@@ -1,6 +1,7 @@
 //! How a rule shares a segment out: the same for who runs a plan and for who prices it.
 
 use troika_device::{Caps, SpaceId};
+use troika_graph::Subgraph;
 use troika_graph::partition::{ColumnSplit, Partition};
 
 use crate::{Rule, Share, Split};
@@ -12,6 +13,26 @@ const TILE: usize = 16;
 /// The memory space that a device's values are in where it is the only one that uses them.
 pub fn own_space(caps: &Caps) -> SpaceId {
     caps.spaces.first().copied().unwrap_or(SpaceId::HOST)
+}
+
+/// The numbers of rows that a graph is compiled for on a device: with static shapes the buckets, its
+/// own or those that the plan states instead, otherwise the most that it takes at once. None has a
+/// value larger than the device can be bound to, but for values of which one row is too large:
+/// their ops are the device's to refuse.
+pub fn compiled_rows(graph: &Subgraph, caps: &Caps, buckets: Option<&[usize]>) -> Vec<usize> {
+    let limit = caps.max_binding_bytes.map_or(usize::MAX, |n| n as usize);
+    let of_states = |i: usize| graph.states.iter().any(|s| s.0 as usize == i);
+    let values = graph.values.iter().enumerate().filter(|(i, _)| !of_states(*i));
+    let rows = values.map(|(_, v)| v.shape.row_len().saturating_mul(v.dtype.block_bytes()));
+    let widest = rows.filter(|bytes| *bytes <= limit).max().unwrap_or(0);
+    let most = limit.checked_div(widest).unwrap_or(usize::MAX);
+    let all = graph.max_rows().min(most);
+    if !caps.static_shapes {
+        return vec![all];
+    }
+    let buckets = buckets.unwrap_or(&caps.row_buckets);
+    let fit: Vec<usize> = buckets.iter().copied().filter(|n| *n <= most).collect();
+    if fit.is_empty() { vec![all] } else { fit }
 }
 
 impl Rule {

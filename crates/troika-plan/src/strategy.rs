@@ -17,6 +17,8 @@ pub struct DeviceFacts {
     pub activations: Vec<ActivationFormat>,
     /// With static shapes: the numbers of rows it is compiled for.
     pub row_buckets: Vec<usize>,
+    /// Most bytes of one binding, if limited.
+    pub max_binding_bytes: Option<u64>,
 }
 
 impl DeviceFacts {
@@ -27,6 +29,7 @@ impl DeviceFacts {
             name: device.name().to_string(),
             activations: caps.activation_formats.clone(),
             row_buckets: caps.row_buckets.clone(),
+            max_binding_bytes: caps.max_binding_bytes,
         }
     }
 }

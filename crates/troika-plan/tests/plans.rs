@@ -20,6 +20,7 @@ fn devices(count: usize) -> Vec<DeviceFacts> {
             name: (*n).into(),
             activations: vec![ActivationFormat::Int8],
             row_buckets: Vec::new(),
+            max_binding_bytes: None,
         })
         .collect()
 }

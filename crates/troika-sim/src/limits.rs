@@ -33,11 +33,12 @@ impl Limits {
         refused.then(|| format!("this virtual {kind} does not run {name}"))
     }
 
-    /// Each value of an op can become a binding, where a graph is cut.
+    /// Each value of an op can become a binding, where a graph is cut. States are bound in slabs of
+    /// whole pages; how long those are is known when a run is bound.
     fn too_large(&self, graph: &Subgraph, node: &Node) -> Option<String> {
         let most = self.processor.max_binding_bytes?;
-        let all = node.inputs.iter().chain(&node.states).chain(&node.outputs);
-        all.map(|id| graph.value(*id)).find_map(|v| {
+        let mut values = node.inputs.iter().chain(&node.outputs).map(|id| graph.value(*id));
+        values.find_map(|v| {
             let bytes = row_bytes(v).saturating_mul(self.most_rows(v)) as u64;
             let name = &v.name;
             (bytes > most).then(|| {
@@ -110,10 +111,13 @@ impl Limits {
             let why = format!("{} rows do not fit the {bucket} it was compiled for", run.rows);
             return self.misfit(&g.name, why);
         }
-        let state = |(id, view): (&_, &View)| self.check_state(g, g.value(*id), view);
+        let state = |(i, (id, view)): (usize, (&_, &View))| {
+            self.check_state(g, g.value(*id), view, page_len(loaded, i, run))
+        };
         let value = |(id, view): (&_, &View)| self.check_value(loaded, g.value(*id), view, run);
         let inputs = g.inputs.iter().zip(&b.inputs).map(value).collect::<Result<_, _>>()?;
-        let states = g.states.iter().zip(&b.states).map(state).collect::<Result<_, _>>()?;
+        let states = g.states.iter().zip(&b.states).enumerate().map(state);
+        let states = states.collect::<Result<_, _>>()?;
         let outputs = g.outputs.iter().zip(&b.outputs).map(value).collect::<Result<_, _>>()?;
         Ok(Bound { inputs, states, outputs })
     }
@@ -137,13 +141,21 @@ impl Limits {
         }
     }
 
-    fn check_state(&self, g: &Subgraph, value: &Value, view: &View) -> Result<Rect, DeviceError> {
+    /// A state is bound in slabs of whole pages: at least one fits.
+    fn check_state(
+        &self,
+        g: &Subgraph,
+        value: &Value,
+        view: &View,
+        page_len: usize,
+    ) -> Result<Rect, DeviceError> {
         self.check_space(g, value, view)?;
         if !view.rect().is_dense() {
             let why = format!("the rows of cache {} lie apart in its view", value.name);
             return self.misfit(&g.name, why);
         }
-        self.check_bytes(g, value, view.rect().span().len())?;
+        let page = row_bytes(value).saturating_mul(page_len);
+        self.check_bytes(g, value, page.min(view.rect().span().len()))?;
         Ok(*view.rect())
     }
 
@@ -213,6 +225,14 @@ impl Limits {
         }
         Ok(())
     }
+}
+
+/// Positions of a page of a state, the longest of the sequences that have any.
+fn page_len(loaded: &Loaded, state: usize, run: &Run) -> usize {
+    let groups = loaded.code.state_groups.iter().filter(|(at, _)| *at == state);
+    let tables =
+        groups.flat_map(|(_, group)| run.forward.seqs.iter().map(|s| s.tables.get(*group)));
+    tables.flatten().map(|table| table.page_len).max().unwrap_or(0)
 }
 
 /// Where the values of a run are, in its order.

@@ -459,19 +459,23 @@ fn bindings_are_held_to_the_limits() {
     assert!(e.contains("rows of value x lie apart") && e.contains("on device p"), "{e}");
     let done = lane.queue.run_here(list(0, vec![run(&exe, apart(1), y.clone(), 1)])).unwrap();
     done.outcome.unwrap();
-    let cache = open("c", "max_binding_bytes = 600", "", &clock);
-    let exe = Weights::compiled(&cache, &append(), &NONE).unwrap();
-    let mut lane = self::lane(&cache, Arc::new(RealClock::new()));
-    let bind = |cache: usize| {
+    // The cache may be larger than its slabs, but no page: here of 8 positions with 64 bytes each.
+    let append_with = |limit: &str| {
+        let cache = open("c", limit, "", &clock);
+        let exe = Weights::compiled(&cache, &append(), &NONE).unwrap();
         let [x, q, y] = [0; 3].map(|_| View::whole(&zeroed(4)));
-        let states = vec![View::whole(&zeroed(cache))];
+        let states = vec![View::whole(&zeroed(40))];
         let bindings = Arc::new(Bindings { inputs: vec![x, q], states, outputs: vec![y] });
-        let (weights, forward) = (exe.clone(), forward(0, 0, 2, &[0]));
-        Submission { tag: 0, work: Work::Run(Run { weights, bindings, rows: 2, forward }) }
+        let mut forward = ForwardBatch::clone(&forward(0, 0, 2, &[3]));
+        forward.seqs[0].tables[0].page_len = 8;
+        let run = Run { weights: exe, bindings, rows: 2, forward: Arc::new(forward) };
+        let mut lane = self::lane(&cache, Arc::new(RealClock::new()));
+        let task = Submission { tag: 0, work: Work::Run(run) };
+        lane.queue.run_here(list(0, vec![task])).unwrap().outcome
     };
-    lane.queue.run_here(list(0, vec![bind(8)])).unwrap().outcome.unwrap();
-    let e = refusal(&mut lane, bind(10));
-    assert!(e.contains("value cache binds 640 bytes, of at most 600"), "{e}");
+    append_with("max_binding_bytes = 512").unwrap();
+    let e = append_with("max_binding_bytes = 511").unwrap_err().to_string();
+    assert!(e.contains("value cache binds 512 bytes, of at most 511"), "{e}");
 }
 
 /// Functions of the host and loads take their time on a virtual CPU, hold what they use meanwhile,

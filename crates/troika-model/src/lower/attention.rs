@@ -52,12 +52,11 @@ impl Lowerer<'_> {
     ) -> Result<EdgeId, LowerError> {
         let a = &layer.attn;
         let page_group = self.page_group(a.window);
-        let k_width = self.edges[k.0].cols;
+        let (k_width, v_width) = a.cache_widths();
         let k_state = self.state(format!("layer {index} k cache"), k_width, page_group);
-        let v_state = v.map(|v| {
-            let width = self.edges[v.0].cols;
-            (v, self.state(format!("layer {index} v cache"), width, page_group))
-        });
+        let v_state = v
+            .zip(v_width)
+            .map(|(v, width)| (v, self.state(format!("layer {index} v cache"), width, page_group)));
         let bf16 = self.options.kv_dtype == DType::BF16;
         let mut e = Emit::new(self, SegmentKind::Attention, Some(index));
         let q = e.input(q);

@@ -118,6 +118,17 @@ pub struct Attn {
     pub latent: Option<Latent>,
 }
 
+impl Attn {
+    /// Elements of a position in the cache of keys, and in that of values. Latent attention caches
+    /// the compressed part of both with the rotated part of the keys, in one.
+    pub fn cache_widths(&self) -> (usize, Option<usize>) {
+        match &self.latent {
+            Some(l) => (l.kv_rank + l.rope, None),
+            None => (self.kv_heads * self.k_dim, Some(self.kv_heads * self.v_dim)),
+        }
+    }
+}
+
 /// Norms of queries and keys.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct QkNorm {

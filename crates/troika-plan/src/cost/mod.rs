@@ -92,6 +92,7 @@ impl SolveDevice {
             name: self.name.clone(),
             activations: self.caps.activation_formats.clone(),
             row_buckets: self.caps.row_buckets.clone(),
+            max_binding_bytes: self.caps.max_binding_bytes,
         }
     }
 }

@@ -5,14 +5,13 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use troika_device::Caps;
 use troika_graph::partition::{Columns, Partition, Piece, cut_at, kv_heads, split_columns};
 use troika_graph::{Subgraph, ValueId, restrict_activations};
 use troika_model::lower::{Lowered, Segment, SegmentKind};
 
 use crate::cost::SolveDevice;
-use crate::own_space;
 use crate::{PlanError, Rule, Split};
+use crate::{compiled_rows, own_space};
 
 /// A value that a piece reads or writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -304,25 +303,12 @@ impl Maker<'_> {
 
     fn laid(&self, device: usize, root: Root) -> LaidPiece {
         let caps = &self.devices[device].caps;
-        let shapes = shapes(&root.graph, caps, self.rule.row_buckets.as_deref());
+        let buckets = self.rule.row_buckets.as_deref();
+        // Others take any number of rows.
+        let shapes = match caps.static_shapes {
+            true => compiled_rows(&root.graph, caps, buckets),
+            false => Vec::new(),
+        };
         LaidPiece { device, graph: root.graph, inputs: root.inputs, outputs: root.outputs, shapes }
     }
-}
-
-/// The numbers of rows that a graph is compiled for on a device with static shapes, or at most has
-/// at once on another that is limited; empty: any.
-fn shapes(graph: &Subgraph, caps: &Caps, buckets: Option<&[usize]>) -> Vec<usize> {
-    if !caps.static_shapes {
-        return Vec::new();
-    }
-    let values = graph.inputs.iter().chain(&graph.outputs).map(|v| graph.value(*v));
-    let widest = values.map(|v| v.shape.row_len() * v.dtype.block_bytes()).max().unwrap_or(0);
-    let limit = caps.max_binding_bytes.map_or(usize::MAX, |n| n as usize);
-    let most = limit.checked_div(widest).map_or(usize::MAX, |n| n.max(1));
-    let buckets = buckets.unwrap_or(&caps.row_buckets);
-    let mut rows: Vec<usize> = buckets.iter().copied().filter(|n| *n <= most).collect();
-    if rows.is_empty() {
-        rows.push(graph.max_rows().min(most));
-    }
-    rows
 }

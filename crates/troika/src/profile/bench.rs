@@ -13,7 +13,7 @@ use troika_model::lower::Lowered;
 use troika_plan::ProfiledGraph;
 use troika_weights::WeightStore;
 
-use super::inputs::{bindings, forward};
+use super::inputs::{bindings, forward, page_len};
 use super::lost;
 
 /// Layers are run one after another until their weights are more than caches hold, as in a model.
@@ -140,8 +140,10 @@ impl<'a> Bench<'a> {
             .find(|(shape, _)| *shape == 0 || *shape == room)
             .ok_or_else(missing)?;
         let one = loaded.layers.first().ok_or_else(missing)?;
-        let (bindings, copies) = bindings(&self.device, one, (room, cached))?;
-        let (bindings, forward) = (Arc::new(bindings), forward(self.lowered, rows, cached));
+        let page_len = page_len(&*self.device, self.lowered);
+        let (bindings, copies) = bindings(&self.device, one, (room, cached), page_len)?;
+        let forward = forward(self.lowered, (rows, cached), page_len);
+        let bindings = Arc::new(bindings);
         let submission = |(i, work)| Submission { tag: i as u32, work };
         let runs = (0..count).map(|i| {
             let weights = weights[i % weights.len()].clone();

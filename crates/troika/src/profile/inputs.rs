@@ -11,8 +11,11 @@ use troika_model::lower::Lowered;
 
 use super::lost;
 
-/// Positions of a page.
-const PAGE_LEN: usize = 32;
+/// Positions of a page of the model's caches on a device.
+pub(super) fn page_len(device: &dyn Device, lowered: &Lowered) -> usize {
+    let position = lowered.states.iter().map(|s| s.width * s.dtype.block_bytes()).max();
+    troika_plan::page_len(position.unwrap_or(0), device.caps().max_binding_bytes.into_iter())
+}
 
 /// The bindings of a graph, with room for so many rows, and the copies that fill them where the
 /// host cannot write.
@@ -20,6 +23,7 @@ pub(super) fn bindings(
     device: &Arc<dyn Device>,
     graph: &Subgraph,
     (room, cached): (usize, usize),
+    page_len: usize,
 ) -> Result<(Bindings, Vec<Work>), DeviceError> {
     let mut b = Bindings::default();
     let mut copies = Vec::new();
@@ -49,7 +53,7 @@ pub(super) fn bindings(
         let positions = graph.value(*id).shape.max_rows();
         // Pages that the runs use; where they are, is the table's to say.
         let used =
-            (cached + room).next_multiple_of(PAGE_LEN).min(positions.next_multiple_of(PAGE_LEN));
+            (cached + room).next_multiple_of(page_len).min(positions.next_multiple_of(page_len));
         b.states.push(View::whole(&memory(used.max(positions) * bytes(id))?));
     }
     for id in &graph.outputs {
@@ -87,9 +91,13 @@ fn fill(buffer: &Buffer, graph: &Subgraph, id: ValueId, cached: usize) -> Result
 }
 
 /// One sequence of so many rows, with as many positions before.
-pub(super) fn forward(lowered: &Lowered, rows: usize, cached: usize) -> Arc<ForwardBatch> {
-    let pages = (0..(cached + rows).div_ceil(PAGE_LEN) as u32).collect();
-    let table = PageTable { page_len: PAGE_LEN, first: 0, pages };
+pub(super) fn forward(
+    lowered: &Lowered,
+    (rows, cached): (usize, usize),
+    page_len: usize,
+) -> Arc<ForwardBatch> {
+    let pages = (0..(cached + rows).div_ceil(page_len) as u32).collect();
+    let table = PageTable { page_len, first: 0, pages };
     let tables = vec![table; lowered.page_groups.len().max(1)];
     let known_len = cached + rows;
     let seq = SeqRows { seq: 0, rows: 0..rows, pos: cached, known_len, tables };

@@ -10,15 +10,13 @@ use troika_model::lower::{Lowered, SegmentKind, segments};
 use troika_model::spec::ModelSpec;
 use troika_plan::{
     Decode, ModelId, PLAN_VERSION, Phase, Plan, Policy, Prefill, Rule, Share, Split, Stage,
-    SyncMode,
+    SyncMode, page_len,
 };
 
 use super::{SimulateError, SocStrategy};
 
 /// Most rows of a chunk.
 pub(super) const MOST_ROWS: usize = 1 << 16;
-/// Positions of a page.
-const PAGE_LEN: usize = 32;
 
 /// What a plan is made of.
 pub(super) struct Request<'a> {
@@ -43,12 +41,15 @@ pub(super) fn plan(r: &Request<'_>) -> Result<Plan, SimulateError> {
             devices.push(name.to_string());
         }
     }
+    let widest = r.lowered.states.iter().map(|s| s.width * s.dtype.block_bytes()).max();
+    let widest = widest.unwrap_or(0);
+    let limits = r.soc.processors.iter().filter_map(|p| p.max_binding_bytes);
     Ok(Plan {
         version: PLAN_VERSION,
         model: ModelId::of(r.spec),
         strategy: r.strategy.name().into(),
         context: r.context,
-        page_len: PAGE_LEN,
+        page_len: page_len(widest, limits),
         kv_dtype: DType::F16,
         devices,
         sync: r.sync,
