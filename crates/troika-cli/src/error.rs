@@ -35,6 +35,11 @@ pub enum CliError {
 fn flags(error: &troika::Error) -> &'static str {
     use troika::Error as E;
     match error {
+        E::PlanFile { error, .. } => match **error {
+            // What else is wrong is to be changed in the file.
+            E::Plan(PlanError::Device { .. }) => flags(error),
+            _ => "",
+        },
         E::NoTokenizer(_) => " (run --prompt-ids)",
         E::EmptyPrompt => " (-p, -f, --prompt-ids)",
         E::PromptTooLong { .. } | E::Window { .. } | E::ShortText { .. } => " (-c)",
@@ -62,7 +67,7 @@ impl CliError {
         use troika::Error as E;
         match self {
             CliError::Usage(_) | CliError::Simulate(_) => 2,
-            CliError::Troika(E::Param(_) | E::EmptyPrompt | E::Plan(_)) => 2,
+            CliError::Troika(E::Param(_) | E::EmptyPrompt | E::Plan(_) | E::PlanFile { .. }) => 2,
             CliError::Interrupted => 130,
             // As a shell reports what Ctrl-C ended.
             CliError::Troika(E::Engine(EngineError::CompileCancelled { .. })) => 130,

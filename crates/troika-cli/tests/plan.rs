@@ -186,6 +186,14 @@ fn plans_and_devices_that_make_no_sense_are_refused_by_name() {
         (write("field.json", &plan.replace("page_len", "pagelen")), "unknown field `pagelen`"),
         (write("other.json", &plan.replace("\"hidden\": ", "\"hidden\": 1")), "make it again"),
         (write("old.json", &plan.replace("\"version\": 2", "\"version\": 1")), "version 1"),
+        (
+            write("page.json", &plan.replace("\"page_len\": 32", "\"page_len\": 33")),
+            "page.json: the page",
+        ),
+        (
+            write("rule.json", &plan.replacen("\"device\": \"a\"", "\"device\": \"z\"", 1)),
+            "rule.json: rule 1",
+        ),
         (dir.path().join("none.json").to_str().unwrap().to_string(), "none.json"),
     ];
     for (file, expected) in &cases {
@@ -194,7 +202,8 @@ fn plans_and_devices_that_make_no_sense_are_refused_by_name() {
     }
     let more = ["--plan", &good];
     let (code, said) = refused(&[&RUN[..], &more].concat());
-    assert!(said.contains("device a") && said.contains("--device"), "{said}");
+    assert!(said.contains("good.json: ") && said.contains("device a"), "{said}");
+    assert!(said.contains("--device"), "{said}");
     assert_eq!(code, 2);
     for rival in [["-c", "99"], ["--strategy", "alternate"], ["--ubatch-size", "8"]] {
         let (code, said) = refused(&[&RUN[..], &two(), &more, &rival].concat());

@@ -1,5 +1,7 @@
 //! Errors of the facade: those of all parts, unchanged.
 
+use std::path::Path;
+
 use troika_device::DeviceError;
 use troika_engine::EngineError;
 use troika_engine::sample::{ParamError, SampleError};
@@ -32,6 +34,14 @@ pub enum Error {
     /// Plan.
     #[error(transparent)]
     Plan(#[from] PlanError),
+    /// A plan of a file, which is at fault.
+    #[error("{file}: {error}")]
+    PlanFile {
+        /// The file.
+        file: String,
+        /// What is wrong.
+        error: Box<Error>,
+    },
     /// A profile that cannot be used.
     #[error("{file}: {error}")]
     Profile {
@@ -123,4 +133,32 @@ pub enum Error {
     /// Nothing to do.
     #[error("the prompt is empty; give some text or token ids")]
     EmptyPrompt,
+}
+
+impl Error {
+    /// With the name of the plan's file, if there is one and the plan is at fault.
+    pub(crate) fn of_plan(self, file: Option<&Path>) -> Error {
+        use EngineError as E;
+        let at_fault = match &self {
+            Error::Plan(_) => true,
+            Error::Engine(e) => matches!(
+                e,
+                E::Plan(_)
+                    | E::Unplaced(_)
+                    | E::Stages { .. }
+                    | E::Partition(_)
+                    | E::NothingLeft(_)
+                    | E::TwoHomes(_)
+                    | E::StandardLength { .. }
+                    | E::Page { .. }
+            ),
+            _ => false,
+        };
+        match file {
+            Some(file) if at_fault => {
+                Error::PlanFile { file: file.display().to_string(), error: Box::new(self) }
+            }
+            _ => self,
+        }
+    }
 }

@@ -72,6 +72,8 @@ pub struct OpenOptions {
     /// A plan made before: it says what `context`, `chunk`, `kv_dtype`, `activations` and the four
     /// fields above would.
     pub plan: Option<Plan>,
+    /// The file that `plan` was read from: errors of the plan name it.
+    pub plan_file: Option<PathBuf>,
     /// Choose the plan by a profile, in place of `strategy`.
     pub solve: Option<SolveOptions>,
     /// Let other devices compute what those of `plan` refuse, instead of refusing the plan.
@@ -107,6 +109,7 @@ impl Default for OpenOptions {
             sync: SyncMode::default(),
             sharing: Sharing::default(),
             plan: None,
+            plan_file: None,
             solve: None,
             fallback: false,
             kv_dtype: None,
@@ -390,7 +393,9 @@ impl Model {
         if let Some(progress) = &options.progress {
             store.on_progress(progress.0.clone());
         }
-        let (plan, changes, _) = plan_of(&spec, &store, options, devices)?;
+        let of_plan = |e: Error| e.of_plan(options.plan_file.as_deref());
+        let planned = plan_of(&spec, &store, options, devices);
+        let (plan, changes, _) = planned.map_err(of_plan)?;
         warnings.extend(changes);
         let used = devices.iter().filter(|d| plan.devices.iter().any(|name| name == d.name()));
         let silent = used.clone().find(|d| computes_nothing(d));
@@ -412,7 +417,7 @@ impl Model {
             tracer: options.tracer.clone(),
             sharing: options.sharing,
         };
-        let engine = Engine::compiled(parts, &options.compile)?;
+        let engine = Engine::compiled(parts, &options.compile).map_err(|e| of_plan(e.into()))?;
         warnings.extend(store.finish_packed());
         warnings.extend(non_finite(&store.non_finite()));
         let load_time = opened.now() - start;

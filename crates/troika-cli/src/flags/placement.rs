@@ -148,6 +148,7 @@ impl PlanFileArgs {
         let plan = troika::plan::Plan::from_json(&text);
         let failed = |e| CliError::Usage(format!("{}: {e}", file.display()));
         options.plan = Some(plan.map_err(failed)?);
+        options.plan_file = Some(file.clone());
         options.fallback = self.fallback;
         Ok(())
     }
