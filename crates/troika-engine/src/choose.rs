@@ -44,7 +44,7 @@ impl Engine {
     /// Plans the batches of a place: of one phase, or of both where both run in the same place.
     pub(crate) fn plan_batches(&mut self, place: usize, only: Option<Phase>) {
         self.slots[place].clear();
-        let mut budget = self.budget(only);
+        let mut budget = self.budget(place, only);
         for pass in [Pass::Alone, Pass::Decoding, Pass::Others] {
             if pass == Pass::Decoding && only == Some(Phase::Prefill) {
                 continue;
@@ -56,11 +56,16 @@ impl Engine {
     }
 
     /// What a step may compute. While others decode, prompts have a part of it.
-    fn budget(&self, only: Option<Phase>) -> Budget {
+    fn budget(&self, place: usize, only: Option<Phase>) -> Budget {
         let plan = &self.model.plan;
         let chunk = plan.prefill.chunk;
         let decoding = self.queue.iter().filter(|seq| self.decodes(**seq)).count();
-        let several = self.model.program.devices.len() > 1 && plan.prefill.chunks_in_flight > 1;
+        let steady = |seq: &SeqId| {
+            self.sequences.get(seq).is_some_and(|s| self.kv.len(*seq) < s.steady_until)
+        };
+        let several = self.slots[place].overlaps
+            && plan.prefill.chunks_in_flight > 1
+            && !self.queue.iter().any(steady);
         // Where nothing is decoded by the devices of prompts, nobody waits for these.
         let alone = decoding == 0 || (only.is_some() && self.phases_are_apart);
         // A chunk lets go of pages behind its windows that earlier chunks in flight still read. In

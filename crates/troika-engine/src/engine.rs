@@ -6,7 +6,7 @@ use std::sync::Arc;
 use troika_device::{Buffer, Clock, Device, Waiting, WeightSource};
 use troika_model::lower::{LowerOptions, Lowered, StateDecl, WeightShapes, lower};
 use troika_model::spec::ModelSpec;
-use troika_plan::{Plan, SyncMode};
+use troika_plan::{Phase, Plan, SyncMode};
 use troika_trace::Tracer;
 
 use crate::compile::{CompileControl, CompileWith};
@@ -167,12 +167,15 @@ impl Engine {
             SyncMode::Blocking => Waiting::Block,
         });
         let one_placement = program.one_placement();
-        let places = if one_placement { 1 } else { 2 };
-        let slot = |_| BatchSlot::new(&slots);
+        let places: &[Option<Phase>] = match one_placement {
+            true => &[None],
+            false => &[Some(Phase::Decode), Some(Phase::Prefill)],
+        };
+        let slot = |only: &Option<Phase>| BatchSlot::new(&slots, program.computing(*only) > 1);
         let silent = program.devices.iter().find(|d| !d.caps().computes());
         let limits = Limits { vocab: parts.spec.vocab, cache: Arc::new(kv.fit()) };
         Ok(Engine {
-            slots: (0..places).map(slot).collect::<Result<_, _>>()?,
+            slots: places.iter().map(slot).collect::<Result<_, _>>()?,
             one_placement,
             phases_are_apart: program.phases_are_apart(),
             rows_matter: program.rows_matter(),

@@ -34,6 +34,9 @@ pub(crate) struct InFlight {
     pub job: JobId,
     pub canceller: Canceller,
     pub seqs: Vec<SeqId>,
+    /// Whether it is of several batches: then it ends as soon as one of its sequences is not wanted
+    /// any more, and the others go on from the last batch that was done.
+    pub several: bool,
 }
 
 #[derive(Debug, Default)]
@@ -248,11 +251,14 @@ impl Inbox {
         self.ended = true;
     }
 
-    /// Ends what is in flight if all of it is of sequences that nobody wants any more.
+    /// Ends what is in flight of a sequence that nobody wants any more. A single batch that others
+    /// are in, too, goes on: it takes no longer than a chunk.
     pub fn end_cancelled(&self, seq: SeqId) {
         let unwanted = |seq: &SeqId| self.known.get(seq).is_none_or(|known| known.cancelled);
         for running in self.in_flight.iter().filter(|f| f.seqs.contains(&seq)) {
-            if running.seqs.iter().all(unwanted) {
+            let mut seqs = running.seqs.iter();
+            let ends = if running.several { seqs.any(unwanted) } else { seqs.all(unwanted) };
+            if ends {
                 running.canceller.cancel();
             }
         }

@@ -294,6 +294,18 @@ impl Program {
         prefill.iter().zip(&self.decode).all(|(p, d)| Arc::ptr_eq(p, d))
     }
 
+    /// How many devices compute in a place: of one phase, or of both.
+    pub fn computing(&self, only: Option<Phase>) -> usize {
+        let prefill = self.prefill.iter().flat_map(|(_, segments)| segments);
+        let prefill = prefill.filter(|_| only != Some(Phase::Decode));
+        let decode = self.decode.iter().filter(|_| only != Some(Phase::Prefill));
+        let pieces = prefill.chain(decode).flat_map(|segment| segment.pieces());
+        let mut devices: Vec<usize> = pieces.map(|piece| piece.device).collect();
+        devices.sort_unstable();
+        devices.dedup();
+        devices.len()
+    }
+
     /// Whether no device computes for both phases.
     pub fn phases_are_apart(&self) -> bool {
         let uses = |segments: &[Arc<PlacedSegment>], device: usize| {

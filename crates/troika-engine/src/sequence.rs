@@ -39,6 +39,9 @@ pub(crate) struct Sequence {
     pub closed: bool,
     /// It failed together with others, and runs alone, to see whether it was the reason.
     pub alone: bool,
+    /// Until so many of its tokens are computed it is computed a batch at a time, which nobody's
+    /// cancellation ends.
+    pub steady_until: usize,
     /// Which rotation its cached keys have ([`LongRope::regime`]).
     pub regime: usize,
     /// Whether it was said that it begins.
@@ -60,6 +63,7 @@ impl Sequence {
             cancelled: false,
             closed: false,
             alone: false,
+            steady_until: 0,
             regime: 0,
             begun: false,
         }
@@ -75,7 +79,7 @@ impl Sequence {
             }
         }
         self.tokens.extend_from_slice(tokens);
-        self.fed_from = from;
+        (self.fed_from, self.steady_until) = (from, 0);
         self.logits_from = match logits {
             WantedLogits::None => usize::MAX,
             WantedLogits::Last => self.tokens.len() - 1,
@@ -94,7 +98,7 @@ impl Sequence {
         });
         self.logits_from = usize::MAX;
         self.stage = Stage::Idle;
-        self.alone = false;
+        (self.alone, self.steady_until) = (false, 0);
     }
 
     /// How the token at a position is computed, and up to where others are alike.

@@ -51,6 +51,8 @@ pub(crate) struct BatchSlot {
     pub seqs: Vec<(SeqId, Range<usize>)>,
     /// What runs them.
     pub job: Option<JobId>,
+    /// Whether several devices compute here, so that batches overlap.
+    pub overlaps: bool,
 }
 
 impl BatchSlot {
@@ -58,7 +60,7 @@ impl BatchSlot {
     ///
     /// # Errors
     /// When the system has none.
-    pub fn new(slots: &Arc<Slots>) -> Result<BatchSlot, EngineError> {
+    pub fn new(slots: &Arc<Slots>, overlaps: bool) -> Result<BatchSlot, EngineError> {
         Ok(BatchSlot {
             pools: vec![EdgePool::new(slots)?],
             inputs: Vec::new(),
@@ -68,6 +70,7 @@ impl BatchSlot {
             used: 0,
             seqs: Vec::new(),
             job: None,
+            overlaps,
         })
     }
 
@@ -109,6 +112,15 @@ impl BatchSlot {
             Some((_, known)) => known.end = positions.end,
             None => self.seqs.push((seq, positions)),
         }
+    }
+
+    /// How far a sequence is computed when some batches were left out.
+    pub fn done(&self, seq: SeqId, left_out: &[u32]) -> Option<usize> {
+        let parts = self.batches().iter().enumerate().flat_map(|(i, batch)| {
+            let of = batch.forward.seqs.iter().filter(move |s| s.seq == seq.number());
+            of.map(move |s| (i as u32, s.pos + s.rows.len()))
+        });
+        parts.take_while(|(i, _)| !left_out.contains(i)).last().map(|(_, end)| end)
     }
 
     /// The graph of the planned batches, with their inputs in place.

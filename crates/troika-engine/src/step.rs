@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use troika_device::DeviceError;
 use troika_plan::Phase;
 
 use crate::engine::Engine;
@@ -9,7 +10,7 @@ use crate::error::EngineError;
 use crate::input::{Admission, Event, Next, OnEvent, WantedLogits};
 use crate::kv::{KvError, SeqId};
 use crate::mailbox::{InFlight, Request};
-use crate::schedule::{JobId, Task, TaskGraph};
+use crate::schedule::{JobId, Task, TaskGraph, Waited};
 use crate::sequence::{Sequence, Stage};
 
 /// Tokens for which a sequence has memory beforehand.
@@ -30,18 +31,22 @@ impl Engine {
             if self.hand_out(on) {
                 return Ok(true);
             }
-            let Some((job, result)) = self.runner.wait() else {
+            let handle = &self.handle;
+            match self.runner.wait_unless(|| !handle.lock().requests.is_empty()) {
+                // What is asked for of sequences that are not in flight does not wait for others.
+                Waited::Interrupted => {}
+                Waited::Ended((job, result)) => {
+                    if self.finish(job, result, on)? | self.hand_out(on) {
+                        return Ok(true);
+                    }
+                }
                 // Nothing is in flight. What could not start now never can, unless a sequence gave
                 // way to one that could not begin before.
-                match self.first_waiting() {
+                Waited::Idle => match self.first_waiting() {
                     None => return Ok(false),
                     Some(_) if self.preemptions > preemptions => {}
                     Some(seq) => self.fail(seq, KvError::Full(1).into()),
-                }
-                continue;
-            };
-            if self.finish(job, result, on)? | self.hand_out(on) {
-                return Ok(true);
+                },
             }
         }
     }
@@ -241,15 +246,21 @@ impl Engine {
         let job = self.runner.start(graph, prefill && others)?;
         self.slots[place].job = Some(job);
         let canceller = self.runner.canceller_of(job);
-        let seqs = self.slots[place].seqs.iter().map(|(seq, _)| *seq);
+        let several = self.slots[place].batches().len() > 1;
+        let seqs = || self.slots[place].seqs.iter().map(|(seq, _)| *seq);
         let mut inbox = self.handle.lock();
         match inbox.in_flight.iter_mut().find(|f| f.job == job) {
-            Some(running) => running.seqs.extend(seqs),
-            None => inbox.in_flight.push(InFlight { job, canceller, seqs: seqs.collect() }),
+            Some(running) => {
+                running.seqs.extend(seqs());
+                running.several = several;
+            }
+            None => {
+                let seqs = seqs().collect();
+                inbox.in_flight.push(InFlight { job, canceller, seqs, several });
+            }
         }
-        // Somebody may have cancelled it just before.
-        let first = self.slots[place].seqs.first();
-        first.into_iter().for_each(|(seq, _)| inbox.end_cancelled(*seq));
+        // Somebody may have cancelled one of them just before.
+        seqs().for_each(|seq| inbox.end_cancelled(seq));
         Ok(())
     }
 
@@ -285,8 +296,18 @@ impl Engine {
         // If it was ended because nobody wants it any more, that is known before it is seen as a
         // failure.
         self.take_requests();
+        let unwanted = |(seq, _): &(SeqId, Range<usize>)| {
+            self.sequences.get(seq).is_none_or(|s| s.cancelled || s.closed)
+        };
         match result {
-            Ok(()) => self.deliver(place, on),
+            Ok(()) => self.deliver(place, &[], on),
+            Err(EngineError::Device(DeviceError::Cancelled))
+                if self.slots[place].seqs.iter().any(unwanted) =>
+            {
+                let left_out = self.runner.left_out(job).to_vec();
+                self.keep_done(place, &left_out);
+                self.deliver(place, &left_out, on)
+            }
             Err(error) => {
                 self.roll_back(place, error);
                 Ok(false)
@@ -294,8 +315,32 @@ impl Engine {
         }
     }
 
+    /// Batches were ended because of sequences that nobody wants any more: the others have what was
+    /// computed, and go on from there. They have at least another batch before the next
+    /// cancellation can end what is in flight, so that no number of them keeps others from ending;
+    /// one that starts over, since its windows have dropped what it would need, has all of them.
+    fn keep_done(&mut self, place: usize, left_out: &[u32]) {
+        for i in 0..self.slots[place].seqs.len() {
+            let (seq, positions) = self.slots[place].seqs[i].clone();
+            let done = self.slots[place].done(seq, left_out).unwrap_or(positions.start);
+            if done == positions.end {
+                continue;
+            }
+            self.cut_cache(seq, done);
+            let starts_over = self.kv.len(seq) < done;
+            if let Some(s) = self.sequences.get_mut(&seq) {
+                s.steady_until = if starts_over { usize::MAX } else { done + 1 };
+            }
+        }
+    }
+
     /// Hands out the logits of batches that ran, and notes who is through.
-    fn deliver(&mut self, place: usize, on: OnEvent<'_>) -> Result<bool, EngineError> {
+    fn deliver(
+        &mut self,
+        place: usize,
+        left_out: &[u32],
+        on: OnEvent<'_>,
+    ) -> Result<bool, EngineError> {
         for i in 0..self.slots[place].seqs.len() {
             let (seq, _) = self.slots[place].seqs[i];
             if let Some(s) = self.sequences.get_mut(&seq) {
@@ -315,6 +360,9 @@ impl Engine {
                     for row in range {
                         let position = self.slots[place].batches()[batch].positions[row] as usize;
                         let Some(logits) = rows.next() else { continue };
+                        if left_out.contains(&(batch as u32)) {
+                            continue;
+                        }
                         told |= self.hand_out_logits(seq, (position, logits), on);
                     }
                 }

@@ -75,6 +75,8 @@ pub(super) struct GraphJob {
     /// Lists that each queue has of it.
     pub in_flight: Vec<usize>,
     pub failure: Option<EngineError>,
+    /// Chunks of the graph that ended last of which not all tasks ran.
+    pub left_out: Vec<u32>,
 }
 
 impl GraphJob {
@@ -90,6 +92,7 @@ impl GraphJob {
             reached: 0,
             in_flight: vec![0; lanes],
             failure: None,
+            left_out: Vec::new(),
         }
     }
 
@@ -132,8 +135,16 @@ impl GraphJob {
 
     /// Frees it for the next graph. Nothing is in flight.
     pub fn end(&mut self) -> Result<(), EngineError> {
-        self.running = None;
+        let running = self.running.take();
+        self.left_out.clear();
         let Some(failure) = self.failure.take() else { return Ok(()) };
+        for (task, t) in running.iter().flat_map(|r| r.graph().tasks.iter().enumerate()) {
+            // Where the order is fixed, nobody notes which tasks are done.
+            let ran = !self.in_order && self.state.is_complete(task as u32);
+            if !ran && !self.left_out.contains(&t.chunk) {
+                self.left_out.push(t.chunk);
+            }
+        }
         // The next graph starts with queues that may go on.
         self.timelines.reset();
         if matches!(failure, EngineError::Device(DeviceError::Cancelled)) {

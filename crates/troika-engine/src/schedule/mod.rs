@@ -31,6 +31,6 @@ pub use job::{Grower, JobId};
 pub use key::Key;
 pub use order::Order;
 pub use policy::Costs;
-pub use run::{Canceller, Runner};
+pub use run::{Canceller, Runner, Waited};
 pub use state::{ListId, State};
 pub use task::{Task, TaskGraph};

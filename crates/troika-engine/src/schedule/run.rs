@@ -35,6 +35,16 @@ pub struct Runner {
 /// A graph that is at its end, and how it went.
 pub type Ended = (JobId, Result<(), EngineError>);
 
+/// What there is to say after waiting for graphs.
+pub enum Waited {
+    /// One is at its end.
+    Ended(Ended),
+    /// None is running.
+    Idle,
+    /// They go on, but something else is to be done.
+    Interrupted,
+}
+
 /// Tasks that cost the same: device, executable and rows.
 type CostKey = (usize, ExecutableId, usize);
 
@@ -136,11 +146,29 @@ impl Runner {
     /// went: the first failure of a device, when nothing of it is in flight any more. `None` when
     /// there are none.
     pub fn wait(&mut self) -> Option<Ended> {
+        match self.wait_unless(|| false) {
+            Waited::Ended(ended) => Some(ended),
+            Waited::Idle | Waited::Interrupted => None,
+        }
+    }
+
+    /// As [`Runner::wait`], but whenever a list is done, `interrupted` may say that there is
+    /// something else to do.
+    pub fn wait_unless(&mut self, mut interrupted: impl FnMut() -> bool) -> Waited {
         let mut ended = self.ended.pop_front();
         while ended.is_none() && !self.active.is_empty() {
             ended = self.advance(None);
+            if ended.is_none() && interrupted() {
+                return Waited::Interrupted;
+            }
         }
-        ended
+        ended.map_or(Waited::Idle, Waited::Ended)
+    }
+
+    /// Chunks of a graph of which not all tasks ran, once it has ended with a failure and until
+    /// another one begins in its place.
+    pub fn left_out(&self, job: JobId) -> &[u32] {
+        &self.jobs[job.0].left_out
     }
 
     /// Runs a graph that grows to its end: whenever a task with a growth is done, `grow` adds what

@@ -79,6 +79,11 @@ impl State {
         self.left
     }
 
+    /// Whether a task ran, as far as its list's end tells.
+    pub(super) fn is_complete(&self, task: u32) -> bool {
+        self.progress[task as usize] == Progress::Complete
+    }
+
     /// The next command list of a device: ready tasks in the policy's order, with those that only
     /// wait for others of the list. Its end is reported once, so it ends with the first task that
     /// another device waits for. `None` when nothing is ready.

@@ -1,0 +1,335 @@
+//! Cancelled at any moment, in virtual time: the devices have done with a sequence within a chunk,
+//! and the others get to the bit what each gets alone.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::mpsc::SyncSender;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use troika::describe;
+use troika::device::{
+    Buffer, Caps, Clock, CommandList, Completion, Device, DeviceError, DeviceKind, Executable,
+    OutOfMemory, Queue, WeightSource, Weights,
+};
+use troika::engine::{
+    Admission, Engine, EngineHandle, EngineParts, Event, Next, SeqId, SequenceInput, Sharing,
+    WantedLogits,
+};
+use troika::graph::{DType, Subgraph};
+use troika::plan::{DeviceFacts, PlanRequest, Ratio, Strategy, make};
+use troika::trace::Tracer;
+use troika::weights::FloatType;
+use troika_sim::{Board, Soc, VirtualClock, VirtualDevice};
+
+const SOC: &str = "name = \"two\"
+[[processor]]
+name = \"a\"
+kind = \"npu\"
+peak_gops = 1.0
+bandwidth_gb_s = 10.0
+launch_us = 20.0
+[[processor]]
+name = \"b\"
+kind = \"gpu\"
+peak_gops = 1.0
+bandwidth_gb_s = 10.0
+launch_us = 50.0
+";
+const CHUNK: usize = 8;
+const VOCAB: usize = 200;
+/// With windows and without.
+const MODELS: [&str; 2] = ["qwen3", "gemma-3"];
+
+/// Called whenever a list is handed to a queue.
+type Hook = Arc<Mutex<Box<dyn FnMut() + Send>>>;
+
+/// A virtual device that says when it is given something.
+struct Hooked(VirtualDevice, Hook);
+
+struct HookedQueue(Box<dyn Queue>, Hook);
+
+impl Device for Hooked {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+    fn kind(&self) -> DeviceKind {
+        self.0.kind()
+    }
+    fn caps(&self) -> &Caps {
+        self.0.caps()
+    }
+    fn clock(&self) -> Option<Arc<dyn Clock>> {
+        self.0.clock()
+    }
+    fn allocate(&self, bytes: usize) -> Result<Buffer, OutOfMemory> {
+        self.0.allocate(bytes)
+    }
+    fn compile(&self, g: &Subgraph) -> Result<Arc<Executable>, DeviceError> {
+        self.0.compile(g)
+    }
+    fn load(
+        &self,
+        e: &Arc<Executable>,
+        g: &Subgraph,
+        w: &dyn WeightSource,
+    ) -> Result<Arc<Weights>, DeviceError> {
+        self.0.load(e, g, w)
+    }
+    fn queue(
+        &self,
+        number: usize,
+        clock: Arc<dyn Clock>,
+        done: SyncSender<Completion>,
+    ) -> Result<Box<dyn Queue>, DeviceError> {
+        Ok(Box::new(HookedQueue(self.0.queue(number, clock, done)?, self.1.clone())))
+    }
+}
+
+impl Queue for HookedQueue {
+    fn submit(&mut self, list: CommandList) -> Result<(), DeviceError> {
+        (self.1.lock().unwrap())();
+        self.0.submit(list)
+    }
+    fn is_alive(&self) -> bool {
+        self.0.is_alive()
+    }
+}
+
+/// A sequence as its owner knows it.
+#[derive(Default)]
+struct Owned {
+    tokens: Vec<u32>,
+    /// Tokens that it is to go on with by itself.
+    left: usize,
+    /// What was handed out, by position.
+    seen: Vec<(usize, Vec<f32>)>,
+    /// When it was heard of last: it was cancelled, or through.
+    ended: Option<Duration>,
+}
+
+struct World {
+    engine: Engine,
+    handle: EngineHandle,
+    clock: Arc<VirtualClock>,
+    hook: Hook,
+    owned: HashMap<SeqId, Owned>,
+}
+
+fn world(model: &str, strategy: Strategy) -> World {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(model);
+    let d = describe(&dir, FloatType::F32).unwrap();
+    let soc = Soc::parse("two.toml", SOC).unwrap();
+    let clock = Arc::new(VirtualClock::new());
+    let board = Board::new(&soc, clock.clone());
+    let hook: Hook = Arc::new(Mutex::new(Box::new(|| {})));
+    let count = if strategy == Strategy::OneDevice { 1 } else { 2 };
+    let open = |p: &_| -> Arc<dyn Device> {
+        let name = ["first", "second"][soc.processors.iter().position(|q| q == p).unwrap()];
+        Arc::new(Hooked(VirtualDevice::on(&board, name, p).unwrap(), hook.clone()))
+    };
+    let devices: Vec<Arc<dyn Device>> = soc.processors[..count].iter().map(open).collect();
+    let facts: Vec<DeviceFacts> = devices.iter().map(|d| DeviceFacts::of(&**d)).collect();
+    let request = PlanRequest {
+        strategy,
+        chunk: CHUNK,
+        kv_dtype: Some(DType::F32),
+        activations: Some(Vec::new()),
+        ..PlanRequest::default()
+    };
+    let mut plan = make(&d.spec, &facts, &request).unwrap();
+    plan.page_len = 8;
+    let engine = Engine::new(EngineParts {
+        spec: &d.spec,
+        shapes: &|key| d.store.shape(key),
+        weights: &d.store,
+        plan,
+        devices: &devices,
+        clock: clock.clone(),
+        tracer: Tracer::off(),
+        sharing: Sharing { sequences: 4, kv_bytes: None, rows_per_step: CHUNK },
+    })
+    .unwrap();
+    let handle = engine.handle().clone();
+    World { engine, handle, clock, hook, owned: HashMap::new() }
+}
+
+fn some_tokens(n: usize, seed: usize) -> Vec<u32> {
+    (0..n).map(|i| ((i * 37 + i / 7 * seed + seed * 11) % VOCAB) as u32).collect()
+}
+
+fn best(logits: &[f32]) -> u32 {
+    (0..VOCAB).rev().max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap() as u32
+}
+
+impl World {
+    fn hook(&self, hook: impl FnMut() + Send + 'static) {
+        *self.hook.lock().unwrap() = Box::new(hook);
+    }
+
+    fn admit(&mut self, tokens: Vec<u32>, left: usize) -> SeqId {
+        let logits = WantedLogits::All;
+        let admission = Admission { tokens: tokens.clone(), logits, ..Admission::default() };
+        let seq = self.handle.admit(admission).unwrap();
+        self.owned.insert(seq, Owned { tokens, left, ..Owned::default() });
+        seq
+    }
+
+    /// Goes on until nobody has anything to compute, or `enough`. Returns how many steps it took.
+    fn run(&mut self, mut enough: impl FnMut(&HashMap<SeqId, Owned>) -> bool) -> usize {
+        for steps in 0..10_000 {
+            let World { engine, clock, owned, .. } = self;
+            let went_on = engine.step(&mut |event| {
+                let Some(o) = owned.get_mut(&event.seq()) else { return Next::Wait };
+                match event {
+                    Event::Begun { .. } => {}
+                    Event::Logits { position, logits, last, .. } => {
+                        o.seen.push((position, logits.to_vec()));
+                        if last && o.left > 0 {
+                            o.left -= 1;
+                            o.tokens.push(best(logits));
+                            return Next::Append(*o.tokens.last().unwrap());
+                        }
+                        o.ended = last.then(|| clock.now()).or(o.ended);
+                    }
+                    Event::Fed { .. } => panic!("logits are wanted"),
+                    Event::Cancelled { .. } => o.ended = Some(clock.now()),
+                    Event::Failed { error, .. } => panic!("{error}"),
+                }
+                Next::Wait
+            });
+            engine.audit().unwrap();
+            if !went_on.unwrap() || enough(&self.owned) {
+                return steps;
+            }
+        }
+        panic!("it never ends");
+    }
+
+    /// Each position from one on was handed out once, and is what the same tokens give alone.
+    fn check(&self, (seq, from): (SeqId, usize), alone: &mut Engine, what: &str) {
+        let o = &self.owned[&seq];
+        let (one, mut rows) = (alone.open(), Vec::new());
+        let input = SequenceInput { seq: one, tokens: &o.tokens, logits: WantedLogits::All };
+        alone.run(&[input], &mut |_, _, row| rows.push(row.to_vec())).unwrap();
+        alone.close(one);
+        for (i, (position, row)) in o.seen.iter().enumerate() {
+            assert_eq!(*position, from + i, "{what}");
+            assert!(*row == rows[from + i], "{what}: position {position}");
+        }
+    }
+
+    /// The time that the last chunk of a prompt takes by itself.
+    fn chunk_time(&mut self) -> Duration {
+        let seq = self.engine.open();
+        let mut time = |tokens: &[u32]| {
+            let start = self.clock.now();
+            let input = SequenceInput { seq, tokens, logits: WantedLogits::All };
+            self.engine.run(&[input], &mut |_, _, _| ()).unwrap();
+            self.clock.now() - start
+        };
+        time(&some_tokens(64, 9));
+        let time = time(&some_tokens(CHUNK, 9));
+        self.engine.close(seq);
+        time
+    }
+}
+
+/// A short prompt that decodes then, a long one, and one behind them.
+fn three(w: &mut World) -> [SeqId; 3] {
+    [(12, 6), (60, 0), (30, 3)].map(|(n, left)| w.admit(some_tokens(n, n), left))
+}
+
+#[test]
+fn what_is_cancelled_leaves_the_devices_within_a_chunk() {
+    let half = Ratio::default();
+    let strategies = [
+        Strategy::Alternate,
+        Strategy::OneDevice,
+        Strategy::PrefillDecode,
+        Strategy::SplitColumns(half),
+    ];
+    for (model, strategy) in MODELS.iter().flat_map(|m| strategies.map(|s| (*m, s))) {
+        let mut alone = world(model, Strategy::OneDevice).engine;
+        let mut w = world(model, strategy);
+        let chunk = w.chunk_time();
+        let count = Arc::new(Mutex::new(0));
+        let counting = count.clone();
+        w.hook(move || *counting.lock().unwrap() += 1);
+        three(&mut w);
+        w.run(|_| false);
+        let lists: usize = *count.lock().unwrap();
+        let mut cancelled = [0; 3];
+        for (victim, at) in (0..3).flat_map(|v| (0..lists).step_by(lists / 7).map(move |n| (v, n)))
+        {
+            let what = format!("{model}, {strategy}: {victim} is cancelled at list {at}");
+            let mut w = world(model, strategy);
+            let all = three(&mut w);
+            let (asked, noted) = (Arc::new(Mutex::new(None)), w.clock.clone());
+            let (noting, handle, seq, mut left) =
+                (asked.clone(), w.handle.clone(), all[victim], at);
+            w.hook(move || {
+                if left == 0 && handle.is_pending(seq) {
+                    handle.cancel(seq).unwrap();
+                    *noting.lock().unwrap() = Some(noted.now());
+                }
+                left = left.wrapping_sub(1);
+            });
+            w.run(|_| false);
+            for seq in all {
+                w.check((seq, 0), &mut alone, &what);
+            }
+            let Some(asked) = *asked.lock().unwrap() else { continue };
+            cancelled[victim] += 1;
+            let ended = w.owned[&seq].ended.unwrap();
+            assert!(ended - asked <= chunk, "{what}: {:?} of {chunk:?}", ended - asked);
+            // It goes on where it was.
+            let (len, o) = (w.handle.len(seq).unwrap(), w.owned.get_mut(&seq).unwrap());
+            assert!((o.seen.len()..=o.tokens.len()).contains(&len), "{what}: {len}");
+            let rest = if len < o.tokens.len() { o.tokens[len..].to_vec() } else { vec![1] };
+            o.tokens.truncate(len);
+            o.tokens.extend(&rest);
+            o.left = 0;
+            o.seen.clear();
+            w.handle.feed(seq, &rest, WantedLogits::All).unwrap();
+            w.run(|_| false);
+            assert_eq!(w.owned[&seq].seen.len(), rest.len(), "{what}");
+            w.check((seq, len), &mut alone, &what);
+        }
+        assert!(cancelled.iter().all(|n| *n > 1), "{model}, {strategy}: {cancelled:?}");
+    }
+}
+
+/// However often others are cancelled, a prompt comes to its end. It is computed once, or with
+/// windows at most twice, without the overlap of batches.
+#[test]
+fn cancelling_others_again_and_again_stops_nobody() {
+    for (model, every) in MODELS.iter().flat_map(|m| [2, 7, 30].map(|n| (*m, n))) {
+        let mut alone = world(model, Strategy::OneDevice).engine;
+        let mut w = world(model, Strategy::Alternate);
+        let seq = w.admit(some_tokens(120, 1), 0);
+        let start = w.clock.now();
+        w.run(|_| false);
+        let (by_itself, start) = (w.clock.now() - start, w.clock.now());
+        w.handle.close(seq).unwrap();
+        let seq = w.admit(some_tokens(120, 1), 0);
+        let admission = || Admission { tokens: some_tokens(40, 3), ..Admission::default() };
+        let (mut left, handle) = (every, w.handle.clone());
+        let mut victim = handle.admit(admission()).unwrap();
+        w.hook(move || {
+            left -= 1;
+            if left == 0 {
+                left = every;
+                handle.close(victim).unwrap();
+                victim = handle.admit(admission()).unwrap();
+            }
+        });
+        w.run(|owned| owned[&seq].ended.is_some());
+        let what = format!("{model}, every {every} lists");
+        let took = w.owned[&seq].ended.unwrap() - start;
+        assert_eq!(w.owned[&seq].seen.len(), 120, "{what}");
+        w.check((seq, 0), &mut alone, &what);
+        println!("{what}: {took:?}, by itself {by_itself:?}");
+        assert!(took < by_itself * 4, "{what}: {took:?}, by itself {by_itself:?}");
+    }
+}
