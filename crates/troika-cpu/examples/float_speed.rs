@@ -10,7 +10,7 @@
 use std::time::Instant;
 
 use troika_cpu::kernels::Context;
-use troika_cpu::kernels::linear::{OutView, Product, RowsView, WeightView, bf16, linear};
+use troika_cpu::kernels::linear::{OutView, Product, RowsView, WeightView, bf16, linear, panels};
 use troika_cpu::{Isa, PerWorker, Pool, SharedMut};
 use troika_graph::DType;
 
@@ -25,6 +25,8 @@ const FEW: usize = 8;
 struct Case {
     dtype: DType,
     pairs: bool,
+    /// Whether weights are packed.
+    panels: bool,
     n: usize,
     k: usize,
     rows: usize,
@@ -43,6 +45,15 @@ fn time(cx: &mut Context<'_>, c: &Case) -> f64 {
             }
         })
         .collect();
+    let raw = if c.panels {
+        let weight = WeightView { dtype: c.dtype, bytes: &raw, rows: c.n, cols: c.k };
+        let words = c.n.div_ceil(panels::ROWS) * panels::panel_bytes(c.dtype, c.k) / 4;
+        let mut packed = vec![0.0f32; words];
+        panels::pack_panels(cx.isa, weight, bytemuck::cast_slice_mut(&mut packed));
+        bytemuck::cast_slice(&packed).to_vec()
+    } else {
+        raw
+    };
     let copies = if c.rows <= FEW { (MEMORY / raw.len()).max(1) } else { 1 };
     let weights: Vec<Vec<u8>> = (0..copies).map(|_| raw.clone()).collect();
     let x: Vec<f32> = (0..c.rows * c.k).map(|i| (i % 83) as f32 / 83.0 - 0.5).collect();
@@ -64,7 +75,7 @@ fn time(cx: &mut Context<'_>, c: &Case) -> f64 {
                 x,
                 y: OutView::dense(SharedMut::new(&mut y), c.n),
                 pairs: c.pairs,
-                panels: false,
+                panels: c.panels,
             };
             // SAFETY: nobody else has the results.
             unsafe { linear(cx, c.rows, 1, &|_| product) }.expect("no panic");
@@ -81,10 +92,12 @@ fn cases(isa: Isa) -> Vec<Case> {
         [(DType::BF16, true), (DType::BF16, false), (DType::F16, false), (DType::F32, false)];
     for (dtype, pairs) in forms {
         for (n, k) in [(3072, 1024), (1024, 3072)] {
-            for rows in [1, 4, 16, 128, 512] {
+            for (rows, panels) in [1, 4, 16, 128, 512].map(|r| [(r, false), (r, true)]).concat() {
                 let slow = isa == Isa::Scalar && (rows > 16 || dtype != DType::BF16);
-                if !slow && (!pairs || bf16::is_native(isa)) {
-                    all.push(Case { dtype, pairs, n, k, rows });
+                let packed =
+                    !panels || panels::serve(isa, dtype) && (!pairs || bf16::has_panels(isa));
+                if !slow && packed && (!pairs || bf16::is_native(isa)) {
+                    all.push(Case { dtype, pairs, panels, n, k, rows });
                 }
             }
         }
@@ -96,13 +109,16 @@ fn main() {
     let threads = std::env::args().nth(1).and_then(|t| t.parse().ok()).unwrap_or(2);
     let words: Vec<String> = std::env::args().skip(2).collect();
     println!("{threads} threads");
-    println!("| kernels | type | activations | n x k | rows | us | GFLOP/s | GB/s |");
-    println!("|---|---|---|---|---|---|---|---|");
+    println!("| kernels | type | activations | weights | n x k | rows | us | GFLOP/s | GB/s |");
+    println!("|---|---|---|---|---|---|---|---|---|");
     for isa in Isa::available().into_iter().rev() {
         for c in cases(isa) {
             let activations = if c.pairs { "bf16" } else { "f32" };
             let (dtype, n, k, rows) = (c.dtype, c.n, c.k, c.rows);
-            let line = format!("| {} | {dtype} | {activations} | {n} x {k} | {rows} |", isa.name());
+            let form = if c.panels { "packed" } else { "plain" };
+            let name = isa.name();
+            let line =
+                format!("| {name} | {dtype} | {activations} | {form} | {n} x {k} | {rows} |");
             if !words.iter().all(|w| line.contains(&format!(" {w} "))) {
                 continue;
             }

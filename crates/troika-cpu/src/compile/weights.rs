@@ -230,13 +230,20 @@ impl Loader<'_> {
         Ok(Matrix { dtype, rows, cols, bytes, panels: false })
     }
 
-    /// A bf16 weight as panels, packed once for all that use it.
+    /// A weight of floats as panels, packed once for all that use it.
     fn panels(&self) -> Result<Matrix, DeviceError> {
         let (rows, cols, dtype) = (self.decl.rows, self.decl.cols, self.decl.dtype);
-        let panel = linear::panels::panel_bytes(cols);
-        let form = PackLayout { name: "bf16 pairs", rows: linear::panels::ROWS, panel };
-        let bytes = self.pack(form, &|raw, out| {
-            linear::panels::pack_panels(self.isa, raw, cols, out);
+        let name = match dtype {
+            DType::BF16 => "bf16 pairs",
+            DType::F16 => "f16 panels",
+            _ => "f32 panels",
+        };
+        let panel = linear::panels::panel_bytes(dtype, cols);
+        let form = PackLayout { name, rows: linear::panels::ROWS, panel };
+        let bytes = self.pack(form, &|bytes, out| {
+            let rows = bytes.len() / dtype.row_bytes(cols).unwrap_or(0).max(1);
+            let weight = WeightView { dtype, bytes, rows, cols };
+            linear::panels::pack_panels(self.isa, weight, out);
         })?;
         Ok(Matrix { dtype, rows, cols, bytes, panels: true })
     }

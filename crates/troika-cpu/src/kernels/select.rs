@@ -49,7 +49,7 @@ pub fn linear(isa: Isa, shape: LinearShape, threads: usize) -> LinearChoice {
     // Weight rows that fill the registers of a tile, or of a row alone.
     let step = match isa {
         _ if shape.rows == 1 => 16,
-        Isa::Scalar | Isa::Avx2 | Isa::AvxVnni => 16,
+        Isa::Scalar | Isa::Avx2 | Isa::AvxVnni | Isa::Neon | Isa::NeonDot | Isa::NeonI8mm => 16,
         // Two tiles.
         Isa::Amx(_) if shape.dtype == DType::BF16 => 32,
         _ => 48,

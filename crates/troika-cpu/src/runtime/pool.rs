@@ -79,6 +79,7 @@ impl Pool {
     /// # Errors
     /// When the system gives no thread.
     pub fn new(threads: usize, cores: Option<&[usize]>) -> std::io::Result<Pool> {
+        prefetch::prepare();
         let others = threads.saturating_sub(1);
         let shared = Arc::new(Shared {
             state: AtomicU64::new(0),

@@ -173,6 +173,40 @@ fn products_of_floats_stay_inside() {
     }
 }
 
+/// A weight as panels.
+fn packed(isa: Isa, w: WeightView<'_>, edge: Edge) -> Guarded<f32> {
+    let floats = w.rows.div_ceil(panels::ROWS) * panels::panel_bytes(w.dtype, w.cols) / 4;
+    let mut packed = empty(floats, edge);
+    panels::pack_panels(isa, w, bytemuck::cast_slice_mut(&mut packed));
+    packed
+}
+
+#[test]
+fn products_of_packed_floats_stay_inside() {
+    let mut r = Random(9);
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        for (i, rows) in ROWS.into_iter().enumerate() {
+            let (n, k) = (1 + r.below(70), [1, 7, 16, 31, 257, 300, 513][i]);
+            let bytes = r.weight(dtype, n * k);
+            let (x, b) = (r.floats(rows * k), r.floats(n));
+            guarded(linear::worker_floats(), |cx, edge| {
+                let bytes = Guarded::new(&bytes, edge);
+                let (x, b) = (Guarded::new(&x, edge), Guarded::new(&b, edge));
+                let packed =
+                    packed(cx.isa, WeightView { dtype, bytes: &bytes, rows: n, cols: k }, edge);
+                let bytes = bytemuck::cast_slice(&packed);
+                let w = WeightView { dtype, bytes, rows: n, cols: k };
+                let mut y = empty(rows * n, edge);
+                let p = product(w, &b, RowsView::dense(&x, k), &mut y);
+                let p = Product { panels: true, ..p };
+                // SAFETY: nobody else has the results.
+                unsafe { linear::linear(cx, rows, 1, &|_| p) }.unwrap();
+                finite(&y, &(dtype, cx.isa, rows, n, k, edge));
+            });
+        }
+    }
+}
+
 #[test]
 fn products_of_pairs_stay_inside() {
     let mut r = Random(2);
@@ -186,8 +220,8 @@ fn products_of_pairs_stay_inside() {
             let width = linear::bf16::words(k);
             let mut words = empty(rows * width, edge);
             linear::bf16::round(cx, (&x, k), true, &mut words).unwrap();
-            let mut packed = empty(n.div_ceil(panels::ROWS) * panels::panel_bytes(k) / 4, edge);
-            panels::pack_panels(cx.isa, &bytes, k, bytemuck::cast_slice_mut(&mut packed));
+            let w = WeightView { dtype: DType::BF16, bytes: &bytes, rows: n, cols: k };
+            let packed = packed(cx.isa, w, edge);
             let registers = linear::bf16::Instruction::Registers;
             let mut results = Vec::new();
             for in_panels in [false, true] {

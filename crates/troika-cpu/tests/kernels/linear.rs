@@ -1,9 +1,9 @@
 use proptest::prelude::*;
-use troika_cpu::SharedMut;
 use troika_cpu::kernels::Context;
 use troika_cpu::kernels::linear::{
     OutView, Product, RowsView, WeightView, bf16, linear, panels, scalar,
 };
+use troika_cpu::{Isa, SharedMut};
 use troika_graph::{DType, blocks};
 
 use crate::{Random, on_each_isa, with};
@@ -278,15 +278,89 @@ proptest! {
             if bf16::instruction(cx.isa) != bf16::Instruction::Registers {
                 return;
             }
-            let mut packed = vec![f32::NAN; n.div_ceil(panels::ROWS) * panels::panel_bytes(k) / 4];
-            panels::pack_panels(cx.isa, bytes, k, bytemuck::cast_slice_mut(&mut packed));
             let w = WeightView { dtype: DType::BF16, bytes, rows: n, cols: k };
+            let packed = packed(cx.isa, w);
             let want = run_pairs(cx, (w, false), b, &x);
             let w = WeightView { bytes: bytemuck::cast_slice(&packed), ..w };
             let got = run_pairs(cx, (w, true), b, &x);
             assert!(want.iter().zip(&got).all(|(a, b)| a.to_bits() == b.to_bits()));
         });
     }
+}
+
+/// A weight as panels, in memory that held something else.
+fn packed(isa: Isa, w: WeightView<'_>) -> Vec<f32> {
+    let floats = w.rows.div_ceil(panels::ROWS) * panels::panel_bytes(w.dtype, w.cols) / 4;
+    let mut packed = vec![f32::NAN; floats];
+    panels::pack_panels(isa, w, bytemuck::cast_slice_mut(&mut packed));
+    packed
+}
+
+proptest! {
+    #![proptest_config(crate::cases(96))]
+
+    /// The same for activations in f32.
+    #[test]
+    fn panels_of_floats_do_not_change_bits(
+        rows in prop::sample::select(vec![1usize, 2, 3, 6, 15, 17, 33, 129]),
+        n in prop::sample::select(vec![1usize, 15, 16, 17, 31, 33, 48, 49, 100, 300]),
+        k in prop::sample::select(vec![1usize, 2, 3, 31, 32, 33, 255, 256, 257, 511, 513, 1100]),
+        dtype in prop::sample::select(vec![DType::F32, DType::F16, DType::BF16]),
+        bias: bool,
+        skew in 0usize..3,
+        seed: u64,
+    ) {
+        let mut r = Random(seed);
+        let bytes = r.weight(dtype, n * k + skew);
+        let bytes = &bytes[skew * dtype.block_bytes()..];
+        let (x, b) = (r.floats(rows * k + skew), r.floats(n));
+        let (x, b) = (&x[skew..], bias.then_some(&b[..]));
+        let w = WeightView { dtype, bytes, rows: n, cols: k };
+        on_each_isa(3, |cx| {
+            let want = run(cx, w, b, x);
+            let packed = packed(cx.isa, w);
+            let w = WeightView { bytes: bytemuck::cast_slice(&packed), ..w };
+            let mut got = vec![f32::NAN; rows * n];
+            let p = Product { panels: true, ..product(w, b, x, &mut got) };
+            // SAFETY: nobody else has the results.
+            unsafe { linear(cx, rows, 1, &|_| p) }.unwrap();
+            assert!(want.iter().zip(&got).all(|(a, b)| a.to_bits() == b.to_bits()));
+        });
+    }
+}
+
+/// Products of one row share the streams of their weights, whatever the number of threads.
+#[test]
+fn packed_products_of_one_row_run_together() {
+    let mut r = Random(13);
+    let k = 300;
+    let sizes = [(DType::BF16, 5), (DType::F16, 700), (DType::F32, 33), (DType::BF16, 1200)];
+    let bytes: Vec<Vec<u8>> = sizes.iter().map(|(d, n)| r.weight(*d, n * k)).collect();
+    let x = r.floats(k);
+    on_each_isa(3, |cx| {
+        let view = |i: usize| WeightView {
+            dtype: sizes[i].0,
+            bytes: &bytes[i],
+            rows: sizes[i].1,
+            cols: k,
+        };
+        let packed: Vec<Vec<f32>> = (0..sizes.len()).map(|i| packed(cx.isa, view(i))).collect();
+        let mut results: Vec<Vec<f32>> = sizes.iter().map(|(_, n)| vec![f32::NAN; *n]).collect();
+        let outs: Vec<_> = results.iter_mut().map(|y| SharedMut::new(&mut y[..])).collect();
+        let product = |i: usize| Product {
+            weight: WeightView { bytes: bytemuck::cast_slice(&packed[i]), ..view(i) },
+            bias: None,
+            x: RowsView::dense(&x, k),
+            y: OutView::dense(outs[i], sizes[i].1),
+            pairs: false,
+            panels: true,
+        };
+        // SAFETY: each product has results of its own.
+        unsafe { linear(cx, 1, sizes.len(), &product) }.unwrap();
+        for (i, got) in results.iter().enumerate() {
+            assert_eq!(*got, run(cx, view(i), None, &x), "product {i}");
+        }
+    });
 }
 
 /// Rows that lie anywhere and go anywhere, as those of experts do.

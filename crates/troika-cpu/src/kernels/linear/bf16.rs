@@ -118,7 +118,8 @@ pub fn has_pairs(isa: Isa) -> bool {
     }
 }
 
-/// Whether weights of products of pairs are best packed as [`super::panels`] (on this machine).
+/// Whether products of pairs read weights packed as [`super::panels`] (on this machine); tiles do
+/// not.
 pub fn has_panels(isa: Isa) -> bool {
     has_pairs(isa) && instruction(isa) == Instruction::Registers
 }

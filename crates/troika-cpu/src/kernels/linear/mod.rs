@@ -6,8 +6,9 @@
 //!
 //! Weights stay as they lie in memory. With several activation rows a block of weight rows is
 //! turned and widened into a panel (`pack`) that all rows meet; with one row that happens in
-//! registers (`tile`). [`bf16`] is the path for activations in bf16; its weights may be packed
-//! ([`panels`], multiplied by `packed`). `run` chooses by instruction set.
+//! registers (`tile`). Weights of floats may be packed ([`panels`], multiplied by `packed`), so that
+//! one row reads a single stream of memory. [`bf16`] is the path for activations in bf16. `run`
+//! chooses by instruction set.
 
 #[cfg(any(target_arch = "x86_64", all(feature = "emulate", not(target_arch = "aarch64"))))]
 mod amx;
@@ -223,7 +224,7 @@ pub struct Product<'a> {
     pub y: OutView<'a>,
     /// Whether `x` holds pairs of bf16 ([`bf16::round`]) instead of floats; the weight is BF16.
     pub pairs: bool,
-    /// Whether the weight's bytes are [`panels`], which only products of pairs read.
+    /// Whether the weight's bytes are [`panels`].
     pub panels: bool,
 }
 
@@ -250,6 +251,9 @@ pub unsafe fn linear<'a>(
     if count == 0 || rows == 0 {
         return Ok(());
     }
+    if rows == 1 && (0..count).all(|i| product(i).panels) {
+        return stream(cx, count, product);
+    }
     let first = product(0).weight;
     let n = (0..count).map(|i| product(i).weight.rows).sum();
     let shape = select::LinearShape { rows, n, k: first.cols, dtype: first.dtype, count: 1 };
@@ -274,6 +278,32 @@ pub unsafe fn linear<'a>(
         // results, and products by the caller.
         let part = unsafe { ProductPart::new(product, n, m, scratch.get(worker)) };
         run_part(isa, part);
+    })?;
+    Ok(())
+}
+
+/// The products of one row with packed weights, which are read from memory as streams.
+///
+/// # Errors
+/// A panic of a part.
+fn stream<'a>(
+    cx: &mut Context<'_>,
+    count: usize,
+    product: &(dyn Fn(usize) -> Product<'a> + Sync),
+) -> Result<(), KernelError> {
+    let panels = |i: usize| product(i).weight.rows.div_ceil(panels::ROWS);
+    let bytes = (0..count).map(|i| product(i).weight.bytes.len()).sum();
+    let cut = select::stream((0..count).map(panels).sum(), bytes, cx.pool.threads());
+    let (isa, scratch) = (cx.isa, cx.scratch);
+    cx.pool.run(cut.parts(), &|worker, part| {
+        cut.visit(part, (0..count).map(panels), |i, of| {
+            let product = product(i);
+            let n = of.start * panels::ROWS..(of.end * panels::ROWS).min(product.weight.rows);
+            // SAFETY: each worker asks for its own scratch once per product; parts have different
+            // rows of results, and products by the caller of `linear`.
+            let part = unsafe { ProductPart::new(product, n, 0..1, scratch.get(worker)) };
+            run_part(isa, part);
+        });
     })?;
     Ok(())
 }

@@ -1,5 +1,7 @@
 //! Blocks of weight rows turned into panels: for each word, a register of weight rows.
 
+use std::ops::Range;
+
 use troika_graph::DType;
 
 use super::terms::{Halves, Mac, Pairs, RowReader, Single};
@@ -76,6 +78,36 @@ pub(super) unsafe fn pack<A: Mac>(
                     columns::<A::V, Single<F32Row>>(rows, 0, b.len, to);
                 }
             }
+        }
+    }
+}
+
+/// Packs all columns of some rows: word `k` of all rows at `to[k * width..]`, `width` at least the
+/// rows rounded up to whole registers.
+///
+/// # Safety
+/// Needs the features of `V`; `S` reads rows of the weight's type.
+#[inline(always)]
+pub(super) unsafe fn pack_lanes<V: Lanes, S: RowReader>(
+    w: &WeightView<'_>,
+    rows: Range<usize>,
+    to: &mut [f32],
+    width: usize,
+) {
+    assert!(rows.start < rows.end && rows.end <= w.rows, "rows of the weight");
+    assert!(rows.len().next_multiple_of(V::N) <= width, "width of a panel");
+    let words = w.cols.div_ceil(S::COLS);
+    assert!(to.len() >= words * width, "memory of a panel");
+    let bytes = w.row_bytes();
+    // Rows behind the last one repeat it.
+    for g in (0..width).step_by(V::N) {
+        let first = (rows.start + g).min(rows.end - 1);
+        let from = w.bytes[first * bytes..].as_ptr();
+        let lanes = self::rows::<V>(from, bytes, rows.end - first);
+        // SAFETY: features by the caller; the rows have these columns, the panel room for them.
+        unsafe {
+            let to = PanelTarget { to: to.as_mut_ptr().add(g), width };
+            columns::<V, S>(lanes, 0, w.cols, to);
         }
     }
 }

@@ -1,26 +1,31 @@
 //! Products of weights packed as [`panels`](super::panels): one activation row meets them as they
 //! lie; for several rows their words are copied.
 
-use super::panels::{ROWS, panel_bytes};
+use troika_graph::DType;
+
+use super::panels::{F16Columns, LINE, LineReader, ROWS, panel_bytes};
 use super::sink::Sink;
-use super::terms::Mac;
+use super::terms::{Halves, Mac, Pairs, Single};
+use super::weights::F32Row;
 use super::{BLOCK, Product, ProductPart};
 use crate::kernels::simd::Lanes;
 use crate::runtime::prefetch;
 
 /// Bytes before the words in use that are asked for: about the latency of memory.
 const PREFETCH_DISTANCE: usize = 4096;
+/// The most registers of a panel's rows.
+const MAX_REGISTERS: usize = 4;
 
-/// The words of a panel, from weight row `n` on.
+/// The lines of a panel, from weight row `n` on.
 ///
 /// # Safety
 /// The weight is packed and has the row, the first of a panel.
 #[inline(always)]
-unsafe fn panel(p: &Product<'_>, n: usize) -> *const f32 {
+unsafe fn panel(p: &Product<'_>, n: usize) -> *const u8 {
     debug_assert!(n.is_multiple_of(ROWS), "a panel's first row");
-    let at = n / ROWS * panel_bytes(p.weight.cols);
+    let at = n / ROWS * panel_bytes(p.weight.dtype, p.weight.cols);
     // SAFETY: by the caller.
-    unsafe { p.weight.bytes.as_ptr().add(at).cast() }
+    unsafe { p.weight.bytes.as_ptr().add(at) }
 }
 
 /// One activation row.
@@ -29,16 +34,33 @@ unsafe fn panel(p: &Product<'_>, n: usize) -> *const f32 {
 /// Needs the features of `A`; the weight is packed.
 #[inline(always)]
 pub(super) unsafe fn one_row<A: Mac>(part: &ProductPart<'_>) {
+    // SAFETY: passed on.
+    unsafe {
+        match (A::PAIRS, part.product.weight.dtype) {
+            (true, _) => all::<A, Pairs>(part),
+            (_, DType::F16) => all::<A, F16Columns>(part),
+            (_, DType::BF16) => all::<A, Halves>(part),
+            _ => all::<A, Single<F32Row>>(part),
+        }
+    }
+}
+
+/// All panels.
+///
+/// # Safety
+/// As for [`one_row`].
+#[inline(always)]
+unsafe fn all<A: Mac, L: LineReader>(part: &ProductPart<'_>) {
     let mut n = part.n.start;
     // SAFETY: passed on.
     unsafe {
         // Two chains of sums hide the latency of the products.
         while n + ROWS < part.n.end {
-            some::<A, 2>(part, n);
+            some::<A, L, 2>(part, n);
             n += 2 * ROWS;
         }
         if n < part.n.end {
-            some::<A, 1>(part, n);
+            some::<A, L, 1>(part, n);
         }
     }
 }
@@ -48,32 +70,42 @@ pub(super) unsafe fn one_row<A: Mac>(part: &ProductPart<'_>) {
 /// # Safety
 /// As for [`one_row`].
 #[inline(always)]
-unsafe fn some<A: Mac, const G: usize>(part: &ProductPart<'_>, n: usize) {
+unsafe fn some<A: Mac, L: LineReader, const G: usize>(part: &ProductPart<'_>, n: usize) {
+    const { assert!(ROWS / A::V::N <= MAX_REGISTERS && BLOCK.is_multiple_of(L::WORDS)) };
     let p = &part.product;
-    let words = p.weight.cols.div_ceil(2);
+    let words = if A::PAIRS { p.weight.cols.div_ceil(2) } else { p.weight.cols };
+    let registers = ROWS / A::V::N;
     // SAFETY: rows are checked; the panels hold all words.
     unsafe {
         let x = p.x.row(part.m.start, words);
         let y = p.y.at(part.m.start, p.weight.rows);
-        for lane in (0..ROWS).step_by(A::V::N) {
-            let mut from = [std::ptr::null::<f32>(); G];
-            for (g, from) in from.iter_mut().enumerate() {
-                *from = panel(p, n + g * ROWS).add(lane);
-            }
-            for at in (0..words).step_by(BLOCK) {
-                let end = (at + BLOCK).min(words);
-                let sink = Sink { product: p, first: at == 0, last: end == words };
-                let mut acc = [A::V::splat(0.0); G];
-                for k in at..end {
-                    let x = A::V::splat(*x.add(k));
-                    for g in 0..G {
-                        let w = from[g].add(k * ROWS);
-                        prefetch::once(w.cast::<u8>().wrapping_add(PREFETCH_DISTANCE));
-                        acc[g] = A::mac(x, A::V::load(w), acc[g]);
+        let mut lines: [_; G] = std::array::from_fn(|g| panel(p, n + g * ROWS));
+        for at in (0..words).step_by(BLOCK) {
+            let end = (at + BLOCK).min(words);
+            let sink = Sink { product: p, first: at == 0, last: end == words };
+            let mut acc = [[A::V::splat(0.0); MAX_REGISTERS]; G];
+            for k in (at..end).step_by(L::WORDS) {
+                for line in lines {
+                    prefetch::once(line.wrapping_add(PREFETCH_DISTANCE));
+                }
+                for word in 0..L::WORDS {
+                    // Of the last line, the last column may be none.
+                    if word > 0 && k + word >= end {
+                        break;
+                    }
+                    let x = A::V::splat(*x.add(k + word));
+                    for (line, acc) in lines.iter().zip(&mut acc) {
+                        for (r, acc) in acc.iter_mut().take(registers).enumerate() {
+                            let w = L::word::<A::V>(*line, r * A::V::N, word);
+                            *acc = A::mac(x, w, *acc);
+                        }
                     }
                 }
-                for (g, acc) in acc.into_iter().enumerate() {
-                    let n = n + g * ROWS + lane;
+                lines = lines.map(|line| line.wrapping_add(LINE));
+            }
+            for (g, acc) in acc.into_iter().enumerate() {
+                for (r, acc) in acc.into_iter().take(registers).enumerate() {
+                    let n = n + g * ROWS + r * A::V::N;
                     if n < part.n.end {
                         sink.put(y, n, part.n.end - n, acc);
                     }
@@ -86,9 +118,30 @@ unsafe fn some<A: Mac, const G: usize>(part: &ProductPart<'_>, n: usize) {
 /// The `words` words from word `at` on of the weight rows from `n` on, `width` side by side.
 ///
 /// # Safety
-/// Needs the features of `V`; the weight is packed and has the words; `n` begins a panel.
+/// Needs the features of `A`; the weight is packed and has the words; `n` begins a panel, and `at`
+/// a line.
 #[inline(always)]
-pub(super) unsafe fn copy<V: Lanes>(
+pub(super) unsafe fn copy<A: Mac>(
+    p: &Product<'_>,
+    n: usize,
+    block: (usize, usize),
+    to: (&mut [f32], usize),
+) {
+    // SAFETY: passed on.
+    unsafe {
+        match (A::PAIRS, p.weight.dtype) {
+            (true, _) => copy_lines::<A::V, Pairs>(p, n, block, to),
+            (_, DType::F16) => copy_lines::<A::V, F16Columns>(p, n, block, to),
+            (_, DType::BF16) => copy_lines::<A::V, Halves>(p, n, block, to),
+            _ => copy_lines::<A::V, Single<F32Row>>(p, n, block, to),
+        }
+    }
+}
+
+/// # Safety
+/// As for [`copy`].
+#[inline(always)]
+unsafe fn copy_lines<V: Lanes, L: LineReader>(
     p: &Product<'_>,
     n: usize,
     (at, words): (usize, usize),
@@ -98,11 +151,16 @@ pub(super) unsafe fn copy<V: Lanes>(
     for g in (0..width.min(p.weight.rows - n)).step_by(ROWS) {
         // SAFETY: by the caller; there is room for all words.
         unsafe {
-            let from = panel(p, n + g).add(at * ROWS);
-            for k in 0..words {
-                for lane in (0..ROWS).step_by(V::N) {
-                    let v = V::load(from.add(k * ROWS + lane));
-                    v.store(to.as_mut_ptr().add(k * width + g + lane));
+            let from = panel(p, n + g).add(at / L::WORDS * LINE);
+            let starts = (0..words).step_by(L::WORDS);
+            for (i, k) in starts.enumerate() {
+                let line = from.add(i * LINE);
+                prefetch::once(line.wrapping_add(PREFETCH_DISTANCE));
+                for word in 0..L::WORDS.min(words - k) {
+                    for lane in (0..ROWS).step_by(V::N) {
+                        let v = L::word::<V>(line, lane, word);
+                        v.store(to.as_mut_ptr().add((k + word) * width + g + lane));
+                    }
                 }
             }
         }

@@ -38,8 +38,7 @@ impl<'a> ProductPart<'a> {
     ) -> ProductPart<'a> {
         let w = &product.weight;
         if product.panels {
-            let need = panels::bytes(w.rows, w.cols);
-            assert!(product.pairs, "panels are of pairs");
+            let need = panels::bytes(w.dtype, w.rows, w.cols);
             assert_eq!(Some(w.bytes.len()), need, "bytes of panels");
             assert!(n.start.is_multiple_of(panels::ROWS), "a part begins with a panel");
         } else {

@@ -21,7 +21,7 @@ pub(super) unsafe fn part<A: Mac>(part: ProductPart<'_>) {
     // that nobody else writes the results.
     unsafe {
         if part.m.len() == 1 {
-            if A::PAIRS && part.product.panels {
+            if part.product.panels {
                 return packed::one_row::<A>(&part);
             }
             match (A::PAIRS, part.product.weight.dtype) {
@@ -34,7 +34,12 @@ pub(super) unsafe fn part<A: Mac>(part: ProductPart<'_>) {
                 _ => {}
             }
         }
-        if A::V::MANY { by_panels::<A, 8, 3>(part) } else { by_panels::<A, 6, 2>(part) }
+        // Tiles as wide as one panel of packed weights, or several.
+        match A::V::N {
+            16 => by_panels::<A, 8, 3>(part),
+            4 => by_panels::<A, 6, 4>(part),
+            _ => by_panels::<A, 6, 2>(part),
+        }
     }
 }
 
@@ -162,8 +167,8 @@ unsafe fn by_panels<A: Mac, const M: usize, const W: usize>(part: ProductPart<'_
             let block = WeightBlock { weight: p.weight, n, rows, at, len };
             // SAFETY: features by the caller; parts begin with a panel.
             unsafe {
-                if A::PAIRS && p.panels {
-                    packed::copy::<A::V>(p, n, (at / 2, words), (to, width));
+                if p.panels {
+                    packed::copy::<A>(p, n, (skip, words), (to, width));
                 } else {
                     pack::<A>(block, to, width, wide);
                 }
@@ -180,7 +185,8 @@ unsafe fn by_panels<A: Mac, const M: usize, const W: usize>(part: ProductPart<'_
                 unsafe {
                     match rest.div_ceil(A::V::N) {
                         1 => t.all::<A, M, W, 1>(rows.clone()),
-                        2 => t.all::<A, M, W, 2>(rows.clone()),
+                        2 if W > 2 => t.all::<A, M, W, 2>(rows.clone()),
+                        3 if W > 3 => t.all::<A, M, W, 3>(rows.clone()),
                         _ => t.all::<A, M, W, W>(rows.clone()),
                     }
                 }
