@@ -44,11 +44,11 @@ fn copied(model: &str, options: &OpenOptions) -> [usize; 3] {
     let tracer = Tracer::on();
     let options = OpenOptions { tracer: tracer.clone(), ..options.clone() };
     let model = Model::open(&root("tests/golden").join(model), &options).unwrap();
-    let seq = model.engine().open();
+    let seq = model.engine().unwrap().open();
     [&[1; CHUNK][..], &[2], &[3]].map(|tokens| {
         tracer.take();
         let input = SequenceInput { seq, tokens, logits: WantedLogits::Last };
-        model.engine().run(&[input], &mut |_, _, _| {}).unwrap();
+        model.engine().unwrap().run(&[input], &mut |_, _, _| {}).unwrap();
         tracer.take().iter().filter(|s| s.name == "copy").count()
     })
 }
@@ -106,7 +106,7 @@ fn bytes_are_those_of_ids_logits_and_caches() {
     assert_eq!(phases[0].values, expected(CHUNK));
     assert_eq!((&phases[1].values[..], &phases[1].handover[..]), (&expected(1)[..], &[][..]));
     // A prompt's caches go over as a whole.
-    let engine = model.engine();
+    let engine = model.engine().unwrap();
     let states = &engine.lowered().states;
     let row: usize = states.iter().map(|s| s.width * s.dtype.block_bytes()).sum();
     let phases = planned("qwen3", &options(["cpu", own], Strategy::PrefillDecode));

@@ -99,7 +99,7 @@ fn checkpoints_with_bf16_activations() {
     for case in find(&dir).unwrap() {
         let (name, golden) = (&case.name, read_golden(&case.golden).unwrap());
         let exact = open(&case.model, &[], 512);
-        let engine = exact.engine();
+        let engine = exact.engine().unwrap();
         let mut segments = engine.lowered().segments.iter();
         let experts = segments.any(|s| s.kind == SegmentKind::Experts);
         drop(engine);
@@ -138,7 +138,7 @@ fn gguf_files_with_integer_activations() {
         let golden = read_golden(&dir.join(name).with_extension("safetensors")).unwrap();
         let file = dir.join(name).with_extension("gguf");
         let model = Model::open(&file, &options(512)).unwrap();
-        assert!(model.engine().plan().activations().contains(&ActivationFormat::Int8));
+        assert!(model.engine().unwrap().plan().activations().contains(&ActivationFormat::Int8));
         assert!(!model.store().report().packed.is_empty());
         let whole = all_logits(&model, &golden.input_ids).unwrap();
         let error = relative_error(&whole, &golden.logits);

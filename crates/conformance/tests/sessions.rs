@@ -67,7 +67,7 @@ fn works(model: &Model, session: &mut Session) {
     assert_eq!(want.len(), 6);
     assert_eq!(generate(session, &prompt, 6).unwrap().tokens, want);
     assert_eq!(generate(&mut model.session().unwrap(), &prompt, 6).unwrap().tokens, want);
-    model.engine().audit().unwrap();
+    model.engine().unwrap().audit().unwrap();
 }
 
 #[test]
@@ -91,9 +91,9 @@ fn sessions_on_threads_give_what_each_gives_alone() {
             }
         });
         assert!(!model.step().unwrap());
-        let memory = model.engine().memory();
+        let memory = model.engine().unwrap().memory();
         assert_eq!(memory.kv_used, memory.kv_kept, "a page is lost");
-        model.engine().audit().unwrap();
+        model.engine().unwrap().audit().unwrap();
     }
 }
 
@@ -106,7 +106,7 @@ fn the_engine_can_be_looked_at_while_sessions_generate() {
     scope(|s| {
         s.spawn(|| {
             while !done.load(Ordering::Relaxed) {
-                let memory = model.engine().memory();
+                let memory = model.engine().unwrap().memory();
                 assert!(memory.kv_used <= memory.kv_cache);
             }
         });
@@ -279,7 +279,7 @@ fn a_generation_ends_where_the_context_does() {
 #[test]
 fn bad_requests_are_one_error_each() {
     // Pages for 64 tokens, and not for the whole context.
-    let whole = qwen3(&options(1)).engine().memory().kv_cache;
+    let whole = qwen3(&options(1)).engine().unwrap().memory().kv_cache;
     let sharing = Sharing { sequences: 2, kv_bytes: Some(whole / 4), ..Sharing::default() };
     let model = qwen3(&OpenOptions { sharing, ..options(2) });
     let mut session = model.session().unwrap();
@@ -305,6 +305,63 @@ fn bad_requests_are_one_error_each() {
     let refused = generate(&mut session, &[1, 9999], 5).unwrap_err();
     assert!(matches!(refused, Error::Engine(EngineError::Token { id: 9999, .. })), "{refused}");
     works(&model, &mut session);
+}
+
+/// Whatever a callback for logits does that would wait for its own thread is refused; the rest it
+/// may do.
+#[test]
+fn a_callback_for_logits_does_not_wait_for_its_own_thread() {
+    let (send, done) = channel();
+    std::thread::spawn(move || {
+        let model = qwen3(&options(4));
+        let prompt = some_tokens(12, 5);
+        let want = alone(&prompt, 6);
+        let mut session = model.session().unwrap();
+        let (mut idle, mut busy) = (model.session().unwrap(), model.session().unwrap());
+        let mut gone = Some(model.session().unwrap());
+        busy.start(&prompt, &greedy(6)).unwrap();
+        let first = busy.next_piece().unwrap().unwrap();
+        gone.as_mut().unwrap().start(&prompt, &greedy(6)).unwrap();
+        let held = |e: Error| assert!(matches!(e, Error::EngineHeld), "{e}");
+        let mut calls = 0;
+        let mut taken = vec![first.token];
+        session
+            .feed(&prompt, WantedLogits::All, &mut |_, _| {
+                calls += 1;
+                held(generate(&mut idle, &prompt, 6).unwrap_err());
+                let ignore = &mut |_: usize, _: &mut [f32]| {};
+                held(idle.feed(&[1], WantedLogits::Last, ignore).unwrap_err());
+                idle.stop().unwrap_or_else(held);
+                held(busy.stop().unwrap_err());
+                held(busy.start(&prompt, &greedy(6)).unwrap_err());
+                taken.extend(busy.try_next().unwrap().map(|piece| piece.token));
+                held(model.step().unwrap_err());
+                held(model.engine().map(|_| ()).unwrap_err());
+                held(model.perplexity(&[1; 8], 8, Default::default(), &mut |_| true).unwrap_err());
+                drop(gone.take());
+                drop(model.session().unwrap());
+            })
+            .unwrap();
+        assert_eq!(calls, prompt.len());
+        // What was refused ended nothing.
+        while let Some(piece) = busy.next_piece().unwrap() {
+            taken.push(piece.token);
+        }
+        assert_eq!((taken, busy.finish(None).unwrap().finish), (want, Finish::Length));
+        for session in [&mut session, &mut idle, &mut busy] {
+            works(&model, session);
+        }
+        // Nor does whoever holds the engine.
+        let engine = model.engine().unwrap();
+        held(generate(&mut idle, &prompt, 6).unwrap_err());
+        drop(engine);
+        works(&model, &mut idle);
+        // Others step while this thread has nothing to do with it.
+        assert!(!model.step().unwrap());
+        assert_eq!(model.engine().unwrap().handle().open_sequences(), 3);
+        send.send(()).unwrap();
+    });
+    done.recv_timeout(Duration::from_secs(120)).unwrap();
 }
 
 #[test]
@@ -333,7 +390,7 @@ fn texts_stop_where_they_are_told_to() {
 fn a_shared_prefix_of_1024_tokens_is_cached_once() {
     let model = tiny(&options(16));
     let prefix = some_tokens(1024, 7);
-    let used = || model.engine().memory().kv_used;
+    let used = || model.engine().unwrap().memory().kv_used;
     let prompt = |i: u32| {
         let mut prompt = prefix.clone();
         prompt.extend([i, i + 1, i + 2]);
@@ -343,7 +400,7 @@ fn a_shared_prefix_of_1024_tokens_is_cached_once() {
     let first = generate(&mut sessions[0], &prompt(0), 2).unwrap();
     assert_eq!(first.stats.cached_tokens, 0);
     let of_one = used();
-    let page = model.engine().plan().page_len;
+    let page = model.engine().unwrap().plan().page_len;
     let per_page = of_one / (1024usize + 4).div_ceil(page) as u64;
     for i in 1..16 {
         let mut session = model.session().unwrap();
@@ -358,7 +415,7 @@ fn a_shared_prefix_of_1024_tokens_is_cached_once() {
     assert_eq!(generate(&mut sessions[3], &prompt(9), 6).unwrap().tokens, want);
     drop(sessions);
     assert!(!model.step().unwrap());
-    let memory = model.engine().memory();
+    let memory = model.engine().unwrap().memory();
     assert_eq!(memory.kv_used, memory.kv_kept);
 }
 
@@ -390,7 +447,7 @@ fn sessions_are_dropped_while_another_thread_steps() {
         }
     });
     while model.step().unwrap() {}
-    let engine = model.engine();
+    let engine = model.engine().unwrap();
     let memory = engine.memory();
     assert_eq!((memory.kv_used, engine.handle().open_sequences()), (memory.kv_kept, 0));
     engine.audit().unwrap();
@@ -399,7 +456,7 @@ fn sessions_are_dropped_while_another_thread_steps() {
 #[test]
 fn an_engine_that_is_gone_says_so() {
     let model = qwen3(&options(1));
-    let handle = model.engine().handle().clone();
+    let handle = model.engine().unwrap().handle().clone();
     let seq = handle.admit(Default::default()).unwrap();
     drop(model);
     for refused in [

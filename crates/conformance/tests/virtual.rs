@@ -141,7 +141,7 @@ fn logits_that_nobody_computes_are_not_read() {
     let model = Model::open(&case("qwen3").model, &options).unwrap();
     assert!(!model.computes());
     let clock = model.clock().clone();
-    let mut engine = model.engine();
+    let mut engine = model.engine().unwrap();
     let seq = engine.open();
     let tokens = &[1, 2, 3];
     for logits in [WantedLogits::Last, WantedLogits::All] {

@@ -25,9 +25,12 @@ pub fn resident() -> Option<Resident> {
 }
 
 /// A table of what the model holds and what the process took.
-pub fn report(model: &Model) -> String {
+///
+/// # Errors
+/// A thread that has the engine.
+pub fn report(model: &Model) -> Result<String, troika::Error> {
     let weights = model.store().report();
-    let engine = model.engine().memory();
+    let engine = model.engine()?.memory();
     let mib = |n: u64| n as f64 / (1 << 20) as f64;
     let mut s = String::new();
     let mut line = |what: &str, n: u64| s.push_str(&format!("{what:>40}: {:.1} MiB\n", mib(n)));
@@ -51,5 +54,5 @@ pub fn report(model: &Model) -> String {
         // Weights packed on a former start are pages of files, so the peak is what to compare.
         line("peak beside weights and KV cache", now.peak.saturating_sub(known));
     }
-    s
+    Ok(s)
 }

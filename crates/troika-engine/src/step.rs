@@ -440,6 +440,8 @@ impl Engine {
         for (seq, positions) in &seqs {
             if let Some(s) = self.sequences.get_mut(seq) {
                 s.in_flight = None;
+            // Whoever closed it wants to hear nothing more.
+            Err(EngineError::Kv(KvError::Closed(_))) => {}
                 s.alone = seqs.len() > 1;
                 self.cut_cache(*seq, positions.start);
                 self.settle(*seq);

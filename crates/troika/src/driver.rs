@@ -4,9 +4,11 @@
 use std::collections::HashMap;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::thread::{ThreadId, current};
 
 use troika_engine::{Engine, EngineError, EngineHandle, Event, Next, SeqId};
 
+use crate::error::Error;
 use crate::generate::Generating;
 
 /// What a session is waiting for, told by whichever thread steps the engine.
@@ -65,6 +67,7 @@ impl DerefMut for EngineGuard<'_> {
 
 impl Drop for EngineGuard<'_> {
     fn drop(&mut self) {
+        *lock(&self.driver.holder) = None;
         self.engine = None;
         self.driver.tell();
     }
@@ -72,6 +75,8 @@ impl Drop for EngineGuard<'_> {
 
 pub(crate) struct Driver {
     engine: Mutex<Engine>,
+    /// The thread that has the engine: it would wait for itself for ever.
+    holder: Mutex<Option<ThreadId>>,
     pub handle: EngineHandle,
     sessions: Mutex<HashMap<SeqId, Shared>>,
     /// Counts steps, for those that wait while another thread steps.
@@ -87,6 +92,7 @@ impl Driver {
         Driver {
             handle: engine.handle().clone(),
             engine: Mutex::new(engine),
+            holder: Mutex::default(),
             sessions: Mutex::default(),
             steps: Mutex::new(0),
             stepped: Condvar::new(),
@@ -94,8 +100,30 @@ impl Driver {
     }
 
     /// The engine, as soon as nobody steps it.
-    pub fn engine(&self) -> EngineGuard<'_> {
-        EngineGuard { engine: Some(lock(&self.engine)), driver: self }
+    ///
+    /// # Errors
+    /// This thread has it already.
+    pub fn engine(&self) -> Result<EngineGuard<'_>, Error> {
+        self.check_free()?;
+        Ok(self.hold(lock(&self.engine)))
+    }
+
+    fn hold<'a>(&'a self, engine: MutexGuard<'a, Engine>) -> EngineGuard<'a> {
+        *lock(&self.holder) = Some(current().id());
+        EngineGuard { engine: Some(engine), driver: self }
+    }
+
+    /// Whether this thread has the engine, and is asked for something in the middle of a step.
+    pub fn is_held_here(&self) -> bool {
+        *lock(&self.holder) == Some(current().id())
+    }
+
+    /// Whether this thread can wait for the engine.
+    ///
+    /// # Errors
+    /// It has it.
+    pub fn check_free(&self) -> Result<(), Error> {
+        if self.is_held_here() { Err(Error::EngineHeld) } else { Ok(()) }
     }
 
     pub fn add(&self, seq: SeqId, state: &Shared) {
@@ -110,12 +138,12 @@ impl Driver {
     /// where another thread steps it, waits for that. Logits of `own` go to where they are wanted.
     ///
     /// # Errors
-    /// A fault of the engine; nothing to wait for.
+    /// A fault of the engine; nothing to wait for; a thread that would wait for itself.
     pub fn until<T>(
         &self,
         mut ready: impl FnMut() -> Option<T>,
         mut own: Option<(SeqId, OwnRows<'_>)>,
-    ) -> Result<T, EngineError> {
+    ) -> Result<T, Error> {
         loop {
             let seen = *lock(&self.steps);
             if let Some(found) = ready() {
@@ -128,7 +156,7 @@ impl Driver {
             };
             match engine {
                 Some(engine) => {
-                    let mut engine = EngineGuard { engine: Some(engine), driver: self };
+                    let mut engine = self.hold(engine);
                     let own = own.as_mut().map(|(seq, rows)| {
                         let rows: OwnRows<'_> = &mut **rows;
                         (*seq, rows)
@@ -137,10 +165,11 @@ impl Driver {
                     drop(engine);
                     if !went_on? {
                         // Whatever was asked for is done: it is ready, or never will be.
-                        return ready().ok_or(EngineError::Ended);
+                        return ready().ok_or(EngineError::Ended.into());
                     }
                 }
                 None => {
+                    self.check_free()?;
                     let mut steps = lock(&self.steps);
                     while *steps == seen {
                         steps = self.stepped.wait(steps).unwrap_or_else(PoisonError::into_inner);

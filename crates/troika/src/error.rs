@@ -70,6 +70,12 @@ pub enum Error {
     /// A sampling parameter out of range.
     #[error(transparent)]
     Param(#[from] ParamError),
+    /// A thread that has the engine waits for it.
+    #[error(
+        "this thread is in the middle of a step of the engine, or holds it: wait for sessions of \
+         the model after that, or on another thread"
+    )]
+    EngineHeld,
     /// Somebody ended it.
     #[error("it was cancelled")]
     Cancelled,

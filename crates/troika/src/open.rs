@@ -454,7 +454,10 @@ impl Model {
 
     /// The engine itself, for its facts and for callers that feed it beside all sessions: while it
     /// is held, no session goes on.
-    pub fn engine(&self) -> EngineGuard<'_> {
+    ///
+    /// # Errors
+    /// This thread has it already, or is in the middle of a step.
+    pub fn engine(&self) -> Result<EngineGuard<'_>, Error> {
         self.opened.driver.engine()
     }
 

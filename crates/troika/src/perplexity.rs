@@ -80,7 +80,7 @@ impl Model {
         if ids.len() < window {
             return Err(Error::ShortText { tokens: ids.len(), window });
         }
-        if let Some(device) = self.engine().silent() {
+        if let Some(device) = self.engine()?.silent() {
             return Err(EngineError::NoNumerics(device.to_string()).into());
         }
         let bos = self.tokenizer().and_then(|t| t.bos()).filter(|bos| ids[0] == *bos);

@@ -166,10 +166,12 @@ impl Model {
     /// thread. `false` when none has anything to compute.
     ///
     /// # Errors
-    /// A fault of the engine. What concerns a session is said there.
+    /// A fault of the engine; a thread that is in the middle of a step. What concerns a session is
+    /// said there.
     pub fn step(&self) -> Result<bool, Error> {
         let driver = &self.opened.driver;
-        Ok(driver.step(&mut driver.engine(), None)?)
+        let mut engine = driver.engine()?;
+        Ok(driver.step(&mut engine, None)?)
     }
 }
 
@@ -218,8 +220,8 @@ impl Session {
         request.params.check()?;
         let opened = &self.opened;
         check_prompt(opened, prompt)?;
-        self.text = None;
         self.settle()?;
+        self.text = None;
         let opened = &self.opened;
         let mut sampler = Sampler::new(request.params.clone());
         prompt.iter().for_each(|&t| sampler.accept(t));
@@ -337,17 +339,20 @@ impl Session {
     /// A fault of the engine.
     pub fn stop(&mut self) -> Result<(), Error> {
         if let Some(text) = &mut self.text {
+        self.settle()?;
             text.stopped.get_or_insert(Finish::Cancelled);
         }
-        self.settle()
+        Ok(())
     }
 
     /// Appends tokens and hands over logits, with the position of the token after which they are,
     /// where they lie. Nothing is sampled. Where devices only model time there are none.
     ///
+    /// `on_logits` is called in the middle of a step of the engine: there, this thread cannot wait
+    /// for other sessions of the model ([`Error::EngineHeld`]), but cancel and drop them.
     /// # Errors
-    /// No tokens, unknown ids, more than the context, a failing device: the session is then as it
-    /// was before.
+    /// No tokens, unknown ids, more than the context, a failing device, a thread that is in the
+    /// middle of a step: the session is then as it was before.
     pub fn feed(
         &mut self,
         tokens: &[u32],
@@ -355,6 +360,7 @@ impl Session {
         on_logits: &mut dyn FnMut(usize, &mut [f32]),
     ) -> Result<(), Error> {
         self.settle()?;
+        self.opened.driver.check_free()?;
         self.text = None;
         *lock(&self.state) = SessionState::default();
         let driver = &self.opened.driver;
@@ -400,9 +406,18 @@ impl Session {
             return Ok(());
         }
         // It is open as long as the session is.
+        self.opened.driver.check_free()?;
         handle.cancel(self.seq)?;
         let idle = || (!handle.is_pending(self.seq)).then_some(());
-        Ok(self.opened.driver.until(idle, None)?)
+        self.opened.driver.until(idle, None)
+    }
+
+    /// Ends whatever is going on, and waits for that where this thread can.
+    fn end(&mut self) -> Result<(), Error> {
+        match self.opened.driver.is_held_here() {
+            true => Ok(self.opened.driver.handle.cancel(self.seq)?),
+            false => self.settle(),
+        }
     }
 
     fn take_piece(&mut self, taken: Taken) -> Result<Option<TextPiece>, Error> {
@@ -412,7 +427,7 @@ impl Session {
                 let (piece, stopped) = text.push(token);
                 if stopped {
                     text.stopped = Some(Finish::Stop);
-                    self.settle()?;
+                    self.end()?;
                 }
                 Ok(Some(TextPiece { token, text: piece }))
             }

@@ -16,14 +16,14 @@ fn options(devices: &[&str], plan: Option<Plan>) -> OpenOptions {
 /// Bits of all logits of a prompt and of a token after it.
 fn logits(options: &OpenOptions) -> Vec<u32> {
     let model = Model::open(Source::BuiltIn, options).unwrap();
-    let seq = model.engine().open();
+    let seq = model.engine().unwrap().open();
     let mut bits = Vec::new();
     let tokens: Vec<u32> = (0..29).map(|i| i * 37 % 1000).collect();
     for tokens in [&tokens[..], &[7]] {
         let input = [SequenceInput { seq, tokens, logits: WantedLogits::All }];
         let mut take =
             |_: usize, _: usize, row: &[f32]| bits.extend(row.iter().map(|x| x.to_bits()));
-        model.engine().run(&input, &mut take).unwrap();
+        model.engine().unwrap().run(&input, &mut take).unwrap();
     }
     bits
 }

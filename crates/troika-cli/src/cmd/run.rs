@@ -39,7 +39,7 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
         output::note_line(&format!("warning: the system prompt is not used: {why}"));
     }
     if args.verbose {
-        let text = verbose(&model);
+        let text = verbose(&model)?;
         output::note(&text);
     }
     let result = match prompt {
@@ -52,7 +52,7 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
         }
     };
     if args.verbose {
-        output::note(&memory::report(&model));
+        output::note(&memory::report(&model)?);
     }
     let saved = trace::save(&tracer, args.trace.as_deref());
     result.and(saved)
@@ -180,14 +180,17 @@ fn once(
 }
 
 /// What was opened.
-fn verbose(model: &Model) -> String {
+///
+/// # Errors
+/// A thread that has the engine.
+fn verbose(model: &Model) -> Result<String, CliError> {
     let load = model.load_time().as_secs_f64() * 1e3;
-    let engine = model.engine();
+    let engine = model.engine()?;
     let plan = engine.plan();
     let (strategy, context, kv) = (&plan.strategy, plan.context, plan.kv_dtype);
     let (devices, chunk) = (plan.devices.join("+"), plan.prefill.chunk);
-    format!(
+    Ok(format!(
         "plan: {strategy} on {devices}, chunk {chunk}, context {context}, KV cache {kv}\n\
          load: {load:.1} ms\n"
-    )
+    ))
 }

@@ -47,7 +47,7 @@ impl Facts {
         let classes = model.store().classes();
         let dtype = main_type(model);
         let cost = model.store().token_cost(model.spec());
-        let engine = model.engine();
+        let engine = model.engine()?;
         let lowered = engine.lowered();
         let states = lowered.states.iter();
         let states = states
