@@ -365,6 +365,34 @@ fn a_callback_for_logits_does_not_wait_for_its_own_thread() {
 }
 
 #[test]
+fn a_session_with_another_text_begins_with_what_others_have_left() {
+    let model = tiny(&options(3));
+    let page = model.engine().unwrap().plan().page_len;
+    let (a, mut b) = (some_tokens(300, 1), some_tokens(300, 2));
+    // They have less than a page in common.
+    b[..3].copy_from_slice(&a[..3]);
+    let want = [alone_in_tiny(&a), alone_in_tiny(&b)];
+    let cached = 299 / page * page;
+    let mut other = model.session().unwrap();
+    assert_eq!(generate(&mut other, &a, 6).unwrap().stats.cached_tokens, 0);
+    let mut session = model.session().unwrap();
+    let mut next = |prompt: &[u32]| {
+        let out = generate(&mut session, prompt, 6).unwrap();
+        model.engine().unwrap().audit().unwrap();
+        (out.stats.cached_tokens, out.tokens)
+    };
+    assert_eq!(next(&b), (0, want[1].clone()));
+    assert_eq!(next(&a), (cached, want[0].clone()), "of the other session");
+    assert_eq!(next(&b), (cached, want[1].clone()), "of its own former text");
+    drop(other);
+    assert_eq!(next(&a), (cached, want[0].clone()), "of one that is closed");
+    // Where its own text goes further than what others have, it goes on there.
+    let mut longer = a.clone();
+    longer.push(7);
+    assert_eq!(next(&longer).0, 300);
+}
+
+#[test]
 fn texts_stop_where_they_are_told_to() {
     let model = tiny(&options(2));
     let mut session = model.session().unwrap();

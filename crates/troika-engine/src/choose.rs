@@ -179,10 +179,10 @@ impl Engine {
                 return false;
             }
         }
-        let Some(s) = self.sequences.get_mut(&seq) else { return false };
-        if shares && self.kv.len(seq) == 0 {
+        let Some(s) = self.sequences.get(&seq) else { return false };
+        if shares {
             // What comes before the first logits that are wanted need not be computed.
-            let most = s.tokens.len().min(s.logits_from.saturating_add(1));
+            let most = tokens.min(s.logits_from.saturating_add(1));
             // What others leave was computed as prompts are, and not as what this one has decoded.
             let most = s.decoded.first().map_or(most, |run| most.min(run.start + 1));
             self.kv.adopt(seq, &s.tokens[..most], numerics(s, 0..0));
@@ -246,6 +246,7 @@ impl Engine {
     }
 
     /// Frees pages for a sequence: those of sequences that wait for tokens, then those of the
+        let Some(s) = self.sequences.get_mut(&seq) else { return false };
     /// youngest that runs, is not in flight and comes behind it; it is computed again later.
     fn make_room(&mut self, seq: SeqId) -> bool {
         if let Some(idle) = self.idle_with_pages(seq) {

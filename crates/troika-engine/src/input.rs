@@ -15,6 +15,17 @@ pub enum WantedLogits {
     All,
 }
 
+impl WantedLogits {
+    /// The position from which on logits are wanted of tokens `from..to`.
+    pub(crate) fn from(self, from: usize, to: usize) -> usize {
+        match self {
+            WantedLogits::None => usize::MAX,
+            WantedLogits::Last => to - 1,
+            WantedLogits::All => from,
+        }
+    }
+}
+
 /// Tokens to append to a sequence.
 #[derive(Clone, Copy, Debug)]
 pub struct SequenceInput<'a> {

@@ -80,11 +80,7 @@ impl Sequence {
         }
         self.tokens.extend_from_slice(tokens);
         (self.fed_from, self.steady_until) = (from, 0);
-        self.logits_from = match logits {
-            WantedLogits::None => usize::MAX,
-            WantedLogits::Last => self.tokens.len() - 1,
-            WantedLogits::All => from,
-        };
+        self.logits_from = logits.from(from, self.tokens.len());
         self.stage = Stage::Waiting;
         self.begun = from > 0;
     }

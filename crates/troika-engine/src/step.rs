@@ -108,7 +108,18 @@ impl Engine {
     fn replace_now(&mut self, seq: SeqId, tokens: &[u32], logits: WantedLogits) {
         let Some(s) = self.sequences.get(&seq) else { return };
         let same = s.tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count();
-        self.truncate_now(seq, same.min(tokens.len() - 1));
+        let same = same.min(tokens.len() - 1);
+        if s.shares && self.shares_pages && s.decoded.first().is_none_or(|run| run.start >= same) {
+            let most = tokens.len().min(logits.from(same, tokens.len()).saturating_add(1));
+            let numerics = self.longrope.regime(tokens.len()) as u64 * 2;
+            if self.kv.prefix_len(&tokens[..most], numerics) > same {
+                // It is to begin with what others have left. What it was is left to others, too:
+                // cutting it back would forget the page that differs.
+                self.publish(seq);
+                self.cut_cache(seq, 0);
+            }
+        }
+        self.truncate_now(seq, same);
         let from = self.sequences.get(&seq).map_or(0, |s| s.tokens.len());
         self.feed_now(seq, &tokens[from..], logits);
         if let Some(s) = self.sequences.get_mut(&seq) {

@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use troika_device::PageTable;
 
 pub(crate) use layout::{GroupLayout, KvFit, KvLayout};
-use pages::{PageGroup, Pages};
+use pages::{NodeId, PageGroup, Pages};
 use prefix::PrefixIndex;
 use sequence::{Sequence, missing};
 
@@ -269,14 +269,35 @@ impl KvCache {
         }
     }
 
-    /// Begins an empty sequence with the longest kept prefix of `tokens` that was made by the same
-    /// numerics, in whole pages and without the last token, whose logits somebody wants. Returns
-    /// its length.
-    pub fn adopt(&mut self, id: SeqId, tokens: &[u32], numerics: u64) -> usize {
-        let Some(seq) = self.seqs.get_mut(&id).filter(|s| s.len == 0) else { return 0 };
-        let page_len = self.layout.page_len;
+    /// The length of the longest kept prefix of `tokens` that was made by the same numerics, in
+    /// whole pages and without the last token, whose logits somebody wants.
+    pub fn prefix_len(&self, tokens: &[u32], numerics: u64) -> usize {
+        self.find(tokens, numerics).len() * self.layout.page_len
+    }
+
+    fn find(&self, tokens: &[u32], numerics: u64) -> Vec<NodeId> {
         let most = tokens.len().saturating_sub(1).min(self.layout.context);
-        self.prefixes.find(&tokens[..most], (page_len, numerics), &self.pages, &mut seq.path);
+        let numerics = (self.layout.page_len, numerics);
+        self.prefixes.find(&tokens[..most], numerics, &self.pages)
+    }
+
+    /// Has a sequence, whose first positions are those of `tokens`, begin with the longest kept
+    /// prefix of them ([`KvCache::prefix_len`]) if that is longer than what it has. Returns its
+    /// length.
+    pub fn adopt(&mut self, id: SeqId, tokens: &[u32], numerics: u64) -> usize {
+        let page_len = self.layout.page_len;
+        let had = self.len(id);
+        // Every decoded token comes here.
+        if tokens.len().saturating_sub(1) / page_len * page_len <= had {
+            return had;
+        }
+        let path = self.find(tokens, numerics);
+        let Some(seq) = self.seqs.get_mut(&id) else { return 0 };
+        if path.len() * page_len <= had {
+            return had;
+        }
+        cut(seq, (0, page_len), &mut self.pages, &mut self.prefixes);
+        seq.path = path;
         seq.len = seq.path.len() * page_len;
         for (g, table) in seq.tables.iter_mut().enumerate() {
             let group = &mut self.pages.groups[g];

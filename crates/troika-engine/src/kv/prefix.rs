@@ -92,16 +92,15 @@ impl PrefixIndex {
         self.nodes.contains_key(&node)
     }
 
-    /// Finds the nodes of some tokens, as far as there are some, and leaves those in `path` whose
-    /// last one a sequence can go on from.
+    /// The nodes of some tokens, as far as there are some that end with one that a sequence can go
+    /// on from.
     pub fn find(
         &self,
         tokens: &[u32],
         (page_len, numerics): (usize, u64),
         pages: &Pages,
-        path: &mut Vec<NodeId>,
-    ) {
-        path.clear();
+    ) -> Vec<NodeId> {
+        let mut path = Vec::new();
         // For each group, how many nodes in a row have kept their page.
         let mut runs = vec![0; pages.groups.len()];
         let (mut parent, mut usable) = (None, 0);
@@ -123,6 +122,7 @@ impl PrefixIndex {
             }
         }
         path.truncate(usable);
+        path
     }
 
     /// The page of a group that a node holds.
