@@ -293,18 +293,47 @@ fn bad_requests_are_one_error_each() {
     let budget = |e: &Error| matches!(e, Error::Engine(EngineError::Kv(KvError::Budget { .. })));
     assert!(budget(&refused), "{refused}");
     works(&model, &mut session);
-    // It outgrows the budget on its way.
-    let mut tokens = 0;
-    let refused = session.generate(&some_tokens(60, 1), &greedy(100), &mut |_, _| {
-        tokens += 1;
-        Control::Continue
-    });
-    let refused = refused.unwrap_err();
-    assert!(budget(&refused) && (1..=8).contains(&tokens), "{refused}, {tokens}");
-    works(&model, &mut session);
     let refused = generate(&mut session, &[1, 9999], 5).unwrap_err();
     assert!(matches!(refused, Error::Engine(EngineError::Token { id: 9999, .. })), "{refused}");
     works(&model, &mut session);
+}
+
+/// As where the context does; others go on, and what they are is not changed by it.
+#[test]
+fn a_generation_ends_where_the_budget_of_the_cache_does() {
+    let open = |name: &str, kv_bytes| {
+        let sharing = Sharing { sequences: 3, kv_bytes, ..Sharing::default() };
+        let golden = root("tests/golden").join(name);
+        Model::open(&golden, &OpenOptions { sharing, ..options(3) }).unwrap()
+    };
+    let (long, short) = (some_tokens(60, 1), some_tokens(20, 2));
+    for name in ["qwen3", "gemma-3"] {
+        let free = open(name, None);
+        let one = free.engine().unwrap().memory().kv_cache / 3;
+        let want =
+            |prompt: &[u32], n| generate(&mut free.session().unwrap(), prompt, n).unwrap().tokens;
+        let (long_want, short_want) = (want(&long, 150), want(&short, 30));
+        let model = open(name, Some(one / 2));
+        scope(|s| {
+            let started = s.spawn(|| {
+                for _ in 0..4 {
+                    let other = generate(&mut model.session().unwrap(), &short, 30).unwrap();
+                    assert_eq!((&other.tokens, other.finish), (&short_want, Finish::Length));
+                }
+            });
+            for _ in 0..3 {
+                let mut session = model.session().unwrap();
+                let full = generate(&mut session, &long, 150).unwrap();
+                assert_eq!((full.finish, full.finish.name()), (Finish::Budget, "budget"));
+                // The last token needs no place any more.
+                let holds = model.engine().unwrap().handle().most_tokens();
+                assert_eq!(full.tokens.len(), holds + 1 - long.len(), "{name}");
+                assert_eq!(full.tokens, long_want[..full.tokens.len()]);
+            }
+            started.join().unwrap();
+        });
+        model.engine().unwrap().audit().unwrap();
+    }
 }
 
 /// Whatever a callback for logits does that would wait for its own thread is refused; the rest it

@@ -80,7 +80,7 @@ fn turn(
     output::write("\n")?;
     messages.push(json!({"role": "assistant", "content": out.text}));
     if !args.quiet {
-        output::note(&stats::text(&out.stats, Some(time), model.load_time()));
+        output::note(&stats::text(&out, Some(time), model.load_time()));
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use troika::{Output, Stats};
+use troika::{Finish, Output};
 
 use crate::memory;
 
@@ -12,7 +12,8 @@ fn ms(d: Duration) -> f64 {
 }
 
 /// The figures for people.
-pub fn text(stats: &Stats, tokenizer: Option<Duration>, load: Duration) -> String {
+pub fn text(output: &Output, tokenizer: Option<Duration>, load: Duration) -> String {
+    let stats = &output.stats;
     let mut s = String::new();
     let mut line = |name: &str, value: String| s.push_str(&format!("{name:>12}: {value}\n"));
     line("load", format!("{:.1} ms", ms(load)));
@@ -35,6 +36,11 @@ pub fn text(stats: &Stats, tokenizer: Option<Duration>, load: Duration) -> Strin
             "decode",
             format!("{:.1} tok/s ({} tokens)", stats.decode_rate(), stats.generated_tokens),
         );
+    }
+    match output.finish {
+        Finish::Context => line("end", "the context is full (--ctx-size)".into()),
+        Finish::Budget => line("end", "the budget of the KV cache is full (--kv-size)".into()),
+        Finish::Stop | Finish::Length | Finish::Cancelled => {}
     }
     if let Some(now) = memory::resident() {
         line("peak memory", format!("{:.1} MiB", now.peak as f64 / (1 << 20) as f64));

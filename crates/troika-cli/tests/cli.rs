@@ -848,3 +848,19 @@ fn a_trace_goes_to_where_a_link_leads() {
     serde_json::from_slice::<Value>(&std::fs::read(&file).unwrap()).unwrap();
     assert_eq!(std::fs::read_dir(file.parent().unwrap()).unwrap().count(), 1);
 }
+
+/// A MiB of the KV cache holds 1024 tokens of the built-in model, half of its context.
+#[test]
+fn an_answer_ends_where_the_budget_of_the_cache_does() {
+    let args =
+        ["run", "-p", "It was", "-n", "2000", "--temp", "0", "--ignore-eos", "--kv-size", "1"];
+    let of_f16 = ["--cache-type", "f16"];
+    let out = troika(&[&args[..], &of_f16, &["--json"]].concat());
+    let json: Value = serde_json::from_slice(&out.stdout).unwrap();
+    let count = |field: &str| json[field].as_u64().unwrap();
+    assert_eq!(json["finish_reason"], "budget");
+    assert_eq!(count("prompt_tokens") + count("generated_tokens"), 1025);
+    let out = troika(&[&args[..], &of_f16].concat());
+    assert!(out.status.success());
+    assert!(text(&out.stderr).contains("budget of the KV cache is full (--kv-size)"));
+}

@@ -173,7 +173,7 @@ impl Engine {
         };
         let slot = |only: &Option<Phase>| BatchSlot::new(&slots, program.computing(*only) > 1);
         let silent = program.devices.iter().find(|d| !d.caps().computes());
-        let limits = Limits { vocab: parts.spec.vocab, cache: Arc::new(kv.fit()) };
+        let limits = Limits::new(parts.spec.vocab, kv.fit());
         Ok(Engine {
             slots: places.iter().map(slot).collect::<Result<_, _>>()?,
             one_placement,

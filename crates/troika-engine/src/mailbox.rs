@@ -54,6 +54,14 @@ pub(crate) struct Limits {
     pub cache: Arc<KvFit>,
 }
 
+    /// Of a sequence.
+    pub most_tokens: usize,
+}
+
+impl Limits {
+    pub fn new(vocab: usize, cache: KvFit) -> Limits {
+        Limits { vocab, most_tokens: cache.most(), cache: Arc::new(cache) }
+    }
 /// Asks an engine for things, from any thread. What is asked for is done by the next
 /// [`crate::Engine::step`], but that what a cancelled sequence alone has in flight is ended at once.
 #[derive(Clone, Debug)]
@@ -171,6 +179,11 @@ impl EngineHandle {
         self.lock().known.get(&seq).is_some_and(|known| known.pending)
     }
 
+    /// The most tokens that a sequence can have: the context, or what the cache can hold of one.
+    pub fn most_tokens(&self) -> usize {
+        self.limits.most_tokens
+    }
+
     /// Sequences that are open.
     pub fn open_sequences(&self) -> usize {
         self.lock().known.len()
@@ -196,7 +209,7 @@ impl EngineHandle {
     }
 
     fn check(&self, tokens: &[u32], cached: usize) -> Result<(), EngineError> {
-        let Limits { vocab, cache } = &self.limits;
+        let Limits { vocab, cache, .. } = &self.limits;
         let vocab = *vocab;
         if let Some(&id) = tokens.iter().find(|&&t| t as usize >= vocab) {
             return Err(EngineError::Token { id, vocab });

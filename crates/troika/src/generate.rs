@@ -20,6 +20,8 @@ pub enum Finish {
     Length,
     /// The context is full.
     Context,
+    /// The budget of the KV cache holds no more tokens of a sequence.
+    Budget,
     /// The caller asked to stop.
     Cancelled,
 }
@@ -31,6 +33,7 @@ impl Finish {
             Finish::Stop => "stop",
             Finish::Length => "length",
             Finish::Context => "context",
+            Finish::Budget => "budget",
             Finish::Cancelled => "cancelled",
         }
     }
@@ -46,6 +49,8 @@ pub(crate) struct Generating {
     pub max: usize,
     /// Tokens that the sequence may have.
     pub context: usize,
+    /// Tokens that the cache can hold of it.
+    pub holds: usize,
     /// Tokens that it has.
     pub len: usize,
     /// Where devices only model time, how many tokens the model knows.
@@ -118,6 +123,8 @@ impl Generating {
             self.finish = Some(Ok(Finish::Length));
         } else if self.len + 1 > self.context {
             self.finish = Some(Ok(Finish::Context));
+        } else if self.len + 1 > self.holds {
+            self.finish = Some(Ok(Finish::Budget));
         }
         match self.finish {
             Some(_) => Next::Wait,

@@ -236,6 +236,7 @@ impl Session {
                 stop_tokens,
                 max: request.max_tokens.unwrap_or(usize::MAX),
                 context: opened.context,
+                holds: opened.driver.handle.most_tokens(),
                 len: prompt.len(),
                 counted: (!opened.computes).then_some(opened.spec.vocab),
                 times: Times {
@@ -338,8 +339,8 @@ impl Session {
     /// # Errors
     /// A fault of the engine.
     pub fn stop(&mut self) -> Result<(), Error> {
-        if let Some(text) = &mut self.text {
         self.settle()?;
+        if let Some(text) = &mut self.text {
             text.stopped.get_or_insert(Finish::Cancelled);
         }
         Ok(())
@@ -347,9 +348,9 @@ impl Session {
 
     /// Appends tokens and hands over logits, with the position of the token after which they are,
     /// where they lie. Nothing is sampled. Where devices only model time there are none.
-    ///
     /// `on_logits` is called in the middle of a step of the engine: there, this thread cannot wait
     /// for other sessions of the model ([`Error::EngineHeld`]), but cancel and drop them.
+    ///
     /// # Errors
     /// No tokens, unknown ids, more than the context, a failing device, a thread that is in the
     /// middle of a step: the session is then as it was before.
@@ -359,8 +360,8 @@ impl Session {
         logits: WantedLogits,
         on_logits: &mut dyn FnMut(usize, &mut [f32]),
     ) -> Result<(), Error> {
-        self.settle()?;
         self.opened.driver.check_free()?;
+        self.settle()?;
         self.text = None;
         *lock(&self.state) = SessionState::default();
         let driver = &self.opened.driver;
@@ -405,8 +406,8 @@ impl Session {
         if !handle.is_pending(self.seq) {
             return Ok(());
         }
-        // It is open as long as the session is.
         self.opened.driver.check_free()?;
+        // It is open as long as the session is.
         handle.cancel(self.seq)?;
         let idle = || (!handle.is_pending(self.seq)).then_some(());
         self.opened.driver.until(idle, None)

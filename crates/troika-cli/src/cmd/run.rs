@@ -174,7 +174,7 @@ fn once(
     }
     output::write("\n")?;
     if !args.quiet {
-        output::note(&stats::text(&out.stats, tokenizer, model.load_time()));
+        output::note(&stats::text(&out, tokenizer, model.load_time()));
     }
     Ok(())
 }

@@ -137,6 +137,20 @@ pub(crate) struct KvFit {
 }
 
 impl KvFit {
+    /// The most tokens of a sequence that can be held when there is no other.
+    pub fn most(&self) -> usize {
+        let (mut fits, mut all) = (0, self.layout.context);
+        // Needs grow with tokens.
+        while fits < all {
+            let middle = fits + (all - fits).div_ceil(2);
+            match self.alone(middle) {
+                Ok(()) => fits = middle,
+                Err(_) => all = middle - 1,
+            }
+        }
+        fits
+    }
+
     /// Whether a sequence of so many tokens, fed in chunks, can be held when there is no other.
     ///
     /// # Errors
