@@ -26,6 +26,8 @@ struct Known {
     /// Whether some are to be computed.
     pending: bool,
     cancelled: bool,
+    /// Whether the engine has taken the request to open it.
+    taken: bool,
 }
 
 /// What is in flight in a place: whose rows, and how to end it.
@@ -52,8 +54,6 @@ pub(crate) struct Inbox {
 pub(crate) struct Limits {
     pub vocab: usize,
     pub cache: Arc<KvFit>,
-}
-
     /// Of a sequence.
     pub most_tokens: usize,
 }
@@ -62,6 +62,8 @@ impl Limits {
     pub fn new(vocab: usize, cache: KvFit) -> Limits {
         Limits { vocab, most_tokens: cache.most(), cache: Arc::new(cache) }
     }
+}
+
 /// Asks an engine for things, from any thread. What is asked for is done by the next
 /// [`crate::Engine::step`], but that what a cancelled sequence alone has in flight is ended at once.
 #[derive(Clone, Debug)]
@@ -92,7 +94,7 @@ impl EngineHandle {
         }
         let seq = SeqId::next();
         let pending = !admission.tokens.is_empty();
-        let known = Known { len: admission.tokens.len(), pending, cancelled: false };
+        let known = Known { len: admission.tokens.len(), pending, ..Known::default() };
         inbox.known.insert(seq, known);
         inbox.requests.push_back(Request::Admit(seq, admission));
         Ok(seq)
@@ -161,8 +163,11 @@ impl EngineHandle {
     /// A sequence that was closed before.
     pub fn close(&self, seq: SeqId) -> Result<(), EngineError> {
         let mut inbox = self.lock();
-        if inbox.known.remove(&seq).is_none() {
-            return Err(KvError::Closed(seq).into());
+        let known = inbox.known.remove(&seq).ok_or(KvError::Closed(seq))?;
+        if !known.taken {
+            // The engine never hears of it, lest requests pile up while nobody steps.
+            inbox.requests.retain(|request| request.seq() != seq);
+            return Ok(());
         }
         inbox.requests.push_back(Request::Close(seq));
         inbox.end_cancelled(seq);
@@ -174,14 +179,14 @@ impl EngineHandle {
         self.lock().known.get(&seq).map(|known| known.len)
     }
 
-    /// Whether a sequence has tokens to compute.
-    pub fn is_pending(&self, seq: SeqId) -> bool {
-        self.lock().known.get(&seq).is_some_and(|known| known.pending)
-    }
-
     /// The most tokens that a sequence can have: the context, or what the cache can hold of one.
     pub fn most_tokens(&self) -> usize {
         self.limits.most_tokens
+    }
+
+    /// Whether a sequence has tokens to compute.
+    pub fn is_pending(&self, seq: SeqId) -> bool {
+        self.lock().known.get(&seq).is_some_and(|known| known.pending)
     }
 
     /// Sequences that are open.
@@ -230,7 +235,30 @@ impl EngineHandle {
     }
 }
 
+impl Request {
+    fn seq(&self) -> SeqId {
+        match self {
+            Request::Admit(seq, _)
+            | Request::Append(seq, ..)
+            | Request::Replace(seq, ..)
+            | Request::Cancel(seq)
+            | Request::Close(seq) => *seq,
+        }
+    }
+}
+
 impl Inbox {
+    /// The request that was made first.
+    pub fn take(&mut self) -> Option<Request> {
+        let request = self.requests.pop_front()?;
+        if let Request::Admit(seq, _) = &request
+            && let Some(known) = self.known.get_mut(seq)
+        {
+            known.taken = true;
+        }
+        Some(request)
+    }
+
     fn waiting(&mut self, seq: SeqId) -> Result<&mut Known, EngineError> {
         if self.ended {
             return Err(EngineError::Ended);
@@ -241,7 +269,7 @@ impl Inbox {
 
     /// A sequence without tokens is open.
     pub fn open(&mut self, seq: SeqId) {
-        self.known.insert(seq, Known::default());
+        self.known.insert(seq, Known { taken: true, ..Known::default() });
     }
 
     /// A sequence is to have no more than `len` tokens. Returns how many it had.
@@ -255,7 +283,7 @@ impl Inbox {
     /// A sequence waits for tokens now, and has so many.
     pub fn idle(&mut self, seq: SeqId, len: usize) {
         if let Some(known) = self.known.get_mut(&seq) {
-            *known = Known { len, pending: false, cancelled: false };
+            *known = Known { len, pending: false, cancelled: false, taken: true };
         }
     }
 
@@ -275,5 +303,47 @@ impl Inbox {
                 running.canceller.cancel();
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{EngineHandle, Limits};
+    use crate::input::{Admission, WantedLogits};
+    use crate::kv::{GroupLayout, KvCache, KvLayout};
+
+    fn handle() -> EngineHandle {
+        let groups = vec![GroupLayout { window: None, position_bytes: 1 }];
+        let (page_len, context, chunk) = (4, 64, 8);
+        let layout = KvLayout { page_len, context, chunk, groups, sequences: 2, budget: Some(40) };
+        EngineHandle::new(Limits::new(100, KvCache::new(layout).unwrap().fit()))
+    }
+
+    #[test]
+    fn sequences_that_come_and_go_without_a_step_leave_no_requests() {
+        let handle = handle();
+        let stays = handle.admit(Admission::default()).unwrap();
+        for i in 0..1000 {
+            let tokens = if i % 2 == 0 { vec![1, 2] } else { Vec::new() };
+            let seq = handle.admit(Admission { tokens, ..Admission::default() }).unwrap();
+            if i % 2 == 1 {
+                handle.replace(seq, vec![1, 2, 3], WantedLogits::Last).unwrap();
+            }
+            handle.cancel(seq).unwrap();
+            handle.close(seq).unwrap();
+            assert_eq!(handle.lock().requests.len(), 1);
+        }
+        // One that the engine knows is closed there.
+        assert!(handle.lock().take().is_some());
+        handle.feed(stays, &[1], WantedLogits::Last).unwrap();
+        handle.close(stays).unwrap();
+        assert_eq!((handle.lock().requests.len(), handle.open_sequences()), (2, 0));
+    }
+
+    #[test]
+    fn what_the_cache_holds_of_a_sequence_is_known_beforehand() {
+        let handle = handle();
+        assert_eq!(handle.most_tokens(), 40);
+        assert!(handle.check(&[1], 39).is_ok() && handle.check(&[1], 40).is_err());
     }
 }

@@ -54,7 +54,7 @@ impl Engine {
     /// Does what was asked for through handles.
     pub(crate) fn take_requests(&mut self) {
         loop {
-            let request = self.handle.lock().requests.pop_front();
+            let request = self.handle.lock().take();
             match request {
                 None => return,
                 Some(Request::Admit(seq, admission)) => self.admit_now(seq, &admission),
@@ -440,6 +440,8 @@ impl Engine {
         let Next::Append(token) = next else { return self.idle(seq) };
         match self.handle.go_on(seq, token) {
             Ok(()) => self.feed_now(seq, &[token], WantedLogits::Last),
+            // Whoever closed it wants to hear nothing more.
+            Err(EngineError::Kv(KvError::Closed(_))) => {}
             Err(error) => self.events.push_back(Event::Failed { seq, error }),
         }
     }
@@ -451,8 +453,6 @@ impl Engine {
         for (seq, positions) in &seqs {
             if let Some(s) = self.sequences.get_mut(seq) {
                 s.in_flight = None;
-            // Whoever closed it wants to hear nothing more.
-            Err(EngineError::Kv(KvError::Closed(_))) => {}
                 s.alone = seqs.len() > 1;
                 self.cut_cache(*seq, positions.start);
                 self.settle(*seq);
