@@ -1,7 +1,8 @@
 //! Cancelled at any moment, in virtual time: the devices have done with a sequence within a chunk,
-//! and the others get to the bit what each gets alone.
+//! and the others get to the bit what each gets alone. Where rows of several are not mixed, all have
+//! their turns.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex};
@@ -10,14 +11,14 @@ use std::time::Duration;
 use troika::describe;
 use troika::device::{
     Buffer, Caps, Clock, CommandList, Completion, Device, DeviceError, DeviceKind, Executable,
-    OutOfMemory, Queue, WeightSource, Weights,
+    OutOfMemory, Queue, WeightSource, Weights, Work,
 };
 use troika::engine::{
     Admission, Engine, EngineHandle, EngineParts, Event, Next, SeqId, SequenceInput, Sharing,
     WantedLogits,
 };
 use troika::graph::{DType, Subgraph};
-use troika::plan::{DeviceFacts, PlanRequest, Ratio, Strategy, make};
+use troika::plan::{DeviceFacts, LengthRules, Plan, PlanRequest, Ratio, Strategy, make};
 use troika::trace::Tracer;
 use troika::weights::FloatType;
 use troika_sim::{Board, Soc, VirtualClock, VirtualDevice};
@@ -42,10 +43,10 @@ const VOCAB: usize = 200;
 const MODELS: [&str; 2] = ["qwen3", "gemma-3"];
 
 /// Called whenever a list is handed to a queue.
-type Hook = Arc<Mutex<Box<dyn FnMut() + Send>>>;
+type Hook = Arc<Mutex<Box<dyn FnMut(&CommandList) + Send>>>;
 
 /// A virtual device that says when it is given something.
-struct Hooked(VirtualDevice, Hook);
+struct Hooked(VirtualDevice, Hook, Caps);
 
 struct HookedQueue(Box<dyn Queue>, Hook);
 
@@ -57,7 +58,7 @@ impl Device for Hooked {
         self.0.kind()
     }
     fn caps(&self) -> &Caps {
-        self.0.caps()
+        &self.2
     }
     fn clock(&self) -> Option<Arc<dyn Clock>> {
         self.0.clock()
@@ -88,7 +89,7 @@ impl Device for Hooked {
 
 impl Queue for HookedQueue {
     fn submit(&mut self, list: CommandList) -> Result<(), DeviceError> {
-        (self.1.lock().unwrap())();
+        (self.1.lock().unwrap())(&list);
         self.0.submit(list)
     }
     fn is_alive(&self) -> bool {
@@ -108,7 +109,11 @@ struct Owned {
     ended: Option<Duration>,
 }
 
+/// Whose logits were handed out, one after another.
+type Served = Arc<Mutex<Vec<SeqId>>>;
+
 struct World {
+    served: Served,
     engine: Engine,
     handle: EngineHandle,
     clock: Arc<VirtualClock>,
@@ -117,16 +122,26 @@ struct World {
 }
 
 fn world(model: &str, strategy: Strategy) -> World {
+    world_of(model, strategy, false, |_| ())
+}
+
+/// The devices may say that their numbers are unlike each other's; they are not.
+fn world_of(model: &str, strategy: Strategy, unlike: bool, edit: impl Fn(&mut Plan)) -> World {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(model);
     let d = describe(&dir, FloatType::F32).unwrap();
     let soc = Soc::parse("two.toml", SOC).unwrap();
     let clock = Arc::new(VirtualClock::new());
     let board = Board::new(&soc, clock.clone());
-    let hook: Hook = Arc::new(Mutex::new(Box::new(|| {})));
+    let hook: Hook = Arc::new(Mutex::new(Box::new(|_| {})));
     let count = if strategy == Strategy::OneDevice { 1 } else { 2 };
     let open = |p: &_| -> Arc<dyn Device> {
         let name = ["first", "second"][soc.processors.iter().position(|q| q == p).unwrap()];
-        Arc::new(Hooked(VirtualDevice::on(&board, name, p).unwrap(), hook.clone()))
+        let device = VirtualDevice::on(&board, name, p).unwrap();
+        let mut caps = device.caps().clone();
+        if unlike {
+            caps.numerics.push_str(name);
+        }
+        Arc::new(Hooked(device, hook.clone(), caps))
     };
     let devices: Vec<Arc<dyn Device>> = soc.processors[..count].iter().map(open).collect();
     let facts: Vec<DeviceFacts> = devices.iter().map(|d| DeviceFacts::of(&**d)).collect();
@@ -139,6 +154,7 @@ fn world(model: &str, strategy: Strategy) -> World {
     };
     let mut plan = make(&d.spec, &facts, &request).unwrap();
     plan.page_len = 8;
+    edit(&mut plan);
     let engine = Engine::new(EngineParts {
         spec: &d.spec,
         shapes: &|key| d.store.shape(key),
@@ -151,7 +167,7 @@ fn world(model: &str, strategy: Strategy) -> World {
     })
     .unwrap();
     let handle = engine.handle().clone();
-    World { engine, handle, clock, hook, owned: HashMap::new() }
+    World { served: Served::default(), engine, handle, clock, hook, owned: HashMap::new() }
 }
 
 fn some_tokens(n: usize, seed: usize) -> Vec<u32> {
@@ -163,7 +179,7 @@ fn best(logits: &[f32]) -> u32 {
 }
 
 impl World {
-    fn hook(&self, hook: impl FnMut() + Send + 'static) {
+    fn hook(&self, hook: impl FnMut(&CommandList) + Send + 'static) {
         *self.hook.lock().unwrap() = Box::new(hook);
     }
 
@@ -178,13 +194,18 @@ impl World {
     /// Goes on until nobody has anything to compute, or `enough`. Returns how many steps it took.
     fn run(&mut self, mut enough: impl FnMut(&HashMap<SeqId, Owned>) -> bool) -> usize {
         for steps in 0..10_000 {
-            let World { engine, clock, owned, .. } = self;
+            let World { served, engine, clock, owned, .. } = self;
             let went_on = engine.step(&mut |event| {
-                let Some(o) = owned.get_mut(&event.seq()) else { return Next::Wait };
+                let seq = event.seq();
+                let Some(o) = owned.get_mut(&seq) else { return Next::Wait };
                 match event {
                     Event::Begun { .. } => {}
                     Event::Logits { position, logits, last, .. } => {
                         o.seen.push((position, logits.to_vec()));
+                        let mut served = served.lock().unwrap();
+                        if served.last() != Some(&seq) {
+                            served.push(seq);
+                        }
                         if last && o.left > 0 {
                             o.left -= 1;
                             o.tokens.push(best(logits));
@@ -255,7 +276,7 @@ fn what_is_cancelled_leaves_the_devices_within_a_chunk() {
         let chunk = w.chunk_time();
         let count = Arc::new(Mutex::new(0));
         let counting = count.clone();
-        w.hook(move || *counting.lock().unwrap() += 1);
+        w.hook(move |_| *counting.lock().unwrap() += 1);
         three(&mut w);
         w.run(|_| false);
         let lists: usize = *count.lock().unwrap();
@@ -268,7 +289,7 @@ fn what_is_cancelled_leaves_the_devices_within_a_chunk() {
             let (asked, noted) = (Arc::new(Mutex::new(None)), w.clock.clone());
             let (noting, handle, seq, mut left) =
                 (asked.clone(), w.handle.clone(), all[victim], at);
-            w.hook(move || {
+            w.hook(move |_| {
                 if left == 0 && handle.is_pending(seq) {
                     handle.cancel(seq).unwrap();
                     *noting.lock().unwrap() = Some(noted.now());
@@ -316,7 +337,7 @@ fn cancelling_others_again_and_again_stops_nobody() {
         let admission = || Admission { tokens: some_tokens(40, 3), ..Admission::default() };
         let (mut left, handle) = (every, w.handle.clone());
         let mut victim = handle.admit(admission()).unwrap();
-        w.hook(move || {
+        w.hook(move |_| {
             left -= 1;
             if left == 0 {
                 left = every;
@@ -331,5 +352,77 @@ fn cancelling_others_again_and_again_stops_nobody() {
         w.check((seq, 0), &mut alone, &what);
         println!("{what}: {took:?}, by itself {by_itself:?}");
         assert!(took < by_itself * 4, "{what}: {took:?}, by itself {by_itself:?}");
+    }
+}
+
+/// Plans in which a batch has rows of one sequence: by the length of a chunk, and with devices of
+/// unlike numerics that share rows out, for both phases.
+fn unmixed(which: usize) -> World {
+    match which {
+        0 => world_of("qwen3", Strategy::OneDevice, false, |plan| {
+            let rules = plan.prefill.rules.clone();
+            plan.prefill.lengths = vec![LengthRules { up_to: 3, rules }];
+        }),
+        _ => world_of("qwen3", Strategy::SplitRows(None), true, |plan| {
+            plan.decode.rules = plan.prefill.rules.clone();
+        }),
+    }
+}
+
+/// Runs of prompts by their length, position and rows.
+type Runs = Arc<Mutex<BTreeSet<(usize, usize, usize)>>>;
+
+/// Notes which rows of prompts of some lengths run together; rows of several sequences do not.
+fn runs_of_prompts(w: &World, lengths: &[usize]) -> Runs {
+    let runs = Runs::default();
+    let (noted, lengths) = (runs.clone(), lengths.to_vec());
+    w.hook(move |list| {
+        for task in &list.tasks {
+            let Work::Run(run) = &task.work else { continue };
+            let [seq] = &run.forward.seqs[..] else { panic!("{:?}", run.forward.seqs) };
+            if lengths.contains(&seq.known_len) && seq.pos < seq.known_len - 1 {
+                noted.lock().unwrap().insert((seq.known_len, seq.pos, run.rows));
+            }
+        }
+    });
+    runs
+}
+
+#[test]
+fn all_have_turns_where_rows_of_several_are_not_mixed() {
+    for which in [0, 1] {
+        let (mut w, mut alone) = (unmixed(which), unmixed(which).engine);
+        let lengths = [50, 31];
+        let by_itself = runs_of_prompts(&unmixed(which), &lengths);
+        for n in lengths {
+            let mut w = unmixed(which);
+            let noted = runs_of_prompts(&w, &lengths);
+            w.admit(some_tokens(n, n), 0);
+            w.run(|_| false);
+            by_itself.lock().unwrap().extend(noted.lock().unwrap().iter());
+        }
+        let runs = runs_of_prompts(&w, &lengths);
+        let decoding = [3, 4].map(|n| w.admit(some_tokens(n, n), 60));
+        w.run(|owned| decoding.iter().all(|seq| owned[seq].seen.len() > 6));
+        let prompts = lengths.map(|n| w.admit(some_tokens(n, n), 0));
+        let from = w.served.lock().unwrap().len();
+        w.run(|_| false);
+        let served = w.served.lock().unwrap()[from..].to_vec();
+        // While others have something to compute, nobody waits for more than a turn of each. Where
+        // phases have places of their own, prompts end beside what is decoded.
+        let most = [5, 3][which];
+        for seq in decoding {
+            let gaps = served.iter().enumerate().filter(|(_, s)| **s == seq).map(|(i, _)| i);
+            let gaps: Vec<usize> = gaps.collect();
+            let turns = gaps[0] <= most && gaps.windows(2).all(|g| g[1] - g[0] <= most);
+            assert!(turns, "{which}: {gaps:?}");
+        }
+        let last = served.iter().rposition(|s| *s == prompts[1]).unwrap();
+        assert!(last < served.len() / 2, "{which}: prompts end at {last} of {}", served.len());
+        // Which rows run together depends on nobody else.
+        assert_eq!(*runs.lock().unwrap(), *by_itself.lock().unwrap(), "{which}");
+        for seq in decoding.into_iter().chain(prompts) {
+            w.check((seq, 0), &mut alone, &format!("plan {which}"));
+        }
     }
 }

@@ -45,6 +45,9 @@ impl Engine {
     pub(crate) fn plan_batches(&mut self, place: usize, only: Option<Phase>) {
         self.slots[place].clear();
         let mut budget = self.budget(place, only);
+        if self.rows_matter {
+            return self.plan_in_turns(place, only, &mut budget);
+        }
         for pass in [Pass::Alone, Pass::Decoding, Pass::Others] {
             if pass == Pass::Decoding && only == Some(Phase::Prefill) {
                 continue;
@@ -116,40 +119,96 @@ impl Engine {
                 Pass::Decoding => !s.alone && self.decodes(seq),
                 Pass::Others => !s.alone && !self.decodes(seq),
             };
+            let alone = s.alone;
             let others = !self.slots[place].seqs.is_empty();
-            if !of_pass || (others && (s.alone || self.rows_matter)) {
+            if !of_pass || (others && alone) {
                 continue;
             }
-            let alone = s.alone || self.rows_matter;
-            let may_begin = s.stage == Stage::Running || budget.begins;
-            if !may_begin || !self.begin(seq) {
-                // Those that wait behind it do not overtake it, but those that run go on: it waits
-                // for them.
-                budget.begins = false;
-                continue;
+            if !self.plan_sequence(place, seq, only, (&mut left, budget)) {
+                return false;
             }
-            while left > 0 {
-                match self.plan_rows(place, seq, only, (left, budget)) {
-                    Ok(0) => break,
-                    Ok(rows) => left = left.saturating_sub(rows),
-                    Err(EngineError::Kv(KvError::Full(_))) => {
-                        if !self.make_room(seq) {
-                            self.give_way(seq, place);
-                            return false;
-                        }
+            if left == 0 || (alone && self.is_planned(place, seq)) {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn is_planned(&self, place: usize, seq: SeqId) -> bool {
+        self.slots[place].seqs.iter().any(|(planned, _)| *planned == seq)
+    }
+
+    /// Plans batches of one sequence, where rows of several are not mixed: of those that decode and
+    /// the prompts, whoever has waited longest since its last turn. Prompts have turns together, in
+    /// which the first of them is computed.
+    fn plan_in_turns(&mut self, place: usize, only: Option<Phase>, budget: &mut Budget) {
+        let decoding = |seq: &&SeqId| only != Some(Phase::Prefill) && self.decodes(**seq);
+        let turn = |seq: &SeqId| self.sequences.get(seq).map_or(0, |s| s.turn);
+        let decoding = self.queue.iter().filter(decoding);
+        let mut turns: Vec<(u64, Option<SeqId>)> =
+            decoding.map(|seq| (turn(seq), Some(*seq))).collect();
+        turns.push((self.prompts_turn, None));
+        turns.sort_by_key(|(turn, _)| *turn);
+        self.turns += 1;
+        for (_, seq) in turns {
+            let seqs = match seq {
+                Some(seq) => vec![seq],
+                None => self.queue.iter().filter(|s| !self.decodes(**s)).copied().collect(),
+            };
+            for seq in seqs {
+                let Some(s) = self.sequences.get(&seq) else { continue };
+                if s.in_flight.is_some() || s.cancelled || s.closed {
+                    continue;
+                }
+                let prompt = !self.decodes(seq);
+                // Chunks are cut by positions alone, however many decode.
+                let mut left = usize::MAX;
+                if !self.plan_sequence(place, seq, only, (&mut left, budget)) {
+                    return;
+                }
+                if self.is_planned(place, seq) {
+                    if let Some(s) = self.sequences.get_mut(&seq) {
+                        s.turn = self.turns;
                     }
-                    Err(error) => {
-                        self.fail(seq, error);
-                        break;
+                    if prompt {
+                        self.prompts_turn = self.turns;
                     }
+                    return;
                 }
             }
-            let planned = self.slots[place].seqs.iter().any(|(s, _)| *s == seq);
-            if alone && planned {
-                return false;
-            }
-            if left == 0 {
-                return false;
+        }
+    }
+
+    /// Adds rows of a sequence, at most `left`, if it has begun or may begin. `false` when there
+    /// are no pages for it: then nothing more is planned.
+    fn plan_sequence(
+        &mut self,
+        place: usize,
+        seq: SeqId,
+        only: Option<Phase>,
+        (left, budget): (&mut usize, &mut Budget),
+    ) -> bool {
+        let runs = self.sequences.get(&seq).is_some_and(|s| s.stage == Stage::Running);
+        if !(runs || budget.begins) || !self.begin(seq) {
+            // Those that wait behind it do not overtake it, but those that run go on: it waits for
+            // them.
+            budget.begins = false;
+            return true;
+        }
+        while *left > 0 {
+            match self.plan_rows(place, seq, only, (*left, budget)) {
+                Ok(0) => break,
+                Ok(rows) => *left = left.saturating_sub(rows),
+                Err(EngineError::Kv(KvError::Full(_))) => {
+                    if !self.make_room(seq) {
+                        self.give_way(seq, place);
+                        return false;
+                    }
+                }
+                Err(error) => {
+                    self.fail(seq, error);
+                    break;
+                }
             }
         }
         true
@@ -187,6 +246,7 @@ impl Engine {
             let most = s.decoded.first().map_or(most, |run| most.min(run.start + 1));
             self.kv.adopt(seq, &s.tokens[..most], numerics(s, 0..0));
         }
+        let Some(s) = self.sequences.get_mut(&seq) else { return false };
         s.stage = Stage::Running;
         if !std::mem::replace(&mut s.begun, true) {
             self.events.push_back(Event::Begun { seq, cached: self.kv.len(seq) });
@@ -246,7 +306,6 @@ impl Engine {
     }
 
     /// Frees pages for a sequence: those of sequences that wait for tokens, then those of the
-        let Some(s) = self.sequences.get_mut(&seq) else { return false };
     /// youngest that runs, is not in flight and comes behind it; it is computed again later.
     fn make_room(&mut self, seq: SeqId) -> bool {
         if let Some(idle) = self.idle_with_pages(seq) {

@@ -93,6 +93,9 @@ pub struct Engine {
     pub(crate) orders: u64,
     /// How often a sequence lost its pages to another one.
     pub(crate) preemptions: u64,
+    /// Where sequences have turns: how many there were, and the last one of prompts.
+    pub(crate) turns: u64,
+    pub(crate) prompts_turn: u64,
     /// What may be in flight at once: one place, or one for decoding and one for prompts.
     pub(crate) slots: Vec<BatchSlot>,
     pub(crate) sharing: Sharing,
@@ -191,6 +194,8 @@ impl Engine {
             events: VecDeque::new(),
             orders: 0,
             preemptions: 0,
+            turns: 0,
+            prompts_turn: 0,
             sharing: Sharing { sequences: parts.sharing.sequences.max(1), ..parts.sharing },
             longrope: LongRope::new(parts.spec),
             memory,

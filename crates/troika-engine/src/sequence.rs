@@ -39,6 +39,8 @@ pub(crate) struct Sequence {
     pub closed: bool,
     /// It failed together with others, and runs alone, to see whether it was the reason.
     pub alone: bool,
+    /// Its last turn, where sequences have turns.
+    pub turn: u64,
     /// Until so many of its tokens are computed it is computed a batch at a time, which nobody's
     /// cancellation ends.
     pub steady_until: usize,
@@ -63,6 +65,7 @@ impl Sequence {
             cancelled: false,
             closed: false,
             alone: false,
+            turn: 0,
             steady_until: 0,
             regime: 0,
             begun: false,
