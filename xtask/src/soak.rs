@@ -102,7 +102,8 @@ fn cargo() -> Command {
 /// Runs the tests of sequences that share an engine which take long.
 fn share(root: &Path) -> Result<(), String> {
     let mut command = cargo();
-    command.args(["test", "-q", "--release", "--workspace", "--test", "sequences"]);
+    command.args(["test", "-q", "--release", "--workspace"]);
+    command.args(["--test", "sequences", "--test", "threads"]);
     command.args(["--", "--ignored", "--nocapture"]).current_dir(root);
     let status = command.status().map_err(|e| format!("cannot run cargo: {e}"))?;
     status.success().then_some(()).ok_or("sequences that share an engine go wrong".into())

@@ -14,7 +14,7 @@ use troika::engine::{
     SequenceInput, Sharing, WantedLogits,
 };
 use troika::graph::DType;
-use troika::plan::{DeviceFacts, PlanRequest, Ratio, Strategy, make};
+use troika::plan::{DeviceFacts, LengthRules, PlanRequest, Ratio, Strategy, make};
 use troika::trace::Tracer;
 use troika::weights::FloatType;
 use troika::{Described, describe};
@@ -37,6 +37,16 @@ fn dir(model: &str) -> PathBuf {
 }
 
 fn engine(d: &Described, strategy: Strategy, chunk: usize, sharing: Sharing) -> Engine {
+    engine_of(d, strategy, (chunk, false), sharing)
+}
+
+/// Where the plan goes by the length of chunks, a batch is of one sequence.
+fn engine_of(
+    d: &Described,
+    strategy: Strategy,
+    (chunk, by_length): (usize, bool),
+    sharing: Sharing,
+) -> Engine {
     let one = strategy == Strategy::OneDevice;
     let devices: Vec<Arc<dyn Device>> = if one { vec![cpu("a")] } else { vec![cpu("a"), cpu("b")] };
     let facts: Vec<DeviceFacts> = devices.iter().map(|d| DeviceFacts::of(&**d)).collect();
@@ -50,6 +60,10 @@ fn engine(d: &Described, strategy: Strategy, chunk: usize, sharing: Sharing) -> 
     };
     let mut plan = make(&d.spec, &facts, &request).unwrap();
     plan.page_len = PAGE;
+    if by_length {
+        let rules = plan.prefill.rules.clone();
+        plan.prefill.lengths = vec![LengthRules { up_to: 4, rules }];
+    }
     Engine::new(EngineParts {
         spec: &d.spec,
         shapes: &|key| d.store.shape(key),
@@ -273,8 +287,8 @@ impl World {
     }
 
     fn step(&mut self) -> bool {
-        let World { open, what, cached, cancelled, handed_out, .. } = self;
-        let mut cut = Vec::new();
+        let World { open, what, cached, cancelled, handed_out, random, handle, .. } = self;
+        let (mut cut, mut closed) = (Vec::new(), Vec::new());
         let went_on = self.engine.step(&mut |event| {
             let seq = event.seq();
             let Some(o) = open.get_mut(&seq) else { panic!("{what}: {event:?} of a closed one") };
@@ -290,7 +304,16 @@ impl World {
                     o.next_logits += 1;
                     o.seen.push(Seen { position, len: o.tokens.len(), bits: bits(logits) });
                     *handed_out += 1;
-                    if last && o.left > 0 && o.tokens.len() < LONGEST {
+                    let goes_on = last && o.left > 0 && o.tokens.len() < LONGEST;
+                    // Who is told something may ask for something.
+                    if last && random.once_in(60) {
+                        handle.close(seq).unwrap();
+                        closed.push(seq);
+                    } else if goes_on && random.once_in(30) {
+                        handle.cancel(seq).unwrap();
+                        o.cancelled = true;
+                    }
+                    if goes_on {
                         o.left -= 1;
                         o.fed_from = o.tokens.len();
                         o.tokens.push(best(logits));
@@ -320,6 +343,11 @@ impl World {
             assert!((o.fed_from..=o.tokens.len()).contains(&len), "{}: {len}", self.what);
             self.alone.check(&o.tokens, &std::mem::take(&mut o.seen), &self.what);
             o.tokens.truncate(len);
+        }
+        for seq in closed {
+            self.check(seq);
+            self.open.remove(&seq);
+            self.order.retain(|other| *other != seq);
         }
         for (seq, o) in &self.open {
             assert_eq!(self.handle.is_pending(*seq), o.pending, "{}: {seq}", self.what);
@@ -390,7 +418,9 @@ fn run(seed: u64, (model, strategy): (&str, Strategy), (most, steps): (usize, us
     let kv_bytes = random.of(&[None, Some(10), Some(15), Some(25)]).map(|n: u64| of_one * n / 10);
     let sharing = Sharing { kv_bytes, ..sharing };
     let what = format!("seed {seed}, {model}, {strategy}, chunk {chunk}, {sharing:?}");
-    let engine = engine(&d, strategy, chunk, sharing);
+    let by_length = random.once_in(3);
+    let what = format!("{what}, by length: {by_length}");
+    let engine = engine_of(&d, strategy, (chunk, by_length), sharing);
     let handle = engine.handle().clone();
     let prefix = |_| (0..40).map(|_| random.below(VOCAB) as u32).collect();
     let prefixes = (0..3).map(prefix).collect();
