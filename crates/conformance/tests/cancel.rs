@@ -42,8 +42,8 @@ const VOCAB: usize = 200;
 /// With windows and without.
 const MODELS: [&str; 2] = ["qwen3", "gemma-3"];
 
-/// Called whenever a list is handed to a queue.
-type Hook = Arc<Mutex<Box<dyn FnMut(&CommandList) + Send>>>;
+/// Called whenever a list is handed to a queue, which may refuse it then.
+type Hook = Arc<Mutex<Box<dyn FnMut(&CommandList) -> Result<(), DeviceError> + Send>>>;
 
 /// A virtual device that says when it is given something.
 struct Hooked(VirtualDevice, Hook, Caps);
@@ -89,7 +89,7 @@ impl Device for Hooked {
 
 impl Queue for HookedQueue {
     fn submit(&mut self, list: CommandList) -> Result<(), DeviceError> {
-        (self.1.lock().unwrap())(&list);
+        (self.1.lock().unwrap())(&list)?;
         self.0.submit(list)
     }
     fn is_alive(&self) -> bool {
@@ -122,17 +122,22 @@ struct World {
 }
 
 fn world(model: &str, strategy: Strategy) -> World {
-    world_of(model, strategy, false, |_| ())
+    world_of(model, strategy, (false, SOC), |_| ())
 }
 
 /// The devices may say that their numbers are unlike each other's; they are not.
-fn world_of(model: &str, strategy: Strategy, unlike: bool, edit: impl Fn(&mut Plan)) -> World {
+fn world_of(
+    model: &str,
+    strategy: Strategy,
+    (unlike, soc): (bool, &str),
+    edit: impl Fn(&mut Plan),
+) -> World {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(model);
     let d = describe(&dir, FloatType::F32).unwrap();
-    let soc = Soc::parse("two.toml", SOC).unwrap();
+    let soc = Soc::parse("two.toml", soc).unwrap();
     let clock = Arc::new(VirtualClock::new());
     let board = Board::new(&soc, clock.clone());
-    let hook: Hook = Arc::new(Mutex::new(Box::new(|_| {})));
+    let hook: Hook = Arc::new(Mutex::new(Box::new(|_| Ok(()))));
     let count = if strategy == Strategy::OneDevice { 1 } else { 2 };
     let open = |p: &_| -> Arc<dyn Device> {
         let name = ["first", "second"][soc.processors.iter().position(|q| q == p).unwrap()];
@@ -179,8 +184,11 @@ fn best(logits: &[f32]) -> u32 {
 }
 
 impl World {
-    fn hook(&self, hook: impl FnMut(&CommandList) + Send + 'static) {
-        *self.hook.lock().unwrap() = Box::new(hook);
+    fn hook(&self, mut hook: impl FnMut(&CommandList) + Send + 'static) {
+        *self.hook.lock().unwrap() = Box::new(move |list| {
+            hook(list);
+            Ok(())
+        });
     }
 
     fn admit(&mut self, tokens: Vec<u32>, left: usize) -> SeqId {
@@ -359,11 +367,11 @@ fn cancelling_others_again_and_again_stops_nobody() {
 /// unlike numerics that share rows out, for both phases.
 fn unmixed(which: usize) -> World {
     match which {
-        0 => world_of("qwen3", Strategy::OneDevice, false, |plan| {
+        0 => world_of("qwen3", Strategy::OneDevice, (false, SOC), |plan| {
             let rules = plan.prefill.rules.clone();
             plan.prefill.lengths = vec![LengthRules { up_to: 3, rules }];
         }),
-        _ => world_of("qwen3", Strategy::SplitRows(None), true, |plan| {
+        _ => world_of("qwen3", Strategy::SplitRows(None), (true, SOC), |plan| {
             plan.decode.rules = plan.prefill.rules.clone();
         }),
     }
@@ -423,6 +431,64 @@ fn all_have_turns_where_rows_of_several_are_not_mixed() {
         assert_eq!(*runs.lock().unwrap(), *by_itself.lock().unwrap(), "{which}");
         for seq in decoding.into_iter().chain(prompts) {
             w.check((seq, 0), &mut alone, &format!("plan {which}"));
+        }
+    }
+}
+
+/// Each processor has memory of its own, so that caches are copied from one to the other.
+fn apart(model: &str) -> World {
+    let soc = SOC.replace("launch_us", "own_memory = true\nlaunch_us");
+    world_of(model, Strategy::PrefillDecode, (false, &soc), |_| ())
+}
+
+/// Prompts end while caches of others are copied.
+#[test]
+fn caches_are_handed_over_while_others_are_computed() {
+    for model in MODELS {
+        let mut alone = world(model, Strategy::OneDevice).engine;
+        let mut w = apart(model);
+        let all: Vec<SeqId> =
+            (0..12).map(|i| w.admit(some_tokens(3 + i * 7 % 40, i), 5 + i % 4)).collect();
+        w.run(|_| false);
+        for (i, seq) in all.into_iter().enumerate() {
+            let prompt = 3 + i * 7 % 40;
+            assert_eq!(w.owned[&seq].seen.len(), prompt + 5 + i % 4);
+            w.check((seq, 0), &mut alone, &format!("{model}, {i}"));
+        }
+    }
+}
+
+/// What a copy that failed was to fill is not taken for filled.
+#[test]
+fn a_cache_that_could_not_be_handed_over_is_computed_again() {
+    for model in MODELS {
+        let mut alone = world(model, Strategy::OneDevice).engine;
+        let want = alone.open();
+        let (tokens, mut rows) = (some_tokens(30, 3), Vec::new());
+        let input = SequenceInput { seq: want, tokens: &tokens, logits: WantedLogits::All };
+        alone.run(&[input], &mut |_, _, row| rows.push(row.to_vec())).unwrap();
+        let mut w = apart(model);
+        let seq = w.engine.open();
+        let feed = |e: &mut Engine, tokens: &[u32]| {
+            let mut rows = Vec::new();
+            let input = SequenceInput { seq, tokens, logits: WantedLogits::All };
+            e.run(&[input], &mut |_, _, row| rows.push(row.to_vec())).map(|()| rows)
+        };
+        feed(&mut w.engine, &tokens[..20]).unwrap();
+        let mut left = 1;
+        *w.hook.lock().unwrap() = Box::new(move |list| {
+            let copies = list.tasks.iter().any(|t| matches!(t.work, Work::Copy(_)));
+            left -= i32::from(copies);
+            match copies && left == 0 {
+                true => Err(DeviceError::Gone("it was told to refuse".into())),
+                false => Ok(()),
+            }
+        });
+        let error = feed(&mut w.engine, &tokens[20..21]).unwrap_err();
+        assert!(error.to_string().contains("told to refuse"), "{error}");
+        w.engine.audit().unwrap();
+        for i in 20..30 {
+            assert!(feed(&mut w.engine, &tokens[i..i + 1]).unwrap()[0] == rows[i], "{model}: {i}");
         }
     }
 }

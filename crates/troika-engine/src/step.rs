@@ -247,9 +247,12 @@ impl Engine {
 
     /// Hands planned batches to the scheduler.
     fn start(&mut self, place: usize, prefill: bool) -> Result<(), EngineError> {
-        let copies = self.handover_tasks(place)?;
-        if !copies.is_empty() {
-            self.runner.run(&TaskGraph::new(copies).into())?;
+        if let Err(error) = self.hand_over(place) {
+            // Which positions were copied is not known: all are computed again.
+            for i in 0..self.slots[place].seqs.len() {
+                self.cut_cache(self.slots[place].seqs[i].0, 0);
+            }
+            return Err(error);
         }
         let graph = self.slots[place].graph(&self.model)?;
         // While others decode, a prompt leaves them room in the queues.
@@ -273,6 +276,15 @@ impl Engine {
         // Somebody may have cancelled one of them just before.
         seqs().for_each(|seq| inbox.end_cancelled(seq));
         Ok(())
+    }
+
+    /// Copies caches to where planned batches use them.
+    fn hand_over(&mut self, place: usize) -> Result<(), EngineError> {
+        let copies = self.handover_tasks(place)?;
+        match copies.is_empty() {
+            true => Ok(()),
+            false => self.runner.run(&TaskGraph::new(copies).into()),
+        }
     }
 
     /// The copies that hand caches over before planned batches run.
