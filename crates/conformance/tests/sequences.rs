@@ -488,3 +488,27 @@ fn a_hundred_sequences_for_ten_thousand_steps() {
 fn few_sequences_in_many_ways() {
     all(10..50, (8, 60));
 }
+
+/// A plan by length cuts chunks at absolute positions: one that goes on in the middle of a chunk has
+/// a short batch first, and what its windows let go of behind that is not used in it.
+#[test]
+fn sequences_go_on_in_the_middle_of_a_chunk() {
+    let d = describe(&dir(MODELS[1]), FloatType::F32).unwrap();
+    let tokens: Vec<u32> = (0..47).map(|i| i * 37 % VOCAB as u32).collect();
+    let mut one = engine(&d, Strategy::OneDevice, 16, Sharing::default());
+    let feed = |e: &mut Engine, seq, tokens: &[u32]| {
+        let (mut rows, logits) = (Vec::new(), WantedLogits::All);
+        e.run(&[SequenceInput { seq, tokens, logits }], &mut |_, _, row| rows.push(bits(row)))
+            .unwrap();
+        rows
+    };
+    let seq = one.open();
+    let want = feed(&mut one, seq, &tokens);
+    for (first, cut) in [(32, 20), (32, 24), (20, 20), (24, 24), (31, 31), (16, 16)] {
+        let mut e = engine_of(&d, Strategy::OneDevice, (16, true), Sharing::default());
+        let seq = e.open();
+        feed(&mut e, seq, &tokens[..first]);
+        e.truncate(seq, cut).unwrap();
+        assert!(feed(&mut e, seq, &tokens[cut..]) == want[cut..], "from {first} cut to {cut}");
+    }
+}

@@ -145,12 +145,12 @@ impl Engine {
         let decoding = |seq: &&SeqId| only != Some(Phase::Prefill) && self.decodes(**seq);
         let turn = |seq: &SeqId| self.sequences.get(seq).map_or(0, |s| s.turn);
         let decoding = self.queue.iter().filter(decoding);
-        let mut turns: Vec<(u64, Option<SeqId>)> =
+        let mut waiting: Vec<(u64, Option<SeqId>)> =
             decoding.map(|seq| (turn(seq), Some(*seq))).collect();
-        turns.push((self.prompts_turn, None));
-        turns.sort_by_key(|(turn, _)| *turn);
-        self.turns += 1;
-        for (_, seq) in turns {
+        waiting.push((self.prompts_turn, None));
+        waiting.sort_by_key(|(turn, _)| *turn);
+        self.last_turn += 1;
+        for (_, seq) in waiting {
             let seqs = match seq {
                 Some(seq) => vec![seq],
                 None => self.queue.iter().filter(|s| !self.decodes(**s)).copied().collect(),
@@ -168,10 +168,10 @@ impl Engine {
                 }
                 if self.is_planned(place, seq) {
                     if let Some(s) = self.sequences.get_mut(&seq) {
-                        s.turn = self.turns;
+                        s.turn = self.last_turn;
                     }
                     if prompt {
-                        self.prompts_turn = self.turns;
+                        self.prompts_turn = self.last_turn;
                     }
                     return;
                 }
@@ -275,7 +275,8 @@ impl Engine {
         let slot = &mut self.slots[place];
         let used = slot.last_batch().map_or(budget.chunk, |b| b.rows());
         let wanted: usize = slot.batches().iter().map(|b| b.wanted_rows()).sum();
-        if used >= budget.chunk {
+        // Where rows matter, a batch ends where its chunk does.
+        if used >= budget.chunk || self.rows_matter {
             let most = (LOGITS_BYTES / (self.model.vocab * 4)).max(1);
             let many = wanted > 0 && wanted + budget.chunk.min(s.tokens.len() - from) > most;
             if slot.batches().len() >= budget.batches || (many && s.logits_from < to) {

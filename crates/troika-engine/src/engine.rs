@@ -93,8 +93,8 @@ pub struct Engine {
     pub(crate) orders: u64,
     /// How often a sequence lost its pages to another one.
     pub(crate) preemptions: u64,
-    /// Where sequences have turns: how many there were, and the last one of prompts.
-    pub(crate) turns: u64,
+    /// Where sequences have turns: the number of the last one, and of the last one of prompts.
+    pub(crate) last_turn: u64,
     pub(crate) prompts_turn: u64,
     /// What may be in flight at once: one place, or one for decoding and one for prompts.
     pub(crate) slots: Vec<BatchSlot>,
@@ -194,7 +194,7 @@ impl Engine {
             events: VecDeque::new(),
             orders: 0,
             preemptions: 0,
-            turns: 0,
+            last_turn: 0,
             prompts_turn: 0,
             sharing: Sharing { sequences: parts.sharing.sequences.max(1), ..parts.sharing },
             longrope: LongRope::new(parts.spec),
