@@ -7,6 +7,7 @@ use troika_cpu::kernels::elementwise::{
 };
 use troika_cpu::kernels::linear::WeightView;
 use troika_cpu::kernels::norm::{self, Norm};
+use troika_cpu::kernels::simd::{Kernel, Lanes, MAX_LANES, dispatch};
 use troika_cpu::kernels::{KernelError, embed, kv, rope};
 use troika_cpu::{SharedMut, SharedRef};
 use troika_device::{ForwardBatch, PageTable, SeqRows};
@@ -252,6 +253,35 @@ fn exponentials_are_accurate() {
         assert!(y[1] == f32::INFINITY && y[2].is_nan() && y[4] == 1e30 && y[6] == 89.0, "{y:?}");
         assert!(y[3].abs() < 1e-30 && y[5].abs() < 1e-30, "{y:?}");
     });
+}
+
+/// Compares the exponential of numbers up to 0 with the general one.
+struct Falling<'a>(&'a [f32]);
+
+impl Kernel for Falling<'_> {
+    type Output = ();
+    #[inline(always)]
+    unsafe fn run<V: Lanes>(self) {
+        for x in self.0.chunks_exact(V::N) {
+            let mut e = [[0.0f32; MAX_LANES]; 2];
+            // SAFETY: features by the caller; a register of numbers, room for the widest.
+            unsafe {
+                let x = V::load(x.as_ptr());
+                x.exp().store(e[0].as_mut_ptr());
+                x.exp_falling().store(e[1].as_mut_ptr());
+            }
+            assert_eq!(e[0].map(f32::to_bits), e[1].map(f32::to_bits), "e^x of {x:?}");
+        }
+    }
+}
+
+#[test]
+fn exponentials_of_numbers_up_to_0_are_the_same() {
+    let near = |x: f32| (0..64u32).map(move |i| f32::from_bits(x.to_bits() + i - 32));
+    let mut x: Vec<f32> = (0..120_000).map(|i| i as f32 * -0.001).collect();
+    x.extend(near(-87.336_54).chain(near(-87.0)).chain(near(-104.0)).chain(near(-1e-40)));
+    x.extend([f32::NEG_INFINITY, f32::MIN, -0.0, 0.0].repeat(8));
+    on_each_isa(1, |cx| dispatch(cx.isa, Falling(&x)));
 }
 
 #[test]

@@ -97,19 +97,22 @@ impl KeyBlock {
 pub(super) struct Seen {
     from: [u8; MAX_LINES],
     to: [u8; MAX_LINES],
+    /// Whether every line sees the whole block.
+    whole: bool,
 }
 
 impl Seen {
     /// For `lines` lines, of which those past the part's own see what the last one sees.
     #[inline(always)]
     pub fn new(part: &AttentionPart<'_>, start: usize, lines: usize) -> Seen {
-        let mut seen = Seen { from: [0; MAX_LINES], to: [0; MAX_LINES] };
+        let mut seen = Seen { from: [0; MAX_LINES], to: [0; MAX_LINES], whole: true };
         let heads = part.heads.len();
         let mut line = 0;
         for row in part.rows.clone() {
             let v = part.x.visible(part.seq.pos + row);
             let to = v.end.saturating_sub(start).min(KEY_BLOCK);
             let from = v.start.saturating_sub(start).min(to);
+            seen.whole &= from == 0 && to == KEY_BLOCK;
             seen.from[line..line + heads].fill(from as u8);
             seen.to[line..line + heads].fill(to as u8);
             line += heads;
@@ -129,6 +132,9 @@ impl Seen {
     /// The smallest range with all keys that some of these lines sees.
     #[inline(always)]
     pub fn by_any(&self, lines: Range<usize>) -> Range<usize> {
+        if self.whole {
+            return 0..KEY_BLOCK;
+        }
         let (mut from, mut to) = (KEY_BLOCK as u8, 0);
         for i in lines {
             // A line that sees nothing does not count.
@@ -142,6 +148,9 @@ impl Seen {
     /// Keys that all of these lines see, and whether there are no others.
     #[inline(always)]
     pub fn by_all(&self, lines: Range<usize>) -> (Range<usize>, bool) {
+        if self.whole {
+            return (0..KEY_BLOCK, true);
+        }
         let (mut from, mut to) = (0, KEY_BLOCK as u8);
         let (mut low, mut high) = (KEY_BLOCK as u8, 0);
         for i in lines {

@@ -25,6 +25,12 @@ const LINE_BYTES: usize = 64;
 /// Most levels of the lanes' tree.
 const LEVELS: usize = MAX_LANES.ilog2() as usize + 1;
 
+/// Lines that meet one panel of values after another while their weights are in the nearest cache.
+/// A multiple of [`tile_lines`].
+const LINES_AT_ONCE: usize = 48;
+/// Steps of a product before its loop begins anew.
+const UNROLL: usize = 4;
+
 /// Lines of a tile of values: with [`ACROSS`] registers each they fill 32 registers, or 16. A
 /// multiple of [`SCORE_LINES`].
 #[inline(always)]
@@ -88,39 +94,63 @@ pub(super) unsafe fn pack_keys<A: Mac, S: RowReader>(
     assert!(t.keys.len() >= KEY_BLOCK * t.k_pad, "scratch of an attention");
     let mut key = range.start / n * n;
     while key < range.end {
-        let to = key / width * width * t.k_pad + key % width;
-        for j in 0..steps {
-            // SAFETY: by the caller; the packed block was checked.
-            unsafe {
-                let mut square = [A::V::splat(0.0); MAX_LANES];
-                for i in 0..n {
-                    square[i] = part::<A, S>(keys.add(block.k[key + i]), j * n * S::COLS, k_dim);
-                }
-                let columns = A::V::transpose(square);
-                for (c, column) in columns.iter().enumerate().take(n) {
-                    let step = A::V::place(c) * steps + j;
-                    column.store(t.keys.as_mut_ptr().add(to + step * width));
-                }
+        // SAFETY: by the caller; the packed block was checked.
+        unsafe {
+            let to = t.keys.as_mut_ptr().add(key / width * width * t.k_pad + key % width);
+            let rows: [*const u8; MAX_LANES] =
+                std::array::from_fn(|i| keys.add(block.k[key + i.min(n - 1)]));
+            let whole = k_dim / (n * S::COLS);
+            for j in 0..whole {
+                pack_square::<A, S, false>(&rows, (j, steps), k_dim, to);
+            }
+            if whole < steps {
+                pack_square::<A, S, true>(&rows, (whole, steps), k_dim, to);
             }
         }
         key += n;
     }
 }
 
-/// The elements of a row from `at` on: a register of words, zeros past the row's `len` elements.
+/// Packs the words of step `j` of `steps` of a register of keys.
 ///
 /// # Safety
-/// Needs the features of `A`; the row has its elements, some of them from `at` on.
+/// As for [`pack_keys`]; with `TAIL`, the step is the last one and not whole.
 #[inline(always)]
-pub(super) unsafe fn part<A: Mac, S: RowReader>(row: *const u8, at: usize, len: usize) -> A::V {
+unsafe fn pack_square<A: Mac, S: RowReader, const TAIL: bool>(
+    rows: &[*const u8; MAX_LANES],
+    (j, steps): (usize, usize),
+    k_dim: usize,
+    to: *mut f32,
+) {
+    let n = A::V::N;
     // SAFETY: by the caller.
     unsafe {
-        if len - at < A::V::N * S::COLS {
-            S::tail::<A::V>(row, at, len - at)
-        } else {
-            S::load::<A::V>(row, at)
+        let mut square = [A::V::splat(0.0); MAX_LANES];
+        for i in 0..n {
+            square[i] = part::<A, S, TAIL>(rows[i], j * n * S::COLS, k_dim);
+        }
+        let columns = A::V::transpose(square);
+        for (c, column) in columns.iter().enumerate().take(n) {
+            let step = A::V::place(c) * steps + j;
+            column.store(to.add(step * ACROSS * n));
         }
     }
+}
+
+/// The elements of a row from `at` on: a register of words; with `TAIL`, zeros past the row's `len`
+/// elements. (That is never left to a test beside the load: a tail copies bytes by a call, around
+/// which the compiler keeps the registers of a tile in memory.)
+///
+/// # Safety
+/// Needs the features of `A`; the row has a register of elements from `at` on, or with `TAIL` fewer.
+#[inline(always)]
+pub(super) unsafe fn part<A: Mac, S: RowReader, const TAIL: bool>(
+    row: *const u8,
+    at: usize,
+    len: usize,
+) -> A::V {
+    // SAFETY: by the caller.
+    unsafe { if TAIL { S::tail::<A::V>(row, at, len - at) } else { S::load::<A::V>(row, at) } }
 }
 
 /// Widens the values of a block.
@@ -137,23 +167,51 @@ pub(super) unsafe fn pack_values<A: Mac, S: RowReader>(
     let n = A::V::N;
     let width = ACROSS * n;
     assert!(t.values.len() >= KEY_BLOCK * t.v_pad, "scratch of an attention");
+    let step = n * elements_per_word::<A>();
+    let (panels, whole) = (v_dim / width * width, v_dim / step * step);
     for word in weight_words::<A>(&range) {
         let rows = block.v[word * elements_per_word::<A>()..].as_ptr();
-        for i in (0..v_dim).step_by(n * elements_per_word::<A>()) {
-            let to = i / width * width * word_count::<A>(KEY_BLOCK) + word * width + i % width;
-            // SAFETY: by the caller; the packed block was checked, and words lie inside.
-            unsafe {
-                let to = t.values.as_mut_ptr().add(to);
-                let first = part::<A, S>(values.add(*rows), i, v_dim);
-                if A::PAIRS {
-                    let second = part::<A, S>(values.add(*rows.add(1)), i, v_dim);
-                    let [low, high] = A::zip(first, second);
-                    low.store(to);
-                    high.store(to.add(n));
-                } else {
-                    first.store(to);
+        // SAFETY: by the caller; the packed block was checked, and words lie inside.
+        unsafe {
+            let rows: [*const u8; 2] =
+                std::array::from_fn(|i| values.add(*rows.add(if A::PAIRS { i } else { 0 })));
+            let mut to = t.values.as_mut_ptr().add(word * width);
+            for i in (0..panels).step_by(width) {
+                for i in (i..i + width).step_by(step) {
+                    pack_value::<A, S, false>(rows, i, v_dim, to.add(i % width));
                 }
+                to = to.add(width * word_count::<A>(KEY_BLOCK));
             }
+            for i in (panels..whole).step_by(step) {
+                pack_value::<A, S, false>(rows, i, v_dim, to.add(i % width));
+            }
+            if whole < v_dim {
+                pack_value::<A, S, true>(rows, whole, v_dim, to.add(whole % width));
+            }
+        }
+    }
+}
+
+/// Widens the elements of a word from `i` on, of one key or of two, to their place `to`.
+///
+/// # Safety
+/// As for [`pack_values`]; with `TAIL`, there is no whole register of them.
+#[inline(always)]
+unsafe fn pack_value<A: Mac, S: RowReader, const TAIL: bool>(
+    [first, second]: [*const u8; 2],
+    i: usize,
+    v_dim: usize,
+    to: *mut f32,
+) {
+    // SAFETY: by the caller.
+    unsafe {
+        let first = part::<A, S, TAIL>(first, i, v_dim);
+        if A::PAIRS {
+            let [low, high] = A::zip(first, part::<A, S, TAIL>(second, i, v_dim));
+            low.store(to);
+            high.store(to.add(A::V::N));
+        } else {
+            first.store(to);
         }
     }
 }
@@ -257,12 +315,14 @@ unsafe fn score_tile<A: Mac, const P: usize>(t: &mut PackedLines<'_>, line: usiz
         let mut sum = [[A::V::splat(0.0); ACROSS]; M];
         for group in 0..A::V::N / P {
             let mut acc = [[[A::V::splat(0.0); ACROSS]; M]; P];
-            for i in 0..steps {
-                for p in 0..P {
-                    let (q, k) =
-                        (q.add(p * next_q + i * M), k.add(p * next_k + i * ACROSS * A::V::N));
-                    multiply::<A, M>(&mut acc[p], q, 1, k);
+            let whole = steps / UNROLL * UNROLL;
+            for i in (0..whole).step_by(UNROLL) {
+                for i in i..i + UNROLL {
+                    score_step::<A, P>(&mut acc, (q, next_q), (k, next_k), i);
                 }
+            }
+            for i in whole..steps {
+                score_step::<A, P>(&mut acc, (q, next_q), (k, next_k), i);
             }
             (q, k) = (q.add(P * next_q), k.add(P * next_k));
             sum = acc[0];
@@ -282,6 +342,24 @@ unsafe fn score_tile<A: Mac, const P: usize>(t: &mut PackedLines<'_>, line: usiz
             for v in 0..ACROSS {
                 sum[m][v].store(s.add(m * KEY_BLOCK + v * A::V::N));
             }
+        }
+    }
+}
+
+/// Step `i` of `P` chains.
+// SAFETY: the caller has the features on, and the pointers reach as far.
+#[inline(always)]
+unsafe fn score_step<A: Mac, const P: usize>(
+    acc: &mut [[[A::V; ACROSS]; SCORE_LINES]; P],
+    (q, next_q): (*const f32, usize),
+    (k, next_k): (*const f32, usize),
+    i: usize,
+) {
+    for (p, acc) in acc.iter_mut().enumerate() {
+        // SAFETY: by the caller.
+        unsafe {
+            let (q, k) = (q.add(p * next_q + i * SCORE_LINES), k.add(p * next_k));
+            multiply::<A, SCORE_LINES>(acc, q, 1, k.add(i * ACROSS * A::V::N));
         }
     }
 }
@@ -340,12 +418,15 @@ pub(super) unsafe fn values<A: Mac>(
     let (m, width) = (tile_lines::<A::V>(), ACROSS * A::V::N);
     assert!(t.acc.len() >= t.lines * t.v_pad && t.scores.len() >= t.lines * KEY_BLOCK);
     assert!(t.shrink.len() >= t.lines && v_dim <= t.v_pad);
-    for at in (0..v_dim).step_by(width) {
-        for line in (0..t.lines).step_by(m) {
-            // SAFETY: lengths were checked; lines are whole tiles.
-            unsafe {
-                prefetch.fetch::<A::V>();
-                by_tile!(A, value_tile(t, seen, line, at));
+    for first in (0..t.lines).step_by(LINES_AT_ONCE) {
+        let lines = first..(first + LINES_AT_ONCE).min(t.lines);
+        for at in (0..v_dim).step_by(width) {
+            for line in lines.clone().step_by(m) {
+                // SAFETY: lengths were checked; lines are whole tiles.
+                unsafe {
+                    prefetch.fetch::<A::V>();
+                    by_tile!(A, value_tile(t, seen, line, at));
+                }
             }
         }
     }
@@ -411,7 +492,13 @@ unsafe fn weigh<A: Mac, const M: usize>(
                 acc[m][v] = a.mul(A::V::splat(shrink[m]));
             }
         }
-        for word in words {
+        let whole = words.start + words.len() / UNROLL * UNROLL;
+        for first in (words.start..whole).step_by(UNROLL) {
+            for word in first..first + UNROLL {
+                multiply::<A, M>(&mut acc, p.add(word), KEY_BLOCK, values.add(word * width));
+            }
+        }
+        for word in whole..words.end {
             multiply::<A, M>(&mut acc, p.add(word), KEY_BLOCK, values.add(word * width));
         }
         for m in 0..M {

@@ -124,17 +124,12 @@ unsafe fn score_tile<A: Mac, S: RowReader, const M: usize, const K: usize>(
         unsafe {
             let ks: [*const u8; K] = std::array::from_fn(|i| x.at(key + i, head));
             let mut acc = [A::V::splat(0.0); 8];
-            for word in (0..word_count::<A>(x.len)).step_by(A::V::N) {
-                let mut q_part = [A::V::splat(0.0); M];
-                for m in 0..M {
-                    q_part[m] = A::V::load(q.add(m * lines.k_pad + word));
-                }
-                for k in 0..K {
-                    let w = part::<A, S>(ks[k], word * S::COLS, x.len);
-                    for m in 0..M {
-                        acc[m * K + k] = A::mac(q_part[m], w, acc[m * K + k]);
-                    }
-                }
+            let words = x.len / (A::V::N * S::COLS) * A::V::N;
+            for word in (0..words).step_by(A::V::N) {
+                score_words::<A, S, M, K, false>(&mut acc, (q, lines.k_pad), (&ks, x.len), word);
+            }
+            if words < word_count::<A>(x.len) {
+                score_words::<A, S, M, K, true>(&mut acc, (q, lines.k_pad), (&ks, x.len), words);
             }
             let sums = A::V::sums(acc);
             for m in 0..M {
@@ -143,6 +138,31 @@ unsafe fn score_tile<A: Mac, S: RowReader, const M: usize, const K: usize>(
         }
     }
     M
+}
+
+/// Multiplies a register of words of `M` queries and `K` keys; with `TAIL`, the last one, which is
+/// not whole.
+// SAFETY: the caller has the features on, and the lines.
+#[inline(always)]
+unsafe fn score_words<A: Mac, S: RowReader, const M: usize, const K: usize, const TAIL: bool>(
+    acc: &mut [A::V; 8],
+    (q, k_pad): (*const f32, usize),
+    (keys, len): (&[*const u8; K], usize),
+    word: usize,
+) {
+    // SAFETY: queries are padded with zeros to whole lanes; keys have `len` elements.
+    unsafe {
+        let mut q_part = [A::V::splat(0.0); M];
+        for m in 0..M {
+            q_part[m] = A::V::load(q.add(m * k_pad + word));
+        }
+        for k in 0..K {
+            let w = part::<A, S, TAIL>(keys[k], word * S::COLS, len);
+            for m in 0..M {
+                acc[m * K + k] = A::mac(q_part[m], w, acc[m * K + k]);
+            }
+        }
+    }
 }
 
 /// Adds the weighted values to the accumulators: keys in order.
@@ -204,26 +224,44 @@ unsafe fn value_tile<A: Mac, S: RowReader, const M: usize, const NV: usize>(
     // words.
     unsafe {
         for at in (0..whole).step_by(step) {
-            value_chunk::<A, S, M, NV>(lines, x, tile, at);
+            value_chunk::<A, S, M, NV, false>(lines, x, tile, at);
         }
         if A::PAIRS {
-            for at in (whole..x.len).step_by(2 * A::V::N) {
-                value_chunk::<A, S, M, 2>(lines, x, tile, at);
-            }
+            rest::<A, S, M, 2>(lines, x, tile, whole);
         } else {
-            for at in (whole..x.len).step_by(A::V::N) {
-                value_chunk::<A, S, M, 1>(lines, x, tile, at);
-            }
+            rest::<A, S, M, 1>(lines, x, tile, whole);
         }
     }
     M
 }
 
-/// `NV` registers of the accumulators of `M` lines, from element `at` on. A register holds as many
-/// elements as lanes; elements past the last one are zeros.
+/// The elements from `from` on, `NV` registers at a time, and those that fill none.
 // SAFETY: the caller has the features on, and the lines.
 #[inline(always)]
-unsafe fn value_chunk<A: Mac, S: RowReader, const M: usize, const NV: usize>(
+unsafe fn rest<A: Mac, S: RowReader, const M: usize, const NV: usize>(
+    lines: &mut QueryLines<'_>,
+    x: &CachedRows<'_>,
+    tile: &ValueTile,
+    from: usize,
+) {
+    let step = NV * A::V::N;
+    let whole = x.len / step * step;
+    // SAFETY: as in `value_tile`.
+    unsafe {
+        for at in (from..whole).step_by(step) {
+            value_chunk::<A, S, M, NV, false>(lines, x, tile, at);
+        }
+        if whole < x.len {
+            value_chunk::<A, S, M, NV, true>(lines, x, tile, whole);
+        }
+    }
+}
+
+/// `NV` registers of the accumulators of `M` lines, from element `at` on. A register holds as many
+/// elements as lanes; with `TAIL` there are fewer, and zeros past the last one.
+// SAFETY: the caller has the features on, and the lines.
+#[inline(always)]
+unsafe fn value_chunk<A: Mac, S: RowReader, const M: usize, const NV: usize, const TAIL: bool>(
     lines: &mut QueryLines<'_>,
     x: &CachedRows<'_>,
     tile: &ValueTile,
@@ -249,9 +287,9 @@ unsafe fn value_chunk<A: Mac, S: RowReader, const M: usize, const NV: usize>(
             let mut w = [A::V::splat(0.0); NV];
             for v in (0..NV).step_by(elements_per_word::<A>()) {
                 let from = at + v * n;
-                w[v] = part::<A, S>(row(0), from, x.len);
+                w[v] = part::<A, S, TAIL>(row(0), from, x.len);
                 if A::PAIRS {
-                    let both = A::zip(w[v], part::<A, S>(row(1), from, x.len));
+                    let both = A::zip(w[v], part::<A, S, TAIL>(row(1), from, x.len));
                     w[v..v + 2].copy_from_slice(&both);
                 }
             }

@@ -53,75 +53,138 @@ impl Scores<'_> {
     /// Needs the features of `A`.
     #[inline(always)]
     pub unsafe fn weigh<A: Mac>(&mut self, op: &Attention, seen: &Seen) {
-        let (mut old, mut new) = ([0.0; MAX_LANES], [0.0; MAX_LANES]);
-        for start in (0..self.totals.len()).step_by(A::V::N) {
-            let count = A::V::N.min(self.totals.len() - start);
-            let mut sums = [0.0; MAX_LANES];
-            for i in 0..count {
-                let (line, by) = (start + i, seen.by(start + i));
-                let max = self.totals[line].max;
-                (old[i], new[i]) = (max, max);
-                let p = &mut self.scores[line * KEY_BLOCK..][..KEY_BLOCK];
-                if !by.is_empty() {
-                    // SAFETY: a block's scores.
-                    (new[i], sums[i]) =
-                        unsafe { weights::<A::V>(op, p.as_mut_ptr(), by.clone(), max) };
-                }
-                if A::PAIRS {
-                    // SAFETY: features by the caller.
-                    unsafe { pair_up::<A>(p, by) };
-                }
-            }
-            // SAFETY: arrays of the most lanes.
+        for start in (0..self.totals.len()).step_by(TOGETHER) {
+            let count = TOGETHER.min(self.totals.len() - start);
+            // SAFETY: features by the caller; a block's scores.
             unsafe {
-                let shrink = A::V::load(old.as_ptr()).sub(A::V::load(new.as_ptr())).exp();
-                shrink.store(old.as_mut_ptr());
-            }
-            for i in 0..count {
-                let total = &mut self.totals[start + i];
-                *total = Total { max: new[i], sum: total.sum * old[i] + sums[i] };
-                self.shrink[start + i] = old[i];
+                let old: [f32; TOGETHER] =
+                    std::array::from_fn(|i| self.totals[start + i.min(count - 1)].max);
+                let mut tops = [A::V::splat(f32::MIN); TOGETHER];
+                for (i, top) in tops.iter_mut().enumerate().take(count) {
+                    *top = A::V::splat(old[i]);
+                    let by = seen.by(start + i);
+                    if !by.is_empty() {
+                        *top = highest(op, self.line(start + i), by, *top);
+                    }
+                }
+                let new = A::V::maxima(tops);
+                let mut sums = [A::V::splat(0.0); TOGETHER];
+                for (i, sum) in sums.iter_mut().enumerate().take(count) {
+                    let by = seen.by(start + i);
+                    if !by.is_empty() {
+                        *sum = weights::<A::V>(self.line(start + i), by.clone(), new[i]);
+                    }
+                    if A::PAIRS {
+                        pair_up::<A>(&mut self.scores[(start + i) * KEY_BLOCK..], by);
+                    }
+                }
+                let sums = A::V::sums(sums);
+                let shrink = falling_exp::<A::V>(&old, &new);
+                for i in 0..count {
+                    let total = &mut self.totals[start + i];
+                    *total = Total { max: new[i], sum: total.sum * shrink[i] + sums[i] };
+                    self.shrink[start + i] = shrink[i];
+                }
             }
         }
     }
+
+    /// The scores of a line.
+    #[inline(always)]
+    fn line(&mut self, line: usize) -> *mut f32 {
+        self.scores[line * KEY_BLOCK..][..KEY_BLOCK].as_mut_ptr()
+    }
 }
 
-/// Turns the scores `seen` of a block into weights; returns their maximum, which is at least
-/// `max`, and their sum. Lanes lie at fixed positions, and those that are not seen add nothing, so
-/// the sum follows from the scores seen alone.
+/// Lines whose maxima and sums are found together: as many as [`Lanes::sums`] takes.
+const TOGETHER: usize = 8;
+
+/// `e^(old - new)`; nothing in `new` is lower.
+// SAFETY: the caller has the features on.
+#[inline(always)]
+unsafe fn falling_exp<V: Lanes>(old: &[f32; TOGETHER], new: &[f32; TOGETHER]) -> [f32; TOGETHER] {
+    let (mut x, mut y) = ([0.0; MAX_LANES], [0.0; MAX_LANES]);
+    x[..TOGETHER].copy_from_slice(old);
+    y[..TOGETHER].copy_from_slice(new);
+    for i in (0..TOGETHER).step_by(V::N) {
+        // SAFETY: arrays of the most lanes.
+        unsafe {
+            let shrink = V::load(x.as_ptr().add(i)).sub(V::load(y.as_ptr().add(i))).exp();
+            shrink.store(x.as_mut_ptr().add(i));
+        }
+    }
+    std::array::from_fn(|i| x[i])
+}
+
+/// The lanes that hold some of the scores `seen`.
+#[inline(always)]
+fn lanes_of<V: Lanes>(seen: &Range<usize>) -> Range<usize> {
+    seen.start / V::N * V::N..seen.end.next_multiple_of(V::N)
+}
+
+/// The highest of `top` and the scores `seen` of a block, lane by lane. What is not seen of their
+/// lanes becomes minus infinity.
 // SAFETY: the caller has the features on, and KEY_BLOCK floats.
 #[inline(always)]
-unsafe fn weights<V: Lanes>(
-    op: &Attention,
-    p: *mut f32,
-    seen: Range<usize>,
-    max: f32,
-) -> (f32, f32) {
-    let (first, end) = (seen.start / V::N * V::N, seen.end.next_multiple_of(V::N));
+unsafe fn highest<V: Lanes>(op: &Attention, p: *mut f32, seen: Range<usize>, mut top: V) -> V {
+    let all = lanes_of::<V>(&seen);
     // SAFETY: lanes divide the block.
     unsafe {
         if let Some(cap) = op.softcap {
-            for i in (first..end).step_by(V::N) {
+            for i in all.clone().step_by(V::N) {
                 let s = V::load(p.add(i)).div(V::splat(cap));
                 V::splat(cap).mul(tanh(s)).store(p.add(i));
             }
         }
-        for i in (first..seen.start).chain(seen.end..end) {
+        for i in (all.start..seen.start).chain(seen.end..all.end) {
             *p.add(i) = f32::NEG_INFINITY;
         }
-        let mut top = V::splat(max);
-        for i in (first..end).step_by(V::N) {
+        if all.len() == KEY_BLOCK {
+            // Four chains of which none waits for another.
+            let mut tops = [top; 4];
+            for i in (0..KEY_BLOCK).step_by(4 * V::N) {
+                for (j, top) in tops.iter_mut().enumerate() {
+                    *top = top.max(V::load(p.add(i + j * V::N)));
+                }
+            }
+            return tops[0].max(tops[1]).max(tops[2].max(tops[3]));
+        }
+        for i in all.step_by(V::N) {
             top = top.max(V::load(p.add(i)));
         }
-        let top = top.largest();
-        let shift = V::splat(top);
+        top
+    }
+}
+
+/// Turns the scores `seen` of a block into weights relative to `top`, and gives their sums by
+/// lanes. Lanes lie at fixed positions, and those that are not seen add nothing, so the sum follows
+/// from the scores seen alone.
+// SAFETY: the caller has the features on, and KEY_BLOCK floats.
+#[inline(always)]
+unsafe fn weights<V: Lanes>(p: *mut f32, seen: Range<usize>, top: f32) -> V {
+    let all = lanes_of::<V>(&seen);
+    // SAFETY: lanes divide the block.
+    unsafe {
+        let top = V::splat(top);
         let mut sum = V::splat(0.0);
-        for i in (first..end).step_by(V::N) {
-            let e = V::load(p.add(i)).sub(shift).exp();
+        if all.len() == KEY_BLOCK {
+            for i in (0..KEY_BLOCK).step_by(2 * V::N) {
+                // Two at a time: what one waits for is done for the other.
+                let (p, q) = (p.add(i), p.add(i + V::N));
+                let (x, y) = (V::load(p).sub(top), V::load(q).sub(top));
+                let (x, y) = (x.exp_falling(), y.exp_falling());
+                x.store(p);
+                y.store(q);
+                sum = sum.add(x).add(y);
+            }
+            return sum;
+        }
+        for i in all.step_by(V::N) {
+            let e = V::load(p.add(i)).sub(top).exp_falling();
             e.store(p.add(i));
             sum = sum.add(e);
         }
-        (top, sum.sum())
+        sum
     }
 }
 

@@ -75,6 +75,39 @@ unsafe fn add_pairs(x: __m256, y: __m256) -> __m256 {
     unsafe { _mm256_add_ps(_mm256_shuffle_ps(x, y, 0x44), _mm256_shuffle_ps(x, y, 0xee)) }
 }
 
+/// The largest lanes of eight registers.
+// SAFETY: the caller has the features on.
+#[inline(always)]
+pub(super) unsafe fn maxima256(v: [__m256; 8]) -> __m256 {
+    // SAFETY: the caller has the features.
+    unsafe {
+        // As in `sums256`.
+        let (a, b) = (highest_halves(v[0], v[4]), highest_halves(v[1], v[5]));
+        let (c, d) = (highest_halves(v[2], v[6]), highest_halves(v[3], v[7]));
+        let (ab, cd) = (highest_pairs(a, b), highest_pairs(c, d));
+        _mm256_max_ps(_mm256_shuffle_ps(ab, cd, 0x88), _mm256_shuffle_ps(ab, cd, 0xdd))
+    }
+}
+
+/// [`add_halves`], with the largest instead of the sum.
+// SAFETY: the caller has the features on.
+#[inline(always)]
+unsafe fn highest_halves(x: __m256, y: __m256) -> __m256 {
+    // SAFETY: the caller has the features.
+    unsafe {
+        let low = _mm256_permute2f128_ps(x, y, 0x20);
+        _mm256_max_ps(low, _mm256_permute2f128_ps(x, y, 0x31))
+    }
+}
+
+/// [`add_pairs`], with the largest instead of the sum.
+// SAFETY: the caller has the features on.
+#[inline(always)]
+unsafe fn highest_pairs(x: __m256, y: __m256) -> __m256 {
+    // SAFETY: the caller has the features.
+    unsafe { _mm256_max_ps(_mm256_shuffle_ps(x, y, 0x44), _mm256_shuffle_ps(x, y, 0xee)) }
+}
+
 /// The largest of eight.
 // SAFETY: the caller has the features on.
 #[inline(always)]
@@ -234,6 +267,26 @@ impl Lanes for __m256 {
         }
     }
     #[inline(always)]
+    unsafe fn exp_falling(self) -> Self {
+        unsafe {
+            let x = _mm256_max_ps(Self::splat(EXP_MIN), self);
+            let n = _mm256_round_ps(
+                x.mul(Self::splat(std::f32::consts::LOG2_E)),
+                _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC,
+            );
+            let r = _mm256_fnmadd_ps(n, Self::splat(LN2_HIGH), x);
+            let r = _mm256_fnmadd_ps(n, Self::splat(LN2_LOW), r);
+            let mut p = Self::splat(EXP_POLY[0]);
+            for c in &EXP_POLY[1..] {
+                p = p.fma(r, Self::splat(*c));
+            }
+            let y = p.fma(r.mul(r), r).add(Self::splat(1.0));
+            // Powers between -126 and 0 exist.
+            let y = y.mul(power_of_two(_mm256_cvtps_epi32(n)));
+            _mm256_andnot_ps(_mm256_cmp_ps(self, Self::splat(EXP_MIN), _CMP_LT_OQ), y)
+        }
+    }
+    #[inline(always)]
     unsafe fn sum(self) -> f32 {
         unsafe { sum256(self) }
     }
@@ -274,6 +327,12 @@ impl Lanes for __m256 {
     unsafe fn sums(v: [Self; 8]) -> [f32; 8] {
         let mut out = [0.0; 8];
         unsafe { sums256(v).store(out.as_mut_ptr()) };
+        out
+    }
+    #[inline(always)]
+    unsafe fn maxima(v: [Self; 8]) -> [f32; 8] {
+        let mut out = [0.0; 8];
+        unsafe { maxima256(v).store(out.as_mut_ptr()) };
         out
     }
     #[inline(always)]

@@ -107,6 +107,12 @@ pub trait Lanes: Copy {
     unsafe fn fma(self, a: Self, b: Self) -> Self;
     /// `e^x` with a relative error under 2e-7; results below 1.2e-38 may be 0.
     unsafe fn exp(self) -> Self;
+    /// The same for `x` that is not above 0, with the same bits.
+    #[inline(always)]
+    unsafe fn exp_falling(self) -> Self {
+        // SAFETY: by the caller.
+        unsafe { self.exp() }
+    }
     /// Sum of the lanes, in a fixed tree.
     unsafe fn sum(self) -> f32;
     /// The first `N` registers as rows of a square, turned into its columns. Any bits are kept.
@@ -164,6 +170,16 @@ pub trait Lanes: Copy {
     unsafe fn sums(v: [Self; 8]) -> [f32; 8];
     /// The largest lane.
     unsafe fn largest(self) -> f32;
+    /// The largest lanes of eight registers.
+    #[inline(always)]
+    unsafe fn maxima(v: [Self; 8]) -> [f32; 8] {
+        let mut out = [0.0; 8];
+        for (out, v) in out.iter_mut().zip(v) {
+            // SAFETY: by the caller.
+            *out = unsafe { v.largest() };
+        }
+        out
+    }
     /// Asks for the cache line at `p`, which may lie anywhere, in the second-level cache: keys of
     /// one head lie a power of two apart and would push each other out of the first.
     unsafe fn prefetch_l2(p: *const u8);
