@@ -7,6 +7,11 @@ pub enum Multiply {
     F32Avx2,
     /// `vpmaddubsw`, `vpmaddwd`, `vpaddd` on 256 bits: bytes into sums of 32 bits.
     Int8Avx2,
+    /// The same for weights that are signed, by `vpsignb` before it.
+    Int8SignAvx2,
+    /// The same for weights that are signed, by `vpxor` before it and sums that begin with what
+    /// makes up for it.
+    Int8FlipAvx2,
     /// Four `vpmaddubsw` added in 16 bits before they are widened, on 256 bits: possible when one
     /// operand has few bits.
     Int8SumsAvx2,
@@ -34,9 +39,11 @@ pub enum Multiply {
 
 impl Multiply {
     /// All of them.
-    pub const ALL: [Multiply; 13] = [
+    pub const ALL: [Multiply; 15] = [
         Multiply::F32Avx2,
         Multiply::Int8Avx2,
+        Multiply::Int8SignAvx2,
+        Multiply::Int8FlipAvx2,
         Multiply::Int8SumsAvx2,
         Multiply::Int16Avx2,
         Multiply::Int8AvxVnni,
@@ -55,6 +62,8 @@ impl Multiply {
         match self {
             Multiply::F32Avx2 => "f32_fma_avx2",
             Multiply::Int8Avx2 => "int8_maddubs_avx2",
+            Multiply::Int8SignAvx2 => "int8_maddubs_avx2_sign",
+            Multiply::Int8FlipAvx2 => "int8_maddubs_avx2_xor",
             Multiply::Int8SumsAvx2 => "int8_maddubs_avx2_i16x4",
             Multiply::Int16Avx2 => "int16_maddwd_avx2",
             Multiply::Int8AvxVnni => "int8_vnni_avx2",

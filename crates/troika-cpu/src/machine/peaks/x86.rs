@@ -14,6 +14,8 @@ pub(super) fn probe(multiply: Multiply) -> Option<Probe> {
     match multiply {
         Multiply::F32Avx2 => of(has!("avx2") && has!("fma"), fma_256, 12 * 16),
         Multiply::Int8Avx2 => of(has!("avx2"), maddubs_256, 6 * 64),
+        Multiply::Int8SignAvx2 => of(has!("avx2"), maddubs_sign_256, 6 * 64),
+        Multiply::Int8FlipAvx2 => of(has!("avx2"), maddubs_xor_256, 6 * 64),
         Multiply::Int8SumsAvx2 => of(has!("avx2"), maddubs_sums_256, 4 * 256),
         Multiply::Int16Avx2 => of(has!("avx2"), maddwd_256, 6 * 32),
         Multiply::Int8AvxVnni => of(has!("avxvnni"), dpbusd_256, 12 * 64),
@@ -76,7 +78,19 @@ macro_rules! widened {
     };
 }
 
-/// The same with four products added in sixteen bits first: two temporaries and the sum.
+/// The same after another instruction on the second operand: sign, temporary and sum.
+macro_rules! with_signs {
+    ($sign:literal; $($t:literal $sum:literal),*) => {
+        concat!($(
+            $sign, " ymm", $t, ", ymm14, ymm12\n",
+            "vpmaddubsw ymm", $t, ", ymm15, ymm", $t, "\n",
+            "vpmaddwd ymm", $t, ", ymm", $t, ", ymm13\n",
+            "vpaddd ymm", $sum, ", ymm", $sum, ", ymm", $t, "\n",
+        )*)
+    };
+}
+
+/// Without signs, with four products added in sixteen bits first: two temporaries and the sum.
 macro_rules! summed {
     ($($t:literal $u:literal $sum:literal),*) => {
         concat!($(
@@ -105,6 +119,8 @@ macro_rules! words {
 
 repeated!(fma_256, each!("vfmadd231ps", "ymm"; 0 1 2 3 4 5 6 7 8 9 10 11));
 repeated!(maddubs_256, widened!(6 0, 7 1, 8 2, 9 3, 10 4, 11 5));
+repeated!(maddubs_sign_256, with_signs!("vpsignb"; 6 0, 7 1, 8 2, 9 3, 10 4, 11 5));
+repeated!(maddubs_xor_256, with_signs!("vpxor"; 6 0, 7 1, 8 2, 9 3, 10 4, 11 5));
 repeated!(maddubs_sums_256, summed!(6 7 0, 8 9 1, 10 11 2, 5 12 3));
 repeated!(maddwd_256, words!(6 0, 7 1, 8 2, 9 3, 10 4, 11 5));
 repeated!(dpbusd_256, each!("{{vex}} vpdpbusd", "ymm"; 0 1 2 3 4 5 6 7 8 9 10 11));
