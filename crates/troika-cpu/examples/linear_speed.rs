@@ -8,7 +8,7 @@
 //! turn); GOP/s are two operations per weight and row. The last column is the time activations
 //! take to quantize, which is not in the others: several products share it.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use troika_cpu::kernels::Context;
 use troika_cpu::kernels::int8::{
@@ -21,8 +21,9 @@ use troika_graph::DType;
 
 /// Bytes of all copies of a weight: beyond the caches.
 const MEMORY: usize = 256 << 20;
-/// Measurements, of which the best counts.
+/// Measurements, of which the best counts: at least as many, and for as long.
 const RUNS: usize = 7;
+const TIME: Duration = Duration::from_millis(500);
 
 struct Case {
     dtype: DType,
@@ -43,7 +44,9 @@ fn time(cx: &mut Context<'_>, c: &Case) -> [f64; 2] {
     let mut q = vec![0.0; c.rows * floats(c.k)];
     let mut y = vec![0.0; c.rows * c.n];
     let mut best = [f64::MAX; 2];
-    for _ in 0..RUNS {
+    let (mut runs, begin) = (0, Instant::now());
+    while runs < RUNS || begin.elapsed() < TIME {
+        runs += 1;
         let start = Instant::now();
         quantize(
             cx,

@@ -101,7 +101,7 @@ unsafe fn chunks<V: Vector, T: TileRegisters, F: Format, const NR: usize>(
     index: usize,
 ) {
     let groups = part.product.weight.layout.cols / GROUP;
-    let even = even_chunk(groups);
+    let even = even_chunk(groups, QUAD);
     let mut g = 0;
     while g < groups {
         let len = even.min(groups - g);
@@ -277,7 +277,9 @@ impl<const NR: usize> PanelBlock<NR> {
                 let scale = group.add(offset_of!(QuantizedGroup, scale));
                 let x = Sixteen::<V>::splat(*scale.cast::<f32>());
                 for n in 0..trip_count::<Sixteen<V>>(NR) {
-                    let sum = Sixteen::<V>::load_sums(ints.cast::<i32>().add((n * M + m) * ROWS));
+                    let sum = <Sixteen<V> as RowLanes>::load_sums(
+                        ints.cast::<i32>().add((n * M + m) * ROWS),
+                    );
                     let scaled = Sixteen::<V>::mul(Sixteen::<V>::to_floats(sum), scales[n]);
                     sums[m][n] = Sixteen::<V>::fma(scaled, x, sums[m][n]);
                 }

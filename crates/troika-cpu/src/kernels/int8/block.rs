@@ -5,7 +5,7 @@ use std::mem::offset_of;
 
 use super::format::{Format, Panel};
 use super::lanes::{RowLanes, trip_count};
-use super::layout::QUAD;
+use super::layout::{QUAD, ROWS};
 use super::quantize::QuantizedGroup;
 use crate::runtime::prefetch;
 
@@ -34,7 +34,7 @@ pub(super) unsafe fn tile<I: RowLanes, F: Format, const M: usize, const NR: usiz
     groups: usize,
     mut sums: [[I::Floats; NR]; M],
 ) -> [[I::Floats; NR]; M] {
-    let columns = TripCounts::new::<F>();
+    let columns = TripCounts::new::<I, F>();
     for g in 0..groups {
         let at = g * size_of::<QuantizedGroup>();
         // SAFETY: by the caller.
@@ -49,22 +49,18 @@ pub(super) unsafe fn tile<I: RowLanes, F: Format, const M: usize, const NR: usiz
                     I::prefetch(next.wrapping_add(at));
                 }
             }
-            let xs: [_; M] = std::array::from_fn(|m| xs[m].add(at));
+            let mut groups = xs;
+            for m in 0..trip_count::<I>(M) {
+                groups[m] = xs[m].add(at);
+            }
+            let xs = groups;
             for sub in 0..F::SUBS {
-                let mut ints = [[I::begin(F::FULL, 0); NR]; M];
-                if !F::MIN {
-                    for m in 0..trip_count::<I>(M) {
-                        ints[m] = [I::begin(F::FULL, *zero_point_correction(xs[m], sub)); NR];
-                    }
+                let ints = integers::<I, F, M, NR>(&panels, xs, (g, sub), columns);
+                // No closure: one that is not inlined is compiled without the features.
+                let mut scales = [F::scale::<I>(&panels[0], g, sub); NR];
+                for n in 1..trip_count::<I>(NR) {
+                    scales[n] = F::scale::<I>(&panels[n], g, sub);
                 }
-                let ints = if F::WIDE && I::PAIRED && M.is_multiple_of(2) {
-                    paired::<I, F, M, NR>(&panels, xs, (g, sub))
-                } else if F::WIDE && I::ROLLED || I::COMPACT {
-                    rolled::<I, F, M, NR>(&panels, xs, (g, sub), columns, ints)
-                } else {
-                    straight::<I, F, M, NR>(&panels, xs, (g, sub), ints)
-                };
-                let scales: [_; NR] = std::array::from_fn(|n| F::scale::<I>(&panels[n], g, sub));
                 for m in 0..trip_count::<I>(M) {
                     let x = I::splat(*xs[m].add(offset_of!(QuantizedGroup, scale)).cast::<f32>());
                     for n in 0..trip_count::<I>(NR) {
@@ -87,8 +83,42 @@ pub(super) unsafe fn tile<I: RowLanes, F: Format, const M: usize, const NR: usiz
     sums
 }
 
-/// Trip counts of [`rolled`], which the compiler must not know: it would unroll the loops,
-/// order the products by rows instead of by columns, and then keep the weights in memory.
+/// The integer sums of the quads that share a scale, in the way that suits the registers.
+///
+/// # Safety
+/// As for [`tile`].
+#[inline(always)]
+unsafe fn integers<I: RowLanes, F: Format, const M: usize, const NR: usize>(
+    panels: &[Panel; NR],
+    xs: [*const u8; M],
+    (g, sub): (usize, usize),
+    columns: TripCounts,
+) -> [[I::Sums; NR]; M] {
+    // SAFETY: by the caller.
+    unsafe {
+        let mut ints = [[I::begin(F::FULL, 0); NR]; M];
+        if !F::MIN {
+            for m in 0..trip_count::<I>(M) {
+                ints[m] = [I::begin(F::FULL, *zero_point_correction(xs[m], sub)); NR];
+            }
+        }
+        if F::WIDE && F::FULL && I::SIGNED {
+            signed::<I, F, M, NR>(panels, xs, g, columns)
+        } else if F::WIDE && I::PAIRED && M.is_multiple_of(2) {
+            paired::<I, F, M, NR>(panels, xs, (g, sub))
+        } else if F::WIDE && I::PINNED && F::SPAN == 2 {
+            twos::<I, F, M, NR>(panels, xs, (g, sub), columns, ints)
+        } else if F::WIDE && I::ROLLED && !I::PINNED || I::COMPACT {
+            rolled::<I, F, M, NR>(panels, xs, (g, sub), columns, ints)
+        } else {
+            straight::<I, F, M, NR>(panels, xs, (g, sub), ints)
+        }
+    }
+}
+
+/// Trip counts of loops over quads. Where code is to be small, and with few registers, the compiler
+/// must not know them: it would unroll the loops, order the products by rows instead of by columns,
+/// and then keep the weights in memory.
 #[derive(Clone, Copy)]
 struct TripCounts {
     /// Folds of a scale's quads.
@@ -99,10 +129,11 @@ struct TripCounts {
 
 impl TripCounts {
     #[inline(always)]
-    fn new<F: Format>() -> TripCounts {
+    fn new<I: RowLanes, F: Format>() -> TripCounts {
         let quads = 8 / F::SUBS;
         let span = F::SPAN.min(quads);
-        TripCounts { folds: black_box(quads / span), pairs: black_box(span / 2) }
+        let known = TripCounts { folds: quads / span, pairs: span / 2 };
+        if I::ROLLED || I::COMPACT { black_box(known) } else { known }
     }
 }
 
@@ -127,6 +158,9 @@ unsafe fn quad<I: RowLanes, F: Format, const M: usize, const NR: usize>(
             let x = I::quad(xs[m].add(4 * j));
             for n in 0..trip_count::<I>(NR) {
                 part[m][n] = I::dot(F::FULL, part[m][n], w[n], x);
+                if F::WIDE {
+                    part[m][n] = I::pin(part[m][n]);
+                }
             }
         }
     }
@@ -137,9 +171,89 @@ unsafe fn quad<I: RowLanes, F: Format, const M: usize, const NR: usize>(
 #[inline(always)]
 unsafe fn weight<I: RowLanes, F: Format>(p: &Panel, g: usize, j: usize) -> I::Weight {
     // SAFETY: by the caller.
+    unsafe { I::weight(F::FULL, F::quad::<I>(p, g, j)) }
+}
+
+/// The integer sums of a group of weights of all eight bits, widened to [`RowLanes::Signed`].
+///
+/// # Safety
+/// As for [`tile`].
+#[inline(always)]
+unsafe fn signed<I: RowLanes, F: Format, const M: usize, const NR: usize>(
+    panels: &[Panel; NR],
+    xs: [*const u8; M],
+    g: usize,
+    columns: TripCounts,
+) -> [[I::Sums; NR]; M] {
+    // SAFETY: by the caller; widened panels have what sums begin with.
     unsafe {
-        let bytes = F::quad::<I>(p, g, j);
-        if F::FULL && F::WIDE && I::SIGNED { I::signed(bytes) } else { I::weight(F::FULL, bytes) }
+        let mut starts = [I::begin(true, 0); NR];
+        let mut part = [I::part(true, starts[0]); NR];
+        for n in 0..trip_count::<I>(NR) {
+            starts[n] = I::load_sums(panels[n].supers.cast::<i32>().add(g * ROWS));
+            part[n] = I::part(true, starts[n]);
+        }
+        let mut part = [part; M];
+        let mut j = 0;
+        for _ in 0..columns.pairs {
+            for _ in 0..2 {
+                let at = (g * 8 + j) * I::SIGNED_QUAD;
+                let mut w = [I::load_signed(panels[0].quants.add(at)); NR];
+                for n in 1..trip_count::<I>(NR) {
+                    w[n] = I::load_signed(panels[n].quants.add(at));
+                }
+                for m in 0..trip_count::<I>(M) {
+                    let x = I::quad(xs[m].add(4 * j));
+                    for n in 0..trip_count::<I>(NR) {
+                        part[m][n] = I::dot_signed(part[m][n], w[n], x);
+                    }
+                }
+                j += 1;
+            }
+        }
+        let mut ints = [starts; M];
+        for m in 0..trip_count::<I>(M) {
+            for n in 0..trip_count::<I>(NR) {
+                ints[m][n] = I::fold(true, starts[n], part[m][n]);
+            }
+        }
+        ints
+    }
+}
+
+/// As [`straight`], for types that are folded after every other quad: sums of two quads need no
+/// registers of their own.
+///
+/// # Safety
+/// As for [`tile`].
+#[inline(always)]
+unsafe fn twos<I: RowLanes, F: Format, const M: usize, const NR: usize>(
+    panels: &[Panel; NR],
+    xs: [*const u8; M],
+    (g, sub): (usize, usize),
+    columns: TripCounts,
+    mut ints: [[I::Sums; NR]; M],
+) -> [[I::Sums; NR]; M] {
+    let mut j = sub * (8 / F::SUBS);
+    // SAFETY: by the caller.
+    unsafe {
+        for _ in 0..columns.folds {
+            let (p, q) = (j, j + 1);
+            let mut w = [[weight::<I, F>(&panels[0], g, p), weight::<I, F>(&panels[0], g, q)]; NR];
+            for n in 1..trip_count::<I>(NR) {
+                w[n] = [weight::<I, F>(&panels[n], g, p), weight::<I, F>(&panels[n], g, q)];
+            }
+            for m in 0..trip_count::<I>(M) {
+                let x = [I::quad(xs[m].add(4 * p)), I::quad(xs[m].add(4 * q))];
+                for n in 0..trip_count::<I>(NR) {
+                    let part = I::dot(false, I::part(false, ints[m][n]), w[n][0], x[0]);
+                    let part = I::dot(false, part, w[n][1], x[1]);
+                    ints[m][n] = I::fold(false, ints[m][n], part);
+                }
+            }
+            j += 2;
+        }
+        ints
     }
 }
 
@@ -259,7 +373,9 @@ unsafe fn paired<I: RowLanes, F: Format, const M: usize, const NR: usize>(
     unsafe {
         let mut begin = [0; M];
         if !F::MIN {
-            begin = std::array::from_fn(|m| *zero_point_correction(xs[m], sub));
+            for m in 0..trip_count::<I>(M) {
+                begin[m] = *zero_point_correction(xs[m], sub);
+            }
         }
         let first = sub * (8 / F::SUBS);
         let xs = xs.map(|x| x.add(4 * first));

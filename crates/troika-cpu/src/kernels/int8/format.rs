@@ -121,8 +121,9 @@ pub(super) struct Q6K;
 /// 4 bits with a scale and a zero point for each `SPAN` groups.
 pub(super) struct Q4G<const SPAN: usize>;
 
-/// A type widened in scratch: quads of bytes (signed where [`RowLanes::SIGNED`] says so), scales
-/// and minima in f32 (`high` is not used).
+/// A type widened in scratch: quads of bytes ([`RowLanes::Signed`] where all eight bits are used and
+/// [`RowLanes::SIGNED`] says so), scales, and minima in f32 or what sums begin with (`high` is not
+/// used).
 pub(super) struct Wide<F>(PhantomData<F>);
 
 /// A nibble of quad `j` of the group at some bytes.
@@ -226,8 +227,8 @@ impl Format for Q5K {
     unsafe fn quad<I: RowLanes>(p: &Panel, g: usize, j: usize) -> I::Bytes {
         // SAFETY: by the caller.
         unsafe {
-            let high = I::bits(I::load(p.high.add(Self::at(g))), j as u32, 1);
-            I::join(nibble::<I>(p, Self::at(g), j), high, 4)
+            let high = I::load(p.high.add(Self::at(g)));
+            I::or(nibble::<I>(p, Self::at(g), j), I::moved(high, 4 - j as i32, 1 << 4))
         }
     }
     #[inline(always)]
@@ -256,7 +257,8 @@ impl Format for Q6K {
         // SAFETY: by the caller.
         unsafe {
             let high = I::load(p.high.add(Self::at(g) + j / 4 * QUAD));
-            I::join(nibble::<I>(p, Self::at(g), j), I::bits(high, (j % 4 * 2) as u32, 3), 4)
+            let high = I::moved(high, 4 - (j % 4 * 2) as i32, 3 << 4);
+            I::or(nibble::<I>(p, Self::at(g), j), high)
         }
     }
     #[inline(always)]

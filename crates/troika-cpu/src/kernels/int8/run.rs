@@ -42,7 +42,7 @@ pub(crate) fn multiply(isa: Isa, weight: DType) -> Option<Multiply> {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 if has_vnni() => Some(Multiply::Int8Avx512),
         Isa::Amx(_) => Some(Multiply::Int8Amx),
-        Isa::Avx2 | Isa::Avx512 if weight == DType::Q8_0 => Some(Multiply::Int8Avx2),
+        Isa::Avx2 | Isa::Avx512 if weight == DType::Q8_0 => Some(Multiply::Int8FlipAvx2),
         Isa::Avx2 | Isa::Avx512 => Some(Multiply::Int8SumsAvx2),
     }
 }

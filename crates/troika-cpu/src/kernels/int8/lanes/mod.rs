@@ -10,6 +10,7 @@ pub(super) mod scalar;
 #[cfg(any(target_arch = "x86_64", all(feature = "emulate", not(target_arch = "aarch64"))))]
 pub(super) mod x86;
 
+use super::layout::QUAD;
 use crate::machine::instructions::RegisterWork;
 
 /// Registers of an instruction set.
@@ -28,8 +29,13 @@ pub(super) trait RowLanes: Copy {
     /// Whether the quads of a group are taken in a loop: with few registers the compiler's order
     /// of unrolled products is a poor one.
     const ROLLED: bool = false;
-    /// Whether weights of all eight bits are widened to signed bytes.
+    /// Whether weights of all eight bits are widened to [`RowLanes::Signed`].
     const SIGNED: bool = false;
+    /// Bytes of a quad of [`RowLanes::Signed`] in memory, a power of two.
+    const SIGNED_QUAD: usize = QUAD;
+    /// Whether [`RowLanes::pin`] keeps the compiler from changing the order of products, so that
+    /// it does without [`RowLanes::ROLLED`].
+    const PINNED: bool = false;
     /// Whether code is to be small instead of fast: loops stay loops, and quads are taken in one
     /// as if [`RowLanes::ROLLED`].
     const COMPACT: bool = false;
@@ -37,6 +43,9 @@ pub(super) trait RowLanes: Copy {
     type Bytes: Copy;
     /// Bytes made ready for products.
     type Weight: Copy;
+    /// Weights of all eight bits made ready for products as far as can be before it is known with
+    /// what.
+    type Signed: Copy;
     /// Four signed bytes of an activation row.
     type Quad: Copy;
     /// Sixteen sums.
@@ -53,16 +62,26 @@ pub(super) trait RowLanes: Copy {
     unsafe fn load(p: *const u8) -> Self::Bytes;
     /// `(b >> shift) & mask`, byte by byte; the mask has no bits of the neighbour.
     unsafe fn bits(b: Self::Bytes, shift: u32, mask: u8) -> Self::Bytes;
-    /// `a | b << shift`; bits of `b` do not leave their byte.
-    unsafe fn join(a: Self::Bytes, b: Self::Bytes, shift: u32) -> Self::Bytes;
+    /// The bits that lie in `mask` when every byte is shifted to the left (to the right if
+    /// negative); those that come to lie there are of the same byte.
+    unsafe fn moved(b: Self::Bytes, left: i32, mask: u8) -> Self::Bytes;
+    unsafe fn or(a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
     unsafe fn store_bytes(b: Self::Bytes, p: *mut u8);
 
     /// `full`: all eight bits are used, 128 stands for zero.
     unsafe fn weight(full: bool, b: Self::Bytes) -> Self::Weight;
     /// Bytes less what stands for zero.
     unsafe fn less(b: Self::Bytes, zero: u8) -> Self::Bytes;
-    /// Weights of all eight bits, signed.
-    unsafe fn signed(_: Self::Bytes) -> Self::Weight {
+    /// Writes a quad of weights of all eight bits as [`RowLanes::Signed`], and adds to `start` what
+    /// the sums of its products are to begin with.
+    unsafe fn store_signed(_: Self::Bytes, _start: Self::Sums, _: *mut u8) -> Self::Sums {
+        unreachable!("weights are widened to unsigned bytes")
+    }
+    unsafe fn load_signed(_: *const u8) -> Self::Signed {
+        unreachable!("weights are widened to unsigned bytes")
+    }
+    /// Adds four products per row of weights of all eight bits.
+    unsafe fn dot_signed(_: Self::Partial, _: Self::Signed, _: Self::Quad) -> Self::Partial {
         unreachable!("weights are widened to unsigned bytes")
     }
     unsafe fn quad(p: *const u8) -> Self::Quad;
@@ -75,6 +94,10 @@ pub(super) trait RowLanes: Copy {
     unsafe fn dot(full: bool, part: Self::Partial, w: Self::Weight, x: Self::Quad)
     -> Self::Partial;
     unsafe fn fold(full: bool, sums: Self::Sums, part: Self::Partial) -> Self::Sums;
+    /// The same sums, there before what is pinned later.
+    unsafe fn pin(part: Self::Partial) -> Self::Partial {
+        part
+    }
     /// The sums, from `begin` on, of `QUADS` (4 or 8) quads of bytes with as many columns of `M`
     /// (even) activation rows: what `begin` (not `full`), `dot` and `fold` give, two rows at a
     /// time.
@@ -86,6 +109,8 @@ pub(super) trait RowLanes: Copy {
         unreachable!("rows are multiplied one by one")
     }
 
+    unsafe fn load_sums(p: *const i32) -> Self::Sums;
+    unsafe fn store_sums(sums: Self::Sums, p: *mut i32);
     unsafe fn to_floats(sums: Self::Sums) -> Self::Floats;
     unsafe fn splat(x: f32) -> Self::Floats;
     unsafe fn load_f32(p: *const f32) -> Self::Floats;

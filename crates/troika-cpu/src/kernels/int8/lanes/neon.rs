@@ -103,6 +103,7 @@ impl<A: Arm, P: Products<A>> RowLanes for Neon<A, P> {
     const COMPACT: bool = !A::NATIVE;
     type Bytes = [A::V; 4];
     type Weight = [A::V; 4];
+    type Signed = [A::V; 4];
     type Quad = A::V;
     type Sums = [A::V; 4];
     type Partial = [A::V; 4];
@@ -123,8 +124,13 @@ impl<A: Arm, P: Products<A>> RowLanes for Neon<A, P> {
         each(|i| A::and(A::ushl_16b(b[i], right), A::dup_16b(mask)))
     }
     #[inline(always)]
-    unsafe fn join(a: [A::V; 4], b: [A::V; 4], shift: u32) -> [A::V; 4] {
-        each(|i| A::orr(a[i], A::ushl_16b(b[i], A::dup_16b(shift as u8))))
+    unsafe fn moved(b: [A::V; 4], left: i32, mask: u8) -> [A::V; 4] {
+        let by = A::dup_16b(left as u8);
+        each(|i| A::and(A::ushl_16b(b[i], by), A::dup_16b(mask)))
+    }
+    #[inline(always)]
+    unsafe fn or(a: [A::V; 4], b: [A::V; 4]) -> [A::V; 4] {
+        each(|i| A::orr(a[i], b[i]))
     }
     #[inline(always)]
     unsafe fn store_bytes(b: [A::V; 4], p: *mut u8) {
@@ -142,8 +148,17 @@ impl<A: Arm, P: Products<A>> RowLanes for Neon<A, P> {
         b.map(|b| A::eor(b, A::dup_16b(zero)))
     }
     #[inline(always)]
-    unsafe fn signed(b: [A::V; 4]) -> [A::V; 4] {
-        b
+    unsafe fn store_signed(b: [A::V; 4], start: [A::V; 4], p: *mut u8) -> [A::V; 4] {
+        unsafe { Self::store_bytes(Self::less(b, 128), p) };
+        start
+    }
+    #[inline(always)]
+    unsafe fn load_signed(p: *const u8) -> [A::V; 4] {
+        unsafe { Self::load(p) }
+    }
+    #[inline(always)]
+    unsafe fn dot_signed(part: [A::V; 4], w: [A::V; 4], x: A::V) -> [A::V; 4] {
+        unsafe { Self::dot(true, part, w, x) }
     }
     #[inline(always)]
     unsafe fn quad(p: *const u8) -> A::V {
@@ -207,6 +222,14 @@ impl<A: Arm, P: Products<A>> RowLanes for Neon<A, P> {
                 if m % 2 == 0 { A::uzp1_4s(a, b) } else { A::uzp2_4s(a, b) }
             })
         })
+    }
+    #[inline(always)]
+    unsafe fn load_sums(p: *const i32) -> [A::V; 4] {
+        unsafe { Self::load(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn store_sums(sums: [A::V; 4], p: *mut i32) {
+        unsafe { Self::store_bytes(sums, p.cast()) }
     }
     #[inline(always)]
     unsafe fn to_floats(sums: [A::V; 4]) -> [A::V; 4] {

@@ -23,6 +23,7 @@ impl RowLanes for Portable {
     const COMPACT: bool = cfg!(feature = "emulate");
     type Bytes = [u8; 64];
     type Weight = [u8; 64];
+    type Signed = ();
     type Quad = [i8; 4];
     type Sums = [i32; ROWS];
     type Partial = [i32; ROWS];
@@ -40,8 +41,13 @@ impl RowLanes for Portable {
         b.map(|b| (b >> shift) & mask)
     }
     #[inline(always)]
-    unsafe fn join(a: [u8; 64], b: [u8; 64], shift: u32) -> [u8; 64] {
-        std::array::from_fn(|i| a[i] | b[i] << shift)
+    unsafe fn moved(b: [u8; 64], left: i32, mask: u8) -> [u8; 64] {
+        let by = left.unsigned_abs();
+        b.map(|b| if left < 0 { b >> by } else { b << by } & mask)
+    }
+    #[inline(always)]
+    unsafe fn or(a: [u8; 64], b: [u8; 64]) -> [u8; 64] {
+        std::array::from_fn(|i| a[i] | b[i])
     }
     #[inline(always)]
     unsafe fn store_bytes(b: [u8; 64], p: *mut u8) {
@@ -77,6 +83,14 @@ impl RowLanes for Portable {
     #[inline(always)]
     unsafe fn fold(_: bool, _: [i32; ROWS], part: [i32; ROWS]) -> [i32; ROWS] {
         part
+    }
+    #[inline(always)]
+    unsafe fn load_sums(p: *const i32) -> [i32; ROWS] {
+        unsafe { p.cast::<[i32; ROWS]>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn store_sums(sums: [i32; ROWS], p: *mut i32) {
+        unsafe { p.cast::<[i32; ROWS]>().write_unaligned(sums) }
     }
     #[inline(always)]
     unsafe fn to_floats(sums: [i32; ROWS]) -> [f32; ROWS] {

@@ -101,6 +101,14 @@ impl<const BYTES: usize> Vector for Emulated<BYTES> {
         Self::bytes(a, b, |a, b| a | b)
     }
     #[inline(never)]
+    unsafe fn vpxor(a: V, b: V) -> V {
+        Self::bytes(a, b, |a, b| a ^ b)
+    }
+    #[inline(never)]
+    unsafe fn vpcmpgtb(a: V, b: V) -> V {
+        Self::bytes(a, b, |a, b| if a as i8 > b as i8 { 0xff } else { 0 })
+    }
+    #[inline(never)]
     unsafe fn vpsrlw(v: V, count: u32) -> V {
         Self::words(v, v, |v, _| (v as u16).checked_shr(count).unwrap_or(0) as i16)
     }
@@ -207,4 +215,8 @@ impl<const BYTES: usize> Vector for Emulated<BYTES> {
     }
     #[inline(never)]
     unsafe fn prefetcht0(_: *const u8) {}
+    #[inline(always)]
+    unsafe fn pin(v: V) -> V {
+        v
+    }
 }

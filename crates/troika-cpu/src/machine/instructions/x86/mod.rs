@@ -46,6 +46,9 @@ pub(crate) trait Vector: Copy {
     unsafe fn vpbroadcastd(x: u32) -> Self::I;
     unsafe fn vpand(a: Self::I, b: Self::I) -> Self::I;
     unsafe fn vpor(a: Self::I, b: Self::I) -> Self::I;
+    unsafe fn vpxor(a: Self::I, b: Self::I) -> Self::I;
+    /// All bits of the bytes of `a` that are more than those of `b`, signed. AVX2 only.
+    unsafe fn vpcmpgtb(a: Self::I, b: Self::I) -> Self::I;
     /// Words to the right, zeros from the left.
     unsafe fn vpsrlw(v: Self::I, count: u32) -> Self::I;
     /// Words to the left.
@@ -86,6 +89,8 @@ pub(crate) trait Vector: Copy {
     unsafe fn vfmaddps(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
     /// Prefetches a cache line; any address will do.
     unsafe fn prefetcht0(p: *const u8);
+    /// The same bits. No instruction: the compiler makes them before what is pinned later.
+    unsafe fn pin(v: Self::I) -> Self::I;
 }
 
 /// The memory operand of `ldtilecfg`, palette 1: eight tiles of up to 16 rows of up to 64 bytes.

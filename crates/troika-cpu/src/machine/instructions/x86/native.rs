@@ -49,6 +49,15 @@ macro_rules! vector {
     };
 }
 
+/// An empty piece of assembly that passes a register on: what is not `pure` keeps its order.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn pin_256(mut v: I2) -> I2 {
+    // SAFETY: no instruction but a comment.
+    unsafe { asm!("/* {0} */", inout(ymm_reg) v, options(nomem, nostack, preserves_flags)) }
+    v
+}
+
 type I2 = __m256i;
 type F2 = __m256;
 
@@ -60,6 +69,8 @@ vector! { Ymm, 32, __m256i, __m256, "avx2,fma,f16c", "avxvnni",
     fn vpbroadcastd(x: u32) -> I2 { _mm256_set1_epi32(x as i32) }
     fn vpand(a: I2, b: I2) -> I2 { _mm256_and_si256(a, b) }
     fn vpor(a: I2, b: I2) -> I2 { _mm256_or_si256(a, b) }
+    fn vpxor(a: I2, b: I2) -> I2 { _mm256_xor_si256(a, b) }
+    fn vpcmpgtb(a: I2, b: I2) -> I2 { _mm256_cmpgt_epi8(a, b) }
     fn vpsrlw(v: I2, count: u32) -> I2 { _mm256_srl_epi16(v, _mm_cvtsi32_si128(count as i32)) }
     fn vpsllw(v: I2, count: u32) -> I2 { _mm256_sll_epi16(v, _mm_cvtsi32_si128(count as i32)) }
     fn vpsubb(a: I2, b: I2) -> I2 { _mm256_sub_epi8(a, b) }
@@ -81,6 +92,7 @@ vector! { Ymm, 32, __m256i, __m256, "avx2,fma,f16c", "avxvnni",
     fn vaddps(a: F2, b: F2) -> F2 { _mm256_add_ps(a, b) }
     fn vfmaddps(a: F2, b: F2, c: F2) -> F2 { _mm256_fmadd_ps(a, b, c) }
     fn prefetcht0(p: *const u8) { _mm_prefetch(p.cast(), _MM_HINT_T0) }
+    fn pin(v: I2) -> I2 { pin_256(v) }
 }
 
 type I5 = __m512i;
@@ -96,6 +108,8 @@ vector! { Zmm, 64, __m512i, __m512,
     fn vpbroadcastd(x: u32) -> I5 { _mm512_set1_epi32(x as i32) }
     fn vpand(a: I5, b: I5) -> I5 { _mm512_and_si512(a, b) }
     fn vpor(a: I5, b: I5) -> I5 { _mm512_or_si512(a, b) }
+    fn vpxor(a: I5, b: I5) -> I5 { _mm512_xor_si512(a, b) }
+    fn vpcmpgtb(_a: I5, _b: I5) -> I5 { unreachable!("AVX-512 compares into masks") }
     fn vpsrlw(v: I5, count: u32) -> I5 { _mm512_srl_epi16(v, _mm_cvtsi32_si128(count as i32)) }
     fn vpsllw(v: I5, count: u32) -> I5 { _mm512_sll_epi16(v, _mm_cvtsi32_si128(count as i32)) }
     fn vpsubb(a: I5, b: I5) -> I5 { _mm512_sub_epi8(a, b) }
@@ -117,6 +131,7 @@ vector! { Zmm, 64, __m512i, __m512,
     fn vaddps(a: F5, b: F5) -> F5 { _mm512_add_ps(a, b) }
     fn vfmaddps(a: F5, b: F5, c: F5) -> F5 { _mm512_fmadd_ps(a, b, c) }
     fn prefetcht0(p: *const u8) { _mm_prefetch(p.cast(), _MM_HINT_T0) }
+    fn pin(v: I5) -> I5 { v }
 }
 
 /// The tiles of the thread. The compiler knows nothing of them and uses none itself; assembly

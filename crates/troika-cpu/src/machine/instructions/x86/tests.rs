@@ -21,9 +21,15 @@ fn pairs_of_products_are_limited_to_sixteen_bits() {
     unsafe {
         assert_eq!(lanes::<[i16; 32]>(E::vpmaddubsw(full, high)), [i16::MAX; 32]);
         assert_eq!(lanes::<[i16; 32]>(E::vpmaddubsw(full, low)), [i16::MIN; 32]);
-        // The largest pair the kernels make: |w| = 128, |x| = 127.
+        // The largest pairs the kernels make: |w| = 128, |x| = 127.
         let (w, x) = (register([128u8; 64]), E::vpsignb(high, low));
         assert_eq!(lanes::<[i16; 32]>(E::vpmaddubsw(w, x)), [-32512; 32]);
+        let negative = E::vpcmpgtb(register([0u8; 64]), low);
+        assert_eq!(negative, full);
+        for (x, sum) in [(high, -32768), (register([-127i8; 64]), 32256)] {
+            let pairs = E::vpmaddubsw(w, E::vpxor(x, negative));
+            assert_eq!(lanes::<[i16; 32]>(pairs), [sum; 32]);
+        }
         let most = register([i16::MIN; 32]);
         assert_eq!(lanes::<[i32; 16]>(E::vpmaddwd(most, most)), [i32::MIN; 16]);
         // Not limited, but wrapping.
@@ -290,7 +296,7 @@ mod native {
                         $(same(stringify!($op), E::<BYTES>::$op(a, b), N::$op(load(a), load(b)));)*
                     };
                 }
-                check!(vpand vpor vpsubb vpmaddubsw vpmaddwd vpaddw vpaddd);
+                check!(vpand vpor vpxor vpsubb vpmaddubsw vpmaddwd vpaddw vpaddd);
                 for count in [0, 1, 4, 7, 15, 16, 40] {
                     let (a1, native) = (E::<BYTES>::vpsrlw(a, count), N::vpsrlw(load(a), count));
                     same("vpsrlw", a1, native);
@@ -300,11 +306,13 @@ mod native {
                 same("vpabsb", E::<BYTES>::vpabsb(a), N::vpabsb(load(a)));
                 if BYTES == 32 {
                     same("vpsignb", E::<BYTES>::vpsignb(a, b), N::vpsignb(load(a), load(b)));
+                    same("vpcmpgtb", E::<BYTES>::vpcmpgtb(a, b), N::vpcmpgtb(load(a), load(b)));
                 }
                 if vnni {
                     let native = N::vpdpbusd(load(c), load(a), load(b));
                     same("vpdpbusd", E::<BYTES>::vpdpbusd(c, a, b), native);
                 }
+                same("pin", a, N::pin(load(a)));
                 let p = b.0.as_ptr().add(1);
                 same("vpmovzxbd", E::<BYTES>::vpmovzxbd(p), N::vpmovzxbd(p));
                 same("vpmovsxbd", E::<BYTES>::vpmovsxbd(p), N::vpmovsxbd(p));
