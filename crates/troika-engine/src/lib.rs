@@ -36,4 +36,3 @@ pub use examine::examine;
 pub use input::{Admission, Event, LogitsSink, Next, OnEvent, SequenceInput, WantedLogits};
 pub use kv::{KvError, SeqId};
 pub use mailbox::EngineHandle;
-pub use pieces::stage_borders;

@@ -7,8 +7,8 @@ use std::ops::Range;
 use troika_graph::partition::{
     ColumnSplit, Columns, Partition, PartitionError, Piece, cut_at, split_columns,
 };
-use troika_graph::{DType, Node, Op, Subgraph, ValueId};
-use troika_plan::Phase;
+use troika_graph::{DType, Subgraph, ValueId};
+use troika_plan::{Phase, stage_borders};
 
 use crate::residency::common;
 
@@ -114,18 +114,6 @@ pub(crate) fn stages(
     let device = whole.device;
     let mut scope = Scope::new(&whole, values);
     Ok(pieces.into_iter().map(|piece| scope.bind(piece, device)).collect())
-}
-
-/// The ops before each border between products and other ops, and between products of which one
-/// needs the other's result: where a plan's [`troika_plan::Split::Stages`] cuts.
-pub fn stage_borders(graph: &Subgraph) -> Vec<usize> {
-    let product = |op: &Op| matches!(op, Op::Linear { .. } | Op::HeadLinear(_));
-    let pairs = graph.nodes.windows(2).enumerate();
-    let border = |(_, pair): &(usize, &[Node])| {
-        let [a, b] = [product(&pair[0].op), product(&pair[1].op)];
-        a != b || (a && b && pair[1].inputs.iter().any(|v| pair[0].outputs.contains(v)))
-    };
-    pairs.filter(border).map(|(i, _)| i).collect()
 }
 
 /// A graph shared out by columns: pieces in an order in which they can run. Those of one stage do

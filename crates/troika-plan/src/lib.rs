@@ -31,7 +31,7 @@ pub use profile::{
     profiled_graphs,
 };
 pub use refusal::Refusal;
-pub use share::{compiled_rows, own_space};
+pub use share::{compiled_rows, own_space, stage_borders};
 pub use solve::{Alternative, PredictRequest, SolveRequest, Solved, check_memory, predict, solve};
 pub use strategy::{DeviceFacts, Ratio, StandardLength, Strategy};
 

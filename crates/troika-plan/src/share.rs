@@ -1,14 +1,14 @@
 //! How a rule shares a segment out: the same for who runs a plan and for who prices it.
 
 use troika_device::{Caps, SpaceId};
-use troika_graph::Subgraph;
 use troika_graph::partition::{ColumnSplit, Partition};
+use troika_graph::{Node, Op, Subgraph};
 
 use crate::{Rule, Share, Split};
 
 /// Rows of a weight matrix at whose multiples it is cut: all packed forms have panels of that many
 /// rows, or of a divisor.
-const TILE: usize = 16;
+pub(crate) const TILE: usize = 16;
 
 /// The memory space that a device's values are in where it is the only one that uses them.
 pub fn own_space(caps: &Caps) -> SpaceId {
@@ -35,6 +35,18 @@ pub fn compiled_rows(graph: &Subgraph, caps: &Caps, buckets: Option<&[usize]>) -
     if fit.is_empty() { vec![all] } else { fit }
 }
 
+/// The ops before each border between products and other ops, and between products of which one
+/// needs the other's result: where [`Split::Stages`] cuts.
+pub fn stage_borders(graph: &Subgraph) -> Vec<usize> {
+    let product = |op: &Op| matches!(op, Op::Linear { .. } | Op::HeadLinear(_));
+    let pairs = graph.nodes.windows(2).enumerate();
+    let border = |(_, pair): &(usize, &[Node])| {
+        let [a, b] = [product(&pair[0].op), product(&pair[1].op)];
+        a != b || (a && b && pair[1].inputs.iter().any(|v| pair[0].outputs.contains(v)))
+    };
+    pairs.filter(border).map(|(i, _)| i).collect()
+}
+
 impl Rule {
     /// Its split, with the devices of the parts; `groups` are the key/value heads that columns of
     /// queries, keys and values are shared out by.
@@ -47,7 +59,7 @@ impl Rule {
         };
         let devices = |parts: &[Share]| parts.iter().map(|p| p.device.clone()).collect::<Vec<_>>();
         match &self.split {
-            // Stages are partitioned one by one; the solver prices them as if they were whole.
+            // Stages are partitioned one by one.
             None | Some(Split::Stages { .. }) => (Partition::Whole { part: 0 }, vec![own]),
             Some(Split::Columns { parts }) => (Partition::Columns(columns(parts)), devices(parts)),
             Some(Split::Rows { lengths, rest }) => {

@@ -8,7 +8,7 @@ use troika_model::spec::{Key, ModelSpec, weight_requirements};
 use troika_model::{families, presets};
 use troika_plan::{
     CostModel, Goal, Phase, PlanError, PlanRequest, PredictRequest, Predicted, PricedRun, Refusal,
-    SolveDevice, SolveRequest, Solved, Split, SyncMode, predict, solve,
+    SolveDevice, SolveRequest, Solved, Split, SyncMode, check_memory, predict, solve,
 };
 
 fn spec(preset: &str, layers: usize) -> ModelSpec {
@@ -123,6 +123,7 @@ fn solved(
         generate: 16,
         several_copies,
         lengths: &[],
+        candidates: &[],
     })
 }
 
@@ -280,6 +281,7 @@ fn rests_go_to_devices_without_static_shapes() {
         generate: 16,
         several_copies: false,
         lengths: &[],
+        candidates: &[],
     };
     let plan = solve(&request).unwrap().plan;
     let ffn = plan.rule_for((Phase::Prefill, 262), SegmentKind::Ffn, Some(0)).unwrap();
@@ -334,4 +336,125 @@ fn graphs_keep_within_the_limits_of_devices() {
     let own: u32 = limited.split.iter().flat_map(Split::parts).map(|p| p.share).sum();
     let a = limited.split.iter().flat_map(Split::parts).find(|p| p.device == "a");
     assert!(a.is_some_and(|p| p.share * 2 <= own + 2), "{limited:?}");
+}
+
+/// Two devices that are alike, but for products of long sums, which one of them is slow at.
+struct LongSums;
+
+impl CostModel for LongSums {
+    fn source(&self) -> String {
+        "made up".into()
+    }
+
+    fn run_ns(&self, run: &PricedRun<'_>) -> f64 {
+        let of = |op: &Op| match op {
+            Op::Linear { weight, .. } => {
+                let w = run.graph.weight(*weight);
+                let slow = if run.device == 1 && w.cols > w.rows { 200.0 } else { 1.0 };
+                (w.rows * w.cols) as f64 * 1e-3 * slow
+            }
+            _ => 10.0,
+        };
+        run.room as f64 * run.graph.nodes.iter().map(|n| of(&n.op)).sum::<f64>()
+    }
+
+    fn hand_over_ns(&self, _: usize, _: usize, _: SyncMode) -> f64 {
+        100.0
+    }
+
+    fn copy_ns(&self, _: usize, bytes: u64) -> f64 {
+        bytes as f64
+    }
+}
+
+/// Of a feed-forward, what both are good at is shared out, and the rest is done by who is good at it.
+#[test]
+fn stages_of_a_segment_are_placed_apart() {
+    let spec = spec("qwen3-0.6b", 8);
+    let lowered = lowered(&spec, 256);
+    let devices = [device("a", &[]), device("b", &[])];
+    let base = PlanRequest { context: Some(1024), chunk: 256, ..PlanRequest::default() };
+    let request = SolveRequest {
+        spec: &spec,
+        lowered: &lowered,
+        devices: &devices,
+        cost: &LongSums,
+        refusals: &[],
+        goal: Goal::Ttft,
+        base: &base,
+        prompt: 256,
+        generate: 16,
+        several_copies: true,
+        lengths: &[],
+        candidates: &[],
+    };
+    let found = solve(&request).unwrap();
+    let ffn = found.plan.rule_for((Phase::Prefill, 256), SegmentKind::Ffn, Some(0)).unwrap();
+    let Some(Split::Stages { stages }) = &ffn.split else { panic!("{ffn:?}") };
+    let shared = |at: usize| stages[at].split.as_ref().map_or(0, |s| s.parts().len());
+    // Norm, gate and up, their activation, down, and the sum.
+    assert_eq!((stages.len(), shared(1)), (5, 2), "{stages:?}");
+    assert_eq!((stages[3].device.as_str(), &stages[3].split), ("a", &None));
+
+    // A plan that someone made is beaten, or is the answer.
+    let known = [("by hand".to_string(), found.plan.clone())];
+    let again = solve(&SolveRequest { candidates: &known, ..request }).unwrap();
+    assert!(again.predicted.ttft_us <= found.predicted.ttft_us);
+    let one = |d: &str| {
+        let mut plan = found.plan.clone();
+        plan.devices = vec![d.into()];
+        plan.prefill.lengths.clear();
+        for rule in plan.all_rules_mut() {
+            (rule.device, rule.split) = (d.into(), None);
+        }
+        plan
+    };
+    let slow = [("slow".to_string(), one("b"))];
+    let beaten = solve(&SolveRequest { candidates: &slow, ..request }).unwrap();
+    assert!(beaten.predicted.ttft_us < found.predicted.ttft_us * 1.001);
+    let slow = beaten.alternatives.iter().any(|a| a.name == "slow" || a.name.ends_with(" b"));
+    assert!(slow, "what was beaten is shown");
+}
+
+/// A device whose memory holds a part of the model gets so many layers.
+#[test]
+fn layers_are_divided_where_memory_is_limited() {
+    let spec = spec("llama-3.2-1b", 16);
+    let lowered = lowered(&spec, 256);
+    let whole: u64 = {
+        let costs = equal(1);
+        let one =
+            solved((&spec, &lowered), (&[device("a", &[])], &costs), (Goal::Ttft, &[], false));
+        one.unwrap().predicted.total_bytes
+    };
+    let limited = |name: &str, most: u64| {
+        let mut d = device(name, &[]);
+        d.caps.max_resident_bytes = Some(most);
+        d
+    };
+    // Neither holds the whole model, both together do. Sharing columns is too dear.
+    let most = whole * 6 / 10;
+    let devices = [limited("a", most), limited("b", most)];
+    let costs = Costs { hand_over: 1e12, ..equal(2) };
+    let both = solved((&spec, &lowered), (&devices, &costs), (Goal::Ttft, &[], false)).unwrap();
+    assert!(both.plan.all_rules().any(|r| r.layers.is_some()), "{:?}", both.plan.prefill.rules);
+    assert!(both.predicted.weight_bytes.values().all(|b| *b <= most));
+    check_memory(&both.plan, &lowered, &devices).unwrap();
+    // Layers are in one piece each: a token changes the device as rarely as it can.
+    let at = |layer| {
+        let rule = both.plan.rule_for((Phase::Decode, 1), SegmentKind::Ffn, Some(layer));
+        rule.unwrap().device.clone()
+    };
+    let changes = (1..16).filter(|l| at(*l) != at(l - 1)).count();
+    assert_eq!(changes, 1, "{:?}", both.plan.decode.rules);
+
+    // A fast device with little memory computes what it holds.
+    let devices = [limited("a", whole / 3), device("b", &[])];
+    let mut costs = Costs { hand_over: 1e4, ..equal(2) };
+    costs.speeds[0].multiply /= 50.0;
+    costs.speeds[0].read /= 50.0;
+    let some = solved((&spec, &lowered), (&devices, &costs), (Goal::Ttft, &[], false)).unwrap();
+    let alone = some.alternatives.iter().find(|a| a.name == "one device, b").unwrap();
+    assert!(some.predicted.ttft_us < 0.9 * alone.predicted.ttft_us);
+    assert!(some.predicted.weight_bytes["a"] <= whole / 3);
 }

@@ -596,6 +596,7 @@ fn solved(
         generate: wanted.generate,
         several_copies: wanted.several_copies,
         lengths: &[],
+        candidates: &[],
     };
     Ok(solve(&request)?)
 }

@@ -4,7 +4,7 @@
 use troika_model::lower::SegmentKind;
 
 use super::options::Placement;
-use crate::{Phase, Split};
+use crate::{Phase, Split, Stage};
 
 /// Where each kind of segment runs.
 pub(super) type Placed = Vec<(SegmentKind, Placement)>;
@@ -52,11 +52,30 @@ impl Choice {
 
 /// A placement of a single row.
 pub(super) fn one_row(p: &Placement) -> Placement {
-    match &p.split {
+    let row_buckets = p.row_buckets.as_ref().map(|_| vec![1]);
+    let placed = match &p.split {
         Some(Split::Columns { .. }) | None => p.clone(),
         Some(Split::Rows { rest, .. }) => Placement::whole(rest),
-        Some(Split::Hybrid { .. } | Split::Stages { .. }) => Placement::whole(&p.device),
+        Some(Split::Hybrid { .. }) => Placement::whole(&p.device),
+        Some(Split::Stages { stages }) => {
+            let one = |s: &Stage| {
+                let Placement { device, split, .. } = one_row(&Placement::of(s));
+                Stage { device, split }
+            };
+            staged(stages.iter().map(one).collect())
+        }
+    };
+    Placement { row_buckets, ..placed }
+}
+
+/// Stages, of which the rule's device computes some; as one where all are whole on one device.
+pub(super) fn staged(mut stages: Vec<Stage>) -> Placement {
+    let first = stages[0].clone();
+    if stages.len() == 1 || (first.split.is_none() && stages.iter().all(|s| *s == first)) {
+        return Placement::of(&stages.swap_remove(0));
     }
+    let split = Some(Split::Stages { stages });
+    Placement { device: first.device, split, row_buckets: None }
 }
 
 /// Placements of single rows.

@@ -1,5 +1,5 @@
-//! Tasks on devices in modelled time: each device takes the earliest of its ready tasks, and tasks
-//! that are under way at once slow each other down.
+//! Tasks on devices in modelled time: each device takes the earliest of its ready tasks, or all of
+//! its tasks in their order, and tasks that are under way at once slow each other down.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
@@ -43,10 +43,36 @@ fn behind(tasks: &[SimTask]) -> (Vec<Vec<(usize, f64)>>, Vec<usize>) {
     (behind, tasks.iter().map(|t| t.after.len()).collect())
 }
 
+/// What a device does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Order {
+    /// The earliest of its tasks that are ready.
+    Ready,
+    /// Its tasks one after the other: queues wait for each other, and nothing overtakes.
+    InOrder,
+}
+
+/// The tasks of each device that may run next.
+struct Turns {
+    ready: BTreeSet<usize>,
+    /// All of its tasks in order, where they run so.
+    queued: Option<std::collections::VecDeque<usize>>,
+}
+
+impl Turns {
+    fn next(&mut self) -> Option<usize> {
+        let Some(queued) = &mut self.queued else { return self.ready.pop_first() };
+        let first = queued.front().filter(|i| self.ready.contains(i)).copied()?;
+        queued.pop_front();
+        self.ready.remove(&first);
+        Some(first)
+    }
+}
+
 /// When each task ends. `slowdowns` says how much slower tasks of some keys are together.
 pub(super) fn run(
     tasks: &[SimTask],
-    devices: usize,
+    (devices, order): (usize, Order),
     slowdowns: &mut dyn FnMut(&[usize]) -> Vec<f64>,
 ) -> Vec<f64> {
     let (behind, mut missing) = behind(tasks);
@@ -54,18 +80,23 @@ pub(super) fn run(
     let mut coming = BinaryHeap::new();
     coming
         .extend((0..tasks.len()).filter(|i| missing[*i] == 0).map(|i| Reverse((Instant(0.0), i))));
-    let mut ready: Vec<BTreeSet<usize>> = vec![BTreeSet::new(); devices];
+    let turns = |d: usize| Turns {
+        ready: BTreeSet::new(),
+        queued: (order == Order::InOrder)
+            .then(|| (0..tasks.len()).filter(|i| tasks[*i].device == d).collect()),
+    };
+    let mut turns: Vec<Turns> = (0..devices).map(turns).collect();
     let mut running: Vec<Option<(usize, f64)>> = vec![None; devices];
     let mut end = vec![f64::INFINITY; tasks.len()];
     let mut now = 0.0;
     loop {
         while let Some(Reverse((_, i))) = coming.peek().copied().filter(|r| r.0.0.0 <= now) {
             coming.pop();
-            ready[tasks[i].device].insert(i);
+            turns[tasks[i].device].ready.insert(i);
         }
         for d in 0..devices {
             if running[d].is_none() {
-                running[d] = ready[d].pop_first().map(|i| (i, tasks[i].ns));
+                running[d] = turns[d].next().map(|i| (i, tasks[i].ns));
             }
         }
         let busy: Vec<usize> = (0..devices).filter(|d| running[*d].is_some()).collect();
@@ -104,7 +135,7 @@ pub(super) fn run(
 
 #[cfg(test)]
 mod tests {
-    use super::{SimTask, run};
+    use super::{Order, SimTask, run};
 
     fn task(device: usize, ns: f64, after: &[(usize, f64)]) -> SimTask {
         SimTask { device, ns, key: device, after: after.to_vec() }
@@ -119,29 +150,34 @@ mod tests {
             task(0, 1.0, &[(1, 3.0)]),
             task(0, 1.0, &[(2, 2.0), (3, 0.0)]),
         ];
-        let end = run(&tasks, 2, &mut |keys| vec![1.0; keys.len()]);
+        let end = run(&tasks, (2, Order::Ready), &mut |keys| vec![1.0; keys.len()]);
         assert_eq!(end, [10.0, 4.0, 17.0, 11.0, 20.0]);
     }
 
     #[test]
     fn of_ready_tasks_the_earliest_runs() {
         let tasks = [task(0, 5.0, &[(1, 0.0)]), task(0, 1.0, &[]), task(0, 1.0, &[])];
-        let end = run(&tasks, 1, &mut |keys| vec![1.0; keys.len()]);
+        let end = run(&tasks, (1, Order::Ready), &mut |keys| vec![1.0; keys.len()]);
         assert_eq!(end, [6.0, 1.0, 7.0]);
+        // In order, what is ready waits for what is not.
+        let tasks = [task(0, 1.0, &[(1, 0.0)]), task(1, 5.0, &[]), task(0, 2.0, &[])];
+        let end = |order| run(&tasks, (2, order), &mut |keys| vec![1.0; keys.len()]);
+        assert_eq!(end(Order::Ready), [6.0, 5.0, 2.0]);
+        assert_eq!(end(Order::InOrder), [6.0, 5.0, 8.0]);
     }
 
     #[test]
     fn tasks_that_run_at_once_slow_each_other_down() {
         // Twice as slow for as long as both run: the second ends at 8, with 6 left of the first.
         let tasks = [task(0, 10.0, &[]), task(1, 4.0, &[])];
-        let end = run(&tasks, 2, &mut |keys| vec![2.0; keys.len()]);
+        let end = run(&tasks, (2, Order::Ready), &mut |keys| vec![2.0; keys.len()]);
         assert_eq!(end, [14.0, 8.0]);
     }
 
     #[test]
     fn what_cannot_be_run_never_ends() {
         let tasks = [task(0, f64::INFINITY, &[]), task(0, 1.0, &[(0, 0.0)])];
-        let end = run(&tasks, 1, &mut |keys| vec![1.0; keys.len()]);
+        let end = run(&tasks, (1, Order::Ready), &mut |keys| vec![1.0; keys.len()]);
         assert!(end.iter().all(|t| t.is_infinite()));
     }
 }

@@ -10,8 +10,7 @@ use troika_graph::{Subgraph, ValueId, restrict_activations};
 use troika_model::lower::{Lowered, Segment, SegmentKind};
 
 use crate::cost::SolveDevice;
-use crate::{PlanError, Rule, Split};
-use crate::{compiled_rows, own_space};
+use crate::{PlanError, Rule, Split, compiled_rows, own_space, stage_borders};
 
 /// A value that a piece reads or writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -55,9 +54,13 @@ impl LaidPiece {
     }
 }
 
-/// A segment's pieces under a rule.
+/// A segment's pieces under a rule: stage after stage, or all as one stage.
 #[derive(Debug)]
-pub(super) struct Layout {
+pub(super) struct Layout(pub Vec<StageLayout>);
+
+/// A stage's pieces.
+#[derive(Debug)]
+pub(super) struct StageLayout {
     pub partition: Partition,
     /// For each part of the partition, its pieces where it computes whole rows.
     pub wholes: Vec<Vec<LaidPiece>>,
@@ -66,6 +69,13 @@ pub(super) struct Layout {
 }
 
 impl Layout {
+    /// All pieces.
+    pub fn pieces(&self) -> impl Iterator<Item = &LaidPiece> {
+        self.0.iter().flat_map(StageLayout::pieces)
+    }
+}
+
+impl StageLayout {
     /// All pieces.
     pub fn pieces(&self) -> impl Iterator<Item = &LaidPiece> {
         self.wholes.iter().flatten().chain(&self.columns)
@@ -130,23 +140,54 @@ impl<'a> Layouts<'a> {
     }
 
     fn make(&self, segment: &Segment, rule: &Rule) -> Result<Layout, PlanError> {
+        let graph = restrict_activations(&segment.graph, &rule.activations);
+        let root = Root::segment(&graph);
+        let heads = self.cache_heads(segment);
+        let Some(Split::Stages { stages }) = &rule.split else {
+            return Ok(Layout(vec![self.stage(root, (segment.kind, heads), (rule, &mut 0))?]));
+        };
+        let pieces = cut_at(&graph, &stage_borders(&graph)).map_err(refuse)?;
+        if pieces.len() != stages.len() {
+            let (has, says) = (pieces.len(), stages.len());
+            return Err(PlanError::Parse(format!(
+                "{} has {has} stages, and its rule places {says}",
+                graph.name
+            )));
+        }
+        let (mut scope, mut between, mut all) = (HashMap::new(), 0, Vec::new());
+        for (piece, stage) in pieces.into_iter().zip(stages) {
+            let (device, split) = (stage.device.clone(), stage.split.clone());
+            let rule = Rule { device, split, ..rule.clone() };
+            let takes = |device: usize, _: &str| device;
+            let mut maker = Maker { devices: self.devices, rule: &rule, takes: &takes, between };
+            let root = maker.bind(&root, piece, &mut scope);
+            between = maker.between;
+            all.push(self.stage(root, (segment.kind, heads), (&rule, &mut between))?);
+        }
+        Ok(Layout(all))
+    }
+
+    /// A stage under its rule. `between` counts values that pieces hand to each other.
+    fn stage(
+        &self,
+        root: Root,
+        (kind, heads): (SegmentKind, Option<usize>),
+        (rule, between): (&Rule, &mut usize),
+    ) -> Result<StageLayout, PlanError> {
         let names: Vec<&str> = self.devices.iter().map(|d| d.name.as_str()).collect();
         let index = |name: &str| {
             let missing = || PlanError::Device { name: name.into(), known: names.join(", ") };
             names.iter().position(|n| *n == name).ok_or_else(missing)
         };
-        let (partition, parts) = rule.partition(self.cache_heads(segment));
+        let (partition, parts) = rule.partition(heads);
         let parts: Vec<usize> = parts.iter().map(|n| index(n)).collect::<Result<_, _>>()?;
-        let graph = restrict_activations(&segment.graph, &rule.activations);
         let takes = |device: usize, op: &str| {
-            let by = rule.device_of(names[device], segment.kind, op);
+            let by = rule.device_of(names[device], kind, op);
             names.iter().position(|n| *n == by).unwrap_or(device)
         };
-        let mut maker = Maker { devices: self.devices, rule, takes: &takes, between: 0 };
-        let refuse = |e: troika_graph::partition::PartitionError| PlanError::Parse(e.to_string());
-        let whole = |maker: &mut Maker<'_>, device| {
-            maker.whole(Root::segment(&graph), device).map_err(refuse)
-        };
+        let mut maker = Maker { devices: self.devices, rule, takes: &takes, between: *between };
+        let whole =
+            |maker: &mut Maker<'_>, device| maker.whole(root.clone(), device).map_err(refuse);
         let mut wholes = Vec::new();
         for (part, device) in parts.iter().enumerate() {
             let alone = match &partition {
@@ -159,15 +200,16 @@ impl<'a> Layouts<'a> {
         }
         let mut columns = Vec::new();
         if let Some(split) = partition.columns() {
-            let pieces = split_columns(&graph, split).map_err(refuse)?;
+            let pieces = split_columns(&root.graph, split).map_err(refuse)?;
             let pieces: Vec<Piece> = pieces.stages.into_iter().flat_map(|s| s.pieces).collect();
-            columns = if self.states_are_apart(&graph, &pieces, &parts) {
-                maker.columns(Root::segment(&graph), pieces, &parts).map_err(refuse)?
+            columns = if self.states_are_apart(&root.graph, &pieces, &parts) {
+                maker.columns(root.clone(), pieces, &parts).map_err(refuse)?
             } else {
                 whole(&mut maker, index(&rule.device)?)?
             };
         }
-        Ok(Layout { partition, wholes, columns })
+        *between = maker.between;
+        Ok(StageLayout { partition, wholes, columns })
     }
 
     /// The key/value heads behind a segment of projections.
@@ -198,7 +240,12 @@ impl<'a> Layouts<'a> {
     }
 }
 
+fn refuse(e: troika_graph::partition::PartitionError) -> PlanError {
+    PlanError::Parse(e.to_string())
+}
+
 /// A graph, and where its values are in the segment.
+#[derive(Clone)]
 struct Root {
     graph: Arc<Subgraph>,
     inputs: Vec<Operand>,

@@ -6,7 +6,9 @@ mod events;
 mod layout;
 mod options;
 mod predict;
+mod ranges;
 mod search;
+mod staged;
 
 use troika_model::lower::Lowered;
 use troika_model::spec::ModelSpec;
@@ -43,6 +45,8 @@ pub struct SolveRequest<'a> {
     pub several_copies: bool,
     /// The longest length of each length bucket, ascending; empty: the solver's own.
     pub lengths: &'a [usize],
+    /// Plans made by other means, each with its name: they are priced beside what is found.
+    pub candidates: &'a [(String, Plan)],
 }
 
 /// The solver's answer.
@@ -90,7 +94,7 @@ pub fn check_memory(
 
 /// Chooses a plan.
 ///
-/// It is never predicted to be worse than the best plan on one device.
+/// It is never predicted to be worse than the best plan on one device, nor than the candidates.
 ///
 /// # Errors
 /// A request that no plan can be made for, or devices that cannot run the model together.

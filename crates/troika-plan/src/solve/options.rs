@@ -4,7 +4,7 @@ use troika_graph::DType;
 use troika_model::lower::SegmentKind;
 
 use crate::cost::SolveDevice;
-use crate::{Rule, Share, Split};
+use crate::{Rule, Share, Split, Stage};
 
 /// Parts that a split by columns is measured in.
 pub(super) const PARTS: u32 = 64;
@@ -14,11 +14,13 @@ pub(super) const PARTS: u32 = 64;
 pub(super) struct Placement {
     pub device: String,
     pub split: Option<Split>,
+    /// The numbers of rows that code is made for; `None`: each device's own.
+    pub row_buckets: Option<Vec<usize>>,
 }
 
 impl Placement {
     pub fn whole(device: &str) -> Placement {
-        Placement { device: device.into(), split: None }
+        Placement { device: device.into(), split: None, row_buckets: None }
     }
 
     /// Columns shared out between two devices, the first one's share in [`PARTS`].
@@ -26,7 +28,8 @@ impl Placement {
         let share = share.clamp(1, PARTS - 1);
         let parts = shares(a, b, share);
         let owner = if share * 2 >= PARTS { a } else { b };
-        Placement { device: owner.into(), split: Some(Split::Columns { parts }) }
+        let split = Some(Split::Columns { parts });
+        Placement { device: owner.into(), split, row_buckets: None }
     }
 
     /// Whole, by columns, by rows, by both or by stages.
@@ -38,6 +41,11 @@ impl Placement {
             Some(Split::Hybrid { .. }) => 3,
             Some(Split::Stages { .. }) => 4,
         }
+    }
+
+    /// A standard split on its device.
+    fn split(device: &str, split: Split) -> Placement {
+        Placement { device: device.into(), split: Some(split), row_buckets: None }
     }
 
     /// For people.
@@ -59,8 +67,17 @@ impl Placement {
             Some(Split::Hybrid { lengths, parts }) => {
                 format!("{}, the rest by columns {}", rows(lengths), columns(parts))
             }
-            Some(Split::Stages { stages }) => format!("{} stages", stages.len()),
+            Some(Split::Stages { stages }) => {
+                let stages = stages.iter().map(|s| Placement::of(s).describe());
+                format!("in stages: {}", stages.collect::<Vec<_>>().join("; "))
+            }
         }
+    }
+
+    /// That of a stage.
+    pub fn of(stage: &Stage) -> Placement {
+        let (device, split) = (stage.device.clone(), stage.split.clone());
+        Placement { device, split, row_buckets: None }
     }
 }
 
@@ -73,7 +90,9 @@ fn shares(a: &str, b: &str, share: u32) -> Vec<Share> {
 pub(super) fn rules(placed: &[(SegmentKind, Placement)]) -> Vec<Rule> {
     let mut rules: Vec<Rule> = Vec::new();
     for (kind, p) in placed {
-        let same = |r: &&mut Rule| (&r.device, &r.split) == (&p.device, &p.split);
+        let same = |r: &&mut Rule| {
+            (&r.device, &r.split, &r.row_buckets) == (&p.device, &p.split, &p.row_buckets)
+        };
         match rules.iter_mut().find(same) {
             Some(rule) => rule.segments.get_or_insert_default().push(*kind),
             None => rules.push(Rule {
@@ -83,7 +102,7 @@ pub(super) fn rules(placed: &[(SegmentKind, Placement)]) -> Vec<Rule> {
                 split: p.split.clone(),
                 refused: Vec::new(),
                 values: DType::F32,
-                row_buckets: None,
+                row_buckets: p.row_buckets.clone(),
                 activations: Vec::new(),
             }),
         }
@@ -186,13 +205,13 @@ impl KindRequest<'_> {
         let mut all = Vec::new();
         for lengths in sets {
             let split = Split::Rows { lengths: lengths.clone(), rest: rest.clone() };
-            all.push(Placement { device: device.name.clone(), split: Some(split) });
+            all.push(Placement::split(&device.name, split));
             if by_columns(self.kind) && device.caps.static_shapes {
                 let balanced = self.balanced(a, b);
                 for share in [balanced, 16, 32, 48] {
                     let parts = shares(&device.name, rest, share);
                     let split = Split::Hybrid { lengths: lengths.clone(), parts };
-                    all.push(Placement { device: device.name.clone(), split: Some(split) });
+                    all.push(Placement::split(&device.name, split));
                 }
             }
         }

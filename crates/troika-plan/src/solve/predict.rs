@@ -10,7 +10,7 @@ use troika_graph::{DType, Subgraph, WeightSlice};
 use troika_model::lower::{Lowered, SegmentKind};
 
 use super::events::{self, SimTask};
-use super::layout::{LaidPiece, Layout, Layouts, Operand, Place};
+use super::layout::{LaidPiece, Layout, Layouts, Operand, Place, StageLayout};
 use crate::cost::{CostModel, Predicted, PredictedLength, PricedRun, SolveDevice};
 use crate::own_space;
 use crate::{Phase, Plan, PlanError, Rule};
@@ -229,7 +229,13 @@ impl<'a> Predictor<'a> {
                 tasks.segment(segment, &layout, (rule, &self.priced), runs);
             }
         }
-        Ok(self.run(&tasks.tasks))
+        // Queues that wait for each other get all tasks of a single chunk in program order.
+        let waits = |d: &SolveDevice| !plan.devices.contains(&d.name) || d.caps.queue_waits;
+        let order = match batches.len() == 1 && request.devices.iter().all(waits) {
+            true => events::Order::InOrder,
+            false => events::Order::Ready,
+        };
+        Ok(self.run(&tasks.tasks, order))
     }
 
     /// The runs of a segment: which piece, on which rows, priced.
@@ -239,17 +245,33 @@ impl<'a> Predictor<'a> {
         layout: &Layout,
         (rows, cached): (Range<usize>, usize),
     ) -> Result<Vec<SegmentRun>, PlanError> {
-        let areas = layout.partition.areas(rows.len());
+        let (mut runs, mut pieces) = (Vec::new(), 0);
+        for stage in &layout.0 {
+            let of_stage = self.stage_runs(kind, (stage, pieces), (rows.clone(), cached))?;
+            runs.extend(of_stage);
+            pieces += stage.pieces().count();
+        }
+        Ok(runs)
+    }
+
+    /// The runs of a stage whose pieces are counted from `before` on.
+    fn stage_runs(
+        &mut self,
+        kind: SegmentKind,
+        (stage, before): (&StageLayout, usize),
+        (rows, cached): (Range<usize>, usize),
+    ) -> Result<Vec<SegmentRun>, PlanError> {
+        let areas = stage.partition.areas(rows.len());
         let areas = areas.map_err(|e| PlanError::Parse(e.to_string()))?;
         let mut runs = Vec::new();
         for area in areas {
             let (list, first) = match area.by {
                 Computed::Part(part) => {
-                    let before: usize = layout.wholes[..part].iter().map(Vec::len).sum();
-                    (&layout.wholes[part], before)
+                    let before: usize = stage.wholes[..part].iter().map(Vec::len).sum();
+                    (&stage.wholes[part], before)
                 }
                 Computed::Columns => {
-                    (&layout.columns, layout.wholes.iter().map(Vec::len).sum::<usize>())
+                    (&stage.columns, stage.wholes.iter().map(Vec::len).sum::<usize>())
                 }
             };
             for (i, piece) in list.iter().enumerate() {
@@ -257,10 +279,10 @@ impl<'a> Predictor<'a> {
                 while at < area.rows.end {
                     let left = area.rows.end - at;
                     let (n, room) = piece.next_run(left, area.rows.end < rows.len());
-                    let before = cached + rows.start + at;
-                    let key = self.price(kind, piece, (n, room, before));
+                    let cached = cached + rows.start + at;
+                    let key = self.price(kind, piece, (n, room, cached));
                     runs.push(SegmentRun {
-                        piece: first + i,
+                        piece: before + first + i,
                         rows: rows.start + at..rows.start + at + n,
                         key,
                     });
@@ -277,8 +299,9 @@ impl<'a> Predictor<'a> {
         piece: &LaidPiece,
         (rows, room, cached): (usize, usize, usize),
     ) -> usize {
-        // Only attention looks at what is cached.
-        let cached = if piece.graph.states.is_empty() { 0 } else { cached };
+        // Only attention looks at what is cached; of others it matters whether a token is decoded.
+        let decoded = usize::from(rows == 1 && cached > 0);
+        let cached = if piece.graph.states.is_empty() { decoded } else { cached };
         let graph = Arc::as_ptr(&piece.graph) as usize;
         let key = (graph, piece.device, rows, room, cached);
         if let Some(known) = self.keys.get(&key) {
@@ -298,7 +321,7 @@ impl<'a> Predictor<'a> {
         self.priced.len() - 1
     }
 
-    fn run(&mut self, tasks: &[SimTask]) -> Spent {
+    fn run(&mut self, tasks: &[SimTask], order: events::Order) -> Spent {
         let (priced, slow, cost) = (&self.priced, &mut self.slow, self.request.cost);
         let mut slowdowns = |keys: &[usize]| {
             if let Some(known) = slow.get(keys) {
@@ -313,7 +336,7 @@ impl<'a> Predictor<'a> {
             slow.insert(keys.to_vec(), factors.clone());
             factors
         };
-        let ends = events::run(tasks, self.request.devices.len(), &mut slowdowns);
+        let ends = events::run(tasks, (self.request.devices.len(), order), &mut slowdowns);
         let ns = ends.into_iter().fold(0.0, f64::max);
         let joules = tasks.iter().map(|t| priced.get(t.key).map_or(Some(0.0), |p| p.joules)).sum();
         Spent { ns, joules }

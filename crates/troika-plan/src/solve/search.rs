@@ -6,6 +6,7 @@ use troika_model::lower::SegmentKind;
 use super::choice::{Choice, Placed, Scope, for_decode, one_row};
 use super::options::{KindRequest, Placement, by_columns, rules};
 use super::predict::{Extract, PredictRequest, Predictor, Spent};
+use super::staged::StagedRequest;
 use super::{Alternative, SolveRequest, Solved};
 use crate::cost::{Goal, PricedRun};
 use crate::make::{PlannedRules, assemble, chunk_of};
@@ -35,15 +36,15 @@ struct Change {
 }
 
 pub(super) struct Search<'a> {
-    request: &'a SolveRequest<'a>,
-    facts: Vec<DeviceFacts>,
-    predictor: Predictor<'a>,
-    kinds: Vec<SegmentKind>,
+    pub(super) request: &'a SolveRequest<'a>,
+    pub(super) facts: Vec<DeviceFacts>,
+    pub(super) predictor: Predictor<'a>,
+    pub(super) kinds: Vec<SegmentKind>,
     chunk: usize,
     /// Some layers and more of them: what one layer costs follows from both.
     few_layers: Extract,
     more_layers: Extract,
-    layers: usize,
+    pub(super) layers: usize,
     /// Most bytes of weights that a plan may have in all.
     most_bytes: u64,
     /// Single changes of the best plan that were tried, with their scores.
@@ -104,6 +105,10 @@ impl<'a> Search<'a> {
             let least = one.map(|c| c.predicted.total_bytes).min().unwrap_or(u64::MAX);
             self.most_bytes = least.saturating_add(least / 50);
         }
+        for (name, plan) in self.request.candidates {
+            candidates.extend(self.alternative(name.clone(), plan.clone())?);
+        }
+        candidates.extend(self.layer_ranges()?);
         if self.request.devices.len() > 1 {
             let best = self.best_choice()?;
             candidates.extend(self.with_chunks(&best)?);
@@ -179,7 +184,11 @@ impl<'a> Search<'a> {
 
     /// A plan with its prediction; `None` if devices refuse more of it than others can take, or
     /// have less memory.
-    fn alternative(&mut self, name: String, plan: Plan) -> Result<Option<Alternative>, PlanError> {
+    pub(super) fn alternative(
+        &mut self,
+        name: String,
+        plan: Plan,
+    ) -> Result<Option<Alternative>, PlanError> {
         let Some(mut plan) = self.avoided(plan) else { return Ok(None) };
         let predicted = self.predictor.whole(&plan)?;
         if !predicted.ttft_us.is_finite() || !predicted.tpot_us.is_finite() {
@@ -196,7 +205,7 @@ impl<'a> Search<'a> {
         Ok(Some(Alternative { name, plan, predicted }))
     }
 
-    fn avoided(&self, mut plan: Plan) -> Option<Plan> {
+    pub(super) fn avoided(&self, mut plan: Plan) -> Option<Plan> {
         let names: Vec<&str> = self.request.devices.iter().map(|d| d.name.as_str()).collect();
         plan.avoid(self.request.refusals, &names).ok()?;
         plan.check(self.request.spec, &names).ok()?;
@@ -314,7 +323,7 @@ impl<'a> Search<'a> {
             .kinds
             .clone()
             .into_iter()
-            .map(|k| self.options(k, scope, (choice, done)))
+            .map(|k| self.options(k, (scope, remember), (choice, done)))
             .collect();
         let fixed = |kind: SegmentKind| {
             kind == SegmentKind::Attention
@@ -465,7 +474,7 @@ impl<'a> Search<'a> {
     fn options(
         &mut self,
         kind: SegmentKind,
-        scope: Scope,
+        (scope, asked): (Scope, bool),
         (choice, done): (&Choice, &[Option<usize>]),
     ) -> Vec<Placement> {
         let whole_ns: Vec<f64> = (0..self.facts.len())
@@ -496,6 +505,10 @@ impl<'a> Search<'a> {
             whole_ns: &whole_ns,
         };
         let mut options = wanted.options();
+        // Lengths that nobody asked for take what was found for those that are.
+        if asked {
+            options.extend(self.staged(kind, scope));
+        }
         // What other scopes do, so that weights need to be there once.
         for which in done {
             for (_, p) in choice.get(*which).iter().filter(|(k, _)| *k == kind) {
@@ -506,6 +519,29 @@ impl<'a> Search<'a> {
             }
         }
         options
+    }
+
+    /// Placements of a kind of segment stage by stage.
+    fn staged(&self, kind: SegmentKind, scope: Scope) -> Vec<Placement> {
+        let prefill = scope.phase == Phase::Prefill;
+        // Attention is cut by heads, and of a prompt one row has logits.
+        let whole = kind == SegmentKind::Attention || (kind == SegmentKind::Head && prefill);
+        let mut segments = self.request.lowered.segments.iter();
+        let segment = segments.find(|s| s.kind == kind && by_columns(kind) && !whole);
+        let of = |s: &troika_model::lower::Segment| {
+            let request = StagedRequest {
+                kind,
+                graph: &s.graph,
+                rows: scope.rows[1],
+                cached: scope.cached,
+                prefill,
+                devices: self.request.devices,
+                cost: self.request.cost,
+                sync: self.request.base.sync,
+            };
+            request.options()
+        };
+        segment.map_or_else(Vec::new, of)
     }
 
     /// What a goal makes small, in a scope; infinite where weights would be held too often.

@@ -390,6 +390,7 @@ fn solved(
     let used = devices.iter().zip(&r.soc.processors);
     let used = used.filter(|(_, p)| alone || p.kind != ProcessorKind::Cpu);
     let devices: Vec<SolveDevice> = used.map(|(d, _)| solve_device(d)).collect();
+    let candidates = hand_made(r, &devices);
     let request = SolveRequest {
         spec: r.spec,
         lowered: r.lowered,
@@ -402,8 +403,20 @@ fn solved(
         generate,
         several_copies: false,
         lengths: &[],
+        candidates: &candidates,
     };
     Ok(solve(&request).map_err(Error::Plan)?.plan)
+}
+
+/// The plans of the other strategies, as far as the devices can run them. Code that is made for one
+/// prompt is no part of a plan for others.
+fn hand_made(r: &placed::Request<'_>, devices: &[SolveDevice]) -> Vec<(String, Plan)> {
+    let usable = |plan: &Plan| plan.devices.iter().all(|d| devices.iter().any(|o| o.name == *d));
+    let others = SocStrategy::ALL.into_iter();
+    let others = others.filter(|s| *s != SocStrategy::Solved && !s.prepares_online());
+    let plan = |strategy| Some((strategy, placed::plan(&placed::Request { strategy, ..*r }).ok()?));
+    let plans = others.filter_map(plan).filter(|(_, plan)| usable(plan));
+    plans.map(|(strategy, plan)| (strategy.name().to_string(), plan)).collect()
 }
 
 /// Lets other processors compute what those of the plan do not take.

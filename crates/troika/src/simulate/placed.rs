@@ -3,14 +3,13 @@
 //! equation of section 4.4, `max(T_GPU, T_NPU) + T_sync` against either alone.
 
 use crate::devices::sim::{PricedRows, Prices, Processor, ProcessorKind, Soc};
-use troika_engine::stage_borders;
 use troika_graph::partition::{ColumnSplit, cut_at, split_columns};
 use troika_graph::{DType, Op, Subgraph};
 use troika_model::lower::{Lowered, SegmentKind, segments};
 use troika_model::spec::ModelSpec;
 use troika_plan::{
     Decode, ModelId, PLAN_VERSION, Phase, Plan, Policy, Prefill, Rule, Share, Split, Stage,
-    SyncMode, page_len,
+    SyncMode, page_len, stage_borders,
 };
 
 use super::{SimulateError, SocStrategy};
@@ -19,6 +18,7 @@ use super::{SimulateError, SocStrategy};
 pub(super) const MOST_ROWS: usize = 1 << 16;
 
 /// What a plan is made of.
+#[derive(Clone, Copy)]
 pub(super) struct Request<'a> {
     pub soc: &'a Soc,
     pub spec: &'a ModelSpec,

@@ -1,0 +1,86 @@
+//! Ranges of layers: a device whose memory holds a part of the model gets as many of its layers as
+//! fit, or their feed-forwards alone, and another one computes the rest.
+
+use troika_model::lower::SegmentKind;
+
+use super::Alternative;
+use super::options::{Placement, rules};
+use super::search::Search;
+use crate::make::{PlannedRules, assemble};
+use crate::{Layers, Plan, PlanError, Rule};
+
+impl Search<'_> {
+    /// Plans for devices whose memory is limited.
+    pub(super) fn layer_ranges(&mut self) -> Result<Vec<Alternative>, PlanError> {
+        let in_layers = |k: &SegmentKind| k.is_in_layers();
+        let all: Vec<SegmentKind> = self.kinds.iter().copied().filter(in_layers).collect();
+        let products = [SegmentKind::Ffn];
+        let ffn: Vec<SegmentKind> = all.iter().copied().filter(|k| products.contains(k)).collect();
+        let mut found = Vec::new();
+        for limited in 0..self.facts.len() {
+            let Some(most) = self.request.devices[limited].caps.max_resident_bytes else {
+                continue;
+            };
+            for other in (0..self.facts.len()).filter(|d| *d != limited) {
+                for kinds in [&all, &ffn] {
+                    found.extend(self.range((limited, other), kinds, most)?);
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// As many first layers on a device as its memory holds, the rest on another one.
+    fn range(
+        &mut self,
+        (limited, other): (usize, usize),
+        kinds: &[SegmentKind],
+        most: u64,
+    ) -> Result<Option<Alternative>, PlanError> {
+        let name = self.facts[limited].name.clone();
+        let (mut fits, mut too_many) = (0, self.layers + 1);
+        while fits + 1 < too_many {
+            let count = fits.midpoint(too_many);
+            let held = match self.avoided(self.ranged((limited, other), kinds, count)) {
+                None => return Ok(None),
+                Some(plan) => {
+                    let all = self.predictor.all();
+                    let (by_device, _) = self.predictor.weight_bytes(&plan, &all)?;
+                    by_device.get(&name).copied().unwrap_or(0)
+                }
+            };
+            if held <= most { fits = count } else { too_many = count }
+        }
+        if fits == 0 || kinds.is_empty() {
+            return Ok(None);
+        }
+        let what = if kinds.len() == 1 { kinds[0].name() } else { "all" };
+        let title = format!("{what} of layers 0 to {} on {name}", fits - 1);
+        let plan = self.ranged((limited, other), kinds, fits);
+        self.alternative(title, plan)
+    }
+
+    /// Some kinds of segments of the first `count` layers on a device, all else on another one.
+    fn ranged(&self, (first, other): (usize, usize), kinds: &[SegmentKind], count: usize) -> Plan {
+        let [first, other] = [first, other].map(|d| Placement::whole(&self.facts[d].name));
+        let of = |kinds: &[SegmentKind], p: &Placement| -> Vec<Rule> {
+            let placed: Vec<(SegmentKind, Placement)> =
+                kinds.iter().map(|k| (*k, p.clone())).collect();
+            let named = |r: Rule| Rule { segments: Some(kinds.to_vec()), ..r };
+            rules(&placed).into_iter().map(named).collect()
+        };
+        let within = |list: Vec<Rule>, range: (usize, usize)| -> Vec<Rule> {
+            let layers = Some(Layers { first: range.0, last: range.1, step: 1 });
+            list.into_iter().map(|r| Rule { layers, ..r }).collect()
+        };
+        let rest: Vec<SegmentKind> =
+            self.kinds.iter().copied().filter(|k| !kinds.contains(k)).collect();
+        let mut all = within(of(kinds, &first), (0, count.max(1) - 1));
+        if count < self.layers {
+            all.extend(within(of(kinds, &other), (count, self.layers - 1)));
+        }
+        all.extend(of(&rest, &other));
+        let rules = PlannedRules { prefill: all.clone(), lengths: Vec::new(), decode: all };
+        assemble(self.request.spec, &self.facts, self.request.base, ("solve".into(), rules))
+    }
+}
