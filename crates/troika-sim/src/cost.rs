@@ -111,8 +111,10 @@ impl Rates {
         match traits.expand_gweights_s.filter(|_| p.quantized) {
             None => multiply,
             Some(rate) => {
-                let one_by_one = p.rows as f64 * p.bytes as f64 / self.bandwidth;
-                (weights / rate + multiply).min(multiply.max(one_by_one))
+                // Without expanding them, weights are read again for each few rows.
+                let reads = p.rows.div_ceil(traits.rows_at_once.max(1)) as f64;
+                let again = reads * p.bytes as f64 / self.bandwidth;
+                (weights / rate + multiply).min(multiply.max(again))
             }
         }
     }

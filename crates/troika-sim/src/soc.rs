@@ -99,6 +99,9 @@ pub struct ProductTraits {
     pub expand_gweights_s: Option<f64>,
     /// Products of a decoded row take 10^9 weights in a second, however few rows a tile has.
     pub decode_gweights_s: Option<f64>,
+    /// So many rows are multiplied at once where weights are not expanded first: the weights are
+    /// read once for all of them.
+    pub rows_at_once: usize,
     /// Loading a tile of the stationary (second) operand takes as long as so many rows of the first
     /// one.
     pub tile_load_rows: f64,
@@ -113,6 +116,7 @@ impl Default for ProductTraits {
         ProductTraits {
             expand_gweights_s: None,
             decode_gweights_s: None,
+            rows_at_once: 1,
             tile_load_rows: 0.0,
             long_sum: None,
             exchanges_operands: true,
@@ -357,6 +361,7 @@ fn product_traits(f: &mut Fields<'_>) -> Result<ProductTraits, SocError> {
     let traits = ProductTraits {
         expand_gweights_s: p.maybe_rate("expand_gweights_s")?,
         decode_gweights_s: p.maybe_rate("decode_gweights_s")?,
+        rows_at_once: p.maybe_count("rows_at_once")?.map_or(1, |n| n.min(MOST_ROWS) as usize),
         tile_load_rows: p.maybe_figure("tile_load_rows")?,
         long_sum: p.maybe_count("long_sum")?.map(|n| n.min(MOST_ROWS) as usize),
         exchanges_operands: p.flag("exchanges_operands")?.unwrap_or(true),

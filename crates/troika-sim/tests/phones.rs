@@ -111,6 +111,21 @@ fn operands_are_exchanged_where_that_is_faster() {
     assert_eq!(plain[2], exchanged[2], "with more rows than outputs it is the faster order");
 }
 
+/// A few rows are multiplied without expanding the weights, which are read once for four of them.
+#[test]
+fn a_gpu_reads_weights_once_for_a_few_rows() {
+    let mut soc = Soc::find("sd8gen3-fp16").unwrap();
+    let gpu = |soc: &Soc, rows| measured(soc, "gpu", (4096, 4096, rows), 0).1;
+    let near = |a: f64, b: f64| (a / b - 1.0).abs() < 0.05;
+    let at_once = [1, 4, 5, 16, 128].map(|rows| gpu(&soc, rows));
+    assert!(near(at_once[1], at_once[0]) && near(at_once[2], 2.0 * at_once[0]), "{at_once:?}");
+    assert!(near(at_once[3], 4.0 * at_once[0]), "{at_once:?}");
+    soc.processors.iter_mut().for_each(|p| p.products.rows_at_once = 1);
+    let one_by_one = [4, 128].map(|rows| gpu(&soc, rows));
+    assert!(near(one_by_one[0], 4.0 * at_once[0]), "{one_by_one:?}");
+    assert_eq!(one_by_one[1], at_once[4], "many rows are worth expanding weights for");
+}
+
 #[test]
 fn times_are_the_same_to_the_nanosecond() {
     let soc = Soc::find("sd8elite-fp16").unwrap();

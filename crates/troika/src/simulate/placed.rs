@@ -85,12 +85,11 @@ fn rules(r: &Request<'_>) -> Result<Rules, SimulateError> {
     // Placed for predicted waits in any case, so that the way of waiting can be switched by itself.
     let both = Both { soc: r.soc, prompt: r.prompt, sync: SyncMode::Predicted, ways, gpu, npu };
     let standard = &both.npu.row_buckets;
-    let shortest = standard.first().map_or(r.prompt, |n| *n);
     Ok(match r.strategy {
         S::HeteroTensor => (both.shared(r, Phase::Prefill), both.shared(r, Phase::Decode)),
         S::ActivationCentric => (both.shared(r, Phase::Prefill), all_on(gpu)),
         S::OnlinePrepare => (both.layers(r, &[r.prompt]), all_on(gpu)),
-        S::NpuPipe => (both.layers(r, &[shortest]), all_on(gpu)),
+        S::NpuPipe => (both.layers(r, &both.parts(r)), all_on(gpu)),
         S::NpuOnly => (both.layers(r, standard), both.layers(r, &[1])),
         _ => (both.layers(r, standard), all_on(gpu)),
     })
@@ -109,11 +108,42 @@ fn rule(segments: Option<Vec<SegmentKind>>, device: &str) -> Rule {
     }
 }
 
-/// The graph of each stage.
-fn stages_of(graph: &Subgraph) -> Vec<Subgraph> {
-    let cut = stage_borders(graph);
-    let pieces = cut_at(graph, &cut).map(|pieces| pieces.into_iter().map(|p| p.graph).collect());
-    pieces.unwrap_or_else(|_| vec![graph.clone()])
+/// A stage of a segment, and what its columns are cut into at each ratio.
+struct CutStage {
+    graph: Subgraph,
+    columns: Vec<((u32, u32), Vec<Part>)>,
+}
+
+/// A piece, and the part that it is of: 0 is the GPU.
+type Part = (usize, Subgraph);
+
+impl CutStage {
+    /// `ways` says whether columns may be shared out.
+    fn of(graph: Subgraph, ways: Ways) -> CutStage {
+        let none = ways == Ways::Rows || !is_product(&graph);
+        let shares = if none { 0..0 } else { 1..PARTS };
+        let ratios = shares.map(|share| (share, PARTS - share));
+        let columns = ratios.filter_map(|ratio| {
+            let split = ColumnSplit { shares: vec![ratio.0, ratio.1], tile: TILE, groups: None };
+            let pieces = split_columns(&graph, &split).ok()?.stages;
+            let pieces = pieces.into_iter().flat_map(|s| s.pieces);
+            Some((ratio, pieces.map(|p| (p.part, p.graph)).collect()))
+        });
+        CutStage { columns: columns.collect(), graph }
+    }
+
+    fn all(graph: &Subgraph, ways: Ways) -> Vec<CutStage> {
+        let cut = cut_at(graph, &stage_borders(graph));
+        let graphs: Vec<Subgraph> = match cut {
+            Ok(pieces) if !pieces.is_empty() => pieces.into_iter().map(|p| p.graph).collect(),
+            _ => vec![graph.clone()],
+        };
+        graphs.into_iter().map(|graph| CutStage::of(graph, ways)).collect()
+    }
+}
+
+fn is_product(graph: &Subgraph) -> bool {
+    graph.nodes.iter().all(|n| matches!(n.op, Op::Linear { .. }))
 }
 
 /// Segments of products that both processors compute.
@@ -163,8 +193,37 @@ impl<'a> Both<'a> {
 
     /// The fastest way to compute a product by itself.
     pub fn one(&self, graph: &Subgraph, phase: Phase) -> Placed {
-        let lengths = if phase == Phase::Decode { vec![1] } else { self.npu.row_buckets.clone() };
-        self.best(graph, &lengths, phase)
+        let stage = CutStage::of(graph.clone(), self.ways);
+        let sets = self.length_sets(phase).into_iter();
+        let all = sets.map(|lengths| self.best(&stage, &lengths, phase));
+        all.fold(self.never(), |best, one| if one.ns < best.ns { one } else { best })
+    }
+
+    /// Standard lengths that code may be made for: all up to some, so that longer prompts take
+    /// several parts, of which the last one is padded; or one alone.
+    fn length_sets(&self, phase: Phase) -> Vec<Vec<usize>> {
+        if phase == Phase::Decode {
+            return vec![vec![1]];
+        }
+        let all = &self.npu.row_buckets;
+        let mut sets: Vec<Vec<usize>> = (1..=all.len()).rev().map(|n| all[..n].to_vec()).collect();
+        sets.extend(all.iter().map(|n| vec![*n]));
+        sets
+    }
+
+    /// The standard lengths with which products of a prompt take least on the NPU alone.
+    fn parts(&self, r: &Request<'_>) -> Vec<usize> {
+        let products = SegmentKind::ALL.into_iter().filter(|k| is_shared(*k));
+        let segment = |kind| r.lowered.segments.iter().find(|s| s.kind == kind);
+        let stages = products.filter_map(segment).flat_map(|s| CutStage::all(&s.graph, Ways::Rows));
+        let stages: Vec<CutStage> = stages.filter(|s| is_product(&s.graph)).collect();
+        let ns = |lengths: &Vec<usize>| {
+            let at = At { rows: self.prompt, cached: 0, lengths };
+            stages.iter().map(|s| self.ns(self.npu, &s.graph, at)).sum::<f64>()
+        };
+        let sets = self.length_sets(Phase::Prefill).into_iter().map(|set| (ns(&set), set));
+        let best = sets.min_by(|a, b| a.0.total_cmp(&b.0));
+        best.map_or_else(Vec::new, |(_, set)| set)
     }
 
     fn kinds(&self, r: &Request<'_>) -> Vec<SegmentKind> {
@@ -198,30 +257,27 @@ impl<'a> Both<'a> {
 
     /// A segment whose products are shared out, for the standard lengths that make it fastest.
     fn staged(&self, kind: SegmentKind, graph: &Subgraph, phase: Phase) -> Rule {
-        let stages = stages_of(graph);
-        let all = self.npu.row_buckets.clone();
-        let mut choices = vec![if phase == Phase::Decode { vec![1] } else { all.clone() }];
-        if phase == Phase::Prefill {
-            choices.extend(all.into_iter().map(|one| vec![one]));
-        }
+        let stages = CutStage::all(graph, self.ways);
         let place = |lengths: Vec<usize>| {
-            let best = |graph: &Subgraph| self.best(graph, &lengths, phase);
+            let best = |stage: &CutStage| self.best(stage, &lengths, phase);
             let placed: Vec<Placed> = stages.iter().map(best).collect();
             let ns: f64 = placed.iter().map(|p| p.ns).sum();
             (ns, lengths, placed)
         };
-        let choices = choices.into_iter().map(place);
+        let choices = self.length_sets(phase).into_iter().map(place);
         let best = choices.min_by(|a, b| a.0.total_cmp(&b.0));
         let on_gpu = rule(Some(vec![kind]), &self.gpu.name);
         let Some((_, lengths, placed)) = best else { return on_gpu };
         let stage = |p: Placed| Stage { device: p.device, split: p.split };
         let mut stages: Vec<Stage> = placed.into_iter().map(stage).collect();
-        let split = if stages.len() > 1 {
-            Some(Split::Stages { stages })
-        } else {
-            stages.pop().and_then(|s| s.split)
+        let mut placed = match stages.len() {
+            0 => return on_gpu,
+            1 => {
+                let Stage { device, split } = stages.swap_remove(0);
+                Rule { device, split, ..on_gpu }
+            }
+            _ => Rule { split: Some(Split::Stages { stages }), ..on_gpu },
         };
-        let mut placed = Rule { split, ..on_gpu };
         let uses_npu = placed.devices().any(|d| d == self.npu.name);
         placed.row_buckets = (uses_npu && self.npu.static_shapes).then_some(lengths);
         placed
@@ -229,23 +285,26 @@ impl<'a> Both<'a> {
 
     fn ns(&self, on: &Processor, graph: &Subgraph, at: At<'_>) -> f64 {
         let prices = Prices::new(self.soc, on);
-        let run =
-            |rows, room| prices.run(graph, PricedRows { rows, room, cached: at.cached }).ns as f64;
+        let run = |rows, room, before| {
+            let cached = at.cached + before;
+            prices.run(graph, PricedRows { rows, room, cached }).ns as f64
+        };
         if !on.static_shapes {
-            return run(at.rows, at.rows);
+            return run(at.rows, at.rows, 0);
         }
         let (mut left, mut sum) = (at.rows, 0.0);
         while left > 0 {
             let fits = at.lengths.iter().find(|n| **n >= left).or(at.lengths.last());
             let room = fits.copied().unwrap_or(left);
-            sum += run(left.min(room), room);
+            sum += run(left.min(room), room, at.rows - left);
             left = left.saturating_sub(room);
         }
         sum
     }
 
     /// The fastest way to compute a stage.
-    fn best(&self, graph: &Subgraph, lengths: &[usize], phase: Phase) -> Placed {
+    fn best(&self, stage: &CutStage, lengths: &[usize], phase: Phase) -> Placed {
+        let graph = &stage.graph;
         let (rows, cached) = match phase {
             Phase::Prefill => (self.prompt, 0),
             Phase::Decode => (1, self.prompt),
@@ -253,23 +312,25 @@ impl<'a> Both<'a> {
         let at = At { rows, cached, lengths };
         let whole = |ns, p: &Processor| Placed { ns, device: p.name.clone(), split: None };
         let gpu = whole(self.ns(self.gpu, graph, at), self.gpu);
-        if !graph.nodes.iter().all(|n| matches!(n.op, Op::Linear { .. })) {
+        if !is_product(graph) {
             return gpu;
         }
         let npu = whole(self.ns(self.npu, graph, at) + self.sync_ns(), self.npu);
         let mut all = vec![gpu, npu];
         if self.ways == Ways::Rows {
             all.remove(0);
-        } else {
-            all.extend(RATIOS.iter().filter_map(|ratio| self.columns(graph, at, *ratio)));
         }
+        all.extend(stage.columns.iter().map(|cut| self.columns(cut, at)));
         if phase == Phase::Prefill {
             for i in 0..lengths.len() {
-                all.extend(self.by_rows(graph, at, &lengths[i..]));
+                all.extend(self.by_rows(stage, at, &lengths[i..]));
             }
         }
-        let none = whole(f64::INFINITY, self.gpu);
-        all.into_iter().fold(none, |best, one| if one.ns < best.ns { one } else { best })
+        all.into_iter().fold(self.never(), |best, one| if one.ns < best.ns { one } else { best })
+    }
+
+    fn never(&self) -> Placed {
+        Placed { ns: f64::INFINITY, device: self.gpu.name.clone(), split: None }
     }
 
     /// What it costs that two processors work on one stage: both wait for each other.
@@ -281,32 +342,34 @@ impl<'a> Both<'a> {
         (of(self.gpu) + of(self.npu) + self.gpu.submit_ns + self.npu.submit_ns) as f64
     }
 
-    fn parts(&self, (gpu, npu): (u32, u32)) -> Vec<Share> {
+    fn parts_of(&self, (gpu, npu): (u32, u32)) -> Vec<Share> {
         let share = |p: &Processor, share| Share { device: p.name.clone(), share };
         vec![share(self.gpu, gpu), share(self.npu, npu)]
     }
 
     /// What each of both processors computes of a stage that is split by columns.
-    fn parts_ns(&self, graph: &Subgraph, at: At<'_>, (gpu, npu): (u32, u32)) -> Option<[f64; 2]> {
-        let split = ColumnSplit { shares: vec![gpu, npu], tile: TILE, groups: None };
-        let partitioned = split_columns(graph, &split).ok()?;
+    fn parts_ns(&self, parts: &[Part], at: At<'_>) -> [f64; 2] {
         let mut sums = [0.0; 2];
-        for piece in partitioned.stages.iter().flat_map(|s| &s.pieces) {
-            let on = if piece.part == 0 { self.gpu } else { self.npu };
-            *sums.get_mut(piece.part)? += self.ns(on, &piece.graph, at);
+        for (part, graph) in parts {
+            let (on, sum) = match part {
+                0 => (self.gpu, &mut sums[0]),
+                _ => (self.npu, &mut sums[1]),
+            };
+            *sum += self.ns(on, graph, at);
         }
-        Some(sums)
+        sums
     }
 
-    fn columns(&self, graph: &Subgraph, at: At<'_>, ratio: (u32, u32)) -> Option<Placed> {
-        let [gpu, npu] = self.parts_ns(graph, at, ratio)?;
+    fn columns(&self, (ratio, parts): &((u32, u32), Vec<Part>), at: At<'_>) -> Placed {
+        let [gpu, npu] = self.parts_ns(parts, at);
         let device = if ratio.0 > ratio.1 { &self.gpu.name } else { &self.npu.name };
-        let split = Some(Split::Columns { parts: self.parts(ratio) });
-        Some(Placed { ns: gpu.max(npu) + self.sync_ns(), device: device.clone(), split })
+        let split = Some(Split::Columns { parts: self.parts_of(*ratio) });
+        Placed { ns: gpu.max(npu) + self.sync_ns(), device: device.clone(), split }
     }
 
     /// Standard lengths on the NPU, the rest on the GPU or by columns.
-    fn by_rows(&self, graph: &Subgraph, at: At<'_>, lengths: &[usize]) -> Vec<Placed> {
+    fn by_rows(&self, stage: &CutStage, at: At<'_>, lengths: &[usize]) -> Vec<Placed> {
+        let graph = &stage.graph;
         let (mut left, mut standard) = (at.rows, 0.0);
         for length in lengths.iter().rev() {
             let count = left / length;
@@ -317,7 +380,8 @@ impl<'a> Both<'a> {
         if left == 0 || (left == at.rows && self.ways == Ways::All) {
             return Vec::new();
         }
-        let (sync, rest) = (self.sync_ns(), At { rows: left, ..at });
+        let cached = at.cached + at.rows - left;
+        let (sync, rest) = (self.sync_ns(), At { rows: left, cached, ..at });
         let placed = |ns: f64, split| Placed {
             ns: ns + sync,
             device: self.npu.name.clone(),
@@ -327,10 +391,9 @@ impl<'a> Both<'a> {
         let gpu = self.ns(self.gpu, graph, rest);
         let split = Split::Rows { lengths: own(), rest: self.gpu.name.clone() };
         let mut all = vec![placed(standard.max(gpu), split)];
-        let ratios = if self.ways == Ways::Rows { &[][..] } else { &RATIOS };
-        for &ratio in ratios {
-            let Some([gpu, npu]) = self.parts_ns(graph, rest, ratio) else { continue };
-            let split = Split::Hybrid { lengths: own(), parts: self.parts(ratio) };
+        for (ratio, parts) in stage.columns.iter().filter(|(ratio, _)| ratio.0 % 4 == 0) {
+            let [gpu, npu] = self.parts_ns(parts, rest);
+            let split = Split::Hybrid { lengths: own(), parts: self.parts_of(*ratio) };
             all.push(placed((standard + npu).max(gpu), split));
         }
         all
@@ -348,6 +411,6 @@ struct At<'a> {
 /// Columns are cut at multiples of so many.
 const TILE: usize = 16;
 
-/// Aligned ratios of columns, GPU to NPU.
-const RATIOS: [(u32, u32); 9] =
-    [(4, 1), (3, 1), (2, 1), (3, 2), (1, 1), (2, 3), (1, 2), (1, 3), (1, 4)];
+/// Parts that columns are measured in. "With an ideal partition ratio, the GPU and NPU complete their
+/// respective workloads simultaneously" (HeteroInfer 4.2.1).
+const PARTS: u32 = 32;
