@@ -199,7 +199,12 @@ impl Runner {
         };
         let fixed = matches!(running, Running::Fixed(_));
         let in_order = fixed && running.graph().order.as_ref().is_some_and(waits);
-        let index = self.jobs.iter().position(|j| j.running.is_none()).unwrap_or_else(|| {
+        // A number is used again only when it was said that the graph before is at its end.
+        let free = |&index: &usize| {
+            let told = self.ended.iter().all(|(job, _)| job.0 != index);
+            told && self.jobs[index].running.is_none()
+        };
+        let index = (0..self.jobs.len()).find(free).unwrap_or_else(|| {
             self.jobs.push(GraphJob::new(self.policy, self.critical, self.lanes.all.len()));
             self.jobs.len() - 1
         });

@@ -281,6 +281,32 @@ fn a_run_is_cancelled_at_any_task_and_the_next_one_works() {
     }
 }
 
+/// A graph that came to its end while another was run is still told of by its own number, although
+/// one more has begun since.
+#[test]
+fn a_number_is_not_used_again_before_its_end_was_told() {
+    let buffers = [0; 3].map(|_| Buffer::zeroed(8).unwrap());
+    let hook: Hook = Arc::new(|tag| {
+        std::thread::sleep(Duration::from_millis(if tag == 1 { 50 } else { 0 }));
+        Ok(())
+    });
+    let fake = |_| Arc::new(Fake::new(true, &hook)) as Arc<dyn Device>;
+    let mut runner = runner(&(0..2).map(fake).collect::<Vec<_>>(), Policy::InOrder);
+    let graph = |device: usize, tasks: usize| {
+        let work = || Work::Run(run(&[], &[&buffers[device]]));
+        let task = |_| Task { device, name: "t".into(), chunk: 0, rows: 0..0, work: work() };
+        Arc::new(TaskGraph::new((0..tasks).map(task).collect()))
+    };
+    let first = runner.start(graph(0, 1), false).unwrap();
+    runner.run(&graph(1, 2)).unwrap();
+    let second = runner.start(graph(1, 2), false).unwrap();
+    assert_ne!(first, second);
+    for job in [first, second] {
+        assert_eq!(runner.wait().map(|(ended, _)| ended), Some(job));
+    }
+    assert!(runner.wait().is_none());
+}
+
 /// Waits that are long are slept through, and those of a queue whose times change are found again.
 #[test]
 fn waits_of_any_length_end() {
