@@ -337,7 +337,8 @@ mod tests {
         assert!(handle.lock().take().is_some());
         handle.feed(stays, &[1], WantedLogits::Last).unwrap();
         handle.close(stays).unwrap();
-        assert_eq!((handle.lock().requests.len(), handle.open_sequences()), (2, 0));
+        assert_eq!(handle.lock().requests.len(), 2);
+        assert_eq!(handle.open_sequences(), 0);
     }
 
     #[test]
