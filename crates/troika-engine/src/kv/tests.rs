@@ -494,15 +494,24 @@ impl Simulation {
     }
 
     fn adopt(&mut self, i: usize) {
-        let (text, numerics) = (self.text(), self.below(3) as u64 / 2);
-        let before = self.seqs[i].tokens.len();
-        let len = self.kv.adopt(self.seqs[i].id, &text, numerics);
+        let (mut text, mut numerics) = (self.text(), self.below(3) as u64 / 2);
+        let own = &self.seqs[i];
+        let before = own.tokens.len();
         if before > 0 {
-            assert_eq!(len, 0, "it has tokens already");
+            // It has a beginning of its own.
+            numerics = own.numerics;
+            if !text.starts_with(&own.tokens) {
+                text = [&own.tokens[..], &text].concat();
+            }
+        }
+        let known = self.kv.prefix_len(&text, numerics);
+        let len = self.kv.adopt(self.seqs[i].id, &text, numerics);
+        assert_eq!(len, before.max(known));
+        if len == before {
             return;
         }
         assert!(len < text.len() && len.is_multiple_of(self.kv.layout.page_len));
-        self.adopted += usize::from(len > 0);
+        self.adopted += 1;
         self.seqs[i].tokens = text[..len].to_vec();
         self.seqs[i].numerics = numerics;
     }
