@@ -2,7 +2,8 @@
 //!
 //! Pairs (row, slot) are sorted by expert. One parallel region computes `act(gate) * up` for all
 //! pairs, a second the down projections, a third adds each row's experts in the order of its
-//! slots. A weight is widened once per part, for all pairs of its expert.
+//! slots. A weight is widened once per part, for all pairs of its expert. With few rows the chosen
+//! experts' panels are cut as if they were one weight, which streams from memory.
 
 pub mod scalar;
 mod weight;
@@ -11,15 +12,17 @@ use std::ops::Range;
 
 use troika_graph::{Activation, ActivationFormat};
 
-use crate::SharedMut;
 use crate::kernels::elementwise::{Element, ElementwiseRun, each_row};
 use crate::kernels::linear::{self, Input, OutView, RowsView};
-use crate::kernels::select;
+use crate::kernels::select::{self, Stream};
 use crate::kernels::simd::dispatch;
 use crate::kernels::{Context, KernelError, int8};
+use crate::{Isa, SharedMut};
 
 pub use weight::{ExpertPiece, Weight};
 
+/// Weight rows of the panels in which experts are cut: what packed weights and registers have.
+const PANEL: usize = int8::ROWS;
 /// Activation rows whose gate and up are held at once by a part.
 const TILE_ROWS: usize = 64;
 
@@ -106,16 +109,27 @@ struct Sorted<'a> {
     used: &'a [u32],
     /// Where each expert's pairs begin in `order`.
     starts: &'a [u32],
+    /// Rows that chose.
+    rows: usize,
 }
 
 impl Sorted<'_> {
     fn pairs(&self, expert: usize) -> Range<usize> {
         self.starts[expert] as usize..self.starts[expert + 1] as usize
     }
+
+    /// Whether rows are so few that products wait for memory.
+    fn is_few(&self) -> bool {
+        self.rows <= select::PREFETCH_MAX_ROWS
+    }
 }
 
 /// Counting sort; stable, so everything after is in a fixed order.
-fn sort<'a>(ids: &[i32], experts: usize, words: &'a mut [u32]) -> Result<Sorted<'a>, KernelError> {
+fn sort<'a>(
+    (ids, rows): (&[i32], usize),
+    experts: usize,
+    words: &'a mut [u32],
+) -> Result<Sorted<'a>, KernelError> {
     let (order, rest) = words.split_at_mut(ids.len());
     let (used, rest) = rest.split_at_mut(experts);
     let starts = &mut rest[..experts + 1];
@@ -145,7 +159,7 @@ fn sort<'a>(ids: &[i32], experts: usize, words: &'a mut [u32]) -> Result<Sorted<
     }
     starts.copy_within(..experts, 1);
     starts[0] = 0;
-    Ok(Sorted { order, used: &used[..count], starts })
+    Ok(Sorted { order, used: &used[..count], starts, rows })
 }
 
 /// `y[row] = sum over slots of weight * expert(x[row])`. Activations are rounded to bf16 before
@@ -167,14 +181,23 @@ pub fn experts<W: Weight>(
     if pairs == 0 {
         return Ok(());
     }
-    let sorted = sort(x.ids, x.experts, memory.words)?;
+    let sorted = sort((x.ids, rows), x.experts, memory.words)?;
     let first = (x.expert)(sorted.used[0] as usize);
+    // Workers that wait while the input is made ready fetch what is multiplied first.
+    let prefetch = |cx: &mut Context<'_>, weight: W| {
+        let bytes = weight.bytes();
+        if sorted.is_few() {
+            cx.pool.prefetch(&bytes[..bytes.len().min(select::PREFETCH_BYTES)]);
+        }
+    };
+    prefetch(cx, first.gate);
     let (hidden, rest) = memory.floats.split_at_mut(pairs * x.inter);
     let (down, rest) = rest.split_at_mut(pairs * x.k);
     let (outer, rest) = rest.split_at_mut(rows * ready(activations, x.k));
     let inner = &mut rest[..pairs * ready(activations, x.inter)];
     let input = first.gate.input(cx, (x.x, x.k), activations, outer)?;
     gate_up(cx, &x, &sorted, input, SharedMut::new(hidden))?;
+    prefetch(cx, first.down);
     let input = first.down.input(cx, (hidden, x.inter), activations, inner)?;
     project_down(cx, &x, &sorted, input, SharedMut::new(down))?;
     combine(cx, x.weights, (down, x.k), y)
@@ -197,24 +220,69 @@ fn combine(
     })
 }
 
-/// How the experts in use are cut into parts: each has `steps` parts of `step` weight rows.
-struct ExpertCut {
-    step: usize,
-    steps: usize,
+/// How the experts in use are cut into parts.
+enum ExpertCut {
+    /// Each expert has `steps` parts of `step` weight rows.
+    Even { step: usize, steps: usize },
+    /// With few rows: the panels of all experts one after another, as if they were one weight.
+    Stream { cut: Stream, panels: usize },
 }
 
 impl ExpertCut {
-    /// For weights of `rows` rows like the first expert's.
-    fn new<W: Weight>(cx: &Context<'_>, first: W, sorted: &Sorted<'_>, rows: usize) -> ExpertCut {
+    /// For weights like `first`, `count` of each expert.
+    fn new<W: Weight>(
+        cx: &Context<'_>,
+        (first, count): (W, usize),
+        sorted: &Sorted<'_>,
+        rows: usize,
+    ) -> ExpertCut {
         let used = sorted.used.len();
+        if sorted.is_few() {
+            let (panels, bytes) = (rows.div_ceil(PANEL), used * count * first.bytes().len());
+            let cut = select::stream(panels * used, bytes, cx.pool.threads());
+            return ExpertCut::Stream { cut, panels };
+        }
         let step = first.part_rows(cx, sorted.order.len().div_ceil(used), used);
-        ExpertCut { step, steps: rows.div_ceil(step) }
+        ExpertCut::Even { step, steps: rows.div_ceil(step) }
     }
 
-    /// The expert and the weight rows of a part.
-    fn part(&self, part: usize, sorted: &Sorted<'_>, rows: usize) -> (usize, Range<usize>) {
-        let from = part % self.steps * self.step;
-        (sorted.used[part / self.steps] as usize, from..(from + self.step).min(rows))
+    /// Parts in all.
+    fn parts(&self, sorted: &Sorted<'_>) -> usize {
+        match self {
+            ExpertCut::Even { steps, .. } => sorted.used.len() * steps,
+            ExpertCut::Stream { cut, .. } => cut.parts(),
+        }
+    }
+
+    /// Calls `work` for the experts of a part, with the weight rows of a part of them: as many as
+    /// kernels take at once.
+    fn visit(
+        &self,
+        part: usize,
+        (sorted, rows): (&Sorted<'_>, usize),
+        mut work: impl FnMut(usize, Range<usize>),
+    ) {
+        match self {
+            ExpertCut::Even { step, steps } => {
+                let from = part % steps * step;
+                work(sorted.used[part / steps] as usize, from..(from + step).min(rows));
+            }
+            ExpertCut::Stream { cut, panels } => {
+                let each = std::iter::repeat_n(*panels, sorted.used.len());
+                cut.visit(part, each, |i, of| {
+                    let e = sorted.used[i] as usize;
+                    // A row alone is multiplied as long as it may be, without a stop.
+                    let most = match sorted.pairs(e).len() {
+                        1 => TILE_ROWS * select::MAX_PANEL,
+                        _ => select::MAX_PANEL,
+                    };
+                    let n = of.start * PANEL..(of.end * PANEL).min(rows);
+                    for from in n.clone().step_by(most) {
+                        work(e, from..(from + most).min(n.end));
+                    }
+                });
+            }
+        }
     }
 }
 
@@ -226,42 +294,56 @@ fn gate_up<W: Weight>(
     input: Input<'_>,
     hidden: SharedMut<'_, f32>,
 ) -> Result<(), KernelError> {
-    let cut = ExpertCut::new(cx, (x.expert)(sorted.used[0] as usize).gate, sorted, x.inter);
+    let first = (x.expert)(sorted.used[0] as usize).gate;
+    let cut = ExpertCut::new(cx, (first, 2), sorted, x.inter);
     let (isa, scratch) = (cx.isa, cx.scratch);
-    cx.pool.run(sorted.used.len() * cut.steps, &|worker, part| {
-        let (e, n) = cut.part(part, sorted, x.inter);
-        let (pairs, expert) = (sorted.pairs(e), (x.expert)(e));
-        // SAFETY: each worker asks for its own scratch once per part.
-        let scratch = unsafe { scratch.get(worker) };
-        let (wide, tiles) = scratch.split_at_mut(linear::worker_floats());
-        let (gate, up) = tiles.split_at_mut(TILE_ROWS * select::MAX_PANEL);
-        for m in pairs.clone().step_by(TILE_ROWS) {
-            let index = &sorted.order[m..(m + TILE_ROWS).min(pairs.end)];
-            let rows = RowsView {
-                index: Some(index),
-                divide: x.top_k,
-                ..RowsView::dense(input.data, input.width)
-            };
-            let both =
-                [(expert.gate, expert.bias[0], &mut *gate), (expert.up, expert.bias[1], &mut *up)];
-            for (weight, bias, tile) in both {
-                let y = OutView::dense(SharedMut::new(tile), n.len());
-                let (x, m, origin) = (rows, index.len(), n.start);
-                let piece = ExpertPiece { bias, n: n.clone(), m, x, y, origin, pairs: input.pairs };
-                // SAFETY: the results are in this worker's scratch.
-                unsafe { weight.multiply(isa, piece, &mut *wide) };
-            }
-            for i in 0..index.len() {
-                let start = (m + i) * x.inter;
-                // SAFETY: these columns of these pairs belong to this part.
-                let y = unsafe { hidden.slice(start + n.start..start + n.end) };
-                let r = i * n.len()..(i + 1) * n.len();
-                let (a, b) = (&gate[r.clone()], &up[r]);
-                dispatch(isa, ElementwiseRun { op: Element::Gate(x.act), a, b, y });
-            }
-        }
+    cx.pool.run(cut.parts(sorted), &|worker, part| {
+        cut.visit(part, (sorted, x.inter), |e, n| {
+            // SAFETY: each worker asks for its own scratch once per piece; these columns of these
+            // pairs belong to this part.
+            unsafe { gate_up_rows(isa, x, sorted, (e, n), (input, hidden), scratch.get(worker)) }
+        });
     })?;
     Ok(())
+}
+
+/// Some weight rows of an expert's gate and up, for all of its pairs.
+///
+/// # Safety
+/// Nobody else accesses these columns of the pairs' results meanwhile.
+unsafe fn gate_up_rows<W: Weight>(
+    isa: Isa,
+    x: &Operands<'_, Expert<'_, W>>,
+    sorted: &Sorted<'_>,
+    (e, n): (usize, Range<usize>),
+    (input, hidden): (Input<'_>, SharedMut<'_, f32>),
+    scratch: &mut [f32],
+) {
+    let (pairs, expert) = (sorted.pairs(e), (x.expert)(e));
+    let (wide, tiles) = scratch.split_at_mut(linear::worker_floats());
+    let (gate, up) = tiles.split_at_mut(TILE_ROWS * select::MAX_PANEL);
+    for m in pairs.clone().step_by(TILE_ROWS) {
+        let index = &sorted.order[m..(m + TILE_ROWS).min(pairs.end)];
+        let dense = RowsView::dense(input.data, input.width);
+        let rows = RowsView { index: Some(index), divide: x.top_k, ..dense };
+        let both =
+            [(expert.gate, expert.bias[0], &mut *gate), (expert.up, expert.bias[1], &mut *up)];
+        for (weight, bias, tile) in both {
+            let y = OutView::dense(SharedMut::new(tile), n.len());
+            let (x, m, origin) = (rows, index.len(), n.start);
+            let piece = ExpertPiece { bias, n: n.clone(), m, x, y, origin, pairs: input.pairs };
+            // SAFETY: the results are in this worker's scratch.
+            unsafe { weight.multiply(isa, piece, &mut *wide) };
+        }
+        for i in 0..index.len() {
+            let start = (m + i) * x.inter;
+            // SAFETY: by the caller.
+            let y = unsafe { hidden.slice(start + n.start..start + n.end) };
+            let r = i * n.len()..(i + 1) * n.len();
+            let (a, b) = (&gate[r.clone()], &up[r]);
+            dispatch(isa, ElementwiseRun { op: Element::Gate(x.act), a, b, y });
+        }
+    }
 }
 
 /// `down[pair]` for all pairs, from the sorted rows between the projections.
@@ -272,24 +354,26 @@ fn project_down<W: Weight>(
     input: Input<'_>,
     down: SharedMut<'_, f32>,
 ) -> Result<(), KernelError> {
-    let cut = ExpertCut::new(cx, (x.expert)(sorted.used[0] as usize).down, sorted, x.k);
+    let first = (x.expert)(sorted.used[0] as usize).down;
+    let cut = ExpertCut::new(cx, (first, 1), sorted, x.k);
     let (isa, scratch, width) = (cx.isa, cx.scratch, input.width);
-    cx.pool.run(sorted.used.len() * cut.steps, &|worker, part| {
-        let (e, n) = cut.part(part, sorted, x.k);
-        let (pairs, expert) = (sorted.pairs(e), (x.expert)(e));
-        let index = Some(&sorted.order[pairs.clone()]);
-        let piece = ExpertPiece {
-            bias: expert.bias[2],
-            n,
-            m: pairs.len(),
-            x: RowsView::dense(&input.data[pairs.start * width..pairs.end * width], width),
-            y: OutView { index, ..OutView::dense(down, x.k) },
-            origin: 0,
-            pairs: input.pairs,
-        };
-        // SAFETY: each worker asks for its own scratch once per part; these columns of these pairs
-        // belong to this part.
-        unsafe { expert.down.multiply(isa, piece, scratch.get(worker)) };
+    cx.pool.run(cut.parts(sorted), &|worker, part| {
+        cut.visit(part, (sorted, x.k), |e, n| {
+            let (pairs, expert) = (sorted.pairs(e), (x.expert)(e));
+            let index = Some(&sorted.order[pairs.clone()]);
+            let piece = ExpertPiece {
+                bias: expert.bias[2],
+                n,
+                m: pairs.len(),
+                x: RowsView::dense(&input.data[pairs.start * width..pairs.end * width], width),
+                y: OutView { index, ..OutView::dense(down, x.k) },
+                origin: 0,
+                pairs: input.pairs,
+            };
+            // SAFETY: each worker asks for its own scratch once per piece; these columns of these
+            // pairs belong to this part.
+            unsafe { expert.down.multiply(isa, piece, scratch.get(worker)) };
+        });
     })?;
     Ok(())
 }

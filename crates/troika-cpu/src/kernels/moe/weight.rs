@@ -41,6 +41,9 @@ pub trait Weight: Copy {
         work: &'a mut [f32],
     ) -> Result<Input<'a>, KernelError>;
 
+    /// Its bytes.
+    fn bytes(&self) -> &[u8];
+
     /// Weight rows of a part, when each of `used` experts has about `rows` activation rows.
     fn part_rows(&self, cx: &Context<'_>, rows: usize, used: usize) -> usize;
 
@@ -60,6 +63,10 @@ impl Weight for WeightView<'_> {
         work: &'a mut [f32],
     ) -> Result<Input<'a>, KernelError> {
         Input::new(cx, x, activations == ActivationFormat::Bf16, work)
+    }
+
+    fn bytes(&self) -> &[u8] {
+        self.bytes
     }
 
     fn part_rows(&self, cx: &Context<'_>, rows: usize, used: usize) -> usize {
@@ -94,6 +101,10 @@ impl Weight for int8::PackedView<'_> {
         let kind = int8::ZeroPointCorrection::of(self.layout.dtype);
         int8::quantize(cx, (int8::ActivationRows::Plain(x), cols), &mut [(kind, &mut *work)])?;
         Ok(Input { data: work, width: int8::floats(cols), pairs: false })
+    }
+
+    fn bytes(&self) -> &[u8] {
+        self.bytes
     }
 
     fn part_rows(&self, cx: &Context<'_>, rows: usize, used: usize) -> usize {
