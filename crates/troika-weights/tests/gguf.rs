@@ -1,8 +1,12 @@
 //! GGUF reading: a file written by the `gguf` Python package, and damaged ones.
 
+use std::path::Path;
+
+use troika_device::WeightSource;
 use troika_graph::{DType, blocks::dequantize};
-use troika_model::spec::{GgufMeta, GgufValue};
-use troika_weights::{FileSource, open, parse_gguf};
+use troika_model::families;
+use troika_model::spec::{GgufMeta, GgufValue, Key, WeightRole};
+use troika_weights::{FileSource, FloatType, WeightStore, open, parse_gguf};
 
 const KINDS: &[u8] = include_bytes!("data/kinds.gguf");
 
@@ -263,4 +267,35 @@ fn tensors_begin_where_they_may_and_share_no_bytes() {
     let error = moved(&last.name, back).unwrap_err();
     let both = error.contains(&last.name) && error.contains(&before.name);
     assert!(both && error.contains("overlap"), "{error}");
+}
+
+/// Looking up a row must not map a huge page of the file.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_table_in_blocks_is_mapped_in_small_pages() {
+    let path =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny-moe/tiny-moe-Q8_0.gguf");
+    let path = path.canonicalize().unwrap();
+    let opened = open(&path).unwrap();
+    let FileSource::Gguf { meta, .. } = &opened.source else { panic!("a GGUF file") };
+    let model = families::from_gguf(meta, &*opened.files).unwrap();
+    let store = WeightStore::bind(&model, &*opened.files, FloatType::default().into()).unwrap();
+    let table = |role| Key { role, layer: None, index: None }.to_string();
+    let bytes = store.weight(&table(WeightRole::Embed)).unwrap().bytes;
+    // What the system says of the mapping with the table's middle.
+    let middle = bytes[bytes.len() / 2..].as_ptr() as usize;
+    let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let mut inside = false;
+    let flags = maps.lines().find(|line| {
+        let range = line.split(' ').next().and_then(|range| range.split_once('-'));
+        let number = |text: &str| usize::from_str_radix(text, 16).ok();
+        if let Some((Some(start), Some(end))) = range.map(|(a, b)| (number(a), number(b))) {
+            inside = (start..end).contains(&middle);
+        }
+        inside && line.starts_with("VmFlags:")
+    });
+    // A system without huge pages has no such flag.
+    if Path::new("/sys/kernel/mm/transparent_hugepage").exists() {
+        assert!(flags.unwrap().split(' ').any(|flag| flag == "nh"), "{flags:?}");
+    }
 }

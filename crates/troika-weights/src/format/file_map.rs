@@ -67,6 +67,14 @@ impl FileMap {
         true
     }
 
+    /// Asks for these bytes in small pages, if they are the file's: reading a row then maps what lies
+    /// around it, and not the whole huge page that the system may keep the file in.
+    pub(crate) fn in_small_pages(&self, bytes: &[u8]) -> bool {
+        let Some((map, at)) = self.mapped(bytes) else { return false };
+        small_pages(map, at, bytes.len());
+        true
+    }
+
     /// The map, and where in it these bytes begin.
     fn mapped(&self, bytes: &[u8]) -> Option<(&Mmap, usize)> {
         let Bytes::Mapped { map, .. } = &self.bytes else { return None };
@@ -121,6 +129,14 @@ fn release(map: &Mmap, offset: usize, len: usize) {
 fn fetch(map: &Mmap, offset: usize, len: usize) {
     let _ = map.advise_range(memmap2::Advice::WillNeed, offset, len);
 }
+
+#[cfg(target_os = "linux")]
+fn small_pages(map: &Mmap, offset: usize, len: usize) {
+    let _ = map.advise_range(memmap2::Advice::NoHugePage, offset, len);
+}
+
+#[cfg(not(target_os = "linux"))]
+fn small_pages(_: &Mmap, _: usize, _: usize) {}
 
 #[cfg(not(unix))]
 fn release(_: &Mmap, _: usize, _: usize) {}

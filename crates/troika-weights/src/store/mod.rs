@@ -15,7 +15,7 @@ use troika_device::{
 use troika_graph::DType;
 use troika_model::families::DescribedModel;
 use troika_model::lower::WeightShape;
-use troika_model::spec::{Key, ModelSpec, weight_requirements};
+use troika_model::spec::{Key, ModelSpec, WeightRole, weight_requirements};
 
 use crate::bind::bound::Bound;
 use crate::bind::scheme::{BindOptions, Quant};
@@ -227,6 +227,15 @@ impl WeightStore {
         lock(&self.non_finite).iter().cloned().collect()
     }
 
+    /// Of a table in blocks single rows are looked up (products have a packed form of their own):
+    /// each would map 2 MiB of a file that the system keeps in huge pages, 30 MB for a prompt of 16
+    /// tokens.
+    fn look_up(&self, b: &Bound) {
+        if let ValueSource::Ready { bytes, .. } = &b.source {
+            let _ = self.maps.iter().any(|m| m.in_small_pages(bytes));
+        }
+    }
+
     /// Tells the system that these bytes of a file are not needed for now.
     fn release(&self, bytes: &[u8]) {
         let _ = self.maps.iter().any(|m| m.release(bytes));
@@ -351,7 +360,10 @@ impl WeightStore {
 impl WeightSource for WeightStore {
     fn weight(&self, name: &str) -> Result<WeightData, DeviceError> {
         let b = self.bound(name)?;
-        b.handed_out.store(true, Ordering::Relaxed);
+        let again = b.handed_out.swap(true, Ordering::Relaxed);
+        if !again && b.key.role == WeightRole::Embed && b.shape.dtype.is_quantized() {
+            self.look_up(b);
+        }
         let WeightShape { rows, cols, dtype } = b.shape;
         let bytes = match &b.source {
             ValueSource::Ready { bytes, .. } => bytes.clone(),
