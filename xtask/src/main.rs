@@ -22,7 +22,7 @@ Commands:
   fuzz      mutated files for the parsers (fuzz --help)
   loom      how queues wait for each other, in all interleavings of threads
   tidy      check the project's own rules; one line per violation
-  peers     time Troika and llama.cpp on the same files (peers --help)
+  peers     time Troika, llama.cpp and ik_llama.cpp on the same files (peers --help)
   soak      kill the command while it writes its cache, fill its disk (soak --help)
   valgrind  the CPU kernels' tests under valgrind (valgrind --help)
   help      this text

@@ -1,4 +1,4 @@
-//! Running both and reading what they print.
+//! Running all and reading what they print.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::Value;
 
 use super::options::Options;
-use super::{Result, output};
+use super::{Peer, Result, output};
 
 /// What a test is known by: prompt, tokens decoded, depth.
 pub type Test = (u64, u64, u64);
@@ -26,43 +26,64 @@ pub struct Line {
     pub limits: Vec<(String, f64)>,
 }
 
-/// Both engines' samples of a test.
+/// All engines' samples of a test.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Pair {
+pub struct Compared {
     pub troika: Line,
-    pub llama: Line,
+    /// Of each peer; `None` where it has no such test.
+    pub peers: Vec<Option<Line>>,
 }
 
 /// A file's measurements.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Compared {
+pub struct Measured {
     pub file: PathBuf,
-    pub pairs: Vec<Pair>,
+    pub tests: Vec<Compared>,
 }
 
-/// Runs both on a file, in turns.
+/// Runs all on a file, in turns.
 ///
 /// # Errors
 /// What a command reports.
-pub fn compare(troika: &Path, llama: &Path, file: &Path, o: &Options) -> Result<Compared> {
-    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+pub fn compare(troika: &Path, peers: &[Peer], file: &Path, o: &Options) -> Result<Measured> {
+    let (mut ours, mut theirs) = (Vec::new(), vec![Vec::new(); peers.len()]);
     for round in 1..=o.rounds {
         eprintln!("{}: round {round} of {}", file.display(), o.rounds);
-        let mut ran = Command::new(troika);
-        ours.push(read(&run(ran.arg("bench"), file, o)?)?);
-        theirs.push(read(&run(&mut Command::new(llama), file, o)?)?);
+        ours.push(read(&run(Command::new(troika).arg("bench"), file, o, true)?)?);
+        for (peer, theirs) in peers.iter().zip(&mut theirs) {
+            if peer.depths || at_no_depth(o) {
+                let mut ran = Command::new(&peer.bench);
+                theirs.push(read(&run(ran.args(peer.args), file, o, peer.depths)?)?);
+            }
+        }
     }
-    let (ours, theirs) = (merge(ours), merge(theirs));
-    let pair = |troika: Line| {
-        let llama = theirs.iter().find(|l| l.test == troika.test)?.clone();
-        Some(Pair { troika, llama })
-    };
-    Ok(Compared { file: file.to_path_buf(), pairs: ours.into_iter().filter_map(pair).collect() })
+    Ok(Measured {
+        file: file.to_path_buf(),
+        tests: together(merge(ours), theirs.into_iter().map(merge).collect()),
+    })
 }
 
-fn run(command: &mut Command, file: &Path, o: &Options) -> Result<String> {
+/// Our lines with those of each peer of the same test; what no peer has is left out.
+fn together(ours: Vec<Line>, theirs: Vec<Vec<Line>>) -> Vec<Compared> {
+    let compared = |troika: Line| {
+        let same = |lines: &Vec<Line>| lines.iter().find(|l| l.test == troika.test).cloned();
+        let peers: Vec<Option<Line>> = theirs.iter().map(same).collect();
+        peers.iter().any(Option::is_some).then_some(Compared { troika, peers })
+    };
+    ours.into_iter().filter_map(compared).collect()
+}
+
+/// Whether anything is measured with nothing in the context before.
+fn at_no_depth(o: &Options) -> bool {
+    o.tests[2].split(',').any(|d| d.parse() == Ok(0))
+}
+
+fn run(command: &mut Command, file: &Path, o: &Options, depths: bool) -> Result<String> {
     let [p, n, d] = &o.tests;
-    command.arg("-m").arg(file).args(["-p", p, "-n", n, "-d", d, "-o", "json"]);
+    command.arg("-m").arg(file).args(["-p", p, "-n", n, "-o", "json"]);
+    if depths {
+        command.args(["-d", d]);
+    }
     command.arg("-t").arg(o.threads.to_string()).arg("-r").arg(o.repetitions.to_string());
     let name = command.get_program().to_string_lossy().into_owned();
     output(command, &name)
@@ -152,6 +173,28 @@ mod tests {
         let lines = read(llama).unwrap();
         assert_eq!((lines[0].test, lines[0].size), ((0, 8, 64), 5));
         assert!(lines[0].limit.is_empty() && lines[0].limits.is_empty());
+    }
+
+    #[test]
+    fn peers_stand_beside_the_same_test() {
+        let ours = read(TROIKA).unwrap();
+        let llama = vec![Line { samples: vec![3.0], ..ours[0].clone() }];
+        let deep = vec![Line { test: (512, 0, 64), ..ours[0].clone() }];
+        let all = together(ours.clone(), vec![llama.clone(), deep]);
+        let want = Compared { troika: ours[0].clone(), peers: vec![Some(llama[0].clone()), None] };
+        assert_eq!(all, [want]);
+    }
+
+    #[test]
+    fn who_measures_at_no_depth_is_asked_for_none() {
+        let options = |d: &str| Options::parse(&["-d", d, "-p", "8", "-n", "1"]).unwrap();
+        assert!(at_no_depth(&options("0")) && at_no_depth(&options("512,0")));
+        assert!(!at_no_depth(&options("512,64")));
+        let mut echo = Command::new("echo");
+        let said = run(&mut echo, Path::new("f"), &options("0,9"), false).unwrap();
+        assert!(said.contains("-p 8 -n 1") && !said.contains("-d"), "{said}");
+        let mut echo = Command::new("echo");
+        assert!(run(&mut echo, Path::new("f"), &options("0,9"), true).unwrap().contains("-d 0,9"));
     }
 
     #[test]

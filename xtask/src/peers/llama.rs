@@ -34,11 +34,7 @@ impl Tools {
     /// # Errors
     /// A folder without `llama-bench`.
     pub fn in_folder(bin: &Path) -> Result<Tools> {
-        let tools = Tools { bench: bin.join("llama-bench"), quantize: bin.join("llama-quantize") };
-        match tools.bench.exists() {
-            true => Ok(tools),
-            false => Err(format!("there is no llama-bench in {}", bin.display())),
-        }
+        Ok(Tools { bench: bench(bin)?, quantize: bin.join("llama-quantize") })
     }
 
     /// Quantizes a GGUF file; `dtype` as `llama-quantize` calls it.
@@ -48,6 +44,18 @@ impl Tools {
     pub fn quantize(&self, from: &Path, to: &Path, dtype: &str) -> Result<()> {
         let mut command = Command::new(&self.quantize);
         output(command.arg(from).arg(to).arg(dtype), "llama-quantize").map(drop)
+    }
+}
+
+/// The `llama-bench` of a folder.
+///
+/// # Errors
+/// A folder without one.
+pub fn bench(bin: &Path) -> Result<PathBuf> {
+    let bench = bin.join("llama-bench");
+    match bench.exists() {
+        true => Ok(bench),
+        false => Err(format!("there is no llama-bench in {}", bin.display())),
     }
 }
 

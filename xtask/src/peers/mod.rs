@@ -1,7 +1,7 @@
-//! `cargo xtask peers`: Troika and llama.cpp side by side, on the same files of this machine.
+//! `cargo xtask peers`: Troika and its peers side by side, on the same files of this machine.
 //!
-//! The two take turns (A B A B), so that a machine that is shared, or gets warm, treats both
-//! alike; the table shows medians and their ratio.
+//! They take turns (A B C A B C), so that a machine that is shared, or gets warm, treats all
+//! alike; the table shows medians, and Troika's ratio to the best peer's.
 
 mod compare;
 pub mod export;
@@ -46,12 +46,32 @@ pub fn run(root: &Path, args: &[&str]) -> Result<()> {
         Some(path) => path.clone(),
         None => build_troika(root)?,
     };
+    let mut peers = vec![Peer { name: "llama.cpp", bench: tools.bench, args: &[], depths: true }];
+    if let Some(bin) = &options.ik {
+        let bench = llama::bench(bin)?;
+        peers.push(Peer { name: "ik", bench: bench.clone(), args: &[], depths: false });
+        peers.push(Peer { name: "ik, repacked", bench, args: &["-rtr", "1"], depths: false });
+    }
     let mut all = Vec::new();
     for file in &files {
-        all.push(compare::compare(&troika, &tools.bench, file, &options)?);
+        all.push(compare::compare(&troika, &peers, file, &options)?);
     }
-    print!("{}", table::markdown(&machine(), options.threads, &all));
+    let names: Vec<&str> = peers.iter().map(|p| p.name).collect();
+    print!("{}", table::markdown(&machine(), options.threads, &names, &all));
     Ok(())
+}
+
+/// Another engine, or a way to run it.
+#[derive(Clone, Debug)]
+struct Peer {
+    /// Its name in the table.
+    name: &'static str,
+    /// Its `llama-bench`.
+    bench: PathBuf,
+    /// What it is run with besides what all are.
+    args: &'static [&'static str],
+    /// Whether it measures at a depth.
+    depths: bool,
 }
 
 /// The files of all shapes and types asked for; missing ones are made.

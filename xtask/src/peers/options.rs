@@ -7,7 +7,8 @@ use super::{export, shapes};
 
 /// What `--help` says.
 pub const HELP: &str = "\
-Times Troika and llama.cpp on the same GGUF files, in turns, and prints the ratios.
+Times Troika and its peers on the same GGUF files, in turns, and prints the ratios: llama.cpp and,
+with --ik, ik_llama.cpp.
 
 Usage: cargo xtask peers [DIR] [FLAGS]
 
@@ -17,6 +18,8 @@ models with random weights of known shapes, `tiny-moe` from the built-in model.
 
 Flags:
   --llama DIR      folder with llama-bench and llama-quantize, instead of building them
+  --ik DIR         folder with the llama-bench of ik_llama.cpp, which is measured too: once as it
+                   is, once with weights repacked at load (-rtr 1); it has no depths (-d)
   --models DIR     folder of the models [default: DIR/models]
   --file FILE      a GGUF file to measure instead of the shapes; may be repeated
   --troika FILE    the troika command, instead of building it
@@ -36,6 +39,7 @@ Flags:
 pub struct Options {
     pub dir: Option<PathBuf>,
     pub llama: Option<PathBuf>,
+    pub ik: Option<PathBuf>,
     pub models: Option<PathBuf>,
     pub files: Vec<PathBuf>,
     pub troika: Option<PathBuf>,
@@ -59,6 +63,7 @@ impl Options {
         let mut o = Options {
             dir: None,
             llama: None,
+            ik: None,
             models: None,
             files: Vec::new(),
             troika: None,
@@ -83,6 +88,7 @@ impl Options {
             let mut value = || args.next().ok_or_else(|| format!("{flag} needs a value"));
             match flag {
                 "--llama" => o.llama = Some(value()?.into()),
+                "--ik" => o.ik = Some(value()?.into()),
                 "--models" => o.models = Some(value()?.into()),
                 "--file" => o.files.push(value()?.into()),
                 "--troika" => o.troika = Some(value()?.into()),
@@ -130,7 +136,8 @@ mod tests {
         let o = Options::parse(&["x", "-p", "8,16", "--types", "Q8_0", "--rounds", "5"]).unwrap();
         assert_eq!(o.dir, Some("x".into()));
         assert_eq!(o.tests, ["8,16", "64", "0"]);
-        assert_eq!((o.types, o.rounds), (vec!["Q8_0".to_string()], 5));
+        assert_eq!((o.types, o.rounds, o.ik), (vec!["Q8_0".to_string()], 5, None));
+        assert_eq!(Options::parse(&["--ik", "y"]).unwrap().ik, Some("y".into()));
         assert!(Options::parse(&["--shapes", "tiny-moe,olmoe-1b-7b", "--only-make"]).is_ok());
     }
 
@@ -143,6 +150,7 @@ mod tests {
             &["-t"],
             &["--fast"],
             &["--llama"],
+            &["--ik"],
         ] {
             assert!(Options::parse(args).is_err(), "{args:?}");
         }

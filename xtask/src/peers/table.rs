@@ -1,6 +1,6 @@
 //! The table.
 
-use super::compare::{Compared, Pair, Test};
+use super::compare::{Compared, Line, Measured, Test};
 
 /// The middle one of some values; 0 for none.
 pub fn median(values: &[f64]) -> f64 {
@@ -19,51 +19,59 @@ fn name((prompt, generate, depth): Test) -> String {
     if depth == 0 { base } else { format!("{base} @ d{depth}") }
 }
 
-/// All measurements in Markdown: medians, their ratio, and shares of the limits.
-pub fn markdown(machine: &str, threads: usize, all: &[Compared]) -> String {
-    let mut text =
-        format!("{machine}, {threads} threads. Medians; llama.cpp's turns in between.\n");
+/// All measurements in Markdown: medians, our ratio to the best peer's, and shares of the limits.
+pub fn markdown(machine: &str, threads: usize, peers: &[&str], all: &[Measured]) -> String {
+    let mut text = format!("{machine}, {threads} threads. Medians; all took turns.\n");
     let limits = best_limits(all);
     if !limits.is_empty() {
         let each: Vec<String> = limits.iter().map(|(n, v)| format!("{n} {v:.1}")).collect();
         text.push_str(&format!("Limits (GB/s, GFLOP/s, GOP/s): {}.\n", each.join(", ")));
     }
-    text.push_str(
-        "\n| file | MiB | test | troika t/s | llama.cpp t/s | ratio | troika, of limit | llama.cpp | samples |\n\
-         | --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |\n",
-    );
+    let rates: String = peers.iter().map(|p| format!(" {p} t/s |")).collect();
+    let right = " ---: |".repeat(peers.len() + 5);
+    text.push_str(&format!(
+        "\n| file | MiB | test | troika t/s |{rates} to the best | troika, of limit | best peer | samples |\n\
+         | --- | ---: | --- |{right}\n",
+    ));
     for c in all {
         let file = c.file.file_stem().unwrap_or_default().to_string_lossy();
-        c.pairs.iter().for_each(|p| text.push_str(&row(&file, p, &limits)));
+        c.tests.iter().for_each(|t| text.push_str(&row(&file, t, &limits)));
     }
     text
 }
 
-fn row(file: &str, p: &Pair, limits: &[(String, f64)]) -> String {
-    let (ours, theirs) = (median(&p.troika.samples), median(&p.llama.samples));
-    let ratio = if theirs > 0.0 { ours / theirs } else { 0.0 };
+fn row(file: &str, c: &Compared, limits: &[(String, f64)]) -> String {
+    let ours = median(&c.troika.samples);
+    let theirs: Vec<Option<f64>> =
+        c.peers.iter().map(|p| p.as_ref().map(|l| median(&l.samples))).collect();
+    let best = theirs.iter().flatten().copied().fold(0.0, f64::max);
+    let ratio = if best > 0.0 { ours / best } else { 0.0 };
     let of = |rate: f64| {
-        let limit = limits.iter().find(|l| l.0 == p.troika.limit)?.1;
-        Some(p.troika.per_token? * rate / limit)
+        let limit = limits.iter().find(|l| l.0 == c.troika.limit)?.1;
+        Some(c.troika.per_token? * rate / limit)
     };
     let percent =
         |share: Option<f64>| share.map_or(String::new(), |s| format!("{:.0} %", 100.0 * s));
+    let rates: String =
+        theirs.iter().map(|t| t.map_or(" - |".into(), |t| format!(" {t:.2} |"))).collect();
+    let of_peer = |p: &Option<Line>| p.as_ref().map_or(0, |l| l.samples.len());
+    let counts = std::iter::once(c.troika.samples.len()).chain(c.peers.iter().map(of_peer));
+    let counts: Vec<String> = counts.map(|n| n.to_string()).collect();
     format!(
-        "| {file} | {:.0} | {} | {ours:.2} | {theirs:.2} | {ratio:.2} | {} {} | {} | {} + {} |\n",
-        p.troika.size as f64 / (1 << 20) as f64,
-        name(p.troika.test),
+        "| {file} | {:.0} | {} | {ours:.2} |{rates} {ratio:.2} | {} {} | {} | {} |\n",
+        c.troika.size as f64 / (1 << 20) as f64,
+        name(c.troika.test),
         percent(of(ours)),
-        p.troika.limit,
-        percent(of(theirs)),
-        p.troika.samples.len(),
-        p.llama.samples.len(),
+        c.troika.limit,
+        percent(of(best)),
+        counts.join(" + "),
     )
 }
 
 /// The highest of each limit over all files: they are the machine's, not the file's.
-fn best_limits(all: &[Compared]) -> Vec<(String, f64)> {
+fn best_limits(all: &[Measured]) -> Vec<(String, f64)> {
     let mut best: Vec<(String, f64)> = Vec::new();
-    for (name, value) in all.iter().flat_map(|c| &c.pairs).flat_map(|p| &p.troika.limits) {
+    for (name, value) in all.iter().flat_map(|c| &c.tests).flat_map(|p| &p.troika.limits) {
         match best.iter_mut().find(|b| b.0 == *name) {
             Some(b) => b.1 = b.1.max(*value),
             None => best.push((name.clone(), *value)),
@@ -93,18 +101,29 @@ mod tests {
 
     #[test]
     fn medians_ratios_and_shares_are_shown() {
-        let pair =
-            Pair { troika: line(&[9.0, 30.0, 10.0], Some(40.0)), llama: line(&[4.0, 6.0], None) };
-        let other = Pair { troika: line(&[8.0], Some(50.0)), ..pair.clone() };
+        let one = Compared {
+            troika: line(&[9.0, 30.0, 10.0], Some(40.0)),
+            peers: vec![Some(line(&[2.0], None)), Some(line(&[4.0, 6.0], None))],
+        };
+        let mut other = Compared { troika: line(&[8.0], Some(50.0)), ..one.clone() };
+        other.peers[0] = None;
         let all = [
-            Compared { file: "x/a-q8_0.gguf".into(), pairs: vec![pair] },
-            Compared { file: "b.gguf".into(), pairs: vec![other] },
+            Measured { file: "x/a-q8_0.gguf".into(), tests: vec![one] },
+            Measured { file: "b.gguf".into(), tests: vec![other] },
         ];
-        let text = markdown("a CPU", 2, &all);
-        let row = "| a-q8_0 | 1 | pp512 @ d64 | 10.00 | 5.00 | 2.00 | 40 % int8 | 20 % | 3 + 2 |";
+        let text = markdown("a CPU", 2, &["llama.cpp", "ik"], &all);
+        let row = "| a-q8_0 | 1 | pp512 @ d64 | 10.00 | 2.00 | 5.00 | 2.00 | 40 % int8 | 20 % | 3 + 1 + 2 |";
         assert!(text.contains("a CPU, 2 threads") && text.contains("int8 50.0."), "{text}");
+        assert!(text.contains("| troika t/s | llama.cpp t/s | ik t/s | to the best |"), "{text}");
         assert!(text.contains(row), "{text}");
-        assert!(text.lines().last().unwrap().contains("| 8.00 | 5.00 | 1.60 |"), "{text}");
+        let last = text.lines().last().unwrap();
+        assert!(
+            last.contains("| 8.00 | - | 5.00 | 1.60 |") && last.ends_with("| 1 + 0 + 2 |"),
+            "{text}"
+        );
+        let columns = |l: &str| l.matches('|').count();
+        let table: Vec<&str> = text.lines().filter(|l| l.starts_with('|')).collect();
+        assert!(table.iter().all(|l| columns(l) == columns(table[0])), "{text}");
     }
 
     #[test]
