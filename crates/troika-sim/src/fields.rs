@@ -178,7 +178,14 @@ impl<'a> Fields<'a> {
         match self.table.keys().find(|k| !self.known.contains(&k.as_str())) {
             None => Ok(()),
             Some(unknown) => {
-                let known = self.known.join(", ");
+                // Some are asked for twice.
+                let mut known: Vec<&str> = Vec::new();
+                for field in &self.known {
+                    if !known.contains(field) {
+                        known.push(field);
+                    }
+                }
+                let known = known.join(", ");
                 Err(self.wrong(unknown, format!("is not known here; the fields are {known}")))
             }
         }
