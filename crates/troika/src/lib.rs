@@ -43,6 +43,7 @@
 
 mod devices;
 mod driver;
+mod energy;
 mod error;
 mod generate;
 mod generation;
@@ -61,6 +62,7 @@ pub use devices::{
     measure_bandwidth, measure_peaks, multiply_of, open_devices, parse_cores, sim, usable_cores,
 };
 pub use driver::EngineGuard;
+pub use energy::{EnergyMeter, Metering};
 pub use error::Error;
 pub use generate::Finish;
 pub use generation::GenerationDefaults;

@@ -6,12 +6,15 @@ mod print;
 mod row;
 
 use std::fmt;
+use std::path::Path;
+use std::time::Duration;
 
 use troika::engine::WantedLogits;
 use troika::engine::sample::SampleParams;
 use troika::trace::Tracer;
 use troika::{
-    DeviceOptions, Model, OpenOptions, Request, Session, SessionOptions, Source, measure_peaks,
+    DeviceOptions, EnergyMeter, Metering, Model, OpenOptions, Request, Session, SessionOptions,
+    Source, measure_peaks,
 };
 
 use crate::error::CliError;
@@ -69,16 +72,20 @@ pub fn run(args: &BenchArgs) -> Result<(), CliError> {
         let devices = devices(args, threads);
         let peaks = is_real(&devices).then(|| measure_peaks(&devices));
         let model = subject.open(args, threads, context(&tests), Tracer::off())?;
-        let facts = Facts::of(subject.to_string(), &devices, &model, peaks)?;
+        // What virtual devices do takes none of the energy that they would.
+        let meter = is_real(&devices).then(|| EnergyMeter::find(Path::new("/sys"))).flatten();
+        let source = meter.as_ref().map(EnergyMeter::source);
+        let facts = Facts::of(subject.to_string(), &devices, &model, (peaks, source))?;
         if args.output == TableFlag::Md {
             output::write(&print::markdown_head(&facts, first))?;
         }
         for &test in &tests {
-            let samples_ns = match test.sequences {
-                1 => measure(&model, test, args.repetitions)?,
-                _ => measure_together(&model, test, args.repetitions)?,
+            let meter = meter.as_ref();
+            let (samples_ns, joules) = match test.sequences {
+                1 => measure(&model, test, (args.repetitions, meter))?,
+                _ => measure_together(&model, test, (args.repetitions, meter))?,
             };
-            let row = Row { test, samples_ns, facts: &facts };
+            let row = Row { test, samples_ns, joules, facts: &facts };
             output::write(&print::row(&row, args.output, first))?;
             first = false;
         }
@@ -189,12 +196,55 @@ fn feed(session: &mut Session, tokens: &[u32], logits: &mut Vec<f32>) -> Result<
     })?)
 }
 
-/// The times of a test's repetitions, in ns.
-fn measure(model: &Model, test: Test, repetitions: usize) -> Result<Vec<u64>, CliError> {
+/// The times of a test's repetitions, in ns, and what the machine took for all of them.
+type Measured = (Vec<u64>, Option<f64>);
+
+/// A look at what is read so often.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// How often, and what reads energy.
+type Repeated<'a> = (usize, Option<&'a EnergyMeter>);
+
+/// Sums of repetitions.
+struct Sums<'a> {
+    meter: Option<&'a EnergyMeter>,
+    samples_ns: Vec<u64>,
+    joules: Option<f64>,
+}
+
+impl Sums<'_> {
+    fn new(meter: Option<&EnergyMeter>) -> Sums<'_> {
+        Sums { meter, samples_ns: Vec::new(), joules: meter.map(|_| 0.0) }
+    }
+
+    /// Runs something; what it took counts if it is not the first time.
+    fn time(
+        &mut self,
+        (model, counts): (&Model, bool),
+        run: impl FnOnce() -> Result<(), CliError>,
+    ) -> Result<(), CliError> {
+        let metering = self.meter.filter(|_| counts).and_then(|m| m.start(LOOK));
+        let start = model.clock().now();
+        run()?;
+        let took = model.clock().now() - start;
+        if counts {
+            self.samples_ns.push(took.as_nanos() as u64);
+            let taken = metering.and_then(Metering::stop);
+            self.joules = self.joules.zip(taken).map(|(sum, taken)| sum + taken);
+        }
+        Ok(())
+    }
+}
+
+/// Measures the repetitions of a test.
+fn measure(
+    model: &Model,
+    test: Test,
+    (repetitions, meter): Repeated<'_>,
+) -> Result<Measured, CliError> {
     let vocab = model.spec().vocab;
-    let clock = model.clock().clone();
     let mut logits = Vec::new();
-    let mut samples = Vec::new();
+    let mut sums = Sums::new(meter);
     // The first run warms caches up and is not counted.
     for i in 0..=repetitions {
         let mut session = session(model)?;
@@ -202,27 +252,30 @@ fn measure(model: &Model, test: Test, repetitions: usize) -> Result<Vec<u64>, Cl
         if test.depth > 0 {
             feed(&mut session, &ids(test.depth, 0, vocab), &mut logits)?;
         }
-        let start = clock.now();
-        if test.prompt > 0 {
-            feed(&mut session, &prompt, &mut logits)?;
-        }
-        for j in 0..test.generate {
-            feed(&mut session, &ids(1, test.depth + j, vocab), &mut logits)?;
-        }
-        if i > 0 {
-            samples.push((clock.now() - start).as_nanos() as u64);
-        }
+        sums.time((model, i > 0), || {
+            if test.prompt > 0 {
+                feed(&mut session, &prompt, &mut logits)?;
+            }
+            for j in 0..test.generate {
+                feed(&mut session, &ids(1, test.depth + j, vocab), &mut logits)?;
+            }
+            Ok(())
+        })?;
     }
-    Ok(samples)
+    Ok((sums.samples_ns, sums.joules))
 }
 
 /// As [`measure`], for several sequences at once, whose tokens are the most likely ones.
-fn measure_together(model: &Model, test: Test, repetitions: usize) -> Result<Vec<u64>, CliError> {
+fn measure_together(
+    model: &Model,
+    test: Test,
+    (repetitions, meter): Repeated<'_>,
+) -> Result<Measured, CliError> {
     let vocab = model.spec().vocab;
     let params = SampleParams { temperature: 0.0, ..SampleParams::default() };
     let max_tokens = Some(test.generate);
     let request = Request { params, max_tokens, ignore_eos: true, ..Request::default() };
-    let mut samples = Vec::new();
+    let mut sums = Sums::new(meter);
     for i in 0..=repetitions {
         let mut sessions = Vec::new();
         for s in 0..test.sequences {
@@ -235,18 +288,16 @@ fn measure_together(model: &Model, test: Test, repetitions: usize) -> Result<Vec
             }
             sessions.push((session, prompt));
         }
-        let start = model.clock().now();
-        for (session, prompt) in &mut sessions {
-            session.start(prompt, &request)?;
-        }
-        while model.step()? {}
-        let took = model.clock().now() - start;
+        sums.time((model, i > 0), || {
+            for (session, prompt) in &mut sessions {
+                session.start(prompt, &request)?;
+            }
+            while model.step()? {}
+            Ok(())
+        })?;
         for (session, _) in &mut sessions {
             session.finish(None)?;
         }
-        if i > 0 {
-            samples.push(took.as_nanos() as u64);
-        }
     }
-    Ok(samples)
+    Ok((sums.samples_ns, sums.joules))
 }

@@ -56,6 +56,7 @@ fn fields(row: &Row<'_>) -> Value {
         "limit": row.bound(), "share_of_limit": row.share(),
         "limit_gb_per_s": f.peaks.as_ref().map(|p| p.read),
         "limit_gop_per_s": f.multiply.map(|l| l.value),
+        "joules_per_token": row.joules_per_token(), "energy_source": f.energy,
         "limits": f.peaks.as_ref().map(peaks),
     })
 }
@@ -105,8 +106,8 @@ pub fn markdown_head(facts: &Facts, first: bool) -> String {
     let gap = if first { "" } else { "\n" };
     format!(
         "{gap}{}\n\
-         | model | size | params | device | quant | threads | test | seqs | t/s | t/s each | TTFT | GB/s | GOP/s | of limit |\n\
-         | --- | ---: | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n",
+         | model | size | params | device | quant | threads | test | seqs | t/s | t/s each | TTFT | GB/s | GOP/s | of limit | J/token |\n\
+         | --- | ---: | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n",
         facts.peaks.as_ref().map_or_else(modelled_line, peaks_line)
     )
 }
@@ -118,8 +119,10 @@ fn markdown(row: &Row<'_>) -> String {
     let gb = row.gb_per_s().map_or(String::new(), |gb| format!("{gb:.1}"));
     let share =
         row.share().map_or(String::new(), |s| format!("{:.0} % {}", 100.0 * s, row.bound()));
+    let joules = row.joules_per_token();
+    let joules = joules.map_or_else(|| "not readable".to_string(), |j| format!("{j:.3}"));
     format!(
-        "| {} | {:.2} MiB | {:.2} M | {} | {} | {} | {} | {} | {mean:.2} ± {sd:.2} | {:.2} | {ttft} | {gb} | {:.0} | {share} |\n",
+        "| {} | {:.2} MiB | {:.2} M | {} | {} | {} | {} | {} | {mean:.2} ± {sd:.2} | {:.2} | {ttft} | {gb} | {:.0} | {share} | {joules} |\n",
         f.model,
         f.size as f64 / (1 << 20) as f64,
         f.params as f64 / 1e6,

@@ -30,6 +30,8 @@ pub struct Facts {
     pub threads: usize,
     /// What this machine can do at most; `None` where all devices are virtual.
     pub peaks: Option<Peaks>,
+    /// Where joules come from, if the machine lets them be read.
+    pub energy: Option<&'static str>,
     /// The peak of the products with those weights.
     pub multiply: Option<Peak>,
     cost: TokenCost,
@@ -42,7 +44,7 @@ impl Facts {
         name: String,
         options: &DeviceOptions,
         model: &Model,
-        peaks: Option<Peaks>,
+        (peaks, energy): (Option<Peaks>, Option<&'static str>),
     ) -> Result<Facts, CliError> {
         let classes = model.store().classes();
         let dtype = main_type(model);
@@ -80,6 +82,7 @@ impl Facts {
             threads: options.threads(),
             multiply: multiply.and_then(|m| peaks.as_ref()?.of(m)),
             peaks,
+            energy,
             cost,
             states,
             family: model.spec().family.clone(),
@@ -130,6 +133,8 @@ fn cpu_info(options: &DeviceOptions) -> String {
 pub struct Row<'a> {
     pub test: Test,
     pub samples_ns: Vec<u64>,
+    /// What the machine took for all repetitions, if that could be read.
+    pub joules: Option<f64>,
     pub facts: &'a Facts,
 }
 
@@ -138,6 +143,12 @@ impl Row<'_> {
     pub fn rates(&self) -> Vec<f64> {
         let n = (self.test.tokens() * self.test.sequences) as f64;
         self.samples_ns.iter().map(|&ns| n * 1e9 / ns as f64).collect()
+    }
+
+    /// Joules of the whole machine for each token, of all that were measured.
+    pub fn joules_per_token(&self) -> Option<f64> {
+        let tokens = self.test.tokens() * self.test.sequences * self.samples_ns.len();
+        self.joules.map(|j| j / tokens.max(1) as f64)
     }
 
     /// Time of a prompt up to its first token, in ms; none for decoding.
