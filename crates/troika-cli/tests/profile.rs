@@ -158,6 +158,63 @@ fn profiles_are_gone_on_with_and_foreign_ones_refused() {
     assert_eq!(both.status.code(), Some(2), "one of them decides");
 }
 
+/// Without a file, profiles are kept for the model and the devices; where there is none, nothing
+/// is different and nothing is said.
+#[test]
+fn profiles_are_kept_for_a_model_and_its_devices() {
+    let dir = tempfile::tempdir().unwrap();
+    let devices = soc(dir.path(), "");
+    let cache = dir.path().join("cache");
+    let run = |command: &str, more: &[&str]| {
+        let mut c = Command::new(env!("CARGO_BIN_EXE_troika"));
+        c.env("XDG_CACHE_HOME", &cache).env("HOME", dir.path()).stdin(Stdio::null());
+        c.args([&[command][..], &SHAPE, &["--device", &devices], more].concat()).output().unwrap()
+    };
+    let said = |out: &Output| String::from_utf8(out.stderr.clone()).unwrap();
+    let plan = |more: &[&str]| -> Value {
+        let out = run("plan", more);
+        assert_eq!(said(&out), "", "{more:?}");
+        serde_json::from_str(&stdout(&out)).unwrap()
+    };
+    assert_eq!(plan(&[])["strategy"], "one-device");
+    let none = run("plan", &["--profile"]);
+    assert!(!none.status.success() && said(&none).contains("the profile"), "{}", said(&none));
+
+    let out = run("profile", &[]);
+    stdout(&out);
+    let folder = cache.join("troika/profiles");
+    let files: Vec<PathBuf> =
+        std::fs::read_dir(&folder).unwrap().map(|e| e.unwrap().path()).collect();
+    let [file] = &files[..] else { panic!("{files:?}") };
+    assert!(said(&out).contains(file.to_str().unwrap()), "{}", said(&out));
+    let found = plan(&["--profile"]);
+    assert!(found["predicted"]["ttft_us"].as_f64().unwrap() > 0.0, "{found}");
+    assert_eq!(plan(&[]), found, "who plans uses what is there");
+    assert_eq!(plan(&["--strategy", "alternate"])["strategy"], "alternate");
+    // Whoever runs does not, unless told to.
+    let rows = |more: &[&str]| {
+        let out =
+            run("bench", &[&["-p", "64", "-n", "0", "-r", "1", "-o", "jsonl"][..], more].concat());
+        let rows: Vec<Value> =
+            stdout(&out).lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+        rows[0].clone()
+    };
+    assert_eq!(rows(&[])["strategy"], "one-device");
+    assert_eq!(rows(&["--profile"])["strategy"], found["strategy"]);
+    // Nothing of what virtual devices do can be read as energy.
+    assert!(rows(&[])["joules_per_token"].is_null());
+
+    let text = std::fs::read_to_string(file).unwrap();
+    let mut other: Value = serde_json::from_str(&text).unwrap();
+    other["subject"]["machine"] = "a toaster".into();
+    std::fs::write(file, other.to_string()).unwrap();
+    for more in [&["--profile"][..], &[]] {
+        let out = run("plan", more);
+        assert!(!out.status.success());
+        assert!(said(&out).contains("another machine: a toaster"), "{}", said(&out));
+    }
+}
+
 /// A plan for more memory than there is.
 #[test]
 fn plans_over_the_limit_are_refused() {

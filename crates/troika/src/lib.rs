@@ -67,8 +67,8 @@ pub use error::Error;
 pub use generate::Finish;
 pub use generation::GenerationDefaults;
 pub use open::{
-    Described, LoadProgress, Model, OpenOptions, Planned, SolveOptions, Subject, describe,
-    make_plan,
+    Described, LoadProgress, Model, OpenOptions, Planned, ProfileAt, SolveOptions, Subject,
+    describe, make_plan,
 };
 pub use perplexity::{Perplexity, Scored};
 pub use profile::{OnProfiled, ProfileOptions, ProfileOutcome, profile};

@@ -121,11 +121,22 @@ impl Default for OpenOptions {
     }
 }
 
+/// Where a profile is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ProfileAt {
+    /// In a file.
+    File(PathBuf),
+    /// In a folder of profiles, where its file is named by the model and the devices.
+    Folder(PathBuf),
+    /// In such a folder, if it is there: if not, nothing is solved.
+    IfIn(PathBuf),
+}
+
 /// How a plan is chosen by a profile.
 #[derive(Clone, Debug)]
 pub struct SolveOptions {
-    /// The profile's file.
-    pub profile: PathBuf,
+    /// The profile.
+    pub profile: ProfileAt,
     /// What the plan is to be best at.
     pub goal: Goal,
     /// Tokens of the prompt that it is to be best for.
@@ -534,12 +545,19 @@ fn plan_of(
             }
             plan.clone()
         }
-        (None, Some(wanted)) => {
-            let solved = solved(spec, store, (options, wanted), devices)?;
-            alternatives = solved.alternatives;
-            solved.plan
+        (None, wanted) => {
+            let solved = match wanted {
+                Some(wanted) => solved(spec, store, (options, wanted), devices)?,
+                None => None,
+            };
+            match solved {
+                Some(solved) => {
+                    alternatives = solved.alternatives;
+                    solved.plan
+                }
+                None => new_plan(spec, store, options, devices)?,
+            }
         }
-        (None, None) => new_plan(spec, store, options, devices)?,
     };
     let refusals = troika_engine::examine(spec, &|key| store.shape(key), &plan, devices)?;
     if options.plan.is_some() && !options.fallback {
@@ -567,22 +585,26 @@ pub(crate) fn lowered(
     Ok(lower(spec, &|key| store.shape(key), bounds).map_err(EngineError::from)?)
 }
 
-/// The plan that a profile says is best.
+/// The plan that a profile says is best; `None` without a profile where none is asked for.
 fn solved(
     spec: &ModelSpec,
     store: &WeightStore,
     (options, wanted): (&OpenOptions, &SolveOptions),
     devices: &[Arc<dyn Device>],
-) -> Result<Solved, Error> {
+) -> Result<Option<Solved>, Error> {
     let one = one_device_plan(spec, store, options, devices)?;
     let here = profile_file::subject_of(spec, store, &one, devices);
-    let measured = profile_file::read(&wanted.profile, &here)?;
+    let file = profile_file::file_of(&wanted.profile, &here);
+    if matches!(wanted.profile, ProfileAt::IfIn(_)) && !file.exists() {
+        return Ok(None);
+    }
+    let measured = profile_file::read(&file, &here)?;
     let base = plan_request(store, options);
     let (lowered, shapes) = (lowered(spec, store, &one)?, |key| store.shape(key));
     // What a device refuses on any plan, whatever that plan would have it compute.
     let refusals = troika_engine::examine(spec, &shapes, &one, devices)?;
     let devices: Vec<SolveDevice> = devices.iter().map(solve_device).collect();
-    let refuse = |error| Error::Profile { file: wanted.profile.display().to_string(), error };
+    let refuse = |error| Error::Profile { file: file.display().to_string(), error };
     let cost = ProfiledCosts::new(&measured, &devices).map_err(refuse)?;
     let request = SolveRequest {
         spec,
@@ -598,7 +620,7 @@ fn solved(
         lengths: &[],
         candidates: &[],
     };
-    Ok(solve(&request)?)
+    Ok(Some(solve(&request)?))
 }
 
 /// The plan that the options describe.

@@ -1,7 +1,7 @@
 //! Profile files: what a profile of the model and devices at hand would be of, and reading one that is
 //! used.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use troika_device::Device;
@@ -13,6 +13,7 @@ use troika_weights::WeightStore;
 
 use crate::devices::usable_cores;
 use crate::error::Error;
+use crate::open::ProfileAt;
 
 /// What a profile of this model on these devices is of.
 pub(crate) fn subject_of(
@@ -55,6 +56,24 @@ fn machine() -> String {
 /// What goes wrong with a profile's file.
 pub(crate) fn failed(file: &Path, error: std::io::Error) -> Error {
     Error::ProfileFile { file: file.display().to_string(), error }
+}
+
+/// The file that is meant.
+///
+/// The name of one in a folder says nothing of the machine and of the program's version, so that a
+/// profile of another machine is found, and refused.
+pub(crate) fn file_of(at: &ProfileAt, here: &ProfileSubject) -> PathBuf {
+    let folder = match at {
+        ProfileAt::File(file) => return file.clone(),
+        ProfileAt::Folder(folder) | ProfileAt::IfIn(folder) => folder,
+    };
+    let ModelId { family, layers, hidden, vocab } = &here.model;
+    let devices: Vec<&str> = here.devices.iter().map(|d| d.name.as_str()).collect();
+    let devices = devices.join("+");
+    // FNV-1a: names are the same in all builds.
+    let mix = |h: u64, b: u8| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3);
+    let hash = here.types.join("\n").bytes().fold(0xcbf2_9ce4_8422_2325, mix);
+    folder.join(format!("{family}-{layers}x{hidden}-{vocab}-{devices}-{hash:016x}.json"))
 }
 
 /// Reads a profile that is used: complete, and of what is at hand.

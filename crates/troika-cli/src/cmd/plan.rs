@@ -20,7 +20,9 @@ pub fn run(args: &PlanArgs) -> Result<(), CliError> {
         file::check("plan", path)?;
     }
     let subject = subject(&args.model, args.synthetic.as_deref())?;
-    let planned = troika::make_plan(&subject, &open_options(&args.open, Tracer::off()))?;
+    let mut options = open_options(&args.open, Tracer::off());
+    args.open.placement.use_own_profile(&mut options);
+    let planned = troika::make_plan(&subject, &options)?;
     let plan = &planned.plan;
     planned.changes.iter().for_each(|change| output::note_line(&format!("warning: {change}")));
     if let Some(path) = &args.out {

@@ -1,14 +1,14 @@
 //! `troika profile`.
 
 use serde_json::json;
-use troika::ProfileOptions;
 use troika::plan::{Profile, ProfiledDevice};
 use troika::trace::Tracer;
+use troika::{ProfileAt, ProfileOptions};
 
 use super::plan::subject;
 use super::run::open_options;
 use crate::error::CliError;
-use crate::flags::ProfileArgs;
+use crate::flags::{ProfileArgs, profiles};
 use crate::interrupt::Interrupt;
 use crate::{file, output, progress};
 
@@ -17,16 +17,21 @@ use crate::{file, output, progress};
 /// # Errors
 /// A model or device that does not serve, a full disk, or Ctrl-C: what is done then is kept.
 pub fn run(args: &ProfileArgs) -> Result<(), CliError> {
-    file::check("profile", &args.out)?;
+    if let Some(path) = &args.out {
+        file::check("profile", path)?;
+    }
     let subject = subject(&args.model, args.synthetic.as_deref())?;
     let interrupt = Interrupt::listen();
     let options = ProfileOptions {
         open: open_options(&args.open, Tracer::off()),
-        file: Some(args.out.clone()),
+        file: Some(args.out.clone().map_or_else(|| ProfileAt::Folder(profiles()), ProfileAt::File)),
         cancel: Some(interrupt.flag()),
     };
     let outcome = troika::profile(&subject, &options, &mut progress::measuring())?;
     outcome.notes.iter().for_each(|note| output::note_line(note));
+    if let (None, Some(kept)) = (&args.out, &outcome.file) {
+        output::note_line(&format!("profile: {}", kept.display()));
+    }
     if !outcome.profile.complete {
         return Err(CliError::Interrupted);
     }

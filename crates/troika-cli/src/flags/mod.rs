@@ -18,7 +18,7 @@ use troika::weights::FloatType;
 
 pub use cache::{CacheArgs, CacheVerb};
 pub use parse::parse;
-pub use placement::{PlacementArgs, PlanFileArgs};
+pub use placement::{PlacementArgs, PlanFileArgs, profiles};
 pub use quant::{QuantArgs, QuantFlag};
 pub use sampling::SamplingArgs;
 pub use sharing::SharingArgs;
@@ -410,9 +410,10 @@ pub struct ProfileArgs {
     pub synthetic: Option<String>,
     #[command(flatten)]
     pub open: OpenArgs,
-    /// The file to write; one that is there and not complete is gone on with
+    /// The file to write; one that is there and not complete is gone on with [default: one that is
+    /// kept for this model on these devices, in the folder of --cache-dir's default]
     #[arg(short, long, value_name = "FILE")]
-    pub out: PathBuf,
+    pub out: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long, env = "TROIKA_JSON")]
     pub json: bool,

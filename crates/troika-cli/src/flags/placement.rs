@@ -6,10 +6,11 @@ use std::time::Duration;
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use troika::plan::{Goal, Policy, Strategy, SyncMode};
-use troika::{DeviceSpec, OpenOptions, SolveOptions};
+use troika::{DeviceSpec, OpenOptions, ProfileAt, SolveOptions};
 
 use crate::error::CliError;
 use crate::flags::FloatFlag;
+use crate::flags::quant::cache_or_default;
 use crate::input::read_file;
 
 /// Which devices.
@@ -53,8 +54,10 @@ pub struct PlacementArgs {
     /// (rows of a standard part), split-hybrid, prefill-decode [default: one-device]
     #[arg(long, value_name = "NAME", value_parser = Strategy::parse, env = "TROIKA_STRATEGY")]
     pub strategy: Option<Strategy>,
-    /// Choose the division by a profile that troika profile measured
+    /// Choose the division by a profile that troika profile measured; without a file, by the one
+    /// that it keeps for this model on these devices [default of troika plan: if there is one]
     #[arg(long, value_name = "FILE", env = "TROIKA_PROFILE", conflicts_with = "strategy")]
+    #[arg(num_args = 0..=1, default_missing_value = OWN_PROFILE)]
     pub profile: Option<PathBuf>,
     /// What the chosen plan is to be best at: ttft (time to the first token), tps (tokens per second)
     /// or energy (modelled, not measured)
@@ -116,13 +119,38 @@ pub struct PlanFileArgs {
     pub compile_timeout: u64,
 }
 
+/// What stands for the profile that is kept for the model and the devices.
+const OWN_PROFILE: &str = "own";
+
+/// The folder that profiles are kept in.
+pub fn profiles() -> PathBuf {
+    cache_or_default(None).unwrap_or_default().join("profiles")
+}
+
 impl PlacementArgs {
+    /// Looks for the profile that is kept for the model and the devices, where no flag or other
+    /// file says how the model is divided.
+    pub fn use_own_profile(&self, options: &mut OpenOptions) {
+        if options.solve.is_none() && self.strategy.is_none() {
+            options.solve = Some(SolveOptions {
+                profile: ProfileAt::IfIn(profiles()),
+                goal: self.goal,
+                prompt: self.for_prompt,
+                generate: self.for_gen,
+                several_copies: self.several_copies,
+            });
+        }
+    }
+
     /// Sets what the flags say.
     pub fn apply(&self, options: &mut OpenOptions) {
         options.devices.devices.clone_from(&self.devices.device);
         options.strategy = self.strategy.unwrap_or_default();
-        options.solve = self.profile.clone().map(|profile| SolveOptions {
-            profile,
+        options.solve = self.profile.clone().map(|file| SolveOptions {
+            profile: match file.to_str() {
+                Some(OWN_PROFILE) => ProfileAt::Folder(profiles()),
+                _ => ProfileAt::File(file),
+            },
             goal: self.goal,
             prompt: self.for_prompt,
             generate: self.for_gen,

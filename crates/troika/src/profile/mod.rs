@@ -18,8 +18,9 @@ use troika_weights::WeightStore;
 
 use crate::devices::virtual_clock;
 use crate::error::Error;
+use crate::open::ProfileAt;
 use crate::open::{OpenOptions, Subject};
-use crate::profile_file::{failed, subject_of};
+use crate::profile_file::{failed, file_of, subject_of};
 use bench::Bench;
 
 /// Receives (measurements done, measurements in all).
@@ -31,7 +32,7 @@ pub struct ProfileOptions {
     /// The model's types, and the devices.
     pub open: OpenOptions,
     /// Where it is kept while it is made, and goes on from; `None`: it is only returned.
-    pub file: Option<PathBuf>,
+    pub file: Option<ProfileAt>,
     /// Ends measuring: what is done by then is kept.
     pub cancel: Option<Arc<AtomicBool>>,
 }
@@ -43,6 +44,8 @@ pub struct ProfileOutcome {
     pub profile: Profile,
     /// A sentence for each thing that the user should know.
     pub notes: Vec<String>,
+    /// Where it is kept.
+    pub file: Option<PathBuf>,
 }
 
 /// Rows that are measured for the fits, and others that show how good these are.
@@ -70,16 +73,25 @@ pub fn profile(
     let (spec, store) = subject.described(&options.open, &devices)?;
     let plan = crate::open::one_device_plan(&spec, &store, &options.open, &devices)?;
     let here = subject_of(&spec, &store, &plan, &devices);
-    let (mut profile, notes) = begin(&here, options.file.as_deref())?;
+    let file = options.file.as_ref().map(|at| file_of(at, &here));
+    if let Some(folder) =
+        file.as_deref().and_then(Path::parent).filter(|f| !f.as_os_str().is_empty())
+        && matches!(options.file, Some(ProfileAt::Folder(_) | ProfileAt::IfIn(_)))
+    {
+        std::fs::create_dir_all(folder).map_err(|e| failed(folder, e))?;
+    }
+    let (mut profile, notes) = begin(&here, file.as_deref())?;
     let clock = virtual_clock(&devices).unwrap_or_else(|| Arc::new(RealClock::new()));
     let lowered = crate::open::lowered(&spec, &store, &plan)?;
-    let mut measuring = Measuring { store: &store, lowered: &lowered, options, clock, progress };
+    let (store, lowered) = (&store, &lowered);
+    let kept = file.clone();
+    let mut measuring = Measuring { store, lowered, options, file, clock, progress };
     if measuring.all(&devices, &mut profile)? {
         profile.fit();
         profile.complete = true;
         measuring.keep(&profile)?;
     }
-    Ok(ProfileOutcome { profile, notes })
+    Ok(ProfileOutcome { profile, notes, file: kept })
 }
 
 /// A profile that is there and can go on, or a new one, with a sentence on what was found.
@@ -115,6 +127,7 @@ struct Measuring<'a> {
     store: &'a WeightStore,
     lowered: &'a Lowered,
     options: &'a ProfileOptions,
+    file: Option<PathBuf>,
     clock: Arc<dyn Clock>,
     progress: OnProfiled<'a>,
 }
@@ -252,7 +265,7 @@ impl Measuring<'_> {
 
     /// Writes what there is: beside the place first, then renamed.
     fn keep(&self, profile: &Profile) -> Result<(), Error> {
-        let Some(file) = &self.options.file else { return Ok(()) };
+        let Some(file) = &self.file else { return Ok(()) };
         let mut name = file.file_name().unwrap_or_default().to_os_string();
         name.push(format!(".{}.tmp", std::process::id()));
         let beside = file.with_file_name(name);
