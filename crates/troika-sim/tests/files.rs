@@ -202,7 +202,8 @@ fn the_files_that_come_along_are_good() {
 
 #[test]
 fn fields_that_there_are_are_named_once() {
-    let text = "name = \"s\"\n[memory]\nbandwidth_gb_s = 9\npj_per_byte = 3\nrest_w = 1\nspeed = 2\n";
+    let text =
+        "name = \"s\"\n[memory]\nbandwidth_gb_s = 9\npj_per_byte = 3\nrest_w = 1\nspeed = 2\n";
     let e = Soc::parse("s.toml", text).unwrap_err().to_string();
     assert!(e.contains("speed is not known here"), "{e}");
     assert!(e.ends_with("the fields are bandwidth_gb_s, pj_per_byte, rest_w"), "{e}");

@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 /// What can be read of a machine's energy.
 #[derive(Clone, Debug)]
 pub struct EnergyMeter {
-    sources: Vec<Source>,
+    sources: Vec<EnergySource>,
 }
 
 #[derive(Clone, Debug)]
-enum Source {
+enum EnergySource {
     /// Microjoules since some time, and the number at which they begin again.
     Counter { file: PathBuf, wraps_at: u64 },
     /// A battery's folder.
@@ -50,7 +50,7 @@ impl EnergyMeter {
         if sources.is_empty() {
             let batteries = folders(&sys.join("class/power_supply")).into_iter();
             let batteries = batteries.filter(|dir| watts(dir).is_some());
-            sources = batteries.map(Source::Battery).collect();
+            sources = batteries.map(EnergySource::Battery).collect();
         }
         (!sources.is_empty()).then_some(EnergyMeter { sources })
     }
@@ -58,7 +58,7 @@ impl EnergyMeter {
     /// Where its figures come from.
     pub fn source(&self) -> &'static str {
         match self.sources.first() {
-            Some(Source::Battery(_)) => "power_supply",
+            Some(EnergySource::Battery(_)) => "power_supply",
             _ => "powercap",
         }
     }
@@ -92,13 +92,13 @@ impl Metering {
 
 /// Processors' packages and their memory. Zones within packages are parts of them, and a zone of
 /// the whole board counts packages once more.
-fn counters(dir: &Path) -> Vec<Source> {
+fn counters(dir: &Path) -> Vec<EnergySource> {
     let zone = |dir: PathBuf| {
         let name = text(&dir.join("name"));
         let counts = name.starts_with("package") || name == "dram";
         let file = dir.join("energy_uj");
         let wraps_at = number(&dir.join("max_energy_range_uj")).unwrap_or(u64::MAX);
-        (counts && number(&file).is_some()).then_some(Source::Counter { file, wraps_at })
+        (counts && number(&file).is_some()).then_some(EnergySource::Counter { file, wraps_at })
     };
     folders(dir).into_iter().filter_map(zone).collect()
 }
@@ -118,14 +118,14 @@ fn watts(dir: &Path) -> Option<f64> {
 
 /// Sums in the making.
 struct Samples {
-    sources: Vec<Source>,
+    sources: Vec<EnergySource>,
     last: Vec<Option<f64>>,
     at: Instant,
     joules: Option<f64>,
 }
 
 impl Samples {
-    fn new(sources: Vec<Source>) -> Samples {
+    fn new(sources: Vec<EnergySource>) -> Samples {
         let last = sources.iter().map(read).collect();
         Samples { sources, last, at: Instant::now(), joules: Some(0.0) }
     }
@@ -137,11 +137,11 @@ impl Samples {
             let now = read(source);
             let before = std::mem::replace(last, now);
             let taken = now.zip(before).map(|(now, before)| match source {
-                Source::Counter { wraps_at, .. } if now < before => {
+                EnergySource::Counter { wraps_at, .. } if now < before => {
                     now - before + *wraps_at as f64 * 1e-6
                 }
-                Source::Counter { .. } => now - before,
-                Source::Battery(_) => (now + before) / 2.0 * seconds,
+                EnergySource::Counter { .. } => now - before,
+                EnergySource::Battery(_) => (now + before) / 2.0 * seconds,
             });
             self.joules = self.joules.zip(taken).map(|(sum, taken)| sum + taken);
         }
@@ -149,10 +149,10 @@ impl Samples {
 }
 
 /// Joules of a counter, or watts of a battery.
-fn read(source: &Source) -> Option<f64> {
+fn read(source: &EnergySource) -> Option<f64> {
     match source {
-        Source::Counter { file, .. } => number(file).map(|uj| uj as f64 * 1e-6),
-        Source::Battery(dir) => watts(dir),
+        EnergySource::Counter { file, .. } => number(file).map(|uj| uj as f64 * 1e-6),
+        EnergySource::Battery(dir) => watts(dir),
     }
 }
 

@@ -67,11 +67,12 @@ pub use error::Error;
 pub use generate::Finish;
 pub use generation::GenerationDefaults;
 pub use open::{
-    Described, LoadProgress, Model, OpenOptions, Planned, ProfileAt, SolveOptions, Subject,
-    describe, make_plan,
+    Described, LoadProgress, Model, OpenOptions, Planned, SolveOptions, Subject, describe,
+    make_plan,
 };
 pub use perplexity::{Perplexity, Scored};
 pub use profile::{OnProfiled, ProfileOptions, ProfileOutcome, profile};
+pub use profile_file::ProfileAt;
 pub use session::{
     Control, OnToken, Output, Request, Session, SessionCanceller, SessionOptions, Stats, TextPiece,
 };

@@ -29,7 +29,7 @@ use crate::devices::{DeviceOptions, computes_nothing, open_devices, virtual_cloc
 use crate::driver::{Driver, EngineGuard};
 use crate::error::Error;
 use crate::generation::GenerationDefaults;
-use crate::profile_file::{self, solve_device};
+use crate::profile_file::{self, ProfileAt, solve_device};
 use crate::source::Source;
 use crate::text;
 
@@ -119,17 +119,6 @@ impl Default for OpenOptions {
             tracer: Tracer::off(),
         }
     }
-}
-
-/// Where a profile is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ProfileAt {
-    /// In a file.
-    File(PathBuf),
-    /// In a folder of profiles, where its file is named by the model and the devices.
-    Folder(PathBuf),
-    /// In such a folder, if it is there: if not, nothing is solved.
-    IfIn(PathBuf),
 }
 
 /// How a plan is chosen by a profile.

@@ -13,7 +13,17 @@ use troika_weights::WeightStore;
 
 use crate::devices::usable_cores;
 use crate::error::Error;
-use crate::open::ProfileAt;
+
+/// Where a profile is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ProfileAt {
+    /// In a file.
+    File(PathBuf),
+    /// In a folder of profiles, where its file is named by the model and the devices.
+    Folder(PathBuf),
+    /// In such a folder, if it is there: if not, nothing is solved.
+    IfIn(PathBuf),
+}
 
 /// What a profile of this model on these devices is of.
 pub(crate) fn subject_of(

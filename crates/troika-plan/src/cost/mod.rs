@@ -59,6 +59,12 @@ pub trait CostModel {
     /// A copy by a device between its own memory and another.
     fn copy_ns(&self, device: usize, bytes: u64) -> f64;
 
+    /// Whether stages of a segment have prices of their own. If not, segments are not placed stage by
+    /// stage.
+    fn knows_stages(&self) -> bool {
+        true
+    }
+
     /// Making code of a graph for so many rows, before anything runs.
     fn compile_ns(&self, _device: usize, _graph: &Subgraph, _room: usize) -> f64 {
         0.0

@@ -59,6 +59,12 @@ impl CostModel for ProfiledCosts<'_> {
         format!("a profile measured on {}", self.profile.subject.machine)
     }
 
+    /// Segments were measured whole and in shares of their columns. The fits say little of a norm or
+    /// an activation by itself.
+    fn knows_stages(&self) -> bool {
+        false
+    }
+
     fn run_ns(&self, run: &PricedRun<'_>) -> f64 {
         let fit = self.profile.fits.get(self.places[run.device], run.kind);
         fit.map_or(f64::INFINITY, |f| f.ns(&RunWork::of(run.graph, run.room, run.cached)))

@@ -53,13 +53,13 @@ pub(super) enum Order {
 }
 
 /// The tasks of each device that may run next.
-struct Turns {
+struct ReadyTasks {
     ready: BTreeSet<usize>,
     /// All of its tasks in order, where they run so.
     queued: Option<std::collections::VecDeque<usize>>,
 }
 
-impl Turns {
+impl ReadyTasks {
     fn next(&mut self) -> Option<usize> {
         let Some(queued) = &mut self.queued else { return self.ready.pop_first() };
         let first = queued.front().filter(|i| self.ready.contains(i)).copied()?;
@@ -80,12 +80,12 @@ pub(super) fn run(
     let mut coming = BinaryHeap::new();
     coming
         .extend((0..tasks.len()).filter(|i| missing[*i] == 0).map(|i| Reverse((Instant(0.0), i))));
-    let turns = |d: usize| Turns {
+    let turns = |d: usize| ReadyTasks {
         ready: BTreeSet::new(),
         queued: (order == Order::InOrder)
             .then(|| (0..tasks.len()).filter(|i| tasks[*i].device == d).collect()),
     };
-    let mut turns: Vec<Turns> = (0..devices).map(turns).collect();
+    let mut turns: Vec<ReadyTasks> = (0..devices).map(turns).collect();
     let mut running: Vec<Option<(usize, f64)>> = vec![None; devices];
     let mut end = vec![f64::INFINITY; tasks.len()];
     let mut now = 0.0;

@@ -6,7 +6,6 @@ use troika_model::lower::SegmentKind;
 use super::choice::{Choice, Placed, Scope, for_decode, one_row};
 use super::options::{KindRequest, Placement, by_columns, rules};
 use super::predict::{Extract, PredictRequest, Predictor, Spent};
-use super::staged::StagedRequest;
 use super::{Alternative, SolveRequest, Solved};
 use crate::cost::{Goal, PricedRun};
 use crate::make::{PlannedRules, assemble, chunk_of};
@@ -506,7 +505,7 @@ impl<'a> Search<'a> {
         };
         let mut options = wanted.options();
         // Lengths that nobody asked for take what was found for those that are.
-        if asked {
+        if asked && self.request.cost.knows_stages() {
             options.extend(self.staged(kind, scope));
         }
         // What other scopes do, so that weights need to be there once.
@@ -519,29 +518,6 @@ impl<'a> Search<'a> {
             }
         }
         options
-    }
-
-    /// Placements of a kind of segment stage by stage.
-    fn staged(&self, kind: SegmentKind, scope: Scope) -> Vec<Placement> {
-        let prefill = scope.phase == Phase::Prefill;
-        // Attention is cut by heads, and of a prompt one row has logits.
-        let whole = kind == SegmentKind::Attention || (kind == SegmentKind::Head && prefill);
-        let mut segments = self.request.lowered.segments.iter();
-        let segment = segments.find(|s| s.kind == kind && by_columns(kind) && !whole);
-        let of = |s: &troika_model::lower::Segment| {
-            let request = StagedRequest {
-                kind,
-                graph: &s.graph,
-                rows: scope.rows[1],
-                cached: scope.cached,
-                prefill,
-                devices: self.request.devices,
-                cost: self.request.cost,
-                sync: self.request.base.sync,
-            };
-            request.options()
-        };
-        segment.map_or_else(Vec::new, of)
     }
 
     /// What a goal makes small, in a scope; infinite where weights would be held too often.

@@ -5,13 +5,39 @@ use std::collections::HashMap;
 
 use troika_graph::partition::{ColumnSplit, cut_at, split_columns};
 use troika_graph::{Op, Subgraph};
-use troika_model::lower::SegmentKind;
+use troika_model::lower::{Segment, SegmentKind};
 
-use super::choice::staged;
-use super::options::Placement;
+use super::choice::{Scope, staged};
+use super::options::{Placement, by_columns};
+use super::search::Search;
 use crate::cost::{CostModel, PricedRun, SolveDevice};
 use crate::share::TILE;
-use crate::{Share, Split, Stage, SyncMode, stage_borders};
+use crate::{Phase, Share, Split, Stage, SyncMode, stage_borders};
+
+impl Search<'_> {
+    /// Placements of a kind of segment stage by stage.
+    pub(super) fn staged(&self, kind: SegmentKind, scope: Scope) -> Vec<Placement> {
+        let prefill = scope.phase == Phase::Prefill;
+        // Attention is cut by heads, and of a prompt one row has logits.
+        let whole = kind == SegmentKind::Attention || (kind == SegmentKind::Head && prefill);
+        let mut segments = self.request.lowered.segments.iter();
+        let segment = segments.find(|s| s.kind == kind && by_columns(kind) && !whole);
+        let of = |s: &Segment| {
+            let request = StagedRequest {
+                kind,
+                graph: &s.graph,
+                rows: scope.rows[1],
+                cached: scope.cached,
+                prefill,
+                devices: self.request.devices,
+                cost: self.request.cost,
+                sync: self.request.base.sync,
+            };
+            request.options()
+        };
+        segment.map_or_else(Vec::new, of)
+    }
+}
 
 /// What placements are listed for.
 pub(super) struct StagedRequest<'a> {
@@ -40,11 +66,11 @@ struct Pair<'a> {
 struct CutStage {
     graph: Subgraph,
     is_product: bool,
-    columns: Vec<(u32, Vec<Part>)>,
+    columns: Vec<(u32, Vec<HomePiece>)>,
 }
 
 /// A piece, and whether the device at home computes it.
-type Part = (bool, Subgraph);
+type HomePiece = (bool, Subgraph);
 
 /// A way to compute a stage, and what it takes.
 struct Way {
@@ -126,7 +152,7 @@ impl StagedRequest<'_> {
 }
 
 /// A stage's pieces where the device at home computes a share of its columns.
-fn columns(graph: &Subgraph, share: u32) -> Option<Vec<Part>> {
+fn columns(graph: &Subgraph, share: u32) -> Option<Vec<HomePiece>> {
     let split = ColumnSplit { shares: vec![share, PARTS - share], tile: TILE, groups: None };
     let pieces = split_columns(graph, &split).ok()?.stages.into_iter().flat_map(|s| s.pieces);
     Some(pieces.map(|p| (p.part == 0, p.graph)).collect())
@@ -175,7 +201,7 @@ impl Prices<'_> {
     }
 
     /// What each device takes of a stage whose columns are shared out, home first.
-    fn parts(&mut self, parts: &[Part], at: (usize, Pair<'_>)) -> [f64; 2] {
+    fn parts(&mut self, parts: &[HomePiece], at: (usize, Pair<'_>)) -> [f64; 2] {
         let mut sums = [0.0; 2];
         for (at_home, graph) in parts {
             let (device, sum) = match at_home {

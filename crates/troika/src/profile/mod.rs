@@ -18,9 +18,8 @@ use troika_weights::WeightStore;
 
 use crate::devices::virtual_clock;
 use crate::error::Error;
-use crate::open::ProfileAt;
 use crate::open::{OpenOptions, Subject};
-use crate::profile_file::{failed, file_of, subject_of};
+use crate::profile_file::{ProfileAt, failed, file_of, subject_of};
 use bench::Bench;
 
 /// Receives (measurements done, measurements in all).

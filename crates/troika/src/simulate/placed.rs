@@ -111,11 +111,11 @@ fn rule(segments: Option<Vec<SegmentKind>>, device: &str) -> Rule {
 /// A stage of a segment, and what its columns are cut into at each ratio.
 struct CutStage {
     graph: Subgraph,
-    columns: Vec<((u32, u32), Vec<Part>)>,
+    columns: Vec<((u32, u32), Vec<CutPiece>)>,
 }
 
 /// A piece, and the part that it is of: 0 is the GPU.
-type Part = (usize, Subgraph);
+type CutPiece = (usize, Subgraph);
 
 impl CutStage {
     /// `ways` says whether columns may be shared out.
@@ -348,7 +348,7 @@ impl<'a> Both<'a> {
     }
 
     /// What each of both processors computes of a stage that is split by columns.
-    fn parts_ns(&self, parts: &[Part], at: At<'_>) -> [f64; 2] {
+    fn parts_ns(&self, parts: &[CutPiece], at: At<'_>) -> [f64; 2] {
         let mut sums = [0.0; 2];
         for (part, graph) in parts {
             let (on, sum) = match part {
@@ -360,7 +360,7 @@ impl<'a> Both<'a> {
         sums
     }
 
-    fn columns(&self, (ratio, parts): &((u32, u32), Vec<Part>), at: At<'_>) -> Placed {
+    fn columns(&self, (ratio, parts): &((u32, u32), Vec<CutPiece>), at: At<'_>) -> Placed {
         let [gpu, npu] = self.parts_ns(parts, at);
         let device = if ratio.0 > ratio.1 { &self.gpu.name } else { &self.npu.name };
         let split = Some(Split::Columns { parts: self.parts_of(*ratio) });
