@@ -36,8 +36,16 @@ impl WeightSource for Ones {
         Ok(WeightData { dtype: DType::F32, rows, cols, bytes })
     }
 
-    fn packed(&self, name: &str, _: PackLayout<'_>, _: PackFn<'_>) -> Result<Packed, DeviceError> {
-        panic!("{name} was packed")
+    fn packed(
+        &self,
+        name: &str,
+        layout: PackLayout<'_>,
+        pack: PackFn<'_>,
+    ) -> Result<Packed, DeviceError> {
+        let data = self.weight(name)?;
+        let mut bytes = ZeroedBytes::new(layout.bytes(data.rows).unwrap()).unwrap();
+        pack(&data, &mut bytes)?;
+        Ok(Packed { bytes: WeightBytes::whole(Arc::new(bytes)) })
     }
 }
 

@@ -26,7 +26,16 @@ struct Bench {
 
 impl Bench {
     fn new(name: &str, threads: usize) -> Bench {
-        let options = CpuOptions { name: name.into(), threads, ..CpuOptions::default() };
+        Bench::with(CpuOptions { name: name.into(), threads, ..CpuOptions::default() })
+    }
+
+    /// A device that uses float weights as they lie, and has no packed form of them.
+    fn scalar(threads: usize) -> Bench {
+        let isa = Some(Isa::Scalar);
+        Bench::with(CpuOptions { name: "cpu".into(), threads, isa, ..CpuOptions::default() })
+    }
+
+    fn with(options: CpuOptions) -> Bench {
         let device = CpuDevice::new(options).unwrap();
         let (send, done) = sync_channel(8);
         let queue = device.queue(3, Arc::new(RealClock::new()), send).unwrap();
@@ -250,7 +259,7 @@ fn parts_of_one_buffer_may_be_read_and_written() {
 
 #[test]
 fn a_panic_inside_a_kernel_is_an_error() {
-    let mut bench = Bench::new("cpu", 2);
+    let mut bench = Bench::scalar(2);
     let (graph, mut store) = small(8);
     let short = Arc::new(AtomicBool::new(false));
     store.shrink("w", &short);

@@ -356,7 +356,7 @@ fn want_differs(outs: &[Buffer]) -> bool {
 /// Whoever drops weights frees them, also when later ones cannot be loaded.
 #[test]
 fn nothing_is_left_of_what_was_compiled() {
-    let mut bench = Bench::new("cpu", 1);
+    let mut bench = Bench::scalar(1);
     let (graph, mut store) = small(8);
     let owner: WeightOwner = Arc::new(ZeroedBytes::new(64).unwrap());
     store.edit("w", |w| w.bytes = WeightBytes::whole(owner.clone()));

@@ -237,7 +237,7 @@ impl ExpertCut {
         rows: usize,
     ) -> ExpertCut {
         let used = sorted.used.len();
-        if sorted.is_few() {
+        if W::STREAMS && sorted.is_few() {
             let (panels, bytes) = (rows.div_ceil(PANEL), used * count * first.bytes().len());
             let cut = select::stream(panels * used, bytes, cx.pool.threads());
             return ExpertCut::Stream { cut, panels };

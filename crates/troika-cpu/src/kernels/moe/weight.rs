@@ -44,6 +44,10 @@ pub trait Weight: Copy {
     /// Its bytes.
     fn bytes(&self) -> &[u8];
 
+    /// Whether few rows are multiplied with panels of any number: weights as they lie in a file may
+    /// have to be widened, in memory that holds a part's rows.
+    const STREAMS: bool;
+
     /// Weight rows of a part, when each of `used` experts has about `rows` activation rows.
     fn part_rows(&self, cx: &Context<'_>, rows: usize, used: usize) -> usize;
 
@@ -55,6 +59,8 @@ pub trait Weight: Copy {
 }
 
 impl Weight for WeightView<'_> {
+    const STREAMS: bool = false;
+
     fn input<'a>(
         &self,
         cx: &mut Context<'_>,
@@ -91,6 +97,8 @@ impl Weight for WeightView<'_> {
 }
 
 impl Weight for int8::PackedView<'_> {
+    const STREAMS: bool = true;
+
     fn input<'a>(
         &self,
         cx: &mut Context<'_>,

@@ -312,7 +312,7 @@ mod native {
                     let native = N::vpdpbusd(load(c), load(a), load(b));
                     same("vpdpbusd", E::<BYTES>::vpdpbusd(c, a, b), native);
                 }
-                same("pin", a, N::pin(load(a)));
+                same("pin", E::<BYTES>::vpor(a, a), N::pin(load(a)));
                 let p = b.0.as_ptr().add(1);
                 same("vpmovzxbd", E::<BYTES>::vpmovzxbd(p), N::vpmovzxbd(p));
                 same("vpmovsxbd", E::<BYTES>::vpmovsxbd(p), N::vpmovsxbd(p));
