@@ -489,6 +489,13 @@ fn few_sequences_in_many_ways() {
     all(10..50, (8, 60));
 }
 
+/// Prompts that have no room once took the places of those that decode, gave way to them, and took
+/// them again, for ever.
+#[test]
+fn prompts_without_room_leave_the_places_to_those_that_decode() {
+    run(13, (MODELS[0], Strategy::Alternate), (8, 60));
+}
+
 /// A plan by length cuts chunks at absolute positions: one that goes on in the middle of a chunk has
 /// a short batch first, and what its windows let go of behind that is not used in it.
 #[test]

@@ -163,9 +163,8 @@ impl Engine {
                 let prompt = !self.decodes(seq);
                 // Chunks are cut by positions alone, however many decode.
                 let mut left = usize::MAX;
-                if !self.plan_sequence(place, seq, only, (&mut left, budget)) {
-                    return;
-                }
+                // Who has no room gives way to the others, and the next has the turn.
+                let _ = self.plan_sequence(place, seq, only, (&mut left, budget));
                 if self.is_planned(place, seq) {
                     if let Some(s) = self.sequences.get_mut(&seq) {
                         s.turn = self.last_turn;
@@ -188,6 +187,16 @@ impl Engine {
         only: Option<Phase>,
         (left, budget): (&mut usize, &mut Budget),
     ) -> bool {
+        // In turns it begins where it is computed: elsewhere it would have the place of one that can
+        // go on.
+        let elsewhere = self.rows_matter
+            && self.sequences.get(&seq).is_some_and(|s| {
+                let next = s.phase(self.kv.len(seq), self.one_placement).0;
+                s.in_flight.is_none() && only.is_some_and(|only| only != next)
+            });
+        if elsewhere {
+            return true;
+        }
         let runs = self.sequences.get(&seq).is_some_and(|s| s.stage == Stage::Running);
         if !(runs || budget.begins) || !self.begin(seq) {
             // Those that wait behind it do not overtake it, but those that run go on: it waits for
