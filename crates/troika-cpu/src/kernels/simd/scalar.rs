@@ -32,7 +32,8 @@ impl Lanes for Portable {
     unsafe fn load(p: *const f32) -> Self {
         Self::make(|i| unsafe { p.add(i).read_unaligned() })
     }
-    #[inline(always)]
+    // Not inlined, as others of this type: a kernel would be several times as large.
+    #[inline(never)]
     unsafe fn load_f16(p: *const f16) -> Self {
         Self::make(|i| unsafe { p.add(i).read_unaligned() }.to_f32())
     }
@@ -44,11 +45,11 @@ impl Lanes for Portable {
     unsafe fn load_i8(p: *const i8) -> Self {
         Self::make(|i| f32::from(unsafe { *p.add(i) }))
     }
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn load_bits(p: *const u8, shift: u32, mask: i32) -> Self {
         Self::make(|i| ((i32::from(unsafe { *p.add(i) }) >> shift) & mask) as f32)
     }
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn look_up(p: *const u8, shift: u32, table: &[f32; 16]) -> Self {
         Self::make(|i| table[usize::from((unsafe { *p.add(i) } >> shift) & 15)])
     }
@@ -90,7 +91,7 @@ impl Lanes for Portable {
     unsafe fn fma(self, a: Self, b: Self) -> Self {
         Self::make(|i| self.0[i] * a.0[i] + b.0[i])
     }
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn exp(self) -> Self {
         Self::make(|i| self.0[i].exp())
     }
@@ -99,7 +100,7 @@ impl Lanes for Portable {
         let [a, b, c, d, e, f, g, h] = self.0;
         ((a + e) + (c + g)) + ((b + f) + (d + h))
     }
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn sums(v: [Self; 8]) -> [f32; 8] {
         v.map(|v| unsafe { v.sum() })
     }
