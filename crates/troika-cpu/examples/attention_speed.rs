@@ -7,13 +7,14 @@
 
 use std::time::Instant;
 
+use bytemuck::Pod;
 use half::{bf16, f16};
 use troika_cpu::kernels::Context;
 use troika_cpu::kernels::attention::{Operands, attention, partial_floats, worker_floats};
 use troika_cpu::kernels::kv::CacheRef;
 use troika_cpu::kernels::linear;
 use troika_cpu::{Isa, PerWorker, Pool};
-use troika_device::{ForwardBatch, PageTable, SeqRows};
+use troika_device::{ForwardBatch, PageTable, SeqRows, ZeroedBytes};
 use troika_graph::{ActivationFormat, Attention};
 
 /// Measurements, of which the best counts.
@@ -36,6 +37,16 @@ enum Cache {
     Bf16,
 }
 
+/// Numbers in huge pages, as most of an engine's caches are.
+fn cache<T: Pod>(numbers: impl ExactSizeIterator<Item = T>) -> ZeroedBytes {
+    let bytes = ZeroedBytes::new(numbers.len() * size_of::<T>()).expect("memory of a cache");
+    let mut bytes = bytes.huge_pages();
+    for (to, number) in bytemuck::cast_slice_mut(&mut bytes).iter_mut().zip(numbers) {
+        *to = number;
+    }
+    bytes
+}
+
 fn op(c: &Case) -> Attention {
     Attention {
         heads: c.heads,
@@ -53,7 +64,7 @@ fn op(c: &Case) -> Attention {
 }
 
 /// Seconds of an attention.
-fn time(isa: Isa, threads: usize, c: &Case, cache: Cache) -> f64 {
+fn time(isa: Isa, threads: usize, c: &Case, kind: Cache) -> f64 {
     let op = op(c);
     let len = c.depth + c.rows;
     let pages = len.div_ceil(PAGE);
@@ -67,17 +78,17 @@ fn time(isa: Isa, threads: usize, c: &Case, cache: Cache) -> f64 {
     let floats = |seed: usize| {
         (0..pages * PAGE * width).map(move |i| ((i * 7 + seed) % 97) as f32 / 97.0 - 0.5)
     };
-    let halves = |seed| floats(seed).map(f16::from_f32).collect::<Vec<_>>();
-    let brains = |seed| floats(seed).map(bf16::from_f32).collect::<Vec<_>>();
-    let (mut f16s, mut bf16s) = (Vec::new(), Vec::new());
-    match cache {
-        Cache::F16 => f16s.extend((0..copies).map(|i| (halves(i), halves(i + 5)))),
-        Cache::Bf16 => bf16s.extend((0..copies).map(|i| (brains(i), brains(i + 5)))),
-    }
-    let caches = f16s.iter().map(|(k, v)| (CacheRef::f16(k), CacheRef::f16(v)));
-    let caches: Vec<_> =
-        caches.chain(bf16s.iter().map(|(k, v)| (CacheRef::bf16(k), CacheRef::bf16(v)))).collect();
-    let pairs = matches!(cache, Cache::Bf16);
+    let bytes = |seed| match kind {
+        Cache::F16 => cache(floats(seed).map(f16::from_f32)),
+        Cache::Bf16 => cache(floats(seed).map(bf16::from_f32)),
+    };
+    let view = |bytes| match kind {
+        Cache::F16 => CacheRef::f16(bytemuck::cast_slice(bytes)),
+        Cache::Bf16 => CacheRef::bf16(bytemuck::cast_slice(bytes)),
+    };
+    let caches: Vec<_> = (0..copies).map(|i| (bytes(i), bytes(i + 5))).collect();
+    let caches: Vec<_> = caches.iter().map(|(k, v)| (view(k), view(v))).collect();
+    let pairs = matches!(kind, Cache::Bf16);
     let q: Vec<f32> =
         (0..c.rows * c.heads * op.k_dim).map(|i| (i % 83) as f32 / 83.0 - 0.5).collect();
     let mut y = vec![0.0; c.rows * c.heads * op.v_dim];

@@ -8,6 +8,10 @@ use bytemuck::{AnyBitPattern, NoUninit};
 use super::claims::{Access, AccessError, Table};
 use super::{OutOfMemory, Rect, SpaceId, ZeroedBytes};
 
+/// Bytes of a buffer that lie in small pages, so that buffers little used take little: as many as
+/// a huge page of most systems.
+const SMALL_PAGES: usize = 2 << 20;
+
 /// A zero-initialised, 64-byte aligned piece of memory, shared by reference count.
 ///
 /// Access is tracked at run time by rectangles ([`Rect`]): of each byte there are many readers or
@@ -33,12 +37,14 @@ unsafe impl Send for Shared {}
 unsafe impl Sync for Shared {}
 
 impl Buffer {
-    /// A zeroed buffer of `len` bytes. Pages are not touched until written.
+    /// A zeroed buffer of `len` bytes. Pages are not taken until written; past the first MiBs they
+    /// are huge where the system has such: a key/value cache is read page by page for each token,
+    /// and small pages would cost a look-up each.
     ///
     /// # Errors
     /// When the system has no such memory.
     pub fn zeroed(len: usize) -> Result<Buffer, OutOfMemory> {
-        Ok(Buffer::of(ZeroedBytes::new(len)?, SpaceId::HOST))
+        Ok(Buffer::of(ZeroedBytes::new(len)?.huge_pages_from(SMALL_PAGES), SpaceId::HOST))
     }
 
     /// A buffer of `len` bytes in a device's own memory, which this process models: only tasks of

@@ -53,10 +53,18 @@ impl ZeroedBytes {
     /// Asks for huge pages, where the system has them. They make reading and first writing
     /// cheaper, and take some MiB at once: not for memory that is used little by little.
     pub fn huge_pages(self) -> ZeroedBytes {
+        self.huge_pages_from(0)
+    }
+
+    /// As [`ZeroedBytes::huge_pages`], for the bytes from `start` on: memory that is used little by
+    /// little from its first byte on then takes at most twice what is used once that is `start`.
+    pub fn huge_pages_from(self, start: usize) -> ZeroedBytes {
         #[cfg(target_os = "linux")]
-        if let Memory::Mapped(map) = &self.memory {
+        if let Memory::Mapped(map) = &self.memory
+            && start < self.len
+        {
             // Without them everything works, too.
-            let _ = map.advise(memmap2::Advice::HugePage);
+            let _ = map.advise_range(memmap2::Advice::HugePage, start, self.len - start);
         }
         self
     }
@@ -128,6 +136,14 @@ mod tests {
         let before = resident();
         let mut b = ZeroedBytes::new(1 << 30).unwrap();
         b[12345] = 1;
+        assert!(resident() < before + (64 << 20));
+        // Nor do hundreds of which only the first bytes are used, whose other pages are huge.
+        let little = || {
+            let mut b = ZeroedBytes::new(8 << 20).unwrap().huge_pages_from(2 << 20);
+            b[12345] = 1;
+            b
+        };
+        let _many: Vec<ZeroedBytes> = std::iter::repeat_with(little).take(200).collect();
         assert!(resident() < before + (64 << 20));
     }
 }
