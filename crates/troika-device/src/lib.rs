@@ -12,6 +12,7 @@ mod forward_batch;
 mod host;
 mod list;
 mod memory;
+mod text;
 mod timeline;
 mod weight;
 
@@ -29,5 +30,6 @@ pub use memory::{
     Access, AccessError, Buffer, Claim, HeldClaim, OutOfMemory, ReadGuard, ReadRows, Rect, SpaceId,
     View, ViewError, WriteGuard, WriteRows, ZeroedBytes, trim_heap,
 };
+pub use text::{read_all, read_text};
 pub use timeline::{Lost, Point, Signal, Timeline, Timelines, Wait, Waiting};
 pub use weight::{PackFn, PackLayout, Packed, WeightBytes, WeightData, WeightOwner, WeightSource};

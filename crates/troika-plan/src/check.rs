@@ -40,7 +40,7 @@ impl Plan {
             return Err(PlanError::Range {
                 what: "the page length (a power of two)",
                 got: self.page_len,
-                low: next,
+                low: next / 2,
                 high: next,
             });
         }

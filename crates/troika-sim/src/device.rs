@@ -123,6 +123,15 @@ fn caps(soc: &Soc, p: &Processor, space: SpaceId, cpu: &Caps) -> Caps {
     }
 }
 
+/// A name for all figures of a processor and of the memory that it shares, by which a profile of
+/// other figures is told.
+fn figures(soc: &Soc, p: &Processor) -> String {
+    let all = format!("{p:?} {:?} {:?}", soc.bandwidth_gb_s, soc.memory_power);
+    // FNV-1a: names are the same in all builds.
+    let mix = |h: u64, b: u8| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3);
+    format!("{:016x}", all.bytes().fold(0xcbf2_9ce4_8422_2325, mix))
+}
+
 /// What people want to know.
 fn facts(soc: &Soc, p: &Processor) -> Vec<(String, String)> {
     let peak = p.peak_gops;
@@ -158,6 +167,7 @@ fn facts(soc: &Soc, p: &Processor) -> Vec<(String, String)> {
         bytes.into_iter().for_each(|b| add(name, b.to_string()));
     }
     add("queue depth", p.queue_depth.to_string());
+    add("figures", figures(soc, p));
     if !p.strided_rows {
         add("rows", "dense only".into());
     }

@@ -197,7 +197,7 @@ impl Soc {
     /// [`SocError`], a sentence that names the file, the processor and the field.
     pub fn read(path: &Path) -> Result<Soc, SocError> {
         let file = path.display().to_string();
-        match std::fs::read_to_string(path) {
+        match troika_device::read_text(path) {
             Ok(text) => Soc::parse(&file, &text),
             Err(e) => Err(SocError::Read { file, why: e.to_string() }),
         }

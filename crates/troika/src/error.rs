@@ -58,6 +58,18 @@ pub enum Error {
         /// What the system says.
         error: std::io::Error,
     },
+    /// A file that a profile would replace.
+    #[error("{file} is there and is no profile; name another file, or remove this one")]
+    NoProfile {
+        /// The file.
+        file: String,
+    },
+    /// Nothing is kept for this model and these devices.
+    #[error("no profile of this model on these devices is kept ({file}); run troika profile first")]
+    NoKeptProfile {
+        /// Where it would be.
+        file: String,
+    },
     /// Engine.
     #[error(transparent)]
     Engine(#[from] EngineError),

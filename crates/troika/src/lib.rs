@@ -45,6 +45,7 @@ mod devices;
 mod driver;
 mod energy;
 mod error;
+mod file;
 mod generate;
 mod generation;
 mod open;
@@ -64,6 +65,7 @@ pub use devices::{
 pub use driver::EngineGuard;
 pub use energy::{EnergyMeter, Metering};
 pub use error::Error;
+pub use file::{can_write, write_file};
 pub use generate::Finish;
 pub use generation::GenerationDefaults;
 pub use open::{

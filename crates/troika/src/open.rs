@@ -522,7 +522,7 @@ fn plan_of(
     devices: &[Arc<dyn Device>],
 ) -> Result<(Plan, Vec<String>, Vec<Alternative>), Error> {
     let names: Vec<&str> = devices.iter().map(|d| d.name()).collect();
-    let mut alternatives = Vec::new();
+    let (mut alternatives, mut changes) = (Vec::new(), Vec::new());
     let mut plan = match (&options.plan, &options.solve) {
         (Some(plan), _) => {
             plan.check(spec, &names)?;
@@ -535,9 +535,17 @@ fn plan_of(
             plan.clone()
         }
         (None, wanted) => {
-            let solved = match wanted {
-                Some(wanted) => solved(spec, store, (options, wanted), devices)?,
-                None => None,
+            let solved = wanted.as_ref().map(|w| solved(spec, store, (options, w), devices));
+            let solved = match (solved.transpose(), wanted) {
+                // Nobody asked for this profile.
+                (
+                    Err(e @ (Error::Profile { .. } | Error::ProfileFile { .. })),
+                    Some(SolveOptions { profile: ProfileAt::IfIn(_), .. }),
+                ) => {
+                    changes.push(format!("no profile is used: {e}"));
+                    None
+                }
+                (solved, _) => solved?.flatten(),
             };
             match solved {
                 Some(solved) => {
@@ -556,7 +564,7 @@ fn plan_of(
         };
     }
     let met = plan.avoid(&refusals, &names)?;
-    let changes = describe_refusals(&plan, &met);
+    changes.extend(describe_refusals(&plan, &met));
     Ok((plan, changes, alternatives))
 }
 
@@ -584,8 +592,12 @@ fn solved(
     let one = one_device_plan(spec, store, options, devices)?;
     let here = profile_file::subject_of(spec, store, &one, devices);
     let file = profile_file::file_of(&wanted.profile, &here);
-    if matches!(wanted.profile, ProfileAt::IfIn(_)) && !file.exists() {
-        return Ok(None);
+    match wanted.profile {
+        ProfileAt::IfIn(_) if !file.exists() => return Ok(None),
+        ProfileAt::Folder(_) if !file.exists() => {
+            return Err(Error::NoKeptProfile { file: file.display().to_string() });
+        }
+        _ => {}
     }
     let measured = profile_file::read(&file, &here)?;
     let base = plan_request(store, options);

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use troika_device::Device;
+use troika_device::{Device, read_text};
 use troika_model::spec::ModelSpec;
 use troika_plan::{
     ModelId, Plan, Profile, ProfileError, ProfileSubject, ProfiledDevice, SolveDevice,
@@ -91,7 +91,7 @@ pub(crate) fn file_of(at: &ProfileAt, here: &ProfileSubject) -> PathBuf {
 /// # Errors
 /// A file that is not there, is no profile, or is of something else.
 pub(crate) fn read(file: &Path, here: &ProfileSubject) -> Result<Profile, Error> {
-    let text = std::fs::read_to_string(file).map_err(|e| failed(file, e))?;
+    let text = read_text(file).map_err(|e| failed(file, e))?;
     let profile = Profile::from_json(&text).and_then(|p| p.check(here).map(|()| p));
     let refuse = |error: ProfileError| Error::Profile { file: file.display().to_string(), error };
     profile.map_err(refuse)

@@ -252,6 +252,11 @@ impl Profile {
         Ok(profile)
     }
 
+    /// Whether a text begins as that of a profile does, whatever follows.
+    pub fn begins(text: &str) -> bool {
+        text.starts_with("{\"version\":")
+    }
+
     /// The profile file's text.
     pub fn to_json(&self) -> String {
         // INVARIANT: maps have string keys, and no value fails to serialize.
@@ -331,7 +336,9 @@ impl Profile {
                         .filter(|f| !(a.facts.contains(f) && b.facts.contains(f)))
                         .map(|(k, v)| format!("{k} {v}"))
                         .collect();
-                    format!("{} with {} {}", d.name, d.numerics, facts.join(", "))
+                    let numerics = (a.numerics != b.numerics).then(|| d.numerics.clone());
+                    let facts: Vec<String> = numerics.into_iter().chain(facts).collect();
+                    format!("{} with {}", d.name, facts.join(", "))
                 };
                 return differs("device", &say(a), &say(b));
             }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use troika_device::{Clock, Device, DeviceError, RealClock};
+use troika_device::{Clock, Device, DeviceError, RealClock, read_text};
 use troika_model::lower::{Lowered, SegmentKind};
 use troika_plan::{
     Profile, ProfileSubject, ProfiledGraph, RunSample, RunWork, Spread, profiled_graphs,
@@ -18,6 +18,7 @@ use troika_weights::WeightStore;
 
 use crate::devices::virtual_clock;
 use crate::error::Error;
+use crate::file::write_file;
 use crate::open::{OpenOptions, Subject};
 use crate::profile_file::{ProfileAt, failed, file_of, subject_of};
 use bench::Bench;
@@ -96,8 +97,11 @@ pub fn profile(
 /// A profile that is there and can go on, or a new one, with a sentence on what was found.
 fn begin(here: &ProfileSubject, file: Option<&Path>) -> Result<(Profile, Vec<String>), Error> {
     let new = |note: Option<String>| (Profile::new(here.clone()), Vec::from_iter(note));
-    let Some(file) = file else { return Ok(new(None)) };
-    let text = match std::fs::read_to_string(file) {
+    // There is nothing to read in a pipe or device that the profile is written to.
+    let Some(file) = file.filter(|f| std::fs::metadata(f).map_or(true, |m| m.is_file())) else {
+        return Ok(new(None));
+    };
+    let text = match read_text(file) {
         Ok(text) => text,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(new(None)),
         Err(error) => return Err(failed(file, error)),
@@ -109,6 +113,10 @@ fn begin(here: &ProfileSubject, file: Option<&Path>) -> Result<(Profile, Vec<Str
             let note =
                 format!("{} is gone on with: {} runs are there", file.display(), p.runs.len());
             (p, vec![note])
+        }
+        // A text of somebody's own is not replaced, a damaged profile is.
+        Err(_) if !Profile::begins(&text) && !text.trim().is_empty() => {
+            return Err(Error::NoProfile { file: file.display().to_string() });
         }
         Err(e) => new(Some(format!("{} is made again: {e}", file.display()))),
     })
@@ -265,16 +273,8 @@ impl Measuring<'_> {
     /// Writes what there is: beside the place first, then renamed.
     fn keep(&self, profile: &Profile) -> Result<(), Error> {
         let Some(file) = &self.file else { return Ok(()) };
-        let mut name = file.file_name().unwrap_or_default().to_os_string();
-        name.push(format!(".{}.tmp", std::process::id()));
-        let beside = file.with_file_name(name);
-        let written = std::fs::write(&beside, profile.to_json());
-        let written = written.and_then(|()| std::fs::rename(&beside, file));
-        written.map_err(|e| {
-            // What could not be created cannot be removed either; both are reported as one.
-            let _ = std::fs::remove_file(&beside);
-            failed(file, e)
-        })
+        let text = profile.to_json();
+        write_file(file, |out| out.write_all(text.as_bytes())).map_err(|e| failed(file, e))
     }
 }
 

@@ -7,11 +7,12 @@ mod single;
 mod strategy;
 
 use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
 use crate::devices::sim::{Board, CoRun, ProcessorKind, Soc, SocError, Usage};
 use serde_json::Value;
-use troika_device::{Clock, Device, DeviceError};
+use troika_device::{Clock, Device, DeviceError, Queue, read_text};
 use troika_engine::{Engine, EngineParts, SeqId, SequenceInput, Sharing, WantedLogits};
 use troika_graph::DType;
 use troika_model::lower::{LowerOptions, Lowered, WeightShape, WeightShapes, lower};
@@ -60,13 +61,20 @@ pub enum SimulateError {
         /// Why.
         why: String,
     },
-    /// Nothing to do.
-    #[error("the prompt has {prompt} tokens; give from 1 to {most}")]
-    Prompt {
-        /// Tokens asked for.
+    /// Nothing to do, or too much.
+    #[error(
+        "{prompt} tokens of a prompt and {generate} generated ones do not go into the context of \
+         {context}; give from 1 to {most} of a prompt, and fewer in all than the context has"
+    )]
+    Tokens {
+        /// Tokens of the prompt.
         prompt: usize,
-        /// Most tokens.
+        /// Tokens that are generated.
+        generate: usize,
+        /// Most tokens of a prompt, by itself.
         most: usize,
+        /// The model's context.
+        context: usize,
     },
     /// The rest.
     #[error(transparent)]
@@ -140,7 +148,7 @@ fn preset(name: &str) -> Result<Value, SimulateError> {
 
 fn read_config(file: &str) -> Result<Value, SimulateError> {
     let refuse = |why: String| SimulateError::Config { file: file.into(), why };
-    let text = std::fs::read_to_string(file).map_err(|e| refuse(e.to_string()))?;
+    let text = read_text(file.as_ref()).map_err(|e| refuse(e.to_string()))?;
     serde_json::from_str(&text).map_err(|e| refuse(e.to_string()))
 }
 
@@ -232,6 +240,8 @@ pub struct Simulation {
     generate: usize,
     /// Making code that counts as a part of the prompt.
     prepare_ns: u64,
+    /// The queue of a GPU that draws frames and has no other.
+    _frames: Option<Box<dyn Queue>>,
 }
 
 impl Simulation {
@@ -245,9 +255,12 @@ impl Simulation {
         if soc.numerics {
             return Err(SimulateError::Numerics(soc.name.clone()));
         }
-        let most = placed::MOST_ROWS.min(shape.spec.context.saturating_sub(1 + generate));
-        if !(1..=most).contains(prompt) {
-            return Err(SimulateError::Prompt { prompt: *prompt, most });
+        let context = shape.spec.context;
+        let most = placed::MOST_ROWS.min(context.saturating_sub(1));
+        let all = prompt.saturating_add(*generate);
+        if !(1..=most).contains(prompt) || all >= context {
+            let (prompt, generate) = (*prompt, *generate);
+            return Err(SimulateError::Tokens { prompt, generate, most, context });
         }
         let (devices, board) = on_board(soc)?;
         if let Some(task) = co_run {
@@ -282,6 +295,13 @@ impl Simulation {
         };
         around_refusals(&shape.spec, &shapes, &mut plan, &devices)?;
         let clock: Arc<dyn Clock> = board.clock().clone();
+        // Frames are drawn while a queue is open; where the plan leaves the GPU idle, there is none.
+        let idle = soc.processors.iter().find(|p| {
+            co_run.is_some() && p.kind == ProcessorKind::Gpu && !plan.devices.contains(&p.name)
+        });
+        let idle = idle.and_then(|p| devices.iter().find(|d| d.name() == p.name));
+        let (sender, _) = sync_channel(1);
+        let frames = idle.map(|gpu| gpu.queue(devices.len(), clock.clone(), sender)).transpose()?;
         let parts = EngineParts {
             spec: &shape.spec,
             shapes: &shapes,
@@ -303,6 +323,7 @@ impl Simulation {
             prompt: *prompt,
             generate: *generate,
             prepare_ns: if strategy.prepares_online() { made } else { 0 },
+            _frames: frames,
         })
     }
 

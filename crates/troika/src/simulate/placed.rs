@@ -8,7 +8,7 @@ use troika_graph::{DType, Op, Subgraph};
 use troika_model::lower::{Lowered, SegmentKind, segments};
 use troika_model::spec::ModelSpec;
 use troika_plan::{
-    Decode, ModelId, PLAN_VERSION, Phase, Plan, Policy, Prefill, Rule, Share, Split, Stage,
+    Decode, Layers, ModelId, PLAN_VERSION, Phase, Plan, Policy, Prefill, Rule, Share, Split, Stage,
     SyncMode, page_len, stage_borders,
 };
 
@@ -246,13 +246,42 @@ impl<'a> Both<'a> {
     /// Each kind of segment where it is fastest.
     fn shared(&self, r: &Request<'_>, phase: Phase) -> Vec<Rule> {
         let place = |kind: SegmentKind| {
-            let splits = is_shared(kind) || (kind == SegmentKind::Head && phase == Phase::Decode);
-            let segment = r.lowered.segments.iter().find(|s| s.kind == kind);
-            let segment = segment.filter(|_| splits);
-            let on_gpu = || rule(Some(vec![kind]), &self.gpu.name);
-            segment.map_or_else(on_gpu, |s| self.staged(kind, &s.graph, phase))
+            if !is_shared(kind) && (kind != SegmentKind::Head || phase == Phase::Prefill) {
+                return vec![rule(Some(vec![kind]), &self.gpu.name)];
+            }
+            self.by_stages(r, (kind, phase))
         };
-        self.kinds(r).into_iter().map(place).collect()
+        self.kinds(r).into_iter().flat_map(place).collect()
+    }
+
+    /// A kind of segments whose products are shared out: one rule, or where segments of some layers
+    /// have more stages than others, one for each run of layers that are alike.
+    fn by_stages(&self, r: &Request<'_>, (kind, phase): (SegmentKind, Phase)) -> Vec<Rule> {
+        let mut known: Vec<(usize, Rule)> = Vec::new();
+        let mut rules: Vec<(usize, Rule)> = Vec::new();
+        for segment in r.lowered.segments.iter().filter(|s| s.kind == kind) {
+            let count = stage_borders(&segment.graph).len();
+            let found = known.iter().find(|k| k.0 == count).map(|k| k.1.clone());
+            let rule = found.unwrap_or_else(|| {
+                let rule = self.staged(kind, &segment.graph, phase);
+                known.push((count, rule.clone()));
+                rule
+            });
+            let layers = segment.layer.map(|l| Layers { first: l, last: l, step: 1 });
+            match (rules.last_mut(), segment.layer) {
+                (Some((last, Rule { layers: Some(layers), .. })), Some(layer))
+                    if *last == count && layers.last + 1 == layer =>
+                {
+                    layers.last = layer;
+                }
+                _ => rules.push((count, Rule { layers, ..rule })),
+            }
+        }
+        match known.len() {
+            0 => vec![rule(Some(vec![kind]), &self.gpu.name)],
+            1 => known.into_iter().map(|k| k.1).collect(),
+            _ => rules.into_iter().map(|r| r.1).collect(),
+        }
     }
 
     /// A segment whose products are shared out, for the standard lengths that make it fastest.

@@ -1,0 +1,45 @@
+//! Files of text that people write.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+
+/// Longest text that is read: many times what any plan, profile or prompt holds, and less than
+/// memory, so that a device that never ends gets a sentence, too.
+const LONGEST: u64 = 256 << 20;
+
+/// All bytes of an input that ends.
+///
+/// # Errors
+/// An input that cannot be read, or is longer than 256 MiB.
+pub fn read_all(input: impl Read) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    input.take(LONGEST + 1).read_to_end(&mut bytes)?;
+    match bytes.len() as u64 {
+        0..=LONGEST => Ok(bytes),
+        _ => Err(io::Error::other(format!("it is longer than {} MiB", LONGEST >> 20))),
+    }
+}
+
+/// A file's text.
+///
+/// # Errors
+/// A file that cannot be read, is longer than 256 MiB, or is not UTF-8.
+pub fn read_text(file: &Path) -> io::Result<String> {
+    let bytes = File::open(file).and_then(read_all)?;
+    String::from_utf8(bytes).map_err(|_| io::Error::other("it is not UTF-8 text"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn inputs_that_never_end_are_refused() {
+        assert_eq!(read_all(&b"text"[..]).unwrap(), b"text");
+        let error = read_all(io::repeat(b' ')).unwrap_err();
+        assert_eq!(error.to_string(), "it is longer than 256 MiB");
+        #[cfg(unix)]
+        assert!(read_text(Path::new("/dev/zero")).is_err());
+    }
+}
