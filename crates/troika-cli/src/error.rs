@@ -14,9 +14,9 @@ pub enum CliError {
     /// Something that did not work.
     #[error("{0}")]
     Failure(String),
-    /// Ctrl-C while measuring.
-    #[error("measuring was ended; what is done is kept, and the same command goes on with it")]
-    Interrupted,
+    /// Ctrl-C.
+    #[error("{0}")]
+    Interrupted(&'static str),
     /// Writing the answer.
     #[error("cannot write to standard output: {0}")]
     Stdout(io::Error),
@@ -44,6 +44,7 @@ fn flags(error: &troika::Error) -> &'static str {
         E::EmptyPrompt => " (-p, -f, --prompt-ids)",
         E::PromptTooLong { .. } | E::Window { .. } | E::ShortText { .. } => " (-c)",
         E::Engine(EngineError::Kv(KvError::Context { .. })) => " (-c)",
+        E::Engine(EngineError::Kv(KvError::Budget { .. })) => " (--kv-size)",
         E::Plan(PlanError::Range { what, .. }) => match *what {
             "the context" => " (-c; of bench, -d with -p or -n)",
             "the chunk length" => " (--ubatch-size)",
@@ -68,7 +69,8 @@ impl CliError {
         match self {
             CliError::Usage(_) | CliError::Simulate(_) => 2,
             CliError::Troika(E::Param(_) | E::EmptyPrompt | E::Plan(_) | E::PlanFile { .. }) => 2,
-            CliError::Interrupted => 130,
+            CliError::Troika(E::NoPreset { .. } | E::NoPresetType { .. }) => 2,
+            CliError::Interrupted(_) => 130,
             // As a shell reports what Ctrl-C ended.
             CliError::Troika(E::Engine(EngineError::CompileCancelled { .. })) => 130,
             _ => 1,

@@ -1,8 +1,7 @@
-//! Writing files: beside the place first, then renamed, so that there is never half a file.
+//! Files that flags name, with what they hold.
 
-use std::fs::File;
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use crate::error::CliError;
 
@@ -11,33 +10,11 @@ use crate::error::CliError;
 /// # Errors
 /// A folder in the file's place, or one that is not there or cannot be written to.
 pub fn check(what: &str, path: &Path) -> Result<(), CliError> {
-    let meta = std::fs::metadata(path);
-    if meta.as_ref().is_ok_and(|m| m.is_dir()) {
-        return Err(failed(what, path, &io::Error::from(io::ErrorKind::IsADirectory)));
-    }
-    // A pipe or device is opened once, when there is something to write.
-    if meta.is_ok_and(|m| !m.is_file()) {
-        return Ok(());
-    }
-    let beside = beside(&target(path));
-    let made = File::create(&beside).and_then(|_| std::fs::remove_file(&beside));
-    made.map_err(|e| failed(what, path, &e))
+    troika::can_write(path).map_err(|e| failed(what, path, &e))
 }
 
 fn failed(what: &str, path: &Path, e: &io::Error) -> CliError {
     CliError::Failure(format!("cannot write the {what} {}: {e}", path.display()))
-}
-
-/// The file itself where the path is a link to one.
-fn target(path: &Path) -> PathBuf {
-    std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf())
-}
-
-/// The file that is written first.
-fn beside(path: &Path) -> PathBuf {
-    let mut name = path.file_name().unwrap_or_default().to_os_string();
-    name.push(format!(".{}.tmp", std::process::id()));
-    path.with_file_name(name)
 }
 
 /// Writes a file, or replaces one.
@@ -49,26 +26,5 @@ pub fn write(
     path: &Path,
     fill: impl Fn(&mut dyn Write) -> io::Result<()>,
 ) -> Result<(), CliError> {
-    let fill = |file: File| {
-        let mut out = io::BufWriter::new(file);
-        fill(&mut out)?;
-        out.flush()
-    };
-    // A pipe or device cannot be renamed over.
-    if std::fs::metadata(path).is_ok_and(|m| !m.is_file()) {
-        return File::create(path).and_then(fill).map_err(|e| failed(what, path, &e));
-    }
-    // A link stays, and the file it leads to is replaced.
-    let place = target(path);
-    let beside = beside(&place);
-    let written = File::create(&beside).and_then(|file| {
-        fill(file.try_clone()?)?;
-        file.sync_all()?;
-        std::fs::rename(&beside, &place)
-    });
-    written.map_err(|e| {
-        // What could not be created cannot be removed either; both are reported as one.
-        let _ = std::fs::remove_file(&beside);
-        failed(what, path, &e)
-    })
+    troika::write_file(path, fill).map_err(|e| failed(what, path, &e))
 }

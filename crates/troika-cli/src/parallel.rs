@@ -61,10 +61,13 @@ pub fn run(
                 due += 1;
             }
         }
-        Ok(())
+        Ok(due)
     });
-    printed?;
+    let answered = printed?;
     match failed {
+        0 if answered < lines.len() => Err(CliError::Interrupted(
+            "ended by Ctrl-C: the prompts that follow the last answer have none",
+        )),
         0 => Ok(()),
         n => Err(CliError::Failure(format!("{n} of {} prompts failed", lines.len()))),
     }

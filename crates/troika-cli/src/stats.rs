@@ -65,7 +65,7 @@ pub fn json(model: &str, output: &Output, tokenizer: Option<Duration>, load: Dur
             "ttft_ms": ms(s.ttft),
             "prefill_tok_per_s": s.prefill_rate(),
             "tpot_ms": s.tpot().map(ms),
-            "decode_tok_per_s": s.decode_rate(),
+            "decode_tok_per_s": s.tpot().map(|_| s.decode_rate()),
         },
         "peak_memory_bytes": memory::resident().map(|r| r.peak),
     })

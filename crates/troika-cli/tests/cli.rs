@@ -403,13 +403,44 @@ fn ctrl_c_ends_with_the_figures_so_far() {
     assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
     let out = child.wait_with_output().unwrap();
     let err = text(&out.stderr);
-    assert_eq!(out.status.code(), Some(0), "{err}");
-    assert!(err.contains("TTFT"), "{err}");
+    assert_eq!(out.status.code(), Some(130), "{err}");
+    assert!(err.contains("TTFT") && err.contains("ended by Ctrl-C"), "{err}");
     // No such line when the signal came after the very first token.
     if let Some(decode) = err.lines().find(|l| l.contains("decode:")) {
         let tokens: usize =
             decode.split_once('(').unwrap().1.split_once(' ').unwrap().0.parse().unwrap();
         assert!(tokens < 2047, "it ran to the end: {decode}");
+    }
+}
+
+/// Whoever reads the answers can tell that some are missing.
+#[cfg(unix)]
+#[test]
+fn ctrl_c_among_many_prompts_is_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let prompts = dir.path().join("prompts.txt");
+    std::fs::write(&prompts, "Once\n".repeat(400)).unwrap();
+    let at = ["run", "--parallel", "2", "-f", prompts.to_str().unwrap(), "-n", "40", "--json"];
+    let mut child = command(&at).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut first = [0; 1];
+    child.stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
+    let pid = child.id().to_string();
+    assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+    let out = child.wait_with_output().unwrap();
+    let (answers, err) = (text(&out.stdout).lines().count(), text(&out.stderr));
+    assert!((1..400).contains(&answers), "{answers}");
+    assert_eq!(out.status.code(), Some(130), "{err}");
+    assert!(err.contains("ended by Ctrl-C"), "{err}");
+}
+
+/// Variables of flags without a value take what other programs' variables take.
+#[test]
+fn variables_may_say_one_or_yes() {
+    for (value, quiet) in [("1", true), ("yes", true), ("true", true), ("0", false)] {
+        let out = command(&["run", "-p", "Hi", "-n", "1"]).env("TROIKA_QUIET", value).output();
+        let out = out.unwrap();
+        assert!(out.status.success(), "{}", text(&out.stderr));
+        assert_eq!(out.stderr.is_empty(), quiet, "{value}");
     }
 }
 

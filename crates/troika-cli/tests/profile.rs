@@ -139,6 +139,17 @@ fn profiles_are_gone_on_with_and_foreign_ones_refused() {
     let plan = [&plan[..], &SHAPE].concat();
     let mut other = now.clone();
     other["subject"]["machine"] = "a toaster".into();
+    // A figure of the SoC's file that people are not told.
+    let soc = m.path("soc.toml");
+    let described = std::fs::read_to_string(&soc).unwrap();
+    std::fs::write(
+        &soc,
+        described.replace("launch_us = 5.0", "launch_us = 5.0\nsubmit_us = 700.0"),
+    )
+    .unwrap();
+    let said = refused(&plan);
+    assert!(said.contains("the profile is of another device"), "{said}");
+    std::fs::write(&soc, described).unwrap();
     for (text, says) in [
         (other.to_string(), "profile.json: the profile is of another machine: a toaster"),
         (half.to_string(), "the profile is not complete; run troika profile again"),
@@ -208,10 +219,60 @@ fn profiles_are_kept_for_a_model_and_its_devices() {
     let mut other: Value = serde_json::from_str(&text).unwrap();
     other["subject"]["machine"] = "a toaster".into();
     std::fs::write(file, other.to_string()).unwrap();
-    for more in [&["--profile"][..], &[]] {
-        let out = run("plan", more);
-        assert!(!out.status.success());
-        assert!(said(&out).contains("another machine: a toaster"), "{}", said(&out));
+    let foreign = "another machine: a toaster";
+    let asked = run("plan", &["--profile"]);
+    assert!(!asked.status.success() && said(&asked).contains(foreign), "{}", said(&asked));
+    // Who did not ask for it gets a plan without it, and a word of it.
+    for damaged in [other.to_string(), text[..text.len() / 2].to_string()] {
+        std::fs::write(file, damaged).unwrap();
+        let out = run("plan", &[]);
+        assert!(said(&out).starts_with("warning: no profile is used: "), "{}", said(&out));
+        let plan: Value = serde_json::from_str(&stdout(&out)).unwrap();
+        assert_eq!(plan["strategy"], "one-device");
+    }
+}
+
+/// What a profile is written to: links stay, devices stay devices, somebody's text is not replaced.
+#[cfg(unix)]
+#[test]
+fn profiles_replace_nothing_but_profiles() {
+    let dir = tempfile::tempdir().unwrap();
+    let devices = soc(dir.path(), "");
+    let link = dir.path().join("link.json");
+    std::os::unix::fs::symlink("/dev/null", &link).unwrap();
+    let profile = |file: &Path| {
+        let at = ["profile", "--device", &devices, "-o", file.to_str().unwrap()];
+        troika(&[&at[..], &SHAPE].concat())
+    };
+    stdout(&profile(&link));
+    assert_eq!(std::fs::read_link(&link).unwrap(), Path::new("/dev/null"));
+    let notes = dir.path().join("notes.txt");
+    std::fs::write(&notes, "buy milk\n").unwrap();
+    let out = profile(&notes);
+    let said = String::from_utf8(out.stderr).unwrap();
+    assert!(
+        !out.status.success() && said.contains("notes.txt is there and is no profile"),
+        "{said}"
+    );
+    assert_eq!(std::fs::read_to_string(&notes).unwrap(), "buy milk\n");
+}
+
+/// Where there is no folder to keep profiles in, none is written to the folder of the day.
+#[test]
+fn profiles_need_a_home() {
+    let dir = tempfile::tempdir().unwrap();
+    let devices = soc(dir.path(), "");
+    for command in [&["profile"][..], &["plan", "--profile"], &["plan"]] {
+        let mut c = Command::new(env!("CARGO_BIN_EXE_troika"));
+        for name in ["HOME", "XDG_CACHE_HOME", "LOCALAPPDATA"] {
+            c.env_remove(name);
+        }
+        c.args([command, &SHAPE, &["--device", &devices]].concat()).current_dir(dir.path());
+        let out = c.stdin(Stdio::null()).output().unwrap();
+        let said = String::from_utf8(out.stderr).unwrap();
+        assert_eq!(out.status.success(), command == ["plan"], "{said}");
+        assert!(out.status.success() || said.contains("name a file"), "{said}");
+        assert!(!dir.path().join("profiles").exists());
     }
 }
 

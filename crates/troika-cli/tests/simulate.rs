@@ -29,6 +29,34 @@ fn refusal(args: &[&str]) -> String {
     e
 }
 
+/// A GPU that the model leaves alone draws all frames.
+#[test]
+fn frames_are_drawn_on_an_idle_gpu() {
+    let at = ["simulate", "-m", "llama-3.2-3b", "--strategy", "cpu-only", "-p", "64", "--json"];
+    let f = json(&[&at[..], &["-n", "3", "--co-run", "60:6"]].concat());
+    for rate in f["frames_per_s"].as_array().unwrap() {
+        let rate = rate.as_f64().unwrap();
+        assert!((50.0..70.0).contains(&rate), "{f}");
+    }
+    let alone = json(&[&at[..], &["-n", "3"]].concat());
+    assert!(f["energy_j"].as_f64().unwrap() > alone["energy_j"].as_f64().unwrap());
+    // Where nothing is decoded there is no rate beside it.
+    let f = json(&[&at[..], &["-n", "1", "--co-run", "60:6"]].concat());
+    assert!(f["frames_per_s"][0].is_f64() && f["frames_per_s"][1].is_null(), "{f}");
+}
+
+/// Some models have layers that are unlike the others: without rotary positions, for instance.
+#[test]
+fn layers_that_are_unlike_others_are_placed_by_themselves() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
+    let config = root.join("tests/golden/smollm3/config.json");
+    for strategy in ["hetero-tensor", "activation-centric", "solved"] {
+        let at = ["simulate", "-m", config.to_str().unwrap(), "-p", "40", "-n", "3", "--json"];
+        let f = json(&[&at[..], &["--strategy", strategy]].concat());
+        assert!(f["ttft_ms"].as_f64().unwrap() > 0.0, "{strategy}: {f}");
+    }
+}
+
 #[test]
 fn every_strategy_gives_all_figures_and_the_same_ones_again() {
     let names = [

@@ -66,7 +66,7 @@ pub fn run(args: &PerplexityArgs) -> Result<(), CliError> {
 /// Opens the model with a context of the window asked for, or the usual one, or its own if that is
 /// shorter.
 fn open(source: &Source, args: &PerplexityArgs, interrupt: &Interrupt) -> Result<Model, CliError> {
-    let mut options = run::open_options(&args.open, Tracer::off());
+    let mut options = run::open_options(&args.open, Tracer::off())?;
     run::use_plan(&args.plan, &args.open, &mut options)?;
     options.compile.cancel = Some(interrupt.flag());
     let given = options.context;

@@ -19,8 +19,11 @@ pub fn run(args: &PlanArgs) -> Result<(), CliError> {
     if let Some(path) = &args.out {
         file::check("plan", path)?;
     }
+    if let Some(dir) = &args.beaten {
+        file::check("plan", &dir.join("1.json"))?;
+    }
     let subject = subject(&args.model, args.synthetic.as_deref())?;
-    let mut options = open_options(&args.open, Tracer::off());
+    let mut options = open_options(&args.open, Tracer::off())?;
     args.open.placement.use_own_profile(&mut options);
     let planned = troika::make_plan(&subject, &options)?;
     let plan = &planned.plan;

@@ -1,14 +1,14 @@
 //! `troika profile`.
 
 use serde_json::json;
+use troika::ProfileOptions;
 use troika::plan::{Profile, ProfiledDevice};
 use troika::trace::Tracer;
-use troika::{ProfileAt, ProfileOptions};
 
 use super::plan::subject;
 use super::run::open_options;
 use crate::error::CliError;
-use crate::flags::{ProfileArgs, profiles};
+use crate::flags::{ProfileArgs, profile_at};
 use crate::interrupt::Interrupt;
 use crate::{file, output, progress};
 
@@ -23,8 +23,8 @@ pub fn run(args: &ProfileArgs) -> Result<(), CliError> {
     let subject = subject(&args.model, args.synthetic.as_deref())?;
     let interrupt = Interrupt::listen();
     let options = ProfileOptions {
-        open: open_options(&args.open, Tracer::off()),
-        file: Some(args.out.clone().map_or_else(|| ProfileAt::Folder(profiles()), ProfileAt::File)),
+        open: open_options(&args.open, Tracer::off())?,
+        file: Some(profile_at(args.out.as_deref())?),
         cancel: Some(interrupt.flag()),
     };
     let outcome = troika::profile(&subject, &options, &mut progress::measuring())?;
@@ -33,7 +33,9 @@ pub fn run(args: &ProfileArgs) -> Result<(), CliError> {
         output::note_line(&format!("profile: {}", kept.display()));
     }
     if !outcome.profile.complete {
-        return Err(CliError::Interrupted);
+        return Err(CliError::Interrupted(
+            "measuring was ended; what is done is kept, and the same command goes on with it",
+        ));
     }
     match args.json {
         true => output::json(&summary(&outcome.profile)),

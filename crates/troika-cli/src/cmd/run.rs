@@ -7,7 +7,7 @@ use troika::trace::Tracer;
 use troika::{DeviceOptions, Model, OpenOptions, Source};
 
 use crate::error::CliError;
-use crate::flags::{FloatFlag, OpenArgs, PlanFileArgs, RunArgs};
+use crate::flags::{DtypeFlag, FloatFlag, OpenArgs, PlanFileArgs, RunArgs};
 use crate::generate::generate;
 use crate::input::{read_file, read_stdin};
 use crate::interrupt::Interrupt;
@@ -26,7 +26,7 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
         None => prompt(args)?,
     };
     let tracer = if args.trace.is_some() { Tracer::on() } else { Tracer::off() };
-    let mut options = open_options(&args.open, tracer.clone());
+    let mut options = open_options(&args.open, tracer.clone())?;
     use_plan(&args.plan, &args.open, &mut options)?;
     options.sharing = args.sharing.sharing(args.parallel.unwrap_or(1));
     let interrupt = Interrupt::listen();
@@ -42,6 +42,7 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
         let text = verbose(&model)?;
         output::note(&text);
     }
+    let chats = matches!(prompt, Prompt::Chat);
     let result = match prompt {
         Prompt::Chat => chat::run(&model, args, &interrupt),
         Prompt::Lines(lines) => parallel::run(&model, &source, args, &lines, &interrupt),
@@ -55,7 +56,13 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
         output::note(&memory::report(&model)?);
     }
     let saved = trace::save(&tracer, args.trace.as_deref());
-    result.and(saved)
+    // A chat goes on after Ctrl-C until its person leaves.
+    match result.and(saved) {
+        Ok(()) if interrupt.pressed() && !chats => {
+            Err(CliError::Interrupted("generation was ended by Ctrl-C"))
+        }
+        result => result,
+    }
 }
 
 enum Prompt {
@@ -126,8 +133,11 @@ pub(super) fn use_plan(
     open: &OpenArgs,
     options: &mut OpenOptions,
 ) -> Result<(), CliError> {
-    let rivals =
-        [("--ctx-size", open.ctx_size.is_some()), ("--cache-type", open.cache_type.is_some())];
+    let rivals = [
+        ("--ctx-size", open.ctx_size.is_some()),
+        ("--cache-type", open.cache_type.is_some()),
+        ("--dtype", open.dtype != DtypeFlag::Auto),
+    ];
     match rivals.into_iter().find(|rival| rival.1) {
         Some((flag, _)) if plan.plan.is_some() => {
             let why = format!("{flag} cannot be used with --plan, which says it, too");
@@ -138,7 +148,10 @@ pub(super) fn use_plan(
 }
 
 /// How the flags say to open a model.
-pub(super) fn open_options(open: &OpenArgs, tracer: Tracer) -> OpenOptions {
+///
+/// # Errors
+/// A kept profile that is asked for where none can be kept.
+pub(super) fn open_options(open: &OpenArgs, tracer: Tracer) -> Result<OpenOptions, CliError> {
     let mut options = OpenOptions {
         dtype: open.dtype.float_type(),
         quant: open.quant.quant.quant(),
@@ -157,8 +170,8 @@ pub(super) fn open_options(open: &OpenArgs, tracer: Tracer) -> OpenOptions {
         ..OpenOptions::default()
     };
     progress::watch(&mut options);
-    open.placement.apply(&mut options);
-    options
+    open.placement.apply(&mut options)?;
+    Ok(options)
 }
 
 fn once(

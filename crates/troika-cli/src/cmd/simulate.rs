@@ -50,7 +50,10 @@ fn fields(options: &SimulateOptions, f: &Figures) -> serde_json::Value {
         "prefill_tok_per_s": f.prefill_rate(), "decode_tok_per_s": f.decode_rate(),
         "energy_j": f.energy_j(), "peak_bytes": f.peak_bytes,
         "prepare_ms": f.prepare_ns as f64 * 1e-6,
-        "frames_per_s": options.co_run.map(|_| f.frame_rates),
+        "frames_per_s": options.co_run.map(|_| {
+            let [prefill, decode] = f.frame_rates;
+            [Some(prefill), f.tpot_ms().map(|_| decode)]
+        }),
     })
 }
 
@@ -61,7 +64,10 @@ fn table(options: &SimulateOptions, f: &Figures) -> String {
     };
     let frames = options.co_run.map_or(String::new(), |_| {
         let [prefill, decode] = f.frame_rates;
-        format!("| frames beside | {prefill:.1} and {decode:.1} per s |\n")
+        match f.tpot_ms() {
+            Some(_) => format!("| frames beside | {prefill:.1} and {decode:.1} per s |\n"),
+            None => format!("| frames beside | {prefill:.1} per s |\n"),
+        }
     });
     format!(
         "{} on {} (virtual), {}: {} + {} tokens\n\n\

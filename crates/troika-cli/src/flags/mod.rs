@@ -18,7 +18,7 @@ use troika::weights::FloatType;
 
 pub use cache::{CacheArgs, CacheVerb};
 pub use parse::parse;
-pub use placement::{PlacementArgs, PlanFileArgs, profiles};
+pub use placement::{PlacementArgs, PlanFileArgs, profile_at};
 pub use quant::{QuantArgs, QuantFlag};
 pub use sampling::SamplingArgs;
 pub use sharing::SharingArgs;
@@ -367,7 +367,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "NAME", env = "TROIKA_ISA")]
     pub isa: Option<String>,
     /// Measure what scheduler, queues and completions cost per decoded token instead
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["sequences", "n_depth"])]
     pub overhead: bool,
     #[command(flatten)]
     pub placement: PlacementArgs,
@@ -380,8 +380,11 @@ pub struct BenchArgs {
     pub output: TableFlag,
 }
 
-/// `troika perplexity`. `-c` is the length of the windows (512, or the model's context).
+/// `troika perplexity`.
 #[derive(Args)]
+#[command(mut_arg("ctx_size", |arg| {
+    arg.help("Length of the windows in tokens [default: 512, or the model's context if shorter]")
+}))]
 pub struct PerplexityArgs {
     #[command(flatten)]
     pub model: ModelArgs,
@@ -445,8 +448,9 @@ pub struct PlanArgs {
 #[derive(Args)]
 pub struct DevicesArgs {
     /// The devices.
-    #[arg(help = "Devices to list, as [NAME=]cpu[:CORES][@ISA]; may be repeated, or be a list \
-        with commas [default: one CPU device]")]
+    #[arg(help = "Devices to list, as [NAME=]cpu[:CORES][@ISA] or as \
+        [NAME=]virtual:FILE.toml[:PROCESSOR]; may be repeated, or be a list with commas \
+        [default: one CPU device]")]
     #[arg(long, value_name = "SPEC", value_delimiter = ',', env = "TROIKA_DEVICE")]
     #[arg(value_parser = placement::device, conflicts_with = "threads")]
     pub device: Vec<troika::DeviceSpec>,
@@ -454,7 +458,7 @@ pub struct DevicesArgs {
     #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
     #[arg(value_parser = thread_count(), env = "TROIKA_THREADS")]
     pub threads: Option<usize>,
-    /// Print one JSON object
+    /// Print a JSON list, an object for each device
     #[arg(long, env = "TROIKA_JSON")]
     pub json: bool,
 }

@@ -1,17 +1,27 @@
 //! Reading the command line. What is typed wins over the environment: a variable whose flag cannot
 //! go together with a flag on the command line counts as not set.
 
-use clap::builder::Resettable;
+use clap::builder::{BoolishValueParser, Resettable};
 use clap::parser::ValueSource;
-use clap::{Arg, ArgMatches, Command, CommandFactory, FromArgMatches};
+use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches};
 
 use super::Cli;
 
 /// The command line of this process. Ends the process after wrong usage and after `--help`.
 pub fn parse() -> Cli {
-    let mut command = typed_first(Cli::command());
+    let mut command = typed_first(with_boolish_variables(Cli::command()));
     let matches = command.clone().get_matches();
     Cli::from_arg_matches(&matches).unwrap_or_else(|e| e.format(&mut command).exit())
+}
+
+/// The command whose variables of flags without a value take 1, yes and on for true, as other
+/// programs' variables do.
+fn with_boolish_variables(command: Command) -> Command {
+    let boolish = |arg: Arg| match (arg.get_action(), arg.get_env()) {
+        (ArgAction::SetTrue, Some(_)) => arg.value_parser(BoolishValueParser::new()),
+        _ => arg,
+    };
+    command.mut_subcommands(|verb| verb.mut_args(boolish))
 }
 
 fn without_variable(arg: Arg) -> Arg {

@@ -1,6 +1,6 @@
 //! Flags that say which devices there are and how a model is divided over them.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
@@ -61,29 +61,17 @@ pub struct PlacementArgs {
     pub profile: Option<PathBuf>,
     /// What the chosen plan is to be best at: ttft (time to the first token), tps (tokens per second)
     /// or energy (modelled, not measured)
-    #[arg(long, value_name = "GOAL", value_parser = goals(), requires = "profile", env = "TROIKA_GOAL")]
+    #[arg(long, value_name = "GOAL", value_parser = goals(), requires = "profile")]
     #[arg(default_value = "ttft")]
     pub goal: Goal,
     /// Prompt tokens that the chosen plan is to be best for
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 512,
-        requires = "profile",
-        env = "TROIKA_FOR_PROMPT"
-    )]
+    #[arg(long, value_name = "N", default_value_t = 512, requires = "profile")]
     pub for_prompt: usize,
     /// Generated tokens that the chosen plan is to be best for
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 128,
-        requires = "profile",
-        env = "TROIKA_FOR_GEN"
-    )]
+    #[arg(long, value_name = "N", default_value_t = 128, requires = "profile")]
     pub for_gen: usize,
     /// Let the chosen plan hold weights in several forms, if that is faster
-    #[arg(long, requires = "profile", env = "TROIKA_SEVERAL_COPIES")]
+    #[arg(long, requires = "profile")]
     pub several_copies: bool,
     /// The order in which segments of prompt chunks run [default: in-order]
     #[arg(long, value_name = "NAME", value_parser = policies(), env = "TROIKA_POLICY")]
@@ -123,17 +111,29 @@ pub struct PlanFileArgs {
 const OWN_PROFILE: &str = "own";
 
 /// The folder that profiles are kept in.
-pub fn profiles() -> PathBuf {
-    cache_or_default(None).unwrap_or_default().join("profiles")
+fn profiles() -> Option<PathBuf> {
+    Some(cache_or_default(None)?.join("profiles"))
+}
+
+/// The profile of a file, or the one that is kept for the model and the devices.
+///
+/// # Errors
+/// A system without a folder to keep it in.
+pub fn profile_at(file: Option<&Path>) -> Result<ProfileAt, CliError> {
+    let kept = || {
+        let why = "the system has no folder to keep profiles in (HOME is not set); name a file";
+        profiles().map(ProfileAt::Folder).ok_or_else(|| CliError::Usage(why.into()))
+    };
+    file.map_or_else(kept, |file| Ok(ProfileAt::File(file.to_path_buf())))
 }
 
 impl PlacementArgs {
     /// Looks for the profile that is kept for the model and the devices, where no flag or other
     /// file says how the model is divided.
     pub fn use_own_profile(&self, options: &mut OpenOptions) {
-        if options.solve.is_none() && self.strategy.is_none() {
+        if let (None, None, Some(folder)) = (&options.solve, self.strategy, profiles()) {
             options.solve = Some(SolveOptions {
-                profile: ProfileAt::IfIn(profiles()),
+                profile: ProfileAt::IfIn(folder),
                 goal: self.goal,
                 prompt: self.for_prompt,
                 generate: self.for_gen,
@@ -143,23 +143,27 @@ impl PlacementArgs {
     }
 
     /// Sets what the flags say.
-    pub fn apply(&self, options: &mut OpenOptions) {
+    ///
+    /// # Errors
+    /// A kept profile that is asked for where none can be kept.
+    pub fn apply(&self, options: &mut OpenOptions) -> Result<(), CliError> {
         options.devices.devices.clone_from(&self.devices.device);
         options.strategy = self.strategy.unwrap_or_default();
-        options.solve = self.profile.clone().map(|file| SolveOptions {
-            profile: match file.to_str() {
-                Some(OWN_PROFILE) => ProfileAt::Folder(profiles()),
-                _ => ProfileAt::File(file),
-            },
-            goal: self.goal,
-            prompt: self.for_prompt,
-            generate: self.for_gen,
-            several_copies: self.several_copies,
-        });
+        if let Some(file) = &self.profile {
+            let file = (file.to_str() != Some(OWN_PROFILE)).then_some(file.as_path());
+            options.solve = Some(SolveOptions {
+                profile: profile_at(file)?,
+                goal: self.goal,
+                prompt: self.for_prompt,
+                generate: self.for_gen,
+                several_copies: self.several_copies,
+            });
+        }
         options.policy = self.policy.unwrap_or_default();
         options.chunks_in_flight = self.chunks_in_flight;
         options.values = self.value_type.unwrap_or(FloatFlag::F32).dtype();
         options.sync = self.sync.unwrap_or_default();
+        Ok(())
     }
 }
 

@@ -58,8 +58,8 @@ pub struct SimulateArgs {
     /// Tokens that are generated
     #[arg(short = 'n', long, value_name = "N", default_value_t = 32)]
     pub generate: usize,
-    /// Who computes what: hetero-tensor, hetero-layer, padding, npu-pipe, online-prepare, gpu-only,
-    /// npu-only, cpu-only or solved (what the solver finds)
+    /// Who computes what: hetero-tensor, hetero-layer, activation-centric, padding, npu-pipe,
+    /// online-prepare, gpu-only, npu-only, cpu-only or solved (what the solver finds)
     #[arg(long, value_name = "NAME", default_value = "hetero-tensor", value_parser = strategy)]
     pub strategy: SocStrategy,
     /// How processors wait for each other

@@ -64,6 +64,10 @@ pub fn run(args: &BenchArgs) -> Result<(), CliError> {
     }
     let subject = Subject::of(args)?;
     if args.overhead {
+        if devices(args, default).devices.iter().any(|d| d.processor.is_some()) {
+            let why = "--overhead measures real time, which virtual devices do not take";
+            return Err(CliError::Usage(why.into()));
+        }
         return overhead::run(args, &subject, &threads);
     }
     let mut first = true;
@@ -119,7 +123,9 @@ fn devices(args: &BenchArgs, threads: usize) -> DeviceOptions {
 
 /// The context all tests need.
 fn context(tests: &[Test]) -> usize {
-    let tokens = |t: &Test| t.depth.saturating_add(t.tokens()).saturating_add(1);
+    // Generating begins with a token of its own.
+    let first = |t: &Test| usize::from(t.generate > 0);
+    let tokens = |t: &Test| t.depth.saturating_add(t.tokens()).saturating_add(first(t));
     tests.iter().map(tokens).max().unwrap_or(1)
 }
 
@@ -159,7 +165,7 @@ impl Subject {
             ..OpenOptions::default()
         };
         progress::watch(&mut options);
-        args.placement.apply(&mut options);
+        args.placement.apply(&mut options)?;
         args.plan.apply(&mut options)?;
         Ok(match self {
             Subject::Synthetic(shape) => Model::synthetic(shape, &options)?,
