@@ -374,3 +374,62 @@ fn rules_by_length_write_the_same_text() {
     let (code, said) = refused(&run);
     assert!(code == 2 && said.contains("leaves nothing to the rules of chunks of 5"), "{said}");
 }
+
+/// Other ways for chunks are left alone where it is decided by length; by load the one is taken that
+/// is predicted to end first, and no number changes. What makes no sense is refused.
+#[test]
+fn plans_with_other_ways_write_the_same_text() {
+    let alone = stdout(&troika(&RUN));
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_string();
+    let (file, trace) = (path("plan.json"), path("trace.json"));
+    let made = ["plan", "--ubatch-size", "4"];
+    let made = troika(&[&made[..], &two(), &["--strategy", "one-device"]].concat());
+    let mut plan: Value = serde_json::from_str(&stdout(&made)).unwrap();
+    plan["devices"] = serde_json::json!(["a", "b"]);
+    let time = |rows: usize, us: f64| {
+        serde_json::json!({
+            "rows": rows, "cached": 0, "us": us,
+            "devices": { "b": { "busy_us": us, "span_us": us } }
+        })
+    };
+    let times = |us: f64| {
+        serde_json::json!({
+            "shortest": time(1, us / 4.0), "longest": time(4, us), "behind": time(4, us)
+        })
+    };
+    let mut rules = plan["prefill"]["rules"].clone();
+    rules[0]["device"] = "b".into();
+    plan["by_load"] = serde_json::json!([{
+        "up_to": 4, "own": times(1e9),
+        "others": [{ "name": "on b", "rules": rules, "times": times(1.0) }]
+    }]);
+    std::fs::write(&file, plan.to_string()).unwrap();
+    let run = [&RUN[..], &two(), &["--plan", &file, "--trace", &trace]].concat();
+    for (decide, by_b) in
+        [(&[][..], false), (&["--decide", "length"], false), (&["--decide", "load"], true)]
+    {
+        let out = troika(&[&run[..], decide].concat());
+        assert!(!String::from_utf8_lossy(&out.stderr).contains("warning"), "{decide:?}");
+        assert_eq!(stdout(&out), alone, "{decide:?}");
+        let spans: Value = serde_json::from_str(&std::fs::read_to_string(&trace).unwrap()).unwrap();
+        let spans = spans.to_string();
+        assert_eq!(spans.contains("\"b\""), by_b, "{decide:?}");
+        assert!(spans.contains("\"a\""), "tokens are decoded where they were");
+    }
+    let mut odd = plan.clone();
+    odd["by_load"][0]["up_to"] = 3.into();
+    std::fs::write(&file, odd.to_string()).unwrap();
+    let (code, said) = refused(&run);
+    assert!(code == 2 && said.contains("the plan has no such bucket of lengths"), "{said}");
+    // A plan without other ways says so, once.
+    plan.as_object_mut().unwrap().remove("by_load");
+    plan["devices"] = serde_json::json!(["a"]);
+    std::fs::write(&file, plan.to_string()).unwrap();
+    let out = troika(&[&run[..], &["--decide", "load"]].concat());
+    let said = String::from_utf8_lossy(&out.stderr).to_string();
+    assert_eq!(said.matches("load is not looked at").count(), 1, "{said}");
+    assert_eq!(stdout(&out), alone);
+    let (code, said) = refused(&[&run[..], &["--decide", "luck"]].concat());
+    assert!(code == 2 && said.contains("'luck'"), "{said}");
+}

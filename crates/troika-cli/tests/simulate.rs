@@ -175,6 +175,48 @@ fn a_game_beside_gets_its_frames_where_the_gpu_is_left_free() {
     assert!(simulated("gpu-only", "256")["frames_per_s"].is_null());
 }
 
+/// A game on the GPU: by load, chunks leave it, and the first token comes sooner; without one, they
+/// are where their length has them, and take as long.
+#[test]
+fn by_load_chunks_leave_a_processor_that_is_busy() {
+    let dir = tempfile::tempdir().unwrap();
+    let soc = dir.path().join("soc.toml").to_str().unwrap().to_string();
+    let text = "name = \"two\"\nnumerics = \"off\"\n[memory]\nbandwidth_gb_s = 100.0\n\
+        [[processor]]\nname = \"npu\"\nkind = \"npu\"\npeak_gops = 2500.0\n\
+        bandwidth_gb_s = 40.0\nlaunch_us = 5.0\n\
+        [[processor]]\nname = \"gpu\"\nkind = \"gpu\"\npeak_gops = 2000.0\n\
+        bandwidth_gb_s = 60.0\nlaunch_us = 5.0\n";
+    std::fs::write(&soc, text).unwrap();
+    let run = |more: &[&str]| {
+        let args = ["simulate", "--soc", &soc, "-m", "llama-3.2-3b", "-p", "256", "-n", "2"];
+        json(&[&args[..], &["--strategy", "solved", "--json"], more].concat())
+    };
+    let ttft = |f: &Value| f["ttft_ms"].as_f64().unwrap();
+    let load = ["--decide", "load"];
+    let (idle, idle_by_load) = (run(&[]), run(&load));
+    assert_eq!((&idle["decide"], &idle_by_load["decide"]), (&"length".into(), &"load".into()));
+    assert_eq!(idle_by_load["chunks_placed_by_load"], 0);
+    // A plan with other ways has the cache whole in one place, which costs a little.
+    assert!((ttft(&idle) / ttft(&idle_by_load) - 1.0).abs() < 0.02, "{idle} {idle_by_load}");
+    let game = ["--co-run", "30:30"];
+    let (busy, busy_by_load) = (run(&game), run(&[&game[..], &load].concat()));
+    assert!(ttft(&busy) > 1.2 * ttft(&idle), "{busy}");
+    assert!(busy_by_load["chunks_placed_by_load"].as_u64().unwrap() > 0);
+    assert!(ttft(&busy_by_load) < 0.9 * ttft(&busy), "{busy} {busy_by_load}");
+    assert_eq!(busy_by_load, run(&[&game[..], &load].concat()), "the same again");
+}
+
+#[test]
+fn plans_without_other_ways_are_run_by_length_and_it_is_said() {
+    let args = ["simulate", "-m", "llama-3.2-3b", "-p", "64", "-n", "2", "--decide", "load"];
+    let out = troika(&args);
+    let said = String::from_utf8(out.stderr).unwrap();
+    assert!(out.status.success() && said.lines().count() == 1, "{said}");
+    assert!(said.contains("holds no other ways to place chunks, so load is not looked at"));
+    let e = refusal(&["simulate", "-m", "llama-3.2-3b", "--decide", "luck"]);
+    assert!(e.contains("'luck'") && e.contains("length, load"), "{e}");
+}
+
 #[test]
 fn a_config_file_a_trace_and_a_plan() {
     let dir = tempfile::tempdir().unwrap();

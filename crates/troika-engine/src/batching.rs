@@ -15,6 +15,8 @@ use crate::kv::{KvCache, KvError, SeqId};
 pub(crate) struct PlannedBatch {
     /// What all its rows are placed by: decode if every sequence of it goes on by one token.
     pub phase: Phase,
+    /// In which of the ways that the plan holds for so many rows it runs; 0: by their own rules.
+    pub way: usize,
     pub forward: Arc<ForwardBatch>,
     /// Another one, for the next use: devices and graphs may still hold the last.
     spare: Arc<ForwardBatch>,
@@ -43,6 +45,7 @@ impl Default for PlannedBatch {
     fn default() -> PlannedBatch {
         PlannedBatch {
             phase: Phase::Decode,
+            way: 0,
             forward: Arc::default(),
             spare: Arc::default(),
             ids: Vec::new(),
@@ -62,7 +65,7 @@ impl PlannedBatch {
             // A graph of another shape still holds it.
             None => self.forward = Arc::default(),
         }
-        self.phase = Phase::Decode;
+        (self.phase, self.way) = (Phase::Decode, 0);
         self.ids.clear();
         self.positions.clear();
         self.wanted.clear();

@@ -77,8 +77,10 @@ impl Engine {
             self.one_placement || self.model.lowered.page_groups.iter().all(Option::is_none);
         let batches = match several && alone && keeps {
             false => 1,
-            // Others wait for the end of what is begun.
-            true if self.queue.len() > 1 => 2 * plan.prefill.chunks_in_flight,
+            // Others wait for the end of what is begun, and so does what is to be learnt of it.
+            true if self.queue.len() > 1 || self.goes_by_load() => {
+                2 * plan.prefill.chunks_in_flight
+            }
             true => CHUNKS_AT_ONCE,
         };
         let rows = if alone { chunk } else { self.sharing.rows_per_step.min(chunk) };

@@ -14,6 +14,7 @@ use crate::error::EngineError;
 use crate::handover::Handover;
 use crate::input::{Admission, Event};
 use crate::kv::{GroupLayout, KvCache, KvLayout, SeqId};
+use crate::loads::Loads;
 use crate::mailbox::{EngineHandle, Limits};
 use crate::memory::{allocate, allocate_in};
 use crate::pool::{ELEMENT, Slots};
@@ -112,6 +113,7 @@ pub struct Engine {
     /// The name of a device that only models time.
     pub(crate) silent: Option<String>,
     pub(crate) longrope: LongRope,
+    pub(crate) loads: Loads,
     memory: EngineMemory,
 }
 
@@ -198,6 +200,7 @@ impl Engine {
             prompts_turn: 0,
             sharing: Sharing { sequences: parts.sharing.sequences.max(1), ..parts.sharing },
             longrope: LongRope::new(parts.spec),
+            loads: Loads::new(program.devices.len()),
             memory,
             model: PlacedModel { lowered, program, plan, states, slots, vocab: parts.spec.vocab },
         })

@@ -6,7 +6,7 @@ use troika_device::Device;
 use troika_graph::restrict_activations;
 use troika_model::lower::{LowerOptions, WeightShapes, lower};
 use troika_model::spec::ModelSpec;
-use troika_plan::{Phase, Plan, Refusal};
+use troika_plan::{Plan, Refusal};
 
 use crate::error::EngineError;
 use crate::program::{convert_edges, edge_types, shapes};
@@ -34,14 +34,13 @@ pub fn examine(
     for device in devices {
         for segment in &lowered.segments {
             let graph = restrict_activations(&segment.graph, &formats);
-            let of_phase = |(phase, rows)| {
-                let rule = plan.rule_for((phase, rows), segment.kind, segment.layer);
+            let lists = plan.all_lists().map(|((phase, _), rules)| {
+                let rule = rules.iter().find(|r| r.matches(segment.kind, segment.layer));
                 let rule = rule.filter(|r| r.devices().any(|d| d == device.name()));
                 let buckets = rule.and_then(|r| r.row_buckets.as_deref());
                 (convert_edges(&graph, segment, (&types, phase)), buckets)
-            };
-            let prefill = plan.rule_lists(Phase::Prefill).map(|(rows, _)| (Phase::Prefill, rows));
-            let mut graphs: Vec<_> = prefill.chain([(Phase::Decode, 1)]).map(of_phase).collect();
+            });
+            let mut graphs: Vec<_> = lists.collect();
             graphs.dedup();
             let graphs = graphs.iter().flat_map(|(g, buckets)| shapes(g, device.caps(), *buckets));
             for graph in graphs {

@@ -110,6 +110,17 @@ impl PlacedStage {
     }
 }
 
+/// All segments as they run for chunks of a length bucket.
+struct Bucket {
+    /// The most rows of such a chunk.
+    up_to: usize,
+    /// By the bucket's own rules, then in each other way that the plan holds for it.
+    ways: Vec<Vec<Arc<PlacedSegment>>>,
+}
+
+/// Where a chunk runs: the phase, its rows, and in which of the ways that the plan holds for them.
+pub(crate) type Where = (Phase, usize, usize);
+
 /// Which device runs what. Built once, when a model is opened.
 pub(crate) struct Program {
     /// The plan's devices, in its order.
@@ -137,7 +148,7 @@ pub(crate) struct Program {
     pub loaded: Vec<Arc<Weights>>,
     /// By the most rows of a chunk that they are for, ascending: those of the plan's length buckets,
     /// then those of full chunks.
-    prefill: Vec<(usize, Vec<Arc<PlacedSegment>>)>,
+    prefill: Vec<Bucket>,
     decode: Vec<Arc<PlacedSegment>>,
 }
 
@@ -171,7 +182,10 @@ impl Program {
             loaded: Vec::new(),
             prefill: plan
                 .rule_lists(Phase::Prefill)
-                .map(|(up_to, _)| (up_to, Vec::new()))
+                .map(|(up_to, _)| {
+                    let others = plan.load_rules(up_to).map_or(0, |l| l.others.len());
+                    Bucket { up_to, ways: vec![Vec::new(); 1 + others] }
+                })
                 .collect(),
             decode: Vec::new(),
         };
@@ -201,8 +215,8 @@ impl Program {
         plan: &Plan,
         list: &mut CompileList,
     ) -> Result<(), EngineError> {
-        let rule = |phase, rows| {
-            let rule = plan.rule_for((phase, rows), segment.kind, segment.layer);
+        let rule = |at: Where| {
+            let rule = plan.rule_in(at, segment.kind, segment.layer);
             rule.ok_or_else(|| EngineError::Unplaced(segment.graph.name.clone()))
         };
         let edges = segment.inputs.iter().chain(&segment.outputs);
@@ -210,15 +224,17 @@ impl Program {
         let of = (segment, attention_of(lowered, segment));
         let mut placed: Vec<(&Rule, Arc<PlacedSegment>)> = Vec::new();
         for bucket in 0..self.prefill.len() {
-            let rule = rule(Phase::Prefill, self.prefill[bucket].0)?;
-            let here = match placed.iter().find(|(known, _)| known.places_as(rule)) {
-                Some((_, known)) => known.clone(),
-                None => Arc::new(self.place(of, (rule, Phase::Prefill), list)?),
-            };
-            placed.push((rule, here.clone()));
-            self.prefill[bucket].1.push(here);
+            for way in 0..self.prefill[bucket].ways.len() {
+                let rule = rule((Phase::Prefill, self.prefill[bucket].up_to, way))?;
+                let here = match placed.iter().find(|(known, _)| known.places_as(rule)) {
+                    Some((_, known)) => known.clone(),
+                    None => Arc::new(self.place(of, (rule, Phase::Prefill), list)?),
+                };
+                placed.push((rule, here.clone()));
+                self.prefill[bucket].ways[way].push(here);
+            }
         }
-        let rule = rule(Phase::Decode, 1)?;
+        let rule = rule((Phase::Decode, 1, 0))?;
         let known = placed.iter().find(|(known, _)| known.places_as(rule) && alike);
         let here = match known {
             Some((_, known)) => known.clone(),
@@ -253,7 +269,7 @@ impl Program {
     /// one place.
     fn find_states(&mut self, phase: Phase) -> Result<(), EngineError> {
         let segments = match phase {
-            Phase::Prefill => self.prefill.iter().flat_map(|(_, s)| s.clone()).collect(),
+            Phase::Prefill => self.of_prefill().cloned().collect(),
             Phase::Decode => self.decode.clone(),
         };
         for piece in segments.iter().flat_map(|s| s.pieces()) {
@@ -290,14 +306,14 @@ impl Program {
 
     /// Whether both phases run the same code in the same places.
     pub fn one_placement(&self) -> bool {
-        let [(_, prefill)] = self.prefill.as_slice() else { return false };
+        let [Bucket { ways, .. }] = self.prefill.as_slice() else { return false };
+        let [prefill] = ways.as_slice() else { return false };
         prefill.iter().zip(&self.decode).all(|(p, d)| Arc::ptr_eq(p, d))
     }
 
     /// How many devices compute in a place: of one phase, or of both.
     pub fn computing(&self, only: Option<Phase>) -> usize {
-        let prefill = self.prefill.iter().flat_map(|(_, segments)| segments);
-        let prefill = prefill.filter(|_| only != Some(Phase::Decode));
+        let prefill = self.of_prefill().filter(|_| only != Some(Phase::Decode));
         let decode = self.decode.iter().filter(|_| only != Some(Phase::Prefill));
         let pieces = prefill.chain(decode).flat_map(|segment| segment.pieces());
         let mut devices: Vec<usize> = pieces.map(|piece| piece.device).collect();
@@ -308,21 +324,29 @@ impl Program {
 
     /// Whether no device computes for both phases.
     pub fn phases_are_apart(&self) -> bool {
-        let uses = |segments: &[Arc<PlacedSegment>], device: usize| {
-            segments.iter().flat_map(|s| s.pieces()).any(|piece| piece.device == device)
-        };
-        let prefill = |d| self.prefill.iter().any(|(_, segments)| uses(segments, d));
-        (0..self.devices.len()).all(|d| !(prefill(d) && uses(&self.decode, d)))
+        (0..self.devices.len()).all(|d| {
+            let uses = |s: &Arc<PlacedSegment>| s.pieces().any(|piece| piece.device == d);
+            !(self.of_prefill().any(uses) && self.decode.iter().any(uses))
+        })
+    }
+
+    /// Whether a device computes for decoding.
+    pub fn decodes_on(&self, device: usize) -> bool {
+        self.decode.iter().flat_map(|s| s.pieces()).any(|piece| piece.device == device)
+    }
+
+    /// All segments in each way that they are placed for prompts.
+    fn of_prefill(&self) -> impl Iterator<Item = &Arc<PlacedSegment>> {
+        self.prefill.iter().flat_map(|bucket| bucket.ways.iter().flatten())
     }
 
     /// Whether how a row is computed depends on which row of a batch it is, or on how many there
-    /// are: devices of unlike numerics share rows out, or the plan goes by length.
+    /// are: devices of unlike numerics share rows out, or the plan goes by length or by load.
     pub fn rows_matter(&self) -> bool {
-        if self.prefill.len() > 1 {
+        if self.prefill.len() > 1 || self.prefill.iter().any(|bucket| bucket.ways.len() > 1) {
             return true;
         }
-        let prefill = self.prefill.iter().flat_map(|(_, segments)| segments);
-        let mut stages = prefill.chain(&self.decode).flat_map(|segment| &segment.0);
+        let mut stages = self.of_prefill().chain(&self.decode).flat_map(|segment| &segment.0);
         stages.any(|stage| {
             let by_rows =
                 !matches!(stage.partition, Partition::Whole { .. } | Partition::Columns(_));
@@ -333,12 +357,12 @@ impl Program {
     }
 
     /// A segment's place in a forward batch of a phase, which goes by its rows.
-    pub fn placed(&self, (phase, rows): (Phase, usize), segment: usize) -> &Arc<PlacedSegment> {
+    pub fn placed(&self, (phase, rows, way): Where, segment: usize) -> &Arc<PlacedSegment> {
         match phase {
             Phase::Prefill => {
                 let last = self.prefill.len() - 1;
-                let bucket = self.prefill.iter().position(|(up_to, _)| rows <= *up_to);
-                &self.prefill[bucket.unwrap_or(last)].1[segment]
+                let bucket = self.prefill.iter().position(|bucket| rows <= bucket.up_to);
+                &self.prefill[bucket.unwrap_or(last)].ways[way][segment]
             }
             Phase::Decode => &self.decode[segment],
         }
@@ -346,7 +370,7 @@ impl Program {
 
     /// All segments, in each way that they are placed.
     fn segments(&self) -> impl Iterator<Item = &Arc<PlacedSegment>> {
-        self.prefill.iter().flat_map(|(_, s)| s).chain(&self.decode)
+        self.of_prefill().chain(&self.decode)
     }
 
     /// A split leaves each device that it names something in the whole model, but for what the
@@ -467,8 +491,7 @@ impl Program {
 
     /// Devices bind caches in slabs of whole pages: at least one fits.
     fn check_pages(&self, lowered: &Lowered, page_len: usize) -> Result<(), EngineError> {
-        let prefill = self.prefill.iter().flat_map(|(_, segments)| segments);
-        for piece in prefill.chain(&self.decode).flat_map(|s| s.pieces()) {
+        for piece in self.segments().flat_map(|s| s.pieces()) {
             let device = &self.devices[piece.device];
             for used in &piece.states {
                 let state = &lowered.states[used.state];

@@ -7,14 +7,14 @@ use std::sync::Arc;
 
 use troika_device::Buffer;
 use troika_model::lower::Lowered;
-use troika_plan::{Phase, Plan};
+use troika_plan::Plan;
 
 use crate::batching::PlannedBatch;
 use crate::error::EngineError;
 use crate::kv::SeqId;
 use crate::memory::allocate;
 use crate::pool::{EdgePool, Slots};
-use crate::program::Program;
+use crate::program::{Program, Where};
 use crate::residency::Instance;
 use crate::schedule::{JobId, Task, TaskGraph};
 use crate::tasks::{ChunkMemory, ChunkTasks, Shared};
@@ -42,8 +42,8 @@ pub(crate) struct BatchSlot {
     pools: Vec<EdgePool>,
     inputs: Vec<InputSlot>,
     pub logits: Buffer,
-    /// Graphs of single batches, by phase and rows, which every decoded token uses again.
-    graphs: HashMap<(Phase, usize), Arc<TaskGraph>>,
+    /// Graphs of single batches, by what they are placed by, which every decoded token uses again.
+    graphs: HashMap<Where, Arc<TaskGraph>>,
     /// Batches, of which the first `used` are those in flight.
     batches: Vec<PlannedBatch>,
     used: usize,
@@ -88,6 +88,11 @@ impl BatchSlot {
     pub fn clear(&mut self) {
         self.used = 0;
         self.seqs.clear();
+    }
+
+    /// As [`BatchSlot::batches`], to be placed.
+    pub fn batches_mut(&mut self) -> &mut [PlannedBatch] {
+        &mut self.batches[..self.used]
     }
 
     /// The batch that rows are added to.
@@ -137,7 +142,7 @@ impl BatchSlot {
         // Decoding repeats one shape: every row wanted. Its graph is made once.
         let repeats = |s: &PlannedBatch| s.wanted_rows() == s.rows();
         let key = match self.batches() {
-            [s] if repeats(s) => (s.phase, s.rows()),
+            [s] if repeats(s) => (s.phase, s.rows(), s.way),
             _ => return Ok(Arc::new(TaskGraph::new(self.tasks(model)?))),
         };
         let known = self.graphs.remove(&key);

@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use troika_device::{Bindings, Buffer, Caps, CopyRows, DeviceError, Run, SpaceId, View, Work};
 use troika_model::lower::{Lowered, SegmentKind};
-use troika_plan::{Phase, own_space};
+use troika_plan::own_space;
 
 use crate::batching::PlannedBatch;
 use crate::error::EngineError;
 use crate::pieces::Operand;
 use crate::pool::EdgePool;
-use crate::program::{CompiledPiece, Program, RowsRun};
+use crate::program::{CompiledPiece, Program, RowsRun, Where};
 use crate::residency::{Area, Instance, Residency};
 use crate::schedule::Task;
 
@@ -91,9 +91,9 @@ impl<'a> ChunkTasks<'a> {
         Ok((self.tasks, logits_row))
     }
 
-    /// The phase and the rows, by which segments are placed.
-    fn forward(&self) -> (Phase, usize) {
-        (self.batch.phase, self.batch.forward.rows())
+    /// What segments are placed by.
+    fn forward(&self) -> Where {
+        (self.batch.phase, self.batch.forward.rows(), self.batch.way)
     }
 
     fn segment(&mut self, segment: usize, rows: Range<usize>) -> Result<(), EngineError> {

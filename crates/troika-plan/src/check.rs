@@ -55,6 +55,11 @@ impl Plan {
                 check_rules(place(phase, up_to, self), rules, &self.devices, &segments)?;
             }
         }
+        for (up_to, rules) in self.other_lists() {
+            let place = format!("by load, {}", place(Phase::Prefill, up_to, self));
+            check_rules(place, rules, &self.devices, &segments)?;
+        }
+        self.check_loads()?;
         self.check_values(&segments)
     }
 
@@ -109,11 +114,8 @@ impl Plan {
     /// # Errors
     /// A rule with row buckets for devices that have no use for them.
     pub fn check_shapes(&self, is_static: &dyn Fn(&str) -> bool) -> Result<(), PlanError> {
-        for phase in [Phase::Prefill, Phase::Decode] {
-            let lists = self.rule_lists(phase);
-            for (list, i, rule) in lists
-                .flat_map(|(list, rules)| rules.iter().enumerate().map(move |(i, r)| (list, i, r)))
-            {
+        for ((phase, list), rules) in self.all_lists() {
+            for (i, rule) in rules.iter().enumerate() {
                 if rule.row_buckets.is_some() && !rule.devices().any(is_static) {
                     let mut names: Vec<&str> = rule.devices().collect();
                     names.sort_unstable();

@@ -9,6 +9,7 @@ mod check;
 mod cost;
 mod error;
 mod fit;
+mod load;
 mod make;
 mod profile;
 mod refusal;
@@ -24,6 +25,7 @@ pub use avoid::describe_refusals;
 pub use cost::{CostModel, Goal, Predicted, PredictedLength, PricedRun, RunWork, SolveDevice};
 pub use error::PlanError;
 pub use fit::{Fits, RunFit};
+pub use load::{ChunkTime, ChunkTimes, Decide, DeviceLoad, DeviceTime, LoadRules, OtherRules};
 pub use make::{PlanRequest, make, page_len};
 pub use profile::{
     DeviceSample, PROFILE_VERSION, PairSample, Profile, ProfileError, ProfileSubject,
@@ -63,6 +65,9 @@ pub struct Plan {
     pub prefill: Prefill,
     /// How tokens are computed one after another.
     pub decode: Decode,
+    /// Other ways to place chunks of prompts, for who decides by load.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub by_load: Vec<LoadRules>,
     /// What it is predicted to cost, for people: nothing goes by it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub predicted: Option<Predicted>,
@@ -442,16 +447,26 @@ impl Plan {
         short.chain([(self.prefill.chunk, self.rules(phase))])
     }
 
+    /// All lists of rules of both phases, those of other ways to place chunks among them, each with
+    /// its phase and the most rows that it is for.
+    pub fn all_lists(&self) -> impl Iterator<Item = ((Phase, usize), &[Rule])> {
+        let of = |p| self.rule_lists(p).map(move |(up_to, rules)| ((p, up_to), rules));
+        let others = self.other_lists().map(|(up_to, rules)| ((Phase::Prefill, up_to), rules));
+        let decode = self.rules(Phase::Decode);
+        of(Phase::Prefill).chain(others).chain([((Phase::Decode, 1), decode)])
+    }
+
     /// Every rule of the plan.
     pub fn all_rules(&self) -> impl Iterator<Item = &Rule> {
-        let phases = [Phase::Prefill, Phase::Decode];
-        phases.into_iter().flat_map(|p| self.rule_lists(p)).flat_map(|(_, rules)| rules)
+        self.all_lists().flat_map(|(_, rules)| rules)
     }
 
     /// Every rule of the plan, to be changed.
     pub fn all_rules_mut(&mut self) -> impl Iterator<Item = &mut Rule> {
         let short = self.prefill.lengths.iter_mut().flat_map(|l| &mut l.rules);
-        short.chain(&mut self.prefill.rules).chain(&mut self.decode.rules)
+        let others = self.by_load.iter_mut().flat_map(|l| &mut l.others);
+        let others = others.flat_map(|o| &mut o.rules);
+        short.chain(&mut self.prefill.rules).chain(&mut self.decode.rules).chain(others)
     }
 
     /// The rule for a segment. A plan that was checked has exactly one.

@@ -183,6 +183,7 @@ pub(crate) fn assemble(
             lengths,
         },
         decode: Decode { rules: decode },
+        by_load: Vec::new(),
         predicted: None,
     }
 }

@@ -16,7 +16,7 @@ use troika_model::spec::ModelSpec;
 use troika_model::tokenizer::Tokenizer;
 use troika_model::{families, presets};
 use troika_plan::{
-    Alternative, DeviceFacts, Goal, Plan, PlanError, PlanRequest, Policy, ProfiledCosts,
+    Alternative, Decide, DeviceFacts, Goal, Plan, PlanError, PlanRequest, Policy, ProfiledCosts,
     SolveDevice, SolveRequest, Solved, Strategy, SyncMode, check_memory, describe_refusals, solve,
 };
 use troika_trace::{Span, Tracer};
@@ -74,6 +74,8 @@ pub struct OpenOptions {
     pub plan: Option<Plan>,
     /// The file that `plan` was read from: errors of the plan name it.
     pub plan_file: Option<PathBuf>,
+    /// By what it is decided where a chunk runs, of the ways that the plan holds.
+    pub decide: Decide,
     /// Choose the plan by a profile, in place of `strategy`.
     pub solve: Option<SolveOptions>,
     /// Let other devices compute what those of `plan` refuse, instead of refusing the plan.
@@ -110,6 +112,7 @@ impl Default for OpenOptions {
             sharing: Sharing::default(),
             plan: None,
             plan_file: None,
+            decide: Decide::default(),
             solve: None,
             fallback: false,
             kv_dtype: None,
@@ -528,11 +531,12 @@ fn plan_of(
             plan.check(spec, &names)?;
             let find = |name: &str| devices.iter().find(|d| d.name() == name);
             plan.check_shapes(&|name| find(name).is_some_and(|d| d.caps().static_shapes))?;
+            let plan = plan.clone().decided(options.decide);
             if devices.iter().any(|d| d.caps().max_resident_bytes.is_some()) {
                 let devices: Vec<SolveDevice> = devices.iter().map(solve_device).collect();
-                check_memory(plan, &lowered(spec, store, plan)?, &devices)?;
+                check_memory(&plan, &lowered(spec, store, &plan)?, &devices)?;
             }
-            plan.clone()
+            plan
         }
         (None, wanted) => {
             let solved = wanted.as_ref().map(|w| solved(spec, store, (options, w), devices));
@@ -560,12 +564,42 @@ fn plan_of(
     if options.plan.is_some() && !options.fallback {
         return match plan.refused(&refusals).first() {
             Some(refusal) => Err(PlanError::NotTaken(Box::new((*refusal).clone())).into()),
-            None => Ok((plan, Vec::new(), alternatives)),
+            None => {
+                let notes = about_load(&plan, options.decide, devices);
+                Ok((plan, notes.into_iter().collect(), alternatives))
+            }
         };
     }
     let met = plan.avoid(&refusals, &names)?;
     changes.extend(describe_refusals(&plan, &met));
+    changes.extend(about_load(&plan, options.decide, devices));
     Ok((plan, changes, alternatives))
+}
+
+/// What a user should know who wants load to be looked at.
+pub(crate) fn about_load(
+    plan: &Plan,
+    decide: Decide,
+    devices: &[Arc<dyn Device>],
+) -> Option<String> {
+    if decide == Decide::Length {
+        return None;
+    }
+    if plan.by_load.is_empty() {
+        return Some(
+            "the plan holds no other ways to place chunks, so load is not looked at: they are \
+             placed by their length alone"
+                .into(),
+        );
+    }
+    let used = devices.iter().filter(|d| plan.devices.iter().any(|name| name == d.name()));
+    let mut numerics = used.map(|d| &d.caps().numerics);
+    let first = numerics.next();
+    numerics.any(|n| Some(n) != first).then(|| {
+        "chunks are placed by load, on devices that round differently: the last digits of numbers, \
+         and with them tokens, may differ from run to run"
+            .into()
+    })
 }
 
 /// The model within the bounds of a plan.
@@ -620,6 +654,7 @@ fn solved(
         several_copies: wanted.several_copies,
         lengths: &[],
         candidates: &[],
+        by_load: options.decide == Decide::Load,
     };
     Ok(Some(solve(&request)?))
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use troika_device::{DeviceError, Timelines};
 use troika_plan::Policy;
 
+use super::measure::Measure;
 use super::{Additions, Costs, GrowingGraph, Grown, State, TaskGraph};
 use crate::error::EngineError;
 
@@ -75,6 +76,8 @@ pub(super) struct GraphJob {
     /// Lists that each queue has of it.
     pub in_flight: Vec<usize>,
     pub failure: Option<EngineError>,
+    /// What its devices have to do, where that is measured.
+    pub measure: Option<Measure>,
     /// Chunks of the graph that ended last of which not all tasks ran.
     pub left_out: Vec<u32>,
 }
@@ -92,6 +95,7 @@ impl GraphJob {
             reached: 0,
             in_flight: vec![0; lanes],
             failure: None,
+            measure: None,
             left_out: Vec::new(),
         }
     }
@@ -99,7 +103,7 @@ impl GraphJob {
     pub fn begin(&mut self, running: Running, in_order: bool, background: bool) {
         (self.in_order, self.submitted) = (in_order, false);
         self.background = background;
-        self.failure = None;
+        (self.failure, self.measure) = (None, None);
         self.costs.task_ns.clear();
         if !in_order {
             self.state.start(&running.graph().dag);
@@ -137,7 +141,13 @@ impl GraphJob {
     pub fn end(&mut self) -> Result<(), EngineError> {
         let running = self.running.take();
         self.left_out.clear();
-        let Some(failure) = self.failure.take() else { return Ok(()) };
+        let Some(failure) = self.failure.take() else {
+            if let Some((measure, running)) = self.measure.as_mut().zip(running.as_ref()) {
+                measure.close(running.graph());
+            }
+            return Ok(());
+        };
+        self.measure = None;
         for (task, t) in running.iter().flat_map(|r| r.graph().tasks.iter().enumerate()) {
             // Where the order is fixed, nobody notes which tasks are done.
             let ran = !self.in_order && self.state.is_complete(task as u32);

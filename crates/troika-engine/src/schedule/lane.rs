@@ -83,6 +83,11 @@ impl Lanes {
         Ok(Lanes { all: all.collect::<Result<_, DeviceError>>()?, done, clock: clock.clone() })
     }
 
+    /// The time.
+    pub fn now(&self) -> Duration {
+        self.clock.now()
+    }
+
     /// Whether no queue has anything.
     pub fn idle(&self) -> bool {
         self.all.iter().all(|l| l.in_flight == 0)

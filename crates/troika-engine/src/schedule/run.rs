@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use troika_device::{
     Clock, CommandList, Completion, Device, DeviceError, ExecutableId, Point, Signal, Submission,
@@ -12,6 +13,7 @@ use troika_trace::{Arg, Span, Tracer};
 
 use super::job::{GraphJob, Grower, JobId, Running};
 use super::lane::{LATE_DEPTH, Lanes, LostLists};
+use super::measure::{Kept, Measure};
 use super::order::DeviceOrder;
 use super::{GrowingGraph, Order, Task, TaskGraph};
 use crate::error::{EngineError, GrowError};
@@ -140,6 +142,33 @@ impl Runner {
     pub fn start(&mut self, graph: Arc<TaskGraph>, background: bool) -> Result<JobId, EngineError> {
         self.check_host(&graph, 0)?;
         Ok(self.begin(Running::Fixed(graph), background))
+    }
+
+    /// As [`Runner::start`], for a graph of which it is to be known how long each device had
+    /// something to do: [`Runner::kept`].
+    ///
+    /// # Errors
+    /// As for [`Runner::start`].
+    pub fn start_measured(
+        &mut self,
+        graph: Arc<TaskGraph>,
+        background: bool,
+    ) -> Result<JobId, EngineError> {
+        let tasks = graph.len();
+        let job = self.start(graph, background)?;
+        self.jobs[job.0].measure = Some(Measure::new(self.now(), tasks));
+        Ok(job)
+    }
+
+    /// How long devices had something to do of a graph that was measured, once it has ended without
+    /// a failure and until another one begins in its place.
+    pub fn kept(&self, job: JobId) -> &[Kept] {
+        self.jobs[job.0].measure.as_ref().map_or(&[], |m| &m.kept)
+    }
+
+    /// The time.
+    pub fn now(&self) -> Duration {
+        self.lanes.now()
     }
 
     /// Waits until one of the graphs that were begun is at its end, and says which, and how it
@@ -387,7 +416,8 @@ impl Runner {
         let submission =
             |&tag: &u32| Submission { tag, work: graph.tasks[tag as usize].work.clone() };
         list.tasks.extend(tasks.iter().map(submission));
-        list.timed = self.tracer.enabled() || self.policy == Policy::OutOfOrder;
+        let measured = self.jobs[job].measure.is_some();
+        list.timed = measured || self.tracer.enabled() || self.policy == Policy::OutOfOrder;
         list.waiting = self.waiting;
         list.timelines = Some(self.jobs[job].timelines.clone());
         list
@@ -402,6 +432,9 @@ impl Runner {
         self.jobs[index].in_flight[lane] -= 1;
         for t in &completion.times {
             self.note(running.graph(), lane, t);
+            if let Some(measure) = &mut self.jobs[index].measure {
+                measure.ended(t.tag, t.end);
+            }
         }
         let list = CommandList { times: completion.times, ..completion.list };
         self.lanes.all[lane].spare.push(list);

@@ -133,9 +133,35 @@ pub(super) fn run(
     end
 }
 
+/// What each device has to do. It is busy from when all that a task waits for is done, and the
+/// device with what it did before, to the task's end: what devices wait for each other is no part of
+/// it, what it takes to tell them is. Its span is from the first of that to the last.
+pub(super) fn shares(tasks: &[SimTask], ends: &[f64], devices: usize) -> Vec<Share> {
+    let mut order: Vec<usize> = (0..tasks.len()).collect();
+    order.sort_by(|a, b| ends[*a].total_cmp(&ends[*b]));
+    let mut free = vec![0.0_f64; devices];
+    let mut first: Vec<Option<f64>> = vec![None; devices];
+    let mut shares = vec![Share::default(); devices];
+    for i in order {
+        let device = tasks[i].device;
+        let ready = tasks[i].after.iter().fold(free[device], |at, (t, _)| at.max(ends[*t]));
+        shares[device].busy_ns += ends[i] - ready;
+        shares[device].span_ns = ends[i] - *first[device].get_or_insert(ready);
+        free[device] = ends[i];
+    }
+    shares
+}
+
+/// What a device has to do of some tasks.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Share {
+    pub busy_ns: f64,
+    pub span_ns: f64,
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{Order, SimTask, run};
+    use super::{Order, SimTask, run, shares};
 
     fn task(device: usize, ns: f64, after: &[(usize, f64)]) -> SimTask {
         SimTask { device, ns, key: device, after: after.to_vec() }
@@ -152,6 +178,9 @@ mod tests {
         ];
         let end = run(&tasks, (2, Order::Ready), &mut |keys| vec![1.0; keys.len()]);
         assert_eq!(end, [10.0, 4.0, 17.0, 11.0, 20.0]);
+        // The last task is ready at 17 and starts at 19; the second of device 1 is ready at 10.
+        let shares = shares(&tasks, &end, 2).into_iter().map(|s| (s.busy_ns, s.span_ns));
+        assert!(shares.eq([(10.0 + 1.0 + 3.0, 20.0), (4.0 + 7.0, 17.0)]));
     }
 
     #[test]

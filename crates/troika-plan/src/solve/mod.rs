@@ -5,6 +5,7 @@ mod choice;
 mod events;
 mod layout;
 mod options;
+mod others;
 mod predict;
 mod ranges;
 mod search;
@@ -47,6 +48,8 @@ pub struct SolveRequest<'a> {
     pub lengths: &'a [usize],
     /// Plans made by other means, each with its name: they are priced beside what is found.
     pub candidates: &'a [(String, Plan)],
+    /// The plan is to hold other ways for its chunks, for who decides by load.
+    pub by_load: bool,
 }
 
 /// The solver's answer.
@@ -99,5 +102,9 @@ pub fn check_memory(
 /// # Errors
 /// A request that no plan can be made for, or devices that cannot run the model together.
 pub fn solve(request: &SolveRequest<'_>) -> Result<Solved, PlanError> {
-    search::Search::new(request)?.solve()
+    let mut solved = search::Search::new(request)?.solve()?;
+    if request.by_load && request.devices.len() > 1 {
+        others::add(request, &mut solved.plan)?;
+    }
+    Ok(solved)
 }

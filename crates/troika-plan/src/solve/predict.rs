@@ -191,12 +191,38 @@ impl<'a> Predictor<'a> {
         self.batches(plan, of, (Phase::Decode, &[(cached, 1)]))
     }
 
+    /// A chunk of some rows behind some cached positions: its time, and what each device has to do.
+    pub fn chunk(
+        &mut self,
+        plan: &Plan,
+        (rows, cached): (usize, usize),
+    ) -> Result<(f64, Vec<events::Share>), PlanError> {
+        let all = self.all();
+        let (tasks, order) = self.tasks(plan, &all, (Phase::Prefill, &[(cached, rows)]))?;
+        let ends = self.ends(&tasks, order);
+        let shares = events::shares(&tasks, &ends, self.request.devices.len());
+        Ok((ends.into_iter().fold(0.0, f64::max), shares))
+    }
+
     fn batches(
         &mut self,
         plan: &Plan,
         of: &Extract,
-        (phase, batches): (Phase, &[(usize, usize)]),
+        batches: (Phase, &[(usize, usize)]),
     ) -> Result<Spent, PlanError> {
+        let (tasks, order) = self.tasks(plan, of, batches)?;
+        let ns = self.ends(&tasks, order).into_iter().fold(0.0, f64::max);
+        let joules = |t: &SimTask| self.priced.get(t.key).map_or(Some(0.0), |p| p.joules);
+        Ok(Spent { ns, joules: tasks.iter().map(joules).sum() })
+    }
+
+    /// The tasks of some chunks or of a token, and the order in which devices run them.
+    fn tasks(
+        &mut self,
+        plan: &Plan,
+        of: &Extract,
+        (phase, batches): (Phase, &[(usize, usize)]),
+    ) -> Result<(Vec<SimTask>, events::Order), PlanError> {
         let request = self.request;
         let mut tasks = TaskList::new(plan, phase, &request);
         // Of each class and rule, so that rules are compared once.
@@ -235,7 +261,7 @@ impl<'a> Predictor<'a> {
             true => events::Order::InOrder,
             false => events::Order::Ready,
         };
-        Ok(self.run(&tasks.tasks, order))
+        Ok((tasks.tasks, order))
     }
 
     /// The runs of a segment: which piece, on which rows, priced.
@@ -321,7 +347,8 @@ impl<'a> Predictor<'a> {
         self.priced.len() - 1
     }
 
-    fn run(&mut self, tasks: &[SimTask], order: events::Order) -> Spent {
+    /// When each task ends.
+    fn ends(&mut self, tasks: &[SimTask], order: events::Order) -> Vec<f64> {
         let (priced, slow, cost) = (&self.priced, &mut self.slow, self.request.cost);
         let mut slowdowns = |keys: &[usize]| {
             if let Some(known) = slow.get(keys) {
@@ -336,10 +363,7 @@ impl<'a> Predictor<'a> {
             slow.insert(keys.to_vec(), factors.clone());
             factors
         };
-        let ends = events::run(tasks, (self.request.devices.len(), order), &mut slowdowns);
-        let ns = ends.into_iter().fold(0.0, f64::max);
-        let joules = tasks.iter().map(|t| priced.get(t.key).map_or(Some(0.0), |p| p.joules)).sum();
-        Spent { ns, joules }
+        events::run(tasks, (self.request.devices.len(), order), &mut slowdowns)
     }
 
     /// Bytes of weights on each device, and of each form in each memory once. Devices that share
@@ -352,13 +376,11 @@ impl<'a> Predictor<'a> {
         let devices = self.request.devices;
         let mut by_device = vec![WeightRows::default(); devices.len()];
         let mut forms: HashMap<(SpaceId, &[DType]), WeightRows> = HashMap::new();
-        for (phase, up_to) in [(Phase::Decode, 0)]
-            .into_iter()
-            .chain(plan.rule_lists(Phase::Prefill).map(|(up_to, _)| (Phase::Prefill, up_to)))
-        {
+        for (_, rules) in plan.all_lists() {
             for &i in &of.segments {
                 let s = &self.request.lowered.segments[i];
-                let Some(rule) = plan.rule_for((phase, up_to), s.kind, s.layer) else { continue };
+                let rule = rules.iter().find(|r| r.matches(s.kind, s.layer));
+                let Some(rule) = rule else { continue };
                 let layout = self.layouts.of(i, rule)?;
                 for piece in layout.pieces() {
                     let caps = &devices[piece.device].caps;
@@ -384,13 +406,10 @@ impl<'a> Predictor<'a> {
 
     fn compile_ns(&mut self, plan: &Plan) -> Result<f64, PlanError> {
         let mut seen: HashMap<(usize, usize, usize), f64> = HashMap::new();
-        for rule_rows in plan
-            .rule_lists(Phase::Prefill)
-            .map(|(n, _)| (Phase::Prefill, n))
-            .chain([(Phase::Decode, 1)])
-        {
+        for (_, rules) in plan.all_lists() {
             for (i, s) in self.request.lowered.segments.iter().enumerate() {
-                let Some(rule) = plan.rule_for(rule_rows, s.kind, s.layer) else { continue };
+                let rule = rules.iter().find(|r| r.matches(s.kind, s.layer));
+                let Some(rule) = rule else { continue };
                 let layout = self.layouts.of(i, rule)?;
                 for p in layout.pieces() {
                     let rooms = if p.shapes.is_empty() {

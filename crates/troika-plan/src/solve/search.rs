@@ -467,7 +467,15 @@ impl<'a> Search<'a> {
         if scope.phase == Phase::Decode {
             seeds = seeds.iter().map(for_decode).collect();
         }
+        seeds.retain(|placed| placed.iter().all(|(k, p)| self.allows(scope, *k, p)));
         seeds
+    }
+
+    /// Where chunks are to be placed otherwise by load, the cache is whole in one place: divided by
+    /// heads, it would keep its devices in each layer of each way.
+    fn allows(&self, scope: Scope, kind: SegmentKind, placement: &Placement) -> bool {
+        let held = kind == SegmentKind::Attention && scope.phase == Phase::Prefill;
+        !(self.request.by_load && held && placement.split.is_some())
     }
 
     fn options(
@@ -517,6 +525,7 @@ impl<'a> Search<'a> {
                 }
             }
         }
+        options.retain(|p| self.allows(scope, kind, p));
         options
     }
 

@@ -19,7 +19,7 @@ use troika_model::lower::{LowerOptions, Lowered, WeightShape, WeightShapes, lowe
 use troika_model::spec::ModelSpec;
 use troika_model::{families, presets};
 use troika_plan::{
-    DeviceFacts, Goal, Plan, PlanRequest, SolveDevice, SolveRequest, SyncMode, make, solve,
+    Decide, DeviceFacts, Goal, Plan, PlanRequest, SolveDevice, SolveRequest, SyncMode, make, solve,
 };
 use troika_trace::Tracer;
 use troika_weights::{Quant, SYNTHETIC_DTYPES, WeightStore};
@@ -29,6 +29,7 @@ pub use strategy::SocStrategy;
 
 use crate::devices::on_board;
 use crate::error::Error;
+use crate::open::about_load;
 use crate::profile_file::solve_device;
 
 /// Why nothing can be simulated.
@@ -169,6 +170,9 @@ pub struct SimulateOptions {
     pub sync: SyncMode,
     /// A game that draws frames on the GPU meanwhile.
     pub co_run: Option<CoRun>,
+    /// By what it is decided where a chunk runs. By load, another prompt of the same length comes
+    /// first, from which it is learnt how busy processors are.
+    pub decide: Decide,
     /// Spans.
     pub tracer: Tracer,
 }
@@ -193,6 +197,8 @@ pub struct Figures {
     pub decode_j: Option<f64>,
     /// Most bytes that were held: weights, cache, values.
     pub peak_bytes: u64,
+    /// Chunks of the prompt that load had placed otherwise than their length has.
+    pub placed_otherwise: u64,
     /// Frames in a second that were drawn beside the prompt, and beside decoding.
     pub frame_rates: [f64; 2],
 }
@@ -242,6 +248,7 @@ pub struct Simulation {
     prepare_ns: u64,
     /// The queue of a GPU that draws frames and has no other.
     _frames: Option<Box<dyn Queue>>,
+    warnings: Vec<String>,
 }
 
 impl Simulation {
@@ -250,8 +257,7 @@ impl Simulation {
     /// # Errors
     /// A SoC that cannot run the strategy, or a model that cannot be lowered.
     pub fn open(options: &SimulateOptions) -> Result<Simulation, SimulateError> {
-        let SimulateOptions { soc, shape, strategy, prompt, generate, sync, tracer, co_run } =
-            options;
+        let SimulateOptions { soc, shape, strategy, prompt, generate, sync, tracer, .. } = options;
         if soc.numerics {
             return Err(SimulateError::Numerics(soc.name.clone()));
         }
@@ -263,7 +269,7 @@ impl Simulation {
             return Err(SimulateError::Tokens { prompt, generate, most, context });
         }
         let (devices, board) = on_board(soc)?;
-        if let Some(task) = co_run {
+        if let Some(task) = &options.co_run {
             let gpu = soc.processors.iter().position(|p| p.kind == ProcessorKind::Gpu);
             let none = || SimulateError::NoFrames(soc.name.clone());
             board.co_run(gpu.ok_or_else(none)?, *task);
@@ -290,14 +296,15 @@ impl Simulation {
             sync: *sync,
         };
         let mut plan = match strategy {
-            SocStrategy::Solved => solved(&request, &shapes, &devices, *generate)?,
+            SocStrategy::Solved => solved(&request, &shapes, &devices, options)?,
             _ => placed::plan(&request)?,
         };
         around_refusals(&shape.spec, &shapes, &mut plan, &devices)?;
+        let warnings = about_load(&plan, options.decide, &devices).into_iter().collect();
         let clock: Arc<dyn Clock> = board.clock().clone();
         // Frames are drawn while a queue is open; where the plan leaves the GPU idle, there is none.
         let idle = soc.processors.iter().find(|p| {
-            co_run.is_some() && p.kind == ProcessorKind::Gpu && !plan.devices.contains(&p.name)
+            options.co_run.is_some() && p.kind == ProcessorKind::Gpu && !plan.devices.contains(&p.name)
         });
         let idle = idle.and_then(|p| devices.iter().find(|d| d.name() == p.name));
         let (sender, _) = sync_channel(1);
@@ -324,6 +331,7 @@ impl Simulation {
             generate: *generate,
             prepare_ns: if strategy.prepares_online() { made } else { 0 },
             _frames: frames,
+            warnings,
         })
     }
 
@@ -332,14 +340,26 @@ impl Simulation {
         self.engine.plan()
     }
 
+    /// Things a user should know, one sentence each.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
     /// Computes the prompt and generates.
     ///
     /// # Errors
     /// A failing device.
     pub fn run(&mut self) -> Result<Figures, SimulateError> {
+        if !self.plan().by_load.is_empty() {
+            let before = self.engine.open();
+            self.feed(before, self.prompt)?;
+            self.engine.close(before);
+        }
         let seq = self.engine.open();
+        let before = self.engine.decisions();
         let start = self.board.usage();
         self.feed(seq, self.prompt)?;
+        let placed_otherwise = self.engine.decisions().otherwise - before.otherwise;
         let first = self.board.usage();
         for _ in 1..self.generate {
             self.feed(seq, 1)?;
@@ -358,6 +378,7 @@ impl Simulation {
             prefill_j: self.board.energy_j(&start, &first),
             decode_j: self.board.energy_j(&first, &end),
             peak_bytes: self.weight_bytes + engine_bytes,
+            placed_otherwise,
             frame_rates: [(&start, &first), (&first, &end)].map(|(a, b)| {
                 let frames = (b.frames - a.frames) as f64;
                 frames / (between(a, b).max(1) as f64 * 1e-9)
@@ -394,7 +415,7 @@ fn solved(
     r: &placed::Request<'_>,
     shapes: WeightShapes<'_>,
     devices: &[Arc<dyn Device>],
-    generate: usize,
+    options: &SimulateOptions,
 ) -> Result<Plan, SimulateError> {
     let base = PlanRequest {
         context: Some(r.context),
@@ -421,10 +442,11 @@ fn solved(
         goal: Goal::Ttft,
         base: &base,
         prompt: r.prompt,
-        generate,
+        generate: options.generate,
         several_copies: false,
         lengths: &[],
         candidates: &candidates,
+        by_load: options.decide == Decide::Load,
     };
     Ok(solve(&request).map_err(Error::Plan)?.plan)
 }
