@@ -48,6 +48,7 @@ mod error;
 mod file;
 mod generate;
 mod generation;
+mod hand_over;
 mod open;
 mod perplexity;
 mod profile;
@@ -68,6 +69,7 @@ pub use error::Error;
 pub use file::{can_write, write_file};
 pub use generate::Finish;
 pub use generation::GenerationDefaults;
+pub use hand_over::{HandOverBy, HandOvers, measure_hand_overs};
 pub use open::{
     Described, LoadProgress, Model, OpenOptions, Planned, SolveOptions, Subject, describe,
     make_plan,

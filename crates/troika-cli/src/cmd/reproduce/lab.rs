@@ -75,6 +75,8 @@ const GAME: CoRun = CoRun { period_ns: 16_666_667, frame_ns: 6_000_000 };
 
 /// Runs cases.
 pub struct Lab {
+    /// Whether what needs this machine is measured: where it is asked for by name.
+    pub measures: bool,
     gen3: Soc,
     elite: Soc,
     done: HashMap<Case, Figures>,
@@ -82,9 +84,10 @@ pub struct Lab {
 }
 
 impl Lab {
-    pub fn new() -> Result<Lab, CliError> {
+    pub fn new(measures: bool) -> Result<Lab, CliError> {
         let find = |name| Soc::find(name).map_err(SimulateError::from);
         Ok(Lab {
+            measures,
             gen3: find("sd8gen3-fp16")?,
             elite: find("sd8elite-fp16")?,
             done: HashMap::new(),

@@ -73,49 +73,6 @@ pub const TARGETS: &[Target] = &[
         tolerance: "15 % of each end",
         run: ranges,
     },
-    Target {
-        id: "H30",
-        kind: Kind::Str,
-        claim: "partitions compute the same",
-        tolerance: "1e-5 in f32",
-        run: |_| {
-            Ok(Outcome::not_run(
-                "it is a test of real kernels: pieces_of_float_models_give_the_bits_of_the_whole \
-                 (cargo test -p conformance --test partition)",
-            ))
-        },
-    },
-    Target {
-        id: "H31",
-        kind: Kind::Str,
-        claim: "profiling takes under 20 minutes, and the solver picks the fastest",
-        tolerance: "20 minutes; 10 % regret",
-        run: |_| {
-            Ok(Outcome::not_run(
-                "it measures real devices: troika profile prints its regret; in virtual time \
-                 chosen_plans_keep_what_they_promise (cargo test -p troika-cli --test profile)",
-            ))
-        },
-    },
-    Target {
-        id: "H32",
-        kind: Kind::Str,
-        claim: "predicted waits: little over-wait, less CPU than spinning",
-        tolerance: "p50 below 100 us",
-        run: |_| Ok(Outcome::not_run("it measures a real queue")),
-    },
-    Target {
-        id: "H33",
-        kind: Kind::Str,
-        claim: "no allocation per token",
-        tolerance: "0",
-        run: |_| {
-            Ok(Outcome::not_run(
-                "it is a test: a_token_over_several_devices_takes_no_memory \
-                 (cargo test -p troika-engine --test allocations)",
-            ))
-        },
-    },
 ];
 
 /// Rows and columns of the weights, rows of the activations; GPU and NPU.

@@ -1,0 +1,149 @@
+//! What a paper says of machines and not of phones: measured on this one, where it is asked for by
+//! name. A figure of a real machine differs from run to run, and is no test.
+
+use std::time::Duration;
+
+use troika::engine::WantedLogits;
+use troika::graph::DType;
+use troika::plan::Strategy;
+use troika::weights::FloatType;
+use troika::{
+    DeviceOptions, DeviceSpec, HandOverBy, HandOvers, Model, OpenOptions, Source,
+    measure_hand_overs,
+};
+
+use super::lab::Lab;
+use super::outcome::{Kind, Outcome, Target};
+use crate::error::CliError;
+
+pub const TARGETS: &[Target] = &[
+    Target {
+        id: "H30",
+        kind: Kind::Str,
+        claim: "partitions compute the same",
+        tolerance: "1e-5 in f32",
+        run: |lab| match lab.measures {
+            true => partitions(),
+            false => Ok(Outcome::not_run(
+                "it computes with real kernels, where it is named: troika reproduce H30; of random \
+                 pieces pieces_of_float_models_give_the_bits_of_the_whole (cargo test -p \
+                 conformance --test partition)",
+            )),
+        },
+    },
+    Target {
+        id: "H31",
+        kind: Kind::Str,
+        claim: "profiling takes under 20 minutes, and the solver picks the fastest",
+        tolerance: "20 minutes; 10 % regret",
+        run: |_: &mut Lab| {
+            Ok(Outcome::not_run(
+                "it measures real devices: troika profile prints its regret; in virtual time \
+                 chosen_plans_keep_what_they_promise (cargo test -p troika-cli --test profile)",
+            ))
+        },
+    },
+    Target {
+        id: "H32",
+        kind: Kind::Str,
+        claim: "predicted waits: little over-wait, less CPU than spinning",
+        tolerance: "p50 below 100 us; less of a core than spinning",
+        run: |lab| match lab.measures {
+            true => waits(),
+            false => Ok(Outcome::not_run(
+                "it measures real queues, where it is named: troika reproduce H32",
+            )),
+        },
+    },
+    Target {
+        id: "H33",
+        kind: Kind::Str,
+        claim: "no allocation per token",
+        tolerance: "0",
+        run: |_: &mut Lab| {
+            Ok(Outcome::not_run(
+                "it is a test: a_token_over_several_devices_takes_no_memory \
+                 (cargo test -p troika-engine --test allocations)",
+            ))
+        },
+    },
+];
+
+/// Hand-overs that are measured in each way, and what each of them waits for.
+const HAND_OVERS: usize = 1000;
+const EACH: Duration = Duration::from_micros(1000);
+
+/// Predicted waits against blocking and spinning.
+fn waits() -> Result<Outcome, CliError> {
+    let measure = |by| {
+        let found = measure_hand_overs(by, HAND_OVERS, EACH);
+        found.map_err(|e| CliError::from(troika::Error::from(e)))
+    };
+    let predicted = measure(HandOverBy::Predicting)?;
+    let spinning = measure(HandOverBy::Spinning)?;
+    let blocking = measure(HandOverBy::Blocking)?;
+    let us = |d: Duration| d.as_nanos() as f64 * 1e-3;
+    let said = |found: &HandOvers| match found.share() {
+        Some(share) => format!("p50 {:.1} us, {:.1} % of a core", us(found.p50()), share * 100.0),
+        None => format!("p50 {:.1} us, processor time not readable", us(found.p50())),
+    };
+    let less = predicted.share().zip(spinning.share()).is_some_and(|(own, spun)| own < spun);
+    let pass = predicted.p50() < Duration::from_micros(100) && less;
+    let ours = format!(
+        "{}; spinning: {}; sleeping until woken: {}",
+        said(&predicted),
+        said(&spinning),
+        said(&blocking)
+    );
+    let note = format!(
+        "Measured on this machine: {HAND_OVERS} hand-overs in each way, {} us of waiting before each, \
+         for a queue that uses no core meanwhile.",
+        EACH.as_micros()
+    );
+    Ok(Outcome::words("p50 below 100 us, less than spinning", ours, pass).noted(note))
+}
+
+/// Tokens of a prompt of odd length, of ids that every model has.
+const PROMPT: usize = 37;
+
+/// The built-in model's logits, divided in each way over two devices that compute with other
+/// kernels, against those of one device.
+fn partitions() -> Result<Outcome, CliError> {
+    let ways = ["split-columns", "split-columns=0.3", "split-rows=16", "split-hybrid"];
+    let one = logits(Strategy::OneDevice)?;
+    let top = one.iter().fold(0.0_f32, |m, x| m.max(x.abs()));
+    let (mut said, mut pass) = (Vec::new(), true);
+    for name in ways {
+        let split = logits(Strategy::parse(name).map_err(CliError::Failure)?)?;
+        let off = one.iter().zip(&split).fold(0.0_f32, |m, (a, b)| m.max((a - b).abs()));
+        pass &= one.len() == split.len() && top > 0.0 && off <= 1e-5 * top;
+        said.push(format!("{name}: {:.1e}", off / top));
+    }
+    let note = "Measured on this machine: largest difference of the built-in model's logits, against \
+                the largest of them, in f32; the second device has other kernels than the first.";
+    Ok(Outcome::words("1e-5", said.join("; "), pass).noted(note))
+}
+
+fn logits(strategy: Strategy) -> Result<Vec<f32>, CliError> {
+    let spec = |name: &str, isa: Option<&str>| DeviceSpec {
+        name: Some(name.into()),
+        processor: None,
+        cores: None,
+        isa: isa.map(String::from),
+    };
+    let options = OpenOptions {
+        dtype: FloatType::F32,
+        kv_dtype: Some(DType::F32),
+        strategy,
+        devices: DeviceOptions {
+            devices: vec![spec("a", None), spec("b", Some("scalar"))],
+            ..DeviceOptions::default()
+        },
+        ..OpenOptions::default()
+    };
+    let model = Model::open(Source::BuiltIn, &options)?;
+    let tokens: Vec<u32> = (0..PROMPT as u32).map(|i| 10 + i * 7).collect();
+    let mut all = Vec::new();
+    model.session()?.feed(&tokens, WantedLogits::All, &mut |_, row| all.extend_from_slice(row))?;
+    Ok(all)
+}

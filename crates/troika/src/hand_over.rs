@@ -1,0 +1,265 @@
+//! How long one queue waits too long for another, and what waiting costs the processor: hand-overs
+//! between two real queues (HeteroInfer, section 4.3).
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::time::Duration;
+
+use troika_device::{
+    Bindings, Buffer, Clock, CommandList, Completion, Device, DeviceError, HostTask, Point, Queue,
+    RealClock, Run, Signal, Submission, TaskTime, Timelines, View, Wait, Waiting, WeightData,
+    WeightSource, Work,
+};
+use troika_graph::{DType, Op, SubgraphBuilder};
+
+use crate::devices::{DeviceOptions, DeviceSpec, open_devices, usable_cores};
+
+/// How the second queue waits for the first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HandOverBy {
+    /// It sleeps for most of the time that it took before, then looks again and again.
+    Predicting,
+    /// It sleeps until woken.
+    Blocking,
+    /// A thread looks again and again from the start, and hands the work over then.
+    Spinning,
+}
+
+/// Hand-overs that were measured.
+#[derive(Clone, Debug)]
+pub struct HandOvers {
+    /// From the end of what was waited for to the start of what waited, ascending.
+    pub over_waits: Vec<Duration>,
+    /// The time of all of them.
+    pub wall: Duration,
+    /// Processor time of this process meanwhile; `None` where the system does not say.
+    pub processor: Option<Duration>,
+}
+
+impl HandOvers {
+    /// The middle of the over-waits.
+    pub fn p50(&self) -> Duration {
+        self.over_waits.get(self.over_waits.len() / 2).copied().unwrap_or_default()
+    }
+
+    /// Which part of a core was used, on average; `None` where the system does not say.
+    pub fn share(&self) -> Option<f64> {
+        Some(self.processor?.as_secs_f64() / self.wall.as_secs_f64().max(f64::MIN_POSITIVE))
+    }
+}
+
+/// Measures so many hand-overs from a queue whose tasks take `each`, as those of another processor
+/// do: without using this one.
+///
+/// # Errors
+/// A machine without two cores for two devices, or a device that fails.
+pub fn measure_hand_overs(
+    by: HandOverBy,
+    count: usize,
+    each: Duration,
+) -> Result<HandOvers, DeviceError> {
+    let spec = |name: &str, core: usize| DeviceSpec {
+        name: Some(name.into()),
+        processor: None,
+        cores: Some(vec![core]),
+        isa: None,
+    };
+    let cores = usable_cores();
+    let (first, second) = match cores[..] {
+        [first, second, ..] => (first, second),
+        _ => {
+            let why = "two cores are needed to measure hand-overs, and this machine has fewer or \
+                       does not say which";
+            return Err(DeviceError::System { device: "cpu".into(), why: why.into() });
+        }
+    };
+    let specs = vec![spec("other", first), spec("own", second)];
+    let devices = open_devices(&DeviceOptions { devices: specs, ..DeviceOptions::default() })?;
+    let mut bench = Bench::open(&devices)?;
+    let (other, own) = (sleeps(each)?, runs(&*devices[1])?);
+    // The first ones teach how long to wait, and wake what sleeps.
+    bench.hand_overs(by, (&other, &own), count.div_ceil(10))?;
+    let before = processor_time();
+    let start = bench.clock.now();
+    let mut over_waits = bench.hand_overs(by, (&other, &own), count)?;
+    let wall = bench.clock.now().saturating_sub(start);
+    let processor = before.zip(processor_time()).map(|(a, b)| b.saturating_sub(a));
+    over_waits.sort_unstable();
+    Ok(HandOvers { over_waits, wall, processor })
+}
+
+/// A task that takes some time, and none of this processor's.
+fn sleeps(each: Duration) -> Result<Work, DeviceError> {
+    let task = HostTask::new("other", (Vec::new(), Vec::new()), move |_, _| {
+        std::thread::sleep(each);
+        Ok(None)
+    })?;
+    Ok(Work::Host(Arc::new(task)))
+}
+
+/// A run that takes next to no time.
+fn runs(device: &dyn Device) -> Result<Work, DeviceError> {
+    const COLS: usize = 16;
+    let mut b = SubgraphBuilder::new("own", 1);
+    let x = b.input("x", COLS, DType::F32);
+    let y = b.op("y", Op::Add, &[x, x], COLS);
+    b.output(y);
+    let failed = |why: String| DeviceError::System { device: device.name().into(), why };
+    let graph = b.finish().map_err(|e| failed(e.to_string()))?;
+    let executable = Arc::new(device.compile(&graph)?);
+    let weights = device.load(&executable, &graph, &NoWeights)?;
+    let value = || Buffer::zeroed(COLS * DType::F32.block_bytes());
+    let value = || value().map_err(|e| failed(e.to_string()));
+    let views = |b: &Buffer| vec![View::whole(b)];
+    let bindings =
+        Bindings { inputs: views(&value()?), states: Vec::new(), outputs: views(&value()?) };
+    Ok(Work::Run(Run { weights, bindings: Arc::new(bindings), rows: 1, forward: Arc::default() }))
+}
+
+/// The graph has none.
+struct NoWeights;
+
+impl WeightSource for NoWeights {
+    fn weight(&self, name: &str) -> Result<WeightData, DeviceError> {
+        Err(DeviceError::Weight { name: name.into(), why: "is not there".into() })
+    }
+
+    fn packed(
+        &self,
+        name: &str,
+        _: troika_device::PackLayout<'_>,
+        _: troika_device::PackFn<'_>,
+    ) -> Result<troika_device::Packed, DeviceError> {
+        Err(DeviceError::Weight { name: name.into(), why: "is not there".into() })
+    }
+}
+
+/// Two queues.
+struct Bench {
+    clock: Arc<dyn Clock>,
+    queues: Vec<Box<dyn Queue>>,
+    done: Receiver<Completion>,
+    timelines: Arc<Timelines>,
+    /// What the first queue's timeline has reached.
+    reached: u64,
+}
+
+impl Bench {
+    fn open(devices: &[Arc<dyn Device>]) -> Result<Bench, DeviceError> {
+        let clock: Arc<dyn Clock> = Arc::new(RealClock::new());
+        let (send, done) = sync_channel(devices.len());
+        let open = |(i, d): (usize, &Arc<dyn Device>)| d.queue(i, clock.clone(), send.clone());
+        let queues = devices.iter().enumerate().map(open).collect::<Result<_, _>>()?;
+        let timelines = Arc::new(Timelines::new(devices.len()));
+        Ok(Bench { clock, queues, done, timelines, reached: 0 })
+    }
+
+    /// Over-waits, in the order of the hand-overs.
+    fn hand_overs(
+        &mut self,
+        by: HandOverBy,
+        (other, own): (&Work, &Work),
+        count: usize,
+    ) -> Result<Vec<Duration>, DeviceError> {
+        if by != HandOverBy::Spinning {
+            return self.waited(by, (other, own), count);
+        }
+        let mut all = Vec::with_capacity(count);
+        for _ in 0..count {
+            let value = self.reached + 1;
+            self.submit(0, (other, 1), CommandList::default())?;
+            let on = Point { queue: 0, value };
+            while !self.timelines.has(on).map_err(|_| DeviceError::Skipped)? {
+                std::hint::spin_loop();
+            }
+            self.submit(1, (own, 1), CommandList::default())?;
+            all.extend(over_waits(self.finish()?));
+        }
+        Ok(all)
+    }
+
+    /// The second queue waits by itself.
+    fn waited(
+        &mut self,
+        by: HandOverBy,
+        (other, own): (&Work, &Work),
+        count: usize,
+    ) -> Result<Vec<Duration>, DeviceError> {
+        let first = self.reached + 1;
+        let waiting = match by {
+            HandOverBy::Blocking => Waiting::Block,
+            _ => Waiting::Poll,
+        };
+        let on = |i: usize| Point { queue: 0, value: first + i as u64 };
+        let waits = (0..count).map(|i| Wait { task: i as u32, on: on(i) }).collect();
+        self.submit(0, (other, count), CommandList::default())?;
+        self.submit(1, (own, count), CommandList { waits, waiting, ..CommandList::default() })?;
+        Ok(over_waits(self.finish()?).collect())
+    }
+
+    /// A list of some tasks of a queue; those of the first one are told when they are done.
+    fn submit(
+        &mut self,
+        queue: usize,
+        (work, count): (&Work, usize),
+        mut list: CommandList,
+    ) -> Result<(), DeviceError> {
+        let tag = |i: usize| Submission { tag: i as u32, work: work.clone() };
+        list.tasks = (0..count).map(tag).collect();
+        list.timed = true;
+        list.timelines = Some(self.timelines.clone());
+        if queue == 0 {
+            let signal = |i: usize| Signal { task: i as u32, value: self.reached + 1 + i as u64 };
+            list.signals = (0..count).map(signal).collect();
+            self.reached += count as u64;
+        }
+        self.queues[queue].submit(list)
+    }
+
+    /// The times of a list of each queue.
+    fn finish(&mut self) -> Result<[Vec<TaskTime>; 2], DeviceError> {
+        let mut times = [Vec::new(), Vec::new()];
+        for _ in 0..2 {
+            let done = self.done.recv().map_err(|_| DeviceError::Gone("cpu".into()))?;
+            done.outcome?;
+            times[done.queue.min(1)] = done.times;
+        }
+        Ok(times)
+    }
+}
+
+fn over_waits([other, own]: [Vec<TaskTime>; 2]) -> impl Iterator<Item = Duration> {
+    other.into_iter().zip(own).map(|(a, b)| b.start.saturating_sub(a.end))
+}
+
+/// Processor time of this process's threads so far, where the system says so to the nanosecond.
+fn processor_time() -> Option<Duration> {
+    let mut all = 0;
+    for thread in std::fs::read_dir("/proc/self/task").ok()? {
+        let text = std::fs::read_to_string(thread.ok()?.path().join("schedstat")).ok()?;
+        all += text.split_whitespace().next()?.parse::<u64>().ok()?;
+    }
+    Some(Duration::from_nanos(all))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::{HandOverBy, measure_hand_overs};
+
+    /// What is measured is there; how much it is, is for a quiet machine to say.
+    #[test]
+    fn each_way_hands_over_as_often_as_it_is_asked() {
+        if super::usable_cores().len() < 2 {
+            return;
+        }
+        for by in [HandOverBy::Predicting, HandOverBy::Blocking, HandOverBy::Spinning] {
+            let each = Duration::from_micros(500);
+            let found = measure_hand_overs(by, 20, each).unwrap();
+            assert_eq!(found.over_waits.len(), 20, "{by:?}");
+            assert!(found.over_waits.is_sorted() && found.wall >= 20 * each, "{by:?}");
+            assert!(found.share().is_none_or(|s| s > 0.0), "{by:?}");
+        }
+    }
+}
