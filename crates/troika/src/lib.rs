@@ -41,6 +41,7 @@
 //! with a sentence that names the file calls [`exit_when_shortened`] first. Files that are
 //! replaced (written beside and renamed) are no problem.
 
+mod by_load;
 mod devices;
 mod driver;
 mod energy;

@@ -25,6 +25,7 @@ use troika_weights::{
     WeightStore,
 };
 
+use crate::by_load::about_load;
 use crate::devices::{DeviceOptions, computes_nothing, open_devices, virtual_clock};
 use crate::driver::{Driver, EngineGuard};
 use crate::error::Error;
@@ -539,17 +540,9 @@ fn plan_of(
             plan
         }
         (None, wanted) => {
-            let solved = wanted.as_ref().map(|w| solved(spec, store, (options, w), devices));
-            let solved = match (solved.transpose(), wanted) {
-                // Nobody asked for this profile.
-                (
-                    Err(e @ (Error::Profile { .. } | Error::ProfileFile { .. })),
-                    Some(SolveOptions { profile: ProfileAt::IfIn(_), .. }),
-                ) => {
-                    changes.push(format!("no profile is used: {e}"));
-                    None
-                }
-                (solved, _) => solved?.flatten(),
+            let solved = match wanted {
+                Some(wanted) => solved(spec, store, (options, wanted), devices, &mut changes)?,
+                None => None,
             };
             match solved {
                 Some(solved) => {
@@ -565,8 +558,8 @@ fn plan_of(
         return match plan.refused(&refusals).first() {
             Some(refusal) => Err(PlanError::NotTaken(Box::new((*refusal).clone())).into()),
             None => {
-                let notes = about_load(&plan, options.decide, devices);
-                Ok((plan, notes.into_iter().collect(), alternatives))
+                changes.extend(about_load(&plan, options.decide, devices));
+                Ok((plan, changes, alternatives))
             }
         };
     }
@@ -574,32 +567,6 @@ fn plan_of(
     changes.extend(describe_refusals(&plan, &met));
     changes.extend(about_load(&plan, options.decide, devices));
     Ok((plan, changes, alternatives))
-}
-
-/// What a user should know who wants load to be looked at.
-pub(crate) fn about_load(
-    plan: &Plan,
-    decide: Decide,
-    devices: &[Arc<dyn Device>],
-) -> Option<String> {
-    if decide == Decide::Length {
-        return None;
-    }
-    if plan.by_load.is_empty() {
-        return Some(
-            "the plan holds no other ways to place chunks, so load is not looked at: they are \
-             placed by their length alone"
-                .into(),
-        );
-    }
-    let used = devices.iter().filter(|d| plan.devices.iter().any(|name| name == d.name()));
-    let mut numerics = used.map(|d| &d.caps().numerics);
-    let first = numerics.next();
-    numerics.any(|n| Some(n) != first).then(|| {
-        "chunks are placed by load, on devices that round differently: the last digits of numbers, \
-         and with them tokens, may differ from run to run"
-            .into()
-    })
 }
 
 /// The model within the bounds of a plan.
@@ -622,6 +589,7 @@ fn solved(
     store: &WeightStore,
     (options, wanted): (&OpenOptions, &SolveOptions),
     devices: &[Arc<dyn Device>],
+    changes: &mut Vec<String>,
 ) -> Result<Option<Solved>, Error> {
     let one = one_device_plan(spec, store, options, devices)?;
     let here = profile_file::subject_of(spec, store, &one, devices);
@@ -633,7 +601,14 @@ fn solved(
         }
         _ => {}
     }
-    let measured = profile_file::read(&file, &here)?;
+    let measured = match (profile_file::read(&file, &here), &wanted.profile) {
+        // Nobody asked for this profile.
+        (Err(e), ProfileAt::IfIn(_)) => {
+            changes.push(format!("no profile is used: {e}"));
+            return Ok(None);
+        }
+        (measured, _) => measured?,
+    };
     let base = plan_request(store, options);
     let (lowered, shapes) = (lowered(spec, store, &one)?, |key| store.shape(key));
     // What a device refuses on any plan, whatever that plan would have it compute.

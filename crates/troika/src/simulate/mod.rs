@@ -27,9 +27,9 @@ use troika_weights::{Quant, SYNTHETIC_DTYPES, WeightStore};
 pub use single::{ProductChoice, ProductShape, ProductTime};
 pub use strategy::SocStrategy;
 
+use crate::by_load::about_load;
 use crate::devices::on_board;
 use crate::error::Error;
-use crate::open::about_load;
 use crate::profile_file::solve_device;
 
 /// Why nothing can be simulated.
@@ -304,7 +304,9 @@ impl Simulation {
         let clock: Arc<dyn Clock> = board.clock().clone();
         // Frames are drawn while a queue is open; where the plan leaves the GPU idle, there is none.
         let idle = soc.processors.iter().find(|p| {
-            options.co_run.is_some() && p.kind == ProcessorKind::Gpu && !plan.devices.contains(&p.name)
+            options.co_run.is_some()
+                && p.kind == ProcessorKind::Gpu
+                && !plan.devices.contains(&p.name)
         });
         let idle = idle.and_then(|p| devices.iter().find(|d| d.name() == p.name));
         let (sender, _) = sync_channel(1);
