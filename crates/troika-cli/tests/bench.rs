@@ -87,8 +87,8 @@ fn the_route_is_measured() {
 #[test]
 fn what_cannot_be_measured_is_refused() {
     for (args, code, words) in [
-        (&["--synthetic", "gpt-9"][..], 1, "known: qwen3-0.6b"),
-        (&["--synthetic", "qwen3-moe-tiny:q9"], 1, "they have F32"),
+        (&["--synthetic", "gpt-9"][..], 2, "known: qwen3-0.6b"),
+        (&["--synthetic", "qwen3-moe-tiny:q9"], 2, "they have F32"),
         (&["-p", "0", "-n", "0"], 2, "nothing to measure"),
         (&["-r", "0"], 2, "nothing to measure"),
     ] {

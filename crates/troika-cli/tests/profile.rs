@@ -189,7 +189,11 @@ fn profiles_are_kept_for_a_model_and_its_devices() {
     };
     assert_eq!(plan(&[])["strategy"], "one-device");
     let none = run("plan", &["--profile"]);
-    assert!(!none.status.success() && said(&none).contains("the profile"), "{}", said(&none));
+    assert!(
+        !none.status.success() && said(&none).contains("run troika profile first"),
+        "{}",
+        said(&none)
+    );
 
     let out = run("profile", &[]);
     stdout(&out);

@@ -272,6 +272,8 @@ fn what_cannot_be_simulated_is_told_in_a_sentence() {
         (&["--soc", &negative], "peak_gops is -9"),
         (&["-p", "0"], "the prompt has 0 tokens"),
         (&["-p", "99999"], "the prompt has 99999 tokens"),
+        (&["-n", "9000"], "and 9000 are to be generated: give from 1 to 8191"),
+        (&["-n", "18446744073709551615"], "fewer in all than the context's 8192"),
         (&["--strategy", "fast"], "there is no strategy \"fast\""),
         (&["--co-run", "60"], "give frames in a second and milliseconds of each"),
         (&["--co-run", "60:0"], "give frames in a second and milliseconds of each"),

@@ -217,7 +217,7 @@ fn profiles_of_something_else_are_refused() {
         (|s| s.devices.truncate(1), "another list of devices: a, b, here it is a"),
         (|s| s.devices[1].name = "x".into(), "another list of devices"),
         (|s| s.devices[1].numerics = "f16".into(), "another device: b with f32"),
-        (|s| s.devices[0].facts[0].1 = "4".into(), "cores 2, here it is a with f32 cores 4"),
+        (|s| s.devices[0].facts[0].1 = "4".into(), "cores 2, here it is a with cores 4"),
     ];
     for (change, says) in cases {
         let mut other = here.clone();

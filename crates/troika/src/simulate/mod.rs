@@ -64,8 +64,8 @@ pub enum SimulateError {
     },
     /// Nothing to do, or too much.
     #[error(
-        "{prompt} tokens of a prompt and {generate} generated ones do not go into the context of \
-         {context}; give from 1 to {most} of a prompt, and fewer in all than the context has"
+        "the prompt has {prompt} tokens, and {generate} are to be generated: give from 1 to {most} \
+         of a prompt, and fewer in all than the context's {context}"
     )]
     Tokens {
         /// Tokens of the prompt.
