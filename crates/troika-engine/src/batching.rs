@@ -76,6 +76,11 @@ impl PlannedBatch {
         self.ids.len()
     }
 
+    /// Rows, and positions before those of the first sequence: what a chunk's time is predicted by.
+    pub fn chunk(&self) -> (usize, usize) {
+        (self.rows(), self.forward.seqs.first().map_or(0, |s| s.pos))
+    }
+
     /// NewRows whose logits are wanted.
     pub fn wanted_rows(&self) -> usize {
         self.wanted.iter().map(|(_, r)| r.len()).sum()

@@ -34,7 +34,7 @@ impl Engine {
         for batch in self.slots[place].batches_mut() {
             if batch.phase == Phase::Prefill {
                 prompts = true;
-                let chunk = (batch.rows(), batch.forward.seqs.first().map_or(0, |s| s.pos));
+                let chunk = batch.chunk();
                 let rules = plan.load_rules(chunk.0);
                 batch.way = rules.map_or(0, |l| l.choose(chunk, &plan.devices, &loads));
                 let count = match batch.way {
@@ -71,7 +71,7 @@ impl Engine {
 
 fn learn_from(loads: &mut Loads, plan: &Plan, (slot, kept): (&BatchSlot, &[Kept])) {
     for (number, batch) in slot.batches().iter().enumerate() {
-        let chunk = (batch.rows(), batch.forward.seqs.first().map_or(0, |s| s.pos));
+        let chunk = batch.chunk();
         let Some(rules) = plan.load_rules(chunk.0) else { continue };
         let times = rules.times(batch.way);
         let all = times.done_us(chunk, &[], &[]).max(f64::MIN_POSITIVE);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use troika_device::Buffer;
 use troika_model::lower::Lowered;
-use troika_plan::Plan;
+use troika_plan::{Phase, Plan};
 
 use crate::batching::PlannedBatch;
 use crate::error::EngineError;
@@ -36,14 +36,40 @@ struct InputSlot {
     positions: Buffer,
 }
 
+/// A graph, and the shape of the batch that it was made for.
+struct KnownGraph {
+    graph: Arc<TaskGraph>,
+    /// Rows of each sequence.
+    seqs: Vec<Range<usize>>,
+    /// Runs of rows whose logits are wanted.
+    wanted: Vec<Range<usize>>,
+}
+
+impl KnownGraph {
+    fn new(graph: &Arc<TaskGraph>, batch: &PlannedBatch) -> KnownGraph {
+        KnownGraph {
+            graph: graph.clone(),
+            seqs: batch.forward.seqs.iter().map(|s| s.rows.clone()).collect(),
+            wanted: batch.wanted.iter().map(|(_, rows)| rows.clone()).collect(),
+        }
+    }
+
+    /// Whether the tasks for a batch that is placed as this one was are the same.
+    fn serves(&self, batch: &PlannedBatch) -> bool {
+        let seqs = batch.forward.seqs.iter().map(|s| &s.rows);
+        self.seqs.iter().eq(seqs) && self.wanted.iter().eq(batch.wanted.iter().map(|(_, r)| r))
+    }
+}
+
 /// Forward batches in flight, with the memory that they use.
 pub(crate) struct BatchSlot {
     /// Values between segments, one set for each chunk in flight.
     pools: Vec<EdgePool>,
     inputs: Vec<InputSlot>,
     pub logits: Buffer,
-    /// Graphs of single batches, by what they are placed by, which every decoded token uses again.
-    graphs: HashMap<Where, Arc<TaskGraph>>,
+    /// Graphs of single batches, by what they are placed by: of every number of sequences that
+    /// decoded a token each, and of the last chunk of a prompt, which the next one often repeats.
+    graphs: HashMap<Where, KnownGraph>,
     /// Batches, of which the first `used` are those in flight.
     batches: Vec<PlannedBatch>,
     used: usize,
@@ -139,23 +165,21 @@ impl BatchSlot {
             slot.positions.write()?.as_mut_slice::<i32>()[..s.ids.len()]
                 .copy_from_slice(&s.positions);
         }
-        // Decoding repeats one shape: every row wanted. Its graph is made once.
-        let repeats = |s: &PlannedBatch| s.wanted_rows() == s.rows();
-        let key = match self.batches() {
-            [s] if repeats(s) => (s.phase, s.rows(), s.way),
-            _ => return Ok(Arc::new(TaskGraph::new(self.tasks(model)?))),
+        let [batch] = &self.batches[..self.used] else {
+            return Ok(Arc::new(TaskGraph::new(self.tasks(model)?)));
         };
-        let known = self.graphs.remove(&key);
-        let mut graph = match known {
-            Some(graph) => graph,
-            None => Arc::new(TaskGraph::new(self.tasks(model)?)),
-        };
-        match Arc::get_mut(&mut graph) {
-            Some(unique) => unique.set_forward_batch(&self.batches[0].forward),
+        let key = (batch.phase, batch.rows(), batch.way);
+        if let Some(known) = self.graphs.get_mut(&key)
+            && known.serves(batch)
             // Nobody holds a graph that is not in flight.
-            None => graph = Arc::new(TaskGraph::new(self.tasks(model)?)),
+            && let Some(graph) = Arc::get_mut(&mut known.graph)
+        {
+            graph.set_forward_batch(&batch.forward);
+            return Ok(known.graph.clone());
         }
-        self.graphs.insert(key, graph.clone());
+        let graph = Arc::new(TaskGraph::new(self.tasks(model)?));
+        self.graphs.retain(|(phase, ..), _| *phase != Phase::Prefill || key.0 != Phase::Prefill);
+        self.graphs.insert(key, KnownGraph::new(&graph, &self.batches[0]));
         Ok(graph)
     }
 

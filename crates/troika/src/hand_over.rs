@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use troika_device::{
     Bindings, Buffer, Clock, CommandList, Completion, Device, DeviceError, HostTask, Point, Queue,
-    RealClock, Run, Signal, Submission, TaskTime, Timelines, View, Wait, Waiting, WeightData,
-    WeightSource, Work,
+    RealClock, Run, Signal, Submission, TaskTime, Timelines, View, Wait, Waiting, Work,
 };
 use troika_graph::{DType, Op, SubgraphBuilder};
 
 use crate::devices::{DeviceOptions, DeviceSpec, open_devices, usable_cores};
+use crate::no_weights::NoWeights;
 
 /// How the second queue waits for the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,24 +114,6 @@ fn runs(device: &dyn Device) -> Result<Work, DeviceError> {
     let bindings =
         Bindings { inputs: views(&value()?), states: Vec::new(), outputs: views(&value()?) };
     Ok(Work::Run(Run { weights, bindings: Arc::new(bindings), rows: 1, forward: Arc::default() }))
-}
-
-/// The graph has none.
-struct NoWeights;
-
-impl WeightSource for NoWeights {
-    fn weight(&self, name: &str) -> Result<WeightData, DeviceError> {
-        Err(DeviceError::Weight { name: name.into(), why: "is not there".into() })
-    }
-
-    fn packed(
-        &self,
-        name: &str,
-        _: troika_device::PackLayout<'_>,
-        _: troika_device::PackFn<'_>,
-    ) -> Result<troika_device::Packed, DeviceError> {
-        Err(DeviceError::Weight { name: name.into(), why: "is not there".into() })
-    }
 }
 
 /// Two queues.

@@ -50,6 +50,7 @@ mod file;
 mod generate;
 mod generation;
 mod hand_over;
+mod no_weights;
 mod open;
 mod perplexity;
 mod profile;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::devices::sim::{Board, Soc, VirtualDevice};
 use troika_device::{
     Bindings, Buffer, Clock, CommandList, Device, DeviceError, ForwardBatch, Run, SeqRows,
-    Submission, View, Waiting, WeightData, WeightSource, Weights, Work,
+    Submission, View, Waiting, Weights, Work,
 };
 use troika_graph::{
     ActivationFormat, DType, Op, Subgraph, SubgraphBuilder, WeightDecl, bind_static,
@@ -16,6 +16,7 @@ use troika_plan::{Phase, Split, SyncMode};
 use super::SimulateError;
 use super::placed::Both;
 use crate::error::Error;
+use crate::no_weights::NoWeights;
 
 /// A product of activations of `rows` rows with a weight matrix, in four bits, of `outs` rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -153,27 +154,4 @@ impl ProductShape {
             Some(split) => ProductChoice { strategy: "hybrid", gpu_share: share(split) },
         })
     }
-}
-
-/// Nobody computes, so that nobody asks.
-struct NoWeights;
-
-impl WeightSource for NoWeights {
-    fn weight(&self, name: &str) -> Result<WeightData, DeviceError> {
-        Err(no_weight(name))
-    }
-
-    fn packed(
-        &self,
-        name: &str,
-        _: troika_device::PackLayout<'_>,
-        _: troika_device::PackFn<'_>,
-    ) -> Result<troika_device::Packed, DeviceError> {
-        Err(no_weight(name))
-    }
-}
-
-fn no_weight(name: &str) -> DeviceError {
-    let why = "there are no values of weights in a simulation".into();
-    DeviceError::System { device: name.into(), why }
 }

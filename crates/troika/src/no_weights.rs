@@ -1,0 +1,21 @@
+//! A source of weights where none are read.
+
+use troika_device::{DeviceError, PackFn, PackLayout, Packed, WeightData, WeightSource};
+
+/// Weights of graphs whose values nobody reads: nobody computes, or the graph has none.
+pub(crate) struct NoWeights;
+
+impl WeightSource for NoWeights {
+    fn weight(&self, name: &str) -> Result<WeightData, DeviceError> {
+        Err(no_weight(name))
+    }
+
+    fn packed(&self, name: &str, _: PackLayout<'_>, _: PackFn<'_>) -> Result<Packed, DeviceError> {
+        Err(no_weight(name))
+    }
+}
+
+fn no_weight(name: &str) -> DeviceError {
+    let why = "there are no values of weights in a simulation".into();
+    DeviceError::System { device: name.into(), why }
+}
