@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use troika_graph::DType;
 
 use super::lanes::RowLanes;
-use super::layout::{Layout, QUAD, ROWS, zero};
+use super::layout::{Layout, PAIR, QUAD, ROWS, zero};
 
 /// Where the first group or block of a panel has each of its parts (see [`Layout`]).
 #[derive(Clone, Copy)]
@@ -61,8 +61,6 @@ pub(super) trait Format {
     const HEAD: usize = 0;
     /// Groups of a block.
     const GROUPS: usize = 1;
-    /// Whether the values are quads of bytes as they lie.
-    const PLAIN: bool = false;
     /// Whether the type is [`Wide`].
     const WIDE: bool = false;
 
@@ -144,18 +142,19 @@ impl Format for Q8_0 {
     const ZERO: u8 = zero(DType::Q8_0) as u8;
     const FULL: bool = true;
     const SPAN: usize = 8;
-    const LINES: usize = 8;
+    const LINES: usize = 9;
     const STEP: usize = 8 * QUAD;
-    const PLAIN: bool = true;
+    const HEAD: usize = PAIR * 2 * ROWS;
+    const GROUPS: usize = PAIR;
     #[inline(always)]
     unsafe fn quad<I: RowLanes>(p: &Panel, g: usize, j: usize) -> I::Bytes {
         // SAFETY: by the caller.
-        unsafe { I::load(p.quants.add((g * 8 + j) * QUAD)) }
+        unsafe { I::load(p.quants.add(Self::at(g) + j * QUAD)) }
     }
     #[inline(always)]
     unsafe fn scale<I: RowLanes>(p: &Panel, g: usize, _: usize) -> I::Floats {
         // SAFETY: by the caller.
-        unsafe { I::load_f16(p.scales.add(g * 32)) }
+        unsafe { I::load_f16(p.scales.add(Self::block_at(g) + g % PAIR * 2 * ROWS)) }
     }
 }
 

@@ -38,13 +38,12 @@ pub(super) unsafe fn widen<I: RowLanes, F: Format, const SIGNED: bool>(
     to: *mut f32,
 ) -> Panel {
     let ready = !SIGNED && F::FULL && I::SIGNED;
-    let copy = !ready && (!F::PLAIN || SIGNED);
     // SAFETY: by the caller.
     unsafe {
         let scales = to.add(WIDE[0]);
         let mins = scales.add(WIDE[1]);
         for (i, g) in g.clone().enumerate() {
-            if copy {
+            if !ready {
                 for j in 0..trip_count::<I>(8) {
                     let mut quad = F::quad::<I>(p, g, j);
                     if SIGNED && F::ZERO > 0 {
@@ -68,7 +67,7 @@ pub(super) unsafe fn widen<I: RowLanes, F: Format, const SIGNED: bool>(
                 I::store(F::min::<I>(p, g), mins.add(i * ROWS));
             }
         }
-        let quants = if copy || ready { to.cast() } else { p.quants.add(g.start * 8 * QUAD) };
+        let quants = to.cast_const().cast();
         Panel { quants, high: quants, scales: scales.cast(), supers: mins.cast() }
     }
 }
