@@ -132,9 +132,14 @@ impl Layout {
         self.cols
     }
 
-    /// Name of the layout, in the store's accounts.
+    /// Name of the layout, in the store's accounts and in files of packed weights: bytes that are
+    /// packed otherwise need another one.
     pub fn name(&self) -> String {
-        format!("{} by {ROWS} rows, block by block", self.dtype)
+        let blocks = match self.dtype {
+            DType::Q8_0 => "two blocks by two",
+            _ => "block by block",
+        };
+        format!("{} by {ROWS} rows, {blocks}", self.dtype)
     }
 
     /// Panels.

@@ -96,3 +96,29 @@ fn emulated_kernels_are_the_reference_to_the_bit() {
         }
     }
 }
+
+/// Files keep packed bytes by the name of their layout. If this fails because a layout was changed,
+/// change its name, too.
+#[test]
+fn what_is_packed_otherwise_is_named_otherwise() {
+    let known = [
+        "Q8_0 by 16 rows, two blocks by two: 30d58f8332eb5511",
+        "Q4_0 by 16 rows, block by block: 91e047d749faa8a7",
+        "Q4_K by 16 rows, block by block: c442303a88e03446",
+        "Q5_K by 16 rows, block by block: 92c728761cabee13",
+        "Q6_K by 16 rows, block by block: 72762600385f5af7",
+        "Q4_G32 by 16 rows, block by block: f6ab93f32c0438aa",
+        "Q4_G64 by 16 rows, block by block: 3ce21ce6b7372fd8",
+        "Q4_G128 by 16 rows, block by block: d796326a27428744",
+    ];
+    let packed = DTYPES.map(|dtype| {
+        let (n, k) = (17, 3 * dtype.block_len().max(32));
+        let layout = Layout::new(dtype, n, k).expect("whole blocks");
+        let raw: Vec<u8> = (0..n * dtype.row_bytes(k).expect("whole blocks"))
+            .map(|i| (i * 37 % 251) as u8)
+            .collect();
+        let add = |sum: u64, b: &u8| (sum ^ u64::from(*b)).wrapping_mul(0x0100_0000_01B3);
+        (layout.name(), layout.pack(&raw, 1).iter().fold(0xCBF2_9CE4_8422_2325, add))
+    });
+    assert_eq!(packed.map(|(name, sum)| format!("{name}: {sum:016x}")), known);
+}
