@@ -5,8 +5,9 @@ use super::{Reproduced, sentences};
 
 const STYLE: &str = "body{font:15px/1.45 system-ui,sans-serif;margin:2em auto;max-width:75em;\
 padding:0 1em;color:#222}table{border-collapse:collapse;width:100%}td,th{padding:.25em .6em;\
-border-bottom:1px solid #ddd;text-align:left;vertical-align:top}td.n{text-align:right;\
-font-variant-numeric:tabular-nums}.pass{color:#0a6b2d}.FAIL{color:#b00020;font-weight:600}\
+border-bottom:1px solid #ddd;text-align:left;vertical-align:top}td.n{text-align:right;overflow-wrap:anywhere;\
+min-width:6em;font-variant-numeric:tabular-nums}.error{white-space:nowrap}.pass{color:#0a6b2d}\
+.FAIL{color:#b00020;font-weight:600}\
 .not{color:#777}.note{color:#666;font-size:.9em}figure{display:inline-block;margin:1em 1em 1em 0}\
 figcaption{font-weight:600;margin-bottom:.3em}";
 
@@ -56,7 +57,7 @@ fn rows(r: &Reproduced, out: &mut String) {
         let cells = [what, printed, ours, error].map(|c| escaped(c));
         let [what, printed, ours, error] = cells;
         out.push_str(&format!(
-            "<td>{what}<td class=\"n\">{printed}<td class=\"n\">{ours}<td class=\"n\">{error}"
+            "<td>{what}<td class=\"n\">{printed}<td class=\"n\">{ours}<td class=\"n error\">{error}"
         ));
         if i == 0 {
             let word = o.word();
@@ -71,13 +72,16 @@ fn rows(r: &Reproduced, out: &mut String) {
 const WIDTH: f64 = 520.0;
 const HEIGHT: f64 = 320.0;
 const MARGIN: f64 = 52.0;
+/// Room for the name of the axis, and for half of the last number.
+const TOP: f64 = 26.0;
+const RIGHT: f64 = 18.0;
 
 fn figure(chart: &Chart, out: &mut String) {
     let points = || chart.series.iter().flat_map(|s| &s.points);
     let most_x = points().map(|p| p.0).fold(0.0, f64::max);
     let most_y = points().map(|p| p.1).fold(0.0, f64::max) * 1.05;
-    let x = |v: f64| MARGIN + v / most_x * (WIDTH - MARGIN - 10.0);
-    let y = |v: f64| HEIGHT - MARGIN - v / most_y * (HEIGHT - MARGIN - 10.0);
+    let x = |v: f64| MARGIN + v / most_x * (WIDTH - MARGIN - RIGHT);
+    let y = |v: f64| HEIGHT - MARGIN - v / most_y * (HEIGHT - MARGIN - TOP);
     out.push_str(&format!(
         "<figure><figcaption>{}</figcaption><svg width=\"{WIDTH}\" height=\"{}\" \
          font-size=\"12\" font-family=\"system-ui\">",
@@ -91,7 +95,7 @@ fn figure(chart: &Chart, out: &mut String) {
             "<line x1=\"{left}\" x2=\"{}\" y1=\"{1}\" y2=\"{1}\" stroke=\"#ddd\"/>\
              <text x=\"{2}\" y=\"{3}\" text-anchor=\"end\">{4}</text>\
              <text x=\"{5}\" y=\"{6}\" text-anchor=\"middle\">{7}</text>",
-            WIDTH - 10.0,
+            WIDTH - RIGHT,
             y(vy),
             left - 5.0,
             y(vy) + 4.0,
@@ -104,7 +108,7 @@ fn figure(chart: &Chart, out: &mut String) {
     let [right, up] = chart.axes;
     out.push_str(&format!(
         "<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{}</text><text x=\"4\" y=\"12\">{}</text>",
-        WIDTH - 10.0,
+        WIDTH - RIGHT,
         y(0.0) + 32.0,
         escaped(right),
         escaped(up)
