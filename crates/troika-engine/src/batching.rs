@@ -81,7 +81,7 @@ impl PlannedBatch {
         (self.rows(), self.forward.seqs.first().map_or(0, |s| s.pos))
     }
 
-    /// NewRows whose logits are wanted.
+    /// Number of rows whose logits are wanted.
     pub fn wanted_rows(&self) -> usize {
         self.wanted.iter().map(|(_, r)| r.len()).sum()
     }

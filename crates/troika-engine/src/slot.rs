@@ -54,7 +54,8 @@ impl KnownGraph {
         }
     }
 
-    /// Whether the tasks for a batch that is placed as this one was are the same.
+    /// Whether a batch that is placed like the known one has the same tasks: equal rows of each
+    /// sequence, and equal rows whose logits are wanted.
     fn serves(&self, batch: &PlannedBatch) -> bool {
         let seqs = batch.forward.seqs.iter().map(|s| &s.rows);
         self.seqs.iter().eq(seqs) && self.wanted.iter().eq(batch.wanted.iter().map(|(_, r)| r))
@@ -67,8 +68,8 @@ pub(crate) struct BatchSlot {
     pools: Vec<EdgePool>,
     inputs: Vec<InputSlot>,
     pub logits: Buffer,
-    /// Graphs of single batches, by what they are placed by: of every number of sequences that
-    /// decoded a token each, and of the last chunk of a prompt, which the next one often repeats.
+    /// Graphs of single batches, by what they are placed by. Of decoding there is one for each
+    /// number of sequences; of prefill only that of the latest chunk, whose shape the next often has.
     graphs: HashMap<Where, KnownGraph>,
     /// Batches, of which the first `used` are those in flight.
     batches: Vec<PlannedBatch>,
@@ -178,7 +179,10 @@ impl BatchSlot {
             return Ok(known.graph.clone());
         }
         let graph = Arc::new(TaskGraph::new(self.tasks(model)?));
-        self.graphs.retain(|(phase, ..), _| *phase != Phase::Prefill || key.0 != Phase::Prefill);
+        if key.0 == Phase::Prefill {
+            // Chunks have many lengths: of theirs one graph is kept.
+            self.graphs.retain(|(phase, ..), _| *phase != Phase::Prefill);
+        }
         self.graphs.insert(key, KnownGraph::new(&graph, &self.batches[0]));
         Ok(graph)
     }

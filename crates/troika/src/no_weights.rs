@@ -16,6 +16,6 @@ impl WeightSource for NoWeights {
 }
 
 fn no_weight(name: &str) -> DeviceError {
-    let why = "there are no values of weights in a simulation".into();
+    let why = "it has no values here: nothing computes with it".into();
     DeviceError::System { device: name.into(), why }
 }

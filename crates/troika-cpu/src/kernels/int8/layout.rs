@@ -10,10 +10,11 @@
 //! | `high` | | | | 64 | 2 x 64 | |
 //! | `scales` | (once) 2 x 16 f16 | 16 f16 | 16 u8, 16 u8 (minima) | as Q4_K | 2 x 16 i8 | |
 //!
-//! So one activation row reads a weight as a single stream: with scales in a section of their own,
-//! two cores of a Zen 5 read 4-bit weights at 40 GB/s instead of 50, and one of a Zen 4 Q8_0 at 14
-//! to 19 instead of 20 to 24. A packed block of Q8_0 has two groups, with their scales before them: so
-//! its quads keep to lines of their own. An odd number of groups is filled up.
+//! So one activation row reads a weight as a single stream. With scales in a section of their own,
+//! two cores of a Zen 5 read 4-bit weights at 40 GB/s instead of 50, and one core of a Zen 4 reads
+//! Q8_0 at 14 to 19 GB/s instead of 20 to 24. A packed block of Q8_0 has two groups (two of its
+//! GGUF blocks), with their scales before them: 64 bytes, so that each quad keeps to a cache line.
+//! An odd last group has a block to itself.
 //!
 //! 64 bytes are a *quad*: four columns of sixteen rows, row by row. Of eight quads in a group,
 //! nibbles hold quad `j` low and quad `j + 4` high; a byte of `high` holds the fifth bits of
@@ -34,7 +35,7 @@ pub const GROUP: usize = 32;
 /// Bytes of a quad.
 pub(super) const QUAD: usize = 4 * ROWS;
 
-/// Groups of a packed block of Q8_0: as many as keep quads in lines of their own.
+/// Groups of a packed block of Q8_0: the scales of two fill a cache line.
 pub(super) const PAIR: usize = 2;
 
 /// Which of a type's unsigned values stands for zero.
@@ -97,12 +98,12 @@ impl Layout {
         Some(Layout { dtype, rows, cols, head, high, scales, supers, groups, step, panel })
     }
 
-    /// Bytes from the first packed block to that of group `g`, as [`Format::block_at`].
+    /// Bytes from the first packed block to that of group `g`, as `Format::block_at`.
     fn block_at(&self, g: usize) -> usize {
         g / self.groups * (self.groups * self.step + self.head)
     }
 
-    /// Bytes from the first group to group `g`, as [`Format::at`].
+    /// Bytes from the first group to group `g`, as `Format::at`.
     fn at(&self, g: usize) -> usize {
         self.block_at(g) + g % self.groups * self.step
     }
