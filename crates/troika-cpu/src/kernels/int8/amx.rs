@@ -32,7 +32,7 @@ use super::lanes::{RowLanes, trip_count};
 use super::layout::{GROUP, QUAD, ROWS};
 use super::quantize::{GROUP_FLOATS, QuantizedGroup};
 use super::tile::{self, DIRECT, PanelBlock, get, put, rows, widen_all};
-use super::widen::{CHUNK, even_chunk};
+use super::widen::{CHUNK, even};
 use crate::machine::instructions::RegisterWork;
 use crate::machine::instructions::x86::{Held, TileConfig, TileRegisters, Vector};
 #[cfg(target_arch = "x86_64")]
@@ -101,7 +101,7 @@ unsafe fn chunks<V: Vector, T: TileRegisters, F: Format, const NR: usize>(
     index: usize,
 ) {
     let groups = part.product.weight.layout.cols / GROUP;
-    let even = even_chunk(groups, QUAD);
+    let even = even(groups, CHUNK);
     let mut g = 0;
     while g < groups {
         let len = even.min(groups - g);

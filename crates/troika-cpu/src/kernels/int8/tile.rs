@@ -13,7 +13,7 @@ use super::format::{Format, Panel};
 use super::lanes::{RowLanes, trip_count};
 use super::layout::{GROUP, ROWS};
 use super::quantize::GROUP_FLOATS;
-use super::widen::{PANEL, even_chunk, quad_bytes, widen};
+use super::widen::{even_chunk, panel_floats, quad_bytes, widen};
 use crate::machine::instructions::RegisterWork;
 
 /// Activation rows up to which weights are read as they are.
@@ -108,7 +108,7 @@ unsafe fn wide<I: RowLanes, F: Format>(part: Int8Part<'_>) {
 #[inline(always)]
 unsafe fn chunks<I: RowLanes, F: Format, const NR: usize>(part: &mut Int8Part<'_>, index: usize) {
     let groups = part.product.weight.layout.cols / GROUP;
-    let even = even_chunk(groups, quad_bytes::<I, F>());
+    let even = even_chunk::<I>(groups, quad_bytes::<I, F>());
     let mut g = 0;
     while g < groups {
         let len = even.min(groups - g);
@@ -139,7 +139,7 @@ pub(super) unsafe fn widen_all<I: RowLanes, F: Format, const NR: usize, const SI
         let mut out = [Panel::new(weight.bytes.as_ptr(), &weight.layout, index); NR];
         for (i, out) in out.iter_mut().enumerate() {
             let panel = Panel::new(weight.bytes.as_ptr(), &weight.layout, index + i);
-            *out = widen::<I, F, SIGNED>(&panel, g.clone(), to.add(i * PANEL));
+            *out = widen::<I, F, SIGNED>(&panel, g.clone(), to.add(i * panel_floats::<I>()));
         }
         out
     }
