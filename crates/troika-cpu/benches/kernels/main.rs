@@ -26,7 +26,8 @@ pub const MEMORY: usize = 192 << 20;
 
 /// Runs `f` on an instruction set with all cores.
 pub fn with<T>(isa: Isa, f: impl FnOnce(&mut Context<'_>) -> T) -> T {
-    let threads = troika_cpu::cores();
+    let threads =
+        std::env::var("XT").ok().and_then(|s| s.parse().ok()).unwrap_or(troika_cpu::cores());
     let each = 1 << 17;
     let mut scratch = vec![0.0; each * threads];
     let mut pool = Pool::new(threads, None).expect("threads");

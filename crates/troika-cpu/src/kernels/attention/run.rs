@@ -166,6 +166,21 @@ unsafe fn scaled<V: Lanes>(q: &[f32], at: usize, scale: f32) -> V {
     }
 }
 
+/// The block with position `pos` of the positions `at`, and which of its keys are meant; none past
+/// the last position.
+#[inline(always)]
+fn block_at(
+    part: &AttentionPart<'_>,
+    size: usize,
+    at: &Range<usize>,
+    pos: usize,
+) -> Option<(KeyBlock, Range<usize>)> {
+    let end = ((pos / KEY_BLOCK + 1) * KEY_BLOCK).min(at.end);
+    let table = &part.seq.tables[part.x.op.page_group];
+    let block = (pos < end).then(|| KeyBlock::locate(&part.x, size, table, pos..end))?;
+    Some((block, pos - block.start..end - block.start))
+}
+
 /// Block after block, each for all key/value heads.
 // SAFETY: the caller has the features on and checked the operands.
 #[inline(always)]
@@ -179,39 +194,46 @@ unsafe fn small_q_lines<A: Mac>(
     let (k_pad, (_, v_pad)) = (k_pad::<A>(op), padded(op));
     let (count, size, first) = (part.per_head(), caches.size, part.kv_heads.start);
     let (k_bytes, v_bytes) = (op.k_dim * size, part.x.value_width() / op.kv_heads * size);
-    let mut pos = at.start;
-    while pos < at.end {
-        let end = ((pos / KEY_BLOCK + 1) * KEY_BLOCK).min(at.end);
-        let block = KeyBlock::locate(&part.x, size, &part.seq.tables[op.page_group], pos..end);
+    let mut next = block_at(part, size, &at, at.start);
+    while let Some((block, range)) = next {
+        next = block_at(part, size, &at, block.start + KEY_BLOCK);
         let seen = Seen::new(part, block.start, count);
-        let rows = |base: *const u8, offsets, len, stride| small_q::CachedRows {
+        let rows = |base: *const u8, offsets, next, len, stride| small_q::CachedRows {
             base: base.wrapping_add(first * stride),
             offsets,
+            end: range.end,
+            next,
             len,
-            size,
             stride,
-            row: stride * op.kv_heads,
             kv_heads: part.kv_heads.len(),
             rows: part.rows.len(),
             heads: part.heads.len(),
             seen: &seen,
         };
+        let next = next.as_ref();
+        let next_keys = next.map_or(&[][..], |(b, r)| &b.k[..r.end]);
+        let next_values = next.map_or(&[][..], |(b, r)| &b.v[..r.end]);
+        let keys = rows(caches.k, &block.k, next_keys, op.k_dim, k_bytes);
+        let values = rows(caches.v, &block.v, next_values, op.v_dim, v_bytes);
         let (q, acc, scores) = (&*work.q, &mut *work.acc, &mut *work.scores);
         let mut lines = small_q::QueryLines { q, acc, scores, shrink: work.shrink, k_pad, v_pad };
         // SAFETY: passed on; the heads of a position's row.
         unsafe {
-            let keys = rows(caches.k, &block.k, op.k_dim, k_bytes);
+            if block.start <= at.start {
+                keys.prefetch_first(range.start);
+            }
             by_element!(caches.element, small_q::scores, A, (&mut lines, &keys));
+            if block.start <= at.start {
+                values.prefetch_first(range.start);
+            }
             for kv in 0..part.kv_heads.len() {
                 let of = |n: usize| kv * count * n..(kv + 1) * count * n;
                 let scores = &mut lines.scores[of(KEY_BLOCK)];
                 let (shrink, totals) = (&mut lines.shrink[of(1)], &mut work.totals[0][of(1)]);
                 Scores { scores, shrink, totals }.weigh::<A>(op, &seen);
             }
-            let values = rows(caches.v, &block.v, op.v_dim, v_bytes);
             by_element!(caches.element, small_q::values, A, (&mut lines, &values));
         }
-        pos = end;
     }
 }
 
@@ -233,15 +255,9 @@ unsafe fn large_q_lines<A: Mac>(
     let keys = caches.k.wrapping_add(kv * op.k_dim * size);
     let values = caches.v.wrapping_add(kv * v_dim * size);
     let (score_tiles, value_tiles) = large_q::tiles::<A::V>(lines, op.v_dim);
-    let find = |pos: usize| {
-        let end = ((pos / KEY_BLOCK + 1) * KEY_BLOCK).min(at.end);
-        let table = &part.seq.tables[op.page_group];
-        let block = (pos < end).then(|| KeyBlock::locate(&part.x, size, table, pos..end))?;
-        Some((block, pos - block.start..end - block.start))
-    };
-    let mut next = find(at.start);
+    let mut next = block_at(part, size, &at, at.start);
     while let Some((block, range)) = next {
-        next = find(block.start + KEY_BLOCK);
+        next = block_at(part, size, &at, block.start + KEY_BLOCK);
         let seen = Seen::new(part, block.start, lines);
         let next_keys = next.as_ref().map_or(&[][..], |(b, r)| &b.k[r.clone()]);
         let keys_prefetch = RowPrefetch::new(keys, next_keys, op.k_dim * size, value_tiles);
