@@ -109,10 +109,10 @@ fn strategies_are_in_the_order_that_the_paper_shows() {
 /// own prediction.
 #[test]
 fn solved_plans_are_as_fast_as_the_best_strategy() {
-    let run = |soc: &str, model: &str, prompt: &str, strategy: &str| -> [f64; 2] {
+    let run = |soc: &str, model: &str, prompt: &str, strategy: &str| -> [f64; 3] {
         let args = ["simulate", "--soc", soc, "-m", model, "-p", prompt, "-n", "3", "--json"];
         let f = json(&[&args[..], &["--strategy", strategy]].concat());
-        ["ttft_ms", "tpot_ms"].map(|name| f[name].as_f64().unwrap())
+        ["ttft_ms", "tpot_ms", "peak_bytes"].map(|name| f[name].as_f64().unwrap())
     };
     for (soc, model, prompt) in [
         ("sd8gen3-fp16", "llama-3-8b", "64"),
@@ -124,9 +124,11 @@ fn solved_plans_are_as_fast_as_the_best_strategy() {
         let names = ["hetero-tensor", "hetero-layer", "activation-centric", "npu-pipe", "gpu-only"];
         let all = names.map(|name| run(soc, model, prompt, name));
         let best = |at: usize| all.iter().map(|f| f[at]).fold(f64::INFINITY, f64::min);
-        let [ttft, tpot] = run(soc, model, prompt, "solved");
+        let [ttft, tpot, peak] = run(soc, model, prompt, "solved");
         assert!(ttft <= best(0) * 1.02, "{soc} {model} {prompt}: {ttft}, not {}", best(0));
         assert!(tpot <= best(1) * 1.02, "{soc} {model} {prompt}: {tpot}, not {}", best(1));
+        // Ways for other lengths take no memory of their own.
+        assert!(peak <= all[0][2] * 1.5, "{soc} {model} {prompt}: {peak}, {}", all[0][2]);
     }
 }
 

@@ -58,15 +58,25 @@ impl Slots {
             slots.cols.push(cols[v]);
         }
         for (i, segment) in lowered.segments.iter().enumerate() {
-            let pieces = program.segment_of.iter().enumerate().filter(|(_, s)| **s == i);
-            let between: Vec<usize> = pieces.map(|(v, _)| edges + v).collect();
-            let made = segment.outputs.iter().map(|e| e.0).filter(|v| !own(*v));
-            for v in made.chain(between.iter().copied()) {
+            for v in segment.outputs.iter().map(|e| e.0).filter(|v| !own(*v)) {
                 slots.of_value[v] = take_slot(&mut free, &mut slots.cols, cols[v]);
             }
+            // The values between the pieces of a placement are there at once, those of two never.
+            let placements = program.placement_of.chunk_by(|a, b| a == b);
+            let mut end = edges;
+            for of in placements {
+                let between = end..end + of.len();
+                end = between.end;
+                if of[0].0 != i {
+                    continue;
+                }
+                for v in between.clone() {
+                    slots.of_value[v] = take_slot(&mut free, &mut slots.cols, cols[v]);
+                }
+                free.extend(between.map(|v| slots.of_value[v]));
+            }
             let edges = segment.inputs.iter().chain(&segment.outputs).map(|e| e.0);
-            let done = edges.filter(|v| last_use[*v] == i && !own(*v));
-            for v in done.chain(between.iter().copied()) {
+            for v in edges.filter(|v| last_use[*v] == i && !own(*v)) {
                 if !free.contains(&slots.of_value[v]) {
                     free.push(slots.of_value[v]);
                 }

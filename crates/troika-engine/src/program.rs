@@ -130,8 +130,9 @@ pub(crate) struct Program {
     /// Of each value, whether pieces that use some of its columns leave the others alone: then
     /// nothing is gained by having them together.
     pub apart: Vec<bool>,
-    /// The segment that each value behind the edges belongs to.
-    pub segment_of: Vec<usize>,
+    /// The segment that each value behind the edges belongs to, and the placement: of those of a
+    /// segment, a chunk has one.
+    pub placement_of: Vec<(usize, usize)>,
     /// Where each of the model's states is used: in which memory spaces, and which of its columns
     /// are together there.
     pub state_instances: Vec<Vec<Instance>>,
@@ -173,7 +174,7 @@ impl Program {
                 dtypes: edge_types(lowered, plan),
             },
             apart: Vec::new(),
-            segment_of: Vec::new(),
+            placement_of: Vec::new(),
             state_instances: vec![Vec::new(); lowered.states.len()],
             state_homes: vec![Default::default(); lowered.states.len()],
             padding: 0,
@@ -190,10 +191,9 @@ impl Program {
             decode: Vec::new(),
         };
         let mut list = CompileList::default();
-        for (i, segment) in lowered.segments.iter().enumerate() {
+        for i in 0..lowered.segments.len() {
             list.begin_segment();
-            program.place_segment((lowered, segment), plan, &mut list)?;
-            program.segment_of.resize(program.values.cols.len() - lowered.edges.len(), i);
+            program.place_segment((lowered, i), plan, &mut list)?;
         }
         program.find_apart(lowered);
         program.check_used(plan)?;
@@ -211,10 +211,11 @@ impl Program {
     /// before is the same.
     fn place_segment(
         &mut self,
-        (lowered, segment): (&Lowered, &Segment),
+        (lowered, index): (&Lowered, usize),
         plan: &Plan,
         list: &mut CompileList,
     ) -> Result<(), EngineError> {
+        let segment = &lowered.segments[index];
         let rule = |at: Where| {
             let rule = plan.rule_in(at, segment.kind, segment.layer);
             rule.ok_or_else(|| EngineError::Unplaced(segment.graph.name.clone()))
@@ -223,6 +224,7 @@ impl Program {
         let alike = edges.map(|e| self.values.dtypes[e.0]).all(|[p, d]| p == d);
         let of = (segment, attention_of(lowered, segment));
         let mut placed: Vec<(&Rule, Arc<PlacedSegment>)> = Vec::new();
+        let behind_edges = |values: &ValueTable| values.cols.len() - lowered.edges.len();
         for bucket in 0..self.prefill.len() {
             for way in 0..self.prefill[bucket].ways.len() {
                 let rule = rule((Phase::Prefill, self.prefill[bucket].up_to, way))?;
@@ -230,6 +232,8 @@ impl Program {
                     Some((_, known)) => known.clone(),
                     None => Arc::new(self.place(of, (rule, Phase::Prefill), list)?),
                 };
+                let placement = (index, placed.len());
+                self.placement_of.resize(behind_edges(&self.values), placement);
                 placed.push((rule, here.clone()));
                 self.prefill[bucket].ways[way].push(here);
             }
@@ -240,6 +244,7 @@ impl Program {
             Some((_, known)) => known.clone(),
             None => Arc::new(self.place(of, (rule, Phase::Decode), list)?),
         };
+        self.placement_of.resize(behind_edges(&self.values), (index, placed.len()));
         self.decode.push(here);
         Ok(())
     }

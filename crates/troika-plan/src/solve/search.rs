@@ -231,7 +231,13 @@ impl<'a> Search<'a> {
             lengths.pop();
         }
         let rules = PlannedRules { prefill, lengths, decode: rules(&choice.decode) };
-        assemble(self.request.spec, &self.facts, self.request.base, (name.into(), rules))
+        let (base, spec) = (self.request.base, self.request.spec);
+        let mut plan = assemble(spec, &self.facts, base, (name.into(), rules));
+        if base.chunks_in_flight.is_none() && self.request.prompt <= plan.prefill.chunk {
+            // Memory of chunks that are not there.
+            plan.prefill.chunks_in_flight = 1;
+        }
+        plan
     }
 
     /// The scopes of prefill, by their most rows, and of decoding.

@@ -69,7 +69,7 @@ impl CachedRows<'_> {
 
     /// Positions from those in use to those that are prefetched.
     #[inline(always)]
-    fn ahead(&self) -> usize {
+    fn prefetch_positions(&self) -> usize {
         (PREFETCH_DISTANCE / (self.kv_heads * self.stride).max(1)).clamp(GROUP, KEY_BLOCK)
     }
 
@@ -77,13 +77,13 @@ impl CachedRows<'_> {
     #[inline(always)]
     pub fn prefetch_first(&self, first: usize) {
         let first = first / GROUP * GROUP;
-        self.prefetch(first..first + self.ahead());
+        self.prefetch(first..first + self.prefetch_positions());
     }
 
     /// Prefetches a head's share of a group of positions, some positions after those from `key` on.
     #[inline(always)]
     fn prefetch_share(&self, key: usize, head: usize) {
-        let first = key + self.ahead();
+        let first = key + self.prefetch_positions();
         let share = |head: usize| first + head * GROUP / self.kv_heads;
         self.prefetch(share(head)..share(head + 1));
     }
