@@ -6,24 +6,33 @@ use troika::device::{read_all, read_text};
 
 use crate::error::CliError;
 
-/// All of standard input as text.
+/// All of standard input as text, without a byte order mark.
 ///
 /// # Errors
 /// Input that is not UTF-8 or cannot be read.
 pub fn read_stdin() -> Result<String, CliError> {
     let bytes = read_all(std::io::stdin().lock())
         .map_err(|e| CliError::Failure(format!("cannot read standard input: {e}")))?;
-    String::from_utf8(bytes).map_err(|e| {
+    let text = String::from_utf8(bytes).map_err(|e| {
         let at = e.utf8_error().valid_up_to();
         CliError::Failure(format!("standard input is not UTF-8 text (byte {at} is invalid)"))
-    })
+    })?;
+    Ok(without_mark(text))
 }
 
-/// A file's text.
+/// A file's text, without a byte order mark.
 ///
 /// # Errors
 /// A file that cannot be read, or is not UTF-8.
 pub fn read_file(file: &Path) -> Result<String, CliError> {
     let failed = |why: String| CliError::Failure(format!("{}: {why}", file.display()));
-    read_text(file).map_err(|e| failed(e.to_string()))
+    read_text(file).map(without_mark).map_err(|e| failed(e.to_string()))
+}
+
+/// Some editors write the mark U+FEFF before a text; a model would read it as the first word.
+fn without_mark(mut text: String) -> String {
+    if text.starts_with('\u{feff}') {
+        text.drain(..'\u{feff}'.len_utf8());
+    }
+    text
 }

@@ -615,6 +615,28 @@ fn nan_weights_are_a_warning_with_the_tensor_name() {
     assert!(warned(&["-v"]) && !warned(&[]));
 }
 
+/// As some editors write them.
+#[test]
+fn a_byte_order_mark_is_no_part_of_a_prompt() {
+    let dir = tempfile::tempdir().unwrap();
+    let count = |mark: &str, piped: bool| -> Value {
+        let file = dir.path().join("prompt");
+        std::fs::write(&file, format!("{mark}Hello there")).unwrap();
+        let mut run = command(&["run", "-n", "1", "--json"]);
+        match piped {
+            true => run.stdin(std::fs::File::open(&file).unwrap()),
+            false => run.arg("-f").arg(&file),
+        };
+        let out = run.output().unwrap();
+        assert!(out.status.success(), "{}", text(&out.stderr));
+        serde_json::from_slice::<Value>(&out.stdout).unwrap()["prompt_tokens"].clone()
+    };
+    let plain = count("", false);
+    assert_eq!(count("\u{feff}", false), plain);
+    assert_eq!(count("\u{feff}", true), plain);
+    assert_ne!(count("\u{feff}\u{feff}", false), plain);
+}
+
 #[test]
 fn perplexity_of_a_text() {
     let file = root().join("LICENSE-APACHE").display().to_string();
