@@ -45,67 +45,44 @@ pub(super) unsafe fn one_row<A: Mac>(part: &ProductPart<'_>) {
     }
 }
 
-/// All panels.
+/// All panels, one after the other: with two of them side by side, memory is a stream each, and one
+/// Zen 4 thread reads 15 to 20 % less of it (bf16), though the sums of one panel wait for each other.
 ///
 /// # Safety
 /// As for [`one_row`].
 #[inline(always)]
 unsafe fn all<A: Mac, L: LineReader>(part: &ProductPart<'_>) {
-    let mut n = part.n.start;
-    // SAFETY: passed on.
-    unsafe {
-        // Two chains of sums hide the latency of the products.
-        while n + ROWS < part.n.end {
-            some::<A, L, 2>(part, n);
-            n += 2 * ROWS;
-        }
-        if n < part.n.end {
-            some::<A, L, 1>(part, n);
-        }
-    }
-}
-
-/// `G` panels from weight row `n` on.
-///
-/// # Safety
-/// As for [`one_row`].
-#[inline(always)]
-unsafe fn some<A: Mac, L: LineReader, const G: usize>(part: &ProductPart<'_>, n: usize) {
     const { assert!(ROWS / A::V::N <= MAX_REGISTERS && BLOCK.is_multiple_of(L::WORDS)) };
     let p = &part.product;
     let words = if A::PAIRS { p.weight.cols.div_ceil(2) } else { p.weight.cols };
     let registers = ROWS / A::V::N;
-    // SAFETY: rows are checked; the panels hold all words.
-    unsafe {
-        let x = p.x.row(part.m.start, words);
-        let y = p.y.at(part.m.start, p.weight.rows);
-        let mut lines: [_; G] = std::array::from_fn(|g| panel(p, n + g * ROWS));
-        for at in (0..words).step_by(BLOCK) {
-            let end = (at + BLOCK).min(words);
-            let sink = Sink { product: p, first: at == 0, last: end == words };
-            let mut acc = [[A::V::splat(0.0); MAX_REGISTERS]; G];
-            for k in (at..end).step_by(L::WORDS) {
-                for line in lines {
+    for first in part.n.clone().step_by(ROWS) {
+        // SAFETY: rows are checked; the panel holds all words.
+        unsafe {
+            let x = p.x.row(part.m.start, words);
+            let y = p.y.at(part.m.start, p.weight.rows);
+            let mut line = panel(p, first);
+            for at in (0..words).step_by(BLOCK) {
+                let end = (at + BLOCK).min(words);
+                let sink = Sink { product: p, first: at == 0, last: end == words };
+                let mut acc = [A::V::splat(0.0); MAX_REGISTERS];
+                for k in (at..end).step_by(L::WORDS) {
                     prefetch::once(line.wrapping_add(PREFETCH_DISTANCE));
-                }
-                for word in 0..L::WORDS {
-                    // Of the last line, the last column may be none.
-                    if word > 0 && k + word >= end {
-                        break;
-                    }
-                    let x = A::V::splat(*x.add(k + word));
-                    for (line, acc) in lines.iter().zip(&mut acc) {
+                    for word in 0..L::WORDS {
+                        // Of the last line, the last column may be none.
+                        if word > 0 && k + word >= end {
+                            break;
+                        }
+                        let x = A::V::splat(*x.add(k + word));
                         for (r, acc) in acc.iter_mut().take(registers).enumerate() {
-                            let w = L::word::<A::V>(*line, r * A::V::N, word);
+                            let w = L::word::<A::V>(line, r * A::V::N, word);
                             *acc = A::mac(x, w, *acc);
                         }
                     }
+                    line = line.wrapping_add(LINE);
                 }
-                lines = lines.map(|line| line.wrapping_add(LINE));
-            }
-            for (g, acc) in acc.into_iter().enumerate() {
                 for (r, acc) in acc.into_iter().take(registers).enumerate() {
-                    let n = n + g * ROWS + r * A::V::N;
+                    let n = first + r * A::V::N;
                     if n < part.n.end {
                         sink.put(y, n, part.n.end - n, acc);
                     }
