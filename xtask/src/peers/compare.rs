@@ -22,8 +22,8 @@ pub struct Line {
     /// The limit that binds (Troika only), and how much of it a token per second takes.
     pub limit: String,
     pub per_token: Option<f64>,
-    /// All limits measured, too (Troika only).
-    pub limits: Vec<(String, f64)>,
+    /// What each turn measured of every limit (Troika only).
+    pub limits: Vec<(String, Vec<f64>)>,
 }
 
 /// All engines' samples of a test.
@@ -109,10 +109,10 @@ fn line(row: &Value) -> Result<Line> {
         return Err("a benchmark's JSON has no samples_ts".into());
     }
     let limits = row["limits"].as_object().into_iter().flatten();
-    let limits: Vec<(String, f64)> =
-        limits.filter_map(|(k, v)| Some((k.clone(), v.as_f64()?))).collect();
+    let limits: Vec<(String, Vec<f64>)> =
+        limits.filter_map(|(k, v)| Some((k.clone(), vec![v.as_f64()?]))).collect();
     let limit = row["limit"].as_str().unwrap_or_default().to_string();
-    let own = limits.iter().find(|l| l.0 == limit).map(|l| l.1);
+    let own = limits.iter().find(|l| l.0 == limit).map(|l| l.1[0]);
     let parts = (row["share_of_limit"].as_f64(), own, row["avg_ts"].as_f64());
     let per_token = match parts {
         (Some(share), Some(own), Some(rate)) if rate > 0.0 => Some(share * own / rate),
@@ -129,8 +129,7 @@ fn line(row: &Value) -> Result<Line> {
     })
 }
 
-/// Joins the samples of several turns. Of limits the highest count: on a shared machine a low
-/// one was disturbed.
+/// Joins the samples of several turns.
 fn merge(turns: Vec<Vec<Line>>) -> Vec<Line> {
     let mut all: Vec<Line> = Vec::new();
     for line in turns.into_iter().flatten() {
@@ -139,14 +138,19 @@ fn merge(turns: Vec<Vec<Line>>) -> Vec<Line> {
             continue;
         };
         known.samples.extend(line.samples);
-        for (name, value) in line.limits {
-            match known.limits.iter_mut().find(|l| l.0 == name) {
-                Some(limit) => limit.1 = limit.1.max(value),
-                None => known.limits.push((name, value)),
-            }
-        }
+        join_limits(&mut known.limits, line.limits);
     }
     all
+}
+
+/// Adds measurements of limits to those of the same name.
+pub fn join_limits(known: &mut Vec<(String, Vec<f64>)>, others: Vec<(String, Vec<f64>)>) {
+    for (name, values) in others {
+        match known.iter_mut().find(|l| l.0 == name) {
+            Some(limit) => limit.1.extend(values),
+            None => known.push((name, values)),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -166,7 +170,7 @@ mod tests {
         assert_eq!(lines[0].test, (512, 0, 0));
         assert_eq!(lines[0].samples, [10.0, 12.5]);
         assert_eq!(lines[0].per_token, Some(5.0));
-        assert_eq!(lines[0].limits[0], ("int8".to_string(), 100.0));
+        assert_eq!(lines[0].limits[0], ("int8".to_string(), vec![100.0]));
         assert_eq!((lines[1].test, lines[1].per_token), ((0, 64, 0), None));
         let llama = r#"[{"build_commit": "x", "n_prompt": 0, "n_gen": 8, "n_depth": 64,
             "model_size": 5, "model_n_params": 7, "avg_ts": 3.0, "samples_ts": [2.0, 4.0]}]"#;
@@ -207,10 +211,10 @@ mod tests {
     #[test]
     fn turns_are_joined_by_test() {
         let mut second = read(TROIKA).unwrap();
-        second[0].limits[0].1 = 120.0;
+        second[0].limits[0].1 = vec![120.0];
         let all = merge(vec![read(TROIKA).unwrap(), second]);
         assert_eq!(all.len(), 2);
         assert_eq!(all[0].samples, [10.0, 12.5, 10.0, 12.5]);
-        assert_eq!(all[0].limits[0].1, 120.0);
+        assert_eq!(all[0].limits[0].1, [100.0, 120.0]);
     }
 }

@@ -1,6 +1,6 @@
 //! The table.
 
-use super::compare::{Compared, Line, Measured, Test};
+use super::compare::{Compared, Line, Measured, Test, join_limits};
 
 /// The middle one of some values; 0 for none.
 pub fn median(values: &[f64]) -> f64 {
@@ -20,11 +20,17 @@ fn name((prompt, generate, depth): Test) -> String {
 }
 
 /// All measurements in Markdown: medians, our ratio to the best peer's, and shares of the limits.
+/// Limits are medians of their turns, too: on a shared machine, what memory gives in its best moment
+/// is not what it gave while models ran.
 pub fn markdown(machine: &str, threads: usize, peers: &[&str], all: &[Measured]) -> String {
     let mut text = format!("{machine}, {threads} threads. Medians; all took turns.\n");
-    let limits = best_limits(all);
+    let mut limits = Vec::new();
+    for line in all.iter().flat_map(|c| &c.tests) {
+        join_limits(&mut limits, line.troika.limits.clone());
+    }
     if !limits.is_empty() {
-        let each: Vec<String> = limits.iter().map(|(n, v)| format!("{n} {v:.1}")).collect();
+        let each: Vec<String> =
+            limits.iter().map(|(n, v)| format!("{n} {:.1}", median(v))).collect();
         text.push_str(&format!("Limits (GB/s, GFLOP/s, GOP/s): {}.\n", each.join(", ")));
     }
     let rates: String = peers.iter().map(|p| format!(" {p} t/s |")).collect();
@@ -35,20 +41,20 @@ pub fn markdown(machine: &str, threads: usize, peers: &[&str], all: &[Measured])
     ));
     for c in all {
         let file = c.file.file_stem().unwrap_or_default().to_string_lossy();
-        c.tests.iter().for_each(|t| text.push_str(&row(&file, t, &limits)));
+        c.tests.iter().for_each(|t| text.push_str(&row(&file, t)));
     }
     text
 }
 
-fn row(file: &str, c: &Compared, limits: &[(String, f64)]) -> String {
+fn row(file: &str, c: &Compared) -> String {
     let ours = median(&c.troika.samples);
     let theirs: Vec<Option<f64>> =
         c.peers.iter().map(|p| p.as_ref().map(|l| median(&l.samples))).collect();
     let best = theirs.iter().flatten().copied().fold(0.0, f64::max);
     let ratio = if best > 0.0 { ours / best } else { 0.0 };
     let of = |rate: f64| {
-        let limit = limits.iter().find(|l| l.0 == c.troika.limit)?.1;
-        Some(c.troika.per_token? * rate / limit)
+        let (_, limit) = c.troika.limits.iter().find(|l| l.0 == c.troika.limit)?;
+        Some(c.troika.per_token? * rate / median(limit))
     };
     let percent =
         |share: Option<f64>| share.map_or(String::new(), |s| format!("{:.0} %", 100.0 * s));
@@ -68,27 +74,16 @@ fn row(file: &str, c: &Compared, limits: &[(String, f64)]) -> String {
     )
 }
 
-/// The highest of each limit over all files: they are the machine's, not the file's.
-fn best_limits(all: &[Measured]) -> Vec<(String, f64)> {
-    let mut best: Vec<(String, f64)> = Vec::new();
-    for (name, value) in all.iter().flat_map(|c| &c.tests).flat_map(|p| &p.troika.limits) {
-        match best.iter_mut().find(|b| b.0 == *name) {
-            Some(b) => b.1 = b.1.max(*value),
-            None => best.push((name.clone(), *value)),
-        }
-    }
-    best
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::peers::compare::Line;
 
-    fn line(samples: &[f64], limit: Option<f64>) -> Line {
-        let limits = limit.map(|l| ("int8".to_string(), l)).into_iter().collect();
-        let per_token = limit.map(|_| 2.0);
-        let limit = if limit.is_some() { "int8".to_string() } else { String::new() };
+    fn line(samples: &[f64], limit: &[f64]) -> Line {
+        let (limits, limit, per_token) = match limit {
+            [] => (Vec::new(), String::new(), None),
+            l => (vec![("int8".to_string(), l.to_vec())], "int8".to_string(), Some(2.0)),
+        };
         Line {
             test: (512, 0, 64),
             samples: samples.to_vec(),
@@ -102,18 +97,18 @@ mod tests {
     #[test]
     fn medians_ratios_and_shares_are_shown() {
         let one = Compared {
-            troika: line(&[9.0, 30.0, 10.0], Some(40.0)),
-            peers: vec![Some(line(&[2.0], None)), Some(line(&[4.0, 6.0], None))],
+            troika: line(&[9.0, 30.0, 10.0], &[70.0, 40.0, 30.0]),
+            peers: vec![Some(line(&[2.0], &[])), Some(line(&[4.0, 6.0], &[]))],
         };
-        let mut other = Compared { troika: line(&[8.0], Some(50.0)), ..one.clone() };
+        let mut other = Compared { troika: line(&[8.0], &[50.0]), ..one.clone() };
         other.peers[0] = None;
         let all = [
             Measured { file: "x/a-q8_0.gguf".into(), tests: vec![one] },
             Measured { file: "b.gguf".into(), tests: vec![other] },
         ];
         let text = markdown("a CPU", 2, &["llama.cpp", "ik"], &all);
-        let row = "| a-q8_0 | 1 | pp512 @ d64 | 10.00 | 2.00 | 5.00 | 2.00 | 40 % int8 | 20 % | 3 + 1 + 2 |";
-        assert!(text.contains("a CPU, 2 threads") && text.contains("int8 50.0."), "{text}");
+        let row = "| a-q8_0 | 1 | pp512 @ d64 | 10.00 | 2.00 | 5.00 | 2.00 | 50 % int8 | 25 % | 3 + 1 + 2 |";
+        assert!(text.contains("a CPU, 2 threads") && text.contains("int8 45.0."), "{text}");
         assert!(text.contains("| troika t/s | llama.cpp t/s | ik t/s | to the best |"), "{text}");
         assert!(text.contains(row), "{text}");
         let last = text.lines().last().unwrap();

@@ -9,8 +9,12 @@ use crate::runtime::prefetch;
 /// Bytes read per pass: larger than caches.
 const SWEEP_BYTES: usize = 256 << 20;
 
-/// Measured read bandwidth of main memory with `threads` threads, in GB/s. Takes about half a
-/// second; 0 when there is no memory or thread to measure with.
+/// Passes of each way of reading.
+const PASSES: usize = 7;
+
+/// Measured read bandwidth of main memory with `threads` threads, in GB/s: of the faster of two ways
+/// to read, the median of its passes, as what memory gives in its best moment is not what a model
+/// gets. Takes about half a second; 0 when there is no memory or thread to measure with.
 pub fn measure_bandwidth(threads: usize) -> f64 {
     let Ok(mut pool) = Pool::new(threads.max(1), None) else { return 0.0 };
     let mut lines = Lines::default();
@@ -21,8 +25,8 @@ pub fn measure_bandwidth(threads: usize) -> f64 {
     data.fill(1.0);
     let data = &*data;
     let part = 1 << 18;
-    let mut best = 0.0f64;
-    for turn in 0..6 {
+    let mut rates = [[0.0f64; PASSES]; 2];
+    for turn in 0..2 * PASSES {
         let start = Instant::now();
         let swept = pool.run(data.len() / part, &|_, i| {
             let sum = sweep(&data[i * part..][..part], turn % 2 == 1);
@@ -31,9 +35,13 @@ pub fn measure_bandwidth(threads: usize) -> f64 {
         if swept.is_err() {
             return 0.0;
         }
-        best = best.max(SWEEP_BYTES as f64 / start.elapsed().as_secs_f64() / 1e9);
+        rates[turn % 2][turn / 2] = SWEEP_BYTES as f64 / start.elapsed().as_secs_f64() / 1e9;
     }
-    best
+    let medians = rates.map(|mut way| {
+        way.sort_by(f64::total_cmp);
+        way[PASSES / 2]
+    });
+    medians[0].max(medians[1])
 }
 
 /// Bytes asked for before those in use.
