@@ -11,10 +11,10 @@ mod bandwidth;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::Multiply;
+use crate::runtime::Pool;
 
 pub use bandwidth::measure_bandwidth;
 
@@ -67,14 +67,15 @@ impl Peaks {
 /// Measures all peaks with `threads` threads. Takes about two seconds.
 pub fn measure(threads: usize) -> Peaks {
     let threads = threads.max(1);
-    let one = |multiply: Multiply| {
-        probe(multiply).map(|p| Peak { multiply, value: rate(p, threads, TIME, RUNS) })
-    };
-    Peaks {
-        threads,
-        read: measure_bandwidth(threads),
-        multiply: Multiply::ALL.into_iter().filter_map(one).collect(),
+    // The same threads for all, so that the system has long given each a core of its own.
+    let mut multiply = Vec::new();
+    if let Ok(mut pool) = Pool::new(threads, None) {
+        for m in Multiply::ALL {
+            let value = probe(m).map(|p| rate(p, &mut pool, TIME, RUNS));
+            multiply.extend(value.map(|value| Peak { multiply: m, value }));
+        }
     }
+    Peaks { threads, read: measure_bandwidth(threads), multiply }
 }
 
 /// Whether this machine has the instructions of a way to multiply, so that it is measured.
@@ -88,12 +89,16 @@ const TIME: Duration = Duration::from_millis(12);
 const RUNS: usize = 5;
 
 /// The best of `runs` measurements, in 10^9 operations per second.
-fn rate(probe: Probe, threads: usize, time: Duration, runs: usize) -> f64 {
-    let passes = passes(probe, time);
+fn rate(probe: Probe, pool: &mut Pool, time: Duration, runs: usize) -> f64 {
+    let (passes, threads) = (passes(probe, time), pool.threads());
     let mut best = 0.0f64;
     for _ in 0..runs {
-        let Some(seconds) = together(threads, || (probe.run)(passes)) else { continue };
-        best = best.max((threads as u64 * passes * probe.ops) as f64 / seconds / 1e9);
+        let start = Instant::now();
+        if pool.run(threads, &|_, _| (probe.run)(passes)).is_err() {
+            break;
+        }
+        let ops = threads as u64 * passes * probe.ops;
+        best = best.max(ops as f64 / start.elapsed().as_secs_f64() / 1e9);
     }
     best
 }
@@ -113,40 +118,6 @@ fn passes(probe: Probe, time: Duration) -> u64 {
     }
 }
 
-/// Runs `work` on some threads at once; the seconds from the first one's start to the last one's
-/// end. `None` when there is no thread to be had.
-fn together(threads: usize, work: impl Fn() + Sync) -> Option<f64> {
-    let waiting = AtomicUsize::new(threads);
-    let one = || {
-        // All begin at once, so that none runs with the others' share of the power.
-        waiting.fetch_sub(1, Ordering::SeqCst);
-        while waiting.load(Ordering::SeqCst) > 0 {
-            std::hint::spin_loop();
-        }
-        let start = Instant::now();
-        work();
-        (start, Instant::now())
-    };
-    std::thread::scope(|s| {
-        let mut others = Vec::new();
-        for _ in 1..threads {
-            match std::thread::Builder::new().spawn_scoped(s, one) {
-                Ok(handle) => others.push(handle),
-                // Those that run already would wait for this one.
-                Err(_) => drop(waiting.fetch_sub(1, Ordering::SeqCst)),
-            }
-        }
-        let complete = others.len() + 1 == threads;
-        let (mut first, mut last) = one();
-        for handle in others {
-            let (start, end) = handle.join().ok()?;
-            first = first.min(start);
-            last = last.max(end);
-        }
-        complete.then(|| (last - first).as_secs_f64())
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -157,7 +128,8 @@ mod tests {
         for multiply in Multiply::ALL {
             let Some(probe) = probe(multiply) else { continue };
             for threads in [1, 2] {
-                let value = rate(probe, threads, Duration::from_micros(200), 1);
+                let mut pool = Pool::new(threads, None).unwrap();
+                let value = rate(probe, &mut pool, Duration::from_micros(200), 1);
                 assert!(value.is_finite() && value > 0.0, "{multiply:?}");
             }
         }
