@@ -45,6 +45,9 @@ pub type OnProgress = Arc<dyn Fn(u64, u64) + Send + Sync>;
 const SCAN_PIECE: usize = 4 << 20;
 /// Bytes of a weight that are packed at once: they stay in a core's cache until they are.
 const PACK_PIECE: usize = 512 << 10;
+/// After so many pieces of a weight all of it is given back, as pages beside a piece may come with
+/// it after they were given back: half of a large table did.
+const GIVE_BACK: usize = 32;
 /// Fewer bytes are not worth a call of the system.
 const MIN_RELEASE: usize = 64 << 10;
 /// The layout of weights that are made and used as plain rows.
@@ -321,10 +324,12 @@ impl WeightStore {
             })?;
             let packed = pack(&made.data, &mut lock(&pieces[i]));
             self.read(b, &made);
+            if i % GIVE_BACK == GIVE_BACK - 1 {
+                whole().for_each(|t| self.release(t));
+            }
             self.advance(b, rows.len());
             packed
         });
-        // Pages beside a piece may have come with it after it was given back.
         whole().for_each(|t| self.release(t));
         done.into_iter().collect::<Result<(), _>>()?;
         Ok(WeightBytes::whole(Arc::new(room)))
