@@ -1,5 +1,5 @@
-//! Speed of products with quantized weights and activations in eight bits, per type, shape,
-//! instruction set and number of threads.
+//! Speed of products with quantized weights and activations in eight or seven bits, per type,
+//! shape, instruction set and number of threads.
 //!
 //! `cargo run --release -p troika-cpu --example linear_speed -- [threads [words]]`
 //!
@@ -12,12 +12,12 @@ use std::time::{Duration, Instant};
 
 use troika_cpu::kernels::Context;
 use troika_cpu::kernels::int8::{
-    ActivationRows, DTYPES, Layout, PackedView, Product, ZeroPointCorrection, floats, linear, name,
+    ActivationRows, KINDS, Layout, PackedView, Product, Quantization, floats, linear, name,
     quantize,
 };
 use troika_cpu::kernels::linear::{OutView, RowsView};
 use troika_cpu::{Isa, PerWorker, Pool, SharedMut};
-use troika_graph::DType;
+use troika_graph::{ActivationFormat, DType};
 
 /// Bytes of all copies of a weight: beyond the caches.
 const MEMORY: usize = 256 << 20;
@@ -27,6 +27,7 @@ const TIME: Duration = Duration::from_millis(500);
 
 struct Case {
     dtype: DType,
+    activations: ActivationFormat,
     n: usize,
     k: usize,
     rows: usize,
@@ -43,17 +44,14 @@ fn time(cx: &mut Context<'_>, c: &Case) -> [f64; 2] {
     let x: Vec<f32> = (0..c.rows * c.k).map(|i| (i % 83) as f32 / 83.0 - 0.5).collect();
     let mut q = vec![0.0; c.rows * floats(c.k)];
     let mut y = vec![0.0; c.rows * c.n];
+    let quantization = Quantization::of(c.dtype, c.activations);
     let mut best = [f64::MAX; 2];
     let (mut runs, begin) = (0, Instant::now());
     while runs < RUNS || begin.elapsed() < TIME {
         runs += 1;
         let start = Instant::now();
-        quantize(
-            cx,
-            (ActivationRows::Plain(&x), c.k),
-            &mut [(ZeroPointCorrection::of(c.dtype), &mut q)],
-        )
-        .expect("no panic");
+        quantize(cx, (ActivationRows::Plain(&x), c.k), &mut [(quantization, &mut q)])
+            .expect("no panic");
         best[1] = best[1].min(start.elapsed().as_secs_f64());
         let start = Instant::now();
         for bytes in &weights {
@@ -61,6 +59,7 @@ fn time(cx: &mut Context<'_>, c: &Case) -> [f64; 2] {
                 weight: PackedView { layout, bytes },
                 bias: None,
                 x: RowsView::dense(&q, floats(c.k)),
+                quantization,
                 y: OutView::dense(SharedMut::new(&mut y), c.n),
             };
             // SAFETY: nobody else has the results.
@@ -77,18 +76,19 @@ fn main() {
     let words: Vec<String> = std::env::args().skip(2).collect();
     println!("{threads} threads");
     println!(
-        "| kernels | type | n x k | rows | us | GOP/s | GB/s | quantize us |\n\
+        "| kernels | type, activations | n x k | rows | us | GOP/s | GB/s | quantize us |\n\
          |---|---|---|---|---|---|---|---|"
     );
     for isa in Isa::available().into_iter().rev() {
-        for (dtype, (n, k)) in
-            DTYPES.into_iter().flat_map(|d| [(d, (3072, 1024)), (d, (1024, 3072))])
+        for ((dtype, activations), (n, k)) in
+            KINDS.into_iter().flat_map(|kind| [(kind, (3072, 1024)), (kind, (1024, 3072))])
         {
             for rows in [1, 512] {
                 if isa == Isa::Scalar && (dtype != DType::Q8_0 || rows > 1) {
                     continue;
                 }
-                let line = format!("| {} | {dtype} | {n} x {k} | {rows} |", name(isa));
+                let line =
+                    format!("| {} | {dtype} {activations:?} | {n} x {k} | {rows} |", name(isa));
                 if !words.iter().all(|w| line.contains(&format!(" {w} "))) {
                     continue;
                 }
@@ -97,7 +97,7 @@ fn main() {
                 let mut pool = Pool::new(threads, None).expect("threads");
                 let scratch = PerWorker::new(&mut scratch, each);
                 let mut cx = Context { pool: &mut pool, isa, scratch };
-                let [seconds, quantize] = time(&mut cx, &Case { dtype, n, k, rows });
+                let [seconds, quantize] = time(&mut cx, &Case { dtype, activations, n, k, rows });
                 let bytes = Layout::new(dtype, n, k).map_or(0, |l| l.bytes());
                 println!(
                     "{line} {:.0} | {:.0} | {:.1} | {:.0} |",

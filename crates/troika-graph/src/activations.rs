@@ -3,19 +3,37 @@
 
 use crate::op::{ActivationFormat, Op};
 use crate::subgraph::Subgraph;
+use crate::weight::WeightRef;
 
 /// A copy of the subgraph whose products take their activations in one of the allowed formats, or
-/// in f32: products that name another one compute in f32.
+/// in f32: products that name another one compute in f32. Where seven bits are allowed, they take
+/// the place of eight in products with weights that use all of their eight.
 pub fn restrict_activations(graph: &Subgraph, allowed: &[ActivationFormat]) -> Subgraph {
     let mut graph = graph.clone();
-    for node in &mut graph.nodes {
-        if let Some(activations) = activations(&mut node.op)
-            && !allowed.contains(activations)
-        {
-            *activations = ActivationFormat::F32;
+    for i in 0..graph.nodes.len() {
+        let all_bits = uses_all_bits(&graph, &graph.nodes[i].op);
+        if let Some(activations) = activations(&mut graph.nodes[i].op) {
+            if *activations == ActivationFormat::Int8
+                && all_bits
+                && allowed.contains(&ActivationFormat::Int7)
+            {
+                *activations = ActivationFormat::Int7;
+            } else if !allowed.contains(activations) {
+                *activations = ActivationFormat::F32;
+            }
         }
     }
     graph
+}
+
+/// Whether some weight of an op that has an activation format uses all bits of its bytes.
+fn uses_all_bits(graph: &Subgraph, op: &Op) -> bool {
+    let of = |w: &WeightRef| graph.weight(*w).dtype.uses_all_bits();
+    match op {
+        Op::Linear { weight, .. } => of(weight),
+        Op::Experts(e) => e.gate.iter().chain(&e.up).chain(&e.down).any(of),
+        _ => false,
+    }
 }
 
 /// The activation format of an op that has one.
@@ -50,6 +68,21 @@ mod tests {
         g.finish().unwrap()
     }
 
+    /// Seven bits are for weights of eight: those of four keep activations in eight.
+    #[test]
+    fn seven_bits_are_for_weights_that_use_all_bits() {
+        let mut graph = products();
+        graph.weights[0].dtype = DType::Q4_0;
+        for (allowed, expected) in [
+            (&[ActivationFormat::Int8, ActivationFormat::Int7][..], ActivationFormat::Int8),
+            (&[ActivationFormat::Int7], ActivationFormat::F32),
+        ] {
+            let restricted = restrict_activations(&graph, allowed);
+            let Op::Linear { activations, .. } = restricted.nodes[0].op else { panic!() };
+            assert_eq!(activations, expected);
+        }
+    }
+
     #[test]
     fn formats_that_are_not_allowed_become_f32() {
         let formats = |graph: &Subgraph| -> Vec<ActivationFormat> {
@@ -73,6 +106,10 @@ mod tests {
             (
                 &[ActivationFormat::Bf16, ActivationFormat::Int8],
                 [ActivationFormat::Int8, ActivationFormat::Bf16, ActivationFormat::F32],
+            ),
+            (
+                &[ActivationFormat::Int8, ActivationFormat::Int7],
+                [ActivationFormat::Int7, ActivationFormat::F32, ActivationFormat::F32],
             ),
         ] {
             let restricted = restrict_activations(&graph, allowed);

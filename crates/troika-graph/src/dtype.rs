@@ -106,6 +106,11 @@ impl DType {
             || self.has_zero_points()
     }
 
+    /// Whether values use all bits of a byte.
+    pub const fn uses_all_bits(self) -> bool {
+        matches!(self, DType::Q8_0)
+    }
+
     /// Whether blocks are an f16 scale, a zero point and 4-bit values ([`DType::Q4_G32`] and its
     /// kin).
     pub const fn has_zero_points(self) -> bool {

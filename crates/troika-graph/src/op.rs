@@ -38,6 +38,9 @@ pub enum ActivationFormat {
     /// Eight bits, 32 columns of a row sharing an f32 scale (their largest magnitude / 127), and
     /// exact integer sums over them. Weights have a type of [`crate::DType::has_integer_path`].
     Int8,
+    /// As [`ActivationFormat::Int8`], but seven bits (the largest magnitude / 64) where weights use
+    /// all of their eight ([`crate::DType::uses_all_bits`]): sums of two products fit 16 bits then.
+    Int7,
     /// Rounded to the nearest bf16, with sums in f32. Weights (keys and values) are BF16.
     Bf16,
 }

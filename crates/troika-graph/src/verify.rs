@@ -228,7 +228,7 @@ impl Check<'_> {
         let d = self.g.weight(w);
         let fits = match activations {
             ActivationFormat::F32 => true,
-            ActivationFormat::Int8 => d.dtype.has_integer_path(),
+            ActivationFormat::Int8 | ActivationFormat::Int7 => d.dtype.has_integer_path(),
             ActivationFormat::Bf16 => d.dtype == DType::BF16,
         };
         want(fits, || {

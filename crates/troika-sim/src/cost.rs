@@ -47,7 +47,7 @@ impl Rates {
         let PeakRates { f32, int8, bf16 } = self.peaks;
         match format {
             ActivationFormat::F32 => f32,
-            ActivationFormat::Int8 => int8.unwrap_or(f32),
+            ActivationFormat::Int8 | ActivationFormat::Int7 => int8.unwrap_or(f32),
             ActivationFormat::Bf16 => bf16.unwrap_or(f32),
         }
     }

@@ -47,7 +47,7 @@ impl Demand {
     fn operations(&mut self, format: ActivationFormat, count: u64) {
         let sum = match format {
             ActivationFormat::F32 => &mut self.f32,
-            ActivationFormat::Int8 => &mut self.int8,
+            ActivationFormat::Int8 | ActivationFormat::Int7 => &mut self.int8,
             ActivationFormat::Bf16 => &mut self.bf16,
         };
         *sum = sum.saturating_add(count);

@@ -68,6 +68,7 @@ fn experts_float(bencher: Bencher<'_, '_>, c: Case) {
                 expert: &expert,
                 act: Activation::Silu,
                 x: &x,
+                activations: ActivationFormat::F32,
                 k: K,
                 inter: INTER,
                 ids: &ids,
@@ -75,7 +76,7 @@ fn experts_float(bencher: Bencher<'_, '_>, c: Case) {
                 top_k: TOP_K,
             };
             let memory = Memory { floats: &mut room, words: &mut words };
-            moe::experts(cx, x, ActivationFormat::F32, memory, &mut y).expect("no panic")
+            moe::experts(cx, x, memory, &mut y).expect("no panic")
         });
     });
 }
@@ -109,6 +110,7 @@ fn experts_int8(bencher: Bencher<'_, '_>, c: Case) {
                 expert: &expert,
                 act: Activation::Silu,
                 x: &x,
+                activations: ActivationFormat::Int8,
                 k: K,
                 inter: INTER,
                 ids: &ids,
@@ -116,7 +118,7 @@ fn experts_int8(bencher: Bencher<'_, '_>, c: Case) {
                 top_k: TOP_K,
             };
             let memory = Memory { floats: &mut room, words: &mut words };
-            moe::experts(cx, x, ActivationFormat::Int8, memory, &mut y).expect("no panic")
+            moe::experts(cx, x, memory, &mut y).expect("no panic")
         });
     });
 }

@@ -8,9 +8,11 @@ use troika_graph::Subgraph;
 use crate::compile::weights::{MatrixAt, PackedAt, VectorAt};
 use crate::compile::{Code, CompiledOp};
 use crate::kernels::elementwise::Element;
+use crate::kernels::int8::Quantization;
 
-/// Packed weights of products that share an input, each with its bias.
-pub(crate) type Integers = SmallVec<[(PackedAt, Option<VectorAt>); 3]>;
+/// Packed weights of products that share an input, each with its bias and the kind of quantized
+/// input that it needs.
+pub(crate) type Integers = SmallVec<[(PackedAt, Option<VectorAt>, Quantization); 3]>;
 
 /// Float weights of products that share an input, each with its bias.
 pub(crate) type Floats = SmallVec<[(MatrixAt, Option<VectorAt>); 3]>;
@@ -26,13 +28,13 @@ pub(crate) fn fuse(graph: &Subgraph, ops: Vec<CompiledOp>) -> Vec<CompiledOp> {
         };
         match (&mut last.code, op.code) {
             (
-                Code::PackedLinear { weights, corrections, .. },
-                Code::PackedLinear { weights: more, corrections: others, .. },
+                Code::PackedLinear { weights, kinds, .. },
+                Code::PackedLinear { weights: more, kinds: others, .. },
             ) if last.inputs == op.inputs => {
                 weights.extend(more);
                 for kind in others {
-                    if !corrections.contains(&kind) {
-                        corrections.push(kind);
+                    if !kinds.contains(&kind) {
+                        kinds.push(kind);
                     }
                 }
                 last.outputs.extend(op.outputs);

@@ -17,7 +17,7 @@ use crate::compile::memory::place;
 pub(crate) use crate::compile::weights::{DeviceId, Loaded, load};
 use crate::compile::weights::{MatrixAt, Needs, PackedAt, VectorAt};
 use crate::kernels::elementwise::{Element, Slice};
-use crate::kernels::int8::{Layout, ZeroPointCorrection};
+use crate::kernels::int8::{Layout, Quantization};
 use crate::kernels::{attention, int8, linear, moe, rope, router};
 use crate::machine::Isa;
 use crate::runtime::LINE;
@@ -110,7 +110,7 @@ pub(crate) enum Code {
     PackedLinear {
         weights: Integers,
         /// The kinds of quantized input that the weights need.
-        corrections: SmallVec<[ZeroPointCorrection; 2]>,
+        kinds: SmallVec<[Quantization; 2]>,
         /// What makes the input of the op's inputs, if it is not the only one itself.
         before: Option<Box<Code>>,
     },
@@ -118,6 +118,7 @@ pub(crate) enum Code {
         experts: Vec<ExpertWeights<PackedAt>>,
         inter: usize,
         act: troika_graph::Activation,
+        activations: ActivationFormat,
     },
 }
 
@@ -303,17 +304,17 @@ fn needs(exe: &mut Executable, op: &CompiledOp) {
             exe.page_groups.push(op.page_group);
             exe.attentions.push(op.clone());
         }
-        Code::PackedLinear { corrections, before, .. } => {
+        Code::PackedLinear { kinds, before, .. } => {
             worker = int8::scratch_floats();
             if before.is_some() {
                 worker = worker.max(exe.slots[op.inputs[0]].cols);
             }
             let each = int8::floats(exe.slots[op.inputs[0]].cols);
-            exe.work_floats = exe.work_floats.max(each * corrections.len());
+            exe.work_floats = exe.work_floats.max(each * kinds.len());
         }
-        Code::PackedExperts { experts, inter, .. } => {
+        Code::PackedExperts { experts, inter, activations, .. } => {
             let shape = (exe.slots[op.inputs[0]].cols, *inter);
-            worker = needs_of_experts(exe, op, shape, ActivationFormat::Int8, experts.len());
+            worker = needs_of_experts(exe, op, shape, *activations, experts.len());
         }
         // As floats: where the products of pairs are missing, rounded activations stay floats.
         Code::Linear { bf16: true, .. } => {
@@ -351,14 +352,14 @@ impl Compiler<'_> {
     }
 
     /// A weight for the integer kernels.
-    fn packed(&mut self, w: WeightRef) -> Result<(PackedAt, ZeroPointCorrection), DeviceError> {
+    fn packed(&mut self, w: WeightRef) -> Result<PackedAt, DeviceError> {
         let decl = self.graph.weight(w);
         let (rows, cols, dtype) = (decl.rows, decl.cols, decl.dtype);
         let Some(layout) = Layout::new(dtype, rows, cols) else {
             let why = format!("{rows}x{cols} {dtype} has no integer path");
             return Err(DeviceError::Weight { name: decl.name.to_string(), why });
         };
-        Ok((self.weights.packed(w, layout), ZeroPointCorrection::of(dtype)))
+        Ok(self.weights.packed(w, layout))
     }
 
     fn compile_op(&mut self, node: &Node) -> Result<CompiledOp, DeviceError> {
@@ -389,10 +390,15 @@ impl Compiler<'_> {
                 eps: *eps,
                 group: *group,
             },
-            Op::Linear { weight, bias, activations: ActivationFormat::Int8 } => {
-                let (packed, correction) = self.packed(*weight)?;
-                let weights = smallvec![(packed, self.vector_if(*bias))];
-                Code::PackedLinear { weights, corrections: smallvec![correction], before: None }
+            Op::Linear {
+                weight,
+                bias,
+                activations: activations @ (ActivationFormat::Int8 | ActivationFormat::Int7),
+            } => {
+                let packed = self.packed(*weight)?;
+                let kind = Quantization::of(self.graph.weight(*weight).dtype, *activations);
+                let weights = smallvec![(packed, self.vector_if(*bias), kind)];
+                Code::PackedLinear { weights, kinds: smallvec![kind], before: None }
             }
             Op::Linear { weight, bias, activations } => {
                 let bf16 = *activations == ActivationFormat::Bf16;
@@ -449,12 +455,12 @@ impl Compiler<'_> {
         if pairs.is_none_or(|pairs| u32::try_from(pairs).is_err()) {
             return self.refuse("experts", format!("{top_k} experts a row are too many to count"));
         }
-        let (act, inter) = (e.act, self.graph.weight(e.gate[0]).rows);
-        if e.activations == ActivationFormat::Int8 {
-            let experts = self.expert_weights(e, |c, w| Ok(c.packed(w)?.0))?;
-            return Ok(Code::PackedExperts { experts, inter, act });
+        let (act, inter, activations) = (e.act, self.graph.weight(e.gate[0]).rows, e.activations);
+        if matches!(activations, ActivationFormat::Int8 | ActivationFormat::Int7) {
+            let experts = self.expert_weights(e, Self::packed)?;
+            return Ok(Code::PackedExperts { experts, inter, act, activations });
         }
         let experts = self.expert_weights(e, |c, w| Ok(c.weights.matrix(w, false)))?;
-        Ok(Code::Experts { experts, inter, act, activations: e.activations })
+        Ok(Code::Experts { experts, inter, act, activations })
     }
 }

@@ -18,6 +18,7 @@ use troika_graph::{ActivationFormat, DType, Subgraph};
 
 use crate::compile::{self, DeviceId};
 use crate::device::queue::{QUEUE_DEPTH, start};
+use crate::kernels::int8;
 use crate::kernels::linear::bf16;
 use crate::machine::{Isa, cores, features, physical_cores, topology};
 
@@ -85,6 +86,7 @@ fn caps(options: &CpuOptions, isa: Isa) -> Caps {
         facts.push(("pinned to cores".to_string(), list.join(",")));
     }
     let mut activation_formats = vec![ActivationFormat::Int8];
+    activation_formats.extend(int8::gains_from_seven_bits(isa).then_some(ActivationFormat::Int7));
     activation_formats.extend(bf16::is_native(isa).then_some(ActivationFormat::Bf16));
     Caps {
         static_shapes: false,

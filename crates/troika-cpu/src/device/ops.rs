@@ -202,10 +202,10 @@ impl<'a> Operands<'a> {
                     self.experts(cx, experts, (*act, *activations), work)
                 }
                 Code::PackedLinear { .. } => self.packed_linear(cx, task.rows, work.floats),
-                Code::PackedExperts { experts, inter, act } => {
+                Code::PackedExperts { experts, inter, act, activations } => {
                     let expert = |i: usize| experts[i].view(exe, |at| exe.packed(at));
                     let experts = (experts.len(), *inter, &expert as _);
-                    self.experts(cx, experts, (*act, ActivationFormat::Int8), work)
+                    self.experts(cx, experts, (*act, *activations), work)
                 }
                 Code::Element(op) => self.element(cx, *op, task.rows),
                 _ => self.columns(cx),
@@ -334,28 +334,28 @@ impl<'a> Operands<'a> {
         rows: usize,
         work: &mut [f32],
     ) -> Result<(), KernelError> {
-        let Code::PackedLinear { weights, corrections, before } = &self.op.code else {
+        let Code::PackedLinear { weights, kinds, before } = &self.op.code else {
             return Ok(());
         };
         let k = self.cols(0);
         let width = int8::floats(k);
-        let work = &mut work[..rows * width * corrections.len()];
-        let kinds = work.chunks_exact_mut((rows * width).max(1));
-        let mut kinds: SmallVec<[_; 2]> = corrections.iter().copied().zip(kinds).collect();
+        let work = &mut work[..rows * width * kinds.len()];
+        let room = work.chunks_exact_mut((rows * width).max(1));
+        let mut to: SmallVec<[_; 2]> = kinds.iter().copied().zip(room).collect();
         // SAFETY: by the caller.
         let x = unsafe { self.rows_of(before.as_deref()) };
-        int8::quantize(cx, (x, k), &mut kinds)?;
-        drop(kinds);
+        int8::quantize(cx, (x, k), &mut to)?;
+        drop(to);
         let work = &*work;
         let mut products: SmallVec<[int8::Product<'_>; 3]> = SmallVec::new();
-        for (i, (weight, bias)) in weights.iter().enumerate() {
-            let weight = self.exe.packed(*weight);
-            let zero_point_correction = int8::ZeroPointCorrection::of(weight.layout.dtype);
-            let kind = corrections.iter().position(|e| *e == zero_point_correction).unwrap_or(0);
+        for (i, (weight, bias, quantization)) in weights.iter().enumerate() {
+            let (weight, quantization) = (self.exe.packed(*weight), *quantization);
+            let kind = kinds.iter().position(|k| *k == quantization).unwrap_or(0);
             let x = RowsView::dense(&work[kind * rows * width..(kind + 1) * rows * width], width);
             // SAFETY: by the caller.
             let y = unsafe { self.result(i) };
-            products.push(int8::Product { weight, bias: self.exe.vector_if(*bias), x, y });
+            let bias = self.exe.vector_if(*bias);
+            products.push(int8::Product { weight, bias, x, quantization, y });
         }
         // SAFETY: each product has an output of its own.
         unsafe { int8::linear(cx, rows, &products) }
@@ -423,8 +423,19 @@ impl<'a> Operands<'a> {
             let floats = &mut work.floats[..moe::floats(shape, k, inter, activations)];
             let words = &mut work.words[..moe::words(ids.len(), experts)];
             let (x, weights) = (self.input(0), self.input(2));
-            let x = moe::Operands { experts, expert, act, x, k, inter, ids, weights, top_k };
-            moe::experts(cx, x, activations, moe::Memory { floats, words }, self.output(0))
+            let x = moe::Operands {
+                experts,
+                expert,
+                act,
+                x,
+                activations,
+                k,
+                inter,
+                ids,
+                weights,
+                top_k,
+            };
+            moe::experts(cx, x, moe::Memory { floats, words }, self.output(0))
         }
     }
 }

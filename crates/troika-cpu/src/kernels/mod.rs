@@ -45,7 +45,9 @@ pub struct Context<'a> {
 /// What products with weights of a type multiply with on an instruction set, if it is known.
 pub fn multiply(isa: Isa, weight: DType, activations: ActivationFormat) -> Option<Multiply> {
     match activations {
-        ActivationFormat::Int8 => int8::multiply(isa, weight),
+        ActivationFormat::Int8 | ActivationFormat::Int7 => {
+            int8::multiply(isa, weight, int8::Quantization::of(weight, activations))
+        }
         ActivationFormat::F32 | ActivationFormat::Bf16 => linear::multiply(isa, activations),
     }
 }
@@ -68,9 +70,12 @@ mod tests {
     #[test]
     fn kernels_use_what_is_measured() {
         for isa in Isa::available() {
-            for activations in
-                [ActivationFormat::F32, ActivationFormat::Int8, ActivationFormat::Bf16]
-            {
+            for activations in [
+                ActivationFormat::F32,
+                ActivationFormat::Int8,
+                ActivationFormat::Int7,
+                ActivationFormat::Bf16,
+            ] {
                 for dtype in WEIGHT_DTYPES {
                     let used = multiply(isa, dtype, activations);
                     let here = used.is_none_or(peaks::is_measured);

@@ -7,7 +7,7 @@ use bytemuck::Pod;
 use half::{bf16, f16};
 use troika_cpu::kernels::attention::{self, Operands};
 use troika_cpu::kernels::elementwise::{self, Element, Slice};
-use troika_cpu::kernels::int8::{self, Layout, PackedView, ZeroPointCorrection};
+use troika_cpu::kernels::int8::{self, Layout, PackedView, Quantization};
 use troika_cpu::kernels::kv::{self, CacheMut, CacheRef};
 use troika_cpu::kernels::linear::{self, OutView, Product, RowsView, WeightView, panels};
 use troika_cpu::kernels::moe::{self, Expert, Memory};
@@ -246,7 +246,8 @@ fn products_of_pairs_stay_inside() {
 #[test]
 fn products_of_bytes_stay_inside() {
     let mut r = Random(3);
-    for dtype in int8::DTYPES {
+    for (dtype, activations) in int8::KINDS {
+        let quantization = Quantization::of(dtype, activations);
         for (i, rows) in ROWS.into_iter().enumerate() {
             let (n, k) = (1 + r.below(70), dtype.block_len() * (1 + i % 3));
             let layout = Layout::new(dtype, n, k).unwrap();
@@ -265,13 +266,13 @@ fn products_of_bytes_stay_inside() {
                 ];
                 for from in made {
                     let mut q = empty(rows * width, edge);
-                    int8::quantize(cx, (from, k), &mut [(ZeroPointCorrection::of(dtype), &mut q)])
-                        .unwrap();
+                    int8::quantize(cx, (from, k), &mut [(quantization, &mut q)]).unwrap();
                     let mut y = empty(rows * n, edge);
                     let product = int8::Product {
                         weight: PackedView { layout, bytes: &packed },
                         bias: Some(&b),
                         x: RowsView::dense(&q, width),
+                        quantization,
                         y: OutView::dense(SharedMut::new(&mut y), n),
                     };
                     // SAFETY: nobody else has the results.
@@ -318,6 +319,7 @@ fn experts_stay_inside() {
                 expert: &expert,
                 act,
                 x: &x,
+                activations,
                 k,
                 inter,
                 ids,
@@ -328,7 +330,7 @@ fn experts_stay_inside() {
             let mut words = Guarded::new(&vec![u32::MAX; moe::words(ids.len(), experts)], edge);
             let mut y = empty(rows * k, edge);
             let memory = Memory { floats: &mut floats, words: &mut words };
-            moe::experts(cx, x, activations, memory, &mut y).unwrap();
+            moe::experts(cx, x, memory, &mut y).unwrap();
             finite(&y, &(dtype, cx.isa, rows, edge));
         });
     }
@@ -338,7 +340,10 @@ fn experts_stay_inside() {
 fn packed_experts_stay_inside() {
     let mut r = Random(5);
     let (experts, top_k, k, inter) = (3, 2, 64, 96);
-    for (rows, dtype) in [(1, DType::Q8_0), (5, DType::Q4_0), (40, DType::Q4_G32)] {
+    for (rows, dtype) in
+        [(1, DType::Q8_0), (33, DType::Q8_0), (5, DType::Q4_0), (40, DType::Q4_G32)]
+    {
+        let activations = ActivationFormat::Int7;
         let layouts = [(inter, k), (inter, k), (k, inter)]
             .map(|(rows, cols)| Layout::new(dtype, rows, cols).unwrap());
         let mut pack = |l: Layout| l.pack(&r.weight(dtype, k * inter), 1);
@@ -364,18 +369,18 @@ fn packed_experts_stay_inside() {
                 expert: &expert,
                 act,
                 x: &x,
+                activations,
                 k,
                 inter,
                 ids,
                 weights,
                 top_k,
             };
-            let mut floats =
-                empty(moe::floats((rows, top_k), k, inter, ActivationFormat::Int8), edge);
+            let mut floats = empty(moe::floats((rows, top_k), k, inter, activations), edge);
             let mut words = Guarded::new(&vec![u32::MAX; moe::words(ids.len(), experts)], edge);
             let mut y = empty(rows * k, edge);
             let memory = Memory { floats: &mut floats, words: &mut words };
-            moe::experts(cx, x, ActivationFormat::Int8, memory, &mut y).unwrap();
+            moe::experts(cx, x, memory, &mut y).unwrap();
             finite(&y, &(dtype, cx.isa, rows, edge));
         });
     }

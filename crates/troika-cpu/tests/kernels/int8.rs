@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use troika_cpu::kernels::Context;
 use troika_cpu::kernels::elementwise::{self, Element};
 use troika_cpu::kernels::int8::{
-    ActivationRows, DTYPES, Layout, PackedView, Product, ZeroPointCorrection, floats, linear,
+    ActivationRows, DTYPES, KINDS, Layout, PackedView, Product, Quantization, floats, linear,
     quantize, scalar,
 };
 use troika_cpu::kernels::linear::{self as wide, OutView, RowsView, WeightView};
@@ -16,17 +16,23 @@ use troika_graph::{Activation, ActivationFormat, DType};
 use crate::{Random, on_each_isa, with};
 
 /// Quantizes, multiplies.
-fn run(cx: &mut Context<'_>, w: PackedView<'_>, b: Option<&[f32]>, x: &[f32]) -> Vec<f32> {
+fn run(
+    cx: &mut Context<'_>,
+    w: PackedView<'_>,
+    b: Option<&[f32]>,
+    (x, activations): (&[f32], ActivationFormat),
+) -> Vec<f32> {
     let (dtype, n, k) = (w.layout.dtype(), w.layout.rows(), w.layout.cols());
     let rows = x.len() / k;
     let mut q = vec![f32::NAN; rows * floats(k)];
-    quantize(cx, (ActivationRows::Plain(x), k), &mut [(ZeroPointCorrection::of(dtype), &mut q)])
-        .unwrap();
+    let quantization = Quantization::of(dtype, activations);
+    quantize(cx, (ActivationRows::Plain(x), k), &mut [(quantization, &mut q)]).unwrap();
     let mut y = vec![f32::NAN; rows * n];
     let product = Product {
         weight: w,
         bias: b,
         x: RowsView::dense(&q, floats(k)),
+        quantization,
         y: OutView::dense(SharedMut::new(&mut y), n),
     };
     // SAFETY: nobody else has the results.
@@ -42,8 +48,9 @@ fn rows() -> impl Strategy<Value = usize> {
 fn weight(r: &mut Random, dtype: DType, len: usize) -> Vec<u8> {
     let mut bytes = r.weight(dtype, len);
     let block = dtype.block_bytes();
-    for b in bytes.chunks_exact_mut(block * 3) {
-        // Largest magnitudes next to each other.
+    for (i, b) in bytes.chunks_exact_mut(block * 3).enumerate() {
+        // Largest magnitudes next to each other, and largest unsigned values.
+        let byte = [0x80, 0x7f][i % 2];
         let end = if dtype == DType::Q6_K { 192 } else { block };
         let start = match dtype {
             DType::Q4_K | DType::Q5_K => 16,
@@ -51,7 +58,7 @@ fn weight(r: &mut Random, dtype: DType, len: usize) -> Vec<u8> {
             _ if dtype.has_zero_points() => 3,
             _ => 2,
         };
-        b[start..end].fill(if dtype == DType::Q8_0 { 0x80 } else { 0xff });
+        b[start..end].fill(if dtype == DType::Q8_0 { byte } else { 0xff });
     }
     bytes
 }
@@ -65,7 +72,7 @@ proptest! {
         rows in rows(),
         n in 1usize..70,
         blocks in 1usize..6,
-        dtype in prop::sample::select(DTYPES.to_vec()),
+        (dtype, activations) in prop::sample::select(KINDS.to_vec()),
         bias: bool,
         one_sign: bool,
         seed: u64,
@@ -87,11 +94,11 @@ proptest! {
         let packed = [vec![0], layout.pack(&bytes, 2)].concat();
         let packed = PackedView { layout, bytes: &packed[1..] };
         let mut want = vec![0.0; rows * n];
-        scalar::linear(view, b, x, &mut want);
+        scalar::linear(view, b, (x, activations), &mut want);
         on_each_isa(2, |cx| {
-            let got = run(cx, packed, b, x);
+            let got = run(cx, packed, b, (x, activations));
             for (i, (g, w)) in got.iter().zip(&want).enumerate() {
-                assert!(g.to_bits() == w.to_bits() || g == w, "{dtype} {rows}x{n}x{k} {:?}, {i}: {g} is not {w}", cx.isa);
+                assert!(g.to_bits() == w.to_bits() || g == w, "{dtype} {activations:?} {rows}x{n}x{k} {:?}, {i}: {g} is not {w}", cx.isa);
             }
         });
     }
@@ -103,7 +110,7 @@ proptest! {
         rows in rows(),
         n in 1usize..40,
         blocks in 1usize..4,
-        dtype in prop::sample::select(DTYPES.to_vec()),
+        (dtype, activations) in prop::sample::select(KINDS.to_vec()),
         seed: u64,
     ) {
         let mut r = Random(seed);
@@ -117,11 +124,13 @@ proptest! {
         wide::scalar::linear(view, None, &x, &mut want);
         let mut w = vec![0.0; n * k];
         troika_graph::blocks::dequantize(dtype, &bytes, &mut w);
-        let got = with(Isa::detect(), 2, |cx| run(cx, PackedView { layout, bytes: &packed }, None, &x));
+        let packed = PackedView { layout, bytes: &packed };
+        let got = with(Isa::detect(), 2, |cx| run(cx, packed, None, (&x, activations)));
+        let steps = if activations == ActivationFormat::Int7 { 64.0 } else { 127.0 };
         for i in 0..got.len() {
             let row: f32 = w[i % n * k..][..k].iter().map(|w| w.abs()).sum();
-            let bound = row * 0.501 / 127.0 + 1e-5;
-            assert!((got[i] - want[i]).abs() <= bound, "{dtype}: {} is not {}", got[i], want[i]);
+            let bound = row * 0.501 / steps + 1e-5;
+            assert!((got[i] - want[i]).abs() <= bound, "{dtype} {activations:?}: {} is not {}", got[i], want[i]);
         }
     }
 }
@@ -131,20 +140,23 @@ proptest! {
 fn rows_and_threads_do_not_change_bits() {
     let mut r = Random(11);
     let (n, k, rows) = (75, 5 * 1024 + 256, 37);
-    for dtype in DTYPES {
+    for (dtype, activations) in KINDS {
         let bytes = r.weight(dtype, n * k);
         let (x, b) = (r.floats(rows * k), r.floats(n));
         let layout = Layout::new(dtype, n, k).unwrap();
         let packed = layout.pack(&bytes, 3);
         let packed = PackedView { layout, bytes: &packed };
-        let all = with(Isa::detect(), 1, |cx| run(cx, packed, Some(&b), &x));
+        let all = with(Isa::detect(), 1, |cx| run(cx, packed, Some(&b), (&x, activations)));
         for isa in crate::runnable() {
             for threads in 1..=3 {
-                assert!(all == with(isa, threads, |cx| run(cx, packed, Some(&b), &x)), "{dtype}");
+                assert!(
+                    all == with(isa, threads, |cx| run(cx, packed, Some(&b), (&x, activations))),
+                    "{dtype}"
+                );
             }
             for row in [0, 17, 36] {
                 let x = &x[row * k..][..k];
-                let one = with(isa, 2, |cx| run(cx, packed, Some(&b), x));
+                let one = with(isa, 2, |cx| run(cx, packed, Some(&b), (x, activations)));
                 assert!(all[row * n..][..n] == one, "{dtype}");
             }
         }
@@ -168,24 +180,28 @@ fn what_is_not_a_number_stays_so() {
     let layout = Layout::new(DType::Q8_0, 3, 64).unwrap();
     let packed = layout.pack(&bytes, 1);
     let packed = PackedView { layout, bytes: &packed };
-    for bad in [f32::NAN, -f32::NAN, f32::INFINITY] {
-        let mut x = vec![0.25; 2 * 64];
-        x[70] = bad;
+    for activations in [ActivationFormat::Int8, ActivationFormat::Int7] {
+        for bad in [f32::NAN, -f32::NAN, f32::INFINITY] {
+            let mut x = vec![0.25; 2 * 64];
+            x[70] = bad;
+            on_each_isa(1, |cx| {
+                let y = run(cx, packed, None, (&x, activations));
+                assert!(y[..3].iter().all(|y| y.is_finite()), "{y:?}");
+                assert!(y[3..].iter().all(|y| !y.is_finite()), "{y:?}");
+            });
+        }
         on_each_isa(1, |cx| {
-            let y = run(cx, packed, None, &x);
-            assert!(y[..3].iter().all(|y| y.is_finite()), "{y:?}");
-            assert!(y[3..].iter().all(|y| !y.is_finite()), "{y:?}");
+            let mut of = |x: f32| run(cx, packed, None, (&[x; 64], activations));
+            assert!(of(0.0).iter().all(|y| *y == 0.0));
+            assert!(of(1e-42).iter().all(|y| y.abs() < 1e-30));
         });
     }
-    on_each_isa(1, |cx| {
-        assert!(run(cx, packed, None, &[0.0; 64]).iter().all(|y| *y == 0.0));
-        assert!(run(cx, packed, None, &[1e-42; 64]).iter().all(|y| y.abs() < 1e-30));
-    });
 }
 
 /// Experts with packed weights, and their raw bytes.
 struct Experts {
     dtype: DType,
+    activations: ActivationFormat,
     k: usize,
     inter: usize,
     raw: Vec<[Vec<u8>; 3]>,
@@ -193,7 +209,11 @@ struct Experts {
 }
 
 impl Experts {
-    fn new(r: &mut Random, dtype: DType, (experts, k, inter): (usize, usize, usize)) -> Experts {
+    fn new(
+        r: &mut Random,
+        (dtype, activations): (DType, ActivationFormat),
+        (experts, k, inter): (usize, usize, usize),
+    ) -> Experts {
         let raw: Vec<[Vec<u8>; 3]> =
             (0..experts).map(|_| std::array::from_fn(|_| r.weight(dtype, k * inter))).collect();
         let shape = |i: usize| if i < 2 { (inter, k) } else { (k, inter) };
@@ -204,7 +224,7 @@ impl Experts {
             })
         };
         let packed = raw.iter().map(pack).collect();
-        Experts { dtype, k, inter, raw, packed }
+        Experts { dtype, activations, k, inter, raw, packed }
     }
 
     fn packed(&self, e: usize) -> moe::Expert<'_, PackedView<'_>> {
@@ -223,7 +243,7 @@ impl Experts {
             let bytes = &self.raw[e][i][..];
             let mut y = vec![0.0; n];
             let w = WeightView { dtype: self.dtype, bytes, rows: n, cols: k };
-            scalar::linear(w, None, x, &mut y);
+            scalar::linear(w, None, (x, self.activations), &mut y);
             y
         };
         let (gate, up) = (product(0, self.inter, self.k, x), product(1, self.inter, self.k, x));
@@ -235,13 +255,14 @@ impl Experts {
 #[test]
 fn experts_are_the_reference_to_the_bit() {
     let mut r = Random(19);
-    for (dtype, (k, inter)) in [
-        (DType::Q8_0, (96usize, 160usize)),
-        (DType::Q4_0, (64, 96)),
-        (DType::Q4_K, (256, 512)),
-        (DType::Q6_K, (256, 256)),
+    for (dtype, activations, (k, inter)) in [
+        (DType::Q8_0, ActivationFormat::Int8, (96usize, 160usize)),
+        (DType::Q8_0, ActivationFormat::Int7, (96, 160)),
+        (DType::Q4_0, ActivationFormat::Int8, (64, 96)),
+        (DType::Q4_K, ActivationFormat::Int8, (256, 512)),
+        (DType::Q6_K, ActivationFormat::Int8, (256, 256)),
     ] {
-        let experts = Experts::new(&mut r, dtype, (5, k, inter));
+        let experts = Experts::new(&mut r, (dtype, activations), (5, k, inter));
         for (rows, top_k) in [(1, 2), (2, 1), (17, 2), (180, 2)] {
             let (x, weights) = (r.floats(rows * k), r.floats(rows * top_k));
             let ids: Vec<i32> = (0..rows * top_k).map(|i| (i * 7 / 3 % 4) as i32).collect();
@@ -251,6 +272,7 @@ fn experts_are_the_reference_to_the_bit() {
                 expert: &expert,
                 act: troika_graph::Activation::Relu,
                 x: &x,
+                activations,
                 k,
                 inter,
                 ids: &ids,
@@ -265,12 +287,11 @@ fn experts_are_the_reference_to_the_bit() {
                 y.iter_mut().zip(&down).for_each(|(y, d)| *y += weights[pair] * d);
             }
             on_each_isa(2, |cx| {
-                let mut floats =
-                    vec![f32::NAN; moe::floats((rows, top_k), k, inter, ActivationFormat::Int8)];
+                let mut floats = vec![f32::NAN; moe::floats((rows, top_k), k, inter, activations)];
                 let mut words = vec![u32::MAX; moe::words(ids.len(), 5)];
                 let mut y = vec![f32::NAN; rows * k];
                 let memory = moe::Memory { floats: &mut floats, words: &mut words };
-                moe::experts(cx, operands, ActivationFormat::Int8, memory, &mut y).unwrap();
+                moe::experts(cx, operands, memory, &mut y).unwrap();
                 assert!(y == want, "{dtype}, {rows} rows");
             });
         }
@@ -280,6 +301,13 @@ fn experts_are_the_reference_to_the_bit() {
 /// Rows that are normalised or gated as they are quantized are those made before, to the bit.
 #[test]
 fn rows_made_while_quantizing_have_the_same_bits() {
+    let of = |dtype| Quantization::of(dtype, ActivationFormat::Int7);
+    for kinds in [[DType::Q4_K, DType::Q6_K], [DType::Q8_0, DType::Q4_0]] {
+        made_while_quantizing(kinds.map(of));
+    }
+}
+
+fn made_while_quantizing(kinds: [Quantization; 2]) {
     let (rows, k) = (37, 96);
     let mut r = Random(3);
     let (x, up, weight) = (r.floats(rows * k), r.floats(rows * k), r.floats(k));
@@ -287,7 +315,6 @@ fn rows_made_while_quantizing_have_the_same_bits() {
         Norm::Rms { weight: Some(&weight), eps: 1e-5, offset: 1.0 },
         Norm::Layer { weight: &weight, bias: Some(&x[..k]), eps: 1e-5 },
     ];
-    let kinds = [ZeroPointCorrection::Sum, ZeroPointCorrection::Zero { zero: 8, halves: true }];
     let each = rows * floats(k);
     let bits = |cx: &mut Context<'_>, from: ActivationRows<'_>| {
         let (mut a, mut b) = (vec![0.0; each], vec![0.0; each]);

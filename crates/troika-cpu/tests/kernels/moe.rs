@@ -41,20 +41,12 @@ fn run(
     cx: &mut Context<'_>,
     x: Operands<'_, Expert<'_, WeightView<'_>>>,
 ) -> Result<Vec<f32>, KernelError> {
-    run_with(cx, x, ActivationFormat::F32)
-}
-
-fn run_with(
-    cx: &mut Context<'_>,
-    x: Operands<'_, Expert<'_, WeightView<'_>>>,
-    activations: ActivationFormat,
-) -> Result<Vec<f32>, KernelError> {
     let shape = (x.ids.len() / x.top_k, x.top_k);
-    let mut floats = vec![f32::NAN; moe::floats(shape, x.k, x.inter, activations)];
+    let mut floats = vec![f32::NAN; moe::floats(shape, x.k, x.inter, x.activations)];
     let mut words = vec![u32::MAX; moe::words(x.ids.len(), x.experts)];
     let mut y = vec![f32::NAN; x.x.len()];
     let memory = Memory { floats: &mut floats, words: &mut words };
-    moe::experts(cx, x, activations, memory, &mut y)?;
+    moe::experts(cx, x, memory, &mut y)?;
     Ok(y)
 }
 
@@ -92,7 +84,16 @@ proptest! {
             Activation::Silu
         };
         let x = Operands {
-            experts, expert: &expert, act, x: &x, k, inter, ids: &ids, weights: &weights, top_k,
+            experts,
+            expert: &expert,
+            act,
+            x: &x,
+            activations: ActivationFormat::F32,
+            k,
+            inter,
+            ids: &ids,
+            weights: &weights,
+            top_k,
         };
         let mut want = vec![0.0; rows * k];
         moe::scalar::experts(&x, &mut want);
@@ -113,11 +114,12 @@ proptest! {
             assert_eq!(run(cx, one).unwrap(), &got[row * k..]);
             if dtype == DType::BF16 {
                 // Activations in bf16: near the reference, and again the same bits alone.
-                let got = run_with(cx, x, ActivationFormat::Bf16).unwrap();
+                let rounded = |x| Operands { activations: ActivationFormat::Bf16, ..x };
+                let got = run(cx, rounded(x)).unwrap();
                 for (g, w) in got.iter().zip(&want) {
                     assert!((g - w).abs() <= 1e-2 * scale, "{g} is not {w}");
                 }
-                assert_eq!(run_with(cx, one, ActivationFormat::Bf16).unwrap(), &got[row * k..]);
+                assert_eq!(run(cx, rounded(one)).unwrap(), &got[row * k..]);
             }
         });
     }
@@ -136,6 +138,7 @@ fn threads_do_not_change_bits_and_bad_ids_are_refused() {
             expert: &expert,
             act: Activation::GeluTanh,
             x: &x,
+            activations: ActivationFormat::F32,
             k: 48,
             inter: 80,
             ids,

@@ -116,6 +116,9 @@ fn main_type(model: &Model) -> Option<DType> {
 fn activation_format_of(weight: DType, allowed: &[ActivationFormat]) -> ActivationFormat {
     let wanted = match weight {
         DType::BF16 => ActivationFormat::Bf16,
+        d if d.uses_all_bits() && allowed.contains(&ActivationFormat::Int7) => {
+            ActivationFormat::Int7
+        }
         d if d.has_integer_path() => ActivationFormat::Int8,
         _ => ActivationFormat::F32,
     };
@@ -204,6 +207,7 @@ pub fn activation_format_name(activations: ActivationFormat) -> &'static str {
     match activations {
         ActivationFormat::F32 => "f32",
         ActivationFormat::Int8 => "int8",
+        ActivationFormat::Int7 => "int7",
         ActivationFormat::Bf16 => "bf16",
     }
 }

@@ -1,10 +1,13 @@
-//! Products of quantized weights with activations in eight bits.
+//! Products of quantized weights with activations in eight bits, or in seven.
 //!
 //! Activations are quantized once per op input ([`quantize`]): 32 values share an f32 scale.
 //! Weights are packed when a subgraph is compiled ([`Layout`]) and used as they lie. The sum of a
 //! group of 32 columns is an exact integer; it is scaled and added in the order of the columns
 //! with one rounding per addition. So a row's result has the same bits alone or among others, on
 //! any number of threads, and on every instruction set.
+//!
+//! Seven bits are for weights that use all of their eight: AVX2 adds two products in 16 bits, which
+//! eight times eight bits do not fit unless one of them is made an absolute value.
 
 #[cfg(any(target_arch = "x86_64", all(feature = "emulate", not(target_arch = "aarch64"))))]
 mod amx;
@@ -20,7 +23,7 @@ mod tile;
 mod widen;
 
 use smallvec::SmallVec;
-use troika_graph::DType;
+use troika_graph::{ActivationFormat, DType};
 
 use crate::kernels::linear::{OutView, RowsView, worker_floats};
 use crate::kernels::select;
@@ -28,9 +31,9 @@ use crate::kernels::{Context, KernelError};
 
 pub use layout::{GROUP, Layout, PackedView, ROWS};
 pub(crate) use part::Int8Part;
-pub use quantize::{ActivationRows, ZeroPointCorrection, floats, quantize};
+pub use quantize::{ActivationRows, Quantization, floats, quantize};
 pub use run::name;
-pub(crate) use run::{multiply, run_part};
+pub(crate) use run::{gains_from_seven_bits, multiply, run_part};
 
 /// A product: quantized rows times the transpose of a packed weight.
 #[derive(Clone, Copy)]
@@ -39,9 +42,10 @@ pub struct Product<'a> {
     pub weight: PackedView<'a>,
     /// Added to each row.
     pub bias: Option<&'a [f32]>,
-    /// The activations, [`floats`] floats a row, quantized for the weight's
-    /// [`ZeroPointCorrection`].
+    /// The activations, [`floats`] floats a row.
     pub x: RowsView<'a>,
+    /// How they were quantized, for this weight.
+    pub quantization: Quantization,
     /// Where results go.
     pub y: OutView<'a>,
 }
@@ -57,6 +61,17 @@ pub const DTYPES: [DType; 8] = [
     DType::Q4_G64,
     DType::Q4_G128,
 ];
+
+/// Types of weights, each with what activations may be quantized to.
+pub const KINDS: [(DType, ActivationFormat); 9] = {
+    let mut all = [(DType::Q8_0, ActivationFormat::Int7); 9];
+    let mut i = 0;
+    while i < DTYPES.len() {
+        all[i] = (DTYPES[i], ActivationFormat::Int8);
+        i += 1;
+    }
+    all
+};
 
 /// `y = x * W^T + b` for some products of as many rows each, in one parallel region.
 ///

@@ -1,9 +1,9 @@
-//! Activations in eight bits: 32 values share an f32 scale.
+//! Activations in eight or seven bits: 32 values share an f32 scale.
 
 use std::ops::Range;
 
 use smallvec::SmallVec;
-use troika_graph::{Activation, DType};
+use troika_graph::{Activation, ActivationFormat, DType};
 
 use super::layout::{GROUP, zero};
 use crate::SharedMut;
@@ -56,27 +56,52 @@ impl ZeroPointCorrection {
     }
 }
 
+/// How activations are quantized for weights of a type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Quantization {
+    /// The largest magnitude of a value.
+    pub(super) largest: i8,
+    /// What goes with a group's values.
+    pub(super) correction: ZeroPointCorrection,
+}
+
+/// The largest magnitude of seven bits. A weight of eight bits is at most 255, and two products
+/// fit 16 bits: `2 * 255 * 64 < 2^15`.
+pub(super) const SEVEN_BITS: i8 = 64;
+
+impl Quantization {
+    /// What products with weights of a type need.
+    pub fn of(dtype: DType, activations: ActivationFormat) -> Quantization {
+        let seven = activations == ActivationFormat::Int7 && dtype.uses_all_bits();
+        Quantization {
+            largest: if seven { SEVEN_BITS } else { i8::MAX },
+            correction: ZeroPointCorrection::of(dtype),
+        }
+    }
+}
+
 /// Groups with a smaller largest value are zeros.
 const TINY: f32 = 1e-30;
 
-/// Quantizes a group: the nearest of `amax / 127` times an integer, ties to even.
+/// Quantizes a group: the nearest of `amax / largest` times an integer, ties to even.
 ///
 /// # Safety
 /// Needs the features of `V`.
 #[inline(always)]
 pub(super) unsafe fn group<V: Lanes>(
     x: &[f32; GROUP],
-    zero_point_correction: ZeroPointCorrection,
+    Quantization { largest, correction }: Quantization,
     out: &mut QuantizedGroup,
 ) {
+    let largest = f32::from(largest);
     // SAFETY: by the caller; both are a group's.
     let (amax, sums) = unsafe {
         let amax = V::largest_magnitude(x);
-        let inverse = if amax < TINY { 0.0 } else { 127.0 / amax };
+        let inverse = if amax < TINY { 0.0 } else { largest / amax };
         (amax, V::round_bytes(x, inverse, &mut out.q))
     };
-    out.scale = if amax < TINY { 0.0 } else { amax / 127.0 };
-    out.zero_point_correction = match zero_point_correction {
+    out.scale = if amax < TINY { 0.0 } else { amax / largest };
+    out.zero_point_correction = match correction {
         ZeroPointCorrection::Zero { zero, halves: true } => sums.map(|s| (-zero * s) as u32),
         ZeroPointCorrection::Zero { zero, halves: false } => {
             [(-zero * (sums[0] + sums[1])) as u32, 0]
@@ -123,7 +148,7 @@ struct QuantizeRun<'a, 'o> {
     cols: usize,
     /// Room for a row that is made.
     line: &'a mut [f32],
-    to: &'a [(ZeroPointCorrection, SharedMut<'o, f32>)],
+    to: &'a [(Quantization, SharedMut<'o, f32>)],
 }
 
 impl Kernel for QuantizeRun<'_, '_> {
@@ -147,10 +172,10 @@ impl Kernel for QuantizeRun<'_, '_> {
                         &self.line[..cols]
                     }
                 };
-                for (zero_point_correction, to) in self.to {
+                for (quantization, to) in self.to {
                     let to = to.slice(row * width..(row + 1) * width);
                     for (x, out) in x.as_chunks().0.iter().zip(bytemuck::cast_slice_mut(to)) {
-                        group::<V>(x, *zero_point_correction, out);
+                        group::<V>(x, *quantization, out);
                     }
                 }
             }
@@ -169,7 +194,7 @@ impl Kernel for QuantizeRun<'_, '_> {
 pub fn quantize(
     cx: &mut Context<'_>,
     (from, cols): (ActivationRows<'_>, usize),
-    to: &mut [(ZeroPointCorrection, &mut [f32])],
+    to: &mut [(Quantization, &mut [f32])],
 ) -> Result<(), KernelError> {
     let rows = from.len() / cols.max(1);
     let fits = to.iter().all(|(_, out)| out.len() == rows * floats(cols));

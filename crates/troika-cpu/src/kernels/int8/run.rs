@@ -2,22 +2,25 @@
 
 use std::marker::PhantomData;
 
-use troika_graph::DType;
+use troika_graph::{ActivationFormat, DType};
 
 #[cfg(any(target_arch = "x86_64", all(feature = "emulate", not(target_arch = "aarch64"))))]
 use super::amx;
-use super::format::{Format, with_format};
+use super::format::{self, Format, with_format};
 #[cfg(any(target_arch = "aarch64", feature = "emulate"))]
 use super::lanes::neon::{Neon, Sdot, Smull, Usmmla};
 #[cfg(any(target_arch = "x86_64", all(feature = "emulate", not(target_arch = "aarch64"))))]
 use super::lanes::x86::{Dpbusd, Maddubs, X86};
 use super::lanes::{RowLanes, scalar};
+use super::quantize::{Quantization, SEVEN_BITS};
 use super::{Int8Part, tile};
 use crate::Isa;
 use crate::machine::Multiply;
 use crate::machine::instructions::RegisterWork;
 #[cfg(target_arch = "aarch64")]
 use crate::machine::instructions::arm::Native;
+#[cfg(all(feature = "emulate", not(target_arch = "aarch64")))]
+use crate::machine::instructions::x86::Emulated;
 #[cfg(target_arch = "x86_64")]
 use crate::machine::instructions::x86::{Ymm, Zmm};
 
@@ -32,8 +35,16 @@ pub fn name(isa: Isa) -> &'static str {
     }
 }
 
+/// Whether products with weights that use all of their eight bits need fewer instructions with
+/// activations in seven.
+pub(crate) fn gains_from_seven_bits(isa: Isa) -> bool {
+    let [eight, seven] = [ActivationFormat::Int8, ActivationFormat::Int7]
+        .map(|a| multiply(isa, DType::Q8_0, Quantization::of(DType::Q8_0, a)));
+    eight != seven
+}
+
 /// The multiply instruction behind products with weights of a type.
-pub(crate) fn multiply(isa: Isa, weight: DType) -> Option<Multiply> {
+pub(crate) fn multiply(isa: Isa, weight: DType, quantization: Quantization) -> Option<Multiply> {
     match isa {
         Isa::Scalar | Isa::Neon => None,
         Isa::NeonDot => Some(Multiply::Int8Dot),
@@ -42,8 +53,9 @@ pub(crate) fn multiply(isa: Isa, weight: DType) -> Option<Multiply> {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 if has_vnni() => Some(Multiply::Int8Avx512),
         Isa::Amx(_) => Some(Multiply::Int8Amx),
-        Isa::Avx2 | Isa::Avx512 if weight == DType::Q8_0 => Some(Multiply::Int8FlipAvx2),
-        Isa::Avx2 | Isa::Avx512 => Some(Multiply::Int8SumsAvx2),
+        Isa::Avx2 | Isa::Avx512 if !weight.uses_all_bits() => Some(Multiply::Int8SumsAvx2),
+        Isa::Avx2 | Isa::Avx512 if quantization.largest <= SEVEN_BITS => Some(Multiply::Int8Avx2),
+        Isa::Avx2 | Isa::Avx512 => Some(Multiply::Int8FlipAvx2),
     }
 }
 
@@ -59,8 +71,33 @@ fn has_vnni() -> bool {
 /// If this build cannot run this instruction set on this machine.
 pub(crate) fn run_part(isa: Isa, part: Int8Part<'_>) {
     assert!(isa.can_run(), "this machine has no {}", isa.name());
+    let weight = part.product.weight.layout.dtype;
+    #[cfg(any(target_arch = "x86_64", all(feature = "emulate", not(target_arch = "aarch64"))))]
+    if multiply(isa, weight, part.product.quantization) == Some(Multiply::Int8Avx2) {
+        // SAFETY: as below; this is a type that uses all bits.
+        return unsafe { seven_bits(isa, part) };
+    }
     // SAFETY: the format is the weight's; it was just asked whether the set can run.
-    unsafe { with_format!(part.product.weight.layout.dtype, F => for_format::<F>(isa, part)) }
+    unsafe { with_format!(weight, F => for_format::<F>(isa, part)) }
+}
+
+/// Weights of all eight bits with activations in seven, on AVX2.
+///
+/// # Safety
+/// As for [`tile::run`]; the machine has AVX2 or it is emulated.
+#[cfg(any(target_arch = "x86_64", all(feature = "emulate", not(target_arch = "aarch64"))))]
+unsafe fn seven_bits(isa: Isa, part: Int8Part<'_>) {
+    // SAFETY: by the caller.
+    unsafe {
+        match isa {
+            #[cfg(all(feature = "emulate", not(target_arch = "aarch64")))]
+            _ if isa.is_emulated() => emulate_seven_bits(part),
+            #[cfg(target_arch = "x86_64")]
+            _ => on::<X86<Ymm, Maddubs<true>, 2>, format::Q8_0>(part),
+            #[allow(unreachable_patterns)]
+            _ => unreachable!("{} can run here", isa.name()),
+        }
+    }
 }
 
 /// A function for each format: as one, they would take the compiler minutes.
@@ -87,7 +124,7 @@ unsafe fn for_format<F: Format>(isa: Isa, part: Int8Part<'_>) {
             #[cfg(target_arch = "x86_64")]
             Isa::Amx(_) => amx::run_native::<F>(part),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 | Isa::Avx512 => on::<X86<Ymm, Maddubs, 2>, F>(part),
+            Isa::Avx2 | Isa::Avx512 => on::<X86<Ymm, Maddubs<false>, 2>, F>(part),
             #[allow(unreachable_patterns)]
             _ => unreachable!("{} can run here", isa.name()),
         }
@@ -147,21 +184,31 @@ unsafe fn run_neon_i8mm<F: Format>(part: Int8Part<'_>) {
     unsafe { tile::run::<Neon<Native, Usmmla>, F>(part) }
 }
 
+/// Runs a part on AVX2 in plain Rust, with weights of all eight bits and activations in seven.
+///
+/// # Safety
+/// As for [`tile::run`].
+#[cfg(all(feature = "emulate", not(target_arch = "aarch64")))]
+pub(super) unsafe fn emulate_seven_bits(part: Int8Part<'_>) {
+    // SAFETY: plain Rust needs no features; the rest by the caller.
+    unsafe { on::<X86<Emulated<32>, Maddubs<true>, 2>, format::Q8_0>(part) }
+}
+
 /// Runs a part with the instructions of `isa` in plain Rust.
 ///
 /// # Safety
 /// As for [`tile::run`].
 #[cfg(all(feature = "emulate", not(target_arch = "aarch64")))]
 pub(super) unsafe fn emulate<F: Format>(isa: Isa, part: Int8Part<'_>) {
-    use crate::machine::instructions::{arm, x86 as instructions};
-    use instructions::{Emulated, EmulatedTiles};
+    use crate::machine::instructions::arm;
+    use crate::machine::instructions::x86::EmulatedTiles;
     // SAFETY: plain Rust needs no features; the rest by the caller.
     unsafe {
         match isa {
             Isa::Neon => on::<Neon<arm::Emulated, Smull>, F>(part),
             Isa::NeonDot => on::<Neon<arm::Emulated, Sdot>, F>(part),
             Isa::NeonI8mm => on::<Neon<arm::Emulated, Usmmla>, F>(part),
-            Isa::Avx2 => on::<X86<Emulated<32>, Maddubs, 2>, F>(part),
+            Isa::Avx2 => on::<X86<Emulated<32>, Maddubs<false>, 2>, F>(part),
             Isa::AvxVnni => on::<X86<Emulated<32>, Dpbusd, 2>, F>(part),
             Isa::Avx512 => on::<X86<Emulated<64>, Dpbusd, 1>, F>(part),
             Isa::Amx(_) => amx::run::<Emulated<64>, EmulatedTiles, F>(part),

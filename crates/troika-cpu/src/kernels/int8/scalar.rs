@@ -2,10 +2,10 @@
 //! they lie in the file.
 
 use half::f16;
-use troika_graph::DType;
+use troika_graph::{ActivationFormat, DType};
 
 use super::layout::{GROUP, quants, scale_min, zero};
-use super::quantize::{QuantizedGroup, ZeroPointCorrection, group};
+use super::quantize::{Quantization, QuantizedGroup, ZeroPointCorrection, group};
 use crate::kernels::linear::WeightView;
 use crate::kernels::simd::Portable;
 
@@ -33,14 +33,14 @@ fn scales(dtype: DType, block: &[u8], i: usize) -> ([f32; 2], f32) {
     }
 }
 
-fn dot(dtype: DType, row: &[u8], x: &[f32]) -> f32 {
+fn dot(dtype: DType, row: &[u8], x: &[f32], quantization: Quantization) -> f32 {
     let per_block = dtype.block_len() / GROUP;
     let mut sum = 0.0f32;
     for (g, x) in x.as_chunks::<GROUP>().0.iter().enumerate() {
         let block = &row[g / per_block * dtype.block_bytes()..][..dtype.block_bytes()];
         let (mut a, mut w): (QuantizedGroup, _) = (bytemuck::Zeroable::zeroed(), [0; GROUP]);
         // SAFETY: plain Rust needs no features.
-        unsafe { group::<Portable>(x, ZeroPointCorrection::of(dtype), &mut a) }
+        unsafe { group::<Portable>(x, quantization, &mut a) }
         quants(dtype, block, g % per_block, &mut w);
         let (scales, min) = scales(dtype, block, g % per_block);
         let product = |i: usize| i32::from(a.q[i]) * (i32::from(w[i]) - zero(dtype));
@@ -53,18 +53,24 @@ fn dot(dtype: DType, row: &[u8], x: &[f32]) -> f32 {
             let ints: i32 = (0..GROUP).map(product).sum();
             sum = (ints as f32 * scales[0]).mul_add(a.scale, sum);
         }
-        if ZeroPointCorrection::of(dtype) == ZeroPointCorrection::Sum {
+        if quantization.correction == ZeroPointCorrection::Sum {
             sum = min.mul_add(f32::from_bits(a.zero_point_correction[0]), sum);
         }
     }
     sum
 }
 
-/// `y = x * W^T + b` with activations in eight bits.
-pub fn linear(weight: WeightView<'_>, bias: Option<&[f32]>, x: &[f32], y: &mut [f32]) {
+/// `y = x * W^T + b` with activations in eight or seven bits.
+pub fn linear(
+    weight: WeightView<'_>,
+    bias: Option<&[f32]>,
+    (x, activations): (&[f32], ActivationFormat),
+    y: &mut [f32],
+) {
+    let quantization = Quantization::of(weight.dtype, activations);
     for (n, row) in weight.bytes.chunks_exact(weight.row_bytes()).enumerate() {
         for (x, y) in x.chunks_exact(weight.cols).zip(y.chunks_exact_mut(weight.rows)) {
-            y[n] = dot(weight.dtype, row, x) + bias.map_or(0.0, |b| b[n]);
+            y[n] = dot(weight.dtype, row, x, quantization) + bias.map_or(0.0, |b| b[n]);
         }
     }
 }

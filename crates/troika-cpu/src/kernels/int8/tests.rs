@@ -1,13 +1,13 @@
 //! The kernels of every instruction set in plain Rust, also of those this machine has: a sum that
 //! does not fit shows here with the instruction's own way of not fitting.
 
-use troika_graph::DType;
+use troika_graph::{ActivationFormat, DType};
 
 use super::Int8Part;
 use super::layout::{Layout, PackedView};
-use super::quantize::{QuantizedGroup, ZeroPointCorrection, floats, group};
-use super::run::emulate;
-use super::{DTYPES, Product, format, scalar};
+use super::quantize::{Quantization, QuantizedGroup, floats, group};
+use super::run::{emulate, emulate_seven_bits};
+use super::{DTYPES, KINDS, Product, format, scalar};
 use crate::kernels::linear::{OutView, RowsView, WeightView};
 use crate::kernels::simd::Portable;
 use crate::{Isa, SharedMut};
@@ -17,6 +17,7 @@ fn weight(dtype: DType, len: usize, seed: &mut u32) -> Vec<u8> {
     let mut byte = || {
         *seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         match *seed >> 30 {
+            0 if dtype == DType::Q8_0 => 0x7f,
             0 => 0xff,
             1 if dtype == DType::Q8_0 => 0x80,
             _ => (*seed >> 16) as u8,
@@ -39,12 +40,12 @@ fn weight(dtype: DType, len: usize, seed: &mut u32) -> Vec<u8> {
 }
 
 /// Activations quantized in plain Rust; a float more in front, so that rows are not aligned.
-fn quantized(dtype: DType, x: &[f32]) -> Vec<f32> {
+fn quantized(quantization: Quantization, x: &[f32]) -> Vec<f32> {
     let mut q = vec![0.0];
     for x in x.as_chunks::<32>().0 {
         let mut out: QuantizedGroup = bytemuck::Zeroable::zeroed();
         // SAFETY: plain Rust needs no features.
-        unsafe { group::<Portable>(x, ZeroPointCorrection::of(dtype), &mut out) };
+        unsafe { group::<Portable>(x, quantization, &mut out) };
         q.extend_from_slice(bytemuck::cast_slice(&[out]));
     }
     q
@@ -53,7 +54,8 @@ fn quantized(dtype: DType, x: &[f32]) -> Vec<f32> {
 #[test]
 fn emulated_kernels_are_the_reference_to_the_bit() {
     let mut seed = 5;
-    for dtype in DTYPES {
+    for (dtype, activations) in KINDS {
+        let quantization = Quantization::of(dtype, activations);
         for (rows, n, blocks) in
             [(1, 17, 3), (2, 16, 1), (3, 5, 2), (15, 33, 2), (16, 32, 5), (17, 47, 3), (33, 49, 2)]
         {
@@ -65,10 +67,10 @@ fn emulated_kernels_are_the_reference_to_the_bit() {
                 .collect();
             let view = WeightView { dtype, bytes: &raw, rows: n, cols: k };
             let mut want = vec![0.0; rows * n];
-            scalar::linear(view, None, &x, &mut want);
+            scalar::linear(view, None, (&x, activations), &mut want);
             let layout = Layout::new(dtype, n, k).expect("whole blocks");
             let packed = [vec![0], layout.pack(&raw, 1)].concat();
-            let q = quantized(dtype, &x);
+            let q = quantized(quantization, &x);
             // Rows through an index, as those of experts, and as they lie.
             let order: Vec<u32> = (0..rows as u32).collect();
             for (isa, index) in Isa::all().into_iter().flat_map(|i| [(i, None), (i, Some(&order))])
@@ -85,13 +87,21 @@ fn emulated_kernels_are_the_reference_to_the_bit() {
                         index: index.map(|i| &i[..]),
                         ..RowsView::dense(&q[1..], floats(k))
                     },
+                    quantization,
                     y: OutView::dense(SharedMut::new(&mut y), n),
                 };
                 // SAFETY: nobody else has the results.
                 let part = unsafe { Int8Part::new(product, 0..n, 0..rows, 0, &mut scratch) };
                 // SAFETY: plain Rust needs no features; the format is the weight's.
-                unsafe { format::with_format!(dtype, F => emulate::<F>(isa, part)) }
-                assert!(y == want, "{dtype}, {rows} rows, {n} x {k}, {}", isa.name());
+                unsafe {
+                    if isa == Isa::Avx2 && activations == ActivationFormat::Int7 {
+                        emulate_seven_bits(part);
+                    } else {
+                        format::with_format!(dtype, F => emulate::<F>(isa, part));
+                    }
+                }
+                let isa = isa.name();
+                assert!(y == want, "{dtype} {activations:?}, {rows} rows, {n} x {k}, {isa}");
             }
         }
     }

@@ -50,6 +50,8 @@ pub struct Operands<'a, E> {
     pub act: Activation,
     /// Rows.
     pub x: &'a [f32],
+    /// What the projections take them as; those of packed weights are in eight or seven bits.
+    pub activations: ActivationFormat,
     /// Columns of a row.
     pub k: usize,
     /// Width between the projections.
@@ -87,7 +89,7 @@ fn ready(activations: ActivationFormat, cols: usize) -> usize {
     match activations {
         ActivationFormat::F32 => 0,
         ActivationFormat::Bf16 => cols,
-        ActivationFormat::Int8 => int8::floats(cols),
+        ActivationFormat::Int8 | ActivationFormat::Int7 => int8::floats(cols),
     }
 }
 
@@ -162,16 +164,15 @@ fn sort<'a>(
     Ok(Sorted { order, used: &used[..count], starts, rows })
 }
 
-/// `y[row] = sum over slots of weight * expert(x[row])`. Activations are rounded to bf16 before
-/// each projection if `activations` says so; those of packed weights are in eight bits. The layer's
-/// input is made ready once for all experts, what is between the projections once for all pairs.
+/// `y[row] = sum over slots of weight * expert(x[row])`. Activations are rounded or quantized before
+/// each projection: the layer's input once for all experts, what is between the projections once
+/// for all pairs.
 ///
 /// # Errors
 /// An id that is no expert; a panic of a part.
 pub fn experts<W: Weight>(
     cx: &mut Context<'_>,
     x: Operands<'_, Expert<'_, W>>,
-    activations: ActivationFormat,
     memory: Memory<'_>,
     y: &mut [f32],
 ) -> Result<(), KernelError> {
@@ -193,12 +194,12 @@ pub fn experts<W: Weight>(
     prefetch(cx, first.gate);
     let (hidden, rest) = memory.floats.split_at_mut(pairs * x.inter);
     let (down, rest) = rest.split_at_mut(pairs * x.k);
-    let (outer, rest) = rest.split_at_mut(rows * ready(activations, x.k));
-    let inner = &mut rest[..pairs * ready(activations, x.inter)];
-    let input = first.gate.input(cx, (x.x, x.k), activations, outer)?;
+    let (outer, rest) = rest.split_at_mut(rows * ready(x.activations, x.k));
+    let inner = &mut rest[..pairs * ready(x.activations, x.inter)];
+    let input = first.gate.input(cx, (x.x, x.k), x.activations, outer)?;
     gate_up(cx, &x, &sorted, input, SharedMut::new(hidden))?;
     prefetch(cx, first.down);
-    let input = first.down.input(cx, (hidden, x.inter), activations, inner)?;
+    let input = first.down.input(cx, (hidden, x.inter), x.activations, inner)?;
     project_down(cx, &x, &sorted, input, SharedMut::new(down))?;
     combine(cx, x.weights, (down, x.k), y)
 }
@@ -319,7 +320,7 @@ unsafe fn gate_up_rows<W: Weight>(
     (input, hidden): (Input<'_>, SharedMut<'_, f32>),
     scratch: &mut [f32],
 ) {
-    let (pairs, expert) = (sorted.pairs(e), (x.expert)(e));
+    let (pairs, expert, activations) = (sorted.pairs(e), (x.expert)(e), x.activations);
     let (wide, tiles) = scratch.split_at_mut(linear::worker_floats());
     let (gate, up) = tiles.split_at_mut(TILE_ROWS * select::MAX_PANEL);
     for m in pairs.clone().step_by(TILE_ROWS) {
@@ -331,7 +332,8 @@ unsafe fn gate_up_rows<W: Weight>(
         for (weight, bias, tile) in both {
             let y = OutView::dense(SharedMut::new(tile), n.len());
             let (x, m, origin) = (rows, index.len(), n.start);
-            let piece = ExpertPiece { bias, n: n.clone(), m, x, y, origin, pairs: input.pairs };
+            let (n, pairs) = (n.clone(), input.pairs);
+            let piece = ExpertPiece { bias, n, m, x, activations, y, origin, pairs };
             // SAFETY: the results are in this worker's scratch.
             unsafe { weight.multiply(isa, piece, &mut *wide) };
         }
@@ -366,6 +368,7 @@ fn project_down<W: Weight>(
                 n,
                 m: pairs.len(),
                 x: RowsView::dense(&input.data[pairs.start * width..pairs.end * width], width),
+                activations: x.activations,
                 y: OutView { index, ..OutView::dense(down, x.k) },
                 origin: 0,
                 pairs: input.pairs,

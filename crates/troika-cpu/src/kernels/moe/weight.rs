@@ -19,6 +19,8 @@ pub struct ExpertPiece<'a> {
     pub m: usize,
     /// The activations, as [`Weight::input`] makes them.
     pub x: RowsView<'a>,
+    /// What they were made from them.
+    pub activations: ActivationFormat,
     /// Where results go.
     pub y: OutView<'a>,
     /// Weight row that belongs to the first column of the results.
@@ -103,10 +105,10 @@ impl Weight for int8::PackedView<'_> {
         &self,
         cx: &mut Context<'_>,
         (x, cols): (&'a [f32], usize),
-        _: ActivationFormat,
+        activations: ActivationFormat,
         work: &'a mut [f32],
     ) -> Result<Input<'a>, KernelError> {
-        let kind = int8::ZeroPointCorrection::of(self.layout.dtype);
+        let kind = int8::Quantization::of(self.layout.dtype, activations);
         int8::quantize(cx, (int8::ActivationRows::Plain(x), cols), &mut [(kind, &mut *work)])?;
         Ok(Input { data: work, width: int8::floats(cols), pairs: false })
     }
@@ -124,7 +126,8 @@ impl Weight for int8::PackedView<'_> {
     }
 
     unsafe fn multiply(&self, isa: Isa, p: ExpertPiece<'_>, scratch: &mut [f32]) {
-        let product = int8::Product { weight: *self, bias: p.bias, x: p.x, y: p.y };
+        let quantization = int8::Quantization::of(self.layout.dtype, p.activations);
+        let product = int8::Product { weight: *self, bias: p.bias, x: p.x, quantization, y: p.y };
         // SAFETY: by the caller.
         let part = unsafe { int8::Int8Part::new(product, p.n, 0..p.m, p.origin, scratch) };
         int8::run_part(isa, part);

@@ -20,6 +20,8 @@ pub(in super::super) struct X86<V, P, const R: usize>(PhantomData<(V, P)>);
 pub(in super::super) trait Products<V: Vector>: Copy {
     /// Whether weights of all eight bits are signed in products.
     const SIGNED: bool;
+    /// Whether products need registers besides those of weights, activations and sums.
+    const TEMPORARIES: bool;
     /// Bytes made ready for products.
     type Weight: Copy;
     /// Signed bytes made ready for products.
@@ -41,9 +43,10 @@ pub(in super::super) trait Products<V: Vector>: Copy {
     unsafe fn apart<W: RegisterWork>(work: W);
 }
 
-/// AVX2. Sums of 16 bits for weights that allow it, else of 32 bits after each product.
+/// AVX2. Sums of 16 bits for weights that allow it, else of 32 bits after each product. `SEVEN`:
+/// activations have seven bits, so that weights of all eight bits are unsigned.
 #[derive(Clone, Copy)]
-pub(in super::super) struct Maddubs;
+pub(in super::super) struct Maddubs<const SEVEN: bool>;
 /// VNNI.
 #[derive(Clone, Copy)]
 pub(in super::super) struct Dpbusd;
@@ -70,8 +73,9 @@ pub(in super::super) struct Flipped<T> {
 
 // SAFETY (of the unsafe blocks): callers have the features.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl<V: Vector> Products<V> for Maddubs {
-    const SIGNED: bool = true;
+impl<V: Vector, const SEVEN: bool> Products<V> for Maddubs<SEVEN> {
+    const SIGNED: bool = !SEVEN;
+    const TEMPORARIES: bool = true;
     type Weight = Magnitude<V::I>;
     type Signed = Flipped<V::I>;
 
@@ -114,8 +118,10 @@ impl<V: Vector> Products<V> for Maddubs {
     unsafe fn dot(full: bool, part: V::I, w: Magnitude<V::I>, x: V::I) -> V::I {
         unsafe {
             if full {
-                // |w| <= 128 and |x| <= 127: pairs of products fit 16 bits.
-                let pairs = V::vpmaddubsw(w.unsigned, V::vpsignb(x, w.signed));
+                // |w| <= 128 and |x| <= 127, or w <= 255 and |x| <= 64: pairs of products fit 16
+                // bits.
+                let x = if SEVEN { x } else { V::vpsignb(x, w.signed) };
+                let pairs = V::vpmaddubsw(w.unsigned, x);
                 V::vpaddd(part, V::vpmaddwd(pairs, V::vpbroadcastw(1)))
             } else {
                 V::vpaddw(part, V::vpmaddubsw(w.unsigned, x))
@@ -141,6 +147,7 @@ impl<V: Vector> Products<V> for Maddubs {
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl<V: Vector> Products<V> for Dpbusd {
     const SIGNED: bool = false;
+    const TEMPORARIES: bool = false;
     type Weight = V::I;
     type Signed = ();
 
@@ -204,12 +211,12 @@ impl<V: Vector, P: Products<V>, const R: usize> RowLanes for X86<V, P, R> {
     // registers for products: eight hold the sums of four rows with one panel. (Five rows, and six
     // or eight with half a panel and all sums in registers, are as fast within 3 %, measured on a
     // Cascade Lake.)
-    const WIDE: bool = !P::SIGNED;
+    const WIDE: bool = !P::TEMPORARIES;
     const PANELS: usize = if R == 1 { 3 } else { 1 };
     const ROLLED: bool = R == 2;
     const SIGNED: bool = P::SIGNED;
     const SIGNED_QUAD: usize = if P::SIGNED { 2 * QUAD } else { QUAD };
-    const PINNED: bool = P::SIGNED;
+    const PINNED: bool = P::TEMPORARIES;
     const COMPACT: bool = !V::NATIVE;
     type Bytes = [V::I; R];
     type Weight = [P::Weight; R];
