@@ -49,6 +49,8 @@ fn flags(error: &troika::Error) -> &'static str {
             "the context" => " (-c; of bench, -d with -p or -n)",
             "the chunk length" => " (--ubatch-size)",
             "chunks in flight" => " (--chunks-in-flight)",
+            "the length of prompts" => " (--for-prompt)",
+            "the count of generated tokens" => " (--for-gen)",
             _ => "",
         },
         E::Engine(EngineError::CompileTime { .. }) => " (--compile-timeout)",

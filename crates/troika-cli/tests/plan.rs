@@ -280,6 +280,13 @@ fn how_devices_wait_is_the_plans_to_say() {
     assert!(code == 2 && said.contains("'never'") && said.contains("blocking"), "{said}");
 }
 
+/// A shape is planned for without its weights: these would be 120 GB.
+#[test]
+fn shapes_are_planned_without_weights() {
+    let plan = stdout(&troika(&["plan", "--synthetic", "qwen3-30b-a3b:F32"]));
+    assert!(plan.contains("\"layers\": 48"), "{plan}");
+}
+
 #[test]
 fn values_of_16_bits_halve_what_is_copied() {
     let own = format!("a=cpu,{}", odd("b", "own-memory.toml"));

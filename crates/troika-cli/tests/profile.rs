@@ -169,6 +169,95 @@ fn profiles_are_gone_on_with_and_foreign_ones_refused() {
     assert_eq!(both.status.code(), Some(2), "one of them decides");
 }
 
+/// A complete profile stays until another one is complete, whatever it is of.
+#[test]
+fn a_complete_profile_stays_until_the_next_one_is() {
+    let m = measured("");
+    let alone = m.devices.split(',').next().unwrap();
+    let at = ["profile", "--device", alone, "-o", &m.profile];
+    let partial = format!("{}.partial", m.profile);
+    let both = std::fs::read_to_string(&m.profile).unwrap();
+    stdout(&troika(&[&at[..], &SHAPE].concat()));
+    let whole = std::fs::read_to_string(&m.profile).unwrap();
+    assert!(whole != both && !Path::new(&partial).exists());
+    // As if it had been ended half way.
+    let mut half: Value = serde_json::from_str(&whole).unwrap();
+    half["complete"] = false.into();
+    let runs = half["runs"].as_array_mut().unwrap();
+    runs.truncate(runs.len() / 2);
+    let count = runs.len();
+    std::fs::write(&partial, half.to_string()).unwrap();
+    std::fs::write(&m.profile, &both).unwrap();
+    let out = troika(&[&at[..], &SHAPE].concat());
+    let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    stdout(&out);
+    assert!(said.contains("another list of devices"), "{said}");
+    assert!(said.contains(&format!("gone on with: {count} runs")), "{said}");
+    let now: Value = serde_json::from_str(&std::fs::read_to_string(&m.profile).unwrap()).unwrap();
+    assert_eq!(now["complete"], true);
+    assert!(!Path::new(&partial).exists());
+}
+
+/// What a file says that hand-overs and lists take is what is found, where queues do not wait.
+#[test]
+fn hand_overs_of_virtual_devices_are_measured() {
+    let dir = tempfile::tempdir().unwrap();
+    let costs = "submit_us = 20.0\nhand_over = { blocking_us = 361.0, predicted_us = 5.0 }";
+    let devices = soc(dir.path(), costs);
+    let file = dir.path().join("profile.json");
+    let at = ["profile", "--device", &devices, "-o", file.to_str().unwrap()];
+    stdout(&troika(&[&at[..], &SHAPE].concat()));
+    let profile: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+    let pair = |from: u64| {
+        let all = profile["pairs"].as_array().unwrap();
+        let found = all.iter().find(|p| p["from"] == from).unwrap();
+        ["predicted_ns", "blocking_ns"].map(|name| found[name]["median"].as_f64().unwrap())
+    };
+    // From the processor with these costs, and to it.
+    assert_eq!(pair(0), [5e3, 361e3]);
+    assert_eq!(pair(1), [20e3, 20e3]);
+    let listed = |d: usize| profile["devices"][d]["submit_ns"]["median"].as_f64().unwrap();
+    assert_eq!([listed(0), listed(1)], [25e3, 0.0]);
+}
+
+/// A device that takes no segment as a whole is in no plan by a profile, and that is said.
+#[test]
+fn devices_that_are_left_out_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let phone = "virtual:../../socs/sd8gen3-fp16.toml";
+    let devices = format!("{phone}:gpu,{phone}:npu");
+    let file = dir.path().join("profile.json");
+    let at = ["profile", "--device", &devices, "-o", file.to_str().unwrap()];
+    let out = troika(&[&at[..], &["--synthetic", "qwen3-0.6b:Q4_0"]].concat());
+    stdout(&out);
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(said.contains("no segment runs as a whole on npu: plans"), "{said}");
+}
+
+/// Lengths that a plan is to be best for are within the context.
+#[test]
+fn lengths_beyond_the_context_are_refused() {
+    let m = measured("");
+    let at = ["plan", "--device", &m.devices, "--profile", &m.profile, "-c", "1024"];
+    for (more, says) in [
+        (
+            &["--for-prompt", "1025"][..],
+            "the length of prompts is 1025; it must be between 1 and 1024",
+        ),
+        (&["--for-prompt", "0"], "(--for-prompt)"),
+        (&["--for-prompt", "1000", "--for-gen", "25"], "between 0 and 24 (--for-gen)"),
+        (&["--for-gen", "18446744073709551615"], "(--for-gen)"),
+    ] {
+        let said = refused(&[&at[..], &SHAPE, more].concat());
+        assert!(said.contains(says), "{said}");
+    }
+    // Without them, as many as there is room for.
+    let small = ["plan", "--device", &m.devices, "--profile", &m.profile, "-c", "300"];
+    let plan: Value =
+        serde_json::from_str(&stdout(&troika(&[&small[..], &SHAPE].concat()))).unwrap();
+    assert_eq!([&plan["predicted"]["prompt"], &plan["predicted"]["generate"]], [300, 0]);
+}
+
 /// Without a file, profiles are kept for the model and the devices; where there is none, nothing
 /// is different and nothing is said.
 #[test]

@@ -130,6 +130,11 @@ fn solved_plans_are_as_fast_as_the_best_strategy() {
         // Ways for other lengths take no memory of their own.
         assert!(peak <= all[0][2] * 1.5, "{soc} {model} {prompt}: {peak}, {}", all[0][2]);
     }
+    // A prompt does not take longer than one that has a token more.
+    let ttft = |prompt| run("sd8gen3-fp16", "qwen3-0.6b", prompt, "solved")[0];
+    for (prompt, longer) in [("128", "129"), ("256", "257"), ("512", "513")] {
+        assert!(ttft(prompt) <= ttft(longer) * 1.01, "{prompt} tokens");
+    }
 }
 
 /// No target says so: other lengths and models are in the order of the paper's figures 13 to 15, and
@@ -264,6 +269,7 @@ fn what_cannot_be_simulated_is_told_in_a_sentence() {
     let only_cpu = soc("cpu.toml", &cpu);
     let on = soc("on.toml", &cpu.replace("\"off\"", "\"on\""));
     let negative = soc("negative.toml", &cpu.replace("= 9", "= -9"));
+    let slow = soc("slow.toml", &cpu.replace("= 9", "= 0.000001"));
     let m = ["simulate", "-m", "llama-3-8b"];
     for (more, says) in [
         (&["--soc", "sd9"][..], "there is no SoC \"sd9\""),
@@ -272,6 +278,11 @@ fn what_cannot_be_simulated_is_told_in_a_sentence() {
         (&["--soc", &only_cpu, "--strategy", "npu-only"], "needs a GPU"),
         (&["--soc", &on, "--strategy", "cpu-only"], "numerics = \"off\""),
         (&["--soc", &negative], "peak_gops is -9"),
+        (
+            &["--soc", &slow, "--strategy", "cpu-only", "-p", "6000"],
+            "the modelled times of SoC only add up to more than 292 years",
+        ),
+        (&["--trace", "same.json", "--plan-out", "same.json"], "name the same file"),
         (&["-p", "0"], "the prompt has 0 tokens"),
         (&["-p", "99999"], "the prompt has 99999 tokens"),
         (&["-n", "9000"], "and 9000 are to be generated: give from 1 to 8191"),

@@ -235,6 +235,12 @@ fn profiles_of_something_else_are_refused() {
 fn spoilt_profiles_are_refused() {
     let (profile, ..) = measured(&[]);
     let text = profile.to_json();
+    let changed = |change: &dyn Fn(&mut Profile)| {
+        let mut profile = profile.clone();
+        change(&mut profile);
+        profile.to_json()
+    };
+    assert!(Profile::from_json(&text).is_ok());
     for (spoilt, says) in [
         (text[..text.len() / 2].to_string(), "it is not a profile"),
         (String::new(), "it is not a profile"),
@@ -244,6 +250,16 @@ fn spoilt_profiles_are_refused() {
         (text.replacen("\"device\":0", "\"device\":9", 1), "without a device or a time"),
         (text.replacen("\"factor\":2.0", "\"factor\":0.5", 1), "a pair of devices without a time"),
         (text.replacen("\"terms\":[", "\"terms\":[-", 1), "a fit of"),
+        (changed(&|p| p.fits.runs[0].terms = [0.0; 6]), "a fit of"),
+        (changed(&|p| p.fits.runs[0].terms[0] = 1e18), "a fit of"),
+        (changed(&|p| p.fits.runs[0].factors[0].1 = 0.0), "a fit of"),
+        (changed(&|p| drop(p.fits.runs.remove(0))), "without a fit"),
+        (changed(&|p| p.runs[0].rows = 0), "without a device or a time"),
+        (changed(&|p| p.runs[0].share = 999), "without a device or a time"),
+        (changed(&|p| p.pairs.clear()), "no time of a hand-over between two"),
+        (changed(&|p| p.pairs[0].to = p.pairs[0].from), "a pair of devices without a time"),
+        (changed(&|p| p.pairs[0].blocking_ns.median = -1.0), "a pair of devices without a time"),
+        (changed(&|p| p.devices[0].submit_ns.median = -1.0), "without times of its lists"),
     ] {
         let why = Profile::from_json(&spoilt).map(drop).unwrap_err().to_string();
         assert!(why.contains(says) && !why.contains('\n'), "{says}: {why}");

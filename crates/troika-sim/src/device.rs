@@ -100,9 +100,17 @@ impl VirtualDevice {
 }
 
 fn caps(soc: &Soc, p: &Processor, space: SpaceId, cpu: &Caps) -> Caps {
-    let formats =
-        [(p.peak_gops.int8, ActivationFormat::Int8), (p.peak_gops.bf16, ActivationFormat::Bf16)];
-    let gains = formats.into_iter().filter(|(peak, _)| peak.is_some_and(|r| r > p.peak_gops.f32));
+    // Seven bits as the CPU that computes the values: the numbers are those of the CPU alone.
+    let formats = [
+        (p.peak_gops.int8, ActivationFormat::Int8),
+        (p.peak_gops.int8, ActivationFormat::Int7),
+        (p.peak_gops.bf16, ActivationFormat::Bf16),
+    ];
+    let seven = soc.numerics && cpu.activation_formats.contains(&ActivationFormat::Int7);
+    let gains = formats
+        .into_iter()
+        .filter(|(peak, _)| peak.is_some_and(|r| r > p.peak_gops.f32))
+        .filter(|(_, format)| seven || *format != ActivationFormat::Int7);
     Caps {
         static_shapes: p.static_shapes,
         row_buckets: p.row_buckets.clone(),

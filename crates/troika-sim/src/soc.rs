@@ -237,6 +237,11 @@ impl Soc {
             let why = "is that of another processor; give each one of its own".into();
             return Err(SocError::Field { file, place, field: "name".into(), why });
         }
+        if let Some(p) = processors.iter().find(|p| p.power.is_some() && !memory_power.known) {
+            let (file, place) = (file.into(), format!(", processor {}", p.name));
+            let why = "is given, though the memory has no pj_per_byte; give both or neither".into();
+            return Err(SocError::Field { file, place, field: "power".into(), why });
+        }
         let unknown = processors.iter().find(|p| p.power.is_none() && memory_power.known);
         if let Some(p) = unknown {
             let (file, place) = (file.into(), format!(", processor {}", p.name));

@@ -132,6 +132,11 @@ fn whatever_is_wrong_is_named() {
             ", processor npu: power is missing",
         ),
         (
+            "launch_us = 0.5",
+            "launch_us = 1\npower = { busy_w = 1 }",
+            ", processor npu: power is given, though the memory has no pj_per_byte",
+        ),
+        (
             "name = \"s\"",
             "name = \"s\"\nmemory = { bandwidth_gb_s = 9, rest_w = 3 }",
             ", memory: pj_per_byte is missing",

@@ -148,6 +148,19 @@ pub enum Error {
         /// Types there are.
         known: String,
     },
+    /// Random weights that do not fit the memory.
+    #[error(
+        "the weights of {name} take {need} MiB and {free} MiB of memory are free; take a smaller \
+         shape or type, as in :Q4_0"
+    )]
+    ShapeTooLarge {
+        /// The shape and type asked for.
+        name: String,
+        /// MiB of weights.
+        need: u64,
+        /// MiB that are free.
+        free: u64,
+    },
     /// Nothing to do.
     #[error("the prompt is empty; give some text or token ids")]
     EmptyPrompt,

@@ -59,6 +59,7 @@ mod prompt;
 mod session;
 mod simulate;
 mod source;
+mod synthetic;
 mod text;
 
 pub use devices::{

@@ -11,18 +11,17 @@ use troika_engine::{
 };
 use troika_graph::{ActivationFormat, DType};
 use troika_model::chat::ChatTemplate;
+use troika_model::families;
 use troika_model::lower::{LowerOptions, Lowered, lower};
 use troika_model::spec::ModelSpec;
 use troika_model::tokenizer::Tokenizer;
-use troika_model::{families, presets};
 use troika_plan::{
     Alternative, Decide, DeviceFacts, Goal, Plan, PlanError, PlanRequest, Policy, ProfiledCosts,
     SolveDevice, SolveRequest, Solved, Strategy, SyncMode, check_memory, describe_refusals, solve,
 };
 use troika_trace::{Span, Tracer};
 use troika_weights::{
-    BindOptions, FileSource, FloatType, ModelFiles, OnProgress, Quant, SYNTHETIC_DTYPES,
-    WeightStore,
+    BindOptions, FileSource, FloatType, ModelFiles, OnProgress, Quant, WeightStore,
 };
 
 use crate::by_load::about_load;
@@ -32,6 +31,7 @@ use crate::error::Error;
 use crate::generation::GenerationDefaults;
 use crate::profile_file::{self, ProfileAt, solve_device};
 use crate::source::Source;
+use crate::synthetic::synthetic;
 use crate::text;
 
 /// Weights of more bytes are not scanned at load: it would read all of them from disk.
@@ -132,12 +132,26 @@ pub struct SolveOptions {
     pub profile: ProfileAt,
     /// What the plan is to be best at.
     pub goal: Goal,
-    /// Tokens of the prompt that it is to be best for.
-    pub prompt: usize,
-    /// Tokens that are generated after it.
-    pub generate: usize,
+    /// Tokens of the prompt that it is to be best for; `None`: 512, or the context.
+    pub prompt: Option<usize>,
+    /// Tokens that are generated after it; `None`: 128, or what the context leaves.
+    pub generate: Option<usize>,
     /// Weights may be held in several forms.
     pub several_copies: bool,
+}
+
+impl SolveOptions {
+    /// Tokens of the prompt and after it, within the context.
+    fn lengths(&self, context: usize) -> Result<(usize, usize), PlanError> {
+        let within = |what, value: Option<usize>, (low, high), default: usize| match value {
+            Some(got) if got < low || got > high => Err(PlanError::Range { what, got, low, high }),
+            value => Ok(value.unwrap_or(default.min(high))),
+        };
+        let prompt = within("the length of prompts", self.prompt, (1, context), 512)?;
+        let rest = context - prompt;
+        let generate = within("the count of generated tokens", self.generate, (0, rest), 128)?;
+        Ok((prompt, generate))
+    }
 }
 
 /// What is measured or planned for: a model of files, or the shape of a known one.
@@ -150,46 +164,20 @@ pub enum Subject {
 }
 
 impl Subject {
-    /// The description and the weights.
+    /// The description and the weights; `shape_only` if nobody computes with those of a shape.
     pub(crate) fn described(
         &self,
         options: &OpenOptions,
-        devices: &[Arc<dyn Device>],
+        shape_only: bool,
     ) -> Result<(ModelSpec, WeightStore), Error> {
         match self {
             Subject::Files(source) => {
                 let bind = BindOptions { float: options.dtype, quant: options.quant };
                 describe(source.clone(), bind).map(|d| (d.spec, d.store))
             }
-            Subject::Synthetic(preset) => synthetic(preset, options, devices),
+            Subject::Synthetic(preset) => synthetic(preset, options.quant, shape_only),
         }
     }
-}
-
-/// A known shape with random weights.
-fn synthetic(
-    preset: &str,
-    options: &OpenOptions,
-    devices: &[Arc<dyn Device>],
-) -> Result<(ModelSpec, WeightStore), Error> {
-    let (name, dtype) = preset.split_once(':').unwrap_or((preset, "BF16"));
-    let config = presets::config(name)
-        .ok_or_else(|| Error::NoPreset { name: name.into(), known: presets::names().join(", ") })?;
-    let dtype = SYNTHETIC_DTYPES.into_iter().find(|d| d.name().eq_ignore_ascii_case(dtype));
-    let dtype = dtype.ok_or_else(|| Error::NoPresetType {
-        name: preset.into(),
-        known: SYNTHETIC_DTYPES.map(|d| d.name()).join(", "),
-    })?;
-    let model = families::from_config(&config)
-        .map_err(|error| Error::Config { model: preset.into(), error })?;
-    // What nobody computes with need not be there.
-    let make = if devices.iter().all(computes_nothing) {
-        WeightStore::synthetic_lazy
-    } else {
-        WeightStore::synthetic
-    };
-    let store = make(&model.spec, dtype, 1, options.quant);
-    Ok((model.spec, store))
 }
 
 /// Receives (weights quantized, weights to quantize) while a model is opened.
@@ -260,7 +248,7 @@ impl Planned {
 /// As [`Model::open`], but that nothing is compiled.
 pub fn make_plan(subject: &Subject, options: &OpenOptions) -> Result<Planned, Error> {
     let devices = open_devices(&options.devices)?;
-    let model = subject.described(options, &devices)?;
+    let model = subject.described(options, true)?;
     let (plan, changes, alternatives) = plan_of(&model.0, &model.1, options, &devices)?;
     Ok(Planned { plan, changes, alternatives, model, devices })
 }
@@ -272,8 +260,26 @@ pub(crate) fn one_device_plan(
     options: &OpenOptions,
     devices: &[Arc<dyn Device>],
 ) -> Result<Plan, Error> {
-    let options = OpenOptions { strategy: Strategy::OneDevice, ..options.clone() };
+    let strategy = Strategy::OneDevice;
+    let kv_dtype = options.kv_dtype.or(solved_kv_dtype(store, options, devices));
+    let options = OpenOptions { strategy, kv_dtype, ..options.clone() };
     Ok(new_plan(spec, store, &options, devices)?)
+}
+
+/// The type of the cache where placements are chosen by their price, if it is not the default of
+/// the devices that a plan comes to use: one for all placements, as runs are measured with one.
+fn solved_kv_dtype(
+    store: &WeightStore,
+    options: &OpenOptions,
+    devices: &[Arc<dyn Device>],
+) -> Option<DType> {
+    let request = plan_request(store, options);
+    let gains = |d: &Arc<dyn Device>| match &request.activations {
+        Some(list) => list.contains(&ActivationFormat::Bf16),
+        None => d.caps().activation_formats.contains(&ActivationFormat::Bf16),
+    };
+    // The others read it, too, but do not gain from it.
+    (!request.single_precision && devices.iter().any(gains)).then_some(DType::BF16)
 }
 
 /// What an open model is made of, wherever it came from.
@@ -373,7 +379,7 @@ impl Model {
         let clock: Arc<dyn Clock> = Arc::new(RealClock::new());
         let start = clock.now();
         let devices = open_devices(&options.devices)?;
-        let (spec, store) = synthetic(preset, options, &devices)?;
+        let (spec, store) = synthetic(preset, options.quant, devices.iter().all(computes_nothing))?;
         let parts = Parts {
             name: preset.into(),
             store,
@@ -609,7 +615,8 @@ fn solved(
         }
         (measured, _) => measured?,
     };
-    let base = plan_request(store, options);
+    let (prompt, generate) = wanted.lengths(one.context)?;
+    let base = PlanRequest { kv_dtype: Some(one.kv_dtype), ..plan_request(store, options) };
     let (lowered, shapes) = (lowered(spec, store, &one)?, |key| store.shape(key));
     // What a device refuses on any plan, whatever that plan would have it compute.
     let refusals = troika_engine::examine(spec, &shapes, &one, devices)?;
@@ -624,8 +631,8 @@ fn solved(
         refusals: &refusals,
         goal: wanted.goal,
         base: &base,
-        prompt: wanted.prompt.clamp(1, one.context),
-        generate: wanted.generate,
+        prompt,
+        generate,
         several_copies: wanted.several_copies,
         lengths: &[],
         candidates: &[],

@@ -18,13 +18,25 @@ pub fn run(args: &DevicesArgs) -> Result<(), CliError> {
     let devices = args.device.clone();
     let options = DeviceOptions { threads: args.threads, devices, ..DeviceOptions::default() };
     let devices = open_devices(&options).map_err(|e| CliError::Troika(e.into()))?;
-    let threads = options.threads();
+    // Threads of each device by itself.
+    let threads = |i: usize| match options.devices.get(i) {
+        Some(spec) => DeviceOptions { devices: vec![spec.clone()], ..options.clone() }.threads(),
+        None => options.threads(),
+    };
     // What a virtual device can do is in its facts.
     let measured = |d: &Arc<dyn Device>| d.clock().is_none();
-    let bandwidth = devices.iter().any(measured).then(|| measure_bandwidth(threads));
+    let mut known: Vec<(usize, f64)> = Vec::new();
+    let mut bandwidth = |threads: usize| match known.iter().find(|k| k.0 == threads) {
+        Some((_, known)) => *known,
+        None => {
+            let new = measure_bandwidth(threads);
+            known.push((threads, new));
+            new
+        }
+    };
     let mut list = Vec::new();
     let mut text = String::new();
-    for d in &devices {
+    for (i, d) in devices.iter().enumerate() {
         let facts = &d.caps().facts;
         text.push_str(&format!("{} ({})\n", d.name(), d.kind()));
         let mut map = Map::new();
@@ -32,7 +44,8 @@ pub fn run(args: &DevicesArgs) -> Result<(), CliError> {
             text.push_str(&format!("  {name}: {value}\n"));
             map.insert(name.clone(), value.clone().into());
         }
-        let bandwidth = bandwidth.filter(|_| measured(d));
+        let threads = threads(i);
+        let bandwidth = measured(d).then(|| bandwidth(threads));
         if let Some(bandwidth) = bandwidth {
             text.push_str(&format!("  read bandwidth: {bandwidth:.1} GB/s ({threads} threads)\n"));
         }

@@ -74,6 +74,7 @@ fn beaten(plan: &Plan, goal: Goal, alternatives: &[Alternative]) -> String {
         goal.name()
     );
     let best = p.score(goal);
+    let better = |a: &Alternative| a.predicted.score(goal) * 1.0005;
     let chosen = ("chosen".to_string(), p);
     let others = alternatives.iter().map(|a| (a.name.clone(), &a.predicted));
     for (name, p) in std::iter::once(chosen).chain(others) {
@@ -85,6 +86,12 @@ fn beaten(plan: &Plan, goal: Goal, alternatives: &[Alternative]) -> String {
             mib(p.total_bytes),
             (p.score(goal) / best - 1.0) * 100.0
         ));
+    }
+    if alternatives.iter().any(|a| better(a) < best) {
+        text.push_str(
+            "\nPlans that are predicted to be a little better use more devices than the chosen one: \
+             a gain of less than 3 % is within the error of the prices.\n",
+        );
     }
     if !p.lengths.is_empty() {
         text.push_str("\n| prompt of | first token, ms |\n| ---: | ---: |\n");

@@ -69,12 +69,13 @@ pub struct PlacementArgs {
     #[arg(long, value_name = "GOAL", value_parser = goals(), requires = "profile")]
     #[arg(default_value = "ttft")]
     pub goal: Goal,
-    /// Prompt tokens that the chosen plan is to be best for
-    #[arg(long, value_name = "N", default_value_t = 512, requires = "profile")]
-    pub for_prompt: usize,
-    /// Generated tokens that the chosen plan is to be best for
-    #[arg(long, value_name = "N", default_value_t = 128, requires = "profile")]
-    pub for_gen: usize,
+    /// Prompt tokens that the chosen plan is to be best for [default: 512, or the context]
+    #[arg(long, value_name = "N", requires = "profile")]
+    pub for_prompt: Option<usize>,
+    /// Generated tokens that the chosen plan is to be best for [default: 128, or what the context
+    /// leaves]
+    #[arg(long, value_name = "N", requires = "profile")]
+    pub for_gen: Option<usize>,
     /// Let the chosen plan hold weights in several forms, if that is faster
     #[arg(long, requires = "profile")]
     pub several_copies: bool,

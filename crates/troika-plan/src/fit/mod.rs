@@ -77,6 +77,9 @@ fn features(w: &RunWork, knee: f64) -> [f64; TERMS] {
     [1.0, w.room * w.columns, w.weight_bytes, w.products * above, w.attended, w.cache_bytes]
 }
 
+/// More nanoseconds of anything (11 days), and more rows, are nobody's.
+const MOST_TERM: f64 = 1e15;
+
 /// Knees that are tried.
 const KNEES: [f64; 12] = [0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 64.0];
 
@@ -89,11 +92,12 @@ impl Fits {
     /// What is wrong with fits from a file.
     pub(crate) fn fault(&self, devices: usize) -> Option<String> {
         let bad = |f: &&RunFit| {
-            let fine = |v: &f64| v.is_finite() && *v >= 0.0;
-            let factors = f.factors.iter().all(|(r, x)| *r > 0.0 && fine(x));
+            let fine = |v: &f64| (0.0..=MOST_TERM).contains(v);
+            let factors = f.factors.iter().all(|(r, x)| *r > 0.0 && *x > 0.0 && fine(x));
             let ascend = f.factors.windows(2).all(|p| p[0].0 < p[1].0);
             f.device >= devices
                 || !f.terms.iter().all(fine)
+                || !f.terms.iter().any(|v| *v > 0.0)
                 || !fine(&f.knee)
                 || !factors
                 || !ascend

@@ -271,18 +271,34 @@ impl Profile {
         }
         let good = |s: &Spread| [s.median, s.low].iter().all(|v| v.is_finite() && *v >= 0.0);
         for r in &self.runs {
-            if r.device >= count || !good(&r.ns) || r.ns.low <= 0.0 {
+            let shaped = r.rows > 0 && (1..=64).contains(&r.share);
+            if r.device >= count || !good(&r.ns) || r.ns.low <= 0.0 || !shaped {
                 return refuse(format!("a run of {} without a device or a time", r.graph));
             }
         }
         for p in &self.pairs {
             let slow = p.slowdowns.iter().all(|s| s.factor.is_finite() && s.factor >= 1.0);
-            if p.from >= count || p.to >= count || !good(&p.predicted_ns) || !slow {
+            let named = p.from < count && p.to < count && p.from != p.to;
+            if !named || !good(&p.predicted_ns) || !good(&p.blocking_ns) || !slow {
                 return refuse("a pair of devices without a time".into());
             }
         }
+        let mut pairs = (0..count).flat_map(|a| (0..count).map(move |b| (a, b)));
+        let known = |(a, b): &(usize, usize)| {
+            a == b || self.pairs.iter().any(|p| (p.from, p.to) == (*a, *b))
+        };
+        if self.complete && !pairs.all(|pair| known(&pair)) {
+            return refuse("no time of a hand-over between two of the devices".into());
+        }
+        if self.devices.iter().any(|d| !good(&d.submit_ns) || !good(&d.compile_ns)) {
+            return refuse("a device without times of its lists or of its code".into());
+        }
         if let Some(why) = self.fits.fault(count) {
             return refuse(why);
+        }
+        let fitted = |r: &&RunSample| r.held_out || self.fits.get(r.device, r.segment).is_some();
+        if let Some(r) = self.runs.iter().find(|r| self.complete && !fitted(r)) {
+            return refuse(format!("runs of {} without a fit", r.segment.name()));
         }
         Ok(())
     }

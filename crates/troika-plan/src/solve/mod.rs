@@ -2,6 +2,7 @@
 //! See the README beside this file.
 
 mod choice;
+mod chunks;
 mod events;
 mod layout;
 mod options;
@@ -105,6 +106,11 @@ pub fn solve(request: &SolveRequest<'_>) -> Result<Solved, PlanError> {
     let mut solved = search::Search::new(request)?.solve()?;
     if request.by_load && request.devices.len() > 1 {
         others::add(request, &mut solved.plan)?;
+        if solved.plan.by_load.is_empty() {
+            // Nothing is gained from what was left out for the sake of other ways.
+            let request = SolveRequest { by_load: false, ..*request };
+            return search::Search::new(&request)?.solve();
+        }
     }
     Ok(solved)
 }

@@ -9,9 +9,7 @@ use super::predict::{Extract, PredictRequest, Predictor, Spent};
 use super::{Alternative, SolveRequest, Solved};
 use crate::cost::{Goal, PricedRun};
 use crate::make::{PlannedRules, assemble, chunk_of};
-use crate::{
-    DeviceFacts, LengthRules, Phase, Plan, PlanError, PlanRequest, Policy, Strategy, make,
-};
+use crate::{DeviceFacts, LengthRules, Phase, Plan, PlanError, PlanRequest, Strategy, make};
 
 /// Plans that are predicted as a whole before the best is chosen, and shown.
 const SHOWN: usize = 24;
@@ -22,6 +20,8 @@ const WORTH_A_CHANGE: f64 = 0.997;
 /// Several devices are used if they are predicted to take less of the best single one's time than
 /// this share.
 const WORTH_SHARING: f64 = 0.97;
+/// Plans of which one takes more than this share of another's time are as good.
+const AS_GOOD: f64 = 0.9995;
 /// Rounds of bettering, each of which looks at every kind.
 const ROUNDS: usize = 3;
 
@@ -39,7 +39,7 @@ pub(super) struct Search<'a> {
     pub(super) facts: Vec<DeviceFacts>,
     pub(super) predictor: Predictor<'a>,
     pub(super) kinds: Vec<SegmentKind>,
-    chunk: usize,
+    pub(super) chunk: usize,
     /// Some layers and more of them: what one layer costs follows from both.
     few_layers: Extract,
     more_layers: Extract,
@@ -110,7 +110,15 @@ impl<'a> Search<'a> {
         candidates.extend(self.layer_ranges()?);
         if self.request.devices.len() > 1 {
             let best = self.best_choice()?;
-            candidates.extend(self.with_chunks(&best)?);
+            let found = self.plan(&best, "solve");
+            candidates.extend(self.with_chunks("the best found", &found)?);
+            for (name, plan) in self.request.candidates {
+                // They are known for their prefill.
+                let mut plan = Plan { decode: found.decode.clone(), ..plan.clone() };
+                let more = found.devices.iter().filter(|d| !plan.devices.contains(d));
+                plan.devices.extend(more.cloned().collect::<Vec<_>>());
+                candidates.extend(self.with_chunks(name, &plan)?);
+            }
             candidates.extend(self.changes(&best)?);
         }
         let goal = self.request.goal;
@@ -119,6 +127,17 @@ impl<'a> Search<'a> {
         let fits = |c: &Alternative| c.predicted.total_bytes <= self.most_bytes;
         candidates.retain(|c| fits(c) || c.name.starts_with(ONE_DEVICE));
         candidates.sort_by(|a, b| score(a).total_cmp(&score(b)));
+        // Of those that are as good, that which is best at what the goal does not name comes first.
+        let least = candidates.first().map_or(0.0, score);
+        let besides = |c: &Alternative| match goal {
+            Goal::Tps => c.predicted.ttft_us,
+            Goal::Ttft | Goal::Energy => c.predicted.tpot_us,
+        };
+        let as_good = candidates.iter().take_while(|c| score(c) * AS_GOOD <= least).enumerate();
+        let first = as_good.min_by(|a, b| besides(a.1).total_cmp(&besides(b.1)));
+        if let Some((at, _)) = first {
+            candidates[..=at].rotate_right(1);
+        }
         let mut alternatives: Vec<Alternative> = Vec::new();
         for c in candidates {
             let same = |a: &Alternative| {
@@ -633,40 +652,6 @@ impl<'a> Search<'a> {
         let ns = self.of_all_layers((few_spent.ns, more_spent.ns));
         let joules = few_spent.joules.zip(more_spent.joules).map(|j| self.of_all_layers(j));
         Ok(Spent { ns, joules })
-    }
-
-    /// The choice in chunks of several lengths, with one or more under way.
-    fn with_chunks(&mut self, choice: &Choice) -> Result<Vec<Alternative>, PlanError> {
-        let mut all = Vec::new();
-        let base = self.plan(choice, "solve");
-        for shorter in [1, 2, 4] {
-            for in_flight in [1, 2, 4] {
-                let chunk = self.chunk.div_ceil(shorter);
-                if (shorter > 1 && (chunk < 32 || self.request.prompt <= chunk))
-                    || (in_flight > 1 && self.request.prompt <= chunk)
-                    || self.request.base.chunks_in_flight.is_some_and(|n| n != in_flight)
-                {
-                    continue;
-                }
-                let mut plan = base.clone();
-                plan.prefill.chunks_in_flight = in_flight;
-                if chunk < plan.prefill.chunk {
-                    // Full chunks are now what the bucket of their length says.
-                    let at = plan.prefill.lengths.iter().position(|l| chunk <= l.up_to);
-                    if let Some(at) = at {
-                        plan.prefill.rules.clone_from(&plan.prefill.lengths[at].rules);
-                        plan.prefill.lengths.truncate(at);
-                    }
-                    plan.prefill.chunk = chunk;
-                }
-                if self.request.base.policy == Policy::OutOfOrder {
-                    plan.prefill.policy = Policy::OutOfOrder;
-                }
-                let name = format!("the best found in chunks of {chunk}, {in_flight} in flight");
-                all.extend(self.alternative(name, plan)?);
-            }
-        }
-        Ok(all)
     }
 
     /// The best of the single changes, as plans.

@@ -16,7 +16,7 @@ use troika_plan::{
 };
 use troika_weights::WeightStore;
 
-use crate::devices::virtual_clock;
+use crate::devices::{computes_nothing, virtual_clock};
 use crate::error::Error;
 use crate::file::write_file;
 use crate::open::{OpenOptions, Subject};
@@ -70,7 +70,7 @@ pub fn profile(
     progress: OnProfiled<'_>,
 ) -> Result<ProfileOutcome, Error> {
     let devices = crate::devices::open_devices(&options.open.devices)?;
-    let (spec, store) = subject.described(&options.open, &devices)?;
+    let (spec, store) = subject.described(&options.open, devices.iter().all(computes_nothing))?;
     let plan = crate::open::one_device_plan(&spec, &store, &options.open, &devices)?;
     let here = subject_of(&spec, &store, &plan, &devices);
     let file = options.file.as_ref().map(|at| file_of(at, &here));
@@ -80,46 +80,101 @@ pub fn profile(
     {
         std::fs::create_dir_all(folder).map_err(|e| failed(folder, e))?;
     }
-    let (mut profile, notes) = begin(&here, file.as_deref())?;
+    let Begun { mut profile, mut notes, kept: keep } = begin(&here, file.as_deref())?;
     let clock = virtual_clock(&devices).unwrap_or_else(|| Arc::new(RealClock::new()));
     let lowered = crate::open::lowered(&spec, &store, &plan)?;
     let (store, lowered) = (&store, &lowered);
-    let kept = file.clone();
-    let mut measuring = Measuring { store, lowered, options, file, clock, progress };
+    let mut measuring = Measuring { store, lowered, options, file: keep.clone(), clock, progress };
     if measuring.all(&devices, &mut profile)? {
         profile.fit();
         profile.complete = true;
+        measuring.file.clone_from(&file);
         measuring.keep(&profile)?;
+        if let Some(partial) = keep.filter(|k| Some(k) != file.as_ref()) {
+            // What is left of it harms nobody: it is another profile's beginning next time.
+            let _ = std::fs::remove_file(partial);
+        }
+        notes.extend(left_out(&profile));
     }
-    Ok(ProfileOutcome { profile, notes, file: kept })
+    Ok(ProfileOutcome { profile, notes, file })
 }
 
-/// A profile that is there and can go on, or a new one, with a sentence on what was found.
-fn begin(here: &ProfileSubject, file: Option<&Path>) -> Result<(Profile, Vec<String>), Error> {
-    let new = |note: Option<String>| (Profile::new(here.clone()), Vec::from_iter(note));
+/// Devices of which nothing could be measured, so that no plan by the profile uses them.
+fn left_out(profile: &Profile) -> Option<String> {
+    let measured = |device: usize| profile.runs.iter().any(|r| r.device == device);
+    let devices = profile.subject.devices.iter().enumerate();
+    let names: Vec<&str> =
+        devices.filter(|(i, _)| !measured(*i)).map(|(_, d)| d.name.as_str()).collect();
+    (!names.is_empty()).then(|| {
+        format!(
+            "no segment runs as a whole on {}: plans by this profile do without",
+            names.join(" and ")
+        )
+    })
+}
+
+/// Where measuring begins.
+struct Begun {
+    profile: Profile,
+    /// A sentence on what was found.
+    notes: Vec<String>,
+    /// Where it is kept until it is complete: beside a complete one, which stays until then.
+    kept: Option<PathBuf>,
+}
+
+/// A profile that is there and can go on, or a new one.
+fn begin(here: &ProfileSubject, file: Option<&Path>) -> Result<Begun, Error> {
     // There is nothing to read in a pipe or device that the profile is written to.
-    let Some(file) = file.filter(|f| std::fs::metadata(f).map_or(true, |m| m.is_file())) else {
-        return Ok(new(None));
+    let Some(path) = file.filter(|f| std::fs::metadata(f).map_or(true, |m| m.is_file())) else {
+        let profile = Profile::new(here.clone());
+        return Ok(Begun { profile, notes: Vec::new(), kept: file.map(Path::to_path_buf) });
     };
+    let found = begin_at(here, path)?;
+    if !found.complete {
+        return Ok(found.begun);
+    }
+    let mut partial = path.as_os_str().to_owned();
+    partial.push(".partial");
+    let begun = begin_at(here, Path::new(&partial))?.begun;
+    let notes = found.begun.notes.into_iter().chain(begun.notes).collect();
+    Ok(Begun { notes, ..begun })
+}
+
+/// What is to be done with a file.
+struct Found {
+    begun: Begun,
+    /// Whether it is a complete profile.
+    complete: bool,
+}
+
+fn begin_at(here: &ProfileSubject, file: &Path) -> Result<Found, Error> {
+    let kept = Some(file.to_path_buf());
+    let found = |profile: Profile, note: Option<String>, complete: bool| {
+        let begun = Begun { profile, notes: Vec::from_iter(note), kept: kept.clone() };
+        Ok(Found { begun, complete })
+    };
+    let new =
+        |note: Option<String>, complete: bool| found(Profile::new(here.clone()), note, complete);
     let text = match read_text(file) {
         Ok(text) => text,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(new(None)),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return new(None, false),
         Err(error) => return Err(failed(file, error)),
     };
-    let known = Profile::from_json(&text).and_then(|p| p.check_subject(here).map(|()| p));
-    Ok(match known {
-        Ok(p) if p.complete => new(Some(format!("{} is made again", file.display()))),
+    let read = Profile::from_json(&text);
+    let complete = read.as_ref().is_ok_and(|p| p.complete);
+    match read.and_then(|p| p.check_subject(here).map(|()| p)) {
+        Ok(p) if p.complete => new(Some(format!("{} is made again", file.display())), true),
         Ok(p) => {
             let note =
                 format!("{} is gone on with: {} runs are there", file.display(), p.runs.len());
-            (p, vec![note])
+            found(p, Some(note), false)
         }
         // A text of somebody's own is not replaced, a damaged profile is.
         Err(_) if !Profile::begins(&text) && !text.trim().is_empty() => {
-            return Err(Error::NoProfile { file: file.display().to_string() });
+            Err(Error::NoProfile { file: file.display().to_string() })
         }
-        Err(e) => new(Some(format!("{} is made again: {e}", file.display()))),
-    })
+        Err(e) => new(Some(format!("{} is made again: {e}", file.display())), complete),
+    }
 }
 
 /// A graph on a device at some rows and cached positions.

@@ -156,14 +156,15 @@ fn beside(own: &[TaskTime], others: &[TaskTime]) -> Option<f64> {
 }
 
 /// Tasks that wait for each other in turns: from the end of one to the start of the next, there and
-/// back. Devices whose queues do not wait by themselves hand over within the scheduler.
+/// back.
 fn round_trips(
     benches: &mut [Bench<'_>],
     ((a, x), (b, y)): ((usize, &Chosen), (usize, &Chosen)),
     waiting: Waiting,
 ) -> Result<(Spread, Spread), DeviceError> {
     if ![a, b].into_iter().all(|d| benches[d].device.caps().queue_waits) {
-        return Ok(Default::default());
+        let there = passed_on(benches, ((a, x), (b, y)), waiting)?;
+        return Ok((there, passed_on(benches, ((b, y), (a, x)), waiting)?));
     }
     let timelines = Arc::new(Timelines::new(benches.len()));
     let on = |queue: usize, value: usize| Point { queue: queue as u32, value: value as u64 };
@@ -186,11 +187,37 @@ fn round_trips(
     Ok((Spread::of(&there[there.len() / 10..]), Spread::of(&back[back.len() / 10..])))
 }
 
+/// The same where queues do not wait by themselves: the second list is handed over when the first one
+/// has been reported.
+fn passed_on(
+    benches: &mut [Bench<'_>],
+    ((from, x), (to, y)): ((usize, &Chosen), (usize, &Chosen)),
+    waiting: Waiting,
+) -> Result<Spread, DeviceError> {
+    let mut gaps = Vec::new();
+    for _ in 0..lists(&benches[from]).max(lists(&benches[to])) {
+        let mut one = |d: usize, chosen: &Chosen| {
+            let (_, tasks) = benches[d].submissions(&chosen.loaded, (1, 0), 1)?;
+            benches[d].run(CommandList { waiting, ..timed(tasks) })
+        };
+        let (first, second) = (one(from, x)?, one(to, y)?);
+        if let (Some(first), Some(second)) = (first.last(), second.first()) {
+            gaps.push(second.start.saturating_sub(first.end).as_nanos() as f64);
+        }
+    }
+    Ok(Spread::of(&gaps))
+}
+
+/// Lists that are measured: modelled times are all alike.
+fn lists(bench: &Bench<'_>) -> usize {
+    if bench.device.clock().is_some() { 1 } else { LISTS }
+}
+
 /// What a device does besides runs.
 fn device(bench: &mut Bench<'_>, small: Option<&Chosen>) -> Result<DeviceSample, DeviceError> {
     let mut submit = Vec::new();
-    if let Some(chosen) = small.filter(|_| bench.device.clock().is_none()) {
-        for _ in 0..LISTS {
+    if let Some(chosen) = small {
+        for _ in 0..lists(bench) {
             let (_, tasks) = bench.submissions(&chosen.loaded, (1, 0), 1)?;
             let start = bench.clock.now();
             let times = bench.run(timed(tasks))?;

@@ -77,6 +77,12 @@ pub enum SimulateError {
         /// The model's context.
         context: usize,
     },
+    /// More than a virtual clock counts.
+    #[error(
+        "the modelled times of SoC {0} add up to more than 292 years; look for a rate in its file \
+         that is far too small, or a time that is far too large"
+    )]
+    Years(String),
     /// The rest.
     #[error(transparent)]
     Other(#[from] Error),
@@ -241,6 +247,8 @@ pub struct Simulation {
     engine: Engine,
     board: Arc<Board>,
     vocab: usize,
+    /// The SoC's name.
+    soc: String,
     weight_bytes: u64,
     prompt: usize,
     generate: usize,
@@ -328,6 +336,7 @@ impl Simulation {
             engine,
             board,
             vocab: shape.spec.vocab,
+            soc: soc.name.clone(),
             weight_bytes: weight_bytes(&lowered),
             prompt: *prompt,
             generate: *generate,
@@ -367,6 +376,10 @@ impl Simulation {
             self.feed(seq, 1)?;
         }
         let end = self.board.usage();
+        if end.now_ns > u64::MAX / 2 {
+            // Beyond it, times are cut off one by one.
+            return Err(SimulateError::Years(self.soc.clone()));
+        }
         self.engine.close(seq);
         let memory = self.engine.memory();
         let engine_bytes = memory.kv_cache + memory.activations + memory.scratch;

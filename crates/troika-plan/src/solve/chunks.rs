@@ -1,0 +1,45 @@
+//! How a prompt is cut into chunks.
+
+use super::Alternative;
+use super::search::Search;
+use crate::{Plan, PlanError, Policy};
+
+impl Search<'_> {
+    /// A plan in chunks of several lengths, with one or more under way.
+    pub(super) fn with_chunks(
+        &mut self,
+        name: &str,
+        base: &Plan,
+    ) -> Result<Vec<Alternative>, PlanError> {
+        let mut all = Vec::new();
+        for shorter in [1, 2, 4, 8] {
+            let in_flights = self.request.base.chunks_in_flight.map_or(vec![1, 2, 4], |n| vec![n]);
+            for in_flight in in_flights {
+                let chunk = self.chunk.div_ceil(shorter);
+                let asked = self.request.base.chunks_in_flight.is_some();
+                if (shorter > 1 && (chunk < 32 || self.request.prompt <= chunk))
+                    || (in_flight > 1 && !asked && self.request.prompt <= chunk)
+                {
+                    continue;
+                }
+                let mut plan = base.clone();
+                plan.prefill.chunks_in_flight = in_flight;
+                if chunk < plan.prefill.chunk {
+                    // Full chunks are now what the bucket of their length says.
+                    let at = plan.prefill.lengths.iter().position(|l| chunk <= l.up_to);
+                    if let Some(at) = at {
+                        plan.prefill.rules.clone_from(&plan.prefill.lengths[at].rules);
+                        plan.prefill.lengths.truncate(at);
+                    }
+                    plan.prefill.chunk = chunk;
+                }
+                if self.request.base.policy == Policy::OutOfOrder {
+                    plan.prefill.policy = Policy::OutOfOrder;
+                }
+                let name = format!("{name} in chunks of {chunk}, {in_flight} in flight");
+                all.extend(self.alternative(name, plan)?);
+            }
+        }
+        Ok(all)
+    }
+}
