@@ -413,10 +413,16 @@ fn tile(f: &mut Fields<'_>) -> Result<(usize, usize), SocError> {
     }
 }
 
+/// Most shapes of a processor: all ways to cut a prompt into them are priced.
+const MOST_BUCKETS: usize = 64;
+
 fn row_buckets(f: &mut Fields<'_>, static_shapes: bool) -> Result<Vec<usize>, SocError> {
     let Some(list) = f.counts("row_buckets")? else { return Ok(Vec::new()) };
     if !static_shapes {
         return Err(f.wrong("row_buckets", "is for processors with static_shapes = true only"));
+    }
+    if list.len() > MOST_BUCKETS {
+        return Err(f.wrong("row_buckets", "names more than 64 shapes; name fewer"));
     }
     let ascend = list.windows(2).all(|pair| pair[0] < pair[1]);
     if list.is_empty() || !ascend || list.iter().any(|n| *n > MOST_ROWS) {
