@@ -335,6 +335,7 @@ impl Model {
         let bind = BindOptions { float: options.dtype, quant: options.quant };
         let mut described = describe(&source, bind)?;
         let (tokenizer, template, mut warnings) = text::load(&described.files.source)?;
+        warnings.extend_from_slice(described.store.warnings());
         if options.quant != Quant::None && !described.store.makes_weights() {
             let quant = options.quant.name();
             warnings.push(format!("quantization to {quant} changes nothing: matrices are of that type or quantized already"));

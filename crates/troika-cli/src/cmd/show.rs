@@ -18,6 +18,9 @@ pub fn run(args: &ShowArgs) -> Result<(), CliError> {
     let source = resolve::model(&args.model)?;
     let quant = args.quant.quant();
     let described = describe(&source, BindOptions { float: FloatType::Auto, quant })?;
+    for w in described.store.warnings() {
+        output::note_line(&format!("warning: {w}"));
+    }
     let errors = described.store.quantization_error().map_err(troika::Error::from)?;
     let name = source.to_string();
     if args.json {

@@ -41,6 +41,14 @@ impl TensorNames for GgufNames {
         }
         recipes
     }
+
+    fn layer(&self, tensor: &str) -> Option<usize> {
+        tensor.strip_prefix("blk.")?.split_once('.')?.0.parse().ok()
+    }
+
+    fn layers_key(&self) -> &'static str {
+        "block_count"
+    }
 }
 
 fn whole(names: &[&str]) -> Candidates {

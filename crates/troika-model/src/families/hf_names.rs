@@ -29,6 +29,15 @@ impl TensorNames for HfNames {
         }
         all
     }
+
+    fn layer(&self, tensor: &str) -> Option<usize> {
+        let inside = |p: &str| tensor.strip_prefix(p)?.strip_prefix("layers.")?.split_once('.');
+        PREFIXES.iter().find_map(|p| inside(p)?.0.parse().ok())
+    }
+
+    fn layers_key(&self) -> &'static str {
+        "num_hidden_layers"
+    }
 }
 
 fn outer(role: WeightRole) -> Candidates {

@@ -23,7 +23,7 @@ use crate::spec::{Checkpoint, GgufMeta, Int4Config};
 use crate::spec::{Ffn, ModelSpec};
 
 pub use fields::ConfigError;
-pub use names::{Candidates, TensorNames};
+pub use names::{Candidates, TensorNames, needs_no_place};
 
 use base::ConfigSource;
 use fields::{Fields, bad, unsupported};

@@ -6,6 +6,7 @@ pub(crate) mod int4;
 pub(crate) mod scheme;
 pub(crate) mod source;
 pub(crate) mod synthetic;
+pub(crate) mod unused;
 
 use std::collections::HashMap;
 

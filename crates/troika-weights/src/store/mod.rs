@@ -20,7 +20,7 @@ use troika_model::spec::{Key, ModelSpec, WeightRole, weight_requirements};
 use crate::bind::bound::Bound;
 use crate::bind::scheme::{BindOptions, Quant};
 use crate::bind::source::{ValueSource, WeightRows};
-use crate::bind::{bind_all, tied_head};
+use crate::bind::{bind_all, tied_head, unused};
 use crate::cache::hash::{self, Stamp};
 use crate::cache::{self, CacheFolder, PackedCache};
 use crate::error::WeightError;
@@ -71,6 +71,7 @@ pub struct WeightStore {
     non_finite: Mutex<BTreeSet<String>>,
     progress: Option<OnProgress>,
     quantized: AtomicU64,
+    warnings: Vec<String>,
 }
 
 impl WeightStore {
@@ -86,7 +87,9 @@ impl WeightStore {
         files: &dyn MappedCheckpoint,
         options: BindOptions,
     ) -> Result<WeightStore, WeightError> {
-        Ok(WeightStore::of(bind_all(model, files, options)?, files.maps()))
+        let bound = bind_all(model, files, options)?;
+        let warnings = unused::warnings(model, &bound, files);
+        Ok(WeightStore { warnings, ..WeightStore::of(bound, files.maps()) })
     }
 
     /// Random weights of a model's shape, the same for a seed: matrices of a type of
@@ -131,7 +134,13 @@ impl WeightStore {
             non_finite: Mutex::default(),
             progress: None,
             quantized: AtomicU64::new(0),
+            warnings: Vec::new(),
         }
+    }
+
+    /// What a user should know of the files: a sentence about tensors that nothing uses.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
     }
 
     /// Tells `f` how far quantization has come.

@@ -1,0 +1,95 @@
+//! What the command says of a model's files that do not belong together, or that say odd things.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn troika(args: &[&str]) -> Output {
+    let mut c = Command::new(env!("CARGO_BIN_EXE_troika"));
+    c.args(args).stdin(Stdio::null()).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// A copy of a model of the tests whose JSON files have other values in some fields.
+fn copied(name: &str, file: &str, changes: &[(&str, Value)]) -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(root().join("tests/golden").join(name)).unwrap() {
+        let path = entry.unwrap().path();
+        std::fs::copy(&path, dir.path().join(path.file_name().unwrap())).unwrap();
+    }
+    let path = dir.path().join(file);
+    let mut json: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    for (field, value) in changes {
+        json[field] = value.clone();
+    }
+    std::fs::write(path, json.to_string()).unwrap();
+    dir
+}
+
+/// A copy of a GGUF file of the tests with another value of a whole number.
+fn gguf(name: &str, key: &str, value: u32) -> TempDir {
+    let mut bytes = std::fs::read(root().join("tests/gguf").join(name)).unwrap();
+    let at = bytes.windows(key.len()).position(|w| w == key.as_bytes()).unwrap() + key.len();
+    assert_eq!(bytes[at..at + 4], 4u32.to_le_bytes(), "a u32");
+    bytes[at + 4..at + 8].copy_from_slice(&value.to_le_bytes());
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("model.gguf"), bytes).unwrap();
+    dir
+}
+
+/// What `show` and `run` say of it on stderr; both succeed.
+fn told(path: &Path) -> [String; 2] {
+    let path = path.display().to_string();
+    let run = ["run", &path, "--prompt-ids", "5,6", "-n", "1", "-q"];
+    [troika(&["show", &path]), troika(&run)].map(|out| {
+        assert!(out.status.success(), "{}", text(&out.stderr));
+        text(&out.stderr)
+    })
+}
+
+#[test]
+fn tensors_that_nothing_uses_are_told() {
+    let cut = gguf("qwen3-moe-q4_k_m.gguf", "qwen3moe.block_count", 1);
+    for err in told(&cut.path().join("model.gguf")) {
+        assert!(err.contains("of layer 1 are not used, such as blk.1."), "{err}");
+        assert!(err.contains("because block_count says that the model has 1 layer "), "{err}");
+    }
+    for (name, field, value, words) in [
+        ("phimoe", "num_hidden_layers", 2.into(), "layer 2 are not used, such as model.layers.2."),
+        ("phimoe", "num_hidden_layers", 2.into(), "num_hidden_layers says that the model has 2 "),
+        ("deepseek-v2", "n_shared_experts", 0.into(), ".mlp.shared_experts."),
+        ("phimoe", "lm_head_bias", false.into(), "tensor lm_head.bias is not used"),
+        ("phimoe", "attention_bias", false.into(), "12 tensors are not used, such as model.layers"),
+    ] {
+        let dir = copied(name, "config.json", &[(field, value)]);
+        for err in told(dir.path()) {
+            assert!(err.contains(words) && err.trim_end().lines().count() == 1, "{err}");
+        }
+    }
+}
+
+/// Files of the formats and families there are, as they were made.
+#[test]
+fn whole_models_give_no_warning() {
+    let files = |folder: &str| std::fs::read_dir(root().join(folder)).unwrap();
+    let all =
+        ["tests/golden", "tests/variants", "tests/gguf", "models"].into_iter().flat_map(files);
+    let all = all.map(|entry| entry.unwrap().path());
+    let models = all.filter(|p| p.is_dir() || p.extension().is_some_and(|e| e == "gguf"));
+    let mut seen = 0;
+    for path in models {
+        let out = troika(&["show", &path.display().to_string()]);
+        assert!(out.status.success() && out.stderr.is_empty(), "{path:?}: {}", text(&out.stderr));
+        seen += 1;
+    }
+    assert!(seen > 30, "{seen}");
+}

@@ -1,0 +1,100 @@
+//! Tensors of the files that no weight is made of. A model with fewer layers or parts than its
+//! files hold would run, and say something else.
+
+use std::collections::{BTreeMap, HashSet};
+
+use troika_model::families::{DescribedModel, needs_no_place};
+use troika_model::spec::{Checkpoint, WeightRole, weight_requirements};
+
+use crate::bind::bound::Bound;
+use crate::error::shown;
+
+/// A sentence about tensors of layers that the model does not have, and one about all others that
+/// nothing uses.
+pub(crate) fn warnings(
+    model: &DescribedModel,
+    bound: &[Bound],
+    files: &dyn Checkpoint,
+) -> Vec<String> {
+    let mut left = left_over(model, bound, files);
+    if left.is_empty() {
+        return Vec::new();
+    }
+    let layers = model.spec.layers.len();
+    let mut beyond: BTreeMap<usize, &str> = BTreeMap::new();
+    left.retain(|name| match model.names.layer(name) {
+        Some(layer) if layer >= layers => {
+            beyond.entry(layer).or_insert(name);
+            false
+        }
+        _ => true,
+    });
+    let file = files.origin("");
+    let mut out = Vec::new();
+    if let (Some((first, name)), Some((last, _))) =
+        (beyond.first_key_value(), beyond.last_key_value())
+    {
+        let which = match first == last {
+            true => format!("layer {first}"),
+            false => format!("layers {first} to {last}"),
+        };
+        let (key, plural) = (model.names.layers_key(), if layers == 1 { "" } else { "s" });
+        out.push(format!(
+            "{file}: the tensors of {which} are not used, such as {}, because {key} says that the \
+             model has {layers} layer{plural} (numbered from 0); if it has more, correct {key}",
+            shown(name)
+        ));
+    }
+    match left.as_slice() {
+        [] => {}
+        [one] => out.push(format!(
+            "{file}: tensor {} is not used, because the model's description has no place for it",
+            shown(one)
+        )),
+        [first, ..] => out.push(format!(
+            "{file}: {} tensors are not used, such as {}, because the model's description has no \
+             place for them",
+            left.len(),
+            shown(first)
+        )),
+    }
+    out
+}
+
+/// Names of tensors that would have had an effect, sorted.
+fn left_over<'a>(
+    model: &DescribedModel,
+    bound: &'a [Bound],
+    files: &'a dyn Checkpoint,
+) -> Vec<&'a str> {
+    let mut used: HashSet<&str> = bound.iter().map(|b| b.tensor.as_str()).collect();
+    // What comes with a matrix of four bits.
+    used.extend(bound.iter().filter_map(|b| b.tensor.strip_suffix("qweight")));
+    let parts = ["qzeros", "scales", "g_idx"];
+    let of_packed =
+        |name: &str| parts.iter().any(|p| name.strip_suffix(p).is_some_and(|b| used.contains(b)));
+    let all = files.names().into_iter();
+    let mut left: Vec<&str> = all
+        .filter(|name| !used.contains(name) && !of_packed(name) && !needs_no_place(name))
+        .filter(|name| !adds_nothing(name, files))
+        .collect();
+    if left.is_empty() {
+        return left;
+    }
+    // The same weights in another form: a head beside the embedding it is tied to, or a projection
+    // both whole and packed with others.
+    let mut known = HashSet::new();
+    let needs = weight_requirements(&model.spec).map(|need| need.key);
+    let head = troika_model::spec::Key::model(WeightRole::Head);
+    for key in needs.chain(model.spec.tied.then_some(head)) {
+        known.extend(model.names.candidates(&model.spec, key).into_iter().map(|r| r.tensor));
+    }
+    left.retain(|name| !known.contains(*name));
+    left
+}
+
+/// A bias of zeros: tools that pack weights write one for each layer, whether it has one or not.
+fn adds_nothing(name: &str, files: &dyn Checkpoint) -> bool {
+    let zeros = |name| files.tensor(name).is_some_and(|t| t.bytes.iter().all(|&b| b == 0));
+    name.ends_with(".bias") && zeros(name)
+}
