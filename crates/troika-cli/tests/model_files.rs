@@ -93,3 +93,40 @@ fn whole_models_give_no_warning() {
     }
     assert!(seen > 30, "{seen}");
 }
+
+#[test]
+fn recommended_values_that_cannot_be_used_are_told_and_ignored() {
+    for (file, key, value, must) in [
+        ("generation_config.json", "top_p", Value::from(2), "between 0 and 1"),
+        ("generation_config.json", "top_p", "0.5".into(), "a number"),
+        ("generation_config.json", "temperature", "x".into(), "a number"),
+        ("generation_config.json", "temperature", 1e39.into(), "0 or more"),
+        ("generation_config.json", "top_k", (-5).into(), "a whole number"),
+        ("generation_config.json", "min_p", 7.into(), "between 0 and 1"),
+        ("generation_config.json", "do_sample", "maybe".into(), "true or false"),
+        ("generation_config.json", "repetition_penalty", 0.into(), "more than 0"),
+        ("generation_config.json", "eos_token_id", 99999.into(), "0 to 256"),
+        ("generation_config.json", "eos_token_id", vec![2, 99999].into(), "0 to 256"),
+        ("config.json", "eos_token_id", "x".into(), "a token id"),
+    ] {
+        let dir = copied("qwen3", file, &[(key, value.clone())]);
+        let path = dir.path().display().to_string();
+        let out = troika(&["run", &path, "--prompt-ids", "5,6", "-n", "1", "-q"]);
+        let err = text(&out.stderr);
+        assert!(out.status.success(), "{value}: {err}");
+        assert!(err.starts_with("warning: ") && err.trim_end().lines().count() == 1, "{err}");
+        for word in [file, key, must, "it is ignored"] {
+            assert!(err.contains(word), "{value}: {word:?} is not in: {err}");
+        }
+    }
+    // What is usual gives no warning.
+    let usual = [
+        ("top_p", Value::from(0.9)),
+        ("top_k", 0.into()),
+        ("temperature", Value::Null),
+        ("do_sample", true.into()),
+        ("eos_token_id", vec![2, 3].into()),
+    ];
+    let dir = copied("qwen3", "generation_config.json", &usual);
+    assert_eq!(told(dir.path())[1], "");
+}

@@ -1,8 +1,9 @@
 //! `generation_config.json`: what a model's authors recommend.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
+use troika_engine::sample::SampleParams;
 use troika_model::files::read_small;
 use troika_model::spec::{GgufMeta, GgufValue};
 use troika_model::tokenizer::Tokenizer;
@@ -25,14 +26,6 @@ pub struct GenerationDefaults {
     pub min_p: Option<f32>,
     /// Repetition penalty.
     pub repeat_penalty: Option<f32>,
-}
-
-fn ids(v: &Value) -> Vec<u32> {
-    let one = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok());
-    match v {
-        Value::Array(list) => list.iter().filter_map(one).collect(),
-        v => one(v).into_iter().collect(),
-    }
 }
 
 /// Tokens that end a turn under these names, whatever the file's metadata lists. llama.cpp treats
@@ -62,12 +55,12 @@ impl GenerationDefaults {
         }
     }
 
-    /// Reads the files beside a model, or GGUF metadata. The text is a warning about a file that
-    /// is there but cannot be used.
-    pub fn read(source: &FileSource) -> (GenerationDefaults, Option<String>) {
+    /// Reads the files beside a model of `vocab` tokens, or GGUF metadata. The texts are warnings
+    /// about a file or a value that is there but cannot be used.
+    pub fn read(source: &FileSource, vocab: usize) -> (GenerationDefaults, Vec<String>) {
         match source {
-            FileSource::HuggingFace { dir, config } => from_folder(dir, config),
-            FileSource::Gguf { meta, .. } => (from_gguf(meta), None),
+            FileSource::HuggingFace { dir, config } => from_folder(dir, config, vocab),
+            FileSource::Gguf { meta, .. } => (from_gguf(meta), Vec::new()),
         }
     }
 }
@@ -80,14 +73,7 @@ fn read_file(path: &Path) -> (Value, Option<String>) {
         Ok(text) => serde_json::from_slice::<Value>(&text).map_err(|e| e.to_string()),
     };
     let why = match read {
-        Ok(file @ Value::Object(_)) => {
-            let end = &file["eos_token_id"];
-            let many = end.as_array().map_or(1, Vec::len);
-            if end.is_null() || ids(end).len() == many {
-                return (file, None);
-            }
-            format!("its eos_token_id is {end}, which is no token id")
-        }
+        Ok(file @ Value::Object(_)) => return (file, None),
         Ok(_) => "it is no JSON object".to_string(),
         Err(why) => why,
     };
@@ -95,24 +81,101 @@ fn read_file(path: &Path) -> (Value, Option<String>) {
     (Value::Null, Some(warning))
 }
 
-fn from_folder(dir: &Path, config: &Value) -> (GenerationDefaults, Option<String>) {
-    let (file, warning) = read_file(&dir.join("generation_config.json"));
-    let number = |name: &str| file[name].as_f64().filter(|n| n.is_finite());
-    let mut stop_tokens = ids(&file["eos_token_id"]);
-    if stop_tokens.is_empty() {
-        stop_tokens = ids(&config["eos_token_id"]);
-        stop_tokens.extend(ids(&config["text_config"]["eos_token_id"]));
+/// The values of a JSON file. One that cannot be used counts as absent, with a warning.
+struct Values<'a> {
+    path: PathBuf,
+    json: &'a Value,
+    warnings: Vec<String>,
+}
+
+impl Values<'_> {
+    fn ignored(&mut self, key: &str, value: &Value, must: &str) {
+        let path = self.path.display();
+        self.warnings.push(format!("{path}: {key} is {value}, but must be {must}; it is ignored"));
     }
+
+    /// A value as `read` understands it.
+    fn get<T>(
+        &mut self,
+        key: &str,
+        must: &str,
+        read: impl FnOnce(&Value) -> Option<T>,
+    ) -> Option<T> {
+        let json = self.json;
+        let value = json.get(key).filter(|v| !v.is_null())?;
+        let found = read(value);
+        if found.is_none() {
+            self.ignored(key, value, must);
+        }
+        found
+    }
+
+    /// A number in the range that sampling allows for it, when `set` puts it there.
+    fn number(&mut self, key: &str, set: impl FnOnce(&mut SampleParams, f32)) -> Option<f32> {
+        let number = self.get(key, "a number", Value::as_f64)? as f32;
+        let mut params = SampleParams::default();
+        set(&mut params, number);
+        match params.check() {
+            Ok(()) => Some(number),
+            Err(wrong) => {
+                let json = self.json;
+                self.ignored(key, &json[key], wrong.must);
+                None
+            }
+        }
+    }
+
+    /// The ids of a vocabulary that a token or a list of them has.
+    fn tokens(&mut self, key: &str, vocab: usize) -> Vec<u32> {
+        let json = self.json;
+        let listed = match json.get(key) {
+            None | Some(Value::Null) => &[],
+            Some(Value::Array(list)) => list.as_slice(),
+            Some(one) => std::slice::from_ref(one),
+        };
+        let (mut ids, mut wrong) = (Vec::new(), None);
+        for value in listed {
+            let id = value.as_u64().and_then(|n| u32::try_from(n).ok());
+            match id.filter(|&id| (id as usize) < vocab) {
+                Some(id) => ids.push(id),
+                None => wrong = wrong.or(Some(value)),
+            }
+        }
+        // One sentence for a list, however many of its values are wrong.
+        if let Some(value) = wrong {
+            let must = format!("a token id, a whole number from 0 to {}", vocab.saturating_sub(1));
+            self.ignored(key, value, &must);
+        }
+        ids
+    }
+}
+
+fn from_folder(dir: &Path, config: &Value, vocab: usize) -> (GenerationDefaults, Vec<String>) {
+    let path = dir.join("generation_config.json");
+    let (file, warning) = read_file(&path);
+    let mut file = Values { path, json: &file, warnings: warning.into_iter().collect() };
+    let mut stop_tokens = file.tokens("eos_token_id", vocab);
     let defaults = GenerationDefaults {
-        stop_tokens,
-        do_sample: file["do_sample"].as_bool(),
-        temperature: number("temperature").map(|n| n as f32),
-        top_k: file["top_k"].as_u64().map(|n| n as usize),
-        top_p: number("top_p").map(|n| n as f32),
-        min_p: number("min_p").map(|n| n as f32),
-        repeat_penalty: number("repetition_penalty").map(|n| n as f32),
+        do_sample: file.get("do_sample", "true or false", Value::as_bool),
+        temperature: file.number("temperature", |p, n| p.temperature = n),
+        top_k: file.get("top_k", "a whole number of 0 or more", |v| v.as_u64()?.try_into().ok()),
+        top_p: file.number("top_p", |p, n| p.top_p = n),
+        min_p: file.number("min_p", |p, n| p.min_p = n),
+        repeat_penalty: file.number("repetition_penalty", |p, n| p.repeat_penalty = n),
+        stop_tokens: Vec::new(),
     };
-    (defaults, warning)
+    let mut warnings = file.warnings;
+    let use_config = stop_tokens.is_empty();
+    for json in [config, &config["text_config"]] {
+        let path = dir.join("config.json");
+        let mut values = Values { path, json, warnings: Vec::new() };
+        let ids = values.tokens("eos_token_id", vocab);
+        warnings.extend(values.warnings);
+        if use_config {
+            stop_tokens.extend(ids);
+        }
+    }
+    (GenerationDefaults { stop_tokens, ..defaults }, warnings)
 }
 
 fn from_gguf(meta: &GgufMeta) -> GenerationDefaults {

@@ -345,8 +345,9 @@ impl Model {
         if options.scan && report.mapped + report.owned <= SCAN_LIMIT {
             warnings.extend(non_finite(&described.store.scan_non_finite()));
         }
-        let (mut defaults, warning) = GenerationDefaults::read(&described.files.source);
-        warnings.extend(warning);
+        let vocab = described.spec.vocab;
+        let (mut defaults, about) = GenerationDefaults::read(&described.files.source, vocab);
+        warnings.extend(about);
         if let Some(t) = &tokenizer {
             let by_name = matches!(described.files.source, FileSource::Gguf { .. });
             defaults.add_from_tokenizer(t, by_name);
