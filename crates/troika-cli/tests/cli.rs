@@ -336,6 +336,7 @@ fn wrong_usage_is_refused_with_code_2() {
     refused(&troika(&["run", "-p", ""]), 2, &["prompt is empty"]);
     refused(&with_stdin(&["run"], b""), 2, &["prompt is empty"]);
     refused(&troika(&["run", "-p", "x", "--top-p", "3"]), 2, &["--top-p", "between 0 and 1"]);
+    refused(&troika(&["run", "-p", "x", "--temp", "inf"]), 2, &["--temp", "finite number of 0 or"]);
     refused(&troika(&["run", "-p", "x", "-c", "99999"]), 2, &["-c", "99999", "2048"]);
     refused(&troika(&["run", "-p", "x", "--ubatch-size", "0"]), 2, &["--ubatch-size"]);
     refused(&troika(&["run", "-p", "x", "-l", "7"]), 2, &["--logit-bias"]);

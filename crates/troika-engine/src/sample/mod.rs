@@ -81,7 +81,7 @@ impl SampleParams {
     /// # Errors
     /// The first parameter out of range.
     pub fn check(&self) -> Result<(), ParamError> {
-        let non_negative = "0 or more";
+        let non_negative = "a finite number of 0 or more";
         let unit = "between 0 and 1";
         let finite = "a finite number";
         let rules = [
