@@ -213,16 +213,21 @@ fn plans_and_devices_that_make_no_sense_are_refused_by_name() {
     for (args, expected) in [
         (&["--device", "gpu"][..], "is no device"),
         (&["--device", "cpu:99999"], "is no device"),
-        (&["--device", "a=cpu,a=cpu"], "two devices have this name"),
+        (&["--device", "a=cpu,a=cpu"], "two devices are named a; give each one"),
+        (
+            &["--isa", "foo"],
+            "for '--isa <NAME>': this machine has no kernels of that name; it has ",
+        ),
         (&["--device", "cpu", "-t", "2"], "cannot be used with"),
         (&["--device", "cpu", "--isa", "scalar"], "cannot be used with"),
         (&["--strategy", "alternate"], "needs two devices or more, there are 1"),
         (&["--strategy", "fastest"], "invalid value 'fastest'"),
         (&["--chunks-in-flight", "0"], "chunks in flight is 0"),
     ] {
-        let (_, said) = refused(&[&RUN[..], args].concat());
-        assert!(said.contains(expected), "{args:?}: {said}");
+        let (code, said) = refused(&[&RUN[..], args].concat());
+        assert!(code == 2 && said.contains(expected), "{args:?}: {said}");
     }
+    assert_eq!(refused(&["devices", "--device", "a=cpu", "--device", "a=cpu"]).0, 2);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use troika::device::Device;
 use troika::{DeviceOptions, measure_bandwidth, open_devices};
 
 use crate::error::CliError;
-use crate::flags::DevicesArgs;
+use crate::flags::{DevicesArgs, named_apart};
 use crate::output;
 
 /// Lists devices with their facts.
@@ -15,7 +15,7 @@ use crate::output;
 /// # Errors
 /// A device that does not open.
 pub fn run(args: &DevicesArgs) -> Result<(), CliError> {
-    let devices = args.device.clone();
+    let devices = named_apart(&args.device)?;
     let options = DeviceOptions { threads: args.threads, devices, ..DeviceOptions::default() };
     let devices = open_devices(&options).map_err(|e| CliError::Troika(e.into()))?;
     let threads = options.threads();

@@ -18,7 +18,7 @@ use troika::weights::FloatType;
 
 pub use cache::{CacheArgs, CacheVerb};
 pub use parse::parse;
-pub use placement::{PlacementArgs, PlanFileArgs, profile_at};
+pub use placement::{PlacementArgs, PlanFileArgs, named_apart, profile_at};
 pub use quant::{QuantArgs, QuantFlag};
 pub use sampling::SamplingArgs;
 pub use sharing::SharingArgs;
@@ -129,6 +129,17 @@ impl FloatFlag {
 #[derive(Clone, Debug)]
 pub struct CoreList(pub Vec<usize>);
 
+/// An instruction set, by name.
+fn isa(name: &str) -> Result<String, String> {
+    let known = troika::instruction_sets();
+    match known.contains(&name) {
+        true => Ok(name.into()),
+        false => {
+            Err(format!("this machine has no kernels of that name; it has {}", known.join(", ")))
+        }
+    }
+}
+
 fn core_list(text: &str) -> Result<CoreList, String> {
     let cores = troika::parse_cores(text).ok_or("it is not a list of cores such as 0-3,8")?;
     let known = troika::usable_cores();
@@ -175,7 +186,7 @@ pub struct OpenArgs {
     #[arg(env = "TROIKA_CORES")]
     pub cores: Option<CoreList>,
     /// Instruction set of the CPU kernels (scalar, avx2, avx512, ...) [default: the best]
-    #[arg(long, value_name = "NAME", env = "TROIKA_ISA")]
+    #[arg(long, value_name = "NAME", value_parser = isa, env = "TROIKA_ISA")]
     pub isa: Option<String>,
     #[command(flatten)]
     pub placement: PlacementArgs,
@@ -364,7 +375,7 @@ pub struct BenchArgs {
     #[arg(env = "TROIKA_CORES")]
     pub cores: Option<CoreList>,
     /// Instruction set of the CPU kernels (scalar, avx2, avx512, ...) [default: the best]
-    #[arg(long, value_name = "NAME", env = "TROIKA_ISA")]
+    #[arg(long, value_name = "NAME", value_parser = isa, env = "TROIKA_ISA")]
     pub isa: Option<String>,
     /// Measure what scheduler, queues and completions cost per decoded token instead
     #[arg(long, conflicts_with_all = ["sequences", "n_depth"])]

@@ -1,5 +1,6 @@
 //! Flags that say which devices there are and how a model is divided over them.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -23,6 +24,20 @@ pub struct DeviceArgs {
     #[arg(long, value_name = "SPEC", value_delimiter = ',', env = "TROIKA_DEVICE")]
     #[arg(value_parser = device, conflicts_with_all = ["threads", "cores", "isa"])]
     pub device: Vec<DeviceSpec>,
+}
+
+/// Devices of names of their own. Those without one are given one that is free.
+///
+/// # Errors
+/// A name that two devices have.
+pub fn named_apart(devices: &[DeviceSpec]) -> Result<Vec<DeviceSpec>, CliError> {
+    let mut names = HashSet::new();
+    match devices.iter().filter_map(|d| d.name.as_ref()).find(|name| !names.insert(*name)) {
+        Some(name) => Err(CliError::Usage(format!(
+            "--device: two devices are named {name}; give each one a name of its own"
+        ))),
+        None => Ok(devices.to_vec()),
+    }
 }
 
 pub(super) fn device(text: &str) -> Result<DeviceSpec, String> {
@@ -157,7 +172,7 @@ impl PlacementArgs {
     /// # Errors
     /// A kept profile that is asked for where none can be kept.
     pub fn apply(&self, options: &mut OpenOptions) -> Result<(), CliError> {
-        options.devices.devices.clone_from(&self.devices.device);
+        options.devices.devices = named_apart(&self.devices.device)?;
         options.strategy = self.strategy.unwrap_or_default();
         if let Some(file) = &self.profile {
             let file = (file.to_str() != Some(OWN_PROFILE)).then_some(file.as_path());
