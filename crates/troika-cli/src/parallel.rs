@@ -40,6 +40,7 @@ pub fn run(
                     let index = next.fetch_add(1, Ordering::Relaxed);
                     let Some(line) = lines.get(index) else { break };
                     let answered = answer(model, source, args, line, interrupt);
+                    let answered = answered.map_err(|e| e.in_plan(args.plan.plan.is_some()));
                     if sender.send((index, answered)).is_err() {
                         break;
                     }

@@ -59,6 +59,7 @@ mod prompt;
 mod session;
 mod simulate;
 mod source;
+mod subject;
 mod text;
 
 pub use devices::{
@@ -73,8 +74,7 @@ pub use generate::Finish;
 pub use generation::GenerationDefaults;
 pub use hand_over::{HandOverBy, HandOvers, measure_hand_overs};
 pub use open::{
-    Described, LoadProgress, Model, OpenOptions, Planned, SolveOptions, Subject, describe,
-    make_plan,
+    Described, LoadProgress, Model, OpenOptions, Planned, SolveOptions, describe, make_plan,
 };
 pub use perplexity::{Perplexity, Scored};
 pub use profile::{OnProfiled, ProfileOptions, ProfileOutcome, profile};
@@ -87,6 +87,7 @@ pub use simulate::{
     Simulation, SocStrategy,
 };
 pub use source::Source;
+pub use subject::Subject;
 
 pub use troika_weights::exit_when_shortened;
 

@@ -11,18 +11,17 @@ use troika_engine::{
 };
 use troika_graph::{ActivationFormat, DType};
 use troika_model::chat::ChatTemplate;
+use troika_model::families::{self, DescribedModel};
 use troika_model::lower::{LowerOptions, Lowered, lower};
 use troika_model::spec::ModelSpec;
 use troika_model::tokenizer::Tokenizer;
-use troika_model::{families, presets};
 use troika_plan::{
     Alternative, Decide, DeviceFacts, Goal, Plan, PlanError, PlanRequest, Policy, ProfiledCosts,
     SolveDevice, SolveRequest, Solved, Strategy, SyncMode, check_memory, describe_refusals, solve,
 };
 use troika_trace::{Span, Tracer};
 use troika_weights::{
-    BindOptions, FileSource, FloatType, ModelFiles, OnProgress, Quant, SYNTHETIC_DTYPES,
-    WeightStore,
+    BindOptions, FileSource, FloatType, ModelFiles, OnProgress, Quant, WeightStore,
 };
 
 use crate::by_load::about_load;
@@ -32,6 +31,7 @@ use crate::error::Error;
 use crate::generation::GenerationDefaults;
 use crate::profile_file::{self, ProfileAt, solve_device};
 use crate::source::Source;
+use crate::subject::{Subject, synthetic};
 use crate::text;
 
 /// Weights of more bytes are not scanned at load: it would read all of them from disk.
@@ -140,58 +140,6 @@ pub struct SolveOptions {
     pub several_copies: bool,
 }
 
-/// What is measured or planned for: a model of files, or the shape of a known one.
-#[derive(Clone, Debug)]
-pub enum Subject {
-    /// A model of files, or the built-in one.
-    Files(Source),
-    /// A known shape with random weights, as [`Model::synthetic`] takes it.
-    Synthetic(String),
-}
-
-impl Subject {
-    /// The description and the weights.
-    pub(crate) fn described(
-        &self,
-        options: &OpenOptions,
-        devices: &[Arc<dyn Device>],
-    ) -> Result<(ModelSpec, WeightStore), Error> {
-        match self {
-            Subject::Files(source) => {
-                let bind = BindOptions { float: options.dtype, quant: options.quant };
-                describe(source.clone(), bind).map(|d| (d.spec, d.store))
-            }
-            Subject::Synthetic(preset) => synthetic(preset, options, devices),
-        }
-    }
-}
-
-/// A known shape with random weights.
-fn synthetic(
-    preset: &str,
-    options: &OpenOptions,
-    devices: &[Arc<dyn Device>],
-) -> Result<(ModelSpec, WeightStore), Error> {
-    let (name, dtype) = preset.split_once(':').unwrap_or((preset, "BF16"));
-    let config = presets::config(name)
-        .ok_or_else(|| Error::NoPreset { name: name.into(), known: presets::names().join(", ") })?;
-    let dtype = SYNTHETIC_DTYPES.into_iter().find(|d| d.name().eq_ignore_ascii_case(dtype));
-    let dtype = dtype.ok_or_else(|| Error::NoPresetType {
-        name: preset.into(),
-        known: SYNTHETIC_DTYPES.map(|d| d.name()).join(", "),
-    })?;
-    let model = families::from_config(&config)
-        .map_err(|error| Error::Config { model: preset.into(), error })?;
-    // What nobody computes with need not be there.
-    let make = if devices.iter().all(computes_nothing) {
-        WeightStore::synthetic_lazy
-    } else {
-        WeightStore::synthetic
-    };
-    let store = make(&model.spec, dtype, 1, options.quant);
-    Ok((model.spec, store))
-}
-
 /// Receives (weights quantized, weights to quantize) while a model is opened.
 #[derive(Clone)]
 pub struct LoadProgress(pub OnProgress);
@@ -222,13 +170,18 @@ pub fn describe(
 ) -> Result<Described, Error> {
     let source = source.into();
     let files = source.files()?;
+    let model = described_in(&files, &source)?;
+    let store = WeightStore::bind(&model, &*files.files, options.into())?;
+    Ok(Described { files, spec: model.spec, store })
+}
+
+/// The description in a model's files.
+pub(crate) fn described_in(files: &ModelFiles, source: &Source) -> Result<DescribedModel, Error> {
     let model = match &files.source {
         FileSource::HuggingFace { config, .. } => families::from_config(config),
         FileSource::Gguf { meta, .. } => families::from_gguf(meta, &*files.files),
     };
-    let model = model.map_err(|error| Error::Config { model: source.to_string(), error })?;
-    let store = WeightStore::bind(&model, &*files.files, options.into())?;
-    Ok(Described { files, spec: model.spec, store })
+    model.map_err(|error| Error::Config { model: source.to_string(), error })
 }
 
 /// The plan that opening a model would make.

@@ -41,7 +41,7 @@ pub fn run(args: &PerplexityArgs) -> Result<(), CliError> {
         !interrupt.pressed()
     });
     bar.finish_and_clear();
-    let p = result?;
+    let p = result.map_err(|e| CliError::from(e).in_plan(args.plan.plan.is_some()))?;
     if args.json {
         return output::json(&json!({
             "model": source.to_string(),

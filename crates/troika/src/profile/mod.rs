@@ -19,8 +19,9 @@ use troika_weights::WeightStore;
 use crate::devices::virtual_clock;
 use crate::error::Error;
 use crate::file::write_file;
-use crate::open::{OpenOptions, Subject};
+use crate::open::OpenOptions;
 use crate::profile_file::{ProfileAt, failed, file_of, subject_of};
+use crate::subject::Subject;
 use bench::Bench;
 
 /// Receives (measurements done, measurements in all).
