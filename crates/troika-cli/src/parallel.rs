@@ -99,7 +99,10 @@ fn print(args: &RunArgs, index: usize, answered: Result<Value, CliError>) -> Res
             let text = answer["text"].as_str().unwrap_or_default();
             output::write(&format!("{text}\n"))
         }
-        Err(e) if args.json => output::write(&format!("{}\n", json!({ "error": e.to_string() }))),
+        Err(e) if args.json => {
+            let error = output::shortened(&e.to_string()).into_owned();
+            output::write(&format!("{}\n", json!({ "error": error })))
+        }
         Err(e) => {
             output::note_line(&format!("troika: prompt {}: {e}", index + 1));
             output::write("\n")

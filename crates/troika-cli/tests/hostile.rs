@@ -56,6 +56,18 @@ fn harmless(out: &Output, words: &[&str]) {
 }
 
 #[test]
+fn long_values_of_files_are_not_repeated_whole() {
+    let golden = root().join("tests/golden/qwen3/config.json");
+    let mut json: Value = serde_json::from_str(&std::fs::read_to_string(golden).unwrap()).unwrap();
+    json["hidden_size"] = "x".repeat(1_000_000).into();
+    let dir = model("tests/golden/qwen3", &[("config.json", &json.to_string())]);
+    let out = troika(&["show", &dir.path().display().to_string()]);
+    assert_eq!(out.status.code(), Some(1));
+    assert!(out.stderr.len() < 2100, "{}", out.stderr.len());
+    harmless(&out, &["hidden_size is \"xxx", "not a whole number"]);
+}
+
+#[test]
 fn control_characters_of_files_are_shown_not_obeyed() {
     let golden = root().join("tests/golden/qwen3/config.json");
     let config = std::fs::read_to_string(golden).unwrap();
