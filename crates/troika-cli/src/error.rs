@@ -29,6 +29,9 @@ pub enum CliError {
     /// The library's errors.
     #[error("{0}{named}", named = flags(.0))]
     Troika(#[from] troika::Error),
+    /// Text for a verb that takes nothing else.
+    #[error("{0} has no tokenizer that can be used; take a model with one")]
+    NoTokenizer(String),
     /// An error about a context that a plan says: no flag beside the plan can change it.
     #[error("{0} (the context is the plan's; troika plan -c makes one with another)")]
     InPlan(troika::Error),
@@ -46,7 +49,7 @@ fn flags(error: &troika::Error) -> &'static str {
             E::Plan(PlanError::Device { .. }) => flags(error),
             _ => "",
         },
-        E::NoTokenizer(_) => " (run --prompt-ids)",
+        E::NoTokenizer(_) => " (--prompt-ids)",
         E::EmptyPrompt => " (-p, -f, --prompt-ids)",
         E::PromptTooLong { .. } | E::Window { .. } | E::ShortText { .. } => CONTEXT,
         E::Engine(EngineError::Kv(KvError::Context { .. })) => CONTEXT,

@@ -94,8 +94,8 @@ pub enum Error {
     /// The end of a generation that nobody began.
     #[error("the session generates nothing; start a generation first")]
     NothingBegun,
-    /// Text was given to a model without a tokenizer.
-    #[error("{0} has no tokenizer; give token ids instead of text")]
+    /// Text was given to a model without a tokenizer, or with one that could not be read.
+    #[error("{0} has no tokenizer that can be used; give token ids instead of text")]
     NoTokenizer(String),
     /// A prompt longer than the context.
     #[error(
