@@ -50,6 +50,8 @@ fn flags(error: &troika::Error) -> &'static str {
             _ => "",
         },
         E::NoTokenizer(_) => " (--prompt-ids)",
+        E::NoTextOfTemplate => " (--raw)",
+        E::NoTokens => " (--prompt-ids)",
         E::EmptyPrompt => " (-p, -f, --prompt-ids)",
         E::PromptTooLong { .. } | E::Window { .. } | E::ShortText { .. } => CONTEXT,
         E::Engine(EngineError::Kv(KvError::Context { .. })) => CONTEXT,

@@ -148,6 +148,12 @@ pub enum Error {
         /// Types there are.
         known: String,
     },
+    /// A template that leaves out what it was given.
+    #[error("the chat template makes no text of the prompt; give the prompt without it")]
+    NoTextOfTemplate,
+    /// A text of which nothing is left.
+    #[error("the tokenizer makes no tokens of the prompt; give another text, or token ids")]
+    NoTokens,
     /// Nothing to do.
     #[error("the prompt is empty; give some text or token ids")]
     EmptyPrompt,
