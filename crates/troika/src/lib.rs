@@ -42,6 +42,7 @@
 //! replaced (written beside and renamed) are no problem.
 
 mod by_load;
+mod describe;
 mod devices;
 mod driver;
 mod energy;
@@ -62,6 +63,7 @@ mod source;
 mod subject;
 mod text;
 
+pub use describe::{Described, describe};
 pub use devices::{
     DeviceOptions, DeviceSpec, DeviceSpecError, Peak, Peaks, ProcessorSpec, instruction_sets,
     measure_bandwidth, measure_peaks, multiply_of, open_devices, parse_cores, sim, usable_cores,
@@ -73,9 +75,7 @@ pub use file::{can_write, write_file};
 pub use generate::Finish;
 pub use generation::GenerationDefaults;
 pub use hand_over::{HandOverBy, HandOvers, measure_hand_overs};
-pub use open::{
-    Described, LoadProgress, Model, OpenOptions, Planned, SolveOptions, describe, make_plan,
-};
+pub use open::{LoadProgress, Model, OpenOptions, Planned, SolveOptions, make_plan};
 pub use perplexity::{Perplexity, Scored};
 pub use profile::{OnProfiled, ProfileOptions, ProfileOutcome, profile};
 pub use profile_file::ProfileAt;

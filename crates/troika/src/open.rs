@@ -11,7 +11,6 @@ use troika_engine::{
 };
 use troika_graph::{ActivationFormat, DType};
 use troika_model::chat::ChatTemplate;
-use troika_model::families::{self, DescribedModel};
 use troika_model::lower::{LowerOptions, Lowered, lower};
 use troika_model::spec::ModelSpec;
 use troika_model::tokenizer::Tokenizer;
@@ -20,11 +19,10 @@ use troika_plan::{
     SolveDevice, SolveRequest, Solved, Strategy, SyncMode, check_memory, describe_refusals, solve,
 };
 use troika_trace::{Span, Tracer};
-use troika_weights::{
-    BindOptions, FileSource, FloatType, ModelFiles, OnProgress, Quant, WeightStore,
-};
+use troika_weights::{BindOptions, FileSource, FloatType, OnProgress, Quant, WeightStore};
 
 use crate::by_load::about_load;
+use crate::describe::{Described, describe};
 use crate::devices::{DeviceOptions, computes_nothing, open_devices, virtual_clock};
 use crate::driver::{Driver, EngineGuard};
 use crate::error::Error;
@@ -125,6 +123,13 @@ impl Default for OpenOptions {
     }
 }
 
+impl OpenOptions {
+    /// How weights are bound.
+    pub(crate) fn bind(&self) -> BindOptions {
+        BindOptions { float: self.dtype, quant: self.quant }
+    }
+}
+
 /// How a plan is chosen by a profile.
 #[derive(Clone, Debug)]
 pub struct SolveOptions {
@@ -148,40 +153,6 @@ impl fmt::Debug for LoadProgress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("LoadProgress")
     }
-}
-
-/// A model's description with its bound weights, before anything is compiled.
-pub struct Described {
-    /// The files.
-    pub files: ModelFiles,
-    /// The description.
-    pub spec: ModelSpec,
-    /// The weights.
-    pub store: WeightStore,
-}
-
-/// Reads and checks a model without compiling it.
-///
-/// # Errors
-/// Files, config or weights that do not serve.
-pub fn describe(
-    source: impl Into<Source>,
-    options: impl Into<BindOptions>,
-) -> Result<Described, Error> {
-    let source = source.into();
-    let files = source.files()?;
-    let model = described_in(&files, &source)?;
-    let store = WeightStore::bind(&model, &*files.files, options.into())?;
-    Ok(Described { files, spec: model.spec, store })
-}
-
-/// The description in a model's files.
-pub(crate) fn described_in(files: &ModelFiles, source: &Source) -> Result<DescribedModel, Error> {
-    let model = match &files.source {
-        FileSource::HuggingFace { config, .. } => families::from_config(config),
-        FileSource::Gguf { meta, .. } => families::from_gguf(meta, &*files.files),
-    };
-    model.map_err(|error| Error::Config { model: source.to_string(), error })
 }
 
 /// The plan that opening a model would make.
@@ -213,7 +184,7 @@ impl Planned {
 /// As [`Model::open`], but that nothing is compiled.
 pub fn make_plan(subject: &Subject, options: &OpenOptions) -> Result<Planned, Error> {
     let devices = open_devices(&options.devices)?;
-    let model = subject.described(options, &devices)?;
+    let model = subject.described(options.bind(), &devices)?;
     let (plan, changes, alternatives) = plan_of(&model.0, &model.1, options, &devices)?;
     Ok(Planned { plan, changes, alternatives, model, devices })
 }
@@ -285,8 +256,7 @@ impl Model {
         let source = source.into();
         let clock: Arc<dyn Clock> = Arc::new(RealClock::new());
         let start = clock.now();
-        let bind = BindOptions { float: options.dtype, quant: options.quant };
-        let mut described = describe(&source, bind)?;
+        let mut described = describe(&source, options.bind())?;
         let (tokenizer, template, mut warnings) = text::load(&described.files.source)?;
         warnings.extend_from_slice(described.store.warnings());
         if options.quant != Quant::None && !described.store.makes_weights() {
@@ -328,7 +298,7 @@ impl Model {
         let clock: Arc<dyn Clock> = Arc::new(RealClock::new());
         let start = clock.now();
         let devices = open_devices(&options.devices)?;
-        let (spec, store) = synthetic(preset, options, &devices)?;
+        let (spec, store) = synthetic(preset, options.quant, &devices)?;
         let parts = Parts {
             name: preset.into(),
             store,

@@ -8,11 +8,11 @@ use troika_graph::DType;
 use troika_model::families::{self, DescribedModel};
 use troika_model::presets;
 use troika_model::spec::ModelSpec;
-use troika_weights::{BindOptions, SYNTHETIC_DTYPES, WeightStore};
+use troika_weights::{BindOptions, Quant, SYNTHETIC_DTYPES, WeightStore};
 
+use crate::describe::{describe, described_in};
 use crate::devices::computes_nothing;
 use crate::error::Error;
-use crate::open::{OpenOptions, describe, described_in};
 use crate::source::Source;
 
 /// What is measured or planned for: a model of files, or the shape of a known one.
@@ -39,15 +39,12 @@ impl Subject {
     /// The description and the weights.
     pub(crate) fn described(
         &self,
-        options: &OpenOptions,
+        bind: BindOptions,
         devices: &[Arc<dyn Device>],
     ) -> Result<(ModelSpec, WeightStore), Error> {
         match self {
-            Subject::Files(source) => {
-                let bind = BindOptions { float: options.dtype, quant: options.quant };
-                describe(source.clone(), bind).map(|d| (d.spec, d.store))
-            }
-            Subject::Synthetic(preset) => synthetic(preset, options, devices),
+            Subject::Files(source) => describe(source.clone(), bind).map(|d| (d.spec, d.store)),
+            Subject::Synthetic(preset) => synthetic(preset, bind.quant, devices),
         }
     }
 }
@@ -79,7 +76,7 @@ fn known_shape(preset: &str) -> Result<(DescribedModel, DType), Error> {
 /// A known shape with random weights.
 pub(crate) fn synthetic(
     preset: &str,
-    options: &OpenOptions,
+    quant: Quant,
     devices: &[Arc<dyn Device>],
 ) -> Result<(ModelSpec, WeightStore), Error> {
     let (model, dtype) = known_shape(preset)?;
@@ -89,6 +86,6 @@ pub(crate) fn synthetic(
     } else {
         WeightStore::synthetic
     };
-    let store = make(&model.spec, dtype, 1, options.quant);
+    let store = make(&model.spec, dtype, 1, quant);
     Ok((model.spec, store))
 }

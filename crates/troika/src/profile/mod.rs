@@ -71,7 +71,7 @@ pub fn profile(
     progress: OnProfiled<'_>,
 ) -> Result<ProfileOutcome, Error> {
     let devices = crate::devices::open_devices(&options.open.devices)?;
-    let (spec, store) = subject.described(&options.open, &devices)?;
+    let (spec, store) = subject.described(options.open.bind(), &devices)?;
     let plan = crate::open::one_device_plan(&spec, &store, &options.open, &devices)?;
     let here = subject_of(&spec, &store, &plan, &devices);
     let file = options.file.as_ref().map(|at| file_of(at, &here));

@@ -17,10 +17,9 @@ use troika::{
     Subject, measure_peaks,
 };
 
-use super::plan::subject;
 use crate::error::CliError;
 use crate::flags::{BenchArgs, TableFlag};
-use crate::{output, progress};
+use crate::{output, progress, resolve};
 
 pub use row::activation_format_name;
 use row::{Facts, Row};
@@ -63,7 +62,7 @@ pub fn run(args: &BenchArgs) -> Result<(), CliError> {
             "nothing to measure: give -p or -n, and -r of at least 1".into(),
         ));
     }
-    let subject = subject(&args.model, args.synthetic.as_deref())?;
+    let subject = resolve::subject(&args.model, args.synthetic.as_deref())?;
     if args.overhead {
         if devices(args, default).devices.iter().any(|d| d.processor.is_some()) {
             let why = "--overhead measures real time, which virtual devices do not take";
