@@ -51,7 +51,7 @@ pub fn run(model: &Model, args: &RunArgs, interrupt: &Interrupt) -> Result<(), C
         interrupt.clear();
         let said = messages.len();
         match turn((model, &mut session), args, &mut messages, line, interrupt) {
-            Err(CliError::Troika(e)) => {
+            Err(e @ CliError::Troika(_)) => {
                 // The conversation goes on without the turn that failed.
                 output::note_line(&format!("troika: {e}"));
                 messages.truncate(said);

@@ -29,7 +29,16 @@ pub enum CliError {
     /// The library's errors.
     #[error("{0}{named}", named = flags(.0))]
     Troika(#[from] troika::Error),
+    /// Text for a verb that takes nothing else.
+    #[error("{0} has no tokenizer that can be used; take a model with one")]
+    NoTokenizer(String),
+    /// An error about a context that a plan says: no flag beside the plan can change it.
+    #[error("{0} (the context is the plan's; troika plan -c makes one with another)")]
+    InPlan(troika::Error),
 }
+
+/// The flag of the context.
+const CONTEXT: &str = " (-c)";
 
 /// The flags that an error of the library is about; it does not know of any.
 fn flags(error: &troika::Error) -> &'static str {
@@ -40,10 +49,12 @@ fn flags(error: &troika::Error) -> &'static str {
             E::Plan(PlanError::Device { .. }) => flags(error),
             _ => "",
         },
-        E::NoTokenizer(_) => " (run --prompt-ids)",
+        E::NoTokenizer(_) => " (--prompt-ids)",
+        E::NoTextOfTemplate => " (--raw)",
+        E::NoTokens => " (--prompt-ids)",
         E::EmptyPrompt => " (-p, -f, --prompt-ids)",
-        E::PromptTooLong { .. } | E::Window { .. } | E::ShortText { .. } => " (-c)",
-        E::Engine(EngineError::Kv(KvError::Context { .. })) => " (-c)",
+        E::PromptTooLong { .. } | E::Window { .. } | E::ShortText { .. } => CONTEXT,
+        E::Engine(EngineError::Kv(KvError::Context { .. })) => CONTEXT,
         E::Engine(EngineError::Kv(KvError::Budget { .. })) => " (--kv-size)",
         E::Plan(PlanError::Range { what, .. }) => match *what {
             "the context" => " (-c; of bench, -d with -p or -n)",
@@ -60,6 +71,14 @@ fn flags(error: &troika::Error) -> &'static str {
 }
 
 impl CliError {
+    /// The error where a plan was given: what would name -c without one names the plan.
+    pub fn in_plan(self, is_given: bool) -> CliError {
+        match self {
+            CliError::Troika(e) if is_given && flags(&e) == CONTEXT => CliError::InPlan(e),
+            e => e,
+        }
+    }
+
     /// Whoever read the output went away: not an error.
     pub fn is_closed_pipe(&self) -> bool {
         matches!(self, CliError::Stdout(e) if e.kind() == io::ErrorKind::BrokenPipe)

@@ -96,12 +96,26 @@ pub fn note(text: &str) {
 
 /// One line besides the answer, which may quote a stranger.
 pub fn note_line(text: &str) {
-    note(&format!("{}\n", printable(text)));
+    note(&format!("{}\n", printable(&shortened(text))));
+}
+
+/// A message as its reader wants it. Values of a model's files are repeated in messages and may be
+/// of any length: of a long one its beginning and its end are kept, where what to do is said.
+pub fn shortened(text: &str) -> Cow<'_, str> {
+    const BEGINNING: usize = 1600;
+    const END: usize = 400;
+    if text.chars().nth(BEGINNING + END).is_none() {
+        return Cow::Borrowed(text);
+    }
+    let at = |(at, _): (usize, char)| at;
+    let first = text.char_indices().nth(BEGINNING).map_or(text.len(), at);
+    let last = text.char_indices().nth_back(END - 1).map_or(0, at);
+    Cow::Owned(format!("{} ... {}", &text[..first], &text[last..]))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{json_text, lines, printable, shown};
+    use super::{json_text, lines, printable, shortened, shown};
 
     const TEXT: &str = "a\x1b]0;t\x07b\tc\nd\re\u{7f}\u{9b}2J\u{202e}é日";
 
@@ -114,6 +128,16 @@ mod tests {
         );
         assert_eq!(lines(TEXT), format!("{common}\tc\nd{}", r"\u{d}e\u{7f}\u{9b}2J\u{202e}é日"));
         assert_eq!(shown(TEXT), format!("{common}\tc\nd{}\u{202e}é日", r"\u{d}e\u{7f}\u{9b}2J"));
+    }
+
+    #[test]
+    fn long_messages_keep_their_ends() {
+        let whole = "é".repeat(2000);
+        assert_eq!(shortened(&whole), whole);
+        let long = format!("file: {}; do this", "é".repeat(1_000_000));
+        let short = shortened(&long);
+        assert!(short.starts_with("file: é") && short.ends_with("é; do this"), "{short}");
+        assert_eq!(short.chars().count(), 2005);
     }
 
     #[test]

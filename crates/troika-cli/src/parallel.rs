@@ -40,6 +40,7 @@ pub fn run(
                     let index = next.fetch_add(1, Ordering::Relaxed);
                     let Some(line) = lines.get(index) else { break };
                     let answered = answer(model, source, args, line, interrupt);
+                    let answered = answered.map_err(|e| e.in_plan(args.plan.plan.is_some()));
                     if sender.send((index, answered)).is_err() {
                         break;
                     }
@@ -98,7 +99,10 @@ fn print(args: &RunArgs, index: usize, answered: Result<Value, CliError>) -> Res
             let text = answer["text"].as_str().unwrap_or_default();
             output::write(&format!("{text}\n"))
         }
-        Err(e) if args.json => output::write(&format!("{}\n", json!({ "error": e.to_string() }))),
+        Err(e) if args.json => {
+            let error = output::shortened(&e.to_string()).into_owned();
+            output::write(&format!("{}\n", json!({ "error": error })))
+        }
         Err(e) => {
             output::note_line(&format!("troika: prompt {}: {e}", index + 1));
             output::write("\n")

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use troika::Source;
+use troika::{Source, Subject};
 use troika_hub::{HubOptions, Progress};
 
 use crate::error::CliError;
@@ -27,6 +27,17 @@ pub fn model(args: &ModelArgs) -> Result<Source, CliError> {
         ProgressBar::finish_and_clear(&bar);
     }
     Ok(Source::Path(path))
+}
+
+/// The model that flags name, or the shape.
+///
+/// # Errors
+/// A model that is not there.
+pub fn subject(model: &ModelArgs, synthetic: Option<&str>) -> Result<Subject, CliError> {
+    Ok(match synthetic {
+        Some(shape) => Subject::Synthetic(shape.into()),
+        None => Subject::Files(self::model(model)?),
+    })
 }
 
 /// Draws a bar per file on a terminal; indicatif draws nothing elsewhere.

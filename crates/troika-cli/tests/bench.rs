@@ -91,12 +91,26 @@ fn what_cannot_be_measured_is_refused() {
         (&["--synthetic", "qwen3-moe-tiny:q9"], 2, "they have F32"),
         (&["-p", "0", "-n", "0"], 2, "nothing to measure"),
         (&["-r", "0"], 2, "nothing to measure"),
+        (&["-p", "3000"], 2, "the context is 3000; it must be between 1 and 2048"),
+        (&["--device", "a=cpu,a=cpu"], 2, "two devices are named a"),
     ] {
         let out = bench(args);
         let err = String::from_utf8(out.stderr).unwrap();
         assert_eq!(out.status.code(), Some(code), "{err}");
         assert!(err.contains(words) && err.trim_end().lines().count() == 1, "{err}");
     }
+}
+
+/// What fails after some rows were printed: a MiB of the KV cache does not hold the depth.
+#[test]
+fn json_is_whole_when_a_later_test_fails() {
+    let args = ["-p", "4", "-n", "0", "-r", "1", "-d", "0,1500", "--kv-size", "1", "-o", "json"];
+    let out = bench(&args);
+    let err = String::from_utf8(out.stderr).unwrap();
+    assert_eq!(out.status.code(), Some(1), "{err}");
+    assert!(err.contains("--kv-size"), "{err}");
+    let rows: Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert_eq!(rows.as_array().unwrap().len(), 1);
 }
 
 /// A model of 16 GB, of which nothing is made: its time is modelled, and the same in each run.

@@ -596,7 +596,14 @@ fn a_tokenizer_that_cannot_be_read_leaves_ids_in_ids_out() {
         let out = troika(&["run", &path, "-p", "a"]);
         assert_eq!(out.status.code(), Some(1));
         assert!(text(&out.stderr).contains("give token ids"), "{}", text(&out.stderr));
+        let said = text(&out.stderr);
+        assert!(said.contains("has no tokenizer that can be used"), "{said}");
         refused(&troika(&["tokenize", &path, "-p", "a"]), 1, &["tokenizer.json"]);
+        let out = with_stdin(&["perplexity", &path], b"a text");
+        let said = text(&out.stderr);
+        assert!(said.contains("warning: ") && said.contains("tokenizer.json"), "{said}");
+        assert!(said.contains("no tokenizer that can be used; take a model with one"), "{said}");
+        assert!(!said.contains("give token ids"), "{said}");
     }
 }
 
@@ -662,7 +669,9 @@ fn perplexity_of_a_text() {
     let words = with_stdin(&["perplexity"], b"Too short.");
     refused(&words, 1, &["tokens, a window 512", "smaller windows (-c)"]);
     let silent = troika(&["perplexity", &golden("qwen3-moe"), "-f", &file]);
-    refused(&silent, 1, &["has no tokenizer"]);
+    refused(&silent, 1, &["has no tokenizer that can be used; take a model with one"]);
+    let silent = troika(&["tokenize", &golden("qwen3-moe"), "-p", "x"]);
+    refused(&silent, 1, &["has no tokenizer that can be used; take a model with one"]);
 }
 
 /// Numbers of flags that make no sense: refused by the flag's name, whatever their size.

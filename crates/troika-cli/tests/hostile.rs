@@ -56,6 +56,37 @@ fn harmless(out: &Output, words: &[&str]) {
 }
 
 #[test]
+fn long_values_of_files_are_not_repeated_whole() {
+    let golden = root().join("tests/golden/qwen3/config.json");
+    let mut json: Value = serde_json::from_str(&std::fs::read_to_string(golden).unwrap()).unwrap();
+    json["hidden_size"] = "x".repeat(1_000_000).into();
+    let dir = model("tests/golden/qwen3", &[("config.json", &json.to_string())]);
+    let out = troika(&["show", &dir.path().display().to_string()]);
+    assert_eq!(out.status.code(), Some(1));
+    assert!(out.stderr.len() < 2100, "{}", out.stderr.len());
+    harmless(&out, &["hidden_size is \"xxx", "not a whole number"]);
+}
+
+/// A prompt that was given and comes to nothing is no empty prompt.
+#[test]
+fn prompts_of_which_nothing_is_left_are_told_apart() {
+    let out = with_template("{# nothing #}", &["-p", "Hello"]);
+    assert_eq!(out.status.code(), Some(1));
+    harmless(&out, &["the chat template makes no text of the prompt", "(--raw)"]);
+    let raw = with_template("{# nothing #}", &["-p", "Hello", "--raw"]);
+    assert!(raw.status.success(), "{}", text(&raw.stderr));
+    let tokenizer = root().join("models/tiny-moe/tokenizer.json");
+    let tokenizer = std::fs::read_to_string(tokenizer).unwrap();
+    let mut json: Value = serde_json::from_str(&tokenizer).unwrap();
+    json["normalizer"] =
+        serde_json::json!({"type": "Strip", "strip_left": true, "strip_right": true});
+    let dir = model("models/tiny-moe", &[("tokenizer.json", &json.to_string())]);
+    let out = troika(&["run", &dir.path().display().to_string(), "-p", "  ", "-n", "1"]);
+    assert_eq!(out.status.code(), Some(1));
+    harmless(&out, &["the tokenizer makes no tokens of the prompt", "(--prompt-ids)"]);
+}
+
+#[test]
 fn control_characters_of_files_are_shown_not_obeyed() {
     let golden = root().join("tests/golden/qwen3/config.json");
     let config = std::fs::read_to_string(golden).unwrap();

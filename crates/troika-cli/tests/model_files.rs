@@ -77,6 +77,23 @@ fn tensors_that_nothing_uses_are_told() {
     }
 }
 
+#[test]
+fn ropes_wider_than_a_head_are_refused() {
+    for (file, key, dims) in [
+        ("phi-2.gguf", "phi2.rope.dimension_count", 31),
+        ("phi-2.gguf", "phi2.rope.dimension_count", u32::MAX),
+        ("phi-2.gguf", "phi2.rope.dimension_count", 10),
+        ("phimoe.gguf", "phimoe.rope.dimension_count", 32),
+        ("phimoe.gguf", "phimoe.rope.dimension_count", 8),
+    ] {
+        let dir = gguf(file, key, dims);
+        let out = troika(&["show", &dir.path().join("model.gguf").display().to_string()]);
+        let err = text(&out.stderr);
+        assert_eq!(out.status.code(), Some(1), "{err}");
+        assert!(err.contains("rope.dimension_count") && err.contains(&dims.to_string()), "{err}");
+    }
+}
+
 /// Files of the formats and families there are, as they were made.
 #[test]
 fn whole_models_give_no_warning() {

@@ -230,6 +230,29 @@ fn plans_and_devices_that_make_no_sense_are_refused_by_name() {
     assert_eq!(refused(&["devices", "--device", "a=cpu", "--device", "a=cpu"]).0, 2);
 }
 
+/// No flag beside a plan can change its context.
+#[test]
+fn lengths_beyond_a_plans_context_name_the_plan() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("small.json");
+    let file = file.to_str().unwrap();
+    stdout(&troika(&["plan", "-c", "12", "--out", file]));
+    let text = "a text of more tokens than that, and some more of them";
+    let (code, said) = refused(&["run", "--plan", file, "-p", text]);
+    assert!(code == 1 && said.contains("the context is the plan's; troika plan -c"), "{said}");
+    assert!(!said.contains("(-c)"), "{said}");
+    let bench = ["bench", "--plan", file, "-r", "1", "-o", "json"];
+    for lengths in [["-p", "10,13", "-n", "0"], ["-p", "4", "-n", "13"]] {
+        let (code, said) = refused(&[&bench[..], &lengths].concat());
+        assert!(code == 2 && said.contains("small.json: the plan's context is 12"), "{said}");
+        assert!(said.contains("13 tokens are to be measured"), "{said}");
+    }
+    // As many as the context holds.
+    let lengths = ["-p", "12", "-n", "12"];
+    let table = stdout(&troika(&[&bench[..], &lengths].concat()));
+    assert_eq!(serde_json::from_str::<Value>(&table).unwrap().as_array().unwrap().len(), 2);
+}
+
 #[test]
 fn a_plan_states_the_rows_of_static_shapes() {
     let dir = tempfile::tempdir().unwrap();

@@ -94,8 +94,8 @@ pub enum Error {
     /// The end of a generation that nobody began.
     #[error("the session generates nothing; start a generation first")]
     NothingBegun,
-    /// Text was given to a model without a tokenizer.
-    #[error("{0} has no tokenizer; give token ids instead of text")]
+    /// Text was given to a model without a tokenizer, or with one that could not be read.
+    #[error("{0} has no tokenizer that can be used; give token ids instead of text")]
     NoTokenizer(String),
     /// A prompt longer than the context.
     #[error(
@@ -161,6 +161,12 @@ pub enum Error {
         /// MiB that are free.
         free: u64,
     },
+    /// A template that leaves out what it was given.
+    #[error("the chat template makes no text of the prompt; give the prompt without it")]
+    NoTextOfTemplate,
+    /// A text of which nothing is left.
+    #[error("the tokenizer makes no tokens of the prompt; give another text, or token ids")]
+    NoTokens,
     /// Nothing to do.
     #[error("the prompt is empty; give some text or token ids")]
     EmptyPrompt,

@@ -42,6 +42,7 @@
 //! replaced (written beside and renamed) are no problem.
 
 mod by_load;
+mod describe;
 mod devices;
 mod driver;
 mod energy;
@@ -59,9 +60,10 @@ mod prompt;
 mod session;
 mod simulate;
 mod source;
-mod synthetic;
+mod subject;
 mod text;
 
+pub use describe::{Described, describe};
 pub use devices::{
     DeviceOptions, DeviceSpec, DeviceSpecError, Peak, Peaks, ProcessorSpec, instruction_sets,
     measure_bandwidth, measure_peaks, multiply_of, open_devices, parse_cores, sim, usable_cores,
@@ -73,10 +75,7 @@ pub use file::{can_write, write_file};
 pub use generate::Finish;
 pub use generation::GenerationDefaults;
 pub use hand_over::{HandOverBy, HandOvers, measure_hand_overs};
-pub use open::{
-    Described, LoadProgress, Model, OpenOptions, Planned, SolveOptions, Subject, describe,
-    make_plan,
-};
+pub use open::{LoadProgress, Model, OpenOptions, Planned, SolveOptions, make_plan};
 pub use perplexity::{Perplexity, Scored};
 pub use profile::{OnProfiled, ProfileOptions, ProfileOutcome, profile};
 pub use profile_file::ProfileAt;
@@ -88,6 +87,7 @@ pub use simulate::{
     Simulation, SocStrategy,
 };
 pub use source::Source;
+pub use subject::Subject;
 
 pub use troika_weights::exit_when_shortened;
 

@@ -11,7 +11,6 @@ use troika_engine::{
 };
 use troika_graph::{ActivationFormat, DType};
 use troika_model::chat::ChatTemplate;
-use troika_model::families;
 use troika_model::lower::{LowerOptions, Lowered, lower};
 use troika_model::spec::ModelSpec;
 use troika_model::tokenizer::Tokenizer;
@@ -20,18 +19,17 @@ use troika_plan::{
     SolveDevice, SolveRequest, Solved, Strategy, SyncMode, check_memory, describe_refusals, solve,
 };
 use troika_trace::{Span, Tracer};
-use troika_weights::{
-    BindOptions, FileSource, FloatType, ModelFiles, OnProgress, Quant, WeightStore,
-};
+use troika_weights::{BindOptions, FileSource, FloatType, OnProgress, Quant, WeightStore};
 
 use crate::by_load::about_load;
+use crate::describe::{Described, describe};
 use crate::devices::{DeviceOptions, computes_nothing, open_devices, virtual_clock};
 use crate::driver::{Driver, EngineGuard};
 use crate::error::Error;
 use crate::generation::GenerationDefaults;
 use crate::profile_file::{self, ProfileAt, solve_device};
 use crate::source::Source;
-use crate::synthetic::synthetic;
+use crate::subject::{Subject, synthetic};
 use crate::text;
 
 /// Weights of more bytes are not scanned at load: it would read all of them from disk.
@@ -125,6 +123,13 @@ impl Default for OpenOptions {
     }
 }
 
+impl OpenOptions {
+    /// How weights are bound.
+    pub(crate) fn bind(&self) -> BindOptions {
+        BindOptions { float: self.dtype, quant: self.quant }
+    }
+}
+
 /// How a plan is chosen by a profile.
 #[derive(Clone, Debug)]
 pub struct SolveOptions {
@@ -154,32 +159,6 @@ impl SolveOptions {
     }
 }
 
-/// What is measured or planned for: a model of files, or the shape of a known one.
-#[derive(Clone, Debug)]
-pub enum Subject {
-    /// A model of files, or the built-in one.
-    Files(Source),
-    /// A known shape with random weights, as [`Model::synthetic`] takes it.
-    Synthetic(String),
-}
-
-impl Subject {
-    /// The description and the weights; `shape_only` if nobody computes with those of a shape.
-    pub(crate) fn described(
-        &self,
-        options: &OpenOptions,
-        shape_only: bool,
-    ) -> Result<(ModelSpec, WeightStore), Error> {
-        match self {
-            Subject::Files(source) => {
-                let bind = BindOptions { float: options.dtype, quant: options.quant };
-                describe(source.clone(), bind).map(|d| (d.spec, d.store))
-            }
-            Subject::Synthetic(preset) => synthetic(preset, options.quant, shape_only),
-        }
-    }
-}
-
 /// Receives (weights quantized, weights to quantize) while a model is opened.
 #[derive(Clone)]
 pub struct LoadProgress(pub OnProgress);
@@ -188,35 +167,6 @@ impl fmt::Debug for LoadProgress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("LoadProgress")
     }
-}
-
-/// A model's description with its bound weights, before anything is compiled.
-pub struct Described {
-    /// The files.
-    pub files: ModelFiles,
-    /// The description.
-    pub spec: ModelSpec,
-    /// The weights.
-    pub store: WeightStore,
-}
-
-/// Reads and checks a model without compiling it.
-///
-/// # Errors
-/// Files, config or weights that do not serve.
-pub fn describe(
-    source: impl Into<Source>,
-    options: impl Into<BindOptions>,
-) -> Result<Described, Error> {
-    let source = source.into();
-    let files = source.files()?;
-    let model = match &files.source {
-        FileSource::HuggingFace { config, .. } => families::from_config(config),
-        FileSource::Gguf { meta, .. } => families::from_gguf(meta, &*files.files),
-    };
-    let model = model.map_err(|error| Error::Config { model: source.to_string(), error })?;
-    let store = WeightStore::bind(&model, &*files.files, options.into())?;
-    Ok(Described { files, spec: model.spec, store })
 }
 
 /// The plan that opening a model would make.
@@ -248,7 +198,7 @@ impl Planned {
 /// As [`Model::open`], but that nothing is compiled.
 pub fn make_plan(subject: &Subject, options: &OpenOptions) -> Result<Planned, Error> {
     let devices = open_devices(&options.devices)?;
-    let model = subject.described(options, true)?;
+    let model = subject.described(options.bind(), true)?;
     let (plan, changes, alternatives) = plan_of(&model.0, &model.1, options, &devices)?;
     Ok(Planned { plan, changes, alternatives, model, devices })
 }
@@ -338,8 +288,7 @@ impl Model {
         let source = source.into();
         let clock: Arc<dyn Clock> = Arc::new(RealClock::new());
         let start = clock.now();
-        let bind = BindOptions { float: options.dtype, quant: options.quant };
-        let mut described = describe(&source, bind)?;
+        let mut described = describe(&source, options.bind())?;
         let (tokenizer, template, mut warnings) = text::load(&described.files.source)?;
         warnings.extend_from_slice(described.store.warnings());
         if options.quant != Quant::None && !described.store.makes_weights() {

@@ -17,10 +17,13 @@ impl Model {
     /// Text to ids, with the time it took.
     ///
     /// # Errors
-    /// A model without a tokenizer, or what the tokenizer reports.
+    /// A model without a tokenizer, what the tokenizer reports, or a text that it makes nothing of.
     pub fn tokenize(&self, text: &str) -> Result<(Vec<u32>, Duration), Error> {
         let start = self.opened.clock.now();
         let ids = self.need_tokenizer()?.encode(text, true, true)?;
+        if ids.is_empty() && !text.is_empty() {
+            return Err(Error::NoTokens);
+        }
         self.opened.record("tokenize", start);
         Ok((ids, self.opened.clock.now() - start))
     }
@@ -63,12 +66,18 @@ impl Model {
     /// Ids of a prompt made by [`Model::chat_prompt`]: templates write BOS themselves.
     ///
     /// # Errors
-    /// As [`Model::tokenize`].
+    /// As [`Model::tokenize`], and a template that makes no text of the conversation.
     pub fn tokenize_chat(&self, prompt: &ChatPrompt) -> Result<(Vec<u32>, Duration), Error> {
         let start = self.opened.clock.now();
         let add_special = self.opened.template.is_none();
         let tokenizer = self.need_tokenizer()?;
+        if prompt.text.is_empty() && !add_special {
+            return Err(Error::NoTextOfTemplate);
+        }
         let ids = tokenizer.encode_marked(&prompt.text, &prompt.plain, add_special)?;
+        if ids.is_empty() && !prompt.text.is_empty() {
+            return Err(Error::NoTokens);
+        }
         self.opened.record("tokenize", start);
         Ok((ids, self.opened.clock.now() - start))
     }

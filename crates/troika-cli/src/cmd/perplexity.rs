@@ -29,7 +29,11 @@ pub fn run(args: &PerplexityArgs) -> Result<(), CliError> {
     let interrupt = Interrupt::listen();
     let model = open(&source, args, &interrupt)?;
     let window = model.context();
-    let tokenizer = model.tokenizer().ok_or_else(|| Error::NoTokenizer(source.to_string()))?;
+    for w in model.warnings() {
+        output::note_line(&format!("warning: {w}"));
+    }
+    let none = || CliError::NoTokenizer(source.to_string());
+    let tokenizer = model.tokenizer().ok_or_else(none)?;
     // Special tokens written in a text are text.
     let ids = tokenizer.encode(&text, true, false).map_err(Error::from)?;
     let total = ids.len() / window.max(1);
@@ -41,7 +45,7 @@ pub fn run(args: &PerplexityArgs) -> Result<(), CliError> {
         !interrupt.pressed()
     });
     bar.finish_and_clear();
-    let p = result?;
+    let p = result.map_err(|e| CliError::from(e).in_plan(args.plan.plan.is_some()))?;
     if args.json {
         return output::json(&json!({
             "model": source.to_string(),

@@ -1,6 +1,5 @@
 //! `troika plan`.
 
-use troika::Subject;
 use troika::engine::{CopyCount, PhaseCopies};
 use troika::graph::DType;
 use troika::plan::{Alternative, Goal, Phase, Plan, Rule, Split, Stage};
@@ -8,7 +7,7 @@ use troika::trace::Tracer;
 
 use super::run::open_options;
 use crate::error::CliError;
-use crate::flags::{ModelArgs, PlanArgs};
+use crate::flags::PlanArgs;
 use crate::{file, output, resolve};
 
 /// Makes a plan, and prints or writes it.
@@ -22,7 +21,7 @@ pub fn run(args: &PlanArgs) -> Result<(), CliError> {
     if let Some(dir) = &args.beaten {
         file::check("plan", &dir.join("1.json"))?;
     }
-    let subject = subject(&args.model, args.synthetic.as_deref())?;
+    let subject = resolve::subject(&args.model, args.synthetic.as_deref())?;
     let mut options = open_options(&args.open, Tracer::off())?;
     args.open.placement.use_own_profile(&mut options);
     let planned = troika::make_plan(&subject, &options)?;
@@ -47,17 +46,6 @@ pub fn run(args: &PlanArgs) -> Result<(), CliError> {
         (false, None) => output::write(&plan.to_json()),
         (false, Some(_)) => Ok(()),
     }
-}
-
-/// The model that flags name, or the shape.
-///
-/// # Errors
-/// A model that is not there.
-pub(super) fn subject(model: &ModelArgs, synthetic: Option<&str>) -> Result<Subject, CliError> {
-    Ok(match synthetic {
-        Some(shape) => Subject::Synthetic(shape.into()),
-        None => Subject::Files(resolve::model(model)?),
-    })
 }
 
 /// What the plan is predicted to cost, and the plans that it beat.

@@ -5,12 +5,11 @@ use troika::ProfileOptions;
 use troika::plan::{Profile, ProfiledDevice};
 use troika::trace::Tracer;
 
-use super::plan::subject;
 use super::run::open_options;
 use crate::error::CliError;
 use crate::flags::{ProfileArgs, profile_at};
 use crate::interrupt::Interrupt;
-use crate::{file, output, progress};
+use crate::{file, output, progress, resolve};
 
 /// Measures a model on the devices, and writes the profile.
 ///
@@ -20,7 +19,7 @@ pub fn run(args: &ProfileArgs) -> Result<(), CliError> {
     if let Some(path) = &args.out {
         file::check("profile", path)?;
     }
-    let subject = subject(&args.model, args.synthetic.as_deref())?;
+    let subject = resolve::subject(&args.model, args.synthetic.as_deref())?;
     let interrupt = Interrupt::listen();
     let options = ProfileOptions {
         open: open_options(&args.open, Tracer::off())?,

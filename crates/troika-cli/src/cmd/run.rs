@@ -55,6 +55,7 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
     if args.verbose {
         output::note(&memory::report(&model)?);
     }
+    let result = result.map_err(|e| e.in_plan(args.plan.plan.is_some()));
     let saved = trace::save(&tracer, args.trace.as_deref());
     // A chat goes on after Ctrl-C until its person leaves.
     match result.and(saved) {

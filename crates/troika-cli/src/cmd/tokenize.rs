@@ -29,7 +29,7 @@ pub fn run(args: &TokenizeArgs) -> Result<(), CliError> {
             Some(tokenizer)
         }),
     };
-    let none = || troika::Error::NoTokenizer(source.to_string());
+    let none = || CliError::NoTokenizer(source.to_string());
     let tokenizer = tokenizer.map_err(troika::Error::from)?.ok_or_else(none)?;
     tokenizer.warnings().iter().for_each(warn);
     let ids = tokenizer

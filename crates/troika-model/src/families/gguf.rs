@@ -123,7 +123,7 @@ pub(super) fn config(
     c.insert("mlp_bias".into(), json!(has("blk.0.ffn_down.bias")));
     c.insert("lm_head_bias".into(), json!(has("output.bias")));
     refuse_widths(meta, family)?;
-    rope(meta, files, &mut c)?;
+    rope(family, meta, files, &mut c)?;
     family_facts(family, meta, &mut c)?;
     Ok((family, c))
 }
@@ -204,8 +204,16 @@ fn refuse_widths(meta: &GgufMeta, family: &str) -> Res<()> {
     Ok(())
 }
 
+/// Families that rotate whole heads, whatever their config says.
+const WHOLE_HEADS: [&str; 2] = ["gemma3_text", "phimoe"];
+
 /// Rope base, partial rotation and scaling.
-fn rope(meta: &GgufMeta, files: &dyn Checkpoint, c: &mut Map<String, Value>) -> Res<()> {
+fn rope(
+    family: &str,
+    meta: &GgufMeta,
+    files: &dyn Checkpoint,
+    c: &mut Map<String, Value>,
+) -> Res<()> {
     let number = |key: &str| meta.arch(key).and_then(GgufValue::as_f64);
     let mut p = Map::new();
     // llama.cpp's own default where a file says nothing.
@@ -231,8 +239,17 @@ fn rope(meta: &GgufMeta, files: &dyn Checkpoint, c: &mut Map<String, Value>) -> 
     // Always said: a family's config may mean less than all by saying nothing.
     if let Some(head_dim) = head_dim {
         let dims = number("rope.dimension_count").unwrap_or(head_dim);
+        // Latent attention rotates a part of a head that has a width of its own.
+        if dims > head_dim && !c.contains_key("kv_lora_rank") {
+            let problem = format!("more than the {head_dim} dimensions of a head");
+            return Err(bad("rope.dimension_count", dims, problem));
+        }
         // A little more than the ratio, so that the product is not rounded to one less.
         p.insert("partial_rotary_factor".into(), json!(((dims + 1e-3) / head_dim).min(1.0)));
+        if dims < head_dim && WHOLE_HEADS.contains(&family) {
+            let what = format!("rope.dimension_count {dims} in heads of {head_dim}");
+            return Err(unsupported(what, "rope on whole heads in this architecture"));
+        }
     }
     c.insert("rope_parameters".into(), Value::Object(p));
     Ok(())

@@ -19,8 +19,9 @@ use troika_weights::WeightStore;
 use crate::devices::{computes_nothing, virtual_clock};
 use crate::error::Error;
 use crate::file::write_file;
-use crate::open::{OpenOptions, Subject};
+use crate::open::OpenOptions;
 use crate::profile_file::{ProfileAt, failed, file_of, subject_of};
+use crate::subject::Subject;
 use bench::Bench;
 
 /// Receives (measurements done, measurements in all).
@@ -70,7 +71,8 @@ pub fn profile(
     progress: OnProfiled<'_>,
 ) -> Result<ProfileOutcome, Error> {
     let devices = crate::devices::open_devices(&options.open.devices)?;
-    let (spec, store) = subject.described(&options.open, devices.iter().all(computes_nothing))?;
+    let shape_only = devices.iter().all(computes_nothing);
+    let (spec, store) = subject.described(options.open.bind(), shape_only)?;
     let plan = crate::open::one_device_plan(&spec, &store, &options.open, &devices)?;
     let here = subject_of(&spec, &store, &plan, &devices);
     let file = options.file.as_ref().map(|at| file_of(at, &here));

@@ -5,16 +5,16 @@ mod overhead;
 mod print;
 mod row;
 
-use std::fmt;
 use std::path::Path;
 use std::time::Duration;
 
 use troika::engine::WantedLogits;
 use troika::engine::sample::SampleParams;
+use troika::plan::PlanError;
 use troika::trace::Tracer;
 use troika::{
     DeviceOptions, EnergyMeter, Metering, Model, OpenOptions, Request, Session, SessionOptions,
-    Source, measure_peaks,
+    Subject, measure_peaks,
 };
 
 use crate::error::CliError;
@@ -62,7 +62,7 @@ pub fn run(args: &BenchArgs) -> Result<(), CliError> {
             "nothing to measure: give -p or -n, and -r of at least 1".into(),
         ));
     }
-    let subject = Subject::of(args)?;
+    let subject = resolve::subject(&args.model, args.synthetic.as_deref())?;
     if args.overhead {
         if devices(args, default).devices.iter().any(|d| d.processor.is_some()) {
             let why = "--overhead measures real time, which virtual devices do not take";
@@ -70,31 +70,51 @@ pub fn run(args: &BenchArgs) -> Result<(), CliError> {
         }
         return overhead::run(args, &subject, &threads);
     }
+    let opened_by = |threads| options(args, &subject, (threads, context(&tests)));
+    let all =
+        threads.iter().map(|&t| Ok((t, opened_by(t)?))).collect::<Result<Vec<_>, CliError>>()?;
     let mut first = true;
-    for threads in threads {
-        // Before the model: its memory is not touched meanwhile.
-        let devices = devices(args, threads);
-        let peaks = is_real(&devices).then(|| measure_peaks(&devices));
-        let model = subject.open(args, threads, context(&tests), Tracer::off())?;
-        // What virtual devices do takes none of the energy that they would.
-        let meter = is_real(&devices).then(|| EnergyMeter::find(Path::new("/sys"))).flatten();
-        let source = meter.as_ref().map(EnergyMeter::source);
-        let facts = Facts::of(subject.to_string(), &devices, &model, (peaks, source))?;
-        if args.output == TableFlag::Md {
-            output::write(&print::markdown_head(&facts, first))?;
+    let measured = all.into_iter().try_for_each(|(threads, options)| {
+        print_tests((args, &subject, &tests), (threads, options), &mut first)
+    });
+    // What was printed before something failed is a whole list, too.
+    match args.output {
+        TableFlag::Json if !first => {
+            let ended = output::write("]\n");
+            measured.and(ended)
         }
-        for &test in &tests {
-            let meter = meter.as_ref();
-            let (samples_ns, joules) = match test.sequences {
-                1 => measure(&model, test, (args.repetitions, meter))?,
-                _ => measure_together(&model, test, (args.repetitions, meter))?,
-            };
-            let row = Row { test, samples_ns, joules, facts: &facts };
-            output::write(&print::row(&row, args.output, first))?;
-            first = false;
-        }
+        _ => measured,
     }
-    if args.output == TableFlag::Json { output::write("]\n") } else { Ok(()) }
+}
+
+/// Measures all tests with a number of threads, and prints their rows.
+fn print_tests(
+    (args, subject, tests): (&BenchArgs, &Subject, &[Test]),
+    (threads, options): (usize, OpenOptions),
+    first: &mut bool,
+) -> Result<(), CliError> {
+    // Before the model: its memory is not touched meanwhile.
+    let devices = devices(args, threads);
+    let peaks = is_real(&devices).then(|| measure_peaks(&devices));
+    let model = open(subject, options, Tracer::off())?;
+    // What virtual devices do takes none of the energy that they would.
+    let meter = is_real(&devices).then(|| EnergyMeter::find(Path::new("/sys"))).flatten();
+    let source = meter.as_ref().map(EnergyMeter::source);
+    let facts = Facts::of(subject.to_string(), &devices, &model, (peaks, source))?;
+    if args.output == TableFlag::Md {
+        output::write(&print::markdown_head(&facts, *first))?;
+    }
+    for &test in tests {
+        let meter = meter.as_ref();
+        let (samples_ns, joules) = match test.sequences {
+            1 => measure(&model, test, (args.repetitions, meter))?,
+            _ => measure_together(&model, test, (args.repetitions, meter))?,
+        };
+        let row = Row { test, samples_ns, joules, facts: &facts };
+        output::write(&print::row(&row, args.output, *first))?;
+        *first = false;
+    }
+    Ok(())
 }
 
 /// Whether a device works in real time, so that this machine's limits say something.
@@ -123,64 +143,55 @@ fn devices(args: &BenchArgs, threads: usize) -> DeviceOptions {
 
 /// The context all tests need.
 fn context(tests: &[Test]) -> usize {
-    // Generating begins with a token of its own.
-    let first = |t: &Test| usize::from(t.generate > 0);
+    // Sequences that are computed together begin with a token of their own.
+    let first = |t: &Test| usize::from(t.generate > 0 && t.sequences > 1);
     let tokens = |t: &Test| t.depth.saturating_add(t.tokens()).saturating_add(first(t));
     tests.iter().map(tokens).max().unwrap_or(1)
 }
 
-/// The model that is measured; found once, before anything is measured.
-enum Subject {
-    /// A model of random weights.
-    Synthetic(String),
-    /// A model of files.
-    Files(Source),
-}
-
-impl Subject {
-    fn of(args: &BenchArgs) -> Result<Subject, CliError> {
-        Ok(match &args.synthetic {
-            Some(shape) => Subject::Synthetic(shape.clone()),
-            None => Subject::Files(resolve::model(&args.model)?),
-        })
+/// How the model is opened. All that makes no sense is refused before anything is measured: what is
+/// printed by then would be no whole table.
+fn options(
+    args: &BenchArgs,
+    subject: &Subject,
+    (threads, context): (usize, usize),
+) -> Result<OpenOptions, CliError> {
+    let mut options = OpenOptions {
+        dtype: args.dtype.float_type(),
+        quant: args.quant.quant.quant(),
+        cache_dir: args.quant.cache(),
+        cache_bytes: Some(args.quant.cache_bytes()),
+        context: Some(context),
+        chunk: args.ubatch_size,
+        devices: devices(args, threads),
+        sharing: args.sharing.sharing(args.sequences.iter().copied().max().unwrap_or(1)),
+        ..OpenOptions::default()
+    };
+    args.placement.apply(&mut options)?;
+    args.plan.apply(&mut options)?;
+    let spec = subject.spec()?;
+    if context > spec.context {
+        let (what, got, low, high) = ("the context", context, 1, spec.context);
+        return Err(troika::Error::from(PlanError::Range { what, got, low, high }).into());
     }
-
-    fn open(
-        &self,
-        args: &BenchArgs,
-        threads: usize,
-        context: usize,
-        tracer: Tracer,
-    ) -> Result<Model, CliError> {
-        let mut options = OpenOptions {
-            dtype: args.dtype.float_type(),
-            quant: args.quant.quant.quant(),
-            cache_dir: args.quant.cache(),
-            cache_bytes: Some(args.quant.cache_bytes()),
-            context: Some(context),
-            chunk: args.ubatch_size,
-            devices: devices(args, threads),
-            sharing: args.sharing.sharing(args.sequences.iter().copied().max().unwrap_or(1)),
-            tracer,
-            ..OpenOptions::default()
-        };
-        progress::watch(&mut options);
-        args.placement.apply(&mut options)?;
-        args.plan.apply(&mut options)?;
-        Ok(match self {
-            Subject::Synthetic(shape) => Model::synthetic(shape, &options)?,
-            Subject::Files(source) => Model::open(source, &options)?,
-        })
+    match (&options.plan, &args.plan.plan) {
+        (Some(plan), Some(file)) if context > plan.context => Err(CliError::Usage(format!(
+            "{}: the plan's context is {}, and {context} tokens are to be measured (-d with -p or \
+             -n); measure fewer, or make a plan with a larger context (troika plan -c)",
+            file.display(),
+            plan.context
+        ))),
+        _ => Ok(options),
     }
 }
 
-impl fmt::Display for Subject {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Subject::Synthetic(shape) => f.write_str(shape),
-            Subject::Files(source) => source.fmt(f),
-        }
-    }
+fn open(subject: &Subject, mut options: OpenOptions, tracer: Tracer) -> Result<Model, CliError> {
+    options.tracer = tracer;
+    progress::watch(&mut options);
+    Ok(match subject {
+        Subject::Synthetic(shape) => Model::synthetic(shape, &options)?,
+        Subject::Files(source) => Model::open(source.clone(), &options)?,
+    })
 }
 
 /// Some tokens; they vary with their position, so that experts vary, too.

@@ -6,10 +6,9 @@
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use troika::Model;
 use troika::trace::{Span, Tracer};
+use troika::{Model, Subject};
 
-use super::Subject;
 use super::row::median;
 use crate::error::CliError;
 use crate::flags::{BenchArgs, TableFlag};
@@ -84,7 +83,8 @@ fn measure(
 ) -> Result<Cost, CliError> {
     let tracer = Tracer::on();
     let context = tokens.saturating_add(1);
-    let model = subject.open(args, threads, context, tracer.clone())?;
+    let options = super::options(args, subject, (threads, context))?;
+    let model = super::open(subject, options, tracer.clone())?;
     let (mut off, mut on, mut kernels) = (Vec::new(), Vec::new(), Vec::new());
     let each = |t: Duration| t.as_secs_f64() * 1e6 / tokens as f64;
     for _ in 0..args.repetitions {

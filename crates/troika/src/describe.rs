@@ -1,0 +1,42 @@
+//! A model's description and weights, before anything is compiled.
+
+use troika_model::families::{self, DescribedModel};
+use troika_model::spec::ModelSpec;
+use troika_weights::{BindOptions, FileSource, ModelFiles, WeightStore};
+
+use crate::error::Error;
+use crate::source::Source;
+
+/// A model's description with its bound weights, before anything is compiled.
+pub struct Described {
+    /// The files.
+    pub files: ModelFiles,
+    /// The description.
+    pub spec: ModelSpec,
+    /// The weights.
+    pub store: WeightStore,
+}
+
+/// Reads and checks a model without compiling it.
+///
+/// # Errors
+/// Files, config or weights that do not serve.
+pub fn describe(
+    source: impl Into<Source>,
+    options: impl Into<BindOptions>,
+) -> Result<Described, Error> {
+    let source = source.into();
+    let files = source.files()?;
+    let model = described_in(&files, &source)?;
+    let store = WeightStore::bind(&model, &*files.files, options.into())?;
+    Ok(Described { files, spec: model.spec, store })
+}
+
+/// The description in a model's files.
+pub(crate) fn described_in(files: &ModelFiles, source: &Source) -> Result<DescribedModel, Error> {
+    let model = match &files.source {
+        FileSource::HuggingFace { config, .. } => families::from_config(config),
+        FileSource::Gguf { meta, .. } => families::from_gguf(meta, &*files.files),
+    };
+    model.map_err(|error| Error::Config { model: source.to_string(), error })
+}
