@@ -77,6 +77,51 @@ fn tensors_that_nothing_uses_are_told() {
     }
 }
 
+/// Adds F32 tensors of 16 values to a model's weights.
+fn add_tensors(dir: &Path, names: &[&str], value: f32) {
+    let path = dir.join("model.safetensors");
+    let bytes = std::fs::read(&path).unwrap();
+    let (len, rest) = bytes.split_at(8);
+    let (header, data) = rest.split_at(u64::from_le_bytes(len.try_into().unwrap()) as usize);
+    let mut header: Value = serde_json::from_slice(header).unwrap();
+    let mut data = data.to_vec();
+    for name in names {
+        let offsets = [data.len(), data.len() + 64];
+        header[name] = serde_json::json!({"dtype": "F32", "shape": [16], "data_offsets": offsets});
+        data.extend(value.to_le_bytes().repeat(16));
+    }
+    let mut header = header.to_string();
+    header.extend(std::iter::repeat_n(' ', header.len().next_multiple_of(64) - header.len()));
+    let len = (header.len() as u64).to_le_bytes();
+    std::fs::write(path, [&len[..], header.as_bytes(), &data].concat()).unwrap();
+}
+
+#[test]
+fn tensors_that_need_no_place_are_not_told() {
+    let layer = "model.layers.0.self_attn";
+    let with = |names: &[&str], value: f32| {
+        let dir = copied("exaone-4", "config.json", &[]);
+        let names: Vec<String> = names.iter().map(|n| n.replace("LAYER", layer)).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        add_tensors(dir.path(), &names, value);
+        let [show, run] = told(dir.path());
+        assert_eq!(show, run);
+        show
+    };
+    let beside = [
+        "LAYER.rotary_emb.inv_freq",
+        "LAYER.attn.masked_bias",
+        "LAYER.attn.bias",
+        "rope_freqs.weight",
+        "lm_head.weight",
+        "vision_tower.encoder.layers.9.mlp.fc1.weight",
+    ];
+    assert_eq!(with(&beside, 1.0), "");
+    assert_eq!(with(&["LAYER.o_proj.bias"], 0.0), "");
+    let told = with(&["LAYER.o_proj.bias"], 1.0);
+    assert!(told.contains("tensor model.layers.0.self_attn.o_proj.bias is not used"), "{told}");
+}
+
 #[test]
 fn ropes_wider_than_a_head_are_refused() {
     for (file, key, dims) in [
