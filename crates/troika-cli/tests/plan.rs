@@ -247,6 +247,8 @@ fn lengths_beyond_a_plans_context_name_the_plan() {
         assert!(code == 2 && said.contains("small.json: the plan's context is 12"), "{said}");
         assert!(said.contains("13 tokens are to be measured"), "{said}");
     }
+    let (_, said) = refused(&[&bench[..], &["-p", "10,3000"]].concat());
+    assert!(said.contains("the plan's context is 12") && !said.contains("-c;"), "{said}");
     // As many as the context holds.
     let lengths = ["-p", "12", "-n", "12"];
     let table = stdout(&troika(&[&bench[..], &lengths].concat()));

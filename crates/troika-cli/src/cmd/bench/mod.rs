@@ -169,20 +169,22 @@ fn options(
     };
     args.placement.apply(&mut options)?;
     args.plan.apply(&mut options)?;
+    if let (Some(plan), Some(file)) = (&options.plan, &args.plan.plan)
+        && context > plan.context
+    {
+        return Err(CliError::Usage(format!(
+            "{}: the plan's context is {}, and {context} tokens are to be measured (-d with -p or \
+             -n); measure fewer, or make a plan with a larger context (troika plan -c)",
+            file.display(),
+            plan.context
+        )));
+    }
     let spec = subject.spec()?;
     if context > spec.context {
         let (what, got, low, high) = ("the context", context, 1, spec.context);
         return Err(troika::Error::from(PlanError::Range { what, got, low, high }).into());
     }
-    match (&options.plan, &args.plan.plan) {
-        (Some(plan), Some(file)) if context > plan.context => Err(CliError::Usage(format!(
-            "{}: the plan's context is {}, and {context} tokens are to be measured (-d with -p or \
-             -n); measure fewer, or make a plan with a larger context (troika plan -c)",
-            file.display(),
-            plan.context
-        ))),
-        _ => Ok(options),
-    }
+    Ok(options)
 }
 
 fn open(subject: &Subject, mut options: OpenOptions, tracer: Tracer) -> Result<Model, CliError> {
