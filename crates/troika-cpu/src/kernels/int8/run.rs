@@ -6,7 +6,7 @@ use troika_graph::{ActivationFormat, DType};
 
 #[cfg(any(target_arch = "x86_64", all(feature = "emulate", not(target_arch = "aarch64"))))]
 use super::amx;
-use super::format::{self, Format, with_format};
+use super::format::{Format, with_format};
 #[cfg(any(target_arch = "aarch64", feature = "emulate"))]
 use super::lanes::neon::{Neon, Sdot, Smull, Usmmla};
 #[cfg(any(target_arch = "x86_64", all(feature = "emulate", not(target_arch = "aarch64"))))]
@@ -93,7 +93,7 @@ unsafe fn seven_bits(isa: Isa, part: Int8Part<'_>) {
             #[cfg(all(feature = "emulate", not(target_arch = "aarch64")))]
             _ if isa.is_emulated() => emulate_seven_bits(part),
             #[cfg(target_arch = "x86_64")]
-            _ => on::<X86<Ymm, Maddubs<true>, 2>, format::Q8_0>(part),
+            _ => on::<X86<Ymm, Maddubs<true>, 2>, super::format::Q8_0>(part),
             #[allow(unreachable_patterns)]
             _ => unreachable!("{} can run here", isa.name()),
         }
@@ -191,7 +191,7 @@ unsafe fn run_neon_i8mm<F: Format>(part: Int8Part<'_>) {
 #[cfg(all(feature = "emulate", not(target_arch = "aarch64")))]
 pub(super) unsafe fn emulate_seven_bits(part: Int8Part<'_>) {
     // SAFETY: plain Rust needs no features; the rest by the caller.
-    unsafe { on::<X86<Emulated<32>, Maddubs<true>, 2>, format::Q8_0>(part) }
+    unsafe { on::<X86<Emulated<32>, Maddubs<true>, 2>, super::format::Q8_0>(part) }
 }
 
 /// Runs a part with the instructions of `isa` in plain Rust.
