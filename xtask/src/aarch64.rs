@@ -32,8 +32,6 @@ pub fn run(root: &Path) -> Result<(), String> {
     require()?;
     let start = Instant::now();
     cargo(root, "build of the whole workspace", "max", &format!("build {WORKSPACE}"))?;
-    let lints = "clippy --release -p troika-cpu --all-targets -- -D warnings";
-    cargo(root, "lints of the ARM kernels", "max", lints)?;
     let test = |name: &str| format!("test --release --workspace --test {name}");
     for (cpu, kind) in CPUS {
         println!("\n{cpu}: {kind}");
