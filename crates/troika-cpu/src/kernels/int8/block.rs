@@ -6,7 +6,7 @@ use std::mem::offset_of;
 use super::format::{Format, Panel};
 use super::lanes::{RowLanes, trip_count};
 use super::layout::{QUAD, ROWS};
-use super::quantize::QuantizedGroup;
+use super::quantize::{QuantizedGroup, joined};
 use crate::runtime::prefetch;
 
 /// Bytes from the values in use to those that are prefetched: about the latency of memory.
@@ -54,20 +54,9 @@ pub(super) unsafe fn tile<I: RowLanes, F: Format, const M: usize, const NR: usiz
                 groups[m] = xs[m].add(at);
             }
             let xs = groups;
-            for sub in 0..F::SUBS {
-                let ints = integers::<I, F, M, NR>(&panels, xs, (g, sub), columns);
-                // No closure: one that is not inlined is compiled without the features.
-                let mut scales = [F::scale::<I>(&panels[0], g, sub); NR];
-                for n in 1..trip_count::<I>(NR) {
-                    scales[n] = F::scale::<I>(&panels[n], g, sub);
-                }
-                for m in 0..trip_count::<I>(M) {
-                    let x = I::splat(*xs[m].add(offset_of!(QuantizedGroup, scale)).cast::<f32>());
-                    for n in 0..trip_count::<I>(NR) {
-                        let scaled = I::mul(I::to_floats(ints[m][n]), scales[n]);
-                        sums[m][n] = I::fma(scaled, x, sums[m][n]);
-                    }
-                }
+            add_scaled::<I, F, M, NR>(&panels, xs, (g, 0), columns, &mut sums);
+            if F::SUBS == 2 {
+                add_scaled::<I, F, M, NR>(&panels, xs, (g, 1), columns, &mut sums);
             }
             if F::MIN {
                 for n in 0..trip_count::<I>(NR) {
@@ -83,6 +72,36 @@ pub(super) unsafe fn tile<I: RowLanes, F: Format, const M: usize, const NR: usiz
     sums
 }
 
+/// Adds the products of the quads that share a scale.
+///
+/// # Safety
+/// As for [`tile`].
+#[inline(always)]
+unsafe fn add_scaled<I: RowLanes, F: Format, const M: usize, const NR: usize>(
+    panels: &[Panel; NR],
+    xs: [*const u8; M],
+    (g, sub): (usize, usize),
+    columns: TripCounts,
+    sums: &mut [[I::Floats; NR]; M],
+) {
+    // SAFETY: by the caller.
+    unsafe {
+        let ints = integers::<I, F, M, NR>(panels, xs, (g, sub), columns);
+        // No closure: one that is not inlined is compiled without the features.
+        let mut scales = [F::scale::<I>(&panels[0], g, sub); NR];
+        for n in 1..trip_count::<I>(NR) {
+            scales[n] = F::scale::<I>(&panels[n], g, sub);
+        }
+        for m in 0..trip_count::<I>(M) {
+            let x = I::splat(*xs[m].add(offset_of!(QuantizedGroup, scale)).cast::<f32>());
+            for n in 0..trip_count::<I>(NR) {
+                let scaled = I::mul(I::to_floats(ints[m][n]), scales[n]);
+                sums[m][n] = I::fma(scaled, x, sums[m][n]);
+            }
+        }
+    }
+}
+
 /// The integer sums of the quads that share a scale, in the way that suits the registers.
 ///
 /// # Safety
@@ -96,24 +115,68 @@ unsafe fn integers<I: RowLanes, F: Format, const M: usize, const NR: usize>(
 ) -> [[I::Sums; NR]; M] {
     // SAFETY: by the caller.
     unsafe {
+        if F::WIDE && F::FULL && I::SIGNED {
+            return signed::<I, F, M, NR>(panels, xs, g, columns);
+        }
+        if F::WIDE && I::PAIRED && M.is_multiple_of(2) {
+            return paired::<I, F, M, NR>(panels, xs, (g, sub));
+        }
+        let first = sub * (8 / F::SUBS);
+        let mut part = [[begin::<I, F>(xs[0], sub); NR]; M];
         let mut ints = [[I::begin(F::FULL, 0); NR]; M];
-        if !F::MIN {
-            for m in 0..trip_count::<I>(M) {
-                ints[m] = [I::begin(F::FULL, *zero_point_correction(xs[m], sub)); NR];
+        for m in 0..trip_count::<I>(M) {
+            part[m] = [begin::<I, F>(xs[m], sub); NR];
+            if !F::SPLIT {
+                ints[m] = [I::begin(F::FULL, correction::<F>(xs[m], sub)); NR];
             }
         }
-        if F::WIDE && F::FULL && I::SIGNED {
-            signed::<I, F, M, NR>(panels, xs, g, columns)
-        } else if F::WIDE && I::PAIRED && M.is_multiple_of(2) {
-            paired::<I, F, M, NR>(panels, xs, (g, sub))
-        } else if F::WIDE && I::PINNED && F::SPAN == 2 {
-            twos::<I, F, M, NR>(panels, xs, (g, sub), columns, ints)
-        } else if F::WIDE && I::ROLLED && !I::PINNED || I::COMPACT {
-            rolled::<I, F, M, NR>(panels, xs, (g, sub), columns, ints)
+        quads::<I, F, M, NR>(panels, xs, (g, first), columns, &mut part);
+        if F::FOLDS == 2 {
+            for m in 0..trip_count::<I>(M) {
+                for n in 0..trip_count::<I>(NR) {
+                    ints[m][n] = I::fold(F::FULL, ints[m][n], part[m][n]);
+                    part[m][n] = I::part(F::FULL, ints[m][n]);
+                }
+            }
+            quads::<I, F, M, NR>(panels, xs, (g, first + F::QUADS), columns, &mut part);
+        }
+        for m in 0..trip_count::<I>(M) {
+            for n in 0..trip_count::<I>(NR) {
+                ints[m][n] = I::fold(F::FULL, ints[m][n], part[m][n]);
+            }
+        }
+        ints
+    }
+}
+
+/// What partial sums begin with.
+///
+/// # Safety
+/// Needs the features of `I`; `x` points at a group.
+#[inline(always)]
+unsafe fn begin<I: RowLanes, F: Format>(x: *const u8, sub: usize) -> I::Partial {
+    // SAFETY: by the caller.
+    unsafe {
+        if F::SPLIT {
+            I::part_split(*zero_point_correction(x, sub) as u32)
         } else {
-            straight::<I, F, M, NR>(panels, xs, (g, sub), ints)
+            I::part(F::FULL, I::begin(F::FULL, correction::<F>(x, sub)))
         }
     }
+}
+
+/// The correction of integer sums.
+///
+/// # Safety
+/// `x` points at a group.
+#[inline(always)]
+unsafe fn correction<F: Format>(x: *const u8, sub: usize) -> i32 {
+    if F::MIN {
+        return 0;
+    }
+    // SAFETY: by the caller.
+    let correction = unsafe { *zero_point_correction(x, sub) };
+    if F::SPLIT { joined(correction as u32) } else { correction }
 }
 
 /// Trip counts of loops over quads. Where code is to be small, and with few registers, the compiler
@@ -121,8 +184,6 @@ unsafe fn integers<I: RowLanes, F: Format, const M: usize, const NR: usize>(
 /// and then keep the weights in memory.
 #[derive(Clone, Copy)]
 struct TripCounts {
-    /// Folds of a scale's quads.
-    folds: usize,
     /// Pairs of quads before a fold.
     pairs: usize,
 }
@@ -130,9 +191,7 @@ struct TripCounts {
 impl TripCounts {
     #[inline(always)]
     fn new<I: RowLanes, F: Format>() -> TripCounts {
-        let quads = 8 / F::SUBS;
-        let span = F::SPAN.min(quads);
-        let known = TripCounts { folds: quads / span, pairs: span / 2 };
+        let known = TripCounts { pairs: F::QUADS / 2 };
         if I::ROLLED || I::COMPACT { black_box(known) } else { known }
     }
 }
@@ -221,145 +280,43 @@ unsafe fn signed<I: RowLanes, F: Format, const M: usize, const NR: usize>(
     }
 }
 
-/// As [`straight`], for types that are folded after every other quad: sums of two quads need no
-/// registers of their own.
+/// Adds the products of the quads up to a fold, from quad `first` on, in the way that suits the
+/// registers.
 ///
 /// # Safety
 /// As for [`tile`].
 #[inline(always)]
-unsafe fn twos<I: RowLanes, F: Format, const M: usize, const NR: usize>(
+unsafe fn quads<I: RowLanes, F: Format, const M: usize, const NR: usize>(
     panels: &[Panel; NR],
     xs: [*const u8; M],
-    (g, sub): (usize, usize),
+    (g, first): (usize, usize),
     columns: TripCounts,
-    mut ints: [[I::Sums; NR]; M],
-) -> [[I::Sums; NR]; M] {
-    let mut j = sub * (8 / F::SUBS);
+    part: &mut [[I::Partial; NR]; M],
+) {
     // SAFETY: by the caller.
     unsafe {
-        for _ in 0..columns.folds {
-            let (p, q) = (j, j + 1);
-            let mut w = [[weight::<I, F>(&panels[0], g, p), weight::<I, F>(&panels[0], g, q)]; NR];
-            for n in 1..trip_count::<I>(NR) {
-                w[n] = [weight::<I, F>(&panels[n], g, p), weight::<I, F>(&panels[n], g, q)];
+        if F::WIDE && I::ROLLED && !I::PINNED || I::COMPACT {
+            let mut j = first;
+            for _ in 0..columns.pairs {
+                quad::<I, F, M, NR>(panels, xs, (g, j), part);
+                quad::<I, F, M, NR>(panels, xs, (g, j + 1), part);
+                j += 2;
             }
-            for m in 0..trip_count::<I>(M) {
-                let x = [I::quad(xs[m].add(4 * p)), I::quad(xs[m].add(4 * q))];
-                for n in 0..trip_count::<I>(NR) {
-                    let part = I::dot(false, I::part(false, ints[m][n]), w[n][0], x[0]);
-                    let part = I::dot(false, part, w[n][1], x[1]);
-                    ints[m][n] = I::fold(false, ints[m][n], part);
-                }
-            }
-            j += 2;
+            return;
         }
-        ints
-    }
-}
-
-/// The integer sums of the quads that share a scale, quad after quad.
-///
-/// # Safety
-/// As for [`tile`].
-#[inline(always)]
-unsafe fn straight<I: RowLanes, F: Format, const M: usize, const NR: usize>(
-    panels: &[Panel; NR],
-    xs: [*const u8; M],
-    (g, sub): (usize, usize),
-    mut ints: [[I::Sums; NR]; M],
-) -> [[I::Sums; NR]; M] {
-    // SAFETY: by the caller.
-    unsafe {
-        let mut part = [[I::part(F::FULL, ints[0][0]); NR]; M];
         // Unrolled by hand: shifts by `j` are to be constants.
         macro_rules! quads {
             ($($j:literal)*) => {$(
-                if $j < 8 / F::SUBS {
-                    if $j % F::SPAN == 0 {
-                        for m in 0..trip_count::<I>(M) {
-                            for n in 0..trip_count::<I>(NR) {
-                                part[m][n] = I::part(F::FULL, ints[m][n]);
-                            }
-                        }
-                    }
-                    quad::<I, F, M, NR>(panels, xs, (g, sub * (8 / F::SUBS) + $j), &mut part);
-                    if $j % F::SPAN == F::SPAN - 1 {
-                        for m in 0..trip_count::<I>(M) {
-                            for n in 0..trip_count::<I>(NR) {
-                                ints[m][n] = I::fold(F::FULL, ints[m][n], part[m][n]);
-                            }
-                        }
-                    }
+                if $j < F::QUADS {
+                    quad::<I, F, M, NR>(panels, xs, (g, first + $j), part);
                 }
             )*};
         }
         quads!(0 1 2 3 4 5 6 7);
-        ints
     }
 }
 
-/// As [`straight`], in loops.
-///
-/// # Safety
-/// As for [`tile`].
-#[inline(always)]
-unsafe fn rolled<I: RowLanes, F: Format, const M: usize, const NR: usize>(
-    panels: &[Panel; NR],
-    xs: [*const u8; M],
-    (g, sub): (usize, usize),
-    columns: TripCounts,
-    mut ints: [[I::Sums; NR]; M],
-) -> [[I::Sums; NR]; M] {
-    let quads = 8 / F::SUBS;
-    let first = sub * quads;
-    // SAFETY: by the caller.
-    unsafe {
-        if F::SPAN >= quads {
-            return span::<I, F, M, NR>(panels, xs, (g, first), columns, ints);
-        }
-        for i in 0..columns.folds {
-            let at = (g, first + i * F::SPAN);
-            ints = span::<I, F, M, NR>(panels, xs, at, columns, ints);
-        }
-        ints
-    }
-}
-
-/// The quads up to a fold, from quad `j` on.
-///
-/// # Safety
-/// As for [`tile`].
-#[inline(always)]
-unsafe fn span<I: RowLanes, F: Format, const M: usize, const NR: usize>(
-    panels: &[Panel; NR],
-    xs: [*const u8; M],
-    (g, mut j): (usize, usize),
-    columns: TripCounts,
-    mut ints: [[I::Sums; NR]; M],
-) -> [[I::Sums; NR]; M] {
-    // SAFETY: by the caller.
-    unsafe {
-        let mut part = [[I::part(F::FULL, ints[0][0]); NR]; M];
-        for m in 0..trip_count::<I>(M) {
-            for n in 0..trip_count::<I>(NR) {
-                part[m][n] = I::part(F::FULL, ints[m][n]);
-            }
-        }
-        for _ in 0..columns.pairs {
-            quad::<I, F, M, NR>(panels, xs, (g, j), &mut part);
-            quad::<I, F, M, NR>(panels, xs, (g, j + 1), &mut part);
-            j += 2;
-        }
-        for m in 0..trip_count::<I>(M) {
-            for n in 0..trip_count::<I>(NR) {
-                ints[m][n] = I::fold(F::FULL, ints[m][n], part[m][n]);
-            }
-        }
-        ints
-    }
-}
-
-/// As [`straight`], two activation rows at a time.
+/// As [`integers`], two activation rows at a time.
 ///
 /// # Safety
 /// As for [`tile`]; the panels are widened.
@@ -372,10 +329,8 @@ unsafe fn paired<I: RowLanes, F: Format, const M: usize, const NR: usize>(
     // SAFETY: by the caller; widened panels hold eight quads of bytes per group.
     unsafe {
         let mut begin = [0; M];
-        if !F::MIN {
-            for m in 0..trip_count::<I>(M) {
-                begin[m] = *zero_point_correction(xs[m], sub);
-            }
+        for m in 0..trip_count::<I>(M) {
+            begin[m] = correction::<F>(xs[m], sub);
         }
         let first = sub * (8 / F::SUBS);
         let xs = xs.map(|x| x.add(4 * first));

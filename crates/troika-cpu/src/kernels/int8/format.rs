@@ -51,8 +51,13 @@ pub(super) trait Format {
     const FULL: bool = false;
     /// Which of the unsigned values stands for zero.
     const ZERO: u8 = 0;
-    /// Quads whose products, added in pairs, fit 16 bits: `2 * max * 127 * SPAN < 2^15`.
-    const SPAN: usize;
+    /// Partial sums that are added up for a scale: products, added in pairs, are to fit 16 bits,
+    /// `2 * QUADS * max * 127 < 2^15`.
+    const FOLDS: usize = 1;
+    /// Whether they fit only because they begin with what [`super::quantize::split`] says.
+    const SPLIT: bool = false;
+    /// Quads of a partial sum.
+    const QUADS: usize = 8 / Self::SUBS / Self::FOLDS;
     /// Cache lines of a group to prefetch.
     const LINES: usize;
     /// Bytes from group to group of a block (see [`Layout`]).
@@ -116,8 +121,8 @@ pub(super) struct Q4_0;
 pub(super) struct Q4K;
 pub(super) struct Q5K;
 pub(super) struct Q6K;
-/// 4 bits with a scale and a zero point for each `SPAN` groups.
-pub(super) struct Q4G<const SPAN: usize>;
+/// 4 bits with a scale and a zero point for each `S` groups.
+pub(super) struct Q4G<const S: usize>;
 
 /// A type widened in scratch: quads of bytes ([`RowLanes::Signed`] where all eight bits are used and
 /// [`RowLanes::SIGNED`] says so), scales, and minima in f32 or what sums begin with (`high` is not
@@ -141,7 +146,6 @@ impl Format for Q8_0 {
     type Wide = Wide<Q8_0>;
     const ZERO: u8 = zero(DType::Q8_0) as u8;
     const FULL: bool = true;
-    const SPAN: usize = 8;
     const LINES: usize = 9;
     const STEP: usize = 8 * QUAD;
     const HEAD: usize = PAIR * 2 * ROWS;
@@ -161,7 +165,6 @@ impl Format for Q8_0 {
 impl Format for Q4_0 {
     type Wide = Wide<Q4_0>;
     const ZERO: u8 = zero(DType::Q4_0) as u8;
-    const SPAN: usize = 8;
     const LINES: usize = 5;
     const STEP: usize = 4 * QUAD + 2 * ROWS;
     #[inline(always)]
@@ -192,7 +195,6 @@ unsafe fn k_scale<I: RowLanes, F: Format>(p: &Panel, g: usize, which: usize) -> 
 impl Format for Q4K {
     type Wide = Wide<Q4K>;
     const MIN: bool = true;
-    const SPAN: usize = 8;
     const LINES: usize = 5;
     const STEP: usize = 4 * QUAD + 2 * ROWS;
     const HEAD: usize = 64;
@@ -217,7 +219,7 @@ impl Format for Q4K {
 impl Format for Q5K {
     type Wide = Wide<Q5K>;
     const MIN: bool = true;
-    const SPAN: usize = 4;
+    const FOLDS: usize = 2;
     const LINES: usize = 6;
     const STEP: usize = 5 * QUAD + 2 * ROWS;
     const HEAD: usize = 64;
@@ -246,7 +248,7 @@ impl Format for Q6K {
     type Wide = Wide<Q6K>;
     const ZERO: u8 = zero(DType::Q6_K) as u8;
     const SUBS: usize = 2;
-    const SPAN: usize = 2;
+    const SPLIT: bool = true;
     const LINES: usize = 7;
     const STEP: usize = 6 * QUAD + 2 * ROWS;
     const HEAD: usize = 32;
@@ -273,7 +275,6 @@ impl Format for Q6K {
 impl<const S: usize> Format for Q4G<S> {
     type Wide = Wide<Q4K>;
     const MIN: bool = true;
-    const SPAN: usize = 8;
     const LINES: usize = 5;
     const STEP: usize = 4 * QUAD;
     const HEAD: usize = 3 * ROWS;
@@ -301,7 +302,8 @@ impl<F: Format> Format for Wide<F> {
     const MIN: bool = F::MIN;
     const FULL: bool = F::FULL;
     const ZERO: u8 = F::ZERO;
-    const SPAN: usize = F::SPAN;
+    const FOLDS: usize = F::FOLDS;
+    const SPLIT: bool = F::SPLIT;
     const LINES: usize = 0;
     const STEP: usize = 8 * QUAD;
     const WIDE: bool = true;

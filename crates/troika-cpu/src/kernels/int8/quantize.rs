@@ -33,13 +33,16 @@ pub fn floats(cols: usize) -> usize {
 /// What makes up for a zero point or a minimum: a sum that goes with a group's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ZeroPointCorrection {
-    /// i32: `-zero * sum of the values`, of 32 or of each 16 of them. It makes up for a weight
-    /// value other than 0 that stands for zero.
+    /// i32: `-zero * sum of the values`. It makes up for a weight value other than 0 that stands
+    /// for zero.
     Zero {
         /// That value.
         zero: i32,
-        /// Whether of each half.
-        halves: bool,
+    },
+    /// The same of each sixteen values, in two i16 (see [`split`]).
+    Halves {
+        /// That value.
+        zero: i32,
     },
     /// f32: `-scale * sum of the values`, for weights with minima.
     Sum,
@@ -50,8 +53,9 @@ impl ZeroPointCorrection {
     pub fn of(dtype: DType) -> ZeroPointCorrection {
         match dtype {
             DType::Q4_K | DType::Q5_K => ZeroPointCorrection::Sum,
+            DType::Q6_K => ZeroPointCorrection::Halves { zero: zero(dtype) },
             _ if dtype.has_zero_points() => ZeroPointCorrection::Sum,
-            _ => ZeroPointCorrection::Zero { zero: zero(dtype), halves: dtype == DType::Q6_K },
+            _ => ZeroPointCorrection::Zero { zero: zero(dtype) },
         }
     }
 }
@@ -101,13 +105,30 @@ pub(super) unsafe fn group<V: Lanes>(
         (amax, V::round_bytes(x, inverse, &mut out.q))
     };
     out.scale = if amax < TINY { 0.0 } else { amax / largest };
+    let all: i32 = sums.as_flattened().iter().map(|s| i32::from(*s)).sum();
     out.zero_point_correction = match correction {
-        ZeroPointCorrection::Zero { zero, halves: true } => sums.map(|s| (-zero * s) as u32),
-        ZeroPointCorrection::Zero { zero, halves: false } => {
-            [(-zero * (sums[0] + sums[1])) as u32, 0]
-        }
-        ZeroPointCorrection::Sum => [(-out.scale * (sums[0] + sums[1]) as f32).to_bits(), 0],
+        ZeroPointCorrection::Zero { zero } => [(-zero * all) as u32, 0],
+        ZeroPointCorrection::Halves { zero } => sums.map(|s| split(zero, s)),
+        ZeroPointCorrection::Sum => [(-out.scale * all as f32).to_bits(), 0],
     };
+}
+
+/// `-zero` times the sum of the first two values of every four, and in the upper half that of the
+/// last two.
+///
+/// A kernel that adds products in pairs, in 16 bits, begins with these. What it adds may overflow
+/// on the way: the result does not, for it is that of weights less `zero`. Eight weights of six
+/// bits, less 32, times 127 are at most 32512.
+#[inline(always)]
+pub(super) fn split(zero: i32, sums: [i16; 2]) -> u32 {
+    let [low, high] = sums.map(|s| (-zero * i32::from(s)) as u32 & 0xffff);
+    low | high << 16
+}
+
+/// The sum of both parts of a [`split`] correction.
+#[inline(always)]
+pub(super) fn joined(split: u32) -> i32 {
+    i32::from(split as i16) + i32::from((split >> 16) as i16)
 }
 
 /// What is quantized: rows as they are, or made just before, so that they never go to memory.

@@ -12,25 +12,33 @@ use crate::kernels::linear::{OutView, RowsView, WeightView};
 use crate::kernels::simd::Portable;
 use crate::{Isa, SharedMut};
 
-/// Blocks whose values are at the ends of their range, with scales near 1.
-fn weight(dtype: DType, len: usize, seed: &mut u32) -> Vec<u8> {
-    let mut byte = || {
-        *seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        match *seed >> 30 {
-            0 if dtype == DType::Q8_0 => 0x7f,
-            0 => 0xff,
-            1 if dtype == DType::Q8_0 => 0x80,
-            _ => (*seed >> 16) as u8,
-        }
+/// Rows of `blocks` blocks whose values are at the ends of their range, some rows all at one end,
+/// with scales near 1.
+fn weight(dtype: DType, rows: usize, blocks: usize, seed: &mut u32) -> Vec<u8> {
+    let (low, high) = if dtype == DType::Q8_0 { (0x80, 0x7f) } else { (0, 0xff) };
+    // Where the scales and minima of groups are, and those of blocks.
+    let (groups, halves): (_, &[usize]) = match dtype {
+        DType::Q4_K | DType::Q5_K => (4..16, &[0, 2]),
+        DType::Q6_K => (192..208, &[208]),
+        _ if dtype.has_zero_points() => (2..3, &[0]),
+        _ => (0..0, &[0]),
     };
-    let halves: &[usize] = match dtype {
-        DType::Q4_K | DType::Q5_K => &[0, 2],
-        DType::Q6_K => &[208],
-        _ => &[0],
+    let mut random = || {
+        *seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        *seed
     };
     let mut out = Vec::new();
-    for _ in 0..len / dtype.block_len() {
-        let mut block: Vec<u8> = (0..dtype.block_bytes()).map(|_| byte()).collect();
+    for i in 0..rows * blocks {
+        let mut block = vec![0; dtype.block_bytes()];
+        for (at, byte) in block.iter_mut().enumerate() {
+            let (end, value) = (random() >> 30, (random() >> 16) as u8);
+            *byte = match i / blocks % 4 {
+                _ if groups.contains(&at) => value | 1,
+                0 => low,
+                1 => high,
+                _ => [high, low, value, value][end as usize],
+            };
+        }
         for at in halves {
             block[*at..at + 2].copy_from_slice(&half::f16::from_f32(0.7).to_le_bytes());
         }
@@ -61,9 +69,15 @@ fn emulated_kernels_are_the_reference_to_the_bit() {
         {
             // Wider than a block of columns for some types.
             let k = dtype.block_len() * blocks;
-            let raw = weight(dtype, n * k, &mut seed);
+            let raw = weight(dtype, n, blocks, &mut seed);
+            // Rows of small and large values, and rows of the largest alone.
             let x: Vec<f32> = (0..rows * k)
-                .map(|i| if i % 5 < 4 { 1.0 } else { (i % 41) as f32 - 20.5 })
+                .map(|i| match i / k % 3 {
+                    0 => 1.0,
+                    1 => -1.0,
+                    _ if i % 5 < 4 => 1.0,
+                    _ => (i % 41) as f32 - 20.5,
+                })
                 .collect();
             let view = WeightView { dtype, bytes: &raw, rows: n, cols: k };
             let mut want = vec![0.0; rows * n];

@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use super::{EXP_MAX, EXP_MIN, EXP_POLY, Kernel, LN2_HIGH, LN2_LOW, Lanes, MAX_LANES};
+use super::{ByteSums, EXP_MAX, EXP_MIN, EXP_POLY, Kernel, LN2_HIGH, LN2_LOW, Lanes, MAX_LANES};
 
 /// Runs a kernel with the features switched on.
 // SAFETY: the caller has detected the features.
@@ -17,16 +17,15 @@ pub(super) unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
 /// Sums of signed bytes by sixteen.
 // SAFETY: the caller has the features on.
 #[inline(always)]
-pub(super) unsafe fn byte_sums(bytes: __m256i) -> [i32; 2] {
+pub(super) unsafe fn byte_sums(bytes: __m256i) -> ByteSums {
     // SAFETY: features by the caller.
     unsafe {
-        // Unsigned sums of eight, each byte 128 more.
-        let up = _mm256_xor_si256(bytes, _mm256_set1_epi8(-128));
-        let eights = _mm256_sad_epu8(up, _mm256_setzero_si256());
-        let sums = _mm256_add_epi64(eights, _mm256_shuffle_epi32(eights, 0b01_00_11_10));
+        let pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
+        let sums = _mm256_add_epi16(pairs, _mm256_shuffle_epi32(pairs, 0b01_00_11_10));
+        let sums = _mm256_add_epi16(sums, _mm256_shuffle_epi32(sums, 0b10_11_00_01));
         let low = _mm_cvtsi128_si32(_mm256_castsi256_si128(sums));
         let high = _mm_cvtsi128_si32(_mm256_extracti128_si256(sums, 1));
-        [low - 16 * 128, high - 16 * 128]
+        [low, high].map(|half| [half as i16, (half >> 16) as i16])
     }
 }
 
@@ -185,7 +184,7 @@ impl Lanes for __m256 {
         }
     }
     #[inline(always)]
-    unsafe fn round_bytes(x: &[f32; 32], by: f32, out: &mut [i8; 32]) -> [i32; 2] {
+    unsafe fn round_bytes(x: &[f32; 32], by: f32, out: &mut [i8; 32]) -> ByteSums {
         unsafe {
             let mut n = [_mm256_setzero_si256(); 4];
             for (i, n) in n.iter_mut().enumerate() {

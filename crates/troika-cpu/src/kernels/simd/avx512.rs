@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 use half::{bf16, f16};
 
 use super::avx2::{largest256, sum256, sums256};
-use super::{EXP_POLY, Kernel, LN2_HIGH, LN2_LOW, Lanes, MAX_LANES};
+use super::{ByteSums, EXP_POLY, Kernel, LN2_HIGH, LN2_LOW, Lanes, MAX_LANES};
 
 /// To the nearest, ties to even.
 const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
@@ -70,7 +70,7 @@ impl Lanes for __m512 {
         }
     }
     #[inline(always)]
-    unsafe fn round_bytes(x: &[f32; 32], by: f32, out: &mut [i8; 32]) -> [i32; 2] {
+    unsafe fn round_bytes(x: &[f32; 32], by: f32, out: &mut [i8; 32]) -> ByteSums {
         unsafe {
             let mut halves = [_mm_setzero_si128(); 2];
             for (i, half) in halves.iter_mut().enumerate() {

@@ -19,6 +19,9 @@ use crate::machine::instructions::arm;
 
 pub use scalar::Portable;
 
+/// Sums of 32 bytes: of each sixteen, the first two of every four and the last two.
+pub type ByteSums = [[i16; 2]; 2];
+
 /// `1.5 * 2^23`: added to a small number, it leaves the nearest integer in the low bits.
 const TO_BYTE: f32 = 12_582_912.0;
 
@@ -73,14 +76,19 @@ pub trait Lanes: Copy {
         f32::from_bits(x.iter().fold(0, |most, x| most.max(x.to_bits() & 0x7fff_ffff)))
     }
 
-    /// Whole numbers nearest to `x * by`, ties to even, and their sums by sixteen; products lie
-    /// within -127 and 127.
+    /// Whole numbers nearest to `x * by`, ties to even, and their sums; products lie within -127
+    /// and 127.
     #[inline(always)]
-    unsafe fn round_bytes(x: &[f32; 32], by: f32, out: &mut [i8; 32]) -> [i32; 2] {
-        let mut sums = [0; 2];
-        for (i, (x, out)) in x.iter().zip(out).enumerate() {
+    unsafe fn round_bytes(x: &[f32; 32], by: f32, out: &mut [i8; 32]) -> ByteSums {
+        for (x, out) in x.iter().zip(&mut *out) {
             *out = (x * by + TO_BYTE).to_bits() as i8;
-            sums[i / 16] += i32::from(*out);
+        }
+        let mut sums = [[0; 2]; 2];
+        for (half, sums) in out.as_chunks::<16>().0.iter().zip(&mut sums) {
+            for quad in half.as_chunks::<4>().0 {
+                sums[0] += i16::from(quad[0]) + i16::from(quad[1]);
+                sums[1] += i16::from(quad[2]) + i16::from(quad[3]);
+            }
         }
         sums
     }

@@ -11,6 +11,7 @@ pub(super) mod scalar;
 pub(super) mod x86;
 
 use super::layout::QUAD;
+use super::quantize::joined;
 use crate::machine::instructions::RegisterWork;
 
 /// Registers of an instruction set.
@@ -89,8 +90,13 @@ pub(super) trait RowLanes: Copy {
     /// of full bytes are signed begin at 0.
     unsafe fn begin(full: bool, correction: i32) -> Self::Sums;
     unsafe fn part(full: bool, sums: Self::Sums) -> Self::Partial;
-    /// Adds four products per row. Unless `full`, at most as many calls between `part` and
-    /// `fold` as [`super::format::Format::SPAN`] says.
+    /// `part` of types that are [`super::format::Format::SPLIT`]; they fold it into sums of 0.
+    #[inline(always)]
+    unsafe fn part_split(split: u32) -> Self::Partial {
+        // SAFETY: by the caller.
+        unsafe { Self::part(false, Self::begin(false, joined(split))) }
+    }
+    /// Adds four products per row.
     unsafe fn dot(full: bool, part: Self::Partial, w: Self::Weight, x: Self::Quad)
     -> Self::Partial;
     unsafe fn fold(full: bool, sums: Self::Sums, part: Self::Partial) -> Self::Sums;

@@ -4,6 +4,7 @@
 use std::marker::PhantomData;
 
 use super::super::layout::{QUAD, ROWS};
+use super::super::quantize::joined;
 use super::RowLanes;
 use crate::machine::instructions::RegisterWork;
 use crate::machine::instructions::x86::Vector;
@@ -39,6 +40,7 @@ pub(in super::super) trait Products<V: Vector>: Copy {
     unsafe fn part(full: bool, sums: V::I) -> V::I;
     unsafe fn dot(full: bool, part: V::I, w: Self::Weight, x: V::I) -> V::I;
     unsafe fn fold(full: bool, sums: V::I, part: V::I) -> V::I;
+    unsafe fn part_split(split: u32) -> V::I;
     /// Runs work in a function of its own with the features switched on.
     unsafe fn apart<W: RegisterWork>(work: W);
 }
@@ -138,6 +140,10 @@ impl<V: Vector, const SEVEN: bool> Products<V> for Maddubs<SEVEN> {
         }
     }
     #[inline(always)]
+    unsafe fn part_split(split: u32) -> V::I {
+        unsafe { V::vpbroadcastd(split) }
+    }
+    #[inline(always)]
     unsafe fn apart<W: RegisterWork>(work: W) {
         unsafe { V::apart(work) }
     }
@@ -180,6 +186,10 @@ impl<V: Vector> Products<V> for Dpbusd {
     #[inline(always)]
     unsafe fn fold(_: bool, _: V::I, part: V::I) -> V::I {
         part
+    }
+    #[inline(always)]
+    unsafe fn part_split(split: u32) -> V::I {
+        unsafe { V::vpbroadcastd(joined(split) as u32) }
     }
     #[inline(always)]
     unsafe fn apart<W: RegisterWork>(work: W) {
@@ -311,6 +321,10 @@ impl<V: Vector, P: Products<V>, const R: usize> RowLanes for X86<V, P, R> {
     #[inline(always)]
     unsafe fn fold(full: bool, sums: [V::I; R], part: [V::I; R]) -> [V::I; R] {
         unsafe { each!(i, P::fold(full, sums[i], part[i])) }
+    }
+    #[inline(always)]
+    unsafe fn part_split(split: u32) -> [V::I; R] {
+        [unsafe { P::part_split(split) }; R]
     }
     #[inline(always)]
     unsafe fn pin(part: [V::I; R]) -> [V::I; R] {
