@@ -70,9 +70,7 @@ pub fn run(args: &BenchArgs) -> Result<(), CliError> {
         }
         return overhead::run(args, &subject, &threads);
     }
-    let opened_by = |threads| options(args, &subject, (threads, context(&tests)));
-    let all =
-        threads.iter().map(|&t| Ok((t, opened_by(t)?))).collect::<Result<Vec<_>, CliError>>()?;
+    let all = all_options(args, &subject, &threads, context(&tests))?;
     let mut first = true;
     let measured = all.into_iter().try_for_each(|(threads, options)| {
         print_tests((args, &subject, &tests), (threads, options), &mut first)
@@ -149,13 +147,25 @@ fn context(tests: &[Test]) -> usize {
     tests.iter().map(tokens).max().unwrap_or(1)
 }
 
-/// How the model is opened. All that makes no sense is refused before anything is measured: what is
-/// printed by then would be no whole table.
-fn options(
+/// How the model is opened with each number of threads. All that makes no sense is refused before
+/// anything is measured: what is printed by then would be no whole table.
+fn all_options(
     args: &BenchArgs,
     subject: &Subject,
-    (threads, context): (usize, usize),
-) -> Result<OpenOptions, CliError> {
+    threads: &[usize],
+    context: usize,
+) -> Result<Vec<(usize, OpenOptions)>, CliError> {
+    let all = threads.iter().map(|&t| Ok((t, options(args, (t, context))?)));
+    let all = all.collect::<Result<Vec<_>, CliError>>()?;
+    let high = subject.spec()?.context;
+    if context > high {
+        let (what, got, low) = ("the context", context, 1);
+        return Err(troika::Error::from(PlanError::Range { what, got, low, high }).into());
+    }
+    Ok(all)
+}
+
+fn options(args: &BenchArgs, (threads, context): (usize, usize)) -> Result<OpenOptions, CliError> {
     let mut options = OpenOptions {
         dtype: args.dtype.float_type(),
         quant: args.quant.quant.quant(),
@@ -178,11 +188,6 @@ fn options(
             file.display(),
             plan.context
         )));
-    }
-    let spec = subject.spec()?;
-    if context > spec.context {
-        let (what, got, low, high) = ("the context", context, 1, spec.context);
-        return Err(troika::Error::from(PlanError::Range { what, got, low, high }).into());
     }
     Ok(options)
 }

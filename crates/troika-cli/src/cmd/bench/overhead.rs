@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use troika::trace::{Span, Tracer};
-use troika::{Model, Subject};
+use troika::{Model, OpenOptions, Subject};
 
 use super::row::median;
 use crate::error::CliError;
@@ -50,8 +50,9 @@ impl Cost {
 pub fn run(args: &BenchArgs, subject: &Subject, threads: &[usize]) -> Result<(), CliError> {
     let tokens = args.n_gen.iter().copied().max().unwrap_or(0).max(1);
     let mut costs = Vec::new();
-    for &threads in threads {
-        costs.push(measure(args, subject, threads, tokens)?);
+    for (threads, options) in super::all_options(args, subject, threads, tokens.saturating_add(1))?
+    {
+        costs.push(measure(args, subject, (threads, options), tokens)?);
     }
     if args.output != TableFlag::Md {
         return output::json(&Value::Array(costs.iter().map(Cost::json).collect()));
@@ -78,12 +79,10 @@ pub fn run(args: &BenchArgs, subject: &Subject, threads: &[usize]) -> Result<(),
 fn measure(
     args: &BenchArgs,
     subject: &Subject,
-    threads: usize,
+    (threads, options): (usize, OpenOptions),
     tokens: usize,
 ) -> Result<Cost, CliError> {
     let tracer = Tracer::on();
-    let context = tokens.saturating_add(1);
-    let options = super::options(args, subject, (threads, context))?;
     let model = super::open(subject, options, tracer.clone())?;
     let (mut off, mut on, mut kernels) = (Vec::new(), Vec::new(), Vec::new());
     let each = |t: Duration| t.as_secs_f64() * 1e6 / tokens as f64;

@@ -14,7 +14,7 @@ pub(super) unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
     unsafe { kernel.run::<__m256>() }
 }
 
-/// Sums of signed bytes by sixteen.
+/// Sums of signed bytes, as [`ByteSums`] has them.
 // SAFETY: the caller has the features on.
 #[inline(always)]
 pub(super) unsafe fn byte_sums(bytes: __m256i) -> ByteSums {
