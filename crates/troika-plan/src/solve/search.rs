@@ -127,17 +127,6 @@ impl<'a> Search<'a> {
         let fits = |c: &Alternative| c.predicted.total_bytes <= self.most_bytes;
         candidates.retain(|c| fits(c) || c.name.starts_with(ONE_DEVICE));
         candidates.sort_by(|a, b| score(a).total_cmp(&score(b)));
-        // Of those that are as good, that which is best at what the goal does not name comes first.
-        let least = candidates.first().map_or(0.0, score);
-        let besides = |c: &Alternative| match goal {
-            Goal::Tps => c.predicted.ttft_us,
-            Goal::Ttft | Goal::Energy => c.predicted.tpot_us,
-        };
-        let as_good = candidates.iter().take_while(|c| score(c) * AS_GOOD <= least).enumerate();
-        let first = as_good.min_by(|a, b| besides(a.1).total_cmp(&besides(b.1)));
-        if let Some((at, _)) = first {
-            candidates[..=at].rotate_right(1);
-        }
         let mut alternatives: Vec<Alternative> = Vec::new();
         for c in candidates {
             let same = |a: &Alternative| {
@@ -151,8 +140,17 @@ impl<'a> Search<'a> {
             let why = "no device at hand runs the whole model within its limits, and no two do";
             return Err(PlanError::Unpriced(why.into()));
         }
+        // Of those that are as good, that is best which is so at what the goal does not name.
+        let least = alternatives.first().map_or(0.0, score);
+        let besides = |c: &Alternative| match goal {
+            Goal::Tps => c.predicted.ttft_us,
+            Goal::Ttft | Goal::Energy => c.predicted.tpot_us,
+        };
+        let as_good = alternatives.iter().take_while(|c| score(c) * AS_GOOD <= least).enumerate();
+        let first = as_good.min_by(|a, b| besides(a.1).total_cmp(&besides(b.1)));
+        let first = first.map_or(0, |(at, _)| at);
         // Prices are not exact: a little gain is not worth several devices.
-        let best = alternatives[0].predicted.clone();
+        let best = alternatives[first].predicted.clone();
         let near = |a: f64, b: f64| a * WORTH_SHARING <= b;
         let alone = |a: &Alternative| {
             a.plan.devices.len() == 1
@@ -160,7 +158,7 @@ impl<'a> Search<'a> {
                 && near(a.predicted.ttft_us, best.ttft_us)
                 && near(a.predicted.tpot_us, best.tpot_us)
         };
-        let chosen = alternatives.iter().position(alone).unwrap_or(0);
+        let chosen = alternatives.iter().position(alone).unwrap_or(first);
         let Alternative { mut plan, mut predicted, .. } = alternatives.remove(chosen);
         predicted.lengths = self.predictor.lengths(&plan)?;
         plan.predicted = Some(predicted.clone());
