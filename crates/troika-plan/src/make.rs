@@ -10,30 +10,30 @@ use crate::{
     SyncMode,
 };
 
-/// What the user asked for.
+/// The user's wishes for a plan.
 #[derive(Clone, Debug)]
 pub struct PlanRequest {
-    /// Who computes what.
+    /// How to divide the model over devices.
     pub strategy: Strategy,
-    /// Longest sequence wanted; `None`: the model's own.
+    /// The longest sequence; `None`: the model's own limit.
     pub context: Option<usize>,
     /// Rows of a prompt chunk.
     pub chunk: usize,
-    /// Chunks under way at once; `None`: 1 on one device, else 4.
+    /// The most chunks in flight; `None`: 1 on one device, else 4.
     pub chunks_in_flight: Option<usize>,
     /// The order in which ready segments run.
     pub policy: Policy,
     /// How devices wait for each other.
     pub sync: SyncMode,
-    /// Element type of the KV cache; `None`: F32 with `single_precision`, else BF16 where all
-    /// devices multiply it, else F16.
+    /// Element type of the KV cache; `None`: F32 with `single_precision`, else BF16 if all devices
+    /// multiply it, else F16.
     pub kv_dtype: Option<DType>,
-    /// Type of the values between segments, logits apart.
+    /// Type of the values between segments, except logits.
     pub values: DType,
-    /// The formats, besides f32, that products may take activations in; `None`: those that each
-    /// device gains from.
+    /// The formats, besides f32, that products may use for activations; `None`: those that make
+    /// each device faster.
     pub activations: Option<Vec<ActivationFormat>>,
-    /// The model is to be computed in f32.
+    /// Compute the model in f32.
     pub single_precision: bool,
 }
 
@@ -54,14 +54,14 @@ impl Default for PlanRequest {
     }
 }
 
-/// Chunks under way at once where several devices work on them.
+/// Chunks in flight where several devices share the work.
 const CHUNKS_IN_FLIGHT: usize = 4;
 
-/// Positions of a page, where devices can bind so many.
+/// Positions of a page, if devices can bind that many.
 const PAGE_LEN: usize = 32;
 
-/// Positions of a page, of caches with so many bytes for a position: no more than each device of a
-/// limit can bind. A device that cannot bind one position refuses attention, and has no say.
+/// Positions of a page, for caches with `position_bytes` per position: as many as every limited
+/// device can bind. A device that cannot bind one position refuses attention and is ignored.
 pub fn page_len(position_bytes: usize, limits: impl Iterator<Item = u64>) -> usize {
     let positions = limits.map(|most| most / position_bytes.max(1) as u64);
     let fit = positions.filter(|n| *n > 0).min().unwrap_or(u64::MAX);
