@@ -15,8 +15,6 @@ use crate::kv::{KvCache, KvError, SeqId};
 pub(crate) struct PlannedBatch {
     /// The phase whose placement all rows use: decode if every sequence adds a single token.
     pub phase: Phase,
-    /// Which of the plan's placements for this number of rows to use; 0: its rules by length.
-    pub way: usize,
     pub forward: Arc<ForwardBatch>,
     /// A second one for the next use: devices and graphs may still hold the last.
     spare: Arc<ForwardBatch>,
@@ -45,7 +43,6 @@ impl Default for PlannedBatch {
     fn default() -> PlannedBatch {
         PlannedBatch {
             phase: Phase::Decode,
-            way: 0,
             forward: Arc::default(),
             spare: Arc::default(),
             ids: Vec::new(),
@@ -65,7 +62,7 @@ impl PlannedBatch {
             // A graph of another shape still holds it.
             None => self.forward = Arc::default(),
         }
-        (self.phase, self.way) = (Phase::Decode, 0);
+        self.phase = Phase::Decode;
         self.ids.clear();
         self.positions.clear();
         self.wanted.clear();
@@ -74,11 +71,6 @@ impl PlannedBatch {
     /// Number of rows.
     pub fn rows(&self) -> usize {
         self.ids.len()
-    }
-
-    /// Number of rows, and where the first sequence begins: a chunk's time is predicted from both.
-    pub fn chunk(&self) -> (usize, usize) {
-        (self.rows(), self.forward.seqs.first().map_or(0, |s| s.pos))
     }
 
     /// Number of rows whose logits are wanted.

@@ -77,10 +77,8 @@ impl Engine {
             self.one_placement || self.model.lowered.page_groups.iter().all(Option::is_none);
         let batches = match several && alone && keeps {
             false => 1,
-            // Others wait for the end of this graph, and load is learnt only then.
-            true if self.queue.len() > 1 || self.goes_by_load() => {
-                2 * plan.prefill.chunks_in_flight
-            }
+            // Others wait for the end of this graph.
+            true if self.queue.len() > 1 => 2 * plan.prefill.chunks_in_flight,
             true => CHUNKS_AT_ONCE,
         };
         let rows = if alone { chunk } else { self.sharing.rows_per_step.min(chunk) };

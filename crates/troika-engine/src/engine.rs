@@ -14,7 +14,6 @@ use crate::error::EngineError;
 use crate::handover::Handover;
 use crate::input::{Admission, Event};
 use crate::kv::{GroupLayout, KvCache, KvLayout, SeqId};
-use crate::loads::Loads;
 use crate::mailbox::{EngineHandle, Limits};
 use crate::memory::{allocate, allocate_in};
 use crate::pool::{ELEMENT, Slots};
@@ -113,7 +112,6 @@ pub struct Engine {
     /// The name of a device that models time only.
     pub(crate) silent: Option<String>,
     pub(crate) longrope: LongRope,
-    pub(crate) loads: Loads,
     memory: EngineMemory,
 }
 
@@ -200,7 +198,6 @@ impl Engine {
             prompts_turn: 0,
             sharing: Sharing { sequences: parts.sharing.sequences.max(1), ..parts.sharing },
             longrope: LongRope::new(parts.spec),
-            loads: Loads::new(program.devices.len()),
             memory,
             model: PlacedModel { lowered, program, plan, states, slots, vocab: parts.spec.vocab },
         })

@@ -29,7 +29,9 @@ impl WantedLogits {
 /// Tokens to append to a sequence.
 #[derive(Clone, Copy, Debug)]
 pub struct SequenceInput<'a> {
+    /// The sequence.
     pub seq: SeqId,
+    /// The tokens to append.
     pub tokens: &'a [u32],
     /// Which logits are wanted.
     pub logits: WantedLogits,

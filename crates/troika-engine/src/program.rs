@@ -114,12 +114,11 @@ impl PlacedStage {
 struct Bucket {
     /// The longest chunk of the bucket.
     up_to: usize,
-    /// By the bucket's own rules, then by each alternative that the plan holds for load.
-    ways: Vec<Vec<Arc<PlacedSegment>>>,
+    segments: Vec<Arc<PlacedSegment>>,
 }
 
-/// Where a batch runs: its phase, its rows, and which of the plan's alternatives.
-pub(crate) type Where = (Phase, usize, usize);
+/// What a forward batch is placed by: its phase and its rows.
+pub(crate) type Where = (Phase, usize);
 
 /// Which device runs what. Built once, when a model is opened.
 pub(crate) struct Program {
@@ -180,10 +179,7 @@ impl Program {
             loaded: Vec::new(),
             prefill: plan
                 .rule_lists(Phase::Prefill)
-                .map(|(up_to, _)| {
-                    let others = plan.load_rules(up_to).map_or(0, |l| l.others.len());
-                    Bucket { up_to, ways: vec![Vec::new(); 1 + others] }
-                })
+                .map(|(up_to, _)| Bucket { up_to, segments: Vec::new() })
                 .collect(),
             decode: Vec::new(),
         };
@@ -214,7 +210,7 @@ impl Program {
     ) -> Result<(), EngineError> {
         let segment = &lowered.segments[index];
         let rule = |at: Where| {
-            let rule = plan.rule_in(at, segment.kind, segment.layer);
+            let rule = plan.rule_for(at, segment.kind, segment.layer);
             rule.ok_or_else(|| EngineError::Unplaced(segment.graph.name.clone()))
         };
         let edges = segment.inputs.iter().chain(&segment.outputs);
@@ -223,19 +219,17 @@ impl Program {
         let mut placed: Vec<(&Rule, Arc<PlacedSegment>)> = Vec::new();
         let behind_edges = |values: &ValueTable| values.cols.len() - lowered.edges.len();
         for bucket in 0..self.prefill.len() {
-            for way in 0..self.prefill[bucket].ways.len() {
-                let rule = rule((Phase::Prefill, self.prefill[bucket].up_to, way))?;
-                let here = match placed.iter().find(|(known, _)| known.places_as(rule)) {
-                    Some((_, known)) => known.clone(),
-                    None => Arc::new(self.place(of, (rule, Phase::Prefill), list)?),
-                };
-                let placement = (index, placed.len());
-                self.placement_of.resize(behind_edges(&self.values), placement);
-                placed.push((rule, here.clone()));
-                self.prefill[bucket].ways[way].push(here);
-            }
+            let rule = rule((Phase::Prefill, self.prefill[bucket].up_to))?;
+            let here = match placed.iter().find(|(known, _)| known.places_as(rule)) {
+                Some((_, known)) => known.clone(),
+                None => Arc::new(self.place(of, (rule, Phase::Prefill), list)?),
+            };
+            let placement = (index, placed.len());
+            self.placement_of.resize(behind_edges(&self.values), placement);
+            placed.push((rule, here.clone()));
+            self.prefill[bucket].segments.push(here);
         }
-        let rule = rule((Phase::Decode, 1, 0))?;
+        let rule = rule((Phase::Decode, 1))?;
         let known = placed.iter().find(|(known, _)| known.places_as(rule) && alike);
         let here = match known {
             Some((_, known)) => known.clone(),
@@ -308,9 +302,8 @@ impl Program {
 
     /// Whether both phases run the same code in the same places.
     pub fn one_placement(&self) -> bool {
-        let [Bucket { ways, .. }] = self.prefill.as_slice() else { return false };
-        let [prefill] = ways.as_slice() else { return false };
-        prefill.iter().zip(&self.decode).all(|(p, d)| Arc::ptr_eq(p, d))
+        let [prefill] = self.prefill.as_slice() else { return false };
+        prefill.segments.iter().zip(&self.decode).all(|(p, d)| Arc::ptr_eq(p, d))
     }
 
     /// How many devices compute in a slot: those of one phase, or of both.
@@ -332,20 +325,15 @@ impl Program {
         })
     }
 
-    /// Whether a device computes in decode.
-    pub fn decodes_on(&self, device: usize) -> bool {
-        self.decode.iter().flat_map(|s| s.pieces()).any(|piece| piece.device == device)
-    }
-
     /// All segments in each of their prefill placements.
     fn of_prefill(&self) -> impl Iterator<Item = &Arc<PlacedSegment>> {
-        self.prefill.iter().flat_map(|bucket| bucket.ways.iter().flatten())
+        self.prefill.iter().flat_map(|bucket| &bucket.segments)
     }
 
     /// Whether a row's result depends on its index in the batch, or on the batch's length: devices
-    /// with different numerics share rows, or the plan goes by length or by load.
+    /// with different numerics share rows, or the plan goes by length.
     pub fn rows_matter(&self) -> bool {
-        if self.prefill.len() > 1 || self.prefill.iter().any(|bucket| bucket.ways.len() > 1) {
+        if self.prefill.len() > 1 {
             return true;
         }
         let mut stages = self.of_prefill().chain(&self.decode).flat_map(|segment| &segment.0);
@@ -359,12 +347,12 @@ impl Program {
     }
 
     /// The placement of a segment in a forward batch.
-    pub fn placed(&self, (phase, rows, way): Where, segment: usize) -> &Arc<PlacedSegment> {
+    pub fn placed(&self, (phase, rows): Where, segment: usize) -> &Arc<PlacedSegment> {
         match phase {
             Phase::Prefill => {
                 let last = self.prefill.len() - 1;
                 let bucket = self.prefill.iter().position(|bucket| rows <= bucket.up_to);
-                &self.prefill[bucket.unwrap_or(last)].ways[way][segment]
+                &self.prefill[bucket.unwrap_or(last)].segments[segment]
             }
             Phase::Decode => &self.decode[segment],
         }

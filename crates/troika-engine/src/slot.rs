@@ -117,11 +117,6 @@ impl BatchSlot {
         self.seqs.clear();
     }
 
-    /// Like [`BatchSlot::batches`], to choose their placement.
-    pub fn batches_mut(&mut self) -> &mut [PlannedBatch] {
-        &mut self.batches[..self.used]
-    }
-
     /// The batch that gets the next rows.
     pub fn last_batch(&mut self) -> Option<&mut PlannedBatch> {
         self.batches[..self.used].last_mut()
@@ -169,7 +164,7 @@ impl BatchSlot {
         let [batch] = &self.batches[..self.used] else {
             return Ok(Arc::new(TaskGraph::new(self.tasks(model)?)));
         };
-        let key = (batch.phase, batch.rows(), batch.way);
+        let key = (batch.phase, batch.rows());
         if let Some(known) = self.graphs.get_mut(&key)
             && known.serves(batch)
             // Nobody holds the graph unless it is in flight.
@@ -181,7 +176,7 @@ impl BatchSlot {
         let graph = Arc::new(TaskGraph::new(self.tasks(model)?));
         if key.0 == Phase::Prefill {
             // Chunks have many lengths: keep the graph of the latest only.
-            self.graphs.retain(|(phase, ..), _| *phase != Phase::Prefill);
+            self.graphs.retain(|(phase, _), _| *phase != Phase::Prefill);
         }
         self.graphs.insert(key, KnownGraph::new(&graph, &self.batches[0]));
         Ok(graph)

@@ -253,14 +253,10 @@ impl Engine {
             }
             return Err(error);
         }
-        let measured = self.choose_ways(place);
         let graph = self.slots[place].graph(&self.model)?;
         // While others decode, a prompt runs in the background, to leave them room in the queues.
         let others = self.queue.len() > self.slots[place].seqs.len();
-        let job = match measured {
-            true => self.runner.start_measured(graph, prefill && others)?,
-            false => self.runner.start(graph, prefill && others)?,
-        };
+        let job = self.runner.start(graph, prefill && others)?;
         self.slots[place].job = Some(job);
         let canceller = self.runner.canceller_of(job);
         let several = self.slots[place].batches().len() > 1;
@@ -325,10 +321,7 @@ impl Engine {
             self.sequences.get(seq).is_none_or(|s| s.cancelled || s.closed)
         };
         match result {
-            Ok(()) => {
-                self.learn_loads(place, job);
-                self.deliver(place, &[], on)
-            }
+            Ok(()) => self.deliver(place, &[], on),
             Err(EngineError::Device(DeviceError::Cancelled))
                 if self.slots[place].seqs.iter().any(unwanted) =>
             {

@@ -93,7 +93,7 @@ impl<'a> ChunkTasks<'a> {
 
     /// What the placement of segments depends on.
     fn forward(&self) -> Where {
-        (self.batch.phase, self.batch.forward.rows(), self.batch.way)
+        (self.batch.phase, self.batch.forward.rows())
     }
 
     fn segment(&mut self, segment: usize, rows: Range<usize>) -> Result<(), EngineError> {

@@ -55,11 +55,6 @@ impl Plan {
                 check_rules(place(phase, up_to, self), rules, &self.devices, &segments)?;
             }
         }
-        for (up_to, rules) in self.other_lists() {
-            let place = format!("by load, {}", place(Phase::Prefill, up_to, self));
-            check_rules(place, rules, &self.devices, &segments)?;
-        }
-        self.check_loads()?;
         self.check_values(&segments)
     }
 

@@ -9,7 +9,6 @@ mod check;
 mod cost;
 mod error;
 mod fit;
-mod load;
 mod make;
 mod profile;
 mod refusal;
@@ -25,7 +24,6 @@ pub use avoid::describe_refusals;
 pub use cost::{CostModel, Goal, Predicted, PredictedLength, PricedRun, RunWork, SolveDevice};
 pub use error::PlanError;
 pub use fit::{Fits, RunFit};
-pub use load::{ChunkTime, ChunkTimes, Decide, DeviceLoad, DeviceTime, LoadRules, OtherRules};
 pub use make::{PlanRequest, make, page_len};
 pub use profile::{
     DeviceSample, PROFILE_VERSION, PairSample, Profile, ProfileError, ProfileSubject,
@@ -65,9 +63,6 @@ pub struct Plan {
     pub prefill: Prefill,
     /// How decoding is placed.
     pub decode: Decode,
-    /// Alternative rules for chunks of prompts, used with [`Decide::Load`].
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub by_load: Vec<LoadRules>,
     /// The predicted costs, for people: nothing depends on them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub predicted: Option<Predicted>,
@@ -443,13 +438,11 @@ impl Plan {
         short.chain([(self.prefill.chunk, self.rules(phase))])
     }
 
-    /// All lists of rules of both phases, including the alternatives for load, each with its phase
-    /// and longest chunk.
+    /// All lists of rules of both phases, each with its phase and longest chunk.
     pub fn all_lists(&self) -> impl Iterator<Item = ((Phase, usize), &[Rule])> {
         let of = |p| self.rule_lists(p).map(move |(up_to, rules)| ((p, up_to), rules));
-        let others = self.other_lists().map(|(up_to, rules)| ((Phase::Prefill, up_to), rules));
         let decode = self.rules(Phase::Decode);
-        of(Phase::Prefill).chain(others).chain([((Phase::Decode, 1), decode)])
+        of(Phase::Prefill).chain([((Phase::Decode, 1), decode)])
     }
 
     /// Every rule of the plan.
@@ -460,9 +453,7 @@ impl Plan {
     /// Every rule of the plan, mutably.
     pub fn all_rules_mut(&mut self) -> impl Iterator<Item = &mut Rule> {
         let short = self.prefill.lengths.iter_mut().flat_map(|l| &mut l.rules);
-        let others = self.by_load.iter_mut().flat_map(|l| &mut l.others);
-        let others = others.flat_map(|o| &mut o.rules);
-        short.chain(&mut self.prefill.rules).chain(&mut self.decode.rules).chain(others)
+        short.chain(&mut self.prefill.rules).chain(&mut self.decode.rules)
     }
 
     /// The rule for a segment. A checked plan has exactly one.

@@ -183,7 +183,6 @@ pub(crate) fn assemble(
             lengths,
         },
         decode: Decode { rules: decode },
-        by_load: Vec::new(),
         predicted: None,
     }
 }

@@ -7,9 +7,8 @@ use troika_model::lower::{LowerOptions, Lowered, SegmentKind, WeightShape, lower
 use troika_model::spec::{Key, ModelSpec, weight_requirements};
 use troika_model::{families, presets};
 use troika_plan::{
-    CostModel, Decide, DeviceLoad, Goal, Phase, PlanError, PlanRequest, PredictRequest, Predicted,
-    PricedRun, Refusal, SolveDevice, SolveRequest, Solved, Split, SyncMode, check_memory, predict,
-    solve,
+    CostModel, Goal, Phase, PlanError, PlanRequest, PredictRequest, Predicted, PricedRun, Refusal,
+    SolveDevice, SolveRequest, Solved, Split, SyncMode, check_memory, predict, solve,
 };
 
 fn spec(preset: &str, layers: usize) -> ModelSpec {
@@ -125,7 +124,6 @@ fn solved(
         several_copies,
         lengths: &[],
         candidates: &[],
-        by_load: false,
     })
 }
 
@@ -284,7 +282,6 @@ fn rests_go_to_devices_without_static_shapes() {
         several_copies: false,
         lengths: &[],
         candidates: &[],
-        by_load: false,
     };
     let plan = solve(&request).unwrap().plan;
     let ffn = plan.rule_for((Phase::Prefill, 262), SegmentKind::Ffn, Some(0)).unwrap();
@@ -390,7 +387,6 @@ fn stages_of_a_segment_are_placed_apart() {
         several_copies: true,
         lengths: &[],
         candidates: &[],
-        by_load: false,
     };
     let found = solve(&request).unwrap();
     let ffn = found.plan.rule_for((Phase::Prefill, 256), SegmentKind::Ffn, Some(0)).unwrap();
@@ -461,113 +457,4 @@ fn layers_are_divided_where_memory_is_limited() {
     let alone = some.alternatives.iter().find(|a| a.name == "one device, b").unwrap();
     assert!(some.predicted.ttft_us < 0.9 * alone.predicted.ttft_us);
     assert!(some.predicted.weight_bytes["a"] <= whole / 3);
-}
-
-/// For placement by load, a plan has the best rules for slower devices: with the same numbers,
-/// cache place and weights. Decided by length, it equals the plan made without alternatives.
-#[test]
-fn a_plan_for_load_holds_other_ways_of_the_same_numbers() {
-    let spec = spec("qwen3-0.6b", 8);
-    let lowered = lowered(&spec, 256);
-    let devices = [device("a", &[]), device("b", &[])];
-    let base = PlanRequest { context: Some(1024), chunk: 256, ..PlanRequest::default() };
-    let speed = |multiply| Speed { multiply, read: 1e-4, launch: 100.0 };
-    let speeds = vec![speed(1e-3), speed(2e-3)];
-    let costs = Costs { speeds, hand_over: 100.0, beside: 1.0, watts: None };
-    let request = SolveRequest {
-        spec: &spec,
-        lowered: &lowered,
-        devices: &devices,
-        cost: &costs,
-        refusals: &[],
-        goal: Goal::Ttft,
-        base: &base,
-        prompt: 256,
-        generate: 16,
-        several_copies: false,
-        lengths: &[64],
-        candidates: &[],
-        by_load: true,
-    };
-    let plan = solve(&request).unwrap().plan;
-    let without = solve(&SolveRequest { by_load: false, ..request }).unwrap().plan;
-    assert!(without.by_load.is_empty());
-    assert_eq!(plan.clone().decided(Decide::Length), without);
-    assert_eq!(plan.clone().decided(Decide::Load), plan);
-    assert_eq!(troika_plan::Plan::from_json(&plan.to_json()).unwrap(), plan);
-
-    let full = plan.load_rules(256).unwrap();
-    assert!((1..=4).contains(&full.others.len()), "{}", full.others.len());
-    let names = &plan.devices;
-    let load = |a: f64, b: f64| [a, b].map(|slower| DeviceLoad { slower, ..DeviceLoad::default() });
-    let devices_of = |name: &str| names.iter().position(|d| d == name).unwrap();
-    let part = |way: usize, name: &str| {
-        full.times(way).of_device(&names[devices_of(name)], (256, 0)).busy_us
-    };
-    assert_eq!(full.choose((256, 0), names, &load(1.0, 1.0)), 0);
-    for (slow, loads) in [("a", load(4.0, 1.0)), ("b", load(1.0, 4.0))] {
-        let way = full.choose((256, 0), names, &loads);
-        assert!(way > 0 && part(way, slow) < 0.7 * part(0, slow), "{slow}: {way}");
-    }
-    // The times of the plan's own rules are its predicted times.
-    let own = full.own.longest.us / plan.predicted.as_ref().unwrap().ttft_us;
-    assert!((own - 1.0).abs() < 1e-5, "{own}");
-    assert!(full.own.behind.us >= full.own.longest.us && full.own.shortest.us > 0.0);
-    for (_, rules) in plan.all_lists() {
-        for rule in rules {
-            assert_eq!(rule.activations, plan.prefill.rules[0].activations);
-        }
-    }
-}
-
-/// Invalid edits to alternatives are refused by name.
-#[test]
-fn other_ways_that_make_no_sense_are_refused() {
-    let spec = spec("qwen3-0.6b", 4);
-    let lowered = lowered(&spec, 256);
-    let devices = [device("a", &[]), device("b", &[])];
-    let base = PlanRequest { context: Some(1024), chunk: 256, ..PlanRequest::default() };
-    let speed = |multiply| Speed { multiply, read: 1e-4, launch: 100.0 };
-    let costs = Costs {
-        speeds: vec![speed(1e-3), speed(2e-3)],
-        hand_over: 100.0,
-        beside: 1.0,
-        watts: None,
-    };
-    let request = SolveRequest {
-        spec: &spec,
-        lowered: &lowered,
-        devices: &devices,
-        cost: &costs,
-        refusals: &[],
-        goal: Goal::Ttft,
-        base: &base,
-        prompt: 256,
-        generate: 16,
-        several_copies: false,
-        lengths: &[256],
-        candidates: &[],
-        by_load: true,
-    };
-    let plan = solve(&request).unwrap().plan;
-    plan.check(&spec, &["a", "b"]).unwrap();
-    type Edit = fn(&mut troika_plan::Plan);
-    let edits: [(Edit, &str); 7] = [
-        (|p| p.by_load[0].up_to = 100, "no such bucket of lengths"),
-        (|p| p.by_load.push(p.by_load[0].clone()), "two lists"),
-        (|p| p.by_load[0].own.longest.us = -1.0, "negative or no number"),
-        (|p| p.by_load[0].others[0].times.behind.us = f64::NAN, "negative or no number"),
-        (
-            |p| _ = p.by_load[0].own.longest.devices.insert("c".into(), Default::default()),
-            "does not list",
-        ),
-        (|p| p.by_load[0].others[0].rules[0].activations.clear(), "activation formats"),
-        (|p| _ = p.by_load[0].others[0].rules.pop(), "by load, prefill"),
-    ];
-    for (edit, says) in edits {
-        let mut odd = plan.clone();
-        edit(&mut odd);
-        let said = odd.check(&spec, &["a", "b"]).unwrap_err().to_string();
-        assert!(said.contains(says), "{says}: {said}");
-    }
 }

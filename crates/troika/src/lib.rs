@@ -41,7 +41,6 @@
 //! with a sentence that names the file calls [`exit_when_shortened`] first. Files that are
 //! replaced (written beside and renamed) are no problem.
 
-mod by_load;
 mod describe;
 mod devices;
 mod driver;

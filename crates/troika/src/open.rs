@@ -15,13 +15,12 @@ use troika_model::lower::{LowerOptions, Lowered, lower};
 use troika_model::spec::ModelSpec;
 use troika_model::tokenizer::Tokenizer;
 use troika_plan::{
-    Alternative, Decide, DeviceFacts, Goal, Plan, PlanError, PlanRequest, Policy, ProfiledCosts,
+    Alternative, DeviceFacts, Goal, Plan, PlanError, PlanRequest, Policy, ProfiledCosts,
     SolveDevice, SolveRequest, Solved, Strategy, SyncMode, check_memory, describe_refusals, solve,
 };
 use troika_trace::{Span, Tracer};
 use troika_weights::{BindOptions, FileSource, FloatType, OnProgress, Quant, WeightStore};
 
-use crate::by_load::about_load;
 use crate::describe::{Described, describe};
 use crate::devices::{DeviceOptions, computes_nothing, open_devices, virtual_clock};
 use crate::driver::{Driver, EngineGuard};
@@ -73,8 +72,6 @@ pub struct OpenOptions {
     pub plan: Option<Plan>,
     /// The file that `plan` was read from: errors of the plan name it.
     pub plan_file: Option<PathBuf>,
-    /// By what it is decided where a chunk runs, of the ways that the plan holds.
-    pub decide: Decide,
     /// Choose the plan by a profile, in place of `strategy`.
     pub solve: Option<SolveOptions>,
     /// Let other devices compute what those of `plan` refuse, instead of refusing the plan.
@@ -111,7 +108,6 @@ impl Default for OpenOptions {
             sharing: Sharing::default(),
             plan: None,
             plan_file: None,
-            decide: Decide::default(),
             solve: None,
             fallback: false,
             kv_dtype: None,
@@ -489,7 +485,7 @@ fn plan_of(
             plan.check(spec, &names)?;
             let find = |name: &str| devices.iter().find(|d| d.name() == name);
             plan.check_shapes(&|name| find(name).is_some_and(|d| d.caps().static_shapes))?;
-            let plan = plan.clone().decided(options.decide);
+            let plan = plan.clone();
             if devices.iter().any(|d| d.caps().max_resident_bytes.is_some()) {
                 let devices: Vec<SolveDevice> = devices.iter().map(solve_device).collect();
                 check_memory(&plan, &lowered(spec, store, &plan)?, &devices)?;
@@ -514,15 +510,11 @@ fn plan_of(
     if options.plan.is_some() && !options.fallback {
         return match plan.refused(&refusals).first() {
             Some(refusal) => Err(PlanError::NotTaken(Box::new((*refusal).clone())).into()),
-            None => {
-                changes.extend(about_load(&plan, options.decide, devices));
-                Ok((plan, changes, alternatives))
-            }
+            None => Ok((plan, changes, alternatives)),
         };
     }
     let met = plan.avoid(&refusals, &names)?;
     changes.extend(describe_refusals(&plan, &met));
-    changes.extend(about_load(&plan, options.decide, devices));
     Ok((plan, changes, alternatives))
 }
 
@@ -587,7 +579,6 @@ fn solved(
         several_copies: wanted.several_copies,
         lengths: &[],
         candidates: &[],
-        by_load: options.decide == Decide::Load,
     };
     Ok(Some(solve(&request)?))
 }

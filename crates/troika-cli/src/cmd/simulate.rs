@@ -1,7 +1,6 @@
 //! `troika simulate`.
 
 use serde_json::json;
-use troika::plan::Decide;
 use troika::sim::Soc;
 use troika::trace::Tracer;
 use troika::{Figures, SimulateError, SimulateOptions, Simulation};
@@ -32,12 +31,10 @@ pub fn run(args: &SimulateArgs) -> Result<(), CliError> {
         generate: args.generate,
         sync: args.sync.mode(),
         co_run: args.co_run,
-        decide: args.decide,
         tracer: tracer.clone(),
     };
     let mut simulation = Simulation::open(&options)?;
     let figures = simulation.run()?;
-    simulation.warnings().iter().for_each(|w| output::note_line(&format!("warning: {w}")));
     if let Some(path) = &args.plan_out {
         let text = simulation.plan().to_json();
         file::write("plan", path, |out| out.write_all(text.as_bytes()))?;
@@ -56,8 +53,7 @@ fn fields(options: &SimulateOptions, f: &Figures) -> serde_json::Value {
         "ttft_ms": f.ttft_ms(), "tpot_ms": f.tpot_ms(),
         "prefill_tok_per_s": f.prefill_rate(), "decode_tok_per_s": f.decode_rate(),
         "energy_j": f.energy_j(), "peak_bytes": f.peak_bytes,
-        "prepare_ms": f.prepare_ns as f64 * 1e-6, "decide": options.decide.name(),
-        "chunks_placed_by_load": f.placed_otherwise,
+        "prepare_ms": f.prepare_ns as f64 * 1e-6,
         "frames_per_s": options.co_run.map(|_| {
             let [prefill, decode] = f.frame_rates;
             [Some(prefill), f.tpot_ms().map(|_| decode)]
@@ -77,10 +73,6 @@ fn table(options: &SimulateOptions, f: &Figures) -> String {
             None => format!("| frames beside | {prefill:.1} per s |\n"),
         }
     });
-    let by_load = match options.decide {
-        Decide::Length => String::new(),
-        Decide::Load => format!("| chunks placed otherwise by load | {} |\n", f.placed_otherwise),
-    };
     format!(
         "{} on {} (virtual), {}: {} + {} tokens\n\n\
          | | |\n| --- | ---: |\n\
@@ -89,7 +81,7 @@ fn table(options: &SimulateOptions, f: &Figures) -> String {
          | prefill | {:.2} tok/s |\n\
          | decode | {} |\n\
          | energy | {} |\n\
-         | peak memory | {:.0} MiB |\n{frames}{by_load}",
+         | peak memory | {:.0} MiB |\n{frames}",
         options.shape.name(),
         options.soc.name,
         options.strategy.name(),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use troika::plan::{Decide, Goal, Policy, Strategy, SyncMode};
+use troika::plan::{Goal, Policy, Strategy, SyncMode};
 use troika::{DeviceSpec, OpenOptions, ProfileAt, SolveOptions};
 
 use crate::error::CliError;
@@ -52,11 +52,6 @@ fn policies() -> impl TypedValueParser<Value = Policy> {
 fn goals() -> impl TypedValueParser<Value = Goal> {
     let names = PossibleValuesParser::new(Goal::ALL.map(Goal::name));
     names.map(|name| Goal::parse(&name).unwrap_or_default())
-}
-
-pub(super) fn decisions() -> impl TypedValueParser<Value = Decide> {
-    let names = PossibleValuesParser::new(Decide::ALL.map(Decide::name));
-    names.map(|name| Decide::parse(&name).unwrap_or_default())
 }
 
 fn sync_modes() -> impl TypedValueParser<Value = SyncMode> {
@@ -109,11 +104,6 @@ pub struct PlacementArgs {
     /// then look again and again) or blocking (sleep until woken) [default: predicted]
     #[arg(long, value_name = "MODE", value_parser = sync_modes(), env = "TROIKA_SYNC")]
     pub sync: Option<SyncMode>,
-    /// Decide where a chunk of a prompt runs by its length, or by load: of the ways that a plan holds
-    /// which was chosen by a profile with this flag, the one that is predicted to end first, by how
-    /// slow devices have been of late and what they have to do besides [default: length]
-    #[arg(long, value_name = "BY", value_parser = decisions(), env = "TROIKA_DECIDE")]
-    pub decide: Option<Decide>,
 }
 
 /// What a model is opened with to run: a plan in place of flags, and the time to compile it.
@@ -189,7 +179,6 @@ impl PlacementArgs {
         options.chunks_in_flight = self.chunks_in_flight;
         options.values = self.value_type.unwrap_or(FloatFlag::F32).dtype();
         options.sync = self.sync.unwrap_or_default();
-        options.decide = self.decide.unwrap_or_default();
         Ok(())
     }
 }

@@ -3,11 +3,9 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use troika::plan::{Decide, SyncMode};
+use troika::plan::SyncMode;
 use troika::sim::CoRun;
 use troika::{Shape, SocStrategy};
-
-use super::placement::decisions;
 
 /// How processors wait for each other.
 #[derive(Clone, Copy, ValueEnum, PartialEq, Eq)]
@@ -70,10 +68,6 @@ pub struct SimulateArgs {
     /// Draw frames on the GPU meanwhile, as a game does: so many in a second, and milliseconds of each
     #[arg(long, value_name = "FPS:MS", value_parser = co_run)]
     pub co_run: Option<CoRun>,
-    /// Decide where a chunk of the prompt runs by its length, or by load: among the other ways that
-    /// a solved plan then holds, by how slow processors were during another prompt, which comes first
-    #[arg(long, value_name = "BY", value_parser = decisions(), default_value = "length")]
-    pub decide: Decide,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,

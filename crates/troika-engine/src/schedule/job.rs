@@ -5,7 +5,6 @@ use std::sync::Arc;
 use troika_device::{DeviceError, Timelines};
 use troika_plan::Policy;
 
-use super::measure::Measure;
 use super::{Additions, Costs, GrowingGraph, Grown, State, TaskGraph};
 use crate::error::EngineError;
 
@@ -76,8 +75,6 @@ pub(super) struct GraphJob {
     /// Number of its lists in each queue.
     pub in_flight: Vec<usize>,
     pub failure: Option<EngineError>,
-    /// How long its devices had work, if that is measured.
-    pub measure: Option<Measure>,
     /// Chunks of the last graph whose tasks did not all run.
     pub left_out: Vec<u32>,
 }
@@ -95,7 +92,6 @@ impl GraphJob {
             reached: 0,
             in_flight: vec![0; lanes],
             failure: None,
-            measure: None,
             left_out: Vec::new(),
         }
     }
@@ -103,7 +99,7 @@ impl GraphJob {
     pub fn begin(&mut self, running: Running, in_order: bool, background: bool) {
         (self.in_order, self.submitted) = (in_order, false);
         self.background = background;
-        (self.failure, self.measure) = (None, None);
+        self.failure = None;
         self.costs.task_ns.clear();
         if !in_order {
             self.state.start(&running.graph().dag);
@@ -142,12 +138,8 @@ impl GraphJob {
         let running = self.running.take();
         self.left_out.clear();
         let Some(failure) = self.failure.take() else {
-            if let Some((measure, running)) = self.measure.as_mut().zip(running.as_ref()) {
-                measure.close(running.graph());
-            }
             return Ok(());
         };
-        self.measure = None;
         for (task, t) in running.iter().flat_map(|r| r.graph().tasks.iter().enumerate()) {
             // With a fixed order, finished tasks are not tracked.
             let ran = !self.in_order && self.state.is_complete(task as u32);

@@ -13,7 +13,6 @@ use troika_trace::{Arg, Span, Tracer};
 
 use super::job::{GraphJob, Grower, JobId, Running};
 use super::lane::{LATE_DEPTH, Lanes, LostLists};
-use super::measure::{Kept, Measure};
 use super::order::DeviceOrder;
 use super::{GrowingGraph, Order, Task, TaskGraph};
 use crate::error::{EngineError, GrowError};
@@ -142,28 +141,6 @@ impl Runner {
     pub fn start(&mut self, graph: Arc<TaskGraph>, background: bool) -> Result<JobId, EngineError> {
         self.check_host(&graph, 0)?;
         Ok(self.begin(Running::Fixed(graph), background))
-    }
-
-    /// Like [`Runner::start`], and measures how long each device had work from the graph:
-    /// [`Runner::kept`].
-    ///
-    /// # Errors
-    /// Those of [`Runner::start`].
-    pub fn start_measured(
-        &mut self,
-        graph: Arc<TaskGraph>,
-        background: bool,
-    ) -> Result<JobId, EngineError> {
-        let tasks = graph.len();
-        let job = self.start(graph, background)?;
-        self.jobs[job.0].measure = Some(Measure::new(self.now(), tasks));
-        Ok(job)
-    }
-
-    /// How long devices had work from a measured graph. Available when it has ended without
-    /// failure, until its place is reused.
-    pub fn kept(&self, job: JobId) -> &[Kept] {
-        self.jobs[job.0].measure.as_ref().map_or(&[], |m| &m.kept)
     }
 
     /// The current time.
@@ -414,8 +391,7 @@ impl Runner {
         let submission =
             |&tag: &u32| Submission { tag, work: graph.tasks[tag as usize].work.clone() };
         list.tasks.extend(tasks.iter().map(submission));
-        let measured = self.jobs[job].measure.is_some();
-        list.timed = measured || self.tracer.enabled() || self.policy == Policy::OutOfOrder;
+        list.timed = self.tracer.enabled() || self.policy == Policy::OutOfOrder;
         list.waiting = self.waiting;
         list.timelines = Some(self.jobs[job].timelines.clone());
         list
@@ -430,9 +406,6 @@ impl Runner {
         self.jobs[index].in_flight[lane] -= 1;
         for t in &completion.times {
             self.note(running.graph(), lane, t);
-            if let Some(measure) = &mut self.jobs[index].measure {
-                measure.ended(t.tag, t.end);
-            }
         }
         let list = CommandList { times: completion.times, ..completion.list };
         self.lanes.all[lane].spare.push(list);

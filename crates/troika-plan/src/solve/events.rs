@@ -133,35 +133,9 @@ pub(super) fn run(
     end
 }
 
-/// The part of each device. A device is busy with a task from when its dependencies and the
-/// device's earlier tasks are done, to the task's end. So time to signal between devices counts,
-/// but waiting does not. Its span is from its first task to its last.
-pub(super) fn shares(tasks: &[SimTask], ends: &[f64], devices: usize) -> Vec<Share> {
-    let mut order: Vec<usize> = (0..tasks.len()).collect();
-    order.sort_by(|a, b| ends[*a].total_cmp(&ends[*b]));
-    let mut free = vec![0.0_f64; devices];
-    let mut first: Vec<Option<f64>> = vec![None; devices];
-    let mut shares = vec![Share::default(); devices];
-    for i in order {
-        let device = tasks[i].device;
-        let ready = tasks[i].after.iter().fold(free[device], |at, (t, _)| at.max(ends[*t]));
-        shares[device].busy_ns += ends[i] - ready;
-        shares[device].span_ns = ends[i] - *first[device].get_or_insert(ready);
-        free[device] = ends[i];
-    }
-    shares
-}
-
-/// A device's part in some tasks.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Share {
-    pub busy_ns: f64,
-    pub span_ns: f64,
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{Order, SimTask, run, shares};
+    use super::{Order, SimTask, run};
 
     fn task(device: usize, ns: f64, after: &[(usize, f64)]) -> SimTask {
         SimTask { device, ns, key: device, after: after.to_vec() }
@@ -178,9 +152,6 @@ mod tests {
         ];
         let end = run(&tasks, (2, Order::Ready), &mut |keys| vec![1.0; keys.len()]);
         assert_eq!(end, [10.0, 4.0, 17.0, 11.0, 20.0]);
-        // The last task is ready at 17 and starts at 19; the second of device 1 is ready at 10.
-        let shares = shares(&tasks, &end, 2).into_iter().map(|s| (s.busy_ns, s.span_ns));
-        assert!(shares.eq([(10.0 + 1.0 + 3.0, 20.0), (4.0 + 7.0, 17.0)]));
     }
 
     #[test]

@@ -6,7 +6,6 @@ mod chunks;
 mod events;
 mod layout;
 mod options;
-mod others;
 mod predict;
 mod ranges;
 mod search;
@@ -48,8 +47,6 @@ pub struct SolveRequest<'a> {
     pub lengths: &'a [usize],
     /// Plans made by other means, with names: they are priced beside those found.
     pub candidates: &'a [(String, Plan)],
-    /// Whether the plan should have alternatives for placement by load.
-    pub by_load: bool,
 }
 
 /// The result of the solver.
@@ -102,14 +99,5 @@ pub fn check_memory(
 /// # Errors
 /// No plan can be made for the request, or the devices together cannot run the model.
 pub fn solve(request: &SolveRequest<'_>) -> Result<Solved, PlanError> {
-    let mut solved = search::Search::new(request)?.solve()?;
-    if request.by_load && request.devices.len() > 1 {
-        others::add(request, &mut solved.plan)?;
-        if solved.plan.by_load.is_empty() {
-            // No alternatives were found, so their restrictions are lifted.
-            let request = SolveRequest { by_load: false, ..*request };
-            return search::Search::new(&request)?.solve();
-        }
-    }
-    Ok(solved)
+    search::Search::new(request)?.solve()
 }

@@ -191,19 +191,6 @@ impl<'a> Predictor<'a> {
         self.batches(plan, of, (Phase::Decode, &[(cached, 1)]))
     }
 
-    /// The time of a chunk behind some cached positions, and the part of each device.
-    pub fn chunk(
-        &mut self,
-        plan: &Plan,
-        (rows, cached): (usize, usize),
-    ) -> Result<(f64, Vec<events::Share>), PlanError> {
-        let all = self.all();
-        let (tasks, order) = self.tasks(plan, &all, (Phase::Prefill, &[(cached, rows)]))?;
-        let ends = self.ends(&tasks, order);
-        let shares = events::shares(&tasks, &ends, self.request.devices.len());
-        Ok((ends.into_iter().fold(0.0, f64::max), shares))
-    }
-
     fn batches(
         &mut self,
         plan: &Plan,

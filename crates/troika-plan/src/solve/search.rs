@@ -489,15 +489,7 @@ impl<'a> Search<'a> {
         if scope.phase == Phase::Decode {
             seeds = seeds.iter().map(for_decode).collect();
         }
-        seeds.retain(|placed| placed.iter().all(|(k, p)| self.allows(scope, *k, p)));
         seeds
-    }
-
-    /// For placement by load, the cache must be whole in one place. Divided by heads, it would tie
-    /// its devices to each layer in every alternative.
-    fn allows(&self, scope: Scope, kind: SegmentKind, placement: &Placement) -> bool {
-        let held = kind == SegmentKind::Attention && scope.phase == Phase::Prefill;
-        !(self.request.by_load && held && placement.split.is_some())
     }
 
     fn options(
@@ -547,7 +539,6 @@ impl<'a> Search<'a> {
                 }
             }
         }
-        options.retain(|p| self.allows(scope, kind, p));
         options
     }
 

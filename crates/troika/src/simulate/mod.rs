@@ -19,7 +19,7 @@ use troika_model::lower::{LowerOptions, Lowered, WeightShape, WeightShapes, lowe
 use troika_model::spec::ModelSpec;
 use troika_model::{families, presets};
 use troika_plan::{
-    Decide, DeviceFacts, Goal, Plan, PlanRequest, SolveDevice, SolveRequest, SyncMode, make, solve,
+    DeviceFacts, Goal, Plan, PlanRequest, SolveDevice, SolveRequest, SyncMode, make, solve,
 };
 use troika_trace::Tracer;
 use troika_weights::{Quant, SYNTHETIC_DTYPES, WeightStore};
@@ -27,7 +27,6 @@ use troika_weights::{Quant, SYNTHETIC_DTYPES, WeightStore};
 pub use single::{ProductChoice, ProductShape, ProductTime};
 pub use strategy::SocStrategy;
 
-use crate::by_load::about_load;
 use crate::devices::on_board;
 use crate::error::Error;
 use crate::profile_file::solve_device;
@@ -176,9 +175,6 @@ pub struct SimulateOptions {
     pub sync: SyncMode,
     /// A game that draws frames on the GPU meanwhile.
     pub co_run: Option<CoRun>,
-    /// By what it is decided where a chunk runs. By load, another prompt of the same length comes
-    /// first, from which it is learnt how busy processors are.
-    pub decide: Decide,
     /// Spans.
     pub tracer: Tracer,
 }
@@ -203,8 +199,6 @@ pub struct Figures {
     pub decode_j: Option<f64>,
     /// Most bytes that were held: weights, cache, values.
     pub peak_bytes: u64,
-    /// Chunks of the prompt that load had placed otherwise than their length has.
-    pub placed_otherwise: u64,
     /// Frames in a second that were drawn beside the prompt, and beside decoding.
     pub frame_rates: [f64; 2],
 }
@@ -256,7 +250,6 @@ pub struct Simulation {
     prepare_ns: u64,
     /// The queue of a GPU that draws frames and has no other.
     _frames: Option<Box<dyn Queue>>,
-    warnings: Vec<String>,
 }
 
 impl Simulation {
@@ -308,7 +301,6 @@ impl Simulation {
             _ => placed::plan(&request)?,
         };
         around_refusals(&shape.spec, &shapes, &mut plan, &devices)?;
-        let warnings = about_load(&plan, options.decide, &devices).into_iter().collect();
         let clock: Arc<dyn Clock> = board.clock().clone();
         // Frames are drawn while a queue is open; where the plan leaves the GPU idle, there is none.
         let idle = soc.processors.iter().find(|p| {
@@ -342,7 +334,6 @@ impl Simulation {
             generate: *generate,
             prepare_ns: if strategy.prepares_online() { made } else { 0 },
             _frames: frames,
-            warnings,
         })
     }
 
@@ -351,26 +342,14 @@ impl Simulation {
         self.engine.plan()
     }
 
-    /// Things a user should know, one sentence each.
-    pub fn warnings(&self) -> &[String] {
-        &self.warnings
-    }
-
     /// Computes the prompt and generates.
     ///
     /// # Errors
     /// A failing device.
     pub fn run(&mut self) -> Result<Figures, SimulateError> {
-        if !self.plan().by_load.is_empty() {
-            let before = self.engine.open();
-            self.feed(before, self.prompt)?;
-            self.engine.close(before);
-        }
         let seq = self.engine.open();
-        let before = self.engine.decisions();
         let start = self.board.usage();
         self.feed(seq, self.prompt)?;
-        let placed_otherwise = self.engine.decisions().otherwise - before.otherwise;
         let first = self.board.usage();
         for _ in 1..self.generate {
             self.feed(seq, 1)?;
@@ -393,7 +372,6 @@ impl Simulation {
             prefill_j: self.board.energy_j(&start, &first),
             decode_j: self.board.energy_j(&first, &end),
             peak_bytes: self.weight_bytes + engine_bytes,
-            placed_otherwise,
             frame_rates: [(&start, &first), (&first, &end)].map(|(a, b)| {
                 let frames = (b.frames - a.frames) as f64;
                 frames / (between(a, b).max(1) as f64 * 1e-9)
@@ -461,7 +439,6 @@ fn solved(
         several_copies: false,
         lengths: &[],
         candidates: &candidates,
-        by_load: options.decide == Decide::Load,
     };
     Ok(solve(&request).map_err(Error::Plan)?.plan)
 }

@@ -62,7 +62,6 @@ pub(super) fn plan(r: &Request<'_>) -> Result<Plan, SimulateError> {
             lengths: Vec::new(),
         },
         decode: Decode { rules: decode },
-        by_load: Vec::new(),
         predicted: None,
     })
 }

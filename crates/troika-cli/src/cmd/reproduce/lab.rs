@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use troika::plan::{Decide, SyncMode};
+use troika::plan::SyncMode;
 use troika::sim::{CoRun, ProcessorKind, Soc};
 use troika::trace::Tracer;
 use troika::{
@@ -134,7 +134,6 @@ impl Lab {
             generate: case.generate,
             sync: if case.blocking { SyncMode::Blocking } else { SyncMode::Predicted },
             co_run: case.game.then_some(GAME),
-            decide: Decide::Length,
             tracer: Tracer::off(),
         };
         let figures = Simulation::open(&options)?.run()?;
