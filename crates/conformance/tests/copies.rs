@@ -2,8 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use troika::engine::{CopyCount, PhaseCopies, SequenceInput, WantedLogits};
+use troika::engine::{SequenceInput, WantedLogits};
 use troika::plan::{Phase, Strategy};
+use troika::program::{CopyCount, PhaseCopies};
 use troika::trace::Tracer;
 use troika::weights::FloatType;
 use troika::{DeviceOptions, Model, OpenOptions, Subject, make_plan};

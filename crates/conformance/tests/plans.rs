@@ -19,6 +19,7 @@ use troika::plan::{
     DeviceFacts, Layers, Plan, PlanRequest, Policy, RefusedOps, Rule, Share, Split, Strategy,
     SyncMode, make,
 };
+use troika::program::ProgramError;
 use troika::trace::Tracer;
 use troika::weights::{BindOptions, FloatType, Quant};
 use troika::{Described, describe};
@@ -227,7 +228,7 @@ fn plans_agree(name: &str, quant: Quant, seed: u64, count: usize) -> usize {
         let mut e = match engine(&d, &devices, plan.clone()) {
             Ok(e) => e,
             // Small shares of narrow products may round to nothing.
-            Err(EngineError::NothingLeft(_)) => continue,
+            Err(EngineError::Program(ProgramError::NothingLeft(_))) => continue,
             Err(e) => panic!("{name}, plan {i}: {e}\n{}", plan.to_json()),
         };
         // Twice: the second time, the memory is no longer new.

@@ -73,8 +73,8 @@ impl Engine {
         let alone = decoding == 0 || (only.is_some() && self.phases_are_apart);
         // A chunk frees pages that earlier chunks in flight still read. Within a graph,
         // dependencies order this; a graph beside it must not get such pages.
-        let keeps =
-            self.one_placement || self.model.lowered.page_groups.iter().all(Option::is_none);
+        let keeps = self.one_placement
+            || self.model.program.lowered.page_groups.iter().all(Option::is_none);
         let batches = match several && alone && keeps {
             false => 1,
             // Others wait for the end of this graph.
@@ -228,7 +228,7 @@ impl Engine {
         let regime = self.longrope.regime(s.tokens.len());
         if s.regime != regime && self.kv.len(seq) > 0 {
             self.kv.release(seq);
-            self.handover.truncate(seq, 0);
+            self.handover.truncate(seq.number(), 0);
         }
         s.regime = regime;
         if s.stage == Stage::Running {
@@ -367,7 +367,7 @@ impl Engine {
     fn preempt(&mut self, seq: SeqId) {
         self.publish(seq);
         self.kv.release(seq);
-        self.handover.truncate(seq, 0);
+        self.handover.truncate(seq.number(), 0);
         if let Some(s) = self.sequences.get_mut(&seq)
             && s.stage == Stage::Running
         {

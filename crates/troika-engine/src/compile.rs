@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use troika_device::{Clock, Device, DeviceError, Executable, WeightSource, Weights};
 use troika_graph::Subgraph;
+use troika_program::{GraphList, ListedGraph};
 
 use crate::error::EngineError;
 
@@ -32,54 +33,9 @@ impl fmt::Debug for CompileControl {
     }
 }
 
-/// All graphs of a program with the devices that compile them, without duplicates.
-#[derive(Default)]
-pub(crate) struct CompileList {
-    graphs: Vec<Listed>,
-    /// For each code, the first graph that uses it. Each device and shape has a code of its own.
-    codes: Vec<usize>,
-    /// The first graph of the current segment.
-    segment: usize,
-}
-
-struct Listed {
-    device: usize,
-    graph: Subgraph,
-    /// Index of its code.
-    code: usize,
-}
-
-impl CompileList {
-    /// Starts the next segment. Its graphs have other weights than those before.
-    pub fn begin_segment(&mut self) {
-        self.segment = self.graphs.len();
-    }
-
-    /// The index of a device's graph, added if it is new. It shares its code with a graph of the
-    /// same shape, unless the device bakes weights into code.
-    pub fn add(&mut self, device: usize, graph: Subgraph, bakes_weights: bool) -> usize {
-        let of_segment = &self.graphs[self.segment..];
-        if let Some(at) = of_segment.iter().position(|l| (l.device, &l.graph) == (device, &graph)) {
-            return self.segment + at;
-        }
-        let number = self.graphs.len();
-        let same = |first: &usize| {
-            let Listed { device: of, graph: other, .. } = &self.graphs[*first];
-            *of == device && graph.same_code(other)
-        };
-        let known = self.codes.iter().position(same).filter(|_| !bakes_weights);
-        let code = known.unwrap_or_else(|| {
-            self.codes.push(number);
-            self.codes.len() - 1
-        });
-        self.graphs.push(Listed { device, graph, code });
-        number
-    }
-
-    /// Number of codes to make plus graphs to load.
-    fn steps(&self) -> usize {
-        self.codes.len() + self.graphs.len()
-    }
+/// Number of codes to make plus graphs to load.
+fn steps(list: &GraphList) -> usize {
+    list.codes() + list.graphs().len()
 }
 
 /// What compiling needs besides graphs and devices.
@@ -96,7 +52,7 @@ pub(crate) struct CompileWith<'a> {
 /// # Errors
 /// The device's error, or why compiling was stopped.
 pub(crate) fn compile(
-    list: &CompileList,
+    list: &GraphList,
     devices: &[Arc<dyn Device>],
     with: &CompileWith<'_>,
 ) -> Result<Vec<Arc<Weights>>, EngineError> {
@@ -129,7 +85,7 @@ pub(crate) fn compile(
             thread.join().unwrap_or_else(|_| Err((share[0], compiling.panicked(share[0]))))
         }));
     });
-    let mut all = vec![None; list.graphs.len()];
+    let mut all = vec![None; list.graphs().len()];
     let mut failure: Option<(usize, EngineError)> = None;
     for result in results {
         match result {
@@ -150,7 +106,7 @@ type Compiled = Result<Vec<(usize, Arc<Weights>)>, (usize, EngineError)>;
 
 /// The graphs of each device. One thread compiles for all devices that share a virtual clock, so
 /// that time passes in the same order in every run.
-fn shares(list: &CompileList, devices: &[Arc<dyn Device>]) -> Vec<Vec<usize>> {
+fn shares(list: &GraphList, devices: &[Arc<dyn Device>]) -> Vec<Vec<usize>> {
     let clocks: Vec<Option<Arc<dyn Clock>>> = devices.iter().map(|d| d.clock()).collect();
     let same =
         |a: &Arc<dyn Clock>, b: &Arc<dyn Clock>| std::ptr::addr_eq(Arc::as_ptr(a), Arc::as_ptr(b));
@@ -162,7 +118,7 @@ fn shares(list: &CompileList, devices: &[Arc<dyn Device>]) -> Vec<Vec<usize>> {
         clocks.iter().position(shares_it).unwrap_or(device)
     };
     let mut shares = vec![Vec::new(); devices.len()];
-    for (i, listed) in list.graphs.iter().enumerate() {
+    for (i, listed) in list.graphs().iter().enumerate() {
         shares[thread_of(listed.device)].push(i);
     }
     shares.retain(|share| !share.is_empty());
@@ -170,7 +126,7 @@ fn shares(list: &CompileList, devices: &[Arc<dyn Device>]) -> Vec<Vec<usize>> {
 }
 
 struct Compiling<'a> {
-    list: &'a CompileList,
+    list: &'a GraphList,
     devices: &'a [Arc<dyn Device>],
     with: &'a CompileWith<'a>,
     /// The deadline.
@@ -184,12 +140,12 @@ struct Compiling<'a> {
 impl Compiling<'_> {
     fn run(&self, share: &[usize]) -> Compiled {
         let mut made = Vec::new();
-        let mut codes = vec![None; self.list.codes.len()];
+        let mut codes = vec![None; self.list.codes()];
         for &at in share {
             if self.failed.load(Ordering::Acquire) < at {
                 break;
             }
-            match self.one(at, &mut codes[self.list.graphs[at].code]) {
+            match self.one(at, &mut codes[self.list.graphs()[at].code]) {
                 Ok(weights) => made.push((at, weights)),
                 Err(e) => {
                     self.failed.fetch_min(at, Ordering::AcqRel);
@@ -206,7 +162,7 @@ impl Compiling<'_> {
         at: usize,
         code: &mut Option<Arc<Executable>>,
     ) -> Result<Arc<Weights>, EngineError> {
-        let Listed { device, graph, .. } = &self.list.graphs[at];
+        let ListedGraph { device, graph, .. } = &self.list.graphs()[at];
         let device = &*self.devices[*device];
         let code = match code {
             Some(code) => code,
@@ -221,7 +177,7 @@ impl Compiling<'_> {
         graph: &Subgraph,
         step: impl FnOnce() -> Result<T, DeviceError>,
     ) -> Result<T, EngineError> {
-        let all = self.list.steps();
+        let all = steps(self.list);
         let cancel = self.with.control.cancel.as_ref();
         if cancel.is_some_and(|cancel| cancel.load(Ordering::Relaxed)) {
             return Err(EngineError::CompileCancelled { done: self.done(), all });
@@ -246,14 +202,14 @@ impl Compiling<'_> {
         let mut done = self.done.lock().unwrap_or_else(PoisonError::into_inner);
         *done += more;
         if let Some(progress) = &self.with.control.progress {
-            progress(*done, self.list.steps());
+            progress(*done, steps(self.list));
         }
         *done
     }
 
     fn panicked(&self, at: usize) -> EngineError {
         self.failed.fetch_min(at, Ordering::AcqRel);
-        let device = self.devices[self.list.graphs[at].device].name().to_string();
+        let device = self.devices[self.list.graphs()[at].device].name().to_string();
         DeviceError::System { device, why: "its compiler panicked".into() }.into()
     }
 }

@@ -6,19 +6,16 @@ use std::sync::Arc;
 use troika_device::{Buffer, Clock, Device, Waiting, WeightSource};
 use troika_model::lower::{LowerOptions, Lowered, StateDecl, WeightShapes, lower};
 use troika_model::spec::ModelSpec;
-use troika_plan::{Phase, Plan, SyncMode};
+use troika_plan::{Phase, Plan, SolveDevice, SyncMode};
+use troika_program::{ELEMENT, Handover, Program, Slots};
 use troika_trace::Tracer;
 
-use crate::compile::{CompileControl, CompileWith};
+use crate::compile::{CompileControl, CompileWith, compile};
 use crate::error::EngineError;
-use crate::handover::Handover;
 use crate::input::{Admission, Event};
 use crate::kv::{GroupLayout, KvCache, KvLayout, SeqId};
 use crate::mailbox::{EngineHandle, Limits};
 use crate::memory::{allocate, allocate_in};
-use crate::pool::{ELEMENT, Slots};
-use crate::program::Program;
-use crate::residency::Instance;
 use crate::schedule::Runner;
 use crate::sequence::{LongRope, Sequence};
 use crate::slot::{BatchSlot, PlacedModel};
@@ -153,14 +150,23 @@ impl Engine {
         }
         allocate(plan.prefill.chunk.checked_mul(widest(&lowered)), "activations")?;
         let with = CompileWith { weights: parts.weights, control, clock: &*parts.clock };
-        let program = Program::new(&lowered, &plan, parts.devices, &with)?;
-        let states = state_buffers(&lowered, &kv, &program)?;
-        memory.kv_cache = states.iter().flatten().map(|(_, b)| b.len() as u64).sum();
-        memory.scratch = program.scratch_bytes;
+        let devices: Vec<Arc<dyn Device>> =
+            plan.devices.iter().filter_map(|name| find(name).cloned()).collect();
+        let known = |d: &Arc<dyn Device>| SolveDevice {
+            name: d.name().to_string(),
+            caps: d.caps().clone(),
+        };
+        let known: Vec<SolveDevice> = devices.iter().map(known).collect();
+        let program = Program::new(Arc::new(lowered), &plan, &known)?;
+        let loaded = compile(&program.graphs, &devices, &with)?;
+        let states = state_buffers(&kv, &program, &devices)?;
+        memory.kv_cache = states.iter().flatten().map(|b| b.len() as u64).sum();
+        let scratch = loaded.iter().map(|w| w.executable().scratch_bytes());
+        memory.scratch = scratch.max().unwrap_or(0);
         let rows = plan.prefill.chunk + program.padding;
-        let slots = Arc::new(Slots::new(&lowered, &program, rows));
+        let slots = Arc::new(Slots::new(&program, rows));
         let mut runner = Runner::new(
-            &program.devices,
+            &devices,
             (plan.prefill.policy, plan.critical_device()),
             &parts.clock,
             parts.tracer,
@@ -175,7 +181,7 @@ impl Engine {
             false => &[Some(Phase::Decode), Some(Phase::Prefill)],
         };
         let slot = |only: &Option<Phase>| BatchSlot::new(&slots, program.computing(*only) > 1);
-        let silent = program.devices.iter().find(|d| !d.caps().computes());
+        let silent = devices.iter().find(|d| !d.caps().computes());
         let limits = Limits::new(parts.spec.vocab, kv.fit());
         Ok(Engine {
             slots: places.iter().map(slot).collect::<Result<_, _>>()?,
@@ -199,7 +205,15 @@ impl Engine {
             sharing: Sharing { sequences: parts.sharing.sequences.max(1), ..parts.sharing },
             longrope: LongRope::new(parts.spec),
             memory,
-            model: PlacedModel { lowered, program, plan, states, slots, vocab: parts.spec.vocab },
+            model: PlacedModel {
+                program,
+                devices,
+                loaded,
+                plan,
+                states,
+                slots,
+                vocab: parts.spec.vocab,
+            },
         })
     }
 
@@ -222,7 +236,7 @@ impl Engine {
 
     /// The lowered model.
     pub fn lowered(&self) -> &Lowered {
-        &self.model.lowered
+        &self.model.program.lowered
     }
 
     /// The name of a device that models time only, if there is one: there are no logits to read
@@ -316,16 +330,15 @@ fn kv_layout(lowered: &Lowered, plan: &Plan, sharing: Sharing) -> KvLayout {
 }
 
 fn state_buffers(
-    lowered: &Lowered,
     kv: &KvCache,
     program: &Program,
-) -> Result<Vec<Vec<(Instance, Buffer)>>, EngineError> {
-    let instances = lowered.states.iter().zip(&program.state_instances);
+    devices: &[Arc<dyn Device>],
+) -> Result<Vec<Vec<Buffer>>, EngineError> {
+    let instances = program.lowered.states.iter().zip(&program.state_instances);
     let buffers = instances.map(|(state, instances)| {
-        let buffer = |instance: &Instance| {
+        let buffer = |instance: &troika_program::Instance| {
             let bytes = state_bytes(state, instance.cols.len(), kv);
-            let buffer = allocate_in((instance.space, bytes), "the KV cache", &program.devices)?;
-            Ok((instance.clone(), buffer))
+            allocate_in((instance.space, bytes), "the KV cache", devices)
         };
         instances.iter().map(buffer).collect()
     });

@@ -7,9 +7,9 @@ use troika_graph::restrict_activations;
 use troika_model::lower::{LowerOptions, WeightShapes, lower};
 use troika_model::spec::ModelSpec;
 use troika_plan::{Plan, Refusal};
+use troika_program::{EdgeTypes, shapes};
 
 use crate::error::EngineError;
-use crate::program::{convert_edges, edge_types, shapes};
 
 /// Asks each device about each op of the model, at the shapes that the plan states. Returns the
 /// refused ops, once for each kind of segment.
@@ -29,7 +29,7 @@ pub fn examine(
     };
     let lowered = lower(spec, weights, options)?;
     let formats = plan.activations();
-    let types = edge_types(&lowered, plan);
+    let types = EdgeTypes::new(&lowered, plan);
     let mut refusals: Vec<Refusal> = Vec::new();
     for device in devices {
         for segment in &lowered.segments {
@@ -38,7 +38,7 @@ pub fn examine(
                 let rule = rules.iter().find(|r| r.matches(segment.kind, segment.layer));
                 let rule = rule.filter(|r| r.devices().any(|d| d == device.name()));
                 let buckets = rule.and_then(|r| r.row_buckets.as_deref());
-                (convert_edges(&graph, segment, (&types, phase)), buckets)
+                (types.convert(&graph, segment, phase), buckets)
             });
             let mut graphs: Vec<_> = lists.collect();
             graphs.dedup();

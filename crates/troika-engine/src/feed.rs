@@ -4,7 +4,6 @@
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::input::{Event, LogitsSink, Next, SequenceInput, WantedLogits};
-use crate::schedule::Task;
 
 impl Engine {
     /// Appends tokens to sequences and passes on the wanted logits.
@@ -73,29 +72,5 @@ impl Engine {
             }
         }
         failure.map_or(Ok(()), Err)
-    }
-
-    /// Makes the tasks for a sequence's tokens, and those that hand caches over before them.
-    /// Nothing runs, but the tokens count as computed.
-    pub(crate) fn tasks_without_running(
-        &mut self,
-        input: &SequenceInput<'_>,
-    ) -> Result<(Vec<Task>, Vec<Task>), EngineError> {
-        self.handle.feed(input.seq, input.tokens, input.logits)?;
-        self.take_requests();
-        let mut tasks = (Vec::new(), Vec::new());
-        for (place, phase) in self.places() {
-            self.plan_batches(place, phase);
-            if !self.slots[place].seqs.is_empty() {
-                tasks = (self.handover_tasks(place)?, self.slots[place].tasks(&self.model)?);
-            }
-            self.slots[place].clear();
-        }
-        if let Some(s) = self.sequences.get_mut(&input.seq) {
-            s.in_flight = None;
-        }
-        self.through(input.seq);
-        self.idle(input.seq);
-        Ok(tasks)
     }
 }

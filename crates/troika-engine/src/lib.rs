@@ -5,31 +5,25 @@
 //! they use and hands them to queues. The caller samples the logits with [`sample::Sampler`].
 
 mod batching;
+mod bind;
 mod choose;
 mod compile;
-mod copies;
 mod engine;
 mod error;
 mod examine;
 mod feed;
-mod handover;
 mod input;
 mod kv;
 mod mailbox;
 mod memory;
-mod pieces;
 mod pool;
-mod program;
-mod residency;
 pub mod sample;
 pub mod schedule;
 mod sequence;
 mod slot;
 mod step;
-mod tasks;
 
 pub use compile::{CompileControl, OnCompiled};
-pub use copies::{CopyCount, PhaseCopies, copies};
 pub use engine::{Engine, EngineMemory, EngineParts, Sharing};
 pub use error::{EngineError, GrowError};
 pub use examine::examine;

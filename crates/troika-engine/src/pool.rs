@@ -1,89 +1,23 @@
-//! Memory for the values between segments: slots that layers reuse.
+//! Memory for the values between segments of a chunk in flight.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use troika_device::{Buffer, Device, SpaceId};
-use troika_model::lower::{EdgeId, Lowered};
+use troika_program::{SlotMemory, Slots};
 
 use crate::error::EngineError;
 use crate::memory::{allocate, allocate_in};
-use crate::program::Program;
-use crate::residency::Instance;
-
-/// The slot of each value, and the width of each slot. A slot is free again after the last segment
-/// that reads its value.
-#[derive(Debug)]
-pub(crate) struct Slots {
-    /// The slot of each value.
-    of_value: Vec<usize>,
-    /// The columns of each slot's widest value.
-    cols: Vec<usize>,
-    /// The rows of each buffer.
-    rows: usize,
-}
 
 /// Memory for the values of a chunk in flight: a buffer per slot in host memory, and more where
 /// devices need them.
 #[derive(Debug)]
 pub(crate) struct EdgePool {
     slots: Arc<Slots>,
+    /// By slot.
     host: Vec<Buffer>,
-    /// By slot: instances in other memory spaces, or of some columns only.
-    others: HashMap<(usize, Instance), Buffer>,
-}
-
-/// The most bytes of one element: values are f32, i32, f16 or bf16.
-pub(crate) const ELEMENT: usize = 4;
-
-impl Slots {
-    /// Assigns slots to all values of a program, for forward batches of up to `rows` rows.
-    pub fn new(lowered: &Lowered, program: &Program, rows: usize) -> Slots {
-        let own =
-            |v: usize| [Lowered::IDS, Lowered::POSITIONS, lowered.logits()].contains(&EdgeId(v));
-        let edges = lowered.edges.len();
-        let mut last_use = vec![0; edges];
-        for (i, segment) in lowered.segments.iter().enumerate() {
-            for e in segment.inputs.iter().chain(&segment.outputs) {
-                last_use[e.0] = i;
-            }
-        }
-        let cols = &program.values.cols;
-        let mut slots = Slots { of_value: vec![usize::MAX; cols.len()], cols: Vec::new(), rows };
-        let mut free: Vec<usize> = Vec::new();
-        // Ids, positions and logits have host buffers of their own. In other spaces each has a slot
-        // that no other value shares.
-        for v in (0..edges).filter(|v| own(*v)) {
-            slots.of_value[v] = slots.cols.len();
-            slots.cols.push(cols[v]);
-        }
-        for (i, segment) in lowered.segments.iter().enumerate() {
-            for v in segment.outputs.iter().map(|e| e.0).filter(|v| !own(*v)) {
-                slots.of_value[v] = take_slot(&mut free, &mut slots.cols, cols[v]);
-            }
-            // Values between pieces of one placement live at the same time; those of two never do.
-            let placements = program.placement_of.chunk_by(|a, b| a == b);
-            let mut end = edges;
-            for of in placements {
-                let between = end..end + of.len();
-                end = between.end;
-                if of[0].0 != i {
-                    continue;
-                }
-                for v in between.clone() {
-                    slots.of_value[v] = take_slot(&mut free, &mut slots.cols, cols[v]);
-                }
-                free.extend(between.map(|v| slots.of_value[v]));
-            }
-            let edges = segment.inputs.iter().chain(&segment.outputs).map(|e| e.0);
-            for v in edges.filter(|v| last_use[*v] == i && !own(*v)) {
-                if !free.contains(&slots.of_value[v]) {
-                    free.push(slots.of_value[v]);
-                }
-            }
-        }
-        slots
-    }
+    /// In other memory spaces, or for some columns only.
+    others: HashMap<SlotMemory, Buffer>,
 }
 
 impl EdgePool {
@@ -92,69 +26,38 @@ impl EdgePool {
     /// # Errors
     /// There is not enough memory.
     pub fn new(slots: &Arc<Slots>) -> Result<EdgePool, EngineError> {
-        let slot = |cols: &usize| allocate(slots.bytes(*cols), "activations");
-        let mut host: Vec<Buffer> =
-            slots.cols.iter().skip(3).map(slot).collect::<Result<_, _>>()?;
-        let none = allocate(Some(0), "activations")?;
-        // Ids, positions and logits are not in the host's pool.
-        host.splice(0..0, std::iter::repeat_n(none, 3.min(slots.cols.len())));
+        let host = |slot: usize| {
+            let whole = SlotMemory { slot, space: SpaceId::HOST, part: None };
+            let bytes = if slot < Slots::OWN { Some(0) } else { slots.bytes(&whole) };
+            allocate(bytes, "activations")
+        };
+        let host = (0..slots.len()).map(host).collect::<Result<_, _>>()?;
         Ok(EdgePool { slots: slots.clone(), host, others: HashMap::new() })
     }
 
-    /// The buffer of an instance of a value. The device that owns the memory allocates it when it
-    /// is first needed.
+    /// The buffer of a slot's memory. The device that owns it allocates it when it is first needed.
+    ///
     /// # Errors
     /// There is not enough memory for it.
     pub fn buffer(
         &mut self,
-        (value, cols): (usize, usize),
-        instance: &Instance,
+        memory: &SlotMemory,
         devices: &[Arc<dyn Device>],
     ) -> Result<Buffer, EngineError> {
-        let slot = self.slots.of_value[value];
-        let whole = instance.cols == (0..cols);
-        if whole && instance.space == SpaceId::HOST {
-            return Ok(self.host[slot].clone());
+        if memory.part.is_none() && memory.space == SpaceId::HOST {
+            return Ok(self.host[memory.slot].clone());
         }
-        // Whole values of a slot share its memory in a space.
-        let width = if whole { self.slots.cols[slot] } else { instance.cols.len() };
-        let key = match whole {
-            true => Instance { space: instance.space, cols: 0..usize::MAX },
-            false => instance.clone(),
-        };
-        if let Some(known) = self.others.get(&(slot, key.clone())) {
+        if let Some(known) = self.others.get(memory) {
             return Ok(known.clone());
         }
-        let bytes = self.slots.bytes(width);
-        let buffer = allocate_in((instance.space, bytes), "activations", devices)?;
-        self.others.insert((slot, key), buffer.clone());
+        let bytes = self.slots.bytes(memory);
+        let buffer = allocate_in((memory.space, bytes), "activations", devices)?;
+        self.others.insert(memory.clone(), buffer.clone());
         Ok(buffer)
     }
 
     /// Bytes of all buffers.
     pub fn bytes(&self) -> u64 {
         self.host.iter().chain(self.others.values()).map(|b| b.len() as u64).sum()
-    }
-}
-
-impl Slots {
-    fn bytes(&self, cols: usize) -> Option<usize> {
-        cols.checked_mul(ELEMENT)?.checked_mul(self.rows)
-    }
-}
-
-/// The free slot of nearest width, or a new one. Widens the slot if necessary.
-fn take_slot(free: &mut Vec<usize>, sizes: &mut Vec<usize>, cols: usize) -> usize {
-    let nearest = free.iter().enumerate().min_by_key(|(_, s)| sizes[**s].abs_diff(cols));
-    match nearest.map(|(i, _)| i) {
-        Some(i) => {
-            let slot = free.swap_remove(i);
-            sizes[slot] = sizes[slot].max(cols);
-            slot
-        }
-        None => {
-            sizes.push(cols);
-            sizes.len() - 1
-        }
     }
 }

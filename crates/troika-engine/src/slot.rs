@@ -5,35 +5,36 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use troika_device::Buffer;
-use troika_model::lower::Lowered;
+use troika_device::{Buffer, Device, Weights};
 use troika_plan::{Phase, Plan};
+use troika_program::{BatchShape, NamedTask, Program, Slots};
 
 use crate::batching::PlannedBatch;
+use crate::bind::Binder;
 use crate::error::EngineError;
 use crate::kv::SeqId;
 use crate::memory::allocate;
-use crate::pool::{EdgePool, Slots};
-use crate::program::{Program, Where};
-use crate::residency::Instance;
+use crate::pool::EdgePool;
 use crate::schedule::{JobId, Task, TaskGraph};
-use crate::tasks::{ChunkMemory, ChunkTasks, Shared};
 
 /// A lowered model on its devices, with the memory of its states.
 pub(crate) struct PlacedModel {
-    pub lowered: Lowered,
     pub program: Program,
+    /// The plan's devices, in its order.
+    pub devices: Vec<Arc<dyn Device>>,
+    /// Code with weights, by the index of the program's graph.
+    pub loaded: Vec<Arc<Weights>>,
     pub plan: Plan,
     /// For each state, the memory of its instances.
-    pub states: Vec<Vec<(Instance, Buffer)>>,
+    pub states: Vec<Vec<Buffer>>,
     pub slots: Arc<Slots>,
     pub vocab: usize,
 }
 
 /// Ids and positions of a chunk.
-struct InputSlot {
-    ids: Buffer,
-    positions: Buffer,
+pub(crate) struct InputSlot {
+    pub ids: Buffer,
+    pub positions: Buffer,
 }
 
 /// A graph, and the shape of the batch that it was made for.
@@ -70,7 +71,7 @@ pub(crate) struct BatchSlot {
     pub logits: Buffer,
     /// Graphs of single batches, by placement. For decode, one for each number of sequences; for
     /// prefill only the graph of the latest chunk, since the next one often has its shape.
-    graphs: HashMap<Where, KnownGraph>,
+    graphs: HashMap<(Phase, usize), KnownGraph>,
     /// Batches; the first `used` of them are planned or in flight.
     batches: Vec<PlannedBatch>,
     used: usize,
@@ -186,25 +187,45 @@ impl BatchSlot {
     ///
     /// # Errors
     /// Those of [`BatchSlot::graph`].
-    pub fn tasks(&mut self, model: &PlacedModel) -> Result<Vec<Task>, EngineError> {
-        self.reserve(model)?;
-        let shared = Shared {
-            lowered: &model.lowered,
-            program: &model.program,
-            states: &model.states,
-            logits: &self.logits,
-        };
+    fn tasks(&mut self, model: &PlacedModel) -> Result<Vec<Task>, EngineError> {
         let (mut tasks, mut logits_row) = (Vec::new(), 0);
-        let pools = self.pools.len();
-        for (chunk, batch) in self.batches[..self.used].iter().enumerate() {
-            let InputSlot { ids, positions } = &self.inputs[chunk];
-            // Chunks use the pools in turn.
-            let memory = ChunkMemory { pool: &mut self.pools[chunk % pools], ids, positions };
-            let made = ChunkTasks::new(&shared, memory, batch, chunk).make(logits_row)?;
-            tasks.extend(made.0);
-            logits_row = made.1;
+        for chunk in 0..self.used {
+            let batch = &self.batches[chunk];
+            let shape = BatchShape {
+                phase: batch.phase,
+                rows: batch.forward.rows(),
+                wanted: joined(batch.wanted.iter().map(|(_, rows)| rows.clone())),
+                chunk: chunk as u32,
+                // Chunks use the pools in turn.
+                set: chunk % self.pools.len(),
+                logits_row,
+            };
+            let made = model.program.tasks(&model.slots, &shape)?;
+            logits_row = made.logits_row;
+            tasks.extend(self.bind(model, chunk, &made.tasks)?);
         }
         Ok(tasks)
+    }
+
+    /// Binds tasks of a planned batch to memory.
+    ///
+    /// # Errors
+    /// There is not enough memory for a value that is bound for the first time.
+    pub fn bind(
+        &mut self,
+        model: &PlacedModel,
+        batch: usize,
+        named: &[NamedTask],
+    ) -> Result<Vec<Task>, EngineError> {
+        let mut binder = Binder {
+            model,
+            pools: &mut self.pools,
+            inputs: &self.inputs,
+            logits: &self.logits,
+            staging: HashMap::new(),
+        };
+        let forward = &self.batches[batch].forward;
+        named.iter().map(|task| binder.task(task, forward)).collect()
     }
 
     /// Allocates inputs and logits for the planned batches.
@@ -227,4 +248,16 @@ impl BatchSlot {
         }
         Ok(())
     }
+}
+
+/// Joins runs that touch, so that neighbouring rows share one task.
+fn joined(runs: impl Iterator<Item = Range<usize>>) -> Vec<Range<usize>> {
+    let mut out: Vec<Range<usize>> = Vec::new();
+    for run in runs {
+        match out.last_mut() {
+            Some(last) if last.end == run.start => last.end = run.end,
+            _ => out.push(run),
+        }
+    }
+    out
 }

@@ -10,7 +10,7 @@ use crate::error::EngineError;
 use crate::input::{Admission, Event, Next, OnEvent, WantedLogits};
 use crate::kv::{KvError, SeqId};
 use crate::mailbox::{InFlight, Request};
-use crate::schedule::{JobId, Task, TaskGraph, Waited};
+use crate::schedule::{JobId, TaskGraph, Waited};
 use crate::sequence::{Sequence, Stage};
 
 /// Tokens for which a sequence has memory from the start.
@@ -138,7 +138,7 @@ impl Engine {
     /// Shortens a sequence in the cache to at most `len` positions.
     pub(crate) fn cut_cache(&mut self, seq: SeqId, len: usize) {
         let kept = self.kv.truncate(seq, len);
-        self.handover.truncate(seq, kept);
+        self.handover.truncate(seq.number(), kept);
     }
 
     /// Cancels or closes a sequence that asked for it, if nothing of it is in flight.
@@ -159,7 +159,7 @@ impl Engine {
         }
         self.publish(seq);
         self.kv.close(seq);
-        self.handover.truncate(seq, 0);
+        self.handover.truncate(seq.number(), 0);
         self.sequences.remove(&seq);
     }
 
@@ -279,21 +279,18 @@ impl Engine {
 
     /// Copies caches to where planned batches use them.
     fn hand_over(&mut self, place: usize) -> Result<(), EngineError> {
-        let copies = self.handover_tasks(place)?;
+        let mut copies = Vec::new();
+        for at in 0..self.slots[place].batches().len() {
+            let batch = &self.slots[place].batches()[at];
+            let named = self.handover.before(batch.phase, &batch.forward, &self.model.program);
+            if !named.is_empty() {
+                copies.extend(self.slots[place].bind(&self.model, at, &named)?);
+            }
+        }
         match copies.is_empty() {
             true => Ok(()),
             false => self.runner.run(&TaskGraph::new(copies).into()),
         }
-    }
-
-    /// The copies that hand caches over before planned batches run.
-    pub(crate) fn handover_tasks(&mut self, place: usize) -> Result<Vec<Task>, EngineError> {
-        let mut copies = Vec::new();
-        for batch in self.slots[place].batches() {
-            let states = (self.model.states.as_slice(), self.model.lowered.states.as_slice());
-            copies.extend(self.handover.before(batch, &self.model.program, states)?);
-        }
-        Ok(copies)
     }
 
     /// Handles the end of a graph.

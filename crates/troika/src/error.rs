@@ -178,17 +178,7 @@ impl Error {
         use EngineError as E;
         let at_fault = match &self {
             Error::Plan(_) => true,
-            Error::Engine(e) => matches!(
-                e,
-                E::Plan(_)
-                    | E::Unplaced(_)
-                    | E::Stages { .. }
-                    | E::Partition(_)
-                    | E::NothingLeft(_)
-                    | E::TwoHomes(_)
-                    | E::StandardLength { .. }
-                    | E::Page { .. }
-            ),
+            Error::Engine(e) => matches!(e, E::Plan(_) | E::Program(_)),
             _ => false,
         };
         match file {

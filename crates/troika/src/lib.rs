@@ -95,5 +95,6 @@ pub use troika_engine as engine;
 pub use troika_graph as graph;
 pub use troika_model as model;
 pub use troika_plan as plan;
+pub use troika_program as program;
 pub use troika_trace as trace;
 pub use troika_weights as weights;

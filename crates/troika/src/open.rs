@@ -6,9 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use troika_device::{Clock, Device, RealClock};
-use troika_engine::{
-    CompileControl, Engine, EngineError, EngineParts, PhaseCopies, Sharing, copies,
-};
+use troika_engine::{CompileControl, Engine, EngineError, EngineParts, Sharing};
 use troika_graph::{ActivationFormat, DType};
 use troika_model::chat::ChatTemplate;
 use troika_model::lower::{LowerOptions, Lowered, lower};
@@ -18,6 +16,7 @@ use troika_plan::{
     Alternative, DeviceFacts, Goal, Plan, PlanError, PlanRequest, Policy, ProfiledCosts,
     SolveDevice, SolveRequest, Solved, Strategy, SyncMode, check_memory, describe_refusals, solve,
 };
+use troika_program::{PhaseCopies, copies};
 use troika_trace::{Span, Tracer};
 use troika_weights::{BindOptions, FileSource, FloatType, OnProgress, Quant, WeightStore};
 
@@ -184,7 +183,9 @@ impl Planned {
     /// What keeps the plan from being run.
     pub fn copies(&self) -> Result<Vec<PhaseCopies>, Error> {
         let (spec, store) = &self.model;
-        Ok(copies(spec, &|key| store.shape(key), &self.plan, &self.devices)?)
+        let devices: Vec<SolveDevice> = self.devices.iter().map(solve_device).collect();
+        let counted = copies(spec, &|key| store.shape(key), &self.plan, &devices);
+        Ok(counted.map_err(EngineError::from)?)
     }
 }
 

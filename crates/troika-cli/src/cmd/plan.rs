@@ -1,8 +1,8 @@
 //! `troika plan`.
 
-use troika::engine::{CopyCount, PhaseCopies};
 use troika::graph::DType;
 use troika::plan::{Alternative, Goal, Phase, Plan, Rule, Split, Stage};
+use troika::program::{CopyCount, PhaseCopies};
 use troika::trace::Tracer;
 
 use super::run::open_options;

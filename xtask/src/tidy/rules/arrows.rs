@@ -28,9 +28,17 @@ const ROWS: &[(&str, May)] = &[
     ("troika-model", May::Use(&["troika-graph", "troika-device"])),
     ("troika-weights", May::Use(&["troika-graph", "troika-device", "troika-model"])),
     ("troika-plan", May::Use(&["troika-graph", "troika-device", "troika-model"])),
+    ("troika-program", May::Use(&["troika-graph", "troika-device", "troika-model", "troika-plan"])),
     (
         "troika-engine",
-        May::Use(&["troika-graph", "troika-device", "troika-model", "troika-plan", "troika-trace"]),
+        May::Use(&[
+            "troika-graph",
+            "troika-device",
+            "troika-model",
+            "troika-plan",
+            "troika-program",
+            "troika-trace",
+        ]),
     ),
     ("troika-hub", May::Use(&[])),
     ("troika", May::Use(LIBRARIES)),
@@ -52,6 +60,7 @@ const LIBRARIES: &[&str] = &[
     "troika-model",
     "troika-weights",
     "troika-plan",
+    "troika-program",
     "troika-engine",
 ];
 

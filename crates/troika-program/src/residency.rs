@@ -6,7 +6,8 @@ use troika_device::SpaceId;
 
 /// A buffer for a value or some of its columns; a row of it is `cols` wide.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Instance {
+pub struct Instance {
+    /// Where it lies.
     pub space: SpaceId,
     /// The columns that it has room for.
     pub cols: Range<usize>,
@@ -14,8 +15,10 @@ pub(crate) struct Instance {
 
 /// A rectangle of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Area {
+pub struct Area {
+    /// Its rows.
     pub rows: Range<usize>,
+    /// Its columns.
     pub cols: Range<usize>,
 }
 

@@ -2,40 +2,14 @@
 //! that a device refuses. Pure: nothing is compiled here.
 
 use std::collections::HashMap;
-use std::ops::Range;
 
 use troika_graph::partition::{
     ColumnSplit, Columns, Partition, PartitionError, Piece, cut_at, split_columns,
 };
-use troika_graph::{DType, Subgraph, ValueId};
-use troika_plan::{Phase, stage_borders};
+use troika_graph::{Subgraph, ValueId};
+use troika_plan::stage_borders;
 
-use crate::residency::common;
-
-/// A range of columns of one of the program's values.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Operand {
-    /// Index of the value.
-    pub value: usize,
-    /// Its columns.
-    pub cols: Range<usize>,
-}
-
-/// A range of columns of one of the model's states: all, or those of a device's attention heads.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct StateOperand {
-    /// Index of the state.
-    pub state: usize,
-    /// Its columns.
-    pub cols: Range<usize>,
-}
-
-impl StateOperand {
-    /// Whether both have a column in common.
-    pub fn meets(&self, other: &StateOperand) -> bool {
-        self.state == other.state && !common(&self.cols, &other.cols).is_empty()
-    }
-}
+use crate::placed::{Between, Operand, Place, StateOperand};
 
 /// A graph on a device, and its operands.
 #[derive(Clone, Debug)]
@@ -48,28 +22,6 @@ pub(crate) struct PlacedGraph {
     pub outputs: Vec<Operand>,
 }
 
-/// The columns and types of values between segments or pieces.
-#[derive(Debug, Default)]
-pub(crate) struct ValueTable {
-    pub cols: Vec<usize>,
-    /// Types in prefill and in decode.
-    pub dtypes: Vec<[DType; 2]>,
-}
-
-impl ValueTable {
-    /// Bytes of an element of a value in a phase.
-    pub fn element(&self, value: usize, phase: Phase) -> usize {
-        self.dtypes[value][phase as usize].block_bytes()
-    }
-
-    /// Adds a value. Returns an operand of all its columns.
-    fn add(&mut self, cols: usize, dtype: DType) -> Operand {
-        self.cols.push(cols);
-        self.dtypes.push([dtype; 2]);
-        Operand { value: self.cols.len() - 1, cols: 0..cols }
-    }
-}
-
 /// Which device runs an op, given the device it is placed on.
 pub(crate) type Taker<'a> = &'a dyn Fn(usize, &str) -> usize;
 
@@ -78,7 +30,7 @@ pub(crate) type Taker<'a> = &'a dyn Fn(usize, &str) -> usize;
 pub(crate) fn whole(
     whole: PlacedGraph,
     takes: Taker<'_>,
-    values: &mut ValueTable,
+    values: &mut Vec<Between>,
 ) -> Result<Vec<PlacedGraph>, PartitionError> {
     let device = whole.device;
     let nodes = &whole.graph.nodes;
@@ -104,7 +56,7 @@ pub(crate) fn whole(
 /// Cuts a graph into its stages.
 pub(crate) fn stages(
     whole: PlacedGraph,
-    values: &mut ValueTable,
+    values: &mut Vec<Between>,
 ) -> Result<Vec<PlacedGraph>, PartitionError> {
     let borders = stage_borders(&whole.graph);
     if borders.is_empty() {
@@ -122,7 +74,7 @@ pub(crate) fn columns(
     whole_graph: &PlacedGraph,
     (split, parts): (&ColumnSplit, &[usize]),
     takes: Taker<'_>,
-    values: &mut ValueTable,
+    values: &mut Vec<Between>,
 ) -> Result<Vec<PlacedGraph>, PartitionError> {
     let partitioned = split_columns(&whole_graph.graph, split)?;
     let mut scope = Scope::new(whole_graph, values);
@@ -153,13 +105,13 @@ pub(crate) fn whole_parts(partition: &Partition) -> Vec<usize> {
 /// Resolves the values of a graph while it is divided.
 struct Scope<'a> {
     whole: &'a PlacedGraph,
-    values: &'a mut ValueTable,
+    values: &'a mut Vec<Between>,
     /// Values that pieces pass to each other.
     between: HashMap<ValueId, Operand>,
 }
 
 impl<'a> Scope<'a> {
-    fn new(whole: &'a PlacedGraph, values: &'a mut ValueTable) -> Scope<'a> {
+    fn new(whole: &'a PlacedGraph, values: &'a mut Vec<Between>) -> Scope<'a> {
         Scope { whole, values, between: HashMap::new() }
     }
 
@@ -189,10 +141,14 @@ impl<'a> Scope<'a> {
         let known = input.or_else(|| find(&w.graph.outputs, &w.outputs));
         let whole = known.unwrap_or_else(|| {
             let value = w.graph.value(columns.value);
-            let add = || self.values.add(value.shape.row_len(), value.dtype);
+            let (cols, dtype) = (value.shape.row_len(), value.dtype);
+            let add = || {
+                self.values.push(Between { cols, dtype });
+                Operand { place: Place::Between(self.values.len() - 1), cols: 0..cols }
+            };
             self.between.entry(columns.value).or_insert_with(add).clone()
         });
         let (first, cols) = (whole.cols.start, &columns.cols);
-        Operand { value: whole.value, cols: first + cols.start..first + cols.end }
+        Operand { place: whole.place, cols: first + cols.start..first + cols.end }
     }
 }

@@ -1,0 +1,67 @@
+//! Why a plan cannot be applied to a model on some devices.
+
+use troika_graph::partition::PartitionError;
+use troika_model::lower::LowerError;
+
+/// Why a plan cannot be applied.
+#[derive(Debug, thiserror::Error)]
+pub enum ProgramError {
+    /// The model could not be lowered.
+    #[error(transparent)]
+    Lower(#[from] LowerError),
+    /// The plan names no device for a segment.
+    #[error("the plan names no device for segment {0}")]
+    Unplaced(String),
+    /// A segment whose number of stages differs from the plan's rule.
+    #[error("segment {segment} has {has} stages, the plan's rule {says}")]
+    Stages {
+        /// The segment.
+        segment: String,
+        /// Stages of the segment.
+        has: usize,
+        /// Stages in the rule.
+        says: usize,
+    },
+    /// A segment that cannot be split as the plan says.
+    #[error(transparent)]
+    Partition(#[from] PartitionError),
+    /// A share that rounds to no rows or columns.
+    #[error("the plan's split leaves device {0} nothing to compute; give it a larger share")]
+    NothingLeft(String),
+    /// A cache that two devices use in turns although each has memory of its own.
+    #[error(
+        "the plan has {0} use a cache in one place that another segment of the phase uses in \
+         another; place or split both alike"
+    )]
+    TwoHomes(String),
+    /// A cache page too large for a device to bind.
+    #[error(
+        "the plan's pages of {page_len} positions have {bytes} bytes in {state}, more than device \
+         {device} binds at once; set page_len to {fit} or less"
+    )]
+    Page {
+        /// The device.
+        device: String,
+        /// The cache.
+        state: String,
+        /// Positions of a page.
+        page_len: usize,
+        /// Bytes of a page.
+        bytes: u64,
+        /// The longest page that can be bound.
+        fit: u64,
+    },
+    /// A standard length that the static shapes do not add up to.
+    #[error(
+        "the plan gives device {device} {length} rows at once, which its shapes of {rows:?} rows \
+         do not make up"
+    )]
+    StandardLength {
+        /// The device.
+        device: String,
+        /// The rows of a standard part.
+        length: usize,
+        /// The numbers of rows it is compiled for.
+        rows: Vec<usize>,
+    },
+}

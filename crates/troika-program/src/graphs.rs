@@ -1,0 +1,62 @@
+//! The graphs of a program that devices compile, without duplicates.
+
+use troika_graph::Subgraph;
+
+/// All graphs of a program. Graphs of one shape on one device share their code.
+#[derive(Debug, Default)]
+pub struct GraphList {
+    graphs: Vec<ListedGraph>,
+    /// For each code, the first graph that uses it.
+    codes: Vec<usize>,
+    /// The first graph of the current segment.
+    segment: usize,
+}
+
+/// A graph on a device.
+#[derive(Debug)]
+pub struct ListedGraph {
+    /// Index of the device in the plan.
+    pub device: usize,
+    /// The graph.
+    pub graph: Subgraph,
+    /// Index of its code.
+    pub code: usize,
+}
+
+impl GraphList {
+    /// Starts the next segment. Its graphs have other weights than those before.
+    pub(crate) fn begin_segment(&mut self) {
+        self.segment = self.graphs.len();
+    }
+
+    /// The index of a device's graph, added if it is new. It shares its code with a graph of the
+    /// same shape, unless the device bakes weights into code.
+    pub(crate) fn add(&mut self, device: usize, graph: Subgraph, bakes_weights: bool) -> usize {
+        let of_segment = &self.graphs[self.segment..];
+        if let Some(at) = of_segment.iter().position(|l| (l.device, &l.graph) == (device, &graph)) {
+            return self.segment + at;
+        }
+        let number = self.graphs.len();
+        let same = |first: &usize| {
+            let ListedGraph { device: of, graph: other, .. } = &self.graphs[*first];
+            *of == device && graph.same_code(other)
+        };
+        let known = self.codes.iter().position(same).filter(|_| !bakes_weights);
+        let code = known.unwrap_or_else(|| {
+            self.codes.push(number);
+            self.codes.len() - 1
+        });
+        self.graphs.push(ListedGraph { device, graph, code });
+        number
+    }
+
+    /// All graphs, by index.
+    pub fn graphs(&self) -> &[ListedGraph] {
+        &self.graphs
+    }
+
+    /// Number of codes to make.
+    pub fn codes(&self) -> usize {
+        self.codes.len()
+    }
+}

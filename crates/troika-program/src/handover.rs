@@ -1,0 +1,124 @@
+//! Handing caches over. When a device continues a state that another one filled, the filled part is
+//! copied, unless both use the same instance of it. The copies run before the forward batch.
+
+use std::collections::HashMap;
+
+use troika_device::{ForwardBatch, PagesView, SeqRows, SpaceId};
+use troika_plan::Phase;
+
+use crate::program::Program;
+use crate::residency::{Area, Instance, Residency};
+use crate::tasks::{BufferName, NamedCopy, NamedTask, NamedView, NamedWork, StatePart, copy_name};
+
+/// How many positions of each sequence each instance of a state holds.
+#[derive(Debug, Default)]
+pub struct Handover {
+    /// By sequence, then by state, in the order of the state's instances.
+    filled: HashMap<u64, Vec<Vec<usize>>>,
+}
+
+impl Handover {
+    /// Notes that a sequence has at most `len` positions now.
+    pub fn truncate(&mut self, seq: u64, len: usize) {
+        if len == 0 {
+            self.filled.remove(&seq);
+            return;
+        }
+        for filled in self.filled.get_mut(&seq).into_iter().flatten().flatten() {
+            *filled = len.min(*filled);
+        }
+    }
+
+    /// The copies that a forward batch needs before it runs; notes the rows that it then fills.
+    /// Usually none: states with one instance are skipped.
+    pub fn before(
+        &mut self,
+        phase: Phase,
+        forward: &ForwardBatch,
+        program: &Program,
+    ) -> Vec<NamedTask> {
+        let mut copies = Copies { program, tasks: Vec::new(), staged: 0 };
+        let states = &program.state_instances;
+        for (state, instances) in states.iter().enumerate().filter(|(_, i)| i.len() > 1) {
+            let homes = program.state_homes(phase, state);
+            for rows in &forward.seqs {
+                let empty = || states.iter().map(|s| vec![0; s.len()]).collect();
+                let filled = &mut self.filled.entry(rows.seq).or_insert_with(empty)[state];
+                if homes.iter().any(|home| filled[*home] < rows.pos) {
+                    let from = Filled { state, instances, positions: filled };
+                    homes.iter().for_each(|home| copies.fill(&from, *home, rows));
+                }
+                homes.iter().for_each(|home| filled[*home] = rows.pos + rows.rows.len());
+            }
+        }
+        copies.tasks
+    }
+}
+
+/// A state, and what its instances hold of a sequence.
+struct Filled<'a> {
+    state: usize,
+    instances: &'a [Instance],
+    /// Number of positions held by each instance.
+    positions: &'a [usize],
+}
+
+/// The copies of a hand-over.
+struct Copies<'a> {
+    program: &'a Program,
+    tasks: Vec<NamedTask>,
+    /// Number of staging buffers.
+    staged: usize,
+}
+
+impl Copies<'_> {
+    /// Appends the copies of earlier positions of a sequence that an instance lacks.
+    fn fill(&mut self, filled: &Filled<'_>, home: usize, rows: &SeqRows) {
+        let mut held = Residency::default();
+        for (instance, positions) in filled.instances.iter().zip(filled.positions) {
+            held.add(instance.clone(), Area { rows: 0..*positions, cols: instance.cols.clone() });
+        }
+        let group = self.program.lowered.states[filled.state].page_group;
+        let Some(pages) = PagesView::new(rows, group) else { return };
+        let to = &filled.instances[home];
+        let wanted = Area { rows: 0..rows.pos, cols: to.cols.clone() };
+        for missing in held.missing(to, &wanted) {
+            let Some(from) = filled.instances.iter().position(|i| *i == missing.from) else {
+                continue;
+            };
+            let mut runs = Vec::new();
+            pages.rows_of(missing.area.rows.clone(), |run| runs.push(run));
+            for rows in runs {
+                let area = Area { rows, cols: missing.area.cols.clone() };
+                let part = |instance| StatePart { state: filled.state, instance };
+                self.copy(part(from), part(home), &area);
+            }
+        }
+    }
+
+    /// Copies rows and columns from one instance to another. Between the memories of two devices it
+    /// goes through host memory, since no device reaches both.
+    fn copy(&mut self, from: StatePart, to: StatePart, area: &Area) {
+        let element = self.program.lowered.states[from.state].dtype.block_bytes();
+        let view = |part: StatePart| {
+            let instance = &self.program.state_instances[part.state][part.instance];
+            NamedView::of(BufferName::State(part), instance, area, element)
+        };
+        let (source, target) = (view(from), view(to));
+        if source.space == SpaceId::HOST || target.space == SpaceId::HOST {
+            return self.push(source, target);
+        }
+        let dense = Area { rows: 0..area.rows.len(), cols: 0..area.cols.len() };
+        let host = Instance { space: SpaceId::HOST, cols: dense.cols.clone() };
+        let staging = NamedView::of(BufferName::Staging(self.staged), &host, &dense, element);
+        self.staged += 1;
+        self.push(source, staging.clone());
+        self.push(staging, target);
+    }
+
+    fn push(&mut self, from: NamedView, to: NamedView) {
+        let device = self.program.copier(from.space, to.space, 0);
+        let work = NamedWork::Copy(NamedCopy { from, to });
+        self.tasks.push(NamedTask { device, name: copy_name(), chunk: 0, rows: 0..0, work });
+    }
+}

@@ -1,0 +1,33 @@
+//! What runs where: a plan applied to a lowered model, as data.
+//!
+//! A lowered model, a plan and the limits of devices give a [`Program`]: the pieces of each
+//! segment, with the device that computes each of them. The shape of a forward batch then gives
+//! tasks by name ([`Program::tasks`]): runs of pieces and copies between memory spaces, on views of
+//! named buffers. The engine binds the names to memory. Nothing here allocates, runs or waits.
+
+mod copies;
+mod error;
+mod graphs;
+mod handover;
+mod pieces;
+mod place;
+mod placed;
+mod program;
+mod residency;
+mod shapes;
+mod slots;
+mod tasks;
+
+pub use copies::{CopyCount, PhaseCopies, copies};
+pub use error::ProgramError;
+pub use graphs::{GraphList, ListedGraph};
+pub use handover::Handover;
+pub use placed::{Operand, Piece, Place, StateOperand};
+pub use program::Program;
+pub use residency::{Area, Instance};
+pub use shapes::{EdgeTypes, shapes};
+pub use slots::{ELEMENT, SlotMemory, Slots};
+pub use tasks::{
+    BatchShape, BufferName, MadeTasks, NamedCopy, NamedRun, NamedTask, NamedView, NamedWork,
+    StatePart,
+};

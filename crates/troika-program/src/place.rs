@@ -1,0 +1,199 @@
+//! Places a segment by a rule: divides its graph into pieces on devices.
+
+use std::sync::Arc;
+
+use troika_graph::partition::kv_heads;
+use troika_graph::{Subgraph, restrict_activations};
+use troika_model::lower::{Lowered, Segment, SegmentKind};
+use troika_plan::{Phase, Rule, SolveDevice, Split, own_space};
+
+use crate::error::ProgramError;
+use crate::graphs::GraphList;
+use crate::pieces::{self, PlacedGraph};
+use crate::placed::StateOperand;
+use crate::placed::{Between, Operand, Piece, Place, PlacedSegment, PlacedStage, Shape};
+use crate::residency::Instance;
+use crate::shapes::{EdgeTypes, shapes};
+
+/// Places segments on devices. The graphs of their pieces are listed once each.
+pub(crate) struct Placer<'a> {
+    pub lowered: &'a Lowered,
+    pub devices: &'a [SolveDevice],
+    pub types: &'a EdgeTypes,
+    pub graphs: GraphList,
+}
+
+/// The graph of a segment, or of one of its stages.
+struct Stage<'a> {
+    root: PlacedGraph,
+    rule: &'a Rule,
+    kind: SegmentKind,
+    /// Key/value heads that follow, by which columns are divided.
+    heads: Option<usize>,
+}
+
+impl Placer<'_> {
+    /// Divides a segment as a rule says.
+    ///
+    /// # Errors
+    /// A device that is not at hand, a split that does not fit the segment, or standard lengths
+    /// that static shapes do not add up to.
+    pub fn place(
+        &mut self,
+        segment: &Segment,
+        rule: &Rule,
+        phase: Phase,
+    ) -> Result<PlacedSegment, ProgramError> {
+        let graph = restrict_activations(&segment.graph, &rule.activations);
+        let graph = self.types.convert(&graph, segment, phase);
+        let root = root(graph, segment, self.lowered);
+        let (kind, heads) = (segment.kind, attention_of(self.lowered, segment));
+        let mut between = Vec::new();
+        let Some(Split::Stages { stages }) = &rule.split else {
+            let stage = self.stage(Stage { root, rule, kind, heads }, &mut between)?;
+            return Ok(PlacedSegment { stages: vec![stage], between });
+        };
+        let graphs = pieces::stages(root, &mut between)?;
+        if graphs.len() != stages.len() {
+            let (segment, has) = (segment.graph.name.clone(), graphs.len());
+            return Err(ProgramError::Stages { segment, has, says: stages.len() });
+        }
+        let mut placed = Vec::new();
+        for (root, stage) in graphs.into_iter().zip(stages) {
+            let (device, split) = (stage.device.clone(), stage.split.clone());
+            let rule = &Rule { device, split, ..rule.clone() };
+            placed.push(self.stage(Stage { root, rule, kind, heads }, &mut between)?);
+        }
+        Ok(PlacedSegment { stages: placed, between })
+    }
+
+    fn stage(
+        &mut self,
+        stage: Stage<'_>,
+        between: &mut Vec<Between>,
+    ) -> Result<PlacedStage, ProgramError> {
+        let Stage { root, rule, kind, heads } = stage;
+        let (partition, parts) = rule.partition(heads);
+        let unplaced = || ProgramError::Unplaced(root.graph.name.clone());
+        let parts: Option<Vec<usize>> = parts.iter().map(|name| self.index(name)).collect();
+        let parts = parts.ok_or_else(unplaced)?;
+        let devices = self.devices;
+        let takes = |device: usize, op: &str| {
+            let by = rule.device_of(&devices[device].name, kind, op);
+            devices.iter().position(|d| d.name == by).unwrap_or(device)
+        };
+        let on = |device| PlacedGraph { device, ..root.clone() };
+        let mut placed = PlacedStage { wholes: Vec::new(), columns: Vec::new(), partition };
+        let alone = pieces::whole_parts(&placed.partition);
+        for (part, device) in parts.iter().enumerate() {
+            let mut whole = Vec::new();
+            if alone.contains(&part) {
+                whole = self.list_all(pieces::whole(on(*device), &takes, between)?, rule);
+            }
+            placed.wholes.push(whole);
+        }
+        if let Some(split) = placed.partition.columns() {
+            let mut pieces = pieces::columns(&root, (split, &parts), &takes, between)?;
+            if !self.states_are_apart(&pieces) {
+                let owner = self.index(&rule.device).ok_or_else(unplaced)?;
+                pieces = pieces::whole(on(owner), &takes, between)?;
+            }
+            placed.columns = self.list_all(pieces, rule);
+        }
+        self.check_lengths(rule, &placed)?;
+        Ok(placed)
+    }
+
+    fn index(&self, name: &str) -> Option<usize> {
+        self.devices.iter().position(|d| d.name == name)
+    }
+
+    /// Whether no column of a state is needed in two places. It is where all query heads share one
+    /// head of the cache.
+    fn states_are_apart(&self, pieces: &[PlacedGraph]) -> bool {
+        let uses = pieces.iter().flat_map(|p| p.states.iter().map(move |s| (p.device, s)));
+        let uses: Vec<(usize, &StateOperand)> = uses.collect();
+        let instance =
+            |device: usize, used: &StateOperand| state_instance(&self.devices[device], used);
+        uses.iter().enumerate().all(|(i, (device, used))| {
+            let here = instance(*device, used);
+            let before = uses[..i].iter().filter(|(_, o)| o.meets(used));
+            before.map(|(other, o)| instance(*other, o)).all(|there| there == here)
+        })
+    }
+
+    /// Checks that standard lengths need no padding by static shapes, since other rows follow them.
+    fn check_lengths(&self, rule: &Rule, placed: &PlacedStage) -> Result<(), ProgramError> {
+        let lengths = rule.split.as_ref().map_or(&[][..], Split::lengths);
+        for &length in lengths {
+            for piece in placed.areas(length)?.iter().flat_map(|a| a.pieces) {
+                let mut left = length;
+                while let Some(run) = piece.next_run(left, true) {
+                    if run.rows < run.room {
+                        let device = self.devices[piece.device].name.clone();
+                        let rows = piece.shapes.iter().map(|s| s.rows).collect();
+                        return Err(ProgramError::StandardLength { device, length, rows });
+                    }
+                    left -= run.rows;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn list_all(&mut self, pieces: Vec<PlacedGraph>, rule: &Rule) -> Vec<Piece> {
+        pieces.into_iter().map(|p| self.list(p, rule)).collect()
+    }
+
+    /// Adds the graphs of a piece to the list.
+    fn list(&mut self, p: PlacedGraph, rule: &Rule) -> Piece {
+        let caps = &self.devices[p.device].caps;
+        let shape = |graph: Subgraph| {
+            let rows = graph.max_rows();
+            Shape { rows, graph: self.graphs.add(p.device, graph, caps.bakes_weights) }
+        };
+        Piece {
+            device: p.device,
+            name: Arc::from(p.graph.name.as_str()),
+            shapes: shapes(&p.graph, caps, rule.row_buckets.as_deref())
+                .into_iter()
+                .map(shape)
+                .collect(),
+            static_shapes: caps.static_shapes,
+            inputs: p.inputs,
+            states: p.states,
+            outputs: p.outputs,
+        }
+    }
+}
+
+/// A segment's whole graph with its operands, before it is divided.
+fn root(graph: Subgraph, segment: &Segment, lowered: &Lowered) -> PlacedGraph {
+    let operand = |place: Place, edge: usize| Operand { place, cols: 0..lowered.edges[edge].cols };
+    let inputs = segment.inputs.iter().enumerate();
+    let outputs = segment.outputs.iter().enumerate();
+    let states = segment.graph.states.iter().enumerate();
+    let state = |(state, value)| StateOperand {
+        state,
+        cols: 0..segment.graph.value(value).shape.row_len(),
+    };
+    PlacedGraph {
+        device: 0,
+        inputs: inputs.map(|(i, e)| operand(Place::Input(i), e.0)).collect(),
+        states: states.map(|(i, v)| state((i, *v))).collect(),
+        outputs: outputs.map(|(i, e)| operand(Place::Output(i), e.0)).collect(),
+        graph,
+    }
+}
+
+/// The instance with a device's columns of a state.
+pub(crate) fn state_instance(device: &SolveDevice, used: &StateOperand) -> Instance {
+    Instance { space: own_space(&device.caps), cols: used.cols.clone() }
+}
+
+/// The number of key/value heads after a segment of query, key and value projections.
+fn attention_of(lowered: &Lowered, segment: &Segment) -> Option<usize> {
+    let of_layer = |s: &&Segment| s.layer == segment.layer && s.kind == SegmentKind::Attention;
+    let attention = lowered.segments.iter().find(of_layer)?;
+    (segment.kind == SegmentKind::Qkv).then(|| kv_heads(&attention.graph))?
+}

@@ -1,0 +1,376 @@
+//! The plan applied to a lowered model: which device computes which piece of which segment.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use troika_device::SpaceId;
+use troika_graph::DType;
+use troika_graph::partition::Partition;
+use troika_model::lower::Lowered;
+use troika_plan::{Phase, Plan, Rule, SolveDevice, Split, own_space};
+
+use crate::error::ProgramError;
+use crate::graphs::GraphList;
+use crate::place::{Placer, state_instance};
+use crate::placed::{Piece, Place, PlacedSegment};
+use crate::residency::{Instance, common};
+use crate::shapes::EdgeTypes;
+
+/// The columns and types of values between segments or pieces.
+#[derive(Debug, Default)]
+pub(crate) struct ValueTable {
+    pub cols: Vec<usize>,
+    /// Types in prefill and in decode.
+    pub dtypes: Vec<[DType; 2]>,
+}
+
+impl ValueTable {
+    /// Bytes of an element of a value in a phase.
+    pub fn element(&self, value: usize, phase: Phase) -> usize {
+        self.dtypes[value][phase as usize].block_bytes()
+    }
+}
+
+/// The placement of a segment in a phase and length bucket.
+#[derive(Clone, Debug)]
+pub(crate) struct Placement {
+    pub segment: Arc<PlacedSegment>,
+    /// Index of the first value between its pieces among the program's values.
+    pub between: usize,
+}
+
+/// The values between the pieces of a placement.
+#[derive(Clone, Debug)]
+pub(crate) struct BetweenOf {
+    /// Index of the segment.
+    pub segment: usize,
+    /// Indices of the values.
+    pub values: Range<usize>,
+}
+
+/// The placement of all segments for chunks of a length bucket.
+#[derive(Debug)]
+struct Bucket {
+    /// The longest chunk of the bucket.
+    up_to: usize,
+    segments: Vec<Placement>,
+}
+
+/// Which device runs what.
+#[derive(Debug)]
+pub struct Program {
+    /// The model.
+    pub lowered: Arc<Lowered>,
+    /// The plan's devices, in its order.
+    pub devices: Vec<SolveDevice>,
+    /// The graphs that devices compile.
+    pub graphs: GraphList,
+    /// The instances of each state: in which memory space, with which columns together.
+    pub state_instances: Vec<Vec<Instance>>,
+    /// Rows that buffers have beyond a chunk, for static shapes.
+    pub padding: usize,
+    /// The values between segments (the model's edges, first) and between pieces.
+    pub(crate) values: ValueTable,
+    /// Whether each value's pieces use disjoint columns: then there is no gain in having all of
+    /// them in one buffer.
+    pub(crate) apart: Vec<bool>,
+    /// The values between the pieces of each placement, in order.
+    pub(crate) between: Vec<BetweenOf>,
+    /// For each state, the instances used in prefill and in decode.
+    state_homes: Vec<[Vec<usize>; 2]>,
+    /// By the longest chunk, ascending: the plan's length buckets, then the bucket of full chunks.
+    prefill: Vec<Bucket>,
+    decode: Vec<Placement>,
+}
+
+impl Program {
+    /// Places each segment as the plan, already checked, says.
+    ///
+    /// # Errors
+    /// A segment without a device, a split that does not fit a segment or leaves a device nothing,
+    /// or a cache in two places.
+    pub fn new(
+        lowered: Arc<Lowered>,
+        plan: &Plan,
+        at_hand: &[SolveDevice],
+    ) -> Result<Program, ProgramError> {
+        let find = |name: &String| at_hand.iter().find(|d| d.name == *name).cloned();
+        let types = EdgeTypes::new(&lowered, plan);
+        let mut program = Program {
+            devices: plan.devices.iter().filter_map(find).collect(),
+            graphs: GraphList::default(),
+            values: ValueTable {
+                cols: lowered.edges.iter().map(|e| e.cols).collect(),
+                dtypes: types.all().to_vec(),
+            },
+            apart: Vec::new(),
+            between: Vec::new(),
+            state_instances: vec![Vec::new(); lowered.states.len()],
+            state_homes: vec![Default::default(); lowered.states.len()],
+            padding: 0,
+            prefill: plan
+                .rule_lists(Phase::Prefill)
+                .map(|(up_to, _)| Bucket { up_to, segments: Vec::new() })
+                .collect(),
+            decode: Vec::new(),
+            lowered: lowered.clone(),
+        };
+        let devices = program.devices.clone();
+        let graphs = GraphList::default();
+        let mut placer = Placer { lowered: &lowered, devices: &devices, types: &types, graphs };
+        for i in 0..lowered.segments.len() {
+            program.place_segment(i, plan, &mut placer)?;
+        }
+        program.graphs = placer.graphs;
+        program.padding = program.static_rows();
+        program.find_apart();
+        program.check_used(plan)?;
+        for phase in [Phase::Prefill, Phase::Decode] {
+            program.find_states(phase)?;
+        }
+        program.check_pages(plan.page_len)?;
+        Ok(program)
+    }
+
+    /// Places a segment for prefill of each length and for decode. Equal placements share their
+    /// pieces.
+    fn place_segment(
+        &mut self,
+        index: usize,
+        plan: &Plan,
+        placer: &mut Placer<'_>,
+    ) -> Result<(), ProgramError> {
+        placer.graphs.begin_segment();
+        let segment = &placer.lowered.segments[index];
+        let rule = |phase: Phase, rows: usize| {
+            let rule = plan.rule_for((phase, rows), segment.kind, segment.layer);
+            rule.ok_or_else(|| ProgramError::Unplaced(segment.graph.name.clone()))
+        };
+        let mut placed: Vec<(&Rule, Placement)> = Vec::new();
+        for bucket in 0..self.prefill.len() {
+            let rule = rule(Phase::Prefill, self.prefill[bucket].up_to)?;
+            let here = match placed.iter().find(|(known, _)| known.places_as(rule)) {
+                Some((_, known)) => known.clone(),
+                None => self.add(index, placer.place(segment, rule, Phase::Prefill)?),
+            };
+            placed.push((rule, here.clone()));
+            self.prefill[bucket].segments.push(here);
+        }
+        let rule = rule(Phase::Decode, 1)?;
+        let alike = placer.types.alike(segment);
+        let known = placed.iter().find(|(known, _)| known.places_as(rule) && alike);
+        let here = match known {
+            Some((_, known)) => known.clone(),
+            None => self.add(index, placer.place(segment, rule, Phase::Decode)?),
+        };
+        self.decode.push(here);
+        Ok(())
+    }
+
+    /// Adds a placement with its values.
+    fn add(&mut self, segment: usize, placed: PlacedSegment) -> Placement {
+        let first = self.values.cols.len();
+        for value in &placed.between {
+            self.values.cols.push(value.cols);
+            self.values.dtypes.push([value.dtype; 2]);
+        }
+        self.between.push(BetweenOf { segment, values: first..self.values.cols.len() });
+        Placement { segment: Arc::new(placed), between: first }
+    }
+
+    /// The value that a piece of a segment knows by its place.
+    pub(crate) fn value(&self, segment: usize, placement: &Placement, place: Place) -> usize {
+        let segment = &self.lowered.segments[segment];
+        match place {
+            Place::Input(i) => segment.inputs[i].0,
+            Place::Output(i) => segment.outputs[i].0,
+            Place::Between(i) => placement.between + i,
+        }
+    }
+
+    /// The most rows of a static shape.
+    fn static_rows(&self) -> usize {
+        let pieces = self.pieces().filter(|piece| piece.static_shapes);
+        pieces.flat_map(|p| p.shapes.iter().map(|s| s.rows)).max().unwrap_or(0)
+    }
+
+    /// Finds the values whose pieces use the same columns or disjoint ones, never overlapping ones.
+    fn find_apart(&mut self) {
+        let mut used: Vec<Vec<Range<usize>>> = vec![Vec::new(); self.values.cols.len()];
+        let logits = self.lowered.logits().0;
+        // The host reads logits whole.
+        used[logits].push(0..self.values.cols[logits]);
+        for (index, placement) in self.placements() {
+            for piece in placement.segment.pieces() {
+                for o in piece.inputs.iter().chain(&piece.outputs) {
+                    let cols = &mut used[self.value(index, placement, o.place)];
+                    if !cols.contains(&o.cols) {
+                        cols.push(o.cols.clone());
+                    }
+                }
+            }
+        }
+        let apart = used.into_iter().map(|mut cols| {
+            cols.sort_by_key(|c| c.start);
+            cols.windows(2).all(|c| c[0].end <= c[1].start)
+        });
+        self.apart = apart.collect();
+    }
+
+    /// Finds where each state is used in a phase. Devices may divide its columns, but each column
+    /// is in one place.
+    fn find_states(&mut self, phase: Phase) -> Result<(), ProgramError> {
+        let lowered = self.lowered.clone();
+        let placements: Vec<(usize, Placement)> = match phase {
+            Phase::Prefill => self.of_prefill().map(|(i, p)| (i, p.clone())).collect(),
+            Phase::Decode => self.decode.iter().cloned().enumerate().collect(),
+        };
+        for (index, placement) in &placements {
+            for piece in placement.segment.pieces() {
+                for used in &piece.states {
+                    let state = lowered.segments[*index].states[used.state].0;
+                    let instance = state_instance(&self.devices[piece.device], used);
+                    let instances = &mut self.state_instances[state];
+                    let homes = &mut self.state_homes[state][phase as usize];
+                    let known = instances.iter().position(|i| *i == instance);
+                    if known.is_some_and(|at| homes.contains(&at)) {
+                        continue;
+                    }
+                    let mut others = homes.iter().map(|at| &instances[*at].cols);
+                    if others.any(|cols| !common(cols, &used.cols).is_empty()) {
+                        return Err(ProgramError::TwoHomes(piece.name.to_string()));
+                    }
+                    homes.push(known.unwrap_or(instances.len()));
+                    if known.is_none() {
+                        instances.push(instance);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Which of a state's instances a phase uses.
+    pub fn state_homes(&self, phase: Phase, state: usize) -> &[usize] {
+        &self.state_homes[state][phase as usize]
+    }
+
+    /// Whether both phases run the same code in the same places.
+    pub fn one_placement(&self) -> bool {
+        let [prefill] = self.prefill.as_slice() else { return false };
+        let mut both = prefill.segments.iter().zip(&self.decode);
+        both.all(|(p, d)| Arc::ptr_eq(&p.segment, &d.segment))
+    }
+
+    /// How many devices compute in a phase, or in both.
+    pub fn computing(&self, only: Option<Phase>) -> usize {
+        let prefill = self.of_prefill().filter(|_| only != Some(Phase::Decode)).map(|(_, p)| p);
+        let decode = self.decode.iter().filter(|_| only != Some(Phase::Prefill));
+        let pieces = prefill.chain(decode).flat_map(|p| p.segment.pieces());
+        let mut devices: Vec<usize> = pieces.map(|piece| piece.device).collect();
+        devices.sort_unstable();
+        devices.dedup();
+        devices.len()
+    }
+
+    /// Whether no device computes for both phases.
+    pub fn phases_are_apart(&self) -> bool {
+        (0..self.devices.len()).all(|d| {
+            let uses = |p: &Placement| p.segment.pieces().any(|piece| piece.device == d);
+            !(self.of_prefill().any(|(_, p)| uses(p)) && self.decode.iter().any(uses))
+        })
+    }
+
+    /// All segments in each of their prefill placements, with their indices.
+    fn of_prefill(&self) -> impl Iterator<Item = (usize, &Placement)> {
+        self.prefill.iter().flat_map(|bucket| bucket.segments.iter().enumerate())
+    }
+
+    /// All segments in each of their placements, with their indices.
+    fn placements(&self) -> impl Iterator<Item = (usize, &Placement)> {
+        self.of_prefill().chain(self.decode.iter().enumerate())
+    }
+
+    /// All pieces of all placements.
+    fn pieces(&self) -> impl Iterator<Item = &Piece> {
+        self.placements().flat_map(|(_, p)| p.segment.pieces())
+    }
+
+    /// Whether a row's result depends on its index in the batch, or on the batch's length: devices
+    /// with different numerics share rows, or the plan goes by length.
+    pub fn rows_matter(&self) -> bool {
+        if self.prefill.len() > 1 {
+            return true;
+        }
+        let mut stages = self.placements().flat_map(|(_, p)| &p.segment.stages);
+        stages.any(|stage| {
+            let by_rows =
+                !matches!(stage.partition, Partition::Whole { .. } | Partition::Columns(_));
+            let mut ids = stage.pieces().map(|p| &self.devices[p.device].caps.numerics);
+            let first = ids.next();
+            by_rows && ids.any(|id| Some(id) != first)
+        })
+    }
+
+    /// The placement of a segment in a forward batch of some rows.
+    pub(crate) fn placed(&self, phase: Phase, rows: usize, segment: usize) -> &Placement {
+        match phase {
+            Phase::Prefill => {
+                let last = self.prefill.len() - 1;
+                let bucket = self.prefill.iter().position(|bucket| rows <= bucket.up_to);
+                &self.prefill[bucket.unwrap_or(last)].segments[segment]
+            }
+            Phase::Decode => &self.decode[segment],
+        }
+    }
+
+    /// Checks that each device of a split has something to compute in the whole model, unless it
+    /// refuses ops.
+    fn check_used(&self, plan: &Plan) -> Result<(), ProgramError> {
+        let used = |d: usize| self.pieces().any(|piece| piece.device == d);
+        for share in plan.all_rules().filter_map(|r| r.split.as_ref()).flat_map(Split::parts) {
+            let d = self.devices.iter().position(|d| d.name == share.device);
+            let refuses =
+                plan.all_rules().flat_map(|r| &r.refused).any(|r| r.device == share.device);
+            if !refuses && !d.is_some_and(used) {
+                return Err(ProgramError::NothingLeft(share.device.clone()));
+            }
+        }
+        Ok(())
+    }
+
+    /// The device whose queue copies between two spaces: the owner of a space other than the
+    /// host's, or else the device that needs the copy.
+    pub(crate) fn copier(&self, from: SpaceId, to: SpaceId, wanted_by: usize) -> usize {
+        let owner = |space| self.devices.iter().position(|d| own_space(&d.caps) == space);
+        let foreign = [from, to].into_iter().find(|s| *s != SpaceId::HOST);
+        foreign.and_then(owner).unwrap_or(wanted_by)
+    }
+
+    /// Devices bind caches in slabs of whole pages: checks that one page fits.
+    fn check_pages(&self, page_len: usize) -> Result<(), ProgramError> {
+        for (index, placement) in self.placements() {
+            for piece in placement.segment.pieces() {
+                let device = &self.devices[piece.device];
+                for used in &piece.states {
+                    let state = self.lowered.segments[index].states[used.state];
+                    let state = &self.lowered.states[state.0];
+                    let position = (used.cols.len() * state.dtype.block_bytes()) as u64;
+                    let bytes = position.saturating_mul(page_len as u64);
+                    if device.caps.slab_pages(bytes).is_none() {
+                        let fit = device.caps.slab_pages(position).unwrap_or(0);
+                        return Err(ProgramError::Page {
+                            device: device.name.clone(),
+                            state: state.name.clone(),
+                            page_len,
+                            bytes,
+                            // Page lengths are powers of two.
+                            fit: fit.checked_ilog2().map_or(0, |log| 1 << log),
+                        });
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,59 @@
+//! A segment's graph as a device compiles it: for the types of its edges, and for numbers of rows.
+
+use troika_device::Caps;
+use troika_graph::{DType, Subgraph, bind_static, convert_boundary, limit_rows};
+use troika_model::lower::{EdgeId, Lowered, Segment};
+use troika_plan::{Phase, Plan, compiled_rows};
+
+/// The type of each edge in each phase: that of the rule for the segment that computes it, unless
+/// it has no floats or the host reads it.
+#[derive(Clone, Debug)]
+pub struct EdgeTypes(Vec<[DType; 2]>);
+
+impl EdgeTypes {
+    /// The types that a plan asks for.
+    pub fn new(lowered: &Lowered, plan: &Plan) -> EdgeTypes {
+        let mut types: Vec<[DType; 2]> = lowered.edges.iter().map(|e| [e.dtype; 2]).collect();
+        for segment in &lowered.segments {
+            for phase in [Phase::Prefill, Phase::Decode] {
+                let Some(rule) = plan.rule(phase, segment.kind, segment.layer) else { continue };
+                for edge in segment.outputs.iter().filter(|e| **e != lowered.logits()) {
+                    if lowered.edges[edge.0].dtype == DType::F32 {
+                        types[edge.0][phase as usize] = rule.values;
+                    }
+                }
+            }
+        }
+        EdgeTypes(types)
+    }
+
+    /// A segment's graph for the types of its edges in a phase.
+    pub fn convert(&self, graph: &Subgraph, segment: &Segment, phase: Phase) -> Subgraph {
+        let of = |edges: &[EdgeId]| -> Vec<DType> {
+            edges.iter().map(|e| self.0[e.0][phase as usize]).collect()
+        };
+        convert_boundary(graph, &of(&segment.inputs), &of(&segment.outputs))
+    }
+
+    /// Whether all edges of a segment have the same types in both phases.
+    pub(crate) fn alike(&self, segment: &Segment) -> bool {
+        let mut edges = segment.inputs.iter().chain(&segment.outputs);
+        edges.all(|e| self.0[e.0][0] == self.0[e.0][1])
+    }
+
+    /// The types of all edges, in prefill and in decode.
+    pub(crate) fn all(&self) -> &[[DType; 2]] {
+        &self.0
+    }
+}
+
+/// The graphs for the numbers of rows that a device compiles for, or that the plan states instead:
+/// one graph for all, or one each.
+pub fn shapes(graph: &Subgraph, caps: &Caps, buckets: Option<&[usize]>) -> Vec<Subgraph> {
+    let of = |rows: usize| match caps.static_shapes {
+        true => bind_static(graph, rows),
+        false if rows < graph.max_rows() => limit_rows(graph, rows),
+        false => graph.clone(),
+    };
+    compiled_rows(graph, caps, buckets).into_iter().map(of).collect()
+}

@@ -1,0 +1,119 @@
+//! Memory for the values between segments: slots that layers reuse.
+
+use troika_device::SpaceId;
+use troika_model::lower::{EdgeId, Lowered};
+
+use crate::program::Program;
+use crate::residency::Instance;
+
+/// The most bytes of one element: values are f32, i32, f16 or bf16.
+pub const ELEMENT: usize = 4;
+
+/// The slot of each value, and the width of each slot. A slot is free again after the last segment
+/// that reads its value.
+#[derive(Clone, Debug)]
+pub struct Slots {
+    /// The slot of each value.
+    of_value: Vec<usize>,
+    /// The columns of each slot's widest value.
+    cols: Vec<usize>,
+    /// The rows of each buffer.
+    rows: usize,
+}
+
+/// The memory of a slot in a space, for whole values or for some columns only.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct SlotMemory {
+    /// The slot.
+    pub slot: usize,
+    /// The memory space.
+    pub space: SpaceId,
+    /// First column and number of columns; `None` for whole values, which share the memory.
+    pub part: Option<(usize, usize)>,
+}
+
+impl Slots {
+    /// Number of slots whose memory is not the caller's: ids, positions and logits come first and
+    /// have host buffers of their own.
+    pub const OWN: usize = 3;
+
+    /// Assigns slots to all values of a program, for forward batches of up to `rows` rows.
+    pub fn new(program: &Program, rows: usize) -> Slots {
+        let lowered = &*program.lowered;
+        let own =
+            |v: usize| [Lowered::IDS, Lowered::POSITIONS, lowered.logits()].contains(&EdgeId(v));
+        let edges = lowered.edges.len();
+        let mut last_use = vec![0; edges];
+        for (i, segment) in lowered.segments.iter().enumerate() {
+            for e in segment.inputs.iter().chain(&segment.outputs) {
+                last_use[e.0] = i;
+            }
+        }
+        let cols = &program.values.cols;
+        let mut slots = Slots { of_value: vec![usize::MAX; cols.len()], cols: Vec::new(), rows };
+        let mut free: Vec<usize> = Vec::new();
+        // Ids, positions and logits have host buffers of their own. In other spaces each has a slot
+        // that no other value shares.
+        for v in (0..edges).filter(|v| own(*v)) {
+            slots.of_value[v] = slots.cols.len();
+            slots.cols.push(cols[v]);
+        }
+        for (i, segment) in lowered.segments.iter().enumerate() {
+            for v in segment.outputs.iter().map(|e| e.0).filter(|v| !own(*v)) {
+                slots.of_value[v] = take_slot(&mut free, &mut slots.cols, cols[v]);
+            }
+            // Values between pieces of one placement live at the same time; those of two never do.
+            for of in program.between.iter().filter(|of| of.segment == i) {
+                for v in of.values.clone() {
+                    slots.of_value[v] = take_slot(&mut free, &mut slots.cols, cols[v]);
+                }
+                free.extend(of.values.clone().map(|v| slots.of_value[v]));
+            }
+            let edges = segment.inputs.iter().chain(&segment.outputs).map(|e| e.0);
+            for v in edges.filter(|v| last_use[*v] == i && !own(*v)) {
+                if !free.contains(&slots.of_value[v]) {
+                    free.push(slots.of_value[v]);
+                }
+            }
+        }
+        slots
+    }
+
+    /// Number of slots.
+    pub fn len(&self) -> usize {
+        self.cols.len()
+    }
+
+    /// Whether there are no slots.
+    pub fn is_empty(&self) -> bool {
+        self.cols.is_empty()
+    }
+
+    /// The memory of an instance of a value of so many columns.
+    pub(crate) fn memory(&self, value: usize, cols: usize, instance: &Instance) -> SlotMemory {
+        let part = (instance.cols != (0..cols)).then(|| (instance.cols.start, instance.cols.len()));
+        SlotMemory { slot: self.of_value[value], space: instance.space, part }
+    }
+
+    /// Bytes of a memory; `None` on overflow.
+    pub fn bytes(&self, memory: &SlotMemory) -> Option<usize> {
+        let cols = memory.part.map_or(self.cols[memory.slot], |(_, cols)| cols);
+        cols.checked_mul(ELEMENT)?.checked_mul(self.rows)
+    }
+}
+
+/// The free slot of nearest width, or a new one. Widens the slot if necessary.
+fn take_slot(free: &mut Vec<usize>, sizes: &mut Vec<usize>, cols: usize) -> usize {
+    let nearest = free.iter().enumerate().min_by_key(|(_, s)| sizes[**s].abs_diff(cols));
+    match nearest.map(|(i, _)| i) {
+        Some(i) => {
+            let slot = free.swap_remove(i);
+            sizes[slot] = sizes[slot].max(cols);
+            slot
+        }
+        None => {
+            sizes.push(cols);
+            sizes.len() - 1
+        }
+    }
+}

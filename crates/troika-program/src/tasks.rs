@@ -1,0 +1,381 @@
+//! Tasks by name: the runs of the pieces of all segments for the shape of a forward batch, and
+//! copies of values that a device cannot reach.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use troika_device::{Caps, SpaceId};
+use troika_model::lower::{Lowered, SegmentKind};
+use troika_plan::{Phase, own_space};
+
+use crate::error::ProgramError;
+use crate::place::state_instance;
+use crate::placed::{Operand, Piece, RowsRun};
+use crate::program::{Placement, Program};
+use crate::residency::{Area, Instance, Residency};
+use crate::slots::{SlotMemory, Slots};
+
+/// The shape of a forward batch.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct BatchShape {
+    /// The phase whose placement all rows use.
+    pub phase: Phase,
+    /// Number of rows.
+    pub rows: usize,
+    /// Runs of rows whose logits are wanted, ascending, none of which touch.
+    pub wanted: Vec<Range<usize>>,
+    /// Its chunk, counted from the first one in flight.
+    pub chunk: u32,
+    /// The set of buffers for the values between its segments.
+    pub set: usize,
+    /// The row of the logits buffer for the first row whose logits are wanted.
+    pub logits_row: usize,
+}
+
+/// A task on named buffers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedTask {
+    /// Index of the device in the plan.
+    pub device: usize,
+    /// The name in traces.
+    pub name: Arc<str>,
+    /// The chunk it belongs to.
+    pub chunk: u32,
+    /// Its rows within the chunk.
+    pub rows: Range<usize>,
+    /// What it does.
+    pub work: NamedWork,
+}
+
+/// What a task does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NamedWork {
+    /// Runs a piece.
+    Run(NamedRun),
+    /// Copies rows.
+    Copy(NamedCopy),
+}
+
+/// The run of a piece on some rows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedRun {
+    /// Index in the program's list of graphs.
+    pub graph: usize,
+    /// The values it reads.
+    pub inputs: Vec<NamedView>,
+    /// The parts of states it uses.
+    pub states: Vec<StatePart>,
+    /// The values it writes.
+    pub outputs: Vec<NamedView>,
+}
+
+/// A copy between two memories.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedCopy {
+    /// What is read.
+    pub from: NamedView,
+    /// What is written.
+    pub to: NamedView,
+}
+
+/// An instance of a state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct StatePart {
+    /// The state.
+    pub state: usize,
+    /// Index among [`Program::state_instances`].
+    pub instance: usize,
+}
+
+/// A buffer by name.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum BufferName {
+    /// Token ids of a chunk, on the host.
+    Ids(u32),
+    /// Positions of the rows of a chunk, on the host.
+    Positions(u32),
+    /// Logits of all chunks, on the host.
+    Logits,
+    /// A slot for values between segments, in a set of slots.
+    Value {
+        /// The set.
+        set: usize,
+        /// The slot and where it lies.
+        memory: SlotMemory,
+    },
+    /// The memory of a state.
+    State(StatePart),
+    /// Host memory for one copy between two devices, by number.
+    Staging(usize),
+}
+
+/// A rectangle of a named buffer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedView {
+    /// The buffer.
+    pub buffer: BufferName,
+    /// Its memory space.
+    pub space: SpaceId,
+    /// First byte of row 0.
+    pub offset: usize,
+    /// Number of rows.
+    pub rows: usize,
+    /// Bytes of a row.
+    pub row_bytes: usize,
+    /// Bytes from the start of a row to the start of the next.
+    pub stride: usize,
+}
+
+impl NamedView {
+    /// The columns of an area in an instance whose buffer begins with row 0.
+    pub(crate) fn of(buffer: BufferName, instance: &Instance, area: &Area, element: usize) -> Self {
+        let stride = instance.cols.len() * element;
+        NamedView {
+            buffer,
+            space: instance.space,
+            offset: area.rows.start * stride + (area.cols.start - instance.cols.start) * element,
+            rows: area.rows.len(),
+            row_bytes: area.cols.len() * element,
+            stride,
+        }
+    }
+}
+
+/// The tasks of a forward batch.
+#[derive(Clone, Debug)]
+pub struct MadeTasks {
+    /// In program order.
+    pub tasks: Vec<NamedTask>,
+    /// The row of the logits buffer behind those that they write.
+    pub logits_row: usize,
+}
+
+impl Program {
+    /// The tasks of a forward batch.
+    ///
+    /// # Errors
+    /// A standard length of 0.
+    pub fn tasks(&self, slots: &Slots, batch: &BatchShape) -> Result<MadeTasks, ProgramError> {
+        ChunkTasks::new(self, slots, batch).make()
+    }
+}
+
+/// Builds the tasks of one chunk.
+struct ChunkTasks<'a> {
+    program: &'a Program,
+    slots: &'a Slots,
+    batch: &'a BatchShape,
+    /// Where each value is.
+    residency: Vec<Residency>,
+    /// The next row whose logits are computed, and its row in the logits buffer.
+    logits_at: LogitsAt,
+    tasks: Vec<NamedTask>,
+}
+
+/// Where the logits of a row go.
+#[derive(Clone, Copy)]
+struct LogitsAt {
+    row: usize,
+    goes_to: usize,
+}
+
+/// Rows of a run within the chunk: how many are computed, and how many the views have room for.
+#[derive(Clone, Copy)]
+struct Rows {
+    first: usize,
+    count: usize,
+    room: usize,
+}
+
+/// Some columns of a value of the program.
+struct ValueCols {
+    value: usize,
+    cols: Range<usize>,
+}
+
+impl<'a> ChunkTasks<'a> {
+    fn new(program: &'a Program, slots: &'a Slots, batch: &'a BatchShape) -> ChunkTasks<'a> {
+        let mut residency = vec![Residency::default(); program.values.cols.len()];
+        for value in [Lowered::IDS.0, Lowered::POSITIONS.0] {
+            let cols = 0..program.values.cols[value];
+            let host = Instance { space: SpaceId::HOST, cols: cols.clone() };
+            residency[value].add(host, Area { rows: 0..batch.rows, cols });
+        }
+        let logits_at = LogitsAt { row: 0, goes_to: 0 };
+        ChunkTasks { program, slots, batch, residency, logits_at, tasks: Vec::new() }
+    }
+
+    fn make(mut self) -> Result<MadeTasks, ProgramError> {
+        let mut logits_row = self.batch.logits_row;
+        for (i, segment) in self.program.lowered.segments.iter().enumerate() {
+            if segment.kind != SegmentKind::Head {
+                self.segment(i, 0..self.batch.rows)?;
+                continue;
+            }
+            for run in &self.batch.wanted {
+                self.logits_at = LogitsAt { row: run.start, goes_to: logits_row };
+                logits_row += run.len();
+                self.segment(i, run.clone())?;
+                self.logits_to_host(run.clone());
+            }
+        }
+        Ok(MadeTasks { tasks: self.tasks, logits_row })
+    }
+
+    fn segment(&mut self, index: usize, rows: Range<usize>) -> Result<(), ProgramError> {
+        let program = self.program;
+        let placement = program.placed(self.batch.phase, self.batch.rows, index);
+        for area in placement.segment.areas(rows.len())? {
+            for piece in area.pieces {
+                let mut at = rows.start + area.rows.start;
+                let end = rows.start + area.rows.end;
+                while let Some(run) = piece.next_run(end - at, area.rows.end < rows.len()) {
+                    let rows = Rows { first: at, count: run.rows, room: run.room };
+                    at += run.rows;
+                    self.run(OfSegment { index, placement, piece }, &run, rows);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn run(&mut self, of: OfSegment<'_>, run: &RowsRun, rows: Rows) {
+        let OfSegment { index, placement, piece } = of;
+        let program = self.program;
+        let value = |o: &Operand| ValueCols {
+            value: program.value(index, placement, o.place),
+            cols: o.cols.clone(),
+        };
+        let inputs: Vec<NamedView> =
+            piece.inputs.iter().map(|o| self.input(&value(o), rows, piece.device)).collect();
+        let states = piece.states.iter().filter_map(|used| {
+            let state = program.lowered.segments[index].states[used.state].0;
+            let here = state_instance(&program.devices[piece.device], used);
+            let instance = program.state_instances[state].iter().position(|i| *i == here)?;
+            Some(StatePart { state, instance })
+        });
+        let states = states.collect();
+        let outputs =
+            piece.outputs.iter().map(|o| self.output(&value(o), rows, piece.device)).collect();
+        let work = NamedWork::Run(NamedRun { graph: run.graph, inputs, states, outputs });
+        let rows = rows.first..rows.first + rows.count;
+        self.push(piece.device, piece.name.clone(), rows, work);
+    }
+
+    fn push(&mut self, device: usize, name: Arc<str>, rows: Range<usize>, work: NamedWork) {
+        self.tasks.push(NamedTask { device, name, chunk: self.batch.chunk, rows, work });
+    }
+
+    /// An input where the device can read it.
+    fn input(&mut self, o: &ValueCols, rows: Rows, device: usize) -> NamedView {
+        let caps = &self.program.devices[device].caps;
+        let cols = self.extent(o, rows, caps);
+        let area = Area { rows: rows.first..rows.first + rows.count, cols: o.cols.clone() };
+        let reached = |i: &&Instance| i.cols == cols && caps.spaces.contains(&i.space);
+        let held = &self.residency[o.value];
+        // Where most of it is already.
+        let there = held.instances().filter(reached).min_by_key(|i| {
+            let cells = |area: &Area| area.rows.len() * area.cols.len();
+            held.missing(i, &area).iter().map(|m| cells(&m.area)).sum::<usize>()
+        });
+        let instance = there.cloned().unwrap_or(Instance { space: own_space(caps), cols });
+        self.fetch(o.value, &instance, &area, device);
+        self.view(o, &instance, rows)
+    }
+
+    /// Room for an output where the device can write it.
+    fn output(&mut self, o: &ValueCols, rows: Rows, device: usize) -> NamedView {
+        let caps = &self.program.devices[device].caps;
+        let instance = Instance { space: own_space(caps), cols: self.extent(o, rows, caps) };
+        let area = Area { rows: rows.first..rows.first + rows.count, cols: o.cols.clone() };
+        let view = self.view(o, &instance, rows);
+        self.residency[o.value].add(instance, area);
+        view
+    }
+
+    /// Bytes of an element of a value.
+    fn element(&self, value: usize) -> usize {
+        self.program.values.element(value, self.batch.phase)
+    }
+
+    /// The columns of the instance that a device is bound to: all of the value's, unless nobody
+    /// wants them together, or its rows may not lie apart or would reach too far.
+    fn extent(&self, o: &ValueCols, rows: Rows, caps: &Caps) -> Range<usize> {
+        let all = self.program.values.cols[o.value];
+        let span = rows.room.saturating_mul(all * self.element(o.value)) as u64;
+        let apart = o.cols != (0..all) && rows.room > 1;
+        let refused = !caps.strided_rows || caps.max_binding_bytes.is_some_and(|most| span > most);
+        if self.program.apart[o.value] || (apart && refused) { o.cols.clone() } else { 0..all }
+    }
+
+    /// Copies to an instance what it lacks of an area.
+    fn fetch(&mut self, value: usize, to: &Instance, area: &Area, device: usize) {
+        for missing in self.residency[value].missing(to, area) {
+            let mut from = missing.from;
+            if from.space != to.space && from.space != SpaceId::HOST && to.space != SpaceId::HOST {
+                // No device reaches the memory of two others.
+                let cols = 0..self.program.values.cols[value];
+                let host = Instance { space: SpaceId::HOST, cols };
+                self.copy(value, Hop { from: &from, to: &host }, &missing.area, device);
+                from = host;
+            }
+            self.copy(value, Hop { from: &from, to }, &missing.area, device);
+        }
+    }
+
+    fn copy(&mut self, value: usize, hop: Hop<'_>, area: &Area, wanted_by: usize) {
+        let operand = ValueCols { value, cols: area.cols.clone() };
+        let rows = Rows { first: area.rows.start, count: area.rows.len(), room: area.rows.len() };
+        let from = self.view(&operand, hop.from, rows);
+        let to = self.view(&operand, hop.to, rows);
+        let device = self.program.copier(hop.from.space, hop.to.space, wanted_by);
+        self.residency[value].add(hop.to.clone(), area.clone());
+        let work = NamedWork::Copy(NamedCopy { from, to });
+        self.push(device, copy_name(), area.rows.clone(), work);
+    }
+
+    /// Logits that a device computed into memory of its own are read on the host.
+    fn logits_to_host(&mut self, rows: Range<usize>) {
+        let value = self.program.lowered.logits().0;
+        let cols = 0..self.program.values.cols[value];
+        let host = Instance { space: SpaceId::HOST, cols: cols.clone() };
+        self.fetch(value, &host, &Area { rows, cols }, 0);
+    }
+
+    fn view(&self, o: &ValueCols, instance: &Instance, rows: Rows) -> NamedView {
+        let cols = self.program.values.cols[o.value];
+        let on_host = instance.space == SpaceId::HOST && instance.cols == (0..cols);
+        let mut first = rows.first;
+        let buffer = if o.value == Lowered::IDS.0 && on_host {
+            BufferName::Ids(self.batch.chunk)
+        } else if o.value == Lowered::POSITIONS.0 && on_host {
+            BufferName::Positions(self.batch.chunk)
+        } else if o.value == self.program.lowered.logits().0 && on_host {
+            first = rows.first - self.logits_at.row + self.logits_at.goes_to;
+            BufferName::Logits
+        } else {
+            let memory = self.slots.memory(o.value, cols, instance);
+            BufferName::Value { set: self.batch.set, memory }
+        };
+        let area = Area { rows: first..first + rows.room, cols: o.cols.clone() };
+        NamedView::of(buffer, instance, &area, self.element(o.value))
+    }
+}
+
+/// A piece of a segment.
+struct OfSegment<'a> {
+    index: usize,
+    placement: &'a Placement,
+    piece: &'a Piece,
+}
+
+/// A copy from one instance to another.
+struct Hop<'a> {
+    from: &'a Instance,
+    to: &'a Instance,
+}
+
+/// The name of copies in traces.
+pub(crate) fn copy_name() -> Arc<str> {
+    Arc::from("copy")
+}
