@@ -6,7 +6,7 @@ use std::sync::Arc;
 use troika_device::{Buffer, Clock, Device, Waiting, WeightSource};
 use troika_model::lower::{LowerOptions, Lowered, StateDecl, WeightShapes, lower};
 use troika_model::spec::ModelSpec;
-use troika_plan::{Phase, Plan, SolveDevice, SyncMode};
+use troika_plan::{Phase, Plan, PlanDevice, SyncMode};
 use troika_program::{ELEMENT, Handover, Program, Slots};
 use troika_trace::Tracer;
 
@@ -152,11 +152,9 @@ impl Engine {
         let with = CompileWith { weights: parts.weights, control, clock: &*parts.clock };
         let devices: Vec<Arc<dyn Device>> =
             plan.devices.iter().filter_map(|name| find(name).cloned()).collect();
-        let known = |d: &Arc<dyn Device>| SolveDevice {
-            name: d.name().to_string(),
-            caps: d.caps().clone(),
-        };
-        let known: Vec<SolveDevice> = devices.iter().map(known).collect();
+        let known =
+            |d: &Arc<dyn Device>| PlanDevice { name: d.name().to_string(), caps: d.caps().clone() };
+        let known: Vec<PlanDevice> = devices.iter().map(known).collect();
         let program = Program::new(Arc::new(lowered), &plan, &known)?;
         let loaded = compile(&program.graphs, &devices, &with)?;
         let states = state_buffers(&kv, &program, &devices)?;

@@ -1,6 +1,8 @@
 //! Changes plans around ops that devices refuse.
 
-use crate::{Plan, PlanError, Refusal, RefusedOps, Rule};
+use crate::error::PlanError;
+use crate::plan::{Plan, RefusedOps, Rule};
+use crate::refusal::Refusal;
 
 impl Plan {
     /// The refusals of ops that the plan places on the refusing device.

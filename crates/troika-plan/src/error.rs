@@ -2,8 +2,8 @@
 
 use troika_graph::DType;
 
+use crate::plan::{ModelId, PLAN_VERSION};
 use crate::refusal::Refusal;
-use crate::{ModelId, PLAN_VERSION};
 
 /// Why a plan cannot be made or used.
 #[derive(Debug, thiserror::Error, PartialEq)]

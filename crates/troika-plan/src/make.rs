@@ -4,11 +4,11 @@ use troika_graph::{ActivationFormat, DType};
 use troika_model::spec::ModelSpec;
 
 use crate::check::MAX_CONTEXT;
-use crate::strategy::{DeviceFacts, Strategy};
-use crate::{
-    Decode, LengthRules, ModelId, PLAN_VERSION, Phase, Plan, PlanError, Policy, Prefill, Rule,
-    SyncMode,
+use crate::error::PlanError;
+use crate::plan::{
+    Decode, LengthRules, ModelId, PLAN_VERSION, Phase, Plan, Policy, Prefill, Rule, SyncMode,
 };
+use crate::strategy::{DeviceFacts, Strategy};
 
 /// The user's wishes for a plan.
 #[derive(Clone, Debug)]
@@ -120,9 +120,12 @@ pub fn make(
 }
 
 /// The rules of a plan in the making; activation formats and types of values are not in them yet.
-pub(crate) struct PlannedRules {
+pub struct PlannedRules {
+    /// Those of full chunks.
     pub prefill: Vec<Rule>,
+    /// Those of shorter chunks.
     pub lengths: Vec<LengthRules>,
+    /// Those of decode.
     pub decode: Vec<Rule>,
 }
 
@@ -131,12 +134,12 @@ fn context_of(spec: &ModelSpec, request: &PlanRequest) -> usize {
 }
 
 /// Rows of a prompt chunk: no more than the context.
-pub(crate) fn chunk_of(spec: &ModelSpec, request: &PlanRequest) -> usize {
+pub fn chunk_of(spec: &ModelSpec, request: &PlanRequest) -> usize {
     request.chunk.min(context_of(spec, request).max(1))
 }
 
 /// A plan of some rules, with what the request says besides. It is not checked.
-pub(crate) fn assemble(
+pub fn assemble(
     spec: &ModelSpec,
     devices: &[DeviceFacts],
     request: &PlanRequest,

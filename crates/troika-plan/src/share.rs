@@ -4,11 +4,11 @@ use troika_device::{Caps, SpaceId};
 use troika_graph::partition::{ColumnSplit, Partition};
 use troika_graph::{Node, Op, Subgraph};
 
-use crate::{Rule, Share, Split};
+use crate::plan::{Rule, Share, Split};
 
 /// Weight matrices are cut at multiples of this many rows: every packed form has panels of so many
 /// rows or a divisor of it.
-pub(crate) const TILE: usize = 16;
+pub const TILE: usize = 16;
 
 /// The memory space of values that only this device uses.
 pub fn own_space(caps: &Caps) -> SpaceId {

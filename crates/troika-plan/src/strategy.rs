@@ -6,7 +6,8 @@ use troika_graph::DType;
 use troika_model::lower::{SegmentKind, segments};
 use troika_model::spec::ModelSpec;
 
-use crate::{Layers, Phase, PlanError, Rule, Share, Split};
+use crate::error::PlanError;
+use crate::plan::{Layers, Phase, Rule, Share, Split};
 
 /// The facts about a device that planning uses.
 #[derive(Clone, Debug)]
@@ -141,7 +142,7 @@ impl Strategy {
     }
 
     /// Checks the number of devices.
-    pub(crate) fn check(self, count: usize) -> Result<(), PlanError> {
+    pub fn check(self, count: usize) -> Result<(), PlanError> {
         let (fits, need) = match self {
             Strategy::OneDevice => (count >= 1, "a device"),
             Strategy::Alternate | Strategy::AlternateSegments => {

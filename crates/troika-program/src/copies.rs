@@ -5,7 +5,7 @@ use std::sync::Arc;
 use troika_device::{ForwardBatch, PageTable, SeqRows, SpaceId};
 use troika_model::lower::{LowerOptions, WeightShapes, lower};
 use troika_model::spec::ModelSpec;
-use troika_plan::{Phase, Plan, SolveDevice, own_space};
+use troika_plan::{Phase, Plan, PlanDevice, own_space};
 
 use crate::error::ProgramError;
 use crate::handover::Handover;
@@ -49,7 +49,7 @@ pub fn copies(
     spec: &ModelSpec,
     shapes: WeightShapes<'_>,
     plan: &Plan,
-    devices: &[SolveDevice],
+    devices: &[PlanDevice],
 ) -> Result<Vec<PhaseCopies>, ProgramError> {
     let options = LowerOptions {
         max_rows: plan.prefill.chunk,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use troika_graph::partition::kv_heads;
 use troika_graph::{Subgraph, restrict_activations};
 use troika_model::lower::{Lowered, Segment, SegmentKind};
-use troika_plan::{Phase, Rule, SolveDevice, Split, own_space};
+use troika_plan::{Phase, PlanDevice, Rule, Split, own_space};
 
 use crate::error::ProgramError;
 use crate::graphs::GraphList;
@@ -18,7 +18,7 @@ use crate::shapes::{EdgeTypes, shapes};
 /// Places segments on devices. The graphs of their pieces are listed once each.
 pub(crate) struct Placer<'a> {
     pub lowered: &'a Lowered,
-    pub devices: &'a [SolveDevice],
+    pub devices: &'a [PlanDevice],
     pub types: &'a EdgeTypes,
     pub graphs: GraphList,
 }
@@ -187,7 +187,7 @@ fn root(graph: Subgraph, segment: &Segment, lowered: &Lowered) -> PlacedGraph {
 }
 
 /// The instance with a device's columns of a state.
-pub(crate) fn state_instance(device: &SolveDevice, used: &StateOperand) -> Instance {
+pub(crate) fn state_instance(device: &PlanDevice, used: &StateOperand) -> Instance {
     Instance { space: own_space(&device.caps), cols: used.cols.clone() }
 }
 

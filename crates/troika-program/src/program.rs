@@ -7,7 +7,7 @@ use troika_device::SpaceId;
 use troika_graph::DType;
 use troika_graph::partition::Partition;
 use troika_model::lower::Lowered;
-use troika_plan::{Phase, Plan, Rule, SolveDevice, Split, own_space};
+use troika_plan::{Phase, Plan, PlanDevice, Rule, Split, own_space};
 
 use crate::error::ProgramError;
 use crate::graphs::GraphList;
@@ -62,7 +62,7 @@ pub struct Program {
     /// The model.
     pub lowered: Arc<Lowered>,
     /// The plan's devices, in its order.
-    pub devices: Vec<SolveDevice>,
+    pub devices: Vec<PlanDevice>,
     /// The graphs that devices compile.
     pub graphs: GraphList,
     /// The instances of each state: in which memory space, with which columns together.
@@ -92,7 +92,7 @@ impl Program {
     pub fn new(
         lowered: Arc<Lowered>,
         plan: &Plan,
-        at_hand: &[SolveDevice],
+        at_hand: &[PlanDevice],
     ) -> Result<Program, ProgramError> {
         let find = |name: &String| at_hand.iter().find(|d| d.name == *name).cloned();
         let types = EdgeTypes::new(&lowered, plan);

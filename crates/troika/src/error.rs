@@ -8,7 +8,8 @@ use troika_engine::sample::{ParamError, SampleError};
 use troika_model::chat::ChatError;
 use troika_model::families::ConfigError;
 use troika_model::tokenizer::TokenizerError;
-use troika_plan::{PlanError, ProfileError};
+use troika_plan::PlanError;
+use troika_solve::ProfileError;
 use troika_weights::WeightError;
 
 /// Anything that can go wrong when opening or running a model.

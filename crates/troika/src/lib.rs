@@ -96,5 +96,6 @@ pub use troika_graph as graph;
 pub use troika_model as model;
 pub use troika_plan as plan;
 pub use troika_program as program;
+pub use troika_solve as solve;
 pub use troika_trace as trace;
 pub use troika_weights as weights;

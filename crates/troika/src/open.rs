@@ -13,10 +13,11 @@ use troika_model::lower::{LowerOptions, Lowered, lower};
 use troika_model::spec::ModelSpec;
 use troika_model::tokenizer::Tokenizer;
 use troika_plan::{
-    Alternative, DeviceFacts, Goal, Plan, PlanError, PlanRequest, Policy, ProfiledCosts,
-    SolveDevice, SolveRequest, Solved, Strategy, SyncMode, check_memory, describe_refusals, solve,
+    DeviceFacts, Goal, Plan, PlanDevice, PlanError, PlanRequest, Policy, Strategy, SyncMode,
+    describe_refusals,
 };
 use troika_program::{PhaseCopies, copies};
+use troika_solve::{Alternative, ProfiledCosts, SolveRequest, Solved, check_memory, solve};
 use troika_trace::{Span, Tracer};
 use troika_weights::{BindOptions, FileSource, FloatType, OnProgress, Quant, WeightStore};
 
@@ -183,7 +184,7 @@ impl Planned {
     /// What keeps the plan from being run.
     pub fn copies(&self) -> Result<Vec<PhaseCopies>, Error> {
         let (spec, store) = &self.model;
-        let devices: Vec<SolveDevice> = self.devices.iter().map(solve_device).collect();
+        let devices: Vec<PlanDevice> = self.devices.iter().map(solve_device).collect();
         let counted = copies(spec, &|key| store.shape(key), &self.plan, &devices);
         Ok(counted.map_err(EngineError::from)?)
     }
@@ -488,7 +489,7 @@ fn plan_of(
             plan.check_shapes(&|name| find(name).is_some_and(|d| d.caps().static_shapes))?;
             let plan = plan.clone();
             if devices.iter().any(|d| d.caps().max_resident_bytes.is_some()) {
-                let devices: Vec<SolveDevice> = devices.iter().map(solve_device).collect();
+                let devices: Vec<PlanDevice> = devices.iter().map(solve_device).collect();
                 check_memory(&plan, &lowered(spec, store, &plan)?, &devices)?;
             }
             plan
@@ -564,7 +565,7 @@ fn solved(
     let (lowered, shapes) = (lowered(spec, store, &one)?, |key| store.shape(key));
     // What a device refuses on any plan, whatever that plan would have it compute.
     let refusals = troika_engine::examine(spec, &shapes, &one, devices)?;
-    let devices: Vec<SolveDevice> = devices.iter().map(solve_device).collect();
+    let devices: Vec<PlanDevice> = devices.iter().map(solve_device).collect();
     let refuse = |error| Error::Profile { file: file.display().to_string(), error };
     let cost = ProfiledCosts::new(&measured, &devices).map_err(refuse)?;
     let request = SolveRequest {

@@ -6,9 +6,8 @@ use std::sync::Arc;
 
 use troika_device::{Device, read_text};
 use troika_model::spec::ModelSpec;
-use troika_plan::{
-    ModelId, Plan, Profile, ProfileError, ProfileSubject, ProfiledDevice, SolveDevice,
-};
+use troika_plan::{ModelId, Plan, PlanDevice};
+use troika_solve::{Profile, ProfileError, ProfileSubject, ProfiledDevice};
 use troika_weights::WeightStore;
 
 use crate::devices::usable_cores;
@@ -49,8 +48,8 @@ pub(crate) fn subject_of(
 }
 
 /// A device as the solver sees it.
-pub(crate) fn solve_device(device: &Arc<dyn Device>) -> SolveDevice {
-    SolveDevice { name: device.name().to_string(), caps: device.caps().clone() }
+pub(crate) fn solve_device(device: &Arc<dyn Device>) -> PlanDevice {
+    PlanDevice { name: device.name().to_string(), caps: device.caps().clone() }
 }
 
 /// The processor and the system, as the system tells.

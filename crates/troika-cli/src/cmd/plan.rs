@@ -1,8 +1,9 @@
 //! `troika plan`.
 
 use troika::graph::DType;
-use troika::plan::{Alternative, Goal, Phase, Plan, Rule, Split, Stage};
+use troika::plan::{Goal, Phase, Plan, Rule, Split, Stage};
 use troika::program::{CopyCount, PhaseCopies};
+use troika::solve::Alternative;
 use troika::trace::Tracer;
 
 use super::run::open_options;

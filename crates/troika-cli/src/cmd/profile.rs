@@ -2,7 +2,7 @@
 
 use serde_json::json;
 use troika::ProfileOptions;
-use troika::plan::{Profile, ProfiledDevice};
+use troika::solve::{Profile, ProfiledDevice};
 use troika::trace::Tracer;
 
 use super::run::open_options;
@@ -70,7 +70,7 @@ fn table(profile: &Profile) -> String {
     );
     for fit in &profile.fits.runs {
         let whole = || {
-            let of = |r: &&troika::plan::RunSample| {
+            let of = |r: &&troika::solve::RunSample| {
                 (r.device, r.segment, r.share) == (fit.device, fit.segment, 64)
             };
             profile.runs.iter().filter(of)

@@ -10,7 +10,7 @@ use troika_device::{
 };
 use troika_graph::{Subgraph, bind_static};
 use troika_model::lower::Lowered;
-use troika_plan::ProfiledGraph;
+use troika_solve::ProfiledGraph;
 use troika_weights::WeightStore;
 
 use super::inputs::{bindings, forward, page_len};

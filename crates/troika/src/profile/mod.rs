@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use troika_device::{Clock, Device, DeviceError, RealClock, read_text};
 use troika_model::lower::{Lowered, SegmentKind};
-use troika_plan::{
+use troika_solve::{
     Profile, ProfileSubject, ProfiledGraph, RunSample, RunWork, Spread, profiled_graphs,
 };
 use troika_weights::WeightStore;

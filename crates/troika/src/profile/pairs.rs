@@ -8,7 +8,7 @@ use troika_device::{
     Timelines, View, Wait, Waiting, Work,
 };
 use troika_model::lower::SegmentKind;
-use troika_plan::{DeviceSample, PairSample, Profile, ProfiledGraph, RunSample, Slowdown, Spread};
+use troika_solve::{DeviceSample, PairSample, Profile, ProfiledGraph, RunSample, Slowdown, Spread};
 use troika_weights::WeightStore;
 
 use super::bench::{Bench, LoadedGraph, nanoseconds};

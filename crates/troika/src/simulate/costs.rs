@@ -1,7 +1,8 @@
 //! What the solver asks of a SoC: prices of its file.
 
 use troika_graph::{Subgraph, bind_static};
-use troika_plan::{CostModel, PricedRun, SolveDevice, SyncMode};
+use troika_plan::{PlanDevice, SyncMode};
+use troika_solve::{CostModel, PricedRun};
 
 use crate::devices::sim::{Price, PricedRows, Prices, Processor, Soc};
 
@@ -13,8 +14,8 @@ pub(super) struct SocCosts<'a> {
 }
 
 impl<'a> SocCosts<'a> {
-    pub fn of(soc: &'a Soc, devices: &[SolveDevice]) -> SocCosts<'a> {
-        let find = |d: &SolveDevice| soc.processors.iter().find(|p| p.name == d.name);
+    pub fn of(soc: &'a Soc, devices: &[PlanDevice]) -> SocCosts<'a> {
+        let find = |d: &PlanDevice| soc.processors.iter().find(|p| p.name == d.name);
         let processors: Vec<&Processor> = devices.iter().filter_map(find).collect();
         let prices = processors.iter().map(|p| Prices::new(soc, p)).collect();
         SocCosts { soc, processors, prices }

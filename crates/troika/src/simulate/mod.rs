@@ -18,9 +18,8 @@ use troika_graph::DType;
 use troika_model::lower::{LowerOptions, Lowered, WeightShape, WeightShapes, lower};
 use troika_model::spec::ModelSpec;
 use troika_model::{families, presets};
-use troika_plan::{
-    DeviceFacts, Goal, Plan, PlanRequest, SolveDevice, SolveRequest, SyncMode, make, solve,
-};
+use troika_plan::{DeviceFacts, Goal, Plan, PlanDevice, PlanRequest, SyncMode, make};
+use troika_solve::{SolveRequest, solve};
 use troika_trace::Tracer;
 use troika_weights::{Quant, SYNTHETIC_DTYPES, WeightStore};
 
@@ -424,7 +423,7 @@ fn solved(
     let alone = r.soc.processors.iter().all(|p| p.kind == ProcessorKind::Cpu);
     let used = devices.iter().zip(&r.soc.processors);
     let used = used.filter(|(_, p)| alone || p.kind != ProcessorKind::Cpu);
-    let devices: Vec<SolveDevice> = used.map(|(d, _)| solve_device(d)).collect();
+    let devices: Vec<PlanDevice> = used.map(|(d, _)| solve_device(d)).collect();
     let candidates = hand_made(r, &devices);
     let request = SolveRequest {
         spec: r.spec,
@@ -445,7 +444,7 @@ fn solved(
 
 /// The plans of the other strategies, as far as the devices can run them. Code that is made for one
 /// prompt is no part of a plan for others.
-fn hand_made(r: &placed::Request<'_>, devices: &[SolveDevice]) -> Vec<(String, Plan)> {
+fn hand_made(r: &placed::Request<'_>, devices: &[PlanDevice]) -> Vec<(String, Plan)> {
     let usable = |plan: &Plan| plan.devices.iter().all(|d| devices.iter().any(|o| o.name == *d));
     let others = SocStrategy::ALL.into_iter();
     let others = others.filter(|s| *s != SocStrategy::Solved && !s.prepares_online());

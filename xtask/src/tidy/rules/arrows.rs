@@ -30,6 +30,16 @@ const ROWS: &[(&str, May)] = &[
     ("troika-plan", May::Use(&["troika-graph", "troika-device", "troika-model"])),
     ("troika-program", May::Use(&["troika-graph", "troika-device", "troika-model", "troika-plan"])),
     (
+        "troika-solve",
+        May::Use(&[
+            "troika-graph",
+            "troika-device",
+            "troika-model",
+            "troika-plan",
+            "troika-program",
+        ]),
+    ),
+    (
         "troika-engine",
         May::Use(&[
             "troika-graph",
@@ -61,6 +71,7 @@ const LIBRARIES: &[&str] = &[
     "troika-weights",
     "troika-plan",
     "troika-program",
+    "troika-solve",
     "troika-engine",
 ];
 

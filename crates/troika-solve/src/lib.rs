@@ -3,10 +3,13 @@
 
 mod choice;
 mod chunks;
+mod cost;
 mod events;
+mod fit;
 mod layout;
 mod options;
 mod predict;
+mod profile;
 mod ranges;
 mod search;
 mod staged;
@@ -14,10 +17,17 @@ mod staged;
 use troika_model::lower::Lowered;
 use troika_model::spec::ModelSpec;
 
-use crate::cost::{CostModel, Goal, Predicted, SolveDevice};
-use crate::{Plan, PlanError, PlanRequest, Refusal};
+use troika_plan::{Goal, PlanDevice, Predicted};
+use troika_plan::{Plan, PlanError, PlanRequest, Refusal};
 
+pub use cost::{CostModel, PricedRun, RunWork};
+pub use fit::{Fits, RunFit};
 pub use predict::{PredictRequest, predict};
+pub use profile::{
+    DeviceSample, PROFILE_VERSION, PairSample, Profile, ProfileError, ProfileSubject,
+    ProfiledCosts, ProfiledDevice, ProfiledGraph, Regret, RunSample, Slowdown, Spread,
+    profiled_graphs,
+};
 
 /// The input of the solver.
 #[derive(Clone, Copy)]
@@ -27,7 +37,7 @@ pub struct SolveRequest<'a> {
     /// The model, lowered for [`PlanRequest::chunk`] and the plan's context.
     pub lowered: &'a Lowered,
     /// The devices that may be used.
-    pub devices: &'a [SolveDevice],
+    pub devices: &'a [PlanDevice],
     /// Their costs.
     pub cost: &'a dyn CostModel,
     /// The ops that devices refuse.
@@ -78,7 +88,7 @@ pub struct Alternative {
 pub fn check_memory(
     plan: &Plan,
     lowered: &Lowered,
-    devices: &[SolveDevice],
+    devices: &[PlanDevice],
 ) -> Result<(), PlanError> {
     if devices.iter().all(|d| d.caps.max_resident_bytes.is_none()) {
         return Ok(());

@@ -10,9 +10,10 @@ use troika_model::lower::{Segment, SegmentKind};
 use super::choice::{Scope, staged};
 use super::options::{Placement, by_columns};
 use super::search::Search;
-use crate::cost::{CostModel, PricedRun, SolveDevice};
-use crate::share::TILE;
-use crate::{Phase, Share, Split, Stage, SyncMode, stage_borders};
+use crate::cost::{CostModel, PricedRun};
+use troika_plan::PlanDevice;
+use troika_plan::TILE;
+use troika_plan::{Phase, Share, Split, Stage, SyncMode, stage_borders};
 
 impl Search<'_> {
     /// Placements of a kind of segment stage by stage.
@@ -48,7 +49,7 @@ pub(super) struct StagedRequest<'a> {
     pub cached: usize,
     /// Whether it is prefill: a decoded token has one row, which cannot be split.
     pub prefill: bool,
-    pub devices: &'a [SolveDevice],
+    pub devices: &'a [PlanDevice],
     pub cost: &'a dyn CostModel,
     pub sync: SyncMode,
 }

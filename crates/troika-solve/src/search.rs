@@ -7,9 +7,10 @@ use super::choice::{Choice, Placed, Scope, for_decode, one_row};
 use super::options::{KindRequest, Placement, by_columns, rules};
 use super::predict::{Extract, PredictRequest, Predictor, Spent};
 use super::{Alternative, SolveRequest, Solved};
-use crate::cost::{Goal, PricedRun};
-use crate::make::{PlannedRules, assemble, chunk_of};
-use crate::{DeviceFacts, LengthRules, Phase, Plan, PlanError, PlanRequest, Strategy, make};
+use crate::cost::PricedRun;
+use troika_plan::Goal;
+use troika_plan::{DeviceFacts, LengthRules, Phase, Plan, PlanError, PlanRequest, Strategy, make};
+use troika_plan::{PlannedRules, assemble, chunk_of};
 
 /// The most plans that are predicted in full and reported.
 const SHOWN: usize = 24;
@@ -209,7 +210,7 @@ impl<'a> Search<'a> {
         if !predicted.ttft_us.is_finite() || !predicted.tpot_us.is_finite() {
             return Ok(None);
         }
-        let over = |d: &crate::SolveDevice| {
+        let over = |d: &crate::PlanDevice| {
             let bytes = predicted.weight_bytes.get(&d.name).copied().unwrap_or(0);
             d.caps.max_resident_bytes.is_some_and(|most| bytes > most)
         };
@@ -579,7 +580,7 @@ impl<'a> Search<'a> {
     }
 
     fn is_limited(&self) -> bool {
-        let limited = |d: &crate::SolveDevice| d.caps.max_resident_bytes.is_some();
+        let limited = |d: &crate::PlanDevice| d.caps.max_resident_bytes.is_some();
         self.most_bytes < u64::MAX || self.request.devices.iter().any(limited)
     }
 

@@ -2,7 +2,7 @@
 
 use super::Alternative;
 use super::search::Search;
-use crate::{Plan, PlanError, Policy};
+use troika_plan::{Plan, PlanError, Policy};
 
 impl Search<'_> {
     /// Variants of a plan with other chunk lengths and numbers of chunks in flight.

@@ -7,8 +7,10 @@ use troika_model::lower::{LowerOptions, Lowered, SegmentKind, WeightShape, lower
 use troika_model::spec::{Key, ModelSpec, weight_requirements};
 use troika_model::{families, presets};
 use troika_plan::{
-    CostModel, Goal, Phase, PlanError, PlanRequest, PredictRequest, Predicted, PricedRun, Refusal,
-    SolveDevice, SolveRequest, Solved, Split, SyncMode, check_memory, predict, solve,
+    Goal, Phase, PlanDevice, PlanError, PlanRequest, Predicted, Refusal, Split, SyncMode,
+};
+use troika_solve::{
+    CostModel, PredictRequest, PricedRun, SolveRequest, Solved, check_memory, predict, solve,
 };
 
 fn spec(preset: &str, layers: usize) -> ModelSpec {
@@ -28,7 +30,7 @@ fn lowered(spec: &ModelSpec, chunk: usize) -> Lowered {
     lower(spec, &|key| shapes.get(&key).copied(), options).unwrap()
 }
 
-fn device(name: &str, row_buckets: &[usize]) -> SolveDevice {
+fn device(name: &str, row_buckets: &[usize]) -> PlanDevice {
     let caps = Caps {
         static_shapes: !row_buckets.is_empty(),
         row_buckets: row_buckets.to_vec(),
@@ -46,7 +48,7 @@ fn device(name: &str, row_buckets: &[usize]) -> SolveDevice {
         bakes_weights: false,
         facts: Vec::new(),
     };
-    SolveDevice { name: name.into(), caps }
+    PlanDevice { name: name.into(), caps }
 }
 
 /// Multiplications per row of a graph.
@@ -107,7 +109,7 @@ impl CostModel for Costs {
 
 fn solved(
     (spec, lowered): (&ModelSpec, &Lowered),
-    (devices, costs): (&[SolveDevice], &Costs),
+    (devices, costs): (&[PlanDevice], &Costs),
     (goal, refusals, several_copies): (Goal, &[Refusal], bool),
 ) -> Result<Solved, PlanError> {
     let base = PlanRequest { context: Some(1024), chunk: 256, ..PlanRequest::default() };
@@ -152,7 +154,7 @@ proptest! {
         let spec = spec(if moe { "qwen3-moe-tiny" } else { "qwen3-0.6b" }, 3);
         let lowered = lowered(&spec, 256);
         let names = ["a", "b", "c"];
-        let devices: Vec<SolveDevice> = (0..speeds.len())
+        let devices: Vec<PlanDevice> = (0..speeds.len())
             .map(|i| device(names[i], if fixed && i == 0 { &[32, 128] } else { &[] }))
             .collect();
         let costs = Costs { speeds, hand_over, beside, watts: Some(2.0) };
@@ -325,7 +327,7 @@ fn graphs_keep_within_the_limits_of_devices() {
     let fast = Speed { multiply: 1e-4, read: 1e-3, launch: 1000.0 };
     let slow = Speed { multiply: 1e-2, read: 1e-1, launch: 1000.0 };
     let costs = Costs { speeds: vec![fast, slow], hand_over: 1000.0, beside: 1.0, watts: None };
-    let rule = |devices: &[SolveDevice]| {
+    let rule = |devices: &[PlanDevice]| {
         let found = solved((&spec, &lowered), (devices, &costs), (Goal::Tps, &[], false)).unwrap();
         found.plan.rule(Phase::Decode, SegmentKind::Head, None).unwrap().clone()
     };

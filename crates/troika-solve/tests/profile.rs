@@ -5,10 +5,10 @@ use troika_graph::{ActivationFormat, DType};
 use troika_model::lower::{LowerOptions, Lowered, SegmentKind, WeightShape, lower};
 use troika_model::spec::{Key, ModelSpec, weight_requirements};
 use troika_model::{families, presets};
-use troika_plan::{
-    CostModel, ModelId, PairSample, PricedRun, Profile, ProfileError, ProfileSubject,
-    ProfiledCosts, ProfiledDevice, RunSample, RunWork, Slowdown, SolveDevice, Spread, SyncMode,
-    profiled_graphs,
+use troika_plan::{ModelId, PlanDevice, SyncMode};
+use troika_solve::{
+    CostModel, PairSample, PricedRun, Profile, ProfileError, ProfileSubject, ProfiledCosts,
+    ProfiledDevice, RunSample, RunWork, Slowdown, Spread, profiled_graphs,
 };
 
 fn spec() -> ModelSpec {
@@ -28,7 +28,7 @@ fn lowered(spec: &ModelSpec) -> Lowered {
     lower(spec, &|key| shapes.get(&key).copied(), options).unwrap()
 }
 
-fn device(name: &str, row_buckets: &[usize]) -> SolveDevice {
+fn device(name: &str, row_buckets: &[usize]) -> PlanDevice {
     let caps = Caps {
         static_shapes: !row_buckets.is_empty(),
         row_buckets: row_buckets.to_vec(),
@@ -46,10 +46,10 @@ fn device(name: &str, row_buckets: &[usize]) -> SolveDevice {
         bakes_weights: false,
         facts: vec![("cores".into(), "2".into())],
     };
-    SolveDevice { name: name.into(), caps }
+    PlanDevice { name: name.into(), caps }
 }
 
-fn subject(spec: &ModelSpec, devices: &[SolveDevice]) -> ProfileSubject {
+fn subject(spec: &ModelSpec, devices: &[PlanDevice]) -> ProfileSubject {
     ProfileSubject {
         program: "1.0".into(),
         machine: "a machine".into(),
@@ -73,7 +73,7 @@ fn truth(device: usize, work: &RunWork) -> f64 {
 }
 
 /// A profile of two devices; the second has static shapes if `buckets` is not empty.
-fn measured(buckets: &[usize]) -> (Profile, Vec<SolveDevice>, Lowered) {
+fn measured(buckets: &[usize]) -> (Profile, Vec<PlanDevice>, Lowered) {
     let spec = spec();
     let lowered = lowered(&spec);
     let devices = vec![device("a", &[]), device("b", buckets)];

@@ -9,8 +9,8 @@ use troika_graph::partition::{Columns, Partition, Piece, cut_at, kv_heads, split
 use troika_graph::{Subgraph, ValueId, restrict_activations};
 use troika_model::lower::{Lowered, Segment, SegmentKind};
 
-use crate::cost::SolveDevice;
-use crate::{PlanError, Rule, Split, compiled_rows, own_space, stage_borders};
+use troika_plan::PlanDevice;
+use troika_plan::{PlanError, Rule, Split, compiled_rows, own_space, stage_borders};
 
 /// A value that a piece reads or writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -85,17 +85,17 @@ impl StageLayout {
 /// Makes and caches layouts.
 pub(super) struct Layouts<'a> {
     lowered: &'a Lowered,
-    devices: &'a [SolveDevice],
+    devices: &'a [PlanDevice],
     /// For each segment, the first one with an equal graph and as many cache heads.
     class: Vec<usize>,
     known: HashMap<(usize, LayoutKey), Arc<Layout>>,
 }
 
 /// The parts of a rule that affect the layout.
-type LayoutKey = (String, Option<Split>, Vec<crate::RefusedOps>, Option<Vec<usize>>, Vec<u8>);
+type LayoutKey = (String, Option<Split>, Vec<troika_plan::RefusedOps>, Option<Vec<usize>>, Vec<u8>);
 
 impl<'a> Layouts<'a> {
-    pub fn new(lowered: &'a Lowered, devices: &'a [SolveDevice]) -> Layouts<'a> {
+    pub fn new(lowered: &'a Lowered, devices: &'a [PlanDevice]) -> Layouts<'a> {
         let mut class = Vec::with_capacity(lowered.segments.len());
         for (i, s) in lowered.segments.iter().enumerate() {
             let alike = |j: &usize| {
@@ -269,7 +269,7 @@ impl Root {
 type Partitioned<T> = Result<T, troika_graph::partition::PartitionError>;
 
 struct Maker<'a> {
-    devices: &'a [SolveDevice],
+    devices: &'a [PlanDevice],
     rule: &'a Rule,
     takes: &'a dyn Fn(usize, &str) -> usize,
     between: usize,

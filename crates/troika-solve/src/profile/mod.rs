@@ -8,9 +8,10 @@ mod shapes;
 use serde::{Deserialize, Serialize};
 use troika_model::lower::SegmentKind;
 
-use crate::ModelId;
-use crate::cost::{RunWork, SolveDevice};
+use crate::cost::RunWork;
 use crate::fit::{Fits, fit};
+use troika_plan::ModelId;
+use troika_plan::PlanDevice;
 
 pub use costs::ProfiledCosts;
 pub use regret::Regret;
@@ -75,7 +76,7 @@ pub struct ProfiledDevice {
 
 impl ProfiledDevice {
     /// The description of an available device.
-    pub fn of(device: &SolveDevice) -> ProfiledDevice {
+    pub fn of(device: &PlanDevice) -> ProfiledDevice {
         ProfiledDevice {
             name: device.name.clone(),
             numerics: device.caps.numerics.clone(),

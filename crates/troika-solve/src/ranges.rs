@@ -6,8 +6,8 @@ use troika_model::lower::SegmentKind;
 use super::Alternative;
 use super::options::{Placement, rules};
 use super::search::Search;
-use crate::make::{PlannedRules, assemble};
-use crate::{Layers, Plan, PlanError, Rule};
+use troika_plan::{Layers, Plan, PlanError, Rule};
+use troika_plan::{PlannedRules, assemble};
 
 impl Search<'_> {
     /// Plans for devices with limited memory.

@@ -11,9 +11,10 @@ use troika_model::lower::{Lowered, SegmentKind};
 
 use super::events::{self, SimTask};
 use super::layout::{LaidPiece, Layout, Layouts, Operand, Place, StageLayout};
-use crate::cost::{CostModel, Predicted, PredictedLength, PricedRun, SolveDevice};
-use crate::own_space;
-use crate::{Phase, Plan, PlanError, Rule};
+use crate::cost::{CostModel, PricedRun};
+use troika_plan::own_space;
+use troika_plan::{Phase, Plan, PlanError, Rule};
+use troika_plan::{PlanDevice, Predicted, PredictedLength};
 
 /// The input of a prediction.
 #[derive(Clone, Copy)]
@@ -21,7 +22,7 @@ pub struct PredictRequest<'a> {
     /// The model, lowered for at least the plan's chunk and context.
     pub lowered: &'a Lowered,
     /// All devices, including those of the plan.
-    pub devices: &'a [SolveDevice],
+    pub devices: &'a [PlanDevice],
     /// Their costs.
     pub cost: &'a dyn CostModel,
     /// Tokens of the prompt.
@@ -56,7 +57,7 @@ impl PredictRequest<'_> {
 pub(super) fn weights_on(
     plan: &Plan,
     lowered: &Lowered,
-    devices: &[SolveDevice],
+    devices: &[PlanDevice],
 ) -> Result<BTreeMap<String, u64>, PlanError> {
     let request = PredictRequest { lowered, devices, cost: &Free, prompt: 1, generate: 0 };
     let mut predictor = Predictor::new(&request);
@@ -76,7 +77,7 @@ impl CostModel for Free {
         0.0
     }
 
-    fn hand_over_ns(&self, _: usize, _: usize, _: crate::SyncMode) -> f64 {
+    fn hand_over_ns(&self, _: usize, _: usize, _: troika_plan::SyncMode) -> f64 {
         0.0
     }
 
@@ -243,7 +244,7 @@ impl<'a> Predictor<'a> {
             }
         }
         // Queues that can wait for each other get all tasks of a single chunk in program order.
-        let waits = |d: &SolveDevice| !plan.devices.contains(&d.name) || d.caps.queue_waits;
+        let waits = |d: &PlanDevice| !plan.devices.contains(&d.name) || d.caps.queue_waits;
         let order = match batches.len() == 1 && request.devices.iter().all(waits) {
             true => events::Order::InOrder,
             false => events::Order::Ready,

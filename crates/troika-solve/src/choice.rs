@@ -4,7 +4,7 @@
 use troika_model::lower::SegmentKind;
 
 use super::options::Placement;
-use crate::{Phase, Split, Stage};
+use troika_plan::{Phase, Split, Stage};
 
 /// Where each kind of segment runs.
 pub(super) type Placed = Vec<(SegmentKind, Placement)>;

@@ -3,8 +3,9 @@
 use troika_graph::Subgraph;
 
 use super::{PairSample, Profile, ProfileError, Slowdown};
-use crate::SyncMode;
-use crate::cost::{CostModel, PricedRun, RunWork, SolveDevice};
+use crate::cost::{CostModel, PricedRun, RunWork};
+use troika_plan::PlanDevice;
+use troika_plan::SyncMode;
 
 /// Prices from the fits of a profile.
 pub struct ProfiledCosts<'a> {
@@ -20,10 +21,10 @@ impl<'a> ProfiledCosts<'a> {
     /// A device that was not measured.
     pub fn new(
         profile: &'a Profile,
-        devices: &[SolveDevice],
+        devices: &[PlanDevice],
     ) -> Result<ProfiledCosts<'a>, ProfileError> {
         let known = &profile.subject.devices;
-        let place = |d: &SolveDevice| {
+        let place = |d: &PlanDevice| {
             known.iter().position(|k| k.name == d.name).ok_or_else(|| ProfileError::Foreign {
                 what: "list of devices",
                 found: known.iter().map(|k| k.name.as_str()).collect::<Vec<_>>().join(", "),

@@ -3,8 +3,8 @@
 use troika_graph::DType;
 use troika_model::lower::SegmentKind;
 
-use crate::cost::SolveDevice;
-use crate::{Rule, Share, Split, Stage};
+use troika_plan::PlanDevice;
+use troika_plan::{Rule, Share, Split, Stage};
 
 /// The unit of column shares: 1/64.
 pub(super) const PARTS: u32 = 64;
@@ -131,7 +131,7 @@ pub(super) struct KindRequest<'a> {
     pub rows: usize,
     /// Whether it is prefill: a decoded token has one row, which cannot be split.
     pub prefill: bool,
-    pub devices: &'a [SolveDevice],
+    pub devices: &'a [PlanDevice],
     /// For each device, the cost of the whole segment on it.
     pub whole_ns: &'a [f64],
 }

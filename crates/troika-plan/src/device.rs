@@ -1,0 +1,26 @@
+//! What plans know of a device.
+
+use troika_device::Caps;
+
+use crate::strategy::DeviceFacts;
+
+/// A device as the solver sees it: a name and limits. It compiles and runs nothing.
+#[derive(Clone, Debug)]
+pub struct PlanDevice {
+    /// Its name.
+    pub name: String,
+    /// What it can do.
+    pub caps: Caps,
+}
+
+impl PlanDevice {
+    /// The facts that strategies use.
+    pub fn facts(&self) -> DeviceFacts {
+        DeviceFacts {
+            name: self.name.clone(),
+            activations: self.caps.activation_formats.clone(),
+            row_buckets: self.caps.row_buckets.clone(),
+            max_binding_bytes: self.caps.max_binding_bytes,
+        }
+    }
+}

@@ -1,0 +1,472 @@
+//! The plan as data: rules for the segments of both phases.
+
+use serde::{Deserialize, Serialize};
+use troika_graph::{ActivationFormat, DType};
+use troika_model::lower::SegmentKind;
+
+use crate::error::PlanError;
+use crate::predicted::Predicted;
+
+/// The version of plan files that this build reads and writes.
+pub const PLAN_VERSION: u32 = 2;
+
+/// A plan.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Plan {
+    /// [`PLAN_VERSION`].
+    pub version: u32,
+    /// The model it is for.
+    pub model: ModelId,
+    /// How the plan was made, for people: a [`Strategy`]'s name, or any text.
+    pub strategy: String,
+    /// Longest sequence, in tokens.
+    pub context: usize,
+    /// Positions per page of the KV cache (a power of two).
+    pub page_len: usize,
+    /// Element type of the KV cache: `F32`, `F16` or `BF16`.
+    pub kv_dtype: DType,
+    /// Names of the devices that the rules place segments on.
+    pub devices: Vec<String>,
+    /// How devices wait for each other; absent: predicted.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub sync: SyncMode,
+    /// How prompts are computed.
+    pub prefill: Prefill,
+    /// How decoding is placed.
+    pub decode: Decode,
+    /// The predicted costs, for people: nothing depends on them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub predicted: Option<Predicted>,
+}
+
+/// The phases of a sequence. They may be placed differently.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// Many tokens of a sequence at once.
+    Prefill,
+    /// One token that continues a sequence.
+    Decode,
+}
+
+impl Phase {
+    /// The name in plan files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Phase::Prefill => "prefill",
+            Phase::Decode => "decode",
+        }
+    }
+}
+
+/// How prompts are computed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Prefill {
+    /// The most rows of a prompt chunk: the bound of the symbol `rows`.
+    pub chunk: usize,
+    /// The most chunks in flight; each has its own values between segments.
+    pub chunks_in_flight: usize,
+    /// The order in which ready segments run.
+    pub policy: Policy,
+    /// The device that must not stall, used by `out-of-order`. Absent: the first one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub critical_device: Option<String>,
+    /// Where each segment runs.
+    pub rules: Vec<Rule>,
+    /// Other rules for shorter chunks, by ascending length. Each length is below `chunk`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lengths: Vec<LengthRules>,
+}
+
+/// The rules for chunks of a length bucket.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LengthRules {
+    /// The longest chunk of the bucket; it begins above the previous bucket's length.
+    pub up_to: usize,
+    /// Where each segment runs.
+    pub rules: Vec<Rule>,
+}
+
+/// The placement of decoding.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Decode {
+    /// Where each segment runs.
+    pub rules: Vec<Rule>,
+}
+
+/// The order in which ready segments run on a free device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Policy {
+    /// The earliest in program order (chunk by chunk, segment by segment).
+    #[default]
+    InOrder,
+    /// The one that keeps the critical device busiest (llm.npu, section 3.4, equation 5), by costs
+    /// learnt from earlier runs.
+    OutOfOrder,
+}
+
+impl Policy {
+    /// All policies.
+    pub const ALL: [Policy; 2] = [Policy::InOrder, Policy::OutOfOrder];
+
+    /// The name in plan files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Policy::InOrder => "in-order",
+            Policy::OutOfOrder => "out-of-order",
+        }
+    }
+
+    /// The policy with a given name.
+    pub fn parse(name: &str) -> Option<Policy> {
+        Policy::ALL.into_iter().find(|p| p.name() == name)
+    }
+}
+
+/// How a device waits for another one's results.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SyncMode {
+    /// Sleeps for most of the expected time, then polls (HeteroInfer, section 4.3). It continues
+    /// sooner, but keeps a core busy while it polls.
+    #[default]
+    Predicted,
+    /// Sleeps until woken.
+    Blocking,
+}
+
+impl SyncMode {
+    /// All modes.
+    pub const ALL: [SyncMode; 2] = [SyncMode::Predicted, SyncMode::Blocking];
+
+    /// The name in plan files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            SyncMode::Predicted => "predicted",
+            SyncMode::Blocking => "blocking",
+        }
+    }
+
+    /// The mode with a given name.
+    pub fn parse(name: &str) -> Option<SyncMode> {
+        SyncMode::ALL.into_iter().find(|m| m.name() == name)
+    }
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+/// Where some segments run. Exactly one rule of a phase matches each segment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rule {
+    /// Kinds of segments; absent: all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub segments: Option<Vec<SegmentKind>>,
+    /// Layers; absent: all, including the segments before and behind the layers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layers: Option<Layers>,
+    /// The device that computes them, or with `split` the parts that cannot be split.
+    pub device: String,
+    /// How several devices share them; absent: only one computes. Attention can be split only by
+    /// columns, which are those of its heads.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub split: Option<Split>,
+    /// Ops that a device of this rule refuses, and which device computes them instead.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub refused: Vec<RefusedOps>,
+    /// The type in which the segments pass results to other segments; absent: f32. Logits are
+    /// always f32. A 16-bit type halves the copies between memory spaces.
+    #[serde(default = "single_precision", skip_serializing_if = "is_single_precision")]
+    pub values: DType,
+    /// For devices with static shapes: the numbers of rows to compile for, ascending; absent: each
+    /// device's own. Longer inputs run in several parts, shorter ones are padded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub row_buckets: Option<Vec<usize>>,
+    /// The formats, besides f32, that products may use for activations. Each product uses the one
+    /// that suits its weights' type.
+    #[serde(default)]
+    pub activations: Vec<ActivationFormat>,
+}
+
+fn single_precision() -> DType {
+    DType::F32
+}
+
+fn is_single_precision(dtype: &DType) -> bool {
+    *dtype == DType::F32
+}
+
+/// How devices share a segment.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Split {
+    /// By columns of the results (weight-centric). The part with the largest share belongs to the
+    /// rule's device, which also computes what cannot be split.
+    Columns {
+        /// The devices with their shares.
+        parts: Vec<Share>,
+    },
+    /// By rows (activation-centric): standard lengths on the rule's device, the rest on another.
+    Rows {
+        /// The standard lengths.
+        lengths: Vec<usize>,
+        /// The device that computes the rest.
+        rest: String,
+    },
+    /// By both: standard lengths of rows on the rule's device, the rest by columns.
+    Hybrid {
+        /// The standard lengths.
+        lengths: Vec<usize>,
+        /// The devices that share the rest, including the rule's.
+        parts: Vec<Share>,
+    },
+    /// By stages, each shared in its own way. The segment is cut where products begin and end: a
+    /// feed-forward has the stages norm, gate and up, activation, down, and sum.
+    Stages {
+        /// One for each stage.
+        stages: Vec<Stage>,
+    },
+}
+
+/// A stage of a segment: products of the same inputs, or the ops between products.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Stage {
+    /// The device that computes it, or with `split` the parts that cannot be split.
+    pub device: String,
+    /// How several devices share it; absent: only one computes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub split: Option<Split>,
+}
+
+impl Split {
+    /// The parts of a split by columns.
+    pub fn parts(&self) -> &[Share] {
+        match self {
+            Split::Columns { parts } | Split::Hybrid { parts, .. } => parts,
+            Split::Rows { .. } | Split::Stages { .. } => &[],
+        }
+    }
+
+    /// The standard lengths of a split by rows.
+    pub fn lengths(&self) -> &[usize] {
+        match self {
+            Split::Columns { .. } | Split::Stages { .. } => &[],
+            Split::Rows { lengths, .. } | Split::Hybrid { lengths, .. } => lengths,
+        }
+    }
+}
+
+impl Split {
+    /// The names of its devices.
+    pub fn devices(&self) -> Vec<&str> {
+        match self {
+            Split::Rows { rest, .. } => vec![rest],
+            Split::Columns { parts } | Split::Hybrid { parts, .. } => {
+                parts.iter().map(|p| p.device.as_str()).collect()
+            }
+            Split::Stages { stages } => {
+                let of_splits = stages.iter().filter_map(|s| s.split.as_ref());
+                let own = stages.iter().map(|s| s.device.as_str());
+                own.chain(of_splits.flat_map(Split::devices)).collect()
+            }
+        }
+    }
+}
+
+/// A device's share of the columns, in any unit: with shares of 3 and 1 the first device computes
+/// three quarters, rounded to tiles and heads.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Share {
+    /// Name of the device.
+    pub device: String,
+    /// Its share.
+    pub share: u32,
+}
+
+/// Ops that a device refuses. Segments are cut around them.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RefusedOps {
+    /// The device.
+    pub device: String,
+    /// The segments in which it refuses them.
+    pub segments: Vec<SegmentKind>,
+    /// The names of the ops.
+    pub ops: Vec<String>,
+    /// The device that computes them instead.
+    pub by: String,
+}
+
+/// Every `step`-th layer from `first` to `last`, both included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Layers {
+    /// First layer.
+    pub first: usize,
+    /// Last layer.
+    pub last: usize,
+    /// Distance from one layer to the next.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub step: usize,
+}
+
+fn one() -> usize {
+    1
+}
+
+fn is_one(step: &usize) -> bool {
+    *step == 1
+}
+
+impl Layers {
+    /// Whether a layer is among them.
+    pub fn contains(&self, layer: usize) -> bool {
+        let inside = self.first <= layer && layer <= self.last;
+        inside && (layer - self.first).is_multiple_of(self.step.max(1))
+    }
+}
+
+/// The facts of a model that a plan must agree with.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelId {
+    /// The family.
+    pub family: String,
+    /// Number of layers.
+    pub layers: usize,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// The size of the vocabulary.
+    pub vocab: usize,
+}
+
+impl Rule {
+    /// Whether the rule applies to a segment.
+    pub fn matches(&self, kind: SegmentKind, layer: Option<usize>) -> bool {
+        self.segments.as_ref().is_none_or(|kinds| kinds.contains(&kind))
+            && self.layers.is_none_or(|layers| layer.is_some_and(|l| layers.contains(l)))
+    }
+
+    /// The devices of its segments: the rule's own first, those that take over refused ops last.
+    pub fn devices(&self) -> impl Iterator<Item = &str> {
+        let split = self.split.iter().flat_map(Split::devices);
+        let others = self.refused.iter().map(|r| r.by.as_str());
+        std::iter::once(self.device.as_str()).chain(split).chain(others)
+    }
+
+    /// Whether another rule places the segments that both match in the same way.
+    pub fn places_as(&self, other: &Rule) -> bool {
+        (&self.device, &self.split, &self.refused, &self.row_buckets, &self.activations)
+            == (&other.device, &other.split, &other.refused, &other.row_buckets, &other.activations)
+    }
+
+    /// The device that computes an op of a segment placed on `device`.
+    pub fn device_of<'a>(&'a self, device: &'a str, kind: SegmentKind, op: &str) -> &'a str {
+        let refused = |r: &&RefusedOps| {
+            r.device == device && r.segments.contains(&kind) && r.ops.iter().any(|o| o == op)
+        };
+        self.refused.iter().find(refused).map_or(device, |r| r.by.as_str())
+    }
+}
+
+impl Plan {
+    /// The rules of a phase; for prefill, those of full chunks.
+    pub fn rules(&self, phase: Phase) -> &[Rule] {
+        match phase {
+            Phase::Prefill => &self.prefill.rules,
+            Phase::Decode => &self.decode.rules,
+        }
+    }
+
+    /// The rule for a segment in a forward batch of `rows` rows.
+    pub fn rule_for(
+        &self,
+        (phase, rows): (Phase, usize),
+        kind: SegmentKind,
+        layer: Option<usize>,
+    ) -> Option<&Rule> {
+        let mut lists = self.rule_lists(phase);
+        let list = lists.find(|(up_to, _)| rows <= *up_to).map(|(_, rules)| rules);
+        list.unwrap_or(self.rules(phase)).iter().find(|r| r.matches(kind, layer))
+    }
+
+    /// All lists of rules of a phase, each with its longest chunk. For prefill: those of the length
+    /// buckets, then those of full chunks.
+    pub fn rule_lists(&self, phase: Phase) -> impl Iterator<Item = (usize, &[Rule])> {
+        let lengths: &[LengthRules] = match phase {
+            Phase::Prefill => &self.prefill.lengths,
+            Phase::Decode => &[],
+        };
+        let short = lengths.iter().map(|l| (l.up_to, l.rules.as_slice()));
+        short.chain([(self.prefill.chunk, self.rules(phase))])
+    }
+
+    /// All lists of rules of both phases, each with its phase and longest chunk.
+    pub fn all_lists(&self) -> impl Iterator<Item = ((Phase, usize), &[Rule])> {
+        let of = |p| self.rule_lists(p).map(move |(up_to, rules)| ((p, up_to), rules));
+        let decode = self.rules(Phase::Decode);
+        of(Phase::Prefill).chain([((Phase::Decode, 1), decode)])
+    }
+
+    /// Every rule of the plan.
+    pub fn all_rules(&self) -> impl Iterator<Item = &Rule> {
+        self.all_lists().flat_map(|(_, rules)| rules)
+    }
+
+    /// Every rule of the plan, mutably.
+    pub fn all_rules_mut(&mut self) -> impl Iterator<Item = &mut Rule> {
+        let short = self.prefill.lengths.iter_mut().flat_map(|l| &mut l.rules);
+        short.chain(&mut self.prefill.rules).chain(&mut self.decode.rules)
+    }
+
+    /// The rule for a segment. A checked plan has exactly one.
+    pub fn rule(&self, phase: Phase, kind: SegmentKind, layer: Option<usize>) -> Option<&Rule> {
+        self.rules(phase).iter().find(|r| r.matches(kind, layer))
+    }
+
+    /// The formats, besides f32, that any product may use for activations.
+    pub fn activations(&self) -> Vec<ActivationFormat> {
+        let mut all: Vec<ActivationFormat> = Vec::new();
+        for rule in self.all_rules() {
+            let new = rule.activations.iter().filter(|a| !all.contains(a)).copied();
+            let new: Vec<ActivationFormat> = new.collect();
+            all.extend(new);
+        }
+        all
+    }
+
+    /// Index of the device that must not stall.
+    pub fn critical_device(&self) -> usize {
+        let named = self.prefill.critical_device.as_ref();
+        named.and_then(|name| self.devices.iter().position(|d| d == name)).unwrap_or(0)
+    }
+
+    /// Parses a plan file without checking it against a model.
+    ///
+    /// # Errors
+    /// What is wrong with the text, and where.
+    pub fn from_json(text: &str) -> Result<Plan, PlanError> {
+        // A plan of another version fails by its version, not by its first unknown field.
+        let version = serde_json::from_str::<serde_json::Value>(text);
+        let version = version.ok().and_then(|v| v.get("version")?.as_u64());
+        if let Some(found) = version.filter(|&v| v != u64::from(PLAN_VERSION)) {
+            return Err(PlanError::Version { found });
+        }
+        serde_json::from_str(text).map_err(|e| PlanError::Parse(e.to_string()))
+    }
+
+    /// The text of a plan file.
+    pub fn to_json(&self) -> String {
+        // INVARIANT: maps have string keys, and no value fails to serialize.
+        serde_json::to_string_pretty(self).expect("INVARIANT: a plan is plain data") + "\n"
+    }
+}
