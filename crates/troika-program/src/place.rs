@@ -1,26 +1,29 @@
-//! Places a segment by a rule: divides its graph into pieces on devices.
+//! Places a segment by a rule: divides its graph into pieces on devices. The engine and the solver
+//! both place segments here.
 
 use std::sync::Arc;
 
 use troika_graph::partition::kv_heads;
 use troika_graph::{Subgraph, restrict_activations};
 use troika_model::lower::{Lowered, Segment, SegmentKind};
-use troika_plan::{Phase, PlanDevice, Rule, Split, own_space};
+use troika_plan::{Phase, PlanDevice, Rule, Split, compiled_rows, own_space};
 
 use crate::error::ProgramError;
-use crate::graphs::GraphList;
 use crate::pieces::{self, PlacedGraph};
 use crate::placed::StateOperand;
-use crate::placed::{Between, Operand, Piece, Place, PlacedSegment, PlacedStage, Shape};
+use crate::placed::{Between, Operand, Piece, Place, PlacedSegment, PlacedStage};
 use crate::residency::Instance;
-use crate::shapes::{EdgeTypes, shapes};
+use crate::shapes::EdgeTypes;
 
-/// Places segments on devices. The graphs of their pieces are listed once each.
-pub(crate) struct Placer<'a> {
+/// Places segments on devices.
+#[derive(Clone, Copy)]
+pub struct Placer<'a> {
+    /// The model.
     pub lowered: &'a Lowered,
+    /// The devices, in the order by which pieces refer to them.
     pub devices: &'a [PlanDevice],
+    /// The types of values between segments.
     pub types: &'a EdgeTypes,
-    pub graphs: GraphList,
 }
 
 /// The graph of a segment, or of one of its stages.
@@ -39,7 +42,7 @@ impl Placer<'_> {
     /// A device that is not at hand, a split that does not fit the segment, or standard lengths
     /// that static shapes do not add up to.
     pub fn place(
-        &mut self,
+        &self,
         segment: &Segment,
         rule: &Rule,
         phase: Phase,
@@ -51,7 +54,7 @@ impl Placer<'_> {
         let mut between = Vec::new();
         let Some(Split::Stages { stages }) = &rule.split else {
             let stage = self.stage(Stage { root, rule, kind, heads }, &mut between)?;
-            return Ok(PlacedSegment { stages: vec![stage], between });
+            return Ok(PlacedSegment::new(vec![stage], between));
         };
         let graphs = pieces::stages(root, &mut between)?;
         if graphs.len() != stages.len() {
@@ -64,11 +67,11 @@ impl Placer<'_> {
             let rule = &Rule { device, split, ..rule.clone() };
             placed.push(self.stage(Stage { root, rule, kind, heads }, &mut between)?);
         }
-        Ok(PlacedSegment { stages: placed, between })
+        Ok(PlacedSegment::new(placed, between))
     }
 
     fn stage(
-        &mut self,
+        &self,
         stage: Stage<'_>,
         between: &mut Vec<Between>,
     ) -> Result<PlacedStage, ProgramError> {
@@ -88,7 +91,7 @@ impl Placer<'_> {
         for (part, device) in parts.iter().enumerate() {
             let mut whole = Vec::new();
             if alone.contains(&part) {
-                whole = self.list_all(pieces::whole(on(*device), &takes, between)?, rule);
+                whole = self.pieces(pieces::whole(on(*device), &takes, between)?, rule);
             }
             placed.wholes.push(whole);
         }
@@ -98,7 +101,7 @@ impl Placer<'_> {
                 let owner = self.index(&rule.device).ok_or_else(unplaced)?;
                 pieces = pieces::whole(on(owner), &takes, between)?;
             }
-            placed.columns = self.list_all(pieces, rule);
+            placed.columns = self.pieces(pieces, rule);
         }
         self.check_lengths(rule, &placed)?;
         Ok(placed)
@@ -131,7 +134,7 @@ impl Placer<'_> {
                 while let Some(run) = piece.next_run(left, true) {
                     if run.rows < run.room {
                         let device = self.devices[piece.device].name.clone();
-                        let rows = piece.shapes.iter().map(|s| s.rows).collect();
+                        let rows = piece.shapes.clone();
                         return Err(ProgramError::StandardLength { device, length, rows });
                     }
                     left -= run.rows;
@@ -141,25 +144,20 @@ impl Placer<'_> {
         Ok(())
     }
 
-    fn list_all(&mut self, pieces: Vec<PlacedGraph>, rule: &Rule) -> Vec<Piece> {
-        pieces.into_iter().map(|p| self.list(p, rule)).collect()
+    fn pieces(&self, graphs: Vec<PlacedGraph>, rule: &Rule) -> Vec<Piece> {
+        graphs.into_iter().map(|g| self.piece(g, rule)).collect()
     }
 
-    /// Adds the graphs of a piece to the list.
-    fn list(&mut self, p: PlacedGraph, rule: &Rule) -> Piece {
+    fn piece(&self, p: PlacedGraph, rule: &Rule) -> Piece {
         let caps = &self.devices[p.device].caps;
-        let shape = |graph: Subgraph| {
-            let rows = graph.max_rows();
-            Shape { rows, graph: self.graphs.add(p.device, graph, caps.bakes_weights) }
-        };
         Piece {
+            // Set when the segment is complete.
+            index: 0,
             device: p.device,
             name: Arc::from(p.graph.name.as_str()),
-            shapes: shapes(&p.graph, caps, rule.row_buckets.as_deref())
-                .into_iter()
-                .map(shape)
-                .collect(),
+            shapes: compiled_rows(&p.graph, caps, rule.row_buckets.as_deref()),
             static_shapes: caps.static_shapes,
+            graph: Arc::new(p.graph),
             inputs: p.inputs,
             states: p.states,
             outputs: p.outputs,

@@ -3,8 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use troika_graph::DType;
 use troika_graph::partition::{Computed, Partition, PartitionError};
+use troika_graph::{DType, Subgraph};
 
 use crate::residency::common;
 
@@ -46,42 +46,42 @@ impl StateOperand {
 
 /// The width and type of a value between the pieces of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Between {
+pub struct Between {
+    /// Its columns.
     pub cols: usize,
+    /// Its type.
     pub dtype: DType,
 }
 
 /// A part of a segment on a device.
 #[derive(Debug)]
 pub struct Piece {
+    /// Its place among the segment's pieces.
+    pub index: usize,
     /// Index of the device in the plan.
     pub device: usize,
     /// The name in traces.
     pub name: Arc<str>,
+    /// What it computes, with the symbol `rows` unbound.
+    pub graph: Arc<Subgraph>,
     /// The values it reads.
     pub inputs: Vec<Operand>,
     /// The states it uses.
     pub states: Vec<StateOperand>,
     /// The values it writes.
     pub outputs: Vec<Operand>,
-    /// By ascending rows; a single entry if shapes are not static.
-    pub(crate) shapes: Vec<Shape>,
-    pub(crate) static_shapes: bool,
-}
-
-/// A piece for a number of rows.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Shape {
-    pub rows: usize,
-    /// Index in the program's list of graphs.
-    pub graph: usize,
+    /// The numbers of rows it is compiled for, ascending; a single one, the most at once, if shapes
+    /// are not static.
+    pub shapes: Vec<usize>,
+    /// Whether runs are padded to a shape.
+    pub static_shapes: bool,
 }
 
 /// One run of a piece over some rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct RowsRun {
-    /// Index in the program's list of graphs.
-    pub graph: usize,
+pub struct RowsRun {
+    /// Index of the shape.
+    pub shape: usize,
     /// Number of rows to compute.
     pub rows: usize,
     /// Number of rows that views need room for: those of the shape if it is static.
@@ -91,27 +91,29 @@ pub(crate) struct RowsRun {
 impl Piece {
     /// The next run when `left` rows remain; `None` when none do. If other rows follow (`others`),
     /// it avoids padding where the shapes allow that.
-    pub(crate) fn next_run(&self, left: usize, others: bool) -> Option<RowsRun> {
-        let largest = self.shapes.last()?;
-        let full = self.shapes.iter().rfind(|s| s.rows <= left).filter(|_| others);
-        let enough = || self.shapes.iter().find(|s| s.rows >= left).unwrap_or(largest);
-        let fits = full.unwrap_or_else(enough);
-        let rows = left.min(fits.rows);
-        let room = if self.static_shapes { fits.rows } else { rows };
-        (rows > 0).then_some(RowsRun { graph: fits.graph, rows, room })
+    pub fn next_run(&self, left: usize, others: bool) -> Option<RowsRun> {
+        let largest = self.shapes.len().checked_sub(1)?;
+        let full = self.shapes.iter().rposition(|s| *s <= left).filter(|_| others);
+        let enough = || self.shapes.iter().position(|s| *s >= left).unwrap_or(largest);
+        let shape = full.unwrap_or_else(enough);
+        let rows = left.min(self.shapes[shape]);
+        let room = if self.static_shapes { self.shapes[shape] } else { rows };
+        (rows > 0).then_some(RowsRun { shape, rows, room })
     }
 }
 
 /// A range of rows, and the pieces that compute it.
-pub(crate) struct RowsOf<'a> {
+pub struct RowsOf<'a> {
+    /// The rows.
     pub rows: Range<usize>,
+    /// The pieces, in an order in which they can run.
     pub pieces: &'a [Piece],
 }
 
 /// A segment as it runs in a phase: its stages in order.
 #[derive(Debug)]
-pub(crate) struct PlacedSegment {
-    pub stages: Vec<PlacedStage>,
+pub struct PlacedSegment {
+    pub(crate) stages: Vec<PlacedStage>,
     /// The values between its pieces.
     pub between: Vec<Between>,
 }
@@ -127,6 +129,16 @@ pub(crate) struct PlacedStage {
 }
 
 impl PlacedSegment {
+    /// A segment of some stages, with the values between its pieces. Numbers its pieces.
+    pub(crate) fn new(mut stages: Vec<PlacedStage>, between: Vec<Between>) -> PlacedSegment {
+        let pieces = stages.iter_mut().flat_map(|stage| {
+            let PlacedStage { wholes, columns, .. } = stage;
+            wholes.iter_mut().flatten().chain(columns.iter_mut())
+        });
+        pieces.enumerate().for_each(|(index, piece)| piece.index = index);
+        PlacedSegment { stages, between }
+    }
+
     /// Divides rows `0..rows` among the pieces.
     ///
     /// # Errors

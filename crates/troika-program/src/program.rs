@@ -14,7 +14,7 @@ use crate::graphs::GraphList;
 use crate::place::{Placer, state_instance};
 use crate::placed::{Piece, Place, PlacedSegment};
 use crate::residency::{Instance, common};
-use crate::shapes::EdgeTypes;
+use crate::shapes::{EdgeTypes, shaped};
 
 /// The columns and types of values between segments or pieces.
 #[derive(Debug, Default)]
@@ -37,6 +37,8 @@ pub(crate) struct Placement {
     pub segment: Arc<PlacedSegment>,
     /// Index of the first value between its pieces among the program's values.
     pub between: usize,
+    /// For each piece and shape, the index in the program's list of graphs.
+    pub graphs: Arc<Vec<Vec<usize>>>,
 }
 
 /// The values between the pieces of a placement.
@@ -116,12 +118,10 @@ impl Program {
             lowered: lowered.clone(),
         };
         let devices = program.devices.clone();
-        let graphs = GraphList::default();
-        let mut placer = Placer { lowered: &lowered, devices: &devices, types: &types, graphs };
+        let placer = Placer { lowered: &lowered, devices: &devices, types: &types };
         for i in 0..lowered.segments.len() {
-            program.place_segment(i, plan, &mut placer)?;
+            program.place_segment(i, plan, &placer)?;
         }
-        program.graphs = placer.graphs;
         program.padding = program.static_rows();
         program.find_apart();
         program.check_used(plan)?;
@@ -138,9 +138,9 @@ impl Program {
         &mut self,
         index: usize,
         plan: &Plan,
-        placer: &mut Placer<'_>,
+        placer: &Placer<'_>,
     ) -> Result<(), ProgramError> {
-        placer.graphs.begin_segment();
+        self.graphs.begin_segment();
         let segment = &placer.lowered.segments[index];
         let rule = |phase: Phase, rows: usize| {
             let rule = plan.rule_for((phase, rows), segment.kind, segment.layer);
@@ -175,7 +175,16 @@ impl Program {
             self.values.dtypes.push([value.dtype; 2]);
         }
         self.between.push(BetweenOf { segment, values: first..self.values.cols.len() });
-        Placement { segment: Arc::new(placed), between: first }
+        let list = |piece: &Piece| {
+            let bakes = self.devices[piece.device].caps.bakes_weights;
+            let shape = |rows: &usize| {
+                let graph = shaped(&piece.graph, *rows, piece.static_shapes);
+                self.graphs.add(piece.device, graph, bakes)
+            };
+            piece.shapes.iter().map(shape).collect()
+        };
+        let graphs = Arc::new(placed.pieces().map(list).collect());
+        Placement { segment: Arc::new(placed), between: first, graphs }
     }
 
     /// The value that a piece of a segment knows by its place.
@@ -191,7 +200,7 @@ impl Program {
     /// The most rows of a static shape.
     fn static_rows(&self) -> usize {
         let pieces = self.pieces().filter(|piece| piece.static_shapes);
-        pieces.flat_map(|p| p.shapes.iter().map(|s| s.rows)).max().unwrap_or(0)
+        pieces.flat_map(|p| p.shapes.iter().copied()).max().unwrap_or(0)
     }
 
     /// Finds the values whose pieces use the same columns or disjoint ones, never overlapping ones.

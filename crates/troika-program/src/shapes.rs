@@ -30,15 +30,24 @@ impl EdgeTypes {
     /// A segment's graph for the types of its edges in a phase.
     pub fn convert(&self, graph: &Subgraph, segment: &Segment, phase: Phase) -> Subgraph {
         let of = |edges: &[EdgeId]| -> Vec<DType> {
-            edges.iter().map(|e| self.0[e.0][phase as usize]).collect()
+            edges.iter().map(|e| self.edge(*e, phase)).collect()
         };
         convert_boundary(graph, &of(&segment.inputs), &of(&segment.outputs))
     }
 
+    /// The types of a segment's inputs, then of its outputs.
+    pub fn of(&self, segment: &Segment, phase: Phase) -> impl Iterator<Item = DType> {
+        segment.inputs.iter().chain(&segment.outputs).map(move |e| self.edge(*e, phase))
+    }
+
+    /// The type of an edge.
+    pub fn edge(&self, edge: EdgeId, phase: Phase) -> DType {
+        self.0[edge.0][phase as usize]
+    }
+
     /// Whether all edges of a segment have the same types in both phases.
     pub(crate) fn alike(&self, segment: &Segment) -> bool {
-        let mut edges = segment.inputs.iter().chain(&segment.outputs);
-        edges.all(|e| self.0[e.0][0] == self.0[e.0][1])
+        self.of(segment, Phase::Prefill).eq(self.of(segment, Phase::Decode))
     }
 
     /// The types of all edges, in prefill and in decode.
@@ -50,10 +59,15 @@ impl EdgeTypes {
 /// The graphs for the numbers of rows that a device compiles for, or that the plan states instead:
 /// one graph for all, or one each.
 pub fn shapes(graph: &Subgraph, caps: &Caps, buckets: Option<&[usize]>) -> Vec<Subgraph> {
-    let of = |rows: usize| match caps.static_shapes {
+    let rows = compiled_rows(graph, caps, buckets).into_iter();
+    rows.map(|rows| shaped(graph, rows, caps.static_shapes)).collect()
+}
+
+/// A graph for a number of rows: exactly so many if the shape is static, else at most so many.
+pub(crate) fn shaped(graph: &Subgraph, rows: usize, static_shape: bool) -> Subgraph {
+    match static_shape {
         true => bind_static(graph, rows),
         false if rows < graph.max_rows() => limit_rows(graph, rows),
         false => graph.clone(),
-    };
-    compiled_rows(graph, caps, buckets).into_iter().map(of).collect()
+    }
 }

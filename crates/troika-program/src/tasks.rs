@@ -242,6 +242,7 @@ impl<'a> ChunkTasks<'a> {
     fn run(&mut self, of: OfSegment<'_>, run: &RowsRun, rows: Rows) {
         let OfSegment { index, placement, piece } = of;
         let program = self.program;
+        let graph = placement.graphs[piece.index][run.shape];
         let value = |o: &Operand| ValueCols {
             value: program.value(index, placement, o.place),
             cols: o.cols.clone(),
@@ -257,7 +258,7 @@ impl<'a> ChunkTasks<'a> {
         let states = states.collect();
         let outputs =
             piece.outputs.iter().map(|o| self.output(&value(o), rows, piece.device)).collect();
-        let work = NamedWork::Run(NamedRun { graph: run.graph, inputs, states, outputs });
+        let work = NamedWork::Run(NamedRun { graph, inputs, states, outputs });
         let rows = rows.first..rows.first + rows.count;
         self.push(piece.device, piece.name.clone(), rows, work);
     }

@@ -5,16 +5,16 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use troika_device::SpaceId;
-use troika_graph::partition::Computed;
 use troika_graph::{DType, Subgraph, WeightSlice};
 use troika_model::lower::{Lowered, SegmentKind};
 
 use super::events::{self, SimTask};
-use super::layout::{LaidPiece, Layout, Layouts, Operand, Place, StageLayout};
+use super::placements::Placements;
 use crate::cost::{CostModel, PricedRun};
 use troika_plan::own_space;
 use troika_plan::{Phase, Plan, PlanError, Rule};
 use troika_plan::{PlanDevice, Predicted, PredictedLength};
+use troika_program::{EdgeTypes, Operand, Piece, Place, PlacedSegment, RowsRun};
 
 /// The input of a prediction.
 #[derive(Clone, Copy)]
@@ -102,10 +102,10 @@ struct Priced {
     joules: Option<f64>,
 }
 
-/// Predicts plans of one model. Caches prices and layouts.
+/// Predicts plans of one model. Caches prices and placements.
 pub(super) struct Predictor<'a> {
     pub request: PredictRequest<'a>,
-    pub layouts: Layouts<'a>,
+    pub placements: Placements<'a>,
     priced: Vec<Priced>,
     /// By graph, device, rows, room and cached positions. `priced` keeps the graphs alive.
     keys: HashMap<(usize, usize, usize, usize, usize), usize>,
@@ -129,9 +129,9 @@ pub(super) struct Spent {
 
 impl<'a> Predictor<'a> {
     pub fn new(request: &PredictRequest<'a>) -> Predictor<'a> {
-        let layouts = Layouts::new(request.lowered, request.devices);
+        let placements = Placements::new(request.lowered, request.devices);
         let (priced, keys, slow) = (Vec::new(), HashMap::new(), HashMap::new());
-        Predictor { request: *request, layouts, priced, keys, slow }
+        Predictor { request: *request, placements, priced, keys, slow }
     }
 
     /// All segments.
@@ -212,35 +212,44 @@ impl<'a> Predictor<'a> {
         (phase, batches): (Phase, &[(usize, usize)]),
     ) -> Result<(Vec<SimTask>, events::Order), PlanError> {
         let request = self.request;
-        let mut tasks = TaskList::new(plan, phase, &request);
-        // Cached by class and rule, so that rules are compared once.
-        let mut laid: Vec<(usize, *const Rule, Arc<Layout>)> = Vec::new();
+        let types = EdgeTypes::new(request.lowered, plan);
+        let mut tasks = TaskList::new(plan, &types, phase, &request);
+        // By class and rule, so that placements are looked up once.
+        let mut placed: Vec<PlacedBy<'_>> = Vec::new();
         for (number, &(cached, rows)) in batches.iter().enumerate() {
             let last = number + 1 == batches.len();
             tasks.begin(number);
-            for &segment in &of.segments {
-                let s = &self.request.lowered.segments[segment];
-                if s.kind == SegmentKind::Head && !last {
+            for &index in &of.segments {
+                let segment = &request.lowered.segments[index];
+                if segment.kind == SegmentKind::Head && !last {
                     continue;
                 }
                 // Only the last row needs logits.
-                let range = if s.kind == SegmentKind::Head { rows - 1..rows } else { 0..rows };
-                let rule = plan.rule_for((phase, rows), s.kind, s.layer).ok_or_else(|| {
-                    let (phase, segment) = (phase.name().into(), s.graph.name.clone());
+                let range =
+                    if segment.kind == SegmentKind::Head { rows - 1..rows } else { 0..rows };
+                let rule = plan.rule_for((phase, rows), segment.kind, segment.layer);
+                let rule = rule.ok_or_else(|| {
+                    let (phase, segment) = (phase.name().into(), segment.graph.name.clone());
                     PlanError::Missing { phase, segment }
                 })?;
-                let class = self.layouts.class(segment);
-                let known = laid.iter().find(|l| l.0 == class && std::ptr::eq(l.1, rule));
-                let layout = match known {
-                    Some((.., layout)) => layout.clone(),
+                let class = self.placements.class(index);
+                let same = |p: &&PlacedBy<'_>| {
+                    let edges = types.of(segment, phase);
+                    p.class == class
+                        && std::ptr::eq(p.rule, rule)
+                        && types.of(&request.lowered.segments[p.first], phase).eq(edges)
+                };
+                let here = match placed.iter().find(same) {
+                    Some(known) => known.segment.clone(),
                     None => {
-                        let layout = self.layouts.of(segment, rule)?;
-                        laid.push((class, rule, layout.clone()));
-                        layout
+                        let here = self.placements.of(index, rule, phase, &types)?;
+                        let segment = here.clone();
+                        placed.push(PlacedBy { class, rule, first: index, segment });
+                        here
                     }
                 };
-                let runs = self.runs(s.kind, &layout, (range, cached))?;
-                tasks.segment(segment, &layout, (rule, &self.priced), runs);
+                let runs = self.runs(segment.kind, &here, range, cached)?;
+                tasks.segment(index, &here, &self.priced, runs);
             }
         }
         // Queues that can wait for each other get all tasks of a single chunk in program order.
@@ -256,63 +265,30 @@ impl<'a> Predictor<'a> {
     fn runs(
         &mut self,
         kind: SegmentKind,
-        layout: &Layout,
-        (rows, cached): (Range<usize>, usize),
+        placed: &PlacedSegment,
+        rows: Range<usize>,
+        cached: usize,
     ) -> Result<Vec<SegmentRun>, PlanError> {
-        let (mut runs, mut pieces) = (Vec::new(), 0);
-        for stage in &layout.0 {
-            let of_stage = self.stage_runs(kind, (stage, pieces), (rows.clone(), cached))?;
-            runs.extend(of_stage);
-            pieces += stage.pieces().count();
-        }
-        Ok(runs)
-    }
-
-    /// The runs of a stage whose pieces are numbered from `before` on.
-    fn stage_runs(
-        &mut self,
-        kind: SegmentKind,
-        (stage, before): (&StageLayout, usize),
-        (rows, cached): (Range<usize>, usize),
-    ) -> Result<Vec<SegmentRun>, PlanError> {
-        let areas = stage.partition.areas(rows.len());
-        let areas = areas.map_err(|e| PlanError::Parse(e.to_string()))?;
+        let areas = placed.areas(rows.len()).map_err(|e| PlanError::Parse(e.to_string()))?;
         let mut runs = Vec::new();
         for area in areas {
-            let (list, first) = match area.by {
-                Computed::Part(part) => {
-                    let before: usize = stage.wholes[..part].iter().map(Vec::len).sum();
-                    (&stage.wholes[part], before)
-                }
-                Computed::Columns => {
-                    (&stage.columns, stage.wholes.iter().map(Vec::len).sum::<usize>())
-                }
-            };
-            for (i, piece) in list.iter().enumerate() {
+            for piece in area.pieces {
                 let mut at = area.rows.start;
-                while at < area.rows.end {
-                    let left = area.rows.end - at;
-                    let (n, room) = piece.next_run(left, area.rows.end < rows.len());
-                    let cached = cached + rows.start + at;
-                    let key = self.price(kind, piece, (n, room, cached));
-                    runs.push(SegmentRun {
-                        piece: before + first + i,
-                        rows: rows.start + at..rows.start + at + n,
-                        key,
-                    });
-                    at += n;
+                let others = area.rows.end < rows.len();
+                while let Some(run) = piece.next_run(area.rows.end - at, others) {
+                    let first = rows.start + at;
+                    let key = self.price(kind, piece, run, cached + first);
+                    let rows = first..first + run.rows;
+                    runs.push(SegmentRun { piece: piece.index, rows, key });
+                    at += run.rows;
                 }
             }
         }
         Ok(runs)
     }
 
-    fn price(
-        &mut self,
-        kind: SegmentKind,
-        piece: &LaidPiece,
-        (rows, room, cached): (usize, usize, usize),
-    ) -> usize {
+    fn price(&mut self, kind: SegmentKind, piece: &Piece, run: RowsRun, cached: usize) -> usize {
+        let RowsRun { rows, room, .. } = run;
         // Only attention depends on cached positions. For others it matters only if they decode.
         let decoded = usize::from(rows == 1 && cached > 0);
         let cached = if piece.graph.states.is_empty() { decoded } else { cached };
@@ -364,13 +340,14 @@ impl<'a> Predictor<'a> {
         let devices = self.request.devices;
         let mut by_device = vec![WeightRows::default(); devices.len()];
         let mut forms: HashMap<(SpaceId, &[DType]), WeightRows> = HashMap::new();
-        for (_, rules) in plan.all_lists() {
+        let types = EdgeTypes::new(self.request.lowered, plan);
+        for ((phase, _), rules) in plan.all_lists() {
             for &i in &of.segments {
                 let s = &self.request.lowered.segments[i];
                 let rule = rules.iter().find(|r| r.matches(s.kind, s.layer));
                 let Some(rule) = rule else { continue };
-                let layout = self.layouts.of(i, rule)?;
-                for piece in layout.pieces() {
+                let placed = self.placements.of(i, rule, phase, &types)?;
+                for piece in placed.pieces() {
                     let caps = &devices[piece.device].caps;
                     let form =
                         forms.entry((own_space(caps), caps.weight_dtypes.as_slice())).or_default();
@@ -394,21 +371,17 @@ impl<'a> Predictor<'a> {
 
     fn compile_ns(&mut self, plan: &Plan) -> Result<f64, PlanError> {
         let mut seen: HashMap<(usize, usize, usize), f64> = HashMap::new();
-        for (_, rules) in plan.all_lists() {
+        let types = EdgeTypes::new(self.request.lowered, plan);
+        for ((phase, _), rules) in plan.all_lists() {
             for (i, s) in self.request.lowered.segments.iter().enumerate() {
                 let rule = rules.iter().find(|r| r.matches(s.kind, s.layer));
                 let Some(rule) = rule else { continue };
-                let layout = self.layouts.of(i, rule)?;
-                for p in layout.pieces() {
-                    let rooms = if p.shapes.is_empty() {
-                        vec![p.graph.max_rows()]
-                    } else {
-                        p.shapes.clone()
-                    };
+                let placed = self.placements.of(i, rule, phase, &types)?;
+                for p in placed.pieces() {
                     let bakes = self.request.devices[p.device].caps.bakes_weights;
                     // Graphs of one shape share code unless it contains weights.
                     let which = if bakes { i + 1 } else { 0 };
-                    for room in rooms {
+                    for &room in &p.shapes {
                         let graph = Arc::as_ptr(&p.graph) as usize;
                         let key = (graph, room, which);
                         let cost = self.request.cost;
@@ -469,7 +442,7 @@ impl WeightRows {
 
 /// A run of a piece of a segment.
 struct SegmentRun {
-    /// Index of the piece in [`Layout::pieces`].
+    /// Index among the segment's pieces.
     piece: usize,
     rows: Range<usize>,
     /// Index of its price in [`Predictor::priced`].
@@ -486,9 +459,27 @@ struct Producer {
     cols: Range<usize>,
 }
 
+/// Some columns of a value that a piece reads.
+struct ReadValue<'a> {
+    at: (usize, Place),
+    cols: &'a Range<usize>,
+    /// Bytes of an element.
+    element: usize,
+}
+
+/// A placement by a rule of the plan at hand.
+struct PlacedBy<'a> {
+    class: usize,
+    rule: &'a Rule,
+    /// The first segment that it was looked up for.
+    first: usize,
+    segment: Arc<PlacedSegment>,
+}
+
 /// Builds the list of tasks in program order.
 struct TaskList<'a> {
     plan: &'a Plan,
+    types: &'a EdgeTypes,
     phase: Phase,
     request: &'a PredictRequest<'a>,
     tasks: Vec<SimTask>,
@@ -510,9 +501,15 @@ struct TaskList<'a> {
 const UNPRICED: usize = usize::MAX;
 
 impl<'a> TaskList<'a> {
-    fn new(plan: &'a Plan, phase: Phase, request: &'a PredictRequest<'a>) -> TaskList<'a> {
+    fn new(
+        plan: &'a Plan,
+        types: &'a EdgeTypes,
+        phase: Phase,
+        request: &'a PredictRequest<'a>,
+    ) -> TaskList<'a> {
         TaskList {
             plan,
+            types,
             phase,
             request,
             tasks: Vec::new(),
@@ -539,17 +536,22 @@ impl<'a> TaskList<'a> {
     fn segment(
         &mut self,
         index: usize,
-        layout: &Layout,
-        (rule, priced): (&Rule, &[Priced]),
+        placed: &PlacedSegment,
+        priced: &[Priced],
         runs: Vec<SegmentRun>,
     ) {
-        let pieces: Vec<&LaidPiece> = layout.pieces().collect();
+        let pieces: Vec<&Piece> = placed.pieces().collect();
         let mut current = Vec::new();
         for run in runs {
             let piece = pieces[run.piece];
             let mut after = self.waits_for_room();
             for operand in &piece.inputs {
-                self.read((index, operand, rule), piece.device, &run.rows, &mut after);
+                let value = ReadValue {
+                    at: self.value(index, operand),
+                    cols: &operand.cols,
+                    element: self.element(index, placed, operand),
+                };
+                self.read(&value, piece.device, &run.rows, &mut after);
             }
             if !piece.graph.states.is_empty() {
                 let lag = |list: &TaskList<'_>, t: usize| list.lag(t, piece.device);
@@ -605,6 +607,17 @@ impl<'a> TaskList<'a> {
         if from == to { 0.0 } else { self.request.cost.hand_over_ns(from, to, self.plan.sync) }
     }
 
+    /// Bytes of an element of a value.
+    fn element(&self, segment: usize, placed: &PlacedSegment, operand: &Operand) -> usize {
+        let s = &self.request.lowered.segments[segment];
+        let dtype = match operand.place {
+            Place::Input(i) => self.types.edge(s.inputs[i], self.phase),
+            Place::Output(i) => self.types.edge(s.outputs[i], self.phase),
+            Place::Between(i) => placed.between[i].dtype,
+        };
+        dtype.block_bytes()
+    }
+
     fn value(&self, segment: usize, operand: &Operand) -> (usize, Place) {
         let s = &self.request.lowered.segments[segment];
         match operand.place {
@@ -618,19 +631,18 @@ impl<'a> TaskList<'a> {
     /// The tasks that a device must wait for to read some rows of a value.
     fn read(
         &mut self,
-        (segment, operand, rule): (usize, &Operand, &Rule),
+        value: &ReadValue<'_>,
         device: usize,
         rows: &Range<usize>,
         after: &mut Vec<(usize, f64)>,
     ) {
-        let value = self.value(segment, operand);
         if [Lowered::IDS.0, Lowered::POSITIONS.0]
             .map(|e| (usize::MAX, Place::Output(e)))
-            .contains(&value)
+            .contains(&value.at)
         {
             return;
         }
-        let Some(producers) = self.producers.get(&value).cloned() else {
+        let Some(producers) = self.producers.get(&value.at).cloned() else {
             // The layer that writes it was left out, so the previous tasks stand for it.
             let before = self.previous.clone();
             after.extend(before.into_iter().map(|t| (t, self.lag(t, device))));
@@ -639,7 +651,7 @@ impl<'a> TaskList<'a> {
         let meet =
             |a: &Range<usize>, b: &Range<usize>| (a.start.max(b.start)..a.end.min(b.end)).len();
         for p in producers {
-            let (n, cols) = (meet(&p.rows, rows), meet(&p.cols, &operand.cols));
+            let (n, cols) = (meet(&p.rows, rows), meet(&p.cols, value.cols));
             if n == 0 || cols == 0 {
                 continue;
             }
@@ -648,9 +660,7 @@ impl<'a> TaskList<'a> {
                 after.push((p.task, self.lag(p.task, device)));
                 continue;
             }
-            let small = rule.values != DType::F32 && operand.element == DType::F32.block_bytes();
-            let element = if small { 2 } else { operand.element };
-            let bytes = (n * cols * element) as u64;
+            let bytes = (n * cols * value.element) as u64;
             let copy = self.copy(&p, device, bytes);
             after.push((copy, self.lag(copy, device)));
         }

@@ -66,7 +66,7 @@ impl<'a> Search<'a> {
         // Of equal layers, only some need pricing.
         let alike = |(i, s): (usize, &troika_model::lower::Segment)| {
             let mut same = segments.iter().enumerate().filter(|(_, o)| o.kind == s.kind);
-            same.all(|(j, _)| predictor.layouts.class(j) == predictor.layouts.class(i))
+            same.all(|(j, _)| predictor.placements.class(j) == predictor.placements.class(i))
         };
         let uniform = layers > 6 && segments.iter().enumerate().all(alike);
         let extract = |n: usize| Extract {

@@ -1,0 +1,85 @@
+//! Placements of segments by rules, made as the engine makes them, each once. Segments whose graphs
+//! are equal share a placement.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use troika_graph::{ActivationFormat, DType};
+use troika_model::lower::Lowered;
+use troika_plan::{Phase, PlanDevice, PlanError, RefusedOps, Rule, Split};
+use troika_program::{EdgeTypes, PlacedSegment, Placer};
+
+/// Makes and caches placements.
+pub(super) struct Placements<'a> {
+    lowered: &'a Lowered,
+    devices: &'a [PlanDevice],
+    /// For each segment, the first one with an equal graph and as many cache heads.
+    class: Vec<usize>,
+    known: HashMap<PlacementKey, Arc<PlacedSegment>>,
+}
+
+/// What a placement depends on.
+#[derive(PartialEq, Eq, Hash)]
+struct PlacementKey {
+    class: usize,
+    device: String,
+    split: Option<Split>,
+    refused: Vec<RefusedOps>,
+    row_buckets: Option<Vec<usize>>,
+    activations: Vec<ActivationFormat>,
+    edges: Vec<DType>,
+}
+
+impl<'a> Placements<'a> {
+    pub fn new(lowered: &'a Lowered, devices: &'a [PlanDevice]) -> Placements<'a> {
+        let mut class = Vec::with_capacity(lowered.segments.len());
+        for (i, s) in lowered.segments.iter().enumerate() {
+            let alike = |j: &usize| {
+                let o = &lowered.segments[*j];
+                (o.kind, o.inputs.len(), o.outputs.len())
+                    == (s.kind, s.inputs.len(), s.outputs.len())
+                    && o.graph.same_code(&s.graph)
+            };
+            let mut firsts: Vec<usize> = class.clone();
+            firsts.sort_unstable();
+            firsts.dedup();
+            class.push(firsts.into_iter().find(alike).unwrap_or(i));
+        }
+        Placements { lowered, devices, class, known: HashMap::new() }
+    }
+
+    /// The first segment with an equal graph.
+    pub fn class(&self, segment: usize) -> usize {
+        self.class[segment]
+    }
+
+    /// A segment's placement by a rule.
+    ///
+    /// # Errors
+    /// A device that is not at hand, or a split that the graph does not allow.
+    pub fn of(
+        &mut self,
+        segment: usize,
+        rule: &Rule,
+        phase: Phase,
+        types: &EdgeTypes,
+    ) -> Result<Arc<PlacedSegment>, PlanError> {
+        let key = PlacementKey {
+            class: self.class[segment],
+            device: rule.device.clone(),
+            split: rule.split.clone(),
+            refused: rule.refused.clone(),
+            row_buckets: rule.row_buckets.clone(),
+            activations: rule.activations.clone(),
+            edges: types.of(&self.lowered.segments[segment], phase).collect(),
+        };
+        if let Some(known) = self.known.get(&key) {
+            return Ok(known.clone());
+        }
+        let placer = Placer { lowered: self.lowered, devices: self.devices, types };
+        let placed = placer.place(&self.lowered.segments[segment], rule, phase);
+        let placed = Arc::new(placed.map_err(|e| PlanError::Parse(e.to_string()))?);
+        self.known.insert(key, placed.clone());
+        Ok(placed)
+    }
+}
