@@ -58,9 +58,8 @@ pub struct ChatInput {
     pub today: Option<(i32, u32, u32)>,
     /// Other variables (`enable_thinking`, ...).
     pub extra: Map<String, Value>,
-    /// Spellings of the vocabulary's control tokens. They become plain text in tools and in
-    /// messages other than the assistant's; if the list is empty, they act as the template's
-    /// markers.
+    /// Spellings of the vocabulary's control tokens: plain text in tools and in messages other than
+    /// the assistant's. If the list is empty, they act as the template's markers.
     pub control: Vec<String>,
 }
 
