@@ -101,8 +101,8 @@ impl EdgePool {
         Ok(EdgePool { slots: slots.clone(), host, others: HashMap::new() })
     }
 
-    /// The buffer of an instance of a value. The device that owns the memory allocates it when it
-    /// is first needed.
+    /// The buffer of an instance of a value, allocated on first use by the memory's device.
+    ///
     /// # Errors
     /// There is not enough memory for it.
     pub fn buffer(
