@@ -66,7 +66,7 @@ impl CacheFile {
 
     /// Reads the file and checks all its hashes.
     ///
-    /// What is wrong with it.
+    /// # Errors
     /// What is wrong with it.
     pub fn verify(&self) -> std::result::Result<(), String> {
         let checked = match self.kind {

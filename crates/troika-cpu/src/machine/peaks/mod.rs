@@ -1,5 +1,6 @@
 //! Measures this machine's peak performance: read bandwidth, and products per second of each
-//! multiply instruction. Measurements of models and kernels are given as shares of these.
+//! multiply instruction. Measurements of models and kernels are shares of these.
+//!
 //! A multiply figure is the rate of a loop with only the instructions that a kernel needs per
 //! product, on independent registers. It is an upper bound, since kernels also load, scale and
 //! store.

@@ -89,7 +89,7 @@ pub(crate) trait Vector: Copy {
     unsafe fn vfmaddps(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
     /// Prefetches a cache line; any address is allowed.
     unsafe fn prefetcht0(p: *const u8);
-    /// Returns `v` unchanged. It is no instruction, but orders `v` before values pinned later.
+    /// Returns `v` unchanged. Not an instruction: it orders `v` before values pinned later.
     unsafe fn pin(v: Self::I) -> Self::I;
 }
 
