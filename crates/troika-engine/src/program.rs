@@ -69,7 +69,7 @@ pub(crate) struct PlacedSegment(Vec<PlacedStage>);
 
 /// A stage of a segment, or all of it.
 struct PlacedStage {
-    /// The name in traces.
+    /// How the stage is divided into parts.
     partition: Partition,
     /// For each part of the partition that computes whole rows, its pieces.
     wholes: Vec<Vec<CompiledPiece>>,

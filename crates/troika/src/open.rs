@@ -79,7 +79,7 @@ pub struct OpenOptions {
     pub solve: Option<SolveOptions>,
     /// Moves ops that a device of `plan` refuses to other devices, instead of failing.
     pub fallback: bool,
-    /// Type of the KV cache; `None`: f32 when computing in f32, else f16.
+    /// Type of the KV cache; `None`: f32 if computing in f32, else bf16 where multiplied, else f16.
     pub kv_dtype: Option<DType>,
     /// Type of the values between segments: F32, F16 or BF16.
     pub values: DType,
