@@ -20,7 +20,16 @@ fn simulated(strategy: &str, prompt: &str) -> Value {
     json(&[&args[..], &["--strategy", strategy]].concat())
 }
 
-/// A GPU that the model leaves alone draws all frames.
+fn refusal(args: &[&str]) -> String {
+    let out = troika(args);
+    assert_eq!(out.status.code(), Some(2), "{args:?}");
+    assert!(out.stdout.is_empty());
+    let e = String::from_utf8(out.stderr).unwrap();
+    assert!(!e.contains("panicked"), "{e}");
+    e
+}
+
+/// A GPU that the model does not use draws all frames.
 #[test]
 fn frames_are_drawn_on_an_idle_gpu() {
     let at = ["simulate", "-m", "llama-3.2-3b", "--strategy", "cpu-only", "-p", "64", "--json"];
@@ -31,12 +40,12 @@ fn frames_are_drawn_on_an_idle_gpu() {
     }
     let alone = json(&[&at[..], &["-n", "3"]].concat());
     assert!(f["energy_j"].as_f64().unwrap() > alone["energy_j"].as_f64().unwrap());
-    // Where nothing is decoded there is no rate beside it.
+    // Without decoding there is no frame rate for it.
     let f = json(&[&at[..], &["-n", "1", "--co-run", "60:6"]].concat());
     assert!(f["frames_per_s"][0].is_f64() && f["frames_per_s"][1].is_null(), "{f}");
 }
 
-/// Some models have layers that are unlike the others: without rotary positions, for instance.
+/// Some models have layers that differ from the others, for instance without rotary positions.
 #[test]
 fn layers_that_are_unlike_others_are_placed_by_themselves() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
@@ -88,15 +97,15 @@ fn strategies_are_in_the_order_that_the_paper_shows() {
         assert!(tensor < pipe && pipe < ttft("padding", prompt), "{prompt}");
         assert!(pipe < ttft("online-prepare", prompt) && pipe < ttft("gpu-only", prompt));
     }
-    // Padding costs the same for all lengths up to the next standard one but for what the GPU
-    // does, and more behind it.
+    // Up to the next standard length, padding costs the same for all lengths, except for the GPU's
+    // part; beyond it, more.
     let (a, b, c) = (ttft("padding", "257"), ttft("padding", "512"), ttft("padding", "513"));
     assert!(a > 0.9 * b && c > 1.5 * b, "{a} {b} {c}");
     let tpot = |name| simulated(name, "256")["tpot_ms"].as_f64().unwrap();
     assert!(tpot("hetero-tensor") < tpot("gpu-only"));
 }
 
-/// What the solver finds is at least as good as what people know, in the simulation, not only by its
+/// The solver's plan is at least as good as the named strategies in the simulation, not only by its
 /// own prediction.
 #[test]
 fn solved_plans_are_as_fast_as_the_best_strategy() {
@@ -118,19 +127,19 @@ fn solved_plans_are_as_fast_as_the_best_strategy() {
         let [ttft, tpot, peak] = run(soc, model, prompt, "solved");
         assert!(ttft <= best(0) * 1.02, "{soc} {model} {prompt}: {ttft}, not {}", best(0));
         assert!(tpot <= best(1) * 1.02, "{soc} {model} {prompt}: {tpot}, not {}", best(1));
-        // Ways for other lengths take no memory of their own.
+        // Rules for other lengths take no extra memory.
         assert!(peak <= all[0][2] * 1.5, "{soc} {model} {prompt}: {peak}, {}", all[0][2]);
     }
-    // A prompt does not take longer than one that has a token more.
+    // A prompt never takes longer than one with a token more.
     let ttft = |prompt| run("sd8gen3-fp16", "qwen3-0.6b", prompt, "solved")[0];
     for (prompt, longer) in [("128", "129"), ("256", "257"), ("512", "513")] {
         assert!(ttft(prompt) <= ttft(longer) * 1.01, "{prompt} tokens");
     }
 }
 
-/// No target says so: other lengths and models are in the order of the paper's figures 13 to 15, and
-/// curves rise. One row more than a standard length is left out: an NPU computes a single row as a
-/// decoded one, which takes it longer than two.
+/// Beyond the targets: other lengths and models are ordered as in the paper's figures 13 to 15, and
+/// curves rise. Lengths one above a standard length are left out, since an NPU computes a single
+/// row like a decoded one, which is slower than two rows.
 #[test]
 fn other_lengths_and_models_are_in_order() {
     let run = |model: &str, prompt: usize, strategy: &str| -> [f64; 2] {
@@ -148,7 +157,7 @@ fn other_lengths_and_models_are_in_order() {
                 let time = run(model, prompt, other)[0];
                 assert!(time >= tensor[0] * 0.9999, "{model}, {prompt} tokens: {other} is faster");
             }
-            // More tokens never take less; what a token takes grows with what is cached.
+            // More tokens never take less time; a token's time grows with the cached positions.
             assert!(
                 tensor[0] > before[0] * 0.999,
                 "{model}: {prompt} tokens are faster than fewer"
@@ -171,4 +180,137 @@ fn a_game_beside_gets_its_frames_where_the_gpu_is_left_free() {
     let alone = simulated("hetero-layer", "256")["ttft_ms"].as_f64().unwrap();
     assert!(layer["ttft_ms"].as_f64().unwrap() > alone, "frames take the GPU's time");
     assert!(simulated("gpu-only", "256")["frames_per_s"].is_null());
+}
+
+#[test]
+fn a_config_file_a_trace_and_a_plan() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_string();
+    let config = r#"{"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 256,
+        "num_attention_heads": 4, "intermediate_size": 512, "vocab_size": 1000,
+        "max_position_embeddings": 256}"#;
+    let (model, trace, plan) = (path("m.json"), path("t.json"), path("p.json"));
+    std::fs::write(&model, config).unwrap();
+    let typed = format!("{model}:Q8_0");
+    let args =
+        ["simulate", "-p", "64", "-n", "2", "--json", "--trace", &trace, "--plan-out", &plan];
+    let small = json(&[&args[..], &["-m", &model]].concat());
+    let large = json(&[&args[..], &["-m", &typed]].concat());
+    assert!(large["peak_bytes"].as_u64().unwrap() > small["peak_bytes"].as_u64().unwrap());
+    let trace: Value = serde_json::from_str(&std::fs::read_to_string(&trace).unwrap()).unwrap();
+    assert!(trace.to_string().contains("layer 1 ffn"));
+    let read = |plan: &str| -> Value {
+        serde_json::from_str(&std::fs::read_to_string(plan).unwrap()).unwrap()
+    };
+    assert_eq!(read(&plan)["strategy"], "hetero-tensor");
+    // The solver prices plans by the same file.
+    let solved = json(&[&args[..], &["-m", &model, "--strategy", "solved"]].concat());
+    let predicted = read(&plan)["predicted"]["ttft_us"].as_f64().unwrap() * 1e-3;
+    let ttft = solved["ttft_ms"].as_f64().unwrap();
+    assert!((predicted / ttft - 1.0).abs() < 0.25, "predicted {predicted}, came out {ttft}");
+    let e = refusal(&["simulate", "-m", &path("none.json")]);
+    assert!(e.contains("cannot be read as a config"), "{e}");
+}
+
+#[test]
+fn what_cannot_be_simulated_is_told_in_a_sentence() {
+    let dir = tempfile::tempdir().unwrap();
+    let soc = |name: &str, text: &str| {
+        let path = dir.path().join(name).to_str().unwrap().to_string();
+        std::fs::write(&path, text).unwrap();
+        path
+    };
+    let processor = "peak_gops = 9\nbandwidth_gb_s = 4\nlaunch_us = 1\n";
+    let cpu = format!(
+        "name = \"only\"\nnumerics = \"off\"\n[[processor]]\nname = \"c\"\nkind = \"cpu\"\n{processor}"
+    );
+    let only_cpu = soc("cpu.toml", &cpu);
+    let on = soc("on.toml", &cpu.replace("\"off\"", "\"on\""));
+    let negative = soc("negative.toml", &cpu.replace("= 9", "= -9"));
+    let slow = soc("slow.toml", &cpu.replace("= 9", "= 0.000001"));
+    let m = ["simulate", "-m", "llama-3-8b"];
+    for (more, says) in [
+        (&["--soc", "sd9"][..], "there is no SoC \"sd9\""),
+        (&["--soc", "none.toml"], "none.toml cannot be read"),
+        (&["--soc", &only_cpu], "strategy hetero-tensor needs a GPU, and SoC only has none"),
+        (&["--soc", &only_cpu, "--strategy", "npu-only"], "needs a GPU"),
+        (&["--soc", &on, "--strategy", "cpu-only"], "numerics = \"off\""),
+        (&["--soc", &negative], "peak_gops is -9"),
+        (
+            &["--soc", &slow, "--strategy", "cpu-only", "-p", "6000"],
+            "the modelled times of SoC only add up to more than 292 years",
+        ),
+        (&["--trace", "same.json", "--plan-out", "same.json"], "name the same file"),
+        (&["-p", "0"], "the prompt has 0 tokens"),
+        (&["-p", "99999"], "the prompt has 99999 tokens"),
+        (&["-n", "9000"], "and 9000 are to be generated: give from 1 to 8191"),
+        (&["-n", "18446744073709551615"], "fewer in all than the context's 8192"),
+        (&["--strategy", "fast"], "there is no strategy \"fast\""),
+        (&["--co-run", "60"], "give frames in a second and milliseconds of each"),
+        (&["--co-run", "60:0"], "give frames in a second and milliseconds of each"),
+        (&["--soc", &only_cpu, "--strategy", "cpu-only", "--co-run", "60:6"], "no GPU that could"),
+    ] {
+        let e = refusal(&[&m[..], more].concat());
+        assert!(e.contains(says), "{more:?}: {e}");
+    }
+    let e = refusal(&["simulate", "-m", "llama-9"]);
+    assert!(e.contains("\"llama-9\" is no known shape; known: ") && e.contains("llama-3-8b"));
+    let e = refusal(&["simulate", "-m", "llama-3-8b:Q9"]);
+    assert!(e.contains("asks for a type random weights do not have"), "{e}");
+    let out =
+        troika(&["simulate", "-m", "llama-3-8b", "--soc", &only_cpu, "--strategy", "cpu-only"]);
+    assert!(String::from_utf8_lossy(&out.stdout).contains("| energy | not known |"));
+}
+
+#[test]
+fn targets_are_made_again_and_reported() {
+    let dir = tempfile::tempdir().unwrap();
+    let report = dir.path().join("r.html").to_str().unwrap().to_string();
+    let args = ["reproduce", "h12", "H01", "H10", "H30", "H33", "--json", "--report", &report];
+    let all = json(&args);
+    let all = all.as_array().unwrap();
+    let ids: Vec<&str> = all.iter().map(|r| r["id"].as_str().unwrap()).collect();
+    assert_eq!(ids, ["H01", "H10", "H12", "H30", "H33"]);
+    for r in all {
+        for field in ["id", "kind", "printed", "ours", "error", "tolerance", "pass"] {
+            let value = &r[field];
+            assert!(!value.is_null() && !value.is_object(), "{field}: {value}");
+        }
+    }
+    assert_eq!(
+        (all[0]["kind"].as_str(), all[0]["ours"].as_array().unwrap().len()),
+        (Some("CAL"), 6)
+    );
+    assert_eq!(all[0]["pass"], true);
+    let rate = all[2]["ours"].as_f64().unwrap();
+    let error = rate / all[2]["printed"].as_f64().unwrap() - 1.0;
+    assert!((all[2]["error"].as_f64().unwrap() - error).abs() < 1e-3);
+    // When requested by name, it computes with this machine's kernels.
+    assert!(all[3]["pass"] == true && all[3]["ours"].to_string().contains("split-rows"));
+    assert_eq!(all[4]["pass"], false, "what is not run does not pass");
+    let html = std::fs::read_to_string(report).unwrap();
+    assert!(html.contains("H12") && !html.contains("src=") && !html.contains("href="));
+}
+
+/// Waiting times depend on the machine; the test only checks that they were measured.
+#[test]
+fn hand_overs_are_measured_where_they_are_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let report = dir.path().join("r.html").to_str().unwrap().to_string();
+    let args = ["reproduce", "H32", "--json", "--report", &report];
+    if troika::usable_cores().len() < 2 {
+        assert!(String::from_utf8_lossy(&troika(&args).stderr).contains("two cores are needed"));
+        return;
+    }
+    let all = json(&args);
+    let ours = all[0]["ours"].as_str().unwrap();
+    for said in ["p50 ", "spinning: p50 ", "sleeping until woken: p50 "] {
+        assert!(ours.contains(said), "{ours}");
+    }
+}
+
+#[test]
+fn an_unknown_target_is_told_with_those_there_are() {
+    let e = refusal(&["reproduce", "H99", "--report", "/tmp/unused.html"]);
+    assert!(e.contains("there is no target \"H99\"; the targets are H01, H02"), "{e}");
 }

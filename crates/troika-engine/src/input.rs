@@ -29,9 +29,9 @@ impl WantedLogits {
 /// Tokens to append to a sequence.
 #[derive(Clone, Copy, Debug)]
 pub struct SequenceInput<'a> {
-    /// The sequence.
+    /// The sequence to feed.
     pub seq: SeqId,
-    /// The tokens to append.
+    /// The tokens; at least one.
     pub tokens: &'a [u32],
     /// Which logits are wanted.
     pub logits: WantedLogits,

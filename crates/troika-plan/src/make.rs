@@ -87,7 +87,7 @@ impl ModelId {
     }
 }
 
-/// The formats that all devices of a rule gain from: a split computes the same numbers everywhere.
+/// The formats that make all devices of a rule faster, so that a split computes the same numbers.
 fn gained_by_all(rule: &Rule, devices: &[DeviceFacts]) -> Vec<ActivationFormat> {
     let of = |name: &str| devices.iter().find(|d| d.name == name).map(|d| d.activations.as_slice());
     let mut formats = of(&rule.device).unwrap_or_default().to_vec();
@@ -98,8 +98,7 @@ fn gained_by_all(rule: &Rule, devices: &[DeviceFacts]) -> Vec<ActivationFormat> 
 /// Makes a plan by the request's strategy.
 ///
 /// # Errors
-/// A chunk or context of zero, a context beyond the model's, or fewer devices than the strategy
-/// needs.
+/// A chunk or context of zero, a context beyond the model's, or too few devices for the strategy.
 pub fn make(
     spec: &ModelSpec,
     devices: &[DeviceFacts],
@@ -119,7 +118,7 @@ pub fn make(
     Ok(plan)
 }
 
-/// The rules of a plan in the making; activation formats and types of values are not in them yet.
+/// The rules of a plan, still without activation formats and value types.
 pub struct PlannedRules {
     /// Those of full chunks.
     pub prefill: Vec<Rule>,
@@ -160,12 +159,12 @@ pub fn assemble(
     let bf16 = all().all(|r| r.activations.contains(&ActivationFormat::Bf16));
     let default_kv = match request.single_precision {
         true => DType::F32,
-        // Attention multiplies what is cached as bf16 in bf16, where the device gains from it.
+        // Attention uses bf16 with a bf16 cache, where the device is faster with it.
         false if bf16 => DType::BF16,
         false => DType::F16,
     };
     let kv_dtype = request.kv_dtype.unwrap_or(default_kv);
-    // Devices besides those of the rules, too: what these refuse is passed on to them.
+    // Includes devices without rules, since other devices' refused ops may move to them.
     let limits = devices.iter().filter_map(|d| d.max_binding_bytes);
     let in_flight = if used.len() > 1 { CHUNKS_IN_FLIGHT } else { 1 };
     Plan {

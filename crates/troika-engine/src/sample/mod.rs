@@ -140,8 +140,8 @@ impl Sampler {
 
     /// Chooses the next token.
     ///
+    /// # Errors
     /// All logits are NaN or minus infinity.
-    /// When all logits are NaN or minus infinity.
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32, SampleError> {
         let plain = self.params.logit_bias.is_empty() && !penalty::active(&self.params);
         if self.params.temperature == 0.0 && plain {
