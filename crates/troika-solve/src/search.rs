@@ -34,6 +34,43 @@ struct Change {
     placed: Placed,
 }
 
+/// A scope whose best placement is sought.
+#[derive(Clone, Copy)]
+struct Sought<'a> {
+    scope: Scope,
+    /// The prefill bucket by index, or decode (`None`).
+    which: Option<usize>,
+    /// The placements found so far.
+    choice: &'a Choice,
+    /// The scopes that they were found for.
+    done: &'a [Option<usize>],
+    /// Whether the request names the scope: then more is tried, and remembered.
+    asked: bool,
+}
+
+impl Sought<'_> {
+    /// Whether a kind of segment stays where it is: attention of prefill stays with the cache.
+    fn keeps(&self, kind: SegmentKind) -> bool {
+        kind == SegmentKind::Attention
+            && self.scope.phase == Phase::Prefill
+            && self.done.iter().flatten().count() > 0
+    }
+}
+
+/// A placement with its score.
+#[derive(Clone)]
+struct Scored {
+    score: f64,
+    placed: Placed,
+}
+
+impl Scored {
+    fn is_on_one_device(&self) -> bool {
+        let first = self.placed.first().map(|(_, p)| &p.device);
+        self.placed.iter().all(|(_, p)| p.split.is_none() && first == Some(&p.device))
+    }
+}
+
 pub(super) struct Search<'a> {
     pub(super) request: &'a SolveRequest<'a>,
     pub(super) facts: Vec<DeviceFacts>,
@@ -313,7 +350,8 @@ impl<'a> Search<'a> {
             let scope = which.map_or(decode, |i| scopes[i].1);
             let scope = if which == Some(main) { self.main_scope(scope) } else { scope };
             let asked = which.is_none() || which == Some(main);
-            let placed = self.best_placed((scope, which), &choice, (&done, asked))?;
+            let sought = Sought { scope, which, choice: &choice, done: &done, asked };
+            let placed = self.best_placed(&sought)?;
             choice.set(which, placed.clone());
             if done.is_empty() {
                 // The others start from this one.
@@ -335,84 +373,63 @@ impl<'a> Search<'a> {
     }
 
     /// The best placement of all kinds in a scope.
-    fn best_placed(
-        &mut self,
-        (scope, which): (Scope, Option<usize>),
-        choice: &Choice,
-        (done, remember): (&[Option<usize>], bool),
-    ) -> Result<Placed, PlanError> {
-        let options: Vec<Vec<Placement>> = self
-            .kinds
-            .clone()
-            .into_iter()
-            .map(|k| self.options(k, (scope, remember), (choice, done)))
-            .collect();
-        let fixed = |kind: SegmentKind| {
-            kind == SegmentKind::Attention
-                && scope.phase == Phase::Prefill
-                && done.iter().flatten().count() > 0
-        };
-        let mut seeds: Vec<(f64, Placed)> = Vec::new();
-        for mut placed in self.seeds(scope, choice.get(which)) {
-            for (kind, p) in placed.iter_mut().filter(|(k, _)| fixed(*k)) {
-                let kept = choice.get(which).iter().find(|(k, _)| k == kind);
+    fn best_placed(&mut self, sought: &Sought<'_>) -> Result<Placed, PlanError> {
+        let kinds = self.kinds.clone();
+        let options: Vec<Vec<Placement>> =
+            kinds.into_iter().map(|k| self.options(k, sought)).collect();
+        let current = sought.choice.get(sought.which);
+        let mut seeds: Vec<Scored> = Vec::new();
+        for mut placed in self.seeds(sought.scope, current) {
+            for (kind, p) in placed.iter_mut().filter(|(k, _)| sought.keeps(*k)) {
+                let kept = current.iter().find(|(k, _)| k == kind);
                 kept.into_iter().for_each(|k| p.clone_from(&k.1));
             }
-            let score = self.score((scope, which), choice, (&placed, done, f64::INFINITY))?;
-            seeds.push((score, placed));
+            let score = self.score(sought, &placed, f64::INFINITY)?;
+            seeds.push(Scored { score, placed });
         }
-        seeds.sort_by(|a, b| a.0.total_cmp(&b.0));
-        seeds.dedup_by(|a, b| a.1 == b.1);
-        let singles = seeds.clone();
-        seeds.truncate(if remember { SEEDS } else { 1 });
-        let mut best: Option<(f64, Placed)> = None;
-        // Lengths nobody asked for get less effort.
-        let rounds = if remember { ROUNDS } else { 1 };
+        seeds.sort_by(|a, b| a.score.total_cmp(&b.score));
+        seeds.dedup_by(|a, b| a.placed == b.placed);
+        let single = seeds.iter().find(|s| s.is_on_one_device()).cloned();
+        seeds.truncate(if sought.asked { SEEDS } else { 1 });
+        let mut best: Option<Scored> = None;
         for seed in seeds {
-            let free = |kind| !fixed(kind);
-            let bettered =
-                self.bettered((seed, rounds), (scope, which), (choice, done), (&options, &free))?;
-            if best.as_ref().is_none_or(|b| bettered.0 < b.0) {
+            let bettered = self.bettered(seed, sought, &options)?;
+            if best.as_ref().is_none_or(|b| bettered.score < b.score) {
                 best = Some(bettered);
             }
         }
-        let alone = |p: &&(f64, Placed)| {
-            let first = p.1.first().map(|(_, p)| &p.device);
-            p.1.iter().all(|(_, p)| p.split.is_none() && first == Some(&p.device))
-        };
-        let single = singles.iter().find(alone);
-        if let (Some(one), Some((score, _))) = (single, &best)
-            && one.0 * WORTH_SHARING <= *score
+        if let (Some(one), Some(found)) = (single, &best)
+            && one.score * WORTH_SHARING <= found.score
         {
-            best = Some(one.clone());
+            best = Some(one);
         }
-        let (_, placed) =
-            best.ok_or_else(|| PlanError::Unpriced("there are no segments".into()))?;
-        if remember {
-            self.remember((scope, which), choice, (&placed, &options, done))?;
+        let best = best.ok_or_else(|| PlanError::Unpriced("there are no segments".into()))?;
+        if sought.asked {
+            self.remember(sought, &best.placed, &options)?;
         }
-        Ok(placed)
+        Ok(best.placed)
     }
 
     /// Improves a seed, one kind of segment at a time, until nothing helps.
     fn bettered(
         &mut self,
-        ((mut score, mut placed), rounds): ((f64, Placed), usize),
-        scope: (Scope, Option<usize>),
-        (choice, done): (&Choice, &[Option<usize>]),
-        (options, free): (&[Vec<Placement>], &dyn Fn(SegmentKind) -> bool),
-    ) -> Result<(f64, Placed), PlanError> {
-        for _ in 0..rounds {
+        seed: Scored,
+        sought: &Sought<'_>,
+        options: &[Vec<Placement>],
+    ) -> Result<Scored, PlanError> {
+        let Scored { mut score, mut placed } = seed;
+        // Lengths nobody asked for get less effort.
+        for _ in 0..if sought.asked { ROUNDS } else { 1 } {
             let before = score;
             for (at, list) in options.iter().enumerate() {
-                if !free(placed[at].0) {
+                if sought.keeps(placed[at].0) {
                     continue;
                 }
                 for option in list {
                     let kept = std::mem::replace(&mut placed[at].1, option.clone());
                     // Ignores tiny gains, which may be errors of the prices.
                     let least = score * WORTH_A_CHANGE;
-                    let new = self.score(scope, choice, (&placed, done, least))?;
+                    let new = self.score(sought, &placed, least)?;
                     if new < least {
                         score = new;
                     } else {
@@ -424,15 +441,15 @@ impl<'a> Search<'a> {
                 break;
             }
         }
-        Ok((score, placed))
+        Ok(Scored { score, placed })
     }
 
     /// Records the best of the other ways for each kind: whole, by columns, by rows, by both.
     fn remember(
         &mut self,
-        scope: (Scope, Option<usize>),
-        choice: &Choice,
-        (placed, options, done): (&Placed, &[Vec<Placement>], &[Option<usize>]),
+        sought: &Sought<'_>,
+        placed: &Placed,
+        options: &[Vec<Placement>],
     ) -> Result<(), PlanError> {
         for (at, list) in options.iter().enumerate() {
             let (kind, chosen) = placed[at].clone();
@@ -440,11 +457,11 @@ impl<'a> Search<'a> {
             for option in list.iter().filter(|o| **o != chosen) {
                 let mut other = placed.clone();
                 other[at].1 = option.clone();
-                let score = self.score(scope, choice, (&other, done, f64::INFINITY))?;
+                let score = self.score(sought, &other, f64::INFINITY)?;
                 let way = option.way();
-                let phase = scope.0.phase.name();
+                let phase = sought.scope.phase.name();
                 let name = format!("{phase}: {} {}", kind.name(), option.describe());
-                let change = Change { name, score, which: scope.1, placed: other };
+                let change = Change { name, score, which: sought.which, placed: other };
                 match best.iter_mut().find(|(w, _)| *w == way) {
                     Some((_, known)) if score < known.score => *known = change,
                     Some(_) => {}
@@ -493,12 +510,8 @@ impl<'a> Search<'a> {
         seeds
     }
 
-    fn options(
-        &mut self,
-        kind: SegmentKind,
-        (scope, asked): (Scope, bool),
-        (choice, done): (&Choice, &[Option<usize>]),
-    ) -> Vec<Placement> {
+    fn options(&mut self, kind: SegmentKind, sought: &Sought<'_>) -> Vec<Placement> {
+        let Sought { scope, choice, done, asked, .. } = *sought;
         let whole_ns: Vec<f64> = (0..self.facts.len())
             .map(|device| {
                 let segments = &self.request.lowered.segments;
@@ -543,13 +556,15 @@ impl<'a> Search<'a> {
         options
     }
 
-    /// The goal's score in a scope; infinite if weights would be held too often.
+    /// The goal's score in a scope; infinite if weights would be held too often, which is looked at
+    /// only below `least`.
     fn score(
         &mut self,
-        (scope, which): (Scope, Option<usize>),
-        choice: &Choice,
-        (placed, done, least): (&Placed, &[Option<usize>], f64),
+        sought: &Sought<'_>,
+        placed: &Placed,
+        least: f64,
     ) -> Result<f64, PlanError> {
+        let Sought { scope, which, choice, done, .. } = *sought;
         // The rules of other scopes only affect memory.
         let full = Choice { prefill: vec![(self.chunk, placed.clone())], decode: placed.clone() };
         let Some(plan) = self.avoided_rules(&full, scope.phase) else { return Ok(f64::INFINITY) };
@@ -600,7 +615,7 @@ impl<'a> Search<'a> {
         let (few, more) = (self.few_layers.clone(), self.more_layers.clone());
         let (a, all_a) = self.predictor.weight_bytes(&plan, &few)?;
         let (b, all_b) = self.predictor.weight_bytes(&plan, &more)?;
-        let of = |a: u64, b: u64| self.of_all_layers((a as f64, b as f64)) as u64;
+        let of = |a: u64, b: u64| self.of_all_layers(a as f64, b as f64) as u64;
         let over = self.request.devices.iter().any(|d| {
             let get =
                 |m: &std::collections::BTreeMap<String, u64>| m.get(&d.name).copied().unwrap_or(0);
@@ -622,7 +637,7 @@ impl<'a> Search<'a> {
     }
 
     /// Extrapolates a figure to all layers from a few and from more of them.
-    fn of_all_layers(&self, (few, more): (f64, f64)) -> f64 {
+    fn of_all_layers(&self, few: f64, more: f64) -> f64 {
         let (a, b) = (self.few_layers.layers, self.more_layers.layers);
         if a == b { more } else { few + (more - few) / (b - a) as f64 * (self.layers - a) as f64 }
     }
@@ -638,8 +653,8 @@ impl<'a> Search<'a> {
             return Ok(more_spent);
         }
         let few_spent = of(&few)?;
-        let ns = self.of_all_layers((few_spent.ns, more_spent.ns));
-        let joules = few_spent.joules.zip(more_spent.joules).map(|j| self.of_all_layers(j));
+        let ns = self.of_all_layers(few_spent.ns, more_spent.ns);
+        let joules = few_spent.joules.zip(more_spent.joules).map(|(f, m)| self.of_all_layers(f, m));
         Ok(Spent { ns, joules })
     }
 
