@@ -63,7 +63,7 @@ struct Chat<'a> {
 /// Reads turns until the user leaves (`/bye`, Ctrl-D, or Ctrl-C twice).
 ///
 /// # Errors
-/// What the model or the terminal reports; Ctrl-C twice.
+/// An error of the model or the terminal, or Ctrl-C twice.
 pub fn run(model: &Model, args: &RunArgs, interrupt: &Interrupt) -> Result<(), CliError> {
     let failed = |e: ReadlineError| CliError::Failure(format!("cannot read the terminal: {e}"));
     let mut editor = Editor::<Typing, DefaultHistory>::new().map_err(failed)?;
@@ -91,7 +91,7 @@ pub fn run(model: &Model, args: &RunArgs, interrupt: &Interrupt) -> Result<(), C
                 continue;
             }
             Err(ReadlineError::Eof) => return Ok(()),
-            // The bytes that made no text are read and gone, so this ends.
+            // The invalid bytes were consumed, so this ends.
             Err(ReadlineError::Io(e)) if e.kind() == ErrorKind::InvalidData => {
                 output::note_line("troika: this line is not UTF-8 text and was left out");
                 continue;
@@ -124,7 +124,7 @@ impl Chat<'_> {
         Ok(())
     }
 
-    /// One turn. The conversation goes on without a turn that failed.
+    /// One turn. The conversation continues without a failed turn.
     fn turn(&mut self, line: String) -> Result<(), CliError> {
         self.interrupt.clear();
         let said = self.messages.len();
@@ -142,7 +142,7 @@ impl Chat<'_> {
         }
     }
 
-    /// The prompt starts like the last one's, so only the new part is computed.
+    /// The prompt starts like the previous one, so only the new part is computed.
     fn answer(&mut self, line: String) -> Result<(), CliError> {
         let (model, args) = (self.model, self.args);
         let (ids, _) = if self.answers {

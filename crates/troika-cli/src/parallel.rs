@@ -1,4 +1,4 @@
-//! `troika run --parallel`: many prompts, several at once, the answers in the prompts' order.
+//! `troika run --parallel`: answers many prompts, several at once, and prints in their order.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,11 +26,10 @@ struct Printed {
     tokens: usize,
 }
 
-/// Answers each line. A prompt that fails has an error in the place of its answer; the others go
-/// on.
+/// Answers each line. A failed prompt has an error instead of its answer; the others continue.
 ///
 /// # Errors
-/// Prompts that failed, after all answers are printed; a closed standard output.
+/// Prompts that failed, after all answers are printed, or a closed standard output.
 pub fn run(
     model: &Model,
     source: &Source,
@@ -38,7 +37,7 @@ pub fn run(
     lines: &[String],
     interrupt: &Interrupt,
 ) -> Result<(), CliError> {
-    // Flags that are out of range are said once.
+    // Flags out of range are reported once.
     request(model, args)?;
     let start = model.clock().now();
     let next = AtomicUsize::new(0);

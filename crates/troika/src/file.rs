@@ -1,19 +1,19 @@
-//! Writing files: beside the place first, then renamed, so that there is never half a file.
+//! Writes files completely or not at all: first beside the place, then renamed.
 
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// Whether a file can be written, asked before the work is done whose result it is to hold.
+/// Checks that a file can be written, before the work for its contents begins.
 ///
 /// # Errors
-/// A folder in the file's place, or one that is not there or cannot be written to.
+/// The path is a folder, or its folder is missing or not writable.
 pub fn can_write(path: &Path) -> io::Result<()> {
     let meta = std::fs::metadata(path);
     if meta.as_ref().is_ok_and(|m| m.is_dir()) {
         return Err(io::ErrorKind::IsADirectory.into());
     }
-    // A pipe or device is opened once, when there is something to write.
+    // A pipe or device is opened only once, when there is something to write.
     if meta.is_ok_and(|m| !m.is_file()) {
         return Ok(());
     }
@@ -21,33 +21,33 @@ pub fn can_write(path: &Path) -> io::Result<()> {
     File::create(&beside).and_then(|_| std::fs::remove_file(&beside))
 }
 
-/// The file itself where the path is a link to one.
+/// The file that a link leads to, or the path itself.
 fn target(path: &Path) -> PathBuf {
     std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf())
 }
 
-/// The file that is written first.
+/// The temporary file beside it.
 fn beside(path: &Path) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_os_string();
     name.push(format!(".{}.tmp", std::process::id()));
     path.with_file_name(name)
 }
 
-/// Writes a file, or replaces one. Links stay, and pipes and devices are written to.
+/// Writes or replaces a file. Links stay links; pipes and devices are written directly.
 ///
 /// # Errors
-/// A file that cannot be written; nothing is left behind then.
+/// The file cannot be written; nothing is left behind then.
 pub fn write_file(path: &Path, fill: impl Fn(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
     let fill = |file: File| {
         let mut out = io::BufWriter::new(file);
         fill(&mut out)?;
         out.flush()
     };
-    // A pipe or device cannot be renamed over.
+    // A pipe or device cannot be replaced by renaming.
     if std::fs::metadata(path).is_ok_and(|m| !m.is_file()) {
         return File::create(path).and_then(fill);
     }
-    // A link stays, and the file it leads to is replaced.
+    // A link stays; its target is replaced.
     let place = target(path);
     let beside = beside(&place);
     let written = File::create(&beside).and_then(|file| {
@@ -56,7 +56,7 @@ pub fn write_file(path: &Path, fill: impl Fn(&mut dyn Write) -> io::Result<()>) 
         std::fs::rename(&beside, &place)
     });
     written.inspect_err(|_| {
-        // What could not be created cannot be removed either; both are reported as one.
+        // Removing may fail because the file was never created: the first error is reported.
         let _ = std::fs::remove_file(&beside);
     })
 }

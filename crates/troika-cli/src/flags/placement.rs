@@ -29,11 +29,11 @@ pub struct DeviceArgs {
     pub device: Vec<DeviceSpec>,
 }
 
-/// Devices of names of their own. Those without one are given one that is free. Devices that share
-/// a core get a warning.
+/// Makes the names of devices distinct. Devices without a name get a free one. Devices that share a
+/// core get a warning.
 ///
 /// # Errors
-/// A name that two devices have.
+/// Two devices with one name.
 pub fn named_apart(devices: &[DeviceSpec]) -> Result<Vec<DeviceSpec>, CliError> {
     if let Some(core) = shared_core(devices) {
         output::note_line(&format!(
@@ -167,18 +167,18 @@ pub struct PlanFileArgs {
     pub compile_timeout: u64,
 }
 
-/// What stands for the profile that is kept for the model and the devices.
+/// The value that stands for the stored profile of the model and devices.
 const OWN_PROFILE: &str = "own";
 
-/// The folder that profiles are kept in.
+/// The folder of stored profiles.
 fn profiles() -> Option<PathBuf> {
     Some(cache_or_default(None)?.join("profiles"))
 }
 
-/// The profile of a file, or the one that is kept for the model and the devices.
+/// A profile file, or the stored profile of the model and devices.
 ///
 /// # Errors
-/// A system without a folder to keep it in.
+/// The system has no folder for it.
 pub fn profile_at(file: Option<&Path>) -> Result<ProfileAt, CliError> {
     let kept = || {
         let why = "the system has no folder to keep profiles in (HOME is not set); name a file";
@@ -188,8 +188,8 @@ pub fn profile_at(file: Option<&Path>) -> Result<ProfileAt, CliError> {
 }
 
 impl PlacementArgs {
-    /// Looks for the profile that is kept for the model and the devices, where no flag or other
-    /// file says how the model is divided.
+    /// Uses the stored profile of the model and devices, unless a flag or file says how to divide
+    /// the model.
     pub fn use_own_profile(&self, options: &mut OpenOptions) {
         if let (None, None, Some(folder)) = (&options.solve, self.strategy, profiles()) {
             options.solve = Some(SolveOptions {
@@ -202,10 +202,10 @@ impl PlacementArgs {
         }
     }
 
-    /// Sets what the flags say.
+    /// Sets the options by the flags.
     ///
     /// # Errors
-    /// A kept profile that is asked for where none can be kept.
+    /// A stored profile is requested, but there is no folder for it.
     pub fn apply(&self, options: &mut OpenOptions) -> Result<(), CliError> {
         options.devices.devices = named_apart(&self.devices.device)?;
         options.strategy = self.strategy.unwrap_or_default();
@@ -229,10 +229,10 @@ impl PlacementArgs {
 }
 
 impl PlanFileArgs {
-    /// Sets the plan of the file.
+    /// Sets the plan from the file.
     ///
     /// # Errors
-    /// A file that cannot be read or is no plan.
+    /// The file cannot be read or is not a plan.
     pub fn apply(&self, options: &mut OpenOptions) -> Result<(), CliError> {
         let limit = Duration::from_secs(self.compile_timeout);
         options.compile.limit = (!limit.is_zero()).then_some(limit);
