@@ -169,7 +169,7 @@ mod tests {
         let value = serde_json::json!({ TEXT: [TEXT] });
         for form in [format!("{value}"), format!("{value:#}")] {
             let text = json_text(&form);
-            assert!(!text.contains(|c| hostile(c) && c != '\n'), "{text}");
+            assert!(!text.contains(|c: char| hostile(c) && c != '\n'), "{text}");
             assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap(), value);
         }
     }
