@@ -292,15 +292,15 @@ impl Lanes for F32x8 {
         unsafe { _mm_prefetch(p.cast(), _MM_HINT_T0) }
     }
     #[inline(always)]
-    fn sums(v: [Self; 8]) -> [f32; 8] {
-        let mut out = [0.0; 8];
-        unsafe { _mm256_storeu_ps(out.as_mut_ptr(), sums256(v.map(|v| v.0))) };
+    fn sums([a, b, c, d, e, f, g, h]: [Self; 8]) -> [f32; 8] {
+        let (mut out, v) = ([0.0; 8], [a.0, b.0, c.0, d.0, e.0, f.0, g.0, h.0]);
+        unsafe { _mm256_storeu_ps(out.as_mut_ptr(), sums256(v)) };
         out
     }
     #[inline(always)]
-    fn maxima(v: [Self; 8]) -> [f32; 8] {
-        let mut out = [0.0; 8];
-        unsafe { _mm256_storeu_ps(out.as_mut_ptr(), maxima256(v.map(|v| v.0))) };
+    fn maxima([a, b, c, d, e, f, g, h]: [Self; 8]) -> [f32; 8] {
+        let (mut out, v) = ([0.0; 8], [a.0, b.0, c.0, d.0, e.0, f.0, g.0, h.0]);
+        unsafe { _mm256_storeu_ps(out.as_mut_ptr(), maxima256(v)) };
         out
     }
     #[inline(always)]

@@ -198,7 +198,11 @@ pub trait Lanes: Copy + sealed::Sealed {
     /// The largest lanes of eight registers.
     #[inline(always)]
     fn maxima(v: [Self; 8]) -> [f32; 8] {
-        v.map(Self::largest)
+        let mut out = [0.0; 8];
+        for (out, v) in out.iter_mut().zip(v) {
+            *out = v.largest();
+        }
+        out
     }
     /// Asks for the cache line at `p`, which may lie anywhere, in the second-level cache: keys of
     /// one head lie a power of two apart and would push each other out of the first.
