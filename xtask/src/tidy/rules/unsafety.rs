@@ -110,18 +110,17 @@ fn function_of(source: &SourceText, place: usize) -> Option<bool> {
 
 /// Whether the function whose braces open here is unsafe; `None` for other braces.
 fn signature(source: &SourceText, brace: usize) -> Option<bool> {
-    let mut depth = 0;
+    let (mut depth, mut name) = (0, None);
     let start = (0..brace).rev().find(|k| {
         match source.word(*k) {
             ")" | "]" => depth += 1,
             "(" | "[" => depth -= 1,
+            "fn" if depth == 0 && source.word(k + 1) != "(" => name = Some(*k),
             _ => {}
         }
         depth < 0 || depth == 0 && matches!(source.word(*k), ";" | "{" | "}")
     });
-    let words = start.map_or(0, |k| k + 1)..brace;
-    let name = words.clone().find(|k| source.word(*k) == "fn" && source.word(k + 1) != "(")?;
-    Some((words.start..name).any(|k| source.word(k) == "unsafe"))
+    Some((start.map_or(0, |k| k + 1)..name?).any(|k| source.word(k) == "unsafe"))
 }
 
 fn judge(path: &str, source: &SourceText, scopes: &[Scope], at: usize) -> Option<&'static str> {
@@ -261,6 +260,7 @@ mod tests {
                     unsafe { g() }\n    };\n    fn j() {\n        // SAFETY: by the caller of i.\n        \
                     unsafe { g() }\n    }\n}\n\
                     // SAFETY (of the blocks): by callers.\nimpl T for A {\n    unsafe fn k() { unsafe { g() } }\n}\n\
+                    macro_rules! m { ($(fn $k:ident())*) => {\n    // SAFETY: by callers.\n    unsafe impl T for B {}\n} }\n\
                     fn l() {\n    // SAFETY: checked.\n    unsafe { g() }\n    // The caller is told.\n}\n";
         let found = places(check, &[("crates/troika-cpu/src/a.rs", text)]);
         let lines = [3, 8, 21].map(|l| format!("crates/troika-cpu/src/a.rs:{l}"));
