@@ -97,3 +97,12 @@ pub use troika_model as model;
 pub use troika_plan as plan;
 pub use troika_trace as trace;
 pub use troika_weights as weights;
+
+/// Examples of the documents, as tests.
+#[cfg(doctest)]
+mod documents {
+    #[doc = include_str!("../../../README.md")]
+    struct Readme;
+    #[doc = include_str!("../../../docs/library.md")]
+    struct Library;
+}
