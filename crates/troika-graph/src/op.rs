@@ -289,6 +289,13 @@ pub enum Op {
     Experts(Experts),
 }
 
+impl Op {
+    /// Whether it multiplies by the columns of a weight matrix.
+    pub fn is_product(&self) -> bool {
+        matches!(self, Op::Linear { .. } | Op::HeadLinear(_))
+    }
+}
+
 /// The names of ops, from one table: the match has to be exhaustive, so no op lacks a name, and
 /// every name that it gives is in the list.
 macro_rules! names {
