@@ -67,7 +67,7 @@ pub fn run(
     let answered = printed?;
     match failed {
         0 if answered < lines.len() => Err(CliError::Interrupted(
-            "ended by Ctrl-C: the prompts that follow the last answer have none",
+            "ended by Ctrl-C: the prompts that follow the last answer have none".into(),
         )),
         0 => Ok(()),
         n => Err(CliError::Failure(format!("{n} of {} prompts failed", lines.len()))),

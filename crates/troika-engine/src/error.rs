@@ -64,8 +64,18 @@ pub enum EngineError {
     #[error(transparent)]
     Partition(#[from] PartitionError),
     /// A split whose shares round to nothing.
-    #[error("the plan's split leaves device {0} nothing to compute; give it a larger share")]
-    NothingLeft(String),
+    #[error(
+        "the plan's split leaves device {device} nothing to compute; its share of the columns must \
+         be from {least:.3} to {most:.3}"
+    )]
+    NothingLeft {
+        /// The device.
+        device: String,
+        /// The least share that leaves a device something.
+        least: f64,
+        /// The largest one that leaves another device something.
+        most: f64,
+    },
     /// A cache that two devices with memory of their own use in turns.
     #[error(
         "the plan has {0} use a cache in one place that another segment of the phase uses in \

@@ -4,7 +4,10 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// Whether a file can be written, asked before the work is done whose result it is to hold.
+use troika_weights::{Partial, remove_leftovers};
+
+/// Whether a file can be written, asked before the work is done whose result it is to hold. What
+/// processes that were killed left behind of the same file is removed.
 ///
 /// # Errors
 /// A folder in the file's place, or one that is not there or cannot be written to.
@@ -17,20 +20,14 @@ pub fn can_write(path: &Path) -> io::Result<()> {
     if meta.is_ok_and(|m| !m.is_file()) {
         return Ok(());
     }
-    let beside = beside(&target(path));
-    File::create(&beside).and_then(|_| std::fs::remove_file(&beside))
+    let place = target(path);
+    remove_leftovers(&place);
+    Partial::begin(&place).map(drop)
 }
 
 /// The file itself where the path is a link to one.
 fn target(path: &Path) -> PathBuf {
     std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf())
-}
-
-/// The file that is written first.
-fn beside(path: &Path) -> PathBuf {
-    let mut name = path.file_name().unwrap_or_default().to_os_string();
-    name.push(format!(".{}.tmp", std::process::id()));
-    path.with_file_name(name)
 }
 
 /// Writes a file, or replaces one. Links stay, and pipes and devices are written to.
@@ -49,14 +46,8 @@ pub fn write_file(path: &Path, fill: impl Fn(&mut dyn Write) -> io::Result<()>) 
     }
     // A link stays, and the file it leads to is replaced.
     let place = target(path);
-    let beside = beside(&place);
-    let written = File::create(&beside).and_then(|file| {
-        fill(file.try_clone()?)?;
-        file.sync_all()?;
-        std::fs::rename(&beside, &place)
-    });
-    written.inspect_err(|_| {
-        // What could not be created cannot be removed either; both are reported as one.
-        let _ = std::fs::remove_file(&beside);
-    })
+    let partial = Partial::begin(&place)?;
+    fill(partial.file.try_clone()?)?;
+    partial.file.sync_all()?;
+    partial.put(&place)
 }
