@@ -1,5 +1,5 @@
-//! What a fuzz target and a test do with bytes as a `tokenizer.json`: read it, encode texts, decode
-//! and stream ids. Nothing may panic, and no text may come back from ids in two lengths of time.
+//! Shared by a fuzz target and a test: reads bytes as a `tokenizer.json`, encodes texts, decodes
+//! and streams ids. Nothing may panic or take unreasonably long.
 
 use troika_model::tokenizer::Tokenizer;
 

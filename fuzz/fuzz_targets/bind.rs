@@ -1,4 +1,4 @@
-//! Any config with any table of tensors: bound or refused; what is bound can be read.
+//! Any config with any table of tensors is bound or refused, and bound weights can be read.
 //!
 //! Input: `{"config": {...}, "quant": 0, "tensors": {"NAME": ["F32", [2, 3]], ...}}`.
 #![no_main]
@@ -13,7 +13,7 @@ use troika_model::families::from_config;
 use troika_model::spec::{weight_requirements, Checkpoint, Ffn, StoredTensor};
 use troika_weights::{BindOptions, FloatType, MappedCheckpoint, Quant, WeightStore};
 
-/// Bytes of all tensors together.
+/// The most bytes of all tensors together.
 const MOST: usize = 4 << 20;
 
 struct Table(BTreeMap<String, StoredTensor>);
@@ -35,7 +35,7 @@ impl Checkpoint for Table {
 
 impl MappedCheckpoint for Table {}
 
-/// A tensor of zeros, as a file's reader would give it.
+/// A tensor of zeros, like one from a file.
 fn tensor(value: &Value, left: &mut usize) -> Option<StoredTensor> {
     let types = [DType::F32, DType::F16, DType::BF16, DType::I32, DType::Q8_0, DType::Q4_K];
     let dtype = types.into_iter().find(|d| Some(d.name()) == value[0].as_str())?;
@@ -51,7 +51,7 @@ fn tensor(value: &Value, left: &mut usize) -> Option<StoredTensor> {
 fuzz_target!(|data: &[u8]| {
     let Ok(input) = serde_json::from_slice::<Value>(data) else { return };
     let Ok(model) = from_config(&input["config"]) else { return };
-    // Long lists are allowed; the fuzzer has no time for them.
+    // Long lists are valid, but too slow for the fuzzer.
     let experts = |ffn: &Ffn| matches!(ffn, Ffn::Moe(m) if m.experts > 64);
     let spec = &model.spec;
     if spec.layers.len() > 8 || spec.layers.iter().any(|l| l.attn.heads > 64 || experts(&l.ffn)) {

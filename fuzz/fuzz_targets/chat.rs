@@ -1,7 +1,6 @@
-//! Any text as a chat template, and messages for it: parsed and rendered within the limits, or
-//! refused. What stands before the first NUL is the template, what follows are the messages'
-//! texts, by turns of user and assistant. A rendering that takes long is a finding: run with
-//! `-timeout=20`.
+//! Any text as a chat template with messages: it is parsed and rendered within the limits, or
+//! refused. The template ends at the first NUL; the messages' texts follow, alternately of user and
+//! assistant. A slow rendering is a finding: run with `-timeout=20`.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

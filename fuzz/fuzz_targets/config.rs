@@ -1,4 +1,4 @@
-//! Any JSON as a config: described or refused; what is described can be listed without overflow.
+//! Any JSON as a config is described or refused; descriptions can be listed without overflow.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -8,7 +8,7 @@ use troika_model::spec::weight_requirements;
 fuzz_target!(|data: &[u8]| {
     let Ok(json) = serde_json::from_slice(data) else { return };
     let Ok(model) = from_config(&json) else { return };
-    // Each weight is listed; names are made of as many as there is time for.
+    // Lists every weight, but makes names of a limited number to save time.
     for (i, need) in weight_requirements(&model.spec).enumerate() {
         assert!(need.rows.checked_mul(need.cols).is_some());
         if i < 2000 {

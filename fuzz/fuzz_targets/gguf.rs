@@ -1,5 +1,5 @@
-//! Any bytes as a GGUF file: parsed or refused, every range lies inside; tokenizer metadata is
-//! taken or refused.
+//! Any bytes as a GGUF file are parsed or refused. Every range is inside the file. Tokenizer
+//! metadata is used or refused.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

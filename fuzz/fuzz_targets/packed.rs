@@ -1,5 +1,5 @@
-//! Any bytes as a file of packed weights: read or refused, and every weight lies inside. Once as
-//! they are, and once as the index of a file whose head fits it.
+//! Any bytes as a file of packed weights are read or refused, and every weight is inside. Tries
+//! them unchanged, and as the index of a file with a matching head.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

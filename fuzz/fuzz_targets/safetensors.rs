@@ -1,4 +1,4 @@
-//! Any bytes as a safetensors file: parsed or refused, and every range lies inside.
+//! Any bytes as a safetensors file are parsed or refused, and every range is inside the file.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

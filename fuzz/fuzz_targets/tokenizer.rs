@@ -1,4 +1,4 @@
-//! Any bytes as a `tokenizer.json`: refused, or used for texts and ids without a panic.
+//! Any bytes as a `tokenizer.json` are refused, or used for texts and ids without a panic.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,33 +1,33 @@
-//! 64-bit ARM without the hardware: the workspace is cross-compiled, and what depends on the
-//! instruction set is run under QEMU's user-mode emulation, on processors of three kinds.
+//! 64-bit ARM without the hardware: cross-compiles the workspace, and runs what depends on the
+//! instruction set under QEMU's user-mode emulation, on three kinds of processors.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
 const TARGET: &str = "aarch64-unknown-linux-gnu";
-/// Set in `.cargo/config.toml`, too.
+/// Also set in `.cargo/config.toml`.
 const LINKER: &str = "aarch64-linux-gnu-gcc";
 const EMULATOR: &str = "qemu-aarch64";
-/// Where Debian's cross compiler has the C library of the target.
+/// The folder of the target's C library from Debian's cross compiler.
 const LIBRARIES: &str = "/usr/aarch64-linux-gnu";
 
-/// QEMU's names of processors, and what sets them apart.
+/// QEMU's names of processors, and their distinguishing features.
 const CPUS: [(&str, &str); 3] = [
     ("cortex-a72", "NEON alone"),
     ("neoverse-n1", "NEON with dotprod"),
     ("max", "NEON with dotprod and i8mm"),
 ];
-/// Random cases per property test, of 256: emulation is some thirty times slower.
+/// Random cases per property test instead of 256, since emulation is about thirty times slower.
 const CASES: &str = "5";
 
-/// What is built in one go, so that nothing is built twice.
+/// Built in one call, so that nothing is built twice.
 const WORKSPACE: &str = "--release --workspace --lib --bins --test kernels --test golden";
 
 /// Builds and tests for [`TARGET`].
 ///
 /// # Errors
-/// A sentence: a tool that is missing and how to get it, or the step that failed.
+/// A sentence: a missing tool and how to get it, or the step that failed.
 pub fn run(root: &Path) -> Result<(), String> {
     require()?;
     let start = Instant::now();
@@ -37,7 +37,7 @@ pub fn run(root: &Path) -> Result<(), String> {
         println!("\n{cpu}: {kind}");
         cargo(root, "kernel tests", cpu, &format!("{} -- --nocapture", test("kernels")))?;
     }
-    // Kernels were tested on all; how they are put together is the same on all.
+    // Kernels were tested on all processors; combining them is the same on all.
     let (cpu, kind) = CPUS[2];
     println!("\n{cpu}: {kind}");
     let golden = format!("{} -- --skip on_several_devices", test("golden"));
@@ -46,7 +46,7 @@ pub fn run(root: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Looks for the tools.
+/// Checks that the tools are installed.
 fn require() -> Result<(), String> {
     let debian = |tool: &str, packages: &str| {
         format!("{tool} is missing; on Debian and Ubuntu: apt-get install {packages}")
@@ -74,7 +74,7 @@ fn starts(tool: &str) -> bool {
     command.status().is_ok_and(|s| s.success())
 }
 
-/// Runs cargo for the target, what it makes on `cpu`.
+/// Runs cargo for the target; programs run on `cpu`.
 fn cargo(root: &Path, what: &str, cpu: &str, args: &str) -> Result<(), String> {
     println!("\n== {what}");
     let start = Instant::now();
@@ -82,7 +82,7 @@ fn cargo(root: &Path, what: &str, cpu: &str, args: &str) -> Result<(), String> {
     let mut command = Command::new("cargo");
     command.current_dir(root).args([verb, "--target", TARGET]).args(rest.split_whitespace());
     command.env("PROPTEST_CASES", CASES);
-    // Nobody debugs these: without line tables they are built faster.
+    // Builds are faster without line tables, which nobody needs here.
     command.env("CARGO_PROFILE_RELEASE_DEBUG", "false");
     command.env("CC_aarch64_unknown_linux_gnu", LINKER);
     command.env(

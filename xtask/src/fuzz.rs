@@ -1,12 +1,12 @@
-//! `cargo xtask fuzz`: every target of `fuzz/Cargo.toml` under libFuzzer, built by the project's
-//! stable compiler. What `cargo fuzz` adds to that, address sanitizers, needs nightly Rust; the
-//! parsers have no unsafe code, so an access out of bounds is a panic without them.
+//! `cargo xtask fuzz`: runs every target of `fuzz/Cargo.toml` under libFuzzer, built with the
+//! project's stable compiler. The address sanitizers of `cargo fuzz` need nightly Rust; the parsers
+//! have no unsafe code, so an access out of bounds panics without them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// What `--help` says.
+/// The text of `--help`.
 pub const HELP: &str = "\
 Feeds mutated files to the parsers, starting from the files of fuzz/seeds.
 
@@ -21,13 +21,13 @@ Inputs that reach new code are added to fuzz/corpus/TARGET, inputs that crash, t
 ";
 
 /// Seconds after which an input counts as an endless loop. The slowest known one, a chat template
-/// that uses up its budget, takes four on a free core.
+/// that uses up its budget, takes four on an idle core.
 const INPUT_SECONDS: u32 = 30;
-/// Address space of a target. An allocation beyond it fails, touched or not.
+/// Address space of a target. Allocations beyond it fail, touched or not.
 const MEMORY_MB: u32 = 2048;
 
-/// Coverage as libFuzzer reads it: a counter per branch, a table of their addresses, and the
-/// operands of comparisons. Branches stay apart so that each is seen.
+/// Coverage in libFuzzer's format: a counter per branch, a table of their addresses, and the
+/// operands of comparisons. Branches are not merged, so that each is seen.
 const COVERAGE: &[&str] = &[
     "-Cpasses=sancov-module",
     "-Cllvm-args=-sanitizer-coverage-level=4",
@@ -43,7 +43,7 @@ const COVERAGE: &[&str] = &[
 /// Builds the targets and runs each.
 ///
 /// # Errors
-/// Flags that make no sense, targets that do not build, and inputs that end badly.
+/// Invalid flags, targets that do not build, and inputs that fail.
 pub fn run(root: &Path, args: &[&str]) -> Result<(), String> {
     let folder = root.join("fuzz");
     let (seconds, named) = options(args)?;
@@ -98,7 +98,7 @@ fn declared(manifest: &str) -> Result<Vec<String>, String> {
     Ok(programs.into_iter().flatten().filter_map(name).collect())
 }
 
-/// All targets, or those that were named.
+/// All targets, or the named ones.
 fn choose(all: &[String], named: &[&str]) -> Result<Vec<String>, String> {
     if let Some(unknown) = named.iter().find(|n| !all.iter().any(|a| a == *n)) {
         return Err(format!("no target is called {unknown}; there are {}", all.join(", ")));
@@ -107,8 +107,8 @@ fn choose(all: &[String], named: &[&str]) -> Result<Vec<String>, String> {
     Ok(all.iter().filter(wanted).cloned().collect())
 }
 
-/// The machine's own target. It is named to cargo so that build scripts, which have no fuzzer to
-/// be linked with, are built without coverage.
+/// The machine's own target. Naming it to cargo makes build scripts, which have no fuzzer to link
+/// with, build without coverage.
 fn host() -> Result<String, String> {
     let out = Command::new("rustc").arg("-vV").output();
     let out = out.map_err(|e| format!("rustc does not start: {e}"))?.stdout;
@@ -129,18 +129,18 @@ fn build(folder: &Path, host: &str, targets: &[String]) -> Result<(), String> {
     if status.success() { Ok(()) } else { Err("the targets do not build".to_string()) }
 }
 
-/// What came of one target.
+/// The result of one target.
 struct Outcome {
     passed: bool,
     executions: Option<u64>,
     coverage: Option<u64>,
     artifact: Option<String>,
-    /// Of a failure: the end of what the target printed.
+    /// For failures: the end of the target's output.
     excerpt: String,
 }
 
 impl Outcome {
-    /// Reads what libFuzzer printed.
+    /// Parses libFuzzer's output.
     fn read(passed: bool, log: &str) -> Outcome {
         let number = |text: &str| text.split_whitespace().next()?.parse().ok();
         let after = |label: &str| log.rsplit_once(label).and_then(|(_, rest)| number(rest));
@@ -148,7 +148,7 @@ impl Outcome {
             Some(rest.lines().next()?.trim().to_string()).filter(|l| !l.is_empty())
         });
         let lines: Vec<&str> = log.lines().collect();
-        // After a crash come statistics and the input in base 64; what went wrong is above.
+        // After a crash come statistics and the input in base 64; the cause is above.
         let excerpt = lines[lines.len().saturating_sub(40)..].join("\n");
         Outcome {
             passed,
@@ -186,8 +186,8 @@ fn fuzz(folder: &Path, program: &Path, target: &str, seconds: u32) -> Result<Out
         Ok(path)
     };
     let (corpus, artifacts) = (made("corpus")?, made("artifacts")?);
-    // libFuzzer measures what is resident once a second; the shell's limit stops an allocation of
-    // gigabytes that is never touched, too.
+    // libFuzzer measures resident memory once a second; the shell's limit also stops an allocation
+    // of gigabytes that is never touched.
     let mut command = Command::new("sh");
     command.arg("-c").arg(format!("ulimit -v {}; exec \"$@\"", MEMORY_MB * 1024)).arg("sh");
     command.arg(program).arg(corpus).arg(seeds);

@@ -1,22 +1,22 @@
-//! `cargo xtask loom`: how queues wait for each other, in all interleavings of their threads.
+//! `cargo xtask loom`: tests how queues wait for each other, in all interleavings of threads.
 //!
-//! The loom crate takes the place of the standard library's atomics and locks where `cfg(loom)` is
-//! set. That changes how everything is built, so these builds have a folder of their own.
+//! With `cfg(loom)`, the loom crate replaces the standard library's atomics and locks. That affects
+//! all builds, so these have a separate folder.
 
 use std::path::Path;
 use std::process::Command;
 
-/// What `--help` says.
+/// The text of `--help`.
 pub const HELP: &str = "\
 Runs the tests of what queues wait by in all interleavings of their threads (crate loom).
 
 Usage: cargo xtask loom
 ";
 
-/// Builds and runs them.
+/// Builds and runs the tests.
 ///
 /// # Errors
-/// Tests that do not build, and interleavings that fail.
+/// Tests that do not build, and failing interleavings.
 pub fn run(root: &Path) -> Result<(), String> {
     let mut command = Command::new("cargo");
     command.args(["test", "--release", "--target-dir", "target/loom"]);

@@ -90,8 +90,8 @@ fn run_tidy() -> ExitCode {
     }
 }
 
-/// The workspace: the folder above this crate. Cargo says at run time which checkout it is; what
-/// was compiled in may be another one that shares the build folder.
+/// The workspace: the folder above this crate. Asks cargo at run time, since a compiled-in path may
+/// be another checkout with the same build folder.
 fn root() -> PathBuf {
     let here = std::env::var_os("CARGO_MANIFEST_DIR")
         .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);

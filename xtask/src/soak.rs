@@ -1,7 +1,6 @@
-//! `cargo xtask soak`: sequences that share an engine for many thousand steps, and the cache of
-//! packed weights under processes that are killed and disks that are full. Of the latter: whatever
-//! happens to it, the next start writes the same text as without a cache, and nothing is left
-//! behind.
+//! `cargo xtask soak`: sequences that share an engine for many thousands of steps, and the cache of
+//! packed weights with killed processes and full disks. Whatever happens to the cache, the next
+//! start must write the same text as without it, and nothing may be left behind.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -9,7 +8,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// What `--help` says.
+/// The text of `--help`.
 pub const HELP: &str = "\
 Shares engines between many sequences at random, kills the command while it writes its cache of
 packed weights, and fills its disk.
@@ -26,7 +25,7 @@ Usage: cargo xtask soak [--kills N] [--step KIB] [--minutes N] [--seed N] [--tro
   --sequences N  0: leave out the tests of sequences that share an engine [default: 1]
 ";
 
-/// Longest that a process is let live before it is killed, as a share of a whole run.
+/// The longest time until a process is killed, as a share of a whole run.
 const LONGEST: f64 = 1.2;
 
 struct Options {
@@ -38,7 +37,7 @@ struct Options {
     troika: Option<PathBuf>,
 }
 
-/// A folder with a cache, and what the command says without one.
+/// A folder with a cache, and the command's output without one.
 struct Soak {
     troika: PathBuf,
     model: PathBuf,
@@ -47,10 +46,10 @@ struct Soak {
     end: Instant,
 }
 
-/// Builds the command and soaks it.
+/// Builds the command and tests it.
 ///
 /// # Errors
-/// A command that does not build, and the first start that says something else.
+/// The command does not build, or a start gives different output.
 pub fn run(root: &Path, args: &[&str]) -> Result<(), String> {
     let options = options(args)?;
     if options.sequences > 0 {
@@ -99,7 +98,7 @@ fn cargo() -> Command {
     Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 
-/// Runs the tests of sequences that share an engine which take long.
+/// Runs the long tests of sequences that share an engine.
 fn share(root: &Path) -> Result<(), String> {
     let mut command = cargo();
     command.args(["test", "-q", "--release", "--workspace"]);
@@ -132,7 +131,7 @@ fn failed(what: &str, out: &Output) -> String {
 }
 
 impl Soak {
-    /// A run of the command, whose text is the same each time.
+    /// The arguments of a run with deterministic output.
     fn arguments(&self, cache: &Path) -> Vec<String> {
         let model = self.model.display().to_string();
         let mut args = vec!["run".to_string(), model];
@@ -185,7 +184,7 @@ impl Soak {
         }
     }
 
-    /// Kills two processes at once at a random moment, again and again, and starts a third.
+    /// Repeatedly kills two concurrent processes at a random moment, then starts a third.
     fn kill(&self, options: &Options) -> Result<(), String> {
         let cache = self.dir.join("cache");
         let start = Instant::now();
@@ -197,7 +196,7 @@ impl Soak {
             if self.is_over("kills", done) {
                 break;
             }
-            // Often from nothing: then everything is written.
+            // Often without a cache, so that everything is written.
             if !done.is_multiple_of(3) {
                 let _ = std::fs::remove_dir_all(&cache);
             } else {
@@ -228,7 +227,7 @@ impl Soak {
         Ok(())
     }
 
-    /// The cache holds one whole file and nothing else.
+    /// Checks that the cache has one complete file and nothing else.
     fn whole(&self, cache: &Path, when: &str) -> Result<(), String> {
         let mut verify = Command::new(&self.troika);
         verify.args([OsStr::new("cache"), OsStr::new("verify"), OsStr::new("--cache-dir")]);
@@ -245,7 +244,7 @@ impl Soak {
         }
     }
 
-    /// Gives the cache file systems of all sizes up to that at which everything fits.
+    /// Puts the cache on file systems of all sizes, up to one where everything fits.
     fn fill(&self, step: u64) -> Result<(), String> {
         let (start, disk) = (Instant::now(), self.dir.join("disk"));
         std::fs::create_dir_all(&disk).map_err(|e| e.to_string())?;
@@ -292,7 +291,7 @@ impl Soak {
     }
 }
 
-/// Changes a file of packed weights now and then, as a failing disk would.
+/// Occasionally changes a file of packed weights, like a failing disk.
 fn damage(cache: &Path, random: &mut Random) {
     let entries = std::fs::read_dir(cache.join("packed")).into_iter().flatten().flatten();
     for path in entries.map(|e| e.path()) {

@@ -1,16 +1,16 @@
-//! `cargo xtask valgrind`: the CPU device's tests under valgrind's memcheck, which sees reads and
-//! writes beyond allocations and uses of what was never written. Address sanitizers need nightly
+//! `cargo xtask valgrind`: runs the CPU device's tests under valgrind's memcheck, which finds
+//! accesses beyond allocations and uses of uninitialised memory. Address sanitizers need nightly
 //! Rust; this works on stable.
 //!
-//! Valgrind runs programs on a processor of its own, which has AVX2 and no AVX-512; the kernels
-//! find that out as on any machine. So the scalar and AVX2 paths are checked.
+//! Valgrind emulates a processor with AVX2 but without AVX-512, which the kernels detect as on any
+//! machine. So it checks the scalar and AVX2 paths.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
 
-/// What `--help` says.
+/// The text of `--help`.
 pub const HELP: &str = "\
 Runs the tests of the CPU device's kernels under valgrind.
 
@@ -20,13 +20,13 @@ Usage: cargo xtask valgrind [--cases N] [FILTER]...
   FILTER      only tests whose names hold one of these
 ";
 
-/// Test programs of the crate that are worth it.
+/// The crate's test programs to run.
 const TESTS: &[&str] = &["kernels", "device"];
 
 /// Builds the tests and runs them.
 ///
 /// # Errors
-/// No valgrind, tests that do not build, and what valgrind finds.
+/// Valgrind is missing, tests do not build, or valgrind finds errors.
 pub fn run(root: &Path, args: &[&str]) -> Result<(), String> {
     let (cases, filters) = options(args)?;
     for program in build(root)? {
@@ -67,7 +67,7 @@ fn options<'a>(args: &[&'a str]) -> Result<(u32, Vec<&'a str>), String> {
 fn build(root: &Path) -> Result<Vec<PathBuf>, String> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
-    // Optimized, and with the line numbers that valgrind names: release builds have none.
+    // Optimized, with line numbers for valgrind's reports; release builds have none.
     command.args(["test", "-q", "--profile", "profiling", "-p", "troika-cpu", "--no-run"]);
     command.args(TESTS.iter().flat_map(|t| ["--test", t]));
     command.args(["--message-format", "json"]).current_dir(root);

@@ -1,4 +1,4 @@
-//! Models against logits and greedy tokens of the reference library.
+//! Compares models with logits and greedy tokens of the reference library.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use troika::plan::{Policy, Strategy};
 use troika::weights::{FloatType, parse_safetensors};
 use troika::{Control, DeviceOptions, DeviceSpec, Model, OpenOptions, Request};
 
-/// Allowed difference to the reference, relative to the largest logit.
+/// Allowed difference from the reference, relative to the largest logit.
 pub const REFERENCE_TOLERANCE: f32 = 2e-4;
 /// Allowed difference between chunkings, relative to the largest logit.
 pub const CHUNK_TOLERANCE: f32 = 1e-5;
@@ -19,7 +19,7 @@ type Res<T> = Result<T, Box<dyn std::error::Error>>;
 /// A model with its reference outputs.
 #[derive(Clone, Debug)]
 pub struct Case {
-    /// For reports.
+    /// The name in reports.
     pub name: String,
     /// Folder or .gguf file.
     pub model: PathBuf,
@@ -27,21 +27,21 @@ pub struct Case {
     pub golden: PathBuf,
 }
 
-/// On which devices, and how the model is divided over them.
+/// The devices, and how the model is divided over them.
 #[derive(Clone, Debug, Default)]
 pub struct Devices {
-    /// The devices; none: one CPU device.
+    /// The devices; empty: one CPU device.
     pub specs: Vec<DeviceSpec>,
     /// How the model is divided.
     pub strategy: Strategy,
     /// The order in which ready segments run.
     pub policy: Policy,
-    /// Prompt chunks under way at once.
+    /// The most prompt chunks in flight.
     pub chunks_in_flight: Option<usize>,
 }
 
 impl Devices {
-    /// Whether all compute the same bits, and so must agree with one of them alone.
+    /// Whether all compute the same bits, so that the result must equal that of a single one.
     fn same_numerics(&self) -> bool {
         self.specs.windows(2).all(|pair| pair[0].isa == pair[1].isa)
     }
@@ -58,16 +58,16 @@ pub struct Golden {
     pub greedy: Vec<u32>,
 }
 
-/// What a check measured.
+/// The result of a check.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// Largest difference to the reference, relative to the largest logit.
+    /// Largest difference from the reference, relative to the largest logit.
     pub error: f32,
     /// Largest difference between any two chunkings, relative to the largest logit.
     pub chunk_error: f32,
-    /// Whether the greedy tokens are the reference's.
+    /// Whether the greedy tokens equal the reference's.
     pub greedy: bool,
-    /// Whether the devices computed the bits that a CPU device alone does, where they must.
+    /// Whether the result is bit-identical to that of a single CPU device, where it must be.
     pub same_bits: Option<bool>,
     /// Prompt tokens.
     pub tokens: usize,
@@ -102,7 +102,7 @@ impl fmt::Display for Report {
 /// All cases in a folder: checkpoint folders, and .gguf files with a .safetensors beside them.
 ///
 /// # Errors
-/// A folder that cannot be read.
+/// The folder cannot be read.
 pub fn find(dir: &Path) -> std::io::Result<Vec<Case>> {
     let mut paths: Vec<PathBuf> =
         std::fs::read_dir(dir)?.map(|e| Ok(e?.path())).collect::<std::io::Result<_>>()?;
@@ -128,7 +128,7 @@ pub fn find(dir: &Path) -> std::io::Result<Vec<Case>> {
 /// Reads reference outputs.
 ///
 /// # Errors
-/// A file without them.
+/// The file lacks them.
 pub fn read_golden(path: &Path) -> Res<Golden> {
     let bytes = std::fs::read(path)?;
     let entries = parse_safetensors(&bytes, bytes.len())?;
@@ -162,7 +162,7 @@ fn open(case: &Case, chunk: usize, devices: &Devices) -> Res<Model> {
 /// Logits of all positions of a prompt.
 ///
 /// # Errors
-/// What the engine reports.
+/// An error of the engine.
 pub fn all_logits(model: &Model, tokens: &[u32]) -> Res<Vec<f32>> {
     let mut out = Vec::new();
     model.session()?.feed(tokens, WantedLogits::All, &mut |_, row| out.extend_from_slice(row))?;
@@ -172,7 +172,7 @@ pub fn all_logits(model: &Model, tokens: &[u32]) -> Res<Vec<f32>> {
 /// Greedy continuation of a prompt.
 ///
 /// # Errors
-/// What the engine reports.
+/// An error of the engine.
 pub fn greedy(model: &Model, prompt: &[u32], n: usize) -> Res<Vec<u32>> {
     let params = SampleParams { temperature: 0.0, ..SampleParams::default() };
     let request = Request { params, max_tokens: Some(n), ignore_eos: true, ..Request::default() };
@@ -195,7 +195,7 @@ pub fn relative_error(got: &[f32], reference: &[f32]) -> f32 {
 /// Runs a case: whole prompt, chunked, token by token, and greedy decoding, all in f32.
 ///
 /// # Errors
-/// A model that does not open or run.
+/// The model does not open or run.
 pub fn check(case: &Case, devices: &Devices) -> Res<Report> {
     let golden = read_golden(&case.golden)?;
     let tokens = golden.input_ids.len();
@@ -208,7 +208,7 @@ pub fn check(case: &Case, devices: &Devices) -> Res<Report> {
         same_bits: None,
         tokens,
     };
-    // A device that takes everything, of the same numerics.
+    // A device with the same numerics that takes everything.
     let cpu = devices.specs.iter().find(|s| s.processor.is_none());
     let first = Devices { specs: cpu.cloned().into_iter().collect(), ..Devices::default() };
     let compare = devices.specs != first.specs && devices.same_numerics();

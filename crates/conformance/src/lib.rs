@@ -1,4 +1,4 @@
-//! Conformance cases, as a library so that the project's own tests run them, too.
+//! Conformance cases, as a library for the project's own tests.
 
 pub mod golden;
 pub mod random;

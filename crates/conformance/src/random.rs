@@ -1,4 +1,4 @@
-//! A small generator for cases that must be the same on every machine.
+//! A small generator for cases that must be equal on every machine.
 
 use troika::graph::DType;
 
@@ -14,27 +14,27 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number below `n`, which is not 0.
+    /// A number below `n`, which must not be 0.
     pub fn below(&mut self, n: usize) -> usize {
         (self.bits() % n as u64) as usize
     }
 
-    /// From -1 to 1, one of 4001 numbers.
+    /// One of 4001 numbers from -1 to 1.
     pub fn float(&mut self) -> f32 {
         (self.below(4001) as f32 - 2000.0) / 2000.0
     }
 
-    /// One of some things.
+    /// A random element of a list.
     pub fn of<'a, T>(&mut self, list: &'a [T]) -> &'a T {
         &list[self.below(list.len())]
     }
 
-    /// Something that happens once in `n` times.
+    /// `true` once in `n` times on average.
     pub fn once_in(&mut self, n: usize) -> bool {
         self.below(n) == 0
     }
 
-    /// The bytes of a finite number of a float type, of magnitude about 1; `None` for other types.
+    /// The bytes of a finite number with magnitude about 1 in a float type; `None` for other types.
     pub fn number(&mut self, dtype: DType) -> Option<Vec<u8>> {
         let float = 2.0 * self.float();
         Some(match dtype {

@@ -1,6 +1,6 @@
-//! Cancelled at any moment, in virtual time: the devices have done with a sequence within a chunk,
-//! and the others get to the bit what each gets alone. Where rows of several are not mixed, all have
-//! their turns.
+//! Cancels sequences at any moment, in virtual time. Devices finish with a sequence within a chunk,
+//! and the others get bit-identical results to running alone. Where rows of several sequences are
+//! not mixed, all take turns.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
@@ -42,10 +42,10 @@ const VOCAB: usize = 200;
 /// With windows and without.
 const MODELS: [&str; 2] = ["qwen3", "gemma-3"];
 
-/// Called whenever a list is handed to a queue, which may refuse it then.
+/// Called whenever a list is submitted to a queue; may refuse it.
 type Hook = Arc<Mutex<Box<dyn FnMut(&CommandList) -> Result<(), DeviceError> + Send>>>;
 
-/// A virtual device that says when it is given something.
+/// A virtual device that reports submitted lists.
 struct Hooked(VirtualDevice, Hook, Caps);
 
 struct HookedQueue(Box<dyn Queue>, Hook);
@@ -97,19 +97,19 @@ impl Queue for HookedQueue {
     }
 }
 
-/// A sequence as its owner knows it.
+/// A sequence as its owner sees it.
 #[derive(Default)]
 struct Owned {
     tokens: Vec<u32>,
-    /// Tokens that it is to go on with by itself.
+    /// Number of tokens to decode.
     left: usize,
-    /// What was handed out, by position.
+    /// Logits received, by position.
     seen: Vec<(usize, Vec<f32>)>,
-    /// When it was heard of last: it was cancelled, or through.
+    /// When its last event came: cancelled, or done.
     ended: Option<Duration>,
 }
 
-/// Whose logits were handed out, one after another.
+/// The sequences whose logits were handed out, in order.
 type Served = Arc<Mutex<Vec<SeqId>>>;
 
 struct World {
@@ -125,7 +125,7 @@ fn world(model: &str, strategy: Strategy) -> World {
     world_of(model, strategy, (false, SOC), |_| ())
 }
 
-/// The devices may say that their numbers are unlike each other's; they are not.
+/// The devices may claim different numerics, although they have the same.
 fn world_of(
     model: &str,
     strategy: Strategy,
@@ -199,7 +199,7 @@ impl World {
         seq
     }
 
-    /// Goes on until nobody has anything to compute, or `enough`. Returns how many steps it took.
+    /// Runs until nothing is left to compute, or until `enough`. Returns the number of steps.
     fn run(&mut self, mut enough: impl FnMut(&HashMap<SeqId, Owned>) -> bool) -> usize {
         for steps in 0..10_000 {
             let World { served, engine, clock, owned, .. } = self;
@@ -235,7 +235,7 @@ impl World {
         panic!("it never ends");
     }
 
-    /// Each position from one on was handed out once, and is what the same tokens give alone.
+    /// Checks that each position from `from` on was handed out once, and equals the result alone.
     fn check(&self, (seq, from): (SeqId, usize), alone: &mut Engine, what: &str) {
         let o = &self.owned[&seq];
         let (one, mut rows) = (alone.open(), Vec::new());
@@ -248,7 +248,7 @@ impl World {
         }
     }
 
-    /// The time that the last chunk of a prompt takes by itself.
+    /// The time of a prompt's last chunk alone.
     fn chunk_time(&mut self) -> Duration {
         let seq = self.engine.open();
         let mut time = |tokens: &[u32]| {
@@ -264,7 +264,7 @@ impl World {
     }
 }
 
-/// A short prompt that decodes then, a long one, and one behind them.
+/// A short prompt that then decodes, a long one, and one behind them.
 fn three(w: &mut World) -> [SeqId; 3] {
     [(12, 6), (60, 0), (30, 3)].map(|(n, left)| w.admit(some_tokens(n, n), left))
 }
@@ -312,7 +312,7 @@ fn what_is_cancelled_leaves_the_devices_within_a_chunk() {
             cancelled[victim] += 1;
             let ended = w.owned[&seq].ended.unwrap();
             assert!(ended - asked <= chunk, "{what}: {:?} of {chunk:?}", ended - asked);
-            // It goes on where it was.
+            // It continues where it was.
             let (len, o) = (w.handle.len(seq).unwrap(), w.owned.get_mut(&seq).unwrap());
             assert!((o.seen.len()..=o.tokens.len()).contains(&len), "{what}: {len}");
             let rest = if len < o.tokens.len() { o.tokens[len..].to_vec() } else { vec![1] };
@@ -329,8 +329,8 @@ fn what_is_cancelled_leaves_the_devices_within_a_chunk() {
     }
 }
 
-/// However often others are cancelled, a prompt comes to its end. It is computed once, or with
-/// windows at most twice, without the overlap of batches.
+/// However often others are cancelled, a prompt is finished. It is computed once, or with windows
+/// at most twice, without overlapping batches.
 #[test]
 fn cancelling_others_again_and_again_stops_nobody() {
     for (model, every) in MODELS.iter().flat_map(|m| [2, 7, 30].map(|n| (*m, n))) {
@@ -363,8 +363,8 @@ fn cancelling_others_again_and_again_stops_nobody() {
     }
 }
 
-/// Plans in which a batch has rows of one sequence: by the length of a chunk, and with devices of
-/// unlike numerics that share rows out, for both phases.
+/// Plans whose batches have rows of one sequence only: by chunk length, and with devices of
+/// different numerics that share rows in both phases.
 fn unmixed(which: usize) -> World {
     match which {
         0 => world_of("qwen3", Strategy::OneDevice, (false, SOC), |plan| {
@@ -377,10 +377,10 @@ fn unmixed(which: usize) -> World {
     }
 }
 
-/// Runs of prompts by their length, position and rows.
+/// Runs of prompts as (length, position, rows).
 type Runs = Arc<Mutex<BTreeSet<(usize, usize, usize)>>>;
 
-/// Notes which rows of prompts of some lengths run together; rows of several sequences do not.
+/// Records which rows of prompts of some lengths run together; several sequences never mix.
 fn runs_of_prompts(w: &World, lengths: &[usize]) -> Runs {
     let runs = Runs::default();
     let (noted, lengths) = (runs.clone(), lengths.to_vec());
@@ -416,8 +416,8 @@ fn all_have_turns_where_rows_of_several_are_not_mixed() {
         let from = w.served.lock().unwrap().len();
         w.run(|_| false);
         let served = w.served.lock().unwrap()[from..].to_vec();
-        // While others have something to compute, nobody waits for more than a turn of each. Where
-        // phases have places of their own, prompts end beside what is decoded.
+        // While others have work, nobody waits for more than one turn of each. If phases are
+        // separate, prompts end beside decoding.
         let most = [5, 3][which];
         for seq in decoding {
             let gaps = served.iter().enumerate().filter(|(_, s)| **s == seq).map(|(i, _)| i);
@@ -427,7 +427,7 @@ fn all_have_turns_where_rows_of_several_are_not_mixed() {
         }
         let last = served.iter().rposition(|s| *s == prompts[1]).unwrap();
         assert!(last < served.len() / 2, "{which}: prompts end at {last} of {}", served.len());
-        // Which rows run together depends on nobody else.
+        // The rows that run together do not depend on other sequences.
         assert_eq!(*runs.lock().unwrap(), *by_itself.lock().unwrap(), "{which}");
         for seq in decoding.into_iter().chain(prompts) {
             w.check((seq, 0), &mut alone, &format!("plan {which}"));
@@ -435,7 +435,7 @@ fn all_have_turns_where_rows_of_several_are_not_mixed() {
     }
 }
 
-/// Each processor has memory of its own, so that caches are copied from one to the other.
+/// Each processor has its own memory, so that caches are copied between them.
 fn apart(model: &str) -> World {
     let soc = SOC.replace("launch_us", "own_memory = true\nlaunch_us");
     world_of(model, Strategy::PrefillDecode, (false, &soc), |_| ())
@@ -458,7 +458,7 @@ fn caches_are_handed_over_while_others_are_computed() {
     }
 }
 
-/// What a copy that failed was to fill is not taken for filled.
+/// A failed copy's target does not count as filled.
 #[test]
 fn a_cache_that_could_not_be_handed_over_is_computed_again() {
     for model in MODELS {

@@ -1,4 +1,4 @@
-//! Compiling a model: on all devices at once, watched, ended, and failing at any weight.
+//! Compiling a model: on all devices in parallel, watched, cancelled, and failing at any weight.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -34,7 +34,7 @@ fn cpu(name: &str) -> Arc<dyn Device> {
     Arc::new(CpuDevice::new(options).unwrap())
 }
 
-/// A virtual device of a file's text, with a clock of its own.
+/// A virtual device from a file's text, with its own clock.
 fn virtual_device(name: &str, more: &str) -> Arc<dyn Device> {
     virtual_device_on(&Arc::new(VirtualClock::new()), name, more)
 }
@@ -49,17 +49,17 @@ fn virtual_device_on(clock: &Arc<VirtualClock>, name: &str, more: &str) -> Arc<d
     Arc::new(VirtualDevice::new(name, &soc, processor, clock.clone()).unwrap())
 }
 
-/// What a device does with a graph.
+/// A step of a device with a graph.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Step {
     Compile,
     Load,
 }
 
-/// What a test does before a device compiles a graph, or loads its weights.
+/// Called before a device compiles a graph or loads its weights.
 type Before = Box<dyn Fn(Step, &str, &Subgraph) -> Result<(), DeviceError> + Send + Sync>;
 
-/// A device whose executables and weights are known as long as anybody holds them.
+/// A device that counts the executables and weights still held.
 struct Watched {
     device: Arc<dyn Device>,
     codes: Mutex<Vec<Weak<Executable>>>,
@@ -76,7 +76,7 @@ impl Watched {
         Watched::new(device, Box::new(|_, _, _| Ok(())))
     }
 
-    /// Executables and weights that were made, and those that are still there.
+    /// How many executables and weights were made, and how many still exist.
     fn made(&self) -> (usize, usize) {
         let (codes, loaded) = (self.codes.lock().unwrap(), self.loaded.lock().unwrap());
         let alive = codes.iter().filter(|e| e.upgrade().is_some()).count()
@@ -131,7 +131,7 @@ impl Device for Watched {
     }
 }
 
-/// Weights of which the last of a number of requests fails; who holds the bytes is counted.
+/// Weights that fail after a number of requests, and count the holders of their bytes.
 struct Failing<'a> {
     weights: &'a dyn WeightSource,
     left: AtomicUsize,
@@ -217,7 +217,7 @@ fn engine_by(
     Engine::compiled(parts, control)
 }
 
-/// Bytes of all weights that a virtual device has resident: a limit at which the model just fits.
+/// The bytes of all weights resident on a virtual device: a limit at which the model just fits.
 fn just_enough(d: &Described) -> u64 {
     let fits = |most: u64| {
         let device = virtual_device("v", &format!("max_resident_bytes = {most}"));
@@ -256,14 +256,14 @@ fn whichever_weight_fails_nothing_is_left() {
             assert_eq!(Arc::strong_count(&weights.held), 1, "after weight {failures}");
             match made {
                 Err(e) => assert!(e.contains("is the one that fails"), "{e}"),
-                // On the device with just enough room, too: failures left none of it taken.
+                // Also on a device with just enough room: failures must not have used any.
                 Ok(()) => break,
             }
             failures += 1;
         }
         assert!(failures > 20 && partly > 20, "{failures} {partly}");
     }
-    // One that is full before the end.
+    // A device that is full before the end.
     let full = [Watched::plain(tight(most - 1))];
     let e = engine(&d, &full, &d.store, &none).err().unwrap().to_string();
     assert!(e.contains("device v cannot run op") && e.contains("max_resident_bytes"), "{e}");
@@ -274,13 +274,13 @@ fn whichever_weight_fails_nothing_is_left() {
 #[test]
 fn devices_compile_at_the_same_time() {
     let d = described();
-    // Each device begins when the other has begun.
+    // Each device begins only when the other one has begun.
     type Ends = (Sender<()>, Mutex<Receiver<()>>);
     let ((to_a, inbox_a), (to_b, inbox_b)) = (channel(), channel());
     let meet = |(to, inbox): Ends| -> Before {
         Box::new(move |_, _, _| {
             let _ = to.send(());
-            // The other one may have fewer graphs: it has begun in any case.
+            // The other device may have fewer graphs, but it has begun in any case.
             let met = inbox.lock().unwrap().recv_timeout(Duration::from_secs(60));
             match met {
                 Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {
@@ -315,7 +315,7 @@ fn devices_compile_at_the_same_time() {
     assert!(devices.iter().all(|d| d.made().1 == 0));
 }
 
-/// Time passes on a shared clock in the order of the program, whatever the threads do.
+/// Time on a shared clock passes in program order, whatever the threads do.
 #[test]
 fn devices_of_one_clock_compile_one_after_another() {
     let d = described();
@@ -407,8 +407,8 @@ fn a_time_limit_names_the_segment_and_the_device() {
         let options = OpenOptions { devices, compile, ..OpenOptions::default() };
         Model::open(&root("tests/golden/qwen3"), &options)
     };
-    // Of virtual time each code takes a second. There are three of each kind of segment, which all
-    // layers share.
+    // Each code takes a second of virtual time. There are three per kind of segment, shared by all
+    // layers.
     let Err(Error::Engine(e)) = open(4.5) else { panic!() };
     let said = e.to_string();
     let EngineError::CompileTime { device, segment, done, all, .. } = e else { panic!("{e}") };
@@ -418,7 +418,7 @@ fn a_time_limit_names_the_segment_and_the_device() {
     assert!(open(17.5).is_err());
 }
 
-/// Logits of a prompt and of some tokens behind it.
+/// Logits of a prompt and of some tokens after it.
 fn logits(mut engine: Engine) -> Vec<f32> {
     let (seq, mut out) = (engine.open(), Vec::new());
     let prompt: Vec<u32> = (1..40).collect();
@@ -475,8 +475,8 @@ fn graphs_are_compiled_for_the_rows_that_a_plan_states() {
         .unwrap();
         assert_eq!(of_layers(&rows), [1, 2, 5, 16]);
         assert!(own == stated && own.iter().any(|x| *x != 0.0), "other bits");
-        // What both phases run is compiled once: of each segment three graphs, where the device's
-        // own rows make two.
+        // Graphs of both phases are compiled once: three per segment, where the device's own rows
+        // give two.
         let (shared, rows, more) = run(other, |plan| {
             let rules = plan.prefill.rules.iter_mut();
             rules.filter(|r| r.device == "a").for_each(|r| r.row_buckets = Some(vec![1, 4]));
@@ -487,7 +487,7 @@ fn graphs_are_compiled_for_the_rows_that_a_plan_states() {
         assert_eq!((of_layers(&rows), 2 * more), (vec![1, 4, 8], 3 * graphs));
         assert!(own == shared, "other bits");
     }
-    // Numbers of rows are of no use to the CPU.
+    // The CPU has no use for numbers of rows.
     let e = run(Some("b"), |plan| {
         for rule in plan.prefill.rules.iter_mut().chain(&mut plan.decode.rules) {
             rule.row_buckets = Some(vec![4]);
@@ -498,7 +498,7 @@ fn graphs_are_compiled_for_the_rows_that_a_plan_states() {
     assert!(said.contains("of prefill has row buckets, but b takes any number of rows"), "{said}");
 }
 
-/// Code is made for each shape, not for each layer, unless the device bakes weights into it.
+/// Code is made per shape and not per layer, unless the device bakes weights into it.
 #[test]
 fn layers_of_one_shape_share_code_and_have_their_own_weights() {
     let d = described();
@@ -520,7 +520,7 @@ fn layers_of_one_shape_share_code_and_have_their_own_weights() {
         assert_eq!(used.len(), codes);
         (codes, loaded.len(), logits(engine))
     };
-    // Embedding and head; of each layer products, attention, its output and the feed-forward.
+    // Embedding and head; for each layer products, attention, its output and the feed-forward.
     let (kinds, graphs) = (2 + 4, 2 + 4 * d.spec.layers.len());
     assert!(graphs > kinds);
     let own = run(cpu("a"));

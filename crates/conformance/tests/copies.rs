@@ -1,4 +1,4 @@
-//! What a plan is said to copy is what a run by it copies.
+//! The copies predicted for a plan equal those of a run.
 
 use std::path::{Path, PathBuf};
 
@@ -39,7 +39,7 @@ fn number(counts: &[CopyCount]) -> usize {
     counts.iter().map(|c| c.count).sum()
 }
 
-/// Copies of a prompt of one chunk, and of each of two tokens behind it, by the trace of a run.
+/// The copies of a one-chunk prompt and of each of two tokens after it, from the trace of a run.
 fn copied(model: &str, options: &OpenOptions) -> [usize; 3] {
     let tracer = Tracer::on();
     let options = OpenOptions { tracer: tracer.clone(), ..options.clone() };
@@ -95,7 +95,7 @@ fn bytes_are_those_of_ids_logits_and_caches() {
         count,
         bytes: bytes as u64,
     };
-    // Ids and positions go in, logits come out.
+    // Ids and positions go in; logits come out.
     let alone = options([own, "cpu"], Strategy::OneDevice);
     let model = Model::open(&root("tests/golden/qwen3"), &alone).unwrap();
     let logits = 4 * model.spec().vocab;
@@ -105,7 +105,7 @@ fn bytes_are_those_of_ids_logits_and_caches() {
     let phases = planned("qwen3", &alone);
     assert_eq!(phases[0].values, expected(CHUNK));
     assert_eq!((&phases[1].values[..], &phases[1].handover[..]), (&expected(1)[..], &[][..]));
-    // A prompt's caches go over as a whole.
+    // A prompt's caches are copied as a whole.
     let engine = model.engine().unwrap();
     let states = &engine.lowered().states;
     let row: usize = states.iter().map(|s| s.width * s.dtype.block_bytes()).sum();

@@ -1,4 +1,4 @@
-//! The engine on real models: devices, batches of sequences, cache reuse.
+//! The engine on real models: devices, batches of sequences, reuse of the cache.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -26,7 +26,7 @@ fn cpu(name: &str, threads: usize) -> Arc<dyn Device> {
     )
 }
 
-/// An engine whose segments are dealt to the devices in turn.
+/// An engine whose segments are assigned to the devices in turn.
 fn engine(name: &str, devices: &[Arc<dyn Device>], chunk: usize, sequences: usize) -> Engine {
     let d = describe(&model_dir(name), FloatType::F32).unwrap();
     let one = devices.len() == 1;
@@ -35,7 +35,7 @@ fn engine(name: &str, devices: &[Arc<dyn Device>], chunk: usize, sequences: usiz
     engine_of(&d, devices, plan, sequences)
 }
 
-/// A request for a plan in which everything is f32.
+/// A request for a plan with f32 only.
 fn in_f32(strategy: Strategy, chunk: usize) -> PlanRequest {
     let activations = Some(Vec::new());
     let kv_dtype = Some(DType::F32);
@@ -103,7 +103,7 @@ fn sequences_in_one_batch_do_not_disturb_each_other() {
         e.run(&feeds, &mut |feed, _, row| got[feed].extend_from_slice(row)).unwrap();
         assert_eq!(got[1], alone, "{name}");
         assert_eq!(got[0], alone[..5 * vocab], "{name}");
-        // Decoding both at once: one row of each.
+        // Decodes both at once: one row each.
         let feeds = [
             SequenceInput { seq: a, tokens: &ids[5..6], logits: WantedLogits::Last },
             SequenceInput { seq: b, tokens: &ids[..1], logits: WantedLogits::Last },
@@ -169,7 +169,7 @@ fn threads_and_half_precision_caches() {
     assert!(error > 0.0 && error < 5e-2, "{error}");
 }
 
-/// Weights of which one kind is a million times as large.
+/// Weights of which one kind is a million times too large.
 struct Loud<'a> {
     weights: &'a dyn WeightSource,
     kind: &'static str,
@@ -206,7 +206,7 @@ impl WeightSource for Loud<'_> {
     }
 }
 
-/// The logits of a few tokens, with weights of a kind too large, in a cache of a type.
+/// The logits of some tokens, with too large weights of one kind and a given cache type.
 fn loud_logits(kind: &'static str, kv_dtype: DType) -> Result<Vec<f32>, String> {
     let d = describe(&model_dir("llama-3.2"), FloatType::F32).unwrap();
     let kv_dtype = Some(kv_dtype);
@@ -241,6 +241,6 @@ fn keys_and_values_beyond_f16_are_an_error_that_names_the_layer() {
             assert!(loud_logits(kind, wide).unwrap().iter().all(|x| x.is_finite()), "{kind}");
         }
     }
-    // Nothing is too large in the model as it is.
+    // The unmodified model has no too large values.
     assert!(loud_logits("no such weight", DType::F16).is_ok());
 }

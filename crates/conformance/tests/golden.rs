@@ -1,4 +1,4 @@
-//! Every architecture and file format against the reference library's outputs.
+//! Every architecture and file format, compared with the reference library's outputs.
 
 use std::path::Path;
 
@@ -43,8 +43,8 @@ fn features_beside_the_usual_ones() {
     all_hold("variants", 10);
 }
 
-/// Two CPU devices of unlike numbers of threads, three for those that take any number: what
-/// several devices compute is, bit by bit, what one does.
+/// Two CPU devices with different numbers of threads, and three where any number is allowed:
+/// several devices compute bit-identical results to one.
 #[test]
 fn checkpoints_on_several_devices() {
     use Strategy as S;
@@ -65,11 +65,11 @@ fn checkpoints_on_several_devices() {
     }
 }
 
-/// Allowed root mean square of the differences between activations in bf16 and in f32, both with
-/// weights in bf16, relative to that of the logits.
+/// Allowed root mean square difference between activations in bf16 and f32 (both with bf16
+/// weights), relative to that of the logits.
 const BF16_TOLERANCE: f32 = 0.015;
-/// The same for mixtures: where random experts score alike, a rounding chooses another one for a
-/// token, and all its logits change.
+/// The same for mixtures of experts: where random experts have similar scores, rounding may choose
+/// another one, which changes all logits of a token.
 const BF16_EXPERTS_TOLERANCE: f32 = 0.12;
 
 /// Root mean square of the differences, relative to that of the reference.
@@ -79,8 +79,8 @@ fn relative_rms(got: &[f32], reference: &[f32]) -> f32 {
     (differences / reference.iter().map(|x| square(*x)).sum::<f64>()).sqrt() as f32
 }
 
-/// All checkpoints with weights and activations in bf16: near f32 activations, and the same bits
-/// for every length of chunks.
+/// All checkpoints with bf16 weights and activations: close to f32 activations, and bit-identical
+/// for every chunk length.
 #[test]
 fn checkpoints_with_bf16_activations() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
@@ -124,11 +124,11 @@ fn checkpoints_with_bf16_activations() {
     }
 }
 
-/// Allowed difference of activations in eight bits, relative to the largest logit.
+/// Allowed difference with eight-bit activations, relative to the largest logit.
 const INT8_TOLERANCE: f32 = 0.03;
 
-/// Quantized files with activations in eight bits: near the reference, and the same bits for
-/// every length of chunks.
+/// Quantized files with eight-bit activations: close to the reference, and bit-identical for every
+/// chunk length.
 #[test]
 fn gguf_files_with_integer_activations() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/gguf");

@@ -1,5 +1,5 @@
-//! Graphs that grow, on real and virtual devices: routers are functions of the host, experts are
-//! compiled, and what comes out is to the bit what one thread computes in program order.
+//! Growing graphs on real and virtual devices: routers are host functions, experts are compiled.
+//! Results are bit-identical to one thread in program order.
 
 use std::sync::Arc;
 
@@ -68,14 +68,14 @@ fn read(view: &View) -> Vec<f32> {
     view.read().unwrap().row::<f32>(0).unwrap().to_vec()
 }
 
-/// Which experts a row goes to.
+/// The experts chosen for a row.
 fn chosen(row: &[f32]) -> Vec<usize> {
     let sum: f32 = row.iter().sum();
     let bits = sum.to_bits() as usize >> 3;
     (0..bits % 4).map(|i| (bits / 4 + i) % EXPERTS).collect()
 }
 
-/// What comes before a layer's router: rows mix with what all chunks share.
+/// The work before a layer's router: rows mix with a value that all chunks share.
 fn mix(row: &mut [f32], shared: &mut [f32], layer: u64) {
     for (x, s) in row.iter_mut().zip(shared) {
         *x = *x * 0.75 + *s;
@@ -93,7 +93,7 @@ struct Model {
     rows: Vec<View>,
     own: Vec<View>,
     shared: View,
-    /// What experts make, which all chunks share, or each has for itself.
+    /// Outputs of experts: one buffer for all chunks, or one per chunk.
     made: Vec<View>,
 }
 
@@ -117,7 +117,7 @@ impl Model {
         m
     }
 
-    /// The rows at the end, without devices.
+    /// The expected final rows, computed without devices.
     fn want(&self) -> Vec<Vec<f32>> {
         let own: Vec<Vec<f32>> = self.own.iter().map(read).collect();
         let mut rows: Vec<Vec<f32>> = self.rows.iter().map(read).collect();
@@ -142,7 +142,7 @@ impl Model {
         Task { device, name: name.into(), chunk: 0, rows: 0..1, work }
     }
 
-    /// Everything but the experts.
+    /// All tasks except the experts.
     fn graph(&self) -> GrowingGraph {
         let mut graph = GrowingGraph::new(&[]);
         for (c, layer) in (0..CHUNKS).rev().flat_map(|c| (0..LAYERS).map(move |l| (c, l))) {
@@ -176,7 +176,7 @@ impl Model {
         graph
     }
 
-    /// The experts that a router decided for, the last one first.
+    /// Adds the experts that a router chose, the last one first.
     fn grow(&self, grown: Grown, additions: &mut Additions<'_>) -> Result<(), EngineError> {
         let c: usize = grown.name.parse().unwrap();
         let (row, made) = (&self.rows[c], &self.made[c % self.made.len()]);
@@ -205,7 +205,7 @@ impl Model {
         Ok(())
     }
 
-    /// Runs it once, and compares.
+    /// Runs it once and compares.
     fn check(&self, clock: Arc<dyn Clock>, policy: Policy) {
         let want = self.want();
         let mut runner = Runner::new(&self.devices, (policy, 0), &clock, Tracer::off()).unwrap();
@@ -231,8 +231,8 @@ fn graphs_grow_on_any_devices() {
     }
 }
 
-/// In virtual time, where a task holds what it uses from its start to its end: each run takes as
-/// long as the last, and less where each chunk's experts have a buffer of their own.
+/// In virtual time, where a task holds its memory from start to end: every run takes equally long,
+/// and less if each chunk's experts have their own buffer.
 #[test]
 fn graphs_grow_in_virtual_time() {
     let mut took = Vec::new();

@@ -1,4 +1,4 @@
-//! GPTQ and AWQ checkpoints, made here, against the same models with the weights they stand for.
+//! Generated GPTQ and AWQ checkpoints, compared with the same models in unpacked weights.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use troika::{Model, OpenOptions};
 #[derive(Clone, Copy, Debug)]
 struct Packing {
     method: &'static str,
-    /// Zero points are stored less one.
+    /// Whether zero points are stored minus one.
     less_one: bool,
     group: i64,
     symmetric: bool,
@@ -71,14 +71,14 @@ impl File {
     }
 }
 
-/// A random linear layer, packed into one file and as floats into the other.
+/// A random linear layer, packed in one file and as floats in the other.
 fn linear(r: &mut Random, p: Packing, (n, k): (usize, usize), name: &str, files: &mut [File; 2]) {
     let group = usize::try_from(p.group).unwrap_or(k);
     let groups = k / group;
     let q: Vec<u32> = (0..n * k).map(|_| (r.bits() & 15) as u32).collect();
     let zero: Vec<u32> =
         (0..groups * n).map(|_| if p.symmetric { 8 } else { 1 + (r.bits() % 15) as u32 }).collect();
-    // Scales of at most eight bits are f16 numbers.
+    // Scales of at most eight bits are exact in f16.
     let scale: Vec<f32> =
         (0..groups * n).map(|_| (1 + r.bits() % 255) as f32 / (1 << 14) as f32).collect();
     let weights: Vec<f32> = (0..n * k)
@@ -89,7 +89,7 @@ fn linear(r: &mut Random, p: Packing, (n, k): (usize, usize), name: &str, files:
         .collect();
     files[1].floats(&format!("{name}.weight"), &[n, k], &weights);
 
-    // Place of a column in an int32.
+    // The place of a column in an int32.
     let order = |i: usize| if p.method == "awq" { [0, 4, 1, 5, 2, 6, 3, 7][i] * 4 } else { i * 4 };
     let mut qweight = vec![0u32; n * k / 8];
     for (i, q) in q.iter().enumerate() {
@@ -222,7 +222,7 @@ fn check(family: &str, p: Packing) {
     let integer = relative_error(&logits(&dir.path().join("packed"), FloatType::Auto), &want);
     println!("{family} {p:?}: {exact:.1e}, activations in eight bits {integer:.1e}");
     assert!(exact <= 1e-5, "{family} {p:?}: {exact}");
-    // Zero points off the middle give random rows a large mean, which makes rounding tell.
+    // Off-center zero points give random rows a large mean, which makes rounding visible.
     assert!(integer > 0.0 && integer <= 0.1, "{family} {p:?}: {integer}");
 }
 
@@ -245,8 +245,8 @@ fn packed_projections_and_experts_of_four_bit_checkpoints() {
     }
 }
 
-/// Checkpoints whose files are the same and whose configs say that they are read in another way
-/// are not served each other's packed weights.
+/// Checkpoints with equal files whose configs require different reading do not share packed
+/// weights.
 #[test]
 fn packed_weights_are_those_of_the_config() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Models over a CPU device and deliberately odd virtual ones, by every strategy: the numbers are
+//! Models on a CPU device and deliberately odd virtual ones, by every strategy: the results equal
 //! those of the CPU alone.
 
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ fn odd_devices() -> Vec<PathBuf> {
     files
 }
 
-/// Checks the models by all strategies, the odd device being the second or the first.
+/// Checks the models by all strategies, with the odd device second or first.
 fn all_hold(models: &[&str], policies: &[Strategy]) {
     let cpu: DeviceSpec = "a=cpu".parse().unwrap();
     for file in odd_devices() {
@@ -47,8 +47,8 @@ fn all_hold(models: &[&str], policies: &[Strategy]) {
     }
 }
 
-/// A dense model, one with experts and small pages of a window, one with a latent cache, and one
-/// whose caches and logits are wider than 64 KiB.
+/// A dense model, one with experts and small window pages, one with a latent cache, and one whose
+/// caches and logits are wider than 64 KiB.
 #[test]
 fn models_hold_with_odd_devices() {
     all_hold(&["phi-2", "gpt-oss"], &Strategy::ALL);
@@ -56,7 +56,7 @@ fn models_hold_with_odd_devices() {
     all_hold(&["deepseek-v2", "llama-3.2"], &some);
 }
 
-/// Plans of odd devices alone, where one takes what the other refuses.
+/// Plans of odd devices only, where each takes what the other refuses.
 #[test]
 fn odd_devices_do_for_each_other() {
     let spec = |name: &str, file: &str| -> DeviceSpec {
@@ -90,8 +90,8 @@ fn odd_devices_do_for_each_other() {
     }
 }
 
-/// A device that binds 8 KiB at once attends to caches of 128 KiB each: they lie in slabs of whole
-/// pages, and the plan's pages are short enough. A plan of longer ones is refused by name.
+/// A device that binds 8 KiB at once attends to caches of 128 KiB: they consist of slabs of whole
+/// pages, and the plan's pages are short enough. A plan with longer ones is refused by name.
 #[test]
 fn caches_larger_than_a_binding_lie_in_slabs() {
     let dir = tempfile::tempdir().unwrap();
@@ -116,7 +116,7 @@ fn caches_larger_than_a_binding_lie_in_slabs() {
         ..OpenOptions::default()
     };
     let planned = make_plan(&Subject::Files(model.as_path().into()), &options).unwrap();
-    // Four heads of 32 floats: 512 bytes for a position.
+    // Four heads of 32 floats: 512 bytes per position.
     assert_eq!((planned.plan.page_len, planned.changes.as_slice()), (16, &[][..]));
     options.plan = Some(troika::plan::Plan { page_len: 32, ..planned.plan });
     let e = Model::open(model.as_path(), &options).err().unwrap().to_string();

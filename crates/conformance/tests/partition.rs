@@ -1,5 +1,5 @@
-//! Pieces of every segment of real models give the bits of the whole segment: cut at every op,
-//! and split by columns at random shares and tiles.
+//! Pieces of every segment of real models give the bits of the whole segment, cut at every op and
+//! split by columns with random shares and tiles.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -64,7 +64,7 @@ impl Memory {
         Memory { values, rows }
     }
 
-    /// Bytes of a row of a value, and the bytes that columns have in it.
+    /// Bytes of a value's row, and the byte range of some columns in it.
     fn place(&self, g: &Subgraph, c: &Columns) -> (usize, std::ops::Range<usize>) {
         let size = g.value(c.value).dtype.block_bytes();
         (row_bytes(g, c.value), c.cols.start * size..c.cols.end * size)
@@ -130,7 +130,7 @@ impl Bench {
         piece.states.iter().zip(&states).for_each(|(c, b)| m.scatter(g, c, b));
     }
 
-    /// Runs all pieces; what they leave is what the whole graph leaves.
+    /// Runs all pieces and compares the result with that of the whole graph.
     fn check(&mut self, case: &Segment<'_>, start: &Memory, expected: &Memory, p: &Partitioned) {
         let g = case.graph;
         let mut m = start.clone();
@@ -149,11 +149,11 @@ struct Segment<'a> {
     model: &'a str,
     graph: &'a Subgraph,
     store: &'a WeightStore,
-    /// Heads of the cache behind query, key and value projections.
+    /// Heads of the cache after query, key and value projections.
     groups: Option<usize>,
 }
 
-/// What was seen, to know that the test is of something.
+/// Statistics, to ensure that the test covers its cases.
 #[derive(Default)]
 struct Seen {
     splits: usize,
@@ -205,7 +205,7 @@ fn check_segment(
     }
 }
 
-/// A model whose products take their activations in the allowed formats.
+/// A model whose products use the allowed activation formats.
 fn lowered(
     model: &Path,
     bind: BindOptions,
@@ -285,7 +285,7 @@ fn pieces_of_quantized_models_give_the_bits_of_the_whole() {
     assert!(seen.splits > 500 && seen.sliced > 2000);
 }
 
-/// Both devices' weights together are the bytes of the whole.
+/// Both devices' weights together have the bytes of the whole.
 #[test]
 fn weights_of_pieces_are_held_once() {
     let mut bench = Bench::open();
@@ -310,7 +310,7 @@ fn weights_of_pieces_are_held_once() {
     assert!(!whole.packed.is_empty());
     let at_panels = ColumnSplit { shares: vec![2, 1], tile: 16, groups: None };
     assert_eq!(compile_all(&mut bench, Some(&at_panels)), whole);
-    // Parts that begin within a panel are packed by themselves, and counted.
+    // Parts that begin within a panel are packed separately, and counted.
     let within = ColumnSplit { shares: vec![2, 1], tile: 3, groups: None };
     let more = compile_all(&mut bench, Some(&within));
     assert!(more.packed.values().sum::<u64>() > whole.packed.values().sum());

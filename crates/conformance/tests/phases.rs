@@ -1,4 +1,4 @@
-//! A long prompt does not stop other sessions, in virtual time: the same in every run.
+//! A long prompt does not stop other sessions, in virtual time: equal in every run.
 
 use std::path::Path;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use troika::plan::Strategy;
 use troika::weights::FloatType;
 use troika::{DeviceOptions, Model, OpenOptions, Request};
 
-/// A processor that begins slowly, and a quick one.
+/// A processor with a slow start, and a fast one.
 const SOC: &str = "name = \"two\"
 [[processor]]
 name = \"slow\"
@@ -31,8 +31,8 @@ fn greedy(n: usize) -> Request {
     request
 }
 
-/// Tokens of one session between the beginning of another's prompt and its first token, all
-/// tokens, and the time at the end.
+/// Tokens of one session between the start of another's prompt and its first token, all tokens, and
+/// the final time.
 fn tokens_meanwhile(
     devices: &[&str],
     strategy: Strategy,
@@ -79,7 +79,7 @@ fn tokens_meanwhile(
 fn tokens_come_while_a_chunk_of_another_prompt_is_in_flight() {
     let run = || tokens_meanwhile(&["slow", "quick"], Strategy::PrefillDecode, 128);
     let (meanwhile, tokens, end) = run();
-    // Many to each chunk, and not one after each.
+    // Many per chunk, not just one after each.
     assert!(meanwhile > 5 * PROMPT.div_ceil(64), "{meanwhile}");
     assert_eq!(run(), (meanwhile, tokens, end), "it is the same in every run");
 }
@@ -88,7 +88,7 @@ fn tokens_come_while_a_chunk_of_another_prompt_is_in_flight() {
 fn a_prompt_is_mixed_with_decoding_within_the_rows_of_a_step() {
     for rows in [17, 33, 64] {
         let (meanwhile, ..) = tokens_meanwhile(&["quick"], Strategy::OneDevice, rows);
-        // Each step has a row of the session that decodes.
+        // Each step has a row of the decoding session.
         let steps = PROMPT.div_ceil(rows - 1);
         assert!((steps - 1..=steps + 1).contains(&meanwhile), "{rows}: {meanwhile} in {steps}");
     }

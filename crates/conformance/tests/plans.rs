@@ -1,4 +1,4 @@
-//! Any plan that passes its check computes what one device computes, bit by bit.
+//! Any valid plan computes bit-identical results to one device.
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::SyncSender;
@@ -61,8 +61,8 @@ fn logits(e: &mut Engine, ids: &[u32]) -> Vec<[Vec<f32>; 2]> {
         let next = ids.len() - 3 + i;
         all.push(run(e, &seqs, &[&ids[next..=next], &ids[i..=i]]));
     }
-    // Once more from the middle on, as after an edited prompt: what a window has dropped of pages
-    // that the plan made small is computed again.
+    // Again from the middle on, as after an edited prompt: positions that a window dropped because
+    // the plan's pages are small are computed again.
     e.truncate(seqs[0], ids.len() / 2).unwrap();
     all.push(run(e, &seqs, &[&ids[ids.len() / 2..], &ids[..2]]));
     e.audit().unwrap();
@@ -78,7 +78,7 @@ fn run(e: &mut Engine, seqs: &[SeqId; 2], tokens: &[&[u32]; 2]) -> [Vec<f32>; 2]
     out
 }
 
-/// How a kind of segment may be split.
+/// A random valid split for a kind of segment.
 fn split(r: &mut Random, kind: SegmentKind, device: &str, chunk: usize) -> Option<Split> {
     let others: Vec<&str> = NAMES.into_iter().filter(|n| *n != device).collect();
     let parts = |r: &mut Random, own: u32| {
@@ -108,7 +108,7 @@ fn split(r: &mut Random, kind: SegmentKind, device: &str, chunk: usize) -> Optio
     }
 }
 
-/// Some ops that devices are said to refuse.
+/// Random ops that devices supposedly refuse.
 fn refused(r: &mut Random, kind: SegmentKind) -> Vec<RefusedOps> {
     let ops = ["linear", "rms_norm", "add", "rope", "attention", "gate", "kv_append", "experts"];
     let from = r.below(NAMES.len());
@@ -192,7 +192,7 @@ fn with_values(plan: &Plan, (prefill, decode): (DType, DType)) -> Plan {
     plan
 }
 
-/// Random plans of a model; returns how many ran.
+/// Runs random plans of a model; returns how many ran.
 fn plans_agree(name: &str, quant: Quant, seed: u64, count: usize) -> usize {
     let bind = BindOptions { float: FloatType::F32, quant };
     let d = describe(&model_dir(name), bind).unwrap();
@@ -203,7 +203,7 @@ fn plans_agree(name: &str, quant: Quant, seed: u64, count: usize) -> usize {
         strategy: Strategy::OneDevice,
         chunk: 7,
         kv_dtype: Some(DType::F32),
-        // Quantized weights multiply integers.
+        // Quantized weights use integer products.
         activations: Some(if quant == Quant::None { vec![] } else { vec![ActivationFormat::Int8] }),
         ..PlanRequest::default()
     };
@@ -230,7 +230,7 @@ fn plans_agree(name: &str, quant: Quant, seed: u64, count: usize) -> usize {
             Err(EngineError::NothingLeft { .. }) => continue,
             Err(e) => panic!("{name}, plan {i}: {e}\n{}", plan.to_json()),
         };
-        // Twice: the second time, the memory is no longer new.
+        // Twice, since the memory is not new the second time.
         for _ in 0..2 {
             let got = logits(&mut e, &ids);
             assert!(got == *expected, "{name}, plan {i} gives other bits:\n{}", plan.to_json());
@@ -257,7 +257,7 @@ fn any_plan_of_quantized_weights_computes_what_one_device_does() {
     assert!(ran > 40, "only {ran} plans ran");
 }
 
-/// A device whose queue notes how each list says to wait.
+/// A device whose queue records how each list waits.
 struct Noting {
     device: Arc<dyn Device>,
     seen: Arc<Mutex<Vec<Waiting>>>,

@@ -1,4 +1,4 @@
-//! Quantization at load, and keeping its result.
+//! Quantization at load, and caching of its result.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -52,15 +52,15 @@ fn open(quant: Quant, cache: Option<&Path>) -> Opened {
     open_model(&tiny(), quant, FloatType::Auto, cache)
 }
 
-/// Root of the mean squared difference, relative to the reference's. (The largest difference says
-/// little: where a token's choice of experts flips, its logits are others.)
+/// Root mean square difference, relative to the reference's. (The largest difference says little:
+/// where a token's choice of experts changes, so do all its logits.)
 fn rms_error(got: &[f32], want: &[f32]) -> f64 {
     let square = |x: f32| f64::from(x) * f64::from(x);
     let error: f64 = got.iter().zip(want).map(|(g, w)| square(g - w)).sum();
     (error / want.iter().map(|w| square(*w)).sum::<f64>()).sqrt()
 }
 
-/// That its bytes are made of the source's is a test beside the exporter, in `xtask`.
+/// That its bytes come from the source's is tested beside the exporter, in `xtask`.
 #[test]
 fn the_built_in_model_is_its_source_in_eight_bits() {
     let want = open_model(&tiny(), Quant::None, FloatType::F32, None);
@@ -74,7 +74,7 @@ fn the_built_in_model_is_its_source_in_eight_bits() {
     {
         assert_eq!(inside.tokenize(text).unwrap().0, folder.tokenize(text).unwrap().0, "{text}");
     }
-    // A GGUF file's tokens also end a turn by their names.
+    // The names of a GGUF file's tokens also mark the end of a turn.
     let im_end = inside.tokenizer().unwrap().id("<|im_end|>").unwrap();
     let ends = [folder.defaults().stop_tokens.clone(), vec![im_end]].concat();
     assert_eq!(inside.defaults().stop_tokens, ends);
@@ -127,10 +127,10 @@ fn the_second_start_takes_what_the_first_made() {
     assert!(first.quantized && !again.quantized);
     assert!(first.logits == again.logits);
     assert!(first.warnings.is_empty() && again.warnings.is_empty(), "{:?}", again.warnings);
-    // Other types are other files.
+    // Other types are stored in other files.
     assert!(open(Quant::Q8, Some(dir.path())).quantized);
     assert_eq!(packed_files(dir.path()).len(), 2);
-    // Another layout of the same weights joins the file.
+    // Another layout of the same weights is added to the file.
     assert!(open_model(&tiny(), Quant::Q4, FloatType::F32, Some(dir.path())).quantized);
     assert!(!open(Quant::Q4, Some(dir.path())).quantized);
     assert!(!open_model(&tiny(), Quant::Q4, FloatType::F32, Some(dir.path())).quantized);
@@ -197,7 +197,7 @@ fn other_weights_are_another_file() {
     let open = || open_model(&model, Quant::Q8, FloatType::Auto, Some(&cache));
     let before = open();
     assert!(!open().quantized);
-    // The same length and names, one weight's bits changed.
+    // The same length and names, with one weight's bits changed.
     let path = model.join("model.safetensors");
     let mut bytes = std::fs::read(&path).unwrap();
     let at = bytes.len() - 1001;
@@ -207,7 +207,7 @@ fn other_weights_are_another_file() {
     assert!(after.quantized && after.logits != before.logits);
 }
 
-/// A copy of the model in a folder of its own.
+/// A copy of the model in a separate folder.
 fn copied(dir: &Path) -> PathBuf {
     let model = dir.join("model");
     std::fs::create_dir(&model).unwrap();
@@ -223,7 +223,7 @@ fn weights_changed_in_place_with_their_time_kept_are_read_anew() {
     let dir = tempfile::tempdir().unwrap();
     let (model, cache) = (copied(dir.path()), dir.path().join("cache"));
     let open = |cache: Option<&Path>| open_model(&model, Quant::Q8, FloatType::Auto, cache);
-    // Hashes of files that were just changed are not remembered.
+    // Hashes of files that were changed very recently are not remembered.
     open(Some(&cache));
     assert!(!cache.join("hashes").exists());
     std::thread::sleep(std::time::Duration::from_millis(2100));
@@ -268,7 +268,7 @@ fn the_folder_keeps_to_its_size() {
         .sum();
     assert!(open(Quant::Q4, Some(both + records)).is_empty());
     assert_eq!(size(), both);
-    // One byte too many: what was used longest ago goes.
+    // One byte over the limit: the least recently used file is removed.
     assert!(open(Quant::Q4, Some(both + records - 1)).is_empty());
     assert!(!q8[0].exists() && packed_files(dir.path()).len() == 1 && size() < both);
 }

@@ -1,5 +1,5 @@
-//! Sequences that are cut back, continued, or interrupted by a failing device: what comes after is
-//! to the bit what a fresh model computes. The device is the CPU behind one that looks on.
+//! Sequences that are cut back, continued, or interrupted by a failing device: later results are
+//! bit-identical to a fresh model's. The device is the CPU behind one that observes it.
 
 use std::any::Any;
 use std::collections::{HashMap, HashSet};
@@ -22,21 +22,21 @@ use troika::trace::Tracer;
 use troika::weights::FloatType;
 use troika_cpu::{CpuDevice, CpuOptions};
 
-/// What a [`Probe`] has seen and is to do.
+/// The observations and orders of a [`Probe`].
 #[derive(Default)]
 struct Seen {
-    /// Tasks until it fails once; `None`: it does not.
+    /// Tasks until it fails once; `None`: never.
     left: Option<usize>,
     /// Tasks run.
     tasks: usize,
-    /// What was compiled and loaded, and how much more is before it refuses; `None`: it does not.
+    /// What was compiled and loaded, and how much more until it refuses; `None`: never.
     made: Vec<Weak<dyn Any + Send + Sync>>,
     accepts: Option<usize>,
-    /// By group and page of memory: the pages of a sequence that lay there.
+    /// By group and page of memory: the sequence's pages that were there.
     pages: HashMap<(usize, u32), HashSet<usize>>,
 }
 
-/// Hands everything to another device, and fails where it is told to.
+/// Passes everything to another device, and fails when told to.
 struct Probe {
     inner: CpuDevice,
     seen: Arc<Mutex<Seen>>,
@@ -231,7 +231,7 @@ fn windowed_sequences_go_on_where_they_are_cut_back_to() {
                 let again = seen.lock().unwrap().pages.values().any(|lay| lay.len() > 1);
                 assert!(again, "{what}: no page of the cache was used twice");
                 for to in [CUT - 1, 120, 60] {
-                    // What the windows have dropped of the tokens before is computed again.
+                    // Tokens that the windows dropped are computed again.
                     e.truncate(seq, to).unwrap();
                     assert_eq!(e.len(seq), to, "{what}");
                     let rows = feed(&mut e, seq, &tokens[to..CUT]).unwrap();
@@ -245,8 +245,8 @@ fn windowed_sequences_go_on_where_they_are_cut_back_to() {
     }
 }
 
-/// Tokens that greedy decoding appends to a prompt, and the logits of all of them computed at
-/// once: a single forward batch, in which no page is dropped.
+/// Tokens that greedy decoding appends to a prompt, and their logits computed at once, in a single
+/// forward batch in which no page is dropped.
 fn generate(e: &mut Engine, prompt: &[u32]) -> (Vec<u32>, Vec<Vec<f32>>) {
     let seq = e.open();
     let mut tokens = prompt.to_vec();
@@ -261,8 +261,8 @@ fn generate(e: &mut Engine, prompt: &[u32]) -> (Vec<u32>, Vec<Vec<f32>>) {
     (tokens, fresh)
 }
 
-/// A checkpoint whose keys are rotated otherwise beyond 32 tokens: a sequence that grows past that
-/// is computed again.
+/// A checkpoint whose keys use other rotations beyond 32 tokens: a sequence that grows past that is
+/// computed again.
 const LONGROPE: &str = "variants/phi-3-variant1";
 
 fn some_tokens(n: usize) -> Vec<u32> {
@@ -301,8 +301,8 @@ fn a_device_that_fails_leaves_only_what_was_computed() {
     }
 }
 
-/// A sequence that waits for tokens leaves its pages to one that is computed, and is computed again
-/// when it goes on.
+/// A waiting sequence gives its pages to one that is computed, and is computed again when it
+/// continues.
 #[test]
 fn sequences_that_wait_leave_their_pages_to_others() {
     let ids = some_tokens(48);
@@ -320,13 +320,13 @@ fn sequences_that_wait_leave_their_pages_to_others() {
     let early = context - 25;
     feed(&mut e, b, &others[..early]).unwrap();
     let before = e.preemptions();
-    // Both do not fit; the longer one makes way, although it is not to be closed.
+    // They do not both fit; the longer one gives way, although it stays open.
     assert!(feed(&mut e, a, &ids[20..30]).unwrap() == fresh[20..]);
     e.audit().unwrap();
     assert!(feed(&mut e, b, &others[early..]).unwrap() == fresh_others[early..]);
     assert!(e.preemptions() > before);
     e.audit().unwrap();
-    // One that outgrows the context is refused before anything is done.
+    // One that outgrows the context is refused before any work.
     let error = feed(&mut e, b, &some_tokens(25)).unwrap_err();
     assert!(matches!(error, EngineError::Kv(KvError::Context { .. })), "{error}");
     assert_eq!(e.len(b), others.len());
@@ -342,7 +342,7 @@ fn a_sequence_is_fed_once_per_call() {
     assert!(e.is_empty(seq));
 }
 
-/// Executables and weights go with their engine, and with one that could not be made.
+/// Executables and weights are freed with their engine, and with an engine that failed to open.
 #[test]
 fn nothing_is_left_of_an_engine() {
     let dir = tests("golden/qwen3");

@@ -1,6 +1,6 @@
-//! Sequences that share an engine, at random but the same in every run: admitted, fed, replaced,
-//! cancelled, closed and preempted. Whatever happens around it, each sequence gets to the bit the
-//! logits that it gets alone, and the accounts of the cache add up after each step.
+//! Random but reproducible use of sequences that share an engine: admitted, fed, replaced,
+//! cancelled, closed and preempted. Each sequence always gets bit-identical logits to those it gets
+//! alone, and the cache's bookkeeping is right after each step.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hasher};
@@ -21,7 +21,7 @@ use troika::{Described, describe};
 use troika_cpu::{CpuDevice, CpuOptions};
 
 const MODELS: [&str; 3] = ["golden/qwen3", "golden/gemma-3", "variants/phi-3-variant1"];
-/// Length beyond which the keys of the last of these models are rotated otherwise.
+/// The length beyond which the last model's keys use other rotations.
 const LONGROPE: (&str, usize) = (MODELS[2], 32);
 const CONTEXT: usize = 96;
 const PAGE: usize = 8;
@@ -40,7 +40,7 @@ fn engine(d: &Described, strategy: Strategy, chunk: usize, sharing: Sharing) -> 
     engine_of(d, strategy, (chunk, false), sharing)
 }
 
-/// Where the plan goes by the length of chunks, a batch is of one sequence.
+/// If the plan goes by chunk length, a batch is of one sequence.
 fn engine_of(
     d: &Described,
     strategy: Strategy,
@@ -88,10 +88,10 @@ fn bits(logits: &[f32]) -> u64 {
     hasher.finish()
 }
 
-/// What a sequence's logits are when there is no other one.
+/// The logits of a sequence alone.
 struct Alone {
     engine: Engine,
-    /// Length beyond which all positions are computed otherwise.
+    /// The length beyond which all positions are computed differently.
     limit: usize,
 }
 
@@ -104,7 +104,7 @@ impl Alone {
         rows
     }
 
-    /// Compares logits that were handed out of a sequence that consists of `tokens`.
+    /// Compares logits that were handed out for a sequence consisting of `tokens`.
     fn check(&mut self, tokens: &[u32], seen: &[Seen], what: &str) {
         let longest = seen.iter().map(|s| s.len).max().unwrap_or(0);
         if longest == 0 {
@@ -120,14 +120,14 @@ impl Alone {
     }
 }
 
-/// Logits that were handed out after a position of a sequence that had so many tokens.
+/// Logits after a position of a sequence that had a given number of tokens.
 struct Seen {
     position: usize,
     len: usize,
     bits: u64,
 }
 
-/// A sequence as its owner knows it.
+/// A sequence as its owner sees it.
 struct Open {
     tokens: Vec<u32>,
     fed_from: usize,
@@ -135,7 +135,7 @@ struct Open {
     cancelled: bool,
     /// The next position with logits; `usize::MAX`: none are wanted.
     next_logits: usize,
-    /// Tokens that it is to go on with by itself.
+    /// Number of tokens to decode.
     left: usize,
     seen: Vec<Seen>,
 }
@@ -159,7 +159,7 @@ struct World {
     handle: EngineHandle,
     alone: Alone,
     open: HashMap<SeqId, Open>,
-    /// Those that are open, in the order of their admission.
+    /// Open sequences in order of admission.
     order: Vec<SeqId>,
     prefixes: Vec<Vec<u32>>,
     random: Random,
@@ -169,7 +169,7 @@ struct World {
     handed_out: usize,
 }
 
-/// Tokens beyond which no sequence is fed.
+/// The most tokens fed to a sequence.
 const LONGEST: usize = CONTEXT - 1;
 
 impl World {
@@ -217,7 +217,7 @@ impl World {
         self.order.push(seq);
     }
 
-    /// Compares what a sequence was handed out so far.
+    /// Compares what a sequence has received so far.
     fn check(&mut self, seq: SeqId) {
         let what = format!("{}, sequence {seq}", self.what);
         let open = self.open.get_mut(&seq).unwrap();
@@ -240,7 +240,7 @@ impl World {
             open.feed(&tokens, logits);
             open.left = left;
         } else {
-            // Something else, of which a part is as before.
+            // Different tokens with a common beginning.
             let keep = self.random.below(self.open[&seq].tokens.len() + 1);
             self.check(seq);
             let mut all = self.open[&seq].tokens[..keep].to_vec();
@@ -305,7 +305,7 @@ impl World {
                     o.seen.push(Seen { position, len: o.tokens.len(), bits: bits(logits) });
                     *handed_out += 1;
                     let goes_on = last && o.left > 0 && o.tokens.len() < LONGEST;
-                    // Who is told something may ask for something.
+                    // The receiver of an event may make requests.
                     if last && random.once_in(60) {
                         handle.close(seq).unwrap();
                         closed.push(seq);
@@ -317,7 +317,7 @@ impl World {
                         o.left -= 1;
                         o.fed_from = o.tokens.len();
                         o.tokens.push(best(logits));
-                        // Whoever gets logits may change them.
+                        // The receiver of logits may change them.
                         logits.fill(f32::NAN);
                         return Next::Append(*o.tokens.last().unwrap());
                     }
@@ -357,7 +357,7 @@ impl World {
         went_on.unwrap_or_else(|e| panic!("{}: {e}", self.what))
     }
 
-    /// Lets all come to their end.
+    /// Runs until all sequences are done.
     fn settle(&mut self) {
         for steps in 0.. {
             assert!(steps < 100_000, "{}: it never ends", self.what);
@@ -382,7 +382,7 @@ impl World {
     }
 }
 
-/// What happened in all cases, to see that everything did.
+/// Statistics over all cases, to ensure that everything happened.
 #[derive(Default)]
 struct Totals {
     cached: usize,
@@ -410,7 +410,7 @@ fn run(seed: u64, (model, strategy): (&str, Strategy), (most, steps): (usize, us
         kv_bytes: None,
         rows_per_step: *random.of(&[1, 8, 24, 128]),
     };
-    // The cache of one sequence, and little more.
+    // A cache for slightly more than one sequence.
     let limit = if model == LONGROPE.0 { LONGROPE.1 } else { usize::MAX };
     let one = engine(&d, Strategy::OneDevice, chunk, Sharing::default());
     let of_one = one.memory().kv_cache;
@@ -475,7 +475,7 @@ fn sequences_compute_together_what_each_computes_alone() {
     all(0..4, (8, 60));
 }
 
-/// `cargo xtask soak` runs it, as all that take long here.
+/// Run by `cargo xtask soak`, as are all long tests here.
 #[test]
 #[ignore = "takes minutes"]
 fn a_hundred_sequences_for_ten_thousand_steps() {
@@ -489,15 +489,15 @@ fn few_sequences_in_many_ways() {
     all(10..50, (8, 60));
 }
 
-/// Prompts that have no room once took the places of those that decode, gave way to them, and took
+/// Prompts without room used to take the places of decoding sequences, give way to them, and take
 /// them again, for ever.
 #[test]
 fn prompts_without_room_leave_the_places_to_those_that_decode() {
     run(13, (MODELS[0], Strategy::Alternate), (8, 60));
 }
 
-/// A plan by length cuts chunks at absolute positions: one that goes on in the middle of a chunk has
-/// a short batch first, and what its windows let go of behind that is not used in it.
+/// A plan by length cuts chunks at absolute positions. A sequence that continues within a chunk
+/// first has a short batch; the pages its windows free behind that must not be used in it.
 #[test]
 fn sequences_go_on_in_the_middle_of_a_chunk() {
     let d = describe(&dir(MODELS[1]), FloatType::F32).unwrap();

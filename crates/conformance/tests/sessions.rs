@@ -54,12 +54,12 @@ fn generate(session: &mut Session, prompt: &[u32], n: usize) -> Result<Output, E
     session.generate(prompt, &greedy(n), &mut |_, _| Control::Continue)
 }
 
-/// What a prompt is continued by in a model of its own.
+/// The continuation of a prompt in a separate model.
 fn alone(prompt: &[u32], n: usize) -> Vec<u32> {
     generate(&mut qwen3(&options(1)).session().unwrap(), prompt, n).unwrap().tokens
 }
 
-/// The session and the model do what they did before.
+/// Checks that the session and the model still work.
 fn works(model: &Model, session: &mut Session) {
     let prompt = some_tokens(12, 5);
     let fresh = SessionOptions { fresh: true, ..SessionOptions::default() };
@@ -97,7 +97,7 @@ fn sessions_on_threads_give_what_each_gives_alone() {
     }
 }
 
-/// Whoever only looks at the engine while others wait for it leaves them going on.
+/// Briefly holding the engine does not stop others that wait for it.
 #[test]
 fn the_engine_can_be_looked_at_while_sessions_generate() {
     let model = qwen3(&options(2));
@@ -125,7 +125,7 @@ fn a_generation_is_cancelled_from_another_thread_and_the_session_goes_on() {
     let prompt = some_tokens(2000, 3);
     // Between generations nothing happens.
     session.canceller().cancel();
-    // During a long prompt: how far it came is kept.
+    // During a long prompt: the computed part is kept.
     let mut kept = 0;
     for wait in (0..).map(|n| 20 << n).take_while(|ms| *ms < 20_000) {
         let canceller = session.canceller();
@@ -173,7 +173,7 @@ fn cancelling_at_any_moment_ends_one_generation_only() {
     let want = alone(&prompt, 12);
     let done = AtomicBool::new(false);
     scope(|s| {
-        // Others step the engine, too.
+        // Others step the engine too.
         for i in 0..2 {
             let (model, done) = (&model, &done);
             s.spawn(move || {
@@ -198,7 +198,7 @@ fn cancelling_at_any_moment_ends_one_generation_only() {
             assert_eq!(cancelled.tokens, want[..cancelled.tokens.len()]);
             let whole = cancelled.tokens.len() == 12;
             assert_eq!(cancelled.finish == Finish::Length, whole, "{cancelled:?}");
-            // Stopped by the caller, and begun again at once.
+            // Stopped by the caller, and restarted at once.
             session.start(&prompt, &greedy(12)).unwrap();
             if i % 2 == 0 {
                 session.next_piece().unwrap();
@@ -278,7 +278,7 @@ fn a_generation_ends_where_the_context_does() {
 
 #[test]
 fn bad_requests_are_one_error_each() {
-    // Pages for 64 tokens, and not for the whole context.
+    // Pages for 64 tokens, not for the whole context.
     let whole = qwen3(&options(1)).engine().unwrap().memory().kv_cache;
     let sharing = Sharing { sequences: 2, kv_bytes: Some(whole / 4), ..Sharing::default() };
     let model = qwen3(&OpenOptions { sharing, ..options(2) });
@@ -298,7 +298,7 @@ fn bad_requests_are_one_error_each() {
     works(&model, &mut session);
 }
 
-/// As where the context does; others go on, and what they are is not changed by it.
+/// As at the end of the context; others continue with unchanged results.
 #[test]
 fn a_generation_ends_where_the_budget_of_the_cache_does() {
     let open = |name: &str, kv_bytes| {
@@ -336,8 +336,8 @@ fn a_generation_ends_where_the_budget_of_the_cache_does() {
     }
 }
 
-/// Whatever a callback for logits does that would wait for its own thread is refused; the rest it
-/// may do.
+/// A callback for logits is refused anything that would wait for its own thread, and may do
+/// everything else.
 #[test]
 fn a_callback_for_logits_does_not_wait_for_its_own_thread() {
     let (send, done) = channel();
@@ -372,7 +372,7 @@ fn a_callback_for_logits_does_not_wait_for_its_own_thread() {
             })
             .unwrap();
         assert_eq!(calls, prompt.len());
-        // What was refused ended nothing.
+        // The refusals have not ended anything.
         while let Some(piece) = busy.next_piece().unwrap() {
             taken.push(piece.token);
         }
@@ -380,12 +380,12 @@ fn a_callback_for_logits_does_not_wait_for_its_own_thread() {
         for session in [&mut session, &mut idle, &mut busy] {
             works(&model, session);
         }
-        // Nor does whoever holds the engine.
+        // Neither does holding the engine.
         let engine = model.engine().unwrap();
         held(generate(&mut idle, &prompt, 6).unwrap_err());
         drop(engine);
         works(&model, &mut idle);
-        // Others step while this thread has nothing to do with it.
+        // Others may step while this thread does not hold the engine.
         assert!(!model.step().unwrap());
         assert_eq!(model.engine().unwrap().handle().open_sequences(), 3);
         send.send(()).unwrap();
@@ -398,7 +398,7 @@ fn a_session_with_another_text_begins_with_what_others_have_left() {
     let model = tiny(&options(3));
     let page = model.engine().unwrap().plan().page_len;
     let (a, mut b) = (some_tokens(300, 1), some_tokens(300, 2));
-    // They have less than a page in common.
+    // They share less than a page.
     b[..3].copy_from_slice(&a[..3]);
     let want = [alone_in_tiny(&a), alone_in_tiny(&b)];
     let cached = 299 / page * page;
@@ -415,7 +415,7 @@ fn a_session_with_another_text_begins_with_what_others_have_left() {
     assert_eq!(next(&b), (cached, want[1].clone()), "of its own former text");
     drop(other);
     assert_eq!(next(&a), (cached, want[0].clone()), "of one that is closed");
-    // Where its own text goes further than what others have, it goes on there.
+    // If its own text matches further than cached ones, it continues there.
     let mut longer = a.clone();
     longer.push(7);
     assert_eq!(next(&longer).0, 300);
@@ -480,7 +480,7 @@ fn alone_in_tiny(prompt: &[u32]) -> Vec<u32> {
     generate(&mut tiny(&options(1)).session().unwrap(), prompt, 6).unwrap().tokens
 }
 
-/// Sessions that go while another thread computes for them leave nothing behind.
+/// Sessions dropped while another thread computes for them leave nothing behind.
 #[test]
 fn sessions_are_dropped_while_another_thread_steps() {
     let model = qwen3(&OpenOptions { chunk: 8, ..options(3) });

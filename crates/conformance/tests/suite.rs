@@ -1,5 +1,5 @@
-//! Every device runs the suite: the CPU, and the virtual devices of the repository, with what they
-//! refuse in writing.
+//! Runs the suite on every device: the CPU, and the repository's virtual devices with their lists
+//! of refusals.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ fn odd(name: &str) -> Arc<dyn Device> {
     device(&format!("virtual:{}", root("socs/odd").join(name).with_extension("toml").display()))
 }
 
-/// Ops, and segments of models of unlike layers.
+/// Ops, and segments of models with different layers.
 fn cases() -> Vec<SuiteCase> {
     let mut all = op_cases().unwrap();
     for model in ["qwen3-moe", "gemma-2", "deepseek-v2", "gpt-oss", "phi-2"] {
@@ -93,7 +93,7 @@ fn a_device_of_small_bindings_refuses_large_values() {
     assert!(why.contains("98304 bytes") && why.contains("65536"), "{why}");
 }
 
-/// A suite that cannot fail says nothing.
+/// The suite must be able to fail.
 #[test]
 fn wrong_exclusions_and_wrong_devices_are_found() {
     let cases = op_cases().unwrap();
@@ -106,7 +106,7 @@ fn wrong_exclusions_and_wrong_devices_are_found() {
     let found = failures(&*device("cpu"), &unknown);
     assert!(found.len() == 1 && found[0].contains("no case has it"), "{found:?}");
     assert!(failures(&*odd("no-attention"), &[]).iter().any(|f| f.starts_with("attention:")));
-    // A device that computes nothing: its outputs stay as they were.
+    // A device that computes nothing: its outputs stay unchanged.
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("off.toml");
     let text = std::fs::read_to_string(root("socs/odd/queue-depth-1.toml")).unwrap();

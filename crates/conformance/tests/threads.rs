@@ -1,7 +1,7 @@
-//! Sessions used at random by several threads, through the public interface alone: generated,
-//! cancelled from outside, stopped, dropped and begun again in the middle, with callbacks that
-//! panic, prompts that end at borders of pages, contexts and budgets. What comes out is always the
-//! beginning of what the prompt gives alone, and nothing is left behind.
+//! Random use of sessions by several threads through the public interface: generated, cancelled
+//! from outside, stopped, dropped and restarted, with callbacks that panic and prompts that end at
+//! borders of pages, contexts and budgets. The output is always the beginning of what the prompt
+//! gives alone, and nothing is left behind.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ use troika::{
 const MODELS: [&str; 4] = ["qwen3", "gemma-3", "gpt-oss", "mistral"];
 const THREADS: usize = 4;
 const PROMPTS: usize = 10;
-/// Tokens that are known of each prompt's continuation.
+/// Number of known tokens of each prompt's continuation.
 const KNOWN: usize = 40;
 
 fn golden(name: &str) -> PathBuf {
@@ -50,7 +50,7 @@ fn greedy(n: usize) -> Request {
     request
 }
 
-/// Prompts that begin alike, of lengths around those of pages, and what they are continued by.
+/// Prompts with common beginnings and lengths around page borders, with their continuations.
 type Prompts = Vec<(Vec<u32>, Vec<u32>)>;
 
 fn prompts(name: &str, random: &mut Random) -> Prompts {
@@ -127,7 +127,7 @@ impl Shared<'_> {
         session
     }
 
-    /// What came out is the beginning of what comes out alone, and ends where it says.
+    /// Checks that the output is the beginning of that alone, and ends where it says.
     fn check(&self, at: usize, wanted: usize, out: &Output, stopped: bool) {
         let (what, (prompt, known)) = (self.what, &self.prompts[at]);
         let n = out.tokens.len();
@@ -185,7 +185,7 @@ impl Shared<'_> {
                 }
             }
             4 => {
-                // Begun again in the middle.
+                // Restarted in the middle.
                 session.start(prompt, &greedy(wanted)).unwrap();
                 for _ in 0..random.below(4) {
                     session.next_piece().unwrap();
@@ -200,7 +200,7 @@ impl Shared<'_> {
                 }
             }
             5 => {
-                // Its logits are read, for a while.
+                // Reads its logits for a while.
                 session.stop().unwrap();
                 let panics = random.once_in(3);
                 let room = self.model.engine().unwrap().handle().most_tokens() - session.len();
@@ -273,7 +273,7 @@ fn run(seed: u64, time: Duration) -> usize {
     ended.into_inner()
 }
 
-/// Runs seeds one after another, each of which has to come to its end.
+/// Runs seeds one by one, each of which must come to its end.
 fn all(seeds: std::ops::Range<u64>, time: Duration) {
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -300,7 +300,7 @@ fn threads_use_sessions_at_random() {
     all(0..6, Duration::from_millis(500));
 }
 
-/// `cargo xtask soak` runs it.
+/// Run by `cargo xtask soak`.
 #[test]
 #[ignore = "takes minutes"]
 fn threads_use_sessions_at_random_for_long() {

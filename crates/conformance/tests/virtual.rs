@@ -1,4 +1,4 @@
-//! Models on virtual devices: the numbers are the CPU's, and time is the same in every run.
+//! Models on virtual devices: results equal the CPU's, and times are equal in every run.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -14,7 +14,7 @@ fn root(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
 }
 
-/// A device of a file in `socs`.
+/// A device from a file in `socs`.
 fn spec(name: &str, place: &str) -> DeviceSpec {
     let (file, processor) =
         place.split_once(':').map_or((place, ""), |(f, _)| (f, &place[f.len()..]));
@@ -49,8 +49,8 @@ fn models_on_virtual_devices_agree_with_the_reference() {
     }
 }
 
-/// Every oddity, beside the CPU in real time and beside a plain virtual device in virtual time:
-/// what a device refuses runs on the other, and the bits are those of one device.
+/// Every odd device, beside the CPU in real time and beside a plain virtual device in virtual time:
+/// ops that one refuses run on the other, and the bits are those of one device.
 #[test]
 fn odd_devices_run_models() {
     for name in [
@@ -81,7 +81,7 @@ fn odd_devices_run_models() {
     }
 }
 
-/// Spans of a prompt over two processors, and when the clock stood at its end.
+/// Spans of a prompt on two processors, and the final time.
 fn timeline(policy: Policy) -> (Vec<Span>, Vec<f32>) {
     let tracer = Tracer::on();
     let options = OpenOptions {
@@ -114,7 +114,7 @@ fn virtual_time_is_the_same_in_every_run() {
         let lane = |name: &str| spans.iter().filter(|s| &*s.lane == name).collect::<Vec<_>>();
         let (a, b) = (lane("a"), lane("b"));
         for spans in [&a, &b] {
-            // A processor does one thing at a time, for as long as the model says.
+            // A processor does one thing at a time, for the modelled time.
             assert!(spans.windows(2).all(|w| w[0].end <= w[1].start));
             for s in spans {
                 let took = s.end - s.start;
@@ -123,7 +123,7 @@ fn virtual_time_is_the_same_in_every_run() {
                 assert!(took >= Duration::from_micros(40), "{s:?}");
             }
         }
-        // Two processors work at once.
+        // Two processors work at the same time.
         let meets = |s: &&&Span| b.iter().any(|o| s.start < o.end && o.start < s.end);
         assert!(a.iter().filter(meets).count() > 10);
     }

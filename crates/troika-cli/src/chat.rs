@@ -17,7 +17,7 @@ use crate::{output, stats};
 /// Reads turns until the user leaves (`/bye`, Ctrl-D, or Ctrl-C at the prompt).
 ///
 /// # Errors
-/// What the model or the terminal reports.
+/// An error of the model or the terminal.
 pub fn run(model: &Model, args: &RunArgs, interrupt: &Interrupt) -> Result<(), CliError> {
     let failed = |e: ReadlineError| CliError::Failure(format!("cannot read the terminal: {e}"));
     let mut editor = DefaultEditor::new().map_err(failed)?;
@@ -29,7 +29,7 @@ pub fn run(model: &Model, args: &RunArgs, interrupt: &Interrupt) -> Result<(), C
         let line = match editor.readline(">>> ") {
             Ok(line) => line,
             Err(ReadlineError::Eof | ReadlineError::Interrupted) => return Ok(()),
-            // The bytes that made no text are read and gone, so this ends.
+            // The invalid bytes were consumed, so this ends.
             Err(ReadlineError::Io(e)) if e.kind() == ErrorKind::InvalidData => {
                 output::note_line("troika: this line is not UTF-8 text and was left out");
                 continue;
@@ -52,7 +52,7 @@ pub fn run(model: &Model, args: &RunArgs, interrupt: &Interrupt) -> Result<(), C
         let said = messages.len();
         match turn((model, &mut session), args, &mut messages, line, interrupt) {
             Err(e @ CliError::Troika(_)) => {
-                // The conversation goes on without the turn that failed.
+                // The conversation continues without the failed turn.
                 output::note_line(&format!("troika: {e}"));
                 messages.truncate(said);
             }
@@ -61,7 +61,7 @@ pub fn run(model: &Model, args: &RunArgs, interrupt: &Interrupt) -> Result<(), C
     }
 }
 
-/// One turn: the prompt starts like the last one's, so only the new part is computed.
+/// One turn. The prompt starts like the previous one, so only the new part is computed.
 fn turn(
     (model, session): (&Model, &mut Session),
     args: &RunArgs,

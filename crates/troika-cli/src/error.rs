@@ -9,47 +9,47 @@ use troika::engine::{EngineError, KvError};
 use troika::plan::PlanError;
 use troika::sim::SocError;
 
-/// What ends the command.
+/// Why the command ends.
 #[derive(Debug, thiserror::Error)]
 pub enum CliError {
-    /// A flag or argument that makes no sense.
+    /// An invalid flag or argument.
     #[error("{0}")]
     Usage(String),
-    /// Something that did not work.
+    /// A failed operation.
     #[error("{0}")]
     Failure(String),
     /// Ctrl-C.
     #[error("{0}")]
     Interrupted(String),
-    /// Writing the answer.
+    /// The answer cannot be written.
     #[error("cannot write to standard output: {0}")]
     Stdout(io::Error),
-    /// Finding a model by name.
+    /// A model cannot be found by its name.
     #[error(transparent)]
     Hub(#[from] troika_hub::HubError),
-    /// A simulation that is not possible.
+    /// An impossible simulation.
     #[error(transparent)]
     Simulate(#[from] SimulateError),
     /// The library's errors.
     #[error("{0}{named}", named = flags(.0))]
     Troika(#[from] troika::Error),
-    /// Text for a verb that takes nothing else.
+    /// Text for a command that needs a tokenizer.
     #[error("{0} has no tokenizer that can be used; take a model with one")]
     NoTokenizer(String),
-    /// An error about a context that a plan says: no flag beside the plan can change it.
+    /// An error about the context of a plan, which no flag beside the plan can change.
     #[error("{0} (the context is the plan's; troika plan -c makes one with another)")]
     InPlan(troika::Error),
 }
 
-/// The flag of the context.
+/// The flag for the context.
 const CONTEXT: &str = " (-c)";
 
-/// The flags that an error of the library is about; it does not know of any.
+/// The flags that an error of the library concerns, since the library knows no flags.
 fn flags(error: &troika::Error) -> &'static str {
     use troika::Error as E;
     match error {
         E::PlanFile { error, .. } => match **error {
-            // What else is wrong is to be changed in the file.
+            // Other faults must be fixed in the file.
             E::Plan(PlanError::Device { .. }) => flags(error),
             _ => "",
         },
@@ -82,7 +82,7 @@ fn of_library(error: &troika::Error) -> u8 {
         E::Param(_) | E::EmptyPrompt | E::Plan(_) => 2,
         E::NoPreset { .. } | E::NoPresetType { .. } => 2,
         E::Engine(EngineError::NothingLeft { .. }) => 2,
-        // As a shell reports what Ctrl-C ended.
+        // The code that shells use for commands ended by Ctrl-C.
         E::Engine(EngineError::CompileCancelled { .. }) => 130,
         _ => 1,
     }
@@ -100,7 +100,7 @@ fn of_simulation(error: &SimulateError) -> u8 {
 }
 
 impl CliError {
-    /// The error where a plan was given: what would name -c without one names the plan.
+    /// The error for a given plan: messages that name -c otherwise name the plan.
     pub fn in_plan(self, is_given: bool) -> CliError {
         match self {
             CliError::Troika(e) if is_given && flags(&e) == CONTEXT => CliError::InPlan(e),
@@ -108,7 +108,7 @@ impl CliError {
         }
     }
 
-    /// Whoever read the output went away: not an error.
+    /// Whether the reader of the output has gone, which is not an error.
     pub fn is_closed_pipe(&self) -> bool {
         matches!(self, CliError::Stdout(e) if e.kind() == io::ErrorKind::BrokenPipe)
     }

@@ -1,14 +1,14 @@
-//! Files that flags name, with what they hold.
+//! Files named by flags.
 
 use std::io::{self, Write};
 use std::path::Path;
 
 use crate::error::CliError;
 
-/// Whether a file can be written, asked before the work is done whose result it is to hold.
+/// Checks that a file can be written, before the work for its contents begins.
 ///
 /// # Errors
-/// A folder in the file's place, or one that is not there or cannot be written to.
+/// The path is a folder, or its folder is missing or not writable.
 pub fn check(what: &str, path: &Path) -> Result<(), CliError> {
     troika::can_write(path).map_err(|e| failed(what, path, &e))
 }
@@ -20,7 +20,7 @@ fn failed(what: &str, path: &Path, e: &io::Error) -> CliError {
 /// Writes a file, or replaces one.
 ///
 /// # Errors
-/// A file that cannot be written; nothing is left behind then.
+/// The file cannot be written; nothing is left behind then.
 pub fn write(
     what: &str,
     path: &Path,

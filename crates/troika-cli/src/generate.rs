@@ -1,4 +1,4 @@
-//! Generating as the flags of `troika run` say: once for a prompt, or for each turn of a chat.
+//! Generates by the flags of `troika run`: once for a prompt, or for each turn of a chat.
 
 use troika::{Control, Model, Output, Request, Session};
 
@@ -7,7 +7,7 @@ use crate::flags::RunArgs;
 use crate::interrupt::Interrupt;
 use crate::output;
 
-/// The request the flags describe.
+/// The request that follows from the flags.
 ///
 /// # Errors
 /// Flags out of range.
@@ -29,7 +29,7 @@ pub fn request(model: &Model, args: &RunArgs) -> Result<Request, CliError> {
 /// Generates, streaming the text unless JSON is wanted.
 ///
 /// # Errors
-/// What the model reports, or a closed standard output.
+/// An error of the model, or a closed standard output.
 pub fn generate(
     (model, session): (&Model, &mut Session),
     args: &RunArgs,

@@ -1,4 +1,4 @@
-//! Texts that are read: files, and standard input.
+//! Reads text from files and standard input.
 
 use std::path::Path;
 
@@ -29,7 +29,7 @@ pub fn read_file(file: &Path) -> Result<String, CliError> {
     read_text(file).map(without_mark).map_err(|e| failed(e.to_string()))
 }
 
-/// Some editors write the mark U+FEFF before a text; a model would read it as the first word.
+/// Some editors write the mark U+FEFF before a text; a model would read it as a word.
 fn without_mark(mut text: String) -> String {
     if text.starts_with('\u{feff}') {
         text.drain(..'\u{feff}'.len_utf8());

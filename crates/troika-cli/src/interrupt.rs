@@ -1,4 +1,4 @@
-//! Ctrl-C: the first one ends the compiling or the generation, the second one the program.
+//! Ctrl-C: the first one ends compiling or generation, the second one the program.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,11 +9,11 @@ use troika::SessionCanceller;
 #[derive(Clone, Default)]
 pub struct Interrupt {
     pressed: Arc<AtomicBool>,
-    /// Generations that end with it.
+    /// Generations that it ends.
     ends: Arc<Mutex<Vec<(u64, SessionCanceller)>>>,
 }
 
-/// While it is there, Ctrl-C ends a generation at once: also where a long prompt is computed.
+/// While it exists, Ctrl-C ends a generation at once, even in a long prompt.
 pub struct Ends {
     interrupt: Interrupt,
     number: u64,
@@ -30,7 +30,7 @@ impl Interrupt {
     pub fn listen() -> Interrupt {
         let interrupt = Interrupt::default();
         let seen = interrupt.clone();
-        // Fails only if a handler exists already, which then does the work.
+        // Fails only if a handler exists already, which then serves.
         let _ = ctrlc::set_handler(move || {
             if seen.pressed.swap(true, Ordering::SeqCst) {
                 std::process::exit(130);
@@ -40,7 +40,7 @@ impl Interrupt {
         interrupt
     }
 
-    /// Has Ctrl-C end a generation, as long as what is returned is there.
+    /// Makes Ctrl-C end a generation as long as the returned value exists.
     pub fn ends(&self, canceller: SessionCanceller) -> Ends {
         let mut all = self.all_ends();
         let number = all.last().map_or(0, |(last, _)| last + 1);
@@ -55,17 +55,17 @@ impl Interrupt {
         self.ends.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether it was pressed since the last [`Interrupt::clear`].
+    /// Whether Ctrl-C was pressed since the last [`Interrupt::clear`].
     pub fn pressed(&self) -> bool {
         self.pressed.load(Ordering::SeqCst)
     }
 
-    /// What is set when it is pressed.
+    /// The flag that Ctrl-C sets.
     pub fn flag(&self) -> Arc<AtomicBool> {
         self.pressed.clone()
     }
 
-    /// Forgets it.
+    /// Clears the flag.
     pub fn clear(&self) {
         self.pressed.store(false, Ordering::SeqCst);
     }

@@ -1,19 +1,19 @@
-//! Where memory goes: what the model holds, by class, and what the system counts.
+//! Memory use: the model's own figures by class, and the system's.
 
 use troika::Model;
 
-/// What the system counts for this process, in bytes.
+/// The system's figures for this process, in bytes.
 #[derive(Clone, Copy)]
 pub struct Resident {
-    /// The most there was.
+    /// The highest value so far.
     pub peak: u64,
-    /// Now, of its own.
+    /// Current private memory.
     pub own: u64,
-    /// Now, pages of files: the system takes them back when memory is short.
+    /// Current pages of files, which the system takes back when memory is short.
     pub files: u64,
 }
 
-/// Asks the system; `None` where it does not tell.
+/// Asks the system; `None` if it does not tell.
 pub fn resident() -> Option<Resident> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let field = |name: &str| {
@@ -24,10 +24,10 @@ pub fn resident() -> Option<Resident> {
     Some(Resident { peak: field("VmHWM:")?, own: field("RssAnon:")?, files: field("RssFile:")? })
 }
 
-/// A table of what the model holds and what the process took.
+/// A table of the memory of the model and of the process.
 ///
 /// # Errors
-/// A thread that has the engine.
+/// This thread holds the engine.
 pub fn report(model: &Model) -> Result<String, troika::Error> {
     let weights = model.store().report();
     let engine = model.engine()?.memory();
@@ -51,7 +51,7 @@ pub fn report(model: &Model) -> Result<String, troika::Error> {
         line("resident, of this process", now.own);
         line("resident, pages of files", now.files);
         line("peak", now.peak);
-        // Weights packed on a former start are pages of files, so the peak is what to compare.
+        // Cached packed weights are pages of files, so the peak is the figure to compare.
         line("peak beside weights and KV cache", now.peak.saturating_sub(known));
     }
     Ok(s)

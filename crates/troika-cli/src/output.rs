@@ -1,17 +1,17 @@
-//! Writing the answer, and only the answer, to standard output.
+//! Writes the answer, and nothing else, to standard output.
 //!
-//! What a model's files hold (names of tensors, a template's messages) and what a model generates
-//! is a stranger's text. A terminal would obey control characters in it: set its title, move the
-//! cursor, rewrite what was printed. So all text is escaped here (`\u{1b}`), except for generated
-//! text that goes to a file or a pipe: that stays as it is, byte for byte.
+//! Text from a model's files (names of tensors, messages of a template) and generated text is
+//! untrusted. A terminal would obey control characters in it: set its title, move the cursor,
+//! rewrite earlier output. So all text is escaped here (`\u{1b}`), except generated text that goes
+//! to a file or a pipe, which stays unchanged.
 
 use std::borrow::Cow;
 use std::io::{self, IsTerminal, Write};
 
 use crate::error::CliError;
 
-/// Characters that change what a terminal shows instead of being shown: controls (C0, DEL, C1),
-/// and those that turn the direction of writing or break lines.
+/// Characters that affect a terminal's display instead of being shown: controls (C0, DEL, C1), and
+/// those that change the writing direction or break lines.
 fn hostile(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
@@ -33,17 +33,17 @@ fn escaped(text: &str, spare: impl Fn(char) -> bool) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// A text from a file or a server, as part of a line: it cannot even begin a new one.
+/// Text from a file or a server as part of a line: it cannot begin a new line.
 pub fn printable(text: &str) -> Cow<'_, str> {
     escaped(text, |_| false)
 }
 
-/// Lines of our own, in which strangers' texts may be.
+/// The command's own lines, which may quote untrusted text.
 fn lines(text: &str) -> Cow<'_, str> {
     escaped(text, |c| c == '\n' || c == '\t')
 }
 
-/// Generated text on a terminal. Writing from right to left is no attack here.
+/// Generated text on a terminal. Writing from right to left is harmless here.
 fn shown(text: &str) -> Cow<'_, str> {
     escaped(text, |c| c == '\n' || c == '\t' || !c.is_control())
 }
@@ -53,7 +53,7 @@ fn put(text: &str) -> Result<(), CliError> {
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(CliError::Stdout)
 }
 
-/// Writes lines of the command's own.
+/// Writes the command's own lines.
 ///
 /// # Errors
 /// A closed or failing standard output.
@@ -69,7 +69,7 @@ pub fn answer(text: &str) -> Result<(), CliError> {
     if io::stdout().is_terminal() { put(&shown(text)) } else { put(text) }
 }
 
-/// Writes a JSON value on lines of its own.
+/// Writes a JSON value on separate lines.
 ///
 /// # Errors
 /// A closed or failing standard output.
@@ -77,7 +77,7 @@ pub fn json(value: &serde_json::Value) -> Result<(), CliError> {
     put(&json_text(value))
 }
 
-/// JSON need not escape DEL and C1; a terminal obeys them all the same.
+/// JSON need not escape DEL and C1, but a terminal obeys them.
 fn json_text(value: &serde_json::Value) -> String {
     let mut out = String::new();
     for c in format!("{value:#}\n").chars() {
@@ -89,18 +89,18 @@ fn json_text(value: &serde_json::Value) -> String {
     out
 }
 
-/// Tells the user something besides the answer. Nobody listening is no reason to fail.
+/// Tells the user something besides the answer. Failing to write it is not an error.
 pub fn note(text: &str) {
     let _ = io::stderr().lock().write_all(lines(text).as_bytes());
 }
 
-/// One line besides the answer, which may quote a stranger.
+/// A line besides the answer, which may quote untrusted text.
 pub fn note_line(text: &str) {
     note(&format!("{}\n", printable(&shortened(text))));
 }
 
-/// A message as its reader wants it. Values of a model's files are repeated in messages and may be
-/// of any length: of a long one its beginning and its end are kept, where what to do is said.
+/// A message of readable length. Messages may quote long values from a model's files: keeps the
+/// beginning and the end, where the advice is.
 pub fn shortened(text: &str) -> Cow<'_, str> {
     const BEGINNING: usize = 1600;
     const END: usize = 400;

@@ -1,4 +1,4 @@
-//! `troika run --parallel`: many prompts, several at once, the answers in the prompts' order.
+//! `troika run --parallel`: answers many prompts, several at once, and prints in their order.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,11 +14,10 @@ use crate::interrupt::Interrupt;
 use crate::prompt::tokenize;
 use crate::{output, stats};
 
-/// Answers each line. A prompt that fails has an error in the place of its answer; the others go
-/// on.
+/// Answers each line. A failed prompt has an error instead of its answer; the others continue.
 ///
 /// # Errors
-/// Prompts that failed, after all answers are printed; a closed standard output.
+/// Prompts that failed, after all answers are printed, or a closed standard output.
 pub fn run(
     model: &Model,
     source: &Source,
@@ -26,7 +25,7 @@ pub fn run(
     lines: &[String],
     interrupt: &Interrupt,
 ) -> Result<(), CliError> {
-    // Flags that are out of range are said once.
+    // Flags out of range are reported once.
     request(model, args)?;
     let next = AtomicUsize::new(0);
     let (sender, answers) = channel();
@@ -55,7 +54,7 @@ pub fn run(
             while let Some(answered) = early.remove(&due) {
                 failed += usize::from(answered.is_err());
                 if let Err(e) = print(args, due, answered) {
-                    // Nobody reads any more: what is under way ends, too.
+                    // Nobody reads any more: end the current work too.
                     next.store(lines.len(), Ordering::Relaxed);
                     return Err(e);
                 }

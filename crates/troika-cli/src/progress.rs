@@ -1,4 +1,4 @@
-//! Bars while a model is opened: weights are quantized, graphs compiled.
+//! Progress bars while a model is opened: quantizing weights and compiling graphs.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use indicatif::{MultiProgress, ProgressBar, ProgressFinish, ProgressStyle};
 use troika::engine::OnCompiled;
 use troika::{LoadProgress, OpenOptions};
 
-/// Compiling that is shorter is not shown.
+/// Shorter compiling shows no bar.
 const WORTH_SHOWING: Duration = Duration::from_secs(1);
 
 /// Draws bars on a terminal; indicatif draws nothing elsewhere.
@@ -43,7 +43,7 @@ fn compiling(bars: MultiProgress) -> OnCompiled {
     })
 }
 
-/// A bar for measuring: told how much is done, of how much.
+/// A bar for measuring. It receives how much is done, out of how much.
 pub fn measuring() -> impl FnMut(usize, usize) {
     let bars = MultiProgress::new();
     let mut bar: Option<ProgressBar> = None;
@@ -57,7 +57,7 @@ pub fn measuring() -> impl FnMut(usize, usize) {
     }
 }
 
-/// A bar that is gone when whoever shows it is: also after a failure.
+/// A bar that disappears when it is dropped, also after a failure.
 fn new_bar(bars: &MultiProgress, all: u64, form: &str) -> ProgressBar {
     let style = ProgressStyle::with_template(form);
     let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());

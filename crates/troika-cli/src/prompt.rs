@@ -1,4 +1,4 @@
-//! Prompts as the flags of `troika run` say.
+//! Makes prompts by the flags of `troika run`.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -34,10 +34,10 @@ fn civil(days: i64) -> (i32, u32, u32) {
     (year as i32, month, day)
 }
 
-/// Text to ids: through the chat template when the model has one, unless told otherwise.
+/// Converts text to ids, through the model's chat template if it has one, unless told otherwise.
 ///
 /// # Errors
-/// A model without a tokenizer, or what its template reports.
+/// A model without a tokenizer, or an error of its template.
 pub fn tokenize(
     model: &Model,
     args: &RunArgs,

@@ -1,4 +1,4 @@
-//! From what the user calls a model to its files.
+//! Finds a model's files by the name the user gave.
 
 use std::cell::RefCell;
 
@@ -10,11 +10,11 @@ use crate::error::CliError;
 use crate::flags::ModelArgs;
 use crate::output;
 
-/// The model the user asked for, or the built-in one; fetches it when it is a Hub id. The Hub may
-/// answer differently the next time, so a command calls this once.
+/// The requested model, or the built-in one; a Hub id is fetched. The Hub may answer differently
+/// the next time, so a command calls this once.
 ///
 /// # Errors
-/// A model that is not there.
+/// The model does not exist.
 pub fn model(args: &ModelArgs) -> Result<Source, CliError> {
     let Some(name) = args.positional.as_deref().or(args.model.as_deref()) else {
         return Ok(Source::BuiltIn);
@@ -29,10 +29,10 @@ pub fn model(args: &ModelArgs) -> Result<Source, CliError> {
     Ok(Source::Path(path))
 }
 
-/// The model that flags name, or the shape.
+/// The model that flags name, or a known shape.
 ///
 /// # Errors
-/// A model that is not there.
+/// The model does not exist.
 pub fn subject(model: &ModelArgs, synthetic: Option<&str>) -> Result<Subject, CliError> {
     Ok(match synthetic {
         Some(shape) => Subject::Synthetic(shape.into()),

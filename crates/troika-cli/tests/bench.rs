@@ -101,7 +101,7 @@ fn what_cannot_be_measured_is_refused() {
     }
 }
 
-/// What fails after some rows were printed: a MiB of the KV cache does not hold the depth.
+/// A failure after some rows were printed: a MiB of KV cache is too small for the depth.
 #[test]
 fn json_is_whole_when_a_later_test_fails() {
     let args = ["-p", "4", "-n", "0", "-r", "1", "-d", "0,1500", "--kv-size", "1", "-o", "json"];
@@ -113,7 +113,7 @@ fn json_is_whole_when_a_later_test_fails() {
     assert_eq!(rows.as_array().unwrap().len(), 1);
 }
 
-/// A model of 16 GB, of which nothing is made: its time is modelled, and the same in each run.
+/// A model of 16 GB whose weights are not made: its time is modelled, and equal in each run.
 #[test]
 fn models_too_large_to_hold_are_measured_on_virtual_devices() {
     let dir = tempfile::tempdir().unwrap();
@@ -139,7 +139,7 @@ fn models_too_large_to_hold_are_measured_on_virtual_devices() {
     assert!(table.contains("All devices are virtual: times are modelled."), "{table}");
 }
 
-/// JSON without the time of the day.
+/// JSON without the time of day.
 fn text_of_json(args: &[&str]) -> String {
     let json = text(&bench(&[args, &["-o", "json"]].concat()));
     let timeless = json.lines().filter(|l| !l.contains("\"test_time\""));

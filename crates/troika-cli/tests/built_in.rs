@@ -1,14 +1,14 @@
-//! The command alone, as on a machine that has never seen its sources.
+//! The command alone, as on a machine without its sources.
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
-/// The built-in model's name where others have their path.
+/// The built-in model's name, shown in place of a path.
 const NAME: &str = "tiny-moe (built-in)";
 
-/// The command in an empty folder, run there with nothing of this environment.
+/// The command in an empty folder, run there without this environment.
 struct Alone {
     folder: tempfile::TempDir,
 }
@@ -16,8 +16,8 @@ struct Alone {
 impl Alone {
     fn new() -> Alone {
         let folder = tempfile::tempdir().unwrap();
-        // Not copied by this process: a test beside this one that starts a process meanwhile would
-        // hand it the file open for writing, which the system does not run then.
+        // Not copied by this process: a concurrent test that starts a process would pass it the
+        // file open for writing, and the system would refuse to run it.
         let copied = Command::new("cp")
             .args([env!("CARGO_BIN_EXE_troika").as_ref(), folder.path().join("copy").as_os_str()])
             .status();
@@ -59,7 +59,7 @@ fn a_copied_command_has_its_model_with_it() {
     let ppl = alone.json(&measure);
     assert_eq!(ppl["model"], NAME);
     assert!(ppl["perplexity"].as_f64().unwrap() < 100.0, "{ppl}");
-    // It leaves nothing behind, and needs no place to.
+    // It leaves nothing behind and needs no folder.
     assert_eq!(std::fs::read_dir(alone.folder.path().join("home")).unwrap().count(), 0);
 }
 
@@ -78,7 +78,7 @@ fn a_folder_of_the_models_name_is_not_mistaken_for_it() {
 
 #[test]
 fn the_command_does_not_know_where_it_was_built() {
-    // Put together here: written out, this file's own text could be what is found.
+    // Assembled here, since this file's own text could otherwise be found.
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
     let model = source.join("models").display().to_string();
     let manifest = source.join("crates").join("troika-cli").display().to_string();

@@ -14,7 +14,7 @@ fn golden(name: &str) -> String {
     root().join("tests/golden").join(name).display().to_string()
 }
 
-/// The source of the built-in model: its matrices are floats.
+/// The source of the built-in model; its matrices are floats.
 fn tiny_moe() -> String {
     root().join("models/tiny-moe").display().to_string()
 }
@@ -41,7 +41,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-/// The command fails with this code and one line on stderr that holds all the words.
+/// Checks that the command fails with this code and one line on stderr with all the words.
 #[track_caller]
 fn refused(out: &Output, code: i32, words: &[&str]) {
     let err = text(&out.stderr);
@@ -118,7 +118,7 @@ fn show_tokenize_devices_completions() {
     assert!(text(&troika(&["completions", "bash"]).stdout).contains("troika"));
 }
 
-/// Files of packed weights, with numbers that change when they are written again.
+/// Files of packed weights, with numbers that change when they are rewritten.
 fn packed(cache: &Path) -> Vec<(PathBuf, u64, u64)> {
     let entries = std::fs::read_dir(cache.join("packed")).into_iter().flatten().flatten();
     let one = |e: std::fs::DirEntry| {
@@ -148,10 +148,10 @@ fn quantized_weights_are_kept_where_the_user_says() {
     assert!(plain.1.contains("Q4_G32 by") && plain.1.contains("head (Q8_0"), "{}", plain.1);
     assert_eq!(run(&["--cache-dir", &folder]).0, plain.0);
     let [first] = packed(&cache).try_into().unwrap();
-    // The second start takes what the first made: the file is not written again.
+    // The second start uses the first one's file without rewriting it.
     assert_eq!(run(&["--cache-dir", &folder]).0, plain.0);
     assert_eq!(packed(&cache), [first]);
-    // The system's folder for caches, when nothing is said.
+    // Uses the system's folder for caches by default.
     let home = dir.path().join("home");
     let mut c = command(&["run", &model, "-p", "Once", "-n", "2", "--quant", "q8"]);
     c.env("XDG_CACHE_HOME", &home).env("HOME", &home).env("LOCALAPPDATA", &home);
@@ -189,7 +189,7 @@ fn the_cache_is_listed_checked_and_emptied() {
     let table = text(&cache(&["ls"]).stdout);
     assert!(table.contains("Q4_G32, Q8_0") && table.contains("s ago"), "{table}");
     assert!(cache(&["verify"]).status.success());
-    // One bit of a weight.
+    // Flips one bit of a weight.
     let path = PathBuf::from(files[0]["file"].as_str().unwrap());
     let mut bytes = std::fs::read(&path).unwrap();
     bytes[4096 + 77] ^= 1;
@@ -200,7 +200,7 @@ fn the_cache_is_listed_checked_and_emptied() {
     assert!(text(&found.stderr).contains("1 files of the cache"));
     assert!(run(&[]).contains("is damaged"));
     assert_eq!(json(&["verify"])["damaged"], 0);
-    // What fits stays, what does not goes, and so does what is no file of packed weights.
+    // Keeps what fits, and removes the rest and files that hold no packed weights.
     assert_eq!(json(&["prune"])["removed"], serde_json::json!([]));
     std::fs::write(path.with_file_name(format!("{}.packed", "0".repeat(32))), "junk").unwrap();
     assert_eq!(json(&["prune"])["removed"].as_array().unwrap().len(), 1);
@@ -237,13 +237,13 @@ fn processes_that_are_killed_while_they_write_the_cache_leave_nothing() {
         left += usize::from(partial());
         let out = troika(&with);
         assert!(out.status.success() && out.stdout == want, "{}", text(&out.stderr));
-        // At once, not when some time has gone by.
+        // Immediately, not after some time.
         assert!(!partial() && packed(&folder).len() == 1);
     }
     assert!(left > 0, "no process was killed while it wrote");
 }
 
-/// Runs the command until text flows, cuts a file short that it has mapped, and waits for its end.
+/// Runs the command until text flows, shortens a file that it has mapped, and waits for its end.
 #[cfg(unix)]
 fn shortened(args: &[&str], file: &Path) -> Output {
     let mut c = command(args);
@@ -397,7 +397,7 @@ fn ctrl_c_ends_with_the_figures_so_far() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // Once text flows, the handler is in place.
+    // Once text flows, the handler is installed.
     let mut first = [0; 1];
     child.stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
     let pid = child.id().to_string();
@@ -406,7 +406,7 @@ fn ctrl_c_ends_with_the_figures_so_far() {
     let err = text(&out.stderr);
     assert_eq!(out.status.code(), Some(130), "{err}");
     assert!(err.contains("TTFT") && err.contains("ended by Ctrl-C"), "{err}");
-    // No such line when the signal came after the very first token.
+    // The line is missing if the signal came right after the first token.
     if let Some(decode) = err.lines().find(|l| l.contains("decode:")) {
         let tokens: usize =
             decode.split_once('(').unwrap().1.split_once(' ').unwrap().0.parse().unwrap();
@@ -414,7 +414,7 @@ fn ctrl_c_ends_with_the_figures_so_far() {
     }
 }
 
-/// Whoever reads the answers can tell that some are missing.
+/// Readers of the answers can see that some are missing.
 #[cfg(unix)]
 #[test]
 fn ctrl_c_among_many_prompts_is_said() {
@@ -434,7 +434,7 @@ fn ctrl_c_among_many_prompts_is_said() {
     assert!(err.contains("ended by Ctrl-C"), "{err}");
 }
 
-/// Variables of flags without a value take what other programs' variables take.
+/// Variables of flags without a value accept the same values as those of other programs.
 #[test]
 fn variables_may_say_one_or_yes() {
     for (value, quiet) in [("1", true), ("yes", true), ("true", true), ("0", false)] {
@@ -533,7 +533,7 @@ fn damaged_models_get_one_clear_sentence() {
     );
 }
 
-/// Whatever a size is asked for, the end is a sentence, not a signal.
+/// Whatever size is requested, the command ends with a sentence and not with a signal.
 #[cfg(target_os = "linux")]
 #[test]
 fn memory_that_the_system_refuses_is_one_clear_sentence() {
@@ -619,11 +619,11 @@ fn nan_weights_are_a_warning_with_the_tensor_name() {
         let err = text(&damaged_with("qwen3", nan, &[more, &["-n", "1"]].concat()).stderr);
         err.contains("warning: tensor ") && err.contains(" holds NaN")
     };
-    // Looking reads all weights, which only --verbose asks for.
+    // The check reads all weights, so it needs --verbose.
     assert!(warned(&["-v"]) && !warned(&[]));
 }
 
-/// As some editors write them.
+/// Text as some editors write it.
 #[test]
 fn a_byte_order_mark_is_no_part_of_a_prompt() {
     let dir = tempfile::tempdir().unwrap();
@@ -660,11 +660,11 @@ fn perplexity_of_a_text() {
     let ppl = half["perplexity"].as_f64().unwrap();
     assert!(ppl > 20.0 && ppl < 4096.0, "{ppl}");
     assert!(half["standard_error"].as_f64().unwrap() > 0.0);
-    // How a prompt is cut changes nothing.
+    // How a prompt is cut does not change the result.
     assert_eq!(json(&["-c", "128", "--ubatch-size", "48"])["perplexity"], half["perplexity"]);
     let all = json(&["-c", "128", "--all"]);
     assert_eq!(all["scored_tokens"], windows * 127);
-    // With less before them, tokens are harder to predict.
+    // Tokens with less context are harder to predict.
     assert!(all["perplexity"].as_f64().unwrap() > ppl);
     let words = with_stdin(&["perplexity"], b"Too short.");
     refused(&words, 1, &["tokens, a window 512", "smaller windows (-c)"]);
@@ -674,7 +674,7 @@ fn perplexity_of_a_text() {
     refused(&silent, 1, &["has no tokenizer that can be used; take a model with one"]);
 }
 
-/// Numbers of flags that make no sense: refused by the flag's name, whatever their size.
+/// Invalid numbers are refused with the flag's name, whatever their size.
 #[test]
 fn numbers_that_make_no_sense_are_refused_by_flag() {
     let most = usize::MAX.to_string();
@@ -713,7 +713,7 @@ fn a_trace_that_cannot_be_written_is_refused_before_the_answer() {
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "a file was left");
 }
 
-/// Devices that never end and pipes nobody writes to, in place of every file that is read.
+/// Endless devices, and pipes without a writer, in place of every file that is read.
 #[cfg(unix)]
 #[test]
 fn endless_files_are_refused() {
@@ -735,7 +735,7 @@ fn endless_files_are_refused() {
                 }
             });
             if file == "tokenizer.json" {
-                // Token ids need none.
+                // Token ids need no tokenizer.
                 assert!(out.status.success(), "{}", text(&out.stderr));
                 assert!(text(&out.stderr).contains("tokenizer.json: it is not a regular file"));
             } else {
@@ -745,7 +745,7 @@ fn endless_files_are_refused() {
     }
 }
 
-/// With little memory at hand: what a file of a kilobyte claims is not taken at its word.
+/// With little memory: sizes claimed in a file of a kilobyte are not trusted.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_small_config_does_not_take_much_memory() {
@@ -859,13 +859,13 @@ fn the_command_line_wins_over_the_environment() {
     }
     let shown = run(&["show", &qwen, "--json"], &[("TROIKA_MODEL", "/no/such")]);
     assert_eq!(shown, run(&["show", &qwen, "--json"], &[]));
-    // Two rivals that were both typed are still refused.
+    // Two conflicting flags that were both typed are still refused.
     assert_eq!(troika(&["run", "-p", "x", "-f", &file]).status.code(), Some(2));
     assert_eq!(troika(&["show", &tiny, "-m", &qwen]).status.code(), Some(2));
 }
 
-/// Types on a terminal: what the command then shows there, and its exit code. `None` where the
-/// program that makes terminals is not installed.
+/// Types on a terminal. Returns what the command shows and its exit code, or `None` if the program
+/// that makes terminals is not installed.
 #[cfg(target_os = "linux")]
 fn on_a_terminal(args: &str, typed: &[u8]) -> Option<(String, Option<i32>)> {
     let line = format!("'{}' {args}", env!("CARGO_BIN_EXE_troika"));
@@ -873,7 +873,7 @@ fn on_a_terminal(args: &str, typed: &[u8]) -> Option<(String, Option<i32>)> {
     c.args(["-q", "-e", "-c", &line, "/dev/null"]).env("TERM", "dumb");
     c.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = c.spawn().ok()?;
-    // The command may be gone before it has read anything.
+    // The command may end before it has read anything.
     let _ = child.stdin.take().unwrap().write_all(typed);
     let out = child.wait_with_output().unwrap();
     Some((String::from_utf8_lossy(&out.stdout).into_owned(), out.status.code()))

@@ -29,7 +29,7 @@ fn virtual_devices_are_listed_with_what_their_file_says() {
     {
         assert!(listed.contains(line), "{line}: {listed}");
     }
-    // This machine's bandwidth is not theirs.
+    // This machine's bandwidth does not apply to them.
     assert!(!listed.contains("read bandwidth"), "{listed}");
     let json = text(&troika(&["devices", "--json", "--device", &gpu]));
     let json: Value = serde_json::from_str(&json).unwrap();
@@ -80,7 +80,7 @@ fn the_model_says_the_same_on_virtual_devices() {
     assert_eq!(say(&["--device", &both, "--strategy", "alternate"]), cpu);
 }
 
-/// With numerics off there is nothing to read: tokens come from a counter, and that is said.
+/// With numerics off there are no logits: tokens come from a counter, and a note says so.
 #[test]
 fn devices_that_compute_nothing_count_tokens_up() {
     let dir = tempfile::tempdir().unwrap();
@@ -91,7 +91,7 @@ fn devices_that_compute_nothing_count_tokens_up() {
     let off = format!("off=virtual:{}:gpu", file.display());
     let said = "device off computes nothing (its numerics are off)";
     let run = ["run", "-p", "Once upon", "-n", "4", "--json"];
-    // Beside a device that computes, too: what it reads is nobody's.
+    // Also beside a device that computes: logits are not used.
     for devices in [&["--device", &off][..], &["--device", &off, "--device", "cpu"]] {
         let strategy = if devices.len() > 2 { "alternate" } else { "one-device" };
         let out = troika(&[&run[..], devices, &["--strategy", strategy]].concat());
@@ -113,7 +113,7 @@ fn devices_that_compute_nothing_count_tokens_up() {
     assert!(error.contains(said) && error.contains("no logits to read"), "{error}");
 }
 
-/// Compiling takes modelled time on a virtual device: as long as the file says in each run.
+/// Compiling takes modelled time on a virtual device, as long as the file says.
 #[test]
 fn compiling_ends_when_its_time_is_up() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Models and messages that mean harm.
+//! Malicious models and messages.
 
 #![cfg(unix)]
 
@@ -22,7 +22,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-/// A model's folder whose files are links, except for those given.
+/// A model's folder with links to its files, except for the given ones.
 fn model(from: &str, own: &[(&str, &str)]) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     for entry in std::fs::read_dir(root().join(from)).unwrap() {
@@ -44,7 +44,7 @@ fn with_template(template: &str, args: &[&str]) -> Output {
     troika(&[&["run", &path, "-n", "1", "--temp", "0"], args].concat())
 }
 
-/// No byte on either stream that a terminal obeys.
+/// Checks that neither stream has bytes that a terminal obeys.
 #[track_caller]
 fn harmless(out: &Output, words: &[&str]) {
     let all = text(&out.stdout) + &text(&out.stderr);
@@ -67,7 +67,7 @@ fn long_values_of_files_are_not_repeated_whole() {
     harmless(&out, &["hidden_size is \"xxx", "not a whole number"]);
 }
 
-/// A prompt that was given and comes to nothing is no empty prompt.
+/// A prompt that yields no tokens differs from an empty one.
 #[test]
 fn prompts_of_which_nothing_is_left_are_told_apart() {
     let out = with_template("{# nothing #}", &["-p", "Hello"]);

@@ -1,4 +1,4 @@
-//! The command and a hub that runs in the test.
+//! The command with a hub that runs in the test.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
@@ -17,9 +17,9 @@ const NAME: &str = "m-Q4_0.gguf";
 struct Hub {
     address: String,
     log: Arc<Mutex<Vec<String>>>,
-    /// Lists that are still handed out; then the Hub refuses.
+    /// Number of lists to answer; then the Hub refuses.
     lists: Arc<Mutex<usize>>,
-    /// Bytes of the next body after which nothing more comes.
+    /// Bytes of the next body before the connection stalls.
     stall: Arc<Mutex<Option<usize>>>,
 }
 
@@ -109,7 +109,7 @@ const RUN: [&str; 8] = ["run", "o/n", "--prompt-ids", "5,6", "-n", "2", "--json"
 #[test]
 fn a_model_is_looked_up_once() {
     let home = tempfile::tempdir().unwrap();
-    // The Hub refuses whoever asks twice.
+    // The Hub refuses a second request.
     for args in [&RUN[..], &["bench", "-m", "o/n", "-p", "4", "-n", "1", "-r", "1", "-t", "1,2"]] {
         let hub = Hub::start();
         let out = hub.command(home.path(), args).output().unwrap();

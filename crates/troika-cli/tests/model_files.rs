@@ -1,4 +1,4 @@
-//! What the command says of a model's files that do not belong together, or that say odd things.
+//! The command's messages about model files that are inconsistent or unusual.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -19,7 +19,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-/// A copy of a model of the tests whose JSON files have other values in some fields.
+/// A copy of a test model with changed fields in its JSON files.
 fn copied(name: &str, file: &str, changes: &[(&str, Value)]) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     for entry in std::fs::read_dir(root().join("tests/golden").join(name)).unwrap() {
@@ -35,7 +35,7 @@ fn copied(name: &str, file: &str, changes: &[(&str, Value)]) -> TempDir {
     dir
 }
 
-/// A copy of a GGUF file of the tests with another value of a whole number.
+/// A copy of a test GGUF file with a changed whole number.
 fn gguf(name: &str, key: &str, value: u32) -> TempDir {
     let mut bytes = std::fs::read(root().join("tests/gguf").join(name)).unwrap();
     let at = bytes.windows(key.len()).position(|w| w == key.as_bytes()).unwrap() + key.len();
@@ -46,7 +46,7 @@ fn gguf(name: &str, key: &str, value: u32) -> TempDir {
     dir
 }
 
-/// What `show` and `run` say of it on stderr; both succeed.
+/// The messages of `show` and `run` on stderr; both succeed.
 fn told(path: &Path) -> [String; 2] {
     let path = path.display().to_string();
     let run = ["run", &path, "--prompt-ids", "5,6", "-n", "1", "-q"];
@@ -139,7 +139,7 @@ fn ropes_wider_than_a_head_are_refused() {
     }
 }
 
-/// Files of the formats and families there are, as they were made.
+/// Unchanged files of all formats and families.
 #[test]
 fn whole_models_give_no_warning() {
     let files = |folder: &str| std::fs::read_dir(root().join(folder)).unwrap();
@@ -181,7 +181,7 @@ fn recommended_values_that_cannot_be_used_are_told_and_ignored() {
             assert!(err.contains(word), "{value}: {word:?} is not in: {err}");
         }
     }
-    // What is usual gives no warning.
+    // Usual files give no warning.
     let usual = [
         ("top_p", Value::from(0.9)),
         ("top_k", 0.into()),

@@ -15,7 +15,7 @@ fn stdout(out: &Output) -> String {
     String::from_utf8(out.stdout.clone()).unwrap()
 }
 
-/// The exit code of a command that fails, with what it says.
+/// The exit code and message of a failing command.
 fn refused(args: &[&str]) -> (i32, String) {
     let out = troika(args);
     assert!(!out.status.success(), "{args:?}");
@@ -72,7 +72,7 @@ fn a_plan_is_written_edited_and_run_by() {
     let alone = stdout(&troika(&RUN));
     let by_plan = [&RUN[..], &two(), &["--plan", file]].concat();
     assert_eq!(stdout(&troika(&by_plan)), alone);
-    // Edited: decoding on one device. The trace says who did what.
+    // Edited: decode on one device. The trace shows where everything ran.
     let activations = plan["decode"]["rules"][0]["activations"].clone();
     plan["decode"]["rules"] = serde_json::json!([{"device": "b", "activations": activations}]);
     std::fs::write(file, plan.to_string()).unwrap();
@@ -111,12 +111,12 @@ fn what_a_device_refuses_runs_elsewhere_and_is_said() {
     let note = String::from_utf8(out.stderr.clone()).unwrap();
     assert_eq!(stdout(&out), alone);
     assert!(note.contains(said) && note.contains("the plan has a compute them"), "{note}");
-    // The plan says so, too.
+    // The plan says so too.
     let out = troika(&[&["plan"][..], &both, &["--explain"]].concat());
     assert!(stdout(&out).contains("by a instead of b"), "{}", stdout(&out));
     assert!(String::from_utf8(out.stderr).unwrap().contains(said));
 
-    // A plan of the user's is not changed, unless that is allowed.
+    // A user's plan is not changed unless that is allowed.
     let cpus = ["--device", "a=cpu,b=cpu", "--strategy", "alternate"];
     stdout(&troika(&[&["plan"][..], &cpus, &["--out", file]].concat()));
     let by_plan = ["--device", cpu, "--device", &odd, "--plan", file];
@@ -132,7 +132,7 @@ fn what_a_device_refuses_runs_elsewhere_and_is_said() {
     let (code, why) = refused(&[&RUN[..], &["--fallback"]].concat());
     assert!(code == 2 && why.contains("--plan"), "{why}");
 
-    // Nobody else is there.
+    // No other device is available.
     let (_, why) = refused(&[&RUN[..], &["--device", &odd]].concat());
     assert!(why.contains("no device takes attention of segment attention; b:"), "{why}");
 }
@@ -160,7 +160,7 @@ fn an_explained_plan_says_what_it_copies() {
     ] {
         assert_eq!(text.matches(&format!("| {of} | {pair} | ")).count(), 1, "{text}");
     }
-    // Caches are handed over once; what is decoded needs its ids and logits.
+    // Caches are handed over once; a decoded token needs its ids and logits.
     let text = explain(&own, &["--strategy", "prefill-decode", "--ubatch-size", "32"]);
     for line in [
         "| values | a chunk of 32 tokens | | | no copies | |\n",
@@ -261,7 +261,7 @@ fn lengths_beyond_a_plans_context_name_the_plan() {
     }
     let (_, said) = refused(&[&bench[..], &["-p", "10,3000"]].concat());
     assert!(said.contains("the plan's context is 12") && !said.contains("-c;"), "{said}");
-    // As many as the context holds.
+    // As many as fit the context.
     let lengths = ["-p", "12", "-n", "12"];
     let table = stdout(&troika(&[&bench[..], &lengths].concat()));
     assert_eq!(serde_json::from_str::<Value>(&table).unwrap().as_array().unwrap().len(), 2);
@@ -322,7 +322,7 @@ fn how_devices_wait_is_the_plans_to_say() {
     assert!(code == 2 && said.contains("'never'") && said.contains("blocking"), "{said}");
 }
 
-/// A shape is planned for without its weights: these would be 120 GB.
+/// A plan for a shape needs no weights: these would have 120 GB.
 #[test]
 fn shapes_are_planned_without_weights() {
     let plan = stdout(&troika(&["plan", "--synthetic", "qwen3-30b-a3b:F32"]));
@@ -345,7 +345,7 @@ fn values_of_16_bits_halve_what_is_copied() {
     assert_eq!(full, 2 * less);
     assert!(!plain.contains("values in") && said.contains("a; values in bf16 |"), "{said}");
 
-    // Where all devices take activations in f32, numbers do not depend on how the model is divided.
+    // If all devices use f32 activations, results do not depend on the division.
     let exact = [&RUN[..], &half, &["--dtype", "f32"]].concat();
     let alone = stdout(&troika(&exact));
     for strategy in ["alternate", "split-columns", "split-hybrid"] {
@@ -393,8 +393,8 @@ fn bench_and_devices_take_devices_too() {
     assert_eq!(rows.lines().count(), 2);
 }
 
-/// Rules by the length of a chunk change who computes, and no number; a bucket that leaves nothing
-/// is refused.
+/// Rules by chunk length change where chunks run, but no results. A bucket that leaves nothing to
+/// full chunks is refused.
 #[test]
 fn rules_by_length_write_the_same_text() {
     let alone = stdout(&troika(&RUN));
@@ -431,8 +431,8 @@ fn rules_by_length_write_the_same_text() {
     assert!(code == 1 && said.contains("leaves nothing to the rules of chunks of 5"), "{said}");
 }
 
-/// Other ways for chunks are left alone where it is decided by length; by load the one is taken that
-/// is predicted to end first, and no number changes. What makes no sense is refused.
+/// By length, alternatives for chunks are not used. By load, the one predicted to end first is
+/// used, without changing results. Invalid ones are refused.
 #[test]
 fn plans_with_other_ways_write_the_same_text() {
     let alone = stdout(&troika(&RUN));

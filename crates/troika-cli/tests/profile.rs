@@ -1,5 +1,5 @@
-//! `troika profile` and the plans that are chosen by it, on virtual devices: their times are exact,
-//! so that what was predicted can be compared with what a run takes.
+//! `troika profile`, and plans chosen by a profile, on virtual devices. Their times are exact, so
+//! that predictions can be compared with runs.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -25,8 +25,8 @@ fn refused(args: &[&str]) -> String {
     said
 }
 
-/// Two processors: one fast at products of many rows, one at reading memory. `npu` is more of the
-/// first one's lines.
+/// Two processors: one fast at products of many rows, one at reading memory. `npu` adds lines to
+/// the first one.
 fn soc(dir: &Path, npu: &str) -> String {
     let text = format!(
         "name = \"test\"\nnumerics = \"off\"\n\
@@ -81,7 +81,7 @@ fn measured(npu: &str) -> Measured {
     Measured { dir, devices, profile }
 }
 
-/// What is chosen takes as long as predicted, and is faster than each device alone.
+/// The chosen plan takes as long as predicted, and is faster than each device alone.
 #[test]
 fn chosen_plans_keep_what_they_promise() {
     for npu in ["", "static_shapes = true\nrow_buckets = [1, 32, 128, 512]"] {
@@ -139,7 +139,7 @@ fn profiles_are_gone_on_with_and_foreign_ones_refused() {
     let plan = [&plan[..], &SHAPE].concat();
     let mut other = now.clone();
     other["subject"]["machine"] = "a toaster".into();
-    // A figure of the SoC's file that people are not told.
+    // A figure of the SoC's file that is not shown to people.
     let soc = m.path("soc.toml");
     let described = std::fs::read_to_string(&soc).unwrap();
     std::fs::write(
@@ -169,7 +169,7 @@ fn profiles_are_gone_on_with_and_foreign_ones_refused() {
     assert_eq!(both.status.code(), Some(2), "one of them decides");
 }
 
-/// A complete profile stays until another one is complete, whatever it is of.
+/// A complete profile stays until a new one is complete, whatever its subject.
 #[test]
 fn a_complete_profile_stays_until_the_next_one_is() {
     let m = measured("");
@@ -180,7 +180,7 @@ fn a_complete_profile_stays_until_the_next_one_is() {
     stdout(&troika(&[&at[..], &SHAPE].concat()));
     let whole = std::fs::read_to_string(&m.profile).unwrap();
     assert!(whole != both && !Path::new(&partial).exists());
-    // As if it had been ended half way.
+    // As if measuring had been stopped half way.
     let mut half: Value = serde_json::from_str(&whole).unwrap();
     half["complete"] = false.into();
     let runs = half["runs"].as_array_mut().unwrap();
@@ -198,7 +198,7 @@ fn a_complete_profile_stays_until_the_next_one_is() {
     assert!(!Path::new(&partial).exists());
 }
 
-/// What a file says that hand-overs and lists take is what is found, where queues do not wait.
+/// The measured costs of hand-overs and lists are those in the file, where queues do not wait.
 #[test]
 fn hand_overs_of_virtual_devices_are_measured() {
     let dir = tempfile::tempdir().unwrap();
@@ -220,7 +220,7 @@ fn hand_overs_of_virtual_devices_are_measured() {
     assert_eq!([listed(0), listed(1)], [25e3, 0.0]);
 }
 
-/// A device that takes no segment as a whole is in no plan by a profile, and that is said.
+/// A device that takes no segment as a whole is not used by plans from a profile; a note says so.
 #[test]
 fn devices_that_are_left_out_are_named() {
     let dir = tempfile::tempdir().unwrap();
@@ -234,7 +234,7 @@ fn devices_that_are_left_out_are_named() {
     assert!(said.contains("no segment runs as a whole on npu: plans"), "{said}");
 }
 
-/// Lengths that a plan is to be best for are within the context.
+/// The lengths to optimise a plan for are limited to the context.
 #[test]
 fn lengths_beyond_the_context_are_refused() {
     let m = measured("");
@@ -258,15 +258,15 @@ fn lengths_beyond_the_context_are_refused() {
         let said = refused(&[&at[..], &SHAPE, more].concat());
         assert!(said.contains(says), "{said}");
     }
-    // Without them, as many as there is room for.
+    // Without them, as many as fit.
     let small = ["plan", "--device", &m.devices, "--profile", &m.profile, "-c", "300"];
     let plan: Value =
         serde_json::from_str(&stdout(&troika(&[&small[..], &SHAPE].concat()))).unwrap();
     assert_eq!([&plan["predicted"]["prompt"], &plan["predicted"]["generate"]], [300, 0]);
 }
 
-/// Without a file, profiles are kept for the model and the devices; where there is none, nothing
-/// is different and nothing is said.
+/// Without a file, profiles are stored for the model and the devices. Without a stored one, nothing
+/// changes and there is no message.
 #[test]
 fn profiles_are_kept_for_a_model_and_its_devices() {
     let dir = tempfile::tempdir().unwrap();
@@ -302,7 +302,7 @@ fn profiles_are_kept_for_a_model_and_its_devices() {
     assert!(found["predicted"]["ttft_us"].as_f64().unwrap() > 0.0, "{found}");
     assert_eq!(plan(&[]), found, "who plans uses what is there");
     assert_eq!(plan(&["--strategy", "alternate"])["strategy"], "alternate");
-    // Whoever runs does not, unless told to.
+    // `run` does not use it unless told to.
     let rows = |more: &[&str]| {
         let out =
             run("bench", &[&["-p", "64", "-n", "0", "-r", "1", "-o", "jsonl"][..], more].concat());
@@ -312,7 +312,7 @@ fn profiles_are_kept_for_a_model_and_its_devices() {
     };
     assert_eq!(rows(&[])["strategy"], "one-device");
     assert_eq!(rows(&["--profile"])["strategy"], found["strategy"]);
-    // Nothing of what virtual devices do can be read as energy.
+    // The energy of virtual devices cannot be measured.
     assert!(rows(&[])["joules_per_token"].is_null());
 
     let text = std::fs::read_to_string(file).unwrap();
@@ -322,7 +322,7 @@ fn profiles_are_kept_for_a_model_and_its_devices() {
     let foreign = "another machine: a toaster";
     let asked = run("plan", &["--profile"]);
     assert!(!asked.status.success() && said(&asked).contains(foreign), "{}", said(&asked));
-    // Who did not ask for it gets a plan without it, and a word of it.
+    // If it was not requested, the plan is made without it, with a note.
     for damaged in [other.to_string(), text[..text.len() / 2].to_string()] {
         std::fs::write(file, damaged).unwrap();
         let out = run("plan", &[]);
@@ -332,7 +332,7 @@ fn profiles_are_kept_for_a_model_and_its_devices() {
     }
 }
 
-/// What a profile is written to: links stay, devices stay devices, somebody's text is not replaced.
+/// The file of a profile: links and devices stay, and text of other kinds is not replaced.
 #[cfg(unix)]
 #[test]
 fn profiles_replace_nothing_but_profiles() {
@@ -357,7 +357,7 @@ fn profiles_replace_nothing_but_profiles() {
     assert_eq!(std::fs::read_to_string(&notes).unwrap(), "buy milk\n");
 }
 
-/// Where there is no folder to keep profiles in, none is written to the folder of the day.
+/// Without a folder for profiles, nothing is written to the current folder.
 #[test]
 fn profiles_need_a_home() {
     let dir = tempfile::tempdir().unwrap();
@@ -376,7 +376,7 @@ fn profiles_need_a_home() {
     }
 }
 
-/// A plan for more memory than there is.
+/// A plan for more memory than the machine has.
 #[test]
 fn plans_over_the_limit_are_refused() {
     let m = measured("");

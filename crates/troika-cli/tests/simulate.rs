@@ -38,7 +38,7 @@ fn ended(args: &[&str], code: i32) -> String {
     e
 }
 
-/// A GPU that the model leaves alone draws all frames.
+/// A GPU that the model does not use draws all frames.
 #[test]
 fn frames_are_drawn_on_an_idle_gpu() {
     let at = ["simulate", "-m", "llama-3.2-3b", "--strategy", "cpu-only", "-p", "64", "--json"];
@@ -49,12 +49,12 @@ fn frames_are_drawn_on_an_idle_gpu() {
     }
     let alone = json(&[&at[..], &["-n", "3"]].concat());
     assert!(f["energy_j"].as_f64().unwrap() > alone["energy_j"].as_f64().unwrap());
-    // Where nothing is decoded there is no rate beside it.
+    // Without decoding there is no frame rate for it.
     let f = json(&[&at[..], &["-n", "1", "--co-run", "60:6"]].concat());
     assert!(f["frames_per_s"][0].is_f64() && f["frames_per_s"][1].is_null(), "{f}");
 }
 
-/// Some models have layers that are unlike the others: without rotary positions, for instance.
+/// Some models have layers that differ from the others, for instance without rotary positions.
 #[test]
 fn layers_that_are_unlike_others_are_placed_by_themselves() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
@@ -106,15 +106,15 @@ fn strategies_are_in_the_order_that_the_paper_shows() {
         assert!(tensor < pipe && pipe < ttft("padding", prompt), "{prompt}");
         assert!(pipe < ttft("online-prepare", prompt) && pipe < ttft("gpu-only", prompt));
     }
-    // Padding costs the same for all lengths up to the next standard one but for what the GPU
-    // does, and more behind it.
+    // Up to the next standard length, padding costs the same for all lengths, except for the GPU's
+    // part; beyond it, more.
     let (a, b, c) = (ttft("padding", "257"), ttft("padding", "512"), ttft("padding", "513"));
     assert!(a > 0.9 * b && c > 1.5 * b, "{a} {b} {c}");
     let tpot = |name| simulated(name, "256")["tpot_ms"].as_f64().unwrap();
     assert!(tpot("hetero-tensor") < tpot("gpu-only"));
 }
 
-/// What the solver finds is at least as good as what people know, in the simulation, not only by its
+/// The solver's plan is at least as good as the named strategies in the simulation, not only by its
 /// own prediction.
 #[test]
 fn solved_plans_are_as_fast_as_the_best_strategy() {
@@ -136,19 +136,19 @@ fn solved_plans_are_as_fast_as_the_best_strategy() {
         let [ttft, tpot, peak] = run(soc, model, prompt, "solved");
         assert!(ttft <= best(0) * 1.02, "{soc} {model} {prompt}: {ttft}, not {}", best(0));
         assert!(tpot <= best(1) * 1.02, "{soc} {model} {prompt}: {tpot}, not {}", best(1));
-        // Ways for other lengths take no memory of their own.
+        // Rules for other lengths take no extra memory.
         assert!(peak <= all[0][2] * 1.5, "{soc} {model} {prompt}: {peak}, {}", all[0][2]);
     }
-    // A prompt does not take longer than one that has a token more.
+    // A prompt never takes longer than one with a token more.
     let ttft = |prompt| run("sd8gen3-fp16", "qwen3-0.6b", prompt, "solved")[0];
     for (prompt, longer) in [("128", "129"), ("256", "257"), ("512", "513")] {
         assert!(ttft(prompt) <= ttft(longer) * 1.01, "{prompt} tokens");
     }
 }
 
-/// No target says so: other lengths and models are in the order of the paper's figures 13 to 15, and
-/// curves rise. One row more than a standard length is left out: an NPU computes a single row as a
-/// decoded one, which takes it longer than two.
+/// Beyond the targets: other lengths and models are ordered as in the paper's figures 13 to 15, and
+/// curves rise. Lengths one above a standard length are left out, since an NPU computes a single
+/// row like a decoded one, which is slower than two rows.
 #[test]
 fn other_lengths_and_models_are_in_order() {
     let run = |model: &str, prompt: usize, strategy: &str| -> [f64; 2] {
@@ -166,7 +166,7 @@ fn other_lengths_and_models_are_in_order() {
                 let time = run(model, prompt, other)[0];
                 assert!(time >= tensor[0] * 0.9999, "{model}, {prompt} tokens: {other} is faster");
             }
-            // More tokens never take less; what a token takes grows with what is cached.
+            // More tokens never take less time; a token's time grows with the cached positions.
             assert!(
                 tensor[0] > before[0] * 0.999,
                 "{model}: {prompt} tokens are faster than fewer"
@@ -191,8 +191,8 @@ fn a_game_beside_gets_its_frames_where_the_gpu_is_left_free() {
     assert!(simulated("gpu-only", "256")["frames_per_s"].is_null());
 }
 
-/// A game on the GPU: by load, chunks leave it, and the first token comes sooner; without one, they
-/// are where their length has them, and take as long.
+/// With a game on the GPU, placement by load moves chunks away from it, and the first token comes
+/// sooner. Without a game, chunks run by their length, with equal times.
 #[test]
 fn by_load_chunks_leave_a_processor_that_is_busy() {
     let dir = tempfile::tempdir().unwrap();
@@ -212,7 +212,7 @@ fn by_load_chunks_leave_a_processor_that_is_busy() {
     let (idle, idle_by_load) = (run(&[]), run(&load));
     assert_eq!((&idle["decide"], &idle_by_load["decide"]), (&"length".into(), &"load".into()));
     assert_eq!(idle_by_load["chunks_placed_by_load"], 0);
-    // A plan with other ways has the cache whole in one place, which costs a little.
+    // A plan with alternatives keeps the cache whole in one place, which costs a little.
     assert!((ttft(&idle) / ttft(&idle_by_load) - 1.0).abs() < 0.02, "{idle} {idle_by_load}");
     let game = ["--co-run", "30:30"];
     let (busy, busy_by_load) = (run(&game), run(&[&game[..], &load].concat()));
@@ -341,14 +341,14 @@ fn targets_are_made_again_and_reported() {
     let rate = all[2]["ours"].as_f64().unwrap();
     let error = rate / all[2]["printed"].as_f64().unwrap() - 1.0;
     assert!((all[2]["error"].as_f64().unwrap() - error).abs() < 1e-3);
-    // Asked for by name, it computes with this machine's kernels.
+    // When requested by name, it computes with this machine's kernels.
     assert!(all[3]["pass"] == true && all[3]["ours"].to_string().contains("split-rows"));
     assert_eq!(all[4]["pass"], false, "what is not run does not pass");
     let html = std::fs::read_to_string(report).unwrap();
     assert!(html.contains("H12") && !html.contains("src=") && !html.contains("href="));
 }
 
-/// How long is waited is for a quiet machine to say; that it was measured shows.
+/// Waiting times depend on the machine; the test only checks that they were measured.
 #[test]
 fn hand_overs_are_measured_where_they_are_asked_for() {
     let dir = tempfile::tempdir().unwrap();

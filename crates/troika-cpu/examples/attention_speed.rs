@@ -1,4 +1,4 @@
-//! Speed of attention, per instruction set and number of rows and of positions before them.
+//! Measures attention by instruction set, number of rows, and positions before them.
 //!
 //! `cargo run --release -p troika-cpu --example attention_speed -- [threads] [rows depth kernels]`
 //!
@@ -17,7 +17,7 @@ use troika_cpu::{Isa, PerWorker, Pool};
 use troika_device::{ForwardBatch, PageTable, SeqRows, ZeroedBytes};
 use troika_graph::{ActivationFormat, Attention};
 
-/// Measurements, of which the best counts.
+/// Number of measurements; the best counts.
 const RUNS: usize = 5;
 /// Positions of a page.
 const PAGE: usize = 32;
@@ -37,7 +37,7 @@ enum Cache {
     Bf16,
 }
 
-/// Numbers in huge pages, as most of an engine's caches are.
+/// Numbers in huge pages, like most of an engine's caches.
 fn cache<T: Pod>(numbers: impl ExactSizeIterator<Item = T>) -> ZeroedBytes {
     let bytes = ZeroedBytes::new(numbers.len() * size_of::<T>()).expect("memory of a cache");
     let mut bytes = bytes.huge_pages();
@@ -63,7 +63,7 @@ fn op(c: &Case) -> Attention {
     }
 }
 
-/// Seconds of an attention.
+/// Seconds of one attention.
 fn time(isa: Isa, threads: usize, c: &Case, kind: Cache) -> f64 {
     let op = op(c);
     let len = c.depth + c.rows;

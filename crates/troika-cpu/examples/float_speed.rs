@@ -1,11 +1,11 @@
-//! Speed of products with float weights, per type, activations, shape, instruction set and number
-//! of threads.
+//! Measures products with float weights by type, activations, shape, instruction set and number of
+//! threads.
 //!
 //! `cargo run --release -p troika-cpu --example float_speed -- [threads [words]]` prints the lines
-//! with all the words in their first columns; `-- 2 amx bf16` is for whoever has tiles of bf16.
+//! whose first columns contain all the words; `-- 2 amx bf16` selects tiles of bf16.
 //!
-//! GB/s are weight bytes read once per product (with few rows they come from memory: several
-//! copies of the weight are used in turn); GFLOP/s are two operations per weight and row.
+//! GB/s are weight bytes read once per product (with few rows from memory, since several copies of
+//! the weight are used in turn); GFLOP/s are two operations per weight and row.
 
 use std::time::Instant;
 
@@ -14,11 +14,11 @@ use troika_cpu::kernels::linear::{OutView, Product, RowsView, WeightView, bf16, 
 use troika_cpu::{Isa, PerWorker, Pool, SharedMut};
 use troika_graph::DType;
 
-/// Bytes of all copies of a weight: beyond the caches.
+/// Bytes of all copies of a weight together: more than the caches hold.
 const MEMORY: usize = 256 << 20;
-/// Measurements, of which the best counts.
+/// Number of measurements; the best counts.
 const RUNS: usize = 7;
-/// Activation rows up to which weights come from memory.
+/// The most activation rows for which weights come from memory.
 const FEW: usize = 8;
 
 #[derive(Clone, Copy)]

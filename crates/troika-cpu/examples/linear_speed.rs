@@ -1,12 +1,12 @@
-//! Speed of products with quantized weights and activations in eight or seven bits, per type,
-//! shape, instruction set and number of threads.
+//! Measures products of quantized weights with activations in eight or seven bits by type, shape,
+//! instruction set and number of threads.
 //!
 //! `cargo run --release -p troika-cpu --example linear_speed -- [threads [words]]`
 //!
 //! Only lines with all the words are measured (`vnni Q8_0 512`). GB/s are packed bytes read once
-//! per product (with one row they come from memory: several copies of the weight are used in
-//! turn); GOP/s are two operations per weight and row. The last column is the time activations
-//! take to quantize, which is not in the others: several products share it.
+//! per product (with one row from memory, since several copies of the weight are used in turn);
+//! GOP/s are two operations per weight and row. The last column is the time to quantize
+//! activations; it is not in the others, since several products share it.
 
 use std::time::{Duration, Instant};
 
@@ -19,9 +19,9 @@ use troika_cpu::kernels::linear::{OutView, RowsView};
 use troika_cpu::{Isa, PerWorker, Pool, SharedMut};
 use troika_graph::{ActivationFormat, DType};
 
-/// Bytes of all copies of a weight: beyond the caches.
+/// Bytes of all copies of a weight together: more than the caches hold.
 const MEMORY: usize = 256 << 20;
-/// Measurements, of which the best counts: at least as many, and for as long.
+/// At least this many measurements, for at least this long; the best counts.
 const RUNS: usize = 7;
 const TIME: Duration = Duration::from_millis(500);
 

@@ -1,4 +1,4 @@
-//! The CPU device: it compiles subgraphs to lists of kernel calls and runs them on a pool of threads.
+//! The CPU device: compiles subgraphs to lists of kernel calls and runs them on a thread pool.
 //!
 //! From the ground up, each module using only those before it:
 //!

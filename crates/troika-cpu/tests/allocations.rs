@@ -1,4 +1,4 @@
-//! A warm queue runs without memory from the heap.
+//! A warm queue runs without heap allocations.
 
 #![allow(missing_docs)]
 
@@ -103,7 +103,7 @@ fn a_warm_queue_allocates_nothing_per_op() {
         COUNT.load(Ordering::Relaxed) - before
     };
     runs(10);
-    // The test's harness has a thread of its own, which allocates now and then.
+    // The test harness's own thread allocates now and then.
     let fewest = (0..3).map(|_| runs(100)).min();
     assert_eq!(fewest, Some(0), "allocations in 100 lists of 10 ops");
 }

@@ -1,10 +1,10 @@
-//! What a device can do.
+//! The capabilities of a device.
 
 use troika_graph::{ActivationFormat, DType};
 
 use crate::memory::SpaceId;
 
-/// The class of a device. Only the planner and the device's own crate may look at it.
+/// The class of a device. Only the planner and the device's own crate may use it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DeviceKind {
     /// Central processor.
@@ -31,59 +31,59 @@ impl std::fmt::Display for DeviceKind {
 /// Capabilities and limits.
 #[derive(Clone, Debug)]
 pub struct Caps {
-    /// Runs graphs of fixed shape only: `rows` and `kv_len` must be bound before compiling.
+    /// Takes only graphs of fixed shape: `rows` and `kv_len` must be bound before compiling.
     pub static_shapes: bool,
-    /// With static shapes: the numbers of rows that graphs are compiled for, unless a plan says
-    /// otherwise; ascending.
+    /// With static shapes: the numbers of rows to compile for, ascending, unless a plan says
+    /// otherwise.
     pub row_buckets: Vec<usize>,
-    /// Memory spaces that it reads and writes without a copy; never none. Its own memory is the
+    /// Memory spaces that it reads and writes without a copy; at least one. Its own memory comes
     /// first.
     pub spaces: Vec<SpaceId>,
-    /// Names how it computes: devices with equal names give equal bits. [`Caps::NO_NUMERICS`] if it
-    /// does not.
+    /// Identifies the numerics: devices with equal names give equal bits. [`Caps::NO_NUMERICS`] if
+    /// it computes nothing.
     pub numerics: String,
-    /// Most bytes of one binding, if limited: of the rows of an input or output, and of a **slab**
-    /// of a state. A state's view may be larger; the device binds it slab by slab, each of as many
-    /// whole pages as the limit holds ([`Caps::slab_pages`]), so that no page lies in two of them.
+    /// The most bytes of one binding, if limited: of the rows of an input or output, or of a
+    /// **slab** of a state. A state's view may be larger: the device binds it slab by slab. A slab
+    /// has as many whole pages as the limit allows ([`Caps::slab_pages`]).
     pub max_binding_bytes: Option<u64>,
-    /// Weight types it reads as they are.
+    /// Weight types that it reads without conversion.
     pub weight_dtypes: Vec<DType>,
-    /// Activation formats, besides f32, that its products gain from.
+    /// Activation formats, besides f32, that make its products faster.
     pub activation_formats: Vec<ActivationFormat>,
-    /// Largest graph with its weights, in bytes, if limited.
+    /// The most bytes of a graph with its weights, if limited.
     pub max_graph_bytes: Option<u64>,
-    /// Most bytes of all loaded weights together, if limited.
+    /// The most bytes of all loaded weights together, if limited.
     pub max_resident_bytes: Option<u64>,
-    /// Lists that may be in flight on one queue.
+    /// The most lists in flight on one queue.
     pub queue_depth: usize,
     /// Whether its queues wait for other queues by themselves ([`crate::CommandList::waits`]). If
-    /// not, the scheduler hands them over what waits for nobody any more.
+    /// not, the scheduler only submits work whose waits are over.
     pub queue_waits: bool,
-    /// Whether its queues run functions of the host ([`crate::Work::Host`], [`crate::Work::Load`]).
-    /// If not, they refuse such a task by its name.
+    /// Whether its queues run host functions ([`crate::Work::Host`], [`crate::Work::Load`]). If
+    /// not, they refuse such a task by its name.
     pub host_tasks: bool,
-    /// Inputs and outputs may be bound to rows that lie apart, so that some columns of a value can
-    /// be computed next to another device's. If not, such bindings are refused when they are
-    /// submitted, by the value's name.
+    /// Whether inputs and outputs may have gaps between rows, so that another device can compute
+    /// other columns of the same value. If not, such bindings are refused when submitted, by the
+    /// value's name.
     pub strided_rows: bool,
-    /// Weights become part of the code, so that each graph is compiled by itself. If not, graphs of
-    /// one shape share code ([`troika_graph::Subgraph::same_code`]).
+    /// Whether weights become part of the code, so that each graph is compiled separately. If not,
+    /// graphs of one shape share code ([`troika_graph::Subgraph::same_code`]).
     pub bakes_weights: bool,
-    /// Facts for people: cores, instruction sets, driver versions, as (name, value).
+    /// Facts for people as (name, value): cores, instruction sets, driver versions.
     pub facts: Vec<(String, String)>,
 }
 
 impl Caps {
-    /// The [`Caps::numerics`] of a device that only models time.
+    /// The [`Caps::numerics`] of a device that models time only.
     pub const NO_NUMERICS: &'static str = "none";
 
-    /// Pages of so many bytes in a slab; `None` when not even one page can be bound.
+    /// Number of pages in a slab; `None` when not even one page can be bound.
     pub fn slab_pages(&self, page_bytes: u64) -> Option<u64> {
         let most = self.max_binding_bytes.unwrap_or(u64::MAX);
         Some(most / page_bytes.max(1)).filter(|pages| *pages > 0)
     }
 
-    /// Whether the device computes values. If not, what it writes is nobody's to read.
+    /// Whether the device computes values. If not, its outputs must not be read.
     pub fn computes(&self) -> bool {
         self.numerics != Caps::NO_NUMERICS
     }

@@ -1,4 +1,4 @@
-//! Time. Only the scheduler and device queues ask it.
+//! Time. Only the scheduler and device queues use it.
 
 use std::time::{Duration, Instant};
 
@@ -7,11 +7,10 @@ pub trait Clock: Send + Sync {
     /// Time since the clock's epoch.
     fn now(&self) -> Duration;
 
-    /// Lets time pass. A virtual clock carries out what its devices do meanwhile.
+    /// Lets time pass. A virtual clock runs its devices' events meanwhile.
     fn wait(&self, duration: Duration);
 
-    /// When a virtual device will have done something next; `None` when nothing is under way, and
-    /// for a clock that goes by itself.
+    /// The time of a virtual device's next event; `None` if there is none, and for real time.
     fn next_event(&self) -> Option<Duration> {
         None
     }

@@ -1,4 +1,4 @@
-//! Devices, executables, queues.
+//! Devices, command lists and queues.
 
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
@@ -16,11 +16,10 @@ use crate::memory::{Buffer, OutOfMemory, View};
 use crate::timeline::{Signal, Timelines, Wait, Waiting};
 use crate::weight::WeightSource;
 
-/// Memory for a subgraph's inputs, states and outputs, in its order.
+/// The memory of a subgraph's inputs, states and outputs, in its order.
 ///
-/// A view whose rows follow each other without gaps is a range of bytes: a value's rows lie in it
-/// one after another from its start on. A view whose rows lie apart has rows as wide as the
-/// value's.
+/// The rows of a dense view follow each other without gaps: such a view is just a range of bytes
+/// that begins with the value's first row. In a view with gaps, each row is as wide as the value's.
 #[derive(Clone, Debug, Default)]
 pub struct Bindings {
     /// For [`Subgraph::inputs`].
@@ -31,73 +30,73 @@ pub struct Bindings {
     pub outputs: Vec<View>,
 }
 
-/// One entry of a command list.
+/// An entry of a command list.
 #[derive(Clone, Debug)]
 pub struct Submission {
-    /// The caller's name for it, given back in [`TaskTime`].
+    /// The caller's name for it, returned in [`TaskTime`].
     pub tag: u32,
-    /// What to do.
+    /// The work.
     pub work: Work,
 }
 
-/// What a queue does.
+/// The kinds of work of a queue.
 #[derive(Clone, Debug)]
 pub enum Work {
     /// Runs an executable.
     Run(Run),
-    /// Copies rows between memory spaces, or within one to where they follow each other without
-    /// gaps. Goes to the queue of a device that reaches both.
+    /// Copies rows between memory spaces, or within one to make them dense. It is for a queue whose
+    /// device reaches both.
     Copy(CopyRows),
-    /// Runs a small function. Goes to the queue of a device that runs them
+    /// Runs a small function. It is for a queue whose device runs host functions
     /// ([`Caps::host_tasks`]).
     Host(Arc<HostTask>),
-    /// Makes or reads something; goes where host tasks go.
+    /// Makes or reads something; for the same queues as host functions.
     Load(Arc<LoadTask>),
 }
 
-/// A copy of rows to a view with as many rows of as many bytes.
+/// A copy of rows to a view with the same number of rows and bytes per row.
 #[derive(Clone, Debug)]
 pub struct CopyRows {
-    /// Where they are.
+    /// The source.
     pub from: View,
-    /// Where they go.
+    /// The destination.
     pub to: View,
 }
 
 /// One run of an executable.
 #[derive(Clone, Debug)]
 pub struct Run {
-    /// What to run: weights, with the code that reads them.
+    /// The weights, with the code that reads them.
     pub weights: Arc<Weights>,
-    /// On which memory. Where the device takes static shapes only, views of inputs and outputs
-    /// have room for all rows of the shape that was compiled; those behind `rows` are padding:
-    /// their contents are undefined, and what is computed of them is nobody's.
+    /// The memory. With static shapes, views of inputs and outputs have room for all rows of the
+    /// compiled shape. Rows behind `rows` are padding: their contents are undefined, and so are
+    /// results computed from them.
     pub bindings: Arc<Bindings>,
-    /// Value of the symbol `rows`: how many are valid.
+    /// Value of the symbol `rows`: the number of valid rows.
     pub rows: usize,
-    /// The sequences behind the rows (attention looks at it).
+    /// The sequences of the rows, for attention.
     pub forward: Arc<ForwardBatch>,
 }
 
-/// Submissions that run in order on one queue and complete together.
+/// Tasks that run in order on one queue and complete together.
 #[derive(Debug, Default)]
 pub struct CommandList {
     /// The caller's name for it.
     pub id: u64,
-    /// The runs.
+    /// The tasks.
     pub tasks: Vec<Submission>,
-    /// Report each task's times.
+    /// Whether to report each task's times.
     pub timed: bool,
-    /// Room for the times; the caller gives it back with the next list.
+    /// Memory for the times; the caller returns it with the next list.
     pub times: Vec<TaskTime>,
-    /// What some tasks wait for before they begin, in the order of the tasks. None for queues that
-    /// do not wait by themselves ([`Caps::queue_waits`]).
+    /// The waits of tasks before they begin, in task order. Empty for queues that cannot wait by
+    /// themselves ([`Caps::queue_waits`]).
     pub waits: Vec<Wait>,
-    /// What the queue's timeline reaches after some tasks, in the order of the tasks.
+    /// The values that the queue's timeline reaches after tasks, in task order.
     pub signals: Vec<Signal>,
     /// How to wait.
     pub waiting: Waiting,
-    /// How far the queues have come that run parts of the same graph.
+    /// The timelines of all queues that run parts of the same graph.
     pub timelines: Option<Arc<Timelines>>,
 }
 
@@ -110,69 +109,68 @@ pub struct TaskTime {
     pub start: Duration,
     /// End.
     pub end: Duration,
-    /// What a modelled device would have taken; `None` for devices that only measure.
+    /// The modelled time; `None` for real devices.
     pub modelled: Option<Duration>,
 }
 
-/// Report of a finished command list.
+/// The report of a finished command list.
 #[derive(Debug)]
 pub struct Completion {
-    /// Which queue of the receiver: the number given to [`Device::queue`].
+    /// The queue's number for the receiver, as given to [`Device::queue`].
     pub queue: usize,
-    /// The list, emptied; its allocation can be used again.
+    /// The emptied list, so that its memory can be reused.
     pub list: CommandList,
-    /// Whether all tasks ran; after a failure the rest of the list is skipped.
+    /// Whether all tasks ran; a failure skips the rest of the list.
     pub outcome: Result<(), DeviceError>,
-    /// Times, when asked for.
+    /// Times, if requested.
     pub times: Vec<TaskTime>,
 }
 
-/// A device: a handful of verbs.
+/// A device: compiles graphs, loads weights, and opens queues that run them.
 pub trait Device: Send + Sync {
-    /// Name, unique in the process (`cpu`, `cpu1`, `npu`).
+    /// Its name, unique in the process (`cpu`, `cpu1`, `npu`).
     fn name(&self) -> &str;
 
-    /// Class.
+    /// Its class.
     fn kind(&self) -> DeviceKind;
 
-    /// Capabilities and limits.
+    /// Its capabilities and limits.
     fn caps(&self) -> &Caps;
 
-    /// The virtual clock that a modelled device's time can pass on; `None` for a device that works
-    /// in real time. A run whose devices all have the same one goes by it; beside others, a
-    /// modelled device computes at once and reports what it would have taken
-    /// ([`TaskTime::modelled`]).
+    /// The virtual clock of a modelled device; `None` for a real one. If all devices of a run share
+    /// one virtual clock, the run uses it. Beside real devices, a modelled device computes at once
+    /// and reports the modelled times ([`TaskTime::modelled`]).
     fn clock(&self) -> Option<Arc<dyn Clock>> {
         None
     }
 
-    /// Predicts for each op of a subgraph whether the device takes it: `None`, or why not.
-    /// Compiling decides.
+    /// For each op of a subgraph, why the device would refuse it, or `None`. Only compiling gives
+    /// certainty.
     fn examine(&self, graph: &Subgraph) -> Vec<Option<String>> {
         vec![None; graph.nodes.len()]
     }
 
-    /// Memory in the first of the device's spaces ([`Caps::spaces`]).
+    /// Allocates memory in the device's first space ([`Caps::spaces`]).
     ///
     /// # Errors
-    /// When there is not so much.
+    /// There is not enough memory.
     fn allocate(&self, bytes: usize) -> Result<Buffer, OutOfMemory> {
         Buffer::zeroed(bytes)
     }
 
-    /// Makes code of a subgraph, for all of the same shape ([`Subgraph::same_code`]). May take
-    /// long; the result is cheap to run.
+    /// Compiles code for all subgraphs of this shape ([`Subgraph::same_code`]). May be slow; runs
+    /// are cheap.
     ///
     /// # Errors
-    /// An op, type or size the device cannot do.
+    /// An op, type or size that the device does not support.
     fn compile(&self, graph: &Subgraph) -> Result<Arc<Executable>, DeviceError>;
 
-    /// Brings a subgraph's weights into the form in which code of its shape reads them. A device
-    /// that bakes them into code ([`Caps::bakes_weights`]) finishes that here, and takes the
-    /// graph only that the code was made of.
+    /// Loads a subgraph's weights in the form that code of its shape reads. A device that bakes
+    /// weights into code ([`Caps::bakes_weights`]) finishes the code here, and takes only the graph
+    /// that it was compiled from.
     ///
     /// # Errors
-    /// A weight that cannot be had or does not fit; code of another device or shape.
+    /// A weight is missing or does not fit, or the code is of another device or shape.
     fn load(
         &self,
         executable: &Arc<Executable>,
@@ -180,11 +178,11 @@ pub trait Device: Send + Sync {
         weights: &dyn WeightSource,
     ) -> Result<Arc<Weights>, DeviceError>;
 
-    /// Opens a queue whose completions carry `number` and go to `done`, which has room for one of
-    /// each list that is in flight: no message needs memory of its own.
+    /// Opens a queue. Its completions carry `number` and go to `done`, which must have room for one
+    /// per list in flight, so that sending needs no memory.
     ///
     /// # Errors
-    /// When the device has no queue left or its driver fails.
+    /// The device has no queue left, or its driver fails.
     fn queue(
         &self,
         number: usize,
@@ -194,10 +192,10 @@ pub trait Device: Send + Sync {
 }
 
 impl Weights {
-    /// Compiles a graph and loads its weights, for a caller that shares the code with no other.
+    /// Compiles a graph and loads its weights, for callers that do not share the code.
     ///
     /// # Errors
-    /// As [`Device::compile`] and [`Device::load`].
+    /// Those of [`Device::compile`] and [`Device::load`].
     pub fn compiled(
         device: &dyn Device,
         graph: &Subgraph,
@@ -209,24 +207,23 @@ impl Weights {
 
 /// An in-order queue of a device.
 pub trait Queue: Send {
-    /// Hands over a command list and returns at once.
+    /// Submits a command list and returns at once.
     ///
     /// # Errors
-    /// [`DeviceError::Gone`] when the device no longer works.
+    /// [`DeviceError::Gone`] if the device no longer works.
     fn submit(&mut self, list: CommandList) -> Result<(), DeviceError>;
 
-    /// Whether the queue still works on its lists. One whose thread died reports nothing any more;
-    /// what it had reported before is on its way.
+    /// Whether the queue still works. One whose thread died reports nothing more; its earlier
+    /// reports are in the channel.
     fn is_alive(&self) -> bool {
         true
     }
 
-    /// Runs a list on the calling thread, for a caller that has nothing else to do: the
-    /// completion is returned, not sent, and nobody is woken up. Nothing may be in flight on the
-    /// queue.
+    /// Runs a list on the calling thread, for callers that would only wait. The completion is
+    /// returned instead of sent. Nothing may be in flight on the queue.
     ///
     /// # Errors
-    /// The list back from a queue that does not compute on the caller's thread: submit it.
+    /// The list, if the queue does not compute on the caller's thread: submit it instead.
     fn run_here(&mut self, list: CommandList) -> Result<Completion, CommandList> {
         Err(list)
     }

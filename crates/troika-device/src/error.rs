@@ -19,7 +19,7 @@ pub enum DeviceError {
         /// Reason.
         why: String,
     },
-    /// A subgraph that is not well formed.
+    /// A malformed subgraph.
     #[error(transparent)]
     Graph(#[from] GraphError),
     /// The system has too little memory.
@@ -27,10 +27,10 @@ pub enum DeviceError {
     Memory {
         /// What it was for.
         what: String,
-        /// How much was asked for.
+        /// Bytes requested.
         bytes: usize,
     },
-    /// A weight could not be had.
+    /// A weight that cannot be read.
     #[error("weight {name}: {why}")]
     Weight {
         /// Logical name.
@@ -46,19 +46,19 @@ pub enum DeviceError {
         /// Reason.
         why: String,
     },
-    /// A rectangle that is none of its buffer.
+    /// A rectangle that is not inside its buffer.
     #[error(transparent)]
     View(#[from] ViewError),
-    /// Scheduling conflict.
+    /// A scheduling conflict.
     #[error(transparent)]
     Busy(#[from] AccessError),
-    /// A task was left out, because one that it waits for failed.
+    /// A task was skipped because one that it waits for failed.
     #[error("a task was left out because one that it waits for failed")]
     Skipped,
-    /// Tasks were left out, because someone asked for it.
+    /// Tasks were skipped because the run was cancelled.
     #[error("the run was cancelled")]
     Cancelled,
-    /// The queue's thread ended.
+    /// The queue's thread has ended.
     #[error("device {0} stopped working; start the program again")]
     Gone(String),
     /// The operating system refused something.
@@ -72,7 +72,7 @@ pub enum DeviceError {
 }
 
 impl DeviceError {
-    /// Says what memory was for.
+    /// Adds the purpose of the memory to an allocation error.
     pub fn memory(what: impl Into<String>) -> impl FnOnce(OutOfMemory) -> DeviceError {
         move |e| DeviceError::Memory { what: what.into(), bytes: e.bytes }
     }

@@ -1,22 +1,22 @@
-//! What the engine runs at once: rows that may belong to several sequences.
+//! The rows that the engine computes at once, of one or several sequences.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Where a sequence's cached positions lie, for one page group.
+/// The pages of a sequence's cached positions in one page group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PageTable {
     /// Positions per page (a power of two).
     pub page_len: usize,
-    /// Logical index of the first page still kept (a window drops older ones).
+    /// Logical index of the first page that is kept; a window drops older ones.
     pub first: usize,
-    /// Physical page of logical page `first + i`.
+    /// The physical page of logical page `first + i`.
     pub pages: Vec<u32>,
 }
 
 impl PageTable {
-    /// Row of the cache buffer that holds `pos`; `None` when the position is not kept. The rows of
-    /// a page are neighbours, whatever the table holds.
+    /// Row of the cache buffer that holds `pos`; `None` if the position is not kept. Rows of a page
+    /// are adjacent.
     pub fn row(&self, pos: usize) -> Option<usize> {
         let logical = pos.checked_div(self.page_len)?.checked_sub(self.first)?;
         let page = *self.pages.get(logical)? as usize;
@@ -27,52 +27,52 @@ impl PageTable {
 /// The rows of one sequence in a forward batch.
 #[derive(Clone, Debug)]
 pub struct SeqRows {
-    /// Which sequence: equal in all forward batches in flight that have rows of it.
+    /// The sequence's number, equal in all forward batches in flight.
     pub seq: u64,
-    /// Rows of the forward batch.
+    /// Its rows in the forward batch.
     pub rows: Range<usize>,
     /// Position of the first row in its sequence.
     pub pos: usize,
-    /// Known length of the sequence (chooses longrope's factors): the whole prompt during
-    /// prefill, however it is cut into chunks.
+    /// The known length of the sequence, which selects longrope's factors. In prefill it is the
+    /// whole prompt, whatever the chunks.
     pub known_len: usize,
-    /// A page table per page group.
+    /// One page table per page group.
     pub tables: Vec<PageTable>,
 }
 
-/// The cached positions of a sequence in a state, as a forward batch uses them: the earlier ones
-/// are read, those of its own rows written. Claims and dependencies of caches follow from it.
+/// A sequence's cached positions in a state, as a forward batch uses them: it reads the earlier
+/// ones and writes those of its own rows. Claims and dependencies of caches follow from it.
 #[derive(Clone, Copy, Debug)]
 pub struct PagesView<'a> {
     /// The sequence and its rows.
     pub rows: &'a SeqRows,
-    /// The table its positions lie by.
+    /// The page table of its positions.
     pub table: &'a PageTable,
 }
 
 impl<'a> PagesView<'a> {
-    /// A sequence's positions by the table of a group; `None` when it has no such table.
+    /// A sequence's positions in a page group; `None` if it has no table for the group.
     pub fn new(rows: &'a SeqRows, group: usize) -> Option<PagesView<'a>> {
         Some(PagesView { rows, table: rows.tables.get(group)? })
     }
 
-    /// Calls `run` with rows of the cache buffer that are neighbours, and whether they are written.
-    /// Positions without a row are left out.
+    /// Calls `run` for each range of adjacent rows of the cache buffer, with whether they are
+    /// written. Skips positions without a row.
     pub fn runs(&self, mut run: impl FnMut(Range<usize>, bool)) {
         let pos = self.rows.pos;
         self.rows_of(0..pos, |rows| run(rows, false));
         self.rows_of(pos..pos.saturating_add(self.rows.rows.len()), |rows| run(rows, true));
     }
 
-    /// Calls `run` with the rows of the cache buffer that some positions have, neighbours together.
-    /// Positions that are not kept, or have no row, are left out.
+    /// Calls `run` for each range of adjacent rows of the cache buffer that hold some positions.
+    /// Skips positions that are not kept or have no row.
     pub fn rows_of(&self, positions: Range<usize>, mut run: impl FnMut(Range<usize>)) {
         let len = self.table.page_len;
         let mut at = positions.start.max(self.table.first.saturating_mul(len));
         let mut open: Option<Range<usize>> = None;
         while at < positions.end {
             let Some(row) = self.table.row(at) else { break };
-            // The rows of a page are neighbours.
+            // Rows of a page are adjacent.
             let n = (len - at % len).min(positions.end - at);
             match &mut open {
                 Some(o) if o.end == row => o.end = row.saturating_add(n),
@@ -84,10 +84,10 @@ impl<'a> PagesView<'a> {
     }
 }
 
-/// The rows of a forward batch. One sequence is the list of length one.
+/// The rows of a forward batch. A single sequence is a list of length one.
 #[derive(Clone, Debug, Default)]
 pub struct ForwardBatch {
-    /// Sequences, in row order, without gaps.
+    /// Sequences in row order, without gaps.
     pub seqs: Vec<SeqRows>,
 }
 
@@ -97,7 +97,7 @@ impl ForwardBatch {
         self.seqs.last().map_or(0, |s| s.rows.end)
     }
 
-    /// Some of the rows, counted from 0: those before them are cached when these run.
+    /// A part of the rows, renumbered from 0. Rows before them count as cached.
     pub fn slice(self: &Arc<ForwardBatch>, rows: &Range<usize>) -> Arc<ForwardBatch> {
         if *rows == (0..self.rows()) {
             return self.clone();
@@ -111,8 +111,8 @@ impl ForwardBatch {
         Arc::new(ForwardBatch { seqs: self.seqs.iter().filter_map(part).collect() })
     }
 
-    /// Whether the rows of the sequences follow each other from row 0 on, and all positions fit
-    /// the 32 bits in which ops are given them.
+    /// Whether the sequences' rows are contiguous from row 0, and all positions fit the ops' 32
+    /// bits.
     pub fn is_whole(&self) -> bool {
         let mut next = 0;
         self.seqs.iter().all(|s| {
@@ -165,7 +165,7 @@ mod tests {
         let table = PageTable { page_len: 4, first: 1, pages: pages.clone() };
         let rows = [3, 4, 7, 8, 11, 12, usize::MAX].map(|pos| table.row(pos));
         assert_eq!(rows, [None, Some(28), Some(31), Some(8), Some(11), None, None]);
-        // Products and sums that overflow, and pages of no positions.
+        // Products and sums that overflow, and pages without positions.
         let wide = PageTable { page_len: usize::MAX / 7 + 1, first: 0, pages: pages.clone() };
         assert_eq!((wide.row(0), wide.row(5)), (None, None));
         let wide = PageTable { page_len: usize::MAX / 7, ..wide };

@@ -1,4 +1,4 @@
-//! Functions that run on a queue as tasks do: small ones that the host computes, and loads.
+//! Functions that run on a queue like other tasks: small host computations, and loads.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,20 +10,20 @@ use crate::error::DeviceError;
 use crate::executable::ExecutableId;
 use crate::memory::{AccessError, ReadRows, View, WriteRows};
 
-/// What a [`HostTask`] found out, for whoever decides by it what runs next.
+/// The result of a [`HostTask`], for code that decides what runs next.
 pub type HostData = Box<dyn Any + Send>;
 
 /// What a [`LoadTask`] made or read.
 pub type LoadedData = Arc<dyn Any + Send + Sync>;
 
-/// What a host task computes, of views that it reads and views that it reads or writes.
+/// A host function on views that it reads, and views that it reads or writes.
 type HostFn =
     dyn Fn(&[ReadRows<'_>], &mut [WriteRows<'_>]) -> Result<Option<HostData>, String> + Send + Sync;
 
-/// What a load does; it writes the views.
+/// A load function, which writes the views.
 type LoadFn = dyn Fn(&mut [WriteRows<'_>]) -> Result<LoadedData, String> + Send + Sync;
 
-/// A small function, such as routing or gathering, on memory that the host reads and writes.
+/// A small function, such as routing or gathering, on host memory.
 pub struct HostTask {
     name: Arc<str>,
     reads: Vec<View>,
@@ -33,11 +33,11 @@ pub struct HostTask {
 }
 
 impl HostTask {
-    /// A function that reads some views and writes others, which it may read, too. It is given them
-    /// in this order, and says why where it fails. It does not wait for anything.
+    /// A function that gets `reads` and `writes` in this order; it may also read the latter. Its
+    /// error is a reason. It must not block.
     ///
     /// # Errors
-    /// Views that are written overlap each other, or those that are read.
+    /// Written views overlap each other or the read ones.
     pub fn new(
         name: &str,
         (reads, writes): (Vec<View>, Vec<View>),
@@ -57,27 +57,26 @@ impl HostTask {
         Ok(HostTask { name: name.into(), reads, writes, function, result })
     }
 
-    /// For errors.
+    /// Its name, for errors.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What it reads.
+    /// The views that it reads.
     pub fn reads(&self) -> &[View] {
         &self.reads
     }
 
-    /// What it writes.
+    /// The views that it writes.
     pub fn writes(&self) -> &[View] {
         &self.writes
     }
 
-    /// Claims the views and runs the function on the calling thread, for a queue that is at this
-    /// task.
+    /// Claims the views and runs the function on the calling thread. For the queue that has reached
+    /// this task.
     ///
     /// # Errors
-    /// [`AccessError`] for views in use, or not of the host's memory; what the function reports; a
-    /// panic of it.
+    /// [`AccessError`] for views in use or in a device's memory; the function's error or panic.
     pub fn run(&self, device: &str) -> Result<(), DeviceError> {
         *self.locked() = None;
         let reads = self.reads.iter().map(View::read);
@@ -88,7 +87,7 @@ impl HostTask {
         Ok(())
     }
 
-    /// What the last run found out, if it did; whoever asks first gets it.
+    /// Takes the result of the last run, if there is one.
     pub fn take_result(&self) -> Option<HostData> {
         self.locked().take()
     }
@@ -98,8 +97,8 @@ impl HostTask {
     }
 }
 
-/// Something that is made or read before it is used: weights into memory, an executable. It takes
-/// time as any task does, is done once, and takes nothing away: only tasks behind it depend on it.
+/// Something to make or read before it is used: weights, an executable. It takes time like any
+/// task, is done once, and conflicts with nothing; only later tasks depend on it.
 pub struct LoadTask {
     name: Arc<str>,
     bytes: u64,
@@ -110,8 +109,7 @@ pub struct LoadTask {
 }
 
 impl LoadTask {
-    /// A function that makes or reads so many bytes, as far as that is known, and says why where it
-    /// fails.
+    /// A function that makes or reads `bytes` bytes, as far as known. Its error is a reason.
     pub fn new(
         name: &str,
         bytes: u64,
@@ -127,54 +125,54 @@ impl LoadTask {
         }
     }
 
-    /// The same, which is given these views to write.
+    /// The same, with views to write.
     pub fn writing(self, writes: Vec<View>) -> LoadTask {
         LoadTask { writes, ..self }
     }
 
-    /// The same, which runs of these executables behind it need.
+    /// The same, needed by later runs of these executables.
     pub fn needed_by(self, executables: Vec<ExecutableId>) -> LoadTask {
         LoadTask { executables, ..self }
     }
 
-    /// For errors.
+    /// Its name, for errors.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// How many bytes it makes or reads.
+    /// Bytes that it makes or reads.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// What it writes.
+    /// The views that it writes.
     pub fn writes(&self) -> &[View] {
         &self.writes
     }
 
-    /// The executables whose runs need it.
+    /// The executables whose later runs need it.
     pub fn executables(&self) -> &[ExecutableId] {
         &self.executables
     }
 
-    /// What was loaded, once it was.
+    /// The loaded data, if it is done.
     pub fn loaded(&self) -> Option<&LoadedData> {
         self.loaded.get()
     }
 
-    /// Claims the views and loads on the calling thread, for a queue that is at this task. What was
-    /// loaded before stays.
+    /// Claims the views and loads on the calling thread, unless it is done already. For the queue
+    /// that has reached this task.
     ///
     /// # Errors
-    /// As for [`HostTask::run`].
+    /// Those of [`HostTask::run`].
     pub fn run(&self, device: &str) -> Result<(), DeviceError> {
         if self.loaded.get().is_some() {
             return Ok(());
         }
         let mut writes = claim(&self.writes)?;
         let data = guarded((device, &self.name), || (self.function)(&mut writes))?;
-        // Two queues load it at once only if it writes nothing: writers of the same views wait for each
-        // other. Either result is as good then.
+        // Two queues may load it at once only if it writes no views, since writers wait for each
+        // other. Either result will do.
         let _ = self.loaded.set(data);
         Ok(())
     }
@@ -196,7 +194,7 @@ fn claim(views: &[View]) -> Result<SmallVec<[WriteRows<'_>; 4]>, AccessError> {
     views.iter().map(View::write).collect()
 }
 
-/// Runs a function whose failures, panics included, are the task's.
+/// Runs a function; its errors and panics become errors of the task.
 fn guarded<T>(
     (device, task): (&str, &str),
     function: impl FnOnce() -> Result<T, String>,

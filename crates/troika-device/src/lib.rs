@@ -1,7 +1,7 @@
-//! What a device is: caps, compile, queues, completions, buffers, weights.
+//! The interface of devices: capabilities, compiling, queues, completions, buffers, weights.
 //!
-//! Devices depend on the graph types alone; no device crate can import a model. All traits here
-//! together have under 20 methods: ops are data passed in, never methods.
+//! Devices depend on the graph types only; no device crate can import a model. All traits together
+//! have fewer than 20 methods, since ops are data and not methods.
 
 mod caps;
 mod clock;

@@ -1,4 +1,4 @@
-//! How a queue that runs on a thread goes through a command list.
+//! How a queue with its own thread runs a command list.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -10,9 +10,9 @@ use crate::executable::ExecutableId;
 use crate::timeline::{Lost, Point, Signal, Timelines, Wait, Waiting};
 
 impl CommandList {
-    /// Goes through the list, for a queue that runs its tasks on a thread: waits before tasks,
-    /// runs each (told which one is next), and signals those that are done. When one fails, or
-    /// waits for what will not happen, the rest is left out, and whoever waits for it is told.
+    /// Runs the list on the queue's thread: waits before tasks, runs each (and passes the index of
+    /// the next), and signals finished ones. After a failure or a lost wait, it skips the rest and
+    /// tells the waiting queues.
     pub fn run(
         mut self,
         queue: usize,
@@ -55,7 +55,7 @@ impl CommandList {
         Completion { queue, list: self, outcome, times }
     }
 
-    /// Waits for all that a task waits for.
+    /// Waits until a task may begin.
     fn begin(
         &self,
         i: usize,
@@ -86,38 +86,37 @@ impl CommandList {
     }
 }
 
-/// How long tasks had to wait for other queues, by executable: the layers of a model do the same,
-/// so that a wait is about as long as the one before it.
+/// How long tasks waited for other queues, by executable. The layers of a model are alike, so a
+/// wait is usually about as long as the one before.
 #[derive(Debug)]
 pub struct WaitTimes {
     learnt: HashMap<ExecutableId, Duration>,
-    /// Waits that are to be slept through.
+    /// Number of further waits that sleep without polling.
     sleeps: u32,
 }
 
-/// Waits that are expected to be shorter are polled from the start: the system does not wake a
-/// thread more exactly than that.
+/// Shorter waits are polled from the start, since the system does not wake threads more exactly.
 const WORTH_SLEEPING: Duration = Duration::from_micros(300);
 /// The system wakes a thread this much late, and the wait may be shorter than the last.
 const MARGIN: Duration = Duration::from_micros(120);
-/// For how long a thread looks before it sleeps: being woken takes some 50 us and more, and a piece
-/// of a decoded token's layer some 300.
+/// How long a thread polls before it sleeps. Waking takes 50 us or more; a piece of a decoded
+/// token's layer takes about 300 us.
 const LOOKS_FOR: Duration = Duration::from_micros(1000);
-/// From when on it lets others run between looks.
+/// When polling starts to yield to other threads.
 const YIELDS_AFTER: Duration = Duration::from_micros(50);
-/// Waits that are slept through after one was looked for in vain. What takes longer than expected
-/// has most often lost its core to others; then looking takes time from all, and who sleeps gets a
-/// core sooner than who has used up its share.
+/// Waits that sleep after polling timed out. A late task has usually lost its core to others: then
+/// polling slows down all, and a sleeping thread gets a core sooner than one that used up its
+/// share.
 const SLEEPS: u32 = 4;
-/// Looks between two questions for the time.
+/// Polls between two readings of the clock.
 const LOOKS: u32 = 32;
-/// Questions for the time at most.
+/// The most readings of the clock.
 const MOST_QUESTIONS: u32 = 10_000;
-/// Executables whose times are kept.
+/// Number of executables whose times are kept.
 const MOST: usize = 1024;
 
 impl Default for WaitTimes {
-    /// Nothing learnt, with room for all there is to learn: a wait takes no memory.
+    /// Allocates everything now, so that waits need no memory.
     fn default() -> WaitTimes {
         WaitTimes { learnt: HashMap::with_capacity(MOST), sleeps: 0 }
     }
@@ -144,7 +143,7 @@ impl WaitTimes {
         let mut took = None;
         if known > WORTH_SLEEPING {
             clock.wait(known - MARGIN);
-            // When it was reached is not known then; it was before the end of the sleep.
+            // When exactly it was reached is unknown, but it was during the sleep.
             took = timelines.has(point)?.then_some(known / 2);
         }
         if !poll(timelines, point, clock)? {
@@ -160,10 +159,10 @@ impl WaitTimes {
     }
 }
 
-/// Looks for a point. Returns whether it is reached.
+/// Polls a point. Returns whether it is reached.
 fn poll(timelines: &Timelines, point: Point, clock: &dyn Clock) -> Result<bool, Lost> {
     let start = clock.now();
-    // Counted, too: a clock may stand still.
+    // Also limited by count, since a clock may stand still.
     for _ in 0..MOST_QUESTIONS {
         for _ in 0..LOOKS {
             if timelines.has(point)? {

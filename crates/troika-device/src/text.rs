@@ -1,17 +1,17 @@
-//! Files of text that people write.
+//! Text files written by people.
 
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
-/// Longest text that is read: many times what any plan, profile or prompt holds, and less than
-/// memory, so that a device that never ends gets a sentence, too.
+/// The longest text that is read: much longer than any plan, profile or prompt, but shorter than
+/// memory, so that endless input gives an error.
 const LONGEST: u64 = 256 << 20;
 
-/// All bytes of an input that ends.
+/// Reads an input to its end.
 ///
 /// # Errors
-/// An input that cannot be read, or is longer than 256 MiB.
+/// The input cannot be read, or is longer than 256 MiB.
 pub fn read_all(input: impl Read) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     input.take(LONGEST + 1).read_to_end(&mut bytes)?;
@@ -21,10 +21,10 @@ pub fn read_all(input: impl Read) -> io::Result<Vec<u8>> {
     }
 }
 
-/// A file's text.
+/// Reads a text file.
 ///
 /// # Errors
-/// A file that cannot be read, is longer than 256 MiB, or is not UTF-8.
+/// The file cannot be read, is longer than 256 MiB, or is not UTF-8.
 pub fn read_text(file: &Path) -> io::Result<String> {
     let bytes = File::open(file).and_then(read_all)?;
     String::from_utf8(bytes).map_err(|_| io::Error::other("it is not UTF-8 text"))

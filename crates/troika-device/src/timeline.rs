@@ -1,8 +1,8 @@
-//! How far queues have come: what one of them waits for another by, without the scheduler.
+//! Timelines: let queues wait for each other without the scheduler.
 //!
-//! A timeline is a number that only grows, as the timeline semaphores of Vulkan are. A queue runs
-//! its tasks in order, so that one number says which of them are done, and neither a task nor a
-//! list needs memory or a message of its own.
+//! A timeline is a number that only grows, like Vulkan's timeline semaphores. A queue runs its
+//! tasks in order, so one number says which are done. Neither tasks nor lists need their own memory
+//! or messages for it.
 
 #[cfg(loom)]
 use loom::{
@@ -20,51 +20,51 @@ use std::sync::PoisonError;
 /// How a queue waits for another one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Waiting {
-    /// Sleeps for most of the time that it took before, then looks again and again: the thread goes
-    /// on within a microsecond (HeteroInfer, section 4.3). Who has looked for long sleeps until
-    /// woken, and does so for the next waits, too.
+    /// Sleeps for most of the expected time, then polls, so that the thread continues within a
+    /// microsecond (HeteroInfer, section 4.3). After polling for long, this wait and the next ones
+    /// sleep until woken.
     #[default]
     Poll,
-    /// Sleeps until woken, which takes the system some ten microseconds.
+    /// Sleeps until woken, which takes the system tens of microseconds.
     Block,
 }
 
-/// A place on the timeline of a queue.
+/// A point on the timeline of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Point {
     /// Number of the queue.
     pub queue: u32,
-    /// What its timeline has reached then.
+    /// The value that its timeline must reach.
     pub value: u64,
 }
 
-/// A task that waits for one of another queue.
+/// A task's wait for a task of another queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wait {
     /// Index of the task.
     pub task: u32,
-    /// What it waits for.
+    /// The point that it waits for.
     pub on: Point,
 }
 
-/// A task that others may wait for.
+/// A task's signal to other queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Signal {
     /// Index of the task.
     pub task: u32,
-    /// What the queue's timeline reaches when it is done.
+    /// The value that the queue's timeline reaches when it is done.
     pub value: u64,
 }
 
-/// What is waited for will not happen: a task before it failed or was left out.
+/// The awaited point will not be reached: a task before it failed or was skipped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lost;
 
-/// How far one queue has come.
+/// The timeline of one queue.
 #[derive(Debug, Default)]
 pub struct Timeline {
     reached: AtomicU64,
-    /// Nothing beyond `reached` will be.
+    /// Whether no value above `reached` will follow.
     lost: AtomicBool,
     sleepers: AtomicU32,
     lock: Mutex<()>,
@@ -72,27 +72,27 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    /// A value is reached. It only grows.
+    /// Sets the value reached, which only grows.
     pub fn signal(&self, value: u64) {
         self.reached.store(value, Ordering::Release);
         self.wake();
     }
 
-    /// No more values are reached, until [`Timeline::reset`].
+    /// Declares that no further values follow until [`Timeline::reset`].
     pub fn lose(&self) {
         self.lost.store(true, Ordering::Release);
         self.wake();
     }
 
-    /// Values may be reached again. Nobody may be waiting.
+    /// Allows values again. Nobody may be waiting.
     pub fn reset(&self) {
         self.lost.store(false, Ordering::Release);
     }
 
-    /// Whether a value is reached; what was done before is then seen.
+    /// Whether a value is reached. If so, all work before it is visible.
     ///
     /// # Errors
-    /// It will not be.
+    /// It will not be reached.
     pub fn has(&self, value: u64) -> Result<bool, Lost> {
         if self.reached.load(Ordering::Acquire) >= value {
             return Ok(true);
@@ -107,13 +107,13 @@ impl Timeline {
     /// Sleeps until a value is reached.
     ///
     /// # Errors
-    /// It will not be.
+    /// It will not be reached.
     pub fn wait(&self, value: u64) -> Result<(), Lost> {
         if self.has(value)? {
             return Ok(());
         }
         self.sleepers.fetch_add(1, Ordering::AcqRel);
-        // Either this thread sees what is reached, or the other sees that this one may sleep.
+        // Either this thread sees the new value, or the other one sees that this one may sleep.
         fence(Ordering::SeqCst);
         let mut held = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         let found = loop {
@@ -128,18 +128,18 @@ impl Timeline {
         found
     }
 
-    /// Wakes those who sleep; where nobody does, that is all.
+    /// Wakes sleeping threads, if there are any.
     fn wake(&self) {
         fence(Ordering::SeqCst);
         if self.sleepers.load(Ordering::Acquire) > 0 {
-            // Who has looked but does not sleep yet holds the lock.
+            // A thread that has checked but does not sleep yet holds the lock.
             drop(self.lock.lock().unwrap_or_else(PoisonError::into_inner));
             self.wake.notify_all();
         }
     }
 }
 
-/// What queues that run one graph together share: how far each has come, and whether they go on.
+/// The timelines of all queues that run one graph together, and whether they were cancelled.
 #[derive(Debug, Default)]
 pub struct Timelines {
     of: Box<[Timeline]>,
@@ -147,7 +147,7 @@ pub struct Timelines {
 }
 
 impl Timelines {
-    /// Timelines of so many queues, at 0.
+    /// Timelines of some queues, all at 0.
     pub fn new(queues: usize) -> Timelines {
         let of = (0..queues).map(|_| Timeline::default()).collect();
         Timelines { of, cancelled: AtomicBool::new(false) }
@@ -161,7 +161,7 @@ impl Timelines {
     /// Sleeps until a point is reached.
     ///
     /// # Errors
-    /// It will not be reached; that is so for queues that there are not.
+    /// It will not be reached, or there is no such queue.
     pub fn wait(&self, point: Point) -> Result<(), Lost> {
         self.of(point.queue as usize).ok_or(Lost)?.wait(point.value)
     }
@@ -169,27 +169,27 @@ impl Timelines {
     /// Whether a point is reached.
     ///
     /// # Errors
-    /// As for [`Timelines::wait`].
+    /// Those of [`Timelines::wait`].
     pub fn has(&self, point: Point) -> Result<bool, Lost> {
         self.of(point.queue as usize).ok_or(Lost)?.has(point.value)
     }
 
-    /// Nothing is lost any more. Nobody may be waiting.
+    /// Clears losses. Nobody may be waiting.
     pub fn reset(&self) {
         self.of.iter().for_each(Timeline::reset);
     }
 
-    /// Lets queues leave out the tasks that they have not begun.
+    /// Makes queues skip tasks that they have not begun.
     pub fn cancel(&self) {
         self.cancelled.store(true, Ordering::Release);
     }
 
-    /// Whether queues are to leave out tasks.
+    /// Whether queues should skip tasks.
     pub fn is_cancelled(&self) -> bool {
         self.cancelled.load(Ordering::Acquire)
     }
 
-    /// Takes a cancellation back. Returns whether there was one.
+    /// Withdraws a cancellation. Returns whether there was one.
     pub fn take_cancelled(&self) -> bool {
         self.cancelled.swap(false, Ordering::AcqRel)
     }
@@ -215,7 +215,7 @@ mod tests {
         assert_eq!((both.has(nobody), both.wait(nobody)), (Err(Lost), Err(Lost)));
     }
 
-    /// Who sleeps is woken by values and by their loss.
+    /// Sleeping threads are woken by values and by losses.
     #[test]
     fn sleepers_are_woken() {
         for lost in [false, true] {
@@ -241,8 +241,7 @@ mod tests {
     }
 }
 
-/// All interleavings with up to three switches of threads that nobody asked for:
-/// `cargo xtask loom`.
+/// All interleavings with up to three preemptions: `cargo xtask loom`.
 #[cfg(all(test, loom))]
 mod tests {
     use loom::sync::Arc;
@@ -256,8 +255,8 @@ mod tests {
         builder.check(run);
     }
 
-    /// Loom reports a deadlock where a waiter is not woken, and a value that was written before its
-    /// point and is not seen.
+    /// Loom reports a deadlock if a waiting thread is not woken, and a write before a point that is
+    /// not seen after it.
     #[test]
     fn waiters_are_woken_and_see_what_was_done() {
         model(|| {
@@ -268,7 +267,7 @@ mod tests {
                 theirs.0.signal(1);
                 theirs.0.lose();
             });
-            // Looking finds it, or not yet; sleeping does.
+            // Polling may find it or not yet; sleeping finds it.
             assert!(shared.0.has(1).is_ok());
             assert_eq!(shared.0.wait(1), Ok(()));
             assert_eq!(shared.1.load(Ordering::Relaxed), 7);
@@ -291,8 +290,8 @@ mod tests {
         });
     }
 
-    /// Two queues wait for each other's tasks in turns, as over the pieces of a layer; the first
-    /// fails at any of them. Both come to their end.
+    /// Two queues wait for each other's tasks in turns, as with the pieces of a layer. The first
+    /// one fails at any task: both come to an end.
     #[test]
     fn queues_in_turns_end_whoever_fails() {
         for failing in 1..=3 {

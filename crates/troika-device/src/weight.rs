@@ -1,4 +1,4 @@
-//! How devices get at weights. The store that implements this lives in `troika-model`.
+//! How devices read weights. `WeightStore` in `troika-weights` implements the trait.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::memory::ZeroedBytes;
 /// Owner of bytes: a memory map or a heap block.
 pub type WeightOwner = Arc<dyn AsRef<[u8]> + Send + Sync>;
 
-/// A range of somebody's bytes, kept alive by reference count.
+/// A range of an owner's bytes, kept alive by reference count.
 #[derive(Clone)]
 pub struct WeightBytes {
     owner: WeightOwner,
@@ -19,25 +19,25 @@ pub struct WeightBytes {
 }
 
 impl WeightBytes {
-    /// A range of an owner's bytes; `None` when it does not lie inside.
+    /// A range of an owner's bytes; `None` if it is not inside.
     pub fn new(owner: WeightOwner, range: Range<usize>) -> Option<WeightBytes> {
         let len = (*owner).as_ref().len();
         (range.start <= range.end && range.end <= len).then_some(WeightBytes { owner, range })
     }
 
-    /// Bytes owned by the heap.
+    /// Bytes on the heap.
     pub fn owned(bytes: Vec<u8>) -> WeightBytes {
         let range = 0..bytes.len();
         WeightBytes { owner: Arc::new(bytes), range }
     }
 
-    /// The whole of an owner's bytes.
+    /// All bytes of an owner.
     pub fn whole(owner: WeightOwner) -> WeightBytes {
         let range = 0..(*owner).as_ref().len();
         WeightBytes { owner, range }
     }
 
-    /// A part of these bytes; `None` when it does not lie inside.
+    /// A part of these bytes; `None` if it is not inside.
     pub fn slice(&self, range: Range<usize>) -> Option<WeightBytes> {
         let start = self.range.start.checked_add(range.start)?;
         let end = self.range.start.checked_add(range.end)?;
@@ -73,12 +73,12 @@ pub struct WeightData {
     pub rows: usize,
     /// Columns.
     pub cols: usize,
-    /// The bytes; aligned to the element size of plain types.
+    /// The bytes, aligned to the element size for plain types.
     pub bytes: WeightBytes,
 }
 
 impl WeightData {
-    /// Some of the rows; `None` when they do not lie inside, or the bytes are not the rows.
+    /// Some of the rows; `None` if they are not inside, or the bytes do not consist of rows.
     pub fn rows(&self, rows: Range<usize>) -> Option<WeightData> {
         let row = self.dtype.row_bytes(self.cols)?;
         let range = rows.start.checked_mul(row)?..rows.end.checked_mul(row)?;
@@ -88,7 +88,7 @@ impl WeightData {
     }
 }
 
-/// A device's packed form of a weight.
+/// A weight in a device's packed form.
 #[derive(Clone, Debug)]
 pub struct Packed {
     /// The packed bytes, 64-byte aligned.
@@ -98,22 +98,22 @@ pub struct Packed {
 /// A device's layout of a weight: panels of rows, one after another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PackLayout<'a> {
-    /// Name. Packed forms are kept on disk by it, so it changes whenever the bytes' meaning does.
+    /// Its name, which keys packed forms on disk: it must change with the bytes' meaning.
     pub name: &'a str,
-    /// Weight rows of a panel; the last panel may have fewer.
+    /// Weight rows per panel; the last panel may have fewer.
     pub rows: usize,
-    /// Bytes of a panel.
+    /// Bytes per panel.
     pub panel: usize,
 }
 
 impl PackLayout<'_> {
-    /// Bytes of a packed weight of `rows` rows; `None` when they overflow.
+    /// Bytes of a packed weight of `rows` rows; `None` on overflow.
     pub fn bytes(&self, rows: usize) -> Option<usize> {
         rows.div_ceil(self.rows.max(1)).checked_mul(self.panel)
     }
 
-    /// The bytes of some rows within a packed weight that has them, when the first of them begins
-    /// a panel. The last panel may then go on with rows behind them.
+    /// The bytes of some rows within a packed weight that contains them, if the first row begins a
+    /// panel. The last panel may also contain rows behind them.
     pub fn slice(&self, rows: &Range<usize>) -> Option<Range<usize>> {
         let each = self.rows.max(1);
         let begins = rows.start <= rows.end && rows.start.is_multiple_of(each);
@@ -122,11 +122,11 @@ impl PackLayout<'_> {
     }
 }
 
-/// Packs some of a weight's rows, from the first row of a panel on, into the zeroed bytes of their
-/// panels. Called from several threads at once, so that a weight is never there twice.
+/// Packs some rows of a weight, starting at a panel, into the zeroed bytes of their panels. Runs on
+/// several threads at once and in parts, so that a weight is never in memory twice.
 pub type PackFn<'a> = &'a (dyn Fn(&WeightData, &mut [u8]) -> Result<(), DeviceError> + Sync);
 
-/// Where devices get weights when they load them.
+/// Where devices get the weights that they load.
 pub trait WeightSource: Sync {
     /// The weight as stored.
     ///
@@ -134,11 +134,10 @@ pub trait WeightSource: Sync {
     /// [`DeviceError::Weight`] naming the tensor.
     fn weight(&self, name: &str) -> Result<WeightData, DeviceError>;
 
-    /// The weight in a device's layout, made once by `pack` and shared by all that ask for the
-    /// same layout.
+    /// The weight in a device's layout, packed once and shared by all that request the same layout.
     ///
     /// # Errors
-    /// [`DeviceError::Weight`] naming the tensor, or what `pack` reports.
+    /// [`DeviceError::Weight`] naming the tensor, or the error of `pack`.
     fn packed(
         &self,
         name: &str,
@@ -146,11 +145,11 @@ pub trait WeightSource: Sync {
         pack: PackFn<'_>,
     ) -> Result<Packed, DeviceError>;
 
-    /// Some rows of a weight in a device's layout. Rows that begin a panel are a view of the
-    /// packed form of the whole weight, which is made once; others are packed by themselves.
+    /// Some rows of a weight in a device's layout: a view of the whole packed weight if the first
+    /// row begins a panel, else packed separately.
     ///
     /// # Errors
-    /// As [`WeightSource::packed`], or when the weight does not have the rows.
+    /// Those of [`WeightSource::packed`], or the weight does not have these rows.
     fn packed_rows(
         &self,
         name: &str,

@@ -1,4 +1,4 @@
-//! Weights: rows of them, and packed forms of the rows.
+//! Weights: ranges of rows, and their packed forms.
 
 #![allow(missing_docs)]
 

@@ -1,4 +1,4 @@
-//! Forward batches: rows of sequences that run at once.
+//! Forward batches: rows of one or several sequences that are computed at once.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,30 +13,30 @@ use crate::kv::{KvCache, KvError, SeqId};
 /// the next.
 #[derive(Debug)]
 pub(crate) struct PlannedBatch {
-    /// What all its rows are placed by: decode if every sequence of it goes on by one token.
+    /// The phase whose placement all rows use: decode if every sequence adds a single token.
     pub phase: Phase,
-    /// In which of the ways that the plan holds for so many rows it runs; 0: by their own rules.
+    /// Which of the plan's placements for this number of rows to use; 0: its rules by length.
     pub way: usize,
     pub forward: Arc<ForwardBatch>,
-    /// Another one, for the next use: devices and graphs may still hold the last.
+    /// A second one for the next use: devices and graphs may still hold the last.
     spare: Arc<ForwardBatch>,
     pub ids: Vec<i32>,
     pub positions: Vec<i32>,
     /// Runs of rows whose logits are wanted, with the sequence they belong to.
     pub wanted: Vec<(SeqId, Range<usize>)>,
-    /// Sequences whose tables may be used again.
+    /// Sequence entries kept for reuse, with their page tables.
     unused: Vec<SeqRows>,
 }
 
-/// Some tokens of a sequence that are computed next.
+/// The tokens of a sequence to compute next.
 pub(crate) struct NewRows<'a> {
     pub seq: SeqId,
     pub tokens: &'a [u32],
-    /// Where they stand in the sequence.
+    /// Their positions in the sequence.
     pub positions: Range<usize>,
-    /// Tokens that are known of the sequence, cached or not.
+    /// Number of tokens the sequence has, cached or not.
     pub known_len: usize,
-    /// From which position on logits are wanted.
+    /// The first position whose logits are wanted.
     pub logits_from: usize,
     pub phase: Phase,
 }
@@ -57,7 +57,7 @@ impl Default for PlannedBatch {
 }
 
 impl PlannedBatch {
-    /// Starts over without rows.
+    /// Removes all rows.
     pub fn clear(&mut self) {
         std::mem::swap(&mut self.forward, &mut self.spare);
         match Arc::get_mut(&mut self.forward) {
@@ -76,7 +76,7 @@ impl PlannedBatch {
         self.ids.len()
     }
 
-    /// Rows, and positions before those of the first sequence: what a chunk's time is predicted by.
+    /// Number of rows, and where the first sequence begins: a chunk's time is predicted from both.
     pub fn chunk(&self) -> (usize, usize) {
         (self.rows(), self.forward.seqs.first().map_or(0, |s| s.pos))
     }
@@ -89,7 +89,7 @@ impl PlannedBatch {
     /// Appends rows and reserves their places in the cache.
     ///
     /// # Errors
-    /// What the cache says; nothing is appended then.
+    /// The cache's error; nothing is appended then.
     pub fn push(&mut self, rows: &NewRows<'_>, kv: &mut KvCache) -> Result<(), EngineError> {
         let (first, count) = (self.ids.len(), rows.positions.len());
         let mut seq = self.unused.pop().unwrap_or_else(|| SeqRows {
@@ -105,7 +105,7 @@ impl PlannedBatch {
         }
         (seq.seq, seq.rows) = (rows.seq.number(), first..first + count);
         (seq.pos, seq.known_len) = (rows.positions.start, rows.known_len);
-        // Nobody else holds it: it was made or found so when the batch was cleared.
+        // Nobody else holds it: `clear` made sure of that.
         let Some(forward) = Arc::get_mut(&mut self.forward) else {
             return Err(KvError::Closed(rows.seq).into());
         };

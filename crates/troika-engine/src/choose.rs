@@ -1,5 +1,5 @@
-//! Which rows run next: the sequences that decode, each with its token, then prompts, in the order
-//! of their priority and admission, as far as a step's budget of rows and the cache allow.
+//! Which rows run next: first the sequences that decode, each with one token, then prompts by
+//! priority and order of admission, within the step's budget of rows and the cache's room.
 
 use troika_plan::Phase;
 
@@ -11,22 +11,22 @@ use crate::kv::{KvError, SeqId};
 use crate::sequence::{Sequence, Stage};
 use crate::step::numerics;
 
-/// Chunks of a prompt that are handed to the scheduler at once, where several are in flight.
+/// The most chunks of a prompt handed to the scheduler at once, where several may be in flight.
 const CHUNKS_AT_ONCE: usize = 64;
-/// Logits kept at once while many rows are wanted.
+/// The most bytes of logits kept at once when many rows want them.
 const LOGITS_BYTES: usize = 64 << 20;
-/// NewRows of prompts that a step takes in any case, however many sequences decode.
+/// Prompts get at least this many rows in a step, however many sequences decode.
 const LEAST_ROWS: usize = 16;
 
-/// What may still be planned for a place.
+/// What may still be planned in this step.
 struct Budget {
-    /// Batches at most.
+    /// The most batches.
     batches: usize,
-    /// NewRows at most of a batch.
+    /// The most rows of a batch.
     chunk: usize,
-    /// NewRows of prompts.
+    /// The most rows of prompts.
     prompt_rows: usize,
-    /// Whether sequences that wait may begin: not behind one for which there is no place.
+    /// Whether waiting sequences may begin. They may not overtake one that has no room.
     begins: bool,
 }
 
@@ -41,7 +41,7 @@ enum Pass {
 }
 
 impl Engine {
-    /// Plans the batches of a place: of one phase, or of both where both run in the same place.
+    /// Plans the batches of a slot: of one phase, or of both where both run in the same slot.
     pub(crate) fn plan_batches(&mut self, place: usize, only: Option<Phase>) {
         self.slots[place].clear();
         let mut budget = self.budget(place, only);
@@ -58,7 +58,7 @@ impl Engine {
         }
     }
 
-    /// What a step may compute. While others decode, prompts have a part of it.
+    /// What a step may compute. While sequences decode, prompts get only a part of it.
     fn budget(&self, place: usize, only: Option<Phase>) -> Budget {
         let plan = &self.model.plan;
         let chunk = plan.prefill.chunk;
@@ -69,15 +69,15 @@ impl Engine {
         let several = self.slots[place].overlaps
             && plan.prefill.chunks_in_flight > 1
             && !self.queue.iter().any(steady);
-        // Where nothing is decoded by the devices of prompts, nobody waits for these.
+        // If the devices of prompts do not decode, no decoding sequence waits for them.
         let alone = decoding == 0 || (only.is_some() && self.phases_are_apart);
-        // A chunk lets go of pages behind its windows that earlier chunks in flight still read. In
-        // one graph that is seen; what runs beside it must not get them.
+        // A chunk frees pages that earlier chunks in flight still read. Within a graph,
+        // dependencies order this; a graph beside it must not get such pages.
         let keeps =
             self.one_placement || self.model.lowered.page_groups.iter().all(Option::is_none);
         let batches = match several && alone && keeps {
             false => 1,
-            // Others wait for the end of what is begun, and so does what is to be learnt of it.
+            // Others wait for the end of this graph, and load is learnt only then.
             true if self.queue.len() > 1 || self.goes_by_load() => {
                 2 * plan.prefill.chunks_in_flight
             }
@@ -92,7 +92,7 @@ impl Engine {
         Budget { batches, chunk, prompt_rows, begins: true }
     }
 
-    /// Whether a sequence waits for its next token.
+    /// Whether a sequence's next row is a decode step.
     fn decodes(&self, seq: SeqId) -> bool {
         let Some(s) = self.sequences.get(&seq) else { return false };
         let cached = s.in_flight.as_ref().map_or_else(|| self.kv.len(seq), |rows| rows.start);
@@ -101,7 +101,7 @@ impl Engine {
         last && (self.one_placement || s.phase(cached, false).0 == Phase::Decode)
     }
 
-    /// Adds the rows of some sequences. `false` when nothing more may be added.
+    /// Adds rows of the sequences that belong to a pass. `false` when nothing more may be added.
     fn plan_pass(
         &mut self,
         place: usize,
@@ -140,9 +140,9 @@ impl Engine {
         self.slots[place].seqs.iter().any(|(planned, _)| *planned == seq)
     }
 
-    /// Plans batches of one sequence, where rows of several are not mixed: of those that decode and
-    /// the prompts, whoever has waited longest since its last turn. Prompts have turns together, in
-    /// which the first of them is computed.
+    /// Plans batches of one sequence each, where rows of several must not be mixed. Decoding
+    /// sequences and the prompts take turns; the one that has waited longest is next. All prompts
+    /// share one turn, which goes to the first of them.
     fn plan_in_turns(&mut self, place: usize, only: Option<Phase>, budget: &mut Budget) {
         let decoding = |seq: &&SeqId| only != Some(Phase::Prefill) && self.decodes(**seq);
         let turn = |seq: &SeqId| self.sequences.get(seq).map_or(0, |s| s.turn);
@@ -163,9 +163,9 @@ impl Engine {
                     continue;
                 }
                 let prompt = !self.decodes(seq);
-                // Chunks are cut by positions alone, however many decode.
+                // The budget does not limit rows here: chunks must be cut by position alone.
                 let mut left = usize::MAX;
-                // Who has no room gives way to the others, and the next has the turn.
+                // If it has no room, it gives way and the next one gets the turn.
                 let _ = self.plan_sequence(place, seq, only, (&mut left, budget));
                 if self.is_planned(place, seq) {
                     if let Some(s) = self.sequences.get_mut(&seq) {
@@ -180,8 +180,8 @@ impl Engine {
         }
     }
 
-    /// Adds rows of a sequence, at most `left`, if it has begun or may begin. `false` when there
-    /// are no pages for it: then nothing more is planned.
+    /// Adds at most `left` rows of a sequence, if it has begun or may begin. `false` when there are
+    /// no pages for it: nothing more is planned then.
     fn plan_sequence(
         &mut self,
         place: usize,
@@ -189,8 +189,8 @@ impl Engine {
         only: Option<Phase>,
         (left, budget): (&mut usize, &mut Budget),
     ) -> bool {
-        // In turns it begins where it is computed: elsewhere it would have the place of one that can
-        // go on.
+        // It begins only in the slot that computes its next phase. In another slot it would hold a
+        // place that a sequence ready to run could use.
         let elsewhere = self.rows_matter
             && self.sequences.get(&seq).is_some_and(|s| {
                 let next = s.phase(self.kv.len(seq), self.one_placement).0;
@@ -201,8 +201,7 @@ impl Engine {
         }
         let runs = self.sequences.get(&seq).is_some_and(|s| s.stage == Stage::Running);
         if !(runs || budget.begins) || !self.begin(seq) {
-            // Those that wait behind it do not overtake it, but those that run go on: it waits for
-            // them.
+            // Sequences behind it must not overtake it, but running ones continue.
             budget.begins = false;
             return true;
         }
@@ -225,7 +224,7 @@ impl Engine {
         true
     }
 
-    /// Lets a sequence that waits begin, if there is a place for it.
+    /// Starts a waiting sequence if fewer than the allowed number run and there is room.
     fn begin(&mut self, seq: SeqId) -> bool {
         let Some(s) = self.sequences.get_mut(&seq) else { return false };
         let regime = self.longrope.regime(s.tokens.len());
@@ -242,7 +241,7 @@ impl Engine {
         if running >= self.sharing.sequences {
             return false;
         }
-        // It begins when there is room for all of it; if nobody else runs, there never is more.
+        // It begins when all its tokens have room. Alone, it never gets more room than now.
         if running > 0 && self.kv.len(seq) == 0 && !self.kv.has_room(tokens + 1) {
             self.free_idle(seq, tokens + 1);
             if !self.kv.has_room(tokens + 1) {
@@ -251,9 +250,9 @@ impl Engine {
         }
         let Some(s) = self.sequences.get(&seq) else { return false };
         if shares {
-            // What comes before the first logits that are wanted need not be computed.
+            // Tokens before the first wanted logits need not be computed.
             let most = tokens.min(s.logits_from.saturating_add(1));
-            // What others leave was computed as prompts are, and not as what this one has decoded.
+            // Kept prefixes were computed as prompts; what this one decoded was not.
             let most = s.decoded.first().map_or(most, |run| most.min(run.start + 1));
             self.kv.adopt(seq, &s.tokens[..most], numerics(s, 0..0));
         }
@@ -265,8 +264,8 @@ impl Engine {
         true
     }
 
-    /// Adds rows of a sequence to the batches of a place. Returns how many; 0 when none are left,
-    /// or there is no room for them.
+    /// Adds rows of a sequence to the batches of a slot. Returns their number; 0 when none are left
+    /// or there is no room.
     fn plan_rows(
         &mut self,
         place: usize,
@@ -286,7 +285,7 @@ impl Engine {
         let slot = &mut self.slots[place];
         let used = slot.last_batch().map_or(budget.chunk, |b| b.rows());
         let wanted: usize = slot.batches().iter().map(|b| b.wanted_rows()).sum();
-        // Where rows matter, a batch ends where its chunk does.
+        // Where numbers depend on the row, a batch ends where its chunk ends.
         if used >= budget.chunk || self.rows_matter {
             let most = (LOGITS_BYTES / (self.model.vocab * 4)).max(1);
             let many = wanted > 0 && wanted + budget.chunk.min(s.tokens.len() - from) > most;
@@ -298,7 +297,7 @@ impl Engine {
         let Some(batch) = slot.last_batch() else { return Ok(0) };
         let mut count = (to - from).min(budget.chunk - batch.rows()).min(left);
         if self.rows_matter {
-            // Which device computes a row follows from its position alone.
+            // The device that computes a row then follows from the row's position alone.
             count = count.min(budget.chunk - from % budget.chunk);
         }
         let positions = from..from + count;
@@ -317,8 +316,8 @@ impl Engine {
         Ok(count)
     }
 
-    /// Frees pages for a sequence: those of sequences that wait for tokens, then those of the
-    /// youngest that runs, is not in flight and comes behind it; it is computed again later.
+    /// Frees pages for a sequence: first those of idle sequences, then those of the youngest
+    /// running one that ranks behind it and is not in flight. That one is computed again later.
     fn make_room(&mut self, seq: SeqId) -> bool {
         if let Some(idle) = self.idle_with_pages(seq) {
             self.preempt(idle);
@@ -334,7 +333,7 @@ impl Engine {
         true
     }
 
-    /// A sequence for which there are no pages lets others go on, if there are any.
+    /// Stops a running sequence that got no pages, so that others can continue, if there are any.
     fn give_way(&mut self, seq: SeqId, place: usize) {
         let planned = self.slots[place].seqs.iter().any(|(s, _)| *s == seq);
         let others = self.sequences.iter().any(|(other, s)| {
@@ -346,7 +345,7 @@ impl Engine {
         }
     }
 
-    /// Frees pages of sequences that wait for tokens until so many tokens have room.
+    /// Frees pages of idle sequences until this many tokens have room.
     fn free_idle(&mut self, seq: SeqId, tokens: usize) {
         while !self.kv.has_room(tokens) {
             let Some(idle) = self.idle_with_pages(seq) else { break };
@@ -354,7 +353,7 @@ impl Engine {
         }
     }
 
-    /// The sequence with pages that has waited for tokens since before all others did.
+    /// The sequence with pages that has been idle longest.
     fn idle_with_pages(&self, but: SeqId) -> Option<SeqId> {
         let idle = |(other, s): &(&SeqId, &Sequence)| {
             **other != but
@@ -366,7 +365,7 @@ impl Engine {
         all.min_by_key(|(_, s)| s.order).map(|(other, _)| *other)
     }
 
-    /// Takes a sequence's pages; when it goes on it is computed again.
+    /// Takes a sequence's pages. They are computed again when it continues.
     fn preempt(&mut self, seq: SeqId) {
         self.publish(seq);
         self.kv.release(seq);

@@ -1,5 +1,5 @@
-//! Compiling the graphs of a program and loading their weights: on each device one after another,
-//! on all devices at once. Graphs of one shape share their code.
+//! Compiles the graphs of a program and loads their weights: one after another on each device, on
+//! all devices in parallel. Graphs of one shape share their code.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -11,18 +11,18 @@ use troika_graph::Subgraph;
 
 use crate::error::EngineError;
 
-/// Called with (steps that are done, all steps), the first time before the first of them, from any
-/// thread. A step makes the code of graphs of one shape, or loads the weights of a graph.
+/// Called from any thread with (finished steps, all steps), the first time before any step. A step
+/// makes the code for all graphs of one shape, or loads the weights of one graph.
 pub type OnCompiled = Arc<dyn Fn(usize, usize) + Send + Sync>;
 
-/// How compiling is watched and ended. A step that a device has begun goes to its end.
+/// How to watch and stop compiling. A step that has begun on a device is finished.
 #[derive(Clone, Default)]
 pub struct CompileControl {
-    /// Told how far it has come.
+    /// Receives the progress.
     pub progress: Option<OnCompiled>,
-    /// Set from any thread to end it with [`EngineError::CompileCancelled`].
+    /// Set from any thread to stop with [`EngineError::CompileCancelled`].
     pub cancel: Option<Arc<AtomicBool>>,
-    /// The longest that it may take, by the engine's clock.
+    /// The longest compiling may take, by the engine's clock.
     pub limit: Option<Duration>,
 }
 
@@ -32,13 +32,13 @@ impl fmt::Debug for CompileControl {
     }
 }
 
-/// The graphs that a program consists of, with the devices that compile them, each once.
+/// All graphs of a program with the devices that compile them, without duplicates.
 #[derive(Default)]
 pub(crate) struct CompileList {
     graphs: Vec<Listed>,
-    /// The first graph of each code: another device or shape has another code.
+    /// For each code, the first graph that uses it. Each device and shape has a code of its own.
     codes: Vec<usize>,
-    /// The first graph of the segment at hand.
+    /// The first graph of the current segment.
     segment: usize,
 }
 
@@ -50,13 +50,13 @@ struct Listed {
 }
 
 impl CompileList {
-    /// Graphs of other segments have other weights: those before are not looked through any more.
+    /// Starts the next segment. Its graphs have other weights than those before.
     pub fn begin_segment(&mut self) {
         self.segment = self.graphs.len();
     }
 
-    /// The number of a device's graph, which is added if it is not there. It shares the code of a
-    /// graph of its shape, unless the device bakes weights into code.
+    /// The index of a device's graph, added if it is new. It shares its code with a graph of the
+    /// same shape, unless the device bakes weights into code.
     pub fn add(&mut self, device: usize, graph: Subgraph, bakes_weights: bool) -> usize {
         let of_segment = &self.graphs[self.segment..];
         if let Some(at) = of_segment.iter().position(|l| (l.device, &l.graph) == (device, &graph)) {
@@ -76,7 +76,7 @@ impl CompileList {
         number
     }
 
-    /// Codes to make and graphs to load.
+    /// Number of codes to make plus graphs to load.
     fn steps(&self) -> usize {
         self.codes.len() + self.graphs.len()
     }
@@ -89,12 +89,12 @@ pub(crate) struct CompileWith<'a> {
     pub clock: &'a dyn Clock,
 }
 
-/// Compiles all graphs of a list and loads their weights, which have the graphs' numbers, whichever
-/// were ready first. A failure leaves nothing behind, and is the one of the first graph in the list's order
-/// that fails.
+/// Compiles all graphs of a list and loads their weights. The result is in the list's order,
+/// whichever was ready first. After a failure nothing is kept; the error is that of the first
+/// failing graph in the list's order.
 ///
 /// # Errors
-/// What a device reports, or why compiling was ended.
+/// The device's error, or why compiling was stopped.
 pub(crate) fn compile(
     list: &CompileList,
     devices: &[Arc<dyn Device>],
@@ -118,7 +118,7 @@ pub(crate) fn compile(
             let compiling = &compiling;
             let run = move || compiling.run(share);
             let thread = std::thread::Builder::new().name("troika-compile".into());
-            // The last share is this thread's, and so are those for which there is no thread.
+            // This thread does the last share, and all shares for which no thread could be started.
             match (i + 1 < shares.len()).then(|| thread.spawn_scoped(scope, run)) {
                 Some(Ok(thread)) => threads.push((thread, share)),
                 _ => own.push(share),
@@ -140,16 +140,16 @@ pub(crate) fn compile(
     }
     match failure {
         Some((_, e)) => Err(e),
-        // Without a failure every graph was loaded.
+        // Without a failure every graph is loaded.
         None => Ok(all.into_iter().flatten().collect()),
     }
 }
 
-/// Graphs that a thread loaded, or the one at which it ended.
+/// The graphs that a thread loaded, or the one at which it failed.
 type Compiled = Result<Vec<(usize, Arc<Weights>)>, (usize, EngineError)>;
 
-/// The graphs of a device, for each; those of devices that share a virtual clock are compiled
-/// by one thread, so that time passes in the same order in every run.
+/// The graphs of each device. One thread compiles for all devices that share a virtual clock, so
+/// that time passes in the same order in every run.
 fn shares(list: &CompileList, devices: &[Arc<dyn Device>]) -> Vec<Vec<usize>> {
     let clocks: Vec<Option<Arc<dyn Clock>>> = devices.iter().map(|d| d.clock()).collect();
     let same =
@@ -173,11 +173,11 @@ struct Compiling<'a> {
     list: &'a CompileList,
     devices: &'a [Arc<dyn Device>],
     with: &'a CompileWith<'a>,
-    /// When the time is up.
+    /// The deadline.
     until: Option<Duration>,
-    /// Steps that are done.
+    /// Finished steps.
     done: Mutex<usize>,
-    /// The first graph that failed so far: those behind it are left out.
+    /// The first graph that failed so far: graphs behind it are skipped.
     failed: AtomicUsize,
 }
 
@@ -200,7 +200,7 @@ impl Compiling<'_> {
         Ok(made)
     }
 
-    /// Loads a graph, whose code is made if it is the first of its shape.
+    /// Loads a graph. Makes its code first if it is the first of its shape.
     fn one(
         &self,
         at: usize,
@@ -228,7 +228,7 @@ impl Compiling<'_> {
         }
         let made = step()?;
         let done = self.report(1);
-        // With all of them compiled there is nothing to end.
+        // Once all are compiled, the deadline no longer matters.
         if done < all && self.until.is_some_and(|until| self.with.clock.now() > until) {
             let (device, segment) = (device.name().to_string(), graph.name.clone());
             let limit = self.with.control.limit.unwrap_or_default();
@@ -241,7 +241,7 @@ impl Compiling<'_> {
         *self.done.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts steps that are done and tells of it, one thread after another.
+    /// Counts finished steps and reports them, one thread at a time.
     fn report(&self, more: usize) -> usize {
         let mut done = self.done.lock().unwrap_or_else(PoisonError::into_inner);
         *done += more;

@@ -1,5 +1,5 @@
-//! What a plan copies between memory spaces, counted on the tasks that would run: the engine makes
-//! them on devices that compile nothing and compute nothing.
+//! Counts what a plan copies between memory spaces. It makes the tasks that would run, on devices
+//! that neither compile nor compute.
 
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
@@ -23,37 +23,37 @@ use crate::schedule::Task;
 /// Copies from one memory to another, or within one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CopyCount {
-    /// The device whose memory is read; `None`: the host's.
+    /// The device whose memory is read; `None`: host memory.
     pub from: Option<String>,
-    /// The device whose memory is written; `None`: the host's.
+    /// The device whose memory is written; `None`: host memory.
     pub to: Option<String>,
-    /// How many copies.
+    /// Number of copies.
     pub count: usize,
-    /// Bytes of all of them.
+    /// Bytes of all copies together.
     pub bytes: u64,
 }
 
-/// What a phase copies.
+/// The copies of one phase.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PhaseCopies {
     /// The phase.
     pub phase: Phase,
-    /// Tokens that are computed at once.
+    /// Tokens computed at once.
     pub tokens: usize,
-    /// Positions that are cached before.
+    /// Positions that are cached already.
     pub cached: usize,
-    /// The copies of caches that these positions need before, once.
+    /// Copies of the caches, once before these tokens.
     pub handover: Vec<CopyCount>,
-    /// The copies of values, for each such run.
+    /// Copies of values, in each such run.
     pub values: Vec<CopyCount>,
 }
 
-/// Counts what a plan copies for a chunk of a prompt and for a decoded token, without weights: the
-/// tasks are made as for a run, and not run.
+/// Counts what a plan copies for a chunk of a prompt and for a decoded token. It needs no weights:
+/// the tasks are made but not run.
 ///
 /// # Errors
-/// What keeps the plan from being run: a spec that cannot be lowered, a split that leaves a device
-/// nothing, or no memory for values between segments.
+/// Why the plan cannot run: the spec cannot be lowered, a split leaves a device nothing, or there
+/// is no memory for values between segments.
 pub fn copies(
     spec: &ModelSpec,
     shapes: WeightShapes<'_>,
@@ -62,7 +62,7 @@ pub fn copies(
 ) -> Result<Vec<PhaseCopies>, EngineError> {
     let dry = |d: &Arc<dyn Device>| Arc::new(DryDevice(d.clone())) as Arc<dyn Device>;
     let dry: Vec<Arc<dyn Device>> = devices.iter().map(dry).collect();
-    // What is copied does not depend on the context: a cache of few positions is made.
+    // The copies do not depend on the context: a small cache is enough.
     let chunk = plan.prefill.chunk.min(plan.context.saturating_sub(1)).max(1);
     let plan = Plan { context: plan.context.min(chunk + 1), ..plan.clone() };
     let context = plan.context;
@@ -82,7 +82,7 @@ pub fn copies(
     for (phase, tokens) in [(Phase::Prefill, &prompt[..]), (Phase::Decode, &token[..])] {
         let cached = engine.len(seq);
         if cached + tokens.len() > context {
-            // A context of one token: nothing is decoded.
+            // A context of one token leaves nothing to decode.
             break;
         }
         let input = SequenceInput { seq, tokens, logits: WantedLogits::Last };
@@ -93,7 +93,7 @@ pub fn copies(
     Ok(phases)
 }
 
-/// The copies among some tasks, by the memories that they join, in the order of the first of each.
+/// Counts copies by pair of memories, in the order of the first copy of each pair.
 fn count(tasks: &[Task], devices: &[Arc<dyn Device>]) -> Vec<CopyCount> {
     let owner = |space: SpaceId| {
         let owner = devices.iter().find(|d| own_space(d.caps()) == space);
@@ -116,7 +116,7 @@ fn count(tasks: &[Task], devices: &[Arc<dyn Device>]) -> Vec<CopyCount> {
     counts
 }
 
-/// A device by its name and limits, which compiles to nothing and whose memory nobody fills.
+/// A device with the name and limits of another; it compiles nothing and its memory stays empty.
 struct DryDevice(Arc<dyn Device>);
 
 impl Device for DryDevice {
@@ -171,7 +171,7 @@ impl Queue for NoQueue {
     }
 }
 
-/// Nobody asks for weights.
+/// Weights that nobody reads.
 struct NoWeights;
 
 impl NoWeights {

@@ -1,4 +1,4 @@
-//! Where chunks run, where it is decided by load: the plan chooses, by the loads that are known.
+//! Chooses where chunks run by the current load of devices.
 
 use std::time::Duration;
 
@@ -10,18 +10,18 @@ use crate::schedule::{JobId, Kept};
 use crate::slot::BatchSlot;
 
 impl Engine {
-    /// How many chunks ran where. All by length unless the plan holds other ways.
+    /// How many chunks ran by which kind of rule: all by length unless the plan has `by_load`.
     pub fn decisions(&self) -> Decisions {
         self.loads.decisions
     }
 
-    /// Whether chunks are placed by load, too.
+    /// Whether the plan may place chunks by load.
     pub(crate) fn goes_by_load(&self) -> bool {
         !self.model.plan.by_load.is_empty()
     }
 
-    /// Decides for each planned batch of prompts in which of the plan's ways it runs. Returns
-    /// whether what they take is to be measured.
+    /// Chooses one of the plan's placements for each planned batch of a prompt. Returns whether to
+    /// measure how long they take.
     pub(crate) fn choose_ways(&mut self, place: usize) -> bool {
         if !self.goes_by_load() {
             return false;
@@ -50,7 +50,7 @@ impl Engine {
         prompts
     }
 
-    /// Learns from batches that ran.
+    /// Updates the loads from batches that ran.
     pub(crate) fn learn_loads(&mut self, place: usize, job: JobId) {
         if !self.goes_by_load() {
             return;

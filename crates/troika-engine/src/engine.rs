@@ -24,7 +24,7 @@ use crate::schedule::Runner;
 use crate::sequence::{LongRope, Sequence};
 use crate::slot::{BatchSlot, PlacedModel};
 
-/// What an engine is made of.
+/// Everything an engine is made from.
 pub struct EngineParts<'a> {
     /// The model.
     pub spec: &'a ModelSpec,
@@ -34,25 +34,25 @@ pub struct EngineParts<'a> {
     pub weights: &'a dyn WeightSource,
     /// The plan; its device names are looked up in `devices`.
     pub plan: Plan,
-    /// Devices at hand.
+    /// The available devices.
     pub devices: &'a [Arc<dyn Device>],
-    /// Time.
+    /// The clock.
     pub clock: Arc<dyn Clock>,
-    /// Spans.
+    /// Records spans.
     pub tracer: Tracer,
-    /// How sequences share it.
+    /// How sequences share the engine.
     pub sharing: Sharing,
 }
 
 /// How sequences share an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sharing {
-    /// Sequences that are computed at once, at most; others wait.
+    /// The most sequences computed at once; others wait.
     pub sequences: usize,
-    /// Bytes of the KV cache; `None`: what `sequences` sequences of the whole context need.
+    /// Budget of the KV cache in bytes; `None`: enough for `sequences` sequences of full context.
     pub kv_bytes: Option<u64>,
-    /// Rows that a step computes, at most, while sequences decode: their own, and those of prompts
-    /// beside them. More of them end a prompt sooner, fewer delay decoding less.
+    /// The most rows of a step while sequences decode: theirs plus those of prompts. More rows
+    /// shorten the prompt's time, fewer rows delay decoding less.
     pub rows_per_step: usize,
 }
 
@@ -68,13 +68,13 @@ impl Default for Sharing {
 pub struct EngineMemory {
     /// KV cache (reserved; pages are touched as sequences grow).
     pub kv_cache: u64,
-    /// Of it, what is used: by open sequences, and by what was kept of closed ones.
+    /// The part in use: by open sequences, and by kept prefixes of closed ones.
     pub kv_used: u64,
-    /// Of that, what is kept for sequences that begin like earlier ones.
+    /// The part of `kv_used` kept for sequences that begin like earlier ones.
     pub kv_kept: u64,
     /// Values between segments.
     pub activations: u64,
-    /// Scratch of executables.
+    /// Scratch memory of executables.
     pub scratch: u64,
 }
 
@@ -88,29 +88,29 @@ pub struct Engine {
     pub(crate) sequences: HashMap<SeqId, Sequence>,
     /// Sequences with tokens to compute, by rank.
     pub(crate) queue: Vec<SeqId>,
-    /// What is to be handed out.
+    /// Events not handed out yet.
     pub(crate) events: VecDeque<Event<'static>>,
-    /// Sequences admitted so far.
+    /// Number of sequences admitted so far.
     pub(crate) orders: u64,
     /// How often a sequence lost its pages to another one.
     pub(crate) preemptions: u64,
-    /// Where sequences have turns: the number of the last one, and of the last one of prompts.
+    /// Where sequences take turns: the number of the last turn, and of the prompts' last turn.
     pub(crate) last_turn: u64,
     pub(crate) prompts_turn: u64,
-    /// What may be in flight at once: one place, or one for decoding and one for prompts.
+    /// Batches in flight: one slot, or one for decode and one for prefill.
     pub(crate) slots: Vec<BatchSlot>,
     pub(crate) sharing: Sharing,
-    /// Whether prefill and decode run the same code in the same places.
+    /// Whether prefill and decode run the same code on the same devices.
     pub(crate) one_placement: bool,
     /// Whether no device computes for both phases.
     pub(crate) phases_are_apart: bool,
-    /// Whether numbers depend on which row of a batch a token is: rows are shared out between
-    /// devices that compute differently. A batch is then of one sequence.
+    /// Whether a token's numbers depend on its row in the batch, as where devices with different
+    /// numerics share rows. A batch is then of one sequence.
     pub(crate) rows_matter: bool,
-    /// Whether cached pages may serve several sequences: all devices have them in one place, and
-    /// compute the same whatever a prompt begins with.
+    /// Whether sequences may share cached pages: each state lies in one place, and numbers do not
+    /// depend on how a prompt is cut.
     pub(crate) shares_pages: bool,
-    /// The name of a device that only models time.
+    /// The name of a device that models time only.
     pub(crate) silent: Option<String>,
     pub(crate) longrope: LongRope,
     pub(crate) loads: Loads,
@@ -127,11 +127,11 @@ impl Engine {
         Engine::compiled(parts, &CompileControl::default())
     }
 
-    /// As [`Engine::new`], for a caller that watches the compiling, or ends it. Graphs of different
-    /// devices are compiled at the same time.
+    /// Like [`Engine::new`], for a caller that watches or stops compiling. Devices compile in
+    /// parallel.
     ///
     /// # Errors
-    /// As [`Engine::new`], or that the compiling was ended; nothing is left behind then.
+    /// Those of [`Engine::new`], or that compiling was stopped; nothing is kept then.
     pub fn compiled(
         parts: EngineParts<'_>,
         control: &CompileControl,
@@ -148,7 +148,7 @@ impl Engine {
         };
         let lowered = lower(parts.spec, parts.shapes, options)?;
         let mut memory = EngineMemory::default();
-        // Before weights are packed, which takes long: what does not fit is said at once.
+        // Before weights are packed, which takes long, so that a misfit is reported at once.
         let kv = KvCache::new(kv_layout(&lowered, &plan, parts.sharing))?;
         for state in &lowered.states {
             allocate(state_bytes(state, state.width, &kv), "the KV cache")?;
@@ -206,40 +206,40 @@ impl Engine {
         })
     }
 
-    /// The plan in force.
+    /// The plan that the engine runs.
     pub fn plan(&self) -> &Plan {
         &self.model.plan
     }
 
-    /// Bytes held.
+    /// Bytes held besides the weights.
     pub fn memory(&self) -> EngineMemory {
         let activations = self.slots.iter().map(BatchSlot::bytes).sum();
         let (kv_used, kv_kept) = (self.kv.used_bytes(), self.kv.kept_bytes());
         EngineMemory { kv_used, kv_kept, activations, ..self.memory }
     }
 
-    /// How often a sequence had to leave its pages to another one, and was computed again.
+    /// How often a sequence lost its pages to another one and was computed again.
     pub fn preemptions(&self) -> u64 {
         self.preemptions
     }
 
-    /// The subgraphs that run.
+    /// The lowered model.
     pub fn lowered(&self) -> &Lowered {
         &self.model.lowered
     }
 
-    /// The name of a device that only models time, if there is one: then there are no logits to
-    /// read.
+    /// The name of a device that models time only, if there is one: there are no logits to read
+    /// then.
     pub fn silent(&self) -> Option<&str> {
         self.silent.as_deref()
     }
 
-    /// What any thread may ask of this engine.
+    /// A handle for requests from any thread.
     pub fn handle(&self) -> &EngineHandle {
         &self.handle
     }
 
-    /// Opens an empty sequence, which neither uses cached pages of others nor leaves them its own.
+    /// Opens an empty sequence that shares no cached pages with others.
     pub fn open(&mut self) -> SeqId {
         let seq = SeqId::next();
         self.handle.lock().open(seq);
@@ -247,14 +247,14 @@ impl Engine {
         seq
     }
 
-    /// Closes a sequence and frees its pages. One that was closed before is left alone.
+    /// Closes a sequence and frees its pages. Does nothing if it is closed already.
     pub fn close(&mut self, seq: SeqId) {
-        // It may be closed already, which is what was wanted.
+        // An error means that it is closed already, as wanted.
         let _ = self.handle.close(seq);
         self.take_requests();
     }
 
-    /// Tokens of a sequence.
+    /// Number of tokens of a sequence.
     pub fn len(&self, seq: SeqId) -> usize {
         self.sequences.get(&seq).map_or(0, |s| s.tokens.len())
     }
@@ -264,11 +264,11 @@ impl Engine {
         self.len(seq) == 0
     }
 
-    /// Forgets a sequence's tokens from `len` on. What a sliding window has dropped of those
-    /// before, or what was rotated for a longer sequence, is computed again when it goes on.
+    /// Removes a sequence's tokens from `len` on. Earlier positions that a sliding window dropped,
+    /// or that were rotated for a longer sequence, are computed again when it continues.
     ///
     /// # Errors
-    /// A sequence that is closed, or has tokens to compute.
+    /// The sequence is closed or has tokens to compute.
     pub fn truncate(&mut self, seq: SeqId, len: usize) -> Result<(), EngineError> {
         self.take_requests();
         let before = self.handle.lock().truncate(seq, len)?;
@@ -278,18 +278,18 @@ impl Engine {
         Ok(())
     }
 
-    /// Checks the accounts of the cache: each page is free or used, and used as often as it is
-    /// counted.
+    /// Checks the bookkeeping of the cache: each page is free or in use, and its count of users is
+    /// right.
     ///
     /// # Errors
-    /// What does not add up.
+    /// What is wrong.
     pub fn audit(&self) -> Result<(), String> {
         self.kv.audit()
     }
 }
 
 impl Drop for Engine {
-    /// Ends what is in flight, and refuses what comes later.
+    /// Stops what is in flight and refuses further requests.
     fn drop(&mut self) {
         let mut inbox = self.handle.lock();
         inbox.end();
@@ -299,7 +299,7 @@ impl Drop for Engine {
     }
 }
 
-/// What the cache holds.
+/// The size of the cache: its groups, pages and budget.
 fn kv_layout(lowered: &Lowered, plan: &Plan, sharing: Sharing) -> KvLayout {
     let bytes = |group: usize| {
         let of_group = lowered.states.iter().filter(|s| s.page_group == group);
@@ -335,7 +335,7 @@ fn state_buffers(
     buffers.collect()
 }
 
-/// Bytes of some columns of a state; `None` for more than can be counted.
+/// Bytes of some columns of a state; `None` on overflow.
 fn state_bytes(state: &StateDecl, cols: usize, kv: &KvCache) -> Option<usize> {
     kv.positions(state.page_group)?.checked_mul(cols.checked_mul(state.dtype.block_bytes())?)
 }
@@ -346,7 +346,7 @@ fn widest(lowered: &Lowered) -> usize {
     inner.map(|e| e.cols * ELEMENT).max().unwrap_or(0)
 }
 
-/// Bytes of a cached position.
+/// Bytes of a cached position in a state.
 fn state_row(state: &StateDecl) -> usize {
     state.width * state.dtype.block_bytes()
 }

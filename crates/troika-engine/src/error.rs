@@ -24,7 +24,7 @@ pub enum EngineError {
     /// The KV cache refused.
     #[error(transparent)]
     Kv(#[from] KvError),
-    /// A token the model does not know.
+    /// A token id outside the vocabulary.
     #[error("token id {id} is outside the model's vocabulary of {vocab}")]
     Token {
         /// The id.
@@ -32,38 +32,38 @@ pub enum EngineError {
         /// Vocabulary size.
         vocab: usize,
     },
-    /// Nothing to run.
+    /// An empty input.
     #[error("the prompt is empty; give at least one token")]
     Empty,
-    /// Logits are wanted of a device that only models time.
+    /// Logits were requested from a device that models time only.
     #[error(
         "device {0} computes nothing (its numerics are off): there are no logits to read; set \
          numerics = \"on\" in the file that describes it"
     )]
     NoNumerics(String),
-    /// A sequence that still has tokens to compute.
+    /// A sequence was fed while it still has tokens to compute.
     #[error("sequence {0} is fed again before it is through; join the tokens or wait")]
     Twice(SeqId),
-    /// The engine was closed meanwhile.
+    /// The engine was closed.
     #[error("the engine is closed; open the model again")]
     Ended,
-    /// The plan places a segment nowhere.
+    /// The plan names no device for a segment.
     #[error("the plan names no device for segment {0}")]
     Unplaced(String),
-    /// A segment with more or fewer stages than the plan says.
+    /// A segment whose number of stages differs from the plan's rule.
     #[error("segment {segment} has {has} stages, the plan's rule {says}")]
     Stages {
         /// The segment.
         segment: String,
-        /// Stages that there are.
+        /// Stages of the segment.
         has: usize,
         /// Stages in the rule.
         says: usize,
     },
-    /// A segment cannot be split as the plan says.
+    /// A segment that cannot be split as the plan says.
     #[error(transparent)]
     Partition(#[from] PartitionError),
-    /// A split whose shares round to nothing.
+    /// A share that rounds to no rows or columns.
     #[error(
         "the plan's split leaves device {device} nothing to compute; its share of the columns must \
          be from {least:.3} to {most:.3}"
@@ -76,13 +76,13 @@ pub enum EngineError {
         /// The largest one that leaves another device something.
         most: f64,
     },
-    /// A cache that two devices with memory of their own use in turns.
+    /// A cache that two devices use in turns although each has memory of its own.
     #[error(
         "the plan has {0} use a cache in one place that another segment of the phase uses in \
          another; place or split both alike"
     )]
     TwoHomes(String),
-    /// A page of a cache that a device cannot bind.
+    /// A cache page too large for a device to bind.
     #[error(
         "the plan's pages of {page_len} positions have {bytes} bytes in {state}, more than device \
          {device} binds at once; set page_len to {fit} or less"
@@ -99,7 +99,7 @@ pub enum EngineError {
         /// The longest page that can be bound.
         fit: u64,
     },
-    /// A standard length that static shapes do not make up.
+    /// A standard length that the static shapes do not add up to.
     #[error(
         "the plan gives device {device} {length} rows at once, which its shapes of {rows:?} rows \
          do not make up"
@@ -112,81 +112,81 @@ pub enum EngineError {
         /// The numbers of rows it is compiled for.
         rows: Vec<usize>,
     },
-    /// Someone ended the compiling.
+    /// Compiling was cancelled.
     #[error("compiling was cancelled when {done} of {all} steps were done")]
     CompileCancelled {
-        /// Steps that were done.
+        /// Finished steps.
         done: usize,
-        /// Steps of the model: graphs' code that is made, and weights that are loaded.
+        /// All steps: codes to make plus graphs whose weights to load.
         all: usize,
     },
-    /// Compiling took longer than it may.
+    /// Compiling exceeded its time limit.
     #[error(
         "compiling takes longer than {limit:?}: the time was up at {segment} on device {device}, \
          with {done} of {all} steps done; allow more time or place it on another device"
     )]
     CompileTime {
-        /// The device that compiled then.
+        /// The device that was compiling.
         device: String,
         /// What it compiled.
         segment: String,
-        /// The longest that it may take.
+        /// The time limit.
         limit: std::time::Duration,
-        /// Steps that were done.
+        /// Finished steps.
         done: usize,
-        /// Steps of the model: graphs' code that is made, and weights that are loaded.
+        /// All steps: codes to make plus graphs whose weights to load.
         all: usize,
     },
     /// A scheduling fault.
     #[error(transparent)]
     Busy(#[from] AccessError),
-    /// A task that does not fit a graph that grows.
+    /// A task that does not fit a growing graph.
     #[error(transparent)]
     Grow(#[from] GrowError),
-    /// Every task waits for another one.
+    /// All remaining tasks wait for each other.
     #[error("the scheduler has {0} tasks left and none is ready")]
     Stuck(usize),
 }
 
-/// A task, or a growth, that does not fit the graph.
+/// A task or growth that does not fit the graph.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GrowError {
-    /// Two tasks at one place.
+    /// Two tasks with one key.
     #[error("tasks {task} and {other} have the same key; give each a key of its own")]
     SameKey {
-        /// The new one.
+        /// The new task.
         task: Arc<str>,
-        /// The one that is there.
+        /// The existing task.
         other: Arc<str>,
     },
-    /// What must come later has begun.
+    /// A task that must run later was already handed to a queue.
     #[error(
         "task {task} came too late: {begun}, which comes behind it and uses the same memory, was \
          handed over; declare it as the growth of a task that is not done"
     )]
     TooLate {
-        /// The new one.
+        /// The new task.
         task: Arc<str>,
-        /// The one that was handed to a queue.
+        /// The task handed to a queue.
         begun: Arc<str>,
     },
-    /// A use that was not declared.
+    /// A use of memory that the growth did not declare.
     #[error("task {task} uses memory that {by}, whose growth it is, did not declare")]
     Undeclared {
-        /// The new one.
+        /// The new task.
         task: Arc<str>,
-        /// The task that made it known.
+        /// The task whose growth it is.
         by: Arc<str>,
     },
-    /// A place that others may still take.
+    /// A key reserved by another growth.
     #[error("the key of task {task} is among those that {by} has for its growth")]
     Reserved {
-        /// The new one.
+        /// The new task.
         task: Arc<str>,
-        /// The task whose growth is not known yet.
+        /// The task whose growth reserved the key.
         by: Arc<str>,
     },
-    /// Keys that no growth can have.
+    /// Keys that a growth cannot reserve.
     #[error(
         "the growth of task {task} needs keys behind the task's own that no other growth or task \
          has"
@@ -195,7 +195,7 @@ pub enum GrowError {
         /// The task.
         task: Arc<str>,
     },
-    /// No such device.
+    /// A device index out of range.
     #[error("task {task} is for device {device} of {devices}")]
     Device {
         /// The task.

@@ -11,11 +11,11 @@ use troika_plan::{Plan, Refusal};
 use crate::error::EngineError;
 use crate::program::{convert_edges, edge_types, shapes};
 
-/// Asks each device about each op of the model, at the shapes that the plan states: what it says
-/// `no` to, once for each kind of segment.
+/// Asks each device about each op of the model, at the shapes that the plan states. Returns the
+/// refused ops, once for each kind of segment.
 ///
 /// # Errors
-/// A spec that cannot be lowered.
+/// The spec cannot be lowered.
 pub fn examine(
     spec: &ModelSpec,
     weights: WeightShapes<'_>,

@@ -1,5 +1,5 @@
-//! Feeding some sequences and waiting until all of it is computed, for a caller that has the engine
-//! for itself.
+//! Feeds sequences and waits until everything is computed, for a caller that has the engine to
+//! itself.
 
 use crate::engine::Engine;
 use crate::error::EngineError;
@@ -7,12 +7,12 @@ use crate::input::{Event, LogitsSink, Next, SequenceInput, WantedLogits};
 use crate::schedule::Task;
 
 impl Engine {
-    /// Appends tokens to sequences and hands over the wanted logits.
+    /// Appends tokens to sequences and passes on the wanted logits.
     ///
     /// # Errors
-    /// An empty input, a sequence fed twice, an unknown token, too long a sequence or logits that
-    /// no device computes (all before any work); a full cache or a failing device: the sequences
-    /// that it concerns are then as before the call.
+    /// Before any work: an empty input, a sequence fed twice, an unknown token, too long a
+    /// sequence, or logits that no device computes. During work: a full cache or a failing device;
+    /// the sequences concerned are then as before the call.
     pub fn run(
         &mut self,
         inputs: &[SequenceInput<'_>],
@@ -26,11 +26,11 @@ impl Engine {
         self.run_inputs(inputs, sink)
     }
 
-    /// As [`Engine::run`], but nobody reads the logits: for measurements, of devices that only model
-    /// time among others.
+    /// Like [`Engine::run`] without reading logits: for measurements, also of devices that model
+    /// time only.
     ///
     /// # Errors
-    /// As [`Engine::run`].
+    /// Those of [`Engine::run`].
     pub fn run_unread(&mut self, inputs: &[SequenceInput<'_>]) -> Result<(), EngineError> {
         self.run_inputs(inputs, &mut |_, _, _| {})
     }
@@ -75,8 +75,8 @@ impl Engine {
         failure.map_or(Ok(()), Err)
     }
 
-    /// Makes the tasks that hand caches over before a sequence's tokens are computed, and those that
-    /// compute them. Nothing runs, but the tokens count as computed.
+    /// Makes the tasks for a sequence's tokens, and those that hand caches over before them.
+    /// Nothing runs, but the tokens count as computed.
     pub(crate) fn tasks_without_running(
         &mut self,
         input: &SequenceInput<'_>,

@@ -1,6 +1,5 @@
-//! Handing caches over: a state that one device fills and another one goes on with is copied as far
-//! as it is filled, where the other has it in another memory space or with other columns of it
-//! together. The copies run by themselves, before the forward batch.
+//! Handing caches over. When a device continues a state that another one filled, the filled part is
+//! copied, unless both use the same instance of it. The copies run before the forward batch.
 
 use std::collections::HashMap;
 
@@ -16,7 +15,7 @@ use crate::residency::{Area, Instance, Residency};
 use crate::schedule::Task;
 use crate::tasks::States;
 
-/// How many positions of each sequence the instances of a state hold.
+/// How many positions of each sequence each instance of a state holds.
 #[derive(Debug, Default)]
 pub(crate) struct Handover {
     /// By sequence, then by state, in the order of the state's instances.
@@ -24,7 +23,7 @@ pub(crate) struct Handover {
 }
 
 impl Handover {
-    /// A sequence has no more than `len` positions now.
+    /// Notes that a sequence has at most `len` positions now.
     pub fn truncate(&mut self, seq: SeqId, len: usize) {
         if len == 0 {
             self.filled.remove(&seq.number());
@@ -35,8 +34,8 @@ impl Handover {
         }
     }
 
-    /// The copies that a forward batch needs before it runs; it then fills its own rows. Most often
-    /// none: a state that is always used in one place is not looked at.
+    /// The copies that a forward batch needs before it runs; notes the rows that it then fills.
+    /// Usually none: states with one instance are skipped.
     pub fn before(
         &mut self,
         batch: &PlannedBatch,
@@ -62,16 +61,16 @@ impl Handover {
     }
 }
 
-/// A state with what its instances hold of a sequence.
+/// A state, and what its instances hold of a sequence.
 struct Filled<'a> {
     buffers: &'a [(Instance, Buffer)],
     decl: &'a StateDecl,
-    /// By instance, the positions that it holds.
+    /// Number of positions held by each instance.
     positions: &'a [usize],
 }
 
 impl Filled<'_> {
-    /// Appends copies of what an instance lacks of a sequence's earlier positions.
+    /// Appends the copies of earlier positions of a sequence that an instance lacks.
     fn fill(
         &self,
         home: usize,
@@ -97,8 +96,8 @@ impl Filled<'_> {
         Ok(())
     }
 
-    /// Copies rows of memory and some of their columns from one instance to another; between two
-    /// devices' memory by way of the host's, since no device reaches both.
+    /// Copies rows and columns from one instance to another. Between the memories of two devices it
+    /// goes through host memory, since no device reaches both.
     fn copy(
         &self,
         (from, to): (&Instance, &Instance),
@@ -107,7 +106,7 @@ impl Filled<'_> {
         tasks: &mut Vec<Task>,
     ) -> Result<(), EngineError> {
         let buffer = |i: &Instance| self.buffers.iter().find(|(b, _)| b == i).map(|(_, b)| b);
-        // Only what an instance holds is copied, and all instances have a buffer.
+        // Only held positions are copied, and every instance has a buffer.
         let Some((source, target)) = buffer(from).zip(buffer(to)) else { return Ok(()) };
         let mut push = |device: usize, from: View, to: View| {
             let work = Work::Copy(CopyRows { from, to });

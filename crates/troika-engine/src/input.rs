@@ -1,4 +1,4 @@
-//! What an engine is fed: tokens for sequences, and which of their logits are wanted.
+//! The input of an engine: tokens for sequences, and which of their logits are wanted.
 
 use crate::error::EngineError;
 use crate::kv::SeqId;
@@ -16,7 +16,7 @@ pub enum WantedLogits {
 }
 
 impl WantedLogits {
-    /// The position from which on logits are wanted of tokens `from..to`.
+    /// The first position of tokens `from..to` whose logits are wanted.
     pub(crate) fn from(self, from: usize, to: usize) -> usize {
         match self {
             WantedLogits::None => usize::MAX,
@@ -29,9 +29,9 @@ impl WantedLogits {
 /// Tokens to append to a sequence.
 #[derive(Clone, Copy, Debug)]
 pub struct SequenceInput<'a> {
-    /// Which sequence.
+    /// The sequence to feed.
     pub seq: SeqId,
-    /// The tokens.
+    /// The tokens; at least one.
     pub tokens: &'a [u32],
     /// Which logits are wanted.
     pub logits: WantedLogits,
@@ -40,54 +40,53 @@ pub struct SequenceInput<'a> {
 /// A new sequence.
 #[derive(Clone, Debug, Default)]
 pub struct Admission {
-    /// Its tokens; none for a sequence that is fed later.
+    /// Its tokens; empty for a sequence that is fed later.
     pub tokens: Vec<u32>,
     /// Which of their logits are wanted.
     pub logits: WantedLogits,
-    /// Sequences of higher priority are computed first; those of equal priority in the order in
-    /// which they were admitted.
+    /// Sequences of higher priority are computed first; equal ones in order of admission.
     pub priority: i32,
-    /// Whether it may begin with the cached pages of other sequences that began alike, and leave
-    /// its own to others.
+    /// Whether it may start from cached pages of sequences with the same beginning, and leave its
+    /// own pages to others.
     pub shares: bool,
 }
 
-/// What [`crate::Engine::step`] hands out.
+/// What [`crate::Engine::step`] reports.
 #[derive(Debug)]
 pub enum Event<'a> {
-    /// A sequence begins: so many of its tokens were cached already.
+    /// A sequence begins. This many of its tokens were cached already.
     Begun {
-        /// Which one.
+        /// The sequence.
         seq: SeqId,
-        /// Tokens that are not computed.
+        /// Tokens that need not be computed.
         cached: usize,
     },
-    /// Logits that were wanted, where they lie: whoever gets them may change them.
+    /// Logits that were wanted, in the engine's own memory: the receiver may change them.
     Logits {
-        /// Which sequence.
+        /// The sequence.
         seq: SeqId,
-        /// The position of the token after which they are.
+        /// The position of the token that these logits follow.
         position: usize,
         /// One for each token of the vocabulary.
         logits: &'a mut [f32],
-        /// Whether they are the last that were wanted: the sequence waits for tokens now.
+        /// Whether they are the last ones wanted: the sequence waits for tokens now.
         last: bool,
     },
-    /// All tokens are cached, and there are no logits to hand out: none were wanted, or devices
-    /// only model time. The sequence waits for tokens now.
+    /// All tokens are cached, and there are no logits to report: none were wanted, or devices model
+    /// time only. The sequence waits for tokens now.
     Fed {
-        /// Which one.
+        /// The sequence.
         seq: SeqId,
     },
-    /// A sequence was cancelled. It consists of what was computed so far, and waits for tokens.
+    /// A sequence was cancelled. It keeps what was computed so far, and waits for tokens.
     Cancelled {
-        /// Which one.
+        /// The sequence.
         seq: SeqId,
     },
-    /// The tokens that a sequence was fed with last could not be computed. It is as it was before
-    /// these, and waits for others.
+    /// The tokens that a sequence was fed last could not be computed. It is as it was before them,
+    /// and waits for tokens.
     Failed {
-        /// Which one.
+        /// The sequence.
         seq: SeqId,
         /// Why.
         error: EngineError,
@@ -95,7 +94,7 @@ pub enum Event<'a> {
 }
 
 impl Event<'_> {
-    /// The sequence it is about.
+    /// The sequence that it concerns.
     pub fn seq(&self) -> SeqId {
         match self {
             Event::Begun { seq, .. }
@@ -107,16 +106,16 @@ impl Event<'_> {
     }
 }
 
-/// What a sequence does next, said by whoever got its last logits, or heard that it is fed.
+/// What a sequence does next, decided by the receiver of its last logits or of [`Event::Fed`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// It waits until it is fed.
+    /// Wait until it is fed.
     Wait,
-    /// It goes on with this token, and the logits after it are wanted.
+    /// Continue with this token; the logits after it are wanted.
     Append(u32),
 }
 
-/// Receives what a step hands out.
+/// Receives the events of a step.
 pub type OnEvent<'a> = &'a mut dyn FnMut(Event<'_>) -> Next;
 
 /// Receives (index of the input, position, logits) in order.

@@ -1,8 +1,8 @@
 //! Runs a plan: sequences, KV cache, scheduler, sampling.
 //!
-//! The way of a token: [`Engine::run`] cuts the fed tokens into forward batches, [`schedule`] turns
-//! each forward batch into tasks (one per piece of a segment), orders them by the views they touch
-//! and hands them to device queues; the logits come back to the caller, who samples with [`sample::Sampler`].
+//! The path of a token: [`Engine::step`] packs tokens of sequences into forward batches.
+//! [`schedule`] turns each batch into tasks, one per piece of a segment, orders them by the views
+//! they use and hands them to queues. The caller samples the logits with [`sample::Sampler`].
 
 mod batching;
 mod choose;

@@ -1,19 +1,19 @@
-//! What a plan's decision by load goes by: how slow devices have been of late, and what they have to
-//! do besides. The choice itself is the plan's ([`troika_plan::LoadRules::choose`]).
+//! The load of devices, by which a plan may choose: how slow they were recently, and what else they
+//! have to do. The choice itself is the plan's ([`troika_plan::LoadRules::choose`]).
 
 use std::time::Duration;
 
 use troika_plan::{DeviceLoad, DeviceTime};
 
-/// How much of a device's known slowness a chunk keeps that the device has nothing to do with: so
-/// it is tried again when it may be free.
+/// The part of a device's slowness that remains after a chunk without work for it, so that it is
+/// tried again later.
 const REMEMBERED: f64 = 7.0 / 8.0;
-/// What is new counts so much of what is known.
+/// The weight of a new measurement against what is known.
 const NEW: f64 = 0.5;
-/// More than so many times slower is as good as gone.
+/// The highest slowness recorded.
 const SLOWEST: f64 = 64.0;
 
-/// Chunks by where they ran.
+/// Number of chunks by how their placement was chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Decisions {
     /// By the plan's rules for their length.
@@ -22,14 +22,14 @@ pub struct Decisions {
     pub otherwise: u64,
 }
 
-/// The loads of devices, as far as this engine can know them.
+/// The loads of devices, as far as this engine knows them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Loads {
-    /// For each device how many times longer its work has taken of late than predicted.
+    /// For each device, how many times longer than predicted its work took recently.
     slower: Vec<f64>,
-    /// Devices whose work was ever measured.
+    /// Devices whose work was measured at least once.
     seen: Vec<bool>,
-    /// What a step of decoding takes, and since when one is in flight.
+    /// How long a decode step takes, and when the one in flight began.
     pub decoding: Duration,
     pub decoding_since: Option<Duration>,
     pub decisions: Decisions,
@@ -40,7 +40,7 @@ impl Loads {
         Loads { slower: vec![1.0; devices], seen: vec![false; devices], ..Loads::default() }
     }
 
-    /// The load of each device; `decodes` are those that decode.
+    /// The load of each device; `decodes` says whether a device decodes.
     pub fn of_devices(&self, now: Duration, decodes: impl Fn(usize) -> bool) -> Vec<DeviceLoad> {
         let left = self
             .decoding_since
@@ -53,9 +53,9 @@ impl Loads {
         self.slower.iter().enumerate().map(of).collect()
     }
 
-    /// A device was busy with a chunk for so long, in microseconds, of which `all` was predicted to
-    /// take so long. What a device is longer busy than predicted makes all longer that goes through
-    /// it; who is there for a small part of the chunk teaches little.
+    /// Learns that a device was busy with a chunk for `busy_us`, where `own` and the whole chunk's
+    /// `all` were predicted. Delay counts against all work that passes through the device. A device
+    /// with a small part of the chunk tells little.
     pub fn learn(&mut self, device: usize, busy_us: f64, (own, all): (DeviceTime, f64)) {
         let Some(slower) = self.slower.get_mut(device) else { return };
         if own.span_us <= 0.0 {
@@ -85,15 +85,15 @@ mod tests {
     fn what_is_measured_counts_by_the_part_of_the_chunk_that_it_concerns() {
         let mut loads = Loads::new(3);
         let time = |busy_us, span_us| (DeviceTime { busy_us, span_us }, 100.0);
-        // Something to do from a chunk's start to its end, and next to nothing of it.
+        // A device with work throughout the chunk, and one with next to none.
         loads.learn(0, 250.0, time(50.0, 100.0));
         loads.learn(1, 20.0, time(1.0, 1.0));
         assert!((slower(&loads)[0] - 3.0).abs() < 1e-9);
         assert!((slower(&loads)[1] - (1.0 + 19.0 * 0.02)).abs() < 1e-9);
-        // What comes later counts half; nobody is faster than predicted.
+        // A new measurement counts half; slowness is never below 1.
         loads.learn(0, 10.0, time(50.0, 100.0));
         assert!((slower(&loads)[0] - 2.0).abs() < 1e-9);
-        // Who has nothing to do is forgotten by and by, and tried again.
+        // Slowness of an unused device fades, and the device is tried again.
         for _ in 0..40 {
             loads.learn(0, 0.0, time(0.0, 0.0));
         }

@@ -1,4 +1,4 @@
-//! What any thread may ask of an engine, and what the thread that steps it takes from there.
+//! Requests to an engine from any thread, and how the thread that steps it takes them.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,7 +8,7 @@ use crate::input::{Admission, WantedLogits};
 use crate::kv::{KvError, KvFit, SeqId};
 use crate::schedule::{Canceller, JobId};
 
-/// Something to do, in the order in which it was asked for.
+/// A request; requests are done in the order in which they were made.
 #[derive(Debug)]
 pub(crate) enum Request {
     Admit(SeqId, Admission),
@@ -18,26 +18,26 @@ pub(crate) enum Request {
     Close(SeqId),
 }
 
-/// What is known of a sequence that is open.
+/// What is known of an open sequence.
 #[derive(Clone, Copy, Debug, Default)]
 struct Known {
     /// Tokens, computed or not.
     len: usize,
-    /// Whether some are to be computed.
+    /// Whether some tokens are still to be computed.
     pending: bool,
     cancelled: bool,
     /// Whether the engine has taken the request to open it.
     taken: bool,
 }
 
-/// What is in flight in a place: whose rows, and how to end it.
+/// What is in flight in a slot: its sequences, and how to stop it.
 #[derive(Debug)]
 pub(crate) struct InFlight {
     pub job: JobId,
     pub canceller: Canceller,
     pub seqs: Vec<SeqId>,
-    /// Whether it is of several batches: then it ends as soon as one of its sequences is not wanted
-    /// any more, and the others go on from the last batch that was done.
+    /// Whether it consists of several batches. Then it stops as soon as one of its sequences is
+    /// cancelled, and the others continue after the last finished batch.
     pub several: bool,
 }
 
@@ -49,12 +49,12 @@ pub(crate) struct Inbox {
     ended: bool,
 }
 
-/// What tokens an engine takes.
+/// The limits for tokens.
 #[derive(Clone, Debug)]
 pub(crate) struct Limits {
     pub vocab: usize,
     pub cache: Arc<KvFit>,
-    /// Of a sequence.
+    /// The most tokens of a sequence.
     pub most_tokens: usize,
 }
 
@@ -64,8 +64,8 @@ impl Limits {
     }
 }
 
-/// Asks an engine for things, from any thread. What is asked for is done by the next
-/// [`crate::Engine::step`], but that what a cancelled sequence alone has in flight is ended at once.
+/// Requests to an engine, from any thread. The next [`crate::Engine::step`] does them; only a
+/// cancellation can stop work in flight at once.
 #[derive(Clone, Debug)]
 pub struct EngineHandle {
     inbox: Arc<Mutex<Inbox>>,
@@ -85,7 +85,7 @@ impl EngineHandle {
     ///
     /// # Errors
     /// A token that the model does not know; more tokens than the context or the cache can ever
-    /// hold; an engine that is gone.
+    /// hold; a closed engine.
     pub fn admit(&self, admission: Admission) -> Result<SeqId, EngineError> {
         self.check(&admission.tokens, 0)?;
         let mut inbox = self.lock();
@@ -103,8 +103,8 @@ impl EngineHandle {
     /// Appends tokens to a sequence that waits for them.
     ///
     /// # Errors
-    /// No tokens; one that the model does not know; more than the context or the cache can hold; a
-    /// sequence that was closed, or was fed and is not through yet.
+    /// No tokens; an unknown token; more than the context or the cache can hold; a sequence that is
+    /// closed or still has tokens to compute.
     pub fn feed(
         &self,
         seq: SeqId,
@@ -118,11 +118,11 @@ impl EngineHandle {
         Ok(())
     }
 
-    /// Has a sequence that waits consist of these tokens: what it has in common with those it has
-    /// stays cached, but at least the last one is computed.
+    /// Replaces the tokens of a waiting sequence. The common beginning stays cached, but at least
+    /// the last token is computed.
     ///
     /// # Errors
-    /// As [`EngineHandle::feed`].
+    /// Those of [`EngineHandle::feed`].
     pub fn replace(
         &self,
         seq: SeqId,
@@ -140,11 +140,11 @@ impl EngineHandle {
         Ok(())
     }
 
-    /// Ends what a sequence has to compute. It stays open, and consists of what was computed.
-    /// Nothing happens to one that has nothing to compute.
+    /// Stops computing a sequence. It stays open with what was computed. A sequence without tokens
+    /// to compute is left alone.
     ///
     /// # Errors
-    /// A sequence that was closed.
+    /// The sequence is closed.
     pub fn cancel(&self, seq: SeqId) -> Result<(), EngineError> {
         let mut inbox = self.lock();
         let known = inbox.known.get_mut(&seq).ok_or(KvError::Closed(seq))?;
@@ -157,15 +157,15 @@ impl EngineHandle {
         Ok(())
     }
 
-    /// Closes a sequence; what it has to compute is ended.
+    /// Closes a sequence and stops computing it.
     ///
     /// # Errors
-    /// A sequence that was closed before.
+    /// The sequence is closed already.
     pub fn close(&self, seq: SeqId) -> Result<(), EngineError> {
         let mut inbox = self.lock();
         let known = inbox.known.remove(&seq).ok_or(KvError::Closed(seq))?;
         if !known.taken {
-            // The engine never hears of it, lest requests pile up while nobody steps.
+            // The engine need not know of it. Otherwise requests would pile up while nobody steps.
             inbox.requests.retain(|request| request.seq() != seq);
             return Ok(());
         }
@@ -174,12 +174,12 @@ impl EngineHandle {
         Ok(())
     }
 
-    /// Tokens of a sequence, computed or not; `None` when it is closed.
+    /// Number of tokens of a sequence, computed or not; `None` when it is closed.
     pub fn len(&self, seq: SeqId) -> Option<usize> {
         self.lock().known.get(&seq).map(|known| known.len)
     }
 
-    /// The most tokens that a sequence can have: the context, or what the cache can hold of one.
+    /// The most tokens of a sequence: the context, or what the cache can hold of one.
     pub fn most_tokens(&self) -> usize {
         self.limits.most_tokens
     }
@@ -189,12 +189,12 @@ impl EngineHandle {
         self.lock().known.get(&seq).is_some_and(|known| known.pending)
     }
 
-    /// Sequences that are open.
+    /// Number of open sequences.
     pub fn open_sequences(&self) -> usize {
         self.lock().known.len()
     }
 
-    /// Whether a sequence can be fed.
+    /// Checks that a sequence can be fed.
     pub(crate) fn check_feed(&self, seq: SeqId, tokens: &[u32]) -> Result<(), EngineError> {
         self.may_feed(&mut self.lock(), seq, tokens).map(|_| ())
     }
@@ -222,14 +222,14 @@ impl EngineHandle {
         Ok(cache.alone(cached + tokens.len())?)
     }
 
-    /// Checks a token that a step was told to go on with, and counts it.
+    /// Checks and counts the token with which a sequence continues.
     pub(crate) fn go_on(&self, seq: SeqId, token: u32) -> Result<(), EngineError> {
         let mut inbox = self.lock();
         let Some(known) = inbox.known.get_mut(&seq) else {
             return Err(KvError::Closed(seq).into());
         };
         self.check(&[token], known.len)?;
-        // It was pending all the time, so that nobody's cancellation was lost meanwhile.
+        // It stayed pending, so a cancellation in the meantime was not lost.
         known.len += 1;
         Ok(())
     }
@@ -248,7 +248,7 @@ impl Request {
 }
 
 impl Inbox {
-    /// The request that was made first.
+    /// Takes the oldest request.
     pub fn take(&mut self) -> Option<Request> {
         let request = self.requests.pop_front()?;
         if let Request::Admit(seq, _) = &request
@@ -267,12 +267,12 @@ impl Inbox {
         if known.pending { Err(EngineError::Twice(seq)) } else { Ok(known) }
     }
 
-    /// A sequence without tokens is open.
+    /// Notes an open sequence without tokens.
     pub fn open(&mut self, seq: SeqId) {
         self.known.insert(seq, Known { taken: true, ..Known::default() });
     }
 
-    /// A sequence is to have no more than `len` tokens. Returns how many it had.
+    /// Shortens an idle sequence to at most `len` tokens. Returns how many it had.
     pub fn truncate(&mut self, seq: SeqId, len: usize) -> Result<usize, EngineError> {
         let known = self.waiting(seq)?;
         let before = known.len;
@@ -280,20 +280,20 @@ impl Inbox {
         Ok(before)
     }
 
-    /// A sequence waits for tokens now, and has so many.
+    /// Notes that a sequence waits for tokens, and how many it has.
     pub fn idle(&mut self, seq: SeqId, len: usize) {
         if let Some(known) = self.known.get_mut(&seq) {
             *known = Known { len, pending: false, cancelled: false, taken: true };
         }
     }
 
-    /// Nothing more is taken.
+    /// Refuses further requests.
     pub fn end(&mut self) {
         self.ended = true;
     }
 
-    /// Ends what is in flight of a sequence that nobody wants any more. A single batch that others
-    /// are in, too, goes on: it takes no longer than a chunk.
+    /// Stops work in flight that includes a cancelled sequence. A single batch shared with other
+    /// sequences continues: it takes no longer than a chunk.
     pub fn end_cancelled(&self, seq: SeqId) {
         let unwanted = |seq: &SeqId| self.known.get(seq).is_none_or(|known| known.cancelled);
         for running in self.in_flight.iter().filter(|f| f.seqs.contains(&seq)) {
@@ -333,7 +333,7 @@ mod tests {
             handle.close(seq).unwrap();
             assert_eq!(handle.lock().requests.len(), 1);
         }
-        // One that the engine knows is closed there.
+        // The engine knows this one, so it must hear of the closing.
         assert!(handle.lock().take().is_some());
         handle.feed(stays, &[1], WantedLogits::Last).unwrap();
         handle.close(stays).unwrap();

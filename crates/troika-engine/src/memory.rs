@@ -1,4 +1,4 @@
-//! Asking for memory: each request that fails is an error that says what the memory was for.
+//! Allocation: a failed request becomes an error that says what the memory was for.
 
 use std::sync::Arc;
 
@@ -7,19 +7,19 @@ use troika_plan::own_space;
 
 use crate::error::EngineError;
 
-/// Memory of the host; `None` bytes are more than can be counted.
+/// Allocates host memory; `bytes` is `None` if the number overflowed.
 ///
 /// # Errors
-/// When there is not so much.
+/// There is not enough memory.
 pub(crate) fn allocate(bytes: Option<usize>, what: &str) -> Result<Buffer, EngineError> {
     let buffer = Buffer::zeroed(bytes.unwrap_or(usize::MAX));
     Ok(buffer.map_err(DeviceError::memory(what))?)
 }
 
-/// Memory in a space, from the device that it belongs to.
+/// Allocates memory in a space, from the device that owns it.
 ///
 /// # Errors
-/// When there is not so much.
+/// There is not enough memory.
 pub(crate) fn allocate_in(
     (space, bytes): (SpaceId, Option<usize>),
     what: &str,

@@ -1,5 +1,5 @@
-//! A segment's graph made into the pieces that its rule asks for: shared out by columns, cut around
-//! the ops that a device refuses. Pure: nothing is compiled here.
+//! Divides a segment's graph into the pieces that its rule asks for: by columns, and around the ops
+//! that a device refuses. Pure: nothing is compiled here.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -12,7 +12,7 @@ use troika_plan::{Phase, stage_borders};
 
 use crate::residency::common;
 
-/// Some columns of a value of the program.
+/// A range of columns of one of the program's values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Operand {
     /// Index of the value.
@@ -21,7 +21,7 @@ pub(crate) struct Operand {
     pub cols: Range<usize>,
 }
 
-/// Some columns of a state of the model: all, or those of the heads that a device attends with.
+/// A range of columns of one of the model's states: all, or those of a device's attention heads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StateOperand {
     /// Index of the state.
@@ -31,13 +31,13 @@ pub(crate) struct StateOperand {
 }
 
 impl StateOperand {
-    /// Whether both have some column in common.
+    /// Whether both have a column in common.
     pub fn meets(&self, other: &StateOperand) -> bool {
         self.state == other.state && !common(&self.cols, &other.cols).is_empty()
     }
 }
 
-/// A graph on a device, and what is bound to it.
+/// A graph on a device, and its operands.
 #[derive(Clone, Debug)]
 pub(crate) struct PlacedGraph {
     /// Index of the device.
@@ -48,11 +48,11 @@ pub(crate) struct PlacedGraph {
     pub outputs: Vec<Operand>,
 }
 
-/// Values between segments or pieces, by their columns.
+/// The columns and types of values between segments or pieces.
 #[derive(Debug, Default)]
 pub(crate) struct ValueTable {
     pub cols: Vec<usize>,
-    /// Types, in prefill and in decode.
+    /// Types in prefill and in decode.
     pub dtypes: Vec<[DType; 2]>,
 }
 
@@ -62,7 +62,7 @@ impl ValueTable {
         self.dtypes[value][phase as usize].block_bytes()
     }
 
-    /// All of a new value.
+    /// Adds a value. Returns an operand of all its columns.
     fn add(&mut self, cols: usize, dtype: DType) -> Operand {
         self.cols.push(cols);
         self.dtypes.push([dtype; 2]);
@@ -70,11 +70,11 @@ impl ValueTable {
     }
 }
 
-/// Who computes an op that is placed on a device.
+/// Which device runs an op, given the device it is placed on.
 pub(crate) type Taker<'a> = &'a dyn Fn(usize, &str) -> usize;
 
-/// All of a graph on one device, but for the ops that others take: neighbouring ops of one device
-/// make a piece.
+/// Places a graph on one device, except for the ops that others take over. Neighbouring ops on one
+/// device form a piece.
 pub(crate) fn whole(
     whole: PlacedGraph,
     takes: Taker<'_>,
@@ -83,7 +83,7 @@ pub(crate) fn whole(
     let device = whole.device;
     let nodes = &whole.graph.nodes;
     let mut by: Vec<usize> = nodes.iter().map(|n| takes(device, n.op.name())).collect();
-    // A cache is written and read by one device.
+    // Only one device may write and read a cache.
     let caches = || (0..nodes.len()).filter(|i| !nodes[*i].states.is_empty());
     if let Some(other) = caches().map(|i| by[i]).find(|d| *d != device) {
         caches().for_each(|i| by[i] = other);
@@ -101,7 +101,7 @@ pub(crate) fn whole(
     Ok(placed.map(|(piece, device)| scope.bind(piece, device)).collect())
 }
 
-/// The graph cut into its stages.
+/// Cuts a graph into its stages.
 pub(crate) fn stages(
     whole: PlacedGraph,
     values: &mut ValueTable,
@@ -116,8 +116,8 @@ pub(crate) fn stages(
     Ok(pieces.into_iter().map(|piece| scope.bind(piece, device)).collect())
 }
 
-/// A graph shared out by columns: pieces in an order in which they can run. Those of one stage do
-/// not wait for each other.
+/// Divides a graph by columns. The pieces are in an order in which they can run; those of one stage
+/// do not wait for each other.
 pub(crate) fn columns(
     whole_graph: &PlacedGraph,
     (split, parts): (&ColumnSplit, &[usize]),
@@ -150,11 +150,11 @@ pub(crate) fn whole_parts(partition: &Partition) -> Vec<usize> {
     }
 }
 
-/// Where the values of a graph are that is made into pieces.
+/// Resolves the values of a graph while it is divided.
 struct Scope<'a> {
     whole: &'a PlacedGraph,
     values: &'a mut ValueTable,
-    /// Values that pieces hand to each other.
+    /// Values that pieces pass to each other.
     between: HashMap<ValueId, Operand>,
 }
 
@@ -177,8 +177,8 @@ impl<'a> Scope<'a> {
         PlacedGraph { device, graph: piece.graph, inputs, states, outputs }
     }
 
-    /// Columns of a value of the graph: of one of its operands, or of a value between pieces. What
-    /// is an input as well as an output is read as the one and written as the other.
+    /// The operand for some columns of a value. A value that is both input and output of the graph
+    /// is read as the input and written as the output.
     fn operand(&mut self, columns: &Columns, read: bool) -> Operand {
         let w = self.whole;
         let find = |ids: &[ValueId], operands: &[Operand]| {

@@ -1,4 +1,4 @@
-//! Memory of the values that flow between segments: slots reused across layers.
+//! Memory for the values between segments: slots that layers reuse.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,33 +11,33 @@ use crate::memory::{allocate, allocate_in};
 use crate::program::Program;
 use crate::residency::Instance;
 
-/// Which slot each value lives in, and how wide slots are. A value's slot is free again after the
-/// last segment that reads it.
+/// The slot of each value, and the width of each slot. A slot is free again after the last segment
+/// that reads its value.
 #[derive(Debug)]
 pub(crate) struct Slots {
-    /// By value.
+    /// The slot of each value.
     of_value: Vec<usize>,
-    /// Columns of the widest value of each slot.
+    /// The columns of each slot's widest value.
     cols: Vec<usize>,
-    /// Rows of each buffer.
+    /// The rows of each buffer.
     rows: usize,
 }
 
-/// The values of a chunk in flight: a buffer for each slot in the host's memory, and others where
-/// devices want them.
+/// Memory for the values of a chunk in flight: a buffer per slot in host memory, and more where
+/// devices need them.
 #[derive(Debug)]
 pub(crate) struct EdgePool {
     slots: Arc<Slots>,
     host: Vec<Buffer>,
-    /// By slot: instances in other spaces, or of some columns only.
+    /// By slot: instances in other memory spaces, or of some columns only.
     others: HashMap<(usize, Instance), Buffer>,
 }
 
-/// Most bytes of one element: values are f32 or i32, or of 16 bits.
+/// The most bytes of one element: values are f32, i32, f16 or bf16.
 pub(crate) const ELEMENT: usize = 4;
 
 impl Slots {
-    /// Slots for all values of a program, for forward batches of up to `rows` rows.
+    /// Assigns slots to all values of a program, for forward batches of up to `rows` rows.
     pub fn new(lowered: &Lowered, program: &Program, rows: usize) -> Slots {
         let own =
             |v: usize| [Lowered::IDS, Lowered::POSITIONS, lowered.logits()].contains(&EdgeId(v));
@@ -51,8 +51,8 @@ impl Slots {
         let cols = &program.values.cols;
         let mut slots = Slots { of_value: vec![usize::MAX; cols.len()], cols: Vec::new(), rows };
         let mut free: Vec<usize> = Vec::new();
-        // Ids, positions and logits have buffers elsewhere; in other spaces they have their own
-        // slots, which no other value takes.
+        // Ids, positions and logits have host buffers of their own. In other spaces each has a slot
+        // that no other value shares.
         for v in (0..edges).filter(|v| own(*v)) {
             slots.of_value[v] = slots.cols.len();
             slots.cols.push(cols[v]);
@@ -61,7 +61,7 @@ impl Slots {
             for v in segment.outputs.iter().map(|e| e.0).filter(|v| !own(*v)) {
                 slots.of_value[v] = take_slot(&mut free, &mut slots.cols, cols[v]);
             }
-            // The values between the pieces of a placement are there at once, those of two never.
+            // Values between pieces of one placement live at the same time; those of two never do.
             let placements = program.placement_of.chunk_by(|a, b| a == b);
             let mut end = edges;
             for of in placements {
@@ -87,24 +87,24 @@ impl Slots {
 }
 
 impl EdgePool {
-    /// Memory for the values of a chunk.
+    /// Allocates the values of a chunk.
     ///
     /// # Errors
-    /// When the system has no memory for them.
+    /// There is not enough memory.
     pub fn new(slots: &Arc<Slots>) -> Result<EdgePool, EngineError> {
         let slot = |cols: &usize| allocate(slots.bytes(*cols), "activations");
         let mut host: Vec<Buffer> =
             slots.cols.iter().skip(3).map(slot).collect::<Result<_, _>>()?;
         let none = allocate(Some(0), "activations")?;
-        // In the host's memory, ids, positions and logits are not of the pool.
+        // Ids, positions and logits are not in the host's pool.
         host.splice(0..0, std::iter::repeat_n(none, 3.min(slots.cols.len())));
         Ok(EdgePool { slots: slots.clone(), host, others: HashMap::new() })
     }
 
-    /// The buffer of an instance of a value, made if need be by the device whose memory it is in.
+    /// The buffer of an instance of a value, allocated on first use by the memory's device.
     ///
     /// # Errors
-    /// When there is no memory for it.
+    /// There is not enough memory for it.
     pub fn buffer(
         &mut self,
         (value, cols): (usize, usize),
@@ -116,7 +116,7 @@ impl EdgePool {
         if whole && instance.space == SpaceId::HOST {
             return Ok(self.host[slot].clone());
         }
-        // All values of a slot share its memory in a space.
+        // Whole values of a slot share its memory in a space.
         let width = if whole { self.slots.cols[slot] } else { instance.cols.len() };
         let key = match whole {
             true => Instance { space: instance.space, cols: 0..usize::MAX },
@@ -131,7 +131,7 @@ impl EdgePool {
         Ok(buffer)
     }
 
-    /// All bytes.
+    /// Bytes of all buffers.
     pub fn bytes(&self) -> u64 {
         self.host.iter().chain(self.others.values()).map(|b| b.len() as u64).sum()
     }
@@ -143,7 +143,7 @@ impl Slots {
     }
 }
 
-/// The free slot whose size is nearest, or a new one; grows it when needed.
+/// The free slot of nearest width, or a new one. Widens the slot if necessary.
 fn take_slot(free: &mut Vec<usize>, sizes: &mut Vec<usize>, cols: usize) -> usize {
     let nearest = free.iter().enumerate().min_by_key(|(_, s)| sizes[**s].abs_diff(cols));
     match nearest.map(|(i, _)| i) {

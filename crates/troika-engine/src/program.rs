@@ -1,4 +1,4 @@
-//! The plan applied to a lowered model: for each segment and phase, which device runs which
+//! Applies the plan to a lowered model: for each segment and phase, which device runs which
 //! executable on which columns of which values.
 
 use std::ops::Range;
@@ -17,39 +17,39 @@ use crate::error::EngineError;
 use crate::pieces::{self, Operand, PlacedGraph, StateOperand, ValueTable};
 use crate::residency::{Instance, common};
 
-/// A piece of a segment as it runs.
+/// A compiled piece of a segment.
 pub(crate) struct CompiledPiece {
-    /// Index of the device among the plan's.
+    /// Index of the device in the plan.
     pub device: usize,
-    /// For traces.
+    /// The name in traces.
     pub name: Arc<str>,
     pub inputs: Vec<Operand>,
     pub states: Vec<StateOperand>,
     pub outputs: Vec<Operand>,
-    /// By rows, ascending; where shapes are not static, one for all numbers of rows.
+    /// By ascending rows; a single entry if shapes are not static.
     codes: Vec<Code>,
     static_shapes: bool,
 }
 
 struct Code {
     rows: usize,
-    /// Its number in the program.
+    /// Index in [`Program::loaded`].
     loaded: usize,
 }
 
-/// A run of some rows.
+/// One run over some rows.
 pub(crate) struct RowsRun {
-    /// The number in the program of what runs.
+    /// Index in [`Program::loaded`].
     pub loaded: usize,
-    /// Rows that are computed.
+    /// Number of rows to compute.
     pub rows: usize,
-    /// Rows that views need room for: with static shapes, those of the shape.
+    /// Number of rows that views need room for: those of the shape if it is static.
     pub room: usize,
 }
 
 impl CompiledPiece {
-    /// The next run where so many rows are left; `None` when none are. With `others` behind them,
-    /// it is not padded if shapes allow.
+    /// The next run when `left` rows remain; `None` when none do. If other rows follow (`others`),
+    /// it avoids padding where the shapes allow that.
     pub fn next_run(&self, left: usize, others: bool) -> Option<RowsRun> {
         let largest = self.codes.last()?;
         let full = self.codes.iter().rfind(|c| c.rows <= left).filter(|_| others);
@@ -61,24 +61,24 @@ impl CompiledPiece {
     }
 }
 
-/// Rows, and the pieces that compute them.
+/// A range of rows, and the pieces that compute it.
 pub(crate) type Area<'a> = (Range<usize>, &'a [CompiledPiece]);
 
-/// A segment as it runs in a phase: its stages, one after another.
+/// A segment as it runs in a phase: its stages in order.
 pub(crate) struct PlacedSegment(Vec<PlacedStage>);
 
 /// A stage of a segment, or all of it.
 struct PlacedStage {
-    /// For traces.
+    /// How the stage is divided into parts.
     partition: Partition,
-    /// For each part of the partition, its pieces where it computes whole rows.
+    /// For each part of the partition that computes whole rows, its pieces.
     wholes: Vec<Vec<CompiledPiece>>,
-    /// All parts' pieces where columns are shared out.
+    /// The pieces of all parts, where they divide the columns.
     columns: Vec<CompiledPiece>,
 }
 
 impl PlacedSegment {
-    /// Which pieces compute which of `0..rows`.
+    /// Divides rows `0..rows` among the pieces.
     ///
     /// # Errors
     /// A standard length of 0.
@@ -110,56 +110,53 @@ impl PlacedStage {
     }
 }
 
-/// All segments as they run for chunks of a length bucket.
+/// The placement of all segments for chunks of a length bucket.
 struct Bucket {
-    /// The most rows of such a chunk.
+    /// The longest chunk of the bucket.
     up_to: usize,
-    /// By the bucket's own rules, then in each other way that the plan holds for it.
+    /// By the bucket's own rules, then by each alternative that the plan holds for load.
     ways: Vec<Vec<Arc<PlacedSegment>>>,
 }
 
-/// Where a chunk runs: the phase, its rows, and in which of the ways that the plan holds for them.
+/// Where a batch runs: its phase, its rows, and which of the plan's alternatives.
 pub(crate) type Where = (Phase, usize, usize);
 
 /// Which device runs what. Built once, when a model is opened.
 pub(crate) struct Program {
     /// The plan's devices, in its order.
     pub devices: Vec<Arc<dyn Device>>,
-    /// Columns of the values between segments, the model's edges first, and between pieces.
+    /// The values between segments (the model's edges, first) and between pieces.
     pub values: ValueTable,
-    /// Of each value, whether pieces that use some of its columns leave the others alone: then
-    /// nothing is gained by having them together.
+    /// Whether each value's pieces use disjoint columns: then there is no gain in having all of
+    /// them in one buffer.
     pub apart: Vec<bool>,
-    /// The segment that each value behind the edges belongs to, and the placement: of those of a
-    /// segment, a chunk has one.
+    /// For each value between pieces, its segment and its placement. A chunk uses one placement of
+    /// each segment.
     pub placement_of: Vec<(usize, usize)>,
-    /// Where each of the model's states is used: in which memory spaces, and which of its columns
-    /// are together there.
+    /// The instances of each state: in which memory space, with which columns together.
     pub state_instances: Vec<Vec<Instance>>,
-    /// Of these, the ones that each state is used in, in prefill and in decode.
+    /// For each state, the instances used in prefill and in decode.
     state_homes: Vec<[Vec<usize>; 2]>,
-    /// Rows that buffers have behind those of a chunk, for static shapes.
+    /// Rows that buffers have beyond a chunk, for static shapes.
     pub padding: usize,
-    /// Most bytes of scratch memory that a run needs.
+    /// The most bytes of scratch memory that a run needs.
     pub scratch_bytes: u64,
-    /// What copies are called in traces.
+    /// The name of copies in traces.
     pub copy_name: Arc<str>,
-    /// What pieces run, by number: code with a graph's weights. Pieces of a segment that are alike
-    /// share them.
+    /// Code with a graph's weights, by index. Equal pieces of a segment share an entry.
     pub loaded: Vec<Arc<Weights>>,
-    /// By the most rows of a chunk that they are for, ascending: those of the plan's length buckets,
-    /// then those of full chunks.
+    /// By the longest chunk, ascending: the plan's length buckets, then the bucket of full chunks.
     prefill: Vec<Bucket>,
     decode: Vec<Arc<PlacedSegment>>,
 }
 
 impl Program {
-    /// Compiles each segment where the plan, which was checked before, places it. A failure leaves
-    /// nothing behind.
+    /// Compiles each segment where the plan, already checked, places it. After a failure nothing is
+    /// kept.
     ///
     /// # Errors
-    /// A segment without a device, one that its device refuses, or a split that leaves a device
-    /// nothing.
+    /// A segment without a device, a segment that its device refuses, or a split that leaves a
+    /// device nothing.
     pub fn new(
         lowered: &Lowered,
         plan: &Plan,
@@ -207,8 +204,8 @@ impl Program {
         Ok(program)
     }
 
-    /// Places a segment for chunks of each length and for decoding. What was placed in the same way
-    /// before is the same.
+    /// Places a segment for prefill of each length and for decode. Equal placements share their
+    /// compiled pieces.
     fn place_segment(
         &mut self,
         (lowered, index): (&Lowered, usize),
@@ -249,11 +246,11 @@ impl Program {
         Ok(())
     }
 
-    /// Finds the values of which pieces use the same columns or others, but never some of the same.
+    /// Finds the values whose pieces use the same columns or disjoint ones, never overlapping ones.
     fn find_apart(&mut self, lowered: &Lowered) {
         let mut used: Vec<Vec<Range<usize>>> = vec![Vec::new(); self.values.cols.len()];
         let logits = lowered.logits().0;
-        // The host reads them whole.
+        // The host reads logits whole.
         used[logits].push(0..self.values.cols[logits]);
         let segments = self.segments();
         for piece in segments.flat_map(|s| s.pieces()) {
@@ -270,8 +267,8 @@ impl Program {
         self.apart = apart.collect();
     }
 
-    /// Where each state is used in a phase. Its columns may be shared out, but each of them is in
-    /// one place.
+    /// Finds where each state is used in a phase. Devices may divide its columns, but each column
+    /// is in one place.
     fn find_states(&mut self, phase: Phase) -> Result<(), EngineError> {
         let segments = match phase {
             Phase::Prefill => self.of_prefill().cloned().collect(),
@@ -299,7 +296,7 @@ impl Program {
         Ok(())
     }
 
-    /// Where a device has some columns of a state.
+    /// The instance with a device's columns of a state.
     pub fn state_instance(&self, device: usize, used: &StateOperand) -> Instance {
         Instance { space: own_space(self.devices[device].caps()), cols: used.cols.clone() }
     }
@@ -316,7 +313,7 @@ impl Program {
         prefill.iter().zip(&self.decode).all(|(p, d)| Arc::ptr_eq(p, d))
     }
 
-    /// How many devices compute in a place: of one phase, or of both.
+    /// How many devices compute in a slot: those of one phase, or of both.
     pub fn computing(&self, only: Option<Phase>) -> usize {
         let prefill = self.of_prefill().filter(|_| only != Some(Phase::Decode));
         let decode = self.decode.iter().filter(|_| only != Some(Phase::Prefill));
@@ -335,18 +332,18 @@ impl Program {
         })
     }
 
-    /// Whether a device computes for decoding.
+    /// Whether a device computes in decode.
     pub fn decodes_on(&self, device: usize) -> bool {
         self.decode.iter().flat_map(|s| s.pieces()).any(|piece| piece.device == device)
     }
 
-    /// All segments in each way that they are placed for prompts.
+    /// All segments in each of their prefill placements.
     fn of_prefill(&self) -> impl Iterator<Item = &Arc<PlacedSegment>> {
         self.prefill.iter().flat_map(|bucket| bucket.ways.iter().flatten())
     }
 
-    /// Whether how a row is computed depends on which row of a batch it is, or on how many there
-    /// are: devices of unlike numerics share rows out, or the plan goes by length or by load.
+    /// Whether a row's result depends on its index in the batch, or on the batch's length: devices
+    /// with different numerics share rows, or the plan goes by length or by load.
     pub fn rows_matter(&self) -> bool {
         if self.prefill.len() > 1 || self.prefill.iter().any(|bucket| bucket.ways.len() > 1) {
             return true;
@@ -361,7 +358,7 @@ impl Program {
         })
     }
 
-    /// A segment's place in a forward batch of a phase, which goes by its rows.
+    /// The placement of a segment in a forward batch.
     pub fn placed(&self, (phase, rows, way): Where, segment: usize) -> &Arc<PlacedSegment> {
         match phase {
             Phase::Prefill => {
@@ -373,13 +370,13 @@ impl Program {
         }
     }
 
-    /// All segments, in each way that they are placed.
+    /// All segments in each of their placements.
     fn segments(&self) -> impl Iterator<Item = &Arc<PlacedSegment>> {
         self.of_prefill().chain(&self.decode)
     }
 
-    /// Splits by columns leave each device that they name some columns of a segment, but for what the
-    /// device refuses.
+    /// Checks that each device of a split by columns has some columns of a segment, unless it refuses
+    /// ops.
     fn check_used(&self, (lowered, plan): (&Lowered, &Plan)) -> Result<(), EngineError> {
         let mut used = vec![false; self.devices.len()];
         let mut widest = 0;
@@ -418,8 +415,8 @@ impl Program {
         of_prefill.chain([((Phase::Decode, 1, 0), self.decode.as_slice())])
     }
 
-    /// The device whose queue copies between two spaces: the one that owns what is not the host's,
-    /// or else the one that wants the copy.
+    /// The device whose queue copies between two spaces: the owner of a space other than the
+    /// host's, or else the device that needs the copy.
     pub fn copier(&self, from: SpaceId, to: SpaceId, wanted_by: usize) -> usize {
         let owner = |space| self.devices.iter().position(|d| own_space(d.caps()) == space);
         let foreign = [from, to].into_iter().find(|s| *s != SpaceId::HOST);
@@ -506,7 +503,7 @@ impl Program {
         Ok(placed)
     }
 
-    /// Whether no column of a state is wanted in two places. It is where all query heads read one
+    /// Whether no column of a state is needed in two places. It is where all query heads share one
     /// head of the cache.
     fn states_are_apart(&self, pieces: &[PlacedGraph]) -> bool {
         let uses = pieces.iter().flat_map(|p| p.states.iter().map(move |s| (p.device, s)));
@@ -518,7 +515,7 @@ impl Program {
         })
     }
 
-    /// Devices bind caches in slabs of whole pages: at least one fits.
+    /// Devices bind caches in slabs of whole pages: checks that one page fits.
     fn check_pages(&self, lowered: &Lowered, page_len: usize) -> Result<(), EngineError> {
         for piece in self.segments().flat_map(|s| s.pieces()) {
             let device = &self.devices[piece.device];
@@ -543,7 +540,7 @@ impl Program {
         Ok(())
     }
 
-    /// Standard lengths of static shapes need no padding: behind them are other rows.
+    /// Checks that standard lengths need no padding by static shapes, since other rows follow them.
     fn check_lengths(&self, rule: &Rule, placed: &PlacedStage) -> Result<(), EngineError> {
         let lengths = rule.split.as_ref().map_or(&[][..], Split::lengths);
         for &length in lengths {
@@ -571,7 +568,7 @@ impl Program {
         pieces.into_iter().map(|p| self.list(p, rule, list)).collect()
     }
 
-    /// Lists what a piece needs compiled.
+    /// Adds a piece to the list of graphs to compile.
     fn list(&mut self, p: PlacedGraph, rule: &Rule, list: &mut CompileList) -> CompiledPiece {
         let caps = self.devices[p.device].caps();
         let code = |graph: Subgraph| {
@@ -595,8 +592,8 @@ impl Program {
     }
 }
 
-/// The type of each edge in each phase: what the rule of the segment that computes it says, if it
-/// has floats and the host does not read it.
+/// The type of each edge in each phase: that of the rule for the segment that computes it, unless
+/// it has no floats or the host reads it.
 pub(crate) fn edge_types(lowered: &Lowered, plan: &Plan) -> Vec<[DType; 2]> {
     let mut types: Vec<[DType; 2]> = lowered.edges.iter().map(|e| [e.dtype; 2]).collect();
     for segment in &lowered.segments {
@@ -624,15 +621,15 @@ pub(crate) fn convert_edges(
     convert_boundary(graph, &of(&segment.inputs), &of(&segment.outputs))
 }
 
-/// The key/value heads behind a segment of query, key and value projections.
+/// The number of key/value heads after a segment of query, key and value projections.
 fn attention_of(lowered: &Lowered, segment: &Segment) -> Option<usize> {
     let of_layer = |s: &&Segment| s.layer == segment.layer && s.kind == SegmentKind::Attention;
     let attention = lowered.segments.iter().find(of_layer)?;
     (segment.kind == SegmentKind::Qkv).then(|| kv_heads(&attention.graph))?
 }
 
-/// The graph for the numbers of rows that a device compiles for, or those that the plan states
-/// instead: all at once, or one each.
+/// The graphs for the numbers of rows that a device compiles for, or that the plan states instead:
+/// one graph for all, or one each.
 pub(crate) fn shapes(graph: &Subgraph, caps: &Caps, buckets: Option<&[usize]>) -> Vec<Subgraph> {
     let of = |rows: usize| match caps.static_shapes {
         true => bind_static(graph, rows),

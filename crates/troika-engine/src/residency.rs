@@ -1,10 +1,10 @@
-//! Where the values of a chunk are: in which memory space, and which of their rows and columns.
+//! Which rows and columns of a chunk's values lie in which memory space.
 
 use std::ops::Range;
 
 use troika_device::SpaceId;
 
-/// A copy of a value, or of some of its columns, as memory: one row of it is `cols` wide.
+/// A buffer for a value or some of its columns; a row of it is `cols` wide.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Instance {
     pub space: SpaceId,
@@ -12,14 +12,14 @@ pub(crate) struct Instance {
     pub cols: Range<usize>,
 }
 
-/// Rows and columns of a value.
+/// A rectangle of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Area {
     pub rows: Range<usize>,
     pub cols: Range<usize>,
 }
 
-/// What two ranges have in common, which may be nothing.
+/// The intersection of two ranges, which may be empty.
 pub(crate) fn common(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
     let start = a.start.max(b.start);
     start..a.end.min(b.end).max(start)
@@ -30,14 +30,14 @@ impl Area {
         self.rows.is_empty() || self.cols.is_empty()
     }
 
-    /// What both have.
+    /// The intersection, if it is not empty.
     fn common(&self, other: &Area) -> Option<Area> {
         let rows = common(&self.rows, &other.rows);
         Some(Area { rows, cols: common(&self.cols, &other.cols) }).filter(|a| !a.is_empty())
     }
 
-    /// Appends what is left of this area without another one: above, below, to the left and to the
-    /// right of what they have in common.
+    /// Appends the rest of this area without another one: the parts above, below, left and right of
+    /// their intersection.
     fn without(&self, other: &Area, out: &mut Vec<Area>) {
         let Some(both) = self.common(other) else { return out.push(self.clone()) };
         let rows = |rows| Area { rows, cols: self.cols.clone() };
@@ -66,7 +66,7 @@ pub(crate) struct Missing {
 }
 
 impl Residency {
-    /// An instance holds an area now.
+    /// Notes that an instance holds an area.
     pub fn add(&mut self, instance: Instance, area: Area) {
         self.held.push((instance, area));
     }
@@ -76,8 +76,8 @@ impl Residency {
         self.held.iter().map(|(i, _)| i)
     }
 
-    /// What an instance lacks of an area, and where to get it: from the host's memory if it is
-    /// there. What nobody holds is left out.
+    /// What an instance lacks of an area, and where to get it: from host memory if possible. Areas
+    /// that no instance holds are left out.
     pub fn missing(&self, instance: &Instance, area: &Area) -> Vec<Missing> {
         let mut lacks = vec![area.clone()];
         let mut found = Vec::new();
@@ -92,7 +92,7 @@ impl Residency {
         found
     }
 
-    /// Strikes out of `lacks` what some instances hold, telling of each part of it.
+    /// Removes from `lacks` what some instances hold, and lists each removed part.
     fn take(
         &self,
         lacks: &mut Vec<Area>,
@@ -147,8 +147,8 @@ mod tests {
     }
 
     proptest! {
-        /// Cell by cell: each one that is needed, not there and somewhere else is fetched once, from
-        /// where it is.
+        /// Cell by cell: a needed cell that only other instances hold is fetched exactly once, from
+        /// one of them.
         #[test]
         fn each_cell_is_fetched_once(
             held in proptest::collection::vec((0..3usize, 0..6usize, 1..6usize, 0..6usize, 1..6usize), 0..6),

@@ -1,4 +1,4 @@
-//! A sequence in the engine: its tokens, and how far they are computed.
+//! A sequence in the engine: its tokens, and which of them are computed.
 
 use std::ops::Range;
 
@@ -7,12 +7,12 @@ use troika_plan::Phase;
 
 use crate::input::{Admission, WantedLogits};
 
-/// Where a sequence stands.
+/// The state of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// It has nothing to compute, and waits for tokens.
+    /// It has nothing to compute and waits for tokens.
     Idle,
-    /// It has tokens to compute, and waits for pages or its turn: nothing of it is in flight.
+    /// It has tokens to compute and waits for pages or its turn: nothing of it is in flight.
     Waiting,
     /// It has tokens to compute, and pages.
     Running,
@@ -22,31 +22,31 @@ pub(crate) enum Stage {
 pub(crate) struct Sequence {
     /// All its tokens, computed or not.
     pub tokens: Vec<u32>,
-    /// How many there were before it was fed last.
+    /// How many tokens it had before it was last fed.
     pub fed_from: usize,
-    /// From which position on logits are still to be handed out.
+    /// The first position whose logits are still to be handed out.
     pub logits_from: usize,
-    /// Runs of positions that were decoded, where decoding is placed otherwise than prefill.
+    /// Ranges of positions that were decoded, where decode and prefill are placed differently.
     pub decoded: Vec<Range<usize>>,
     pub priority: i32,
-    /// Its place among sequences of its priority.
+    /// Its place among sequences of equal priority.
     pub order: u64,
     pub shares: bool,
     pub stage: Stage,
-    /// The positions that are in flight.
+    /// The positions in flight.
     pub in_flight: Option<Range<usize>>,
     pub cancelled: bool,
     pub closed: bool,
-    /// It failed together with others, and runs alone, to see whether it was the reason.
+    /// It failed together with others. It is tried alone to see whether it was the cause.
     pub alone: bool,
-    /// Its last turn, where sequences have turns.
+    /// The number of its last turn, where sequences take turns.
     pub turn: u64,
-    /// Until so many of its tokens are computed it is computed a batch at a time, which nobody's
-    /// cancellation ends.
+    /// Until this many of its tokens are computed, it is computed one batch at a time, so that no
+    /// other sequence's cancellation stops it.
     pub steady_until: usize,
-    /// Which rotation its cached keys have ([`LongRope::regime`]).
+    /// Which RoPE frequencies its cached keys use ([`LongRope::regime`]).
     pub regime: usize,
-    /// Whether it was said that it begins.
+    /// Whether [`Event::Begun`](crate::Event::Begun) was handed out.
     pub begun: bool,
 }
 
@@ -72,7 +72,7 @@ impl Sequence {
         }
     }
 
-    /// Appends tokens. A single one behind others is decoded.
+    /// Appends tokens. A single token behind others counts as decoded.
     pub fn feed(&mut self, tokens: &[u32], logits: WantedLogits, notes_decoding: bool) {
         let from = self.tokens.len();
         if notes_decoding && tokens.len() == 1 && from > 0 {
@@ -88,7 +88,7 @@ impl Sequence {
         self.begun = from > 0;
     }
 
-    /// Forgets tokens from `len` on, and what is to be computed.
+    /// Removes tokens from `len` on, and the wish for logits.
     pub fn truncate(&mut self, len: usize) {
         self.tokens.truncate(len);
         self.decoded.retain_mut(|run| {
@@ -100,10 +100,10 @@ impl Sequence {
         (self.alone, self.steady_until) = (false, 0);
     }
 
-    /// How the token at a position is computed, and up to where others are alike.
+    /// The phase of a position, and up to where the following positions have the same one.
     pub fn phase(&self, position: usize, one_placement: bool) -> (Phase, usize) {
         if one_placement {
-            // Where it makes no difference, it only says what a batch is: a token or a prompt.
+            // Here the phase only tells single tokens from prompts.
             let single = position > 0 && position + 1 == self.tokens.len();
             return (if single { Phase::Decode } else { Phase::Prefill }, self.tokens.len());
         }
@@ -118,16 +118,16 @@ impl Sequence {
         (Phase::Prefill, self.tokens.len())
     }
 
-    /// Its place among all sequences: smaller ones come first.
+    /// Its rank among all sequences: smaller comes first.
     pub fn rank(&self) -> (i64, u64) {
         (-i64::from(self.priority), self.order)
     }
 }
 
-/// With longrope, keys are rotated by other frequencies once a sequence is longer than the original
-/// context. When a sequence grows past that length its cached keys are of the wrong kind: it is
-/// computed again from its tokens, as the reference library does, so that a sequence's numbers
-/// depend on its tokens alone and not on how they were fed.
+/// With longrope, keys use other frequencies once a sequence exceeds the original context. When a
+/// sequence grows past that length, its cached keys are wrong, and it is computed again from its
+/// tokens, as the reference library does. So its numbers depend on its tokens alone, not on how
+/// they were fed.
 #[derive(Debug)]
 pub(crate) struct LongRope {
     /// Lengths beyond which frequencies change, ascending.
@@ -143,7 +143,7 @@ impl LongRope {
         LongRope { limits }
     }
 
-    /// Which frequencies a sequence of so many tokens has.
+    /// Which frequencies a sequence of this length uses.
     pub fn regime(&self, len: usize) -> usize {
         self.limits.iter().filter(|limit| len > **limit).count()
     }

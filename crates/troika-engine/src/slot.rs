@@ -1,5 +1,5 @@
-//! What runs at once: the memory and the task graphs of forward batches that are in flight
-//! together. Several of them are in flight where prefill and decode run in different places.
+//! The memory and task graphs of forward batches in flight together. There are two slots where
+//! prefill and decode run in different places.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -39,7 +39,7 @@ struct InputSlot {
 /// A graph, and the shape of the batch that it was made for.
 struct KnownGraph {
     graph: Arc<TaskGraph>,
-    /// Rows of each sequence.
+    /// The rows of each sequence.
     seqs: Vec<Range<usize>>,
     /// Runs of rows whose logits are wanted.
     wanted: Vec<Range<usize>>,
@@ -54,39 +54,39 @@ impl KnownGraph {
         }
     }
 
-    /// Whether a batch that is placed like the known one has the same tasks: equal rows of each
-    /// sequence, and equal rows whose logits are wanted.
+    /// Whether a batch with the same placement has the same tasks: equal rows of each sequence, and
+    /// equal rows whose logits are wanted.
     fn serves(&self, batch: &PlannedBatch) -> bool {
         let seqs = batch.forward.seqs.iter().map(|s| &s.rows);
         self.seqs.iter().eq(seqs) && self.wanted.iter().eq(batch.wanted.iter().map(|(_, r)| r))
     }
 }
 
-/// Forward batches in flight, with the memory that they use.
+/// Forward batches in flight, with their memory.
 pub(crate) struct BatchSlot {
     /// Values between segments, one set for each chunk in flight.
     pools: Vec<EdgePool>,
     inputs: Vec<InputSlot>,
     pub logits: Buffer,
-    /// Graphs of single batches, by what they are placed by. Of decoding there is one for each
-    /// number of sequences; of prefill only that of the latest chunk, whose shape the next often has.
+    /// Graphs of single batches, by placement. For decode, one for each number of sequences; for
+    /// prefill only the graph of the latest chunk, since the next one often has its shape.
     graphs: HashMap<Where, KnownGraph>,
-    /// Batches, of which the first `used` are those in flight.
+    /// Batches; the first `used` of them are planned or in flight.
     batches: Vec<PlannedBatch>,
     used: usize,
-    /// Sequences of these, with the positions that are computed.
+    /// Their sequences, with the positions to compute.
     pub seqs: Vec<(SeqId, Range<usize>)>,
-    /// What runs them.
+    /// The job that runs them.
     pub job: Option<JobId>,
     /// Whether several devices compute here, so that batches overlap.
     pub overlaps: bool,
 }
 
 impl BatchSlot {
-    /// Memory for one batch.
+    /// Allocates memory for one batch.
     ///
     /// # Errors
-    /// When the system has none.
+    /// There is not enough memory.
     pub fn new(slots: &Arc<Slots>, overlaps: bool) -> Result<BatchSlot, EngineError> {
         Ok(BatchSlot {
             pools: vec![EdgePool::new(slots)?],
@@ -101,7 +101,7 @@ impl BatchSlot {
         })
     }
 
-    /// Bytes of values between segments.
+    /// Bytes of the values between segments.
     pub fn bytes(&self) -> u64 {
         self.pools.iter().map(EdgePool::bytes).sum()
     }
@@ -111,23 +111,23 @@ impl BatchSlot {
         &self.batches[..self.used]
     }
 
-    /// Starts over without batches.
+    /// Removes all batches.
     pub fn clear(&mut self) {
         self.used = 0;
         self.seqs.clear();
     }
 
-    /// As [`BatchSlot::batches`], to be placed.
+    /// Like [`BatchSlot::batches`], to choose their placement.
     pub fn batches_mut(&mut self) -> &mut [PlannedBatch] {
         &mut self.batches[..self.used]
     }
 
-    /// The batch that rows are added to.
+    /// The batch that gets the next rows.
     pub fn last_batch(&mut self) -> Option<&mut PlannedBatch> {
         self.batches[..self.used].last_mut()
     }
 
-    /// Another batch, without rows.
+    /// Adds an empty batch.
     pub fn add_batch(&mut self) -> &mut PlannedBatch {
         if self.used == self.batches.len() {
             self.batches.push(PlannedBatch::default());
@@ -138,7 +138,7 @@ impl BatchSlot {
         batch
     }
 
-    /// Notes that positions of a sequence are computed.
+    /// Notes that positions of a sequence are to be computed.
     pub fn note(&mut self, seq: SeqId, positions: Range<usize>) {
         match self.seqs.iter_mut().find(|(s, _)| *s == seq) {
             Some((_, known)) => known.end = positions.end,
@@ -146,7 +146,7 @@ impl BatchSlot {
         }
     }
 
-    /// How far a sequence is computed when some batches were left out.
+    /// How many positions of a sequence are computed although some batches were left out.
     pub fn done(&self, seq: SeqId, left_out: &[u32]) -> Option<usize> {
         let parts = self.batches().iter().enumerate().flat_map(|(i, batch)| {
             let of = batch.forward.seqs.iter().filter(move |s| s.seq == seq.number());
@@ -155,10 +155,10 @@ impl BatchSlot {
         parts.take_while(|(i, _)| !left_out.contains(i)).last().map(|(_, end)| end)
     }
 
-    /// The graph of the planned batches, with their inputs in place.
+    /// The graph of the planned batches, with their inputs filled in.
     ///
     /// # Errors
-    /// No memory, or a plan that does not fit.
+    /// There is not enough memory, or the plan does not fit.
     pub fn graph(&mut self, model: &PlacedModel) -> Result<Arc<TaskGraph>, EngineError> {
         self.reserve(model)?;
         for (slot, s) in self.inputs.iter().zip(&self.batches[..self.used]) {
@@ -172,7 +172,7 @@ impl BatchSlot {
         let key = (batch.phase, batch.rows(), batch.way);
         if let Some(known) = self.graphs.get_mut(&key)
             && known.serves(batch)
-            // Nobody holds a graph that is not in flight.
+            // Nobody holds the graph unless it is in flight.
             && let Some(graph) = Arc::get_mut(&mut known.graph)
         {
             graph.set_forward_batch(&batch.forward);
@@ -180,7 +180,7 @@ impl BatchSlot {
         }
         let graph = Arc::new(TaskGraph::new(self.tasks(model)?));
         if key.0 == Phase::Prefill {
-            // Chunks have many lengths: of theirs one graph is kept.
+            // Chunks have many lengths: keep the graph of the latest only.
             self.graphs.retain(|(phase, ..), _| *phase != Phase::Prefill);
         }
         self.graphs.insert(key, KnownGraph::new(&graph, &self.batches[0]));
@@ -190,7 +190,7 @@ impl BatchSlot {
     /// The tasks of the planned batches.
     ///
     /// # Errors
-    /// As for [`BatchSlot::graph`].
+    /// Those of [`BatchSlot::graph`].
     pub fn tasks(&mut self, model: &PlacedModel) -> Result<Vec<Task>, EngineError> {
         self.reserve(model)?;
         let shared = Shared {
@@ -203,7 +203,7 @@ impl BatchSlot {
         let pools = self.pools.len();
         for (chunk, batch) in self.batches[..self.used].iter().enumerate() {
             let InputSlot { ids, positions } = &self.inputs[chunk];
-            // Chunks are dealt to the pools in turn.
+            // Chunks use the pools in turn.
             let memory = ChunkMemory { pool: &mut self.pools[chunk % pools], ids, positions };
             let made = ChunkTasks::new(&shared, memory, batch, chunk).make(logits_row)?;
             tasks.extend(made.0);
@@ -212,7 +212,7 @@ impl BatchSlot {
         Ok(tasks)
     }
 
-    /// Makes input slots and logits memory.
+    /// Allocates inputs and logits for the planned batches.
     fn reserve(&mut self, model: &PlacedModel) -> Result<(), EngineError> {
         let padding = model.program.padding;
         let wanted: usize = self.batches().iter().map(PlannedBatch::wanted_rows).sum();

@@ -1,4 +1,4 @@
-//! The loop of an engine: what is due is planned into forward batches, runs, and is handed out.
+//! The loop of an engine: plan forward batches, run them, hand out their results.
 
 use std::ops::Range;
 
@@ -13,16 +13,16 @@ use crate::mailbox::{InFlight, Request};
 use crate::schedule::{JobId, Task, TaskGraph, Waited};
 use crate::sequence::{Sequence, Stage};
 
-/// Tokens for which a sequence has memory beforehand.
+/// Tokens for which a sequence has memory from the start.
 const TOKENS_AHEAD: usize = 4096;
 
 impl Engine {
-    /// Does what was asked for, and goes on until something can be handed out: logits, the end of
-    /// what a sequence was fed with, or what went wrong with it. What else is in flight stays so
-    /// until the next call. `false` when no sequence has anything to compute.
+    /// Does what was requested, then continues until there is an event to hand out: logits, the end
+    /// of a sequence's input, or its failure. Other work stays in flight until the next call.
+    /// `false` when no sequence has anything to compute.
     ///
     /// # Errors
-    /// A fault of the engine itself. What concerns a sequence is handed out as an event.
+    /// A fault of the engine itself. Errors of a sequence are handed out as events.
     pub fn step(&mut self, on: OnEvent<'_>) -> Result<bool, EngineError> {
         loop {
             self.take_requests();
@@ -33,15 +33,15 @@ impl Engine {
             }
             let handle = &self.handle;
             match self.runner.wait_unless(|| !handle.lock().requests.is_empty()) {
-                // What is asked for of sequences that are not in flight does not wait for others.
+                // Requests for sequences that are not in flight need not wait for others.
                 Waited::Interrupted => {}
                 Waited::Ended((job, result)) => {
                     if self.finish(job, result, on)? | self.hand_out(on) {
                         return Ok(true);
                     }
                 }
-                // Nothing is in flight. What could not start now never can, unless a sequence gave
-                // way to one that could not begin before.
+                // Nothing is in flight. A batch that could not start now never can, unless a
+                // sequence gave way to one that could not begin before.
                 Waited::Idle => match self.first_waiting() {
                     None => return Ok(false),
                     Some(_) if self.preemptions > preemptions => {}
@@ -51,7 +51,7 @@ impl Engine {
         }
     }
 
-    /// Does what was asked for through handles.
+    /// Takes the requests made through handles.
     pub(crate) fn take_requests(&mut self) {
         loop {
             let request = self.handle.lock().take();
@@ -97,7 +97,7 @@ impl Engine {
         }
     }
 
-    /// Puts a sequence into the queue, by its rank.
+    /// Inserts a sequence into the queue by its rank.
     fn enqueue(&mut self, seq: SeqId) {
         let Some(rank) = self.sequences.get(&seq).map(Sequence::rank) else { return };
         let before = |other: &SeqId| self.sequences.get(other).is_some_and(|o| o.rank() < rank);
@@ -113,8 +113,8 @@ impl Engine {
             let most = tokens.len().min(logits.from(same, tokens.len()).saturating_add(1));
             let numerics = self.longrope.regime(tokens.len()) as u64 * 2;
             if self.kv.prefix_len(&tokens[..most], numerics) > same {
-                // It is to begin with what others have left. What it was is left to others, too:
-                // cutting it back would forget the page that differs.
+                // It is to begin with kept pages. Its own pages are published too, since cutting it
+                // back would drop the page that differs.
                 self.publish(seq);
                 self.cut_cache(seq, 0);
             }
@@ -127,7 +127,7 @@ impl Engine {
         }
     }
 
-    /// Cuts an idle sequence back.
+    /// Shortens an idle sequence.
     pub(crate) fn truncate_now(&mut self, seq: SeqId, len: usize) {
         if let Some(s) = self.sequences.get_mut(&seq) {
             s.truncate(len);
@@ -135,20 +135,20 @@ impl Engine {
         }
     }
 
-    /// Has the cache hold no more than `len` positions of a sequence.
+    /// Shortens a sequence in the cache to at most `len` positions.
     pub(crate) fn cut_cache(&mut self, seq: SeqId, len: usize) {
         let kept = self.kv.truncate(seq, len);
         self.handover.truncate(seq, kept);
     }
 
-    /// Cancels or closes a sequence that is to be, if nothing of it is in flight.
+    /// Cancels or closes a sequence that asked for it, if nothing of it is in flight.
     pub(crate) fn settle(&mut self, seq: SeqId) {
         let Some(s) = self.sequences.get_mut(&seq) else { return };
         if s.in_flight.is_some() || !(s.cancelled || s.closed) {
             return;
         }
         self.queue.retain(|other| *other != seq);
-        // What it had before it was fed last stays, even if others have its pages.
+        // What it had before it was last fed stays, even if others have its pages.
         let done = self.kv.len(seq).max(s.fed_from).min(s.tokens.len());
         if s.cancelled && !s.closed {
             s.cancelled = false;
@@ -163,7 +163,7 @@ impl Engine {
         self.sequences.remove(&seq);
     }
 
-    /// Leaves the pages of a sequence to others that begin alike.
+    /// Publishes the pages of a sequence for others with the same beginning.
     pub(crate) fn publish(&mut self, seq: SeqId) {
         let Some(s) = self.sequences.get(&seq) else { return };
         if !s.shares || !self.shares_pages {
@@ -175,7 +175,7 @@ impl Engine {
         self.kv.publish(seq, &s.tokens[..done], done, &numerics);
     }
 
-    /// A sequence cannot go on: it is as before it was fed last.
+    /// A sequence cannot continue: it becomes what it was before it was last fed.
     pub(crate) fn fail(&mut self, seq: SeqId, error: EngineError) {
         self.queue.retain(|other| *other != seq);
         let Some(s) = self.sequences.get_mut(&seq) else { return };
@@ -204,9 +204,8 @@ impl Engine {
         told
     }
 
-    /// A sequence waits for tokens, and whoever wants to know has been told: only now it can be
-    /// fed, lest what is told of what it was fed with before is taken for news of what it is fed
-    /// with next.
+    /// Marks a sequence as waiting, after its event was handed out. It can be fed only now, so that
+    /// nobody takes an event of its former input for one of the next.
     pub(crate) fn idle(&self, seq: SeqId) {
         if let Some(s) = self.sequences.get(&seq) {
             self.handle.lock().idle(seq, s.tokens.len());
@@ -218,7 +217,7 @@ impl Engine {
         self.queue.first().copied()
     }
 
-    /// What may be in flight at once, with the phase of its rows where phases are placed apart.
+    /// The slots, each with the phase of its rows where phases are placed apart.
     pub(crate) fn places(&self) -> impl Iterator<Item = (usize, Option<Phase>)> + use<> {
         let apart = !self.one_placement;
         let phases = [Phase::Decode, Phase::Prefill];
@@ -229,7 +228,7 @@ impl Engine {
             .map(move |(i, p)| (i, apart.then_some(p)))
     }
 
-    /// Plans and starts what can be.
+    /// Plans and starts all batches that can run.
     fn start_batches(&mut self) {
         for (place, phase) in self.places() {
             if self.slots[place].job.is_some() {
@@ -248,7 +247,7 @@ impl Engine {
     /// Hands planned batches to the scheduler.
     fn start(&mut self, place: usize, prefill: bool) -> Result<(), EngineError> {
         if let Err(error) = self.hand_over(place) {
-            // Which positions were copied is not known: all are computed again.
+            // It is unknown which positions were copied: all are computed again.
             for i in 0..self.slots[place].seqs.len() {
                 self.cut_cache(self.slots[place].seqs[i].0, 0);
             }
@@ -256,7 +255,7 @@ impl Engine {
         }
         let measured = self.choose_ways(place);
         let graph = self.slots[place].graph(&self.model)?;
-        // While others decode, a prompt leaves them room in the queues.
+        // While others decode, a prompt runs in the background, to leave them room in the queues.
         let others = self.queue.len() > self.slots[place].seqs.len();
         let job = match measured {
             true => self.runner.start_measured(graph, prefill && others)?,
@@ -277,7 +276,7 @@ impl Engine {
                 inbox.in_flight.push(InFlight { job, canceller, seqs, several });
             }
         }
-        // Somebody may have cancelled one of them just before.
+        // One of them may have been cancelled just before.
         seqs().for_each(|seq| inbox.end_cancelled(seq));
         Ok(())
     }
@@ -301,7 +300,7 @@ impl Engine {
         Ok(copies)
     }
 
-    /// A graph is at its end.
+    /// Handles the end of a graph.
     fn finish(
         &mut self,
         job: JobId,
@@ -313,15 +312,14 @@ impl Engine {
         };
         self.slots[place].job = None;
         {
-            // A cancellation that comes now finds nothing in flight.
+            // A later cancellation finds nothing in flight.
             let mut inbox = self.handle.lock();
             if let Some(running) = inbox.in_flight.iter_mut().find(|f| f.job == job) {
                 running.seqs.clear();
                 running.canceller.reset();
             }
         }
-        // If it was ended because nobody wants it any more, that is known before it is seen as a
-        // failure.
+        // Learn of cancellations first, so that the end they caused is not taken for a failure.
         self.take_requests();
         let unwanted = |(seq, _): &(SeqId, Range<usize>)| {
             self.sequences.get(seq).is_none_or(|s| s.cancelled || s.closed)
@@ -345,10 +343,10 @@ impl Engine {
         }
     }
 
-    /// Batches were ended because of sequences that nobody wants any more: the others have what was
-    /// computed, and go on from there. They have at least another batch before the next
-    /// cancellation can end what is in flight, so that no number of them keeps others from ending;
-    /// one that starts over, since its windows have dropped what it would need, has all of them.
+    /// Batches were stopped because of cancelled sequences. The others keep what was computed and
+    /// continue. No cancellation stops their next batch, so that each stop still brings progress. A
+    /// sequence that starts over, because its windows dropped what it needs, runs all its batches
+    /// so.
     fn keep_done(&mut self, place: usize, left_out: &[u32]) {
         for i in 0..self.slots[place].seqs.len() {
             let (seq, positions) = self.slots[place].seqs[i].clone();
@@ -364,7 +362,7 @@ impl Engine {
         }
     }
 
-    /// Hands out the logits of batches that ran, and notes who is through.
+    /// Hands out the logits of finished batches, and notes which sequences are done.
     fn deliver(
         &mut self,
         place: usize,
@@ -426,7 +424,7 @@ impl Engine {
         true
     }
 
-    /// Says that a sequence is through for which there were no logits.
+    /// Reports that a sequence without wanted logits is done.
     fn hand_out_fed(&mut self, seq: SeqId, on: OnEvent<'_>) -> bool {
         let Some(s) = self.sequences.get(&seq) else { return false };
         if s.stage == Stage::Idle || s.in_flight.is_some() || self.kv.len(seq) < s.tokens.len() {
@@ -438,8 +436,8 @@ impl Engine {
         true
     }
 
-    /// All tokens of a sequence are computed. Whoever asks for it hears that it waits only when it
-    /// was said what it does next.
+    /// All tokens of a sequence are computed. It counts as waiting only once the receiver of the
+    /// event has said what it does next.
     pub(crate) fn through(&mut self, seq: SeqId) {
         let Some(s) = self.sequences.get_mut(&seq) else { return };
         let prompt = s.tokens.len() - s.fed_from > 1;
@@ -451,7 +449,7 @@ impl Engine {
         }
     }
 
-    /// Does what was said about a sequence that is through.
+    /// Does what the receiver said about a sequence.
     fn go_on(&mut self, seq: SeqId, next: Next, last: bool) {
         if !last {
             return;
@@ -459,14 +457,14 @@ impl Engine {
         let Next::Append(token) = next else { return self.idle(seq) };
         match self.handle.go_on(seq, token) {
             Ok(()) => self.feed_now(seq, &[token], WantedLogits::Last),
-            // Whoever closed it wants to hear nothing more.
+            // The sequence was closed: nothing is reported.
             Err(EngineError::Kv(KvError::Closed(_))) => {}
             Err(error) => self.events.push_back(Event::Failed { seq, error }),
         }
     }
 
-    /// Batches failed, or could not be started: their sequences are as before them. One that ran
-    /// with others tries again alone, so that only those fail that have to.
+    /// Batches failed or could not start: their sequences become what they were before. One that
+    /// ran with others is tried again alone, so that only those at fault fail.
     fn roll_back(&mut self, place: usize, error: EngineError) {
         let seqs = std::mem::take(&mut self.slots[place].seqs);
         for (seq, positions) in &seqs {
@@ -487,7 +485,7 @@ impl Engine {
     }
 }
 
-/// What the numbers of a sequence's cached positions depend on, besides its tokens.
+/// Identifies what a sequence's cached positions depend on besides its tokens.
 pub(crate) fn numerics(s: &Sequence, positions: Range<usize>) -> u64 {
     let decoded = s.decoded.iter().any(|d| d.start < positions.end && positions.start < d.end);
     s.regime as u64 * 2 + u64::from(decoded)

@@ -1,5 +1,5 @@
-//! Forward batches made into tasks: the runs of their segments' pieces, and the copies of what
-//! devices cannot reach where it is.
+//! Makes tasks of forward batches: the runs of their segments' pieces, and copies of values that a
+//! device cannot reach.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::program::{CompiledPiece, Program, RowsRun, Where};
 use crate::residency::{Area, Instance, Residency};
 use crate::schedule::Task;
 
-/// Memory of a model's states, for each instance of one.
+/// The memory of the model's states, by instance.
 pub(crate) type States = [Vec<(Instance, Buffer)>];
 
 /// What all chunks share.
@@ -34,20 +34,20 @@ pub(crate) struct ChunkMemory<'a> {
     pub positions: &'a Buffer,
 }
 
-/// The tasks of one chunk in the making.
+/// Builds the tasks of one chunk.
 pub(crate) struct ChunkTasks<'a> {
     shared: &'a Shared<'a>,
     memory: ChunkMemory<'a>,
     batch: &'a PlannedBatch,
     chunk: u32,
-    /// Of each value.
+    /// Where each value is.
     residency: Vec<Residency>,
-    /// The first row whose logits are computed next, and the row of the logits buffer it goes to.
+    /// The next row whose logits are computed, and its row in the logits buffer.
     logits_at: (usize, usize),
     tasks: Vec<Task>,
 }
 
-/// Rows of a run within the chunk: how many are computed, and how many views need room for.
+/// Rows of a run within the chunk: how many are computed, and how many the views have room for.
 #[derive(Clone, Copy)]
 struct Rows {
     first: usize,
@@ -73,7 +73,7 @@ impl<'a> ChunkTasks<'a> {
         ChunkTasks { shared, memory, batch, chunk, residency, logits_at, tasks }
     }
 
-    /// All tasks; logits go to the rows from `logits_row` on. Returns the row behind them.
+    /// Makes all tasks. Logits go to the rows from `logits_row` on. Returns the row behind them.
     pub fn make(mut self, logits_row: usize) -> Result<(Vec<Task>, usize), EngineError> {
         let mut logits_row = logits_row;
         for (i, segment) in self.shared.lowered.segments.iter().enumerate() {
@@ -91,7 +91,7 @@ impl<'a> ChunkTasks<'a> {
         Ok((self.tasks, logits_row))
     }
 
-    /// What segments are placed by.
+    /// What the placement of segments depends on.
     fn forward(&self) -> Where {
         (self.batch.phase, self.batch.forward.rows(), self.batch.way)
     }
@@ -140,14 +140,14 @@ impl<'a> ChunkTasks<'a> {
         self.tasks.push(Task { device, name, chunk: self.chunk, rows, work });
     }
 
-    /// An input where the device can read it.
+    /// An input in memory that the device can read.
     fn input(&mut self, o: &Operand, rows: Rows, device: usize) -> Result<View, EngineError> {
         let caps = self.shared.program.devices[device].caps();
         let cols = self.extent(o, rows, caps);
         let area = Area { rows: rows.first..rows.first + rows.count, cols: o.cols.clone() };
         let reached = |i: &&Instance| i.cols == cols && caps.spaces.contains(&i.space);
         let held = &self.residency[o.value];
-        // Where most of it is already.
+        // The instance that holds most of it already.
         let there = held.instances().filter(reached).min_by_key(|i| {
             held.missing(i, &area)
                 .iter()
@@ -159,7 +159,7 @@ impl<'a> ChunkTasks<'a> {
         self.view(o, &instance, rows)
     }
 
-    /// Room for an output where the device can write it.
+    /// Memory for an output that the device can write.
     fn output(&mut self, o: &Operand, rows: Rows, device: usize) -> Result<View, EngineError> {
         let caps = self.shared.program.devices[device].caps();
         let cols = self.extent(o, rows, caps);
@@ -175,8 +175,8 @@ impl<'a> ChunkTasks<'a> {
         self.shared.program.values.element(value, self.batch.phase)
     }
 
-    /// The columns of the instance that a device is bound to: all of the value's, unless nobody
-    /// wants them together, or its rows may not lie apart or would reach too far.
+    /// The columns of the instance that a device is bound to: all of the value's, unless they are
+    /// not needed together, its rows must be dense, or they would span too many bytes.
     fn extent(&self, o: &Operand, rows: Rows, caps: &Caps) -> Range<usize> {
         let all = self.shared.program.values.cols[o.value];
         let span = rows.room.saturating_mul(all * self.element(o.value)) as u64;
@@ -189,7 +189,7 @@ impl<'a> ChunkTasks<'a> {
         }
     }
 
-    /// Copies to an instance what it lacks of an area.
+    /// Copies the parts of an area that an instance lacks.
     fn fetch(
         &mut self,
         value: usize,
@@ -228,7 +228,7 @@ impl<'a> ChunkTasks<'a> {
         Ok(())
     }
 
-    /// Logits that a device computed into memory of its own are read on the host.
+    /// Copies logits from a device's own memory to the host, where they are read.
     fn logits_to_host(&mut self, rows: Range<usize>) -> Result<(), EngineError> {
         let value = self.shared.lowered.logits().0;
         let cols = 0..self.shared.program.values.cols[value];
@@ -258,7 +258,7 @@ impl<'a> ChunkTasks<'a> {
     }
 }
 
-/// Joins runs that touch, so that neighbouring rows share one task.
+/// Joins adjacent runs, so that neighbouring rows share one task.
 fn joined(runs: impl Iterator<Item = Range<usize>>) -> Vec<Range<usize>> {
     let mut out: Vec<Range<usize>> = Vec::new();
     for run in runs {

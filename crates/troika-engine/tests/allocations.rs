@@ -18,14 +18,14 @@ use troika_trace::Tracer;
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
-/// Requests for memory so far, of all threads.
+/// Heap allocations so far, of all threads.
 fn count() -> usize {
     let stats = ALLOCATOR.stats();
     stats.allocations + stats.reallocations
 }
 
-/// Tasks of a token that cross between devices many times, with queues that wait by themselves and
-/// with those that do not.
+/// Tasks of a token that cross between devices many times, with queues that can wait for each other
+/// and with queues that cannot.
 #[test]
 fn a_token_over_several_devices_takes_no_memory() {
     let hook: Hook = Arc::new(|_| Ok(()));
@@ -57,7 +57,7 @@ fn a_token_over_several_devices_takes_no_memory() {
                 count() - before
             };
             tokens(16);
-            // The test's harness has a thread of its own, which allocates now and then.
+            // The test harness's own thread allocates now and then.
             let fewest = (0..3).map(|_| tokens(64)).min();
             assert_eq!(fewest, Some(0), "{devices} devices, {queue_waits}, {policy:?}");
         }

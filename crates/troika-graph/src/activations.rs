@@ -1,13 +1,12 @@
-//! Activation formats of a subgraph. Lowering names, for each product, the most compact format its
-//! weights' type has a path for; what a placement allows then restricts it.
+//! Activation formats of a subgraph. Lowering gives each product the most compact format that suits
+//! its weights' type; a placement may then restrict it.
 
 use crate::op::{ActivationFormat, Op};
 use crate::subgraph::Subgraph;
 use crate::weight::WeightRef;
 
-/// A copy of the subgraph whose products take their activations in one of the allowed formats, or
-/// in f32: products that name another one compute in f32. Where seven bits are allowed, they take
-/// the place of eight in products with weights that use all of their eight.
+/// A copy of the subgraph whose products use only the allowed activation formats, or else f32. If
+/// seven bits are allowed, they replace eight in products with weights that use all eight bits.
 pub fn restrict_activations(graph: &Subgraph, allowed: &[ActivationFormat]) -> Subgraph {
     let mut graph = graph.clone();
     for i in 0..graph.nodes.len() {
@@ -26,7 +25,7 @@ pub fn restrict_activations(graph: &Subgraph, allowed: &[ActivationFormat]) -> S
     graph
 }
 
-/// Whether some weight of an op that has an activation format uses all bits of its bytes.
+/// Whether a weight of an op with an activation format uses all bits of its bytes.
 fn uses_all_bits(graph: &Subgraph, op: &Op) -> bool {
     let of = |w: &WeightRef| graph.weight(*w).dtype.uses_all_bits();
     match op {
@@ -36,7 +35,7 @@ fn uses_all_bits(graph: &Subgraph, op: &Op) -> bool {
     }
 }
 
-/// The activation format of an op that has one.
+/// The activation format of an op, if it has one.
 fn activations(op: &mut Op) -> Option<&mut ActivationFormat> {
     match op {
         Op::Linear { activations, .. } => Some(activations),
@@ -68,7 +67,7 @@ mod tests {
         g.finish().unwrap()
     }
 
-    /// Seven bits are for weights of eight: those of four keep activations in eight.
+    /// Seven bits are only for eight-bit weights: activations of four-bit weights have eight.
     #[test]
     fn seven_bits_are_for_weights_that_use_all_bits() {
         let mut graph = products();

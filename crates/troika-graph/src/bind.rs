@@ -1,9 +1,9 @@
-//! Symbols of a subgraph: bounds lowered, or values bound for devices that take static shapes only.
+//! Symbols of a subgraph: lowers their bounds, or binds them for devices with static shapes.
 
 use crate::shape::Dim;
 use crate::subgraph::Subgraph;
 
-/// A copy of the subgraph for at most `rows` rows, where it was made for more.
+/// A copy of the subgraph for at most `rows` rows.
 pub fn limit_rows(graph: &Subgraph, rows: usize) -> Subgraph {
     with_dims(graph, |dim| match dim {
         Dim::Rows(most) => Dim::Rows(most.min(rows)),
@@ -11,8 +11,7 @@ pub fn limit_rows(graph: &Subgraph, rows: usize) -> Subgraph {
     })
 }
 
-/// A copy of the subgraph without symbols: exactly `rows` rows, and as many cached positions as it
-/// can have at most.
+/// A copy of the subgraph without symbols: with exactly `rows` rows and the most cached positions.
 pub fn bind_static(graph: &Subgraph, rows: usize) -> Subgraph {
     with_dims(graph, |dim| match dim {
         Dim::Rows(_) => Dim::Fixed(rows),

@@ -1,15 +1,15 @@
-//! What the bytes of each block type mean (scalar reference; kernels are checked against it).
+//! The meaning of each block type's bytes: the scalar reference for kernels.
 //!
-//! The layouts are those of GGUF files (ggml's `block_q*` structures); numbers are little-endian.
-//! Ours alone are the types with zero points: an f16 scale, a byte, and for each 32 values 16 bytes
-//! of nibbles in the order of Q4_0.
+//! The layouts are those of GGUF files (ggml's `block_q*` structures), in little-endian. Only the
+//! types with zero points are Troika's own: an f16 scale, a byte, and 16 bytes of nibbles in Q4_0's
+//! order for each 32 values.
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use crate::DType;
 
-/// Turns a run of whole blocks (or plain numbers) into f32.
+/// Converts a run of whole blocks (or plain numbers) to f32.
 ///
 /// # Panics
 /// If `bytes` is not exactly `dtype.row_bytes(out.len())` long.
@@ -46,7 +46,7 @@ fn each<const N: usize>(bytes: &[u8], out: &mut [f32], value: impl Fn([u8; N]) -
     }
 }
 
-/// f16 numbers; in groups, which is what processors have instructions for.
+/// f16 numbers, converted in groups to use the processor's instructions.
 fn halves(bytes: &[u8], out: &mut [f32]) {
     let mut group = [f16::ZERO; 64];
     for (b, o) in bytes.chunks(2 * group.len()).zip(out.chunks_mut(group.len())) {
@@ -108,7 +108,7 @@ fn q5_1(b: &[u8], o: &mut [f32]) {
     nibbles(&b[8..], o, |j, q| d * (u32::from(q) | (high >> j & 1) << 4) as f32 + m);
 }
 
-/// 16 groups of 16: a byte holds four values, 32 bytes apart by two bits.
+/// 16 groups of 16. A byte holds four two-bit values, which are 32 elements apart.
 fn q2_k(b: &[u8], o: &mut [f32]) {
     let (scales, qs) = (&b[..16], &b[16..80]);
     let (d, min) = (half_at(b, 80), half_at(b, 82));
@@ -123,7 +123,7 @@ fn q2_k(b: &[u8], o: &mut [f32]) {
     }
 }
 
-/// As Q2_K, with a third bit in a mask and signed 6-bit scales in 12 bytes.
+/// Like Q2_K, with a third bit in a mask and signed 6-bit scales in 12 bytes.
 fn q3_k(b: &[u8], o: &mut [f32]) {
     let (hmask, qs, packed) = (&b[..32], &b[32..96], &b[96..108]);
     let d = half_at(b, 108);
@@ -194,12 +194,12 @@ fn q6_k(b: &[u8], o: &mut [f32]) {
     }
 }
 
-/// Twice the values of E2M1, sign in the fourth bit (OCP Microscaling Formats, table 5). As in
-/// ggml, minus zero is zero.
+/// Twice the values of E2M1, with the sign in the fourth bit (OCP Microscaling Formats, table 5).
+/// As in ggml, minus zero is zero.
 const E2M1_DOUBLED: [f32; 16] =
     [0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 0.0, -1.0, -2.0, -3.0, -4.0, -6.0, -8.0, -12.0];
 
-/// Half of `2^(e - 127)`: the doubled values make up for it, and no exponent overflows.
+/// Half of `2^(e - 127)`, for use with the doubled values, so that no exponent overflows.
 fn e8m0_half(e: u8) -> f32 {
     f32::from_bits(if e < 2 { 0x0020_0000 << e } else { u32::from(e - 1) << 23 })
 }

@@ -1,15 +1,14 @@
-//! The types in which a subgraph takes its inputs and hands out its outputs.
+//! Converts the types of a subgraph's inputs and outputs.
 
 use crate::dtype::DType;
 use crate::op::Op;
 use crate::subgraph::{Node, Subgraph, Value, ValueId};
 
-/// A copy of the subgraph that takes its f32 inputs and hands out its f32 outputs in other types,
-/// given in their order: widened in front of the first op that reads them, and rounded behind the
-/// op that makes them. Values that are not f32 keep their type.
+/// A copy of the subgraph whose f32 inputs and outputs have other types, given in their order.
+/// Inputs are widened before all other ops, outputs rounded after them. Values that are not f32
+/// keep their type.
 ///
-/// The ops themselves compute on f32 as before, so that an output that they read again is rounded
-/// for its readers outside only. Conversions never part products that follow each other.
+/// The ops still compute on f32. If they read an output again, they read it unrounded.
 pub fn convert_boundary(graph: &Subgraph, inputs: &[DType], outputs: &[DType]) -> Subgraph {
     let mut converted = graph.clone();
     // Each with the index of the op that it comes before.
@@ -64,7 +63,7 @@ fn are_products(graph: &Subgraph, op: usize) -> bool {
     pair.next() == Some(true) && pair.next() == Some(true)
 }
 
-/// A new value like an f32 one, of another type.
+/// Adds a value with the shape of an f32 one and another type.
 fn beside(graph: &mut Subgraph, inner: ValueId, to: DType) -> Option<ValueId> {
     let like = graph.value(inner);
     if like.dtype != DType::F32 || to == DType::F32 {
@@ -103,7 +102,7 @@ mod tests {
         assert_eq!(types(&converted.outputs), [half, DType::F16, DType::I32, none]);
         let names: Vec<&str> = converted.nodes.iter().map(|n| n.op.name()).collect();
         assert_eq!(names, ["convert", "scale", "convert", "add", "convert"]);
-        // The sum reads what was not rounded.
+        // The sum reads the unrounded value.
         assert_eq!(converted.nodes[3].inputs, [x, y]);
     }
 }

@@ -1,4 +1,4 @@
-//! Making subgraphs.
+//! Builds subgraphs.
 
 use crate::dtype::DType;
 use crate::op::{Attention, Op, Router};
@@ -54,12 +54,12 @@ impl SubgraphBuilder {
         WeightRef(self.graph.weights.len() as u32 - 1)
     }
 
-    /// The declaration of a weight of this builder.
+    /// The declaration of a weight in this builder.
     pub fn weight_decl(&self, w: WeightRef) -> &WeightDecl {
         self.graph.weight(w)
     }
 
-    /// Columns of a value.
+    /// Number of columns of a value.
     pub fn cols(&self, v: ValueId) -> usize {
         self.graph.value(v).shape.row_len()
     }

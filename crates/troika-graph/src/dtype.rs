@@ -36,11 +36,11 @@ pub enum DType {
     Q6_K,
     /// 32 x fp4 (E2M1) with a shared E8M0 exponent.
     MXFP4,
-    /// 32 x 4 bit with an f16 scale and an 8-bit zero point, as GPTQ and AWQ checkpoints have.
+    /// 32 x 4 bit with an f16 scale and an 8-bit zero point, as in GPTQ and AWQ checkpoints.
     Q4_G32,
-    /// The same with 64.
+    /// 64 x 4 bit, like [`DType::Q4_G32`].
     Q4_G64,
-    /// The same with 128.
+    /// 128 x 4 bit, like [`DType::Q4_G32`].
     Q4_G128,
 }
 
@@ -81,7 +81,7 @@ impl DType {
         }
     }
 
-    /// Bytes of a row of `cols` elements; `None` when `cols` is not whole blocks or overflows.
+    /// Bytes of a row of `cols` elements; `None` if blocks would not be whole, or on overflow.
     pub fn row_bytes(self, cols: usize) -> Option<usize> {
         if !cols.is_multiple_of(self.block_len()) {
             return None;
@@ -99,8 +99,7 @@ impl DType {
         self.block_len() > 1
     }
 
-    /// Whether products with activations in eight bits ([`crate::ActivationFormat::Int8`]) are
-    /// defined.
+    /// Whether there are products with eight-bit activations ([`crate::ActivationFormat::Int8`]).
     pub const fn has_integer_path(self) -> bool {
         matches!(self, DType::Q8_0 | DType::Q4_0 | DType::Q4_K | DType::Q5_K | DType::Q6_K)
             || self.has_zero_points()
@@ -111,8 +110,8 @@ impl DType {
         matches!(self, DType::Q8_0)
     }
 
-    /// Whether blocks are an f16 scale, a zero point and 4-bit values ([`DType::Q4_G32`] and its
-    /// kin).
+    /// Whether blocks have an f16 scale, a zero point and 4-bit values ([`DType::Q4_G32`] and
+    /// similar).
     pub const fn has_zero_points(self) -> bool {
         matches!(self, DType::Q4_G32 | DType::Q4_G64 | DType::Q4_G128)
     }

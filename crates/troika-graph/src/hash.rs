@@ -2,13 +2,13 @@
 
 use crate::subgraph::Subgraph;
 
-/// BLAKE3 of the subgraph's canonical form. Two subgraphs with equal hashes compute the same
-/// thing on weights of the same names.
+/// BLAKE3 of the subgraph's canonical form. Subgraphs with equal hashes compute the same on weights
+/// of the same names.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct GraphHash(pub [u8; 32]);
 
 impl GraphHash {
-    /// Hashes a subgraph. The subgraph's own name is left out: it does not change the meaning.
+    /// Hashes a subgraph without its own name, which does not affect the meaning.
     pub fn of(graph: &Subgraph) -> GraphHash {
         let mut hasher = blake3::Hasher::new();
         // Field order is fixed by the types and floats print shortest-round-trip, so the JSON is

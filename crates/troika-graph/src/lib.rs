@@ -1,7 +1,7 @@
 //! Static subgraphs: data types, shapes, ops and their verification.
 //!
-//! This crate is the leaf everything stands on. A [`Subgraph`] is plain data: named values with
-//! shapes, a list of [`Op`]s, and references to weights by name. It knows no model and no device.
+//! All other crates build on this one. A [`Subgraph`] is plain data: named values with shapes, a
+//! list of [`Op`]s, and references to weights by name. It knows no model and no device.
 
 mod activations;
 mod bind;

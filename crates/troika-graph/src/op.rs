@@ -1,4 +1,4 @@
-//! The ops. Plain data: devices match on them, nobody implements them as methods of a trait.
+//! The ops. They are plain data that devices match on, not methods of a trait.
 //!
 //! Every value is row-major `[rows, cols]`; "row" is one token of the forward batch.
 
@@ -29,17 +29,17 @@ pub enum Activation {
     },
 }
 
-/// What a product takes its activations as.
+/// The format of a product's activations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ActivationFormat {
     /// Single precision.
     #[default]
     F32,
-    /// Eight bits, 32 columns of a row sharing an f32 scale (their largest magnitude / 127), and
-    /// exact integer sums over them. Weights have a type of [`crate::DType::has_integer_path`].
+    /// Eight bits, with an f32 scale for each 32 columns of a row (their largest magnitude / 127)
+    /// and exact integer sums over them. Weights have a type of [`crate::DType::has_integer_path`].
     Int8,
-    /// As [`ActivationFormat::Int8`], but seven bits (the largest magnitude / 64) where weights use
-    /// all of their eight ([`crate::DType::uses_all_bits`]): sums of two products fit 16 bits then.
+    /// Like [`ActivationFormat::Int8`], but seven bits (the largest magnitude / 64) if weights use
+    /// all eight ([`crate::DType::uses_all_bits`]): two products then fit into 16 bits.
     Int7,
     /// Rounded to the nearest bf16, with sums in f32. Weights (keys and values) are BF16.
     Bf16,
@@ -76,15 +76,15 @@ pub struct Rope {
     pub style: RopeStyle,
     /// Frequencies for sequences up to `long.1` positions, or for all.
     pub freqs: RopeFreqs,
-    /// longrope: other frequencies once a sequence is known to be longer than this many positions.
+    /// longrope: other frequencies for sequences known to exceed this many positions.
     pub long: Option<(RopeFreqs, usize)>,
 }
 
 /// Sliding window: a query at position `p` sees keys at `p - len < q <= p`.
 pub type Window = Option<usize>;
 
-/// Writes rows of keys or values into the paged cache, at the positions the forward batch names.
-/// Input: rows; state: the cache.
+/// Writes rows of keys or values into the paged cache at the forward batch's positions. Input:
+/// rows; state: the cache.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct KvAppend {
     /// Elements of one cached row (`kv_heads * dim`).
@@ -112,14 +112,14 @@ pub struct Attention {
     pub window: Window,
     /// `cap * tanh(score / cap)` before the mask (Gemma 2).
     pub softcap: Option<f32>,
-    /// Per-head logits that take part in the softmax's denominator only (gpt-oss): `[1, heads]`.
+    /// Per-head logits that only enter the softmax's denominator (gpt-oss): `[1, heads]`.
     pub sinks: Option<WeightRef>,
-    /// The value is the first `v_dim` elements of the key (latent attention, absorbed form).
+    /// Whether the value is the key's first `v_dim` elements (latent attention, absorbed form).
     pub value_in_key: bool,
     /// Page group, as in [`KvAppend`].
     pub page_group: usize,
-    /// What queries and weights are taken as in the products with keys and values: F32, or Bf16
-    /// with caches of BF16.
+    /// The format of queries and attention weights in products with keys and values: F32, or Bf16
+    /// with BF16 caches.
     #[serde(default)]
     pub activations: ActivationFormat,
 }
@@ -158,7 +158,7 @@ pub struct Router {
     pub top_k: usize,
     /// Scoring.
     pub score: Score,
-    /// Divide the chosen weights by their sum.
+    /// Whether to divide the chosen weights by their sum.
     pub normalize: bool,
     /// Multiplies the weights (`routed_scaling_factor`).
     pub scale: f32,
@@ -185,8 +185,8 @@ pub struct Experts {
     pub down_bias: Vec<WeightRef>,
     /// Activation of the gate.
     pub act: Activation,
-    /// The numbers the projections' inputs are taken as. With integers, all gates and ups are of
-    /// one weight type, and so are all downs.
+    /// The format of the projections' inputs. With an integer format, all gates and ups share one
+    /// weight type, and so do all downs.
     #[serde(default)]
     pub activations: ActivationFormat,
 }
@@ -230,7 +230,7 @@ pub enum Op {
         weight: WeightRef,
         /// `[1, n]`.
         bias: Option<WeightRef>,
-        /// The numbers `x` is taken as.
+        /// The format of `x`.
         #[serde(default)]
         activations: ActivationFormat,
     },
@@ -263,9 +263,9 @@ pub enum Op {
         /// The cap.
         cap: f32,
     },
-    /// The same numbers in the type of the result: f16 and bf16 are rounded to the nearest, ties to
-    /// even, and widened exactly. Other ops compute on f32: this one stands where a value between
-    /// subgraphs has another type.
+    /// Converts to the type of the result: f16 and bf16 are rounded to nearest, ties to even, and
+    /// widened exactly. Other ops compute on f32; this one serves values of other types between
+    /// subgraphs.
     Convert,
     /// Inputs x `[rows, n]`, g `[rows, 1]`: `x * sigmoid(g)` (shared expert gate).
     SigmoidGate,
@@ -296,8 +296,8 @@ impl Op {
     }
 }
 
-/// The names of ops, from one table: the match has to be exhaustive, so no op lacks a name, and
-/// every name that it gives is in the list.
+/// The names of ops from one table. The match is exhaustive, so every op has a name, and every name
+/// is in the list.
 macro_rules! names {
     ($($op:pat => $name:literal,)*) => {
         impl Op {
@@ -341,7 +341,7 @@ names! {
 mod tests {
     use super::Op;
 
-    /// The variants as deserialization knows them: the compiler keeps that list.
+    /// The variants known to deserialization, a list that the compiler maintains.
     fn variants() -> Vec<String> {
         let error = serde_json::from_str::<Op>("\"NoSuchOp\"").unwrap_err().to_string();
         let (_, list) = error.split_once("expected one of").expect("a list of variants");

@@ -1,28 +1,27 @@
-//! From floats to the block types weights are quantized to at load: the inverse of
+//! Converts floats to the block types for weights quantized at load: the inverse of
 //! [`crate::blocks::dequantize`].
 //!
-//! **Q8_0** has a scale for every 32 values. A scale per output channel would save 0.5 bits a
-//! weight, but then one outlier among a row's thousands of values coarsens them all: with a step
-//! of `max / 127` the error grows with the largest value of what shares a scale, and the largest
-//! of 32 normal values lies near 2 standard deviations, that of 4096 near 3.7.
+//! **Q8_0** has a scale for every 32 values. One scale per output channel would save 0.5 bits a
+//! weight, but a single outlier would then coarsen thousands of values. The step is `max / 127`,
+//! and the largest of 32 normal values is near 2 standard deviations, that of 4096 near 3.7.
 //!
-//! **Four bits** with a zero point per group: values are `d * (q - z)`. The step and zero point
-//! are searched: of some shrunken and stretched ranges, each with the step that is best for its
-//! rounding in the sense of least squares (as ggml's `make_qx_quants` does for symmetric types),
-//! the one with the smallest squared error is kept.
+//! **Four bits** with a zero point per group: values are `d * (q - z)`. A search tries several
+//! shrunken and stretched ranges. For each it takes the step that is best for its rounding by least
+//! squares (like ggml's `make_qx_quants` for symmetric types), and keeps the range with the
+//! smallest squared error.
 
 use half::{bf16, f16};
 
 use crate::DType;
 
-/// Changes whenever the same floats give other blocks.
+/// Must change whenever the same floats give other blocks.
 pub const VERSION: u32 = 2;
 
-/// Quantizes a run of whole blocks. `false`: some values are NaN or infinite; all of their blocks
-/// come out as NaN.
+/// Quantizes a run of whole blocks. Returns `false` if any value is NaN or infinite; its whole
+/// block becomes NaN then.
 ///
 /// # Panics
-/// If `out` is not exactly `dtype.row_bytes(x.len())` long, or nothing is quantized to `dtype`
+/// If `out` is not exactly `dtype.row_bytes(x.len())` long, or `dtype` is not a target type
 /// ([`is_target`]).
 #[inline(always)] // so that callers may compile it for instruction sets of their own
 pub fn quantize(dtype: DType, x: &[f32], out: &mut [u8]) -> bool {
@@ -39,7 +38,7 @@ pub fn quantize(dtype: DType, x: &[f32], out: &mut [u8]) -> bool {
     }
 }
 
-/// Quantizes block by block. No closures: they would not be compiled for the caller's
+/// Quantizes block by block. Without closures, which would not be compiled for the caller's
 /// instruction set.
 #[inline(always)]
 fn each(dtype: DType, x: &[f32], out: &mut [u8]) -> bool {
@@ -56,13 +55,13 @@ fn each(dtype: DType, x: &[f32], out: &mut [u8]) -> bool {
         }
         finite = false;
         out.fill(0);
-        // All blocks begin with their scale.
+        // Every block begins with its scale.
         out[..2].copy_from_slice(&f16::NAN.to_le_bytes());
     }
     finite
 }
 
-/// Whether [`quantize`] makes a type.
+/// Whether [`quantize`] supports a type.
 pub const fn is_target(dtype: DType) -> bool {
     matches!(dtype, DType::BF16 | DType::Q8_0 | DType::Q4_0) || dtype.has_zero_points()
 }
@@ -70,12 +69,12 @@ pub const fn is_target(dtype: DType) -> bool {
 /// The largest magnitude; NaN counts as larger than anything.
 #[inline(always)]
 fn largest(x: &[f32]) -> f32 {
-    // As integers, so that the loop is simple enough to be vectorised.
+    // Compares as integers, so that the loop can be vectorised.
     f32::from_bits(x.iter().fold(0u32, |m, x| m.max(x.to_bits() & 0x7fff_ffff)))
 }
 
-/// The least and greatest of some values and zero: a zero point outside of their range would
-/// waste steps.
+/// The minimum and maximum of some values and zero. A zero point outside their range would waste
+/// steps.
 #[inline(always)]
 fn range(x: &[f32]) -> (f32, f32) {
     let (mut low, mut high) = ([0.0f32; LANES], [0.0f32; LANES]);
@@ -88,10 +87,10 @@ fn range(x: &[f32]) -> (f32, f32) {
     (low.into_iter().fold(0.0, f32::min), high.into_iter().fold(0.0, f32::max))
 }
 
-/// `1.5 * 2^23`: added to a small number, it leaves the nearest integer in the low bits.
+/// `1.5 * 2^23`: adding it to a small number leaves the nearest integer in the low bits.
 const MAGIC: f32 = 12_582_912.0;
 
-/// A scale as it is stored, and its inverse (0 for no scale).
+/// A scale as stored, and its inverse (0 for no scale).
 #[inline(always)]
 fn stored(scale: f32) -> (f16, f32) {
     let most = f16::MAX.to_f32();
@@ -109,15 +108,14 @@ fn q8_0(x: &[f32], out: &mut [u8]) {
     }
 }
 
-/// Ranges tried, in steps: half-widths of the values' range at which a value is cut off, relative
-/// to the plain choice.
+/// The ranges to try: half-widths at which values are cut off, relative to the plain choice.
 const STRETCHES: [f32; 12] =
     [0.80, 0.85, 0.88, 0.91, 0.94, 0.97, 1.0, 1.03, 1.06, 1.10, 1.14, 1.20];
 
-/// The nearest of 0..=15 around a zero point, as floats (`q - zero`).
+/// The nearest of 0..=15 relative to a zero point, as a float (`q - zero`).
 #[inline(always)]
 fn steps(x: f32, inverse: f32, zero: f32) -> f32 {
-    // Comparisons as the machine's minimum and maximum make them, which `clamp` is not.
+    // Comparisons that compile to the machine's minimum and maximum; `clamp` does not.
     let (q, high) = (x * inverse, 15.0 - zero);
     let q = if q > -zero { q } else { -zero };
     let q = if q < high { q } else { high };
@@ -131,19 +129,19 @@ fn floor(x: f32) -> f32 {
     if near > x { near - 1.0 } else { near }
 }
 
-/// Choices tried at once.
+/// Number of choices tried at once.
 const LANES: usize = 8;
 
-/// Of some choices of inverse step and zero point the one that lessens the squared error most:
-/// (best step for its rounding, zero point).
+/// Among choices of inverse step and zero point, finds the one with the smallest squared error.
+/// Returns (best step for its rounding, zero point).
 #[inline(always)]
 fn search(x: &[f32], choices: &[([f32; LANES], [f32; LANES])]) -> (f32, f32) {
-    // The best of each lane: by how much its squared error is less than that of zeros, its sums
-    // and its zero point.
+    // The best choice of each lane: how much it reduces the squared error of zeros, its sums and
+    // its zero point.
     let mut gain = [0.0f32; LANES];
     let (mut best_xq, mut best_qq, mut best_zero) = ([0.0; LANES], [1.0; LANES], [8.0; LANES]);
     for (inverse, zero) in choices {
-        // A choice in each lane: no sum goes across lanes.
+        // One choice per lane, so that no sum crosses lanes.
         let (mut xq, mut qq) = ([0.0f32; LANES], [0.0f32; LANES]);
         for &x in x {
             for i in 0..LANES {
@@ -153,7 +151,7 @@ fn search(x: &[f32], choices: &[([f32; LANES], [f32; LANES])]) -> (f32, f32) {
             }
         }
         for i in 0..LANES {
-            // Not a number where all are rounded to zero: that is never better.
+            // NaN if all values round to zero, which never compares as better.
             let this = xq[i] * xq[i] / qq[i];
             let better = this > gain[i];
             gain[i] = if better { this } else { gain[i] };
@@ -169,13 +167,13 @@ fn search(x: &[f32], choices: &[([f32; LANES], [f32; LANES])]) -> (f32, f32) {
     (best_xq[best] / best_qq[best], best_zero[best])
 }
 
-/// Writes `nibbles` of all groups of 32 in Q4_0's order.
+/// Writes the nibbles of all groups of 32 in Q4_0's order.
 #[inline(always)]
 fn put(x: &[f32], inverse: f32, zero: f32, out: &mut [u8]) {
     for (x, out) in x.as_chunks::<32>().0.iter().zip(out.as_chunks_mut::<16>().0) {
         for (i, o) in out.iter_mut().enumerate() {
             let (low, high) = (steps(x[i], inverse, zero), steps(x[i + 16], inverse, zero));
-            // At most 255: the bits of an integer.
+            // At most 255, so the low bits are the integer.
             *o = ((low + zero) + 16.0 * (high + zero) + MAGIC).to_bits() as u8;
         }
     }
@@ -188,7 +186,7 @@ fn q4_g(x: &[f32], out: &mut [u8]) {
     let mut choices = [([0.0f32; LANES], [0.0f32; LANES]); 2 * STRETCHES.len() / LANES];
     for i in 0..STRETCHES.len() {
         let inverse = plain * STRETCHES[i];
-        // Values cut off on both sides alike.
+        // Cuts off equally on both sides.
         let middle = floor(7.5 - 0.5 * (low + high) * inverse);
         for j in 0..2 {
             let to = &mut choices[(2 * i + j) / LANES];
@@ -205,7 +203,7 @@ fn q4_g(x: &[f32], out: &mut [u8]) {
 
 #[inline(always)]
 fn q4_0(x: &[f32], out: &mut [u8]) {
-    // The end of the range that has one step more belongs to the largest value.
+    // The end of the range with one more step belongs to the largest value.
     let (low, high) = range(x);
     let signed = if -low > high { low } else { high };
     let plain = -8.0 / signed;

@@ -1,4 +1,4 @@
-//! Subgraphs.
+//! Subgraphs: values, weights and ops.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,7 +14,7 @@ pub struct ValueId(pub u32);
 /// A value that flows between ops.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Value {
-    /// For errors and traces.
+    /// The name in errors and traces.
     pub name: String,
     /// Its shape.
     pub shape: Shape,
@@ -35,10 +35,10 @@ pub struct Node {
     pub outputs: Vec<ValueId>,
 }
 
-/// A static subgraph: what one executable is made of.
+/// A static subgraph, the input of compiling.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Subgraph {
-    /// For traces and reports.
+    /// The name in traces and reports.
     pub name: String,
     /// All values.
     pub values: Vec<Value>,
@@ -46,7 +46,7 @@ pub struct Subgraph {
     pub inputs: Vec<ValueId>,
     /// Values bound by the caller that persist between runs and may be written (KV caches).
     pub states: Vec<ValueId>,
-    /// Values handed back, in binding order.
+    /// Values returned to the caller, in binding order.
     pub outputs: Vec<ValueId>,
     /// Weights.
     pub weights: Vec<WeightDecl>,
@@ -58,7 +58,7 @@ impl Subgraph {
     /// The value behind an id.
     ///
     /// # Panics
-    /// If the id is not of this subgraph; verified subgraphs hold none.
+    /// If the id is not from this subgraph; verified subgraphs contain no such id.
     pub fn value(&self, id: ValueId) -> &Value {
         &self.values[id.0 as usize]
     }
@@ -66,14 +66,13 @@ impl Subgraph {
     /// The weight behind a reference.
     ///
     /// # Panics
-    /// If the reference is not of this subgraph; verified subgraphs hold none.
+    /// If the reference is not from this subgraph; verified subgraphs contain no such reference.
     pub fn weight(&self, w: WeightRef) -> &WeightDecl {
         &self.weights[w.0 as usize]
     }
 
-    /// Whether code made of one runs the other, too: they have the same ops on values and weights
-    /// of the same shapes. Names may differ, and which rows or columns of the stored weights are
-    /// read.
+    /// Whether both can share code: they have the same ops on values and weights of the same
+    /// shapes. Names may differ, and so may the rows or columns of stored weights that they read.
     pub fn same_code(&self, other: &Subgraph) -> bool {
         let weight = |w: &WeightDecl| (w.rows, w.cols, w.dtype);
         let alike = |(a, b): (&Value, &Value)| (&a.shape, a.dtype) == (&b.shape, b.dtype);

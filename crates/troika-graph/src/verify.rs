@@ -1,8 +1,8 @@
-//! Shape and wiring checks: a subgraph that passes can be executed without further checks of its
+//! Checks shapes and wiring. A subgraph that passes can be executed without further checks of its
 //! own consistency.
 //!
-//! A [`Subgraph`] is plain data that anybody can write, so devices verify what they compile
-//! (kernels rely on it), and [`crate::SubgraphBuilder`] what it built.
+//! A [`Subgraph`] is plain data that any code can write. So devices verify what they compile, since
+//! kernels rely on it, and [`crate::SubgraphBuilder`] verifies what it built.
 
 use crate::DType;
 use crate::op::{Activation, ActivationFormat, Attention, Experts, Op, Rope, Router, Score};
@@ -10,7 +10,7 @@ use crate::shape::Dim;
 use crate::subgraph::{Node, Subgraph, Value, ValueId};
 use crate::weight::{WeightDecl, WeightRef, WeightSlice};
 
-/// Why a subgraph is not well formed.
+/// Why a subgraph is malformed.
 #[derive(Debug, Clone, thiserror::Error, PartialEq)]
 #[error("subgraph {graph}, {place}: {what}")]
 pub struct GraphError {
@@ -18,11 +18,11 @@ pub struct GraphError {
     pub graph: String,
     /// The op, by index and name, or another part of the subgraph.
     pub place: String,
-    /// What does not fit.
+    /// What is wrong.
     pub what: String,
 }
 
-/// The largest dimension: rows, ids and positions are counted in 32 bits.
+/// The largest dimension, since rows, ids and positions have 32 bits.
 const MAX_DIM: usize = i32::MAX as usize;
 
 struct Check<'a> {
@@ -36,12 +36,12 @@ fn want(ok: bool, what: impl FnOnce() -> String) -> Res {
     if ok { Ok(()) } else { Err(what()) }
 }
 
-/// Checks a whole subgraph: ids in range, every operand computed before its use and once, number,
-/// types, rows and columns of all operands, shapes of weights and states, and that every size fits
-/// memory's addresses.
+/// Checks a whole subgraph: ids are in range; every operand is computed exactly once, before its
+/// use; the number, types, rows and columns of operands fit; so do the shapes of weights and
+/// states; all sizes are addressable.
 ///
 /// # Errors
-/// [`GraphError`] naming the first thing that does not fit.
+/// [`GraphError`] naming the first fault.
 pub fn verify(g: &Subgraph) -> Result<(), GraphError> {
     let at = |place: &str, result: Res| {
         let (graph, place) = (g.name.clone(), place.to_string());
@@ -61,7 +61,7 @@ pub fn verify(g: &Subgraph) -> Result<(), GraphError> {
     at("its outputs", g.outputs.iter().try_for_each(|id| output(g, *id, &defined)))
 }
 
-/// Inputs and states are values, and none of them is bound twice.
+/// Checks that inputs and states are values and that none is bound twice.
 fn bound_values(g: &Subgraph) -> Res {
     let mut seen = vec![false; g.values.len()];
     for id in g.inputs.iter().chain(&g.states) {
@@ -72,7 +72,7 @@ fn bound_values(g: &Subgraph) -> Res {
     Ok(())
 }
 
-/// A value is `[rows, cols]` of a type that ops compute, a state as many rows as the cache has.
+/// Checks that a value is `[rows, cols]` of a computable type, and the rows of a state.
 fn value(g: &Subgraph, index: usize, v: &Value) -> Res {
     let state = g.states.iter().any(|s| s.0 as usize == index);
     let typed = match v.dtype {
@@ -93,7 +93,7 @@ fn value(g: &Subgraph, index: usize, v: &Value) -> Res {
     sizes(&v.name, rows, cols, cols.checked_mul(v.dtype.block_bytes()))
 }
 
-/// Both dimensions, and the bytes of all rows.
+/// Checks both dimensions and the bytes of all rows.
 fn sizes(name: &str, rows: usize, cols: usize, row_bytes: Option<usize>) -> Res {
     let counted = (1..=MAX_DIM).contains(&rows) && (1..=MAX_DIM).contains(&cols);
     want(counted, || format!("{name} is {rows}x{cols}; dimensions are 1 to {MAX_DIM}"))?;
@@ -103,7 +103,7 @@ fn sizes(name: &str, rows: usize, cols: usize, row_bytes: Option<usize>) -> Res 
     })
 }
 
-/// A weight has a weight's type, and its rows are whole blocks.
+/// Checks that a weight has a weight's type and whole blocks per row.
 fn weight(w: &WeightDecl) -> Res {
     want(w.dtype != DType::I32, || format!("weight {} has type {}", w.name, w.dtype))?;
     want(w.cols.is_multiple_of(w.dtype.block_len()), || {
@@ -130,7 +130,7 @@ fn weight(w: &WeightDecl) -> Res {
     sizes(&format!("weight {}", w.name), rows, cols, row_bytes)
 }
 
-/// An output is computed, or an input; a state is bound already.
+/// Checks that an output is computed or an input, and not a state, which is bound already.
 fn output(g: &Subgraph, id: ValueId, defined: &[bool]) -> Res {
     let is = defined.get(id.0 as usize).copied().unwrap_or(false);
     want(is, || format!("value {} is never computed", id.0))?;
@@ -163,7 +163,7 @@ const F: DType = DType::F32;
 const I: DType = DType::I32;
 
 impl Check<'_> {
-    /// As many operands as the op has, of its types.
+    /// Checks the number and types of operands.
     fn operands(&self, inputs: &[DType], states: usize, outputs: &[DType]) -> Res {
         let n = self.node;
         let got = (n.inputs.len(), n.states.len(), n.outputs.len());
@@ -176,7 +176,7 @@ impl Check<'_> {
         })
     }
 
-    /// Inputs and outputs have the same rows: those of the forward batch.
+    /// Checks that inputs and outputs have the forward batch's rows.
     fn rows(&self) -> Res {
         let rows = |id: &ValueId| self.g.value(*id).shape.0.first().copied();
         let mut all = self.node.inputs.iter().chain(&self.node.outputs);
@@ -210,7 +210,7 @@ impl Check<'_> {
         want(got == need, || format!("{what} has {got} columns, needs {need}"))
     }
 
-    /// `heads` heads of `dim` columns.
+    /// Checks for `heads` heads of `dim` columns.
     fn heads(&self, what: &str, got: usize, heads: usize, dim: usize) -> Res {
         want(dim > 0 && heads.checked_mul(dim) == Some(got), || {
             format!("{what} has {got} columns, needs {heads} heads of {dim}")
@@ -247,7 +247,7 @@ impl Check<'_> {
             .try_for_each(|w| want((w.0 as usize) < n, || format!("weight {} out of range", w.0)))
     }
 
-    /// An input and an output of the same columns.
+    /// Checks for one input and one output with the same columns.
     fn unary_same(&self) -> Res {
         self.operands(&[F], 0, &[F])?;
         self.same("output", self.output(0), self.input(0))
@@ -298,7 +298,7 @@ impl Check<'_> {
         }
     }
 
-    /// Ops on elements, and ops that move columns.
+    /// Checks element-wise ops and ops that move columns.
     fn elements(&self) -> Res {
         match &self.node.op {
             Op::Activate(Activation::ClampedSwiglu { .. }) => {

@@ -1,4 +1,4 @@
-//! Weights as a subgraph refers to them.
+//! References to weights in a subgraph.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,26 +12,26 @@ use crate::dtype::DType;
 pub struct WeightRef(pub u32);
 
 /// The part of a stored weight that a subgraph reads. `first` and `of` count the stored weight's
-/// rows or columns; how many are read, the declaration's own rows and columns say.
+/// rows or columns; the declaration gives the number that is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum WeightSlice {
-    /// Some rows of a matrix, all its columns.
+    /// Some rows of a matrix, with all columns.
     Rows {
-        /// The first row that is read.
+        /// The first row to read.
         first: usize,
         /// Rows of the stored weight.
         of: usize,
     },
     /// Some columns of a vector, which is stored as one row.
     Cols {
-        /// The first column that is read.
+        /// The first column to read.
         first: usize,
         /// Columns of the stored weight.
         of: usize,
     },
 }
 
-/// A weight the subgraph needs, by its logical name.
+/// A weight that the subgraph needs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WeightDecl {
     /// Logical name in the weight store, such as `layers.3.attn_q`.
@@ -42,7 +42,7 @@ pub struct WeightDecl {
     pub cols: usize,
     /// Type in the store.
     pub dtype: DType,
-    /// Which part of the stored weight these rows and columns are; `None`: all of it.
+    /// The part of the stored weight that these rows and columns are; `None`: all of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slice: Option<WeightSlice>,
 }
@@ -62,7 +62,7 @@ impl WeightDecl {
         }
     }
 
-    /// The rows that are read, of those in the store.
+    /// The rows of the stored weight that are read.
     pub fn stored_rows(&self) -> Range<usize> {
         match self.slice {
             Some(WeightSlice::Rows { first, .. }) => first..first.saturating_add(self.rows),
@@ -70,7 +70,7 @@ impl WeightDecl {
         }
     }
 
-    /// The columns that are read, of those in the store.
+    /// The columns of the stored weight that are read.
     pub fn stored_cols(&self) -> Range<usize> {
         match self.slice {
             Some(WeightSlice::Cols { first, .. }) => first..first.saturating_add(self.cols),

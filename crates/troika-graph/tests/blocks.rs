@@ -1,5 +1,5 @@
-//! Dequantization against values computed by the `gguf` Python package from random blocks, with
-//! scales that are negative, subnormal, zero and the largest there are. Equal to the last bit.
+//! Compares dequantization, bit for bit, with values that the `gguf` Python package computed from
+//! random blocks. Their scales include negative, subnormal, zero and the largest values.
 //!
 //! `data/blocks.bin` holds records: name (8 bytes), block bytes, values, then both.
 

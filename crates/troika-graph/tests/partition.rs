@@ -1,5 +1,5 @@
-//! Partition: every column is computed once, from what earlier stages have written, and what
-//! cannot be split is named.
+//! Partition: every column is computed once, from what earlier stages wrote, and ops that cannot be
+//! split are named.
 
 #![allow(missing_docs)]
 
@@ -162,7 +162,7 @@ fn split(g: &Subgraph, shares: &[u32], tile: usize, groups: Option<usize>) -> Pa
     split_columns(g, &ColumnSplit { shares: shares.to_vec(), tile, groups }).unwrap()
 }
 
-/// Columns that have been written, of each value.
+/// The columns of each value that were written.
 #[derive(Default)]
 struct Written(BTreeMap<u32, Vec<bool>>);
 
@@ -172,7 +172,7 @@ impl Written {
     }
 }
 
-/// What holds of every partition: pieces are well formed, read only what is there, bind what fits,
+/// Properties of every partition: pieces are well formed, read only what exists, bind what fits,
 /// write each column once, and together read each row of each weight.
 fn check(g: &Subgraph, p: &Partitioned) {
     let mut written = Written::default();
@@ -263,7 +263,7 @@ fn a_feed_forward_is_two_stages() {
     let [first, second] = &p.stages[..] else { panic!("{} stages", p.stages.len()) };
     let rows = |w: &str, r| (w.to_string(), r);
     for (piece, r) in first.pieces.iter().zip([0..128, 128..160]) {
-        // Each part norms the row for itself.
+        // Each part normalises the row itself.
         assert_eq!(names(piece), ["rms_norm", "linear", "linear", "gate"]);
         assert_eq!(slices(piece), [rows("up", r.clone()), rows("gate", r.clone())]);
         assert_eq!(piece.inputs, [Columns { value: g.inputs[0], cols: 0..64 }]);
@@ -321,11 +321,11 @@ fn query_heads_stay_with_the_keys_they_read() {
         let Op::Attention(op) = &q.graph.nodes[2].op else { panic!() };
         assert_eq!((op.heads, op.kv_heads), ([3, 9][part], [1, 3][part]));
     }
-    // Without groups, keys may be cut elsewhere than queries.
+    // Without groups, keys and queries may be cut at different places.
     check(&g, &split(&g, &[1, 3], 16, None));
 }
 
-/// One head of the cache: one part appends, all read.
+/// With one cache head, one part appends and all read.
 #[test]
 fn a_cache_of_one_head_is_not_split() {
     let g = attention(8, 1, 16);
@@ -340,7 +340,7 @@ fn a_cache_of_one_head_is_not_split() {
         assert_eq!(piece.inputs[0].cols, q);
         assert!(piece.states.iter().all(|s| s.cols == (0..16)));
     }
-    // An append alone does not say how many heads there are.
+    // An append alone does not show the number of heads.
     let (first, _) = cut(&g, 1).unwrap();
     let p = split(&first.graph, &[1, 1], 16, None);
     assert!(!p.is_split());
@@ -378,7 +378,7 @@ fn experts_stay_whole_beside_a_shared_expert_that_is_split() {
 
 #[test]
 fn what_cannot_be_split_is_kept_as_it_is() {
-    // Narrower than two tiles; one part with a share; one that gets everything by rounding.
+    // Narrower than two tiles; a single part with a share; a part that gets everything by rounding.
     let g = feed_forward(31, 31, false);
     let p = split(&g, &[1, 1], 16, None);
     assert!(p.kept.iter().any(|k| k.why == WhyWhole::Narrow { cols: 31 }), "{:?}", p.kept);
@@ -434,7 +434,7 @@ fn a_cut_hands_over_what_crosses() {
     // The residual is an input of both.
     assert_eq!(b.inputs, [whole(4, 160), whole(0, 64)]);
     assert_eq!((a.graph.weights.len(), b.graph.weights.len()), (5, 2));
-    // States go where they are used.
+    // States go to the pieces that use them.
     let (a, b) = cut(&attention(4, 2, 16), 0).unwrap();
     assert_eq!((a.states.len(), b.states.len(), a.outputs.len()), (1, 2, 0));
 }
@@ -451,7 +451,7 @@ fn slices_are_part_of_the_hash_and_of_the_checks() {
     assert_ne!(GraphHash::of(&a.graph), GraphHash::of(&b.graph));
     let json = serde_json::to_string(&a.graph).unwrap();
     assert_eq!(serde_json::from_str::<Subgraph>(&json).unwrap(), a.graph);
-    // Graphs without slices are written as ever, and so keep their hashes.
+    // Graphs without slices serialize as before, so their hashes stay the same.
     assert!(!serde_json::to_string(&g).unwrap().contains("slice"));
     let matrix = |s| a.graph.weights.iter().position(|w| (w.rows > 1) == s && w.slice.is_some());
     let cases = [
@@ -518,7 +518,7 @@ proptest! {
             match split_columns(g, &split) {
                 Ok(p) => {
                     check(g, &p);
-                    // Nothing stays whole silently.
+                    // Every op that stays whole is listed.
                     prop_assert!(p.is_split() || p.kept.len() == g.nodes.len(), "{:?}", p.kept);
                     let ops = |piece: &Piece| piece.graph.nodes.len();
                     let pieces = p.stages.iter().flat_map(|s| &s.pieces);

@@ -1,4 +1,4 @@
-//! Quantization: steps, ranges, and what is no number.
+//! Quantization: steps, ranges, and values that are not finite.
 
 use troika_graph::{DType, blocks::dequantize, quantize::is_target, quantize::quantize};
 

@@ -1,7 +1,7 @@
-//! One file of a repository: from the Hub to its place in the cache.
+//! Fetches one file of a repository from the Hub to its place in the cache.
 //!
-//! Bytes are collected in `blobs/ETAG.part`, which stays when a try ends early, and becomes
-//! `blobs/ETAG` when it is whole and holds what its name stands for.
+//! Bytes are collected in `blobs/ETAG.part`, which stays if an attempt ends early. When complete
+//! and verified, it becomes `blobs/ETAG`.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -18,19 +18,19 @@ use super::lock::Locks;
 
 /// Bytes read at once.
 const BUFFER: usize = 1 << 17;
-/// Progress is told about this often.
+/// How often progress is reported, in bytes.
 const TELL_EVERY: u64 = 1 << 20;
-/// Pause between looks at a lock.
+/// Pause between attempts to take a lock.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// Why a try did not bring the file.
+/// Why an attempt did not fetch the file.
 #[derive(Debug)]
 pub enum Failure {
-    /// The network, or the server.
+    /// A fault of the network or the server.
     Trouble(Trouble),
-    /// Other bytes arrived than the file's name stands for; they are thrown away.
+    /// The bytes do not match the file's hash and were discarded.
     Damaged(String),
-    /// Another try would end in the same way.
+    /// Another attempt would fail in the same way.
     Final(HubError),
 }
 
@@ -40,9 +40,9 @@ impl From<Trouble> for Failure {
     }
 }
 
-/// A file that is to be had.
+/// A file to fetch.
 pub struct WantedFile<'a> {
-    /// Of which model.
+    /// The fetch it belongs to.
     pub job: &'a FetchJob<'a>,
     /// Makes requests.
     pub client: &'a Client,
@@ -52,7 +52,7 @@ pub struct WantedFile<'a> {
     pub name: &'a str,
 }
 
-/// The file's contents here: as much as there is.
+/// The file's contents fetched so far.
 struct PartialBlob<'a> {
     wanted: &'a WantedFile<'a>,
     etag: String,
@@ -69,16 +69,16 @@ impl WantedFile<'_> {
         format!("{endpoint}/{repo}/resolve/{}/{}", self.commit, self.name)
     }
 
-    /// Fetches the file; `size` is what the repository's description says.
+    /// Fetches the file; `size` comes from the repository's description.
     ///
     /// # Errors
-    /// What went wrong, and how many bytes are here.
+    /// What failed, and how many bytes were fetched.
     pub fn fetch(&self, size: Option<u64>) -> Result<(), (Failure, u64)> {
         let mut part = self.describe(size).map_err(|failure| (failure, 0))?;
         part.fetch().map_err(|failure| (failure, part.there))
     }
 
-    /// Asks for the file's hash and size, by way of its first byte.
+    /// Asks for the file's hash and size with a request for its first byte.
     fn describe(&self, listed: Option<u64>) -> Result<PartialBlob<'_>, Failure> {
         let answer = self.client.get(&self.url(), Some("bytes=0-0"))?;
         let name = self.name;
@@ -111,14 +111,14 @@ impl PartialBlob<'_> {
     fn fetch(&mut self) -> Result<(), Failure> {
         let io = |e| Failure::Final(self.wanted.job.io(e));
         let _locks = self.lock()?;
-        // Another program may have brought it in the meantime.
+        // Another program may have fetched it meanwhile.
         if length(&self.blob) != Some(self.size) {
             self.complete()?;
         }
         self.point().map_err(io)
     }
 
-    /// Waits for the locks as long as whoever holds them gets on.
+    /// Waits for the locks as long as their holder makes progress.
     fn lock(&self) -> Result<Locks, Failure> {
         let job = self.wanted.job;
         let incomplete = self.blob.with_file_name(format!("{}.incomplete", self.etag));
@@ -145,7 +145,7 @@ impl PartialBlob<'_> {
         }
     }
 
-    /// Makes the part whole, checks it, and makes it the blob.
+    /// Completes the part, checks it, and renames it to the blob.
     fn complete(&mut self) -> Result<(), Failure> {
         let job = self.wanted.job;
         let io = |e| Failure::Final(job.io(e));
@@ -168,13 +168,13 @@ impl PartialBlob<'_> {
             let why = "its contents are not those the server's hash stands for";
             return Err(Failure::Damaged(why.to_string()));
         }
-        // What a crash leaves behind must not look whole.
+        // After a crash, an incomplete file must not look complete.
         file.sync_all().map_err(io)?;
         drop(file);
         std::fs::rename(&self.part, &self.blob).map_err(io)
     }
 
-    /// Adds what the part lacks.
+    /// Fetches the missing bytes of the part.
     fn receive(&mut self, file: &mut File, check: &mut Check) -> Result<(), Failure> {
         let job = self.wanted.job;
         let io = |e| Failure::Final(job.io(e));
@@ -214,7 +214,7 @@ impl PartialBlob<'_> {
         Ok(())
     }
 
-    /// Whether an answer begins where the part ends; otherwise it begins at the file's start.
+    /// Whether an answer continues the part; otherwise it begins at the file's start.
     fn goes_on(&self, answer: &Answer) -> Result<bool, Failure> {
         let odd = |why: String| Failure::Trouble(Trouble::Odd(why));
         let goes_on = answer.status() == 206;
@@ -240,7 +240,7 @@ impl PartialBlob<'_> {
         (self.wanted.job.progress)(Progress::File { name, done, total });
     }
 
-    /// Points from the snapshot to the blob.
+    /// Links the snapshot to the blob.
     fn point(&self) -> io::Result<()> {
         let WantedFile { job, commit, name, .. } = self.wanted;
         let pointer = job.home().join("snapshots").join(commit).join(name);
@@ -256,7 +256,7 @@ impl PartialBlob<'_> {
             false => std::fs::hard_link(&self.blob, &pointer)
                 .or_else(|_| std::fs::copy(&self.blob, &pointer).map(|_| ())),
         };
-        // A file of this name is what the snapshot has.
+        // An existing file of this name is right already.
         linked.or_else(|e| if e.kind() == io::ErrorKind::AlreadyExists { Ok(()) } else { Err(e) })
     }
 }

@@ -1,4 +1,4 @@
-//! What is already on this machine.
+//! Looks up models in the local cache.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -6,19 +6,19 @@ use std::path::{Path, PathBuf};
 use super::name::{RepoSpec, is_safe_path};
 use super::select::{CONFIG, INDEX, SelectError, Selection, select};
 
-/// Folders below a snapshot that are looked into.
+/// How many folders deep a snapshot is searched.
 const DEPTH: usize = 4;
 
-/// What the cache lacks.
+/// Something that the cache lacks.
 #[derive(Debug)]
 pub struct Gap {
-    /// The thing.
+    /// What is missing.
     pub missing: String,
-    /// Where it was looked for.
+    /// Where it was expected.
     pub place: PathBuf,
 }
 
-/// The model's path in the cache, if all of it is there.
+/// The model's path in the cache, if it is complete.
 ///
 /// # Errors
 /// What is missing.
@@ -42,7 +42,7 @@ pub fn lookup(dir: &Path, spec: &RepoSpec) -> Result<PathBuf, Gap> {
     }
 }
 
-/// What to open of a snapshot.
+/// The path to open in a snapshot.
 pub fn entry(snapshot: &Path, selection: &Selection) -> PathBuf {
     match &selection.entry {
         Some(file) => snapshot.join(file),
@@ -50,22 +50,22 @@ pub fn entry(snapshot: &Path, selection: &Selection) -> PathBuf {
     }
 }
 
-/// Writes a small file whole or not at all.
+/// Writes a small file completely or not at all.
 ///
 /// # Errors
-/// What the system reports.
+/// A file cannot be written.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(folder)?;
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let part = folder.join(format!(".{name}.{}.part", std::process::id()));
     std::fs::write(&part, bytes).and_then(|()| std::fs::rename(&part, path)).inspect_err(|_| {
-        // The first error is the one to tell.
+        // The first error is the one to report.
         let _ = std::fs::remove_file(&part);
     })
 }
 
-/// The folder of a revision: what its reference says, or the commit itself.
+/// The folder of a revision: the one its reference names, or that of the commit itself.
 fn snapshot(home: &Path, revision: &str) -> Option<PathBuf> {
     let commit = std::fs::read_to_string(home.join("refs").join(revision)).ok();
     let commit = commit.as_deref().map_or(revision, str::trim);
@@ -73,7 +73,7 @@ fn snapshot(home: &Path, revision: &str) -> Option<PathBuf> {
     (is_safe_path(commit) && folder.is_dir()).then_some(folder)
 }
 
-/// Names of all files whose contents are there, too.
+/// Names of all files whose contents exist too.
 fn list(folder: &Path, below: &str, depth: usize, names: &mut Vec<String>) {
     let Ok(entries) = std::fs::read_dir(folder) else { return };
     for entry in entries.flatten() {
@@ -88,7 +88,7 @@ fn list(folder: &Path, below: &str, depth: usize, names: &mut Vec<String>) {
     }
 }
 
-/// A file without which a folder of safetensors cannot be opened.
+/// A missing file without which a folder of safetensors cannot be opened.
 fn missing_file(snapshot: &Path, names: &[String], selection: &Selection) -> Option<String> {
     if selection.entry.is_some() {
         return None;
@@ -98,7 +98,7 @@ fn missing_file(snapshot: &Path, names: &[String], selection: &Selection) -> Opt
         return Some(CONFIG.to_string());
     }
     if !has(INDEX) {
-        // Shards without their list: no telling how many there should be.
+        // Without their list, it is unknown how many shards there should be.
         let whole = selection.files.iter().any(|name| name == "model.safetensors");
         let sharded = selection.files.iter().any(|name| name.contains("-of-"));
         return (!whole && sharded).then(|| INDEX.to_string());

@@ -4,17 +4,17 @@ use std::io::{self, Read};
 
 use ring::digest::{Context, SHA1_FOR_LEGACY_USE_ONLY, SHA256};
 
-/// Takes in a file's bytes in order. Large files are named by their SHA-256, small ones by the
-/// SHA-1 of git's blobs; other servers may use names that say nothing about the contents.
+/// Hashes a file's bytes in order. Large files are named by their SHA-256, small ones by the SHA-1
+/// of git's blobs. Other servers may use names without a relation to the contents.
 #[derive(Clone)]
 pub struct Check {
-    /// Nothing is known of this name.
+    /// `None` if the name is not a known hash.
     context: Option<Context>,
     wanted: String,
 }
 
 impl Check {
-    /// For a file of `size` bytes that is named `etag`.
+    /// Starts for a file of `size` bytes named `etag`.
     pub fn new(etag: &str, size: u64) -> Check {
         let is_hex = etag.bytes().all(|b| b.is_ascii_hexdigit());
         let context = match etag.len() {
@@ -29,17 +29,17 @@ impl Check {
         Check { context, wanted: etag.to_ascii_lowercase() }
     }
 
-    /// Takes in the next bytes.
+    /// Adds the next bytes.
     pub fn update(&mut self, bytes: &[u8]) {
         if let Some(context) = &mut self.context {
             context.update(bytes);
         }
     }
 
-    /// Takes in what a file holds.
+    /// Adds the contents of a file.
     ///
     /// # Errors
-    /// A file that cannot be read.
+    /// The file cannot be read.
     pub fn read(&mut self, mut file: impl Read) -> io::Result<()> {
         if self.context.is_none() {
             return Ok(());
@@ -55,7 +55,7 @@ impl Check {
         }
     }
 
-    /// Whether the bytes were those the name stands for.
+    /// Whether the bytes match the name.
     pub fn fits(self) -> bool {
         let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
         self.context.is_none_or(|context| hex(context.finish().as_ref()) == self.wanted)

@@ -1,4 +1,4 @@
-//! Fetching from the Hub into the cache.
+//! Fetches models from the Hub into the cache.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,11 +10,11 @@ use super::listing::{self, Listing};
 use super::select::{Selection, select};
 use super::{HubError, Progress, cache};
 
-/// Bytes that a try has to bring for the tries before it to be forgotten: a long download may
-/// break often, as long as it gets on.
+/// Bytes after which earlier failed attempts are forgotten: a long download may break often as long
+/// as it makes progress.
 const HEADWAY: u64 = 1 << 20;
 
-/// Brings the model into the cache, as far as it is not there.
+/// Fetches the missing files of a model into the cache.
 ///
 /// # Errors
 /// See [`HubError`].
@@ -28,7 +28,7 @@ pub fn fetch(job: &FetchJob<'_>) -> Result<PathBuf, HubError> {
     let selection = select(&names, &job.spec.wanted).map_err(|unfit| job.unfit(unfit))?;
     job.fetch_all(&client, &selection, &listing)?;
     let home = job.home();
-    // The reference is written last, so that it never names half a snapshot.
+    // The reference is written last, so that it never names an incomplete snapshot.
     if job.spec.revision != listing.commit {
         let reference = home.join("refs").join(&job.spec.revision);
         cache::write_whole(&reference, listing.commit.as_bytes()).map_err(|e| job.io(e))?;
@@ -36,7 +36,7 @@ pub fn fetch(job: &FetchJob<'_>) -> Result<PathBuf, HubError> {
     Ok(cache::entry(&home.join("snapshots").join(&listing.commit), &selection))
 }
 
-/// Counts tries.
+/// Counts attempts.
 struct Tries<'a> {
     job: &'a FetchJob<'a>,
     what: &'a str,
@@ -44,7 +44,7 @@ struct Tries<'a> {
 }
 
 impl Tries<'_> {
-    /// After a failure: waits and says whether to try again.
+    /// After a failure: waits, and returns whether to try again.
     fn retry(&mut self, cause: &str, asked: Option<Duration>) -> bool {
         self.made += 1;
         let Some(pause) = self.job.limits.pause_after(self.made, asked) else { return false };
@@ -114,7 +114,7 @@ impl FetchJob<'_> {
         })
     }
 
-    /// Fetches one file, trying again where the network broke.
+    /// Fetches one file, with further attempts if the network fails.
     fn fetch_file(&self, file: &blob::WantedFile<'_>, size: Option<u64>) -> Result<(), HubError> {
         let mut tries = Tries { job: self, what: file.name, made: 0 };
         let mut reached = 0;

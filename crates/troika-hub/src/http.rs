@@ -1,4 +1,4 @@
-//! Requests: limits on time and redirects, and who gets to see the token.
+//! Requests, with limits on time and redirects. Decides which servers see the token.
 
 use std::fmt;
 use std::io::{self, Read};
@@ -9,11 +9,11 @@ use ureq::{Agent, Body, Timeout};
 
 use super::HubOptions;
 
-/// Redirects that are followed for one request.
+/// The most redirects followed for one request.
 const MAX_REDIRECTS: usize = 10;
 
-/// How long to wait, and how often to try again. A download may take any time as a whole, as long
-/// as bytes keep arriving.
+/// Timeouts and numbers of attempts. A download may take any time in total, as long as bytes keep
+/// arriving.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Until there is a connection.
@@ -24,13 +24,13 @@ pub struct Limits {
     pub silence: Duration,
     /// For the whole list of a repository's files.
     pub listing: Duration,
-    /// Tries of a request that brings nothing.
+    /// Attempts of a request without progress.
     pub tries: u32,
-    /// Pause after the first try; each further one is four times as long.
+    /// Pause after the first attempt; each further one is four times as long.
     pub pause: Duration,
-    /// Longest pause that a server may ask for.
+    /// The longest pause that a server may request.
     pub longest_pause: Duration,
-    /// How long a file that another program is fetching may stay as it is.
+    /// How long a file that another program is fetching may stay unchanged.
     pub others: Duration,
 }
 
@@ -50,20 +50,20 @@ impl Default for Limits {
     }
 }
 
-/// Why a request brought no answer that can be used.
+/// Why a request gave no usable answer.
 #[derive(Debug)]
 pub enum Trouble {
-    /// No connection: no such host, or nobody listens.
+    /// No connection: the host does not exist, or does not listen.
     Unreachable(String),
-    /// May go better the next time; where the server says so, after this pause.
+    /// A temporary failure, with the pause that the server requests, if any.
     Passing(String, Option<Duration>),
-    /// A status by which the Hub says no.
+    /// A status that refuses the request.
     Status(u16),
-    /// Nothing that a hub would answer.
+    /// Something that a hub would not answer.
     Odd(String),
 }
 
-/// Scheme, host and port: who a token may be shown to.
+/// Scheme, host and port: identifies the server that may see a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Origin {
     scheme: String,
@@ -100,13 +100,13 @@ pub struct Client {
 /// An answer with a body.
 pub struct Answer {
     response: Response<Body>,
-    /// Headers of the answers that came from the Hub itself, in order.
+    /// Headers of the answers from the Hub itself, in order.
     hub: Vec<HeaderMap>,
     limits: Limits,
 }
 
 impl Client {
-    /// A client that shows the token in `options` to the server it first asks, and to no other.
+    /// A client that shows the token in `options` only to the first server that it asks.
     pub fn new(options: &HubOptions, limits: Limits) -> Client {
         let config = Agent::config_builder()
             .user_agent(concat!("troika/", env!("CARGO_PKG_VERSION")))
@@ -122,7 +122,7 @@ impl Client {
         Client { agent: config.build().new_agent(), token: options.token.clone(), limits }
     }
 
-    /// Asks for `url`, follows redirects, and returns the last answer if its status is a success.
+    /// Requests `url`, follows redirects, and returns the last answer if its status is a success.
     ///
     /// # Errors
     /// See [`Trouble`].
@@ -130,7 +130,7 @@ impl Client {
         self.get_within(url, range, None)
     }
 
-    /// As [`Client::get`], with a limit on the time that the whole body takes.
+    /// Like [`Client::get`], with a limit on the time for the whole body.
     ///
     /// # Errors
     /// See [`Trouble`].
@@ -142,7 +142,7 @@ impl Client {
     ) -> Result<Answer, Trouble> {
         let mut uri: Uri = url.parse().map_err(|_| malformed_address())?;
         let mut hub = Vec::new();
-        // A server that was redirected away from gets no token again, either.
+        // After a redirect to another server, the token is not sent again.
         let mut at_home = true;
         for _ in 0..=MAX_REDIRECTS {
             let mut request = self.agent.get(uri.clone());
@@ -180,7 +180,7 @@ impl Client {
 }
 
 impl Limits {
-    /// The pause before another try, after so many; `None`: enough.
+    /// The pause before another attempt; `None` after too many.
     pub fn pause_after(&self, tries: u32, asked: Option<Duration>) -> Option<Duration> {
         let pause = self.pause.saturating_mul(4_u32.saturating_pow(tries.saturating_sub(1)));
         let pause = asked.unwrap_or_default().max(pause);
@@ -210,18 +210,18 @@ impl Limits {
                 Trouble::Passing(format!("not done within {}", seconds(self.listing)), None)
             }
             E::Io(e) => Trouble::Passing(e.to_string(), None),
-            // Mostly a connection that ended inside the headers.
+            // Usually a connection that ended inside the headers.
             E::Protocol(e) => Trouble::Passing(e.to_string(), None),
             E::Tls(_) | E::Rustls(_) | E::Pem(_) => {
                 Trouble::Unreachable(format!("no secure connection: {error}"))
             }
-            // Its text would show the address, which may hold a password.
+            // Its text would show the address, which may contain a password.
             E::BadUri(_) => malformed_address(),
             e => Trouble::Odd(shown(&e.to_string())),
         }
     }
 
-    /// A status that may be another one soon.
+    /// A status that may change soon.
     fn later(status: u16, headers: &HeaderMap) -> Trouble {
         let wait = text(headers, "retry-after").and_then(|text| text.trim().parse().ok());
         let when = wait.map_or(String::new(), |s: u64| format!(", to be asked again in {s} s"));
@@ -240,12 +240,12 @@ impl Answer {
         text(self.response.headers(), name)
     }
 
-    /// A header that the Hub itself has sent, on the way to the answer or with it.
+    /// A header that the Hub itself sent, on the way to the answer or with it.
     pub fn hub_header(&self, name: &str) -> Option<&str> {
         self.hub.iter().find_map(|headers| text(headers, name))
     }
 
-    /// The number of bytes in the body, where it is told.
+    /// The number of bytes in the body, if known.
     pub fn length(&self) -> Option<u64> {
         self.header("content-length")?.trim().parse().ok()
     }
@@ -271,7 +271,7 @@ pub struct Incoming<R> {
 }
 
 impl<R: Read> Incoming<R> {
-    /// Reads some bytes; none at the end.
+    /// Reads some bytes; 0 at the end.
     ///
     /// # Errors
     /// See [`Trouble`].
@@ -291,7 +291,7 @@ fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name)?.to_str().ok()
 }
 
-/// Text from a server, fit to be printed.
+/// Text from a server, safe to print.
 pub fn shown(text: &str) -> String {
     let mut short = String::new();
     for c in text.chars().take(200) {

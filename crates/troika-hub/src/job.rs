@@ -1,4 +1,4 @@
-//! One fetch: what it is of, where to, how, and the errors that say so.
+//! One fetch: its parameters, and its errors.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use super::options::without_user;
 use super::select::SelectError;
 use super::{HubError, HubOptions, Progress};
 
-/// What is fetched and how; makes errors that say so.
+/// The parameters of a fetch. Also makes errors that name them.
 pub struct FetchJob<'a> {
     /// The model.
     pub spec: &'a RepoSpec,
@@ -17,9 +17,9 @@ pub struct FetchJob<'a> {
     pub dir: &'a Path,
     /// Settings.
     pub options: &'a HubOptions,
-    /// Patience.
+    /// The timeouts.
     pub limits: Limits,
-    /// Who wants to know how far it is.
+    /// Receives the progress.
     pub progress: &'a dyn Fn(Progress<'_>),
 }
 
@@ -39,17 +39,17 @@ impl FetchJob<'_> {
         without_user(self.options.endpoint())
     }
 
-    /// The server answered something that makes no sense.
+    /// An error for an invalid answer.
     pub fn protocol(&self, cause: String) -> HubError {
         HubError::Protocol { model: self.model(), endpoint: self.endpoint(), cause }
     }
 
-    /// The server could not be reached, or did not answer.
+    /// An error for a server that could not be reached or did not answer.
     pub fn network(&self, cause: String) -> HubError {
         HubError::Network { model: self.model(), endpoint: self.endpoint(), cause }
     }
 
-    /// A file arrived with other bytes than its name stands for.
+    /// An error for a file whose bytes do not match its hash.
     pub fn damaged(&self, file: &str, cause: String) -> HubError {
         let (model, endpoint) = (self.model(), self.endpoint());
         HubError::Damaged { model, endpoint, file: file.to_string(), cause }
@@ -60,7 +60,7 @@ impl FetchJob<'_> {
         HubError::Io { model: self.model(), place: self.dir.to_path_buf(), error }
     }
 
-    /// The repository holds nothing that can be used.
+    /// An error for a repository without usable files.
     pub fn unfit(&self, unfit: SelectError) -> HubError {
         let model = self.model();
         match unfit {
@@ -72,7 +72,7 @@ impl FetchJob<'_> {
         }
     }
 
-    /// What became of a request that failed.
+    /// The error for a failed request.
     pub fn error(&self, trouble: Trouble) -> HubError {
         match trouble {
             Trouble::Unreachable(cause) | Trouble::Passing(cause, _) => self.network(cause),
@@ -81,7 +81,7 @@ impl FetchJob<'_> {
         }
     }
 
-    /// What an HTTP status means for the user.
+    /// The error for an HTTP status.
     pub fn status(&self, status: u16) -> HubError {
         let (model, endpoint) = (self.model(), self.endpoint());
         let advice = match (status, self.options.token.is_some()) {

@@ -1,13 +1,13 @@
 //! Models by name: a path on this machine, or `owner/name` on the Hugging Face Hub.
 //!
 //! Files are kept in the Hub's own cache layout, shared with other programs:
-//! `models--owner--name/{refs/REVISION, snapshots/COMMIT/FILE, blobs/ETAG}`. A reference is
-//! written when its snapshot is complete, so an interrupted fetch never hides an older copy.
-//! A file is collected in `blobs/ETAG.part`, where the next run goes on, checked by the hash in its
-//! ETag, and written under the locks of the Hub's own tools. The token is shown to the Hub's
-//! own scheme, host and port, and to no server that a redirect names.
+//! `models--owner--name/{refs/REVISION, snapshots/COMMIT/FILE, blobs/ETAG}`. A reference is written
+//! after its snapshot is complete, so an interrupted fetch never hides an older copy. A file is
+//! collected in `blobs/ETAG.part`, where the next run continues. It is checked against the hash in
+//! its ETag, and written under the locks of the Hub's own tools. The token is sent only to the
+//! Hub's own scheme, host and port, never to redirected servers.
 //!
-//! This is the one part of the library that may look at the environment, and only in
+//! This is the only part of the library that reads the environment, and only in
 //! [`HubOptions::from_env`].
 
 mod blob;
@@ -34,7 +34,7 @@ use http::Limits;
 use job::FetchJob;
 use name::RepoSpec;
 
-/// What happens while a model is fetched.
+/// Events while a model is fetched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Progress<'a> {
@@ -42,25 +42,25 @@ pub enum Progress<'a> {
     Start {
         /// The model as the user named it.
         model: &'a str,
-        /// How many files.
+        /// Number of files.
         files: usize,
-        /// Their bytes together, where the Hub says so.
+        /// Their total bytes, if the Hub tells.
         bytes: Option<u64>,
     },
-    /// Bytes of one file; what an earlier try left behind counts as done.
+    /// Progress of one file; bytes from earlier attempts count.
     File {
         /// Name in the repository.
         name: &'a str,
-        /// Bytes here.
+        /// Bytes fetched.
         done: u64,
-        /// Bytes in all.
+        /// All bytes.
         total: u64,
     },
-    /// Something the user should know: a line of text.
+    /// A note for the user: a line of text.
     Note(&'a str),
 }
 
-/// The path of a model: what it names on this machine, or a fetched copy.
+/// The path of a model: an existing path, or that of a fetched copy.
 ///
 /// `model` is an existing path, or `owner/name` with an optional `@REVISION` and an optional
 /// `:TAG` (a quantization such as `Q4_K_M`) or `:FILE.gguf`. The result is a folder for

@@ -4,19 +4,19 @@ use serde::Deserialize;
 
 use super::name::is_safe_path;
 
-/// Bytes of a description: some hundred thousand files.
+/// The most bytes of a description: enough for hundreds of thousands of files.
 pub const MAX_BYTES: u64 = 32 << 20;
 
-/// What the Hub says about a revision.
+/// The Hub's description of a revision.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Listing {
-    /// The commit's name.
+    /// The commit's hash.
     pub commit: String,
-    /// Names, with sizes where told.
+    /// File names with sizes, if known.
     pub files: Vec<(String, Option<u64>)>,
 }
 
-/// The fields that are read; all others are passed over without keeping them.
+/// The fields that are read; others are skipped.
 #[derive(Deserialize)]
 struct Revision {
     sha: Option<String>,
@@ -30,10 +30,10 @@ struct Sibling {
 }
 
 impl Listing {
-    /// Reads a description; names that could not be files here are left out.
+    /// Parses a description. Leaves out names that cannot be files here.
     ///
     /// # Errors
-    /// What is odd about it.
+    /// What is wrong with it.
     pub fn parse(body: &[u8]) -> Result<Listing, String> {
         let revision: Revision = serde_json::from_slice(body)
             .map_err(|e| format!("its list of files is not the JSON of a hub: {e}"))?;
@@ -49,13 +49,13 @@ impl Listing {
         Ok(Listing { commit, files })
     }
 
-    /// A file's size, where it is told.
+    /// A file's size, if known.
     pub fn size(&self, name: &str) -> Option<u64> {
         self.files.iter().find(|(file, _)| file == name).and_then(|(_, size)| *size)
     }
 }
 
-/// Whether this can name a commit or a blob: a hash, or what stands for one on other servers.
+/// Whether a text can name a commit or a blob: a hash, or its equivalent on other servers.
 pub fn is_token(text: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
     (1..=128).contains(&text.len()) && text.chars().all(plain)

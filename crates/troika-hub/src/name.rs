@@ -1,14 +1,14 @@
-//! What a model's name says.
+//! Parses the names of models.
 
 use super::HubError;
 
-/// The revision meant when none is named.
+/// The default revision.
 const MAIN: &str = "main";
 
-/// Which files of a repository are meant.
+/// Which files of a repository to use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wanted {
-    /// Whatever the repository offers.
+    /// The default choice.
     Default,
     /// The GGUF file of this quantization.
     Tag(String),
@@ -19,7 +19,7 @@ pub enum Wanted {
 /// A model on the Hub.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RepoSpec {
-    /// As the user wrote it.
+    /// The name as the user wrote it.
     pub model: String,
     /// `owner/name`.
     pub repo: String,
@@ -35,10 +35,10 @@ impl RepoSpec {
         format!("models--{}", self.repo.replace('/', "--"))
     }
 
-    /// Reads `owner/name[@REVISION][:TAG or :FILE]`, or `@REVISION` at the end.
+    /// Parses `owner/name[@REVISION][:TAG or :FILE]`; `@REVISION` may also be at the end.
     ///
     /// # Errors
-    /// Names that look like paths, and parts that are malformed.
+    /// Names that look like paths, and invalid parts.
     pub fn parse(model: &str) -> Result<RepoSpec, HubError> {
         let (left, right) = match model.split_once(':') {
             Some((left, right)) => (left, Some(right)),
@@ -80,7 +80,7 @@ fn cut_revision(text: &str) -> (&str, Option<&str>) {
     text.split_once('@').map_or((text, None), |(name, revision)| (name, Some(revision)))
 }
 
-/// Whether the user more likely meant a path that is not there.
+/// Whether the user more likely meant a path that does not exist.
 fn looks_like_path(model: &str, repo: &str, has_choice: bool) -> bool {
     let lower = repo.to_lowercase();
     let is_file = lower.ends_with(".gguf") || lower.ends_with(".safetensors");
@@ -91,7 +91,7 @@ fn looks_like_path(model: &str, repo: &str, has_choice: bool) -> bool {
         || (is_file && !has_choice)
 }
 
-/// A name of one part, as the Hub allows it.
+/// Whether it is a single-part name that the Hub allows.
 fn is_plain_name(name: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     (1..=96).contains(&name.len())
@@ -100,8 +100,8 @@ fn is_plain_name(name: &str) -> bool {
         && !name.contains("..")
 }
 
-/// A path below a folder that can stand in a URL as it is. What the Hub says is checked with
-/// this, too, before it names a file here.
+/// Whether it is a relative path that needs no escaping in a URL. File names from the Hub are also
+/// checked with this.
 pub fn is_safe_path(path: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || "._-+=@,~()".contains(c);
     path.len() <= 512

@@ -3,17 +3,17 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// Where models come from when nothing else is said.
+/// The default address of the Hub.
 pub const ENDPOINT: &str = "https://huggingface.co";
 
-/// How models are looked up. The default has no cache; see [`HubOptions::from_env`].
+/// Settings for finding models. The default has no cache; see [`HubOptions::from_env`].
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct HubOptions {
     /// The cache folder (`HF_HUB_CACHE`, else `HF_HOME/hub`, else below the user's cache).
     pub cache_dir: Option<PathBuf>,
-    /// Who asks (`HF_TOKEN`, else the file a login has left).
+    /// The token (`HF_TOKEN`, else the file that a login wrote).
     pub token: Option<String>,
-    /// Look into the cache only (`HF_HUB_OFFLINE`).
+    /// Whether to use only the cache (`HF_HUB_OFFLINE`).
     pub offline: bool,
     /// The Hub's address (`HF_ENDPOINT`); `None`: the public one.
     pub endpoint: Option<String>,
@@ -37,8 +37,8 @@ impl HubOptions {
         HubOptions::from_lookup(&|name| std::env::var(name).ok())
     }
 
-    /// Settings from variables found by `lookup`. Empty ones count as not set. Reads the token
-    /// file if no variable holds the token.
+    /// Settings from variables found by `lookup`. Empty ones count as unset. Reads the token file
+    /// if no variable has the token.
     pub fn from_lookup(lookup: &dyn Fn(&str) -> Option<String>) -> HubOptions {
         let var = |name: &str| lookup(name).map(|v| v.trim().to_string()).filter(|v| !v.is_empty());
         let user = var("HOME").or_else(|| var("USERPROFILE")).map(PathBuf::from);
@@ -61,14 +61,14 @@ impl HubOptions {
         }
     }
 
-    /// The Hub's address, without a slash at its end.
+    /// The Hub's address without a slash at its end.
     pub(super) fn endpoint(&self) -> &str {
         self.endpoint.as_deref().unwrap_or(ENDPOINT).trim_end_matches('/')
     }
 }
 
-/// An address without the name and password before its host. Everything up to the last `@` goes,
-/// as a password may hold any character.
+/// An address without the user and password before its host. Removes everything up to the last `@`,
+/// since a password may contain any character.
 pub(super) fn without_user(url: &str) -> String {
     let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
     match rest.rsplit_once('@') {
@@ -78,7 +78,7 @@ pub(super) fn without_user(url: &str) -> String {
     }
 }
 
-/// A path with a leading `~` replaced by the user's folder.
+/// Replaces a leading `~` by the user's folder.
 fn expand(value: &str, user: Option<&Path>) -> PathBuf {
     match (value.strip_prefix('~').map(|rest| rest.strip_prefix('/').unwrap_or(rest)), user) {
         (Some(rest), Some(user)) if value == "~" || value.starts_with("~/") => user.join(rest),
@@ -91,7 +91,7 @@ fn read_token(path: &Path) -> Option<String> {
     Some(text.trim().to_string()).filter(|token| !token.is_empty())
 }
 
-/// The Hub's own reading of a switch.
+/// Whether a variable counts as true, by the Hub's own rules.
 fn is_yes(value: &str) -> bool {
     ["1", "true", "yes", "on"].contains(&value.to_lowercase().as_str())
 }

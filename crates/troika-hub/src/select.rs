@@ -1,15 +1,15 @@
-//! Which files of a repository make up the model: a pure function of their names.
+//! Selects the files of a repository that form the model: a pure function of their names.
 
 use std::collections::BTreeMap;
 
 use super::name::Wanted;
 
-/// The quantization taken when a repository has GGUF files only and none is named.
+/// The default quantization if a repository has only GGUF files and none is named.
 const USUAL: &str = "Q4_K_M";
 
-/// The list of shards of a model in parts.
+/// The list of shards of a split model.
 pub const INDEX: &str = "model.safetensors.index.json";
-/// The weights of a model in one part.
+/// The weights of a model in one file.
 const SINGLE: &str = "model.safetensors";
 /// The model's description.
 pub const CONFIG: &str = "config.json";
@@ -42,9 +42,9 @@ pub struct Selection {
 pub enum SelectError {
     /// No weights at all.
     Weightless,
-    /// Nothing, or too much, fits; with what there is.
+    /// No or several files match; with the available ones.
     NoMatch(String, Vec<String>),
-    /// A part of a split file is not there.
+    /// A part of a split file is missing.
     MissingPart(String),
 }
 
@@ -66,8 +66,8 @@ fn safetensors(names: &[String]) -> Option<Selection> {
     let has = |wanted: &str| top.iter().any(|name| *name == wanted);
     let is_weight = |name: &str| name.starts_with("model") && name.ends_with(".safetensors");
     let is_shard = |name: &str| is_weight(name) && shard(name, ".safetensors").is_some();
-    // Some repositories keep the list of shards after the shards were merged into one file. That
-    // list is left out: who opens the folder would look for the shards in it.
+    // Some repositories keep the list of shards although the shards were merged into one file. It
+    // is left out, since opening the folder would look for the shards.
     let in_parts = has(INDEX) && (top.iter().any(|name| is_shard(name)) || !has(SINGLE));
     let weights: Vec<&String> = top
         .iter()
@@ -98,7 +98,7 @@ fn shard<'a>(name: &'a str, ending: &str) -> Option<(&'a str, u32, u32)> {
     Some((stem, number(part)?, number(parts)?))
 }
 
-/// GGUF models by their name without ending and part number, each with one of its files.
+/// GGUF models by name without ending and part number, each with one of its files.
 fn gguf_models(names: &[String]) -> BTreeMap<String, String> {
     let mut models = BTreeMap::new();
     for name in names {
@@ -111,7 +111,7 @@ fn gguf_models(names: &[String]) -> BTreeMap<String, String> {
     models
 }
 
-/// All parts of the model that this file belongs to.
+/// All parts of the model that a file belongs to.
 fn all_parts(names: &[String], file: &str) -> Result<Selection, SelectError> {
     let Some((stem, _, parts)) = shard(file, ".gguf").filter(|(_, _, parts)| *parts <= 1000) else {
         return Ok(Selection { files: vec![file.to_string()], entry: Some(file.to_string()) });
@@ -157,7 +157,7 @@ fn tagged_gguf(names: &[String], tag: &str) -> Result<Selection, SelectError> {
     }
 }
 
-/// The model whose name holds the tag as a whole word; the shortest name, if several do.
+/// The model whose name contains the tag as a whole word; the shortest such name.
 fn best<'a>(models: &'a BTreeMap<String, String>, tag: &str) -> Option<&'a String> {
     let tag = tag.to_lowercase();
     let is_part = |c: char| c.is_alphanumeric() || c == '_';

@@ -1,18 +1,18 @@
-//! Reading the small files of a model's folder.
+//! Reads the small files of a model's folder.
 
 use std::fs::File;
 use std::io::{Error, Read, Result};
 use std::path::Path;
 
-/// Several times the largest tokenizer.
+/// Several times the size of the largest tokenizer.
 const LARGEST: u64 = 256 << 20;
 
-/// All bytes of a config, tokenizer, template or index.
+/// Reads a config, tokenizer, template or index.
 ///
 /// # Errors
-/// What the system reports; a pipe or device, which may never end; a file larger than any such.
+/// The file cannot be read, is a pipe or device (which may never end), or is too large.
 pub fn read_small(path: &Path) -> Result<Vec<u8>> {
-    // Asked before opening: opening a pipe would wait for its writer.
+    // Checked before opening: opening a pipe would wait for its writer.
     let meta = std::fs::metadata(path)?;
     if !meta.is_file() && !meta.is_dir() {
         return Err(Error::other("it is not a regular file"));
@@ -35,7 +35,7 @@ mod tests {
         let path = dir.path().join("config.json");
         std::fs::write(&path, "{}").unwrap();
         assert_eq!(read_small(&path).unwrap(), b"{}");
-        // A file with a hole: it takes no room on the disk.
+        // A sparse file, which takes no disk space.
         File::create(&path).unwrap().set_len(LARGEST + 1).unwrap();
         assert!(read_small(&path).unwrap_err().to_string().contains("larger than 256 MiB"));
         assert!(read_small(dir.path()).is_err());

@@ -1,9 +1,9 @@
-//! Shapes of known models, for measurements without a download. Public config values; the small
-//! MoE shapes are made up.
+//! Shapes of known models, for measurements without a download, with public config values. The
+//! small MoE shapes are invented.
 
 use serde_json::{Value, json};
 
-/// A name with the function that makes the config.
+/// A name with the function that makes its config.
 type Preset = (&'static str, fn() -> Value);
 
 const PRESETS: &[Preset] = &[
@@ -194,7 +194,7 @@ fn phi_2() -> Value {
     })
 }
 
-/// Without the factors of its long rope, which change no shape.
+/// Without the factors of its long rope, which do not affect shapes.
 fn phi_3_5_moe() -> Value {
     json!({
         "model_type": "phimoe", "num_hidden_layers": 32, "hidden_size": 4096,

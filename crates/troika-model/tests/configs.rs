@@ -1,4 +1,4 @@
-//! Configs: both spellings, defaults, and refusals by name.
+//! Configs: both formats, defaults, and refusals by name.
 
 use std::path::Path;
 
@@ -23,7 +23,7 @@ fn error(name: &str, edit: impl FnOnce(&mut Value)) -> String {
     from_config(&c).err().expect("accepted").to_string()
 }
 
-/// The spelling of transformers before version 5.
+/// The format of transformers before version 5.
 fn old_spelling(mut c: Value) -> Value {
     let map = c.as_object_mut().unwrap();
     if let Some(Value::Object(mut p)) = map.remove("rope_parameters") {
@@ -160,7 +160,7 @@ proptest! {
             std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name()).collect();
         names.sort();
         let mut config = golden(names[which % names.len()].to_str().unwrap());
-        // Fields of the rope, too.
+        // Also the fields of the rope.
         let mut map = config.as_object_mut().unwrap();
         if field >= 60 && map.get("rope_parameters").is_some_and(|r| r.get("rope_theta").is_some()) {
             map = map.get_mut("rope_parameters").unwrap().as_object_mut().unwrap();
@@ -180,7 +180,7 @@ fn extra_rope_fields() -> serde_json::Map<String, Value> {
     fields.as_object().unwrap().clone()
 }
 
-/// What later stages rely on without checking it again.
+/// What later stages rely on without another check.
 fn holds_together(spec: &ModelSpec) {
     assert!(spec.vocab > 0 && spec.hidden > 0 && spec.context > 0 && !spec.layers.is_empty());
     let fine = |x: f32| x.is_finite() && x > 0.0;
@@ -221,8 +221,8 @@ fn holds_together(spec: &ModelSpec) {
     }
 }
 
-/// The property above is about configs that are described; most changes of one field are that,
-/// and enough are not.
+/// The property above only concerns described configs: most changes of one field give one, but
+/// enough do not.
 #[test]
 fn some_changes_are_described_and_some_refused() {
     let mut counts = [0, 0];

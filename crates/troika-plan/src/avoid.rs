@@ -1,16 +1,16 @@
-//! Plans around ops that devices refuse.
+//! Changes plans around ops that devices refuse.
 
 use crate::{Plan, PlanError, Refusal, RefusedOps, Rule};
 
 impl Plan {
-    /// Refusals that the plan runs into: of ops that its rules place on the device.
+    /// The refusals of ops that the plan places on the refusing device.
     pub fn refused<'a>(&self, refusals: &'a [Refusal]) -> Vec<&'a Refusal> {
         let meets = |r: &&Refusal| self.all_rules().any(|rule| rule.meets(r));
         refusals.iter().filter(meets).collect()
     }
 
-    /// Lets other devices compute what those of the plan refuse: the first at hand that takes the
-    /// op. Returns the refusals that the plan ran into.
+    /// Moves refused ops of the plan to the first available device that takes them. Returns the
+    /// refusals that concerned the plan.
     ///
     /// # Errors
     /// An op that no device takes.
@@ -50,7 +50,7 @@ impl Rule {
             && self.device_of(&r.device, r.segment, &r.op) == r.device
     }
 
-    /// Has another device compute an op, written with those of the same segments.
+    /// Assigns an op to another device, together with others of the same segments.
     fn pass_on(&mut self, refusal: &Refusal, by: &str) {
         let op = refusal.op.clone();
         let mine = |r: &&mut RefusedOps| {
@@ -69,7 +69,7 @@ impl Rule {
     }
 }
 
-/// One sentence for each device: which ops it does not take, why, and who computes them.
+/// One sentence for each device: the ops it refuses, why, and which device computes them.
 pub fn describe_refusals(plan: &Plan, refusals: &[&Refusal]) -> Vec<String> {
     let mut devices: Vec<&str> = refusals.iter().map(|r| r.device.as_str()).collect();
     devices.sort_unstable();

@@ -1,4 +1,4 @@
-//! Checks of a plan against the model and the devices at hand.
+//! Checks a plan against the model and the available devices.
 
 use troika_graph::{DType, Op};
 use troika_model::lower::{SegmentKind, segments};
@@ -6,13 +6,13 @@ use troika_model::spec::ModelSpec;
 
 use crate::{ModelId, PLAN_VERSION, Phase, Plan, PlanError, RefusedOps, Rule, Split, Stage};
 
-/// The longest context: ops are given positions in 32 bits.
+/// The longest context: ops use 32-bit positions.
 pub(crate) const MAX_CONTEXT: usize = i32::MAX as usize;
-/// Most rows of a chunk or positions of a page.
+/// The most rows of a chunk, or positions of a page.
 const MAX_LENGTH: usize = 1 << 16;
-/// Most chunks under way: more than any pipeline of devices keeps busy.
+/// The most chunks in flight: more than any pipeline of devices can use.
 const MAX_IN_FLIGHT: usize = 64;
-/// Most length buckets.
+/// The most length buckets.
 const MAX_LENGTHS: usize = 64;
 
 type Segment = (SegmentKind, Option<usize>);
@@ -21,7 +21,7 @@ impl Plan {
     /// Checks the plan.
     ///
     /// # Errors
-    /// The first thing that does not fit.
+    /// The first fault.
     pub fn check(&self, spec: &ModelSpec, devices: &[&str]) -> Result<(), PlanError> {
         if self.version != PLAN_VERSION {
             return Err(PlanError::Version { found: u64::from(self.version) });
@@ -63,7 +63,7 @@ impl Plan {
         self.check_values(&segments)
     }
 
-    /// Values are of the same type whatever the length of a chunk: their memory is shared.
+    /// Checks that value types do not depend on the length of a chunk, since the memory is shared.
     fn check_values(&self, segments: &[Segment]) -> Result<(), PlanError> {
         for l in &self.prefill.lengths {
             for &(kind, layer) in segments {
@@ -83,7 +83,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Length buckets ascend, leave something to full chunks, and hand on values of the same type.
+    /// Checks that length buckets ascend, stay below full chunks, and use the same value types.
     fn check_lengths(&self) -> Result<(), PlanError> {
         let refuse = |why: String| Err(PlanError::Lengths(why));
         let lengths = &self.prefill.lengths;
@@ -109,10 +109,10 @@ impl Plan {
         Ok(())
     }
 
-    /// Checks what a plan says of static shapes, where it is known which devices take no others.
+    /// Checks row buckets, given which devices have static shapes.
     ///
     /// # Errors
-    /// A rule with row buckets for devices that have no use for them.
+    /// A rule with row buckets for devices without static shapes.
     pub fn check_shapes(&self, is_static: &dyn Fn(&str) -> bool) -> Result<(), PlanError> {
         for ((phase, list), rules) in self.all_lists() {
             for (i, rule) in rules.iter().enumerate() {
@@ -156,7 +156,7 @@ impl Plan {
     }
 }
 
-/// Where a list of rules stands in a plan, for people.
+/// A description of a list of rules, for people.
 fn place(phase: Phase, up_to: usize, plan: &Plan) -> String {
     match phase {
         Phase::Prefill if up_to < plan.prefill.chunk => {
@@ -166,7 +166,7 @@ fn place(phase: Phase, up_to: usize, plan: &Plan) -> String {
     }
 }
 
-/// Each segment has exactly one rule, and each rule a segment and a device.
+/// Checks that each segment has exactly one rule, and each rule a segment and known devices.
 fn check_rules(
     phase: String,
     rules: &[Rule],
@@ -218,7 +218,7 @@ fn check_rules(
     Ok(())
 }
 
-/// A split that shares something out, and the rule's device has its place in it.
+/// Checks that a split names several devices, the rule's among them.
 fn check_split(rule: &Rule) -> Result<(), String> {
     let Some(split) = &rule.split else { return Ok(()) };
     if let Split::Stages { stages } = split {
@@ -269,7 +269,7 @@ fn check_split(rule: &Rule) -> Result<(), String> {
     }
 }
 
-/// At least two stages, each of which is shared out as a segment could be.
+/// Checks that there are at least two stages, each with a valid split.
 fn check_stages(rule: &Rule, stages: &[Stage]) -> Result<(), String> {
     if stages.len() < 2 {
         return Err("has fewer than two stages; leave the list out".into());
@@ -288,7 +288,7 @@ fn check_stages(rule: &Rule, stages: &[Stage]) -> Result<(), String> {
     Ok(())
 }
 
-/// The ops exist, and devices that stand in for others do not refuse the same ones.
+/// Checks that the ops exist, and that no device takes over ops that it refuses itself.
 fn check_refused(rule: &Rule) -> Result<(), String> {
     for (i, r) in rule.refused.iter().enumerate() {
         let meets = |o: &RefusedOps| {
@@ -315,7 +315,7 @@ fn check_refused(rule: &Rule) -> Result<(), String> {
     Ok(())
 }
 
-/// Numbers of rows that graphs can be compiled for.
+/// Checks the numbers of rows to compile for.
 fn check_buckets(rule: &Rule) -> Result<(), String> {
     let Some(rows) = &rule.row_buckets else { return Ok(()) };
     let ascending = rows.windows(2).all(|pair| pair[0] < pair[1]);

@@ -8,29 +8,29 @@ use crate::{ModelId, PLAN_VERSION};
 /// Why a plan cannot be made or used.
 #[derive(Debug, thiserror::Error, PartialEq)]
 pub enum PlanError {
-    /// Not a plan.
+    /// Not a valid plan.
     #[error("it is not a plan: {0}")]
     Parse(String),
-    /// Written by another version.
+    /// A plan of another version.
     #[error("the plan has version {found}, this build reads {PLAN_VERSION}; make it again")]
     Version {
         /// The plan's version.
         found: u64,
     },
-    /// Made for another model.
+    /// A plan for another model.
     #[error("the plan was made for {found}, the model is {need}; make it again")]
     Model {
         /// The plan's model.
         found: Box<ModelId>,
-        /// The model at hand.
+        /// The current model.
         need: Box<ModelId>,
     },
-    /// A device that is not there.
+    /// An unknown device.
     #[error("the plan uses device {name}, which is not among those at hand ({known})")]
     Device {
         /// The missing device.
         name: String,
-        /// The devices at hand.
+        /// The available devices.
         known: String,
     },
     /// A rule that contradicts the model, the plan or another rule.
@@ -38,7 +38,7 @@ pub enum PlanError {
     Rule {
         /// The phase it belongs to.
         phase: String,
-        /// Which rule, counted from 1.
+        /// The rule's number, counted from 1.
         number: usize,
         /// What is wrong.
         why: String,
@@ -51,10 +51,10 @@ pub enum PlanError {
         /// The segment, for people.
         segment: String,
     },
-    /// Length buckets that make no sense.
+    /// Inconsistent length buckets.
     #[error("the plan's length buckets: {0}")]
     Lengths(String),
-    /// More weights on a device than it holds.
+    /// More weights on a device than it can hold.
     #[error(
         "the plan places {needs} bytes of weights on device {device}, which holds {holds}; place \
          some segments or layers elsewhere"
@@ -62,46 +62,46 @@ pub enum PlanError {
     Memory {
         /// The device.
         device: String,
-        /// Bytes that it would have.
+        /// Bytes that it would hold.
         needs: u64,
-        /// Bytes that it can have.
+        /// Bytes that it can hold.
         holds: u64,
     },
-    /// A cost model that says nothing of what is asked.
+    /// A cost model without the prices needed.
     #[error("no plan can be chosen: {0}")]
     Unpriced(String),
-    /// A list of devices that makes no sense.
+    /// An invalid list of devices.
     #[error("the plan's devices: {0}")]
     Devices(String),
-    /// An op that no device at hand computes.
+    /// An op that no available device computes.
     #[error("no device takes {} of segment {}; {}: {}", .0.op, .0.segment.name(), .0.device, .0.why)]
     Refused(Box<Refusal>),
-    /// A plan that a device refuses.
+    /// A plan that places an op on a device that refuses it.
     #[error(
         "the plan has device {} compute op {} of segment {}, which it does not take ({}); place it \
          elsewhere or allow a fallback", .0.device, .0.op, .0.segment.name(), .0.why
     )]
     NotTaken(Box<Refusal>),
-    /// A strategy that the devices at hand do not allow.
+    /// A strategy that does not suit the available devices.
     #[error("strategy {strategy} needs {need}, there are {count}")]
     Strategy {
         /// Its name.
         strategy: &'static str,
         /// What it needs.
         need: &'static str,
-        /// Devices at hand.
+        /// Number of available devices.
         count: usize,
     },
-    /// A length of zero or too large.
+    /// A value outside its range.
     #[error("{what} is {got}; it must be between {low} and {high}")]
     Range {
-        /// Which figure.
+        /// The name of the value.
         what: &'static str,
         /// Its value.
         got: usize,
-        /// Smallest allowed.
+        /// Smallest allowed value.
         low: usize,
-        /// Largest allowed.
+        /// Largest allowed value.
         high: usize,
     },
     /// Lengths that a plan is to be best for, which do not fit the context together.
@@ -118,7 +118,7 @@ pub enum PlanError {
         /// The context, which holds the prompt.
         context: usize,
     },
-    /// KV cache type.
+    /// An unsupported type of the KV cache.
     #[error("the KV cache cannot be {0}; use F32, F16 or BF16")]
     KvType(DType),
 }

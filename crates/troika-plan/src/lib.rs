@@ -1,8 +1,8 @@
 //! Plans: which device runs which segment, at which shape, with which activation formats.
 //!
-//! This is the one place that decides placement and precision. A plan is a JSON file: `troika plan`
-//! writes it, people edit it, and whoever runs it checks it first ([`Plan::check`]). See the
-//! README of this crate for a worked example.
+//! This is the only place that decides placement and precision. A plan is a JSON file: `troika
+//! plan` writes it, people edit it, and [`Plan::check`] checks it before it runs. The README of
+//! this crate has a worked example.
 
 mod avoid;
 mod check;
@@ -38,7 +38,7 @@ pub use share::{TILE, compiled_rows, own_space, stage_borders};
 pub use solve::{Alternative, PredictRequest, SolveRequest, Solved, check_memory, predict, solve};
 pub use strategy::{DeviceFacts, Ratio, StandardLength, Strategy};
 
-/// Version of the plan file this build reads and writes.
+/// The version of plan files that this build reads and writes.
 pub const PLAN_VERSION: u32 = 2;
 
 /// A plan.
@@ -47,9 +47,9 @@ pub const PLAN_VERSION: u32 = 2;
 pub struct Plan {
     /// [`PLAN_VERSION`].
     pub version: u32,
-    /// Which model it is for.
+    /// The model it is for.
     pub model: ModelId,
-    /// How it came about, for people: a [`Strategy`]'s name, or anything.
+    /// How the plan was made, for people: a [`Strategy`]'s name, or any text.
     pub strategy: String,
     /// Longest sequence, in tokens.
     pub context: usize,
@@ -64,17 +64,17 @@ pub struct Plan {
     pub sync: SyncMode,
     /// How prompts are computed.
     pub prefill: Prefill,
-    /// How tokens are computed one after another.
+    /// How decoding is placed.
     pub decode: Decode,
-    /// Other ways to place chunks of prompts, for who decides by load.
+    /// Alternative rules for chunks of prompts, used with [`Decide::Load`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub by_load: Vec<LoadRules>,
-    /// What it is predicted to cost, for people: nothing goes by it.
+    /// The predicted costs, for people: nothing depends on them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub predicted: Option<Predicted>,
 }
 
-/// The phases of a sequence, which may be placed differently.
+/// The phases of a sequence. They may be placed differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
@@ -85,7 +85,7 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// Stable name.
+    /// The name in plan files.
     pub const fn name(self) -> &'static str {
         match self {
             Phase::Prefill => "prefill",
@@ -98,34 +98,33 @@ impl Phase {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Prefill {
-    /// Rows of a prompt chunk: the bound of the symbol `rows`.
+    /// The most rows of a prompt chunk: the bound of the symbol `rows`.
     pub chunk: usize,
-    /// Chunks that may be under way at once, each with its own values between segments.
+    /// The most chunks in flight; each has its own values between segments.
     pub chunks_in_flight: usize,
     /// The order in which ready segments run.
     pub policy: Policy,
-    /// The device that must not stall: `out-of-order` goes by it. Absent: the first.
+    /// The device that must not stall, used by `out-of-order`. Absent: the first one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub critical_device: Option<String>,
     /// Where each segment runs.
     pub rules: Vec<Rule>,
-    /// Where the segments of shorter chunks run instead, by length: ascending, each shorter than
-    /// `chunk`.
+    /// Other rules for shorter chunks, by ascending length. Each length is below `chunk`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lengths: Vec<LengthRules>,
 }
 
-/// The rules of chunks that are short.
+/// The rules for chunks of a length bucket.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LengthRules {
-    /// They are for chunks of at most so many rows, and more than the bucket before allows.
+    /// The longest chunk of the bucket; it begins above the previous bucket's length.
     pub up_to: usize,
     /// Where each segment runs.
     pub rules: Vec<Rule>,
 }
 
-/// How tokens are computed one after another.
+/// The placement of decoding.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Decode {
@@ -133,15 +132,15 @@ pub struct Decode {
     pub rules: Vec<Rule>,
 }
 
-/// The order in which ready segments run on a device that is free.
+/// The order in which ready segments run on a free device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Policy {
-    /// Of the ready ones the earliest in program order (chunk after chunk, segment after segment).
+    /// The earliest in program order (chunk by chunk, segment by segment).
     #[default]
     InOrder,
-    /// What keeps the critical device busiest (llm.npu, section 3.4, equation 5), by costs learnt
-    /// from former runs.
+    /// The one that keeps the critical device busiest (llm.npu, section 3.4, equation 5), by costs
+    /// learnt from earlier runs.
     OutOfOrder,
 }
 
@@ -149,7 +148,7 @@ impl Policy {
     /// All policies.
     pub const ALL: [Policy; 2] = [Policy::InOrder, Policy::OutOfOrder];
 
-    /// Stable name, as in plan files.
+    /// The name in plan files.
     pub const fn name(self) -> &'static str {
         match self {
             Policy::InOrder => "in-order",
@@ -157,7 +156,7 @@ impl Policy {
         }
     }
 
-    /// The policy of a name.
+    /// The policy with a given name.
     pub fn parse(name: &str) -> Option<Policy> {
         Policy::ALL.into_iter().find(|p| p.name() == name)
     }
@@ -167,8 +166,8 @@ impl Policy {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SyncMode {
-    /// Sleeps for most of the time that it took before, then looks again and again (HeteroInfer,
-    /// section 4.3): it goes on soon, and keeps a core busy meanwhile.
+    /// Sleeps for most of the expected time, then polls (HeteroInfer, section 4.3). It continues
+    /// sooner, but keeps a core busy while it polls.
     #[default]
     Predicted,
     /// Sleeps until woken.
@@ -179,7 +178,7 @@ impl SyncMode {
     /// All modes.
     pub const ALL: [SyncMode; 2] = [SyncMode::Predicted, SyncMode::Blocking];
 
-    /// Stable name, as in plan files.
+    /// The name in plan files.
     pub const fn name(self) -> &'static str {
         match self {
             SyncMode::Predicted => "predicted",
@@ -187,7 +186,7 @@ impl SyncMode {
         }
     }
 
-    /// The mode of a name.
+    /// The mode with a given name.
     pub fn parse(name: &str) -> Option<SyncMode> {
         SyncMode::ALL.into_iter().find(|m| m.name() == name)
     }
@@ -197,36 +196,35 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// Segments, and the device they run on. Exactly one rule of a phase matches each segment.
+/// Where some segments run. Exactly one rule of a phase matches each segment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rule {
     /// Kinds of segments; absent: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub segments: Option<Vec<SegmentKind>>,
-    /// Layers; absent: all, and the segments before and behind the layers.
+    /// Layers; absent: all, including the segments before and behind the layers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layers: Option<Layers>,
-    /// Name of the device that computes them, or with `split` what is not shared out.
+    /// The device that computes them, or with `split` the parts that cannot be split.
     pub device: String,
-    /// How they are shared out among several devices; absent: they are not. Attention is split by
-    /// columns only, which are those of its heads.
+    /// How several devices share them; absent: only one computes. Attention can be split only by
+    /// columns, which are those of its heads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub split: Option<Split>,
-    /// Ops that a device of this rule does not take, and who computes them.
+    /// Ops that a device of this rule refuses, and which device computes them instead.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refused: Vec<RefusedOps>,
-    /// Type in which the segments hand their results to other segments; logits are always f32, and
-    /// absent is f32, too. A 16-bit type halves what is copied between memory spaces.
+    /// The type in which the segments pass results to other segments; absent: f32. Logits are
+    /// always f32. A 16-bit type halves the copies between memory spaces.
     #[serde(default = "single_precision", skip_serializing_if = "is_single_precision")]
     pub values: DType,
-    /// The numbers of rows, ascending, that its segments are compiled for on devices that take
-    /// static shapes only; absent: those that each device names. More rows than the largest run
-    /// one part after another, others are padded.
+    /// For devices with static shapes: the numbers of rows to compile for, ascending; absent: each
+    /// device's own. Longer inputs run in several parts, shorter ones are padded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub row_buckets: Option<Vec<usize>>,
-    /// Formats, besides f32, that products may take their activations in: each product uses the
-    /// one that its weights' type has a path for.
+    /// The formats, besides f32, that products may use for activations. Each product uses the one
+    /// that suits its weights' type.
     #[serde(default)]
     pub activations: Vec<ActivationFormat>,
 }
@@ -239,18 +237,17 @@ fn is_single_precision(dtype: &DType) -> bool {
     *dtype == DType::F32
 }
 
-/// How segments are shared out among devices.
+/// How devices share a segment.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Split {
-    /// By columns of the results (weight-centric). The rule's device is the part with the largest
-    /// share: it computes what cannot be split.
+    /// By columns of the results (weight-centric). The part with the largest share belongs to the
+    /// rule's device, which also computes what cannot be split.
     Columns {
         /// The devices with their shares.
         parts: Vec<Share>,
     },
-    /// By rows (activation-centric): standard lengths on the rule's device, what is left on
-    /// another.
+    /// By rows (activation-centric): standard lengths on the rule's device, the rest on another.
     Rows {
         /// The standard lengths.
         lengths: Vec<usize>,
@@ -261,11 +258,11 @@ pub enum Split {
     Hybrid {
         /// The standard lengths.
         lengths: Vec<usize>,
-        /// The devices that share the rest, the rule's among them.
+        /// The devices that share the rest, including the rule's.
         parts: Vec<Share>,
     },
-    /// By stages, each of which is shared out in its own way: the segment is cut wherever products
-    /// begin and end. A feed-forward is norm, gate and up, their activation, down, and the sum.
+    /// By stages, each shared in its own way. The segment is cut where products begin and end: a
+    /// feed-forward has the stages norm, gate and up, activation, down, and sum.
     Stages {
         /// One for each stage.
         stages: Vec<Stage>,
@@ -276,9 +273,9 @@ pub enum Split {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Stage {
-    /// Name of the device that computes it, or with `split` what is not shared out.
+    /// The device that computes it, or with `split` the parts that cannot be split.
     pub device: String,
-    /// How it is shared out among several devices; absent: it is not.
+    /// How several devices share it; absent: only one computes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub split: Option<Split>,
 }
@@ -302,7 +299,7 @@ impl Split {
 }
 
 impl Split {
-    /// The devices that it names.
+    /// The names of its devices.
     pub fn devices(&self) -> Vec<&str> {
         match self {
             Split::Rows { rest, .. } => vec![rest],
@@ -329,15 +326,15 @@ pub struct Share {
     pub share: u32,
 }
 
-/// Ops that a device does not take: the segments are cut around them.
+/// Ops that a device refuses. Segments are cut around them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RefusedOps {
     /// The device.
     pub device: String,
-    /// The segments in which it does not take them.
+    /// The segments in which it refuses them.
     pub segments: Vec<SegmentKind>,
-    /// Names of the ops.
+    /// The names of the ops.
     pub ops: Vec<String>,
     /// The device that computes them instead.
     pub by: String,
@@ -372,42 +369,41 @@ impl Layers {
     }
 }
 
-/// What a plan must agree with.
+/// The facts of a model that a plan must agree with.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelId {
-    /// Family.
+    /// The family.
     pub family: String,
     /// Number of layers.
     pub layers: usize,
     /// Width of the residual stream.
     pub hidden: usize,
-    /// Vocabulary.
+    /// The size of the vocabulary.
     pub vocab: usize,
 }
 
 impl Rule {
-    /// Whether the rule is about a segment.
+    /// Whether the rule applies to a segment.
     pub fn matches(&self, kind: SegmentKind, layer: Option<usize>) -> bool {
         self.segments.as_ref().is_none_or(|kinds| kinds.contains(&kind))
             && self.layers.is_none_or(|layers| layer.is_some_and(|l| layers.contains(l)))
     }
 
-    /// The devices that its segments are placed on, the rule's own first; those that stand in for
-    /// them come last.
+    /// The devices of its segments: the rule's own first, those that take over refused ops last.
     pub fn devices(&self) -> impl Iterator<Item = &str> {
         let split = self.split.iter().flat_map(Split::devices);
         let others = self.refused.iter().map(|r| r.by.as_str());
         std::iter::once(self.device.as_str()).chain(split).chain(others)
     }
 
-    /// Whether another rule says the same of the segments that both match.
+    /// Whether another rule places the segments that both match in the same way.
     pub fn places_as(&self, other: &Rule) -> bool {
         (&self.device, &self.split, &self.refused, &self.row_buckets, &self.activations)
             == (&other.device, &other.split, &other.refused, &other.row_buckets, &other.activations)
     }
 
-    /// Who computes an op of a segment that is placed on a device.
+    /// The device that computes an op of a segment placed on `device`.
     pub fn device_of<'a>(&'a self, device: &'a str, kind: SegmentKind, op: &str) -> &'a str {
         let refused = |r: &&RefusedOps| {
             r.device == device && r.segments.contains(&kind) && r.ops.iter().any(|o| o == op)
@@ -417,7 +413,7 @@ impl Rule {
 }
 
 impl Plan {
-    /// The rules of a phase; of prefill, those of full chunks.
+    /// The rules of a phase; for prefill, those of full chunks.
     pub fn rules(&self, phase: Phase) -> &[Rule] {
         match phase {
             Phase::Prefill => &self.prefill.rules,
@@ -425,7 +421,7 @@ impl Plan {
         }
     }
 
-    /// The rule for a segment in a forward batch of so many rows.
+    /// The rule for a segment in a forward batch of `rows` rows.
     pub fn rule_for(
         &self,
         (phase, rows): (Phase, usize),
@@ -437,8 +433,8 @@ impl Plan {
         list.unwrap_or(self.rules(phase)).iter().find(|r| r.matches(kind, layer))
     }
 
-    /// All lists of rules of a phase, each with the most rows of a chunk that it is for: of prefill
-    /// those of its length buckets, then those of full chunks.
+    /// All lists of rules of a phase, each with its longest chunk. For prefill: those of the length
+    /// buckets, then those of full chunks.
     pub fn rule_lists(&self, phase: Phase) -> impl Iterator<Item = (usize, &[Rule])> {
         let lengths: &[LengthRules] = match phase {
             Phase::Prefill => &self.prefill.lengths,
@@ -448,8 +444,8 @@ impl Plan {
         short.chain([(self.prefill.chunk, self.rules(phase))])
     }
 
-    /// All lists of rules of both phases, those of other ways to place chunks among them, each with
-    /// its phase and the most rows that it is for.
+    /// All lists of rules of both phases, including the alternatives for load, each with its phase
+    /// and longest chunk.
     pub fn all_lists(&self) -> impl Iterator<Item = ((Phase, usize), &[Rule])> {
         let of = |p| self.rule_lists(p).map(move |(up_to, rules)| ((p, up_to), rules));
         let others = self.other_lists().map(|(up_to, rules)| ((Phase::Prefill, up_to), rules));
@@ -462,7 +458,7 @@ impl Plan {
         self.all_lists().flat_map(|(_, rules)| rules)
     }
 
-    /// Every rule of the plan, to be changed.
+    /// Every rule of the plan, mutably.
     pub fn all_rules_mut(&mut self) -> impl Iterator<Item = &mut Rule> {
         let short = self.prefill.lengths.iter_mut().flat_map(|l| &mut l.rules);
         let others = self.by_load.iter_mut().flat_map(|l| &mut l.others);
@@ -470,12 +466,12 @@ impl Plan {
         short.chain(&mut self.prefill.rules).chain(&mut self.decode.rules).chain(others)
     }
 
-    /// The rule for a segment. A plan that was checked has exactly one.
+    /// The rule for a segment. A checked plan has exactly one.
     pub fn rule(&self, phase: Phase, kind: SegmentKind, layer: Option<usize>) -> Option<&Rule> {
         self.rules(phase).iter().find(|r| r.matches(kind, layer))
     }
 
-    /// The formats, besides f32, that any product may take its activations in.
+    /// The formats, besides f32, that any product may use for activations.
     pub fn activations(&self) -> Vec<ActivationFormat> {
         let mut all: Vec<ActivationFormat> = Vec::new();
         for rule in self.all_rules() {
@@ -486,18 +482,18 @@ impl Plan {
         all
     }
 
-    /// The device that must not stall, by its place among the plan's devices.
+    /// Index of the device that must not stall.
     pub fn critical_device(&self) -> usize {
         let named = self.prefill.critical_device.as_ref();
         named.and_then(|name| self.devices.iter().position(|d| d == name)).unwrap_or(0)
     }
 
-    /// Reads a plan file's text. It is not checked yet.
+    /// Parses a plan file without checking it against a model.
     ///
     /// # Errors
-    /// Text that is no plan: what is wrong and where.
+    /// What is wrong with the text, and where.
     pub fn from_json(text: &str) -> Result<Plan, PlanError> {
-        // Another version has other fields: its number says more than the first of them.
+        // A plan of another version fails by its version, not by its first unknown field.
         let version = serde_json::from_str::<serde_json::Value>(text);
         let version = version.ok().and_then(|v| v.get("version")?.as_u64());
         if let Some(found) = version.filter(|&v| v != u64::from(PLAN_VERSION)) {
@@ -506,7 +502,7 @@ impl Plan {
         serde_json::from_str(text).map_err(|e| PlanError::Parse(json::fault(&e)))
     }
 
-    /// The plan file's text.
+    /// The text of a plan file.
     pub fn to_json(&self) -> String {
         // INVARIANT: maps have string keys, and no value fails to serialize.
         serde_json::to_string_pretty(self).expect("INVARIANT: a plan is plain data") + "\n"

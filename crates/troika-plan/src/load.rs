@@ -1,8 +1,8 @@
-//! Going by load: other ways to place chunks of a length, what each of them is predicted to take,
-//! and the choice between them when a chunk is started.
+//! Placement by load: alternative rules for chunks of a length, their predicted times, and the
+//! choice between them when a chunk starts.
 //!
-//! A plan goes by the length of a chunk alone unless it holds such ways (`by_load`) and whoever runs
-//! it leaves them in it ([`Plan::decided`]).
+//! A plan goes by the length of a chunk alone, unless it has alternatives (`by_load`) and
+//! [`Plan::decided`] keeps them.
 
 use std::collections::BTreeMap;
 
@@ -11,23 +11,22 @@ use troika_model::lower::SegmentKind;
 
 use crate::{Phase, Plan, PlanError, Rule};
 
-/// By what it is decided where a chunk runs.
+/// What decides where a chunk runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Decide {
-    /// By its length: the same chunk always runs in the same place.
+    /// Its length: equal chunks always run in the same place.
     #[default]
     Length,
-    /// By its length, by what devices have to do besides, and by how slow they have been of late.
-    /// Where a chunk runs, and with it the last digits of its numbers where devices round
-    /// differently, may then differ from run to run.
+    /// Its length, the other work of devices, and how slow they were recently. Runs may then differ
+    /// in where a chunk runs, and in the last digits of its numbers if devices round differently.
     Load,
 }
 
 impl Decide {
-    /// All of them.
+    /// All values.
     pub const ALL: [Decide; 2] = [Decide::Length, Decide::Load];
 
-    /// Stable name.
+    /// The name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Decide::Length => "length",
@@ -35,79 +34,79 @@ impl Decide {
         }
     }
 
-    /// The one of a name.
+    /// The value with a given name.
     pub fn parse(name: &str) -> Option<Decide> {
         Decide::ALL.into_iter().find(|d| d.name() == name)
     }
 }
 
-/// Other ways to place the chunks of a length bucket. Part of the plan file.
+/// Alternative rules for the chunks of a length bucket. Part of the plan file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LoadRules {
-    /// The bucket, by its most rows; that of full chunks by the chunk length.
+    /// The bucket's longest chunk; for full chunks, the chunk length.
     pub up_to: usize,
-    /// What the bucket's own rules are predicted to take.
+    /// The predicted times of the bucket's own rules.
     pub own: ChunkTimes,
-    /// The other ways.
+    /// The alternatives.
     pub others: Vec<OtherRules>,
 }
 
-/// Another way to place chunks.
+/// An alternative placement of chunks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OtherRules {
-    /// When it is of use, for people.
+    /// When it is useful, for people.
     pub name: String,
-    /// Where each segment runs. Each product takes its activations in the same formats as by the
-    /// bucket's own rules.
+    /// Where each segment runs. Each product uses the same activation formats as with the bucket's
+    /// own rules.
     pub rules: Vec<Rule>,
-    /// What it is predicted to take.
+    /// Its predicted times.
     pub times: ChunkTimes,
 }
 
-/// What chunks of a bucket are predicted to take on an idle machine, by three of them.
+/// The predicted times of three chunks of a bucket on an idle machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ChunkTimes {
-    /// The shortest, with nothing cached.
+    /// The shortest chunk, with nothing cached.
     pub shortest: ChunkTime,
-    /// The longest, with nothing cached.
+    /// The longest chunk, with nothing cached.
     pub longest: ChunkTime,
-    /// The longest behind as much as can be cached.
+    /// The longest chunk, with as much cached as possible.
     pub behind: ChunkTime,
 }
 
-/// What a chunk is predicted to take.
+/// The predicted time of a chunk.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ChunkTime {
     /// Its rows.
     pub rows: usize,
-    /// Positions that are cached before.
+    /// Positions cached before it.
     pub cached: usize,
     /// From its start to its end.
     pub us: f64,
-    /// What of it each device has to do. Devices that have nothing to do are left out.
+    /// The part of each device. Devices without work are left out.
     pub devices: BTreeMap<String, DeviceTime>,
 }
 
-/// What of a chunk a device is predicted to have to do.
+/// The predicted part of a device in a chunk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceTime {
-    /// How long it has something to do: from when it can go on to the end of what it goes on with.
+    /// How long it has work: from when each task could begin to its end, summed up.
     pub busy_us: f64,
-    /// From the start of the first of it to the end of the last.
+    /// From the start of its first task to the end of its last.
     pub span_us: f64,
 }
 
-/// How much a device has to do besides a chunk that is to be placed.
+/// The load of a device besides the chunk to be placed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DeviceLoad {
-    /// How many times longer than predicted what goes through it has taken of late; at least 1.
+    /// How many times longer than predicted its work took recently; at least 1.
     pub slower: f64,
-    /// Microseconds until it is done with what it was given before.
+    /// Microseconds until it finishes its earlier work.
     pub queued_us: f64,
 }
 
@@ -117,8 +116,8 @@ impl Default for DeviceLoad {
     }
 }
 
-/// A bucket's own rules are left if another way is predicted to take less of their time than this
-/// share: neither predictions nor loads are exact.
+/// An alternative is used if its predicted time is below this share of the bucket's own: neither
+/// predictions nor loads are exact.
 const WORTH_LEAVING: f64 = 0.95;
 
 impl ChunkTimes {
@@ -126,8 +125,8 @@ impl ChunkTimes {
         [&self.shortest, &self.longest, &self.behind]
     }
 
-    /// A figure of a chunk of some rows behind some cached positions: in a straight line between
-    /// the shortest and the longest chunk, and by the cached positions from there.
+    /// Interpolates a figure linearly: by rows between the shortest and the longest chunk, and by
+    /// cached positions beyond.
     fn between(&self, (rows, cached): (usize, usize), of: impl Fn(&ChunkTime) -> f64) -> f64 {
         let [a, b, c] = self.points();
         let part = |n: usize, all: usize| if all == 0 { 0.0 } else { n as f64 / all as f64 };
@@ -137,7 +136,7 @@ impl ChunkTimes {
         alone + behind
     }
 
-    /// What a device has to do of a chunk of some rows behind some cached positions.
+    /// The part of a device in a chunk of (rows, cached positions).
     pub fn of_device(&self, device: &str, chunk: (usize, usize)) -> DeviceTime {
         let of = |t: &ChunkTime| t.devices.get(device).copied().unwrap_or_default();
         DeviceTime {
@@ -146,9 +145,9 @@ impl ChunkTimes {
         }
     }
 
-    /// When a chunk is done that is started now. It begins when all its devices are done with what
-    /// they were given before. A device that is slower than predicted makes all longer that goes
-    /// through it, however little of each layer it has to do: others wait for it there.
+    /// When a chunk that starts now is done. It begins when all its devices have finished their
+    /// earlier work. A slow device delays all work that passes through it, however small its part
+    /// of each layer, since others wait for it there.
     pub fn done_us(&self, chunk: (usize, usize), devices: &[String], loads: &[DeviceLoad]) -> f64 {
         let (mut begins, mut longer) = (0.0_f64, 0.0);
         for (device, load) in devices.iter().zip(loads) {
@@ -163,9 +162,9 @@ impl ChunkTimes {
 }
 
 impl LoadRules {
-    /// Where a chunk of some rows behind some cached positions is predicted to be done first: 0 by
-    /// the bucket's own rules, or the number of another way, counted from 1. `devices` are the
-    /// plan's, with the load of each. The same loads always give the same way.
+    /// The rules with which a chunk of (rows, cached positions) is predicted to be done first: 0
+    /// for the bucket's own, else the number of the alternative, from 1. `devices` are the plan's,
+    /// with their loads. Equal loads give equal choices.
     pub fn choose(&self, chunk: (usize, usize), devices: &[String], loads: &[DeviceLoad]) -> usize {
         let done = |times: &ChunkTimes| times.done_us(chunk, devices, loads);
         let mut best = (done(&self.own) * WORTH_LEAVING, 0);
@@ -178,15 +177,15 @@ impl LoadRules {
         best.1
     }
 
-    /// The times of a way, by its number.
+    /// The times of the bucket's own rules (0) or of an alternative, by number.
     pub fn times(&self, way: usize) -> &ChunkTimes {
         way.checked_sub(1).and_then(|i| self.others.get(i)).map_or(&self.own, |o| &o.times)
     }
 }
 
 impl Plan {
-    /// The plan as it runs where it is so decided: by length, without its other ways, and the
-    /// devices of which only these made use.
+    /// The plan as it runs: with [`Decide::Length`], it loses its alternatives and the devices that
+    /// only these use.
     #[must_use]
     pub fn decided(mut self, by: Decide) -> Plan {
         if by == Decide::Length && !self.by_load.is_empty() {
@@ -200,13 +199,13 @@ impl Plan {
         self
     }
 
-    /// The other ways for chunks of so many rows.
+    /// The alternatives for chunks of `rows` rows.
     pub fn load_rules(&self, rows: usize) -> Option<&LoadRules> {
         let up_to = self.rule_lists(Phase::Prefill).map(|l| l.0).find(|n| rows <= *n)?;
         self.by_load.iter().find(|l| l.up_to == up_to)
     }
 
-    /// The rule for a segment in a forward batch of so many rows, in a way by its number.
+    /// The rule for a segment in a forward batch, by rows and number of the alternative.
     pub fn rule_in(
         &self,
         (phase, rows, way): (Phase, usize, usize),
@@ -220,7 +219,7 @@ impl Plan {
         other.rules.iter().find(|r| r.matches(kind, layer))
     }
 
-    /// The lists of other ways, each with the most rows of a chunk that it is for.
+    /// The rule lists of all alternatives, each with its longest chunk.
     pub(crate) fn other_lists(&self) -> impl Iterator<Item = (usize, &[Rule])> {
         self.by_load.iter().flat_map(|l| {
             let up_to = l.up_to;
@@ -228,8 +227,8 @@ impl Plan {
         })
     }
 
-    /// Other ways are of a bucket that there is, compute the same numbers but for rounding, and
-    /// have times of devices of the plan.
+    /// Checks that alternatives belong to existing buckets, compute the same numbers but for
+    /// rounding, and have times for devices of the plan.
     pub(crate) fn check_loads(&self) -> Result<(), PlanError> {
         for (i, l) in self.by_load.iter().enumerate() {
             let refuse = |why: &str| {
@@ -267,7 +266,7 @@ impl Plan {
     }
 }
 
-/// A kind of segment whose numbers two lists of rules do not compute alike.
+/// A kind of segment for which two lists of rules use different formats.
 fn formats_differ(own: &[Rule], other: &[Rule]) -> Option<&'static str> {
     let meet = |a: &Rule, b: &Rule| {
         let layers = match (a.layers, b.layers) {
@@ -334,7 +333,7 @@ mod tests {
         {
             assert!((done(chunk) - us).abs() < 1e-9, "{chunk:?}: {}", done(chunk));
         }
-        // More rows than the longest has are no fewer; who has nothing to do has none.
+        // More rows than the longest chunk add nothing; devices without work have no span.
         let span = |device, chunk| times.of_device(device, chunk).span_us;
         assert!(span("a", (101, 1000)) > span("a", (101, 0)) + 99.0);
         assert_eq!(times.of_device("c", (101, 0)), DeviceTime::default());
@@ -344,7 +343,7 @@ mod tests {
     fn without_load_chunks_go_by_length_and_with_it_to_who_ends_first() {
         for chunk in [(1, 0), (60, 0), (101, 0), (101, 1000)] {
             assert_eq!(chosen(chunk, [1.0; 2], [0.0; 2]), 0, "{chunk:?}");
-            // Both wait alike for what is queued for both.
+            // Work queued for both delays both alike.
             assert_eq!(chosen(chunk, [1.0; 2], [1e6; 2]), 0, "{chunk:?}");
         }
         let full = (101, 0);
@@ -354,9 +353,9 @@ mod tests {
         assert_eq!(chosen(full, [11.0, 1.0], [0.0; 2]), 2);
         // 180 against 270, 400 and 150.
         assert_eq!(chosen(full, [1.0, 2.0], [0.0; 2]), 3);
-        // What is queued for one device: 400 against 440, 200 and 450.
+        // Work queued for one device: 400 against 440, 200 and 450.
         assert_eq!(chosen(full, [1.0; 2], [300.0, 0.0]), 2);
-        // A gain of less than predictions are worth is none: 140.5 against 144.5.
+        // A gain below the margin does not count: 140.5 against 144.5.
         assert_eq!(chosen(full, [1.45, 1.0], [0.0; 2]), 0);
     }
 

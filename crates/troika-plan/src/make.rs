@@ -10,30 +10,30 @@ use crate::{
     SyncMode,
 };
 
-/// What the user asked for.
+/// The user's wishes for a plan.
 #[derive(Clone, Debug)]
 pub struct PlanRequest {
-    /// Who computes what.
+    /// How to divide the model over devices.
     pub strategy: Strategy,
-    /// Longest sequence wanted; `None`: the model's own.
+    /// The longest sequence; `None`: the model's own limit.
     pub context: Option<usize>,
     /// Rows of a prompt chunk.
     pub chunk: usize,
-    /// Chunks under way at once; `None`: 1 on one device, else 4.
+    /// The most chunks in flight; `None`: 1 on one device, else 4.
     pub chunks_in_flight: Option<usize>,
     /// The order in which ready segments run.
     pub policy: Policy,
     /// How devices wait for each other.
     pub sync: SyncMode,
-    /// Element type of the KV cache; `None`: F32 with `single_precision`, else BF16 where all
-    /// devices multiply it, else F16.
+    /// Element type of the KV cache; `None`: F32 with `single_precision`, else BF16 if all devices
+    /// multiply it, else F16.
     pub kv_dtype: Option<DType>,
-    /// Type of the values between segments, logits apart.
+    /// Type of the values between segments, except logits.
     pub values: DType,
-    /// The formats, besides f32, that products may take activations in; `None`: those that each
-    /// device gains from.
+    /// The formats, besides f32, that products may use for activations; `None`: those that make
+    /// each device faster.
     pub activations: Option<Vec<ActivationFormat>>,
-    /// The model is to be computed in f32.
+    /// Compute the model in f32.
     pub single_precision: bool,
 }
 
@@ -54,14 +54,14 @@ impl Default for PlanRequest {
     }
 }
 
-/// Chunks under way at once where several devices work on them.
+/// Chunks in flight where several devices share the work.
 const CHUNKS_IN_FLIGHT: usize = 4;
 
-/// Positions of a page, where devices can bind so many.
+/// Positions of a page, if devices can bind that many.
 const PAGE_LEN: usize = 32;
 
-/// Positions of a page, of caches with so many bytes for a position: no more than each device of a
-/// limit can bind. A device that cannot bind one position refuses attention, and has no say.
+/// Positions of a page, for caches with `position_bytes` per position: as many as every limited
+/// device can bind. A device that cannot bind one position refuses attention and is ignored.
 pub fn page_len(position_bytes: usize, limits: impl Iterator<Item = u64>) -> usize {
     let positions = limits.map(|most| most / position_bytes.max(1) as u64);
     let fit = positions.filter(|n| *n > 0).min().unwrap_or(u64::MAX);
@@ -87,7 +87,7 @@ impl ModelId {
     }
 }
 
-/// The formats that all devices of a rule gain from: a split computes the same numbers everywhere.
+/// The formats that make all devices of a rule faster, so that a split computes the same numbers.
 fn gained_by_all(rule: &Rule, devices: &[DeviceFacts]) -> Vec<ActivationFormat> {
     let of = |name: &str| devices.iter().find(|d| d.name == name).map(|d| d.activations.as_slice());
     let mut formats = of(&rule.device).unwrap_or_default().to_vec();
@@ -98,8 +98,7 @@ fn gained_by_all(rule: &Rule, devices: &[DeviceFacts]) -> Vec<ActivationFormat> 
 /// Makes a plan by the request's strategy.
 ///
 /// # Errors
-/// A chunk or context of zero, a context beyond the model's, or fewer devices than the strategy
-/// needs.
+/// A chunk or context of zero, a context beyond the model's, or too few devices for the strategy.
 pub fn make(
     spec: &ModelSpec,
     devices: &[DeviceFacts],
@@ -119,7 +118,7 @@ pub fn make(
     Ok(plan)
 }
 
-/// The rules of a plan in the making; activation formats and types of values are not in them yet.
+/// The rules of a plan, still without activation formats and value types.
 pub(crate) struct PlannedRules {
     pub prefill: Vec<Rule>,
     pub lengths: Vec<LengthRules>,
@@ -130,12 +129,12 @@ fn context_of(spec: &ModelSpec, request: &PlanRequest) -> usize {
     request.context.unwrap_or(spec.context.min(MAX_CONTEXT))
 }
 
-/// Rows of a prompt chunk: no more than the context.
+/// Rows of a prompt chunk, limited to the context.
 pub(crate) fn chunk_of(spec: &ModelSpec, request: &PlanRequest) -> usize {
     request.chunk.min(context_of(spec, request).max(1))
 }
 
-/// A plan of some rules, with what the request says besides. It is not checked.
+/// A plan with given rules and the request's other settings. It is not checked.
 pub(crate) fn assemble(
     spec: &ModelSpec,
     devices: &[DeviceFacts],
@@ -157,12 +156,12 @@ pub(crate) fn assemble(
     let bf16 = all().all(|r| r.activations.contains(&ActivationFormat::Bf16));
     let default_kv = match request.single_precision {
         true => DType::F32,
-        // Attention multiplies what is cached as bf16 in bf16, where the device gains from it.
+        // Attention uses bf16 with a bf16 cache, where the device is faster with it.
         false if bf16 => DType::BF16,
         false => DType::F16,
     };
     let kv_dtype = request.kv_dtype.unwrap_or(default_kv);
-    // Devices besides those of the rules, too: what these refuse is passed on to them.
+    // Includes devices without rules, since other devices' refused ops may move to them.
     let limits = devices.iter().filter_map(|d| d.max_binding_bytes);
     let in_flight = if used.len() > 1 { CHUNKS_IN_FLIGHT } else { 1 };
     Plan {

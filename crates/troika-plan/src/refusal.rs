@@ -1,13 +1,13 @@
-//! What devices say no to.
+//! Ops that devices refuse.
 
 use troika_model::lower::SegmentKind;
 
-/// An op that a device does not take.
+/// An op that a device refuses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// Name of the device.
     pub device: String,
-    /// The segment it is of.
+    /// The kind of segment.
     pub segment: SegmentKind,
     /// Name of the op.
     pub op: String,

@@ -1,4 +1,4 @@
-//! How a rule shares a segment out: the same for who runs a plan and for who prices it.
+//! How a rule divides a segment: used both to run a plan and to price it.
 
 use troika_device::{Caps, SpaceId};
 use troika_graph::partition::{ColumnSplit, Partition};
@@ -6,19 +6,19 @@ use troika_graph::{Op, Subgraph};
 
 use crate::{Rule, Share, Split};
 
-/// Rows of a weight matrix at whose multiples it is cut: all packed forms have panels of that many
-/// rows, or of a divisor.
+/// Weight matrices are cut at multiples of this many rows: every packed form has panels of so many
+/// rows or a divisor of it.
 pub const TILE: usize = 16;
 
-/// The memory space that a device's values are in where it is the only one that uses them.
+/// The memory space of values that only this device uses.
 pub fn own_space(caps: &Caps) -> SpaceId {
     caps.spaces.first().copied().unwrap_or(SpaceId::HOST)
 }
 
-/// The numbers of rows that a graph is compiled for on a device: with static shapes the buckets, its
-/// own or those that the plan states instead, otherwise the most that it takes at once. None has a
-/// value larger than the device can be bound to, but for values of which one row is too large:
-/// their ops are the device's to refuse.
+/// The numbers of rows that a graph is compiled for on a device: with static shapes, the plan's
+/// buckets or else the device's own; otherwise the most at once. They keep values within the
+/// device's binding limit. A value with too large a single row is ignored: the device must refuse
+/// its ops.
 pub fn compiled_rows(graph: &Subgraph, caps: &Caps, buckets: Option<&[usize]>) -> Vec<usize> {
     let limit = caps.max_binding_bytes.map_or(usize::MAX, |n| n as usize);
     let of_states = |i: usize| graph.states.iter().any(|s| s.0 as usize == i);
@@ -35,11 +35,8 @@ pub fn compiled_rows(graph: &Subgraph, caps: &Caps, buckets: Option<&[usize]>) -
     if fit.is_empty() { vec![all] } else { fit }
 }
 
-/// The ops before each border between products and other ops, and between products of which one
-/// needs the other's result: where [`Split::Stages`] cuts.
-///
-/// Conversions at the boundary of the graph make no border: a value is widened in the stage that
-/// reads it, and rounded in the one that makes it.
+/// Where [`Split::Stages`] cuts: the number of ops before each border between products and other
+/// ops, or between products that depend on each other.
 pub fn stage_borders(graph: &Subgraph) -> Vec<usize> {
     let nodes = &graph.nodes;
     let converts = |at: usize| matches!(nodes[at].op, Op::Convert);
@@ -56,8 +53,8 @@ pub fn stage_borders(graph: &Subgraph) -> Vec<usize> {
 }
 
 impl Rule {
-    /// Its split, with the devices of the parts; `groups` are the key/value heads that columns of
-    /// queries, keys and values are shared out by.
+    /// The rule's split, with the devices of its parts. `groups` are the key/value heads by which
+    /// columns of queries, keys and values are divided.
     pub fn partition(&self, groups: Option<usize>) -> (Partition, Vec<String>) {
         let own = self.device.clone();
         let columns = |parts: &[Share]| ColumnSplit {

@@ -1,4 +1,4 @@
-//! Strategies: known ways to divide a model over devices. One table for all commands.
+//! Strategies: common ways to divide a model over devices. One table for all commands.
 
 use troika_device::Device;
 use troika_graph::ActivationFormat;
@@ -8,21 +8,21 @@ use troika_model::spec::ModelSpec;
 
 use crate::{Layers, Phase, PlanError, Rule, Share, Split};
 
-/// What the planner knows of a device.
+/// The facts about a device that planning uses.
 #[derive(Clone, Debug)]
 pub struct DeviceFacts {
     /// Its name.
     pub name: String,
-    /// The formats, besides f32, that its products gain from taking activations in.
+    /// The activation formats, besides f32, that make its products faster.
     pub activations: Vec<ActivationFormat>,
     /// With static shapes: the numbers of rows it is compiled for.
     pub row_buckets: Vec<usize>,
-    /// Most bytes of one binding, if limited.
+    /// The most bytes of one binding, if limited.
     pub max_binding_bytes: Option<u64>,
 }
 
 impl DeviceFacts {
-    /// What a device says of itself.
+    /// The facts that a device reports.
     pub fn of(device: &dyn Device) -> DeviceFacts {
         let caps = device.caps();
         DeviceFacts {
@@ -50,22 +50,22 @@ impl std::fmt::Display for Strategy {
 /// A way to divide a model over devices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Strategy {
-    /// All on the first device.
+    /// Everything on the first device.
     #[default]
     OneDevice,
-    /// Layer `l` on device `l mod n`; the embedding on the first, the head on the next in turn.
+    /// Layer `l` on device `l mod n`, the embedding on the first device, the head on the next.
     Alternate,
-    /// The segment `s` of layer `l` on device `(l + s) mod n`.
+    /// Segment `s` of layer `l` on device `(l + s) mod n`.
     AlternateSegments,
-    /// Each product's columns shared out between two devices.
+    /// The columns of each product divided between two devices.
     SplitColumns(Ratio),
-    /// Standard lengths of a prompt's rows on the first device, the rest on the second; decoding
-    /// on the first.
+    /// Standard lengths of a prompt's rows on the first device, the rest on the second; decode on
+    /// the first.
     SplitRows(StandardLength),
-    /// Standard lengths of a prompt's rows on the first device; the rest, and decoding, with the
-    /// columns shared out between both.
+    /// Standard lengths of a prompt's rows on the first device; the rest, and decode, by columns on
+    /// both.
     SplitHybrid,
-    /// Prompts on the first device, decoding on the second.
+    /// Prefill on the first device, decode on the second.
     PrefillDecode,
 }
 
@@ -79,8 +79,8 @@ impl Default for Ratio {
     }
 }
 
-/// Rows of a standard part; `None`: the most that all devices with static shapes are compiled for
-/// and that leave something, or without such devices a little more than half a chunk.
+/// Rows of a standard part. `None`: the largest length that all static devices compile for and that
+/// leaves a rest; without static devices, slightly more than half a chunk.
 pub type StandardLength = Option<usize>;
 
 impl Strategy {
@@ -95,7 +95,7 @@ impl Strategy {
         Strategy::PrefillDecode,
     ];
 
-    /// Stable name, as commands and plan files have it.
+    /// The name in commands and plan files.
     pub const fn name(self) -> &'static str {
         match self {
             Strategy::OneDevice => "one-device",
@@ -108,8 +108,8 @@ impl Strategy {
         }
     }
 
-    /// The strategy of a text: a name, or `split-columns=RATIO` with the first device's share of
-    /// the columns, or `split-rows=N` with the rows of a standard part.
+    /// Parses a name, `split-columns=RATIO` with the first device's share of the columns, or
+    /// `split-rows=N` with the rows of a standard part.
     ///
     /// # Errors
     /// What is wrong with the text.
@@ -140,7 +140,7 @@ impl Strategy {
         }
     }
 
-    /// Whether there are enough devices.
+    /// Checks the number of devices.
     pub(crate) fn check(self, count: usize) -> Result<(), PlanError> {
         let (fits, need) = match self {
             Strategy::OneDevice => (count >= 1, "a device"),
@@ -155,8 +155,7 @@ impl Strategy {
         if fits { Ok(()) } else { Err(PlanError::Strategy { strategy: self.name(), need, count }) }
     }
 
-    /// The rules of a phase; their activation formats are filled in later. The devices were
-    /// counted before.
+    /// The rules of a phase, for checked devices. Activation formats are filled in later.
     pub(crate) fn rules(
         self,
         spec: &ModelSpec,
@@ -229,26 +228,26 @@ impl Ratio {
     }
 }
 
-/// Rows of a standard part where none are given.
+/// The default rows of a standard part.
 fn standard(devices: &[DeviceFacts], chunk: usize) -> usize {
     let compiled = || devices.iter().map(|d| &d.row_buckets).filter(|rows| !rows.is_empty());
     let Some(first) = compiled().next() else { return (chunk / 2 + 1).min(chunk.max(1)) };
     let by_all = first.iter().copied().filter(|n| compiled().all(|rows| rows.contains(n)));
-    // Where chunks are shorter than all of them, there are no standard parts.
+    // Chunks shorter than every length have no standard part.
     let least = || first.iter().copied().min().unwrap_or(1);
     by_all.filter(|n| *n < chunk).max().unwrap_or_else(least)
 }
 
-/// Segments of products split, and attention by `heads` if so wanted; the others on the first
+/// Splits the segments of products, and attention if `heads` is set; the others run on the first
 /// device.
 fn split(spec: &ModelSpec, devices: &[DeviceFacts], (split, heads): (Split, bool)) -> Vec<Rule> {
     let columns = matches!(split, Split::Columns { .. });
     let splits = |kind: &SegmentKind| match kind {
-        // Columns of a product, but of no table and of no experts.
+        // Tables and experts have no columns to divide.
         SegmentKind::Embed | SegmentKind::Router | SegmentKind::Experts => !columns,
-        // Of a prompt, logits of its last row are wanted.
+        // Only the last row of a prompt needs logits.
         SegmentKind::Head => columns,
-        // By heads. Where prompts leave it whole, so does decoding: the cache stays where it is.
+        // By heads. If prefill leaves it whole, decode does too: the cache stays in place.
         SegmentKind::Attention => heads,
         SegmentKind::Qkv | SegmentKind::AttnOut | SegmentKind::Ffn => true,
     };
@@ -279,10 +278,10 @@ fn every(layers: usize, first: usize, step: usize) -> Option<Layers> {
     Some(Layers { first, last, step })
 }
 
-/// A kind of segment, dealt to the devices layer by layer.
+/// Assigns a kind of segment to the devices in turn, layer by layer.
 fn in_turn(spec: &ModelSpec, devices: &[DeviceFacts], kind: SegmentKind) -> Vec<Rule> {
     let n = devices.len();
-    // Where a layer has a dense feed-forward, another has a router in its place.
+    // A layer has either a dense feed-forward or a router at the same place.
     let place = match kind {
         SegmentKind::Experts => 4,
         SegmentKind::Router | SegmentKind::Ffn => 3,

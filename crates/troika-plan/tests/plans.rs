@@ -1,4 +1,4 @@
-//! Plans: what strategies make, what files hold, and what is refused.
+//! Plans: the results of strategies, the contents of files, and what is refused.
 
 use troika_graph::{ActivationFormat, DType};
 use troika_model::lower::{SegmentKind, segments};
@@ -43,7 +43,7 @@ fn strategies_place_segments_as_their_names_say() {
             for (i, &(kind, layer)) in segments(&spec).iter().enumerate() {
                 let device =
                     |plan: &Plan| plan.rule(Phase::Prefill, kind, layer).unwrap().device.clone();
-                // The place of a segment in its layer.
+                // The index of a segment in its layer.
                 at = if i > 0 && segments(&spec)[i - 1].1 == layer { at + 1 } else { 0 };
                 let l = layer.unwrap_or(if i == 0 { 0 } else { spec.layers.len() });
                 assert_eq!(device(&by_layer), NAMES[l % n], "{preset} {kind:?} {layer:?}");
@@ -154,7 +154,7 @@ fn splits_share_out_what_can_be_split() {
     let parts = vec![share("a", 300), share("b", 700)];
     let products =
         vec![SegmentKind::Qkv, SegmentKind::Attention, SegmentKind::AttnOut, SegmentKind::Head];
-    // What cannot be split is computed where most of the rest is.
+    // Ops that cannot be split run on the device with the largest share.
     let expected = Some(("b".into(), Split::Columns { parts }, products));
     assert_eq!(kinds(&columns, Phase::Prefill), expected);
     assert_eq!(kinds(&columns, Phase::Decode), expected);
@@ -167,7 +167,7 @@ fn splits_share_out_what_can_be_split() {
     assert_eq!(kinds(&rows, Phase::Decode), None);
     assert!(rows.decode.rules.iter().all(|r| r.device == "a"));
 
-    // A device that is compiled for some numbers of rows gets one of them.
+    // With compiled row counts, the standard length is one of them.
     let mut facts = devices(2);
     facts[0].row_buckets = vec![64, 128, 512];
     let request = PlanRequest { strategy: Strategy::SplitHybrid, ..PlanRequest::default() };
@@ -224,7 +224,7 @@ fn refused_ops_go_to_the_first_device_that_takes_them() {
             }
         }
     }
-    // A device that takes over is listed.
+    // A device that takes over ops is listed.
     let mut plan = planned("qwen3-moe-tiny", Strategy::OneDevice, 2);
     plan.avoid(&[refusal("a", SegmentKind::Head, "linear")], &NAMES[..2]).unwrap();
     assert_eq!(plan.devices, ["a", "b"]);
@@ -319,19 +319,19 @@ fn row_buckets_are_for_static_shapes() {
     plan.decode.rules[1].row_buckets = Some(vec![1, 65536]);
     plan.check(&spec("qwen3-moe-tiny"), &["a", "b"]).unwrap();
     assert_eq!(Plan::from_json(&plan.to_json()).unwrap(), plan);
-    // The rule is about `a` alone.
+    // The rule concerns `a` only.
     plan.check_shapes(&|name| name == "a").unwrap();
     let why = plan.check_shapes(&|name| name == "b").unwrap_err().to_string();
     assert_eq!(
         why,
         "rule 2 of decode has row buckets, but a takes any number of rows; leave them out"
     );
-    // Phases with other shapes have executables of their own.
+    // A phase with other shapes has other executables.
     let rules = (&plan.decode.rules[1], &planned("qwen3-moe-tiny", Strategy::SplitHybrid, 2));
     assert!(!rules.0.places_as(&rules.1.decode.rules[1]));
 }
 
-/// Each way to spoil a plan is refused with a sentence that names what is wrong.
+/// Every spoilt plan is refused with a sentence that names the fault.
 #[test]
 fn spoilt_plans_are_refused() {
     let spec = spec("qwen3-moe-tiny");
@@ -415,7 +415,7 @@ fn spoilt_files_are_refused() {
     }
 }
 
-/// Rules by the length of a chunk: the shortest bucket that it fits decides.
+/// Rules by chunk length: the shortest bucket that fits decides.
 #[test]
 fn short_chunks_have_rules_of_their_own() {
     let spec = spec("qwen3-moe-tiny");

@@ -1,4 +1,4 @@
-//! Profiles: what is fitted, how well it serves on what was not, and which profiles are refused.
+//! Profiles: fits, their quality on shapes they did not see, and which profiles are refused.
 
 use troika_device::{Caps, SpaceId};
 use troika_graph::{ActivationFormat, DType};
@@ -59,8 +59,8 @@ fn subject(spec: &ModelSpec, devices: &[SolveDevice]) -> ProfileSubject {
     }
 }
 
-/// Time of a run on a machine that reads weights until a knee, then multiplies, with a rough tenth
-/// of noise that is the same each time.
+/// The time of a run on a machine that reads weights up to a knee, then multiplies. Adds
+/// reproducible noise of about a tenth.
 fn truth(device: usize, work: &RunWork) -> f64 {
     let rate = [1.0, 3.0][device];
     let knee = [6.0, 2.0][device];
@@ -72,7 +72,7 @@ fn truth(device: usize, work: &RunWork) -> f64 {
     (2000.0 + read + multiply + rest + attention) * noise
 }
 
-/// A profile of two devices, the second one with static shapes if so wanted.
+/// A profile of two devices; the second has static shapes if `buckets` is not empty.
 fn measured(buckets: &[usize]) -> (Profile, Vec<SolveDevice>, Lowered) {
     let spec = spec();
     let lowered = lowered(&spec);
@@ -145,7 +145,7 @@ fn fits_serve_where_nothing_was_fitted() {
     }
 }
 
-/// A fit that is wrong by a device's speed loses by its choices, and says so.
+/// A fit with a wrong speed of a device makes bad choices, and its regret shows it.
 #[test]
 fn regret_tells_when_choices_are_bad() {
     let (mut profile, ..) = measured(&[]);
@@ -160,7 +160,7 @@ fn regret_tells_when_choices_are_bad() {
 #[test]
 fn prices_follow_the_profile() {
     let (profile, devices, lowered) = measured(&[32, 128, 512]);
-    // The solver's order of devices is its own.
+    // The solver's order of devices may differ.
     let turned = vec![devices[1].clone(), devices[0].clone()];
     let costs = ProfiledCosts::new(&profile, &turned).unwrap();
     let ffn = lowered.segments.iter().find(|s| s.kind == SegmentKind::Ffn).unwrap();
@@ -177,11 +177,11 @@ fn prices_follow_the_profile() {
         let got = costs.run_ns(&run(device, rows, room));
         assert!((got / expected - 1.0).abs() < 0.15, "{got} {expected}");
     }
-    // Padding costs what rows cost.
+    // Padding costs as much as rows.
     assert_eq!(costs.run_ns(&run(0, 40, 128)), costs.run_ns(&run(0, 128, 128)));
     assert_eq!(costs.hand_over_ns(0, 1, SyncMode::Predicted), 2000.0);
     assert_eq!(costs.hand_over_ns(0, 1, SyncMode::Blocking), 50_000.0);
-    // Of the solver's order: b is slowed down by a twofold, a by b by half.
+    // In the solver's order: b is slowed twofold by a, and a by half by b.
     assert_eq!(costs.slowdowns(&[run(0, 1, 1), run(1, 1, 1)]), [2.0, 1.5]);
     assert_eq!(costs.slowdowns(&[run(0, 10, 10), run(1, 200, 200)]), [1.5, 1.0]);
     assert_eq!(costs.slowdowns(&[run(1, 1, 1)]), [1.0]);

@@ -1,4 +1,4 @@
-//! The solver: whatever things cost, its plans are plans, and none is worse than one device.
+//! The solver: for any costs its plans are valid, and none is worse than one device.
 
 use proptest::prelude::*;
 use troika_device::{Caps, SpaceId};
@@ -50,7 +50,7 @@ fn device(name: &str, row_buckets: &[usize]) -> SolveDevice {
     SolveDevice { name: name.into(), caps }
 }
 
-/// Multiplications of a row of a graph.
+/// Multiplications per row of a graph.
 fn products(graph: &Subgraph) -> f64 {
     let of = |op: &Op| match op {
         Op::Linear { weight, .. } => {
@@ -63,7 +63,7 @@ fn products(graph: &Subgraph) -> f64 {
     graph.nodes.iter().map(|n| of(&n.op)).sum()
 }
 
-/// A device by the time of a multiplication in ns, of reading a weight, and of beginning.
+/// A device by its time in ns for a multiplication, for reading a weight, and for starting.
 #[derive(Clone, Copy, Debug)]
 struct Speed {
     multiply: f64,
@@ -176,7 +176,7 @@ proptest! {
         for plan in all {
             plan.check(&spec, &at_hand).unwrap();
             prop_assert!(plan.refused(&refusals).is_empty());
-            // What is written in the plan is what predicting it gives, as is the file's plan.
+            // The plan's own prediction equals a new one, also after reading its file.
             let known = plan.predicted.clone().unwrap();
             let lengths = known.lengths.clone();
             let again = predict(&request, plan).unwrap();
@@ -210,8 +210,8 @@ fn equal(count: usize) -> Costs {
     Costs { speeds: vec![speed; count], hand_over: 1000.0, beside: 1.0, watts: None }
 }
 
-/// Two devices that do not disturb each other are nearly twice as fast as one; where handing over
-/// costs more than is gained, one is used.
+/// Two independent devices are nearly twice as fast as one. If hand-overs cost more than is gained,
+/// one is used.
 #[test]
 fn work_is_shared_where_that_pays() {
     let spec = spec("qwen3-0.6b", 8);
@@ -233,14 +233,14 @@ fn work_is_shared_where_that_pays() {
     costs.hand_over = 1e9;
     let single = solved((&spec, &lowered), (&devices, &costs), wanted).unwrap();
     assert!(!split(&single.plan) && single.plan.devices.len() == 1, "{:#?}", single.plan);
-    // Where both go at half the speed together, nothing is gained either.
+    // If both run at half speed together, nothing is gained either.
     let costs = Costs { beside: 2.0, ..equal(2) };
     let slowed = solved((&spec, &lowered), (&devices, &costs), wanted).unwrap();
     assert_eq!(slowed.plan.devices.len(), 1, "{:#?}", slowed.plan);
 }
 
-/// The device that multiplies fast gets prompts, the one that reads fast decodes; where weights are
-/// to be there once, and both read other forms, one of them does both.
+/// The device that multiplies fast gets prefill, the one that reads fast gets decode. If weights
+/// must be held once and both use different forms, one does both.
 #[test]
 fn prefill_and_decode_are_placed_apart() {
     let spec = spec("qwen3-0.6b", 8);
@@ -260,8 +260,8 @@ fn prefill_and_decode_are_placed_apart() {
     assert_eq!(once.devices, ["a"]);
 }
 
-/// A device with static shapes takes whole shapes, and leaves a small rest to another rather than
-/// pad it.
+/// A device with static shapes computes whole shapes, and leaves a small rest to another device
+/// instead of padding it.
 #[test]
 fn rests_go_to_devices_without_static_shapes() {
     let spec = spec("qwen3-0.6b", 8);
@@ -291,7 +291,7 @@ fn rests_go_to_devices_without_static_shapes() {
     let Some(Split::Rows { .. } | Split::Hybrid { .. }) = &ffn.split else {
         panic!("{ffn:?}");
     };
-    // At a standard length nothing is left.
+    // At a standard length there is no rest.
     let ffn = plan.rule_for((Phase::Prefill, 256), SegmentKind::Ffn, Some(0)).unwrap();
     let rows = ffn.split.as_ref().map_or(&[][..], Split::lengths);
     assert!(rows.is_empty() || rows.contains(&128) || rows.contains(&256), "{ffn:?}");
@@ -308,7 +308,7 @@ fn nothing_is_planned_where_nothing_can_run() {
     assert!(none.to_string().contains("no plan can be chosen"), "{none}");
     let none = solved((&spec, &lowered), (&[], &costs), wanted).unwrap_err();
     assert!(none.to_string().contains("needs a device"), "{none}");
-    // Memory that holds half of the model: both devices are needed.
+    // Each memory holds half of the model: both devices are needed.
     let mut devices = [device("a", &[]), device("b", &[])];
     let whole = solved((&spec, &lowered), (&devices, &equal(2)), wanted).unwrap();
     let half = whole.predicted.total_bytes * 6 / 10;
@@ -319,7 +319,7 @@ fn nothing_is_planned_where_nothing_can_run() {
     assert_eq!(both.plan.devices.len(), 2);
 }
 
-/// A graph that is larger than a device takes is split, or computed elsewhere.
+/// A graph that is too large for a device is split or computed elsewhere.
 #[test]
 fn graphs_keep_within_the_limits_of_devices() {
     let spec = spec("qwen3-0.6b", 2);
@@ -341,7 +341,7 @@ fn graphs_keep_within_the_limits_of_devices() {
     assert!(a.is_some_and(|p| p.share * 2 <= own + 2), "{limited:?}");
 }
 
-/// Two devices that are alike, but for products of long sums, which one of them is slow at.
+/// Two equal devices, except that one is slow at products with long sums.
 struct LongSums;
 
 impl CostModel for LongSums {
@@ -370,7 +370,7 @@ impl CostModel for LongSums {
     }
 }
 
-/// Of a feed-forward, what both are good at is shared out, and the rest is done by who is good at it.
+/// Both devices share the stages they are equally good at; the better device computes the rest.
 #[test]
 fn stages_of_a_segment_are_placed_apart() {
     let spec = spec("qwen3-0.6b", 8);
@@ -400,7 +400,7 @@ fn stages_of_a_segment_are_placed_apart() {
     assert_eq!((stages.len(), shared(1)), (5, 2), "{stages:?}");
     assert_eq!((stages[3].device.as_str(), &stages[3].split), ("a", &None));
 
-    // A plan that someone made is beaten, or is the answer.
+    // A plan made by hand is beaten, or it is the answer.
     let known = [("by hand".to_string(), found.plan.clone())];
     let again = solve(&SolveRequest { candidates: &known, ..request }).unwrap();
     assert!(again.predicted.ttft_us <= found.predicted.ttft_us);
@@ -420,7 +420,7 @@ fn stages_of_a_segment_are_placed_apart() {
     assert!(slow, "what was beaten is shown");
 }
 
-/// A device whose memory holds a part of the model gets so many layers.
+/// A device whose memory holds part of the model gets as many layers as fit.
 #[test]
 fn layers_are_divided_where_memory_is_limited() {
     let spec = spec("llama-3.2-1b", 16);
@@ -436,7 +436,7 @@ fn layers_are_divided_where_memory_is_limited() {
         d.caps.max_resident_bytes = Some(most);
         d
     };
-    // Neither holds the whole model, both together do. Sharing columns is too dear.
+    // Each holds part of the model, both together all of it. Sharing columns is too expensive.
     let most = whole * 6 / 10;
     let devices = [limited("a", most), limited("b", most)];
     let costs = Costs { hand_over: 1e12, ..equal(2) };
@@ -444,7 +444,7 @@ fn layers_are_divided_where_memory_is_limited() {
     assert!(both.plan.all_rules().any(|r| r.layers.is_some()), "{:?}", both.plan.prefill.rules);
     assert!(both.predicted.weight_bytes.values().all(|b| *b <= most));
     check_memory(&both.plan, &lowered, &devices).unwrap();
-    // Layers are in one piece each: a token changes the device as rarely as it can.
+    // Each device gets one range of layers: a token changes devices as rarely as possible.
     let at = |layer| {
         let rule = both.plan.rule_for((Phase::Decode, 1), SegmentKind::Ffn, Some(layer));
         rule.unwrap().device.clone()
@@ -452,7 +452,7 @@ fn layers_are_divided_where_memory_is_limited() {
     let changes = (1..16).filter(|l| at(*l) != at(l - 1)).count();
     assert_eq!(changes, 1, "{:?}", both.plan.decode.rules);
 
-    // A fast device with little memory computes what it holds.
+    // A fast device with little memory computes what it can hold.
     let devices = [limited("a", whole / 3), device("b", &[])];
     let mut costs = Costs { hand_over: 1e4, ..equal(2) };
     costs.speeds[0].multiply /= 50.0;
@@ -463,9 +463,8 @@ fn layers_are_divided_where_memory_is_limited() {
     assert!(some.predicted.weight_bytes["a"] <= whole / 3);
 }
 
-/// For who decides by load a plan holds what would be best if a device were slower: of the same
-/// numbers, with the cache in the same place, without more weights; and by length it is the plan
-/// that is made without.
+/// For placement by load, a plan has the best rules for slower devices: with the same numbers,
+/// cache place and weights. Decided by length, it equals the plan made without alternatives.
 #[test]
 fn a_plan_for_load_holds_other_ways_of_the_same_numbers() {
     let spec = spec("qwen3-0.6b", 8);
@@ -510,7 +509,7 @@ fn a_plan_for_load_holds_other_ways_of_the_same_numbers() {
         let way = full.choose((256, 0), names, &loads);
         assert!(way > 0 && part(way, slow) < 0.7 * part(0, slow), "{slow}: {way}");
     }
-    // The times of the plan's own rules are those that it is predicted to take.
+    // The times of the plan's own rules are its predicted times.
     let own = full.own.longest.us / plan.predicted.as_ref().unwrap().ttft_us;
     assert!((own - 1.0).abs() < 1e-5, "{own}");
     assert!(full.own.behind.us >= full.own.longest.us && full.own.shortest.us > 0.0);
@@ -521,7 +520,7 @@ fn a_plan_for_load_holds_other_ways_of_the_same_numbers() {
     }
 }
 
-/// What is edited by hand in the other ways is refused by name.
+/// Invalid edits to alternatives are refused by name.
 #[test]
 fn other_ways_that_make_no_sense_are_refused() {
     let spec = spec("qwen3-0.6b", 4);

@@ -1,4 +1,4 @@
-//! What the processors of a SoC share while they work: the memory's bandwidth, and the battery.
+//! What the processors of a SoC share: memory bandwidth and battery.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,26 +9,26 @@ use crate::clock::VirtualClock;
 use crate::cost::RunCost;
 use crate::soc::{Power, Soc};
 
-/// A SoC that works: its processors, opened as devices, share it.
+/// A running SoC, shared by its processors, which are opened as devices.
 ///
-/// A run wants so much of the memory's bandwidth as it moves bytes in its time on an idle machine.
-/// Where all want more than there is, it is shared out in equal parts to those who want more than
-/// such a part (water-filling), and a run that gets less takes longer in proportion.
+/// A run wants the bandwidth at which it moves its bytes in its time on an idle machine. If all
+/// together want more than there is, it is divided by water-filling: equal parts for those that
+/// want more than such a part. A run that gets less takes longer in proportion.
 pub struct Board {
     soc: Soc,
     clock: Arc<VirtualClock>,
     state: Mutex<State>,
 }
 
-/// Tells a queue that another one has come further.
+/// Tells a queue that another one has made progress.
 pub(crate) type Wake = Box<dyn FnOnce() + Send>;
 
 #[derive(Default)]
 struct State {
-    /// Runs under way, by the number of their queue.
+    /// Current runs, by the number of their queue.
     running: BTreeMap<u64, Running>,
     queues: u64,
-    /// When the runs under way were last looked at.
+    /// The last update of the current runs.
     since: u64,
     events: u64,
     /// The processor that draws frames, and how.
@@ -36,74 +36,73 @@ struct State {
     frames: u64,
     /// Queues that wait for others.
     waiting: Vec<Wake>,
-    /// Bytes that were moved.
+    /// Bytes moved.
     bytes: f64,
-    /// Nanoseconds that each processor worked, in the SoC's order, and of them those in which it
-    /// waited for memory most of the time.
+    /// Nanoseconds that each processor worked, in the SoC's order, and the part in which it mostly
+    /// waited for memory.
     busy: Vec<[u64; 2]>,
 }
 
 struct Running {
     processor: usize,
     streams: bool,
-    /// What is left of it, in nanoseconds of an idle machine.
+    /// The rest of it, in nanoseconds of an idle machine.
     left: f64,
-    /// Bytes in a nanosecond that it wants.
+    /// The bandwidth it wants, in bytes per nanosecond.
     wants: f64,
-    /// Which part of what it wants it gets.
+    /// The share of that bandwidth it gets.
     share: f64,
-    /// The event that ends it; others were overtaken.
+    /// The number of its end event; events with other numbers are outdated.
     event: u64,
     end: Arc<dyn Fn() + Send + Sync>,
 }
 
 /// A task beside the model: a game that draws frames on one of the processors.
 ///
-/// A frame is queued when the last one is drawn and the screen is refreshed, behind all work that
-/// was handed to the processor by then. It is not drawn sooner for being late: what was handed over
-/// runs in order.
+/// A frame is queued at a screen refresh once the last one is drawn. It runs after all work that
+/// the processor had been given by then, even if it is late.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CoRun {
-    /// Nanoseconds from one refresh to the next.
+    /// Nanoseconds between two refreshes.
     pub period_ns: u64,
-    /// Nanoseconds that a frame takes.
+    /// Nanoseconds to draw a frame.
     pub frame_ns: u64,
 }
 
-/// What a SoC has done so far.
+/// The work of a SoC so far.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Usage {
     /// The time, in nanoseconds.
     pub now_ns: u64,
     /// Nanoseconds that each processor worked, in the order of the file.
     pub busy_ns: Vec<u64>,
-    /// Of them, those in which it waited for memory or weights more than it computed.
+    /// The part of them spent mostly waiting for memory or weights.
     pub stream_ns: Vec<u64>,
-    /// Bytes that were read and written.
+    /// Bytes read and written.
     pub bytes: u64,
-    /// Frames that the task beside has drawn.
+    /// Frames drawn by the co-running task.
     pub frames: u64,
 }
 
 impl Board {
-    /// A SoC whose processors have done nothing yet.
+    /// A SoC that has done nothing yet.
     pub fn new(soc: &Soc, clock: Arc<VirtualClock>) -> Arc<Board> {
         let busy = vec![[0; 2]; soc.processors.len()];
         let state = Mutex::new(State { busy, ..State::default() });
         Arc::new(Board { soc: soc.clone(), clock, state })
     }
 
-    /// What it is.
+    /// Its description.
     pub fn soc(&self) -> &Soc {
         &self.soc
     }
 
-    /// Its time.
+    /// Its clock.
     pub fn clock(&self) -> &Arc<VirtualClock> {
         &self.clock
     }
 
-    /// What it has done so far.
+    /// Its work so far.
     pub fn usage(&self) -> Usage {
         let now = self.now();
         let mut state = self.lock();
@@ -113,7 +112,7 @@ impl Board {
         Usage { now_ns: now, busy_ns, stream_ns, bytes, frames }
     }
 
-    /// Joules from one time to a later one; `None` where the file does not say what it takes.
+    /// Joules from one time to a later one; `None` if the file has no power figures.
     pub fn energy_j(&self, from: &Usage, to: &Usage) -> Option<f64> {
         let memory = self.soc.memory_power;
         let powers: Option<Vec<Power>> = self.soc.processors.iter().map(|p| p.power).collect();
@@ -130,29 +129,29 @@ impl Board {
         Some(idle * time + work.sum::<f64>() + bytes)
     }
 
-    /// How many times slower runs are that need so much each while all of them are under way.
+    /// The slowdown of each of some runs while all of them run.
     pub(crate) fn slowdowns(soc: &Soc, needs: &[RunCost]) -> Vec<f64> {
         let wants: Vec<f64> = needs.iter().map(wants).collect();
         let level = soc.bandwidth_gb_s.map_or(f64::INFINITY, |all| water_level(&wants, all));
         wants.iter().map(|w| 1.0 / share(*w, level)).collect()
     }
 
-    /// Lets a processor, told by its place in the SoC, draw frames from its queue's opening on.
+    /// Makes a processor, given by its index in the SoC, draw frames once its queue is opened.
     pub fn co_run(&self, processor: usize, task: CoRun) {
         self.lock().co_run = Some((processor, task));
     }
 
-    /// The frames that a processor draws.
+    /// The frames that a processor draws, if any.
     pub(crate) fn draws(&self, processor: usize) -> Option<CoRun> {
         self.lock().co_run.filter(|(p, _)| *p == processor).map(|(_, task)| task)
     }
 
-    /// A frame was drawn.
+    /// Counts a drawn frame.
     pub(crate) fn drawn(&self) {
         self.lock().frames += 1;
     }
 
-    /// A number for a queue.
+    /// A number for a new queue.
     pub(crate) fn queue(&self) -> u64 {
         let mut state = self.lock();
         state.queues += 1;
@@ -167,7 +166,7 @@ impl Board {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins a run on a queue that has none, `after` so long; `end` is called at its end.
+    /// Starts a run on an idle queue, delayed by `after`; calls `end` at its end.
     pub(crate) fn begin(
         self: &Arc<Board>,
         (queue, processor): (u64, usize),
@@ -184,7 +183,7 @@ impl Board {
         self.share_out(&mut state);
     }
 
-    /// A queue is gone: what ran on it needs nothing any more.
+    /// Removes a queue that is gone, with its run.
     pub(crate) fn forget(self: &Arc<Board>, queue: u64) {
         let now = self.now();
         let mut state = self.lock();
@@ -195,18 +194,18 @@ impl Board {
         drop(gone);
     }
 
-    /// A queue wants to know when another one has come further.
+    /// Registers a queue to be told when another one has made progress.
     pub(crate) fn wait(&self, wake: Wake) {
         self.lock().waiting.push(wake);
     }
 
-    /// Some queue has come further: those that wait look whether it is what they wait for.
+    /// Tells all waiting queues that some queue has made progress.
     pub(crate) fn wake(&self) {
         let waiting = std::mem::take(&mut self.lock().waiting);
         waiting.into_iter().for_each(|wake| self.clock.after(0, wake));
     }
 
-    /// Shares the bandwidth out anew, and lets runs end when they now will.
+    /// Divides the bandwidth anew, and reschedules the ends of runs.
     fn share_out(self: &Arc<Board>, state: &mut State) {
         let wants: Vec<f64> = state.running.values().map(|r| r.wants).collect();
         let level = self.soc.bandwidth_gb_s.map_or(f64::INFINITY, |all| water_level(&wants, all));
@@ -242,7 +241,7 @@ impl Board {
 }
 
 impl State {
-    /// What was done until now.
+    /// Accounts for the work done until now.
     fn advance(&mut self, now: u64) {
         let passed = now.saturating_sub(self.since);
         self.since = now.max(self.since);
@@ -256,12 +255,12 @@ impl State {
     }
 }
 
-/// Bytes in a nanosecond.
+/// Bytes per nanosecond.
 fn wants(need: &RunCost) -> f64 {
     if need.ns == 0 { 0.0 } else { need.bytes as f64 / need.ns as f64 }
 }
 
-/// What a run may have at most, so that all of them together have no more than there is.
+/// The highest bandwidth per run such that all together stay within `all`.
 fn water_level(wants: &[f64], all: f64) -> f64 {
     let mut sorted = wants.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -286,7 +285,7 @@ mod tests {
 
     #[test]
     fn bandwidth_is_shared_by_water_filling() {
-        // Who wants less than an equal part gets it; the others share the rest.
+        // A run that wants less than an equal part gets it; the others share the rest.
         assert_eq!(water_level(&[10.0, 20.0], 30.0), f64::INFINITY);
         assert_eq!(water_level(&[40.0, 40.0], 60.0), 30.0);
         assert_eq!(water_level(&[40.0, 10.0], 40.0), 30.0);

@@ -1,8 +1,8 @@
-//! Static shapes: graphs whose numbers of rows are numbers, and back.
+//! Static shapes: converts between graphs with fixed numbers of rows and symbolic ones.
 
 use troika_graph::{Dim, Subgraph};
 
-/// The number of rows that a graph of static shape was bound to; otherwise what is not bound.
+/// The number of rows that a static graph is bound to; else what is not bound.
 pub(crate) fn bucket_of(graph: &Subgraph) -> Result<usize, String> {
     let mut bucket = None;
     for id in graph.inputs.iter().chain(&graph.outputs).chain(&graph.states) {
@@ -19,12 +19,12 @@ pub(crate) fn bucket_of(graph: &Subgraph) -> Result<usize, String> {
             return Err(format!("{} has {rows} rows, other values have not", value.name));
         }
     }
-    // A graph that binds no values has no rows, either.
+    // A graph without bound values has no rows either.
     Ok(bucket.unwrap_or(0))
 }
 
-/// The graph with symbols in the place of its numbers of rows, so that a device of dynamic shapes
-/// computes the valid rows alone.
+/// The graph with symbols instead of fixed numbers of rows, so that a device with dynamic shapes
+/// computes only the valid rows.
 pub(crate) fn with_symbols(graph: &Subgraph) -> Subgraph {
     let mut graph = graph.clone();
     let states = graph.states.clone();

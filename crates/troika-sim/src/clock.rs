@@ -1,4 +1,4 @@
-//! Virtual time: it passes when somebody waits, and what devices do meanwhile is carried out then.
+//! Virtual time: it passes only while somebody waits, and devices work meanwhile.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use troika_device::Clock;
 
-/// Something that happens at a time.
+/// An event at a point in time.
 struct Event {
     at: u64,
-    /// Events of one time happen in the order in which they were made.
+    /// Events at the same time run in the order in which they were made.
     number: u64,
     run: Box<dyn FnOnce() + Send>,
 }
@@ -42,9 +42,8 @@ struct Schedule {
     events: BinaryHeap<Reverse<Event>>,
 }
 
-/// A clock in whole nanoseconds that goes only while somebody waits. All events are carried out on
-/// the waiting thread, in the order of their times: two runs of the same work are the same to the
-/// bit.
+/// A clock in whole nanoseconds that advances only while somebody waits. Events run on the waiting
+/// thread in the order of their times, so equal work gives bit-identical runs.
 #[derive(Default)]
 pub struct VirtualClock(Mutex<Schedule>);
 
@@ -58,7 +57,7 @@ impl VirtualClock {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets something happen in `after` nanoseconds.
+    /// Schedules an event in `after` nanoseconds.
     pub(crate) fn after(&self, after: u64, run: impl FnOnce() + Send + 'static) {
         let mut s = self.lock();
         let (at, number) = (s.now.saturating_add(after), s.made);
@@ -66,7 +65,7 @@ impl VirtualClock {
         s.events.push(Reverse(Event { at, number, run: Box::new(run) }));
     }
 
-    /// The first event up to a time, which is then the time.
+    /// Takes the first event up to a time, and sets the clock to the event's time.
     fn next(&self, until: u64) -> Option<Event> {
         let mut s = self.lock();
         if s.events.peek().is_none_or(|e| e.0.at > until) {
@@ -87,7 +86,7 @@ impl Clock for VirtualClock {
     fn wait(&self, duration: Duration) {
         let nanos = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
         let until = self.lock().now.saturating_add(nanos);
-        // The lock is free meanwhile: what happens can make events of its own.
+        // The lock is free meanwhile, since events may schedule others.
         while let Some(event) = self.next(until) {
             (event.run)();
         }
@@ -118,7 +117,7 @@ mod tests {
         clock.after(20, note("c"));
         clock.after(10, note("a"));
         clock.after(10, note("b"));
-        // One event makes another, before one that is there already.
+        // An event schedules another one before an existing one.
         let (inner, last) = (clock.clone(), note("d"));
         clock.after(15, move || inner.after(2, last));
         assert_eq!(clock.next_event(), Some(Duration::from_nanos(10)));

@@ -1,37 +1,37 @@
-//! Modelled time: the launch, and the longer of computing and moving bytes. Pure functions, in whole
-//! nanoseconds.
+//! Modelled time: the launch plus the longer of computing and moving bytes. Pure functions, in
+//! whole nanoseconds.
 
 use troika_graph::ActivationFormat;
 
 use crate::demand::{Demand, Product};
 use crate::soc::{PeakRates, Processor, ProductTraits, Soc};
 
-/// How fast a processor is within its SoC.
+/// The speed of a processor within its SoC.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rates {
-    /// 10^9 operations in a second are one in a nanosecond.
+    /// 10^9 operations per second are one per nanosecond.
     peaks: PeakRates,
-    /// Bytes in a nanosecond.
+    /// Bytes per nanosecond.
     bandwidth: f64,
     launch_ns: u64,
     tile: (usize, usize),
-    /// What products take besides their operations, if they do.
+    /// Costs of products besides their operations, if any.
     pub products: Option<ProductTraits>,
 }
 
-/// What a run takes of an idle machine.
+/// The cost of a run on an idle machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RunCost {
-    /// Time.
+    /// Nanoseconds.
     pub ns: u64,
-    /// Bytes that it moves meanwhile.
+    /// Bytes moved meanwhile.
     pub bytes: u64,
-    /// It waits for memory or weights more than it computes.
+    /// Whether it mostly waits for memory or weights.
     pub streams: bool,
 }
 
 impl Rates {
-    /// The processor's own, and no more bandwidth than the memory has.
+    /// The processor's rates, with at most the memory's bandwidth.
     pub fn new(soc: &Soc, processor: &Processor) -> Rates {
         let shared = soc.bandwidth_gb_s.unwrap_or(f64::INFINITY);
         Rates {
@@ -52,12 +52,12 @@ impl Rates {
         }
     }
 
-    /// A run whose products' operations are among the others.
+    /// The cost of a run whose products count as plain operations.
     pub fn run(&self, demand: &Demand) -> RunCost {
         self.need(self.operations(demand), demand.bytes)
     }
 
-    /// A run whose products take what the traits say; `decoding` if each sequence goes on by a row.
+    /// The cost of a run with the products' traits; `decoding` if each sequence adds one row.
     pub fn run_with(
         &self,
         (demand, products): &(Demand, Vec<Product>),
@@ -70,12 +70,12 @@ impl Rates {
         need
     }
 
-    /// A copy of some bytes, which are read and written.
+    /// The cost of a copy, which reads and writes the bytes.
     pub fn copy(&self, bytes: u64) -> RunCost {
         self.need(0.0, bytes)
     }
 
-    /// Nanoseconds of moving some bytes while other work waits.
+    /// Nanoseconds to move some bytes while other work waits.
     pub fn moving_ns(&self, bytes: u64) -> u64 {
         (bytes as f64 / self.bandwidth).ceil() as u64
     }
@@ -94,7 +94,7 @@ impl Rates {
         formats.iter().fold(0.0, |sum, (count, format)| sum + *count as f64 / self.peak(*format))
     }
 
-    /// Nanoseconds that a product computes.
+    /// Nanoseconds to compute a product.
     fn product(&self, p: &Product, traits: &ProductTraits, decoding: bool) -> f64 {
         let weights = p.weights() as f64;
         let long = traits.long_sum.map_or(1.0, |most| (p.terms as f64 / most as f64).max(1.0));
@@ -111,7 +111,7 @@ impl Rates {
         match traits.expand_gweights_s.filter(|_| p.quantized) {
             None => multiply,
             Some(rate) => {
-                // Without expanding them, weights are read again for each few rows.
+                // Without expansion, weights are read again for every few rows.
                 let reads = p.rows.div_ceil(traits.rows_at_once.max(1)) as f64;
                 let again = reads * p.bytes as f64 / self.bandwidth;
                 (weights / rate + multiply).min(multiply.max(again))
@@ -119,7 +119,7 @@ impl Rates {
         }
     }
 
-    /// Rounded up; what cannot be counted is the most there is.
+    /// Adds the launch and rounds up; saturates.
     fn launched(&self, ns: f64) -> u64 {
         self.launch_ns.saturating_add(ns.ceil() as u64)
     }
@@ -146,11 +146,11 @@ mod tests {
         let demand = |f32, int8, bf16, bytes| Demand { f32, int8, bf16, bytes };
         let run_ns = |demand: &Demand| rates.run(demand).ns;
         assert_eq!(run_ns(&demand(0, 0, 0, 0)), 1500);
-        // 10 operations and 4 bytes in a nanosecond.
+        // 10 operations and 4 bytes per nanosecond.
         assert_eq!(run_ns(&demand(1000, 0, 0, 100)), 1500 + 100);
         assert_eq!(run_ns(&demand(1000, 0, 0, 404)), 1500 + 101);
         assert_eq!(run_ns(&demand(1001, 0, 0, 0)), 1500 + 101);
-        // Formats have their own rates; those without one take that of f32.
+        // Formats may have their own rates; others use that of f32.
         assert_eq!(run_ns(&demand(10, 2000, 0, 0)), 1500 + 1 + 10);
         assert_eq!(run_ns(&demand(0, 0, 2000, 0)), 1500 + 200);
         assert_eq!(rates.copy(401).ns, 1500 + 101);

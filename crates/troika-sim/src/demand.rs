@@ -1,5 +1,5 @@
-//! What a run asks of a processor: operations by activation format, and bytes to move. Pure
-//! functions of the subgraph's shapes and the forward batch.
+//! The work of a run: operations by activation format, and bytes to move. Pure functions of the
+//! subgraph's shapes and the forward batch.
 
 use troika_device::{ForwardBatch, SeqRows};
 use troika_graph::{
@@ -9,19 +9,19 @@ use troika_graph::{
 /// Operations and bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Demand {
-    /// Operations in f32; a multiplication with its addition are two.
+    /// Operations in f32; a multiply-add counts as two.
     pub f32: u64,
-    /// Operations with activations in eight bits.
+    /// Operations with eight-bit activations.
     pub int8: u64,
-    /// Operations with activations in bf16.
+    /// Operations with bf16 activations.
     pub bf16: u64,
-    /// Bytes read and written: weights, values that are bound, and cached positions. Values
-    /// between the ops of a graph stay within the processor.
+    /// Bytes read and written: weights, bound values and cached positions. Values inside a graph
+    /// stay within the processor.
     pub bytes: u64,
 }
 
 impl Demand {
-    /// Of a run of a graph on some rows. Products are rounded up to whole tiles of rows and
+    /// The demand of a graph on some rows. Products are rounded up to whole tiles of rows and
     /// columns.
     pub fn of(
         graph: &Subgraph,
@@ -32,8 +32,7 @@ impl Demand {
         RunShape { graph, rows, forward, tile }.demand(None)
     }
 
-    /// The same without the operations of its products, which are told one by one: for processors
-    /// whose products take more than their operations.
+    /// The same, with products listed separately instead of counted as operations.
     pub fn and_products(
         graph: &Subgraph,
         rows: usize,
@@ -58,11 +57,11 @@ impl Demand {
     }
 }
 
-/// A product of a run, or neighbouring ones of one input, which are computed as one.
+/// A product of a run, or adjacent products of one input, which are computed as one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Product {
     input: ValueId,
-    /// What the activations are taken as.
+    /// The format of the activations.
     pub format: ActivationFormat,
     /// Rows of the activations.
     pub rows: usize,
@@ -72,7 +71,7 @@ pub(crate) struct Product {
     pub terms: usize,
     /// Bytes of the weight matrix.
     pub bytes: u64,
-    /// Its weights are quantized.
+    /// Whether the weights are quantized.
     pub quantized: bool,
 }
 
@@ -82,7 +81,7 @@ impl Product {
         times(&[self.outs, self.terms])
     }
 
-    /// Its operations, with rows and columns in whole tiles.
+    /// Its operations, with rows and columns rounded up to whole tiles.
     pub fn operations(&self, tile: (usize, usize)) -> u64 {
         whole_tiles((self.rows, self.outs, self.terms), tile)
     }
@@ -101,13 +100,13 @@ struct RunShape<'a> {
     tile: (usize, usize),
 }
 
-/// A product of counts that stops at the largest number.
+/// A product of counts, saturating.
 fn times(counts: &[usize]) -> u64 {
     counts.iter().fold(1_u64, |all, n| all.saturating_mul(*n as u64))
 }
 
 impl RunShape<'_> {
-    /// Rows of a value in this run: of static shapes, those of the shape.
+    /// Rows of a value in this run; for static shapes, those of the shape.
     fn rows_of(&self, id: ValueId) -> usize {
         match self.graph.value(id).shape.0.first() {
             Some(Dim::Fixed(n)) => *n,
@@ -153,7 +152,7 @@ impl RunShape<'_> {
         demand
     }
 
-    /// Notes a product; `false` of other ops.
+    /// Adds a product to the list; `false` for other ops.
     fn note(&self, node: &Node, products: &mut Vec<Product>) -> bool {
         let (Op::Linear { weight, bias, activations }, Some(&input), Some(&output)) =
             (&node.op, node.inputs.first(), node.outputs.first())
@@ -219,8 +218,8 @@ impl RunShape<'_> {
         }
     }
 
-    /// Each row looks at the positions up to its own that its window has. Rows of padding look at
-    /// as many as the last row does.
+    /// Each row attends to the positions up to its own within its window. Padding rows count like
+    /// the last row.
     fn attention(&self, a: &Attention, node: &Node, d: &mut Demand) {
         let rows = node.outputs.first().map_or(0, |o| self.rows_of(*o));
         let (mut seen, mut kept) = (0_u64, 0_usize);
@@ -241,8 +240,8 @@ impl RunShape<'_> {
         }
     }
 
-    /// Rows are spread evenly over the experts, which are as many as the rows can choose: which
-    /// ones they choose is not a matter of shapes.
+    /// Assumes that rows are spread evenly over as many experts as they can choose, since the
+    /// actual choice does not follow from shapes.
     fn experts(&self, e: &Experts, node: &Node, d: &mut Demand) {
         let (Some(&x), Some(&ids)) = (node.inputs.first(), node.inputs.get(1)) else { return };
         let (rows, k, top_k) = (self.rows_of(x), self.cols(x), self.cols(ids));
@@ -259,13 +258,12 @@ impl RunShape<'_> {
     }
 }
 
-/// Positions that a row at `pos` looks at.
+/// Number of positions that a row at `pos` sees.
 fn seen_from(pos: usize, window: Window) -> usize {
     window.unwrap_or(usize::MAX).min(pos.saturating_add(1))
 }
 
-/// Positions that the rows of a sequence look at: counted for each row, and those that any of them
-/// looks at.
+/// Positions that a sequence's rows see: summed over the rows, and the number seen by any of them.
 fn visible(seq: &SeqRows, window: Window) -> (u64, usize) {
     let n = seq.rows.len();
     let seen = |i: usize| seen_from(seq.pos.saturating_add(i), window) as u64;
@@ -274,7 +272,7 @@ fn visible(seq: &SeqRows, window: Window) -> (u64, usize) {
     (sum, if n == 0 { 0 } else { seq.pos.saturating_add(n) - first })
 }
 
-/// Operations for each element of the first input of an op that is no product.
+/// Operations per element of the first input, for ops other than products.
 fn per_element(op: &Op) -> usize {
     match op {
         Op::RmsNorm { .. } | Op::Activate(_) | Op::Router(_) => 4,
@@ -376,18 +374,18 @@ mod tests {
 
     #[test]
     fn attention_costs_what_its_rows_look_at() {
-        // Two rows that see 6 and 7 positions, and one that sees 1: seven positions and one are
-        // read, of 12 and 10 halves.
+        // Two rows that see 6 and 7 positions, and one that sees 1: in all 8 positions are read, of
+        // 12 and 10 halves.
         let batch = forward(&[(5, 2), (0, 1)]);
         let bytes = 3 * (24 + 20) * 4;
         let d = Demand::of(&attention(None, Dim::Rows(8)), 3, &batch, (1, 1));
         assert_eq!(d.f32, 2 * 4 * (6 + 5) * (6 + 7 + 1));
         assert_eq!(d.bytes, bytes + (7 + 1) * (12 + 10) * 2);
-        // With a window of three positions, the first two see three each, of four.
+        // With a window of three positions, the first two rows see three each, four in all.
         let d = Demand::of(&attention(Some(3), Dim::Rows(8)), 3, &batch, (1, 1));
         assert_eq!(d.f32, 2 * 4 * (6 + 5) * (3 + 3 + 1));
         assert_eq!(d.bytes, bytes + (4 + 1) * (12 + 10) * 2);
-        // Five rows of padding see as many as the last row.
+        // Five padding rows see as many positions as the last row.
         let d = Demand::of(&attention(None, Dim::Fixed(8)), 3, &batch, (1, 1));
         assert_eq!(d.f32, 2 * 4 * (6 + 5) * (6 + 7 + 1 + 5));
     }

@@ -1,4 +1,4 @@
-//! The device.
+//! The virtual device.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::resident::Resident;
 use crate::soc::{Processor, ProcessorKind, Soc};
 use crate::worker::Worker;
 
-/// A processor of a file.
+/// A processor described by a file.
 pub struct VirtualDevice {
     caps: Caps,
     rates: Rates,
@@ -31,18 +31,18 @@ pub struct VirtualDevice {
     /// Computes the values; `None` with numerics off.
     cpu: Option<CpuDevice>,
     board: Arc<Board>,
-    /// The processor's place in the SoC.
+    /// The processor's index in the SoC.
     place: usize,
     id: DeviceId,
     resident: Resident,
 }
 
 impl VirtualDevice {
-    /// A device of the given name. Devices that are to share their time get the same clock; those
-    /// that are to share memory, too, are opened [`VirtualDevice::on`] a board.
+    /// A device with the given name. Devices with the same clock share time. To share memory too,
+    /// open them [`VirtualDevice::on`] a board.
     ///
     /// # Errors
-    /// What the kernels that compute its values report.
+    /// The CPU kernels that compute its values cannot be set up.
     pub fn new(
         name: &str,
         soc: &Soc,
@@ -52,10 +52,10 @@ impl VirtualDevice {
         VirtualDevice::on(&Board::new(soc, clock), name, processor)
     }
 
-    /// A device of the given name: a processor of the board's SoC.
+    /// A processor of the board's SoC, as a device with the given name.
     ///
     /// # Errors
-    /// What the kernels that compute its values report.
+    /// The CPU kernels that compute its values cannot be set up.
     pub fn on(
         board: &Arc<Board>,
         name: &str,
@@ -64,7 +64,7 @@ impl VirtualDevice {
         let soc = board.soc();
         let place = soc.processors.iter().position(|p| p.name == processor.name).unwrap_or(0);
         let space = if processor.own_memory { SpaceId::unique() } else { SpaceId::HOST };
-        // One thread: the numbers do not depend on how many there are.
+        // One thread is enough: results do not depend on it.
         let spaces = processor.own_memory.then_some(space).into_iter().collect();
         let options = CpuOptions { name: name.into(), threads: 1, spaces, ..CpuOptions::default() };
         let cpu = CpuDevice::new(options)?;
@@ -81,7 +81,7 @@ impl VirtualDevice {
         })
     }
 
-    /// Refuses a graph with an op that is refused.
+    /// Checks that no op of a graph is refused.
     fn check_ops(&self, graph: &Subgraph) -> Result<(), DeviceError> {
         verify(graph)?;
         let refused = self.limits.examine(graph, &self.resident).into_iter().enumerate();
@@ -100,7 +100,7 @@ impl VirtualDevice {
 }
 
 fn caps(soc: &Soc, p: &Processor, space: SpaceId, cpu: &Caps) -> Caps {
-    // Seven bits as the CPU that computes the values: the numbers are those of the CPU alone.
+    // Seven bits like the CPU that computes the values, so that the results equal the CPU's.
     let formats = [
         (p.peak_gops.int8, ActivationFormat::Int8),
         (p.peak_gops.int8, ActivationFormat::Int7),
@@ -123,7 +123,7 @@ fn caps(soc: &Soc, p: &Processor, space: SpaceId, cpu: &Caps) -> Caps {
         max_resident_bytes: p.max_resident_bytes,
         queue_depth: p.queue_depth,
         queue_waits: p.queue_waits,
-        // A driver runs no functions of others on its processor.
+        // A driver cannot run host functions on its processor.
         host_tasks: p.kind == ProcessorKind::Cpu,
         strided_rows: p.strided_rows,
         bakes_weights: p.bakes_weights,
@@ -131,16 +131,16 @@ fn caps(soc: &Soc, p: &Processor, space: SpaceId, cpu: &Caps) -> Caps {
     }
 }
 
-/// A name for all figures of a processor and of the memory that it shares, by which a profile of
-/// other figures is told.
+/// A hash of all figures of a processor and its memory, by which a profile for other figures is
+/// recognised.
 fn figures(soc: &Soc, p: &Processor) -> String {
     let all = format!("{p:?} {:?} {:?}", soc.bandwidth_gb_s, soc.memory_power);
-    // FNV-1a: names are the same in all builds.
+    // FNV-1a, so that names are the same in all builds.
     let mix = |h: u64, b: u8| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3);
     format!("{:016x}", all.bytes().fold(0xcbf2_9ce4_8422_2325, mix))
 }
 
-/// What people want to know.
+/// Facts for people.
 fn facts(soc: &Soc, p: &Processor) -> Vec<(String, String)> {
     let peak = p.peak_gops;
     let rate = |name: &str, rate: Option<f64>| rate.map(|r| format!(", {r} in {name}"));
@@ -182,7 +182,7 @@ fn facts(soc: &Soc, p: &Processor) -> Vec<(String, String)> {
     facts
 }
 
-/// What making code of a graph costs, by its elements where its shape is static.
+/// The time to compile a graph; with static shapes it depends on the number of elements.
 pub(crate) fn compile_ns(processor: &Processor, graph: &Subgraph) -> u64 {
     let values = graph.inputs.iter().chain(&graph.outputs).map(|id| &graph.value(*id).shape);
     let elements = values.map(|s| s.max_rows().saturating_mul(s.row_len())).sum::<usize>();
@@ -190,7 +190,7 @@ pub(crate) fn compile_ns(processor: &Processor, graph: &Subgraph) -> u64 {
     processor.compile_ns.saturating_add((elements as f64 * each).ceil() as u64)
 }
 
-/// The graph as the kernels take it.
+/// The graph as the kernels compile it.
 fn computed(graph: &Subgraph, bucket: Option<usize>) -> Cow<'_, Subgraph> {
     bucket.map_or(Cow::Borrowed(graph), |_| Cow::Owned(with_symbols(graph)))
 }
@@ -219,9 +219,9 @@ impl Device for VirtualDevice {
         }
     }
 
-    /// Memory of its own starts as NaN, so that what nobody wrote shows. That takes all its pages
-    /// at once, and the time to write them: a cache for a long context costs its full size from
-    /// the start. With numerics off nobody looks, and no page is taken.
+    /// The device's own memory starts as NaN, so that reads of unwritten values show. This touches
+    /// all pages at once: a cache for a long context costs its full size from the start. With
+    /// numerics off, memory is not read and no page is touched.
     fn allocate(&self, bytes: usize) -> Result<Buffer, OutOfMemory> {
         match self.limits.space {
             SpaceId::HOST => Buffer::zeroed(bytes),
@@ -267,7 +267,7 @@ impl Device for VirtualDevice {
             return refuse(format!("its weights are not those that become part of {of}'s code"));
         }
         self.check_ops(graph)?;
-        // Others may have come since the ops were looked at.
+        // Others may have been loaded since the ops were examined.
         let limit = self.limits.processor.max_resident_bytes;
         let residency = self.resident.enter(graph, limit).map_err(|bytes| {
             let why = format!("{bytes} bytes of weights would be resident (max_resident_bytes)");
@@ -290,7 +290,7 @@ impl Device for VirtualDevice {
         clock: Arc<dyn Clock>,
         done: SyncSender<Completion>,
     ) -> Result<Box<dyn Queue>, DeviceError> {
-        // Its lists run on the calling thread, so that nothing comes through the channel.
+        // Its lists run on the calling thread, so the channel stays empty.
         let inner = |cpu: &CpuDevice| cpu.queue(number, clock.clone(), sync_channel(0).0);
         let worker = Worker {
             limits: self.limits.clone(),

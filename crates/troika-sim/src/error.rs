@@ -1,6 +1,6 @@
-//! What can be wrong with a SoC file.
+//! Errors in SoC files.
 
-/// Why a file describes no SoC.
+/// Why a file does not describe a valid SoC.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SocError {
     /// The file cannot be read.
@@ -8,7 +8,7 @@ pub enum SocError {
     Read {
         /// The file.
         file: String,
-        /// What the system says.
+        /// The system's message.
         why: String,
     },
     /// The file is not TOML.
@@ -16,39 +16,39 @@ pub enum SocError {
     Syntax {
         /// The file.
         file: String,
-        /// Line, from 1 on.
+        /// The line number, from 1.
         line: usize,
-        /// What is wrong there.
+        /// What is wrong.
         why: String,
     },
-    /// A field is missing, unknown or senseless.
+    /// A field is missing, unknown or invalid.
     #[error("{file}{place}: {field} {why}")]
     Field {
         /// The file.
         file: String,
-        /// The part of it, such as `, processor npu`.
+        /// The section of the file, such as `, processor npu`.
         place: String,
         /// The field.
         field: String,
-        /// What is wrong with it, and what it may be.
+        /// What is wrong, and which values are allowed.
         why: String,
     },
-    /// A name that is neither a SoC that comes along nor a file's.
+    /// A name that is neither a built-in SoC nor a file.
     #[error("there is no SoC {name:?}; name a file that ends in .toml, or one of {known}")]
     Unknown {
-        /// What was asked for.
+        /// The requested name.
         name: String,
-        /// Names of those that come along.
+        /// The names of the built-in SoCs.
         known: String,
     },
-    /// The processor that was asked for is not there, or it was not said which one is meant.
+    /// The requested processor does not exist, or the request is ambiguous.
     #[error("{file} describes the processors {known}; {why}")]
     Processor {
         /// The file.
         file: String,
         /// Names of its processors.
         known: String,
-        /// What is to be done.
+        /// What to do.
         why: String,
     },
 }

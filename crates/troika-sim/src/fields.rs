@@ -1,4 +1,4 @@
-//! Reading a table field by field, each with a sentence for what is wrong with it.
+//! Reads a table field by field, with an error sentence for each fault.
 
 use std::ops::RangeInclusive;
 
@@ -6,10 +6,10 @@ use toml::{Table, Value};
 
 use crate::error::SocError;
 
-/// Rates and times lie in this range: whatever is computed of them is a number.
+/// The range of rates and times, so that results computed from them are finite.
 const FIGURES: RangeInclusive<f64> = 1e-6..=1e12;
 
-/// A table of a file, and which fields of it were asked for.
+/// A table of a file, which records the fields that were read.
 pub(crate) struct Fields<'a> {
     file: &'a str,
     place: String,
@@ -18,24 +18,24 @@ pub(crate) struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// `place` is the part of the file, such as `, processor npu`, or nothing.
+    /// `place` is the section of the file, such as `, processor npu`, or empty.
     pub fn new(file: &'a str, place: String, table: &'a Table) -> Fields<'a> {
         Fields { file, place, table, known: Vec::new() }
     }
 
-    /// What is wrong with a field.
+    /// An error about a field.
     pub fn wrong(&self, field: &str, why: impl Into<String>) -> SocError {
         let (file, place) = (self.file.to_string(), self.place.clone());
         SocError::Field { file, place, field: field.into(), why: why.into() }
     }
 
-    /// The field's value: as it is written, or the `value` of a table that says where it is from.
+    /// The field's value: as written, or the `value` of a table that also gives its source.
     pub fn get(&mut self, field: &'static str) -> Option<&'a Value> {
         self.known.push(field);
         self.table.get(field).map(plain)
     }
 
-    /// The fields of a table of the field, if it is there.
+    /// A table in a field, if the field exists.
     pub fn table(&mut self, field: &'static str) -> Result<Option<Fields<'a>>, SocError> {
         match self.get(field) {
             None => Ok(None),
@@ -52,7 +52,7 @@ impl<'a> Fields<'a> {
         value.ok_or_else(|| self.wrong(field, format!("is missing; it is {what}")))
     }
 
-    /// A text.
+    /// A string.
     pub fn text(&mut self, field: &'static str, what: &str) -> Result<&'a str, SocError> {
         let value = self.need(field, what)?;
         value
@@ -60,7 +60,7 @@ impl<'a> Fields<'a> {
             .ok_or_else(|| self.wrong(field, format!("is {}; it must be {what}", shown(value))))
     }
 
-    /// One of some words; `None` if it is not there.
+    /// One of some words; `None` if the field is missing.
     pub fn word(
         &mut self,
         field: &'static str,
@@ -77,13 +77,13 @@ impl<'a> Fields<'a> {
         found.map(Some).ok_or_else(refuse)
     }
 
-    /// A rate: above 0.
+    /// A rate above 0.
     pub fn rate(&mut self, field: &'static str, what: &str) -> Result<f64, SocError> {
         let value = self.need(field, what)?;
         self.rate_of(field, value)
     }
 
-    /// A rate by its value.
+    /// A rate from a given value.
     pub fn rate_of(&self, field: &str, value: &Value) -> Result<f64, SocError> {
         let value = plain(value);
         let rate = number(value).filter(|n| FIGURES.contains(n));
@@ -92,13 +92,13 @@ impl<'a> Fields<'a> {
         rate.ok_or_else(|| self.wrong(field, why()))
     }
 
-    /// A rate that may be left out.
+    /// An optional rate.
     pub fn maybe_rate(&mut self, field: &'static str) -> Result<Option<f64>, SocError> {
         let Some(value) = self.get(field) else { return Ok(None) };
         self.rate_of(field, value).map(Some)
     }
 
-    /// A figure from 0 on that may be left out: 0 then.
+    /// An optional figure of 0 or more; 0 if missing.
     pub fn maybe_figure(&mut self, field: &'static str) -> Result<f64, SocError> {
         let Some(value) = self.get(field) else { return Ok(0.0) };
         let most = FIGURES.end();
@@ -107,13 +107,13 @@ impl<'a> Fields<'a> {
         figure.ok_or_else(|| self.wrong(field, why()))
     }
 
-    /// Microseconds, as nanoseconds: from 0 on.
+    /// Microseconds, 0 or more, converted to nanoseconds.
     pub fn micros(&mut self, field: &'static str, what: &str) -> Result<u64, SocError> {
         let value = self.need(field, what)?;
         self.micros_of(field, value)
     }
 
-    /// Microseconds that may be left out: none then.
+    /// Optional microseconds; 0 if missing.
     pub fn maybe_micros(&mut self, field: &'static str) -> Result<u64, SocError> {
         self.get(field).map_or(Ok(0), |value| self.micros_of(field, value))
     }
@@ -127,7 +127,7 @@ impl<'a> Fields<'a> {
         Ok((micros.ok_or_else(|| self.wrong(field, why()))? * 1e3).round() as u64)
     }
 
-    /// A count above 0 that may be left out.
+    /// An optional count above 0.
     pub fn maybe_count(&mut self, field: &'static str) -> Result<Option<u64>, SocError> {
         let Some(value) = self.get(field) else { return Ok(None) };
         Ok(Some(self.count_of(field, value)?))
@@ -140,7 +140,7 @@ impl<'a> Fields<'a> {
         })
     }
 
-    /// Counts above 0; `None` if they are not there.
+    /// Counts above 0; `None` if the field is missing.
     pub fn counts(&mut self, field: &'static str) -> Result<Option<Vec<u64>>, SocError> {
         let Some(value) = self.get(field) else { return Ok(None) };
         let list =
@@ -148,14 +148,14 @@ impl<'a> Fields<'a> {
         list.iter().map(|n| self.count_of(field, n)).collect::<Result<_, _>>().map(Some)
     }
 
-    /// Yes or no; `None` if it is not there.
+    /// A boolean; `None` if the field is missing.
     pub fn flag(&mut self, field: &'static str) -> Result<Option<bool>, SocError> {
         let Some(value) = self.get(field) else { return Ok(None) };
         let refuse = || self.wrong(field, format!("is {}; it must be true or false", shown(value)));
         value.as_bool().map(Some).ok_or_else(refuse)
     }
 
-    /// Some of the given words; `None` if the field is not there.
+    /// Some of the given words; `None` if the field is missing.
     pub fn words(
         &mut self,
         field: &'static str,
@@ -173,12 +173,12 @@ impl<'a> Fields<'a> {
         list.iter().map(find).collect::<Result<_, _>>().map(Some)
     }
 
-    /// Refuses fields that nobody asked for.
+    /// Refuses fields that were not read.
     pub fn finish(self) -> Result<(), SocError> {
         match self.table.keys().find(|k| !self.known.contains(&k.as_str())) {
             None => Ok(()),
             Some(unknown) => {
-                // Some are asked for twice.
+                // Some fields are read twice.
                 let mut known: Vec<&str> = Vec::new();
                 for field in &self.known {
                     if !known.contains(field) {
@@ -192,18 +192,18 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// What a table with `value` and `from` says, or the value itself.
+/// The `value` of a table with `value` and `from`, or the value itself.
 pub(crate) fn plain(value: &Value) -> &Value {
     let table = value.as_table().filter(|t| t.len() == 2 && t.contains_key("from"));
     table.and_then(|t| t.get("value")).unwrap_or(value)
 }
 
-/// Whole numbers are numbers, too.
+/// Integers count as numbers too.
 fn number(value: &Value) -> Option<f64> {
     value.as_float().or_else(|| value.as_integer().map(|n| n as f64))
 }
 
-/// A value in a sentence.
+/// A value for a message.
 fn shown(value: &Value) -> String {
     match value {
         Value::String(text) => format!("{text:?}"),

@@ -1,7 +1,7 @@
-//! Virtual devices: processors that a file describes. Their runs take modelled time; their numbers
-//! are computed by the CPU crate's kernels, or not at all.
+//! Virtual devices: processors described by files. Their runs take modelled time. Their values are
+//! computed by the CPU crate's kernels, or not at all.
 //!
-//! The engine, planner and policies see them through the very traits that real devices have. See
+//! The engine, planner and policies use them through the same traits as real devices. See
 //! `socs/README.md` for the files.
 
 mod board;

@@ -1,4 +1,4 @@
-//! The SoCs that come along, and where their figures are from.
+//! The built-in SoCs, and the sources of their figures.
 
 use std::path::Path;
 
@@ -8,22 +8,22 @@ use crate::error::SocError;
 use crate::fields::plain;
 use crate::soc::Soc;
 
-/// Names with the texts of the files.
+/// Names and texts of the files.
 const LIBRARY: [(&str, &str); 2] = [
     ("sd8gen3-fp16", include_str!("../../../socs/sd8gen3-fp16.toml")),
     ("sd8elite-fp16", include_str!("../../../socs/sd8elite-fp16.toml")),
 ];
 
 impl Soc {
-    /// Names of the SoCs that come along.
+    /// Names of the built-in SoCs.
     pub fn names() -> impl Iterator<Item = &'static str> {
         LIBRARY.iter().map(|(name, _)| *name)
     }
 
-    /// A SoC that comes along, by name, or of a file that ends in `.toml`.
+    /// A built-in SoC by name, or a SoC from a file that ends in `.toml`.
     ///
     /// # Errors
-    /// A name that is neither, or as [`Soc::read`].
+    /// An unknown name, or those of [`Soc::read`].
     pub fn find(name: &str) -> Result<Soc, SocError> {
         if let Some((name, text)) = LIBRARY.iter().find(|(known, _)| *known == name) {
             return Soc::parse(name, text);
@@ -39,18 +39,18 @@ impl Soc {
 /// A figure of a file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SourcedFigure {
-    /// Where in the file, such as `processor.npu.launch_us`.
+    /// Its path in the file, such as `processor.npu.launch_us`.
     pub place: String,
-    /// What it is.
+    /// Its value.
     pub value: Value,
-    /// Where it is from, if the file says so.
+    /// Its source, if the file gives one.
     pub from: Option<String>,
 }
 
-/// All figures of a file's text: numbers, and lists of them.
+/// All figures in a file's text: numbers and lists of numbers.
 ///
 /// # Errors
-/// Text that is no TOML.
+/// The text is not TOML.
 pub fn figures(text: &str) -> Result<Vec<SourcedFigure>, toml::de::Error> {
     let mut all = Vec::new();
     walk(&Value::Table(text.parse::<Table>()?), "", &mut all);

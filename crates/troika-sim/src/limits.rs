@@ -1,4 +1,4 @@
-//! What a processor does not do: refusals before compiling, and checks of submissions.
+//! The limits of a processor: refusals before compiling, and checks of submissions.
 
 use troika_device::{CopyRows, DeviceError, Rect, Run, SpaceId, View};
 use troika_graph::{Dim, Node, Op, Subgraph, Value, WeightRef};
@@ -7,16 +7,16 @@ use crate::loaded::Loaded;
 use crate::resident::{Resident, weight_bytes};
 use crate::soc::{Processor, ProcessorKind};
 
-/// A processor's limits, as those of a device.
+/// A processor's limits as a device.
 pub(crate) struct Limits {
     pub device: String,
     pub processor: Processor,
-    /// The only space that runs are bound to.
+    /// The only memory space for bindings of runs.
     pub space: SpaceId,
 }
 
 impl Limits {
-    /// For each op of a verified graph, why it is refused.
+    /// For each op of a verified graph, why it is refused, if it is.
     pub fn examine(&self, graph: &Subgraph, resident: &Resident) -> Vec<Option<String>> {
         let mut sums = WeightSums::default();
         let why = |node: &Node| {
@@ -33,8 +33,8 @@ impl Limits {
         refused.then(|| format!("this virtual {kind} does not run {name}"))
     }
 
-    /// Each value of an op can become a binding, where a graph is cut. States are bound in slabs of
-    /// whole pages; how long those are is known when a run is bound.
+    /// Each value of an op may become a binding if a graph is cut there. States are bound in slabs
+    /// of whole pages, whose length is known only when a run is bound.
     fn too_large(&self, graph: &Subgraph, node: &Node) -> Option<String> {
         let most = self.processor.max_binding_bytes?;
         let mut values = node.inputs.iter().chain(&node.outputs).map(|id| graph.value(*id));
@@ -47,7 +47,7 @@ impl Limits {
         })
     }
 
-    /// Symbols that will be bound to a bucket have no more rows than the largest.
+    /// The most rows of a value; for symbols, the largest bucket.
     fn most_rows(&self, value: &Value) -> usize {
         match (value.shape.0.first(), self.processor.row_buckets.last()) {
             (Some(Dim::Rows(_)), Some(largest)) => *largest,
@@ -97,8 +97,8 @@ impl Limits {
         Err(DeviceError::Submission { task: task.into(), why })
     }
 
-    /// A run that fits its executable: rows, spaces, room and the processor's limits. Returns where
-    /// the valid rows of inputs and outputs are, and the bytes of states.
+    /// Checks that a run fits its executable: rows, spaces, room and the processor's limits.
+    /// Returns where the valid rows of inputs and outputs are, and the bytes of states.
     pub fn check_run(&self, loaded: &Loaded, run: &Run) -> Result<Bound, DeviceError> {
         let (g, b) = (&loaded.graph, &*run.bindings);
         let need = (g.inputs.len(), g.states.len(), g.outputs.len());
@@ -141,7 +141,7 @@ impl Limits {
         }
     }
 
-    /// A state is bound in slabs of whole pages: at least one fits.
+    /// Checks that one page of a state fits, since states are bound in slabs of whole pages.
     fn check_state(
         &self,
         g: &Subgraph,
@@ -174,7 +174,7 @@ impl Limits {
             return self.misfit(&g.name, why);
         }
         let (r, row) = (view.rect(), row_bytes(value));
-        // Padding has its place, too.
+        // Padding needs room too.
         let rows = loaded.code.bucket.unwrap_or(run.rows);
         let apart = !r.is_dense() && rows > 1;
         if apart && !self.processor.strided_rows {
@@ -200,7 +200,7 @@ impl Limits {
         Ok(valid)
     }
 
-    /// A copy between the host and the device's own memory, or within either.
+    /// Checks a copy between the host's and the device's own memory, or within either.
     pub fn check_copy(&self, copy: &CopyRows) -> Result<(), DeviceError> {
         let (from, to) = (copy.from.rect(), copy.to.rect());
         if (from.rows(), from.row_bytes()) != (to.rows(), to.row_bytes()) {
@@ -214,7 +214,7 @@ impl Limits {
         Ok(())
     }
 
-    /// Functions of the host run on processors that run the host's programs.
+    /// Checks that a host function is for a processor that runs host programs.
     pub fn check_host(&self, task: &str, views: [&[View]; 2]) -> Result<(), DeviceError> {
         if self.processor.kind != ProcessorKind::Cpu {
             let why = "a function of the host, which runs on CPU devices only, cannot run";
@@ -227,7 +227,7 @@ impl Limits {
     }
 }
 
-/// Positions of a page of a state, the longest of the sequences that have any.
+/// Positions per page of a state: the most of any sequence.
 fn page_len(loaded: &Loaded, state: usize, run: &Run) -> usize {
     let groups = loaded.code.state_groups.iter().filter(|(at, _)| *at == state);
     let tables =
@@ -235,7 +235,7 @@ fn page_len(loaded: &Loaded, state: usize, run: &Run) -> usize {
     tables.flatten().map(|table| table.page_len).max().unwrap_or(0)
 }
 
-/// Where the values of a run are, in its order.
+/// The places of a run's values, in its order.
 pub(crate) struct Bound {
     pub inputs: Vec<Rect>,
     pub states: Vec<Rect>,
@@ -247,7 +247,7 @@ struct WeightSums {
     seen: Vec<WeightRef>,
     /// Bytes of the graph's weights so far.
     graph: u64,
-    /// Of them, those that are not resident yet.
+    /// The part of them not resident yet.
     new: u64,
 }
 

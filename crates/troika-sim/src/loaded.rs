@@ -1,4 +1,4 @@
-//! What the device made of subgraphs: code, and the weights it runs with.
+//! What the device makes of subgraphs: code, and loaded weights.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,23 +19,23 @@ impl DeviceId {
     }
 }
 
-/// A compiled subgraph, and whose it is.
+/// A compiled subgraph and its device.
 pub(crate) struct Compiled {
     pub device: DeviceId,
     pub code: Arc<Code>,
 }
 
-/// The code of a subgraph, and of all of its shape.
+/// The code of all subgraphs with one shape.
 pub(crate) struct Code {
-    /// As it was compiled: with static shapes, its rows are numbers.
+    /// As compiled: with static shapes, its rows are numbers.
     pub graph: Subgraph,
-    /// The rows that static shapes have.
+    /// The rows of a static shape.
     pub bucket: Option<usize>,
-    /// What computes it; `None` with numerics off.
+    /// The executable that computes it; `None` with numerics off.
     pub inner: Option<Arc<Executable>>,
-    /// States with the page groups by which ops use them.
+    /// States with the page groups of the ops that use them.
     pub state_groups: Vec<(usize, usize)>,
-    /// Whether a state is written.
+    /// Whether each state is written.
     pub state_written: Vec<bool>,
 }
 
@@ -72,8 +72,8 @@ pub(crate) struct Loaded {
     pub code: Arc<Code>,
     /// The graph, for its names.
     pub graph: Subgraph,
-    /// What computes it; `None` with numerics off.
+    /// The weights that compute it; `None` with numerics off.
     pub inner: Option<Arc<Weights>>,
-    /// Its weights count as resident as long as it is there.
+    /// Counts its weights as resident while it exists.
     pub _residency: Residency,
 }

@@ -1,4 +1,4 @@
-//! What runs take by a SoC's file, without running them: pure functions, for whoever plans.
+//! Prices of runs by a SoC's file, without running them: pure functions for planning.
 
 use troika_device::{ForwardBatch, SeqRows};
 use troika_graph::Subgraph;
@@ -9,21 +9,21 @@ use crate::device::compile_ns;
 use crate::soc::{Processor, Soc};
 use crate::worker::run_need;
 
-/// A processor's prices.
+/// The prices of a processor.
 #[derive(Clone, Debug)]
 pub struct Prices {
     rates: Rates,
     processor: Processor,
 }
 
-/// What a run takes on an idle machine.
+/// The price of a run on an idle machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Price {
     /// Nanoseconds.
     pub ns: u64,
-    /// Bytes that are read and written meanwhile.
+    /// Bytes read and written meanwhile.
     pub bytes: u64,
-    /// It waits for memory or weights more than it computes.
+    /// Whether it mostly waits for memory or weights.
     pub streams: bool,
 }
 
@@ -33,24 +33,24 @@ impl From<RunCost> for Price {
     }
 }
 
-/// Rows of a run whose price is asked for.
+/// The rows of a run to be priced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PricedRows {
-    /// Rows that are wanted.
+    /// Rows needed.
     pub rows: usize,
-    /// Rows that are computed, padding included.
+    /// Rows computed, padding included.
     pub room: usize,
     /// Positions of the sequence before the first row.
     pub cached: usize,
 }
 
 impl Prices {
-    /// Those of a processor of a SoC.
+    /// The prices of a processor of a SoC.
     pub fn new(soc: &Soc, processor: &Processor) -> Prices {
         Prices { rates: Rates::new(soc, processor), processor: processor.clone() }
     }
 
-    /// A run of a graph whose rows are a symbol.
+    /// The price of a run of a graph with symbolic rows.
     pub fn run(&self, graph: &Subgraph, r: PricedRows) -> Price {
         let rows = 0..r.rows;
         let (pos, known_len, tables) = (r.cached, r.cached + r.rows, Vec::new());
@@ -59,19 +59,19 @@ impl Prices {
         run_need(&self.rates, tile, (graph, room, &ForwardBatch { seqs })).into()
     }
 
-    /// A copy of some bytes.
+    /// The price of a copy.
     pub fn copy(&self, bytes: u64) -> Price {
         self.rates.copy(bytes).into()
     }
 
-    /// Making code of a graph.
+    /// The time to compile a graph.
     pub fn compile_ns(&self, graph: &Subgraph) -> u64 {
         compile_ns(&self.processor, graph)
     }
 }
 
 impl Soc {
-    /// How many times slower runs are, each on another processor, while all are under way.
+    /// The slowdowns of runs on different processors while all run.
     pub fn slowdowns(&self, prices: &[Price]) -> Vec<f64> {
         let cost = |p: &Price| RunCost { ns: p.ns, bytes: p.bytes, streams: p.streams };
         let needs: Vec<RunCost> = prices.iter().map(cost).collect();

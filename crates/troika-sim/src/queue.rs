@@ -21,14 +21,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// One list more than a queue takes.
+/// The error for one list too many.
 fn full(limits: &Limits) -> DeviceError {
     let (device, depth) = (limits.device.clone(), limits.processor.queue_depth);
     let why = format!("{depth} lists are in flight on its queue, which is all it takes");
     DeviceError::System { device, why }
 }
 
-/// A queue beside devices that work in real time: what it takes is reported, not waited for.
+/// A queue beside real devices: modelled times are reported, not waited for.
 pub(crate) struct RealQueue {
     lists: Option<Sender<CommandList>>,
     thread: Option<JoinHandle<()>>,
@@ -99,7 +99,7 @@ impl Drop for RealQueue {
     fn drop(&mut self) {
         self.lists = None;
         if let Some(thread) = self.thread.take() {
-            // The kernels catch what they throw; if the thread died, there is nothing to wait for.
+            // Kernels catch their panics; if the thread died anyway, there is nothing to report.
             let _ = thread.join();
         }
     }
@@ -110,7 +110,7 @@ impl RealTime {
         while let Ok(list) = lists.recv() {
             let completion = self.complete(list);
             self.in_flight.fetch_sub(1, Ordering::AcqRel);
-            // Nobody listens any more when the scheduler is gone; then the queue is dropped soon.
+            // Without a scheduler nobody listens, and the queue is dropped soon.
             let _ = done.send(completion);
         }
     }
@@ -122,7 +122,7 @@ impl RealTime {
             list.run(self.number, (&*self.clock, &mut learnt), |Submission { work, .. }, _| {
                 let task = worker.prepare(work)?;
                 modelled.push(Duration::from_nanos(task.need.ns));
-                // With numerics off, nothing else would see that tasks meet.
+                // With numerics off, nothing else would notice conflicting tasks.
                 worker.claim(work, &task)?;
                 worker.compute(work, &task)
             });
@@ -133,13 +133,13 @@ impl RealTime {
     }
 }
 
-/// Nothing is begun of a list that was cancelled.
+/// A cancelled list does not start further tasks.
 fn cancelled(list: &CommandList) -> Result<(), DeviceError> {
     let cancelled = list.timelines.as_ref().is_some_and(|t| t.is_cancelled());
     if cancelled { Err(DeviceError::Cancelled) } else { Ok(()) }
 }
 
-/// Whether all that a task waits for has happened.
+/// Whether all waits of a task are over.
 fn settled(list: &CommandList, task: usize) -> Result<bool, DeviceError> {
     let Some(timelines) = &list.timelines else { return Ok(true) };
     for wait in list.waits.iter().filter(|w| w.task as usize == task) {
@@ -158,14 +158,14 @@ fn decodes(list: &CommandList, task: usize) -> bool {
     }
 }
 
-/// A queue in virtual time. A task holds its claims from its start to its end, when its results
-/// are computed: whoever reads them before finds them busy, or as they were.
+/// A queue in virtual time. A task holds its claims from start to end, and its results are computed
+/// at the end. Earlier readers find memory busy or unchanged.
 pub(crate) struct VirtualQueue(Arc<Mutex<Lane>>);
 
 struct Lane {
     number: usize,
     board: Arc<Board>,
-    /// The board's number of it, and its processor's place in the SoC.
+    /// The queue's number on the board, and its processor's index in the SoC.
     place: (u64, usize),
     done: SyncSender<Completion>,
     worker: Worker,
@@ -176,37 +176,37 @@ struct Lane {
     me: Weak<Mutex<Lane>>,
 }
 
-/// Frames that a task beside the model draws.
+/// The frames of a co-running task.
 struct Frames {
     task: CoRun,
-    /// A frame is queued, behind the tasks of the list up to this one.
+    /// A queued frame runs after the list's tasks up to this one.
     queued: Option<usize>,
-    /// A frame is being drawn.
+    /// Whether a frame is being drawn.
     drawing: bool,
 }
 
 struct Current {
     list: CommandList,
     times: Vec<TaskTime>,
-    /// Which task of the list runs.
+    /// Index of the running task.
     at: usize,
-    /// Tasks whose waits are over.
+    /// Number of tasks whose waits are over.
     settled: usize,
     start: Duration,
     doing: Doing,
 }
 
-/// What a queue does with its list.
+/// What a queue is doing with its list.
 enum Doing {
-    /// It looks for the next task.
+    /// Looking for the next task.
     Nothing,
-    /// The list is handed to the processor.
+    /// Submitting the list to the processor.
     Submitting,
-    /// A task runs.
+    /// Running a task.
     Task(Box<(Prepared, Vec<HeldClaim>)>),
-    /// What ended is made known to others: the list, or one of its tasks.
+    /// Telling others that the list or a task has ended.
     HandingOver,
-    /// The next task waits for one of another queue.
+    /// Waiting for a task of another queue.
     Waiting,
 }
 
@@ -237,7 +237,7 @@ impl Queue for VirtualQueue {
             return Err(full(&lane.worker.limits));
         }
         lane.waiting.push_back(list);
-        // Behind another list, handing it over takes no time of its own.
+        // Behind another list, submitting takes no extra time.
         if in_flight == 0 {
             let submit = lane.worker.limits.processor.submit_ns;
             lane.take_list();
@@ -256,7 +256,7 @@ impl Queue for VirtualQueue {
 }
 
 impl VirtualQueue {
-    /// Whether it waits for what will not happen: nothing is to happen any more.
+    /// Whether it waits for something that can no longer happen.
     fn is_stuck(&self) -> bool {
         let lane = lock(&self.0);
         let waits = lane.current.as_ref().is_some_and(|c| matches!(c.doing, Doing::Waiting));
@@ -282,7 +282,7 @@ impl Lane {
         true
     }
 
-    /// Lets some time pass in which the processor does not work.
+    /// Lets time pass while the processor does not work.
     fn pass(&mut self, doing: Doing, ns: u64) {
         let Some(current) = &mut self.current else { return };
         current.doing = doing;
@@ -303,7 +303,7 @@ impl Lane {
         self.proceed();
     }
 
-    /// What it costs until others know of the end of a task.
+    /// The time until others know of a task's end.
     fn hand_over_ns(&self, list: &CommandList, task: &Prepared) -> u64 {
         let cost = self.worker.limits.processor.hand_over;
         match list.waiting {
@@ -321,7 +321,7 @@ impl Lane {
         self.board.clock().after(frames.task.period_ns, refresh);
     }
 
-    /// The screen is refreshed: the next frame is queued, unless the last one is not drawn yet.
+    /// The screen refreshes: queues the next frame, unless the last one is unfinished.
     fn refresh(&mut self) {
         self.next_refresh();
         let submitted = self.current.as_ref().map_or(0, |c| {
@@ -339,7 +339,7 @@ impl Lane {
         }
     }
 
-    /// Draws a frame that is queued, if all work before it is done. Returns whether one is drawn.
+    /// Draws a queued frame if all work before it is done. Returns whether one is drawn.
     fn draw(&mut self) -> bool {
         let blocked = self.current.as_ref().is_some_and(|c| matches!(c.doing, Doing::Waiting));
         let at = self.current.as_ref().map(|c| c.at);
@@ -368,7 +368,7 @@ impl Lane {
         self.proceed();
     }
 
-    /// Starts what can start: the next task of the list, or that of the next list.
+    /// Starts what it can: the next task of the list, or the next list.
     fn proceed(&mut self) {
         loop {
             let start = self.board.clock().now();
@@ -414,7 +414,7 @@ impl Lane {
         }
     }
 
-    /// Something happened that this queue may wait for.
+    /// Another queue made progress: checks the current wait.
     fn woken(&mut self) {
         let Some(current) = &mut self.current else { return };
         if !matches!(current.doing, Doing::Waiting) {
@@ -424,7 +424,7 @@ impl Lane {
         let submit = self.worker.limits.processor.submit_ns;
         let early = current.list.waiting == Waiting::Poll && decodes(&current.list, current.at);
         if !early && submit > 0 && matches!(settled(&current.list, current.at), Ok(true)) {
-            // What was waited for is submitted now.
+            // The waiting task is submitted now.
             current.settled = current.at + 1;
             self.pass(Doing::Submitting, submit);
             return;
@@ -438,7 +438,7 @@ impl Lane {
         self.board.begin(self.place, need, Arc::new(end));
     }
 
-    /// The end of a task: its results are there.
+    /// A task ends: its results become visible.
     fn end(&mut self) {
         let Some(current) = &mut self.current else { return };
         let Doing::Task(task) = std::mem::replace(&mut current.doing, Doing::Nothing) else {
@@ -470,7 +470,7 @@ impl Lane {
         self.proceed();
     }
 
-    /// Lets others know of the end of a task that they wait for, which takes some time.
+    /// Signals a task's end to others after a delay. Returns whether others wait for it.
     fn signal(&self, list: &CommandList, task: usize, after: u64) -> bool {
         let signal = list.signals.iter().find(|s| s.task as usize == task);
         let (Some(signal), Some(timelines)) = (signal, &list.timelines) else { return false };

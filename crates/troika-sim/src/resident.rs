@@ -1,4 +1,4 @@
-//! Weights that executables hold, counted once however many hold them.
+//! Resident weights, counted once however many executables use them.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -6,22 +6,22 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use troika_graph::{Subgraph, WeightDecl};
 
-/// A stored weight's name, and which rows and columns of it. Weights of one name are one weight:
-/// a device works for one model.
+/// A weight's name, with its rows and columns. One name is one weight, since a device serves one
+/// model.
 type Key = (Arc<str>, Range<usize>, Range<usize>);
 
 #[derive(Default)]
 struct Counted {
-    /// Bytes and holders.
+    /// Bytes and number of holders.
     weights: HashMap<Key, (u64, usize)>,
     bytes: u64,
 }
 
-/// What a device holds.
+/// The resident weights of a device.
 #[derive(Clone, Default)]
 pub(crate) struct Resident(Arc<Mutex<Counted>>);
 
-/// The weights of a graph, held until it is dropped.
+/// The weights of a graph, resident until this is dropped.
 pub(crate) struct Residency {
     home: Resident,
     keys: Vec<Key>,
@@ -46,13 +46,13 @@ impl Resident {
         self.lock().bytes
     }
 
-    /// Whether a weight is held already.
+    /// Whether a weight is resident.
     pub fn has(&self, w: &WeightDecl) -> bool {
         self.lock().weights.contains_key(&key(w))
     }
 
-    /// Holds a graph's weights, if all of them together stay within a limit; otherwise the bytes
-    /// that they would come to.
+    /// Adds a graph's weights if all together stay within a limit; otherwise returns the bytes they
+    /// would need.
     pub fn enter(&self, graph: &Subgraph, limit: Option<u64>) -> Result<Residency, u64> {
         let mut counted = self.lock();
         let mut keys: Vec<(Key, u64)> = Vec::new();

@@ -1,4 +1,4 @@
-//! The file that describes a system on a chip: its processors, and what they share.
+//! The file of a system on a chip: its processors, and what they share.
 
 use std::path::Path;
 
@@ -11,22 +11,22 @@ use crate::fields::Fields;
 /// Processors that share memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Soc {
-    /// For people.
+    /// The name, for people.
     pub name: String,
-    /// Where it is described.
+    /// The file that describes it.
     pub file: String,
     /// Whether values are computed.
     pub numerics: bool,
-    /// The memory's bandwidth, which processors that work at the same time share.
+    /// The memory's bandwidth, shared by the processors.
     pub bandwidth_gb_s: Option<f64>,
-    /// What it takes besides its processors.
+    /// The power of memory and the rest of the SoC.
     pub memory_power: MemoryPower,
-    /// At least one.
+    /// At least one processor.
     pub processors: Vec<Processor>,
 }
 
-/// What a processor is called. Functions of the host run on those called CPU; it makes no other
-/// difference to anything that runs.
+/// The kind of a processor. Only CPUs run host functions; otherwise the kind makes no difference to
+/// runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProcessorKind {
     /// Central processor.
@@ -40,74 +40,74 @@ pub enum ProcessorKind {
 impl ProcessorKind {
     const NAMES: [&str; 3] = ["cpu", "gpu", "npu"];
 
-    /// As the file has it.
+    /// The name in files.
     pub fn name(self) -> &'static str {
         ProcessorKind::NAMES[self as usize]
     }
 }
 
-/// Operations in a second, in 10^9, by activation format; a multiplication with its addition are
-/// two.
+/// Peak rates in 10^9 operations per second, by activation format; a multiply-add counts as two
+/// operations.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PeakRates {
-    /// In f32, and in formats without a rate of their own.
+    /// For f32, and for formats without their own rate.
     pub f32: f64,
-    /// With activations in eight bits.
+    /// For eight-bit activations.
     pub int8: Option<f64>,
-    /// With activations in bf16.
+    /// For bf16 activations.
     pub bf16: Option<f64>,
 }
 
-/// What memory and the rest of a SoC take.
+/// The power of memory and the rest of a SoC.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct MemoryPower {
-    /// Whether anything is known: there is no energy without.
+    /// Whether the file gives power figures; without them energy is unknown.
     pub known: bool,
-    /// Watts in any case.
+    /// Constant power in watts.
     pub rest_w: f64,
-    /// Picojoules for each byte read or written.
+    /// Picojoules per byte read or written.
     pub pj_per_byte: f64,
 }
 
-/// What a processor takes, in watts.
+/// The power of a processor in watts.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Power {
-    /// While it has nothing to do.
+    /// While idle.
     pub idle_w: f64,
-    /// While it works.
+    /// While it computes.
     pub busy_w: f64,
-    /// While it works, but waits for memory or weights more than it computes.
+    /// While it mostly waits for memory or weights.
     pub stream_w: f64,
 }
 
-/// What it costs until others know that a list is done, in nanoseconds.
+/// The delay until others know that a list is done, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HandOver {
-    /// Where they sleep until woken.
+    /// If they sleep until woken.
     pub blocking_ns: u64,
-    /// Where they look again and again when the predicted time has passed.
+    /// If they poll after the predicted time.
     pub predicted_ns: u64,
-    /// Where they sleep, what is handed over is copied, too: there is no memory that both use.
+    /// Whether sleeping hand-overs also copy the results, since the memory is not shared.
     pub blocking_copies: bool,
 }
 
-/// What products take besides their operations.
+/// Costs of products besides their operations.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ProductTraits {
-    /// 10^9 quantized weights in a second are expanded before they are multiplied with many rows;
-    /// few rows are multiplied one by one instead, where that is faster.
+    /// Quantized weights are expanded before products with many rows, at this rate in 10^9 weights
+    /// per second. Products with few rows use the faster of both ways.
     pub expand_gweights_s: Option<f64>,
-    /// Products of a decoded row take 10^9 weights in a second, however few rows a tile has.
+    /// Rate of products with a decoded row, in 10^9 weights per second.
     pub decode_gweights_s: Option<f64>,
-    /// So many rows are multiplied at once where weights are not expanded first: the weights are
-    /// read once for all of them.
+    /// How many rows are multiplied at once without expansion: weights are read once for all of
+    /// them.
     pub rows_at_once: usize,
-    /// Loading a tile of the stationary (second) operand takes as long as so many rows of the first
-    /// one.
+    /// Loading a tile of the stationary (second) operand takes as long as this many rows of the
+    /// first one.
     pub tile_load_rows: f64,
-    /// Sums of more terms slow down in proportion.
+    /// Longer sums slow down in proportion.
     pub long_sum: Option<usize>,
-    /// Of `[M, N] x [N, K]` and `([K, N] x [N, M])^T` it takes the faster one.
+    /// Whether it uses the faster of `[M, N] x [N, K]` and `([K, N] x [N, M])^T`.
     pub exchanges_operands: bool,
 }
 
@@ -125,7 +125,7 @@ impl Default for ProductTraits {
 }
 
 impl ProductTraits {
-    /// Whether products take more than their operations.
+    /// Whether products cost more than their operations.
     pub fn matter(&self) -> bool {
         let rates = [self.expand_gweights_s, self.decode_gweights_s];
         rates.iter().any(Option::is_some) || self.tile_load_rows > 0.0 || self.long_sum.is_some()
@@ -137,64 +137,62 @@ impl ProductTraits {
 pub struct Processor {
     /// Its name in the file.
     pub name: String,
-    /// What it is called.
+    /// Its kind.
     pub kind: ProcessorKind,
-    /// How fast it computes.
+    /// Its peak rates.
     pub peak_gops: PeakRates,
-    /// How fast it reads and writes memory.
+    /// Its bandwidth to memory.
     pub bandwidth_gb_s: f64,
-    /// What each run and each copy costs besides, in nanoseconds.
+    /// The extra cost of each run and copy, in nanoseconds.
     pub launch_ns: u64,
-    /// What a list costs that finds its queue empty, in nanoseconds.
+    /// The cost of submitting a list to an empty queue, in nanoseconds.
     pub submit_ns: u64,
-    /// What it costs until others go on.
+    /// The delay until others continue.
     pub hand_over: HandOver,
-    /// Its queue waits for others by itself, so that work is enqueued before what it waits for is
-    /// done.
+    /// Whether its queue waits for others by itself, so that work can be enqueued early.
     pub queue_waits: bool,
-    /// Each run of a list is waited for by itself.
+    /// Whether each run of a list is waited for separately.
     pub waits_each_run: bool,
-    /// What products take besides their operations.
+    /// Costs of products besides their operations.
     pub products: ProductTraits,
-    /// What it takes; `None`: it is not known.
+    /// Its power; `None` if unknown.
     pub power: Option<Power>,
-    /// What compiling a subgraph costs, in nanoseconds.
+    /// The time to compile a subgraph, in nanoseconds.
     pub compile_ns: u64,
-    /// What each element of the inputs and outputs of a graph of static shape adds to that, in
-    /// nanoseconds.
+    /// Added compile time per element of a static graph's inputs and outputs, in nanoseconds.
     pub compile_ns_per_element: f64,
     /// Rows and columns of products are rounded up to multiples of these.
     pub tile: (usize, usize),
-    /// It takes graphs of fixed shape only.
+    /// Whether it takes only graphs of fixed shape.
     pub static_shapes: bool,
-    /// Numbers of rows that graphs are compiled for.
+    /// The numbers of rows that graphs are compiled for.
     pub row_buckets: Vec<usize>,
-    /// It has memory of its own, and reaches no other.
+    /// Whether it has its own memory and reaches no other.
     pub own_memory: bool,
-    /// Ops that it does not run, by name.
+    /// The names of ops that it refuses.
     pub refused: Vec<&'static str>,
-    /// Most bytes of a value.
+    /// The most bytes of a value.
     pub max_binding_bytes: Option<u64>,
-    /// Most bytes of a graph's weights.
+    /// The most bytes of a graph's weights.
     pub max_graph_bytes: Option<u64>,
-    /// Most bytes of weights of all its graphs.
+    /// The most bytes of weights of all graphs together.
     pub max_resident_bytes: Option<u64>,
-    /// Lists in flight at most.
+    /// The most lists in flight.
     pub queue_depth: usize,
-    /// Weights become part of the code: graphs of one shape share none.
+    /// Whether weights become part of the code, so that graphs do not share code.
     pub bakes_weights: bool,
-    /// Values may be bound to rows that lie apart.
+    /// Whether values may be bound to rows with gaps.
     pub strided_rows: bool,
 }
 
-/// Lists in flight where a file does not say how many.
+/// The default number of lists in flight.
 const QUEUE_DEPTH: u64 = 64;
 
 impl Soc {
     /// Reads a file.
     ///
     /// # Errors
-    /// [`SocError`], a sentence that names the file, the processor and the field.
+    /// [`SocError`], which names the file, the processor and the field.
     pub fn read(path: &Path) -> Result<Soc, SocError> {
         let file = path.display().to_string();
         match troika_device::read_text(path) {
@@ -206,7 +204,7 @@ impl Soc {
     /// Reads a file's text.
     ///
     /// # Errors
-    /// As [`Soc::read`].
+    /// Those of [`Soc::read`].
     pub fn parse(file: &str, text: &str) -> Result<Soc, SocError> {
         let table: Table = text.parse().map_err(|e: toml::de::Error| {
             let before = e.span().and_then(|s| text.get(..s.start)).unwrap_or_default();
@@ -252,7 +250,7 @@ impl Soc {
         Ok(Soc { name, file, numerics, bandwidth_gb_s, memory_power, processors })
     }
 
-    /// A processor by name; without one, the only one there is.
+    /// A processor by name; without a name, the only one.
     ///
     /// # Errors
     /// [`SocError::Processor`].
@@ -400,7 +398,7 @@ fn peaks(f: &mut Fields<'_>) -> Result<PeakRates, SocError> {
     }
 }
 
-/// The largest tile and bucket: what is rounded up to them can be counted.
+/// The largest tile and bucket, so that rounding up cannot overflow.
 const MOST_ROWS: u64 = 1 << 24;
 
 fn tile(f: &mut Fields<'_>) -> Result<(usize, usize), SocError> {
@@ -413,7 +411,7 @@ fn tile(f: &mut Fields<'_>) -> Result<(usize, usize), SocError> {
     }
 }
 
-/// Most shapes of a processor: all ways to cut a prompt into them are priced.
+/// The most shapes of a processor, since all ways to combine them are priced.
 const MOST_BUCKETS: usize = 64;
 
 fn row_buckets(f: &mut Fields<'_>, static_shapes: bool) -> Result<Vec<usize>, SocError> {

@@ -1,4 +1,4 @@
-//! A queue's tasks: checked, claimed, computed, and what they cost.
+//! The tasks of a queue: checks, claims, computation and costs.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::demand::Demand;
 use crate::limits::{Bound, Limits, row_bytes};
 use crate::loaded::{DeviceId, Loaded};
 
-/// What computes the tasks of one queue.
+/// Computes the tasks of one queue.
 pub(crate) struct Worker {
     pub limits: Arc<Limits>,
     pub rates: Rates,
@@ -22,11 +22,11 @@ pub(crate) struct Worker {
     pub inner: Option<Box<dyn Queue>>,
 }
 
-/// A task that was checked.
+/// A checked task.
 pub(crate) struct Prepared {
-    /// What it takes.
+    /// Its cost.
     pub need: RunCost,
-    /// Where a run's values are; `None` for copies.
+    /// The places of a run's values; `None` for other tasks.
     run: Option<Bound>,
 }
 
@@ -40,7 +40,7 @@ impl Prepared {
 }
 
 impl Worker {
-    /// What a task runs, if this device loaded it.
+    /// The weights of a run, if this device loaded them.
     fn loaded<'a>(&self, run: &'a Run) -> Option<&'a Loaded> {
         run.weights.made::<Loaded>().filter(|loaded| loaded.device == self.id)
     }
@@ -79,7 +79,7 @@ impl Worker {
         }
     }
 
-    /// Claims what a task touches, for as long as it runs.
+    /// Claims the memory of a task while it runs.
     pub fn claim(&self, work: &Work, task: &Prepared) -> Result<Vec<HeldClaim>, DeviceError> {
         let mut claims = Vec::new();
         match (work, &task.run) {
@@ -102,9 +102,8 @@ impl Worker {
         Ok(claims)
     }
 
-    /// Computes a task whose claims were given back: the kernels claim for themselves. With
-    /// numerics off nothing is computed: functions of the host are left out, too, since memory has
-    /// no bytes that they could read, and find out nothing.
+    /// Computes a task whose claims were released, since the kernels make their own. With numerics
+    /// off nothing is computed; host functions are skipped too, since there are no bytes to read.
     pub fn compute(&mut self, work: &Work, task: &Prepared) -> Result<(), DeviceError> {
         let loaded = if let Work::Run(run) = work { self.loaded(run) } else { None };
         let Some(queue) = &mut self.inner else { return Ok(()) };
@@ -130,13 +129,13 @@ impl Worker {
     }
 }
 
-/// Whether each sequence goes on by a row.
+/// Whether each sequence continues by one row.
 pub(crate) fn decoding(forward: &ForwardBatch) -> bool {
     let goes_on = |s: &SeqRows| s.rows.len() == 1 && s.pos > 0;
     !forward.seqs.is_empty() && forward.seqs.iter().all(goes_on)
 }
 
-/// What a run of a graph on some rows takes.
+/// The cost of a run of a graph on some rows.
 pub(crate) fn run_need(
     rates: &Rates,
     tile: (usize, usize),
@@ -163,7 +162,7 @@ fn hold(views: &[View], access: Access, claims: &mut Vec<HeldClaim>) -> Result<(
     Ok(())
 }
 
-/// Inputs, outputs, and of states the rows that the sequences' pages have.
+/// Claims inputs, outputs, and the state rows of the sequences' pages.
 fn claim_run(
     run: &Run,
     loaded: &Loaded,
@@ -177,7 +176,7 @@ fn claim_run(
     for (i, (view, rect)) in b.states.iter().zip(&bound.states).enumerate() {
         let row = row_bytes(loaded.graph.value(loaded.graph.states[i]));
         let (all, written) = (rect.span(), loaded.code.state_written[i]);
-        // Positions past the end are the kernel's to refuse.
+        // The kernel refuses positions past the end.
         let byte = |r: usize| r.saturating_mul(row).saturating_add(all.start).min(all.end);
         let mut wanted = Vec::new();
         for (_, group) in loaded.code.state_groups.iter().filter(|g| g.0 == i) {

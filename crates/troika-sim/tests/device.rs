@@ -1,4 +1,4 @@
-//! What a virtual device promises: its limits, its time, and when its results are there.
+//! What a virtual device guarantees: limits, times, and when results are visible.
 
 #![allow(missing_docs)]
 
@@ -13,7 +13,7 @@ use troika_graph::{
 };
 use troika_sim::{Board, Soc, VirtualClock, VirtualDevice};
 
-/// All weights are ones; none is read where `none` is set.
+/// All weights are ones. With `none` set, reading one is an error.
 #[derive(Clone, Copy)]
 struct Ones {
     none: bool,
@@ -52,7 +52,7 @@ impl WeightSource for Ones {
 const ONES: Ones = Ones { none: false, shape: (16, 16) };
 const NONE: Ones = Ones { none: true, shape: (16, 16) };
 
-/// `y = 16 times the mean of x`, in each of 16 columns.
+/// `y = 16 times the mean of x` in each of 16 columns.
 fn product(rows: Dim) -> Subgraph {
     let mut b = SubgraphBuilder::new("product", rows.bound());
     let weight = b.weight(WeightDecl::whole("w".into(), 16, 16, DType::F32));
@@ -89,7 +89,7 @@ fn append() -> Subgraph {
     b.finish().unwrap()
 }
 
-/// A run takes 1 us, an operation and a byte a picosecond.
+/// A run takes 1 us plus a picosecond per operation or byte.
 fn open(name: &str, limits: &str, top: &str, clock: &Arc<VirtualClock>) -> VirtualDevice {
     open_kind((name, "npu"), limits, top, clock)
 }
@@ -173,12 +173,12 @@ fn a_run_takes_its_time_and_its_results_are_there_at_the_end() {
     // 4 x 16 x 16 multiplications and additions: 2048 ps; 64 bytes for each row and weight: 1536.
     assert_eq!(clock.next_event(), Some(Duration::from_nanos(1003)));
     clock.wait(Duration::from_nanos(1002));
-    // Until the end, the run has its claims, and nothing is computed.
+    // Until its end the run holds its claims, and nothing is computed.
     assert_eq!(x.write().err(), Some(AccessError::Busy));
     assert_eq!(y.read().err(), Some(AccessError::Busy));
     assert!(x.read().is_ok() && lane.done.try_recv().is_err());
     clock.wait(Duration::from_nanos(1));
-    // The second run has the first row of each.
+    // The second run holds the first row of each.
     assert_eq!(y.read().err(), Some(AccessError::Busy));
     let rest = View::whole(&y).buffer().hold(&[(Rect::bytes(64..256), Access::Read)]);
     drop(rest.unwrap());
@@ -210,7 +210,7 @@ fn a_dependency_that_is_missing_shows() {
     let failed = qb.done.try_recv().unwrap().outcome;
     assert!(matches!(failed, Err(DeviceError::Busy(AccessError::Busy))), "{failed:?}");
     qa.done.try_recv().unwrap().outcome.unwrap();
-    // In order, they give their results.
+    // In order, they give the right results.
     qb.queue.submit(list(1, vec![run(&second_exe, y, z.clone(), 4)])).unwrap();
     clock.wait(Duration::from_secs(1));
     qb.done.try_recv().unwrap().outcome.unwrap();
@@ -284,7 +284,7 @@ fn with_numerics_off_time_passes_and_nothing_is_read() {
     clock.wait(Duration::from_nanos(1003));
     lane.done.try_recv().unwrap().outcome.unwrap();
     assert_eq!(first(y.buffer()), 0.0);
-    // Checks are made all the same.
+    // The checks remain.
     lane.queue.submit(list(0, vec![run(&exe, x, y, 5)])).unwrap();
     let e = lane.done.try_recv().unwrap().outcome.unwrap_err().to_string();
     assert!(e.contains("5 rows do not fit value x of 4 on device p"), "{e}");
@@ -336,14 +336,14 @@ fn static_shapes_are_those_of_the_bucket() {
     let (x, y) = (zeroed(4), zeroed(4));
     filled(&x, 0.5);
     filled(&y, 3.0);
-    // Three valid rows: that of padding stays, and the time is that of four.
+    // Three valid rows: the padding row stays unchanged, but the time is that of four rows.
     let task = run(&exe, View::whole(&x), View::whole(&y), 3);
     let done = lane.queue.run_here(list(0, vec![task])).unwrap();
     done.outcome.unwrap();
     assert_eq!(done.times[0].modelled, Some(Duration::from_nanos(1003)));
     let rows: Vec<f32> = y.read().unwrap().as_slice().chunks(16).map(|r: &[f32]| r[0]).collect();
     assert_eq!(rows, [8.0, 8.0, 8.0, 3.0]);
-    // Room for the padding is asked for, and no more rows than the bucket has.
+    // The padding must have room, and runs are limited to the bucket's rows.
     let short = View::dense(&y, 0, (3, 64)).unwrap();
     let e = refusal(&mut lane, run(&exe, View::whole(&x), short, 3));
     assert!(e.contains("value y has 4 rows of 64 bytes, its view 3 of 64"), "{e}");
@@ -367,7 +367,7 @@ fn memory_of_its_own_is_the_only_one_it_takes() {
         let copy = CopyRows { from: from.clone(), to: to.clone() };
         Submission { tag: 1, work: Work::Copy(copy) }
     };
-    // What nobody wrote is NaN, and what is computed of it.
+    // Unwritten memory is NaN, and so are results computed from it.
     let tasks = vec![run(&exe, x.clone(), y.clone(), 4), copy(&y, &host)];
     lane.queue.run_here(list(0, tasks)).unwrap().outcome.unwrap();
     assert!(first(host.buffer()).is_nan());
@@ -388,7 +388,7 @@ fn memory_of_its_own_is_the_only_one_it_takes() {
     assert!(e.contains("in the memory of another device"), "{e}");
     let e = refusal(&mut lane, copy(&host, &View::dense(&zeroed(4), 0, (4, 64)).unwrap()));
     assert!(e.contains("1 rows of 256 bytes do not go to 4 rows of 64 bytes"), "{e}");
-    // And one without takes none but the host's.
+    // A device without its own memory takes only the host's.
     let plain = open("q", "", "", &clock);
     let exe = Weights::compiled(&plain, &product(Dim::Rows(4)), &ONES).unwrap();
     let mut lane = self::lane(&plain, Arc::new(RealClock::new()));
@@ -467,7 +467,7 @@ fn bindings_are_held_to_the_limits() {
     assert!(e.contains("rows of value x lie apart") && e.contains("on device p"), "{e}");
     let done = lane.queue.run_here(list(0, vec![run(&exe, apart(1), y.clone(), 1)])).unwrap();
     done.outcome.unwrap();
-    // The cache may be larger than its slabs, but no page: here of 8 positions with 64 bytes each.
+    // The cache may be larger than its slabs, but pages may not: here 8 positions of 64 bytes each.
     let append_with = |limit: &str| {
         let cache = open("c", limit, "", &clock);
         let exe = Weights::compiled(&cache, &append(), &NONE).unwrap();
@@ -486,8 +486,8 @@ fn bindings_are_held_to_the_limits() {
     assert!(e.contains("value cache binds 512 bytes, of at most 511"), "{e}");
 }
 
-/// Functions of the host and loads take their time on a virtual CPU, hold what they use meanwhile,
-/// and have their results at the end; with numerics off they are left out, and take as long.
+/// Host functions and loads take time on a virtual CPU, hold their memory meanwhile, and give their
+/// results at the end. With numerics off they are skipped but take as long.
 #[test]
 fn functions_of_the_host_take_their_time() {
     for (top, computes) in [("", true), ("numerics = \"off\"", false)] {
@@ -517,8 +517,8 @@ fn functions_of_the_host_take_their_time() {
         let done = lane.done.try_recv().unwrap();
         done.outcome.unwrap();
         let ends: Vec<u128> = done.times.iter().map(|t| t.end.as_nanos()).collect();
-        // 512 bytes and 5000 bytes at a picosecond each, behind a launch; what is loaded is not
-        // loaded again.
+        // 512 bytes and 5000 bytes at a picosecond each, plus a launch. A finished load is not
+        // repeated.
         let third = if computes { 3006 } else { 3011 };
         assert_eq!(ends, [1001, 2006, third]);
         assert_eq!(first(&y), if computes { 3.0 } else { 0.0 });
@@ -549,7 +549,7 @@ fn processors_that_are_no_cpu_refuse_functions_of_the_host() {
     }
 }
 
-/// A device that bakes weights into code takes the graph that it compiled, and no other.
+/// A device that bakes weights into code takes only the graph that it compiled.
 #[test]
 fn weights_are_loaded_for_code_of_their_shape_or_for_the_graph_alone() {
     let clock = Arc::new(VirtualClock::new());
@@ -573,8 +573,8 @@ fn weights_are_loaded_for_code_of_their_shape_or_for_the_graph_alone() {
     assert!(e.contains("task other") && e.contains("become part of product's code"), "{e}");
 }
 
-/// A SoC of two processors `a` and `b` whose runs take 1 us and 1000 bytes of the memory's 1.2 GB/s,
-/// of which each could use 1.
+/// A SoC of two processors `a` and `b`. Their runs take 1 us and 1000 bytes; the memory has 1.2
+/// GB/s, of which each could use 1.
 fn board(more: &str) -> (Arc<Board>, [VirtualDevice; 2], Arc<VirtualClock>) {
     let one = |name| {
         format!(
@@ -611,12 +611,12 @@ fn processors_of_a_board_share_bandwidth_and_battery() {
     qa.queue.submit(list(0, vec![task(&ea)])).unwrap();
     clock.wait(Duration::from_nanos(512));
     qb.queue.submit(list(0, vec![task(&eb)])).unwrap();
-    // `a` has 1024 bytes left; both get 0.6 bytes in a nanosecond.
+    // `a` has 1024 bytes left; both get 0.6 bytes per nanosecond.
     clock.wait(Duration::from_nanos(1706));
     assert!(qa.done.try_recv().is_err());
     clock.wait(Duration::from_nanos(1));
     qa.done.try_recv().unwrap().outcome.unwrap();
-    // Then `b` has all that it can use for its last 512.
+    // Then `b` gets all it can use for its last 512.
     assert_eq!(ns(&clock), 512 + 1707);
     let before = board.usage();
     let next = clock.next_event().unwrap();
@@ -642,7 +642,7 @@ fn hand_overs_and_submissions_take_their_time() {
         let start = ns(&clock);
         let timed = |tasks| CommandList { waiting, ..list(0, tasks) };
         qa.queue.submit(timed(vec![task()])).unwrap();
-        // It is enqueued while the first one runs: no time is lost on handing it over.
+        // It is enqueued while the first one runs, so that submitting takes no extra time.
         qa.queue.submit(timed(vec![task(), task()])).unwrap();
         let mut ends = Vec::new();
         while let Some(next) = clock.next_event() {
@@ -701,7 +701,7 @@ fn queues_that_wait_by_themselves_wait_for_each_other() {
     assert_eq!(first(z.buffer()), 256.0);
     let of = |queue| both.iter().find(|c| c.queue == queue).unwrap().times[0];
     assert_eq!(of(1).start - of(0).end, Duration::from_micros(3));
-    // What is waited for is lost: the task is skipped.
+    // The awaited task is lost: this one is skipped.
     let never = vec![Wait { task: 0, on: Point { queue: 0, value: 9 } }];
     qb.submit(with(vec![run(&eb, y.clone(), z.clone(), 4)], never, vec![])).unwrap();
     assert!(!qb.is_alive(), "nothing will wake it");

@@ -1,4 +1,4 @@
-//! What can be wrong with a SoC file, each with a sentence that says where and what.
+//! Faults in SoC files: each gets a sentence with the place and the fault.
 
 #![allow(missing_docs)]
 
@@ -43,7 +43,7 @@ fn a_file_is_read_with_its_defaults() {
 
 #[test]
 fn whatever_is_wrong_is_named() {
-    // A line of the good file, what is in its place, and what the refusal says.
+    // A line of the good file, its replacement, and the expected refusal.
     let wrong = [
         ("name = \"s\"", "", ": name is missing"),
         ("name = \"s\"", "name = 3", ": name is 3; it must be the name"),

@@ -1,5 +1,4 @@
-//! The phones that come along: their figures have sources, and single products take what was
-//! measured.
+//! The built-in phones: their figures have sources, and single products take as long as measured.
 
 #![allow(missing_docs)]
 
@@ -27,7 +26,7 @@ impl WeightSource for NoWeights {
     }
 }
 
-/// A product of `[rows, terms]` with weights of `[outs, terms]` in four bits.
+/// A product of `[rows, terms]` with four-bit weights of `[outs, terms]`.
 fn product(outs: usize, terms: usize, rows: usize) -> Subgraph {
     let mut b = SubgraphBuilder::new("product", rows);
     let weight = b.weight(WeightDecl::whole("w".into(), outs, terms, DType::Q4_0));
@@ -88,7 +87,7 @@ fn single_products_take_what_was_measured() {
     let mut errors = [Vec::new(), Vec::new()];
     for (shape, gpu, npu) in TABLE_3 {
         let pos = usize::from(shape.2 == 1);
-        // The GPU's times were taken around a call that waits, the NPU's by its framework.
+        // The paper's GPU times include a waiting call; its NPU times are of the run alone.
         let ours = [measured(&soc, "gpu", shape, pos).0, measured(&soc, "npu", shape, pos).1];
         for ((errors, ours), printed) in errors.iter_mut().zip(ours).zip([gpu, npu]) {
             errors.push((ours / printed - 1.0).abs());
@@ -111,7 +110,7 @@ fn operands_are_exchanged_where_that_is_faster() {
     assert_eq!(plain[2], exchanged[2], "with more rows than outputs it is the faster order");
 }
 
-/// A few rows are multiplied without expanding the weights, which are read once for four of them.
+/// Few rows are multiplied without expanding the weights, which are read once per four rows.
 #[test]
 fn a_gpu_reads_weights_once_for_a_few_rows() {
     let mut soc = Soc::find("sd8gen3-fp16").unwrap();
@@ -133,7 +132,7 @@ fn times_are_the_same_to_the_nanosecond() {
     assert_eq!(run(), run());
 }
 
-/// Targets that constants may be chosen by, with how many numbers each has.
+/// Targets for choosing constants, with the number of values each provides.
 const CALIBRATION: [(&str, usize); 9] = [
     ("H01", 6),
     ("H02", 6),
@@ -163,8 +162,8 @@ fn fault(figure: &SourcedFigure) -> Option<String> {
     (!known).then(|| format!("{place} is from {from}, which no constant may be chosen by"))
 }
 
-/// Held-out targets are no sources, each figure has one, and no more constants are chosen than
-/// there are numbers to choose them by.
+/// Every figure has a source, none is a held-out target, and there are no more chosen constants
+/// than values to choose them by.
 #[test]
 fn figures_have_sources_and_none_is_held_out() {
     for name in Soc::names() {
@@ -183,7 +182,7 @@ fn figures_have_sources_and_none_is_held_out() {
     assert!(chosen.len() <= numbers, "{} constants of {numbers} numbers", chosen.len());
 }
 
-/// The 8 Elite is the 8 Gen 3, with one factor (H29) for all that computes.
+/// The 8 Elite is the 8 Gen 3 with one factor (H29) on all compute rates.
 #[test]
 fn the_other_phone_has_one_constant_of_its_own() {
     let number =

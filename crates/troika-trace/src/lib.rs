@@ -1,7 +1,7 @@
 //! Spans on one clock, and the Chrome trace writer.
 //!
-//! A [`Tracer`] is either off (every call is one branch) or collects [`Span`]s that
-//! [`Tracer::write_chrome`] turns into the JSON that Perfetto and `chrome://tracing` open.
+//! A [`Tracer`] is either off, which costs a branch per call, or collects [`Span`]s.
+//! [`Tracer::write_chrome`] writes them as JSON for Perfetto and `chrome://tracing`.
 
 mod chrome;
 
@@ -60,7 +60,7 @@ impl Tracer {
         self.0.as_ref().is_some_and(|s| !s.paused.load(Ordering::Relaxed))
     }
 
-    /// Collects no spans from now on, or does again. A tracer that is off stays off.
+    /// Pauses or resumes collecting. A tracer that is off stays off.
     pub fn pause(&self, paused: bool) {
         if let Some(shared) = &self.0 {
             shared.paused.store(paused, Ordering::Relaxed);
@@ -74,7 +74,7 @@ impl Tracer {
         }
     }
 
-    /// The spans so far, in the order they were added; they are forgotten here.
+    /// Takes the spans so far, in the order they were added.
     pub fn take(&self) -> Vec<Span> {
         self.0.as_ref().map(|s| std::mem::take(&mut *lock(&s.spans))).unwrap_or_default()
     }
@@ -90,7 +90,7 @@ impl Tracer {
     /// Writes all spans as Chrome trace JSON (times in microseconds).
     ///
     /// # Errors
-    /// What the writer reports.
+    /// An error of the writer.
     pub fn write_chrome(&self, out: &mut dyn std::io::Write) -> std::io::Result<()> {
         chrome::write(&self.spans(), out)
     }

@@ -11,7 +11,7 @@ pub enum WeightError {
         /// What the system says.
         why: String,
     },
-    /// A folder without what a model needs.
+    /// A folder that lacks a part of a model.
     #[error("{path} is not a model folder: {why}")]
     NotAModel {
         /// Path.
@@ -19,7 +19,7 @@ pub enum WeightError {
         /// What is missing.
         why: String,
     },
-    /// A damaged or lying file.
+    /// A damaged or inconsistent file.
     #[error("{file} is damaged: {why}; download or convert it again")]
     Damaged {
         /// File.
@@ -27,7 +27,7 @@ pub enum WeightError {
         /// What is wrong.
         why: String,
     },
-    /// A file of a kind this build does not read.
+    /// An unsupported kind of file.
     #[error("{file}: {why}")]
     Unsupported {
         /// File.
@@ -35,15 +35,15 @@ pub enum WeightError {
         /// What is not supported, and what is.
         why: String,
     },
-    /// A tensor the model needs is not in the files.
+    /// A tensor that the model needs is missing.
     #[error("{file} has no tensor {tensor}; config and weights do not belong together")]
     Missing {
         /// File or folder.
         file: String,
-        /// The names looked for.
+        /// The expected names.
         tensor: String,
     },
-    /// A tensor of another shape than the config says.
+    /// A tensor whose shape contradicts the config.
     #[error(
         "tensor {tensor} in {file} has shape {found}, the config asks for {need}; \
          config and weights do not belong together"
@@ -55,10 +55,10 @@ pub enum WeightError {
         tensor: String,
         /// Its shape.
         found: String,
-        /// Shape needed.
+        /// The expected shape.
         need: String,
     },
-    /// A copy of a tensor, or of a part of it, does not fit into memory.
+    /// There is no memory for a copy of a tensor or a part of it.
     #[error("no memory for a copy of tensor {tensor} in {file}: {bytes} bytes were asked for")]
     Memory {
         /// File.
@@ -68,7 +68,7 @@ pub enum WeightError {
         /// Size of the copy.
         bytes: usize,
     },
-    /// A tensor type that cannot be a weight.
+    /// A tensor type that weights cannot have.
     #[error("tensor {tensor} in {file} has type {dtype}, which is not supported as a weight type")]
     Type {
         /// File.
@@ -80,8 +80,7 @@ pub enum WeightError {
     },
 }
 
-/// A name out of a file as messages show it: on one line, without control characters, not longer
-/// than a line.
+/// A name from a file for messages: on a single line, without control characters, and shortened.
 pub(crate) fn shown(name: &str) -> String {
     let mut shown: String = name.chars().take(120).flat_map(char::escape_debug).collect();
     if name.chars().nth(120).is_some() {

@@ -1,5 +1,5 @@
-//! Weights: the formats of model files, how logical weights are found and cut out of them, the
-//! store that devices read from, the cache of packed forms on disk, and reports.
+//! Weights: formats of model files, finding and cutting weights, the store for devices, the disk
+//! cache of packed forms, and reports.
 
 mod bind;
 mod cache;

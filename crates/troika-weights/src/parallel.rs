@@ -1,11 +1,11 @@
-//! Spreading independent pieces of loading over threads, and locks they share.
+//! Runs independent parts of loading on threads, and locks for them.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::thread::{Builder, available_parallelism, scope};
 
-/// `f(0), ..., f(n - 1)`, in this order, computed on all cores. Threads that cannot be started
-/// are done without.
+/// Computes `f(0), ..., f(n - 1)` on all cores and returns them in order. Uses fewer threads if
+/// some cannot be started.
 pub(crate) fn map<T: Send>(n: usize, f: impl Fn(usize) -> T + Sync) -> Vec<T> {
     let next = AtomicUsize::new(0);
     let work = || {
@@ -35,7 +35,7 @@ pub(crate) fn map<T: Send>(n: usize, f: impl Fn(usize) -> T + Sync) -> Vec<T> {
     all.into_iter().map(|made| made.1).collect()
 }
 
-/// Locks. What a panicked thread left is whole: values are stored in one step.
+/// Locks. Data left by a panicked thread is valid, since values are stored in one step.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|e| e.into_inner())
 }

@@ -1,4 +1,4 @@
-//! GGUF reading: a file written by the `gguf` Python package, and damaged ones.
+//! Reading GGUF: a file written by the `gguf` Python package, and damaged ones.
 
 use std::path::Path;
 
@@ -73,7 +73,7 @@ fn tensors_with_an_unusual_alignment() {
 
 #[test]
 fn every_cut_is_refused_without_a_panic() {
-    // What follows the last tensor is padding.
+    // Padding follows the last tensor.
     let end = parse_gguf(KINDS).unwrap().tensors.iter().map(|t| t.range.end).max().unwrap();
     for len in 0..end {
         let result = parse_gguf(&KINDS[..len]);
@@ -81,7 +81,7 @@ fn every_cut_is_refused_without_a_panic() {
     }
 }
 
-/// The error when some bytes of the file are replaced.
+/// The error after replacing some bytes of the file.
 fn changed(at: usize, bytes: &[u8]) -> String {
     let mut file = KINDS.to_vec();
     file[at..at + bytes.len()].copy_from_slice(bytes);
@@ -140,7 +140,7 @@ const PARTS: [&[u8]; 3] = [
     include_bytes!("data/split-00003-of-00003.gguf"),
 ];
 
-/// A folder with the parts, after a change to them.
+/// A folder with the parts, modified by a function.
 fn split(change: impl FnOnce(&mut [Vec<u8>; 3])) -> (tempfile::TempDir, [std::path::PathBuf; 3]) {
     let dir = tempfile::tempdir().unwrap();
     let mut parts = PARTS.map(<[u8]>::to_vec);
@@ -150,13 +150,13 @@ fn split(change: impl FnOnce(&mut [Vec<u8>; 3])) -> (tempfile::TempDir, [std::pa
     (dir, paths)
 }
 
-/// The error when the first part is opened after a change.
+/// The error of opening the first part after a change.
 fn split_error(change: impl FnOnce(&mut [Vec<u8>; 3])) -> String {
     let (_dir, paths) = split(change);
     open(&paths[0]).err().unwrap().to_string()
 }
 
-/// Replaces what follows `name` in a part.
+/// Replaces the bytes after `name` in a part.
 fn set_after(part: &mut [u8], name: &[u8], skip: usize, to: &[u8]) {
     let at = part.windows(name.len()).position(|w| w == name).unwrap() + name.len() + skip;
     part[at..at + to.len()].copy_from_slice(to);
@@ -241,7 +241,7 @@ fn part_numbers_at_the_limit_do_not_overflow() {
     has(&open(&path).err().unwrap().to_string(), &["it is part 18446744073709551615 of"]);
 }
 
-/// Moves where a tensor of the file begins, as its header says.
+/// Changes the offset of a tensor in the header.
 fn moved(name: &str, by: i64) -> Result<(), String> {
     let mut bytes = KINDS.to_vec();
     let key = [&(name.len() as u64).to_le_bytes()[..], name.as_bytes()].concat();
@@ -282,7 +282,7 @@ fn a_table_in_blocks_is_mapped_in_small_pages() {
     let store = WeightStore::bind(&model, &*opened.files, FloatType::default().into()).unwrap();
     let table = |role| Key { role, layer: None, index: None }.to_string();
     let bytes = store.weight(&table(WeightRole::Embed)).unwrap().bytes;
-    // What the system says of the mapping with the table's middle.
+    // The system's entry for the mapping of the table's middle.
     let middle = bytes[bytes.len() / 2..].as_ptr() as usize;
     let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
     let mut inside = false;
@@ -294,7 +294,7 @@ fn a_table_in_blocks_is_mapped_in_small_pages() {
         }
         inside && line.starts_with("VmFlags:")
     });
-    // A system without huge pages has no such flag.
+    // A system without huge pages does not report this flag.
     if Path::new("/sys/kernel/mm/transparent_hugepage").exists() {
         assert!(flags.unwrap().split(' ').any(|flag| flag == "nh"), "{flags:?}");
     }

@@ -1,4 +1,4 @@
-//! safetensors: headers that lie, shards, and weights cut out of tensors.
+//! safetensors: inconsistent headers, shards, and weights cut out of tensors.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -47,8 +47,8 @@ fn headers_that_lie() {
     assert!(parse_safetensors(b"abc", 3).is_err());
 }
 
-/// Headers of a valid file with some bytes changed, removed, or put in again: most of them are still
-/// read far enough that what they say matters.
+/// Headers of a valid file with some bytes changed, removed or inserted. Most of them can still be
+/// parsed, so that their contents matter.
 #[test]
 fn changed_headers_are_read_or_refused_for_what_is_wrong() {
     let valid = r#"{"__metadata__":{"format":"pt"},
@@ -67,7 +67,7 @@ fn changed_headers_are_read_or_refused_for_what_is_wrong() {
         for _ in 0..1 + below(3) {
             let at = below(header.len());
             match below(5) {
-                // Numbers, more often than all else: they say where tensors lie.
+                // Digits more often than others, since they give the places of tensors.
                 0 | 1 => {
                     let digits = header.iter_mut().filter(|b| b.is_ascii_digit());
                     let n = digits.count();

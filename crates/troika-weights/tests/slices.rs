@@ -1,4 +1,4 @@
-//! Packed forms of some rows of a weight: views of the whole form where panels allow it.
+//! Packed forms of some rows of a weight: views of the whole form where panels allow that.
 
 #![allow(missing_docs)]
 
@@ -33,7 +33,7 @@ fn rows_that_begin_a_panel_are_a_view_of_the_whole_form() {
     let layout = PackLayout { name: "panels", rows: PANEL, panel: PANEL * row };
     let of = |range| store.packed_rows(&name, range, layout, &pack).map(|p| p.bytes);
     let raw = store.weight(&name).unwrap().bytes;
-    // A part is asked for first, then the other, then all: one form, packed once.
+    // One part is requested first, then the other, then all: one form, packed once.
     let second = of(2 * PANEL..rows).unwrap();
     let first = of(0..2 * PANEL).unwrap();
     let whole = store.packed(&name, layout, &pack).unwrap().bytes;
@@ -42,11 +42,11 @@ fn rows_that_begin_a_panel_are_a_view_of_the_whole_form() {
     assert_eq!(first.as_ptr(), whole.as_ptr());
     assert_eq!(&whole[..], &raw[..]);
     assert_eq!(store.report().packed["panels"], (rows * row) as u64);
-    // The end may lie within a panel: its other rows come with it.
+    // The end may be within a panel, whose other rows are then included.
     let cut = of(PANEL..PANEL + 3).unwrap();
     assert_eq!(&cut[..], &raw[PANEL * row..2 * PANEL * row]);
     assert_eq!(store.report().packed.values().sum::<u64>(), (rows * row) as u64);
-    // Rows that begin within a panel are packed by themselves, once, and counted.
+    // Rows that begin within a panel are packed separately, once, and counted.
     for _ in 0..2 {
         let own = of(3..3 + PANEL + 1).unwrap();
         assert_eq!(&own[..(PANEL + 1) * row], &raw[3 * row..(4 + PANEL) * row]);
@@ -62,7 +62,7 @@ fn rows_that_begin_a_panel_are_a_view_of_the_whole_form() {
     }
 }
 
-/// Weights that are made when they are asked for are those that are there at once.
+/// Weights made on demand equal those made at once.
 #[test]
 fn lazy_weights_are_the_same() {
     let config = presets::config("qwen3-moe-tiny").unwrap();

@@ -1,11 +1,11 @@
-//! What is to be said of chunks that are placed by load.
+//! Notes for users on placement by load.
 
 use std::sync::Arc;
 
 use troika_device::Device;
 use troika_plan::{Decide, Plan};
 
-/// What a user should know who wants load to be looked at.
+/// What a user who asked for placement by load should know.
 pub(crate) fn about_load(
     plan: &Plan,
     decide: Decide,

@@ -1,4 +1,4 @@
-//! A model's description and weights, before anything is compiled.
+//! A model's description and weights, before compiling.
 
 use troika_model::families::{self, DescribedModel};
 use troika_model::spec::ModelSpec;
@@ -7,7 +7,7 @@ use troika_weights::{BindOptions, FileSource, ModelFiles, WeightStore};
 use crate::error::Error;
 use crate::source::Source;
 
-/// A model's description with its bound weights, before anything is compiled.
+/// A model's description with its bound weights, before compiling.
 pub struct Described {
     /// The files.
     pub files: ModelFiles,
@@ -20,7 +20,7 @@ pub struct Described {
 /// Reads and checks a model without compiling it.
 ///
 /// # Errors
-/// Files, config or weights that do not serve.
+/// Unusable files, config or weights.
 pub fn describe(
     source: impl Into<Source>,
     options: impl Into<BindOptions>,

@@ -17,43 +17,42 @@ use troika_sim::{Board, Soc, SocError, VirtualClock, VirtualDevice};
 /// Which devices to open.
 #[derive(Clone, Debug, Default)]
 pub struct DeviceOptions {
-    /// Threads of the CPU device; `None`: one per core of `cores`, or per physical performance
-    /// core.
+    /// Threads of the CPU device; `None`: one per core in `cores`, else one per physical
+    /// performance core.
     pub threads: Option<usize>,
-    /// Logical cores the CPU device's threads are pinned to, in turn; `None`: where the system
-    /// puts them.
+    /// Logical cores to which the CPU device's threads are pinned, in turn; `None`: not pinned.
     pub cores: Option<Vec<usize>>,
-    /// Instruction set of the CPU device, by name ([`instruction_sets`]); `None`: the best.
+    /// Instruction set of the CPU device by name ([`instruction_sets`]); `None`: the best.
     pub isa: Option<String>,
-    /// Devices in place of the one that the fields above describe.
+    /// Devices to open instead of the one described by the fields above.
     pub devices: Vec<DeviceSpec>,
 }
 
-/// A device as a user describes it: `[NAME=]cpu[:CORES][@ISA]`, the cores as in `0-3+8`, or
+/// A device in the user's notation: `[NAME=]cpu[:CORES][@ISA]` with cores as in `0-3+8`, or
 /// `[NAME=]virtual:FILE.toml[:PROCESSOR]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceSpec {
-    /// Its name; `None`: one is given to it (`cpu`, `cpu1`, ..., or the processor's).
+    /// Its name; `None`: `cpu`, `cpu1`, ..., or the processor's name.
     pub name: Option<String>,
-    /// The processor of a virtual device; `None`: it is the CPU.
+    /// The processor of a virtual device; `None`: the CPU.
     pub processor: Option<ProcessorSpec>,
-    /// Logical cores its threads are pinned to, one each; `None`: a thread per physical
-    /// performance core, where the system puts them.
+    /// Logical cores to which its threads are pinned, one each; `None`: a thread per physical
+    /// performance core, not pinned.
     pub cores: Option<Vec<usize>>,
-    /// Instruction set, by name ([`instruction_sets`]); `None`: the best.
+    /// Instruction set by name ([`instruction_sets`]); `None`: the best.
     pub isa: Option<String>,
 }
 
-/// A processor of a file that describes a virtual SoC.
+/// A processor from the file of a virtual SoC.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProcessorSpec {
     /// The file.
     pub file: PathBuf,
-    /// The processor's name; `None`: the only one.
+    /// The processor's name; `None`: the file has only one.
     pub name: Option<String>,
 }
 
-/// Why a text describes no device.
+/// Why a text does not describe a device.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is no device: {why}")]
 pub struct DeviceSpecError {
@@ -66,7 +65,7 @@ impl FromStr for DeviceSpec {
 
     fn from_str(text: &str) -> Result<DeviceSpec, DeviceSpecError> {
         let refuse = |why: String| Err(DeviceSpecError { text: text.to_string(), why });
-        // A file's name may have a '=', too.
+        // A file name may contain '=' too.
         let (name, rest) = match text.split_once('=') {
             Some((name, rest)) if !name.starts_with("virtual:") => (Some(name), rest),
             _ => (None, text),
@@ -132,11 +131,11 @@ fn processor_spec(text: &str) -> Option<ProcessorSpec> {
     (named && is_file).then(|| ProcessorSpec { file: file.into(), name })
 }
 
-/// Names for devices in order: the given ones, else `cpu`, `cpu1`, ..., or the processor's in the
-/// same way.
+/// Names for devices in order: the given one, else `cpu`, `cpu1`, ..., or the processor's name
+/// numbered the same way.
 ///
 /// # Errors
-/// A name that two devices have.
+/// Two devices with one name.
 fn names(specs: &[DeviceSpec], plain: &[&str]) -> Result<Vec<String>, DeviceError> {
     let mut names: Vec<String> = Vec::new();
     for (spec, plain) in specs.iter().zip(plain) {
@@ -157,7 +156,7 @@ fn names(specs: &[DeviceSpec], plain: &[&str]) -> Result<Vec<String>, DeviceErro
 }
 
 impl DeviceOptions {
-    /// Threads of the CPU devices together.
+    /// Threads of all CPU devices together.
     pub fn threads(&self) -> usize {
         if !self.devices.is_empty() {
             let default = troika_cpu::default_threads;
@@ -173,12 +172,12 @@ impl DeviceOptions {
     }
 }
 
-/// Names of the instruction sets the CPU device has kernels for on this machine, weakest first.
+/// Names of the instruction sets that this machine's CPU device can use, weakest first.
 pub fn instruction_sets() -> Vec<&'static str> {
     Isa::available().into_iter().map(Isa::name).collect()
 }
 
-/// Numbers of the logical cores this process may use; empty where the system does not say.
+/// Numbers of the logical cores that this process may use; empty if the system does not tell.
 pub fn usable_cores() -> Vec<usize> {
     troika_cpu::topology().iter().map(|c| c.id).collect()
 }
@@ -186,7 +185,7 @@ pub fn usable_cores() -> Vec<usize> {
 /// Opens the devices of the options.
 ///
 /// # Errors
-/// What a device reports, or two devices of one name.
+/// A device cannot be opened, or two devices have one name.
 pub fn open_devices(options: &DeviceOptions) -> Result<Vec<Arc<dyn Device>>, DeviceError> {
     let open = |o: CpuOptions| Ok(Arc::new(CpuDevice::new(o)?) as Arc<dyn Device>);
     let isa = |name: &Option<String>| name.as_deref().map(find_isa).transpose();
@@ -212,13 +211,13 @@ pub fn open_devices(options: &DeviceOptions) -> Result<Vec<Arc<dyn Device>>, Dev
     devices.collect()
 }
 
-/// Devices, and the SoC that they are processors of.
+/// Devices, and the SoC they belong to.
 pub(crate) type OnBoard = (Vec<Arc<dyn Device>>, Arc<Board>);
 
-/// All processors of a SoC, which share its memory and a clock.
+/// All processors of a SoC. They share its memory and a clock.
 ///
 /// # Errors
-/// What the kernels that compute their values report.
+/// The CPU kernels that compute their values cannot be set up.
 pub(crate) fn on_board(soc: &Soc) -> Result<OnBoard, DeviceError> {
     let board = Board::new(soc, Arc::default());
     let open = |p: &troika_sim::Processor| {
@@ -228,7 +227,7 @@ pub(crate) fn on_board(soc: &Soc) -> Result<OnBoard, DeviceError> {
     Ok((devices, board))
 }
 
-/// The clock that modelled devices share, if there are no others. Then time is theirs.
+/// The clock of virtual devices, if all devices are virtual: time is then modelled.
 pub(crate) fn virtual_clock<'a>(
     devices: impl IntoIterator<Item = &'a Arc<dyn Device>>,
 ) -> Option<Arc<dyn Clock>> {
@@ -238,12 +237,12 @@ pub(crate) fn virtual_clock<'a>(
     devices.all(|d| d.clock().is_some_and(same)).then_some(clock)
 }
 
-/// Whether a device only models time: values and weights are nobody's.
+/// Whether a device models time only, without reading values or weights.
 pub(crate) fn computes_nothing(device: &Arc<dyn Device>) -> bool {
     !device.caps().computes()
 }
 
-/// The files of virtual devices, each read once and opened on a board; all have one clock.
+/// The files of virtual devices, each read once. All devices share one clock.
 struct Socs {
     files: HashMap<PathBuf, (Soc, Arc<Board>)>,
 }
@@ -291,21 +290,21 @@ fn find_isa(name: &str) -> Result<Isa, DeviceError> {
     })
 }
 
-/// Read bandwidth of this machine's memory in GB/s, measured now with the given threads.
+/// Measures the read bandwidth of this machine's memory in GB/s with some threads.
 pub fn measure_bandwidth(threads: usize) -> f64 {
     troika_cpu::peaks::measure_bandwidth(threads)
 }
 
-/// Measures what this machine can do at most with the threads of the options.
+/// Measures this machine's peak performance with the threads of the options.
 pub fn measure_peaks(options: &DeviceOptions) -> Peaks {
     let given = options.threads.is_some() || !options.devices.is_empty();
     troika_cpu::peaks::measure(if given { options.threads() } else { troika_cpu::cores() })
 }
 
-/// What products with weights of a type multiply with under the given options, if it is known.
+/// The instructions that multiply weights of a type under the given options, if known.
 ///
 /// # Errors
-/// An instruction set this machine does not have.
+/// An instruction set that this machine lacks.
 pub fn multiply_of(
     options: &DeviceOptions,
     weight: DType,

@@ -1,5 +1,5 @@
-//! One engine for all sessions of a model. Nobody has to run it: whoever waits for something of a
-//! session steps the engine for all of them, unless another thread does so already.
+//! One engine for all sessions of a model. It has no thread of its own: a session that waits steps
+//! the engine for all sessions, unless another thread does so already.
 
 use std::collections::HashMap;
 use std::ops::{Deref, DerefMut};
@@ -11,40 +11,40 @@ use troika_engine::{Engine, EngineError, EngineHandle, Event, Next, SeqId};
 use crate::error::Error;
 use crate::generate::Generating;
 
-/// What a session is waiting for, told by whichever thread steps the engine.
+/// The results that a session waits for, written by the thread that steps the engine.
 #[derive(Debug, Default)]
 pub(crate) struct SessionState {
-    /// A text in the making.
+    /// A generation in progress.
     pub generating: Option<Generating>,
-    /// Logits that another thread was handed, with their positions.
+    /// Logits with their positions, handed out by another thread.
     pub rows: Vec<(usize, Vec<f32>)>,
     /// Tokens that were cached when the sequence began.
     pub cached: usize,
-    /// How what was asked for ended.
+    /// How the current request ended.
     pub ended: Option<Ended>,
 }
 
 /// How feeding a sequence ended.
 #[derive(Debug)]
 pub(crate) enum Ended {
-    /// It is through.
+    /// All tokens were computed.
     Through,
     Cancelled,
     Failed(crate::Error),
 }
 
-/// The state of a session, which the threads that step the engine write.
+/// The state of a session, shared with the threads that step the engine.
 pub(crate) type Shared = Arc<Mutex<SessionState>>;
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What a thread that panicked was doing is of its own session only.
+    // A thread that panicked was working on its own session only.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The engine, for one thread. When it is let go of, those that wait for it are told, whatever
-/// was done with it.
+/// Exclusive use of the engine for one thread. Dropping it wakes the threads that wait for the
+/// engine.
 pub struct EngineGuard<'a> {
-    /// `None`: it was let go of.
+    /// `None` once released.
     engine: Option<MutexGuard<'a, Engine>>,
     driver: &'a Driver,
 }
@@ -53,14 +53,14 @@ impl Deref for EngineGuard<'_> {
     type Target = Engine;
 
     fn deref(&self) -> &Engine {
-        // INVARIANT: it is let go of only when this is dropped.
+        // INVARIANT: it is released only when this is dropped.
         self.engine.as_deref().expect("the engine is held")
     }
 }
 
 impl DerefMut for EngineGuard<'_> {
     fn deref_mut(&mut self) -> &mut Engine {
-        // INVARIANT: it is let go of only when this is dropped.
+        // INVARIANT: it is released only when this is dropped.
         self.engine.as_deref_mut().expect("the engine is held")
     }
 }
@@ -75,16 +75,16 @@ impl Drop for EngineGuard<'_> {
 
 pub(crate) struct Driver {
     engine: Mutex<Engine>,
-    /// The thread that has the engine: it would wait for itself for ever.
+    /// The thread that holds the engine: if it waited for the engine, it would wait for ever.
     holder: Mutex<Option<ThreadId>>,
     pub handle: EngineHandle,
     sessions: Mutex<HashMap<SeqId, Shared>>,
-    /// Counts steps, for those that wait while another thread steps.
+    /// Counts steps, for threads that wait while another one steps.
     steps: Mutex<u64>,
     stepped: Condvar,
 }
 
-/// Receives logits where they lie, on the thread that wants them.
+/// Receives logits in the engine's memory, on the thread that wants them.
 pub(crate) type OwnRows<'a> = &'a mut dyn FnMut(usize, &mut [f32]);
 
 impl Driver {
@@ -99,10 +99,10 @@ impl Driver {
         }
     }
 
-    /// The engine, as soon as nobody steps it.
+    /// Waits until the engine is free, then holds it.
     ///
     /// # Errors
-    /// This thread has it already.
+    /// This thread holds it already.
     pub fn engine(&self) -> Result<EngineGuard<'_>, Error> {
         self.check_free()?;
         Ok(self.hold(lock(&self.engine)))
@@ -113,15 +113,15 @@ impl Driver {
         EngineGuard { engine: Some(engine), driver: self }
     }
 
-    /// Whether this thread has the engine, and is asked for something in the middle of a step.
+    /// Whether this thread holds the engine and is called back in the middle of a step.
     pub fn is_held_here(&self) -> bool {
         *lock(&self.holder) == Some(current().id())
     }
 
-    /// Whether this thread can wait for the engine.
+    /// Checks that this thread can wait for the engine.
     ///
     /// # Errors
-    /// It has it.
+    /// This thread holds it.
     pub fn check_free(&self) -> Result<(), Error> {
         if self.is_held_here() { Err(Error::EngineHeld) } else { Ok(()) }
     }
@@ -134,11 +134,11 @@ impl Driver {
         lock(&self.sessions).remove(&seq);
     }
 
-    /// Steps the engine until something is `ready`, which is looked at again after each step;
-    /// where another thread steps it, waits for that. Logits of `own` go to where they are wanted.
+    /// Steps the engine, or waits while another thread does, until `ready` returns a value; it is
+    /// called after each step. Logits of this thread's own session go to `own`.
     ///
     /// # Errors
-    /// A fault of the engine; nothing to wait for; a thread that would wait for itself.
+    /// A fault of the engine; nothing to wait for; a thread that holds the engine already.
     pub fn until<T>(
         &self,
         mut ready: impl FnMut() -> Option<T>,
@@ -164,7 +164,7 @@ impl Driver {
                     let went_on = self.step(&mut engine, own);
                     drop(engine);
                     if !went_on? {
-                        // Whatever was asked for is done: it is ready, or never will be.
+                        // All requests are done: either it is ready, or it never will be.
                         return ready().ok_or(EngineError::Ended.into());
                     }
                 }
@@ -179,13 +179,13 @@ impl Driver {
         }
     }
 
-    /// Wakes those who wait for what a step hands out, or to step themselves.
+    /// Wakes the threads that wait for results or for the engine.
     fn tell(&self) {
         *lock(&self.steps) += 1;
         self.stepped.notify_all();
     }
 
-    /// One step for all sessions.
+    /// Does one step for all sessions.
     pub fn step(
         &self,
         engine: &mut Engine,

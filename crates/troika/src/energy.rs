@@ -1,12 +1,12 @@
-//! Joules that the machine takes, where the system lets them be read: counters of processors
-//! (`class/powercap`), or what a battery gives (`class/power_supply`) while it is discharged.
+//! The machine's energy use, where the system reports it: counters of processors
+//! (`class/powercap`), or the power of a discharging battery (`class/power_supply`).
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// What can be read of a machine's energy.
+/// The energy sources that can be read on a machine.
 #[derive(Clone, Debug)]
 pub struct EnergyMeter {
     sources: Vec<EnergySource>,
@@ -14,13 +14,13 @@ pub struct EnergyMeter {
 
 #[derive(Clone, Debug)]
 enum EnergySource {
-    /// Microjoules since some time, and the number at which they begin again.
+    /// Microjoules since some time, and the value at which the counter wraps.
     Counter { file: PathBuf, wraps_at: u64 },
     /// A battery's folder.
     Battery(PathBuf),
 }
 
-/// Energy that is being measured.
+/// A running energy measurement.
 #[derive(Debug)]
 pub struct Metering {
     stop: SyncSender<()>,
@@ -43,8 +43,8 @@ fn folders(dir: &Path) -> Vec<PathBuf> {
 }
 
 impl EnergyMeter {
-    /// What a folder such as `/sys` has: the counters of processors and of their memory, or else
-    /// the batteries that are discharged. `None` if nothing of it can be read.
+    /// The sources in a folder such as `/sys`: counters of processors and their memory, else
+    /// discharging batteries. `None` if none can be read.
     pub fn find(sys: &Path) -> Option<EnergyMeter> {
         let mut sources = counters(&sys.join("class/powercap"));
         if sources.is_empty() {
@@ -55,7 +55,7 @@ impl EnergyMeter {
         (!sources.is_empty()).then_some(EnergyMeter { sources })
     }
 
-    /// Where its figures come from.
+    /// The kind of source.
     pub fn source(&self) -> &'static str {
         match self.sources.first() {
             Some(EnergySource::Battery(_)) => "power_supply",
@@ -63,8 +63,8 @@ impl EnergyMeter {
         }
     }
 
-    /// Measures from now on, with a look every so often: counters begin again, and power changes.
-    /// `None` if the system starts no thread.
+    /// Starts measuring. It samples at intervals, since counters wrap and power changes. `None` if
+    /// no thread can be started.
     pub fn start(&self, every: Duration) -> Option<Metering> {
         let (stop, stopped) = sync_channel(1);
         let mut samples = Samples::new(self.sources.clone());
@@ -82,16 +82,16 @@ impl EnergyMeter {
 }
 
 impl Metering {
-    /// Joules from the start until now; `None` if some could not be read.
+    /// Joules from the start until now; `None` if a sample failed.
     pub fn stop(self) -> Option<f64> {
-        // A thread that ended by itself has its result.
+        // A thread that has ended already has its result.
         let _ = self.stop.send(());
         self.thread.join().ok().flatten()
     }
 }
 
-/// Processors' packages and their memory. Zones within packages are parts of them, and a zone of
-/// the whole board counts packages once more.
+/// Counters of processor packages and their memory. Others are excluded: zones within packages are
+/// parts of them, and a zone of the whole board includes them.
 fn counters(dir: &Path) -> Vec<EnergySource> {
     let zone = |dir: PathBuf| {
         let name = text(&dir.join("name"));
@@ -103,20 +103,20 @@ fn counters(dir: &Path) -> Vec<EnergySource> {
     folders(dir).into_iter().filter_map(zone).collect()
 }
 
-/// What a battery gives, if it is one and is discharged.
+/// The power of a discharging battery, or `None`.
 fn watts(dir: &Path) -> Option<f64> {
     let discharged = text(&dir.join("status")) == "Discharging";
     if text(&dir.join("type")) != "Battery" || !discharged {
         return None;
     }
-    // Millionths; some systems count what leaves a battery as negative.
+    // Values are in millionths; some systems report discharge as negative.
     let signed = |name: &str| text(&dir.join(name)).parse::<i64>().ok().map(i64::unsigned_abs);
     let micro = |n: u64| n as f64 * 1e-6;
     let product = || Some(micro(signed("current_now")?) * micro(signed("voltage_now")?));
     signed("power_now").map(micro).or_else(product)
 }
 
-/// Sums in the making.
+/// The sums so far.
 struct Samples {
     sources: Vec<EnergySource>,
     last: Vec<Option<f64>>,
@@ -130,7 +130,7 @@ impl Samples {
         Samples { sources, last, at: Instant::now(), joules: Some(0.0) }
     }
 
-    /// Adds what was taken since the last look.
+    /// Adds the energy used since the last sample.
     fn look(&mut self) {
         let seconds = std::mem::replace(&mut self.at, Instant::now()).elapsed().as_secs_f64();
         for (source, last) in self.sources.iter().zip(&mut self.last) {
@@ -192,7 +192,7 @@ mod tests {
         assert_eq!(meter.source(), "powercap");
         let metering = meter.start(Duration::from_secs(60)).unwrap();
         std::thread::sleep(Duration::from_millis(50));
-        // The package's counter has begun again: 1 J up to its end, and 0.5 J.
+        // The package's counter wrapped: 1 J up to its end, and 0.5 J after.
         zone(CAP, "package-0\n", "500000\n");
         zone(&format!("{CAP}:2"), "dram\n", "1250000\n");
         zone(&format!("{CAP}:0"), "core\n", "4000000\n");
@@ -219,7 +219,7 @@ mod tests {
         let joules = metering.stop().unwrap();
         let most = 20.0 * start.elapsed().as_secs_f64();
         assert!((20.0 * 0.06..=most).contains(&joules), "{joules}, {most}");
-        // Plugged in meanwhile: nobody knows what was taken.
+        // Plugged in meanwhile: the result is unknown.
         let metering = meter.start(Duration::from_millis(5)).unwrap();
         write(sys, &[(&status, "Charging\n")]);
         assert_eq!(metering.stop(), None);

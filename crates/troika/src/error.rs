@@ -1,4 +1,4 @@
-//! Errors of the facade: those of all parts, unchanged.
+//! Errors of the facade; errors of the parts are passed on unchanged.
 
 use std::path::Path;
 
@@ -14,10 +14,10 @@ use troika_weights::WeightError;
 /// Anything that can go wrong when opening or running a model.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Files.
+    /// An error in a model's files.
     #[error(transparent)]
     Weights(#[from] WeightError),
-    /// Config, with the model it belongs to.
+    /// An error in a model's config.
     #[error("{model}: {error}")]
     Config {
         /// Path.
@@ -25,16 +25,16 @@ pub enum Error {
         /// What is wrong.
         error: ConfigError,
     },
-    /// Tokenizer.
+    /// An error of the tokenizer.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
-    /// Chat template.
+    /// An error of the chat template.
     #[error(transparent)]
     Chat(#[from] ChatError),
-    /// Plan.
+    /// An error in the plan.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// A plan of a file, which is at fault.
+    /// An error in a plan file.
     #[error("{file}: {error}")]
     PlanFile {
         /// The file.
@@ -58,43 +58,43 @@ pub enum Error {
         /// What the system says.
         error: std::io::Error,
     },
-    /// A file that a profile would replace.
+    /// A file that is not a profile and would be overwritten.
     #[error("{file} is there and is no profile; name another file, or remove this one")]
     NoProfile {
         /// The file.
         file: String,
     },
-    /// Nothing is kept for this model and these devices.
+    /// There is no stored profile for this model and these devices.
     #[error("no profile of this model on these devices is kept ({file}); run troika profile first")]
     NoKeptProfile {
-        /// Where it would be.
+        /// The expected path.
         file: String,
     },
-    /// Engine.
+    /// An error of the engine.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// Device.
+    /// An error of a device.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// Sampling.
+    /// An error in sampling.
     #[error(transparent)]
     Sample(#[from] SampleError),
     /// A sampling parameter out of range.
     #[error(transparent)]
     Param(#[from] ParamError),
-    /// A thread that has the engine waits for it.
+    /// A thread that holds the engine waits for it.
     #[error(
         "this thread is in the middle of a step of the engine, or holds it: wait for sessions of \
          the model after that, or on another thread"
     )]
     EngineHeld,
-    /// Somebody ended it.
+    /// The request was cancelled.
     #[error("it was cancelled")]
     Cancelled,
-    /// The end of a generation that nobody began.
+    /// A generation was finished that was never started.
     #[error("the session generates nothing; start a generation first")]
     NothingBegun,
-    /// Text was given to a model without a tokenizer, or with one that could not be read.
+    /// Text was given, but the model has no usable tokenizer.
     #[error("{0} has no tokenizer that can be used; give token ids instead of text")]
     NoTokenizer(String),
     /// A prompt longer than the context.
@@ -105,15 +105,15 @@ pub enum Error {
     PromptTooLong {
         /// Tokens of the prompt.
         prompt: usize,
-        /// Context in force.
+        /// The context in use.
         context: usize,
         /// The model's own context.
         model: usize,
     },
-    /// A window perplexity cannot be measured in.
+    /// A window length for which perplexity cannot be measured.
     #[error("windows of {window} tokens cannot be measured; they have 4 up to the model's context")]
     Window {
-        /// Tokens asked for.
+        /// Tokens per window asked for.
         window: usize,
     },
     /// A text shorter than a window.
@@ -126,29 +126,29 @@ pub enum Error {
         /// Tokens of a window.
         window: usize,
     },
-    /// Logits that are no numbers.
+    /// Logits that are NaN or infinite.
     #[error("the logits at position {position} are not finite; are the weights damaged?")]
     BadLogits {
         /// Position in the window.
         position: usize,
     },
-    /// A shape this build does not know.
+    /// An unknown shape.
     #[error("{name:?} is no known shape; known: {known}")]
     NoPreset {
         /// The name asked for.
         name: String,
-        /// Names there are.
+        /// The known names.
         known: String,
     },
-    /// A type random weights cannot have.
+    /// A type that random weights cannot have.
     #[error("{name:?} asks for a type random weights do not have; they have {known}")]
     NoPresetType {
         /// The shape and type asked for.
         name: String,
-        /// Types there are.
+        /// The possible types.
         known: String,
     },
-    /// Random weights that do not fit the memory.
+    /// Random weights that do not fit into memory.
     #[error(
         "the weights of {name} take {need} MiB and {free} MiB of memory are free; take a smaller \
          shape or type, as in :Q4_0"
@@ -158,22 +158,22 @@ pub enum Error {
         name: String,
         /// MiB of weights.
         need: u64,
-        /// MiB that are free.
+        /// MiB of free memory.
         free: u64,
     },
-    /// A template that leaves out what it was given.
+    /// A chat template that produces no text.
     #[error("the chat template makes no text of the prompt; give the prompt without it")]
     NoTextOfTemplate,
-    /// A text of which nothing is left.
+    /// A text that yields no tokens.
     #[error("the tokenizer makes no tokens of the prompt; give another text, or token ids")]
     NoTokens,
-    /// Nothing to do.
+    /// An empty prompt.
     #[error("the prompt is empty; give some text or token ids")]
     EmptyPrompt,
 }
 
 impl Error {
-    /// With the name of the plan's file, if there is one and the plan is at fault.
+    /// Adds the plan's file name, if there is one and the plan is at fault.
     pub(crate) fn of_plan(self, file: Option<&Path>) -> Error {
         use EngineError as E;
         let at_fault = match &self {

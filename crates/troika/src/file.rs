@@ -1,4 +1,4 @@
-//! Writing files: beside the place first, then renamed, so that there is never half a file.
+//! Writes files completely or not at all: first beside the place, then renamed.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -6,17 +6,17 @@ use std::path::{Path, PathBuf};
 
 use troika_weights::{Partial, remove_leftovers};
 
-/// Whether a file can be written, asked before the work is done whose result it is to hold. What
-/// processes that were killed left behind of the same file is removed.
+/// Checks that a file can be written, before the work for its contents begins. Removes what killed
+/// processes left behind of the same file.
 ///
 /// # Errors
-/// A folder in the file's place, or one that is not there or cannot be written to.
+/// The path is a folder, or its folder is missing or not writable.
 pub fn can_write(path: &Path) -> io::Result<()> {
     let meta = std::fs::metadata(path);
     if meta.as_ref().is_ok_and(|m| m.is_dir()) {
         return Err(io::ErrorKind::IsADirectory.into());
     }
-    // A pipe or device is opened once, when there is something to write.
+    // A pipe or device is opened only once, when there is something to write.
     if meta.is_ok_and(|m| !m.is_file()) {
         return Ok(());
     }
@@ -25,26 +25,26 @@ pub fn can_write(path: &Path) -> io::Result<()> {
     Partial::begin(&place).map(drop)
 }
 
-/// The file itself where the path is a link to one.
+/// The file that a link leads to, or the path itself.
 fn target(path: &Path) -> PathBuf {
     std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf())
 }
 
-/// Writes a file, or replaces one. Links stay, and pipes and devices are written to.
+/// Writes or replaces a file. Links stay links; pipes and devices are written directly.
 ///
 /// # Errors
-/// A file that cannot be written; nothing is left behind then.
+/// The file cannot be written; nothing is left behind then.
 pub fn write_file(path: &Path, fill: impl Fn(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
     let fill = |file: File| {
         let mut out = io::BufWriter::new(file);
         fill(&mut out)?;
         out.flush()
     };
-    // A pipe or device cannot be renamed over.
+    // A pipe or device cannot be replaced by renaming.
     if std::fs::metadata(path).is_ok_and(|m| !m.is_file()) {
         return File::create(path).and_then(fill);
     }
-    // A link stays, and the file it leads to is replaced.
+    // A link stays; its target is replaced.
     let place = target(path);
     let partial = Partial::begin(&place)?;
     fill(partial.file.try_clone()?)?;

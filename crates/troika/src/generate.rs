@@ -1,4 +1,4 @@
-//! The part of generating that has to be done where the logits are: choosing tokens.
+//! Choosing tokens: the part of generation that happens where the logits are.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,13 +14,13 @@ use crate::error::Error;
 /// Why a generation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish {
-    /// A stop token or stop text.
+    /// A stop token or stop text was generated.
     Stop,
-    /// The wanted number of tokens.
+    /// The requested number of tokens was generated.
     Length,
     /// The context is full.
     Context,
-    /// The budget of the KV cache holds no more tokens of a sequence.
+    /// The KV cache's budget has no room for more tokens of the sequence.
     Budget,
     /// The caller asked to stop.
     Cancelled,
@@ -39,32 +39,32 @@ impl Finish {
     }
 }
 
-/// A text in the making: which token follows, and when it ends.
+/// A generation in progress: chooses the next token and decides when to end.
 #[derive(Debug)]
 pub(crate) struct Generating {
     pub sampler: Sampler,
     /// Tokens that end the text.
     pub stop_tokens: Vec<u32>,
-    /// Most tokens.
+    /// The most tokens to generate.
     pub max: usize,
-    /// Tokens that the sequence may have.
+    /// The most tokens of the sequence.
     pub context: usize,
-    /// Tokens that the cache can hold of it.
+    /// The most tokens of the sequence that the cache can hold.
     pub holds: usize,
     /// Tokens that it has.
     pub len: usize,
-    /// Where devices only model time, how many tokens the model knows.
+    /// Where devices model time only: the size of the vocabulary.
     pub counted: Option<usize>,
     pub times: Times,
-    /// Tokens that were chosen so far.
+    /// Number of tokens chosen so far.
     pub chosen: usize,
-    /// Those that the session has not taken yet.
+    /// Tokens that the session has not taken yet.
     pub out: VecDeque<u32>,
-    /// Why it ended, if it did.
+    /// Why it ended, if it has.
     pub finish: Option<Result<Finish, Error>>,
 }
 
-/// When things happened, and where that is written down.
+/// Timestamps, and the trace that records them.
 pub(crate) struct Times {
     pub clock: Arc<dyn Clock>,
     pub tracer: Tracer,
@@ -81,7 +81,7 @@ impl std::fmt::Debug for Times {
 }
 
 impl Generating {
-    /// Chooses the token that follows, of logits where they lie.
+    /// Chooses the next token from logits in the engine's memory.
     pub fn go_on(&mut self, logits: Option<&mut [f32]>) -> Next {
         if self.finish.is_some() {
             return Next::Wait;
@@ -135,8 +135,8 @@ impl Generating {
         }
     }
 
-    /// Where nothing is computed, tokens are counted up from those so far, past tokens that would
-    /// end the text.
+    /// Where nothing is computed: counts up from the number of tokens so far, skipping tokens that
+    /// would end the text.
     fn count_up(&self, vocab: usize) -> u32 {
         let others = (0..vocab as u32).filter(|t| !self.stop_tokens.contains(t));
         others.clone().nth(self.chosen % others.count().max(1)).unwrap_or_default()

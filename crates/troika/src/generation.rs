@@ -1,4 +1,4 @@
-//! `generation_config.json`: what a model's authors recommend.
+//! `generation_config.json`: the recommendations of a model's authors.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +14,7 @@ use troika_weights::FileSource;
 pub struct GenerationDefaults {
     /// Tokens that end a generation.
     pub stop_tokens: Vec<u32>,
-    /// `false` asks for greedy decoding.
+    /// `false` requests greedy decoding.
     pub do_sample: Option<bool>,
     /// Temperature.
     pub temperature: Option<f32>,
@@ -28,8 +28,7 @@ pub struct GenerationDefaults {
     pub repeat_penalty: Option<f32>,
 }
 
-/// Tokens that end a turn under these names, whatever the file's metadata lists. llama.cpp treats
-/// them as ends of generation, too.
+/// Tokens with these names end a turn, whatever the file's metadata lists. llama.cpp does the same.
 const TURN_ENDS: [&str; 10] = [
     "<|eot_id|>",
     "<|im_end|>",
@@ -44,8 +43,8 @@ const TURN_ENDS: [&str; 10] = [
 ];
 
 impl GenerationDefaults {
-    /// Adds the tokenizer's end of text and, for files without a `generation_config.json`, the
-    /// usual names of turn ends.
+    /// Adds the tokenizer's end of text and, for files without a `generation_config.json`, tokens
+    /// with the usual names of turn ends.
     pub(crate) fn add_from_tokenizer(&mut self, tokenizer: &Tokenizer, by_name: bool) {
         let named = TURN_ENDS.iter().filter(|_| by_name).filter_map(|t| tokenizer.id(t));
         for id in named.chain(tokenizer.eos()) {
@@ -55,8 +54,8 @@ impl GenerationDefaults {
         }
     }
 
-    /// Reads the files beside a model of `vocab` tokens, or GGUF metadata. The texts are warnings
-    /// about a file or a value that is there but cannot be used.
+    /// Reads the file beside a model of `vocab` tokens, or GGUF metadata. Returns warnings for a
+    /// file or value that exists but cannot be used.
     pub fn read(source: &FileSource, vocab: usize) -> (GenerationDefaults, Vec<String>) {
         match source {
             FileSource::HuggingFace { dir, config } => from_folder(dir, config, vocab),
@@ -65,7 +64,7 @@ impl GenerationDefaults {
     }
 }
 
-/// The contents of a `generation_config.json`, null when there is none, and what is wrong with it.
+/// The contents of a `generation_config.json` (null if there is none), and what is wrong with it.
 fn read_file(path: &Path) -> (Value, Option<String>) {
     let read = match read_small(path) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return (Value::Null, None),
@@ -81,7 +80,7 @@ fn read_file(path: &Path) -> (Value, Option<String>) {
     (Value::Null, Some(warning))
 }
 
-/// The values of a JSON file. One that cannot be used counts as absent, with a warning.
+/// The values of a JSON file. An unusable value counts as absent, with a warning.
 struct Values<'a> {
     path: PathBuf,
     json: &'a Value,
@@ -94,7 +93,7 @@ impl Values<'_> {
         self.warnings.push(format!("{path}: {key} is {value}, but must be {must}; it is ignored"));
     }
 
-    /// A value as `read` understands it.
+    /// A value, converted by `read`.
     fn get<T>(
         &mut self,
         key: &str,
@@ -110,7 +109,7 @@ impl Values<'_> {
         found
     }
 
-    /// A number in the range that sampling allows for it, when `set` puts it there.
+    /// A number within the range that sampling allows for the field that `set` writes.
     fn number(&mut self, key: &str, set: impl FnOnce(&mut SampleParams, f32)) -> Option<f32> {
         let number = self.get(key, "a number", Value::as_f64)? as f32;
         let mut params = SampleParams::default();
@@ -125,7 +124,7 @@ impl Values<'_> {
         }
     }
 
-    /// The ids of a vocabulary that a token or a list of them has.
+    /// The valid token ids in a number or a list.
     fn tokens(&mut self, key: &str, vocab: usize) -> Vec<u32> {
         let json = self.json;
         let listed = match json.get(key) {
@@ -141,7 +140,7 @@ impl Values<'_> {
                 None => wrong = wrong.or(Some(value)),
             }
         }
-        // One sentence for a list, however many of its values are wrong.
+        // One warning per list, however many of its values are wrong.
         if let Some(value) = wrong {
             let must = format!("a token id, a whole number from 0 to {}", vocab.saturating_sub(1));
             self.ignored(key, value, &must);

@@ -1,5 +1,5 @@
-//! How long one queue waits too long for another, and what waiting costs the processor: hand-overs
-//! between two real queues (HeteroInfer, section 4.3).
+//! Measures hand-overs between two real queues (HeteroInfer, section 4.3): how late the waiting
+//! queue continues, and how much processor time waiting costs.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -17,42 +17,42 @@ use crate::no_weights::NoWeights;
 /// How the second queue waits for the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HandOverBy {
-    /// It sleeps for most of the time that it took before, then looks again and again.
+    /// It sleeps for most of the expected time, then polls.
     Predicting,
     /// It sleeps until woken.
     Blocking,
-    /// A thread looks again and again from the start, and hands the work over then.
+    /// A thread polls from the start and then hands over the work.
     Spinning,
 }
 
-/// Hand-overs that were measured.
+/// Measured hand-overs.
 #[derive(Clone, Debug)]
 pub struct HandOvers {
-    /// From the end of what was waited for to the start of what waited, ascending.
+    /// From the end of the first queue's task to the start of the second's, ascending.
     pub over_waits: Vec<Duration>,
-    /// The time of all of them.
+    /// The wall time of all of them.
     pub wall: Duration,
-    /// Processor time of this process meanwhile; `None` where the system does not say.
+    /// Processor time of this process meanwhile; `None` if the system does not tell.
     pub processor: Option<Duration>,
 }
 
 impl HandOvers {
-    /// The middle of the over-waits.
+    /// The median delay.
     pub fn p50(&self) -> Duration {
         self.over_waits.get(self.over_waits.len() / 2).copied().unwrap_or_default()
     }
 
-    /// Which part of a core was used, on average; `None` where the system does not say.
+    /// The average share of a core in use; `None` if the system does not tell.
     pub fn share(&self) -> Option<f64> {
         Some(self.processor?.as_secs_f64() / self.wall.as_secs_f64().max(f64::MIN_POSITIVE))
     }
 }
 
-/// Measures so many hand-overs from a queue whose tasks take `each`, as those of another processor
-/// do: without using this one.
+/// Measures `count` hand-overs from a queue whose tasks take `each`. Like those of another
+/// processor, the tasks do not use this one.
 ///
 /// # Errors
-/// A machine without two cores for two devices, or a device that fails.
+/// Fewer than two cores for two devices, or a failing device.
 pub fn measure_hand_overs(
     by: HandOverBy,
     count: usize,
@@ -77,7 +77,7 @@ pub fn measure_hand_overs(
     let devices = open_devices(&DeviceOptions { devices: specs, ..DeviceOptions::default() })?;
     let mut bench = Bench::open(&devices)?;
     let (other, own) = (sleeps(each)?, runs(&*devices[1])?);
-    // The first ones teach how long to wait, and wake what sleeps.
+    // The first ones teach how long to wait, and wake sleeping threads.
     bench.hand_overs(by, (&other, &own), count.div_ceil(10))?;
     let before = processor_time();
     let start = bench.clock.now();
@@ -88,7 +88,7 @@ pub fn measure_hand_overs(
     Ok(HandOvers { over_waits, wall, processor })
 }
 
-/// A task that takes some time, and none of this processor's.
+/// A task that takes time but no processor time.
 fn sleeps(each: Duration) -> Result<Work, DeviceError> {
     let task = HostTask::new("other", (Vec::new(), Vec::new()), move |_, _| {
         std::thread::sleep(each);
@@ -97,7 +97,7 @@ fn sleeps(each: Duration) -> Result<Work, DeviceError> {
     Ok(Work::Host(Arc::new(task)))
 }
 
-/// A run that takes next to no time.
+/// A run that takes almost no time.
 fn runs(device: &dyn Device) -> Result<Work, DeviceError> {
     const COLS: usize = 16;
     let mut b = SubgraphBuilder::new("own", 1);
@@ -122,7 +122,7 @@ struct Bench {
     queues: Vec<Box<dyn Queue>>,
     done: Receiver<Completion>,
     timelines: Arc<Timelines>,
-    /// What the first queue's timeline has reached.
+    /// The value that the first queue's timeline has reached.
     reached: u64,
 }
 
@@ -136,7 +136,7 @@ impl Bench {
         Ok(Bench { clock, queues, done, timelines, reached: 0 })
     }
 
-    /// Over-waits, in the order of the hand-overs.
+    /// Measures delays, in the order of the hand-overs.
     fn hand_overs(
         &mut self,
         by: HandOverBy,
@@ -160,7 +160,7 @@ impl Bench {
         Ok(all)
     }
 
-    /// The second queue waits by itself.
+    /// A hand-over where the second queue waits by itself.
     fn waited(
         &mut self,
         by: HandOverBy,
@@ -179,7 +179,7 @@ impl Bench {
         Ok(over_waits(self.finish()?).collect())
     }
 
-    /// A list of some tasks of a queue; those of the first one are told when they are done.
+    /// Submits tasks to a queue as one list. The first queue signals when they are done.
     fn submit(
         &mut self,
         queue: usize,
@@ -198,7 +198,7 @@ impl Bench {
         self.queues[queue].submit(list)
     }
 
-    /// The times of a list of each queue.
+    /// Waits for a list of each queue. Returns their times.
     fn finish(&mut self) -> Result<[Vec<TaskTime>; 2], DeviceError> {
         let mut times = [Vec::new(), Vec::new()];
         for _ in 0..2 {
@@ -214,7 +214,7 @@ fn over_waits([other, own]: [Vec<TaskTime>; 2]) -> impl Iterator<Item = Duration
     other.into_iter().zip(own).map(|(a, b)| b.start.saturating_sub(a.end))
 }
 
-/// Processor time of this process's threads so far, where the system says so to the nanosecond.
+/// Processor time of this process's threads so far, if the system gives it in nanoseconds.
 fn processor_time() -> Option<Duration> {
     let mut all = 0;
     for thread in std::fs::read_dir("/proc/self/task").ok()? {
@@ -230,7 +230,7 @@ mod tests {
 
     use super::{HandOverBy, measure_hand_overs};
 
-    /// What is measured is there; how much it is, is for a quiet machine to say.
+    /// Only checks that measuring works: the figures depend on the machine.
     #[test]
     fn each_way_hands_over_as_often_as_it_is_asked() {
         if super::usable_cores().len() < 2 {

@@ -35,11 +35,10 @@
 //! # Ok::<(), troika::Error>(())
 //! ```
 //!
-//! Models, and weights kept of a former start, are mapped into memory. A mapped file that another
-//! program shortens while the model is open cannot be read any more: on Unix the system ends the
-//! process by SIGBUS when it is. No call can return an error there; a program that wants to end
-//! with a sentence that names the file calls [`exit_when_shortened`] first. Files that are
-//! replaced (written beside and renamed) are no problem.
+//! Model files and cached weights are mapped into memory. If another program shortens a mapped file
+//! while the model is open, reading it raises SIGBUS on Unix, which ends the process; no call can
+//! return an error then. To end with a message that names the file, call [`exit_when_shortened`]
+//! first. Replacing a file by renaming is safe.
 
 mod by_load;
 mod describe;

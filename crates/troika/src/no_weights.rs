@@ -1,8 +1,8 @@
-//! A source of weights where none are read.
+//! A source of weights for callers that read none.
 
 use troika_device::{DeviceError, PackFn, PackLayout, Packed, WeightData, WeightSource};
 
-/// Weights of graphs whose values nobody reads: nobody computes, or the graph has none.
+/// For graphs without weights, and for devices that compute nothing.
 pub(crate) struct NoWeights;
 
 impl WeightSource for NoWeights {

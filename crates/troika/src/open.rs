@@ -32,63 +32,63 @@ use crate::source::Source;
 use crate::subject::{Subject, synthetic};
 use crate::text;
 
-/// Weights of more bytes are not scanned at load: it would read all of them from disk.
+/// Weights of more bytes are not scanned at load: scanning reads all of them from disk.
 const SCAN_LIMIT: u64 = 4 << 30;
 
 /// How to open a model.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
-    /// Type of float matrices. `Auto` also lets products take activations in eight bits with
-    /// quantized weights and in bf16 with bf16 weights, where the device gains from it; with a
-    /// type given, activations stay in f32.
+    /// Type of float matrices. `Auto` also allows activations in eight bits with quantized weights
+    /// and in bf16 with bf16 weights, where that is faster. Any other value keeps activations in
+    /// f32.
     pub dtype: FloatType,
-    /// Activation formats, besides f32, that products may take; `None`: as `dtype` says.
+    /// Activation formats, besides f32, that products may use; `None`: those that `dtype` allows.
     pub activations: Option<Vec<ActivationFormat>>,
     /// Quantization of float matrices at load.
     pub quant: Quant,
-    /// Folder where quantized weights are kept for the next start; `None`: they are not kept.
+    /// Folder that stores quantized weights for the next start; `None`: not stored.
     pub cache_dir: Option<PathBuf>,
-    /// Bytes that folder may have: files that were not used for longest are removed.
+    /// The most bytes in that folder; the least recently used files are removed.
     pub cache_bytes: Option<u64>,
-    /// Told how far quantization has come.
+    /// Receives the progress of quantization.
     pub progress: Option<LoadProgress>,
-    /// How compiling is watched and ended.
+    /// How to watch and stop compiling.
     pub compile: CompileControl,
-    /// Longest sequence; `None`: the model's own.
+    /// The longest sequence; `None`: the model's own limit.
     pub context: Option<usize>,
-    /// Rows of a prompt chunk.
+    /// The most rows of a prompt chunk.
     pub chunk: usize,
     /// How the model is divided over the devices.
     pub strategy: Strategy,
     /// The order in which ready segments run.
     pub policy: Policy,
-    /// Prompt chunks under way at once; `None`: as the planner sees fit.
+    /// The most prompt chunks in flight; `None`: chosen by the planner.
     pub chunks_in_flight: Option<usize>,
     /// How devices wait for each other.
     pub sync: SyncMode,
     /// How sessions share the model.
     pub sharing: Sharing,
-    /// A plan made before: it says what `context`, `chunk`, `kv_dtype`, `activations` and the four
-    /// fields above would.
+    /// An existing plan. It replaces `context`, `chunk`, `kv_dtype`, `activations` and the four
+    /// fields above.
     pub plan: Option<Plan>,
-    /// The file that `plan` was read from: errors of the plan name it.
+    /// The file that `plan` was read from, named in errors of the plan.
     pub plan_file: Option<PathBuf>,
-    /// By what it is decided where a chunk runs, of the ways that the plan holds.
+    /// What decides where a chunk runs, if the plan has alternatives.
     pub decide: Decide,
-    /// Choose the plan by a profile, in place of `strategy`.
+    /// Chooses the plan by a profile, instead of `strategy`.
     pub solve: Option<SolveOptions>,
-    /// Let other devices compute what those of `plan` refuse, instead of refusing the plan.
+    /// Moves ops that a device of `plan` refuses to other devices, instead of failing.
     pub fallback: bool,
-    /// Type of the KV cache; `None`: f32 when computing in f32, else f16.
+    /// Type of the KV cache; `None`: f32 if computing in f32, else bf16 where multiplied, else f16.
     pub kv_dtype: Option<DType>,
     /// Type of the values between segments: F32, F16 or BF16.
     pub values: DType,
-    /// Devices.
+    /// The devices to open.
     pub devices: DeviceOptions,
-    /// Look for NaN and infinities in weights that are used as the files have them, if these are
-    /// up to 4 GiB: it reads all of them. Those that are quantized are looked at in any case.
+    /// Looks for NaN and infinities in weights that are used as they are in the files, up to 4 GiB:
+    /// it reads all of them. Quantized weights are always checked.
     pub scan: bool,
-    /// Spans.
+    /// Records spans.
     pub tracer: Tracer,
 }
 
@@ -124,29 +124,29 @@ impl Default for OpenOptions {
 }
 
 impl OpenOptions {
-    /// How weights are bound.
+    /// How to bind weights.
     pub(crate) fn bind(&self) -> BindOptions {
         BindOptions { float: self.dtype, quant: self.quant }
     }
 }
 
-/// How a plan is chosen by a profile.
+/// How to choose a plan by a profile.
 #[derive(Clone, Debug)]
 pub struct SolveOptions {
     /// The profile.
     pub profile: ProfileAt,
-    /// What the plan is to be best at.
+    /// What the plan should optimise.
     pub goal: Goal,
-    /// Tokens of the prompt that it is to be best for; `None`: 512, or the context.
+    /// Tokens of the prompt to optimise for; `None`: 512, or the context.
     pub prompt: Option<usize>,
-    /// Tokens that are generated after it; `None`: 128, or what the context leaves.
+    /// Tokens generated after it; `None`: 128, or what the context leaves.
     pub generate: Option<usize>,
-    /// Weights may be held in several forms.
+    /// Whether weights may be held in several forms.
     pub several_copies: bool,
 }
 
 impl SolveOptions {
-    /// Tokens of the prompt and after it, within the context.
+    /// Tokens of the prompt and of the answer, within the context.
     fn lengths(&self, context: usize) -> Result<(usize, usize), PlanError> {
         let prompt = self.prompt.unwrap_or(512.min(context));
         if !(1..=context).contains(&prompt) {
@@ -162,7 +162,7 @@ impl SolveOptions {
     }
 }
 
-/// Receives (weights quantized, weights to quantize) while a model is opened.
+/// Receives (quantized weights, all weights to quantize) while a model is opened.
 #[derive(Clone)]
 pub struct LoadProgress(pub OnProgress);
 
@@ -172,33 +172,33 @@ impl fmt::Debug for LoadProgress {
     }
 }
 
-/// The plan that opening a model would make.
+/// The plan that opening a model would use.
 pub struct Planned {
     /// The plan.
     pub plan: Plan,
-    /// A sentence for each device whose refusals changed it.
+    /// A sentence for each device whose refusals changed the plan.
     pub changes: Vec<String>,
-    /// Where it was chosen by a profile, the plans that it beat, the best first.
+    /// If a profile chose the plan: the plans it beat, the best first.
     pub alternatives: Vec<Alternative>,
     model: (ModelSpec, WeightStore),
     devices: Vec<Arc<dyn Device>>,
 }
 
 impl Planned {
-    /// What the plan copies between memories for a chunk of a prompt and for a decoded token.
+    /// The copies between memories for a chunk of a prompt and for a decoded token.
     ///
     /// # Errors
-    /// What keeps the plan from being run.
+    /// Why the plan cannot run.
     pub fn copies(&self) -> Result<Vec<PhaseCopies>, Error> {
         let (spec, store) = &self.model;
         Ok(copies(spec, &|key| store.shape(key), &self.plan, &self.devices)?)
     }
 }
 
-/// The plan that opening a model with these options would make.
+/// Makes the plan that opening a model with these options would use.
 ///
 /// # Errors
-/// As [`Model::open`], but that nothing is compiled.
+/// Those of [`Model::open`]; but nothing is compiled.
 pub fn make_plan(subject: &Subject, options: &OpenOptions) -> Result<Planned, Error> {
     let devices = open_devices(&options.devices)?;
     let model = subject.described(options.bind(), true)?;
@@ -206,7 +206,7 @@ pub fn make_plan(subject: &Subject, options: &OpenOptions) -> Result<Planned, Er
     Ok(Planned { plan, changes, alternatives, model, devices })
 }
 
-/// The plan on the first device that the options describe.
+/// A plan on the first device of the options.
 pub(crate) fn one_device_plan(
     spec: &ModelSpec,
     store: &WeightStore,
@@ -219,8 +219,8 @@ pub(crate) fn one_device_plan(
     Ok(new_plan(spec, store, &options, devices)?)
 }
 
-/// The type of the cache where placements are chosen by their price, if it is not the default of
-/// the devices that a plan comes to use: one for all placements, as runs are measured with one.
+/// The cache type for plans chosen by price, if it differs from the devices' default. It is the
+/// same for all placements, since runs are measured with one type.
 fn solved_kv_dtype(
     store: &WeightStore,
     options: &OpenOptions,
@@ -231,11 +231,11 @@ fn solved_kv_dtype(
         Some(list) => list.contains(&ActivationFormat::Bf16),
         None => d.caps().activation_formats.contains(&ActivationFormat::Bf16),
     };
-    // The others read it, too, but do not gain from it.
+    // Other devices can read it too, but are not faster with it.
     (!request.single_precision && devices.iter().any(gains)).then_some(DType::BF16)
 }
 
-/// What an open model is made of, wherever it came from.
+/// The parts of an open model, from any source.
 struct Parts {
     name: String,
     spec: ModelSpec,
@@ -245,8 +245,7 @@ struct Parts {
     warnings: Vec<String>,
 }
 
-/// An open model. Clones are the same model; it is closed with the last of them and of its
-/// sessions.
+/// An open model. Clones share it; it closes when the last clone and the last session are dropped.
 #[derive(Clone)]
 pub struct Model {
     pub(crate) opened: Arc<Opened>,
@@ -257,7 +256,7 @@ pub(crate) struct Opened {
     pub spec: ModelSpec,
     pub store: WeightStore,
     pub driver: Driver,
-    /// Longest sequence.
+    /// The longest sequence.
     pub context: usize,
     pub tokenizer: Option<Arc<Tokenizer>>,
     pub template: Option<ChatTemplate>,
@@ -273,7 +272,7 @@ impl Model {
     /// Opens a folder, a .gguf file or the built-in model on this machine's devices.
     ///
     /// # Errors
-    /// Anything from a missing file to a device that refuses an op.
+    /// Anything from a missing file to an op that a device refuses.
     pub fn open(source: impl Into<Source>, options: &OpenOptions) -> Result<Model, Error> {
         let devices = open_devices(&options.devices)?;
         Model::open_on(source, options, &devices)
@@ -282,7 +281,7 @@ impl Model {
     /// Opens a model on given devices.
     ///
     /// # Errors
-    /// As [`Model::open`].
+    /// Those of [`Model::open`].
     pub fn open_on(
         source: impl Into<Source>,
         options: &OpenOptions,
@@ -310,7 +309,7 @@ impl Model {
             let by_name = matches!(described.files.source, FileSource::Gguf { .. });
             defaults.add_from_tokenizer(t, by_name);
         }
-        // The tokenizer was made of them. What making it took goes back before weights are packed.
+        // The tokenizer is loaded. Free this memory before weights are packed.
         drop(described.files);
         troika_device::trim_heap();
         let parts = Parts {
@@ -324,11 +323,11 @@ impl Model {
         Model::assemble(parts, options, devices, clock, start)
     }
 
-    /// A model of a known shape with random weights, for measurements: the shape's name, or
-    /// `NAME:TYPE` (`qwen3-0.6b:Q4_0`); without a type, bf16.
+    /// A model of a known shape with random weights, for measurements. `preset` is the shape's name
+    /// or `NAME:TYPE` (`qwen3-0.6b:Q4_0`); the default type is bf16.
     ///
     /// # Errors
-    /// An unknown name or type, or as [`Model::open`].
+    /// An unknown name or type, or those of [`Model::open`].
     pub fn synthetic(preset: &str, options: &OpenOptions) -> Result<Model, Error> {
         let clock: Arc<dyn Clock> = Arc::new(RealClock::new());
         let start = clock.now();
@@ -368,7 +367,7 @@ impl Model {
             format!("device {name} computes nothing (its numerics are off): tokens are counted up, not generated")
         }));
         let computes = silent.is_none();
-        // Opening takes real time in any case.
+        // Opening takes real time even with a virtual clock.
         let modelled = virtual_clock(used);
         let (opened, clock) = (clock.clone(), modelled.clone().unwrap_or(clock));
         let parts = EngineParts {
@@ -406,7 +405,7 @@ impl Model {
         Ok(Model { opened: Arc::new(opened) })
     }
 
-    /// What the model is.
+    /// The model's description.
     pub fn spec(&self) -> &ModelSpec {
         &self.opened.spec
     }
@@ -416,26 +415,26 @@ impl Model {
         &self.opened.store
     }
 
-    /// The engine itself, for its facts and for callers that feed it beside all sessions: while it
-    /// is held, no session goes on.
+    /// The engine itself, to query it or to feed it directly. While it is held, no session
+    /// proceeds.
     ///
     /// # Errors
-    /// This thread has it already, or is in the middle of a step.
+    /// This thread holds it already, or is in the middle of a step.
     pub fn engine(&self) -> Result<EngineGuard<'_>, Error> {
         self.opened.driver.engine()
     }
 
-    /// What times of this model go by: real time, or that of its virtual devices.
+    /// The clock of this model: real time, or that of its virtual devices.
     pub fn clock(&self) -> &Arc<dyn Clock> {
         &self.opened.clock
     }
 
-    /// Whether there are logits to read: not where a device only models time.
+    /// Whether there are logits to read: not if a device models time only.
     pub fn computes(&self) -> bool {
         self.opened.computes
     }
 
-    /// Longest sequence.
+    /// The longest sequence.
     pub fn context(&self) -> usize {
         self.opened.context
     }
@@ -450,24 +449,24 @@ impl Model {
         self.opened.template.is_some()
     }
 
-    /// What the model's authors recommend.
+    /// The recommendations of the model's authors.
     pub fn defaults(&self) -> &GenerationDefaults {
         &self.opened.defaults
     }
 
-    /// Things a user should know, one sentence each.
+    /// Warnings for the user, one sentence each.
     pub fn warnings(&self) -> &[String] {
         &self.opened.warnings
     }
 
-    /// Time to open.
+    /// The time it took to open.
     pub fn load_time(&self) -> Duration {
         self.opened.load_time
     }
 }
 
 impl Opened {
-    /// A span on the host's lane that ends now.
+    /// Records a span on the host's lane that ends now.
     pub(crate) fn record(&self, name: &'static str, start: Duration) {
         if self.tracer.enabled() {
             let end = self.clock.now();
@@ -477,8 +476,8 @@ impl Opened {
     }
 }
 
-/// The plan of the options, or the one that they describe. Ops that a device refuses go to others:
-/// a plan made here is changed so and the change reported, a given one only with `fallback`.
+/// The given plan, or a new one by the options. Refused ops move to other devices: in a new plan
+/// always, with a report; in a given plan only with `fallback`.
 fn plan_of(
     spec: &ModelSpec,
     store: &WeightStore,
@@ -529,7 +528,7 @@ fn plan_of(
     Ok((plan, changes, alternatives))
 }
 
-/// The model within the bounds of a plan.
+/// Lowers the model for a plan's chunk and context.
 pub(crate) fn lowered(
     spec: &ModelSpec,
     store: &WeightStore,
@@ -543,7 +542,7 @@ pub(crate) fn lowered(
     Ok(lower(spec, &|key| store.shape(key), bounds).map_err(EngineError::from)?)
 }
 
-/// The plan that a profile says is best; `None` without a profile where none is asked for.
+/// The best plan by a profile; `None` if there is no profile and none was required.
 fn solved(
     spec: &ModelSpec,
     store: &WeightStore,
@@ -562,7 +561,7 @@ fn solved(
         _ => {}
     }
     let measured = match (profile_file::read(&file, &here), &wanted.profile) {
-        // Nobody asked for this profile.
+        // This profile was optional.
         (Err(e), ProfileAt::IfIn(_)) => {
             changes.push(format!("no profile is used: {e}"));
             return Ok(None);
@@ -572,7 +571,7 @@ fn solved(
     let (prompt, generate) = wanted.lengths(one.context)?;
     let base = PlanRequest { kv_dtype: Some(one.kv_dtype), ..plan_request(store, options) };
     let (lowered, shapes) = (lowered(spec, store, &one)?, |key| store.shape(key));
-    // What a device refuses on any plan, whatever that plan would have it compute.
+    // All ops that devices refuse, whichever plan is chosen.
     let refusals = troika_engine::examine(spec, &shapes, &one, devices)?;
     let devices: Vec<SolveDevice> = devices.iter().map(solve_device).collect();
     let refuse = |error| Error::Profile { file: file.display().to_string(), error };
@@ -595,7 +594,7 @@ fn solved(
     Ok(Some(solve(&request)?))
 }
 
-/// The plan that the options describe.
+/// A new plan by the options.
 fn new_plan(
     spec: &ModelSpec,
     store: &WeightStore,
@@ -606,9 +605,9 @@ fn new_plan(
     troika_plan::make(spec, &devices, &plan_request(store, options))
 }
 
-/// What the options ask of a plan.
+/// The plan request that follows from the options.
 fn plan_request(store: &WeightStore, options: &OpenOptions) -> PlanRequest {
-    // With a type given, activations stay in f32.
+    // With an explicit type, activations stay in f32.
     let f32_only = (options.dtype != FloatType::Auto).then(Vec::new);
     PlanRequest {
         strategy: options.strategy,
@@ -624,8 +623,8 @@ fn plan_request(store: &WeightStore, options: &OpenOptions) -> PlanRequest {
     }
 }
 
-/// Takes quantized weights from the cache, and keeps those that are made. What goes wrong is a
-/// warning: without the cache everything works, too.
+/// Takes quantized weights from the cache, and stores new ones. Failures are warnings, since
+/// everything also works without the cache.
 fn keep_packed(d: &mut Described, options: &OpenOptions) -> Option<String> {
     let dir = options.cache_dir.as_ref()?;
     let kept = d.store.keep_packed(dir, options.cache_bytes);
@@ -637,7 +636,7 @@ fn non_finite(tensors: &[String]) -> impl Iterator<Item = String> {
     tensors.iter().map(|t| format!("tensor {t} holds NaN or infinite values"))
 }
 
-/// Whether all matrices are single precision, so that f32 is the model's own precision.
+/// Whether all matrices are f32, so that f32 is the model's own precision.
 fn all_f32(store: &WeightStore) -> bool {
     store.classes().iter().filter(|c| c.class != "norms").all(|c| c.dtype == DType::F32)
 }

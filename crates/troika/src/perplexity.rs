@@ -6,11 +6,10 @@ use crate::error::Error;
 use crate::open::Model;
 use crate::session::SessionOptions;
 
-/// Which tokens of a window count.
+/// Which tokens of a window are scored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Scored {
-    /// Those after the first half: all have at least half a window before them. What
-    /// `llama-perplexity` does.
+    /// The second half: each token has at least half a window before it. As in `llama-perplexity`.
     #[default]
     SecondHalf,
     /// All but the first.
@@ -20,7 +19,7 @@ pub enum Scored {
 /// A measured perplexity.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Perplexity {
-    /// Windows of the text.
+    /// Number of windows.
     pub windows: usize,
     /// Tokens scored.
     pub tokens: usize,
@@ -39,8 +38,8 @@ impl Perplexity {
         self.loss().exp()
     }
 
-    /// Standard error of the value, to first order; 0 for fewer than two tokens. Tokens are taken
-    /// as independent, so it is of use between texts, not between paths on one text.
+    /// Standard error of the value, to first order; 0 for fewer than two tokens. It assumes
+    /// independent tokens, so it can compare texts, but not two settings on one text.
     pub fn error(&self) -> f64 {
         if self.tokens < 2 {
             return 0.0;
@@ -58,14 +57,13 @@ impl Perplexity {
 }
 
 impl Model {
-    /// The perplexity of token ids, cut into windows of `window` tokens that know nothing of each
-    /// other; what is left at the end is not used. If the ids begin with BOS, every window's first
-    /// token is replaced by it, as `llama-perplexity` does. `progress` sees the figures after each
-    /// window and ends the measurement by `false`.
+    /// The perplexity of token ids in independent windows of `window` tokens; an incomplete last
+    /// window is dropped. If the ids begin with BOS, it replaces the first token of every window,
+    /// as in `llama-perplexity`. `progress` receives the figures after each window; `false` stops.
     ///
     /// # Errors
-    /// Fewer ids than a window, a window beyond the context or under four tokens, what a device
-    /// reports, logits that are no numbers.
+    /// Fewer ids than a window; a window beyond the context or under four tokens; a failing device;
+    /// logits that are NaN or infinite.
     pub fn perplexity(
         &self,
         ids: &[u32],
@@ -107,7 +105,7 @@ impl Model {
         };
         let mut session = self.session_with(SessionOptions { fresh: true, priority: 0 })?;
         let mut bad = None;
-        // The last token has nothing to predict.
+        // There is no token after the last one to predict.
         let (before, after) = tokens[..tokens.len() - 1].split_at(first);
         let mut score = |position: usize, logits: &mut [f32]| {
             let loss = loss(logits, tokens[position + 1]);

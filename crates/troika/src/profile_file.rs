@@ -1,5 +1,4 @@
-//! Profile files: what a profile of the model and devices at hand would be of, and reading one that is
-//! used.
+//! Profile files: the subject of a profile for the current model and devices, and reading files.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,13 +18,13 @@ use crate::error::Error;
 pub enum ProfileAt {
     /// In a file.
     File(PathBuf),
-    /// In a folder of profiles, where its file is named by the model and the devices.
+    /// In a folder of profiles, in a file named after the model and the devices.
     Folder(PathBuf),
-    /// In such a folder, if it is there: if not, nothing is solved.
+    /// In such a folder; without the file, no solver is used.
     IfIn(PathBuf),
 }
 
-/// What a profile of this model on these devices is of.
+/// The subject of a profile for this model on these devices.
 pub(crate) fn subject_of(
     spec: &ModelSpec,
     store: &WeightStore,
@@ -53,7 +52,7 @@ pub(crate) fn solve_device(device: &Arc<dyn Device>) -> SolveDevice {
     SolveDevice { name: device.name().to_string(), caps: device.caps().clone() }
 }
 
-/// The processor and the system, as the system tells.
+/// The processor and the system, as the system reports them.
 fn machine() -> String {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let named = info.lines().find_map(|line| line.strip_prefix("model name"));
@@ -63,15 +62,15 @@ fn machine() -> String {
     format!("{}, {cores} cores, {arch} {os}", name.unwrap_or_else(|| "processor".into()))
 }
 
-/// What goes wrong with a profile's file.
+/// An error about a profile's file.
 pub(crate) fn failed(file: &Path, error: std::io::Error) -> Error {
     Error::ProfileFile { file: file.display().to_string(), error }
 }
 
-/// The file that is meant.
+/// The path of a profile's file.
 ///
-/// The name of one in a folder says nothing of the machine and of the program's version, so that a
-/// profile of another machine is found, and refused.
+/// In a folder, the name does not depend on the machine or version. So a profile of another machine
+/// is found and refused.
 pub(crate) fn file_of(at: &ProfileAt, here: &ProfileSubject) -> PathBuf {
     let folder = match at {
         ProfileAt::File(file) => return file.clone(),
@@ -80,16 +79,16 @@ pub(crate) fn file_of(at: &ProfileAt, here: &ProfileSubject) -> PathBuf {
     let ModelId { family, layers, hidden, vocab } = &here.model;
     let devices: Vec<&str> = here.devices.iter().map(|d| d.name.as_str()).collect();
     let devices = devices.join("+");
-    // FNV-1a: names are the same in all builds.
+    // FNV-1a, so that names are the same in all builds.
     let mix = |h: u64, b: u8| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3);
     let hash = here.types.join("\n").bytes().fold(0xcbf2_9ce4_8422_2325, mix);
     folder.join(format!("{family}-{layers}x{hidden}-{vocab}-{devices}-{hash:016x}.json"))
 }
 
-/// What a kept profile is of, for people, and whether it is complete.
+/// The model and devices of a stored profile as a sentence, and whether it is complete.
 ///
 /// # Errors
-/// The reason why this program makes nothing of it.
+/// The reason why this program cannot use it.
 pub fn kept_profile(file: &Path) -> Result<(String, bool), String> {
     let text = read_text(file).map_err(|e| e.to_string())?;
     let profile = Profile::from_json(&text).map_err(|e| e.to_string())?;
@@ -101,10 +100,10 @@ pub fn kept_profile(file: &Path) -> Result<(String, bool), String> {
     Ok((format!("{} on {}", of.model, devices.join(", ")), profile.complete))
 }
 
-/// Reads a profile that is used: complete, and of what is at hand.
+/// Reads a profile, which must be complete and match the current subject.
 ///
 /// # Errors
-/// A file that is not there, is no profile, or is of something else.
+/// The file is missing, is not a profile, or has another subject.
 pub(crate) fn read(file: &Path, here: &ProfileSubject) -> Result<Profile, Error> {
     let text = read_text(file).map_err(|e| failed(file, e))?;
     let profile = Profile::from_json(&text).and_then(|p| p.check(here).map(|()| p));

@@ -14,10 +14,10 @@ impl Model {
         self.opened.tokenizer.as_deref().ok_or_else(|| Error::NoTokenizer(self.opened.name.clone()))
     }
 
-    /// Text to ids, with the time it took.
+    /// Converts text to ids. Also returns the time it took.
     ///
     /// # Errors
-    /// A model without a tokenizer, what the tokenizer reports, or a text that it makes nothing of.
+    /// There is no tokenizer, it fails, or the text yields no tokens.
     pub fn tokenize(&self, text: &str) -> Result<(Vec<u32>, Duration), Error> {
         let start = self.opened.clock.now();
         let ids = self.need_tokenizer()?.encode(text, true, true)?;
@@ -28,12 +28,12 @@ impl Model {
         Ok((ids, self.opened.clock.now() - start))
     }
 
-    /// A conversation as a prompt, by the model's template; without one, the messages' texts
-    /// joined by newlines. In messages, except the assistant's, control tokens are plain text
-    /// unless `parse_special` says otherwise.
+    /// Formats a conversation by the model's template; without one, joins the messages' texts by
+    /// newlines. Control tokens in messages count as plain text, except in the assistant's messages
+    /// or with `parse_special`.
     ///
     /// # Errors
-    /// What the template reports.
+    /// The template fails.
     pub fn chat_prompt(
         &self,
         messages: &[Value],
@@ -63,10 +63,10 @@ impl Model {
         Ok(template.render(&input)?)
     }
 
-    /// Ids of a prompt made by [`Model::chat_prompt`]: templates write BOS themselves.
+    /// Converts a prompt of [`Model::chat_prompt`] to ids. Templates write BOS themselves.
     ///
     /// # Errors
-    /// As [`Model::tokenize`], and a template that makes no text of the conversation.
+    /// Those of [`Model::tokenize`], or a template that produces no text.
     pub fn tokenize_chat(&self, prompt: &ChatPrompt) -> Result<(Vec<u32>, Duration), Error> {
         let start = self.opened.clock.now();
         let add_special = self.opened.template.is_none();

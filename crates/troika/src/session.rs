@@ -17,13 +17,13 @@ use crate::open::{Model, Opened};
 /// What to generate.
 #[derive(Clone, Debug, Default)]
 pub struct Request {
-    /// Sampling.
+    /// Sampling parameters.
     pub params: SampleParams,
-    /// Most tokens to generate; `None`: until a stop or the context's end.
+    /// The most tokens to generate; `None`: until a stop or the end of the context.
     pub max_tokens: Option<usize>,
-    /// Texts that end the generation (not given out).
+    /// Texts that end the generation; they are not part of the output.
     pub stop: Vec<String>,
-    /// Go on after end-of-text tokens.
+    /// Continue after end-of-text tokens.
     pub ignore_eos: bool,
 }
 
@@ -32,20 +32,20 @@ pub struct Request {
 pub struct Stats {
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
-    /// Of which were still cached from before.
+    /// The part of the prompt that was already cached.
     pub cached_tokens: usize,
-    /// Of which were computed: all others, unless it was cancelled before.
+    /// The part that was computed: the rest, unless the prompt was cancelled.
     pub computed_tokens: usize,
     /// Tokens generated.
     pub generated_tokens: usize,
-    /// From the request (prompt already tokenized) to the first token.
+    /// From the request, with the prompt already tokenized, to the first token.
     pub ttft: Duration,
     /// From the first token to the last.
     pub decode: Duration,
 }
 
 impl Stats {
-    /// Prompt tokens computed per second until the first token.
+    /// Prompt tokens computed per second, until the first token.
     pub fn prefill_rate(&self) -> f64 {
         rate(self.computed_tokens, self.ttft)
     }
@@ -55,7 +55,7 @@ impl Stats {
         rate(self.generated_tokens.saturating_sub(1), self.decode)
     }
 
-    /// Mean time per token after the first.
+    /// Mean time per token after the first; `None` if there is none.
     pub fn tpot(&self) -> Option<Duration> {
         let n = u32::try_from(self.generated_tokens.checked_sub(1)?).ok()?;
         self.decode.checked_div(n)
@@ -69,40 +69,40 @@ fn rate(n: usize, time: Duration) -> f64 {
 /// A finished generation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Output {
-    /// Generated tokens (a final stop token is not among them).
+    /// Generated tokens, without a final stop token.
     pub tokens: Vec<u32>,
-    /// Their text, when the model has a tokenizer.
+    /// Their text, if the model has a tokenizer.
     pub text: String,
     /// Why it ended.
     pub finish: Finish,
-    /// Figures.
+    /// Times and counts.
     pub stats: Stats,
 }
 
-/// What the caller wants after a piece of text.
+/// What the caller wants after a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Control {
-    /// More.
+    /// Continue.
     Continue,
     /// Stop now.
     Stop,
 }
 
-/// Receives each token with the text that became final with it (possibly empty).
+/// Receives each token with the text that it completes, possibly empty.
 pub type OnToken<'a> = &'a mut dyn FnMut(u32, &str) -> Control;
 
-/// What a session is opened with.
+/// Options of a session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SessionOptions {
-    /// Sessions of higher priority are computed first; others share the devices.
+    /// Sessions of higher priority are computed first; equal ones share the devices.
     pub priority: i32,
-    /// Computes everything itself: uses nothing that is cached of other sessions that began alike,
-    /// and leaves them nothing. For measurements.
+    /// Computes everything itself: neither uses nor leaves cached pages of sessions with the same
+    /// beginning. For measurements.
     pub fresh: bool,
 }
 
-/// A conversation with a model, or any text that grows. Sessions of one model share its engine: they
-/// can be on different threads, and are computed together.
+/// A conversation with a model, or any growing text. Sessions of a model share its engine and are
+/// computed together; they may be on different threads.
 pub struct Session {
     opened: Arc<Opened>,
     seq: SeqId,
@@ -110,7 +110,7 @@ pub struct Session {
     text: Option<TextOutput>,
 }
 
-/// Ends what a session does, from any thread.
+/// Stops a session's work, from any thread.
 #[derive(Clone, Debug)]
 pub struct SessionCanceller {
     handle: EngineHandle,
@@ -118,37 +118,36 @@ pub struct SessionCanceller {
 }
 
 impl SessionCanceller {
-    /// The generation that is going on ends with [`Finish::Cancelled`], after the token or the
-    /// chunk of the prompt that is being computed at the latest. Between generations nothing
-    /// happens.
+    /// Ends the current generation with [`Finish::Cancelled`], at the latest after the current
+    /// token or prompt chunk. Without a generation it does nothing.
     pub fn cancel(&self) {
-        // A session that was closed has nothing to end.
+        // A closed session has nothing to stop.
         let _ = self.handle.cancel(self.seq);
     }
 }
 
-/// A token with the text that became final with it.
+/// A token with the text that it completes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TextPiece {
     /// The token.
     pub token: u32,
-    /// Text, possibly empty: that of a character of several tokens comes with the last of them.
+    /// Text, possibly empty: a character of several tokens comes with the last of them.
     pub text: String,
 }
 
 impl Model {
-    /// A session of its own.
+    /// Opens a session.
     ///
     /// # Errors
-    /// A model that is being closed.
+    /// The model is being closed.
     pub fn session(&self) -> Result<Session, Error> {
         self.session_with(SessionOptions::default())
     }
 
-    /// A session with options.
+    /// Opens a session with options.
     ///
     /// # Errors
-    /// As [`Model::session`].
+    /// Those of [`Model::session`].
     pub fn session_with(&self, options: SessionOptions) -> Result<Session, Error> {
         let admission = Admission {
             priority: options.priority,
@@ -162,12 +161,12 @@ impl Model {
         Ok(Session { opened: self.opened.clone(), seq, state, text: None })
     }
 
-    /// Computes for all sessions until one of them can go on, for a caller that has several on one
+    /// Computes for all sessions until one of them can continue; for several sessions on one
     /// thread. `false` when none has anything to compute.
     ///
     /// # Errors
-    /// A fault of the engine; a thread that is in the middle of a step. What concerns a session is
-    /// said there.
+    /// A fault of the engine, or a call in the middle of a step. Errors of a session are reported
+    /// by that session.
     pub fn step(&self) -> Result<bool, Error> {
         let driver = &self.opened.driver;
         let mut engine = driver.engine()?;
@@ -179,23 +178,23 @@ impl Drop for Session {
     fn drop(&mut self) {
         let driver = &self.opened.driver;
         driver.remove(self.seq);
-        // Its pages are freed by the next step, or with the model.
+        // The next step frees its pages, or closing the model does.
         let _ = driver.handle.close(self.seq);
     }
 }
 
 impl Session {
-    /// What ends a generation of this session from another thread.
+    /// Cancels this session's generation from another thread.
     pub fn canceller(&self) -> SessionCanceller {
         SessionCanceller { handle: self.opened.driver.handle.clone(), seq: self.seq }
     }
 
-    /// Generates from token ids. What the prompt has in common with what this session, or another
-    /// one, has cached is not computed again.
+    /// Generates from token ids. A beginning that this or another session has cached is not
+    /// computed again.
     ///
     /// # Errors
-    /// An empty or too long prompt, unknown ids, a failing device, damaged logits. The session can
-    /// be used again after any of them.
+    /// An empty or too long prompt, unknown ids, a failing device, or damaged logits. The session
+    /// remains usable.
     pub fn generate(
         &mut self,
         prompt: &[u32],
@@ -212,10 +211,10 @@ impl Session {
         self.finish(Some(on_token))
     }
 
-    /// Begins to generate; [`Session::next_piece`] hands out what comes.
+    /// Starts to generate; [`Session::next_piece`] returns the results.
     ///
     /// # Errors
-    /// As [`Session::generate`], but for what happens later.
+    /// Those of [`Session::generate`] that are known at the start.
     pub fn start(&mut self, prompt: &[u32], request: &Request) -> Result<(), Error> {
         request.params.check()?;
         let opened = &self.opened;
@@ -271,11 +270,11 @@ impl Session {
         Ok(asked?)
     }
 
-    /// The next token, when it is there; `None` at the end. Meanwhile this thread computes for all
+    /// Waits for the next token; `None` at the end. While waiting, this thread computes for all
     /// sessions, unless another one does.
     ///
     /// # Errors
-    /// As [`Session::generate`].
+    /// Those of [`Session::generate`].
     pub fn next_piece(&mut self) -> Result<Option<TextPiece>, Error> {
         if self.text.as_ref().is_none_or(|t| t.stopped.is_some()) {
             return Ok(None);
@@ -285,10 +284,10 @@ impl Session {
         self.take_piece(taken)
     }
 
-    /// The next token if it is there already; nothing is computed for it.
+    /// The next token if it is ready; computes nothing.
     ///
     /// # Errors
-    /// As [`Session::generate`].
+    /// Those of [`Session::generate`].
     pub fn try_next(&mut self) -> Result<Option<TextPiece>, Error> {
         if self.text.as_ref().is_none_or(|t| t.stopped.is_some()) {
             return Ok(None);
@@ -299,16 +298,15 @@ impl Session {
         }
     }
 
-    /// Whether a generation has come to its end, so that [`Session::finish`] does not wait.
+    /// Whether the generation has ended, so that [`Session::finish`] does not wait.
     pub fn is_done(&self) -> bool {
         self.text.as_ref().is_none_or(|t| t.stopped.is_some())
     }
 
-    /// The end of a generation: what was held back, and its figures. What is not there yet is
-    /// waited for.
+    /// Waits for the end of the generation. Returns its output and figures.
     ///
     /// # Errors
-    /// As [`Session::generate`]; nothing was begun.
+    /// Those of [`Session::generate`]; no generation was started.
     pub fn finish(&mut self, mut on_token: Option<OnToken<'_>>) -> Result<Output, Error> {
         while let Some(piece) = self.next_piece()? {
             if let Some(on_token) = &mut on_token {
@@ -326,7 +324,7 @@ impl Session {
             let times = &generating.times;
             let end = times.last.max(times.first.unwrap_or(times.start));
             let first = times.first.unwrap_or_else(|| times.clock.now());
-            // A prompt that was cancelled is there as far as it was computed.
+            // A cancelled prompt counts as far as it was computed.
             let known = times.first.map_or_else(|| self.len(), |_| stats.prompt_tokens);
             stats.computed_tokens = known.saturating_sub(stats.cached_tokens);
             (stats.ttft, stats.decode) = (first - times.start, end.saturating_sub(first));
@@ -334,7 +332,7 @@ impl Session {
         Ok(text.output)
     }
 
-    /// Ends the generation that is going on, as if the caller had had enough.
+    /// Ends the current generation as if the caller had stopped it.
     ///
     /// # Errors
     /// A fault of the engine.
@@ -346,14 +344,14 @@ impl Session {
         Ok(())
     }
 
-    /// Appends tokens and hands over logits, with the position of the token after which they are,
-    /// where they lie. Nothing is sampled. Where devices only model time there are none.
-    /// `on_logits` is called in the middle of a step of the engine: there, this thread cannot wait
-    /// for other sessions of the model ([`Error::EngineHeld`]), but cancel and drop them.
+    /// Appends tokens and passes on logits with the position of the token they follow, without
+    /// sampling. Devices that model time only give none. `on_logits` may change the logits. It runs
+    /// in the middle of an engine step: there, this thread cannot wait for other sessions of the
+    /// model ([`Error::EngineHeld`]), but may cancel and drop them.
     ///
     /// # Errors
-    /// No tokens, unknown ids, more than the context, a failing device, a thread that is in the
-    /// middle of a step: the session is then as it was before.
+    /// No tokens, unknown ids, more tokens than the context, a failing device, or a call in the
+    /// middle of a step. The session is then as before.
     pub fn feed(
         &mut self,
         tokens: &[u32],
@@ -367,7 +365,7 @@ impl Session {
         let driver = &self.opened.driver;
         driver.handle.feed(self.seq, tokens, logits)?;
         let state = self.state.clone();
-        // The engine is in the middle of a step while it hands logits out: a panic has to wait.
+        // Logits are passed on in the middle of a step: a panic must wait for its end.
         let mut panicked = None;
         let mut guarded = |position: usize, row: &mut [f32]| {
             if panicked.is_none() {
@@ -390,30 +388,30 @@ impl Session {
         }
     }
 
-    /// Tokens that the session consists of.
+    /// Number of tokens of the session.
     pub fn len(&self) -> usize {
         self.opened.driver.handle.len(self.seq).unwrap_or(0)
     }
 
-    /// Whether it has none.
+    /// Whether it has no tokens.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Ends whatever is going on, and waits until the sequence can be fed again.
+    /// Stops current work and waits until the sequence can be fed again.
     fn settle(&mut self) -> Result<(), Error> {
         let handle = &self.opened.driver.handle;
         if !handle.is_pending(self.seq) {
             return Ok(());
         }
         self.opened.driver.check_free()?;
-        // It is open as long as the session is.
+        // The sequence is open as long as the session is.
         handle.cancel(self.seq)?;
         let idle = || (!handle.is_pending(self.seq)).then_some(());
         self.opened.driver.until(idle, None)
     }
 
-    /// Ends whatever is going on, and waits for that where this thread can.
+    /// Stops current work, and waits for its end if this thread can.
     fn end(&mut self) -> Result<(), Error> {
         match self.opened.driver.is_held_here() {
             true => Ok(self.opened.driver.handle.cancel(self.seq)?),
@@ -444,7 +442,7 @@ impl Session {
     }
 }
 
-/// What there is for a session.
+/// An answer for a session.
 enum Taken {
     Token(u32),
     End(Result<Finish, Error>),
@@ -483,12 +481,12 @@ struct TextOutput {
     stop: StopMatcher,
     detokenizer: Option<Detokenizer<Arc<Tokenizer>>>,
     output: Output,
-    /// Why it is at its end, once it is.
+    /// Why it ended, if it has.
     stopped: Option<Finish>,
 }
 
 impl TextOutput {
-    /// Takes a token. Returns the text that is final now, and whether it contains what ends it.
+    /// Adds a token. Returns the text that is final now, and whether a stop text ends it.
     fn push(&mut self, token: u32) -> (String, bool) {
         self.output.tokens.push(token);
         let piece = self.detokenizer.as_mut().and_then(|d| d.push(token)).unwrap_or_default();
@@ -497,7 +495,7 @@ impl TextOutput {
         (text, stopped)
     }
 
-    /// Hands out what was held back.
+    /// Passes on the text that was held back.
     fn hand_out_rest(&mut self, on_token: Option<OnToken<'_>>) {
         let rest = self.detokenizer.take().map(|mut d| d.finish()).unwrap_or_default();
         let mut text = self.stop.push(&rest).0;

@@ -1,4 +1,4 @@
-//! Where a model is: in files, or inside this library.
+//! The location of a model: in files, or inside this library.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -10,21 +10,21 @@ use crate::error::Error;
 /// The name of the built-in model, in place of a path.
 const NAME: &str = "tiny-moe (built-in)";
 
-/// Bytes where the fastest loads begin.
+/// Bytes aligned for the fastest loads.
 #[repr(C, align(64))]
 struct Aligned<B: ?Sized>(B);
 
-/// The model in `models/tiny-moe` as a GGUF file; `cargo xtask built-in` makes it. A program that
-/// never names it is linked without it.
+/// The model of `models/tiny-moe` as a GGUF file, made by `cargo xtask built-in`. Programs that
+/// never name it are linked without it.
 static BUILT_IN: &Aligned<[u8]> =
     &Aligned(*include_bytes!("../../../models/tiny-moe/tiny-moe-Q8_0.gguf"));
 
-/// A model to be opened.
+/// Where to find a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
     /// A folder or a .gguf file.
     Path(PathBuf),
-    /// The small model that is part of this library.
+    /// The small model inside this library.
     BuiltIn,
 }
 
@@ -32,7 +32,7 @@ impl Source {
     /// Opens the model's files.
     ///
     /// # Errors
-    /// Files that are not there or damaged.
+    /// Missing or damaged files.
     pub fn files(&self) -> Result<ModelFiles, Error> {
         Ok(match self {
             Source::Path(path) => weights::open(path)?,

@@ -1,4 +1,4 @@
-//! What is measured or planned for: a model of files, or random weights of a known shape.
+//! The subject of a measurement or plan: a model from files, or random weights of a known shape.
 
 use std::fmt;
 
@@ -12,20 +12,20 @@ use crate::describe::{describe, described_in};
 use crate::error::Error;
 use crate::source::Source;
 
-/// What is measured or planned for: a model of files, or the shape of a known one.
+/// The subject of a measurement or plan.
 #[derive(Clone, Debug)]
 pub enum Subject {
-    /// A model of files, or the built-in one.
+    /// A model from files, or the built-in one.
     Files(Source),
-    /// A known shape with random weights, as [`crate::Model::synthetic`] takes it.
+    /// A known shape with random weights, in the notation of [`crate::Model::synthetic`].
     Synthetic(String),
 }
 
 impl Subject {
-    /// The description alone: no weights are looked for or made.
+    /// The description only: weights are neither read nor made.
     ///
     /// # Errors
-    /// Files or config that do not serve, an unknown shape or type.
+    /// Unusable files or config, or an unknown shape or type.
     pub fn spec(&self) -> Result<ModelSpec, Error> {
         match self {
             Subject::Files(source) => Ok(described_in(&source.files()?, source)?.spec),
@@ -33,7 +33,7 @@ impl Subject {
         }
     }
 
-    /// The description and the weights; `shape_only` if nobody computes with those of a shape.
+    /// The description and the weights. With `shape_only`, random weights are not generated.
     pub(crate) fn described(
         &self,
         bind: BindOptions,
@@ -70,10 +70,10 @@ fn known_shape(preset: &str) -> Result<(DescribedModel, DType), Error> {
     Ok((model, dtype))
 }
 
-/// A known shape with random weights; `shape_only` if nobody computes with them.
+/// A known shape with random weights. With `shape_only`, they are not generated.
 ///
 /// # Errors
-/// A shape or type that is not known, or weights larger than the memory that is free.
+/// An unknown shape or type, or weights larger than the free memory.
 pub(crate) fn synthetic(
     preset: &str,
     quant: Quant,
@@ -94,7 +94,7 @@ pub(crate) fn synthetic(
     Ok((model.spec, store))
 }
 
-/// Bytes that can be had without the system having to end somebody, where it tells.
+/// Available memory in bytes, if the system tells.
 fn free_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let kib = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;

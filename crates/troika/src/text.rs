@@ -1,4 +1,4 @@
-//! Tokenizer and chat template of a model's files.
+//! The tokenizer and chat template of a model.
 
 use troika_model::chat::ChatTemplate;
 use troika_model::spec::GgufValue;
@@ -9,8 +9,7 @@ use crate::error::Error;
 
 type Loaded = (Option<Tokenizer>, Option<ChatTemplate>, Vec<String>);
 
-/// Reads what is there. A tokenizer or template that cannot be used is a warning: the model still
-/// runs on token ids.
+/// Loads both if present. A problem is only a warning: the model still runs on token ids.
 pub(crate) fn load(source: &FileSource) -> Result<Loaded, Error> {
     let mut warnings = Vec::new();
     let (tokenizer, template) = match source {

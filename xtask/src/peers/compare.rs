@@ -1,4 +1,4 @@
-//! Running all and reading what they print.
+//! Runs all engines and reads their output.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::options::Options;
 use super::{Peer, Result, output};
 
-/// What a test is known by: prompt, tokens decoded, depth.
+/// The key of a test: prompt, tokens decoded, depth.
 pub type Test = (u64, u64, u64);
 
 /// A line of a benchmark's JSON.
@@ -19,10 +19,10 @@ pub struct Line {
     pub samples: Vec<f64>,
     /// Bytes of the model.
     pub size: u64,
-    /// The limit that binds (Troika only), and how much of it a token per second takes.
+    /// The binding limit (Troika only), and how much of it a token per second takes.
     pub limit: String,
     pub per_token: Option<f64>,
-    /// What each turn measured of every limit (Troika only).
+    /// The measurements of every limit in each turn (Troika only).
     pub limits: Vec<(String, Vec<f64>)>,
 }
 
@@ -30,21 +30,21 @@ pub struct Line {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Compared {
     pub troika: Line,
-    /// Of each peer; `None` where it has no such test.
+    /// For each peer; `None` if it lacks the test.
     pub peers: Vec<Option<Line>>,
 }
 
-/// A file's measurements.
+/// The measurements with a file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Measured {
     pub file: PathBuf,
     pub tests: Vec<Compared>,
 }
 
-/// Runs all on a file, in turns.
+/// Runs all engines on a file, in turns.
 ///
 /// # Errors
-/// What a command reports.
+/// An error of a command.
 pub fn compare(troika: &Path, peers: &[Peer], file: &Path, o: &Options) -> Result<Measured> {
     let (mut ours, mut theirs) = (Vec::new(), vec![Vec::new(); peers.len()]);
     for round in 1..=o.rounds {
@@ -63,7 +63,7 @@ pub fn compare(troika: &Path, peers: &[Peer], file: &Path, o: &Options) -> Resul
     })
 }
 
-/// Our lines with those of each peer of the same test; what no peer has is left out.
+/// Our lines with each peer's line of the same test. Leaves out tests that no peer has.
 fn together(ours: Vec<Line>, theirs: Vec<Vec<Line>>) -> Vec<Compared> {
     let compared = |troika: Line| {
         let same = |lines: &Vec<Line>| lines.iter().find(|l| l.test == troika.test).cloned();
@@ -73,7 +73,7 @@ fn together(ours: Vec<Line>, theirs: Vec<Vec<Line>>) -> Vec<Compared> {
     ours.into_iter().filter_map(compared).collect()
 }
 
-/// Whether anything is measured with nothing in the context before.
+/// Whether any test has an empty context.
 fn at_no_depth(o: &Options) -> bool {
     o.tests[2].split(',').any(|d| d.parse() == Ok(0))
 }
@@ -92,7 +92,7 @@ fn run(command: &mut Command, file: &Path, o: &Options, depths: bool) -> Result<
 /// Reads a benchmark's JSON: an array of objects with llama-bench's field names.
 ///
 /// # Errors
-/// Text that is none.
+/// The text is not valid.
 pub fn read(text: &str) -> Result<Vec<Line>> {
     let json: Value = serde_json::from_str(text).map_err(|e| format!("no JSON: {e}"))?;
     let rows = json.as_array().ok_or("no JSON array")?;
@@ -119,7 +119,7 @@ fn line(row: &Value) -> Result<Line> {
         _ => None,
     };
     Ok(Line {
-        // Older llama-bench knew no depth.
+        // Older versions of llama-bench have no depth.
         test: (number("n_prompt")?, number("n_gen")?, row["n_depth"].as_u64().unwrap_or(0)),
         samples,
         size: number("model_size")?,
@@ -143,7 +143,7 @@ fn merge(turns: Vec<Vec<Line>>) -> Vec<Line> {
     all
 }
 
-/// Adds measurements of limits to those of the same name.
+/// Adds measurements to limits of the same name.
 pub fn join_limits(known: &mut Vec<(String, Vec<f64>)>, others: Vec<(String, Vec<f64>)>) {
     for (name, values) in others {
         match known.iter_mut().find(|l| l.0 == name) {

@@ -1,5 +1,5 @@
-//! The built-in model as GGUF: its own weights and tokenizer. In Q8_0 it is what the command has
-//! inside; in bf16 it is for llama.cpp to run.
+//! Exports the built-in model as GGUF with its weights and tokenizer: in Q8_0 for the command
+//! itself, in bf16 for llama.cpp.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Write};
@@ -11,10 +11,10 @@ use serde_json::{Map, Value};
 use super::gguf::{Gguf, Kind};
 use super::{Result, failed};
 
-/// The folder of the model below `models/`, and the name of its shape here.
+/// The model's folder in `models/`, and the name of its shape here.
 pub const BUILT_IN: &str = "tiny-moe";
 
-/// What `cargo xtask built-in --help` says.
+/// The text of `cargo xtask built-in --help`.
 pub const HELP: &str = "\
 Writes the GGUF file that is compiled into the command, from the folder of the built-in model.
 
@@ -29,7 +29,7 @@ fn compiled_in(root: &Path) -> PathBuf {
 /// Writes the file that is compiled into the command. `root` is the workspace.
 ///
 /// # Errors
-/// As [`write()`].
+/// Those of [`write()`].
 pub fn run(root: &Path) -> Result<()> {
     let path = compiled_in(root);
     let folder = root.join("models").join(BUILT_IN);
@@ -38,7 +38,7 @@ pub fn run(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Metadata: the number's name in the config and in the file (below the architecture).
+/// Metadata: a number's name in the config and in the file (after the architecture).
 const NUMBERS: &[(&str, &str)] = &[
     ("max_position_embeddings", "context_length"),
     ("hidden_size", "embedding_length"),
@@ -55,7 +55,7 @@ const NUMBERS: &[(&str, &str)] = &[
     ("moe_intermediate_size", "expert_feed_forward_length"),
 ];
 
-/// Tensors outside of the layers, and those of a layer.
+/// Tensors outside the layers, and those of a layer.
 const WHOLE: &[(&str, &str)] = &[
     ("model.embed_tokens.weight", "token_embd.weight"),
     ("model.norm.weight", "output_norm.weight"),
@@ -75,10 +75,10 @@ const OF_LAYER: &[(&str, &str)] = &[
 const OF_EXPERTS: &[(&str, &str)] =
     &[("gate_proj", "ffn_gate_exps"), ("up_proj", "ffn_up_exps"), ("down_proj", "ffn_down_exps")];
 
-/// Writes the model in `folder` as GGUF, with matrices of a type.
+/// Writes the model in `folder` as GGUF, with matrices of a given type.
 ///
 /// # Errors
-/// Files that are not there, or are not of the layout this knows.
+/// Missing files, or files of an unknown layout.
 pub fn write(folder: &Path, path: &Path, matrices: Kind) -> Result<()> {
     let config = json(&folder.join("config.json"))?;
     let arch = text(&config, "model_type")?.replace('_', "");
@@ -173,7 +173,7 @@ fn tensors<'a>(
     Ok(())
 }
 
-/// A safetensors file: a header of JSON with places, then bytes.
+/// A safetensors file: a JSON header with offsets, then bytes.
 struct Weights {
     header: Map<String, Value>,
     data: Vec<u8>,
@@ -208,8 +208,7 @@ impl Weights {
         Ok((shape, bytes))
     }
 
-    /// Adds tensors, one after another, as one. Vectors and routers become f32, as llama.cpp
-    /// has them.
+    /// Adds several tensors as one. Vectors and routers become f32, as in llama.cpp.
     fn add<'a>(
         &'a self,
         g: &mut Gguf<'a>,
@@ -247,7 +246,7 @@ fn floats(bytes: &[u8]) -> impl Iterator<Item = f32> {
     bytes.as_chunks().0.iter().map(|b: &[u8; 2]| f32::from_le_bytes([0, 0, b[0], b[1]]))
 }
 
-/// A block of Q8_0, as Troika's own `--quant q8` makes it: a scale and 32 values of eight bits.
+/// A block of Q8_0, equal to Troika's `--quant q8`: a scale and 32 values of eight bits.
 fn q8_0(x: &[f32]) -> [u8; 34] {
     let scale = f16::from_f32(x.iter().fold(0.0f32, |m, x| m.max(x.abs())) / 127.0);
     let inverse = 1.0 / scale.to_f32();

@@ -3,10 +3,10 @@
 
 use std::io::{self, Write};
 
-/// What every tensor is aligned to.
+/// The alignment of tensors.
 const ALIGNMENT: u64 = 32;
 
-/// Element types a writer here makes, by their number in the format.
+/// The element types that this writer supports, by their numbers in the format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Single precision.
@@ -18,7 +18,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Bytes of so many values.
+    /// Bytes of a number of values.
     fn bytes(self, values: u64) -> u64 {
         match self {
             Kind::F32 => 4 * values,
@@ -28,18 +28,18 @@ impl Kind {
     }
 }
 
-/// What a tensor's bytes are written by.
+/// Writes a tensor's bytes.
 type Fill<'a> = Box<dyn Fn(&mut dyn Write) -> io::Result<()> + 'a>;
 
 struct Tensor<'a> {
     name: String,
-    /// Columns first.
+    /// Dimensions, columns first.
     dims: Vec<u64>,
     kind: Kind,
     fill: Fill<'a>,
 }
 
-/// A file in the making.
+/// A file under construction.
 #[derive(Default)]
 pub struct Gguf<'a> {
     meta: Vec<u8>,
@@ -95,7 +95,7 @@ impl<'a> Gguf<'a> {
         values.iter().for_each(|v| self.meta.extend(v.to_le_bytes()));
     }
 
-    /// Adds a tensor; `dims` begin with the columns.
+    /// Adds a tensor; `dims` starts with the columns.
     pub fn tensor(
         &mut self,
         name: &str,
@@ -110,7 +110,7 @@ impl<'a> Gguf<'a> {
     /// Writes the file.
     ///
     /// # Errors
-    /// What the output or a tensor's bytes report.
+    /// An error of the output or of a tensor's bytes.
     pub fn write(&self, out: &mut dyn Write) -> io::Result<()> {
         let mut head = b"GGUF".to_vec();
         head.extend(3u32.to_le_bytes());
@@ -185,7 +185,7 @@ mod tests {
         assert_eq!(&out[..8], b"GGUF\x03\0\0\0");
         assert_eq!(&out[8..24], [2u64.to_le_bytes(), 2u64.to_le_bytes()].concat());
         assert_eq!(&out[24..43], b"\x03\0\0\0\0\0\0\0a.b\x04\0\0\0\x07\0\0\0");
-        // Key, array of strings, one of them.
+        // Key, array of strings, one string.
         assert_eq!(&out[43..52], b"\x01\0\0\0\0\0\0\0l");
         assert_eq!(&out[52..77], b"\x09\0\0\0\x08\0\0\0\x01\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0x");
         // Two infos of 41 and 33 bytes, then data at multiples of 32.

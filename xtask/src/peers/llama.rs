@@ -5,10 +5,10 @@ use std::process::Command;
 
 use super::{Result, failed, output};
 
-/// The source package of llama-cpp-python carries llama.cpp's own source of the same week.
+/// The source package of llama-cpp-python, which contains llama.cpp's source of the same week.
 const VERSION: &str = "0.3.36";
 
-/// What the build leaves out: tools nobody measures with, and libraries they need.
+/// Parts that are not built: tools not used here, and their libraries.
 const SETTINGS: &[&str] = &[
     "-DCMAKE_BUILD_TYPE=Release",
     "-DGGML_NATIVE=ON",
@@ -29,18 +29,18 @@ pub struct Tools {
 }
 
 impl Tools {
-    /// Those of a folder.
+    /// The programs in a folder.
     ///
     /// # Errors
-    /// A folder without `llama-bench`.
+    /// The folder has no `llama-bench`.
     pub fn in_folder(bin: &Path) -> Result<Tools> {
         Ok(Tools { bench: bench(bin)?, quantize: bin.join("llama-quantize") })
     }
 
-    /// Quantizes a GGUF file; `dtype` as `llama-quantize` calls it.
+    /// Quantizes a GGUF file; `dtype` is `llama-quantize`'s name of the type.
     ///
     /// # Errors
-    /// What the program reports.
+    /// An error of the program.
     pub fn quantize(&self, from: &Path, to: &Path, dtype: &str) -> Result<()> {
         let mut command = Command::new(&self.quantize);
         output(command.arg(from).arg(to).arg(dtype), "llama-quantize").map(drop)
@@ -50,7 +50,7 @@ impl Tools {
 /// The `llama-bench` of a folder.
 ///
 /// # Errors
-/// A folder without one.
+/// The folder has none.
 pub fn bench(bin: &Path) -> Result<PathBuf> {
     let bench = bin.join("llama-bench");
     match bench.exists() {
@@ -59,10 +59,10 @@ pub fn bench(bin: &Path) -> Result<PathBuf> {
     }
 }
 
-/// Builds the tools below `dir`, unless they are there.
+/// Builds the tools in `dir`, unless they exist.
 ///
 /// # Errors
-/// No Python, no compiler, no network.
+/// There is no Python, compiler or network.
 pub fn build(dir: &Path) -> Result<Tools> {
     let bin = dir.join("build").join("bin");
     if let Ok(tools) = Tools::in_folder(&bin) {

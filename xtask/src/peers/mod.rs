@@ -1,7 +1,7 @@
-//! `cargo xtask peers`: Troika and its peers side by side, on the same files of this machine.
+//! `cargo xtask peers`: compares Troika and its peers on the same files on this machine.
 //!
-//! They take turns (A B C A B C), so that a machine that is shared, or gets warm, treats all
-//! alike; the table shows medians, and Troika's ratio to the best peer's.
+//! They take turns (A B C A B C), so that a shared or warming machine treats all alike. The table
+//! shows medians, and Troika's ratio to the best peer.
 
 mod compare;
 pub mod export;
@@ -16,15 +16,15 @@ use std::process::Command;
 
 use options::Options;
 
-/// What went wrong, as a sentence.
+/// A result whose error is a sentence.
 type Result<T> = std::result::Result<T, String>;
 
 pub use options::HELP;
 
-/// Makes what is missing, measures, prints the table. `root` is the workspace.
+/// Makes missing files, measures, and prints the table. `root` is the workspace.
 ///
 /// # Errors
-/// A tool that is not there or fails, a file that cannot be written.
+/// A tool is missing or fails, or a file cannot be written.
 pub fn run(root: &Path, args: &[&str]) -> Result<()> {
     let options = Options::parse(args)?;
     let dir = options.dir.clone().unwrap_or_else(|| root.join("target/peers"));
@@ -68,13 +68,13 @@ struct Peer {
     name: &'static str,
     /// Its `llama-bench`.
     bench: PathBuf,
-    /// What it is run with besides what all are.
+    /// Its arguments beyond the common ones.
     args: &'static [&'static str],
-    /// Whether it measures at a depth.
+    /// Whether it can measure at a depth.
     depths: bool,
 }
 
-/// The files of all shapes and types asked for; missing ones are made.
+/// The files of all requested shapes and types; makes missing ones.
 fn make_models(
     root: &Path,
     models: &Path,
@@ -106,19 +106,19 @@ fn make_models(
     Ok(files)
 }
 
-/// Makes a file beside its place first, so that there is never half of one.
+/// Makes a file beside its place first, so that it is never incomplete.
 fn whole(path: &Path, make: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     let part = path.with_extension("gguf.part");
     let made = make(&part)
         .and_then(|()| std::fs::rename(&part, path).map_err(|e| failed("rename", &part, &e)));
     if made.is_err() {
-        // What was never created cannot be removed; the first error is the one to tell.
+        // Removing may fail because it was never created: the first error is reported.
         let _ = std::fs::remove_file(&part);
     }
     made
 }
 
-/// Builds the command and says where it is: beside this program's own folder.
+/// Builds the command. Returns its path, beside this program's own folder.
 fn build_troika(root: &Path) -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut build = Command::new(cargo);
@@ -131,7 +131,7 @@ fn build_troika(root: &Path) -> Result<PathBuf> {
         .ok_or_else(|| "cannot find the built troika; name it with --troika".to_string())
 }
 
-/// Runs a tool and takes what it prints.
+/// Runs a tool and returns its output.
 fn output(command: &mut Command, name: &str) -> Result<String> {
     let out = command.output().map_err(|e| format!("cannot run {name}: {e}"))?;
     if !out.status.success() {
@@ -147,7 +147,7 @@ fn failed(what: &str, path: &Path, e: &std::io::Error) -> String {
     format!("cannot {what} {}: {e}", path.display())
 }
 
-/// The processor's name, where the system tells.
+/// The processor's name, if the system tells.
 fn machine() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = text.lines().find_map(|l| l.strip_prefix("model name"));

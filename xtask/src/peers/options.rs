@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use super::Result;
 use super::{export, shapes};
 
-/// What `--help` says.
+/// The text of `--help`.
 pub const HELP: &str = "\
 Times Troika and its peers on the same GGUF files, in turns, and prints the ratios: llama.cpp and,
 with --ik, ik_llama.cpp.
@@ -34,7 +34,7 @@ Flags:
   --only-make      make tools and models, print the files, measure nothing
 ";
 
-/// What to do.
+/// The parsed flags.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     pub dir: Option<PathBuf>,
@@ -45,7 +45,7 @@ pub struct Options {
     pub troika: Option<PathBuf>,
     pub shapes: Vec<String>,
     pub types: Vec<String>,
-    /// Prompt lengths, tokens to decode, depths, as the commands take them.
+    /// Prompt lengths, tokens to decode, and depths, in the commands' format.
     pub tests: [String; 3],
     pub threads: usize,
     pub repetitions: usize,
@@ -54,10 +54,10 @@ pub struct Options {
 }
 
 impl Options {
-    /// Reads the flags.
+    /// Parses the flags.
     ///
     /// # Errors
-    /// Unknown flags, shapes and numbers.
+    /// Unknown flags, shapes or numbers.
     pub fn parse(args: &[&str]) -> Result<Options> {
         let list = |s: &str| -> Vec<String> { s.split(',').map(str::to_string).collect() };
         let mut o = Options {

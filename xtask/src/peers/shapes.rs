@@ -1,4 +1,4 @@
-//! GGUF models of known shapes with random weights: for speed alone, what they say is noise.
+//! GGUF models of known shapes with random weights, for measuring speed only.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -16,12 +16,12 @@ struct Shape {
     heads: u32,
     kv_heads: u32,
     head_dim: u32,
-    /// Of the feed-forward, or of an expert.
+    /// Inner width of the feed-forward, or of an expert.
     inter: u32,
     vocab: u32,
     context: u32,
     theta: f32,
-    /// Experts, and how many of them a token visits.
+    /// Experts, and how many a token uses.
     experts: Option<(u32, u32)>,
 }
 
@@ -111,7 +111,7 @@ pub fn is_known(name: &str) -> bool {
 /// Writes a model in bf16.
 ///
 /// # Errors
-/// An unknown shape, a file that cannot be written.
+/// An unknown shape, or a file that cannot be written.
 pub fn write(name: &str, path: &Path) -> Result<()> {
     let shape = SHAPES.iter().find(|s| s.name == name);
     let shape = shape.ok_or_else(|| format!("unknown shape {name}"))?;
@@ -150,7 +150,7 @@ fn gguf(s: &Shape) -> Gguf<'static> {
     g
 }
 
-/// A byte-level tokenizer every reader accepts: a token per byte, then fillers.
+/// A byte-level tokenizer that every reader accepts: a token per byte, then fillers.
 fn tokenizer(g: &mut Gguf<'_>, vocab: u32) {
     g.str("tokenizer.ggml.model", "gpt2");
     g.str("tokenizer.ggml.pre", "qwen2");
@@ -164,7 +164,7 @@ fn tokenizer(g: &mut Gguf<'_>, vocab: u32) {
     g.u32("tokenizer.ggml.eos_token_id", vocab - 1);
 }
 
-/// The characters GPT-2 writes bytes as: printable ones stand for themselves.
+/// The characters that GPT-2 uses for bytes: printable ones stand for themselves.
 fn byte_chars() -> [char; 256] {
     let is_plain = |b: usize| matches!(b, 33..=126 | 161..=172 | 174..=255);
     std::array::from_fn(|b| {
@@ -226,10 +226,10 @@ fn tensors(g: &mut Gguf<'static>, s: &Shape) {
     }
 }
 
-/// `n` numbers near a bell curve of deviation 1 / sqrt(cols): sums of four bytes. A quantizer
-/// finds in them what it finds in trained weights.
+/// `n` numbers in an approximate bell curve of deviation 1 / sqrt(cols), as sums of four bytes. To
+/// a quantizer they resemble trained weights.
 fn random(out: &mut dyn Write, n: u64, cols: u64, kind: Kind, seed: u64) -> io::Result<()> {
-    // Of the sum of four bytes: mean 510, deviation 148 (sqrt(4 (256^2 - 1) / 12)).
+    // The sum of four bytes: mean 510, deviation 148 (sqrt(4 (256^2 - 1) / 12)).
     let scale = 1.0 / (147.8 * (cols as f32).sqrt());
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut line = Vec::with_capacity(1 << 16);
@@ -243,7 +243,7 @@ fn random(out: &mut dyn Write, n: u64, cols: u64, kind: Kind, seed: u64) -> io::
         let bytes = ((sum as f32 - 510.0) * scale).to_le_bytes();
         match kind {
             Kind::F32 => line.extend(bytes),
-            // The upper half: cut off, not rounded, which noise does not mind.
+            // The upper half: truncated instead of rounded, which is good enough for noise.
             Kind::BF16 => line.extend(&bytes[2..]),
             Kind::Q8_0 => return Err(io::Error::other("random weights are made as floats only")),
         }

@@ -1,8 +1,8 @@
-//! The table.
+//! The table of results.
 
 use super::compare::{Compared, Line, Measured, Test, join_limits};
 
-/// The middle one of some values; 0 for none.
+/// The median; 0 of no values.
 pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -19,9 +19,9 @@ fn name((prompt, generate, depth): Test) -> String {
     if depth == 0 { base } else { format!("{base} @ d{depth}") }
 }
 
-/// All measurements in Markdown: medians, our ratio to the best peer's, and shares of the limits.
-/// Limits are medians of their turns, too: on a shared machine, what memory gives in its best moment
-/// is not what it gave while models ran.
+/// All measurements in Markdown: medians, our ratio to the best peer, and shares of the limits.
+/// Limits are also medians of their turns, since on a shared machine the best memory bandwidth is
+/// not what was available while models ran.
 pub fn markdown(machine: &str, threads: usize, peers: &[&str], all: &[Measured]) -> String {
     let mut text = format!("{machine}, {threads} threads. Medians; all took turns.\n");
     let mut limits = Vec::new();

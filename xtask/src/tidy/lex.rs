@@ -1,14 +1,14 @@
 //! Rust source as a flat list of tokens, comments included.
 //!
-//! `proc-macro2` reads the code. It drops plain comments, which some rules speak of: those are what
-//! lies between two of its tokens. Documentation it turns into attributes, whose source is a
-//! comment again.
+//! `proc-macro2` reads the code but drops plain comments, which some rules need: they are found
+//! between two of its tokens. It turns documentation into attributes, whose source is a comment
+//! again.
 
 use std::ops::Range;
 
 use proc_macro2::{LexError, Spacing, TokenStream, TokenTree};
 
-/// What a token is.
+/// The kind of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Identifier or keyword.
@@ -39,7 +39,7 @@ pub struct Token {
 /// Cuts Rust source into tokens.
 ///
 /// # Errors
-/// Text that is no Rust: an open literal or comment, brackets that do not match.
+/// The text is not Rust: an open literal or comment, or mismatched brackets.
 pub fn lex(text: &str) -> Result<Vec<Token>, LexError> {
     let mut code = Vec::new();
     flatten(text, text.parse()?, &mut code);
@@ -52,7 +52,7 @@ pub fn lex(text: &str) -> Result<Vec<Token>, LexError> {
     Ok(lexer.tokens)
 }
 
-/// The tokens of code and documentation, in the order of the text.
+/// The tokens of code and documentation in source order.
 fn flatten(text: &str, stream: TokenStream, out: &mut Vec<(Kind, Range<usize>)>) {
     let mut trees = stream.into_iter().peekable();
     while let Some(tree) = trees.next() {
@@ -69,8 +69,8 @@ fn flatten(text: &str, stream: TokenStream, out: &mut Vec<(Kind, Range<usize>)>)
                 out.push((kind, range));
             }
             TokenTree::Punct(_) if text[range.clone()].starts_with('/') && range.len() > 1 => {
-                // Documentation: `#`, for inner one `!`, and a group in brackets, all with the
-                // comment's place.
+                // Documentation: `#`, `!` if it is an inner one, and a bracket group, all with the
+                // comment's location.
                 while trees.next_if(|t| t.span().byte_range() == range).is_some() {}
                 out.push((Kind::Comment, range));
             }
@@ -88,7 +88,7 @@ fn flatten(text: &str, stream: TokenStream, out: &mut Vec<(Kind, Range<usize>)>)
     }
 }
 
-/// Puts comments between the tokens of code and counts lines.
+/// Inserts comments between tokens of code and counts lines.
 struct Lexer<'a> {
     text: &'a str,
     at: usize,
@@ -108,7 +108,7 @@ impl Lexer<'_> {
         self.at = to;
     }
 
-    /// Between two tokens there are white space and comments only.
+    /// Only white space and comments can be between two tokens.
     fn comments_until(&mut self, end: usize) {
         let gap = self.at..end;
         for line in self.text[gap].split_inclusive('\n') {

@@ -1,7 +1,7 @@
-//! The project's own rules. A rule worth writing down is a test.
+//! The project's own rules. A rule worth writing down is worth testing.
 //!
-//! Each rule is one file in `rules`: a function from the tree to violations, with planted
-//! violations as its tests.
+//! Each rule is a file in `rules`: a function from the tree to violations, tested with planted
+//! violations.
 
 mod lex;
 mod modules;
@@ -34,7 +34,7 @@ impl fmt::Display for Violation {
     }
 }
 
-/// All violations, ordered by place.
+/// All violations, ordered by location.
 pub fn check(tree: &Tree) -> Vec<Violation> {
     let mut found: Vec<Violation> = rules::ALL.iter().flat_map(|rule| rule(tree)).collect();
     found.sort();

@@ -1,4 +1,4 @@
-//! A crate as modules: what each defines, hands on and names.
+//! A crate as modules: the names that each defines, re-exports and uses.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,35 +7,35 @@ use syn::{Attribute, Item, ItemMod, ItemUse, UseTree};
 
 use super::Tree;
 
-/// A module's place below the crate's root, or a name written in code.
+/// A module's path below the crate's root, or a name in code.
 pub type Path = Vec<String>;
 
-/// What one file defines and names.
+/// The names that a file defines and uses.
 #[derive(Debug, Default)]
 pub struct Module {
-    /// Names of the items that stand in the file.
+    /// Names of the items in the file.
     items: BTreeSet<String>,
-    /// Names brought in by `use`, with where they come from.
+    /// Names imported by `use`, with their origin.
     imports: BTreeMap<String, Path>,
-    /// Modules of which everything is brought in.
+    /// Modules imported by globs.
     globs: Vec<Path>,
-    /// Every path of the code outside of tests that begins at `crate`, `self` or `super`, or with a
-    /// name that the file imports, as it is written but begun at `crate`.
+    /// All paths in code outside tests that begin with `crate`, `self`, `super` or an imported
+    /// name, rewritten to begin at `crate`.
     pub paths: Vec<Path>,
 }
 
 /// The modules of a crate.
 #[derive(Debug)]
 pub struct Crate {
-    /// By place.
+    /// By path.
     pub modules: BTreeMap<Path, Module>,
 }
 
 impl Crate {
-    /// Reads the files below a source folder, test code left out.
+    /// Reads the files of a source folder without test code.
     ///
     /// # Errors
-    /// A file that does not parse, with the reason.
+    /// A file that cannot be parsed, with the reason.
     pub fn read(tree: &Tree, root: &str) -> Result<Crate, (String, String)> {
         let mut modules = BTreeMap::new();
         for (file, _) in tree.sources().filter(|(f, _)| !f.is_test()) {
@@ -50,15 +50,14 @@ impl Crate {
         Ok(Crate { modules })
     }
 
-    /// The module that defines what a path names, and the name. Nothing for what is in the same
-    /// module.
+    /// The module that defines what a path names, and the name. `None` if it is in the same module.
     pub fn definition(&self, from: &Path, path: &Path) -> Option<(Path, String)> {
         let (module, name) = self.resolve(path, 0)?;
         let last = name.or_else(|| module.last().cloned())?;
         (module != *from).then_some((module, last))
     }
 
-    /// Follows names that modules hand on. The bound ends loops of `use`.
+    /// Follows re-exported names. The limit ends loops of `use`.
     fn resolve(&self, path: &[String], depth: usize) -> Option<(Path, Option<String>)> {
         let known = |n: &usize| self.modules.contains_key(&path[..*n]);
         let length = (0..=path.len()).rev().find(known)?;
@@ -89,7 +88,7 @@ impl Crate {
     }
 }
 
-/// The place of a file below the source folder.
+/// The module path of a file in the source folder.
 fn place(path: &str) -> Path {
     let mut parts: Path = path.trim_end_matches(".rs").split('/').map(str::to_string).collect();
     let is_folder = |name: &String| matches!(name.as_str(), "mod" | "lib" | "main");
@@ -101,14 +100,14 @@ fn place(path: &str) -> Path {
 
 struct Reader {
     module: Module,
-    /// The file's place.
+    /// The module path of the file.
     root: Path,
-    /// Where the code being read stands: below `root` within a `mod name { ... }`.
+    /// The current module path: below `root` inside a `mod name { ... }`.
     at: Path,
 }
 
 impl Reader {
-    /// A path begun at the crate's root; nothing for one that begins elsewhere.
+    /// A path rewritten to begin at the crate's root; `None` if it begins elsewhere.
     fn absolute(&self, written: &[String]) -> Option<Path> {
         let mut place = match written.first()?.as_str() {
             "crate" => Path::new(),
@@ -148,7 +147,7 @@ impl Reader {
         }
     }
 
-    /// What a `use` names: from the crate's root, or a module or import of this file.
+    /// The target of a `use`: from the crate's root, or a module or import of this file.
     fn target(&self, written: &[String]) -> Option<Path> {
         self.absolute(written).or_else(|| {
             let child = self.module.items.contains(written.first()?);
@@ -165,7 +164,7 @@ impl Reader {
     }
 }
 
-/// Whether an item with these attributes is built for tests only.
+/// Whether an item with these attributes is only built for tests.
 pub fn is_test(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|a| match &a.meta {
         syn::Meta::Path(path) => path.is_ident("test"),
@@ -197,7 +196,7 @@ fn name(item: &Item) -> Option<String> {
 impl<'ast> Visit<'ast> for Reader {
     fn visit_file(&mut self, file: &'ast syn::File) {
         self.module.items = file.items.iter().filter_map(name).collect();
-        // Imports first: code may stand above them.
+        // Imports first, since code may precede them.
         for item in &file.items {
             if let Item::Use(item) = item {
                 self.visit_item_use(item);

@@ -1,4 +1,4 @@
-//! A Rust file as the rules see it: code without comments, with test code marked.
+//! A Rust file for the rules: code without comments, with test code marked.
 
 use proc_macro2::LexError;
 
@@ -9,7 +9,7 @@ use super::lex::{Kind, Token, lex};
 pub struct Code {
     /// The token.
     pub token: Token,
-    /// Whether it belongs to an item built for tests only.
+    /// Whether it belongs to an item that is built for tests only.
     pub test: bool,
 }
 
@@ -17,17 +17,17 @@ pub struct Code {
 #[derive(Debug)]
 pub struct SourceText {
     text: String,
-    /// Everything but comments.
+    /// All tokens except comments.
     pub code: Vec<Code>,
     /// Comments, in order.
     pub comments: Vec<Token>,
 }
 
 impl SourceText {
-    /// Reads Rust text; `test` marks all of it as test code.
+    /// Parses Rust text; `test` marks all of it as test code.
     ///
     /// # Errors
-    /// Text that is no Rust.
+    /// The text is not Rust.
     pub fn new(text: String, test: bool) -> Result<SourceText, LexError> {
         let (comments, code): (Vec<Token>, Vec<Token>) =
             lex(&text)?.into_iter().partition(|t| t.kind == Kind::Comment);
@@ -42,12 +42,12 @@ impl SourceText {
         &self.text[token.start..token.end]
     }
 
-    /// The text of the n-th token of code, or nothing past the end.
+    /// The text of the n-th token of code; empty past the end.
     pub fn word(&self, index: usize) -> &str {
         self.code.get(index).map_or("", |c| self.text(c.token))
     }
 
-    /// Whether the code from here on reads like this.
+    /// Whether the code at an index consists of these words.
     pub fn reads(&self, index: usize, words: &[&str]) -> bool {
         words.iter().enumerate().all(|(k, word)| self.word(index + k) == *word)
     }
@@ -57,7 +57,7 @@ impl SourceText {
         self.code.iter().enumerate().filter(|(_, c)| !c.test).map(|(k, c)| (k, c.token))
     }
 
-    /// Whether a comment on this line or at most `above` lines above holds one of the words.
+    /// Whether a comment on this line, or up to `above` lines before it, contains one of the words.
     pub fn comment_above(&self, line: usize, above: usize, words: &[&str]) -> bool {
         self.comments.iter().any(|comment| {
             let text = self.text(*comment);
@@ -68,7 +68,7 @@ impl SourceText {
         })
     }
 
-    /// Names of the modules kept in other files that are built for tests only.
+    /// Names of test-only modules in other files.
     pub fn test_modules(&self) -> Vec<&str> {
         (0..self.code.len())
             .filter(|k| self.code[*k].test && self.word(*k) == "mod" && self.word(k + 2) == ";")
@@ -76,7 +76,7 @@ impl SourceText {
             .collect()
     }
 
-    /// Index one past the item that starts here: after its block, or its semicolon.
+    /// Index after the item that starts here: after its block or semicolon.
     fn item_end(&self, start: usize) -> usize {
         let (mut depth, mut at) = (0_i32, start);
         while at < self.code.len() {
@@ -97,7 +97,7 @@ impl SourceText {
         at
     }
 
-    /// Index one past the attribute that starts here.
+    /// Index after the attribute that starts here.
     fn attribute_end(&self, start: usize) -> usize {
         let mut depth = 0_i32;
         for at in start..self.code.len() {
@@ -111,7 +111,7 @@ impl SourceText {
         self.code.len()
     }
 
-    /// Whether this attribute keeps its item out of normal builds.
+    /// Whether this attribute excludes its item from normal builds.
     fn is_test_attribute(&self, start: usize, end: usize) -> bool {
         let words: Vec<&str> = (start..end).map(|k| self.word(k)).collect();
         match words.get(2) {

@@ -2,7 +2,7 @@
 
 use super::{Tree, Violation};
 
-/// Writes these files to a temporary folder and loads them.
+/// Writes files to a temporary folder and loads them.
 pub fn tree(files: &[(&str, &str)]) -> Tree {
     let folder = tempfile::tempdir().expect("temporary folder");
     for (path, text) in files {

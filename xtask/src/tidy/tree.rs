@@ -7,9 +7,9 @@ use std::process::Command;
 
 use super::source::SourceText;
 
-/// Files above this size are not read.
+/// Larger files are not read.
 const READ_LIMIT: u64 = 5_000_000;
-/// Folders that are no part of the project, where git cannot say so.
+/// Folders outside the project, where git cannot tell.
 const SKIPPED: &[&str] = &["target", ".git"];
 
 /// One file.
@@ -19,9 +19,9 @@ pub struct File {
     pub path: String,
     /// Size in bytes.
     pub size: u64,
-    /// The text, where it is text.
+    /// The text, if it is a text file.
     pub text: Option<String>,
-    /// The code, where it is Rust.
+    /// The code, if it is Rust.
     pub source: Option<SourceText>,
 }
 
@@ -31,13 +31,13 @@ impl File {
         self.path.strip_prefix("crates/")?.split('/').next()
     }
 
-    /// Whether the file is built for tests, benchmarks or examples only, by its place.
+    /// Whether the path is one of tests, benchmarks or examples.
     fn is_test_place(path: &str) -> bool {
         let folders = ["tests", "benches", "examples", "fuzz"];
         path.split('/').any(|part| folders.contains(&part)) || path.ends_with("/tests.rs")
     }
 
-    /// Whether the file holds test code only.
+    /// Whether the file has only test code.
     pub fn is_test(&self) -> bool {
         File::is_test_place(&self.path)
             || self
@@ -55,10 +55,10 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// Reads the project: what git knows or would take, or all files where there is no git.
+    /// Loads the project: all files that git tracks or would add, or simply all without git.
     ///
     /// # Errors
-    /// A folder or file that cannot be read, a Rust file that is none.
+    /// A folder or file that cannot be read, or a Rust file that cannot be parsed.
     pub fn load(root: &Path) -> io::Result<Tree> {
         let mut paths = match from_git(root) {
             Some(paths) => paths,
@@ -101,7 +101,7 @@ fn read_source(path: &str, text: &str, test: bool) -> io::Result<SourceText> {
         .map_err(|e| io::Error::other(format!("{path} is no Rust: {e}")))
 }
 
-/// The text of a file, or nothing when it is not text.
+/// The text of a file; `None` if it is not text.
 fn read_text(root: &Path, path: &str) -> io::Result<Option<String>> {
     let bytes = std::fs::read(root.join(path))?;
     if bytes.contains(&0) {
@@ -110,7 +110,7 @@ fn read_text(root: &Path, path: &str) -> io::Result<Option<String>> {
     Ok(String::from_utf8(bytes).ok())
 }
 
-/// Tracked files and new ones that git does not ignore.
+/// Tracked files, and new ones that git does not ignore.
 fn from_git(root: &Path) -> Option<Vec<String>> {
     if !root.join(".git").exists() {
         return None;
@@ -141,7 +141,7 @@ fn walk(root: &Path, below: &str, paths: &mut Vec<String>) -> io::Result<()> {
     Ok(())
 }
 
-/// Files behind a `#[cfg(test)] mod name;`.
+/// Files of `#[cfg(test)] mod name;` declarations.
 fn test_files(raw: &[(String, u64, Option<String>)]) -> io::Result<HashSet<String>> {
     let mut found = HashSet::new();
     for (path, _, text) in raw {

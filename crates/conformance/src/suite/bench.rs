@@ -1,4 +1,4 @@
-//! Runs a case on a device: memory of the device's own space, copies where the host cannot see it.
+//! Runs a case on a device, in its own memory, with copies where the host has no access.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,12 +21,12 @@ pub(super) struct Bench<'a> {
     done: Receiver<Completion>,
 }
 
-/// How inputs and outputs lie in memory.
+/// The layout of inputs and outputs in memory.
 #[derive(Clone, Copy)]
 pub(super) struct Layout {
-    /// Rows that there is room for.
+    /// Number of rows with room.
     bound: usize,
-    /// Rows lie apart.
+    /// Whether there are gaps between rows.
     apart: bool,
 }
 
@@ -40,21 +40,21 @@ impl Layout {
     }
 }
 
-/// What a run left.
+/// The results of a run.
 pub(super) struct Ran {
     pub values: Values,
-    /// A value of which more was written than the valid rows.
+    /// A value that was written beyond its valid rows.
     pub spoilt: Option<String>,
 }
 
-/// What outputs have before they are written.
+/// The initial bytes of outputs.
 const UNWRITTEN: u8 = 0xaa;
-/// What padding of inputs and gaps between rows have: NaN.
+/// The bytes of input padding and of gaps between rows: NaN.
 const PADDING: u8 = 0xff;
-/// Bytes between rows that lie apart.
+/// Bytes between rows with gaps.
 const GAP: usize = 64;
 
-/// A value's memory: the device's, and the host's where that is another.
+/// A value's memory: the device's, and the host's if that is separate.
 struct Place {
     id: ValueId,
     device: Buffer,
@@ -85,14 +85,14 @@ impl<'a> Bench<'a> {
             }
             match self.clock.next_event() {
                 Some(next) => self.clock.wait(next.saturating_sub(self.clock.now())),
-                // In virtual time, what does not happen by an event does not happen.
+                // In virtual time, nothing happens without an event.
                 None if self.is_virtual() => return Err(gone()),
                 None => return self.done.recv().map_err(|_| gone()),
             }
         }
     }
 
-    /// Lists without tasks, as many as are taken at once.
+    /// Submits lists without tasks, as many as are taken at once.
     pub fn fill(&mut self, lists: usize) -> Result<(), String> {
         for id in 0..lists as u64 {
             let list = CommandList { id, ..CommandList::default() };
@@ -107,8 +107,8 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// Functions of the host run in order with what they write, also behind one that panics; or
-    /// the device refuses them by name.
+    /// Checks that host functions run in order with what they write, also after one that panics, or
+    /// that the device refuses them by name.
     pub fn host_tasks(&mut self) -> Result<(), String> {
         let view = View::whole(&Buffer::zeroed(8).map_err(|e| e.to_string())?);
         let written = view.clone();
@@ -171,7 +171,7 @@ impl<'a> Bench<'a> {
         Ok(Place { id, device, host, rows, stride, fill })
     }
 
-    /// Runs a graph that was loaded from some values.
+    /// Runs a loaded graph on given values.
     pub fn run(
         &mut self,
         g: &Subgraph,
@@ -184,7 +184,7 @@ impl<'a> Bench<'a> {
         for (i, p) in places.iter().enumerate() {
             let mut guard = p.host.write()?;
             guard.fill(p.fill);
-            // An input that is an output, too, has a place as either.
+            // An input that is also an output has only one place.
             let Some(value) = start.bytes.get(&p.id).filter(|_| !is_output(g, i)) else { continue };
             let row = row_bytes(g.value(p.id));
             for (to, from) in guard.chunks_mut(p.stride).zip(value.chunks_exact(row)) {

@@ -1,6 +1,5 @@
-//! The conformance suite of devices: ops and segments of models as data, run on any device and
-//! compared with the CPU's kernels. What a device refuses is said in writing, and has to be
-//! refused.
+//! The conformance suite for devices: ops and segments of models as data, run on any device and
+//! compared with the CPU's kernels. What a device does not support is listed, and must be refused.
 
 mod bench;
 mod models;
@@ -20,54 +19,54 @@ pub use ops::op_cases;
 use bench::{Bench, Layout};
 use values::Values;
 
-/// Rows that the symbols of all cases allow.
+/// The most rows of all cases' symbols.
 pub const MAX_ROWS: usize = 24;
-/// Positions of all caches.
+/// Positions of every cache.
 pub const POSITIONS: usize = 64;
-/// Rows of the runs.
+/// Numbers of rows to run.
 const ROWS: [usize; 3] = [1, 3, 20];
 
 /// A subgraph to run.
 #[derive(Clone)]
 pub struct SuiteCase {
-    /// For reports.
+    /// The name in reports.
     pub name: String,
-    /// Its rows are the symbol, up to [`MAX_ROWS`].
+    /// The graph with symbolic rows, up to [`MAX_ROWS`].
     pub graph: Subgraph,
     /// Its weights.
     pub weights: Arc<dyn WeightSource + Send + Sync>,
-    /// What its inputs and caches are made from.
+    /// The seed of its inputs and caches.
     pub seed: u64,
-    /// Allowed difference to the scalar kernels, relative to a value's largest element.
+    /// Allowed difference from the scalar kernels, relative to a value's largest element.
     pub tolerance: f32,
 }
 
-/// What a device does not do, in writing.
+/// Something that a device does not support.
 #[derive(Clone, Copy, Debug)]
 pub struct Exclusion {
-    /// An op, or a case by its name.
+    /// The name of an op or a case.
     pub what: &'static str,
     /// Why.
     pub why: &'static str,
 }
 
-/// What a suite found.
+/// The results of a suite.
 #[derive(Clone, Debug, Default)]
 pub struct SuiteReport {
-    /// Runs that were compared.
+    /// Number of compared runs.
     pub runs: usize,
-    /// Cases that were refused, as they have to be, and the device's words.
+    /// Cases that were refused as listed, with the device's reason.
     pub refused: Vec<(String, String)>,
-    /// Largest difference to the scalar kernels, relative to a value's largest element.
+    /// Largest difference from the scalar kernels, relative to a value's largest element.
     pub worst: f32,
-    /// What does not hold.
+    /// Descriptions of failures.
     pub failures: Vec<String>,
 }
 
-/// Runs all cases on a device, in real time and, where it has a virtual clock, in virtual time.
+/// Runs all cases on a device, in real time and, if it has a virtual clock, in virtual time.
 ///
 /// # Errors
-/// A reference or a queue that does not start.
+/// A reference or queue does not start.
 pub fn run_suite(
     device: &dyn Device,
     cases: &[SuiteCase],
@@ -96,7 +95,7 @@ pub fn run_suite(
     Ok(report)
 }
 
-/// The CPU with its plainest kernels and with its best.
+/// The CPU with its simplest and with its best kernels.
 struct References {
     scalar: CpuDevice,
     best: CpuDevice,
@@ -126,7 +125,7 @@ impl Suite<'_> {
         self.report.failures.push(format!("{}: {what}", case.name));
     }
 
-    /// As many lists as the queue says are taken at once, and completed in order.
+    /// Checks that the queue takes as many lists as it says, and completes them in order.
     fn depth(&mut self) {
         let depth = self.bench.device.caps().queue_depth.min(8);
         if let Err(e) = self.bench.fill(depth) {
@@ -165,7 +164,7 @@ impl Suite<'_> {
         }
     }
 
-    /// The case's graph as the device takes it for some rows, and the rows that are then bound.
+    /// The case's graph in the form that the device takes for some rows, and the rows to bind.
     fn shaped(&self, case: &SuiteCase, rows: usize) -> Option<(Subgraph, usize)> {
         let caps = self.bench.device.caps();
         if !caps.static_shapes {
@@ -238,7 +237,7 @@ impl Suite<'_> {
         }
     }
 
-    /// Rows that lie apart make no difference, or are refused.
+    /// Checks that gaps between rows make no difference, or are refused.
     fn check_apart(
         &mut self,
         case: &SuiteCase,

@@ -1,4 +1,4 @@
-//! Cases of models: the segments of their first layers and their heads.
+//! Cases from models: the segments of their first layers and their heads.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use super::{MAX_ROWS, POSITIONS, SuiteCase};
 /// Segments of a checkpoint, in f32.
 ///
 /// # Errors
-/// A model that does not open.
+/// The model does not open.
 pub fn model_cases(model: &Path) -> Result<Vec<SuiteCase>, Box<dyn std::error::Error>> {
     let d = describe(model, FloatType::F32)?;
     let options = LowerOptions { max_rows: MAX_ROWS, max_kv: POSITIONS, kv_dtype: DType::F32 };

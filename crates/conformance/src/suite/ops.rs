@@ -1,4 +1,4 @@
-//! Cases of every op, and of ops that devices run as one.
+//! Cases for every op, and for ops that devices fuse.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -51,9 +51,9 @@ struct Build {
     random: Random,
 }
 
-/// Products of f32 in another order of summation.
+/// Tolerance of f32 products, for another order of summation.
 const F32: f32 = 2e-5;
-/// One number of eight or sixteen bits may round to the other side.
+/// Tolerance for a number of eight or sixteen bits that rounds differently.
 const ROUNDED: f32 = 1e-2;
 
 type Res<T> = Result<T, DeviceError>;
@@ -65,7 +65,7 @@ impl Build {
         Build { name, b, weights: CaseWeights::default(), random }
     }
 
-    /// A weight of random numbers.
+    /// Adds a weight of random numbers.
     fn stored(&mut self, dtype: DType, rows: usize, cols: usize) -> Res<WeightDecl> {
         let name = format!("w{}", self.weights.0.len());
         let len = dtype.row_bytes(cols).and_then(|row| row.checked_mul(rows));
@@ -106,10 +106,10 @@ impl Build {
     }
 }
 
-/// Of each op at least one case, and some of several ops.
+/// At least one case for each op, and some with several ops.
 ///
 /// # Errors
-/// No memory.
+/// There is not enough memory.
 pub fn op_cases() -> Result<Vec<SuiteCase>, DeviceError> {
     let mut all = elements()?;
     all.extend(products()?);
@@ -178,7 +178,7 @@ fn elements() -> Res<Vec<SuiteCase>> {
     ])
 }
 
-/// From another type, and to it and back.
+/// Converts from another type, and to it and back.
 fn convert(name: &'static str, dtype: DType) -> Res<SuiteCase> {
     let mut b = Build::new(name);
     let (x, h) = (b.floats(37), b.b.input("h", 37, dtype));
@@ -282,12 +282,12 @@ struct AttentionCase {
     name: &'static str,
     dtype: DType,
     value_in_key: bool,
-    /// With a window, a cap and sinks.
+    /// Whether to use a window, a cap and sinks.
     all: bool,
     tolerance: f32,
 }
 
-/// Keys are appended; values, if there are any besides, are there.
+/// Appends keys. Separate values, if any, are already in the cache.
 fn attention(c: AttentionCase) -> Res<SuiteCase> {
     let mut b = Build::new(c.name);
     let sinks = if c.all { Some(b.weight(DType::F32, 1, 4)?) } else { None };

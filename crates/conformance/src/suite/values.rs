@@ -11,7 +11,7 @@ use super::POSITIONS;
 use crate::golden::relative_error;
 use crate::random::Random;
 
-/// A random element of a plain type; any byte of blocks, small enough for small numbers.
+/// A random element of a plain type, or a byte for blocks, small enough for small numbers.
 pub(super) fn element(random: &mut Random, dtype: DType) -> Vec<u8> {
     let float = random.float();
     match dtype {
@@ -22,7 +22,7 @@ pub(super) fn element(random: &mut Random, dtype: DType) -> Vec<u8> {
     }
 }
 
-/// Inputs, caches and outputs: the valid rows, one after another.
+/// Inputs, caches and outputs: dense valid rows.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Values {
     pub rows: usize,
@@ -33,7 +33,7 @@ pub(super) fn row_bytes(v: &Value) -> usize {
     v.shape.row_len() * v.dtype.block_bytes()
 }
 
-/// Sequences of a run: from three rows on, there are two. Pages are in no order.
+/// Sequences of a run: two from three rows on. Their pages are in random order.
 pub(super) fn forward(rows: usize) -> Arc<ForwardBatch> {
     let first = if rows < 3 { rows } else { rows - rows / 3 };
     let table =
@@ -50,7 +50,7 @@ pub(super) fn forward(rows: usize) -> Arc<ForwardBatch> {
 }
 
 impl Values {
-    /// Random floats; positions as token ids and positions; different experts in a row.
+    /// Random floats, valid token ids and positions, and different experts in each row.
     pub fn new(g: &Subgraph, rows: usize, seed: u64) -> Values {
         let mut r = Random(seed);
         let experts = g.nodes.iter().find_map(|n| match &n.op {
@@ -79,8 +79,8 @@ impl Values {
         Values { rows, bytes }
     }
 
-    /// Largest difference of caches and outputs, relative to the other's largest element. Ids are
-    /// equal, or the difference is infinite.
+    /// Largest difference of caches and outputs, relative to the other's largest element; infinite
+    /// if ids differ.
     pub fn difference(&self, other: &Values, g: &Subgraph) -> f32 {
         let value = |id: &ValueId| {
             let (a, b) = (self.bytes.get(id), other.bytes.get(id));

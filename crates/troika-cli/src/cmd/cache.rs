@@ -1,4 +1,4 @@
-//! `troika cache`: what is kept of former starts, and profiles.
+//! `troika cache`: files stored by earlier starts.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -12,8 +12,7 @@ use crate::output;
 /// Lists, checks or removes files of the cache.
 ///
 /// # Errors
-/// A folder that cannot be read, a file that cannot be removed; damaged files, when they are
-/// looked for.
+/// A folder that cannot be read, a file that cannot be removed, or damaged files found by `verify`.
 pub fn run(args: &CacheArgs) -> Result<(), CliError> {
     let missing = || CliError::Failure("this system names no folder for caches".into());
     let dir = args.dir().ok_or_else(missing)?;
@@ -32,7 +31,7 @@ pub fn run(args: &CacheArgs) -> Result<(), CliError> {
     }
 }
 
-/// What a file is of: model and types, or the reason why it is of no use.
+/// The contents of a file: model and types, or the reason why it is unusable.
 fn contents(file: &CacheFile) -> (String, String) {
     let (of, types) = match file.kind {
         CacheKind::Packed => file.index().map_or_else(
@@ -50,7 +49,7 @@ fn contents(file: &CacheFile) -> (String, String) {
         },
         CacheKind::Partial => ("being written, or left behind".into(), String::new()),
     };
-    // Names of files and models come from elsewhere and share a line with others.
+    // Names of files and models are untrusted and share a line with others.
     let shown = |text: String| text.chars().flat_map(char::escape_debug).collect();
     (shown(of), shown(types))
 }

@@ -18,12 +18,12 @@ pub fn run(args: &DevicesArgs) -> Result<(), CliError> {
     let devices = named_apart(&args.device)?;
     let options = DeviceOptions { threads: args.threads, devices, ..DeviceOptions::default() };
     let devices = open_devices(&options).map_err(|e| CliError::Troika(e.into()))?;
-    // Threads of each device by itself.
+    // The threads of each device.
     let threads = |i: usize| match options.devices.get(i) {
         Some(spec) => DeviceOptions { devices: vec![spec.clone()], ..options.clone() }.threads(),
         None => options.threads(),
     };
-    // What a virtual device can do is in its facts.
+    // A virtual device's facts say what it can do.
     let measured = |d: &Arc<dyn Device>| d.clock().is_none();
     let mut known: Vec<(usize, f64)> = Vec::new();
     let mut bandwidth = |threads: usize| match known.iter().find(|k| k.0 == threads) {

@@ -34,7 +34,7 @@ pub fn run(args: &PerplexityArgs) -> Result<(), CliError> {
     }
     let none = || CliError::NoTokenizer(source.to_string());
     let tokenizer = model.tokenizer().ok_or_else(none)?;
-    // Special tokens written in a text are text.
+    // Special tokens in the text are plain text.
     let ids = tokenizer.encode(&text, true, false).map_err(Error::from)?;
     let total = ids.len() / window.max(1);
     let bar = ProgressBar::new(total as u64).with_style(style());
@@ -74,8 +74,8 @@ pub fn run(args: &PerplexityArgs) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Opens the model with a context of the window asked for, or the usual one, or its own if that is
-/// shorter.
+/// Opens the model with the requested window as context, else the usual one, or the model's own if
+/// that is shorter.
 fn open(source: &Source, args: &PerplexityArgs, interrupt: &Interrupt) -> Result<Model, CliError> {
     let mut options = run::open_options(&args.open, Tracer::off())?;
     args.plan.apply(&mut options)?;

@@ -13,7 +13,7 @@ use crate::{file, output, resolve};
 /// Makes a plan, and prints or writes it.
 ///
 /// # Errors
-/// A model that is not there, a strategy that the devices do not allow, or a full disk.
+/// A missing model, a strategy that does not suit the devices, or a full disk.
 pub fn run(args: &PlanArgs) -> Result<(), CliError> {
     if let Some(path) = &args.out {
         file::check("plan", path)?;
@@ -48,7 +48,7 @@ pub fn run(args: &PlanArgs) -> Result<(), CliError> {
     }
 }
 
-/// What the plan is predicted to cost, and the plans that it beat.
+/// The plan's predicted costs, and the plans that it beat.
 fn beaten(plan: &Plan, goal: Goal, alternatives: &[Alternative]) -> String {
     let Some(p) = &plan.predicted else { return String::new() };
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
@@ -90,7 +90,7 @@ fn beaten(plan: &Plan, goal: Goal, alternatives: &[Alternative]) -> String {
     text
 }
 
-/// A plan as a table, a line for each rule.
+/// A plan as a table with a line per rule.
 fn explained(plan: &Plan) -> String {
     let (model, prefill) = (&plan.model, &plan.prefill);
     let mut text = format!(
@@ -120,7 +120,7 @@ fn explained(plan: &Plan) -> String {
     text
 }
 
-/// What is copied between memories, a line for each phase and each pair of memories.
+/// The copies between memories, with a line per phase and pair of memories.
 fn copied(phases: &[PhaseCopies]) -> String {
     let mut text = String::from(
         "\n| copies of | for | from | to | copies | bytes |\n\
@@ -169,7 +169,7 @@ fn describe_split(device: &str, split: &Split) -> String {
     match split {
         Split::Columns { .. } => columns,
         Split::Rows { rest, .. } => format!("{standard}, the rest: {rest}"),
-        // Stages were described above.
+        // Stages have separate lines above.
         Split::Hybrid { .. } | Split::Stages { .. } => {
             format!("{standard}, the rest by {columns}")
         }

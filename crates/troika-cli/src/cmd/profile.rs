@@ -14,7 +14,7 @@ use crate::{file, output, progress, resolve};
 /// Measures a model on the devices, and writes the profile.
 ///
 /// # Errors
-/// A model or device that does not serve, a full disk, or Ctrl-C: what is done then is kept.
+/// An unusable model or device, a full disk, or Ctrl-C: results so far are kept.
 pub fn run(args: &ProfileArgs) -> Result<(), CliError> {
     if let Some(path) = &args.out {
         file::check("profile", path)?;
@@ -59,8 +59,8 @@ fn summary(profile: &Profile) -> serde_json::Value {
     })
 }
 
-/// What was measured: for each kind of segment on each device a token's time and bandwidth, and how
-/// good the fits are.
+/// The measurements: a token's time and bandwidth for each kind of segment and device, and the
+/// quality of the fits.
 fn table(profile: &Profile) -> String {
     let names = names(profile);
     let mut text = String::from(
@@ -107,7 +107,7 @@ fn table(profile: &Profile) -> String {
     text
 }
 
-/// What devices do together.
+/// The measurements of pairs of devices.
 fn pairs(profile: &Profile) -> String {
     let names = names(profile);
     let mut text = String::new();

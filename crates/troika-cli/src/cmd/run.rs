@@ -57,7 +57,7 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
     }
     let result = result.map_err(|e| e.in_plan(args.plan.plan.is_some()));
     let saved = trace::save(&tracer, args.trace.as_deref());
-    // A chat goes on after Ctrl-C until its person leaves.
+    // A chat continues after Ctrl-C until the user leaves.
     match result.and(saved) {
         Ok(()) if interrupt.pressed() && !chats => {
             Err(CliError::Interrupted("generation was ended by Ctrl-C".into()))
@@ -74,7 +74,7 @@ enum Prompt {
     Chat,
 }
 
-/// Where the prompt comes from: a flag, a file, piped input, or a person.
+/// The source of the prompt: a flag, a file, piped input, or the terminal.
 fn prompt(args: &RunArgs) -> Result<Prompt, CliError> {
     if let Some(ids) = &args.prompt_ids {
         return Ok(Prompt::Ids(ids.clone()));
@@ -89,7 +89,7 @@ fn prompt(args: &RunArgs) -> Result<Prompt, CliError> {
         (None, None) if std::io::stdin().is_terminal() => return Ok(Prompt::Chat),
         (None, None) => {
             let text = read_stdin()?;
-            // The newline that ends piped text is the shell's, not the prompt's.
+            // The last newline of piped text comes from the shell, not from the prompt.
             text.strip_suffix('\n').unwrap_or(&text).to_string()
         }
     };
@@ -113,7 +113,7 @@ fn lines(args: &RunArgs) -> Result<Vec<String>, CliError> {
     if lines.is_empty() { Err(troika::Error::EmptyPrompt.into()) } else { Ok(lines) }
 }
 
-/// Why a system prompt that was given has no place in what the model gets.
+/// Why a given system prompt cannot be used, if so.
 fn no_system(model: &Model, args: &RunArgs, prompt: &Prompt) -> Option<&'static str> {
     args.system_prompt.as_ref()?;
     if matches!(prompt, Prompt::Ids(_)) {
@@ -125,10 +125,10 @@ fn no_system(model: &Model, args: &RunArgs, prompt: &Prompt) -> Option<&'static 
     }
 }
 
-/// How the flags say to open a model.
+/// The options for opening a model that follow from the flags.
 ///
 /// # Errors
-/// A kept profile that is asked for where none can be kept.
+/// A stored profile is requested, but there is no folder for it.
 pub(super) fn open_options(open: &OpenArgs, tracer: Tracer) -> Result<OpenOptions, CliError> {
     let mut options = OpenOptions {
         dtype: open.dtype.float_type(),
@@ -173,7 +173,7 @@ fn once(
 /// What was opened.
 ///
 /// # Errors
-/// A thread that has the engine.
+/// This thread holds the engine.
 fn verbose(model: &Model) -> Result<String, CliError> {
     let load = model.load_time().as_secs_f64() * 1e3;
     let engine = model.engine()?;

@@ -1,4 +1,4 @@
-//! `troika show`: what a model is.
+//! `troika show`: describes a model.
 
 use serde_json::{Value, json};
 use troika::model::spec::{Ffn, Layer, ModelSpec, Norm};
@@ -118,7 +118,7 @@ fn ranges(list: &[usize]) -> String {
     parts.iter().map(show).collect::<Vec<_>>().join(", ")
 }
 
-/// Parameters a token visits: all but the experts that are not chosen.
+/// Parameters used per token: all except those of experts that are not chosen.
 fn active(d: &Described, total: u64) -> u64 {
     let idle: u64 = d
         .spec
@@ -178,7 +178,7 @@ fn as_text(d: &Described, path: &str) -> String {
     s
 }
 
-/// Errors of quantization; nothing when nothing was quantized.
+/// Quantization errors; empty if nothing was quantized.
 fn error_table(errors: &[ClassError]) -> String {
     let mut s = String::new();
     if !errors.is_empty() {

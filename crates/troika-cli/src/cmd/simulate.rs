@@ -13,7 +13,7 @@ use crate::{file, output, trace};
 /// Runs a model on a SoC in virtual time, and prints how long it took.
 ///
 /// # Errors
-/// A SoC or model that is not there, or that do not go together.
+/// A missing SoC or model, or one that cannot run on the other.
 pub fn run(args: &SimulateArgs) -> Result<(), CliError> {
     trace::check(args.trace.as_deref())?;
     if let Some(path) = &args.plan_out {

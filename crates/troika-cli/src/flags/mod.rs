@@ -1,5 +1,5 @@
-//! Flags, as the user gives them. Names follow llama.cpp where it has them; each flag has an
-//! environment twin `TROIKA_*`.
+//! Flags as the user gives them. Names follow llama.cpp where it has them. Each flag has an
+//! environment variable `TROIKA_*`.
 
 mod cache;
 mod effect;
@@ -94,7 +94,7 @@ pub enum DtypeFlag {
 }
 
 impl DtypeFlag {
-    /// What the library calls it.
+    /// The library's name for it.
     pub fn float_type(self) -> FloatType {
         match self {
             DtypeFlag::Auto => FloatType::Auto,
@@ -151,12 +151,12 @@ fn core_list(text: &str) -> Result<CoreList, String> {
     }
 }
 
-/// Numbers of threads: more than any machine has cores would only use up the system's.
+/// Numbers of threads, limited so that they cannot exhaust the system.
 fn thread_count() -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(1..=4096)
 }
 
-/// Numbers of sequences: each has some memory, whatever it is fed.
+/// Numbers of sequences, limited since each one needs memory from the start.
 fn sequence_count() -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(1..=1024)
 }

@@ -1,5 +1,5 @@
-//! Reading the command line. What is typed wins over the environment: a variable whose flag cannot
-//! go together with a flag on the command line counts as not set.
+//! Reads the command line, which wins over the environment: a variable counts as unset if its flag
+//! conflicts with one on the command line.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use super::{Cli, effect, overwrite};
 use crate::error::CliError;
 use crate::output;
 
-/// The command line of this process. Ends the process after what clap refuses and after `--help`.
+/// Parses this process's command line. Ends the process after what clap refuses and after `--help`.
 ///
 /// # Errors
 /// Flags without effect, and files that would be written over others.
@@ -28,8 +28,7 @@ pub fn parse() -> Result<Cli, CliError> {
     Ok(cli)
 }
 
-/// The command whose variables of flags without a value take 1, yes and on for true, as other
-/// programs' variables do.
+/// Lets variables of flags without a value accept 1, yes and on as true, as other programs do.
 fn with_boolish_variables(command: Command) -> Command {
     let boolish = |arg: Arg| match (arg.get_action(), arg.get_env()) {
         (ArgAction::SetTrue, Some(_)) => arg.value_parser(BoolishValueParser::new()),
@@ -42,14 +41,14 @@ fn without_variable(arg: Arg) -> Arg {
     arg.env(Resettable::Reset)
 }
 
-/// The command without the variables that have a rival on the command line.
+/// Removes the variables of flags that conflict with typed ones.
 fn typed_first(command: Command) -> Command {
     let names: Vec<String> =
         command.get_subcommands().map(|verb| verb.get_name().to_string()).collect();
     let bare = names.iter().fold(command.clone(), |command, name| {
         command.mut_subcommand(name, |verb| verb.mut_args(without_variable))
     });
-    // Wrong usage is reported when the whole command reads the same words.
+    // Wrong usage is reported when the full command parses the same words.
     let Ok(matches) = bare.try_get_matches() else { return command };
     let Some((name, typed)) = matches.subcommand() else { return command };
     let Some(verb) = command.find_subcommand(name) else { return command };
@@ -69,7 +68,7 @@ fn typed_first(command: Command) -> Command {
     })
 }
 
-/// Flags that conflict with one that was typed, and were not typed themselves.
+/// Flags that conflict with a typed one and were not typed themselves.
 fn beaten(verb: &Command, typed: &ArgMatches) -> BTreeSet<String> {
     let is_typed =
         |arg: &Arg| typed.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine);

@@ -26,10 +26,10 @@ pub struct DeviceArgs {
     pub device: Vec<DeviceSpec>,
 }
 
-/// Devices of names of their own. Those without one are given one that is free.
+/// Makes the names of devices distinct. Devices without a name get a free one.
 ///
 /// # Errors
-/// A name that two devices have.
+/// Two devices with one name.
 pub fn named_apart(devices: &[DeviceSpec]) -> Result<Vec<DeviceSpec>, CliError> {
     let mut names = HashSet::new();
     match devices.iter().filter_map(|d| d.name.as_ref()).find(|name| !names.insert(*name)) {
@@ -131,14 +131,13 @@ pub struct PlanFileArgs {
     pub compile_timeout: u64,
 }
 
-/// What stands for the profile that is kept for the model and the devices.
+/// The value that stands for the stored profile of the model and devices.
 pub(super) const OWN_PROFILE: &str = "own";
 
-/// The profile of a file, or the one that is kept for the model and the devices in the cache's
-/// folder.
+/// A profile file, or the profile of the model and devices that is stored in the cache's folder.
 ///
 /// # Errors
-/// A system without a folder to keep it in.
+/// The system has no folder for it.
 pub fn profile_at(file: Option<&Path>, cache: &QuantArgs) -> Result<ProfileAt, CliError> {
     let kept = || {
         let why = "the system has no folder to keep profiles in (HOME is not set); name a file";
@@ -148,8 +147,8 @@ pub fn profile_at(file: Option<&Path>, cache: &QuantArgs) -> Result<ProfileAt, C
 }
 
 impl PlacementArgs {
-    /// Looks for the profile that is kept for the model and the devices, where no flag or other
-    /// file says how the model is divided.
+    /// Uses the stored profile of the model and devices, unless a flag or file says how to divide
+    /// the model.
     pub fn use_own_profile(&self, cache: &QuantArgs, options: &mut OpenOptions) {
         if let (None, None, Some(folder)) = (&options.solve, self.strategy, cache.profiles()) {
             options.solve = Some(SolveOptions {
@@ -162,10 +161,10 @@ impl PlacementArgs {
         }
     }
 
-    /// Sets what the flags say.
+    /// Sets the options by the flags.
     ///
     /// # Errors
-    /// A kept profile that is asked for where none can be kept.
+    /// A stored profile is requested, but there is no folder for it.
     pub fn apply(&self, cache: &QuantArgs, options: &mut OpenOptions) -> Result<(), CliError> {
         options.devices.devices = named_apart(&self.devices.device)?;
         options.strategy = self.strategy.unwrap_or_default();
@@ -189,10 +188,10 @@ impl PlacementArgs {
 }
 
 impl PlanFileArgs {
-    /// Sets the plan of the file.
+    /// Sets the plan from the file.
     ///
     /// # Errors
-    /// A file that cannot be read or is no plan.
+    /// The file cannot be read or is not a plan.
     pub fn apply(&self, options: &mut OpenOptions) -> Result<(), CliError> {
         let limit = Duration::from_secs(self.compile_timeout);
         options.compile.limit = (!limit.is_zero()).then_some(limit);

@@ -1,4 +1,4 @@
-//! Flags of quantization at load.
+//! Flags for quantization at load.
 
 use std::path::{Path, PathBuf};
 
@@ -20,7 +20,7 @@ pub enum QuantFlag {
 }
 
 impl QuantFlag {
-    /// What the library calls it.
+    /// The library's name for it.
     pub fn quant(self) -> Quant {
         match self {
             QuantFlag::None => Quant::None,
@@ -52,7 +52,7 @@ pub struct QuantArgs {
 }
 
 impl QuantArgs {
-    /// Where quantized weights are kept.
+    /// The folder for quantized weights.
     pub fn cache(&self) -> Option<PathBuf> {
         if self.no_cache {
             return None;
@@ -60,26 +60,26 @@ impl QuantArgs {
         cache_or_default(self.cache_dir.as_deref())
     }
 
-    /// Where profiles are kept: also with `--no-cache`, since a profile is no copy of anything.
+    /// The folder of stored profiles, which `--no-cache` leaves as it is.
     pub fn profiles(&self) -> Option<PathBuf> {
         Some(CacheFolder::new(cache_or_default(self.cache_dir.as_deref())?).profiles())
     }
 
-    /// Bytes that may be kept there.
+    /// The most bytes stored there.
     pub fn cache_bytes(&self) -> u64 {
         self.cache_mib.saturating_mul(1 << 20)
     }
 }
 
-/// Room for several large models, a part of a usual disk.
+/// Enough for several large models, but a fraction of a usual disk.
 pub const DEFAULT_MIB: u64 = 64 << 10;
 
-/// Sizes of the cache. Nothing at all is what `--no-cache` asks for.
+/// Sizes of the cache. To store nothing, use `--no-cache`.
 pub fn mib() -> RangedU64ValueParser<u64> {
     RangedU64ValueParser::new().range(1..)
 }
 
-/// The folder that was given, or else a folder in the system's for caches.
+/// The given folder, or else one in the system's folder for caches.
 pub fn cache_or_default(given: Option<&Path>) -> Option<PathBuf> {
     given.map(Path::to_path_buf).or_else(|| Some(system_cache()?.join("troika")))
 }

@@ -83,12 +83,12 @@ impl SamplingArgs {
     /// The parameters for a model.
     ///
     /// # Errors
-    /// A parameter out of range, a logit bias that does not parse.
+    /// A parameter out of range, or an invalid logit bias.
     pub fn resolve(&self, d: &GenerationDefaults) -> Result<SampleParams, CliError> {
         let base = SampleParams::default();
         let greedy = d.do_sample == Some(false);
         let recommended = if greedy { Some(0.0) } else { d.temperature };
-        // As llama.cpp has it, a negative one is greedy too; NaN is left to be refused.
+        // As in llama.cpp, negative values are greedy too; NaN is refused later.
         let temperature = self.temp.or(recommended).unwrap_or(base.temperature);
         let temperature = if temperature < 0.0 { 0.0 } else { temperature };
         if self.repeat_last_n < -1 {

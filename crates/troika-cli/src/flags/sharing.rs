@@ -20,7 +20,7 @@ pub struct SharingArgs {
 }
 
 impl SharingArgs {
-    /// What the library calls it, for so many sequences at once.
+    /// The library's options for a number of sequences.
     pub fn sharing(&self, sequences: usize) -> Sharing {
         let default = Sharing::default();
         Sharing {

@@ -19,7 +19,7 @@ pub enum SyncFlag {
 }
 
 impl SyncFlag {
-    /// What the library calls it.
+    /// The library's name for it.
     pub fn mode(self) -> SyncMode {
         match self {
             SyncFlag::Predicted => SyncMode::Predicted,

@@ -1,6 +1,6 @@
-//! Ops that run as one: neighbouring products of one input (queries, keys and values; gate and
-//! up) quantize or round it once and share one parallel region; the norm or gate in front of them
-//! is computed row by row as it is quantized.
+//! Fuses ops. Adjacent products of one input (queries, keys and values; gate and up) quantize or
+//! round it once and share one parallel region. A norm or gate in front is computed row by row
+//! while its result is quantized.
 
 use smallvec::SmallVec;
 use troika_graph::Subgraph;
@@ -10,15 +10,15 @@ use crate::compile::{Code, CompiledOp};
 use crate::kernels::elementwise::Element;
 use crate::kernels::int8::Quantization;
 
-/// Packed weights of products that share an input, each with its bias and the kind of quantized
+/// Packed weights of products with a common input, each with its bias and the kind of quantized
 /// input that it needs.
 pub(crate) type Integers = SmallVec<[(PackedAt, Option<VectorAt>, Quantization); 3]>;
 
-/// Float weights of products that share an input, each with its bias.
+/// Float weights of products with a common input, each with its bias.
 pub(crate) type Floats = SmallVec<[(MatrixAt, Option<VectorAt>); 3]>;
 
-/// Joins the ops that can run as one. Places are given afterwards: what an op reads keeps its
-/// own until all of its results are there.
+/// Joins ops that can run as one. Memory is assigned afterwards: an op's operands keep theirs until
+/// all its results exist.
 pub(crate) fn fuse(graph: &Subgraph, ops: Vec<CompiledOp>) -> Vec<CompiledOp> {
     let mut fused: Vec<CompiledOp> = Vec::with_capacity(ops.len());
     for op in ops {
@@ -51,8 +51,8 @@ pub(crate) fn fuse(graph: &Subgraph, ops: Vec<CompiledOp>) -> Vec<CompiledOp> {
     fuse_inputs(graph, fused)
 }
 
-/// Joins quantized products with the norm or the gate that makes their input, if nobody else
-/// reads it.
+/// Joins quantized products with the norm or gate that makes their input, if no other op reads that
+/// input.
 fn fuse_inputs(graph: &Subgraph, ops: Vec<CompiledOp>) -> Vec<CompiledOp> {
     let mut fused: Vec<CompiledOp> = Vec::with_capacity(ops.len());
     for (at, mut op) in ops.iter().cloned().enumerate() {

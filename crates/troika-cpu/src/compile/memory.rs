@@ -1,29 +1,29 @@
-//! Where the values of a subgraph live during a run.
+//! Assigns memory to the values of a subgraph during a run.
 
 use troika_graph::Subgraph;
 
 use crate::compile::CompiledOp;
 use crate::runtime::LINE;
 
-/// Where a value lives.
+/// The place of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// Binding of an input.
+    /// The binding of an input.
     Input(usize),
-    /// Binding of a state.
+    /// The binding of a state.
     State(usize),
-    /// Binding of an output.
+    /// The binding of an output.
     Output(usize),
-    /// In the arena; floats before it per row.
+    /// In the arena, after this many floats per row.
     Temp(usize),
-    /// Never computed nor bound.
+    /// Neither computed nor bound.
     Nowhere,
 }
 
-/// Gives every value a place: bindings where there are, else arena room that is free again after
-/// the value's last use. Also outputs to copy at the end, and the arena's floats per row.
+/// Assigns a place to every value: its binding if there is one, else room in the arena until its
+/// last use. Also returns outputs to copy at the end, and the arena's floats per row.
 ///
-/// The values that an op reads or writes have places apart.
+/// All operands and results of an op have distinct places.
 pub(crate) fn place(
     graph: &Subgraph,
     ops: &[CompiledOp],
@@ -47,7 +47,7 @@ pub(crate) fn place(
         s.inputs.iter().chain(&s.outputs).for_each(|v| last_use[*v] = i);
     }
     let size = |v: usize| graph.values[v].shape.row_len().saturating_add(LINE - 1) / LINE * LINE;
-    // Rooms are (first float, floats) per row; all are whole cache lines.
+    // Free rooms as (first float, floats) per row, in whole cache lines.
     let mut free: Vec<(usize, usize)> = Vec::new();
     let mut floats = 0;
     for (i, s) in ops.iter().enumerate() {
@@ -79,12 +79,12 @@ fn take_room(free: &mut Vec<(usize, usize)>, floats: &mut usize, size: usize) ->
         }
         return at;
     }
-    // Too many are refused when compiled.
+    // Compiling refuses graphs that need too many.
     *floats = floats.saturating_add(size);
     *floats - size
 }
 
-/// Returns room, joined with free neighbours.
+/// Frees room and joins it with free neighbours.
 fn give_room(free: &mut Vec<(usize, usize)>, mut at: usize, mut len: usize) {
     free.retain(|&(a, l)| {
         let touches = a + l == at || at + len == a;

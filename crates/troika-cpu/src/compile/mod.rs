@@ -1,4 +1,4 @@
-//! From a subgraph to an executable: code that knows its values' places, and its weights apart.
+//! Compiles a subgraph to code that knows the places of its values; weights are loaded separately.
 
 pub(crate) mod fuse;
 mod memory;
@@ -30,18 +30,18 @@ pub(crate) struct ValueSlot {
     pub dtype: DType,
     /// First dimension.
     pub rows: Dim,
-    /// Whether its rows may lie apart: the result of a product that no op reads.
+    /// Whether it may have gaps between rows: a product's result that no op reads.
     pub strided: bool,
 }
 
 impl ValueSlot {
-    /// Bytes of a row.
+    /// Bytes per row.
     pub fn row_bytes(&self) -> usize {
         self.cols * self.dtype.block_bytes()
     }
 }
 
-/// The weights of an expert, by their places.
+/// The weights of an expert, by index.
 #[derive(Clone, Debug)]
 pub(crate) struct ExpertWeights<M> {
     gate: M,
@@ -51,14 +51,14 @@ pub(crate) struct ExpertWeights<M> {
 }
 
 impl<M: Copy> ExpertWeights<M> {
-    /// As the kernel takes them, each weight by `view`.
+    /// In the kernel's form, with `view` applied to each weight.
     pub fn view<'a, W>(&self, of: &'a Loaded, view: impl Fn(M) -> W) -> moe::Expert<'a, W> {
         let bias = self.bias.map(|b| of.vector_if(b));
         moe::Expert { gate: view(self.gate), up: view(self.up), down: view(self.down), bias }
     }
 }
 
-/// An op, with the places of its weights among those that are loaded.
+/// An op, with the indices of its loaded weights.
 #[derive(Clone, Debug)]
 pub(crate) enum Code {
     Embed {
@@ -77,7 +77,7 @@ pub(crate) enum Code {
         eps: f32,
         group: usize,
     },
-    /// Products of one input; an output each.
+    /// Products with a common input and one output each.
     Linear {
         weights: Floats,
         bf16: bool,
@@ -106,12 +106,12 @@ pub(crate) enum Code {
         act: troika_graph::Activation,
         activations: ActivationFormat,
     },
-    /// Products of one input; an output each.
+    /// Products with a common input and one output each.
     PackedLinear {
         weights: Integers,
         /// The kinds of quantized input that the weights need.
         kinds: SmallVec<[Quantization; 2]>,
-        /// What makes the input of the op's inputs, if it is not the only one itself.
+        /// The norm or gate that computes the products' input, if it is fused with them.
         before: Option<Box<Code>>,
     },
     PackedExperts {
@@ -123,17 +123,17 @@ pub(crate) enum Code {
 }
 
 impl Code {
-    /// Whether results are those of products, whose rows may lie apart.
+    /// Whether it is a product, whose result may have gaps between rows.
     fn is_product(&self) -> bool {
         matches!(self, Code::Linear { .. } | Code::HeadLinear { .. } | Code::PackedLinear { .. })
     }
 
-    /// Whether operands and results are taken row by row, which may lie apart.
+    /// Whether it works row by row, so that operands and results may have gaps between rows.
     fn is_element(&self) -> bool {
         matches!(self, Code::Element(_))
     }
 
-    /// The weight a product reads first.
+    /// The weight that a product reads first.
     pub fn first_weight<'a>(&self, of: &'a Loaded) -> Option<&'a [u8]> {
         match self {
             Code::Linear { weights, .. } => weights.first().map(|w| of.matrix(w.0).view().bytes),
@@ -143,7 +143,7 @@ impl Code {
     }
 }
 
-/// An op with its operands, as indices of slots.
+/// An op with its operands, as slot indices.
 #[derive(Clone, Debug)]
 pub(crate) struct CompiledOp {
     pub code: Code,
@@ -153,43 +153,43 @@ pub(crate) struct CompiledOp {
     pub outputs: Vec<usize>,
 }
 
-/// The code of a subgraph, and of all that differ from it in names alone.
+/// The code of a subgraph, and of all others that differ only in names.
 #[derive(Debug)]
 pub(crate) struct Executable {
-    /// The first of them.
+    /// The first of these subgraphs.
     pub graph: Subgraph,
     /// The weights that the ops read.
     pub weights: Needs,
     pub slots: Vec<ValueSlot>,
     pub inputs: Vec<usize>,
     pub states: Vec<usize>,
-    /// Whether a state is written.
+    /// Whether each state is written.
     pub state_written: Vec<bool>,
-    /// By which groups' page tables states are used: (state, group).
+    /// The page groups that states are used with: (state, group).
     pub state_groups: Vec<(usize, usize)>,
     pub outputs: Vec<usize>,
     pub ops: Vec<CompiledOp>,
-    /// Outputs that hold another place's value: (slot it is in, output binding).
+    /// Outputs to copy from another value: (its slot, output binding).
     pub copies: Vec<(usize, usize)>,
-    /// Most rows of a run.
+    /// The most rows of a run.
     pub max_rows: usize,
-    /// Arena floats per row.
+    /// Floats in the arena per row.
     pub temp_floats: usize,
     /// Working floats of an op, per row.
     pub work_floats: usize,
-    /// Working words of an op: per row, and besides.
+    /// Working words of an op: per row, and fixed.
     pub work_words: (usize, usize),
     /// Scratch floats per worker.
     pub worker_floats: usize,
-    /// Attentions: how much they need depends on the forward batch.
+    /// Attention ops, whose memory depends on the forward batch.
     pub attentions: Vec<Attention>,
-    /// Whether ops look at the forward batch, and the page groups they use.
+    /// Whether ops use the forward batch, and with which page groups.
     pub uses_forward_batch: bool,
     pub page_groups: Vec<usize>,
 }
 
 impl Executable {
-    /// Bytes a run needs at most, attentions apart; `None` when there are more than addresses.
+    /// The most bytes that a run needs, except for attention; `None` on overflow.
     pub fn scratch_bytes(&self, threads: usize) -> Option<u64> {
         let row = self.temp_floats.checked_add(self.work_floats)?.checked_add(self.work_words.0)?;
         let rows = row.checked_mul(self.max_rows)?.checked_add(self.work_words.1)?;
@@ -198,7 +198,7 @@ impl Executable {
     }
 }
 
-/// Compiles a subgraph, which is verified first: what kernels are handed fits together.
+/// Verifies and compiles a subgraph, so that kernels get consistent operands.
 pub(crate) fn compile(
     (device, isa): (&str, Isa),
     graph: &Subgraph,
@@ -257,7 +257,7 @@ pub(crate) fn compile(
     Ok(exe)
 }
 
-/// Notes by which tables an op uses states.
+/// Records the page groups that an op uses states with.
 fn states_of(exe: &mut Executable, op: &CompiledOp) {
     let group = match &op.code {
         Code::KvAppend(k) => k.page_group,
@@ -271,7 +271,7 @@ fn states_of(exe: &mut Executable, op: &CompiledOp) {
     }
 }
 
-/// Notes what experts of some columns and inner width need.
+/// Records the memory that experts of some columns and inner width need.
 fn needs_of_experts(
     exe: &mut Executable,
     op: &CompiledOp,
@@ -286,7 +286,7 @@ fn needs_of_experts(
     moe::worker_floats()
 }
 
-/// Notes what an op needs besides its operands.
+/// Records the memory that an op needs besides its operands.
 fn needs(exe: &mut Executable, op: &CompiledOp) {
     let mut worker = 0;
     match &op.code {
@@ -316,7 +316,7 @@ fn needs(exe: &mut Executable, op: &CompiledOp) {
             let shape = (exe.slots[op.inputs[0]].cols, *inter);
             worker = needs_of_experts(exe, op, shape, *activations, experts.len());
         }
-        // As floats: where the products of pairs are missing, rounded activations stay floats.
+        // As floats: without instructions for pairs, rounded activations stay floats.
         Code::Linear { bf16: true, .. } => {
             exe.work_floats = exe.work_floats.max(exe.slots[op.inputs[0]].cols);
         }
@@ -433,7 +433,7 @@ impl Compiler<'_> {
         })
     }
 
-    /// The weights of all experts, each matrix by `matrix`.
+    /// The weights of all experts, with `matrix` applied to each.
     fn expert_weights<M>(
         &mut self,
         e: &troika_graph::Experts,

@@ -1,4 +1,4 @@
-//! A graph's weights in the forms that its code reads, by way of the store, which shares them.
+//! A graph's weights in the forms that its code reads, shared through the store.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,37 +11,37 @@ use crate::kernels::int8::{Layout, PackedView, ROWS};
 use crate::kernels::linear::{self, WeightView};
 use crate::machine::Isa;
 
-/// How code reads a weight.
+/// The form in which code reads a weight.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Form {
-    /// As it is stored.
+    /// As stored.
     Stored,
-    /// As [`linear::panels`].
+    /// In panels ([`linear::panels`]).
     Panels,
-    /// As floats.
+    /// As a vector of floats.
     Vector,
     /// Packed for the integer kernels.
     Packed(Layout),
 }
 
-/// Which of the matrices of [`Loaded`].
+/// Index of a matrix in [`Loaded`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct MatrixAt(usize);
 
-/// Which of its vectors.
+/// Index of a vector in [`Loaded`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct VectorAt(usize);
 
-/// Which of its packed matrices.
+/// Index of a packed matrix in [`Loaded`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct PackedAt(usize);
 
-/// The weights that code reads, each once in each form, in the order in which they are loaded.
+/// The weights that code reads, without duplicates, in loading order.
 #[derive(Debug, Default)]
 pub(crate) struct Needs(Vec<(WeightRef, Form)>);
 
 impl Needs {
-    /// The place of a form of a weight among those of its kind.
+    /// The index of a weight's form among those of its kind.
     fn at(&mut self, weight: WeightRef, form: Form, kind: fn(&Form) -> bool) -> usize {
         let known = self.0.iter().position(|need| *need == (weight, form));
         let at = known.unwrap_or_else(|| {
@@ -65,7 +65,7 @@ impl Needs {
     }
 }
 
-/// A weight as it is stored, or in panels.
+/// A weight as stored, or in panels.
 #[derive(Debug)]
 pub(crate) struct Matrix {
     dtype: DType,
@@ -99,8 +99,8 @@ impl PackedMatrix {
     }
 }
 
-/// Code with the weights and the names of one graph. Code refers to weights by their place here:
-/// they are those that it was compiled for, since nobody else makes one.
+/// Code with the weights and names of one graph. Code refers to weights by their indices here. They
+/// always fit the code, since only `load` makes this.
 #[derive(Debug)]
 pub(crate) struct Loaded {
     /// The device that loaded it.
@@ -178,7 +178,7 @@ pub(crate) fn load(
     Ok(loaded)
 }
 
-/// What a weight is, besides what the graph says.
+/// The sentence for a weight that differs from the graph's declaration.
 fn mismatch(data: &WeightData, decl: &WeightDecl) -> String {
     let (rows, cols) = decl.stored();
     format!(
@@ -230,7 +230,7 @@ impl Loader<'_> {
         Ok(Matrix { dtype, rows, cols, bytes, panels: false })
     }
 
-    /// A weight of floats as panels, packed once for all that use it.
+    /// A float weight in panels, packed once for all users.
     fn panels(&self) -> Result<Matrix, DeviceError> {
         let (rows, cols, dtype) = (self.decl.rows, self.decl.cols, self.decl.dtype);
         let name = match dtype {
@@ -248,7 +248,7 @@ impl Loader<'_> {
         Ok(Matrix { dtype, rows, cols, bytes, panels: true })
     }
 
-    /// A vector, converted once to f32. Of a vector of which the graph reads some columns, these.
+    /// A vector converted once to f32. If the graph reads some columns only, just these.
     fn vector(&self) -> Result<Vector, DeviceError> {
         let decl = self.decl;
         let (_, all_cols) = decl.stored();
@@ -266,7 +266,7 @@ impl Loader<'_> {
         }
     }
 
-    /// A weight packed once for all that use it; its raw bytes are not kept.
+    /// A weight packed once for all users; its raw bytes are not kept.
     fn packed(&self, layout: Layout) -> Result<PackedMatrix, DeviceError> {
         let name = layout.name();
         let form = PackLayout { name: &name, rows: ROWS, panel: layout.panel_bytes() };
@@ -274,8 +274,8 @@ impl Loader<'_> {
         Ok(PackedMatrix { layout, bytes })
     }
 
-    /// A form of the weight, made by `pack` of the bytes of some rows. Of a weight of which the
-    /// graph reads some rows, these, as a part of the whole weight's form where panels allow it.
+    /// A form of the weight, made by `pack` from the bytes of some rows. If the graph reads some
+    /// rows only, just these: as a part of the whole weight's form if the panels allow it.
     fn pack(
         &self,
         form: PackLayout<'_>,
@@ -302,7 +302,7 @@ impl Loader<'_> {
         } else {
             self.source.packed_rows(&decl.name, decl.stored_rows(), form, &pack_rows)
         }?;
-        // Of a form that was there already, no rows were packed.
+        // An existing form needed no packing.
         let rows = rows.into_inner();
         if rows != 0 && rows != decl.rows && rows != all_rows {
             return self.wrong(format!("has {rows} rows, the graph says {all_rows}"));

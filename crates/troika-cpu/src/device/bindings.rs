@@ -1,4 +1,4 @@
-//! The memory a submission binds: sizes checked, values located, bytes claimed.
+//! The memory bound to a submission: checks sizes, locates values, claims bytes.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,28 +13,28 @@ use troika_graph::{DType, Dim};
 use crate::compile::{Loaded, Place, ValueSlot};
 use crate::runtime::LINE;
 
-/// Where a value's bytes are during a run.
+/// The bytes of a value during a run.
 #[derive(Clone, Copy)]
 pub(crate) struct Mem {
     pub ptr: *mut u8,
-    /// From the first byte to the last, with the gaps between rows.
+    /// From the first byte to the last, including gaps between rows.
     pub bytes: usize,
-    /// Bytes from row to row.
+    /// Bytes from one row to the next.
     pub stride: usize,
 }
 
 // SAFETY: pointers are set at the start of a run and used within it, by one queue.
 unsafe impl Send for Mem {}
 
-/// Most bindings of a submission before lists of them go to the heap.
+/// Number of bindings of a submission before their lists move to the heap.
 const INLINE: usize = 12;
-/// What a run may touch.
+/// The claims of a run.
 pub(crate) type Claims<'a> = SmallVec<[Claim<'a>; INLINE]>;
 
 /// A value and its name.
 type Named<'a> = (&'a ValueSlot, &'a str);
 
-/// A submission that does not fit.
+/// The error for a submission that does not fit.
 pub(crate) fn misfit(exe: &Loaded, why: String) -> DeviceError {
     DeviceError::Submission { task: exe.name.clone(), why }
 }
@@ -43,7 +43,7 @@ fn element_bytes(dtype: DType) -> usize {
     dtype.block_bytes()
 }
 
-/// As many bindings as the subgraph has inputs, states and outputs.
+/// Checks that there are as many bindings as inputs, states and outputs.
 pub(crate) fn check_counts(exe: &Loaded, b: &Bindings) -> Result<(), DeviceError> {
     let need = (exe.code.inputs.len(), exe.code.states.len(), exe.code.outputs.len());
     let got = (b.inputs.len(), b.states.len(), b.outputs.len());
@@ -54,7 +54,7 @@ pub(crate) fn check_counts(exe: &Loaded, b: &Bindings) -> Result<(), DeviceError
     Ok(())
 }
 
-/// Rows that fit every value.
+/// Checks that the rows fit every value.
 pub(crate) fn check_rows(exe: &Loaded, task: &Run) -> Result<(), DeviceError> {
     let slots = exe.code.slots.iter().enumerate();
     for (slot, s) in slots.filter(|(_, s)| !matches!(s.place, Place::State(_))) {
@@ -70,7 +70,7 @@ pub(crate) fn check_rows(exe: &Loaded, task: &Run) -> Result<(), DeviceError> {
     Ok(())
 }
 
-/// A forward batch that has as many rows, where it is looked at.
+/// Checks that the forward batch has as many rows, if ops use it.
 pub(crate) fn check_forward(exe: &Loaded, task: &Run) -> Result<(), DeviceError> {
     if !exe.code.uses_forward_batch {
         return Ok(());
@@ -115,12 +115,12 @@ pub(crate) fn locate(
     check_overlap(exe, &task.bindings, bound)
 }
 
-/// Inputs, states, outputs.
+/// Inputs, states and outputs, in this order.
 fn views(b: &Bindings) -> impl Iterator<Item = &View> {
     b.inputs.iter().chain(&b.states).chain(&b.outputs)
 }
 
-/// States take all the bytes there are, in whole rows.
+/// The bytes of a state: all of the view, in whole rows.
 fn state(exe: &Loaded, (slot, name): Named<'_>, view: &View) -> Result<Rect, DeviceError> {
     let row = slot.cols.saturating_mul(element_bytes(slot.dtype)).max(1);
     if !view.rect().is_dense() {
@@ -132,7 +132,7 @@ fn state(exe: &Loaded, (slot, name): Named<'_>, view: &View) -> Result<Rect, Dev
     aligned(exe, (slot, name), Rect::bytes(all.start..end))
 }
 
-/// The first rows of a view, as wide as the value's.
+/// The first rows of a view, with the value's width.
 fn rows(
     exe: &Loaded,
     (slot, name): Named<'_>,
@@ -161,7 +161,7 @@ fn rows(
     }
 }
 
-/// Buffers are aligned to more than an element.
+/// Checks alignment to whole elements.
 fn aligned(exe: &Loaded, (slot, name): Named<'_>, rect: Rect) -> Result<Rect, DeviceError> {
     let size = element_bytes(slot.dtype);
     if rect.offset().is_multiple_of(size) && rect.stride().is_multiple_of(size) {
@@ -175,13 +175,13 @@ fn aligned(exe: &Loaded, (slot, name): Named<'_>, rect: Rect) -> Result<Rect, De
     Err(misfit(exe, why))
 }
 
-/// Written bindings may share a buffer with others, but no bytes.
+/// Checks that written bindings share no bytes with others; they may share a buffer.
 fn check_overlap(exe: &Loaded, b: &Bindings, bound: &[Rect]) -> Result<(), DeviceError> {
     let written = |i: usize| match i.checked_sub(exe.code.inputs.len()) {
         None => false,
         Some(i) => exe.code.state_written.get(i).is_none_or(|w| *w),
     };
-    // Each submission comes through here, so buffers are compared before anything else.
+    // Compares buffers first, since every submission is checked here.
     let buffers: SmallVec<[usize; INLINE]> = views(b).map(|v| v.buffer().id()).collect();
     for (j, &buffer) in buffers.iter().enumerate() {
         for i in 0..j {
@@ -204,7 +204,7 @@ fn check_overlap(exe: &Loaded, b: &Bindings, bound: &[Rect]) -> Result<(), Devic
     Ok(())
 }
 
-/// The view of a binding: 0 is the first input, and so on.
+/// The view of a binding, by index over inputs, states and outputs.
 fn view(b: &Bindings, at: usize) -> Option<&View> {
     let after_inputs = at.checked_sub(b.inputs.len());
     let Some(at) = after_inputs else { return b.inputs.get(at) };
@@ -212,7 +212,7 @@ fn view(b: &Bindings, at: usize) -> Option<&View> {
     after_states.map_or_else(|| b.states.get(at), |at| b.outputs.get(at))
 }
 
-/// Where the bytes of a binding begin: 0 is the first input, and so on.
+/// The memory of a binding, by index over inputs, states and outputs.
 pub(crate) fn memory(b: &Bindings, bound: &[Rect], at: usize) -> Mem {
     let Some((view, rect)) = view(b, at).zip(bound.get(at)) else {
         return Mem { ptr: std::ptr::dangling_mut::<u64>().cast(), bytes: 0, stride: 0 };
@@ -222,7 +222,7 @@ pub(crate) fn memory(b: &Bindings, bound: &[Rect], at: usize) -> Mem {
     Mem { ptr, bytes: rect.span().len(), stride: rect.stride() }
 }
 
-/// Claims what a run touches: of states, the rows that its sequences' pages have.
+/// Claims the memory of a run; of states only the rows in its sequences' pages.
 pub(crate) fn claim<'a>(
     exe: &Loaded,
     task: &'a Run,
@@ -252,7 +252,7 @@ pub(crate) fn claim<'a>(
     Ok(claims)
 }
 
-/// Which rows of caches a forward batch touches: found once for all layers of a group.
+/// The cache rows that a forward batch uses, computed once for all layers of a group.
 #[derive(Default)]
 pub(crate) struct Pages {
     step: Option<Arc<ForwardBatch>>,
@@ -263,13 +263,13 @@ pub(crate) struct Pages {
 #[derive(Default)]
 struct Group {
     group: usize,
-    /// Whether `runs` are those of the forward batch.
+    /// Whether `runs` belongs to the current forward batch.
     known: bool,
     runs: Vec<(Range<usize>, bool)>,
 }
 
 impl Pages {
-    /// Adds what a forward batch touches of a state with rows of `row` bytes.
+    /// Adds the rows of a state that a forward batch uses; `row` is its bytes per row.
     fn want(
         &mut self,
         step: &Arc<ForwardBatch>,
@@ -294,7 +294,7 @@ impl Pages {
             }
         }
         let all = state.span();
-        // Positions past the end are the kernel's to refuse.
+        // Kernels refuse positions past the end.
         let byte = |r: usize| r.saturating_mul(row).saturating_add(all.start).min(all.end);
         self.wanted.extend(g.runs.iter().map(|(rows, appended)| {
             let access = if *appended && written { Access::Write } else { Access::Read };
@@ -303,19 +303,19 @@ impl Pages {
     }
 }
 
-/// A value whose rows lie apart in its binding while ops want them one after another.
+/// A value with gaps between rows in its binding, while ops need dense rows.
 #[derive(Clone, Copy)]
 pub(crate) struct Staged {
     pub slot: usize,
-    /// Which binding: 0 is the first input, and so on.
+    /// Index of the binding over inputs, states and outputs.
     pub binding: usize,
-    /// Where it is in the staging memory, in floats.
+    /// Its place in the staging memory, in floats.
     pub at: usize,
 }
 
-/// Finds the values that are staged, and the floats that they take together. Results of products
-/// and of ops on elements that nothing else reads are written to rows that lie apart as they are, and
-/// so are copies; ops on elements read them, too.
+/// Finds the values to stage, and the floats that they need together. Not staged: results of
+/// products and element-wise ops that nothing else reads, copies, and operands of element-wise ops,
+/// since all of these may have gaps between rows.
 pub(crate) fn staged(exe: &Loaded, rows: usize, bound: &[Rect], out: &mut Vec<Staged>) -> usize {
     out.clear();
     let (inputs, first_output) =
@@ -344,7 +344,7 @@ pub(crate) fn staged(exe: &Loaded, rows: usize, bound: &[Rect], out: &mut Vec<St
     floats
 }
 
-/// Copies a value to a second place it is wanted at, row by row.
+/// Copies a value to a second place row by row.
 pub(crate) fn copy(slot: &ValueSlot, rows: usize, from: Mem, to: Mem) {
     if slot.place == Place::Nowhere {
         return;

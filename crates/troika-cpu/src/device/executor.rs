@@ -10,16 +10,16 @@ use crate::kernels::{Context, KernelError, attention, moe, select};
 use crate::machine::Isa;
 use crate::runtime::{Lines, PerWorker, Pool};
 
-/// A queue's pool and memory, with what it found out about bindings.
+/// A queue's pool and memory, and its knowledge of bindings.
 pub(crate) struct Executor {
     machine: Machine,
     known: Known,
     pages: Pages,
-    /// Memory spaces besides the host's.
+    /// Memory spaces besides host memory.
     spaces: Vec<SpaceId>,
 }
 
-/// The pool of a queue and the memory its runs share, grown on demand.
+/// A queue's pool and the memory that its runs share, which grows on demand.
 struct Machine {
     device: String,
     pool: Pool,
@@ -28,9 +28,9 @@ struct Machine {
     work: Lines,
     words: Vec<u32>,
     scratch: Lines,
-    /// Room for rows of values that lie apart in their bindings.
+    /// Memory for values with gaps between rows in their bindings.
     staging: Lines,
-    /// How many times `arena` or `staging` became other memory.
+    /// How many times `arena` or `staging` was reallocated.
     moves: u64,
 }
 
@@ -50,7 +50,7 @@ impl Executor {
         Executor { machine, known: Known::default(), pages: Pages::default(), spaces }
     }
 
-    /// Checks a submission against its executable and runs it; `next` runs after it.
+    /// Checks and runs a submission; `next` is the weights of the next run.
     pub fn run(
         &mut self,
         exe: &Loaded,
@@ -66,7 +66,7 @@ impl Executor {
 }
 
 impl Machine {
-    /// Runs the ops on memory that is claimed.
+    /// Runs the ops on claimed memory.
     fn run(
         &mut self,
         exe: &Loaded,
@@ -101,7 +101,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Points idle workers to the weights of the next product.
+    /// Lets idle workers prefetch the weights of the next product.
     fn prefetch_weights<'a>(&mut self, exe: &'a Loaded, from: usize, next: Option<&'a Loaded>) {
         let first = |of: &'a Loaded, from: usize| {
             of.code.ops[from..].iter().find_map(|op| op.code.first_weight(of))
@@ -122,7 +122,7 @@ impl Machine {
         }
     }
 
-    /// Makes room for what a run needs; its size was found to be countable when compiled.
+    /// Allocates what a run needs; compiling has checked that the size does not overflow.
     fn grow(&mut self, exe: &Loaded, task: &Run, staging: usize) -> Result<(), DeviceError> {
         let full = |e: OutOfMemory| {
             let what = format!("{} on device {} ({} rows)", exe.name, self.device, task.rows);
@@ -132,7 +132,7 @@ impl Machine {
         for op in &exe.code.attentions {
             self.work.grow(attention::partial_floats(op, &task.forward, threads)).map_err(full)?;
         }
-        // Counted first: what fails leaves no memory.
+        // Counted first, since a failed allocation leaves no memory.
         self.moves += 1;
         let moved = self.arena.grow(exe.code.temp_floats * rows).map_err(full)?;
         if !(self.staging.grow(staging).map_err(full)? || moved) {

@@ -1,4 +1,4 @@
-//! The device: executables and queues.
+//! The CPU device: executables and queues.
 
 mod bindings;
 mod executor;
@@ -22,23 +22,23 @@ use crate::kernels::int8;
 use crate::kernels::linear::bf16;
 use crate::machine::{Isa, cores, features, physical_cores, topology};
 
-/// How to make a [`CpuDevice`].
+/// The parameters of a [`CpuDevice`].
 #[derive(Clone, Debug, Default)]
 pub struct CpuOptions {
     /// Name, unique in the process.
     pub name: String,
-    /// Threads of each queue, its own counted.
+    /// Threads of each queue, including its own.
     pub threads: usize,
     /// Cores to pin the threads to, in turn.
     pub cores: Option<Vec<usize>>,
-    /// A lower instruction set than the machine's best.
+    /// An instruction set below the machine's best.
     pub isa: Option<Isa>,
-    /// Memory spaces that it reaches besides the host's: those of devices whose numbers this one
+    /// Memory spaces that it reaches besides the host's: those of virtual devices whose values it
     /// computes.
     pub spaces: Vec<SpaceId>,
 }
 
-/// The code of a subgraph, and whose it is.
+/// The code of a subgraph, and its device.
 struct Compiled {
     device: DeviceId,
     code: Arc<compile::Executable>,
@@ -107,7 +107,7 @@ fn caps(options: &CpuOptions, isa: Isa) -> Caps {
     }
 }
 
-/// Types of weights the kernels read.
+/// Types of weights that the kernels read.
 pub(crate) const WEIGHT_DTYPES: [DType; 17] = [
     DType::F32,
     DType::F16,

@@ -23,7 +23,7 @@ pub(crate) struct Operands<'a> {
     pub memory: &'a [Mem],
 }
 
-/// The normalisation of a norm's code.
+/// The parameters of a norm.
 fn norm_of<'a>(code: &Code, of: &'a Loaded) -> Option<Norm<'a>> {
     match code {
         Code::RmsNorm { weight, eps, offset, .. } => {
@@ -54,7 +54,7 @@ impl<'a> Operands<'a> {
         unsafe { std::slice::from_raw_parts_mut(m.ptr.cast(), m.bytes / size_of::<T>()) }
     }
 
-    /// A state to read, of which others may write rows that the op does not name.
+    /// A state to read, while others may write rows that the op does not use.
     ///
     /// # Safety
     /// The rows that the op names are not written while the result lives.
@@ -74,7 +74,7 @@ impl<'a> Operands<'a> {
         unsafe { SharedMut::from_raw(m.ptr.cast(), m.bytes / size_of::<T>()) }
     }
 
-    /// Where a product's result goes.
+    /// The memory of a product's result.
     ///
     /// # Safety
     /// As for `part`.
@@ -213,7 +213,7 @@ impl<'a> Operands<'a> {
         }
     }
 
-    /// Ops on elements, of rows that may lie apart.
+    /// Element-wise ops, on rows that may have gaps between them.
     ///
     /// # Safety
     /// As for `run`.
@@ -361,7 +361,7 @@ impl<'a> Operands<'a> {
         unsafe { int8::linear(cx, rows, &products) }
     }
 
-    /// The rows a product quantizes.
+    /// The rows that a product quantizes.
     ///
     /// # Safety
     /// As for `run`.

@@ -1,7 +1,7 @@
-//! What is the same each time as many rows run on the same bindings: found out once.
+//! Caches the checks and locations of bindings for a number of rows.
 //!
-//! A decoded token submits the same bindings as the one before it. To check and to locate them
-//! anew would cost a small model some percent of its token.
+//! A decoded token submits the same bindings as the previous one. Checking and locating them again
+//! would take some percent of a small model's token.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -13,24 +13,24 @@ use troika_device::{Bindings, DeviceError, ExecutableId, Rect, Run, SpaceId};
 use crate::compile::{Loaded, Place};
 use crate::device::bindings::{self, Mem, Staged};
 
-/// Bindings that were checked for a number of rows of an executable.
+/// Bindings checked for an executable and a number of rows.
 pub(crate) struct Prepared {
-    /// Keeps the address of the bindings, not the bindings: no others come to lie there.
+    /// Reserves the address of the bindings without keeping them alive, so that no others get it.
     of: Weak<Bindings>,
     /// The bytes of all bound values.
     pub bound: Vec<Rect>,
-    /// Values whose rows lie apart while ops want them one after another.
+    /// Values to stage, since ops need dense rows.
     pub staged: Vec<Staged>,
-    /// The floats that they take together.
+    /// The floats that they need together.
     pub staging: usize,
-    /// Where each value is.
+    /// The memory of each value.
     pub memory: Vec<Mem>,
-    /// How many times the queue's memory had moved when `memory` was found.
+    /// The count of reallocations when `memory` was computed.
     pub moves: u64,
 }
 
 impl Prepared {
-    /// Finds every value's memory: in what is bound, in the arena, or in the staging memory.
+    /// Finds every value's memory: bound, in the arena, or staged.
     pub fn resolve(
         &mut self,
         exe: &Loaded,
@@ -66,11 +66,11 @@ impl Prepared {
     }
 }
 
-/// An executable, the address of bindings, rows.
+/// Executable, address of the bindings, and rows.
 type Key = (ExecutableId, usize, usize);
 
-/// Bindings kept at most: those of a token of the largest models, several times. When there are
-/// more, those that nobody holds any more are forgotten, and if that is too little, all.
+/// The most bindings kept, several times those of the largest models' tokens. Beyond that, dropped
+/// ones are removed; if that is not enough, all are.
 const MOST: usize = 4096;
 
 /// Bindings that were checked before.
@@ -80,10 +80,10 @@ pub(crate) struct Known {
 }
 
 impl Known {
-    /// Checks a run's bindings against its executable, unless that was done.
+    /// Checks a run's bindings against its executable, unless that was done before.
     ///
-    /// Bindings do not change: whoever has them behind an `Arc` to which a `Weak` points gets no
-    /// exclusive access to them.
+    /// Bindings do not change: an `Arc` to which a `Weak` points gives no exclusive access to its
+    /// contents.
     pub fn prepare(
         &mut self,
         exe: &Loaded,
@@ -111,7 +111,7 @@ fn check(exe: &Loaded, task: &Run, spaces: &[SpaceId]) -> Result<Prepared, Devic
         staged: Vec::new(),
         staging: 0,
         memory: Vec::new(),
-        // It was not found yet.
+        // Not located yet.
         moves: u64::MAX,
     };
     bindings::check_counts(exe, &task.bindings)?;
@@ -121,8 +121,7 @@ fn check(exe: &Loaded, task: &Run, spaces: &[SpaceId]) -> Result<Prepared, Devic
     Ok(p)
 }
 
-/// For keys of numbers that this process chose itself: nobody can make them collide, so that they
-/// need no more than to be spread.
+/// For keys that this process chose itself: nobody can cause collisions, so spreading is enough.
 pub(crate) type Mixed = BuildHasherDefault<Mixer>;
 
 /// Spreads numbers over all bits.

@@ -1,5 +1,5 @@
-//! A queue: one thread that runs command lists in order, with a pool of its own. A caller that
-//! would only wait for that thread can run a list in its place.
+//! A queue: a thread with its own pool that runs command lists in order. A caller that would only
+//! wait can run a list itself.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -16,16 +16,16 @@ use crate::device::executor::Executor;
 use crate::machine::Isa;
 use crate::runtime::{Pool, message, pin};
 
-/// Lists that may wait in a queue.
+/// The most lists in a queue.
 pub(crate) const QUEUE_DEPTH: usize = 64;
 
 struct CpuQueue {
     device: String,
     lists: Option<SyncSender<CommandList>>,
     thread: Option<JoinHandle<()>>,
-    /// Whoever runs a list holds it.
+    /// Held by the thread that runs a list.
     worker: Arc<Mutex<Worker>>,
-    /// Whether the thread has a core of its own, so that no other may take its place.
+    /// Whether the thread is pinned, so that the caller must not run lists instead.
     pinned: bool,
 }
 
@@ -85,7 +85,7 @@ impl Drop for CpuQueue {
     fn drop(&mut self) {
         self.lists = None;
         if let Some(thread) = self.thread.take() {
-            // The thread catches what its work throws; if it died, there is nothing to wait for.
+            // The thread catches panics of tasks; if it died anyway, there is nothing to report.
             let _ = thread.join();
         }
     }
@@ -95,12 +95,12 @@ impl Drop for CpuQueue {
 fn serve(worker: &Mutex<Worker>, lists: &Receiver<CommandList>, done: &SyncSender<Completion>) {
     while let Ok(list) = lists.recv() {
         let completion = lock(worker).complete(list);
-        // Nobody listens any more when the scheduler is gone; then the queue is dropped soon.
+        // Without a scheduler nobody listens, and the queue is dropped soon.
         let _ = done.send(completion);
     }
 }
 
-/// A panic of a task is caught before it could leave the worker in an unknown state.
+/// Panics of tasks are caught before they could leave the worker in an unknown state.
 fn lock(worker: &Mutex<Worker>) -> std::sync::MutexGuard<'_, Worker> {
     worker.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -125,7 +125,7 @@ impl Worker {
     }
 }
 
-/// What tasks need.
+/// What tasks need to run.
 struct Tasks {
     device: String,
     id: DeviceId,
@@ -133,7 +133,7 @@ struct Tasks {
 }
 
 impl Tasks {
-    /// What a task runs, if this device loaded it.
+    /// The loaded graph of a run, if this device loaded it.
     fn loaded<'a>(&self, run: &'a Run) -> Option<&'a Loaded> {
         run.weights.made::<Loaded>().filter(|loaded| loaded.device == self.id)
     }

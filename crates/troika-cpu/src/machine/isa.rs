@@ -1,27 +1,27 @@
-//! What this machine has: cores and instruction sets.
+//! The cores and instruction sets of this machine.
 
-/// Instruction sets kernels are built for, weakest first within a family of processors.
+/// Instruction sets for which kernels are built, weakest first within each processor family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Isa {
-    /// No intrinsics: what the compiler makes of arrays of floats.
+    /// Without intrinsics: compiled from loops over float arrays.
     Scalar,
-    /// 64-bit ARM: what all such processors have.
+    /// 64-bit ARM: available on all such processors.
     Neon,
-    /// NEON with products of bytes, four to a sum (`dotprod`).
+    /// NEON with sums of four byte products (`dotprod`).
     NeonDot,
-    /// The above with products of matrices of bytes (`i8mm`).
+    /// The above with products of byte matrices (`i8mm`).
     NeonI8mm,
     /// AVX2 with FMA and F16C.
     Avx2,
-    /// The above with products of bytes, four to a sum (AVX-VNNI).
+    /// The above with sums of four byte products (AVX-VNNI).
     AvxVnni,
-    /// AVX-512 F, BW, DQ and VL besides AVX2; its own VNNI where there is one.
+    /// AVX-512 F, BW, DQ and VL besides AVX2, with its own VNNI if available.
     Avx512,
-    /// The above with VNNI and tiles of bytes (AMX-TILE, AMX-INT8), perhaps of bf16 (AMX-BF16).
+    /// The above with VNNI and tiles of bytes (AMX-TILE, AMX-INT8), possibly of bf16 (AMX-BF16).
     Amx(Amx),
 }
 
-/// What this machine's tiles can do, by [`Amx::detect`]: who has one does not ask again.
+/// The capabilities of this machine's tiles, from [`Amx::detect`], stored to ask only once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Amx {
     int8: bool,
@@ -29,9 +29,9 @@ pub struct Amx {
 }
 
 impl Amx {
-    /// Asks the processor for tiles and the system for the permission to use them, which stays
-    /// for the whole process: Linux wants to be asked, for tiles make the memory of a thread's
-    /// registers large. Takes a system call.
+    /// Asks the processor for tiles, and the system for permission to use them, which applies to
+    /// the whole process. Linux requires that since tiles enlarge each thread's register state.
+    /// Needs a system call.
     pub fn detect() -> Amx {
         #[cfg(target_arch = "x86_64")]
         {
@@ -51,19 +51,19 @@ impl Amx {
         Amx { int8: false, bf16: false }
     }
 
-    /// Whether tiles of bytes are multiplied.
+    /// Whether it multiplies tiles of bytes.
     pub fn has_int8(self) -> bool {
         self.int8
     }
 
-    /// Whether tiles of bf16 are multiplied.
+    /// Whether it multiplies tiles of bf16.
     pub fn has_bf16(self) -> bool {
         self.bf16
     }
 }
 
 impl Isa {
-    /// Whether this machine has it (cheap: the standard library remembers).
+    /// Whether this machine has it (cheap: the standard library caches it).
     pub fn is_available(self) -> bool {
         #[cfg(target_arch = "x86_64")]
         {
@@ -96,9 +96,9 @@ impl Isa {
         }
     }
 
-    /// Whether this build runs it in plain Rust, for tests on other families of processors.
+    /// Whether this build runs it in plain Rust, to test other processor families.
     pub fn is_emulated(self) -> bool {
-        // Under an emulator of ARM they would take hours; they are tested on x86.
+        // Under an ARM emulator they would take hours; they are tested on x86.
         cfg!(all(feature = "emulate", not(target_arch = "aarch64"))) && !self.is_available()
     }
 
@@ -113,7 +113,7 @@ impl Isa {
         best.unwrap_or(Isa::Scalar)
     }
 
-    /// All sets this machine has, weakest first.
+    /// All sets of this machine, weakest first.
     pub fn available() -> Vec<Isa> {
         Isa::all().into_iter().filter(|i| i.is_available()).collect()
     }
@@ -132,7 +132,7 @@ impl Isa {
         ]
     }
 
-    /// Its name, in lower case.
+    /// Its name in lower case.
     pub fn name(self) -> &'static str {
         match self {
             Isa::Scalar => "scalar",
@@ -165,12 +165,12 @@ fn may_use_tiles() -> bool {
     }
 }
 
-/// Logical cores this process may use.
+/// Number of logical cores that this process may use.
 pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// CPU features that matter to kernels, present on this machine, separated by commas.
+/// The CPU features of this machine that kernels use, separated by commas.
 pub fn features() -> String {
     let mut found: Vec<&str> = Vec::new();
     #[cfg(target_arch = "x86_64")]

@@ -1,4 +1,4 @@
-//! The machine: instruction sets, cores, and what both can do at most.
+//! The machine: instruction sets, cores, and peak performance.
 
 pub mod instructions;
 mod isa;

@@ -1,21 +1,20 @@
-//! The ways to multiply that kernels use, which are also the ones that are measured.
+//! The multiply instructions that kernels use and whose peaks are measured.
 
-/// A way to multiply: an instruction with what belongs to it.
+/// A way to multiply: an instruction and those that accompany it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Multiply {
     /// `vfmadd231ps` on 256 bits.
     F32Avx2,
-    /// `vpmaddubsw`, `vpmaddwd`, `vpaddd` on 256 bits: bytes into sums of 32 bits.
+    /// `vpmaddubsw`, `vpmaddwd`, `vpaddd` on 256 bits: bytes to sums of 32 bits.
     Int8Avx2,
-    /// The same for weights that are signed, by `vpsignb` before it.
+    /// The same for signed weights, with `vpsignb` before it.
     Int8SignAvx2,
-    /// The same for weights that are signed, by `vpxor` before it and sums that begin with what
-    /// makes up for it.
+    /// The same for signed weights, with `vpxor` before it and sums that start with its correction.
     Int8FlipAvx2,
-    /// Four `vpmaddubsw` added in 16 bits before they are widened, on 256 bits: possible when one
-    /// operand has few bits.
+    /// Four `vpmaddubsw` summed in 16 bits before widening, on 256 bits: possible if one operand
+    /// has few bits.
     Int8SumsAvx2,
-    /// `vpmaddwd`, `vpaddd` on 256 bits: words into sums of 32 bits.
+    /// `vpmaddwd`, `vpaddd` on 256 bits: words to sums of 32 bits.
     Int16Avx2,
     /// `vpdpbusd` on 256 bits (AVX-VNNI).
     Int8AvxVnni,
@@ -38,7 +37,7 @@ pub enum Multiply {
 }
 
 impl Multiply {
-    /// All of them.
+    /// All ways.
     pub const ALL: [Multiply; 15] = [
         Multiply::F32Avx2,
         Multiply::Int8Avx2,
@@ -78,7 +77,7 @@ impl Multiply {
         }
     }
 
-    /// What is counted: products of floats, or of integers.
+    /// The unit: products of floats, or of integers.
     pub const fn unit(self) -> &'static str {
         match self {
             Multiply::F32Avx2

@@ -1,4 +1,4 @@
-//! Which logical cores there are: of one physical core, for performance or for efficiency.
+//! The logical cores: their physical cores, and whether they are performance or efficiency cores.
 //!
 //! On Linux, from `/sys/devices` (kernel documentation: `admin-guide/cputopology.rst`,
 //! `cpu_capacity` of the ARM schedulers, `cpu_core` of Intel's hybrid processors). Elsewhere only
@@ -14,14 +14,14 @@ pub struct Core {
     pub id: usize,
     /// The physical core: package and number within it.
     pub physical: (usize, usize),
-    /// Whether it is among the fast ones (all are, where cores do not differ).
+    /// Whether it is a performance core (all are if cores are equal).
     pub performance: bool,
 }
 
-/// ARM cores with less of the largest capacity than this are for efficiency.
+/// ARM cores below this share of the largest capacity are efficiency cores.
 const FAST_CAPACITY: f64 = 0.5;
 
-/// The logical cores this process may use, by number; empty when the system does not say.
+/// The logical cores that this process may use, by number; empty if the system does not tell.
 pub fn topology() -> Vec<Core> {
     let allowed = allowed();
     let mut cores = read(Path::new("/sys/devices"));
@@ -29,9 +29,9 @@ pub fn topology() -> Vec<Core> {
     cores
 }
 
-/// Threads that serve a CPU device best when nobody says otherwise: one for each physical
-/// performance core this process may use. A second thread on a core shares its multiply units,
-/// and a slow core makes the fast ones wait at the end of each region.
+/// The default number of threads of a CPU device: one per physical performance core that this
+/// process may use. A second thread would share a core's multiply units, and a slow core would make
+/// the fast ones wait at the end of each region.
 pub fn default_threads() -> usize {
     let limit = std::thread::available_parallelism().map_or(1, usize::from);
     match physical_cores(&topology()).len() {
@@ -51,7 +51,7 @@ pub fn physical_cores(cores: &[Core]) -> Vec<usize> {
     cores.iter().filter(|c| c.performance).filter(fresh).map(|c| c.id).collect()
 }
 
-/// Reads the tree below `/sys/devices`.
+/// Reads the tree of `/sys/devices`.
 fn read(root: &Path) -> Vec<Core> {
     let system = root.join("system/cpu");
     let number = |path: &Path| fs::read_to_string(path).ok()?.trim().parse::<usize>().ok();
@@ -62,7 +62,7 @@ fn read(root: &Path) -> Vec<Core> {
     let core = |&id: &usize| {
         let at = system.join(format!("cpu{id}/topology"));
         let package = number(&at.join("physical_package_id")).unwrap_or(0);
-        // Without a number, a core is taken as its own.
+        // A core without a core id counts as a physical core of its own.
         let physical = (package, number(&at.join("core_id")).unwrap_or(id));
         let capable = match (capacity(id), largest) {
             (Some(own), Some(largest)) => own as f64 >= FAST_CAPACITY * largest as f64,
@@ -74,13 +74,13 @@ fn read(root: &Path) -> Vec<Core> {
     online.iter().map(core).collect()
 }
 
-/// A list of the kernel's form in a file.
+/// A file with a list in the kernel's format.
 fn list(path: &Path) -> Option<Vec<usize>> {
     parse_cores(fs::read_to_string(path).ok()?.trim())
 }
 
-/// Reads a list of cores such as `0-3,8`, as the kernel and `taskset` write it; ascending,
-/// without repeats. `None` when it is none, or names cores beyond 4095.
+/// Parses a list of cores such as `0-3,8` in the format of the kernel and `taskset`; ascending,
+/// without duplicates. `None` if it is invalid or contains numbers above 4095.
 pub fn parse_cores(text: &str) -> Option<Vec<usize>> {
     let mut cores = Vec::new();
     for part in text.split(',') {
@@ -96,7 +96,7 @@ pub fn parse_cores(text: &str) -> Option<Vec<usize>> {
     Some(cores)
 }
 
-/// The cores this process may run on; `None` where the system does not say.
+/// The cores that this process may run on; `None` if the system does not tell.
 fn allowed() -> Option<Vec<usize>> {
     #[cfg(target_os = "linux")]
     // SAFETY: `set` is a valid cpu_set_t of the size given; CPU_ISSET reads inside of it.

@@ -13,17 +13,17 @@ pub(crate) const LINE: usize = 16;
 pub(crate) struct Lines(Option<ZeroedBytes>);
 
 impl Lines {
-    /// Makes room for `floats` floats, in whole cache lines. Old contents may be lost. Returns
-    /// whether the memory is another now.
+    /// Makes room for `floats` floats in whole cache lines; contents may be lost. Returns whether
+    /// the memory was reallocated.
     ///
     /// # Errors
-    /// When the system has no such memory; there is none then.
+    /// The system has not enough memory; the block is empty then.
     pub fn grow(&mut self, floats: usize) -> Result<bool, OutOfMemory> {
         let lines = floats.checked_next_multiple_of(LINE);
         let bytes = lines.and_then(|n| n.checked_mul(size_of::<f32>())).unwrap_or(usize::MAX);
         let grows = self.0.as_ref().map_or(0, |b| b.len()) < bytes;
         if grows {
-            // The old memory first: both together may be more than there is.
+            // Frees the old memory first, since both together may be too much.
             self.0 = None;
             self.0 = Some(ZeroedBytes::new(bytes)?.huge_pages());
         }
@@ -36,7 +36,7 @@ impl Lines {
     }
 }
 
-/// A slice that several threads write, each its own elements.
+/// A slice that several threads write, each only its own elements.
 #[derive(Clone, Copy)]
 pub struct SharedMut<'a, T> {
     ptr: *mut T,
@@ -64,7 +64,7 @@ impl<'a, T> SharedMut<'a, T> {
         SharedMut { ptr, len, life: PhantomData }
     }
 
-    /// Elements.
+    /// Number of elements.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -74,7 +74,7 @@ impl<'a, T> SharedMut<'a, T> {
         self.len == 0
     }
 
-    /// First element.
+    /// The first element.
     pub fn as_ptr(&self) -> *mut T {
         self.ptr
     }
@@ -94,7 +94,7 @@ impl<'a, T> SharedMut<'a, T> {
     }
 }
 
-/// Elements to read, while others may write some that are not read.
+/// Elements to read, while others may write elements that are not read.
 #[derive(Debug)]
 pub struct SharedRef<'a, T> {
     ptr: *const T,
@@ -116,7 +116,7 @@ unsafe impl<T: Sync> Send for SharedRef<'_, T> {}
 unsafe impl<T: Sync> Sync for SharedRef<'_, T> {}
 
 impl<'a, T: Copy> SharedRef<'a, T> {
-    /// A slice, which nobody writes.
+    /// A slice that nobody writes.
     pub fn new(slice: &'a [T]) -> Self {
         SharedRef { ptr: slice.as_ptr(), len: slice.len(), life: PhantomData }
     }
@@ -130,7 +130,7 @@ impl<'a, T: Copy> SharedRef<'a, T> {
         SharedRef { ptr, len, life: PhantomData }
     }
 
-    /// Elements.
+    /// Number of elements.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -140,7 +140,7 @@ impl<'a, T: Copy> SharedRef<'a, T> {
         self.len == 0
     }
 
-    /// First element.
+    /// The first element.
     pub fn as_ptr(&self) -> *const T {
         self.ptr
     }
@@ -156,7 +156,7 @@ impl<'a, T: Copy> SharedRef<'a, T> {
     }
 }
 
-/// Scratch memory, a part for each worker of a pool.
+/// Scratch memory with a part for each worker of a pool.
 #[derive(Clone, Copy)]
 pub struct PerWorker<'a> {
     all: SharedMut<'a, f32>,
@@ -164,7 +164,7 @@ pub struct PerWorker<'a> {
 }
 
 impl<'a> PerWorker<'a> {
-    /// Cuts `all` into parts of `each` floats (a multiple of a cache line's 16).
+    /// Divides `all` into parts of `each` floats (a multiple of a cache line's 16).
     pub fn new(all: &'a mut [f32], each: usize) -> Self {
         PerWorker { all: SharedMut::new(all), each }
     }

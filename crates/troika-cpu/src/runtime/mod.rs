@@ -1,4 +1,4 @@
-//! What kernels run on: a pool of threads, the memory its threads share, prefetches.
+//! The basis of kernels: a thread pool, memory shared by its threads, and prefetching.
 
 mod memory;
 mod pool;

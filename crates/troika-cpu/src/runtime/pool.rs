@@ -1,13 +1,13 @@
-//! A small fork-join pool: the caller is worker 0, the others spin shortly and then park.
+//! A small fork-join pool: the caller is worker 0; the others spin briefly and then park.
 //!
 //! A job is published by writing it and then opening it in `state`; workers join by a
-//! compare-exchange that counts them. The caller works too, closes the job when no parts are
-//! left, and waits only for workers that joined: one that is still asleep costs nothing.
+//! compare-exchange that counts them. The caller also works, closes the job when no parts are left,
+//! and waits only for workers that joined: sleeping ones cost nothing.
 //!
-//! Why a pool of our own: a decoded token is hundreds of regions of tens of microseconds. What two
-//! threads pay for a region of two parts of 10 us, 8 us of serial work before it (Zen 5, two
-//! cores, medians): this pool 0.3 us, rayon 1.12 `join` 5.2 us, paralight 0.0.12 57 us; chili
-//! 0.2.1 hands out work by a heartbeat and ran both parts on one thread.
+//! Why not a library: a decoded token has hundreds of regions of tens of microseconds. The overhead
+//! of two threads for a region of two parts of 10 us after 8 us of serial work (Zen 5, two cores,
+//! medians): this pool 0.3 us, rayon 1.12 `join` 5.2 us, paralight 0.0.12 57 us; chili 0.2.1
+//! distributes work by a heartbeat and ran both parts on one thread.
 
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -26,19 +26,19 @@ const PREFETCH_BYTES: usize = 2048;
 const CACHE_LINE: usize = 64;
 /// Set in `state` while workers may join.
 const OPEN: u64 = 1 << 31;
-/// The workers that joined.
+/// Mask of the number of workers that joined.
 const ACTIVE: u64 = OPEN - 1;
-/// One job in the job number above these.
+/// One job, in the job number above these bits.
 const EPOCH: u64 = 1 << 32;
 
-/// A part of a parallel region panicked; the message is that of the first.
+/// A part of a parallel region panicked; the message is that of the first panic.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("a kernel panicked: {0}")]
 pub struct Panicked(pub String);
 
 type PartFn<'a> = &'a (dyn Fn(usize, usize) + Sync + 'a);
 
-/// The job at hand. Lives in the pool; written only while no worker is active.
+/// The current job, stored in the pool and written only while no worker is active.
 struct Job {
     work: Option<PartFn<'static>>,
     parts: usize,
@@ -51,7 +51,7 @@ struct Shared {
     job: UnsafeCell<Job>,
     asleep: Vec<AtomicBool>,
     caller_asleep: AtomicBool,
-    /// Addresses idle workers may prefetch: the next one, and the end.
+    /// Addresses for idle workers to prefetch: the next one, and the end.
     prefetch: [AtomicUsize; 2],
     stop: AtomicBool,
     panicked: AtomicBool,
@@ -68,16 +68,16 @@ unsafe impl Send for Shared {}
 pub struct Pool {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
-    /// Start of the bytes prefetched last.
+    /// The start of the bytes prefetched last.
     prefetch: usize,
 }
 
 impl Pool {
-    /// A pool of `threads` workers, the caller counted; worker `i` is pinned to `cores[i % len]`
+    /// A pool of `threads` workers, including the caller. Worker `i` is pinned to `cores[i % len]`
     /// if given (the caller pins itself).
     ///
     /// # Errors
-    /// When the system gives no thread.
+    /// The system cannot start a thread.
     pub fn new(threads: usize, cores: Option<&[usize]>) -> std::io::Result<Pool> {
         prefetch::prepare();
         let others = threads.saturating_sub(1);
@@ -109,14 +109,14 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Workers, the caller counted.
+    /// Number of workers, including the caller.
     pub fn threads(&self) -> usize {
         self.threads.len() + 1
     }
 
-    /// Bytes the next region reads first. Until it starts, workers without work pull them into
-    /// their caches, so that memory does not idle while the caller is busy alone. Saying the same
-    /// again before and after each op does not make them begin anew.
+    /// The bytes that the next region reads first. Until it starts, idle workers prefetch them, so
+    /// that memory is used while the caller works alone. Repeating the same bytes before and after
+    /// each op does not restart the prefetch.
     pub fn prefetch(&mut self, bytes: &[u8]) {
         let start = bytes.as_ptr() as usize;
         if std::mem::replace(&mut self.prefetch, start) == start {
@@ -126,7 +126,7 @@ impl Pool {
         self.shared.prefetch[0].store(start, Ordering::Relaxed);
     }
 
-    /// Calls `work(worker, part)` for every part, on all workers; returns when all are done. A
+    /// Calls `work(worker, part)` for every part on all workers, and returns when all are done. A
     /// worker runs one part at a time.
     ///
     /// # Errors
@@ -172,14 +172,14 @@ impl Drop for Pool {
             t.thread().unpark();
         }
         for t in self.threads.drain(..) {
-            // A worker cannot panic outside of the work it catches.
+            // Workers catch panics of their work, so they cannot panic themselves.
             let _ = t.join();
         }
     }
 }
 
 impl Shared {
-    /// Takes parts until none are left; a panic ends the job early.
+    /// Runs parts until none are left; a panic ends the job early.
     fn take_parts(&self, worker: usize, work: PartFn<'_>, parts: usize) {
         let take = || {
             loop {
@@ -214,7 +214,7 @@ impl Shared {
         }
     }
 
-    /// The life of worker `index + 1`.
+    /// The loop of worker `index + 1`.
     fn serve(&self, index: usize) {
         let mut seen = 0;
         loop {
@@ -247,8 +247,8 @@ impl Shared {
         }
     }
 
-    /// Prefetches some of the bytes the next region reads. The two ends are not read at once: with
-    /// a wrong range, no harm is done, as a prefetch reads nothing and never faults.
+    /// Prefetches some bytes for the next region. The two ends are not read atomically, but a wrong
+    /// range is harmless, since a prefetch never faults.
     fn prefetch_next(&self) {
         let end = self.prefetch[1].load(Ordering::Relaxed);
         if self.prefetch[0].load(Ordering::Relaxed) >= end {
@@ -260,7 +260,7 @@ impl Shared {
         }
     }
 
-    /// Joins an open job not seen yet; returns its number.
+    /// Joins an open job that is new to this worker; returns its number.
     fn join(&self, seen: u64) -> Option<u64> {
         let s = self.state.load(Ordering::SeqCst);
         let epoch = s & !(EPOCH - 1);
@@ -287,10 +287,10 @@ impl Shared {
     }
 }
 
-/// Says that a thread is about to park; what it looks at next must not be older than that.
+/// Announces that a thread is about to park; its next load must not be reordered before this.
 ///
-/// A swap where a store would do: QEMU's user-mode emulation of ARM on x86 lets a load pass a
-/// sequentially consistent store before it, which ARM forbids, and a wake-up is lost.
+/// It swaps instead of storing: QEMU's user-mode emulation of ARM on x86 moves loads before a
+/// sequentially consistent store, which ARM forbids, and a wake-up would be lost.
 fn announce(asleep: &AtomicBool) {
     asleep.swap(true, Ordering::SeqCst);
 }
@@ -312,13 +312,13 @@ fn spin_until(done: impl Fn() -> bool) -> bool {
     }
 }
 
-/// The text of a panic.
+/// The message of a panic.
 pub(crate) fn message(payload: &(dyn std::any::Any + Send)) -> String {
     let text = payload.downcast_ref::<&str>().map(|s| (*s).to_string());
     text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "?".into())
 }
 
-/// Pins the calling thread to a core; where the system has no such call, or refuses, nothing.
+/// Pins the calling thread to a core; does nothing where the system cannot or refuses.
 pub(crate) fn pin(core: usize) {
     #[cfg(target_os = "linux")]
     // SAFETY: `set` is a valid cpu_set_t of the size given; CPU_SET ignores cores beyond it.
@@ -354,7 +354,7 @@ mod tests {
         for _ in 0..4 {
             pool.shared.prefetch_next();
         }
-        // The end is where asking stops.
+        // Prefetching stops at the end.
         assert_eq!(next(&pool), start + bytes.len());
     }
 }

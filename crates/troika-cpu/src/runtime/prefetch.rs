@@ -1,15 +1,15 @@
-//! Prefetching of a cache line. Any address will do: what is not mapped is not read.
+//! Prefetches cache lines. Any address is allowed, since prefetches never fault.
 
 #[cfg(target_arch = "x86_64")]
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Whether [`once`] passes by the farther caches. On a Zen 5, two cores read 10 to 20 % faster so
+/// Whether [`once`] bypasses the farther caches. On a Zen 5, two cores then read 10 to 20 % faster
 /// than through all caches; on a Cascade Lake, half as fast (bf16 weights, two cores: 11.6 to 15.3
 /// GB/s instead of 22.4 to 23.1).
 #[cfg(target_arch = "x86_64")]
 static PAST_CACHES: AtomicBool = AtomicBool::new(false);
 
-/// Notes what kind of prefetch serves this processor; called before any kernel runs.
+/// Chooses the kind of prefetch for this processor; called before any kernel runs.
 pub(crate) fn prepare() {
     #[cfg(target_arch = "x86_64")]
     {
@@ -22,7 +22,7 @@ pub(crate) fn prepare() {
     }
 }
 
-/// A line that several passes use: into the second-level cache.
+/// Prefetches a line that several passes use into the second-level cache.
 #[inline(always)]
 pub(crate) fn shared(p: *const u8) {
     #[cfg(target_arch = "x86_64")]
@@ -41,8 +41,8 @@ pub(crate) fn shared(p: *const u8) {
     let _ = p;
 }
 
-/// A line that is read once, as weights are by one activation row: into the first-level cache, past
-/// the others where that is faster.
+/// Prefetches a line that is read once, such as weights for one activation row, into the
+/// first-level cache. Bypasses the other caches where that is faster.
 #[inline(always)]
 pub(crate) fn once(p: *const u8) {
     #[cfg(target_arch = "x86_64")]

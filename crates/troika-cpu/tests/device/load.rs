@@ -1,4 +1,4 @@
-//! Code and weights apart: one executable for graphs of one shape, with the weights of each.
+//! Code and weights are separate: graphs of one shape share an executable, each with its weights.
 
 use std::sync::Arc;
 
@@ -8,8 +8,8 @@ use troika_graph::*;
 use super::store::Store;
 use super::{Bench, floats, read, task};
 
-/// `y = norm(x) * w^T + x` and `z = y * v^T`, on the given weights: one packed with a vector in
-/// front of it, and one as it is stored.
+/// `y = norm(x) * w^T + x` and `z = y * v^T` on the given weights: one packed with a vector in
+/// front of it, and one as stored.
 fn layer(name: &str, store: &Store) -> Subgraph {
     let mut b = SubgraphBuilder::new(name, 4);
     let declare = |what: &str| {
@@ -47,8 +47,8 @@ fn weights(names: &[&str]) -> Store {
     store
 }
 
-/// Two graphs on the same memory: what was found out about it serves both, with the weights of
-/// each. Weights that were dropped and loaded again give the same bits.
+/// Two graphs on the same memory: cached bindings serve both, each with its own weights. Weights
+/// that are dropped and loaded again give the same bits.
 #[test]
 fn graphs_of_one_shape_run_one_executable_with_their_own_weights() {
     let mut bench = Bench::new("cpu", 2);
@@ -81,12 +81,12 @@ fn graphs_of_one_shape_run_one_executable_with_their_own_weights() {
         bench.run(vec![task(&loaded[i], 4, &[&x], &[&out])]).outcome.unwrap();
         assert_eq!(read(&out), alone[i], "loaded again");
     }
-    // What is wrong with a run is told by the names of its own graph.
+    // Errors of a run use the names of its own graph.
     let e = bench.run(vec![task(&loaded[1], 4, &[&out], &[&x])]).outcome.unwrap_err().to_string();
     assert!(e.contains("task b") && e.contains("value b x"), "{e}");
 }
 
-/// Kernels follow the shapes that were compiled: no weights of others come to them.
+/// Kernels rely on the compiled shapes: weights of other shapes are refused.
 #[test]
 fn weights_of_another_shape_device_or_form_are_refused() {
     let bench = Bench::new("cpu", 1);
@@ -117,7 +117,7 @@ fn weights_of_another_shape_device_or_form_are_refused() {
     let other = Bench::new("other", 1);
     let e = other.device.load(&code, &b, &store).unwrap_err().to_string();
     assert!(e.contains("task b") && e.contains("is none of device other"), "{e}");
-    // Of the right shape, but there is another in the store, or none.
+    // The right shape, but the store has another one, or none.
     let mut short = store.clone();
     short.edit("b v", |data| data.rows = 15);
     let mut missing = b.clone();

@@ -1,4 +1,4 @@
-//! The device: subgraphs through compile, queue and completion.
+//! The device: subgraphs through compiling, queues and completions.
 
 #![allow(missing_docs)]
 
@@ -29,7 +29,7 @@ impl Bench {
         Bench::with(CpuOptions { name: name.into(), threads, ..CpuOptions::default() })
     }
 
-    /// A device that uses float weights as they lie, and has no packed form of them.
+    /// A device that uses float weights as stored, without packing them.
     fn scalar(threads: usize) -> Bench {
         let isa = Some(Isa::Scalar);
         Bench::with(CpuOptions { name: "cpu".into(), threads, isa, ..CpuOptions::default() })
@@ -111,8 +111,8 @@ fn a_batch_runs_in_order_and_reports() {
     assert_eq!(read(&z)[..4], [1.0, 33.0, 65.0, 97.0]);
 }
 
-/// Neighbouring products of one input run as one: each has the bits it has alone, whatever the
-/// types of the others, also when a result is nobody's input.
+/// Adjacent products of one input run as one. Each has the same bits as alone, whatever the other
+/// types, also if its result is not read.
 #[test]
 fn products_of_one_input_have_the_bits_they_have_alone() {
     let mut bench = Bench::new("cpu", 2);
@@ -192,7 +192,7 @@ fn wrong_submissions_are_errors_and_the_queue_goes_on() {
         odd,
     ];
     for (i, t) in wrong.into_iter().enumerate() {
-        // What follows a failure is skipped.
+        // Tasks after a failure are skipped.
         let c = bench.run(vec![t, task(&exe, 2, &[&x], &[&y])]);
         let e = c.outcome.unwrap_err();
         assert!(matches!(e, DeviceError::Submission { .. }), "{i}: {e}");
@@ -206,8 +206,8 @@ fn wrong_submissions_are_errors_and_the_queue_goes_on() {
     bench.run(vec![task(&exe, 2, &[&x], &[&y])]).outcome.unwrap();
 }
 
-/// What was found out about bindings is used again for those only: not for others that lie where
-/// they lay, for other rows, for another executable, or when the queue's memory has moved.
+/// Cached bindings serve only the same bindings, rows and executable: not others at the same
+/// address, and not after the queue's memory was reallocated.
 #[test]
 fn bindings_are_told_apart() {
     let mut bench = Bench::new("cpu", 1);
@@ -237,7 +237,7 @@ fn bindings_are_told_apart() {
         for wrong in [more, small] {
             assert!(bench.run(vec![wrong]).outcome.is_err(), "{i}");
         }
-        // Submitted again after others have made the queue's memory grow.
+        // Submitted again after others made the queue's memory grow.
         kept[0].write().unwrap().as_mut_slice::<f32>()[..4].fill(value);
         bench.run(vec![again.clone()]).outcome.unwrap();
         assert_eq!(self::read(&kept[1])[..4], [0.0, 4.0, 8.0, 12.0].map(|f| value * (f + 1.0)));
@@ -267,7 +267,7 @@ fn a_panic_inside_a_kernel_is_an_error() {
     let (x, y) = (floats(&[1.0; 8]), floats(&[0.0; 8]));
     let run = |bench: &mut Bench| bench.run(vec![task(&exe, 2, &[&x], &[&y])]).outcome;
     run(&mut bench).unwrap();
-    // Whoever owns a weight's bytes can take them back: they are looked at whenever they are used.
+    // The owner of a weight's bytes may withdraw them: their length is checked on every use.
     short.store(true, Ordering::Relaxed);
     let failed = run(&mut bench).unwrap_err();
     assert!(matches!(failed, DeviceError::System { .. }), "{failed}");
@@ -275,7 +275,7 @@ fn a_panic_inside_a_kernel_is_an_error() {
     run(&mut bench).unwrap();
 }
 
-/// More than any machine has addresses for is an error that says what was asked for.
+/// A size beyond the address space is an error that names what it was for.
 #[test]
 fn too_much_memory_is_refused_and_the_queue_goes_on() {
     let mut bench = Bench::new("cpu", 2);
@@ -305,7 +305,7 @@ fn weights_must_be_what_the_graph_says() {
     let bench = Bench::new("cpu", 1);
     let (mut graph, store) = small(8);
     graph.weights[0].rows = 5;
-    // The graph itself does not fit together then.
+    // Then the graph itself is inconsistent.
     let refused = Weights::compiled(&bench.device, &graph, &store);
     assert!(matches!(refused, Err(DeviceError::Graph { .. })), "{refused:?}");
     graph.weights[0].rows = 4;
@@ -325,7 +325,7 @@ fn bad_ids_are_the_submissions_fault() {
     let ids = b.input("ids", 1, DType::I32);
     let y = b.op("y", Op::Embed { table, scale: 2.0 }, &[ids], 5);
     b.output(y);
-    // The input itself is wanted too, and the result twice.
+    // The input itself is also an output, and the result is one twice.
     b.output(ids);
     b.output(y);
     let graph = b.finish().unwrap();
@@ -354,7 +354,7 @@ fn device_options_are_checked_and_told() {
     assert_eq!(fact("pinned to cores"), "0");
     let (send, done) = sync_channel(8);
     let queue = device.queue(0, Arc::new(RealClock::new()), send).unwrap();
-    // Dropping the queue ends its thread, which holds the other end.
+    // Dropping the queue ends its thread, which holds the other end of the channel.
     drop(queue);
     assert!(done.recv().is_err());
 }
@@ -424,7 +424,7 @@ fn a_cached_prompt_continues() {
             joined.extend(run(&parts, r).unwrap());
         }
         assert_eq!(whole, joined);
-        // A ninth position has no page; a step of other length does not fit.
+        // A ninth position has no page, and a step of another length does not fit.
         assert!(matches!(run(&parts, 8..9), Err(DeviceError::Submission { .. })));
     }
 }
@@ -432,7 +432,7 @@ fn a_cached_prompt_continues() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Random graphs of element ops: sharing memory by liveness does not mix values up.
+    /// Random graphs of element-wise ops: sharing memory by lifetimes does not mix up values.
     #[test]
     fn values_keep_apart_while_they_live(
         ops in prop::collection::vec((0usize..4, any::<prop::sample::Index>(), any::<prop::sample::Index>()), 1..40),
@@ -443,7 +443,7 @@ proptest! {
         let mut b = SubgraphBuilder::new("random", 8);
         let mut values = vec![b.input("x", 3, DType::F32)];
         let mut want: Vec<Vec<f32>> = vec![(0..rows * 3).map(|i| i as f32 * 0.25 - 1.0).collect()];
-        // Widths differ, so that rooms are split and joined.
+        // Different widths, so that rooms are split and joined.
         let mut widths = vec![3];
         for (kind, i, j) in ops {
             let (i, j) = (i.index(values.len()), j.index(values.len()));

@@ -23,7 +23,7 @@ impl Store {
         self.add_as(name, DType::F32, (rows, cols), bytemuck::cast_slice(&floats))
     }
 
-    /// A weight of any type; `bytes` are its rows.
+    /// A weight of any type, with the bytes of its rows.
     pub fn add_as(
         &mut self,
         name: &str,
@@ -46,12 +46,12 @@ impl Store {
         names
     }
 
-    /// Another weight of the same name.
+    /// Replaces a weight by a modified one.
     pub fn edit(&mut self, name: &str, edit: impl FnOnce(&mut WeightData)) {
         edit(self.0.get_mut(name).unwrap());
     }
 
-    /// Lets a weight's bytes shrink to none while `short` is set.
+    /// Makes a weight's bytes empty while `short` is set.
     pub fn shrink(&mut self, name: &str, short: &Arc<AtomicBool>) {
         self.edit(name, |data| {
             data.bytes = WeightBytes::whole(Arc::new(Shrinking(data.bytes.clone(), short.clone())));

@@ -1,4 +1,4 @@
-//! Views: columns of a product side by side, sequences in one cache, and what is refused.
+//! Views: columns of a product side by side, sequences in one cache, and refusals.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use troika_graph::*;
 use super::store::Store;
 use super::{Bench, floats, ints, read, small, small_attention, submissions, task};
 
-/// Weight types with what activations are taken as.
+/// Weight types with activation formats.
 const TYPES: [(DType, ActivationFormat); 7] = [
     (DType::F32, ActivationFormat::F32),
     (DType::F16, ActivationFormat::F32),
@@ -82,7 +82,7 @@ fn columns_of_a_product_are_computed_side_by_side() {
                 benches[0].run(vec![task(&whole, rows, &[&x], &[&y])]).outcome.unwrap();
                 let y = read(&y);
                 assert!(y.iter().any(|y| *y != 0.0 && y.is_finite()), "{what}");
-                // On one queue; the first half leaves the second's columns alone.
+                // On one queue; the first half must leave the second's columns unchanged.
                 let both = floats(&vec![f32::MAX; rows * N]);
                 let all = View::dense(&both, 0, (rows, 4 * N)).unwrap();
                 let views = [0..4 * cut, 4 * cut..4 * N].map(|c| all.columns(c).unwrap());
@@ -177,7 +177,7 @@ fn all_values_may_lie_apart() {
     let gaps = [&y[..3], &y[7..11], &y[15..]].concat();
     assert!(gaps.iter().all(|v| *v == 7.0), "{gaps:?}");
     assert_eq!(read(&x), input);
-    // A row alone has no gap.
+    // A single row has no gap.
     let y = floats(&[0.0; 16]);
     let mut t = into(&exe, 1, &[&x], apart(&y, 0));
     Arc::make_mut(&mut t.bindings).inputs[0] = apart(&floats(&[1.0; 16]), 0);
@@ -189,7 +189,7 @@ fn all_values_may_lie_apart() {
     let text = bench.run(vec![t]).outcome.unwrap_err().to_string();
     assert!(text.contains("value x is bound to memory that is not the host's"), "{text}");
 
-    // A product that an op reads, too; its second output is a copy.
+    // A product that an op also reads; its second output is a copy.
     let mut b = SubgraphBuilder::new("read", 8);
     let mut store = Store::default();
     let w = b.weight(store.add("w", 4, 4, |i| i as f32));
@@ -219,7 +219,7 @@ fn all_values_may_lie_apart() {
     let (wide, copy) = (read(&wide), read(&outputs[2]));
     assert_eq!((&wide[..4], &wide[8..12], &wide[4..8]), (&p[..4], &p[4..], &[0.0; 4][..]));
     assert_eq!(copy, wide);
-    // The copy may not lie on the value itself.
+    // The copy must not overlap the value itself.
     let b = Arc::make_mut(&mut t.bindings);
     b.outputs[0] = View::whole(&outputs[0]);
     b.outputs[2] = View::whole(&outputs[0]);
@@ -246,7 +246,7 @@ fn rows_narrower_than_the_value_and_odd_strides_are_refused() {
 const PAGE: usize = 4;
 const PAGES: usize = 6;
 
-/// Keys and values are appended and looked at.
+/// Appends keys and values, and attends to them.
 fn attention() -> Subgraph {
     let mut b = SubgraphBuilder::new("attn", 8);
     let (q, k) = (b.input("q", 8, DType::F32), b.input("k", 4, DType::F32));
@@ -260,7 +260,7 @@ fn attention() -> Subgraph {
     b.finish().unwrap()
 }
 
-/// Rows of one sequence, whose pages are given.
+/// Rows of one sequence with the given pages.
 fn sequence(
     exe: &Arc<Weights>,
     caches: &[Buffer; 2],
@@ -316,7 +316,7 @@ fn sequences_share_a_cache_and_claim_their_pages() {
     assert!(caches.iter().all(|c| c.write().is_ok()));
 }
 
-/// Two devices append to and read one cache at once, each for a sequence of its own.
+/// Two devices append to and read one cache at once, each for its own sequence.
 #[test]
 fn sequences_on_two_devices_have_the_bits_they_have_alone() {
     let graph = attention();
@@ -353,7 +353,7 @@ fn want_differs(outs: &[Buffer]) -> bool {
     a.iter().map(read).ne(b.iter().map(read))
 }
 
-/// Whoever drops weights frees them, also when later ones cannot be loaded.
+/// Dropping weights frees them, also if later ones cannot be loaded.
 #[test]
 fn nothing_is_left_of_what_was_compiled() {
     let mut bench = Bench::scalar(1);
@@ -374,7 +374,7 @@ fn nothing_is_left_of_what_was_compiled() {
     };
     assert!(matches!(all(), Err(DeviceError::Weight { .. })));
     assert_eq!(users(), before + 1, "those before the one that failed are gone");
-    // A run holds what it runs.
+    // A run keeps its weights alive.
     let (x, y) = (ints(&[0; 8]), floats(&[1.0; 8]));
     let t = task(&exe, 2, &[&x], &[&y]);
     drop(exe);

@@ -1,4 +1,4 @@
-//! Subgraphs that nobody built: written by hand, or changed at random. A device either refuses
+//! Subgraphs that no builder made: written by hand or changed at random. A device either refuses
 //! them with a sentence, or runs them without a fault.
 
 #![allow(missing_docs)]
@@ -24,7 +24,7 @@ pub struct Bench {
     done: Receiver<Completion>,
 }
 
-/// Most bytes of a run that is tried.
+/// The most bytes of a run that is tried.
 const BYTES: usize = 64 << 20;
 /// Positions of a cache.
 const POSITIONS: usize = 64;
@@ -38,8 +38,8 @@ impl Bench {
         Bench { device, queue, done }
     }
 
-    /// Compiles a subgraph and runs it on some rows, on memory of its own shapes. `None` where
-    /// that would be too much memory.
+    /// Compiles a subgraph and runs it on some rows, with memory of the right shapes. `None` if
+    /// that would take too much memory.
     pub fn run(&mut self, g: &Subgraph, store: &Store) -> Option<Result<(), DeviceError>> {
         let weights = match Weights::compiled(&self.device, g, store) {
             Ok(weights) => weights,
@@ -93,7 +93,7 @@ fn filled(v: &Value, rows: usize) -> Buffer {
     b
 }
 
-/// A refusal says what is wrong, in a line.
+/// Checks that a refusal says what is wrong in one line.
 #[track_caller]
 fn check_sentence(e: &DeviceError) {
     let text = e.to_string();
@@ -136,7 +136,7 @@ fn graphs_that_are_wrong_in_one_way_are_refused() {
     }
 }
 
-/// Another weight than the graph declares, in each way and for each weight.
+/// A weight other than declared, in each way and for each weight.
 #[test]
 fn weights_that_are_not_as_declared_are_refused() {
     let bench = Bench::open();
@@ -156,7 +156,7 @@ fn weights_that_are_not_as_declared_are_refused() {
     assert!(refused > 100, "{refused}");
 }
 
-/// Makes a weight wrong in one way; its bytes follow its shape but in the last two.
+/// Makes a weight wrong in one way; its bytes match its shape except in the last two.
 fn spoil(data: &mut WeightData, way: usize) {
     let old = data.bytes.to_vec();
     let other = |t: DType| if t == DType::F32 { DType::BF16 } else { DType::F32 };
@@ -187,7 +187,7 @@ fn graphs_changed_at_random_run_or_are_refused() {
         match bench.run(&graph, &case.store) {
             Some(Ok(())) => ran += 1,
             Some(Err(e)) => {
-                // A panic of a kernel would be the device's own failure.
+                // A panic of a kernel would be a failure of the device itself.
                 let expected = matches!(
                     e,
                     DeviceError::Graph(_)

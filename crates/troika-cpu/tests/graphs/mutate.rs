@@ -1,4 +1,4 @@
-//! Random changes of a subgraph, by way of its JSON.
+//! Random changes of a subgraph's JSON.
 
 use serde_json::{Value, json};
 use troika_graph::Subgraph;
@@ -19,7 +19,7 @@ impl Random {
     }
 }
 
-/// A subgraph with one to three changes; `None` when what came of it is none.
+/// A subgraph with one to three changes; `None` if the result cannot be parsed.
 pub fn mutate(graph: &Subgraph, r: &mut Random) -> Option<Subgraph> {
     let mut tree = serde_json::to_value(graph).unwrap();
     for _ in 0..1 + r.below(3) {
@@ -32,7 +32,7 @@ pub fn mutate(graph: &Subgraph, r: &mut Random) -> Option<Subgraph> {
     (changed != *graph).then_some(changed)
 }
 
-/// The places of all parts.
+/// The paths of all parts.
 fn paths(tree: &Value, at: &mut String, found: &mut Vec<String>) {
     found.push(at.clone());
     let len = at.len();

@@ -1,4 +1,4 @@
-//! A well-formed subgraph for every op, and ways to be wrong.
+//! A well-formed subgraph for every op, and ways to break it.
 
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ impl Build {
     fn stored(&mut self, dtype: DType, rows: usize, cols: usize) -> WeightDecl {
         let name = format!("w{}", self.store.names().len());
         let bytes = dtype.row_bytes(cols).unwrap() * rows;
-        // Any bytes are blocks; small ones make small numbers.
+        // Any bytes are valid blocks; small ones give small numbers.
         let bytes: Vec<u8> = match dtype {
             DType::F32 => (0..rows * cols).flat_map(|i| (i as f32 * 0.01).to_le_bytes()).collect(),
             _ => (0..bytes).map(|i| (i % 40) as u8).collect(),
@@ -98,7 +98,7 @@ fn linear_part(name: &'static str, dtype: DType, activations: ActivationFormat) 
     b.op(Op::Linear { weight, bias, activations }, &[x], 5)
 }
 
-/// A norm, two products of its result and a gate: what the device runs as one.
+/// A norm, two products of its result, and a gate, which the device fuses.
 fn feed_forward() -> Case {
     let mut b = Build::new("add of a feed-forward");
     let norm = b.weight(DType::F32, 1, 64);
@@ -199,7 +199,7 @@ fn experts(name: &'static str, dtype: DType, activations: ActivationFormat) -> C
     b.op(Op::Experts(op), &[x, ids, shares], k)
 }
 
-/// A subgraph for every op, some in several forms.
+/// A subgraph for every op, for some in several forms.
 pub fn cases() -> Vec<Case> {
     let mut b = Build::new("embed");
     let table = b.weight(DType::Q8_0, 7, 32);
@@ -265,7 +265,7 @@ pub fn cases() -> Vec<Case> {
     ]
 }
 
-/// A change that makes a case wrong, and what the refusal says.
+/// A change that breaks a case, and the expected refusal.
 pub struct Wrong {
     pub case: &'static str,
     pub says: &'static str,

@@ -1,4 +1,4 @@
-//! Memory that several devices can see.
+//! Buffers: memory that tasks of several devices share.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -8,21 +8,20 @@ use bytemuck::{AnyBitPattern, NoUninit};
 use super::claims::{Access, AccessError, Table};
 use super::{OutOfMemory, Rect, SpaceId, ZeroedBytes};
 
-/// Bytes of a buffer that lie in small pages, so that buffers little used take little: as many as
-/// a huge page of most systems.
+/// The first bytes of a buffer lie in small pages, so that little-used buffers stay small. The size
+/// is that of a huge page on most systems.
 const SMALL_PAGES: usize = 2 << 20;
 
 /// A zero-initialised, 64-byte aligned piece of memory, shared by reference count.
 ///
-/// Access is tracked at run time by rectangles ([`Rect`]): of each byte there are many readers or
-/// one writer, and those who use different bytes do not know of each other. The scheduler orders
-/// tasks so that a conflict never happens; if it ever did, the task fails with [`AccessError`]
-/// instead of racing.
+/// Access is tracked at run time by rectangles ([`Rect`]): each byte has many readers or one
+/// writer, and uses of different bytes are independent. The scheduler orders tasks so that
+/// conflicts never happen. If one did, the task would fail with [`AccessError`] instead of racing.
 #[derive(Clone)]
 pub struct Buffer(Arc<Shared>);
 
 struct Shared {
-    /// The first byte of `_memory`, which is not touched but through it.
+    /// The first byte of `_memory`, which is accessed only through this pointer.
     base: *mut u8,
     len: usize,
     space: SpaceId,
@@ -37,22 +36,22 @@ unsafe impl Send for Shared {}
 unsafe impl Sync for Shared {}
 
 impl Buffer {
-    /// A zeroed buffer of `len` bytes. Pages are not taken until written; past the first MiBs they
-    /// are huge where the system has such: a key/value cache is read page by page for each token,
-    /// and small pages would cost a look-up each.
+    /// A zeroed buffer of `len` bytes. Pages are allocated when first written. After the first MiBs
+    /// they are huge pages where available: each token reads the whole key/value cache, and small
+    /// pages would cost a look-up each.
     ///
     /// # Errors
-    /// When the system has no such memory.
+    /// The system has not enough memory.
     pub fn zeroed(len: usize) -> Result<Buffer, OutOfMemory> {
         Ok(Buffer::of(ZeroedBytes::new(len)?.huge_pages_from(SMALL_PAGES), SpaceId::HOST))
     }
 
-    /// A buffer of `len` bytes in a device's own memory, which this process models: only tasks of
-    /// devices that reach the space use it. Each byte starts as `fill`: 0xff makes each element a
-    /// NaN, so that what nobody wrote shows.
+    /// A buffer in a device's own memory, which this process models: only tasks of devices that
+    /// reach the space can use it. Each byte starts as `fill`: with 0xff every element is NaN, so
+    /// that reads of unwritten values show.
     ///
     /// # Errors
-    /// When the system has no such memory.
+    /// The system has not enough memory.
     pub fn in_space(space: SpaceId, len: usize, fill: u8) -> Result<Buffer, OutOfMemory> {
         let mut memory = ZeroedBytes::new(len)?;
         if fill != 0 {
@@ -66,12 +65,12 @@ impl Buffer {
         Buffer(Arc::new(Shared { base, len, space, table: Table::new(), _memory: memory }))
     }
 
-    /// Where the bytes live.
+    /// The memory space of the bytes.
     pub fn space(&self) -> SpaceId {
         self.0.space
     }
 
-    /// Whether the host may read and write the bytes.
+    /// Checks that the host may read and write the bytes.
     ///
     /// # Errors
     /// [`AccessError::Foreign`] if not.
@@ -89,31 +88,30 @@ impl Buffer {
         self.0.len == 0
     }
 
-    /// Identity: equal for clones of one buffer only.
+    /// Its identity: equal only for clones of one buffer.
     pub fn id(&self) -> usize {
         Arc::as_ptr(&self.0) as usize
     }
 
-    /// The first byte. The bytes behind it may be used under a [`Claim`] on them only.
+    /// The first byte. Bytes may be used only under a [`Claim`] on them.
     pub fn as_ptr(&self) -> *mut u8 {
         self.0.base
     }
 
-    /// Claims rectangles for a task, all or none. They may overlap each other: what the task does
-    /// with its own bytes is its own affair. What lies past the end of the buffer does no harm, and
-    /// is not given.
+    /// Claims rectangles for a task, all or none. They may overlap each other, since a task cannot
+    /// conflict with itself. Parts beyond the end of the buffer are allowed but give no access.
     ///
     /// # Errors
-    /// [`AccessError::Busy`] while someone else writes any of the bytes, or reads what is to be written.
+    /// [`AccessError::Busy`] while another claim conflicts on any of the bytes.
     pub fn claim(&self, wanted: &[(Rect, Access)]) -> Result<Claim<'_>, AccessError> {
         Ok(Claim { buffer: self, ticket: self.0.table.enter(wanted)? })
     }
 
-    /// As [`Buffer::claim`], for a task that goes on after its caller returned: the claim holds the
-    /// buffer.
+    /// Like [`Buffer::claim`], for a task that outlives its caller: the claim keeps the buffer
+    /// alive.
     ///
     /// # Errors
-    /// As for [`Buffer::claim`].
+    /// Those of [`Buffer::claim`].
     pub fn hold(&self, wanted: &[(Rect, Access)]) -> Result<HeldClaim, AccessError> {
         let ticket = self.0.table.enter(wanted)?;
         Ok(HeldClaim { buffer: self.clone(), ticket })
@@ -122,8 +120,8 @@ impl Buffer {
     /// Opens the whole buffer for reading.
     ///
     /// # Errors
-    /// [`AccessError::Busy`] while someone writes any of it; [`AccessError::Foreign`] for memory of
-    /// a device.
+    /// [`AccessError::Busy`] while any of it is being written; [`AccessError::Foreign`] for memory
+    /// of a device.
     pub fn read(&self) -> Result<ReadGuard<'_>, AccessError> {
         self.on_host()?;
         let all = Rect::bytes(0..self.len());
@@ -133,8 +131,8 @@ impl Buffer {
     /// Opens the whole buffer for writing.
     ///
     /// # Errors
-    /// [`AccessError::Busy`] while someone else reads or writes any of it;
-    /// [`AccessError::Foreign`] for memory of a device.
+    /// [`AccessError::Busy`] while any of it is in use; [`AccessError::Foreign`] for memory of a
+    /// device.
     pub fn write(&self) -> Result<WriteGuard<'_>, AccessError> {
         self.on_host()?;
         let all = Rect::bytes(0..self.len());
@@ -150,15 +148,15 @@ impl std::fmt::Debug for Buffer {
 
 /// The right to use some rectangles of a buffer, until it is dropped.
 ///
-/// While it lives, no claim for writing on the bytes that it reads succeeds, and no claim at all
-/// on those that it writes. What may be done with [`Buffer::as_ptr`] follows from it.
+/// While it lives, no other claim can write the bytes that it reads, and no other claim can use the
+/// bytes that it writes. This decides what may be done with [`Buffer::as_ptr`].
 pub struct Claim<'a> {
     buffer: &'a Buffer,
     ticket: u64,
 }
 
 impl<'a> Claim<'a> {
-    /// What was claimed of.
+    /// The claimed buffer.
     pub fn buffer(&self) -> &'a Buffer {
         self.buffer
     }
@@ -170,7 +168,7 @@ impl Drop for Claim<'_> {
     }
 }
 
-/// A [`Claim`] that holds its buffer.
+/// A [`Claim`] that keeps its buffer alive.
 pub struct HeldClaim {
     buffer: Buffer,
     ticket: u64,

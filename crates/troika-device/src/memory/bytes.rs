@@ -5,11 +5,11 @@ use std::ops::{Deref, DerefMut};
 use bytemuck::{Pod, Zeroable};
 use memmap2::{MmapMut, MmapOptions};
 
-/// From this size on, memory is mapped: the heap would write the zeros of aligned memory itself,
-/// and so take pages that nobody uses yet.
+/// From this size on, memory is mapped: for aligned memory, the heap would write the zeros itself
+/// and so touch pages that are not used yet.
 const MAPPED: usize = 256 << 10;
 
-/// One cache line; gives memory from the heap its alignment.
+/// A cache line, which gives heap memory its alignment.
 #[derive(Clone, Copy, Zeroable, Pod)]
 #[repr(C, align(64))]
 struct Line([u8; 64]);
@@ -18,27 +18,27 @@ struct Line([u8; 64]);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("no memory: {bytes} bytes were asked for")]
 pub struct OutOfMemory {
-    /// What was asked for.
+    /// Bytes requested.
     pub bytes: usize,
 }
 
-/// Zeroed, 64-byte aligned bytes. Pages of large ones are taken when they are first written.
+/// Zeroed, 64-byte aligned bytes. Large ones get their pages when first written.
 pub struct ZeroedBytes {
     memory: Memory,
     len: usize,
 }
 
 enum Memory {
-    /// Not a box: pointers into it stay valid when it is moved.
+    /// A vector and not a box: pointers into it stay valid when it is moved.
     Heap(Vec<Line>),
     Mapped(MmapMut),
 }
 
 impl ZeroedBytes {
-    /// `len` bytes.
+    /// Allocates `len` bytes.
     ///
     /// # Errors
-    /// When the system has no such memory.
+    /// The system has not enough memory.
     pub fn new(len: usize) -> Result<ZeroedBytes, OutOfMemory> {
         let refused = OutOfMemory { bytes: len };
         let memory = if len < MAPPED {
@@ -50,20 +50,20 @@ impl ZeroedBytes {
         Ok(ZeroedBytes { memory, len })
     }
 
-    /// Asks for huge pages, where the system has them. They make reading and first writing
-    /// cheaper, and take some MiB at once: not for memory that is used little by little.
+    /// Requests huge pages, where available. They make reading and first writing cheaper, but take
+    /// MiBs at once: do not use them for memory that fills slowly.
     pub fn huge_pages(self) -> ZeroedBytes {
         self.huge_pages_from(0)
     }
 
-    /// As [`ZeroedBytes::huge_pages`], for the bytes from `start` on: memory that is used little by
-    /// little from its first byte on then takes at most twice what is used once that is `start`.
+    /// Like [`ZeroedBytes::huge_pages`], for the bytes from `start` on. Memory that fills slowly
+    /// from its first byte then takes at most twice what is used.
     pub fn huge_pages_from(self, start: usize) -> ZeroedBytes {
         #[cfg(target_os = "linux")]
         if let Memory::Mapped(map) = &self.memory
             && start < self.len
         {
-            // Without them everything works, too.
+            // Huge pages are optional: ignore errors.
             let _ = map.advise_range(memmap2::Advice::HugePage, start, self.len - start);
         }
         self
@@ -95,7 +95,7 @@ impl DerefMut for ZeroedBytes {
     }
 }
 
-/// Gives free memory of the heap back to the system, where the heap keeps it (glibc's does).
+/// Returns free heap memory to the system, where the heap keeps it (as glibc does).
 pub fn trim_heap() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
@@ -137,7 +137,7 @@ mod tests {
         let mut b = ZeroedBytes::new(1 << 30).unwrap();
         b[12345] = 1;
         assert!(resident() < before + (64 << 20));
-        // Nor do hundreds of which only the first bytes are used, whose other pages are huge.
+        // Nor do hundreds of buffers of which only the first bytes are used.
         let little = || {
             let mut b = ZeroedBytes::new(8 << 20).unwrap().huge_pages_from(2 << 20);
             b[12345] = 1;

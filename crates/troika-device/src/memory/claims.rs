@@ -1,4 +1,4 @@
-//! Who uses which rectangles of a buffer right now.
+//! The rectangles of a buffer that are in use.
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
@@ -11,9 +11,9 @@ use super::Rect;
 /// What a claim is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Access {
-    /// Others may read the bytes, too.
+    /// Others may read the bytes too.
     Read,
-    /// Nobody else touches the bytes.
+    /// No other access to the bytes.
     Write,
 }
 
@@ -24,18 +24,18 @@ impl Access {
     }
 }
 
-/// Why bytes of a buffer may not be used.
+/// Why bytes of a buffer cannot be accessed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum AccessError {
-    /// Two tasks touched the same bytes at once: an ordering bug in the scheduler.
+    /// Two tasks access the same bytes at once: a fault of the scheduler.
     #[error("a part of a buffer was accessed by two tasks at once")]
     Busy,
-    /// A copy between views of unlike shapes.
+    /// A copy between views of different shapes.
     #[error("cannot copy {from:?} rows and bytes of a row to {to:?}")]
     Shapes {
-        /// Rows, and bytes of each.
+        /// Rows, and bytes per row, of the source.
         from: (usize, usize),
-        /// The same of where they were to go.
+        /// The same of the destination.
         to: (usize, usize),
     },
     /// The buffer is in a memory space that the host cannot read or write.
@@ -48,16 +48,16 @@ pub enum AccessError {
 struct Entry {
     rect: Rect,
     access: Access,
-    /// Whose it is.
+    /// The ticket of its claim.
     ticket: u64,
 }
 
-/// Claims open at once before their list goes to the heap, where it stays.
+/// Number of open claims before their list moves to the heap.
 const INLINE: usize = 6;
 
-/// The open claims of a buffer, behind a lock of its own: each binding of each submission enters
-/// and leaves it, so that giving the lock back has to be no more than a store. It is held for some
-/// tens of nanoseconds, and no code that holds it waits for anything.
+/// The open claims of a buffer, behind a simple spin lock that is released by a single store, since
+/// each binding of each submission takes it twice. It is held for tens of nanoseconds, and code
+/// that holds it never waits.
 pub(super) struct Table {
     locked: AtomicBool,
     open: UnsafeCell<Open>,
@@ -72,7 +72,7 @@ struct Open {
     next: u64,
 }
 
-/// Turns of waiting for the lock before the thread lets others run.
+/// Spins before a thread that waits for the lock yields.
 const SPINS: u32 = 64;
 
 /// The lock, held.
@@ -100,7 +100,7 @@ impl DerefMut for Locked<'_> {
 }
 
 impl Table {
-    /// No claims.
+    /// An empty table.
     pub fn new() -> Table {
         Table { locked: AtomicBool::new(false), open: UnsafeCell::default() }
     }
@@ -108,14 +108,14 @@ impl Table {
     fn lock(&self) -> Locked<'_> {
         let mut turns = 0;
         while self.locked.swap(true, Ordering::Acquire) {
-            // The thread that holds it may have lost its core.
+            // The thread that holds the lock may have lost its core.
             turns += 1;
             if turns < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
         }
         Locked(self)
     }
 
-    /// Enters some rectangles, all or none. They are not compared with each other.
+    /// Adds rectangles, all or none. They are not compared with each other.
     pub fn enter(&self, wanted: &[(Rect, Access)]) -> Result<u64, AccessError> {
         let mut open = self.lock();
         let Open { entries, next } = &mut *open;
@@ -135,11 +135,11 @@ impl Table {
         Ok(ticket)
     }
 
-    /// Strikes a ticket's rectangles out.
+    /// Removes a ticket's rectangles.
     pub fn leave(&self, ticket: u64) {
         let mut open = self.lock();
         let entries = &mut open.entries;
-        // Most often there are no others.
+        // Usually there are no others.
         if entries.iter().all(|e| e.ticket == ticket) {
             entries.clear();
         } else {

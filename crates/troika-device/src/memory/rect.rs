@@ -1,10 +1,10 @@
-//! Rectangles of bytes, and which of them overlap.
+//! Rectangles of bytes, and their overlap.
 
 use std::ops::Range;
 
-/// Some rows of bytes: row `i` is the `row_bytes` bytes from `offset + i * stride` on.
+/// Rows of bytes: row `i` is the `row_bytes` bytes from `offset + i * stride` on.
 ///
-/// Rows do not overlap each other. A rectangle of at most one row has its row as its stride.
+/// Rows do not overlap. With at most one row, the stride equals the row's length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rect {
     offset: usize,
@@ -14,7 +14,7 @@ pub struct Rect {
 }
 
 impl Rect {
-    /// A rectangle; `None` when its rows overlap, or its end cannot be counted.
+    /// A rectangle; `None` if its rows overlap or its end overflows.
     pub fn new(offset: usize, rows: usize, row_bytes: usize, stride: usize) -> Option<Rect> {
         if rows <= 1 {
             offset.checked_add(row_bytes)?;
@@ -31,22 +31,22 @@ impl Rect {
         Rect { offset: range.start, rows: 1, row_bytes, stride: row_bytes }
     }
 
-    /// First byte of row 0.
+    /// The first byte of row 0.
     pub fn offset(&self) -> usize {
         self.offset
     }
 
-    /// Rows.
+    /// Number of rows.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Bytes of a row.
+    /// Bytes per row.
     pub fn row_bytes(&self) -> usize {
         self.row_bytes
     }
 
-    /// Bytes from the start of a row to the start of the next.
+    /// Bytes from the start of one row to the next.
     pub fn stride(&self) -> usize {
         self.stride
     }
@@ -56,12 +56,12 @@ impl Rect {
         self.rows == 0 || self.row_bytes == 0
     }
 
-    /// Whether the rows follow each other without gaps.
+    /// Whether rows follow each other without gaps.
     pub fn is_dense(&self) -> bool {
         self.stride == self.row_bytes
     }
 
-    /// From the first byte to the last, with the gaps between rows.
+    /// From the first byte to the last, including gaps between rows.
     pub fn span(&self) -> Range<usize> {
         let len = if self.is_empty() { 0 } else { (self.rows - 1) * self.stride + self.row_bytes };
         self.offset..self.offset + len
@@ -73,8 +73,8 @@ impl Rect {
         Some(start..start + self.row_bytes)
     }
 
-    /// Whether a byte belongs to both. Exact for equal strides and where one of them is dense;
-    /// else rectangles whose spans meet count as overlapping.
+    /// Whether they share a byte. Exact for equal strides or if one is dense; otherwise overlapping
+    /// spans count as overlap.
     pub fn overlaps(&self, other: &Rect) -> bool {
         let (a, b) = (self.span(), other.span());
         if a.is_empty() || b.is_empty() || a.end <= b.start || b.end <= a.start {
@@ -97,7 +97,7 @@ impl Rect {
         col < self.row_bytes || row + 1 < self.rows && self.stride - col < range.len()
     }
 
-    /// Whether rows meet those of a rectangle of the same stride, the spans meeting.
+    /// Whether rows overlap those of a rectangle with the same stride, if the spans overlap.
     fn meets_rows(&self, other: &Rect) -> bool {
         let (first, later) =
             if self.offset <= other.offset { (self, other) } else { (other, self) };
@@ -107,7 +107,7 @@ impl Rect {
         here || row + 1 < first.rows && first.stride - col < later.row_bytes
     }
 
-    /// Whether all bytes of `other` surely belong to this one, too.
+    /// Whether it surely contains all bytes of `other`.
     pub fn covers(&self, other: &Rect) -> bool {
         let (a, b) = (self.span(), other.span());
         if b.is_empty() {

@@ -75,7 +75,7 @@ fn columns_are_written_side_by_side() {
     let read = all.read().unwrap();
     let expected: Vec<i32> = (0..3).flat_map(|i| [7, i, i, i]).collect();
     assert_eq!(read.as_slice::<i32>(), Some(&expected[..]));
-    // Rows that start between elements have none.
+    // Rows that start inside an element give no slice.
     let odd = View::dense(&b, 2, (2, 6)).unwrap();
     assert!(odd.read().unwrap().row::<i32>(0).is_none());
     assert_eq!(odd.read().unwrap().row::<i16>(1).unwrap().len(), 3);
@@ -94,7 +94,7 @@ fn a_task_claims_all_or_nothing_and_may_overlap_itself() {
     assert!(b.claim(&[(Rect::bytes(90..500), Access::Write)]).is_ok());
 }
 
-/// Bytes of the model, and rows of a rectangle in it.
+/// Bytes of the model, and the most rows of a rectangle in it.
 const BYTES: usize = 64;
 
 fn rects() -> impl Strategy<Value = Rect> {
@@ -114,7 +114,7 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
     prop::collection::vec(prop_oneof![3 => claim, 2 => (0..8_usize).prop_map(Move::Drop)], 1..40)
 }
 
-/// Readers of each byte, and whether it is written: the naive table.
+/// The naive table: readers of each byte, and whether it is written.
 #[derive(Default)]
 struct Model {
     held: Vec<Vec<(Rect, bool)>>,
@@ -126,7 +126,7 @@ impl Model {
         claim.iter().any(|(r, write)| (*write || !writes_only) && has(r))
     }
 
-    /// Whether a byte is in conflict.
+    /// Whether a claim conflicts at any byte.
     fn conflicts(&self, claim: &[(Rect, bool)]) -> bool {
         (0..BYTES).any(|byte| {
             let clash = |h: &Vec<(Rect, bool)>| {
@@ -137,7 +137,7 @@ impl Model {
         })
     }
 
-    /// Whether the claim meets a rectangle of which the answer may be conservative.
+    /// Whether the claim meets a rectangle for which the answer may be conservative.
     fn inexact(&self, claim: &[(Rect, bool)]) -> bool {
         let pair = |a: &Rect, b: &Rect| {
             !a.is_dense() && !b.is_dense() && a.stride() != b.stride() && a.overlaps(b)
@@ -179,7 +179,7 @@ proptest! {
     }
 }
 
-/// Threads claim random views and write their own mark: nobody sees another's while it holds one.
+/// Threads claim random views and write their marks: no thread sees another's mark under a claim.
 #[test]
 fn threads_never_share_a_written_byte() {
     let b = Buffer::zeroed(32 * 32).unwrap();
@@ -230,7 +230,7 @@ fn memory_of_a_device_is_reached_by_copies_only() {
     let all = View::dense(&own, 0, (4, 16)).unwrap();
     assert_eq!(all.read().err(), Some(AccessError::Foreign));
     assert_eq!(all.write().err(), Some(AccessError::Foreign));
-    // What nobody wrote is no number.
+    // Unwritten memory is NaN.
     View::whole(&own).copy_to(&View::whole(&host)).unwrap();
     assert!(host.read().unwrap().as_slice::<f32>().iter().all(|x| x.is_nan()));
 

@@ -1,4 +1,4 @@
-//! Rectangles of buffers: what tasks are bound to, depend on and claim.
+//! Rectangles of buffers, which tasks use, depend on and claim.
 
 use std::ops::Range;
 
@@ -8,29 +8,29 @@ use super::buffer::{Buffer, Claim};
 use super::claims::{Access, AccessError};
 use super::rect::Rect;
 
-/// A rectangle of a buffer, inside of it.
+/// A rectangle inside a buffer.
 #[derive(Clone, Debug)]
 pub struct View {
     buffer: Buffer,
     rect: Rect,
 }
 
-/// A rectangle that is none of its buffer.
+/// A rectangle that is not inside its buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{rows} rows of {row_bytes} bytes, {stride} bytes apart from byte {offset} on, are no view \
      of a buffer of {len} bytes"
 )]
 pub struct ViewError {
-    /// First byte.
+    /// The first byte.
     pub offset: usize,
-    /// Rows.
+    /// Number of rows.
     pub rows: usize,
-    /// Bytes of a row.
+    /// Bytes per row.
     pub row_bytes: usize,
-    /// Bytes from row to row.
+    /// Bytes from one row to the next.
     pub stride: usize,
-    /// Bytes of the buffer, or of the view.
+    /// Bytes of the buffer or of the view.
     pub len: usize,
 }
 
@@ -38,7 +38,7 @@ impl View {
     /// Rows of `row_bytes` bytes that start every `stride` bytes from `offset` on.
     ///
     /// # Errors
-    /// Rows that overlap each other, or do not lie inside of the buffer.
+    /// Rows overlap or are not inside the buffer.
     pub fn new(
         buffer: &Buffer,
         offset: usize,
@@ -52,10 +52,10 @@ impl View {
             .ok_or(ViewError { offset, rows, row_bytes, stride, len })
     }
 
-    /// Rows one after another.
+    /// Rows without gaps.
     ///
     /// # Errors
-    /// As for [`View::new`].
+    /// Those of [`View::new`].
     pub fn dense(
         buffer: &Buffer,
         offset: usize,
@@ -72,7 +72,7 @@ impl View {
     /// Some of the rows.
     ///
     /// # Errors
-    /// Rows that the view does not have.
+    /// The view does not have these rows.
     pub fn rows(&self, rows: Range<usize>) -> Result<View, ViewError> {
         let r = self.rect;
         let (count, offset) = (rows.len(), rows.start.checked_mul(r.stride()));
@@ -90,10 +90,10 @@ impl View {
         View::new(&self.buffer, offset, (count, r.row_bytes()), r.stride())
     }
 
-    /// Some bytes of each row: columns.
+    /// A range of bytes of each row: columns.
     ///
     /// # Errors
-    /// Bytes that rows of the view do not have.
+    /// The rows do not have these bytes.
     pub fn columns(&self, bytes: Range<usize>) -> Result<View, ViewError> {
         let r = self.rect;
         let (offset, row_bytes) = (r.offset().saturating_add(bytes.start), bytes.len());
@@ -104,17 +104,17 @@ impl View {
         View::new(&self.buffer, offset, (rows, row_bytes), stride)
     }
 
-    /// The memory.
+    /// The buffer.
     pub fn buffer(&self) -> &Buffer {
         &self.buffer
     }
 
-    /// Which part of it.
+    /// The rectangle in the buffer.
     pub fn rect(&self) -> &Rect {
         &self.rect
     }
 
-    /// Whether a byte belongs to both views; see [`Rect::overlaps`] for when that is exact.
+    /// Whether both views share a byte; see [`Rect::overlaps`] for when that is exact.
     pub fn overlaps(&self, other: &View) -> bool {
         self.buffer.id() == other.buffer.id() && self.rect.overlaps(&other.rect)
     }
@@ -122,7 +122,7 @@ impl View {
     /// Opens the view for reading.
     ///
     /// # Errors
-    /// [`AccessError::Busy`] while someone writes any of its bytes; [`AccessError::Foreign`] for
+    /// [`AccessError::Busy`] while any of its bytes is being written; [`AccessError::Foreign`] for
     /// memory of a device.
     pub fn read(&self) -> Result<ReadRows<'_>, AccessError> {
         self.buffer.on_host()?;
@@ -133,19 +133,19 @@ impl View {
     /// Opens the view for writing.
     ///
     /// # Errors
-    /// [`AccessError::Busy`] while someone else reads or writes any of its bytes;
-    /// [`AccessError::Foreign`] for memory of a device.
+    /// [`AccessError::Busy`] while any of its bytes is in use; [`AccessError::Foreign`] for memory
+    /// of a device.
     pub fn write(&self) -> Result<WriteRows<'_>, AccessError> {
         self.buffer.on_host()?;
         let claim = self.buffer.claim(&[(self.rect, Access::Write)])?;
         Ok(WriteRows { claim, rect: self.rect })
     }
 
-    /// Copies the rows of this view to those of another one with as many bytes in each, wherever
-    /// both live: for queues that carry out copies between spaces that this process holds.
+    /// Copies the rows to another view of the same shape, in any memory space: for queues that copy
+    /// between spaces modelled by this process.
     ///
     /// # Errors
-    /// Views of unlike shapes; [`AccessError::Busy`] while someone else uses the bytes.
+    /// Views of different shapes; [`AccessError::Busy`] while bytes are in use.
     pub fn copy_to(&self, to: &View) -> Result<(), AccessError> {
         let (r, w) = (&self.rect, &to.rect);
         let (from, to_shape) = ((r.rows(), r.row_bytes()), (w.rows(), w.row_bytes()));
@@ -170,13 +170,13 @@ pub struct ReadRows<'a> {
 }
 
 impl ReadRows<'_> {
-    /// A row as elements; a trailing partial element is left out. `None` past the last row, and
-    /// for rows that do not start at an element.
+    /// A row as elements, without a trailing partial element. `None` beyond the last row, and for
+    /// rows that do not start at an element.
     pub fn row<T: AnyBitPattern>(&self, i: usize) -> Option<&[T]> {
         elements(self.bytes(self.rect.row(i)?))
     }
 
-    /// All rows as elements, as [`ReadRows::row`] gives one. `None` where they lie apart.
+    /// All rows as elements, like [`ReadRows::row`]. `None` if there are gaps between rows.
     pub fn as_slice<T: AnyBitPattern>(&self) -> Option<&[T]> {
         elements(self.bytes(self.rect.is_dense().then(|| self.rect.span())?))
     }
@@ -195,23 +195,23 @@ pub struct WriteRows<'a> {
 }
 
 impl WriteRows<'_> {
-    /// A row to read, as [`ReadRows::row`].
+    /// A row to read, like [`ReadRows::row`].
     pub fn row<T: AnyBitPattern>(&self, i: usize) -> Option<&[T]> {
         elements(self.bytes(self.rect.row(i)?))
     }
 
-    /// All rows to read, as [`ReadRows::as_slice`].
+    /// All rows to read, like [`ReadRows::as_slice`].
     pub fn as_slice<T: AnyBitPattern>(&self) -> Option<&[T]> {
         elements(self.bytes(self.rect.is_dense().then(|| self.rect.span())?))
     }
 
-    /// A row to write, as [`ReadRows::row`].
+    /// A row to write, like [`ReadRows::row`].
     pub fn row_mut<T: AnyBitPattern + NoUninit>(&mut self, i: usize) -> Option<&mut [T]> {
         let row = self.rect.row(i)?;
         elements_mut(self.bytes_mut(row))
     }
 
-    /// All rows to write, as [`ReadRows::as_slice`].
+    /// All rows to write, like [`ReadRows::as_slice`].
     pub fn as_mut_slice<T: AnyBitPattern + NoUninit>(&mut self) -> Option<&mut [T]> {
         let all = self.rect.is_dense().then(|| self.rect.span())?;
         elements_mut(self.bytes_mut(all))
@@ -230,7 +230,7 @@ impl WriteRows<'_> {
     }
 }
 
-/// The first byte of a range inside of the buffer.
+/// The address of a range inside the buffer.
 fn at(claim: &Claim<'_>, range: &Range<usize>) -> *mut u8 {
     // SAFETY: the caller's range lies inside of the buffer.
     unsafe { claim.buffer().as_ptr().add(range.start) }

@@ -1,25 +1,25 @@
-//! The accounts of the cache, checked as a whole. It takes long: for tests.
+//! Checks the bookkeeping of the whole cache. Slow: for tests.
 
 use std::collections::HashMap;
 
 use super::KvCache;
 use super::pages::NodeId;
 
-/// Who holds a page, as found.
+/// The holders of a page, as found.
 #[derive(Default)]
 struct FoundHolders {
-    /// Where it lies in the sequences that hold it.
+    /// Its index in the tables of the sequences that hold it.
     index: Option<usize>,
     sequences: u32,
     node: Option<NodeId>,
 }
 
 impl KvCache {
-    /// Checks that each page is either free or held by just those whose tables and nodes name it,
-    /// that sequences share whole pages only, at the same place, and that the budget is kept.
+    /// Checks that each page is either free or held by exactly those tables and nodes that name it,
+    /// that sequences share only whole pages at the same index, and that the budget is kept.
     ///
     /// # Errors
-    /// Says what is wrong.
+    /// What is wrong.
     pub fn audit(&self) -> Result<(), String> {
         for group in 0..self.pages.groups.len() {
             self.audit_group(group).map_err(|wrong| format!("group {group}: {wrong}"))?;
@@ -75,7 +75,7 @@ impl KvCache {
             for (i, &page) in table.pages.iter().enumerate() {
                 let index = table.first + i;
                 let holders = found.entry(page).or_default();
-                // A page at two places of one table is found here, too.
+                // This also finds a page that is in one table twice.
                 if holders.index.is_some_and(|other| other != index) {
                     return Err(format!("page {page} lies at two places"));
                 }

@@ -1,32 +1,32 @@
-//! How much the cache holds: pages of each group, and bytes.
+//! The size of the cache: pages of each group, and bytes.
 
 use troika_graph::Window;
 
 use super::KvError;
 
-/// What a cache is made for.
+/// The dimensions of a cache.
 #[derive(Clone, Debug)]
 pub(crate) struct KvLayout {
     /// Positions per page.
     pub page_len: usize,
-    /// Most positions of a sequence.
+    /// The most positions of a sequence.
     pub context: usize,
-    /// Most rows by which a sequence grows at once.
+    /// The most rows added to a sequence at once.
     pub chunk: usize,
-    /// The groups of layers that share page tables.
+    /// Groups of layers that share page tables.
     pub groups: Vec<GroupLayout>,
     /// The most sequences that run at once.
     pub sequences: usize,
-    /// Bytes that may be used at once; `None`: as many as all sequences at the whole context need.
+    /// Bytes in use at most; `None`: enough for all sequences at full context.
     pub budget: Option<u64>,
 }
 
-/// Layers of one window.
+/// A group of layers with one attention window.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GroupLayout {
-    /// How far back they see.
+    /// How many positions back they see.
     pub window: Window,
-    /// Bytes of a position in all their states.
+    /// Bytes of a position in all their states together.
     pub position_bytes: u64,
 }
 
@@ -34,16 +34,16 @@ impl KvLayout {
     /// Bytes of a page of each group.
     ///
     /// # Errors
-    /// More than can be counted.
+    /// The number overflows.
     pub fn page_bytes(&self) -> Result<Vec<u64>, KvError> {
         let bytes = |g: &GroupLayout| g.position_bytes.checked_mul(self.page_len as u64);
         self.groups.iter().map(|g| bytes(g).ok_or_else(|| self.uncountable())).collect()
     }
 
-    /// Bytes that may be used at once.
+    /// Bytes in use at most.
     ///
     /// # Errors
-    /// More than can be counted, or too few for a page of each group.
+    /// The number overflows, or is too small for one page of each group.
     pub fn bytes(&self, page_bytes: &[u64]) -> Result<u64, KvError> {
         let each = |(g, bytes): (&GroupLayout, &u64)| {
             let pages = self.reserved_pages(g.window).checked_mul(self.sequences)?;
@@ -63,10 +63,10 @@ impl KvLayout {
         Ok(budget)
     }
 
-    /// Pages of each group. Windowed groups have room for kept prefixes beside the sequences.
+    /// Number of pages of each group. Windowed groups also have room for kept prefixes.
     ///
     /// # Errors
-    /// More than page numbers can count.
+    /// More pages than page numbers can count.
     pub fn totals(&self, page_bytes: &[u64], budget: u64) -> Result<Vec<usize>, KvError> {
         let affordable = |bytes: u64| match budget.checked_div(bytes) {
             Some(pages) => usize::try_from(pages).unwrap_or(usize::MAX),
@@ -91,15 +91,15 @@ impl KvLayout {
         groups().map(total).collect()
     }
 
-    /// The most pages that a sequence of so many tokens has of a group at once.
+    /// The most pages of a group that a sequence of this length holds at once.
     pub fn most_pages(&self, window: Window, tokens: usize) -> usize {
         let all = tokens.div_ceil(self.page_len);
-        // So many positions are seen by a chunk; they may begin anywhere within a page.
+        // The positions that a chunk sees; they may begin anywhere within a page.
         let seen = |w: usize| w.saturating_add(self.chunk).saturating_sub(1).max(1);
         window.map_or(all, |w| all.min((seen(w) - 1).div_ceil(self.page_len) + 1))
     }
 
-    /// Bytes that a sequence of so many tokens needs; `None` for more than can be counted.
+    /// Bytes that a sequence of this length needs; `None` on overflow.
     pub fn needed_bytes(&self, tokens: usize, page_bytes: &[u64]) -> Option<u64> {
         let needed = |(g, bytes): (&GroupLayout, &u64)| {
             bytes.checked_mul(self.most_pages(g.window, tokens) as u64)
@@ -108,13 +108,13 @@ impl KvLayout {
         groups.try_fold(0u64, |sum, bytes| sum.checked_add(bytes?))
     }
 
-    /// Pages of the whole context.
+    /// Number of pages of the full context.
     pub fn pages(&self) -> usize {
         self.context.div_ceil(self.page_len)
     }
 
-    /// Pages for one sequence of the whole context. A window rarely starts on a page boundary: one
-    /// page more at each end.
+    /// Pages for one sequence of full context. A window rarely starts on a page boundary, so one
+    /// page is added at each end.
     pub fn reserved_pages(&self, window: Window) -> usize {
         let keep = window.map_or(self.context, |w| w.saturating_add(self.chunk));
         keep.div_ceil(self.page_len).saturating_add(2).min(self.pages())
@@ -125,19 +125,19 @@ impl KvLayout {
     }
 }
 
-/// What sequences may need at most, for who has to know it without the cache.
+/// The needs of sequences, for code that does not have the cache itself.
 #[derive(Clone, Debug)]
 pub(crate) struct KvFit {
     pub layout: KvLayout,
-    /// By group.
+    /// Bytes of a page, by group.
     pub page_bytes: Vec<u64>,
-    /// Pages that there are, by group.
+    /// Number of pages, by group.
     pub totals: Vec<usize>,
     pub budget: u64,
 }
 
 impl KvFit {
-    /// The most tokens of a sequence that can be held when there is no other.
+    /// The longest sequence that fits when there is no other.
     pub fn most(&self) -> usize {
         let (mut fits, mut all) = (0, self.layout.context);
         // Needs grow with tokens.
@@ -151,10 +151,10 @@ impl KvFit {
         fits
     }
 
-    /// Whether a sequence of so many tokens, fed in chunks, can be held when there is no other.
+    /// Checks that a sequence of this length, fed in chunks, fits when there is no other.
     ///
     /// # Errors
-    /// It never can.
+    /// It does not fit.
     pub fn alone(&self, tokens: usize) -> Result<(), KvError> {
         let (layout, budget) = (&self.layout, self.budget);
         let context = layout.context;

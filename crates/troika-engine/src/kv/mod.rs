@@ -1,10 +1,10 @@
-//! The KV cache: pages of positions, owned by the engine and by no device.
+//! The KV cache: pages of positions. The engine owns them; devices only use them.
 //!
-//! Layers of one sliding window form a page group and share page tables. A sequence keeps only the
-//! pages that its windows can still see, so a windowed layer costs memory for window + chunk
-//! positions however long the sequence grows. Whole pages may be published: they stay when their
-//! sequence has no use for them any more, and other sequences that begin with the same tokens adopt
-//! them, until a sequence needs the room. Pages in use are counted in bytes against a budget.
+//! Layers with the same sliding window form a page group and share page tables. A sequence keeps
+//! only pages that its windows can still see, so a windowed layer costs memory for window + chunk
+//! positions, however long the sequence grows. Whole pages may be published: they stay after their
+//! sequence lets go of them, and other sequences with the same first tokens adopt them, until the
+//! room is needed. The budget counts the bytes of pages in use.
 
 mod audit;
 mod layout;
@@ -25,12 +25,12 @@ use pages::{NodeId, PageGroup, Pages};
 use prefix::PrefixIndex;
 use sequence::{Sequence, missing};
 
-/// A sequence in the cache; never used again for another one.
+/// The number of a sequence; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SeqId(u64);
 
 impl SeqId {
-    /// A new one.
+    /// A new number.
     pub(crate) fn next() -> SeqId {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         SeqId(NEXT.fetch_add(1, Ordering::Relaxed))
@@ -47,7 +47,7 @@ impl fmt::Display for SeqId {
     }
 }
 
-/// Why the cache refused.
+/// Why the cache refused a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum KvError {
     /// The sequence would grow past the context.
@@ -90,7 +90,7 @@ pub enum KvError {
     Closed(SeqId),
 }
 
-/// Page bookkeeping; the bytes themselves are buffers of the engine.
+/// The bookkeeping of pages; their bytes are buffers of the engine.
 #[derive(Debug)]
 pub(crate) struct KvCache {
     layout: KvLayout,
@@ -100,10 +100,10 @@ pub(crate) struct KvCache {
 }
 
 impl KvCache {
-    /// An empty cache.
+    /// Makes an empty cache.
     ///
     /// # Errors
-    /// More pages than their numbers can count, or a budget that is too small for one page.
+    /// More pages than page numbers can count, or a budget too small for one page.
     pub fn new(layout: KvLayout) -> Result<KvCache, KvError> {
         let page_bytes = layout.page_bytes()?;
         let budget = layout.bytes(&page_bytes)?;
@@ -117,7 +117,7 @@ impl KvCache {
         Ok(KvCache { layout, pages, prefixes, seqs: HashMap::new() })
     }
 
-    /// Cached positions a group's buffers must hold; `None` for more than can be counted.
+    /// Number of positions that a group's buffers must hold; `None` on overflow.
     pub fn positions(&self, group: usize) -> Option<usize> {
         self.pages.groups[group].total.checked_mul(self.layout.page_len)
     }
@@ -127,12 +127,12 @@ impl KvCache {
         self.pages.used_bytes()
     }
 
-    /// Of them, bytes of pages that no sequence uses: they are kept for sequences that begin alike.
+    /// The part of them that no sequence uses, kept for sequences with the same beginning.
     pub fn kept_bytes(&self) -> u64 {
         self.pages.kept_bytes()
     }
 
-    /// Bytes that may be used at once.
+    /// Bytes in use at most.
     pub fn budget(&self) -> u64 {
         self.pages.budget
     }
@@ -142,21 +142,21 @@ impl KvCache {
         self.seqs.insert(id, Sequence::new(&self.layout));
     }
 
-    /// Closes a sequence. What it has published stays for others.
+    /// Closes a sequence. Its published pages stay for others.
     pub fn close(&mut self, id: SeqId) {
         self.release(id);
         self.seqs.remove(&id);
     }
 
-    /// Positions cached.
+    /// Number of cached positions.
     pub fn len(&self, id: SeqId) -> usize {
         self.seqs.get(&id).map_or(0, |s| s.len)
     }
 
-    /// Whether a sequence can grow by `rows` within the context.
+    /// Checks that a sequence can grow by `rows` within the context.
     ///
     /// # Errors
-    /// It cannot, or is closed.
+    /// It cannot, or it is closed.
     pub fn fits(&self, id: SeqId, rows: usize) -> Result<(), KvError> {
         let seq = self.seqs.get(&id).ok_or(KvError::Closed(id))?;
         self.fits_context(seq.len.saturating_add(rows))
@@ -167,7 +167,7 @@ impl KvCache {
         if tokens > context { Err(KvError::Context { tokens, context }) } else { Ok(()) }
     }
 
-    /// What a sequence may need at most.
+    /// The needs of sequences, as a value of its own.
     pub fn fit(&self) -> KvFit {
         KvFit {
             layout: self.layout.clone(),
@@ -177,8 +177,8 @@ impl KvCache {
         }
     }
 
-    /// Whether an empty sequence could be fed so many tokens now, if prefixes made way that no
-    /// sequence uses.
+    /// Whether an empty sequence of this length has room now, counting prefixes that no sequence
+    /// uses as free.
     pub fn has_room(&self, tokens: usize) -> bool {
         let needed = |g: &PageGroup| {
             let pages = self.layout.most_pages(g.window, tokens);
@@ -189,13 +189,13 @@ impl KvCache {
         needed.is_some_and(|needed| used.saturating_add(needed) <= self.pages.budget)
     }
 
-    /// Makes room for `rows` positions after the cached ones, lets go of pages that no window sees
-    /// any more, and copies the page tables that the forward batch needs into `tables`. Prefixes
-    /// that no sequence uses make way.
+    /// Makes room for `rows` positions behind the cached ones, frees pages that no window sees any
+    /// more, and copies the page tables for the forward batch into `tables`. Evicts prefixes that
+    /// no sequence uses if necessary.
     ///
     /// # Errors
     /// The sequence would outgrow the context, is closed, or other sequences leave too little room;
-    /// nothing has changed then.
+    /// nothing changes then.
     pub fn extend(
         &mut self,
         id: SeqId,
@@ -230,10 +230,10 @@ impl KvCache {
         Ok(())
     }
 
-    /// Forgets all positions from `len` on. Returns the length really kept: when a window has
-    /// already dropped what position `len` would need to see, the sequence starts over, and when
-    /// another sequence has the page that `len` falls into, that page goes, too, since going on
-    /// would write to it. Prefixes that contain the rest of that page are forgotten.
+    /// Removes all positions from `len` on. Returns the length really kept. If a window has dropped
+    /// what position `len` must see, the sequence starts over. If another sequence shares the page
+    /// of position `len`, that page goes too, since continuing would write to it. Prefixes that
+    /// contain the rest of that page are removed.
     pub fn truncate(&mut self, id: SeqId, len: usize) -> usize {
         let Some(seq) = self.seqs.get_mut(&id) else { return 0 };
         if len >= seq.len {
@@ -262,15 +262,15 @@ impl KvCache {
         keep
     }
 
-    /// Takes all pages from a sequence, which stays open and is empty.
+    /// Takes all pages of a sequence, which stays open but empty.
     pub fn release(&mut self, id: SeqId) {
         if let Some(seq) = self.seqs.get_mut(&id) {
             cut(seq, (0, self.layout.page_len), &mut self.pages, &mut self.prefixes);
         }
     }
 
-    /// The length of the longest kept prefix of `tokens` that was made by the same numerics, in
-    /// whole pages and without the last token, whose logits somebody wants.
+    /// The length of the longest kept prefix of `tokens` with the same numerics, in whole pages. It
+    /// excludes the last token, whose logits are wanted.
     pub fn prefix_len(&self, tokens: &[u32], numerics: u64) -> usize {
         self.find(tokens, numerics).len() * self.layout.page_len
     }
@@ -281,13 +281,12 @@ impl KvCache {
         self.prefixes.find(&tokens[..most], numerics, &self.pages)
     }
 
-    /// Has a sequence, whose first positions are those of `tokens`, begin with the longest kept
-    /// prefix of them ([`KvCache::prefix_len`]) if that is longer than what it has. Returns its
-    /// length.
+    /// Lets a sequence, which begins with `tokens`, start from the longest kept prefix of them
+    /// ([`KvCache::prefix_len`]) if that is longer than what it has. Returns its length.
     pub fn adopt(&mut self, id: SeqId, tokens: &[u32], numerics: u64) -> usize {
         let page_len = self.layout.page_len;
         let had = self.len(id);
-        // Every decoded token comes here.
+        // A quick exit, since every decoded token comes here.
         if tokens.len().saturating_sub(1) / page_len * page_len <= had {
             return had;
         }
@@ -312,10 +311,9 @@ impl KvCache {
         seq.len
     }
 
-    /// Lets other sequences adopt the whole pages of a sequence below position `upto`, which holds
-    /// `tokens`; `numerics` says what made a page. Where a prefix of the same tokens is there
-    /// already, it stays as it is, and the sequence keeps its own pages; only windowed pages that
-    /// the prefix lacks are added.
+    /// Publishes a sequence's whole pages below position `upto`, which hold `tokens`; `numerics`
+    /// says how a page was computed. An existing prefix of the same tokens stays, and the sequence
+    /// keeps its own pages. Only windowed pages that the prefix lacks are added.
     pub fn publish(
         &mut self,
         id: SeqId,
@@ -364,8 +362,8 @@ fn cut(
     seq.len = keep;
 }
 
-/// Whether room is short for a sequence to grow to `end` positions, and if so, whether freeing
-/// windowed pages could help.
+/// Whether a sequence lacks room to grow to `end` positions. If so, whether freeing windowed pages
+/// could help.
 fn shortage(pages: &Pages, tables: &[PageTable], end: usize) -> Option<bool> {
     let mut bytes = pages.used_bytes();
     let (mut full, mut windowed) = (false, false);

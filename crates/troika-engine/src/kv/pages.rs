@@ -1,10 +1,10 @@
-//! The pages of the cache: which are free, and who holds each of the others.
+//! The pages of the cache: which are free, and who holds the others.
 
 use std::num::NonZeroU64;
 
 use troika_graph::Window;
 
-/// A node of the prefix index; never used again for another one.
+/// The number of a node of the prefix index; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct NodeId(NonZeroU64);
 
@@ -16,8 +16,8 @@ impl NodeId {
     }
 }
 
-/// Who holds a page: so many in all, of which a node of the prefix index may be one and the others
-/// are sequences.
+/// Who holds a page: their number, and the node of the prefix index if one is among them. The
+/// others are sequences.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct PageHolders {
     pub count: u32,
@@ -30,7 +30,7 @@ impl PageHolders {
     }
 }
 
-/// The pages of the layers that have one window.
+/// The pages of all layers with the same window.
 #[derive(Debug)]
 pub(super) struct PageGroup {
     pub window: Window,
@@ -38,12 +38,12 @@ pub(super) struct PageGroup {
     /// Bytes of a page.
     pub page_bytes: u64,
     pub total: usize,
-    /// Pages that were given back, to be used again before others are begun.
+    /// Returned pages, which are reused before new ones.
     free: Vec<u32>,
-    /// Holders of the pages that were ever given out. A list of all would be long for a context
+    /// Holders of each page that was ever used. A list of all pages would be long for a context
     /// that is never filled.
     holders: Vec<PageHolders>,
-    /// Pages that only nodes hold.
+    /// Number of pages that only nodes hold.
     kept: usize,
 }
 
@@ -53,27 +53,27 @@ impl PageGroup {
         PageGroup { window, page_len, page_bytes, total, free, holders, kept: 0 }
     }
 
-    /// Pages that can be taken as things are.
+    /// Number of free pages.
     pub fn available(&self) -> usize {
         self.total - self.used()
     }
 
-    /// Pages that somebody holds.
+    /// Number of pages that are held.
     pub fn used(&self) -> usize {
         self.holders.len() - self.free.len()
     }
 
-    /// Pages that only nodes hold.
+    /// Number of pages that only nodes hold.
     pub fn kept(&self) -> usize {
         self.kept
     }
 
-    /// Logical index of the first page that position `next` and those after it see.
+    /// Logical index of the first page that position `next` or a later one sees.
     pub fn first_seen(&self, next: usize) -> usize {
         self.window.map_or(0, |w| (next + 1).saturating_sub(w)) / self.page_len
     }
 
-    /// A free page, for a sequence.
+    /// Takes a free page for a sequence.
     pub fn take(&mut self) -> Option<u32> {
         let page = match self.free.pop() {
             Some(page) => page,
@@ -87,18 +87,18 @@ impl PageGroup {
         Some(page)
     }
 
-    /// One sequence more holds a page.
+    /// Adds a sequence to a page's holders.
     pub fn share(&mut self, page: u32) {
         self.change(page, |p| p.count += 1);
     }
 
-    /// A sequence lets go of a page. Returns the node that holds it, too.
+    /// Removes a sequence from a page's holders. Returns the node that also holds it.
     pub fn let_go(&mut self, page: u32) -> Option<NodeId> {
         self.change(page, |p| p.count -= 1);
         self.node(page)
     }
 
-    /// A node holds a page of a sequence, too.
+    /// Adds a node to the holders of a sequence's page.
     pub fn publish(&mut self, page: u32, node: NodeId) {
         self.change(page, |p| {
             p.count += 1;
@@ -106,7 +106,7 @@ impl PageGroup {
         });
     }
 
-    /// The node that holds a page lets go of it.
+    /// Removes the node from a page's holders.
     pub fn unpublish(&mut self, page: u32) {
         self.change(page, |p| {
             p.count -= 1;
@@ -139,13 +139,13 @@ impl PageGroup {
         }
     }
 
-    /// For the audit: the holders of all pages that were ever given out, and which are free.
+    /// For the audit: the holders of all pages ever used, and the free pages.
     pub fn accounts(&self) -> (&[PageHolders], &[u32]) {
         (&self.holders, &self.free)
     }
 }
 
-/// The pages of all groups, and the bytes that may be used at once.
+/// The pages of all groups, and the byte budget.
 #[derive(Debug)]
 pub(super) struct Pages {
     pub groups: Vec<PageGroup>,
@@ -153,7 +153,7 @@ pub(super) struct Pages {
 }
 
 impl Pages {
-    /// Bytes of the pages that somebody holds.
+    /// Bytes of the pages that are held.
     pub fn used_bytes(&self) -> u64 {
         self.groups.iter().map(|g| g.used() as u64 * g.page_bytes).sum()
     }

@@ -1,24 +1,23 @@
-//! The prefix index: whole pages of sequences, found by their tokens, that other sequences may go
-//! on from.
+//! The prefix index: whole pages of sequences, found by their tokens, that other sequences may
+//! start from.
 //!
-//! A trie with a page of tokens at each node. A node is found by its parent, its tokens and the
-//! numerics that made it, all compared in full. It holds its page of every group, but a windowed
-//! group's page may be given up: whoever goes on from far enough behind it does not see it.
+//! A trie with one page of tokens per node. A node is found by its parent, its tokens and the
+//! numerics that computed it, all compared in full. It holds a page of every group, but may give up
+//! a windowed group's page: sequences that continue far behind the node do not see it.
 //!
-//! When room is short, pages that only nodes hold are freed in this order, of each kind the least
-//! recently used first: windowed pages that lie too far before each end for going on there to see
-//! them (an end is where the trie stops or forks); nodes at the ends; nodes before others which
-//! sequences use, with all that continues them.
+//! When room is short, pages held only by nodes are freed in this order, the least recently used
+//! first: windowed pages too far before every end to be seen there (the trie stops or forks at an
+//! end); nodes at the ends; nodes before others that sequences use, with everything behind them.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use super::pages::{NodeId, Pages};
 
-/// What a node is found by.
+/// The key of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct PrefixKey {
-    /// `None`: it begins a sequence.
+    /// `None` for the first page of a sequence.
     parent: Option<NodeId>,
     numerics: u64,
     tokens: Arc<[u32]>,
@@ -27,17 +26,17 @@ struct PrefixKey {
 #[derive(Debug)]
 struct PrefixNode {
     key: PrefixKey,
-    /// Nodes before it.
+    /// Number of nodes before it.
     depth: usize,
-    /// By group.
+    /// Its pages by group.
     pages: Vec<Option<u32>>,
     children: BTreeSet<NodeId>,
-    /// Ends that are near enough for a sequence that goes on there to see this node's pages in the
+    /// Number of ends so near that a sequence continuing there sees this node's pages in the
     /// largest window.
     ends: u32,
     /// The logical time of the last use.
     last_use: u64,
-    /// Its place among the evictable ones.
+    /// Its rank among the evictable nodes.
     rank: Option<EvictionRank>,
 }
 
@@ -45,19 +44,19 @@ struct PrefixNode {
 enum EvictionKind {
     /// Has windowed pages that no end needs.
     Passed,
-    /// Nothing continues it.
+    /// Has no nodes behind it.
     Leaf,
-    /// Others continue it.
+    /// Has nodes behind it.
     Branch,
 }
 
-/// What is evicted before what.
+/// The order of eviction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct EvictionRank {
     kind: EvictionKind,
     last_use: u64,
-    /// Of what was used together, windowed pages go from the first position on, and whole nodes
-    /// from the last one.
+    /// Among pages used together, windowed pages go from the first position on, whole nodes from
+    /// the last one.
     order: usize,
     node: NodeId,
 }
@@ -68,7 +67,7 @@ pub(super) struct PrefixIndex {
     nodes: HashMap<NodeId, PrefixNode>,
     by_key: HashMap<PrefixKey, NodeId>,
     evictable: BTreeSet<EvictionRank>,
-    /// Pages before its first position that a sequence sees in the largest window.
+    /// How many pages before its first position a sequence sees in the largest window.
     reach: usize,
     next: NodeId,
     time: u64,
@@ -92,8 +91,7 @@ impl PrefixIndex {
         self.nodes.contains_key(&node)
     }
 
-    /// The nodes of some tokens, as far as there are some that end with one that a sequence can go
-    /// on from.
+    /// The nodes that match some tokens, up to the last one that a sequence can continue from.
     pub fn find(
         &self,
         tokens: &[u32],
@@ -101,7 +99,7 @@ impl PrefixIndex {
         pages: &Pages,
     ) -> Vec<NodeId> {
         let mut path = Vec::new();
-        // For each group, how many nodes in a row have kept their page.
+        // For each group, how many nodes in a row have their page.
         let mut runs = vec![0; pages.groups.len()];
         let (mut parent, mut usable) = (None, 0);
         for tokens in tokens.chunks_exact(page_len) {
@@ -130,7 +128,7 @@ impl PrefixIndex {
         self.nodes.get(&node)?.pages[group]
     }
 
-    /// The nodes are used now.
+    /// Marks the nodes as used now.
     pub fn touch(&mut self, nodes: &[NodeId], pages: &Pages) {
         self.time += 1;
         for id in nodes {
@@ -141,16 +139,16 @@ impl PrefixIndex {
         }
     }
 
-    /// A sequence lets go of a page, which a node may hold, too.
+    /// A sequence lets go of a page, which a node may also hold.
     pub fn let_go(&mut self, (group, page): (usize, u32), pages: &mut Pages) {
         if let Some(node) = pages.groups[group].let_go(page) {
             self.refresh(node, pages);
         }
     }
 
-    /// The node of some tokens after `parent`: if there is none yet, one that holds the pages that
-    /// `held` names by group: pages of a sequence that no node has yet. A node that has given up a
-    /// windowed page takes it from there. `None` when a page is missing.
+    /// Finds or makes the node of some tokens behind `parent`. A new node holds the pages that
+    /// `held` names by group, which no node may hold yet. A node that gave up a windowed page gets
+    /// it from there. `None` when a page is missing.
     pub fn publish(
         &mut self,
         (parent, tokens, numerics): (Option<NodeId>, &[u32], u64),
@@ -209,7 +207,7 @@ impl PrefixIndex {
         parent.into_iter().for_each(|p| self.refresh(p, pages));
     }
 
-    /// Counts one end more or less for a node and the nodes before it.
+    /// Adds `by` to the count of ends of a node and of the nodes before it.
     fn count_end(&mut self, from: Option<NodeId>, nodes: usize, by: i32, pages: &Pages) {
         let mut at = from;
         for _ in 0..nodes {
@@ -222,7 +220,7 @@ impl PrefixIndex {
         }
     }
 
-    /// Brings a node's place among the evictable ones up to date.
+    /// Updates a node's rank among the evictable ones.
     pub fn refresh(&mut self, id: NodeId, pages: &Pages) {
         let Some(node) = self.nodes.get_mut(&id) else { return };
         let rank = node.rank(id, pages);
@@ -233,8 +231,8 @@ impl PrefixIndex {
         }
     }
 
-    /// Frees some page that no sequence uses. When only pages of groups without a window are short,
-    /// windowed ones are left alone. Returns whether there was one.
+    /// Frees a page that no sequence uses. Spares windowed pages if only pages of groups without a
+    /// window are short. Returns whether it freed one.
     pub fn evict(&mut self, pages: &mut Pages, windowed: bool) -> bool {
         let (last_use, order, node) = (0, 0, NodeId::FIRST);
         let from = EvictionRank { kind: EvictionKind::Leaf, last_use, order, node };
@@ -267,7 +265,7 @@ impl PrefixIndex {
         self.prune(Some(id), pages);
     }
 
-    /// Forgets a node and all that continues it.
+    /// Removes a node and everything behind it.
     pub fn forget(&mut self, id: NodeId, pages: &mut Pages) {
         let parent = self.nodes.get(&id).and_then(|n| n.key.parent);
         let mut subtree = vec![id];
@@ -276,14 +274,14 @@ impl PrefixIndex {
             subtree.extend(self.nodes.get(id).into_iter().flat_map(|n| n.children.iter().copied()));
             next += 1;
         }
-        // What continues a node is gone before it.
+        // Children are removed before their parent.
         for id in subtree.into_iter().rev() {
             self.remove_leaf(id, pages);
         }
         self.prune(parent, pages);
     }
 
-    /// Removes nodes that hold no page and have nothing that continues them.
+    /// Removes nodes without pages and without children.
     pub fn prune(&mut self, from: Option<NodeId>, pages: &mut Pages) {
         let mut at = from;
         while let Some((id, node)) = at.and_then(|id| Some((id, self.nodes.get(&id)?))) {
@@ -362,7 +360,7 @@ impl PrefixIndex {
 }
 
 impl PrefixNode {
-    /// Its place among the evictable ones: `None` when a sequence uses all its pages.
+    /// Its rank for eviction; `None` if sequences use all its pages.
     fn rank(&self, node: NodeId, pages: &Pages) -> Option<EvictionRank> {
         let (mut kept, mut windowed) = (false, false);
         for (group, page) in pages.groups.iter().zip(&self.pages) {

@@ -1,25 +1,25 @@
-//! A sequence: its length, where its positions lie, and which prefixes it consists of.
+//! A sequence: its length, its pages, and the prefixes it consists of.
 
 use troika_device::PageTable;
 
 use super::layout::KvLayout;
 use super::pages::{NodeId, PageGroup, Pages};
 
-/// Pages whose place in a table is reserved when a sequence is opened.
+/// The most pages for which a sequence's table has memory from the start.
 const RESERVED_PAGES: usize = 1 << 16;
 
 #[derive(Debug)]
 pub(super) struct Sequence {
     pub len: usize,
-    /// By group.
+    /// Page tables by group.
     pub tables: Vec<PageTable>,
-    /// The nodes that its first whole pages were published as or adopted from. Those that the index
-    /// has forgotten since are the last ones.
+    /// The nodes of its first whole pages, published or adopted. Those that the index has removed
+    /// since are at the end.
     pub path: Vec<NodeId>,
 }
 
 impl Sequence {
-    /// An empty sequence. Its tables grow without asking for memory.
+    /// Makes an empty sequence whose tables grow without allocating.
     pub fn new(layout: &KvLayout) -> Sequence {
         let table = |window| {
             let pages = layout.reserved_pages(window).min(RESERVED_PAGES);
@@ -29,19 +29,18 @@ impl Sequence {
         Sequence { len: 0, tables, path: Vec::new() }
     }
 
-    /// Whether all is there that positions from `next` on see.
+    /// Whether all positions that `next` and later ones see are still there.
     pub fn sees(&self, pages: &Pages, next: usize) -> bool {
         pages.groups.iter().zip(&self.tables).all(|(g, t)| g.first_seen(next) >= t.first)
     }
 
-    /// The page of a group that logical page `index` lies in.
+    /// The page of a group that holds logical page `index`.
     pub fn page(&self, group: usize, index: usize) -> Option<u32> {
         let table = &self.tables[group];
         table.pages.get(index.checked_sub(table.first)?).copied()
     }
 
-    /// Whether there is room to grow to `end` positions once all prefixes that no sequence uses are
-    /// forgotten.
+    /// Whether it could grow to `end` positions if all unused prefixes were evicted.
     pub fn can_grow(&self, pages: &Pages, end: usize) -> bool {
         let mut bytes = pages.used_bytes() - pages.kept_bytes();
         for (group, table) in pages.groups.iter().zip(&self.tables) {
@@ -58,12 +57,12 @@ impl Sequence {
         bytes <= pages.budget
     }
 
-    /// How many of the first pages of a table no position from the end of the sequence on sees.
+    /// How many of a table's first pages no further position sees.
     pub fn passed(&self, group: &PageGroup, table: &PageTable) -> usize {
         group.first_seen(self.len).saturating_sub(table.first).min(table.pages.len())
     }
 
-    /// Copies the tables to where a forward batch keeps them.
+    /// Copies the page tables into a forward batch's memory.
     pub fn copy_tables(&self, to: &mut Vec<PageTable>) {
         to.resize_with(self.tables.len(), PageTable::default);
         for (to, from) in to.iter_mut().zip(&self.tables) {
@@ -73,7 +72,7 @@ impl Sequence {
     }
 }
 
-/// Pages that a table lacks for `end` positions.
+/// Number of pages that a table lacks for `end` positions.
 pub(super) fn missing(table: &PageTable, end: usize) -> usize {
     end.div_ceil(table.page_len).saturating_sub(table.first + table.pages.len())
 }

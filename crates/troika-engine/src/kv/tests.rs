@@ -4,14 +4,14 @@ use troika_graph::Window;
 
 use super::*;
 
-/// Groups whose positions have one byte.
+/// Groups with one byte per position.
 fn layout(windows: &[Window], page_len: usize, context: usize, chunk: usize) -> KvLayout {
     let groups = windows.iter().map(|&window| GroupLayout { window, position_bytes: 1 }).collect();
     KvLayout { page_len, context, chunk, groups, sequences: 1, budget: None }
 }
 
 impl KvCache {
-    /// A new sequence that is open.
+    /// Opens a new sequence.
     fn opened(&mut self) -> SeqId {
         let id = SeqId::next();
         self.open(id);
@@ -43,12 +43,12 @@ fn visible(tables: &[PageTable], windows: &[Window], pos: usize) {
     }
 }
 
-/// Some tokens that begin differently for each `seed`.
+/// Tokens whose beginning differs for each `seed`.
 fn tokens(seed: u32, n: usize) -> Vec<u32> {
     (0..n as u32).map(|i| seed * 1000 + i).collect()
 }
 
-/// A sequence of some tokens, with all its whole pages published.
+/// A sequence of some tokens whose whole pages are published.
 fn filled(kv: &mut KvCache, tokens: &[u32], chunk: usize) -> SeqId {
     let id = kv.opened();
     for part in tokens.chunks(chunk) {
@@ -59,7 +59,7 @@ fn filled(kv: &mut KvCache, tokens: &[u32], chunk: usize) -> SeqId {
     id
 }
 
-/// How much of some tokens could be adopted.
+/// How many of some tokens could be adopted.
 fn adoptable(kv: &mut KvCache, tokens: &[u32], numerics: u64) -> usize {
     let id = kv.opened();
     let len = kv.adopt(id, tokens, numerics);
@@ -119,11 +119,11 @@ fn what_a_window_leaves_behind_is_used_again() {
         let tables = extend(&mut kv, id, 5).unwrap();
         assert!(tables[0].pages.iter().all(|&p| (p as usize) < most / 4));
     }
-    // No list of the pages of a context that no memory would hold.
+    // A context so long that even a list of its pages would not fit in memory.
     let huge = KvCache::new(layout(&[None], 1, 1 << 31, 512)).unwrap();
     assert_eq!(huge.pages.groups[0].accounts().0.len(), 0);
     assert_eq!(huge.positions(0), Some(1 << 31));
-    // More than page numbers can count.
+    // More pages than page numbers can count.
     let most = KvLayout { sequences: usize::MAX, ..layout(&[None], 1, 1 << 31, 512) };
     let pages = KvError::Pages { context: 1 << 31, sequences: usize::MAX };
     assert_eq!(KvCache::new(most.clone()).unwrap_err(), pages);
@@ -143,7 +143,7 @@ fn a_full_cache_says_so_and_sequences_do_not_share_pages() {
     assert_eq!(extend(&mut kv, c, 1).unwrap_err(), KvError::Full(1));
     kv.close(a);
     extend(&mut kv, c, 1).unwrap();
-    // Preempted, and open all the same.
+    // A preempted sequence stays open.
     kv.release(b);
     assert!(kv.is_open(b) && kv.len(b) == 0);
     assert_eq!(kv.used(0), 4);
@@ -173,7 +173,7 @@ fn a_budget_counts_bytes_of_all_groups() {
     assert_eq!(format!("{kv:?}"), before);
     extend(&mut kv, b, 16).unwrap();
     assert_eq!((kv.used_bytes(), kv.budget()), (120, 120));
-    // Not even one page.
+    // Less than one page.
     layout.budget = Some(11);
     let least = KvError::Budget { tokens: 4, needed: 12, budget: 11 };
     assert_eq!(KvCache::new(layout).unwrap_err(), least);
@@ -219,7 +219,7 @@ fn the_same_prefix_is_kept_once() {
     assert_eq!(kv.used(0), 16);
     kv.close(a);
     assert_eq!((kv.used_bytes(), kv.kept_bytes()), (16, 16));
-    // Only below the position that is asked for.
+    // Adoption stops below the requested position.
     let text = tokens(2, 16);
     let c = kv.opened();
     extend(&mut kv, c, 16).unwrap();
@@ -234,14 +234,14 @@ fn a_shared_page_is_never_cut_within() {
     let mut kv = KvCache::new(KvLayout { sequences: 4, ..layout(&[None], 4, 100, 16) }).unwrap();
     let text = tokens(1, 17);
     let a = filled(&mut kv, &text[..16], 16);
-    // The index alone shares the page: it forgets this one and what continues it.
+    // Only the index shares the page: it removes this node and those behind it.
     assert_eq!(kv.truncate(a, 10), 10);
     kv.audit().unwrap();
     assert_eq!(adoptable(&mut kv, &text, 0), 8);
     extend(&mut kv, a, 6).unwrap();
     kv.publish(a, &text, 16, &|_| 0);
     assert_eq!(adoptable(&mut kv, &text, 0), 16);
-    // Another sequence has it, too: it goes as a whole, and stays with the other.
+    // Another sequence shares the page: this sequence loses it, the other keeps it.
     let b = kv.opened();
     assert_eq!(kv.adopt(b, &text, 0), 16);
     assert_eq!(kv.truncate(b, 10), 8);
@@ -268,7 +268,7 @@ fn the_least_recently_used_prefix_makes_way_first() {
     // The end of a prefix goes before its beginning.
     extend(kv, id, 4).unwrap();
     assert_eq!(adoptable(kv, &tokens(1, 17), 0), 12);
-    // All make way for a sequence that fits alone.
+    // All prefixes are evicted for a sequence that fits alone.
     extend(kv, id, 16).unwrap();
     extend(kv, id, 12).unwrap();
     assert_eq!((kv.len(id), kv.kept_bytes()), (48, 0));
@@ -287,7 +287,7 @@ fn a_window_keeps_what_its_ends_need() {
     // All pages of both groups are kept as long as there is room.
     assert_eq!(kv.kept_bytes(), 96);
     assert_eq!(adoptable(&mut kv, &text[..25], 0), 24);
-    // Windowed pages that the end does not need make way first.
+    // Windowed pages that the end does not need are evicted first.
     let b = kv.opened();
     for _ in 0..3 {
         extend(&mut kv, b, 16).unwrap();
@@ -300,7 +300,7 @@ fn a_window_keeps_what_its_ends_need() {
     assert_eq!(kv.adopt(c, &text, 0), 48);
     let tables = extend(&mut kv, c, 1).unwrap();
     visible(&tables, &windows, 48);
-    // A sequence that computes the prefix once more brings the windowed pages back.
+    // A sequence that computes the prefix again restores the windowed pages.
     let d = filled(&mut kv, &text[..20], 4);
     kv.close(d);
     assert_eq!(adoptable(&mut kv, &text[..21], 0), 20);
@@ -335,8 +335,8 @@ fn a_fork_keeps_its_windowed_pages() {
 
 #[test]
 fn prefixes_beneath_sequences_make_way_for_them() {
-    // The sequence computed the first pages itself, though they were there: the index holds those
-    // of another sequence, with pages that this one uses behind them.
+    // The sequence computed the first pages itself although they were cached. The index holds those
+    // of another sequence, and pages of this one behind them.
     let mut kv = KvCache::new(KvLayout { budget: Some(32), ..layout(&[None], 4, 32, 16) }).unwrap();
     let text = tokens(1, 32);
     let a = filled(&mut kv, &text[..8], 8);
@@ -346,7 +346,7 @@ fn prefixes_beneath_sequences_make_way_for_them() {
     extend(&mut kv, b, 16).unwrap();
     kv.audit().unwrap();
     assert_eq!(kv.used_bytes(), 32);
-    // What was forgotten can be published again.
+    // Forgotten pages can be published again.
     kv.publish(b, &text, 32, &|_| 0);
     kv.close(b);
     assert_eq!(adoptable(&mut kv, &text, 0), 28);
@@ -379,14 +379,14 @@ fn what_fits_alone_is_what_a_sequence_needs_at_most() {
     }
 }
 
-/// A sequence as it should be.
+/// The expected contents of a sequence.
 struct ModelSequence {
     id: SeqId,
     numerics: u64,
     tokens: Vec<u32>,
 }
 
-/// What a cached position holds: it depends on all tokens up to it, and on what computes it.
+/// The contents of a cached position: they depend on all tokens up to it and on the numerics.
 fn contents(numerics: u64, tokens: &[u32]) -> Vec<u64> {
     let next = |hash: &mut u64, token: &u32| {
         *hash = (*hash ^ u64::from(*token)).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(23);
@@ -395,7 +395,7 @@ fn contents(numerics: u64, tokens: &[u32]) -> Vec<u64> {
     tokens.iter().scan(numerics + 1, next).collect()
 }
 
-/// A cache, the memory it gives out, and what should be in it.
+/// A cache, its memory, and what it should contain.
 struct Simulation {
     kv: KvCache,
     memory: Vec<Vec<u64>>,
@@ -444,7 +444,7 @@ impl Simulation {
         self.rng.next_u32() as usize % n
     }
 
-    /// A text of the few that there are; they begin alike.
+    /// One of a few texts with a common beginning.
     fn text(&mut self) -> Vec<u32> {
         let (forks, len) = (self.below(4), self.kv.layout.context + 1);
         let end = 1 + self.below(len);
@@ -498,7 +498,7 @@ impl Simulation {
         let own = &self.seqs[i];
         let before = own.tokens.len();
         if before > 0 {
-            // It has a beginning of its own.
+            // Its beginning was computed by itself.
             numerics = own.numerics;
             if !text.starts_with(&own.tokens) {
                 text = [&own.tokens[..], &text].concat();
@@ -548,7 +548,7 @@ impl Simulation {
             }
         }
         self.evicted += usize::from(self.kv.kept_bytes() < kept);
-        // Goes on with the text that it has, if any, or with tokens of its own.
+        // Continues with its current text, if any, or with tokens of its own.
         let text = self.text();
         let seq = &mut self.seqs[i];
         let goes_on = text.starts_with(&seq.tokens);
@@ -561,7 +561,7 @@ impl Simulation {
         }
     }
 
-    /// Whether the pages that sequences hold leave room, however many prefixes hold.
+    /// Whether the pages held by sequences leave room, not counting prefixes.
     fn has_room(&self, i: usize, end: usize) -> bool {
         if end > self.kv.layout.context {
             return false;
@@ -588,7 +588,7 @@ impl Simulation {
         bytes <= self.kv.budget()
     }
 
-    /// Every position that a sequence sees holds what its own tokens make of it.
+    /// Every position that a sequence sees holds what its own tokens produce.
     fn check(&self) {
         for seq in &self.seqs {
             let len = seq.tokens.len();
@@ -618,7 +618,7 @@ fn sequences_read_what_their_own_tokens_made() {
         adopted += simulation.adopted;
         refused += simulation.refused;
         evicted += simulation.evicted;
-        // Nothing is left when all prefixes have made way.
+        // Nothing is left after all prefixes are evicted.
         let Simulation { mut kv, seqs, .. } = simulation;
         seqs.iter().for_each(|s| kv.close(s.id));
         assert_eq!(kv.used_bytes(), kv.kept_bytes());
@@ -627,6 +627,6 @@ fn sequences_read_what_their_own_tokens_made() {
         }
         assert_eq!(kv.used_bytes(), 0);
     }
-    // The mix reaches what it is to test.
+    // The random mix must reach all cases.
     assert!(adopted > 300 && refused > 300 && evicted > 300, "{adopted} {refused} {evicted}");
 }

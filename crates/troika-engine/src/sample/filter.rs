@@ -68,7 +68,7 @@ pub(super) fn draw(c: &[Candidate], temperature: f32, draw: f64) -> u32 {
             return candidate.id;
         }
     }
-    // The last sum was rounded: take the last candidate that has a share at all.
+    // Rounding may leave `draw` beyond the last sum: take the last candidate with any share.
     let likely = c.iter().zip(weights(c, temperature)).filter(|(_, w)| *w > 0.0);
     likely.last().map_or(0, |(c, _)| c.id)
 }

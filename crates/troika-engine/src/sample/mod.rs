@@ -16,22 +16,22 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 pub struct SampleParams {
     /// 0 takes the most likely token.
     pub temperature: f32,
-    /// Keep the k most likely (0: all).
+    /// Keep the k most likely tokens (0: all).
     pub top_k: usize,
-    /// Keep the smallest set whose probability reaches p (1: all).
+    /// Keep the smallest set of tokens whose probability reaches p (1: all).
     pub top_p: f32,
     /// Keep tokens at least this fraction as likely as the best (0: all).
     pub min_p: f32,
-    /// Divides positive, multiplies negative logits of recent tokens (1: off).
+    /// Divides positive logits of recent tokens, multiplies negative ones (1: off).
     pub repeat_penalty: f32,
-    /// How many recent tokens count (`usize::MAX`: all).
+    /// How many recent tokens the penalties consider (`usize::MAX`: all).
     pub repeat_last_n: usize,
-    /// Subtracted from logits of recent tokens.
+    /// Subtracted from the logits of recent tokens.
     pub presence_penalty: f32,
-    /// Subtracted once per occurrence.
+    /// Subtracted for each occurrence among recent tokens.
     pub frequency_penalty: f32,
-    /// Added to logits of given tokens. Infinite ones are the largest numbers there are: such a
-    /// token is taken, or never is while another one can be.
+    /// Added to the logits of given tokens. Infinity acts like the largest number: such a token is
+    /// always taken, or only if nothing else is possible.
     pub logit_bias: BTreeMap<u32, f32>,
     /// Seed of the draw.
     pub seed: u64,
@@ -55,7 +55,7 @@ impl Default for SampleParams {
     }
 }
 
-/// Why nothing could be sampled.
+/// Why no token could be chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SampleError {
     /// All logits are NaN or minus infinity.
@@ -67,19 +67,19 @@ pub enum SampleError {
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 #[error("{name} is {value}; it must be {must}")]
 pub struct ParamError {
-    /// Parameter, as the field of [`SampleParams`].
+    /// The parameter, as the field of [`SampleParams`].
     pub name: &'static str,
     /// Its value.
     pub value: f32,
-    /// What is allowed.
+    /// The allowed range.
     pub must: &'static str,
 }
 
 impl SampleParams {
-    /// Checks ranges.
+    /// Checks the ranges of all parameters.
     ///
     /// # Errors
-    /// The first parameter out of range.
+    /// The first parameter that is out of range.
     pub fn check(&self) -> Result<(), ParamError> {
         let non_negative = "a finite number of 0 or more";
         let unit = "between 0 and 1";
@@ -109,7 +109,7 @@ pub(crate) struct Candidate {
     logit: f32,
 }
 
-/// Draws tokens by one set of parameters.
+/// Chooses tokens by one set of parameters.
 #[derive(Debug)]
 pub struct Sampler {
     params: SampleParams,
@@ -125,7 +125,7 @@ impl Sampler {
         Sampler { params, rng, recent: Vec::new(), candidates: Vec::new() }
     }
 
-    /// Tells the sampler of a token in the sequence (prompt or generated), for the penalties.
+    /// Records a token of the sequence, from the prompt or generated, for the penalties.
     pub fn accept(&mut self, token: u32) {
         if self.params.repeat_last_n == 0 {
             return;
@@ -141,7 +141,7 @@ impl Sampler {
     /// Chooses the next token.
     ///
     /// # Errors
-    /// When all logits are NaN or minus infinity.
+    /// All logits are NaN or minus infinity.
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32, SampleError> {
         let plain = self.params.logit_bias.is_empty() && !penalty::active(&self.params);
         if self.params.temperature == 0.0 && plain {
@@ -149,7 +149,7 @@ impl Sampler {
         }
         self.candidates.clear();
         let finite = |(i, &logit): (usize, &f32)| {
-            // An infinite logit is as good as certain; NaN and minus infinity are no candidates.
+            // Plus infinity becomes the largest number; NaN and minus infinity are dropped.
             (logit > f32::NEG_INFINITY)
                 .then_some(Candidate { id: i as u32, logit: logit.clamp(f32::MIN, f32::MAX) })
         };

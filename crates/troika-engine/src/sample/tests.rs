@@ -112,7 +112,7 @@ fn extreme_parameters_make_no_nan() {
     for temperature in [0.0, tiny, 1.0] {
         let base = SampleParams { temperature, repeat_penalty: tiny, ..params() };
         assert!(base.check().is_ok());
-        // Without the penalty token 0 would be taken; what is left of it is next to nothing.
+        // Without the penalty token 0 would be taken; with it, its probability is almost 0.
         let down = SampleParams { frequency_penalty: huge, presence_penalty: huge, ..base.clone() };
         let first = if temperature == 1.0 { [1, 3] } else { [1, 1] };
         assert!(first.contains(&pick(down)), "temperature {temperature}");

@@ -1,8 +1,8 @@
-//! Dependencies of tasks that are pushed in any order: what conflicts is ordered by key.
+//! Dependencies of tasks pushed in any order: conflicting tasks are ordered by key.
 //!
-//! [`super::HazardTracker`] does the same for tasks in program order, and forgets what a later
-//! task covers. Here a task may come between any two others, so that all uses of a place are kept,
-//! in the order of their keys.
+//! [`super::HazardTracker`] does the same for tasks in program order, and can forget uses that a
+//! later task covers. Here a task may be inserted between any two others, so all uses of a place
+//! are kept, sorted by key.
 
 use std::collections::{BTreeMap, HashMap};
 use std::slice::from_ref;
@@ -12,15 +12,15 @@ use troika_device::{Access, ExecutableId, ForwardBatch, PagesView, Rect, View, W
 
 use super::Key;
 
-/// What uses memory: a task, or a growth, whose tasks are not known yet and may use it.
+/// A user of memory: a task, or a growth, whose future tasks may use it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Node {
     Task(u32),
     Growth(u32),
 }
 
-/// The place of a node among the uses: a task's is its key. A growth's is the end of its keys,
-/// before the task that has this key: whatever is behind it comes after all that it will be.
+/// The position of a node among the uses: a task's key, or the end of a growth's keys, just before
+/// the task with that key. Nodes behind a growth run after all its tasks.
 pub(super) type Place = (Key, bool);
 
 pub(super) fn task_at(key: Key) -> Place {
@@ -31,21 +31,21 @@ pub(super) fn growth_at(end: Key) -> Place {
     (end, false)
 }
 
-/// What a task uses, or a growth may use.
+/// The memory that a task uses or a growth may use.
 #[derive(Clone, Copy)]
 pub(super) struct Touched<'a> {
     pub reads: &'a [View],
     pub writes: &'a [View],
     pub states: &'a [View],
     pub forward: Option<&'a Arc<ForwardBatch>>,
-    /// The executable that is run.
+    /// The executable that it runs.
     pub runs: Option<ExecutableId>,
-    /// Executables whose later runs need what is loaded.
+    /// Executables whose later runs need what it loads.
     pub loads: &'a [ExecutableId],
 }
 
 impl<'a> Touched<'a> {
-    /// Nothing.
+    /// Uses nothing.
     pub const NONE: Touched<'static> =
         Touched { reads: &[], writes: &[], states: &[], forward: None, runs: None, loads: &[] };
 
@@ -77,7 +77,7 @@ impl<'a> Touched<'a> {
         all.filter(|(v, _)| !v.rect().is_empty())
     }
 
-    /// Sequences' parts of states: (state, sequence, its positions).
+    /// The parts of states it uses: (state, sequence) and the sequence's positions.
     fn parts(self) -> impl Iterator<Item = ((usize, u64), std::ops::Range<usize>)> {
         let seqs = self.forward.into_iter().flat_map(|f| &f.seqs);
         seqs.flat_map(move |s| {
@@ -86,7 +86,7 @@ impl<'a> Touched<'a> {
         })
     }
 
-    /// Whether all that `other` uses is among this.
+    /// Whether `other` uses nothing beyond this.
     pub fn covers(self, other: Touched<'_>) -> bool {
         let covered = |(view, access): (&View, Access)| {
             self.views().any(|(mine, allowed)| {
@@ -101,36 +101,36 @@ impl<'a> Touched<'a> {
     }
 }
 
-/// What a node conflicts with.
+/// The nodes that a node conflicts with.
 #[derive(Debug, Default)]
 pub(super) struct Found {
-    /// Before it.
+    /// Those that run before it.
     pub earlier: Vec<Node>,
-    /// Tasks behind it.
+    /// Tasks that run after it.
     pub later: Vec<u32>,
 }
 
-/// What a new task means for attention over positions that nobody has appended so far.
+/// Attention over positions that no known task appends yet.
 #[derive(Debug, Default)]
 pub(super) struct Gaps {
-    /// How many such places the new task waits for.
+    /// How many such gaps the new task waits for.
     pub held: u32,
-    /// Tasks that had to wait for the new one to be known, once for each place.
+    /// Tasks whose gap the new task closes, once for each gap.
     pub released: Vec<u32>,
 }
 
-/// Uses of memory and of states, by key.
+/// Uses of memory and of states, sorted by key.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Conflicts {
     memory: HashMap<usize, Vec<Use>>,
     states: HashMap<(usize, u64), Vec<StateUse>>,
     forwards: Forwards,
-    /// Runs of executables, and loads of what they need.
+    /// Runs of executables, and loads that they need.
     runs: HashMap<ExecutableId, BTreeMap<Place, u32>>,
     loads: HashMap<ExecutableId, BTreeMap<Place, Node>>,
-    /// Positions that sequences had before anything ran.
+    /// Number of positions each sequence had before anything ran.
     appended: HashMap<u64, usize>,
-    /// Growths of which nothing more will come.
+    /// Growths that get no further tasks.
     closed: Vec<bool>,
 }
 
@@ -142,32 +142,32 @@ struct Use {
     access: Access,
 }
 
-/// A use of a sequence's part of a state: its forward batch reads it and appends to it.
+/// A forward batch's use of a sequence's part of a state: it reads the part and appends to it.
 #[derive(Clone, Debug)]
 struct StateUse {
     at: Place,
     node: Node,
     positions: std::ops::Range<usize>,
     forward: u32,
-    /// Up to where, without a gap, positions are appended when this and all before it is done.
+    /// The end of the gapless positions once this use and all before it are done.
     reach: usize,
     /// Whether it waits for a task that is not known yet.
     held: bool,
 }
 
 impl Conflicts {
-    /// Nothing used; the given sequences have so many positions.
+    /// No uses; the given sequences have the given numbers of positions.
     pub fn new(appended: &[(u64, usize)]) -> Conflicts {
         Conflicts { appended: appended.iter().copied().collect(), ..Conflicts::default() }
     }
 
-    /// Nothing more will come of a growth.
+    /// Notes that a growth gets no further tasks.
     pub fn close(&mut self, growth: u32) {
         self.closed[growth as usize] = true;
     }
 
-    /// The nodes that must come before a node at this place, and the tasks that must come after.
-    /// Those that others of them are ordered with anyway may be left out.
+    /// The nodes that must run before a node at this position, and the tasks that must run after
+    /// it. May leave out nodes that are ordered with other returned ones anyway.
     pub fn find(&mut self, at: Place, touched: Touched<'_>) -> Found {
         let mut found = Found::default();
         let Found { earlier, later } = &mut found;
@@ -216,7 +216,7 @@ impl Conflicts {
         found
     }
 
-    /// Enters a node. Growths are numbered in the order in which they are entered.
+    /// Adds a node. Growths are numbered in the order in which they are added.
     pub fn enter(&mut self, at: Place, node: Node, touched: Touched<'_>) -> Gaps {
         if let Node::Growth(_) = node {
             self.closed.push(false);
@@ -263,8 +263,8 @@ fn task_of_first(uses: &[StateUse]) -> Option<u32> {
     uses.iter().find_map(|u| task_of(u.node))
 }
 
-/// Goes through uses away from a node, and tells those that conflict with its own. Those behind a
-/// task that writes all their bytes are left out: that task is ordered with them.
+/// Visits uses, the nearest first, and reports those that conflict with a node's own use. Leaves
+/// out uses behind a task that writes all their bytes: that task orders them.
 fn walk<'a>(
     uses: impl Iterator<Item = &'a Use>,
     (rect, access): (&Rect, Access),
@@ -277,7 +277,7 @@ fn walk<'a>(
             continue;
         }
         found(u.node);
-        // A growth may write, or not.
+        // A growth may or may not write.
         if u.access == Access::Read || task_of(u.node).is_none() {
             continue;
         }
@@ -291,8 +291,8 @@ fn walk<'a>(
     }
 }
 
-/// Goes through a sequence's uses from one on that is new, `reach` being what those before it
-/// append: tells which ones have all positions before their own now.
+/// Visits a sequence's uses from a new one on. `reach` is the end of the positions that those
+/// before it append. Reports the uses that now have all positions before their own.
 fn join(uses: &mut [StateUse], mut reach: usize, mut released: impl FnMut(Node)) {
     for u in uses {
         if task_of(u.node).is_none() {
@@ -310,14 +310,14 @@ fn join(uses: &mut [StateUse], mut reach: usize, mut released: impl FnMut(Node))
 /// Forward batch, sequence, and whether the page is written.
 type PageUse = (u32, u64, bool);
 
-/// Forward batches, and which of them use pages of each other's sequences.
+/// Forward batches, and which of them share pages of different sequences.
 #[derive(Clone, Debug, Default)]
 struct Forwards {
-    /// Held, so that no other one has its address.
+    /// Held, so that no other batch gets its address.
     known: HashMap<usize, (u32, Arc<ForwardBatch>)>,
     /// By (group, page).
     users: HashMap<(usize, u32), Vec<PageUse>>,
-    /// Of each forward batch, the others that a page went to or came from, with the sequence.
+    /// For each forward batch, the others that have a page in common with it, and their sequence.
     meets: Vec<Vec<(u32, u64)>>,
 }
 
@@ -361,7 +361,7 @@ impl Forwards {
         }
     }
 
-    /// The forward batches that have pages in common with this one, one of the two writing.
+    /// The forward batches that share pages with this one, where one of the two writes.
     fn meets(&self, number: u32) -> &[(u32, u64)] {
         self.meets.get(number as usize).map_or(&[], Vec::as_slice)
     }

@@ -1,24 +1,24 @@
-//! Which task waits for which: all that scheduling decisions need to know of tasks.
+//! Which task waits for which: all the scheduler needs to know about tasks to decide.
 
 use std::cmp::Ordering;
 
 use super::Key;
 
-/// Tasks by number: in program order, or in the order in which they were pushed, with their keys.
+/// Tasks by number: in program order, or in the order in which they were pushed, with keys.
 #[derive(Clone, Debug, Default)]
 pub struct Dag {
     pub(super) device: Vec<usize>,
     pub(super) dependents: Vec<Vec<u32>>,
     pub(super) waits: Vec<u32>,
-    /// Whether a task of another device waits for each.
+    /// For each task, whether a task of another device waits for it.
     pub(super) awaited: Vec<bool>,
     pub(super) only_device: Option<usize>,
-    /// Where tasks that were pushed in any order stand in the program; else none.
+    /// The keys of tasks that were pushed in any order; else empty.
     pub(super) keys: Vec<Key>,
 }
 
 impl Dag {
-    /// Tasks on the given devices, each with the earlier tasks it waits for.
+    /// Makes a graph of tasks on devices, each with the earlier tasks that it waits for.
     pub fn new(device: Vec<usize>, waits_for: &[Vec<u32>]) -> Dag {
         let mut dependents = vec![Vec::new(); device.len()];
         for (task, earlier) in waits_for.iter().enumerate() {
@@ -40,7 +40,7 @@ impl Dag {
         }
     }
 
-    /// Adds a task that waits for nothing.
+    /// Adds a task without dependencies.
     pub(super) fn add(&mut self, device: usize, key: Key) {
         self.device.push(device);
         self.dependents.push(Vec::new());
@@ -57,7 +57,7 @@ impl Dag {
         self.awaited[e] |= self.device[e] != self.device[l];
     }
 
-    /// Which of two tasks comes first in program order.
+    /// Compares two tasks by program order.
     pub(super) fn compare(&self, a: u32, b: u32) -> Ordering {
         if self.keys.is_empty() {
             return a.cmp(&b);
@@ -75,7 +75,7 @@ impl Dag {
         self.device.is_empty()
     }
 
-    /// The device of all tasks, if they have one in common.
+    /// The device of all tasks, if it is the same for all.
     pub fn only_device(&self) -> Option<usize> {
         self.only_device
     }

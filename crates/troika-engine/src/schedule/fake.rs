@@ -1,4 +1,4 @@
-//! A device whose tasks are what a test says, on a thread for each queue.
+//! A device whose tasks do what a test says, with a thread for each queue.
 
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -7,18 +7,18 @@ use std::thread::JoinHandle;
 use troika_device::*;
 use troika_graph::Subgraph;
 
-/// What a task does, by its tag.
+/// What a task does, given its tag.
 pub type Hook = Arc<dyn Fn(u32) -> Result<(), DeviceError> + Send + Sync>;
 
-/// What a run does, by what it is and its tag.
+/// What a run does, given the run and its tag.
 pub type RunHook = Arc<dyn Fn(&Run, u32) -> Result<(), DeviceError> + Send + Sync>;
 
 pub struct Fake {
     caps: Caps,
     hook: RunHook,
-    /// Its queues take no lists.
+    /// Whether its queues refuse all lists.
     gone: bool,
-    /// Its queues run lists on the caller's thread, if asked.
+    /// Whether its queues run lists on the caller's thread if asked.
     here: bool,
 }
 
@@ -28,7 +28,7 @@ impl Fake {
         Fake::of_runs(queue_waits, 8, &(Arc::new(move |_: &Run, tag| hook(tag)) as RunHook))
     }
 
-    /// A device that tells its hook what it runs, with queues of some depth.
+    /// A device that passes each run to a hook, with queues of a given depth.
     pub fn of_runs(queue_waits: bool, queue_depth: usize, hook: &RunHook) -> Fake {
         let caps = Caps {
             static_shapes: false,

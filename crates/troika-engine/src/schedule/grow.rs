@@ -10,19 +10,19 @@ use super::conflicts::{Conflicts, Found, Node, Touched, growth_at, task_at};
 use super::{Key, State, Task, TaskGraph};
 use crate::error::{EngineError, GrowError};
 
-/// What a task will add to the graph once it is done: tasks with these keys, behind its own.
+/// The tasks that a task will add to the graph when it is done. Their keys lie behind its own.
 #[derive(Clone, Debug)]
 pub struct Growth {
-    /// Where the tasks go. No other task has a key among them until they are known.
+    /// The keys reserved for these tasks.
     pub keys: Range<Key>,
     /// What they may use.
     pub uses: MayUse,
-    /// Executables that they may load something for: later runs of these wait, too.
+    /// Executables for which they may load something: later runs of these wait too.
     pub loads: Vec<ExecutableId>,
 }
 
 impl Growth {
-    /// `None` for anything.
+    /// The declared uses; `None` for anything.
     fn touched(&self) -> Option<Touched<'_>> {
         match &self.uses {
             MayUse::Anything => None,
@@ -38,27 +38,27 @@ impl Growth {
     }
 }
 
-/// What tasks that are not known yet may use. Whatever comes behind them in program order and
-/// conflicts with it waits until they are known.
+/// What tasks that are not known yet may use. Tasks behind them that conflict with it wait until
+/// they are known.
 #[derive(Clone, Debug)]
 pub enum MayUse {
     /// Anything: all tasks behind them wait.
     Anything,
-    /// What one task with these views, of this forward batch, would use; inputs and outputs are
-    /// for this purpose what is read and what is read or written.
+    /// What a task with these views and this forward batch would use. Inputs are read; outputs may
+    /// be read and written.
     Views(Bindings, Arc<ForwardBatch>),
 }
 
-/// A growth whose tasks are or were to come.
+/// A growth that was declared.
 #[derive(Clone, Debug)]
 struct Declared {
     by: u32,
     growth: Growth,
-    /// Tasks that wait until it is known.
+    /// Tasks that wait until its tasks are known.
     waiting: Vec<u32>,
 }
 
-/// Tasks that are pushed in any order, before and while they run. Runs once.
+/// A graph whose tasks are pushed in any order, before and while it runs. It runs once.
 #[derive(Clone, Debug, Default)]
 pub struct GrowingGraph {
     pub(super) graph: TaskGraph,
@@ -66,15 +66,15 @@ pub struct GrowingGraph {
     by_key: BTreeMap<Key, u32>,
     growths: Vec<Declared>,
     of_task: HashMap<u32, u32>,
-    /// Growths that are not known yet, by where they begin.
+    /// Growths whose tasks are not all known, by their first key.
     open: BTreeMap<Key, u32>,
     /// Those of them that may use anything.
     walls: Vec<u32>,
 }
 
 impl GrowingGraph {
-    /// No tasks. The sequences with cached positions have so many of them: a task of a sequence
-    /// that is not named begins at its position 0, or waits until all before it is pushed.
+    /// Makes an empty graph. `appended` gives the number of cached positions of sequences, else 0.
+    /// Attention waits until tasks for all positions before its own are pushed.
     pub fn new(appended: &[(u64, usize)]) -> GrowingGraph {
         GrowingGraph { conflicts: Conflicts::new(appended), ..GrowingGraph::default() }
     }
@@ -92,7 +92,7 @@ impl GrowingGraph {
     /// Adds a task.
     ///
     /// # Errors
-    /// A key that another task or growth has.
+    /// The key belongs to another task or growth.
     pub fn push(&mut self, key: Key, task: Task) -> Result<(), EngineError> {
         Ok(self.insert((key, task, None), None, None)?)
     }
@@ -100,7 +100,7 @@ impl GrowingGraph {
     /// Adds a task that will add others when it is done.
     ///
     /// # Errors
-    /// As for [`GrowingGraph::push`]; keys that are not behind the task's, or somebody's.
+    /// Those of [`GrowingGraph::push`]; growth keys that are taken or not behind the task's own.
     pub fn push_growing(
         &mut self,
         key: Key,
@@ -110,7 +110,7 @@ impl GrowingGraph {
         Ok(self.insert((key, task, Some(growth)), None, None)?)
     }
 
-    /// The growth of a task that is done, if it has one that is not known yet.
+    /// The open growth of a finished task, if it has one.
     pub(super) fn growth_of(&self, task: u32) -> Option<u32> {
         self.of_task.get(&task).copied().filter(|g| {
             let keys = &self.growths[*g as usize].growth.keys;
@@ -118,13 +118,13 @@ impl GrowingGraph {
         })
     }
 
-    /// How many growths are not known yet.
+    /// Number of open growths.
     #[cfg(test)]
     pub(super) fn open_growths(&self) -> usize {
         self.open.len()
     }
 
-    /// What is said of a task that is done.
+    /// What to report about a finished task.
     pub(super) fn grown(&self, task: u32) -> Grown {
         let data = match &self.graph.tasks[task as usize].work {
             Work::Host(host) => host.take_result(),
@@ -133,7 +133,7 @@ impl GrowingGraph {
         Grown { key: self.graph.dag.keys[task as usize], name: self.name(task), data }
     }
 
-    /// All of a growth is known.
+    /// Closes a growth: all its tasks are known.
     pub(super) fn close(&mut self, growth: u32, state: &mut State) {
         let declared = &mut self.growths[growth as usize];
         self.open.remove(&declared.growth.keys.start);
@@ -145,8 +145,8 @@ impl GrowingGraph {
         }
     }
 
-    /// Adds a task, as part of a growth or by itself, before or while the graph runs. Nothing is
-    /// changed where it is refused.
+    /// Adds a task, alone or as part of a growth, before or while the graph runs. A refused task
+    /// changes nothing.
     pub(super) fn insert(
         &mut self,
         (key, task, growth): (Key, Task, Option<Growth>),
@@ -197,7 +197,7 @@ impl GrowingGraph {
         Ok(())
     }
 
-    /// Makes a new task wait for what comes before it, and what comes behind it wait for it.
+    /// Orders a new task between those that run before it and those that run after it.
     fn link(&mut self, task: u32, (found, holds): (&Found, u32), running: Option<&mut State>) {
         let mut edges: Vec<(u32, u32)> = found.later.iter().map(|&l| (task, l)).collect();
         let mut holds = holds;
@@ -223,7 +223,7 @@ impl GrowingGraph {
         }
     }
 
-    /// Enters a growth that was checked.
+    /// Adds a growth that was checked.
     fn declare(&mut self, by: u32, growth: Growth, running: Option<&mut State>) {
         let waiting = self.behind(&growth);
         let number = self.growths.len() as u32;
@@ -240,7 +240,7 @@ impl GrowingGraph {
         self.walls.extend(touches_all.then_some(number));
         self.growths.push(Declared { by, growth, waiting });
         self.of_task.insert(by, number);
-        // Its completion is to be told at once.
+        // Its completion must be reported at once.
         self.graph.dag.awaited[by as usize] = true;
     }
 
@@ -252,7 +252,7 @@ impl GrowingGraph {
         }
     }
 
-    /// A task's key is nobody else's, and as part of a growth it uses what was declared.
+    /// Checks that a task's key is free, and that a part of a growth uses only what it declared.
     fn check_key(&self, key: Key, task: &Task, part_of: Option<u32>) -> Result<(), GrowError> {
         let task_name = || task.name.clone();
         if let Some(other) = self.by_key.get(&key) {
@@ -266,7 +266,7 @@ impl GrowingGraph {
         self.check_declared(key, task_name, Some(Touched::of(&task.work)), part_of)
     }
 
-    /// What is part of a growth uses no more than that declared; `None` is anything.
+    /// Checks that a part of a growth uses only what it declared; `None` is anything.
     fn check_declared(
         &self,
         key: Key,
@@ -287,8 +287,8 @@ impl GrowingGraph {
         Err(GrowError::Undeclared { task: task(), by: self.name(outer.by) })
     }
 
-    /// A growth's keys lie behind its task and are nobody's, but for the growth that it is part
-    /// of.
+    /// Checks that a growth's keys lie behind its task and are free, except for the growth that it
+    /// is part of.
     fn check_growth(
         &self,
         key: Key,
@@ -306,7 +306,7 @@ impl GrowingGraph {
                 let inside = other.start <= keys.start && keys.end <= other.end;
                 other.end > keys.start && !(Some(*g) == part_of && inside)
             };
-            // Only the growth that this is part of lies around others.
+            // Only the growth that it is part of may enclose its keys.
             tasks || before.is_some_and(|(_, g)| meets(g)) || part_of.iter().any(meets)
         };
         if !behind || taken() {
@@ -315,7 +315,7 @@ impl GrowingGraph {
         self.check_declared(keys.start, task_name, growth.touched(), part_of)
     }
 
-    /// Nothing that must come behind a task was handed to a queue.
+    /// Checks that no task that must run later was handed to a queue already.
     fn check_late(
         &self,
         task: &Task,
@@ -331,7 +331,7 @@ impl GrowingGraph {
         }
     }
 
-    /// The innermost growth that has a key.
+    /// The innermost growth that contains a key.
     fn owner(&self, key: Key) -> Option<u32> {
         let (_, &last) = self.open.range(..=key).next_back()?;
         self.growths[last as usize].growth.keys.contains(&key).then_some(last)
@@ -342,19 +342,18 @@ impl GrowingGraph {
     }
 }
 
-/// A task that is done and has a growth.
+/// A finished task that has a growth.
 #[derive(Debug)]
 pub struct Grown {
     /// Its key.
     pub key: Key,
     /// Its name.
     pub name: Arc<str>,
-    /// What it found out, for a function of the host that found something out. Devices that compute
-    /// nothing do not.
+    /// The result of a host function, if it returned one. Devices that compute nothing return none.
     pub data: Option<HostData>,
 }
 
-/// Where the tasks of a growth go.
+/// Adds the tasks of a growth to the graph.
 pub struct Additions<'a> {
     graph: &'a mut GrowingGraph,
     state: &'a mut State,
@@ -362,24 +361,24 @@ pub struct Additions<'a> {
 }
 
 impl<'a> Additions<'a> {
-    /// The tasks of a growth, which is closed with [`Additions::close`].
+    /// Starts adding the tasks of a growth; [`Additions::close`] ends it.
     pub(super) fn new(graph: &'a mut GrowingGraph, state: &'a mut State, growth: u32) -> Self {
         Additions { graph, state, growth }
     }
 
-    /// Adds a task. With a key of the growth it may use what was declared, and is in time. With
-    /// any other key it is refused if a task that must come behind it was handed to a queue.
+    /// Adds a task. With a key of the growth it is in time and may use what was declared. With any
+    /// other key it is refused if a task that must run later was already handed to a queue.
     ///
     /// # Errors
-    /// As for [`GrowingGraph::push`]; a use that was not declared; a task that comes too late.
+    /// Those of [`GrowingGraph::push`]; a use that was not declared; a task that comes too late.
     pub fn push(&mut self, key: Key, task: Task) -> Result<(), EngineError> {
         self.insert(key, task, None)
     }
 
-    /// Adds a task that will add others when it is done; the rest as for [`Additions::push`].
+    /// Adds a task that will add others when it is done; otherwise like [`Additions::push`].
     ///
     /// # Errors
-    /// As for [`Additions::push`] and [`GrowingGraph::push_growing`].
+    /// Those of [`Additions::push`] and [`GrowingGraph::push_growing`].
     pub fn push_growing(
         &mut self,
         key: Key,
@@ -397,7 +396,7 @@ impl<'a> Additions<'a> {
         Ok(self.graph.insert((key, task, growth), Some(self.growth), Some(self.state))?)
     }
 
-    /// Nothing more comes: what waited for the growth waits for its tasks alone.
+    /// Closes the growth: what waited for it now waits for its tasks only.
     pub(super) fn close(self) {
         self.graph.close(self.growth, self.state);
     }

@@ -1,4 +1,4 @@
-//! Graphs that grow while they run, against the same tasks one after another in program order.
+//! Compares graphs that grow while they run with the same tasks run one by one in program order.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -27,20 +27,20 @@ pub(super) fn shuffle<T>(list: &mut [T], rng: &mut ChaCha8Rng) {
 const BUFFERS: usize = 3;
 pub(super) type Bytes = [[u8; 64]; BUFFERS];
 
-/// One task of a program: it makes bytes of others and of what was in their place.
+/// One task of a program: it computes bytes from others and from their old values.
 pub(super) struct Op {
     pub key: Key,
     pub device: usize,
-    /// Views with the number of their buffer.
+    /// Views with the index of their buffer.
     pub reads: Vec<(usize, View)>,
     pub writes: Vec<(usize, View)>,
-    /// The one that makes it known.
+    /// The task that adds this one.
     pub parent: Option<usize>,
-    /// Where those go that it makes known.
+    /// The keys of the tasks that it adds.
     pub keys: Option<std::ops::Range<Key>>,
-    /// Whether its growth declares no views.
+    /// Whether its growth may use anything.
     pub anything: bool,
-    /// What its growth declares beside what comes of it.
+    /// Declared uses of its growth beyond those of its tasks.
     pub may_write: Vec<(usize, View)>,
 }
 
@@ -87,7 +87,7 @@ impl Program {
         self.ops.push(Op::new((key, device), reads, writes, parent));
     }
 
-    /// Tasks of which some make others known, which again make others known.
+    /// Tasks, some of which add others, which again add others.
     pub fn random(seed: u64, tops: usize, devices: usize) -> Program {
         let (mut p, rng) = (Program::new(), &mut ChaCha8Rng::seed_from_u64(seed));
         for i in 0..tops {
@@ -111,7 +111,7 @@ impl Program {
                 p.ops[child].anything = false;
             }
             p.ops[top].anything = below(rng, 4) == 0;
-            // More is declared than comes.
+            // Declare more than the tasks use.
             p.ops[top].may_write = (0..below(rng, 3)).map(|_| p.random_view(rng)).collect();
         }
         p
@@ -121,7 +121,7 @@ impl Program {
         (0..self.ops.len()).filter(|&i| self.ops[i].parent == of).collect()
     }
 
-    /// All that comes of a task, which is what its growth declares.
+    /// Everything that a task's growth uses, as it declares.
     fn uses(&self, op: usize, b: &mut Bindings) {
         b.outputs.extend(self.ops[op].may_write.iter().map(|v| v.1.clone()));
         for child in self.children(Some(op)) {
@@ -181,7 +181,7 @@ impl Program {
         }
     }
 
-    /// What comes out where one runs after the other.
+    /// The result of running tasks one after another.
     pub fn sequential(&self) -> Bytes {
         let mut bytes = [[1; 64]; BUFFERS];
         for op in self.ordered() {
@@ -192,7 +192,7 @@ impl Program {
     }
 }
 
-/// A queue: its lists, which task of the first one runs, and what that one has read.
+/// A queue: its lists, which task of the first list runs, and what that task has read.
 #[derive(Default)]
 struct Lane {
     lists: VecDeque<usize>,
@@ -200,8 +200,8 @@ struct Lane {
     read: Option<u8>,
 }
 
-/// Devices that run lists in order, one event after the other: a task reads when it begins and
-/// writes when it ends, so that it matters what happens in between.
+/// Devices that run lists in order, one event at a time. A task reads when it begins and writes
+/// when it ends, so any task that runs in between matters.
 struct Machine<'a> {
     program: &'a Program,
     graph: GrowingGraph,
@@ -216,7 +216,7 @@ struct Machine<'a> {
 }
 
 impl<'a> Machine<'a> {
-    /// Tasks that are known from the start are pushed in the order given.
+    /// Pushes the tasks that are known from the start in the given order.
     fn new(program: &'a Program, known: &[usize], devices: usize, policy: Policy) -> Machine<'a> {
         let mut graph = GrowingGraph::new(&[]);
         for &op in known {
@@ -229,7 +229,7 @@ impl<'a> Machine<'a> {
         Machine::of(program, (graph, known.to_vec()), devices, policy)
     }
 
-    /// The same, where all is known beforehand.
+    /// The same for a graph whose tasks are all known beforehand.
     fn fixed(program: &'a Program, devices: usize, policy: Policy) -> Machine<'a> {
         let ops = program.ordered();
         let mut graph = GrowingGraph::new(&[]);
@@ -258,7 +258,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Fills the queues; returns those that have something to do.
+    /// Fills the queues. Returns those that have work.
     fn dispatch(&mut self) -> Vec<usize> {
         for (device, lane) in self.lanes.iter_mut().enumerate() {
             while lane.lists.len() < self.depth {
@@ -271,13 +271,13 @@ impl<'a> Machine<'a> {
         (0..self.lanes.len()).filter(|&d| !self.lanes[d].lists.is_empty()).collect()
     }
 
-    /// The operation that a device is at.
+    /// The operation that a device is running.
     fn current(&self, device: usize) -> usize {
         let lane = &self.lanes[device];
         self.ops[self.state.tasks(lane.lists[0])[lane.at] as usize]
     }
 
-    /// The next event of a device; `order` arranges the tasks that become known.
+    /// The next event of a device; `order` arranges the tasks that it adds.
     fn event(&mut self, device: usize, order: impl FnOnce(&mut Vec<usize>)) {
         let (op, lane) = (self.current(device), &mut self.lanes[device]);
         assert_eq!(self.program.ops[op].device, device);
@@ -317,7 +317,7 @@ impl<'a> Machine<'a> {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
-    /// Whatever is pushed when, and whichever device is faster: the bytes are those of program
+    /// Whatever is pushed when, and whichever device is faster: the result is that of program
     /// order, and every task runs once.
     #[test]
     fn graphs_that_grow_compute_what_program_order_does(
@@ -368,8 +368,8 @@ impl Program {
 /// Devices of [`routed`]: a queue for each chunk's router, one for experts, one for the rest.
 const ROUTERS: usize = 3;
 
-/// Three chunks of a layer: attention, a router, as many experts as it decides for, in buffers
-/// that all chunks share or that each has for itself, and what follows.
+/// Three chunks of a layer: attention, a router, the experts that it chooses (in buffers shared by
+/// all chunks, or one per chunk), and what follows.
 fn routed(shared: bool) -> Program {
     let mut p = Program::new();
     for c in 0..ROUTERS {
@@ -394,7 +394,7 @@ fn routed(shared: bool) -> Program {
     p
 }
 
-/// The graph of a program whose tasks are all known beforehand gives the same bytes.
+/// A graph whose tasks are all known beforehand gives the same result.
 #[test]
 fn routers_of_three_chunks_may_finish_in_any_order() {
     let orders = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
@@ -409,7 +409,7 @@ fn routers_of_three_chunks_may_finish_in_any_order() {
             let (mut left, mut finished) = (order.as_slice(), Vec::new());
             loop {
                 let busy = machine.dispatch();
-                // What follows a chunk's experts is not handed over while they are unknown.
+                // Tasks behind a chunk's experts are not handed over while the experts are unknown.
                 for lane in &machine.lanes {
                     for task in lane.lists.iter().flat_map(|l| machine.state.tasks(*l)) {
                         let op = &program.ops[machine.ops[*task as usize]];
@@ -418,8 +418,7 @@ fn routers_of_three_chunks_may_finish_in_any_order() {
                         assert!(c.is_none_or(|c| finished.contains(&c)));
                     }
                 }
-                // Routers end one after the other, as the order says, and only when nothing else
-                // goes on.
+                // Routers end one by one in the given order, only when no other task is running.
                 let others: Vec<usize> = busy.iter().copied().filter(|d| *d >= ROUTERS).collect();
                 let device = match (others.as_slice(), left) {
                     ([], [next, ..]) if busy.contains(next) => *next,
@@ -459,7 +458,7 @@ fn forward(seq: u64, pos: usize, rows: usize) -> Arc<ForwardBatch> {
     Arc::new(ForwardBatch { seqs: vec![SeqRows { seq, rows: 0..rows, pos, known_len: 0, tables }] })
 }
 
-/// Attention of some rows of a sequence, which appends them.
+/// Attention for some rows of a sequence, which appends them.
 fn attention(cache: &Buffer, device: usize, forward: &Arc<ForwardBatch>) -> Task {
     let bindings = Bindings { states: vec![View::whole(cache)], ..Bindings::default() };
     let run = Run { bindings: Arc::new(bindings), forward: forward.clone(), ..run(&[], &[]) };
@@ -467,15 +466,15 @@ fn attention(cache: &Buffer, device: usize, forward: &Arc<ForwardBatch>) -> Task
     Task { device, name, chunk: 0, rows: 0..0, work: Work::Run(run) }
 }
 
-/// Chunks in whichever order: attention runs when all positions before it have been appended,
-/// whether the task that appends them is known or not.
+/// Chunks in any order: attention runs once all positions before it are appended, whether the task
+/// that appends them is known yet or not.
 #[test]
 fn attention_waits_for_positions_that_nobody_appends_so_far() {
     let cache = Buffer::zeroed(4096).unwrap();
     let costs = Costs::default();
     for seed in 0..100 {
         let rng = &mut ChaCha8Rng::seed_from_u64(seed);
-        // Positions 0..5 are cached; of sequence 1 nothing is.
+        // Positions 0..5 of one sequence are cached, and none of sequence 1.
         let mut chunks: Vec<(u64, usize)> =
             (0..6).map(|i| (0, 5 + 4 * i)).chain((0..3).map(|i| (1, 4 * i))).collect();
         let order = chunks.clone();
@@ -501,7 +500,7 @@ fn attention_waits_for_positions_that_nobody_appends_so_far() {
                     break;
                 }
             }
-            // All that can run, and no more.
+            // Run everything that is ready, and nothing else.
             for &(seq, start) in &order {
                 let before = order.iter().filter(|c| c.0 == seq && c.1 <= start);
                 let can = before.clone().all(|c| chunks[..n].contains(c));
@@ -520,8 +519,8 @@ fn attention_waits_for_positions_that_nobody_appends_so_far() {
     }
 }
 
-/// A page that goes from one sequence to another: the tasks of the two are ordered, also where the
-/// first one comes last.
+/// A page passes from one sequence to another: tasks of the two are ordered, also if the first
+/// sequence's are pushed last.
 #[test]
 fn sequences_wait_for_pages_in_any_order_of_pushes() {
     let cache = Buffer::zeroed(4096).unwrap();
@@ -556,7 +555,7 @@ fn refusal(result: Result<(), EngineError>) -> GrowError {
     }
 }
 
-/// Everything that does not fit is refused by the names of the tasks, and changes nothing.
+/// Every misfit is refused with the names of the tasks, and changes nothing.
 #[test]
 fn what_does_not_fit_is_refused() {
     let mut p = Program::new();
@@ -606,7 +605,7 @@ fn what_does_not_fit_is_refused() {
     let open = graph.growth_of(0).unwrap();
     let before = (graph.len(), state.left());
     let mut additions = Additions::new(&mut graph, &mut state, open);
-    // Reads and writes that were not declared, and a growth that may use more than its own.
+    // Undeclared reads and writes, and a growth that may use more than the growth around it.
     for (reads, writes) in [(row(0), row(2)), (row(1), row(1))] {
         let (key, task) = extra(at(1).child(3), &[reads], &[writes]);
         let wanted = GrowError::Undeclared { task: name(&task), by: router.clone() };
@@ -616,7 +615,7 @@ fn what_does_not_fit_is_refused() {
     let wanted = GrowError::Undeclared { task: name(&task), by: router.clone() };
     let anything = Growth { keys: keys(4, 5), uses: MayUse::Anything, loads: vec![] };
     assert_eq!(refusal(additions.push_growing(key, task, anything)), wanted);
-    // What must come before a task that was handed over, itself or by its growth.
+    // A task, or its growth, that would have to run before a task already handed over.
     let (key, task) = extra(at(2), &[row(5)], &[row(7)]);
     let wanted = GrowError::TooLate { task: name(&task), begun: reader.clone() };
     assert_eq!(refusal(additions.push(key, task)), wanted);
@@ -630,7 +629,7 @@ fn what_does_not_fit_is_refused() {
     assert_eq!(refusal(additions.push(key, task)), wanted);
     assert_eq!((graph.len(), state.left()), before, "nothing was changed");
 
-    // What fits is taken, behind the task that was handed over, too.
+    // A task that fits is accepted, also behind the task that was handed over.
     let mut additions = Additions::new(&mut graph, &mut state, open);
     let (key, task) = extra(at(1).child(3), &[row(1)], &[row(2)]);
     additions.push(key, task).unwrap();
@@ -646,8 +645,8 @@ fn what_does_not_fit_is_refused() {
     assert_eq!(state.left(), 0);
 }
 
-/// 64 chunks in 4 sets of buffers, 8 layers, 4 experts each: all run, and what a decision and a
-/// push take is printed.
+/// 64 chunks in 4 sets of buffers, 8 layers with 4 experts each: all run. Prints how long a
+/// decision and a push take.
 #[test]
 fn graphs_of_64_chunks_grow() {
     let (chunks, layers, experts) = (64, 8_u64, 4_u64);

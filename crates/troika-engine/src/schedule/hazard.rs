@@ -1,4 +1,4 @@
-//! Dependencies from what tasks read and write.
+//! Derives dependencies from what tasks read and write.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -8,14 +8,13 @@ use troika_device::{
     Access, Bindings, CopyRows, ExecutableId, ForwardBatch, LoadTask, PagesView, Rect, Run, View,
 };
 
-/// Finds, for tasks given in program order, the earlier tasks each must wait for: those whose
-/// rectangles overlap its own, one of the two writing. Those that another task of them waits for
-/// anyway may be left out.
+/// Finds the earlier tasks that each task must wait for. Tasks come in program order. A task waits
+/// for those whose rectangles overlap its own, if one of the two writes. Indirect dependencies may
+/// be left out.
 ///
-/// Of the states of a model the unit is a sequence: what a task does with a state, it does with
-/// the rows that its forward batch's sequences have there. Sequences do not wait for each other,
-/// but where one is given pages that another had. A sequence's forward batches all use the same
-/// states, and a state's buffer is bound as a state only.
+/// In a model's states the unit is a sequence: a task uses all rows of its forward batch's
+/// sequences. Sequences wait for each other only where one gets pages that another had. All forward
+/// batches of a sequence use the same states, and a state's buffer is bound only as a state.
 #[derive(Debug, Default)]
 pub struct HazardTracker {
     memory: HashMap<usize, Accesses>,
@@ -37,13 +36,13 @@ struct Accesses {
 const ALL: std::ops::Range<usize> = 0..1;
 
 impl HazardTracker {
-    /// Nothing accessed yet.
+    /// Makes a tracker without uses.
     pub fn new() -> HazardTracker {
         HazardTracker::default()
     }
 
     /// Adds a task that runs a forward batch on some memory. Returns the tasks it depends on,
-    /// ascending, without repeats.
+    /// ascending and without duplicates.
     pub fn add(&mut self, task: u32, b: &Bindings, forward: &Arc<ForwardBatch>) -> &[u32] {
         self.deps.clear();
         b.inputs.iter().for_each(|view| self.memory(task, view, Access::Read));
@@ -57,8 +56,8 @@ impl HazardTracker {
         self.finish(task)
     }
 
-    /// Adds a task that copies; the rest as [`HazardTracker::add`]. Copies of states do not run in
-    /// one graph with what uses the states.
+    /// Adds a copy; otherwise like [`HazardTracker::add`]. Copies of states never run in one graph
+    /// with other uses of them.
     pub fn add_copy(&mut self, task: u32, copy: &CopyRows) -> &[u32] {
         self.deps.clear();
         self.memory(task, &copy.from, Access::Read);
@@ -66,8 +65,7 @@ impl HazardTracker {
         self.finish(task)
     }
 
-    /// Adds a function of the host, which reads and writes views; the rest as
-    /// [`HazardTracker::add`].
+    /// Adds a host function that reads and writes views; otherwise like [`HazardTracker::add`].
     pub fn add_views(&mut self, task: u32, reads: &[View], writes: &[View]) -> &[u32] {
         self.deps.clear();
         reads.iter().for_each(|view| self.memory(task, view, Access::Read));
@@ -75,8 +73,7 @@ impl HazardTracker {
         self.finish(task)
     }
 
-    /// Adds a task that loads what later runs of some executables need; the rest as
-    /// [`HazardTracker::add`].
+    /// Adds a load that later runs of some executables need; otherwise like [`HazardTracker::add`].
     pub fn add_load(&mut self, task: u32, load: &LoadTask) -> &[u32] {
         for executable in load.executables() {
             self.loads.entry(*executable).or_default().push(task);
@@ -84,7 +81,7 @@ impl HazardTracker {
         self.add_views(task, &[], load.writes())
     }
 
-    /// Adds a run; the rest as [`HazardTracker::add`].
+    /// Adds a run; otherwise like [`HazardTracker::add`].
     pub fn add_run(&mut self, task: u32, run: &Run) -> &[u32] {
         self.add(task, &run.bindings, &run.forward);
         if let Some(loads) = self.loads.get(&run.weights.executable().id()) {
@@ -107,11 +104,11 @@ impl HazardTracker {
         }
     }
 
-    /// A forward batch appends to a state, or at least looks at what was appended.
+    /// Adds a forward batch's use of a state, which reads it and may append.
     fn state(&mut self, task: u32, buffer: usize, forward: &ForwardBatch) {
         let all = (&Rect::bytes(ALL), Access::Write);
         for other in &self.pages.taken {
-            // What was done to the other's rows comes before; its own later tasks do not wait.
+            // Wait for uses of the other sequence's rows, but do not make its later tasks wait.
             if let Some(accesses) = self.states.get(&(buffer, *other)) {
                 let before = accesses.writers.iter().chain(&accesses.readers);
                 self.deps.extend(before.map(|w| w.1));
@@ -134,7 +131,7 @@ impl Accesses {
             return;
         }
         meets(&self.readers, deps);
-        // Whoever touches what is covered touches this one's bytes, and so waits for this task.
+        // A later task that overlaps a covered use also overlaps this one, and so waits for it.
         self.writers.retain(|(r, _)| !rect.covers(r));
         self.readers.retain(|(r, _)| !rect.covers(r));
         self.writers.push((*rect, task));
@@ -144,17 +141,16 @@ impl Accesses {
 /// Which sequences have had which pages.
 #[derive(Debug, Default)]
 struct Pages {
-    /// The sequence that wrote a page last, and those that read it since, by (group, page).
+    /// By (group, page): the sequence that wrote it last, then those that have read it since.
     users: HashMap<(usize, u32), Vec<u64>>,
-    /// The others whose pages the current forward batch's sequences use.
+    /// Other sequences whose pages the current forward batch uses.
     taken: Vec<u64>,
-    /// The current forward batch: tasks of one forward batch follow each other.
+    /// The current forward batch. Its tasks follow each other.
     forward: Option<Arc<ForwardBatch>>,
 }
 
 impl Pages {
-    /// Looks at the pages of a forward batch's sequences, once for all its tasks that follow each
-    /// other.
+    /// Notes the pages of a forward batch's sequences, once for all its consecutive tasks.
     fn enter(&mut self, forward: &Arc<ForwardBatch>) {
         if self.forward.as_ref().is_some_and(|s| Arc::ptr_eq(s, forward)) {
             return;

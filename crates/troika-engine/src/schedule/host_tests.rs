@@ -1,5 +1,5 @@
-//! Functions of the host and loads as tasks: routers whose decisions become tasks, and runs that
-//! wait for what is loaded.
+//! Host functions and loads as tasks: routers whose decisions become tasks, and runs that wait for
+//! loads.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -35,8 +35,8 @@ fn idle() -> Hook {
     Arc::new(|_| Ok(()))
 }
 
-/// A model of three chunks: in each layer a router decides by a chunk's value which experts change
-/// it, and what all chunks share is changed by each.
+/// A model of three chunks. In each layer a router chooses, by a chunk's value, the experts that
+/// change it. Each chunk also changes a value that all share.
 struct Model {
     /// A value for each chunk, one that all share, and the buffer that experts share.
     values: Vec<View>,
@@ -83,7 +83,7 @@ impl Model {
         self.values.iter().map(value).collect()
     }
 
-    /// The values of a run without devices.
+    /// The expected values, computed without devices.
     fn want() -> Vec<u64> {
         let mut v: Vec<u64> = (0..CHUNKS as u64 + 2).map(|i| 1000 + i).collect();
         for (c, layer) in (0..CHUNKS).flat_map(|c| (0..LAYERS).map(move |l| (c, l))) {
@@ -134,7 +134,7 @@ impl Model {
         })
     }
 
-    /// Everything but the experts.
+    /// All tasks but the experts.
     fn graph(self: &Arc<Model>, devices: usize) -> GrowingGraph {
         let mut graph = GrowingGraph::new(&[]);
         for (c, layer) in (0..CHUNKS).rev().flat_map(|c| (0..LAYERS).map(move |l| (c, l))) {
@@ -155,7 +155,7 @@ impl Model {
         graph
     }
 
-    /// The experts that a router decided for.
+    /// Adds the experts that a router chose.
     fn grow(
         self: &Arc<Model>,
         devices: usize,
@@ -188,8 +188,7 @@ impl Model {
     }
 }
 
-/// Whichever router takes longest: the same values, none of them computed by the thread that
-/// schedules.
+/// Whichever router is slowest, the values are the same, and the scheduling thread computes none.
 #[test]
 fn what_routers_decide_becomes_tasks() {
     let want = Model::want();
@@ -210,7 +209,7 @@ fn what_routers_decide_becomes_tasks() {
     }
 }
 
-/// A function of the host in a fixed graph of one device, whose queue would run it here.
+/// A host function in a fixed graph of one device, whose queue could run it on this thread.
 #[test]
 fn fixed_graphs_run_functions_of_the_host_on_queues() {
     let model = Model::new();
@@ -238,7 +237,7 @@ fn fixed_graphs_run_functions_of_the_host_on_queues() {
     }
 }
 
-/// Whichever router fails or panics while other growths are pending: the run ends and names it.
+/// Whichever router fails or panics while other growths are open: the run ends and names it.
 #[test]
 fn routers_that_fail_or_panic_end_the_run() {
     let model = Model::new();
@@ -280,7 +279,7 @@ fn devices_that_run_no_functions_of_the_host_are_named() {
         let mut graph = GrowingGraph::new(&[]);
         graph.push(Key::default(), task(1, "known", work())).unwrap();
         refused(runner.run_growing(graph, &mut |_, _| Ok(())), "known");
-        // One that becomes known later.
+        // One that is added later.
         let mut graph = GrowingGraph::new(&[]);
         let at = Key::by_chunk(0, 0, 0, 0);
         let growth = Growth { keys: at.children(), uses: MayUse::Anything, loads: vec![] };
@@ -291,10 +290,10 @@ fn devices_that_run_no_functions_of_the_host_are_named() {
     }
 }
 
-/// What runs found: how often something had been loaded.
+/// What runs observed: how often a load had happened.
 type Found = Arc<Mutex<Vec<u32>>>;
 
-/// A load that waits until so many runs were there, and what it is for.
+/// A load that waits until a given number of runs were there, and its executable.
 fn late_load(run: &Run, (done, found): (&Arc<AtomicU32>, &Found), runs: usize) -> LoadTask {
     let (done, found) = (done.clone(), found.clone());
     let load = LoadTask::new("load", 64, move |_| {
@@ -313,7 +312,7 @@ fn late_load(run: &Run, (done, found): (&Arc<AtomicU32>, &Found), runs: usize) -
     load.needed_by(vec![run.weights.executable().id()])
 }
 
-/// A device whose runs look whether the load is done.
+/// A device whose runs check whether the load is done.
 fn looking(done: &Arc<AtomicU32>, found: &Found) -> Vec<Fake> {
     let (done, found) = (done.clone(), found.clone());
     let hook: Hook = Arc::new(move |_| {
@@ -340,17 +339,17 @@ fn runs_wait_for_what_their_executable_needs() {
     runner.run(&graph).unwrap();
     assert_eq!(*found.lock().unwrap(), [0, 0, 1]);
     assert_eq!(load.loaded().unwrap().downcast_ref::<u64>(), Some(&7));
-    // It is loaded: nothing is done for it once more.
+    // It is loaded already: the load does nothing again.
     runner.run(&graph).unwrap();
     assert_eq!((done.load(Ordering::Relaxed), found.lock().unwrap().len()), (1, 6));
 }
 
-/// A decision to load: runs behind it wait, and others do not; a load that was not declared is
-/// refused, and one that fails ends the run.
+/// A decision to load: runs behind it wait, others do not. An undeclared load is refused, and a
+/// failing load ends the run.
 #[test]
 fn loads_become_known_while_a_graph_runs() {
     for way in 0..3 {
-        // Who adds one to the most there is has failed.
+        // Incrementing the largest number fails.
         let before = if way == 2 { u32::MAX } else { 0 };
         let (done, found) = (Arc::new(AtomicU32::new(before)), Found::default());
         let mut runner = runner(looking(&done, &found), Policy::InOrder, Tracer::off());
@@ -388,7 +387,7 @@ fn loads_become_known_while_a_graph_runs() {
     }
 }
 
-/// Weights that are loaded while the graph runs, and then run.
+/// Weights that are loaded while the graph runs, and then used.
 #[test]
 fn what_a_load_made_is_run() {
     let (done, found) = (Arc::new(AtomicU32::new(0)), Found::default());

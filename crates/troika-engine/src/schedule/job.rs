@@ -1,4 +1,4 @@
-//! A graph that a runner has begun.
+//! A running graph.
 
 use std::sync::Arc;
 
@@ -9,14 +9,14 @@ use super::measure::Measure;
 use super::{Additions, Costs, GrowingGraph, Grown, State, TaskGraph};
 use crate::error::EngineError;
 
-/// Number of a graph that is running.
+/// Number of a running graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct JobId(pub(super) usize);
 
-/// Adds the tasks that a task which is done has made known.
+/// Adds the tasks of a growth when its task is done.
 pub type Grower<'a> = dyn FnMut(Grown, &mut Additions<'_>) -> Result<(), EngineError> + 'a;
 
-/// What is run: a graph, or one that grows.
+/// A fixed graph, or one that grows.
 pub(super) enum Running {
     Fixed(Arc<TaskGraph>),
     Growing(Box<GrowingGraph>),
@@ -30,7 +30,7 @@ impl Running {
         }
     }
 
-    /// The growth that a list's end makes known. A list ends with the first task that has one.
+    /// The growth of a list's last task. A list ends with the first task that has one.
     pub fn growth(&self, tasks: &[u32]) -> Option<(u32, u32)> {
         match self {
             Running::Fixed(_) => None,
@@ -56,29 +56,29 @@ impl Running {
     }
 }
 
-/// Where a graph runs: graphs that run at the same time have different ones. It keeps its memory
-/// from one graph to the next.
+/// A slot for a running graph. Graphs that run at the same time use different jobs; a job keeps its
+/// memory from one graph to the next.
 pub(super) struct GraphJob {
-    /// `None`: free.
+    /// `None`: the job is free.
     pub running: Option<Running>,
-    /// Its queues wait for each other by themselves, and have all lists at once.
+    /// Its queues get all lists at once and wait for each other by themselves.
     pub in_order: bool,
     /// Whether all lists were handed over, where it runs in order.
     pub submitted: bool,
-    /// Others go first, and nothing is queued long before it runs.
+    /// Other graphs go first, and tasks are queued shortly before they run.
     pub background: bool,
     pub state: State,
     pub costs: Costs,
-    /// Of this job alone, so that what is lost or cancelled in it concerns no other.
+    /// Used by this job alone, so that losses and cancellations do not affect other jobs.
     pub timelines: Arc<Timelines>,
-    /// What the timelines had reached at most when all before was done.
+    /// The highest value of the timelines when everything before was done.
     pub reached: u64,
-    /// Lists that each queue has of it.
+    /// Number of its lists in each queue.
     pub in_flight: Vec<usize>,
     pub failure: Option<EngineError>,
-    /// What its devices have to do, where that is measured.
+    /// How long its devices had work, if that is measured.
     pub measure: Option<Measure>,
-    /// Chunks of the graph that ended last of which not all tasks ran.
+    /// Chunks of the last graph whose tasks did not all run.
     pub left_out: Vec<u32>,
 }
 
@@ -111,7 +111,7 @@ impl GraphJob {
         self.running = Some(running);
     }
 
-    /// Whether any queue has lists of it.
+    /// Whether any queue holds its lists.
     pub fn is_in_flight(&self) -> bool {
         self.in_flight.iter().any(|n| *n > 0)
     }
@@ -122,7 +122,7 @@ impl GraphJob {
             || (if self.in_order { self.submitted } else { self.state.left() == 0 })
     }
 
-    /// Notes a failure. The first one is to be reported, but not what is only its consequence.
+    /// Notes a failure. Keeps the first one, but replaces a mere consequence by its cause.
     pub fn fail(&mut self, next: EngineError) {
         match &self.failure {
             Some(known) if !matches!(known, EngineError::Device(DeviceError::Skipped)) => {}
@@ -130,14 +130,14 @@ impl GraphJob {
         }
     }
 
-    /// What a queue was to signal will not happen.
+    /// Notes that a queue will not signal what it was to signal.
     pub fn lose(&self, lane: usize) {
         if let Some(timeline) = self.timelines.of(lane) {
             timeline.lose();
         }
     }
 
-    /// Frees it for the next graph. Nothing is in flight.
+    /// Frees the job for the next graph. Nothing may be in flight.
     pub fn end(&mut self) -> Result<(), EngineError> {
         let running = self.running.take();
         self.left_out.clear();
@@ -149,13 +149,13 @@ impl GraphJob {
         };
         self.measure = None;
         for (task, t) in running.iter().flat_map(|r| r.graph().tasks.iter().enumerate()) {
-            // Where the order is fixed, nobody notes which tasks are done.
+            // With a fixed order, finished tasks are not tracked.
             let ran = !self.in_order && self.state.is_complete(task as u32);
             if !ran && !self.left_out.contains(&t.chunk) {
                 self.left_out.push(t.chunk);
             }
         }
-        // The next graph starts with queues that may go on.
+        // Queues of the next graph must not be stopped by this one.
         self.timelines.reset();
         if matches!(failure, EngineError::Device(DeviceError::Cancelled)) {
             self.timelines.take_cancelled();

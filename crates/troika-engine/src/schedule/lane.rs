@@ -12,11 +12,11 @@ pub(super) struct Lane {
     pub name: Arc<str>,
     pub queue: Box<dyn Queue>,
     pub depth: usize,
-    /// Whether the queue waits for others by itself.
+    /// Whether the queue can wait for others by itself.
     pub waits: bool,
-    /// Whether it runs functions of the host.
+    /// Whether it runs host functions.
     pub host: bool,
-    /// Lists of all jobs that it has.
+    /// Number of its lists in flight, of all jobs.
     pub in_flight: usize,
     /// Emptied lists, for reuse.
     pub spare: Vec<CommandList>,
@@ -29,25 +29,24 @@ impl Lane {
     }
 }
 
-/// Lists in a queue at most where what follows is decided late: one runs, the next one waits, so
-/// that the device does not idle while the scheduler is told.
+/// The most lists in a queue where decisions are made late: one runs and one waits, so that the
+/// device does not idle while the scheduler learns of the first one's end.
 pub(super) const LATE_DEPTH: usize = 2;
 
-/// Most lists in a queue, whatever a device says.
+/// The most lists in a queue, whatever a device offers.
 const MOST_DEPTH: usize = 1024;
 
-/// When nothing is reported for so long, queues with lists in flight are looked at whether they are
-/// alive.
+/// After this time without a report, queues with lists in flight are checked for being alive.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// All queues, and what they report.
+/// All queues, and the channel of their reports.
 pub(super) struct Lanes {
     pub all: Vec<Lane>,
     done: Receiver<Completion>,
     clock: Arc<dyn Clock>,
 }
 
-/// Queues that will not report what they have in flight.
+/// Queues that will not report their lists in flight.
 pub(super) enum LostLists {
     /// Those of one queue.
     Of(usize),
@@ -67,7 +66,7 @@ impl Lanes {
     ) -> Result<Lanes, DeviceError> {
         let most = if policy == Policy::OutOfOrder { LATE_DEPTH } else { MOST_DEPTH };
         let depth = |d: &Arc<dyn Device>| d.caps().queue_depth.clamp(1, most);
-        // Of each queue also the answer to a question.
+        // Each queue also has room for the answer to a check.
         let (sender, done) = sync_channel(devices.iter().map(|d| depth(d) + 1).sum());
         let all = devices.iter().enumerate().map(|(i, d)| {
             Ok(Lane {
@@ -83,23 +82,23 @@ impl Lanes {
         Ok(Lanes { all: all.collect::<Result<_, DeviceError>>()?, done, clock: clock.clone() })
     }
 
-    /// The time.
+    /// The current time.
     pub fn now(&self) -> Duration {
         self.clock.now()
     }
 
-    /// Whether no queue has anything.
+    /// Whether no queue has lists in flight.
     pub fn idle(&self) -> bool {
         self.all.iter().all(|l| l.in_flight == 0)
     }
 
-    /// Waits for what a queue reports.
+    /// Waits for the next report of a queue.
     ///
     /// # Errors
-    /// A queue that reports nothing any more.
+    /// A queue will not report any more.
     pub fn hear(&mut self) -> Result<Completion, LostLists> {
-        // Virtual time passes here, and with it what virtual devices do: a list can be done at once
-        // or by the next event, and when nothing is to happen any more, waiting is in vain.
+        // Virtual time passes here, and virtual devices work. A list may be done at once or after
+        // the next event; without further events, waiting is in vain.
         let mut done = self.done.try_recv().ok();
         while done.is_none() {
             let Some(next) = self.clock.next_event() else { break };
@@ -109,15 +108,15 @@ impl Lanes {
         if let Some(completion) = done {
             return Ok(completion);
         }
-        // A queue whose thread died reports nothing, and others may have senders of the same
-        // channel: when nothing is heard for a while, queues are looked at.
+        // A queue whose thread died reports nothing, while others keep the channel open. After a
+        // time without reports, the queues are checked.
         loop {
             match self.done.recv_timeout(PATIENCE) {
                 Ok(completion) => return Ok(completion),
                 Err(RecvTimeoutError::Timeout) => {
                     let dead = |l: &Lane| l.in_flight > 0 && !l.queue.is_alive();
                     let Some(index) = self.all.iter().position(dead) else { continue };
-                    // What it reported before it died is there by now.
+                    // Anything it reported before it died is there by now.
                     return self.done.try_recv().map_err(|_| LostLists::Of(index));
                 }
                 Err(RecvTimeoutError::Disconnected) => return Err(LostLists::All),

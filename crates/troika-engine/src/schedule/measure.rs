@@ -1,18 +1,18 @@
-//! How long devices have something to do of the chunks of a graph, measured.
+//! Measures how long devices have work from the chunks of a graph.
 
 use std::time::Duration;
 
 use super::TaskGraph;
 
-/// How long a device had something of a chunk to do.
+/// How long a device had work from a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kept {
     /// The chunk.
     pub chunk: u32,
-    /// The device, by its place in the runner's list.
+    /// Index of the device in the runner's list.
     pub device: usize,
-    /// Of each of its tasks, from when all that it waits for was done, and the device with what it
-    /// did before of this graph, to the task's end. What others had it do meanwhile is among it.
+    /// Sum over its tasks of the time from when each could begin to its end. A task can begin when
+    /// its dependencies and the device's earlier tasks of this graph are done.
     pub time: Duration,
 }
 
@@ -35,7 +35,7 @@ impl Measure {
         }
     }
 
-    /// All tasks have ended.
+    /// Sums up the times when all tasks have ended.
     pub fn close(&mut self, graph: &TaskGraph) {
         let mut order: Vec<u32> = (0..graph.len() as u32).collect();
         order.sort_by_key(|t| (self.ends[*t as usize], *t));

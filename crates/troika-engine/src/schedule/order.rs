@@ -1,7 +1,7 @@
-//! Program order over several queues: what each runs, what it waits for, what others wait for.
+//! Program order over several queues: each queue's tasks, waits and signals.
 
-/// An order that is fixed before anything runs. Each queue gets its tasks as one list; lists wait
-/// for each other task by task. As all are in program order, there is no deadlock.
+/// An order fixed before anything runs. Each queue gets its tasks as one list; lists wait for each
+/// other task by task. There is no deadlock, since all are in program order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Order {
     pub(super) devices: Vec<DeviceOrder>,
@@ -12,20 +12,19 @@ pub struct Order {
 pub(super) struct DeviceOrder {
     /// Its tasks.
     pub tasks: Vec<u32>,
-    /// Which of them (by place) waits until so many tasks of which other device are done.
+    /// (place of the waiting task, other device, how many of that device's tasks must be done).
     pub waits: Vec<(u32, usize, u64)>,
-    /// After which number of its tasks someone waits.
+    /// Numbers of finished tasks at which this device signals, since another one waits for them.
     pub signals: Vec<u64>,
 }
 
 impl Order {
-    /// The order of tasks on the given devices, each with the earlier tasks it waits for. What a
-    /// queue knows anyway, from its own order or from what it waited for before, it does not wait
-    /// for again.
+    /// Orders tasks on devices, each with the earlier tasks it waits for. Leaves out waits that
+    /// follow from a queue's own order or from an earlier wait.
     pub fn new(device: &[usize], waits_for: &[Vec<u32>]) -> Order {
         let count = device.iter().max().map_or(0, |d| d + 1);
         let mut devices = vec![DeviceOrder::default(); count];
-        // How many tasks of each device are surely done when a task is, itself counted.
+        // For each task: how many tasks of each device are surely done when it is, itself included.
         let mut done: Vec<Vec<u64>> = Vec::with_capacity(device.len());
         for (task, &own) in device.iter().enumerate() {
             let place = devices[own].tasks.len();
@@ -33,7 +32,7 @@ impl Order {
                 Some(&before) => done[before as usize].clone(),
                 None => vec![0; count],
             };
-            // The latest first: it may know of the others.
+            // The latest first: its wait may imply the others.
             for &earlier in waits_for[task].iter().rev() {
                 let other = device[earlier as usize];
                 let reached = done[earlier as usize][other];
@@ -57,7 +56,7 @@ impl Order {
         Order { devices }
     }
 
-    /// More than any queue has tasks.
+    /// A value above the number of tasks in any queue.
     pub(super) fn values(&self) -> u64 {
         self.devices.iter().map(|d| d.tasks.len() as u64).max().unwrap_or(0) + 1
     }

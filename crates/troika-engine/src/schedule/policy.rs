@@ -1,21 +1,21 @@
-//! Which ready task an idle device takes. A pure function of the ready tasks, of what waits for
-//! them, and of what tasks cost.
+//! Which ready task an idle device takes. A pure function of the ready tasks, their dependents, and
+//! task costs.
 
 use troika_plan::Policy;
 
 use super::Dag;
 
-/// What tasks cost, in nanoseconds, and which device's work decides how long a prompt takes.
+/// Task costs in nanoseconds, and the device whose work decides how long a prompt takes.
 #[derive(Clone, Debug, Default)]
 pub struct Costs {
-    /// A time for each task; 0 for tasks that never ran.
+    /// The cost of each task; 0 if it never ran.
     pub task_ns: Vec<u64>,
     /// The device that must not stall.
     pub critical: usize,
 }
 
-/// The position in `ready` of the task that `device` runs next; `None` when nothing is ready.
-/// `unfinished` counts the tasks that each task waits for and that are not done.
+/// The index in `ready` of the task that `device` runs next; `None` when nothing is ready.
+/// `unfinished` is the number of unfinished tasks that each task waits for.
 pub(super) fn pick(
     policy: Policy,
     dag: &Dag,
@@ -29,17 +29,16 @@ pub(super) fn pick(
         Policy::OutOfOrder => {
             let value = |task: u32| contribution(dag, unfinished, costs, task);
             let valued = candidates.map(|(position, &task)| (position, task, value(task)));
-            // Of equal contributions the earliest task in program order counts.
+            // Among equal contributions, the earliest task in program order wins.
             let best = valued.max_by(|a, b| a.2.cmp(&b.2).then_with(|| dag.compare(b.1, a.1)));
             best.map(|best| best.0)
         }
     }
 }
 
-/// What running a task contributes to keeping the critical device busy (llm.npu, section 3.4,
-/// equation 5). Of the tasks that become ready when it is done: on another device, the time of
-/// those that the critical device will run; on the critical device, minus the time of those that
-/// the others will, since it has to wait for them.
+/// How much a task helps to keep the critical device busy (llm.npu, section 3.4, equation 5), by
+/// the tasks that become ready after it. On another device: the time of those for the critical
+/// device. On the critical device: minus the time of those for others, since it must wait for them.
 fn contribution(dag: &Dag, unfinished: &[u32], costs: &Costs, task: u32) -> i64 {
     let on_critical = dag.device[task as usize] == costs.critical;
     let freed = dag.dependents[task as usize].iter().filter(|&&d| unfinished[d as usize] == 1);

@@ -18,14 +18,14 @@ use super::order::DeviceOrder;
 use super::{GrowingGraph, Order, Task, TaskGraph};
 use crate::error::{EngineError, GrowError};
 
-/// Runs task graphs on device queues, several at once: graphs that run at the same time have
-/// nothing to do with each other, but that they share the queues.
+/// Runs task graphs on device queues, several at once. Graphs that run at the same time are
+/// independent except that they share the queues.
 pub struct Runner {
     lanes: Lanes,
     jobs: Vec<GraphJob>,
-    /// Those that are running, in the order in which they were begun.
+    /// Running graphs, in the order in which they were started.
     active: Vec<usize>,
-    /// Graphs at their end that nobody has asked for yet.
+    /// Ended graphs that were not reported yet.
     ended: VecDeque<Ended>,
     waiting: Waiting,
     policy: Policy,
@@ -34,23 +34,23 @@ pub struct Runner {
     learnt: HashMap<CostKey, u64>,
 }
 
-/// A graph that is at its end, and how it went.
+/// A graph that has ended, with its result.
 pub type Ended = (JobId, Result<(), EngineError>);
 
-/// What there is to say after waiting for graphs.
+/// The result of waiting for graphs.
 pub enum Waited {
-    /// One is at its end.
+    /// One has ended.
     Ended(Ended),
     /// None is running.
     Idle,
-    /// They go on, but something else is to be done.
+    /// They continue, but the caller wanted to be interrupted.
     Interrupted,
 }
 
-/// Tasks that cost the same: device, executable and rows.
+/// Tasks with equal costs: device, executable and rows.
 type CostKey = (usize, ExecutableId, usize);
 
-/// `None` for all but runs.
+/// The key of a run; `None` for other tasks.
 fn cost_key(task: &Task) -> Option<CostKey> {
     match &task.work {
         Work::Run(run) => Some((task.device, run.weights.executable().id(), run.rows)),
@@ -58,29 +58,29 @@ fn cost_key(task: &Task) -> Option<CostKey> {
     }
 }
 
-/// Ends a graph that a [`Runner`] runs, from any thread.
+/// Cancels a graph of a [`Runner`], from any thread.
 #[derive(Clone, Debug)]
 pub struct Canceller(Arc<Timelines>);
 
 impl Canceller {
-    /// The graph that is running, or else the next one in its place, ends with
-    /// [`DeviceError::Cancelled`]: tasks that have not begun are left out.
+    /// Ends the running graph, or else the next one in its place, with [`DeviceError::Cancelled`].
+    /// Tasks that have not begun are left out.
     pub fn cancel(&self) {
         self.0.cancel();
     }
 
-    /// Takes a cancellation back that came when nothing was running any more.
+    /// Withdraws a cancellation that came when nothing was running any more.
     pub fn reset(&self) {
         self.0.take_cancelled();
     }
 }
 
 impl Runner {
-    /// Opens a queue on each device. Where the policy asks which device must not stall, that is
-    /// `critical`.
+    /// Opens a queue on each device. `critical` is the device that must not stall, for policies
+    /// that ask for it.
     ///
     /// # Errors
-    /// What a device reports.
+    /// A queue cannot be opened.
     pub fn new(
         devices: &[Arc<dyn Device>],
         (policy, critical): (Policy, usize),
@@ -100,17 +100,17 @@ impl Runner {
         })
     }
 
-    /// How queues wait for each other.
+    /// Sets how queues wait for each other.
     pub fn set_waiting(&mut self, waiting: Waiting) {
         self.waiting = waiting;
     }
 
-    /// What ends the graph that runs alone from another thread.
+    /// Cancels, from another thread, a graph that runs alone.
     pub fn canceller(&self) -> Canceller {
         self.canceller_of(JobId(0))
     }
 
-    /// What ends a graph from another thread.
+    /// Cancels a graph from another thread.
     pub fn canceller_of(&self, job: JobId) -> Canceller {
         Canceller(self.jobs[job.0].timelines.clone())
     }
@@ -118,13 +118,13 @@ impl Runner {
     /// Runs a graph to its end.
     ///
     /// # Errors
-    /// The first failure of a device; nothing of it is in flight any more when it is returned.
+    /// The first failure of a device. Nothing of the graph is in flight then.
     pub fn run(&mut self, graph: &Arc<TaskGraph>) -> Result<(), EngineError> {
         let job = self.start(graph.clone(), false)?;
         self.finish(job, None)
     }
 
-    /// Goes on until a graph is at its end.
+    /// Runs until a graph has ended.
     fn finish(&mut self, job: JobId, mut grow: Option<&mut Grower<'_>>) -> Result<(), EngineError> {
         loop {
             match self.advance(grow.as_deref_mut()) {
@@ -134,21 +134,21 @@ impl Runner {
         }
     }
 
-    /// Begins a graph; it goes on whenever [`Runner::wait`] is called. One in the background lets
-    /// others go first, and its tasks are not queued long before they run.
+    /// Starts a graph, which proceeds during [`Runner::wait`]. A graph in the background lets
+    /// others go first; its tasks are queued shortly before they run.
     ///
     /// # Errors
-    /// Functions of the host for a device that runs none.
+    /// A host function for a device that runs none.
     pub fn start(&mut self, graph: Arc<TaskGraph>, background: bool) -> Result<JobId, EngineError> {
         self.check_host(&graph, 0)?;
         Ok(self.begin(Running::Fixed(graph), background))
     }
 
-    /// As [`Runner::start`], for a graph of which it is to be known how long each device had
-    /// something to do: [`Runner::kept`].
+    /// Like [`Runner::start`], and measures how long each device had work from the graph:
+    /// [`Runner::kept`].
     ///
     /// # Errors
-    /// As for [`Runner::start`].
+    /// Those of [`Runner::start`].
     pub fn start_measured(
         &mut self,
         graph: Arc<TaskGraph>,
@@ -160,20 +160,20 @@ impl Runner {
         Ok(job)
     }
 
-    /// How long devices had something to do of a graph that was measured, once it has ended without
-    /// a failure and until another one begins in its place.
+    /// How long devices had work from a measured graph. Available when it has ended without
+    /// failure, until its place is reused.
     pub fn kept(&self, job: JobId) -> &[Kept] {
         self.jobs[job.0].measure.as_ref().map_or(&[], |m| &m.kept)
     }
 
-    /// The time.
+    /// The current time.
     pub fn now(&self) -> Duration {
         self.lanes.now()
     }
 
-    /// Waits until one of the graphs that were begun is at its end, and says which, and how it
-    /// went: the first failure of a device, when nothing of it is in flight any more. `None` when
-    /// there are none.
+    /// Waits until one of the started graphs has ended. Returns which one and its result: the first
+    /// failure of a device, when nothing of it is in flight any more. `None` when no graph is
+    /// running.
     pub fn wait(&mut self) -> Option<Ended> {
         match self.wait_unless(|| false) {
             Waited::Ended(ended) => Some(ended),
@@ -181,8 +181,7 @@ impl Runner {
         }
     }
 
-    /// As [`Runner::wait`], but whenever a list is done, `interrupted` may say that there is
-    /// something else to do.
+    /// Like [`Runner::wait`], but calls `interrupted` after each list; `true` ends the wait.
     pub fn wait_unless(&mut self, mut interrupted: impl FnMut() -> bool) -> Waited {
         let mut ended = self.ended.pop_front();
         while ended.is_none() && !self.active.is_empty() {
@@ -194,18 +193,17 @@ impl Runner {
         ended.map_or(Waited::Idle, Waited::Ended)
     }
 
-    /// Chunks of a graph of which not all tasks ran, once it has ended with a failure and until
-    /// another one begins in its place.
+    /// Chunks of a failed graph whose tasks did not all run. Available until its place is reused.
     pub fn left_out(&self, job: JobId) -> &[u32] {
         &self.jobs[job.0].left_out
     }
 
-    /// Runs a graph that grows to its end: whenever a task with a growth is done, `grow` adds what
-    /// it has made known.
+    /// Runs a growing graph to its end: whenever a task with a growth is done, `grow` adds the new
+    /// tasks.
     ///
     /// # Errors
-    /// The first failure of a device or of `grow`; nothing is in flight any more when it is
-    /// returned. A task for a device that there is not.
+    /// The first failure of a device or of `grow`, when nothing is in flight any more. A task for a
+    /// device index out of range.
     pub fn run_growing(
         &mut self,
         graph: GrowingGraph,
@@ -228,7 +226,7 @@ impl Runner {
         };
         let fixed = matches!(running, Running::Fixed(_));
         let in_order = fixed && running.graph().order.as_ref().is_some_and(waits);
-        // A number is used again only when it was said that the graph before is at its end.
+        // A number is reused only after the end of its previous graph was reported.
         let free = |&index: &usize| {
             let told = self.ended.iter().all(|(job, _)| job.0 != index);
             told && self.jobs[index].running.is_none()
@@ -243,7 +241,7 @@ impl Runner {
         JobId(index)
     }
 
-    /// Functions of the host, of the tasks from one on, are for devices that run them.
+    /// Checks that host functions, from task `from` on, are for devices that run them.
     fn check_host(&self, graph: &TaskGraph, from: usize) -> Result<(), DeviceError> {
         if !graph.host {
             return Ok(());
@@ -260,15 +258,15 @@ impl Runner {
         }
     }
 
-    /// Hands over what can be, and waits for the next list that is done. Returns a graph that is at
-    /// its end, if one is.
+    /// Hands over what it can and waits for the next finished list. Returns a graph that has ended,
+    /// if any.
     fn advance(&mut self, grow: Option<&mut Grower<'_>>) -> Option<Ended> {
         if let Some(done) = self.take_ended() {
             return Some(done);
         }
         let here = self.dispatch();
         if here.is_none() && self.lanes.idle() {
-            // Nothing will be reported: what is left waits for what is not there.
+            // No report will come: the remaining tasks wait for something that never happens.
             for &index in &self.active {
                 let job = &mut self.jobs[index];
                 if !job.is_handed_over() {
@@ -285,7 +283,7 @@ impl Runner {
         self.take_ended()
     }
 
-    /// Takes a graph out that is at its end.
+    /// Removes a graph that has ended.
     fn take_ended(&mut self) -> Option<Ended> {
         let done = |index: &usize| {
             let job = &self.jobs[*index];
@@ -295,8 +293,8 @@ impl Runner {
         Some((JobId(index), self.jobs[index].end()))
     }
 
-    /// Hands over what queues have room for: first of graphs in the foreground, then of the others.
-    /// If a list ran on this thread, its completion.
+    /// Hands over what queues have room for, foreground graphs first. Returns the completion if a
+    /// list ran on this thread.
     fn dispatch(&mut self) -> Option<Completion> {
         for background in [false, true] {
             for at in 0..self.active.len() {
@@ -315,8 +313,8 @@ impl Runner {
         None
     }
 
-    /// Gives all queues all that they have to do, once all of them have room: lists of one graph
-    /// wait for each other, so that they are queued together or not at all.
+    /// Gives all queues all their lists once every queue has room. Lists of one graph wait for each
+    /// other, so they are queued together or not at all.
     fn hand_over_all(&mut self, index: usize) {
         let job = &mut self.jobs[index];
         let Some(running) = job.running.take() else { return };
@@ -337,7 +335,7 @@ impl Runner {
                 }
                 let job = &self.jobs[index];
                 if job.failure.is_some() {
-                    // Those that wait for what is not handed over are not left waiting.
+                    // Release the queues that wait for this list.
                     job.lose(lane);
                     continue;
                 }
@@ -365,13 +363,13 @@ impl Runner {
         }
     }
 
-    /// Gives every queue with room the graph's next tasks. Where all tasks are of one device and
-    /// nothing else runs, this thread has nothing to do but wait: it runs them itself where it can,
-    /// and returns the completion.
+    /// Gives every queue with room the graph's next tasks. If all tasks are of one device and
+    /// nothing else runs, this thread would only wait: it runs them itself if it can, and returns
+    /// the completion.
     fn hand_over_ready(&mut self, index: usize) -> Option<Completion> {
         let running = self.jobs[index].running.take()?;
         let graph = running.graph();
-        // Functions of the host never run on this thread.
+        // Host functions never run on this thread.
         let alone = graph.dag.only_device().is_some() && !graph.host && self.active.len() == 1;
         let mut here = None;
         'lanes: for lane in 0..self.lanes.all.len() {
@@ -405,7 +403,7 @@ impl Runner {
         here
     }
 
-    /// A list of tasks, made of one that was used before.
+    /// Fills a reused command list with tasks.
     fn fill(
         &self,
         spare: Option<CommandList>,
@@ -423,7 +421,7 @@ impl Runner {
         list
     }
 
-    /// A list is done, or has failed.
+    /// Handles a list that is done or has failed.
     fn complete(&mut self, completion: Completion, grow: Option<&mut Grower<'_>>) {
         let (lane, id) = (completion.queue, completion.list.id);
         let (index, id) = ((id >> 32) as usize, (id & u64::from(u32::MAX)) as usize);
@@ -459,13 +457,13 @@ impl Runner {
         self.price(index);
     }
 
-    /// What the tasks of a graph cost that have no cost yet, where the policy looks at it.
+    /// Estimates the costs of a graph's tasks, if the policy uses them.
     fn price(&mut self, index: usize) {
         if self.policy != Policy::OutOfOrder {
             return;
         }
         let job = &mut self.jobs[index];
-        // Where the order is fixed, nobody asks what tasks cost.
+        // With a fixed order, costs are not used.
         let Some(running) = job.running.as_ref().filter(|_| !job.in_order) else { return };
         let costs = &mut job.costs.task_ns;
         let known = |key| self.learnt.get(&key).copied();
@@ -474,7 +472,7 @@ impl Runner {
         costs.extend(running.graph().tasks[priced..].iter().map(cost));
     }
 
-    /// What a queue has in flight will not be reported.
+    /// Handles a queue that will not report its lists in flight.
     fn lost(&mut self, lane: usize) {
         self.lanes.all[lane].in_flight = 0;
         let name = self.lanes.all[lane].name.to_string();
@@ -485,13 +483,13 @@ impl Runner {
         }
     }
 
-    /// Learns what a task costs, and records its span.
+    /// Learns a task's cost and records its span.
     fn note(&mut self, graph: &TaskGraph, lane: usize, t: &TaskTime) {
         let task = &graph.tasks[t.tag as usize];
         if let Some(key) = cost_key(task).filter(|_| self.policy == Policy::OutOfOrder) {
             let took = (t.end - t.start).as_nanos() as u64;
             let known = self.learnt.entry(key).or_insert(took);
-            // An average that follows changes of load within some ten runs.
+            // A moving average that follows changes of load within about ten runs.
             *known = (*known * 7 + took) / 8;
         }
         if !self.tracer.enabled() {
@@ -516,12 +514,12 @@ impl Runner {
     }
 }
 
-/// The name of a list: its job's number and its own.
+/// The id of a list: its job's number and its own.
 fn list_id(job: usize, list: usize) -> u64 {
     (job as u64) << 32 | list as u64
 }
 
-/// What a list of a fixed order waits for and signals, with the timelines' values so far.
+/// Adds a list's waits and signals for a fixed order, on top of the timelines' values so far.
 fn add_waits(list: &mut CommandList, order: &DeviceOrder, base: u64) {
     list.waits.extend(order.waits.iter().map(|&(task, other, done)| {
         let on = Point { queue: other as u32, value: base + done };

@@ -1,5 +1,5 @@
-//! The loop on devices that compute, fail, are gone or are cancelled at any task: on threads, with
-//! queues that wait for each other and with queues that do not.
+//! The loop on devices that compute, fail, die or are cancelled at any task: on threads, with
+//! queues that can wait for each other and queues that cannot.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -21,7 +21,7 @@ use crate::error::EngineError;
 const BUFFERS: usize = 5;
 const NOBODY: u32 = u32::MAX;
 
-/// Tasks that each make a number of two others and of what was in its place.
+/// Tasks that each compute a number from two others and their own old one.
 struct Case {
     buffers: Vec<Buffer>,
     runs: Vec<Run>,
@@ -91,7 +91,7 @@ impl Case {
         self.buffers.iter().map(|b| b.read().unwrap().as_slice::<u64>()[0]).collect()
     }
 
-    /// What comes out in program order.
+    /// The result of program order.
     fn want(&self) -> Vec<u64> {
         self.reset();
         (0..self.runs.len() as u32).for_each(|tag| self.work(tag).unwrap());
@@ -125,7 +125,7 @@ fn runner(devices: &[Arc<dyn Device>], policy: Policy) -> Runner {
     Runner::new(devices, (policy, 0), &clock, Tracer::off()).unwrap()
 }
 
-/// Chunks and whether queues wait: of a single chunk all lists are submitted at once, if they do.
+/// Chunks, and whether queues wait: then lists of a single chunk are submitted at once.
 const WAYS: [(u32, bool); 3] = [(1, true), (1, false), (3, true)];
 
 #[test]
@@ -150,8 +150,8 @@ fn queues_that_wait_for_each_other_compute_what_program_order_does() {
     }
 }
 
-/// Whichever task fails: its error is the one that is reported, nobody waits for ever, nothing is
-/// held, and the next run works.
+/// Whichever task fails: its error is reported, nothing waits for ever, nothing stays claimed, and
+/// the next run works.
 #[test]
 fn a_failure_at_any_task_ends_the_run_and_leaves_the_queues_usable() {
     for (chunks, waits) in WAYS {
@@ -199,8 +199,8 @@ fn a_queue_that_takes_no_lists_leaves_nobody_waiting() {
     }
 }
 
-/// A queue whose thread dies reports nothing, and the others' senders keep the channel open: the run
-/// ends all the same, on this device and those that wait for it.
+/// A queue whose thread dies reports nothing, while other senders keep the channel open. The run
+/// still ends, on this device and those that wait for it.
 #[test]
 fn a_queue_whose_thread_dies_ends_the_run() {
     for (chunks, waits) in WAYS {
@@ -226,7 +226,7 @@ fn a_queue_whose_thread_dies_ends_the_run() {
     }
 }
 
-/// A queue that is only slow is looked at, and waited for.
+/// A queue that is only slow is checked, and waited for.
 #[test]
 fn a_slow_queue_is_waited_for() {
     for (chunks, waits) in WAYS {
@@ -234,7 +234,7 @@ fn a_slow_queue_is_waited_for() {
         let graph = case.graph(chunks);
         let working = case.hook();
         let hook: Hook = Arc::new(move |tag| {
-            // Longer than nothing may be heard of a queue.
+            // Longer than the time without reports after which queues are checked.
             if tag == 5 {
                 std::thread::sleep(Duration::from_millis(2300));
             }
@@ -262,8 +262,8 @@ fn a_run_is_cancelled_at_any_task_and_the_next_one_works() {
         for at in 0..30 {
             case.reset();
             case.cancels.store(at, Ordering::Relaxed);
-            // Where all other tasks had begun, there was nothing to leave out: that run ends well,
-            // and the next one is cancelled.
+            // If all other tasks had begun, nothing could be left out: that run succeeds, and the
+            // next one is cancelled.
             if runner.run(&graph).is_ok() {
                 assert!(at > 0 && case.ran.load(Ordering::Relaxed) == 30);
                 case.cancels.store(NOBODY, Ordering::Relaxed);
@@ -281,8 +281,8 @@ fn a_run_is_cancelled_at_any_task_and_the_next_one_works() {
     }
 }
 
-/// A graph that came to its end while another was run is still told of by its own number, although
-/// one more has begun since.
+/// A graph that ended while another one ran is still reported by its own number, although a third
+/// one has begun since.
 #[test]
 fn a_number_is_not_used_again_before_its_end_was_told() {
     let buffers = [0; 3].map(|_| Buffer::zeroed(8).unwrap());
@@ -307,7 +307,7 @@ fn a_number_is_not_used_again_before_its_end_was_told() {
     assert!(runner.wait().is_none());
 }
 
-/// Waits that are long are slept through, and those of a queue whose times change are found again.
+/// Waits end whether they are short or long, also when a queue's times change.
 #[test]
 fn waits_of_any_length_end() {
     let buffer = Buffer::zeroed(8).unwrap();
@@ -337,7 +337,7 @@ fn waits_of_any_length_end() {
     }
 }
 
-/// A program whose tasks make others known, on devices that claim what they use.
+/// A program whose tasks add others, on devices that claim what they use.
 struct GrowingCase {
     program: Program,
     /// The operation of each task.
@@ -400,7 +400,7 @@ impl GrowingCase {
         runner
     }
 
-    /// Runs once; the growth of operation `refuses` is an error.
+    /// Runs once; the growth of operation `refuses` fails.
     fn run(
         &self,
         runner: &mut Runner,
@@ -467,8 +467,8 @@ fn graphs_that_grow_compute_on_threads_what_program_order_does() {
     }
 }
 
-/// Whichever task fails or cancels, or whichever growth is refused, while others are still to
-/// come: the run ends with that error, and the next one works.
+/// Whichever task fails or cancels, or whichever growth is refused, while others are still open:
+/// the run ends with that error, and the next one works.
 #[test]
 fn failures_with_growths_pending_end_the_run() {
     let mut growths = 0;
@@ -490,7 +490,7 @@ fn failures_with_growths_pending_end_the_run() {
 
             case.cancels.store(op as u32, Ordering::Relaxed);
             match case.run(&mut runner, rng, usize::MAX) {
-                // All other tasks had begun: the next run is the one that is cancelled.
+                // All other tasks had begun: the next run is cancelled instead.
                 Ok(()) => assert_eq!(case.ran.load(Ordering::Relaxed) as usize, ops),
                 Err(e) => {
                     assert!(matches!(e, EngineError::Device(DeviceError::Cancelled)), "{e:?}");
@@ -513,7 +513,7 @@ fn failures_with_growths_pending_end_the_run() {
     assert!(growths > 10, "{growths}");
 }
 
-/// What waits for positions that nobody appends is told, not waited for.
+/// A wait for positions that nobody appends is reported as an error.
 #[test]
 fn a_graph_in_which_something_is_missing_ends() {
     let case = GrowingCase::new(1, 1);
@@ -531,20 +531,20 @@ fn a_graph_in_which_something_is_missing_ends() {
     assert!(matches!(result, Err(EngineError::Stuck(1))), "{result:?}");
 }
 
-/// Several graphs on the same queues, each with tasks and values of its own.
+/// Several graphs on the same queues, each with its own tasks and values.
 struct Shared {
     cases: Vec<Arc<Case>>,
     graphs: Vec<Arc<TaskGraph>>,
     runner: Runner,
 }
 
-/// Tasks of each of several graphs.
+/// Number of tasks of each graph.
 const TASKS: usize = 20;
 
 impl Shared {
     fn new(cases: usize, depth: usize, (chunks, waits): (u32, bool), policy: Policy) -> Shared {
         let cases: Vec<Arc<Case>> = (0..cases).map(|i| Case::new(i as u64, TASKS, 3)).collect();
-        // A queue sees tags of all graphs: a task is told apart by the memory that it uses.
+        // A queue sees tags of all graphs: the memory that a task uses tells them apart.
         let theirs = cases.clone();
         let work: RunHook = Arc::new(move |run: &Run, tag| {
             let mine = |c: &&Arc<Case>| {
@@ -559,7 +559,7 @@ impl Shared {
         Shared { cases, graphs, runner }
     }
 
-    /// Begins all, and waits for all. Says how each went.
+    /// Starts all graphs and waits for all. Returns their results.
     fn run(&mut self, background: impl Fn(usize) -> bool) -> Vec<Result<(), EngineError>> {
         self.cases.iter().for_each(|c| c.reset());
         let start = |(i, graph): (usize, &Arc<TaskGraph>)| {
@@ -604,7 +604,7 @@ fn graphs_that_run_at_once_compute_what_each_computes_alone() {
     }
 }
 
-/// Whichever task of one graph fails, or cancels it: the others compute what they should.
+/// Whichever task of one graph fails or cancels it: the others get the right results.
 #[test]
 fn what_ends_one_graph_leaves_the_others_whole() {
     for (way, depth) in WAYS.into_iter().flat_map(|w| [(w, 1), (w, 8)]) {
@@ -629,7 +629,7 @@ fn what_ends_one_graph_leaves_the_others_whole() {
                         }
                         (true, Err(EngineError::Device(DeviceError::Cancelled))) if !fails => {}
                         (true, Ok(())) if !fails => {
-                            // All others had begun. What was asked for too late is taken back.
+                            // All others had begun: withdraw the late cancellation.
                             assert_eq!(case.values(), want[bad], "{what}");
                             case.canceller.lock().unwrap().as_ref().unwrap().reset();
                         }
@@ -642,7 +642,7 @@ fn what_ends_one_graph_leaves_the_others_whole() {
     }
 }
 
-/// A queue that dies takes with it all graphs that it had tasks of, and none waits for ever.
+/// A queue that dies ends all graphs with tasks on it, and none waits for ever.
 #[test]
 fn a_queue_that_dies_ends_all_graphs_that_it_had() {
     for way in WAYS {
@@ -652,7 +652,7 @@ fn a_queue_that_dies_ends_all_graphs_that_it_had() {
         shared.cases.iter().for_each(|c| c.reset());
         let start = |g: &Arc<TaskGraph>| shared.runner.start(g.clone(), false).unwrap();
         let jobs: Vec<_> = shared.graphs.iter().map(start).collect();
-        // Without a canceller its task panics, and with it the thread of its queue.
+        // Without a canceller its task panics, which ends its queue's thread.
         let mut results = Vec::new();
         while let Some((job, result)) = shared.runner.wait() {
             results.push((job, result));

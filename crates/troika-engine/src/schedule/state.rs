@@ -1,5 +1,5 @@
 //! The scheduler as a state machine: completions in, command lists out. It knows neither time nor
-//! threads, so that tests can take it through every order of events.
+//! threads, so tests can try every order of events.
 
 use troika_plan::Policy;
 
@@ -9,38 +9,38 @@ use super::policy::{Costs, pick};
 /// Number of a command list in flight.
 pub type ListId = usize;
 
-/// What has run, what is in flight, and what could run.
+/// Which tasks have run, are in flight, or are ready.
 #[derive(Clone, Debug)]
 pub struct State {
     policy: Policy,
-    /// Unfinished tasks that each task waits for; those ahead of it in its own queue count as
-    /// finished, since a queue runs in order.
+    /// For each task, the unfinished tasks it waits for. Tasks ahead of it in its own queue do not
+    /// count, since a queue runs in order.
     waits: Vec<u32>,
-    /// Unfinished tasks that each task waits for, those ahead of it in its own queue included.
+    /// The same with tasks ahead of it in its own queue.
     unfinished: Vec<u32>,
     /// Ready tasks of each device.
     ready: Vec<Vec<u32>>,
-    /// Tasks of each list in flight, with their device; lists are used again.
+    /// Tasks of each list in flight, with their device. Entries are reused.
     lists: Vec<Option<(usize, Vec<u32>)>>,
     spare: Vec<Vec<u32>>,
-    /// How far each task is.
+    /// The progress of each task.
     progress: Vec<Progress>,
     left: usize,
 }
 
-/// How far a task is.
+/// The progress of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Progress {
-    /// No list has it.
+    /// It is in no list.
     Waiting,
-    /// A list in flight has it.
+    /// It is in a list in flight.
     Queued,
     /// It is done.
     Complete,
 }
 
 impl State {
-    /// Nothing to run, on so many devices.
+    /// A state without tasks.
     pub fn new(policy: Policy, devices: usize) -> State {
         State {
             policy,
@@ -54,7 +54,7 @@ impl State {
         }
     }
 
-    /// Starts over with tasks of which none has run.
+    /// Starts over with tasks that have not run.
     pub fn start(&mut self, dag: &Dag) {
         self.waits.clone_from(&dag.waits);
         self.unfinished.clone_from(&dag.waits);
@@ -74,18 +74,18 @@ impl State {
         }
     }
 
-    /// Tasks that are not complete.
+    /// Number of unfinished tasks.
     pub fn left(&self) -> usize {
         self.left
     }
 
-    /// Whether a task ran, as far as its list's end tells.
+    /// Whether a task has run, judged by the end of its list.
     pub(super) fn is_complete(&self, task: u32) -> bool {
         self.progress[task as usize] == Progress::Complete
     }
 
-    /// The next command list of a device: ready tasks in the policy's order, with those that only
-    /// wait for others of the list. Its end is reported once, so it ends with the first task that
+    /// The next command list of a device: ready tasks in the policy's order, and tasks that wait
+    /// only for others of the list. A list reports only its end, so it ends at the first task that
     /// another device waits for. `None` when nothing is ready.
     pub fn take(&mut self, dag: &Dag, costs: &Costs, device: usize) -> Option<ListId> {
         let mut tasks = self.spare.pop().unwrap_or_default();
@@ -98,7 +98,7 @@ impl State {
                     self.release(dag, d);
                 }
             }
-            // Out of order, what follows is decided when the device is free again.
+            // Out of order, the next task is chosen when the device is free again.
             if dag.awaited[task as usize] || self.policy == Policy::OutOfOrder {
                 break;
             }
@@ -116,12 +116,12 @@ impl State {
         Some(id)
     }
 
-    /// The tasks of a list in flight, in the order in which they run.
+    /// The tasks of a list in flight, in the order they run.
     pub fn tasks(&self, list: ListId) -> &[u32] {
         self.lists.get(list).and_then(Option::as_ref).map_or(&[], |(_, tasks)| tasks)
     }
 
-    /// A list ran to its end.
+    /// Notes that a list has run to its end.
     pub fn complete(&mut self, dag: &Dag, list: ListId) {
         let Some((device, mut tasks)) = self.lists.get_mut(list).and_then(Option::take) else {
             return;
@@ -140,7 +140,7 @@ impl State {
         self.spare.push(tasks);
     }
 
-    /// A task that another one waits for is complete, or ahead of it in its queue.
+    /// A dependency of a task is done or ahead of it in its queue: the task may become ready.
     fn release(&mut self, dag: &Dag, task: u32) {
         let waits = &mut self.waits[task as usize];
         *waits -= 1;
@@ -159,8 +159,7 @@ impl State {
         self.progress[task as usize] != Progress::Waiting
     }
 
-    /// The next task of a graph is known. It waits for what is said about it until
-    /// [`State::settle`].
+    /// Adds the next task of a graph. It is held until [`State::settle`].
     pub(super) fn add(&mut self) {
         self.waits.push(0);
         self.unfinished.push(0);
@@ -168,18 +167,18 @@ impl State {
         self.left += 1;
     }
 
-    /// A task that was not handed over waits for another one.
+    /// Makes a task that was not handed over wait for another one.
     pub(super) fn depend(&mut self, dag: &Dag, earlier: u32, later: u32) {
         let same = dag.device[earlier as usize] == dag.device[later as usize];
         match self.progress[earlier as usize] {
             Progress::Complete => {}
-            // It will be behind it in its queue.
+            // It will be behind the other one in the same queue.
             Progress::Queued if same => self.unfinished[later as usize] += 1,
             _ => self.hold(dag, later),
         }
     }
 
-    /// A task that was not handed over waits for something that is not known yet.
+    /// Holds a task that was not handed over until [`State::unhold`].
     pub(super) fn hold(&mut self, dag: &Dag, task: u32) {
         self.unfinished[task as usize] += 1;
         self.waits[task as usize] += 1;
@@ -188,13 +187,13 @@ impl State {
         }
     }
 
-    /// What a task was held for is known.
+    /// Releases a task from one [`State::hold`].
     pub(super) fn unhold(&mut self, dag: &Dag, task: u32) {
         self.unfinished[task as usize] -= 1;
         self.release(dag, task);
     }
 
-    /// All that a new task waits for is said.
+    /// Makes a new task ready if it waits for nothing.
     pub(super) fn settle(&mut self, dag: &Dag, task: u32) {
         if self.waits[task as usize] == 0 {
             self.ready[dag.device[task as usize]].push(task);

@@ -7,24 +7,24 @@ use troika_device::{ForwardBatch, Work};
 
 use super::{Dag, HazardTracker, Order};
 
-/// A run of a segment, or of a piece of it, for a chunk of rows on one device, a copy, a function
-/// of the host, or a load.
+/// The run of a segment or piece for a chunk's rows on a device, a copy, a host function, or a
+/// load.
 #[derive(Clone, Debug)]
 pub struct Task {
     /// Index of the device (queue).
     pub device: usize,
-    /// For traces.
+    /// The name in traces.
     pub name: Arc<str>,
-    /// Which chunk.
+    /// The chunk it belongs to.
     pub chunk: u32,
-    /// Which rows of it.
+    /// Its rows within the chunk.
     pub rows: Range<usize>,
-    /// What goes to the queue.
+    /// The work for the queue.
     pub work: Work,
 }
 
 impl Task {
-    /// Whether it is a function of the host.
+    /// Whether it is a host function or a load.
     pub(super) fn is_host(&self) -> bool {
         matches!(self.work, Work::Host(_) | Work::Load(_))
     }
@@ -35,14 +35,14 @@ impl Task {
 pub struct TaskGraph {
     pub(super) tasks: Vec<Task>,
     pub(super) dag: Dag,
-    /// Where the order is fixed beforehand: several devices and one chunk.
+    /// The order, if it is fixed in advance: for several devices and one chunk.
     pub(super) order: Option<Order>,
-    /// Whether functions of the host are among the tasks.
+    /// Whether host functions are among the tasks.
     pub(super) host: bool,
 }
 
 impl TaskGraph {
-    /// Computes the dependencies from the views tasks are bound to.
+    /// Computes the dependencies from the views that tasks use.
     pub fn new(tasks: Vec<Task>) -> TaskGraph {
         let mut hazards = HazardTracker::new();
         let mut waits_for = Vec::with_capacity(tasks.len());
@@ -75,8 +75,8 @@ impl TaskGraph {
         self.tasks.is_empty()
     }
 
-    /// Points all tasks at another forward batch of as many rows, so that a graph made once serves
-    /// every decoded token.
+    /// Points all tasks to another forward batch with as many rows, so that one graph serves every
+    /// decoded token.
     pub fn set_forward_batch(&mut self, forward: &Arc<ForwardBatch>) {
         for task in &mut self.tasks {
             if let Work::Run(run) = &mut task.work {

@@ -1,4 +1,4 @@
-//! The state machine through orders of events, and the policies against exact search.
+//! The state machine in all orders of events, and the policies against exact search.
 
 use proptest::prelude::*;
 use rand_chacha::ChaCha8Rng;
@@ -23,8 +23,8 @@ fn random_dag(seed: u64, tasks: usize, devices: usize) -> (Dag, Vec<Vec<u32>>) {
 }
 
 proptest! {
-    /// Queues that run their lists in order, whichever of them is faster: every task runs once, on
-    /// its device, after all it waits for.
+    /// Queues run their lists in order, whichever is faster: every task runs once, on its device,
+    /// after all tasks it waits for.
     #[test]
     fn any_order_of_completions_runs_each_task_once_and_in_order(
         seed in any::<u64>(),
@@ -40,7 +40,7 @@ proptest! {
         let task_ns = (0..tasks).map(|_| below(&mut rng, 100)).collect();
         let costs = Costs { task_ns, critical: 0 };
         let mut state = State::new(policy, devices);
-        // A state machine that ran before is as good as a new one.
+        // A reused state machine behaves like a new one.
         state.start(&random_dag(seed ^ 2, 9, devices).0);
         state.take(&random_dag(seed ^ 2, 9, devices).0, &costs, 0);
         state.start(&dag);
@@ -73,9 +73,9 @@ proptest! {
     }
 }
 
-/// Where the order is fixed: whichever queue goes on next, as long as it need not wait, each task
-/// runs after all it waits for, and some queue can always go on. All states of the queues are
-/// visited; what a queue has reached is what it signalled.
+/// With a fixed order: whichever queue proceeds next, each task runs after all it waits for, and
+/// some queue can always proceed. Visits all states of the queues; a queue's state is what it has
+/// signalled.
 #[test]
 fn queues_in_program_order_never_deadlock_nor_run_early() {
     let mut waits = 0;
@@ -117,12 +117,12 @@ fn queues_in_program_order_never_deadlock_nor_run_early() {
         let listed: usize = order.iter().map(|d| d.tasks.len()).sum();
         assert_eq!(listed, tasks);
     }
-    // Most dependencies across devices follow from others.
+    // Most dependencies between devices follow from others.
     println!("{waits} waits");
     assert!(waits > 300, "{waits}");
 }
 
-/// What a queue knows from an earlier wait it does not wait for again.
+/// A queue does not wait again for what an earlier wait implies.
 #[test]
 fn a_fixed_order_waits_for_what_is_not_known_alone() {
     let waits_for = [vec![], vec![0], vec![0, 1], vec![1], vec![0, 2, 3], vec![3, 4]];
@@ -138,9 +138,9 @@ fn a_fixed_order_waits_for_what_is_not_known_alone() {
     assert!(Order::new(&[], &[]).devices.is_empty());
 }
 
-/// Chunks of a prompt on two devices in the manner of llm.npu: segments alternate between them,
-/// each waits for the one before it of its chunk, and every second one (attention) also for that
-/// one of the chunk before.
+/// Chunks of a prompt on two devices as in llm.npu: segments alternate between them. Each waits for
+/// the one before it in its chunk; every second one (attention) also for the same one of the
+/// previous chunk.
 fn prompt(chunks: usize, segments: usize) -> Dag {
     let mut waits_for = Vec::new();
     for chunk in 0..chunks {
@@ -160,7 +160,7 @@ fn prompt(chunks: usize, segments: usize) -> Dag {
     Dag::new(device, &waits_for)
 }
 
-/// When all is done, with queues of so many lists, each of which its device runs in order.
+/// The time when all is done. Each device runs the lists of its queue in order.
 fn makespan(dag: &Dag, costs: &Costs, policy: Policy, depth: usize) -> u64 {
     let mut state = State::new(policy, 2);
     state.start(dag);
@@ -196,8 +196,8 @@ fn time(state: &State, costs: &Costs, list: usize) -> u64 {
     state.tasks(list).iter().map(|&t| costs.task_ns[t as usize]).sum()
 }
 
-/// When all is done, where each device runs its tasks in program order, ready or not: the order
-/// that llm.npu compares with.
+/// The time when all is done if each device runs its tasks strictly in program order, as in
+/// llm.npu's baseline.
 fn chunk_after_chunk(dag: &Dag, costs: &Costs) -> u64 {
     let (mut ready_at, mut free) = (vec![0; dag.len()], [0; 2]);
     for task in 0..dag.len() {
@@ -214,7 +214,7 @@ fn chunk_after_chunk(dag: &Dag, costs: &Costs) -> u64 {
 const DEPTHS: [(Policy, usize); 2] =
     [(Policy::InOrder, 64), (Policy::OutOfOrder, super::lane::LATE_DEPTH)];
 
-/// The shortest makespan there is, by trying all orders (branch and bound).
+/// The shortest possible makespan, by trying all orders (branch and bound).
 struct Exact<'a> {
     dag: &'a Dag,
     cost: &'a [u64],
@@ -222,7 +222,7 @@ struct Exact<'a> {
 }
 
 impl Exact<'_> {
-    /// Appends each ready task in turn. `ready_at` says when the last task before each is done.
+    /// Appends each ready task in turn. `ready_at`: when each task's last dependency is done.
     fn search(&mut self, waits: &mut [u32], ready_at: &[u64], done: &mut [bool], free: [u64; 2]) {
         let left = |device: usize| {
             let of = |&t: &usize| !done[t] && self.dag.device[t] == device;
@@ -266,14 +266,14 @@ fn shortest(dag: &Dag, costs: &Costs) -> u64 {
     exact.best
 }
 
-/// Mean makespans of random cases, relative to the shortest: strictly chunk after chunk, by
-/// `in-order`, and by `out-of-order`.
+/// Mean makespans of random cases relative to the shortest: strictly chunk after chunk, `in-order`,
+/// and `out-of-order`.
 fn ratios(load: u64, cases: u64) -> [f64; 3] {
     let dag = prompt(3, 6);
     let mut sums = [0.0; 3];
     for seed in 0..cases {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
-        // The critical device's segments take `load` times as long in the mean.
+        // The critical device's segments take `load` times as long on average.
         let cost = |task: usize, rng: &mut ChaCha8Rng| {
             let scale = if dag.device[task] == 1 { load } else { 1 };
             (1 + below(rng, 20)) * scale
@@ -289,7 +289,7 @@ fn ratios(load: u64, cases: u64) -> [f64; 3] {
     sums.map(|sum| sum / cases as f64)
 }
 
-/// Random cases whose mean is taken: enough that the difference of the policies is no chance.
+/// Number of random cases, enough to make the difference of the policies significant.
 const CASES: u64 = 300;
 
 #[test]
@@ -298,7 +298,7 @@ fn policies_are_near_the_best_there_is() {
         let [strict, in_order, out_of_order] = ratios(load, CASES);
         println!("{load}: {strict:.3} chunk after chunk, {in_order:.3}, {out_of_order:.3}");
         assert!(out_of_order <= 1.10 && out_of_order < strict, "{out_of_order} {strict}");
-        // It takes the earliest ready task, which is next to the best where queues hold several.
+        // It takes the earliest ready task, which is nearly optimal when queues hold several lists.
         assert!(in_order <= 1.10 && in_order < strict, "{in_order} {strict}");
     }
 }

@@ -1,9 +1,9 @@
-//! Values whose columns are cut at the same places.
+//! Groups values whose columns must be cut at the same places.
 //!
 //! The results of gate and up are multiplied column by column, so both are cut alike; keys are cut
-//! where the query heads are that read them. Such values share an *axis*: some number of equal
-//! units, of which each value has one or more columns. Parts begin at units, and where a value is
-//! the result of a weight matrix also at tiles.
+//! like the query heads that read them. Such values share an *axis*: a number of equal units, each
+//! of one or more columns per value. Parts begin at units and, for results of weight matrices, at
+//! tiles.
 
 use std::ops::Range;
 
@@ -15,11 +15,11 @@ use crate::subgraph::{Node, Subgraph, ValueId};
 
 /// The axes of all values.
 pub(super) struct Axes {
-    /// For each value another of its axis, or itself at the end.
+    /// For each value, another value on its axis; the root of an axis refers to itself.
     parent: Vec<usize>,
-    /// Of the last one: the units; 0 where no split op has been seen.
+    /// For roots: the number of units; 0 until a split op is seen.
     units: Vec<usize>,
-    /// Of the last one: the columns of values that are cut at tiles.
+    /// For roots: the columns of values that are cut at tiles.
     tiled: Vec<Vec<usize>>,
 }
 
@@ -80,7 +80,7 @@ impl Axes {
         }
     }
 
-    /// Units from one place where a part may begin to the next.
+    /// Number of units between places where a part may begin.
     fn step(&self, root: usize, tile: usize) -> usize {
         let units = self.units[root].max(1);
         self.tiled[root].iter().fold(1, |step, cols| {
@@ -89,12 +89,12 @@ impl Axes {
         })
     }
 
-    /// A value of an op that lies on its axis.
+    /// Any value of an op on its axis.
     fn any(node: &Node) -> Option<ValueId> {
         on_axis(node).next()
     }
 
-    /// Why the parts of an op would be too narrow, if they would.
+    /// Why the parts of an op would be too narrow, if so.
     pub fn too_narrow(&self, graph: &Subgraph, node: &Node, tile: usize) -> Option<WhyWhole> {
         let value = Axes::any(node)?;
         let root = self.root(value);
@@ -103,7 +103,7 @@ impl Axes {
         (steps < 2).then_some(WhyWhole::Narrow { cols })
     }
 
-    /// What a part takes of a split op; `None` when nothing falls to it.
+    /// The units of a split op that a part takes; `None` if it gets none.
     pub fn take(&self, node: &Node, split: &ColumnSplit, part: usize) -> Option<Take> {
         let root = self.root(Axes::any(node)?);
         let (of, step) = (self.units[root].max(1), self.step(root, split.tile));
@@ -113,8 +113,8 @@ impl Axes {
     }
 }
 
-/// A part's share of `n`: from the sum of the shares before it to that with its own, rounded to
-/// the nearest. All parts' shares together are `0..n`, each once.
+/// A part's share of `n`: from the sum of the shares before it to the sum including its own,
+/// rounded to nearest. The shares of all parts cover `0..n` exactly once.
 fn share(n: usize, shares: &[u32], part: usize) -> Range<usize> {
     let sum = |parts: &[u32]| parts.iter().map(|s| u128::from(*s)).sum::<u128>();
     let all = sum(shares).max(1);

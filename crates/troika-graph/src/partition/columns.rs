@@ -1,4 +1,4 @@
-//! Splitting by columns of the results.
+//! Splits a graph by columns of its results.
 
 use super::axes::Axes;
 use super::piece::{Piece, PieceBuilder, whole};
@@ -8,17 +8,17 @@ use super::{ColumnSplit, Kept, PartitionError, Partitioned, Stage, WhyWhole};
 use crate::subgraph::{Node, Subgraph, ValueId};
 use crate::verify::verify;
 
-/// Splits a graph by columns of its results, each part computing its share.
+/// Splits a graph by columns of its results. Each part computes its share.
 ///
-/// Where an op needs whole rows of what the parts have computed, a stage ends. Ops that cannot be
-/// split are computed by the part with the largest share and listed in [`Partitioned::kept`]; if
-/// that is all of them, the one piece is the graph itself.
+/// A stage ends where an op needs whole rows of the parts' results. Ops that cannot be split go to
+/// the part with the largest share and are listed in [`Partitioned::kept`]. If that is all of them,
+/// the graph itself is the only piece.
 ///
-/// The numbers are those of the whole graph, bit for bit, on a device that sums each column of a
-/// product by itself: no sum is split.
+/// Results are bit-identical to the whole graph's on devices that sum each column of a product
+/// separately: no sum is split.
 ///
 /// # Errors
-/// A graph that is not well formed; a tile of 0; shares that are all 0.
+/// A malformed graph; a tile of 0; shares that are all 0.
 pub fn split_columns(graph: &Subgraph, split: &ColumnSplit) -> Result<Partitioned, PartitionError> {
     verify(graph)?;
     if split.tile == 0 {
@@ -40,14 +40,13 @@ pub fn split_columns(graph: &Subgraph, split: &ColumnSplit) -> Result<Partitione
     Ok(Partitioned { stages, kept })
 }
 
-/// The part with the largest share, the first of equals; `None` when all are 0.
+/// The part with the largest share, the first among equals; `None` if all are 0.
 fn largest(shares: &[u32]) -> Option<usize> {
     let most = shares.iter().copied().max().filter(|most| *most > 0)?;
     shares.iter().position(|s| *s == most)
 }
 
-/// Places the ops, and again with those whole that turn out too narrow to be split, until none
-/// does.
+/// Places the ops. Repeats with ops that turn out too narrow kept whole, until all fit.
 fn settle(graph: &Subgraph, split: &ColumnSplit) -> (Vec<Place>, Axes) {
     let mut kept: Vec<Option<WhyWhole>> = vec![None; graph.nodes.len()];
     loop {
@@ -68,7 +67,7 @@ fn settle(graph: &Subgraph, split: &ColumnSplit) -> (Vec<Place>, Axes) {
     }
 }
 
-/// A graph whose ops are placed.
+/// A graph with placed ops.
 struct Pieces<'a> {
     graph: &'a Subgraph,
     split: &'a ColumnSplit,
@@ -82,13 +81,13 @@ impl<'a> Pieces<'a> {
         self.graph.nodes.iter().zip(self.places)
     }
 
-    /// Whether some columns of a split op fall to a part.
+    /// Whether a part gets columns of any split op.
     fn uses(&self, part: usize) -> bool {
         let mut split_ops = self.ops().filter(|(_, p)| p.mode == Mode::Split);
         split_ops.any(|(node, _)| self.axes.take(node, self.split, part).is_some())
     }
 
-    /// The ops that one part computes; `several`: whether there is anything for another.
+    /// The ops that one part computes alone; `several`: whether other parts have work.
     fn kept(&self, several: bool) -> Vec<Kept> {
         let alone = |node: &Node| {
             let parts = 0..self.split.shares.len();
@@ -112,7 +111,7 @@ impl<'a> Pieces<'a> {
         Ok(Stage { pieces: pieces?.into_iter().flatten().collect() })
     }
 
-    /// What a part computes in a stage; `None` when that is nothing.
+    /// The piece of a part in a stage; `None` if it is empty.
     fn piece(&self, stage: usize, part: usize) -> Result<Option<Piece>, PartitionError> {
         let takes = self.takes(stage, part);
         let passed = self.graph.outputs.iter().filter(|v| self.graph.inputs.contains(v));
@@ -139,7 +138,7 @@ impl<'a> Pieces<'a> {
         Ok(Some(b.finish(part)?))
     }
 
-    /// What a part takes of each op in a stage.
+    /// The share of each op that a part takes in a stage.
     fn takes(&self, stage: usize, part: usize) -> Vec<Option<Take>> {
         let mut takes: Vec<Option<Take>> = vec![None; self.places.len()];
         for i in (0..self.places.len()).rev() {
@@ -164,7 +163,7 @@ impl<'a> Pieces<'a> {
         takes
     }
 
-    /// Whether a value is an output, or read in a later stage than the one that makes it.
+    /// Whether a value is an output, or read in a later stage than its own.
     fn leaves(&self, value: ValueId, stage: usize) -> bool {
         let read = |(n, p): (&Node, &Place)| p.stage > stage && n.inputs.contains(&value);
         self.graph.outputs.contains(&value) || self.ops().any(read)

@@ -1,4 +1,4 @@
-//! Cutting at op boundaries.
+//! Cuts a graph between ops.
 
 use super::PartitionError;
 use super::piece::{Piece, PieceBuilder};
@@ -6,14 +6,14 @@ use super::take::Take;
 use crate::subgraph::{Subgraph, ValueId};
 use crate::verify::verify;
 
-/// Cuts a graph in two: the ops up to and with the one of index `after`, and the others.
+/// Cuts a graph in two: the ops up to and including index `after`, and the others.
 ///
 /// Values that cross become outputs of the first piece and inputs of the second. Inputs, states
 /// and weights belong to each piece that uses them; an output of the graph that is one of its
 /// inputs stays with the first.
 ///
 /// # Errors
-/// A graph that is not well formed, or has no op behind that one.
+/// A malformed graph, or no op after that one.
 pub fn cut(graph: &Subgraph, after: usize) -> Result<(Piece, Piece), PartitionError> {
     verify(graph)?;
     check(graph, after)?;
@@ -21,11 +21,11 @@ pub fn cut(graph: &Subgraph, after: usize) -> Result<(Piece, Piece), PartitionEr
     Ok((piece(graph, 0, 0..after + 1)?, piece(graph, 1, after + 1..end)?))
 }
 
-/// Cuts a graph after each of some ops, given in ascending order: as [`cut`], into one piece more
-/// than there are ops named.
+/// Like [`cut`], after each of several ops in ascending order. Gives one more piece than there are
+/// cuts.
 ///
 /// # Errors
-/// As [`cut`]; ops that are not in ascending order.
+/// Those of [`cut`]; ops that are not in ascending order.
 pub fn cut_at(graph: &Subgraph, after: &[usize]) -> Result<Vec<Piece>, PartitionError> {
     verify(graph)?;
     after.iter().try_for_each(|op| check(graph, *op))?;
@@ -46,7 +46,7 @@ fn check(graph: &Subgraph, after: usize) -> Result<(), PartitionError> {
     Err(PartitionError::NoBoundary { graph: graph.name.clone(), op: after, ops })
 }
 
-/// The piece of some neighbouring ops.
+/// The piece of some consecutive ops.
 fn piece(
     graph: &Subgraph,
     index: usize,

@@ -1,4 +1,4 @@
-//! A piece of a graph: a subgraph of its own, and where its operands are in the whole graph.
+//! A piece of a graph: a subgraph, and the place of its operands in the whole graph.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -19,18 +19,16 @@ pub struct Columns {
     pub cols: Range<usize>,
 }
 
-/// A subgraph that computes a part of another, and which columns of the other's values its own
-/// inputs, states and outputs are. Which rows of which weights it reads, the slices of
-/// [`Subgraph::weights`] say.
+/// A subgraph that computes a part of another one. For its inputs, states and outputs it names the
+/// columns of the other's values; the slices in [`Subgraph::weights`] name the rows of weights.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Piece {
-    /// Which part of the split it belongs to: an index of [`super::ColumnSplit::shares`]. Of a
-    /// cut, the piece's own index.
+    /// Index of its part in [`super::ColumnSplit::shares`]; for a cut, the piece's own index.
     pub part: usize,
     /// The subgraph, verified.
     pub graph: Subgraph,
-    /// For each of the subgraph's inputs what is bound there. One value can be bound twice: whole
-    /// for a product and some columns for the sum behind it.
+    /// What to bind to each input. A value may appear twice: whole for a product, and some columns
+    /// for the sum behind it.
     pub inputs: Vec<Columns>,
     /// The same for its states.
     pub states: Vec<Columns>,
@@ -72,14 +70,14 @@ impl<'g> PieceBuilder<'g> {
         }
     }
 
-    /// Columns of a value that an op reads or computes as the take says.
+    /// The columns of a value that an op reads or computes for its share.
     fn columns(&self, value: ValueId, take: &Take, reads: Reads) -> Columns {
         let all = self.from.value(value).shape.row_len();
         let cols = if reads == Reads::Whole { 0..all } else { take.range(all) };
         Columns { value, cols }
     }
 
-    /// A new value of the piece.
+    /// Adds a value to the piece.
     fn add(&mut self, columns: Columns) -> ValueId {
         let whole = self.from.value(columns.value);
         let first = whole.shape.0.first().copied().unwrap_or(Dim::Fixed(1));
@@ -91,7 +89,7 @@ impl<'g> PieceBuilder<'g> {
         id
     }
 
-    /// A value of the piece: computed here, or else an input.
+    /// A value to read: computed in this piece, or else an input.
     fn read(&mut self, columns: Columns) -> ValueId {
         if let Some(id) = self.values.get(&columns) {
             return *id;
@@ -150,7 +148,7 @@ impl<'g> PieceBuilder<'g> {
         self.declare(w, WeightDecl { cols: cols.len(), slice, ..whole.clone() })
     }
 
-    /// Adds a part of an op of the whole graph.
+    /// Adds a share of an op of the whole graph.
     pub fn node(&mut self, node: &Node, take: &Take) {
         let op = part_of(&node.op, take, self);
         let inputs = node.inputs.iter().enumerate();
@@ -167,7 +165,7 @@ impl<'g> PieceBuilder<'g> {
         self.graph.nodes.push(Node { op, inputs, states, outputs });
     }
 
-    /// Hands out the part of a value that was computed here, or an input.
+    /// Marks an output: the share of a value that was computed here, or an input.
     pub fn output(&mut self, value: ValueId, take: &Take) {
         let columns = self.columns(value, take, Reads::Columns);
         if self.outputs.contains(&columns) {
@@ -186,7 +184,7 @@ impl<'g> PieceBuilder<'g> {
     }
 }
 
-/// A graph as the one piece of itself.
+/// The whole graph as a piece.
 pub(super) fn whole(graph: &Subgraph, part: usize) -> Piece {
     let all = |ids: &[ValueId]| {
         let columns = |v: &ValueId| Columns { value: *v, cols: 0..graph.value(*v).shape.row_len() };
@@ -196,7 +194,7 @@ pub(super) fn whole(graph: &Subgraph, part: usize) -> Piece {
     Piece { part, graph: graph.clone(), inputs, states, outputs: all(&graph.outputs) }
 }
 
-/// The op that computes a part of another, with the weights of the piece it belongs to.
+/// The op that computes a share of another one, with the piece's weights.
 fn part_of(op: &Op, take: &Take, b: &mut PieceBuilder<'_>) -> Op {
     match op {
         Op::Embed { table, scale } => Op::Embed { table: b.weight(*table), scale: *scale },

@@ -1,5 +1,5 @@
-//! Splitting by rows. Rows are a symbol of the graph, so such a split changes no graph: the same
-//! one is bound to several ranges of rows.
+//! Splits by rows. Rows are a symbol, so the graph does not change: it is bound to several ranges
+//! of rows.
 
 use std::ops::Range;
 
@@ -10,15 +10,15 @@ use super::{ColumnSplit, PartitionError};
 /// Rows cut into standard lengths and a rest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RowCut {
-    /// Ranges of standard lengths, in order.
+    /// The ranges of standard lengths, in order.
     pub standard: Vec<Range<usize>>,
-    /// What is left behind them; empty when nothing is.
+    /// The rest behind them; may be empty.
     pub rest: Range<usize>,
 }
 
-/// Cuts rows `0..rows` into standard lengths, the longest first, and a rest that is shorter than
-/// all of them. 700 rows with lengths of 128 and 256 are 256, 256, 128 and a rest of 60: a device
-/// that compiles for fixed numbers of rows runs the first three without padding.
+/// Cuts rows `0..rows` into standard lengths, the longest first, and a rest shorter than all of
+/// them. 700 rows with lengths 128 and 256 give 256, 256, 128 and a rest of 60. A device with
+/// static shapes computes the first three without padding.
 ///
 /// # Errors
 /// A length of 0.
@@ -38,14 +38,13 @@ pub fn cut_rows(rows: usize, lengths: &[usize]) -> Result<RowCut, PartitionError
     Ok(RowCut { standard, rest: at..rows })
 }
 
-/// How one graph is shared out among parts, as a plan says it. A part is what one device computes;
-/// the plan names the device of each.
+/// How a plan divides one graph among parts. One device computes a part; the plan names it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub enum Partition {
     /// One part computes everything.
     Whole {
-        /// Which.
+        /// The part.
         part: usize,
     },
     /// Each part computes some columns of all rows (weight-centric).
@@ -65,32 +64,32 @@ pub enum Partition {
         lengths: Vec<usize>,
         /// The part that computes them.
         standard: usize,
-        /// How the rest is shared out.
+        /// How to divide the columns of the rest.
         columns: ColumnSplit,
     },
 }
 
-/// Rows of a run, and how they are computed.
+/// Some rows, and how they are computed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Area {
-    /// The rows; never none.
+    /// The rows; never empty.
     pub rows: Range<usize>,
-    /// By whom.
+    /// The part or parts that compute them.
     pub by: Computed,
 }
 
-/// Who computes some rows.
+/// Which part or parts compute some rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Computed {
-    /// A part, the whole graph.
+    /// A single part, with the whole graph.
     Part(usize),
     /// All parts of the partition's [`ColumnSplit`], some columns each.
     Columns,
 }
 
 impl Partition {
-    /// The split of columns, if there is one: what [`super::split_columns`] is called with once,
-    /// before anything runs.
+    /// The split of columns, if there is one. Call [`super::split_columns`] with it once before
+    /// running.
     pub fn columns(&self) -> Option<&ColumnSplit> {
         match self {
             Partition::Columns(c) | Partition::Hybrid { columns: c, .. } => Some(c),
@@ -98,7 +97,7 @@ impl Partition {
         }
     }
 
-    /// Who computes which of `0..rows`, in order of the rows: every row once.
+    /// Divides rows `0..rows` among parts, in order and without overlap.
     ///
     /// # Errors
     /// A standard length of 0.

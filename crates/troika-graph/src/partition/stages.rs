@@ -1,5 +1,5 @@
-//! Which op runs in which stage, and whether there each part computes some of its columns, each
-//! part all of them, or one part alone.
+//! Assigns a stage to each op, and how it is computed there: some columns by each part, all of it
+//! by each part, or all of it by one part.
 
 use std::collections::HashMap;
 
@@ -8,25 +8,25 @@ use super::take::{Reads, reads_input, reads_states};
 use crate::op::Op;
 use crate::subgraph::{Node, Subgraph, ValueId};
 
-/// Who computes an op.
+/// Which parts compute an op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
-    /// Each part some columns.
+    /// Each part computes some columns.
     Split,
-    /// Each part that reads the result, all of it: cheaper than to wait for it.
+    /// Each part that reads the result computes all of it, which is cheaper than waiting.
     Copied,
-    /// One part, all of it.
+    /// One part computes all of it.
     Alone(WhyWhole),
 }
 
-/// Where an op runs.
+/// The place of an op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub stage: usize,
     pub mode: Mode,
 }
 
-/// What reads a value.
+/// How a value is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reader {
     Split(Reads),
@@ -34,8 +34,8 @@ enum Reader {
     Alone,
 }
 
-/// From which stage on a reader finds what was made in a place: in the same stage only what its
-/// own part has made.
+/// The first stage in which a reader can use a value. Within the same stage, it can only use its
+/// own part's results.
 fn found(made: Option<Place>, reader: Reader) -> usize {
     let Some(Place { stage, mode }) = made else { return 0 };
     let same = match mode {
@@ -46,8 +46,8 @@ fn found(made: Option<Place>, reader: Reader) -> usize {
     if same { stage } else { stage + 1 }
 }
 
-/// In how many equal groups of columns an op computes, each of the same columns of its operands.
-/// `None`: a column of its result depends on the whole row, or on no column of its inputs alone.
+/// The number of equal column groups that an op computes independently, each from the same columns
+/// of its operands. `None` if it needs whole rows, or no columns of its inputs.
 pub(super) fn groups(graph: &Subgraph, node: &Node) -> Option<usize> {
     let cols = |v: &ValueId| graph.value(*v).shape.row_len();
     let input = node.inputs.first().map_or(0, cols);
@@ -73,7 +73,7 @@ pub(super) fn groups(graph: &Subgraph, node: &Node) -> Option<usize> {
     .filter(|n| *n > 1)
 }
 
-/// Why an op can be split in no graph.
+/// Why an op can never be split, if so.
 fn never(graph: &Subgraph, node: &Node) -> Option<WhyWhole> {
     match &node.op {
         Op::Embed { .. } | Op::Experts(_) => Some(WhyWhole::Weights),
@@ -89,15 +89,15 @@ fn never(graph: &Subgraph, node: &Node) -> Option<WhyWhole> {
     }
 }
 
-/// Places ops one after another.
+/// Places ops one by one.
 pub(super) struct Placer<'g> {
     graph: &'g Subgraph,
     values: HashMap<ValueId, Place>,
-    /// The last op that used a state.
+    /// The place of the last op that used each state.
     states: HashMap<ValueId, Place>,
 }
 
-/// Places all ops; `whole` says which are not to be split, and why.
+/// Places all ops; `whole` lists those that must not be split, and why.
 pub(super) fn place(graph: &Subgraph, whole: &[Option<WhyWhole>]) -> Vec<Place> {
     let mut p = Placer { graph, values: HashMap::new(), states: HashMap::new() };
     let mut places = Vec::with_capacity(graph.nodes.len());
@@ -112,7 +112,7 @@ pub(super) fn place(graph: &Subgraph, whole: &[Option<WhyWhole>]) -> Vec<Place> 
 }
 
 impl Placer<'_> {
-    /// The first stage in which a reader finds all operands.
+    /// The first stage in which a reader can use all operands.
     fn ready(&self, node: &Node, reader: impl Fn(Reads) -> Reader) -> usize {
         let inputs = node.inputs.iter().enumerate();
         let inputs = inputs
@@ -140,8 +140,8 @@ impl Placer<'_> {
         }
     }
 
-    /// An op that costs little: on the columns of a split op before it, or else by whoever reads
-    /// its result.
+    /// The place of a cheap op: with the columns of a split op before it, or else with each reader
+    /// of its result.
     fn cheap(&self, node: &Node, alone: usize) -> Place {
         let split = self.ready(node, Reader::Split);
         let follows = |v: &ValueId| {
@@ -159,8 +159,8 @@ impl Placer<'_> {
         Place { stage: alone, mode: Mode::Alone(why_cheap(groups)) }
     }
 
-    /// Whether an op makes, of the graph's inputs, what only ops that split by heads read: each part
-    /// then needs its own columns of it.
+    /// Whether an op computes, from the graph's inputs, a value that is only read by ops split by
+    /// heads. Each part then needs its own columns of it.
     fn leads(&self, node: &Node) -> bool {
         let by_heads = |n: &Node| match n.op {
             Op::Attention(_) | Op::HeadLinear(_) => never(self.graph, n).is_none(),
@@ -177,8 +177,8 @@ impl Placer<'_> {
             && readers.all(by_heads)
     }
 
-    /// Whether the attentions that read the cache an op writes are in the graph, and say how many
-    /// heads it has: one number above one.
+    /// Whether the graph has all attentions that read the cache written by an op, and they agree on
+    /// a number of heads above one.
     fn heads_are_known(&self, append: &Node) -> bool {
         let heads = |n: &Node| match &n.op {
             Op::Attention(a) if n.states.iter().any(|s| append.states.contains(s)) => {
@@ -196,7 +196,7 @@ fn why_cheap(groups: Option<usize>) -> WhyWhole {
     if groups.is_some() { WhyWhole::Cheap } else { WhyWhole::WholeRow }
 }
 
-/// What no split op of its stage reads, directly or by way of others, one part computes.
+/// Gives ops to one part if no split op of their stage depends on their results.
 fn keep_what_is_not_shared(graph: &Subgraph, places: &mut [Place]) {
     for i in (0..places.len()).rev() {
         if places[i].mode != Mode::Copied {

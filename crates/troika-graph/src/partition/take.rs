@@ -1,30 +1,30 @@
-//! Which part of an op a piece computes, and what of its operands that part reads.
+//! The share of an op that a piece computes, and the parts of its operands that it reads.
 
 use std::ops::Range;
 
 use crate::op::Op;
 
-/// Some of the equal units of an op's columns.
+/// A range of the equal units of an op's columns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Take {
     pub units: Range<usize>,
-    /// All units; divides the columns, heads and groups of the op.
+    /// Number of all units; divides the op's columns, heads and groups.
     pub of: usize,
 }
 
 impl Take {
-    /// All of an op.
+    /// The whole op.
     pub fn whole() -> Take {
         Take { units: 0..1, of: 1 }
     }
 
-    /// The part of `n` columns, heads or groups.
+    /// The range of `n` columns, heads or groups.
     pub fn range(&self, n: usize) -> Range<usize> {
         let each = n / self.of;
         each * self.units.start..each * self.units.end
     }
 
-    /// How many of `n` columns, heads or groups.
+    /// The number of columns, heads or groups out of `n`.
     pub fn count(&self, n: usize) -> usize {
         self.range(n).len()
     }
@@ -33,9 +33,9 @@ impl Take {
 /// How a split op reads an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reads {
-    /// The columns of its own part.
+    /// Only the columns of its own part.
     Columns,
-    /// All columns, whatever its part.
+    /// All columns.
     Whole,
 }
 
@@ -43,13 +43,13 @@ pub(super) enum Reads {
 pub(super) fn reads_input(op: &Op, i: usize) -> Reads {
     match (op, i) {
         (Op::Linear { .. }, _) => Reads::Whole,
-        // Positions; the gate of one column.
+        // Positions, or a gate of one column.
         (Op::Rope(_) | Op::SigmoidGate, 1) => Reads::Whole,
         _ => Reads::Columns,
     }
 }
 
-/// How a split op takes its states. Query heads that share one head of the cache all read it.
+/// How a split op uses its states. Query heads with a common cache head all read it.
 pub(super) fn reads_states(op: &Op) -> Reads {
     match op {
         Op::Attention(a) if a.kv_heads == 1 => Reads::Whole,

@@ -1,4 +1,4 @@
-//! Servers that are broken, slow or hostile, and caches that are.
+//! Broken, slow or hostile servers, and damaged caches.
 
 use std::time::Instant;
 
@@ -6,7 +6,7 @@ use super::online::{WEIGHTS, assert_complete, model, options, weights};
 use super::server::{Behaviour, Ranges, Server, etag};
 use super::*;
 
-/// What is said of a model on such a server, and what was told before.
+/// The error for a model on such a server, and the notes before it.
 fn said(behaviour: Behaviour) -> (String, Vec<String>) {
     let (server, folder) = (Server::start(behaviour), tempfile::tempdir().expect("folder"));
     let start = Instant::now();
@@ -70,7 +70,7 @@ fn a_slow_download_is_not_cut() {
 fn half_a_header_and_no_header_are_not_waited_for() {
     let text = said(Behaviour { half_head: true, ..model() }).0;
     assert!(text.contains("cannot fetch from http://127.0.0.1"), "{text}");
-    // A listener that nobody answers on: the system accepts, and that is all.
+    // A listener that never answers: the system accepts connections, but nothing more happens.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let url = format!("http://{}", silent.local_addr().expect("an address"));
     let folder = tempfile::tempdir().expect("folder");
@@ -118,7 +118,7 @@ fn what_may_pass_is_tried_again_and_what_may_not_is_not() {
 #[test]
 fn damaged_contents_are_fetched_again_and_never_kept() {
     let (server, folder) = (Server::start(model()), tempfile::tempdir().expect("folder"));
-    // Only the weights' body: the small files are there already.
+    // Only the body of the weights: the small files were fetched before.
     let path = run("o/n", &options(&server, folder.path())).0.expect("a model");
     for name in ["model.safetensors", "config.json"] {
         let blob = std::fs::canonicalize(path.join(name)).expect("a blob");

@@ -17,12 +17,12 @@ use super::{HubError, HubOptions, Progress, resolve_within};
 /// A commit.
 const SHA: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// Resolves and keeps what was told, one line each.
+/// Resolves a model and collects its notes, one line each.
 fn run(model: &str, options: &HubOptions) -> (Result<PathBuf, HubError>, Vec<String>) {
     run_within(model, options, quick())
 }
 
-/// Little patience: what takes minutes outside is over in a moment.
+/// Short timeouts, so that tests end quickly.
 fn quick() -> Limits {
     Limits {
         connect: Duration::from_secs(2),

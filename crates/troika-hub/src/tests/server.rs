@@ -1,4 +1,4 @@
-//! A hub in a thread: just enough HTTP for what the client asks.
+//! A hub on a thread: just enough HTTP for the client.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -22,29 +22,29 @@ pub struct Behaviour {
     pub next: Vec<(u16, &'static str)>,
     /// Only requests to the Hub's own paths with this token are served.
     pub token: Option<String>,
-    /// Answers with a body of more than this many bytes break off there...
+    /// Answers with longer bodies break off after this many bytes...
     pub cut_at: usize,
     /// ... this many times.
     pub cuts: usize,
-    /// Instead of breaking off, nothing more is sent.
+    /// Whether the connection stalls instead of breaking off.
     pub stall: bool,
     /// Bodies come in pieces of this many bytes, with a pause before each.
     pub slow: Option<(usize, Duration)>,
-    /// Ranges are ignored: none, those of more than one byte, or all.
+    /// Which ranges are ignored: none, those of more than one byte, or all.
     pub no_ranges: Ranges,
     /// Weights are below `/large/` of this server (empty: of this one), as large files are.
     pub away: Option<String>,
-    /// What comes instead of the place of that server.
+    /// Sent instead of the place of that server.
     pub location: Option<String>,
     /// This many bodies have a wrong byte in the middle.
     pub spoiled: usize,
-    /// Ranges begin a byte later than asked for.
+    /// Whether ranges begin a byte too late.
     pub wrong_range: bool,
-    /// Files below `/large/` are a web page that says sorry.
+    /// Whether files below `/large/` are an error page.
     pub page: bool,
-    /// Answers end inside the headers.
+    /// Whether answers end inside the headers.
     pub half_head: bool,
-    /// Answers to the Hub's API, instead of the list of files.
+    /// Answers of the Hub's API, instead of the list of files.
     pub list: Option<String>,
 }
 
@@ -65,7 +65,7 @@ pub struct Server {
     log: Arc<Mutex<Vec<Request>>>,
 }
 
-/// What was asked for.
+/// A request.
 #[derive(Clone, Debug)]
 pub struct Request {
     pub path: String,
@@ -113,7 +113,7 @@ impl Server {
         std::mem::take(&mut self.log.lock().expect("lock"))
     }
 
-    /// Requests so far as `path range`, but those for a file's first byte; forgets them.
+    /// Requests so far as `path range`, except those for a first byte; forgets them.
     pub fn requests(&self) -> Vec<String> {
         let line = |r: Request| {
             let range = r.range.map_or(String::new(), |from| format!(" {from}-"));
@@ -202,7 +202,7 @@ fn serve(
         let length = text.len();
         return write!(stream, "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n{CLOSE}{text}");
     }
-    // The other server has ETags of its own.
+    // The other server has its own ETags.
     let tags = if large { "etag: \"7-7\"\r\n".to_string() } else { tags(&body, &hub) };
     send(&mut stream, shared, &request, &body, &tags)
 }

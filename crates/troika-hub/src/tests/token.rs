@@ -1,4 +1,4 @@
-//! Who gets to see the token.
+//! Which servers see the token.
 
 use super::online::{assert_complete, model, options};
 use super::server::{Behaviour, Server};
@@ -6,7 +6,7 @@ use super::*;
 
 const TOKEN: &str = "hf_secret";
 
-/// A hub that asks for the token, and the server its large files are on.
+/// A hub that requires the token, and the server of its large files.
 fn pair(files: Behaviour) -> (Server, Server) {
     let other = Server::start(files.clone());
     let token = Some(TOKEN.to_string());
@@ -15,7 +15,7 @@ fn pair(files: Behaviour) -> (Server, Server) {
 
 #[test]
 fn another_server_never_sees_the_token() {
-    // The first body breaks off, so that a download that goes on is looked at, too.
+    // The first body breaks off, so that a continued download is covered too.
     let (hub, other) = pair(model());
     other.now(|behaviour| (behaviour.cut_at, behaviour.cuts) = (1_000_000, 1));
     let folder = tempfile::tempdir().expect("folder");

@@ -1,7 +1,7 @@
-//! Compiling: minijinja's instructions with ours between them, so that nothing a template does
-//! goes unpaid. minijinja bounds the number of instructions, not what one of them may cost:
-//! `{% set s = s ~ s %}` doubles a text with each, and a list of itself twice, sixty levels deep,
-//! takes for ever to print.
+//! Compiles templates to minijinja's instructions, with checks between them that account for all
+//! work. minijinja limits the number of instructions, but not the cost of each: `{% set s = s ~ s
+//! %}` doubles a text, and a list that contains another list twice, nested sixty levels deep, takes
+//! for ever to print.
 
 use minijinja::machinery::{
     CodeGenerator, Instruction, Instructions, Span, Token, parse, tokenize,
@@ -11,26 +11,26 @@ use minijinja::{Error, ErrorKind, Value};
 
 use super::limits::{FOLDED, SOURCE, TAG_TOKENS, TAGS, refuse};
 
-/// Names of our functions. No template can spell them: a name has no space.
+/// Names of our functions. Templates cannot use them, since names cannot contain spaces.
 pub(super) mod hook {
-    /// Checks the operands of `+`, which it gets and gives back as a list; so do the next three.
+    /// Checks the operands of `+`, passed and returned as a list; so do the next three.
     pub const ADD: &str = "troika add";
     pub const CONCAT: &str = "troika concat";
     pub const MULTIPLY: &str = "troika multiply";
     pub const COMPARE: &str = "troika compare";
     /// Takes part of a text or list.
     pub const SLICE: &str = "troika slice";
-    /// Pays for a text's length.
+    /// Charges for a text's length.
     pub const FLAT: &str = "troika flat";
-    /// Checks a list or map that was just made.
+    /// Checks a new list or map.
     pub const BUILT: &str = "troika built";
-    /// Checks the arguments of a call, among which a namespace may be.
+    /// Checks the arguments of a call, which may include a namespace.
     pub const ARGUMENTS: &str = "troika arguments";
-    /// Checks what a call gave back.
+    /// Checks the result of a call.
     pub const RESULT: &str = "troika result";
 }
 
-/// Blocks trimmed as the transformers library has it.
+/// Trims blocks like the transformers library.
 pub(super) fn syntax() -> Result<SyntaxConfig, Error> {
     SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()
 }
@@ -49,17 +49,17 @@ pub(super) fn compile(source: &str) -> Result<Instructions<'_>, Error> {
     guard(&instructions)
 }
 
-/// Sums over one tag.
+/// Totals of one tag.
 #[derive(Default)]
 struct Tag {
     tokens: usize,
-    /// Whether it multiplies; only then can literals make more than they are long.
+    /// Whether it multiplies; only then can literals produce more than their length.
     multiplies: bool,
     factor: u64,
     start: u32,
 }
 
-/// Refuses tags that the compiler would need a deep stack or much memory for.
+/// Refuses tags for which the compiler would need a deep stack or much memory.
 fn check_tags(source: &str, syntax: &SyntaxConfig) -> Result<(), Error> {
     let (mut tags, mut folded) = (0, 0u64);
     let mut tag = Tag::default();
@@ -117,7 +117,7 @@ fn guard<'s>(old: &Instructions<'s>) -> Result<Instructions<'s>, Error> {
     Ok(new)
 }
 
-/// Where an instruction jumps to.
+/// The target of a jump.
 fn target<'a>(i: &'a mut Instruction<'_>) -> Option<&'a mut u32> {
     use Instruction as I;
     match i {
@@ -131,14 +131,14 @@ fn target<'a>(i: &'a mut Instruction<'_>) -> Option<&'a mut u32> {
     }
 }
 
-/// An instruction with what has to be paid or checked before and after it.
+/// Adds the charges and checks before and after an instruction.
 fn expand<'s>(
     instruction: &Instruction<'s>,
     push: &mut dyn FnMut(Instruction<'s>),
 ) -> Result<(), Error> {
     use Instruction as I;
     let call = |name: &'static str, n: u16| I::CallFunction(name, Some(n));
-    // The value under the top of the stack.
+    // The value below the top of the stack.
     let second = |push: &mut dyn FnMut(I<'s>), name| {
         push(I::Swap);
         push(call(name, 1));
@@ -171,7 +171,7 @@ fn expand<'s>(
             second(push, hook::FLAT);
             push(I::GetItem);
         }
-        // A namespace's new value lies under it.
+        // Below it is a namespace's new value.
         I::SetAttr(_) => {
             second(push, hook::BUILT);
             push(instruction.clone());
@@ -191,9 +191,9 @@ fn expand<'s>(
         I::Include(_) | I::LoadBlocks | I::ExportLocals | I::CallBlock(_) | I::FastSuper => {
             return Err(refuse("there are no other templates to include, import or extend"));
         }
-        // `f(*text)` would make an argument of every character, unpaid.
+        // `f(*text)` would make an argument of each character without a charge.
         I::UnpackLists(_) => return Err(refuse("unpacking arguments with * is not supported")),
-        // It compares values that nobody paid for, and no template uses it.
+        // It compares values without a charge, and no template uses it.
         I::CallMethod("changed", _) => return Err(refuse("loop.changed is not supported")),
         I::CallFunction(..) | I::CallMethod(..) | I::CallObject(_) | I::EndCapture => {
             push(instruction.clone());

@@ -1,6 +1,6 @@
 //! `strftime_now`.
 
-/// The date formats templates use.
+/// The date formats that templates use.
 pub(super) fn strftime(format: &str, (year, month, day): (i32, u32, u32)) -> String {
     const MONTHS: [&str; 12] = [
         "January",

@@ -4,10 +4,10 @@ use minijinja::value::{Kwargs, Serde};
 use minijinja::{Error, ErrorKind, Value as Jinja};
 use serde_json::Value;
 
-/// Most spaces a level is indented by.
+/// The most spaces of indentation per level.
 pub(super) const INDENT: usize = 16;
 
-/// Longest separator.
+/// The longest separator.
 const SEPARATOR: usize = 16;
 
 /// The arguments of Python's `json.dumps`.
@@ -19,8 +19,8 @@ struct Style {
     sorted: bool,
 }
 
-/// Python's `json.dumps` as the transformers library calls it: `ensure_ascii` is off unless given,
-/// a space stands after colons and commas, nothing is escaped for HTML.
+/// Python's `json.dumps` as called by the transformers library: `ensure_ascii` is off by default,
+/// colons and commas are followed by a space, and nothing is escaped for HTML.
 pub(super) fn tojson(json: Serde<Value>, args: Kwargs) -> Result<Jinja, Error> {
     let indent: Option<usize> = args.get("indent")?;
     let separators: Option<Vec<String>> = args.get("separators")?;

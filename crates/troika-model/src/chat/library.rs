@@ -1,7 +1,7 @@
-//! What a template can call: minijinja's filters, tests and functions and the methods of Python's
-//! types, each paid for and none able to make more than [`Budget`] allows. `include`, `extends`
-//! and `import` do not exist (there is one template), nor do filters that no published template
-//! uses and that could make much of little (`batch`, `slice`, `chain`, `zip`, `pprint`).
+//! The functions available to templates: minijinja's filters, tests and functions, and methods of
+//! Python's types. Each is charged and limited by [`Budget`]. `include`, `extends` and `import` do
+//! not exist (there is one template), nor do filters that published templates do not use and that
+//! could make large results from small inputs (`batch`, `slice`, `chain`, `zip`, `pprint`).
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -17,16 +17,16 @@ use super::limits::{Budget, ITEM, is_namespace, refuse};
 
 type Res<T> = Result<T, Error>;
 
-/// What a filter or method can make beyond what it was given.
+/// The cost and result size of a filter or method, relative to its input.
 #[derive(Clone, Copy)]
 enum Growth {
-    /// Nothing, and it looks at no more than the value's outside.
+    /// No new data, and looks only at the outer value.
     Free,
-    /// Nothing, and it looks at a text or at the items of a list, but not into them.
+    /// No new data, and reads a text or the items of a list, but not into them.
     Flat,
     /// Calls something for each item of a list, or for each character of a text.
     Each,
-    /// Nothing: its result is at most a few times as large.
+    /// No growth: its result is at most a few times as large.
     None,
     /// Cuts a text into a list.
     Pieces,
@@ -42,7 +42,7 @@ enum Growth {
     Json,
 }
 
-/// Everything a template can call, with the account it is paid from.
+/// All functions for templates, with the account that they are charged to.
 pub(super) fn environment<'a>(
     budget: &Arc<Budget>,
     today: Option<(i32, u32, u32)>,
@@ -79,14 +79,14 @@ pub(super) fn environment<'a>(
     env
 }
 
-/// Arguments as they come, keyword arguments as a value of their own.
+/// Arguments as passed, with keyword arguments as a value of their own.
 type Arguments = Rest<ValueOrKwargs>;
 
 fn values(args: Arguments) -> Vec<Value> {
     args.0.into_iter().map(ValueOrKwargs::into_value).collect()
 }
 
-/// Most bytes that a value of this size is printed with: `\u{10ffff}` takes ten for four.
+/// The most bytes in which a value of this size is printed: `\u{10ffff}` uses ten for four.
 fn printed(size: u64) -> u64 {
     size.saturating_mul(4)
 }
@@ -192,7 +192,7 @@ fn add_tests(env: &mut Environment<'_>, budget: &Arc<Budget>) {
     }
 }
 
-/// The functions that [`super::compile`] puts between a template's instructions.
+/// The functions that [`super::compile`] inserts between a template's instructions.
 fn add_hooks(env: &mut Environment<'_>, budget: &Arc<Budget>) {
     let mut hook = |name: &'static str, f: fn(&Budget, Vec<Value>) -> Res<Value>| {
         let budget = Arc::clone(budget);
@@ -251,7 +251,7 @@ fn two(mut args: Vec<Value>) -> Res<(Value, Value)> {
     Ok((pair.get_item_by_index(0)?, pair.get_item_by_index(1)?))
 }
 
-/// Checks a list of two operands and gives it back.
+/// Checks a list of two operands and returns it.
 fn operands(
     b: &Budget,
     args: Vec<Value>,
@@ -281,14 +281,14 @@ fn no_namespace(value: &Value) -> Res<()> {
     if found { Err(namespace_inside()) } else { Ok(()) }
 }
 
-/// As Jinja has it: what is undefined has length 0.
+/// As in Jinja, an undefined value has length 0.
 fn length(value: &Value) -> Res<usize> {
     if value.is_undefined() { Ok(0) } else { filters::length(value) }
 }
 
 impl Budget {
-    /// Pays for a call before it happens. Gives the arguments back, those that are compared with
-    /// masked text masked likewise.
+    /// Charges for a call in advance. Returns the arguments; those that are compared with masked
+    /// text are masked too.
     fn pay(&self, args: &[Value], growth: Growth) -> Res<Vec<Value>> {
         let Some((first, others)) = args.split_first() else { return Ok(Vec::new()) };
         let whole = match growth {
@@ -300,7 +300,7 @@ impl Budget {
         for v in others {
             rest += self.whole(v)?;
         }
-        // Lists are gone through item by item, each time with all other arguments.
+        // Lists are processed item by item, each time with all other arguments.
         let by_character =
             matches!(growth, Growth::Each | Growth::Join | Growth::Sum | Growth::Order);
         let items = match first.as_str() {
@@ -330,7 +330,7 @@ impl Budget {
             Growth::Format => self.fits(format_size(first, others, rest))?,
             Growth::Json => {
                 let indent = number("indent", 0).unwrap_or(0).min(INDENT as u64);
-                // Every item on a line of its own, at most 128 levels deep.
+                // Each item on its own line, at most 128 levels deep.
                 self.fits(printed(whole).saturating_add(whole / 16 * indent * 128))?;
             }
         }
@@ -341,7 +341,7 @@ impl Budget {
         Ok(args)
     }
 
-    /// What a filter for texts sees of a value: anything else is printed for it.
+    /// A value as text filters see it: other values are printed.
     fn text<'a>(&self, value: &'a Value) -> Res<Cow<'a, str>> {
         if let Some(text) = value.as_str() {
             return Ok(Cow::Borrowed(text));
@@ -357,7 +357,7 @@ impl Budget {
     }
 }
 
-/// What the list costs that a text is cut into.
+/// The cost of the list that a text is cut into.
 fn pieces(value: &Value, others: &[Value]) -> u64 {
     let text = value.as_str().unwrap_or_default();
     let count = match others.first().and_then(Value::as_str) {
@@ -367,7 +367,7 @@ fn pieces(value: &Value, others: &[Value]) -> u64 {
     ITEM.saturating_mul(count as u64)
 }
 
-/// A number among arguments, by name or by position.
+/// An argument that is a number, by name or by position.
 fn argument(args: &[Value], name: &str, at: usize) -> Option<u64> {
     let named = args.last().filter(|v| v.is_kwargs()).and_then(|v| v.get_attr(name).ok());
     let named = named.filter(|v| !v.is_undefined());
@@ -375,8 +375,8 @@ fn argument(args: &[Value], name: &str, at: usize) -> Option<u64> {
     value.as_usize().map(|n| n as u64)
 }
 
-/// Most bytes a format string makes: every field may be as wide as the largest number in it, or
-/// among the arguments where it takes widths from there, and print all arguments.
+/// The most bytes that a format string can produce. Each field may be as wide as the largest number
+/// in it (or among the arguments, if widths come from there) and print all arguments.
 fn format_size(format: &Value, args: &[Value], printed_args: u64) -> u64 {
     let text = format.as_str().unwrap_or_default();
     let digits = text.split(|c: char| !c.is_ascii_digit()).filter(|d| !d.is_empty());
@@ -384,7 +384,7 @@ fn format_size(format: &Value, args: &[Value], printed_args: u64) -> u64 {
     let given = args.iter().filter_map(Value::as_usize).max().unwrap_or(0) as u64;
     let given = if text.contains(['*', '{']) { given } else { 0 };
     let fields = text.matches(['%', '{']).count() as u64;
-    // A float has up to 325 places before or behind the point.
+    // A float has up to 325 digits before or after the point.
     let field = width.max(given).saturating_add(printed(printed_args)).saturating_add(400);
     fields.saturating_mul(field.saturating_mul(4))
 }
@@ -441,7 +441,7 @@ fn slice(b: &Budget, args: &[Value]) -> Res<Value> {
     Ok(Value::from(picked))
 }
 
-/// The places a slice takes of `len`.
+/// The indices that a slice selects out of `len`.
 fn picks(
     len: usize,
     start: Option<i64>,
@@ -449,7 +449,7 @@ fn picks(
     step: i64,
 ) -> impl Iterator<Item = usize> {
     let len = len as i64;
-    // Going backwards, the place before the first is -1.
+    // Going backwards, the index before the first is -1.
     let (low, high) = if step > 0 { (0, len) } else { (-1, len - 1) };
     let place = |i: i64| (if i < 0 { i.saturating_add(len) } else { i }).clamp(low, high);
     let (first, last) = if step > 0 { (low, high) } else { (high, low) };

@@ -1,5 +1,5 @@
-//! What a template may cost. A template comes with a model's files, so it is a stranger's program:
-//! every instruction counts (minijinja's fuel), and so does every byte that one looks at or makes.
+//! Limits on the cost of templates. A template comes with a model's files, so it is untrusted:
+//! every instruction counts (minijinja's fuel), and so does every byte that it reads or makes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,32 +9,32 @@ use serde_json::Value as Json;
 
 use super::mask::Mask;
 
-/// Longest source; the longest templates of published models have about 30 KB.
+/// The longest source; templates of published models have up to about 30 KB.
 pub(super) const SOURCE: usize = 256 << 10;
-/// Tokens within one tag. The compiler recurses once per link of a chain such as `a + b + c`.
+/// The most tokens in one tag. The compiler recurses once per link of a chain such as `a + b + c`.
 pub(super) const TAG_TOKENS: usize = 4096;
-/// Tags: every `elif` is one level deeper for the compiler.
+/// The most tags: each `elif` is a level deeper for the compiler.
 pub(super) const TAGS: usize = 16_384;
-/// Bytes that products of literals may make while the template is compiled.
+/// The most bytes that products of literals may produce during compiling.
 pub(super) const FOLDED: u64 = 4 << 20;
-/// Stack of the thread that parses and renders; the limits above and below need a fraction of it.
+/// Stack of the thread that parses and renders; all limits together need a fraction of it.
 pub(super) const STACK: usize = 64 << 20;
-/// Instructions of a rendering.
+/// The most instructions of a rendering.
 const FUEL: u64 = 20_000_000;
-/// Levels of lists and maps in one value, those of the messages included.
+/// The deepest nesting of lists and maps in a value, including the messages.
 const DEPTH: usize = 128;
-/// Bytes looked at or made by a rendering, before what the input's size adds.
+/// Bytes that a rendering may read or make, before the addition for the input's size.
 const WORK: u64 = 256 << 20;
-/// Bytes of work for each byte of input: a template looks at a message a few dozen times.
+/// Bytes of work per byte of input: a template reads a message a few dozen times.
 const WORK_PER_BYTE: u64 = 256;
-/// Most that the input's size adds: what is made and kept is paid for, so memory is bounded too.
+/// The largest addition for the input's size. As kept data is charged too, it also bounds memory.
 const WORK_ADDED: u64 = 2 << 30;
-/// Bytes of one value or of the prompt, before what the input's size adds.
+/// The most bytes of a value or of the prompt, before the addition for the input's size.
 const SIZE: u64 = 16 << 20;
 const SIZE_PER_BYTE: u64 = 8;
-/// What an item of a list or map counts for, in bytes.
+/// The size charged for an item of a list or map, in bytes.
 pub(super) const ITEM: u64 = 16;
-/// What counting an item costs.
+/// The cost of counting an item.
 const COUNT: u64 = 4;
 
 /// The account of one rendering.
@@ -46,7 +46,7 @@ pub(super) struct Budget {
     pub(super) mask: Mask,
 }
 
-/// An error of a template that goes too far.
+/// The error for a template that exceeds a limit.
 pub(super) fn refuse(why: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidOperation, why.into())
 }
@@ -63,15 +63,15 @@ impl Budget {
         }
     }
 
-    /// Pays for work.
+    /// Charges for work.
     pub(super) fn spend(&self, work: u64) -> Result<(), Error> {
-        // One thread renders: nothing comes between the two.
+        // Only one thread renders: nothing happens between load and store.
         let left = self.left.load(Ordering::Relaxed).checked_sub(work);
         self.left.store(left.unwrap_or(0), Ordering::Relaxed);
         left.map(|_| ()).ok_or_else(|| refuse("it does more work than any conversation needs"))
     }
 
-    /// Whether a value may have this size.
+    /// Checks that a value may have this size.
     pub(super) fn allows(&self, bytes: u64) -> Result<(), Error> {
         if bytes > self.size {
             return Err(refuse("it makes a value that is too large"));
@@ -79,39 +79,38 @@ impl Budget {
         Ok(())
     }
 
-    /// Whether a text of this size may be made, which is paid for.
+    /// Checks that a text of this size may be made, and charges for it.
     pub(super) fn fits(&self, bytes: u64) -> Result<(), Error> {
         self.allows(bytes)?;
         self.spend(bytes)
     }
 
-    /// Pays for text that becomes part of the prompt (or of a captured block).
+    /// Charges for text that is added to the prompt (or to a captured block).
     pub(super) fn emit(&self, bytes: u64) -> Result<(), Error> {
         let sum = self.output.load(Ordering::Relaxed).saturating_add(bytes);
         self.output.store(sum, Ordering::Relaxed);
-        // A block may be captured and then printed, a few times over.
+        // A block may be captured and then printed a few times.
         if sum > self.size.saturating_mul(4) {
             return Err(refuse("its text is too long"));
         }
         self.spend(bytes)
     }
 
-    /// Size of a value with all that is in it. Only counting is paid for. Refuses what is nested
-    /// too deeply.
+    /// The size of a value with its contents. Charges only for counting. Refuses deep nesting.
     pub(super) fn measure(&self, value: &Value) -> Result<u64, Error> {
         let mut sum = 0;
         self.add_up(value, DEPTH, &mut sum)?;
         Ok(sum)
     }
 
-    /// Pays for going through all of a value, text by text, as whoever compares it does.
+    /// Charges for reading all of a value, including texts, as a comparison does.
     pub(super) fn whole(&self, value: &Value) -> Result<u64, Error> {
         let size = self.measure(value)?;
         self.spend(size)?;
         Ok(size)
     }
 
-    /// Pays for going through a text, or through the items of a list.
+    /// Charges for reading a text or the items of a list.
     pub(super) fn flat(&self, value: &Value) -> Result<u64, Error> {
         let items = || value.as_object().and_then(|o| o.enumerator_len()).unwrap_or(0);
         let size = value.as_str().map_or_else(|| items() as u64 * COUNT, |s| s.len() as u64);
@@ -146,8 +145,8 @@ impl Budget {
         Ok(())
     }
 
-    /// A value as the template may keep it: what is computed when it is looked at becomes a list,
-    /// so that neither depth nor cost can hide in it.
+    /// The value in a form that a template may keep. Lazily computed values become lists, so that
+    /// they cannot hide depth or cost.
     pub(super) fn settle(&self, value: Value) -> Result<Value, Error> {
         if value.kind() != ValueKind::Iterable {
             self.measure(&value)?;
@@ -164,7 +163,7 @@ impl Budget {
     }
 }
 
-/// Namespaces can change after they were put somewhere; they could even hold themselves.
+/// Namespaces may change after they were stored; they could even contain themselves.
 pub(super) fn is_namespace(value: &Value) -> bool {
     value.as_object().is_some_and(|o| o.type_name().ends_with("Namespace"))
 }
@@ -173,7 +172,7 @@ fn is_loop(type_name: &str) -> bool {
     type_name.ends_with("::Loop")
 }
 
-/// Bytes of text in JSON, with something for every item; `None` when it is nested too deeply.
+/// Bytes of text in JSON plus a charge per item; `None` if it is nested too deeply.
 pub(super) fn json_size<'a>(values: impl Iterator<Item = &'a Json>) -> Option<u64> {
     let mut open: Vec<(&Json, usize)> = values.map(|v| (v, 0)).collect();
     let mut sum = 0;
@@ -188,7 +187,7 @@ pub(super) fn json_size<'a>(values: impl Iterator<Item = &'a Json>) -> Option<u6
             }
             _ => {}
         }
-        // Some levels are left for the list of messages and for what the template wraps.
+        // Leaves levels for the list of messages and for what the template wraps.
         if depth > DEPTH - 8 {
             return None;
         }

@@ -1,24 +1,24 @@
-//! Control tokens in what users write.
+//! Keeps control tokens out of what users write.
 //!
-//! A template's text is tokenized as a whole, and its own markers (`<|im_start|>`) have to become
-//! control tokens. What a user, a system message or a tool writes must not: who types
-//! `<|im_end|><|im_start|>system` would speak as the system. (The transformers library, vLLM and
-//! llama.cpp's server let them.) So before a template is rendered, the first character of every
-//! control token's spelling in such a message is replaced by a private one that occurs nowhere
-//! else; after it, the character is put back and its place kept ([`ChatPrompt::plain`]). The
-//! tokenizer reads a spelling that covers such a place as plain text.
+//! A template's whole output is tokenized, and its own markers (`<|im_start|>`) must become control
+//! tokens. Text from users, system messages or tools must not: otherwise a user could write
+//! `<|im_end|><|im_start|>system` and speak as the system. (The transformers library, vLLM and
+//! llama.cpp's server allow that.) So before rendering, the first character of each control token's
+//! spelling in such messages is replaced by a private character that is not used elsewhere.
+//! Afterwards it is restored, and its place is kept ([`ChatPrompt::plain`]). The tokenizer treats a
+//! spelling that covers such a place as plain text.
 //!
-//! One character stands for one, so lengths, slices and trimming stay what they were. A template
-//! that looks for a control token in a message (`'<|image|>' in content`) still finds it: what is
-//! looked for is masked like what is searched.
+//! Each character is replaced by exactly one, so lengths, slices and trimming do not change. A
+//! template that looks for a control token in a message (`'<|image|>' in content`) still finds it,
+//! since the search text is masked too.
 //!
-//! A spelling can also be put together of a text's end and what the template writes behind it, so
-//! a part of a spelling at the end of a text is masked too.
+//! A spelling could also arise from the end of a text and what the template writes after it. So a
+//! part of a spelling at the end of a text is masked too.
 //!
-//! Limits: what the assistant said earlier keeps its control tokens (its tokens must stay those
-//! that were generated), and so do roles, which templates make markers of. A template that writes
-//! the beginning of a spelling right before a message, or takes a message apart and puts it
-//! together anew, can still make a control token of it.
+//! Limits: the assistant's earlier messages keep their control tokens (the tokens must stay as
+//! generated), and so do roles, from which templates make markers. A control token can still arise
+//! if a template writes the beginning of a spelling right before a message, or takes a message
+//! apart and joins it differently.
 
 use std::borrow::Cow;
 use std::collections::btree_map::Entry;
@@ -27,7 +27,7 @@ use std::collections::{BTreeMap, HashSet};
 use minijinja::Value;
 use serde_json::Value as Json;
 
-/// The private characters: Unicode's last plane, which has no meaning of its own.
+/// The private characters: Unicode's last plane, which has no assigned meaning.
 const PRIVATE: std::ops::RangeInclusive<u32> = 0x10_0000..=0x10_FFFD;
 
 /// A rendered conversation.
@@ -35,11 +35,11 @@ const PRIVATE: std::ops::RangeInclusive<u32> = 0x10_0000..=0x10_FFFD;
 pub struct ChatPrompt {
     /// The text.
     pub text: String,
-    /// Where in it control tokens are spelled that are plain text: byte offsets, ascending.
+    /// Byte offsets of control tokens' spellings that are plain text, ascending.
     pub plain: Vec<usize>,
 }
 
-/// Which characters stand for which.
+/// The replacements of characters.
 #[derive(Debug, Default)]
 pub(super) struct Mask {
     spellings: Vec<String>,
@@ -52,10 +52,10 @@ fn is_private(c: char) -> bool {
 }
 
 impl Mask {
-    /// A mask for these spellings, with private characters that occur neither in them nor in
-    /// `texts`; `None` when there are none left.
+    /// A mask for these spellings, with private characters that are used neither in them nor in
+    /// `texts`; `None` if there are none left.
     pub(super) fn new(control: &[String], texts: &[&Json], source: &str) -> Option<Mask> {
-        // White space is what templates trim and join with; it stays what it is.
+        // Spellings of white space are not masked, since templates trim and join with it.
         let mut spellings: Vec<String> =
             control.iter().filter(|s| !s.trim().is_empty()).cloned().collect();
         spellings.sort_by(|a, b| b.len().cmp(&a.len()).then(a.cmp(b)));
@@ -85,7 +85,7 @@ impl Mask {
         Some(Mask { spellings, stands })
     }
 
-    /// A text with the spellings in it masked; with `end`, a part of one at its end as well.
+    /// Masks the spellings in a text; with `end`, also a part of one at its end.
     fn text<'t>(&self, text: &'t str, end: bool) -> Cow<'t, str> {
         let mut out: Option<String> = None;
         let mut copied = 0;
@@ -133,7 +133,7 @@ impl Mask {
         }
     }
 
-    /// A message as a template sees it. The assistant's own stay as they are, and so do roles.
+    /// A message as the template gets it. The assistant's messages and roles are not masked.
     pub(super) fn message(&self, message: &mut Json) {
         if message["role"] == "assistant" {
             return;
@@ -147,7 +147,7 @@ impl Mask {
         }
     }
 
-    /// What a template compares with `other`: masked if that is.
+    /// A value to compare with `other`: masked if `other` is.
     pub(super) fn like(&self, value: &Value, other: &Value) -> Value {
         if let (Some(text), Some(other)) = (value.as_str(), other.as_str())
             && !self.spellings.is_empty()
@@ -159,7 +159,7 @@ impl Mask {
         value.clone()
     }
 
-    /// Puts the characters back and says where they were.
+    /// Restores the characters and returns their places.
     pub(super) fn remove(&self, text: String) -> ChatPrompt {
         let back: BTreeMap<char, char> = self.stands.iter().map(|(&c, &p)| (p, c)).collect();
         if !text.chars().any(|c| back.contains_key(&c)) {
@@ -177,7 +177,7 @@ impl Mask {
         prompt
     }
 
-    /// Texts without a template: masked and unmasked in one go.
+    /// Masks and unmasks text in one step, for models without a template.
     pub(super) fn plain(&self, message: &Json, text: &str, prompt: &mut ChatPrompt) {
         let start = prompt.text.len();
         let masked = match message["role"] == "assistant" {

@@ -1,5 +1,5 @@
-//! Chat templates: Jinja, as Hugging Face writes them. A template is a stranger's program; what it
-//! may cost is bounded (`limits`), and what users write cannot pass for its markers (`mask`).
+//! Chat templates in Jinja, as in Hugging Face files. Templates are untrusted: their cost is
+//! limited (`limits`), and users' text cannot imitate their markers (`mask`).
 
 mod compile;
 mod date;
@@ -41,14 +41,14 @@ pub enum ChatError {
     },
 }
 
-/// What a template is rendered with.
+/// The variables for rendering a template.
 #[derive(Clone, Debug, Default)]
 pub struct ChatInput {
-    /// Messages: objects with `role` and `content` (and whatever else the template reads).
+    /// Messages: objects with `role`, `content` and any other fields that the template reads.
     pub messages: Vec<Value>,
-    /// End with the opening of the assistant's turn.
+    /// Whether to end with the beginning of the assistant's turn.
     pub add_generation_prompt: bool,
-    /// Tools the model may call, as JSON schemas.
+    /// Tools that the model may call, as JSON schemas.
     pub tools: Option<Value>,
     /// Text of the BOS token.
     pub bos_token: String,
@@ -58,24 +58,24 @@ pub struct ChatInput {
     pub today: Option<(i32, u32, u32)>,
     /// Other variables (`enable_thinking`, ...).
     pub extra: Map<String, Value>,
-    /// Spellings of the vocabulary's control tokens. In messages, except the assistant's, and in
-    /// tools they are plain text; with none given, they pass for the template's markers there.
+    /// Spellings of the vocabulary's control tokens: plain text in tools and in messages other than
+    /// the assistant's. If the list is empty, they act as the template's markers.
     pub control: Vec<String>,
 }
 
-/// A template that parses.
+/// A parsed template.
 pub struct ChatTemplate {
     main: String,
-    /// The one for conversations with tools, where there is one.
+    /// The template for conversations with tools, if there is a separate one.
     tools: Option<String>,
 }
 
 impl ChatTemplate {
-    /// Reads `chat_template.jinja`, or the template in `tokenizer_config.json`; `None` when the
-    /// folder has neither.
+    /// Reads `chat_template.jinja`, or the template in `tokenizer_config.json`; `None` if there is
+    /// neither.
     ///
     /// # Errors
-    /// A template that does not parse, a file that cannot be read.
+    /// The template does not parse, or a file cannot be read.
     pub fn from_hf_dir(dir: &Path) -> Result<Option<ChatTemplate>, ChatError> {
         let path = dir.join("chat_template.jinja");
         if path.exists() {
@@ -93,7 +93,7 @@ impl ChatTemplate {
         }
     }
 
-    /// A list of named templates: the default one, and one for tools if there is one.
+    /// A list of named templates: the default one and possibly one for tools.
     fn named(list: &[Value]) -> Result<Option<ChatTemplate>, ChatError> {
         let find = |name: &str| {
             let entry = list.iter().find(|t| t["name"] == name);
@@ -110,16 +110,16 @@ impl ChatTemplate {
     /// Parses a template.
     ///
     /// # Errors
-    /// A template that does not parse, or is larger than any that is used.
+    /// The template does not parse, or is longer than 256 KiB.
     pub fn new(source: &str) -> Result<ChatTemplate, ChatError> {
         Ok(ChatTemplate { main: checked(source)?, tools: None })
     }
 
-    /// The prompt for a conversation.
+    /// Renders the prompt of a conversation.
     ///
     /// # Errors
-    /// What the template reports, for instance roles in an order it does not take; a template
-    /// that takes more time or memory than any conversation needs.
+    /// The template fails, for instance because of the order of roles, or exceeds the limits on
+    /// time or memory.
     pub fn render(&self, input: &ChatInput) -> Result<ChatPrompt, ChatError> {
         let source = match (&self.tools, &input.tools) {
             (Some(source), Some(_)) => source,
@@ -141,11 +141,11 @@ impl ChatTemplate {
     }
 }
 
-/// Messages joined by newlines: the prompt of a model without a template. `control` as in
+/// Joins messages by newlines: the prompt of a model without a template. `control` as in
 /// [`ChatInput`].
 ///
 /// # Errors
-/// Messages that hold every private character.
+/// The messages use all private characters.
 pub fn join_messages(messages: &[Value], control: &[String]) -> Result<ChatPrompt, ChatError> {
     let all: Vec<&Value> = messages.iter().collect();
     let none = || ChatError::Render("the messages hold every private character".into());
@@ -159,10 +159,10 @@ pub fn join_messages(messages: &[Value], control: &[String]) -> Result<ChatPromp
     Ok(prompt)
 }
 
-/// A source that compiles: with line ends as Jinja reads them, and with the marks that templates
-/// bear for training (`{% generation %}`), which change nothing in the text, as plain blocks.
+/// A source that compiles: with Jinja's line ends, and with training marks (`{% generation %}`),
+/// which do not change the text, as plain blocks.
 fn checked(source: &str) -> Result<String, ChatError> {
-    // What is too long is refused below, as it is.
+    // A source that is too long is refused below.
     let source = match source.len() <= limits::SOURCE {
         true => plain_marks(&source.replace("\r\n", "\n").replace('\r', "\n")),
         false => source.to_string(),
@@ -174,12 +174,12 @@ fn checked(source: &str) -> Result<String, ChatError> {
     Ok(source)
 }
 
-/// `{% generation %}` becomes `{% if true %}`, with the signs at its ends that say what happens to
-/// the white space around it. Texts, comments and other tags stay as they are.
+/// Turns `{% generation %}` into `{% if true %}`, keeping the signs that control white space.
+/// Texts, comments and other tags are not changed.
 fn plain_marks(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
-    // One pass: looking for each kind of tag by itself would read the rest again for every tag.
+    // One pass, since a separate search for each kind of tag would reread the rest for every tag.
     while let Some(at) = rest.find('{') {
         let (before, tag) = rest.split_at(at);
         out.push_str(before);
@@ -209,7 +209,7 @@ fn plain_marks(source: &str) -> String {
     out + rest
 }
 
-/// What a template reads.
+/// The variables of a template.
 fn context(input: &ChatInput, mask: &Mask) -> Map<String, Value> {
     let mut messages = input.messages.clone();
     messages.iter_mut().for_each(|m| mask.message(m));
@@ -243,7 +243,7 @@ fn render(
     Ok(text)
 }
 
-/// Runs on a thread whose stack is known to suffice, whoever calls.
+/// Runs on a thread with a stack of known size.
 fn on_own_stack<T: Send>(
     work: impl FnOnce() -> Result<T, ChatError> + Send,
 ) -> Result<T, ChatError> {
@@ -256,7 +256,7 @@ fn on_own_stack<T: Send>(
     })
 }
 
-/// Most characters of a template's own message.
+/// The most characters of a template's own message.
 const MESSAGE: usize = 400;
 
 fn one_line(e: &minijinja::Error) -> String {

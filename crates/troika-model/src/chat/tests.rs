@@ -166,7 +166,7 @@ fn expressions_render_as_in_jinja() {
     }
 }
 
-/// Renders under a limit of time: what takes longer than all limits together allow is a failure.
+/// Renders within a time limit that is longer than all limits together allow.
 fn refused(source: &str, m: &[(&str, &str)]) -> String {
     let start = std::time::Instant::now();
     let result = render(source, m);
@@ -202,7 +202,7 @@ fn no_template_runs_for_ever_or_makes_too_much() {
         "{% set ns = namespace(s='ab') %}{% for i in range(99) %}{% set ns.s = ns.s * 2 %}{% endfor %}",
         "{% set ns = namespace(s='ab') %}{% for i in range(99) %}{% set ns.s = ns.s | replace('a', ns.s) %}{% endfor %}",
         "{% set ns = namespace(s='ab') %}{% for i in range(99) %}{% set ns.s = ns.s.replace('a', ns.s) %}{% endfor %}",
-        // Lists and numbers are printed for a filter that takes texts.
+        // Lists and numbers are printed when passed to a text filter.
         "{% set ns = namespace(s='ab') %}{% for i in range(99) %}{% set ns.s = [ns.s, ns.s] | replace('a', ns.s) %}{% endfor %}",
         "{% set ns = namespace(s='ab') %}{% for i in range(99) %}{% set ns.s = (ns.s * 50) | replace('a', [ns.s]) %}{% endfor %}",
         "{% set ns = namespace(s='11') %}{% for i in range(99) %}{% set ns.s = ns.s | replace(1, ns.s) %}{% endfor %}",
@@ -217,7 +217,7 @@ fn no_template_runs_for_ever_or_makes_too_much() {
         "{% set ns = namespace(s='ab') %}{% for i in range(99) %}{% set ns.s = ns.s | list | tojson %}{% endfor %}",
         "{% macro d(s) %}{{ s }}{{ s }}{% endmacro %}{% set ns = namespace(s='ab') %}{% for i in range(99) %}{% set ns.s = d(ns.s) %}{% endfor %}",
         "{% macro d(s) %}{{ caller() }}{{ caller() }}{% endmacro %}{% set ns = namespace(s='ab') %}{% for i in range(99) %}{% set t %}{% call d() %}{{ ns.s }}{% endcall %}{% endset %}{% set ns.s = t %}{% endfor %}",
-        // Lists that double, and lists of the same list twice.
+        // Lists that double, and lists that contain the same list twice.
         "{% set ns = namespace(s=[1]) %}{% for i in range(99) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
         "{% set ns = namespace(s=[1]) %}{% for i in range(99) %}{% set ns.s = ns.s * 2 %}{% endfor %}",
         "{% set ns = namespace(s=[1]) %}{% for i in range(99) %}{% set ns.s = [ns.s, ns.s] %}{% endfor %}{{ ns.s }}",
@@ -288,7 +288,7 @@ fn no_source_overflows_the_compiler() {
     ] {
         assert!(ChatTemplate::new(&source).is_err(), "{source:.40}");
     }
-    // The longest that pass.
+    // The longest that are accepted.
     let chain = format!("{{{{ {}0 }}}}", "a.b~".repeat(1000));
     assert!(ChatTemplate::new(&chain).is_ok());
     let chain = format!("{{% if 0 %}}{}{{% endif %}}", "{% elif b %}x".repeat(10_000));
@@ -348,7 +348,7 @@ fn masked(source: &str, messages: Value) -> ChatPrompt {
     ChatTemplate::new(source).unwrap().render(&input).unwrap()
 }
 
-/// The characters of a prompt that are marked as plain, with what follows them.
+/// The characters of a prompt that are marked as plain, with the text that follows.
 fn marks(p: &ChatPrompt) -> Vec<&str> {
     p.plain.iter().map(|&at| &p.text[at..(at + 6).min(p.text.len())]).collect()
 }
@@ -376,7 +376,7 @@ fn control_tokens_in_messages_are_marked() {
     assert_eq!(marks(&p), ["<s> go", "<|im_e", "<|im_s", "<|im_e", "[INST]", "<|im_s"]);
     let none = masked(t, json!([{"role": "user", "content": "a < b <|x|> ["}]));
     assert_eq!(none.text, "<|im_start|>user\na < b <|x|> [<|im_end|>\n");
-    // Only the last character might begin a spelling that goes on elsewhere.
+    // Only the last character might begin a spelling that continues elsewhere.
     assert_eq!(none.plain, [none.text.find("[<|im_end|>").unwrap()]);
 }
 
@@ -423,7 +423,7 @@ fn without_a_template_messages_are_marked_too() {
     assert_eq!(join_messages(&messages, &[]).unwrap().plain, Vec::<usize>::new());
 }
 
-/// Things templates are made of, harmless and not.
+/// Parts for random templates, harmless and harmful.
 const PIECES: [&str; 44] = [
     "{{ ",
     " }}",
@@ -471,7 +471,7 @@ const PIECES: [&str; 44] = [
     "{{ f(1) }}",
 ];
 
-/// What can be done to a text or a list, each a whole.
+/// Operations on a text or a list, each complete.
 const STEPS: [&str; 24] = [
     "n.a ~ n.a",
     "n.l + n.l",
@@ -502,7 +502,7 @@ const STEPS: [&str; 24] = [
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever is put together ends within the limits, with a prompt or with an error.
+    /// Every random template ends within the limits, with a prompt or an error.
     #[test]
     fn random_templates_end(
         picks in prop::collection::vec(0..PIECES.len(), 1..30),

@@ -1,4 +1,4 @@
-//! What most families share: the fields of a Llama-like decoder, and a layer made of them.
+//! Parts that most families share: the fields of a Llama-like decoder, and its layers.
 
 use troika_graph::{Activation, RopeStyle};
 
@@ -6,11 +6,11 @@ use super::fields::{ConfigError, Fields, bad, unsupported};
 use super::rope::RopeConfig;
 use crate::spec::{Attn, Ffn, Layer, Mlp, ModelSpec, Norm, RopeSpec};
 
-/// Where fields come from, for the few facts the formats differ in.
+/// The source of fields, for the few differences between formats.
 pub(super) enum ConfigSource {
     HuggingFace,
     Gguf {
-        /// The converter permuted q and k so that rope pairs neighbours.
+        /// Whether the converter permuted q and k so that rope pairs adjacent elements.
         interleaved: bool,
     },
 }
@@ -23,7 +23,7 @@ impl ConfigSource {
         }
     }
 
-    /// Gemma's checkpoints store the norm weight less one; GGUF files store it whole.
+    /// Gemma's checkpoints store norm weights minus one; GGUF files store them fully.
     pub fn gemma_offset(&self) -> f32 {
         match self {
             ConfigSource::HuggingFace => 1.0,
@@ -49,7 +49,7 @@ pub(super) struct Base<'a> {
     pub theta: f64,
 }
 
-/// Values a family assumes when a field is absent.
+/// A family's defaults for absent fields.
 pub(super) struct Defaults {
     pub theta: f64,
     pub tied: bool,
@@ -68,7 +68,7 @@ impl Default for Defaults {
 
 type Res<T> = Result<T, ConfigError>;
 
-/// The function of an activation's name.
+/// The activation function with a given name.
 pub(super) fn activation(name: &str) -> Res<Activation> {
     Ok(match name {
         "silu" | "swish" => Activation::Silu,
@@ -126,7 +126,7 @@ impl<'a> Base<'a> {
         Norm::Rms { eps: self.eps, offset: 0.0 }
     }
 
-    /// The rope all layers share.
+    /// The rope that all layers share.
     pub fn rope(&self) -> Res<RopeSpec> {
         let config = RopeConfig::read(self.f, None, self.theta)?;
         let partial = config.partial(1.0)?;
@@ -172,7 +172,7 @@ impl<'a> Base<'a> {
         }
     }
 
-    /// The model of the given layers.
+    /// A model with the given layers.
     pub fn model(&self, family: &str, layers: Vec<Layer>) -> ModelSpec {
         ModelSpec {
             family: family.into(),
@@ -205,7 +205,7 @@ impl<'a> Base<'a> {
         types.iter().map(kind).collect()
     }
 
-    /// `sliding_window`, unless `use_sliding_window` is absent or false; null is none.
+    /// `sliding_window`, unless `use_sliding_window` is absent or false; null means none.
     pub fn optional_window(&self, default: Option<usize>) -> Res<Option<usize>> {
         if self.f.flag("use_sliding_window")? != Some(true) {
             return Ok(None);

@@ -1,4 +1,4 @@
-//! Sizes that configs may leave out, as the transformers library's config classes have them.
+//! Default sizes for absent config fields, from the transformers library's config classes.
 
 use serde_json::{Map, Value};
 
@@ -11,7 +11,7 @@ const SIZES: [&str; 6] = [
     "num_key_value_heads",
 ];
 
-/// Values of [`SIZES`]; 0 key/value heads: as many as heads.
+/// Values for [`SIZES`]; 0 key/value heads mean as many as heads.
 const CLASSES: &[(&str, [u32; 6])] = &[
     ("deepseek_v2", [102_400, 4096, 11_008, 32, 32, 0]),
     ("exaone4", [102_400, 4096, 16_384, 32, 32, 32]),
@@ -34,9 +34,8 @@ const CLASSES: &[(&str, [u32; 6])] = &[
     ("smollm3", [128_256, 2048, 11_008, 36, 16, 4]),
 ];
 
-/// The config with what its class assumes. The library writes the sizes of a model of its own
-/// (without them something is wrong, which reading then says) but leaves out of a nested config
-/// whatever is the class's default.
+/// Adds a config's class defaults. At the top level the library writes all sizes (a missing one is
+/// an error when read), but in a nested config it omits those that equal the class's default.
 pub(super) fn fill(name: &str, config: &Map<String, Value>, nested: bool) -> Map<String, Value> {
     let mut filled = config.clone();
     let Some((_, sizes)) = CLASSES.iter().find(|c| c.0 == name) else { return filled };

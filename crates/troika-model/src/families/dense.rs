@@ -1,4 +1,4 @@
-//! Dense decoders in Llama's mould: Llama, InternLM2, Mistral, Qwen2, Qwen3, EXAONE 4, SmolLM3.
+//! Dense Llama-like decoders: Llama, InternLM2, Mistral, Qwen2, Qwen3, EXAONE 4, SmolLM3.
 
 use super::base::{Base, ConfigSource, Defaults};
 use super::fields::{ConfigError, Fields, bad};
@@ -11,7 +11,7 @@ pub(super) fn llama(f: Fields<'_>, source: &ConfigSource) -> Res {
     let bias = f.flag("attention_bias")?.unwrap_or(false);
     let mut attn = b.attn(Some(b.rope()?));
     (attn.qkv_bias, attn.o_bias) = (bias, f.flag("attention_out_bias")?.unwrap_or(bias));
-    // Mistral's GGUF files are of this architecture; a config of it has no window.
+    // Mistral's GGUF files use this architecture; Llama configs have no window.
     if matches!(source, ConfigSource::Gguf { .. }) {
         attn.window = f.window("sliding_window")?;
     }
@@ -71,8 +71,8 @@ pub(super) fn qwen3(f: Fields<'_>, source: &ConfigSource) -> Res {
     Ok(b.model("qwen3", layers.collect()))
 }
 
-/// EXAONE 4: norms after attention and feed-forward; in hybrid models only the layers with a
-/// window use rope.
+/// EXAONE 4: norms after attention and feed-forward. In hybrid models only layers with a window use
+/// rope.
 pub(super) fn exaone4(f: Fields<'_>, source: &ConfigSource) -> Res {
     let b = Base::read(f, source, Defaults { eps: 1e-5, ..Defaults::default() })?;
     let window = f.window_or("sliding_window", Some(4096))?;
@@ -93,8 +93,8 @@ pub(super) fn exaone4(f: Fields<'_>, source: &ConfigSource) -> Res {
     Ok(b.model("exaone4", layers.collect()))
 }
 
-/// `sliding_window_pattern`: every n-th layer is global, or letters (`LLLG`), which leave the last
-/// layer global.
+/// `sliding_window_pattern`: a number n makes every n-th layer global; letters (`LLLG`) do the same
+/// and also make the last layer global.
 fn window_pattern(f: Fields<'_>, layers: usize) -> Result<Box<dyn Fn(usize) -> bool>, ConfigError> {
     if let Some(letters) = f.get("sliding_window_pattern").and_then(|v| v.as_str()) {
         let local: Vec<bool> = letters.chars().map(|c| c == 'L').collect();
@@ -113,7 +113,7 @@ pub(super) fn smollm3(f: Fields<'_>, source: &ConfigSource) -> Res {
     let b = Base::read(f, source, d)?;
     let interval = f.count_opt("no_rope_layer_interval")?.unwrap_or(4).max(1);
     let with_rope: Vec<bool> = match f.per_layer("no_rope_layers", b.layers)? {
-        // The field's name misleads: 1 marks the layers that do use rope.
+        // Despite the field's name, 1 marks layers that use rope.
         Some(list) => list
             .iter()
             .map(|v| match v.as_u64() {

@@ -1,14 +1,14 @@
-//! Typed reading of `config.json` fields, with bounds.
+//! Reads `config.json` fields with types and bounds.
 
 use serde_json::{Map, Value};
 
 /// Why a config cannot be used. Each message names the field and what is supported.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// A field that must be there is not.
+    /// A required field is missing.
     #[error("the config has no {0}")]
     Missing(String),
-    /// A field of the wrong kind or out of range.
+    /// A field of the wrong type or out of range.
     #[error("the config's {field} is {value}, which is {problem}")]
     Bad {
         /// Field.
@@ -18,21 +18,21 @@ pub enum ConfigError {
         /// What is wrong with it.
         problem: String,
     },
-    /// Something this build does not support.
+    /// A feature that this build does not support.
     #[error("{what} is not supported; supported: {supported}")]
     Unsupported {
-        /// What the config asks for.
+        /// The requested feature.
         what: String,
-        /// What would work.
+        /// The supported alternatives.
         supported: String,
     },
 }
 
-/// Widths, counts and the like stay below this, so products of a few cannot overflow.
+/// The limit of widths, counts and similar, so that products of a few cannot overflow.
 const MAX_SIZE: u64 = 1 << 24;
-/// Layers and experts.
+/// The limit of layers and experts.
 const MAX_COUNT: u64 = 4096;
-/// Positions.
+/// The limit of positions.
 const MAX_CONTEXT: u64 = 1 << 31;
 
 /// The fields of a config object.
@@ -50,7 +50,7 @@ pub(super) fn unsupported(what: impl Into<String>, supported: impl Into<String>)
 }
 
 impl<'a> Fields<'a> {
-    /// A field that is there and not null.
+    /// A field that is present and not null.
     pub fn get(&self, name: &str) -> Option<&'a Value> {
         self.0.get(name).filter(|v| !v.is_null())
     }
@@ -72,7 +72,7 @@ impl<'a> Fields<'a> {
         self.integer(name, 1, MAX_SIZE)
     }
 
-    /// A number of layers, experts, groups; may be 0.
+    /// A number of layers, experts or groups; may be 0.
     pub fn count_opt(&self, name: &str) -> Res<Option<usize>> {
         self.integer(name, 0, MAX_COUNT)
     }
@@ -102,7 +102,7 @@ impl<'a> Fields<'a> {
     pub fn positive(&self, name: &str) -> Res<Option<f64>> {
         match self.number(name)? {
             Some(n) if n <= 0.0 => Err(bad(name, n, "not more than 0")),
-            // Single precision would make it 0.
+            // It would become 0 in single precision.
             Some(n) if n < 1e-30 => Err(bad(name, format!("{n:?}"), "less than 1e-30")),
             n => Ok(n),
         }
@@ -123,12 +123,12 @@ impl<'a> Fields<'a> {
         v.as_object().map(|o| Some(Fields(o))).ok_or_else(|| bad(name, v, "not an object"))
     }
 
-    /// As [`Fields::window`], but absent means the default (null still means none).
+    /// Like [`Fields::window`], with a default if absent (null still means none).
     pub fn window_or(&self, name: &str, default: Option<usize>) -> Res<Option<usize>> {
         if self.0.contains_key(name) { self.window(name) } else { Ok(default) }
     }
 
-    /// A list with at least one entry per layer, cut to the layers.
+    /// A list with at least one entry per layer, truncated to the layers.
     pub fn per_layer(&self, name: &str, layers: usize) -> Res<Option<&'a [Value]>> {
         let Some(v) = self.get(name) else { return Ok(None) };
         let list = v.as_array().ok_or_else(|| bad(name, v, "not a list"))?;
@@ -152,7 +152,7 @@ impl<'a> Fields<'a> {
         Ok(Some(list))
     }
 
-    /// Finite numbers.
+    /// A list of finite numbers.
     pub fn numbers(&self, name: &str) -> Res<Option<Vec<f64>>> {
         let Some(v) = self.get(name) else { return Ok(None) };
         let list = v.as_array().ok_or_else(|| bad(name, v, "not a list"))?;

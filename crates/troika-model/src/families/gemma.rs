@@ -28,7 +28,7 @@ fn read<'a>(
     Ok(b)
 }
 
-/// Gemma 2 and 3 have their activation in another field, and read only that.
+/// Gemma 2 and 3 read their activation from another field only.
 fn read_newer<'a>(
     f: Fields<'a>,
     source: &'a ConfigSource,

@@ -1,4 +1,4 @@
-//! GGUF metadata translated to the field names of `config.json`.
+//! Translates GGUF metadata to the field names of `config.json`.
 
 use std::sync::Arc;
 
@@ -9,8 +9,8 @@ use super::fields::{ConfigError, bad, unsupported};
 use crate::spec::ModelSpec;
 use crate::spec::{Checkpoint, GgufMeta, GgufValue};
 
-/// Architectures, the family that reads them, and whether their files permute q and k so that
-/// rope pairs neighbours (llama.cpp's "normal" rope).
+/// Architectures, the families that read them, and whether their files permute q and k so that rope
+/// pairs adjacent elements (llama.cpp's "normal" rope).
 const ARCHITECTURES: &[(&str, &str, bool)] = &[
     ("llama", "llama", true),
     ("internlm2", "internlm2", true),
@@ -31,7 +31,7 @@ const ARCHITECTURES: &[(&str, &str, bool)] = &[
     ("gpt-oss", "gpt_oss", false),
 ];
 
-/// Fields that only change their name.
+/// Fields whose name changes but not their value.
 const RENAMED: &[(&str, &str)] = &[
     ("block_count", "num_hidden_layers"),
     ("context_length", "max_position_embeddings"),
@@ -67,12 +67,12 @@ fn to_json(v: &GgufValue) -> Value {
         GgufValue::Float(n) => json!(n),
         GgufValue::Bool(b) => json!(b),
         GgufValue::Str(s) => json!(s),
-        // Per-layer numbers are read where all layers agree; see `uniform`.
+        // Per-layer numbers are used where all layers agree; see `uniform`.
         GgufValue::Array(a) => Value::Array(a.iter().map(to_json).collect()),
     }
 }
 
-/// A per-layer list of one repeated value is that value. Long lists are not copied to find out.
+/// Turns a per-layer list of one repeated value into that value, without copying long lists.
 fn uniform(key: &str, v: &GgufValue) -> Res<Value> {
     let GgufValue::Array(list) = v else { return Ok(to_json(v)) };
     match list.first() {
@@ -81,7 +81,7 @@ fn uniform(key: &str, v: &GgufValue) -> Res<Value> {
     }
 }
 
-/// Whether rope pairs neighbours in files of this architecture.
+/// Whether rope pairs adjacent elements in files of this architecture.
 pub(super) fn interleaved(meta: &GgufMeta) -> bool {
     ARCHITECTURES.iter().any(|a| Some(a.0) == meta.architecture() && a.2)
 }
@@ -128,8 +128,8 @@ pub(super) fn config(
     Ok((family, c))
 }
 
-/// Tensors whose presence says something of the model. One that is there in a type that is not
-/// read must not count as absent: the model would run, and say something else.
+/// Tensors whose presence describes the model. One with an unsupported type must not count as
+/// absent, since the model would then run but give wrong output.
 const TELLING: [&str; 10] = [
     "output.weight",
     "output.bias",
@@ -159,8 +159,8 @@ fn refuse_unusable(files: &dyn Checkpoint) -> Res<()> {
     Ok(())
 }
 
-/// Numbers of the architecture's own keys are finite. Where they are read, one that is none would
-/// count as not given.
+/// Checks that numbers under the architecture's keys are finite. Otherwise a non-finite one would
+/// count as absent.
 fn refuse_numbers(meta: &GgufMeta) -> Res<()> {
     let Some(arch) = meta.architecture() else { return Ok(()) };
     for (key, value) in &meta.0 {
@@ -178,7 +178,7 @@ fn refuse_numbers(meta: &GgufMeta) -> Res<()> {
     Ok(())
 }
 
-/// Ends of keys whose values are numbers.
+/// Suffixes of keys with numeric values.
 const NUMBERS: [&str; 9] = [
     ".rope.freq_base",
     ".rope.freq_base_swa",
@@ -191,7 +191,7 @@ const NUMBERS: [&str; 9] = [
     ".attention.value_length",
 ];
 
-/// Keys and values of different widths exist in latent attention only.
+/// Only latent attention has keys and values of different widths.
 fn refuse_widths(meta: &GgufMeta, family: &str) -> Res<()> {
     let width = |key: &str| meta.arch(key).and_then(GgufValue::as_u64);
     if let (Some(k), Some(v)) = (width("attention.key_length"), width("attention.value_length"))
@@ -204,7 +204,7 @@ fn refuse_widths(meta: &GgufMeta, family: &str) -> Res<()> {
     Ok(())
 }
 
-/// Families that rotate whole heads, whatever their config says.
+/// Families that always rotate whole heads, whatever their config says.
 const WHOLE_HEADS: [&str; 2] = ["gemma3_text", "phimoe"];
 
 /// Rope base, partial rotation and scaling.
@@ -216,7 +216,7 @@ fn rope(
 ) -> Res<()> {
     let number = |key: &str| meta.arch(key).and_then(GgufValue::as_f64);
     let mut p = Map::new();
-    // llama.cpp's own default where a file says nothing.
+    // llama.cpp's default if the file has none.
     p.insert("rope_theta".into(), json!(number("rope.freq_base").unwrap_or(10_000.0)));
     let original = number("rope.scaling.original_context_length");
     if let Some(n) = original {
@@ -236,15 +236,15 @@ fn rope(
     let hidden = c.get("hidden_size").and_then(Value::as_f64);
     let head_dim = c.get("head_dim").and_then(Value::as_f64);
     let head_dim = head_dim.or_else(|| Some(hidden? / heads?));
-    // Always said: a family's config may mean less than all by saying nothing.
+    // Always set, since a family's default may be less than the whole head.
     if let Some(head_dim) = head_dim {
         let dims = number("rope.dimension_count").unwrap_or(head_dim);
-        // Latent attention rotates a part of a head that has a width of its own.
+        // In latent attention the rotated part of a head has its own width.
         if dims > head_dim && !c.contains_key("kv_lora_rank") {
             let problem = format!("more than the {head_dim} dimensions of a head");
             return Err(bad("rope.dimension_count", dims, problem));
         }
-        // A little more than the ratio, so that the product is not rounded to one less.
+        // Slightly more than the ratio, so that the product does not round down.
         p.insert("partial_rotary_factor".into(), json!(((dims + 1e-3) / head_dim).min(1.0)));
         if dims < head_dim && WHOLE_HEADS.contains(&family) {
             let what = format!("rope.dimension_count {dims} in heads of {head_dim}");
@@ -299,7 +299,7 @@ fn floats(files: &dyn Checkpoint, name: &str) -> Option<Vec<f32>> {
     Some(out)
 }
 
-/// Facts that files of some architectures leave to the reader.
+/// Facts that files of some architectures omit.
 fn family_facts(family: &str, meta: &GgufMeta, c: &mut Map<String, Value>) -> Res<()> {
     let layers = c.get("num_hidden_layers").and_then(Value::as_u64).unwrap_or(0);
     let heads = c.get("num_attention_heads").and_then(Value::as_u64).unwrap_or(1).max(1);
@@ -314,7 +314,7 @@ fn family_facts(family: &str, meta: &GgufMeta, c: &mut Map<String, Value>) -> Re
             c.entry("sliding_window").or_insert(Value::Null);
         }
         "gemma2" => {
-            // The 27B model alone scales by hidden / heads; the file does not say so.
+            // Only the 27B model scales by hidden / heads; the file does not say so.
             let scalar = if layers == 46 { Some(json!(hidden / heads)) } else { None };
             scale_by(c, scalar);
         }
@@ -342,12 +342,12 @@ fn window_pattern(meta: &GgufMeta, layers: u64, c: &mut Map<String, Value>) {
     let types = match meta.arch("attention.sliding_window_pattern") {
         Some(GgufValue::Array(list)) => {
             let local = |v: &GgufValue| v.as_bool().unwrap_or(v.as_u64().unwrap_or(0) > 0);
-            // As below: no more than one entry beyond the layers, by which the length is refused.
+            // At most one entry beyond the layers, as below, so that the wrong length is refused.
             let most = usize::try_from(layers).unwrap_or(usize::MAX).min(1 << 16) + 1;
             list.iter().take(most).map(|v| kind(local(v))).collect()
         }
         Some(v) => match v.as_u64() {
-            // More layers than any model has are refused where they are read.
+            // More layers than any model has are refused when they are read.
             Some(n) => (0..layers.min(1 << 16)).map(|i| kind(n == 0 || (i + 1) % n != 0)).collect(),
             None => return,
         },
@@ -356,7 +356,7 @@ fn window_pattern(meta: &GgufMeta, layers: u64, c: &mut Map<String, Value>) {
     c.insert("layer_types".into(), Value::Array(types));
 }
 
-/// Older files leave the experts' widths to be derived.
+/// Older files omit the experts' widths: derives them.
 fn expert_widths(c: &mut Map<String, Value>) {
     let Some(inter) = c.get("intermediate_size").and_then(Value::as_u64) else { return };
     let used = c.get("num_experts_per_tok").and_then(Value::as_u64).unwrap_or(1).max(1);
@@ -369,7 +369,7 @@ fn scale_by(c: &mut Map<String, Value>, scalar: Option<Value>) {
     c.insert("query_pre_attn_scalar".into(), scalar.unwrap_or(head_dim));
 }
 
-/// Gemma 3 scales the global rope only; local layers have a base of their own.
+/// Gemma 3 scales only the global rope; local layers have their own base.
 fn gemma3_ropes(meta: &GgufMeta, c: &mut Map<String, Value>) {
     let local = meta.arch("rope.freq_base_swa").and_then(GgufValue::as_f64).unwrap_or(10_000.0);
     let mut global = c.get("rope_parameters").cloned().unwrap_or(json!({}));
@@ -400,7 +400,7 @@ fn deepseek(meta: &GgufMeta, c: &mut Map<String, Value>) -> Res<()> {
     c.insert("qk_rope_head_dim".into(), json!(rope));
     c.insert("qk_nope_head_dim".into(), json!(nope));
     c.insert("v_head_dim".into(), json!(value));
-    // The file counts heads of the compressed form; the model's own are as many as queries.
+    // The file counts heads of the compressed form; the model has as many as query heads.
     c.remove("num_key_value_heads");
     c.remove("head_dim");
     for flag in ["attention_bias", "mlp_bias"] {
@@ -416,11 +416,11 @@ fn deepseek(meta: &GgufMeta, c: &mut Map<String, Value>) -> Res<()> {
     }
     if let Some(Value::Object(p)) = c.get_mut("rope_parameters") {
         p.remove("partial_rotary_factor");
-        // Stored as 0.1 * mscale_all_dim; mscale itself is not stored and equals it in all
-        // published models.
+        // Stored as 0.1 * mscale_all_dim. mscale itself is not stored; in all published models it
+        // is equal.
         let log = meta.arch("rope.scaling.yarn_log_multiplier").and_then(GgufValue::as_f64);
         if let Some(m) = log.filter(|m| *m != 0.0) {
-            // Kept to the digits a config has: the file stores a single-precision product.
+            // Rounded to a config's digits, since the file stores a single-precision product.
             let m = (m * 10.0 * 1e5).round() / 1e5;
             p.insert("mscale".into(), json!(m));
             p.insert("mscale_all_dim".into(), json!(m));
@@ -429,10 +429,10 @@ fn deepseek(meta: &GgufMeta, c: &mut Map<String, Value>) -> Res<()> {
     Ok(())
 }
 
-/// Llama 3's frequency factors come as a tensor: each divides one frequency.
+/// Llama 3's frequency factors are in a tensor: each divides one frequency.
 pub(super) fn apply_rope_factors(spec: &mut ModelSpec, files: &dyn Checkpoint) -> Res<()> {
     let Some(factors) = floats(files, "rope_freqs.weight") else { return Ok(()) };
-    // Layers that shared one list of frequencies share the new one.
+    // Layers that shared a list of frequencies share the new one.
     let mut made: Option<[Arc<[f32]>; 2]> = None;
     for layer in &mut spec.layers {
         let Some(rope) = &mut layer.attn.rope else { continue };

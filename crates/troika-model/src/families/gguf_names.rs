@@ -8,7 +8,7 @@ use crate::spec::{Checkpoint, Recipe};
 use crate::spec::{Ffn, Key, Layer, ModelSpec, WeightRole};
 
 pub(super) struct GgufNames {
-    /// Layers with a gate of their own; in others `ffn_up` holds gate and up (Phi-3).
+    /// Layers with a separate gate; in others `ffn_up` holds gate and up (Phi-3).
     gated: HashSet<usize>,
 }
 
@@ -55,7 +55,7 @@ fn whole(names: &[&str]) -> Candidates {
     names.iter().map(|n| Recipe::whole(*n)).collect()
 }
 
-/// The rows of one expert in a tensor of all, or a tensor of its own (old files).
+/// The rows of an expert in a tensor of all experts, or a separate tensor (old files).
 fn expert(part: &str, e: usize, rows: usize) -> Candidates {
     vec![
         Recipe::rows(format!("ffn_{part}_exps.weight"), e * rows..(e + 1) * rows),
@@ -63,7 +63,7 @@ fn expert(part: &str, e: usize, rows: usize) -> Candidates {
     ]
 }
 
-/// The row of one expert in a tensor of all biases.
+/// The row of an expert in a tensor of all biases.
 fn expert_bias(part: &str, e: usize) -> Candidates {
     vec![Recipe::rows(format!("ffn_{part}_exps.bias"), e..e + 1)]
 }
@@ -86,7 +86,7 @@ impl GgufNames {
             WeightRole::AttnPreBias => whole(&["attn_norm.bias"]),
             WeightRole::AttnPost => whole(&["post_attention_norm.weight", "attn_post_norm.weight"]),
             WeightRole::FfnPre if layer.attn_post.is_some() => whole(&["ffn_norm.weight"]),
-            // gpt-oss files call it by what it follows.
+            // gpt-oss files name it after the layer before it.
             WeightRole::FfnPre => whole(&["ffn_norm.weight", "post_attention_norm.weight"]),
             WeightRole::FfnPreBias => whole(&["ffn_norm.bias"]),
             WeightRole::FfnPost => whole(&["post_ffw_norm.weight", "ffn_post_norm.weight"]),
@@ -172,7 +172,7 @@ fn gate_up_expert(layer: &Layer, role: WeightRole, e: usize) -> Candidates {
     all
 }
 
-/// New files split the key/value expansion per head and transpose the key's; old ones do not.
+/// New files split the key/value expansion by head and transpose the keys' part; old ones do not.
 fn latent(layer: &Layer, role: WeightRole, head: usize) -> Candidates {
     let a = &layer.attn;
     let Some(l) = a.latent else { return Vec::new() };

@@ -1,5 +1,5 @@
-//! Tensor names of Hugging Face checkpoints, all families in one table: a name that exists means
-//! the same thing everywhere but for the norms around feed-forwards.
+//! Tensor names of Hugging Face checkpoints in one table for all families. Equal names have equal
+//! meanings everywhere, except for norms around feed-forwards.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use super::names::{Candidates, TensorNames};
 use crate::spec::{Attn, Ffn, Key, Layer, ModelSpec, Moe, WeightRole};
 use crate::spec::{Cols, Recipe};
 
-/// Prefixes of the decoder's tensors: usual, bare, and inside multimodal models.
+/// Prefixes of the decoder's tensors: usual, none, and those of multimodal models.
 const PREFIXES: [&str; 4] = ["model.", "", "language_model.model.", "model.language_model."];
 
 pub(super) struct HfNames;
@@ -142,14 +142,14 @@ impl One<'_> {
             WeightRole::AttnPreBias => whole(&["input_layernorm.bias"]),
             WeightRole::AttnPost => whole(&["post_attention_layernorm.weight"]),
             WeightRole::FfnPost => whole(&["post_feedforward_layernorm.weight"]),
-            // The same name is the norm after attention in models that have one.
+            // In models with a norm after attention, this name means that norm.
             WeightRole::FfnPre if sandwich => whole(&["pre_feedforward_layernorm.weight"]),
             WeightRole::FfnPre => whole(&["post_attention_layernorm.weight", "ffn_norm.weight"]),
             _ => whole(&["post_attention_layernorm.bias"]),
         }
     }
 
-    /// Rows of q, k and v in a projection that packs them one after the other.
+    /// The rows of q, k and v in a projection that packs them in this order.
     fn packed_rows(&self, role: WeightRole) -> Range<usize> {
         let a = &self.layer.attn;
         let (q, k) = (a.heads * a.k_dim, a.kv_heads * a.k_dim);
@@ -242,7 +242,7 @@ impl One<'_> {
     }
 }
 
-/// InternLM2 packs, per key/value head, its query heads, the key and the value.
+/// InternLM2 packs by key/value head: its query heads, the key and the value.
 fn grouped(a: &Attn, role: WeightRole) -> Recipe {
     let per_kv = a.heads / a.kv_heads.max(1);
     let group = (per_kv + 2) * a.k_dim;

@@ -1,7 +1,7 @@
-//! From a config (or GGUF metadata) to a [`ModelSpec`], plus where the tensors are.
+//! From a config or GGUF metadata to a [`ModelSpec`] and the names of its tensors.
 //!
-//! Each family is one function that reads fields; there is one set of functions for both sources:
-//! GGUF metadata is first translated to the config's field names.
+//! Each family is one function that reads fields. The same functions serve both sources: GGUF
+//! metadata is first translated to the config's field names.
 
 mod base;
 mod defaults;
@@ -28,19 +28,19 @@ pub use names::{Candidates, TensorNames, needs_no_place};
 use base::ConfigSource;
 use fields::{Fields, bad, unsupported};
 
-/// A model's description and where its tensors are.
+/// A model's description and the names of its tensors.
 pub struct DescribedModel {
     /// The description.
     pub spec: ModelSpec,
     /// The table of tensor names.
     pub names: Box<dyn TensorNames>,
-    /// How linear layers are packed, when the checkpoint is quantized to four bits.
+    /// How linear layers are packed, if the checkpoint is quantized to four bits.
     pub int4: Option<Int4Config>,
 }
 
-/// Experts of all layers together, and likewise heads of latent attention, which have weights of
-/// their own. The largest published models have less than a tenth of it; a list of what each of
-/// them needs stays small.
+/// The most experts, and likewise the most heads of latent attention, of all layers together, since
+/// each has its own weights. The largest published models have less than a tenth of it, and the
+/// list of their weights stays small.
 const MAX_PARTS: usize = 1 << 18;
 
 type FamilyFn = fn(Fields<'_>, &ConfigSource) -> Result<ModelSpec, ConfigError>;
@@ -68,7 +68,7 @@ const FAMILIES: &[(&str, FamilyFn)] = &[
     ("smollm3", dense::smollm3),
 ];
 
-/// All `model_type`s this build reads.
+/// All `model_type`s that this build reads.
 pub fn supported() -> Vec<&'static str> {
     FAMILIES.iter().map(|f| f.0).collect()
 }
@@ -83,11 +83,11 @@ fn family(name: &str) -> Result<FamilyFn, ConfigError> {
 /// Reads a `config.json`.
 ///
 /// # Errors
-/// An unknown `model_type`, a field that is missing, impossible or asks for something unsupported.
+/// An unknown `model_type`, or a field that is missing, impossible or unsupported.
 pub fn from_config(config: &Value) -> Result<DescribedModel, ConfigError> {
     let object = config.as_object().ok_or_else(|| bad("config", "this", "not a JSON object"))?;
     let outer = Fields(object);
-    // Multimodal configs keep the language model's fields in an object of their own.
+    // Multimodal configs have the language model's fields in a separate object.
     let text = outer.object("text_config")?;
     let fields = text.unwrap_or(outer);
     if text.is_some() && outer.get("model_type").is_some_and(|t| t == "paligemma") {
@@ -109,10 +109,10 @@ pub fn from_config(config: &Value) -> Result<DescribedModel, ConfigError> {
     Ok(DescribedModel { spec, names: Box::new(hf_names::HfNames), int4 })
 }
 
-/// Reads GGUF metadata. `files` tells which tensors exist (biases, tied heads, rope factors).
+/// Reads GGUF metadata. `files` shows which tensors exist (biases, tied heads, rope factors).
 ///
 /// # Errors
-/// As [`from_config`].
+/// Those of [`from_config`].
 pub fn from_gguf(meta: &GgufMeta, files: &dyn Checkpoint) -> Result<DescribedModel, ConfigError> {
     let (name, config) = gguf::config(meta, files)?;
     let source = ConfigSource::Gguf { interleaved: gguf::interleaved(meta) };
@@ -122,7 +122,7 @@ pub fn from_gguf(meta: &GgufMeta, files: &dyn Checkpoint) -> Result<DescribedMod
     Ok(DescribedModel { names: Box::new(gguf_names::GgufNames::new(files)), spec, int4: None })
 }
 
-/// Refuses products of fields, each of which alone is possible, that no model has.
+/// Refuses combinations of fields that are possible individually but too large together.
 fn possible(spec: &ModelSpec) -> Result<(), ConfigError> {
     let (mut experts, mut heads) = (0usize, 0usize);
     for layer in &spec.layers {

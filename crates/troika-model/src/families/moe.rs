@@ -10,7 +10,7 @@ use crate::spec::{Ffn, Latent, Mlp, ModelSpec, Moe, Norm, QkNorm, SharedExpert};
 
 type Res = Result<ModelSpec, ConfigError>;
 
-/// The number of experts, by any of its names, and how many a token visits.
+/// The number of experts, by any of its names, and the number chosen per token.
 pub(super) fn experts(
     f: Fields<'_>,
     experts: usize,
@@ -56,7 +56,7 @@ pub(super) fn mixtral(f: Fields<'_>, source: &ConfigSource) -> Res {
     Ok(b.model("mixtral", vec![layer; b.layers]))
 }
 
-/// Which layers are dense: listed ones, and all but every n-th.
+/// Which layers are dense: those in a list, and all except every n-th.
 fn dense_layers(b: &Base<'_>) -> Result<Vec<bool>, ConfigError> {
     let step = b.f.count_opt("decoder_sparse_step")?.unwrap_or(1).max(1);
     let listed = b.f.numbers("mlp_only_layers")?.unwrap_or_default();
@@ -128,7 +128,7 @@ pub(super) fn deepseek_v2(f: Fields<'_>, source: &ConfigSource) -> Res {
     let bias = f.flag("attention_bias")?.unwrap_or(false);
     let mlp_bias = f.flag("mlp_bias")?.unwrap_or(false);
     let config = RopeConfig::read(f, None, b.theta)?;
-    // Rope pairs neighbours in both file formats; only its own part of a head is rotated.
+    // Rope pairs adjacent elements in both file formats; only part of a head is rotated.
     let rope = config.build(rope_dim, 1.0, RopeStyle::Interleaved, b.context)?;
     let mut attn = b.attn(Some(rope));
     attn.scale *= config.yarn_scale(b.context)? as f32;
@@ -137,7 +137,7 @@ pub(super) fn deepseek_v2(f: Fields<'_>, source: &ConfigSource) -> Res {
         true => f.size_opt("q_lora_rank")?,
         false => Some(1536),
     };
-    // The library's compressed norms keep their own default epsilon.
+    // In the library, the compressed norms have their own default epsilon.
     let norm = Norm::Rms { eps: 1e-6, offset: 0.0 };
     let kv_rank = f.size_opt("kv_lora_rank")?.unwrap_or(512);
     attn.latent = Some(Latent { q_rank, kv_rank, nope, rope: rope_dim, norm, bias });
@@ -203,7 +203,7 @@ pub(super) fn gpt_oss(f: Fields<'_>, source: &ConfigSource) -> Res {
         context: 131_072,
         ..Defaults::default()
     };
-    // Without any rope field the class has yarn, which its own configs do not truncate.
+    // Without any rope field the class defaults to yarn, not truncated in its own configs.
     let mut filled = f.0.clone();
     let said = f.get("rope_parameters").is_some() || f.get("rope_scaling").is_some();
     let f = if said {

@@ -1,25 +1,25 @@
-//! From logical weights to tensors of files.
+//! Maps logical weights to tensors in files.
 
 use crate::spec::Recipe;
 use crate::spec::{Key, ModelSpec};
 
-/// Candidates for a weight, best first: the first whose tensor exists in the files is taken.
+/// Candidates for a weight, best first: the first one whose tensor exists is used.
 pub type Candidates = Vec<Recipe>;
 
-/// A family's table of tensor names. Pure: it only says where a weight would be.
+/// A family's table of tensor names. It only says where a weight would be.
 pub trait TensorNames: Send + Sync {
-    /// Where the weight may be found.
+    /// The places where the weight may be.
     fn candidates(&self, spec: &ModelSpec, key: Key) -> Candidates;
 
-    /// The layer that a tensor belongs to, by its name.
+    /// The layer of a tensor, from its name.
     fn layer(&self, tensor: &str) -> Option<usize>;
 
-    /// The key of the model's description that says how many layers there are.
+    /// The config key that gives the number of layers.
     fn layers_key(&self) -> &'static str;
 }
 
-/// Parts of names of tensors that files hold beside a decoder's weights: tables and masks that are
-/// computed anew, and the parts of multimodal models that read pictures and sounds.
+/// Parts of names of tensors that are not weights of the decoder: tables and masks that are
+/// computed anew, and the vision and audio parts of multimodal models.
 const BESIDE: [&str; 12] = [
     "rotary_emb.",
     "rope_freqs",
@@ -35,7 +35,7 @@ const BESIDE: [&str; 12] = [
     "mm_projector",
 ];
 
-/// Whether a tensor is none of a decoder's weights, by its name.
+/// Whether a tensor is not a weight of the decoder, by its name.
 pub fn needs_no_place(tensor: &str) -> bool {
     BESIDE.iter().any(|part| tensor.contains(part))
 }

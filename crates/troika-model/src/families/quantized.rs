@@ -5,7 +5,7 @@ use crate::spec::{Int4Config, Int4Layout};
 
 const SUPPORTED: &str = "4-bit gptq, 4-bit awq (version gemm), float safetensors, or GGUF";
 
-/// Reads the object.
+/// Reads the `quantization_config` object.
 pub(super) fn int4(q: Fields<'_>) -> Result<Int4Config, ConfigError> {
     let refuse =
         |what: String| Err(unsupported(format!("quantization_config of {what}"), SUPPORTED));
@@ -37,7 +37,7 @@ pub(super) fn int4(q: Fields<'_>) -> Result<Int4Config, ConfigError> {
         Some(bits) => return refuse(format!("method {method:?} with {bits} bits")),
         None => return Err(ConfigError::Missing("quantization_config.bits".into())),
     }
-    // -1: one group.
+    // -1 means one group.
     let name = if q.get("group_size").is_some() { "group_size" } else { "q_group_size" };
     let group = match q.get(name) {
         Some(v) if v.as_i64() == Some(-1) => None,

@@ -1,4 +1,4 @@
-//! Rotary embeddings: frequencies of all scaling types, as the transformers library computes them
+//! Rotary embeddings: frequencies for all scaling types, computed as in the transformers library
 //! (`modeling_rope_utils.py`).
 
 use std::f64::consts::PI;
@@ -9,27 +9,27 @@ use troika_graph::{RopeFreqs, RopeStyle};
 use super::fields::{ConfigError, Fields, bad, unsupported};
 use crate::spec::RopeSpec;
 
-/// The fields of one rope, from either spelling.
+/// The fields of a rope, in either format.
 pub(super) struct RopeConfig<'a> {
     /// `rope_parameters` or `rope_scaling`, if any.
     params: Option<Fields<'a>>,
     config: Fields<'a>,
     theta: f64,
-    /// Phi-3: `yarn` was a name of longrope, and the original length is a default.
+    /// For Phi-3: `yarn` is an old name of longrope, and the original length has a default.
     phi3: bool,
 }
 
-/// Rotated elements of a head stay below this, so frequencies are a short list.
+/// The limit of rotated elements per head, so that lists of frequencies are short.
 const MAX_ROTARY: usize = 1 << 16;
 
-/// What Phi-3 was trained with where its config does not say.
+/// The original length of Phi-3 if its config does not say.
 const PHI3_ORIGINAL: f64 = 4096.0;
 
 type Res<T> = Result<T, ConfigError>;
 
 impl<'a> RopeConfig<'a> {
-    /// Reads the new spelling (`rope_parameters`, possibly per layer type) or the old one
-    /// (`rope_theta` + `rope_scaling`). `layer_type` chooses among nested parameters.
+    /// Reads the new format (`rope_parameters`, possibly per layer type) or the old one
+    /// (`rope_theta` + `rope_scaling`). `layer_type` selects among nested parameters.
     pub fn read(
         config: Fields<'a>,
         layer_type: Option<&str>,
@@ -52,8 +52,8 @@ impl<'a> RopeConfig<'a> {
         Ok(RopeConfig { params, config, theta, phi3: false })
     }
 
-    /// Gemma 3's local layers: parameters of their own in the new spelling, only a base in the
-    /// old one. The base of the global layers is never theirs.
+    /// Gemma 3's local layers: separate parameters in the new format, only a base in the old one.
+    /// They never use the global layers' base.
     pub fn local(config: Fields<'a>, default_theta: f64) -> Res<RopeConfig<'a>> {
         let nested = config.object("rope_parameters")?;
         let params = nested.map_or(Ok(None), |p| p.object("sliding_attention"))?;
@@ -64,7 +64,7 @@ impl<'a> RopeConfig<'a> {
         Ok(RopeConfig { params, config, theta, phi3: false })
     }
 
-    /// Phi-3's reading of the same fields.
+    /// Reads the same fields as Phi-3 does.
     pub fn phi3(self) -> RopeConfig<'a> {
         RopeConfig { phi3: true, ..self }
     }
@@ -89,7 +89,7 @@ impl<'a> RopeConfig<'a> {
         Ok(if self.phi3 && kind == "yarn" { "longrope" } else { kind })
     }
 
-    /// `partial_rotary_factor` of either spelling.
+    /// `partial_rotary_factor` in either format.
     pub fn partial(&self, default: f64) -> Res<f64> {
         let value = match self.number("partial_rotary_factor")? {
             Some(f) => Some(f),
@@ -101,9 +101,9 @@ impl<'a> RopeConfig<'a> {
         }
     }
 
-    /// Positions of the original training, for the types that stretch them.
+    /// Positions of the original training, for types that extend them.
     fn original(&self, context: usize) -> Res<f64> {
-        // Phi-3 keeps it outside the rope's own object and gives that one priority.
+        // Phi-3 has it outside of the rope object too, and prefers that one.
         let value = match self.config.context("original_max_position_embeddings")? {
             Some(n) => Some(n as f64),
             None => self
@@ -114,7 +114,7 @@ impl<'a> RopeConfig<'a> {
         Ok(value.unwrap_or(if self.phi3 { PHI3_ORIGINAL } else { context as f64 }))
     }
 
-    /// The rope of heads of `head_dim`, of which a part is rotated.
+    /// A rope for heads of `head_dim`, of which a part is rotated.
     pub fn build(
         &self,
         head_dim: usize,
@@ -132,7 +132,7 @@ impl<'a> RopeConfig<'a> {
         self.finite(self.scaled(dim, style, context)?)
     }
 
-    /// Refuses what extreme bases and factors make of the frequencies.
+    /// Refuses frequencies that are not finite because of extreme bases and factors.
     fn finite(&self, rope: RopeSpec) -> Res<RopeSpec> {
         let fine = |f: &RopeFreqs| f.factor.is_finite() && f.inv_freq.iter().all(|x| x.is_finite());
         if !fine(&rope.freqs) || rope.long.as_ref().is_some_and(|l| !fine(&l.0)) {
@@ -152,7 +152,7 @@ impl<'a> RopeConfig<'a> {
             long: None,
         };
         match self.kind()? {
-            // Dynamic scaling begins beyond the model's context, which a plan never exceeds.
+            // Dynamic scaling starts beyond the model's context, which a plan never exceeds.
             "default" | "none" | "mrope" | "dynamic" => Ok(spec(plain, 1.0)),
             "linear" => {
                 let factor = self.need("factor")?;
@@ -199,7 +199,7 @@ impl<'a> RopeConfig<'a> {
         }
     }
 
-    /// What DeepSeek multiplies the attention scale with under yarn (`mscale_all_dim`).
+    /// DeepSeek's factor of the attention scale under yarn (`mscale_all_dim`).
     pub fn yarn_scale(&self, context: usize) -> Res<f64> {
         let all = self.number("mscale_all_dim")?.unwrap_or(0.0);
         if self.kind()? == "default" || all == 0.0 {
@@ -280,8 +280,8 @@ impl<'a> RopeConfig<'a> {
         })
     }
 
-    /// PhiMoE scales sine and cosine by `short_mscale` or `long_mscale` and, in the transformers
-    /// library, keeps the short frequencies for all lengths.
+    /// PhiMoE scales sine and cosine by `short_mscale` or `long_mscale`. In the transformers
+    /// library it uses the short frequencies for all lengths.
     pub fn phimoe_mscale(&self, mut spec: RopeSpec, context: usize) -> Res<RopeSpec> {
         if self.kind()? == "default" {
             return Ok(spec);

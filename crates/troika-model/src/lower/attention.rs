@@ -41,7 +41,7 @@ impl Lowerer<'_> {
         Ok((q, k, v))
     }
 
-    /// Appends to the cache and attends.
+    /// Appends to the cache and computes attention.
     pub(super) fn attention(
         &mut self,
         index: usize,
@@ -131,7 +131,7 @@ fn plain_qkv(
     let mut q = e.linear(n, WeightRole::Q, a.qkv_bias.then_some(WeightRole::QBias))?;
     let mut k = e.linear(n, WeightRole::K, a.qkv_bias.then_some(WeightRole::KBias))?;
     let mut v = e.linear(n, WeightRole::V, a.qkv_bias.then_some(WeightRole::VBias))?;
-    // OLMoE norms before it clips; without a q/k norm the order does not matter.
+    // OLMoE normalises before it clips; without a q/k norm the order does not matter.
     if let Some(norm) = a.qk_norm {
         let group = if norm.per_head { a.k_dim } else { 0 };
         q = e.norm(q, norm.norm, (WeightRole::QNorm, WeightRole::QNormBias), group)?;
@@ -152,8 +152,8 @@ fn plain_qkv(
     Ok((q, k, Some(v)))
 }
 
-/// Latent attention in absorbed form (DeepSeek-V2, section 2.1.2 and appendix C): the key
-/// expansion is multiplied into the query, so the cache holds the compressed row alone.
+/// Latent attention in absorbed form (DeepSeek-V2, section 2.1.2 and appendix C). The key expansion
+/// is multiplied into the query, so the cache holds only the compressed row.
 fn latent_qkv(
     e: &mut Emit<'_, '_>,
     a: &Attn,

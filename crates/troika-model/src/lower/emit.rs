@@ -1,4 +1,4 @@
-//! A segment under construction: a subgraph builder that knows the model's weights and edges.
+//! Builds a segment: a subgraph builder that knows the model's weights and edges.
 
 use std::sync::Arc;
 
@@ -54,7 +54,7 @@ impl<'l, 'a> Emit<'l, 'a> {
         self.graph.state(&s.name, shape, s.dtype)
     }
 
-    /// Hands a value to later segments.
+    /// Passes a value to later segments.
     pub fn output(&mut self, name: &str, value: ValueId, dtype: DType) -> EdgeId {
         let name = match self.layer {
             Some(l) => format!("layer {l} {name}"),
@@ -90,7 +90,7 @@ impl<'l, 'a> Emit<'l, 'a> {
         on.then(|| self.weight(role)).transpose()
     }
 
-    /// The weights of indices `0..n`, or nothing when `on` is false.
+    /// The weights with indices `0..n`, or none if `on` is false.
     pub fn weights(
         &mut self,
         on: bool,
@@ -141,8 +141,8 @@ impl<'l, 'a> Emit<'l, 'a> {
         ))
     }
 
-    /// The most compact activation format of products with these weights, if they have one type:
-    /// what a placement allows restricts it later.
+    /// The most compact activation format for products with these weights, if they have one type. A
+    /// placement may restrict it later.
     pub fn activations(&self, weights: &[WeightRef]) -> ActivationFormat {
         let dtype = |w: &WeightRef| self.graph.weight_decl(*w).dtype;
         let one_type = weights.windows(2).all(|w| dtype(&w[0]) == dtype(&w[1]));

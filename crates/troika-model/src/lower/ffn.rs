@@ -7,7 +7,7 @@ use super::lowerer::Lowerer;
 use super::{EdgeId, LowerError, SegmentKind};
 use crate::spec::{Layer, Mlp, Moe, Norm, SharedExpert, WeightRole};
 
-/// The norm in front of the feed-forward; a parallel block shares attention's.
+/// The norm before the feed-forward; a parallel block shares attention's.
 fn pre_norm(layer: &Layer) -> (Option<Norm>, (WeightRole, WeightRole)) {
     if layer.parallel {
         (layer.attn_pre, (WeightRole::AttnPre, WeightRole::AttnPreBias))
@@ -66,7 +66,7 @@ impl Lowerer<'_> {
             groups: moe.groups,
         };
         let (ids, weights) = e.graph.router(op, logits);
-        // Without a norm the router's input is an edge already.
+        // Without a norm the router's input is already an edge.
         let normed = norm.map(|_| e.output("ffn input", n, DType::F32));
         let ids = e.output("expert ids", ids, DType::I32);
         let weights = e.output("expert weights", weights, DType::F32);

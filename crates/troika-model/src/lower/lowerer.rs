@@ -1,4 +1,4 @@
-//! A model in the making: the segments so far, and what flows between them.
+//! State while a model is lowered: the segments so far, and the values between them.
 
 use troika_graph::{DType, Window};
 
@@ -16,7 +16,7 @@ pub(super) struct Lowerer<'a> {
 }
 
 impl<'a> Lowerer<'a> {
-    /// No segments yet.
+    /// Starts without segments.
     pub fn new(spec: &'a ModelSpec, weights: WeightShapes<'a>, options: LowerOptions) -> Self {
         Lowerer {
             spec,
@@ -39,7 +39,7 @@ impl<'a> Lowerer<'a> {
         StateId(self.states.len() - 1)
     }
 
-    /// The page group of a window.
+    /// The page group of a window, added if it is new.
     pub fn page_group(&mut self, window: Window) -> usize {
         if let Some(i) = self.page_groups.iter().position(|&g| g == window) {
             return i;

@@ -1,8 +1,8 @@
 //! Lowering: a [`ModelSpec`] becomes static subgraphs, once.
 //!
-//! A layer gives the segments norm + QKV, attention, output projection, and feed-forward (or
-//! router and experts). All but attention depend on the number of rows alone and are shared by
-//! all chunks; attention also looks at the sequence so far.
+//! A layer becomes the segments norm + QKV, attention, output projection, and feed-forward (or
+//! router and experts). All except attention depend only on the number of rows, so all chunks share
+//! them; attention also depends on the earlier positions.
 
 mod attention;
 mod emit;
@@ -17,7 +17,7 @@ use crate::spec::{Ffn, Key, ModelSpec};
 
 pub use model::lower;
 
-/// What is not in the spec.
+/// Parameters of lowering beyond the spec.
 #[derive(Clone, Copy, Debug)]
 pub struct LowerOptions {
     /// Upper bound of the symbol `rows`.
@@ -39,7 +39,7 @@ pub struct WeightShape {
     pub dtype: DType,
 }
 
-/// Where lowering asks for the types of weights.
+/// Gives lowering the shapes and types of weights.
 pub type WeightShapes<'a> = &'a dyn Fn(Key) -> Option<WeightShape>;
 
 /// Index of an edge in [`Lowered::edges`].
@@ -53,7 +53,7 @@ pub struct StateId(pub usize);
 /// A value that flows between segments, `[rows, cols]`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Edge {
-    /// For traces.
+    /// The name in traces.
     pub name: String,
     /// Columns.
     pub cols: usize,
@@ -64,7 +64,7 @@ pub struct Edge {
 /// A KV cache tensor, `[positions, width]`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StateDecl {
-    /// For traces and memory reports.
+    /// The name in traces and memory reports.
     pub name: String,
     /// Elements per position.
     pub width: usize,
@@ -74,7 +74,7 @@ pub struct StateDecl {
     pub page_group: usize,
 }
 
-/// The part of a layer a segment computes.
+/// The part of a layer that a segment computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SegmentKind {
@@ -97,7 +97,7 @@ pub enum SegmentKind {
 }
 
 impl SegmentKind {
-    /// All kinds, in the order in which a token passes them.
+    /// All kinds in execution order.
     pub const ALL: [SegmentKind; 8] = [
         SegmentKind::Embed,
         SegmentKind::Qkv,
@@ -109,12 +109,12 @@ impl SegmentKind {
         SegmentKind::Head,
     ];
 
-    /// Whether each layer that has one has its own; the others stand before and behind the layers.
+    /// Whether it exists once per layer, and not before or behind the layers.
     pub const fn is_in_layers(self) -> bool {
         !matches!(self, SegmentKind::Embed | SegmentKind::Head)
     }
 
-    /// Stable name, used in plans and traces.
+    /// The name in plans and traces.
     pub const fn name(self) -> &'static str {
         match self {
             SegmentKind::Embed => "embed",
@@ -129,7 +129,7 @@ impl SegmentKind {
     }
 }
 
-/// The segments that lowering a model gives, with their layers, in execution order.
+/// The segments of a model, with their layers, in execution order.
 pub fn segments(spec: &ModelSpec) -> Vec<(SegmentKind, Option<usize>)> {
     use SegmentKind as S;
     let mut all = vec![(S::Embed, None)];
@@ -149,15 +149,15 @@ pub fn segments(spec: &ModelSpec) -> Vec<(SegmentKind, Option<usize>)> {
 pub struct Segment {
     /// What it computes.
     pub kind: SegmentKind,
-    /// Of which layer (none for embed and head).
+    /// Its layer (`None` for embed and head).
     pub layer: Option<usize>,
     /// The subgraph.
     pub graph: Subgraph,
-    /// Edges for its inputs.
+    /// The edges of its inputs.
     pub inputs: Vec<EdgeId>,
-    /// States for its states.
+    /// The states of its states.
     pub states: Vec<StateId>,
-    /// Edges for its outputs.
+    /// The edges of its outputs.
     pub outputs: Vec<EdgeId>,
 }
 
@@ -170,7 +170,7 @@ pub struct Lowered {
     pub edges: Vec<Edge>,
     /// KV cache tensors.
     pub states: Vec<StateDecl>,
-    /// Page groups: layers of one window keep the same positions.
+    /// Page groups: layers with the same window keep the same positions.
     pub page_groups: Vec<Window>,
 }
 
@@ -189,18 +189,18 @@ impl Lowered {
 /// Why a spec could not be lowered.
 #[derive(Debug, thiserror::Error)]
 pub enum LowerError {
-    /// The spec asks for a weight that was not bound.
+    /// A required weight was not bound.
     #[error("weight {0} was not bound; this is a fault in the family's tensor names")]
     Unbound(String),
-    /// The spec contradicts itself.
+    /// An inconsistent spec.
     #[error("layer {layer}: {what}")]
     Spec {
         /// Layer.
         layer: usize,
-        /// Contradiction.
+        /// The inconsistency.
         what: String,
     },
-    /// The subgraph made from it is not well formed.
+    /// The resulting subgraph is malformed.
     #[error(transparent)]
     Graph(#[from] GraphError),
 }

@@ -10,7 +10,7 @@ use crate::spec::{Ffn, Key, ModelSpec, WeightRole};
 /// Lowers a model to static subgraphs.
 ///
 /// # Errors
-/// A weight that is not bound, or a spec that contradicts itself.
+/// A weight is not bound, or the spec is inconsistent.
 pub fn lower(
     spec: &ModelSpec,
     weights: WeightShapes<'_>,
@@ -56,7 +56,7 @@ impl Lowerer<'_> {
         let x = e.input(x);
         let n =
             e.norm(x, spec.final_norm, (WeightRole::FinalNorm, WeightRole::FinalNormBias), 0)?;
-        // A tied head that is quantized is a weight of its own.
+        // A quantized tied head is a separate weight.
         let own = !spec.tied || (e.lowerer.weights)(Key::model(WeightRole::Head)).is_some();
         let weight = e.weight(if own { WeightRole::Head } else { WeightRole::Embed })?;
         let mut y = e.linear_with(n, weight, spec.head_bias.then_some(WeightRole::HeadBias))?;

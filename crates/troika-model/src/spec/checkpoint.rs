@@ -1,4 +1,4 @@
-//! A model's files, whatever their format: named tensors with bytes.
+//! The named tensors of a model's files, in any format.
 
 use troika_device::WeightBytes;
 use troika_graph::DType;
@@ -18,7 +18,7 @@ impl StoredTensor {
     /// Rows and columns of the matrix view: the last dimension is the columns.
     pub fn matrix(&self) -> (usize, usize) {
         let cols = self.shape.last().copied().unwrap_or(1);
-        // Cannot overflow for what the readers accept, but for empty tensors.
+        // Only shapes with a 0 could overflow here: the readers check all others.
         let rows = self.shape.iter().rev().skip(1).fold(1usize, |n, &d| n.saturating_mul(d));
         (rows, cols)
     }
@@ -35,6 +35,6 @@ pub trait Checkpoint: Send + Sync {
     /// The file that holds a tensor (or the folder), for messages.
     fn origin(&self, name: &str) -> String;
 
-    /// The type of a tensor that is there but cannot be a weight.
+    /// The type of a tensor that exists but cannot be a weight.
     fn unusable(&self, name: &str) -> Option<&str>;
 }

@@ -1,11 +1,11 @@
-//! How checkpoints of four-bit layers (GPTQ, AWQ) are to be read.
+//! The format of four-bit checkpoints (GPTQ, AWQ).
 
 /// How a checkpoint's linear layers are packed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Int4Config {
-    /// Which.
+    /// The layout.
     pub layout: Int4Layout,
-    /// Inputs that share a scale; `None`: all of them.
+    /// Number of inputs that share a scale; `None`: all of them.
     pub group: Option<usize>,
 }
 
@@ -14,7 +14,7 @@ pub struct Int4Config {
 pub enum Int4Layout {
     /// GPTQ.
     Gptq {
-        /// Zero points are stored less one.
+        /// Whether zero points are stored minus one.
         less_one: bool,
     },
     /// AWQ, version `gemm`.

@@ -1,4 +1,4 @@
-//! What a model is, as plain data. No weights, no code paths per architecture.
+//! The description of a model as plain data, without weights or architecture-specific code.
 
 mod checkpoint;
 mod gguf_meta;
@@ -20,23 +20,23 @@ pub use weight_role::{Key, WeightRole};
 /// A whole model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModelSpec {
-    /// Family, as `config.json` calls it (`model_type`: `qwen3_moe`). For people only.
+    /// The family's name in `config.json` (`model_type`: `qwen3_moe`). For people only.
     pub family: String,
     /// Vocabulary rows of the embedding.
     pub vocab: usize,
     /// Width of the residual stream.
     pub hidden: usize,
-    /// Longest sequence the model was made for, in tokens.
+    /// The longest sequence the model was made for, in tokens.
     pub context: usize,
-    /// Multiplies the looked-up embedding (Gemma: sqrt(hidden), rounded as the model does).
+    /// Factor of the embedding (Gemma: sqrt(hidden), rounded as in the model).
     pub embed_scale: f32,
     /// Layers, first to last.
     pub layers: Vec<Layer>,
     /// Norm before the head.
     pub final_norm: Norm,
-    /// The head's weight is the embedding table.
+    /// Whether the head's weight is the embedding table.
     pub tied: bool,
-    /// The head has a bias.
+    /// Whether the head has a bias.
     pub head_bias: bool,
     /// Multiplies the logits.
     pub logit_scale: f32,
@@ -77,7 +77,7 @@ pub struct Layer {
     pub ffn_pre: Option<Norm>,
     /// Norm of the feed-forward's output, before it is added.
     pub ffn_post: Option<Norm>,
-    /// Attention and feed-forward read the same normed input.
+    /// Whether attention and feed-forward read the same normalised input.
     pub parallel: bool,
     /// Attention.
     pub attn: Attn,
@@ -98,15 +98,15 @@ pub struct Attn {
     pub v_dim: usize,
     /// Multiplies the scores (usually `k_dim^-0.5`).
     pub scale: f32,
-    /// Biases of the q, k, v projections.
+    /// Whether the q, k, v projections have biases.
     pub qkv_bias: bool,
-    /// Bias of the output projection.
+    /// Whether the output projection has a bias.
     pub o_bias: bool,
     /// Clamp of q, k, v after projection.
     pub clip_qkv: Option<f32>,
     /// Norms of q and k before rope.
     pub qk_norm: Option<QkNorm>,
-    /// Rotary embedding; `None`: no positions in this layer.
+    /// Rotary embedding; `None`: the layer uses no positions.
     pub rope: Option<RopeSpec>,
     /// Sliding window.
     pub window: Window,
@@ -119,8 +119,8 @@ pub struct Attn {
 }
 
 impl Attn {
-    /// Elements of a position in the cache of keys, and in that of values. Latent attention caches
-    /// the compressed part of both with the rotated part of the keys, in one.
+    /// Elements per position in the caches of keys and of values. Latent attention has one cache
+    /// for the compressed part of both and the rotated part of the keys.
     pub fn cache_widths(&self) -> (usize, Option<usize>) {
         match &self.latent {
             Some(l) => (l.kv_rank + l.rope, None),
@@ -134,7 +134,7 @@ impl Attn {
 pub struct QkNorm {
     /// The norm.
     pub norm: Norm,
-    /// Over each head (Qwen3) or over the whole projection (OLMoE).
+    /// Over each head (Qwen3), or over the whole projection (OLMoE).
     pub per_head: bool,
 }
 
@@ -147,24 +147,24 @@ pub struct RopeSpec {
     pub style: RopeStyle,
     /// Frequencies.
     pub freqs: RopeFreqs,
-    /// longrope's long frequencies and the length they start beyond.
+    /// longrope's long frequencies, and the length beyond which they apply.
     pub long: Option<(RopeFreqs, usize)>,
 }
 
-/// Latent attention: keys and values are made from one compressed row per token.
+/// Latent attention: keys and values come from one compressed row per token.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Latent {
     /// Rank of the compressed query, if queries are compressed.
     pub q_rank: Option<usize>,
     /// Rank of the compressed keys and values.
     pub kv_rank: usize,
-    /// Width of a head without positions.
+    /// Width of the part of a head without positions.
     pub nope: usize,
     /// Width of the rotated part, shared by all heads.
     pub rope: usize,
     /// Norm of the compressed rows (RMS).
     pub norm: Norm,
-    /// Biases of the projections to the compressed rows.
+    /// Whether the projections to the compressed rows have biases.
     pub bias: bool,
 }
 
@@ -186,7 +186,7 @@ pub struct Mlp {
     pub act: Activation,
     /// `down(act(gate(x)) * up(x))`, else `down(act(up(x)))`.
     pub gated: bool,
-    /// Biases of all its projections.
+    /// Whether all its projections have biases.
     pub bias: bool,
 }
 
@@ -201,19 +201,19 @@ pub struct Moe {
     pub inter: usize,
     /// Activation of an expert's gate.
     pub act: Activation,
-    /// Biases of the experts' projections.
+    /// Whether the experts' projections have biases.
     pub bias: bool,
-    /// Bias of the router.
+    /// Whether the router has a bias.
     pub router_bias: bool,
     /// Scoring.
     pub score: Score,
-    /// Divide the chosen weights by their sum.
+    /// Whether to divide the chosen weights by their sum.
     pub normalize: bool,
     /// Multiplies the chosen weights.
     pub scale: f32,
     /// `(n_group, topk_group)`.
     pub groups: Option<(usize, usize)>,
-    /// An expert every token visits.
+    /// An expert that every token uses.
     pub shared: Option<SharedExpert>,
 }
 
@@ -222,8 +222,8 @@ pub struct Moe {
 pub struct SharedExpert {
     /// Inner width (all shared experts together).
     pub inter: usize,
-    /// Its output is multiplied by `sigmoid(gate . x)` (Qwen2-MoE).
+    /// Whether its output is multiplied by `sigmoid(gate . x)` (Qwen2-MoE).
     pub gated: bool,
-    /// Biases of its projections.
+    /// Whether its projections have biases.
     pub bias: bool,
 }

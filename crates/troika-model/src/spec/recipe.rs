@@ -1,21 +1,21 @@
-//! How a logical weight is cut out of a tensor of a file.
+//! How to cut a logical weight out of a tensor in a file.
 
 use std::ops::Range;
 
-/// Which part of a stored tensor a weight is.
+/// The part of a stored tensor that a weight consists of.
 ///
-/// The tensor is seen as a matrix: its last dimension is the columns, all others together the
-/// rows (a vector is one row). Rows are taken first, then columns, then the result may be
-/// transposed. The weight is a view of the file when this amounts to one run of whole rows.
+/// The tensor counts as a matrix: its last dimension is the columns, all others are the rows (a
+/// vector is one row). Rows are selected first, then columns; then the result may be transposed. If
+/// that gives one run of whole rows, the weight is a view of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recipe {
     /// Name in the file.
     pub tensor: String,
-    /// Rows taken, in this order; empty: all.
+    /// The selected rows, in this order; empty: all.
     pub rows: Vec<Range<usize>>,
-    /// Columns taken; `None`: all.
+    /// The selected columns; `None`: all.
     pub cols: Option<Cols>,
-    /// Transpose what was taken.
+    /// Whether to transpose the selection.
     pub transpose: bool,
 }
 
@@ -24,9 +24,9 @@ pub struct Recipe {
 pub struct Cols {
     /// First column.
     pub start: usize,
-    /// How many.
+    /// Number of columns.
     pub len: usize,
-    /// Distance.
+    /// Distance between columns.
     pub step: usize,
 }
 
@@ -48,13 +48,13 @@ impl Recipe {
 }
 
 impl Recipe {
-    /// Whether this is the tensor as it is.
+    /// Whether it selects the unchanged tensor.
     pub fn is_whole(&self) -> bool {
         self.rows.is_empty() && self.cols.is_none() && !self.transpose
     }
 
-    /// Rows and columns of the result for a tensor of `rows` x `cols`; `None` when it asks for
-    /// more than the tensor has.
+    /// Rows and columns of the result for a tensor of `rows` x `cols`; `None` if it exceeds the
+    /// tensor.
     pub fn result(&self, rows: usize, cols: usize) -> Option<(usize, usize)> {
         let inside = |r: &Range<usize>| r.start <= r.end && r.end <= rows;
         if !self.rows.iter().all(inside) {

@@ -1,11 +1,11 @@
-//! Which weights a model needs, and their shapes: the one list that binding and lowering share.
+//! The weights of a model and their shapes: one list for binding and lowering.
 
 use super::{Attn, Ffn, Key, Layer, Mlp, ModelSpec, Moe, Norm, WeightRole};
 
-/// A weight the model needs.
+/// A weight that the model needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WeightRequirement {
-    /// Which.
+    /// Its key.
     pub key: Key,
     /// Output rows (1 for vectors).
     pub rows: usize,
@@ -48,9 +48,8 @@ impl List {
     }
 }
 
-/// All weights of a model, in execution order, listed layer by layer as they are asked for: a
-/// small file can describe more of them than fit into memory. A tied head needs no weight of its
-/// own.
+/// All weights of a model in execution order, without a separate one for a tied head. They are
+/// produced lazily, since a small file can describe more of them than fit into memory.
 pub fn weight_requirements(spec: &ModelSpec) -> impl Iterator<Item = WeightRequirement> {
     let h = spec.hidden;
     let list = |layer| List { needs: Vec::new(), layer };

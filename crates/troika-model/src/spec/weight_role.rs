@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// What a weight is for.
+/// The purpose of a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[allow(missing_docs)] // the names are the documentation
 pub enum WeightRole {
@@ -75,7 +75,7 @@ pub enum WeightRole {
 }
 
 impl WeightRole {
-    /// Its name. Packed weights are kept on disk by it, so it stays when the variant is renamed.
+    /// Its name, which keys packed weights on disk: it stays even if the variant is renamed.
     pub const fn name(self) -> &'static str {
         match self {
             WeightRole::Embed => "Embed",
@@ -140,14 +140,14 @@ impl WeightRole {
     }
 }
 
-/// A weight of a model: role, layer (for all but the outermost) and index (expert or head).
+/// A weight of a model: role, layer (inside layers) and index (expert or head).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key {
-    /// What for.
+    /// Its purpose.
     pub role: WeightRole,
-    /// Which layer.
+    /// Its layer.
     pub layer: Option<usize>,
-    /// Which expert or head.
+    /// Its expert or head.
     pub index: Option<usize>,
 }
 
@@ -184,7 +184,7 @@ mod tests {
     use super::WeightRole::*;
     use super::*;
 
-    /// Packed weights are found on disk by these names: a variant may be renamed, its name not.
+    /// Packed weights on disk are found by these names: variants may be renamed, but not these.
     #[test]
     fn names_are_those_of_earlier_builds() {
         let roles = [

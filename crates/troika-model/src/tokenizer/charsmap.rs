@@ -1,14 +1,14 @@
-//! The character map of SentencePiece's normalizer, checked before it is used.
+//! Checks the character map of SentencePiece's normalizer before it is used.
 //!
-//! It is a count of bytes, a double-array trie in so many bytes, and replacements, each ended by a
-//! zero byte. The `tokenizers` crate follows the trie's offsets without looking where they lead.
+//! The map has a byte count, a double-array trie of that size, and zero-terminated replacements.
+//! The `tokenizers` crate follows the trie's offsets without bounds checks.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
 type Check<T> = Result<T, String>;
 
-/// Checks a map as `tokenizer.json` has it; gives the factor a text can grow by.
+/// Checks a map from `tokenizer.json`. Returns the factor by which a text can grow.
 pub(super) fn growth(base64: &str) -> Check<f64> {
     let bad = |what: &str| format!("the precompiled_charsmap {what}");
     let bytes = STANDARD.decode(base64).map_err(|e| bad(&format!("is no base64 ({e})")))?;
@@ -24,12 +24,12 @@ pub(super) fn growth(base64: &str) -> Check<f64> {
     walk(&trie, texts).ok_or_else(|| bad("has a trie that leads outside of it"))
 }
 
-/// What a unit adds to the position of its node.
+/// The offset that a unit adds to its node's position.
 fn offset(unit: usize) -> usize {
     (unit >> 10) << ((unit & (1 << 9)) >> 6)
 }
 
-/// Visits every node a text can lead to; `None` if one lies outside.
+/// Visits every node that a text can reach; `None` if one is outside.
 fn walk(trie: &[usize], texts: &str) -> Option<f64> {
     let ends: Vec<usize> = texts.bytes().enumerate().filter(|t| t.1 == 0).map(|t| t.0).collect();
     let mut growth = 1f64;
@@ -78,7 +78,7 @@ mod tests {
         let mut trie = vec![0; 512];
         trie[0] = 256 << 10;
         let node = 256 ^ 0x61;
-        // The value lies at 256 + 0x62: a distance of 3 from the node.
+        // The value is at 256 + 0x62, a distance of 3 from the node.
         trie[node] = 3 << 10 | 1 << 8 | 0x61;
         trie[node ^ 3] = value;
         trie
@@ -97,7 +97,7 @@ mod tests {
             (2048, one_key(1), "é\0".as_bytes()),
             (2048, vec![0; 100], b""),
             (0, vec![], b""),
-            // Eight characters that ask for 8 GB.
+            // Eight characters that request 8 GB.
             (u32::MAX, vec![], b""),
             (1024, one_key(0)[..256].to_vec(), b"x\0"),
             (2048, one_key(0), b"\xff\0"),

@@ -1,5 +1,5 @@
-//! The parts of a tokenizer, checked for what would make the `tokenizers` crate panic, run for
-//! ever, or ask for more memory than there is.
+//! Checks the parts of a tokenizer for what would make the `tokenizers` crate panic, run for ever,
+//! or use too much memory.
 
 use serde_json::Value;
 use tokenizers::normalizers::replace::{Replace, ReplacePattern};
@@ -12,17 +12,17 @@ use super::charsmap;
 
 type Check<T> = Result<T, String>;
 
-/// How long a text can become inside of the tokenizer: bytes per byte of it, and bytes besides.
+/// How much a text can grow in the tokenizer: bytes per byte, and extra bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Growth {
     factor: f64,
     fixed: f64,
-    /// Texts between added tokens, per byte of text: what is put before a text is put before each.
+    /// Texts between added tokens, per byte of text: each gets its own prefix.
     texts: f64,
 }
 
 impl Growth {
-    /// Without any step. `shortest` is the length of the shortest added token.
+    /// Growth without any step. `shortest` is the length of the shortest added token.
     pub fn new(shortest: Option<usize>) -> Growth {
         let texts = shortest.map_or(0.0, |n| 1.0 / n.max(1) as f64);
         Growth { factor: 1.0, fixed: 0.0, texts }
@@ -38,38 +38,38 @@ impl Growth {
         self.fixed += bytes as f64;
     }
 
-    /// The most bytes a text of `len` bytes becomes.
+    /// The most bytes that a text of `len` bytes can become.
     pub fn most(&self, len: usize) -> f64 {
         self.factor * len as f64 + self.fixed
     }
 }
 
-/// The growth of a tokenizer's steps.
+/// The growth in a tokenizer's steps.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Growths {
-    /// Of a text that nothing changes.
+    /// Of an unchanged text.
     pub alone: Growth,
-    /// Of a text by the normalizer.
+    /// Of a text in the normalizer.
     pub normalized: Growth,
-    /// Of what the normalizer made by the pre-tokenizer.
+    /// Of the normalizer's result in the pre-tokenizer.
     pub split: Growth,
 }
 
-/// Bytes that a UTF-8 byte becomes at most: canonical forms, compatibility forms (U+FDFA: 3 to
-/// 33), lower case, bytes written as characters.
+/// The most bytes per UTF-8 byte: of canonical forms, compatibility forms (U+FDFA: 3 to 33), lower
+/// case, and bytes written as characters.
 const CANONICAL: f64 = 4.0;
 const COMPATIBLE: f64 = 12.0;
 const LOWER: f64 = 2.0;
 const BYTES: f64 = 2.0;
 
-/// Limits of regular expressions. Those of published tokenizers have at most about 1,000
-/// characters and ten counted repetitions.
+/// Limits of regular expressions. Published tokenizers have up to about 1,000 characters and ten
+/// counted repetitions.
 const PATTERN_BYTES: usize = 16 << 10;
 const PATTERNS: usize = 64;
 const REPETITIONS: usize = 32;
 const REPEATED: usize = 10_000;
 
-/// Checks what is about to be read as a normalizer, pre-tokenizer or decoder: reading it compiles
+/// Checks a normalizer, pre-tokenizer or decoder before it is parsed, since parsing compiles
 /// patterns and character maps.
 pub(super) fn before_reading(parts: &[&Value]) -> Check<()> {
     let mut patterns = Vec::new();
@@ -98,7 +98,7 @@ fn collect<'a>(value: &'a Value, patterns: &mut Vec<&'a str>) -> Check<()> {
                 Ok(())
             }
             ("precompiled_charsmap", Value::String(s)) => charsmap::growth(s).map(|_| ()),
-            // Whatever cannot be read as a map makes the crate panic.
+            // The crate panics on any invalid map.
             ("precompiled_charsmap", _) => Err("the precompiled_charsmap is no text".into()),
             ("type", Value::String(t)) if t == "Precompiled" => match map.len() {
                 2 if map.contains_key("precompiled_charsmap") => Ok(()),
@@ -110,8 +110,8 @@ fn collect<'a>(value: &'a Value, patterns: &mut Vec<&'a str>) -> Check<()> {
     }
 }
 
-/// Counts the repetitions `{n}`, `{n,}`, `{n,m}` of a pattern. A group may be repeated with a
-/// lookaround in it, which takes time and no text: groups within groups multiply.
+/// Counts the repetitions `{n}`, `{n,}`, `{n,m}` of a pattern. A repeated group with a lookaround
+/// takes time but no text, so nested groups multiply.
 fn repeated(pattern: &str) -> Check<usize> {
     let mut found = 0;
     let mut product = 1usize;
@@ -133,7 +133,7 @@ fn repeated(pattern: &str) -> Check<usize> {
     Ok(found)
 }
 
-/// Bytes per byte that replacing a pattern makes.
+/// Bytes per byte when a pattern is replaced.
 fn replaced(replace: &Replace) -> f64 {
     let content = replace.content.len();
     let pattern = serde_json::to_value(replace).unwrap_or(Value::Null);
@@ -145,7 +145,7 @@ fn replaced(replace: &Replace) -> f64 {
     }
 }
 
-/// A normalizer's growth.
+/// Adds a normalizer's growth.
 pub(super) fn normalizer(n: &NormalizerWrapper, growth: &mut Growth) -> Check<()> {
     use NormalizerWrapper as N;
     match n {
@@ -155,7 +155,7 @@ pub(super) fn normalizer(n: &NormalizerWrapper, growth: &mut Growth) -> Check<()
         N::NFC(_) | N::NFD(_) => growth.times(CANONICAL),
         N::NFKC(_) | N::NFKD(_) => growth.times(COMPATIBLE),
         N::Lowercase(_) => growth.times(LOWER),
-        // A Chinese character gets spaces around it; accents are taken apart.
+        // A Chinese character gets spaces around it; accents are separated.
         N::BertNormalizer(_) => growth.times(2.0 * CANONICAL * LOWER),
         N::ByteLevel(_) => growth.times(BYTES),
         N::Precompiled(map) => {
@@ -169,8 +169,8 @@ pub(super) fn normalizer(n: &NormalizerWrapper, growth: &mut Growth) -> Check<()
     Ok(())
 }
 
-/// How long the text is that a normalizer makes of a text, found by doing it; `None` where a step
-/// of it could make more than `longest` bytes.
+/// The length of a normalized text, found by normalizing it; `None` if a step could make more than
+/// `longest` bytes.
 pub(super) fn normalized(
     n: &NormalizerWrapper,
     text: &mut NormalizedString,
@@ -188,7 +188,7 @@ pub(super) fn normalized(
     n.normalize(text).ok()
 }
 
-/// A pre-tokenizer's growth.
+/// Adds a pre-tokenizer's growth.
 pub(super) fn pre_tokenizer(p: &PreTokenizerWrapper, growth: &mut Growth) -> Check<()> {
     use PreTokenizerWrapper as P;
     match p {
@@ -206,7 +206,7 @@ pub(super) fn pre_tokenizer(p: &PreTokenizerWrapper, growth: &mut Growth) -> Che
     Ok(())
 }
 
-/// Limits of what is put around a text.
+/// Limits of what is added around a text.
 const AROUND: usize = 4096;
 const COPIES: usize = 4;
 
@@ -250,13 +250,13 @@ fn post(p: &PostProcessorWrapper, templates: &mut usize) -> Check<()> {
     Ok(())
 }
 
-/// Bytes per byte that decoding may make.
+/// The most bytes per byte in decoding.
 const DECODED: f64 = 256.0;
-/// Characters stripped from the end of a token.
+/// The most characters stripped from the end of a token.
 const STRIPPED: usize = 64;
 
-/// Checks a decoder. A step that takes characters from the end of tokens panics on tokens without
-/// others: it is replaced by a pattern that does the same.
+/// Checks a decoder. A step that strips the end of tokens would panic on tokens of nothing else: it
+/// is replaced by an equivalent pattern.
 pub(super) fn decoder(mut d: DecoderWrapper) -> Check<DecoderWrapper> {
     let mut factor = 1.0;
     decode(&mut d, &mut factor)?;
@@ -289,7 +289,7 @@ fn decode(d: &mut DecoderWrapper, factor: &mut f64) -> Check<()> {
         D::CTC(c) if c.word_delimiter_token.is_empty() => 2.0,
         // A space before each token, which may be a byte long.
         D::WordPiece(_) => 2.0,
-        // A byte that is part of no character becomes one of three bytes.
+        // A byte outside any character becomes a character of three bytes.
         D::ByteLevel(_) => 3.0,
         D::BPE(_) | D::CTC(_) | D::Metaspace(_) | D::Fuse(_) | D::Strip(_) | D::ByteFallback(_) => {
             1.0

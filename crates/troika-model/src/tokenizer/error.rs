@@ -11,7 +11,7 @@ pub enum TokenizerError {
         /// What is wrong.
         why: String,
     },
-    /// GGUF metadata that contradicts itself.
+    /// Inconsistent GGUF metadata.
     #[error("the GGUF file's {key} {why}")]
     Metadata {
         /// Key.
@@ -19,15 +19,15 @@ pub enum TokenizerError {
         /// What is wrong.
         why: String,
     },
-    /// A kind of tokenizer this build does not have.
+    /// An unsupported kind of tokenizer.
     #[error(
         "tokenizer model {0:?} is not supported; supported: gpt2 (byte-level BPE), llama (SentencePiece)"
     )]
     Unsupported(String),
-    /// A text that could take more memory than there is.
+    /// A text that could need too much memory.
     #[error("a text of {0} bytes may grow too long in the tokenizer; encode it in shorter pieces")]
     TooLong(usize),
-    /// Text that could not be encoded or ids that could not be decoded.
+    /// A text that cannot be encoded, or ids that cannot be decoded.
     #[error("tokenizer: {0}")]
     Encode(String),
 }

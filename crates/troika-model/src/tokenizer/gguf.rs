@@ -1,4 +1,4 @@
-//! Tokenizers from GGUF metadata: the same `tokenizer.json` structure, filled from the file.
+//! Makes tokenizers from GGUF metadata, in the structure of `tokenizer.json`.
 
 use std::collections::HashMap;
 
@@ -22,7 +22,7 @@ pub(super) struct Built {
     pub add_bos: bool,
     pub add_eos: bool,
     pub warning: Option<String>,
-    /// Ids whose token stands in the list again, by the id it has there.
+    /// Ids of tokens that occur again in the list, with the later id.
     pub twins: HashMap<u32, u32>,
 }
 
@@ -110,7 +110,7 @@ pub(super) fn build(meta: &GgufMeta) -> Res<Option<Built>> {
     }))
 }
 
-/// Of tokens that stand in the list more than once, the last is the one text is encoded to.
+/// For tokens that occur more than once in the list: text is encoded to the last one.
 fn twins(tokens: &[&str]) -> HashMap<u32, u32> {
     let last: HashMap<&str, u32> = tokens.iter().zip(0..).map(|(t, i)| (*t, i)).collect();
     let earlier = |(t, i): (&&str, u32)| last.get(t).filter(|&&l| l != i).map(|&l| (i, l));
@@ -163,7 +163,7 @@ fn byte_level(tokens: &[&str], merges: &[&str], pre: &pre::Pre) -> Res<Value> {
     }))
 }
 
-/// The most bytes of a SentencePiece vocabulary's merges. The largest published vocabularies have
+/// The most bytes of merges for a SentencePiece vocabulary. The largest published vocabularies have
 /// 600,000 merges of 20 bytes.
 const MERGES: usize = 256 << 20;
 
@@ -174,7 +174,7 @@ fn merges(tokens: &[&str], types: Option<&[f64]>, scores: Option<&[f64]>) -> Res
     let mut merges: Vec<(f64, usize, usize, usize)> = Vec::new();
     let mut bytes = 0;
     for (i, token) in tokens.iter().enumerate() {
-        // Looking for all pairs takes time that grows with the square of the length.
+        // Searching all pairs takes quadratic time in the length.
         if token.len() > PIECE {
             if types.is_some_and(|t| t[i] as i64 != NORMAL) {
                 continue;

@@ -1,16 +1,16 @@
-//! The last line of defence around the `tokenizers` crate: a panic there is an error here.
+//! The last line of defence around the `tokenizers` crate: turns panics into errors.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 use std::sync::Once;
 
 thread_local! {
-    /// Whether this thread is inside of [`caught`], where a panic is no news for the user.
+    /// Whether this thread is inside [`caught`], where panics are not printed.
     static QUIET: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `f`; `None` if it panicked. Nothing is printed for such a panic; those of other threads,
-/// and of this thread elsewhere, go to the hook that was there before.
+/// Runs `f`; `None` if it panicked. Such panics are not printed; all others go to the previous
+/// hook.
 pub(super) fn caught<T>(f: impl FnOnce() -> T) -> Option<T> {
     static HOOK: Once = Once::new();
     // A hook cannot be set while a panic unwinds this thread.
@@ -18,7 +18,7 @@ pub(super) fn caught<T>(f: impl FnOnce() -> T) -> Option<T> {
         HOOK.call_once(|| {
             let before = take_hook();
             set_hook(Box::new(move |info| {
-                // A thread that ends may have no flag any more; it is not inside of `caught`.
+                // A thread that is ending may have lost its flag; it is not inside `caught`.
                 if !QUIET.try_with(Cell::get).unwrap_or(false) {
                     before(info);
                 }
@@ -26,8 +26,8 @@ pub(super) fn caught<T>(f: impl FnOnce() -> T) -> Option<T> {
         });
     }
     let was = QUIET.replace(true);
-    // Tokenizers are not changed by the calls they are used through, but for caches that stay
-    // whole when a thread unwinds.
+    // These calls do not change a tokenizer, except for caches that remain valid when a thread
+    // unwinds.
     let result = catch_unwind(AssertUnwindSafe(f));
     QUIET.set(was);
     result.ok()
@@ -55,7 +55,7 @@ mod tests {
         assert_eq!(caught(|| 3), Some(3));
         assert_eq!(caught(|| -> u8 { panic!("counted") }), None);
         assert_eq!(SEEN.load(Ordering::SeqCst), 0, "a panic inside was reported");
-        // Nested, the outer call stays silent after the inner one.
+        // After a nested call, the outer one is still silent.
         assert_eq!(
             caught(|| (caught(|| 1), caught(|| -> u8 { panic!("counted") }))),
             Some((Some(1), None))

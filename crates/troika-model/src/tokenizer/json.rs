@@ -1,4 +1,4 @@
-//! A tokenizer from the structure of `tokenizer.json`, whose parts are checked one by one.
+//! Makes a tokenizer from the structure of `tokenizer.json`, checking each part.
 
 use serde_json::{Map, Value};
 use tokenizers::{DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper};
@@ -16,8 +16,8 @@ pub(super) struct Read {
     pub warnings: Vec<String>,
 }
 
-/// Makes a tokenizer. `truncation` and `padding` are left out: a prompt is taken as it is, as in
-/// the transformers library.
+/// Makes a tokenizer. `truncation` and `padding` are ignored: prompts are used unchanged, as in the
+/// transformers library.
 pub(super) fn tokenizer(json: Value) -> Check<Read> {
     let Value::Object(json) = json else { return Err("is no JSON object".into()) };
     let read = caught(|| read(json));
@@ -43,7 +43,7 @@ fn read(mut json: Map<String, Value>) -> Check<Read> {
     let mut normalized = alone;
     let normalizer: Option<NormalizerWrapper> = part("normalizer", normalizer)?;
     normalizer.iter().try_for_each(|n| check::normalizer(n, &mut normalized))?;
-    // The contents of added tokens are normalized, too.
+    // The contents of added tokens are normalized too.
     let contents = added.iter().filter(|a| a.token.normalized);
     if normalized.most(contents.map(|a| a.token.content.len()).sum()) > super::LONGEST {
         return Err("has added tokens that its normalizer makes too long".into());

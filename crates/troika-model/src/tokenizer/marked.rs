@@ -1,4 +1,4 @@
-//! Tokenizing a prompt in which some spellings of control tokens are plain text.
+//! Tokenizes a prompt in which some spellings of control tokens are plain text.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -7,7 +7,7 @@ use tokenizers::{AddedToken, Model};
 
 use super::{Res, Tokenizer, TokenizerError};
 
-/// A token that was added to the vocabulary, found in a text.
+/// An added token found in a text.
 struct Found {
     range: Range<usize>,
     id: u32,
@@ -15,7 +15,7 @@ struct Found {
 }
 
 impl Tokenizer {
-    /// Spellings of the control tokens (of those the vocabulary marks as special).
+    /// Spellings of the control tokens (added tokens marked as special).
     pub fn control_tokens(&self) -> Vec<String> {
         let added = self.inner.get_added_tokens_decoder();
         let mut list: Vec<(u32, String)> =
@@ -24,13 +24,13 @@ impl Tokenizer {
         list.into_iter().map(|(_, spelling)| spelling).collect()
     }
 
-    /// Text to ids, as [`Tokenizer::encode`] with `parse_special`, but a control token whose
-    /// spelling covers one of the byte offsets in `plain` (ascending) is plain text.
+    /// Text to ids, like [`Tokenizer::encode`] with `parse_special`. But control tokens whose
+    /// spelling covers one of the byte offsets in `plain` (ascending) count as plain text.
     ///
-    /// Without such a one in the text the ids are those of `encode`. Otherwise the control tokens
-    /// that stay are replaced by private characters which a copy of the tokenizer knows as added
-    /// tokens of the same kind, and that copy reads no control token: normalization, the space
-    /// SentencePiece puts first, and merges meet the text as a whole, as they do in `encode`.
+    /// If there are none, the ids are those of `encode`. Otherwise the remaining control tokens are
+    /// replaced by private characters. A copy of the tokenizer knows these as added tokens of the
+    /// same kind, and knows no control tokens. So normalization, SentencePiece's first space and
+    /// merges see the whole text, as in `encode`.
     ///
     /// # Errors
     /// What the tokenizer reports.
@@ -63,7 +63,7 @@ impl Tokenizer {
         for &id in encoding.get_ids() {
             match (real.get(&id), added.get(&id)) {
                 (Some(&id), _) => ids.push(id),
-                // Some models find control tokens by themselves, as pieces of their vocabulary.
+                // Some models find control tokens themselves, as pieces of their vocabulary.
                 (None, Some(t)) if t.special => {
                     let piece = copy.get_model().id_to_token(id);
                     ids.extend(pieces(&copy, &added, piece.as_ref().unwrap_or(&t.content))?);
@@ -74,8 +74,8 @@ impl Tokenizer {
         if add_special { self.frame(ids) } else { Ok(ids) }
     }
 
-    /// The text with a private character for every control token that stays one, and the
-    /// characters' names.
+    /// Replaces every remaining control token by a private character. Also returns the characters'
+    /// tokens.
     fn alias(&self, text: &str, found: &[Found]) -> Res<(String, HashMap<u32, char>)> {
         let mut free = (0x0F_0000..=0x10_FFFD)
             .filter_map(char::from_u32)
@@ -100,7 +100,7 @@ impl Tokenizer {
         Ok((out, names))
     }
 
-    /// Puts around ids what `encode` adds to a text.
+    /// Adds around ids what `encode` adds to a text.
     fn frame(&self, ids: Vec<u32>) -> Res<Vec<u32>> {
         let (bare, framed) = (self.encode("a", false, true)?, self.encode("a", true, true)?);
         let at = framed.windows(bare.len().max(1)).position(|w| w == bare.as_slice());
@@ -114,7 +114,7 @@ impl Tokenizer {
     }
 }
 
-/// The control tokens spelled in a text, the longest at each place, as the tokenizer finds them.
+/// The control tokens in a text, the longest at each place, as the tokenizer finds them.
 fn find(added: &HashMap<u32, AddedToken>, text: &str, plain: &[usize]) -> Vec<Found> {
     let mut by_first: HashMap<char, Vec<(&str, u32, bool)>> = HashMap::new();
     for (&id, t) in added {
@@ -134,7 +134,7 @@ fn find(added: &HashMap<u32, AddedToken>, text: &str, plain: &[usize]) -> Vec<Fo
         let range = at..at + spelling.len();
         let first = plain.partition_point(|&p| p < range.start);
         let plain = plain.get(first).is_some_and(|p| range.contains(p));
-        // What is plain text swallows no marker that begins within it.
+        // Plain text does not hide a marker that begins within it.
         next = if plain { at + c.len_utf8() } else { range.end };
         if special {
             found.push(Found { range, id, plain });

@@ -25,23 +25,23 @@ use crate::spec::GgufMeta;
 pub use error::TokenizerError;
 pub use stream::{Detokenizer, StopMatcher};
 
-/// The most bytes a text may become on its way to ids: each takes about 50 bytes of memory there.
+/// The most bytes that a text may become during encoding; each uses about 50 bytes of memory.
 const LONGEST: f64 = (128 << 20) as f64;
-/// The most bytes per byte, where there are enough to matter. Unicode's normal forms make up to 11.
+/// The most bytes per byte for long texts. Unicode's normal forms need up to 11.
 const TIMES: f64 = 64.0;
 const ENOUGH: f64 = (4 << 20) as f64;
 
 /// A tokenizer with its special tokens.
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
-    /// As `inner`, but special tokens in the text are plain text. Made when first asked for.
+    /// Like `inner`, with special tokens as plain text. Made on first use.
     plain: OnceLock<tokenizers::Tokenizer>,
     bos: Option<u32>,
     eos: Option<u32>,
-    /// Set for GGUF files, which say outright what to add; `tokenizer.json` has a post-processor.
+    /// Set for GGUF files, which list what to add; `tokenizer.json` has a post-processor.
     add: Option<(bool, bool)>,
     growth: check::Growths,
-    /// Ids whose token has another id, too, by which the vocabulary knows it.
+    /// Ids whose token also has another id, which the vocabulary uses.
     twins: HashMap<u32, u32>,
     warnings: Vec<String>,
 }
@@ -71,8 +71,7 @@ impl Tokenizer {
         Ok(Some(tokenizer))
     }
 
-    /// Reads the text of a `tokenizer.json`. What it says about truncation and padding is not
-    /// obeyed: a prompt is taken as it is.
+    /// Parses a `tokenizer.json`. Truncation and padding are ignored: prompts are used unchanged.
     ///
     /// # Errors
     /// What is wrong with it.
@@ -91,7 +90,7 @@ impl Tokenizer {
         })
     }
 
-    /// Takes the names of special tokens from `tokenizer_config.json`.
+    /// Reads the names of special tokens from `tokenizer_config.json`.
     fn take_config(&mut self, config: &Value) {
         let id = |field: &str| {
             let v = &config[field];
@@ -105,11 +104,11 @@ impl Tokenizer {
         self.warnings.push(format!("{path}: {why}; it is read as if it were empty"));
     }
 
-    /// Builds the tokenizer of a GGUF file; `None` when the file has none. The text is a warning
-    /// about a pre-tokenizer this build does not know.
+    /// Makes the tokenizer of a GGUF file; `None` if the file has none. Also returns a warning
+    /// about an unknown pre-tokenizer.
     ///
     /// # Errors
-    /// Metadata that contradicts itself, or a kind of tokenizer that is not supported.
+    /// Inconsistent metadata, or an unsupported kind of tokenizer.
     pub fn from_gguf(meta: &GgufMeta) -> Res<Option<(Tokenizer, Option<String>)>> {
         let Some(built) = gguf::build(meta)? else { return Ok(None) };
         let tokenizer = Tokenizer {
@@ -125,11 +124,11 @@ impl Tokenizer {
         Ok(Some((tokenizer, built.warning)))
     }
 
-    /// Text to ids. `add_special` adds what the model expects around a text (BOS);
-    /// `parse_special` reads special tokens written in the text as such.
+    /// Text to ids. `add_special` adds what the model expects around a text (BOS); `parse_special`
+    /// recognises special tokens in the text.
     ///
     /// # Errors
-    /// What the tokenizer reports.
+    /// An error of the tokenizer.
     pub fn encode(&self, text: &str, add_special: bool, parse_special: bool) -> Res<Vec<u32>> {
         let automatic = add_special && self.add.is_none();
         let encoding = guard::caught(|| {
@@ -154,7 +153,7 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// Whether a text stays short enough on its way to ids.
+    /// Whether a text stays short enough during encoding.
     fn fits(&self, text: &str) -> bool {
         let growth = &self.growth;
         let most = LONGEST.min(text.len() as f64 * TIMES + ENOUGH);
@@ -162,8 +161,8 @@ impl Tokenizer {
         if worst <= most && growth.split.most(worst as usize) <= most {
             return true;
         }
-        // The factors are for the worst of texts. Where they do not show it, the normalizer does,
-        // at the cost of running twice.
+        // The factors are for the worst texts. If they do not suffice, the normalizer is run to
+        // find out, at the cost of running twice.
         let mut text = NormalizedString::from(text);
         let normalized = self
             .inner
@@ -180,10 +179,10 @@ impl Tokenizer {
         })
     }
 
-    /// Ids to text; unknown ids are left out.
+    /// Ids to text; unknown ids are skipped.
     ///
     /// # Errors
-    /// What the tokenizer reports.
+    /// An error of the tokenizer.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Res<String> {
         let known: Vec<u32>;
         let ids = if self.twins.is_empty() {
@@ -192,7 +191,7 @@ impl Tokenizer {
             known = ids.iter().map(|id| *self.twins.get(id).unwrap_or(id)).collect();
             &known
         };
-        // Without any token there is no text; some decoders count on one.
+        // Without tokens there is no text; some decoders need at least one.
         if ids.iter().all(|&id| self.is_silent(id, skip_special)) {
             return Ok(String::new());
         }
@@ -201,7 +200,7 @@ impl Tokenizer {
             .map_err(|e| TokenizerError::Encode(e.to_string()))
     }
 
-    /// Whether decoding leaves an id out: it belongs to no token, or to a special one.
+    /// Whether decoding skips an id: it has no token, or a special one.
     fn is_silent(&self, id: u32, skip_special: bool) -> bool {
         let special = |t: &String| self.inner.get_added_vocabulary().is_special_token(t);
         self.token(id).is_none_or(|t| skip_special && special(&t))
@@ -212,12 +211,12 @@ impl Tokenizer {
         Detokenizer::new(self)
     }
 
-    /// The token of an id, as the vocabulary spells it.
+    /// The token of an id, as spelled in the vocabulary.
     pub fn token(&self, id: u32) -> Option<String> {
         self.inner.id_to_token(*self.twins.get(&id).unwrap_or(&id))
     }
 
-    /// The id of a token, as the vocabulary spells it.
+    /// The id of a token, as spelled in the vocabulary.
     pub fn id(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)
     }
@@ -232,7 +231,7 @@ impl Tokenizer {
         self.bos
     }
 
-    /// What a user should know about the tokenizer's files, one sentence each.
+    /// Warnings about the tokenizer's files, one sentence each.
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }

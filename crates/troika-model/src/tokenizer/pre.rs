@@ -1,13 +1,13 @@
-//! Pre-tokenizers by the names GGUF files give them (`tokenizer.ggml.pre`).
+//! Pre-tokenizers by their names in GGUF files (`tokenizer.ggml.pre`).
 //!
-//! The patterns are those of the models' own `tokenizer.json` files.
+//! The patterns come from the models' own `tokenizer.json` files.
 
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-/// Cased letters, CJK and digits are split by patterns of their own.
+/// Cased letters, CJK and digits are split by separate patterns.
 const DEEPSEEK: &[&str] = &[
     r"[\r\n]",
     r"\s?[\p{Lu}\p{Ll}\p{Lt}]+",
@@ -22,15 +22,15 @@ const DEEPSEEK_CODER: &[&str] =
 const DEEPSEEK3: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##;
 const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// How text is split before it is encoded, and what else goes by the same name.
+/// How text is split before encoding, and other properties of the same name.
 pub(super) struct Pre {
-    /// Patterns, applied one after the other.
+    /// Patterns, applied in order.
     pub patterns: &'static [&'static str],
-    /// Whether a word that is a token is that token, whether or not merges lead to it.
+    /// Whether a word that is a token becomes that token even if merges do not lead to it.
     pub whole_words: bool,
-    /// Whether the models' own files bring text to Unicode's composed form (NFC) first.
+    /// Whether the models' own files first normalise text to Unicode's composed form (NFC).
     pub composed: bool,
-    /// Whether a text starts with BOS where the file does not say.
+    /// Whether a text starts with BOS if the file does not say.
     pub adds_bos: bool,
 }
 
@@ -71,6 +71,6 @@ pub(super) fn find(name: &str) -> Option<Pre> {
     Some(Pre { patterns, whole_words, composed, adds_bos: whole_words })
 }
 
-/// Used when a file names none this build knows.
+/// Used if the file names none or an unknown one.
 pub(super) const FALLBACK: Pre =
     Pre { patterns: &[LLAMA3], whole_words: false, composed: false, adds_bos: false };

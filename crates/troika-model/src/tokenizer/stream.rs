@@ -1,25 +1,25 @@
-//! Streaming: tokens to text as it becomes final, and stop texts.
+//! Streaming: turns tokens into text as it becomes final, and finds stop texts.
 
 use std::ops::Deref;
 
 use super::Tokenizer;
 
-/// Tokens after which a character that was incomplete before them is complete or broken for good:
-/// it has at most four bytes, each at worst a token of its own.
+/// After this many tokens, an incomplete character is complete or broken: it has at most four
+/// bytes, each possibly a token of its own.
 const CHAR_TOKENS: usize = 4;
 
-/// Tokens that may wait for the text they are part of. A token of text decides within
-/// [`CHAR_TOKENS`]; more than these have none, or the decoder makes no sense of them.
+/// The most tokens that may wait for their text. Tokens of text are decided within [`CHAR_TOKENS`];
+/// a longer row has no text or cannot be decoded.
 const WAITING: usize = 64;
 
-/// Turns tokens into text one by one. What it hands out, joined, is the decoded whole; a
-/// character is never handed out in parts.
+/// Turns tokens into text one by one. The pieces joined give the whole decoded text; a character is
+/// never split.
 pub struct Detokenizer<T: Deref<Target = Tokenizer>> {
     tokenizer: T,
     ids: Vec<u32>,
-    /// Decoding starts here: what precedes decides about leading spaces only.
+    /// Decoding starts here: earlier tokens only affect leading spaces.
     prefix: usize,
-    /// Everything before is handed out.
+    /// Text of tokens before this index was returned.
     read: usize,
     /// Bytes of text from `prefix` to `read`.
     before: usize,
@@ -31,9 +31,9 @@ impl<T: Deref<Target = Tokenizer>> Detokenizer<T> {
         Detokenizer { tokenizer, ids: Vec::new(), prefix: 0, read: 0, before: 0 }
     }
 
-    /// Takes a token; gives the text that became final with it.
+    /// Adds a token. Returns the text that is final now.
     pub fn push(&mut self, id: u32) -> Option<String> {
-        // Decoding passes over it: it would only wait for text.
+        // Decoding skips it: it would wait for ever.
         if self.tokenizer.is_silent(id, true) {
             return None;
         }
@@ -41,7 +41,7 @@ impl<T: Deref<Target = Tokenizer>> Detokenizer<T> {
         self.emit(false)
     }
 
-    /// The text still held back.
+    /// The remaining text.
     pub fn finish(&mut self) -> String {
         self.emit(true).unwrap_or_default()
     }
@@ -61,7 +61,7 @@ impl<T: Deref<Target = Tokenizer>> Detokenizer<T> {
             }
             return new;
         }
-        // The end may be a character in progress; what is older than a character is not.
+        // The end may be an incomplete character; older tokens are complete.
         let decided = end.saturating_sub(CHAR_TOKENS);
         if decided <= self.read {
             return None;
@@ -70,13 +70,13 @@ impl<T: Deref<Target = Tokenizer>> Detokenizer<T> {
         if text.starts_with(&older) { self.advance(decided, &older) } else { None }
     }
 
-    /// Hands out `text` from `before` on and counts the tokens up to `read` as handed out.
+    /// Returns `text` from `before` on, and marks the tokens up to `read` as done.
     fn advance(&mut self, read: usize, text: &str) -> Option<String> {
         let new = text.get(self.before..).filter(|t| !t.is_empty())?.to_string();
         self.prefix = self.read;
         self.read = read;
         self.before = self.decode(read).len();
-        // Keep the list short in long generations.
+        // Keeps the list short in long generations.
         if self.prefix > 4096 {
             self.ids.drain(..self.prefix);
             self.read -= self.prefix;
@@ -85,14 +85,14 @@ impl<T: Deref<Target = Tokenizer>> Detokenizer<T> {
         Some(new)
     }
 
-    /// Drops tokens that waited in vain, so that a long row of them takes no longer per token. Those
-    /// before them stay: they had text, on which the next token's leading space depends.
+    /// Drops tokens without text, so that long rows of them do not slow down decoding. Keeps those
+    /// before them: the next token's leading space depends on their text.
     fn forget(&mut self) {
         self.ids.truncate(self.read);
     }
 }
 
-/// Finds stop texts in streamed text, also when they span several pieces.
+/// Finds stop texts in streamed text, also across pieces.
 #[derive(Clone, Debug, Default)]
 pub struct StopMatcher {
     stops: Vec<String>,
@@ -101,14 +101,14 @@ pub struct StopMatcher {
 }
 
 impl StopMatcher {
-    /// A matcher for the given texts; empty ones are ignored.
+    /// A matcher for the given texts; ignores empty ones.
     pub fn new(stops: &[String]) -> StopMatcher {
         let stops = stops.iter().filter(|s| !s.is_empty()).cloned().collect();
         StopMatcher { stops, ..StopMatcher::default() }
     }
 
-    /// Takes a piece of text. Gives what can be handed out, and whether a stop text was met; what
-    /// could be the start of one is held back.
+    /// Adds a piece of text. Returns the text that is safe to output, and whether a stop text was
+    /// found. Holds back what could be the start of one.
     pub fn push(&mut self, text: &str) -> (String, bool) {
         if self.stopped {
             return (String::new(), true);
@@ -126,7 +126,7 @@ impl StopMatcher {
         (std::mem::replace(&mut self.held, rest), false)
     }
 
-    /// What is still held back at the end of the text.
+    /// The text held back at the end.
     pub fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }

@@ -13,13 +13,13 @@ use tokenizers::{AddedToken, ModelWrapper};
 
 type Check<T> = Result<T, String>;
 
-/// The longest affix and piece, and the most bytes of pieces: pieces are kept byte by byte in a
-/// tree that is built and taken down by recursion. SentencePiece makes pieces of up to 16
-/// characters; the largest published vocabularies have about 4 MB of them.
+/// The longest affix and piece, and the most bytes of pieces. Pieces are stored byte by byte in a
+/// tree that is built and dropped recursively. SentencePiece makes pieces of up to 16 characters;
+/// the largest published vocabularies have about 4 MB.
 const AFFIX: usize = 256;
 pub(super) const PIECE: usize = 1024;
 const PIECES: usize = 16 << 20;
-/// The longest word WordPiece looks at: its time grows with the cube. Published models have 100.
+/// The longest word for WordPiece, whose time grows with the cube. Published models have 100.
 const WORD: u64 = 2000;
 
 /// An added token with the id its file gives it.
@@ -30,7 +30,7 @@ pub(super) struct Added {
     pub token: AddedToken,
 }
 
-/// A part of the file.
+/// Parses a part of the file.
 pub(super) fn part<T: DeserializeOwned>(name: &str, value: Value) -> Check<T> {
     serde_json::from_value(value).map_err(|e| format!("has a {name} that cannot be used: {e}"))
 }
@@ -44,7 +44,7 @@ pub(super) fn model(
     let kind = match model.remove("type") {
         Some(Value::String(kind)) => kind,
         Some(other) => return Err(format!("has a model of type {other}")),
-        // Files of early versions do not name it.
+        // Early files do not name it.
         None if model.contains_key("merges") => "BPE".into(),
         None if model.get("vocab").is_some_and(Value::is_array) => "Unigram".into(),
         None if model.contains_key("max_input_chars_per_word") => "WordPiece".into(),
@@ -63,7 +63,7 @@ pub(super) fn model(
     match kind.as_str() {
         "BPE" => {
             merges(&model)?;
-            // Dropout makes training see a text in several ways; a prompt is read in one.
+            // Dropout is for training only.
             model.remove("dropout");
             Ok(ModelWrapper::BPE(part::<BPE>("model", Value::Object(model))?))
         }
@@ -83,8 +83,8 @@ pub(super) fn model(
     }
 }
 
-/// Checks that every id belongs to one token, and enters added tokens whose id the crate, which
-/// counts on from the vocabulary's size, would not find.
+/// Checks that every id belongs to one token. Adds tokens whose id the crate would not find, since
+/// it numbers added tokens from the vocabulary's size.
 fn ids(model: &mut Map<String, Value>, added: &[Added]) -> Check<()> {
     let Some(Value::Object(vocab)) = model.get_mut("vocab") else {
         return Err("has a model without a vocabulary".into());
@@ -114,7 +114,7 @@ fn ids(model: &mut Map<String, Value>, added: &[Added]) -> Check<()> {
     Ok(())
 }
 
-/// The added tokens a vocabulary lacks, each once.
+/// The added tokens that a vocabulary lacks, without duplicates.
 fn missing(added: &[Added], known: impl Fn(&str) -> bool) -> Vec<&Added> {
     let mut seen = HashSet::new();
     let mut missing = Vec::new();
@@ -127,8 +127,8 @@ fn missing(added: &[Added], known: impl Fn(&str) -> bool) -> Vec<&Added> {
     missing
 }
 
-/// The crate joins a merge's halves in a buffer as long as the longest token, without the second
-/// half's prefix, and looks for neither.
+/// Checks merges. The crate joins their halves in a buffer as long as the longest token, without
+/// the second half's prefix and without a bounds check.
 fn merges(model: &Map<String, Value>) -> Check<()> {
     let vocab = model.get("vocab").and_then(Value::as_object);
     let longest = vocab.into_iter().flatten().map(|(t, _)| t.len()).max().unwrap_or(0);

@@ -1,4 +1,4 @@
-//! What an absent or null field means, as the transformers library's config classes have it.
+//! Absent and null fields have the meaning of the transformers library's config classes.
 
 use serde_json::{Value, json};
 use troika_graph::Activation;
@@ -19,7 +19,7 @@ fn windows_when_absent_or_null() {
     assert_eq!(window("phi3", json!({})), None);
     assert_eq!(window("gpt_oss", json!({})), Some(128));
     assert_eq!(window("gemma2", json!({})), Some(4096));
-    // A window is there, but not in use.
+    // A window is given, but not in use.
     assert_eq!(window("qwen3_moe", json!({"sliding_window": 9})), None);
     let on = json!({"sliding_window": 9, "use_sliding_window": true});
     assert_eq!(window("qwen3_moe", on.clone()), Some(9));
@@ -54,7 +54,7 @@ fn exaone_patterns() {
     let every_second = vec![l, g, l, g, l];
     let two = layers(json!({"sliding_window_pattern": 2}));
     assert_eq!(two, (every_second.clone(), every_second));
-    // Letters leave the last layer global whatever they say.
+    // With letters the last layer is global in any case.
     let letters = vec![l, l, l, g, g];
     let named = layers(json!({"sliding_window_pattern": "LLLG"}));
     assert_eq!(named, (letters.clone(), letters));
@@ -81,7 +81,7 @@ fn heads_and_their_width() {
     let no_kv = without(llama(), &["num_key_value_heads"]);
     assert_eq!(attn(&no_kv).kv_heads, 4);
     assert_eq!(attn(&with(llama(), json!({"num_key_value_heads": null}))).kv_heads, 4);
-    // Mistral's class has a number of its own.
+    // Mistral's class has its own default.
     let mistral = with(no_kv, json!({"model_type": "mistral", "num_attention_heads": 16}));
     assert_eq!(attn(&mistral).kv_heads, 8);
     assert_eq!(attn(&with(llama(), json!({"head_dim": null}))).k_dim, 16);
@@ -105,7 +105,7 @@ fn activations_of_gemma() {
     let act = |name, changes| dense(&spec(&as_type(name, changes)), 0).act;
     assert_eq!(act("gemma", json!({"hidden_act": "gelu"})), Activation::GeluTanh);
     assert_eq!(act("gemma", json!({})), Activation::GeluTanh);
-    // Gemma 2 and 3 read another field, and only that.
+    // Gemma 2 and 3 read another field only.
     let two = json!({"hidden_act": "silu", "hidden_activation": "gelu_pytorch_tanh"});
     assert_eq!(act("gemma2", two.clone()), Activation::GeluTanh);
     assert_eq!(act("gemma3_text", two), Activation::GeluTanh);
@@ -171,7 +171,7 @@ fn deepseek_scale_and_groups() {
     assert_eq!(spec(&absent).layers[0].attn.latent.unwrap().q_rank, Some(1536));
 }
 
-/// A text_config leaves out what its class has as a default: google/gemma-3-4b-it's.
+/// A text_config omits its class's defaults: google/gemma-3-4b-it's.
 #[test]
 fn a_sparse_text_config() {
     let config = json!({
@@ -188,7 +188,7 @@ fn a_sparse_text_config() {
     assert_eq!((m.spec.vocab, m.spec.hidden, m.spec.layers.len()), (262_208, 2560, 34));
     assert_eq!((a.heads, a.kv_heads, a.k_dim, a.window), (8, 4, 256, Some(1024)));
     assert!(m.spec.tied && m.spec.context == 131_072);
-    // llava-1.5's says little more than the vocabulary.
+    // llava-1.5's has little more than the vocabulary.
     let llava = json!({
         "model_type": "llava",
         "text_config": {"model_type": "llama", "vocab_size": 32064, "rms_norm_eps": 1e-5}

@@ -1,4 +1,4 @@
-//! GGUF metadata: translated to the same descriptions, with llama.cpp's meaning of what is absent.
+//! GGUF metadata gives the same descriptions; absent values have llama.cpp's meaning.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use troika_weights::{FileSource, open};
 
 use crate::{data, golden, moe, ropes, windows};
 
-/// Tensors without a file, and names of those in a type that is not read.
+/// Tensors without a file, and names of tensors with an unsupported type.
 #[derive(Default)]
 struct Tensors(BTreeMap<String, StoredTensor>, Vec<&'static str>);
 
@@ -121,7 +121,7 @@ fn files_of_the_converter_say_what_the_config_said() {
         for (a, b) in freqs(&ours).iter().zip(freqs(&theirs)) {
             assert!((a - b).abs() <= 1e-6 * b, "{name}: {a} and {b}");
         }
-        // What is left is equal but for rounded factors and the pairing.
+        // The rest is equal except for rounded factors and the pairing.
         for layer in ours.layers.iter_mut().chain(&mut theirs.layers) {
             let with_rope = layer.attn.rope.is_some();
             layer.attn.rope = None;
@@ -207,7 +207,7 @@ fn scaling() {
     let linear =
         gguf("qwen2").text("rope.scaling.type", "linear").float("rope.scaling.factor", 2.0);
     assert_eq!(freqs(linear).inv_freq.to_vec(), half);
-    // llama.cpp takes a factor without a type, or under its old name, for linear.
+    // llama.cpp treats a factor without a type, or under its old name, as linear.
     assert_eq!(freqs(gguf("qwen2").float("rope.scaling.factor", 2.0)).inv_freq.to_vec(), half);
     assert_eq!(freqs(gguf("qwen2").float("rope.scale_linear", 2.0)).inv_freq.to_vec(), half);
     assert_eq!(freqs(gguf("qwen2").text("rope.scaling.type", "none")), plain);
@@ -245,7 +245,7 @@ fn a_part_of_a_head_or_all_of_it() {
         let g = g.int("attention.head_count_kv", 4).tensor("output.bias", &[100], None);
         rope(&g.int("rope.dimension_count", dims).spec(), 0).rotary_dim
     };
-    // All of it too: a config of this family that says nothing means half.
+    // Also the whole head, since this family's default is half.
     assert_eq!((phi(4), phi(6), phi(16)), (4, 6, 16));
     for (width, dims) in [(98, 6), (49 * 2, 2), (96, 24), (80, 32)] {
         let g = gguf("llama").int("attention.key_length", width);
@@ -285,7 +285,7 @@ fn gemma_facts_that_are_not_written() {
     let g = gguf("gemma2").int("attention.key_length", 32);
     assert_eq!(g.spec().layers[0].attn.scale, 32f32.powf(-0.5));
     assert_eq!(g.spec().final_norm, crate::rms(1e-5, 0.0));
-    // 27B alone has another scale.
+    // Only 27B has another scale.
     let big = g.int("block_count", 46).spec();
     assert_eq!(big.layers[0].attn.scale, 16f32.powf(-0.5));
     assert_eq!((big.layers[0].attn.softcap, big.logit_softcap), (Some(50.0), Some(30.0)));
@@ -412,7 +412,7 @@ fn files_that_cannot_be_read() {
     );
 }
 
-/// Every key of small models with every kind of value: described or refused.
+/// Every key of small models with every kind of value is described or refused.
 #[test]
 fn nothing_panics() {
     let wrong = || {
@@ -475,7 +475,7 @@ fn optional_tensors_of_a_type_that_is_not_read_are_not_taken_as_absent() {
         let error = from_gguf(&g.meta, &g.tensors).err().unwrap().to_string();
         assert!(error.contains(name) && error.contains("IQ4_XS"), "{error}");
     }
-    // One bias of the three that belong together says that all are there.
+    // One of three biases that belong together means that all exist.
     let g = gguf("qwen2").tensor("blk.0.attn_k.bias", &[32], None);
     assert!(from_gguf(&g.meta, &g.tensors).unwrap().spec.layers[0].attn.qkv_bias);
 }

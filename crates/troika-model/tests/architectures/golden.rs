@@ -1,4 +1,4 @@
-//! Key facts of every golden config, and that all weights of all test models are found.
+//! Key facts of every golden config, and all weights of all test models are found.
 
 use troika_graph::{Activation, Score};
 use troika_model::families::{DescribedModel, from_config, from_gguf};
@@ -147,7 +147,7 @@ fn gpt_oss() {
     assert!(m.bias && m.router_bias && !m.normalize);
 }
 
-/// Every weight has a candidate in the files, and the first that is there fits exactly.
+/// Every weight has a candidate in the files, and the first existing one fits exactly.
 fn all_found(model: &DescribedModel, files: &dyn Checkpoint) -> Result<usize, String> {
     let needs: Vec<WeightRequirement> = weight_requirements(&model.spec).collect();
     for need in &needs {

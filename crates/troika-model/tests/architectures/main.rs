@@ -1,4 +1,4 @@
-//! Families: configs and GGUF metadata become the right description, or a sentence.
+//! Families: configs and GGUF metadata give the right description, or an error sentence.
 
 mod defaults;
 mod gguf;
@@ -55,7 +55,7 @@ fn spec(config: &Value) -> ModelSpec {
     model(config).spec
 }
 
-/// The sentence a config is refused with.
+/// The error sentence for a config.
 fn refusal(config: &Value) -> String {
     match from_config(config) {
         Ok(m) => panic!("accepted as {:?}", m.spec),

@@ -1,4 +1,4 @@
-//! Where tensors are: packed, fused, transposed and per-head weights.
+//! The places of packed, fused, transposed and per-head weights in tensors.
 
 use serde_json::json;
 use troika_model::spec::{Cols, Key, Recipe, WeightRole};

@@ -1,4 +1,4 @@
-//! What is refused, in which words; and that no config ends in a panic.
+//! Refusals and their wording; no config causes a panic.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -213,7 +213,7 @@ fn finite(spec: &troika_model::spec::ModelSpec) {
     }
 }
 
-/// A checkpoint without tensors that counts how many were asked for.
+/// A checkpoint without tensors that counts the requests.
 #[derive(Default)]
 struct Empty(AtomicUsize);
 
@@ -250,7 +250,7 @@ fn a_small_config_cannot_ask_for_more_weights_than_are_there() {
         "num_key_value_heads": 4096, "first_k_dense_replace": 4096});
     let heads = refusal(&with(golden("deepseek-v2"), changes));
     assert!(heads.contains("16777216 heads of latent attention"), "{heads}");
-    // As many as are possible: nothing is listed or looked for beyond the first that is missing.
+    // The largest possible numbers: nothing is searched beyond the first missing tensor.
     let model = model(&many(4096, 64));
     assert_eq!(weight_requirements(&model.spec).count(), 3 + 4096 * (7 + 3 * 64));
     let files = Empty::default();

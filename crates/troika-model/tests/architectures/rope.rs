@@ -119,7 +119,7 @@ fn yarn_with_its_own_attention_factor_and_range() {
     check(parameters, 0.75, &expected);
 }
 
-/// What gpt-oss uses when its config has no rope field at all: yarn, not truncated.
+/// gpt-oss's default without any rope field: yarn, not truncated.
 const GPT_OSS: [f64; 8] = [
     1.0,
     0.225418001,
@@ -252,7 +252,7 @@ fn old_and_new_spelling_are_the_same() {
     }
 }
 
-/// Moves `rope_parameters` to where older configs have its fields.
+/// Moves the fields of `rope_parameters` to their places in older configs.
 fn old_spelling(new: &Value, kind: &str) -> Value {
     let mut rope = new["rope_parameters"].as_object().unwrap().clone();
     let mut old = without(new.clone(), &["rope_parameters"]);

@@ -1,5 +1,5 @@
-//! The families' own definitions in `tokenizer.json` against GGUF's names for them: vocabularies
-//! trained with each family's pre-tokenizer, every token as a text, and a text full of edges.
+//! Compares the families' own `tokenizer.json` with GGUF's names for them: vocabularies trained
+//! with each family's pre-tokenizer, every token as a text, and a text full of edge cases.
 
 use serde_json::{Value, json};
 use tokenizers::models::bpe::{BPE, BpeTrainer};
@@ -93,8 +93,8 @@ fn families() -> [Family; 3] {
     ]
 }
 
-/// Trains a vocabulary of `size` tokens on the project's own texts and the hard one, and adds
-/// tokens that no merge leads to, as published vocabularies have them.
+/// Trains a vocabulary of `size` tokens on the project's own texts and the difficult one. Adds
+/// tokens that no merge produces, as in published vocabularies.
 fn train(family: &Family, size: usize) -> (Vec<String>, Vec<(String, String)>) {
     let mut shell = tokenizers::Tokenizer::new(BPE::default());
     let pre: PreTokenizerWrapper = serde_json::from_value(family.pre_tokenizer.clone()).unwrap();
@@ -134,7 +134,7 @@ fn train(family: &Family, size: usize) -> (Vec<String>, Vec<(String, String)>) {
     let mut tokens: Vec<String> = tokens.into_iter().map(|t| t.1).collect();
     assert!(tokens.len() > size / 2, "only {} tokens were trained", tokens.len());
     for word in ["Ġunreachable", "Troikas", "qzqz", "ĠĠĠĠĠĠĠĠĠĠĠĠĠĠĠĠĠ"] {
-        // The texts may have come to hold one of the words; a token has one id.
+        // The texts may contain one of the words by now; a token has one id.
         if !tokens.iter().any(|t| t == word) {
             tokens.push(word.into());
         }
@@ -197,7 +197,7 @@ fn every_token_as_a_text_is_the_same_tokens_from_both_formats() {
         let (hf, gguf, count) = both(&family);
         let same = |text: &str| {
             for (add_special, parse_special) in [(false, true), (false, false), (true, true)] {
-                // A text that starts with BOS keeps the one, where a template adds another.
+                // A text that starts with BOS keeps it; a template would add another.
                 if add_special && family.bos.is_some_and(|bos| text.starts_with(bos)) {
                     continue;
                 }
@@ -227,7 +227,7 @@ fn every_token_as_a_text_is_the_same_tokens_from_both_formats() {
     }
 }
 
-/// What the pieces are in each family, so that both formats cannot be wrong together.
+/// The pieces in each family, so that both formats cannot be wrong in the same way.
 #[test]
 fn families_split_as_their_models_were_trained() {
     let [gpt2, qwen2, llama3] = families().map(|f| both(&f).0);
@@ -237,7 +237,7 @@ fn families_split_as_their_models_were_trained() {
     };
     assert_eq!(pieces(&qwen2, "12345"), ["1", "2", "3", "4", "5"]);
     assert!(pieces(&llama3, "1234").iter().all(|p| p.len() <= 3));
-    // GPT-2 knows contractions in lower case only.
+    // GPT-2 only knows contractions in lower case.
     assert_eq!(pieces(&llama3, "x'S")[1..].concat(), "'S");
     assert_eq!(pieces(&gpt2, "qzqz").concat(), "qzqz");
     assert_ne!(pieces(&gpt2, "qzqz"), ["qzqz"], "no merge leads to it");

@@ -1,5 +1,4 @@
-//! Work that has to stay in proportion: at these sizes, work that grows with the square takes
-//! minutes to hours.
+//! Work that must stay proportional: at these sizes, quadratic work would take minutes to hours.
 
 use serde_json::{Value, json};
 use troika_model::spec::GgufValue;
@@ -8,11 +7,11 @@ use troika_model::tokenizer::{Tokenizer, TokenizerError};
 use super::{meta, strings};
 
 const MANY: usize = 2_000_000;
-/// Tokens that have to be decoded with those around them.
+/// Tokens that must be decoded together with their neighbours.
 const FEW: usize = 30_000;
 
-/// Byte-level, with a special token (0), one whose text is empty (1), one byte that starts a
-/// character (2), one that none has (3), and letters.
+/// Byte-level, with a special token (0), one with empty text (1), a byte that starts a character
+/// (2), a byte that occurs in none (3), and letters.
 fn tokenizer(decoder: Value) -> Tokenizer {
     let json = json!({
         "version": "1.0",
@@ -61,7 +60,7 @@ fn bytes_of_no_character_take_no_longer_as_they_grow_in_number() {
         assert!(text.trim_end_matches(" a").chars().all(|c| c == char::REPLACEMENT_CHARACTER));
         assert_eq!(text.chars().count(), FEW + 2);
     }
-    // Two bytes of a character that come apart by a special token are together all the same.
+    // Two bytes of a character separated by a special token still form the character.
     assert_eq!(stream(&t, [2, 0, 5].into_iter()), "é a");
 }
 
@@ -90,7 +89,7 @@ fn a_piece_of_megabytes_is_refused_or_passed_over() {
     let long = || "a".repeat(8 << 20);
     let refused = sentencepiece(vec!["a".into(), long()], vec![1, 1]).err().unwrap();
     assert!(refused.to_string().contains("8388608 bytes"), "{refused}");
-    // A special token is not put together of pieces.
+    // A special token is not combined from pieces.
     let t = sentencepiece(vec!["a".into(), "▁".into(), long()], vec![1, 1, 3]).unwrap();
     assert_eq!(t.encode("a", false, true).unwrap(), [1, 0]);
     assert_eq!(t.encode(&long(), false, true).unwrap(), [2]);

@@ -1,4 +1,4 @@
-//! `tokenizer.json` files that strangers wrote: obeyed where that is safe, else refused in a
+//! `tokenizer.json` files from untrusted sources: used where that is safe, else refused in a
 //! sentence.
 
 use std::path::Path;
@@ -48,7 +48,7 @@ fn seeds_are_read() {
 
 #[test]
 fn truncation_and_padding_are_off() {
-    // The seed truncates to four tokens with a stride that leaves no room, and pads to 64.
+    // The seed truncates to four tokens with an impossible stride, and pads to 64.
     let t = read(&seed("byte-level")).unwrap();
     let plain = changed("byte-level", "/truncation", Value::Null);
     let text = "helloahelloahello";
@@ -67,7 +67,7 @@ fn a_folder_with_truncation_gives_the_whole_prompt() {
     std::fs::write(dir.path().join("tokenizer.json"), seed("byte-level").to_string()).unwrap();
     let t = Tokenizer::from_hf_dir(dir.path()).unwrap().unwrap();
     assert_eq!(ids(&t, "aaaaaaaaaaaaaaaaaaaaaaaahello").len(), 8);
-    // A damaged second file is told of.
+    // Damage in a second file is reported.
     std::fs::write(dir.path().join("tokenizer_config.json"), "{").unwrap();
     let t = Tokenizer::from_hf_dir(dir.path()).unwrap().unwrap();
     assert!(t.warnings()[0].contains("tokenizer_config.json"), "{:?}", t.warnings());
@@ -112,8 +112,7 @@ fn what_is_no_tokenizer_is_refused() {
     assert!(Tokenizer::from_json(&[0xff, 0xfe, 0]).is_err());
 }
 
-/// Each of these made the crate panic, never end, or ask for all memory; the words are in the
-/// error.
+/// Each of these made the crate panic, hang, or use all memory; the words must be in the error.
 #[test]
 fn parts_that_are_dangerous_are_refused() {
     let replace = |n: usize| {
@@ -184,7 +183,7 @@ fn text_that_would_grow_without_bounds_is_an_error() {
     let many =
         changed("sentencepiece", "/normalizer/normalizers/0/prepend", json!("x".repeat(1 << 28)));
     assert!(read(&many).err().unwrap().contains("added tokens"));
-    // What published tokenizers do leaves room for books.
+    // Published tokenizers' steps leave room for whole books.
     for name in SEEDS {
         let t = read(&seed(name)).unwrap();
         assert!(t.encode(&"hello ".repeat(50_000), false, true).is_ok(), "{name}");
@@ -207,7 +206,7 @@ fn a_decoder_that_takes_from_the_end_of_tokens_does() {
 
 #[test]
 fn added_tokens_keep_the_ids_of_their_file() {
-    // The vocabulary has a hole: 4 tokens, the highest id 7. Counted on, "word" would be 4.
+    // The vocabulary has a gap: 4 tokens, but the highest id is 7. Numbered on, "word" would be 4.
     let t = read(&seed("wordlevel")).unwrap();
     assert_eq!((t.id("word"), t.token(9).as_deref()), (Some(9), Some("word")));
     assert_eq!(ids(&t, "a word"), [1, 9]);
@@ -216,7 +215,7 @@ fn added_tokens_keep_the_ids_of_their_file() {
     // Ids may be as high as there are.
     let t = read(&changed("wordlevel", "/added_tokens/1/id", json!(u32::MAX))).unwrap();
     assert_eq!(ids(&t, "a word"), [1, u32::MAX]);
-    // Without content a token is none.
+    // A token needs content.
     let t = read(&changed("wordlevel", "/added_tokens/1/content", json!(""))).unwrap();
     assert_eq!(t.vocab_size(), 4);
     let t = read(&changed("unigram", "/added_tokens/1/id", json!(900))).unwrap();
@@ -233,7 +232,7 @@ impl Dice {
     }
 }
 
-/// All places of a value, as pointers.
+/// All places in a value, as pointers.
 fn places(value: &Value, at: String, found: &mut Vec<String>) {
     match value {
         Value::Array(l) => {
@@ -266,7 +265,7 @@ fn interesting(dice: &mut Dice) -> Value {
 
 #[test]
 fn mutated_seeds_neither_panic_nor_hang() {
-    // Two places of a seed get values from elsewhere in the seeds, or such as break things.
+    // Two places of a seed get values from elsewhere in the seeds, or harmful values.
     let seeds = SEEDS.map(seed);
     let mut dice = Dice(1);
     for case in 0..6_000 {

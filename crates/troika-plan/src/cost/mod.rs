@@ -1,5 +1,5 @@
-//! What runs, hand-overs and copies cost: asked by the solver, answered from a profile's fits or by a
-//! model of a system on a chip.
+//! The costs of runs, hand-overs and copies that the solver uses. They come from a profile's fits
+//! or from a model of a system on a chip.
 
 mod work;
 
@@ -14,44 +14,44 @@ use crate::{DeviceFacts, SyncMode};
 
 pub use work::RunWork;
 
-/// A run of a segment's graph, or of a piece of it, whose cost is asked for.
+/// A run of a segment's graph, or of a piece of it, to be priced.
 #[derive(Clone, Copy, Debug)]
 pub struct PricedRun<'a> {
-    /// The device, by its index in the list that the solver was given.
+    /// Index of the device in the solver's list.
     pub device: usize,
-    /// The segment that the graph is of.
+    /// The kind of segment.
     pub kind: SegmentKind,
-    /// The graph, with the symbol `rows` still in it.
+    /// The graph, with the symbol `rows` unbound.
     pub graph: &'a Subgraph,
-    /// Rows that are wanted.
+    /// Rows needed.
     pub rows: usize,
-    /// Rows that are computed: on a device with static shapes those of the shape, padding included.
+    /// Rows computed: with static shapes those of the shape, padding included.
     pub room: usize,
-    /// Positions of the sequence that are cached before the first row.
+    /// Positions of the sequence cached before the first row.
     pub cached: usize,
 }
 
-/// What things cost. Times are nanoseconds. The same question always has the same answer.
+/// Prices for the solver, in nanoseconds. Equal questions must get equal answers.
 ///
-/// Devices are told by their index in [`crate::SolveRequest::devices`].
+/// Devices are given by their index in [`crate::SolveRequest::devices`].
 pub trait CostModel {
-    /// Where the figures come from, for people: "profile of a machine", "socs/phone.toml".
+    /// The source of the figures, for people: "profile of a machine", "socs/phone.toml".
     fn source(&self) -> String;
 
-    /// A run on an otherwise idle machine, from when the device begins with it to its end.
+    /// The time of a run on an otherwise idle machine.
     fn run_ns(&self, run: &PricedRun<'_>) -> f64;
 
-    /// How many times slower each of some runs is while all of them are under way, each on another
-    /// device: at least 1. Devices that share memory share its bandwidth.
+    /// The slowdown (at least 1) of each of some runs on different devices while all of them run.
+    /// Devices with common memory share its bandwidth.
     fn slowdowns(&self, runs: &[PricedRun<'_>]) -> Vec<f64> {
         vec![1.0; runs.len()]
     }
 
-    /// From the end of a run on one device to the start of one on another that waits for it.
+    /// From the end of a run on one device to the start of a waiting run on another.
     fn hand_over_ns(&self, from: usize, to: usize, sync: SyncMode) -> f64;
 
-    /// What it costs to give a device a list of tasks and hear of its end, where several devices
-    /// share the work of a chunk or token; once for each of them.
+    /// The cost of giving a device a list of tasks and learning of its end, once per device of a
+    /// chunk or token. Counted only where several devices share the work.
     fn submit_ns(&self, _device: usize) -> f64 {
         0.0
     }
@@ -59,24 +59,22 @@ pub trait CostModel {
     /// A copy by a device between its own memory and another.
     fn copy_ns(&self, device: usize, bytes: u64) -> f64;
 
-    /// Whether stages of a segment have prices of their own. If not, segments are not placed stage by
-    /// stage.
+    /// Whether stages of a segment can be priced. If not, segments are not placed stage by stage.
     fn knows_stages(&self) -> bool {
         true
     }
 
-    /// Making code of a graph for so many rows, before anything runs.
+    /// The time to compile a graph for a number of rows, before anything runs.
     fn compile_ns(&self, _device: usize, _graph: &Subgraph, _room: usize) -> f64 {
         0.0
     }
 
-    /// Energy that a run takes besides what the machine takes when it is idle; `None` where it is
-    /// not known.
+    /// Energy of a run beyond that of the idle machine; `None` if unknown.
     fn run_j(&self, _run: &PricedRun<'_>) -> Option<f64> {
         None
     }
 
-    /// Power that the machine takes in any case.
+    /// Power of the idle machine.
     fn idle_w(&self) -> Option<f64> {
         None
     }
@@ -92,7 +90,7 @@ pub struct SolveDevice {
 }
 
 impl SolveDevice {
-    /// What strategies know of it.
+    /// The facts that strategies use.
     pub fn facts(&self) -> DeviceFacts {
         DeviceFacts {
             name: self.name.clone(),
@@ -103,14 +101,14 @@ impl SolveDevice {
     }
 }
 
-/// What a plan is to be best at.
+/// What a plan should optimise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Goal {
-    /// The time to the first token; among equals, tokens per second.
+    /// The time to the first token; for equal plans, tokens per second.
     #[default]
     Ttft,
-    /// Tokens per second once decoding; among equals, the time to the first token.
+    /// Tokens per second in decoding; for equal plans, the time to the first token.
     Tps,
     /// The energy of prompt and answer. It is modelled, not measured.
     Energy,
@@ -120,7 +118,7 @@ impl Goal {
     /// All goals.
     pub const ALL: [Goal; 3] = [Goal::Ttft, Goal::Tps, Goal::Energy];
 
-    /// Stable name.
+    /// The name in commands and files.
     pub const fn name(self) -> &'static str {
         match self {
             Goal::Ttft => "ttft",
@@ -129,61 +127,60 @@ impl Goal {
         }
     }
 
-    /// The goal of a name.
+    /// The goal with a given name.
     pub fn parse(name: &str) -> Option<Goal> {
         Goal::ALL.into_iter().find(|g| g.name() == name)
     }
 }
 
-/// What a plan is predicted to cost, with where that comes from. Part of the plan file.
+/// The predicted costs of a plan, with their source. Part of the plan file.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Predicted {
-    /// Where the figures come from.
+    /// The source of the figures.
     pub source: String,
-    /// Tokens of the prompt that is meant.
+    /// Tokens of the assumed prompt.
     pub prompt: usize,
-    /// Tokens that are generated after it.
+    /// Tokens generated after it.
     pub generate: usize,
     /// From the start of the prompt to its last logits.
     pub ttft_us: f64,
-    /// A generated token.
+    /// The time of a generated token.
     pub tpot_us: f64,
-    /// Energy of all of it; absent where it is not known.
+    /// Energy of prompt and answer; absent if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub energy_j: Option<f64>,
-    /// Making code of all graphs, before anything runs.
+    /// The time to compile all graphs, before anything runs.
     #[serde(default)]
     pub compile_us: f64,
-    /// Bytes of weights on each device. Where devices share memory, those of one form are there
-    /// once.
+    /// Bytes of weights on each device. Devices that share memory share weights of the same form.
     #[serde(default)]
     pub weight_bytes: BTreeMap<String, u64>,
-    /// Bytes of all weights, each form in each memory counted once.
+    /// Bytes of all weights; each form is counted once per memory.
     #[serde(default)]
     pub total_bytes: u64,
-    /// For prompts of other lengths: tokens, and the time to the first token.
+    /// Predictions for prompts of other lengths.
     #[serde(default)]
     pub lengths: Vec<PredictedLength>,
 }
 
-/// The time of a prompt of some length.
+/// The predicted time of a prompt of some length.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PredictedLength {
-    /// Tokens.
+    /// Tokens of the prompt.
     pub tokens: usize,
     /// From the start of the prompt to its last logits.
     pub ttft_us: f64,
 }
 
 impl Predicted {
-    /// What a goal makes as small as possible. Energy that is not known is the time of all of it:
-    /// who takes longest keeps the machine awake longest.
+    /// The quantity that a goal minimises. Unknown energy is replaced by the total time, since a
+    /// slower plan keeps the machine awake longer.
     pub fn score(&self, goal: Goal) -> f64 {
         let all = self.ttft_us + self.tpot_us * self.generate as f64;
         match goal {
-            // The other figure decides among equals only.
+            // The other figure only decides between equal plans.
             Goal::Ttft => self.ttft_us + self.tpot_us * 1e-6,
             Goal::Tps => self.tpot_us + self.ttft_us * 1e-9,
             Goal::Energy => self.energy_j.unwrap_or(all),

@@ -1,28 +1,28 @@
-//! What a run asks of a device: the features that fits go by.
+//! The work of a run: the features that fits use.
 
 use serde::{Deserialize, Serialize};
 use troika_graph::{Op, Subgraph, WeightRef};
 
-/// What a run asks of a device, counted.
+/// The counted work of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunWork {
-    /// Rows that are computed, padding included.
+    /// Rows computed, padding included.
     pub room: f64,
-    /// Elements of the weight matrices that a row is multiplied with, in all.
+    /// Elements of all weight matrices that a row is multiplied with.
     pub products: f64,
-    /// Bytes of weights that are read.
+    /// Bytes of weights read.
     pub weight_bytes: f64,
-    /// Columns of what is read and written between ops.
+    /// Columns read and written between ops.
     pub columns: f64,
     /// Products with cached keys and values, over all rows.
     pub attended: f64,
-    /// Bytes of the cache that are read.
+    /// Bytes of the cache read.
     pub cache_bytes: f64,
 }
 
 impl RunWork {
-    /// Of a run of a graph: rows that are computed, and positions cached before.
+    /// The work of a graph for `room` computed rows and `cached` earlier positions.
     pub fn of(graph: &Subgraph, room: usize, cached: usize) -> RunWork {
         let mut work = RunWork { room: room as f64, ..RunWork::default() };
         for node in &graph.nodes {
@@ -35,7 +35,7 @@ impl RunWork {
                 Op::Experts(e) => {
                     let chosen = node.inputs.get(1).map_or(1.0, cols);
                     let count = e.gate.len().max(1) as f64;
-                    // As many experts are read as so many rows can choose.
+                    // Reads as many experts as the rows can choose.
                     let read = (chosen * room as f64).min(count) / count;
                     for w in e.gate.iter().chain(&e.up).chain(&e.down) {
                         let decl = graph.weight(*w);

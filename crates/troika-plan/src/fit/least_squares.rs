@@ -1,17 +1,17 @@
-//! Least squares of relative errors with coefficients that are not negative, by descent along one
-//! coefficient after another: there are six, and some hundred equations.
+//! Least squares of relative errors with non-negative coefficients, by coordinate descent: six
+//! coefficients, about a hundred equations.
 
 use super::TERMS;
 
-/// Rounds of the descent. The error changes in the fourth digit after some hundred.
+/// Rounds of the descent. After about a hundred the error changes only in the fourth digit.
 const ROUNDS: usize = 600;
 
-/// The coefficients with which the sums of the features come closest to the values, and the mean
-/// square of the errors that are left, as shares of the values.
+/// The coefficients that fit the values best, and the remaining mean square error relative to the
+/// values.
 pub(super) fn relative(rows: &[([f64; TERMS], f64)]) -> ([f64; TERMS], f64) {
     let scaled: Vec<[f64; TERMS]> =
         rows.iter().map(|(f, t)| f.map(|x| x / t.max(f64::MIN_POSITIVE))).collect();
-    // Columns of like size, so that rounding treats them alike.
+    // Scales columns to similar sizes, so that rounding affects them alike.
     let mut size = [0.0_f64; TERMS];
     for r in &scaled {
         (0..TERMS).for_each(|i| size[i] = size[i].max(r[i]));

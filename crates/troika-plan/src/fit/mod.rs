@@ -1,10 +1,10 @@
-//! Small models of what was measured, so that shapes that were not measured have a price, too.
+//! Small models of the measurements that also price shapes that were not measured.
 //!
 //! For each device and kind of segment, time is a sum with non-negative coefficients: a fixed part,
-//! reading weights, multiplying the rows above a knee (below it they cost nothing beside reading),
-//! the values between ops, and attention. What the sum misses at the numbers of rows that were
-//! measured is a factor, interpolated between them; where shapes are static, time is a staircase,
-//! and the factor that of the shape.
+//! reading weights, multiplying the rows above a knee (below it they are free beside reading),
+//! values between ops, and attention. The error of the sum at the measured numbers of rows is a
+//! factor, interpolated between them. With static shapes, time is a staircase with a factor per
+//! shape.
 
 mod least_squares;
 
@@ -21,32 +21,32 @@ pub struct Fits {
     pub runs: Vec<RunFit>,
 }
 
-/// Coefficients of a fit.
+/// Number of coefficients of a fit.
 pub(crate) const TERMS: usize = 6;
 
-/// What runs of a kind of segment take on a device.
+/// The fitted time of runs of a kind of segment on a device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunFit {
-    /// The device, by its place in the profile.
+    /// Index of the device in the profile.
     pub device: usize,
     /// The kind of segment.
     pub segment: SegmentKind,
-    /// Rows that are multiplied while weights are read.
+    /// Rows multiplied at no extra cost while weights are read.
     pub knee: f64,
-    /// Nanoseconds: fixed, for each value of a row, byte of weights, product above the knee, product
+    /// Nanoseconds: fixed, per value of a row, byte of weights, product above the knee, product
     /// with a cached position, byte of the cache.
     pub terms: [f64; TERMS],
-    /// Whether time goes by the shapes that were compiled, in steps.
+    /// Whether time follows the compiled shapes in steps.
     pub stairs: bool,
-    /// At these numbers of rows, ascending, what was measured is so many times the sum.
+    /// By ascending numbers of rows, the ratio of the measured time to the sum.
     pub factors: Vec<(f64, f64)>,
-    /// The middle of the errors on shapes that were fitted, as a share of the time.
+    /// The median relative error on the fitted shapes.
     pub error: f64,
 }
 
 impl RunFit {
-    /// Nanoseconds of a run.
+    /// The time of a run in nanoseconds.
     pub fn ns(&self, work: &RunWork) -> f64 {
         self.sum(work) * self.factor(work.room)
     }
@@ -65,22 +65,22 @@ impl RunFit {
             return factor;
         }
         let (low, before) = self.factors[at - 1];
-        // Rows are measured at multiples: between them, the middle is the geometric one.
+        // Numbers of rows are measured in powers: interpolate on a logarithmic scale.
         let share = (rows / low).ln() / (high / low).ln();
         before + (factor - before) * share
     }
 }
 
-/// What each coefficient is multiplied with.
+/// The factor of each coefficient.
 fn features(w: &RunWork, knee: f64) -> [f64; TERMS] {
     let above = (w.room - knee).max(0.0);
     [1.0, w.room * w.columns, w.weight_bytes, w.products * above, w.attended, w.cache_bytes]
 }
 
-/// More nanoseconds of anything (11 days), and more rows, are nobody's.
+/// Limits no real measurement reaches: nanoseconds (11 days), and rows.
 const MOST_TERM: f64 = 1e15;
 
-/// Knees that are tried.
+/// The knees to try.
 const KNEES: [f64; 12] = [0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 64.0];
 
 impl Fits {
@@ -89,7 +89,7 @@ impl Fits {
         self.runs.iter().find(|f| (f.device, f.segment) == (device, segment))
     }
 
-    /// What is wrong with fits from a file.
+    /// What is wrong with fits from a file, if anything.
     pub(crate) fn fault(&self, devices: usize) -> Option<String> {
         let bad = |f: &&RunFit| {
             let fine = |v: &f64| (0.0..=MOST_TERM).contains(v);
@@ -107,8 +107,8 @@ impl Fits {
     }
 }
 
-/// Fits runs of a kind of segment on a device: what they ask for, and the nanoseconds that they
-/// took. `None` of no runs.
+/// Fits runs of a kind of segment on a device, given their work and their nanoseconds. `None`
+/// without runs.
 pub(crate) fn fit(
     (device, segment): (usize, SegmentKind),
     samples: &[(RunWork, f64)],
@@ -141,7 +141,7 @@ pub(crate) fn fit(
     Some(fit)
 }
 
-/// The middle of some numbers; 0 of none.
+/// The median; 0 of no values.
 pub(crate) fn middle(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let n = values.len();

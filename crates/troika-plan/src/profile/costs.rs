@@ -1,4 +1,4 @@
-//! A profile as a cost model.
+//! Uses a profile as a cost model.
 
 use troika_graph::Subgraph;
 
@@ -6,15 +6,15 @@ use super::{PairSample, Profile, ProfileError, Slowdown};
 use crate::SyncMode;
 use crate::cost::{CostModel, PricedRun, RunWork, SolveDevice};
 
-/// Prices by the fits of a profile.
+/// Prices from the fits of a profile.
 pub struct ProfiledCosts<'a> {
     profile: &'a Profile,
-    /// For each of the solver's devices, its place in the profile.
+    /// For each device of the solver, its index in the profile.
     places: Vec<usize>,
 }
 
 impl<'a> ProfiledCosts<'a> {
-    /// The costs of some devices.
+    /// The costs of the given devices.
     ///
     /// # Errors
     /// A device that was not measured.
@@ -40,8 +40,8 @@ impl<'a> ProfiledCosts<'a> {
     }
 }
 
-/// How much slower runs of so many rows are: between the numbers that were measured, the geometric
-/// middle's.
+/// The slowdown for a number of rows, interpolated on a logarithmic scale between the measured
+/// numbers.
 fn slower(measured: &[Slowdown], rows: usize) -> f64 {
     let rows = rows.max(1) as f64;
     let Some(above) = measured.iter().position(|s| s.rows as f64 >= rows) else {
@@ -59,8 +59,8 @@ impl CostModel for ProfiledCosts<'_> {
         format!("a profile measured on {}", self.profile.subject.machine)
     }
 
-    /// Segments were measured whole and in shares of their columns. The fits say little of a norm or
-    /// an activation by itself.
+    /// Segments were measured whole and in shares of their columns. The fits tell little about a
+    /// norm or an activation alone.
     fn knows_stages(&self) -> bool {
         false
     }

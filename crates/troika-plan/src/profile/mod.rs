@@ -1,6 +1,5 @@
-//! Profiles: what was measured of a model's segments on some devices. A JSON file; `troika profile`
-//! writes it, the solver reads it by way of the fits that stand in it. See the README beside this
-//! file.
+//! Profiles: measurements of a model's segments on devices. `troika profile` writes this JSON file;
+//! the solver uses the fits in it. See the README beside this file.
 
 mod costs;
 mod regret;
@@ -18,7 +17,7 @@ pub use costs::ProfiledCosts;
 pub use regret::Regret;
 pub use shapes::{ProfiledGraph, profiled_graphs};
 
-/// Version of the profile file that this build reads and writes.
+/// The version of profile files that this build reads and writes.
 pub const PROFILE_VERSION: u32 = 1;
 
 /// A profile.
@@ -27,56 +26,56 @@ pub const PROFILE_VERSION: u32 = 1;
 pub struct Profile {
     /// [`PROFILE_VERSION`].
     pub version: u32,
-    /// What it was measured for and on.
+    /// What was measured, and where.
     pub subject: ProfileSubject,
-    /// Whether all was measured that was to be.
+    /// Whether all measurements are done.
     pub complete: bool,
     /// Runs of segments and pieces.
     pub runs: Vec<RunSample>,
-    /// What devices do together.
+    /// Measurements of pairs of devices.
     pub pairs: Vec<PairSample>,
-    /// What devices do besides.
+    /// Measurements of devices besides runs.
     pub devices: Vec<DeviceSample>,
     /// Small models of the runs.
     #[serde(default)]
     pub fits: Fits,
-    /// How good these are on shapes that they were not fitted to.
+    /// How good the fits are on shapes that they were not fitted to.
     #[serde(default)]
     pub regret: Option<Regret>,
 }
 
-/// What a profile was measured for and on: where any of it differs, its times are another's.
+/// What a profile was measured for and on. A profile is valid only if all of it matches.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProfileSubject {
-    /// The version of this program.
+    /// The version of Troika.
     pub program: String,
     /// The machine: its processor and system.
     pub machine: String,
     /// The model.
     pub model: ModelId,
-    /// The types of its weights, and of its cache.
+    /// The types of its weights and of its cache.
     pub types: Vec<String>,
-    /// The devices, in their order.
+    /// The devices in order.
     pub devices: Vec<ProfiledDevice>,
 }
 
-/// A device that was measured.
+/// A measured device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProfiledDevice {
     /// Its name.
     pub name: String,
-    /// How it computes.
+    /// Its numerics.
     pub numerics: String,
-    /// Numbers of rows it is compiled for; empty: any.
+    /// The numbers of rows it is compiled for; empty: any.
     pub row_buckets: Vec<usize>,
-    /// What it says of itself.
+    /// The facts it reports.
     pub facts: Vec<(String, String)>,
 }
 
 impl ProfiledDevice {
-    /// A device at hand.
+    /// The description of an available device.
     pub fn of(device: &SolveDevice) -> ProfiledDevice {
         ProfiledDevice {
             name: device.name.clone(),
@@ -87,61 +86,61 @@ impl ProfiledDevice {
     }
 }
 
-/// A run that was measured.
+/// A measured run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunSample {
-    /// The device, by its place in the subject.
+    /// Index of the device in the subject.
     pub device: usize,
     /// The graph's name among [`profiled_graphs`].
     pub graph: String,
-    /// The segment it is of.
+    /// The kind of segment.
     pub segment: SegmentKind,
-    /// The share of the columns that it computes, in 64ths.
+    /// Its share of the columns, in 64ths.
     pub share: u32,
-    /// What the run asks for.
+    /// Its work.
     pub work: RunWork,
-    /// Rows that were wanted.
+    /// Rows needed.
     pub rows: usize,
-    /// Positions cached before.
+    /// Positions cached before it.
     pub cached: usize,
-    /// The fits did not see it.
+    /// Whether the fits leave it out.
     pub held_out: bool,
-    /// Times measured, in nanoseconds. What counts is [`RunSample::undisturbed_ns`].
+    /// The measured times in nanoseconds. Use [`RunSample::undisturbed_ns`].
     pub ns: Spread,
-    /// How often the shape was visited.
+    /// How often the shape was measured.
     pub visits: usize,
 }
 
 impl RunSample {
-    /// What the run takes on a machine that does nothing else: the lowest tenth of all visits. What
-    /// disturbs a machine makes runs longer, never shorter.
+    /// The time of the run on an idle machine: the lowest tenth of all measurements. Disturbances
+    /// only make runs longer.
     pub fn undisturbed_ns(&self) -> f64 {
         self.ns.low.max(1.0)
     }
 
-    /// 10^9 bytes of weights and caches in a second.
+    /// Weights and cache read, in 10^9 bytes per second.
     pub fn gb_s(&self) -> f64 {
         (self.work.weight_bytes + self.work.cache_bytes) / self.undisturbed_ns()
     }
 }
 
-/// Some measurements of one thing.
+/// The spread of repeated measurements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Spread {
-    /// Half are smaller.
+    /// The median.
     pub median: f64,
-    /// A tenth are smaller.
+    /// The 10th percentile.
     pub low: f64,
-    /// A tenth are larger.
+    /// The 90th percentile.
     pub high: f64,
-    /// How many.
+    /// The number of measurements.
     pub count: usize,
 }
 
 impl Spread {
-    /// Of some measurements.
+    /// The spread of some measurements.
     pub fn of(values: &[f64]) -> Spread {
         let mut sorted: Vec<f64> = values.iter().copied().filter(|v| v.is_finite()).collect();
         sorted.sort_by(f64::total_cmp);
@@ -153,76 +152,76 @@ impl Spread {
     }
 }
 
-/// What two devices do together.
+/// Measurements of a pair of devices.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PairSample {
-    /// The device that is waited for, by its place in the subject.
+    /// Index of the device that is waited for.
     pub from: usize,
     /// The device that waits.
     pub to: usize,
-    /// From the end of a run to the start of the next, where the wait is predicted.
+    /// From the end of a run to the start of the next, with a predicted wait.
     pub predicted_ns: Spread,
-    /// The same where the device sleeps until woken.
+    /// The same with a device that sleeps until woken.
     pub blocking_ns: Spread,
-    /// How many times slower `to` is while `from` is busy with a run of as many rows.
+    /// The slowdowns of `to` while `from` is busy with a run of as many rows.
     pub slowdowns: Vec<Slowdown>,
 }
 
-/// How much slower a device is while another one is busy.
+/// How much a device slows down while another one is busy.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Slowdown {
     /// Rows of the runs.
     pub rows: usize,
-    /// Time of a run beside another one, to its time alone: at least 1.
+    /// The time of a run beside another one, divided by its time alone: at least 1.
     pub factor: f64,
 }
 
-/// What a device does besides runs.
+/// Measurements of a device besides runs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceSample {
-    /// From handing over a list to hearing of its end, without its runs.
+    /// From handing over a list to learning of its end, without its runs.
     pub submit_ns: Spread,
-    /// Making code of a segment.
+    /// The time to compile a segment.
     pub compile_ns: Spread,
-    /// Copies between its memory and the host's: bytes and nanoseconds. None where there are none.
+    /// Copies between its own memory and the host's, as (bytes, nanoseconds); else empty.
     pub copies: Vec<(u64, f64)>,
 }
 
 /// Why a profile cannot be used.
 #[derive(Debug, thiserror::Error, PartialEq)]
 pub enum ProfileError {
-    /// Not a profile.
+    /// Not a valid profile.
     #[error("it is not a profile ({0}); measure again with troika profile")]
     Parse(String),
-    /// Written by another version.
+    /// A profile of another version.
     #[error("the profile has version {found}, this build reads {PROFILE_VERSION}; measure again")]
     Version {
         /// Its version.
         found: u64,
     },
-    /// Of something else.
+    /// A profile of something else.
     #[error("the profile is of another {what}: {found}, here it is {here}; measure again")]
     Foreign {
-        /// What is different.
+        /// What differs.
         what: &'static str,
-        /// What the profile says.
+        /// The profile's value.
         found: String,
-        /// What is at hand.
+        /// The current value.
         here: String,
     },
-    /// Measuring was ended before its end.
+    /// Measuring was stopped early.
     #[error("the profile is not complete; run troika profile again, it goes on where it ended")]
     Incomplete,
-    /// Numbers that no measurement gives.
+    /// Impossible numbers.
     #[error("the profile has {0}; measure again")]
     Numbers(String),
 }
 
 impl Profile {
-    /// Nothing measured yet.
+    /// An empty profile.
     pub fn new(subject: ProfileSubject) -> Profile {
         let devices = vec![DeviceSample::default(); subject.devices.len()];
         Profile {
@@ -237,10 +236,10 @@ impl Profile {
         }
     }
 
-    /// Reads a profile file's text.
+    /// Parses the text of a profile file.
     ///
     /// # Errors
-    /// Text that is no profile of this version.
+    /// The text is not a profile of this version.
     pub fn from_json(text: &str) -> Result<Profile, ProfileError> {
         let version = serde_json::from_str::<serde_json::Value>(text);
         let version = version.ok().and_then(|v| v.get("version")?.as_u64());
@@ -253,12 +252,12 @@ impl Profile {
         Ok(profile)
     }
 
-    /// Whether a text begins as that of a profile does, whatever follows.
+    /// Whether a text starts like a profile.
     pub fn begins(text: &str) -> bool {
         text.starts_with("{\"version\":")
     }
 
-    /// The profile file's text.
+    /// The text of a profile file.
     pub fn to_json(&self) -> String {
         // INVARIANT: maps have string keys, and no value fails to serialize.
         serde_json::to_string(self).expect("INVARIANT: a profile is plain data") + "\n"
@@ -304,19 +303,19 @@ impl Profile {
         Ok(())
     }
 
-    /// Checks that the profile is of what is at hand, and complete.
+    /// Checks that the profile is complete and matches the current subject.
     ///
     /// # Errors
-    /// What is different.
+    /// What differs.
     pub fn check(&self, here: &ProfileSubject) -> Result<(), ProfileError> {
         self.check_subject(here)?;
         if self.complete { Ok(()) } else { Err(ProfileError::Incomplete) }
     }
 
-    /// Checks that the profile is of what is at hand.
+    /// Checks that the profile matches the current subject.
     ///
     /// # Errors
-    /// What is different.
+    /// What differs.
     pub fn check_subject(&self, here: &ProfileSubject) -> Result<(), ProfileError> {
         let s = &self.subject;
         let differs = |what, found: &dyn std::fmt::Display, here: &dyn std::fmt::Display| {
@@ -363,7 +362,7 @@ impl Profile {
         Ok(())
     }
 
-    /// Fits the runs that are not held out, and says how good that is on the others.
+    /// Fits the runs that are not held out, and measures the quality on the others.
     pub fn fit(&mut self) {
         let mut runs = Vec::new();
         for (device, known) in self.subject.devices.iter().enumerate() {
@@ -378,7 +377,7 @@ impl Profile {
         self.regret = Some(Regret::of(self));
     }
 
-    /// Adds a run, or another visit of one.
+    /// Adds a run, or another measurement of a known one.
     pub fn add(&mut self, run: RunSample) {
         let same = |r: &&mut RunSample| {
             (r.device, &r.graph, r.rows, r.cached) == (run.device, &run.graph, run.rows, run.cached)

@@ -1,5 +1,5 @@
-//! How good choices by the fits are: for shapes that were not fitted, the time of the way that the
-//! fits would choose, to that of the best way, both as measured.
+//! How good choices by the fits are. For shapes outside the fits: the measured time of the choice
+//! by the fits, relative to the best measured time.
 
 use serde::{Deserialize, Serialize};
 use troika_model::lower::SegmentKind;
@@ -7,24 +7,24 @@ use troika_model::lower::SegmentKind;
 use super::{Profile, RunSample};
 use crate::fit::middle;
 
-/// How much is lost by going by the fits, on shapes that they were not fitted to.
+/// The loss from choosing by the fits, on shapes that they were not fitted to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Regret {
-    /// Shapes that were chosen for.
+    /// Number of choices.
     pub choices: usize,
-    /// The middle of what was lost, as a share of the best time.
+    /// The median loss, as a share of the best time.
     pub median: f64,
-    /// The most that was lost.
+    /// The largest loss.
     pub worst: f64,
-    /// Runs that were predicted.
+    /// Number of predicted runs.
     pub runs: usize,
-    /// The middle of the predictions' errors, as a share of the time.
+    /// The median relative error of the predictions.
     pub error: f64,
 }
 
 impl Regret {
-    /// Of a profile's fits, on its runs that are held out.
+    /// The regret of a profile's fits on its held-out runs.
     pub fn of(profile: &Profile) -> Regret {
         let price = |r: &RunSample| profile.fits.get(r.device, r.segment).map(|f| f.ns(&r.work));
         let held: Vec<&RunSample> = profile.runs.iter().filter(|r| r.held_out).collect();
@@ -54,8 +54,8 @@ impl Regret {
     }
 }
 
-/// For a shape, each device alone and each pair of devices with shares that were measured: the time
-/// that was measured, and the one that is predicted.
+/// The measured and the predicted time for a shape: of each device alone, and of each pair of
+/// devices with measured shares.
 fn ways(
     profile: &Profile,
     (segment, rows, cached): (SegmentKind, usize, usize),
@@ -72,7 +72,7 @@ fn ways(
     let devices = profile.subject.devices.len();
     let mut ways = Vec::new();
     for a in 0..devices {
-        // Layers of several shapes are all run.
+        // Layers of different shapes are all counted.
         let alone = of(a, 64);
         if !alone.is_empty() {
             ways.push(alone.iter().fold((0.0, 0.0), |sum, r| (sum.0 + r.0, sum.1 + r.1)));

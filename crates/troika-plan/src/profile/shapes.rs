@@ -1,35 +1,34 @@
-//! Which graphs are measured: each kind of segment that is different, whole and in shares of its
-//! columns.
+//! The graphs to measure: each distinct kind of segment, whole and in shares of its columns.
 
 use troika_graph::partition::{ColumnSplit, kv_heads, split_columns};
 use troika_graph::{ActivationFormat, Subgraph, restrict_activations};
 use troika_model::lower::{Lowered, SegmentKind};
 
-/// A graph to be measured: of all layers that have one of the same shape.
+/// A graph to measure. It stands for all layers with the same shape.
 #[derive(Clone, Debug)]
 pub struct ProfiledGraph {
     /// Its name in the profile.
     pub name: String,
-    /// The segment it is of.
+    /// The kind of segment.
     pub kind: SegmentKind,
-    /// The share of the columns, in 64ths.
+    /// Its share of the columns, in 64ths.
     pub share: u32,
-    /// Of each layer. All have the same code, and each its own weights.
+    /// The graph of each layer: one code, different weights.
     pub layers: Vec<Subgraph>,
 }
 
-/// Shares of the columns that are measured; those of the second list are kept from the fits.
+/// The shares of columns to measure; those of the second list are held out from the fits.
 const FITTED: [u32; 1] = [32];
 const HELD_OUT: [u32; 2] = [16, 48];
 
 impl ProfiledGraph {
-    /// Whether fits are kept from it.
+    /// Whether the fits leave it out.
     pub fn held_out(&self) -> bool {
         HELD_OUT.contains(&self.share)
     }
 }
 
-/// The graphs that are measured of a model.
+/// The graphs of a model to measure.
 pub fn profiled_graphs(lowered: &Lowered, formats: &[ActivationFormat]) -> Vec<ProfiledGraph> {
     let mut all: Vec<ProfiledGraph> = Vec::new();
     for segment in &lowered.segments {
@@ -58,7 +57,7 @@ pub fn profiled_graphs(lowered: &Lowered, formats: &[ActivationFormat]) -> Vec<P
     all
 }
 
-/// Adds a graph to those of the same code, or as a new one.
+/// Adds a graph to those with the same code, or as a new one.
 fn add(
     all: &mut Vec<ProfiledGraph>,
     (kind, share): (SegmentKind, u32),

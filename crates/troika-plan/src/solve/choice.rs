@@ -1,5 +1,5 @@
-//! What the search decides: a placement of each kind of segment, for chunks of each length and for
-//! decoding.
+//! What the search chooses: a placement of each kind of segment, for each chunk length and for
+//! decode.
 
 use troika_model::lower::SegmentKind;
 
@@ -9,31 +9,31 @@ use crate::{Phase, Split, Stage};
 /// Where each kind of segment runs.
 pub(super) type Placed = Vec<(SegmentKind, Placement)>;
 
-/// Chunks of some lengths, or decoding.
+/// Chunks of some lengths, or decode.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Scope {
     pub phase: Phase,
-    /// The lengths that stand for all of it.
+    /// The lengths that represent the scope.
     pub rows: [usize; 2],
-    /// What is cached before.
+    /// Positions cached before.
     pub cached: usize,
 }
 
 /// Placements for all scopes.
 #[derive(Clone, Debug)]
 pub(super) struct Choice {
-    /// Of length buckets, by their most rows; the last is that of full chunks.
+    /// By length bucket, with its longest chunk; the last is for full chunks.
     pub prefill: Vec<(usize, Placed)>,
     pub decode: Placed,
 }
 
 impl Choice {
-    /// The placement of a bucket of prefill by its number, or of decoding.
+    /// The placement of a prefill bucket by index, or of decode (`None`).
     pub fn get(&self, which: Option<usize>) -> &Placed {
         which.and_then(|i| self.prefill.get(i)).map_or(&self.decode, |p| &p.1)
     }
 
-    /// All prompts keep the cache in the same place: where those of one scope do.
+    /// Places attention of all buckets like that of one, since prompts share one cache.
     pub fn share_attention(&mut self, of: usize) {
         let is = |p: &&mut (SegmentKind, Placement)| p.0 == SegmentKind::Attention;
         let Some(at) = self.prefill[of].1.iter_mut().find(is).map(|p| p.1.clone()) else { return };
@@ -50,7 +50,7 @@ impl Choice {
     }
 }
 
-/// A placement of a single row.
+/// A placement adapted to a single row.
 pub(super) fn one_row(p: &Placement) -> Placement {
     let row_buckets = p.row_buckets.as_ref().map(|_| vec![1]);
     let placed = match &p.split {
@@ -68,7 +68,7 @@ pub(super) fn one_row(p: &Placement) -> Placement {
     Placement { row_buckets, ..placed }
 }
 
-/// Stages, of which the rule's device computes some; as one where all are whole on one device.
+/// A placement by stages; simplified if all stages are whole on one device.
 pub(super) fn staged(mut stages: Vec<Stage>) -> Placement {
     let first = stages[0].clone();
     if stages.len() == 1 || (first.split.is_none() && stages.iter().all(|s| *s == first)) {
@@ -78,7 +78,7 @@ pub(super) fn staged(mut stages: Vec<Stage>) -> Placement {
     Placement { device: first.device, split, row_buckets: None }
 }
 
-/// Placements of single rows.
+/// Placements adapted to single rows.
 pub(super) fn for_decode(placed: &Placed) -> Placed {
     placed.iter().map(|(k, p)| (*k, one_row(p))).collect()
 }

@@ -5,7 +5,7 @@ use super::search::Search;
 use crate::{Plan, PlanError, Policy};
 
 impl Search<'_> {
-    /// A plan in chunks of several lengths, with one or more under way.
+    /// Variants of a plan with other chunk lengths and numbers of chunks in flight.
     pub(super) fn with_chunks(
         &mut self,
         name: &str,
@@ -25,7 +25,7 @@ impl Search<'_> {
                 let mut plan = base.clone();
                 plan.prefill.chunks_in_flight = in_flight;
                 if chunk < plan.prefill.chunk {
-                    // Full chunks are now what the bucket of their length says.
+                    // Full chunks now use the rules of the bucket of their length.
                     let at = plan.prefill.lengths.iter().position(|l| chunk <= l.up_to);
                     if let Some(at) = at {
                         plan.prefill.rules.clone_from(&plan.prefill.lengths[at].rules);

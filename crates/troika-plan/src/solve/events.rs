@@ -1,18 +1,18 @@
-//! Tasks on devices in modelled time: each device takes the earliest of its ready tasks, or all of
-//! its tasks in their order, and tasks that are under way at once slow each other down.
+//! Runs tasks on devices in modelled time. Each device takes the earliest of its ready tasks, or
+//! all its tasks in order. Tasks that run at the same time slow each other down.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
 
-/// A task of a device.
+/// A task on a device.
 #[derive(Clone, Debug)]
 pub(super) struct SimTask {
     pub device: usize,
-    /// Time on an idle machine.
+    /// Its time on an idle machine.
     pub ns: f64,
-    /// What it is, to whoever knows how tasks slow each other down.
+    /// Identifies the task to the function that computes slowdowns.
     pub key: usize,
-    /// Tasks before it, each with the time from its end until this one may begin.
+    /// The tasks before it, each with the delay from its end to this one's start.
     pub after: Vec<(usize, f64)>,
 }
 
@@ -34,7 +34,7 @@ impl Ord for Instant {
     }
 }
 
-/// For each task those that wait for it, and how many each waits for.
+/// For each task, the tasks that wait for it, and how many it waits for.
 fn behind(tasks: &[SimTask]) -> (Vec<Vec<(usize, f64)>>, Vec<usize>) {
     let mut behind = vec![Vec::new(); tasks.len()];
     for (i, task) in tasks.iter().enumerate() {
@@ -43,19 +43,19 @@ fn behind(tasks: &[SimTask]) -> (Vec<Vec<(usize, f64)>>, Vec<usize>) {
     (behind, tasks.iter().map(|t| t.after.len()).collect())
 }
 
-/// What a device does next.
+/// Which task a device runs next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
-    /// The earliest of its tasks that are ready.
+    /// The earliest of its ready tasks.
     Ready,
-    /// Its tasks one after the other: queues wait for each other, and nothing overtakes.
+    /// The next task in order: queues wait for each other, and nothing overtakes.
     InOrder,
 }
 
-/// The tasks of each device that may run next.
+/// The tasks that a device may run next.
 struct ReadyTasks {
     ready: BTreeSet<usize>,
-    /// All of its tasks in order, where they run so.
+    /// All its tasks in order, if it runs them so.
     queued: Option<std::collections::VecDeque<usize>>,
 }
 
@@ -69,7 +69,7 @@ impl ReadyTasks {
     }
 }
 
-/// When each task ends. `slowdowns` says how much slower tasks of some keys are together.
+/// The end of each task. `slowdowns` gives the slowdown of tasks, by key, that run together.
 pub(super) fn run(
     tasks: &[SimTask],
     (devices, order): (usize, Order),
@@ -113,7 +113,7 @@ pub(super) fn run(
         for (d, s) in busy.iter().zip(&slow) {
             let Some((i, left)) = running[*d] else { continue };
             let left = left - (until - now) / s;
-            // What is left by rounding is nothing.
+            // Ignores remainders from rounding.
             if left > 1e-6 + until * 1e-12 {
                 running[*d] = Some((i, left));
                 continue;
@@ -133,9 +133,9 @@ pub(super) fn run(
     end
 }
 
-/// What each device has to do. It is busy from when all that a task waits for is done, and the
-/// device with what it did before, to the task's end: what devices wait for each other is no part of
-/// it, what it takes to tell them is. Its span is from the first of that to the last.
+/// The part of each device. A device is busy with a task from when its dependencies and the
+/// device's earlier tasks are done, to the task's end. So time to signal between devices counts,
+/// but waiting does not. Its span is from its first task to its last.
 pub(super) fn shares(tasks: &[SimTask], ends: &[f64], devices: usize) -> Vec<Share> {
     let mut order: Vec<usize> = (0..tasks.len()).collect();
     order.sort_by(|a, b| ends[*a].total_cmp(&ends[*b]));
@@ -152,7 +152,7 @@ pub(super) fn shares(tasks: &[SimTask], ends: &[f64], devices: usize) -> Vec<Sha
     shares
 }
 
-/// What a device has to do of some tasks.
+/// A device's part in some tasks.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Share {
     pub busy_ns: f64,
@@ -188,7 +188,7 @@ mod tests {
         let tasks = [task(0, 5.0, &[(1, 0.0)]), task(0, 1.0, &[]), task(0, 1.0, &[])];
         let end = run(&tasks, (1, Order::Ready), &mut |keys| vec![1.0; keys.len()]);
         assert_eq!(end, [6.0, 1.0, 7.0]);
-        // In order, what is ready waits for what is not.
+        // In order, a ready task waits for an earlier one that is not ready.
         let tasks = [task(0, 1.0, &[(1, 0.0)]), task(1, 5.0, &[]), task(0, 2.0, &[])];
         let end = |order| run(&tasks, (2, order), &mut |keys| vec![1.0; keys.len()]);
         assert_eq!(end(Order::Ready), [6.0, 5.0, 2.0]);
@@ -197,7 +197,7 @@ mod tests {
 
     #[test]
     fn tasks_that_run_at_once_slow_each_other_down() {
-        // Twice as slow for as long as both run: the second ends at 8, with 6 left of the first.
+        // Both are twice as slow while both run: the second ends at 8, with 6 left of the first.
         let tasks = [task(0, 10.0, &[]), task(1, 4.0, &[])];
         let end = run(&tasks, (2, Order::Ready), &mut |keys| vec![2.0; keys.len()]);
         assert_eq!(end, [14.0, 8.0]);

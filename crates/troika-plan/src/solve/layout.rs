@@ -1,5 +1,5 @@
-//! A rule applied to a segment: which pieces of it run on which devices, as the engine makes them.
-//! Segments whose graphs are alike share a layout.
+//! A rule applied to a segment: its pieces and their devices, as the engine makes them. Segments
+//! with equal graphs share a layout.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -15,9 +15,9 @@ use crate::{PlanError, Rule, Split, compiled_rows, own_space, stage_borders};
 /// A value that a piece reads or writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Place {
-    /// The segment's input of this index.
+    /// The segment's input with this index.
     Input(usize),
-    /// Its output.
+    /// The segment's output with this index.
     Output(usize),
     /// A value between its pieces.
     Between(usize),
@@ -39,12 +39,12 @@ pub(super) struct LaidPiece {
     pub graph: Arc<Subgraph>,
     pub inputs: Vec<Operand>,
     pub outputs: Vec<Operand>,
-    /// Rows of the shapes it is compiled for, ascending; empty: any number of rows.
+    /// For static shapes: the rows of its shapes, ascending; else empty.
     pub shapes: Vec<usize>,
 }
 
 impl LaidPiece {
-    /// The rows of the next run and the rows of its shape, as the engine chooses them.
+    /// The rows of the next run and of its shape, chosen as in the engine.
     pub fn next_run(&self, left: usize, others: bool) -> (usize, usize) {
         let Some(&largest) = self.shapes.last() else { return (left, left) };
         let full = self.shapes.iter().rfind(|n| **n <= left).filter(|_| others);
@@ -54,7 +54,7 @@ impl LaidPiece {
     }
 }
 
-/// A segment's pieces under a rule: stage after stage, or all as one stage.
+/// A segment's pieces under a rule: stage by stage, or all as one stage.
 #[derive(Debug)]
 pub(super) struct Layout(pub Vec<StageLayout>);
 
@@ -62,9 +62,9 @@ pub(super) struct Layout(pub Vec<StageLayout>);
 #[derive(Debug)]
 pub(super) struct StageLayout {
     pub partition: Partition,
-    /// For each part of the partition, its pieces where it computes whole rows.
+    /// For each part of the partition that computes whole rows, its pieces.
     pub wholes: Vec<Vec<LaidPiece>>,
-    /// All parts' pieces where columns are shared out.
+    /// The pieces of all parts, where they divide the columns.
     pub columns: Vec<LaidPiece>,
 }
 
@@ -82,16 +82,16 @@ impl StageLayout {
     }
 }
 
-/// Makes layouts, each once.
+/// Makes and caches layouts.
 pub(super) struct Layouts<'a> {
     lowered: &'a Lowered,
     devices: &'a [SolveDevice],
-    /// Of each segment, the first one whose graph is alike and that has as many cache heads behind.
+    /// For each segment, the first one with an equal graph and as many cache heads.
     class: Vec<usize>,
     known: HashMap<(usize, LayoutKey), Arc<Layout>>,
 }
 
-/// What of a rule makes a difference.
+/// The parts of a rule that affect the layout.
 type LayoutKey = (String, Option<Split>, Vec<crate::RefusedOps>, Option<Vec<usize>>, Vec<u8>);
 
 impl<'a> Layouts<'a> {
@@ -112,7 +112,7 @@ impl<'a> Layouts<'a> {
         Layouts { lowered, devices, class, known: HashMap::new() }
     }
 
-    /// The first segment whose graph is alike.
+    /// The first segment with an equal graph.
     pub fn class(&self, segment: usize) -> usize {
         self.class[segment]
     }
@@ -167,7 +167,7 @@ impl<'a> Layouts<'a> {
         Ok(Layout(all))
     }
 
-    /// A stage under its rule. `between` counts values that pieces hand to each other.
+    /// The layout of a stage. `between` counts the values that pieces pass to each other.
     fn stage(
         &self,
         root: Root,
@@ -212,7 +212,7 @@ impl<'a> Layouts<'a> {
         Ok(StageLayout { partition, wholes, columns })
     }
 
-    /// The key/value heads behind a segment of projections.
+    /// The number of key/value heads after a segment of projections.
     fn cache_heads(&self, segment: &Segment) -> Option<usize> {
         if segment.kind != SegmentKind::Qkv {
             return None;
@@ -221,7 +221,7 @@ impl<'a> Layouts<'a> {
         self.lowered.segments.iter().find(of_layer).and_then(|s| kv_heads(&s.graph))
     }
 
-    /// Whether no column of a cache is wanted in two places.
+    /// Whether no column of a cache is needed in two places.
     fn states_are_apart(&self, graph: &Subgraph, pieces: &[Piece], parts: &[usize]) -> bool {
         if graph.states.is_empty() {
             return true;
@@ -244,7 +244,7 @@ fn refuse(e: troika_graph::partition::PartitionError) -> PlanError {
     PlanError::Parse(e.to_string())
 }
 
-/// A graph, and where its values are in the segment.
+/// A graph, and the places of its values in the segment.
 #[derive(Clone)]
 struct Root {
     graph: Arc<Subgraph>,
@@ -276,7 +276,7 @@ struct Maker<'a> {
 }
 
 impl Maker<'_> {
-    /// All of a graph on a device, cut around what others compute.
+    /// Places a graph on one device, cut around ops that others compute.
     fn whole(&mut self, root: Root, device: usize) -> Partitioned<Vec<LaidPiece>> {
         let nodes = &root.graph.nodes;
         let mut by: Vec<usize> = nodes.iter().map(|n| (self.takes)(device, n.op.name())).collect();
@@ -320,7 +320,7 @@ impl Maker<'_> {
         Ok(all)
     }
 
-    /// Where a piece's operands are in the segment.
+    /// The places of a piece's operands in the segment.
     fn bind(&mut self, whole: &Root, piece: Piece, scope: &mut HashMap<ValueId, Operand>) -> Root {
         let find = |ids: &[ValueId], operands: &[Operand], value: ValueId| {
             ids.iter().position(|v| *v == value).and_then(|at| operands.get(at).cloned())
@@ -351,7 +351,7 @@ impl Maker<'_> {
     fn laid(&self, device: usize, root: Root) -> LaidPiece {
         let caps = &self.devices[device].caps;
         let buckets = self.rule.row_buckets.as_deref();
-        // Others take any number of rows.
+        // Other devices take any number of rows.
         let shapes = match caps.static_shapes {
             true => compiled_rows(&root.graph, caps, buckets),
             false => Vec::new(),

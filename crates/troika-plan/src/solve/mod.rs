@@ -1,5 +1,5 @@
-//! The solver: of the ways to divide a model over devices, the plan that a cost model says is best.
-//! See the README beside this file.
+//! The solver: finds the division of a model over devices that a cost model rates best. See the
+//! README beside this file.
 
 mod choice;
 mod chunks;
@@ -20,7 +20,7 @@ use crate::{Plan, PlanError, PlanRequest, Refusal};
 
 pub use predict::{PredictRequest, predict};
 
-/// What the solver is asked.
+/// The input of the solver.
 #[derive(Clone, Copy)]
 pub struct SolveRequest<'a> {
     /// The model.
@@ -29,53 +29,52 @@ pub struct SolveRequest<'a> {
     pub lowered: &'a Lowered,
     /// The devices that may be used.
     pub devices: &'a [SolveDevice],
-    /// What they cost.
+    /// Their costs.
     pub cost: &'a dyn CostModel,
-    /// Ops that devices do not take.
+    /// The ops that devices refuse.
     pub refusals: &'a [Refusal],
-    /// What the plan is to be best at.
+    /// What the plan should optimise.
     pub goal: Goal,
-    /// Context, chunk length, formats and so on. Its strategy is not looked at.
+    /// Context, chunk length, formats and so on. Its strategy is ignored.
     pub base: &'a PlanRequest,
-    /// Tokens of the prompt that the plan is to be best for. Prompts of other lengths are placed
-    /// by length buckets.
+    /// Tokens of the prompt to optimise for. Prompts of other lengths are placed by length buckets.
     pub prompt: usize,
-    /// Tokens that are generated after it.
+    /// Tokens generated after it.
     pub generate: usize,
-    /// Weights may be held in several forms, so that phases and lengths are placed without regard to
-    /// each other. If not, each row of a weight is there once.
+    /// Whether weights may be held in several forms, so that phases and lengths are placed
+    /// independently. If not, each row of a weight is held once.
     pub several_copies: bool,
-    /// The longest length of each length bucket, ascending; empty: the solver's own.
+    /// The longest chunk of each length bucket, ascending; empty: the solver's own choice.
     pub lengths: &'a [usize],
-    /// Plans made by other means, each with its name: they are priced beside what is found.
+    /// Plans made by other means, with names: they are priced beside those found.
     pub candidates: &'a [(String, Plan)],
-    /// The plan is to hold other ways for its chunks, for who decides by load.
+    /// Whether the plan should have alternatives for placement by load.
     pub by_load: bool,
 }
 
-/// The solver's answer.
+/// The result of the solver.
 #[derive(Clone, Debug)]
 pub struct Solved {
     /// The best plan, with its prediction in [`Plan::predicted`].
     pub plan: Plan,
-    /// What it is predicted to cost.
+    /// Its predicted costs.
     pub predicted: Predicted,
-    /// The plans that it beat, the best first. Each has its prediction.
+    /// The plans it beat, the best first, with their predictions.
     pub alternatives: Vec<Alternative>,
 }
 
-/// A plan that another one beat.
+/// A plan that was considered but not chosen.
 #[derive(Clone, Debug)]
 pub struct Alternative {
-    /// What is different, for people: a strategy's name, or "ffn whole on a".
+    /// The difference, for people: a strategy's name, or "ffn whole on a".
     pub name: String,
     /// The plan.
     pub plan: Plan,
-    /// What it is predicted to cost.
+    /// Its predicted costs.
     pub predicted: Predicted,
 }
 
-/// Checks that the weights that a plan places on each device fit into its memory.
+/// Checks that a plan's weights fit into the memory of each device.
 ///
 /// # Errors
 /// A device that would hold more than it can, or a rule that cannot be applied.
@@ -98,16 +97,16 @@ pub fn check_memory(
 
 /// Chooses a plan.
 ///
-/// It is never predicted to be worse than the best plan on one device, nor than the candidates.
+/// It is never predicted to be worse than the best plan on one device or the candidates.
 ///
 /// # Errors
-/// A request that no plan can be made for, or devices that cannot run the model together.
+/// No plan can be made for the request, or the devices together cannot run the model.
 pub fn solve(request: &SolveRequest<'_>) -> Result<Solved, PlanError> {
     let mut solved = search::Search::new(request)?.solve()?;
     if request.by_load && request.devices.len() > 1 {
         others::add(request, &mut solved.plan)?;
         if solved.plan.by_load.is_empty() {
-            // Nothing is gained from what was left out for the sake of other ways.
+            // No alternatives were found, so their restrictions are lifted.
             let request = SolveRequest { by_load: false, ..*request };
             return search::Search::new(&request)?.solve();
         }

@@ -6,7 +6,7 @@ use troika_model::lower::SegmentKind;
 use crate::cost::SolveDevice;
 use crate::{Rule, Share, Split, Stage};
 
-/// Parts that a split by columns is measured in.
+/// The unit of column shares: 1/64.
 pub(super) const PARTS: u32 = 64;
 
 /// Where a kind of segment runs.
@@ -14,7 +14,7 @@ pub(super) const PARTS: u32 = 64;
 pub(super) struct Placement {
     pub device: String,
     pub split: Option<Split>,
-    /// The numbers of rows that code is made for; `None`: each device's own.
+    /// The numbers of rows to compile for; `None`: each device's own.
     pub row_buckets: Option<Vec<usize>>,
 }
 
@@ -23,7 +23,7 @@ impl Placement {
         Placement { device: device.into(), split: None, row_buckets: None }
     }
 
-    /// Columns shared out between two devices, the first one's share in [`PARTS`].
+    /// Columns divided between two devices; `share` is the first one's, in [`PARTS`].
     pub fn columns(a: &str, b: &str, share: u32) -> Placement {
         let share = share.clamp(1, PARTS - 1);
         let parts = shares(a, b, share);
@@ -32,7 +32,7 @@ impl Placement {
         Placement { device: owner.into(), split, row_buckets: None }
     }
 
-    /// Whole, by columns, by rows, by both or by stages.
+    /// The kind of split: whole, columns, rows, both, or stages.
     pub fn way(&self) -> u8 {
         match self.split {
             None => 0,
@@ -43,12 +43,12 @@ impl Placement {
         }
     }
 
-    /// A standard split on its device.
+    /// A split with the standard part on `device`.
     fn split(device: &str, split: Split) -> Placement {
         Placement { device: device.into(), split: Some(split), row_buckets: None }
     }
 
-    /// For people.
+    /// A description for people.
     pub fn describe(&self) -> String {
         let columns = |parts: &[Share]| {
             let all: u32 = parts.iter().map(|p| p.share).sum();
@@ -74,7 +74,7 @@ impl Placement {
         }
     }
 
-    /// That of a stage.
+    /// The placement of a stage.
     pub fn of(stage: &Stage) -> Placement {
         let (device, split) = (stage.device.clone(), stage.split.clone());
         Placement { device, split, row_buckets: None }
@@ -86,7 +86,7 @@ fn shares(a: &str, b: &str, share: u32) -> Vec<Share> {
     vec![part(a, share), part(b, PARTS - share)]
 }
 
-/// Rules for kinds of segments: those that are placed alike share one.
+/// Rules for kinds of segments. Kinds with equal placements share one.
 pub(super) fn rules(placed: &[(SegmentKind, Placement)]) -> Vec<Rule> {
     let mut rules: Vec<Rule> = Vec::new();
     for (kind, p) in placed {
@@ -113,31 +113,31 @@ pub(super) fn rules(placed: &[(SegmentKind, Placement)]) -> Vec<Rule> {
     rules
 }
 
-/// How a kind of segment may be split.
+/// Whether a kind of segment may be split by columns.
 pub(super) fn by_columns(kind: SegmentKind) -> bool {
     use SegmentKind as S;
     matches!(kind, S::Qkv | S::Attention | S::AttnOut | S::Ffn | S::Head)
 }
 
-/// Whether some of a prompt's rows may be computed apart. Of the head's, one is wanted.
+/// Whether a prompt's rows may be computed separately. The head computes one row only.
 fn by_rows(kind: SegmentKind) -> bool {
     !matches!(kind, SegmentKind::Attention | SegmentKind::Head)
 }
 
-/// What options are listed for.
+/// The input of [`KindRequest::options`].
 pub(super) struct KindRequest<'a> {
     pub kind: SegmentKind,
     /// The most rows.
     pub rows: usize,
-    /// Prompts may be split by rows; a decoded token has one.
+    /// Whether it is prefill: a decoded token has one row, which cannot be split.
     pub prefill: bool,
     pub devices: &'a [SolveDevice],
-    /// For each device, what the whole segment costs on it.
+    /// For each device, the cost of the whole segment on it.
     pub whole_ns: &'a [f64],
 }
 
 impl KindRequest<'_> {
-    /// All ways that are worth a look.
+    /// All placements worth pricing.
     pub fn options(&self) -> Vec<Placement> {
         let names: Vec<&str> = self.devices.iter().map(|d| d.name.as_str()).collect();
         let mut all: Vec<Placement> = names.iter().map(|n| Placement::whole(n)).collect();
@@ -161,7 +161,7 @@ impl KindRequest<'_> {
         unique
     }
 
-    /// The first device's share with which both would end at once, by what each takes for all.
+    /// The first device's share with which both would end together, by their times for all.
     pub fn balanced(&self, a: usize, b: usize) -> u32 {
         let (ta, tb) = (self.whole_ns[a], self.whole_ns[b]);
         let share = f64::from(PARTS) * tb / (ta + tb);
@@ -193,13 +193,13 @@ impl KindRequest<'_> {
             sets.push(all);
             sets
         } else {
-            // Some more and some fewer rows than would take both the same time.
+            // Lengths around the one that takes both devices the same time.
             let share = self.balanced(a, b) as usize;
             let near = [share, share + 4, share.saturating_sub(4), share + 8];
             let length = |s: usize| (self.rows * s / PARTS as usize).next_multiple_of(TILE_ROWS);
             near.into_iter().map(|s| vec![length(s)]).collect()
         };
-        // Two of the same length would leave another rest.
+        // Two equal lengths would leave a different rest.
         sets.retain(|s| !s.is_empty() && s.iter().all(|n| *n > 0 && *n < self.rows));
         sets.dedup();
         let mut all = Vec::new();
@@ -219,5 +219,5 @@ impl KindRequest<'_> {
     }
 }
 
-/// Rows are split at multiples of so many: kernels compute some rows at once.
+/// Rows are split at multiples of this number, since kernels compute several rows at once.
 const TILE_ROWS: usize = 16;

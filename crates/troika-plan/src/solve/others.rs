@@ -1,5 +1,5 @@
-//! Other ways to place chunks, for who decides by load: what the solver would choose if one device
-//! were slower than it is.
+//! Alternative placements of chunks for load: what the solver would choose if one device were
+//! slower.
 
 use troika_graph::Subgraph;
 use troika_model::lower::SegmentKind;
@@ -14,13 +14,13 @@ use crate::{
     Rule, SyncMode, own_space,
 };
 
-/// How many times slower a device is thought to be: as slow as one that does much else, and so slow
-/// that it is given only what no other device takes.
+/// Assumed slowdowns of a device: one that is busy with other work, and one so slow that it only
+/// gets work that no other device takes.
 const SLOWER: [f64; 2] = [2.0, NEXT_TO_NOTHING];
 
 const NEXT_TO_NOTHING: f64 = 1000.0;
 
-/// Loads of one device for which another way must be the best choice to be kept.
+/// An alternative is kept if it is the best choice for one of these slowdowns of one device.
 const LOADS: [f64; 6] = [1.25, 1.5, 2.0, 3.0, 4.0, 8.0];
 
 /// A cost model in which one device is slower.
@@ -73,12 +73,12 @@ impl CostModel for Slower<'_> {
     }
 }
 
-/// Gives a plan other ways for its chunks. Each bucket has those that some load makes the best; what
-/// would need weights in another form, other activation formats or another place of the cache is
-/// left out.
+/// Adds alternatives for chunks to a plan. Each bucket gets those that are best for some load.
+/// Excluded are those that need another form of weights, other activation formats or another place
+/// for the cache.
 ///
 /// # Errors
-/// As for the plan itself.
+/// Those of the plan itself.
 pub(super) fn add(request: &SolveRequest<'_>, plan: &mut Plan) -> Result<(), PlanError> {
     let mut pool: Vec<(String, Plan)> = Vec::new();
     for (device, d) in request.devices.iter().enumerate() {
@@ -86,7 +86,7 @@ pub(super) fn add(request: &SolveRequest<'_>, plan: &mut Plan) -> Result<(), Pla
             let cost = Slower { of: request.cost, device, times };
             let lengths = [request.prompt.clamp(1, plan.prefill.chunk)];
             let wanted = SolveRequest { cost: &cost, lengths: &lengths, ..*request };
-            // Where there is no such plan, there is no other way.
+            // Without such a plan there is no alternative.
             if let Ok(found) = Search::new(&wanted).and_then(Search::solve) {
                 let name = match times >= NEXT_TO_NOTHING {
                     true => format!("as little on {} as can be", d.name),
@@ -139,7 +139,7 @@ pub(super) fn add(request: &SolveRequest<'_>, plan: &mut Plan) -> Result<(), Pla
     Ok(())
 }
 
-/// Adds another way to a plan, with the devices that it names.
+/// Adds an alternative to a plan, with the devices that it uses.
 fn push(plan: &mut Plan, bucket: &LoadRules, other: OtherRules, request: &SolveRequest<'_>) {
     let uses = |name: &String| other.rules.iter().any(|r| r.devices().any(|d| d == name));
     for d in &request.devices.iter().map(|d| d.name.clone()).collect::<Vec<_>>() {
@@ -153,7 +153,7 @@ fn push(plan: &mut Plan, bucket: &LoadRules, other: OtherRules, request: &SolveR
     }
 }
 
-/// What a plan's weights may take: what they take now, and what rounding to tiles adds.
+/// The most bytes of weights allowed: the plan's own, plus rounding to tiles.
 fn most_bytes(
     request: &SolveRequest<'_>,
     plan: &Plan,
@@ -164,7 +164,7 @@ fn most_bytes(
     Ok(if request.several_copies { u64::MAX } else { bytes.saturating_add(bytes / 50) })
 }
 
-/// Whether a plan with another way is one, and its weights fit.
+/// Whether a plan with an alternative is valid and its weights fit.
 fn fits(
     request: &SolveRequest<'_>,
     plan: &Plan,
@@ -184,7 +184,7 @@ fn fits(
 }
 
 /// The rules of another plan for chunks of a bucket. The cache stays where the bucket's own rules
-/// have it.
+/// place it.
 fn rules_for(
     request: &SolveRequest<'_>,
     other: &Plan,
@@ -208,7 +208,7 @@ fn rules_for(
     Some(rules.iter().filter_map(|r| only(r, &kinds)).chain(attention).collect())
 }
 
-/// A rule for some of its kinds of segments, if it is about any.
+/// A rule restricted to some kinds of segments, if it applies to any.
 fn only(rule: &Rule, kinds: &[SegmentKind]) -> Option<Rule> {
     let of = |k: &SegmentKind| rule.segments.as_ref().is_none_or(|list| list.contains(k));
     let mut kinds: Vec<SegmentKind> = kinds.iter().copied().filter(of).collect();
@@ -222,7 +222,7 @@ fn only(rule: &Rule, kinds: &[SegmentKind]) -> Option<Rule> {
     rule.segments.as_ref().is_some_and(|k| !k.is_empty()).then_some(rule)
 }
 
-/// The memory of the cache where a rule has all of it in one place.
+/// The memory space of the cache, if a rule has all of it in one place.
 fn place(request: &SolveRequest<'_>, rule: &Rule) -> Option<troika_device::SpaceId> {
     if rule.split.is_some() {
         return None;
@@ -235,7 +235,7 @@ fn place(request: &SolveRequest<'_>, rule: &Rule) -> Option<troika_device::Space
     rule.devices().all(|d| space(d) == Some(first)).then_some(first)
 }
 
-/// What chunks of a bucket take by some rules.
+/// The predicted times of a bucket's chunks under some rules.
 fn times(
     predictor: &mut Predictor<'_>,
     (plan, rules): (&Plan, &[Rule]),
@@ -258,7 +258,7 @@ fn times(
     Ok(ChunkTimes { shortest, longest, behind: of(most, can_be_cached)? })
 }
 
-/// Leaves the ways that are chosen where one device or another is slower.
+/// Keeps only alternatives that are chosen when some device is slower.
 fn keep_useful(bucket: &mut LoadRules, request: &SolveRequest<'_>) {
     let names: Vec<String> = request.devices.iter().map(|d| d.name.clone()).collect();
     let mut chosen: Vec<usize> = Vec::new();

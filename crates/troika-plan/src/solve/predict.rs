@@ -1,4 +1,4 @@
-//! What a plan costs: the tasks of a prompt's chunks and of a decoded token, run in modelled time.
+//! Predicts a plan's costs: runs the tasks of a prompt and of a decoded token in modelled time.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -15,25 +15,25 @@ use crate::cost::{CostModel, Predicted, PredictedLength, PricedRun, SolveDevice}
 use crate::own_space;
 use crate::{Phase, Plan, PlanError, Rule};
 
-/// What is predicted.
+/// The input of a prediction.
 #[derive(Clone, Copy)]
 pub struct PredictRequest<'a> {
-    /// The model, lowered for the plan's chunk and context or more.
+    /// The model, lowered for at least the plan's chunk and context.
     pub lowered: &'a Lowered,
-    /// All devices, those of the plan among them.
+    /// All devices, including those of the plan.
     pub devices: &'a [SolveDevice],
-    /// What they cost.
+    /// Their costs.
     pub cost: &'a dyn CostModel,
     /// Tokens of the prompt.
     pub prompt: usize,
-    /// Tokens that are generated after it.
+    /// Tokens generated after it.
     pub generate: usize,
 }
 
-/// Predicts what a plan costs. A plan that some device cannot run takes infinitely long.
+/// Predicts a plan's costs. The time is infinite if a device cannot run its part.
 ///
 /// # Errors
-/// A device that is not at hand, a split that a graph does not allow, a segment without a rule.
+/// An unknown device, a split that a graph does not allow, or a segment without a rule.
 pub fn predict(request: &PredictRequest<'_>, plan: &Plan) -> Result<Predicted, PlanError> {
     let mut predictor = Predictor::new(request);
     let predicted = predictor.whole(plan)?;
@@ -41,7 +41,7 @@ pub fn predict(request: &PredictRequest<'_>, plan: &Plan) -> Result<Predicted, P
 }
 
 impl PredictRequest<'_> {
-    /// The most positions that the model was lowered for.
+    /// The longest context that the model was lowered for.
     pub(super) fn lowered_context(&self) -> usize {
         let states = self
             .lowered
@@ -64,7 +64,7 @@ pub(super) fn weights_on(
     Ok(predictor.weight_bytes(plan, &all)?.0)
 }
 
-/// Nothing costs anything: for who asks for bytes.
+/// A cost model without costs, to count bytes only.
 struct Free;
 
 impl CostModel for Free {
@@ -85,10 +85,10 @@ impl CostModel for Free {
     }
 }
 
-/// Lengths of prompts that are predicted besides.
+/// Other lengths of prompts to predict.
 const LENGTHS: [usize; 7] = [32, 64, 128, 256, 512, 1024, 2048];
 
-/// What is priced once.
+/// A run with its price.
 #[derive(Clone, Debug)]
 struct Priced {
     device: usize,
@@ -101,17 +101,17 @@ struct Priced {
     joules: Option<f64>,
 }
 
-/// Predicts plans of one model: what was priced or laid out once is not asked for again.
+/// Predicts plans of one model. Caches prices and layouts.
 pub(super) struct Predictor<'a> {
     pub request: PredictRequest<'a>,
     pub layouts: Layouts<'a>,
     priced: Vec<Priced>,
-    /// By graph, device, rows, room and cached positions. The graphs are held by `priced`.
+    /// By graph, device, rows, room and cached positions. `priced` keeps the graphs alive.
     keys: HashMap<(usize, usize, usize, usize, usize), usize>,
     slow: HashMap<Vec<usize>, Vec<f64>>,
 }
 
-/// Segments by their index, and the number of layers that they are of.
+/// A selection of segments by index, and the number of layers it covers.
 #[derive(Clone)]
 pub(super) struct Extract {
     pub segments: Vec<usize>,
@@ -122,7 +122,7 @@ pub(super) struct Extract {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Spent {
     pub ns: f64,
-    /// Besides what the machine takes when idle.
+    /// Energy beyond that of the idle machine.
     pub joules: Option<f64>,
 }
 
@@ -157,7 +157,7 @@ impl<'a> Predictor<'a> {
             ttft_us: first.ns * 1e-3,
             tpot_us: token.ns * 1e-3,
             energy_j: energy_j.filter(|j| j.is_finite()),
-            // Files hold finite numbers only.
+            // JSON cannot hold infinity.
             compile_us: (self.compile_ns(plan)? * 1e-3).min(f64::MAX),
             weight_bytes,
             total_bytes,
@@ -165,7 +165,7 @@ impl<'a> Predictor<'a> {
         })
     }
 
-    /// Prompts of other lengths than the one that is meant.
+    /// Predictions for prompts of other lengths.
     pub fn lengths(&mut self, plan: &Plan) -> Result<Vec<PredictedLength>, PlanError> {
         let all = self.all();
         let shorter = LENGTHS.into_iter().filter(|n| *n < self.request.prompt);
@@ -177,7 +177,7 @@ impl<'a> Predictor<'a> {
         shorter.into_iter().map(of).collect()
     }
 
-    /// A prompt, in the plan's chunks.
+    /// The cost of a prompt in the plan's chunks.
     pub fn prompt(&mut self, plan: &Plan, of: &Extract, tokens: usize) -> Result<Spent, PlanError> {
         let chunk = plan.prefill.chunk.max(1);
         let count = tokens.div_ceil(chunk);
@@ -186,12 +186,12 @@ impl<'a> Predictor<'a> {
         self.batches(plan, of, (Phase::Prefill, &chunks))
     }
 
-    /// A decoded token.
+    /// The cost of a decoded token.
     pub fn token(&mut self, plan: &Plan, of: &Extract, cached: usize) -> Result<Spent, PlanError> {
         self.batches(plan, of, (Phase::Decode, &[(cached, 1)]))
     }
 
-    /// A chunk of some rows behind some cached positions: its time, and what each device has to do.
+    /// The time of a chunk behind some cached positions, and the part of each device.
     pub fn chunk(
         &mut self,
         plan: &Plan,
@@ -225,7 +225,7 @@ impl<'a> Predictor<'a> {
     ) -> Result<(Vec<SimTask>, events::Order), PlanError> {
         let request = self.request;
         let mut tasks = TaskList::new(plan, phase, &request);
-        // Of each class and rule, so that rules are compared once.
+        // Cached by class and rule, so that rules are compared once.
         let mut laid: Vec<(usize, *const Rule, Arc<Layout>)> = Vec::new();
         for (number, &(cached, rows)) in batches.iter().enumerate() {
             let last = number + 1 == batches.len();
@@ -235,7 +235,7 @@ impl<'a> Predictor<'a> {
                 if s.kind == SegmentKind::Head && !last {
                     continue;
                 }
-                // Logits of the last row are wanted.
+                // Only the last row needs logits.
                 let range = if s.kind == SegmentKind::Head { rows - 1..rows } else { 0..rows };
                 let rule = plan.rule_for((phase, rows), s.kind, s.layer).ok_or_else(|| {
                     let (phase, segment) = (phase.name().into(), s.graph.name.clone());
@@ -255,7 +255,7 @@ impl<'a> Predictor<'a> {
                 tasks.segment(segment, &layout, (rule, &self.priced), runs);
             }
         }
-        // Queues that wait for each other get all tasks of a single chunk in program order.
+        // Queues that can wait for each other get all tasks of a single chunk in program order.
         let waits = |d: &SolveDevice| !plan.devices.contains(&d.name) || d.caps.queue_waits;
         let order = match batches.len() == 1 && request.devices.iter().all(waits) {
             true => events::Order::InOrder,
@@ -264,7 +264,7 @@ impl<'a> Predictor<'a> {
         Ok((tasks.tasks, order))
     }
 
-    /// The runs of a segment: which piece, on which rows, priced.
+    /// The priced runs of a segment.
     fn runs(
         &mut self,
         kind: SegmentKind,
@@ -280,7 +280,7 @@ impl<'a> Predictor<'a> {
         Ok(runs)
     }
 
-    /// The runs of a stage whose pieces are counted from `before` on.
+    /// The runs of a stage whose pieces are numbered from `before` on.
     fn stage_runs(
         &mut self,
         kind: SegmentKind,
@@ -325,7 +325,7 @@ impl<'a> Predictor<'a> {
         piece: &LaidPiece,
         (rows, room, cached): (usize, usize, usize),
     ) -> usize {
-        // Only attention looks at what is cached; of others it matters whether a token is decoded.
+        // Only attention depends on cached positions. For others it matters only if they decode.
         let decoded = usize::from(rows == 1 && cached > 0);
         let cached = if piece.graph.states.is_empty() { decoded } else { cached };
         let graph = Arc::as_ptr(&piece.graph) as usize;
@@ -336,7 +336,7 @@ impl<'a> Predictor<'a> {
         let device = piece.device;
         let run = PricedRun { device, kind, graph: &piece.graph, rows, room, cached };
         let ns = self.request.cost.run_ns(&run);
-        // A cost that is no number is one that nobody can pay, and so is a graph that is too large.
+        // An invalid cost counts as infinite, and so does a graph that is too large.
         let most = self.request.devices[device].caps.max_graph_bytes;
         let fits = most.is_none_or(|most| graph_bytes(&piece.graph) <= most);
         let ns = if ns >= 0.0 && fits { ns } else { f64::INFINITY };
@@ -347,7 +347,7 @@ impl<'a> Predictor<'a> {
         self.priced.len() - 1
     }
 
-    /// When each task ends.
+    /// The end of each task.
     fn ends(&mut self, tasks: &[SimTask], order: events::Order) -> Vec<f64> {
         let (priced, slow, cost) = (&self.priced, &mut self.slow, self.request.cost);
         let mut slowdowns = |keys: &[usize]| {
@@ -356,7 +356,7 @@ impl<'a> Predictor<'a> {
             }
             let of = |key: &usize| priced.get(*key).map(Priced::run);
             let runs: Option<Vec<PricedRun<'_>>> = keys.iter().map(of).collect();
-            // Copies slow nobody down.
+            // Copies slow nothing down.
             let mut factors = runs.map_or_else(Vec::new, |runs| cost.slowdowns(&runs));
             factors.resize(keys.len(), 1.0);
             factors.iter_mut().for_each(|f| *f = if *f >= 1.0 { *f } else { 1.0 });
@@ -366,8 +366,8 @@ impl<'a> Predictor<'a> {
         events::run(tasks, (self.request.devices.len(), order), &mut slowdowns)
     }
 
-    /// Bytes of weights on each device, and of each form in each memory once. Devices that share
-    /// memory and read the same types share a form.
+    /// Bytes of weights on each device, and in total with each form counted once per memory.
+    /// Devices that share memory and read the same types share a form.
     pub fn weight_bytes(
         &mut self,
         plan: &Plan,
@@ -418,7 +418,7 @@ impl<'a> Predictor<'a> {
                         p.shapes.clone()
                     };
                     let bakes = self.request.devices[p.device].caps.bakes_weights;
-                    // Code is shared by graphs of one shape unless weights are in it.
+                    // Graphs of one shape share code unless it contains weights.
                     let which = if bakes { i + 1 } else { 0 };
                     for room in rooms {
                         let graph = Arc::as_ptr(&p.graph) as usize;
@@ -447,8 +447,8 @@ fn graph_bytes(graph: &Subgraph) -> u64 {
     graph.weights.iter().map(|w| of(w) as u64).sum()
 }
 
-/// Rows of weights, each counted once. A layout is shared by the layers that are alike: names are
-/// those of the first of them, so the segment's own index is part of a weight's name.
+/// Rows of weights, each counted once. Layers with equal graphs share a layout that has the names
+/// of the first one, so a weight is identified by its name and segment.
 #[derive(Clone, Debug, Default)]
 struct WeightRows(HashMap<(usize, Arc<str>), RowsOfWeight>);
 
@@ -481,14 +481,14 @@ impl WeightRows {
 
 /// A run of a piece of a segment.
 struct SegmentRun {
-    /// The piece, counted through [`Layout::pieces`].
+    /// Index of the piece in [`Layout::pieces`].
     piece: usize,
     rows: Range<usize>,
-    /// What it costs, in [`Predictor::priced`].
+    /// Index of its price in [`Predictor::priced`].
     key: usize,
 }
 
-/// Where some of a value is.
+/// The task that wrote a part of a value.
 #[derive(Clone, Debug)]
 struct Producer {
     task: usize,
@@ -498,27 +498,27 @@ struct Producer {
     cols: Range<usize>,
 }
 
-/// Tasks in the making, in program order.
+/// Builds the list of tasks in program order.
 struct TaskList<'a> {
     plan: &'a Plan,
     phase: Phase,
     request: &'a PredictRequest<'a>,
     tasks: Vec<SimTask>,
-    /// Of the chunk in the making, by the values that they wrote.
+    /// The writers of each value in the current chunk.
     producers: HashMap<(usize, Place), Vec<Producer>>,
-    /// Copies of what a task wrote, by the space they are in.
+    /// Copies of what a task wrote, by memory space.
     copies: HashMap<(usize, SpaceId), usize>,
-    /// The last tasks that used the states of a segment, by the segment.
+    /// The last tasks that used the states of a segment.
     states: HashMap<usize, Vec<usize>>,
-    /// Of the segment before.
+    /// The tasks of the previous segment.
     previous: Vec<usize>,
     /// The last tasks of each chunk.
     ends: Vec<Vec<usize>>,
-    /// Devices that this chunk has used.
+    /// Devices used by the current chunk.
     used: Vec<bool>,
 }
 
-/// The key of tasks that have no price: copies.
+/// The key of copies, which have no price.
 const UNPRICED: usize = usize::MAX;
 
 impl<'a> TaskList<'a> {
@@ -537,7 +537,7 @@ impl<'a> TaskList<'a> {
         }
     }
 
-    /// Begins a chunk.
+    /// Starts a chunk.
     fn begin(&mut self, number: usize) {
         self.ends.push(std::mem::take(&mut self.previous));
         self.producers.clear();
@@ -569,7 +569,7 @@ impl<'a> TaskList<'a> {
                 after.extend(before.into_iter().map(|t| (t, lag(self, t))));
             }
             let mut ns = priced[run.key].ns;
-            // One device alone computes on the caller's thread.
+            // A single device computes on the caller's thread.
             let several = self.plan.devices.len() > 1;
             if !std::mem::replace(&mut self.used[piece.device], true) && several {
                 ns += self.request.cost.submit_ns(piece.device);
@@ -591,7 +591,7 @@ impl<'a> TaskList<'a> {
         self.previous = current.into_iter().map(|t| t.0).collect();
     }
 
-    /// The last tasks of the chunk whose memory this one uses.
+    /// The last tasks of the chunk whose buffers this one reuses.
     fn waits_for_room(&self) -> Vec<(usize, f64)> {
         let in_flight = self.plan.prefill.chunks_in_flight.max(1);
         let of = self.ends.len().checked_sub(in_flight);
@@ -611,7 +611,7 @@ impl<'a> TaskList<'a> {
         self.tasks.len() - 1
     }
 
-    /// From the end of a task to the start of one on a device that waits for it.
+    /// The delay from the end of a task to the start of a waiting one on another device.
     fn lag(&self, task: usize, to: usize) -> f64 {
         let from = self.tasks[task].device;
         if from == to { 0.0 } else { self.request.cost.hand_over_ns(from, to, self.plan.sync) }
@@ -620,14 +620,14 @@ impl<'a> TaskList<'a> {
     fn value(&self, segment: usize, operand: &Operand) -> (usize, Place) {
         let s = &self.request.lowered.segments[segment];
         match operand.place {
-            // Values between segments are known by their edges.
+            // Values between segments are identified by their edges.
             Place::Input(i) => (usize::MAX, Place::Output(s.inputs[i].0)),
             Place::Output(i) => (usize::MAX, Place::Output(s.outputs[i].0)),
             between @ Place::Between(_) => (segment, between),
         }
     }
 
-    /// What a device waits for that reads some rows of a value.
+    /// The tasks that a device must wait for to read some rows of a value.
     fn read(
         &mut self,
         (segment, operand, rule): (usize, &Operand, &Rule),
@@ -643,7 +643,7 @@ impl<'a> TaskList<'a> {
             return;
         }
         let Some(producers) = self.producers.get(&value).cloned() else {
-            // The layer that makes it was left out: it would come after what is before this one.
+            // The layer that writes it was left out, so the previous tasks stand for it.
             let before = self.previous.clone();
             after.extend(before.into_iter().map(|t| (t, self.lag(t, device))));
             return;
@@ -668,13 +668,13 @@ impl<'a> TaskList<'a> {
         }
     }
 
-    /// The copy of what a task wrote to the memory of a device, made once.
+    /// Copies what a task wrote to the memory of a device, once.
     fn copy(&mut self, from: &Producer, to: usize, bytes: u64) -> usize {
         let space = own_space(&self.request.devices[to].caps);
         if let Some(known) = self.copies.get(&(from.task, space)) {
             return *known;
         }
-        // Who has memory of its own copies to it and from it; between two such, by way of the host.
+        // A device with its own memory copies to and from it; between two such, through the host.
         let by = if space == SpaceId::HOST { from.device } else { to };
         let cost = self.request.cost;
         let mut ns = cost.copy_ns(by, bytes);

@@ -1,5 +1,5 @@
-//! Ranges of layers: a device whose memory holds a part of the model gets as many of its layers as
-//! fit, or their feed-forwards alone, and another one computes the rest.
+//! Ranges of layers: a device that can hold only part of the model gets as many layers as fit, or
+//! only their feed-forwards. Another device computes the rest.
 
 use troika_model::lower::SegmentKind;
 
@@ -10,7 +10,7 @@ use crate::make::{PlannedRules, assemble};
 use crate::{Layers, Plan, PlanError, Rule};
 
 impl Search<'_> {
-    /// Plans for devices whose memory is limited.
+    /// Plans for devices with limited memory.
     pub(super) fn layer_ranges(&mut self) -> Result<Vec<Alternative>, PlanError> {
         let in_layers = |k: &SegmentKind| k.is_in_layers();
         let all: Vec<SegmentKind> = self.kinds.iter().copied().filter(in_layers).collect();
@@ -30,7 +30,7 @@ impl Search<'_> {
         Ok(found)
     }
 
-    /// As many first layers on a device as its memory holds, the rest on another one.
+    /// Places as many first layers on a device as fit its memory, the rest on another one.
     fn range(
         &mut self,
         (limited, other): (usize, usize),
@@ -60,7 +60,7 @@ impl Search<'_> {
         self.alternative(title, plan)
     }
 
-    /// Some kinds of segments of the first `count` layers on a device, all else on another one.
+    /// Some kinds of segments of the first `count` layers on one device, all else on another.
     fn ranged(&self, (first, other): (usize, usize), kinds: &[SegmentKind], count: usize) -> Plan {
         let [first, other] = [first, other].map(|d| Placement::whole(&self.facts[d].name));
         let of = |kinds: &[SegmentKind], p: &Placement| -> Vec<Rule> {

@@ -1,5 +1,5 @@
-//! The search: seeds, each bettered kind by kind until nothing helps; for the long chunks of
-//! prompts, for shorter ones, and for decoding. Then chunk lengths, and the known strategies.
+//! The search: improves several seeds, one kind of segment at a time, for full chunks, shorter
+//! chunks and decode. Then tries chunk lengths and the named strategies.
 
 use troika_model::lower::SegmentKind;
 
@@ -11,21 +11,20 @@ use crate::cost::{Goal, PricedRun};
 use crate::make::{PlannedRules, assemble, chunk_of};
 use crate::{DeviceFacts, LengthRules, Phase, Plan, PlanError, PlanRequest, Strategy, make};
 
-/// Plans that are predicted as a whole before the best is chosen, and shown.
+/// The most plans that are predicted in full and reported.
 const SHOWN: usize = 24;
-/// Seeds that are bettered.
+/// Number of seeds to improve.
 const SEEDS: usize = 3;
-/// A change is made if it leaves less of the time than this share.
+/// A change is made only if it reduces the time below this share.
 const WORTH_A_CHANGE: f64 = 0.997;
-/// Several devices are used if they are predicted to take less of the best single one's time than
-/// this share.
+/// Several devices are used only if they reduce the best single device's time below this share.
 const WORTH_SHARING: f64 = 0.97;
-/// Plans of which one takes more than this share of another's time are as good.
+/// Two plans count as equal if the ratio of their times is above this.
 const AS_GOOD: f64 = 0.9995;
-/// Rounds of bettering, each of which looks at every kind.
+/// Rounds of improvement, each over all kinds of segments.
 const ROUNDS: usize = 3;
 
-/// A placement of a scope that is not the best one.
+/// A placement in a scope other than the best one.
 #[derive(Clone, Debug)]
 struct Change {
     name: String,
@@ -40,13 +39,13 @@ pub(super) struct Search<'a> {
     pub(super) predictor: Predictor<'a>,
     pub(super) kinds: Vec<SegmentKind>,
     pub(super) chunk: usize,
-    /// Some layers and more of them: what one layer costs follows from both.
+    /// A few layers, and more of them: the cost of one layer follows from both.
     few_layers: Extract,
     more_layers: Extract,
     pub(super) layers: usize,
-    /// Most bytes of weights that a plan may have in all.
+    /// The most bytes of weights in total.
     most_bytes: u64,
-    /// Single changes of the best plan that were tried, with their scores.
+    /// Single changes of the best plan that were tried, with scores.
     tried: Vec<Change>,
 }
 
@@ -63,7 +62,7 @@ impl<'a> Search<'a> {
         let here = |k: &SegmentKind| segments.iter().any(|s| s.kind == *k);
         let kinds = SegmentKind::ALL.into_iter().filter(here).collect();
         let layers = segments.iter().filter_map(|s| s.layer).max().map_or(0, |l| l + 1);
-        // Layers that are all alike need not all be looked at.
+        // Of equal layers, only some need pricing.
         let alike = |(i, s): (usize, &troika_model::lower::Segment)| {
             let mut same = segments.iter().enumerate().filter(|(_, o)| o.kind == s.kind);
             same.all(|(j, _)| predictor.layouts.class(j) == predictor.layouts.class(i))
@@ -99,7 +98,7 @@ impl<'a> Search<'a> {
         }
         let mut candidates = self.known_plans()?;
         if !self.request.several_copies {
-            // What the smallest plan on one device has, and what rounding to tiles adds.
+            // The bytes of the smallest plan on one device, plus rounding to tiles.
             let one = candidates.iter().filter(|c| c.name.starts_with(ONE_DEVICE));
             let least = one.map(|c| c.predicted.total_bytes).min().unwrap_or(u64::MAX);
             self.most_bytes = least.saturating_add(least / 50);
@@ -113,7 +112,7 @@ impl<'a> Search<'a> {
             let found = self.plan(&best, "solve");
             candidates.extend(self.with_chunks("the best found", &found)?);
             for (name, plan) in self.request.candidates {
-                // They are known for their prefill.
+                // They are named after their prefill.
                 let mut plan = Plan { decode: found.decode.clone(), ..plan.clone() };
                 let more = found.devices.iter().filter(|d| !plan.devices.contains(d));
                 plan.devices.extend(more.cloned().collect::<Vec<_>>());
@@ -140,7 +139,7 @@ impl<'a> Search<'a> {
             let why = "no device at hand runs the whole model within its limits, and no two do";
             return Err(PlanError::Unpriced(why.into()));
         }
-        // Of those that are as good, that is best which is so at what the goal does not name.
+        // Among equal plans, choose by the figure that the goal does not name.
         let least = alternatives.first().map_or(0.0, score);
         let besides = |c: &Alternative| match goal {
             Goal::Tps => c.predicted.ttft_us,
@@ -149,7 +148,7 @@ impl<'a> Search<'a> {
         let as_good = alternatives.iter().take_while(|c| score(c) * AS_GOOD <= least).enumerate();
         let first = as_good.min_by(|a, b| besides(a.1).total_cmp(&besides(b.1)));
         let first = first.map_or(0, |(at, _)| at);
-        // Prices are not exact: a little gain is not worth several devices.
+        // Prices are inexact: a small gain does not justify several devices.
         let best = alternatives[first].predicted.clone();
         let near = |a: f64, b: f64| a * WORTH_SHARING <= b;
         let alone = |a: &Alternative| {
@@ -162,7 +161,7 @@ impl<'a> Search<'a> {
         let Alternative { mut plan, mut predicted, .. } = alternatives.remove(chosen);
         predicted.lengths = self.predictor.lengths(&plan)?;
         plan.predicted = Some(predicted.clone());
-        // What one device does alone is always of interest.
+        // Plans on one device are always reported.
         let mut at = 0;
         alternatives.retain(|a| {
             at += 1;
@@ -171,7 +170,7 @@ impl<'a> Search<'a> {
         Ok(Solved { plan, predicted, alternatives })
     }
 
-    /// One device for all, and the strategies that people know.
+    /// All plans on one device, and the named strategies.
     fn known_plans(&mut self) -> Result<Vec<Alternative>, PlanError> {
         let mut all = Vec::new();
         for i in 0..self.facts.len() {
@@ -198,8 +197,8 @@ impl<'a> Search<'a> {
         Ok(all)
     }
 
-    /// A plan with its prediction; `None` if devices refuse more of it than others can take, or
-    /// have less memory.
+    /// A plan with its prediction. `None` if devices refuse ops that no other takes, or if it does
+    /// not fit in memory.
     pub(super) fn alternative(
         &mut self,
         name: String,
@@ -236,7 +235,7 @@ impl<'a> Search<'a> {
             .map(|(up_to, placed)| LengthRules { up_to: *up_to, rules: rules(placed) })
             .collect();
         let prefill = lists.pop().map_or_else(Vec::new, |l| l.rules);
-        // Neighbours that say the same are one.
+        // Joins neighbouring buckets with equal rules.
         let mut lengths: Vec<LengthRules> = Vec::new();
         for l in lists {
             match lengths.last_mut().filter(|last| last.rules == l.rules) {
@@ -251,19 +250,19 @@ impl<'a> Search<'a> {
         let (base, spec) = (self.request.base, self.request.spec);
         let mut plan = assemble(spec, &self.facts, base, (name.into(), rules));
         if base.chunks_in_flight.is_none() && self.request.prompt <= plan.prefill.chunk {
-            // Memory of chunks that are not there.
+            // One chunk needs memory for one only.
             plan.prefill.chunks_in_flight = 1;
         }
         plan
     }
 
-    /// The scopes of prefill, by their most rows, and of decoding.
+    /// The scopes of prefill with their longest chunks, and that of decode.
     fn scopes(&self) -> (Vec<(usize, Scope)>, Scope) {
         let mut ends: Vec<usize> = self.request.lengths.to_vec();
         if ends.is_empty() {
             let fixed = self.request.devices.iter().filter(|d| d.caps.static_shapes);
             let buckets: Vec<usize> = fixed.flat_map(|d| d.caps.row_buckets.clone()).collect();
-            // Just above a shape a rest is small; further above, padding may be better.
+            // Just above a shape the rest is small; further above, padding may be better.
             let above = |n: &usize| [*n, n + n / 16, n + n / 4, n + n / 2];
             ends.extend(buckets.iter().flat_map(above));
             ends.extend([32, 64, 128, 256, 512, 1024, 2048]);
@@ -272,11 +271,11 @@ impl<'a> Search<'a> {
         ends.push(self.chunk);
         ends.sort_unstable();
         ends.dedup();
-        // As many as a plan may have.
+        // Keeps the number within a plan's limit.
         while ends.len() > 32 {
             ends.remove(0);
         }
-        // Where shapes are padded, lengths within a bucket are not alike.
+        // With padded shapes, lengths within a bucket differ.
         let padded = self.request.devices.iter().any(|d| d.caps.static_shapes);
         let mut before = 0;
         let mut scopes = Vec::new();
@@ -291,8 +290,8 @@ impl<'a> Search<'a> {
         (scopes, Scope { phase: Phase::Decode, rows: [1, 1], cached })
     }
 
-    /// Placements for all scopes: first for what the goal looks at, then the rest within the
-    /// weights that are there then.
+    /// Placements for all scopes: first the one that the goal needs, then the others, using the
+    /// weights of the first.
     fn best_choice(&mut self) -> Result<Choice, PlanError> {
         let (scopes, decode) = self.scopes();
         let main = scopes.iter().position(|(end, _)| self.request.prompt <= *end);
@@ -316,7 +315,7 @@ impl<'a> Search<'a> {
             let placed = self.best_placed((scope, which), &choice, (&done, asked))?;
             choice.set(which, placed.clone());
             if done.is_empty() {
-                // The others begin where this one is.
+                // The others start from this one.
                 choice.prefill.iter_mut().for_each(|p| p.1.clone_from(&placed));
                 choice.decode = for_decode(&placed);
             }
@@ -328,7 +327,7 @@ impl<'a> Search<'a> {
         Ok(choice)
     }
 
-    /// The prompt itself, where it is of this length.
+    /// Uses the prompt's own length if it falls into the scope.
     fn main_scope(&self, scope: Scope) -> Scope {
         let rows = self.request.prompt.clamp(1, self.chunk);
         Scope { rows: [rows, rows], ..scope }
@@ -366,7 +365,7 @@ impl<'a> Search<'a> {
         let singles = seeds.clone();
         seeds.truncate(if remember { SEEDS } else { 1 });
         let mut best: Option<(f64, Placed)> = None;
-        // Lengths that nobody asked for get less of the time.
+        // Lengths nobody asked for get less effort.
         let rounds = if remember { ROUNDS } else { 1 };
         for seed in seeds {
             let free = |kind| !fixed(kind);
@@ -394,7 +393,7 @@ impl<'a> Search<'a> {
         Ok(placed)
     }
 
-    /// A seed bettered, one kind of segment at a time, until nothing helps.
+    /// Improves a seed, one kind of segment at a time, until nothing helps.
     fn bettered(
         &mut self,
         ((mut score, mut placed), rounds): ((f64, Placed), usize),
@@ -410,7 +409,7 @@ impl<'a> Search<'a> {
                 }
                 for option in list {
                     let kept = std::mem::replace(&mut placed[at].1, option.clone());
-                    // What hardly helps is left out: it may be an error of the prices.
+                    // Ignores tiny gains, which may be errors of the prices.
                     let least = score * WORTH_A_CHANGE;
                     let new = self.score(scope, choice, (&placed, done, least))?;
                     if new < least {
@@ -427,7 +426,7 @@ impl<'a> Search<'a> {
         Ok((score, placed))
     }
 
-    /// Notes the best of the other ways for each kind: whole, by columns, by rows, by both.
+    /// Records the best of the other ways for each kind: whole, by columns, by rows, by both.
     fn remember(
         &mut self,
         scope: (Scope, Option<usize>),
@@ -456,7 +455,7 @@ impl<'a> Search<'a> {
         Ok(())
     }
 
-    /// Where bettering begins: one device, and columns shared out in several ways.
+    /// The seeds: one device, and columns shared in several ways.
     fn seeds(&mut self, scope: Scope, current: &Placed) -> Vec<Placed> {
         let names: Vec<String> = self.facts.iter().map(|f| f.name.clone()).collect();
         let all = |p: &dyn Fn(SegmentKind) -> Placement| -> Placed {
@@ -494,8 +493,8 @@ impl<'a> Search<'a> {
         seeds
     }
 
-    /// Where chunks are to be placed otherwise by load, the cache is whole in one place: divided by
-    /// heads, it would keep its devices in each layer of each way.
+    /// For placement by load, the cache must be whole in one place. Divided by heads, it would tie
+    /// its devices to each layer in every alternative.
     fn allows(&self, scope: Scope, kind: SegmentKind, placement: &Placement) -> bool {
         let held = kind == SegmentKind::Attention && scope.phase == Phase::Prefill;
         !(self.request.by_load && held && placement.split.is_some())
@@ -535,11 +534,11 @@ impl<'a> Search<'a> {
             whole_ns: &whole_ns,
         };
         let mut options = wanted.options();
-        // Lengths that nobody asked for take what was found for those that are.
+        // Other lengths reuse the results found for those that were asked for.
         if asked && self.request.cost.knows_stages() {
             options.extend(self.staged(kind, scope));
         }
-        // What other scopes do, so that weights need to be there once.
+        // Placements of other scopes, so that weights are held only once.
         for which in done {
             for (_, p) in choice.get(*which).iter().filter(|(k, _)| *k == kind) {
                 let p = if scope.phase == Phase::Decode { one_row(p) } else { p.clone() };
@@ -552,14 +551,14 @@ impl<'a> Search<'a> {
         options
     }
 
-    /// What a goal makes small, in a scope; infinite where weights would be held too often.
+    /// The goal's score in a scope; infinite if weights would be held too often.
     fn score(
         &mut self,
         (scope, which): (Scope, Option<usize>),
         choice: &Choice,
         (placed, done, least): (&Placed, &[Option<usize>], f64),
     ) -> Result<f64, PlanError> {
-        // The others' rules matter for memory only.
+        // The rules of other scopes only affect memory.
         let full = Choice { prefill: vec![(self.chunk, placed.clone())], decode: placed.clone() };
         let Some(plan) = self.avoided_rules(&full, scope.phase) else { return Ok(f64::INFINITY) };
         let mut sum = 0.0;
@@ -575,7 +574,7 @@ impl<'a> Search<'a> {
                 _ => spent.ns,
             } / *rows as f64;
         }
-        // Who is not better need not fit.
+        // The memory check is needed only for an improvement.
         if sum < least && self.is_limited() {
             let mut all = choice.clone();
             all.set(which, placed.clone());
@@ -593,7 +592,7 @@ impl<'a> Search<'a> {
         self.most_bytes < u64::MAX || self.request.devices.iter().any(limited)
     }
 
-    /// Whether the weights of the scopes that are settled fit.
+    /// Whether the weights of the settled scopes fit.
     fn fits(&mut self, choice: &Choice, known: &[Option<usize>]) -> Result<bool, PlanError> {
         let first = known.iter().map(|k| choice.get(*k)).next();
         let any = first.cloned().unwrap_or_default();
@@ -620,7 +619,7 @@ impl<'a> Search<'a> {
 
     fn avoided_rules(&self, choice: &Choice, phase: Phase) -> Option<Plan> {
         let mut plan = self.plan(choice, "solve");
-        // Only one phase is looked at: the other one takes what is allowed in both.
+        // Only one phase is of interest: the other one uses rules that are valid for both.
         match phase {
             Phase::Prefill => plan.decode.rules.clone_from(&plan.prefill.rules),
             Phase::Decode => plan.prefill.rules.clone_from(&plan.decode.rules),
@@ -630,7 +629,7 @@ impl<'a> Search<'a> {
         Some(plan)
     }
 
-    /// What all layers take, by what some and more of them do.
+    /// Extrapolates a figure to all layers from a few and from more of them.
     fn of_all_layers(&self, (few, more): (f64, f64)) -> f64 {
         let (a, b) = (self.few_layers.layers, self.more_layers.layers);
         if a == b { more } else { few + (more - few) / (b - a) as f64 * (self.layers - a) as f64 }
@@ -652,12 +651,12 @@ impl<'a> Search<'a> {
         Ok(Spent { ns, joules })
     }
 
-    /// The best of the single changes, as plans.
+    /// The best single changes, as plans.
     fn changes(&mut self, best: &Choice) -> Result<Vec<Alternative>, PlanError> {
         let mut tried = std::mem::take(&mut self.tried);
         tried.sort_by(|a, b| a.score.total_cmp(&b.score));
         let mut all = Vec::new();
-        // As many of each phase.
+        // Equal numbers for each phase.
         for prefill in [true, false] {
             let of_phase = tried.iter().filter(|c| c.which.is_some() == prefill);
             for change in of_phase.take(SHOWN / 2) {
@@ -672,5 +671,5 @@ impl<'a> Search<'a> {
     }
 }
 
-/// How the plans on one device begin their name.
+/// The prefix of the names of plans on one device.
 pub(super) const ONE_DEVICE: &str = "one device,";

@@ -1,5 +1,5 @@
-//! Segments placed stage by stage: each product in the way that is fastest by itself, by the
-//! equation of HeteroInfer's section 4.4, `max(T_a, T_b) + T_sync`, and all else on one device.
+//! Segments placed stage by stage: each product in its own fastest way, by the equation in
+//! HeteroInfer's section 4.4, `max(T_a, T_b) + T_sync`. Everything else runs on one device.
 
 use std::collections::HashMap;
 
@@ -18,7 +18,7 @@ impl Search<'_> {
     /// Placements of a kind of segment stage by stage.
     pub(super) fn staged(&self, kind: SegmentKind, scope: Scope) -> Vec<Placement> {
         let prefill = scope.phase == Phase::Prefill;
-        // Attention is cut by heads, and of a prompt one row has logits.
+        // Attention is cut by heads only, and only one row of a prompt has logits.
         let whole = kind == SegmentKind::Attention || (kind == SegmentKind::Head && prefill);
         let mut segments = self.request.lowered.segments.iter();
         let segment = segments.find(|s| s.kind == kind && by_columns(kind) && !whole);
@@ -39,22 +39,22 @@ impl Search<'_> {
     }
 }
 
-/// What placements are listed for.
+/// The input of [`StagedRequest::options`].
 pub(super) struct StagedRequest<'a> {
     pub kind: SegmentKind,
     /// The segment's graph.
     pub graph: &'a Subgraph,
     pub rows: usize,
     pub cached: usize,
-    /// Prompts may be split by rows; a decoded token has one.
+    /// Whether it is prefill: a decoded token has one row, which cannot be split.
     pub prefill: bool,
     pub devices: &'a [SolveDevice],
     pub cost: &'a dyn CostModel,
     pub sync: SyncMode,
 }
 
-/// The device that computes all but products, another one, and the lengths that code is made for
-/// where shapes are static.
+/// The home device, which computes everything but products; another device; and the lengths to
+/// compile for with static shapes.
 #[derive(Clone, Copy)]
 struct Pair<'a> {
     home: usize,
@@ -62,31 +62,31 @@ struct Pair<'a> {
     lengths: &'a [usize],
 }
 
-/// A stage, and what its columns are cut into for each share of the device at home.
+/// A stage, and its columns cut for each share of the home device.
 struct CutStage {
     graph: Subgraph,
     is_product: bool,
     columns: Vec<(u32, Vec<HomePiece>)>,
 }
 
-/// A piece, and whether the device at home computes it.
+/// A piece, and whether the home device computes it.
 type HomePiece = (bool, Subgraph);
 
-/// A way to compute a stage, and what it takes.
+/// A way to compute a stage, and its time.
 struct Way {
     ns: f64,
     device: usize,
     split: Option<Split>,
 }
 
-/// As many as are looked at closely: the fastest, stage by stage.
+/// Number of fastest placements that are priced closely.
 const SHOWN: usize = 4;
 
-/// Parts that columns are measured in.
+/// The unit of column shares.
 const PARTS: u32 = 32;
 
 impl StagedRequest<'_> {
-    /// The placements that are worth a look.
+    /// The placements worth pricing.
     pub fn options(&self) -> Vec<Placement> {
         let stages = self.stages();
         if !stages.iter().any(|s| s.is_product) {
@@ -133,8 +133,8 @@ impl StagedRequest<'_> {
         graphs.into_iter().map(cut).collect()
     }
 
-    /// Standard lengths: all up to some, so that longer inputs take several parts and the last one
-    /// is padded least, or one alone. One empty set where no shape is static.
+    /// Sets of standard lengths. Either all up to some length, which pads the last of several parts
+    /// least, or a single length. One empty set if no shape is static.
     fn length_sets(&self, (home, other): (usize, usize)) -> Vec<Vec<usize>> {
         let mut both = [other, home].map(|d| &self.devices[d].caps).into_iter();
         let Some(caps) = both.find(|c| c.static_shapes) else { return vec![Vec::new()] };
@@ -142,7 +142,7 @@ impl StagedRequest<'_> {
             return vec![vec![1]];
         }
         let all = &caps.row_buckets;
-        // Longer ones than the first that takes all rows are never chosen.
+        // Lengths above the first that takes all rows are never chosen.
         let enough = all.iter().position(|n| *n >= self.rows).map_or(all.len(), |i| i + 1);
         let mut sets: Vec<Vec<usize>> = (1..=enough).map(|n| all[..n].to_vec()).collect();
         sets.extend(all[..enough].iter().map(|n| vec![*n]));
@@ -151,22 +151,22 @@ impl StagedRequest<'_> {
     }
 }
 
-/// A stage's pieces where the device at home computes a share of its columns.
+/// A stage's pieces where the home device computes a share of its columns.
 fn columns(graph: &Subgraph, share: u32) -> Option<Vec<HomePiece>> {
     let split = ColumnSplit { shares: vec![share, PARTS - share], tile: TILE, groups: None };
     let pieces = split_columns(graph, &split).ok()?.stages.into_iter().flat_map(|s| s.pieces);
     Some(pieces.map(|p| (p.part == 0, p.graph)).collect())
 }
 
-/// What stages take, each asked for once.
+/// Prices of stages, cached.
 struct Prices<'a> {
     request: &'a StagedRequest<'a>,
-    /// By the graph's address, device, rows, rows of the shape, and whether others come before.
+    /// By the graph's address, device, rows, rows of the shape, and whether other rows come before.
     known: HashMap<(usize, usize, usize, usize, bool), f64>,
 }
 
 impl Prices<'_> {
-    /// A run on some rows, in a shape of so many, behind so many others of the prompt.
+    /// The price of a run on some rows, padded to a shape, behind other rows of the prompt.
     fn run(
         &mut self,
         device: usize,
@@ -184,7 +184,7 @@ impl Prices<'_> {
         *self.known.entry(key).or_insert_with(price)
     }
 
-    /// The last rows of all on a device, in as many parts as its shapes ask for.
+    /// The price of the last `rows` rows on a device, in as many parts as its shapes require.
     fn rows(&mut self, device: usize, graph: &Subgraph, (rows, p): (usize, Pair<'_>)) -> f64 {
         let all = self.request.rows;
         if !self.request.devices[device].caps.static_shapes {
@@ -200,7 +200,7 @@ impl Prices<'_> {
         sum
     }
 
-    /// What each device takes of a stage whose columns are shared out, home first.
+    /// The time of each device for a stage with divided columns, home first.
     fn parts(&mut self, parts: &[HomePiece], at: (usize, Pair<'_>)) -> [f64; 2] {
         let mut sums = [0.0; 2];
         for (at_home, graph) in parts {

@@ -1,4 +1,4 @@
-//! A weight that was found, and where its rows come from.
+//! A bound weight, and the source of its rows.
 
 use std::sync::atomic::AtomicBool;
 
@@ -10,15 +10,15 @@ use super::scheme::Quant;
 use super::source::ValueSource;
 use super::synthetic;
 
-/// A weight and where it comes from.
+/// A weight and its source.
 pub(crate) struct Bound {
     pub key: Key,
-    /// As devices see it.
+    /// The shape that devices see.
     pub shape: WeightShape,
     pub source: ValueSource,
-    /// Tensor it is cut from.
+    /// The tensor it is cut from.
     pub tensor: String,
-    /// Somebody has its plain rows.
+    /// Whether its plain rows were handed out.
     pub handed_out: AtomicBool,
 }
 
@@ -27,8 +27,8 @@ impl Bound {
         Bound { key, shape, source, tensor, handed_out: AtomicBool::new(false) }
     }
 
-    /// Random numbers; quantized whenever a form is made if `quant` says so. Others are there at
-    /// once, or with `lazy` made when they are asked for.
+    /// A random weight, quantized on demand if `quant` says so. Other weights are generated now or,
+    /// with `lazy`, on demand.
     pub fn random(
         need: WeightRequirement,
         dtype: DType,
@@ -57,7 +57,7 @@ impl Bound {
         (row * self.shape.rows) as u64
     }
 
-    /// Elements.
+    /// Number of elements.
     pub fn values(&self) -> u64 {
         (self.shape.rows * self.shape.cols) as u64
     }

@@ -1,4 +1,4 @@
-//! Cutting weights out of tensors, and changing their type.
+//! Cuts weights out of tensors and converts their type.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use troika_model::spec::{Cols, Recipe, StoredTensor};
 
 use crate::bind::scheme::FloatType;
 
-/// Rows handled at once: their columns stay in the cache while they are transposed.
+/// Rows handled at once, so that their columns stay in the cache while they are transposed.
 const TILE: usize = 32;
 
-/// New 64-byte aligned bytes, zeros before they are filled by `fill`.
+/// New 64-byte aligned bytes, zeroed and then filled by `fill`.
 pub(crate) fn aligned_with(
     len: usize,
     fill: impl FnOnce(&mut [u8]),
@@ -25,28 +25,28 @@ pub(crate) fn aligned_with(
     Ok(WeightBytes::whole(owner))
 }
 
-/// Why a recipe gives no bytes.
+/// Why a recipe cannot be applied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum CutError {
-    /// It takes rows or columns that the tensor does not have.
+    /// It needs rows or columns that the tensor lacks.
     #[error("does not fit its tensor")]
     Misfit,
-    /// There is no room for a copy.
+    /// There is no memory for a copy.
     #[error(transparent)]
     Memory(#[from] OutOfMemory),
 }
 
-/// What a recipe took.
+/// The result of a recipe.
 pub(crate) struct CutBytes {
-    /// Type: the tensor's, or F32 where blocks had to be taken apart.
+    /// The type: the tensor's, or F32 if blocks had to be taken apart.
     pub dtype: DType,
     /// The bytes.
     pub bytes: WeightBytes,
-    /// A copy, not a view of the file.
+    /// Whether it is a copy and not a view of the file.
     pub owned: bool,
 }
 
-/// The bytes a recipe takes: a view when possible, else a copy.
+/// Applies a recipe: a view if possible, else a copy.
 pub(crate) fn cut(tensor: &StoredTensor, recipe: &Recipe) -> Result<CutBytes, CutError> {
     let (rows, cols) = tensor.matrix();
     let dtype = tensor.dtype;
@@ -77,8 +77,8 @@ pub(crate) fn cut(tensor: &StoredTensor, recipe: &Recipe) -> Result<CutBytes, Cu
     Ok(CutBytes { dtype, bytes, owned: true })
 }
 
-/// Takes columns, transposes, or both. Columns of quantized blocks cannot be taken apart: such
-/// tensors become f32.
+/// Selects columns, transposes, or both. Tensors of quantized blocks become f32, since their blocks
+/// do not stay whole.
 fn rearranged(
     tensor: &StoredTensor,
     ranges: &[Range<usize>],
@@ -125,17 +125,17 @@ fn rearranged(
     Ok(CutBytes { dtype, bytes, owned: true })
 }
 
-/// Some of the taken rows.
+/// A tile of the selected rows.
 struct RowTile {
-    /// How many taken rows come before.
+    /// Number of selected rows before it.
     first: usize,
-    /// Rows here.
+    /// Number of its rows.
     rows: usize,
-    /// Their columns.
+    /// Number of their columns.
     cols: usize,
-    /// All rows taken.
+    /// Number of all selected rows.
     taken: usize,
-    /// Columns taken.
+    /// The selected columns.
     picked: Cols,
 }
 
@@ -154,8 +154,8 @@ impl RowTile {
     }
 }
 
-/// Converts float matrices to the wanted type; vectors and quantized weights stay. Tells whether
-/// anything was converted.
+/// Converts float matrices to the wanted type; vectors and quantized weights stay as they are.
+/// Returns whether anything was converted.
 pub(crate) fn convert(
     data: WeightData,
     float: FloatType,
@@ -185,7 +185,7 @@ pub(crate) fn convert(
     Ok((WeightData { dtype, bytes, ..data }, true))
 }
 
-/// Rounds to the nearest number of a float type, ties to even.
+/// Rounds to a float type, to nearest with ties to even.
 fn narrow(row: &[f32], dtype: DType, out: &mut [u8]) {
     match dtype {
         DType::F16 => {

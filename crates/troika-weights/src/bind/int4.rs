@@ -11,8 +11,8 @@
 //! | order in an int32 | lowest bits first | 0, 2, 4, 6, 1, 3, 5, 7 |
 //! | stored zero point | less 1 (`checkpoint_format` `gptq`) or itself (`gptq_v2`) | itself |
 //!
-//! They become blocks with zero points ([`DType::Q4_G32`] and its kin) of the largest length that
-//! divides the group. Scales of other types than f16 are rounded to it.
+//! They become blocks with zero points ([`DType::Q4_G32`] and similar) of the largest length that
+//! divides the group. Scales are rounded to f16 if they have another type.
 
 use std::ops::Range;
 
@@ -27,7 +27,7 @@ use troika_model::spec::{
 use crate::bind::cut::aligned_with;
 use crate::error::WeightError;
 
-/// Where a column of eight lies in AWQ's int32.
+/// The place of each of eight columns in AWQ's int32.
 const AWQ_PLACE: [u32; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
 /// Values in an int32.
 const PACK: usize = 8;
@@ -41,21 +41,21 @@ pub(crate) struct Int4Weight {
     scales: StoredTensor,
     /// Outputs of the layer.
     n: usize,
-    /// Inputs that share a scale.
+    /// Number of inputs that share a scale.
     pub group: usize,
-    /// Outputs that are taken.
+    /// The selected outputs.
     pub taken: Vec<Range<usize>>,
 }
 
-/// A linear layer of a packed checkpoint.
+/// A packed linear layer found in a checkpoint.
 pub(crate) struct FoundInt4 {
     pub weight: Int4Weight,
     pub dtype: DType,
-    /// Name of its `qweight`.
+    /// The name of its `qweight`.
     pub tensor: String,
 }
 
-/// The layer a recipe asks for, if the checkpoint has it packed.
+/// The layer for a recipe, if the checkpoint has it in packed form.
 pub(crate) fn find(
     config: Int4Config,
     recipe: &Recipe,
@@ -122,7 +122,7 @@ pub(crate) fn find(
     Ok(Some(FoundInt4 { weight, dtype, tensor }))
 }
 
-/// Whether the groups are runs of neighbouring inputs, or nothing was filled in.
+/// Whether groups are runs of adjacent inputs, or `g_idx` was not filled in.
 fn in_order(g_idx: &StoredTensor, k: usize, group: usize) -> bool {
     let words = g_idx.bytes.as_chunks::<4>().0;
     let in_place = |(i, w): (usize, &[u8; 4])| u32::from_le_bytes(*w) as usize == i / group;
@@ -137,7 +137,7 @@ fn word(bytes: &[u8], at: usize) -> u32 {
 }
 
 impl Int4Weight {
-    /// All outputs of a layer of `n` outputs with a scale per `group` inputs.
+    /// All outputs of a layer with `n` outputs and a scale per `group` inputs.
     pub fn new(
         layout: Int4Layout,
         (qweight, qzeros, scales): (WeightBytes, WeightBytes, StoredTensor),
@@ -147,7 +147,7 @@ impl Int4Weight {
         Int4Weight { layout, qweight, qzeros, scales, n, group, taken }
     }
 
-    /// The tensors' bytes.
+    /// The bytes of its tensors.
     pub fn tensors(&self) -> Vec<&WeightBytes> {
         vec![&self.qweight, &self.qzeros, &self.scales.bytes]
     }
@@ -168,7 +168,7 @@ impl Int4Weight {
         made.ok().map(|bytes| (bytes, finite))
     }
 
-    /// The scale and zero point of each block. Tells whether all scales are finite.
+    /// Writes the scale and zero point of each block. Returns whether all scales are finite.
     fn scales(&self, shape: WeightShape, outputs: &[usize], out: &mut [u8]) -> bool {
         let mut finite = true;
         let (len, size) = (shape.dtype.block_len(), shape.dtype.block_bytes());
@@ -186,7 +186,7 @@ impl Int4Weight {
                 finite &= scale.is_finite();
                 block[..2].copy_from_slice(&scale.to_le_bytes());
                 block[2] = match self.layout {
-                    // 0 less one was stored as 15.
+                    // Zero less one was stored as 15.
                     Int4Layout::Gptq { less_one } => {
                         (word >> (n % PACK * 4)).wrapping_add(u32::from(less_one)) as u8 & 15
                     }
@@ -197,11 +197,11 @@ impl Int4Weight {
         finite
     }
 
-    /// The values. Inputs outermost: that is the order of the file.
+    /// Writes the values, with inputs in the outer loop as in the file.
     fn values(&self, shape: WeightShape, outputs: &[usize], out: &mut [u8]) {
         let (len, size) = (shape.dtype.block_len(), shape.dtype.block_bytes());
         let row_bytes = shape.cols / len * size;
-        // Nibbles of 32 values lie as in Q4_0: the first half low, the second high.
+        // Nibbles of 32 values are ordered as in Q4_0: first half low, second half high.
         let place = |k: usize| {
             let (block, i) = (k / len, k % len);
             (block * size + 3 + i / 32 * 16 + i % 16, i % 32 / 16 * 4)
@@ -237,7 +237,7 @@ impl Int4Weight {
 mod tests {
     use super::*;
 
-    /// One group of 32 inputs and eight outputs, with these zero points and this scale.
+    /// One group of 32 inputs and eight outputs with the given zero points and scale.
     fn layer(less_one: bool, zeros: u32, scale: f32) -> (Vec<u8>, bool) {
         let words = |n: usize, word: u32| WeightBytes::owned(word.to_le_bytes().repeat(n));
         let scales = StoredTensor {
@@ -258,7 +258,7 @@ mod tests {
         let zeros = |less_one, word| -> Vec<u8> {
             layer(less_one, word, 1.0).0.chunks(size).map(|block| block[2]).collect()
         };
-        // 15 in all places: adding one to the whole word overflows it.
+        // All 15: adding one to the whole word would overflow.
         assert_eq!(zeros(true, u32::MAX), [0; 8]);
         assert_eq!(zeros(false, u32::MAX), [15; 8]);
         assert_eq!(zeros(true, 0xf765_4321), [2, 3, 4, 5, 6, 7, 8, 0]);

@@ -1,4 +1,4 @@
-//! Finding the weights a model needs in its files.
+//! Finds a model's weights in its files.
 
 pub(crate) mod bound;
 pub(crate) mod cut;
@@ -26,11 +26,11 @@ use crate::bind::source::ValueSource;
 use crate::error::WeightError;
 use crate::parallel;
 
-/// Weights looked for at once. The next ones wait until these are found, so that a model without
-/// its weights is refused at once, whatever its config says of their number.
+/// Number of weights searched at once. The next ones wait for these, so that files without the
+/// model's weights are refused quickly, however many the config lists.
 const AT_ONCE: usize = 1024;
 
-/// Binds every weight the spec needs, in the order of the needs.
+/// Binds all weights that the spec needs, in the order of the requirements.
 pub(crate) fn bind_all(
     model: &DescribedModel,
     files: &dyn Checkpoint,
@@ -48,13 +48,13 @@ pub(crate) fn bind_all(
             bound.push(one?);
         }
     }
-    // A tied head that is not quantized is the embedding itself.
+    // A tied head without quantization is the embedding itself.
     bound.retain(|b| !(model.spec.tied && b.key.role == WeightRole::Head && !b.source.is_made()));
     all_used(&bound, files)?;
     Ok(bound)
 }
 
-/// The head of a model without one of its own, quantized apart from the embedding.
+/// The requirement for a tied head that is quantized separately from the embedding.
 pub(crate) fn tied_head(spec: &ModelSpec, quant: Quant) -> Option<WeightRequirement> {
     let need = WeightRequirement {
         key: Key::model(WeightRole::Head),
@@ -64,8 +64,8 @@ pub(crate) fn tied_head(spec: &ModelSpec, quant: Quant) -> Option<WeightRequirem
     (spec.tied && quant != Quant::None).then_some(need)
 }
 
-/// A tensor of which only a part is used (more experts or heads than the config says) belongs to
-/// another model.
+/// Refuses tensors that are only partly used (more experts or heads than in the config), since they
+/// belong to another model.
 fn all_used(bound: &[Bound], files: &dyn Checkpoint) -> Result<(), WeightError> {
     let mut used: HashMap<&str, usize> = HashMap::new();
     for b in bound {

@@ -1,12 +1,12 @@
-//! What is quantized at load, and to what.
+//! Which weights are quantized at load, and to which type.
 
 use troika_graph::DType;
 use troika_model::spec::{WeightRequirement, WeightRole};
 
-/// Which type float matrices are computed in.
+/// The type in which float matrices are computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FloatType {
-    /// As the file has them.
+    /// The type in the file.
     #[default]
     Auto,
     /// Single precision.
@@ -20,20 +20,20 @@ pub enum FloatType {
 /// Quantization of float weights at load.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Quant {
-    /// Weights stay as the file has them.
+    /// Weights keep the file's type.
     #[default]
     None,
     /// Float matrices become bf16.
     Bf16,
     /// 8 bits, a scale per 32 ([`DType::Q8_0`]).
     Q8,
-    /// 4 bits, a scale and a zero point per 32 ([`DType::Q4_G32`]); the head has 8 bits, because
+    /// 4 bits, with a scale and a zero point per 32 ([`DType::Q4_G32`]). The head has 8 bits, since
     /// its errors reach the logits directly.
     Q4,
 }
 
 impl Quant {
-    /// Name, as flags spell it.
+    /// The name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Quant::None => "none",
@@ -43,11 +43,11 @@ impl Quant {
         }
     }
 
-    /// The type a weight of type `dtype` becomes; `None`: it stays.
+    /// The type that a weight of type `dtype` becomes; `None`: it keeps its type.
     ///
-    /// Norms, biases and the router stay: they are small, and the router's choices are sensitive.
-    /// So does the embedding, of which only the rows of a prompt's tokens are ever read (a tied
-    /// head is a weight of its own then). The heads' matrices of latent attention have no integer
+    /// Norms, biases and the router are not quantized: they are small, and the router's choices are
+    /// sensitive. Neither is the embedding, since only the rows of a prompt's tokens are read (a
+    /// tied head is a weight of its own then). Latent attention's per-head matrices have no integer
     /// path.
     pub(crate) fn target(self, need: &WeightRequirement, dtype: DType) -> Option<DType> {
         let role = need.key.role;
@@ -65,7 +65,7 @@ impl Quant {
     }
 }
 
-/// How weights are bound.
+/// How to bind weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BindOptions {
     /// Type of float matrices.

@@ -1,4 +1,4 @@
-//! Where a weight's values come from, and making some of its rows.
+//! The source of a weight's values, and making some of its rows.
 
 use std::ops::Range;
 
@@ -11,34 +11,34 @@ use crate::bind::cut::{aligned_with, cut};
 use crate::bind::int4::Int4Weight;
 use crate::bind::synthetic;
 
-/// Where a weight's values come from.
+/// The source of a weight's values.
 pub(crate) enum ValueSource {
-    /// They are there, in the weight's type.
+    /// The values themselves, in the weight's type.
     Ready {
         bytes: WeightBytes,
-        /// On the heap, not in the file.
+        /// Whether they are on the heap and not in the file.
         owned: bool,
     },
-    /// A part of a tensor, quantized whenever a form of the weight is made.
+    /// A part of a tensor, quantized on demand.
     Cut { tensor: StoredTensor, recipe: Recipe },
-    /// Random numbers, made and quantized likewise.
+    /// Random numbers, generated and quantized on demand.
     Random { need: WeightRequirement, dtype: DType, seed: u64 },
-    /// Four bits in a checkpoint's own layout.
+    /// Four-bit values in a checkpoint's own layout.
     Int4(Box<Int4Weight>),
 }
 
-/// A source with what all its rows share.
+/// A source prepared for making rows.
 pub(crate) enum Opened<'a> {
-    /// Rows of the weight's type.
+    /// Rows in the weight's type.
     Same(WeightData),
     /// Rows of floats.
     Float(WeightData),
-    /// Rows put together from a checkpoint's tensors.
+    /// Rows assembled from a checkpoint's tensors.
     Int4(&'a Int4Weight),
 }
 
 impl ValueSource {
-    /// Prepares making rows of the shape. The reason when the file does not fit.
+    /// Prepares making rows of the shape. The error is the reason why the file does not fit.
     pub fn open(&self, shape: WeightShape) -> Result<Opened<'_>, String> {
         let WeightShape { rows, cols, dtype } = shape;
         match self {
@@ -58,7 +58,7 @@ impl ValueSource {
         }
     }
 
-    /// Tensors of which every row reads a part.
+    /// Tensors of which every row uses a part.
     pub fn packed_tensors(&self) -> Vec<&WeightBytes> {
         match self {
             ValueSource::Int4(weight) => weight.tensors(),
@@ -69,23 +69,23 @@ impl ValueSource {
         }
     }
 
-    /// Whether the weight's bytes are made when asked for.
+    /// Whether the weight's bytes are made on demand.
     pub fn is_made(&self) -> bool {
         !matches!(self, ValueSource::Ready { .. })
     }
 }
 
-/// Rows of a weight.
+/// Some rows of a weight.
 pub(crate) struct WeightRows {
     pub data: WeightData,
-    /// The bytes they were made of, when they lie in one piece.
+    /// The source bytes, if they are contiguous.
     pub read: Option<WeightBytes>,
-    /// No NaN or infinity was seen.
+    /// Whether no NaN or infinity was seen.
     pub finite: bool,
 }
 
 impl Opened<'_> {
-    /// The bytes that rows are taken from, when they lie in one piece.
+    /// The bytes that rows are taken from, if they are contiguous.
     pub fn read(&self) -> Option<&WeightBytes> {
         match self {
             Opened::Same(data) | Opened::Float(data) => Some(&data.bytes),
@@ -93,8 +93,8 @@ impl Opened<'_> {
         }
     }
 
-    /// Some rows in the weight's type. `None` when the bytes are not what the shape says, or there
-    /// is no memory for a copy.
+    /// Some rows in the weight's type. `None` if the bytes do not match the shape, or there is no
+    /// memory for a copy.
     pub fn rows(&self, shape: WeightShape, rows: Range<usize>) -> Option<WeightRows> {
         let part = |data: &WeightData| {
             let row = data.dtype.row_bytes(data.cols)?;
@@ -124,7 +124,7 @@ fn with(shape: WeightShape, bytes: WeightBytes) -> WeightData {
     WeightData { dtype: shape.dtype, rows: shape.rows, cols: shape.cols, bytes }
 }
 
-/// Rows of floats in another type.
+/// Converts rows of floats to another type.
 fn quantized(from: &[u8], data: &WeightData, shape: WeightShape) -> Option<(WeightBytes, bool)> {
     let (from_row, to_row) = (data.dtype.row_bytes(data.cols)?, shape.dtype.row_bytes(shape.cols)?);
     let mut finite = true;
@@ -139,8 +139,8 @@ fn quantized(from: &[u8], data: &WeightData, shape: WeightShape) -> Option<(Weig
     made.ok().map(|bytes| (bytes, finite))
 }
 
-/// Quantizes with the widest registers there are. The results are the same bits everywhere: it
-/// is the same code, and no two operations become one.
+/// Quantizes with the widest registers available. Results are bit-identical everywhere, since the
+/// code is the same and no operations are fused.
 fn quantize_row(dtype: DType, x: &[f32], out: &mut [u8]) -> bool {
     #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("avx2") {

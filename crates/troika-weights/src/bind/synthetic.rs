@@ -1,11 +1,11 @@
-//! Random weights of a model's shape, for measurements.
+//! Random weights in a model's shape, for measurements.
 
 use half::{bf16, f16};
 use troika_device::{WeightBytes, WeightData};
 use troika_graph::DType;
 use troika_model::spec::{WeightRequirement, WeightRole};
 
-/// Types random weights can have.
+/// The types that random weights can have.
 pub const SYNTHETIC_DTYPES: [DType; 8] = [
     DType::F32,
     DType::F16,
@@ -17,10 +17,10 @@ pub const SYNTHETIC_DTYPES: [DType; 8] = [
     DType::Q6_K,
 ];
 
-/// A weight's random values, within 1.7 / sqrt(cols) so that activations keep their size; vectors
-/// are ones. Matrices are of the type asked for but for what llama.cpp's quantizer leaves finer,
-/// too: embedding and head of 4-bit models have six bits, routers are floats, and rows that are
-/// no whole blocks have eight bits, or bf16.
+/// Random values of a weight, within 1.7 / sqrt(cols) so that activations keep their size; vectors
+/// are ones. Matrices have the requested type, with the exceptions of llama.cpp's quantizer:
+/// embedding and head of 4-bit models have six bits, routers are floats, and rows that do not
+/// divide into blocks have eight bits or bf16.
 pub(crate) fn weight(need: WeightRequirement, dtype: DType, seed: u64) -> WeightData {
     let n = need.rows * need.cols;
     let dtype = type_of(need, dtype);
@@ -38,7 +38,7 @@ pub(crate) fn weight(need: WeightRequirement, dtype: DType, seed: u64) -> Weight
     WeightData { dtype, rows: need.rows, cols: need.cols, bytes: WeightBytes::owned(bytes) }
 }
 
-/// The type a weight gets in a model of a type.
+/// The type of a weight in a model of type `dtype`.
 pub(super) fn type_of(need: WeightRequirement, dtype: DType) -> DType {
     let few_bits = matches!(dtype, DType::Q4_0 | DType::Q4_K | DType::Q5_K);
     let wanted = match need.key.role {
@@ -51,7 +51,7 @@ pub(super) fn type_of(need: WeightRequirement, dtype: DType) -> DType {
     [wanted, DType::Q8_0].into_iter().find(fits).unwrap_or(DType::BF16)
 }
 
-/// Random bytes by xorshift64*: quality hardly matters, speed does.
+/// Random bytes by xorshift64*: speed matters more than quality.
 fn random(bytes: usize, seed: u64) -> Vec<u8> {
     let mut out = Vec::with_capacity(bytes + 8);
     let mut state = seed | 1;
@@ -73,11 +73,11 @@ fn plain<const N: usize>(n: usize, seed: u64, number: impl Fn(f32) -> [u8; N]) -
     out
 }
 
-/// Blocks of random values, with the scales that give them the spread wanted.
+/// Blocks of random values, with scales that give the wanted spread.
 fn blocks(n: usize, seed: u64, dtype: DType, spread: f32) -> Vec<u8> {
     let mut out = random(n / dtype.block_len() * dtype.block_bytes(), seed);
     let half = |x: f32| f16::from_f32(x).to_le_bytes();
-    // Scales of six bits, all 32, and the same for the minima: see ggml's `get_scale_min_k4`.
+    // Six-bit scales, all 32, and equal minima: see ggml's `get_scale_min_k4`.
     let k_scales: [u8; 12] = [160, 160, 160, 160, 160, 160, 160, 160, 0, 0, 0, 0];
     for block in out.chunks_exact_mut(dtype.block_bytes()) {
         match dtype {

@@ -1,5 +1,5 @@
-//! Tensors of the files that no weight is made of. A model with fewer layers or parts than its
-//! files hold would run, and say something else.
+//! Tensors in the files that no weight uses. A model with fewer layers or parts than its files
+//! would run but give wrong output.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -9,8 +9,7 @@ use troika_model::spec::{Checkpoint, WeightRole, weight_requirements};
 use crate::bind::bound::Bound;
 use crate::error::shown;
 
-/// A sentence about tensors of layers that the model does not have, and one about all others that
-/// nothing uses.
+/// A warning about tensors of layers that the model lacks, and one about all other unused tensors.
 pub(crate) fn warnings(
     model: &DescribedModel,
     bound: &[Bound],
@@ -61,14 +60,14 @@ pub(crate) fn warnings(
     out
 }
 
-/// Names of tensors that would have had an effect, sorted.
+/// Names of unused tensors that would have an effect, sorted.
 fn left_over<'a>(
     model: &DescribedModel,
     bound: &'a [Bound],
     files: &'a dyn Checkpoint,
 ) -> Vec<&'a str> {
     let mut used: HashSet<&str> = bound.iter().map(|b| b.tensor.as_str()).collect();
-    // What comes with a matrix of four bits.
+    // Tensors that accompany a four-bit matrix.
     used.extend(bound.iter().filter_map(|b| b.tensor.strip_suffix("qweight")));
     let parts = ["qzeros", "scales", "g_idx"];
     let of_packed =
@@ -82,7 +81,7 @@ fn left_over<'a>(
         return left;
     }
     // The same weights in another form: a head beside the embedding it is tied to, or a projection
-    // both whole and packed with others.
+    // both separate and packed with others.
     let mut known = HashSet::new();
     let needs = weight_requirements(&model.spec).map(|need| need.key);
     let head = troika_model::spec::Key::model(WeightRole::Head);
@@ -93,7 +92,7 @@ fn left_over<'a>(
     left
 }
 
-/// A bias of zeros: tools that pack weights write one for each layer, whether it has one or not.
+/// Whether it is a bias of zeros: packing tools write one for each layer, needed or not.
 fn adds_nothing(name: &str, files: &dyn Checkpoint) -> bool {
     let zeros = |name| files.tensor(name).is_some_and(|t| t.bytes.iter().all(|&b| b == 0));
     name.ends_with(".bias") && zeros(name)

@@ -1,4 +1,4 @@
-//! The folder of packed weights, remembered hashes and profiles: what is in it, and what has to go.
+//! The folder of packed weights and remembered hashes: listing and removing its files.
 
 use std::fs::DirEntry;
 use std::io::{ErrorKind, Result};
@@ -9,12 +9,12 @@ use super::format::{Found, PackedIndex};
 use super::partial::{place_of, remove_abandoned};
 use crate::cache::hash::Record;
 
-/// Hexadecimal digits that names of packed weights and hashes begin with.
+/// Number of hexadecimal digits at the start of file names.
 const DIGITS: usize = 32;
 /// Hexadecimal digits that names of profiles end with.
 const PROFILE_DIGITS: usize = 16;
 
-/// What a file of the folder is.
+/// The kinds of files in the folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CacheKind {
     /// Packed weights of a model.
@@ -23,12 +23,12 @@ pub enum CacheKind {
     Hash,
     /// A profile of a model on devices, complete or begun. What it holds is known to who writes it.
     Profile,
-    /// A file that is being written, or was left by a process that ended.
+    /// A file that is being written, or was left behind by a process that ended.
     Partial,
 }
 
 impl CacheKind {
-    /// Name, for people.
+    /// The name for people.
     pub const fn name(self) -> &'static str {
         match self {
             CacheKind::Packed => "packed",
@@ -42,29 +42,29 @@ impl CacheKind {
 /// A file of the folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CacheFile {
-    /// Where it is.
+    /// Its path.
     pub path: PathBuf,
-    /// What it is.
+    /// Its kind.
     pub kind: CacheKind,
-    /// Its length.
+    /// Its length in bytes.
     pub bytes: u64,
-    /// When it was used last.
+    /// The time of its last use.
     pub used: SystemTime,
 }
 
 impl CacheFile {
-    /// What a file of packed weights says of itself.
+    /// The index of a file of packed weights.
     ///
     /// # Errors
-    /// The reason why it is of no use.
+    /// Why the file is unusable.
     pub fn index(&self) -> std::result::Result<PackedIndex, String> {
         Found::read(&self.path).map(|f| f.index)
     }
 
-    /// The model's file a remembered hash is of.
+    /// The path of the model file whose hash this record remembers.
     ///
     /// # Errors
-    /// The reason why the record is of no use.
+    /// Why the record is unusable.
     pub fn hashed(&self) -> std::result::Result<PathBuf, String> {
         Record::read(&self.path).map(|r| r.path)
     }
@@ -79,14 +79,14 @@ impl CacheFile {
             CacheKind::Hash => self.hashed().map(drop),
             CacheKind::Profile | CacheKind::Partial => Ok(()),
         };
-        // Another process may have removed it since it was listed.
+        // Another process may have removed it since the listing.
         checked.or_else(|why| match self.path.symlink_metadata() {
             Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
             _ => Err(why),
         })
     }
 
-    /// Whether no start will use it any more.
+    /// Whether no future start will use it.
     fn is_useless(&self) -> bool {
         match self.kind {
             CacheKind::Packed => self.index().is_err(),
@@ -96,15 +96,15 @@ impl CacheFile {
     }
 }
 
-/// The folder where packed weights and hashes of models are kept, and profiles.
+/// The folder that stores packed weights and hashes of models.
 ///
-/// Several processes may use one at once. A file that is removed while another process has it
-/// mapped stays there for that process until it ends (on Windows it cannot be removed then).
+/// Several processes may use it at once. A removed file remains available to processes that have it
+/// mapped until they end (on Windows it cannot be removed then).
 #[derive(Clone, Debug)]
 pub struct CacheFolder(PathBuf);
 
 impl CacheFolder {
-    /// A folder, which need not be there.
+    /// A folder, which need not exist.
     pub fn new(dir: impl Into<PathBuf>) -> CacheFolder {
         CacheFolder(dir.into())
     }
@@ -122,10 +122,10 @@ impl CacheFolder {
         self.0.join("profiles")
     }
 
-    /// All files of the cache, those used last first. Other files are not looked at.
+    /// All files of the cache, the most recently used first. Other files are ignored.
     ///
     /// # Errors
-    /// A folder that cannot be read. One that is not there is empty.
+    /// The folder cannot be read. A missing folder counts as empty.
     pub fn files(&self) -> Result<Vec<CacheFile>> {
         let mut all = Vec::new();
         let kinds = [CacheKind::Packed, CacheKind::Hash, CacheKind::Profile];
@@ -143,12 +143,12 @@ impl CacheFolder {
         Ok(all)
     }
 
-    /// Removes packed weights and hashes, those used longest ago first, until all of them together
-    /// have at most `limit` bytes. Hashes go last. `keep` stays, and so does what other processes are writing. Returns what was
-    /// removed.
+    /// Removes the least recently used files until the rest have at most `limit` bytes. Hashes are
+    /// removed last. `keep` stays, and so do files that other processes are writing. Returns the
+    /// removed files.
     ///
     /// # Errors
-    /// A folder that cannot be read, or a file that cannot be removed.
+    /// The folder cannot be read, or a file cannot be removed.
     pub fn shrink(&self, limit: u64, keep: Option<&Path>) -> Result<Vec<CacheFile>> {
         let mut files = self.files()?;
         files.retain(|f| matches!(f.kind, CacheKind::Packed | CacheKind::Hash));
@@ -169,12 +169,12 @@ impl CacheFolder {
         Ok(removed)
     }
 
-    /// Removes what no start will use: partial files that processes left behind, files that are
-    /// damaged or of another version, hashes of files that are gone or changed, profiles for which
-    /// `useless` says so. Then as [`CacheFolder::shrink`].
+    /// Removes files without future use: abandoned partial files, damaged or outdated ones, hashes
+    /// of files that are gone or changed, and profiles that `useless` names. Then does the same as
+    /// [`CacheFolder::shrink`].
     ///
     /// # Errors
-    /// As [`CacheFolder::shrink`].
+    /// Those of [`CacheFolder::shrink`].
     pub fn prune(
         &self,
         limit: u64,
@@ -193,15 +193,15 @@ impl CacheFolder {
         Ok(removed)
     }
 
-    /// Removes everything but what other processes are writing.
+    /// Removes everything except files that other processes are writing.
     ///
     /// # Errors
-    /// As [`CacheFolder::shrink`].
+    /// Those of [`CacheFolder::shrink`].
     pub fn clear(&self) -> Result<Vec<CacheFile>> {
         self.prune(0, &|_| true)
     }
 
-    /// Removes what processes that ended left behind, as far as that is possible.
+    /// Removes files abandoned by ended processes, as far as possible.
     pub(crate) fn remove_abandoned(&self) {
         let partial = |f: &CacheFile| f.kind == CacheKind::Partial;
         for file in self.files().unwrap_or_default().into_iter().filter(partial) {
@@ -210,14 +210,14 @@ impl CacheFolder {
     }
 }
 
-/// A file, if its name and form are those of the cache's.
+/// A file, if its name and type match those of the cache.
 fn file(entry: &DirEntry, kind: CacheKind) -> Option<CacheFile> {
     let path = entry.path();
     let name = path.file_name()?.to_str()?;
     let place = place_of(name);
     let named = is_named(place.unwrap_or(name), kind);
     let kind = if place.is_some() { CacheKind::Partial } else { kind };
-    // Of a link, the link. Opening a pipe would wait for its other end.
+    // For a link, looks at the link. Opening a pipe would wait for its other end.
     let links = kind == CacheKind::Packed;
     let meta = entry.metadata().ok()?;
     if !named || !(meta.is_file() || links && meta.is_symlink()) {

@@ -1,4 +1,4 @@
-//! The file of packed weights: its index, and reading it.
+//! The file format of packed weights: reading files and their index.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
@@ -13,9 +13,9 @@ use crate::format::file_map::map_file;
 
 pub(crate) const MAGIC: &[u8; 8] = b"TROIKAPW";
 pub(crate) const VERSION: u32 = 2;
-/// Packed weights begin at multiples of this: a page, so that each can be mapped and advised.
+/// Packed weights begin at multiples of a page, so that each can be mapped and advised.
 pub(crate) const ALIGN: u64 = 4096;
-/// Bytes before the first weight that mean something.
+/// Number of meaningful bytes before the first weight.
 pub(crate) const HEAD: usize = 64;
 
 /// A packed weight in the file.
@@ -25,41 +25,41 @@ pub struct PackedEntry {
     pub name: String,
     /// The layout it was packed in.
     pub layout: String,
-    /// Where its bytes begin.
+    /// The offset of its bytes.
     pub offset: u64,
-    /// How many there are.
+    /// Number of its bytes.
     pub len: u64,
-    /// Their hash, in hexadecimal digits.
+    /// Their hash in hexadecimal.
     pub hash: String,
 }
 
-/// What a file of packed weights says of itself.
+/// The index of a file of packed weights.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PackedIndex {
     /// The model's (first) file, for people.
     #[serde(default)]
     pub model: String,
-    /// The types weights were made in, for people.
+    /// The types of the weights, for people.
     #[serde(default)]
     pub types: String,
     /// The weights.
     pub entries: Vec<PackedEntry>,
-    /// Tensors with NaN or infinities, seen when they were quantized.
+    /// Tensors in which NaN or infinities were found during quantization.
     pub non_finite: BTreeSet<String>,
 }
 
 impl PackedEntry {
-    /// Its bytes in the file; checked by [`parse_packed`] to lie inside.
+    /// Its bytes in the file; [`parse_packed`] checks that they are inside.
     pub fn range(&self) -> Option<Range<usize>> {
         let end = self.offset.checked_add(self.len)?;
         Some(usize::try_from(self.offset).ok()?..usize::try_from(end).ok()?)
     }
 }
 
-/// Reads the index of a whole file. All its entries lie inside, between head and index.
+/// Reads a file's index. All entries are inside the file, between head and index.
 ///
 /// # Errors
-/// The reason why the file is of no use.
+/// Why the file is unusable.
 pub fn parse_packed(bytes: &[u8]) -> Result<PackedIndex, String> {
     let head = bytes.get(..HEAD).ok_or("it is cut short")?;
     let number = |at: usize| {
@@ -88,7 +88,7 @@ pub fn parse_packed(bytes: &[u8]) -> Result<PackedIndex, String> {
     }
 }
 
-/// The head of a file whose index lies at `offset`.
+/// The head of a file whose index is at `offset`.
 pub(crate) fn head(offset: u64, index: &[u8]) -> Vec<u8> {
     let mut head = Vec::with_capacity(HEAD);
     head.extend_from_slice(MAGIC);
@@ -100,7 +100,7 @@ pub(crate) fn head(offset: u64, index: &[u8]) -> Vec<u8> {
     head
 }
 
-/// A file of packed weights, mapped.
+/// A mapped file of packed weights.
 pub(crate) struct Found {
     pub map: Arc<FileMap>,
     pub index: PackedIndex,
@@ -108,7 +108,7 @@ pub(crate) struct Found {
 }
 
 impl Found {
-    /// Maps a file and reads its index. The reason why it is of no use.
+    /// Maps a file and reads its index. The error is the reason why it is unusable.
     pub fn read(path: &Path) -> Result<Found, String> {
         let map = map_file(path).map_err(|e| e.to_string())?;
         let index = parse_packed(map.as_ref())?;
@@ -126,7 +126,7 @@ impl Found {
         self.map.as_ref().as_ref().get(entry.range()?)
     }
 
-    /// Checks every weight. The name of the first that is not what was written.
+    /// Checks every weight. The error is the name of the first damaged one.
     pub fn verify(&self) -> Result<(), String> {
         for e in &self.index.entries {
             let bytes = self.bytes(e).unwrap_or_default();

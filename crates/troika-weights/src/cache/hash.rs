@@ -1,8 +1,8 @@
-//! Hashes of weights' bytes.
+//! Hashes of the bytes of weights.
 //!
-//! Bytes are hashed in pieces of a fixed size on all cores, and the pieces' hashes together: the
-//! result depends on the bytes alone. A file's hash is remembered in a record beside the file's
-//! path and its [`Stamp`], so that a model is read for its hash only once.
+//! All cores hash pieces of a fixed size, and the hashes of pieces are hashed together, so the
+//! result depends on the bytes alone. A record remembers a file's hash with its path and [`Stamp`],
+//! so that a model is hashed only once.
 
 use std::fs::{File, Metadata};
 use std::path::{Path, PathBuf};
@@ -16,11 +16,11 @@ use crate::parallel;
 
 /// Bytes of a piece.
 const PIECE: usize = 4 << 20;
-/// A hash is not remembered when the file was changed so shortly before: times may be as coarse
-/// as this, and a change after the hash might leave the same one.
+/// A hash is not remembered if the file was changed more recently than this. Timestamps may be so
+/// coarse that a later change would not show.
 const SETTLED: Duration = Duration::from_secs(2);
 
-/// Bytes of the longest record that is read.
+/// Most bytes of a record that is read.
 const MAX_RECORD: u64 = 64 << 10;
 
 /// The hash of some bytes.
@@ -38,8 +38,8 @@ fn combine(pieces: Vec<blake3::Hash>) -> blake3::Hash {
     all.finalize()
 }
 
-/// What the system says of a file, and changes when its bytes do. The time of the inode's change
-/// cannot be set back, as that of the contents can.
+/// A file's metadata, which changes when its bytes do. The inode's change time cannot be set back,
+/// unlike the modification time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Stamp {
     size: u64,
@@ -55,12 +55,12 @@ impl Stamp {
         Ok(stamp(&file.metadata()?))
     }
 
-    /// Whether the last change is long enough ago that another one will show.
+    /// Whether the last change is old enough that another one will show.
     fn is_settled(&self, now: SystemTime) -> bool {
         let [seconds, nanos] = self.modified.max(self.changed);
         let parts = u64::try_from(seconds).ok().zip(u32::try_from(nanos).ok());
         let last = parts.map(|(s, n)| UNIX_EPOCH + Duration::new(s, n));
-        // A time to come is of another clock, which says nothing.
+        // A time in the future comes from another clock.
         last.and_then(|t| now.duration_since(t).ok()).is_some_and(|age| age > SETTLED)
     }
 }
@@ -105,24 +105,24 @@ impl Record {
         Ok(record)
     }
 
-    /// Whether the file is still the one that was hashed.
+    /// Whether the file is unchanged since it was hashed.
     pub fn is_current(&self) -> bool {
         std::fs::metadata(&self.path).is_ok_and(|m| stamp(&m) == self.stamp)
     }
 }
 
-/// The hash of a mapped file's bytes, remembered in the folder `records`, and the file's stamp.
-/// Bytes of this program have none.
+/// The hash of a mapped file, remembered in the folder `records`, and the file's stamp. Bytes
+/// inside this program have no stamp.
 ///
-/// The very file that is mapped is read, whatever its path names by now. It is read, not looked at
-/// through the map: mapped pages would count as this process's memory.
+/// Reads the file that is mapped, whatever its path names now. It does not read through the map,
+/// since mapped pages would count as this process's memory.
 pub(crate) fn of_map(
     map: &FileMap,
     records: &Path,
 ) -> std::io::Result<(blake3::Hash, Option<Stamp>)> {
     let Some(file) = map.file() else { return Ok((of_bytes(map.as_ref()), None)) };
     let (before, now) = (Stamp::of(file)?, SystemTime::now());
-    // The path only finds the record; the stamp tells whether it is this file's.
+    // The path only finds the record; the stamp tells whether it is for this file.
     let path = map.path().canonicalize().unwrap_or_else(|_| map.path().to_path_buf());
     let name = blake3::hash(path.as_os_str().as_encoded_bytes()).to_hex();
     let record = records.join(format!("{}.json", &name[..32]));
@@ -140,7 +140,7 @@ pub(crate) fn of_map(
         return Err(std::io::Error::other(format!("{} is being changed", path.display())));
     }
     if before.is_settled(now) {
-        // To be without a record costs time on the next start, nothing else.
+        // Without a record the next start only takes longer.
         let new = Record { path, stamp: before.clone(), hash: hash.to_hex().to_string() };
         let text = serde_json::to_vec(&new);
         let _ = text.map_err(std::io::Error::other).and_then(|t| Partial::whole(&record, &t));
@@ -233,7 +233,7 @@ mod tests {
         age(&file, Duration::from_secs(3600));
         let map = map_file(&file).unwrap();
         let stamp = of_map(&map, &records).unwrap().1.unwrap();
-        // The inode was changed just now, by setting the time.
+        // Setting the time has just changed the inode.
         assert!(!cfg!(unix) || !records.exists());
         let now = SystemTime::now();
         assert!(stamp.is_settled(now + SETTLED + Duration::from_secs(1)));

@@ -1,9 +1,9 @@
-//! The name of a file of packed weights: a hash of all that its bytes depend on.
+//! The name of a file of packed weights: a hash of everything that its bytes depend on.
 //!
-//! That is the bytes of the model's files and, for each weight that is made, where its values come
-//! from and what they become, written down field by field: names of types and variants in the
-//! program may change, what is hashed here does not. What a device makes of them is told apart by
-//! the layout's name, which the file keeps beside each weight.
+//! It covers the bytes of the model's files and, for each derived weight, its source and its type.
+//! They are encoded field by field, so that renaming types or variants in the program does not
+//! change the hash. The device's layout is not included: the file stores its name beside each
+//! weight.
 
 use std::ops::Range;
 
@@ -13,11 +13,11 @@ use crate::bind::bound::Bound;
 use crate::bind::int4::Int4Weight;
 use crate::bind::source::ValueSource;
 
-/// Changes whenever reading or cutting weights (`cut`, `int4`, `source`, or taking blocks apart)
-/// gives other bytes for the same files.
+/// Must change whenever reading or cutting weights (`cut`, `int4`, `source`, or dequantizing
+/// blocks) gives other bytes for the same files.
 const READ_VERSION: u64 = 2;
 
-/// The key of the weights that are made of files with these hashes.
+/// The key of weights derived from files with these hashes.
 pub(crate) fn key(bound: &[Bound], files: &[blake3::Hash]) -> blake3::Hash {
     let mut to = Encoder(blake3::Hasher::new_derive_key("troika 2026 key of packed weights"));
     to.number(READ_VERSION);
@@ -35,7 +35,7 @@ pub(crate) fn key(bound: &[Bound], files: &[blake3::Hash]) -> blake3::Hash {
     to.0.finalize()
 }
 
-/// Writes values one after another so that no two lists of them look the same.
+/// Encodes values so that different lists never give the same bytes.
 struct Encoder(blake3::Hasher);
 
 impl Encoder {
@@ -129,7 +129,7 @@ mod tests {
 
     fn cut(dtype: DType, target: DType, recipe: Recipe, shape: (usize, usize)) -> Bound {
         let bytes = match dtype {
-            // No NaN, and exponents that are not extreme.
+            // No NaN and no extreme exponents.
             DType::BF16 => numbers(64 * 64).iter().flat_map(|b| [*b, 0x3f]).collect(),
             _ => numbers(64 * dtype.row_bytes(64).unwrap()),
         };
@@ -179,7 +179,7 @@ mod tests {
         opened.rows(b.shape, 0..b.shape.rows).unwrap().data.bytes.to_vec()
     }
 
-    /// Every difference that gives other bytes gives another key.
+    /// Every difference that changes the bytes changes the key.
     #[test]
     fn other_bytes_have_other_keys() {
         let all = all();
@@ -201,9 +201,9 @@ mod tests {
         assert_ne!(plain, of(Bound { key: Key::layer(1, WeightRole::Gate), ..one() }, &hashes));
     }
 
-    /// What was kept on disk by an earlier build means the same to this one. When the first number
-    /// changes, code that makes weights gives other bytes: raise `READ_VERSION` (or the version of
-    /// `quantize`). The second changes with every version.
+    /// Cached files of earlier builds stay valid. If the first number changes, weights have other
+    /// bytes: raise `READ_VERSION` (or the version of `quantize`). The second number changes with
+    /// every version.
     #[test]
     fn bytes_and_keys_are_those_of_earlier_builds() {
         let all = all();

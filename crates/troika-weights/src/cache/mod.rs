@@ -1,8 +1,8 @@
-//! Packed weights kept on disk, so that the next start maps them instead of making them.
+//! Packed weights on disk, so that the next start maps them instead of making them.
 //!
-//! One file per model and quantization. Its name is a hash of all that the packed bytes depend on
-//! besides the layout ([`key`]). It is written beside its place and renamed when it is whole
-//! ([`partial`]), so two processes may write the same one. Layout, numbers little-endian:
+//! There is one file per model and quantization, named by a hash of everything that the packed
+//! bytes depend on besides the layout ([`key`]). It is written beside its place and then renamed
+//! ([`partial`]), so two processes may write the same one. Layout, with little-endian numbers:
 //!
 //! | bytes | |
 //! |---|---|
@@ -13,8 +13,8 @@
 //! | 4096.. | packed weights, each 4096-byte aligned |
 //! | last | the index, JSON ([`PackedIndex`]) |
 //!
-//! Each weight's hash is checked when it is asked for. What does not fit is made again. The hashes
-//! find damage, not forgery: whoever can write to the folder decides what the model computes.
+//! A weight's hash is checked when it is requested; damaged weights are made again. The hashes
+//! detect damage, not forgery: anyone who can write to the folder controls what the model computes.
 
 mod folder;
 mod format;
@@ -43,15 +43,15 @@ struct Writer {
     partial: Partial,
     at: u64,
     entries: Vec<PackedEntry>,
-    /// Bytes the file may have.
+    /// The most bytes of the file.
     limit: u64,
 }
 
 enum State {
-    /// Nothing new yet.
+    /// No new weights.
     Clean,
     Writing(Writer),
-    /// Nothing more is written.
+    /// Writing has ended.
     Closed,
 }
 
@@ -59,20 +59,20 @@ enum State {
 pub(crate) struct PackedCache {
     folder: CacheFolder,
     path: PathBuf,
-    /// The model's file and the types of what is kept.
+    /// The model's file and the types of its weights.
     what: (String, String),
-    /// Bytes of the folder.
+    /// The most bytes of the folder.
     limit: u64,
     found: Option<Found>,
     state: Mutex<State>,
-    /// One of each kind: a damaged weight is as good as many.
+    /// One of each kind, since a single damaged weight is warning enough.
     warnings: Mutex<BTreeMap<&'static str, String>>,
 }
 
 impl PackedCache {
-    /// The file for `key` in a folder, if there is one; else one is begun by the first
-    /// [`PackedCache::put`]. All files of the folder may have `limit` bytes; `what` says what the
-    /// weights are made of and what they become.
+    /// Opens the file for `key` in a folder; if there is none, the first [`PackedCache::put`]
+    /// creates it. The folder may have `limit` bytes. `what` describes the source and type of the
+    /// weights.
     pub fn open(
         folder: CacheFolder,
         limit: Option<u64>,
@@ -90,7 +90,7 @@ impl PackedCache {
             state: Mutex::new(State::Clean),
             warnings: Mutex::default(),
         };
-        // A link to nothing is not there, either.
+        // A dangling link counts as missing.
         if cache.path.exists() {
             match Found::read(&cache.path) {
                 Ok(found) => {
@@ -103,7 +103,7 @@ impl PackedCache {
         cache
     }
 
-    /// A packed weight of the expected length.
+    /// A packed weight with the expected length.
     pub fn get(&self, name: &str, layout: &str, len: usize) -> Option<WeightBytes> {
         let found = self.found.as_ref()?;
         let entry = found.entry(name, layout)?;
@@ -116,13 +116,13 @@ impl PackedCache {
         bytes
     }
 
-    /// Tensors in which NaN or infinities were seen when the file was made.
+    /// Tensors in which NaN or infinities were found when the file was made.
     pub fn non_finite(&self) -> BTreeSet<String> {
         self.found.as_ref().map(|f| f.index.non_finite.clone()).unwrap_or_default()
     }
 
-    /// Writes a packed weight. A disk that is full or a folder that cannot be written ends the
-    /// writing with a warning; nothing depends on it.
+    /// Writes a packed weight. A full disk or unwritable folder only ends the writing with a
+    /// warning.
     pub fn put(&self, name: &str, layout: &str, bytes: &[u8]) {
         let mut state = lock(&self.state);
         if matches!(*state, State::Clean) {
@@ -137,10 +137,9 @@ impl PackedCache {
         }
     }
 
-    /// Puts the file in its place if anything was written, together with what the former one
-    /// held beside, and removes others if the folder has become too large. `changed` names a file
-    /// of the model that is not what it was when the key was made. Returns the warnings of all
-    /// that happened.
+    /// Completes the file if anything was written, including other weights of the previous file,
+    /// and shrinks the folder if it is too large. `changed` names a model file that has changed
+    /// since the key was made. Returns all warnings.
     pub fn finish(&self, non_finite: BTreeSet<String>, changed: Option<String>) -> Vec<String> {
         let mut state = lock(&self.state);
         if let State::Writing(mut writer) = std::mem::replace(&mut *state, State::Closed) {
@@ -159,7 +158,7 @@ impl PackedCache {
                 self.failed(&e);
             }
         }
-        // A folder that cannot be used need not be told of twice.
+        // An unusable folder is reported only once.
         let told = lock(&self.warnings).contains_key("failed");
         let shrunk = self.folder.shrink(self.limit, Some(&self.path));
         if let (Err(e), false) = (shrunk, told) {
@@ -211,13 +210,13 @@ impl Writer {
         Ok(())
     }
 
-    /// Copies what is only in the former file: forms another device asked for.
+    /// Copies weights that only the old file has: layouts of other devices.
     fn take_over(&mut self, old: &Found) -> std::io::Result<()> {
         for e in &old.index.entries {
             let here = self.entries.iter().any(|n| (&n.name, &n.layout) == (&e.name, &e.layout));
             if let Some(bytes) = old.bytes(e).filter(|_| !here) {
                 self.add(&e.name, &e.layout, bytes)?;
-                // A weight that was damaged stays so.
+                // A damaged weight remains damaged.
                 if let Some(new) = self.entries.last_mut() {
                     new.hash.clone_from(&e.hash);
                 }

@@ -1,28 +1,26 @@
 //! Files under construction.
 //!
-//! A file is written beside its place under a name of its own and renamed when it is whole. While
-//! it is written its process holds a lock on it, which the system takes back however the process
-//! ends, so a partial file whose lock is free was left behind and is removed by the next start, or
-//! by whoever writes the same file again.
-//! Processes of other containers, and of other hosts where a network folder's locks reach them,
-//! are seen so; process numbers would not tell. Where files cannot be locked, those count as left
-//! behind that were not written to for a day. A wrong guess costs the other process no more than
-//! the file: it cannot rename it then and says so.
+//! A file is written beside its place under a unique name and renamed when complete. Its process
+//! holds a lock on it, which the system releases however the process ends. So a partial file
+//! without a lock was abandoned, and the next start removes it. Unlike process numbers, locks also
+//! work between containers, and between hosts if a network folder supports them. Without lock
+//! support, files count as abandoned after a day without writes. A wrong guess only costs the other
+//! process its file: it then fails to rename it and reports so.
 //!
-//! Nothing waits for the disk (`fsync`): a start that is the first after a crash of the system may
-//! find a file with bytes that were never written. Its hashes tell, and it is made again.
+//! Nothing is synced to disk (`fsync`): after a system crash, a file may contain bytes that were
+//! never written. Its hashes detect this, and it is made again.
 
 use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{Error, Result, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// How file names of files under construction end.
+/// The ending of names of partial files.
 const ENDING: &str = "partial";
-/// Files that were not written to for so long were left behind, where locks do not tell.
+/// Without lock support, files not written for this long count as abandoned.
 const ABANDONED: Duration = Duration::from_secs(24 * 3600);
 
-/// A file under construction; removed when it is dropped.
+/// A partial file; removed when dropped.
 pub struct Partial {
     path: PathBuf,
     /// What is written to.
@@ -30,10 +28,7 @@ pub struct Partial {
 }
 
 impl Partial {
-    /// Begins a file that will be put at `place`, in a folder that is there.
-    ///
-    /// # Errors
-    /// A folder that cannot be written to.
+    /// Creates a partial file for `place`. Only its owner can read it.
     pub fn begin(place: &Path) -> Result<Partial> {
         Partial::begin_with(place, OpenOptions::new().write(true).create_new(true))
     }
@@ -54,7 +49,7 @@ impl Partial {
             let path = beside(place);
             let file = options.open(&path)?;
             let begun = Partial { path, file };
-            // Another process may take a file for abandoned until it is locked.
+            // Until it is locked, another process may take it for abandoned.
             let taken = matches!(begun.file.try_lock(), Err(TryLockError::WouldBlock));
             if !taken && begun.path.exists() {
                 return Ok(begun);
@@ -63,15 +58,12 @@ impl Partial {
         Err(Error::other("another process removes files that are being written"))
     }
 
-    /// Puts the whole file in its place.
-    ///
-    /// # Errors
-    /// A place that cannot be written to.
+    /// Renames the complete file to its place.
     pub fn put(self, place: &Path) -> Result<()> {
         std::fs::rename(&self.path, place)
     }
 
-    /// Writes a file whole or not at all.
+    /// Writes a file completely or not at all.
     pub(crate) fn whole(place: &Path, bytes: &[u8]) -> Result<()> {
         let mut partial = Partial::begin_private(place)?;
         partial.file.write_all(bytes)?;
@@ -81,7 +73,7 @@ impl Partial {
 
 impl Drop for Partial {
     fn drop(&mut self) {
-        // Gone already when it was put in its place.
+        // It is gone already if it was renamed.
         let _ = std::fs::remove_file(&self.path);
     }
 }
@@ -117,7 +109,7 @@ pub fn remove_leftovers(place: &Path) {
     }
 }
 
-/// Makes a folder, and those above it, that only its owner can open.
+/// Creates a folder and its parents, accessible to the owner only.
 fn private_folder(path: &Path) -> Result<()> {
     let mut builder = DirBuilder::new();
     builder.recursive(true);
@@ -126,7 +118,7 @@ fn private_folder(path: &Path) -> Result<()> {
     builder.create(path)
 }
 
-/// Removes a partial file that its process left behind, and tells whether it did.
+/// Removes a partial file if it was abandoned. Returns whether it did.
 pub(crate) fn remove_abandoned(path: &Path) -> bool {
     let Ok(file) = File::options().write(true).open(path) else { return false };
     let abandoned = match file.try_lock() {
@@ -137,12 +129,12 @@ pub(crate) fn remove_abandoned(path: &Path) -> bool {
             changed.ok().and_then(|t| t.elapsed().ok()).is_some_and(|age| age > ABANDONED)
         }
     };
-    // Removed while it is locked: a process that just began it sees that it is gone.
+    // Removed under the lock, so that a process that just created it sees that it is gone.
     abandoned && std::fs::remove_file(path).is_ok()
 }
 
-/// Notes that a file was used now, so that others are removed before it. Where that cannot be
-/// written, the order is that of making.
+/// Marks a file as used now, so that others are removed first. If that fails, the order is that of
+/// creation.
 pub(crate) fn touch(path: &Path) {
     let _ = File::open(path).and_then(|f| f.set_modified(SystemTime::now()));
 }
@@ -157,7 +149,7 @@ mod tests {
         let place = dir.path().join("sub/a.packed");
         let begun = Partial::begin_private(&place).unwrap();
         assert!(!remove_abandoned(&begun.path) && begun.path.exists());
-        // As a process leaves it that is killed.
+        // As left by a killed process.
         let left = dir.path().join("sub/b.packed.1-2-3.partial");
         std::fs::write(&left, "left").unwrap();
         remove_leftovers(&place);

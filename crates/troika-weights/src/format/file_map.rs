@@ -1,4 +1,4 @@
-//! Memory-mapped files, and giving their pages back; files a program holds itself.
+//! Memory-mapped files, releasing their pages, and files inside this program.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -10,8 +10,8 @@ use crate::format::shortened::Watch;
 
 /// A file's bytes: memory-mapped, or part of this program.
 ///
-/// A file that another program shortens while it is mapped ends the process by a signal (SIGBUS
-/// on Unix) when its lost pages are read; see [`crate::exit_when_shortened`].
+/// If another program shortens the file while it is mapped, reading its lost pages ends the process
+/// by a signal (SIGBUS on Unix); see [`crate::exit_when_shortened`].
 pub struct FileMap {
     path: PathBuf,
     bytes: Bytes,
@@ -19,7 +19,7 @@ pub struct FileMap {
 
 enum Bytes {
     Mapped {
-        // Before the map: what is unmapped must not be watched any more.
+        // Declared before the map, so that watching ends before unmapping.
         _watch: Watch,
         map: Mmap,
         file: File,
@@ -34,17 +34,17 @@ impl FileMap {
         FileMap { path: path.to_path_buf(), bytes }
     }
 
-    /// Bytes of this program; `name` is for messages.
+    /// Bytes inside this program; `name` is for messages.
     pub(crate) fn inside(name: &str, bytes: &'static [u8]) -> FileMap {
         FileMap { path: PathBuf::from(name), bytes: Bytes::Inside(bytes) }
     }
 
-    /// Where it was found. The path may name another file by now.
+    /// The path it was opened at, which may name another file by now.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The open file whose bytes are mapped; `None` for bytes of this program.
+    /// The open file that is mapped; `None` for bytes inside this program.
     pub(crate) fn file(&self) -> Option<&File> {
         match &self.bytes {
             Bytes::Mapped { file, .. } => Some(file),
@@ -52,30 +52,30 @@ impl FileMap {
         }
     }
 
-    /// Tells the system that these bytes are not needed for now, if they are the file's. They are
-    /// read again from the system's cache, or from disk, when somebody looks at them.
+    /// Tells the system that these bytes of the file are not needed for now. When used again, they
+    /// are read from the system's cache or from disk.
     pub(crate) fn release(&self, bytes: &[u8]) -> bool {
         let Some((map, at)) = self.mapped(bytes) else { return false };
         release(map, at, bytes.len());
         true
     }
 
-    /// Asks the system to read these bytes ahead, if they are the file's.
+    /// Asks the system to read these bytes of the file ahead.
     pub(crate) fn fetch(&self, bytes: &[u8]) -> bool {
         let Some((map, at)) = self.mapped(bytes) else { return false };
         fetch(map, at, bytes.len());
         true
     }
 
-    /// Asks for these bytes in small pages, if they are the file's: reading a row then maps what lies
-    /// around it, and not the whole huge page that the system may keep the file in.
+    /// Asks for small pages for these bytes of the file. Reading a row then maps only its
+    /// surroundings, not the whole huge page in which the system may keep the file.
     pub(crate) fn in_small_pages(&self, bytes: &[u8]) -> bool {
         let Some((map, at)) = self.mapped(bytes) else { return false };
         small_pages(map, at, bytes.len());
         true
     }
 
-    /// The map, and where in it these bytes begin.
+    /// The map, and the offset of these bytes in it.
     fn mapped(&self, bytes: &[u8]) -> Option<(&Mmap, usize)> {
         let Bytes::Mapped { map, .. } = &self.bytes else { return None };
         let (start, at) = (map.as_ptr() as usize, bytes.as_ptr() as usize);
@@ -87,7 +87,7 @@ impl FileMap {
 /// Maps a file into memory.
 pub(crate) fn map_file(path: &Path) -> Result<FileMap, WeightError> {
     let io = |e: std::io::Error| io_error(path, &e);
-    // Asked before opening: opening a pipe would wait for its writer.
+    // Checked before opening: opening a pipe would wait for its writer.
     if !std::fs::metadata(path).map_err(io)?.is_file() {
         return Err(io(std::io::Error::other("is not a regular file")));
     }

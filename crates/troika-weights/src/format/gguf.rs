@@ -8,32 +8,32 @@ use troika_model::spec::{GgufMeta, GgufValue};
 
 use crate::error::shown;
 
-/// Nesting of metadata arrays that is read.
+/// The deepest nesting of metadata arrays that is read.
 const MAX_DEPTH: usize = 4;
 
-/// Items of all metadata arrays together: several times what the largest vocabulary with its
-/// scores, types and merges has, yet no more memory than a small model takes.
+/// The most items of all metadata arrays together: several times the largest vocabulary with
+/// scores, types and merges, but little memory compared with a small model.
 const MAX_ITEMS: usize = 1 << 22;
 
-/// Tensors of a file: each layer and expert of the largest models with one of its own.
+/// The most tensors of a file: more than the largest models need for all layers and experts.
 const MAX_TENSORS: usize = 1 << 18;
 
-/// Metadata pairs, of which files have some dozens.
+/// The most metadata pairs; files have dozens.
 const MAX_PAIRS: usize = 1 << 16;
 
-/// Longest key or tensor name, as the format says of keys.
+/// The longest key or tensor name, which is the format's limit for keys.
 const MAX_NAME: usize = (1 << 16) - 1;
 
-/// A tensor as the header describes it.
+/// A tensor in the header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GgufTensor {
     /// Name.
     pub name: String,
     /// Shape, outermost first.
     pub shape: Vec<usize>,
-    /// Element type, or the name of one this build does not read.
+    /// Element type, or the name of an unsupported one.
     pub dtype: Result<DType, String>,
-    /// Bytes of the file (empty for types that are not read).
+    /// Its bytes in the file (empty for unsupported types).
     pub range: Range<usize>,
 }
 
@@ -80,8 +80,8 @@ impl<'a> Reader<'a> {
         Ok(u64::from_le_bytes(self.array()?))
     }
 
-    /// A count of items of at least `min_bytes` each: more than the file holds is refused before
-    /// anything is allocated.
+    /// Reads a count of items with at least `min_bytes` each. Refuses counts beyond the file's size
+    /// before allocating.
     fn count(&mut self, what: &str, min_bytes: usize) -> Res<usize> {
         let n = self.u64()?;
         if n > (self.left() / min_bytes) as u64 {
@@ -145,15 +145,14 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Why a file is none that is read here, though nothing need be wrong with it: another format,
-/// version or byte order.
+/// Why a valid file cannot be read here: it has another format, version or byte order.
 pub(crate) fn foreign(bytes: &[u8]) -> Option<String> {
     if !bytes.starts_with(b"GGUF") {
         return Some("it does not start with GGUF".into());
     }
     let version = bytes.get(4..8).and_then(|v| Some(u32::from_le_bytes(v.try_into().ok()?)));
     match version {
-        // Too short: the parser says so.
+        // Too short: the parser reports it.
         None | Some(2 | 3) => None,
         Some(v) if matches!(v.swap_bytes(), 1..=3) => {
             Some("it is a big-endian GGUF file, only little-endian ones are read".into())
@@ -162,17 +161,17 @@ pub(crate) fn foreign(bytes: &[u8]) -> Option<String> {
     }
 }
 
-/// Parses a whole header; `bytes` is the whole file.
+/// Parses the header of a file; `bytes` is the whole file.
 ///
 /// # Errors
-/// A sentence that says what is wrong: another format or version, counts or offsets past the end,
-/// impossible shapes.
+/// A sentence that says what is wrong: another format or version, counts or offsets beyond the end,
+/// or impossible shapes.
 pub fn parse(bytes: &[u8]) -> Result<GgufHeader, String> {
     if let Some(why) = foreign(bytes) {
         return Err(why);
     }
     let mut r = Reader { bytes, at: 8.min(bytes.len()), items: 0 };
-    // A tensor takes at least name length, dimensions, type and offset; a pair at least 13.
+    // A tensor has at least name length, dimensions, type and offset; a pair has at least 13 bytes.
     let tensor_count = r.count("tensors", 24)?;
     let pair_count = r.count("metadata pairs", 13)?;
     for (count, most, what) in
@@ -218,7 +217,7 @@ pub fn parse(bytes: &[u8]) -> Result<GgufHeader, String> {
     Ok(GgufHeader { meta, tensors })
 }
 
-/// No two tensors share bytes.
+/// Checks that no two tensors share bytes.
 fn refuse_overlap(tensors: &[GgufTensor]) -> Res<()> {
     let mut placed: Vec<&GgufTensor> = tensors.iter().filter(|t| !t.range.is_empty()).collect();
     placed.sort_by_key(|t| t.range.start);
@@ -276,7 +275,7 @@ fn place(info: Info, data: usize, file_len: usize) -> Res<GgufTensor> {
     }
 }
 
-/// ggml's type numbers.
+/// The type for ggml's type number.
 fn dtype_of(kind: u32) -> Result<DType, String> {
     Ok(match kind {
         0 => DType::F32,

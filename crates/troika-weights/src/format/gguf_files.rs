@@ -1,4 +1,4 @@
-//! GGUF files, memory-mapped; all parts of a split model.
+//! Memory-mapped GGUF files, including split models.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,26 +13,26 @@ use crate::format::file_map::FileMap;
 use crate::format::file_map::map_file;
 use crate::format::gguf::{foreign, parse};
 
-/// One GGUF file, or all parts of a split one.
+/// A GGUF file, or all parts of a split one.
 #[derive(Default)]
 pub(crate) struct GgufFiles {
     parts: Vec<String>,
     maps: Vec<Arc<FileMap>>,
-    /// Tensors, with the index of their part.
+    /// Tensors with the index of their part.
     tensors: BTreeMap<String, (StoredTensor, usize)>,
-    /// Types of tensors that are not read, with the index of their part.
+    /// Types of unsupported tensors, with the index of their part.
     other: BTreeMap<String, (String, usize)>,
 }
 
 impl GgufFiles {
-    /// Opens a file that is mapped already and whole.
+    /// Opens a mapped file that is not split.
     pub fn of(map: FileMap) -> Result<(GgufFiles, GgufMeta), WeightError> {
         let mut all = GgufFiles::default();
         let meta = all.add(map)?;
         Ok((all, meta))
     }
 
-    /// Opens a file and, if it is the first part of several, the others.
+    /// Opens a file and, if it is the first of several parts, the others.
     pub fn open(path: &Path) -> Result<(GgufFiles, GgufMeta), WeightError> {
         let (mut all, meta) = GgufFiles::of(map_file(path)?)?;
         let number = |meta: &GgufMeta, key: &str| meta.get(key).and_then(GgufValue::as_u64);
@@ -72,7 +72,7 @@ impl GgufFiles {
             return Err(WeightError::Unsupported { file, why });
         }
         let header = parse((*map).as_ref()).map_err(damaged)?;
-        // The header was copied, and weights are read when they are needed.
+        // The header was copied, and weights are read when needed.
         map.release((*map).as_ref());
         let owner: WeightOwner = map.clone();
         let here = self.parts.len();

@@ -1,4 +1,4 @@
-//! The formats of model files: safetensors and GGUF, mapped into memory.
+//! The formats of model files, mapped into memory: safetensors and GGUF.
 
 pub(crate) mod file_map;
 pub(crate) mod gguf;
@@ -12,9 +12,9 @@ use std::sync::Arc;
 use file_map::FileMap;
 use troika_model::spec::Checkpoint;
 
-/// A checkpoint whose tensors lie in mapped files.
+/// A checkpoint with tensors in mapped files.
 pub trait MappedCheckpoint: Checkpoint {
-    /// The mapped files; none for tensors of other memory.
+    /// The mapped files; empty for tensors in other memory.
     fn maps(&self) -> Vec<Arc<FileMap>> {
         Vec::new()
     }

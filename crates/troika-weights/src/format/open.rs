@@ -1,4 +1,4 @@
-//! Finding and opening a model's files.
+//! Finds and opens a model's files.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::format::file_map::{FileMap, io_error};
 use crate::format::gguf_files::GgufFiles;
 use crate::format::safetensors::SafetensorsFiles;
 
-/// Where a model came from.
+/// The kind of a model's files.
 #[derive(Clone, Debug)]
 pub enum FileSource {
     /// A Hugging Face folder.
@@ -48,16 +48,16 @@ fn not_a_model(path: &Path, why: impl Into<String>) -> WeightError {
 /// Opens a folder (with `config.json` and safetensors, or with one .gguf file) or a .gguf file.
 ///
 /// # Errors
-/// A path that is not there, a folder that is not a model, damaged files.
+/// The path does not exist, the folder is not a model, or files are damaged.
 pub fn open(path: &Path) -> Result<ModelFiles, WeightError> {
     let meta = std::fs::metadata(path).map_err(|e| io_error(path, &e))?;
     if meta.is_dir() { open_dir(path) } else { open_file(path) }
 }
 
-/// Opens a GGUF file that this program holds; `name` stands for its path.
+/// Opens a GGUF file inside this program; `name` stands for its path.
 ///
 /// # Errors
-/// Bytes that are not a GGUF file.
+/// The bytes are not a GGUF file.
 pub fn open_inside(name: &str, bytes: &'static [u8]) -> Result<ModelFiles, WeightError> {
     let (files, meta) = GgufFiles::of(FileMap::inside(name, bytes))?;
     let source = FileSource::Gguf { path: PathBuf::from(name), meta };
@@ -139,7 +139,7 @@ fn read_config(path: &Path) -> Result<Value, WeightError> {
     })
 }
 
-/// What a folder lacks, as a sentence.
+/// A sentence about what a folder lacks.
 fn missing(dir: &Path, has_config: bool, has_weights: bool) -> String {
     let ending = |p: &Path, e: &str| p.extension().is_some_and(|x| x == e);
     let torch = files_of(dir, |p| ending(p, "bin") || ending(p, "pth") || ending(p, "pt"));
@@ -155,13 +155,13 @@ fn missing(dir: &Path, has_config: bool, has_weights: bool) -> String {
     }
 }
 
-/// The files of a folder that meet a condition.
+/// The files of a folder that satisfy a condition.
 fn files_of(dir: &Path, wanted: impl Fn(&Path) -> bool) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
     entries.map(|e| e.path()).filter(|p| wanted(p)).collect()
 }
 
-/// Whether a path names a .gguf file that can be opened: no later part of a split one.
+/// Whether a path is a .gguf file, but not a later part of a split one.
 fn first_part(path: &Path) -> bool {
     let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
     let Some(stem) = name.strip_suffix(".gguf") else { return false };

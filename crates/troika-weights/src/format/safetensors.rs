@@ -1,4 +1,4 @@
-//! The safetensors format: a length, a JSON header, the data. Memory-mapped.
+//! The safetensors format, memory-mapped: a length, a JSON header, the data.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -19,25 +19,25 @@ use crate::format::MappedCheckpoint;
 use crate::format::file_map::FileMap;
 use crate::format::file_map::map_file;
 
-/// Largest header read, as in the reference implementation.
+/// The longest header that is read, as in the reference implementation.
 const MAX_HEADER: u64 = 100_000_000;
 
-/// A tensor as the header describes it.
+/// A tensor in the header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorEntry {
     /// Type name in the file (`F32`, `BF16`, `I64`, ...).
     pub dtype: String,
     /// Shape, outermost first.
     pub shape: Vec<usize>,
-    /// Bytes of the file.
+    /// Its bytes in the file.
     pub range: Range<usize>,
 }
 
-/// Parses the header at the start of a file of `file_len` bytes.
+/// Parses the header of a file of `file_len` bytes.
 ///
 /// # Errors
-/// A sentence that says what is wrong: lengths past the end, overlaps, sizes that do not match
-/// shapes, bad JSON.
+/// A sentence that says what is wrong: lengths beyond the end, overlaps, sizes that contradict
+/// shapes, or invalid JSON.
 pub fn parse_header(
     start: &[u8],
     file_len: usize,
@@ -66,7 +66,7 @@ pub fn parse_header(
     Ok(entries)
 }
 
-/// The header's entries in the file's order: a map would keep the last of two with one name.
+/// The header's entries in file order. A map would hide the first of two with one name.
 struct Header(Vec<(String, RawEntry)>);
 
 #[derive(Default, Deserialize)]
@@ -165,9 +165,9 @@ pub(crate) struct SafetensorsFiles {
     dir: String,
     files: Vec<String>,
     maps: Vec<Arc<FileMap>>,
-    /// Tensors, with the index of their file.
+    /// Tensors with the index of their file.
     tensors: BTreeMap<String, (StoredTensor, usize)>,
-    /// Types of tensors no weight can have, with the index of their file.
+    /// Types of tensors that cannot be weights, with the index of their file.
     other: BTreeMap<String, (String, usize)>,
 }
 
@@ -179,7 +179,7 @@ impl SafetensorsFiles {
         Ok(all)
     }
 
-    /// Opens all shards an index names.
+    /// Opens all shards named by an index.
     pub fn open_index(index: &Path) -> Result<SafetensorsFiles, WeightError> {
         let map = read_index(index)?;
         let mut all = SafetensorsFiles::empty(index);
@@ -229,7 +229,7 @@ impl SafetensorsFiles {
                 "F32" => DType::F32,
                 "F16" => DType::F16,
                 "BF16" => DType::BF16,
-                // No weight, but a part of one in four-bit checkpoints.
+                // Not a weight itself, but a part of one in four-bit checkpoints.
                 "I32" => DType::I32,
                 _ => {
                     self.other.insert(name, (e.dtype, here));
@@ -281,7 +281,7 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
-/// The shard of every tensor.
+/// The shard of each tensor.
 fn read_index(index: &Path) -> Result<BTreeMap<String, String>, WeightError> {
     let file = index.display().to_string();
     let damaged = |why: String| WeightError::Damaged { file: file.clone(), why };
@@ -295,7 +295,7 @@ fn read_index(index: &Path) -> Result<BTreeMap<String, String>, WeightError> {
     if map.is_empty() {
         return Err(damaged("its weight_map is empty".into()));
     }
-    // One plain name: nothing of a path, not even of another system's.
+    // A plain file name, without a path in the syntax of any system.
     let plain = |n: &str| {
         let mut parts = Path::new(n).components();
         matches!((parts.next(), parts.next()), (Some(Component::Normal(p)), None) if p == n)

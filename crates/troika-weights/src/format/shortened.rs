@@ -1,10 +1,9 @@
-//! Ending in order when a mapped file is shortened.
+//! Ends the process with a message when a mapped file is shortened.
 //!
-//! Pages of a mapped file that lie past its end, because another program shortened it, cannot be
-//! read, nor can those its disk does not give back. On Unix the system then sends SIGBUS to the
-//! thread that reads them, in the middle of a kernel, from where no error can be returned. A
-//! program that called [`exit_when_shortened`] ends with a sentence on standard error and exit
-//! code 1; another one is ended by the signal.
+//! If another program shortens a mapped file, its pages beyond the new end cannot be read; nor can
+//! pages with disk errors. On Unix the system then sends SIGBUS to the reading thread, in the
+//! middle of a kernel that cannot return an error. A program that called [`exit_when_shortened`]
+//! ends with a sentence on standard error and exit code 1; others are ended by the signal.
 
 pub(crate) use system::Watch;
 pub use system::exit_when_shortened;
@@ -19,16 +18,16 @@ mod system {
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicUsize, Ordering};
 
-    /// Files that can be named; a model of more shards is still recognised, without a name.
+    /// Number of files that can be named; further shards are recognised without a name.
     const SLOTS: usize = 128;
-    /// Bytes of a path that are kept: its end says most.
+    /// The most bytes of a path, taken from its end.
     const NAME: usize = 512;
 
     /// A mapped file, in memory that a signal handler may read at any moment.
     struct MapEntry {
         taken: AtomicBool,
         start: AtomicUsize,
-        /// 0 while there is nothing to be found here.
+        /// 0 while the entry is unused.
         len: AtomicUsize,
         file: AtomicI32,
         name_len: AtomicUsize,
@@ -36,13 +35,13 @@ mod system {
     }
 
     static MAPPED: [MapEntry; SLOTS] = [const { MapEntry::empty() }; SLOTS];
-    /// Files that found no slot.
+    /// Number of files without a slot.
     static UNNAMED: AtomicUsize = AtomicUsize::new(0);
-    /// A thread is ending the process.
+    /// Whether a thread is ending the process.
     static ENDING: AtomicBool = AtomicBool::new(false);
-    /// What the sentence begins with.
+    /// The beginning of the sentence.
     static PREFIX: OnceLock<&'static str> = OnceLock::new();
-    /// Who handled the signal before: faults that are not of mapped files go there.
+    /// The previous handler, for faults outside of mapped files.
     static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
     impl MapEntry {
@@ -78,7 +77,7 @@ mod system {
         }
     }
 
-    /// A mapped file that is named when it is shortened; until this is dropped.
+    /// Keeps a mapped file's name for the message until this is dropped.
     pub(crate) struct Watch(Option<&'static MapEntry>);
 
     impl Watch {
@@ -114,9 +113,9 @@ mod system {
         }
     }
 
-    /// From now on, a mapped file (of a model, or of packed weights) that another program shortens
-    /// ends the process with exit code 1 and a line on standard error that begins with `prefix`
-    /// and names the file. For programs: a library leaves signals to the program it is part of.
+    /// From now on, shortening a mapped file (of a model or of packed weights) ends the process
+    /// with exit code 1 and a line on standard error that begins with `prefix` and names the file.
+    /// For programs only: libraries must not change signal handling.
     pub fn exit_when_shortened(prefix: &'static str) {
         if PREFIX.set(prefix).is_err() {
             return;
@@ -143,15 +142,15 @@ mod system {
         if slot.is_some() || UNNAMED.load(Ordering::Acquire) > 0 {
             end(slot);
         }
-        // Not a mapped file: whoever was asked before decides, when the fault comes again.
+        // Not a mapped file: restore the previous handler, which gets the repeated fault.
         if let Some(before) = BEFORE.get() {
             // SAFETY: this is what the system said was in force before.
             unsafe { libc::sigaction(signal, before, std::ptr::null_mut()) };
         }
     }
 
-    /// Says what happened and ends the process. Only what a signal handler may do: no allocation,
-    /// no locks.
+    /// Prints the message and ends the process. It may only do what signal handlers may: no
+    /// allocation, no locks.
     fn end(slot: Option<&MapEntry>) -> ! {
         if ENDING.swap(true, Ordering::AcqRel) {
             loop {
@@ -233,6 +232,6 @@ mod system {
         }
     }
 
-    /// Does nothing: here the system keeps mapped files from being shortened.
+    /// Does nothing: this system does not let mapped files be shortened.
     pub fn exit_when_shortened(_: &'static str) {}
 }

@@ -1,4 +1,4 @@
-//! Counting weights: by where they live and by what they are for.
+//! Counts weights by memory and by purpose.
 
 use std::collections::BTreeMap;
 use std::sync::TryLockError;
@@ -11,16 +11,16 @@ use crate::bind::source::ValueSource;
 use crate::parallel::lock;
 use crate::store::WeightStore;
 
-/// Bytes the store accounts for.
+/// The bytes of a store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemoryReport {
     /// Used straight from the memory-mapped file.
     pub mapped: u64,
-    /// Copies made because the file's layout or type did not serve.
+    /// Copies, made where the file's layout or type is unsuitable.
     pub owned: u64,
     /// Packed forms by layout.
     pub packed: BTreeMap<String, u64>,
-    /// The same by class and form: `memory-mapped`, `copied`, or a layout.
+    /// The same by class and kind: `memory-mapped`, `copied`, or a layout.
     pub classes: BTreeMap<(&'static str, String), u64>,
 }
 
@@ -37,7 +37,7 @@ pub struct ClassBytes {
     pub bytes: u64,
 }
 
-/// Whether a token visits only some of the weights of this kind.
+/// Whether a token uses only some of the weights of this kind.
 pub(crate) fn is_expert(role: WeightRole) -> bool {
     use WeightRole::*;
     matches!(
@@ -46,7 +46,7 @@ pub(crate) fn is_expert(role: WeightRole) -> bool {
     )
 }
 
-/// The class a weight is counted in.
+/// The class of a weight.
 pub(crate) fn class_of(role: WeightRole, rows: usize) -> &'static str {
     use WeightRole::*;
     match role {
@@ -63,14 +63,14 @@ pub(crate) fn class_of(role: WeightRole, rows: usize) -> &'static str {
 }
 
 impl WeightStore {
-    /// Bytes by where they live. Of weights that are only used packed, the file's bytes do not
-    /// count: their pages are given back.
+    /// Bytes by kind of memory. For weights used only in packed form, the file's bytes do not
+    /// count, since their pages are released.
     pub fn report(&self) -> MemoryReport {
         let mut report = MemoryReport::default();
         let mut packed: BTreeMap<&str, u64> = BTreeMap::new();
         let forms = lock(&self.packed);
         for ((name, layout), form) in forms.iter() {
-            // A form that is being made at this moment is not counted yet.
+            // A form that is currently being made is not counted yet.
             let made = match form.try_lock() {
                 Ok(made) => made,
                 Err(TryLockError::Poisoned(e)) => e.into_inner(),
@@ -102,8 +102,8 @@ impl WeightStore {
         report
     }
 
-    /// Parameters and bytes by class and type. A table that is both embedding and head counts
-    /// once: as the head, when that has a type of its own.
+    /// Parameters and bytes by class and type. A table that is both embedding and head counts once:
+    /// as the head if that has its own type.
     pub fn classes(&self) -> Vec<ClassBytes> {
         let head = self.info(Key::model(WeightRole::Head)).map(|i| i.tensor);
         let mut sums: BTreeMap<(&'static str, &'static str), ClassBytes> = BTreeMap::new();

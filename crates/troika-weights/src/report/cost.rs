@@ -1,27 +1,27 @@
-//! What a token costs: the weights it is multiplied by, and the bytes they take.
+//! The cost of a token: the weights it is multiplied with, and their bytes.
 
 use troika_model::spec::{Ffn, ModelSpec, WeightRole};
 
 use crate::report::account::is_expert;
 use crate::store::WeightStore;
 
-/// Weights a token uses. Of the experts only the chosen ones count, of an embedding that is no
-/// head nothing but one row.
+/// The weights that a token uses. Only the chosen experts count, and only one row of an embedding
+/// that is not the head.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TokenCost {
-    /// Parameters of all products but the head's.
+    /// Parameters of all products except the head.
     pub body: u64,
-    /// Parameters of the head, which only tokens with wanted logits pass.
+    /// Parameters of the head, used only for tokens whose logits are wanted.
     pub head: u64,
     /// Bytes of both, as stored.
     pub bytes: u64,
 }
 
 impl WeightStore {
-    /// What a token costs.
+    /// The cost of a token.
     pub fn token_cost(&self, spec: &ModelSpec) -> TokenCost {
         let mut cost = TokenCost::default();
-        // A tied head that is quantized is a weight of its own.
+        // A quantized tied head is a separate weight.
         let tied = !self.bound.iter().any(|b| b.key.role == WeightRole::Head);
         for b in &self.bound {
             let is_head = match b.key.role {

@@ -1,4 +1,4 @@
-//! What weights cost: memory by class, bytes and operations of a token, errors of quantization.
+//! Reports on weights: memory by class, cost of a token, quantization errors.
 
 pub(crate) mod account;
 pub(crate) mod cost;

@@ -1,4 +1,4 @@
-//! How far quantized weights are from the file's.
+//! Measures how far quantized weights are from the file's.
 
 use std::collections::BTreeMap;
 
@@ -19,17 +19,17 @@ const ROWS: usize = 256;
 pub struct ClassError {
     /// As in [`crate::ClassBytes`].
     pub class: &'static str,
-    /// What the weights became.
+    /// The quantized type.
     pub dtype: DType,
-    /// Weights compared.
+    /// Number of weights compared.
     pub parameters: u64,
-    /// Root of the mean squared error, relative to that of the weights.
+    /// Root mean square error, relative to that of the weights.
     pub relative_rms: f64,
-    /// The same of the tensor where it is largest, and its name.
+    /// The largest value among tensors, and its tensor's name.
     pub worst: (f64, String),
 }
 
-/// Sums of squares: of the errors, and of the weights.
+/// Sums of squares of the errors and of the weights.
 #[derive(Clone, Copy, Default)]
 struct Squares {
     error: f64,
@@ -48,8 +48,8 @@ impl Squares {
 }
 
 impl WeightStore {
-    /// Quantizes all weights that are to be and compares them with the file's, by class. Nothing
-    /// is kept.
+    /// Quantizes all weights that would be quantized, and compares them with the file's, by class.
+    /// Results are not kept.
     ///
     /// # Errors
     /// A weight that does not fit its tensor.
@@ -57,7 +57,7 @@ impl WeightStore {
         let mut classes: BTreeMap<(&str, &str), (ClassError, Squares)> = BTreeMap::new();
         for b in self.bound.iter().filter(|b| b.source.is_made()) {
             let wrong = |why| DeviceError::Weight { name: b.key.to_string(), why };
-            // A checkpoint that is quantized itself has nothing to be compared with.
+            // A checkpoint that is itself quantized has no original to compare with.
             let Opened::Float(floats) = b.source.open(b.shape).map_err(wrong)? else { continue };
             let squares = compare(b, &floats);
             let squares = squares.ok_or_else(|| wrong("is shorter than its shape".into()))?;

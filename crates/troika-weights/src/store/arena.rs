@@ -1,7 +1,7 @@
 //! Memory for packed weights, in blocks of huge pages.
 //!
-//! Many matrices are smaller than a huge page (2 MiB) or end within one, so each in memory of its
-//! own would lie in small pages in part. In a block they lie one after another.
+//! Many matrices are smaller than a huge page (2 MiB) or end within one, so separate allocations
+//! would partly use small pages. A block holds many of them without gaps.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -12,23 +12,23 @@ use crate::parallel::lock;
 
 /// Bytes of a block.
 const BLOCK: usize = 64 << 20;
-/// Larger weights have a block of their own: they would leave too much of another unused.
+/// Larger weights have their own block, since they would waste too much of a shared one.
 const LARGE: usize = BLOCK / 8;
 /// Weights begin at multiples of this.
 const ALIGN: usize = 64;
 
-/// Blocks of memory, from which weights take theirs.
+/// Blocks of memory that weights are allocated from.
 #[derive(Default)]
 pub(crate) struct Arena(Mutex<Option<ArenaBlock>>);
 
-/// The block in use, and how much of it is.
+/// The current block, and how much of it is used.
 struct ArenaBlock {
     map: Arc<MmapRaw>,
     used: usize,
 }
 
 impl Arena {
-    /// Zeroed, 64-byte aligned memory; `None` when the system has none.
+    /// Zeroed, 64-byte aligned memory; `None` if the system has none.
     pub fn take(&self, len: usize) -> Option<Room> {
         if len > LARGE {
             return Some(Room { map: map(len)?, range: 0..len });
@@ -46,18 +46,18 @@ impl Arena {
     }
 }
 
-/// A mapping with nothing in it.
+/// A new, empty mapping.
 fn map(len: usize) -> Option<Arc<MmapRaw>> {
     let map = MmapOptions::new().len(len.max(1)).map_anon().ok()?;
     #[cfg(target_os = "linux")]
     {
-        // Without huge pages everything works, too.
+        // Huge pages are optional: ignore errors.
         let _ = map.advise(memmap2::Advice::HugePage);
     }
     Some(Arc::new(map.into()))
 }
 
-/// A part of a block that nobody else has.
+/// A part of a block with a single owner.
 pub(crate) struct Room {
     map: Arc<MmapRaw>,
     range: Range<usize>,

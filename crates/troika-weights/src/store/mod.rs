@@ -1,4 +1,4 @@
-//! The weight store: owns the mapped files and every form made of them, with byte accounting.
+//! The weight store: owns the mapped files and all derived forms, and counts their bytes.
 
 pub(crate) mod arena;
 pub(crate) mod scan;
@@ -29,28 +29,28 @@ use crate::format::file_map::FileMap;
 use crate::parallel::{self, lock};
 use crate::store::arena::Arena;
 
-/// What is known of a bound weight.
+/// Information about a bound weight.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WeightInfo {
     /// Rows, columns and type in the store.
     pub shape: WeightShape,
-    /// Tensor it is cut from.
+    /// The tensor it is cut from.
     pub tensor: String,
 }
 
-/// Called with (weights quantized, weights to quantize) from any thread.
+/// Called from any thread with (quantized weights, all weights to quantize).
 pub type OnProgress = Arc<dyn Fn(u64, u64) + Send + Sync>;
 
-/// Bytes looked at in one go when scanning.
+/// Bytes scanned at once.
 const SCAN_PIECE: usize = 4 << 20;
-/// Bytes of a weight that are packed at once: they stay in a core's cache until they are.
+/// Bytes of a weight that are packed at once, so that they fit in a core's cache.
 const PACK_PIECE: usize = 512 << 10;
-/// After so many pieces of a weight all of it is given back, as pages beside a piece may come with
-/// it after they were given back: half of a large table did.
+/// After this many pieces, the whole weight is released again: reading a piece may bring back
+/// released pages beside it, half of a large table in one case.
 const GIVE_BACK: usize = 32;
-/// Fewer bytes are not worth a call of the system.
+/// Smaller ranges are not worth a system call.
 const MIN_RELEASE: usize = 64 << 10;
-/// The layout of weights that are made and used as plain rows.
+/// The layout of derived weights that are used as plain rows.
 const ROWS: &str = "rows";
 
 /// A packed form; empty until it is made.
@@ -65,9 +65,9 @@ pub struct WeightStore {
     arena: Arena,
     maps: Vec<Arc<FileMap>>,
     cache: Option<PackedCache>,
-    /// Of the mapped files, when they were hashed.
+    /// The stamps of the mapped files when they were hashed.
     stamps: Vec<Option<Stamp>>,
-    /// Tensors with NaN or infinities, seen when they were quantized.
+    /// Tensors in which quantization found NaN or infinities.
     non_finite: Mutex<BTreeSet<String>>,
     progress: Option<OnProgress>,
     quantized: AtomicU64,
@@ -77,11 +77,11 @@ pub struct WeightStore {
 impl WeightStore {
     /// Finds every weight the model needs in the files and checks its shape.
     ///
-    /// Weights are views of the file where the layout, alignment and type serve. Those that are
-    /// quantized are made when a device asks for them.
+    /// Weights are views of the file if its layout, alignment and type allow that. Quantized ones
+    /// are made when a device requests them.
     ///
     /// # Errors
-    /// A tensor that is missing, of another shape, or of a type that cannot be a weight.
+    /// A missing tensor, one of another shape, or one whose type cannot be a weight.
     pub fn bind(
         model: &DescribedModel,
         files: &dyn MappedCheckpoint,
@@ -92,14 +92,14 @@ impl WeightStore {
         Ok(WeightStore { warnings, ..WeightStore::of(bound, files.maps()) })
     }
 
-    /// Random weights of a model's shape, the same for a seed: matrices of a type of
-    /// [`crate::SYNTHETIC_DTYPES`], as far as it fits them; floats are quantized if asked for.
+    /// Random weights in a model's shape, equal for equal seeds. Matrices have a type of
+    /// [`crate::SYNTHETIC_DTYPES`] where their rows allow it; floats are quantized if requested.
     pub fn synthetic(spec: &ModelSpec, dtype: DType, seed: u64, quant: Quant) -> WeightStore {
         WeightStore::random(spec, dtype, seed, (quant, false))
     }
 
-    /// The same weights, each made whenever somebody asks for it: for models too large to hold
-    /// whose numbers nobody computes.
+    /// The same weights, generated on demand: for models too large for memory that are not
+    /// computed.
     pub fn synthetic_lazy(spec: &ModelSpec, dtype: DType, seed: u64, quant: Quant) -> WeightStore {
         WeightStore::random(spec, dtype, seed, (quant, true))
     }
@@ -138,22 +138,21 @@ impl WeightStore {
         }
     }
 
-    /// What a user should know of the files: a sentence about tensors that nothing uses.
+    /// Warnings about the files: tensors that nothing uses.
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }
 
-    /// Tells `f` how far quantization has come.
+    /// Sets a function that receives the progress of quantization.
     pub fn on_progress(&mut self, f: OnProgress) {
         self.progress = Some(f);
     }
 
-    /// Keeps what is made of the weights in a folder, and takes from there what a former start
-    /// made. With `limit`, other files of the folder are removed, those used longest ago first, as
-    /// long as all together have more bytes.
+    /// Stores derived weights in a folder, and reuses those of earlier starts. With `limit`, the
+    /// least recently used files of the folder are removed until the rest fit.
     ///
     /// # Errors
-    /// Files that cannot be read for their hash.
+    /// Files cannot be read for hashing.
     pub fn keep_packed(&mut self, dir: &Path, limit: Option<u64>) -> std::io::Result<()> {
         let Some(first) = self.maps.first().filter(|_| self.makes_weights()) else {
             return Ok(());
@@ -174,7 +173,7 @@ impl WeightStore {
         Ok(())
     }
 
-    /// A file that is not what it was when it was hashed.
+    /// The name of a file that changed since it was hashed.
     fn changed(&self) -> Option<String> {
         let same = |(map, stamp): &(&Arc<FileMap>, &Option<Stamp>)| match (map.file(), stamp) {
             (Some(file), Some(stamp)) => Stamp::of(file).is_ok_and(|now| now == *stamp),
@@ -184,14 +183,14 @@ impl WeightStore {
         Some(map.path().display().to_string())
     }
 
-    /// Whether some weights are not used as the files have them but made: quantized, or put
-    /// together from a GPTQ or AWQ layer's tensors.
+    /// Whether some weights are derived and not used as in the files: quantized, or assembled from
+    /// the tensors of a GPTQ or AWQ layer.
     pub fn makes_weights(&self) -> bool {
         self.bound.iter().any(|b| b.source.is_made())
     }
 
-    /// After everything was asked for: completes the file of packed weights, and gives back what
-    /// was read besides the weights. Returns warnings.
+    /// Call after all weights were requested. Completes the file of packed weights and releases
+    /// other memory used for reading. Returns warnings.
     pub fn finish_packed(&self) -> Vec<String> {
         self.release_all();
         let non_finite = lock(&self.non_finite).clone();
@@ -199,20 +198,20 @@ impl WeightStore {
         self.cache.as_ref().map(finish).unwrap_or_default()
     }
 
-    /// What is known of a weight.
+    /// Information about a weight.
     pub fn info(&self, key: Key) -> Option<WeightInfo> {
         let b = &self.bound[*self.by_name.get(&key.to_string())?];
         Some(WeightInfo { shape: b.shape, tensor: b.tensor.clone() })
     }
 
-    /// Shape and type of a weight, as lowering asks for it.
+    /// Shape and type of a weight, for lowering.
     pub fn shape(&self, key: Key) -> Option<WeightShape> {
         let b = &self.bound[*self.by_name.get(&key.to_string())?];
         Some(b.shape)
     }
 
-    /// Names of tensors that hold NaN or infinities. Reads all weights that are used as the file
-    /// has them; for those that are quantized see [`WeightStore::non_finite`].
+    /// Names of tensors with NaN or infinities. Reads all weights that are used as they are in the
+    /// file; for quantized ones see [`WeightStore::non_finite`].
     pub fn scan_non_finite(&self) -> Vec<String> {
         let mut pieces = Vec::new();
         for b in &self.bound {
@@ -234,14 +233,13 @@ impl WeightStore {
         found.filter(|t| seen.insert(*t)).cloned().collect()
     }
 
-    /// Tensors in which quantization met NaN or infinities, now or when the packed form was made.
+    /// Tensors in which quantization found NaN or infinities, now or when the cached file was made.
     pub fn non_finite(&self) -> Vec<String> {
         lock(&self.non_finite).iter().cloned().collect()
     }
 
-    /// Of a table in blocks single rows are looked up (products have a packed form of their own):
-    /// each would map 2 MiB of a file that the system keeps in huge pages, 30 MB for a prompt of 16
-    /// tokens.
+    /// Prepares a table of blocks for looking up single rows (products use a packed form). Each row
+    /// would otherwise map 2 MiB of a file in huge pages: 30 MB for a prompt of 16 tokens.
     fn look_up(&self, b: &Bound) {
         if let ValueSource::Ready { bytes, .. } = &b.source {
             let _ = self.maps.iter().any(|m| m.in_small_pages(bytes));
@@ -253,7 +251,7 @@ impl WeightStore {
         let _ = self.maps.iter().any(|m| m.release(bytes));
     }
 
-    /// The system maps some pages around each that is read: they are not needed, either.
+    /// Releases also the pages that the system mapped around each that was read.
     fn release_all(&self) {
         self.maps.iter().for_each(|m| _ = m.release((**m).as_ref()));
     }
@@ -266,8 +264,7 @@ impl WeightStore {
         Ok(&self.bound[*index])
     }
 
-    /// A form of a weight, or of some of its rows: made before, kept from a former start, or made
-    /// now.
+    /// A form of a weight or of some of its rows: from memory, from the disk cache, or newly made.
     fn form(
         &self,
         b: &Bound,
@@ -281,7 +278,7 @@ impl WeightStore {
         };
         let key = (name.to_string(), form.clone());
         let slot = lock(&self.packed).entry(key).or_default().clone();
-        // Whoever asks for the same form meanwhile waits here, others do not.
+        // Only threads that request the same form wait here.
         let mut made = lock(&slot);
         if let Some(p) = &*made {
             return Ok(p.clone());
@@ -304,8 +301,8 @@ impl WeightStore {
         Ok(p)
     }
 
-    /// Packs rows of a weight in pieces of whole panels, on all cores; what was read of the file is
-    /// given back piece by piece, so that there is no second copy of the weight.
+    /// Packs rows of a weight on all cores in pieces of whole panels. File pages are released piece
+    /// by piece, so that there is no second copy of the weight.
     fn make(
         &self,
         b: &Bound,
@@ -315,7 +312,7 @@ impl WeightStore {
     ) -> Result<WeightBytes, DeviceError> {
         let wrong = |why: String| DeviceError::Weight { name: name.into(), why };
         let opened = b.source.open(b.shape).map_err(wrong)?;
-        // All that is read, before and after the pages of single pieces.
+        // All source bytes, including pages around single pieces.
         let whole = || opened.read().into_iter().chain(b.source.packed_tensors());
         whole().for_each(|t| _ = self.maps.iter().any(|m| m.fetch(t)));
         let len = layout.bytes(all.len()).unwrap_or(0);
@@ -344,14 +341,14 @@ impl WeightStore {
         Ok(WeightBytes::whole(Arc::new(room)))
     }
 
-    /// Panels of a piece: enough to keep a core busy, few enough to keep all cores busy.
+    /// Panels per piece: enough to keep a core busy, few enough to use all cores.
     fn pieces(&self, b: &Bound, layout: PackLayout<'_>) -> usize {
         let panels = b.shape.rows.div_ceil(layout.rows.max(1)).max(1);
         let each = PACK_PIECE / (2 * b.shape.cols * layout.rows).max(1);
         each.clamp(1, panels.div_ceil(4).max(1))
     }
 
-    /// Notes what rows told, and gives back what they were made of.
+    /// Records what making rows has shown, and releases their source.
     fn read(&self, b: &Bound, made: &WeightRows) {
         if !made.finite {
             lock(&self.non_finite).insert(b.tensor.clone());
@@ -361,7 +358,7 @@ impl WeightStore {
         }
     }
 
-    /// Counts rows that were quantized.
+    /// Counts quantized rows.
     fn advance(&self, b: &Bound, rows: usize) {
         let Some(f) = self.progress.as_ref().filter(|_| b.source.is_made()) else { return };
         let values = (rows * b.shape.cols) as u64;
@@ -418,7 +415,7 @@ impl WeightSource for WeightStore {
         if first > end || end > all {
             return Err(outside());
         }
-        // A view of the whole weight's form: what several devices have of a weight is held once.
+        // A view of the whole weight's form, so that devices share it.
         if let Some(range) = layout.slice(&rows) {
             let whole = self.form(b, (name, 0..all), layout, pack)?;
             let bytes = whole.bytes.slice(range).ok_or_else(outside)?;

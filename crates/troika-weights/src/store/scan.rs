@@ -1,4 +1,4 @@
-//! Looking for numbers that are not finite.
+//! Finds numbers that are not finite.
 
 use half::f16;
 use troika_graph::DType;
@@ -8,7 +8,7 @@ pub(crate) fn has_non_finite(dtype: DType, bytes: &[u8]) -> bool {
     let word = |b: &[u8]| u16::from_le_bytes([b[0], b[1]]);
     let bad_f16 = |b: &[u8]| !f16::from_bits(word(b)).is_finite();
     match dtype {
-        // An all-ones exponent; testing bits keeps the loop simple enough to be vectorised.
+        // An exponent of all ones; testing bits lets the loop be vectorised.
         DType::F32 => bytes
             .as_chunks::<4>()
             .0

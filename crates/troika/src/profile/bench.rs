@@ -1,4 +1,4 @@
-//! One device on the bench: graphs loaded on it, and the times of their runs.
+//! Measures one device: loads graphs on it and times their runs.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -16,13 +16,13 @@ use troika_weights::WeightStore;
 use super::inputs::{bindings, forward, page_len};
 use super::lost;
 
-/// Layers are run one after another until their weights are more than caches hold, as in a model.
+/// Layers run in turn until their weights exceed the caches, as in a model.
 const MOST_WEIGHTS: usize = 256 << 20;
 /// How long a point is measured, in nanoseconds, and the fewest and most runs.
 const MEASURED_NS: f64 = 25e6;
 const FEWEST: usize = 3;
 const MOST: usize = 400;
-/// Looks whether the queue still lives.
+/// How long to wait before checking that the queue is alive.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// A device and its queue.
@@ -32,14 +32,14 @@ pub(super) struct Bench<'a> {
     lowered: &'a Lowered,
     queue: Box<dyn Queue>,
     done: Receiver<Completion>,
-    /// What making code took, in nanoseconds.
+    /// Compile times in nanoseconds.
     pub compiled_ns: Vec<f64>,
 }
 
-/// A graph's weights on a device, of several layers.
+/// A graph with the weights of several layers, loaded on a device.
 pub(super) struct LoadedGraph {
     layers: Vec<Subgraph>,
-    /// By the rows of the shape; any number has the key 0.
+    /// By the rows of the shape; key 0: any number of rows.
     codes: Vec<(usize, Vec<Arc<Weights>>)>,
 }
 
@@ -55,7 +55,7 @@ impl<'a> Bench<'a> {
         Ok(Bench { device, clock, lowered, queue, done, compiled_ns })
     }
 
-    /// Visits that a point has after one of this number: modelled times are all alike.
+    /// Measurements of a point wanted after a visit. Modelled times never vary: one is enough.
     pub fn wanted(&self, visit: usize) -> usize {
         if self.device.clock().is_some() { 1 } else { visit + 1 }
     }
@@ -66,7 +66,7 @@ impl<'a> Bench<'a> {
         graph.layers.first().is_some_and(takes)
     }
 
-    /// Rows that are computed where some are wanted.
+    /// Rows computed for a number of rows wanted.
     pub fn room(&self, rows: usize) -> usize {
         let caps = self.device.caps();
         if !caps.static_shapes {
@@ -76,7 +76,7 @@ impl<'a> Bench<'a> {
         enough.or(caps.row_buckets.last().copied()).unwrap_or(rows)
     }
 
-    /// Loads a graph's weights for as many layers as caches do not hold together.
+    /// Loads a graph's weights for as many layers as exceed the caches.
     pub fn load(
         &mut self,
         graph: &ProfiledGraph,
@@ -116,7 +116,7 @@ impl<'a> Bench<'a> {
         let real = std::time::Instant::now();
         let start = self.clock.now();
         let executable = self.device.compile(graph)?;
-        // Where time is modelled, compiling may take some of it.
+        // With modelled time, compiling takes modelled time too.
         let took = match self.device.clock() {
             Some(_) => self.clock.now().saturating_sub(start),
             None => real.elapsed(),
@@ -125,7 +125,7 @@ impl<'a> Bench<'a> {
         Ok(executable)
     }
 
-    /// Runs of a graph, layer after layer: so many submissions.
+    /// Runs of a graph, layer by layer, in `submissions` lists.
     pub fn submissions(
         &self,
         loaded: &LoadedGraph,
@@ -154,7 +154,7 @@ impl<'a> Bench<'a> {
         Ok((copies.into_iter().enumerate().map(submission).collect(), runs))
     }
 
-    /// The times of runs at some rows, where one is expected to take about so long.
+    /// The times of runs at a point, given the expected time of one.
     pub fn times(
         &mut self,
         loaded: &LoadedGraph,
@@ -162,7 +162,7 @@ impl<'a> Bench<'a> {
         expected_ns: f64,
     ) -> Result<Vec<f64>, DeviceError> {
         let layers = loaded.layers.len();
-        // Modelled times are all alike.
+        // Modelled times never vary.
         if self.device.clock().is_some() {
             return self.measured(loaded, at, 1);
         }
@@ -188,7 +188,7 @@ impl<'a> Bench<'a> {
         Ok(times.iter().map(nanoseconds).collect())
     }
 
-    /// Hands over a list.
+    /// Submits a list.
     pub fn submit(&mut self, list: CommandList) -> Result<(), DeviceError> {
         self.queue.submit(list)
     }
@@ -211,14 +211,14 @@ impl<'a> Bench<'a> {
         completion.outcome.map(|()| completion.times)
     }
 
-    /// Runs a list to its end.
+    /// Submits a list and waits for its end.
     pub fn run(&mut self, list: CommandList) -> Result<Vec<TaskTime>, DeviceError> {
         self.submit(list)?;
         self.finish()
     }
 }
 
-/// How long a task took: as modelled, or as measured.
+/// The duration of a task, as measured or modelled.
 pub(super) fn nanoseconds(t: &TaskTime) -> f64 {
     t.modelled.unwrap_or(t.end.saturating_sub(t.start)).as_nanos() as f64
 }

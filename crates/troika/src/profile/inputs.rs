@@ -1,4 +1,4 @@
-//! Memory that measured runs are bound to: numbers that are like those of a model.
+//! Memory for measured runs, filled with values like those of a model.
 
 use std::sync::Arc;
 
@@ -11,14 +11,14 @@ use troika_model::lower::Lowered;
 
 use super::lost;
 
-/// Positions of a page of the model's caches on a device.
+/// Positions per page of the model's caches on a device.
 pub(super) fn page_len(device: &dyn Device, lowered: &Lowered) -> usize {
     let position = lowered.states.iter().map(|s| s.width * s.dtype.block_bytes()).max();
     troika_plan::page_len(position.unwrap_or(0), device.caps().max_binding_bytes.into_iter())
 }
 
-/// The bindings of a graph, with room for so many rows, and the copies that fill them where the
-/// host cannot write.
+/// The bindings of a graph with room for some rows, and the copies that fill them where the host
+/// cannot write.
 pub(super) fn bindings(
     device: &Arc<dyn Device>,
     graph: &Subgraph,
@@ -51,7 +51,7 @@ pub(super) fn bindings(
     }
     for id in &graph.states {
         let positions = graph.value(*id).shape.max_rows();
-        // Pages that the runs use; where they are, is the table's to say.
+        // Pages that the runs use, in the order of the page table.
         let used =
             (cached + room).next_multiple_of(page_len).min(positions.next_multiple_of(page_len));
         b.states.push(View::whole(&memory(used.max(positions) * bytes(id))?));
@@ -64,7 +64,7 @@ pub(super) fn bindings(
     Ok((b, copies))
 }
 
-/// Numbers for a value: positions, tokens and experts that there are, or small floats.
+/// Fills a value: valid positions, tokens and experts, or small floats.
 fn fill(buffer: &Buffer, graph: &Subgraph, id: ValueId, cached: usize) -> Result<(), String> {
     let mut write = buffer.write().map_err(|e| e.to_string())?;
     let value = graph.value(id);
@@ -90,7 +90,7 @@ fn fill(buffer: &Buffer, graph: &Subgraph, id: ValueId, cached: usize) -> Result
     Ok(())
 }
 
-/// One sequence of so many rows, with as many positions before.
+/// One sequence of some rows behind some cached positions.
 pub(super) fn forward(
     lowered: &Lowered,
     (rows, cached): (usize, usize),

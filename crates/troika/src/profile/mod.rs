@@ -1,5 +1,5 @@
-//! Measuring a model's segments on devices, for the solver: `troika profile`. What a profile holds,
-//! and how it is fitted, is a matter of `troika-plan`; here are the devices and the clock.
+//! Measures a model's segments on devices for the solver: `troika profile`. The contents of a
+//! profile and its fits belong to `troika-plan`; the devices and the clock are here.
 
 mod bench;
 mod inputs;
@@ -24,47 +24,47 @@ use crate::profile_file::{ProfileAt, failed, file_of, subject_of};
 use crate::subject::Subject;
 use bench::Bench;
 
-/// Receives (measurements done, measurements in all).
+/// Receives (measurements done, all measurements).
 pub type OnProfiled<'a> = &'a mut dyn FnMut(usize, usize);
 
-/// How a profile is made.
+/// How to make a profile.
 #[derive(Clone, Debug)]
 pub struct ProfileOptions {
     /// The model's types, and the devices.
     pub open: OpenOptions,
-    /// Where it is kept while it is made, and goes on from; `None`: it is only returned.
+    /// Where the profile is stored and continued from; `None`: it is only returned.
     pub file: Option<ProfileAt>,
-    /// Ends measuring: what is done by then is kept.
+    /// Stops measuring; results so far are kept.
     pub cancel: Option<Arc<AtomicBool>>,
 }
 
-/// A profile, and what is to be said of how it came about.
+/// A profile, and notes on how it was made.
 #[derive(Debug)]
 pub struct ProfileOutcome {
-    /// The profile; not complete when measuring was ended.
+    /// The profile; incomplete if measuring was stopped.
     pub profile: Profile,
-    /// A sentence for each thing that the user should know.
+    /// Notes for the user, one sentence each.
     pub notes: Vec<String>,
-    /// Where it is kept.
+    /// Where it is stored.
     pub file: Option<PathBuf>,
 }
 
-/// Rows that are measured for the fits, and others that show how good these are.
+/// Numbers of rows measured for the fits, and others to judge the fits.
 const FITTED_ROWS: [usize; 7] = [1, 2, 4, 16, 64, 256, 512];
 const HELD_OUT_ROWS: [usize; 4] = [3, 24, 100, 384];
-/// Positions cached before, for runs that look at them; the second list as above.
+/// Numbers of cached positions for runs that use them, split in the same way.
 const FITTED_CACHED: [usize; 3] = [0, 256, 1024];
 const HELD_OUT_CACHED: [usize; 1] = [600];
-/// Visits of each point, with all others between: a machine that is slow for a while is not slow at
-/// all of them.
+/// Measurements of each point, spread over the whole time, so that a temporary slowdown does not
+/// affect all of them.
 const VISITS: usize = 3;
-/// A run that would take longer is not measured: the fits go on in a straight line.
+/// Runs that would take longer are not measured: the fits extrapolate.
 const LONGEST_NS: f64 = 2e9;
 
 /// Measures a model on the devices of the options.
 ///
 /// # Errors
-/// A model or device that does not serve, a disk that is full.
+/// An unusable model or device, or a full disk.
 pub fn profile(
     subject: &Subject,
     options: &ProfileOptions,
@@ -96,7 +96,7 @@ pub fn profile(
         measuring.file.clone_from(&file);
         measuring.keep(&profile)?;
         if let Some(partial) = keep.filter(|k| Some(k) != file.as_ref()) {
-            // What is left of it harms nobody: it is another profile's beginning next time.
+            // A leftover does no harm: it is continued next time.
             let _ = std::fs::remove_file(partial);
         }
         notes.extend(left_out(&profile));
@@ -118,18 +118,18 @@ fn left_out(profile: &Profile) -> Option<String> {
     })
 }
 
-/// Where measuring begins.
+/// The state in which measuring starts.
 struct Begun {
     profile: Profile,
-    /// A sentence on what was found.
+    /// Notes on existing files.
     notes: Vec<String>,
-    /// Where it is kept until it is complete: beside a complete one, which stays until then.
+    /// Where it is stored until it is complete: beside a complete one, which stays until then.
     kept: Option<PathBuf>,
 }
 
-/// A profile that is there and can go on, or a new one.
+/// An existing profile that can be continued, or a new one.
 fn begin(here: &ProfileSubject, file: Option<&Path>) -> Result<Begun, Error> {
-    // There is nothing to read in a pipe or device that the profile is written to.
+    // A pipe or device has nothing to read.
     let Some(path) = file.filter(|f| std::fs::metadata(f).map_or(true, |m| m.is_file())) else {
         let profile = Profile::new(here.clone());
         return Ok(Begun { profile, notes: Vec::new(), kept: file.map(Path::to_path_buf) });
@@ -145,7 +145,7 @@ fn begin(here: &ProfileSubject, file: Option<&Path>) -> Result<Begun, Error> {
     Ok(Begun { notes, ..begun })
 }
 
-/// What is to be done with a file.
+/// What an existing file contains.
 struct Found {
     begun: Begun,
     /// Whether it is a complete profile.
@@ -174,7 +174,7 @@ fn begin_at(here: &ProfileSubject, file: &Path) -> Result<Found, Error> {
                 format!("{} is gone on with: {} runs are there", file.display(), p.runs.len());
             found(p, Some(note), false)
         }
-        // A text of somebody's own is not replaced, a damaged profile is.
+        // A damaged profile is replaced, but not a text of another kind.
         Err(_) if !Profile::begins(&text) && !text.trim().is_empty() => {
             Err(Error::NoProfile { file: file.display().to_string() })
         }
@@ -182,7 +182,7 @@ fn begin_at(here: &ProfileSubject, file: &Path) -> Result<Found, Error> {
     }
 }
 
-/// A graph on a device at some rows and cached positions.
+/// A graph on a device, with some rows and cached positions.
 #[derive(Clone, Copy)]
 struct Point {
     rows: usize,
@@ -204,7 +204,7 @@ impl Measuring<'_> {
         self.options.cancel.as_ref().is_some_and(|c| c.load(Ordering::Relaxed))
     }
 
-    /// Measures what is missing. Whether that was all.
+    /// Measures what is missing. `false` if it was stopped.
     fn all(&mut self, devices: &[Arc<dyn Device>], profile: &mut Profile) -> Result<bool, Error> {
         let graphs: Vec<Vec<ProfiledGraph>> = devices
             .iter()
@@ -225,7 +225,7 @@ impl Measuring<'_> {
                 if self.cancelled() {
                     return Ok(false);
                 }
-                // Device after device at each point, so that a disturbance meets all alike.
+                // Alternates between devices at each point, so that disturbances affect all alike.
                 self.graph(&mut benches, &graphs, (at, visit, profile))?;
                 self.keep(profile)?;
                 (self.progress)(visit * count + at + 1, all);
@@ -297,12 +297,12 @@ impl Measuring<'_> {
         Ok(())
     }
 
-    /// Rows and cached positions that a graph is measured at, those with fewer rows first.
+    /// The rows and cached positions at which a graph is measured, fewest rows first.
     fn points(&self, graph: Option<&ProfiledGraph>) -> Vec<Point> {
         let Some(graph) = graph else { return Vec::new() };
         let Some(one) = graph.layers.first() else { return Vec::new() };
         let most = one.max_rows();
-        // Of a prompt, logits of its last row are wanted.
+        // Only the last row of a prompt needs logits.
         let most = if graph.kind == SegmentKind::Head { most.min(4) } else { most };
         let mut rows: Vec<(usize, bool)> = FITTED_ROWS.map(|n| (n, false)).to_vec();
         rows.extend(HELD_OUT_ROWS.map(|n| (n, true)));
@@ -330,7 +330,7 @@ impl Measuring<'_> {
         points
     }
 
-    /// Writes what there is: beside the place first, then renamed.
+    /// Writes the current state: first beside the place, then renamed.
     fn keep(&self, profile: &Profile) -> Result<(), Error> {
         let Some(file) = &self.file else { return Ok(()) };
         let text = profile.to_json();
@@ -338,7 +338,7 @@ impl Measuring<'_> {
     }
 }
 
-/// A device's fault in words of the facade.
+/// An error for a device that fails.
 fn lost(device: &str, why: &str) -> DeviceError {
     DeviceError::System { device: device.into(), why: why.into() }
 }

@@ -1,5 +1,5 @@
-//! What devices do together, and besides runs: how much they slow each other down, how long a
-//! hand-over takes, what a list and a copy cost.
+//! Measures pairs of devices, and a device's costs besides runs: mutual slowdown, hand-overs, lists
+//! and copies.
 
 use std::sync::Arc;
 
@@ -14,19 +14,19 @@ use troika_weights::WeightStore;
 use super::bench::{Bench, LoadedGraph, nanoseconds};
 use super::lost;
 
-/// Rows at which devices are run side by side.
+/// Numbers of rows at which devices run side by side.
 const SIDE_BY_SIDE: [usize; 3] = [1, 16, 128];
-/// How long, in nanoseconds, and how often.
+/// How long (in nanoseconds) and how often to measure.
 const TOGETHER_NS: f64 = 60e6;
 const TIMES: usize = 5;
 /// Hand-overs from one device to another and back.
 const ROUND_TRIPS: usize = 200;
 /// Lists of one task.
 const LISTS: usize = 50;
-/// Bytes that are copied.
+/// Sizes of copies in bytes.
 const COPIES: [usize; 2] = [64 << 10, 4 << 20];
 
-/// Measures all pairs and each device by itself.
+/// Measures all pairs of devices, and each device alone.
 pub(super) fn measure(
     benches: &mut [Bench<'_>],
     store: &WeightStore,
@@ -74,14 +74,14 @@ pub(super) fn measure(
     Ok(())
 }
 
-/// A graph that stands for others.
+/// A graph that represents others.
 struct Chosen {
     loaded: LoadedGraph,
-    /// Most rows.
+    /// The most rows.
     most: usize,
 }
 
-/// The feed-forward, or what takes longest; or what takes shortest.
+/// The feed-forward, else the slowest graph; or the fastest.
 fn pick<'g>(
     graphs: &'g [ProfiledGraph],
     profile: &Profile,
@@ -112,7 +112,7 @@ fn timed(tasks: Vec<Submission>) -> CommandList {
     CommandList { tasks, timed: true, ..CommandList::default() }
 }
 
-/// Runs on both devices at once, and how much slower each was than alone.
+/// Runs both devices at once. Returns the slowdown of each.
 fn side_by_side(
     benches: &mut [Bench<'_>],
     ((a, x), (b, y)): ((usize, &Chosen), (usize, &Chosen)),
@@ -121,14 +121,14 @@ fn side_by_side(
     let mut alone = [0.0; 2];
     for (i, (d, chosen)) in [(a, x), (b, y)].into_iter().enumerate() {
         if benches[d].device.clock().is_some() {
-            // What modelled devices share is modelled, and does not show beside real ones.
+            // Slowdowns of virtual devices are modelled, and do not show beside real ones.
             return Ok((1.0, 1.0));
         }
         alone[i] = Spread::of(&benches[d].times(&chosen.loaded, (rows, 0), 1.0)?).median.max(1.0);
     }
     let (mut on_a, mut on_b) = (Vec::new(), Vec::new());
     for _ in 0..TIMES {
-        // In turns, so that a disturbance meets both alike.
+        // Alternates, so that a disturbance affects both alike.
         let mut before = [0.0; 2];
         for (i, (d, chosen)) in [(a, x), (b, y)].into_iter().enumerate() {
             let times = benches[d].times(&chosen.loaded, (rows, 0), alone[i])?;
@@ -147,7 +147,7 @@ fn side_by_side(
     Ok((factor(&on_a), factor(&on_b)))
 }
 
-/// The middle of the times of runs that were under way while the others were.
+/// The median time of runs that overlapped with runs of the other device.
 fn beside(own: &[TaskTime], others: &[TaskTime]) -> Option<f64> {
     let (start, end) = (others.first()?.start, others.last()?.end);
     let inside = own.iter().filter(|t| t.start >= start && t.end <= end);
@@ -155,8 +155,7 @@ fn beside(own: &[TaskTime], others: &[TaskTime]) -> Option<f64> {
     (!times.is_empty()).then(|| Spread::of(&times).median)
 }
 
-/// Tasks that wait for each other in turns: from the end of one to the start of the next, there and
-/// back.
+/// The delay from the end of a task to the start of one that waits for it, in both directions.
 fn round_trips(
     benches: &mut [Bench<'_>],
     ((a, x), (b, y)): ((usize, &Chosen), (usize, &Chosen)),
@@ -187,8 +186,8 @@ fn round_trips(
     Ok((Spread::of(&there[there.len() / 10..]), Spread::of(&back[back.len() / 10..])))
 }
 
-/// The same where queues do not wait by themselves: the second list is handed over when the first one
-/// has been reported.
+/// The same for queues that cannot wait by themselves: the second list is submitted after the first
+/// one is reported.
 fn passed_on(
     benches: &mut [Bench<'_>],
     ((from, x), (to, y)): ((usize, &Chosen), (usize, &Chosen)),
@@ -208,12 +207,12 @@ fn passed_on(
     Ok(Spread::of(&gaps))
 }
 
-/// Lists that are measured: modelled times are all alike.
+/// Number of lists to measure. Modelled times never vary.
 fn lists(bench: &Bench<'_>) -> usize {
     if bench.device.clock().is_some() { 1 } else { LISTS }
 }
 
-/// What a device does besides runs.
+/// Measures a device's costs besides runs.
 fn device(bench: &mut Bench<'_>, small: Option<&Chosen>) -> Result<DeviceSample, DeviceError> {
     let mut submit = Vec::new();
     if let Some(chosen) = small {

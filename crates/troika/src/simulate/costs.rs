@@ -1,11 +1,11 @@
-//! What the solver asks of a SoC: prices of its file.
+//! A SoC's prices for the solver.
 
 use troika_graph::{Subgraph, bind_static};
 use troika_plan::{CostModel, PricedRun, SolveDevice, SyncMode};
 
 use crate::devices::sim::{Price, PricedRows, Prices, Processor, Soc};
 
-/// A SoC's prices for the solver's devices, which have their processors' names.
+/// Prices for the solver's devices, which are named after processors.
 pub(super) struct SocCosts<'a> {
     soc: &'a Soc,
     processors: Vec<&'a Processor>,

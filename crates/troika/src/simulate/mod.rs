@@ -1,4 +1,4 @@
-//! A model on all processors of a virtual SoC: the real engine, plan and scheduler in virtual
+//! Runs a model on all processors of a virtual SoC: the real engine, plan and scheduler in virtual
 //! time, with numerics off.
 
 mod costs;
@@ -32,29 +32,29 @@ use crate::devices::on_board;
 use crate::error::Error;
 use crate::profile_file::solve_device;
 
-/// Why nothing can be simulated.
+/// Why a simulation is impossible.
 #[derive(Debug, thiserror::Error)]
 pub enum SimulateError {
-    /// The SoC's file.
+    /// An error in the SoC's file.
     #[error(transparent)]
     Soc(#[from] SocError),
-    /// A strategy that the SoC has no processor for.
+    /// A strategy that needs a processor the SoC lacks.
     #[error("strategy {strategy} needs {need}, and SoC {soc} has none")]
     Processor {
         /// The strategy.
         strategy: &'static str,
-        /// What it needs.
+        /// The processor it needs.
         need: &'static str,
         /// The SoC.
         soc: String,
     },
-    /// A SoC whose values are computed.
+    /// A SoC that computes values.
     #[error("SoC {0} computes values (numerics = \"on\"); simulations need numerics = \"off\"")]
     Numerics(String),
-    /// A game without a GPU.
+    /// A co-running game on a SoC without a GPU.
     #[error("SoC {0} has no GPU that could draw frames")]
     NoFrames(String),
-    /// A config file that cannot be read.
+    /// An unreadable config file.
     #[error("{file} cannot be read as a config: {why}")]
     Config {
         /// The file.
@@ -62,7 +62,7 @@ pub enum SimulateError {
         /// Why.
         why: String,
     },
-    /// Nothing to do, or too much.
+    /// No tokens, or too many.
     #[error(
         "the prompt has {prompt} tokens, and {generate} are to be generated: give from 1 to {most} \
          of a prompt, and fewer in all than the context's {context}"
@@ -70,20 +70,20 @@ pub enum SimulateError {
     Tokens {
         /// Tokens of the prompt.
         prompt: usize,
-        /// Tokens that are generated.
+        /// Tokens to generate.
         generate: usize,
-        /// Most tokens of a prompt, by itself.
+        /// The longest possible prompt.
         most: usize,
         /// The model's context.
         context: usize,
     },
-    /// More than a virtual clock counts.
+    /// A time beyond the range of the virtual clock.
     #[error(
         "the modelled times of SoC {0} add up to more than 292 years; look for a rate in its file \
          that is far too small, or a time that is far too large"
     )]
     Years(String),
-    /// The rest.
+    /// An error of another part.
     #[error(transparent)]
     Other(#[from] Error),
 }
@@ -108,15 +108,15 @@ pub struct Shape {
     dtype: DType,
 }
 
-/// The type of weights where none is given: four bits, as phones have them.
+/// The default type of weights: four bits, as usual on phones.
 const WEIGHTS: DType = DType::Q4_0;
 
 impl Shape {
-    /// A preset's name, or the path of a config that ends in `.json`; each with `:TYPE` for weights
-    /// of another type than Q4_0.
+    /// Finds a preset by name, or reads a config file that ends in `.json`. A suffix `:TYPE` sets
+    /// the weights' type; the default is Q4_0.
     ///
     /// # Errors
-    /// An unknown preset or type, a file that is no config.
+    /// An unknown preset or type, or an invalid config file.
     pub fn find(text: &str) -> Result<Shape, SimulateError> {
         let known =
             |name: &str| SYNTHETIC_DTYPES.into_iter().find(|d| d.name().eq_ignore_ascii_case(name));
@@ -141,7 +141,7 @@ impl Shape {
         &self.name
     }
 
-    /// What it is.
+    /// The model's description.
     pub fn spec(&self) -> &ModelSpec {
         &self.spec
     }
@@ -159,53 +159,52 @@ fn read_config(file: &str) -> Result<Value, SimulateError> {
     serde_json::from_str(&text).map_err(|e| refuse(e.to_string()))
 }
 
-/// What is simulated.
+/// The input of a simulation.
 #[derive(Clone, Debug)]
 pub struct SimulateOptions {
     /// The SoC.
     pub soc: Soc,
     /// The model.
     pub shape: Shape,
-    /// Who computes what.
+    /// The division over the processors.
     pub strategy: SocStrategy,
     /// Tokens of the prompt.
     pub prompt: usize,
-    /// Tokens that are generated.
+    /// Tokens to generate.
     pub generate: usize,
     /// How processors wait for each other.
     pub sync: SyncMode,
     /// A game that draws frames on the GPU meanwhile.
     pub co_run: Option<CoRun>,
-    /// By what it is decided where a chunk runs. By load, another prompt of the same length comes
-    /// first, from which it is learnt how busy processors are.
+    /// What decides where a chunk runs. By load, an earlier prompt of the same length is run first
+    /// to learn how busy processors are.
     pub decide: Decide,
-    /// Spans.
+    /// Records spans.
     pub tracer: Tracer,
 }
 
-/// What came out.
+/// The result of a simulation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Figures {
-    /// From the request to the first token, in nanoseconds. Code that is made for the prompt is
-    /// among it.
+    /// From the request to the first token, in nanoseconds. Includes compiling for the prompt.
     pub ttft_ns: u64,
-    /// Of it, making code.
+    /// The part of it spent on compiling.
     pub prepare_ns: u64,
-    /// From the first token to the last.
+    /// From the first token to the last, in nanoseconds.
     pub decode_ns: u64,
     /// Tokens of the prompt.
     pub prompt: usize,
-    /// Tokens that were generated.
+    /// Tokens generated.
     pub generated: usize,
-    /// Joules of the prompt, if it is known what the SoC takes.
+    /// Joules of the prompt, if the SoC's energy use is known.
     pub prefill_j: Option<f64>,
     /// Joules of all tokens after the first.
     pub decode_j: Option<f64>,
-    /// Most bytes that were held: weights, cache, values.
+    /// The most bytes held: weights, cache, values.
     pub peak_bytes: u64,
-    /// Chunks of the prompt that load had placed otherwise than their length has.
+    /// Prompt chunks that load placed differently from their length's rules.
     pub placed_otherwise: u64,
-    /// Frames in a second that were drawn beside the prompt, and beside decoding.
+    /// Frames per second drawn during the prompt, and during decoding.
     pub frame_rates: [f64; 2],
 }
 
@@ -215,7 +214,7 @@ impl Figures {
         self.ttft_ns as f64 * 1e-6
     }
 
-    /// Time of each later token, in milliseconds; `None` if there is none.
+    /// Time per later token, in milliseconds; `None` if there is none.
     pub fn tpot_ms(&self) -> Option<f64> {
         let later = self.generated.checked_sub(1).filter(|n| *n > 0)?;
         Some(self.decode_ns as f64 * 1e-6 / later as f64)
@@ -231,7 +230,7 @@ impl Figures {
         self.tpot_ms().map(|ms| 1e3 / ms)
     }
 
-    /// Joules in all.
+    /// Joules of prompt and answer.
     pub fn energy_j(&self) -> Option<f64> {
         Some(self.prefill_j? + self.decode_j?)
     }
@@ -242,7 +241,7 @@ impl Figures {
     }
 }
 
-/// A model that is open on a SoC.
+/// A model opened on a SoC.
 pub struct Simulation {
     engine: Engine,
     board: Arc<Board>,
@@ -252,9 +251,9 @@ pub struct Simulation {
     weight_bytes: u64,
     prompt: usize,
     generate: usize,
-    /// Making code that counts as a part of the prompt.
+    /// Compile time that counts as part of the prompt.
     prepare_ns: u64,
-    /// The queue of a GPU that draws frames and has no other.
+    /// The queue of a GPU that draws frames and is otherwise unused.
     _frames: Option<Box<dyn Queue>>,
     warnings: Vec<String>,
 }
@@ -284,7 +283,7 @@ impl Simulation {
         }
         let (dtype, shape_block) = (shape.dtype, shape.dtype.block_len());
         let store = WeightStore::synthetic_lazy(&shape.spec, shape.dtype, 1, Quant::None);
-        // An engine for phones packs all matrices alike, the head, too.
+        // Engines for phones give all matrices the same type, including the head.
         let shapes = |key| {
             let shape = store.shape(key)?;
             let packed = shape.dtype.is_quantized() && shape.cols.is_multiple_of(shape_block);
@@ -310,7 +309,7 @@ impl Simulation {
         around_refusals(&shape.spec, &shapes, &mut plan, &devices)?;
         let warnings = about_load(&plan, options.decide, &devices).into_iter().collect();
         let clock: Arc<dyn Clock> = board.clock().clone();
-        // Frames are drawn while a queue is open; where the plan leaves the GPU idle, there is none.
+        // Frames are drawn while a queue is open: open one if the plan does not use the GPU.
         let idle = soc.processors.iter().find(|p| {
             options.co_run.is_some()
                 && p.kind == ProcessorKind::Gpu
@@ -346,12 +345,12 @@ impl Simulation {
         })
     }
 
-    /// The plan in force.
+    /// The plan in use.
     pub fn plan(&self) -> &Plan {
         self.engine.plan()
     }
 
-    /// Things a user should know, one sentence each.
+    /// Warnings for the user, one sentence each.
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }
@@ -377,7 +376,7 @@ impl Simulation {
         }
         let end = self.board.usage();
         if end.now_ns > u64::MAX / 2 {
-            // Beyond it, times are cut off one by one.
+            // Beyond this the clock saturates.
             return Err(SimulateError::Years(self.soc.clone()));
         }
         self.engine.close(seq);
@@ -425,7 +424,7 @@ fn weight_bytes(lowered: &Lowered) -> u64 {
     sum
 }
 
-/// The plan that the solver finds.
+/// The solver's plan.
 fn solved(
     r: &placed::Request<'_>,
     shapes: WeightShapes<'_>,
@@ -442,7 +441,7 @@ fn solved(
     let facts: Vec<DeviceFacts> = devices.iter().map(|d| DeviceFacts::of(&**d)).collect();
     let one = make(r.spec, &facts, &base).map_err(Error::Plan)?;
     let refusals = troika_engine::examine(r.spec, shapes, &one, devices)?;
-    // The CPU is left to whoever controls the others, if there are others (HeteroInfer, section 4).
+    // The CPU is left to control the other processors, if there are any (HeteroInfer, section 4).
     let alone = r.soc.processors.iter().all(|p| p.kind == ProcessorKind::Cpu);
     let used = devices.iter().zip(&r.soc.processors);
     let used = used.filter(|(_, p)| alone || p.kind != ProcessorKind::Cpu);
@@ -466,8 +465,8 @@ fn solved(
     Ok(solve(&request).map_err(Error::Plan)?.plan)
 }
 
-/// The plans of the other strategies, as far as the devices can run them. Code that is made for one
-/// prompt is no part of a plan for others.
+/// Plans of the other strategies, as far as the devices can run them. Code compiled for one prompt
+/// is not part of a plan for others.
 fn hand_made(r: &placed::Request<'_>, devices: &[SolveDevice]) -> Vec<(String, Plan)> {
     let usable = |plan: &Plan| plan.devices.iter().all(|d| devices.iter().any(|o| o.name == *d));
     let others = SocStrategy::ALL.into_iter();
@@ -477,7 +476,7 @@ fn hand_made(r: &placed::Request<'_>, devices: &[SolveDevice]) -> Vec<(String, P
     plans.map(|(strategy, plan)| (strategy.name().to_string(), plan)).collect()
 }
 
-/// Lets other processors compute what those of the plan do not take.
+/// Moves ops that the plan's processors refuse to others.
 fn around_refusals(
     spec: &ModelSpec,
     shapes: WeightShapes<'_>,

@@ -1,6 +1,6 @@
 //! Plans for the processors of a SoC. Where a strategy leaves a choice, each kind of segment is
-//! placed in the way that the prices of the SoC's file make fastest, by itself: HeteroInfer's
-//! equation of section 4.4, `max(T_GPU, T_NPU) + T_sync` against either alone.
+//! placed in the way that is fastest by the SoC's prices: HeteroInfer's equation of section 4.4,
+//! `max(T_GPU, T_NPU) + T_sync`, against either processor alone.
 
 use crate::devices::sim::{PricedRows, Prices, Processor, ProcessorKind, Soc};
 use troika_graph::partition::{ColumnSplit, cut_at, split_columns};
@@ -14,10 +14,10 @@ use troika_plan::{
 
 use super::{SimulateError, SocStrategy};
 
-/// Most rows of a chunk.
+/// The most rows of a chunk.
 pub(super) const MOST_ROWS: usize = 1 << 16;
 
-/// What a plan is made of.
+/// The input of a plan.
 #[derive(Clone, Copy)]
 pub(super) struct Request<'a> {
     pub soc: &'a Soc,
@@ -32,7 +32,7 @@ pub(super) struct Request<'a> {
 /// The plan of a strategy.
 ///
 /// # Errors
-/// A processor that the SoC has not.
+/// The SoC lacks a processor that it needs.
 pub(super) fn plan(r: &Request<'_>) -> Result<Plan, SimulateError> {
     let (prefill, decode) = rules(r)?;
     let mut devices: Vec<String> = Vec::new();
@@ -83,7 +83,7 @@ fn rules(r: &Request<'_>) -> Result<Rules, SimulateError> {
     }
     let npu = of(ProcessorKind::Npu)?;
     let ways = if r.strategy == S::ActivationCentric { Ways::Rows } else { Ways::All };
-    // Placed for predicted waits in any case, so that the way of waiting can be switched by itself.
+    // Always placed for predicted waits, so that the way of waiting can be varied separately.
     let both = Both { soc: r.soc, prompt: r.prompt, sync: SyncMode::Predicted, ways, gpu, npu };
     let standard = &both.npu.row_buckets;
     Ok(match r.strategy {
@@ -109,17 +109,17 @@ fn rule(segments: Option<Vec<SegmentKind>>, device: &str) -> Rule {
     }
 }
 
-/// A stage of a segment, and what its columns are cut into at each ratio.
+/// A stage of a segment, and its columns cut at each ratio.
 struct CutStage {
     graph: Subgraph,
     columns: Vec<((u32, u32), Vec<CutPiece>)>,
 }
 
-/// A piece, and the part that it is of: 0 is the GPU.
+/// A piece with its part: 0 is the GPU.
 type CutPiece = (usize, Subgraph);
 
 impl CutStage {
-    /// `ways` says whether columns may be shared out.
+    /// `ways` says whether columns may be divided.
     fn of(graph: Subgraph, ways: Ways) -> CutStage {
         let none = ways == Ways::Rows || !is_product(&graph);
         let shares = if none { 0..0 } else { 1..PARTS };
@@ -147,7 +147,7 @@ fn is_product(graph: &Subgraph) -> bool {
     graph.nodes.iter().all(|n| matches!(n.op, Op::Linear { .. }))
 }
 
-/// Segments of products that both processors compute.
+/// Whether both processors compute products of this kind of segment.
 fn is_shared(kind: SegmentKind) -> bool {
     matches!(kind, SegmentKind::Qkv | SegmentKind::AttnOut | SegmentKind::Ffn)
 }
@@ -158,24 +158,24 @@ pub(super) struct Both<'a> {
     /// Tokens of the prompt.
     prompt: usize,
     sync: SyncMode,
-    /// Ways of which one is chosen.
+    /// The ways to choose from.
     ways: Ways,
     pub gpu: &'a Processor,
     pub npu: &'a Processor,
 }
 
-/// Which ways to place a stage there are.
+/// Which ways to place a stage are considered.
 #[derive(Clone, Copy, PartialEq)]
 enum Ways {
     /// All.
     All,
-    /// Standard lengths on the NPU, and the rest on the GPU.
+    /// Standard lengths on the NPU, the rest on the GPU.
     Rows,
 }
 
-/// One way to place a stage.
+/// A placement of a stage.
 pub(super) struct Placed {
-    /// Nanoseconds that its products take at most.
+    /// The time of its products in nanoseconds.
     ns: f64,
     pub device: String,
     pub split: Option<Split>,
@@ -185,14 +185,14 @@ impl<'a> Both<'a> {
     /// The GPU and NPU of a SoC.
     ///
     /// # Errors
-    /// There are none.
+    /// The SoC lacks one of them.
     pub fn of(soc: &'a Soc, (prompt, sync): (usize, SyncMode)) -> Result<Both<'a>, SimulateError> {
         let of = |kind| SocStrategy::HeteroTensor.processor(soc, kind);
         let (gpu, npu) = (of(ProcessorKind::Gpu)?, of(ProcessorKind::Npu)?);
         Ok(Both { soc, prompt, sync, ways: Ways::All, gpu, npu })
     }
 
-    /// The fastest way to compute a product by itself.
+    /// The fastest way to compute a single product.
     pub fn one(&self, graph: &Subgraph, phase: Phase) -> Placed {
         let stage = CutStage::of(graph.clone(), self.ways);
         let sets = self.length_sets(phase).into_iter();
@@ -200,8 +200,8 @@ impl<'a> Both<'a> {
         all.fold(self.never(), |best, one| if one.ns < best.ns { one } else { best })
     }
 
-    /// Standard lengths that code may be made for: all up to some, so that longer prompts take
-    /// several parts, of which the last one is padded; or one alone.
+    /// Sets of standard lengths to compile for: all up to some length, so that longer prompts take
+    /// several parts with the last one padded; or one alone.
     fn length_sets(&self, phase: Phase) -> Vec<Vec<usize>> {
         if phase == Phase::Decode {
             return vec![vec![1]];
@@ -212,7 +212,7 @@ impl<'a> Both<'a> {
         sets
     }
 
-    /// The standard lengths with which products of a prompt take least on the NPU alone.
+    /// The standard lengths that make a prompt's products fastest on the NPU alone.
     fn parts(&self, r: &Request<'_>) -> Vec<usize> {
         let products = SegmentKind::ALL.into_iter().filter(|k| is_shared(*k));
         let segment = |kind| r.lowered.segments.iter().find(|s| s.kind == kind);
@@ -232,7 +232,7 @@ impl<'a> Both<'a> {
         SegmentKind::ALL.into_iter().filter(|k| of_model.iter().any(|s| s.0 == *k)).collect()
     }
 
-    /// Products on the NPU, in parts of some lengths; all else on the GPU.
+    /// Products on the NPU, in parts of some lengths; everything else on the GPU.
     fn layers(&self, r: &Request<'_>, lengths: &[usize]) -> Vec<Rule> {
         let (products, others): (Vec<_>, Vec<_>) =
             self.kinds(r).into_iter().partition(|k| is_shared(*k));
@@ -255,8 +255,8 @@ impl<'a> Both<'a> {
         self.kinds(r).into_iter().flat_map(place).collect()
     }
 
-    /// A kind of segments whose products are shared out: one rule, or where segments of some layers
-    /// have more stages than others, one for each run of layers that are alike.
+    /// Rules for a kind of segment with shared products. Where layers have different numbers of
+    /// stages, there is one rule for each run of equal layers.
     fn by_stages(&self, r: &Request<'_>, (kind, phase): (SegmentKind, Phase)) -> Vec<Rule> {
         let mut known: Vec<(usize, Rule)> = Vec::new();
         let mut rules: Vec<(usize, Rule)> = Vec::new();
@@ -285,7 +285,7 @@ impl<'a> Both<'a> {
         }
     }
 
-    /// A segment whose products are shared out, for the standard lengths that make it fastest.
+    /// A rule for a segment with shared products, with the standard lengths that make it fastest.
     fn staged(&self, kind: SegmentKind, graph: &Subgraph, phase: Phase) -> Rule {
         let stages = CutStage::all(graph, self.ways);
         let place = |lengths: Vec<usize>| {
@@ -363,7 +363,7 @@ impl<'a> Both<'a> {
         Placed { ns: f64::INFINITY, device: self.gpu.name.clone(), split: None }
     }
 
-    /// What it costs that two processors work on one stage: both wait for each other.
+    /// The cost of two processors on one stage: each waits for the other.
     fn sync_ns(&self) -> f64 {
         let of = |p: &Processor| match self.sync {
             SyncMode::Predicted => p.hand_over.predicted_ns,
@@ -377,7 +377,7 @@ impl<'a> Both<'a> {
         vec![share(self.gpu, gpu), share(self.npu, npu)]
     }
 
-    /// What each of both processors computes of a stage that is split by columns.
+    /// The time of each processor for a stage split by columns.
     fn parts_ns(&self, parts: &[CutPiece], at: At<'_>) -> [f64; 2] {
         let mut sums = [0.0; 2];
         for (part, graph) in parts {
@@ -430,7 +430,7 @@ impl<'a> Both<'a> {
     }
 }
 
-/// Rows of a stage, cached positions before them, and the lengths that code is made for.
+/// A stage's rows, the cached positions before them, and the lengths to compile for.
 #[derive(Clone, Copy)]
 struct At<'a> {
     rows: usize,
@@ -438,9 +438,9 @@ struct At<'a> {
     lengths: &'a [usize],
 }
 
-/// Columns are cut at multiples of so many.
+/// Columns are cut at multiples of this number.
 const TILE: usize = 16;
 
-/// Parts that columns are measured in. "With an ideal partition ratio, the GPU and NPU complete their
+/// The unit of column shares. "With an ideal partition ratio, the GPU and NPU complete their
 /// respective workloads simultaneously" (HeteroInfer 4.2.1).
 const PARTS: u32 = 32;

@@ -1,5 +1,5 @@
-//! Single products on a processor of a SoC, and where the strategies would place them: what
-//! operator tables of papers show.
+//! Single products on a processor of a SoC, and where the strategies would place them. Matches
+//! operator tables in papers.
 
 use std::sync::Arc;
 
@@ -18,36 +18,36 @@ use super::placed::Both;
 use crate::error::Error;
 use crate::no_weights::NoWeights;
 
-/// A product of activations of `rows` rows with a weight matrix, in four bits, of `outs` rows.
+/// A product of `rows` activation rows with a four-bit weight matrix of `outs` rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProductShape {
     /// Rows of the weight matrix.
     pub outs: usize,
-    /// Its columns.
+    /// Columns of the weight matrix.
     pub terms: usize,
     /// Rows of the activations.
     pub rows: usize,
-    /// The row continues a sequence.
+    /// Whether the row continues a sequence.
     pub decoding: bool,
 }
 
-/// What a product takes.
+/// The cost of a product.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ProductTime {
-    /// From the submission to the report, in microseconds.
+    /// From submission to report, in microseconds.
     pub latency_us: f64,
-    /// The run alone.
+    /// The run alone, in microseconds.
     pub run_us: f64,
     /// Bytes of the weights.
     pub weight_bytes: f64,
 }
 
-/// Where a product would be placed.
+/// The placement of a product.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProductChoice {
     /// `npu-only`, `gpu-only`, `weight-centric`, `activation-centric` or `hybrid`.
     pub strategy: &'static str,
-    /// The GPU's share of the columns that are shared out, or of all.
+    /// The GPU's share of the divided columns, or of all.
     pub gpu_share: f64,
 }
 
@@ -69,10 +69,10 @@ impl ProductShape {
         Arc::new(ForwardBatch { seqs: vec![SeqRows { seq: 0, rows, pos, known_len, tables }] })
     }
 
-    /// Runs it on a device that has nothing else to do.
+    /// Runs it on an idle device.
     ///
     /// # Errors
-    /// A SoC without such a processor, or what the device refuses.
+    /// The SoC lacks the processor, or the device refuses the product.
     pub fn measure(
         self,
         soc: &Soc,
@@ -124,10 +124,10 @@ impl ProductShape {
         })
     }
 
-    /// Where hetero-tensor would place it on a SoC with a GPU and an NPU.
+    /// Where hetero-tensor would place it, on a SoC with a GPU and an NPU.
     ///
     /// # Errors
-    /// A SoC that has none.
+    /// The SoC lacks one of them.
     pub fn place(self, soc: &Soc) -> Result<ProductChoice, SimulateError> {
         let both = Both::of(soc, (self.rows, SyncMode::Predicted))?;
         let phase = if self.decoding { Phase::Decode } else { Phase::Prefill };
@@ -143,7 +143,7 @@ impl ProductShape {
             None if on_gpu => ProductChoice { strategy: "gpu-only", gpu_share: 1.0 },
             None => ProductChoice { strategy: "npu-only", gpu_share: 0.0 },
             Some(split @ Split::Columns { .. }) => {
-                // Columns of a length that is no standard one are padded: both partitions at once.
+                // Columns of a non-standard length are padded, so both kinds of partition apply.
                 let standard = both.npu.row_buckets.contains(&self.rows) || self.decoding;
                 let strategy = if standard { "weight-centric" } else { "hybrid" };
                 ProductChoice { strategy, gpu_share: share(split) }

@@ -4,35 +4,34 @@ use crate::devices::sim::{Processor, ProcessorKind, Soc};
 
 use super::SimulateError;
 
-/// How a model is divided over the processors of a SoC. Each is a plan of the engine.
+/// How a model is divided over the processors of a SoC. Each strategy becomes a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SocStrategy {
     /// GPU and NPU share products wherever that is faster (HeteroInfer 4.2).
     HeteroTensor,
-    /// Products of a prompt on the NPU, all else on the GPU, which also decodes (HeteroInfer 4.1).
+    /// A prompt's products on the NPU; everything else, and decode, on the GPU (HeteroInfer 4.1).
     HeteroLayer,
-    /// Standard lengths of a prompt's products on the NPU, the rest of its rows on the GPU, which
-    /// also decodes.
+    /// Standard lengths of a prompt's products on the NPU, the rest of its rows and decode on the
+    /// GPU.
     ActivationCentric,
-    /// As hetero-layer; prompts are padded to the next standard length.
+    /// Like hetero-layer, with prompts padded to the next standard length.
     Padding,
-    /// As hetero-layer; the parts of a prompt, each of the shortest standard length, follow each
-    /// other.
+    /// Like hetero-layer, with the prompt cut into parts of the shortest standard length.
     NpuPipe,
-    /// As hetero-layer; code is made for the prompt's length when the prompt is there.
+    /// Like hetero-layer, compiled for the prompt's length once the prompt is known.
     OnlinePrepare,
-    /// All on the GPU.
+    /// Everything on the GPU.
     GpuOnly,
     /// Products on the NPU, in both phases.
     NpuOnly,
-    /// All on the CPU.
+    /// Everything on the CPU.
     CpuOnly,
-    /// What the solver finds by the prices of the SoC's file: for the time to the first token.
+    /// The solver's plan by the SoC's prices, for the time to the first token.
     Solved,
 }
 
 impl SocStrategy {
-    /// All of them.
+    /// All strategies.
     pub const ALL: [SocStrategy; 10] = [
         SocStrategy::HeteroTensor,
         SocStrategy::HeteroLayer,
@@ -46,7 +45,7 @@ impl SocStrategy {
         SocStrategy::Solved,
     ];
 
-    /// Stable name.
+    /// The name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             SocStrategy::HeteroTensor => "hetero-tensor",
@@ -62,10 +61,10 @@ impl SocStrategy {
         }
     }
 
-    /// The strategy of a name.
+    /// The strategy with a given name.
     ///
     /// # Errors
-    /// A sentence with the names that there are.
+    /// A sentence with the known names.
     pub fn parse(name: &str) -> Result<SocStrategy, String> {
         SocStrategy::ALL.into_iter().find(|s| s.name() == name).ok_or_else(|| {
             let known = SocStrategy::ALL.map(SocStrategy::name).join(", ");
@@ -73,7 +72,7 @@ impl SocStrategy {
         })
     }
 
-    /// Whether code is made when the prompt is there.
+    /// Whether code is compiled when the prompt is known.
     pub(super) fn prepares_online(self) -> bool {
         self == SocStrategy::OnlinePrepare
     }

@@ -1,4 +1,4 @@
-//! Arrows: which crate may use which. What a crate must not know, it is unable to import.
+//! Arrows: which crate may use which. A crate cannot import what it must not know.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use crate::tidy::{Tree, Violation};
 const RULE: &str = "arrows";
 const TABLE: &str = "xtask/src/tidy/rules/arrows.rs";
 
-/// What a crate may use of this workspace.
+/// The crates that a crate may use.
 enum May {
     /// These crates.
     Use(&'static [&'static str]),
@@ -16,7 +16,7 @@ enum May {
     All,
 }
 
-/// The table: a crate's own arrows, spelled out. Rows for crates to come are here already.
+/// The table of allowed dependencies, including rows for future crates.
 const ROWS: &[(&str, May)] = &[
     ("troika-graph", May::Use(&[])),
     ("troika-trace", May::Use(&[])),
@@ -40,7 +40,7 @@ const ROWS: &[(&str, May)] = &[
     ("xtask", May::Use(&[])),
 ];
 
-/// What the facade stands on.
+/// The crates below the facade.
 const LIBRARIES: &[&str] = &[
     "troika-graph",
     "troika-trace",
@@ -98,12 +98,12 @@ fn package_name(table: &toml::Table) -> Option<String> {
     Some(table.get("package")?.get("name")?.as_str()?.to_string())
 }
 
-/// Whether a name is a crate of this workspace, there or to come.
+/// Whether a name is a present or future crate of this workspace.
 fn is_ours(name: &str, names: &BTreeSet<&str>) -> bool {
     names.contains(name) || ROWS.iter().any(|(row, _)| *row == name)
 }
 
-/// The dependencies a crate is built with; those of its tests are free.
+/// A crate's dependencies, except those of its tests, which are free.
 fn dependencies(table: &toml::Table) -> Vec<(String, String)> {
     let mut sections: Vec<&toml::Table> = vec![table];
     if let Some(targets) = table.get("target").and_then(|t| t.as_table()) {
@@ -141,7 +141,7 @@ fn manifest(
     }
 }
 
-/// `use troika_x` and `troika_x::` outside tests.
+/// Finds `use troika_x` and `troika_x::` outside tests.
 fn sources(
     tree: &Tree,
     folder: &str,

@@ -1,9 +1,9 @@
-//! Circles: the modules of a folder do not import each other in a loop.
+//! Circles: the modules of a folder must not import each other in a loop.
 //!
-//! Looked at folder by folder: the files and folders that lie in one folder are the nodes, and an
-//! arrow runs from one to another if anything in the first names anything in the second. A name that
-//! a module hands on (`pub use`) counts for the module that defines it. What a folder's own file
-//! (`mod.rs`, `lib.rs`) and the folder's parts take from each other does not count.
+//! Each folder is checked separately: its files and subfolders are nodes, and there is an arrow
+//! from one to another if anything in the first names anything in the second. A re-exported name
+//! (`pub use`) counts for the module that defines it. Uses between a folder's own file (`mod.rs`,
+//! `lib.rs`) and its parts do not count.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ use crate::tidy::{Tree, Violation};
 
 const RULE: &str = "circles";
 
-/// Arrows of one folder: from one of its modules to another, with the names that make them.
+/// Arrows in a folder: from one of its modules to another, with the names involved.
 type Arrows = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
 
 /// Checks every crate.
@@ -55,7 +55,7 @@ fn roots(tree: &Tree) -> Vec<String> {
     roots
 }
 
-/// The arrows of every folder that has some.
+/// The arrows of every folder that has any.
 fn folders(krate: &Crate) -> BTreeMap<Path, Arrows> {
     let mut folders: BTreeMap<Path, Arrows> = BTreeMap::new();
     for (from, module) in &krate.modules {
@@ -71,7 +71,7 @@ fn folders(krate: &Crate) -> BTreeMap<Path, Arrows> {
     folders
 }
 
-/// The modules that define what a module names, with the names.
+/// The modules that define the names used by a module, with these names.
 fn uses(krate: &Crate, from: &Path, module: &Module) -> Vec<(Path, String)> {
     module.paths.iter().filter_map(|path| krate.definition(from, path)).collect()
 }

@@ -6,11 +6,11 @@ use crate::tidy::{Tree, Violation};
 
 const RULE: &str = "environment";
 
-/// Where the environment may be read.
+/// Files that may read the environment.
 const ALLOWED: &[&str] =
     &["crates/troika-cli/", "crates/troika-hub/", "crates/conformance/", "xtask/"];
 
-/// What of `std::env` reads or writes variables.
+/// The functions of `std::env` that read or write variables.
 const VARIABLES: &[&str] = &["var", "var_os", "vars", "vars_os", "set_var", "remove_var"];
 
 /// Checks for reads of variables, at run time and at build time.

@@ -1,4 +1,4 @@
-//! Names: model families stay in the model crate, concrete devices in one file.
+//! Names: model families appear only in the model crate, concrete devices in one file.
 
 use crate::tidy::lex::{Kind, Token};
 use crate::tidy::source::SourceText;
@@ -7,22 +7,22 @@ use crate::tidy::{Tree, Violation};
 
 const RULE: &str = "names";
 
-/// Families, in lower case. `phi` is a common part of words and looked for as a whole word.
+/// Families in lower case. `phi` is part of many words, so it must match a whole word.
 const FAMILIES: &[&str] = &[
     "llama", "qwen", "gemma", "mixtral", "olmoe", "smollm", "deepseek", "exaone", "mistral",
     "gpt_oss", "gpt-oss", "gptoss", "internlm",
 ];
 
-/// Programs whose names hold a family's name.
+/// Programs whose names contain a family's name.
 const PROGRAMS: &[&str] = &["llama.cpp", "ollama"];
 
-/// Where families may be named. Presets of benchmarks are data and live in files of that name.
+/// Places where families may be named. Presets for benchmarks are data in files of that name.
 const FAMILY_PLACES: &[&str] = &["crates/troika-model/", "crates/conformance/", "xtask/"];
 
 /// Crates of concrete devices.
 const DEVICES: &[&str] = &["troika_cpu", "troika_gpu", "troika_npu", "troika_sim"];
 
-/// Where concrete devices may be named, besides a device's own crate.
+/// Places where concrete devices may be named, besides their own crates.
 const DEVICE_PLACES: &[&str] =
     &["crates/troika/src/devices.rs", "crates/troika-sim/", "crates/conformance/", "xtask/"];
 
@@ -66,7 +66,7 @@ fn family(file: &File, source: &SourceText, token: Token) -> Option<&'static str
     named.or_else(|| has_word(text, "phi").then_some("phi"))
 }
 
-/// Whether one of the words of a text is this one, with or without a number behind it.
+/// Whether a text contains a word, possibly followed by a number.
 fn has_word(text: &str, wanted: &str) -> bool {
     let mut words = vec![String::new()];
     let mut lower_before = false;

@@ -1,5 +1,5 @@
-//! Glossary: one meaning per word. Retired words do not come back, and a generic word names at most
-//! one type of the workspace: elsewhere the name says of what.
+//! Glossary: one meaning per word. Retired words must not return, and a generic word may name at
+//! most one type of the workspace; other types need a more specific name.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::tidy::{Tree, Violation};
 
 const RULE: &str = "glossary";
 
-/// Words that are no names of their own any more, in this spelling, with what to say instead.
+/// Words that must not be names any more, in this spelling, with their replacements.
 const RETIRED: &[(&str, &str)] = &[
     ("Acts", "`ActivationFormat`"),
     ("Ahead", "a name with `Prefetch`"),
@@ -36,18 +36,18 @@ const RETIRED: &[(&str, &str)] = &[
     ("turns", "`trip_count`"),
 ];
 
-/// Words that could name a type of any module: at most one type has each.
+/// Words that could name a type of any module: at most one type may have each.
 const GENERIC: &[&str] = &[
     "Block", "Cut", "Form", "Group", "Job", "Lines", "Model", "Panel", "Part", "Piece", "Rows",
     "Run", "Source", "Spec", "Tile", "Tiles", "Wanted", "Work",
 ];
 
-/// Checks what files define outside of tests.
+/// Checks the definitions of files outside tests.
 pub fn check(tree: &Tree) -> Vec<Violation> {
     let mut found = Vec::new();
     let mut types: BTreeMap<String, Vec<(&File, usize)>> = BTreeMap::new();
     for (file, _) in tree.sources().filter(|(f, _)| !f.is_test()) {
-        // What does not parse is told by the rule about circles.
+        // The rule about circles reports files that do not parse.
         let text = file.text.as_deref().unwrap_or_default();
         let Ok(parsed) = syn::parse_file(text) else { continue };
         let mut definitions = Definitions::default();
@@ -78,7 +78,7 @@ fn violation(file: &File, line: usize, message: String) -> Violation {
     Violation { path: file.path.clone(), line, rule: RULE, message }
 }
 
-/// Names that a file defines outside of tests, with their lines and whether they are types.
+/// Names that a file defines outside tests, with lines and whether they are types.
 #[derive(Default)]
 struct Definitions {
     found: Vec<(String, usize, bool)>,
@@ -149,7 +149,7 @@ mod tests {
         let lines = [1, 2, 3, 4, 6, 7, 8, 10, 13, 16, 18, 19];
         let mut expected: Vec<String> =
             lines.iter().map(|l| format!("crates/a/src/lib.rs:{l}")).collect();
-        // The type within the function stands on its line.
+        // The type inside the function is on its line.
         expected.insert(10, "crates/a/src/lib.rs:16".to_string());
         assert_eq!(found, expected);
     }

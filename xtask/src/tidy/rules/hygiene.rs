@@ -1,4 +1,4 @@
-//! Hygiene: no paths of one machine, no package servers, no notes to self, no big files.
+//! Hygiene: no paths of a single machine, no package servers, no notes to self, no large files.
 
 use crate::tidy::tree::File;
 use crate::tidy::{Tree, Violation};
@@ -6,16 +6,16 @@ use crate::tidy::{Tree, Violation};
 const RULE: &str = "hygiene";
 const SIZE_LIMIT: u64 = 5_000_000;
 
-/// Folders at the root of one machine's file system.
+/// Folders in the root of a single machine's file system.
 const MACHINE_PATHS: &[&str] = &["/work/", "/home/", "/root/"];
-/// Package servers; a lock file names its own.
+/// Package servers. A lock file may name its own.
 const HOSTS: &[&str] =
     &["crates.io", "pypi.org", "pythonhosted.org", "npmjs.org", "proxy.golang.org"];
 const NOTES: &[&str] = &["TODO", "FIXME", "XXX"];
 
-/// Data, whose words are not ours.
+/// Data with texts from elsewhere.
 const DATA: &[&str] = &["models/", "tests/golden/"];
-/// Files that name what they look for.
+/// Files that contain the words they look for.
 const NAMES_THEM: &[&str] = &["xtask/src/tidy/"];
 
 /// Checks every text file.

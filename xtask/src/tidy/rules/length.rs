@@ -1,4 +1,4 @@
-//! Length: a file is short enough to be read in one go.
+//! Length: a file must be short enough to read in one go.
 
 use crate::tidy::{Tree, Violation};
 
@@ -6,7 +6,7 @@ const RULE: &str = "length";
 const CEILING: usize = 700;
 const TEST_CEILING: usize = 2000;
 
-/// Files that may be longer, each with its reason.
+/// Files that may be longer, with reasons.
 const EXCEPTIONS: &[(&str, &str)] = &[];
 
 /// Checks the number of lines of each Rust file.

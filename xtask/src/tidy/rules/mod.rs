@@ -13,7 +13,7 @@ mod verbs;
 
 use super::{Tree, Violation};
 
-/// A rule: from the tree to what breaks it.
+/// A rule: a function from the tree to violations.
 pub type Rule = fn(&Tree) -> Vec<Violation>;
 
 /// Every rule.

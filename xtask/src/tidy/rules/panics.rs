@@ -1,14 +1,14 @@
-//! Panics and prints: a library returns errors and leaves talking to the edge.
+//! Panics and prints: libraries return errors and leave output to the command.
 
 use crate::tidy::source::SourceText;
 use crate::tidy::tree::File;
 use crate::tidy::{Tree, Violation};
 
 const RULE: &str = "panics";
-/// An `INVARIANT:` comment may stand this many lines above the `expect` it excuses.
+/// How many lines an `INVARIANT:` comment may be above the `expect` that it justifies.
 const REACH: usize = 4;
 
-/// Crates that talk to the user.
+/// Crates that may write to the user.
 const EDGE: &[&str] = &["troika-cli", "conformance"];
 const PRINTS: &[&str] = &["println", "print", "eprintln", "eprint"];
 const PANICS: &[&str] = &["dbg", "todo", "unimplemented", "panic"];

@@ -1,25 +1,25 @@
-//! Unsafe code: only in a few places, and never without its sentence.
+//! Unsafe code: only in a few places, and always with a justification.
 //!
-//! A sentence stands above the block, or above the `impl` whose blocks are all alike. What a
-//! caller must keep is said by the function, or by the trait whose method it is.
+//! The comment is above the block, or above the `impl` if all its blocks are alike. A caller's
+//! obligations are documented at the function, or at the trait of a method.
 
 use crate::tidy::lex::Kind;
 use crate::tidy::source::SourceText;
 use crate::tidy::{Tree, Violation};
 
 const RULE: &str = "unsafe";
-/// A `SAFETY:` comment may stand this many lines above what it speaks of.
+/// How many lines a `SAFETY:` comment may be above its code.
 const REACH: usize = 10;
-/// How such a comment begins; the second form names what it speaks of in brackets.
+/// The beginning of such a comment; the second form names its subject in brackets.
 const SENTENCE: &[&str] = &["SAFETY:", "SAFETY ("];
-/// How documentation says it.
+/// The heading in documentation.
 const SECTION: &str = "# Safety";
 
 /// Where unsafe code may be.
 const ALLOWED: &[&str] =
     &["crates/troika-cpu/", "crates/troika-device/src/memory", "crates/troika-weights/src/"];
 
-/// What an `unsafe` opens.
+/// The construct that `unsafe` begins.
 enum What {
     Block,
     Declaration,
@@ -30,13 +30,13 @@ enum What {
 struct Scope {
     first: usize,
     last: usize,
-    /// An implementation of a trait.
+    /// Whether it implements a trait.
     implements: bool,
-    /// Its comments speak of safety.
+    /// Whether its comments mention safety.
     documented: bool,
 }
 
-/// Checks places and sentences.
+/// Checks places and comments.
 pub fn check(tree: &Tree) -> Vec<Violation> {
     let mut found = Vec::new();
     for (file, source) in tree.sources() {
@@ -100,12 +100,12 @@ fn what(source: &SourceText, at: usize) -> What {
     }
 }
 
-/// Index of the first token of the item that holds this one.
+/// Index of the first token of the item around this one.
 fn item_start(source: &SourceText, at: usize) -> usize {
     (0..at).rev().find(|k| matches!(source.word(*k), ";" | "{" | "}")).map_or(0, |k| k + 1)
 }
 
-/// Whether the comments of the item that holds this token speak of safety.
+/// Whether the comments of the item around this token mention safety.
 fn is_documented(source: &SourceText, at: usize) -> bool {
     let start = item_start(source, at);
     let from = start.checked_sub(1).map_or(0, |k| source.code[k].token.end);

@@ -1,11 +1,11 @@
-//! Verbs: a device is a handful of them, so its traits stay small.
+//! Verbs: the traits of devices must stay small.
 
 use crate::tidy::source::SourceText;
 use crate::tidy::{Tree, Violation};
 
 const RULE: &str = "verbs";
 const FOLDER: &str = "crates/troika-device/src/";
-/// All traits together have fewer methods than this.
+/// The limit for the methods of all traits together.
 const LIMIT: usize = 20;
 
 /// Counts the methods of the device traits.

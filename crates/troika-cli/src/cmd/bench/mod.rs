@@ -1,5 +1,5 @@
-//! `troika bench`: prefill and decode speed in llama-bench's shape, beside the limits of the
-//! machine, measured in the same invocation.
+//! `troika bench`: prefill and decode speed in llama-bench's format, beside the machine's limits,
+//! measured in the same invocation.
 
 mod overhead;
 mod print;
@@ -30,7 +30,7 @@ struct Test {
     prompt: usize,
     generate: usize,
     depth: usize,
-    /// Sequences that are computed together.
+    /// Sequences computed together.
     sequences: usize,
 }
 
@@ -52,7 +52,7 @@ impl Test {
 /// Runs all tests and prints the table.
 ///
 /// # Errors
-/// A model that does not open, lengths beyond its context.
+/// A model that does not open, or lengths beyond its context.
 pub fn run(args: &BenchArgs) -> Result<(), CliError> {
     let default = DeviceOptions { threads: None, ..devices(args, 1) }.threads();
     let threads = if args.threads.is_empty() { vec![default] } else { args.threads.clone() };
@@ -75,7 +75,7 @@ pub fn run(args: &BenchArgs) -> Result<(), CliError> {
     let measured = all.into_iter().try_for_each(|(threads, options)| {
         print_tests((args, &subject, &tests), (threads, options), &mut first)
     });
-    // What was printed before something failed is a whole list, too.
+    // After a failure, the rows printed so far are still a complete list.
     match args.output {
         TableFlag::Json if !first => {
             let ended = output::write("]\n");
@@ -85,17 +85,17 @@ pub fn run(args: &BenchArgs) -> Result<(), CliError> {
     }
 }
 
-/// Measures all tests with a number of threads, and prints their rows.
+/// Measures all tests with a number of threads and prints their rows.
 fn print_tests(
     (args, subject, tests): (&BenchArgs, &Subject, &[Test]),
     (threads, options): (usize, OpenOptions),
     first: &mut bool,
 ) -> Result<(), CliError> {
-    // Before the model: its memory is not touched meanwhile.
+    // Before the model is opened, while its memory is not in use.
     let devices = devices(args, threads);
     let peaks = is_real(&devices).then(|| measure_peaks(&devices));
     let model = open(subject, options, Tracer::off())?;
-    // What virtual devices do takes none of the energy that they would.
+    // Virtual devices do not use the energy that they model.
     let meter = is_real(&devices).then(|| EnergyMeter::find(Path::new("/sys"))).flatten();
     let source = meter.as_ref().map(EnergyMeter::source);
     let facts = Facts::of(subject.to_string(), &devices, &model, (peaks, source))?;
@@ -115,7 +115,7 @@ fn print_tests(
     Ok(())
 }
 
-/// Whether a device works in real time, so that this machine's limits say something.
+/// Whether all devices work in real time, so that this machine's limits apply.
 fn is_real(options: &DeviceOptions) -> bool {
     options.devices.is_empty() || options.devices.iter().any(|d| d.processor.is_none())
 }
@@ -139,16 +139,16 @@ fn devices(args: &BenchArgs, threads: usize) -> DeviceOptions {
     DeviceOptions { threads: Some(threads), cores, isa: args.isa.clone(), devices }
 }
 
-/// The context all tests need.
+/// The context that all tests need.
 fn context(tests: &[Test]) -> usize {
-    // Sequences that are computed together begin with a token of their own.
+    // Sequences computed together begin with a separate token.
     let first = |t: &Test| usize::from(t.generate > 0 && t.sequences > 1);
     let tokens = |t: &Test| t.depth.saturating_add(t.tokens()).saturating_add(first(t));
     tests.iter().map(tokens).max().unwrap_or(1)
 }
 
-/// How the model is opened with each number of threads. All that makes no sense is refused before
-/// anything is measured: what is printed by then would be no whole table.
+/// The options for each number of threads. Refuses invalid ones before anything is measured, since
+/// a partial table would be useless.
 fn all_options(
     args: &BenchArgs,
     subject: &Subject,
@@ -201,7 +201,7 @@ fn open(subject: &Subject, mut options: OpenOptions, tracer: Tracer) -> Result<M
     })
 }
 
-/// Some tokens; they vary with their position, so that experts vary, too.
+/// Tokens that vary with their position, so that experts vary too.
 fn ids(n: usize, from: usize, vocab: usize) -> Vec<u32> {
     let token = |i: usize| ((i.wrapping_mul(2_654_435_761) >> 7) % vocab) as u32;
     (from..from + n).map(token).collect()
@@ -212,7 +212,7 @@ fn session(model: &Model) -> Result<Session, CliError> {
     Ok(model.session_with(SessionOptions { fresh: true, ..SessionOptions::default() })?)
 }
 
-/// Computes tokens and takes the last one's logits, as llama-bench does; nothing is sampled.
+/// Computes tokens and takes the last one's logits, like llama-bench, without sampling.
 fn feed(session: &mut Session, tokens: &[u32], logits: &mut Vec<f32>) -> Result<(), CliError> {
     Ok(session.feed(tokens, WantedLogits::Last, &mut |_, row| {
         logits.clear();
@@ -220,13 +220,13 @@ fn feed(session: &mut Session, tokens: &[u32], logits: &mut Vec<f32>) -> Result<
     })?)
 }
 
-/// The times of a test's repetitions, in ns, and what the machine took for all of them.
+/// The times of a test's repetitions in ns, and their energy.
 type Measured = (Vec<u64>, Option<f64>);
 
-/// A look at what is read so often.
+/// The sampling interval of the energy meter.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// How often, and what reads energy.
+/// The number of repetitions, and the energy meter.
 type Repeated<'a> = (usize, Option<&'a EnergyMeter>);
 
 /// Sums of repetitions.
@@ -241,7 +241,7 @@ impl Sums<'_> {
         Sums { meter, samples_ns: Vec::new(), joules: meter.map(|_| 0.0) }
     }
 
-    /// Runs something; what it took counts if it is not the first time.
+    /// Times a call. Counts it unless it is the first one.
     fn time(
         &mut self,
         (model, counts): (&Model, bool),
@@ -269,7 +269,7 @@ fn measure(
     let vocab = model.spec().vocab;
     let mut logits = Vec::new();
     let mut sums = Sums::new(meter);
-    // The first run warms caches up and is not counted.
+    // The first run warms up the caches and does not count.
     for i in 0..=repetitions {
         let mut session = session(model)?;
         let prompt = ids(test.prompt, test.depth, vocab);
@@ -289,7 +289,7 @@ fn measure(
     Ok((sums.samples_ns, sums.joules))
 }
 
-/// As [`measure`], for several sequences at once, whose tokens are the most likely ones.
+/// Like [`measure`], for several sequences at once, which continue with the most likely tokens.
 fn measure_together(
     model: &Model,
     test: Test,
@@ -304,7 +304,7 @@ fn measure_together(
         let mut sessions = Vec::new();
         for s in 0..test.sequences {
             let mut session = session(model)?;
-            // Other tokens in each; the one that is decoded first is the last of its prompt.
+            // Different tokens in each sequence; decoding starts from the last one of the prompt.
             let new = test.prompt.max(1);
             let prompt = ids(test.depth + new, s * 7919, vocab);
             if test.depth > 0 {

@@ -1,7 +1,7 @@
-//! What the route of a token costs: scheduler, queues and completions.
+//! The cost of a token beside its kernels: scheduler, queues and completions.
 //!
-//! The same tokens are decoded with spans off, whose time counts, and with spans on, which say how
-//! long the device worked, in turns. The difference is the route.
+//! The same tokens are decoded in turns with spans off, which gives the time, and with spans on,
+//! which gives the device's working time. The difference is the overhead.
 
 use std::time::{Duration, Instant};
 
@@ -19,16 +19,16 @@ struct Cost {
     model: String,
     threads: usize,
     tokens: usize,
-    /// Spans off.
+    /// With spans off.
     token: f64,
-    /// Spans on.
+    /// With spans on.
     token_traced: f64,
-    /// In which a device worked.
+    /// While a device worked.
     kernels: f64,
 }
 
 impl Cost {
-    /// The route, where spans take no time.
+    /// The overhead without that of spans.
     fn route(&self) -> f64 {
         self.token - self.kernels
     }
@@ -89,7 +89,7 @@ fn measure(
     for _ in 0..args.repetitions {
         for paused in [true, false] {
             tracer.pause(paused);
-            // Once to warm up: the other turn's spans were handled meanwhile.
+            // Decodes once to warm up, since the other turn's spans were processed meanwhile.
             decode(&model, tokens)?;
             tracer.take();
             let time = decode(&model, tokens)?;
@@ -121,8 +121,8 @@ fn decode(model: &Model, tokens: usize) -> Result<Duration, CliError> {
     Ok(start.elapsed())
 }
 
-/// The time in which any device worked. Devices that work at the same time count once: what is left
-/// of a token is then what none of them computes in.
+/// The time in which any device worked. Overlapping work counts once, so that the rest of a token
+/// is time in which no device computes.
 fn device_time(spans: &[Span]) -> Duration {
     let on_devices = spans.iter().filter(|s| &*s.lane != "host");
     let mut busy: Vec<(Duration, Duration)> = on_devices.map(|s| (s.start, s.end)).collect();

@@ -1,4 +1,4 @@
-//! Forms of the table.
+//! Formats of the table.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -8,7 +8,7 @@ use troika::Peaks;
 use super::row::{Facts, Row, activation_format_name, mean_sd};
 use crate::flags::TableFlag;
 
-/// A row in the form asked for.
+/// A row in the requested format.
 pub fn row(row: &Row<'_>, form: TableFlag, first: bool) -> String {
     match form {
         TableFlag::Json => format!("{}{:#}\n", if first { "[\n" } else { ",\n" }, fields(row)),
@@ -26,7 +26,7 @@ pub fn peaks(peaks: &Peaks) -> Value {
     Value::Object(map)
 }
 
-/// The fields llama-bench prints, and ours.
+/// The fields of llama-bench, and our own.
 fn fields(row: &Row<'_>) -> Value {
     let f = row.facts;
     let ns: Vec<f64> = row.samples_ns.iter().map(|&n| n as f64).collect();
@@ -96,12 +96,12 @@ pub fn peaks_line(peaks: &Peaks) -> String {
     )
 }
 
-/// In place of the limits.
+/// The text in place of the limits.
 fn modelled_line() -> String {
     "All devices are virtual: times are modelled.\n".into()
 }
 
-/// What stands above a table.
+/// The lines above a table.
 pub fn markdown_head(facts: &Facts, first: bool) -> String {
     let gap = if first { "" } else { "\n" };
     format!(

@@ -1,4 +1,4 @@
-//! A finished measurement, and the figures derived from it.
+//! A finished measurement and its derived figures.
 
 use troika::graph::{ActivationFormat, DType};
 use troika::weights::TokenCost;
@@ -7,13 +7,13 @@ use troika::{DeviceOptions, Model, Peak, Peaks, multiply_of};
 use super::Test;
 use crate::error::CliError;
 
-/// What does not change between tests.
+/// Facts that are the same for all tests.
 pub struct Facts {
     pub model: String,
     pub family: String,
     pub size: u64,
     pub params: u64,
-    /// Type of most of the weights products are made with.
+    /// The type of most weights in products.
     pub quant: &'static str,
     pub device: String,
     pub cpu: String,
@@ -22,20 +22,20 @@ pub struct Facts {
     pub chunks_in_flight: usize,
     pub policy: &'static str,
     pub sync: &'static str,
-    /// Types of the values between segments, one for all or several.
+    /// Types of the values between segments: one for all, or several.
     pub value_type: String,
     pub strategy: String,
-    /// What most products take their activations as.
+    /// The activation format of most products.
     pub activations: ActivationFormat,
     pub threads: usize,
-    /// What this machine can do at most; `None` where all devices are virtual.
+    /// The machine's limits; `None` if all devices are virtual.
     pub peaks: Option<Peaks>,
-    /// Where joules come from, if the machine lets them be read.
+    /// The source of energy figures, if there is one.
     pub energy: Option<&'static str>,
-    /// The peak of the products with those weights.
+    /// The peak of products with the weights' type.
     pub multiply: Option<Peak>,
     cost: TokenCost,
-    /// Bytes of cache per position, and the window they are read in, for each cache tensor.
+    /// For each cache tensor, bytes per position and the window in which they are read.
     states: Vec<(usize, Option<usize>)>,
 }
 
@@ -98,7 +98,7 @@ impl Facts {
     }
 }
 
-/// The type most weights have, by bytes, of those multiplied with every token of a prompt.
+/// The type of most weights, by bytes, among those used for every prompt token.
 fn main_type(model: &Model) -> Option<DType> {
     let classes = model.store().classes();
     let counts = |class: &str| matches!(class, "attention" | "feed-forward" | "experts");
@@ -112,7 +112,7 @@ fn main_type(model: &Model) -> Option<DType> {
     sums.into_iter().max_by_key(|s| s.1).map(|s| s.0)
 }
 
-/// What products with weights of a type take their activations as, of what the plan allows.
+/// The activation format of products with weights of a type, under the plan's formats.
 fn activation_format_of(weight: DType, allowed: &[ActivationFormat]) -> ActivationFormat {
     let wanted = match weight {
         DType::BF16 => ActivationFormat::Bf16,
@@ -126,7 +126,7 @@ fn activation_format_of(weight: DType, allowed: &[ActivationFormat]) -> Activati
 }
 
 fn cpu_info(options: &DeviceOptions) -> String {
-    // A machine whose devices do not open has no facts; opening the model says why.
+    // Without devices there are no facts; opening the model reports the reason.
     let devices = troika::open_devices(options).unwrap_or_default();
     let facts = devices.iter().flat_map(|d| d.caps().facts.iter());
     facts.map(|(k, v)| format!("{k} {v}")).collect::<Vec<_>>().join("; ")
@@ -136,32 +136,32 @@ fn cpu_info(options: &DeviceOptions) -> String {
 pub struct Row<'a> {
     pub test: Test,
     pub samples_ns: Vec<u64>,
-    /// What the machine took for all repetitions, if that could be read.
+    /// The machine's energy for all repetitions, if it could be read.
     pub joules: Option<f64>,
     pub facts: &'a Facts,
 }
 
 impl Row<'_> {
-    /// Tokens per second of all sequences together, in each repetition.
+    /// Tokens per second of all sequences together, for each repetition.
     pub fn rates(&self) -> Vec<f64> {
         let n = (self.test.tokens() * self.test.sequences) as f64;
         self.samples_ns.iter().map(|&ns| n * 1e9 / ns as f64).collect()
     }
 
-    /// Joules of the whole machine for each token, of all that were measured.
+    /// The machine's energy per token in joules, over all repetitions.
     pub fn joules_per_token(&self) -> Option<f64> {
         let tokens = self.test.tokens() * self.test.sequences * self.samples_ns.len();
         self.joules.map(|j| j / tokens.max(1) as f64)
     }
 
-    /// Time of a prompt up to its first token, in ms; none for decoding.
+    /// Time of a prompt up to its first token in ms; `None` for decode.
     pub fn ttft_ms(&self) -> Option<f64> {
         let ns: Vec<f64> = self.samples_ns.iter().map(|&n| n as f64).collect();
         (self.test.prompt > 0).then(|| mean_sd(&ns).0 / 1e6)
     }
 
-    /// GB/s of weights and cache that a decoded token of each sequence reads, the weights once for
-    /// all of them; none for prefill, which reuses them.
+    /// GB/s of weights and cache read for decoded tokens; the weights count once for all sequences.
+    /// `None` for prefill, which reuses them.
     pub fn gb_per_s(&self) -> Option<f64> {
         if self.test.generate == 0 {
             return None;
@@ -172,16 +172,16 @@ impl Row<'_> {
         Some(bytes * mean_sd(&self.rates()).0 / sequences / 1e9)
     }
 
-    /// 10^9 operations per second of the products with weights. A prompt passes the head once.
-    /// Attention is not counted, so at depth this is less than the machine does.
+    /// 10^9 operations per second of products with weights. A prompt uses the head once. Attention
+    /// does not count, so at depth the machine does more than this.
     pub fn gop_per_s(&self) -> f64 {
         let (n, cost) = (self.test.tokens() as f64, self.facts.cost);
         let heads = if self.test.prompt > 0 { 1.0 / n } else { 1.0 };
         2.0 * (cost.body as f64 + cost.head as f64 * heads) * mean_sd(&self.rates()).0 / 1e9
     }
 
-    /// The share of the limit that binds: bandwidth for decoding, products for prompts. Between 0
-    /// and 1; none where the limit is not known.
+    /// The share of the binding limit, between 0 and 1: bandwidth for decode, products for prefill.
+    /// `None` if the limit is unknown.
     pub fn share(&self) -> Option<f64> {
         match self.gb_per_s() {
             Some(gb) => {
@@ -192,7 +192,7 @@ impl Row<'_> {
         }
     }
 
-    /// The name of that limit.
+    /// The name of the binding limit.
     pub fn bound(&self) -> &'static str {
         match self.test.prompt {
             _ if self.facts.peaks.is_none() => "",
@@ -202,7 +202,7 @@ impl Row<'_> {
     }
 }
 
-/// What activations are taken as, for people.
+/// The activation format, for people.
 pub fn activation_format_name(activations: ActivationFormat) -> &'static str {
     match activations {
         ActivationFormat::F32 => "f32",
@@ -223,7 +223,7 @@ pub fn mean_sd(values: &[f64]) -> (f64, f64) {
     (mean, var.sqrt())
 }
 
-/// The middle one of some values; 0 for none.
+/// The median; 0 of no values.
 pub fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     let (n, mid) = (values.len(), values.len() / 2);
@@ -234,7 +234,7 @@ pub fn median(values: &mut [f64]) -> f64 {
     }
 }
 
-/// The types that a plan's rules hand values on in, each once.
+/// The types of values between segments in a plan's rules, without duplicates.
 fn value_types(plan: &troika::plan::Plan) -> String {
     let rules = plan.prefill.rules.iter().chain(&plan.decode.rules);
     let mut names: Vec<String> = rules.map(|r| r.values.name().to_lowercase()).collect();

@@ -1,5 +1,5 @@
-//! Other engines: a processor of the SoC with one efficiency for each stage, which one printed row
-//! (the anchor, H08) gives. All other rows are predictions.
+//! Other engines, each modelled as a processor of the SoC with one efficiency per stage. The
+//! efficiency comes from one printed row (the anchor, H08); all other rows are predictions.
 
 use super::lab::{Case, Lab};
 use super::outcome::{Item, Kind, Outcome, Target, mean};
@@ -38,7 +38,7 @@ pub const TARGETS: &[Target] = &[
     },
 ];
 
-/// An engine: the strategies that stand for its stages, and the printed anchors.
+/// An engine: the strategies that model its stages, and the printed anchors.
 #[derive(Clone, Copy)]
 struct Engine {
     name: &'static str,
@@ -104,7 +104,7 @@ fn anchors(lab: &mut Lab) -> Result<Outcome, CliError> {
     Ok(Outcome::each(items, 0.05).noted(note))
 }
 
-/// How many times slower an engine is in a task of so many tokens in and out.
+/// How many times slower an engine is in a task with given numbers of tokens in and out.
 fn task(lab: &mut Lab, engine: Engine, (prompt, out): (usize, usize)) -> Result<f64, CliError> {
     let total = |[ttft, tpot]: [f64; 2]| ttft + tpot * (out - 1) as f64;
     let theirs = total(engine.times(lab, B7, prompt)?);

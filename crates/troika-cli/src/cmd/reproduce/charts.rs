@@ -1,5 +1,5 @@
-//! Curves of the paper's figures. The paper prints no values of them: what its text says is drawn as
-//! points.
+//! Curves of the paper's figures. The paper does not print their values; values in its text are
+//! drawn as points.
 
 use super::lab::{Case, Lab, Phone};
 use super::prefill::lengths;
@@ -8,11 +8,11 @@ use crate::error::CliError;
 
 /// A line, or points.
 pub struct Series {
-    /// What it is.
+    /// Its name.
     pub name: String,
-    /// Where it goes.
+    /// Its points.
     pub points: Vec<(f64, f64)>,
-    /// As the paper printed it.
+    /// Whether the paper printed it.
     pub printed: bool,
 }
 
@@ -20,9 +20,9 @@ pub struct Series {
 pub struct Chart {
     /// Its title.
     pub title: &'static str,
-    /// What goes to the right and upwards.
+    /// The names of the x and y axes.
     pub axes: [&'static str; 2],
-    /// What is drawn.
+    /// Its lines and points.
     pub series: Vec<Series>,
 }
 
@@ -37,7 +37,7 @@ fn printed(name: &str, points: &[(f64, f64)]) -> Series {
 /// All figures, if all targets are run.
 ///
 /// # Errors
-/// A simulation that fails.
+/// A failing simulation.
 pub fn all(lab: &mut Lab, wanted: bool) -> Result<Vec<Chart>, CliError> {
     if !wanted {
         return Ok(Vec::new());

@@ -12,18 +12,18 @@ use troika::{
 
 use crate::error::CliError;
 
-/// A SoC, as it is or changed.
+/// A SoC, original or modified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Phone {
     /// Snapdragon 8 Gen 3.
     Gen3,
-    /// The same whose NPU does not exchange operands.
+    /// The same with an NPU that does not exchange operands.
     Gen3InOrder,
     /// Snapdragon 8 Elite.
     Elite,
 }
 
-/// What is simulated.
+/// The parameters of a simulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Case {
     pub phone: Phone,
@@ -32,7 +32,7 @@ pub struct Case {
     pub prompt: usize,
     pub generate: usize,
     pub blocking: bool,
-    /// A game draws 60 frames in a second meanwhile, of 6 ms each (assumption D6).
+    /// Whether a game draws 60 frames per second of 6 ms each meanwhile (assumption D6).
     pub game: bool,
 }
 
@@ -50,7 +50,7 @@ impl Case {
         }
     }
 
-    /// The same with some tokens decoded.
+    /// The same with some decoded tokens.
     pub fn decode(model: &'static str, strategy: &'static str, prompt: usize) -> Case {
         Case { generate: 5, ..Case::prefill(model, strategy, prompt) }
     }
@@ -60,7 +60,7 @@ impl Case {
         Case { blocking: true, ..self }
     }
 
-    /// With a game beside.
+    /// With a co-running game.
     pub fn with_game(self) -> Case {
         Case { game: true, ..self }
     }
@@ -73,9 +73,9 @@ impl Case {
 
 const GAME: CoRun = CoRun { period_ns: 16_666_667, frame_ns: 6_000_000 };
 
-/// Runs cases.
+/// Runs simulations.
 pub struct Lab {
-    /// Whether what needs this machine is measured: where it is asked for by name.
+    /// Whether to run measurements of this machine: only for targets requested by name.
     pub measures: bool,
     gen3: Soc,
     elite: Soc,
@@ -121,7 +121,7 @@ impl Lab {
         Ok(self.shapes[model].clone())
     }
 
-    /// What a case gives.
+    /// The result of a simulation.
     pub fn run(&mut self, case: Case) -> Result<Figures, CliError> {
         if let Some(known) = self.done.get(&case) {
             return Ok(known.clone());
@@ -147,17 +147,17 @@ impl Lab {
         Ok(self.run(case)?.ttft_ms())
     }
 
-    /// Tokens of the prompt in a second.
+    /// Prompt tokens per second.
     pub fn prefill_rate(&mut self, case: Case) -> Result<f64, CliError> {
         Ok(self.run(case)?.prefill_rate())
     }
 
-    /// The time of a decoded token, in milliseconds.
+    /// The time per decoded token, in milliseconds.
     pub fn tpot(&mut self, case: Case) -> Result<f64, CliError> {
         Ok(self.run(case)?.tpot_ms().unwrap_or(f64::NAN))
     }
 
-    /// A product by itself.
+    /// A single product.
     pub fn product(
         &self,
         phone: Phone,

@@ -1,5 +1,5 @@
-//! What a paper says of machines and not of phones: measured on this one, where it is asked for by
-//! name. A figure of a real machine differs from run to run, and is no test.
+//! Claims of papers about machines other than phones, measured on this one if requested by name.
+//! Measured figures differ from run to run, so they are not tests.
 
 use std::time::Duration;
 
@@ -69,11 +69,11 @@ pub const TARGETS: &[Target] = &[
     },
 ];
 
-/// Hand-overs that are measured in each way, and what each of them waits for.
+/// Number of hand-overs per way of waiting, and the duration of each task.
 const HAND_OVERS: usize = 1000;
 const EACH: Duration = Duration::from_micros(1000);
 
-/// Predicted waits against blocking and spinning.
+/// Predicted waits compared with blocking and spinning.
 fn waits() -> Result<Outcome, CliError> {
     let measure = |by| {
         let found = measure_hand_overs(by, HAND_OVERS, EACH);
@@ -103,11 +103,11 @@ fn waits() -> Result<Outcome, CliError> {
     Ok(Outcome::words("p50 below 100 us, less than spinning", ours, pass).noted(note))
 }
 
-/// Tokens of a prompt of odd length, of ids that every model has.
+/// Length of a prompt with an odd number of tokens, whose ids every model has.
 const PROMPT: usize = 37;
 
-/// The built-in model's logits, divided in each way over two devices that compute with other
-/// kernels, against those of one device.
+/// Compares the built-in model's logits on two devices with different kernels, divided in each way,
+/// with those on one device.
 fn partitions() -> Result<Outcome, CliError> {
     let ways = ["split-columns", "split-columns=0.3", "split-rows=16", "split-hybrid"];
     let one = logits(Strategy::OneDevice)?;

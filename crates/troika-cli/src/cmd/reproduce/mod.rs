@@ -1,8 +1,8 @@
-//! `troika reproduce`: the tables of papers, made again on virtual SoCs.
+//! `troika reproduce`: reproduces tables of papers on virtual SoCs.
 //!
-//! Each target is an experiment that runs through the engine, with what the paper printed and a
-//! tolerance that was set before any simulator existed. Calibration targets (CAL) may choose
-//! constants of the SoC files; held-out ones (HO) may not; structural ones (STR) simply hold.
+//! Each target is an experiment on the engine, with the paper's value and a tolerance that was
+//! fixed before any simulator existed. Constants of the SoC files may be chosen by calibration
+//! targets (CAL), but not by held-out ones (HO). Structural ones (STR) must simply hold.
 
 mod baselines;
 mod charts;
@@ -40,16 +40,16 @@ fn targets() -> Vec<Target> {
     all
 }
 
-/// A target with what came of it.
+/// A target and its result.
 struct Reproduced {
     target: Target,
     outcome: Outcome,
 }
 
-/// Runs the experiments that were asked for, and prints what was printed and what came out.
+/// Runs the requested experiments and prints the papers' values and ours.
 ///
 /// # Errors
-/// An unknown id, a full disk, a simulation that fails.
+/// An unknown id, a full disk, or a failing simulation.
 pub fn run(args: &ReproduceArgs) -> Result<(), CliError> {
     file::check("report", &args.report)?;
     let all = targets();
@@ -77,7 +77,7 @@ pub fn run(args: &ReproduceArgs) -> Result<(), CliError> {
     Ok(())
 }
 
-/// One number by itself, more in a list.
+/// A single number, or a list of several.
 fn numbers(list: &[f64]) -> Value {
     let round = |x: f64| (x * 1e4).round() / 1e4;
     match list {
@@ -112,7 +112,7 @@ fn median(mut list: Vec<f64>) -> Option<f64> {
     }
 }
 
-/// How many of a kind pass, of how many that ran, and the median error.
+/// Passed and executed targets of a kind, and the median error.
 fn summary(results: &[Reproduced], kind: Kind) -> (usize, usize, Option<f64>) {
     let of_kind = || results.iter().filter(move |r| r.target.kind == kind && r.outcome.ran());
     let passed = of_kind().filter(|r| r.outcome.pass()).count();

@@ -1,17 +1,17 @@
-//! Targets, and what came of them.
+//! Targets and their results.
 
 use crate::error::CliError;
 
 use super::lab::Lab;
 
-/// What a target may be used for.
+/// The use of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Constants were chosen by it.
     Cal,
-    /// It was held out.
+    /// It was held out from choosing constants.
     Ho,
-    /// Nothing is fitted: it must hold.
+    /// It has nothing to fit and must hold.
     Str,
 }
 
@@ -29,16 +29,16 @@ impl Kind {
     }
 }
 
-/// Something that a paper printed.
+/// A claim in a paper.
 #[derive(Clone, Copy)]
 pub struct Target {
     /// Its name.
     pub id: &'static str,
-    /// What it may be used for.
+    /// Its use.
     pub kind: Kind,
-    /// What is claimed.
+    /// The claim.
     pub claim: &'static str,
-    /// When it passes.
+    /// The condition for passing.
     pub tolerance: &'static str,
     /// The experiment.
     pub run: fn(&mut Lab) -> Result<Outcome, CliError>,
@@ -47,16 +47,16 @@ pub struct Target {
 /// A number of a target.
 #[derive(Clone, Debug)]
 pub struct Item {
-    /// What it is.
+    /// Its description.
     pub what: String,
-    /// As it was printed.
+    /// The printed value.
     pub printed: f64,
-    /// What the experiment gave.
+    /// The experiment's value.
     pub ours: f64,
 }
 
 impl Item {
-    /// A number.
+    /// Makes a number.
     pub fn new(what: impl Into<String>, printed: f64, ours: f64) -> Item {
         Item { what: what.into(), printed, ours }
     }
@@ -67,10 +67,10 @@ impl Item {
     }
 }
 
-/// What came of an experiment.
+/// The result of an experiment.
 #[derive(Clone, Debug)]
 pub enum Verdict {
-    /// Numbers, and whether they are within the tolerance.
+    /// Numbers, and whether they are within tolerance.
     Numbers { items: Vec<Item>, pass: bool },
     /// Words.
     Words { printed: String, ours: String, pass: bool },
@@ -78,28 +78,28 @@ pub enum Verdict {
     NotRun(&'static str),
 }
 
-/// What came of a target, and what is to be said of it.
+/// The result of a target, with a note.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// What came of it.
+    /// The result.
     pub verdict: Verdict,
-    /// For people.
+    /// A note for people.
     pub note: String,
 }
 
 impl Outcome {
-    /// Numbers within a tolerance.
+    /// A result of numbers, judged by `pass`.
     pub fn numbers(items: Vec<Item>, pass: impl FnOnce(&[Item]) -> bool) -> Outcome {
         let pass = pass(&items);
         Outcome { verdict: Verdict::Numbers { items, pass }, note: String::new() }
     }
 
-    /// Each number within a relative error.
+    /// A result of numbers that pass if each relative error is within a limit.
     pub fn each(items: Vec<Item>, within: f64) -> Outcome {
         Outcome::numbers(items, |all| all.iter().all(|i| i.error().abs() <= within))
     }
 
-    /// Words.
+    /// A result in words.
     pub fn words(printed: impl Into<String>, ours: impl Into<String>, pass: bool) -> Outcome {
         let (printed, ours) = (printed.into(), ours.into());
         Outcome { verdict: Verdict::Words { printed, ours, pass }, note: String::new() }
@@ -110,7 +110,7 @@ impl Outcome {
         Outcome { verdict: Verdict::NotRun(why), note: String::new() }
     }
 
-    /// With something to be said.
+    /// Adds a note.
     pub fn noted(mut self, note: impl Into<String>) -> Outcome {
         self.note = note.into();
         self
@@ -129,7 +129,7 @@ impl Outcome {
         }
     }
 
-    /// Whether it passes, in a word.
+    /// The result in one word.
     pub fn word(&self) -> &'static str {
         match (self.ran(), self.pass()) {
             (false, _) => "not run",
@@ -145,7 +145,7 @@ impl Outcome {
         }
     }
 
-    /// What the numbers are.
+    /// The descriptions of the numbers.
     pub fn labels(&self) -> Vec<String> {
         self.items().iter().map(|i| i.what.clone()).collect()
     }
@@ -165,7 +165,7 @@ impl Outcome {
         self.items().iter().map(Item::error).filter(|e| e.is_finite()).collect()
     }
 
-    /// What, printed, ours, error: a line for each number.
+    /// Description, printed value, our value and error: a line for each number.
     pub fn lines(&self) -> Vec<[String; 4]> {
         let none = String::new;
         match &self.verdict {
@@ -187,7 +187,7 @@ impl Outcome {
     }
 }
 
-/// A number with three or four digits that say something.
+/// A number with three or four significant digits.
 pub fn figure(x: f64) -> String {
     match x.abs() {
         a if a >= 1000.0 => format!("{x:.0}"),

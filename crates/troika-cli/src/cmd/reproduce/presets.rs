@@ -1,4 +1,4 @@
-//! Shapes of the models that the papers name.
+//! Shapes of the models in the papers.
 
 /// The paper's Llama-8B.
 pub const B8: &str = "llama-3-8b";

@@ -85,7 +85,7 @@ const TABLE_3: [([usize; 3], f64, f64); 6] = [
     ([4096, 14_336, 256], 35_231.0, 23_445.0),
 ];
 
-/// The GPU's times have the call in them that waits for it; the NPU's framework times the run.
+/// The GPU's times include the waiting call; the NPU's framework times the run alone.
 fn product_us(lab: &Lab, processor: &str, shape: [usize; 3]) -> Result<f64, CliError> {
     let time = lab.product(Phone::Gen3, processor, shape, shape[2] == 1)?;
     Ok(if processor == "gpu" { time.latency_us } else { time.run_us })
@@ -114,7 +114,7 @@ fn order(lab: &mut Lab) -> Result<Outcome, CliError> {
         items.push(Item::new(format!("K = {rows}"), 6.0, as_it_is / exchanged));
     }
     let near = |i: &Item| (4.5..=7.5).contains(&i.ours);
-    // One K is meant, and which one is not printed: the nearest is the number.
+    // The paper does not print which K it means: the nearest one counts.
     items.sort_by(|a, b| a.error().abs().total_cmp(&b.error().abs()));
     items.truncate(1);
     Ok(Outcome::numbers(items, |all| all.iter().any(near)))
@@ -125,7 +125,7 @@ fn stages(lab: &mut Lab) -> Result<Outcome, CliError> {
     let mut before = None;
     for rows in 1..=96 {
         let time = lab.product(Phone::Gen3, "npu", [4096, 4096, rows], false)?.run_us;
-        // Bytes of the activations are moved, too; a step is more than that.
+        // Times also grow with the activations' bytes; a step is larger than that.
         if before.is_some_and(|b: f64| time > b * 1.01) {
             steps.push(rows);
         }
@@ -139,8 +139,8 @@ fn bandwidth(lab: &mut Lab) -> Result<Outcome, CliError> {
     let shape = [28_672, 4096, 1];
     let alone = lab.product(Phone::Gen3, "gpu", shape, true)?;
     let gpu = alone.weight_bytes / alone.run_us * 1e-3;
-    // Three quarters of the columns on the GPU, a quarter on the NPU, as fast as each can: the
-    // memory bounds the sum.
+    // Three quarters of the columns on the GPU and a quarter on the NPU, each as fast as possible:
+    // the memory limits the sum.
     let part = |p, outs| lab.product(Phone::Gen3, p, [outs, 4096, 1], true);
     let (a, b) = (part("gpu", 21_504)?, part("npu", 7168)?);
     let wanted = (a.weight_bytes / a.run_us + b.weight_bytes / b.run_us) * 1e-3;
@@ -225,7 +225,7 @@ fn ranges(lab: &mut Lab) -> Result<Outcome, CliError> {
         ([4096, 14_336], 384, 50.0, 32.0),
     ] {
         for (processor, printed) in [("gpu", gpu), ("npu", npu)] {
-            // Of 257 rows the NPU computes the standard 256, where the row is activation-centric.
+            // In activation-centric rows, the NPU computes the standard 256 of 257 rows.
             let shortened = processor == "npu" && rows == 257 && terms == 4096;
             let shape = [outs, terms, if shortened { 256 } else { rows }];
             let ms = product_us(lab, processor, shape)? * 1e-3;

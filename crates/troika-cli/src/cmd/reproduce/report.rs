@@ -1,4 +1,4 @@
-//! The report: one HTML file that needs nothing else.
+//! The report: a self-contained HTML file.
 
 use super::charts::{Chart, Series};
 use super::{Reproduced, sentences};
@@ -72,7 +72,7 @@ fn rows(r: &Reproduced, out: &mut String) {
 const WIDTH: f64 = 520.0;
 const HEIGHT: f64 = 320.0;
 const MARGIN: f64 = 52.0;
-/// Room for the name of the axis, and for half of the last number.
+/// Space for the name of the axis and half of the last number.
 const TOP: f64 = 26.0;
 const RIGHT: f64 = 18.0;
 

@@ -1,5 +1,5 @@
-//! Energy, memory and a game beside: HeteroInfer's sections 5.7 and 5.8, and what llm.npu's paper
-//! says of any engine.
+//! Energy, memory and a co-running game: HeteroInfer's sections 5.7 and 5.8, and claims of
+//! llm.npu's paper about any engine.
 
 use super::lab::{Case, Lab};
 use super::outcome::{Item, Kind, Outcome, Target};
@@ -138,7 +138,7 @@ fn memory(lab: &mut Lab) -> Result<Outcome, CliError> {
     Ok(Outcome::numbers(items, |all| all[0].ours <= 1.32))
 }
 
-/// Tokens in and out, as llm.npu's section 2.1 has them.
+/// Tokens in and out, from llm.npu's section 2.1.
 const SETS: [(&str, usize, usize); 3] =
     [("UI automation", 666, 4), ("summary", 1502, 8), ("questions", 536, 44)];
 

@@ -1,26 +1,24 @@
-//! Instructions under their own names: as the machine has them, and in plain Rust with their
-//! exact meaning.
+//! Instructions under their own names: the machine's, and plain Rust with the same exact meaning.
 //!
-//! A kernel written over one of these traits is one source for both. Where the machine has the
-//! instructions it runs on them; with the feature `emulate` it runs on the plain ones anywhere,
-//! so that the kernel's logic is tested on machines that lack them. A shipped build has no
-//! emulation.
+//! Kernels written over these traits have one source for both. They use the machine's instructions
+//! where it has them. With the feature `emulate` they use the plain ones on any machine, so that
+//! tests cover kernels that the machine cannot run. Released builds have no emulation.
 
 #[cfg(any(target_arch = "aarch64", feature = "emulate"))]
 pub mod arm;
 #[cfg(any(target_arch = "x86_64", all(feature = "emulate", not(target_arch = "aarch64"))))]
 pub(crate) mod x86;
 
-/// Work over registers.
+/// Work on registers.
 pub(crate) trait RegisterWork {
-    /// Does it; implementations must be `#[inline(always)]`.
+    /// Runs it; implementations must be `#[inline(always)]`.
     ///
     /// # Safety
     /// Needs the features of the registers it is over.
     unsafe fn run(self);
 }
 
-/// Runs work that needs no features in a function of its own.
+/// Runs work that needs no features in a separate function.
 ///
 /// # Safety
 /// As for [`RegisterWork::run`].

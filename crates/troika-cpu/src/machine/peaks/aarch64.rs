@@ -16,7 +16,7 @@ pub(super) fn probe(multiply: Multiply) -> Option<Probe> {
     }
 }
 
-/// A function that runs an instruction on sixteen sums as often as its argument says.
+/// A function that repeats an instruction on sixteen sums as often as its argument says.
 macro_rules! repeated {
     ($name:ident, $extension:literal, $op:literal, $form:literal) => {
         repeated!(@ $name, $extension, $op, $form; 0 1 2 3 4 5 6 7 16 17 18 19 20 21 22 23);

@@ -1,4 +1,4 @@
-//! Bytes read from main memory per second.
+//! Measures the read bandwidth of main memory.
 
 use std::time::Instant;
 
@@ -6,15 +6,15 @@ use crate::runtime::Lines;
 use crate::runtime::Pool;
 use crate::runtime::prefetch;
 
-/// Bytes read per pass: larger than caches.
+/// Bytes read per pass: more than caches hold.
 const SWEEP_BYTES: usize = 256 << 20;
 
-/// Passes of each way of reading.
+/// Passes for each way of reading.
 const PASSES: usize = 7;
 
-/// Measured read bandwidth of main memory with `threads` threads, in GB/s: of the faster of two ways
-/// to read, the median of its passes, as what memory gives in its best moment is not what a model
-/// gets. Takes about half a second; 0 when there is no memory or thread to measure with.
+/// Read bandwidth of main memory with `threads` threads, in GB/s. It is the median of the faster of
+/// two ways to read, since a model cannot rely on the best moments. Takes about half a second; 0 if
+/// memory or threads are lacking.
 pub fn measure_bandwidth(threads: usize) -> f64 {
     let Ok(mut pool) = Pool::new(threads.max(1), None) else { return 0.0 };
     let mut lines = Lines::default();
@@ -44,11 +44,11 @@ pub fn measure_bandwidth(threads: usize) -> f64 {
     medians[0].max(medians[1])
 }
 
-/// Bytes asked for before those in use.
+/// The prefetch distance in bytes.
 const PREFETCH_DISTANCE: usize = 2048;
 
-/// Adds with many independent sums, so that memory and not latency is the limit. With `once`,
-/// bytes pass by the farther caches: which way is faster depends on the machine.
+/// Adds with many independent sums, so that memory is the limit and not latency. With `once`, data
+/// bypasses the farther caches; which way is faster depends on the machine.
 fn sweep(data: &[f32], once: bool) -> f32 {
     let mut sums = [0.0f32; 64];
     for chunk in data.chunks_exact(64) {

@@ -1,9 +1,9 @@
-//! What this machine can do at most, measured now: bytes read from memory and products per
-//! second of each multiply instruction. Measurements of models and kernels are shares of these.
+//! Measures this machine's peak performance: read bandwidth, and products per second of each
+//! multiply instruction. Measurements of models and kernels are shares of these.
 //!
-//! A multiply figure is the rate of a loop of nothing but the instructions a kernel would need
-//! per product, on registers that never wait for each other. So it is an upper bound: loads,
-//! scales and stores come on top in a kernel.
+//! A multiply figure is the rate of a loop with only the instructions that a kernel needs per
+//! product, on independent registers. It is an upper bound, since kernels also load, scale and
+//! store.
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
@@ -18,7 +18,7 @@ use crate::runtime::Pool;
 
 pub use bandwidth::measure_bandwidth;
 
-/// The loop that measures a way to multiply; `None` where this machine lacks the instructions.
+/// The loop that measures a way to multiply; `None` if this machine lacks the instructions.
 fn probe(multiply: Multiply) -> Option<Probe> {
     #[cfg(target_arch = "x86_64")]
     return x86::probe(multiply);
@@ -28,32 +28,32 @@ fn probe(multiply: Multiply) -> Option<Probe> {
     None
 }
 
-/// A loop to be timed.
+/// A loop to time.
 #[derive(Clone, Copy)]
 struct Probe {
-    /// Runs the loop that many times.
+    /// Repeats the loop.
     run: fn(u64),
-    /// Operations of a pass, two per product.
+    /// Operations per pass, two per product.
     ops: u64,
 }
 
 /// A measured rate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Peak {
-    /// Of what.
+    /// The way to multiply.
     pub multiply: Multiply,
-    /// 10^9 operations per second, two per product, of all threads together.
+    /// 10^9 operations per second, two per product, over all threads.
     pub value: f64,
 }
 
-/// What this machine can do at most.
+/// This machine's peak performance.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Peaks {
-    /// Threads measured with.
+    /// Number of threads.
     pub threads: usize,
-    /// Bytes read from memory, GB/s.
+    /// Read bandwidth in GB/s.
     pub read: f64,
-    /// The multiply instructions this machine has.
+    /// The multiply instructions of this machine.
     pub multiply: Vec<Peak>,
 }
 
@@ -67,7 +67,7 @@ impl Peaks {
 /// Measures all peaks with `threads` threads. Takes about two seconds.
 pub fn measure(threads: usize) -> Peaks {
     let threads = threads.max(1);
-    // The same threads for all, so that the system has long given each a core of its own.
+    // Uses the same threads throughout, so that the system has given each a core.
     let mut multiply = Vec::new();
     if let Ok(mut pool) = Pool::new(threads, None) {
         for m in Multiply::ALL {
@@ -78,14 +78,14 @@ pub fn measure(threads: usize) -> Peaks {
     Peaks { threads, read: measure_bandwidth(threads), multiply }
 }
 
-/// Whether this machine has the instructions of a way to multiply, so that it is measured.
+/// Whether this machine has the instructions, so that their peak can be measured.
 pub fn is_measured(multiply: Multiply) -> bool {
     probe(multiply).is_some()
 }
 
-/// Length of a measurement of a multiply rate.
+/// Duration of a measurement.
 const TIME: Duration = Duration::from_millis(12);
-/// Measurements of a rate; the best counts.
+/// Number of measurements; the best counts.
 const RUNS: usize = 5;
 
 /// The best of `runs` measurements, in 10^9 operations per second.

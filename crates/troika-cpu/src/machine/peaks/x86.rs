@@ -1,5 +1,5 @@
-//! Loops of multiply instructions on x86-64. All are written in assembly: a compiler would see
-//! that nobody reads the sums.
+//! Loops of multiply instructions on x86-64, in assembly, since a compiler would remove sums that
+//! are never read.
 
 use std::arch::asm;
 use std::arch::is_x86_feature_detected as has;
@@ -28,7 +28,7 @@ pub(super) fn probe(multiply: Multiply) -> Option<Probe> {
     }
 }
 
-/// A function that runs `$body` on zeroed registers as often as its argument says.
+/// A function that repeats `$body` on zeroed registers as often as its argument says.
 macro_rules! repeated {
     ($(#[$doc:meta])* $name:ident, $body:expr) => {
         $(#[$doc])*
@@ -67,7 +67,7 @@ macro_rules! each {
     };
 }
 
-/// Bytes times bytes into sixteen bits, pairs into 32, added: temporary and sum.
+/// Byte products summed in pairs to 16 and then 32 bits: temporary and sum.
 macro_rules! widened {
     ($($t:literal $sum:literal),*) => {
         concat!($(
@@ -90,7 +90,7 @@ macro_rules! with_signs {
     };
 }
 
-/// Without signs, with four products added in sixteen bits first: two temporaries and the sum.
+/// Without signs, with four products summed in 16 bits first: two temporaries and the sum.
 macro_rules! summed {
     ($($t:literal $u:literal $sum:literal),*) => {
         concat!($(
@@ -107,7 +107,7 @@ macro_rules! summed {
     };
 }
 
-/// Words times words, pairs into 32 bits, added.
+/// Word products summed in pairs to 32 bits.
 macro_rules! words {
     ($($t:literal $sum:literal),*) => {
         concat!($(

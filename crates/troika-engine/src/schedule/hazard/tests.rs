@@ -52,7 +52,7 @@ fn columns_do_not_wait_for_each_other() {
     assert_eq!(add(6, &[], &[all]), [2, 4, 5], "5 waited for 3");
 }
 
-/// A forward batch of sequences: (which, position, rows, pages).
+/// A forward batch of sequences: (number, position, rows, pages).
 fn forward(seqs: &[(u64, usize, usize, &[u32])]) -> Arc<ForwardBatch> {
     let mut forward = ForwardBatch::default();
     for (seq, pos, n, pages) in seqs {
@@ -75,11 +75,11 @@ fn sequences_wait_for_pages_only() {
     assert_eq!(add(2, &forward(&[(0, 4, 4, &[0, 2])])), [0]);
     assert_eq!(add(3, &forward(&[(0, 8, 1, &[0, 2, 3]), (1, 4, 1, &[1, 4])])), [1, 2], "both");
     assert!(add(4, &forward(&[(2, 0, 1, &[5])])).is_empty());
-    // A page of sequence 1 begins to be that of sequence 2.
+    // A page of sequence 1 passes to sequence 2.
     assert_eq!(add(5, &forward(&[(2, 1, 4, &[5, 1])])), [3, 4]);
     assert_eq!(add(6, &forward(&[(2, 5, 1, &[5, 1])])), [5]);
     assert_eq!(add(7, &forward(&[(0, 9, 1, &[0, 2, 3])])), [3]);
-    // A page that is read by another is one that it wrote.
+    // Sequence 3 reads a page that another sequence wrote.
     assert_eq!(add(8, &forward(&[(3, 4, 1, &[0, 9])])), [7]);
     assert_eq!(add(9, &forward(&[(4, 4, 1, &[0, 8])])), [7], "readers share");
 }
@@ -104,20 +104,20 @@ fn many_chunks_leave_few_accesses_to_look_at() {
             }
         }
     }
-    // Each waits for a few, however many there are: nothing is kept that another one covers.
+    // Each task waits for few others, since covered uses are dropped.
     assert!(deps < 4 * task as usize, "{deps} dependencies of {task} tasks");
     assert!(h.memory.values().all(|a| a.writers.len() + a.readers.len() <= 3));
     assert!(h.states.values().all(|a| a.writers.len() == 1 && a.readers.is_empty()));
 }
 
-/// What a task of the model does.
+/// The uses of a task in the model.
 #[derive(Clone, Debug)]
 struct Plan {
     /// Rectangles: (buffer, row, rows, column, columns, written).
     memory: Vec<(usize, usize, usize, usize, usize, bool)>,
-    /// Whether a new forward batch begins, and which sequences are in it with how many rows.
+    /// Whether a new forward batch begins, and its sequences with their numbers of rows.
     forward: Option<Vec<(u64, usize)>>,
-    /// A sequence that gives back its pages before the forward batch.
+    /// A sequence that returns its pages before the forward batch.
     gives: Option<u64>,
 }
 
@@ -134,13 +134,13 @@ fn plans() -> impl Strategy<Value = Vec<Plan>> {
     prop::collection::vec(plan, 1..25)
 }
 
-/// Sequences and their pages, of which there are few.
+/// A few sequences and their pages.
 #[derive(Default)]
 struct Cache {
     seqs: [(usize, Vec<u32>); 3],
     free: Vec<u32>,
     begun: u32,
-    /// Pages that went from one sequence to another.
+    /// Pages that passed from one sequence to another.
     exchanged: bool,
 }
 
@@ -169,10 +169,10 @@ impl Cache {
     }
 }
 
-/// A byte or a row of a cache, as (where, index), and whether it is written.
+/// A byte or cache row as (where, index), and whether it is written.
 type Touch = ((usize, usize), bool);
 
-/// All that a task touches.
+/// Everything that a task touches.
 fn touched(b: &Bindings, forward: &ForwardBatch) -> Vec<Touch> {
     let mut all = Vec::new();
     for (views, written) in [(&b.inputs, false), (&b.outputs, true)] {
@@ -198,7 +198,7 @@ proptest! {
         let mut current = Arc::new(ForwardBatch::default());
         let mut tasks: Vec<(Bindings, Arc<ForwardBatch>)> = Vec::new();
         for plan in &plans {
-            // Every forward batch uses every state, after which its other tasks follow.
+            // Every forward batch first uses every state, then runs its other tasks.
             let mut bound = Vec::new();
             if let Some(parts) = &plan.forward {
                 if let Some(seq) = plan.gives {
@@ -227,7 +227,7 @@ proptest! {
                 let meets = |x: &Touch, y: &Touch| x.0 == y.0 && (x.1 || y.1);
                 let clash = touched[i].iter().any(|x| touched[j].iter().any(|y| meets(x, y)));
                 prop_assert!(!clash || before[j].contains(&i), "{j} does not wait for {i}");
-                // A sequence's forward batches are a chain; else a dependency is a conflict.
+                // Forward batches of a sequence are a chain; other dependencies must be conflicts.
                 let same = |x: &SeqRows| s.seqs.iter().any(|y| x.seq == y.seq);
                 let chain = !b.states.is_empty()
                     && !tasks[i].0.states.is_empty()

@@ -1,4 +1,4 @@
-//! The meaning of the instructions, in plain Rust.
+//! The instructions in plain Rust.
 
 use half::f16;
 
@@ -8,12 +8,12 @@ use super::Arm;
 #[derive(Clone, Copy)]
 pub struct Emulated;
 
-/// A register, by its bytes.
+/// A register as bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Zeroable, bytemuck::Pod)]
 #[repr(C, align(16))]
 pub struct V(pub [u8; 16]);
 
-/// A register by other lanes.
+/// A register as other lanes.
 #[inline(always)]
 fn lanes<T: bytemuck::Pod>(v: V) -> T {
     bytemuck::cast(v)
@@ -45,13 +45,13 @@ fn bits(a: V, b: V, f: impl Fn(u64, u64) -> u64) -> V {
     make::<u64, 2>(|i| f(a[i], b[i]))
 }
 
-/// How far a lane is shifted: the lowest byte of its count, signed.
+/// The shift of a lane: the lowest byte of its count, signed.
 #[inline(always)]
 fn count(by: u32) -> i32 {
     i32::from(by as i8)
 }
 
-/// The smaller by an order in which -0 is below 0, or NaN.
+/// The smaller value, with -0 below 0; NaN if one is.
 #[inline(always)]
 fn smaller(a: f32, b: f32) -> f32 {
     if a.is_nan() || b.is_nan() {

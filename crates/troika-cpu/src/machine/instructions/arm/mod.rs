@@ -21,21 +21,21 @@ pub use native::Native;
 pub trait Arm: Copy {
     /// A register.
     type V: Copy;
-    /// Whether these are the machine's instructions: kernels on others are kept small, for unrolled
-    /// they would take the compiler minutes.
+    /// Whether these are the machine's instructions. Kernels on others are not unrolled, since
+    /// compiling that would take minutes.
     const NATIVE: bool = true;
 
     /// 16 bytes.
     unsafe fn ld1(p: *const u8) -> Self::V;
-    /// 8 bytes and zeros.
+    /// 8 bytes, then zeros.
     unsafe fn ldr_d(p: *const u8) -> Self::V;
-    /// 4 bytes and zeros.
+    /// 4 bytes, then zeros.
     unsafe fn ldr_s(p: *const u8) -> Self::V;
     /// 16 bytes.
     unsafe fn st1(v: Self::V, p: *mut u8);
-    /// Prefetches a cache line; any address will do.
+    /// Prefetches a cache line; any address is allowed.
     fn prfm(p: *const u8);
-    /// As [`Arm::prfm`], into the second-level cache.
+    /// Like [`Arm::prfm`], into the second-level cache.
     fn prfm_l2(p: *const u8);
     fn dup_16b(x: u8) -> Self::V;
     fn dup_8h(x: u16) -> Self::V;
@@ -51,11 +51,10 @@ pub trait Arm: Copy {
     fn bic(a: Self::V, b: Self::V) -> Self::V;
     /// Bits of `a` where the mask is set, else of `b`.
     fn bsl(mask: Self::V, a: Self::V, b: Self::V) -> Self::V;
-    /// Left by as many bits as the lanes of `by` say, right where they are negative; the bits
-    /// are unsigned.
+    /// Shifts unsigned lanes left by the lanes of `by`; negative ones shift right.
     fn ushl_16b(v: Self::V, by: Self::V) -> Self::V;
     fn ushl_4s(v: Self::V, by: Self::V) -> Self::V;
-    /// As [`Arm::ushl_4s`], of signed lanes.
+    /// Like [`Arm::ushl_4s`], for signed lanes.
     fn sshl_4s(v: Self::V, by: Self::V) -> Self::V;
     fn zip1_4s(a: Self::V, b: Self::V) -> Self::V;
     fn zip2_4s(a: Self::V, b: Self::V) -> Self::V;
@@ -63,7 +62,7 @@ pub trait Arm: Copy {
     fn zip2_2d(a: Self::V, b: Self::V) -> Self::V;
     fn uzp1_4s(a: Self::V, b: Self::V) -> Self::V;
     fn uzp2_4s(a: Self::V, b: Self::V) -> Self::V;
-    /// Bytes of a table of 64; 0 for larger indices.
+    /// Bytes from a table of 64; 0 for larger indices.
     fn tbl4(table: [Self::V; 4], index: Self::V) -> Self::V;
 
     fn uxtl_8h(v: Self::V) -> Self::V;
@@ -78,7 +77,7 @@ pub trait Arm: Copy {
 
     /// Products of the lower eight signed bytes.
     fn smull_8h(a: Self::V, b: Self::V) -> Self::V;
-    /// Of the upper eight.
+    /// Products of the upper eight signed bytes.
     fn smull2_8h(a: Self::V, b: Self::V) -> Self::V;
     /// Sums of neighbours, those of `a` first.
     fn addp_8h(a: Self::V, b: Self::V) -> Self::V;
@@ -86,7 +85,7 @@ pub trait Arm: Copy {
     fn sadalp_4s(sum: Self::V, v: Self::V) -> Self::V;
     /// Adds four products of signed bytes to each of four sums.
     unsafe fn sdot(sum: Self::V, a: Self::V, b: Self::V) -> Self::V;
-    /// As `sdot` with the bytes of `a` unsigned.
+    /// Like `sdot`, with unsigned bytes in `a`.
     unsafe fn usdot(sum: Self::V, a: Self::V, b: Self::V) -> Self::V;
     /// Adds the product of matrices: two rows of eight unsigned bytes by two columns of eight
     /// signed ones, to `[a0 b0, a0 b1, a1 b0, a1 b1]`.

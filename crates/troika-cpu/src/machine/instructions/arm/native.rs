@@ -1,4 +1,4 @@
-//! The instructions themselves.
+//! The machine's instructions.
 
 use std::arch::aarch64::*;
 use std::arch::asm;
@@ -39,7 +39,7 @@ fn b(v: V) -> int8x16_t {
     unsafe { vreinterpretq_s8_u8(v) }
 }
 
-// The intrinsics of these are not stable in Rust (1.95), so they are written in assembly.
+// Their intrinsics are not stable in Rust (1.95), so they are written in assembly.
 macro_rules! product {
     ($name:ident, $feature:literal, $code:literal) => {
         #[inline]
@@ -245,7 +245,7 @@ impl Arm for Native {
     #[inline(always)]
     fn fcvtl(v: V) -> V {
         let out: V;
-        // The intrinsic came later than the Rust this crate asks for.
+        // The intrinsic is newer than the Rust version that this crate requires.
         // SAFETY: arithmetic on registers.
         unsafe {
             asm!("fcvtl {out:v}.4s, {v:v}.4h", out = lateout(vreg) out, v = in(vreg) v,

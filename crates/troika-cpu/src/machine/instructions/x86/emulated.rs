@@ -1,4 +1,4 @@
-//! The meaning of the instructions on registers, in plain Rust.
+//! The instructions on registers in plain Rust.
 
 use half::f16;
 
@@ -9,18 +9,18 @@ use crate::machine::instructions::apart;
 #[derive(Clone, Copy)]
 pub(crate) struct Emulated<const BYTES: usize>;
 
-/// A register of up to 512 bits, by its bytes; those beyond its width are zeros.
+/// A register of up to 512 bits as bytes; those beyond its width are 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Zeroable, bytemuck::Pod)]
 #[repr(C, align(64))]
 pub(crate) struct V(pub [u8; 64]);
 
-/// A register by other lanes.
+/// A register as other lanes.
 fn lanes<T: bytemuck::Pod>(v: V) -> T {
     bytemuck::cast(v)
 }
 
 impl<const BYTES: usize> Emulated<BYTES> {
-    /// A register by its `N` lanes of `T`, of which those within the width are kept.
+    /// A register from `N` lanes of `T`; those beyond its width are dropped.
     fn make<T: bytemuck::Pod, const N: usize>(f: impl Fn(usize) -> T) -> V
     where
         [T; N]: bytemuck::Pod,
@@ -56,7 +56,7 @@ unsafe fn read(p: *const u8, len: usize) -> [u8; 64] {
     bytes
 }
 
-// Never inlined: the kernels are unrolled, and would take the compiler minutes.
+// Never inlined: the kernels are unrolled, and compiling them would take minutes.
 // SAFETY (of the unsafe blocks): callers promise valid memory; no features are needed.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl<const BYTES: usize> Vector for Emulated<BYTES> {

@@ -16,8 +16,8 @@ pub(crate) use tiles::EmulatedTiles;
 
 use super::RegisterWork;
 
-/// Instructions on registers of one width, named as in Intel's manual (volume 2) without the
-/// suffixes of operands. Lane 0 is the lowest.
+/// Instructions on registers of one width, named as in Intel's manual (volume 2) without operand
+/// suffixes. Lane 0 is the lowest.
 ///
 /// # Safety
 /// All need the CPU features of the implementing type, and `vpdpbusd` those of VNNI besides them;
@@ -30,11 +30,11 @@ pub(crate) trait Vector: Copy {
     type F: Copy;
     /// Bytes of a register.
     const BYTES: usize;
-    /// Whether these are the machine's instructions: kernels on others are kept small, for unrolled
-    /// they would take the compiler minutes.
+    /// Whether these are the machine's instructions. Kernels on others are not unrolled, since
+    /// compiling that would take minutes.
     const NATIVE: bool = true;
 
-    /// Runs work in a function of its own, with the features switched on but VNNI.
+    /// Runs work in a separate function with all features except VNNI.
     unsafe fn apart<W: RegisterWork>(work: W);
     /// The same with VNNI.
     unsafe fn apart_vnni<W: RegisterWork>(work: W);
@@ -47,27 +47,27 @@ pub(crate) trait Vector: Copy {
     unsafe fn vpand(a: Self::I, b: Self::I) -> Self::I;
     unsafe fn vpor(a: Self::I, b: Self::I) -> Self::I;
     unsafe fn vpxor(a: Self::I, b: Self::I) -> Self::I;
-    /// All bits of the bytes of `a` that are more than those of `b`, signed. AVX2 only.
+    /// All bits set in bytes where `a > b`, signed. AVX2 only.
     unsafe fn vpcmpgtb(a: Self::I, b: Self::I) -> Self::I;
-    /// Words to the right, zeros from the left.
+    /// Shifts words right, with zeros from the left.
     unsafe fn vpsrlw(v: Self::I, count: u32) -> Self::I;
-    /// Words to the left.
+    /// Shifts words left.
     unsafe fn vpsllw(v: Self::I, count: u32) -> Self::I;
     /// `a - b` of bytes, wrapping.
     unsafe fn vpsubb(a: Self::I, b: Self::I) -> Self::I;
-    /// Of bytes; that of -128 is 128, unsigned.
+    /// Absolute values of bytes; that of -128 is 128, unsigned.
     unsafe fn vpabsb(v: Self::I) -> Self::I;
-    /// Bytes of `a` with the sign of those of `b` (0 where they are 0); -128 is its own negative.
-    /// AVX2 only.
+    /// Bytes of `a` with the signs of those of `b` (0 where they are 0); -128 stays -128. AVX2
+    /// only.
     unsafe fn vpsignb(a: Self::I, b: Self::I) -> Self::I;
     /// Sums of two products of unsigned bytes of `a` with signed ones of `b`, each sum **limited**
     /// to the range of i16.
     unsafe fn vpmaddubsw(a: Self::I, b: Self::I) -> Self::I;
     /// Sums of two products of i16, as i32.
     unsafe fn vpmaddwd(a: Self::I, b: Self::I) -> Self::I;
-    /// Wrapping.
+    /// Sums of words, wrapping.
     unsafe fn vpaddw(a: Self::I, b: Self::I) -> Self::I;
-    /// Wrapping.
+    /// Sums of i32, wrapping.
     unsafe fn vpaddd(a: Self::I, b: Self::I) -> Self::I;
     /// Adds four products of unsigned bytes of `a` with signed ones of `b` to an i32, wrapping.
     unsafe fn vpdpbusd(sum: Self::I, a: Self::I, b: Self::I) -> Self::I;
@@ -87,9 +87,9 @@ pub(crate) trait Vector: Copy {
     unsafe fn vaddps(a: Self::F, b: Self::F) -> Self::F;
     /// `a * b + c`, rounded once.
     unsafe fn vfmaddps(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
-    /// Prefetches a cache line; any address will do.
+    /// Prefetches a cache line; any address is allowed.
     unsafe fn prefetcht0(p: *const u8);
-    /// The same bits. No instruction: the compiler makes them before what is pinned later.
+    /// Returns `v` unchanged. Not an instruction: it orders `v` before values pinned later.
     unsafe fn pin(v: Self::I) -> Self::I;
 }
 
@@ -113,7 +113,7 @@ const _: () = assert!(
 );
 
 impl TileConfig {
-    /// Tiles by rows and bytes of a row, from tile 0 on.
+    /// Tiles by rows and bytes per row, from tile 0 on.
     pub const fn new(tiles: &[(u8, u16)]) -> TileConfig {
         let (mut colsb, mut rows) = ([0; 16], [0; 16]);
         let mut i = 0;
@@ -126,7 +126,7 @@ impl TileConfig {
     }
 }
 
-/// Instructions on tiles. A value stands for the tile registers of the thread it is used on.
+/// Instructions on tiles. A value stands for the tile registers of the current thread.
 ///
 /// # Safety
 /// All need AMX-TILE (and AMX-INT8, AMX-BF16 for products), permission by the system, and, but
@@ -134,9 +134,9 @@ impl TileConfig {
 /// rows of the tile, `stride` bytes apart.
 #[allow(missing_docs, clippy::missing_safety_doc)]
 pub(crate) trait TileRegisters: Default {
-    /// Takes a configuration; all tiles are zeros then.
+    /// Loads a configuration and zeroes all tiles.
     unsafe fn ldtilecfg(&mut self, config: &TileConfig);
-    /// Gives the tiles back: until `ldtilecfg` there are none.
+    /// Releases the tiles: there are none until the next `ldtilecfg`.
     unsafe fn tilerelease(&mut self);
     unsafe fn tilezero<const T: u8>(&mut self);
     unsafe fn tileloadd<const T: u8>(&mut self, p: *const u8, stride: usize);
@@ -152,7 +152,7 @@ pub(crate) trait TileRegisters: Default {
     unsafe fn tdpbf16ps<const C: u8, const A: u8, const B: u8>(&mut self);
 }
 
-/// The tiles of a thread, given back at the end, also when a kernel panics.
+/// A thread's tiles, released when dropped, also after a panic in a kernel.
 pub(crate) struct Held<T: TileRegisters>(pub T);
 
 impl<T: TileRegisters> Drop for Held<T> {
@@ -162,8 +162,8 @@ impl<T: TileRegisters> Drop for Held<T> {
     }
 }
 
-/// Multiplies bytes once and checks: the kernels on tiles have been written without a machine to
-/// run them on.
+/// Multiplies bytes once and checks the result, since the kernels on tiles were written without a
+/// machine that has them.
 ///
 /// # Safety
 /// As for [`TileRegisters`].
@@ -192,7 +192,7 @@ pub(crate) unsafe fn tiles_multiply<T: TileRegisters>() -> bool {
     c.iter().enumerate().all(|(m, c)| c.iter().enumerate().all(|(n, c)| *c == want(m, n)))
 }
 
-/// As [`tiles_multiply`], of pairs of bf16: of whole numbers, whose sums are exact in any order.
+/// Like [`tiles_multiply`], for pairs of bf16: whole numbers, whose sums are exact in any order.
 ///
 /// # Safety
 /// As for [`TileRegisters`].

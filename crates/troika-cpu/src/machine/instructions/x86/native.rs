@@ -1,4 +1,4 @@
-//! The instructions themselves.
+//! The machine's instructions.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -13,7 +13,7 @@ pub(crate) struct Ymm;
 #[derive(Clone, Copy)]
 pub(crate) struct Zmm;
 
-/// What differs between the widths by more than a number in its name is written out.
+/// Instructions that differ between widths by more than their names are written out.
 macro_rules! vector {
     ($name:ident, $bytes:literal, $int:ty, $float:ty, $features:literal, $vnni:literal,
      $(fn $method:ident($($arg:ident: $ty:ty),*) $(-> $out:ty)? { $code:expr })*) => {
@@ -49,7 +49,7 @@ macro_rules! vector {
     };
 }
 
-/// An empty piece of assembly that passes a register on: what is not `pure` keeps its order.
+/// Empty assembly that passes a register on. Assembly that is not `pure` keeps its order.
 #[target_feature(enable = "avx2")]
 #[inline]
 fn pin_256(mut v: I2) -> I2 {
@@ -134,12 +134,12 @@ vector! { Zmm, 64, __m512i, __m512,
     fn pin(v: I5) -> I5 { v }
 }
 
-/// The tiles of the thread. The compiler knows nothing of them and uses none itself; assembly
-/// that is not `pure` stays in its order, so one instruction's results reach the next.
+/// The tiles of the thread. The compiler does not know or use them. Assembly that is not `pure`
+/// keeps its order, so each instruction sees the earlier results.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Tmm;
 
-/// One instruction for each number of a tile.
+/// One instruction per tile number.
 macro_rules! each_tile {
     ($t:expr, $before:literal, $after:literal, $($operands:tt)*) => {
         match $t {
@@ -155,7 +155,7 @@ macro_rules! each_tile {
     };
 }
 
-/// A product, for each of the combinations of tiles the kernels use.
+/// A product for each combination of tiles that the kernels use.
 macro_rules! products {
     ($op:literal, $tiles:expr, $(($c:literal, $a:literal, $b:literal)),*) => {
         match $tiles {

@@ -1,5 +1,5 @@
-//! The plain instructions, by the manual's own definitions and, where the machine has them,
-//! against the machine's.
+//! Tests the plain instructions against the manual's definitions and, where possible, against the
+//! machine's.
 
 use super::emulated::V;
 use super::{Emulated, EmulatedTiles, TileConfig, TileRegisters, Vector};
@@ -21,7 +21,7 @@ fn pairs_of_products_are_limited_to_sixteen_bits() {
     unsafe {
         assert_eq!(lanes::<[i16; 32]>(E::vpmaddubsw(full, high)), [i16::MAX; 32]);
         assert_eq!(lanes::<[i16; 32]>(E::vpmaddubsw(full, low)), [i16::MIN; 32]);
-        // The largest pairs the kernels make: |w| = 128, |x| = 127.
+        // The largest pairs in the kernels: |w| = 128, |x| = 127.
         let (w, x) = (register([128u8; 64]), E::vpsignb(high, low));
         assert_eq!(lanes::<[i16; 32]>(E::vpmaddubsw(w, x)), [-32512; 32]);
         let negative = E::vpcmpgtb(register([0u8; 64]), low);
@@ -32,7 +32,7 @@ fn pairs_of_products_are_limited_to_sixteen_bits() {
         }
         let most = register([i16::MIN; 32]);
         assert_eq!(lanes::<[i32; 16]>(E::vpmaddwd(most, most)), [i32::MIN; 16]);
-        // Not limited, but wrapping.
+        // Wrapping, not saturating.
         assert_eq!(lanes::<[i16; 32]>(E::vpaddw(most, most)), [0; 32]);
         let sum = register([i32::MAX; 16]);
         let four = E::vpdpbusd(sum, full, high);
@@ -82,23 +82,23 @@ fn tiles_multiply_four_by_four() {
 #[derive(Default)]
 struct Faulty<const FAULT: u8>(EmulatedTiles);
 
-/// Products are left out.
+/// Products are omitted.
 const NOTHING: u8 = 1;
 /// Products are added twice.
 const TWICE: u8 = 2;
-/// The operands change places.
+/// The operands are swapped.
 const SWAPPED: u8 = 3;
-/// Rows are taken for neighbours in memory.
+/// The stride between rows is ignored.
 const STRIDE: u8 = 4;
-/// A configuration loses a row of every tile.
+/// The configuration loses a row of every tile.
 const ROWS: u8 = 5;
 /// A product starts from zero.
 const ZEROED: u8 = 6;
-/// The lowest bit of what is loaded is lost.
+/// The lowest bit of loaded data is lost.
 const BIT: u8 = 7;
 
 impl<const FAULT: u8> Faulty<FAULT> {
-    /// Loads what a tile holds with a fault of its bytes.
+    /// Reloads a tile with a fault in its bytes.
     ///
     /// # Safety
     /// As for [`TileRegisters`].
@@ -131,7 +131,7 @@ impl<const FAULT: u8> TileRegisters for Faulty<FAULT> {
     }
     unsafe fn tileloadd<const T: u8>(&mut self, p: *const u8, stride: usize) {
         unsafe {
-            // Half of a stride stays inside of what there is to load.
+            // Half of a stride stays inside the source.
             self.0.tileloadd::<T>(p, if FAULT == STRIDE { stride / 2 } else { stride });
             if FAULT == BIT {
                 self.blur::<T>();
@@ -167,7 +167,7 @@ impl<const FAULT: u8> TileRegisters for Faulty<FAULT> {
     }
 }
 
-/// What the two checks say; tiles of shapes that do not fit each other may end in a panic.
+/// The results of the two checks. Tiles of mismatched shapes may panic.
 fn checks<T: TileRegisters>() -> [bool; 2] {
     // SAFETY: plain Rust needs no features.
     let bytes = std::panic::catch_unwind(|| unsafe { super::tiles_multiply::<T>() });
@@ -186,7 +186,7 @@ fn the_checks_of_tiles_find_every_fault() {
     assert_eq!(checks::<Faulty<STRIDE>>(), [false; 2]);
     assert_eq!(checks::<Faulty<ROWS>>(), [false; 2]);
     assert_eq!(checks::<Faulty<ZEROED>>(), [false; 2]);
-    // Pairs of bf16 of small whole numbers have no such bit.
+    // Small whole numbers in bf16 do not use this bit.
     assert!(!checks::<Faulty<BIT>>()[0]);
 }
 
@@ -214,10 +214,10 @@ fn pairs<const K: usize>(sum: f32, a: [[f32; 2]; K], b: [[f32; 2]; K]) -> f32 {
 fn tiles_add_lower_and_upper_products_apart() {
     let one = [[1.0; 2]; 3];
     let big = 16_777_216.0;
-    // The lower sum loses its 1 beside 2^24; the upper one is exact, and so is what was there.
+    // The lower sum loses its 1 beside 2^24; the upper sum and the earlier value are exact.
     assert_eq!(pairs(0.5, [[big, 1.0], [1.0, 1.0], [-big, 1.0]], one), 3.5);
     assert_eq!(pairs(0.5, [[big, 1.0], [-big, 1.0], [1.0, 1.0]], one), 4.5);
-    // What was there comes last, not first.
+    // The earlier value is added last, not first.
     assert_eq!(pairs(big, [[1.0, 0.0], [1.0, 0.0], [0.0, 0.0]], one), big + 2.0);
     // Ties to even.
     assert_eq!(pairs(big, [[1.0, 0.0]], [[1.0, 1.0]]), big);
@@ -227,7 +227,7 @@ fn tiles_add_lower_and_upper_products_apart() {
 #[test]
 fn tiles_take_denormals_for_zeros() {
     let (denormal, small, large) = (1e-39, 1.5e-38, 2f32.powi(100));
-    // As operands, as what was there, as a product, as a sum of two.
+    // As operands, as earlier value, as a product, and as a sum of two.
     assert_eq!(pairs(0.0, [[denormal, denormal]], [[large, large]]), 0.0);
     assert_eq!(pairs(denormal, [[0.0, 0.0]], [[1.0, 1.0]]), 0.0);
     assert_eq!(pairs(0.0, [[small, -small]], [[0.25, 0.25]]).to_bits(), 0);
@@ -244,7 +244,7 @@ fn tiles_without_a_configuration_fault() {
     unsafe { EmulatedTiles::default().tilezero::<0>() }
 }
 
-/// Every instruction with the same random operands, natively and in plain Rust.
+/// Compares every instruction on equal random operands, native and plain.
 #[cfg(target_arch = "x86_64")]
 mod native {
     use std::arch::is_x86_feature_detected as has;
@@ -255,7 +255,7 @@ mod native {
     fn random(seed: &mut u64) -> V {
         V(std::array::from_fn(|_| {
             *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            // The ends of the range often.
+            // Extreme values are frequent.
             match *seed >> 60 {
                 0 => 0x80,
                 1 => 0x7f,
@@ -274,7 +274,7 @@ mod native {
         let mut seed = 3;
         for _ in 0..300 {
             let [a, b, c] = std::array::from_fn(|_| random(&mut seed));
-            // Small numbers, so that sums of products are exact either way.
+            // Small numbers, so that sums of products are exact in both.
             let f = |v: V| register(lanes::<[i32; 16]>(v).map(|x| (x >> 20) as f32 * 0.37));
             let (fa, fb, fc) = (f(a), f(b), f(c));
             // SAFETY: by the caller; registers are as long as the loads.
@@ -382,7 +382,7 @@ mod native {
         assert_eq!(compared, reported(), "sets that the processor reports were not compared");
     }
 
-    /// The sets that the processor itself says it has (Intel's manual, volume 2, CPUID).
+    /// The instruction sets that the processor reports (Intel's manual, volume 2, CPUID).
     fn reported() -> Vec<&'static str> {
         use std::arch::x86_64::__cpuid_count;
         let (all, more) = (__cpuid_count(7, 0), __cpuid_count(7, 1));

@@ -1,4 +1,4 @@
-//! The meaning of the instructions on tiles, in plain Rust.
+//! The instructions on tiles in plain Rust.
 
 use super::{TileConfig, TileRegisters};
 
@@ -7,8 +7,8 @@ const ROWS: usize = 16;
 /// Bytes of its rows.
 const COLSB: usize = 64;
 
-/// Tile registers in plain Rust. Whatever the machine would fault on is a panic: no
-/// configuration, a tile it does not have, shapes that do not fit.
+/// Tile registers in plain Rust. Machine faults become panics: no configuration, an unknown tile,
+/// or mismatched shapes.
 #[derive(Default)]
 pub(crate) struct EmulatedTiles {
     config: Option<TileConfig>,
@@ -16,7 +16,7 @@ pub(crate) struct EmulatedTiles {
 }
 
 impl EmulatedTiles {
-    /// Rows of a tile and bytes of its rows.
+    /// Rows of a tile, and bytes per row.
     fn shape(&self, tile: u8) -> (usize, usize) {
         let config = self.config.as_ref().expect("ldtilecfg comes first");
         let (rows, colsb) = (config.rows[tile as usize], config.colsb[tile as usize]);
@@ -24,7 +24,7 @@ impl EmulatedTiles {
         (rows.into(), colsb.into())
     }
 
-    /// Rows and bytes of a row of the sums `c` of a product; bytes of a row of `a`.
+    /// Rows and bytes per row of a product's sums `c`; bytes per row of `a`.
     fn product_shape(&self, c: u8, a: u8, b: u8) -> (usize, usize, usize) {
         let ((m, n), (a_rows, k)) = (self.shape(c), self.shape(a));
         assert!(c != a && a != b && c != b, "three different tiles");
@@ -33,7 +33,7 @@ impl EmulatedTiles {
     }
 }
 
-/// Denormals are zeros, with their sign.
+/// Turns denormals into zeros of the same sign.
 fn flush(x: f32) -> f32 {
     if x.is_subnormal() { 0f32.copysign(x) } else { x }
 }
@@ -43,7 +43,7 @@ fn fma(a: f32, b: f32, c: f32) -> f32 {
     flush(flush(a).mul_add(flush(b), flush(c)))
 }
 
-/// The pair of bf16 of four bytes, the lower one first.
+/// A pair of bf16 from four bytes, the lower one first.
 fn pair(bytes: &[u8]) -> [f32; 2] {
     let number = |i: usize| f32::from_bits(u32::from_le_bytes([0, 0, bytes[i], bytes[i + 1]]));
     [number(0), number(2)]
