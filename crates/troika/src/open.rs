@@ -263,6 +263,7 @@ pub(crate) struct Opened {
     pub defaults: GenerationDefaults,
     pub clock: Arc<dyn Clock>,
     pub computes: bool,
+    pub modelled: bool,
     pub tracer: Tracer,
     pub warnings: Vec<String>,
     pub load_time: Duration,
@@ -395,6 +396,7 @@ impl Model {
             defaults,
             clock,
             computes,
+            modelled: modelled.is_some(),
             tracer: options.tracer.clone(),
             warnings,
             load_time,
@@ -437,6 +439,11 @@ impl Model {
     /// The longest sequence.
     pub fn context(&self) -> usize {
         self.opened.context
+    }
+
+    /// Whether all of its devices are virtual, so that its times are modelled.
+    pub fn is_modelled(&self) -> bool {
+        self.opened.modelled
     }
 
     /// The tokenizer, if the model has one.

@@ -7,7 +7,7 @@ use troika::weights::{CacheFile, CacheFolder, CacheKind};
 
 use crate::error::CliError;
 use crate::flags::{CacheArgs, CacheVerb};
-use crate::output;
+use crate::output::{self, printable};
 
 /// Lists, checks or removes files of the cache.
 ///
@@ -33,7 +33,7 @@ pub fn run(args: &CacheArgs) -> Result<(), CliError> {
 
 /// The contents of a file: model and types, or the reason why it is unusable.
 fn contents(file: &CacheFile) -> (String, String) {
-    let (of, types) = match file.kind {
+    match file.kind {
         CacheKind::Packed => file.index().map_or_else(
             |why| (format!("unusable: {why}"), String::new()),
             |index| (index.model, index.types),
@@ -48,10 +48,7 @@ fn contents(file: &CacheFile) -> (String, String) {
             Err(why) => (format!("unusable: {why}"), String::new()),
         },
         CacheKind::Partial => ("being written, or left behind".into(), String::new()),
-    };
-    // Names of files and models are untrusted and share a line with others.
-    let shown = |text: String| text.chars().flat_map(char::escape_debug).collect();
-    (shown(of), shown(types))
+    }
 }
 
 fn name(file: &CacheFile) -> String {
@@ -94,12 +91,13 @@ fn list(place: &str, files: &[CacheFile], json: bool) -> Result<(), CliError> {
     for file in files {
         let (of, types) = contents(file);
         text.push_str(&format!(
-            "  {:<40}  {:<7}  {:>12}  {:>11}  {:<13}  {of}\n",
+            "  {:<40}  {:<7}  {:>12}  {:>11}  {:<13}  {}\n",
             name(file),
             file.kind.name(),
             mib(file.bytes),
             age(file),
-            types
+            printable(&types),
+            printable(&of)
         ));
     }
     output::write(&text)

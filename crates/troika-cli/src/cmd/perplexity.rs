@@ -9,7 +9,7 @@ use troika::{Error, Model, Scored, Source};
 use super::run;
 use crate::error::CliError;
 use crate::flags::PerplexityArgs;
-use crate::input::{read_file, read_stdin};
+use crate::input::read_input;
 use crate::interrupt::Interrupt;
 use crate::{output, resolve};
 
@@ -22,10 +22,7 @@ const WINDOW: usize = 512;
 /// A model without a tokenizer, a text shorter than a window.
 pub fn run(args: &PerplexityArgs) -> Result<(), CliError> {
     let source = resolve::model(&args.model)?;
-    let text = match &args.file {
-        Some(file) => read_file(file)?,
-        None => read_stdin()?,
-    };
+    let text = read_input(args.file.as_deref())?;
     let interrupt = Interrupt::listen();
     let model = open(&source, args, &interrupt)?;
     let window = model.context();

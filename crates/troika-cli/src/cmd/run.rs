@@ -9,7 +9,7 @@ use troika::{DeviceOptions, Model, OpenOptions, Source};
 use crate::error::CliError;
 use crate::flags::{FloatFlag, OpenArgs, RunArgs};
 use crate::generate::generate;
-use crate::input::{read_file, read_stdin};
+use crate::input::{is_stdin, read_input};
 use crate::interrupt::Interrupt;
 use crate::prompt::tokenize;
 use crate::{chat, memory, output, parallel, progress, resolve, stats, trace};
@@ -37,6 +37,9 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
     }
     if let Some(why) = no_system(&model, args, &prompt) {
         output::note_line(&format!("warning: the system prompt is not used: {why}"));
+    }
+    if model.is_modelled() && !args.quiet {
+        output::note_line("all devices are virtual: times are modelled");
     }
     if args.verbose {
         let text = verbose(&model)?;
@@ -79,16 +82,16 @@ fn prompt(args: &RunArgs) -> Result<Prompt, CliError> {
     if let Some(ids) = &args.prompt_ids {
         return Ok(Prompt::Ids(ids.clone()));
     }
-    let text = match (&args.prompt, &args.file) {
+    let text = match (&args.prompt, args.file.as_deref()) {
         (Some(p), _) => p.clone(),
-        (None, Some(file)) => read_file(file)?,
+        (None, Some(file)) if !is_stdin(file) => read_input(Some(file))?,
         (None, None) if std::io::stdin().is_terminal() && args.json => {
             let why = "--json needs a prompt (-p, -f, --prompt-ids or piped text)";
             return Err(CliError::Usage(why.to_string()));
         }
         (None, None) if std::io::stdin().is_terminal() => return Ok(Prompt::Chat),
-        (None, None) => {
-            let text = read_stdin()?;
+        (None, _) => {
+            let text = read_input(None)?;
             // The last newline of piped text comes from the shell, not from the prompt.
             text.strip_suffix('\n').unwrap_or(&text).to_string()
         }
@@ -101,14 +104,11 @@ fn prompt(args: &RunArgs) -> Result<Prompt, CliError> {
 
 /// The lines of the file, or of what is piped in.
 fn lines(args: &RunArgs) -> Result<Vec<String>, CliError> {
-    let text = match &args.file {
-        Some(file) => read_file(file)?,
-        None if std::io::stdin().is_terminal() => {
-            let why = "--parallel needs a file of prompts, one a line (-f), or piped text";
-            return Err(CliError::Usage(why.to_string()));
-        }
-        None => read_stdin()?,
-    };
+    if args.file.is_none() && std::io::stdin().is_terminal() {
+        let why = "--parallel needs a file of prompts, one a line (-f), or piped text";
+        return Err(CliError::Usage(why.to_string()));
+    }
+    let text = read_input(args.file.as_deref())?;
     let lines: Vec<String> = text.lines().map(str::to_string).collect();
     if lines.is_empty() { Err(troika::Error::EmptyPrompt.into()) } else { Ok(lines) }
 }
@@ -161,7 +161,7 @@ fn once(
 ) -> Result<(), CliError> {
     let out = generate((model, &mut model.session()?), args, ids, interrupt)?;
     if args.json {
-        return output::json(&stats::json(&source.to_string(), &out, tokenizer, model.load_time()));
+        return output::json(&stats::json(model, source, &out, tokenizer));
     }
     output::write("\n")?;
     if !args.quiet {

@@ -35,8 +35,7 @@ pub fn run(args: &SimulateArgs) -> Result<(), CliError> {
     let figures = simulation.run()?;
     simulation.warnings().iter().for_each(|w| output::note_line(&format!("warning: {w}")));
     if let Some(path) = &args.plan_out {
-        let text = simulation.plan().to_json();
-        file::write("plan", path, |out| out.write_all(text.as_bytes()))?;
+        file::write_json("plan", path, &simulation.plan().to_json())?;
     }
     trace::save(&tracer, args.trace.as_deref())?;
     if args.json {

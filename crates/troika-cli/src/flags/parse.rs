@@ -2,11 +2,14 @@
 //! conflicts with one on the command line.
 
 use std::collections::BTreeSet;
+use std::ffi::OsString;
 
 use clap::builder::{BoolishValueParser, Resettable};
+use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches};
 
+use super::help::with_short_help;
 use super::{Cli, effect, overwrite};
 use crate::error::CliError;
 use crate::output;
@@ -16,8 +19,12 @@ use crate::output;
 /// # Errors
 /// Flags without effect, and files that would be written over others.
 pub fn parse() -> Result<Cli, CliError> {
-    let mut command = typed_first(with_boolish_variables(Cli::command()));
-    let matches = command.clone().get_matches();
+    let command = with_short_help(with_boolish_variables(Cli::command()));
+    let mut command = typed_first(command);
+    let matches = command.clone().try_get_matches().unwrap_or_else(|e| match e.kind() {
+        ErrorKind::InvalidUtf8 => not_text(&mut command).exit(),
+        _ => e.exit(),
+    });
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|e| e.format(&mut command).exit());
     if let Some((name, given)) = matches.subcommand()
         && let Some(verb) = command.find_subcommand(name)
@@ -83,4 +90,38 @@ fn beaten(verb: &Command, typed: &ArgMatches) -> BTreeSet<String> {
         }
     }
     beaten
+}
+
+/// What is wrong where a value should be text and is not UTF-8: with the flag, which clap's own
+/// message does not name.
+fn not_text(command: &mut Command) -> clap::Error {
+    let words: Vec<OsString> = std::env::args_os().collect();
+    // Whether it is still wrong when this word alone is left as it is.
+    let is_wrong = |kept: usize| {
+        let text = |(at, word): (usize, &OsString)| match at == kept {
+            true => word.clone(),
+            false => word.to_string_lossy().into_owned().into(),
+        };
+        let words = words.iter().enumerate().map(text);
+        let read = command.clone().try_get_matches_from(words);
+        read.is_err_and(|e| e.kind() == ErrorKind::InvalidUtf8)
+    };
+    let what = match is_wrong(words.len()) {
+        true => "a variable TROIKA_* of the environment".to_string(),
+        false => (1..words.len()).find(|&at| is_wrong(at)).map_or_else(String::new, |at| {
+            place(&words[at - 1].to_string_lossy(), &words[at].to_string_lossy())
+        }),
+    };
+    let why = format!("{what} is not UTF-8 text; write it, or name the file, in UTF-8");
+    command.error(ErrorKind::InvalidUtf8, why)
+}
+
+/// Where a word of the command line stands.
+fn place(before: &str, word: &str) -> String {
+    let flag = match word.split_once('=') {
+        Some((flag, _)) if flag.starts_with("--") => flag,
+        _ if before.starts_with('-') => before,
+        _ => return "an argument".into(),
+    };
+    format!("the value of {flag}")
 }

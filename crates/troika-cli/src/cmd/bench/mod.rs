@@ -109,7 +109,7 @@ fn print_tests(
             _ => measure_together(&model, test, (args.repetitions, meter))?,
         };
         let row = Row { test, samples_ns, joules, facts: &facts };
-        output::write(&print::row(&row, args.output, *first))?;
+        print::put(&print::row(&row, args.output, *first), args.output)?;
         *first = false;
     }
     Ok(())

@@ -6,7 +6,9 @@ use serde_json::{Map, Value, json};
 use troika::Peaks;
 
 use super::row::{Facts, Row, activation_format_name, mean_sd};
+use crate::error::CliError;
 use crate::flags::TableFlag;
+use crate::output;
 
 /// A row in the requested format.
 pub fn row(row: &Row<'_>, form: TableFlag, first: bool) -> String {
@@ -15,6 +17,17 @@ pub fn row(row: &Row<'_>, form: TableFlag, first: bool) -> String {
         TableFlag::Jsonl => format!("{}\n", fields(row)),
         TableFlag::Csv => csv(row, first),
         TableFlag::Md => markdown(row),
+    }
+}
+
+/// Writes what is in this form.
+///
+/// # Errors
+/// A closed standard output.
+pub fn put(text: &str, form: TableFlag) -> Result<(), CliError> {
+    match form {
+        TableFlag::Json | TableFlag::Jsonl => output::json_document(text),
+        TableFlag::Csv | TableFlag::Md => output::write(text),
     }
 }
 

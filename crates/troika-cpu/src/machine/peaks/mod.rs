@@ -31,10 +31,18 @@ fn probe(multiply: Multiply) -> Option<Probe> {
 /// A loop to time.
 #[derive(Clone, Copy)]
 struct Probe {
-    /// Repeats the loop.
-    run: fn(u64),
+    /// Repeats the loop. This machine must have its instructions.
+    run: unsafe fn(u64),
     /// Operations per pass, two per product.
     ops: u64,
+}
+
+impl Probe {
+    /// Runs the loop so many times.
+    fn run(self, passes: u64) {
+        // SAFETY: this machine has the instructions, or there were no such value.
+        unsafe { (self.run)(passes) }
+    }
 }
 
 /// A measured rate.
@@ -94,7 +102,7 @@ fn rate(probe: Probe, pool: &mut Pool, time: Duration, runs: usize) -> f64 {
     let mut best = 0.0f64;
     for _ in 0..runs {
         let start = Instant::now();
-        if pool.run(threads, &|_, _| (probe.run)(passes)).is_err() {
+        if pool.run(threads, &|_, _| probe.run(passes)).is_err() {
             break;
         }
         let ops = threads as u64 * passes * probe.ops;
@@ -108,7 +116,7 @@ fn passes(probe: Probe, time: Duration) -> u64 {
     let mut n = 1000;
     loop {
         let start = Instant::now();
-        (probe.run)(n);
+        probe.run(n);
         let took = start.elapsed();
         if took * 8 >= time || n >= 1 << 40 {
             let scale = time.as_secs_f64() / took.as_secs_f64().max(1e-9);
