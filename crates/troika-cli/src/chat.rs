@@ -83,7 +83,7 @@ pub fn run(model: &Model, args: &RunArgs, interrupt: &Interrupt) -> Result<(), C
                 continue;
             }
             Err(ReadlineError::Interrupted) if asked_to_end => {
-                return Err(CliError::Interrupted("the chat was ended by Ctrl-C"));
+                return Err(CliError::Interrupted("the chat was ended by Ctrl-C".into()));
             }
             Err(ReadlineError::Interrupted) => {
                 output::note("Ctrl-C once more, Ctrl-D or /bye ends\n");

@@ -85,7 +85,7 @@ pub fn run(
     }
     match printed.failed {
         0 if printed.answers < lines.len() => Err(CliError::Interrupted(
-            "ended by Ctrl-C: the prompts that follow the last answer have none",
+            "ended by Ctrl-C: the prompts that follow the last answer have none".into(),
         )),
         0 => Ok(()),
         n => Err(CliError::Failure(format!("{n} of {} prompts failed", lines.len()))),

@@ -245,8 +245,15 @@ fn lengths_beyond_the_context_are_refused() {
             "the length of prompts is 1025; it must be between 1 and 1024",
         ),
         (&["--for-prompt", "0"], "(--for-prompt)"),
-        (&["--for-prompt", "1000", "--for-gen", "25"], "between 0 and 24 (--for-gen)"),
-        (&["--for-gen", "18446744073709551615"], "(--for-gen)"),
+        (
+            &["--for-prompt", "1000", "--for-gen", "25"],
+            "leaves 24 of the context of 1024 tokens, and 25 are",
+        ),
+        (&["--for-gen", "18446744073709551615"], "(--for-prompt, --for-gen, -c)"),
+        (
+            &["--for-gen", "60", "--for-prompt", "1024"],
+            "leaves 0 of the context of 1024 tokens, and 60 are to be generated; take a shorter prompt",
+        ),
     ] {
         let said = refused(&[&at[..], &SHAPE, more].concat());
         assert!(said.contains(says), "{said}");

@@ -21,8 +21,17 @@ fn simulated(strategy: &str, prompt: &str) -> Value {
 }
 
 fn refusal(args: &[&str]) -> String {
+    ended(args, 2)
+}
+
+/// What is said of a file that is no good.
+fn failure(args: &[&str]) -> String {
+    ended(args, 1)
+}
+
+fn ended(args: &[&str], code: i32) -> String {
     let out = troika(args);
-    assert_eq!(out.status.code(), Some(2), "{args:?}");
+    assert_eq!(out.status.code(), Some(code), "{args:?}");
     assert!(out.stdout.is_empty());
     let e = String::from_utf8(out.stderr).unwrap();
     assert!(!e.contains("panicked"), "{e}");
@@ -250,7 +259,7 @@ fn a_config_file_a_trace_and_a_plan() {
     let predicted = read(&plan)["predicted"]["ttft_us"].as_f64().unwrap() * 1e-3;
     let ttft = solved["ttft_ms"].as_f64().unwrap();
     assert!((predicted / ttft - 1.0).abs() < 0.25, "predicted {predicted}, came out {ttft}");
-    let e = refusal(&["simulate", "-m", &path("none.json")]);
+    let e = failure(&["simulate", "-m", &path("none.json")]);
     assert!(e.contains("cannot be read as a config"), "{e}");
 }
 
@@ -272,16 +281,21 @@ fn what_cannot_be_simulated_is_told_in_a_sentence() {
     let slow = soc("slow.toml", &cpu.replace("= 9", "= 0.000001"));
     let m = ["simulate", "-m", "llama-3-8b"];
     for (more, says) in [
-        (&["--soc", "sd9"][..], "there is no SoC \"sd9\""),
-        (&["--soc", "none.toml"], "none.toml cannot be read"),
-        (&["--soc", &only_cpu], "strategy hetero-tensor needs a GPU, and SoC only has none"),
-        (&["--soc", &only_cpu, "--strategy", "npu-only"], "needs a GPU"),
+        (&["--soc", "none.toml"][..], "none.toml cannot be read"),
         (&["--soc", &on, "--strategy", "cpu-only"], "numerics = \"off\""),
         (&["--soc", &negative], "peak_gops is -9"),
         (
             &["--soc", &slow, "--strategy", "cpu-only", "-p", "6000"],
             "the modelled times of SoC only add up to more than 292 years",
         ),
+    ] {
+        let e = failure(&[&m[..], more].concat());
+        assert!(e.contains(says), "{more:?}: {e}");
+    }
+    for (more, says) in [
+        (&["--soc", "sd9"][..], "there is no SoC \"sd9\""),
+        (&["--soc", &only_cpu], "strategy hetero-tensor needs a GPU, and SoC only has none"),
+        (&["--soc", &only_cpu, "--strategy", "npu-only"], "needs a GPU"),
         (&["--trace", "same.json", "--plan-out", "same.json"], "name the same file"),
         (&["-p", "0"], "the prompt has 0 tokens"),
         (&["-p", "99999"], "the prompt has 99999 tokens"),

@@ -10,7 +10,7 @@ use troika_graph::{
     DType, Subgraph, ValueId, bind_static, convert_boundary, limit_rows, restrict_activations,
 };
 use troika_model::lower::{EdgeId, Lowered, Segment, SegmentKind, StateId};
-use troika_plan::{Phase, Plan, Rule, Split, compiled_rows, own_space};
+use troika_plan::{Phase, Plan, Rule, Split, TILE, compiled_rows, own_space};
 
 use crate::compile::{CompileList, CompileWith, compile};
 use crate::error::EngineError;
@@ -193,7 +193,7 @@ impl Program {
             program.place_segment((lowered, i), plan, &mut list)?;
         }
         program.find_apart(lowered);
-        program.check_used(plan)?;
+        program.check_used((lowered, plan))?;
         for phase in [Phase::Prefill, Phase::Decode] {
             program.find_states(phase)?;
         }
@@ -375,20 +375,44 @@ impl Program {
         self.of_prefill().chain(&self.decode)
     }
 
-    /// Checks that each device of a split has something to compute in the whole model, unless it
-    /// refuses ops.
-    fn check_used(&self, plan: &Plan) -> Result<(), EngineError> {
-        let used =
-            |d: usize| self.segments().flat_map(|s| s.pieces()).any(|piece| piece.device == d);
+    /// Checks that each device of a split by columns has some columns of a segment, unless it refuses
+    /// ops.
+    fn check_used(&self, (lowered, plan): (&Lowered, &Plan)) -> Result<(), EngineError> {
+        let mut used = vec![false; self.devices.len()];
+        let mut widest = 0;
+        for (at, placed) in self.places() {
+            for (segment, placed) in lowered.segments.iter().zip(placed) {
+                let rule = plan.rule_in(at, segment.kind, segment.layer);
+                let split = rule.and_then(|r| r.split.as_ref());
+                if split.is_none_or(|split| split.parts().is_empty()) {
+                    continue;
+                }
+                placed.pieces().for_each(|piece| used[piece.device] = true);
+                let rows = segment.graph.weights.iter().map(|w| w.rows);
+                widest = rows.fold(widest, usize::max);
+            }
+        }
         for share in plan.all_rules().filter_map(|r| r.split.as_ref()).flat_map(Split::parts) {
             let d = self.index(&share.device);
             let refuses =
                 plan.all_rules().flat_map(|r| &r.refused).any(|r| r.device == share.device);
-            if !refuses && !d.is_some_and(used) {
-                return Err(EngineError::NothingLeft(share.device.clone()));
+            if !refuses && !d.is_some_and(|d| used[d]) {
+                // Shares are rounded to tiles of the widest product: half of one is enough.
+                let least = (500 / (widest / TILE).max(2) + 1) as f64 / 1e3;
+                let (device, most) = (share.device.clone(), 1.0 - least);
+                return Err(EngineError::NothingLeft { device, least, most });
             }
         }
         Ok(())
+    }
+
+    /// All segments in each place, with the place.
+    fn places(&self) -> impl Iterator<Item = (Where, &[Arc<PlacedSegment>])> {
+        let of_prefill = self.prefill.iter().flat_map(|bucket| {
+            let ways = bucket.ways.iter().enumerate();
+            ways.map(|(way, placed)| ((Phase::Prefill, bucket.up_to, way), placed.as_slice()))
+        });
+        of_prefill.chain([((Phase::Decode, 1, 0), self.decode.as_slice())])
     }
 
     /// The device whose queue copies between two spaces: the owner of a space other than the

@@ -9,6 +9,7 @@ mod check;
 mod cost;
 mod error;
 mod fit;
+mod json;
 mod load;
 mod make;
 mod profile;
@@ -33,7 +34,7 @@ pub use profile::{
     profiled_graphs,
 };
 pub use refusal::Refusal;
-pub use share::{compiled_rows, own_space, stage_borders};
+pub use share::{TILE, compiled_rows, own_space, stage_borders};
 pub use solve::{Alternative, PredictRequest, SolveRequest, Solved, check_memory, predict, solve};
 pub use strategy::{DeviceFacts, Ratio, StandardLength, Strategy};
 
@@ -498,7 +499,7 @@ impl Plan {
         if let Some(found) = version.filter(|&v| v != u64::from(PLAN_VERSION)) {
             return Err(PlanError::Version { found });
         }
-        serde_json::from_str(text).map_err(|e| PlanError::Parse(e.to_string()))
+        serde_json::from_str(text).map_err(|e| PlanError::Parse(json::fault(&e)))
     }
 
     /// The text of a plan file.

@@ -184,7 +184,7 @@ impl Error {
                     | E::Unplaced(_)
                     | E::Stages { .. }
                     | E::Partition(_)
-                    | E::NothingLeft(_)
+                    | E::NothingLeft { .. }
                     | E::TwoHomes(_)
                     | E::StandardLength { .. }
                     | E::Page { .. }

@@ -77,7 +77,7 @@ pub use hand_over::{HandOverBy, HandOvers, measure_hand_overs};
 pub use open::{LoadProgress, Model, OpenOptions, Planned, SolveOptions, make_plan};
 pub use perplexity::{Perplexity, Scored};
 pub use profile::{OnProfiled, ProfileOptions, ProfileOutcome, profile};
-pub use profile_file::ProfileAt;
+pub use profile_file::{ProfileAt, kept_profile};
 pub use session::{
     Control, OnToken, Output, Request, Session, SessionCanceller, SessionOptions, Stats, TextPiece,
 };

@@ -148,13 +148,16 @@ pub struct SolveOptions {
 impl SolveOptions {
     /// Tokens of the prompt and of the answer, within the context.
     fn lengths(&self, context: usize) -> Result<(usize, usize), PlanError> {
-        let within = |what, value: Option<usize>, (low, high), default: usize| match value {
-            Some(got) if got < low || got > high => Err(PlanError::Range { what, got, low, high }),
-            value => Ok(value.unwrap_or(default.min(high))),
-        };
-        let prompt = within("the length of prompts", self.prompt, (1, context), 512)?;
+        let prompt = self.prompt.unwrap_or(512.min(context));
+        if !(1..=context).contains(&prompt) {
+            let (what, got, low, high) = ("the length of prompts", prompt, 1, context);
+            return Err(PlanError::Range { what, got, low, high });
+        }
         let rest = context - prompt;
-        let generate = within("the count of generated tokens", self.generate, (0, rest), 128)?;
+        let generate = self.generate.unwrap_or(128.min(rest));
+        if generate > rest {
+            return Err(PlanError::TooLong { prompt, generate, context });
+        }
         Ok((prompt, generate))
     }
 }

@@ -24,7 +24,8 @@ pub fn run(args: &CacheArgs) -> Result<(), CliError> {
         CacheVerb::Verify => verify(&place, &folder.files().map_err(failed)?, args.json),
         CacheVerb::Prune { cache_mib } => {
             let limit = cache_mib.saturating_mul(1 << 20);
-            removed(&place, &folder.prune(limit).map_err(failed)?, args.json)
+            let useless = |file: &CacheFile| troika::kept_profile(&file.path).is_err();
+            removed(&place, &folder.prune(limit, &useless).map_err(failed)?, args.json)
         }
         CacheVerb::Clear => removed(&place, &folder.clear().map_err(failed)?, args.json),
     }
@@ -39,6 +40,11 @@ fn contents(file: &CacheFile) -> (String, String) {
         ),
         CacheKind::Hash => match file.hashed() {
             Ok(path) => (path.display().to_string(), String::new()),
+            Err(why) => (format!("unusable: {why}"), String::new()),
+        },
+        CacheKind::Profile => match troika::kept_profile(&file.path) {
+            Ok((of, true)) => (of, "complete".into()),
+            Ok((of, false)) => (of, "begun".into()),
             Err(why) => (format!("unusable: {why}"), String::new()),
         },
         CacheKind::Partial => ("being written, or left behind".into(), String::new()),
@@ -99,8 +105,12 @@ fn list(place: &str, files: &[CacheFile], json: bool) -> Result<(), CliError> {
 
 fn verify(place: &str, files: &[CacheFile], json: bool) -> Result<(), CliError> {
     let start = SystemTime::now();
+    let verified = |file: &CacheFile| match file.kind {
+        CacheKind::Profile => troika::kept_profile(&file.path).map(drop),
+        _ => file.verify(),
+    };
     let checked: Vec<(&CacheFile, Option<String>)> =
-        files.iter().map(|f| (f, f.verify().err())).collect();
+        files.iter().map(|f| (f, verified(f).err())).collect();
     let damaged = checked.iter().filter(|c| c.1.is_some()).count();
     if json {
         let list = checked.iter().map(|(file, why)| {

@@ -23,7 +23,7 @@ pub fn run(args: &ProfileArgs) -> Result<(), CliError> {
     let interrupt = Interrupt::listen();
     let options = ProfileOptions {
         open: open_options(&args.open, Tracer::off())?,
-        file: Some(profile_at(args.out.as_deref())?),
+        file: Some(profile_at(args.out.as_deref(), &args.open.quant)?),
         cancel: Some(interrupt.flag()),
     };
     let outcome = troika::profile(&subject, &options, &mut progress::measuring())?;
@@ -32,9 +32,8 @@ pub fn run(args: &ProfileArgs) -> Result<(), CliError> {
         output::note_line(&format!("profile: {}", kept.display()));
     }
     if !outcome.profile.complete {
-        return Err(CliError::Interrupted(
-            "measuring was ended; what is done is kept, and the same command goes on with it",
-        ));
+        let why = "measuring was ended; what is done is kept, and the same command goes on with it";
+        return Err(CliError::Interrupted(why.into()));
     }
     match args.json {
         true => output::json(&summary(&outcome.profile)),

@@ -7,7 +7,7 @@ use troika::trace::Tracer;
 use troika::{DeviceOptions, Model, OpenOptions, Source};
 
 use crate::error::CliError;
-use crate::flags::{DtypeFlag, FloatFlag, OpenArgs, PlanFileArgs, RunArgs};
+use crate::flags::{FloatFlag, OpenArgs, RunArgs};
 use crate::generate::generate;
 use crate::input::{is_stdin, read_input};
 use crate::interrupt::Interrupt;
@@ -27,7 +27,7 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
     };
     let tracer = if args.trace.is_some() { Tracer::on() } else { Tracer::off() };
     let mut options = open_options(&args.open, tracer.clone())?;
-    use_plan(&args.plan, &args.open, &mut options)?;
+    args.plan.apply(&mut options)?;
     options.sharing = args.sharing.sharing(args.parallel.unwrap_or(1));
     let interrupt = Interrupt::listen();
     options.compile.cancel = Some(interrupt.flag());
@@ -63,7 +63,7 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
     // A chat continues after Ctrl-C until the user leaves.
     match result.and(saved) {
         Ok(()) if interrupt.pressed() && !chats => {
-            Err(CliError::Interrupted("generation was ended by Ctrl-C"))
+            Err(CliError::Interrupted("generation was ended by Ctrl-C".into()))
         }
         result => result,
     }
@@ -125,29 +125,6 @@ fn no_system(model: &Model, args: &RunArgs, prompt: &Prompt) -> Option<&'static 
     }
 }
 
-/// Uses the plan of a file, if one is given.
-///
-/// # Errors
-/// The file is not a plan, or flags contradict it.
-pub(super) fn use_plan(
-    plan: &PlanFileArgs,
-    open: &OpenArgs,
-    options: &mut OpenOptions,
-) -> Result<(), CliError> {
-    let rivals = [
-        ("--ctx-size", open.ctx_size.is_some()),
-        ("--cache-type", open.cache_type.is_some()),
-        ("--dtype", open.dtype != DtypeFlag::Auto),
-    ];
-    match rivals.into_iter().find(|rival| rival.1) {
-        Some((flag, _)) if plan.plan.is_some() => {
-            let why = format!("{flag} cannot be used with --plan, which says it, too");
-            Err(CliError::Usage(why))
-        }
-        _ => plan.apply(options),
-    }
-}
-
 /// The options for opening a model that follow from the flags.
 ///
 /// # Errors
@@ -171,7 +148,7 @@ pub(super) fn open_options(open: &OpenArgs, tracer: Tracer) -> Result<OpenOption
         ..OpenOptions::default()
     };
     progress::watch(&mut options);
-    open.placement.apply(&mut options)?;
+    open.placement.apply(&open.quant, &mut options)?;
     Ok(options)
 }
 

@@ -4,7 +4,7 @@ use serde_json::json;
 use troika::plan::Decide;
 use troika::sim::Soc;
 use troika::trace::Tracer;
-use troika::{Figures, SimulateError, SimulateOptions, Simulation};
+use troika::{Figures, Shape, SimulateError, SimulateOptions, Simulation};
 
 use crate::error::CliError;
 use crate::flags::SimulateArgs;
@@ -19,14 +19,10 @@ pub fn run(args: &SimulateArgs) -> Result<(), CliError> {
     if let Some(path) = &args.plan_out {
         file::check("plan", path)?;
     }
-    if args.trace.is_some() && args.trace == args.plan_out {
-        let why = "--trace and --plan-out name the same file; give each one of its own";
-        return Err(CliError::Usage(why.into()));
-    }
     let tracer = if args.trace.is_some() { Tracer::on() } else { Tracer::off() };
     let options = SimulateOptions {
         soc: Soc::find(&args.soc).map_err(SimulateError::from)?,
-        shape: args.model.clone(),
+        shape: Shape::find(&args.model)?,
         strategy: args.strategy,
         prompt: args.prompt,
         generate: args.generate,

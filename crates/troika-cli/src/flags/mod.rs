@@ -4,7 +4,9 @@
 //! Groups of flags under a heading come last: clap puts what follows one under its heading.
 
 mod cache;
+mod effect;
 mod help;
+mod overwrite;
 mod parse;
 mod placement;
 mod quant;
@@ -61,7 +63,7 @@ pub enum Command {
     Profile(Box<ProfileArgs>),
     /// List the devices of this machine
     Devices(DevicesArgs),
-    /// List, check or remove the quantized weights that are kept for the next start
+    /// List, check or remove what is kept: quantized weights, hashes and profiles
     Cache(CacheArgs),
     /// Print a completion script for a shell
     Completions(CompletionArgs),
@@ -302,7 +304,7 @@ pub struct TokenizeArgs {
     #[arg(long, env = "TROIKA_NO_PARSE_SPECIAL")]
     pub no_parse_special: bool,
     /// Print only the ids, as a list
-    #[arg(long, env = "TROIKA_IDS")]
+    #[arg(long, env = "TROIKA_IDS", conflicts_with = "json")]
     pub ids: bool,
     /// Print one JSON object
     #[arg(long, env = "TROIKA_JSON")]
@@ -432,7 +434,7 @@ pub struct ProfileArgs {
     #[arg(long, value_name = "SHAPE", env = "TROIKA_SYNTHETIC", conflicts_with_all = ["positional", "model"])]
     pub synthetic: Option<String>,
     /// The file to write; one that is there and not complete is gone on with [default: one that is
-    /// kept for this model on these devices, in the folder of --cache-dir's default]
+    /// kept for this model on these devices, in the folder of --cache-dir]
     #[arg(short, long, value_name = "FILE")]
     pub out: Option<PathBuf>,
     /// Print one JSON object
@@ -454,7 +456,7 @@ pub struct PlanArgs {
     #[arg(short, long, value_name = "FILE")]
     pub out: Option<PathBuf>,
     /// Write the plans that were not chosen to files of a folder, too: 1.json is the best of them
-    #[arg(long, value_name = "DIR", requires = "profile")]
+    #[arg(long, value_name = "DIR")]
     pub beaten: Option<PathBuf>,
     /// Print tables of what runs where, of what is copied between memories, and with --profile of
     /// the plans that were not chosen, instead of the plan

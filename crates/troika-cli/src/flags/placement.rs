@@ -11,7 +11,7 @@ use troika::{DeviceSpec, OpenOptions, ProfileAt, SolveOptions};
 
 use crate::error::CliError;
 use crate::flags::FloatFlag;
-use crate::flags::quant::cache_or_default;
+use crate::flags::quant::QuantArgs;
 use crate::input::read_file;
 use crate::output;
 
@@ -107,18 +107,18 @@ pub struct PlacementArgs {
     ///
     /// ttft is the time to the first token, tps tokens per second, energy is modelled and not
     /// measured.
-    #[arg(long, value_name = "GOAL", value_parser = goals(), requires = "profile")]
+    #[arg(long, value_name = "GOAL", value_parser = goals())]
     #[arg(default_value = "ttft")]
     pub goal: Goal,
     /// Prompt tokens that the chosen plan is to be best for [default: 512, or the context]
-    #[arg(long, value_name = "N", requires = "profile")]
+    #[arg(long, value_name = "N")]
     pub for_prompt: Option<usize>,
     /// Generated tokens that the chosen plan is to be best for [default: 128, or what the context
     /// leaves]
-    #[arg(long, value_name = "N", requires = "profile")]
+    #[arg(long, value_name = "N")]
     pub for_gen: Option<usize>,
     /// Let the chosen plan hold weights in several forms, if that is faster
-    #[arg(long, requires = "profile")]
+    #[arg(long)]
     pub several_copies: bool,
     /// The order in which segments of prompt chunks run [default: in-order]
     #[arg(long, value_name = "NAME", value_parser = policies(), env = "TROIKA_POLICY")]
@@ -156,11 +156,9 @@ pub struct PlanFileArgs {
     ///
     /// It takes the place of the flags for placement, context, chunks and the KV cache.
     #[arg(long, value_name = "FILE", env = "TROIKA_PLAN")]
-    #[arg(conflicts_with_all = ["strategy", "profile", "policy", "chunks_in_flight", "value_type", "sync"])]
-    #[arg(conflicts_with = "ubatch_size")]
     pub plan: Option<PathBuf>,
     /// Let other devices compute what those of the plan refuse, instead of refusing the plan
-    #[arg(long, requires = "plan")]
+    #[arg(long)]
     pub fallback: bool,
     /// Seconds that compiling the model for its devices may take; 0: as long as it takes
     #[arg(long, value_name = "SECONDS", default_value_t = 0, env = "TROIKA_COMPILE_TIMEOUT")]
@@ -168,21 +166,16 @@ pub struct PlanFileArgs {
 }
 
 /// The value that stands for the stored profile of the model and devices.
-const OWN_PROFILE: &str = "own";
+pub(super) const OWN_PROFILE: &str = "own";
 
-/// The folder of stored profiles.
-fn profiles() -> Option<PathBuf> {
-    Some(cache_or_default(None)?.join("profiles"))
-}
-
-/// A profile file, or the stored profile of the model and devices.
+/// A profile file, or the profile of the model and devices that is stored in the cache's folder.
 ///
 /// # Errors
 /// The system has no folder for it.
-pub fn profile_at(file: Option<&Path>) -> Result<ProfileAt, CliError> {
+pub fn profile_at(file: Option<&Path>, cache: &QuantArgs) -> Result<ProfileAt, CliError> {
     let kept = || {
         let why = "the system has no folder to keep profiles in (HOME is not set); name a file";
-        profiles().map(ProfileAt::Folder).ok_or_else(|| CliError::Usage(why.into()))
+        cache.profiles().map(ProfileAt::Folder).ok_or_else(|| CliError::Usage(why.into()))
     };
     file.map_or_else(kept, |file| Ok(ProfileAt::File(file.to_path_buf())))
 }
@@ -190,8 +183,8 @@ pub fn profile_at(file: Option<&Path>) -> Result<ProfileAt, CliError> {
 impl PlacementArgs {
     /// Uses the stored profile of the model and devices, unless a flag or file says how to divide
     /// the model.
-    pub fn use_own_profile(&self, options: &mut OpenOptions) {
-        if let (None, None, Some(folder)) = (&options.solve, self.strategy, profiles()) {
+    pub fn use_own_profile(&self, cache: &QuantArgs, options: &mut OpenOptions) {
+        if let (None, None, Some(folder)) = (&options.solve, self.strategy, cache.profiles()) {
             options.solve = Some(SolveOptions {
                 profile: ProfileAt::IfIn(folder),
                 goal: self.goal,
@@ -206,13 +199,13 @@ impl PlacementArgs {
     ///
     /// # Errors
     /// A stored profile is requested, but there is no folder for it.
-    pub fn apply(&self, options: &mut OpenOptions) -> Result<(), CliError> {
+    pub fn apply(&self, cache: &QuantArgs, options: &mut OpenOptions) -> Result<(), CliError> {
         options.devices.devices = named_apart(&self.devices.device)?;
         options.strategy = self.strategy.unwrap_or_default();
         if let Some(file) = &self.profile {
             let file = (file.to_str() != Some(OWN_PROFILE)).then_some(file.as_path());
             options.solve = Some(SolveOptions {
-                profile: profile_at(file)?,
+                profile: profile_at(file, cache)?,
                 goal: self.goal,
                 prompt: self.for_prompt,
                 generate: self.for_gen,
@@ -239,7 +232,10 @@ impl PlanFileArgs {
         let Some(file) = &self.plan else { return Ok(()) };
         let text = read_file(file)?;
         let plan = troika::plan::Plan::from_json(&text);
-        let failed = |e| CliError::Usage(format!("{}: {e}", file.display()));
+        let failed = |e: troika::plan::PlanError| troika::Error::PlanFile {
+            file: file.display().to_string(),
+            error: Box::new(e.into()),
+        };
         options.plan = Some(plan.map_err(failed)?);
         options.plan_file = Some(file.clone());
         options.fallback = self.fallback;

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use troika::SocStrategy;
 use troika::plan::{Decide, SyncMode};
 use troika::sim::CoRun;
-use troika::{Shape, SocStrategy};
 
 use super::placement::decisions;
 
@@ -32,10 +32,6 @@ fn strategy(text: &str) -> Result<SocStrategy, String> {
     SocStrategy::parse(text)
 }
 
-fn shape(text: &str) -> Result<Shape, String> {
-    Shape::find(text).map_err(|e| e.to_string())
-}
-
 fn co_run(text: &str) -> Result<CoRun, String> {
     let read = |t: &str| t.parse::<f64>().ok().filter(|n| (1e-3..=1e4).contains(n));
     let numbers = text.split_once(':').and_then(|(fps, ms)| Some((read(fps)?, read(ms)?)));
@@ -52,8 +48,8 @@ pub struct SimulateArgs {
     pub soc: String,
     /// The model's shape: a preset or a config that ends in .json, with :TYPE for weights of another
     /// type than Q4_0
-    #[arg(short, long, value_name = "PRESET[:TYPE]|FILE", value_parser = shape)]
-    pub model: Shape,
+    #[arg(short, long, value_name = "PRESET[:TYPE]|FILE")]
+    pub model: String,
     /// Tokens of the prompt
     #[arg(short, long, value_name = "N", default_value_t = 256)]
     pub prompt: usize,

@@ -11,6 +11,7 @@ use troika_model::lower::SegmentKind;
 use crate::ModelId;
 use crate::cost::{RunWork, SolveDevice};
 use crate::fit::{Fits, fit};
+use crate::json::fault;
 
 pub use costs::ProfiledCosts;
 pub use regret::Regret;
@@ -246,7 +247,7 @@ impl Profile {
             return Err(ProfileError::Version { found });
         }
         let profile: Profile =
-            serde_json::from_str(text).map_err(|e| ProfileError::Parse(e.to_string()))?;
+            serde_json::from_str(text).map_err(|e| ProfileError::Parse(fault(&e)))?;
         profile.check_numbers()?;
         Ok(profile)
     }

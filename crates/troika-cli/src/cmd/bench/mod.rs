@@ -177,7 +177,7 @@ fn options(args: &BenchArgs, (threads, context): (usize, usize)) -> Result<OpenO
         sharing: args.sharing.sharing(args.sequences.iter().copied().max().unwrap_or(1)),
         ..OpenOptions::default()
     };
-    args.placement.apply(&mut options)?;
+    args.placement.apply(&args.quant, &mut options)?;
     args.plan.apply(&mut options)?;
     if let (Some(plan), Some(file)) = (&options.plan, &args.plan.plan)
         && context > plan.context
