@@ -17,8 +17,8 @@ fn tiny_moe() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny-moe")
 }
 
-fn strings(list: impl IntoIterator<Item = impl Into<String>>) -> GgufValue {
-    GgufValue::Array(list.into_iter().map(|s| GgufValue::Str(s.into())).collect())
+fn strings(list: impl IntoIterator<Item = impl AsRef<str>>) -> GgufValue {
+    GgufValue::Texts(list.into_iter().collect())
 }
 
 fn meta(pairs: Vec<(&str, GgufValue)>) -> GgufMeta {
