@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use serde_json::{Value, json};
-use tokenizers::ModelWrapper;
 use tokenizers::models::bpe::{Merges, Vocab};
+use tokenizers::{Model, ModelWrapper};
 
 use super::TokenizerError;
 use super::json::{self, Read};
@@ -78,9 +78,6 @@ pub(super) fn build(meta: &GgufMeta) -> Res<Option<Built>> {
     let (bos, eos, unknown) = (id("bos_token_id"), id("eos_token_id"), id("unknown_token_id"));
     let flag = |name: &str| meta.get(&key(name)).and_then(GgufValue::as_bool);
     let pre_name = meta.get(&key("pre")).and_then(GgufValue::as_str).unwrap_or("default");
-    // Of tokens that stand in the list more than once, the last is the one text is encoded to.
-    let vocab: Vocab = tokens.iter().map(|&t| t.to_string()).zip(0..).collect();
-    let twins = twins(&tokens, &vocab);
     let (mut json, model, adds_bos) = match model {
         "gpt2" => {
             let pre = pre::find(pre_name).unwrap_or_else(|| {
@@ -90,7 +87,7 @@ pub(super) fn build(meta: &GgufMeta) -> Res<Option<Built>> {
                 ));
                 pre::FALLBACK
             });
-            let model = bpe_of_bytes(vocab, texts(meta, "merges")?, &pre)?;
+            let model = bpe_of_bytes(&tokens, &pairs(texts(meta, "merges")?)?, &pre)?;
             (byte_level(&pre), model, pre.adds_bos)
         }
         "llama" => {
@@ -98,6 +95,7 @@ pub(super) fn build(meta: &GgufMeta) -> Res<Option<Built>> {
             let prefix = flag("add_space_prefix").unwrap_or(true);
             let pieces =
                 Pieces { tokens: &tokens, types: types.as_deref(), scores: scores.as_deref() };
+            let vocab = vocabulary(&tokens);
             let merges = pieces.merges(&vocab)?;
             let options = BpeOptions {
                 unk_token: unknown.map(|u| tokens[u as usize].into()),
@@ -111,6 +109,7 @@ pub(super) fn build(meta: &GgufMeta) -> Res<Option<Built>> {
         other => return Err(TokenizerError::Unsupported(other.into())),
     };
     json["added_tokens"] = added(&tokens, types.as_deref());
+    let twins = twins(&tokens, &model);
     let read = json::with_model(json, model).map_err(no_tokenizer)?;
     Ok(Some(Built {
         read,
@@ -127,13 +126,18 @@ fn no_tokenizer(why: String) -> TokenizerError {
     metadata("tokens", format!("make no tokenizer: what they make {why}"))
 }
 
-fn twins(tokens: &[&str], vocab: &Vocab) -> HashMap<u32, u32> {
-    if tokens.len() == vocab.len() {
+/// Ids whose token stands in the list again, by the id it has there.
+fn twins(tokens: &[&str], model: &ModelWrapper) -> HashMap<u32, u32> {
+    if tokens.len() == model.get_vocab_size() {
         return HashMap::new();
     }
-    let last =
-        |(t, i): (&&str, u32)| vocab.get(*t).filter(|&&last| last != i).map(|&last| (i, last));
+    let last = |(t, i): (&&str, u32)| model.token_to_id(t).filter(|&l| l != i).map(|l| (i, l));
     tokens.iter().zip(0..).filter_map(last).collect()
+}
+
+/// Of tokens that stand in the list more than once, the last is the one text is encoded to.
+fn vocabulary(tokens: &[&str]) -> Vocab {
+    tokens.iter().map(|&t| t.to_string()).zip(0..).collect()
 }
 
 fn added(tokens: &[&str], types: Option<&[f64]>) -> Value {
@@ -151,25 +155,29 @@ fn added(tokens: &[&str], types: Option<&[f64]>) -> Value {
     Value::Array(list)
 }
 
+/// Merges: each is two tokens with a space between; tokens themselves have none.
+fn pairs<'a>(merges: impl Iterator<Item = &'a str>) -> Res<Vec<(&'a str, &'a str)>> {
+    let bad = |m: &str| metadata("merges", format!("has {m:?}"));
+    merges.map(|m| m.split_once(' ').ok_or_else(|| bad(m))).collect()
+}
+
 /// A model that merges bytes, which are spelled as letters.
-fn bpe_of_bytes<'a>(
-    vocab: Vocab,
-    merges: impl Iterator<Item = &'a str>,
-    pre: &pre::Pre,
-) -> Res<ModelWrapper> {
-    let mut pairs = Merges::new();
-    let mut joined = String::new();
-    for m in merges {
-        // A merge is two tokens with a space between; tokens themselves have none.
-        let (a, b) = m.split_once(' ').ok_or_else(|| metadata("merges", format!("has {m:?}")))?;
-        joined.clear();
-        joined.extend([a, b]);
-        if [a, b, &joined].iter().all(|t| vocab.contains_key(*t)) {
-            pairs.push((a.into(), b.into()));
-        }
-    }
-    let options = BpeOptions { ignore_merges: Some(pre.whole_words), ..BpeOptions::default() };
-    vocab::bpe(vocab, pairs, options).map_err(no_tokenizer)
+fn bpe_of_bytes(tokens: &[&str], merges: &[(&str, &str)], pre: &pre::Pre) -> Res<ModelWrapper> {
+    let longest = tokens.iter().map(|t| t.len()).max().unwrap_or(0);
+    let build = |all: bool| {
+        let vocab = vocabulary(tokens);
+        let known = |a: &str, b: &str| {
+            let [a, b, joined] = [a, b, &[a, b].concat()].map(|t| vocab.contains_key(t));
+            a && b && joined
+        };
+        let merges = merges.iter().filter(|(a, b)| a.len() + b.len() <= longest);
+        let merges = merges.filter(|(a, b)| all || known(a, b));
+        let merges = merges.map(|&(a, b)| (a.into(), b.into())).collect();
+        let options = BpeOptions { ignore_merges: Some(pre.whole_words), ..BpeOptions::default() };
+        vocab::bpe(vocab, merges, options)
+    };
+    // The crate looks each merge's tokens up, too: only where one is missing it is done twice.
+    build(true).or_else(|_| build(false)).map_err(no_tokenizer)
 }
 
 fn byte_level(pre: &pre::Pre) -> Value {
