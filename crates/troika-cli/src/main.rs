@@ -1,5 +1,6 @@
 //! The `troika` command.
 
+mod allocator;
 mod chat;
 mod cmd;
 mod error;

@@ -289,6 +289,31 @@ fn templates_that_never_end_are_ended() {
     }
 }
 
+/// Whatever the limit of memory cuts off, a thread's heap or a list of some bytes, the end is a
+/// sentence.
+#[cfg(target_os = "linux")]
+#[test]
+fn no_limit_of_memory_ends_in_a_signal() {
+    let model = root().join("models/tiny-moe").display().to_string();
+    let mut refused = 0;
+    for mib in (64..=320).step_by(4) {
+        let limited = format!("ulimit -v {} && exec \"$0\" \"$@\"", mib << 10);
+        let mut c = Command::new("sh");
+        c.args(["-c", &limited, env!("CARGO_BIN_EXE_troika"), "run", &model, "--dtype", "f32"]);
+        let out = c.args(["--prompt-ids", "1,2", "-n", "1", "-t", "2"]).output().unwrap();
+        let told = text(&out.stderr);
+        match out.status.code() {
+            Some(0) => {}
+            Some(1) => {
+                refused += 1;
+                assert!(told.contains("troika: "), "{mib} MiB: {told}");
+            }
+            _ => panic!("{mib} MiB: {}: {told}", out.status),
+        }
+    }
+    assert!(refused > 0);
+}
+
 #[test]
 fn sampling_parameters_out_of_range_are_refused() {
     for (flag, value) in [
