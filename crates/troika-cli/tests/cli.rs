@@ -331,6 +331,32 @@ fn a_trace_holds_spans_of_all_kinds() {
     assert_eq!(out.status.code(), Some(1));
 }
 
+/// Viewers show slices of a track as a stack: two of them that overlap in part would be shown wrongly.
+#[test]
+fn slices_of_prompts_at_once_are_on_tracks_of_their_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let line = "Once upon a time there was a king who had three daughters. ".repeat(20);
+    std::fs::write(path("prompts"), format!("{line}\n").repeat(24)).unwrap();
+    let args = ["run", "-f", &path("prompts"), "--parallel", "8", "-n", "2", "-q"];
+    assert!(troika(&[&args[..], &["--trace", &path("t.json")]].concat()).status.success());
+    let json: Value = serde_json::from_slice(&std::fs::read(path("t.json")).unwrap()).unwrap();
+    let mut slices: Vec<[u64; 4]> = Vec::new();
+    for e in json["traceEvents"].as_array().unwrap().iter().filter(|e| e["ph"] == "X") {
+        let ns = |us: &Value| (us.as_f64().unwrap() * 1e3).round() as u64;
+        let (start, length) = (ns(&e["ts"]), ns(&e["dur"]));
+        let track = [&e["pid"], &e["tid"]].map(|id| id.as_u64().unwrap());
+        slices.push([track[0], track[1], start, start + length]);
+    }
+    for (i, [pid, tid, start, end]) in slices.iter().enumerate() {
+        for [pid2, tid2, start2, end2] in &slices[i + 1..] {
+            let meet = (pid, tid) == (pid2, tid2) && start < end2 && start2 < end;
+            let within = (start <= start2 && end2 <= end) || (start2 <= start && end <= end2);
+            assert!(!meet || within, "{start} to {end} and {start2} to {end2} on track {tid}");
+        }
+    }
+}
+
 #[test]
 fn wrong_usage_is_refused_with_code_2() {
     refused(&troika(&["run", "-p", ""]), 2, &["prompt is empty"]);

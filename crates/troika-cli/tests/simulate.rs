@@ -97,6 +97,43 @@ fn every_strategy_gives_all_figures_and_the_same_ones_again() {
     }
 }
 
+/// Code that is made when the prompt is there takes time and energy, and is a line of the table.
+#[test]
+fn preparing_takes_energy() {
+    let dir = tempfile::tempdir().unwrap();
+    let phone = concat!(env!("CARGO_MANIFEST_DIR"), "/../../socs/sd8gen3-fp16.toml");
+    let phone = std::fs::read_to_string(phone).unwrap();
+    let slow = dir.path().join("slow.toml").to_str().unwrap().to_string();
+    let slower = phone.replace("compile_us = { value = 38000.0", "compile_us = { value = 76000.0");
+    std::fs::write(&slow, slower).unwrap();
+    let args = ["simulate", "-m", "llama-3-8b", "-p", "140", "-n", "3"];
+    let run = |more: &[&str]| {
+        let f = json(&[&args[..], &["--json", "--strategy", "online-prepare"], more].concat());
+        ["prepare_ms", "ttft_ms", "energy_j"].map(|name| f[name].as_f64().unwrap())
+    };
+    let (once, twice) = (run(&[]), run(&["--soc", &slow]));
+    let [prepare, ttft, energy] = [0, 1, 2].map(|i| twice[i] - once[i]);
+    assert!(prepare > 100.0 && (ttft - prepare).abs() < 1e-6, "{once:?} {twice:?}");
+    // The rest takes 1.2 W, two idle processors 0.1 W each, and the CPU, which makes the code, 6 W.
+    assert!((energy - prepare * 1e-3 * 7.4).abs() < 1e-6, "{once:?} {twice:?}");
+    let table = |strategy| {
+        let out = troika(&[&args[..], &["--strategy", strategy]].concat());
+        String::from_utf8(out.stdout).unwrap()
+    };
+    let line = format!("| of it, making code | {:.2} ms |", once[0]);
+    assert!(table("online-prepare").contains(&line), "{line}");
+    assert!(!table("padding").contains("making code"));
+}
+
+/// Static shapes are padded by fewer rows than the shape has, and shapes for other lengths add little.
+#[test]
+fn memory_is_that_of_what_runs() {
+    let peak = |strategy| simulated(strategy, "525")["peak_bytes"].as_f64().unwrap();
+    let (gpu, tensor, solved) = (peak("gpu-only"), peak("hetero-tensor"), peak("solved"));
+    assert!(tensor < 1.08 * gpu, "{tensor}, {gpu}");
+    assert!(solved < 1.2 * gpu, "{solved}, {gpu}");
+}
+
 #[test]
 fn strategies_are_in_the_order_that_the_paper_shows() {
     let ttft = |name, prompt| simulated(name, prompt)["ttft_ms"].as_f64().unwrap();
@@ -259,6 +296,16 @@ fn a_config_file_a_trace_and_a_plan() {
     let predicted = read(&plan)["predicted"]["ttft_us"].as_f64().unwrap() * 1e-3;
     let ttft = solved["ttft_ms"].as_f64().unwrap();
     assert!((predicted / ttft - 1.0).abs() < 0.25, "predicted {predicted}, came out {ttft}");
+    // Folders as they are downloaded hold it by this name.
+    std::fs::copy(&model, path("config.json")).unwrap();
+    let folder = dir.path().to_str().unwrap();
+    for (name, file) in [(folder, &small), (&format!("{folder}:Q8_0"), &large)] {
+        let mut f = json(&[&args[..], &["-m", name]].concat());
+        f["model"] = file["model"].clone();
+        assert_eq!(f, *file);
+    }
+    let e = failure(&["simulate", "-m", env!("CARGO_MANIFEST_DIR")]);
+    assert!(e.contains("config.json cannot be read as a config"), "{e}");
     let e = failure(&["simulate", "-m", &path("none.json")]);
     assert!(e.contains("cannot be read as a config"), "{e}");
 }
@@ -322,7 +369,7 @@ fn what_cannot_be_simulated_is_told_in_a_sentence() {
 fn targets_are_made_again_and_reported() {
     let dir = tempfile::tempdir().unwrap();
     let report = dir.path().join("r.html").to_str().unwrap().to_string();
-    let args = ["reproduce", "h12", "H01", "H10", "H30", "H33", "--json", "--report", &report];
+    let args = ["reproduce", "h12,H01", "H10,H30", "H33", "--json", "--report", &report];
     let all = json(&args);
     let all = all.as_array().unwrap();
     let ids: Vec<&str> = all.iter().map(|r| r["id"].as_str().unwrap()).collect();

@@ -137,7 +137,7 @@ pub(crate) struct Program {
     pub state_instances: Vec<Vec<Instance>>,
     /// For each state, the instances used in prefill and in decode.
     state_homes: Vec<[Vec<usize>; 2]>,
-    /// Rows that buffers have beyond a chunk, for static shapes.
+    /// Rows that buffers have beyond a chunk: the most rows that a static shape adds to a run.
     pub padding: usize,
     /// The most bytes of scratch memory that a run needs.
     pub scratch_bytes: u64,
@@ -578,7 +578,10 @@ impl Program {
         let codes: Vec<Code> =
             shapes(&p.graph, caps, rule.row_buckets.as_deref()).into_iter().map(code).collect();
         if caps.static_shapes {
-            self.padding = codes.iter().map(|c| c.rows).fold(self.padding, usize::max);
+            // A run takes a shape only if it has more rows than the next smaller shape.
+            let smaller = std::iter::once(0).chain(codes.iter().map(|c| c.rows));
+            let added = codes.iter().zip(smaller).map(|(c, n)| c.rows.saturating_sub(n + 1));
+            self.padding = added.fold(self.padding, usize::max);
         }
         CompiledPiece {
             device: p.device,

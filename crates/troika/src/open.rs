@@ -176,7 +176,7 @@ impl fmt::Debug for LoadProgress {
 pub struct Planned {
     /// The plan.
     pub plan: Plan,
-    /// A sentence for each device whose refusals changed the plan.
+    /// A sentence for each device whose refusals changed it, and for what else is to be known of it.
     pub changes: Vec<String>,
     /// If a profile chose the plan: the plans it beat, the best first.
     pub alternatives: Vec<Alternative>,
@@ -576,6 +576,14 @@ fn solved(
         (measured, _) => measured?,
     };
     let (prompt, generate) = wanted.lengths(one.context)?;
+    let (known, asked) = (measured.most_positions(), prompt + generate);
+    if asked > known {
+        changes.push(format!(
+            "{}: the profile was measured with up to {known} tokens, and the plan is for {asked}, so \
+             its predictions are extrapolated; measure with a larger context (troika profile -c)",
+            file.display()
+        ));
+    }
     let base = PlanRequest { kv_dtype: Some(one.kv_dtype), ..plan_request(store, options) };
     let (lowered, shapes) = (lowered(spec, store, &one)?, |key| store.shape(key));
     // All ops that devices refuse, whichever plan is chosen.

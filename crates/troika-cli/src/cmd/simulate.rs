@@ -8,7 +8,7 @@ use troika::{Figures, Shape, SimulateError, SimulateOptions, Simulation};
 
 use crate::error::CliError;
 use crate::flags::SimulateArgs;
-use crate::{file, output, trace};
+use crate::{file, output, progress, trace};
 
 /// Runs a model on a SoC in virtual time, and prints how long it took.
 ///
@@ -31,8 +31,10 @@ pub fn run(args: &SimulateArgs) -> Result<(), CliError> {
         decide: args.decide,
         tracer: tracer.clone(),
     };
+    let planning = progress::unknown("making a plan");
     let mut simulation = Simulation::open(&options)?;
-    let figures = simulation.run()?;
+    planning.finish_and_clear();
+    let figures = simulation.run(&mut progress::counting("generating"))?;
     simulation.warnings().iter().for_each(|w| output::note_line(&format!("warning: {w}")));
     if let Some(path) = &args.plan_out {
         file::write_json("plan", path, &simulation.plan().to_json())?;
@@ -72,6 +74,10 @@ fn table(options: &SimulateOptions, f: &Figures) -> String {
             None => format!("| frames beside | {prefill:.1} per s |\n"),
         }
     });
+    let prepare = match f.prepare_ns {
+        0 => String::new(),
+        ns => format!("| of it, making code | {:.2} ms |\n", ns as f64 * 1e-6),
+    };
     let by_load = match options.decide {
         Decide::Length => String::new(),
         Decide::Load => format!("| chunks placed otherwise by load | {} |\n", f.placed_otherwise),
@@ -79,7 +85,7 @@ fn table(options: &SimulateOptions, f: &Figures) -> String {
     format!(
         "{} on {} (virtual), {}: {} + {} tokens\n\n\
          | | |\n| --- | ---: |\n\
-         | time to first token | {:.2} ms |\n\
+         | time to first token | {:.2} ms |\n{prepare}\
          | time per later token | {} |\n\
          | prefill | {:.2} tok/s |\n\
          | decode | {} |\n\

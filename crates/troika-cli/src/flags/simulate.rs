@@ -46,9 +46,9 @@ pub struct SimulateArgs {
     /// The system on a chip: the name of one that comes along, or a file that ends in .toml
     #[arg(long, value_name = "NAME|FILE", default_value = "sd8gen3-fp16")]
     pub soc: String,
-    /// The model's shape: a preset or a config that ends in .json, with :TYPE for weights of another
-    /// type than Q4_0
-    #[arg(short, long, value_name = "PRESET[:TYPE]|FILE")]
+    /// The model's shape: a preset, a folder with a config.json, or a config that ends in .json; each
+    /// with :TYPE for weights of another type than Q4_0
+    #[arg(short, long, value_name = "PRESET|FOLDER|FILE[:TYPE]")]
     pub model: String,
     /// Tokens of the prompt
     #[arg(short, long, value_name = "N", default_value_t = 256)]
@@ -84,8 +84,8 @@ pub struct SimulateArgs {
 /// `troika reproduce`.
 #[derive(Args)]
 pub struct ReproduceArgs {
-    /// Targets by name, such as H12 [default: all]
-    #[arg(value_name = "ID")]
+    /// Targets by name, such as H12 or H12,H15 [default: all]
+    #[arg(value_name = "ID", value_delimiter = ',')]
     pub ids: Vec<String>,
     /// Print a JSON list
     #[arg(long)]

@@ -394,6 +394,12 @@ impl Profile {
         };
     }
 
+    /// The most positions that a measured run has seen, its own rows among them. Prices of more are
+    /// extrapolated.
+    pub fn most_positions(&self) -> usize {
+        self.runs.iter().map(|r| r.cached.saturating_add(r.rows)).max().unwrap_or(0)
+    }
+
     /// How often a run was measured.
     pub fn visits(&self, device: usize, graph: &str, (rows, cached): (usize, usize)) -> usize {
         let same = |r: &&RunSample| {

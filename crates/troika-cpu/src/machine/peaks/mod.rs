@@ -14,6 +14,7 @@ mod x86;
 use std::time::{Duration, Instant};
 
 use super::Multiply;
+use super::topology::last_level_caches;
 use crate::runtime::Pool;
 
 pub use bandwidth::measure_bandwidth;
@@ -61,7 +62,9 @@ pub struct Peaks {
     pub threads: usize,
     /// Read bandwidth in GB/s.
     pub read: f64,
-    /// The multiply instructions of this machine.
+    /// Bytes of the last-level caches; `None` when the system does not say.
+    pub cache: Option<u64>,
+    /// The multiply instructions this machine has.
     pub multiply: Vec<Peak>,
 }
 
@@ -83,7 +86,7 @@ pub fn measure(threads: usize) -> Peaks {
             multiply.extend(value.map(|value| Peak { multiply: m, value }));
         }
     }
-    Peaks { threads, read: measure_bandwidth(threads), multiply }
+    Peaks { threads, read: measure_bandwidth(threads), cache: last_level_caches(), multiply }
 }
 
 /// Whether this machine has the instructions, so that their peak can be measured.
