@@ -2,7 +2,7 @@
 
 #![cfg(target_os = "linux")]
 
-use std::io::{Read, Write};
+use std::io::{BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
@@ -28,7 +28,7 @@ impl Terminal {
         let out = child.stdout.take().unwrap();
         let (sender, screen) = channel();
         std::thread::spawn(move || {
-            out.bytes().map_while(Result::ok).try_for_each(|byte| sender.send(byte))
+            BufReader::new(out).bytes().map_while(Result::ok).try_for_each(|byte| sender.send(byte))
         });
         Some(Terminal { child, keys, screen, shown: String::new() })
     }
