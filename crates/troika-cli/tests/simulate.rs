@@ -304,7 +304,12 @@ fn a_config_file_a_trace_and_a_plan() {
         f["model"] = file["model"].clone();
         assert_eq!(f, *file);
     }
-    let e = failure(&["simulate", "-m", env!("CARGO_MANIFEST_DIR")]);
+    // A colon may be a part of a path.
+    std::fs::create_dir(path("a:b")).unwrap();
+    std::fs::copy(&model, path("a:b/config.json")).unwrap();
+    let named = json(&[&args[..], &["-m", &path("a:b")]].concat());
+    assert_eq!(named["ttft_ms"], small["ttft_ms"]);
+    let e = refusal(&["simulate", "-m", env!("CARGO_MANIFEST_DIR")]);
     assert!(e.contains("config.json cannot be read as a config"), "{e}");
     let e = failure(&["simulate", "-m", &path("none.json")]);
     assert!(e.contains("cannot be read as a config"), "{e}");

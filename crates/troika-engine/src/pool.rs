@@ -1,13 +1,14 @@
 //! Memory for the values between segments: slots that layers reuse.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use troika_device::{Buffer, Device, SpaceId};
+use troika_device::{Buffer, Device};
 use troika_model::lower::{EdgeId, Lowered};
 
 use crate::error::EngineError;
-use crate::memory::{allocate, allocate_in};
+use crate::memory::allocate_in;
 use crate::program::Program;
 use crate::residency::Instance;
 
@@ -23,14 +24,13 @@ pub(crate) struct Slots {
     rows: usize,
 }
 
-/// Memory for the values of a chunk in flight: a buffer per slot in host memory, and more where
-/// devices need them.
+/// Memory for the values of a chunk in flight. A buffer is allocated when a task first needs it, so
+/// placements that never run take no memory.
 #[derive(Debug)]
 pub(crate) struct EdgePool {
     slots: Arc<Slots>,
-    host: Vec<Buffer>,
-    /// By slot: instances in other memory spaces, or of some columns only.
-    others: HashMap<(usize, Instance), Buffer>,
+    /// By slot: instances in the memory spaces that they are used in, whole or of some columns.
+    buffers: HashMap<(usize, Instance), Buffer>,
 }
 
 /// The most bytes of one element: values are f32, i32, f16 or bf16.
@@ -65,15 +65,17 @@ impl Slots {
             let placements = program.placement_of.chunk_by(|a, b| a == b);
             let mut end = edges;
             for of in placements {
-                let between = end..end + of.len();
-                end = between.end;
+                let mut between: Vec<usize> = (end..end + of.len()).collect();
+                end += of.len();
                 if of[0].0 != i {
                     continue;
                 }
-                for v in between.clone() {
+                // Widest first, so that all placements of a segment share the same wide slots.
+                between.sort_by_key(|v| Reverse(cols[*v]));
+                for &v in &between {
                     slots.of_value[v] = take_slot(&mut free, &mut slots.cols, cols[v]);
                 }
-                free.extend(between.map(|v| slots.of_value[v]));
+                free.extend(between.iter().map(|v| slots.of_value[*v]));
             }
             let edges = segment.inputs.iter().chain(&segment.outputs).map(|e| e.0);
             for v in edges.filter(|v| last_use[*v] == i && !own(*v)) {
@@ -87,21 +89,13 @@ impl Slots {
 }
 
 impl EdgePool {
-    /// Allocates the values of a chunk.
-    ///
-    /// # Errors
-    /// There is not enough memory.
-    pub fn new(slots: &Arc<Slots>) -> Result<EdgePool, EngineError> {
-        let slot = |cols: &usize| allocate(slots.bytes(*cols), "activations");
-        let mut host: Vec<Buffer> =
-            slots.cols.iter().skip(3).map(slot).collect::<Result<_, _>>()?;
-        let none = allocate(Some(0), "activations")?;
-        // Ids, positions and logits are not in the host's pool.
-        host.splice(0..0, std::iter::repeat_n(none, 3.min(slots.cols.len())));
-        Ok(EdgePool { slots: slots.clone(), host, others: HashMap::new() })
+    /// A pool without buffers.
+    pub fn new(slots: &Arc<Slots>) -> EdgePool {
+        EdgePool { slots: slots.clone(), buffers: HashMap::new() }
     }
 
-    /// The buffer of an instance of a value, allocated on first use by the memory's device.
+    /// The buffer of an instance of a value. The device that owns the memory allocates it when it
+    /// is first needed.
     ///
     /// # Errors
     /// There is not enough memory for it.
@@ -113,27 +107,24 @@ impl EdgePool {
     ) -> Result<Buffer, EngineError> {
         let slot = self.slots.of_value[value];
         let whole = instance.cols == (0..cols);
-        if whole && instance.space == SpaceId::HOST {
-            return Ok(self.host[slot].clone());
-        }
         // Whole values of a slot share its memory in a space.
         let width = if whole { self.slots.cols[slot] } else { instance.cols.len() };
         let key = match whole {
             true => Instance { space: instance.space, cols: 0..usize::MAX },
             false => instance.clone(),
         };
-        if let Some(known) = self.others.get(&(slot, key.clone())) {
+        if let Some(known) = self.buffers.get(&(slot, key.clone())) {
             return Ok(known.clone());
         }
         let bytes = self.slots.bytes(width);
         let buffer = allocate_in((instance.space, bytes), "activations", devices)?;
-        self.others.insert((slot, key), buffer.clone());
+        self.buffers.insert((slot, key), buffer.clone());
         Ok(buffer)
     }
 
     /// Bytes of all buffers.
     pub fn bytes(&self) -> u64 {
-        self.host.iter().chain(self.others.values()).map(|b| b.len() as u64).sum()
+        self.buffers.values().map(|b| b.len() as u64).sum()
     }
 }
 

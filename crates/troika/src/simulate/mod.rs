@@ -120,7 +120,8 @@ impl Shape {
     pub fn find(text: &str) -> Result<Shape, SimulateError> {
         let known =
             |name: &str| SYNTHETIC_DTYPES.into_iter().find(|d| d.name().eq_ignore_ascii_case(name));
-        let (name, dtype) = match text.rsplit_once(':') {
+        let suffix = text.rsplit_once(':').filter(|_| !Path::new(text).exists());
+        let (name, dtype) = match suffix {
             Some((name, dtype)) if !dtype.contains('/') && !dtype.ends_with(".json") => {
                 let no_type = || Error::NoPresetType {
                     name: text.into(),

@@ -13,7 +13,6 @@ use super::print;
 use super::row::median;
 use crate::error::CliError;
 use crate::flags::{BenchArgs, TableFlag};
-use crate::output;
 
 /// A model's figures, microseconds per token.
 struct Cost {
@@ -70,10 +69,11 @@ pub fn run(args: &BenchArgs, subject: &Subject, threads: &[usize]) -> Result<(),
     let all = super::all_options(args, subject, threads, tokens.saturating_add(1))?;
     let measured = all.into_iter().try_for_each(|at| {
         let cost = measure(args, subject, at, tokens)?;
-        output::write(&match args.output {
+        let text = match args.output {
             TableFlag::Md => cost.markdown(first),
             form => print::record(&cost.json(), form, first),
-        })?;
+        };
+        print::put(&text, args.output)?;
         first = false;
         Ok(())
     });

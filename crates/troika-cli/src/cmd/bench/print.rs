@@ -33,7 +33,7 @@ pub fn record(object: &Value, form: TableFlag, first: bool) -> String {
 /// What failed; a closed standard output.
 pub fn end(form: TableFlag, nothing: bool, result: Result<(), CliError>) -> Result<(), CliError> {
     match form {
-        TableFlag::Json if !nothing => result.and(output::write("]\n")),
+        TableFlag::Json if !nothing => result.and(output::json_document("]\n")),
         _ => result,
     }
 }
