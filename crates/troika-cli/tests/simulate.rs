@@ -309,7 +309,7 @@ fn a_config_file_a_trace_and_a_plan() {
     std::fs::copy(&model, path("a:b/config.json")).unwrap();
     let named = json(&[&args[..], &["-m", &path("a:b")]].concat());
     assert_eq!(named["ttft_ms"], small["ttft_ms"]);
-    let e = refusal(&["simulate", "-m", env!("CARGO_MANIFEST_DIR")]);
+    let e = failure(&["simulate", "-m", env!("CARGO_MANIFEST_DIR")]);
     assert!(e.contains("config.json cannot be read as a config"), "{e}");
     let e = failure(&["simulate", "-m", &path("none.json")]);
     assert!(e.contains("cannot be read as a config"), "{e}");
