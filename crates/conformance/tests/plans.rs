@@ -228,7 +228,7 @@ fn plans_agree(name: &str, quant: Quant, seed: u64, count: usize) -> usize {
         let mut e = match engine(&d, &devices, plan.clone()) {
             Ok(e) => e,
             // Small shares of narrow products may round to nothing.
-            Err(EngineError::Program(ProgramError::NothingLeft(_))) => continue,
+            Err(EngineError::Program(ProgramError::NothingLeft { .. })) => continue,
             Err(e) => panic!("{name}, plan {i}: {e}\n{}", plan.to_json()),
         };
         // Twice, since the memory is not new the second time.

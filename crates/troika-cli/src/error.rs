@@ -1,9 +1,14 @@
 //! Errors of the command, with their exit codes: 2 for usage, 1 for failure, 130 after Ctrl-C.
+//! What a file holds is no matter of usage, whatever flag names it: models, plans, profiles, SoCs
+//! and configs that cannot be used are failures.
 
 use std::io;
 
+use troika::SimulateError;
 use troika::engine::{EngineError, KvError};
 use troika::plan::PlanError;
+use troika::program::ProgramError;
+use troika::sim::SocError;
 
 /// Why the command ends.
 #[derive(Debug, thiserror::Error)]
@@ -16,7 +21,7 @@ pub enum CliError {
     Failure(String),
     /// Ctrl-C.
     #[error("{0}")]
-    Interrupted(&'static str),
+    Interrupted(String),
     /// The answer cannot be written.
     #[error("cannot write to standard output: {0}")]
     Stdout(io::Error),
@@ -25,7 +30,7 @@ pub enum CliError {
     Hub(#[from] troika_hub::HubError),
     /// An impossible simulation.
     #[error(transparent)]
-    Simulate(#[from] troika::SimulateError),
+    Simulate(#[from] SimulateError),
     /// The library's errors.
     #[error("{0}{named}", named = flags(.0))]
     Troika(#[from] troika::Error),
@@ -61,12 +66,37 @@ fn flags(error: &troika::Error) -> &'static str {
             "the chunk length" => " (--ubatch-size)",
             "chunks in flight" => " (--chunks-in-flight)",
             "the length of prompts" => " (--for-prompt)",
-            "the count of generated tokens" => " (--for-gen)",
             _ => "",
         },
+        E::Plan(PlanError::TooLong { .. }) => " (--for-prompt, --for-gen, -c)",
         E::Engine(EngineError::CompileTime { .. }) => " (--compile-timeout)",
+        E::Engine(EngineError::Program(ProgramError::NothingLeft { .. })) => " (--strategy)",
         E::Plan(PlanError::Device { .. } | PlanError::Strategy { .. }) => " (--device)",
         _ => "",
+    }
+}
+
+/// The exit code of an error of the library.
+fn of_library(error: &troika::Error) -> u8 {
+    use troika::Error as E;
+    match error {
+        E::Param(_) | E::EmptyPrompt | E::Plan(_) => 2,
+        E::NoPreset { .. } | E::NoPresetType { .. } => 2,
+        E::Engine(EngineError::Program(ProgramError::NothingLeft { .. })) => 2,
+        // The code that shells use for commands ended by Ctrl-C.
+        E::Engine(EngineError::CompileCancelled { .. }) => 130,
+        _ => 1,
+    }
+}
+
+/// The exit code of an error of a simulation.
+fn of_simulation(error: &SimulateError) -> u8 {
+    use SimulateError as E;
+    match error {
+        E::Soc(SocError::Unknown { .. } | SocError::Processor { .. }) => 2,
+        E::Processor { .. } | E::NoFrames(_) | E::Tokens { .. } => 2,
+        E::Soc(_) | E::Numerics(_) | E::Config { .. } | E::Years(_) => 1,
+        E::Other(e) => of_library(e),
     }
 }
 
@@ -86,14 +116,11 @@ impl CliError {
 
     /// The process's exit code.
     pub fn exit_code(&self) -> u8 {
-        use troika::Error as E;
         match self {
-            CliError::Usage(_) | CliError::Simulate(_) => 2,
-            CliError::Troika(E::Param(_) | E::EmptyPrompt | E::Plan(_) | E::PlanFile { .. }) => 2,
-            CliError::Troika(E::NoPreset { .. } | E::NoPresetType { .. }) => 2,
+            CliError::Usage(_) => 2,
+            CliError::Simulate(e) => of_simulation(e),
+            CliError::Troika(e) => of_library(e),
             CliError::Interrupted(_) => 130,
-            // The code that shells use for commands ended by Ctrl-C.
-            CliError::Troika(E::Engine(EngineError::CompileCancelled { .. })) => 130,
             _ => 1,
         }
     }

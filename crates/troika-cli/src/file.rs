@@ -4,6 +4,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use crate::error::CliError;
+use crate::output;
 
 /// Checks that a file can be written, before the work for its contents begins.
 ///
@@ -27,4 +28,13 @@ pub fn write(
     fill: impl Fn(&mut dyn Write) -> io::Result<()>,
 ) -> Result<(), CliError> {
     troika::write_file(path, fill).map_err(|e| failed(what, path, &e))
+}
+
+/// Writes a file of JSON, as it would be printed.
+///
+/// # Errors
+/// A file that cannot be written; nothing is left behind then.
+pub fn write_json(what: &str, path: &Path, json: &str) -> Result<(), CliError> {
+    let text = output::json_text(json);
+    write(what, path, |out| out.write_all(text.as_bytes()))
 }

@@ -6,11 +6,21 @@ use troika::device::{read_all, read_text};
 
 use crate::error::CliError;
 
-/// All of standard input as text, without a byte order mark.
+/// The text of the file that `-f` names; all of standard input where that is `-`, or nothing.
 ///
 /// # Errors
-/// Input that is not UTF-8 or cannot be read.
-pub fn read_stdin() -> Result<String, CliError> {
+/// Input that cannot be read, or is not UTF-8.
+pub fn read_input(file: Option<&Path>) -> Result<String, CliError> {
+    file.filter(|file| !is_stdin(file)).map_or_else(read_stdin, read_file)
+}
+
+/// Whether a file's name stands for standard input.
+pub fn is_stdin(file: &Path) -> bool {
+    file.as_os_str() == "-"
+}
+
+/// All of standard input as text, without a byte order mark.
+fn read_stdin() -> Result<String, CliError> {
     let bytes = read_all(std::io::stdin().lock())
         .map_err(|e| CliError::Failure(format!("cannot read standard input: {e}")))?;
     let text = String::from_utf8(bytes).map_err(|e| {

@@ -26,12 +26,13 @@ impl Drop for Ends {
 }
 
 impl Interrupt {
-    /// Starts listening. Without a handler Ctrl-C just ends the program.
+    /// Starts listening. Without a handler Ctrl-C just ends the program. Where it is ignored from
+    /// the start, as in the background jobs of a script, it stays so: it is meant for others.
     pub fn listen() -> Interrupt {
         let interrupt = Interrupt::default();
         let seen = interrupt.clone();
-        // Fails only if a handler exists already, which then serves.
-        let _ = ctrlc::set_handler(move || {
+        // Fails where the signal is ignored, or a handler exists already, which then serves.
+        let _ = ctrlc::try_set_handler(move || {
             if seen.pressed.swap(true, Ordering::SeqCst) {
                 std::process::exit(130);
             }

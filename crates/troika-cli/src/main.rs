@@ -1,5 +1,6 @@
 //! The `troika` command.
 
+mod allocator;
 mod chat;
 mod cmd;
 mod error;
@@ -19,12 +20,23 @@ mod trace;
 
 use std::process::ExitCode;
 
+use error::CliError;
 use flags::Command;
 
 fn main() -> ExitCode {
-    let cli = flags::parse();
     troika::exit_when_shortened("troika: ");
-    let result = match cli.command {
+    match flags::parse().and_then(|cli| run(cli.command)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) if e.is_closed_pipe() => ExitCode::SUCCESS,
+        Err(e) => {
+            output::note_line(&format!("troika: {e}"));
+            ExitCode::from(e.exit_code())
+        }
+    }
+}
+
+fn run(command: Command) -> Result<(), CliError> {
+    match command {
         Command::Run(args) => cmd::run::run(&args),
         Command::Show(args) => cmd::show::run(&args),
         Command::Tokenize(args) => cmd::tokenize::run(&args),
@@ -37,13 +49,5 @@ fn main() -> ExitCode {
         Command::Devices(args) => cmd::devices::run(&args),
         Command::Cache(args) => cmd::cache::run(&args),
         Command::Completions(args) => cmd::completions::run(&args),
-    };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(e) if e.is_closed_pipe() => ExitCode::SUCCESS,
-        Err(e) => {
-            output::note_line(&format!("troika: {e}"));
-            ExitCode::from(e.exit_code())
-        }
     }
 }

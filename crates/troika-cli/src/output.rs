@@ -3,10 +3,13 @@
 //! Text from a model's files (names of tensors, messages of a template) and generated text is
 //! untrusted. A terminal would obey control characters in it: set its title, move the cursor,
 //! rewrite earlier output. So all text is escaped here (`\u{1b}`), except generated text that goes
-//! to a file or a pipe, which stays unchanged.
+//! to a file or a pipe, which stays unchanged. JSON has escapes of its own (`\u001b`), so all JSON
+//! goes through [`json_document`].
 
 use std::borrow::Cow;
 use std::io::{self, IsTerminal, Write};
+
+use serde_json::Value;
 
 use crate::error::CliError;
 
@@ -17,20 +20,24 @@ fn hostile(c: char) -> bool {
         || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-fn escaped(text: &str, spare: impl Fn(char) -> bool) -> Cow<'_, str> {
-    let escape = |c: char| hostile(c) && !spare(c);
-    if !text.contains(escape) {
+/// The text with some of its characters written in another way.
+fn replaced(
+    text: &str,
+    which: impl Fn(char) -> bool,
+    write: impl Fn(char, &mut String),
+) -> Cow<'_, str> {
+    if !text.contains(&which) {
         return Cow::Borrowed(text);
     }
     let mut out = String::with_capacity(text.len() + 8);
     for c in text.chars() {
-        if escape(c) {
-            out.extend(c.escape_unicode());
-        } else {
-            out.push(c);
-        }
+        if which(c) { write(c, &mut out) } else { out.push(c) }
     }
     Cow::Owned(out)
+}
+
+fn escaped(text: &str, spare: impl Fn(char) -> bool) -> Cow<'_, str> {
+    replaced(text, |c| hostile(c) && !spare(c), |c, out| out.extend(c.escape_unicode()))
 }
 
 /// Text from a file or a server as part of a line: it cannot begin a new line.
@@ -73,20 +80,37 @@ pub fn answer(text: &str) -> Result<(), CliError> {
 ///
 /// # Errors
 /// A closed or failing standard output.
-pub fn json(value: &serde_json::Value) -> Result<(), CliError> {
-    put(&json_text(value))
+pub fn json(value: &Value) -> Result<(), CliError> {
+    json_document(&format!("{value:#}\n"))
 }
 
-/// JSON need not escape DEL and C1, but a terminal obeys them.
-fn json_text(value: &serde_json::Value) -> String {
-    let mut out = String::new();
-    for c in format!("{value:#}\n").chars() {
-        match c {
-            '\u{7f}'..='\u{9f}' => out.push_str(&format!("\\u{:04x}", u32::from(c))),
-            c => out.push(c),
-        }
-    }
-    out
+/// Writes a JSON value as one line among others.
+///
+/// # Errors
+/// A closed or failing standard output.
+pub fn json_line(value: &Value) -> Result<(), CliError> {
+    json_document(&format!("{value}\n"))
+}
+
+/// Writes JSON that is text already, or a part of such a text.
+///
+/// # Errors
+/// A closed or failing standard output.
+pub fn json_document(json: &str) -> Result<(), CliError> {
+    put(&json_text(json))
+}
+
+/// JSON as it is printed, and written to files that people look at. JSON escapes C0 itself; the
+/// other characters that a terminal obeys can only be in strings, where JSON's own escapes stand
+/// for the same text.
+pub fn json_text(json: &str) -> Cow<'_, str> {
+    replaced(
+        json,
+        |c| hostile(c) && c != '\n',
+        |c, out| {
+            out.push_str(&format!("\\u{:04x}", u32::from(c)));
+        },
+    )
 }
 
 /// Tells the user something besides the answer. Failing to write it is not an error.
@@ -115,7 +139,7 @@ pub fn shortened(text: &str) -> Cow<'_, str> {
 
 #[cfg(test)]
 mod tests {
-    use super::{json_text, lines, printable, shortened, shown};
+    use super::{hostile, json_text, lines, printable, shortened, shown};
 
     const TEXT: &str = "a\x1b]0;t\x07b\tc\nd\re\u{7f}\u{9b}2J\u{202e}é日";
 
@@ -143,8 +167,10 @@ mod tests {
     #[test]
     fn json_holds_the_same_value_without_controls() {
         let value = serde_json::json!({ TEXT: [TEXT] });
-        let text = json_text(&value);
-        assert!(!text.contains(|c: char| c.is_control() && c != '\n'), "{text}");
-        assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap(), value);
+        for form in [format!("{value}"), format!("{value:#}")] {
+            let text = json_text(&form);
+            assert!(!text.contains(|c: char| hostile(c) && c != '\n'), "{text}");
+            assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap(), value);
+        }
     }
 }

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
+use std::time::Duration;
 
-use serde_json::{Value, json};
-use troika::{Control, Model, Source};
+use serde_json::json;
+use troika::{Control, Model, Output, Source};
 
 use crate::error::CliError;
 use crate::flags::RunArgs;
@@ -13,6 +14,17 @@ use crate::generate::request;
 use crate::interrupt::Interrupt;
 use crate::prompt::tokenize;
 use crate::{output, stats};
+
+/// An answer, and how long its prompt took to become tokens.
+type Answered = (Output, Duration);
+
+/// What was printed.
+#[derive(Default)]
+struct Printed {
+    answers: usize,
+    failed: usize,
+    tokens: usize,
+}
 
 /// Answers each line. A failed prompt has an error instead of its answer; the others continue.
 ///
@@ -27,18 +39,19 @@ pub fn run(
 ) -> Result<(), CliError> {
     // Flags out of range are reported once.
     request(model, args)?;
+    let start = model.clock().now();
     let next = AtomicUsize::new(0);
     let (sender, answers) = channel();
     let workers = args.parallel.unwrap_or(1).min(lines.len());
-    let mut failed = 0;
-    let printed = std::thread::scope(|scope| {
+    let mut printed = Printed::default();
+    std::thread::scope(|scope| {
         for _ in 0..workers {
             let (next, sender) = (&next, sender.clone());
             scope.spawn(move || {
                 while !interrupt.pressed() {
                     let index = next.fetch_add(1, Ordering::Relaxed);
                     let Some(line) = lines.get(index) else { break };
-                    let answered = answer(model, source, args, line, interrupt);
+                    let answered = answer(model, args, line, interrupt);
                     let answered = answered.map_err(|e| e.in_plan(args.plan.plan.is_some()));
                     if sender.send((index, answered)).is_err() {
                         break;
@@ -48,39 +61,43 @@ pub fn run(
         }
         drop(sender);
         let mut early = BTreeMap::new();
-        let mut due = 0;
         for (index, answered) in answers {
             early.insert(index, answered);
-            while let Some(answered) = early.remove(&due) {
-                failed += usize::from(answered.is_err());
-                if let Err(e) = print(args, due, answered) {
-                    // Nobody reads any more: end the current work too.
+            while let Some(answered) = early.remove(&printed.answers) {
+                printed.failed += usize::from(answered.is_err());
+                printed.tokens += answered.as_ref().map_or(0, |(out, _)| out.tokens.len());
+                let result = match args.json {
+                    true => print_json(model, source, answered),
+                    false => print(printed.answers, &lines[printed.answers], answered),
+                };
+                if result.is_err() {
+                    // Nobody reads any more: what is under way ends, too.
                     next.store(lines.len(), Ordering::Relaxed);
-                    return Err(e);
+                    return result;
                 }
-                due += 1;
+                printed.answers += 1;
             }
         }
-        Ok(due)
-    });
-    let answered = printed?;
-    match failed {
-        0 if answered < lines.len() => Err(CliError::Interrupted(
-            "ended by Ctrl-C: the prompts that follow the last answer have none",
+        Ok(())
+    })?;
+    if !args.json && !args.quiet {
+        output::note(&figures(&printed, model.clock().now() - start));
+    }
+    match printed.failed {
+        0 if printed.answers < lines.len() => Err(CliError::Interrupted(
+            "ended by Ctrl-C: the prompts that follow the last answer have none".into(),
         )),
         0 => Ok(()),
         n => Err(CliError::Failure(format!("{n} of {} prompts failed", lines.len()))),
     }
 }
 
-/// The answer to a prompt, as it is printed.
 fn answer(
     model: &Model,
-    source: &Source,
     args: &RunArgs,
     line: &str,
     interrupt: &Interrupt,
-) -> Result<Value, CliError> {
+) -> Result<Answered, CliError> {
     if line.is_empty() {
         return Err(troika::Error::EmptyPrompt.into());
     }
@@ -88,23 +105,50 @@ fn answer(
     let mut session = model.session()?;
     let _ends = interrupt.ends(session.canceller());
     let out = session.generate(&ids, &request(model, args)?, &mut |_, _| Control::Continue)?;
-    Ok(stats::json(&source.to_string(), &out, Some(time), model.load_time()))
+    Ok((out, time))
 }
 
-fn print(args: &RunArgs, index: usize, answered: Result<Value, CliError>) -> Result<(), CliError> {
+fn print_json(
+    model: &Model,
+    source: &Source,
+    answered: Result<Answered, CliError>,
+) -> Result<(), CliError> {
+    output::json_line(&match answered {
+        Ok((out, time)) => stats::json(model, source, &out, Some(time)),
+        Err(e) => json!({ "error": output::shortened(&e.to_string()) }),
+    })
+}
+
+/// An answer under the number and the beginning of its prompt.
+fn print(index: usize, line: &str, answered: Result<Answered, CliError>) -> Result<(), CliError> {
+    let number = index + 1;
+    let gap = if index == 0 { "" } else { "\n" };
+    let head = format!("{gap}[{number}] {}", output::printable(&beginning(line)));
+    output::write(&format!("{}\n", head.trim_end()))?;
     match answered {
-        Ok(answer) if args.json => output::write(&format!("{answer}\n")),
-        Ok(answer) => {
-            let text = answer["text"].as_str().unwrap_or_default();
-            output::write(&format!("{text}\n"))
-        }
-        Err(e) if args.json => {
-            let error = output::shortened(&e.to_string()).into_owned();
-            output::write(&format!("{}\n", json!({ "error": error })))
-        }
+        Ok((out, _)) => output::answer(&format!("{}\n", out.text)),
         Err(e) => {
-            output::note_line(&format!("troika: prompt {}: {e}", index + 1));
-            output::write("\n")
+            output::note_line(&format!("troika: prompt {number}: {e}"));
+            Ok(())
         }
     }
+}
+
+/// As much of a prompt as it takes to know it again.
+fn beginning(line: &str) -> String {
+    const LENGTH: usize = 60;
+    match line.char_indices().nth(LENGTH) {
+        Some((end, _)) => format!("{} ...", line[..end].trim_end()),
+        None => line.to_string(),
+    }
+}
+
+fn figures(printed: &Printed, took: Duration) -> String {
+    let (tokens, seconds) = (printed.tokens, took.as_secs_f64());
+    let rate = if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 };
+    format!(
+        "\n{}, {} generated in {seconds:.2} s: {rate:.1} tok/s\n",
+        stats::counted(printed.answers, "prompt"),
+        stats::counted(tokens, "token")
+    )
 }

@@ -43,13 +43,13 @@ fn compiling(bars: MultiProgress) -> OnCompiled {
     })
 }
 
-/// A bar for measuring. It receives how much is done, out of how much.
-pub fn measuring() -> impl FnMut(usize, usize) {
+/// A bar for what is done part by part: told how much is done, of how much.
+pub fn counting(what: &'static str) -> impl FnMut(usize, usize) {
     let bars = MultiProgress::new();
     let mut bar: Option<ProgressBar> = None;
     move |done, all| {
-        let form = "measuring {pos} of {len} [{bar:30}] {eta}";
-        let bar = bar.get_or_insert_with(|| new_bar(&bars, all as u64, form));
+        let form = format!("{what} {{pos}} of {{len}} [{{bar:30}}] {{eta}}");
+        let bar = bar.get_or_insert_with(|| new_bar(&bars, all as u64, &form));
         bar.set_position(done as u64);
         if done >= all {
             bar.finish_and_clear();
@@ -57,7 +57,16 @@ pub fn measuring() -> impl FnMut(usize, usize) {
     }
 }
 
-/// A bar that disappears when it is dropped, also after a failure.
+/// The time that something takes of which it is not known how much there is.
+pub fn unknown(what: &'static str) -> ProgressBar {
+    let bar = ProgressBar::new_spinner().with_message(what).with_finish(ProgressFinish::AndClear);
+    let style = ProgressStyle::with_template("{spinner} {msg} {elapsed}");
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
+    bar.enable_steady_tick(Duration::from_millis(100));
+    bar
+}
+
+/// A bar that is gone when whoever shows it is: also after a failure.
 fn new_bar(bars: &MultiProgress, all: u64, form: &str) -> ProgressBar {
     let style = ProgressStyle::with_template(form);
     let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());

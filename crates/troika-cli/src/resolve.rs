@@ -1,6 +1,7 @@
 //! Finds a model's files by the name the user gave.
 
 use std::cell::RefCell;
+use std::path::PathBuf;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use troika::{Source, Subject};
@@ -22,7 +23,11 @@ pub fn model(args: &ModelArgs) -> Result<Source, CliError> {
     let mut options = HubOptions::from_env();
     options.offline |= args.offline;
     let bar = RefCell::new(None);
-    let path = troika_hub::resolve(name, &options, &|p| show(&bar, p))?;
+    let path = match name.to_str() {
+        Some(name) => troika_hub::resolve(name, &options, &|p| show(&bar, p))?,
+        // The Hub has no such names.
+        None => PathBuf::from(name),
+    };
     if let Some(bar) = bar.take() {
         ProgressBar::finish_and_clear(&bar);
     }

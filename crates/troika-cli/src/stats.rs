@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use troika::{Finish, Output};
+use troika::{Finish, Model, Output, Source};
 
 use crate::memory;
 
@@ -48,11 +48,31 @@ pub fn text(output: &Output, tokenizer: Option<Duration>, load: Duration) -> Str
     s
 }
 
+/// How many of something.
+pub fn counted(n: usize, what: &str) -> String {
+    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
+}
+
+/// The figures of one answer among others.
+pub fn line(output: &Output) -> String {
+    let s = &output.stats;
+    let rate = match s.tpot() {
+        Some(_) => format!(", then {:.1} tok/s", s.decode_rate()),
+        None => String::new(),
+    };
+    format!(
+        "[{} after {} in the prompt: the first after {:.0} ms{rate}]\n",
+        counted(s.generated_tokens, "token"),
+        s.prompt_tokens,
+        ms(s.ttft)
+    )
+}
+
 /// The figures and the answer for machines.
-pub fn json(model: &str, output: &Output, tokenizer: Option<Duration>, load: Duration) -> Value {
+pub fn json(model: &Model, source: &Source, output: &Output, tokenizer: Option<Duration>) -> Value {
     let s = &output.stats;
     json!({
-        "model": model,
+        "model": source.to_string(),
         "tokens": output.tokens,
         "text": output.text,
         "finish_reason": output.finish.name(),
@@ -60,7 +80,8 @@ pub fn json(model: &str, output: &Output, tokenizer: Option<Duration>, load: Dur
         "cached_tokens": s.cached_tokens,
         "generated_tokens": s.generated_tokens,
         "timings": {
-            "load_ms": ms(load),
+            "modelled": model.is_modelled(),
+            "load_ms": ms(model.load_time()),
             "tokenizer_ms": tokenizer.map(ms),
             "ttft_ms": ms(s.ttft),
             "prefill_tok_per_s": s.prefill_rate(),

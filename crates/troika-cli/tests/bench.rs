@@ -42,11 +42,13 @@ fn json_has_the_fields_of_llama_bench_and_the_limits() {
         let decodes = r["n_gen"].as_u64().unwrap() > 0;
         assert_eq!(r["gb_per_s"].is_null(), !decodes);
         assert_eq!(r["ttft_ms"].is_null(), decodes);
-        if decodes {
+        let cached = r["limit"] == "last_level_cache";
+        assert_eq!(r["share_of_limit"].is_null(), cached);
+        if decodes && !cached {
             assert_eq!(r["limit"], "read_bandwidth");
             let share = r["share_of_limit"].as_f64().unwrap();
             let of = r["gb_per_s"].as_f64().unwrap() / r["limit_gb_per_s"].as_f64().unwrap();
-            assert!((share - of).abs() < 1e-9);
+            assert!((share - of).abs() < 1e-9 && share <= 1.0);
         }
     }
 }
@@ -67,7 +69,8 @@ fn every_type_of_random_weights_runs() {
 fn tables_for_people_and_sheets() {
     let args = ["--synthetic", "qwen3-moe-tiny", "-p", "4", "-n", "0", "-r", "1", "-t", "1,2"];
     let md = text(&bench(&args));
-    assert_eq!(md.matches("Limits, ").count(), 2, "{md}");
+    assert_eq!(md.matches("Limits of ").count(), 2, "{md}");
+    assert!(!md.contains("maddubs") && !md.contains("_avx"), "{md}");
     assert_eq!(md.matches("| pp4 |").count(), 2, "{md}");
     let csv = text(&bench(&[&args[..], &["-o", "csv"]].concat()));
     let lines: Vec<&str> = csv.lines().collect();
@@ -77,11 +80,45 @@ fn tables_for_people_and_sheets() {
 
 #[test]
 fn the_route_is_measured() {
-    let args = ["--overhead", "--synthetic", "qwen3-moe-tiny", "-n", "3", "-r", "1"];
-    let json: Value =
-        serde_json::from_str(&text(&bench(&[&args[..], &["-o", "json"]].concat()))).unwrap();
-    assert!(json[0]["kernels_us"].as_f64().unwrap() > 0.0);
-    assert!(text(&bench(&args)).contains("| route |"));
+    let run = |form: &str| {
+        let args = ["--overhead", "--synthetic", "qwen3-moe-tiny", "-n", "3", "-r", "2"];
+        text(&bench(&[&args[..], &["-t", "1,2", "-o", form]].concat()))
+    };
+    let json: Value = serde_json::from_str(&run("json")).unwrap();
+    let lines = run("jsonl");
+    let lines = lines.lines().map(|line| serde_json::from_str(line).unwrap());
+    let rows: Vec<Value> = json.as_array().unwrap().iter().cloned().chain(lines).collect();
+    let threads: Vec<u64> = rows.iter().map(|r| r["n_threads"].as_u64().unwrap()).collect();
+    assert_eq!(threads, [1, 2, 1, 2]);
+    for row in &rows {
+        // The time of devices is a part of the same tokens' time.
+        let us = |name: &str| row[name].as_f64().unwrap();
+        assert!(us("kernels_us") > 0.0 && us("route_us") >= 0.0, "{row}");
+        assert!((us("token_us") - us("kernels_us") - us("route_us")).abs() < 1e-6, "{row}");
+    }
+    let csv = run("csv");
+    let lines: Vec<Vec<&str>> = csv.lines().map(|line| line.split(',').collect()).collect();
+    assert!(lines.len() == 3 && lines[0].contains(&"route_us"), "{csv}");
+    assert!(lines.iter().all(|line| line.len() == lines[0].len()), "{csv}");
+    let md = run("md");
+    assert!(md.lines().count() == 4 && md.starts_with("| model | threads | token |"), "{md}");
+}
+
+/// Sequences that wait for others are not computed together with them.
+#[test]
+fn sequences_that_the_cache_does_not_hold_at_once_are_refused() {
+    let args = ["-p", "0", "-n", "4", "-d", "300", "-r", "1", "--kv-size", "1", "-o", "jsonl"];
+    let bench = |sequences: &str| bench(&[&args[..], &["--sequences", sequences]].concat());
+    let out = bench("16");
+    let err = String::from_utf8(out.stderr).unwrap();
+    assert_eq!(out.status.code(), Some(1), "{err}");
+    let said = err.split_once("the KV cache holds ").unwrap().1;
+    let fit: usize =
+        said.split_once(" sequences of 305 tokens at once").unwrap().0.parse().unwrap();
+    assert!((1..16).contains(&fit) && said.contains("--kv-size"), "{err}");
+    let row: Value = serde_json::from_str(&text(&bench(&fit.to_string()))).unwrap();
+    assert_eq!(row["n_sequences"], fit);
+    assert_eq!(bench(&(fit + 1).to_string()).status.code(), Some(1));
 }
 
 #[test]

@@ -331,6 +331,32 @@ fn a_trace_holds_spans_of_all_kinds() {
     assert_eq!(out.status.code(), Some(1));
 }
 
+/// Viewers show slices of a track as a stack: two of them that overlap in part would be shown wrongly.
+#[test]
+fn slices_of_prompts_at_once_are_on_tracks_of_their_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let line = "Once upon a time there was a king who had three daughters. ".repeat(20);
+    std::fs::write(path("prompts"), format!("{line}\n").repeat(24)).unwrap();
+    let args = ["run", "-f", &path("prompts"), "--parallel", "8", "-n", "2", "-q"];
+    assert!(troika(&[&args[..], &["--trace", &path("t.json")]].concat()).status.success());
+    let json: Value = serde_json::from_slice(&std::fs::read(path("t.json")).unwrap()).unwrap();
+    let mut slices: Vec<[u64; 4]> = Vec::new();
+    for e in json["traceEvents"].as_array().unwrap().iter().filter(|e| e["ph"] == "X") {
+        let ns = |us: &Value| (us.as_f64().unwrap() * 1e3).round() as u64;
+        let (start, length) = (ns(&e["ts"]), ns(&e["dur"]));
+        let track = [&e["pid"], &e["tid"]].map(|id| id.as_u64().unwrap());
+        slices.push([track[0], track[1], start, start + length]);
+    }
+    for (i, [pid, tid, start, end]) in slices.iter().enumerate() {
+        for [pid2, tid2, start2, end2] in &slices[i + 1..] {
+            let meet = (pid, tid) == (pid2, tid2) && start < end2 && start2 < end;
+            let within = (start <= start2 && end2 <= end) || (start2 <= start && end <= end2);
+            assert!(!meet || within, "{start} to {end} and {start2} to {end2} on track {tid}");
+        }
+    }
+}
+
 #[test]
 fn wrong_usage_is_refused_with_code_2() {
     refused(&troika(&["run", "-p", ""]), 2, &["prompt is empty"]);
@@ -389,9 +415,37 @@ fn a_closed_pipe_ends_quietly() {
     assert!(out.stderr.is_empty(), "{}", text(&out.stderr));
 }
 
+/// Has Ctrl-C end the commands that are started here, also where it is ignored, as in a script's
+/// background job: what is ignored is inherited, and a handler is not.
+#[cfg(unix)]
+fn ctrl_c_ends_commands() {
+    // Fails where another test did so.
+    let _ = ctrlc::set_handler(|| std::process::exit(130));
+}
+
+#[cfg(unix)]
+#[test]
+fn ctrl_c_that_is_ignored_from_the_start_stays_so() {
+    let run = "trap '' INT; exec \"$0\" run -p Once -n 40 --ignore-eos -q";
+    let mut child = Command::new("sh")
+        .args(["-c", run, env!("CARGO_BIN_EXE_troika")])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut first = [0; 1];
+    child.stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
+    let pid = child.id().to_string();
+    assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+    let out = child.wait_with_output().unwrap();
+    assert_eq!((out.status.code(), text(&out.stderr)), (Some(0), String::new()));
+}
+
 #[cfg(unix)]
 #[test]
 fn ctrl_c_ends_with_the_figures_so_far() {
+    ctrl_c_ends_commands();
     let mut child = command(&["run", "-p", "Once", "--ignore-eos", "-t", "1"])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -418,6 +472,7 @@ fn ctrl_c_ends_with_the_figures_so_far() {
 #[cfg(unix)]
 #[test]
 fn ctrl_c_among_many_prompts_is_said() {
+    ctrl_c_ends_commands();
     let dir = tempfile::tempdir().unwrap();
     let prompts = dir.path().join("prompts.txt");
     std::fs::write(&prompts, "Once\n".repeat(400)).unwrap();
@@ -627,10 +682,11 @@ fn nan_weights_are_a_warning_with_the_tensor_name() {
 #[test]
 fn a_byte_order_mark_is_no_part_of_a_prompt() {
     let dir = tempfile::tempdir().unwrap();
-    let count = |mark: &str, piped: bool| -> Value {
+    let count = |mark: &str, piped: bool, more: &[&str]| -> Value {
         let file = dir.path().join("prompt");
         std::fs::write(&file, format!("{mark}Hello there")).unwrap();
         let mut run = command(&["run", "-n", "1", "--json"]);
+        run.args(more);
         match piped {
             true => run.stdin(std::fs::File::open(&file).unwrap()),
             false => run.arg("-f").arg(&file),
@@ -639,10 +695,13 @@ fn a_byte_order_mark_is_no_part_of_a_prompt() {
         assert!(out.status.success(), "{}", text(&out.stderr));
         serde_json::from_slice::<Value>(&out.stdout).unwrap()["prompt_tokens"].clone()
     };
-    let plain = count("", false);
-    assert_eq!(count("\u{feff}", false), plain);
-    assert_eq!(count("\u{feff}", true), plain);
-    assert_ne!(count("\u{feff}\u{feff}", false), plain);
+    let plain = count("", false, &[]);
+    for (piped, more) in
+        [(false, &[][..]), (true, &[]), (true, &["-f", "-"]), (false, &["--parallel", "2"])]
+    {
+        assert_eq!(count("\u{feff}", piped, more), plain, "{piped} {more:?}");
+        assert_ne!(count("\u{feff}\u{feff}", piped, more), plain, "{piped} {more:?}");
+    }
 }
 
 #[test]
@@ -864,38 +923,6 @@ fn the_command_line_wins_over_the_environment() {
     assert_eq!(troika(&["show", &tiny, "-m", &qwen]).status.code(), Some(2));
 }
 
-/// Types on a terminal. Returns what the command shows and its exit code, or `None` if the program
-/// that makes terminals is not installed.
-#[cfg(target_os = "linux")]
-fn on_a_terminal(args: &str, typed: &[u8]) -> Option<(String, Option<i32>)> {
-    let line = format!("'{}' {args}", env!("CARGO_BIN_EXE_troika"));
-    let mut c = Command::new("script");
-    c.args(["-q", "-e", "-c", &line, "/dev/null"]).env("TERM", "dumb");
-    c.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = c.spawn().ok()?;
-    // The command may end before it has read anything.
-    let _ = child.stdin.take().unwrap().write_all(typed);
-    let out = child.wait_with_output().unwrap();
-    Some((String::from_utf8_lossy(&out.stdout).into_owned(), out.status.code()))
-}
-
-#[cfg(target_os = "linux")]
-#[test]
-fn json_without_a_prompt_is_refused_on_a_terminal() {
-    let Some((shown, code)) = on_a_terminal("run --json", b"/bye\n") else { return };
-    assert_eq!(code, Some(2), "{shown}");
-    assert!(shown.contains("--json needs a prompt"), "{shown}");
-}
-
-#[cfg(target_os = "linux")]
-#[test]
-fn a_line_that_is_not_text_does_not_end_the_chat() {
-    let Some((shown, code)) = on_a_terminal("run -n 1", b"ab\xff\nHello\n/bye\n") else { return };
-    assert_eq!(code, Some(0), "{shown}");
-    assert!(shown.contains("this line is not UTF-8 text"), "{shown}");
-    assert!(shown.contains("TTFT"), "the chat goes on: {shown}");
-}
-
 #[cfg(unix)]
 #[test]
 fn a_trace_goes_to_where_a_link_leads() {
@@ -926,4 +953,150 @@ fn an_answer_ends_where_the_budget_of_the_cache_does() {
     let out = troika(&[&args[..], &of_f16].concat());
     assert!(out.status.success());
     assert!(text(&out.stderr).contains("budget of the KV cache is full (--kv-size)"));
+}
+
+/// A prompt that does not come from a file, wherever a flag names one.
+#[test]
+fn a_file_named_dash_is_standard_input() {
+    let text_file = root().join("LICENSE-APACHE");
+    let words = std::fs::read(&text_file).unwrap();
+    let from = text_file.display().to_string();
+    for args in [&["perplexity", "-c", "128", "--json"][..], &["tokenize", "--ids"]] {
+        let read = troika(&[args, &["-f", &from]].concat());
+        assert!(read.status.success() && !read.stdout.is_empty(), "{}", text(&read.stderr));
+        for more in [&["-f", "-"][..], &[]] {
+            let piped = with_stdin(&[args, more].concat(), &words);
+            assert_eq!(text(&piped.stdout), text(&read.stdout), "{args:?} {more:?}");
+        }
+    }
+    let run = ["run", "-n", "2", "--temp", "0", "--json", "-f", "-"];
+    let one: Value = serde_json::from_slice(&with_stdin(&run, b"Once\n").stdout).unwrap();
+    let many = with_stdin(&[&run[..], &["--parallel", "2"]].concat(), b"Once\nOnce");
+    let many: Vec<Value> =
+        text(&many.stdout).lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+    assert_eq!([&many[0]["tokens"], &many[1]["tokens"]], [&one["tokens"]; 2]);
+    assert_eq!(troika(&["tokenize", "-p", "a", "-f", "b"]).status.code(), Some(2));
+}
+
+/// Answers of several prompts are told apart, and what they took together is said.
+#[test]
+fn answers_of_many_prompts_stand_under_their_prompts() {
+    let long = "and so on ".repeat(20);
+    let prompts = format!("Once upon\n\n{long}\n");
+    let run = ["run", "--parallel", "2", "-n", "3", "--temp", "0", "--ignore-eos"];
+    let out = with_stdin(&run, prompts.as_bytes());
+    let (said, err) = (text(&out.stdout), text(&out.stderr));
+    assert_eq!(out.status.code(), Some(1), "{err}");
+    let heads: Vec<&str> = said.lines().filter(|line| line.starts_with('[')).collect();
+    assert_eq!(heads[..2], ["[1] Once upon", "[2]"], "{said}");
+    assert!(heads[2].starts_with("[3] and so on") && heads[2].ends_with(" ..."), "{said}");
+    assert!(heads[2].len() < 80, "{said}");
+    let one = troika(&[&["run", "-p", "Once upon", "-q"], &run[3..]].concat());
+    assert!(said.starts_with(&format!("[1] Once upon\n{}\n[2]", text(&one.stdout))), "{said}");
+    assert!(err.contains("troika: prompt 2: ") && err.contains("1 of 3 prompts failed"), "{err}");
+    assert!(err.contains("3 prompts, 6 tokens generated in ") && err.contains(" tok/s"), "{err}");
+    let quiet = text(&with_stdin(&[&run[..], &["-q"]].concat(), b"a\nb\n").stderr);
+    assert_eq!(quiet, "");
+}
+
+#[test]
+fn cores_that_two_devices_have_are_a_warning() {
+    let core = troika::usable_cores().first().copied().unwrap_or(0);
+    let run = |device: &str| {
+        let out = troika(&["run", "-p", "a", "-n", "1", "-q", "--device", device]);
+        assert!(out.status.success(), "{}", text(&out.stderr));
+        text(&out.stderr)
+    };
+    let said = run(&format!("cpu:{core},cpu:{core}"));
+    assert!(said.contains(&format!("warning: --device: two devices have core {core}")), "{said}");
+    assert_eq!(run(&format!("cpu:{core}")), "");
+    assert_eq!(run("cpu,cpu"), "");
+}
+
+/// Names of files need not be text. Where one must be, the flag is named.
+#[cfg(target_os = "linux")]
+#[test]
+fn names_of_files_that_are_not_text_work_or_are_refused_by_flag() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+    let dir = tempfile::tempdir().unwrap();
+    let path = |end: &[u8]| dir.path().join(OsStr::from_bytes(&[b"a\xff", end].concat()));
+    let (prompt, out_file) = (path(b"prompt"), path(b"out"));
+    let (gguf, folder, soc) = (path(b".gguf"), path(b"model"), path(b"soc.toml"));
+    std::fs::write(&prompt, "Hello there, said the fox to the crow. ".repeat(8)).unwrap();
+    let tiny = root().join("models/tiny-moe").canonicalize().unwrap();
+    std::os::unix::fs::symlink(tiny.join("tiny-moe-Q8_0.gguf"), &gguf).unwrap();
+    std::os::unix::fs::symlink(&tiny, &folder).unwrap();
+    std::fs::copy(root().join("socs/example.toml"), &soc).unwrap();
+    let run = |words: &[&str], paths: &[&Path]| {
+        // Each `%` stands for a path.
+        let mut paths = paths.iter();
+        let word = |w: &&str| match *w {
+            "%" => paths.next().unwrap().as_os_str().to_owned(),
+            w => w.into(),
+        };
+        let mut c = Command::new(env!("CARGO_BIN_EXE_troika"));
+        c.args(words.iter().map(word).collect::<Vec<_>>()).stdin(Stdio::null()).output().unwrap()
+    };
+    for (words, paths) in [
+        (&["run", "%", "-f", "%", "-n", "1", "--trace", "%"][..], &[&gguf, &prompt, &out_file][..]),
+        (&["run", "-m", "%", "-f", "%", "-n", "1", "--json"], &[&folder, &prompt]),
+        (&["run", "--parallel", "2", "-f", "%", "-n", "1"], &[&prompt]),
+        (
+            &["run", "%", "-p", "a", "-n", "1", "--quant", "q8", "--cache-dir", "%"],
+            &[&folder, &path(b"c")],
+        ),
+        (&["cache", "ls", "--json", "--cache-dir", "%"], &[&path(b"c")]),
+        (&["cache", "clear", "--cache-dir", "%"], &[&path(b"c")]),
+        (&["show", "%", "--json"], &[&gguf]),
+        (&["tokenize", "%", "-f", "%"], &[&folder, &prompt]),
+        (&["perplexity", "%", "-f", "%", "-c", "32"], &[&gguf, &prompt]),
+        (&["plan", "%", "-o", "%"], &[&gguf, &out_file]),
+        (&["run", "%", "-p", "a", "-n", "1", "--plan", "%"], &[&gguf, &out_file]),
+        (&["bench", "-m", "%", "-p", "2", "-n", "0", "-r", "1", "-o", "json"], &[&gguf]),
+        (&["reproduce", "H01", "--report", "%"], &[&out_file]),
+    ] {
+        let paths: Vec<&Path> = paths.iter().map(|p| p.as_path()).collect();
+        let out = run(words, &paths);
+        assert!(out.status.success(), "{words:?}: {}", text(&out.stderr));
+    }
+    let virtual_soc = Path::new("virtual:").as_os_str().to_owned();
+    let mut device = virtual_soc;
+    device.push(&soc);
+    for (words, flag) in [
+        (&["run", "-p", "a", "--device", "%"][..], "--device"),
+        (&["devices", "--device", "%"], "--device"),
+        (&["simulate", "-m", "qwen3-0.6b", "--soc", "%"], "--soc"),
+        (&["run", "-p", "%"], "-p"),
+    ] {
+        refused_flag(&run(words, &[Path::new(&device)]), flag);
+    }
+    let missing = run(&["run", "%", "-p", "a"], &[&path(b"none.gguf")]);
+    refused(&missing, 1, &["none.gguf"]);
+    let mut with_variable = command(&["run", "-n", "1"]);
+    let out = with_variable.env("TROIKA_PROMPT", OsStr::from_bytes(b"\xff")).output().unwrap();
+    refused_flag(&out, "TROIKA_");
+}
+
+#[cfg(target_os = "linux")]
+#[track_caller]
+fn refused_flag(out: &Output, flag: &str) {
+    let err = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(2), "{err}");
+    let first = err.lines().next().unwrap();
+    assert!(first.contains(flag) && first.contains("is not UTF-8 text"), "{err}");
+}
+
+/// `-h` is for newcomers.
+#[test]
+fn short_help_is_short() {
+    let help = |flag: &str| text(&troika(&["run", flag]).stdout);
+    let (short, long) = (help("-h"), help("--help"));
+    assert!(short.lines().count() <= 62, "{short}");
+    assert!(short.contains("\nPlacement:\n") && !short.contains("--presence-penalty"), "{short}");
+    assert!(!short.contains("TROIKA_"), "{short}");
+    assert!(long.contains("\nPlacement:\n") && long.contains("--presence-penalty"), "{long}");
+    // No flag stands under a heading that is not its own.
+    let headed = long.split_once("\nPlacement:\n").unwrap().1;
+    assert!(!headed.contains("--json") && headed.contains("--seed"), "{headed}");
 }

@@ -113,6 +113,141 @@ fn control_characters_of_files_are_shown_not_obeyed() {
     harmless(&out, &["tokens"]);
 }
 
+/// What a terminal obeys and JSON need not escape: DEL, C1, and what turns or breaks lines, some of
+/// which Arabic and Hebrew texts are full of.
+const HOSTILE: &str =
+    "a\u{7f}\u{80}\u{9b}\u{9f}\u{200e}\u{200f}\u{2028}\u{202a}\u{202e}\u{2066}\u{2069}é";
+
+/// JSON that holds no such character as it is; the objects of several lines as a list.
+#[track_caller]
+fn harmless_json(bytes: &[u8]) -> Value {
+    let json = text(bytes);
+    let bad = json.chars().find(|&c| c != '\n' && c != 'é' && HOSTILE[1..].contains(c));
+    assert_eq!(bad, None, "{json}");
+    serde_json::from_str(&json).unwrap_or_else(|_| {
+        let object = |line: &str| {
+            serde_json::from_str::<Value>(line).unwrap_or_else(|e| panic!("{e}: {json}"))
+        };
+        json.lines().map(object).collect()
+    })
+}
+
+/// Whether a string somewhere in it holds the characters.
+fn holds_them(json: &Value) -> bool {
+    match json {
+        Value::String(s) => s.contains(HOSTILE),
+        Value::Array(list) => list.iter().any(holds_them),
+        Value::Object(map) => map.iter().any(|(k, v)| k.contains(HOSTILE) || holds_them(v)),
+        _ => false,
+    }
+}
+
+/// A folder with a model, a text, prompts, a profile's and a SoC's place, all with such names.
+struct Hostile {
+    _dir: TempDir,
+    folder: PathBuf,
+}
+
+impl Hostile {
+    fn new() -> Hostile {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join(HOSTILE);
+        std::os::unix::fs::symlink(root().join("models/tiny-moe").canonicalize().unwrap(), &folder)
+            .unwrap();
+        let hostile = Hostile { folder, _dir: dir };
+        std::fs::write(hostile.file("prompts"), format!("{HOSTILE}\n\n{HOSTILE}\n")).unwrap();
+        std::fs::copy(root().join("LICENSE-MIT"), hostile.file("text")).unwrap();
+        let soc = format!(
+            "name = \"{HOSTILE}\"\nnumerics = \"off\"\n[[processor]]\nname = \"gpu\"\n\
+             kind = \"gpu\"\npeak_gops = 4000.0\nbandwidth_gb_s = 20.0\nlaunch_us = 5.0\n"
+        );
+        let soc: String = soc.replace('\u{7f}', "\\u007F");
+        std::fs::write(hostile.file("soc.toml"), soc).unwrap();
+        hostile
+    }
+
+    fn file(&self, name: &str) -> String {
+        self.folder.with_file_name(name).display().to_string()
+    }
+}
+
+/// Every verb that prints JSON, with a text of strangers where it has one.
+#[test]
+fn all_json_holds_what_terminals_obey_as_json_escapes_it() {
+    let at = Hostile::new();
+    let (m, text_file, prompts) =
+        (at.folder.display().to_string(), at.file("text"), at.file("prompts"));
+    let (cache, soc, report) = (at.file("cache"), at.file("soc.toml"), at.file("report.html"));
+    let (trace, plan, profile) = (at.file("t.json"), at.file("p.json"), at.file("profile.json"));
+    let device = format!("virtual:{soc}");
+    let cases: &[(&[&str], bool)] = &[
+        (&["run", &m, "-p", HOSTILE, "-n", "1", "--json", "--trace", &trace], true),
+        (&["run", &m, "--parallel", "2", "-f", &prompts, "-n", "1", "--json"], true),
+        (
+            &["run", &m, "--quant", "q8", "--cache-dir", &cache, "-p", "a", "-n", "1", "--json"],
+            true,
+        ),
+        (&["cache", "ls", "--cache-dir", &cache, "--json"], true),
+        (&["cache", "verify", "--cache-dir", &cache, "--json"], false),
+        (&["cache", "prune", "--cache-dir", &cache, "--json"], false),
+        (&["cache", "clear", "--cache-dir", &cache, "--json"], false),
+        (&["show", &m, "--json"], true),
+        (&["tokenize", &m, "-p", HOSTILE, "--json"], false),
+        (&["bench", &m, "-p", "4", "-n", "1", "-r", "1", "-o", "json"], true),
+        (&["bench", &m, "-p", "4", "-n", "1", "-r", "1", "-o", "jsonl"], true),
+        (&["bench", &m, "-n", "1", "-r", "1", "-o", "json", "--overhead"], true),
+        (&["perplexity", &m, "-f", &text_file, "-c", "32", "--json"], true),
+        (&["plan", &m, "--device", &device, "-c", "32"], false),
+        (&["profile", &m, "--device", &device, "-c", "32", "-o", &profile, "--json"], false),
+        (&["devices", "--device", &device, "--json"], true),
+        (
+            &["simulate", "--soc", &soc, "-m", "qwen3-0.6b", "-p", "8", "-n", "1", "--strategy"],
+            true,
+        ),
+        (&["reproduce", "H01", "--report", &report, "--json"], false),
+    ];
+    for (args, holds) in cases {
+        let own: &[&str] = match args[0] {
+            "simulate" => &["gpu-only", "--json", "--trace", &trace, "--plan-out", &plan],
+            _ => &[],
+        };
+        let out = troika(&[args, own].concat());
+        // One of the prompts is empty and fails.
+        let code = i32::from(args.contains(&"--parallel"));
+        assert_eq!(out.status.code(), Some(code), "{args:?}: {}", text(&out.stderr));
+        harmless(&out, &[]);
+        assert_eq!(holds_them(&harmless_json(&out.stdout)), *holds, "{args:?}");
+        for file in [&trace, &plan] {
+            if let Ok(written) = std::fs::read(file) {
+                serde_json::from_slice::<Value>(&written).unwrap();
+                std::fs::remove_file(file).unwrap();
+            }
+        }
+    }
+    let help = text(&troika(&["--help"]).stdout);
+    let verbs = help.lines().filter_map(|l| l.strip_prefix("  ")?.split_whitespace().next());
+    for verb in verbs.filter(|verb| verb.starts_with(char::is_lowercase) && *verb != "help") {
+        let prints = text(&troika(&[verb, "--help"]).stdout).contains("json");
+        assert!(!prints || cases.iter().any(|c| c.0[0] == verb), "{verb} has no case");
+    }
+}
+
+/// A pipe gets what the model wrote, byte for byte, from one prompt and from many.
+#[test]
+fn generated_text_is_not_escaped_in_a_pipe() {
+    let json = text(&troika(&["tokenize", "-p", "\u{7f}", "--no-bos", "--json"]).stdout);
+    let id = serde_json::from_str::<Value>(&json).unwrap()["ids"][0].to_string();
+    let only = ["-n", "3", "--logit-bias", &format!("{id}+1000"), "-q"];
+    let one = troika(&[&["run", "-p", "x"], &only[..]].concat());
+    assert_eq!(text(&one.stdout), "\u{7f}\u{7f}\u{7f}\n");
+    let at = Hostile::new();
+    let prompts = at.file("two");
+    std::fs::write(&prompts, "x\u{7f}\ny\n").unwrap();
+    let many = troika(&[&["run", "--parallel", "2", "-f", &prompts], &only[..]].concat());
+    let answer = "\u{7f}\u{7f}\u{7f}\n";
+    assert_eq!(text(&many.stdout), format!("[1] x\\u{{7f}}\n{answer}\n[2] y\n{answer}"));
+}
+
 const MARKED: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n\
                       {% endfor %}<|im_start|>assistant\n";
 
@@ -152,6 +287,33 @@ fn templates_that_never_end_are_ended() {
         assert!(text(&out.stderr).contains(why), "{}", text(&out.stderr));
         assert!(start.elapsed() < Duration::from_secs(120));
     }
+}
+
+/// Whatever the limit of memory cuts off, a thread's heap or a list of some bytes, the end is a
+/// sentence.
+#[cfg(target_os = "linux")]
+#[test]
+fn no_limit_of_memory_ends_in_a_signal() {
+    let model = root().join("models/tiny-moe").display().to_string();
+    let mut refused = 0;
+    for mib in (64..=320).step_by(4) {
+        let limited = format!("ulimit -v {} && exec \"$0\" \"$@\"", mib << 10);
+        let mut c = Command::new("sh");
+        c.args(["-c", &limited, env!("CARGO_BIN_EXE_troika"), "run", &model, "--dtype", "f32"]);
+        let out = c.args(["--prompt-ids", "1,2", "-n", "1", "-t", "1"]).output().unwrap();
+        let told = text(&out.stderr);
+        match out.status.code() {
+            Some(0) => {}
+            Some(1) => {
+                refused += 1;
+                assert!(told.contains("troika: "), "{mib} MiB: {told}");
+            }
+            // The standard library's own: a thread that got no stack for signals.
+            _ if told.contains("alternative stack") => {}
+            _ => panic!("{mib} MiB: {}: {told}", out.status),
+        }
+    }
+    assert!(refused > 0);
 }
 
 #[test]

@@ -128,6 +128,8 @@ fn a_model_is_looked_up_once() {
 #[cfg(unix)]
 #[test]
 fn ctrl_c_in_a_download_leaves_what_arrived() {
+    // Commands inherit that Ctrl-C is ignored, as in a script's background job, but no handler.
+    let _ = ctrlc::set_handler(|| std::process::exit(130));
     const ARRIVED: usize = 100_000;
     let (hub, home) = (Hub::start(), tempfile::tempdir().unwrap());
     *hub.stall.lock().unwrap() = Some(ARRIVED);

@@ -234,7 +234,29 @@ fn devices_that_are_left_out_are_named() {
     assert!(said.contains("no segment runs as a whole on npu: plans"), "{said}");
 }
 
-/// The lengths to optimise a plan for are limited to the context.
+/// A profile of a short context says little of long prompts.
+#[test]
+fn predictions_beyond_what_was_measured_are_said_to_be_extrapolated() {
+    let dir = tempfile::tempdir().unwrap();
+    let devices = soc(dir.path(), "");
+    let profile = dir.path().join("profile.json").to_str().unwrap().to_string();
+    let at = ["--device", &devices];
+    stdout(&troika(&[&["profile", "-o", &profile, "-c", "32"][..], &at].concat()));
+    let said = |verb: &[&str], prompt: &str| {
+        let wanted = ["--profile", &profile, "--for-prompt", prompt, "--for-gen", "2"];
+        let out = troika(&[verb, &at, &wanted].concat());
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        String::from_utf8(out.stderr).unwrap()
+    };
+    assert_eq!(said(&["plan", "--explain"], "30"), "");
+    let warning = "profile.json: the profile was measured with up to 32 tokens, and the plan is for \
+        33, so its predictions are extrapolated; measure with a larger context (troika profile -c)";
+    for verb in [&["plan", "--explain"][..], &["run", "-n", "2", "-p", "Hi"]] {
+        assert!(said(verb, "31").contains(warning), "{}", said(verb, "31"));
+    }
+}
+
+/// Lengths that a plan is to be best for are within the context.
 #[test]
 fn lengths_beyond_the_context_are_refused() {
     let m = measured("");
@@ -245,8 +267,15 @@ fn lengths_beyond_the_context_are_refused() {
             "the length of prompts is 1025; it must be between 1 and 1024",
         ),
         (&["--for-prompt", "0"], "(--for-prompt)"),
-        (&["--for-prompt", "1000", "--for-gen", "25"], "between 0 and 24 (--for-gen)"),
-        (&["--for-gen", "18446744073709551615"], "(--for-gen)"),
+        (
+            &["--for-prompt", "1000", "--for-gen", "25"],
+            "leaves 24 of the context of 1024 tokens, and 25 are",
+        ),
+        (&["--for-gen", "18446744073709551615"], "(--for-prompt, --for-gen, -c)"),
+        (
+            &["--for-gen", "60", "--for-prompt", "1024"],
+            "leaves 0 of the context of 1024 tokens, and 60 are to be generated; take a shorter prompt",
+        ),
     ] {
         let said = refused(&[&at[..], &SHAPE, more].concat());
         assert!(said.contains(says), "{said}");

@@ -21,8 +21,17 @@ fn simulated(strategy: &str, prompt: &str) -> Value {
 }
 
 fn refusal(args: &[&str]) -> String {
+    ended(args, 2)
+}
+
+/// What is said of a file that is no good.
+fn failure(args: &[&str]) -> String {
+    ended(args, 1)
+}
+
+fn ended(args: &[&str], code: i32) -> String {
     let out = troika(args);
-    assert_eq!(out.status.code(), Some(2), "{args:?}");
+    assert_eq!(out.status.code(), Some(code), "{args:?}");
     assert!(out.stdout.is_empty());
     let e = String::from_utf8(out.stderr).unwrap();
     assert!(!e.contains("panicked"), "{e}");
@@ -86,6 +95,43 @@ fn every_strategy_gives_all_figures_and_the_same_ones_again() {
         assert!((f["prefill_tok_per_s"].as_f64().unwrap() - rate).abs() < 1e-6);
         assert_eq!(f, simulated(name, "140"), "{name}");
     }
+}
+
+/// Code that is made when the prompt is there takes time and energy, and is a line of the table.
+#[test]
+fn preparing_takes_energy() {
+    let dir = tempfile::tempdir().unwrap();
+    let phone = concat!(env!("CARGO_MANIFEST_DIR"), "/../../socs/sd8gen3-fp16.toml");
+    let phone = std::fs::read_to_string(phone).unwrap();
+    let slow = dir.path().join("slow.toml").to_str().unwrap().to_string();
+    let slower = phone.replace("compile_us = { value = 38000.0", "compile_us = { value = 76000.0");
+    std::fs::write(&slow, slower).unwrap();
+    let args = ["simulate", "-m", "llama-3-8b", "-p", "140", "-n", "3"];
+    let run = |more: &[&str]| {
+        let f = json(&[&args[..], &["--json", "--strategy", "online-prepare"], more].concat());
+        ["prepare_ms", "ttft_ms", "energy_j"].map(|name| f[name].as_f64().unwrap())
+    };
+    let (once, twice) = (run(&[]), run(&["--soc", &slow]));
+    let [prepare, ttft, energy] = [0, 1, 2].map(|i| twice[i] - once[i]);
+    assert!(prepare > 100.0 && (ttft - prepare).abs() < 1e-6, "{once:?} {twice:?}");
+    // The rest takes 1.2 W, two idle processors 0.1 W each, and the CPU, which makes the code, 6 W.
+    assert!((energy - prepare * 1e-3 * 7.4).abs() < 1e-6, "{once:?} {twice:?}");
+    let table = |strategy| {
+        let out = troika(&[&args[..], &["--strategy", strategy]].concat());
+        String::from_utf8(out.stdout).unwrap()
+    };
+    let line = format!("| of it, making code | {:.2} ms |", once[0]);
+    assert!(table("online-prepare").contains(&line), "{line}");
+    assert!(!table("padding").contains("making code"));
+}
+
+/// Static shapes are padded by fewer rows than the shape has, and shapes for other lengths add little.
+#[test]
+fn memory_is_that_of_what_runs() {
+    let peak = |strategy| simulated(strategy, "525")["peak_bytes"].as_f64().unwrap();
+    let (gpu, tensor, solved) = (peak("gpu-only"), peak("hetero-tensor"), peak("solved"));
+    assert!(tensor < 1.08 * gpu, "{tensor}, {gpu}");
+    assert!(solved < 1.2 * gpu, "{solved}, {gpu}");
 }
 
 #[test]
@@ -208,7 +254,22 @@ fn a_config_file_a_trace_and_a_plan() {
     let predicted = read(&plan)["predicted"]["ttft_us"].as_f64().unwrap() * 1e-3;
     let ttft = solved["ttft_ms"].as_f64().unwrap();
     assert!((predicted / ttft - 1.0).abs() < 0.25, "predicted {predicted}, came out {ttft}");
-    let e = refusal(&["simulate", "-m", &path("none.json")]);
+    // Folders as they are downloaded hold it by this name.
+    std::fs::copy(&model, path("config.json")).unwrap();
+    let folder = dir.path().to_str().unwrap();
+    for (name, file) in [(folder, &small), (&format!("{folder}:Q8_0"), &large)] {
+        let mut f = json(&[&args[..], &["-m", name]].concat());
+        f["model"] = file["model"].clone();
+        assert_eq!(f, *file);
+    }
+    // A colon may be a part of a path.
+    std::fs::create_dir(path("a:b")).unwrap();
+    std::fs::copy(&model, path("a:b/config.json")).unwrap();
+    let named = json(&[&args[..], &["-m", &path("a:b")]].concat());
+    assert_eq!(named["ttft_ms"], small["ttft_ms"]);
+    let e = failure(&["simulate", "-m", env!("CARGO_MANIFEST_DIR")]);
+    assert!(e.contains("config.json cannot be read as a config"), "{e}");
+    let e = failure(&["simulate", "-m", &path("none.json")]);
     assert!(e.contains("cannot be read as a config"), "{e}");
 }
 
@@ -230,16 +291,21 @@ fn what_cannot_be_simulated_is_told_in_a_sentence() {
     let slow = soc("slow.toml", &cpu.replace("= 9", "= 0.000001"));
     let m = ["simulate", "-m", "llama-3-8b"];
     for (more, says) in [
-        (&["--soc", "sd9"][..], "there is no SoC \"sd9\""),
-        (&["--soc", "none.toml"], "none.toml cannot be read"),
-        (&["--soc", &only_cpu], "strategy hetero-tensor needs a GPU, and SoC only has none"),
-        (&["--soc", &only_cpu, "--strategy", "npu-only"], "needs a GPU"),
+        (&["--soc", "none.toml"][..], "none.toml cannot be read"),
         (&["--soc", &on, "--strategy", "cpu-only"], "numerics = \"off\""),
         (&["--soc", &negative], "peak_gops is -9"),
         (
             &["--soc", &slow, "--strategy", "cpu-only", "-p", "6000"],
             "the modelled times of SoC only add up to more than 292 years",
         ),
+    ] {
+        let e = failure(&[&m[..], more].concat());
+        assert!(e.contains(says), "{more:?}: {e}");
+    }
+    for (more, says) in [
+        (&["--soc", "sd9"][..], "there is no SoC \"sd9\""),
+        (&["--soc", &only_cpu], "strategy hetero-tensor needs a GPU, and SoC only has none"),
+        (&["--soc", &only_cpu, "--strategy", "npu-only"], "needs a GPU"),
         (&["--trace", "same.json", "--plan-out", "same.json"], "name the same file"),
         (&["-p", "0"], "the prompt has 0 tokens"),
         (&["-p", "99999"], "the prompt has 99999 tokens"),
@@ -266,7 +332,7 @@ fn what_cannot_be_simulated_is_told_in_a_sentence() {
 fn targets_are_made_again_and_reported() {
     let dir = tempfile::tempdir().unwrap();
     let report = dir.path().join("r.html").to_str().unwrap().to_string();
-    let args = ["reproduce", "h12", "H01", "H10", "H30", "H33", "--json", "--report", &report];
+    let args = ["reproduce", "h12,H01", "H10,H30", "H33", "--json", "--report", &report];
     let all = json(&args);
     let all = all.as_array().unwrap();
     let ids: Vec<&str> = all.iter().map(|r| r["id"].as_str().unwrap()).collect();

@@ -184,6 +184,11 @@ impl EngineHandle {
         self.limits.most_tokens
     }
 
+    /// The most sequences of so many tokens that the cache can hold at once.
+    pub fn most_sequences(&self, tokens: usize) -> usize {
+        self.limits.cache.most_sequences(tokens)
+    }
+
     /// Whether a sequence has tokens to compute.
     pub fn is_pending(&self, seq: SeqId) -> bool {
         self.lock().known.get(&seq).is_some_and(|known| known.pending)

@@ -90,7 +90,7 @@ impl BatchSlot {
     /// There is not enough memory.
     pub fn new(slots: &Arc<Slots>, overlaps: bool) -> Result<BatchSlot, EngineError> {
         Ok(BatchSlot {
-            pools: vec![EdgePool::new(slots)?],
+            pools: vec![EdgePool::new(slots)],
             inputs: Vec::new(),
             logits: allocate(Some(0), "logits")?,
             graphs: HashMap::new(),
@@ -239,7 +239,7 @@ impl BatchSlot {
         }
         let chunk = model.plan.prefill.chunk + padding;
         while self.pools.len() < self.used.min(model.plan.prefill.chunks_in_flight) {
-            self.pools.push(EdgePool::new(&model.slots)?);
+            self.pools.push(EdgePool::new(&model.slots));
         }
         while self.inputs.len() < self.used {
             let ids = allocate(chunk.checked_mul(4), "token ids")?;

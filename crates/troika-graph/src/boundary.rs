@@ -11,22 +11,56 @@ use crate::subgraph::{Node, Subgraph, Value, ValueId};
 /// The ops still compute on f32. If they read an output again, they read it unrounded.
 pub fn convert_boundary(graph: &Subgraph, inputs: &[DType], outputs: &[DType]) -> Subgraph {
     let mut converted = graph.clone();
-    let mut first = Vec::new();
+    // Each with the index of the op that it comes before.
+    let (mut widened, mut rounded, mut passed) = (Vec::new(), Vec::new(), Vec::new());
     for (i, (&inner, &to)) in graph.inputs.iter().zip(inputs).enumerate() {
         if let Some(outer) = beside(&mut converted, inner, to) {
             converted.inputs[i] = outer;
-            first.push(conversion(outer, inner));
+            widened.push((before_readers(graph, inner), conversion(outer, inner)));
         }
     }
-    first.append(&mut converted.nodes);
-    converted.nodes = first;
     for (i, (&inner, &to)) in graph.outputs.iter().zip(outputs).enumerate() {
         if let Some(outer) = beside(&mut converted, inner, to) {
             converted.outputs[i] = outer;
-            converted.nodes.push(conversion(inner, outer));
+            let node = conversion(inner, outer);
+            match graph.nodes.iter().position(|n| n.outputs.contains(&inner)) {
+                Some(maker) => rounded.push((behind(graph, maker), node)),
+                None => passed.push((before_readers(graph, inner), node)),
+            }
         }
     }
+    let mut conversions: Vec<(usize, Node)> =
+        rounded.into_iter().chain(widened).chain(passed).collect();
+    conversions.sort_by_key(|(before, _)| *before);
+    let mut conversions = conversions.into_iter().peekable();
+    let ops = std::mem::take(&mut converted.nodes);
+    for (at, op) in ops.into_iter().enumerate() {
+        while let Some((_, node)) = conversions.next_if(|(before, _)| *before <= at) {
+            converted.nodes.push(node);
+        }
+        converted.nodes.push(op);
+    }
+    converted.nodes.extend(conversions.map(|(_, node)| node));
     converted
+}
+
+/// The place before the first op that reads a value, and before the products that it follows.
+fn before_readers(graph: &Subgraph, value: ValueId) -> usize {
+    let reader = graph.nodes.iter().position(|n| n.inputs.contains(&value)).unwrap_or(0);
+    let first = (0..reader).rev().take_while(|at| are_products(graph, *at)).last();
+    first.unwrap_or(reader)
+}
+
+/// The place behind an op, and behind the products that follow it.
+fn behind(graph: &Subgraph, op: usize) -> usize {
+    let follow = (op..graph.nodes.len()).take_while(|at| are_products(graph, *at)).count();
+    op + follow + 1
+}
+
+/// Whether an op and the next one are products.
+fn are_products(graph: &Subgraph, op: usize) -> bool {
+    let mut pair = graph.nodes.iter().skip(op).take(2).map(|n| n.op.is_product());
+    pair.next() == Some(true) && pair.next() == Some(true)
 }
 
 /// Adds a value with the shape of an f32 one and another type.
@@ -67,8 +101,8 @@ mod tests {
         assert_eq!(types(&converted.inputs), [half, DType::I32]);
         assert_eq!(types(&converted.outputs), [half, DType::F16, DType::I32, none]);
         let names: Vec<&str> = converted.nodes.iter().map(|n| n.op.name()).collect();
-        assert_eq!(names, ["convert", "scale", "add", "convert", "convert"]);
+        assert_eq!(names, ["convert", "scale", "convert", "add", "convert"]);
         // The sum reads the unrounded value.
-        assert_eq!(converted.nodes[2].inputs, [x, y]);
+        assert_eq!(converted.nodes[3].inputs, [x, y]);
     }
 }

@@ -289,6 +289,13 @@ pub enum Op {
     Experts(Experts),
 }
 
+impl Op {
+    /// Whether it multiplies by the columns of a weight matrix.
+    pub fn is_product(&self) -> bool {
+        matches!(self, Op::Linear { .. } | Op::HeadLinear(_))
+    }
+}
+
 /// The names of ops from one table. The match is exhaustive, so every op has a name, and every name
 /// is in the list.
 macro_rules! names {

@@ -104,6 +104,20 @@ pub enum PlanError {
         /// Largest allowed value.
         high: usize,
     },
+    /// Lengths that a plan is to be best for, which do not fit the context together.
+    #[error(
+        "a prompt of {prompt} tokens leaves {} of the context of {context} tokens, and {generate} \
+         are to be generated; take a shorter prompt, fewer generated tokens or a larger context",
+        context - prompt
+    )]
+    TooLong {
+        /// Tokens of the prompt.
+        prompt: usize,
+        /// Tokens that are generated.
+        generate: usize,
+        /// The context, which holds the prompt.
+        context: usize,
+    },
     /// An unsupported type of the KV cache.
     #[error("the KV cache cannot be {0}; use F32, F16 or BF16")]
     KvType(DType),

@@ -8,6 +8,7 @@ mod avoid;
 mod check;
 mod device;
 mod error;
+mod json;
 mod make;
 mod plan;
 mod predicted;
@@ -18,6 +19,7 @@ mod strategy;
 pub use avoid::describe_refusals;
 pub use device::PlanDevice;
 pub use error::PlanError;
+pub use json::fault;
 pub use make::{PlanRequest, PlannedRules, assemble, chunk_of, make, page_len};
 pub use plan::{
     Decode, Layers, LengthRules, ModelId, PLAN_VERSION, Phase, Plan, Policy, Prefill, RefusedOps,

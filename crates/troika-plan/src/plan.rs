@@ -5,6 +5,7 @@ use troika_graph::{ActivationFormat, DType};
 use troika_model::lower::SegmentKind;
 
 use crate::error::PlanError;
+use crate::json::fault;
 use crate::predicted::Predicted;
 
 /// The version of plan files that this build reads and writes.
@@ -461,7 +462,7 @@ impl Plan {
         if let Some(found) = version.filter(|&v| v != u64::from(PLAN_VERSION)) {
             return Err(PlanError::Version { found });
         }
-        serde_json::from_str(text).map_err(|e| PlanError::Parse(e.to_string()))
+        serde_json::from_str(text).map_err(|e| PlanError::Parse(fault(&e)))
     }
 
     /// The text of a plan file.

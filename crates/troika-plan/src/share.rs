@@ -2,7 +2,7 @@
 
 use troika_device::{Caps, SpaceId};
 use troika_graph::partition::{ColumnSplit, Partition};
-use troika_graph::{Node, Op, Subgraph};
+use troika_graph::{Op, Subgraph};
 
 use crate::plan::{Rule, Share, Split};
 
@@ -38,13 +38,18 @@ pub fn compiled_rows(graph: &Subgraph, caps: &Caps, buckets: Option<&[usize]>) -
 /// Where [`Split::Stages`] cuts: the number of ops before each border between products and other
 /// ops, or between products that depend on each other.
 pub fn stage_borders(graph: &Subgraph) -> Vec<usize> {
-    let product = |op: &Op| matches!(op, Op::Linear { .. } | Op::HeadLinear(_));
-    let pairs = graph.nodes.windows(2).enumerate();
-    let border = |(_, pair): &(usize, &[Node])| {
-        let [a, b] = [product(&pair[0].op), product(&pair[1].op)];
-        a != b || (a && b && pair[1].inputs.iter().any(|v| pair[0].outputs.contains(v)))
+    let nodes = &graph.nodes;
+    let converts = |at: usize| matches!(nodes[at].op, Op::Convert);
+    let rounds = |at: &usize| converts(*at) && !graph.inputs.contains(&nodes[*at].inputs[0]);
+    let ops: Vec<usize> = (0..nodes.len()).filter(|at| !converts(*at)).collect();
+    let border = |pair: &[usize]| {
+        let (a, b) = (&nodes[pair[0]], &nodes[pair[1]]);
+        let kinds = [a.op.is_product(), b.op.is_product()];
+        let needs = b.inputs.iter().any(|v| a.outputs.contains(v));
+        let rounded = (pair[0] + 1..pair[1]).take_while(rounds).count();
+        (kinds[0] != kinds[1] || (kinds[0] && needs)).then_some(pair[0] + rounded)
     };
-    pairs.filter(border).map(|(i, _)| i).collect()
+    ops.windows(2).filter_map(border).collect()
 }
 
 impl Rule {

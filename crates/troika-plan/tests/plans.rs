@@ -395,13 +395,13 @@ fn spoilt_files_are_refused() {
         Plan::from_json(&text.replacen(from, to, 1)).unwrap_err().to_string()
     };
     for (from, to, expected) in [
-        ("\"context\"", "\"contxt\"", "unknown field `contxt`"),
-        ("\"step\": 2", "\"step\": -2", "invalid value"),
-        ("\"embed\"", "\"embedding\"", "unknown variant `embedding`"),
-        ("\"in-order\"", "\"fastest\"", "unknown variant `fastest`"),
+        ("\"context\"", "\"contxt\"", "there is no field \"contxt\"; known: version"),
+        ("\"step\": 2", "\"step\": -2", "-2 where a whole number from 0 on belongs"),
+        ("\"embed\"", "\"embedding\"", "\"embedding\" is not known here; known: embed, "),
+        ("\"in-order\"", "\"fastest\"", "\"fastest\" is not known here; known: in-order, "),
         ("\"version\": 2", "\"version\": 1", "version 1"),
         ("\"version\": 2", "\"version\": 18446744073709551615", "version 18446744073709551615"),
-        ("\"F16\"", "\"F17\"", "unknown variant `F17`"),
+        ("\"F16\"", "\"F17\"", "\"F17\" is not known here; known: "),
         ("\"devices\"", "\"prefill\": 1, \"devices\"", "line"),
     ] {
         let why = change(from, to);

@@ -26,8 +26,18 @@ pub enum ProgramError {
     #[error(transparent)]
     Partition(#[from] PartitionError),
     /// A share that rounds to no rows or columns.
-    #[error("the plan's split leaves device {0} nothing to compute; give it a larger share")]
-    NothingLeft(String),
+    #[error(
+        "the plan's split leaves device {device} nothing to compute; its share of the columns must \
+         be from {least:.3} to {most:.3}"
+    )]
+    NothingLeft {
+        /// The device.
+        device: String,
+        /// The least share that leaves a device something.
+        least: f64,
+        /// The largest one that leaves another device something.
+        most: f64,
+    },
     /// A cache that two devices use in turns although each has memory of its own.
     #[error(
         "the plan has {0} use a cache in one place that another segment of the phase uses in \

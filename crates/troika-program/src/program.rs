@@ -7,7 +7,7 @@ use troika_device::SpaceId;
 use troika_graph::DType;
 use troika_graph::partition::Partition;
 use troika_model::lower::Lowered;
-use troika_plan::{Phase, Plan, PlanDevice, Rule, Split, own_space};
+use troika_plan::{Phase, Plan, PlanDevice, Rule, Split, TILE, own_space};
 
 use crate::error::ProgramError;
 use crate::graphs::GraphList;
@@ -69,7 +69,7 @@ pub struct Program {
     pub graphs: GraphList,
     /// The instances of each state: in which memory space, with which columns together.
     pub state_instances: Vec<Vec<Instance>>,
-    /// Rows that buffers have beyond a chunk, for static shapes.
+    /// Rows that buffers have beyond a chunk: the most rows that a static shape adds to a run.
     pub padding: usize,
     /// The values between segments (the model's edges, first) and between pieces.
     pub(crate) values: ValueTable,
@@ -122,7 +122,7 @@ impl Program {
         for i in 0..lowered.segments.len() {
             program.place_segment(i, plan, &placer)?;
         }
-        program.padding = program.static_rows();
+        program.padding = program.added_rows();
         program.find_apart();
         program.check_used(plan)?;
         for phase in [Phase::Prefill, Phase::Decode] {
@@ -197,10 +197,15 @@ impl Program {
         }
     }
 
-    /// The most rows of a static shape.
-    fn static_rows(&self) -> usize {
+    /// The most rows that a static shape adds to a run: a run takes a shape only if it has more rows
+    /// than the next smaller shape.
+    fn added_rows(&self) -> usize {
         let pieces = self.pieces().filter(|piece| piece.static_shapes);
-        pieces.flat_map(|p| p.shapes.iter().copied()).max().unwrap_or(0)
+        let added = pieces.flat_map(|piece| {
+            let smaller = std::iter::once(0).chain(piece.shapes.iter().copied());
+            piece.shapes.iter().zip(smaller).map(|(rows, n)| rows.saturating_sub(n + 1))
+        });
+        added.max().unwrap_or(0)
     }
 
     /// Finds the values whose pieces use the same columns or disjoint ones, never overlapping ones.
@@ -333,16 +338,33 @@ impl Program {
         }
     }
 
-    /// Checks that each device of a split has something to compute in the whole model, unless it
-    /// refuses ops.
+    /// Checks that each device of a split by columns has some columns of a segment, unless it refuses
+    /// ops.
     fn check_used(&self, plan: &Plan) -> Result<(), ProgramError> {
-        let used = |d: usize| self.pieces().any(|piece| piece.device == d);
+        let mut used = vec![false; self.devices.len()];
+        let mut widest = 0;
+        let of_prefill = self.prefill.iter().map(|b| ((Phase::Prefill, b.up_to), &b.segments));
+        for (at, placed) in of_prefill.chain([((Phase::Decode, 1), &self.decode)]) {
+            for (segment, placed) in self.lowered.segments.iter().zip(placed) {
+                let rule = plan.rule_for(at, segment.kind, segment.layer);
+                let split = rule.and_then(|r| r.split.as_ref());
+                if split.is_none_or(|split| split.parts().is_empty()) {
+                    continue;
+                }
+                placed.segment.pieces().for_each(|piece| used[piece.device] = true);
+                let rows = segment.graph.weights.iter().map(|w| w.rows);
+                widest = rows.fold(widest, usize::max);
+            }
+        }
         for share in plan.all_rules().filter_map(|r| r.split.as_ref()).flat_map(Split::parts) {
             let d = self.devices.iter().position(|d| d.name == share.device);
             let refuses =
                 plan.all_rules().flat_map(|r| &r.refused).any(|r| r.device == share.device);
-            if !refuses && !d.is_some_and(used) {
-                return Err(ProgramError::NothingLeft(share.device.clone()));
+            if !refuses && !d.is_some_and(|d| used[d]) {
+                // Shares are rounded to tiles of the widest product: half of one is enough.
+                let least = (500 / (widest / TILE).max(2) + 1) as f64 / 1e3;
+                let (device, most) = (share.device.clone(), 1.0 - least);
+                return Err(ProgramError::NothingLeft { device, least, most });
             }
         }
         Ok(())

@@ -1,5 +1,7 @@
 //! Memory for the values between segments: slots that layers reuse.
 
+use std::cmp::Reverse;
+
 use troika_device::SpaceId;
 use troika_model::lower::{EdgeId, Lowered};
 
@@ -33,10 +35,6 @@ pub struct SlotMemory {
 }
 
 impl Slots {
-    /// Number of slots whose memory is not the caller's: ids, positions and logits come first and
-    /// have host buffers of their own.
-    pub const OWN: usize = 3;
-
     /// Assigns slots to all values of a program, for forward batches of up to `rows` rows.
     pub fn new(program: &Program, rows: usize) -> Slots {
         let lowered = &*program.lowered;
@@ -64,10 +62,13 @@ impl Slots {
             }
             // Values between pieces of one placement live at the same time; those of two never do.
             for of in program.between.iter().filter(|of| of.segment == i) {
-                for v in of.values.clone() {
+                // Widest first, so that all placements of a segment share the same wide slots.
+                let mut between: Vec<usize> = of.values.clone().collect();
+                between.sort_by_key(|v| Reverse(cols[*v]));
+                for &v in &between {
                     slots.of_value[v] = take_slot(&mut free, &mut slots.cols, cols[v]);
                 }
-                free.extend(of.values.clone().map(|v| slots.of_value[v]));
+                free.extend(between.iter().map(|v| slots.of_value[*v]));
             }
             let edges = segment.inputs.iter().chain(&segment.outputs).map(|e| e.0);
             for v in edges.filter(|v| last_use[*v] == i && !own(*v)) {
@@ -77,16 +78,6 @@ impl Slots {
             }
         }
         slots
-    }
-
-    /// Number of slots.
-    pub fn len(&self) -> usize {
-        self.cols.len()
-    }
-
-    /// Whether there are no slots.
-    pub fn is_empty(&self) -> bool {
-        self.cols.is_empty()
     }
 
     /// The memory of an instance of a value of so many columns.

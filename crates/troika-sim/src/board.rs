@@ -7,7 +7,7 @@ use troika_device::Clock;
 
 use crate::clock::VirtualClock;
 use crate::cost::RunCost;
-use crate::soc::{Power, Soc};
+use crate::soc::{Power, ProcessorKind, Soc};
 
 /// A running SoC, shared by its processors, which are opened as devices.
 ///
@@ -156,6 +156,13 @@ impl Board {
         let mut state = self.lock();
         state.queues += 1;
         state.queues
+    }
+
+    /// Code was made for a processor, told by its place in the SoC: the CPU was busy with it, or on
+    /// a SoC without one the processor itself.
+    pub(crate) fn compiled(&self, processor: usize, ns: u64) {
+        let cpu = self.soc.processors.iter().position(|p| p.kind == ProcessorKind::Cpu);
+        self.lock().busy[cpu.unwrap_or(processor)][0] += ns;
     }
 
     fn now(&self) -> u64 {

@@ -175,7 +175,7 @@ fn facts(soc: &Soc, p: &Processor) -> Vec<(String, String)> {
         bytes.into_iter().for_each(|b| add(name, b.to_string()));
     }
     add("queue depth", p.queue_depth.to_string());
-    add("figures", figures(soc, p));
+    add("checksum of these and all other figures", figures(soc, p));
     if !p.strided_rows {
         add("rows", "dense only".into());
     }
@@ -240,6 +240,7 @@ impl Device for VirtualDevice {
             self.cpu.as_ref().map(|cpu| cpu.compile(&computed(graph, bucket))).transpose()?;
         let compiling = compile_ns(&self.limits.processor, graph);
         self.board.clock().wait(Duration::from_nanos(compiling));
+        self.board.compiled(self.place, compiling);
         let scratch = inner.as_ref().map_or(0, |e| e.scratch_bytes());
         let code = Arc::new(Code::new(graph, bucket, inner));
         Ok(Arc::new(Executable::new(Compiled { device: self.id, code }, scratch)))

@@ -1,7 +1,8 @@
-//! Chrome trace event format: complete events, one thread per lane.
+//! Chrome trace event format: complete events, one thread per track.
 
 use std::io::{self, Write};
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::Serialize;
 
@@ -26,20 +27,54 @@ fn args(span: &Span) -> serde_json::Map<String, serde_json::Value> {
     span.args.iter().map(|(k, v)| (k.to_string(), value(v))).collect()
 }
 
+/// A row of the timeline. Viewers take a span for a part of the one that is open on its track, so
+/// spans of a lane that overlap in part have tracks of their own.
+struct Track<'a> {
+    lane: &'a Arc<str>,
+    name: String,
+    /// Ends of the spans that are open, the innermost last.
+    open: Vec<Duration>,
+}
+
+impl Track<'_> {
+    /// Whether a span of the lane lies behind or within all that is open here.
+    fn takes(&mut self, span: &Span) -> bool {
+        while self.open.last().is_some_and(|end| *end <= span.start) {
+            self.open.pop();
+        }
+        self.open.last().is_none_or(|end| span.end <= *end)
+    }
+}
+
+/// The number of the track that a span goes to: spans come by their start.
+fn track_of<'a>(tracks: &mut Vec<Track<'a>>, span: &'a Span) -> usize {
+    let mut of_lane = 0;
+    for (at, track) in tracks.iter_mut().enumerate().filter(|(_, t)| *t.lane == span.lane) {
+        of_lane += 1;
+        if track.takes(span) {
+            track.open.push(span.end);
+            return at;
+        }
+    }
+    let name = match of_lane {
+        0 => span.lane.to_string(),
+        others => format!("{} {}", span.lane, others + 1),
+    };
+    tracks.push(Track { lane: &span.lane, name, open: vec![span.end] });
+    tracks.len() - 1
+}
+
+/// Writes spans, which come by their start, those that hold others first.
 pub(crate) fn write(spans: &[Span], out: &mut dyn Write) -> io::Result<()> {
-    let mut lanes: Vec<&Arc<str>> = Vec::new();
+    let mut tracks = Vec::new();
     out.write_all(b"{\"displayTimeUnit\":\"ms\",\"traceEvents\":[")?;
     let mut separator = "\n";
     for span in spans {
-        let tid = lanes.iter().position(|l| **l == span.lane).unwrap_or_else(|| {
-            lanes.push(&span.lane);
-            lanes.len() - 1
-        });
         let event = Event {
             name: &span.name,
             ph: "X",
             pid: 1,
-            tid,
+            tid: track_of(&mut tracks, span),
             ts: span.start.as_nanos() as f64 / 1e3,
             dur: span.end.saturating_sub(span.start).as_nanos() as f64 / 1e3,
             args: args(span),
@@ -48,9 +83,9 @@ pub(crate) fn write(spans: &[Span], out: &mut dyn Write) -> io::Result<()> {
         serde_json::to_writer(&mut *out, &event)?;
         separator = ",\n";
     }
-    for (tid, lane) in lanes.iter().enumerate() {
+    for (tid, track) in tracks.iter().enumerate() {
         let name = serde_json::json!({
-            "name": "thread_name", "ph": "M", "pid": 1, "tid": tid, "args": {"name": &***lane},
+            "name": "thread_name", "ph": "M", "pid": 1, "tid": tid, "args": {"name": track.name},
         });
         out.write_all(separator.as_bytes())?;
         serde_json::to_writer(&mut *out, &name)?;
@@ -87,6 +122,29 @@ mod tests {
         assert_eq!(events[1]["dur"], 5.0);
         assert_eq!(events[1]["args"]["rows"], 7);
         assert_eq!(events[3]["args"]["name"], "cpu");
+    }
+
+    /// Two threads tokenize, and a part of one of these is a span of its own.
+    #[test]
+    fn spans_that_overlap_in_part_have_tracks_of_their_own() {
+        let t = Tracer::on();
+        for (start, end) in [(10, 20), (15, 30), (12, 14), (20, 25), (10, 22), (31, 32), (10, 12)] {
+            let (name, lane) = (format!("{start} to {end}").into(), "host".into());
+            let [start, end] = [start, end].map(Duration::from_micros);
+            t.record(Span { name, lane, start, end, args: vec![] });
+        }
+        let mut out = Vec::new();
+        t.write_chrome(&mut out).unwrap();
+        let v: serde_json::Value = serde_json::from_slice(&out).unwrap();
+        let events = v["traceEvents"].as_array().unwrap();
+        let of = |tid: u64| -> Vec<&str> {
+            let spans = events.iter().filter(|e| e["tid"] == tid && e["ph"] == "X");
+            spans.map(|e| e["name"].as_str().unwrap()).collect()
+        };
+        assert_eq!(of(0), ["10 to 22", "10 to 20", "10 to 12", "12 to 14", "31 to 32"]);
+        assert_eq!(of(1), ["15 to 30", "20 to 25"]);
+        let names: Vec<_> = events.iter().filter_map(|e| e["args"]["name"].as_str()).collect();
+        assert_eq!(names, ["host", "host 2"]);
     }
 
     #[test]

@@ -6,7 +6,7 @@
 mod chrome;
 
 use std::borrow::Cow;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::cmp::Reverse;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use std::time::Duration;
 pub struct Span {
     /// What happened.
     pub name: Cow<'static, str>,
-    /// Where: one row of the timeline.
+    /// Where: one row of the timeline, or several if spans overlap.
     pub lane: Arc<str>,
     /// Start by the engine's clock.
     pub start: Duration,
@@ -36,13 +36,7 @@ pub enum Arg {
 
 /// Collects spans, or does nothing.
 #[derive(Clone, Debug, Default)]
-pub struct Tracer(Option<Arc<Shared>>);
-
-#[derive(Debug, Default)]
-struct Shared {
-    paused: AtomicBool,
-    spans: Mutex<Vec<Span>>,
-}
+pub struct Tracer(Option<Arc<Mutex<Vec<Span>>>>);
 
 impl Tracer {
     /// A tracer that drops everything.
@@ -57,33 +51,26 @@ impl Tracer {
 
     /// Whether spans are collected; ask before building one.
     pub fn enabled(&self) -> bool {
-        self.0.as_ref().is_some_and(|s| !s.paused.load(Ordering::Relaxed))
-    }
-
-    /// Pauses or resumes collecting. A tracer that is off stays off.
-    pub fn pause(&self, paused: bool) {
-        if let Some(shared) = &self.0 {
-            shared.paused.store(paused, Ordering::Relaxed);
-        }
+        self.0.is_some()
     }
 
     /// Adds a span.
     pub fn record(&self, span: Span) {
-        if let Some(shared) = &self.0 {
-            lock(&shared.spans).push(span);
+        if let Some(spans) = &self.0 {
+            lock(spans).push(span);
         }
     }
 
     /// Takes the spans so far, in the order they were added.
     pub fn take(&self) -> Vec<Span> {
-        self.0.as_ref().map(|s| std::mem::take(&mut *lock(&s.spans))).unwrap_or_default()
+        self.0.as_ref().map(|spans| std::mem::take(&mut *lock(spans))).unwrap_or_default()
     }
 
-    /// The spans so far, by start time.
+    /// The spans so far, by start time; of those that start together the longest first.
     pub fn spans(&self) -> Vec<Span> {
-        let Some(shared) = &self.0 else { return Vec::new() };
-        let mut spans = lock(&shared.spans).clone();
-        spans.sort_by_key(|s| s.start);
+        let Some(spans) = &self.0 else { return Vec::new() };
+        let mut spans = lock(spans).clone();
+        spans.sort_by_key(|s| (s.start, Reverse(s.end)));
         spans
     }
 
@@ -99,30 +86,4 @@ impl Tracer {
 /// Locks. A panic elsewhere while the lock was held leaves the list valid.
 fn lock(spans: &Mutex<Vec<Span>>) -> MutexGuard<'_, Vec<Span>> {
     spans.lock().unwrap_or_else(|e| e.into_inner())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_paused_tracer_can_go_on() {
-        let span = || Span {
-            name: "a".into(),
-            lane: "b".into(),
-            start: Duration::ZERO,
-            end: Duration::from_secs(1),
-            args: Vec::new(),
-        };
-        let (on, off) = (Tracer::on(), Tracer::off());
-        on.pause(true);
-        off.pause(false);
-        assert!(!on.enabled() && !off.enabled());
-        on.pause(false);
-        assert!(on.enabled());
-        on.record(span());
-        off.record(span());
-        assert_eq!(on.take(), [span()]);
-        assert!(on.spans().is_empty() && off.take().is_empty());
-    }
 }

@@ -11,12 +11,15 @@ mod store;
 
 pub use bind::scheme::{BindOptions, FloatType, Quant};
 pub use bind::synthetic::SYNTHETIC_DTYPES;
-pub use cache::{CacheFile, CacheFolder, CacheKind, PackedEntry, PackedIndex, parse_packed};
+pub use cache::{
+    CacheFile, CacheFolder, CacheKind, PackedEntry, PackedIndex, Partial, parse_packed,
+    remove_leftovers,
+};
 pub use error::WeightError;
 pub use format::MappedCheckpoint;
 pub use format::file_map::FileMap;
 pub use format::gguf::{GgufHeader, GgufTensor, parse as parse_gguf};
-pub use format::open::{FileSource, ModelFiles, open, open_inside};
+pub use format::open::{FileSource, ModelFiles, files_of_model, open, open_inside};
 pub use format::safetensors::{TensorEntry, parse_header as parse_safetensors};
 pub use format::shortened::exit_when_shortened;
 pub use report::account::{ClassBytes, MemoryReport};

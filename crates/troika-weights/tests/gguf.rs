@@ -34,8 +34,7 @@ fn all_kinds_of_metadata() {
     assert_eq!(get(m, "k.f64").as_f64(), Some(2.25));
     assert_eq!(get(m, "k.bool").as_bool(), Some(true));
     assert_eq!(get(m, "k.str").as_str(), Some("grüß"));
-    let strs: Vec<_> =
-        get(m, "k.strs").as_array().unwrap().iter().map(|v| v.as_str().unwrap()).collect();
+    let strs: Vec<_> = get(m, "k.strs").as_texts().unwrap().iter().collect();
     assert_eq!(strs, ["a", "", "ü"]);
     assert_eq!(get(m, "k.bools").as_array().unwrap()[1].as_bool(), Some(false));
 }

@@ -4,7 +4,10 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// Checks that a file can be written, before the work for its contents begins.
+use troika_weights::{Partial, remove_leftovers};
+
+/// Checks that a file can be written, before the work for its contents begins. Removes what killed
+/// processes left behind of the same file.
 ///
 /// # Errors
 /// The path is a folder, or its folder is missing or not writable.
@@ -17,20 +20,14 @@ pub fn can_write(path: &Path) -> io::Result<()> {
     if meta.is_ok_and(|m| !m.is_file()) {
         return Ok(());
     }
-    let beside = beside(&target(path));
-    File::create(&beside).and_then(|_| std::fs::remove_file(&beside))
+    let place = target(path);
+    remove_leftovers(&place);
+    Partial::begin(&place).map(drop)
 }
 
 /// The file that a link leads to, or the path itself.
 fn target(path: &Path) -> PathBuf {
     std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf())
-}
-
-/// The temporary file beside it.
-fn beside(path: &Path) -> PathBuf {
-    let mut name = path.file_name().unwrap_or_default().to_os_string();
-    name.push(format!(".{}.tmp", std::process::id()));
-    path.with_file_name(name)
 }
 
 /// Writes or replaces a file. Links stay links; pipes and devices are written directly.
@@ -49,14 +46,8 @@ pub fn write_file(path: &Path, fill: impl Fn(&mut dyn Write) -> io::Result<()>) 
     }
     // A link stays; its target is replaced.
     let place = target(path);
-    let beside = beside(&place);
-    let written = File::create(&beside).and_then(|file| {
-        fill(file.try_clone()?)?;
-        file.sync_all()?;
-        std::fs::rename(&beside, &place)
-    });
-    written.inspect_err(|_| {
-        // Removing may fail because the file was never created: the first error is reported.
-        let _ = std::fs::remove_file(&beside);
-    })
+    let partial = Partial::begin(&place)?;
+    fill(partial.file.try_clone()?)?;
+    partial.file.sync_all()?;
+    partial.put(&place)
 }

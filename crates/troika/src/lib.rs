@@ -76,7 +76,7 @@ pub use hand_over::{HandOverBy, HandOvers, measure_hand_overs};
 pub use open::{LoadProgress, Model, OpenOptions, Planned, SolveOptions, make_plan};
 pub use perplexity::{Perplexity, Scored};
 pub use profile::{OnProfiled, ProfileOptions, ProfileOutcome, profile};
-pub use profile_file::ProfileAt;
+pub use profile_file::{ProfileAt, kept_profile};
 pub use session::{
     Control, OnToken, Output, Request, Session, SessionCanceller, SessionOptions, Stats, TextPiece,
 };
@@ -98,3 +98,12 @@ pub use troika_program as program;
 pub use troika_solve as solve;
 pub use troika_trace as trace;
 pub use troika_weights as weights;
+
+/// Examples of the documents, as tests.
+#[cfg(doctest)]
+mod documents {
+    #[doc = include_str!("../../../README.md")]
+    struct Readme;
+    #[doc = include_str!("../../../docs/library.md")]
+    struct Library;
+}

@@ -144,13 +144,16 @@ pub struct SolveOptions {
 impl SolveOptions {
     /// Tokens of the prompt and of the answer, within the context.
     fn lengths(&self, context: usize) -> Result<(usize, usize), PlanError> {
-        let within = |what, value: Option<usize>, (low, high), default: usize| match value {
-            Some(got) if got < low || got > high => Err(PlanError::Range { what, got, low, high }),
-            value => Ok(value.unwrap_or(default.min(high))),
-        };
-        let prompt = within("the length of prompts", self.prompt, (1, context), 512)?;
+        let prompt = self.prompt.unwrap_or(512.min(context));
+        if !(1..=context).contains(&prompt) {
+            let (what, got, low, high) = ("the length of prompts", prompt, 1, context);
+            return Err(PlanError::Range { what, got, low, high });
+        }
         let rest = context - prompt;
-        let generate = within("the count of generated tokens", self.generate, (0, rest), 128)?;
+        let generate = self.generate.unwrap_or(128.min(rest));
+        if generate > rest {
+            return Err(PlanError::TooLong { prompt, generate, context });
+        }
         Ok((prompt, generate))
     }
 }
@@ -169,7 +172,7 @@ impl fmt::Debug for LoadProgress {
 pub struct Planned {
     /// The plan.
     pub plan: Plan,
-    /// A sentence for each device whose refusals changed the plan.
+    /// A sentence for each device whose refusals changed it, and for what else is to be known of it.
     pub changes: Vec<String>,
     /// If a profile chose the plan: the plans it beat, the best first.
     pub alternatives: Vec<Alternative>,
@@ -258,6 +261,7 @@ pub(crate) struct Opened {
     pub defaults: GenerationDefaults,
     pub clock: Arc<dyn Clock>,
     pub computes: bool,
+    pub modelled: bool,
     pub tracer: Tracer,
     pub warnings: Vec<String>,
     pub load_time: Duration,
@@ -390,6 +394,7 @@ impl Model {
             defaults,
             clock,
             computes,
+            modelled: modelled.is_some(),
             tracer: options.tracer.clone(),
             warnings,
             load_time,
@@ -432,6 +437,11 @@ impl Model {
     /// The longest sequence.
     pub fn context(&self) -> usize {
         self.opened.context
+    }
+
+    /// Whether all of its devices are virtual, so that its times are modelled.
+    pub fn is_modelled(&self) -> bool {
+        self.opened.modelled
     }
 
     /// The tokenizer, if the model has one.
@@ -560,6 +570,14 @@ fn solved(
         (measured, _) => measured?,
     };
     let (prompt, generate) = wanted.lengths(one.context)?;
+    let (known, asked) = (measured.most_positions(), prompt + generate);
+    if asked > known {
+        changes.push(format!(
+            "{}: the profile was measured with up to {known} tokens, and the plan is for {asked}, so \
+             its predictions are extrapolated; measure with a larger context (troika profile -c)",
+            file.display()
+        ));
+    }
     let base = PlanRequest { kv_dtype: Some(one.kv_dtype), ..plan_request(store, options) };
     let (lowered, shapes) = (lowered(spec, store, &one)?, |key| store.shape(key));
     // All ops that devices refuse, whichever plan is chosen.

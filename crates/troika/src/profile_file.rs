@@ -84,6 +84,21 @@ pub(crate) fn file_of(at: &ProfileAt, here: &ProfileSubject) -> PathBuf {
     folder.join(format!("{family}-{layers}x{hidden}-{vocab}-{devices}-{hash:016x}.json"))
 }
 
+/// The model and devices of a stored profile as a sentence, and whether it is complete.
+///
+/// # Errors
+/// The reason why this program cannot use it.
+pub fn kept_profile(file: &Path) -> Result<(String, bool), String> {
+    let text = read_text(file).map_err(|e| e.to_string())?;
+    let profile = Profile::from_json(&text).map_err(|e| e.to_string())?;
+    let of = &profile.subject;
+    if of.program != env!("CARGO_PKG_VERSION") {
+        return Err(format!("it was measured by version {}", of.program));
+    }
+    let devices: Vec<&str> = of.devices.iter().map(|d| d.name.as_str()).collect();
+    Ok((format!("{} on {}", of.model, devices.join(", ")), profile.complete))
+}
+
 /// Reads a profile, which must be complete and match the current subject.
 ///
 /// # Errors

@@ -3,6 +3,7 @@
 #![allow(missing_docs)]
 
 use troika::engine::{SequenceInput, WantedLogits};
+use troika::graph::DType;
 use troika::model::lower::{SegmentKind, segments};
 use troika::plan::{Plan, Rule, Share, Split, Stage};
 use troika::{DeviceOptions, Model, OpenOptions, Source, Subject, make_plan};
@@ -99,4 +100,25 @@ fn stages_that_do_not_fit_are_refused_in_a_sentence() {
     let same = stage("b", Some(Split::Rows { lengths: vec![8], rest: "b".into() }));
     let e = refused(vec![a(), same, b()], vec![a(), b()]);
     assert!(e.contains("leaves the rest of the rows to the same device"), "{e}");
+}
+
+/// Values between segments may have 16 bits: stages round and widen them where one device does.
+#[test]
+fn stages_hand_on_values_of_16_bits() {
+    let columns = Some(Split::Columns { parts: vec![share("a", 1), share("b", 2)] });
+    let staged = staged(
+        vec![stage("a", None), stage("b", columns), stage("b", None)],
+        vec![stage("b", None), stage("a", None)],
+    );
+    let devices = ["a=cpu", "b=cpu"];
+    for values in [DType::F16, DType::BF16] {
+        let of_type = |mut plan: Plan| {
+            let rules = plan.prefill.rules.iter_mut().chain(&mut plan.decode.rules);
+            rules.for_each(|rule| rule.values = values);
+            logits(&options(&devices, Some(plan)))
+        };
+        let subject = Subject::Files(Source::BuiltIn);
+        let whole = make_plan(&subject, &options(&["a=cpu"], None)).unwrap().plan;
+        assert!(of_type(whole) == of_type(staged.clone()), "{values}: other bits");
+    }
 }

@@ -7,7 +7,7 @@ use troika::weights::{CacheFile, CacheFolder, CacheKind};
 
 use crate::error::CliError;
 use crate::flags::{CacheArgs, CacheVerb};
-use crate::output;
+use crate::output::{self, printable};
 
 /// Lists, checks or removes files of the cache.
 ///
@@ -24,7 +24,8 @@ pub fn run(args: &CacheArgs) -> Result<(), CliError> {
         CacheVerb::Verify => verify(&place, &folder.files().map_err(failed)?, args.json),
         CacheVerb::Prune { cache_mib } => {
             let limit = cache_mib.saturating_mul(1 << 20);
-            removed(&place, &folder.prune(limit).map_err(failed)?, args.json)
+            let useless = |file: &CacheFile| troika::kept_profile(&file.path).is_err();
+            removed(&place, &folder.prune(limit, &useless).map_err(failed)?, args.json)
         }
         CacheVerb::Clear => removed(&place, &folder.clear().map_err(failed)?, args.json),
     }
@@ -32,7 +33,7 @@ pub fn run(args: &CacheArgs) -> Result<(), CliError> {
 
 /// The contents of a file: model and types, or the reason why it is unusable.
 fn contents(file: &CacheFile) -> (String, String) {
-    let (of, types) = match file.kind {
+    match file.kind {
         CacheKind::Packed => file.index().map_or_else(
             |why| (format!("unusable: {why}"), String::new()),
             |index| (index.model, index.types),
@@ -41,11 +42,13 @@ fn contents(file: &CacheFile) -> (String, String) {
             Ok(path) => (path.display().to_string(), String::new()),
             Err(why) => (format!("unusable: {why}"), String::new()),
         },
+        CacheKind::Profile => match troika::kept_profile(&file.path) {
+            Ok((of, true)) => (of, "complete".into()),
+            Ok((of, false)) => (of, "begun".into()),
+            Err(why) => (format!("unusable: {why}"), String::new()),
+        },
         CacheKind::Partial => ("being written, or left behind".into(), String::new()),
-    };
-    // Names of files and models are untrusted and share a line with others.
-    let shown = |text: String| text.chars().flat_map(char::escape_debug).collect();
-    (shown(of), shown(types))
+    }
 }
 
 fn name(file: &CacheFile) -> String {
@@ -88,12 +91,13 @@ fn list(place: &str, files: &[CacheFile], json: bool) -> Result<(), CliError> {
     for file in files {
         let (of, types) = contents(file);
         text.push_str(&format!(
-            "  {:<40}  {:<7}  {:>12}  {:>11}  {:<13}  {of}\n",
+            "  {:<40}  {:<7}  {:>12}  {:>11}  {:<13}  {}\n",
             name(file),
             file.kind.name(),
             mib(file.bytes),
             age(file),
-            types
+            printable(&types),
+            printable(&of)
         ));
     }
     output::write(&text)
@@ -101,8 +105,12 @@ fn list(place: &str, files: &[CacheFile], json: bool) -> Result<(), CliError> {
 
 fn verify(place: &str, files: &[CacheFile], json: bool) -> Result<(), CliError> {
     let start = SystemTime::now();
+    let verified = |file: &CacheFile| match file.kind {
+        CacheKind::Profile => troika::kept_profile(&file.path).map(drop),
+        _ => file.verify(),
+    };
     let checked: Vec<(&CacheFile, Option<String>)> =
-        files.iter().map(|f| (f, f.verify().err())).collect();
+        files.iter().map(|f| (f, verified(f).err())).collect();
     let damaged = checked.iter().filter(|c| c.1.is_some()).count();
     if json {
         let list = checked.iter().map(|(file, why)| {

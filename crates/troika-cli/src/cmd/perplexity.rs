@@ -9,7 +9,7 @@ use troika::{Error, Model, Scored, Source};
 use super::run;
 use crate::error::CliError;
 use crate::flags::PerplexityArgs;
-use crate::input::{read_file, read_stdin};
+use crate::input::read_input;
 use crate::interrupt::Interrupt;
 use crate::{output, resolve};
 
@@ -22,10 +22,7 @@ const WINDOW: usize = 512;
 /// A model without a tokenizer, a text shorter than a window.
 pub fn run(args: &PerplexityArgs) -> Result<(), CliError> {
     let source = resolve::model(&args.model)?;
-    let text = match &args.file {
-        Some(file) => read_file(file)?,
-        None => read_stdin()?,
-    };
+    let text = read_input(args.file.as_deref())?;
     let interrupt = Interrupt::listen();
     let model = open(&source, args, &interrupt)?;
     let window = model.context();
@@ -47,31 +44,38 @@ pub fn run(args: &PerplexityArgs) -> Result<(), CliError> {
     bar.finish_and_clear();
     let p = result.map_err(|e| CliError::from(e).in_plan(args.plan.plan.is_some()))?;
     if args.json {
-        return output::json(&json!({
+        output::json(&json!({
             "model": source.to_string(),
             "n_ctx": window,
             "text_tokens": ids.len(),
             "windows": p.windows,
+            "text_windows": total,
             "scored_tokens": p.tokens,
             "loss": p.loss(),
             "perplexity": p.value(),
             "standard_error": p.error(),
-        }));
+        }))?;
+    } else {
+        output::write(&format!(
+            "PPL = {:.4} +/- {:.4} ({} tokens scored in {} of {total} windows of {window})\n",
+            p.value(),
+            p.error(),
+            p.tokens,
+            p.windows
+        ))?;
     }
-    output::write(&format!(
-        "PPL = {:.4} +/- {:.4} ({} tokens scored in {} of {total} windows of {window})\n",
-        p.value(),
-        p.error(),
-        p.tokens,
-        p.windows
-    ))
+    if p.windows < total {
+        let why = format!("measuring was ended by Ctrl-C after {} of {total} windows", p.windows);
+        return Err(CliError::Interrupted(why));
+    }
+    Ok(())
 }
 
 /// Opens the model with the requested window as context, else the usual one, or the model's own if
 /// that is shorter.
 fn open(source: &Source, args: &PerplexityArgs, interrupt: &Interrupt) -> Result<Model, CliError> {
     let mut options = run::open_options(&args.open, Tracer::off())?;
-    run::use_plan(&args.plan, &args.open, &mut options)?;
+    args.plan.apply(&mut options)?;
     options.compile.cancel = Some(interrupt.flag());
     let given = options.context;
     options.context = Some(given.unwrap_or(WINDOW));

@@ -24,19 +24,17 @@ pub fn run(args: &PlanArgs) -> Result<(), CliError> {
     }
     let subject = resolve::subject(&args.model, args.synthetic.as_deref())?;
     let mut options = open_options(&args.open, Tracer::off())?;
-    args.open.placement.use_own_profile(&mut options);
+    args.open.placement.use_own_profile(&args.open.quant, &mut options);
     let planned = troika::make_plan(&subject, &options)?;
     let plan = &planned.plan;
     planned.changes.iter().for_each(|change| output::note_line(&format!("warning: {change}")));
     if let Some(path) = &args.out {
-        let text = plan.to_json();
-        file::write("plan", path, |out| out.write_all(text.as_bytes()))?;
+        file::write_json("plan", path, &plan.to_json())?;
     }
     if let Some(dir) = &args.beaten {
         for (i, beaten) in planned.alternatives.iter().enumerate() {
-            let text = beaten.plan.to_json();
             let path = dir.join(format!("{}.json", i + 1));
-            file::write("plan", &path, |out| out.write_all(text.as_bytes()))?;
+            file::write_json("plan", &path, &beaten.plan.to_json())?;
         }
     }
     match (args.explain, &args.out) {
@@ -44,7 +42,7 @@ pub fn run(args: &PlanArgs) -> Result<(), CliError> {
             let beaten = beaten(plan, args.open.placement.goal, &planned.alternatives);
             output::write(&(explained(plan) + &beaten + &copied(&planned.copies()?)))
         }
-        (false, None) => output::write(&plan.to_json()),
+        (false, None) => output::json_document(&plan.to_json()),
         (false, Some(_)) => Ok(()),
     }
 }

@@ -23,18 +23,17 @@ pub fn run(args: &ProfileArgs) -> Result<(), CliError> {
     let interrupt = Interrupt::listen();
     let options = ProfileOptions {
         open: open_options(&args.open, Tracer::off())?,
-        file: Some(profile_at(args.out.as_deref())?),
+        file: Some(profile_at(args.out.as_deref(), &args.open.quant)?),
         cancel: Some(interrupt.flag()),
     };
-    let outcome = troika::profile(&subject, &options, &mut progress::measuring())?;
+    let outcome = troika::profile(&subject, &options, &mut progress::counting("measuring"))?;
     outcome.notes.iter().for_each(|note| output::note_line(note));
     if let (None, Some(kept)) = (&args.out, &outcome.file) {
         output::note_line(&format!("profile: {}", kept.display()));
     }
     if !outcome.profile.complete {
-        return Err(CliError::Interrupted(
-            "measuring was ended; what is done is kept, and the same command goes on with it",
-        ));
+        let why = "measuring was ended; what is done is kept, and the same command goes on with it";
+        return Err(CliError::Interrupted(why.into()));
     }
     match args.json {
         true => output::json(&summary(&outcome.profile)),
@@ -60,12 +59,12 @@ fn summary(profile: &Profile) -> serde_json::Value {
     })
 }
 
-/// The measurements: a token's time and bandwidth for each kind of segment and device, and the
-/// quality of the fits.
+/// What was measured: for each kind of segment on each device a row's time and bandwidth, up to how
+/// many rows more of them cost little beside reading the weights, and how good the fits are.
 fn table(profile: &Profile) -> String {
     let names = names(profile);
     let mut text = String::from(
-        "| device | segment | a row, us | GB/s | most rows, us | fit's knee | fit's error |\n\
+        "| device | segment | a row, us | GB/s | most rows, us | bound by reading up to, rows | error of the fit |\n\
          | --- | --- | ---: | ---: | ---: | ---: | ---: |\n",
     );
     for fit in &profile.fits.runs {
@@ -114,7 +113,7 @@ fn pairs(profile: &Profile) -> String {
     let mut text = String::new();
     if !profile.pairs.is_empty() {
         text.push_str(
-            "\n| from | to | hand-over, us | sleeping, us | slower beside it, by rows |\n\
+            "\n| from | to | hand-over, us | to one that sleeps, us | times as slow beside it, by rows |\n\
              | --- | --- | ---: | ---: | --- |\n",
         );
     }

@@ -7,9 +7,9 @@ use troika::trace::Tracer;
 use troika::{DeviceOptions, Model, OpenOptions, Source};
 
 use crate::error::CliError;
-use crate::flags::{DtypeFlag, FloatFlag, OpenArgs, PlanFileArgs, RunArgs};
+use crate::flags::{FloatFlag, OpenArgs, RunArgs};
 use crate::generate::generate;
-use crate::input::{read_file, read_stdin};
+use crate::input::{is_stdin, read_input};
 use crate::interrupt::Interrupt;
 use crate::prompt::tokenize;
 use crate::{chat, memory, output, parallel, progress, resolve, stats, trace};
@@ -27,7 +27,7 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
     };
     let tracer = if args.trace.is_some() { Tracer::on() } else { Tracer::off() };
     let mut options = open_options(&args.open, tracer.clone())?;
-    use_plan(&args.plan, &args.open, &mut options)?;
+    args.plan.apply(&mut options)?;
     options.sharing = args.sharing.sharing(args.parallel.unwrap_or(1));
     let interrupt = Interrupt::listen();
     options.compile.cancel = Some(interrupt.flag());
@@ -37,6 +37,9 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
     }
     if let Some(why) = no_system(&model, args, &prompt) {
         output::note_line(&format!("warning: the system prompt is not used: {why}"));
+    }
+    if model.is_modelled() && !args.quiet {
+        output::note_line("all devices are virtual: times are modelled");
     }
     if args.verbose {
         let text = verbose(&model)?;
@@ -60,7 +63,7 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
     // A chat continues after Ctrl-C until the user leaves.
     match result.and(saved) {
         Ok(()) if interrupt.pressed() && !chats => {
-            Err(CliError::Interrupted("generation was ended by Ctrl-C"))
+            Err(CliError::Interrupted("generation was ended by Ctrl-C".into()))
         }
         result => result,
     }
@@ -79,16 +82,16 @@ fn prompt(args: &RunArgs) -> Result<Prompt, CliError> {
     if let Some(ids) = &args.prompt_ids {
         return Ok(Prompt::Ids(ids.clone()));
     }
-    let text = match (&args.prompt, &args.file) {
+    let text = match (&args.prompt, args.file.as_deref()) {
         (Some(p), _) => p.clone(),
-        (None, Some(file)) => read_file(file)?,
+        (None, Some(file)) if !is_stdin(file) => read_input(Some(file))?,
         (None, None) if std::io::stdin().is_terminal() && args.json => {
             let why = "--json needs a prompt (-p, -f, --prompt-ids or piped text)";
             return Err(CliError::Usage(why.to_string()));
         }
         (None, None) if std::io::stdin().is_terminal() => return Ok(Prompt::Chat),
-        (None, None) => {
-            let text = read_stdin()?;
+        (None, _) => {
+            let text = read_input(None)?;
             // The last newline of piped text comes from the shell, not from the prompt.
             text.strip_suffix('\n').unwrap_or(&text).to_string()
         }
@@ -101,14 +104,11 @@ fn prompt(args: &RunArgs) -> Result<Prompt, CliError> {
 
 /// The lines of the file, or of what is piped in.
 fn lines(args: &RunArgs) -> Result<Vec<String>, CliError> {
-    let text = match &args.file {
-        Some(file) => read_file(file)?,
-        None if std::io::stdin().is_terminal() => {
-            let why = "--parallel needs a file of prompts, one a line (-f), or piped text";
-            return Err(CliError::Usage(why.to_string()));
-        }
-        None => read_stdin()?,
-    };
+    if args.file.is_none() && std::io::stdin().is_terminal() {
+        let why = "--parallel needs a file of prompts, one a line (-f), or piped text";
+        return Err(CliError::Usage(why.to_string()));
+    }
+    let text = read_input(args.file.as_deref())?;
     let lines: Vec<String> = text.lines().map(str::to_string).collect();
     if lines.is_empty() { Err(troika::Error::EmptyPrompt.into()) } else { Ok(lines) }
 }
@@ -122,29 +122,6 @@ fn no_system(model: &Model, args: &RunArgs, prompt: &Prompt) -> Option<&'static 
         Some("--raw gives the model the prompt as it is")
     } else {
         (!model.has_template()).then_some("the model has no chat template")
-    }
-}
-
-/// Uses the plan of a file, if one is given.
-///
-/// # Errors
-/// The file is not a plan, or flags contradict it.
-pub(super) fn use_plan(
-    plan: &PlanFileArgs,
-    open: &OpenArgs,
-    options: &mut OpenOptions,
-) -> Result<(), CliError> {
-    let rivals = [
-        ("--ctx-size", open.ctx_size.is_some()),
-        ("--cache-type", open.cache_type.is_some()),
-        ("--dtype", open.dtype != DtypeFlag::Auto),
-    ];
-    match rivals.into_iter().find(|rival| rival.1) {
-        Some((flag, _)) if plan.plan.is_some() => {
-            let why = format!("{flag} cannot be used with --plan, which says it, too");
-            Err(CliError::Usage(why))
-        }
-        _ => plan.apply(options),
     }
 }
 
@@ -171,7 +148,7 @@ pub(super) fn open_options(open: &OpenArgs, tracer: Tracer) -> Result<OpenOption
         ..OpenOptions::default()
     };
     progress::watch(&mut options);
-    open.placement.apply(&mut options)?;
+    open.placement.apply(&open.quant, &mut options)?;
     Ok(options)
 }
 
@@ -184,7 +161,7 @@ fn once(
 ) -> Result<(), CliError> {
     let out = generate((model, &mut model.session()?), args, ids, interrupt)?;
     if args.json {
-        return output::json(&stats::json(&source.to_string(), &out, tokenizer, model.load_time()));
+        return output::json(&stats::json(model, source, &out, tokenizer));
     }
     output::write("\n")?;
     if !args.quiet {

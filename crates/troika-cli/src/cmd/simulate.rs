@@ -3,11 +3,11 @@
 use serde_json::json;
 use troika::sim::Soc;
 use troika::trace::Tracer;
-use troika::{Figures, SimulateError, SimulateOptions, Simulation};
+use troika::{Figures, Shape, SimulateError, SimulateOptions, Simulation};
 
 use crate::error::CliError;
 use crate::flags::SimulateArgs;
-use crate::{file, output, trace};
+use crate::{file, output, progress, trace};
 
 /// Runs a model on a SoC in virtual time, and prints how long it took.
 ///
@@ -18,14 +18,10 @@ pub fn run(args: &SimulateArgs) -> Result<(), CliError> {
     if let Some(path) = &args.plan_out {
         file::check("plan", path)?;
     }
-    if args.trace.is_some() && args.trace == args.plan_out {
-        let why = "--trace and --plan-out name the same file; give each one of its own";
-        return Err(CliError::Usage(why.into()));
-    }
     let tracer = if args.trace.is_some() { Tracer::on() } else { Tracer::off() };
     let options = SimulateOptions {
         soc: Soc::find(&args.soc).map_err(SimulateError::from)?,
-        shape: args.model.clone(),
+        shape: Shape::find(&args.model)?,
         strategy: args.strategy,
         prompt: args.prompt,
         generate: args.generate,
@@ -33,11 +29,12 @@ pub fn run(args: &SimulateArgs) -> Result<(), CliError> {
         co_run: args.co_run,
         tracer: tracer.clone(),
     };
+    let planning = progress::unknown("making a plan");
     let mut simulation = Simulation::open(&options)?;
-    let figures = simulation.run()?;
+    planning.finish_and_clear();
+    let figures = simulation.run(&mut progress::counting("generating"))?;
     if let Some(path) = &args.plan_out {
-        let text = simulation.plan().to_json();
-        file::write("plan", path, |out| out.write_all(text.as_bytes()))?;
+        file::write_json("plan", path, &simulation.plan().to_json())?;
     }
     trace::save(&tracer, args.trace.as_deref())?;
     if args.json {
@@ -73,10 +70,14 @@ fn table(options: &SimulateOptions, f: &Figures) -> String {
             None => format!("| frames beside | {prefill:.1} per s |\n"),
         }
     });
+    let prepare = match f.prepare_ns {
+        0 => String::new(),
+        ns => format!("| of it, making code | {:.2} ms |\n", ns as f64 * 1e-6),
+    };
     format!(
         "{} on {} (virtual), {}: {} + {} tokens\n\n\
          | | |\n| --- | ---: |\n\
-         | time to first token | {:.2} ms |\n\
+         | time to first token | {:.2} ms |\n{prepare}\
          | time per later token | {} |\n\
          | prefill | {:.2} tok/s |\n\
          | decode | {} |\n\

@@ -6,7 +6,7 @@ use troika::weights::FileSource;
 
 use crate::error::CliError;
 use crate::flags::TokenizeArgs;
-use crate::input::read_stdin;
+use crate::input::read_input;
 use crate::{output, resolve};
 
 /// Prints ids, with their tokens.
@@ -17,7 +17,7 @@ pub fn run(args: &TokenizeArgs) -> Result<(), CliError> {
     let source = resolve::model(&args.model)?;
     let text = match &args.prompt {
         Some(p) => p.clone(),
-        None => read_stdin()?,
+        None => read_input(args.file.as_deref())?,
     };
     let files = source.files()?;
     let warn = |w: &String| output::note_line(&format!("warning: {w}"));

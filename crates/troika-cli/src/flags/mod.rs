@@ -1,7 +1,12 @@
 //! Flags as the user gives them. Names follow llama.cpp where it has them. Each flag has an
 //! environment variable `TROIKA_*`.
+//!
+//! Groups of flags under a heading come last: clap puts what follows one under its heading.
 
 mod cache;
+mod effect;
+mod help;
+mod overwrite;
 mod parse;
 mod placement;
 mod quant;
@@ -9,6 +14,7 @@ mod sampling;
 mod sharing;
 mod simulate;
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::builder::RangedU64ValueParser;
@@ -57,7 +63,7 @@ pub enum Command {
     Profile(Box<ProfileArgs>),
     /// List the devices of this machine
     Devices(DevicesArgs),
-    /// List, check or remove the quantized weights that are kept for the next start
+    /// List, check or remove what is kept: quantized weights, hashes and profiles
     Cache(CacheArgs),
     /// Print a completion script for a shell
     Completions(CompletionArgs),
@@ -69,10 +75,10 @@ pub struct ModelArgs {
     /// A folder (config.json + safetensors), a .gguf file, or a Hub id such as Qwen/Qwen3-0.6B or
     /// owner/name:Q4_K_M [default: the built-in model]
     #[arg(value_name = "MODEL")]
-    pub positional: Option<String>,
+    pub positional: Option<OsString>,
     /// The same, as llama.cpp spells it
     #[arg(short, long, env = "TROIKA_MODEL", conflicts_with = "positional")]
-    pub model: Option<String>,
+    pub model: Option<OsString>,
     /// Do not ask the Hub: use what is in its cache (as HF_HUB_OFFLINE=1)
     #[arg(long, env = "TROIKA_OFFLINE")]
     pub offline: bool,
@@ -201,7 +207,7 @@ pub struct RunArgs {
     #[arg(short, long, env = "TROIKA_PROMPT", conflicts_with_all = ["file", "prompt_ids"])]
     #[arg(allow_hyphen_values = true)]
     pub prompt: Option<String>,
-    /// Read the prompt from a file
+    /// Read the prompt from a file; -: from standard input
     #[arg(short, long, value_name = "FILE", env = "TROIKA_FILE", conflicts_with = "prompt_ids")]
     pub file: Option<PathBuf>,
     /// The prompt as token ids, for instance 5,6,7; needs no tokenizer
@@ -220,9 +226,10 @@ pub struct RunArgs {
     /// Give the prompt to the model as it is, without its chat template
     #[arg(long, alias = "no-conversation", env = "TROIKA_RAW")]
     pub raw: bool,
-    /// Read control tokens such as <|im_end|> in messages as such; by default they are plain text
-    /// there, so that nobody who writes a message can write as somebody else. With --raw, and in
-    /// the model's own answers, they are always read
+    /// Read control tokens such as <|im_end|> in messages as such
+    ///
+    /// By default they are plain text there, so that nobody who writes a message can write as
+    /// somebody else. With --raw, and in the model's own answers, they are always read.
     #[arg(long, env = "TROIKA_PARSE_SPECIAL")]
     pub parse_special: bool,
     /// Tokens to generate; -1: until the model stops or the context is full
@@ -237,14 +244,9 @@ pub struct RunArgs {
         env = "TROIKA_N_PREDICT"
     )]
     pub n_predict: i64,
-    #[command(flatten)]
-    pub open: OpenArgs,
-    #[command(flatten)]
-    pub plan: PlanFileArgs,
-    #[command(flatten)]
-    pub sampling: SamplingArgs,
-    /// Answer each line of the file (or of standard input) as a prompt of its own, so many of them
-    /// at once; answers come in the prompts' order, with --json one object a line
+    /// Answer each line of the file or of standard input as a prompt of its own, N at a time
+    ///
+    /// Answers come in the prompts' order, with --json one object a line.
     #[arg(long, visible_alias = "np", value_name = "N", value_parser = sequence_count())]
     #[arg(env = "TROIKA_PARALLEL", conflicts_with_all = ["prompt", "prompt_ids"])]
     pub parallel: Option<usize>,
@@ -256,13 +258,18 @@ pub struct RunArgs {
     /// Write a Chrome trace of the run (opens in Perfetto)
     #[arg(long, value_name = "FILE", env = "TROIKA_TRACE")]
     pub trace: Option<PathBuf>,
-    /// Print what is loaded and how memory is used; check weights (up to 4 GiB)
-    /// for NaN
+    /// Print what is loaded and how memory is used; check weights (up to 4 GiB) for NaN
     #[arg(short, long, env = "TROIKA_VERBOSE")]
     pub verbose: bool,
     /// Do not print the figures at the end
     #[arg(short, long, env = "TROIKA_QUIET")]
     pub quiet: bool,
+    #[command(flatten)]
+    pub open: OpenArgs,
+    #[command(flatten)]
+    pub plan: PlanFileArgs,
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
 }
 
 /// `troika show`.
@@ -285,7 +292,11 @@ pub struct TokenizeArgs {
     pub model: ModelArgs,
     /// The text; read from standard input when absent
     #[arg(short, long, env = "TROIKA_PROMPT", allow_hyphen_values = true)]
+    #[arg(conflicts_with = "file")]
     pub prompt: Option<String>,
+    /// Read the text from a file; -: from standard input
+    #[arg(short, long, value_name = "FILE", env = "TROIKA_FILE")]
+    pub file: Option<PathBuf>,
     /// Do not add BOS
     #[arg(long, env = "TROIKA_NO_BOS")]
     pub no_bos: bool,
@@ -293,7 +304,7 @@ pub struct TokenizeArgs {
     #[arg(long, env = "TROIKA_NO_PARSE_SPECIAL")]
     pub no_parse_special: bool,
     /// Print only the ids, as a list
-    #[arg(long, env = "TROIKA_IDS")]
+    #[arg(long, env = "TROIKA_IDS", conflicts_with = "json")]
     pub ids: bool,
     /// Print one JSON object
     #[arg(long, env = "TROIKA_JSON")]
@@ -381,14 +392,14 @@ pub struct BenchArgs {
     #[arg(long, conflicts_with_all = ["sequences", "n_depth"])]
     pub overhead: bool,
     #[command(flatten)]
-    pub placement: PlacementArgs,
-    #[command(flatten)]
-    pub plan: PlanFileArgs,
-    #[command(flatten)]
     pub quant: QuantArgs,
     /// Form of the result
     #[arg(short, long, value_enum, default_value = "md")]
     pub output: TableFlag,
+    #[command(flatten)]
+    pub placement: PlacementArgs,
+    #[command(flatten)]
+    pub plan: PlanFileArgs,
 }
 
 /// `troika perplexity`.
@@ -399,19 +410,19 @@ pub struct BenchArgs {
 pub struct PerplexityArgs {
     #[command(flatten)]
     pub model: ModelArgs,
-    /// The text; read from standard input when absent
+    /// The file of the text; -, or when absent: standard input
     #[arg(short, long, value_name = "FILE", env = "TROIKA_FILE")]
     pub file: Option<PathBuf>,
     /// Score all tokens of a window, not only those of its second half
     #[arg(long)]
     pub all: bool,
+    /// Print one JSON object
+    #[arg(long, env = "TROIKA_JSON")]
+    pub json: bool,
     #[command(flatten)]
     pub open: OpenArgs,
     #[command(flatten)]
     pub plan: PlanFileArgs,
-    /// Print one JSON object
-    #[arg(long, env = "TROIKA_JSON")]
-    pub json: bool,
 }
 
 /// `troika profile`. What is done when it is interrupted is kept, and gone on with.
@@ -422,15 +433,15 @@ pub struct ProfileArgs {
     /// Random weights of a known shape instead of a model: qwen3-0.6b, llama-3.2-1b:Q4_0, ...
     #[arg(long, value_name = "SHAPE", env = "TROIKA_SYNTHETIC", conflicts_with_all = ["positional", "model"])]
     pub synthetic: Option<String>,
-    #[command(flatten)]
-    pub open: OpenArgs,
     /// The file to write; one that is there and not complete is gone on with [default: one that is
-    /// kept for this model on these devices, in the folder of --cache-dir's default]
+    /// kept for this model on these devices, in the folder of --cache-dir]
     #[arg(short, long, value_name = "FILE")]
     pub out: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long, env = "TROIKA_JSON")]
     pub json: bool,
+    #[command(flatten)]
+    pub open: OpenArgs,
 }
 
 /// `troika plan`.
@@ -441,18 +452,18 @@ pub struct PlanArgs {
     /// A known shape instead of a model: qwen3-0.6b, llama-3.2-1b:Q4_0, ...
     #[arg(long, value_name = "SHAPE", env = "TROIKA_SYNTHETIC", conflicts_with_all = ["positional", "model"])]
     pub synthetic: Option<String>,
-    #[command(flatten)]
-    pub open: OpenArgs,
     /// Write the plan to a file [default: print it]
     #[arg(short, long, value_name = "FILE")]
     pub out: Option<PathBuf>,
     /// Write the plans that were not chosen to files of a folder, too: 1.json is the best of them
-    #[arg(long, value_name = "DIR", requires = "profile")]
+    #[arg(long, value_name = "DIR")]
     pub beaten: Option<PathBuf>,
     /// Print tables of what runs where, of what is copied between memories, and with --profile of
     /// the plans that were not chosen, instead of the plan
     #[arg(long)]
     pub explain: bool,
+    #[command(flatten)]
+    pub open: OpenArgs,
 }
 
 /// `troika devices`.

@@ -1,17 +1,38 @@
 //! Reads the command line, which wins over the environment: a variable counts as unset if its flag
 //! conflicts with one on the command line.
 
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+
 use clap::builder::{BoolishValueParser, Resettable};
+use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches};
 
-use super::Cli;
+use super::help::with_short_help;
+use super::{Cli, effect, overwrite};
+use crate::error::CliError;
+use crate::output;
 
-/// Parses this process's command line. Ends the process after wrong usage and after `--help`.
-pub fn parse() -> Cli {
-    let mut command = typed_first(with_boolish_variables(Cli::command()));
-    let matches = command.clone().get_matches();
-    Cli::from_arg_matches(&matches).unwrap_or_else(|e| e.format(&mut command).exit())
+/// Parses this process's command line. Ends the process after what clap refuses and after `--help`.
+///
+/// # Errors
+/// Flags without effect, and files that would be written over others.
+pub fn parse() -> Result<Cli, CliError> {
+    let command = with_short_help(with_boolish_variables(Cli::command()));
+    let mut command = typed_first(command);
+    let matches = command.clone().try_get_matches().unwrap_or_else(|e| match e.kind() {
+        ErrorKind::InvalidUtf8 => not_text(&mut command).exit(),
+        _ => e.exit(),
+    });
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|e| e.format(&mut command).exit());
+    if let Some((name, given)) = matches.subcommand()
+        && let Some(verb) = command.find_subcommand(name)
+    {
+        effect::check(verb, given)?;
+        overwrite::check(verb, given)?;
+    }
+    Ok(cli)
 }
 
 /// Lets variables of flags without a value accept 1, yes and on as true, as other programs do.
@@ -38,9 +59,16 @@ fn typed_first(command: Command) -> Command {
     let Ok(matches) = bare.try_get_matches() else { return command };
     let Some((name, typed)) = matches.subcommand() else { return command };
     let Some(verb) = command.find_subcommand(name) else { return command };
-    let beaten = beaten(verb, typed);
+    let mut beaten = beaten(verb, typed);
+    for (arg, by) in effect::beaten(verb, typed) {
+        if let Some(variable) = arg.get_env().filter(|name| std::env::var_os(name).is_some()) {
+            let (variable, by) = (variable.to_string_lossy(), by.get_long().unwrap_or_default());
+            output::note_line(&format!("note: {variable} is not used: --{by} is given"));
+        }
+        beaten.insert(arg.get_id().to_string());
+    }
     command.mut_subcommand(name, |verb| {
-        verb.mut_args(|arg| match beaten.iter().any(|id| arg.get_id() == id.as_str()) {
+        verb.mut_args(|arg| match beaten.contains(arg.get_id().as_str()) {
             true => without_variable(arg),
             false => arg,
         })
@@ -48,18 +76,52 @@ fn typed_first(command: Command) -> Command {
 }
 
 /// Flags that conflict with a typed one and were not typed themselves.
-fn beaten(verb: &Command, typed: &ArgMatches) -> Vec<String> {
+fn beaten(verb: &Command, typed: &ArgMatches) -> BTreeSet<String> {
     let is_typed =
         |arg: &Arg| typed.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine);
-    let mut beaten = Vec::new();
+    let mut beaten = BTreeSet::new();
     for arg in verb.get_arguments() {
         for rival in verb.get_arg_conflicts_with(arg) {
             match (is_typed(arg), is_typed(rival)) {
-                (true, false) => beaten.push(rival.get_id().to_string()),
-                (false, true) => beaten.push(arg.get_id().to_string()),
-                _ => {}
-            }
+                (true, false) => beaten.insert(rival.get_id().to_string()),
+                (false, true) => beaten.insert(arg.get_id().to_string()),
+                _ => false,
+            };
         }
     }
     beaten
+}
+
+/// What is wrong where a value should be text and is not UTF-8: with the flag, which clap's own
+/// message does not name.
+fn not_text(command: &mut Command) -> clap::Error {
+    let words: Vec<OsString> = std::env::args_os().collect();
+    // Whether it is still wrong when this word alone is left as it is.
+    let is_wrong = |kept: usize| {
+        let text = |(at, word): (usize, &OsString)| match at == kept {
+            true => word.clone(),
+            false => word.to_string_lossy().into_owned().into(),
+        };
+        let words = words.iter().enumerate().map(text);
+        let read = command.clone().try_get_matches_from(words);
+        read.is_err_and(|e| e.kind() == ErrorKind::InvalidUtf8)
+    };
+    let what = match is_wrong(words.len()) {
+        true => "a variable TROIKA_* of the environment".to_string(),
+        false => (1..words.len()).find(|&at| is_wrong(at)).map_or_else(String::new, |at| {
+            place(&words[at - 1].to_string_lossy(), &words[at].to_string_lossy())
+        }),
+    };
+    let why = format!("{what} is not UTF-8 text; write it, or name the file, in UTF-8");
+    command.error(ErrorKind::InvalidUtf8, why)
+}
+
+/// Where a word of the command line stands.
+fn place(before: &str, word: &str) -> String {
+    let flag = match word.split_once('=') {
+        Some((flag, _)) if flag.starts_with("--") => flag,
+        _ if before.starts_with('-') => before,
+        _ => return "an argument".into(),
+    };
+    format!("the value of {flag}")
 }

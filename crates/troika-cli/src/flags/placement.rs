@@ -11,14 +11,17 @@ use troika::{DeviceSpec, OpenOptions, ProfileAt, SolveOptions};
 
 use crate::error::CliError;
 use crate::flags::FloatFlag;
-use crate::flags::quant::cache_or_default;
+use crate::flags::quant::QuantArgs;
 use crate::input::read_file;
+use crate::output;
 
 /// Which devices.
 #[derive(Args)]
 pub struct DeviceArgs {
     /// The devices.
-    #[arg(help = "Devices to use, as [NAME=]cpu[:CORES][@ISA], such as a=cpu:0-3+8, or as \
+    #[arg(help = "Devices to use, such as cpu:0-3 or npu=virtual:phone.toml:npu \
+        [default: one CPU device]")]
+    #[arg(long_help = "Devices to use, as [NAME=]cpu[:CORES][@ISA], such as a=cpu:0-3+8, or as \
         [NAME=]virtual:FILE.toml[:PROCESSOR], a processor that the file describes (socs/README.md); \
         may be repeated, or be a list with commas [default: one CPU device]")]
     #[arg(long, value_name = "SPEC", value_delimiter = ',', env = "TROIKA_DEVICE")]
@@ -26,11 +29,18 @@ pub struct DeviceArgs {
     pub device: Vec<DeviceSpec>,
 }
 
-/// Makes the names of devices distinct. Devices without a name get a free one.
+/// Makes the names of devices distinct. Devices without a name get a free one. Devices that share a
+/// core get a warning.
 ///
 /// # Errors
 /// Two devices with one name.
 pub fn named_apart(devices: &[DeviceSpec]) -> Result<Vec<DeviceSpec>, CliError> {
+    if let Some(core) = shared_core(devices) {
+        output::note_line(&format!(
+            "warning: --device: two devices have core {core}, and slow each other down; give each \
+             one cores of its own"
+        ));
+    }
     let mut names = HashSet::new();
     match devices.iter().filter_map(|d| d.name.as_ref()).find(|name| !names.insert(*name)) {
         Some(name) => Err(CliError::Usage(format!(
@@ -38,6 +48,15 @@ pub fn named_apart(devices: &[DeviceSpec]) -> Result<Vec<DeviceSpec>, CliError> 
         ))),
         None => Ok(devices.to_vec()),
     }
+}
+
+/// A core that several devices are pinned to.
+fn shared_core(devices: &[DeviceSpec]) -> Option<usize> {
+    let mut taken = HashSet::new();
+    devices.iter().find_map(|device| {
+        let cores: HashSet<usize> = device.cores.iter().flatten().copied().collect();
+        cores.into_iter().filter(|core| !taken.insert(*core)).min()
+    })
 }
 
 pub(super) fn device(text: &str) -> Result<DeviceSpec, String> {
@@ -61,62 +80,73 @@ fn sync_modes() -> impl TypedValueParser<Value = SyncMode> {
 
 /// How the model is divided over them.
 #[derive(Args)]
+#[command(next_help_heading = "Placement")]
 pub struct PlacementArgs {
     #[command(flatten)]
     pub devices: DeviceArgs,
-    /// How the model is divided over the devices: one-device, alternate, alternate-segments,
-    /// split-columns or split-columns=RATIO (the first device's share), split-rows or split-rows=N
-    /// (rows of a standard part), split-hybrid, prefill-decode [default: one-device]
+    /// How the model is divided over the devices [default: one-device]
+    ///
+    /// One of one-device, alternate, alternate-segments, split-columns or split-columns=RATIO (the
+    /// first device's share), split-rows or split-rows=N (rows of a standard part), split-hybrid,
+    /// prefill-decode.
     #[arg(long, value_name = "NAME", value_parser = Strategy::parse, env = "TROIKA_STRATEGY")]
     pub strategy: Option<Strategy>,
-    /// Choose the division by a profile that troika profile measured; without a file, by the one
-    /// that it keeps for this model on these devices [default of troika plan: if there is one]
+    /// Choose the division by a profile that troika profile measured
+    ///
+    /// Without a file, by the one that it keeps for this model on these devices. troika plan does
+    /// so if there is one.
     #[arg(long, value_name = "FILE", env = "TROIKA_PROFILE", conflicts_with = "strategy")]
     #[arg(num_args = 0..=1, default_missing_value = OWN_PROFILE)]
     pub profile: Option<PathBuf>,
-    /// What the chosen plan is to be best at: ttft (time to the first token), tps (tokens per second)
-    /// or energy (modelled, not measured)
-    #[arg(long, value_name = "GOAL", value_parser = goals(), requires = "profile")]
+    /// What the chosen plan is to be best at
+    ///
+    /// ttft is the time to the first token, tps tokens per second, energy is modelled and not
+    /// measured.
+    #[arg(long, value_name = "GOAL", value_parser = goals())]
     #[arg(default_value = "ttft")]
     pub goal: Goal,
     /// Prompt tokens that the chosen plan is to be best for [default: 512, or the context]
-    #[arg(long, value_name = "N", requires = "profile")]
+    #[arg(long, value_name = "N")]
     pub for_prompt: Option<usize>,
     /// Generated tokens that the chosen plan is to be best for [default: 128, or what the context
     /// leaves]
-    #[arg(long, value_name = "N", requires = "profile")]
+    #[arg(long, value_name = "N")]
     pub for_gen: Option<usize>,
     /// Let the chosen plan hold weights in several forms, if that is faster
-    #[arg(long, requires = "profile")]
+    #[arg(long)]
     pub several_copies: bool,
     /// The order in which segments of prompt chunks run [default: in-order]
     #[arg(long, value_name = "NAME", value_parser = policies(), env = "TROIKA_POLICY")]
     pub policy: Option<Policy>,
-    /// Prompt chunks under way at once, each with its own memory for values between segments
-    /// [default: 1 on one device, else 4]
+    /// Prompt chunks under way at once [default: 1 on one device, else 4]
+    ///
+    /// Each has its own memory for values between segments.
     #[arg(long, value_name = "N", env = "TROIKA_CHUNKS_IN_FLIGHT")]
     pub chunks_in_flight: Option<usize>,
-    /// Type of the values that segments hand to each other: f16 (up to 65504) and bf16 halve what
-    /// is copied of them between devices [default: f32]
+    /// Type of the values that segments hand to each other [default: f32]
+    ///
+    /// f16 (up to 65504) and bf16 halve what is copied of them between devices.
     #[arg(long, value_enum, env = "TROIKA_VALUE_TYPE")]
     pub value_type: Option<FloatFlag>,
-    /// How devices wait for each other: predicted (sleep for about as long as the wait before took,
-    /// then look again and again) or blocking (sleep until woken) [default: predicted]
+    /// How devices wait for each other [default: predicted]
+    ///
+    /// predicted: sleep for about as long as the wait before took, then look again and again.
+    /// blocking: sleep until woken.
     #[arg(long, value_name = "MODE", value_parser = sync_modes(), env = "TROIKA_SYNC")]
     pub sync: Option<SyncMode>,
 }
 
 /// What a model is opened with to run: a plan in place of flags, and the time to compile it.
 #[derive(Args)]
+#[command(next_help_heading = "Placement")]
 pub struct PlanFileArgs {
-    /// Run by a plan that troika plan wrote; it takes the place of the flags for placement,
-    /// context, chunks and the KV cache
+    /// Run by a plan that troika plan wrote
+    ///
+    /// It takes the place of the flags for placement, context, chunks and the KV cache.
     #[arg(long, value_name = "FILE", env = "TROIKA_PLAN")]
-    #[arg(conflicts_with_all = ["strategy", "profile", "policy", "chunks_in_flight", "value_type", "sync"])]
-    #[arg(conflicts_with = "ubatch_size")]
     pub plan: Option<PathBuf>,
     /// Let other devices compute what those of the plan refuse, instead of refusing the plan
-    #[arg(long, requires = "plan")]
+    #[arg(long)]
     pub fallback: bool,
     /// Seconds that compiling the model for its devices may take; 0: as long as it takes
     #[arg(long, value_name = "SECONDS", default_value_t = 0, env = "TROIKA_COMPILE_TIMEOUT")]
@@ -124,21 +154,16 @@ pub struct PlanFileArgs {
 }
 
 /// The value that stands for the stored profile of the model and devices.
-const OWN_PROFILE: &str = "own";
+pub(super) const OWN_PROFILE: &str = "own";
 
-/// The folder of stored profiles.
-fn profiles() -> Option<PathBuf> {
-    Some(cache_or_default(None)?.join("profiles"))
-}
-
-/// A profile file, or the stored profile of the model and devices.
+/// A profile file, or the profile of the model and devices that is stored in the cache's folder.
 ///
 /// # Errors
 /// The system has no folder for it.
-pub fn profile_at(file: Option<&Path>) -> Result<ProfileAt, CliError> {
+pub fn profile_at(file: Option<&Path>, cache: &QuantArgs) -> Result<ProfileAt, CliError> {
     let kept = || {
         let why = "the system has no folder to keep profiles in (HOME is not set); name a file";
-        profiles().map(ProfileAt::Folder).ok_or_else(|| CliError::Usage(why.into()))
+        cache.profiles().map(ProfileAt::Folder).ok_or_else(|| CliError::Usage(why.into()))
     };
     file.map_or_else(kept, |file| Ok(ProfileAt::File(file.to_path_buf())))
 }
@@ -146,8 +171,8 @@ pub fn profile_at(file: Option<&Path>) -> Result<ProfileAt, CliError> {
 impl PlacementArgs {
     /// Uses the stored profile of the model and devices, unless a flag or file says how to divide
     /// the model.
-    pub fn use_own_profile(&self, options: &mut OpenOptions) {
-        if let (None, None, Some(folder)) = (&options.solve, self.strategy, profiles()) {
+    pub fn use_own_profile(&self, cache: &QuantArgs, options: &mut OpenOptions) {
+        if let (None, None, Some(folder)) = (&options.solve, self.strategy, cache.profiles()) {
             options.solve = Some(SolveOptions {
                 profile: ProfileAt::IfIn(folder),
                 goal: self.goal,
@@ -162,13 +187,13 @@ impl PlacementArgs {
     ///
     /// # Errors
     /// A stored profile is requested, but there is no folder for it.
-    pub fn apply(&self, options: &mut OpenOptions) -> Result<(), CliError> {
+    pub fn apply(&self, cache: &QuantArgs, options: &mut OpenOptions) -> Result<(), CliError> {
         options.devices.devices = named_apart(&self.devices.device)?;
         options.strategy = self.strategy.unwrap_or_default();
         if let Some(file) = &self.profile {
             let file = (file.to_str() != Some(OWN_PROFILE)).then_some(file.as_path());
             options.solve = Some(SolveOptions {
-                profile: profile_at(file)?,
+                profile: profile_at(file, cache)?,
                 goal: self.goal,
                 prompt: self.for_prompt,
                 generate: self.for_gen,
@@ -194,7 +219,10 @@ impl PlanFileArgs {
         let Some(file) = &self.plan else { return Ok(()) };
         let text = read_file(file)?;
         let plan = troika::plan::Plan::from_json(&text);
-        let failed = |e| CliError::Usage(format!("{}: {e}", file.display()));
+        let failed = |e: troika::plan::PlanError| troika::Error::PlanFile {
+            file: file.display().to_string(),
+            error: Box::new(e.into()),
+        };
         options.plan = Some(plan.map_err(failed)?);
         options.plan_file = Some(file.clone());
         options.fallback = self.fallback;

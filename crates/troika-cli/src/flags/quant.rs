@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, ValueEnum};
-use troika::weights::Quant;
+use troika::weights::{CacheFolder, Quant};
 
 /// Quantization of float weights.
 #[derive(Clone, Copy, ValueEnum, PartialEq, Eq)]
@@ -37,8 +37,8 @@ pub struct QuantArgs {
     /// Quantize float weights when the model is loaded
     #[arg(long, value_enum, default_value = "none", env = "TROIKA_QUANT")]
     pub quant: QuantFlag,
-    /// Folder where quantized weights are kept for the next start [default: troika in the
-    /// system's folder for caches]
+    /// Folder where quantized weights and profiles are kept for the next start [default: troika in
+    /// the system's folder for caches]
     #[arg(long, value_name = "DIR", env = "TROIKA_CACHE_DIR", conflicts_with = "no_cache")]
     pub cache_dir: Option<PathBuf>,
     /// Size that folder may have, in MiB: quantized weights that were not used for longest are
@@ -58,6 +58,11 @@ impl QuantArgs {
             return None;
         }
         cache_or_default(self.cache_dir.as_deref())
+    }
+
+    /// The folder of stored profiles, which `--no-cache` leaves as it is.
+    pub fn profiles(&self) -> Option<PathBuf> {
+        Some(CacheFolder::new(cache_or_default(self.cache_dir.as_deref())?).profiles())
     }
 
     /// The most bytes stored there.

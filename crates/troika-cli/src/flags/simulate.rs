@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use troika::SocStrategy;
 use troika::plan::SyncMode;
 use troika::sim::CoRun;
-use troika::{Shape, SocStrategy};
 
 /// How processors wait for each other.
 #[derive(Clone, Copy, ValueEnum, PartialEq, Eq)]
@@ -30,10 +30,6 @@ fn strategy(text: &str) -> Result<SocStrategy, String> {
     SocStrategy::parse(text)
 }
 
-fn shape(text: &str) -> Result<Shape, String> {
-    Shape::find(text).map_err(|e| e.to_string())
-}
-
 fn co_run(text: &str) -> Result<CoRun, String> {
     let read = |t: &str| t.parse::<f64>().ok().filter(|n| (1e-3..=1e4).contains(n));
     let numbers = text.split_once(':').and_then(|(fps, ms)| Some((read(fps)?, read(ms)?)));
@@ -48,10 +44,10 @@ pub struct SimulateArgs {
     /// The system on a chip: the name of one that comes along, or a file that ends in .toml
     #[arg(long, value_name = "NAME|FILE", default_value = "sd8gen3-fp16")]
     pub soc: String,
-    /// The model's shape: a preset or a config that ends in .json, with :TYPE for weights of another
-    /// type than Q4_0
-    #[arg(short, long, value_name = "PRESET[:TYPE]|FILE", value_parser = shape)]
-    pub model: Shape,
+    /// The model's shape: a preset, a folder with a config.json, or a config that ends in .json; each
+    /// with :TYPE for weights of another type than Q4_0
+    #[arg(short, long, value_name = "PRESET|FOLDER|FILE[:TYPE]")]
+    pub model: String,
     /// Tokens of the prompt
     #[arg(short, long, value_name = "N", default_value_t = 256)]
     pub prompt: usize,
@@ -82,8 +78,8 @@ pub struct SimulateArgs {
 /// `troika reproduce`.
 #[derive(Args)]
 pub struct ReproduceArgs {
-    /// Targets by name, such as H12 [default: all]
-    #[arg(value_name = "ID")]
+    /// Targets by name, such as H12 or H12,H15 [default: all]
+    #[arg(value_name = "ID", value_delimiter = ',')]
     pub ids: Vec<String>,
     /// Print a JSON list
     #[arg(long)]

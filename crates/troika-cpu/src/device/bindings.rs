@@ -217,8 +217,7 @@ pub(crate) fn memory(b: &Bindings, bound: &[Rect], at: usize) -> Mem {
     let Some((view, rect)) = view(b, at).zip(bound.get(at)) else {
         return Mem { ptr: std::ptr::dangling_mut::<u64>().cast(), bytes: 0, stride: 0 };
     };
-    // SAFETY: the rectangle lies inside of the view, and that inside of its buffer.
-    let ptr = unsafe { view.buffer().as_ptr().add(rect.offset()) };
+    let ptr = view.buffer().as_ptr().wrapping_add(rect.offset());
     Mem { ptr, bytes: rect.span().len(), stride: rect.stride() }
 }
 
@@ -345,14 +344,16 @@ pub(crate) fn staged(exe: &Loaded, rows: usize, bound: &[Rect], out: &mut Vec<St
 }
 
 /// Copies a value to a second place row by row.
-pub(crate) fn copy(slot: &ValueSlot, rows: usize, from: Mem, to: Mem) {
+///
+/// # Safety
+/// Both places are memory of `rows` rows of the value's width, claimed for it, and share none.
+pub(crate) unsafe fn copy(slot: &ValueSlot, rows: usize, from: Mem, to: Mem) {
     if slot.place == Place::Nowhere {
         return;
     }
     let row = slot.row_bytes();
     for i in 0..rows {
-        // SAFETY: both have `rows` rows of the value's width inside of memory that is claimed, and
-        // share none: `check_overlap` looked, and this device's own is nobody's binding.
+        // SAFETY: by the caller.
         unsafe {
             let (from, to) = (from.ptr.add(i * from.stride), to.ptr.add(i * to.stride));
             std::ptr::copy_nonoverlapping(from, to, row);

@@ -61,13 +61,17 @@ impl Executor {
         let prepared = self.known.prepare(exe, task, &self.spaces)?;
         self.machine.grow(exe, task, prepared.staging)?;
         let _claims = bindings::claim(exe, task, &prepared.bound, &mut self.pages)?;
-        self.machine.run(exe, (task, prepared), next)
+        // SAFETY: the memory is that of these bindings, which were checked and are claimed.
+        unsafe { self.machine.run(exe, (task, prepared), next) }
     }
 }
 
 impl Machine {
-    /// Runs the ops on claimed memory.
-    fn run(
+    /// Runs the ops.
+    ///
+    /// # Safety
+    /// The bindings were prepared for this executable, and their memory is claimed.
+    unsafe fn run(
         &mut self,
         exe: &Loaded,
         (task, prepared): (&Run, &mut Prepared),
@@ -81,10 +85,13 @@ impl Machine {
         let Prepared { bound, staged, memory, .. } = &*prepared;
         for s in staged.iter().filter(|s| s.binding < exe.code.inputs.len()) {
             let from = bindings::memory(b, bound, s.binding);
-            bindings::copy(&exe.code.slots[s.slot], task.rows, from, memory[s.slot]);
+            // SAFETY: the staging memory is this device's own, and nobody's binding.
+            unsafe { bindings::copy(&exe.code.slots[s.slot], task.rows, from, memory[s.slot]) };
         }
         for (i, op) in exe.code.ops.iter().enumerate() {
-            self.run_op(exe, op, (task, memory)).map_err(|e| self.failure(exe, op, e))?;
+            // SAFETY: by the caller.
+            let done = unsafe { self.run_op(exe, op, (task, memory)) };
+            done.map_err(|e| self.failure(exe, op, e))?;
             if task.rows <= select::PREFETCH_MAX_ROWS {
                 self.prefetch_weights(exe, i + 1, next);
             }
@@ -92,11 +99,13 @@ impl Machine {
         for &(slot, output) in &exe.code.copies {
             let to = exe.code.inputs.len() + exe.code.states.len() + output;
             let to = bindings::memory(b, bound, to);
-            bindings::copy(&exe.code.slots[slot], task.rows, memory[slot], to);
+            // SAFETY: written bindings share no bytes with others (`check_overlap`).
+            unsafe { bindings::copy(&exe.code.slots[slot], task.rows, memory[slot], to) };
         }
         for s in staged.iter().filter(|s| s.binding >= exe.code.inputs.len()) {
             let to = bindings::memory(b, bound, s.binding);
-            bindings::copy(&exe.code.slots[s.slot], task.rows, memory[s.slot], to);
+            // SAFETY: as for the inputs.
+            unsafe { bindings::copy(&exe.code.slots[s.slot], task.rows, memory[s.slot], to) };
         }
         Ok(())
     }
@@ -150,7 +159,10 @@ impl Machine {
     }
 
     /// Runs one op.
-    fn run_op(
+    ///
+    /// # Safety
+    /// As for [`Machine::run`]; `memory` is that of the bindings and of this device.
+    unsafe fn run_op(
         &mut self,
         exe: &Loaded,
         op: &CompiledOp,
@@ -168,7 +180,7 @@ impl Machine {
         // are other values: `compile` verified that a value is computed once and is then neither
         // input nor state. `place` gave the values that this very op reads or writes rooms apart,
         // and bindings that are written share no bytes with others (`check_overlap`), nor with
-        // what other tasks touch meanwhile: `run` holds claims on them.
+        // what other tasks touch meanwhile: the caller holds claims on them.
         unsafe { mem.run(&mut cx, task, &mut work) }
     }
 }

@@ -8,7 +8,7 @@ use troika_graph::{Activation, ActivationFormat, DType};
 use crate::compile::{Code, CompiledOp, Loaded};
 use crate::device::bindings::Mem;
 use crate::kernels::elementwise::{Element, ElementRows, Floats, FloatsMut};
-use crate::kernels::kv::{CacheMut, CacheRef};
+use crate::kernels::kv::{CacheMut, CacheRef, CacheRows};
 use crate::kernels::linear::{OutView, Product, RowsView};
 use crate::kernels::norm::Norm;
 use crate::kernels::{
@@ -392,9 +392,9 @@ impl<'a> Operands<'a> {
         // SAFETY: by the caller.
         unsafe {
             let cache = match self.exe.code.slots[slot].dtype {
-                DType::F16 => CacheMut::F16(self.part(slot)),
-                DType::BF16 => CacheMut::BF16(self.part(slot)),
-                _ => CacheMut::F32(self.part(slot)),
+                DType::F16 => CacheMut::F16(CacheRows::shared(self.part(slot))),
+                DType::BF16 => CacheMut::BF16(CacheRows::shared(self.part(slot))),
+                _ => CacheMut::F32(CacheRows::shared(self.part(slot))),
             };
             let done = kv::append(cx, &task.forward, k.page_group, (self.input(0), k.width), cache);
             done.map_err(|e| match e {

@@ -16,10 +16,12 @@ pub mod router;
 pub(crate) mod select;
 pub mod simd;
 
+use std::ops::Range;
+
 use troika_graph::{ActivationFormat, DType};
 
 use crate::machine::{Isa, Multiply};
-use crate::runtime::{Panicked, PerWorker, Pool};
+use crate::runtime::{Panicked, PerWorker, Pool, SharedMut};
 
 /// Why a kernel did not finish.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -40,6 +42,34 @@ pub struct Context<'a> {
     pub isa: Isa,
     /// Scratch of each worker; ops say how much they need (`worker_floats`).
     pub scratch: PerWorker<'a>,
+}
+
+impl Context<'_> {
+    /// Calls `work(scratch, part)` for every part, on all workers.
+    pub(crate) fn run(
+        &mut self,
+        parts: usize,
+        work: &(dyn Fn(&mut [f32], usize) + Sync),
+    ) -> Result<(), KernelError> {
+        Ok(self.scratch.run(self.pool, parts, work)?)
+    }
+
+    /// Cuts `out`, rows of `width` elements, into parts of `step` rows; calls
+    /// `work(scratch, rows, their elements)` for every part.
+    pub(crate) fn run_rows<T: Send>(
+        &mut self,
+        (out, width): (&mut [T], usize),
+        step: usize,
+        work: impl Fn(&mut [f32], Range<usize>, &mut [T]) + Sync,
+    ) -> Result<(), KernelError> {
+        let (rows, out) = (out.len() / width.max(1), SharedMut::new(out));
+        self.run(rows.div_ceil(step), &|scratch, part| {
+            let rows = part * step..((part + 1) * step).min(rows);
+            // SAFETY: every part runs once, and no two have the same rows.
+            let out = unsafe { out.slice(rows.start * width..rows.end * width) };
+            work(scratch, rows, out);
+        })
+    }
 }
 
 /// What products with weights of a type multiply with on an instruction set, if it is known.

@@ -56,7 +56,7 @@ impl Multiply {
         Multiply::Int8Mmla,
     ];
 
-    /// Its name in tables and JSON.
+    /// Its name in JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Multiply::F32Avx2 => "f32_fma_avx2",
@@ -77,7 +77,28 @@ impl Multiply {
         }
     }
 
-    /// The unit: products of floats, or of integers.
+    /// What is multiplied by which instructions, for people.
+    pub const fn words(self) -> &'static str {
+        match self {
+            Multiply::F32Avx2 => "f32 with AVX2",
+            Multiply::Int8Avx2 | Multiply::Int8SignAvx2 | Multiply::Int8FlipAvx2 => {
+                "int8 with AVX2"
+            }
+            Multiply::Int8SumsAvx2 => "int8 with AVX2, summed in 16 bits",
+            Multiply::Int16Avx2 => "int16 with AVX2",
+            Multiply::Int8AvxVnni => "int8 with AVX-VNNI",
+            Multiply::F32Avx512 => "f32 with AVX-512",
+            Multiply::Int8Avx512 => "int8 with AVX-512 VNNI",
+            Multiply::Bf16Avx512 => "bf16 with AVX-512",
+            Multiply::Int8Amx => "int8 with AMX",
+            Multiply::Bf16Amx => "bf16 with AMX",
+            Multiply::F32Neon => "f32 with NEON",
+            Multiply::Int8Dot => "int8 with NEON dot products",
+            Multiply::Int8Mmla => "int8 with NEON matrix products",
+        }
+    }
+
+    /// What is counted: products of floats, or of integers.
     pub const fn unit(self) -> &'static str {
         match self {
             Multiply::F32Avx2

@@ -1,4 +1,5 @@
-//! The logical cores: their physical cores, and whether they are performance or efficiency cores.
+//! Which logical cores there are: of one physical core, for performance or for efficiency; and how
+//! large their caches are.
 //!
 //! On Linux, from `/sys/devices` (kernel documentation: `admin-guide/cputopology.rst`,
 //! `cpu_capacity` of the ARM schedulers, `cpu_core` of Intel's hybrid processors). Elsewhere only
@@ -74,7 +75,35 @@ fn read(root: &Path) -> Vec<Core> {
     online.iter().map(core).collect()
 }
 
-/// A file with a list in the kernel's format.
+/// Bytes of the last-level caches of all cores this process may use; `None` when the system does not
+/// say.
+pub fn last_level_caches() -> Option<u64> {
+    let cores: Vec<usize> = topology().iter().map(|c| c.id).collect();
+    read_caches(Path::new("/sys/devices/system/cpu"), &cores)
+}
+
+/// Reads `cpu*/cache` (kernel documentation: `ABI/testing/sysfs-devices-system-cpu`). A cache that
+/// several cores share counts once.
+fn read_caches(cpus: &Path, cores: &[usize]) -> Option<u64> {
+    let mut caches = Vec::new();
+    for core in cores {
+        let folder = fs::read_dir(cpus.join(format!("cpu{core}/cache"))).ok()?;
+        let last = folder.flatten().filter_map(|entry| {
+            let text =
+                |name| Some(fs::read_to_string(entry.path().join(name)).ok()?.trim().to_string());
+            let kib: u64 = text("size")?.strip_suffix('K')?.parse().ok()?;
+            let shared = text("shared_cpu_list").unwrap_or_else(|| core.to_string());
+            let level: u32 = text("level")?.parse().ok()?;
+            (text("type")? != "Instruction").then_some((level, shared, kib << 10))
+        });
+        caches.extend(last.max_by_key(|cache| cache.0));
+    }
+    caches.sort_unstable();
+    caches.dedup();
+    (!caches.is_empty()).then(|| caches.iter().map(|c| c.2).sum())
+}
+
+/// A list of the kernel's form in a file.
 fn list(path: &Path) -> Option<Vec<usize>> {
     parse_cores(fs::read_to_string(path).ok()?.trim())
 }
@@ -169,5 +198,26 @@ mod tests {
             assert_eq!(parse_cores(wrong), None, "{wrong}");
         }
         assert!(default_threads() >= 1);
+    }
+
+    #[test]
+    fn last_level_caches_count_once() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(read_caches(dir.path(), &[0]), None);
+        let cache = |core: usize, index: usize, files: [&str; 4]| {
+            let at = dir.path().join(format!("cpu{core}/cache/index{index}"));
+            fs::create_dir_all(&at).unwrap();
+            for (name, text) in ["level", "type", "size", "shared_cpu_list"].iter().zip(files) {
+                fs::write(at.join(name), format!("{text}\n")).unwrap();
+            }
+        };
+        for core in 0..4 {
+            let shared = if core < 2 { "0-1" } else { "2-3" };
+            cache(core, 0, ["1", "Data", "32K", &core.to_string()]);
+            cache(core, 1, ["1", "Instruction", "64K", &core.to_string()]);
+            cache(core, 2, ["2", "Unified", "1024K", shared]);
+        }
+        assert_eq!(read_caches(dir.path(), &[0, 1]), Some(1 << 20));
+        assert_eq!(read_caches(dir.path(), &[0, 1, 2, 3]), Some(2 << 20));
     }
 }

@@ -5,6 +5,8 @@ use std::ops::Range;
 
 use troika_device::{OutOfMemory, ZeroedBytes};
 
+use super::{Panicked, Pool};
+
 /// Floats per cache line.
 pub(crate) const LINE: usize = 16;
 
@@ -156,26 +158,38 @@ impl<'a, T: Copy> SharedRef<'a, T> {
     }
 }
 
-/// Scratch memory with a part for each worker of a pool.
-#[derive(Clone, Copy)]
+/// Scratch memory with a part for each worker of one pool, so there are no copies of it.
+///
+/// ```compile_fail,E0382
+/// let mut floats = [0.0; 16];
+/// let scratch = troika_cpu::PerWorker::new(&mut floats, 16);
+/// let two_pools = [scratch, scratch];
+/// ```
 pub struct PerWorker<'a> {
-    all: SharedMut<'a, f32>,
+    all: &'a mut [f32],
     each: usize,
 }
 
 impl<'a> PerWorker<'a> {
     /// Divides `all` into parts of `each` floats (a multiple of a cache line's 16).
     pub fn new(all: &'a mut [f32], each: usize) -> Self {
-        PerWorker { all: SharedMut::new(all), each }
+        PerWorker { all, each }
     }
 
-    /// The part of a worker.
+    /// [`Pool::run`], with each worker's scratch instead of its number.
     ///
-    /// # Safety
-    /// Only the worker itself asks for its part, and once per call of its closure.
-    #[allow(clippy::mut_from_ref)]
-    pub unsafe fn get(&self, worker: usize) -> &'a mut [f32] {
-        // SAFETY: parts of different workers are disjoint.
-        unsafe { self.all.slice(worker * self.each..(worker + 1) * self.each) }
+    /// # Errors
+    /// As for [`Pool::run`].
+    pub(crate) fn run(
+        &mut self,
+        pool: &mut Pool,
+        parts: usize,
+        work: &(dyn Fn(&mut [f32], usize) + Sync),
+    ) -> Result<(), Panicked> {
+        let (all, each) = (SharedMut::new(self.all), self.each);
+        pool.run(parts, &|worker, part| {
+            // SAFETY: a worker runs one part at a time, and no two have the same number.
+            work(unsafe { all.slice(worker * each..(worker + 1) * each) }, part)
+        })
     }
 }

@@ -242,7 +242,8 @@ impl Shared {
             }
             if let Some(epoch) = self.join(seen) {
                 seen = epoch;
-                self.work_on(index + 1);
+                // SAFETY: just joined.
+                unsafe { self.work_on(index + 1) };
             }
         }
     }
@@ -270,8 +271,12 @@ impl Shared {
         joined.then_some(epoch)
     }
 
-    fn work_on(&self, worker: usize) {
-        // SAFETY: joined, so the job stays as it is until this worker leaves below.
+    /// Takes parts of the job at hand and leaves it.
+    ///
+    /// # Safety
+    /// The worker has joined the job.
+    unsafe fn work_on(&self, worker: usize) {
+        // SAFETY: the job stays as it is until this worker, which has joined, leaves below.
         let job = unsafe { &*self.job.get() };
         let caller = job.caller.clone();
         if let Some(work) = job.work {

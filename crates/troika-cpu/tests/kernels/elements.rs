@@ -261,15 +261,11 @@ struct Falling<'a>(&'a [f32]);
 impl Kernel for Falling<'_> {
     type Output = ();
     #[inline(always)]
-    unsafe fn run<V: Lanes>(self) {
+    fn run<V: Lanes>(self) {
         for x in self.0.chunks_exact(V::N) {
             let mut e = [[0.0f32; MAX_LANES]; 2];
-            // SAFETY: features by the caller; a register of numbers, room for the widest.
-            unsafe {
-                let x = V::load(x.as_ptr());
-                x.exp().store(e[0].as_mut_ptr());
-                x.exp_falling().store(e[1].as_mut_ptr());
-            }
+            V::from_slice(x).exp().write_to(&mut e[0]);
+            V::from_slice(x).exp_falling().write_to(&mut e[1]);
             assert_eq!(e[0].map(f32::to_bits), e[1].map(f32::to_bits), "e^x of {x:?}");
         }
     }

@@ -155,8 +155,8 @@ impl View {
         let read = ReadRows { claim: self.buffer.claim(&[(*r, Access::Read)])?, rect: *r };
         let mut write = WriteRows { claim: to.buffer.claim(&[(*w, Access::Write)])?, rect: *w };
         for i in 0..r.rows() {
-            if let (Some(from), Some(to)) = (r.row(i), w.row(i)) {
-                write.bytes_mut(to).copy_from_slice(read.bytes(from));
+            if let (Some(from), Some(to)) = (read.bytes(Some(i)), write.bytes_mut(Some(i))) {
+                to.copy_from_slice(from);
             }
         }
         Ok(())
@@ -173,18 +173,20 @@ impl ReadRows<'_> {
     /// A row as elements, without a trailing partial element. `None` beyond the last row, and for
     /// rows that do not start at an element.
     pub fn row<T: AnyBitPattern>(&self, i: usize) -> Option<&[T]> {
-        elements(self.bytes(self.rect.row(i)?))
+        elements(self.bytes(Some(i))?)
     }
 
     /// All rows as elements, like [`ReadRows::row`]. `None` if there are gaps between rows.
     pub fn as_slice<T: AnyBitPattern>(&self) -> Option<&[T]> {
-        elements(self.bytes(self.rect.is_dense().then(|| self.rect.span())?))
+        elements(self.bytes(None)?)
     }
 
-    fn bytes(&self, range: Range<usize>) -> &[u8] {
+    /// A row, or all of them where they lie without gaps.
+    fn bytes(&self, row: Option<usize>) -> Option<&[u8]> {
+        let (start, len) = place(&self.claim, &self.rect, row)?;
         // SAFETY: a row, or rows without gaps, of the rectangle that is claimed for reading while
         // `self` lives; it lies inside of the buffer.
-        unsafe { std::slice::from_raw_parts(at(&self.claim, &range), range.len()) }
+        Some(unsafe { std::slice::from_raw_parts(start, len) })
     }
 }
 
@@ -197,43 +199,47 @@ pub struct WriteRows<'a> {
 impl WriteRows<'_> {
     /// A row to read, like [`ReadRows::row`].
     pub fn row<T: AnyBitPattern>(&self, i: usize) -> Option<&[T]> {
-        elements(self.bytes(self.rect.row(i)?))
+        elements(self.bytes(Some(i))?)
     }
 
     /// All rows to read, like [`ReadRows::as_slice`].
     pub fn as_slice<T: AnyBitPattern>(&self) -> Option<&[T]> {
-        elements(self.bytes(self.rect.is_dense().then(|| self.rect.span())?))
+        elements(self.bytes(None)?)
     }
 
     /// A row to write, like [`ReadRows::row`].
     pub fn row_mut<T: AnyBitPattern + NoUninit>(&mut self, i: usize) -> Option<&mut [T]> {
-        let row = self.rect.row(i)?;
-        elements_mut(self.bytes_mut(row))
+        elements_mut(self.bytes_mut(Some(i))?)
     }
 
     /// All rows to write, like [`ReadRows::as_slice`].
     pub fn as_mut_slice<T: AnyBitPattern + NoUninit>(&mut self) -> Option<&mut [T]> {
-        let all = self.rect.is_dense().then(|| self.rect.span())?;
-        elements_mut(self.bytes_mut(all))
+        elements_mut(self.bytes_mut(None)?)
     }
 
-    fn bytes(&self, range: Range<usize>) -> &[u8] {
+    /// As [`ReadRows::bytes`].
+    fn bytes(&self, row: Option<usize>) -> Option<&[u8]> {
+        let (start, len) = place(&self.claim, &self.rect, row)?;
         // SAFETY: as for `ReadRows`; the bytes are claimed for writing, and only `bytes_mut`
         // writes them, which borrows `self` for as long.
-        unsafe { std::slice::from_raw_parts(at(&self.claim, &range), range.len()) }
+        Some(unsafe { std::slice::from_raw_parts(start, len) })
     }
 
-    fn bytes_mut(&mut self, range: Range<usize>) -> &mut [u8] {
+    fn bytes_mut(&mut self, row: Option<usize>) -> Option<&mut [u8]> {
+        let (start, len) = place(&self.claim, &self.rect, row)?;
         // SAFETY: a row, or rows without gaps, of the rectangle that is claimed for writing: no
         // other claim has its bytes, and the result borrows `self` alone.
-        unsafe { std::slice::from_raw_parts_mut(at(&self.claim, &range), range.len()) }
+        Some(unsafe { std::slice::from_raw_parts_mut(start, len) })
     }
 }
 
-/// The address of a range inside the buffer.
-fn at(claim: &Claim<'_>, range: &Range<usize>) -> *mut u8 {
-    // SAFETY: the caller's range lies inside of the buffer.
-    unsafe { claim.buffer().as_ptr().add(range.start) }
+/// Where a row of a rectangle is, or all of them where they lie without gaps, and its bytes.
+fn place(claim: &Claim<'_>, rect: &Rect, row: Option<usize>) -> Option<(*mut u8, usize)> {
+    let range = match row {
+        Some(i) => rect.row(i)?,
+        None => rect.is_dense().then(|| rect.span())?,
+    };
+    Some((claim.buffer().as_ptr().wrapping_add(range.start), range.len()))
 }
 
 fn elements<T: AnyBitPattern>(bytes: &[u8]) -> Option<&[T]> {

@@ -151,6 +151,19 @@ impl KvFit {
         fits
     }
 
+    /// The most sequences of so many tokens that can be held at once.
+    pub fn most_sequences(&self, tokens: usize) -> usize {
+        let layout = &self.layout;
+        let needed = layout.needed_bytes(tokens, &self.page_bytes).unwrap_or(u64::MAX).max(1);
+        let pages = layout
+            .groups
+            .iter()
+            .zip(&self.totals)
+            .map(|(g, total)| total / layout.most_pages(g.window, tokens).max(1));
+        let fit = usize::try_from(self.budget / needed).unwrap_or(usize::MAX);
+        pages.fold(fit.min(layout.sequences), usize::min)
+    }
+
     /// Checks that a sequence of this length, fed in chunks, fits when there is no other.
     ///
     /// # Errors

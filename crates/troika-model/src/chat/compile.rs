@@ -1,7 +1,19 @@
 //! Compiles templates to minijinja's instructions, with checks between them that account for all
-//! work. minijinja limits the number of instructions, but not the cost of each: `{% set s = s ~ s
-//! %}` doubles a text, and a list that contains another list twice, nested sixty levels deep, takes
-//! for ever to print.
+//! work.
+//!
+//! minijinja's fuel bounds the number of instructions. That ends loops, recursion and macros that
+//! call each other, and needs nothing of ours. It does not bound what one instruction costs, and a
+//! cap on the output does not see what is captured in a block or macro. So these are between the
+//! instructions:
+//! - Texts and lists that double: `~`, `+` and `*`.
+//! - Text of the template in a captured block: [`Instruction::EmitRaw`] may hold all of the source.
+//! - Comparisons of lists that hold themselves many times over: sixty levels take for ever. They
+//!   also mask what is compared with a message.
+//! - Slices, characters and loops, which go through all of a text each time.
+//! - Lists, maps and arguments of others: their depth becomes a depth of the stack.
+//! - Results of calls, which may be computed anew whenever they are looked at.
+//! - Values put into a namespace, so that none comes to hold itself.
+//! - What is refused: other templates, arguments unpacked with `*`, `loop.changed`.
 
 use minijinja::machinery::{
     CodeGenerator, Instruction, Instructions, Span, Token, parse, tokenize,

@@ -19,9 +19,12 @@ pub(super) const TAGS: usize = 16_384;
 pub(super) const FOLDED: u64 = 4 << 20;
 /// Stack of the thread that parses and renders; all limits together need a fraction of it.
 pub(super) const STACK: usize = 64 << 20;
-/// The most instructions of a rendering.
-const FUEL: u64 = 20_000_000;
-/// The deepest nesting of lists and maps in a value, including the messages.
+/// Instructions of a rendering, before what the input's size adds.
+const FUEL: u64 = 2_000_000;
+/// Instructions for each byte of input. A thousand messages take the largest published templates
+/// fewer than [`FUEL`].
+const FUEL_PER_BYTE: u64 = 4;
+/// Levels of lists and maps in one value, those of the messages included.
 const DEPTH: usize = 128;
 /// Bytes that a rendering may read or make, before the addition for the input's size.
 const WORK: u64 = 256 << 20;
@@ -58,7 +61,7 @@ impl Budget {
             left: AtomicU64::new(WORK + bytes.saturating_mul(WORK_PER_BYTE).min(WORK_ADDED)),
             size: SIZE.saturating_add(bytes.saturating_mul(SIZE_PER_BYTE)),
             output: AtomicU64::new(0),
-            fuel: FUEL.saturating_add(bytes),
+            fuel: FUEL.saturating_add(bytes.saturating_mul(FUEL_PER_BYTE)),
             mask,
         }
     }

@@ -264,6 +264,31 @@ fn no_template_runs_for_ever_or_makes_too_much() {
     }
 }
 
+/// What is counted is rounds and calls, whatever time they take.
+#[test]
+fn a_million_rounds_or_calls_are_more_than_any_conversation_needs() {
+    let rounds = |n: u32| {
+        format!(
+            "{{% for a in range({n}) %}}{{% for b in range({n}) %}}{{% endfor %}}{{% endfor %}}"
+        )
+    };
+    // Each macro calls the one before it twice.
+    let calls = |n: u32| {
+        let twice = |i| {
+            format!("{{% macro f{i}() %}}{{{{ f{0}() }}}}{{{{ f{0}() }}}}{{% endmacro %}}", i - 1)
+        };
+        let macros: String = (1..=n).map(twice).collect();
+        format!("{{% macro f0() %}}{{% endmacro %}}{macros}{{{{ f{n}() }}}}")
+    };
+    for source in [rounds(1000), rounds(99_999), calls(20), calls(60)] {
+        let why = refused(&source, &[]);
+        assert!(why.contains("runs longer than any conversation needs"), "{why}");
+    }
+    for source in [rounds(100), calls(10)] {
+        assert_eq!(render(&source, &[]).as_deref(), Ok(""));
+    }
+}
+
 #[test]
 fn no_source_overflows_the_compiler() {
     let n = 300_000;

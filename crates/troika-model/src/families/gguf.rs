@@ -69,12 +69,17 @@ fn to_json(v: &GgufValue) -> Value {
         GgufValue::Str(s) => json!(s),
         // Per-layer numbers are used where all layers agree; see `uniform`.
         GgufValue::Array(a) => Value::Array(a.iter().map(to_json).collect()),
+        GgufValue::Texts(t) => Value::Array(t.iter().map(Value::from).collect()),
     }
 }
 
 /// Turns a per-layer list of one repeated value into that value, without copying long lists.
 fn uniform(key: &str, v: &GgufValue) -> Res<Value> {
-    let GgufValue::Array(list) = v else { return Ok(to_json(v)) };
+    let list = match v {
+        GgufValue::Array(list) => list,
+        GgufValue::Texts(_) => return Err(bad(key, "a list of texts", "not a number")),
+        v => return Ok(to_json(v)),
+    };
     match list.first() {
         Some(first) if list.iter().all(|x| x == first) => Ok(to_json(first)),
         _ => Err(unsupported(format!("{key} that differs between layers"), "one value for all")),

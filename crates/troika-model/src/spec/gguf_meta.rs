@@ -15,8 +15,37 @@ pub enum GgufValue {
     Bool(bool),
     /// UTF-8 text (invalid bytes replaced).
     Str(String),
-    /// Homogeneous list.
+    /// Homogeneous list of anything but texts.
     Array(Vec<GgufValue>),
+    /// List of texts.
+    Texts(Texts),
+}
+
+/// Texts one after another in one piece of memory: a vocabulary has hundreds of thousands.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Texts {
+    all: String,
+    /// Where each ends.
+    ends: Vec<usize>,
+}
+
+impl Texts {
+    /// The texts in order.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &str> {
+        let mut start = 0;
+        self.ends.iter().map(move |&end| &self.all[std::mem::replace(&mut start, end)..end])
+    }
+}
+
+impl<S: AsRef<str>> FromIterator<S> for Texts {
+    fn from_iter<I: IntoIterator<Item = S>>(texts: I) -> Texts {
+        let mut list = Texts::default();
+        for text in texts {
+            list.all.push_str(text.as_ref());
+            list.ends.push(list.all.len());
+        }
+        list
+    }
 }
 
 /// All metadata of a file.
@@ -59,7 +88,15 @@ impl GgufValue {
         }
     }
 
-    /// As a list.
+    /// As a list of texts.
+    pub fn as_texts(&self) -> Option<&Texts> {
+        match self {
+            GgufValue::Texts(t) => Some(t),
+            _ => None,
+        }
+    }
+
+    /// As a list of anything but texts.
     pub fn as_array(&self) -> Option<&[GgufValue]> {
         match self {
             GgufValue::Array(a) => Some(a),

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use troika_graph::{Activation, RopeFreqs, RopeStyle, Score, Window};
 
 pub use checkpoint::{Checkpoint, StoredTensor};
-pub use gguf_meta::{GgufMeta, GgufValue};
+pub use gguf_meta::{GgufMeta, GgufValue, Texts};
 pub use int4::{Int4Config, Int4Layout};
 pub use recipe::{Cols, Recipe};
 pub use weight_requirement::{WeightRequirement, weight_requirements};

@@ -2,12 +2,14 @@
 
 use std::collections::HashMap;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
+use tokenizers::models::bpe::{Merges, Vocab};
+use tokenizers::{Model, ModelWrapper};
 
 use super::TokenizerError;
 use super::json::{self, Read};
 use super::pre;
-use super::vocab::PIECE;
+use super::vocab::{self, BpeOptions, PIECE};
 use crate::spec::{GgufMeta, GgufValue};
 
 /// Token types of `tokenizer.ggml.token_type`.
@@ -36,11 +38,10 @@ fn metadata(name: &str, why: impl Into<String>) -> TokenizerError {
     TokenizerError::Metadata { key: key(name), why: why.into() }
 }
 
-fn strings<'a>(meta: &'a GgufMeta, name: &str) -> Res<Vec<&'a str>> {
-    let Some(v) = meta.get(&key(name)) else { return Ok(Vec::new()) };
-    let list = v.as_array().ok_or_else(|| metadata(name, "is not a list"))?;
-    let all: Option<Vec<&str>> = list.iter().map(GgufValue::as_str).collect();
-    all.ok_or_else(|| metadata(name, "is not a list of texts"))
+fn texts<'a>(meta: &'a GgufMeta, name: &str) -> Res<impl Iterator<Item = &'a str>> {
+    let Some(v) = meta.get(&key(name)) else { return Ok(None.into_iter().flatten()) };
+    let list = v.as_texts().ok_or_else(|| metadata(name, "is not a list of texts"))?;
+    Ok(Some(list.iter()).into_iter().flatten())
 }
 
 fn numbers(meta: &GgufMeta, name: &str, len: usize) -> Res<Option<Vec<f64>>> {
@@ -56,7 +57,7 @@ fn numbers(meta: &GgufMeta, name: &str, len: usize) -> Res<Option<Vec<f64>>> {
 
 pub(super) fn build(meta: &GgufMeta) -> Res<Option<Built>> {
     let Some(model) = meta.get(&key("model")).and_then(GgufValue::as_str) else { return Ok(None) };
-    let tokens = strings(meta, "tokens")?;
+    let tokens: Vec<&str> = texts(meta, "tokens")?.collect();
     if tokens.is_empty() {
         return Ok(None);
     }
@@ -77,7 +78,7 @@ pub(super) fn build(meta: &GgufMeta) -> Res<Option<Built>> {
     let (bos, eos, unknown) = (id("bos_token_id"), id("eos_token_id"), id("unknown_token_id"));
     let flag = |name: &str| meta.get(&key(name)).and_then(GgufValue::as_bool);
     let pre_name = meta.get(&key("pre")).and_then(GgufValue::as_str).unwrap_or("default");
-    let (mut json, adds_bos) = match model {
+    let (mut json, model, adds_bos) = match model {
         "gpt2" => {
             let pre = pre::find(pre_name).unwrap_or_else(|| {
                 warnings.push(format!(
@@ -86,19 +87,30 @@ pub(super) fn build(meta: &GgufMeta) -> Res<Option<Built>> {
                 ));
                 pre::FALLBACK
             });
-            (byte_level(&tokens, &strings(meta, "merges")?, &pre)?, pre.adds_bos)
+            let model = bpe_of_bytes(&tokens, &pairs(texts(meta, "merges")?)?, &pre)?;
+            (byte_level(&pre), model, pre.adds_bos)
         }
         "llama" => {
             let scores = numbers(meta, "scores", tokens.len())?;
             let prefix = flag("add_space_prefix").unwrap_or(true);
-            let merges = merges(&tokens, types.as_deref(), scores.as_deref())?;
-            (sentencepiece(&tokens, merges, unknown, prefix), true)
+            let pieces =
+                Pieces { tokens: &tokens, types: types.as_deref(), scores: scores.as_deref() };
+            let vocab = vocabulary(&tokens);
+            let merges = pieces.merges(&vocab)?;
+            let options = BpeOptions {
+                unk_token: unknown.map(|u| tokens[u as usize].into()),
+                fuse_unk: Some(true),
+                byte_fallback: Some(true),
+                ..BpeOptions::default()
+            };
+            let model = vocab::bpe(vocab, merges, options).map_err(no_tokenizer)?;
+            (sentencepiece(prefix), model, true)
         }
         other => return Err(TokenizerError::Unsupported(other.into())),
     };
     json["added_tokens"] = added(&tokens, types.as_deref());
-    let read = json::tokenizer(json)
-        .map_err(|e| metadata("tokens", format!("make no tokenizer: what they make {e}")))?;
+    let twins = twins(&tokens, &model);
+    let read = json::with_model(json, model).map_err(no_tokenizer)?;
     Ok(Some(Built {
         read,
         bos,
@@ -106,19 +118,26 @@ pub(super) fn build(meta: &GgufMeta) -> Res<Option<Built>> {
         add_bos: flag("add_bos_token").unwrap_or(adds_bos),
         add_eos: flag("add_eos_token").unwrap_or(false),
         warning: (!warnings.is_empty()).then(|| warnings.join("; ")),
-        twins: twins(&tokens),
+        twins,
     }))
 }
 
-/// For tokens that occur more than once in the list: text is encoded to the last one.
-fn twins(tokens: &[&str]) -> HashMap<u32, u32> {
-    let last: HashMap<&str, u32> = tokens.iter().zip(0..).map(|(t, i)| (*t, i)).collect();
-    let earlier = |(t, i): (&&str, u32)| last.get(t).filter(|&&l| l != i).map(|&l| (i, l));
-    tokens.iter().zip(0..).filter_map(earlier).collect()
+fn no_tokenizer(why: String) -> TokenizerError {
+    metadata("tokens", format!("make no tokenizer: what they make {why}"))
 }
 
-fn vocab(tokens: &[&str]) -> Map<String, Value> {
-    tokens.iter().enumerate().map(|(i, t)| ((*t).to_string(), json!(i))).collect()
+/// Ids whose token stands in the list again, by the id it has there.
+fn twins(tokens: &[&str], model: &ModelWrapper) -> HashMap<u32, u32> {
+    if tokens.len() == model.get_vocab_size() {
+        return HashMap::new();
+    }
+    let last = |(t, i): (&&str, u32)| model.token_to_id(t).filter(|&l| l != i).map(|l| (i, l));
+    tokens.iter().zip(0..).filter_map(last).collect()
+}
+
+/// Of tokens that stand in the list more than once, the last is the one text is encoded to.
+fn vocabulary(tokens: &[&str]) -> Vocab {
+    tokens.iter().map(|&t| t.to_string()).zip(0..).collect()
 }
 
 fn added(tokens: &[&str], types: Option<&[f64]>) -> Value {
@@ -136,73 +155,91 @@ fn added(tokens: &[&str], types: Option<&[f64]>) -> Value {
     Value::Array(list)
 }
 
-fn byte_level(tokens: &[&str], merges: &[&str], pre: &pre::Pre) -> Res<Value> {
-    let vocab = vocab(tokens);
-    let mut pairs = Vec::with_capacity(merges.len());
-    for m in merges {
-        // A merge is two tokens with a space between; tokens themselves have none.
-        let (a, b) = m.split_once(' ').ok_or_else(|| metadata("merges", format!("has {m:?}")))?;
-        let known = [a, b, &format!("{a}{b}")].iter().all(|t| vocab.contains_key(*t));
-        if known {
-            pairs.push(json!([a, b]));
-        }
-    }
+/// Merges: each is two tokens with a space between; tokens themselves have none.
+fn pairs<'a>(merges: impl Iterator<Item = &'a str>) -> Res<Vec<(&'a str, &'a str)>> {
+    let bad = |m: &str| metadata("merges", format!("has {m:?}"));
+    merges.map(|m| m.split_once(' ').ok_or_else(|| bad(m))).collect()
+}
+
+/// A model that merges bytes, which are spelled as letters.
+fn bpe_of_bytes(tokens: &[&str], merges: &[(&str, &str)], pre: &pre::Pre) -> Res<ModelWrapper> {
+    let longest = tokens.iter().map(|t| t.len()).max().unwrap_or(0);
+    let build = |all: bool| {
+        let vocab = vocabulary(tokens);
+        let known = |a: &str, b: &str| {
+            let [a, b, joined] = [a, b, &[a, b].concat()].map(|t| vocab.contains_key(t));
+            a && b && joined
+        };
+        let merges = merges.iter().filter(|(a, b)| a.len() + b.len() <= longest);
+        let merges = merges.filter(|(a, b)| all || known(a, b));
+        let merges = merges.map(|&(a, b)| (a.into(), b.into())).collect();
+        let options = BpeOptions { ignore_merges: Some(pre.whole_words), ..BpeOptions::default() };
+        vocab::bpe(vocab, merges, options)
+    };
+    // The crate looks each merge's tokens up, too: only where one is missing it is done twice.
+    build(true).or_else(|_| build(false)).map_err(no_tokenizer)
+}
+
+fn byte_level(pre: &pre::Pre) -> Value {
     let split = |p: &&str| json!({"type": "Split", "pattern": {"Regex": p}, "behavior": "Isolated", "invert": false});
     let mut steps: Vec<Value> = pre.patterns.iter().map(split).collect();
     let bytes = json!({
         "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false,
     });
     steps.push(bytes.clone());
-    Ok(json!({
+    json!({
         "normalizer": pre.composed.then(|| json!({"type": "NFC"})),
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
-        "post_processor": null,
         "decoder": bytes,
-        "model": {"type": "BPE", "vocab": vocab, "merges": pairs,
-                  "ignore_merges": pre.whole_words},
-    }))
+    })
 }
 
 /// The most bytes of merges for a SentencePiece vocabulary. The largest published vocabularies have
 /// 600,000 merges of 20 bytes.
 const MERGES: usize = 256 << 20;
 
-/// SentencePiece BPE: merges follow from the pieces and their scores.
-fn merges(tokens: &[&str], types: Option<&[f64]>, scores: Option<&[f64]>) -> Res<Vec<Value>> {
-    let ids: HashMap<&str, usize> = tokens.iter().enumerate().map(|(i, t)| (*t, i)).collect();
-    let score = |i: usize| scores.map_or(-(i as f64), |s| s[i]);
-    let mut merges: Vec<(f64, usize, usize, usize)> = Vec::new();
-    let mut bytes = 0;
-    for (i, token) in tokens.iter().enumerate() {
-        // Searching all pairs takes quadratic time in the length.
-        if token.len() > PIECE {
-            if types.is_some_and(|t| t[i] as i64 != NORMAL) {
-                continue;
-            }
-            let why = format!("has a piece of {} bytes; at most {PIECE} can be", token.len());
-            return Err(metadata("tokens", why));
-        }
-        for (at, _) in token.char_indices().skip(1) {
-            let (a, b) = token.split_at(at);
-            if let (Some(&a), Some(&b)) = (ids.get(a), ids.get(b)) {
-                merges.push((score(i), i, a, b));
-                bytes += token.len();
-            }
-        }
-        if bytes > MERGES {
-            return Err(metadata("tokens", format!("make merges of more than {MERGES} bytes")));
-        }
-    }
-    merges.sort_by(|x, y| y.0.total_cmp(&x.0).then((x.1, x.2, x.3).cmp(&(y.1, y.2, y.3))));
-    Ok(merges.iter().map(|&(_, _, a, b)| json!([tokens[a], tokens[b]])).collect())
+/// A SentencePiece vocabulary.
+struct Pieces<'a> {
+    tokens: &'a [&'a str],
+    types: Option<&'a [f64]>,
+    scores: Option<&'a [f64]>,
 }
 
-fn sentencepiece(
-    tokens: &[&str],
-    merges: Vec<Value>,
-    unknown: Option<u32>,
-    space_prefix: bool,
-) -> Value {
+impl Pieces<'_> {
+    /// Merges follow from the pieces and their scores.
+    fn merges(&self, ids: &Vocab) -> Res<Merges> {
+        let score = |i: usize| self.scores.map_or(-(i as f64), |s| s[i]);
+        let mut merges: Vec<(f64, u32, u32, u32)> = Vec::new();
+        let mut bytes = 0;
+        for (i, token) in self.tokens.iter().enumerate() {
+            // Looking for all pairs takes time that grows with the square of the length.
+            if token.len() > PIECE {
+                if self.types.is_some_and(|t| t[i] as i64 != NORMAL) {
+                    continue;
+                }
+                let why = format!("has a piece of {} bytes; at most {PIECE} can be", token.len());
+                return Err(metadata("tokens", why));
+            }
+            for (at, _) in token.char_indices().skip(1) {
+                let (a, b) = token.split_at(at);
+                if let Some(&a) = ids.get(a)
+                    && let Some(&b) = ids.get(b)
+                {
+                    merges.push((score(i), i as u32, a, b));
+                    bytes += token.len();
+                }
+            }
+            if bytes > MERGES {
+                return Err(metadata("tokens", format!("make merges of more than {MERGES} bytes")));
+            }
+        }
+        merges.sort_by(|x, y| y.0.total_cmp(&x.0).then((x.1, x.2, x.3).cmp(&(y.1, y.2, y.3))));
+        let text = |id: u32| self.tokens[id as usize].to_string();
+        Ok(merges.iter().map(|&(_, _, a, b)| (text(a), text(b))).collect())
+    }
+}
+
+fn sentencepiece(space_prefix: bool) -> Value {
     let mut normalizers =
         vec![json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"})];
     let mut decoders = vec![
@@ -216,12 +253,6 @@ fn sentencepiece(
     }
     json!({
         "normalizer": {"type": "Sequence", "normalizers": normalizers},
-        "pre_tokenizer": null,
-        "post_processor": null,
         "decoder": {"type": "Sequence", "decoders": decoders},
-        "model": {
-            "type": "BPE", "vocab": vocab(tokens), "merges": merges, "byte_fallback": true,
-            "fuse_unk": true, "unk_token": unknown.map(|u| tokens[u as usize]),
-        },
     })
 }

@@ -1,17 +1,20 @@
 //! Makes a tokenizer from the structure of `tokenizer.json`, checking each part.
 
 use serde_json::{Map, Value};
-use tokenizers::{DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper};
+use tokenizers::{
+    DecoderWrapper, ModelWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper,
+};
 
 use super::check::{self, Growth, Growths};
 use super::guard::caught;
+use super::shared::Inner;
 use super::vocab::{self, Added, part};
 
 type Check<T> = Result<T, String>;
 
 /// A tokenizer that was read.
 pub(super) struct Read {
-    pub inner: tokenizers::Tokenizer,
+    pub inner: Inner,
     pub growth: Growths,
     pub warnings: Vec<String>,
 }
@@ -20,11 +23,21 @@ pub(super) struct Read {
 /// transformers library.
 pub(super) fn tokenizer(json: Value) -> Check<Read> {
     let Value::Object(json) = json else { return Err("is no JSON object".into()) };
-    let read = caught(|| read(json));
+    read(json, None)
+}
+
+/// As [`tokenizer`], of parts without a model, and a model.
+pub(super) fn with_model(json: Value, model: ModelWrapper) -> Check<Read> {
+    let Value::Object(json) = json else { return Err("is no JSON object".into()) };
+    read(json, Some(model))
+}
+
+fn read(json: Map<String, Value>, made: Option<ModelWrapper>) -> Check<Read> {
+    let read = caught(|| put_together(json, made));
     read.unwrap_or_else(|| Err("makes no tokenizer: its parts contradict each other".into()))
 }
 
-fn read(mut json: Map<String, Value>) -> Check<Read> {
+fn put_together(mut json: Map<String, Value>, made: Option<ModelWrapper>) -> Check<Read> {
     if let Some(v) = json.get("version").filter(|v| v.as_str() != Some("1.0")) {
         return Err(format!("has version {v}; version \"1.0\" is supported"));
     }
@@ -34,9 +47,12 @@ fn read(mut json: Map<String, Value>) -> Check<Read> {
     let added: Option<Vec<Added>> = part("added_tokens", take("added_tokens"))?;
     let added = added.unwrap_or_default();
     let post: Option<PostProcessorWrapper> = part("post_processor", take("post_processor"))?;
-    let Value::Object(model) = take("model") else { return Err("has no model".into()) };
     let mut warnings = Vec::new();
-    let model = vocab::model(model, &added, &mut warnings)?;
+    let model = match (made, take("model")) {
+        (Some(model), _) => model,
+        (None, Value::Object(model)) => vocab::model(model, &added, &mut warnings)?,
+        (None, _) => return Err("has no model".into()),
+    };
 
     let shortest = added.iter().map(|a| a.token.content.len()).filter(|&n| n > 0).min();
     let alone = Growth::new(shortest);
@@ -55,7 +71,7 @@ fn read(mut json: Map<String, Value>) -> Check<Read> {
     let decoder: Option<DecoderWrapper> = part("decoder", decoder)?;
     let decoder = decoder.map(check::decoder).transpose()?;
 
-    let mut inner = tokenizers::Tokenizer::new(model);
+    let mut inner = Inner::new(model.into());
     inner.with_normalizer(normalizer).map_err(|e| e.to_string())?;
     inner.with_pre_tokenizer(pre).with_post_processor(post).with_decoder(decoder);
     inner

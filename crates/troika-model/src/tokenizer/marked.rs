@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use tokenizers::{AddedToken, Model};
 
+use super::shared::Inner;
 use super::{Res, Tokenizer, TokenizerError};
 
 /// An added token found in a text.
@@ -144,11 +145,7 @@ fn find(added: &HashMap<u32, AddedToken>, text: &str, plain: &[usize]) -> Vec<Fo
 }
 
 /// A control token's spelling in the model's pieces, none of which is a control token.
-fn pieces(
-    tokenizer: &tokenizers::Tokenizer,
-    added: &HashMap<u32, AddedToken>,
-    spelling: &str,
-) -> Res<Vec<u32>> {
+fn pieces(tokenizer: &Inner, added: &HashMap<u32, AddedToken>, spelling: &str) -> Res<Vec<u32>> {
     let control = |id: u32| added.get(&id).is_some_and(|t| t.special);
     let model = |part: &str| -> Option<Vec<u32>> {
         let ids: Vec<u32> =

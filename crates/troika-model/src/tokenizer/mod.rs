@@ -8,6 +8,7 @@ mod guard;
 mod json;
 mod marked;
 mod pre;
+mod shared;
 mod stream;
 mod vocab;
 
@@ -21,6 +22,7 @@ use tokenizers::NormalizedString;
 
 use crate::files::read_small;
 use crate::spec::GgufMeta;
+use shared::Inner;
 
 pub use error::TokenizerError;
 pub use stream::{Detokenizer, StopMatcher};
@@ -33,9 +35,9 @@ const ENOUGH: f64 = (4 << 20) as f64;
 
 /// A tokenizer with its special tokens.
 pub struct Tokenizer {
-    inner: tokenizers::Tokenizer,
-    /// Like `inner`, with special tokens as plain text. Made on first use.
-    plain: OnceLock<tokenizers::Tokenizer>,
+    inner: Inner,
+    /// As `inner`, but special tokens in the text are plain text. Made when first asked for.
+    plain: OnceLock<Inner>,
     bos: Option<u32>,
     eos: Option<u32>,
     /// Set for GGUF files, which list what to add; `tokenizer.json` has a post-processor.
@@ -171,7 +173,7 @@ impl Tokenizer {
         normalized && growth.split.most(text.len()) <= most
     }
 
-    fn plain(&self) -> &tokenizers::Tokenizer {
+    fn plain(&self) -> &Inner {
         self.plain.get_or_init(|| {
             let mut t = self.inner.clone();
             t.set_encode_special_tokens(true);

@@ -1,11 +1,12 @@
 //! The model of a tokenizer (its vocabulary and how words are divided), checked as it is read.
 
 use std::collections::HashSet;
+use std::mem::take;
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde_json::{Map, Value};
-use tokenizers::models::bpe::BPE;
+use serde_json::{Map, Value, json};
+use tokenizers::models::bpe::{BpeBuilder, Merges, Vocab};
 use tokenizers::models::unigram::Unigram;
 use tokenizers::models::wordlevel::WordLevel;
 use tokenizers::models::wordpiece::WordPiece;
@@ -62,10 +63,12 @@ pub(super) fn model(
     ids(&mut model, added)?;
     match kind.as_str() {
         "BPE" => {
-            merges(&model)?;
-            // Dropout is for training only.
-            model.remove("dropout");
-            Ok(ModelWrapper::BPE(part::<BPE>("model", Value::Object(model))?))
+            let vocab: Vocab = part("model", model.remove("vocab").unwrap_or_default())?;
+            let longest = vocab.keys().map(String::len).max().unwrap_or(0);
+            let list = model.remove("merges").unwrap_or_default();
+            let options: BpeOptions = part("model", Value::Object(model))?;
+            let merges = merges(list, longest, options.prefix())?;
+            bpe(vocab, merges, options)
         }
         "WordPiece" => {
             let longest = model.get("max_input_chars_per_word").and_then(Value::as_u64);
@@ -127,25 +130,71 @@ fn missing(added: &[Added], known: impl Fn(&str) -> bool) -> Vec<&Added> {
     missing
 }
 
-/// Checks merges. The crate joins their halves in a buffer as long as the longest token, without
-/// the second half's prefix and without a bounds check.
-fn merges(model: &Map<String, Value>) -> Check<()> {
-    let vocab = model.get("vocab").and_then(Value::as_object);
-    let longest = vocab.into_iter().flatten().map(|(t, _)| t.len()).max().unwrap_or(0);
-    let prefix = model.get("continuing_subword_prefix").and_then(Value::as_str).unwrap_or("");
-    for merge in model.get("merges").and_then(Value::as_array).into_iter().flatten() {
-        let halves = match merge {
-            Value::String(line) if line.starts_with("#version") => continue,
-            Value::String(line) => line.split_once(' '),
-            pair => pair[0].as_str().zip(pair[1].as_str()),
-        };
-        let (a, b) = halves.ok_or_else(|| format!("has the merge {merge}, which is no pair"))?;
-        let joined = b.strip_prefix(prefix).map(|b| a.len() + b.len());
-        if joined.is_none_or(|n| n > longest) {
-            return Err(format!("has the merge {merge}, which makes no token"));
-        }
+/// What a BPE model has besides its vocabulary and merges. Dropout is left out: it makes training
+/// see a text in several ways, and a prompt is read in one.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct BpeOptions {
+    pub unk_token: Option<String>,
+    pub continuing_subword_prefix: Option<String>,
+    pub end_of_word_suffix: Option<String>,
+    pub fuse_unk: Option<bool>,
+    pub byte_fallback: Option<bool>,
+    pub ignore_merges: Option<bool>,
+}
+
+impl BpeOptions {
+    fn prefix(&self) -> &str {
+        self.continuing_subword_prefix.as_deref().unwrap_or("")
     }
-    Ok(())
+}
+
+/// A BPE model.
+pub(super) fn bpe(vocab: Vocab, merges: Merges, options: BpeOptions) -> Check<ModelWrapper> {
+    let mut builder = BpeBuilder::new()
+        .vocab_and_merges(vocab, merges)
+        .fuse_unk(options.fuse_unk.unwrap_or(false))
+        .byte_fallback(options.byte_fallback.unwrap_or(false))
+        .ignore_merges(options.ignore_merges.unwrap_or(false));
+    if let Some(token) = options.unk_token {
+        builder = builder.unk_token(token);
+    }
+    if let Some(prefix) = options.continuing_subword_prefix {
+        builder = builder.continuing_subword_prefix(prefix);
+    }
+    if let Some(suffix) = options.end_of_word_suffix {
+        builder = builder.end_of_word_suffix(suffix);
+    }
+    let model = builder.build().map_err(|e| format!("has a model that cannot be used: {e}"))?;
+    Ok(ModelWrapper::BPE(model))
+}
+
+/// Reads merges: lines of two tokens, or pairs. The crate joins a merge's halves in a buffer as
+/// long as the longest token, without the second half's prefix, and looks for neither.
+fn merges(list: Value, longest: usize, prefix: &str) -> Check<Merges> {
+    let Value::Array(list) = list else { return Err("has a model without merges".into()) };
+    let mut merges = Merges::with_capacity(list.len());
+    for merge in list {
+        let no_pair = |merge: &Value| format!("has the merge {merge}, which is no pair");
+        let (a, b) = match merge {
+            Value::String(line) if line.starts_with("#version") => continue,
+            Value::String(line) => match line.split_once(' ') {
+                Some((a, b)) if !b.contains(' ') => (a.into(), b.into()),
+                _ => return Err(no_pair(&line.into())),
+            },
+            Value::Array(mut pair) => match pair.as_mut_slice() {
+                [Value::String(a), Value::String(b)] => (take(a), take(b)),
+                _ => return Err(no_pair(&pair.into())),
+            },
+            other => return Err(no_pair(&other)),
+        };
+        let joined = b.strip_prefix(prefix).map(|rest| a.len() + rest.len());
+        if joined.is_none_or(|n| n > longest) {
+            return Err(format!("has the merge {}, which makes no token", json!([a, b])));
+        }
+        merges.push((a, b));
+    }
+    Ok(merges)
 }
 
 /// Checks the pieces of a Unigram model.

@@ -17,8 +17,8 @@ fn tiny_moe() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny-moe")
 }
 
-fn strings(list: impl IntoIterator<Item = impl Into<String>>) -> GgufValue {
-    GgufValue::Array(list.into_iter().map(|s| GgufValue::Str(s.into())).collect())
+fn strings(list: impl IntoIterator<Item = impl AsRef<str>>) -> GgufValue {
+    GgufValue::Texts(list.into_iter().collect())
 }
 
 fn meta(pairs: Vec<(&str, GgufValue)>) -> GgufMeta {
@@ -82,6 +82,25 @@ fn gguf_metadata_tokenizes_as_tokenizer_json_does() {
     }
     assert_eq!(hf.encode("<|endoftext|>", false, true).unwrap(), [0]);
     assert_ne!(hf.encode("<|endoftext|>", false, false).unwrap(), [0]);
+}
+
+#[test]
+fn merges_of_tokens_that_a_file_lacks_are_left_out() {
+    let (whole, _) = Tokenizer::from_gguf(&as_gguf()).unwrap().unwrap();
+    let key = "tokenizer.ggml.merges";
+    let meta = as_gguf();
+    let merges = meta.get(key).unwrap().as_texts().unwrap();
+    // Halves that are no tokens, halves whose whole is none, and one longer than any token.
+    let long = format!("{} a", "q".repeat(1000));
+    let lacking = ["qqzzqq zzqqzz", "Z Z", &long];
+    let mut more = as_gguf();
+    more.0.insert(key.into(), strings(lacking.into_iter().chain(merges.iter())));
+    let (more, warning) = Tokenizer::from_gguf(&more).unwrap().unwrap();
+    assert_eq!(warning, None);
+    for text in TEXTS {
+        let expected = whole.encode(text, false, true).unwrap();
+        assert_eq!(more.encode(text, false, true).unwrap(), expected, "{text:?}");
+    }
 }
 
 #[test]

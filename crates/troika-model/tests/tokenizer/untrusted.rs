@@ -47,6 +47,31 @@ fn seeds_are_read() {
 }
 
 #[test]
+fn merges_are_pairs_or_lines() {
+    let mut lines = seed("byte-level");
+    let pair = |m: &Value| match m {
+        Value::String(line) => line.split_once(' ').map(|(a, b)| json!([a, b])).unwrap(),
+        pair => pair.clone(),
+    };
+    let list = lines["model"]["merges"].as_array().unwrap();
+    let pairs: Vec<Value> = list.iter().map(pair).collect();
+    let line = |p: &Value| json!(format!("{} {}", p[0].as_str().unwrap(), p[1].as_str().unwrap()));
+    let first = [json!("#version: 0.2")];
+    lines["model"]["merges"] = first.into_iter().chain(pairs.iter().map(line)).collect();
+    for option in ["fuse_unk", "byte_fallback", "ignore_merges", "unk_token", "dropout"] {
+        lines["model"][option] = Value::Null;
+    }
+    let pairs = read(&changed("byte-level", "/model/merges", Value::Array(pairs))).unwrap();
+    let lines = read(&lines).unwrap();
+    for text in ["hello", "helloahello", "a hello"] {
+        assert_eq!(ids(&lines, text), ids(&pairs, text));
+    }
+    assert!(ids(&lines, "hello").len() < "hello".len(), "nothing was merged");
+    let three = read(&changed("byte-level", "/model/merges/0", json!("a b c"))).err().unwrap();
+    assert!(three.contains("no pair"), "{three}");
+}
+
+#[test]
 fn truncation_and_padding_are_off() {
     // The seed truncates to four tokens with an impossible stride, and pads to 64.
     let t = read(&seed("byte-level")).unwrap();

@@ -10,8 +10,7 @@ use troika_model::lower::SegmentKind;
 
 use crate::cost::RunWork;
 use crate::fit::{Fits, fit};
-use troika_plan::ModelId;
-use troika_plan::PlanDevice;
+use troika_plan::{ModelId, PlanDevice, fault};
 
 pub use costs::ProfiledCosts;
 pub use regret::Regret;
@@ -247,7 +246,7 @@ impl Profile {
             return Err(ProfileError::Version { found });
         }
         let profile: Profile =
-            serde_json::from_str(text).map_err(|e| ProfileError::Parse(e.to_string()))?;
+            serde_json::from_str(text).map_err(|e| ProfileError::Parse(fault(&e)))?;
         profile.check_numbers()?;
         Ok(profile)
     }
@@ -392,6 +391,12 @@ impl Profile {
             high: known.ns.high.max(run.ns.high),
             count: known.ns.count + run.ns.count,
         };
+    }
+
+    /// The most positions that a measured run has seen, its own rows among them. Prices of more are
+    /// extrapolated.
+    pub fn most_positions(&self) -> usize {
+        self.runs.iter().map(|r| r.cached.saturating_add(r.rows)).max().unwrap_or(0)
     }
 
     /// How often a run was measured.

@@ -6,11 +6,13 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use super::format::{Found, PackedIndex};
-use super::partial::{ENDING, remove_abandoned};
+use super::partial::{place_of, remove_abandoned};
 use crate::cache::hash::Record;
 
 /// Number of hexadecimal digits at the start of file names.
 const DIGITS: usize = 32;
+/// Hexadecimal digits that names of profiles end with.
+const PROFILE_DIGITS: usize = 16;
 
 /// The kinds of files in the folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -19,6 +21,8 @@ pub enum CacheKind {
     Packed,
     /// The remembered hash of a model's file.
     Hash,
+    /// A profile of a model on devices, complete or begun. What it holds is known to who writes it.
+    Profile,
     /// A file that is being written, or was left behind by a process that ended.
     Partial,
 }
@@ -29,6 +33,7 @@ impl CacheKind {
         match self {
             CacheKind::Packed => "packed",
             CacheKind::Hash => "hash",
+            CacheKind::Profile => "profile",
             CacheKind::Partial => "partial",
         }
     }
@@ -72,7 +77,7 @@ impl CacheFile {
         let checked = match self.kind {
             CacheKind::Packed => Found::read(&self.path).and_then(|f| f.verify()),
             CacheKind::Hash => self.hashed().map(drop),
-            CacheKind::Partial => Ok(()),
+            CacheKind::Profile | CacheKind::Partial => Ok(()),
         };
         // Another process may have removed it since the listing.
         checked.or_else(|why| match self.path.symlink_metadata() {
@@ -86,7 +91,7 @@ impl CacheFile {
         match self.kind {
             CacheKind::Packed => self.index().is_err(),
             CacheKind::Hash => !Record::read(&self.path).is_ok_and(|r| r.is_current()),
-            CacheKind::Partial => false,
+            CacheKind::Profile | CacheKind::Partial => false,
         }
     }
 }
@@ -112,22 +117,26 @@ impl CacheFolder {
         self.0.join("hashes")
     }
 
+    /// Where profiles are.
+    pub fn profiles(&self) -> PathBuf {
+        self.0.join("profiles")
+    }
+
     /// All files of the cache, the most recently used first. Other files are ignored.
     ///
     /// # Errors
     /// The folder cannot be read. A missing folder counts as empty.
     pub fn files(&self) -> Result<Vec<CacheFile>> {
         let mut all = Vec::new();
-        for (dir, ending, kind) in
-            [(self.packed(), "packed", CacheKind::Packed), (self.hashes(), "json", CacheKind::Hash)]
-        {
+        let kinds = [CacheKind::Packed, CacheKind::Hash, CacheKind::Profile];
+        for (dir, kind) in [self.packed(), self.hashes(), self.profiles()].into_iter().zip(kinds) {
             let entries = match std::fs::read_dir(&dir) {
                 Ok(entries) => entries,
                 Err(e) if e.kind() == ErrorKind::NotFound => continue,
                 Err(e) => return Err(e),
             };
             for entry in entries {
-                all.extend(file(&entry?, ending, kind));
+                all.extend(file(&entry?, kind));
             }
         }
         all.sort_by(|a, b| b.used.cmp(&a.used).then_with(|| a.path.cmp(&b.path)));
@@ -142,11 +151,12 @@ impl CacheFolder {
     /// The folder cannot be read, or a file cannot be removed.
     pub fn shrink(&self, limit: u64, keep: Option<&Path>) -> Result<Vec<CacheFile>> {
         let mut files = self.files()?;
+        files.retain(|f| matches!(f.kind, CacheKind::Packed | CacheKind::Hash));
         files.reverse();
         files.sort_by_key(|f| f.kind);
         let mut total: u64 = files.iter().map(|f| f.bytes).sum();
         let mut removed = Vec::new();
-        for file in files.into_iter().filter(|f| f.kind != CacheKind::Partial) {
+        for file in files {
             if total <= limit {
                 break;
             }
@@ -159,17 +169,22 @@ impl CacheFolder {
         Ok(removed)
     }
 
-    /// Removes files without future use: abandoned partial files, damaged or outdated ones, and
-    /// hashes of files that are gone or changed. Then does the same as [`CacheFolder::shrink`].
+    /// Removes files without future use: abandoned partial files, damaged or outdated ones, hashes
+    /// of files that are gone or changed, and profiles that `useless` names. Then does the same as
+    /// [`CacheFolder::shrink`].
     ///
     /// # Errors
     /// Those of [`CacheFolder::shrink`].
-    pub fn prune(&self, limit: u64) -> Result<Vec<CacheFile>> {
+    pub fn prune(
+        &self,
+        limit: u64,
+        useless: &dyn Fn(&CacheFile) -> bool,
+    ) -> Result<Vec<CacheFile>> {
         let mut removed = Vec::new();
         for file in self.files()? {
             if file.kind == CacheKind::Partial && remove_abandoned(&file.path) {
                 removed.push(file);
-            } else if file.is_useless() {
+            } else if file.is_useless() || (file.kind == CacheKind::Profile && useless(&file)) {
                 remove(&file.path)?;
                 removed.push(file);
             }
@@ -183,8 +198,7 @@ impl CacheFolder {
     /// # Errors
     /// Those of [`CacheFolder::shrink`].
     pub fn clear(&self) -> Result<Vec<CacheFile>> {
-        self.remove_abandoned();
-        self.shrink(0, None)
+        self.prune(0, &|_| true)
     }
 
     /// Removes files abandoned by ended processes, as far as possible.
@@ -197,25 +211,38 @@ impl CacheFolder {
 }
 
 /// A file, if its name and type match those of the cache.
-fn file(entry: &DirEntry, ending: &str, kind: CacheKind) -> Option<CacheFile> {
+fn file(entry: &DirEntry, kind: CacheKind) -> Option<CacheFile> {
     let path = entry.path();
     let name = path.file_name()?.to_str()?;
-    let (digits, rest) = name.split_at_checked(DIGITS)?;
-    let hex = digits.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
-    let (rest, last) = rest.rsplit_once('.')?;
-    let kind = match last {
-        last if last == ending && rest.is_empty() => kind,
-        ENDING => CacheKind::Partial,
-        _ => return None,
-    };
+    let place = place_of(name);
+    let named = is_named(place.unwrap_or(name), kind);
+    let kind = if place.is_some() { CacheKind::Partial } else { kind };
     // For a link, looks at the link. Opening a pipe would wait for its other end.
     let links = kind == CacheKind::Packed;
     let meta = entry.metadata().ok()?;
-    if !hex || !(meta.is_file() || links && meta.is_symlink()) {
+    if !named || !(meta.is_file() || links && meta.is_symlink()) {
         return None;
     }
     let used = meta.modified().unwrap_or(SystemTime::UNIX_EPOCH);
     Some(CacheFile { path, kind, bytes: meta.len(), used })
+}
+
+/// Whether a name is one that files of a kind have.
+fn is_named(name: &str, kind: CacheKind) -> bool {
+    let hex = |digits: &str| digits.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+    let hashed = |ending: &str| {
+        name.strip_suffix(ending).is_some_and(|digits| digits.len() == DIGITS && hex(digits))
+    };
+    match kind {
+        CacheKind::Packed => hashed(".packed"),
+        CacheKind::Hash => hashed(".json"),
+        CacheKind::Profile => {
+            let name = name.strip_suffix(".partial").unwrap_or(name);
+            let end = name.strip_suffix(".json").and_then(|stem| stem.rsplit_once('-'));
+            end.is_some_and(|(_, digits)| digits.len() == PROFILE_DIGITS && hex(digits))
+        }
+        CacheKind::Partial => false,
+    }
 }
 
 fn remove(path: &Path) -> Result<()> {
@@ -275,15 +302,22 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         add(dir.path(), &packed('a'), 5000, 10);
         add(dir.path(), &format!("hashes/{}.json", "b".repeat(DIGITS)), 10, 10);
-        add(dir.path(), &format!("packed/{}.7-1-5.partial", "c".repeat(DIGITS)), 10, 10);
-        let used = super::super::Partial::begin(&dir.path().join(packed('d'))).unwrap();
+        add(dir.path(), &format!("{}.7-1-5.partial", packed('c')), 10, 10);
+        let profile = format!("profiles/llama-2x64-500-cpu-{}.json", "0".repeat(PROFILE_DIGITS));
+        let profile = add(dir.path(), &profile, 10, 10);
+        add(dir.path(), "profiles/notes.json", 10, 10);
+        let used = super::super::Partial::begin_private(&dir.path().join(packed('d'))).unwrap();
         let folder = CacheFolder::new(dir.path());
         let gone =
             CacheFile { path: dir.path().join("gone"), ..folder.files().unwrap()[0].clone() };
         assert!(CacheFile { kind: CacheKind::Packed, ..gone }.verify().is_ok());
         let unsound = folder.files().unwrap().into_iter().filter(|f| f.verify().is_err());
         assert_eq!(unsound.count(), 2);
-        assert_eq!(folder.prune(u64::MAX).unwrap().len(), 3);
+        assert_eq!(folder.prune(u64::MAX, &|_| false).unwrap().len(), 3);
+        // Profiles took long to measure: the size of the cache is not their matter.
+        assert!(folder.shrink(0, None).unwrap().is_empty() && profile.exists());
+        let [one] = folder.prune(u64::MAX, &|_| true).unwrap().try_into().unwrap();
+        assert_eq!((one.path, one.kind), (profile, CacheKind::Profile));
         let [left] = folder.files().unwrap().try_into().unwrap();
         assert_eq!(left.kind, CacheKind::Partial);
         assert!(folder.clear().unwrap().is_empty() && left.path.exists());

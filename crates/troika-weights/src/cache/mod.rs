@@ -35,7 +35,8 @@ use crate::parallel::lock;
 pub use folder::{CacheFile, CacheFolder, CacheKind};
 pub use format::{PackedEntry, PackedIndex, parse_packed};
 pub(crate) use key::key;
-pub(crate) use partial::{Partial, touch};
+pub(crate) use partial::touch;
+pub use partial::{Partial, remove_leftovers};
 
 /// A file being written.
 struct Writer {
@@ -125,7 +126,7 @@ impl PackedCache {
     pub fn put(&self, name: &str, layout: &str, bytes: &[u8]) {
         let mut state = lock(&self.state);
         if matches!(*state, State::Clean) {
-            *state = match Partial::begin(&self.path) {
+            *state = match Partial::begin_private(&self.path) {
                 Ok(partial) => State::Writing(Writer::new(partial, self.limit)),
                 Err(e) => self.failed(&e),
             };

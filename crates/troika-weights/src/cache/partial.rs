@@ -16,23 +16,38 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The ending of names of partial files.
-pub(crate) const ENDING: &str = "partial";
+const ENDING: &str = "partial";
 /// Without lock support, files not written for this long count as abandoned.
 const ABANDONED: Duration = Duration::from_secs(24 * 3600);
 
 /// A partial file; removed when dropped.
-pub(crate) struct Partial {
+pub struct Partial {
     path: PathBuf,
+    /// What is written to.
     pub file: File,
 }
 
 impl Partial {
     /// Creates a partial file for `place`. Only its owner can read it.
     pub fn begin(place: &Path) -> Result<Partial> {
+        Partial::begin_with(place, OpenOptions::new().write(true).create_new(true))
+    }
+
+    /// As [`Partial::begin`], with a folder that is made if it is not there. Only their owner can
+    /// read them.
+    pub(crate) fn begin_private(place: &Path) -> Result<Partial> {
         private_folder(place.parent().unwrap_or(Path::new(".")))?;
+        let mut options = OpenOptions::new();
+        options.write(true).create_new(true);
+        #[cfg(unix)]
+        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+        Partial::begin_with(place, &options)
+    }
+
+    fn begin_with(place: &Path, options: &OpenOptions) -> Result<Partial> {
         for _ in 0..8 {
-            let path = name(place);
-            let file = private_file(&path)?;
+            let path = beside(place);
+            let file = options.open(&path)?;
             let begun = Partial { path, file };
             // Until it is locked, another process may take it for abandoned.
             let taken = matches!(begun.file.try_lock(), Err(TryLockError::WouldBlock));
@@ -49,8 +64,8 @@ impl Partial {
     }
 
     /// Writes a file completely or not at all.
-    pub fn whole(place: &Path, bytes: &[u8]) -> Result<()> {
-        let mut partial = Partial::begin(place)?;
+    pub(crate) fn whole(place: &Path, bytes: &[u8]) -> Result<()> {
+        let mut partial = Partial::begin_private(place)?;
         partial.file.write_all(bytes)?;
         partial.put(place)
     }
@@ -64,20 +79,34 @@ impl Drop for Partial {
 }
 
 /// A name beside a file's place that no other process or thread uses.
-fn name(place: &Path) -> PathBuf {
+fn beside(place: &Path) -> PathBuf {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let thread = format!("{:?}", std::thread::current().id());
     let digits: String = thread.chars().filter(char::is_ascii_digit).collect();
-    let own = format!("{}-{digits}-{}", std::process::id(), now.as_nanos());
-    place.with_extension(format!("{own}.{ENDING}"))
+    let mut name = place.file_name().unwrap_or_default().to_os_string();
+    name.push(format!(".{}-{digits}-{}.{ENDING}", std::process::id(), now.as_nanos()));
+    place.with_file_name(name)
 }
 
-fn private_file(path: &Path) -> Result<File> {
-    let mut options = OpenOptions::new();
-    options.write(true).create_new(true);
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    options.open(path)
+/// The name of the place that a file under construction is for, if its name is that of one.
+pub(crate) fn place_of(name: &str) -> Option<&str> {
+    let (place, own) = name.strip_suffix(ENDING)?.strip_suffix('.')?.rsplit_once('.')?;
+    let number = |n: &str| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit());
+    (own.split('-').count() == 3 && own.split('-').all(number)).then_some(place)
+}
+
+/// Removes what processes that ended left behind of files that they wrote for a place, as far as
+/// that is possible.
+pub fn remove_leftovers(place: &Path) {
+    let folder = place.parent().filter(|f| !f.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let name = place.file_name().unwrap_or_default();
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let file = entry.file_name();
+        let is_file = entry.file_type().is_ok_and(|t| t.is_file());
+        if is_file && file.to_str().and_then(place_of).is_some_and(|of| name == of) {
+            let _ = remove_abandoned(&entry.path());
+        }
+    }
 }
 
 /// Creates a folder and its parents, accessible to the owner only.
@@ -118,15 +147,18 @@ mod tests {
     fn files_of_others_stay_and_left_ones_go() {
         let dir = tempfile::tempdir().unwrap();
         let place = dir.path().join("sub/a.packed");
-        let begun = Partial::begin(&place).unwrap();
+        let begun = Partial::begin_private(&place).unwrap();
         assert!(!remove_abandoned(&begun.path) && begun.path.exists());
         // As left by a killed process.
-        let left = dir.path().join("sub/b.1-2-3.partial");
+        let left = dir.path().join("sub/b.packed.1-2-3.partial");
         std::fs::write(&left, "left").unwrap();
-        assert!(remove_abandoned(&left) && !left.exists());
+        remove_leftovers(&place);
+        assert!(left.exists() && begun.path.exists());
+        remove_leftovers(&dir.path().join("sub/b.packed"));
+        assert!(!left.exists());
         begun.put(&place).unwrap();
         assert_eq!(std::fs::read_dir(dir.path().join("sub")).unwrap().count(), 1);
-        drop(Partial::begin(&place).unwrap());
+        drop(Partial::begin_private(&place).unwrap());
         assert_eq!(std::fs::read_dir(dir.path().join("sub")).unwrap().count(), 1);
     }
 
@@ -134,9 +166,19 @@ mod tests {
     fn a_file_that_was_removed_meanwhile_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
         let place = dir.path().join("a.packed");
-        let begun = Partial::begin(&place).unwrap();
+        let begun = Partial::begin_private(&place).unwrap();
         std::fs::remove_file(&begun.path).unwrap();
         assert!(begun.put(&place).is_err() && !place.exists());
+    }
+
+    #[test]
+    fn names_of_files_under_construction_are_known() {
+        let place = Path::new("dir/a.json");
+        let name = beside(place).file_name().unwrap().to_str().unwrap().to_string();
+        assert_eq!(place_of(&name), Some("a.json"));
+        for other in ["a.json", "a.json.partial", "a.json.1-2.partial", "a.json.1-2-x.partial"] {
+            assert_eq!(place_of(other), None, "{other}");
+        }
     }
 
     #[cfg(unix)]

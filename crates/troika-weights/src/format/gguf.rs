@@ -1,5 +1,6 @@
 //! Headers of the GGUF format, versions 2 and 3.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
@@ -90,15 +91,15 @@ impl<'a> Reader<'a> {
         Ok(n as usize)
     }
 
-    fn string(&mut self) -> Res<String> {
+    fn text(&mut self) -> Res<Cow<'a, str>> {
         let n = self.count("bytes of text", 1)?;
-        Ok(String::from_utf8_lossy(self.take(n)?).into_owned())
+        Ok(String::from_utf8_lossy(self.take(n)?))
     }
 
     fn name(&mut self) -> Res<String> {
-        let name = self.string()?;
+        let name = self.text()?;
         match name.len() {
-            0..=MAX_NAME => Ok(name),
+            0..=MAX_NAME => Ok(name.into_owned()),
             long => Err(format!("it has a name of {long} bytes")),
         }
     }
@@ -114,7 +115,7 @@ impl<'a> Reader<'a> {
             5 => Int(i64::from(i32::from_le_bytes(self.array()?))),
             6 => Float(f64::from(f32::from_le_bytes(self.array()?))),
             7 => Bool(self.array::<1>()?[0] != 0),
-            8 => GgufValue::Str(self.string()?),
+            8 => GgufValue::Str(self.text()?.into_owned()),
             9 => self.list(depth)?,
             10 => Uint(self.u64()?),
             11 => Int(i64::from_le_bytes(self.array()?)),
@@ -141,7 +142,13 @@ impl<'a> Reader<'a> {
         if self.items > MAX_ITEMS {
             return Err(format!("its metadata arrays have more than {MAX_ITEMS} items"));
         }
-        (0..n).map(|_| self.value(kind, depth + 1)).collect::<Res<_>>().map(GgufValue::Array)
+        match kind {
+            8 => (0..n).map(|_| self.text()).collect::<Res<_>>().map(GgufValue::Texts),
+            _ => (0..n)
+                .map(|_| self.value(kind, depth + 1))
+                .collect::<Res<_>>()
+                .map(GgufValue::Array),
+        }
     }
 }
 

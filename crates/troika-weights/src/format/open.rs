@@ -64,6 +64,33 @@ pub fn open_inside(name: &str, bytes: &'static [u8]) -> Result<ModelFiles, Weigh
     Ok(ModelFiles { files: Arc::new(files), source })
 }
 
+/// The files that a model of this path is read from, as far as they are there: of a folder its
+/// configs and weights, of a .gguf file all parts. Other files of the folder are somebody else's.
+pub fn files_of_model(path: &Path) -> Vec<PathBuf> {
+    const CONFIGS: [&str; 5] = [
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+    ];
+    const WEIGHTS: [&str; 3] = [".safetensors", ".safetensors.index.json", ".gguf"];
+    let name = |p: &Path| p.file_name().map(|n| n.to_string_lossy().into_owned());
+    if path.is_dir() {
+        let read = |n: String| {
+            CONFIGS.contains(&n.as_str()) || WEIGHTS.iter().any(|ending| n.ends_with(ending))
+        };
+        return files_of(path, |p| name(p).is_some_and(read));
+    }
+    let mut all = vec![path.to_path_buf()];
+    let stem = |p: &Path| Some(name(p)?.rsplit_once("-of-")?.0.rsplit_once('-')?.0.to_string());
+    if let (Some(folder), Some(parts)) = (path.parent(), stem(path)) {
+        let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+        all.extend(files_of(folder, |p| stem(p).is_some_and(|s| s == parts)));
+    }
+    all
+}
+
 fn open_file(path: &Path) -> Result<ModelFiles, WeightError> {
     let has_ending =
         |ending: &str| path.extension().is_some_and(|e| e.eq_ignore_ascii_case(ending));

@@ -135,8 +135,12 @@ mod system {
         let _ = BEFORE.set(before);
     }
 
-    extern "C" fn on_bus_error(signal: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
-        // SAFETY: the system passes a valid description of the signal.
+    /// The handler of SIGBUS.
+    ///
+    /// # Safety
+    /// `info` describes the signal, as the system passes it.
+    unsafe extern "C" fn on_bus_error(signal: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
+        // SAFETY: by the caller.
         let address = unsafe { (*info).si_addr() } as usize;
         let slot = MAPPED.iter().find(|s| s.holds(address));
         if slot.is_some() || UNNAMED.load(Ordering::Acquire) > 0 {

@@ -18,7 +18,7 @@ use troika_weights::WeightStore;
 
 use crate::devices::{computes_nothing, virtual_clock};
 use crate::error::Error;
-use crate::file::write_file;
+use crate::file::{can_write, write_file};
 use crate::open::OpenOptions;
 use crate::profile_file::{ProfileAt, failed, file_of, subject_of};
 use crate::subject::Subject;
@@ -83,6 +83,9 @@ pub fn profile(
         std::fs::create_dir_all(folder).map_err(|e| failed(folder, e))?;
     }
     let Begun { mut profile, mut notes, kept: keep } = begin(&here, file.as_deref())?;
+    for place in file.iter().chain(&keep) {
+        can_write(place).map_err(|e| failed(place, e))?;
+    }
     let clock = virtual_clock(&devices).unwrap_or_else(|| Arc::new(RealClock::new()));
     let lowered = crate::open::lowered(&spec, &store, &plan)?;
     let (store, lowered) = (&store, &lowered);

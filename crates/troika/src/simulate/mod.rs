@@ -6,9 +6,9 @@ mod placed;
 mod single;
 mod strategy;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
-use std::time::Duration;
 
 use crate::devices::sim::{Board, CoRun, ProcessorKind, Soc, SocError, Usage};
 use serde_json::Value;
@@ -110,15 +110,16 @@ pub struct Shape {
 const WEIGHTS: DType = DType::Q4_0;
 
 impl Shape {
-    /// Finds a preset by name, or reads a config file that ends in `.json`. A suffix `:TYPE` sets
-    /// the weights' type; the default is Q4_0.
+    /// A preset's name, or the path of a folder with a `config.json` or of a config that ends in
+    /// `.json`; each with `:TYPE` for weights of another type than Q4_0.
     ///
     /// # Errors
-    /// An unknown preset or type, or an invalid config file.
+    /// An unknown preset or type, a file that cannot be read as a config.
     pub fn find(text: &str) -> Result<Shape, SimulateError> {
         let known =
             |name: &str| SYNTHETIC_DTYPES.into_iter().find(|d| d.name().eq_ignore_ascii_case(name));
-        let (name, dtype) = match text.rsplit_once(':') {
+        let suffix = text.rsplit_once(':').filter(|_| !Path::new(text).exists());
+        let (name, dtype) = match suffix {
             Some((name, dtype)) if !dtype.contains('/') && !dtype.ends_with(".json") => {
                 let no_type = || Error::NoPresetType {
                     name: text.into(),
@@ -128,7 +129,16 @@ impl Shape {
             }
             _ => (text, WEIGHTS),
         };
-        let config = if name.ends_with(".json") { read_config(name)? } else { preset(name)? };
+        let path = Path::new(name);
+        let config = match presets::config(name) {
+            Some(config) => config,
+            None if path.is_dir() => read_config(&path.join("config.json"))?,
+            None if name.ends_with(".json") => read_config(path)?,
+            None => {
+                let known = presets::names().join(", ");
+                return Err(Error::NoPreset { name: name.into(), known }.into());
+            }
+        };
         let model = families::from_config(&config)
             .map_err(|error| Error::Config { model: name.into(), error })?;
         Ok(Shape { name: name.into(), spec: model.spec, dtype })
@@ -145,15 +155,9 @@ impl Shape {
     }
 }
 
-fn preset(name: &str) -> Result<Value, SimulateError> {
-    let unknown =
-        || Error::NoPreset { name: name.into(), known: presets::names().join(", ") }.into();
-    presets::config(name).ok_or_else(unknown)
-}
-
-fn read_config(file: &str) -> Result<Value, SimulateError> {
-    let refuse = |why: String| SimulateError::Config { file: file.into(), why };
-    let text = read_text(file.as_ref()).map_err(|e| refuse(e.to_string()))?;
+fn read_config(file: &Path) -> Result<Value, SimulateError> {
+    let refuse = |why: String| SimulateError::Config { file: file.display().to_string(), why };
+    let text = read_text(file).map_err(|e| refuse(e.to_string()))?;
     serde_json::from_str(&text).map_err(|e| refuse(e.to_string()))
 }
 
@@ -191,7 +195,8 @@ pub struct Figures {
     pub prompt: usize,
     /// Tokens generated.
     pub generated: usize,
-    /// Joules of the prompt, if the SoC's energy use is known.
+    /// Joules of the prompt, with those of code that is made for it, if it is known what the SoC
+    /// takes.
     pub prefill_j: Option<f64>,
     /// Joules of all tokens after the first.
     pub decode_j: Option<f64>,
@@ -244,9 +249,9 @@ pub struct Simulation {
     weight_bytes: u64,
     prompt: usize,
     generate: usize,
-    /// Compile time that counts as part of the prompt.
-    prepare_ns: u64,
-    /// The queue of a GPU that draws frames and is otherwise unused.
+    /// Before and after making code, where that counts as a part of the prompt.
+    prepared: Option<[Usage; 2]>,
+    /// The queue of a GPU that draws frames and has no other.
     _frames: Option<Box<dyn Queue>>,
 }
 
@@ -319,9 +324,9 @@ impl Simulation {
             tracer: tracer.clone(),
             sharing: Sharing::default(),
         };
-        let start = clock.now();
+        let before = board.usage();
         let engine = Engine::new(parts)?;
-        let made = nanos(clock.now() - start);
+        let prepared = strategy.prepares_online().then(|| [before, board.usage()]);
         Ok(Simulation {
             engine,
             board,
@@ -330,7 +335,7 @@ impl Simulation {
             weight_bytes: weight_bytes(&lowered),
             prompt: *prompt,
             generate: *generate,
-            prepare_ns: if strategy.prepares_online() { made } else { 0 },
+            prepared,
             _frames: frames,
         })
     }
@@ -340,18 +345,24 @@ impl Simulation {
         self.engine.plan()
     }
 
-    /// Computes the prompt and generates.
+    /// Computes the prompt and generates. `progress` is told how many tokens are generated, of how
+    /// many.
     ///
     /// # Errors
     /// A failing device.
-    pub fn run(&mut self) -> Result<Figures, SimulateError> {
+    pub fn run(
+        &mut self,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Figures, SimulateError> {
         let seq = self.engine.open();
         let start = self.board.usage();
         self.feed(seq, self.prompt)?;
         let first = self.board.usage();
-        for _ in 1..self.generate {
+        for made in 1..self.generate {
+            progress(made, self.generate);
             self.feed(seq, 1)?;
         }
+        progress(self.generate, self.generate);
         let end = self.board.usage();
         if end.now_ns > u64::MAX / 2 {
             // Beyond this the clock saturates.
@@ -361,13 +372,19 @@ impl Simulation {
         let memory = self.engine.memory();
         let engine_bytes = memory.kv_cache + memory.activations + memory.scratch;
         let between = |a: &Usage, b: &Usage| b.now_ns - a.now_ns;
+        let (mut prefill_j, mut prepare_ns) = (self.board.energy_j(&start, &first), 0);
+        if let Some([before, after]) = &self.prepared {
+            let prepare_j = self.board.energy_j(before, after);
+            prefill_j = prefill_j.zip(prepare_j).map(|(run, prepare)| run + prepare);
+            prepare_ns = between(before, after);
+        }
         Ok(Figures {
-            ttft_ns: between(&start, &first) + self.prepare_ns,
-            prepare_ns: self.prepare_ns,
+            ttft_ns: between(&start, &first) + prepare_ns,
+            prepare_ns,
             decode_ns: between(&first, &end),
             prompt: self.prompt,
             generated: self.generate,
-            prefill_j: self.board.energy_j(&start, &first),
+            prefill_j,
             decode_j: self.board.energy_j(&first, &end),
             peak_bytes: self.weight_bytes + engine_bytes,
             frame_rates: [(&start, &first), (&first, &end)].map(|(a, b)| {
@@ -382,10 +399,6 @@ impl Simulation {
         let input = [SequenceInput { seq, tokens: &tokens, logits: WantedLogits::Last }];
         Ok(self.engine.run_unread(&input)?)
     }
-}
-
-fn nanos(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Bytes of all weights, each counted once.

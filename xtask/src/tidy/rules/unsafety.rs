@@ -1,7 +1,8 @@
 //! Unsafe code: only in a few places, and always with a justification.
 //!
-//! The comment is above the block, or above the `impl` if all its blocks are alike. A caller's
-//! obligations are documented at the function, or at the trait of a method.
+//! A sentence stands above the block, or above the `impl` whose blocks are all alike. What a
+//! caller must keep is said by the function, or by the trait whose method it is. A safe function
+//! has no caller to rest on: whatever is passed to it, its blocks are sound.
 
 use crate::tidy::lex::Kind;
 use crate::tidy::source::SourceText;
@@ -12,7 +13,9 @@ const RULE: &str = "unsafe";
 const REACH: usize = 10;
 /// The beginning of such a comment; the second form names its subject in brackets.
 const SENTENCE: &[&str] = &["SAFETY:", "SAFETY ("];
-/// The heading in documentation.
+/// What a sentence says that rests on the caller.
+const RESTS: &[&str] = &["caller", "passed on"];
+/// How documentation says it.
 const SECTION: &str = "# Safety";
 
 /// Where unsafe code may be.
@@ -40,6 +43,15 @@ struct Scope {
 pub fn check(tree: &Tree) -> Vec<Violation> {
     let mut found = Vec::new();
     for (file, source) in tree.sources() {
+        for line in rests_in_vain(source) {
+            found.push(Violation {
+                path: file.path.clone(),
+                line,
+                rule: RULE,
+                message: "a safe function that rests on its caller; check it, or make it unsafe"
+                    .to_string(),
+            });
+        }
         let is_unsafe =
             |at: &usize| source.code[*at].token.kind == Kind::Ident && source.word(*at) == "unsafe";
         let places: Vec<usize> = (0..source.code.len()).filter(is_unsafe).collect();
@@ -60,6 +72,57 @@ pub fn check(tree: &Tree) -> Vec<Violation> {
     found
 }
 
+/// Lines of sentences that rest on the caller of a safe function.
+fn rests_in_vain(source: &SourceText) -> Vec<usize> {
+    let begins = |k: usize| {
+        let text = source.text(source.comments[k]).trim_start_matches(['/', '*', ' ']);
+        SENTENCE.iter().any(|s| text.starts_with(s))
+    };
+    let goes_on = |k: &usize| source.comments[*k].line == source.comments[k - 1].line + 1;
+    let all = source.comments.len();
+    let in_vain = |k: &usize| {
+        let more = (k + 1..all).take_while(|k| goes_on(k) && !begins(*k));
+        let mut lines = std::iter::once(*k).chain(more).map(|k| source.text(source.comments[k]));
+        lines.any(|text| RESTS.iter().any(|word| text.contains(word)))
+            && function_of(source, source.comments[*k].start) == Some(false)
+    };
+    let found = (0..all).filter(|k| begins(*k)).filter(in_vain);
+    found.map(|k| source.comments[k].line).collect()
+}
+
+/// Whether the function at a place of the text is unsafe: the innermost around it, or the one whose
+/// item comes next.
+fn function_of(source: &SourceText, place: usize) -> Option<bool> {
+    let at = source.code.iter().position(|c| c.token.start > place)?;
+    let mut depth = 0;
+    let around = (0..at).rev().find_map(|k| {
+        match source.word(k) {
+            "}" => depth += 1,
+            "{" if depth > 0 => depth -= 1,
+            "{" => return signature(source, k),
+            _ => {}
+        }
+        None
+    });
+    let next = || (at..source.code.len()).find(|k| matches!(source.word(*k), "{" | "}" | ";"));
+    around.or_else(|| next().and_then(|brace| signature(source, brace)))
+}
+
+/// Whether the function whose braces open here is unsafe; `None` for other braces.
+fn signature(source: &SourceText, brace: usize) -> Option<bool> {
+    let (mut depth, mut name) = (0, None);
+    let start = (0..brace).rev().find(|k| {
+        match source.word(*k) {
+            ")" | "]" => depth += 1,
+            "(" | "[" => depth -= 1,
+            "fn" if depth == 0 && source.word(k + 1) != "(" => name = Some(*k),
+            _ => {}
+        }
+        depth < 0 || depth == 0 && matches!(source.word(*k), ";" | "{" | "}")
+    });
+    Some((start.map_or(0, |k| k + 1)..name?).any(|k| source.word(k) == "unsafe"))
+}
+
 fn judge(path: &str, source: &SourceText, scopes: &[Scope], at: usize) -> Option<&'static str> {
     let scope = scopes.iter().find(|s| s.first < at && at < s.last);
     let documented = scope.is_some_and(|s| s.documented);
@@ -74,8 +137,8 @@ fn judge(path: &str, source: &SourceText, scopes: &[Scope], at: usize) -> Option
         }
         What::Declaration => {
             let elsewhere = documented || scope.is_some_and(|s| s.implements);
-            (!elsewhere && !is_documented(source, at))
-                .then_some("no `# Safety` or `SAFETY:` that says what the caller must keep")
+            (!elsewhere && !is_documented(source, at, &[SECTION]))
+                .then_some("no `# Safety` that says what the caller must keep")
         }
     }
 }
@@ -105,14 +168,14 @@ fn item_start(source: &SourceText, at: usize) -> usize {
     (0..at).rev().find(|k| matches!(source.word(*k), ";" | "{" | "}")).map_or(0, |k| k + 1)
 }
 
-/// Whether the comments of the item around this token mention safety.
-fn is_documented(source: &SourceText, at: usize) -> bool {
+/// Whether the comments of the item that holds this token speak of safety, in one of these ways.
+fn is_documented(source: &SourceText, at: usize, ways: &[&str]) -> bool {
     let start = item_start(source, at);
     let from = start.checked_sub(1).map_or(0, |k| source.code[k].token.end);
     let until = source.code[at].token.start;
     source.comments.iter().filter(|c| c.start >= from && c.start < until).any(|comment| {
         let text = source.text(*comment);
-        text.contains(SECTION) || SENTENCE.iter().any(|s| text.contains(s))
+        ways.iter().any(|way| text.contains(way))
     })
 }
 
@@ -143,7 +206,7 @@ fn scope(source: &SourceText, brace: usize) -> Option<Scope> {
         first: brace,
         last: brace,
         implements,
-        documented: is_documented(source, brace),
+        documented: is_documented(source, brace, &[SECTION, SENTENCE[0], SENTENCE[1]]),
     })
 }
 
@@ -185,6 +248,23 @@ mod tests {
         );
         let found = places(check, &[("crates/troika-cpu/src/a.rs", &text)]);
         assert!(found.is_empty(), "{found:?}");
+    }
+
+    #[test]
+    fn safe_functions_do_not_rest_on_their_callers() {
+        let text = "fn f(p: [u8; 2]) -> [u8; 2] {\n    if p {\n        // SAFETY: g asks for what\n        \
+                    // the caller keeps.\n        unsafe { g() }\n    }\n}\n\
+                    // SAFETY: passed on.\n#[inline]\nfn h() { unsafe { g() } }\n\
+                    /// # Safety\n/// None.\nunsafe fn i() {\n    // SAFETY: by the caller.\n    \
+                    unsafe { g() }\n    let f = |x: u8| {\n        // SAFETY: by the caller.\n        \
+                    unsafe { g() }\n    };\n    fn j() {\n        // SAFETY: by the caller of i.\n        \
+                    unsafe { g() }\n    }\n}\n\
+                    // SAFETY (of the blocks): by callers.\nimpl T for A {\n    unsafe fn k() { unsafe { g() } }\n}\n\
+                    macro_rules! m { ($(fn $k:ident())*) => {\n    // SAFETY: by callers.\n    unsafe impl T for B {}\n} }\n\
+                    fn l() {\n    // SAFETY: checked.\n    unsafe { g() }\n    // The caller is told.\n}\n";
+        let found = places(check, &[("crates/troika-cpu/src/a.rs", text)]);
+        let lines = [3, 8, 21].map(|l| format!("crates/troika-cpu/src/a.rs:{l}"));
+        assert_eq!(found, lines);
     }
 
     #[test]

@@ -75,14 +75,7 @@ pub fn run(args: &BenchArgs) -> Result<(), CliError> {
     let measured = all.into_iter().try_for_each(|(threads, options)| {
         print_tests((args, &subject, &tests), (threads, options), &mut first)
     });
-    // After a failure, the rows printed so far are still a complete list.
-    match args.output {
-        TableFlag::Json if !first => {
-            let ended = output::write("]\n");
-            measured.and(ended)
-        }
-        _ => measured,
-    }
+    print::end(args.output, first, measured)
 }
 
 /// Measures all tests with a number of threads and prints their rows.
@@ -109,7 +102,7 @@ fn print_tests(
             _ => measure_together(&model, test, (args.repetitions, meter))?,
         };
         let row = Row { test, samples_ns, joules, facts: &facts };
-        output::write(&print::row(&row, args.output, *first))?;
+        print::put(&print::row(&row, args.output, *first), args.output)?;
         *first = false;
     }
     Ok(())
@@ -177,7 +170,7 @@ fn options(args: &BenchArgs, (threads, context): (usize, usize)) -> Result<OpenO
         sharing: args.sharing.sharing(args.sequences.iter().copied().max().unwrap_or(1)),
         ..OpenOptions::default()
     };
-    args.placement.apply(&mut options)?;
+    args.placement.apply(&args.quant, &mut options)?;
     args.plan.apply(&mut options)?;
     if let (Some(plan), Some(file)) = (&options.plan, &args.plan.plan)
         && context > plan.context
@@ -289,13 +282,27 @@ fn measure(
     Ok((sums.samples_ns, sums.joules))
 }
 
-/// Like [`measure`], for several sequences at once, which continue with the most likely tokens.
+/// Whether the KV cache holds all sequences: others would wait, and not be computed together.
+fn check_cache(model: &Model, test: Test) -> Result<(), CliError> {
+    let (tokens, wanted) = (test.depth + test.prompt.max(1) + test.generate, test.sequences);
+    let fit = model.engine()?.handle().most_sequences(tokens);
+    if fit >= wanted {
+        return Ok(());
+    }
+    Err(CliError::Failure(format!(
+        "--sequences {wanted}: the KV cache holds {fit} sequences of {tokens} tokens at once; \
+         measure fewer of them, or give the cache more memory (--kv-size)"
+    )))
+}
+
+/// As [`measure`], for several sequences at once, whose tokens are the most likely ones.
 fn measure_together(
     model: &Model,
     test: Test,
     (repetitions, meter): Repeated<'_>,
 ) -> Result<Measured, CliError> {
     let vocab = model.spec().vocab;
+    check_cache(model, test)?;
     let params = SampleParams { temperature: 0.0, ..SampleParams::default() };
     let max_tokens = Some(test.generate);
     let request = Request { params, max_tokens, ignore_eos: true, ..Request::default() };

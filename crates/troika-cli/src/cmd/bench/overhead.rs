@@ -1,7 +1,7 @@
 //! The cost of a token beside its kernels: scheduler, queues and completions.
 //!
-//! The same tokens are decoded in turns with spans off, which gives the time, and with spans on,
-//! which gives the device's working time. The difference is the overhead.
+//! Tokens are decoded with spans on, which say how long devices worked. What is left of the same
+//! tokens' time is the route, with what it takes to note the spans.
 
 use std::time::{Duration, Instant};
 
@@ -9,26 +9,24 @@ use serde_json::{Value, json};
 use troika::trace::{Span, Tracer};
 use troika::{Model, OpenOptions, Subject};
 
+use super::print;
 use super::row::median;
 use crate::error::CliError;
 use crate::flags::{BenchArgs, TableFlag};
-use crate::output;
 
 /// A model's figures, microseconds per token.
 struct Cost {
     model: String,
     threads: usize,
     tokens: usize,
-    /// With spans off.
     token: f64,
-    /// With spans on.
-    token_traced: f64,
-    /// While a device worked.
+    /// In which a device worked.
     kernels: f64,
 }
 
 impl Cost {
-    /// The overhead without that of spans.
+    /// What is not spent in kernels. The middle of some tokens' times is no less than that of their
+    /// kernels' times, of which each is a part of its token's.
     fn route(&self) -> f64 {
         self.token - self.kernels
     }
@@ -36,10 +34,28 @@ impl Cost {
     fn json(&self) -> Value {
         json!({
             "model_filename": self.model, "n_threads": self.threads, "n_gen": self.tokens,
-            "token_us": self.token, "token_traced_us": self.token_traced,
-            "kernels_us": self.kernels, "route_us": self.route(),
+            "token_us": self.token, "kernels_us": self.kernels, "route_us": self.route(),
             "route_share": self.route() / self.token,
         })
+    }
+
+    fn markdown(&self, first: bool) -> String {
+        let head = match first {
+            true => {
+                "| model | threads | token | devices compute | the rest | of the token |\n\
+                 | --- | ---: | ---: | ---: | ---: | ---: |\n"
+            }
+            false => "",
+        };
+        format!(
+            "{head}| {} | {} | {:.1} us | {:.1} us | {:.1} us | {:.1} % |\n",
+            self.model,
+            self.threads,
+            self.token,
+            self.kernels,
+            self.route(),
+            100.0 * self.route() / self.token
+        )
     }
 }
 
@@ -49,31 +65,19 @@ impl Cost {
 /// A model that does not open.
 pub fn run(args: &BenchArgs, subject: &Subject, threads: &[usize]) -> Result<(), CliError> {
     let tokens = args.n_gen.iter().copied().max().unwrap_or(0).max(1);
-    let mut costs = Vec::new();
-    for (threads, options) in super::all_options(args, subject, threads, tokens.saturating_add(1))?
-    {
-        costs.push(measure(args, subject, (threads, options), tokens)?);
-    }
-    if args.output != TableFlag::Md {
-        return output::json(&Value::Array(costs.iter().map(Cost::json).collect()));
-    }
-    let mut text = String::from(
-        "| model | threads | token | spans on | kernels | route | of a token |\n\
-         | --- | ---: | ---: | ---: | ---: | ---: | ---: |\n",
-    );
-    for c in &costs {
-        text.push_str(&format!(
-            "| {} | {} | {:.1} us | {:.1} us | {:.1} us | {:.1} us | {:.1} % |\n",
-            c.model,
-            c.threads,
-            c.token,
-            c.token_traced,
-            c.kernels,
-            c.route(),
-            100.0 * c.route() / c.token
-        ));
-    }
-    output::write(&text)
+    let mut first = true;
+    let all = super::all_options(args, subject, threads, tokens.saturating_add(1))?;
+    let measured = all.into_iter().try_for_each(|at| {
+        let cost = measure(args, subject, at, tokens)?;
+        let text = match args.output {
+            TableFlag::Md => cost.markdown(first),
+            form => print::record(&cost.json(), form, first),
+        };
+        print::put(&text, args.output)?;
+        first = false;
+        Ok(())
+    });
+    print::end(args.output, first, measured)
 }
 
 fn measure(
@@ -84,29 +88,22 @@ fn measure(
 ) -> Result<Cost, CliError> {
     let tracer = Tracer::on();
     let model = super::open(subject, options, tracer.clone())?;
-    let (mut off, mut on, mut kernels) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut times, mut kernels) = (Vec::new(), Vec::new());
     let each = |t: Duration| t.as_secs_f64() * 1e6 / tokens as f64;
-    for _ in 0..args.repetitions {
-        for paused in [true, false] {
-            tracer.pause(paused);
-            // Decodes once to warm up, since the other turn's spans were processed meanwhile.
-            decode(&model, tokens)?;
-            tracer.take();
-            let time = decode(&model, tokens)?;
-            if paused {
-                off.push(each(time));
-            } else {
-                on.push(each(time));
-                kernels.push(each(device_time(&tracer.take())));
-            }
+    // The first run warms caches up and is not counted.
+    for i in 0..=args.repetitions {
+        tracer.take();
+        let time = decode(&model, tokens)?;
+        if i > 0 {
+            times.push(each(time));
+            kernels.push(each(device_time(&tracer.take())));
         }
     }
     Ok(Cost {
         model: subject.to_string(),
         threads,
         tokens,
-        token: median(&mut off),
-        token_traced: median(&mut on),
+        token: median(&mut times),
         kernels: median(&mut kernels),
     })
 }

@@ -6,15 +6,46 @@ use serde_json::{Map, Value, json};
 use troika::Peaks;
 
 use super::row::{Facts, Row, activation_format_name, mean_sd};
+use crate::error::CliError;
 use crate::flags::TableFlag;
+use crate::output;
 
 /// A row in the requested format.
 pub fn row(row: &Row<'_>, form: TableFlag, first: bool) -> String {
     match form {
-        TableFlag::Json => format!("{}{:#}\n", if first { "[\n" } else { ",\n" }, fields(row)),
-        TableFlag::Jsonl => format!("{}\n", fields(row)),
-        TableFlag::Csv => csv(row, first),
         TableFlag::Md => markdown(row),
+        _ => record(&fields(row), form, first),
+    }
+}
+
+/// An object in a form for machines.
+pub fn record(object: &Value, form: TableFlag, first: bool) -> String {
+    match form {
+        TableFlag::Json => format!("{}{object:#}\n", if first { "[\n" } else { ",\n" }),
+        TableFlag::Jsonl => format!("{object}\n"),
+        TableFlag::Csv | TableFlag::Md => csv(object, first),
+    }
+}
+
+/// Ends what was printed: before something failed, that is a whole list, too.
+///
+/// # Errors
+/// What failed; a closed standard output.
+pub fn end(form: TableFlag, nothing: bool, result: Result<(), CliError>) -> Result<(), CliError> {
+    match form {
+        TableFlag::Json if !nothing => result.and(output::json_document("]\n")),
+        _ => result,
+    }
+}
+
+/// Writes what is in this form.
+///
+/// # Errors
+/// A closed standard output.
+pub fn put(text: &str, form: TableFlag) -> Result<(), CliError> {
+    match form {
+        TableFlag::Json | TableFlag::Jsonl => output::json_document(text),
+        TableFlag::Csv | TableFlag::Md => output::write(text),
     }
 }
 
@@ -61,9 +92,8 @@ fn fields(row: &Row<'_>) -> Value {
     })
 }
 
-fn csv(row: &Row<'_>, first: bool) -> String {
-    let json = fields(row);
-    let fields: Vec<(&String, &Value)> = json
+fn csv(object: &Value, first: bool) -> String {
+    let fields: Vec<(&String, &Value)> = object
         .as_object()
         .into_iter()
         .flatten()
@@ -82,17 +112,16 @@ fn csv(row: &Row<'_>, first: bool) -> String {
     head + &line(fields.iter().map(|f| quoted(f.1)).collect())
 }
 
-/// The limits, in words.
-pub fn peaks_line(peaks: &Peaks) -> String {
-    let one =
-        |l: &troika::Peak| format!("{} {:.0} {}", l.multiply.name(), l.value, l.multiply.unit());
-    let all: Vec<String> = peaks.multiply.iter().map(one).collect();
+/// The limits that rows are compared with, in words.
+fn limits_line(facts: &Facts, peaks: &Peaks) -> String {
     let plural = if peaks.threads == 1 { "thread" } else { "threads" };
+    let multiply = facts.multiply.map_or(String::new(), |l| {
+        let (words, unit) = (l.multiply.words(), l.multiply.unit());
+        format!(", multiplying {words} {:.0} {unit}", l.value)
+    });
     format!(
-        "Limits, {} {plural}: read_bandwidth {:.1} GB/s; {}\n",
-        peaks.threads,
-        peaks.read,
-        all.join(", ")
+        "Limits of {} {plural}: reading memory {:.1} GB/s{multiply}\n",
+        peaks.threads, peaks.read
     )
 }
 
@@ -108,7 +137,7 @@ pub fn markdown_head(facts: &Facts, first: bool) -> String {
         "{gap}{}\n\
          | model | size | params | device | quant | threads | test | seqs | t/s | t/s each | TTFT | GB/s | GOP/s | of limit | J/token |\n\
          | --- | ---: | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n",
-        facts.peaks.as_ref().map_or_else(modelled_line, peaks_line)
+        facts.peaks.as_ref().map_or_else(modelled_line, |peaks| limits_line(facts, peaks))
     )
 }
 
@@ -117,12 +146,16 @@ fn markdown(row: &Row<'_>) -> String {
     let (mean, sd) = mean_sd(&row.rates());
     let ttft = row.ttft_ms().map_or(String::new(), |t| format!("{t:.1} ms"));
     let gb = row.gb_per_s().map_or(String::new(), |gb| format!("{gb:.1}"));
-    let share =
-        row.share().map_or(String::new(), |s| format!("{:.0} % {}", 100.0 * s, row.bound()));
+    let limit = match (row.share(), row.test.prompt) {
+        (Some(share), 0) => format!("{:.0} % of reading", 100.0 * share),
+        (Some(share), _) => format!("{:.0} % of multiplying", 100.0 * share),
+        (None, _) if row.reads_from_cache() => "reads from the cache".into(),
+        (None, _) => String::new(),
+    };
     let joules = row.joules_per_token();
     let joules = joules.map_or_else(|| "not readable".to_string(), |j| format!("{j:.3}"));
     format!(
-        "| {} | {:.2} MiB | {:.2} M | {} | {} | {} | {} | {} | {mean:.2} ± {sd:.2} | {:.2} | {ttft} | {gb} | {:.0} | {share} | {joules} |\n",
+        "| {} | {:.2} MiB | {:.2} M | {} | {} | {} | {} | {} | {mean:.2} ± {sd:.2} | {:.2} | {ttft} | {gb} | {:.0} | {limit} | {joules} |\n",
         f.model,
         f.size as f64 / (1 << 20) as f64,
         f.params as f64 / 1e6,

@@ -166,24 +166,36 @@ impl Row<'_> {
         if self.test.generate == 0 {
             return None;
         }
+        Some(self.token_bytes() * mean_sd(&self.rates()).0 / self.test.sequences as f64 / 1e9)
+    }
+
+    /// Those bytes.
+    fn token_bytes(&self) -> f64 {
         let positions = self.test.depth as f64 + self.test.generate as f64 / 2.0;
-        let sequences = self.test.sequences as f64;
-        let bytes = self.facts.cost.bytes as f64 + sequences * self.facts.kv_bytes(positions);
-        Some(bytes * mean_sd(&self.rates()).0 / sequences / 1e9)
+        let sequences = self.test.sequences;
+        self.facts.cost.bytes(sequences) as f64 + sequences as f64 * self.facts.kv_bytes(positions)
+    }
+
+    /// Whether what a decoded token reads fits the last-level caches, or comes faster than memory
+    /// gives it: then memory is no limit.
+    pub fn reads_from_cache(&self) -> bool {
+        let (Some(gb), Some(peaks)) = (self.gb_per_s(), &self.facts.peaks) else { return false };
+        gb > peaks.read || peaks.cache.is_some_and(|cache| self.token_bytes() <= cache as f64)
     }
 
     /// 10^9 operations per second of products with weights. A prompt uses the head once. Attention
     /// does not count, so at depth the machine does more than this.
     pub fn gop_per_s(&self) -> f64 {
-        let (n, cost) = (self.test.tokens() as f64, self.facts.cost);
+        let (n, cost) = (self.test.tokens() as f64, &self.facts.cost);
         let heads = if self.test.prompt > 0 { 1.0 / n } else { 1.0 };
         2.0 * (cost.body as f64 + cost.head as f64 * heads) * mean_sd(&self.rates()).0 / 1e9
     }
 
-    /// The share of the binding limit, between 0 and 1: bandwidth for decode, products for prefill.
-    /// `None` if the limit is unknown.
+    /// The share of the limit that binds: bandwidth for decoding, products for prompts. Between 0
+    /// and 1; none where the limit is not known, and where weights come from a cache.
     pub fn share(&self) -> Option<f64> {
         match self.gb_per_s() {
+            Some(_) if self.reads_from_cache() => None,
             Some(gb) => {
                 let read = self.facts.peaks.as_ref()?.read;
                 Some(gb / read).filter(|s| s.is_finite())
@@ -196,6 +208,7 @@ impl Row<'_> {
     pub fn bound(&self) -> &'static str {
         match self.test.prompt {
             _ if self.facts.peaks.is_none() => "",
+            0 if self.reads_from_cache() => "last_level_cache",
             0 => "read_bandwidth",
             _ => self.facts.multiply.map_or("", |l| l.multiply.name()),
         }

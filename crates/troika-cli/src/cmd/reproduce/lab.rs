@@ -136,7 +136,7 @@ impl Lab {
             co_run: case.game.then_some(GAME),
             tracer: Tracer::off(),
         };
-        let figures = Simulation::open(&options)?.run()?;
+        let figures = Simulation::open(&options)?.run(&mut |_, _| ())?;
         self.done.insert(case, figures.clone());
         Ok(figures)
     }

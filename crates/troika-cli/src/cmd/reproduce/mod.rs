@@ -127,9 +127,9 @@ fn sentences(results: &[Reproduced]) -> Vec<String> {
         .into_iter()
         .filter_map(|kind| {
             let (passed, ran, error) = summary(results, kind);
-            let name = kind.name();
+            let (name, words, error) = (kind.name(), kind.words(), percent(error));
             (ran > 0)
-                .then(|| format!("{name}: {passed} of {ran} pass, median error {}", percent(error)))
+                .then(|| format!("{name} ({words}): {passed} of {ran} pass, median error {error}"))
         })
         .collect();
     let of = |kind| summary(results, kind).2;

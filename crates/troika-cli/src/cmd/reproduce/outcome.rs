@@ -27,6 +27,15 @@ impl Kind {
             Kind::Str => "STR",
         }
     }
+
+    /// What the short name stands for.
+    pub const fn words(self) -> &'static str {
+        match self {
+            Kind::Cal => "calibration",
+            Kind::Ho => "held out",
+            Kind::Str => "structural",
+        }
+    }
 }
 
 /// A claim in a paper.

@@ -80,7 +80,7 @@ pub(super) fn pack_query<V: Lanes>(words: &[f32], to: &mut [f32]) {
 /// Packs the keys of a block's panels that hold any of the keys `to` is the end of.
 ///
 /// # Safety
-/// Needs the features of `A`; every offset of the block holds a key of `k_dim` elements at `keys`.
+/// Every offset of the block holds a key of `k_dim` elements at `keys`.
 #[inline(always)]
 pub(super) unsafe fn pack_keys<A: Mac, S: RowReader>(
     t: &mut PackedLines<'_>,
@@ -94,7 +94,7 @@ pub(super) unsafe fn pack_keys<A: Mac, S: RowReader>(
     assert!(t.keys.len() >= KEY_BLOCK * t.k_pad, "scratch of an attention");
     let mut key = range.start / n * n;
     while key < range.end {
-        // SAFETY: by the caller; the packed block was checked.
+        // SAFETY: by the caller; there is room for the packed block.
         unsafe {
             let to = t.keys.as_mut_ptr().add(key / width * width * t.k_pad + key % width);
             let rows: [*const u8; MAX_LANES] =
@@ -142,7 +142,7 @@ unsafe fn pack_square<A: Mac, S: RowReader, const TAIL: bool>(
 /// which the compiler keeps the registers of a tile in memory.)
 ///
 /// # Safety
-/// Needs the features of `A`; the row has a register of elements from `at` on, or with `TAIL` fewer.
+/// The row has a register of elements from `at` on, or with `TAIL` fewer.
 #[inline(always)]
 pub(super) unsafe fn part<A: Mac, S: RowReader, const TAIL: bool>(
     row: *const u8,
@@ -171,7 +171,7 @@ pub(super) unsafe fn pack_values<A: Mac, S: RowReader>(
     let (panels, whole) = (v_dim / width * width, v_dim / step * step);
     for word in weight_words::<A>(&range) {
         let rows = block.v[word * elements_per_word::<A>()..].as_ptr();
-        // SAFETY: by the caller; the packed block was checked, and words lie inside.
+        // SAFETY: by the caller; there is room for the packed block, and words lie inside.
         unsafe {
             let rows: [*const u8; 2] =
                 std::array::from_fn(|i| values.add(*rows.add(if A::PAIRS { i } else { 0 })));
@@ -249,14 +249,12 @@ impl<'a> RowPrefetch<'a> {
     }
 
     /// Fetches a piece.
-    // SAFETY: the caller has the features on.
     #[inline(always)]
-    unsafe fn fetch<V: Lanes>(&mut self) {
+    fn fetch<V: Lanes>(&mut self) {
         let (piece, rest) = self.rows.split_at(self.each.min(self.rows.len()));
         for row in piece {
             for at in (0..self.bytes).step_by(LINE_BYTES) {
-                // SAFETY: a prefetch may ask for anything.
-                unsafe { V::prefetch_l2(self.base.wrapping_add(row + at)) };
+                V::prefetch_l2(self.base.wrapping_add(row + at));
             }
         }
         self.rows = rest;
@@ -271,24 +269,18 @@ pub(super) fn tiles<V: Lanes>(lines: usize, v_dim: usize) -> (usize, usize) {
 }
 
 /// Scores of all lines with the packed keys.
-///
-/// # Safety
-/// Needs the features of `A`; the keys any line sees are packed.
 #[inline(always)]
-pub(super) unsafe fn scores<A: Mac>(
-    t: &mut PackedLines<'_>,
-    seen: &Seen,
-    mut prefetch: RowPrefetch<'_>,
-) {
+pub(super) fn scores<A: Mac>(t: &mut PackedLines<'_>, seen: &Seen, mut prefetch: RowPrefetch<'_>) {
     let width = ACROSS * A::V::N;
     assert!(t.q.len() >= t.lines * t.k_pad && t.scores.len() >= t.lines * KEY_BLOCK);
+    assert!(t.keys.len() >= KEY_BLOCK * t.k_pad && t.lines.is_multiple_of(SCORE_LINES));
     for key in (0..KEY_BLOCK).step_by(width) {
         for line in (0..t.lines).step_by(SCORE_LINES) {
             let range = seen.by_any(line..line + SCORE_LINES);
-            // SAFETY: lengths were checked; lines are whole tiles.
-            unsafe {
-                prefetch.fetch::<A::V>();
-                if range.start < key + width && key < range.end {
+            prefetch.fetch::<A::V>();
+            if range.start < key + width && key < range.end {
+                // SAFETY: lengths were checked; lines are whole tiles.
+                unsafe {
                     if A::V::MANY {
                         score_tile::<A, 2>(t, line, key);
                     } else {
@@ -301,7 +293,9 @@ pub(super) unsafe fn scores<A: Mac>(
 }
 
 /// Multiplies `P` chains at a time.
-// SAFETY: the caller has the features on and checked the lengths.
+///
+/// # Safety
+/// The lengths were checked, and the lines and keys of a tile are inside.
 #[inline(always)]
 unsafe fn score_tile<A: Mac, const P: usize>(t: &mut PackedLines<'_>, line: usize, key: usize) {
     const M: usize = SCORE_LINES;
@@ -347,7 +341,9 @@ unsafe fn score_tile<A: Mac, const P: usize>(t: &mut PackedLines<'_>, line: usiz
 }
 
 /// Step `i` of `P` chains.
-// SAFETY: the caller has the features on, and the pointers reach as far.
+///
+/// # Safety
+/// The chains of queries and keys have the step.
 #[inline(always)]
 unsafe fn score_step<A: Mac, const P: usize>(
     acc: &mut [[[A::V; ACROSS]; SCORE_LINES]; P],
@@ -364,24 +360,24 @@ unsafe fn score_step<A: Mac, const P: usize>(
     }
 }
 
-// SAFETY: the caller has the features on.
 #[inline(always)]
-unsafe fn add_tiles<V: Lanes, const M: usize>(
+fn add_tiles<V: Lanes, const M: usize>(
     a: &[[V; ACROSS]; M],
     b: &[[V; ACROSS]; M],
 ) -> [[V; ACROSS]; M] {
     let mut sum = *a;
     for m in 0..M {
         for v in 0..ACROSS {
-            // SAFETY: by the caller.
-            sum[m][v] = unsafe { a[m][v].add(b[m][v]) };
+            sum[m][v] = a[m][v].add(b[m][v]);
         }
     }
     sum
 }
 
 /// One step of a product: `acc[m] += x[m * stride] * y`.
-// SAFETY: the caller has the features on, and the pointers reach as far.
+///
+/// # Safety
+/// `x` reaches as far, and `y` is [`ACROSS`] registers.
 #[inline(always)]
 unsafe fn multiply<A: Mac, const M: usize>(
     acc: &mut [[A::V; ACROSS]; M],
@@ -405,11 +401,8 @@ unsafe fn multiply<A: Mac, const M: usize>(
 }
 
 /// Adds the weighted values to the accumulators: keys in order, for each line those it sees.
-///
-/// # Safety
-/// Needs the features of `A`; the values any line sees are packed.
 #[inline(always)]
-pub(super) unsafe fn values<A: Mac>(
+pub(super) fn values<A: Mac>(
     t: &mut PackedLines<'_>,
     seen: &Seen,
     v_dim: usize,
@@ -417,22 +410,22 @@ pub(super) unsafe fn values<A: Mac>(
 ) {
     let (m, width) = (tile_lines::<A::V>(), ACROSS * A::V::N);
     assert!(t.acc.len() >= t.lines * t.v_pad && t.scores.len() >= t.lines * KEY_BLOCK);
-    assert!(t.shrink.len() >= t.lines && v_dim <= t.v_pad);
+    assert!(t.shrink.len() >= t.lines && v_dim.next_multiple_of(width) <= t.v_pad);
+    assert!(t.values.len() >= KEY_BLOCK * t.v_pad && t.lines.is_multiple_of(m));
     for first in (0..t.lines).step_by(LINES_AT_ONCE) {
         let lines = first..(first + LINES_AT_ONCE).min(t.lines);
         for at in (0..v_dim).step_by(width) {
             for line in lines.clone().step_by(m) {
+                prefetch.fetch::<A::V>();
                 // SAFETY: lengths were checked; lines are whole tiles.
-                unsafe {
-                    prefetch.fetch::<A::V>();
-                    by_tile!(A, value_tile(t, seen, line, at));
-                }
+                unsafe { by_tile!(A, value_tile(t, seen, line, at)) };
             }
         }
     }
 }
 
-// SAFETY: the caller has the features on and checked the lengths.
+/// # Safety
+/// The lengths were checked, and the lines and elements of a tile are inside.
 #[inline(always)]
 unsafe fn value_tile<A: Mac, const M: usize>(
     t: &mut PackedLines<'_>,
@@ -442,7 +435,7 @@ unsafe fn value_tile<A: Mac, const M: usize>(
 ) {
     let (all, same) = seen.by_all(line..line + M);
     let shrink: [f32; M] = std::array::from_fn(|m| t.shrink[line + m]);
-    // SAFETY: as for `values`.
+    // SAFETY: by the caller.
     unsafe {
         if A::PAIRS {
             // A key that a line does not see has the weight zero, which adds nothing.
@@ -469,7 +462,9 @@ unsafe fn value_tile<A: Mac, const M: usize>(
 }
 
 /// `acc = acc * shrink + weights * values` for `M` lines and a panel of values, word by word.
-// SAFETY: the caller has the features on and checked the lengths.
+///
+/// # Safety
+/// As for [`value_tile`]; the words are those of a block.
 #[inline(always)]
 unsafe fn weigh<A: Mac, const M: usize>(
     t: &mut PackedLines<'_>,

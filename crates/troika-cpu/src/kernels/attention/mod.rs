@@ -25,8 +25,7 @@ use crate::kernels::linear::{Float, Mac, PairsKernel, dispatch_pairs};
 use crate::kernels::select::{self, AttentionChoice, AttentionShape};
 use crate::kernels::simd::{Kernel, Lanes, dispatch};
 use crate::kernels::{Context, KernelError};
-use block::Caches;
-use part::{AttentionPart, Partials, SMALL_Q_LINES, Target};
+use part::{AttentionPart, PartLines, PartialShape, Partials, SMALL_Q_LINES, Target};
 use softmax::Total;
 
 /// Positions per block of the online softmax.
@@ -170,10 +169,10 @@ pub fn attention(
     let split_parts = if cut.split { splits } else { 1 };
     let per_block = kv_parts * head_parts * split_parts;
     let (_, v_pad) = run::padded(x.op);
-    let partials = Partials { floats: SharedMut::new(partials), splits, heads: x.op.heads, v_pad };
-    let out = SharedMut::new(out);
-    let (isa, scratch) = (cx.isa, cx.scratch);
-    cx.pool.run(total * per_block, &|worker, part| {
+    let shape = PartialShape { splits, heads: x.op.heads, v_pad };
+    let (floats, results) = (SharedMut::new(&mut *partials), SharedMut::new(&mut *out));
+    let isa = cx.isa;
+    cx.run(total * per_block, &|scratch, part| {
         // Late rows see most: they go first, so that no long part is left for the end.
         let (mut block, rest) = (total - 1 - part / per_block, part % per_block);
         let (rest, split) = (rest / split_parts, rest % split_parts);
@@ -191,17 +190,15 @@ pub fn attention(
             if splits.is_empty() {
                 return;
             }
-            let part = AttentionPart {
-                x,
-                seq,
-                rows,
-                kv_heads: piece(kv_part, cut.kv_heads, x.op.kv_heads),
-                heads: piece(head_part, cut.heads, group),
-                splits,
-                to: if cut.split { Target::Partials(partials) } else { Target::Out(out) },
-                // SAFETY: each worker asks for its own scratch once per part.
-                scratch: unsafe { scratch.get(worker) },
+            let (kv_heads, heads) =
+                (piece(kv_part, cut.kv_heads, x.op.kv_heads), piece(head_part, cut.heads, group));
+            let lines = PartLines { rows, kv_heads, heads, splits };
+            let to = match cut.split {
+                true => Target::Partials(Partials { floats, shape }),
+                false => Target::Out(results),
             };
+            // SAFETY: checked above; no two parts have the same split of a line.
+            let part = unsafe { AttentionPart::new((x, seq), lines, to, scratch) };
             if x.pairs {
                 dispatch_pairs(isa, part)
             } else {
@@ -210,7 +207,7 @@ pub fn attention(
             return;
         }
     })?;
-    if cut.split { merge(cx, x, partials, out) } else { Ok(()) }
+    if cut.split { merge(cx, x, (partials, shape), out) } else { Ok(()) }
 }
 
 /// Piece `i` of `len` things, `each` at a time.
@@ -222,21 +219,22 @@ fn piece(i: usize, each: usize, len: usize) -> Range<usize> {
 fn merge(
     cx: &mut Context<'_>,
     x: Operands<'_>,
-    partials: Partials<'_>,
-    out: SharedMut<'_, f32>,
+    partials: (&[f32], PartialShape),
+    out: &mut [f32],
 ) -> Result<(), KernelError> {
-    let (isa, scratch, heads) = (cx.isa, cx.scratch, x.op.heads);
+    let (isa, heads, v_dim) = (cx.isa, x.op.heads, x.op.v_dim);
+    let out = SharedMut::new(out);
     let each = select::merged_heads(heads, x.forward.rows(), cx.pool.threads());
     let per_row = heads.div_ceil(each);
-    cx.pool.run(x.forward.rows() * per_row, &|worker, part| {
+    cx.run(x.forward.rows() * per_row, &|scratch, part| {
         let (row, heads) = (part / per_row, piece(part % per_row, each, heads));
         let Some(seq) = x.forward.seqs.iter().find(|s| s.rows.contains(&row)) else { return };
-        // SAFETY: each worker asks for its own scratch once per part.
-        let scratch = unsafe { scratch.get(worker) };
+        let at = |head: usize| (row * x.op.heads + head) * v_dim;
+        // SAFETY: each head of a row belongs to one part.
+        let out = unsafe { out.slice(at(heads.start)..at(heads.end)) };
         let merge = Merge { x, seq, row, heads, partials, out, scratch };
         if x.pairs { dispatch_pairs(isa, merge) } else { dispatch(isa, merge) }
-    })?;
-    Ok(())
+    })
 }
 
 /// The merging of some heads of a row.
@@ -245,42 +243,35 @@ struct Merge<'a> {
     seq: &'a SeqRows,
     row: usize,
     heads: Range<usize>,
-    partials: Partials<'a>,
-    out: SharedMut<'a, f32>,
+    partials: (&'a [f32], PartialShape),
+    /// The results of these heads.
+    out: &'a mut [f32],
     scratch: &'a mut [f32],
 }
 
 impl PairsKernel for Merge<'_> {
     #[inline(always)]
-    unsafe fn run<A: Mac>(self) {
+    fn run<A: Mac>(self) {
         // The lanes of the part whose results are merged: sums are fused there or not.
-        // SAFETY: features by the caller.
-        unsafe { Kernel::run::<A::V>(self) }
+        Kernel::run::<A::V>(self)
     }
 }
 
 impl Kernel for Merge<'_> {
     type Output = ();
     #[inline(always)]
-    unsafe fn run<V: Lanes>(self) {
-        let Merge { x, seq, row, heads, partials, out, scratch } = self;
-        let acc = &mut scratch[..partials.v_pad];
+    fn run<V: Lanes>(self) {
+        let Merge { x, seq, row, heads, partials: (partials, shape), out, scratch } = self;
+        let acc = &mut scratch[..shape.v_pad];
         let splits = x.splits(seq.pos + row - seq.rows.start);
-        for head in heads {
+        for (head, out) in heads.zip(out.chunks_exact_mut(x.op.v_dim.max(1))) {
             acc.fill(0.0);
             let mut total = Total::NONE;
             for i in 0..splits.len() {
-                // SAFETY: features by the caller; this line is in no other part.
-                unsafe {
-                    let from = partials.at(row, head, i);
-                    let (from, rest) = from.split_at(partials.v_pad);
-                    let part = Total { max: rest[0], sum: rest[1] };
-                    softmax::merge::<V>(acc, &mut total, from, part);
-                }
+                let (from, rest) = partials[shape.at(row, head, i)].split_at(shape.v_pad);
+                let part = Total { max: rest[0], sum: rest[1] };
+                softmax::merge::<V>(acc, &mut total, from, part);
             }
-            let start = (row * x.op.heads + head) * x.op.v_dim;
-            // SAFETY: as above.
-            let out = unsafe { out.slice(start..start + x.op.v_dim) };
             let scale = total.finish(x.sinks.map(|s| s[head]));
             out.iter_mut().zip(&*acc).for_each(|(o, a)| *o = a * scale);
         }
@@ -290,18 +281,14 @@ impl Kernel for Merge<'_> {
 impl Kernel for AttentionPart<'_> {
     type Output = ();
     #[inline(always)]
-    unsafe fn run<V: Lanes>(self) {
-        let caches = Caches::new(self.x.keys, self.x.values);
-        // SAFETY: features by the caller; the operands were checked.
-        unsafe { run::run::<Float<V>>(self, caches) }
+    fn run<V: Lanes>(self) {
+        run::run::<Float<V>>(self)
     }
 }
 
 impl PairsKernel for AttentionPart<'_> {
     #[inline(always)]
-    unsafe fn run<A: Mac>(self) {
-        let caches = Caches::new(self.x.keys, self.x.values);
-        // SAFETY: as above; the caches are of bf16.
-        unsafe { run::run::<A>(self, caches) }
+    fn run<A: Mac>(self) {
+        run::run::<A>(self)
     }
 }

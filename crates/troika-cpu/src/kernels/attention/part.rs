@@ -26,6 +26,16 @@ pub(super) struct AttentionPart<'a> {
     pub splits: Range<usize>,
     pub to: Target<'a>,
     pub scratch: &'a mut [f32],
+    /// Keeps others from making one but by [`AttentionPart::new`].
+    _checked: (),
+}
+
+/// Which lines a part has: the fields of [`AttentionPart`].
+pub(super) struct PartLines {
+    pub rows: Range<usize>,
+    pub kv_heads: Range<usize>,
+    pub heads: Range<usize>,
+    pub splits: Range<usize>,
 }
 
 /// Where results go.
@@ -36,31 +46,48 @@ pub(super) enum Target<'a> {
     Partials(Partials<'a>),
 }
 
-/// Results of splits: per row of the forward batch, head and split an accumulator, its maximum and
-/// sum.
+/// Results of splits.
 #[derive(Clone, Copy)]
 pub(super) struct Partials<'a> {
     pub floats: SharedMut<'a, f32>,
+    pub shape: PartialShape,
+}
+
+/// How results of splits lie: per row of the forward batch, head and split an accumulator, its
+/// maximum and sum.
+#[derive(Clone, Copy)]
+pub(super) struct PartialShape {
     /// Most splits of a line.
     pub splits: usize,
     pub heads: usize,
     pub v_pad: usize,
 }
 
-impl<'a> Partials<'a> {
-    /// The result of the `index`-th split of a line.
-    ///
-    /// # Safety
-    /// Nobody else uses this one.
-    pub unsafe fn at(&self, row: usize, head: usize, index: usize) -> &'a mut [f32] {
+impl PartialShape {
+    /// Where the result of the `index`-th split of a line is.
+    pub fn at(&self, row: usize, head: usize, index: usize) -> Range<usize> {
         let len = self.v_pad + 2;
         let start = ((row * self.heads + head) * self.splits + index) * len;
-        // SAFETY: by the caller.
-        unsafe { self.floats.slice(start..start + len) }
+        start..start + len
     }
 }
 
-impl AttentionPart<'_> {
+impl<'a> AttentionPart<'a> {
+    /// A part of an attention.
+    ///
+    /// # Safety
+    /// The operands were checked, and have the lines. While the part is there, nobody else accesses
+    /// the results of its lines.
+    pub unsafe fn new(
+        (x, seq): (Operands<'a>, &'a SeqRows),
+        lines: PartLines,
+        to: Target<'a>,
+        scratch: &'a mut [f32],
+    ) -> AttentionPart<'a> {
+        let PartLines { rows, kv_heads, heads, splits } = lines;
+        AttentionPart { x, seq, rows, kv_heads, heads, splits, to, scratch, _checked: () }
+    }
+
     /// Lines of a key/value head.
     #[inline]
     pub fn per_head(&self) -> usize {

@@ -60,12 +60,9 @@ impl<'a> PartMemory<'a> {
 }
 
 /// Runs a part.
-///
-/// # Safety
-/// Needs the features of `A`; the operands were checked; nobody else writes the part's results.
-/// Pairs need caches of bf16.
 #[inline(always)]
-pub(super) unsafe fn run<A: Mac>(mut part: AttentionPart<'_>, caches: Caches) {
+pub(super) fn run<A: Mac>(mut part: AttentionPart<'_>) {
+    let caches = Caches::new(part.x.keys, part.x.values);
     let small_q = part.per_head() <= SMALL_Q_LINES;
     let count = part.per_head() * part.kv_heads.len();
     let lines = if small_q { count } else { count.next_multiple_of(large_q::tile_lines::<A::V>()) };
@@ -77,41 +74,41 @@ pub(super) unsafe fn run<A: Mac>(mut part: AttentionPart<'_>, caches: Caches) {
         // Elements past the last one are multiplied, too, though never looked at.
         work.values.fill(0.0);
     }
-    // SAFETY: passed on.
-    unsafe {
-        queries::<A>(&part, &mut work, small_q);
-        for split in part.splits.clone() {
-            let at = part.seen(split * SPLIT..(split + 1) * SPLIT);
-            if at.is_empty() {
-                continue;
-            }
-            work.acc.fill(0.0);
-            work.totals[0] = [Total::NONE; MAX_LINES];
+    queries::<A>(&part, &mut work, small_q);
+    for split in part.splits.clone() {
+        let at = part.seen(split * SPLIT..(split + 1) * SPLIT);
+        if at.is_empty() {
+            continue;
+        }
+        work.acc.fill(0.0);
+        work.totals[0] = [Total::NONE; MAX_LINES];
+        // SAFETY: the positions are seen by lines of the part, and the caches are its own.
+        unsafe {
             if small_q {
                 small_q_lines::<A>(&part, &mut work, caches, at);
             } else {
                 large_q_lines::<A>(&part, &mut work, caches, at);
             }
-            keep::<A::V>(&part, &mut work, split);
         }
-        if let Target::Out(out) = part.to {
-            for line in 0..count {
-                let (row, head) = part.line(line);
-                let v_dim = part.x.op.v_dim;
-                let start = ((part.seq.rows.start + row) * part.x.op.heads + head) * v_dim;
-                let out = out.slice(start..start + v_dim);
-                let scale = work.totals[1][line].finish(part.x.sinks.map(|s| s[head]));
-                let acc = &work.all[line * v_pad..][..v_dim];
-                out.iter_mut().zip(acc).for_each(|(o, a)| *o = a * scale);
-            }
+        keep::<A::V>(&part, &mut work, split);
+    }
+    if let Target::Out(out) = part.to {
+        for line in 0..count {
+            let (row, head) = part.line(line);
+            let v_dim = part.x.op.v_dim;
+            let start = ((part.seq.rows.start + row) * part.x.op.heads + head) * v_dim;
+            // SAFETY: a line of the part: `AttentionPart::new` was promised that it is alone.
+            let out = unsafe { out.slice(start..start + v_dim) };
+            let scale = work.totals[1][line].finish(part.x.sinks.map(|s| s[head]));
+            let acc = &work.all[line * v_pad..][..v_dim];
+            out.iter_mut().zip(acc).for_each(|(o, a)| *o = a * scale);
         }
     }
 }
 
 /// Scales the queries, and packs those of many lines.
-// SAFETY: the caller has the features on.
 #[inline(always)]
-unsafe fn queries<A: Mac>(part: &AttentionPart<'_>, work: &mut PartMemory<'_>, small_q: bool) {
+fn queries<A: Mac>(part: &AttentionPart<'_>, work: &mut PartMemory<'_>, small_q: bool) {
     let op = part.x.op;
     let k_pad = k_pad::<A>(op);
     let m = large_q::SCORE_LINES;
@@ -119,51 +116,42 @@ unsafe fn queries<A: Mac>(part: &AttentionPart<'_>, work: &mut PartMemory<'_>, s
         let (row, head) = part.line(line);
         let row = part.seq.rows.start + row;
         let q = &part.x.q[(row * op.heads + head) * op.k_dim..][..op.k_dim];
-        // SAFETY: features by the caller.
-        unsafe {
-            if small_q {
-                query_words::<A>(q, op.scale, &mut work.q[line * k_pad..][..k_pad]);
-            } else {
-                // Memory that is free before the first block.
-                let words = &mut work.keys[..k_pad];
-                query_words::<A>(q, op.scale, words);
-                large_q::pack_query::<A::V>(words, &mut work.q[line / m * m * k_pad + line % m..]);
-            }
+        if small_q {
+            query_words::<A>(q, op.scale, &mut work.q[line * k_pad..][..k_pad]);
+        } else {
+            // Memory that is free before the first block.
+            let words = &mut work.keys[..k_pad];
+            query_words::<A>(q, op.scale, words);
+            large_q::pack_query::<A::V>(words, &mut work.q[line / m * m * k_pad + line % m..]);
         }
     }
 }
 
 /// A scaled query as words, zeros behind it.
-// SAFETY: the caller has the features on.
 #[inline(always)]
-unsafe fn query_words<A: Mac>(q: &[f32], scale: f32, words: &mut [f32]) {
+fn query_words<A: Mac>(q: &[f32], scale: f32, words: &mut [f32]) {
     let n = A::V::N;
     for (i, words) in words.chunks_exact_mut(n).enumerate() {
-        // SAFETY: features by the caller; a register of words.
-        unsafe {
-            let word = if A::PAIRS {
-                A::pairs(scaled(q, 2 * i * n, scale), scaled(q, (2 * i + 1) * n, scale))
-            } else {
-                scaled(q, i * n, scale)
-            };
-            word.store(words.as_mut_ptr());
-        }
+        let word = if A::PAIRS {
+            A::pairs(scaled(q, 2 * i * n, scale), scaled(q, (2 * i + 1) * n, scale))
+        } else {
+            scaled(q, i * n, scale)
+        };
+        word.write_to(words);
     }
 }
 
 /// A register of the elements from `at` on, zeros past the last one, times `scale`.
-// SAFETY: the caller has the features on.
 #[inline(always)]
-unsafe fn scaled<V: Lanes>(q: &[f32], at: usize, scale: f32) -> V {
-    // SAFETY: by the caller; as many floats as there are from `at` on.
-    unsafe {
-        let v = match q.len().saturating_sub(at) {
-            left if left >= V::N => V::load(q.as_ptr().add(at)),
-            0 => V::splat(0.0),
-            left => load_part(q.as_ptr().add(at), left),
-        };
-        v.mul(V::splat(scale))
-    }
+fn scaled<V: Lanes>(q: &[f32], at: usize, scale: f32) -> V {
+    let q = &q[at.min(q.len())..];
+    let v = match q.len() {
+        left if left >= V::N => V::from_slice(q),
+        0 => V::splat(0.0),
+        // SAFETY: as many floats are left.
+        left => unsafe { load_part(q.as_ptr(), left) },
+    };
+    v.mul(V::splat(scale))
 }
 
 /// The block with position `pos` of the positions `at`, and which of its keys are meant; none past
@@ -182,7 +170,9 @@ fn block_at(
 }
 
 /// Block after block, each for all key/value heads.
-// SAFETY: the caller has the features on and checked the operands.
+///
+/// # Safety
+/// The caches are those of the part, and lines of it see the positions `at`, of one split.
 #[inline(always)]
 unsafe fn small_q_lines<A: Mac>(
     part: &AttentionPart<'_>,
@@ -238,7 +228,9 @@ unsafe fn small_q_lines<A: Mac>(
 }
 
 /// Block after block.
-// SAFETY: the caller has the features on and checked the operands.
+///
+/// # Safety
+/// As for [`small_q_lines`].
 #[inline(always)]
 unsafe fn large_q_lines<A: Mac>(
     part: &AttentionPart<'_>,
@@ -290,9 +282,9 @@ unsafe fn large_q_lines<A: Mac>(
 }
 
 /// Merges the results of a split with those of the splits before it, or keeps them apart.
-// SAFETY: the caller has the features on, and nobody else writes these results.
 #[inline(always)]
-unsafe fn keep<V: Lanes>(part: &AttentionPart<'_>, work: &mut PartMemory<'_>, split: usize) {
+fn keep<V: Lanes>(part: &AttentionPart<'_>, work: &mut PartMemory<'_>, split: usize) {
+    assert!(part.splits.contains(&split), "a split of the part");
     let (_, v_pad) = padded(part.x.op);
     for line in 0..part.per_head() * part.kv_heads.len() {
         let (row, head) = part.line(line);
@@ -301,19 +293,17 @@ unsafe fn keep<V: Lanes>(part: &AttentionPart<'_>, work: &mut PartMemory<'_>, sp
             continue;
         }
         let (acc, total) = (&work.acc[line * v_pad..][..v_pad], work.totals[0][line]);
-        // SAFETY: by the caller; accumulators are padded to whole registers.
-        unsafe {
-            match &part.to {
-                Target::Out(_) => {
-                    let all = &mut work.all[line * v_pad..][..v_pad];
-                    merge::<V>(all, &mut work.totals[1][line], acc, total);
-                }
-                Target::Partials(p) => {
-                    let row = part.seq.rows.start + row;
-                    let to = p.at(row, head, split - splits.start);
-                    to[..v_pad].copy_from_slice(acc);
-                    (to[v_pad], to[v_pad + 1]) = (total.max, total.sum);
-                }
+        match &part.to {
+            Target::Out(_) => {
+                let all = &mut work.all[line * v_pad..][..v_pad];
+                merge::<V>(all, &mut work.totals[1][line], acc, total);
+            }
+            Target::Partials(p) => {
+                let at = p.shape.at(part.seq.rows.start + row, head, split - splits.start);
+                // SAFETY: of the part: `AttentionPart::new` was promised that it is alone.
+                let to = unsafe { p.floats.slice(at) };
+                to[..v_pad].copy_from_slice(acc);
+                (to[v_pad], to[v_pad + 1]) = (total.max, total.sum);
             }
         }
     }

@@ -104,7 +104,7 @@ impl CachedRows<'_> {
 /// Scores of the lines with the keys of a block that any of them sees.
 ///
 /// # Safety
-/// Needs the features of `A`; every row has its elements.
+/// Every row has its elements.
 #[inline(always)]
 pub(super) unsafe fn scores<A: Mac, S: RowReader>(lines: &mut QueryLines<'_>, x: &CachedRows<'_>) {
     let count = x.rows * x.heads;
@@ -115,7 +115,7 @@ pub(super) unsafe fn scores<A: Mac, S: RowReader>(lines: &mut QueryLines<'_>, x:
             let mut line = 0;
             while line < count {
                 let at = (key, head, head * count + line);
-                // SAFETY: by the caller; there are as many lines.
+                // SAFETY: by the caller.
                 unsafe {
                     line += match count - line {
                         4.. => score_tile::<A, S, 4, 2>(lines, x, at),
@@ -129,7 +129,9 @@ pub(super) unsafe fn scores<A: Mac, S: RowReader>(lines: &mut QueryLines<'_>, x:
 }
 
 /// `M` lines with a group of keys, `K` at a time; `M * K` is 8. Returns `M`.
-// SAFETY: the caller has the features on, and the lines.
+///
+/// # Safety
+/// As for [`scores`].
 #[inline(always)]
 unsafe fn score_tile<A: Mac, S: RowReader, const M: usize, const K: usize>(
     lines: &mut QueryLines<'_>,
@@ -161,7 +163,9 @@ unsafe fn score_tile<A: Mac, S: RowReader, const M: usize, const K: usize>(
 
 /// Multiplies a register of words of `M` queries and `K` keys; with `TAIL`, the last one, which is
 /// not whole.
-// SAFETY: the caller has the features on, and the lines.
+///
+/// # Safety
+/// As for [`scores`]; the words are those of a query.
 #[inline(always)]
 unsafe fn score_words<A: Mac, S: RowReader, const M: usize, const K: usize, const TAIL: bool>(
     acc: &mut [A::V; 8],
@@ -187,7 +191,7 @@ unsafe fn score_words<A: Mac, S: RowReader, const M: usize, const K: usize, cons
 /// Adds the weighted values to the accumulators: keys in order.
 ///
 /// # Safety
-/// Needs the features of `A`; every row has its elements.
+/// Every row has its elements.
 #[inline(always)]
 pub(super) unsafe fn values<A: Mac, S: RowReader>(lines: &mut QueryLines<'_>, x: &CachedRows<'_>) {
     let count = x.rows * x.heads;
@@ -206,7 +210,7 @@ pub(super) unsafe fn values<A: Mac, S: RowReader>(lines: &mut QueryLines<'_>, x:
                 while head < x.heads {
                     let line = kv * count + row * x.heads + head;
                     let at = ValueTile { line, kv, keys: keys.clone(), first };
-                    // SAFETY: by the caller; there are as many lines.
+                    // SAFETY: by the caller.
                     unsafe {
                         head += match x.heads - head {
                             4.. => value_tile::<A, S, 4, 2>(lines, x, &at),
@@ -230,7 +234,9 @@ struct ValueTile {
 }
 
 /// Returns `M`.
-// SAFETY: the caller has the features on, and the lines.
+///
+/// # Safety
+/// As for [`values`].
 #[inline(always)]
 unsafe fn value_tile<A: Mac, S: RowReader, const M: usize, const NV: usize>(
     lines: &mut QueryLines<'_>,
@@ -255,7 +261,9 @@ unsafe fn value_tile<A: Mac, S: RowReader, const M: usize, const NV: usize>(
 }
 
 /// The elements from `from` on, `NV` registers at a time, and those that fill none.
-// SAFETY: the caller has the features on, and the lines.
+///
+/// # Safety
+/// As for [`values`].
 #[inline(always)]
 unsafe fn rest<A: Mac, S: RowReader, const M: usize, const NV: usize>(
     lines: &mut QueryLines<'_>,
@@ -278,7 +286,9 @@ unsafe fn rest<A: Mac, S: RowReader, const M: usize, const NV: usize>(
 
 /// `NV` registers of the accumulators of `M` lines, from element `at` on. A register holds as many
 /// elements as lanes; with `TAIL` there are fewer, and zeros past the last one.
-// SAFETY: the caller has the features on, and the lines.
+///
+/// # Safety
+/// As for [`values`]; `at` is one of a row's elements.
 #[inline(always)]
 unsafe fn value_chunk<A: Mac, S: RowReader, const M: usize, const NV: usize, const TAIL: bool>(
     lines: &mut QueryLines<'_>,

@@ -48,51 +48,45 @@ pub(super) struct Scores<'a> {
 impl Scores<'_> {
     /// Turns the scores seen by each line into weights relative to its new maximum; pairs of
     /// weights become words, with zeros for what the line does not see.
-    ///
-    /// # Safety
-    /// Needs the features of `A`.
     #[inline(always)]
-    pub unsafe fn weigh<A: Mac>(&mut self, op: &Attention, seen: &Seen) {
+    pub fn weigh<A: Mac>(&mut self, op: &Attention, seen: &Seen) {
         for start in (0..self.totals.len()).step_by(TOGETHER) {
             let count = TOGETHER.min(self.totals.len() - start);
-            // SAFETY: features by the caller; a block's scores.
-            unsafe {
-                let old: [f32; TOGETHER] =
-                    std::array::from_fn(|i| self.totals[start + i.min(count - 1)].max);
-                let mut tops = [A::V::splat(f32::MIN); TOGETHER];
-                for (i, top) in tops.iter_mut().enumerate().take(count) {
-                    *top = A::V::splat(old[i]);
-                    let by = seen.by(start + i);
-                    if !by.is_empty() {
-                        *top = highest(op, self.line(start + i), by, *top);
-                    }
+            let old: [f32; TOGETHER] =
+                std::array::from_fn(|i| self.totals[start + i.min(count - 1)].max);
+            let mut tops = [A::V::splat(f32::MIN); TOGETHER];
+            for (i, top) in tops.iter_mut().enumerate().take(count) {
+                *top = A::V::splat(old[i]);
+                let by = seen.by(start + i);
+                if !by.is_empty() {
+                    *top = highest(op, self.line(start + i), by, *top);
                 }
-                let new = A::V::maxima(tops);
-                let mut sums = [A::V::splat(0.0); TOGETHER];
-                for (i, sum) in sums.iter_mut().enumerate().take(count) {
-                    let by = seen.by(start + i);
-                    if !by.is_empty() {
-                        *sum = weights::<A::V>(self.line(start + i), by.clone(), new[i]);
-                    }
-                    if A::PAIRS {
-                        pair_up::<A>(&mut self.scores[(start + i) * KEY_BLOCK..], by);
-                    }
+            }
+            let new = A::V::maxima(tops);
+            let mut sums = [A::V::splat(0.0); TOGETHER];
+            for (i, sum) in sums.iter_mut().enumerate().take(count) {
+                let by = seen.by(start + i);
+                if !by.is_empty() {
+                    *sum = weights::<A::V>(self.line(start + i), by.clone(), new[i]);
                 }
-                let sums = A::V::sums(sums);
-                let shrink = falling_exp::<A::V>(&old, &new);
-                for i in 0..count {
-                    let total = &mut self.totals[start + i];
-                    *total = Total { max: new[i], sum: total.sum * shrink[i] + sums[i] };
-                    self.shrink[start + i] = shrink[i];
+                if A::PAIRS {
+                    pair_up::<A>(self.line(start + i), by);
                 }
+            }
+            let sums = A::V::sums(sums);
+            let shrink = falling_exp::<A::V>(&old, &new);
+            for i in 0..count {
+                let total = &mut self.totals[start + i];
+                *total = Total { max: new[i], sum: total.sum * shrink[i] + sums[i] };
+                self.shrink[start + i] = shrink[i];
             }
         }
     }
 
     /// The scores of a line.
     #[inline(always)]
-    fn line(&mut self, line: usize) -> *mut f32 {
-        self.scores[line * KEY_BLOCK..][..KEY_BLOCK].as_mut_ptr()
+    fn line(&mut self, line: usize) -> &mut [f32; KEY_BLOCK] {
+        &mut self.scores.as_chunks_mut().0[line]
     }
 }
 
@@ -100,34 +94,35 @@ impl Scores<'_> {
 const TOGETHER: usize = 8;
 
 /// `e^(old - new)`; nothing in `new` is lower.
-// SAFETY: the caller has the features on.
 #[inline(always)]
-unsafe fn falling_exp<V: Lanes>(old: &[f32; TOGETHER], new: &[f32; TOGETHER]) -> [f32; TOGETHER] {
+fn falling_exp<V: Lanes>(old: &[f32; TOGETHER], new: &[f32; TOGETHER]) -> [f32; TOGETHER] {
     let (mut x, mut y) = ([0.0; MAX_LANES], [0.0; MAX_LANES]);
     x[..TOGETHER].copy_from_slice(old);
     y[..TOGETHER].copy_from_slice(new);
     for i in (0..TOGETHER).step_by(V::N) {
-        // SAFETY: arrays of the most lanes.
-        unsafe {
-            let shrink = V::load(x.as_ptr().add(i)).sub(V::load(y.as_ptr().add(i))).exp();
-            shrink.store(x.as_mut_ptr().add(i));
-        }
+        V::from_slice(&x[i..]).sub(V::from_slice(&y[i..])).exp().write_to(&mut x[i..]);
     }
     std::array::from_fn(|i| x[i])
 }
 
-/// The lanes that hold some of the scores `seen`.
+/// The lanes that hold some of the scores `seen` of a block.
 #[inline(always)]
 fn lanes_of<V: Lanes>(seen: &Range<usize>) -> Range<usize> {
+    assert!(seen.end <= KEY_BLOCK, "scores of a block");
     seen.start / V::N * V::N..seen.end.next_multiple_of(V::N)
 }
 
 /// The highest of `top` and the scores `seen` of a block, lane by lane. What is not seen of their
 /// lanes becomes minus infinity.
-// SAFETY: the caller has the features on, and KEY_BLOCK floats.
 #[inline(always)]
-unsafe fn highest<V: Lanes>(op: &Attention, p: *mut f32, seen: Range<usize>, mut top: V) -> V {
+fn highest<V: Lanes>(
+    op: &Attention,
+    block: &mut [f32; KEY_BLOCK],
+    seen: Range<usize>,
+    mut top: V,
+) -> V {
     let all = lanes_of::<V>(&seen);
+    let p = block.as_mut_ptr();
     // SAFETY: lanes divide the block.
     unsafe {
         if let Some(cap) = op.softcap {
@@ -159,10 +154,10 @@ unsafe fn highest<V: Lanes>(op: &Attention, p: *mut f32, seen: Range<usize>, mut
 /// Turns the scores `seen` of a block into weights relative to `top`, and gives their sums by
 /// lanes. Lanes lie at fixed positions, and those that are not seen add nothing, so the sum follows
 /// from the scores seen alone.
-// SAFETY: the caller has the features on, and KEY_BLOCK floats.
 #[inline(always)]
-unsafe fn weights<V: Lanes>(p: *mut f32, seen: Range<usize>, top: f32) -> V {
+fn weights<V: Lanes>(block: &mut [f32; KEY_BLOCK], seen: Range<usize>, top: f32) -> V {
     let all = lanes_of::<V>(&seen);
+    let p = block.as_mut_ptr();
     // SAFETY: lanes divide the block.
     unsafe {
         let top = V::splat(top);
@@ -189,48 +184,33 @@ unsafe fn weights<V: Lanes>(p: *mut f32, seen: Range<usize>, top: f32) -> V {
 }
 
 /// Rounds the weights of a block to pairs of bf16, in the first half of their memory.
-// SAFETY: the caller has the features on.
 #[inline(always)]
-unsafe fn pair_up<A: Mac>(p: &mut [f32], seen: Range<usize>) {
+fn pair_up<A: Mac>(block: &mut [f32; KEY_BLOCK], seen: Range<usize>) {
     let n = A::V::N;
-    let p = &mut p[..KEY_BLOCK];
     // Lanes with nothing seen were not computed; of the others, those not seen are zeros.
     let (first, end) = (seen.start / n * n, seen.end.next_multiple_of(n));
     for i in (0..KEY_BLOCK).step_by(2 * n) {
-        // SAFETY: inside of the block; what is written was read before.
-        unsafe {
-            let [low, high] = [i, i + n].map(|i| {
-                if !seen.is_empty() && (first..end).contains(&i) {
-                    A::V::load(p.as_ptr().add(i))
-                } else {
-                    A::V::splat(0.0)
-                }
-            });
-            A::pairs(low, high).store(p.as_mut_ptr().add(i / 2));
-        }
+        let [low, high] = [i, i + n].map(|i| {
+            if !seen.is_empty() && (first..end).contains(&i) {
+                A::V::from_slice(&block[i..])
+            } else {
+                A::V::splat(0.0)
+            }
+        });
+        // What is written was read before.
+        A::pairs(low, high).write_to(&mut block[i / 2..]);
     }
 }
 
-/// Adds the result `from` of a split, whose total is `part`, to that of the splits before it.
-///
-/// # Safety
-/// Needs the features of `V`; both slices have the same length, a multiple of its lanes.
+/// Adds the result `from` of a split, whose total is `part`, to that of the splits before it; both
+/// are whole registers.
 #[inline(always)]
-pub(super) unsafe fn merge<V: Lanes>(
-    acc: &mut [f32],
-    total: &mut Total,
-    from: &[f32],
-    part: Total,
-) {
+pub(super) fn merge<V: Lanes>(acc: &mut [f32], total: &mut Total, from: &[f32], part: Total) {
     let top = total.max.max(part.max);
     let (old, new) = ((total.max - top).exp(), (part.max - top).exp());
     *total = Total { max: top, sum: total.sum * old + part.sum * new };
-    // SAFETY: by the caller.
-    unsafe {
-        let (a, f) = (acc.as_mut_ptr(), from.as_ptr());
-        for i in (0..acc.len().min(from.len())).step_by(V::N) {
-            let v = V::load(f.add(i)).mul(V::splat(new));
-            V::load(a.add(i)).fma(V::splat(old), v).store(a.add(i));
-        }
+    for (acc, from) in acc.chunks_exact_mut(V::N).zip(from.chunks_exact(V::N)) {
+        let v = V::from_slice(from).mul(V::splat(new));
+        V::from_slice(acc).fma(V::splat(old), v).write_to(acc);
     }
 }

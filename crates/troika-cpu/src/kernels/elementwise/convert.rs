@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use crate::SharedMut;
 use crate::kernels::kv::BEYOND_F16;
 use crate::kernels::{Context, ELEMENTS_PER_PART, KernelError};
 
@@ -51,13 +50,6 @@ impl Floats<'_> {
     }
 }
 
-/// Memory to write, shared by the parts of a conversion.
-enum Out<'a> {
-    F32(SharedMut<'a, f32>),
-    F16(SharedMut<'a, f16>),
-    BF16(SharedMut<'a, bf16>),
-}
-
 /// Numbers converted at once, on the stack.
 const AT_ONCE: usize = 256;
 
@@ -66,37 +58,38 @@ const AT_ONCE: usize = 256;
 /// # Errors
 /// Numbers that f16 cannot hold (all are written then, too); a panic of a part.
 pub fn convert(cx: &mut Context<'_>, x: Floats<'_>, y: FloatsMut<'_>) -> Result<(), KernelError> {
-    let (len, out) = match y {
-        FloatsMut::F32(y) => (y.len(), Out::F32(SharedMut::new(y))),
-        FloatsMut::F16(y) => (y.len(), Out::F16(SharedMut::new(y))),
-        FloatsMut::BF16(y) => (y.len(), Out::BF16(SharedMut::new(y))),
-    };
-    assert!(x.len() == len, "lengths of operands");
-    let beyond = AtomicBool::new(false);
-    cx.pool.run(len.div_ceil(ELEMENTS_PER_PART), &|_, part| {
-        let mut at = part * ELEMENTS_PER_PART;
-        let end = (at + ELEMENTS_PER_PART).min(len);
-        while at < end {
-            let n = AT_ONCE.min(end - at);
-            let mut wide = [0.0; AT_ONCE];
-            let wide = &mut wide[..n];
-            x.widen(at, wide);
-            // SAFETY: parts are disjoint, and so are the runs of a part.
-            unsafe {
-                match &out {
-                    Out::F32(y) => y.slice(at..at + n).copy_from_slice(wide),
-                    Out::F16(y) => {
-                        y.slice(at..at + n).convert_from_f32_slice(wide);
-                        if wide.iter().fold(false, |any, x| any | (x.abs() >= BEYOND_F16)) {
-                            beyond.store(true, Ordering::Relaxed);
-                        }
-                    }
-                    Out::BF16(y) => y.slice(at..at + n).convert_from_f32_slice(wide),
+    match y {
+        FloatsMut::F32(y) => convert_to(cx, x, y, &|wide, y| y.copy_from_slice(wide)),
+        FloatsMut::BF16(y) => convert_to(cx, x, y, &|wide, y| y.convert_from_f32_slice(wide)),
+        FloatsMut::F16(y) => {
+            let beyond = AtomicBool::new(false);
+            convert_to(cx, x, y, &|wide, y| {
+                y.convert_from_f32_slice(wide);
+                if wide.iter().fold(false, |any, x| any | (x.abs() >= BEYOND_F16)) {
+                    beyond.store(true, Ordering::Relaxed);
                 }
-            }
-            at += n;
+            })?;
+            let why =
+                "values exceed the range of f16; use bf16 or f32 for the values between segments";
+            if beyond.into_inner() { Err(KernelError::Operand(why.into())) } else { Ok(()) }
         }
-    })?;
-    let why = "values exceed the range of f16; use bf16 or f32 for the values between segments";
-    if beyond.into_inner() { Err(KernelError::Operand(why.into())) } else { Ok(()) }
+    }
+}
+
+/// Writes the numbers of `x` to `y` by `put`, some at a time.
+fn convert_to<T: Send>(
+    cx: &mut Context<'_>,
+    x: Floats<'_>,
+    y: &mut [T],
+    put: &(dyn Fn(&[f32], &mut [T]) + Sync),
+) -> Result<(), KernelError> {
+    assert!(x.len() == y.len(), "lengths of operands");
+    cx.run_rows((y, 1), ELEMENTS_PER_PART, |_, part, y| {
+        for (at, y) in part.step_by(AT_ONCE).zip(y.chunks_mut(AT_ONCE)) {
+            let mut wide = [0.0; AT_ONCE];
+            let wide = &mut wide[..y.len()];
+            x.widen(at, wide);
+            put(wide, y);
+        }
+    })
 }

@@ -44,16 +44,11 @@ pub fn elementwise(
 ) -> Result<(), KernelError> {
     let len = y.len();
     assert!(a.len() == len && b.is_none_or(|b| b.len() == len), "lengths of operands");
-    let out = SharedMut::new(y);
     let isa = cx.isa;
-    cx.pool.run(len.div_ceil(ELEMENTS_PER_PART), &|_, part| {
-        let r = part * ELEMENTS_PER_PART..((part + 1) * ELEMENTS_PER_PART).min(len);
-        // SAFETY: parts are disjoint.
-        let y = unsafe { out.slice(r.clone()) };
+    cx.run_rows((y, 1), ELEMENTS_PER_PART, |_, r, y| {
         let b = b.map_or(&a[r.clone()], |b| &b[r.clone()]);
         dispatch(isa, ElementwiseRun { op, a: &a[r], b, y });
-    })?;
-    Ok(())
+    })
 }
 
 /// Rows of numbers, `stride` numbers from one to the next.
@@ -116,7 +111,7 @@ pub(crate) struct ElementwiseRun<'a> {
 impl Kernel for ElementwiseRun<'_> {
     type Output = ();
     #[inline(always)]
-    unsafe fn run<V: Lanes>(self) {
+    fn run<V: Lanes>(self) {
         let n = self.y.len().min(self.a.len()).min(self.b.len());
         let mut i = 0;
         // SAFETY: `i..i + V::N`, then `i..n`, lie inside all three.
@@ -134,65 +129,51 @@ impl Kernel for ElementwiseRun<'_> {
     }
 }
 
-// SAFETY: the caller has the features on.
 #[inline(always)]
-unsafe fn apply<V: Lanes>(op: Element, a: V, b: V) -> V {
-    // SAFETY: features by the caller.
-    unsafe {
-        match op {
-            Element::Activate(act) => activate(act, a, None),
-            Element::Gate(act) => activate(act, a, Some(b)),
-            Element::Add => a.add(b),
-            Element::Scale(f) => a.mul(V::splat(f)),
-            Element::Clamp(limit) => a.max(V::splat(-limit)).min(V::splat(limit)),
-            Element::SoftCap(cap) => each(a, |x| cap * (x / cap).tanh()),
-        }
+fn apply<V: Lanes>(op: Element, a: V, b: V) -> V {
+    match op {
+        Element::Activate(act) => activate(act, a, None),
+        Element::Gate(act) => activate(act, a, Some(b)),
+        Element::Add => a.add(b),
+        Element::Scale(f) => a.mul(V::splat(f)),
+        Element::Clamp(limit) => a.max(V::splat(-limit)).min(V::splat(limit)),
+        Element::SoftCap(cap) => each(a, |x| cap * (x / cap).tanh()),
     }
 }
 
 /// `act(g)`, or `act(g) * u`.
-///
-/// # Safety
-/// Needs the features of `V`.
 #[inline(always)]
-pub(crate) unsafe fn activate<V: Lanes>(act: Activation, g: V, u: Option<V>) -> V {
-    // SAFETY: features by the caller.
-    unsafe {
-        let (y, u) = match act {
-            Activation::Silu => (swish(g, V::splat(1.0)), u),
-            Activation::Gelu => (each(g, gelu), u),
-            Activation::GeluTanh => {
-                // x/2 * (1 + tanh(z)) = x * sigmoid(2z), z = sqrt(2/pi) * (x + 0.044715 x^3).
-                let cubic = g.mul(g).fma(V::splat(0.071_354_816), V::splat(1.595_769_2));
-                (swish(g, cubic), u)
-            }
-            Activation::Relu => (g.max(V::splat(0.0)), u),
-            Activation::ClampedSwiglu { alpha, limit } => {
-                let top = V::splat(limit);
-                let u = match u {
-                    Some(u) => u.max(V::splat(-limit)).min(top),
-                    None => V::splat(0.0),
-                };
-                (swish(g.min(top), V::splat(alpha)), Some(u.add(V::splat(1.0))))
-            }
-        };
-        u.map_or(y, |u| y.mul(u))
-    }
+pub(crate) fn activate<V: Lanes>(act: Activation, g: V, u: Option<V>) -> V {
+    let (y, u) = match act {
+        Activation::Silu => (swish(g, V::splat(1.0)), u),
+        Activation::Gelu => (each(g, gelu), u),
+        Activation::GeluTanh => {
+            // x/2 * (1 + tanh(z)) = x * sigmoid(2z), z = sqrt(2/pi) * (x + 0.044715 x^3).
+            let cubic = g.mul(g).fma(V::splat(0.071_354_816), V::splat(1.595_769_2));
+            (swish(g, cubic), u)
+        }
+        Activation::Relu => (g.max(V::splat(0.0)), u),
+        Activation::ClampedSwiglu { alpha, limit } => {
+            let top = V::splat(limit);
+            let u = match u {
+                Some(u) => u.max(V::splat(-limit)).min(top),
+                None => V::splat(0.0),
+            };
+            (swish(g.min(top), V::splat(alpha)), Some(u.add(V::splat(1.0))))
+        }
+    };
+    u.map_or(y, |u| y.mul(u))
 }
 
 /// A function applied lane by lane.
-// SAFETY: the caller has the features on.
 #[inline(always)]
-unsafe fn each<V: Lanes>(x: V, f: impl Fn(f32) -> f32) -> V {
+fn each<V: Lanes>(x: V, f: impl Fn(f32) -> f32) -> V {
     let mut buf = [0.0; MAX_LANES];
-    // SAFETY: the buffer holds the widest lanes.
-    unsafe {
-        x.store(buf.as_mut_ptr());
-        for v in &mut buf[..V::N] {
-            *v = f(*v);
-        }
-        V::load(buf.as_ptr())
+    x.write_to(&mut buf);
+    for v in &mut buf[..V::N] {
+        *v = f(*v);
     }
+    V::from_slice(&buf)
 }
 
 /// `x * sigmoid(g)` with one `g` per row of `cols`.
@@ -273,13 +254,7 @@ pub(crate) fn each_row(
     if cols == 0 {
         return Ok(());
     }
-    let (rows, step) = (y.len() / cols, rows_per_part(cols));
-    let out = SharedMut::new(y);
-    cx.pool.run(rows.div_ceil(step), &|_, part| {
-        for row in part * step..((part + 1) * step).min(rows) {
-            // SAFETY: each row belongs to one part.
-            f(row, unsafe { out.slice(row * cols..(row + 1) * cols) });
-        }
-    })?;
-    Ok(())
+    cx.run_rows((y, cols), rows_per_part(cols), |_, rows, y| {
+        rows.zip(y.chunks_exact_mut(cols)).for_each(|(row, y)| f(row, y));
+    })
 }

@@ -77,15 +77,15 @@ pub(super) unsafe fn run<V: Vector, T: TileRegisters, F: Format>(part: Int8Part<
 #[inline(always)]
 unsafe fn on_tiles<V: Vector, T: TileRegisters, F: Format>(mut part: Int8Part<'_>) {
     let panels = part.product.weight.panels(&part.n);
-    let mut tiles = Held(T::default());
     let mut at = panels.start;
-    // SAFETY: the panels exist.
+    // SAFETY: features by the caller; the panels exist.
     unsafe {
+        let mut held = Held::<T>::new();
         while at < panels.end {
             if at + 2 <= panels.end {
-                chunks::<V, T, F, 2>(&mut part, &mut tiles.0, at);
+                chunks::<V, T, F, 2>(&mut part, held.tiles(), at);
             } else {
-                chunks::<V, T, F, 1>(&mut part, &mut tiles.0, at);
+                chunks::<V, T, F, 1>(&mut part, held.tiles(), at);
             }
             at += 2;
         }

@@ -142,6 +142,8 @@ unsafe fn nibble<I: RowLanes>(p: &Panel, at: usize, j: usize) -> I::Bytes {
     }
 }
 
+// SAFETY (of the unsafe blocks): by the caller.
+#[allow(clippy::undocumented_unsafe_blocks)]
 impl Format for Q8_0 {
     type Wide = Wide<Q8_0>;
     const ZERO: u8 = zero(DType::Q8_0) as u8;
@@ -152,16 +154,16 @@ impl Format for Q8_0 {
     const GROUPS: usize = PAIR;
     #[inline(always)]
     unsafe fn quad<I: RowLanes>(p: &Panel, g: usize, j: usize) -> I::Bytes {
-        // SAFETY: by the caller.
         unsafe { I::load(p.quants.add(Self::at(g) + j * QUAD)) }
     }
     #[inline(always)]
     unsafe fn scale<I: RowLanes>(p: &Panel, g: usize, _: usize) -> I::Floats {
-        // SAFETY: by the caller.
         unsafe { I::load_f16(p.scales.add(Self::block_at(g) + g % PAIR * 2 * ROWS)) }
     }
 }
 
+// SAFETY (of the unsafe blocks): by the caller.
+#[allow(clippy::undocumented_unsafe_blocks)]
 impl Format for Q4_0 {
     type Wide = Wide<Q4_0>;
     const ZERO: u8 = zero(DType::Q4_0) as u8;
@@ -169,12 +171,10 @@ impl Format for Q4_0 {
     const STEP: usize = 4 * QUAD + 2 * ROWS;
     #[inline(always)]
     unsafe fn quad<I: RowLanes>(p: &Panel, g: usize, j: usize) -> I::Bytes {
-        // SAFETY: by the caller.
         unsafe { nibble::<I>(p, Self::at(g), j) }
     }
     #[inline(always)]
     unsafe fn scale<I: RowLanes>(p: &Panel, g: usize, _: usize) -> I::Floats {
-        // SAFETY: by the caller.
         unsafe { I::load_f16(p.scales.add(Self::at(g))) }
     }
 }
@@ -192,6 +192,8 @@ unsafe fn k_scale<I: RowLanes, F: Format>(p: &Panel, g: usize, which: usize) -> 
     }
 }
 
+// SAFETY (of the unsafe blocks): by the caller.
+#[allow(clippy::undocumented_unsafe_blocks)]
 impl Format for Q4K {
     type Wide = Wide<Q4K>;
     const MIN: bool = true;
@@ -201,21 +203,20 @@ impl Format for Q4K {
     const GROUPS: usize = 8;
     #[inline(always)]
     unsafe fn quad<I: RowLanes>(p: &Panel, g: usize, j: usize) -> I::Bytes {
-        // SAFETY: by the caller.
         unsafe { nibble::<I>(p, Self::at(g), j) }
     }
     #[inline(always)]
     unsafe fn scale<I: RowLanes>(p: &Panel, g: usize, _: usize) -> I::Floats {
-        // SAFETY: by the caller.
         unsafe { k_scale::<I, Self>(p, g, 0) }
     }
     #[inline(always)]
     unsafe fn min<I: RowLanes>(p: &Panel, g: usize) -> I::Floats {
-        // SAFETY: by the caller.
         unsafe { k_scale::<I, Self>(p, g, 1) }
     }
 }
 
+// SAFETY (of the unsafe blocks): by the caller.
+#[allow(clippy::undocumented_unsafe_blocks)]
 impl Format for Q5K {
     type Wide = Wide<Q5K>;
     const MIN: bool = true;
@@ -226,7 +227,6 @@ impl Format for Q5K {
     const GROUPS: usize = 8;
     #[inline(always)]
     unsafe fn quad<I: RowLanes>(p: &Panel, g: usize, j: usize) -> I::Bytes {
-        // SAFETY: by the caller.
         unsafe {
             let high = I::load(p.high.add(Self::at(g)));
             I::or(nibble::<I>(p, Self::at(g), j), I::moved(high, 4 - j as i32, 1 << 4))
@@ -234,16 +234,16 @@ impl Format for Q5K {
     }
     #[inline(always)]
     unsafe fn scale<I: RowLanes>(p: &Panel, g: usize, _: usize) -> I::Floats {
-        // SAFETY: by the caller.
         unsafe { k_scale::<I, Self>(p, g, 0) }
     }
     #[inline(always)]
     unsafe fn min<I: RowLanes>(p: &Panel, g: usize) -> I::Floats {
-        // SAFETY: by the caller.
         unsafe { k_scale::<I, Self>(p, g, 1) }
     }
 }
 
+// SAFETY (of the unsafe blocks): by the caller.
+#[allow(clippy::undocumented_unsafe_blocks)]
 impl Format for Q6K {
     type Wide = Wide<Q6K>;
     const ZERO: u8 = zero(DType::Q6_K) as u8;
@@ -255,7 +255,6 @@ impl Format for Q6K {
     const GROUPS: usize = 8;
     #[inline(always)]
     unsafe fn quad<I: RowLanes>(p: &Panel, g: usize, j: usize) -> I::Bytes {
-        // SAFETY: by the caller.
         unsafe {
             let high = I::load(p.high.add(Self::at(g) + j / 4 * QUAD));
             let high = I::moved(high, 4 - (j % 4 * 2) as i32, 3 << 4);
@@ -264,7 +263,6 @@ impl Format for Q6K {
     }
     #[inline(always)]
     unsafe fn scale<I: RowLanes>(p: &Panel, g: usize, sub: usize) -> I::Floats {
-        // SAFETY: by the caller.
         unsafe {
             let d = I::load_f16(p.supers.add(Self::block_at(g)));
             I::mul(d, I::load_i8(p.scales.add(Self::at(g) + sub * 16)))
@@ -272,6 +270,8 @@ impl Format for Q6K {
     }
 }
 
+// SAFETY (of the unsafe blocks): by the caller.
+#[allow(clippy::undocumented_unsafe_blocks)]
 impl<const S: usize> Format for Q4G<S> {
     type Wide = Wide<Q4K>;
     const MIN: bool = true;
@@ -281,21 +281,20 @@ impl<const S: usize> Format for Q4G<S> {
     const GROUPS: usize = S;
     #[inline(always)]
     unsafe fn quad<I: RowLanes>(p: &Panel, g: usize, j: usize) -> I::Bytes {
-        // SAFETY: by the caller.
         unsafe { nibble::<I>(p, Self::at(g), j) }
     }
     #[inline(always)]
     unsafe fn scale<I: RowLanes>(p: &Panel, g: usize, _: usize) -> I::Floats {
-        // SAFETY: by the caller.
         unsafe { I::load_f16(p.scales.add(Self::block_at(g))) }
     }
     #[inline(always)]
     unsafe fn min<I: RowLanes>(p: &Panel, g: usize) -> I::Floats {
-        // SAFETY: by the caller.
         unsafe { I::mul(Self::scale::<I>(p, g, 0), I::load_u8(p.supers.add(Self::block_at(g)))) }
     }
 }
 
+// SAFETY (of the unsafe blocks): by the caller.
+#[allow(clippy::undocumented_unsafe_blocks)]
 impl<F: Format> Format for Wide<F> {
     type Wide = Self;
     const SUBS: usize = F::SUBS;
@@ -309,17 +308,14 @@ impl<F: Format> Format for Wide<F> {
     const WIDE: bool = true;
     #[inline(always)]
     unsafe fn quad<I: RowLanes>(p: &Panel, g: usize, j: usize) -> I::Bytes {
-        // SAFETY: by the caller.
         unsafe { I::load(p.quants.add((g * 8 + j) * QUAD)) }
     }
     #[inline(always)]
     unsafe fn scale<I: RowLanes>(p: &Panel, g: usize, sub: usize) -> I::Floats {
-        // SAFETY: by the caller; scratch is aligned to floats.
         unsafe { I::load_f32(p.scales.cast::<f32>().add((g * F::SUBS + sub) * 16)) }
     }
     #[inline(always)]
     unsafe fn min<I: RowLanes>(p: &Panel, g: usize) -> I::Floats {
-        // SAFETY: as for `scale`.
         unsafe { I::load_f32(p.supers.cast::<f32>().add(g * 16)) }
     }
 }

@@ -110,8 +110,8 @@ pub unsafe fn linear(
         }
     };
     let cuts: SmallVec<[PanelCut; 3]> = products.iter().map(cut).collect();
-    let (isa, scratch) = (cx.isa, cx.scratch);
-    cx.pool.run(cuts.iter().map(|c| c.parts).sum(), &|worker, mut part| {
+    let isa = cx.isa;
+    cx.run(cuts.iter().map(|c| c.parts).sum(), &|scratch, mut part| {
         let mut of = 0;
         while part >= cuts[of].parts {
             part -= cuts[of].parts;
@@ -121,12 +121,10 @@ pub unsafe fn linear(
         let (panel, block) = (part / c.blocks * c.step, part % c.blocks * c.row_block);
         let n = panel..(panel + c.step).min(product.weight.layout.rows);
         let m = block..(block + c.row_block).min(rows);
-        // SAFETY: each worker asks for its own scratch once per part; parts have different rows of
-        // results, and products by the caller.
-        let part = unsafe { Int8Part::new(product, n, m, 0, scratch.get(worker)) };
+        // SAFETY: parts have different rows of results, and products by the caller.
+        let part = unsafe { Int8Part::new(product, n, m, 0, scratch) };
         run_part(isa, part);
-    })?;
-    Ok(())
+    })
 }
 
 /// Products of few rows: the panels of all of them are cut as if they were one weight.
@@ -139,10 +137,8 @@ unsafe fn few_rows(
     products: &[Product<'_>],
     cut: select::Stream,
 ) -> Result<(), KernelError> {
-    let (isa, scratch) = (cx.isa, cx.scratch);
-    cx.pool.run(cut.parts(), &|worker, part| {
-        // SAFETY: each worker asks for its own scratch once per part.
-        let scratch = unsafe { scratch.get(worker) };
+    let isa = cx.isa;
+    cx.run(cut.parts(), &|scratch, part| {
         let panels = products.iter().map(|p| p.weight.layout.panels());
         cut.visit(part, panels, |i, panels| {
             let (product, scratch) = (products[i], &mut *scratch);
@@ -150,8 +146,7 @@ unsafe fn few_rows(
             // SAFETY: parts have different rows of results, and products by the caller.
             run_part(isa, unsafe { Int8Part::new(product, n, 0..rows, 0, scratch) });
         });
-    })?;
-    Ok(())
+    })
 }
 
 /// How a product is cut into parts.

@@ -88,22 +88,16 @@ impl Quantization {
 const TINY: f32 = 1e-30;
 
 /// Quantizes a group: the nearest of `amax / largest` times an integer, ties to even.
-///
-/// # Safety
-/// Needs the features of `V`.
 #[inline(always)]
-pub(super) unsafe fn group<V: Lanes>(
+pub(super) fn group<V: Lanes>(
     x: &[f32; GROUP],
     Quantization { largest, correction }: Quantization,
     out: &mut QuantizedGroup,
 ) {
     let largest = f32::from(largest);
-    // SAFETY: by the caller; both are a group's.
-    let (amax, sums) = unsafe {
-        let amax = V::largest_magnitude(x);
-        let inverse = if amax < TINY { 0.0 } else { largest / amax };
-        (amax, V::round_bytes(x, inverse, &mut out.q))
-    };
+    let amax = V::largest_magnitude(x);
+    let inverse = if amax < TINY { 0.0 } else { largest / amax };
+    let sums = V::round_bytes(x, inverse, &mut out.q);
     out.scale = if amax < TINY { 0.0 } else { amax / largest };
     let all: i32 = sums.as_flattened().iter().map(|s| i32::from(*s)).sum();
     out.zero_point_correction = match correction {
@@ -169,35 +163,33 @@ struct QuantizeRun<'a, 'o> {
     cols: usize,
     /// Room for a row that is made.
     line: &'a mut [f32],
-    to: &'a [(Quantization, SharedMut<'o, f32>)],
+    /// Where the rows go, quantized each way.
+    to: &'a mut [(Quantization, &'o mut [f32])],
 }
 
 impl Kernel for QuantizeRun<'_, '_> {
     type Output = ();
     #[inline(always)]
-    unsafe fn run<V: Lanes>(self) {
+    fn run<V: Lanes>(self) {
         let (cols, width) = (self.cols, floats(self.cols));
-        for row in self.rows {
+        for (i, row) in self.rows.enumerate() {
             let at = row * cols..(row + 1) * cols;
-            // SAFETY: features by the caller; lengths were checked, and rows belong to one part.
-            unsafe {
-                let x = match self.from {
-                    ActivationRows::Plain(x) => &x[at],
-                    ActivationRows::Norm(norm, x) => {
-                        norm::line::<V>(norm, &x[at], &mut self.line[..cols]);
-                        &self.line[..cols]
-                    }
-                    ActivationRows::Gate(act, [a, b]) => {
-                        let (a, b, y) = (&a[at.clone()], &b[at], &mut self.line[..cols]);
-                        elementwise::ElementwiseRun { op: Element::Gate(act), a, b, y }.run::<V>();
-                        &self.line[..cols]
-                    }
-                };
-                for (quantization, to) in self.to {
-                    let to = to.slice(row * width..(row + 1) * width);
-                    for (x, out) in x.as_chunks().0.iter().zip(bytemuck::cast_slice_mut(to)) {
-                        group::<V>(x, *quantization, out);
-                    }
+            let x = match self.from {
+                ActivationRows::Plain(x) => &x[at],
+                ActivationRows::Norm(norm, x) => {
+                    norm::line::<V>(norm, &x[at], &mut self.line[..cols]);
+                    &self.line[..cols]
+                }
+                ActivationRows::Gate(act, [a, b]) => {
+                    let (a, b, y) = (&a[at.clone()], &b[at], &mut self.line[..cols]);
+                    elementwise::ElementwiseRun { op: Element::Gate(act), a, b, y }.run::<V>();
+                    &self.line[..cols]
+                }
+            };
+            for (quantization, to) in &mut *self.to {
+                let to = &mut to[i * width..(i + 1) * width];
+                for (x, out) in x.as_chunks().0.iter().zip(bytemuck::cast_slice_mut(to)) {
+                    group::<V>(x, *quantization, out);
                 }
             }
         }
@@ -223,12 +215,13 @@ pub fn quantize(
     from.check(cols);
     let each = rows_per_part(cols);
     let to: SmallVec<[_; 2]> = to.iter_mut().map(|(e, out)| (*e, SharedMut::new(out))).collect();
-    let (isa, scratch, made) = (cx.isa, cx.scratch, !matches!(from, ActivationRows::Plain(_)));
-    cx.pool.run(rows.div_ceil(each), &|worker, part| {
+    let (isa, width) = (cx.isa, floats(cols));
+    cx.run(rows.div_ceil(each), &|line, part| {
         let rows = part * each..(part * each + each).min(rows);
-        // SAFETY: each worker asks for its own scratch once per part.
-        let line = if made { unsafe { scratch.get(worker) } } else { &mut [][..] };
-        dispatch(isa, QuantizeRun { from, rows, cols, line, to: &to });
-    })?;
-    Ok(())
+        let at = rows.start * width..rows.end * width;
+        // SAFETY: every part runs once, and no two have the same rows.
+        let own = to.iter().map(|(e, out)| (*e, unsafe { out.slice(at.clone()) }));
+        let mut to: SmallVec<[_; 2]> = own.collect();
+        dispatch(isa, QuantizeRun { from, rows, cols, line, to: &mut to });
+    })
 }

@@ -39,8 +39,7 @@ fn dot(dtype: DType, row: &[u8], x: &[f32], quantization: Quantization) -> f32 {
     for (g, x) in x.as_chunks::<GROUP>().0.iter().enumerate() {
         let block = &row[g / per_block * dtype.block_bytes()..][..dtype.block_bytes()];
         let (mut a, mut w): (QuantizedGroup, _) = (bytemuck::Zeroable::zeroed(), [0; GROUP]);
-        // SAFETY: plain Rust needs no features.
-        unsafe { group::<Portable>(x, quantization, &mut a) }
+        group::<Portable>(x, quantization, &mut a);
         quants(dtype, block, g % per_block, &mut w);
         let (scales, min) = scales(dtype, block, g % per_block);
         let product = |i: usize| i32::from(a.q[i]) * (i32::from(w[i]) - zero(dtype));

@@ -27,11 +27,35 @@ pub enum CacheRef<'a> {
 /// Cache memory to write. Rows of other sequences may be used meanwhile.
 pub enum CacheMut<'a> {
     /// Single precision.
-    F32(SharedMut<'a, f32>),
+    F32(CacheRows<'a, f32>),
     /// Half precision.
-    F16(SharedMut<'a, f16>),
+    F16(CacheRows<'a, f16>),
     /// Half precision with the range of f32.
-    BF16(SharedMut<'a, bf16>),
+    BF16(CacheRows<'a, bf16>),
+}
+
+/// The rows of a cache, of which one's own may be written: who shares them promises that.
+///
+/// ```compile_fail,E0133
+/// # use troika_cpu::{SharedMut, kernels::kv::CacheRows};
+/// let mut rows = [0.0f32; 16];
+/// let rows = SharedMut::new(&mut rows);
+/// let two_writers = [CacheRows::shared(rows), CacheRows::shared(rows)];
+/// ```
+pub struct CacheRows<'a, T>(SharedMut<'a, T>);
+
+impl<'a, T> CacheRows<'a, T> {
+    /// A cache of which others may use some rows.
+    ///
+    /// # Safety
+    /// Nobody else accesses the rows that are written through the result, while it lives.
+    pub unsafe fn shared(rows: SharedMut<'a, T>) -> Self {
+        CacheRows(rows)
+    }
+
+    fn own(rows: &'a mut [T]) -> Self {
+        CacheRows(SharedMut::new(rows))
+    }
 }
 
 impl<'a> CacheRef<'a> {
@@ -54,17 +78,17 @@ impl<'a> CacheRef<'a> {
 impl<'a> CacheMut<'a> {
     /// A cache of one's own, in single precision.
     pub fn f32(rows: &'a mut [f32]) -> Self {
-        CacheMut::F32(SharedMut::new(rows))
+        CacheMut::F32(CacheRows::own(rows))
     }
 
     /// In f16.
     pub fn f16(rows: &'a mut [f16]) -> Self {
-        CacheMut::F16(SharedMut::new(rows))
+        CacheMut::F16(CacheRows::own(rows))
     }
 
     /// In bf16.
     pub fn bf16(rows: &'a mut [bf16]) -> Self {
-        CacheMut::BF16(SharedMut::new(rows))
+        CacheMut::BF16(CacheRows::own(rows))
     }
 }
 
@@ -125,11 +149,11 @@ pub fn append(
     let (x, isa) = ((x, width), cx.isa);
     match cache {
         CacheMut::F32(c) => {
-            check(forward, page_group, c.len() / width)?;
+            check(forward, page_group, c.0.len() / width)?;
             rows(cx, forward, page_group, x, c, &|x, y| y.copy_from_slice(x))
         }
         CacheMut::F16(c) => {
-            check(forward, page_group, c.len() / width)?;
+            check(forward, page_group, c.0.len() / width)?;
             let beyond = AtomicBool::new(false);
             let put = |x: &[f32], y: &mut [f16]| {
                 if dispatch(isa, ToF16(x, y)) {
@@ -141,7 +165,7 @@ pub fn append(
             if beyond.into_inner() { Err(operand(why.into())) } else { Ok(()) }
         }
         CacheMut::BF16(c) => {
-            check(forward, page_group, c.len() / width)?;
+            check(forward, page_group, c.0.len() / width)?;
             let put = |x: &[f32], y: &mut [bf16]| dispatch(isa, ToBf16(x, y));
             rows(cx, forward, page_group, x, c, &put)
         }
@@ -157,13 +181,13 @@ struct ToF16<'a>(&'a [f32], &'a mut [f16]);
 impl Kernel for ToF16<'_> {
     type Output = bool;
     #[inline(always)]
-    unsafe fn run<V: Lanes>(self) -> bool {
+    fn run<V: Lanes>(self) -> bool {
         // A loop of its own, of which the compiler makes vectors.
         let beyond = self.0.iter().fold(false, |beyond, x| beyond | (x.abs() >= BEYOND_F16));
         let (x, rest) = self.0.split_at(self.0.len() / V::N * V::N);
         let (y, y_rest) = self.1.split_at_mut(x.len());
         for (x, y) in x.chunks_exact(V::N).zip(y.chunks_exact_mut(V::N)) {
-            // SAFETY: features by the caller; whole registers.
+            // SAFETY: whole registers.
             unsafe { V::load(x.as_ptr()).store_f16(y.as_mut_ptr()) };
         }
         y_rest.iter_mut().zip(rest).for_each(|(y, x)| *y = f16::from_f32(*x));
@@ -177,7 +201,7 @@ struct ToBf16<'a>(&'a [f32], &'a mut [bf16]);
 impl Kernel for ToBf16<'_> {
     type Output = ();
     #[inline(always)]
-    unsafe fn run<V: Lanes>(self) {
+    fn run<V: Lanes>(self) {
         for (x, y) in self.0.iter().zip(self.1) {
             *y = bf16::from_bits(nearest(*x) as u16);
         }
@@ -190,23 +214,22 @@ fn rows<T: Send>(
     forward: &ForwardBatch,
     page_group: usize,
     (x, width): (&[f32], usize),
-    cache: SharedMut<'_, T>,
+    CacheRows(cache): CacheRows<'_, T>,
     put: &(dyn Fn(&[f32], &mut [T]) + Sync),
 ) -> Result<(), KernelError> {
     let parts = x.len().div_ceil(ELEMENTS_PER_PART).max(1);
     let cols = width.div_ceil(parts).next_multiple_of(64);
-    cx.pool.run(width.div_ceil(cols), &|_, part| {
+    cx.run(width.div_ceil(cols), &|_, part| {
         let c = part * cols..((part + 1) * cols).min(width);
         for s in &forward.seqs {
             for row in s.rows.clone() {
                 let Some(at) = s.tables[page_group].row(s.pos + row - s.rows.start) else {
                     continue;
                 };
-                // SAFETY: these columns belong to this part.
+                // SAFETY: these columns belong to this part, and `CacheRows` promises the rows.
                 let to = unsafe { cache.slice(at * width + c.start..at * width + c.end) };
                 put(&x[row * width..][c.clone()], to);
             }
         }
-    })?;
-    Ok(())
+    })
 }

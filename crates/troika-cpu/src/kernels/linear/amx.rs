@@ -30,7 +30,6 @@ use std::mem::MaybeUninit;
 
 use super::pack::{WIDE, WeightBlock, pack, prefetch_rows};
 use super::sink::Sink;
-use super::terms::Mac;
 use super::{BLOCK, ProductPart, RowsView};
 use crate::kernels::simd::Lanes;
 use crate::machine::instructions::x86::{Held, TileConfig, TileRegisters};
@@ -47,17 +46,17 @@ const _: () = assert!(BLOCK.is_multiple_of(SIDE));
 /// Computes a part of a product of pairs.
 ///
 /// # Safety
-/// Needs the features of `A` and `T`; the weight is as it lies in a file (no panels).
+/// Needs the features of `T`.
 #[inline(always)]
-pub(super) unsafe fn part<A: Mac, T: TileRegisters>(part: ProductPart<'_>) {
-    assert!(!part.product.panels, "a weight as it lies in a file");
-    let mut tiles = Held(T::default());
+pub(super) unsafe fn part<V: Lanes, T: TileRegisters>(part: ProductPart<'_>) {
+    assert!(part.product.pairs && !part.product.panels, "pairs, and a weight as it lies in a file");
     // SAFETY: passed on.
     unsafe {
+        let mut held = Held::<T>::new();
         match part.m.len() {
             0 => {}
-            1 => one_row::<A::V, T>(&part, &mut tiles.0),
-            _ => by_panels::<A, T>(part, &mut tiles.0),
+            1 => one_row::<V, T>(&part, held.tiles()),
+            _ => by_panels::<V, T>(part, held.tiles()),
         }
     }
 }
@@ -192,7 +191,7 @@ unsafe fn multiply_rows<T: TileRegisters, const NT: usize>(
 /// # Safety
 /// As for [`part`].
 #[inline(always)]
-unsafe fn by_panels<A: Mac, T: TileRegisters>(part: ProductPart<'_>, tiles: &mut T) {
+unsafe fn by_panels<V: Lanes, T: TileRegisters>(part: ProductPart<'_>, tiles: &mut T) {
     let p = &part.product;
     let (panels, wide) = part.scratch.split_at_mut(part.scratch.len() - WIDE);
     let mut copy = MaybeUninit::<Copied<[[f32; BLOCK]; STEP]>>::uninit();
@@ -204,10 +203,8 @@ unsafe fn by_panels<A: Mac, T: TileRegisters>(part: ProductPart<'_>, tiles: &mut
         for (i, n) in part.n.clone().step_by(STEP).enumerate() {
             let rows = STEP.min(part.n.end - n);
             let panel = &mut panels[i * STEP * BLOCK..][..whole * STEP];
-            // SAFETY: features by the caller.
-            unsafe {
-                pack::<A>(WeightBlock { weight: p.weight, n, rows, at, len }, panel, STEP, wide)
-            }
+            let block = WeightBlock { weight: p.weight, n, rows, at, len, pairs: true };
+            pack::<V>(block, panel, STEP, wide);
             panel[words * STEP..].fill(0.0);
         }
         for m in part.m.clone().step_by(STEP) {
@@ -223,10 +220,10 @@ unsafe fn by_panels<A: Mac, T: TileRegisters>(part: ProductPart<'_>, tiles: &mut
                     let panel = &panels[i * STEP * BLOCK..][..whole * STEP];
                     let t = Square { sink, x, panel, m, rows, n, rest: STEP.min(part.n.end - n) };
                     match (b > 0, t.rest > SIDE) {
-                        (false, false) => t.multiply::<A::V, T, 1, 1>(tiles),
-                        (false, true) => t.multiply::<A::V, T, 1, 2>(tiles),
-                        (true, false) => t.multiply::<A::V, T, 2, 1>(tiles),
-                        (true, true) => t.multiply::<A::V, T, 2, 2>(tiles),
+                        (false, false) => t.multiply::<V, T, 1, 1>(tiles),
+                        (false, true) => t.multiply::<V, T, 1, 2>(tiles),
+                        (true, false) => t.multiply::<V, T, 2, 1>(tiles),
+                        (true, true) => t.multiply::<V, T, 2, 2>(tiles),
                     }
                 }
             }

@@ -5,15 +5,17 @@
 //! which order. All sums are f32, rounded to nearest even; denormal operands and results count as
 //! zeros (Intel SDM, volume 2).
 
+#[cfg(target_arch = "x86_64")]
+use std::marker::PhantomData;
+
 use half::bf16;
 
 use super::terms::{Mac, nearest};
-use crate::kernels::simd::{Kernel, Lanes, MAX_LANES, Portable, dispatch};
-use crate::kernels::{Context, KernelError, rows_per_part};
-use crate::{Isa, SharedMut};
-
+use crate::Isa;
+use crate::kernels::simd::{self, Kernel, Lanes, Portable, dispatch};
 #[cfg(target_arch = "x86_64")]
-pub(super) use native::Native;
+use crate::kernels::simd::{PairKernel, PairLanes};
+use crate::kernels::{Context, KernelError, rows_per_part};
 
 /// What multiplies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,17 +107,7 @@ pub fn is_native(isa: Isa) -> bool {
 
 /// Whether the instruction set has `vdpbf16ps` (on this machine).
 pub fn has_pairs(isa: Isa) -> bool {
-    #[cfg(target_arch = "x86_64")]
-    {
-        matches!(isa, Isa::Avx512 | Isa::Amx(_))
-            && isa.is_available()
-            && std::arch::is_x86_feature_detected!("avx512bf16")
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    {
-        let _ = isa;
-        false
-    }
+    simd::has_pairs(isa)
 }
 
 /// Whether products of pairs read weights packed as [`super::panels`] (on this machine); tiles do
@@ -131,94 +123,64 @@ impl Mac for Emulated {
     type V = Portable;
     const PAIRS: bool = true;
     #[inline(always)]
-    unsafe fn mac(x: Portable, w: Portable, acc: Portable) -> Portable {
-        let mut lanes = [[0u32; MAX_LANES]; 3];
+    fn mac(x: Portable, w: Portable, acc: Portable) -> Portable {
         let pair = |v: u32| [v as u16, (v >> 16) as u16].map(bf16::from_bits);
-        // SAFETY: plain Rust; the arrays hold the widest lanes.
-        unsafe {
-            for (v, to) in [x, w, acc].into_iter().zip(&mut lanes) {
-                v.store(to.as_mut_ptr().cast());
-            }
-            let [x, w, mut acc] = lanes;
-            for ((x, w), acc) in x.into_iter().zip(w).zip(&mut acc) {
-                *acc = scalar::dot(f32::from_bits(*acc), pair(x), pair(w)).to_bits();
-            }
-            Portable::load(acc.as_ptr().cast())
+        let [x, w, mut acc] = [x, w, acc].map(Lanes::to_bits);
+        for ((x, w), acc) in x.into_iter().zip(w).zip(&mut acc) {
+            *acc = scalar::dot(f32::from_bits(*acc), pair(x), pair(w)).to_bits();
         }
+        Portable::from_bits(acc)
     }
 }
 
-/// `vdpbf16ps`.
+/// Pairs by the instruction of a machine that has it.
 #[cfg(target_arch = "x86_64")]
-mod native {
-    use std::arch::x86_64::*;
+struct Native<P>(PhantomData<P>);
 
-    use super::{Mac, PairsKernel};
-
-    /// Pairs by AVX512_BF16, and the registers beside tiles.
-    pub(in super::super) struct Native;
-
-    impl Mac for Native {
-        type V = __m512;
-        const PAIRS: bool = true;
-        #[inline(always)]
-        unsafe fn mac(x: __m512, w: __m512, acc: __m512) -> __m512 {
-            // SAFETY: the caller has the features; registers of the same size, any bits.
-            unsafe {
-                let pairs = |v: __m512| std::mem::transmute::<__m512, __m512bh>(v);
-                _mm512_dpbf16_ps(acc, pairs(x), pairs(w))
-            }
-        }
-        #[inline(always)]
-        unsafe fn pairs(low: __m512, high: __m512) -> __m512 {
-            // SAFETY: as for `mac`.
-            unsafe { std::mem::transmute::<__m512bh, __m512>(_mm512_cvtne2ps_pbh(high, low)) }
-        }
-        #[inline(always)]
-        unsafe fn zip(a: __m512, b: __m512) -> [__m512; 2] {
-            // SAFETY: as for `mac`.
-            unsafe {
-                let [a, b] = [a, b].map(|v| _mm512_castps_si512(v));
-                // Element `i` of `a`, element `i` of `b` (32 and more: the second operand).
-                let low = _mm512_set_epi16(
-                    47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37,
-                    5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0,
-                );
-                let high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
-                [low, high].map(|at| _mm512_castsi512_ps(_mm512_permutex2var_epi16(a, at, b)))
-            }
-        }
+#[cfg(target_arch = "x86_64")]
+impl<P: PairLanes> Mac for Native<P> {
+    type V = P::V;
+    const PAIRS: bool = true;
+    #[inline(always)]
+    fn mac(x: P::V, w: P::V, acc: P::V) -> P::V {
+        P::dot(x, w, acc)
     }
+    #[inline(always)]
+    fn pairs(low: P::V, high: P::V) -> P::V {
+        P::round(low, high)
+    }
+    #[inline(always)]
+    fn zip(a: P::V, b: P::V) -> [P::V; 2] {
+        P::zip(a, b)
+    }
+}
 
-    /// # Safety
-    /// Needs the features.
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-    pub unsafe fn run<K: PairsKernel>(kernel: K) {
-        // SAFETY: by the caller.
-        unsafe { kernel.run::<Native>() }
+/// A kernel that runs on [`Native`].
+#[cfg(target_arch = "x86_64")]
+struct OnNative<K>(K);
+
+#[cfg(target_arch = "x86_64")]
+impl<K: PairsKernel> PairKernel for OnNative<K> {
+    #[inline(always)]
+    fn run<P: PairLanes>(self) {
+        self.0.run::<Native<P>>()
     }
 }
 
 /// A kernel over products of pairs.
 pub(crate) trait PairsKernel {
     /// Runs; implementations must be `#[inline(always)]`.
-    ///
-    /// # Safety
-    /// Needs the CPU features of `A`.
-    unsafe fn run<A: Mac>(self);
+    fn run<A: Mac>(self);
 }
 
 /// Runs a kernel with `vdpbf16ps` where the instruction set has it, else in plain Rust.
 pub(crate) fn dispatch_pairs<K: PairsKernel>(isa: Isa, kernel: K) {
-    // SAFETY: features are detected.
-    unsafe {
-        #[cfg(target_arch = "x86_64")]
-        if has_pairs(isa) {
-            return native::run(kernel);
-        }
-        let _ = isa;
-        kernel.run::<Emulated>();
+    #[cfg(target_arch = "x86_64")]
+    if has_pairs(isa) {
+        return simd::dispatch_pairs(isa, OnNative(kernel));
     }
+    let _ = isa;
+    kernel.run::<Emulated>();
 }
 
 /// Words a row of `cols` activations takes.
@@ -237,7 +199,7 @@ struct Round<'a> {
 impl Kernel for Round<'_> {
     type Output = ();
     #[inline(always)]
-    unsafe fn run<V: Lanes>(self) {
+    fn run<V: Lanes>(self) {
         // Plain loops: the compiler vectorises them with the features that are on.
         if !self.pairs {
             for (x, out) in self.x.iter().zip(self.out) {
@@ -275,14 +237,9 @@ pub fn round(
     let rows = x.len() / cols.max(1);
     let width = if pairs { words(cols) } else { cols };
     assert_eq!(out.len(), rows * width, "rounded rows");
-    let each = rows_per_part(cols);
-    let (isa, out) = (cx.isa, SharedMut::new(out));
-    cx.pool.run(rows.div_ceil(each), &|_, part| {
-        let rows = part * each..(part * each + each).min(rows);
-        // SAFETY: each part has its own rows.
-        let out = unsafe { out.slice(rows.start * width..rows.end * width) };
+    let isa = cx.isa;
+    cx.run_rows((out, width), rows_per_part(cols), |_, rows, out| {
         let x = &x[rows.start * cols..rows.end * cols];
         dispatch(isa, Round { x, cols, pairs, out });
-    })?;
-    Ok(())
+    })
 }

@@ -10,18 +10,14 @@ const E2M1: [f32; 16] =
     [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
 
 /// Widens whole blocks; `false` for types without a path here.
-///
-/// # Safety
-/// Needs the features of `V`.
 #[inline(always)]
-pub(super) unsafe fn widen<V: Lanes>(dtype: DType, from: &[u8], out: &mut [f32]) -> bool {
+pub(super) fn widen<V: Lanes>(dtype: DType, from: &[u8], out: &mut [f32]) -> bool {
     macro_rules! each {
         ($t:ident, $f:expr) => {{
             const BYTES: usize = DType::$t.block_bytes();
             const LEN: usize = DType::$t.block_len();
-            for (b, o) in from.chunks_exact(BYTES).zip(out.chunks_exact_mut(LEN)) {
-                // SAFETY: a block and its elements; features by the caller.
-                unsafe { $f(b, o.as_mut_ptr()) }
+            for (b, o) in from.as_chunks::<BYTES>().0.iter().zip(out.as_chunks_mut::<LEN>().0) {
+                $f(b, o)
             }
         }};
     }
@@ -30,8 +26,8 @@ pub(super) unsafe fn widen<V: Lanes>(dtype: DType, from: &[u8], out: &mut [f32])
         DType::MXFP4 => each!(MXFP4, mxfp4::<V>),
         DType::Q2_K => each!(Q2_K, q2_k::<V>),
         DType::Q3_K => each!(Q3_K, q3_k::<V>),
-        DType::Q4_K => each!(Q4_K, q45_k::<V, false>),
-        DType::Q5_K => each!(Q5_K, q45_k::<V, true>),
+        DType::Q4_K => each!(Q4_K, q45_k::<V, false, 144>),
+        DType::Q5_K => each!(Q5_K, q45_k::<V, true, 176>),
         DType::Q6_K => each!(Q6_K, q6_k::<V>),
         _ => return false,
     }
@@ -39,18 +35,15 @@ pub(super) unsafe fn widen<V: Lanes>(dtype: DType, from: &[u8], out: &mut [f32])
 }
 
 /// The f16 at `at`, in all lanes.
-///
-/// # Safety
-/// Needs the features of `V` and two bytes at `at`.
 #[inline(always)]
-unsafe fn half_at<V: Lanes>(b: &[u8], at: usize) -> V {
-    // SAFETY: by the caller.
-    unsafe { V::splat_f16(b.as_ptr().add(at)) }
+fn half_at<V: Lanes>(b: &[u8], at: usize) -> V {
+    // SAFETY: two bytes.
+    unsafe { V::splat_f16(b[at..at + 2].as_ptr()) }
 }
 
-// SAFETY: the caller has the features on, and the pointers reach as far as the operands say.
 #[inline(always)]
-unsafe fn q4_1<V: Lanes>(b: &[u8], o: *mut f32) {
+fn q4_1<V: Lanes>(b: &[u8; 20], o: &mut [f32; 32]) {
+    let o = o.as_mut_ptr();
     // SAFETY: 16 bytes of nibbles from 4 on; 32 results.
     unsafe {
         let (d, m) = (half_at::<V>(b, 0), half_at::<V>(b, 2));
@@ -61,9 +54,9 @@ unsafe fn q4_1<V: Lanes>(b: &[u8], o: *mut f32) {
     }
 }
 
-// SAFETY: the caller has the features on, and the pointers reach as far as the operands say.
 #[inline(always)]
-unsafe fn mxfp4<V: Lanes>(b: &[u8], o: *mut f32) {
+fn mxfp4<V: Lanes>(b: &[u8; 17], o: &mut [f32; 32]) {
+    let o = o.as_mut_ptr();
     let d = f32::from_bits(if b[0] == 0 { 0x0040_0000 } else { u32::from(b[0]) << 23 });
     // SAFETY: 16 bytes of nibbles from 1 on; 32 results.
     unsafe {
@@ -80,9 +73,9 @@ fn quarter(group: usize) -> (usize, u32) {
     (group / 8 * 32 + group % 2 * 16, (group % 8 / 2 * 2) as u32)
 }
 
-// SAFETY: the caller has the features on, and the pointers reach as far as the operands say.
 #[inline(always)]
-unsafe fn q2_k<V: Lanes>(b: &[u8], o: *mut f32) {
+fn q2_k<V: Lanes>(b: &[u8; 84], o: &mut [f32; 256]) {
+    let o = o.as_mut_ptr();
     // SAFETY: 64 bytes of values from 16 on; 16 results per group.
     unsafe {
         let (d, min) = (half_at::<V>(b, 80), half_at::<V>(b, 82));
@@ -98,9 +91,9 @@ unsafe fn q2_k<V: Lanes>(b: &[u8], o: *mut f32) {
     }
 }
 
-// SAFETY: the caller has the features on, and the pointers reach as far as the operands say.
 #[inline(always)]
-unsafe fn q3_k<V: Lanes>(b: &[u8], o: *mut f32) {
+fn q3_k<V: Lanes>(b: &[u8; 110], o: &mut [f32; 256]) {
+    let o = o.as_mut_ptr();
     let packed = &b[96..108];
     // SAFETY: 32 bytes of high bits, then 64 of low ones; 16 results per group.
     unsafe {
@@ -132,9 +125,10 @@ fn scale_min(j: usize, p: &[u8]) -> (f32, f32) {
 }
 
 /// Q4_K, and Q5_K with a fifth bit in 32 bytes before the nibbles.
-// SAFETY: the caller has the features on, and the pointers reach as far as the operands say.
 #[inline(always)]
-unsafe fn q45_k<V: Lanes, const FIFTH: bool>(b: &[u8], o: *mut f32) {
+fn q45_k<V: Lanes, const FIFTH: bool, const BYTES: usize>(b: &[u8; BYTES], o: &mut [f32; 256]) {
+    const { assert!(BYTES == if FIFTH { 176 } else { 144 }) };
+    let o = o.as_mut_ptr();
     let (packed, start) = (&b[4..16], if FIFTH { 48 } else { 16 });
     // SAFETY: 128 bytes of nibbles from `start` on; 32 results per group.
     unsafe {
@@ -155,9 +149,9 @@ unsafe fn q45_k<V: Lanes, const FIFTH: bool>(b: &[u8], o: *mut f32) {
     }
 }
 
-// SAFETY: the caller has the features on, and the pointers reach as far as the operands say.
 #[inline(always)]
-unsafe fn q6_k<V: Lanes>(b: &[u8], o: *mut f32) {
+fn q6_k<V: Lanes>(b: &[u8; 210], o: &mut [f32; 256]) {
+    let o = o.as_mut_ptr();
     // SAFETY: 128 bytes of low nibbles, 64 of high bits; 16 results per group.
     unsafe {
         let d = half_at::<V>(b, 208);

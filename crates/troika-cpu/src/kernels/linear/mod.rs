@@ -252,7 +252,8 @@ pub unsafe fn linear<'a>(
         return Ok(());
     }
     if rows == 1 && (0..count).all(|i| product(i).panels) {
-        return stream(cx, count, product);
+        // SAFETY: by the caller.
+        return unsafe { stream(cx, count, product) };
     }
     let first = product(0).weight;
     let n = (0..count).map(|i| product(i).weight.rows).sum();
@@ -262,8 +263,8 @@ pub unsafe fn linear<'a>(
     let parts = |i: usize| product(i).weight.rows.div_ceil(choice.panel) * blocks;
     // Heads are many and alike: theirs are found by division.
     let even = (1..count).all(|i| product(i).weight.rows == first.rows).then(|| parts(0).max(1));
-    let (isa, scratch) = (cx.isa, cx.scratch);
-    cx.pool.run((0..count).map(parts).sum(), &|worker, mut part| {
+    let isa = cx.isa;
+    cx.run((0..count).map(parts).sum(), &|scratch, mut part| {
         let mut index = even.map_or(0, |each| part / each);
         part -= even.map_or(0, |each| index * each);
         while even.is_none() && part >= parts(index) {
@@ -274,19 +275,20 @@ pub unsafe fn linear<'a>(
         let product = product(index);
         let n = panel * choice.panel..((panel + 1) * choice.panel).min(product.weight.rows);
         let m = block * choice.row_block..((block + 1) * choice.row_block).min(rows);
-        // SAFETY: each worker asks for its own scratch once per part; parts have different rows of
-        // results, and products by the caller.
-        let part = unsafe { ProductPart::new(product, n, m, scratch.get(worker)) };
+        // SAFETY: parts have different rows of results, and products by the caller.
+        let part = unsafe { ProductPart::new(product, n, m, scratch) };
         run_part(isa, part);
-    })?;
-    Ok(())
+    })
 }
 
 /// The products of one row with packed weights, which are read from memory as streams.
 ///
+/// # Safety
+/// As for [`linear`], with one row.
+///
 /// # Errors
 /// A panic of a part.
-fn stream<'a>(
+unsafe fn stream<'a>(
     cx: &mut Context<'_>,
     count: usize,
     product: &(dyn Fn(usize) -> Product<'a> + Sync),
@@ -294,16 +296,14 @@ fn stream<'a>(
     let panels = |i: usize| product(i).weight.rows.div_ceil(panels::ROWS);
     let bytes = (0..count).map(|i| product(i).weight.bytes.len()).sum();
     let cut = select::stream((0..count).map(panels).sum(), bytes, cx.pool.threads());
-    let (isa, scratch) = (cx.isa, cx.scratch);
-    cx.pool.run(cut.parts(), &|worker, part| {
+    let isa = cx.isa;
+    cx.run(cut.parts(), &|scratch, part| {
         cut.visit(part, (0..count).map(panels), |i, of| {
             let product = product(i);
             let n = of.start * panels::ROWS..(of.end * panels::ROWS).min(product.weight.rows);
-            // SAFETY: each worker asks for its own scratch once per product; parts have different
-            // rows of results, and products by the caller of `linear`.
-            let part = unsafe { ProductPart::new(product, n, 0..1, scratch.get(worker)) };
+            // SAFETY: parts have different rows of results, and products by the caller.
+            let part = unsafe { ProductPart::new(product, n, 0..1, scratch) };
             run_part(isa, part);
         });
-    })?;
-    Ok(())
+    })
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use troika_graph::DType;
 
-use super::terms::{Halves, Mac, Pairs, RowReader, Single};
+use super::terms::{Halves, Pairs, RowReader, Single};
 use super::weights::{F16Row, F32Row, Q4Row, Q8Row, widen};
 use super::{BLOCK, WeightView};
 use crate::kernels::simd::{Lanes, MAX_LANES};
@@ -24,58 +24,53 @@ pub(super) struct WeightBlock<'a> {
     pub at: usize,
     /// Columns.
     pub len: usize,
+    /// Whether words are pairs of bf16.
+    pub pairs: bool,
 }
 
 /// Packs a block: word `k` of all rows at `to[k * width..]`, `width` at least the rows rounded up
 /// to whole registers. Types that are no plain floats pass through `wide` (a register's rows of
 /// `len` floats).
-///
-/// # Safety
-/// Needs the features of `A`.
 #[inline(always)]
-pub(super) unsafe fn pack<A: Mac>(
-    b: WeightBlock<'_>,
-    to: &mut [f32],
-    width: usize,
-    wide: &mut [f32],
-) {
+pub(super) fn pack<V: Lanes>(b: WeightBlock<'_>, to: &mut [f32], width: usize, wide: &mut [f32]) {
     let w = &b.weight;
+    w.check();
+    assert!(b.at.is_multiple_of(BLOCK), "a block begins where another ends");
+    assert!(b.pairs <= (w.dtype == DType::BF16), "pairs meet weights of bf16");
     assert!(b.n + b.rows <= w.rows && b.at + b.len <= w.cols, "a block inside of the weight");
-    assert!(b.rows.next_multiple_of(A::V::N) <= width, "width of a panel");
-    let words = if A::PAIRS { b.len.div_ceil(2) } else { b.len };
+    assert!(b.rows.next_multiple_of(V::N) <= width, "width of a panel");
+    let words = if b.pairs { b.len.div_ceil(2) } else { b.len };
     assert!(to.len() >= words * width, "memory of a panel");
     let bytes = w.row_bytes();
     // SAFETY: the weight has these rows and columns; there is room for all words of them.
     unsafe {
         let base = w.bytes.as_ptr().add(b.n * bytes);
-        let rows = |g: usize| rows::<A::V>(base, bytes, b.rows - g);
-        for g in (0..b.rows).step_by(A::V::N) {
+        let rows = |g: usize| rows::<V>(base, bytes, b.rows - g);
+        for g in (0..b.rows).step_by(V::N) {
             let to = PanelTarget { to: to.as_mut_ptr().add(g), width };
-            match (A::PAIRS, w.dtype) {
-                (true, _) => columns::<A::V, Pairs>(at(rows(g), g * bytes), b.at, b.len, to),
-                (_, DType::BF16) => {
-                    columns::<A::V, Halves>(at(rows(g), g * bytes), b.at, b.len, to)
-                }
+            match (b.pairs, w.dtype) {
+                (true, _) => columns::<V, Pairs>(at(rows(g), g * bytes), b.at, b.len, to),
+                (_, DType::BF16) => columns::<V, Halves>(at(rows(g), g * bytes), b.at, b.len, to),
                 (_, DType::F32) => {
-                    columns::<A::V, Single<F32Row>>(at(rows(g), g * bytes), b.at, b.len, to)
+                    columns::<V, Single<F32Row>>(at(rows(g), g * bytes), b.at, b.len, to)
                 }
                 (_, DType::F16) => {
-                    columns::<A::V, Single<F16Row>>(at(rows(g), g * bytes), b.at, b.len, to)
+                    columns::<V, Single<F16Row>>(at(rows(g), g * bytes), b.at, b.len, to)
                 }
                 (_, DType::Q8_0) => {
-                    columns::<A::V, Single<Q8Row>>(at(rows(g), g * bytes), b.at, b.len, to)
+                    columns::<V, Single<Q8Row>>(at(rows(g), g * bytes), b.at, b.len, to)
                 }
                 (_, DType::Q4_0) => {
-                    columns::<A::V, Single<Q4Row>>(at(rows(g), g * bytes), b.at, b.len, to)
+                    columns::<V, Single<Q4Row>>(at(rows(g), g * bytes), b.at, b.len, to)
                 }
                 _ => {
-                    let count = (b.rows - g).min(A::V::N);
+                    let count = (b.rows - g).min(V::N);
                     for i in 0..count {
-                        widen::<A::V>(w, b.n + g + i, b.at, &mut wide[i * b.len..][..b.len]);
+                        widen::<V>(w, b.n + g + i, b.at, &mut wide[i * b.len..][..b.len]);
                     }
                     let wide = wide.as_ptr().cast::<u8>();
-                    let rows = self::rows::<A::V>(wide, b.len * 4, count);
-                    columns::<A::V, Single<F32Row>>(rows, 0, b.len, to);
+                    let rows = self::rows::<V>(wide, b.len * 4, count);
+                    columns::<V, Single<F32Row>>(rows, 0, b.len, to);
                 }
             }
         }
@@ -86,7 +81,7 @@ pub(super) unsafe fn pack<A: Mac>(
 /// rows rounded up to whole registers.
 ///
 /// # Safety
-/// Needs the features of `V`; `S` reads rows of the weight's type.
+/// `S` reads rows of the weight's type, of which the weight has as many as it says.
 #[inline(always)]
 pub(super) unsafe fn pack_lanes<V: Lanes, S: RowReader>(
     w: &WeightView<'_>,
@@ -104,7 +99,7 @@ pub(super) unsafe fn pack_lanes<V: Lanes, S: RowReader>(
         let first = (rows.start + g).min(rows.end - 1);
         let from = w.bytes[first * bytes..].as_ptr();
         let lanes = self::rows::<V>(from, bytes, rows.end - first);
-        // SAFETY: features by the caller; the rows have these columns, the panel room for them.
+        // SAFETY: the rows have these columns by the caller, the panel room for them.
         unsafe {
             let to = PanelTarget { to: to.as_mut_ptr().add(g), width };
             columns::<V, S>(lanes, 0, w.cols, to);
@@ -124,21 +119,12 @@ pub(super) fn rows<V: Lanes>(
 
 /// Asks for what the rows hold behind the bytes from `at` on; where a row ends, for the beginning
 /// of the row that takes its place next.
-///
-/// # Safety
-/// Needs the features of `V`.
 #[inline(always)]
-pub(super) unsafe fn prefetch_rows<V: Lanes>(
-    rows: &[*const u8],
-    bytes: usize,
-    at: usize,
-    groups: usize,
-) {
+pub(super) fn prefetch_rows<V: Lanes>(rows: &[*const u8], bytes: usize, at: usize, groups: usize) {
     let to = at + PREFETCH_DISTANCE;
     let jump = if to < bytes { to } else { to - bytes + groups * V::N * bytes };
     for r in &rows[..V::N] {
-        // SAFETY: any address will do.
-        unsafe { V::prefetch(r.wrapping_add(jump)) }
+        V::prefetch(r.wrapping_add(jump));
     }
 }
 
@@ -156,7 +142,7 @@ struct PanelTarget {
 /// Columns `from..from + len` of a register's rows.
 ///
 /// # Safety
-/// Needs the features of `V`; the rows have these columns, the panel room for their words.
+/// The rows have these columns, the panel room for their words.
 #[inline(always)]
 unsafe fn columns<V: Lanes, S: RowReader>(
     rows: [*const u8; MAX_LANES],
@@ -189,7 +175,7 @@ unsafe fn columns<V: Lanes, S: RowReader>(
 /// `N` lanes of `N` rows, turned: each register holds one lane of all rows.
 ///
 /// # Safety
-/// Needs the features of `V`; the rows have these columns.
+/// The rows have these columns.
 #[inline(always)]
 pub(super) unsafe fn square<V: Lanes, S: RowReader>(
     rows: [*const u8; MAX_LANES],

@@ -31,7 +31,7 @@ unsafe fn panel(p: &Product<'_>, n: usize) -> *const u8 {
 /// One activation row.
 ///
 /// # Safety
-/// Needs the features of `A`; the weight is packed.
+/// The weight is packed.
 #[inline(always)]
 pub(super) unsafe fn one_row<A: Mac>(part: &ProductPart<'_>) {
     // SAFETY: passed on.
@@ -95,8 +95,7 @@ unsafe fn all<A: Mac, L: LineReader>(part: &ProductPart<'_>) {
 /// The `words` words from word `at` on of the weight rows from `n` on, `width` side by side.
 ///
 /// # Safety
-/// Needs the features of `A`; the weight is packed and has the words; `n` begins a panel, and `at`
-/// a line.
+/// The weight is packed and has the words; `n` begins a panel, and `at` a line.
 #[inline(always)]
 pub(super) unsafe fn copy<A: Mac>(
     p: &Product<'_>,

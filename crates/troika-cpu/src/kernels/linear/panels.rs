@@ -66,13 +66,13 @@ struct Pack<'a> {
 impl Kernel for Pack<'_> {
     type Output = ();
     #[inline(always)]
-    unsafe fn run<V: Lanes>(self) {
+    fn run<V: Lanes>(self) {
         let w = self.weight;
         let floats = panel_bytes(w.dtype, w.cols) / 4;
         for (i, to) in self.out.chunks_exact_mut(floats.max(1)).enumerate() {
             let n = i * ROWS;
             let rows = n..(n + ROWS).min(w.rows);
-            // SAFETY: features by the caller.
+            // SAFETY: rows of this type, of a weight that was checked.
             unsafe {
                 match w.dtype {
                     DType::F32 => pack_lanes::<V, Single<F32Row>>(&w, rows, to, ROWS),
@@ -105,7 +105,7 @@ pub(super) trait LineReader {
     /// What meets word `word`: of the rows from `lane` on.
     ///
     /// # Safety
-    /// Needs the features of `V`; a line, and as many rows from `lane` on as there are lanes.
+    /// A line, and as many rows from `lane` on as there are lanes.
     unsafe fn word<V: Lanes>(line: *const u8, lane: usize, word: usize) -> V;
 }
 

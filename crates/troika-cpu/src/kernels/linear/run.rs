@@ -9,6 +9,8 @@ use super::terms::{Float, Mac};
 use super::{ProductPart, tile};
 use crate::Isa;
 use crate::kernels::simd::{Kernel, Lanes, dispatch};
+#[cfg(target_arch = "x86_64")]
+use crate::machine::instructions::x86::Tmm;
 
 /// Runs a part of a product.
 pub(crate) fn run_part(isa: Isa, part: ProductPart<'_>) {
@@ -20,9 +22,8 @@ struct FloatPart<'a>(ProductPart<'a>);
 impl Kernel for FloatPart<'_> {
     type Output = ();
     #[inline(always)]
-    unsafe fn run<V: Lanes>(self) {
-        // SAFETY: features by the caller.
-        unsafe { tile::part::<Float<V>>(self.0) }
+    fn run<V: Lanes>(self) {
+        tile::part::<Float<V>>(self.0)
     }
 }
 
@@ -30,9 +31,31 @@ struct PairsPart<'a>(ProductPart<'a>);
 
 impl PairsKernel for PairsPart<'_> {
     #[inline(always)]
-    unsafe fn run<A: Mac>(self) {
-        // SAFETY: features by the caller.
-        unsafe { tile::part::<A>(self.0) }
+    fn run<A: Mac>(self) {
+        tile::part::<A>(self.0)
+    }
+}
+
+/// On the machine's tiles.
+#[cfg(target_arch = "x86_64")]
+struct TilesPart<'a>(ProductPart<'a>);
+
+#[cfg(target_arch = "x86_64")]
+impl<'a> TilesPart<'a> {
+    /// # Safety
+    /// The machine has AMX-TILE and AMX-BF16, and the system lets this process use tiles.
+    unsafe fn new(part: ProductPart<'a>) -> Self {
+        TilesPart(part)
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Kernel for TilesPart<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<V: Lanes>(self) {
+        // SAFETY: promised when this was made.
+        unsafe { amx::part::<V, Tmm>(self.0) }
     }
 }
 
@@ -40,29 +63,18 @@ impl PairsKernel for PairsPart<'_> {
 fn run_pairs(isa: Isa, part: ProductPart<'_>) {
     #[cfg(any(target_arch = "x86_64", all(feature = "emulate", not(target_arch = "aarch64"))))]
     if bf16::instruction(isa) == Instruction::Tiles {
-        // SAFETY: features are detected, and who has the instruction set has asked for it.
-        unsafe {
-            #[cfg(target_arch = "x86_64")]
-            if bf16::is_native(isa) {
-                return run_tiles(part);
-            }
-            #[cfg(all(feature = "emulate", not(target_arch = "aarch64")))]
-            {
-                use crate::machine::instructions::x86::EmulatedTiles;
-                return amx::part::<bf16::Emulated, EmulatedTiles>(part);
-            }
+        #[cfg(target_arch = "x86_64")]
+        if bf16::is_native(isa) {
+            // SAFETY: such an `Isa` comes from `Amx::detect`, which found and asked for both.
+            return dispatch(isa, unsafe { TilesPart::new(part) });
+        }
+        #[cfg(all(feature = "emulate", not(target_arch = "aarch64")))]
+        {
+            use crate::kernels::simd::Portable;
+            use crate::machine::instructions::x86::EmulatedTiles;
+            // SAFETY: plain Rust needs no features.
+            return unsafe { amx::part::<Portable, EmulatedTiles>(part) };
         }
     }
     dispatch_pairs(isa, PairsPart(part));
-}
-
-/// # Safety
-/// Needs the features, AMX-TILE and AMX-BF16, and the system's permission to use tiles. (Of
-/// `Native` only the registers are used.)
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-unsafe fn run_tiles(part: ProductPart<'_>) {
-    use crate::machine::instructions::x86::Tmm;
-    // SAFETY: by the caller.
-    unsafe { amx::part::<bf16::Native, Tmm>(part) }
 }

@@ -16,7 +16,7 @@ impl Sink<'_, '_> {
     /// Adds the sums of weight rows from `n` on, `count` of them.
     ///
     /// # Safety
-    /// Needs the features of `V`. `row` is the result row and nobody else writes these elements.
+    /// `row` is the result row and nobody else writes these elements.
     #[inline(always)]
     pub unsafe fn put<V: Lanes>(&self, row: *mut f32, n: usize, count: usize, sums: V) {
         let bias = if self.last { self.product.bias } else { None };

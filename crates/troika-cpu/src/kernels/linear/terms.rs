@@ -9,58 +9,40 @@ use std::marker::PhantomData;
 use super::weights::RowLoad;
 use crate::kernels::simd::{Lanes, MAX_LANES};
 
-/// The arithmetic of an instruction set.
+/// The arithmetic of an instruction set; like [`Lanes`], for those alone that were detected.
 pub(crate) trait Mac {
     /// Registers of 32-bit lanes.
     type V: Lanes;
     /// Whether words are pairs of bf16.
     const PAIRS: bool;
     /// `acc + x * w`; with pairs, both products.
-    ///
-    /// # Safety
-    /// Needs the features of the implementing type.
-    unsafe fn mac(x: Self::V, w: Self::V, acc: Self::V) -> Self::V;
+    fn mac(x: Self::V, w: Self::V, acc: Self::V) -> Self::V;
 
     /// Words of consecutive floats, two to a word: those of `low`, then those of `high`, each
     /// rounded to the nearest bf16, ties to even. For pairs only.
-    ///
-    /// # Safety
-    /// Needs the features of the implementing type.
     #[inline(always)]
-    unsafe fn pairs(low: Self::V, high: Self::V) -> Self::V {
+    fn pairs(low: Self::V, high: Self::V) -> Self::V {
         let mut floats = [0f32; 2 * MAX_LANES];
         let mut words = [0u32; MAX_LANES];
-        // SAFETY: by the caller; two registers, and one.
-        unsafe {
-            low.store(floats.as_mut_ptr());
-            high.store(floats.as_mut_ptr().add(Self::V::N));
-            for (w, f) in words.iter_mut().zip(floats.as_chunks::<2>().0) {
-                *w = nearest(f[0]) | nearest(f[1]) << 16;
-            }
-            Self::V::load(words.as_ptr().cast())
+        low.write_to(&mut floats);
+        high.write_to(&mut floats[Self::V::N..]);
+        for (w, f) in words.iter_mut().zip(floats.as_chunks::<2>().0) {
+            *w = nearest(f[0]) | nearest(f[1]) << 16;
         }
+        Self::V::from_bits(words)
     }
 
     /// Two rows of bf16, two elements to a word, as words of an element of `a` and one of `b`: the
     /// elements of the lower half of the words, then the others. For pairs only.
-    ///
-    /// # Safety
-    /// Needs the features of the implementing type.
     #[inline(always)]
-    unsafe fn zip(a: Self::V, b: Self::V) -> [Self::V; 2] {
-        let mut words = [[0u32; MAX_LANES]; 2];
+    fn zip(a: Self::V, b: Self::V) -> [Self::V; 2] {
+        let (a, b) = (a.to_bits(), b.to_bits());
         let mut out = [[0u32; MAX_LANES]; 2];
-        // SAFETY: by the caller; whole registers.
-        unsafe {
-            a.store(words[0].as_mut_ptr().cast());
-            b.store(words[1].as_mut_ptr().cast());
-            for i in 0..2 * Self::V::N {
-                let half = |w: u32| w >> (16 * (i % 2)) & 0xffff;
-                out[i / Self::V::N][i % Self::V::N] =
-                    half(words[0][i / 2]) | half(words[1][i / 2]) << 16;
-            }
-            out.map(|half| Self::V::load(half.as_ptr().cast()))
+        for i in 0..2 * Self::V::N {
+            let half = |w: u32| w >> (16 * (i % 2)) & 0xffff;
+            out[i / Self::V::N][i % Self::V::N] = half(a[i / 2]) | half(b[i / 2]) << 16;
         }
+        out.map(Self::V::from_bits)
     }
 }
 
@@ -81,9 +63,8 @@ impl<V: Lanes> Mac for Float<V> {
     type V = V;
     const PAIRS: bool = false;
     #[inline(always)]
-    unsafe fn mac(x: V, w: V, acc: V) -> V {
-        // SAFETY: by the caller.
-        unsafe { x.fma(w, acc) }
+    fn mac(x: V, w: V, acc: V) -> V {
+        x.fma(w, acc)
     }
 }
 
@@ -97,7 +78,7 @@ pub(crate) trait RowReader {
     /// Lanes of the columns from `i` on; `i` is a multiple of all lanes' columns.
     ///
     /// # Safety
-    /// Needs the features of `V`, and a row with these columns.
+    /// A row with these columns.
     unsafe fn load<V: Lanes>(row: *const u8, i: usize) -> V;
 
     /// The last `n` columns, fewer than all lanes', from `i` on, and zeros.
@@ -107,10 +88,7 @@ pub(crate) trait RowReader {
     unsafe fn tail<V: Lanes>(row: *const u8, i: usize, n: usize) -> V;
 
     /// What meets word `w` of the lanes.
-    ///
-    /// # Safety
-    /// Needs the features of `V`.
-    unsafe fn word<V: Lanes>(lanes: V, w: usize) -> V;
+    fn word<V: Lanes>(lanes: V, w: usize) -> V;
 
     /// Words of `cols` columns.
     #[inline(always)]
@@ -140,7 +118,7 @@ impl<R: RowLoad> RowReader for Single<R> {
         unsafe { R::tail(row, i, n) }
     }
     #[inline(always)]
-    unsafe fn word<V: Lanes>(lanes: V, _: usize) -> V {
+    fn word<V: Lanes>(lanes: V, _: usize) -> V {
         lanes
     }
 }
@@ -159,9 +137,8 @@ impl RowReader for Halves {
         unsafe { Pairs::tail(row, i, n) }
     }
     #[inline(always)]
-    unsafe fn word<V: Lanes>(lanes: V, w: usize) -> V {
-        // SAFETY: by the caller.
-        unsafe { if w == 0 { lanes.bf16_low() } else { lanes.bf16_high() } }
+    fn word<V: Lanes>(lanes: V, w: usize) -> V {
+        if w == 0 { lanes.bf16_low() } else { lanes.bf16_high() }
     }
 }
 
@@ -184,7 +161,7 @@ impl RowReader for Pairs {
         }
     }
     #[inline(always)]
-    unsafe fn word<V: Lanes>(lanes: V, _: usize) -> V {
+    fn word<V: Lanes>(lanes: V, _: usize) -> V {
         lanes
     }
 }

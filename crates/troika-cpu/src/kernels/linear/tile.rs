@@ -11,13 +11,11 @@ use crate::kernels::simd::Lanes;
 
 /// Activation rows that meet one panel after another while they are in the nearer caches.
 const ROWS_AT_ONCE: usize = 96;
+
 /// Computes a part of a product.
-///
-/// # Safety
-/// Needs the features of `A`.
 #[inline(always)]
-pub(super) unsafe fn part<A: Mac>(part: ProductPart<'_>) {
-    // SAFETY: passed on; `ProductPart::new` checked bytes, rows and lengths, and had the promise
+pub(super) fn part<A: Mac>(part: ProductPart<'_>) {
+    // SAFETY: `ProductPart::new` checked bytes, rows and lengths, and had the promise
     // that nobody else writes the results.
     unsafe {
         if part.m.len() == 1 {
@@ -58,7 +56,7 @@ fn row_words<A: Mac>(p: &Product<'_>) -> usize {
 /// One activation row: weights are turned in registers, as they come from memory.
 ///
 /// # Safety
-/// As for [`part`].
+/// The weight is not packed, and `S` reads rows of its type.
 #[inline(always)]
 unsafe fn one_row<A: Mac, S: RowReader>(part: &ProductPart<'_>) {
     let p = &part.product;
@@ -83,7 +81,7 @@ unsafe fn one_row<A: Mac, S: RowReader>(part: &ProductPart<'_>) {
 /// `G` registers of weight rows from `n` on.
 ///
 /// # Safety
-/// As for [`part`].
+/// As for [`one_row`]; the part has the rows, and `x` and `y` are its activation and result row.
 #[inline(always)]
 unsafe fn rows_by_row<A: Mac, S: RowReader, const G: usize>(
     part: &ProductPart<'_>,
@@ -147,11 +145,8 @@ unsafe fn rows_by_row<A: Mac, S: RowReader, const G: usize>(
 
 /// Several activation rows: a block of weight rows is packed, then meets all rows, `M` by `W`
 /// registers at a time.
-///
-/// # Safety
-/// As for [`part`].
 #[inline(always)]
-unsafe fn by_panels<A: Mac, const M: usize, const W: usize>(part: ProductPart<'_>) {
+fn by_panels<A: Mac, const M: usize, const W: usize>(part: ProductPart<'_>) {
     let p = &part.product;
     let width = W * A::V::N;
     let (packed, wide) = part.scratch.split_at_mut(part.scratch.len() - WIDE);
@@ -164,14 +159,12 @@ unsafe fn by_panels<A: Mac, const M: usize, const W: usize>(part: ProductPart<'_
         for (i, n) in part.n.clone().step_by(width).enumerate() {
             let rows = width.min(part.n.end - n);
             let to = &mut packed[i * width * BLOCK..];
-            let block = WeightBlock { weight: p.weight, n, rows, at, len };
-            // SAFETY: features by the caller; parts begin with a panel.
-            unsafe {
-                if p.panels {
-                    packed::copy::<A>(p, n, (skip, words), (to, width));
-                } else {
-                    pack::<A>(block, to, width, wide);
-                }
+            let block = WeightBlock { weight: p.weight, n, rows, at, len, pairs: A::PAIRS };
+            if p.panels {
+                // SAFETY: parts begin with a panel, blocks with a line.
+                unsafe { packed::copy::<A>(p, n, (skip, words), (to, width)) };
+            } else {
+                pack::<A::V>(block, to, width, wide);
             }
         }
         let mut m = part.m.start;
@@ -181,7 +174,7 @@ unsafe fn by_panels<A: Mac, const M: usize, const W: usize>(part: ProductPart<'_
                 let panel = &packed[i * width * BLOCK..][..words * width];
                 let rest = width.min(part.n.end - n);
                 let t = PanelTiles { sink: &sink, panel, words, skip, n, rest };
-                // SAFETY: as above; the panel holds what the tiles say.
+                // SAFETY: the rows are the part's; the panel holds what the tiles say.
                 unsafe {
                     match rest.div_ceil(A::V::N) {
                         1 => t.all::<A, M, W, 1>(rows.clone()),
@@ -217,7 +210,7 @@ impl PanelTiles<'_, '_, '_> {
     /// All tiles of some activation rows.
     ///
     /// # Safety
-    /// As for [`part`]; the panel holds `W` registers a word, `U` of them in use.
+    /// The rows are those of a part; the panel holds `W` registers a word, `U` of them in use.
     #[inline(always)]
     unsafe fn all<A: Mac, const M: usize, const W: usize, const U: usize>(
         &self,

@@ -11,7 +11,7 @@ pub(crate) trait RowLoad {
     /// Lanes `i..i + N` of the row at `row`; `i` is a multiple of `N`.
     ///
     /// # Safety
-    /// Needs the features of `V`, and a row with these elements.
+    /// A row with these elements.
     unsafe fn load<V: Lanes>(row: *const u8, i: usize) -> V;
 
     /// The last `n < N` elements, from `i` on, and zeros.
@@ -115,13 +115,11 @@ impl RowLoad for Q4Row {
     }
 }
 
-/// Columns `k..k + out.len()` of row `n` as f32; `k` is a multiple of the block length.
-///
-/// # Safety
-/// Needs the features of `V`.
+/// Columns `k..k + out.len()` of row `n` as f32, whole blocks.
 #[inline(always)]
-pub(super) unsafe fn widen<V: Lanes>(w: &WeightView<'_>, n: usize, k: usize, out: &mut [f32]) {
+pub(super) fn widen<V: Lanes>(w: &WeightView<'_>, n: usize, k: usize, out: &mut [f32]) {
     let (len, bytes) = (w.dtype.block_len(), w.dtype.block_bytes());
+    assert!(k.is_multiple_of(len) && out.len().is_multiple_of(len), "whole blocks of a row");
     let start = n * w.row_bytes() + k / len * bytes;
     let from = &w.bytes[start..start + out.len() / len * bytes];
     // SAFETY: `from` holds exactly the elements of `out`.
@@ -140,14 +138,17 @@ pub(super) unsafe fn widen<V: Lanes>(w: &WeightView<'_>, n: usize, k: usize, out
     }
 }
 
-// SAFETY: the caller has the features on, and the pointers reach as far as the operands say.
+/// A row's elements as f32.
+///
+/// # Safety
+/// The row has as many elements as `out`.
 #[inline(always)]
 unsafe fn widen_row<V: Lanes, R: RowLoad>(row: *const u8, out: &mut [f32]) {
     let whole = out.len() / V::N * V::N;
     let rest = out.len() - whole;
     let to = out.as_mut_ptr();
     let mut i = 0;
-    // SAFETY: `row` has as many elements as `out`, by the caller's promise.
+    // SAFETY: by the caller.
     unsafe {
         while i < whole {
             R::load::<V>(row, i).store(to.add(i));

@@ -197,10 +197,10 @@ pub fn experts<W: Weight>(
     let (outer, rest) = rest.split_at_mut(rows * ready(x.activations, x.k));
     let inner = &mut rest[..pairs * ready(x.activations, x.inter)];
     let input = first.gate.input(cx, (x.x, x.k), x.activations, outer)?;
-    gate_up(cx, &x, &sorted, input, SharedMut::new(hidden))?;
+    gate_up(cx, &x, &sorted, input, hidden)?;
     prefetch(cx, first.down);
     let input = first.down.input(cx, (hidden, x.inter), x.activations, inner)?;
-    project_down(cx, &x, &sorted, input, SharedMut::new(down))?;
+    project_down(cx, &x, &sorted, input, down)?;
     combine(cx, x.weights, (down, x.k), y)
 }
 
@@ -293,19 +293,17 @@ fn gate_up<W: Weight>(
     x: &Operands<'_, Expert<'_, W>>,
     sorted: &Sorted<'_>,
     input: Input<'_>,
-    hidden: SharedMut<'_, f32>,
+    hidden: &mut [f32],
 ) -> Result<(), KernelError> {
     let first = (x.expert)(sorted.used[0] as usize).gate;
     let cut = ExpertCut::new(cx, (first, 2), sorted, x.inter);
-    let (isa, scratch) = (cx.isa, cx.scratch);
-    cx.pool.run(cut.parts(sorted), &|worker, part| {
+    let (isa, hidden) = (cx.isa, SharedMut::new(hidden));
+    cx.run(cut.parts(sorted), &|scratch, part| {
         cut.visit(part, (sorted, x.inter), |e, n| {
-            // SAFETY: each worker asks for its own scratch once per piece; these columns of these
-            // pairs belong to this part.
-            unsafe { gate_up_rows(isa, x, sorted, (e, n), (input, hidden), scratch.get(worker)) }
+            // SAFETY: these columns of these pairs belong to this part.
+            unsafe { gate_up_rows(isa, x, sorted, (e, n), (input, hidden), scratch) }
         });
-    })?;
-    Ok(())
+    })
 }
 
 /// Some weight rows of an expert's gate and up, for all of its pairs.
@@ -354,12 +352,12 @@ fn project_down<W: Weight>(
     x: &Operands<'_, Expert<'_, W>>,
     sorted: &Sorted<'_>,
     input: Input<'_>,
-    down: SharedMut<'_, f32>,
+    down: &mut [f32],
 ) -> Result<(), KernelError> {
     let first = (x.expert)(sorted.used[0] as usize).down;
     let cut = ExpertCut::new(cx, (first, 1), sorted, x.k);
-    let (isa, scratch, width) = (cx.isa, cx.scratch, input.width);
-    cx.pool.run(cut.parts(sorted), &|worker, part| {
+    let (isa, down, width) = (cx.isa, SharedMut::new(down), input.width);
+    cx.run(cut.parts(sorted), &|scratch, part| {
         cut.visit(part, (sorted, x.k), |e, n| {
             let (pairs, expert) = (sorted.pairs(e), (x.expert)(e));
             let index = Some(&sorted.order[pairs.clone()]);
@@ -373,10 +371,8 @@ fn project_down<W: Weight>(
                 origin: 0,
                 pairs: input.pairs,
             };
-            // SAFETY: each worker asks for its own scratch once per piece; these columns of these
-            // pairs belong to this part.
-            unsafe { expert.down.multiply(isa, piece, scratch.get(worker)) };
+            // SAFETY: these columns of these pairs belong to this part.
+            unsafe { expert.down.multiply(isa, piece, scratch) };
         });
-    })?;
-    Ok(())
+    })
 }

@@ -6,7 +6,6 @@ pub mod scalar;
 use troika_device::{ForwardBatch, SeqRows};
 use troika_graph::{Rope, RopeFreqs, RopeStyle};
 
-use crate::SharedMut;
 use crate::kernels::simd::{Kernel, Lanes, dispatch};
 use crate::kernels::{Context, KernelError, rows_per_part};
 
@@ -39,16 +38,11 @@ pub fn rope(
 ) -> Result<(), KernelError> {
     assert!(cols > 0 && x.len() == y.len(), "lengths of a rope's operands");
     assert!(positions.len() == y.len() / cols, "a position per row");
-    let (rows, part_rows, scratch) = (positions.len(), rows_per_part(cols * 2), cx.scratch);
-    let (out, isa) = (SharedMut::new(y), cx.isa);
-    cx.pool.run(rows.div_ceil(part_rows), &|worker, part| {
-        let rows = part * part_rows..((part + 1) * part_rows).min(rows);
-        let r = rows.start * cols..rows.end * cols;
-        // SAFETY: each worker asks for its own scratch once per part, and parts are disjoint.
-        let (table, y) = unsafe { (scratch.get(worker), out.slice(r.clone())) };
-        dispatch(isa, RopePart { rope, forward, positions, rows, x: &x[r], y, cols, table });
-    })?;
-    Ok(())
+    let isa = cx.isa;
+    cx.run_rows((y, cols), rows_per_part(cols * 2), |table, rows, y| {
+        let x = &x[rows.start * cols..rows.end * cols];
+        dispatch(isa, RopePart { rope, forward, positions, rows, x, y, cols, table });
+    })
 }
 
 /// Some rows; the compiler finds the lanes by itself.
@@ -67,7 +61,7 @@ struct RopePart<'a> {
 impl Kernel for RopePart<'_> {
     type Output = ();
     #[inline(always)]
-    unsafe fn run<V: Lanes>(self) {
+    fn run<V: Lanes>(self) {
         let RopePart { rope, forward, positions, rows, x, y, cols, table } = self;
         let (cos, sin) = table[..rope.rotary_dim].split_at_mut(rope.rotary_dim / 2);
         let lines = x.chunks_exact(cols).zip(y.chunks_exact_mut(cols));

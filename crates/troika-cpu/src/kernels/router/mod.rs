@@ -26,20 +26,16 @@ pub fn router(
     let (n, k) = (op.experts, op.top_k);
     let rows = logits.len() / n.max(1);
     assert!(ids.len() == rows * k && weights.len() == rows * k, "lengths of a router's results");
-    let (ids, weights) = (SharedMut::new(ids), SharedMut::new(weights));
-    let (step, scratch) = (rows_per_part(n * 8), cx.scratch);
-    cx.pool.run(rows.div_ceil(step), &|worker, part| {
-        // SAFETY: each worker asks for its own scratch once per part.
-        let (scores, rest) = unsafe { scratch.get(worker) }.split_at_mut(n);
-        for row in part * step..((part + 1) * step).min(rows) {
-            let chosen = row * k..(row + 1) * k;
+    let weights = SharedMut::new(weights);
+    cx.run_rows((ids, k), rows_per_part(n * 8), |scratch, rows, ids| {
+        let (scores, rest) = scratch.split_at_mut(n);
+        for (row, ids) in rows.zip(ids.chunks_exact_mut(k.max(1))) {
             // SAFETY: each row belongs to one part.
-            let (ids, w) = unsafe { (ids.slice(chosen.clone()), weights.slice(chosen)) };
+            let weights = unsafe { weights.slice(row * k..(row + 1) * k) };
             scores.copy_from_slice(&logits[row * n..][..n]);
-            route(op, scores, &mut rest[..n], ids, w);
+            route(op, scores, &mut rest[..n], ids, weights);
         }
-    })?;
-    Ok(())
+    })
 }
 
 /// Routes one row: `scores` holds its logits, `rest` is working memory of the same length.

@@ -4,171 +4,156 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use super::{ByteSums, EXP_MAX, EXP_MIN, EXP_POLY, Kernel, LN2_HIGH, LN2_LOW, Lanes, MAX_LANES};
+use super::sealed::Sealed;
+use super::{
+    ByteSums, EXP_MAX, EXP_MIN, EXP_POLY, Kernel, LN2_HIGH, LN2_LOW, Lanes, MAX_LANES, arithmetic,
+};
 
 /// Runs a kernel with the features switched on.
-// SAFETY: the caller has detected the features.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
-    // SAFETY: the caller detected the features.
-    unsafe { kernel.run::<__m256>() }
+pub(super) fn run<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run::<F32x8>()
 }
 
+/// Eight floats, on a machine with the features of [`run`].
+#[derive(Clone, Copy)]
+pub(super) struct F32x8(__m256);
+
+impl Sealed for F32x8 {}
+
 /// Sums of signed bytes, as [`ByteSums`] has them.
-// SAFETY: the caller has the features on.
-#[inline(always)]
-pub(super) unsafe fn byte_sums(bytes: __m256i) -> ByteSums {
-    // SAFETY: features by the caller.
-    unsafe {
-        let pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
-        let sums = _mm256_add_epi16(pairs, _mm256_shuffle_epi32(pairs, 0b01_00_11_10));
-        let sums = _mm256_add_epi16(sums, _mm256_shuffle_epi32(sums, 0b10_11_00_01));
-        let low = _mm_cvtsi128_si32(_mm256_castsi256_si128(sums));
-        let high = _mm_cvtsi128_si32(_mm256_extracti128_si256(sums, 1));
-        [low, high].map(|half| [half as i16, (half >> 16) as i16])
-    }
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+pub(super) fn byte_sums(bytes: __m256i) -> ByteSums {
+    let pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
+    let sums = _mm256_add_epi16(pairs, _mm256_shuffle_epi32(pairs, 0b01_00_11_10));
+    let sums = _mm256_add_epi16(sums, _mm256_shuffle_epi32(sums, 0b10_11_00_01));
+    let low = _mm_cvtsi128_si32(_mm256_castsi256_si128(sums));
+    let high = _mm_cvtsi128_si32(_mm256_extracti128_si256(sums, 1));
+    [low, high].map(|half| [half as i16, (half >> 16) as i16])
 }
 
 /// The fixed tree of a sum of eight.
-// SAFETY: the caller has the features on.
-#[inline(always)]
-pub(super) unsafe fn sum256(v: __m256) -> f32 {
-    // SAFETY: the caller has the features.
-    unsafe {
-        let four = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-        let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-        _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
-    }
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+pub(super) fn sum256(v: __m256) -> f32 {
+    let four = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
 }
 
 /// The sums of eight registers, with the tree of [`sum256`].
-// SAFETY: the caller has the features on.
-#[inline(always)]
-pub(super) unsafe fn sums256(v: [__m256; 8]) -> __m256 {
-    // SAFETY: the caller has the features.
-    unsafe {
-        // Registers 0 and 4 share one, so that the sums come out in order.
-        let (a, b) = (add_halves(v[0], v[4]), add_halves(v[1], v[5]));
-        let (c, d) = (add_halves(v[2], v[6]), add_halves(v[3], v[7]));
-        let (ab, cd) = (add_pairs(a, b), add_pairs(c, d));
-        _mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x88), _mm256_shuffle_ps(ab, cd, 0xdd))
-    }
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+pub(super) fn sums256(v: [__m256; 8]) -> __m256 {
+    // Registers 0 and 4 share one, so that the sums come out in order.
+    let (a, b) = (add_halves(v[0], v[4]), add_halves(v[1], v[5]));
+    let (c, d) = (add_halves(v[2], v[6]), add_halves(v[3], v[7]));
+    let (ab, cd) = (add_pairs(a, b), add_pairs(c, d));
+    _mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x88), _mm256_shuffle_ps(ab, cd, 0xdd))
 }
 
 /// Lower and upper half of `x` added, then those of `y`.
-// SAFETY: the caller has the features on.
-#[inline(always)]
-unsafe fn add_halves(x: __m256, y: __m256) -> __m256 {
-    // SAFETY: the caller has the features.
-    unsafe {
-        let low = _mm256_permute2f128_ps(x, y, 0x20);
-        _mm256_add_ps(low, _mm256_permute2f128_ps(x, y, 0x31))
-    }
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn add_halves(x: __m256, y: __m256) -> __m256 {
+    let low = _mm256_permute2f128_ps(x, y, 0x20);
+    _mm256_add_ps(low, _mm256_permute2f128_ps(x, y, 0x31))
 }
 
 /// The same within each half.
-// SAFETY: the caller has the features on.
-#[inline(always)]
-unsafe fn add_pairs(x: __m256, y: __m256) -> __m256 {
-    // SAFETY: the caller has the features.
-    unsafe { _mm256_add_ps(_mm256_shuffle_ps(x, y, 0x44), _mm256_shuffle_ps(x, y, 0xee)) }
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn add_pairs(x: __m256, y: __m256) -> __m256 {
+    _mm256_add_ps(_mm256_shuffle_ps(x, y, 0x44), _mm256_shuffle_ps(x, y, 0xee))
 }
 
 /// The largest lanes of eight registers.
-// SAFETY: the caller has the features on.
-#[inline(always)]
-pub(super) unsafe fn maxima256(v: [__m256; 8]) -> __m256 {
-    // SAFETY: the caller has the features.
-    unsafe {
-        // As in `sums256`.
-        let (a, b) = (highest_halves(v[0], v[4]), highest_halves(v[1], v[5]));
-        let (c, d) = (highest_halves(v[2], v[6]), highest_halves(v[3], v[7]));
-        let (ab, cd) = (highest_pairs(a, b), highest_pairs(c, d));
-        _mm256_max_ps(_mm256_shuffle_ps(ab, cd, 0x88), _mm256_shuffle_ps(ab, cd, 0xdd))
-    }
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+pub(super) fn maxima256(v: [__m256; 8]) -> __m256 {
+    // As in `sums256`.
+    let (a, b) = (highest_halves(v[0], v[4]), highest_halves(v[1], v[5]));
+    let (c, d) = (highest_halves(v[2], v[6]), highest_halves(v[3], v[7]));
+    let (ab, cd) = (highest_pairs(a, b), highest_pairs(c, d));
+    _mm256_max_ps(_mm256_shuffle_ps(ab, cd, 0x88), _mm256_shuffle_ps(ab, cd, 0xdd))
 }
 
 /// [`add_halves`], with the largest instead of the sum.
-// SAFETY: the caller has the features on.
-#[inline(always)]
-unsafe fn highest_halves(x: __m256, y: __m256) -> __m256 {
-    // SAFETY: the caller has the features.
-    unsafe {
-        let low = _mm256_permute2f128_ps(x, y, 0x20);
-        _mm256_max_ps(low, _mm256_permute2f128_ps(x, y, 0x31))
-    }
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn highest_halves(x: __m256, y: __m256) -> __m256 {
+    let low = _mm256_permute2f128_ps(x, y, 0x20);
+    _mm256_max_ps(low, _mm256_permute2f128_ps(x, y, 0x31))
 }
 
 /// [`add_pairs`], with the largest instead of the sum.
-// SAFETY: the caller has the features on.
-#[inline(always)]
-unsafe fn highest_pairs(x: __m256, y: __m256) -> __m256 {
-    // SAFETY: the caller has the features.
-    unsafe { _mm256_max_ps(_mm256_shuffle_ps(x, y, 0x44), _mm256_shuffle_ps(x, y, 0xee)) }
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn highest_pairs(x: __m256, y: __m256) -> __m256 {
+    _mm256_max_ps(_mm256_shuffle_ps(x, y, 0x44), _mm256_shuffle_ps(x, y, 0xee))
 }
 
 /// The largest of eight.
-// SAFETY: the caller has the features on.
-#[inline(always)]
-pub(super) unsafe fn largest256(v: __m256) -> f32 {
-    // SAFETY: the caller has the features.
-    unsafe {
-        let four = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-        let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
-        _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)))
-    }
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+pub(super) fn largest256(v: __m256) -> f32 {
+    let four = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)))
 }
 
-// SAFETY (of the unsafe blocks): callers have the features and promise valid memory.
+// SAFETY (of the unsafe blocks): the features are there where the type is; callers promise valid
+// memory, and slices and arrays are as long.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl Lanes for __m256 {
+impl Lanes for F32x8 {
     const N: usize = 8;
     const MANY: bool = false;
 
     #[inline(always)]
-    unsafe fn splat(x: f32) -> Self {
-        unsafe { _mm256_set1_ps(x) }
+    fn splat(x: f32) -> Self {
+        Self(unsafe { _mm256_set1_ps(x) })
     }
     #[inline(always)]
     unsafe fn load(p: *const f32) -> Self {
-        unsafe { _mm256_loadu_ps(p) }
+        Self(unsafe { _mm256_loadu_ps(p) })
     }
     #[inline(always)]
     unsafe fn load_f16(p: *const f16) -> Self {
-        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(p.cast())) }
+        Self(unsafe { _mm256_cvtph_ps(_mm_loadu_si128(p.cast())) })
     }
     #[inline(always)]
     unsafe fn load_bf16(p: *const bf16) -> Self {
         unsafe {
             let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
-            _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16))
+            Self(_mm256_castsi256_ps(_mm256_slli_epi32(wide, 16)))
         }
     }
     #[inline(always)]
     unsafe fn load_i8(p: *const i8) -> Self {
-        unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast()))) }
+        Self(unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast()))) })
     }
     #[inline(always)]
     unsafe fn load_bits(p: *const u8, shift: u32, mask: i32) -> Self {
-        unsafe { _mm256_cvtepi32_ps(bits(p, shift, mask)) }
+        Self(unsafe { _mm256_cvtepi32_ps(bits(p, shift, mask)) })
     }
     #[inline(always)]
     unsafe fn look_up(p: *const u8, shift: u32, table: &[f32; 16]) -> Self {
         unsafe {
             let index = bits(p, shift, 15);
-            let low = _mm256_permutevar8x32_ps(Self::load(table.as_ptr()), index);
-            let high = _mm256_permutevar8x32_ps(Self::load(table.as_ptr().add(8)), index);
+            let low = _mm256_permutevar8x32_ps(Self::load(table.as_ptr()).0, index);
+            let high = _mm256_permutevar8x32_ps(Self::load(table.as_ptr().add(8)).0, index);
             // Bit 3 of the index moved to the sign chooses.
             let choose = _mm256_castsi256_ps(_mm256_slli_epi32(index, 28));
-            _mm256_blendv_ps(low, high, choose)
+            Self(_mm256_blendv_ps(low, high, choose))
         }
     }
     #[inline(always)]
     unsafe fn splat_f16(p: *const u8) -> Self {
-        unsafe { _mm256_cvtph_ps(_mm_set1_epi16(p.cast::<i16>().read_unaligned())) }
+        Self(unsafe { _mm256_cvtph_ps(_mm_set1_epi16(p.cast::<i16>().read_unaligned())) })
     }
     #[inline(always)]
-    unsafe fn largest_magnitude(x: &[f32; 32]) -> f32 {
+    fn largest_magnitude(x: &[f32; 32]) -> f32 {
         unsafe {
             let p = x.as_ptr().cast::<__m256i>();
             let mut most = _mm256_setzero_si256();
@@ -184,7 +169,7 @@ impl Lanes for __m256 {
         }
     }
     #[inline(always)]
-    unsafe fn round_bytes(x: &[f32; 32], by: f32, out: &mut [i8; 32]) -> ByteSums {
+    fn round_bytes(x: &[f32; 32], by: f32, out: &mut [i8; 32]) -> ByteSums {
         unsafe {
             let mut n = [_mm256_setzero_si256(); 4];
             for (i, n) in n.iter_mut().enumerate() {
@@ -205,51 +190,35 @@ impl Lanes for __m256 {
     }
     #[inline(always)]
     unsafe fn store(self, p: *mut f32) {
-        unsafe { _mm256_storeu_ps(p, self) }
+        unsafe { _mm256_storeu_ps(p, self.0) }
     }
     #[inline(always)]
     unsafe fn store_f16(self, p: *mut f16) {
-        unsafe { _mm_storeu_si128(p.cast(), _mm256_cvtps_ph(self, _MM_FROUND_TO_NEAREST_INT)) }
+        unsafe { _mm_storeu_si128(p.cast(), _mm256_cvtps_ph(self.0, _MM_FROUND_TO_NEAREST_INT)) }
+    }
+    arithmetic!(
+        add = _mm256_add_ps,
+        sub = _mm256_sub_ps,
+        mul = _mm256_mul_ps,
+        div = _mm256_div_ps,
+        min = _mm256_min_ps,
+        max = _mm256_max_ps
+    );
+    #[inline(always)]
+    fn fma(self, a: Self, b: Self) -> Self {
+        Self(unsafe { _mm256_fmadd_ps(self.0, a.0, b.0) })
     }
     #[inline(always)]
-    unsafe fn add(self, o: Self) -> Self {
-        unsafe { _mm256_add_ps(self, o) }
-    }
-    #[inline(always)]
-    unsafe fn sub(self, o: Self) -> Self {
-        unsafe { _mm256_sub_ps(self, o) }
-    }
-    #[inline(always)]
-    unsafe fn mul(self, o: Self) -> Self {
-        unsafe { _mm256_mul_ps(self, o) }
-    }
-    #[inline(always)]
-    unsafe fn div(self, o: Self) -> Self {
-        unsafe { _mm256_div_ps(self, o) }
-    }
-    #[inline(always)]
-    unsafe fn min(self, o: Self) -> Self {
-        unsafe { _mm256_min_ps(self, o) }
-    }
-    #[inline(always)]
-    unsafe fn max(self, o: Self) -> Self {
-        unsafe { _mm256_max_ps(self, o) }
-    }
-    #[inline(always)]
-    unsafe fn fma(self, a: Self, b: Self) -> Self {
-        unsafe { _mm256_fmadd_ps(self, a, b) }
-    }
-    #[inline(always)]
-    unsafe fn exp(self) -> Self {
+    fn exp(self) -> Self {
         unsafe {
             // min and max give their second operand when one is NaN.
-            let x = _mm256_max_ps(Self::splat(EXP_MIN), _mm256_min_ps(Self::splat(89.0), self));
+            let x = Self::splat(EXP_MIN).max(Self::splat(89.0).min(self));
             let n = _mm256_round_ps(
-                x.mul(Self::splat(std::f32::consts::LOG2_E)),
+                x.mul(Self::splat(std::f32::consts::LOG2_E)).0,
                 _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC,
             );
-            let r = _mm256_fnmadd_ps(n, Self::splat(LN2_HIGH), x);
-            let r = _mm256_fnmadd_ps(n, Self::splat(LN2_LOW), r);
+            let r = _mm256_fnmadd_ps(n, Self::splat(LN2_HIGH).0, x.0);
+            let r = Self(_mm256_fnmadd_ps(n, Self::splat(LN2_LOW).0, r));
             let mut p = Self::splat(EXP_POLY[0]);
             for c in &EXP_POLY[1..] {
                 p = p.fma(r, Self::splat(*c));
@@ -259,22 +228,22 @@ impl Lanes for __m256 {
             let n = _mm256_cvtps_epi32(n);
             let half = _mm256_srai_epi32(n, 1);
             let y = y.mul(power_of_two(half)).mul(power_of_two(_mm256_sub_epi32(n, half)));
-            let tiny = _mm256_cmp_ps(self, Self::splat(EXP_MIN), _CMP_LT_OQ);
-            let huge = _mm256_cmp_ps(self, Self::splat(EXP_MAX), _CMP_GT_OQ);
-            let y = _mm256_blendv_ps(y, Self::splat(f32::INFINITY), huge);
-            _mm256_andnot_ps(tiny, y)
+            let tiny = _mm256_cmp_ps(self.0, Self::splat(EXP_MIN).0, _CMP_LT_OQ);
+            let huge = _mm256_cmp_ps(self.0, Self::splat(EXP_MAX).0, _CMP_GT_OQ);
+            let y = _mm256_blendv_ps(y.0, Self::splat(f32::INFINITY).0, huge);
+            Self(_mm256_andnot_ps(tiny, y))
         }
     }
     #[inline(always)]
-    unsafe fn exp_falling(self) -> Self {
+    fn exp_falling(self) -> Self {
         unsafe {
-            let x = _mm256_max_ps(Self::splat(EXP_MIN), self);
+            let x = Self::splat(EXP_MIN).max(self);
             let n = _mm256_round_ps(
-                x.mul(Self::splat(std::f32::consts::LOG2_E)),
+                x.mul(Self::splat(std::f32::consts::LOG2_E)).0,
                 _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC,
             );
-            let r = _mm256_fnmadd_ps(n, Self::splat(LN2_HIGH), x);
-            let r = _mm256_fnmadd_ps(n, Self::splat(LN2_LOW), r);
+            let r = _mm256_fnmadd_ps(n, Self::splat(LN2_HIGH).0, x.0);
+            let r = Self(_mm256_fnmadd_ps(n, Self::splat(LN2_LOW).0, r));
             let mut p = Self::splat(EXP_POLY[0]);
             for c in &EXP_POLY[1..] {
                 p = p.fma(r, Self::splat(*c));
@@ -282,87 +251,86 @@ impl Lanes for __m256 {
             let y = p.fma(r.mul(r), r).add(Self::splat(1.0));
             // Powers between -126 and 0 exist.
             let y = y.mul(power_of_two(_mm256_cvtps_epi32(n)));
-            _mm256_andnot_ps(_mm256_cmp_ps(self, Self::splat(EXP_MIN), _CMP_LT_OQ), y)
+            Self(_mm256_andnot_ps(_mm256_cmp_ps(self.0, Self::splat(EXP_MIN).0, _CMP_LT_OQ), y.0))
         }
     }
     #[inline(always)]
-    unsafe fn sum(self) -> f32 {
-        unsafe { sum256(self) }
+    fn sum(self) -> f32 {
+        unsafe { sum256(self.0) }
     }
     #[inline(always)]
-    unsafe fn transpose(mut r: [Self; MAX_LANES]) -> [Self; MAX_LANES] {
+    fn transpose(mut r: [Self; MAX_LANES]) -> [Self; MAX_LANES] {
         unsafe {
             let mut t = r;
             for i in 0..4 {
-                t[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
-                t[2 * i + 1] = _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+                t[2 * i].0 = _mm256_unpacklo_ps(r[2 * i].0, r[2 * i + 1].0);
+                t[2 * i + 1].0 = _mm256_unpackhi_ps(r[2 * i].0, r[2 * i + 1].0);
             }
             for i in [0, 4] {
                 for j in 0..2 {
-                    r[i + 2 * j] = _mm256_shuffle_ps(t[i + j], t[i + 2 + j], 0x44);
-                    r[i + 2 * j + 1] = _mm256_shuffle_ps(t[i + j], t[i + 2 + j], 0xee);
+                    r[i + 2 * j].0 = _mm256_shuffle_ps(t[i + j].0, t[i + 2 + j].0, 0x44);
+                    r[i + 2 * j + 1].0 = _mm256_shuffle_ps(t[i + j].0, t[i + 2 + j].0, 0xee);
                 }
             }
             for i in 0..4 {
-                t[i] = _mm256_permute2f128_ps(r[i], r[4 + i], 0x20);
-                t[4 + i] = _mm256_permute2f128_ps(r[i], r[4 + i], 0x31);
+                t[i].0 = _mm256_permute2f128_ps(r[i].0, r[4 + i].0, 0x20);
+                t[4 + i].0 = _mm256_permute2f128_ps(r[i].0, r[4 + i].0, 0x31);
             }
             t
         }
     }
     #[inline(always)]
-    unsafe fn bf16_low(self) -> Self {
-        unsafe { _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(self), 16)) }
+    fn bf16_low(self) -> Self {
+        Self(unsafe { _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(self.0), 16)) })
     }
     #[inline(always)]
-    unsafe fn bf16_high(self) -> Self {
-        unsafe { _mm256_and_ps(self, _mm256_castsi256_ps(_mm256_set1_epi32(-0x1_0000))) }
+    fn bf16_high(self) -> Self {
+        Self(unsafe { _mm256_and_ps(self.0, _mm256_castsi256_ps(_mm256_set1_epi32(-0x1_0000))) })
     }
     #[inline(always)]
-    unsafe fn prefetch(p: *const u8) {
+    fn prefetch(p: *const u8) {
         unsafe { _mm_prefetch(p.cast(), _MM_HINT_T0) }
     }
     #[inline(always)]
-    unsafe fn sums(v: [Self; 8]) -> [f32; 8] {
-        let mut out = [0.0; 8];
-        unsafe { sums256(v).store(out.as_mut_ptr()) };
+    fn sums([a, b, c, d, e, f, g, h]: [Self; 8]) -> [f32; 8] {
+        let (mut out, v) = ([0.0; 8], [a.0, b.0, c.0, d.0, e.0, f.0, g.0, h.0]);
+        unsafe { _mm256_storeu_ps(out.as_mut_ptr(), sums256(v)) };
         out
     }
     #[inline(always)]
-    unsafe fn maxima(v: [Self; 8]) -> [f32; 8] {
-        let mut out = [0.0; 8];
-        unsafe { maxima256(v).store(out.as_mut_ptr()) };
+    fn maxima([a, b, c, d, e, f, g, h]: [Self; 8]) -> [f32; 8] {
+        let (mut out, v) = ([0.0; 8], [a.0, b.0, c.0, d.0, e.0, f.0, g.0, h.0]);
+        unsafe { _mm256_storeu_ps(out.as_mut_ptr(), maxima256(v)) };
         out
     }
     #[inline(always)]
-    unsafe fn largest(self) -> f32 {
-        unsafe { largest256(self) }
+    fn largest(self) -> f32 {
+        unsafe { largest256(self.0) }
     }
     #[inline(always)]
-    unsafe fn prefetch_l2(p: *const u8) {
+    fn prefetch_l2(p: *const u8) {
         unsafe { _mm_prefetch(p.cast(), _MM_HINT_T1) }
     }
 }
 
 /// `2^n` for `-126 <= n <= 127`.
-// SAFETY: the caller has the features on.
-#[inline(always)]
-unsafe fn power_of_two(n: __m256i) -> __m256 {
-    // SAFETY: the caller has the features.
-    unsafe {
-        let biased = _mm256_add_epi32(n, _mm256_set1_epi32(127));
-        _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23))
-    }
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn power_of_two(n: __m256i) -> F32x8 {
+    let biased = _mm256_add_epi32(n, _mm256_set1_epi32(127));
+    F32x8(_mm256_castsi256_ps(_mm256_slli_epi32(biased, 23)))
 }
 
 /// `(byte >> shift) & mask` of eight bytes.
-// SAFETY: the caller has the features on, and the pointers reach as far as the operands say.
-#[inline(always)]
+///
+/// # Safety
+/// Eight bytes at `p`.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
 unsafe fn bits(p: *const u8, shift: u32, mask: i32) -> __m256i {
-    // SAFETY: the caller has the features and eight bytes.
-    unsafe {
-        let bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast()));
-        let moved = _mm256_srlv_epi32(bytes, _mm256_set1_epi32(shift as i32));
-        _mm256_and_si256(moved, _mm256_set1_epi32(mask))
-    }
+    // SAFETY: by the caller.
+    let bytes = unsafe { _mm_loadl_epi64(p.cast()) };
+    let wide = _mm256_cvtepu8_epi32(bytes);
+    let moved = _mm256_srlv_epi32(wide, _mm256_set1_epi32(shift as i32));
+    _mm256_and_si256(moved, _mm256_set1_epi32(mask))
 }

@@ -5,62 +5,112 @@ use std::arch::x86_64::*;
 use half::{bf16, f16};
 
 use super::avx2::{largest256, sum256, sums256};
-use super::{ByteSums, EXP_POLY, Kernel, LN2_HIGH, LN2_LOW, Lanes, MAX_LANES};
+use super::sealed::Sealed;
+use super::{
+    ByteSums, EXP_POLY, Kernel, LN2_HIGH, LN2_LOW, Lanes, MAX_LANES, PairKernel, PairLanes,
+    arithmetic,
+};
 
 /// To the nearest, ties to even.
 const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 
 /// Runs a kernel with the features switched on.
-// SAFETY: the caller has detected the features.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-pub(super) unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
-    // SAFETY: the caller detected the features.
-    unsafe { kernel.run::<__m512>() }
+pub(super) fn run<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run::<F32x16>()
 }
 
-// SAFETY (of the unsafe blocks): callers have the features and promise valid memory.
+/// Runs a kernel over pairs of bf16 with the features switched on.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+pub(super) fn run_pairs<K: PairKernel>(kernel: K) {
+    kernel.run::<PairsX16>()
+}
+
+/// Sixteen floats, on a machine with the features of [`run`].
+#[derive(Clone, Copy)]
+pub(super) struct F32x16(__m512);
+
+impl Sealed for F32x16 {}
+
+/// Products of pairs of bf16, on a machine with the features of [`run_pairs`].
+pub(super) struct PairsX16;
+
+// SAFETY (of the unsafe blocks): the features are there where the type is; registers of the same
+// size, any bits.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl Lanes for __m512 {
+impl PairLanes for PairsX16 {
+    type V = F32x16;
+    #[inline(always)]
+    fn dot(x: F32x16, w: F32x16, acc: F32x16) -> F32x16 {
+        unsafe {
+            let pairs = |v: F32x16| std::mem::transmute::<__m512, __m512bh>(v.0);
+            F32x16(_mm512_dpbf16_ps(acc.0, pairs(x), pairs(w)))
+        }
+    }
+    #[inline(always)]
+    fn round(low: F32x16, high: F32x16) -> F32x16 {
+        let words = unsafe { _mm512_cvtne2ps_pbh(high.0, low.0) };
+        F32x16(unsafe { std::mem::transmute::<__m512bh, __m512>(words) })
+    }
+    #[inline(always)]
+    fn zip(a: F32x16, b: F32x16) -> [F32x16; 2] {
+        unsafe {
+            let [a, b] = [a, b].map(|v| _mm512_castps_si512(v.0));
+            // Element `i` of `a`, element `i` of `b` (32 and more: the second operand).
+            let low = _mm512_set_epi16(
+                47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5,
+                36, 4, 35, 3, 34, 2, 33, 1, 32, 0,
+            );
+            let high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+            [low, high].map(|at| F32x16(_mm512_castsi512_ps(_mm512_permutex2var_epi16(a, at, b))))
+        }
+    }
+}
+
+// SAFETY (of the unsafe blocks): the features are there where the type is; callers promise valid
+// memory, and slices and arrays are as long.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl Lanes for F32x16 {
     const N: usize = 16;
     const MANY: bool = true;
 
     #[inline(always)]
-    unsafe fn splat(x: f32) -> Self {
-        unsafe { _mm512_set1_ps(x) }
+    fn splat(x: f32) -> Self {
+        Self(unsafe { _mm512_set1_ps(x) })
     }
     #[inline(always)]
     unsafe fn load(p: *const f32) -> Self {
-        unsafe { _mm512_loadu_ps(p) }
+        Self(unsafe { _mm512_loadu_ps(p) })
     }
     #[inline(always)]
     unsafe fn load_f16(p: *const f16) -> Self {
-        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
+        Self(unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) })
     }
     #[inline(always)]
     unsafe fn load_bf16(p: *const bf16) -> Self {
         unsafe {
             let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
-            _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))
+            Self(_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16)))
         }
     }
     #[inline(always)]
     unsafe fn load_i8(p: *const i8) -> Self {
-        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast()))) }
+        Self(unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast()))) })
     }
     #[inline(always)]
     unsafe fn load_bits(p: *const u8, shift: u32, mask: i32) -> Self {
-        unsafe { _mm512_cvtepi32_ps(bits(p, shift, mask)) }
+        Self(unsafe { _mm512_cvtepi32_ps(bits(p, shift, mask)) })
     }
     #[inline(always)]
     unsafe fn look_up(p: *const u8, shift: u32, table: &[f32; 16]) -> Self {
-        unsafe { _mm512_permutexvar_ps(bits(p, shift, 15), Self::load(table.as_ptr())) }
+        Self(unsafe { _mm512_permutexvar_ps(bits(p, shift, 15), Self::load(table.as_ptr()).0) })
     }
     #[inline(always)]
     unsafe fn splat_f16(p: *const u8) -> Self {
-        unsafe { _mm512_cvtph_ps(_mm256_set1_epi16(p.cast::<i16>().read_unaligned())) }
+        Self(unsafe { _mm512_cvtph_ps(_mm256_set1_epi16(p.cast::<i16>().read_unaligned())) })
     }
     #[inline(always)]
-    unsafe fn largest_magnitude(x: &[f32; 32]) -> f32 {
+    fn largest_magnitude(x: &[f32; 32]) -> f32 {
         unsafe {
             let p = x.as_ptr();
             let bits = _mm512_set1_epi32(0x7fff_ffff);
@@ -70,7 +120,7 @@ impl Lanes for __m512 {
         }
     }
     #[inline(always)]
-    unsafe fn round_bytes(x: &[f32; 32], by: f32, out: &mut [i8; 32]) -> ByteSums {
+    fn round_bytes(x: &[f32; 32], by: f32, out: &mut [i8; 32]) -> ByteSums {
         unsafe {
             let mut halves = [_mm_setzero_si128(); 2];
             for (i, half) in halves.iter_mut().enumerate() {
@@ -85,136 +135,125 @@ impl Lanes for __m512 {
     }
     #[inline(always)]
     unsafe fn store(self, p: *mut f32) {
-        unsafe { _mm512_storeu_ps(p, self) }
+        unsafe { _mm512_storeu_ps(p, self.0) }
     }
     #[inline(always)]
     unsafe fn store_f16(self, p: *mut f16) {
-        unsafe { _mm256_storeu_si256(p.cast(), _mm512_cvtps_ph(self, NEAREST)) }
+        unsafe { _mm256_storeu_si256(p.cast(), _mm512_cvtps_ph(self.0, NEAREST)) }
+    }
+    arithmetic!(
+        add = _mm512_add_ps,
+        sub = _mm512_sub_ps,
+        mul = _mm512_mul_ps,
+        div = _mm512_div_ps,
+        min = _mm512_min_ps,
+        max = _mm512_max_ps
+    );
+    #[inline(always)]
+    fn fma(self, a: Self, b: Self) -> Self {
+        Self(unsafe { _mm512_fmadd_ps(self.0, a.0, b.0) })
     }
     #[inline(always)]
-    unsafe fn add(self, o: Self) -> Self {
-        unsafe { _mm512_add_ps(self, o) }
-    }
-    #[inline(always)]
-    unsafe fn sub(self, o: Self) -> Self {
-        unsafe { _mm512_sub_ps(self, o) }
-    }
-    #[inline(always)]
-    unsafe fn mul(self, o: Self) -> Self {
-        unsafe { _mm512_mul_ps(self, o) }
-    }
-    #[inline(always)]
-    unsafe fn div(self, o: Self) -> Self {
-        unsafe { _mm512_div_ps(self, o) }
-    }
-    #[inline(always)]
-    unsafe fn min(self, o: Self) -> Self {
-        unsafe { _mm512_min_ps(self, o) }
-    }
-    #[inline(always)]
-    unsafe fn max(self, o: Self) -> Self {
-        unsafe { _mm512_max_ps(self, o) }
-    }
-    #[inline(always)]
-    unsafe fn fma(self, a: Self, b: Self) -> Self {
-        unsafe { _mm512_fmadd_ps(self, a, b) }
-    }
-    #[inline(always)]
-    unsafe fn exp(self) -> Self {
+    fn exp(self) -> Self {
         unsafe {
             // min and max give their second operand when one is NaN.
-            let x = _mm512_max_ps(Self::splat(-104.0), _mm512_min_ps(Self::splat(89.0), self));
-            let n = _mm512_roundscale_ps(x.mul(Self::splat(std::f32::consts::LOG2_E)), NEAREST);
-            let r = _mm512_fnmadd_ps(n, Self::splat(LN2_HIGH), x);
-            let r = _mm512_fnmadd_ps(n, Self::splat(LN2_LOW), r);
+            let x = Self::splat(-104.0).max(Self::splat(89.0).min(self));
+            let n = _mm512_roundscale_ps(x.mul(Self::splat(std::f32::consts::LOG2_E)).0, NEAREST);
+            let r = _mm512_fnmadd_ps(n, Self::splat(LN2_HIGH).0, x.0);
+            let r = Self(_mm512_fnmadd_ps(n, Self::splat(LN2_LOW).0, r));
             let mut p = Self::splat(EXP_POLY[0]);
             for c in &EXP_POLY[1..] {
                 p = p.fma(r, Self::splat(*c));
             }
             let y = p.fma(r.mul(r), r).add(Self::splat(1.0));
-            _mm512_scalef_ps(y, n)
+            Self(_mm512_scalef_ps(y.0, n))
         }
     }
     #[inline(always)]
-    unsafe fn sum(self) -> f32 {
+    fn sum(self) -> f32 {
         unsafe {
-            sum256(_mm256_add_ps(_mm512_castps512_ps256(self), _mm512_extractf32x8_ps(self, 1)))
+            sum256(_mm256_add_ps(_mm512_castps512_ps256(self.0), _mm512_extractf32x8_ps(self.0, 1)))
         }
     }
     #[inline(always)]
-    unsafe fn transpose(mut r: [Self; MAX_LANES]) -> [Self; MAX_LANES] {
+    fn transpose(mut r: [Self; MAX_LANES]) -> [Self; MAX_LANES] {
         unsafe {
             let mut t = r;
             for i in 0..8 {
-                t[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
-                t[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+                t[2 * i].0 = _mm512_unpacklo_ps(r[2 * i].0, r[2 * i + 1].0);
+                t[2 * i + 1].0 = _mm512_unpackhi_ps(r[2 * i].0, r[2 * i + 1].0);
             }
             for i in [0, 4, 8, 12] {
                 for j in 0..2 {
-                    r[i + 2 * j] = _mm512_shuffle_ps(t[i + j], t[i + 2 + j], 0x44);
-                    r[i + 2 * j + 1] = _mm512_shuffle_ps(t[i + j], t[i + 2 + j], 0xee);
+                    r[i + 2 * j].0 = _mm512_shuffle_ps(t[i + j].0, t[i + 2 + j].0, 0x44);
+                    r[i + 2 * j + 1].0 = _mm512_shuffle_ps(t[i + j].0, t[i + 2 + j].0, 0xee);
                 }
             }
             // Each holds one column of four rows in each of its quarters: 4 x 4 quarters.
             for i in 0..4 {
-                t[i] = _mm512_shuffle_f32x4(r[i], r[4 + i], 0x88);
-                t[4 + i] = _mm512_shuffle_f32x4(r[i], r[4 + i], 0xdd);
-                t[8 + i] = _mm512_shuffle_f32x4(r[8 + i], r[12 + i], 0x88);
-                t[12 + i] = _mm512_shuffle_f32x4(r[8 + i], r[12 + i], 0xdd);
+                t[i].0 = _mm512_shuffle_f32x4(r[i].0, r[4 + i].0, 0x88);
+                t[4 + i].0 = _mm512_shuffle_f32x4(r[i].0, r[4 + i].0, 0xdd);
+                t[8 + i].0 = _mm512_shuffle_f32x4(r[8 + i].0, r[12 + i].0, 0x88);
+                t[12 + i].0 = _mm512_shuffle_f32x4(r[8 + i].0, r[12 + i].0, 0xdd);
             }
             for i in 0..4 {
-                r[i] = _mm512_shuffle_f32x4(t[i], t[8 + i], 0x88);
-                r[8 + i] = _mm512_shuffle_f32x4(t[i], t[8 + i], 0xdd);
-                r[4 + i] = _mm512_shuffle_f32x4(t[4 + i], t[12 + i], 0x88);
-                r[12 + i] = _mm512_shuffle_f32x4(t[4 + i], t[12 + i], 0xdd);
+                r[i].0 = _mm512_shuffle_f32x4(t[i].0, t[8 + i].0, 0x88);
+                r[8 + i].0 = _mm512_shuffle_f32x4(t[i].0, t[8 + i].0, 0xdd);
+                r[4 + i].0 = _mm512_shuffle_f32x4(t[4 + i].0, t[12 + i].0, 0x88);
+                r[12 + i].0 = _mm512_shuffle_f32x4(t[4 + i].0, t[12 + i].0, 0xdd);
             }
             r
         }
     }
     #[inline(always)]
-    unsafe fn bf16_low(self) -> Self {
-        unsafe { _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(self), 16)) }
+    fn bf16_low(self) -> Self {
+        Self(unsafe { _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(self.0), 16)) })
     }
     #[inline(always)]
-    unsafe fn bf16_high(self) -> Self {
-        unsafe { _mm512_and_ps(self, _mm512_castsi512_ps(_mm512_set1_epi32(-0x1_0000))) }
+    fn bf16_high(self) -> Self {
+        Self(unsafe { _mm512_and_ps(self.0, _mm512_castsi512_ps(_mm512_set1_epi32(-0x1_0000))) })
     }
     #[inline(always)]
-    unsafe fn prefetch(p: *const u8) {
+    fn prefetch(p: *const u8) {
         unsafe { _mm_prefetch(p.cast(), _MM_HINT_T0) }
     }
     #[inline(always)]
-    unsafe fn sums(v: [Self; 8]) -> [f32; 8] {
+    fn sums(v: [Self; 8]) -> [f32; 8] {
         let mut out = [0.0; 8];
         unsafe {
             let mut halves = [_mm256_setzero_ps(); 8];
             for (h, v) in halves.iter_mut().zip(v) {
-                *h = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+                *h = _mm256_add_ps(_mm512_castps512_ps256(v.0), _mm512_extractf32x8_ps(v.0, 1));
             }
             _mm256_storeu_ps(out.as_mut_ptr(), sums256(halves));
         }
         out
     }
     #[inline(always)]
-    unsafe fn largest(self) -> f32 {
+    fn largest(self) -> f32 {
         unsafe {
-            largest256(_mm256_max_ps(_mm512_castps512_ps256(self), _mm512_extractf32x8_ps(self, 1)))
+            largest256(_mm256_max_ps(
+                _mm512_castps512_ps256(self.0),
+                _mm512_extractf32x8_ps(self.0, 1),
+            ))
         }
     }
     #[inline(always)]
-    unsafe fn prefetch_l2(p: *const u8) {
+    fn prefetch_l2(p: *const u8) {
         unsafe { _mm_prefetch(p.cast(), _MM_HINT_T1) }
     }
 }
 
 /// `(byte >> shift) & mask` of sixteen bytes.
-// SAFETY: the caller has the features on, and the pointers reach as far as the operands say.
-#[inline(always)]
+///
+/// # Safety
+/// Sixteen bytes at `p`.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+#[inline]
 unsafe fn bits(p: *const u8, shift: u32, mask: i32) -> __m512i {
-    // SAFETY: the caller has the features and sixteen bytes.
-    unsafe {
-        let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast()));
-        let moved = _mm512_srlv_epi32(bytes, _mm512_set1_epi32(shift as i32));
-        _mm512_and_si512(moved, _mm512_set1_epi32(mask))
-    }
+    // SAFETY: by the caller.
+    let bytes = unsafe { _mm_loadu_si128(p.cast()) };
+    let wide = _mm512_cvtepu8_epi32(bytes);
+    let moved = _mm512_srlv_epi32(wide, _mm512_set1_epi32(shift as i32));
+    _mm512_and_si512(moved, _mm512_set1_epi32(mask))
 }

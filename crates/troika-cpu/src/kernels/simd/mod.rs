@@ -1,6 +1,6 @@
 //! SIMD lanes: kernels are written once over [`Lanes`] and instantiated per instruction set.
 //!
-//! [`dispatch`] is the one place where target features are switched on; everything a [`Kernel`]
+//! [`dispatch`] and `dispatch_pairs` switch target features on; everything a [`Kernel`]
 //! calls down to the lanes must be `#[inline(always)]` to be compiled with them.
 
 #[cfg(target_arch = "x86_64")]
@@ -45,20 +45,48 @@ const LN2_HIGH: f32 = 0.693_359_4;
 /// See [`LN2_HIGH`].
 const LN2_LOW: f32 = -2.121_944_4e-4;
 
+/// Keeps other modules from implementing [`Lanes`].
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// Arithmetic on two registers, each by its instruction.
+#[cfg(target_arch = "x86_64")]
+macro_rules! arithmetic {
+    ($($name:ident = $instruction:ident),*) => {$(
+        #[inline(always)]
+        fn $name(self, o: Self) -> Self {
+            // SAFETY: the features are there where the type is.
+            Self(unsafe { $instruction(self.0, o.0) })
+        }
+    )*};
+}
+#[cfg(target_arch = "x86_64")]
+use arithmetic;
+
 /// A register of f32 lanes. Sums over lanes add in a fixed tree, so results depend on the
 /// instruction set but on nothing else.
 ///
+/// The types of lanes that need CPU features are private to this module. A kernel gets one from
+/// [`dispatch`], which has detected the features, so it may use any lanes that it is given.
+///
 /// # Safety
-/// All methods need the CPU features of the implementing type; loads and stores need valid
-/// memory for [`Lanes::N`] elements and no alignment.
+/// Loads and stores need valid memory for [`Lanes::N`] elements and no alignment.
 #[allow(missing_docs, clippy::missing_safety_doc)]
-pub trait Lanes: Copy {
+pub trait Lanes: Copy + sealed::Sealed {
     /// Lanes.
     const N: usize;
     /// Whether there are 32 registers instead of 16.
     const MANY: bool;
-    unsafe fn splat(x: f32) -> Self;
+    fn splat(x: f32) -> Self;
     unsafe fn load(p: *const f32) -> Self;
+    /// The first lanes' worth of a slice.
+    #[inline(always)]
+    fn from_slice(x: &[f32]) -> Self {
+        assert!(x.len() >= Self::N, "a register of floats");
+        // SAFETY: as many floats.
+        unsafe { Self::load(x.as_ptr()) }
+    }
     unsafe fn load_f16(p: *const f16) -> Self;
     unsafe fn load_bf16(p: *const bf16) -> Self;
     /// Signed bytes.
@@ -71,7 +99,7 @@ pub trait Lanes: Copy {
     unsafe fn splat_f16(p: *const u8) -> Self;
     /// The largest magnitude; a NaN is larger than anything.
     #[inline(always)]
-    unsafe fn largest_magnitude(x: &[f32; 32]) -> f32 {
+    fn largest_magnitude(x: &[f32; 32]) -> f32 {
         // As integers, for the NaN.
         f32::from_bits(x.iter().fold(0, |most, x| most.max(x.to_bits() & 0x7fff_ffff)))
     }
@@ -79,7 +107,7 @@ pub trait Lanes: Copy {
     /// Whole numbers nearest to `x * by`, ties to even, and their sums; products lie within -127
     /// and 127.
     #[inline(always)]
-    unsafe fn round_bytes(x: &[f32; 32], by: f32, out: &mut [i8; 32]) -> ByteSums {
+    fn round_bytes(x: &[f32; 32], by: f32, out: &mut [i8; 32]) -> ByteSums {
         for (x, out) in x.iter().zip(&mut *out) {
             *out = (x * by + TO_BYTE).to_bits() as i8;
         }
@@ -93,80 +121,69 @@ pub trait Lanes: Copy {
         sums
     }
     unsafe fn store(self, p: *mut f32);
+    /// Writes all lanes to the beginning of a slice.
+    #[inline(always)]
+    fn write_to(self, out: &mut [f32]) {
+        assert!(out.len() >= Self::N, "a register of floats");
+        // SAFETY: as many floats.
+        unsafe { self.store(out.as_mut_ptr()) }
+    }
+    /// The bits of all lanes, and zeros.
+    #[inline(always)]
+    fn to_bits(self) -> [u32; MAX_LANES] {
+        let mut bits = [0; MAX_LANES];
+        self.write_to(bytemuck::cast_slice_mut(&mut bits));
+        bits
+    }
+    /// Lanes of these bits.
+    #[inline(always)]
+    fn from_bits(bits: [u32; MAX_LANES]) -> Self {
+        Self::from_slice(bytemuck::cast_slice(&bits))
+    }
     /// The nearest f16, ties to even.
     #[inline(always)]
     unsafe fn store_f16(self, p: *mut f16) {
-        let mut floats = [0.0; MAX_LANES];
-        // SAFETY: by the caller; room for the widest lanes.
-        unsafe {
-            self.store(floats.as_mut_ptr());
-            for (i, x) in floats.iter().enumerate().take(Self::N) {
-                p.add(i).write_unaligned(f16::from_f32(*x));
-            }
+        for (i, x) in self.to_bits().into_iter().enumerate().take(Self::N) {
+            // SAFETY: by the caller.
+            unsafe { p.add(i).write_unaligned(f16::from_f32(f32::from_bits(x))) };
         }
     }
-    unsafe fn add(self, o: Self) -> Self;
-    unsafe fn sub(self, o: Self) -> Self;
-    unsafe fn mul(self, o: Self) -> Self;
-    unsafe fn div(self, o: Self) -> Self;
-    unsafe fn min(self, o: Self) -> Self;
-    unsafe fn max(self, o: Self) -> Self;
+    fn add(self, o: Self) -> Self;
+    fn sub(self, o: Self) -> Self;
+    fn mul(self, o: Self) -> Self;
+    fn div(self, o: Self) -> Self;
+    fn min(self, o: Self) -> Self;
+    fn max(self, o: Self) -> Self;
     /// `self * a + b`, fused where the instruction set can.
-    unsafe fn fma(self, a: Self, b: Self) -> Self;
+    fn fma(self, a: Self, b: Self) -> Self;
     /// `e^x` with a relative error under 2e-7; results below 1.2e-38 may be 0.
-    unsafe fn exp(self) -> Self;
+    fn exp(self) -> Self;
     /// The same for `x` that is not above 0, with the same bits.
     #[inline(always)]
-    unsafe fn exp_falling(self) -> Self {
-        // SAFETY: by the caller.
-        unsafe { self.exp() }
+    fn exp_falling(self) -> Self {
+        self.exp()
     }
     /// Sum of the lanes, in a fixed tree.
-    unsafe fn sum(self) -> f32;
+    fn sum(self) -> f32;
     /// The first `N` registers as rows of a square, turned into its columns. Any bits are kept.
     #[inline(always)]
-    unsafe fn transpose(rows: [Self; MAX_LANES]) -> [Self; MAX_LANES] {
-        let mut from = [0u32; MAX_LANES * MAX_LANES];
-        let mut out = rows;
-        for (i, row) in rows.into_iter().take(Self::N).enumerate() {
-            // SAFETY: a row of the square.
-            unsafe { row.store(from.as_mut_ptr().add(i * MAX_LANES).cast()) };
-        }
-        for (i, out) in out.iter_mut().take(Self::N).enumerate() {
-            let mut column = [0u32; MAX_LANES];
-            for (j, c) in column.iter_mut().take(Self::N).enumerate() {
-                *c = from[j * MAX_LANES + i];
-            }
-            // SAFETY: a whole column.
-            *out = unsafe { Self::load(column.as_ptr().cast()) };
-        }
-        out
+    fn transpose(rows: [Self; MAX_LANES]) -> [Self; MAX_LANES] {
+        let from = rows.map(Self::to_bits);
+        std::array::from_fn(|i| Self::from_bits(from.map(|row| row[i])))
     }
     /// The lower halves of the lanes, which are pairs of bf16, as f32.
     #[inline(always)]
-    unsafe fn bf16_low(self) -> Self {
-        let mut lanes = [0u32; MAX_LANES];
-        // SAFETY: room for the widest lanes.
-        unsafe {
-            self.store(lanes.as_mut_ptr().cast());
-            lanes.iter_mut().for_each(|x| *x <<= 16);
-            Self::load(lanes.as_ptr().cast())
-        }
+    fn bf16_low(self) -> Self {
+        Self::from_bits(self.to_bits().map(|x| x << 16))
     }
     /// The upper halves, as [`Lanes::bf16_low`].
     #[inline(always)]
-    unsafe fn bf16_high(self) -> Self {
-        let mut lanes = [0u32; MAX_LANES];
-        // SAFETY: room for the widest lanes.
-        unsafe {
-            self.store(lanes.as_mut_ptr().cast());
-            lanes.iter_mut().for_each(|x| *x &= 0xffff_0000);
-            Self::load(lanes.as_ptr().cast())
-        }
+    fn bf16_high(self) -> Self {
+        Self::from_bits(self.to_bits().map(|x| x & 0xffff_0000))
     }
     /// Prefetches a cache line; any address will do.
     #[inline(always)]
-    unsafe fn prefetch(_: *const u8) {}
+    fn prefetch(_: *const u8) {}
     /// The place of lane `i` when the lanes are brought into an order in which the tree of
     /// [`Lanes::sum`] adds neighbours, neighbours of these sums, and so forth. By default lane `i`
     /// is added to lane `i + N/2` first, so the bits of its number are reversed.
@@ -175,33 +192,76 @@ pub trait Lanes: Copy {
         usize::from(REVERSED[i]) / (MAX_LANES / Self::N)
     }
     /// The sums of eight registers, each added as [`Lanes::sum`] does.
-    unsafe fn sums(v: [Self; 8]) -> [f32; 8];
+    fn sums(v: [Self; 8]) -> [f32; 8];
     /// The largest lane.
-    unsafe fn largest(self) -> f32;
+    fn largest(self) -> f32;
     /// The largest lanes of eight registers.
     #[inline(always)]
-    unsafe fn maxima(v: [Self; 8]) -> [f32; 8] {
+    fn maxima(v: [Self; 8]) -> [f32; 8] {
         let mut out = [0.0; 8];
         for (out, v) in out.iter_mut().zip(v) {
-            // SAFETY: by the caller.
-            *out = unsafe { v.largest() };
+            *out = v.largest();
         }
         out
     }
     /// Asks for the cache line at `p`, which may lie anywhere, in the second-level cache: keys of
     /// one head lie a power of two apart and would push each other out of the first.
-    unsafe fn prefetch_l2(p: *const u8);
+    fn prefetch_l2(p: *const u8);
 }
 
-/// RegisterWork that runs with the features of an instruction set switched on.
+/// Work that runs with the features of an instruction set switched on.
 pub trait Kernel {
     /// What it gives.
     type Output;
     /// Runs; implementations must be `#[inline(always)]`.
-    ///
-    /// # Safety
-    /// Needs the CPU features of `V`.
-    unsafe fn run<V: Lanes>(self) -> Self::Output;
+    fn run<V: Lanes>(self) -> Self::Output;
+}
+
+/// Products of pairs of bf16 in the halves of lanes, as an instruction set has them; like types of
+/// lanes, only where its features are.
+#[cfg(target_arch = "x86_64")]
+pub(crate) trait PairLanes {
+    /// Registers of pairs, and of sums.
+    type V: Lanes;
+    /// `acc` and both products of the pairs.
+    fn dot(x: Self::V, w: Self::V, acc: Self::V) -> Self::V;
+    /// Pairs of the floats of `low`, then of `high`, rounded to the nearest, ties to even.
+    fn round(low: Self::V, high: Self::V) -> Self::V;
+    /// Pairs of an element of `a` and one of `b`: those of the lower half, then the others.
+    fn zip(a: Self::V, b: Self::V) -> [Self::V; 2];
+}
+
+/// Work over products of pairs.
+#[cfg(target_arch = "x86_64")]
+pub(crate) trait PairKernel {
+    /// Runs; implementations must be `#[inline(always)]`.
+    fn run<P: PairLanes>(self);
+}
+
+/// Whether the instruction set has products of pairs of bf16 in registers (on this machine).
+pub(crate) fn has_pairs(isa: Isa) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        matches!(isa, Isa::Avx512 | Isa::Amx(_))
+            && isa.is_available()
+            && std::arch::is_x86_feature_detected!("avx512bf16")
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let _ = isa;
+        false
+    }
+}
+
+/// Runs a kernel over products of pairs of bf16.
+///
+/// # Panics
+/// If the instruction set has none on this machine.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn dispatch_pairs<K: PairKernel>(isa: Isa, kernel: K) {
+    assert!(has_pairs(isa), "{} has no products of pairs here", isa.name());
+    // SAFETY: detected above.
+    unsafe { avx512::run_pairs(kernel) }
 }
 
 /// Runs a kernel with the lanes of `isa`.
@@ -211,18 +271,11 @@ pub trait Kernel {
 pub fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
     assert!(isa.can_run(), "this machine has no {}", isa.name());
     match isa {
-        // SAFETY: plain Rust needs no features.
-        Isa::Scalar => unsafe { kernel.run::<Portable>() },
+        Isa::Scalar => kernel.run::<Portable>(),
         #[cfg(target_arch = "aarch64")]
-        // SAFETY: every 64-bit ARM processor has NEON.
-        Isa::Neon | Isa::NeonDot | Isa::NeonI8mm => unsafe {
-            kernel.run::<neon::Neon<arm::Native>>()
-        },
+        Isa::Neon | Isa::NeonDot | Isa::NeonI8mm => kernel.run::<neon::Neon<arm::Native>>(),
         #[cfg(all(feature = "emulate", not(target_arch = "aarch64")))]
-        // SAFETY: plain Rust needs no features.
-        Isa::Neon | Isa::NeonDot | Isa::NeonI8mm => unsafe {
-            kernel.run::<neon::Neon<arm::Emulated>>()
-        },
+        Isa::Neon | Isa::NeonDot | Isa::NeonI8mm => kernel.run::<neon::Neon<arm::Emulated>>(),
         #[cfg(target_arch = "x86_64")]
         // SAFETY: detected above.
         Isa::Avx2 | Isa::AvxVnni if isa.is_available() => unsafe { avx2::run(kernel) },
@@ -231,8 +284,7 @@ pub fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
         Isa::Avx512 | Isa::Amx(_) if isa.is_available() => unsafe { avx512::run(kernel) },
         // Of x86 only products of bytes are emulated.
         #[cfg(feature = "emulate")]
-        // SAFETY: plain Rust needs no features.
-        Isa::Avx2 | Isa::AvxVnni | Isa::Avx512 | Isa::Amx(_) => unsafe { kernel.run::<Portable>() },
+        Isa::Avx2 | Isa::AvxVnni | Isa::Avx512 | Isa::Amx(_) => kernel.run::<Portable>(),
         #[allow(unreachable_patterns)]
         _ => unreachable!("{} can run here", isa.name()),
     }
@@ -272,28 +324,16 @@ pub unsafe fn store_part<V: Lanes>(v: V, p: *mut f32, n: usize) {
 }
 
 /// `tanh x` with an absolute error under 3e-7.
-///
-/// # Safety
-/// Needs the CPU features of `V`.
 #[inline(always)]
-pub unsafe fn tanh<V: Lanes>(x: V) -> V {
-    // SAFETY: features by the caller.
-    unsafe {
-        let one = V::splat(1.0);
-        // 1 - 2 / (e^2x + 1): right at both infinities, too.
-        one.sub(V::splat(2.0).div(x.add(x).exp().add(one)))
-    }
+pub fn tanh<V: Lanes>(x: V) -> V {
+    let one = V::splat(1.0);
+    // 1 - 2 / (e^2x + 1): right at both infinities, too.
+    one.sub(V::splat(2.0).div(x.add(x).exp().add(one)))
 }
 
 /// `x * sigmoid(slope * x)`.
-///
-/// # Safety
-/// Needs the CPU features of `V`.
 #[inline(always)]
-pub unsafe fn swish<V: Lanes>(x: V, slope: V) -> V {
-    // SAFETY: features by the caller.
-    unsafe {
-        let minus = V::splat(0.0).sub(slope.mul(x));
-        x.div(V::splat(1.0).add(minus.exp()))
-    }
+pub fn swish<V: Lanes>(x: V, slope: V) -> V {
+    let minus = V::splat(0.0).sub(slope.mul(x));
+    x.div(V::splat(1.0).add(minus.exp()))
 }

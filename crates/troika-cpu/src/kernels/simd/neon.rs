@@ -2,6 +2,7 @@
 
 use half::{bf16, f16};
 
+use super::sealed::Sealed;
 use super::{EXP_MAX, EXP_MIN, EXP_POLY, LN2_HIGH, LN2_LOW, Lanes, MAX_LANES};
 use crate::machine::instructions::arm::Arm;
 
@@ -34,15 +35,16 @@ impl<A: Arm> Neon<A> {
     }
 }
 
-// SAFETY (of the unsafe blocks): callers promise valid memory; NEON is in every 64-bit ARM
-// processor, and emulated elsewhere.
+impl<A: Arm> Sealed for Neon<A> {}
+
+// SAFETY (of the unsafe blocks): callers promise valid memory, and arrays are as long.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl<A: Arm> Lanes for Neon<A> {
     const N: usize = 4;
     const MANY: bool = true;
 
     #[inline(always)]
-    unsafe fn splat(x: f32) -> Self {
+    fn splat(x: f32) -> Self {
         Neon(Self::constant(x))
     }
     #[inline(always)]
@@ -84,35 +86,35 @@ impl<A: Arm> Lanes for Neon<A> {
         unsafe { A::st1(self.0, p.cast()) }
     }
     #[inline(always)]
-    unsafe fn add(self, o: Self) -> Self {
+    fn add(self, o: Self) -> Self {
         Neon(A::fadd(self.0, o.0))
     }
     #[inline(always)]
-    unsafe fn sub(self, o: Self) -> Self {
+    fn sub(self, o: Self) -> Self {
         Neon(A::fsub(self.0, o.0))
     }
     #[inline(always)]
-    unsafe fn mul(self, o: Self) -> Self {
+    fn mul(self, o: Self) -> Self {
         Neon(A::fmul(self.0, o.0))
     }
     #[inline(always)]
-    unsafe fn div(self, o: Self) -> Self {
+    fn div(self, o: Self) -> Self {
         Neon(A::fdiv(self.0, o.0))
     }
     #[inline(always)]
-    unsafe fn min(self, o: Self) -> Self {
+    fn min(self, o: Self) -> Self {
         Neon(A::fmin(self.0, o.0))
     }
     #[inline(always)]
-    unsafe fn max(self, o: Self) -> Self {
+    fn max(self, o: Self) -> Self {
         Neon(A::fmax(self.0, o.0))
     }
     #[inline(always)]
-    unsafe fn fma(self, a: Self, b: Self) -> Self {
+    fn fma(self, a: Self, b: Self) -> Self {
         Neon(A::fmla(b.0, self.0, a.0))
     }
     #[inline(always)]
-    unsafe fn exp(self) -> Self {
+    fn exp(self) -> Self {
         let x = A::fmax(Self::constant(EXP_MIN), A::fmin(Self::constant(89.0), self.0));
         let n = A::frintn(A::fmul(x, Self::constant(std::f32::consts::LOG2_E)));
         let r = A::fmls(x, n, Self::constant(LN2_HIGH));
@@ -132,7 +134,7 @@ impl<A: Arm> Lanes for Neon<A> {
         Neon(A::bic(A::bsl(huge, Self::constant(f32::INFINITY), y), tiny))
     }
     #[inline(always)]
-    unsafe fn sum(self) -> f32 {
+    fn sum(self) -> f32 {
         let two = A::faddp(self.0, self.0);
         f32::from_bits(A::umov_s(A::faddp(two, two)))
     }
@@ -141,7 +143,7 @@ impl<A: Arm> Lanes for Neon<A> {
         i
     }
     #[inline(always)]
-    unsafe fn sums(v: [Self; 8]) -> [f32; 8] {
+    fn sums(v: [Self; 8]) -> [f32; 8] {
         let mut out = [0.0; 8];
         let [a, b, c, d, e, f, g, h] = v;
         unsafe {
@@ -152,13 +154,13 @@ impl<A: Arm> Lanes for Neon<A> {
         out
     }
     #[inline(always)]
-    unsafe fn largest(self) -> f32 {
+    fn largest(self) -> f32 {
         let mut all = [0.0; 4];
         unsafe { self.store(all.as_mut_ptr()) };
         all.into_iter().fold(f32::NEG_INFINITY, f32::max)
     }
     #[inline(always)]
-    unsafe fn transpose(mut rows: [Self; MAX_LANES]) -> [Self; MAX_LANES] {
+    fn transpose(mut rows: [Self; MAX_LANES]) -> [Self; MAX_LANES] {
         let [a, b, c, d, ..] = rows;
         let (ac, bd) = (A::zip1_4s(a.0, c.0), A::zip1_4s(b.0, d.0));
         let (ac2, bd2) = (A::zip2_4s(a.0, c.0), A::zip2_4s(b.0, d.0));
@@ -169,19 +171,19 @@ impl<A: Arm> Lanes for Neon<A> {
         rows
     }
     #[inline(always)]
-    unsafe fn bf16_low(self) -> Self {
+    fn bf16_low(self) -> Self {
         Neon(A::ushl_4s(self.0, A::dup_4s(16)))
     }
     #[inline(always)]
-    unsafe fn bf16_high(self) -> Self {
+    fn bf16_high(self) -> Self {
         Neon(A::and(self.0, A::dup_4s(0xffff_0000)))
     }
     #[inline(always)]
-    unsafe fn prefetch(p: *const u8) {
+    fn prefetch(p: *const u8) {
         A::prfm(p);
     }
     #[inline(always)]
-    unsafe fn prefetch_l2(p: *const u8) {
+    fn prefetch_l2(p: *const u8) {
         A::prfm_l2(p);
     }
 }

@@ -3,6 +3,7 @@
 use half::{bf16, f16};
 
 use super::Lanes;
+use super::sealed::Sealed;
 
 /// Lanes of the portable type.
 const N: usize = 8;
@@ -18,14 +19,16 @@ impl Portable {
     }
 }
 
-// SAFETY (of the unsafe blocks): callers promise `N` valid elements; no features are needed.
+impl Sealed for Portable {}
+
+// SAFETY (of the unsafe blocks): callers promise `N` valid elements.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Lanes for Portable {
     const N: usize = N;
     const MANY: bool = false;
 
     #[inline(always)]
-    unsafe fn splat(x: f32) -> Self {
+    fn splat(x: f32) -> Self {
         Portable([x; N])
     }
     #[inline(always)]
@@ -64,50 +67,50 @@ impl Lanes for Portable {
         }
     }
     #[inline(always)]
-    unsafe fn add(self, o: Self) -> Self {
+    fn add(self, o: Self) -> Self {
         Self::make(|i| self.0[i] + o.0[i])
     }
     #[inline(always)]
-    unsafe fn sub(self, o: Self) -> Self {
+    fn sub(self, o: Self) -> Self {
         Self::make(|i| self.0[i] - o.0[i])
     }
     #[inline(always)]
-    unsafe fn mul(self, o: Self) -> Self {
+    fn mul(self, o: Self) -> Self {
         Self::make(|i| self.0[i] * o.0[i])
     }
     #[inline(always)]
-    unsafe fn div(self, o: Self) -> Self {
+    fn div(self, o: Self) -> Self {
         Self::make(|i| self.0[i] / o.0[i])
     }
     #[inline(always)]
-    unsafe fn min(self, o: Self) -> Self {
+    fn min(self, o: Self) -> Self {
         Self::make(|i| self.0[i].min(o.0[i]))
     }
     #[inline(always)]
-    unsafe fn max(self, o: Self) -> Self {
+    fn max(self, o: Self) -> Self {
         Self::make(|i| self.0[i].max(o.0[i]))
     }
     #[inline(always)]
-    unsafe fn fma(self, a: Self, b: Self) -> Self {
+    fn fma(self, a: Self, b: Self) -> Self {
         Self::make(|i| self.0[i] * a.0[i] + b.0[i])
     }
     #[inline(never)]
-    unsafe fn exp(self) -> Self {
+    fn exp(self) -> Self {
         Self::make(|i| self.0[i].exp())
     }
     #[inline(always)]
-    unsafe fn sum(self) -> f32 {
+    fn sum(self) -> f32 {
         let [a, b, c, d, e, f, g, h] = self.0;
         ((a + e) + (c + g)) + ((b + f) + (d + h))
     }
     #[inline(never)]
-    unsafe fn sums(v: [Self; 8]) -> [f32; 8] {
-        v.map(|v| unsafe { v.sum() })
+    fn sums(v: [Self; 8]) -> [f32; 8] {
+        v.map(Self::sum)
     }
     #[inline(always)]
-    unsafe fn largest(self) -> f32 {
+    fn largest(self) -> f32 {
         self.0.into_iter().fold(f32::NEG_INFINITY, f32::max)
     }
     #[inline(always)]
-    unsafe fn prefetch_l2(_: *const u8) {}
+    fn prefetch_l2(_: *const u8) {}
 }

@@ -7,7 +7,7 @@ use super::{Multiply, Probe};
 
 /// The loop for a way to multiply, if this machine has the instructions.
 pub(super) fn probe(multiply: Multiply) -> Option<Probe> {
-    let of = |there: bool, run: fn(u64), ops: u64| there.then_some(Probe { run, ops });
+    let of = |there: bool, run: unsafe fn(u64), ops: u64| there.then_some(Probe { run, ops });
     match multiply {
         Multiply::F32Neon => of(has!("neon"), fmla, 16 * 8),
         Multiply::Int8Dot => of(has!("dotprod"), sdot, 16 * 32),
@@ -22,9 +22,10 @@ macro_rules! repeated {
         repeated!(@ $name, $extension, $op, $form; 0 1 2 3 4 5 6 7 16 17 18 19 20 21 22 23);
     };
     (@ $name:ident, $extension:literal, $op:literal, $form:literal; $($d:literal)*) => {
-        fn $name(passes: u64) {
-            // SAFETY: touches the registers named below only; `probe` hands it out to machines
-            // that have the instruction.
+        /// # Safety
+        /// Needs the instruction.
+        unsafe fn $name(passes: u64) {
+            // SAFETY: touches the registers named below only; the instruction by the caller.
             unsafe {
                 asm!(
                     $extension,

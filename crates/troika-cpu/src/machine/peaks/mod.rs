@@ -14,6 +14,7 @@ mod x86;
 use std::time::{Duration, Instant};
 
 use super::Multiply;
+use super::topology::last_level_caches;
 use crate::runtime::Pool;
 
 pub use bandwidth::measure_bandwidth;
@@ -31,10 +32,18 @@ fn probe(multiply: Multiply) -> Option<Probe> {
 /// A loop to time.
 #[derive(Clone, Copy)]
 struct Probe {
-    /// Repeats the loop.
-    run: fn(u64),
+    /// Repeats the loop. This machine must have its instructions.
+    run: unsafe fn(u64),
     /// Operations per pass, two per product.
     ops: u64,
+}
+
+impl Probe {
+    /// Runs the loop so many times.
+    fn run(self, passes: u64) {
+        // SAFETY: this machine has the instructions, or there were no such value.
+        unsafe { (self.run)(passes) }
+    }
 }
 
 /// A measured rate.
@@ -53,7 +62,9 @@ pub struct Peaks {
     pub threads: usize,
     /// Read bandwidth in GB/s.
     pub read: f64,
-    /// The multiply instructions of this machine.
+    /// Bytes of the last-level caches; `None` when the system does not say.
+    pub cache: Option<u64>,
+    /// The multiply instructions this machine has.
     pub multiply: Vec<Peak>,
 }
 
@@ -75,7 +86,7 @@ pub fn measure(threads: usize) -> Peaks {
             multiply.extend(value.map(|value| Peak { multiply: m, value }));
         }
     }
-    Peaks { threads, read: measure_bandwidth(threads), multiply }
+    Peaks { threads, read: measure_bandwidth(threads), cache: last_level_caches(), multiply }
 }
 
 /// Whether this machine has the instructions, so that their peak can be measured.
@@ -94,7 +105,7 @@ fn rate(probe: Probe, pool: &mut Pool, time: Duration, runs: usize) -> f64 {
     let mut best = 0.0f64;
     for _ in 0..runs {
         let start = Instant::now();
-        if pool.run(threads, &|_, _| (probe.run)(passes)).is_err() {
+        if pool.run(threads, &|_, _| probe.run(passes)).is_err() {
             break;
         }
         let ops = threads as u64 * passes * probe.ops;
@@ -108,7 +119,7 @@ fn passes(probe: Probe, time: Duration) -> u64 {
     let mut n = 1000;
     loop {
         let start = Instant::now();
-        (probe.run)(n);
+        probe.run(n);
         let took = start.elapsed();
         if took * 8 >= time || n >= 1 << 40 {
             let scale = time.as_secs_f64() / took.as_secs_f64().max(1e-9);

@@ -10,7 +10,7 @@ use crate::machine::Amx;
 /// The loop for a way to multiply, if this machine has the instructions.
 pub(super) fn probe(multiply: Multiply) -> Option<Probe> {
     let avx512 = || has!("avx512f");
-    let of = |there: bool, run: fn(u64), ops: u64| there.then_some(Probe { run, ops });
+    let of = |there: bool, run: unsafe fn(u64), ops: u64| there.then_some(Probe { run, ops });
     match multiply {
         Multiply::F32Avx2 => of(has!("avx2") && has!("fma"), fma_256, 12 * 16),
         Multiply::Int8Avx2 => of(has!("avx2"), maddubs_256, 6 * 64),
@@ -32,9 +32,11 @@ pub(super) fn probe(multiply: Multiply) -> Option<Probe> {
 macro_rules! repeated {
     ($(#[$doc:meta])* $name:ident, $body:expr) => {
         $(#[$doc])*
-        fn $name(passes: u64) {
-            // SAFETY: touches the registers named below only; `probe` hands it out to machines
-            // that have the instructions. A VEX `vpxor` clears a register's upper parts, too.
+        /// # Safety
+        /// Needs the instructions.
+        unsafe fn $name(passes: u64) {
+            // SAFETY: touches the registers named below only; instructions by the caller. A VEX
+            // `vpxor` clears a register's upper parts, too.
             unsafe {
                 asm!(
                     zeroed!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15),
@@ -136,10 +138,12 @@ mod amx {
 
     macro_rules! tiles {
         ($name:ident, $op:literal) => {
-            pub fn $name(passes: u64) {
+            /// # Safety
+            /// Needs tiles with this instruction, and the system's permission to use them.
+            pub unsafe fn $name(passes: u64) {
                 let config = TileConfig::new(&[(16, 64); 8]);
                 // SAFETY: the configuration is valid and outlives the block; only tiles are
-                // written. `probe` hands this out to machines that have them.
+                // written, which are there by the caller.
                 unsafe {
                     asm!(
                         "ldtilecfg [{c}]",

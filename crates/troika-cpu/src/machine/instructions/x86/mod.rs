@@ -152,12 +152,27 @@ pub(crate) trait TileRegisters: Default {
     unsafe fn tdpbf16ps<const C: u8, const A: u8, const B: u8>(&mut self);
 }
 
-/// A thread's tiles, released when dropped, also after a panic in a kernel.
-pub(crate) struct Held<T: TileRegisters>(pub T);
+/// The tiles of a thread, given back at the end, also when a kernel panics.
+pub(crate) struct Held<T: TileRegisters>(T);
+
+impl<T: TileRegisters> Held<T> {
+    /// The tiles of this thread.
+    ///
+    /// # Safety
+    /// As for [`TileRegisters`].
+    pub unsafe fn new() -> Held<T> {
+        Held(T::default())
+    }
+
+    /// The tiles.
+    pub fn tiles(&mut self) -> &mut T {
+        &mut self.0
+    }
+}
 
 impl<T: TileRegisters> Drop for Held<T> {
     fn drop(&mut self) {
-        // SAFETY: whoever made this has the features.
+        // SAFETY: promised when this was made.
         unsafe { self.0.tilerelease() }
     }
 }
@@ -175,15 +190,16 @@ pub(crate) unsafe fn tiles_multiply<T: TileRegisters>() -> bool {
     let a: [[u8; 32]; M] = std::array::from_fn(|m| std::array::from_fn(|k| value(32 * m + k)));
     let b: [[u8; 64]; 8] = std::array::from_fn(|k| std::array::from_fn(|n| value(64 * k + n + 7)));
     let mut c = [[3i32; 16]; M];
-    let mut tiles = Held(T::default());
     // SAFETY: features by the caller; the arrays are as large as the tiles.
     unsafe {
-        tiles.0.ldtilecfg(&config);
-        tiles.0.tileloadd::<0>(c.as_ptr().cast(), 64);
-        tiles.0.tileloadd::<2>(a.as_ptr().cast(), 32);
-        tiles.0.tileloadd::<3>(b.as_ptr().cast(), 64);
-        tiles.0.tdpbssd::<0, 2, 3>();
-        tiles.0.tilestored::<0>(c.as_mut_ptr().cast(), 64);
+        let mut held = Held::<T>::new();
+        let tiles = held.tiles();
+        tiles.ldtilecfg(&config);
+        tiles.tileloadd::<0>(c.as_ptr().cast(), 64);
+        tiles.tileloadd::<2>(a.as_ptr().cast(), 32);
+        tiles.tileloadd::<3>(b.as_ptr().cast(), 64);
+        tiles.tdpbssd::<0, 2, 3>();
+        tiles.tilestored::<0>(c.as_mut_ptr().cast(), 64);
     }
     let product = |m: usize, n: usize, k: usize| {
         i32::from(a[m][k] as i8) * i32::from(b[k / 4][4 * n + k % 4] as i8)
@@ -206,15 +222,16 @@ pub(crate) unsafe fn tiles_multiply_pairs<T: TileRegisters>() -> bool {
     let a: [[u16; 16]; M] = std::array::from_fn(|m| std::array::from_fn(|k| bits(16 * m + k)));
     let b: [[u16; 32]; 8] = std::array::from_fn(|k| std::array::from_fn(|n| bits(32 * k + n + 7)));
     let mut c = [[3f32; 16]; M];
-    let mut tiles = Held(T::default());
     // SAFETY: features by the caller; the arrays are as large as the tiles.
     unsafe {
-        tiles.0.ldtilecfg(&config);
-        tiles.0.tileloadd::<0>(c.as_ptr().cast(), 64);
-        tiles.0.tileloadd::<4>(a.as_ptr().cast(), 32);
-        tiles.0.tileloadd::<6>(b.as_ptr().cast(), 64);
-        tiles.0.tdpbf16ps::<0, 4, 6>();
-        tiles.0.tilestored::<0>(c.as_mut_ptr().cast(), 64);
+        let mut held = Held::<T>::new();
+        let tiles = held.tiles();
+        tiles.ldtilecfg(&config);
+        tiles.tileloadd::<0>(c.as_ptr().cast(), 64);
+        tiles.tileloadd::<4>(a.as_ptr().cast(), 32);
+        tiles.tileloadd::<6>(b.as_ptr().cast(), 64);
+        tiles.tdpbf16ps::<0, 4, 6>();
+        tiles.tilestored::<0>(c.as_mut_ptr().cast(), 64);
     }
     let product =
         |m: usize, n: usize, k: usize| value(16 * m + k) * value(32 * (k / 2) + 2 * n + k % 2 + 7);
