@@ -131,7 +131,7 @@ fn memory_is_that_of_what_runs() {
     let peak = |strategy| simulated(strategy, "525")["peak_bytes"].as_f64().unwrap();
     let (gpu, tensor, solved) = (peak("gpu-only"), peak("hetero-tensor"), peak("solved"));
     assert!(tensor < 1.08 * gpu, "{tensor}, {gpu}");
-    assert!(solved < 1.2 * gpu, "{solved}, {gpu}");
+    assert!(solved < 1.17 * gpu, "{solved}, {gpu}");
 }
 
 #[test]

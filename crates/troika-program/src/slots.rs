@@ -93,9 +93,10 @@ impl Slots {
     }
 }
 
-/// The free slot of nearest width, or a new one. Widens the slot if necessary.
+/// The free slot of nearest width, or a new one. Of equal widths it takes the first, so that all
+/// layers use the same slots. Widens the slot if necessary.
 fn take_slot(free: &mut Vec<usize>, sizes: &mut Vec<usize>, cols: usize) -> usize {
-    let nearest = free.iter().enumerate().min_by_key(|(_, s)| sizes[**s].abs_diff(cols));
+    let nearest = free.iter().enumerate().min_by_key(|(_, s)| (sizes[**s].abs_diff(cols), **s));
     match nearest.map(|(i, _)| i) {
         Some(i) => {
             let slot = free.swap_remove(i);
