@@ -3,16 +3,38 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use troika_device::{Bindings, Buffer, CopyRows, DeviceError, ForwardBatch, Run, View, Work};
+use troika_device::{
+    Bindings, Buffer, CopyRows, Device, DeviceError, ForwardBatch, Run, View, Weights, Work,
+};
+use troika_plan::Plan;
 use troika_program::{
-    BufferName, NamedCopy, NamedRun, NamedTask, NamedView, NamedWork, SlotMemory,
+    BufferName, NamedCopy, NamedRun, NamedTask, NamedView, NamedWork, Program, SlotMemory, Slots,
 };
 
 use crate::error::EngineError;
 use crate::memory::allocate;
 use crate::pool::EdgePool;
 use crate::schedule::Task;
-use crate::slot::{InputSlot, PlacedModel};
+
+/// A lowered model on its devices, with the memory of its states.
+pub(crate) struct PlacedModel {
+    pub program: Program,
+    /// The plan's devices, in its order.
+    pub devices: Vec<Arc<dyn Device>>,
+    /// Code with weights, by the index of the program's graph.
+    pub loaded: Vec<Arc<Weights>>,
+    pub plan: Plan,
+    /// For each state, the memory of its instances.
+    pub states: Vec<Vec<Buffer>>,
+    pub slots: Arc<Slots>,
+    pub vocab: usize,
+}
+
+/// Ids and positions of a chunk.
+pub(crate) struct InputSlot {
+    pub ids: Buffer,
+    pub positions: Buffer,
+}
 
 /// The memory behind the names of a slot's tasks.
 pub(crate) struct Binder<'a> {

@@ -10,6 +10,7 @@ use troika_plan::{Phase, Plan, PlanDevice, SyncMode};
 use troika_program::{ELEMENT, Handover, Program, Slots};
 use troika_trace::Tracer;
 
+use crate::bind::PlacedModel;
 use crate::compile::{CompileControl, CompileWith, compile};
 use crate::error::EngineError;
 use crate::input::{Admission, Event};
@@ -18,7 +19,7 @@ use crate::mailbox::{EngineHandle, Limits};
 use crate::memory::{allocate, allocate_in};
 use crate::schedule::Runner;
 use crate::sequence::{LongRope, Sequence};
-use crate::slot::{BatchSlot, PlacedModel};
+use crate::slot::BatchSlot;
 
 /// Everything an engine is made from.
 pub struct EngineParts<'a> {

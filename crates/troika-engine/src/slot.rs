@@ -5,37 +5,17 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use troika_device::{Buffer, Device, Weights};
-use troika_plan::{Phase, Plan};
-use troika_program::{BatchShape, NamedTask, Program, Slots};
+use troika_device::Buffer;
+use troika_plan::Phase;
+use troika_program::{BatchShape, NamedTask, Slots};
 
 use crate::batching::PlannedBatch;
-use crate::bind::Binder;
+use crate::bind::{Binder, InputSlot, PlacedModel};
 use crate::error::EngineError;
 use crate::kv::SeqId;
 use crate::memory::allocate;
 use crate::pool::EdgePool;
 use crate::schedule::{JobId, Task, TaskGraph};
-
-/// A lowered model on its devices, with the memory of its states.
-pub(crate) struct PlacedModel {
-    pub program: Program,
-    /// The plan's devices, in its order.
-    pub devices: Vec<Arc<dyn Device>>,
-    /// Code with weights, by the index of the program's graph.
-    pub loaded: Vec<Arc<Weights>>,
-    pub plan: Plan,
-    /// For each state, the memory of its instances.
-    pub states: Vec<Vec<Buffer>>,
-    pub slots: Arc<Slots>,
-    pub vocab: usize,
-}
-
-/// Ids and positions of a chunk.
-pub(crate) struct InputSlot {
-    pub ids: Buffer,
-    pub positions: Buffer,
-}
 
 /// A graph, and the shape of the batch that it was made for.
 struct KnownGraph {

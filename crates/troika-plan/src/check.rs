@@ -5,7 +5,8 @@ use troika_model::lower::{SegmentKind, segments};
 use troika_model::spec::ModelSpec;
 
 use crate::error::PlanError;
-use crate::plan::{ModelId, PLAN_VERSION, Phase, Plan, RefusedOps, Rule, Split, Stage};
+use crate::identity::{ModelId, PLAN_VERSION};
+use crate::plan::{Phase, Plan, RefusedOps, Rule, Split, Stage};
 
 /// The longest context: ops use 32-bit positions.
 pub(crate) const MAX_CONTEXT: usize = i32::MAX as usize;

@@ -2,7 +2,7 @@
 
 use troika_graph::DType;
 
-use crate::plan::{ModelId, PLAN_VERSION};
+use crate::identity::{ModelId, PLAN_VERSION};
 use crate::refusal::Refusal;
 
 /// Why a plan cannot be made or used.

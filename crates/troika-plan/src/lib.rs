@@ -8,6 +8,7 @@ mod avoid;
 mod check;
 mod device;
 mod error;
+mod identity;
 mod json;
 mod make;
 mod plan;
@@ -19,11 +20,12 @@ mod strategy;
 pub use avoid::describe_refusals;
 pub use device::PlanDevice;
 pub use error::PlanError;
+pub use identity::{ModelId, PLAN_VERSION};
 pub use json::fault;
 pub use make::{PlanRequest, PlannedRules, assemble, chunk_of, make, page_len};
 pub use plan::{
-    Decode, Layers, LengthRules, ModelId, PLAN_VERSION, Phase, Plan, Policy, Prefill, RefusedOps,
-    Rule, Share, Split, Stage, SyncMode,
+    Decode, Layers, LengthRules, Phase, Plan, Policy, Prefill, RefusedOps, Rule, Share, Split,
+    Stage, SyncMode,
 };
 pub use predicted::{Goal, Predicted, PredictedLength};
 pub use refusal::Refusal;

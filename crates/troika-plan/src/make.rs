@@ -5,9 +5,8 @@ use troika_model::spec::ModelSpec;
 
 use crate::check::MAX_CONTEXT;
 use crate::error::PlanError;
-use crate::plan::{
-    Decode, LengthRules, ModelId, PLAN_VERSION, Phase, Plan, Policy, Prefill, Rule, SyncMode,
-};
+use crate::identity::{ModelId, PLAN_VERSION};
+use crate::plan::{Decode, LengthRules, Phase, Plan, Policy, Prefill, Rule, SyncMode};
 use crate::strategy::{DeviceFacts, Strategy};
 
 /// The user's wishes for a plan.
@@ -73,18 +72,6 @@ fn widest_position(spec: &ModelSpec, kv_dtype: DType) -> usize {
     let widths = spec.layers.iter().map(|l| l.attn.cache_widths());
     let widest = widths.map(|(k, v)| k.max(v.unwrap_or(0))).max().unwrap_or(0);
     widest.saturating_mul(kv_dtype.block_bytes())
-}
-
-impl ModelId {
-    /// The identity of a model.
-    pub fn of(spec: &ModelSpec) -> ModelId {
-        ModelId {
-            family: spec.family.clone(),
-            layers: spec.layers.len(),
-            hidden: spec.hidden,
-            vocab: spec.vocab,
-        }
-    }
 }
 
 /// The formats that make all devices of a rule faster, so that a split computes the same numbers.

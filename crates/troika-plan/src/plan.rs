@@ -5,11 +5,9 @@ use troika_graph::{ActivationFormat, DType};
 use troika_model::lower::SegmentKind;
 
 use crate::error::PlanError;
+use crate::identity::{ModelId, PLAN_VERSION};
 use crate::json::fault;
 use crate::predicted::Predicted;
-
-/// The version of plan files that this build reads and writes.
-pub const PLAN_VERSION: u32 = 2;
 
 /// A plan.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -334,20 +332,6 @@ impl Layers {
         let inside = self.first <= layer && layer <= self.last;
         inside && (layer - self.first).is_multiple_of(self.step.max(1))
     }
-}
-
-/// The facts of a model that a plan must agree with.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ModelId {
-    /// The family.
-    pub family: String,
-    /// Number of layers.
-    pub layers: usize,
-    /// Width of the residual stream.
-    pub hidden: usize,
-    /// The size of the vocabulary.
-    pub vocab: usize,
 }
 
 impl Rule {

@@ -23,7 +23,9 @@ pub use error::ProgramError;
 pub use graphs::{GraphList, ListedGraph};
 pub use handover::Handover;
 pub use place::Placer;
-pub use placed::{Between, Operand, Piece, Place, PlacedSegment, RowsOf, RowsRun, StateOperand};
+pub use placed::{
+    Between, Operand, Place, PlacedPiece, PlacedSegment, RowsOf, RowsRun, StateOperand,
+};
 pub use program::Program;
 pub use residency::{Area, Instance};
 pub use shapes::{EdgeTypes, shapes};

@@ -11,7 +11,7 @@ use troika_plan::{Phase, PlanDevice, Rule, Split, compiled_rows, own_space};
 use crate::error::ProgramError;
 use crate::pieces::{self, PlacedGraph};
 use crate::placed::StateOperand;
-use crate::placed::{Between, Operand, Piece, Place, PlacedSegment, PlacedStage};
+use crate::placed::{Between, Operand, Place, PlacedPiece, PlacedSegment, PlacedStage};
 use crate::residency::Instance;
 use crate::shapes::EdgeTypes;
 
@@ -144,13 +144,13 @@ impl Placer<'_> {
         Ok(())
     }
 
-    fn pieces(&self, graphs: Vec<PlacedGraph>, rule: &Rule) -> Vec<Piece> {
+    fn pieces(&self, graphs: Vec<PlacedGraph>, rule: &Rule) -> Vec<PlacedPiece> {
         graphs.into_iter().map(|g| self.piece(g, rule)).collect()
     }
 
-    fn piece(&self, p: PlacedGraph, rule: &Rule) -> Piece {
+    fn piece(&self, p: PlacedGraph, rule: &Rule) -> PlacedPiece {
         let caps = &self.devices[p.device].caps;
-        Piece {
+        PlacedPiece {
             // Set when the segment is complete.
             index: 0,
             device: p.device,

@@ -55,7 +55,7 @@ pub struct Between {
 
 /// A part of a segment on a device.
 #[derive(Debug)]
-pub struct Piece {
+pub struct PlacedPiece {
     /// Its place among the segment's pieces.
     pub index: usize,
     /// Index of the device in the plan.
@@ -88,7 +88,7 @@ pub struct RowsRun {
     pub room: usize,
 }
 
-impl Piece {
+impl PlacedPiece {
     /// The next run when `left` rows remain; `None` when none do. If other rows follow (`others`),
     /// it avoids padding where the shapes allow that.
     pub fn next_run(&self, left: usize, others: bool) -> Option<RowsRun> {
@@ -107,7 +107,7 @@ pub struct RowsOf<'a> {
     /// The rows.
     pub rows: Range<usize>,
     /// The pieces, in an order in which they can run.
-    pub pieces: &'a [Piece],
+    pub pieces: &'a [PlacedPiece],
 }
 
 /// A segment as it runs in a phase: its stages in order.
@@ -123,9 +123,9 @@ pub struct PlacedSegment {
 pub(crate) struct PlacedStage {
     pub partition: Partition,
     /// For each part of the partition that computes whole rows, its pieces.
-    pub wholes: Vec<Vec<Piece>>,
+    pub wholes: Vec<Vec<PlacedPiece>>,
     /// The pieces of all parts, where they divide the columns.
-    pub columns: Vec<Piece>,
+    pub columns: Vec<PlacedPiece>,
 }
 
 impl PlacedSegment {
@@ -152,14 +152,14 @@ impl PlacedSegment {
     }
 
     /// All pieces.
-    pub fn pieces(&self) -> impl Iterator<Item = &Piece> {
+    pub fn pieces(&self) -> impl Iterator<Item = &PlacedPiece> {
         self.stages.iter().flat_map(PlacedStage::pieces)
     }
 }
 
 impl PlacedStage {
     /// All pieces.
-    pub fn pieces(&self) -> impl Iterator<Item = &Piece> {
+    pub fn pieces(&self) -> impl Iterator<Item = &PlacedPiece> {
         self.wholes.iter().flatten().chain(&self.columns)
     }
 

@@ -12,7 +12,7 @@ use troika_plan::{Phase, Plan, PlanDevice, Rule, Split, TILE, own_space};
 use crate::error::ProgramError;
 use crate::graphs::GraphList;
 use crate::place::{Placer, state_instance};
-use crate::placed::{Piece, Place, PlacedSegment};
+use crate::placed::{Place, PlacedPiece, PlacedSegment};
 use crate::residency::{Instance, common};
 use crate::shapes::{EdgeTypes, shaped};
 
@@ -175,7 +175,7 @@ impl Program {
             self.values.dtypes.push([value.dtype; 2]);
         }
         self.between.push(BetweenOf { segment, values: first..self.values.cols.len() });
-        let list = |piece: &Piece| {
+        let list = |piece: &PlacedPiece| {
             let bakes = self.devices[piece.device].caps.bakes_weights;
             let shape = |rows: &usize| {
                 let graph = shaped(&piece.graph, *rows, piece.static_shapes);
@@ -306,7 +306,7 @@ impl Program {
     }
 
     /// All pieces of all placements.
-    fn pieces(&self) -> impl Iterator<Item = &Piece> {
+    fn pieces(&self) -> impl Iterator<Item = &PlacedPiece> {
         self.placements().flat_map(|(_, p)| p.segment.pieces())
     }
 

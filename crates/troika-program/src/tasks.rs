@@ -10,7 +10,7 @@ use troika_plan::{Phase, own_space};
 
 use crate::error::ProgramError;
 use crate::place::state_instance;
-use crate::placed::{Operand, Piece, RowsRun};
+use crate::placed::{Operand, PlacedPiece, RowsRun};
 use crate::program::{Placement, Program};
 use crate::residency::{Area, Instance, Residency};
 use crate::slots::{SlotMemory, Slots};
@@ -367,7 +367,7 @@ impl<'a> ChunkTasks<'a> {
 struct OfSegment<'a> {
     index: usize,
     placement: &'a Placement,
-    piece: &'a Piece,
+    piece: &'a PlacedPiece,
 }
 
 /// A copy from one instance to another.

@@ -14,7 +14,7 @@ use crate::cost::{CostModel, PricedRun};
 use troika_plan::own_space;
 use troika_plan::{Phase, Plan, PlanError, Rule};
 use troika_plan::{PlanDevice, Predicted, PredictedLength};
-use troika_program::{EdgeTypes, Operand, Piece, Place, PlacedSegment, RowsRun};
+use troika_program::{EdgeTypes, Operand, Place, PlacedPiece, PlacedSegment, RowsRun};
 
 /// The input of a prediction.
 #[derive(Clone, Copy)]
@@ -287,7 +287,13 @@ impl<'a> Predictor<'a> {
         Ok(runs)
     }
 
-    fn price(&mut self, kind: SegmentKind, piece: &Piece, run: RowsRun, cached: usize) -> usize {
+    fn price(
+        &mut self,
+        kind: SegmentKind,
+        piece: &PlacedPiece,
+        run: RowsRun,
+        cached: usize,
+    ) -> usize {
         let RowsRun { rows, room, .. } = run;
         // Only attention depends on cached positions. For others it matters only if they decode.
         let decoded = usize::from(rows == 1 && cached > 0);
@@ -540,7 +546,7 @@ impl<'a> TaskList<'a> {
         priced: &[Priced],
         runs: Vec<SegmentRun>,
     ) {
-        let pieces: Vec<&Piece> = placed.pieces().collect();
+        let pieces: Vec<&PlacedPiece> = placed.pieces().collect();
         let mut current = Vec::new();
         for run in runs {
             let piece = pieces[run.piece];
