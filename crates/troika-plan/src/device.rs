@@ -4,7 +4,7 @@ use troika_device::Caps;
 
 use crate::strategy::DeviceFacts;
 
-/// A device as the solver sees it: a name and limits. It compiles and runs nothing.
+/// A device as plans see it: a name and limits. It compiles and runs nothing.
 #[derive(Clone, Debug)]
 pub struct PlanDevice {
     /// Its name.

@@ -124,7 +124,7 @@ pub fn chunk_of(spec: &ModelSpec, request: &PlanRequest) -> usize {
     request.chunk.min(context_of(spec, request).max(1))
 }
 
-/// A plan of some rules, with what the request says besides. It is not checked.
+/// A plan of some rules and the request's other settings. It is not checked.
 pub fn assemble(
     spec: &ModelSpec,
     devices: &[DeviceFacts],

@@ -80,9 +80,14 @@ pub fn copies(
 
 /// Rows of one sequence whose pages lie in order.
 fn one_sequence(program: &Program, page_len: usize, rows: usize, pos: usize) -> ForwardBatch {
-    let pages = (pos + rows).div_ceil(page_len.max(1)) as u32;
-    let table = PageTable { page_len, first: 0, pages: (0..pages).collect() };
-    let tables = vec![table; program.lowered.page_groups.len()];
+    let page_len = page_len.max(1);
+    let pages = (pos + rows).div_ceil(page_len);
+    let table = |window: &Option<usize>| {
+        // Pages that no row sees any more are given back.
+        let first = window.map_or(0, |w| (pos + 1).saturating_sub(w)) / page_len;
+        PageTable { page_len, first, pages: (first as u32..pages as u32).collect() }
+    };
+    let tables = program.lowered.page_groups.iter().map(table).collect();
     let seq = SeqRows { seq: 0, rows: 0..rows, pos, known_len: pos + rows, tables };
     ForwardBatch { seqs: vec![seq] }
 }

@@ -3,7 +3,7 @@
 //! A lowered model, a plan and the limits of devices give a [`Program`]: the pieces of each
 //! segment, with the device that computes each of them. The shape of a forward batch then gives
 //! tasks by name ([`Program::tasks`]): runs of pieces and copies between memory spaces, on views of
-//! named buffers. The engine binds the names to memory. Nothing here allocates, runs or waits.
+//! named buffers. The engine binds the names to memory. Nothing here takes memory of a device, runs or waits.
 
 mod copies;
 mod error;

@@ -58,7 +58,7 @@ pub struct Between {
 pub struct PlacedPiece {
     /// Its place among the segment's pieces.
     pub index: usize,
-    /// Index of the device in the plan.
+    /// Index of the device in the list that the segment was placed on.
     pub device: usize,
     /// The name in traces.
     pub name: Arc<str>,

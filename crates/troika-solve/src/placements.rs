@@ -5,9 +5,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use troika_graph::{ActivationFormat, DType};
-use troika_model::lower::Lowered;
+use troika_model::lower::{Lowered, Segment};
 use troika_plan::{Phase, PlanDevice, PlanError, RefusedOps, Rule, Split};
-use troika_program::{EdgeTypes, PlacedSegment, Placer};
+use troika_program::{EdgeTypes, PlacedSegment, Placer, ProgramError};
 
 /// Makes and caches placements.
 pub(super) struct Placements<'a> {
@@ -56,7 +56,8 @@ impl<'a> Placements<'a> {
     /// A segment's placement by a rule.
     ///
     /// # Errors
-    /// A device that is not at hand, or a split that the graph does not allow.
+    /// A device that is not at hand, or a split that the graph does not allow;
+    /// [`PlanError::Unpriced`] if static shapes do not add up to the split's lengths.
     pub fn of(
         &mut self,
         segment: usize,
@@ -77,8 +78,13 @@ impl<'a> Placements<'a> {
             return Ok(known.clone());
         }
         let placer = Placer { lowered: self.lowered, devices: self.devices, types };
-        let placed = placer.place(&self.lowered.segments[segment], rule, phase);
-        let placed = Arc::new(placed.map_err(|e| PlanError::Parse(e.to_string()))?);
+        // The names of weights are those of the class, whichever of its segments is asked for first.
+        let graph = self.lowered.segments[self.class[segment]].graph.clone();
+        let of_class = Segment { graph, ..self.lowered.segments[segment].clone() };
+        let placed = Arc::new(placer.place(&of_class, rule, phase).map_err(|e| match e {
+            ProgramError::StandardLength { .. } => PlanError::Unpriced(e.to_string()),
+            e => PlanError::Parse(e.to_string()),
+        })?);
         self.known.insert(key, placed.clone());
         Ok(placed)
     }

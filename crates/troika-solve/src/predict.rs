@@ -414,7 +414,7 @@ fn graph_bytes(graph: &Subgraph) -> u64 {
     graph.weights.iter().map(|w| of(w) as u64).sum()
 }
 
-/// Rows of weights, each counted once. Layers with equal graphs share a layout that has the names
+/// Rows of weights, each counted once. Layers with equal graphs share a placement that has the names
 /// of the first one, so a weight is identified by its name and segment.
 #[derive(Clone, Debug, Default)]
 struct WeightRows(HashMap<(usize, Arc<str>), RowsOfWeight>);

@@ -243,7 +243,10 @@ impl<'a> Search<'a> {
         plan: Plan,
     ) -> Result<Option<Alternative>, PlanError> {
         let Some(mut plan) = self.avoided(plan) else { return Ok(None) };
-        let predicted = self.predictor.whole(&plan)?;
+        let predicted = match self.predictor.whole(&plan) {
+            Err(PlanError::Unpriced(_)) => return Ok(None),
+            predicted => predicted?,
+        };
         if !predicted.ttft_us.is_finite() || !predicted.tpot_us.is_finite() {
             return Ok(None);
         }
@@ -572,7 +575,10 @@ impl<'a> Search<'a> {
         let [a, b] = scope.rows;
         let lengths: &[usize] = if a == b { &[a] } else { &[a, b] };
         for rows in lengths {
-            let spent = self.spent(&plan, scope, *rows)?;
+            let spent = match self.spent(&plan, scope, *rows) {
+                Err(PlanError::Unpriced(_)) => return Ok(f64::INFINITY),
+                spent => spent?,
+            };
             let joules = spent
                 .joules
                 .map(|j| j + self.request.cost.idle_w().unwrap_or(0.0) * spent.ns * 1e-9);

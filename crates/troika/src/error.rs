@@ -9,6 +9,7 @@ use troika_model::chat::ChatError;
 use troika_model::families::ConfigError;
 use troika_model::tokenizer::TokenizerError;
 use troika_plan::PlanError;
+use troika_program::ProgramError;
 use troika_solve::ProfileError;
 use troika_weights::WeightError;
 
@@ -179,7 +180,8 @@ impl Error {
         use EngineError as E;
         let at_fault = match &self {
             Error::Plan(_) => true,
-            Error::Engine(e) => matches!(e, E::Plan(_) | E::Program(_)),
+            Error::Engine(E::Program(e)) => !matches!(e, ProgramError::Lower(_)),
+            Error::Engine(e) => matches!(e, E::Plan(_)),
             _ => false,
         };
         match file {

@@ -178,7 +178,7 @@ pub struct SimulateOptions {
     pub sync: SyncMode,
     /// A game that draws frames on the GPU meanwhile.
     pub co_run: Option<CoRun>,
-    /// Spans.
+    /// Records spans.
     pub tracer: Tracer,
 }
 
@@ -202,7 +202,7 @@ pub struct Figures {
     pub decode_j: Option<f64>,
     /// The most bytes held: weights, cache, values.
     pub peak_bytes: u64,
-    /// Frames in a second that were drawn beside the prompt, and beside decoding.
+    /// Frames per second drawn during the prompt, and during decoding.
     pub frame_rates: [f64; 2],
 }
 
