@@ -460,3 +460,36 @@ fn layers_are_divided_where_memory_is_limited() {
     assert!(some.predicted.ttft_us < 0.9 * alone.predicted.ttft_us);
     assert!(some.predicted.weight_bytes["a"] <= whole / 3);
 }
+
+/// Rows of a weight that several rules place on a device count once, whichever layer was priced
+/// first by each of them.
+#[test]
+fn weights_of_layers_in_ranges_are_counted_once() {
+    let spec = spec("qwen3-0.6b", 8);
+    let lowered = lowered(&spec, 256);
+    let devices = [device("a", &[]), device("b", &[])];
+    let facts: Vec<_> = devices.iter().map(PlanDevice::facts).collect();
+    let base = PlanRequest { context: Some(1024), chunk: 256, ..PlanRequest::default() };
+    let one = troika_plan::make(&spec, &facts, &base).unwrap();
+    let whole = one.prefill.rules[0].clone();
+    let layers = |first, last| Some(troika_plan::Layers { first, last, step: 1 });
+    let share = |device: &str| troika_plan::Share { device: device.into(), share: 1 };
+    let split = Some(Split::Columns { parts: vec![share("a"), share("b")] });
+    let ends = vec![SegmentKind::Embed, SegmentKind::Head];
+    let mut plan = one.clone();
+    plan.devices = vec!["a".into(), "b".into()];
+    plan.prefill.lengths =
+        vec![troika_plan::LengthRules { up_to: 64, rules: one.prefill.rules.clone() }];
+    plan.prefill.rules = vec![
+        troika_plan::Rule { segments: Some(ends), ..whole.clone() },
+        troika_plan::Rule { layers: layers(0, 3), device: "b".into(), ..whole.clone() },
+        troika_plan::Rule { layers: layers(4, 7), split, ..whole },
+    ];
+    plan.check(&spec, &["a", "b"]).unwrap();
+    let speed = Speed { multiply: 1e-3, read: 1e-4, launch: 100.0 };
+    let costs = Costs { speeds: vec![speed; 2], hand_over: 100.0, beside: 1.0, watts: None };
+    let (lowered, devices, cost) = (&lowered, &devices[..], &costs);
+    let request = PredictRequest { lowered, devices, cost, prompt: 256, generate: 1 };
+    let bytes = |plan| predict(&request, plan).unwrap().weight_bytes["a"];
+    assert_eq!(bytes(&plan), bytes(&one));
+}
