@@ -45,9 +45,9 @@ pub fn run(
     let workers = args.parallel.unwrap_or(1).min(lines.len());
     let mut printed = Printed::default();
     std::thread::scope(|scope| {
-        for _ in 0..workers {
+        for worker in 0..workers {
             let (next, sender) = (&next, sender.clone());
-            scope.spawn(move || {
+            let started = std::thread::Builder::new().spawn_scoped(scope, move || {
                 while !interrupt.pressed() {
                     let index = next.fetch_add(1, Ordering::Relaxed);
                     let Some(line) = lines.get(index) else { break };
@@ -58,6 +58,15 @@ pub fn run(
                     }
                 }
             });
+            match started {
+                Err(e) if worker == 0 => {
+                    let why = format!("cannot start a thread for --parallel: {e}");
+                    return Err(CliError::Failure(why));
+                }
+                // Those that run answer all prompts.
+                Err(_) => break,
+                Ok(_) => {}
+            }
         }
         drop(sender);
         let mut early = BTreeMap::new();
@@ -123,8 +132,8 @@ fn print_json(
 fn print(index: usize, line: &str, answered: Result<Answered, CliError>) -> Result<(), CliError> {
     let number = index + 1;
     let gap = if index == 0 { "" } else { "\n" };
-    let head = format!("{gap}[{number}] {}", output::printable(&beginning(line)));
-    output::write(&format!("{}\n", head.trim_end()))?;
+    let head = format!("{gap}[{number}] {}", beginning(line));
+    output::answer(&format!("{}\n", head.trim_end()))?;
     match answered {
         Ok((out, _)) => output::answer(&format!("{}\n", out.text)),
         Err(e) => {

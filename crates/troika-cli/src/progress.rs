@@ -1,5 +1,6 @@
 //! Progress bars while a model is opened: quantizing weights and compiling graphs.
 
+use std::io::IsTerminal;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -62,7 +63,9 @@ pub fn unknown(what: &'static str) -> ProgressBar {
     let bar = ProgressBar::new_spinner().with_message(what).with_finish(ProgressFinish::AndClear);
     let style = ProgressStyle::with_template("{spinner} {msg} {elapsed}");
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
-    bar.enable_steady_tick(Duration::from_millis(100));
+    if std::io::stderr().is_terminal() {
+        bar.enable_steady_tick(Duration::from_millis(100));
+    }
     bar
 }
 

@@ -17,7 +17,7 @@ pub struct Plan {
     pub version: u32,
     /// The model it is for.
     pub model: ModelId,
-    /// How the plan was made, for people: a [`Strategy`]'s name, or any text.
+    /// How the plan was made, for people: a [`crate::Strategy`]'s name, or any text.
     pub strategy: String,
     /// Longest sequence, in tokens.
     pub context: usize,

@@ -37,8 +37,8 @@ const SIZE: u64 = 16 << 20;
 const SIZE_PER_BYTE: u64 = 8;
 /// The size charged for an item of a list or map, in bytes.
 pub(super) const ITEM: u64 = 16;
-/// The cost of counting an item.
-const COUNT: u64 = 4;
+/// The cost of an item that is looked at, in bytes: it takes as long as this many bytes of a text.
+const COUNT: u64 = 32;
 
 /// The account of one rendering.
 pub(super) struct Budget {
@@ -157,7 +157,7 @@ impl Budget {
         }
         let mut items = Vec::new();
         for item in value.try_iter()?.checked() {
-            self.spend(ITEM)?;
+            self.spend(COUNT)?;
             items.push(item?);
         }
         let list = Value::from(items);

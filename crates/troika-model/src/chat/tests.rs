@@ -607,3 +607,19 @@ fn spellings_are_not_put_together_of_two_messages() {
     let error = template.render(&message).unwrap_err().to_string();
     assert!(error.contains("a <|im_end|>"), "{error}");
 }
+
+/// Work on the items of lists costs what it takes, whatever makes the lists.
+#[test]
+fn long_lists_in_loops_are_more_than_any_conversation_needs() {
+    let bodies =
+        ["l[1:]", "l[::-1]", "l|list", "range(99999)[::-1]", "'x' in l", "l|map('string')|list"];
+    for body in bodies {
+        let source = format!(
+            "{{% set l = range(99999)|list %}}\
+             {{% for i in range(900) %}}{{% set x = {body} %}}{{% endfor %}}"
+        );
+        let why = refused(&source, &[]);
+        assert!(why.contains("more work than any conversation needs"), "{body}: {why}");
+        assert!(render(&source.replace("99999", "99"), &[]).is_ok(), "{body}");
+    }
+}

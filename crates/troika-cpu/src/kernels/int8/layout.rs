@@ -23,6 +23,7 @@
 //! four more per 256, for scales of eight bits instead of six).
 
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 
 use troika_graph::DType;
 
@@ -166,12 +167,21 @@ impl Layout {
         }
         let each = self.panels().div_ceil(threads.max(1)).max(MIN_PANELS_PER_THREAD);
         let packers = out.chunks_mut(each * self.panel).zip(raw.chunks(each * ROWS * row_bytes));
-        let pack_some = |(out, raw): (&mut [u8], &[u8])| self.pack_panels(raw, out);
-        if self.panels() <= each {
-            packers.for_each(pack_some);
-        } else {
-            std::thread::scope(|s| packers.for_each(|p| drop(s.spawn(move || pack_some(p)))));
-        }
+        let others = packers.len() - 1;
+        let packers = Mutex::new(packers);
+        let take = || packers.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let work = || {
+            while let Some((out, raw)) = take() {
+                self.pack_panels(raw, out);
+            }
+        };
+        std::thread::scope(|s| {
+            for _ in 0..others {
+                // Without another thread this one packs all.
+                let _ = std::thread::Builder::new().spawn_scoped(s, work);
+            }
+            work();
+        });
         out
     }
 
