@@ -26,7 +26,7 @@ use crate::devices::{DeviceOptions, computes_nothing, open_devices, virtual_cloc
 use crate::driver::{Driver, EngineGuard};
 use crate::error::Error;
 use crate::generation::GenerationDefaults;
-use crate::profile_file::{self, ProfileAt, solve_device};
+use crate::profile_file::{self, ProfileAt, plan_device};
 use crate::source::Source;
 use crate::subject::{Subject, synthetic};
 use crate::text;
@@ -187,7 +187,7 @@ impl Planned {
     /// Why the plan cannot run.
     pub fn copies(&self) -> Result<Vec<PhaseCopies>, Error> {
         let (spec, store) = &self.model;
-        let devices: Vec<PlanDevice> = self.devices.iter().map(solve_device).collect();
+        let devices: Vec<PlanDevice> = self.devices.iter().map(plan_device).collect();
         let counted = copies(spec, &|key| store.shape(key), &self.plan, &devices);
         Ok(counted.map_err(EngineError::from)?)
     }
@@ -498,7 +498,7 @@ fn plan_of(
             plan.check_shapes(&|name| find(name).is_some_and(|d| d.caps().static_shapes))?;
             let plan = plan.clone();
             if devices.iter().any(|d| d.caps().max_resident_bytes.is_some()) {
-                let devices: Vec<PlanDevice> = devices.iter().map(solve_device).collect();
+                let devices: Vec<PlanDevice> = devices.iter().map(plan_device).collect();
                 check_memory(&plan, &lowered(spec, store, &plan)?, &devices)?;
             }
             plan
@@ -582,7 +582,7 @@ fn solved(
     let (lowered, shapes) = (lowered(spec, store, &one)?, |key| store.shape(key));
     // All ops that devices refuse, whichever plan is chosen.
     let refusals = troika_engine::examine(spec, &shapes, &one, devices)?;
-    let devices: Vec<PlanDevice> = devices.iter().map(solve_device).collect();
+    let devices: Vec<PlanDevice> = devices.iter().map(plan_device).collect();
     let refuse = |error| Error::Profile { file: file.display().to_string(), error };
     let cost = ProfiledCosts::new(&measured, &devices).map_err(refuse)?;
     let request = SolveRequest {

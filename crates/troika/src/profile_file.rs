@@ -36,7 +36,7 @@ pub(crate) fn subject_of(
     types.push(format!("cache {}", plan.kv_dtype.name()));
     let formats = plan.activations();
     types.extend(formats.iter().map(|f| format!("activations {f:?}")));
-    let devices = devices.iter().map(|d| ProfiledDevice::of(&solve_device(d)));
+    let devices = devices.iter().map(|d| ProfiledDevice::of(&plan_device(d)));
     ProfileSubject {
         program: env!("CARGO_PKG_VERSION").to_string(),
         machine: machine(),
@@ -46,8 +46,8 @@ pub(crate) fn subject_of(
     }
 }
 
-/// A device as the solver sees it.
-pub(crate) fn solve_device(device: &Arc<dyn Device>) -> PlanDevice {
+/// A device as plans, programs and the solver see it.
+pub(crate) fn plan_device(device: &Arc<dyn Device>) -> PlanDevice {
     PlanDevice { name: device.name().to_string(), caps: device.caps().clone() }
 }
 

@@ -28,7 +28,7 @@ pub use strategy::SocStrategy;
 
 use crate::devices::on_board;
 use crate::error::Error;
-use crate::profile_file::solve_device;
+use crate::profile_file::plan_device;
 
 /// Why a simulation is impossible.
 #[derive(Debug, thiserror::Error)]
@@ -435,7 +435,7 @@ fn solved(
     let alone = r.soc.processors.iter().all(|p| p.kind == ProcessorKind::Cpu);
     let used = devices.iter().zip(&r.soc.processors);
     let used = used.filter(|(_, p)| alone || p.kind != ProcessorKind::Cpu);
-    let devices: Vec<PlanDevice> = used.map(|(d, _)| solve_device(d)).collect();
+    let devices: Vec<PlanDevice> = used.map(|(d, _)| plan_device(d)).collect();
     let candidates = hand_made(r, &devices);
     let request = SolveRequest {
         spec: r.spec,
