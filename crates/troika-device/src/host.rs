@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use smallvec::SmallVec;
 
 use crate::error::DeviceError;
-use crate::executable::ExecutableId;
+use crate::executable::WeightsId;
 use crate::memory::{AccessError, ReadRows, View, WriteRows};
 
 /// The result of a [`HostTask`], for code that decides what runs next.
@@ -103,7 +103,7 @@ pub struct LoadTask {
     name: Arc<str>,
     bytes: u64,
     writes: Vec<View>,
-    executables: Vec<ExecutableId>,
+    weights: Vec<WeightsId>,
     function: Box<LoadFn>,
     loaded: OnceLock<LoadedData>,
 }
@@ -119,7 +119,7 @@ impl LoadTask {
             name: name.into(),
             bytes,
             writes: Vec::new(),
-            executables: Vec::new(),
+            weights: Vec::new(),
             function: Box::new(function),
             loaded: OnceLock::new(),
         }
@@ -130,9 +130,9 @@ impl LoadTask {
         LoadTask { writes, ..self }
     }
 
-    /// The same, needed by later runs of these executables.
-    pub fn needed_by(self, executables: Vec<ExecutableId>) -> LoadTask {
-        LoadTask { executables, ..self }
+    /// The same, needed by later runs of these weights.
+    pub fn needed_by(self, weights: Vec<WeightsId>) -> LoadTask {
+        LoadTask { weights, ..self }
     }
 
     /// Its name, for errors.
@@ -150,9 +150,9 @@ impl LoadTask {
         &self.writes
     }
 
-    /// The executables whose later runs need it.
-    pub fn executables(&self) -> &[ExecutableId] {
-        &self.executables
+    /// The weights whose later runs need it.
+    pub fn weights(&self) -> &[WeightsId] {
+        &self.weights
     }
 
     /// The loaded data, if it is done.

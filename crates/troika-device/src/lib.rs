@@ -22,7 +22,7 @@ pub use device::{
     Bindings, CommandList, Completion, CopyRows, Device, Queue, Run, Submission, TaskTime, Work,
 };
 pub use error::DeviceError;
-pub use executable::{Executable, ExecutableId, Weights};
+pub use executable::{Executable, ExecutableId, Weights, WeightsId};
 pub use forward_batch::{ForwardBatch, PageTable, PagesView, SeqRows};
 pub use host::{HostData, HostTask, LoadTask, LoadedData};
 pub use list::WaitTimes;

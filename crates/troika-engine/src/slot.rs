@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use troika_device::Buffer;
 use troika_plan::Phase;
+use troika_program::schedule::Schedule;
 use troika_program::{BatchShape, NamedTask, Slots};
 
 use crate::batching::PlannedBatch;
@@ -142,9 +143,7 @@ impl BatchSlot {
             slot.positions.write()?.as_mut_slice::<i32>()[..s.ids.len()]
                 .copy_from_slice(&s.positions);
         }
-        let [batch] = &self.batches[..self.used] else {
-            return Ok(Arc::new(TaskGraph::new(self.tasks(model)?)));
-        };
+        let [batch] = &self.batches[..self.used] else { return self.made(model) };
         let key = (batch.phase, batch.rows());
         if let Some(known) = self.graphs.get_mut(&key)
             && known.serves(batch)
@@ -154,7 +153,7 @@ impl BatchSlot {
             graph.set_forward_batch(&batch.forward);
             return Ok(known.graph.clone());
         }
-        let graph = Arc::new(TaskGraph::new(self.tasks(model)?));
+        let graph = self.made(model)?;
         if key.0 == Phase::Prefill {
             // Chunks have many lengths: keep the graph of the latest only.
             self.graphs.retain(|(phase, _), _| *phase != Phase::Prefill);
@@ -163,14 +162,13 @@ impl BatchSlot {
         Ok(graph)
     }
 
-    /// The tasks of the planned batches.
+    /// A new graph of the planned batches.
     ///
     /// # Errors
     /// Those of [`BatchSlot::graph`].
-    fn tasks(&mut self, model: &PlacedModel) -> Result<Vec<Task>, EngineError> {
-        let (mut tasks, mut logits_row) = (Vec::new(), 0);
-        for chunk in 0..self.used {
-            let batch = &self.batches[chunk];
+    fn made(&mut self, model: &PlacedModel) -> Result<Arc<TaskGraph>, EngineError> {
+        let (mut named, mut logits_row) = (Vec::new(), 0);
+        for (chunk, batch) in self.batches().iter().enumerate() {
             let shape = BatchShape {
                 phase: batch.phase,
                 rows: batch.forward.rows(),
@@ -182,19 +180,21 @@ impl BatchSlot {
             };
             let made = model.program.tasks(&model.slots, &shape)?;
             logits_row = made.logits_row;
-            tasks.extend(self.bind(model, chunk, &made.tasks)?);
+            named.extend(made.tasks);
         }
-        Ok(tasks)
+        let forwards: Vec<_> = self.batches().iter().map(|b| b.forward.clone()).collect();
+        let schedule = Schedule::of_named(&named, &forwards);
+        let tasks = self.bind(model, &named)?;
+        Ok(Arc::new(TaskGraph::of(tasks, schedule)))
     }
 
-    /// Binds tasks of a planned batch to memory.
+    /// Binds tasks of the planned batches to memory.
     ///
     /// # Errors
     /// There is not enough memory for a value that is bound for the first time.
     pub fn bind(
         &mut self,
         model: &PlacedModel,
-        batch: usize,
         named: &[NamedTask],
     ) -> Result<Vec<Task>, EngineError> {
         let mut binder = Binder {
@@ -204,8 +204,9 @@ impl BatchSlot {
             logits: &self.logits,
             staging: HashMap::new(),
         };
-        let forward = &self.batches[batch].forward;
-        named.iter().map(|task| binder.task(task, forward)).collect()
+        let batches = &self.batches;
+        let forward = |task: &NamedTask| &batches[task.chunk as usize].forward;
+        named.iter().map(|task| binder.task(task, forward(task))).collect()
     }
 
     /// Allocates inputs and logits for the planned batches.

@@ -284,7 +284,7 @@ impl Engine {
             let batch = &self.slots[place].batches()[at];
             let named = self.handover.before(batch.phase, &batch.forward, &self.model.program);
             if !named.is_empty() {
-                copies.extend(self.slots[place].bind(&self.model, at, &named)?);
+                copies.extend(self.slots[place].bind(&self.model, &named)?);
             }
         }
         match copies.is_empty() {

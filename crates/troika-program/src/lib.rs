@@ -14,6 +14,7 @@ mod place;
 mod placed;
 mod program;
 mod residency;
+pub mod schedule;
 mod shapes;
 mod slots;
 mod tasks;

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use troika_device::{Caps, SpaceId};
+use troika_device::{Caps, Rect, SpaceId};
 use troika_model::lower::{Lowered, SegmentKind};
 use troika_plan::{Phase, own_space};
 
@@ -127,6 +127,12 @@ pub struct NamedView {
 }
 
 impl NamedView {
+    /// Its bytes. A view whose end overflows stands for all bytes: binding refuses it.
+    pub fn rect(&self) -> Rect {
+        let rect = Rect::new(self.offset, self.rows, self.row_bytes, self.stride);
+        rect.unwrap_or_else(|| Rect::bytes(0..usize::MAX))
+    }
+
     /// The columns of an area in an instance whose buffer begins with row 0.
     pub(crate) fn of(buffer: BufferName, instance: &Instance, area: &Area, element: usize) -> Self {
         let stride = instance.cols.len() * element;

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::slice::from_ref;
 use std::sync::Arc;
 
-use troika_device::{Access, ExecutableId, ForwardBatch, PagesView, Rect, View, Work};
+use troika_device::{Access, ForwardBatch, PagesView, Rect, View, WeightsId, Work};
 
 use super::Key;
 
@@ -38,10 +38,10 @@ pub(super) struct Touched<'a> {
     pub writes: &'a [View],
     pub states: &'a [View],
     pub forward: Option<&'a Arc<ForwardBatch>>,
-    /// The executable that it runs.
-    pub runs: Option<ExecutableId>,
-    /// Executables whose later runs need what it loads.
-    pub loads: &'a [ExecutableId],
+    /// The weights that it runs with.
+    pub runs: Option<WeightsId>,
+    /// Weights whose later runs need what it loads.
+    pub loads: &'a [WeightsId],
 }
 
 impl<'a> Touched<'a> {
@@ -56,7 +56,7 @@ impl<'a> Touched<'a> {
                 writes: &run.bindings.outputs,
                 states: &run.bindings.states,
                 forward: Some(&run.forward),
-                runs: Some(run.weights.executable().id()),
+                runs: Some(run.weights.id()),
                 loads: &[],
             },
             Work::Copy(copy) => {
@@ -66,7 +66,7 @@ impl<'a> Touched<'a> {
                 Touched { reads: host.reads(), writes: host.writes(), ..Touched::NONE }
             }
             Work::Load(load) => {
-                Touched { writes: load.writes(), loads: load.executables(), ..Touched::NONE }
+                Touched { writes: load.writes(), loads: load.weights(), ..Touched::NONE }
             }
         }
     }
@@ -96,7 +96,7 @@ impl<'a> Touched<'a> {
             })
         };
         let known = |(part, _)| self.parts().any(|(mine, _)| mine == part);
-        let loads = |l: &ExecutableId| self.loads.contains(l);
+        let loads = |l: &WeightsId| self.loads.contains(l);
         other.views().all(covered) && other.parts().all(known) && other.loads.iter().all(loads)
     }
 }
@@ -125,9 +125,9 @@ pub(super) struct Conflicts {
     memory: HashMap<usize, Vec<Use>>,
     states: HashMap<(usize, u64), Vec<StateUse>>,
     forwards: Forwards,
-    /// Runs of executables, and loads that they need.
-    runs: HashMap<ExecutableId, BTreeMap<Place, u32>>,
-    loads: HashMap<ExecutableId, BTreeMap<Place, Node>>,
+    /// Runs with weights, and loads that they need.
+    runs: HashMap<WeightsId, BTreeMap<Place, u32>>,
+    loads: HashMap<WeightsId, BTreeMap<Place, Node>>,
     /// Number of positions each sequence had before anything ran.
     appended: HashMap<u64, usize>,
     /// Growths that get no further tasks.

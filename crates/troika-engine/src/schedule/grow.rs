@@ -4,10 +4,11 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 
-use troika_device::{Bindings, ExecutableId, ForwardBatch, HostData, Work};
+use troika_device::{Bindings, ForwardBatch, HostData, WeightsId, Work};
+use troika_program::schedule::State;
 
 use super::conflicts::{Conflicts, Found, Node, Touched, growth_at, task_at};
-use super::{Key, State, Task, TaskGraph};
+use super::{Key, Task, TaskGraph};
 use crate::error::{EngineError, GrowError};
 
 /// The tasks that a task will add to the graph when it is done. Their keys lie behind its own.
@@ -17,8 +18,8 @@ pub struct Growth {
     pub keys: Range<Key>,
     /// What they may use.
     pub uses: MayUse,
-    /// Executables for which they may load something: later runs of these wait too.
-    pub loads: Vec<ExecutableId>,
+    /// Weights that they may load: later runs with these wait too.
+    pub loads: Vec<WeightsId>,
 }
 
 impl Growth {
@@ -130,7 +131,7 @@ impl GrowingGraph {
             Work::Host(host) => host.take_result(),
             _ => None,
         };
-        Grown { key: self.graph.dag.keys[task as usize], name: self.name(task), data }
+        Grown { key: self.graph.schedule.dag.keys[task as usize], name: self.name(task), data }
     }
 
     /// Closes a growth: all its tasks are known.
@@ -140,8 +141,8 @@ impl GrowingGraph {
         self.walls.retain(|w| *w != growth);
         self.conflicts.close(growth);
         for task in std::mem::take(&mut declared.waiting) {
-            self.graph.dag.waits[task as usize] -= 1;
-            state.unhold(&self.graph.dag, task);
+            self.graph.schedule.dag.waits[task as usize] -= 1;
+            state.unhold(&self.graph.schedule.dag, task);
         }
     }
 
@@ -175,7 +176,7 @@ impl GrowingGraph {
             }
         }
         self.by_key.insert(key, number);
-        self.graph.dag.add(task.device, key);
+        self.graph.schedule.dag.add(task.device, key);
         self.graph.host |= task.is_host();
         self.graph.tasks.push(task);
         if let Some(state) = running.as_deref_mut() {
@@ -183,16 +184,16 @@ impl GrowingGraph {
         }
         self.link(number, (&found, holds), running.as_deref_mut());
         for task in gaps.released {
-            self.graph.dag.waits[task as usize] -= 1;
+            self.graph.schedule.dag.waits[task as usize] -= 1;
             if let Some(state) = running.as_deref_mut() {
-                state.unhold(&self.graph.dag, task);
+                state.unhold(&self.graph.schedule.dag, task);
             }
         }
         if let Some(growth) = growth {
             self.declare(number, growth, running.as_deref_mut());
         }
         if let Some(state) = running {
-            state.settle(&self.graph.dag, number);
+            state.settle(&self.graph.schedule.dag, number);
         }
         Ok(())
     }
@@ -210,15 +211,15 @@ impl GrowingGraph {
                 }
             }
         }
-        let dag = &mut self.graph.dag;
+        let dag = &mut self.graph.schedule.dag;
         dag.waits[task as usize] += holds;
         for &(earlier, later) in &edges {
             dag.depend(earlier, later);
         }
         if let Some(state) = running {
-            (0..holds).for_each(|_| state.hold(&self.graph.dag, task));
+            (0..holds).for_each(|_| state.hold(&self.graph.schedule.dag, task));
             for (earlier, later) in edges {
-                state.depend(&self.graph.dag, earlier, later);
+                state.depend(&self.graph.schedule.dag, earlier, later);
             }
         }
     }
@@ -231,17 +232,17 @@ impl GrowingGraph {
         let touched = growth.touched().unwrap_or(Touched::NONE);
         self.conflicts.enter(growth_at(growth.keys.end), Node::Growth(number), touched);
         for &task in &waiting {
-            self.graph.dag.waits[task as usize] += 1;
+            self.graph.schedule.dag.waits[task as usize] += 1;
         }
         if let Some(state) = running {
-            waiting.iter().for_each(|&task| state.hold(&self.graph.dag, task));
+            waiting.iter().for_each(|&task| state.hold(&self.graph.schedule.dag, task));
         }
         self.open.insert(growth.keys.start, number);
         self.walls.extend(touches_all.then_some(number));
         self.growths.push(Declared { by, growth, waiting });
         self.of_task.insert(by, number);
         // Its completion must be reported at once.
-        self.graph.dag.awaited[by as usize] = true;
+        self.graph.schedule.dag.awaited[by as usize] = true;
     }
 
     /// Tasks that must wait for a growth.

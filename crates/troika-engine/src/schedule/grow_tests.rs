@@ -10,7 +10,9 @@ use troika_device::{Bindings, Buffer, ForwardBatch, PageTable, Run, SeqRows, Vie
 use troika_plan::Policy;
 
 use super::fake::run;
-use super::{Additions, Costs, GrowingGraph, Growth, Key, MayUse, State, Task, TaskGraph};
+use troika_program::schedule::{Costs, State};
+
+use super::{Additions, GrowingGraph, Growth, Key, MayUse, Task, TaskGraph};
 use crate::error::{EngineError, GrowError};
 
 pub(super) fn below(rng: &mut ChaCha8Rng, n: usize) -> usize {
@@ -244,7 +246,7 @@ impl<'a> Machine<'a> {
         policy: Policy,
     ) -> Machine<'a> {
         let mut state = State::new(policy, devices);
-        state.start(&graph.graph.dag);
+        state.start(&graph.graph.schedule.dag);
         Machine {
             program,
             graph,
@@ -262,7 +264,9 @@ impl<'a> Machine<'a> {
     fn dispatch(&mut self) -> Vec<usize> {
         for (device, lane) in self.lanes.iter_mut().enumerate() {
             while lane.lists.len() < self.depth {
-                let Some(list) = self.state.take(&self.graph.graph.dag, &self.costs, device) else {
+                let Some(list) =
+                    self.state.take(&self.graph.graph.schedule.dag, &self.costs, device)
+                else {
                     break;
                 };
                 lane.lists.push_back(list);
@@ -295,7 +299,7 @@ impl<'a> Machine<'a> {
         }
         lane.lists.pop_front();
         lane.at = 0;
-        self.state.complete(&self.graph.graph.dag, list);
+        self.state.complete(&self.graph.graph.schedule.dag, list);
         let (last, others) = tasks.split_last().unwrap();
         assert!(others.iter().all(|t| self.graph.growth_of(*t).is_none()), "told too late");
         if let Some(growth) = self.graph.growth_of(*last) {
@@ -487,14 +491,14 @@ fn attention_waits_for_positions_that_nobody_appends_so_far() {
             graph.push(key(c), task).unwrap();
         }
         let mut state = State::new(Policy::InOrder, 2);
-        state.start(&graph.graph.dag);
+        state.start(&graph.graph.schedule.dag);
         let mut ran: Vec<(u64, usize)> = Vec::new();
         for n in known..=chunks.len() {
             loop {
-                let lists = [0, 1].map(|d| state.take(&graph.graph.dag, &costs, d));
+                let lists = [0, 1].map(|d| state.take(&graph.graph.schedule.dag, &costs, d));
                 for list in lists.into_iter().flatten() {
                     ran.extend(state.tasks(list).iter().map(|t| chunks[*t as usize]));
-                    state.complete(&graph.graph.dag, list);
+                    state.complete(&graph.graph.schedule.dag, list);
                 }
                 if lists == [None, None] {
                     break;
@@ -539,8 +543,8 @@ fn sequences_wait_for_pages_in_any_order_of_pushes() {
             graph.push(Key::by_chunk(*seq, 0, 0, 0), task).unwrap();
         }
         let mut state = State::new(Policy::InOrder, 2);
-        state.start(&graph.graph.dag);
-        let dag = &graph.graph.dag;
+        state.start(&graph.graph.schedule.dag);
+        let dag = &graph.graph.schedule.dag;
         assert_eq!(state.take(dag, &Costs::default(), 1).is_some(), !same_pages);
         let first = state.take(dag, &Costs::default(), 0).unwrap();
         state.complete(dag, first);
@@ -597,11 +601,11 @@ fn what_does_not_fit_is_refused() {
     }
 
     let mut state = State::new(Policy::InOrder, 2);
-    state.start(&graph.graph.dag);
+    state.start(&graph.graph.schedule.dag);
     let costs = Costs::default();
-    let list = state.take(&graph.graph.dag, &costs, 0).unwrap();
-    let begun = state.take(&graph.graph.dag, &costs, 1).unwrap();
-    state.complete(&graph.graph.dag, list);
+    let list = state.take(&graph.graph.schedule.dag, &costs, 0).unwrap();
+    let begun = state.take(&graph.graph.schedule.dag, &costs, 1).unwrap();
+    state.complete(&graph.graph.schedule.dag, list);
     let open = graph.growth_of(0).unwrap();
     let before = (graph.len(), state.left());
     let mut additions = Additions::new(&mut graph, &mut state, open);
@@ -638,9 +642,9 @@ fn what_does_not_fit_is_refused() {
     let (key, task) = extra(at(4), &[row(5)], &[row(6)]);
     additions.push(key, task).unwrap();
     additions.close();
-    state.complete(&graph.graph.dag, begun);
-    while let Some(list) = state.take(&graph.graph.dag, &costs, 1) {
-        state.complete(&graph.graph.dag, list);
+    state.complete(&graph.graph.schedule.dag, begun);
+    while let Some(list) = state.take(&graph.graph.schedule.dag, &costs, 1) {
+        state.complete(&graph.graph.schedule.dag, list);
     }
     assert_eq!(state.left(), 0);
 }
@@ -693,14 +697,14 @@ fn graphs_of_64_chunks_grow() {
         timed(&mut || graph.push(at(2), next.clone()).unwrap());
     }
     let mut state = State::new(Policy::InOrder, 2);
-    state.start(&graph.graph.dag);
+    state.start(&graph.graph.schedule.dag);
     let (costs, mut decisions, mut deciding, mut worst) = (Costs::default(), 0, 0, 0);
     let mut queues: [VecDeque<usize>; 2] = Default::default();
     while state.left() > 0 {
         let start = std::time::Instant::now();
         for (device, queue) in queues.iter_mut().enumerate() {
             if queue.len() < 4
-                && let Some(list) = state.take(&graph.graph.dag, &costs, device)
+                && let Some(list) = state.take(&graph.graph.schedule.dag, &costs, device)
             {
                 queue.push_back(list);
             }
@@ -708,7 +712,7 @@ fn graphs_of_64_chunks_grow() {
         let device = usize::from(queues[0].is_empty());
         let list = queues[device].pop_front().unwrap();
         let last = *state.tasks(list).last().unwrap();
-        state.complete(&graph.graph.dag, list);
+        state.complete(&graph.graph.schedule.dag, list);
         let took = start.elapsed().as_nanos();
         (decisions, deciding, worst) = (decisions + 1, deciding + took, worst.max(took));
         let Some(growth) = graph.growth_of(last) else { continue };

@@ -224,7 +224,7 @@ fn fixed_graphs_run_functions_of_the_host_on_queues() {
             task(i % devices, "f", work)
         };
         let graph = Arc::new(TaskGraph::new((0..4).map(step).collect()));
-        assert_eq!(graph.dag.waits, [0, 1, 1, 1]);
+        assert_eq!(graph.schedule.dag.waits, [0, 1, 1, 1]);
         for _ in 0..3 {
             model.reset();
             runner.run(&graph).unwrap();
@@ -309,7 +309,7 @@ fn late_load(run: &Run, (done, found): (&Arc<AtomicU32>, &Found), runs: usize) -
         }
         Ok(Arc::new(7_u64))
     });
-    load.needed_by(vec![run.weights.executable().id()])
+    load.needed_by(vec![run.weights.id()])
 }
 
 /// A device whose runs check whether the load is done.
@@ -335,7 +335,7 @@ fn runs_wait_for_what_their_executable_needs() {
         task(0, "behind", Work::Run(needs)),
     ];
     let graph = Arc::new(TaskGraph::new(tasks));
-    assert_eq!(graph.dag.waits, [0, 0, 0, 1]);
+    assert_eq!(graph.schedule.dag.waits, [0, 0, 0, 1]);
     runner.run(&graph).unwrap();
     assert_eq!(*found.lock().unwrap(), [0, 0, 1]);
     assert_eq!(load.loaded().unwrap().downcast_ref::<u64>(), Some(&7));
@@ -358,7 +358,7 @@ fn loads_become_known_while_a_graph_runs() {
         let mut graph = GrowingGraph::new(&[]);
         graph.push(at(3), task(0, "behind", Work::Run(needs.clone()))).unwrap();
         graph.push(at(4), task(0, "other", Work::Run(other))).unwrap();
-        let loads = if way == 1 { vec![] } else { vec![needs.weights.executable().id()] };
+        let loads = if way == 1 { vec![] } else { vec![needs.weights.id()] };
         let uses = MayUse::Views(Bindings::default(), Arc::default());
         let growth = Growth { keys: at(1).children(), uses, loads };
         let decides = HostTask::new("decides", (vec![], vec![]), |_, _| Ok(None));

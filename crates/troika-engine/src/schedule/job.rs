@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use troika_device::{DeviceError, Timelines};
 use troika_plan::Policy;
+use troika_program::schedule::{Costs, State};
 
-use super::{Additions, Costs, GrowingGraph, Grown, State, TaskGraph};
+use super::{Additions, GrowingGraph, Grown, TaskGraph};
 use crate::error::EngineError;
 
 /// Number of a running graph.
@@ -102,7 +103,7 @@ impl GraphJob {
         self.failure = None;
         self.costs.task_ns.clear();
         if !in_order {
-            self.state.start(&running.graph().dag);
+            self.state.start(&running.graph().schedule.dag);
         }
         self.running = Some(running);
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use troika_device::{Clock, CommandList, Completion, Device, DeviceError, Queue};
 use troika_plan::Policy;
+use troika_program::schedule::lists_in_flight;
 
 /// A device's queue.
 pub(super) struct Lane {
@@ -28,13 +29,6 @@ impl Lane {
         self.in_flight < self.depth
     }
 }
-
-/// The most lists in a queue where decisions are made late: one runs and one waits, so that the
-/// device does not idle while the scheduler learns of the first one's end.
-pub(super) const LATE_DEPTH: usize = 2;
-
-/// The most lists in a queue, whatever a device offers.
-const MOST_DEPTH: usize = 1024;
 
 /// After this time without a report, queues with lists in flight are checked for being alive.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -64,8 +58,7 @@ impl Lanes {
         policy: Policy,
         clock: &Arc<dyn Clock>,
     ) -> Result<Lanes, DeviceError> {
-        let most = if policy == Policy::OutOfOrder { LATE_DEPTH } else { MOST_DEPTH };
-        let depth = |d: &Arc<dyn Device>| d.caps().queue_depth.clamp(1, most);
+        let depth = |d: &Arc<dyn Device>| lists_in_flight(policy, d.caps().queue_depth);
         // Each queue also has room for the answer to a check.
         let (sender, done) = sync_channel(devices.iter().map(|d| depth(d) + 1).sum());
         let all = devices.iter().enumerate().map(|(i, d)| {

@@ -9,12 +9,12 @@ use troika_device::{
     TaskTime, Timelines, Wait, Waiting, Work,
 };
 use troika_plan::Policy;
+use troika_program::schedule::{DeviceOrder, LATE_DEPTH, Order};
 use troika_trace::{Arg, Span, Tracer};
 
 use super::job::{GraphJob, Grower, JobId, Running};
-use super::lane::{LATE_DEPTH, Lanes, LostLists};
-use super::order::DeviceOrder;
-use super::{GrowingGraph, Order, Task, TaskGraph};
+use super::lane::{Lanes, LostLists};
+use super::{GrowingGraph, Task, TaskGraph};
 use crate::error::{EngineError, GrowError};
 
 /// Runs task graphs on device queues, several at once. Graphs that run at the same time are
@@ -202,7 +202,7 @@ impl Runner {
             used.all(|(d, lane)| d.tasks.is_empty() || lane.waits)
         };
         let fixed = matches!(running, Running::Fixed(_));
-        let in_order = fixed && running.graph().order.as_ref().is_some_and(waits);
+        let in_order = fixed && running.graph().schedule.order.as_ref().is_some_and(waits);
         // A number is reused only after the end of its previous graph was reported.
         let free = |&index: &usize| {
             let told = self.ended.iter().all(|(job, _)| job.0 != index);
@@ -296,7 +296,7 @@ impl Runner {
         let job = &mut self.jobs[index];
         let Some(running) = job.running.take() else { return };
         let graph = running.graph();
-        if let Some(order) = &graph.order
+        if let Some(order) = &graph.schedule.order
             && order
                 .devices
                 .iter()
@@ -347,7 +347,8 @@ impl Runner {
         let running = self.jobs[index].running.take()?;
         let graph = running.graph();
         // Host functions never run on this thread.
-        let alone = graph.dag.only_device().is_some() && !graph.host && self.active.len() == 1;
+        let alone =
+            graph.schedule.dag.only_device().is_some() && !graph.host && self.active.len() == 1;
         let mut here = None;
         'lanes: for lane in 0..self.lanes.all.len() {
             while self.lanes.all[lane].has_room() {
@@ -358,7 +359,7 @@ impl Runner {
                 if job.background && job.in_flight[lane] >= LATE_DEPTH {
                     break;
                 }
-                let Some(id) = job.state.take(&graph.dag, &job.costs, lane) else { break };
+                let Some(id) = job.state.take(&graph.schedule.dag, &job.costs, lane) else { break };
                 let spare = self.lanes.all[lane].spare.pop();
                 let mut list = self.fill(spare, (graph, self.jobs[index].state.tasks(id)), index);
                 list.id = list_id(index, id);
@@ -414,7 +415,7 @@ impl Runner {
             Err(e) => job.fail(e.into()),
             Ok(()) if !job.in_order => {
                 let growth = running.growth(job.state.tasks(id));
-                job.state.complete(&running.graph().dag, id);
+                job.state.complete(&running.graph().schedule.dag, id);
                 if let Some((growth, grow)) = growth.zip(grow).filter(|_| job.failure.is_none()) {
                     let from = running.graph().len();
                     let grown = running.grow(growth, &mut job.state, grow);
@@ -494,9 +495,9 @@ fn list_id(job: usize, list: usize) -> u64 {
 
 /// Adds a list's waits and signals for a fixed order, on top of the timelines' values so far.
 fn add_waits(list: &mut CommandList, order: &DeviceOrder, base: u64) {
-    list.waits.extend(order.waits.iter().map(|&(task, other, done)| {
-        let on = Point { queue: other as u32, value: base + done };
-        Wait { task, on }
+    list.waits.extend(order.waits.iter().map(|wait| {
+        let on = Point { queue: wait.device as u32, value: base + wait.done };
+        Wait { task: wait.place, on }
     }));
     let signal = |done: &u64| Signal { task: (done - 1) as u32, value: base + done };
     list.signals.extend(order.signals.iter().map(signal));

@@ -138,7 +138,7 @@ fn queues_that_wait_for_each_other_compute_what_program_order_does() {
         {
             let graph = case.graph(chunks);
             let mut runner = case.runner(devices, waits, policy);
-            assert_eq!(graph.order.is_some(), devices > 1 && chunks == 1);
+            assert_eq!(graph.schedule.order.is_some(), devices > 1 && chunks == 1);
             for waiting in [Waiting::Poll, Waiting::Block] {
                 runner.set_waiting(waiting);
                 for _ in 0..3 {

@@ -1,11 +1,11 @@
 //! Tasks and their graph.
 
 use std::ops::Range;
+use std::slice::from_ref;
 use std::sync::Arc;
 
-use troika_device::{ForwardBatch, Work};
-
-use super::{Dag, HazardTracker, Order};
+use troika_device::{Access, Bindings, ForwardBatch, View, WeightsId, Work};
+use troika_program::schedule::{HazardTracker, Schedule};
 
 /// The run of a segment or piece for a chunk's rows on a device, a copy, a host function, or a
 /// load.
@@ -34,35 +34,72 @@ impl Task {
 #[derive(Clone, Debug, Default)]
 pub struct TaskGraph {
     pub(super) tasks: Vec<Task>,
-    pub(super) dag: Dag,
-    /// The order, if it is fixed in advance: for several devices and one chunk.
-    pub(super) order: Option<Order>,
+    pub(super) schedule: Schedule,
     /// Whether host functions are among the tasks.
     pub(super) host: bool,
+}
+
+/// Makes a task wait for others by what it uses, and returns them.
+pub(super) fn waits_for<'a>(
+    hazards: &'a mut HazardTracker<Use>,
+    number: u32,
+    work: &Work,
+) -> &'a [u32] {
+    hazards.begin(number);
+    let mut all = |views: &[View], access| {
+        views.iter().for_each(|v| hazards.memory(Use::Buffer(v.buffer().id()), v.rect(), access));
+    };
+    match work {
+        Work::Run(run) => {
+            let Bindings { inputs, states, outputs } = &*run.bindings;
+            all(inputs, Access::Read);
+            all(outputs, Access::Write);
+            if !states.is_empty() {
+                hazards.states(states.iter().map(|s| Use::Buffer(s.buffer().id())), &run.forward);
+            }
+            hazards.loaded(&Use::Weights(run.weights.id()));
+        }
+        Work::Copy(copy) => {
+            all(from_ref(&copy.from), Access::Read);
+            all(from_ref(&copy.to), Access::Write);
+        }
+        Work::Host(host) => {
+            all(host.reads(), Access::Read);
+            all(host.writes(), Access::Write);
+        }
+        Work::Load(load) => {
+            all(load.writes(), Access::Write);
+            load.weights().iter().for_each(|w| hazards.load(Use::Weights(*w)));
+        }
+    }
+    hazards.end()
+}
+
+/// What tasks conflict about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Use {
+    /// A buffer, by its number.
+    Buffer(usize),
+    /// Weights that a load makes.
+    Weights(WeightsId),
 }
 
 impl TaskGraph {
     /// Computes the dependencies from the views that tasks use.
     pub fn new(tasks: Vec<Task>) -> TaskGraph {
-        let mut hazards = HazardTracker::new();
-        let mut waits_for = Vec::with_capacity(tasks.len());
-        for (i, task) in tasks.iter().enumerate() {
-            let (i, waiting) = (i as u32, &mut waits_for);
-            match &task.work {
-                Work::Run(run) => waiting.push(hazards.add_run(i, run).to_vec()),
-                Work::Copy(copy) => waiting.push(hazards.add_copy(i, copy).to_vec()),
-                Work::Host(host) => {
-                    waiting.push(hazards.add_views(i, host.reads(), host.writes()).to_vec());
-                }
-                Work::Load(load) => waiting.push(hazards.add_load(i, load).to_vec()),
-            }
-        }
-        let device: Vec<usize> = tasks.iter().map(|t| t.device).collect();
-        let several = device.windows(2).any(|d| d[0] != d[1]);
+        let mut hazards = HazardTracker::default();
+        let all = tasks.iter().enumerate();
+        let waits = all.map(|(i, t)| waits_for(&mut hazards, i as u32, &t.work).to_vec());
+        let waits: Vec<Vec<u32>> = waits.collect();
         let one_chunk = tasks.windows(2).all(|t| t[0].chunk == t[1].chunk);
-        let order = (several && one_chunk).then(|| Order::new(&device, &waits_for));
+        let device = tasks.iter().map(|t| t.device).collect();
+        TaskGraph::of(tasks, Schedule::new(device, &waits, one_chunk))
+    }
+
+    /// Bound tasks with the schedule of their names.
+    pub(crate) fn of(tasks: Vec<Task>, schedule: Schedule) -> TaskGraph {
         let host = tasks.iter().any(Task::is_host);
-        TaskGraph { tasks, dag: Dag::new(device, &waits_for), order, host }
+        TaskGraph { tasks, schedule, host }
     }
 
     /// Number of tasks.

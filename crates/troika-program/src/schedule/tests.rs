@@ -5,7 +5,12 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use troika_plan::Policy;
 
-use super::{Costs, Dag, Order, State};
+use super::{Costs, Dag, LATE_DEPTH, Order, OrderWait, State};
+
+/// A wait of the task at a place for so many tasks of a device.
+fn wait(place: u32, device: usize, done: u64) -> OrderWait {
+    OrderWait { place, device, done }
+}
 
 /// A number below `n`.
 fn below(rng: &mut ChaCha8Rng, n: u64) -> u64 {
@@ -99,8 +104,8 @@ fn queues_in_program_order_never_deadlock_nor_run_early() {
             for (device, d) in order.iter().enumerate() {
                 let Some(&task) = d.tasks.get(at[device]) else { continue };
                 assert_eq!(dag.device[task as usize], device);
-                let of_task = d.waits.iter().filter(|w| w.0 as usize == at[device]);
-                if of_task.clone().any(|w| reached(&at, w.1) < w.2) {
+                let of_task = d.waits.iter().filter(|w| w.place as usize == at[device]);
+                if of_task.clone().any(|w| reached(&at, w.device) < w.done) {
                     continue;
                 }
                 assert!(waits_for[task as usize].iter().all(|&t| done(t)), "{seed}: {task}");
@@ -129,10 +134,10 @@ fn a_fixed_order_waits_for_what_is_not_known_alone() {
     let order = Order::new(&[0, 1, 0, 1, 1, 2], &waits_for).devices;
     assert_eq!(
         (order[0].tasks.as_slice(), order[0].waits.as_slice()),
-        (&[0, 2][..], &[(1, 1, 1)][..])
+        (&[0, 2][..], &[wait(1, 1, 1)][..])
     );
-    assert_eq!(order[1].waits, [(0, 0, 1), (2, 0, 2)]);
-    assert_eq!(order[2].waits, [(0, 1, 3)]);
+    assert_eq!(order[1].waits, [wait(0, 0, 1), wait(2, 0, 2)]);
+    assert_eq!(order[2].waits, [wait(0, 1, 3)]);
     let signals: Vec<_> = order.iter().map(|d| d.signals.clone()).collect();
     assert_eq!(signals, [vec![1, 2], vec![1, 3], vec![]]);
     assert!(Order::new(&[], &[]).devices.is_empty());
@@ -211,8 +216,7 @@ fn chunk_after_chunk(dag: &Dag, costs: &Costs) -> u64 {
 }
 
 /// Lists in a queue, as [`super::Runner`] has them.
-const DEPTHS: [(Policy, usize); 2] =
-    [(Policy::InOrder, 64), (Policy::OutOfOrder, super::lane::LATE_DEPTH)];
+const DEPTHS: [(Policy, usize); 2] = [(Policy::InOrder, 64), (Policy::OutOfOrder, LATE_DEPTH)];
 
 /// The shortest possible makespan, by trying all orders (branch and bound).
 struct Exact<'a> {

@@ -2,26 +2,28 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::hash::Hash;
 use std::sync::Arc;
 
-use troika_device::{
-    Access, Bindings, CopyRows, ExecutableId, ForwardBatch, LoadTask, PagesView, Rect, Run, View,
-};
+use troika_device::{Access, ForwardBatch, PagesView, Rect};
 
 /// Finds the earlier tasks that each task must wait for. Tasks come in program order. A task waits
 /// for those whose rectangles overlap its own, if one of the two writes. Indirect dependencies may
 /// be left out.
 ///
+/// Buffers are told by `B`, and states by their buffers: names for tasks that are not bound yet,
+/// numbers for views. One buffer has one name.
+///
 /// In a model's states the unit is a sequence: a task uses all rows of its forward batch's
 /// sequences. Sequences wait for each other only where one gets pages that another had. All forward
-/// batches of a sequence use the same states, and a state's buffer is bound only as a state.
-#[derive(Debug, Default)]
-pub struct HazardTracker {
-    memory: HashMap<usize, Accesses>,
-    states: HashMap<(usize, u64), Accesses>,
+/// batches of a sequence use the same states, and a state's buffer is used only as a state.
+#[derive(Debug)]
+pub struct HazardTracker<B> {
+    memory: HashMap<B, Accesses>,
+    states: HashMap<(B, u64), Accesses>,
     pages: Pages,
-    /// Tasks that load what runs of an executable need.
-    loads: HashMap<ExecutableId, Vec<u32>>,
+    /// The task at hand, and those that it waits for.
+    task: u32,
     deps: Vec<u32>,
 }
 
@@ -35,93 +37,78 @@ struct Accesses {
 /// All of a sequence's rows in a state.
 const ALL: std::ops::Range<usize> = 0..1;
 
-impl HazardTracker {
-    /// Makes a tracker without uses.
-    pub fn new() -> HazardTracker {
-        HazardTracker::default()
+impl<B> Default for HazardTracker<B> {
+    fn default() -> HazardTracker<B> {
+        let (memory, states) = (HashMap::new(), HashMap::new());
+        HazardTracker { memory, states, pages: Pages::default(), task: 0, deps: Vec::new() }
+    }
+}
+
+impl<B: Clone + Eq + Hash> HazardTracker<B> {
+    /// Begins a task. Its uses follow; [`HazardTracker::end`] gives what it depends on.
+    pub fn begin(&mut self, task: u32) {
+        self.task = task;
+        self.deps.clear();
     }
 
-    /// Adds a task that runs a forward batch on some memory. Returns the tasks it depends on,
-    /// ascending and without duplicates.
-    pub fn add(&mut self, task: u32, b: &Bindings, forward: &Arc<ForwardBatch>) -> &[u32] {
-        self.deps.clear();
-        b.inputs.iter().for_each(|view| self.memory(task, view, Access::Read));
-        if !b.states.is_empty() {
-            self.pages.enter(forward);
-            for state in &b.states {
-                self.state(task, state.buffer().id(), forward);
+    /// The task uses a rectangle of a buffer.
+    pub fn memory(&mut self, buffer: B, rect: &Rect, access: Access) {
+        if !rect.is_empty() {
+            let accesses = self.memory.entry(buffer).or_default();
+            accesses.add(rect, access, self.task, &mut self.deps);
+        }
+    }
+
+    /// The task runs a forward batch on some states: it reads them, and may append to them.
+    pub fn states(&mut self, states: impl IntoIterator<Item = B>, forward: &Arc<ForwardBatch>) {
+        self.pages.enter(forward);
+        for state in states {
+            for other in &self.pages.taken {
+                // Wait for uses of the other sequence's rows, but do not make its later tasks wait.
+                if let Some(accesses) = self.states.get(&(state.clone(), *other)) {
+                    let before = accesses.writers.iter().chain(&accesses.readers);
+                    self.deps.extend(before.map(|w| w.1));
+                }
+            }
+            for s in &forward.seqs {
+                let accesses = self.states.entry((state.clone(), s.seq)).or_default();
+                accesses.add(&Rect::bytes(ALL), Access::Write, self.task, &mut self.deps);
             }
         }
-        b.outputs.iter().for_each(|view| self.memory(task, view, Access::Write));
-        self.finish(task)
     }
 
-    /// Adds a copy; otherwise like [`HazardTracker::add`]. Copies of states never run in one graph
-    /// with other uses of them.
-    pub fn add_copy(&mut self, task: u32, copy: &CopyRows) -> &[u32] {
-        self.deps.clear();
-        self.memory(task, &copy.from, Access::Read);
-        self.memory(task, &copy.to, Access::Write);
-        self.finish(task)
+    /// The task loads something. It takes nothing away, so it waits for nobody.
+    pub fn load(&mut self, what: B) {
+        let whole = Rect::bytes(ALL);
+        self.memory.entry(what).or_default().writers.push((whole, self.task));
     }
 
-    /// Adds a host function that reads and writes views; otherwise like [`HazardTracker::add`].
-    pub fn add_views(&mut self, task: u32, reads: &[View], writes: &[View]) -> &[u32] {
-        self.deps.clear();
-        reads.iter().for_each(|view| self.memory(task, view, Access::Read));
-        writes.iter().for_each(|view| self.memory(task, view, Access::Write));
-        self.finish(task)
-    }
-
-    /// Adds a load that later runs of some executables need; otherwise like [`HazardTracker::add`].
-    pub fn add_load(&mut self, task: u32, load: &LoadTask) -> &[u32] {
-        for executable in load.executables() {
-            self.loads.entry(*executable).or_default().push(task);
+    /// The task needs what others load.
+    pub fn loaded(&mut self, what: &B) {
+        if let Some(accesses) = self.memory.get(what) {
+            self.deps.extend(accesses.writers.iter().map(|w| w.1));
         }
-        self.add_views(task, &[], load.writes())
     }
 
-    /// Adds a run; otherwise like [`HazardTracker::add`].
-    pub fn add_run(&mut self, task: u32, run: &Run) -> &[u32] {
-        self.add(task, &run.bindings, &run.forward);
-        if let Some(loads) = self.loads.get(&run.weights.executable().id()) {
-            self.deps.extend(loads);
-        }
-        self.finish(task)
-    }
-
-    fn finish(&mut self, task: u32) -> &[u32] {
+    /// The tasks that the task depends on, ascending and without duplicates.
+    pub fn end(&mut self) -> &[u32] {
+        let task = self.task;
         self.deps.retain(|&d| d != task);
         self.deps.sort_unstable();
         self.deps.dedup();
         &self.deps
     }
 
-    fn memory(&mut self, task: u32, view: &View, access: Access) {
-        let (buffer, rect) = (view.buffer().id(), view.rect());
-        if !rect.is_empty() {
-            self.memory.entry(buffer).or_default().add((rect, access), task, &mut self.deps);
-        }
-    }
-
-    /// Adds a forward batch's use of a state, which reads it and may append.
-    fn state(&mut self, task: u32, buffer: usize, forward: &ForwardBatch) {
-        let all = (&Rect::bytes(ALL), Access::Write);
-        for other in &self.pages.taken {
-            // Wait for uses of the other sequence's rows, but do not make its later tasks wait.
-            if let Some(accesses) = self.states.get(&(buffer, *other)) {
-                let before = accesses.writers.iter().chain(&accesses.readers);
-                self.deps.extend(before.map(|w| w.1));
-            }
-        }
-        for s in &forward.seqs {
-            self.states.entry((buffer, s.seq)).or_default().add(all, task, &mut self.deps);
-        }
+    /// The most uses of a buffer, or of a sequence's part of a state, that are kept.
+    #[must_use]
+    pub fn most_kept(&self) -> usize {
+        let all = self.memory.values().chain(self.states.values());
+        all.map(|a| a.writers.len() + a.readers.len()).max().unwrap_or(0)
     }
 }
 
 impl Accesses {
-    fn add(&mut self, (rect, access): (&Rect, Access), task: u32, deps: &mut Vec<u32>) {
+    fn add(&mut self, rect: &Rect, access: Access, task: u32, deps: &mut Vec<u32>) {
         let meets = |list: &[(Rect, u32)], deps: &mut Vec<u32>| {
             deps.extend(list.iter().filter(|(r, _)| r.overlaps(rect)).map(|(_, t)| *t));
         };
@@ -192,6 +179,3 @@ impl Pages {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -6,6 +6,18 @@ use troika_plan::Policy;
 use super::Dag;
 use super::policy::{Costs, pick};
 
+/// The most lists in a queue where decisions are made late: one runs and one waits, so that the
+/// device does not idle while the scheduler learns of the first one's end.
+pub const LATE_DEPTH: usize = 2;
+
+/// The most lists in a queue, whatever a device offers.
+const MOST_DEPTH: usize = 1024;
+
+/// The most lists in a queue that takes so many.
+pub fn lists_in_flight(policy: Policy, queue_depth: usize) -> usize {
+    queue_depth.clamp(1, if policy == Policy::OutOfOrder { LATE_DEPTH } else { MOST_DEPTH })
+}
+
 /// Number of a command list in flight.
 pub type ListId = usize;
 
@@ -80,7 +92,7 @@ impl State {
     }
 
     /// Whether a task has run, judged by the end of its list.
-    pub(super) fn is_complete(&self, task: u32) -> bool {
+    pub fn is_complete(&self, task: u32) -> bool {
         self.progress[task as usize] == Progress::Complete
     }
 
@@ -150,17 +162,17 @@ impl State {
     }
 
     /// Number of devices.
-    pub(super) fn devices(&self) -> usize {
+    pub fn devices(&self) -> usize {
         self.ready.len()
     }
 
     /// Whether a task was handed to a queue.
-    pub(super) fn begun(&self, task: u32) -> bool {
+    pub fn begun(&self, task: u32) -> bool {
         self.progress[task as usize] != Progress::Waiting
     }
 
     /// Adds the next task of a graph. It is held until [`State::settle`].
-    pub(super) fn add(&mut self) {
+    pub fn add(&mut self) {
         self.waits.push(0);
         self.unfinished.push(0);
         self.progress.push(Progress::Waiting);
@@ -168,7 +180,7 @@ impl State {
     }
 
     /// Makes a task that was not handed over wait for another one.
-    pub(super) fn depend(&mut self, dag: &Dag, earlier: u32, later: u32) {
+    pub fn depend(&mut self, dag: &Dag, earlier: u32, later: u32) {
         let same = dag.device[earlier as usize] == dag.device[later as usize];
         match self.progress[earlier as usize] {
             Progress::Complete => {}
@@ -179,7 +191,7 @@ impl State {
     }
 
     /// Holds a task that was not handed over until [`State::unhold`].
-    pub(super) fn hold(&mut self, dag: &Dag, task: u32) {
+    pub fn hold(&mut self, dag: &Dag, task: u32) {
         self.unfinished[task as usize] += 1;
         self.waits[task as usize] += 1;
         if self.waits[task as usize] == 1 {
@@ -188,13 +200,13 @@ impl State {
     }
 
     /// Releases a task from one [`State::hold`].
-    pub(super) fn unhold(&mut self, dag: &Dag, task: u32) {
+    pub fn unhold(&mut self, dag: &Dag, task: u32) {
         self.unfinished[task as usize] -= 1;
         self.release(dag, task);
     }
 
     /// Makes a new task ready if it waits for nothing.
-    pub(super) fn settle(&mut self, dag: &Dag, task: u32) {
+    pub fn settle(&mut self, dag: &Dag, task: u32) {
         if self.waits[task as usize] == 0 {
             self.ready[dag.device[task as usize]].push(task);
         }

@@ -7,14 +7,17 @@ use super::Key;
 /// Tasks by number: in program order, or in the order in which they were pushed, with keys.
 #[derive(Clone, Debug, Default)]
 pub struct Dag {
-    pub(super) device: Vec<usize>,
-    pub(super) dependents: Vec<Vec<u32>>,
-    pub(super) waits: Vec<u32>,
+    /// The device of each task.
+    pub device: Vec<usize>,
+    /// For each task, those that wait for it.
+    pub dependents: Vec<Vec<u32>>,
+    /// How many tasks each one waits for.
+    pub waits: Vec<u32>,
     /// For each task, whether a task of another device waits for it.
-    pub(super) awaited: Vec<bool>,
+    pub awaited: Vec<bool>,
     pub(super) only_device: Option<usize>,
     /// The keys of tasks that were pushed in any order; else empty.
-    pub(super) keys: Vec<Key>,
+    pub keys: Vec<Key>,
 }
 
 impl Dag {
@@ -41,7 +44,7 @@ impl Dag {
     }
 
     /// Adds a task without dependencies.
-    pub(super) fn add(&mut self, device: usize, key: Key) {
+    pub fn add(&mut self, device: usize, key: Key) {
         self.device.push(device);
         self.dependents.push(Vec::new());
         self.waits.push(0);
@@ -50,7 +53,7 @@ impl Dag {
     }
 
     /// Makes a task wait for another one.
-    pub(super) fn depend(&mut self, earlier: u32, later: u32) {
+    pub fn depend(&mut self, earlier: u32, later: u32) {
         let (e, l) = (earlier as usize, later as usize);
         self.dependents[e].push(later);
         self.waits[l] += 1;
@@ -58,7 +61,7 @@ impl Dag {
     }
 
     /// Compares two tasks by program order.
-    pub(super) fn compare(&self, a: u32, b: u32) -> Ordering {
+    pub fn compare(&self, a: u32, b: u32) -> Ordering {
         if self.keys.is_empty() {
             return a.cmp(&b);
         }

@@ -1,0 +1,18 @@
+//! What the scheduler decides, as pure data and functions: which task waits for which, in which
+//! order queues run them, and which ready task an idle device takes.
+
+mod dag;
+mod hazard;
+mod key;
+mod order;
+mod policy;
+mod state;
+#[cfg(test)]
+mod tests;
+
+pub use dag::Dag;
+pub use hazard::HazardTracker;
+pub use key::Key;
+pub use order::{DeviceOrder, Order, OrderWait, Schedule};
+pub use policy::Costs;
+pub use state::{LATE_DEPTH, ListId, State, lists_in_flight};
