@@ -79,7 +79,7 @@ pub fn copies(
 }
 
 /// Rows of one sequence whose pages lie in order.
-fn one_sequence(program: &Program, page_len: usize, rows: usize, pos: usize) -> ForwardBatch {
+pub fn one_sequence(program: &Program, page_len: usize, rows: usize, pos: usize) -> ForwardBatch {
     let page_len = page_len.max(1);
     let pages = (pos + rows).div_ceil(page_len);
     let table = |window: &Option<usize>| {

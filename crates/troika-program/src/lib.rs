@@ -19,7 +19,7 @@ mod shapes;
 mod slots;
 mod tasks;
 
-pub use copies::{CopyCount, PhaseCopies, copies};
+pub use copies::{CopyCount, PhaseCopies, copies, one_sequence};
 pub use error::ProgramError;
 pub use graphs::{GraphList, ListedGraph};
 pub use handover::Handover;

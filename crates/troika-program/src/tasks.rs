@@ -59,8 +59,12 @@ pub enum NamedWork {
 /// The run of a piece on some rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedRun {
+    /// Index of the segment in the lowered model.
+    pub segment: usize,
     /// Index in the program's list of graphs.
     pub graph: usize,
+    /// Rows that are computed, padding included.
+    pub room: usize,
     /// The values it reads.
     pub inputs: Vec<NamedView>,
     /// The parts of states it uses.
@@ -264,7 +268,14 @@ impl<'a> ChunkTasks<'a> {
         let states = states.collect();
         let outputs =
             piece.outputs.iter().map(|o| self.output(&value(o), rows, piece.device)).collect();
-        let work = NamedWork::Run(NamedRun { graph, inputs, states, outputs });
+        let work = NamedWork::Run(NamedRun {
+            segment: index,
+            graph,
+            room: rows.room,
+            inputs,
+            states,
+            outputs,
+        });
         let rows = rows.first..rows.first + rows.count;
         self.push(piece.device, piece.name.clone(), rows, work);
     }

@@ -2,6 +2,7 @@
 //! whole nanoseconds.
 
 use troika_graph::ActivationFormat;
+use troika_time::Need;
 
 use crate::demand::{Demand, Product};
 use crate::soc::{PeakRates, Processor, ProductTraits, Soc};
@@ -17,17 +18,6 @@ pub(crate) struct Rates {
     tile: (usize, usize),
     /// Costs of products besides their operations, if any.
     pub products: Option<ProductTraits>,
-}
-
-/// The cost of a run on an idle machine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct RunCost {
-    /// Nanoseconds.
-    pub ns: u64,
-    /// Bytes moved meanwhile.
-    pub bytes: u64,
-    /// Whether it mostly waits for memory or weights.
-    pub streams: bool,
 }
 
 impl Rates {
@@ -53,7 +43,7 @@ impl Rates {
     }
 
     /// The cost of a run whose products count as plain operations.
-    pub fn run(&self, demand: &Demand) -> RunCost {
+    pub fn run(&self, demand: &Demand) -> Need {
         self.need(self.operations(demand), demand.bytes)
     }
 
@@ -63,7 +53,7 @@ impl Rates {
         (demand, products): &(Demand, Vec<Product>),
         traits: &ProductTraits,
         decoding: bool,
-    ) -> RunCost {
+    ) -> Need {
         let each = products.iter().map(|p| self.product(p, traits, decoding));
         let mut need = self.need(self.operations(demand) + each.sum::<f64>(), demand.bytes);
         need.streams |= decoding && traits.decode_gweights_s.is_some();
@@ -71,7 +61,7 @@ impl Rates {
     }
 
     /// The cost of a copy, which reads and writes the bytes.
-    pub fn copy(&self, bytes: u64) -> RunCost {
+    pub fn copy(&self, bytes: u64) -> Need {
         self.need(0.0, bytes)
     }
 
@@ -80,9 +70,10 @@ impl Rates {
         (bytes as f64 / self.bandwidth).ceil() as u64
     }
 
-    fn need(&self, compute: f64, bytes: u64) -> RunCost {
+    fn need(&self, compute: f64, bytes: u64) -> Need {
         let moving = bytes as f64 / self.bandwidth;
-        RunCost { ns: self.launched(compute.max(moving)), bytes, streams: moving >= compute }
+        let ns = self.launched(compute.max(moving));
+        Need { ns, bytes, streams: moving >= compute, tag: 0 }
     }
 
     fn operations(&self, demand: &Demand) -> f64 {

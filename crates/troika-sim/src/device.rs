@@ -300,8 +300,8 @@ impl Device for VirtualDevice {
             inner: self.cpu.as_ref().map(inner).transpose()?,
         };
         if std::ptr::addr_eq(Arc::as_ptr(&clock), Arc::as_ptr(self.board.clock())) {
-            let place = (self.board.clone(), self.place);
-            return Ok(Box::new(VirtualQueue::start(worker, number, place, done)));
+            let queue = VirtualQueue::start(worker, number, &self.board, self.place, done);
+            return Ok(Box::new(queue));
         }
         Ok(Box::new(RealQueue::start(worker, number, clock, done)?))
     }

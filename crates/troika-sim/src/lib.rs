@@ -21,12 +21,13 @@ mod resident;
 mod soc;
 mod worker;
 
-pub use board::{Board, CoRun, Usage};
+pub use board::Board;
 pub use clock::VirtualClock;
 pub use device::VirtualDevice;
 pub use error::SocError;
 pub use library::{SourcedFigure, figures};
-pub use price::{Price, PricedRows, Prices};
+pub use price::{PricedRows, Prices};
 pub use soc::{
     HandOver, MemoryPower, PeakRates, Power, Processor, ProcessorKind, ProductTraits, Soc,
 };
+pub use troika_time::{CoRun, Need, Usage};

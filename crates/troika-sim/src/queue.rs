@@ -1,19 +1,19 @@
 //! Queues: in real time a thread that computes at once, in virtual time events of the clock.
 
-use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use troika_device::{
     Clock, CommandList, Completion, DeviceError, HeldClaim, Lost, Queue, Submission, TaskTime,
-    WaitTimes, Waiting, Work,
+    Timelines, WaitTimes, Waiting, Work,
 };
 
-use crate::board::{Board, CoRun};
-use crate::cost::RunCost;
+use troika_time::{LaneWork, Need, Span, Told};
+
+use crate::board::Board;
 use crate::limits::Limits;
 use crate::worker::{Prepared, Worker, decoding};
 
@@ -133,365 +133,170 @@ impl RealTime {
     }
 }
 
-/// A cancelled list does not start further tasks.
-fn cancelled(list: &CommandList) -> Result<(), DeviceError> {
-    let cancelled = list.timelines.as_ref().is_some_and(|t| t.is_cancelled());
-    if cancelled { Err(DeviceError::Cancelled) } else { Ok(()) }
-}
-
-/// Whether all waits of a task are over.
-fn settled(list: &CommandList, task: usize) -> Result<bool, DeviceError> {
-    let Some(timelines) = &list.timelines else { return Ok(true) };
-    for wait in list.waits.iter().filter(|w| w.task as usize == task) {
-        if !timelines.has(wait.on).map_err(|Lost| DeviceError::Skipped)? {
-            return Ok(false);
-        }
-    }
-    Ok(true)
-}
-
-/// Whether a task computes rows that continue sequences.
-fn decodes(list: &CommandList, task: usize) -> bool {
-    match list.tasks.get(task).map(|t| &t.work) {
-        Some(Work::Run(run)) => decoding(&run.forward),
-        _ => false,
-    }
-}
-
 /// A queue in virtual time. A task holds its claims from start to end, and its results are computed
 /// at the end. Earlier readers find memory busy or unchanged.
-pub(crate) struct VirtualQueue(Arc<Mutex<Lane>>);
-
-struct Lane {
-    number: usize,
+pub(crate) struct VirtualQueue {
     board: Arc<Board>,
-    /// The queue's number on the board, and its processor's index in the SoC.
-    place: (u64, usize),
-    done: SyncSender<Completion>,
-    worker: Worker,
-    /// The list that runs.
-    current: Option<Current>,
-    waiting: VecDeque<CommandList>,
-    frames: Option<Frames>,
-    me: Weak<Mutex<Lane>>,
-}
-
-/// The frames of a co-running task.
-struct Frames {
-    task: CoRun,
-    /// A queued frame runs after the list's tasks up to this one.
-    queued: Option<usize>,
-    /// Whether a frame is being drawn.
-    drawing: bool,
-}
-
-struct Current {
-    list: CommandList,
-    times: Vec<TaskTime>,
-    /// Index of the running task.
-    at: usize,
-    /// Number of tasks whose waits are over.
-    settled: usize,
-    start: Duration,
-    doing: Doing,
-}
-
-/// What a queue is doing with its list.
-enum Doing {
-    /// Looking for the next task.
-    Nothing,
-    /// Submitting the list to the processor.
-    Submitting,
-    /// Running a task.
-    Task(Box<(Prepared, Vec<HeldClaim>)>),
-    /// Telling others that the list or a task has ended.
-    HandingOver,
-    /// Waiting for a task of another queue.
-    Waiting,
+    /// The queue's number on the board.
+    lane: u64,
+    limits: Arc<Limits>,
 }
 
 impl VirtualQueue {
+    /// A queue of a processor, told by its place in the board's SoC.
     pub fn start(
         worker: Worker,
         number: usize,
-        (board, processor): (Arc<Board>, usize),
+        board: &Arc<Board>,
+        processor: usize,
         done: SyncSender<Completion>,
     ) -> VirtualQueue {
-        let place = (board.queue(), processor);
-        let task = board.draws(processor);
-        let frames = task.map(|task| Frames { task, queued: None, drawing: false });
-        let lane = Arc::new_cyclic(|me| {
-            let (current, waiting, me) = (None, VecDeque::new(), me.clone());
-            Mutex::new(Lane { number, board, place, done, worker, current, waiting, frames, me })
-        });
-        lock(&lane).next_refresh();
-        VirtualQueue(lane)
+        let limits = worker.limits.clone();
+        let lane = board.open(processor, Lane { number, done, worker });
+        VirtualQueue { board: board.clone(), lane, limits }
     }
 }
 
 impl Queue for VirtualQueue {
     fn submit(&mut self, list: CommandList) -> Result<(), DeviceError> {
-        let mut lane = lock(&self.0);
-        let in_flight = lane.waiting.len() + usize::from(lane.current.is_some());
-        if in_flight >= lane.worker.limits.processor.queue_depth {
-            return Err(full(&lane.worker.limits));
-        }
-        lane.waiting.push_back(list);
-        // Behind another list, submitting takes no extra time.
-        if in_flight == 0 {
-            let submit = lane.worker.limits.processor.submit_ns;
-            lane.take_list();
-            if submit > 0 {
-                lane.pass(Doing::Submitting, submit);
-                return Ok(());
+        self.board.with(|machine| {
+            if machine.in_flight(self.lane) >= self.limits.processor.queue_depth {
+                return Err(full(&self.limits));
             }
-        }
-        lane.proceed();
-        Ok(())
+            machine.submit(self.lane, TimedList { list, times: Vec::new() });
+            Ok(())
+        })
     }
 
+    /// Whether it does not wait for something that can no longer happen.
     fn is_alive(&self) -> bool {
-        !self.is_stuck()
-    }
-}
-
-impl VirtualQueue {
-    /// Whether it waits for something that can no longer happen.
-    fn is_stuck(&self) -> bool {
-        let lane = lock(&self.0);
-        let waits = lane.current.as_ref().is_some_and(|c| matches!(c.doing, Doing::Waiting));
-        waits && lane.board.clock().next_event().is_none()
+        let waits = self.board.with(|machine| machine.waits(self.lane));
+        !waits || self.board.clock().next_event().is_some()
     }
 }
 
 impl Drop for VirtualQueue {
     fn drop(&mut self) {
-        let lane = lock(&self.0);
-        let (board, queue) = (lane.board.clone(), lane.place.0);
-        drop(lane);
-        board.forget(queue);
+        // What it holds is dropped when the board is free again.
+        let gone = self.board.with(|machine| machine.close(self.lane));
+        drop(gone);
     }
 }
 
+/// What runs on a virtual queue.
+pub(crate) struct Lane {
+    number: usize,
+    done: SyncSender<Completion>,
+    worker: Worker,
+}
+
+/// A list with the times of its tasks.
+pub(crate) struct TimedList {
+    list: CommandList,
+    times: Vec<TaskTime>,
+}
+
+/// A value that a queue's timeline reaches.
+pub(crate) struct Reached {
+    timelines: Arc<Timelines>,
+    value: u64,
+}
+
 impl Lane {
-    fn take_list(&mut self) -> bool {
-        let Some(list) = self.waiting.pop_front() else { return false };
-        let start = self.board.clock().now();
-        let (times, at, settled, doing) = (Vec::new(), 0, 0, Doing::Nothing);
-        self.current = Some(Current { list, times, at, settled, start, doing });
-        true
-    }
-
-    /// Lets time pass while the processor does not work.
-    fn pass(&mut self, doing: Doing, ns: u64) {
-        let Some(current) = &mut self.current else { return };
-        current.doing = doing;
-        let me = self.me.clone();
-        // A queue that is gone has nothing to end.
-        let end = move || _ = me.upgrade().map(|lane| lock(&lane).passed());
-        self.board.clock().after(ns, end);
-    }
-
-    /// The end of such a time.
-    fn passed(&mut self) {
-        let Some(current) = &mut self.current else { return };
-        let handed = matches!(current.doing, Doing::HandingOver);
-        current.doing = Doing::Nothing;
-        if handed && current.at >= current.list.tasks.len() {
-            self.finish(Ok(()));
-        }
-        self.proceed();
-    }
-
     /// The time until others know of a task's end.
-    fn hand_over_ns(&self, list: &CommandList, task: &Prepared) -> u64 {
+    fn hand_over_ns(&self, waiting: Waiting, task: &Prepared) -> u64 {
         let cost = self.worker.limits.processor.hand_over;
-        match list.waiting {
-            Waiting::Poll => cost.predicted_ns,
-            Waiting::Block if cost.blocking_copies => {
-                cost.blocking_ns.saturating_add(self.worker.rates.moving_ns(task.written_bytes()))
-            }
-            Waiting::Block => cost.blocking_ns,
-        }
+        cost.ns(waiting == Waiting::Block, &self.worker.rates, task.written_bytes())
+    }
+}
+
+impl LaneWork for Lane {
+    type List = TimedList;
+    type Task = Box<(Prepared, Vec<HeldClaim>)>;
+    type Signal = Reached;
+    type Error = DeviceError;
+
+    fn tasks(&self, of: &TimedList) -> usize {
+        of.list.tasks.len()
     }
 
-    fn next_refresh(&self) {
-        let (Some(frames), me) = (&self.frames, self.me.clone()) else { return };
-        let refresh = move || _ = me.upgrade().map(|lane| lock(&lane).refresh());
-        self.board.clock().after(frames.task.period_ns, refresh);
+    fn next_wait(&self, of: &TimedList, at: usize) -> usize {
+        let waits = of.list.waits.iter().map(|w| w.task as usize).filter(|task| *task > at);
+        waits.min().unwrap_or(of.list.tasks.len())
     }
 
-    /// The screen refreshes: queues the next frame, unless the last one is unfinished.
-    fn refresh(&mut self) {
-        self.next_refresh();
-        let submitted = self.current.as_ref().map_or(0, |c| {
-            let waits = c.list.waits.iter().map(|w| w.task as usize).filter(|at| *at > c.at);
-            waits.min().unwrap_or(c.list.tasks.len())
-        });
-        let Some(frames) = &mut self.frames else { return };
-        if frames.queued.is_some() || frames.drawing {
-            return;
-        }
-        frames.queued = Some(submitted);
-        let works = |c: &Current| matches!(c.doing, Doing::Task(_));
-        if !self.current.as_ref().is_some_and(works) {
-            self.draw();
-        }
-    }
-
-    /// Draws a queued frame if all work before it is done. Returns whether one is drawn.
-    fn draw(&mut self) -> bool {
-        let blocked = self.current.as_ref().is_some_and(|c| matches!(c.doing, Doing::Waiting));
-        let at = self.current.as_ref().map(|c| c.at);
-        let Some(frames) = &mut self.frames else { return false };
-        let turn = |behind: usize| blocked || at.is_none_or(|at| at >= behind);
-        if !frames.drawing && frames.queued.is_some_and(turn) {
-            (frames.queued, frames.drawing) = (None, true);
-            let need = RunCost { ns: frames.task.frame_ns, bytes: 0, streams: false };
-            let me = self.me.clone();
-            let end = move || _ = me.upgrade().map(|lane| lock(&lane).drawn());
-            self.board.begin(self.place, need, Arc::new(end));
-        }
-        self.frames.as_ref().is_some_and(|f| f.drawing)
-    }
-
-    fn drawn(&mut self) {
-        if let Some(frames) = &mut self.frames {
-            frames.drawing = false;
-        }
-        self.board.drawn();
-        if let Some(current) = &mut self.current
-            && matches!(current.doing, Doing::Waiting)
-        {
-            current.doing = Doing::Nothing;
-        }
-        self.proceed();
-    }
-
-    /// Starts what it can: the next task of the list, or the next list.
-    fn proceed(&mut self) {
-        loop {
-            let start = self.board.clock().now();
-            if self.draw() || (self.current.is_none() && !self.take_list()) {
-                return;
-            }
-            let Some(current) = &mut self.current else { return };
-            if !matches!(current.doing, Doing::Nothing) {
-                return;
-            }
-            let Some(Submission { work, .. }) = current.list.tasks.get(current.at) else {
-                self.finish(Ok(()));
-                continue;
-            };
-            if current.settled <= current.at {
-                match settled(&current.list, current.at) {
-                    Ok(true) => current.settled = current.at + 1,
-                    Ok(false) => {
-                        current.doing = Doing::Waiting;
-                        let me = self.me.clone();
-                        let woken = move || _ = me.upgrade().map(|lane| lock(&lane).woken());
-                        self.board.wait(Box::new(woken));
-                        return;
-                    }
-                    Err(e) => {
-                        self.finish(Err(e));
-                        continue;
-                    }
-                }
-            }
-            let worker = &self.worker;
-            let task = cancelled(&current.list).and_then(|()| worker.prepare(work));
-            let task = task.and_then(|t| Ok((worker.claim(work, &t)?, t)));
-            match task {
-                Err(e) => self.finish(Err(e)),
-                Ok((claims, task)) => {
-                    let (me, need) = (self.me.clone(), task.need);
-                    current.start = start;
-                    current.doing = Doing::Task(Box::new((task, claims)));
-                    self.begin(need, me);
-                }
+    fn settled(&self, of: &TimedList, task: usize) -> Result<bool, DeviceError> {
+        let Some(timelines) = &of.list.timelines else { return Ok(true) };
+        for wait in of.list.waits.iter().filter(|w| w.task as usize == task) {
+            if !timelines.has(wait.on).map_err(|Lost| DeviceError::Skipped)? {
+                return Ok(false);
             }
         }
+        Ok(true)
     }
 
-    /// Another queue made progress: checks the current wait.
-    fn woken(&mut self) {
-        let Some(current) = &mut self.current else { return };
-        if !matches!(current.doing, Doing::Waiting) {
-            return;
+    fn submitted_early(&self, of: &TimedList, task: usize) -> bool {
+        let work = of.list.tasks.get(task).map(|t| &t.work);
+        let decodes = matches!(work, Some(Work::Run(run)) if decoding(&run.forward));
+        of.list.waiting == Waiting::Poll && decodes
+    }
+
+    fn begin(
+        &mut self,
+        of: &TimedList,
+        task: usize,
+    ) -> Result<(Need, Box<(Prepared, Vec<HeldClaim>)>), DeviceError> {
+        // A cancelled list does not start further tasks.
+        if of.list.timelines.as_ref().is_some_and(|t| t.is_cancelled()) {
+            return Err(DeviceError::Cancelled);
         }
-        current.doing = Doing::Nothing;
-        let submit = self.worker.limits.processor.submit_ns;
-        let early = current.list.waiting == Waiting::Poll && decodes(&current.list, current.at);
-        if !early && submit > 0 && matches!(settled(&current.list, current.at), Ok(true)) {
-            // The waiting task is submitted now.
-            current.settled = current.at + 1;
-            self.pass(Doing::Submitting, submit);
-            return;
-        }
-        self.proceed();
+        let work = &of.list.tasks[task].work;
+        let prepared = self.worker.prepare(work)?;
+        let claims = self.worker.claim(work, &prepared)?;
+        Ok((prepared.need, Box::new((prepared, claims))))
     }
 
-    fn begin(&self, need: RunCost, me: Weak<Mutex<Lane>>) {
-        // A queue that is gone has nothing to end.
-        let end = move || _ = me.upgrade().map(|lane| lock(&lane).end());
-        self.board.begin(self.place, need, Arc::new(end));
-    }
-
-    /// A task ends: its results become visible.
-    fn end(&mut self) {
-        let Some(current) = &mut self.current else { return };
-        let Doing::Task(task) = std::mem::replace(&mut current.doing, Doing::Nothing) else {
-            return;
-        };
-        let (task, claims) = *task;
+    fn end(
+        &mut self,
+        of: &mut TimedList,
+        task: usize,
+        running: Box<(Prepared, Vec<HeldClaim>)>,
+        span: Span,
+    ) -> Result<Told<Reached>, DeviceError> {
+        let (prepared, claims) = *running;
         drop(claims);
-        let Some(Submission { tag, work }) = current.list.tasks.get(current.at) else { return };
-        let outcome = self.worker.compute(work, &task);
-        if current.list.timed {
-            let (start, end) = (current.start, self.board.clock().now());
+        let Submission { tag, work } = &of.list.tasks[task];
+        let computed = self.worker.compute(work, &prepared);
+        if of.list.timed {
+            let [start, end] = [span.start, span.end].map(Duration::from_nanos);
             let modelled = Some(end.saturating_sub(start));
-            current.times.push(TaskTime { tag: *tag, start, end, modelled });
+            of.times.push(TaskTime { tag: *tag, start, end, modelled });
         }
-        current.at += 1;
-        if outcome.is_err() {
-            self.finish(outcome);
-        } else if let Some(current) = &self.current {
-            let last = current.at >= current.list.tasks.len();
-            let cost = self.hand_over_ns(&current.list, &task);
-            let signalled = self.signal(&current.list, current.at - 1, cost);
-            let blocks = signalled && current.list.waiting == Waiting::Block;
-            let told = last || blocks || self.worker.limits.processor.waits_each_run;
-            if told && cost > 0 {
-                self.pass(Doing::HandingOver, cost);
-                return;
-            }
-        }
-        self.proceed();
+        computed?;
+        let signal = of.list.signals.iter().find(|s| s.task as usize == task);
+        let reached = |timelines: &Arc<Timelines>| Some((timelines.clone(), signal?.value));
+        let reached = of.list.timelines.as_ref().and_then(reached);
+        Ok(Told {
+            after_ns: self.hand_over_ns(of.list.waiting, &prepared),
+            signal: reached.map(|(timelines, value)| Reached { timelines, value }),
+            blocks: of.list.waiting == Waiting::Block,
+        })
     }
 
-    /// Signals a task's end to others after a delay. Returns whether others wait for it.
-    fn signal(&self, list: &CommandList, task: usize, after: u64) -> bool {
-        let signal = list.signals.iter().find(|s| s.task as usize == task);
-        let (Some(signal), Some(timelines)) = (signal, &list.timelines) else { return false };
-        let (timelines, value, queue) = (timelines.clone(), signal.value, self.number);
-        let board = Arc::downgrade(&self.board);
-        self.board.clock().after(after, move || {
-            if let Some(own) = timelines.of(queue) {
-                own.signal(value);
-            }
-            board.upgrade().iter().for_each(|board| board.wake());
-        });
-        true
+    fn signal(&mut self, Reached { timelines, value }: Reached) {
+        if let Some(own) = timelines.of(self.number) {
+            own.signal(value);
+        }
     }
 
-    /// Reports the list.
-    fn finish(&mut self, outcome: Result<(), DeviceError>) {
-        let Some(Current { mut list, times, .. }) = self.current.take() else { return };
+    fn finish(
+        &mut self,
+        TimedList { mut list, times }: TimedList,
+        outcome: Result<(), DeviceError>,
+    ) {
         let own = list.timelines.as_ref().and_then(|t| t.of(self.number));
         if let Some(own) = own.filter(|_| outcome.is_err()) {
             own.lose();
-            self.board.wake();
         }
         list.tasks.clear();
         list.waits.clear();

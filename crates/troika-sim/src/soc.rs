@@ -4,7 +4,9 @@ use std::path::Path;
 
 use toml::{Table, Value};
 use troika_graph::Op;
+use troika_time::Usage;
 
+use crate::cost::Rates;
 use crate::error::SocError;
 use crate::fields::Fields;
 
@@ -89,6 +91,19 @@ pub struct HandOver {
     pub predicted_ns: u64,
     /// Whether sleeping hand-overs also copy the results, since the memory is not shared.
     pub blocking_copies: bool,
+}
+
+impl HandOver {
+    /// Nanoseconds until those that wait know of the end of a task that wrote some bytes.
+    pub(crate) fn ns(&self, blocking: bool, rates: &Rates, written: u64) -> u64 {
+        match blocking {
+            false => self.predicted_ns,
+            true if self.blocking_copies => {
+                self.blocking_ns.saturating_add(rates.moving_ns(written))
+            }
+            true => self.blocking_ns,
+        }
+    }
 }
 
 /// Costs of products besides their operations.
@@ -189,6 +204,24 @@ pub struct Processor {
 const QUEUE_DEPTH: u64 = 64;
 
 impl Soc {
+    /// Joules between two states of a machine of its processors; `None` if the file has no power
+    /// figures.
+    pub fn energy_j(&self, from: &Usage, to: &Usage) -> Option<f64> {
+        let memory = self.memory_power;
+        let powers: Option<Vec<Power>> = self.processors.iter().map(|p| p.power).collect();
+        let powers = powers.filter(|_| memory.known)?;
+        let seconds = |ns: u64| ns as f64 * 1e-9;
+        let time = seconds(to.now_ns - from.now_ns);
+        let idle = powers.iter().fold(memory.rest_w, |sum, p| sum + p.idle_w);
+        let work = powers.iter().enumerate().map(|(i, p)| {
+            let busy = seconds(to.busy_ns[i] - from.busy_ns[i]);
+            let stream = seconds(to.stream_ns[i] - from.stream_ns[i]);
+            (busy - stream) * (p.busy_w - p.idle_w) + stream * (p.stream_w - p.idle_w)
+        });
+        let bytes = (to.bytes - from.bytes) as f64 * memory.pj_per_byte * 1e-12;
+        Some(idle * time + work.sum::<f64>() + bytes)
+    }
+
     /// Reads a file.
     ///
     /// # Errors

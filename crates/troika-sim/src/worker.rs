@@ -7,8 +7,9 @@ use troika_device::{
     SeqRows, Submission, View, Work,
 };
 use troika_graph::Subgraph;
+use troika_time::Need;
 
-use crate::cost::{Rates, RunCost};
+use crate::cost::Rates;
 use crate::demand::Demand;
 use crate::limits::{Bound, Limits, row_bytes};
 use crate::loaded::{DeviceId, Loaded};
@@ -25,7 +26,7 @@ pub(crate) struct Worker {
 /// A checked task.
 pub(crate) struct Prepared {
     /// Its cost.
-    pub need: RunCost,
+    pub need: Need,
     /// The places of a run's values; `None` for other tasks.
     run: Option<Bound>,
 }
@@ -140,7 +141,7 @@ pub(crate) fn run_need(
     rates: &Rates,
     tile: (usize, usize),
     (graph, rows, forward): (&Subgraph, usize, &ForwardBatch),
-) -> RunCost {
+) -> Need {
     match &rates.products {
         None => rates.run(&Demand::of(graph, rows, forward, tile)),
         Some(traits) => {

@@ -13,6 +13,9 @@ mod profile;
 mod ranges;
 mod search;
 mod staged;
+mod timed;
+
+use std::sync::Arc;
 
 use troika_model::lower::Lowered;
 use troika_model::spec::ModelSpec;
@@ -20,7 +23,7 @@ use troika_model::spec::ModelSpec;
 use troika_plan::{Goal, PlanDevice, Predicted};
 use troika_plan::{Plan, PlanError, PlanRequest, Refusal};
 
-pub use cost::{CostModel, PricedRun, RunWork};
+pub use cost::{CostModel, PricedRun, QueueCosts, RunWork};
 pub use fit::{Fits, RunFit};
 pub use predict::{PredictRequest, predict};
 pub use profile::{
@@ -35,7 +38,7 @@ pub struct SolveRequest<'a> {
     /// The model.
     pub spec: &'a ModelSpec,
     /// The model, lowered for [`PlanRequest::chunk`] and the plan's context.
-    pub lowered: &'a Lowered,
+    pub lowered: &'a Arc<Lowered>,
     /// The devices that may be used.
     pub devices: &'a [PlanDevice],
     /// Their costs.
@@ -87,7 +90,7 @@ pub struct Alternative {
 /// A device that would hold more than it can, or a rule that cannot be applied.
 pub fn check_memory(
     plan: &Plan,
-    lowered: &Lowered,
+    lowered: &Arc<Lowered>,
     devices: &[PlanDevice],
 ) -> Result<(), PlanError> {
     if devices.iter().all(|d| d.caps.max_resident_bytes.is_none()) {

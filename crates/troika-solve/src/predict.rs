@@ -10,6 +10,7 @@ use troika_model::lower::{Lowered, SegmentKind};
 
 use super::events::{self, SimTask};
 use super::placements::Placements;
+use super::timed::TimedRun;
 use crate::cost::{CostModel, PricedRun};
 use troika_plan::own_space;
 use troika_plan::{Phase, Plan, PlanError, Rule};
@@ -20,7 +21,7 @@ use troika_program::{EdgeTypes, Operand, Place, PlacedPiece, PlacedSegment, Rows
 #[derive(Clone, Copy)]
 pub struct PredictRequest<'a> {
     /// The model, lowered for at least the plan's chunk and context.
-    pub lowered: &'a Lowered,
+    pub lowered: &'a Arc<Lowered>,
     /// All devices, including those of the plan.
     pub devices: &'a [PlanDevice],
     /// Their costs.
@@ -56,7 +57,7 @@ impl PredictRequest<'_> {
 /// Bytes of weights on each device.
 pub(super) fn weights_on(
     plan: &Plan,
-    lowered: &Lowered,
+    lowered: &Arc<Lowered>,
     devices: &[PlanDevice],
 ) -> Result<BTreeMap<String, u64>, PlanError> {
     let request = PredictRequest { lowered, devices, cost: &Free, prompt: 1, generate: 0 };
@@ -144,19 +145,25 @@ impl<'a> Predictor<'a> {
     pub fn whole(&mut self, plan: &Plan) -> Result<Predicted, PlanError> {
         let (prompt, generate) = (self.request.prompt.max(1), self.request.generate);
         let all = self.all();
-        let first = self.prompt(plan, &all, prompt)?;
-        let token = self.token(plan, &all, prompt + generate / 2)?;
-        let idle = self.request.cost.idle_w();
-        let seconds = (first.ns + token.ns * generate as f64) * 1e-9;
-        let run_j = first.joules.zip(token.joules).map(|(f, t)| f + t * generate as f64);
-        let energy_j = run_j.map(|j| j + idle.unwrap_or(0.0) * seconds);
+        let mut run = TimedRun::new(&self.request, plan)?;
+        run.tokens(prompt)?;
+        let first_ns = run.now_ns();
+        let later = generate.saturating_sub(1).max(1);
+        for _ in 0..later {
+            run.tokens(1)?;
+        }
+        let token_ns = (run.now_ns() - first_ns) / later as f64;
+        let energy_j = match self.request.cost.machine_j(&run.usage()) {
+            Some(j) => Some(j),
+            None => self.energy_j(plan, (first_ns + token_ns * generate as f64) * 1e-9)?,
+        };
         let (weight_bytes, total_bytes) = self.weight_bytes(plan, &all)?;
         Ok(Predicted {
             source: self.request.cost.source(),
             prompt,
             generate,
-            ttft_us: first.ns * 1e-3,
-            tpot_us: token.ns * 1e-3,
+            ttft_us: first_ns * 1e-3,
+            tpot_us: token_ns * 1e-3,
             energy_j: energy_j.filter(|j| j.is_finite()),
             // JSON cannot hold infinity.
             compile_us: (self.compile_ns(plan)? * 1e-3).min(f64::MAX),
@@ -166,14 +173,25 @@ impl<'a> Predictor<'a> {
         })
     }
 
+    /// Joules of prompt and answer by the energy of each run, in so many seconds.
+    fn energy_j(&mut self, plan: &Plan, seconds: f64) -> Result<Option<f64>, PlanError> {
+        let (prompt, generate) = (self.request.prompt.max(1), self.request.generate);
+        let all = self.all();
+        let first = self.prompt(plan, &all, prompt)?;
+        let token = self.token(plan, &all, prompt + generate / 2)?;
+        let run_j = first.joules.zip(token.joules).map(|(f, t)| f + t * generate as f64);
+        let idle = self.request.cost.idle_w().unwrap_or(0.0);
+        Ok(run_j.map(|j| j + idle * seconds))
+    }
+
     /// Predictions for prompts of other lengths.
     pub fn lengths(&mut self, plan: &Plan) -> Result<Vec<PredictedLength>, PlanError> {
-        let all = self.all();
         let shorter = LENGTHS.into_iter().filter(|n| *n < self.request.prompt);
         let shorter: Vec<usize> = shorter.collect();
         let of = |tokens| {
-            let ttft_us = self.prompt(plan, &all, tokens)?.ns * 1e-3;
-            Ok(PredictedLength { tokens, ttft_us })
+            let mut run = TimedRun::new(&self.request, plan)?;
+            run.tokens(tokens)?;
+            Ok(PredictedLength { tokens, ttft_us: run.now_ns() * 1e-3 })
         };
         shorter.into_iter().map(of).collect()
     }

@@ -1,5 +1,7 @@
 //! The solver: for any costs its plans are valid, and none is worse than one device.
 
+use std::sync::Arc;
+
 use proptest::prelude::*;
 use troika_device::{Caps, SpaceId};
 use troika_graph::{ActivationFormat, DType, Op, Subgraph};
@@ -19,7 +21,7 @@ fn spec(preset: &str, layers: usize) -> ModelSpec {
     spec
 }
 
-fn lowered(spec: &ModelSpec, chunk: usize) -> Lowered {
+fn lowered(spec: &ModelSpec, chunk: usize) -> Arc<Lowered> {
     let shapes: std::collections::HashMap<Key, WeightShape> = weight_requirements(spec)
         .map(|r| {
             let dtype = if r.rows > 1 { DType::Q8_0 } else { DType::F32 };
@@ -27,7 +29,7 @@ fn lowered(spec: &ModelSpec, chunk: usize) -> Lowered {
         })
         .collect();
     let options = LowerOptions { max_rows: chunk, max_kv: 1024, kv_dtype: DType::F16 };
-    lower(spec, &|key| shapes.get(&key).copied(), options).unwrap()
+    Arc::new(lower(spec, &|key| shapes.get(&key).copied(), options).unwrap())
 }
 
 fn device(name: &str, row_buckets: &[usize]) -> PlanDevice {

@@ -7,6 +7,7 @@ use troika_graph::Subgraph;
 use troika_model::lower::SegmentKind;
 
 use troika_plan::SyncMode;
+use troika_time::{LaneCosts, Need, Usage};
 
 pub use work::RunWork;
 
@@ -25,6 +26,24 @@ pub struct PricedRun<'a> {
     pub room: usize,
     /// Positions of the sequence cached before the first row.
     pub cached: usize,
+}
+
+/// What it costs to use a device's queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct QueueCosts {
+    /// Submitting.
+    pub lane: LaneCosts,
+    /// Nanoseconds until others know of a task's end.
+    pub told_ns: u64,
+    /// Bytes per nanosecond of what the task wrote, if it is copied before.
+    pub told_bytes_per_ns: Option<f64>,
+    /// Whether a task of a prompt that waits for another device is submitted when the wait is over.
+    pub submits_waits: bool,
+}
+
+/// Nanoseconds, rounded up; a time that is none counts as endless.
+fn whole_ns(ns: f64) -> u64 {
+    if ns >= 0.0 { ns.ceil() as u64 } else { u64::MAX }
 }
 
 /// Prices for the solver, in nanoseconds. Equal questions must get equal answers.
@@ -67,6 +86,44 @@ pub trait CostModel {
 
     /// Energy of a run beyond that of the idle machine; `None` if unknown.
     fn run_j(&self, _run: &PricedRun<'_>) -> Option<f64> {
+        None
+    }
+
+    /// What a run needs of a machine whose memory is shared. The default moves no bytes.
+    fn need(&self, run: &PricedRun<'_>) -> Need {
+        Need { ns: whole_ns(self.run_ns(run)), ..Need::default() }
+    }
+
+    /// What a copy by a device needs.
+    fn copy_need(&self, device: usize, bytes: u64) -> Need {
+        Need { ns: whole_ns(self.copy_ns(device, bytes)), ..Need::default() }
+    }
+
+    /// The share of its speed that each of some tasks gets while all run; `None` stands for a copy.
+    fn shares(&self, running: &[(Option<PricedRun<'_>>, Need)]) -> Vec<f64> {
+        let runs: Vec<PricedRun<'_>> = running.iter().filter_map(|(run, _)| *run).collect();
+        let mut factors = self.slowdowns(&runs).into_iter();
+        // Copies slow nothing down, and nothing slows them down.
+        let of_run = |run: &Option<_>| run.as_ref().and_then(|_| factors.next()).unwrap_or(1.0);
+        running.iter().map(|(run, _)| run).map(of_run).map(|f| 1.0 / f.max(1.0)).collect()
+    }
+
+    /// What it costs to use a device's queue, in a plan of several devices or of this one alone.
+    fn queue(&self, device: usize, devices: &[usize], sync: SyncMode) -> QueueCosts {
+        let others = devices.iter().filter(|d| **d != device);
+        let told = others.map(|to| self.hand_over_ns(device, *to, sync)).fold(0.0, f64::max);
+        // A single device computes on the caller's thread.
+        let submit = if devices.len() > 1 { self.submit_ns(device) } else { 0.0 };
+        QueueCosts {
+            lane: LaneCosts { submit_ns: whole_ns(submit), waits_each_run: false },
+            told_ns: whole_ns(told),
+            told_bytes_per_ns: None,
+            submits_waits: false,
+        }
+    }
+
+    /// Joules of the devices' work from the start of a machine; `None` if unknown.
+    fn machine_j(&self, _usage: &Usage) -> Option<f64> {
         None
     }
 

@@ -1,0 +1,484 @@
+//! A plan's run in modelled time: the tasks that the engine makes of it, in the order in which its
+//! scheduler hands them out, on queues that take the time that a cost model says.
+
+use std::cell::RefCell;
+use std::collections::{HashMap, VecDeque};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use troika_device::ForwardBatch;
+use troika_model::lower::SegmentKind;
+use troika_plan::{Phase, Plan, PlanError, SyncMode};
+use troika_program::schedule::{Costs, ListId, Order, OrderWait, Schedule, State, lists_in_flight};
+use troika_program::{
+    BatchShape, Handover, NamedTask, NamedView, NamedWork, Program, ProgramError, Slots,
+    one_sequence,
+};
+use troika_time::{LaneWork, Machine, Need, Sharing, Span, Told, Usage};
+
+use crate::cost::{CostModel, PricedRun, QueueCosts};
+use crate::predict::PredictRequest;
+
+/// The most chunks of a prompt that the engine hands to the scheduler at once.
+const CHUNKS_AT_ONCE: usize = 64;
+
+/// A plan on devices in modelled time, with one sequence.
+pub(crate) struct TimedRun<'a> {
+    plan: &'a Plan,
+    cost: &'a dyn CostModel,
+    program: Rc<Program>,
+    slots: Slots,
+    handover: Handover,
+    machine: Machine<Lane, Shares<'a>>,
+    /// The plan's devices.
+    queues: Vec<DeviceQueue>,
+    reports: Rc<RefCell<Reports>>,
+    priced: Rc<RefCell<Priced>>,
+    /// The graph of a decoded token.
+    token: Option<Rc<Named>>,
+    state: State,
+    costs: Costs,
+    /// What tasks took before, by device, code and rows: policies go by it.
+    learnt: HashMap<[usize; 3], u64>,
+    /// Positions of the sequence.
+    cached: usize,
+}
+
+/// A device of the plan.
+struct DeviceQueue {
+    lane: u64,
+    depth: usize,
+    waits: bool,
+    in_flight: usize,
+}
+
+/// Tasks by name, with their order.
+struct Named {
+    tasks: Vec<NamedTask>,
+    schedule: Schedule,
+}
+
+impl<'a> TimedRun<'a> {
+    /// A plan that has not run.
+    ///
+    /// # Errors
+    /// The plan does not fit the model or the devices.
+    pub fn new(request: &PredictRequest<'a>, plan: &'a Plan) -> Result<TimedRun<'a>, PlanError> {
+        let program = Program::new(request.lowered.clone(), plan, request.devices);
+        let program = Rc::new(program.map_err(|e| unpriced(&e))?);
+        let slots = Slots::new(&program, plan.prefill.chunk + program.padding);
+        let place = |name: &String| request.devices.iter().position(|d| d.name == *name);
+        let devices: Vec<usize> = plan.devices.iter().filter_map(place).collect();
+        let reports = Rc::new(RefCell::new(Reports::default()));
+        reports.borrow_mut().reached = vec![0; devices.len()];
+        let priced = Rc::new(RefCell::new(Priced::default()));
+        let sharing = Shares {
+            cost: request.cost,
+            program: program.clone(),
+            devices: devices.clone(),
+            priced: priced.clone(),
+        };
+        let mut machine = Machine::new(request.devices.len(), sharing);
+        let queue = |(index, &device): (usize, &usize)| {
+            let costs = request.cost.queue(device, &devices, plan.sync);
+            let blocks = plan.sync == SyncMode::Blocking;
+            let lane = Lane { index, costs, blocks, reports: reports.clone() };
+            let caps = &request.devices[device].caps;
+            DeviceQueue {
+                lane: machine.open(device, costs.lane, None, lane),
+                depth: lists_in_flight(plan.prefill.policy, caps.queue_depth),
+                waits: caps.queue_waits,
+                in_flight: 0,
+            }
+        };
+        let queues: Vec<DeviceQueue> = devices.iter().enumerate().map(queue).collect();
+        Ok(TimedRun {
+            plan,
+            cost: request.cost,
+            slots,
+            handover: Handover::default(),
+            machine,
+            state: State::new(plan.prefill.policy, queues.len()),
+            queues,
+            reports,
+            priced,
+            token: None,
+            costs: Costs { task_ns: Vec::new(), critical: plan.critical_device() },
+            learnt: HashMap::new(),
+            cached: 0,
+            program,
+        })
+    }
+
+    /// The time, in nanoseconds; infinite after a task that no device runs.
+    pub fn now_ns(&self) -> f64 {
+        let now = self.machine.now();
+        // Beyond this, times were cut to what the clock can count.
+        if now > u64::MAX / 2 { f64::INFINITY } else { now as f64 }
+    }
+
+    /// The work so far.
+    pub fn usage(&mut self) -> Usage {
+        self.machine.usage()
+    }
+
+    /// Computes the next tokens of the sequence, of which the last one's logits are wanted.
+    ///
+    /// # Errors
+    /// The plan does not fit.
+    pub fn tokens(&mut self, count: usize) -> Result<(), PlanError> {
+        let one = self.program.one_placement();
+        let decode = self.cached > 0 && count == 1;
+        let phase = if decode { Phase::Decode } else { Phase::Prefill };
+        let slot = Some(phase).filter(|_| !one);
+        let windows = self.program.lowered.page_groups.iter().any(Option::is_some);
+        let several = self.program.computing(slot) > 1
+            && self.plan.prefill.chunks_in_flight > 1
+            && (one || !windows);
+        let chunks = if several { CHUNKS_AT_ONCE } else { 1 };
+        let end = self.cached + count;
+        while self.cached < end {
+            let mut batches = Vec::new();
+            while self.cached < end && batches.len() < chunks {
+                let rows = (end - self.cached).min(self.plan.prefill.chunk);
+                batches.push((self.cached, rows));
+                self.cached += rows;
+            }
+            self.batches(phase, &batches, end)?;
+        }
+        Ok(())
+    }
+
+    /// Runs forward batches, each with its first position and its rows, as one graph.
+    fn batches(
+        &mut self,
+        phase: Phase,
+        batches: &[(usize, usize)],
+        end: usize,
+    ) -> Result<(), PlanError> {
+        let page_len = self.plan.page_len;
+        let forward = |(pos, rows): &(usize, usize)| {
+            Arc::new(one_sequence(&self.program, page_len, *rows, *pos))
+        };
+        let forwards: Vec<Arc<ForwardBatch>> = batches.iter().map(forward).collect();
+        let mut copies = Vec::new();
+        for forward in &forwards {
+            copies.extend(self.handover.before(phase, forward, &self.program));
+        }
+        if !copies.is_empty() {
+            let schedule = Schedule::of_named(&copies, &forwards);
+            self.run(&Named { tasks: copies, schedule }, &forwards);
+        }
+        let named = match self.token.clone().filter(|_| phase == Phase::Decode) {
+            Some(known) => known,
+            None => {
+                let named = Rc::new(self.named(phase, batches, &forwards, end)?);
+                if phase == Phase::Decode {
+                    self.token = Some(named.clone());
+                }
+                named
+            }
+        };
+        self.run(&named, &forwards);
+        Ok(())
+    }
+
+    fn named(
+        &self,
+        phase: Phase,
+        batches: &[(usize, usize)],
+        forwards: &[Arc<ForwardBatch>],
+        end: usize,
+    ) -> Result<Named, PlanError> {
+        let sets = self.plan.prefill.chunks_in_flight.min(batches.len()).max(1);
+        let mut tasks = Vec::new();
+        for (chunk, &(pos, rows)) in batches.iter().enumerate() {
+            let last = rows - 1..rows;
+            let shape = BatchShape {
+                phase,
+                rows,
+                wanted: if pos + rows == end { vec![last] } else { Vec::new() },
+                chunk: chunk as u32,
+                set: chunk % sets,
+                logits_row: 0,
+            };
+            let made = self.program.tasks(&self.slots, &shape).map_err(|e| unpriced(&e))?;
+            tasks.extend(made.tasks);
+        }
+        let schedule = Schedule::of_named(&tasks, forwards);
+        Ok(Named { tasks, schedule })
+    }
+
+    /// Runs a graph to its end.
+    fn run(&mut self, named: &Named, forwards: &[Arc<ForwardBatch>]) {
+        let tasks: Rc<Vec<TimedTask>> =
+            Rc::new(named.tasks.iter().map(|t| self.timed(t, forwards)).collect());
+        self.reports.borrow_mut().reached.fill(0);
+        let waits = |order: &&Order| {
+            let mut used = order.devices.iter().zip(&self.queues);
+            used.all(|(d, queue)| d.tasks.is_empty() || queue.waits)
+        };
+        if let Some(order) = named.schedule.order.as_ref().filter(waits) {
+            for (at, device) in order.devices.iter().enumerate() {
+                if !device.tasks.is_empty() {
+                    self.submit(
+                        at,
+                        List {
+                            id: 0,
+                            numbers: device.tasks.clone(),
+                            tasks: tasks.clone(),
+                            waits: device.waits.clone(),
+                            signals: device.signals.clone(),
+                            took: Vec::new(),
+                        },
+                    );
+                }
+            }
+            while self.queues.iter().any(|q| q.in_flight > 0) {
+                let Some(report) = self.hear() else { return };
+                self.learn(named, &report);
+            }
+            return;
+        }
+        let dag = &named.schedule.dag;
+        self.state.start(dag);
+        let known = |task: &NamedTask| self.learnt.get(&self.cost_key(task)?).copied();
+        self.costs.task_ns = named.tasks.iter().map(|t| known(t).unwrap_or(0)).collect();
+        while self.state.left() > 0 {
+            for at in 0..self.queues.len() {
+                while self.queues[at].in_flight < self.queues[at].depth {
+                    let Some(id) = self.state.take(dag, &self.costs, at) else { break };
+                    let numbers = self.state.tasks(id).to_vec();
+                    let (waits, signals, took) = (Vec::new(), Vec::new(), Vec::new());
+                    let tasks = tasks.clone();
+                    self.submit(at, List { id, numbers, tasks, waits, signals, took });
+                }
+            }
+            let Some(report) = self.hear() else { return };
+            self.learn(named, &report);
+            self.state.complete(dag, report.id);
+        }
+    }
+
+    fn submit(&mut self, at: usize, list: List) {
+        self.queues[at].in_flight += 1;
+        self.machine.submit(self.queues[at].lane, list);
+    }
+
+    /// The next list that is done. `None` if there will be none.
+    fn hear(&mut self) -> Option<Report> {
+        loop {
+            if let Some(report) = self.reports.borrow_mut().done.pop_front() {
+                self.queues[report.device].in_flight -= 1;
+                return Some(report);
+            }
+            let next = self.machine.next_event()?;
+            self.machine.run_until(next);
+        }
+    }
+
+    /// The key of a run's cost; `None` for other tasks.
+    fn cost_key(&self, task: &NamedTask) -> Option<[usize; 3]> {
+        let NamedWork::Run(run) = &task.work else { return None };
+        let code = self.program.graphs.graphs()[run.graph].code;
+        Some([task.device, code, task.rows.len()])
+    }
+
+    /// Learns what tasks cost, as the engine's scheduler does.
+    fn learn(&mut self, named: &Named, report: &Report) {
+        for (task, took) in &report.took {
+            let Some(key) = self.cost_key(&named.tasks[*task as usize]) else { continue };
+            let known = self.learnt.entry(key).or_insert(*took);
+            *known = (*known * 7 + took) / 8;
+        }
+    }
+
+    /// A task with its price.
+    fn timed(&self, task: &NamedTask, forwards: &[Arc<ForwardBatch>]) -> TimedTask {
+        let bytes = |v: &NamedView| (v.rows as u64).saturating_mul(v.row_bytes as u64);
+        let sharing = self.machine.sharing();
+        match &task.work {
+            NamedWork::Copy(copy) => TimedTask {
+                need: self.cost.copy_need(sharing.devices[task.device], bytes(&copy.from)),
+                written: 0,
+                decodes: false,
+            },
+            NamedWork::Run(run) => {
+                let rows = task.rows.len();
+                let cached = forwards[task.chunk as usize].seqs.first().map_or(0, |s| s.pos);
+                let cached = cached + task.rows.start;
+                let kind = self.program.lowered.segments[run.segment].kind;
+                let key = RunKey { graph: run.graph, kind, rows, room: run.room, cached };
+                let known = self.priced.borrow().known.get(&key).copied();
+                let need = known.unwrap_or_else(|| {
+                    let need = self.cost.need(&sharing.run(&key));
+                    let mut priced = self.priced.borrow_mut();
+                    priced.runs.push(key);
+                    let need = Need { tag: priced.runs.len(), ..need };
+                    priced.known.insert(key, need);
+                    need
+                });
+                let row = |v: &NamedView| (rows as u64).saturating_mul(v.row_bytes as u64);
+                let written = run.outputs.iter().map(row).sum();
+                TimedTask { need, written, decodes: rows == 1 && cached > 0 }
+            }
+        }
+    }
+}
+
+/// Why a plan cannot be priced.
+fn unpriced(e: &ProgramError) -> PlanError {
+    PlanError::Unpriced(e.to_string())
+}
+
+/// A task of a list.
+struct TimedTask {
+    need: Need,
+    /// Bytes that it writes for others.
+    written: u64,
+    /// Whether it computes a row that continues a sequence.
+    decodes: bool,
+}
+
+/// Prices of runs; the tag of a need is the number of its run, and 0 stands for a copy.
+#[derive(Default)]
+struct Priced {
+    runs: Vec<RunKey>,
+    known: HashMap<RunKey, Need>,
+}
+
+/// What the price of a run depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct RunKey {
+    /// Index in the program's list of graphs.
+    graph: usize,
+    kind: SegmentKind,
+    rows: usize,
+    room: usize,
+    cached: usize,
+}
+
+/// How runs slow each other down, by the cost model.
+struct Shares<'a> {
+    cost: &'a dyn CostModel,
+    program: Rc<Program>,
+    /// The plan's devices in the cost model's list.
+    devices: Vec<usize>,
+    priced: Rc<RefCell<Priced>>,
+}
+
+impl Shares<'_> {
+    fn run(&self, key: &RunKey) -> PricedRun<'_> {
+        let RunKey { kind, rows, room, cached, .. } = *key;
+        let listed = &self.program.graphs.graphs()[key.graph];
+        let device = self.devices[listed.device];
+        PricedRun { device, kind, graph: &listed.graph, rows, room, cached }
+    }
+}
+
+impl Sharing for Shares<'_> {
+    fn shares(&self, running: &[Need]) -> Vec<f64> {
+        let priced = self.priced.borrow();
+        let run = |need: &Need| Some(self.run(&priced.runs[need.tag.checked_sub(1)?]));
+        let all: Vec<_> = running.iter().map(|need| (run(need), *need)).collect();
+        self.cost.shares(&all)
+    }
+}
+
+/// What lanes report, and how far each has come.
+#[derive(Default)]
+struct Reports {
+    done: VecDeque<Report>,
+    /// By lane: the last signalled number of its tasks.
+    reached: Vec<u64>,
+}
+
+/// A list that is done.
+struct Report {
+    device: usize,
+    id: ListId,
+    took: Vec<(u32, u64)>,
+}
+
+/// A list of tasks.
+struct List {
+    id: ListId,
+    numbers: Vec<u32>,
+    tasks: Rc<Vec<TimedTask>>,
+    waits: Vec<OrderWait>,
+    /// Numbers of tasks whose end is signalled.
+    signals: Vec<u64>,
+    /// What each task took.
+    took: Vec<(u32, u64)>,
+}
+
+impl List {
+    fn task(&self, at: usize) -> &TimedTask {
+        &self.tasks[self.numbers[at] as usize]
+    }
+}
+
+/// A device's queue in modelled time.
+struct Lane {
+    index: usize,
+    costs: QueueCosts,
+    /// Whether those that wait sleep until woken.
+    blocks: bool,
+    reports: Rc<RefCell<Reports>>,
+}
+
+impl LaneWork for Lane {
+    type List = List;
+    type Task = ();
+    type Signal = u64;
+    type Error = std::convert::Infallible;
+
+    fn tasks(&self, list: &List) -> usize {
+        list.numbers.len()
+    }
+
+    fn next_wait(&self, list: &List, _: usize) -> usize {
+        list.numbers.len()
+    }
+
+    fn settled(&self, list: &List, task: usize) -> Result<bool, Self::Error> {
+        let reached = &self.reports.borrow().reached;
+        let mut waits = list.waits.iter().filter(|w| w.place as usize == task);
+        Ok(waits.all(|w| reached[w.device] >= w.done))
+    }
+
+    fn submitted_early(&self, list: &List, task: usize) -> bool {
+        !self.costs.submits_waits || (!self.blocks && list.task(task).decodes)
+    }
+
+    fn begin(&mut self, list: &List, task: usize) -> Result<(Need, ()), Self::Error> {
+        Ok((list.task(task).need, ()))
+    }
+
+    fn end(
+        &mut self,
+        list: &mut List,
+        task: usize,
+        (): (),
+        span: Span,
+    ) -> Result<Told<u64>, Self::Error> {
+        list.took.push((list.numbers[task], span.end - span.start));
+        let done = task as u64 + 1;
+        let written = list.task(task).written as f64;
+        let written = self.costs.told_bytes_per_ns.map_or(0, |rate| (written / rate).ceil() as u64);
+        Ok(Told {
+            after_ns: self.costs.told_ns.saturating_add(written),
+            signal: list.signals.contains(&done).then_some(done),
+            blocks: self.blocks,
+        })
+    }
+
+    fn signal(&mut self, done: u64) {
+        self.reports.borrow_mut().reached[self.index] = done;
+    }
+
+    fn finish(&mut self, List { id, took, .. }: List, _: Result<(), Self::Error>) {
+        let report = Report { device: self.index, id, took };
+        self.reports.borrow_mut().done.push_back(report);
+    }
+}
