@@ -121,7 +121,7 @@ impl Default for OpenOptions {
 
 impl OpenOptions {
     /// How to bind weights.
-    pub(crate) fn bind(&self) -> BindOptions {
+    pub fn bind(&self) -> BindOptions {
         BindOptions { float: self.dtype, quant: self.quant }
     }
 }
@@ -205,7 +205,7 @@ pub fn make_plan(subject: &Subject, options: &OpenOptions) -> Result<Planned, Er
 }
 
 /// A plan on the first device of the options.
-pub(crate) fn one_device_plan(
+pub fn one_device_plan(
     spec: &ModelSpec,
     store: &WeightStore,
     options: &OpenOptions,
@@ -530,11 +530,7 @@ fn plan_of(
 }
 
 /// Lowers the model for a plan's chunk and context.
-pub(crate) fn lowered(
-    spec: &ModelSpec,
-    store: &WeightStore,
-    plan: &Plan,
-) -> Result<Lowered, Error> {
+pub fn lowered(spec: &ModelSpec, store: &WeightStore, plan: &Plan) -> Result<Lowered, Error> {
     let bounds = LowerOptions {
         max_rows: plan.prefill.chunk,
         max_kv: plan.context,

@@ -24,7 +24,7 @@ pub enum ProfileAt {
 }
 
 /// The subject of a profile for this model on these devices.
-pub(crate) fn subject_of(
+pub fn subject_of(
     spec: &ModelSpec,
     store: &WeightStore,
     plan: &Plan,
@@ -47,7 +47,7 @@ pub(crate) fn subject_of(
 }
 
 /// A device as plans, programs and the solver see it.
-pub(crate) fn plan_device(device: &Arc<dyn Device>) -> PlanDevice {
+pub fn plan_device(device: &Arc<dyn Device>) -> PlanDevice {
     PlanDevice { name: device.name().to_string(), caps: device.caps().clone() }
 }
 
@@ -62,7 +62,7 @@ fn machine() -> String {
 }
 
 /// An error about a profile's file.
-pub(crate) fn failed(file: &Path, error: std::io::Error) -> Error {
+pub fn failed(file: &Path, error: std::io::Error) -> Error {
     Error::ProfileFile { file: file.display().to_string(), error }
 }
 
@@ -70,7 +70,7 @@ pub(crate) fn failed(file: &Path, error: std::io::Error) -> Error {
 ///
 /// In a folder, the name does not depend on the machine or version. So a profile of another machine
 /// is found and refused.
-pub(crate) fn file_of(at: &ProfileAt, here: &ProfileSubject) -> PathBuf {
+pub fn file_of(at: &ProfileAt, here: &ProfileSubject) -> PathBuf {
     let folder = match at {
         ProfileAt::File(file) => return file.clone(),
         ProfileAt::Folder(folder) | ProfileAt::IfIn(folder) => folder,

@@ -34,7 +34,7 @@ impl Subject {
     }
 
     /// The description and the weights. With `shape_only`, random weights are not generated.
-    pub(crate) fn described(
+    pub fn described(
         &self,
         bind: BindOptions,
         shape_only: bool,

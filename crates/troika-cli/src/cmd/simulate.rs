@@ -3,7 +3,7 @@
 use serde_json::json;
 use troika::sim::Soc;
 use troika::trace::Tracer;
-use troika::{Figures, Shape, SimulateError, SimulateOptions, Simulation};
+use troika_lab::{Figures, Shape, SimulateError, SimulateOptions, Simulation};
 
 use crate::error::CliError;
 use crate::flags::SimulateArgs;

@@ -13,9 +13,9 @@ use troika::engine::sample::SampleParams;
 use troika::plan::PlanError;
 use troika::trace::Tracer;
 use troika::{
-    DeviceOptions, EnergyMeter, Metering, Model, OpenOptions, Request, Session, SessionOptions,
-    Subject, measure_peaks,
+    DeviceOptions, Model, OpenOptions, Request, Session, SessionOptions, Subject, measure_peaks,
 };
+use troika_lab::{EnergyMeter, Metering};
 
 use crate::error::CliError;
 use crate::flags::{BenchArgs, TableFlag};

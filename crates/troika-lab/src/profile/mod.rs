@@ -1,5 +1,5 @@
 //! Measures a model's segments on devices for the solver: `troika profile`. The contents of a
-//! profile and its fits belong to `troika-plan`; the devices and the clock are here.
+//! profile and its fits belong to `troika-solve`; the devices and the clock are here.
 
 mod bench;
 mod inputs;
@@ -16,12 +16,11 @@ use troika_solve::{
 };
 use troika_weights::WeightStore;
 
-use crate::devices::{computes_nothing, virtual_clock};
-use crate::error::Error;
-use crate::file::{can_write, write_file};
-use crate::open::OpenOptions;
-use crate::profile_file::{ProfileAt, failed, file_of, subject_of};
-use crate::subject::Subject;
+use troika::{
+    Error, OpenOptions, ProfileAt, Subject, can_write, computes_nothing, failed, file_of, lowered,
+    one_device_plan, open_devices, subject_of, virtual_clock, write_file,
+};
+
 use bench::Bench;
 
 /// Receives (measurements done, all measurements).
@@ -70,10 +69,10 @@ pub fn profile(
     options: &ProfileOptions,
     progress: OnProfiled<'_>,
 ) -> Result<ProfileOutcome, Error> {
-    let devices = crate::devices::open_devices(&options.open.devices)?;
+    let devices = open_devices(&options.open.devices)?;
     let shape_only = devices.iter().all(computes_nothing);
     let (spec, store) = subject.described(options.open.bind(), shape_only)?;
-    let plan = crate::open::one_device_plan(&spec, &store, &options.open, &devices)?;
+    let plan = one_device_plan(&spec, &store, &options.open, &devices)?;
     let here = subject_of(&spec, &store, &plan, &devices);
     let file = options.file.as_ref().map(|at| file_of(at, &here));
     if let Some(folder) =
@@ -87,7 +86,7 @@ pub fn profile(
         can_write(place).map_err(|e| failed(place, e))?;
     }
     let clock = virtual_clock(&devices).unwrap_or_else(|| Arc::new(RealClock::new()));
-    let lowered = crate::open::lowered(&spec, &store, &plan)?;
+    let lowered = lowered(&spec, &store, &plan)?;
     let (store, lowered) = (&store, &lowered);
     let mut measuring = Measuring { store, lowered, options, file: keep.clone(), clock, progress };
     if measuring.all(&devices, &mut profile)? {

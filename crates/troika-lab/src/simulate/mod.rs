@@ -10,8 +10,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 
-use crate::devices::sim::{Board, CoRun, ProcessorKind, Soc, SocError, Usage};
 use serde_json::Value;
+use troika::sim::{Board, CoRun, Processor, ProcessorKind, Soc, SocError, Usage, VirtualDevice};
 use troika_device::{Clock, Device, DeviceError, Queue, read_text};
 use troika_engine::{Engine, EngineParts, SeqId, SequenceInput, Sharing, WantedLogits};
 use troika_graph::DType;
@@ -26,9 +26,8 @@ use troika_weights::{Quant, SYNTHETIC_DTYPES, WeightStore};
 pub use single::{ProductChoice, ProductShape, ProductTime};
 pub use strategy::SocStrategy;
 
-use crate::devices::on_board;
-use crate::error::Error;
-use crate::profile_file::plan_device;
+use troika::Error;
+use troika::plan_device;
 
 /// Why a simulation is impossible.
 #[derive(Debug, thiserror::Error)]
@@ -81,6 +80,9 @@ pub enum SimulateError {
          that is far too small, or a time that is far too large"
     )]
     Years(String),
+    /// An unknown strategy.
+    #[error("{0}")]
+    Strategy(String),
     /// An error of another part.
     #[error(transparent)]
     Other(#[from] Error),
@@ -399,6 +401,21 @@ impl Simulation {
         let input = [SequenceInput { seq, tokens: &tokens, logits: WantedLogits::Last }];
         Ok(self.engine.run_unread(&input)?)
     }
+}
+
+/// Devices, and the SoC they belong to.
+type OnBoard = (Vec<Arc<dyn Device>>, Arc<Board>);
+
+/// All processors of a SoC. They share its memory and a clock.
+///
+/// # Errors
+/// The CPU kernels that compute their values cannot be set up.
+fn on_board(soc: &Soc) -> Result<OnBoard, DeviceError> {
+    let board = Board::new(soc, Arc::default());
+    let open =
+        |p: &Processor| Ok(Arc::new(VirtualDevice::on(&board, &p.name, p)?) as Arc<dyn Device>);
+    let devices = soc.processors.iter().map(open).collect::<Result<_, DeviceError>>()?;
+    Ok((devices, board))
 }
 
 /// Bytes of all weights, each counted once.

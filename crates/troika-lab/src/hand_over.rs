@@ -11,8 +11,8 @@ use troika_device::{
 };
 use troika_graph::{DType, Op, SubgraphBuilder};
 
-use crate::devices::{DeviceOptions, DeviceSpec, open_devices, usable_cores};
 use crate::no_weights::NoWeights;
+use troika::{DeviceOptions, DeviceSpec, open_devices, usable_cores};
 
 /// How the second queue waits for the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
