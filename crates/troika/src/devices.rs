@@ -222,7 +222,7 @@ pub fn virtual_clock<'a>(
 }
 
 /// Whether a device models time only, without reading values or weights.
-pub fn computes_nothing(device: &Arc<dyn Device>) -> bool {
+pub(crate) fn computes_nothing(device: &Arc<dyn Device>) -> bool {
     !device.caps().computes()
 }
 

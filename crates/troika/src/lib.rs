@@ -48,7 +48,9 @@ mod file;
 mod generate;
 mod generation;
 mod open;
+mod options;
 mod perplexity;
+mod planning;
 mod profile_file;
 mod prompt;
 mod session;
@@ -56,27 +58,27 @@ mod source;
 mod subject;
 mod text;
 
-pub use describe::{Described, describe};
+pub use describe::{BoundModel, Described, describe};
 pub use devices::{
-    DeviceOptions, DeviceSpec, DeviceSpecError, Peak, Peaks, ProcessorSpec, computes_nothing,
-    instruction_sets, measure_bandwidth, measure_peaks, multiply_of, open_devices, parse_cores,
-    sim, usable_cores, virtual_clock,
+    DeviceOptions, DeviceSpec, DeviceSpecError, Peak, Peaks, ProcessorSpec, instruction_sets,
+    measure_bandwidth, measure_peaks, multiply_of, open_devices, parse_cores, sim, usable_cores,
+    virtual_clock,
 };
 pub use driver::EngineGuard;
 pub use error::Error;
 pub use file::{can_write, write_file};
 pub use generate::Finish;
 pub use generation::GenerationDefaults;
-pub use open::{
-    LoadProgress, Model, OpenOptions, Planned, SolveOptions, lowered, make_plan, one_device_plan,
-};
+pub use open::Model;
+pub use options::{LoadProgress, OpenOptions, SolveOptions};
 pub use perplexity::{Perplexity, Scored};
-pub use profile_file::{ProfileAt, failed, file_of, kept_profile, plan_device, subject_of};
+pub use planning::{Planned, make_plan};
+pub use profile_file::{ProfileAt, plan_device, subject_of};
 pub use session::{
     Control, OnToken, Output, Request, Session, SessionCanceller, SessionOptions, Stats, TextPiece,
 };
 pub use source::Source;
-pub use subject::Subject;
+pub use subject::{Shape, Subject};
 
 pub use troika_weights::exit_when_shortened;
 

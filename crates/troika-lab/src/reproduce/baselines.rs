@@ -104,21 +104,25 @@ fn anchors(lab: &mut Lab) -> Result<Outcome, SimulateError> {
     Ok(Outcome::each(items, 0.05).noted(note))
 }
 
-/// How many times slower an engine is in a task with given numbers of tokens in and out.
-fn task(
-    lab: &mut Lab,
-    engine: Engine,
-    (prompt, out): (usize, usize),
-) -> Result<f64, SimulateError> {
-    let total = |[ttft, tpot]: [f64; 2]| ttft + tpot * (out - 1) as f64;
-    let theirs = total(engine.times(lab, B7, prompt)?);
-    Ok(theirs / total(ours(lab, B7, prompt)?))
+/// A task of a benchmark: tokens of the prompt, and of the answer.
+#[derive(Clone, Copy)]
+struct TaskTokens {
+    prompt: usize,
+    out: usize,
+}
+
+const TURNS: TaskTokens = TaskTokens { prompt: 54, out: 374 };
+const GSM8K: TaskTokens = TaskTokens { prompt: 296, out: 340 };
+const LONG: TaskTokens = TaskTokens { prompt: 1787, out: 5 };
+
+/// How many times slower an engine is in a task.
+fn task(lab: &mut Lab, engine: Engine, task: TaskTokens) -> Result<f64, SimulateError> {
+    let total = |[ttft, tpot]: [f64; 2]| ttft + tpot * (task.out - 1) as f64;
+    let theirs = total(engine.times(lab, B7, task.prompt)?);
+    Ok(theirs / total(ours(lab, B7, task.prompt)?))
 }
 
 fn end_to_end(lab: &mut Lab) -> Result<Outcome, SimulateError> {
-    const TURNS: (usize, usize) = (54, 374);
-    const GSM8K: (usize, usize) = (296, 340);
-    const LONG: (usize, usize) = (1787, 5);
     let mut all = Vec::new();
     for engine in ENGINES {
         all.push(task(lab, engine, GSM8K)?);

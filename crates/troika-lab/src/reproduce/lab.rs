@@ -2,13 +2,14 @@
 
 use std::collections::HashMap;
 
+use troika::Shape;
 use troika::plan::SyncMode;
 use troika::sim::{CoRun, ProcessorKind, Soc};
 use troika::trace::Tracer;
 
 use crate::{
-    Figures, ProductShape, ProductTime, Shape, SimulateError, SimulateOptions, Simulation,
-    SocStrategy,
+    Figures, ProductShape, ProductTime, SimulateError, SimulateOptions, Simulation, SocStrategy,
+    WEIGHTS,
 };
 
 /// A SoC, original or modified.
@@ -115,7 +116,7 @@ impl Lab {
 
     fn shape(&mut self, model: &'static str) -> Result<Shape, SimulateError> {
         if !self.shapes.contains_key(model) {
-            self.shapes.insert(model, Shape::find(model)?);
+            self.shapes.insert(model, Shape::find(model, WEIGHTS)?);
         }
         Ok(self.shapes[model].clone())
     }
