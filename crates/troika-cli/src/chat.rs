@@ -153,7 +153,7 @@ impl Chat<'_> {
         } else {
             model.tokenize(&line)?
         };
-        let out = generate((model, &mut self.session), args, &ids, self.interrupt)?;
+        let out = generate(model, &mut self.session, args, &ids, self.interrupt)?;
         output::write("\n")?;
         self.messages.push(json!({"role": "assistant", "content": out.text}));
         if !args.quiet {

@@ -4,11 +4,11 @@
 
 use std::io;
 
-use troika::SimulateError;
 use troika::engine::{EngineError, KvError};
 use troika::plan::PlanError;
 use troika::program::ProgramError;
 use troika::sim::SocError;
+use troika_lab::SimulateError;
 
 /// Why the command ends.
 #[derive(Debug, thiserror::Error)]
@@ -95,7 +95,7 @@ fn of_simulation(error: &SimulateError) -> u8 {
     match error {
         E::Soc(SocError::Unknown { .. } | SocError::Processor { .. }) => 2,
         E::Processor { .. } | E::NoFrames(_) | E::Tokens { .. } => 2,
-        E::Soc(_) | E::Numerics(_) | E::Config { .. } | E::Years(_) => 1,
+        E::Soc(_) | E::Numerics(_) | E::Years(_) | E::Strategy(_) => 1,
         E::Other(e) => of_library(e),
     }
 }

@@ -31,7 +31,8 @@ pub fn request(model: &Model, args: &RunArgs) -> Result<Request, CliError> {
 /// # Errors
 /// An error of the model, or a closed standard output.
 pub fn generate(
-    (model, session): (&Model, &mut Session),
+    model: &Model,
+    session: &mut Session,
     args: &RunArgs,
     ids: &[u32],
     interrupt: &Interrupt,

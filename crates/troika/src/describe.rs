@@ -1,5 +1,8 @@
 //! A model's description and weights, before compiling.
 
+use std::sync::Arc;
+
+use troika_device::Device;
 use troika_model::families::{self, DescribedModel};
 use troika_model::spec::ModelSpec;
 use troika_weights::{BindOptions, FileSource, ModelFiles, WeightStore};
@@ -15,6 +18,16 @@ pub struct Described {
     pub spec: ModelSpec,
     /// The weights.
     pub store: WeightStore,
+}
+
+/// A model with bound weights and the devices at hand. Nothing is compiled yet.
+pub struct BoundModel {
+    /// The description.
+    pub spec: ModelSpec,
+    /// The weights.
+    pub store: WeightStore,
+    /// The devices.
+    pub devices: Vec<Arc<dyn Device>>,
 }
 
 /// Reads and checks a model without compiling it.

@@ -211,24 +211,8 @@ pub fn open_devices(options: &DeviceOptions) -> Result<Vec<Arc<dyn Device>>, Dev
     devices.collect()
 }
 
-/// Devices, and the SoC they belong to.
-pub(crate) type OnBoard = (Vec<Arc<dyn Device>>, Arc<Board>);
-
-/// All processors of a SoC. They share its memory and a clock.
-///
-/// # Errors
-/// The CPU kernels that compute their values cannot be set up.
-pub(crate) fn on_board(soc: &Soc) -> Result<OnBoard, DeviceError> {
-    let board = Board::new(soc, Arc::default());
-    let open = |p: &troika_sim::Processor| {
-        Ok(Arc::new(VirtualDevice::on(&board, &p.name, p)?) as Arc<dyn Device>)
-    };
-    let devices = soc.processors.iter().map(open).collect::<Result<_, DeviceError>>()?;
-    Ok((devices, board))
-}
-
 /// The clock of virtual devices, if all devices are virtual: time is then modelled.
-pub(crate) fn virtual_clock<'a>(
+pub fn virtual_clock<'a>(
     devices: impl IntoIterator<Item = &'a Arc<dyn Device>>,
 ) -> Option<Arc<dyn Clock>> {
     let mut devices = devices.into_iter();

@@ -27,6 +27,14 @@ pub enum Error {
         /// What is wrong.
         error: ConfigError,
     },
+    /// An unreadable config file.
+    #[error("{file} cannot be read as a config: {why}")]
+    ConfigFile {
+        /// The file.
+        file: String,
+        /// Why.
+        why: String,
+    },
     /// An error of the tokenizer.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
@@ -175,6 +183,11 @@ pub enum Error {
 }
 
 impl Error {
+    /// A profile's file that cannot be read or written.
+    pub fn profile_file(file: &Path, error: std::io::Error) -> Error {
+        Error::ProfileFile { file: file.display().to_string(), error }
+    }
+
     /// Adds the plan's file name, if there is one and the plan is at fault.
     pub(crate) fn of_plan(self, file: Option<&Path>) -> Error {
         use EngineError as E;

@@ -43,49 +43,42 @@
 mod describe;
 mod devices;
 mod driver;
-mod energy;
 mod error;
 mod file;
 mod generate;
 mod generation;
-mod hand_over;
-mod no_weights;
 mod open;
+mod options;
 mod perplexity;
-mod profile;
+mod planning;
 mod profile_file;
 mod prompt;
 mod session;
-mod simulate;
 mod source;
 mod subject;
 mod text;
 
-pub use describe::{Described, describe};
+pub use describe::{BoundModel, Described, describe};
 pub use devices::{
     DeviceOptions, DeviceSpec, DeviceSpecError, Peak, Peaks, ProcessorSpec, instruction_sets,
     measure_bandwidth, measure_peaks, multiply_of, open_devices, parse_cores, sim, usable_cores,
+    virtual_clock,
 };
 pub use driver::EngineGuard;
-pub use energy::{EnergyMeter, Metering};
 pub use error::Error;
 pub use file::{can_write, write_file};
 pub use generate::Finish;
 pub use generation::GenerationDefaults;
-pub use hand_over::{HandOverBy, HandOvers, measure_hand_overs};
-pub use open::{LoadProgress, Model, OpenOptions, Planned, SolveOptions, make_plan};
+pub use open::Model;
+pub use options::{LoadProgress, OpenOptions, SolveOptions};
 pub use perplexity::{Perplexity, Scored};
-pub use profile::{OnProfiled, ProfileOptions, ProfileOutcome, profile};
-pub use profile_file::{ProfileAt, kept_profile};
+pub use planning::{Planned, make_plan};
+pub use profile_file::{ProfileAt, plan_device, subject_of};
 pub use session::{
     Control, OnToken, Output, Request, Session, SessionCanceller, SessionOptions, Stats, TextPiece,
 };
-pub use simulate::{
-    Figures, ProductChoice, ProductShape, ProductTime, Shape, SimulateError, SimulateOptions,
-    Simulation, SocStrategy,
-};
 pub use source::Source;
-pub use subject::Subject;
+pub use subject::{Shape, Subject};
 
 pub use troika_weights::exit_when_shortened;
 

@@ -4,11 +4,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use troika_device::{Device, read_text};
-use troika_model::spec::ModelSpec;
 use troika_plan::{ModelId, Plan, PlanDevice};
 use troika_solve::{Profile, ProfileError, ProfileSubject, ProfiledDevice};
-use troika_weights::WeightStore;
 
+use crate::describe::BoundModel;
 use crate::devices::usable_cores;
 use crate::error::Error;
 
@@ -24,30 +23,25 @@ pub enum ProfileAt {
 }
 
 /// The subject of a profile for this model on these devices.
-pub(crate) fn subject_of(
-    spec: &ModelSpec,
-    store: &WeightStore,
-    plan: &Plan,
-    devices: &[Arc<dyn Device>],
-) -> ProfileSubject {
-    let classes = store.classes();
+pub fn subject_of(model: &BoundModel, plan: &Plan) -> ProfileSubject {
+    let classes = model.store.classes();
     let mut types: Vec<String> =
         classes.iter().map(|c| format!("{} {}", c.class, c.dtype.name())).collect();
     types.push(format!("cache {}", plan.kv_dtype.name()));
     let formats = plan.activations();
     types.extend(formats.iter().map(|f| format!("activations {f:?}")));
-    let devices = devices.iter().map(|d| ProfiledDevice::of(&plan_device(d)));
+    let devices = model.devices.iter().map(|d| ProfiledDevice::of(&plan_device(d)));
     ProfileSubject {
         program: env!("CARGO_PKG_VERSION").to_string(),
         machine: machine(),
-        model: ModelId::of(spec),
+        model: ModelId::of(&model.spec),
         types,
         devices: devices.collect(),
     }
 }
 
 /// A device as plans, programs and the solver see it.
-pub(crate) fn plan_device(device: &Arc<dyn Device>) -> PlanDevice {
+pub fn plan_device(device: &Arc<dyn Device>) -> PlanDevice {
     PlanDevice { name: device.name().to_string(), caps: device.caps().clone() }
 }
 
@@ -61,42 +55,24 @@ fn machine() -> String {
     format!("{}, {cores} cores, {arch} {os}", name.unwrap_or_else(|| "processor".into()))
 }
 
-/// An error about a profile's file.
-pub(crate) fn failed(file: &Path, error: std::io::Error) -> Error {
-    Error::ProfileFile { file: file.display().to_string(), error }
-}
-
-/// The path of a profile's file.
-///
-/// In a folder, the name does not depend on the machine or version. So a profile of another machine
-/// is found and refused.
-pub(crate) fn file_of(at: &ProfileAt, here: &ProfileSubject) -> PathBuf {
-    let folder = match at {
-        ProfileAt::File(file) => return file.clone(),
-        ProfileAt::Folder(folder) | ProfileAt::IfIn(folder) => folder,
-    };
-    let ModelId { family, layers, hidden, vocab } = &here.model;
-    let devices: Vec<&str> = here.devices.iter().map(|d| d.name.as_str()).collect();
-    let devices = devices.join("+");
-    // FNV-1a, so that names are the same in all builds.
-    let mix = |h: u64, b: u8| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3);
-    let hash = here.types.join("\n").bytes().fold(0xcbf2_9ce4_8422_2325, mix);
-    folder.join(format!("{family}-{layers}x{hidden}-{vocab}-{devices}-{hash:016x}.json"))
-}
-
-/// The model and devices of a stored profile as a sentence, and whether it is complete.
-///
-/// # Errors
-/// The reason why this program cannot use it.
-pub fn kept_profile(file: &Path) -> Result<(String, bool), String> {
-    let text = read_text(file).map_err(|e| e.to_string())?;
-    let profile = Profile::from_json(&text).map_err(|e| e.to_string())?;
-    let of = &profile.subject;
-    if of.program != env!("CARGO_PKG_VERSION") {
-        return Err(format!("it was measured by version {}", of.program));
+impl ProfileAt {
+    /// The path of a profile's file.
+    ///
+    /// In a folder, the name does not depend on the machine or version. So a profile of another
+    /// machine is found and refused.
+    pub fn file(&self, here: &ProfileSubject) -> PathBuf {
+        let folder = match self {
+            ProfileAt::File(file) => return file.clone(),
+            ProfileAt::Folder(folder) | ProfileAt::IfIn(folder) => folder,
+        };
+        let ModelId { family, layers, hidden, vocab } = &here.model;
+        let devices: Vec<&str> = here.devices.iter().map(|d| d.name.as_str()).collect();
+        let devices = devices.join("+");
+        // FNV-1a, so that names are the same in all builds.
+        let mix = |h: u64, b: u8| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3);
+        let hash = here.types.join("\n").bytes().fold(0xcbf2_9ce4_8422_2325, mix);
+        folder.join(format!("{family}-{layers}x{hidden}-{vocab}-{devices}-{hash:016x}.json"))
     }
-    let devices: Vec<&str> = of.devices.iter().map(|d| d.name.as_str()).collect();
-    Ok((format!("{} on {}", of.model, devices.join(", ")), profile.complete))
 }
 
 /// Reads a profile, which must be complete and match the current subject.
@@ -104,7 +80,7 @@ pub fn kept_profile(file: &Path) -> Result<(String, bool), String> {
 /// # Errors
 /// The file is missing, is not a profile, or has another subject.
 pub(crate) fn read(file: &Path, here: &ProfileSubject) -> Result<Profile, Error> {
-    let text = read_text(file).map_err(|e| failed(file, e))?;
+    let text = read_text(file).map_err(|e| Error::profile_file(file, e))?;
     let profile = Profile::from_json(&text).and_then(|p| p.check(here).map(|()| p));
     let refuse = |error: ProfileError| Error::Profile { file: file.display().to_string(), error };
     profile.map_err(refuse)

@@ -11,7 +11,11 @@ use crate::open::Model;
 
 impl Model {
     fn need_tokenizer(&self) -> Result<&Tokenizer, Error> {
-        self.opened.tokenizer.as_deref().ok_or_else(|| Error::NoTokenizer(self.opened.name.clone()))
+        self.opened
+            .text
+            .tokenizer
+            .as_deref()
+            .ok_or_else(|| Error::NoTokenizer(self.opened.name.clone()))
     }
 
     /// Converts text to ids. Also returns the time it took.
@@ -41,12 +45,12 @@ impl Model {
         today: Option<(i32, u32, u32)>,
         parse_special: bool,
     ) -> Result<ChatPrompt, Error> {
-        let tokenizer = self.opened.tokenizer.as_deref();
+        let tokenizer = self.opened.text.tokenizer.as_deref();
         let control = match tokenizer {
             Some(tokenizer) if !parse_special => tokenizer.control_tokens(),
             _ => Vec::new(),
         };
-        let Some(template) = &self.opened.template else {
+        let Some(template) = &self.opened.text.template else {
             return Ok(join_messages(messages, &control)?);
         };
         let token = |id: Option<u32>| id.and_then(|id| tokenizer?.token(id)).unwrap_or_default();
@@ -69,7 +73,7 @@ impl Model {
     /// Those of [`Model::tokenize`], or a template that produces no text.
     pub fn tokenize_chat(&self, prompt: &ChatPrompt) -> Result<(Vec<u32>, Duration), Error> {
         let start = self.opened.clock.now();
-        let add_special = self.opened.template.is_none();
+        let add_special = self.opened.text.template.is_none();
         let tokenizer = self.need_tokenizer()?;
         if prompt.text.is_empty() && !add_special {
             return Err(Error::NoTextOfTemplate);

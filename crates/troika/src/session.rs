@@ -227,7 +227,7 @@ impl Session {
         let start = opened.clock.now();
         let stop_tokens = match request.ignore_eos {
             true => Vec::new(),
-            false => opened.defaults.stop_tokens.clone(),
+            false => opened.text.defaults.stop_tokens.clone(),
         };
         *lock(&self.state) = SessionState {
             generating: Some(Generating {
@@ -237,7 +237,7 @@ impl Session {
                 context: opened.context,
                 holds: opened.driver.handle.most_tokens(),
                 len: prompt.len(),
-                counted: (!opened.computes).then_some(opened.spec.vocab),
+                counted: (!opened.computes).then_some(opened.model.spec.vocab),
                 times: Times {
                     clock: opened.clock.clone(),
                     tracer: opened.tracer.clone(),
@@ -253,7 +253,7 @@ impl Session {
         };
         self.text = Some(TextOutput {
             stop: StopMatcher::new(&request.stop),
-            detokenizer: opened.tokenizer.clone().map(Detokenizer::new),
+            detokenizer: opened.text.tokenizer.clone().map(Detokenizer::new),
             output: Output {
                 tokens: Vec::new(),
                 text: String::new(),
@@ -470,7 +470,7 @@ fn check_prompt(opened: &Opened, prompt: &[u32]) -> Result<(), Error> {
     }
     let context = opened.context;
     if prompt.len() > context {
-        let model = opened.spec.context;
+        let model = opened.model.spec.context;
         return Err(Error::PromptTooLong { prompt: prompt.len(), context, model });
     }
     Ok(())

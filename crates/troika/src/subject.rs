@@ -1,11 +1,13 @@
 //! The subject of a measurement or plan: a model from files, or random weights of a known shape.
 
 use std::fmt;
+use std::path::Path;
 
+use serde_json::Value;
+use troika_device::read_text;
 use troika_graph::DType;
-use troika_model::families::{self, DescribedModel};
-use troika_model::presets;
 use troika_model::spec::ModelSpec;
+use troika_model::{families, presets};
 use troika_weights::{BindOptions, Quant, SYNTHETIC_DTYPES, WeightStore};
 
 use crate::describe::{describe, described_in};
@@ -29,7 +31,7 @@ impl Subject {
     pub fn spec(&self) -> Result<ModelSpec, Error> {
         match self {
             Subject::Files(source) => Ok(described_in(&source.files()?, source)?.spec),
-            Subject::Synthetic(preset) => Ok(known_shape(preset)?.0.spec),
+            Subject::Synthetic(preset) => Ok(Shape::find(preset, DType::BF16)?.spec),
         }
     }
 
@@ -55,43 +57,80 @@ impl fmt::Display for Subject {
     }
 }
 
-/// The shape and the type of `NAME` or `NAME:TYPE`.
-fn known_shape(preset: &str) -> Result<(DescribedModel, DType), Error> {
-    let (name, dtype) = preset.split_once(':').unwrap_or((preset, "BF16"));
-    let config = presets::config(name)
-        .ok_or_else(|| Error::NoPreset { name: name.into(), known: presets::names().join(", ") })?;
-    let dtype = SYNTHETIC_DTYPES.into_iter().find(|d| d.name().eq_ignore_ascii_case(dtype));
-    let dtype = dtype.ok_or_else(|| Error::NoPresetType {
-        name: preset.into(),
-        known: SYNTHETIC_DTYPES.map(|d| d.name()).join(", "),
-    })?;
-    let model = families::from_config(&config)
-        .map_err(|error| Error::Config { model: preset.into(), error })?;
-    Ok((model, dtype))
+/// A model's shape, with the type of its weights.
+#[derive(Clone, Debug)]
+pub struct Shape {
+    /// Its name.
+    pub name: String,
+    /// The model's description.
+    pub spec: ModelSpec,
+    /// The type of most weights.
+    pub dtype: DType,
 }
 
-/// A known shape with random weights. With `shape_only`, they are not generated.
-///
-/// # Errors
-/// An unknown shape or type, or weights larger than the free memory.
-pub(crate) fn synthetic(
+impl Shape {
+    /// A preset's name, or the path of a folder with a `config.json` or of a config that ends in
+    /// `.json`; each with `:TYPE` for weights of another type than `usual`.
+    ///
+    /// # Errors
+    /// An unknown preset or type, a file that cannot be read as a config.
+    pub fn find(text: &str, usual: DType) -> Result<Shape, Error> {
+        let suffix = text.rsplit_once(':').filter(|_| !Path::new(text).exists());
+        let (name, dtype) = match suffix {
+            Some((name, dtype)) if !dtype.contains('/') && !dtype.ends_with(".json") => {
+                let known = |d: &DType| d.name().eq_ignore_ascii_case(dtype);
+                let no_type = || Error::NoPresetType {
+                    name: text.into(),
+                    known: SYNTHETIC_DTYPES.map(|d| d.name()).join(", "),
+                };
+                (name, SYNTHETIC_DTYPES.into_iter().find(known).ok_or_else(no_type)?)
+            }
+            _ => (text, usual),
+        };
+        let path = Path::new(name);
+        let config = match presets::config(name) {
+            Some(config) => config,
+            None if path.is_dir() => read_config(&path.join("config.json"))?,
+            None if name.ends_with(".json") => read_config(path)?,
+            None => {
+                let known = presets::names().join(", ");
+                return Err(Error::NoPreset { name: name.into(), known });
+            }
+        };
+        let model = families::from_config(&config)
+            .map_err(|error| Error::Config { model: name.into(), error })?;
+        Ok(Shape { name: name.into(), spec: model.spec, dtype })
+    }
+
+    /// Random weights that are generated on demand.
+    pub fn lazy_weights(&self, quant: Quant) -> WeightStore {
+        WeightStore::synthetic_lazy(&self.spec, self.dtype, 1, quant)
+    }
+}
+
+fn read_config(file: &Path) -> Result<Value, Error> {
+    let refuse = |why: String| Error::ConfigFile { file: file.display().to_string(), why };
+    let text = read_text(file).map_err(|e| refuse(e.to_string()))?;
+    serde_json::from_str(&text).map_err(|e| refuse(e.to_string()))
+}
+
+/// A shape with random weights. With `shape_only`, they are not generated.
+fn synthetic(
     preset: &str,
     quant: Quant,
     shape_only: bool,
 ) -> Result<(ModelSpec, WeightStore), Error> {
-    let (model, dtype) = known_shape(preset)?;
-    let store = WeightStore::synthetic_lazy(&model.spec, dtype, 1, quant);
-    if shape_only {
-        return Ok((model.spec, store));
+    let shape = Shape::find(preset, DType::BF16)?;
+    let mut store = shape.lazy_weights(quant);
+    if !shape_only {
+        let bytes: u64 = store.classes().iter().map(|c| c.bytes).sum();
+        if let Some(free) = free_memory().filter(|free| bytes > *free) {
+            let (need, free) = (bytes >> 20, free >> 20);
+            return Err(Error::ShapeTooLarge { name: preset.into(), need, free });
+        }
+        store = WeightStore::synthetic(&shape.spec, shape.dtype, 1, quant);
     }
-    let mib = |bytes: u64| bytes >> 20;
-    let bytes: u64 = store.classes().iter().map(|c| c.bytes).sum();
-    if let Some(free) = free_memory().filter(|free| bytes > *free) {
-        let (need, free) = (mib(bytes), mib(free));
-        return Err(Error::ShapeTooLarge { name: preset.into(), need, free });
-    }
-    let store = WeightStore::synthetic(&model.spec, dtype, 1, quant);
-    Ok((model.spec, store))
+    Ok((shape.spec, store))
 }
 
 /// Available memory in bytes, if the system tells.

@@ -2,23 +2,21 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, sync_channel};
 
 use troika_device::{
-    Bindings, Buffer, Clock, CommandList, Completion, CopyRows, Device, DeviceError, HostData,
-    HostTask, Queue, Run, SpaceId, Submission, View, Weights, Work,
+    Bindings, Buffer, Clock, CommandList, CopyRows, Device, DeviceError, HostData, HostTask, Run,
+    SpaceId, Submission, View, Weights, Work,
 };
 use troika_graph::{Subgraph, ValueId};
+use troika_lab::Bench;
 
 use super::POSITIONS;
 use super::values::{Values, forward, row_bytes};
 
-/// A device with a queue.
-pub(super) struct Bench<'a> {
+/// A device with a queue for cases.
+pub(super) struct CaseRunner<'a> {
     pub device: &'a dyn Device,
-    clock: Arc<dyn Clock>,
-    queue: Box<dyn Queue>,
-    done: Receiver<Completion>,
+    bench: Bench,
 }
 
 /// The layout of inputs and outputs in memory.
@@ -64,42 +62,22 @@ struct Place {
     fill: u8,
 }
 
-impl<'a> Bench<'a> {
-    pub fn open(device: &'a dyn Device, clock: Arc<dyn Clock>) -> Result<Bench<'a>, DeviceError> {
-        let (send, done) = sync_channel(64);
-        let queue = device.queue(0, clock.clone(), send)?;
-        Ok(Bench { device, clock, queue, done })
-    }
-
-    fn is_virtual(&self) -> bool {
-        let clock = self.device.clock();
-        clock.is_some_and(|c| std::ptr::addr_eq(Arc::as_ptr(&c), Arc::as_ptr(&self.clock)))
-    }
-
-    /// Waits for a list; virtual time passes meanwhile.
-    fn wait(&self) -> Result<Completion, DeviceError> {
-        let gone = || DeviceError::Gone(self.device.name().into());
-        loop {
-            if let Ok(done) = self.done.try_recv() {
-                return Ok(done);
-            }
-            match self.clock.next_event() {
-                Some(next) => self.clock.wait(next.saturating_sub(self.clock.now())),
-                // In virtual time, nothing happens without an event.
-                None if self.is_virtual() => return Err(gone()),
-                None => return self.done.recv().map_err(|_| gone()),
-            }
-        }
+impl<'a> CaseRunner<'a> {
+    pub fn open(
+        device: &'a dyn Device,
+        clock: Arc<dyn Clock>,
+    ) -> Result<CaseRunner<'a>, DeviceError> {
+        Ok(CaseRunner { device, bench: Bench::open(device, 0, clock)? })
     }
 
     /// Submits lists without tasks, as many as are taken at once.
     pub fn fill(&mut self, lists: usize) -> Result<(), String> {
         for id in 0..lists as u64 {
             let list = CommandList { id, ..CommandList::default() };
-            self.queue.submit(list).map_err(|e| e.to_string())?;
+            self.bench.submit(list).map_err(|e| e.to_string())?;
         }
         for id in 0..lists as u64 {
-            let done = self.wait().map_err(|e| e.to_string())?;
+            let done = self.bench.wait().map_err(|e| e.to_string())?;
             if done.list.id != id || done.queue != 0 {
                 return Err(format!("list {} of queue {} came for {id}", done.list.id, done.queue));
             }
@@ -153,8 +131,7 @@ impl<'a> Bench<'a> {
         let submission =
             |task: &&Arc<HostTask>| Submission { tag: 0, work: Work::Host((*task).clone()) };
         let tasks = tasks.iter().map(submission).collect();
-        self.queue.submit(CommandList { tasks, ..CommandList::default() })?;
-        self.wait()?.outcome
+        self.bench.run(CommandList { tasks, ..CommandList::default() }).map(drop)
     }
 
     fn place(&self, g: &Subgraph, id: ValueId, layout: Layout) -> Result<Place, DeviceError> {
@@ -213,8 +190,7 @@ impl<'a> Bench<'a> {
         let work = work.chain([Work::Run(run)]);
         let work = work.chain(foreign().map(|p| copy(&p.device, &p.host)));
         let tasks = work.enumerate().map(|(i, work)| Submission { tag: i as u32, work }).collect();
-        self.queue.submit(CommandList { tasks, ..CommandList::default() })?;
-        self.wait()?.outcome?;
+        self.bench.run(CommandList { tasks, ..CommandList::default() })?;
         read(g, &places, start.rows)
     }
 }

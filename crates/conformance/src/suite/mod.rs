@@ -16,7 +16,7 @@ use troika_graph::{Dim, Subgraph};
 pub use models::model_cases;
 pub use ops::op_cases;
 
-use bench::{Bench, Layout};
+use bench::{CaseRunner, Layout};
 use values::Values;
 
 /// The most rows of all cases' symbols.
@@ -77,7 +77,7 @@ pub fn run_suite(
     let mut used = BTreeSet::new();
     for clock in clocks.into_iter().flatten() {
         let mut suite = Suite {
-            bench: Bench::open(device, clock)?,
+            bench: CaseRunner::open(device, clock)?,
             references: References::open()?,
             exclusions,
             used: &mut used,
@@ -113,7 +113,7 @@ impl References {
 }
 
 struct Suite<'a> {
-    bench: Bench<'a>,
+    bench: CaseRunner<'a>,
     references: References,
     exclusions: &'a [Exclusion],
     used: &'a mut BTreeSet<&'static str>,
@@ -262,7 +262,7 @@ impl Suite<'_> {
         case: &SuiteCase,
         start: &Values,
     ) -> Result<Values, DeviceError> {
-        let mut bench = Bench::open(cpu, Arc::new(RealClock::new()))?;
+        let mut bench = CaseRunner::open(cpu, Arc::new(RealClock::new()))?;
         let loaded = Weights::compiled(cpu, &case.graph, &*case.weights)?;
         let ran = bench.run(&case.graph, &loaded, start, Layout::dense(start.rows))?;
         Ok(ran.values)

@@ -24,7 +24,7 @@ pub fn run(args: &CacheArgs) -> Result<(), CliError> {
         CacheVerb::Verify => verify(&place, &folder.files().map_err(failed)?, args.json),
         CacheVerb::Prune { cache_mib } => {
             let limit = cache_mib.saturating_mul(1 << 20);
-            let useless = |file: &CacheFile| troika::kept_profile(&file.path).is_err();
+            let useless = |file: &CacheFile| troika_lab::kept_profile(&file.path).is_err();
             removed(&place, &folder.prune(limit, &useless).map_err(failed)?, args.json)
         }
         CacheVerb::Clear => removed(&place, &folder.clear().map_err(failed)?, args.json),
@@ -42,7 +42,7 @@ fn contents(file: &CacheFile) -> (String, String) {
             Ok(path) => (path.display().to_string(), String::new()),
             Err(why) => (format!("unusable: {why}"), String::new()),
         },
-        CacheKind::Profile => match troika::kept_profile(&file.path) {
+        CacheKind::Profile => match troika_lab::kept_profile(&file.path) {
             Ok((of, true)) => (of, "complete".into()),
             Ok((of, false)) => (of, "begun".into()),
             Err(why) => (format!("unusable: {why}"), String::new()),
@@ -106,7 +106,7 @@ fn list(place: &str, files: &[CacheFile], json: bool) -> Result<(), CliError> {
 fn verify(place: &str, files: &[CacheFile], json: bool) -> Result<(), CliError> {
     let start = SystemTime::now();
     let verified = |file: &CacheFile| match file.kind {
-        CacheKind::Profile => troika::kept_profile(&file.path).map(drop),
+        CacheKind::Profile => troika_lab::kept_profile(&file.path).map(drop),
         _ => file.verify(),
     };
     let checked: Vec<(&CacheFile, Option<String>)> =

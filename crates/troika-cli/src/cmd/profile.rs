@@ -1,9 +1,9 @@
 //! `troika profile`.
 
 use serde_json::json;
-use troika::ProfileOptions;
 use troika::solve::{Profile, ProfiledDevice};
 use troika::trace::Tracer;
+use troika_lab::ProfileOptions;
 
 use super::run::open_options;
 use crate::error::CliError;
@@ -26,7 +26,7 @@ pub fn run(args: &ProfileArgs) -> Result<(), CliError> {
         file: Some(profile_at(args.out.as_deref(), &args.open.quant)?),
         cancel: Some(interrupt.flag()),
     };
-    let outcome = troika::profile(&subject, &options, &mut progress::counting("measuring"))?;
+    let outcome = troika_lab::profile(&subject, &options, &mut progress::counting("measuring"))?;
     outcome.notes.iter().for_each(|note| output::note_line(note));
     if let (None, Some(kept)) = (&args.out, &outcome.file) {
         output::note_line(&format!("profile: {}", kept.display()));

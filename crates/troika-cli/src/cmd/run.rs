@@ -49,10 +49,10 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
     let result = match prompt {
         Prompt::Chat => chat::run(&model, args, &interrupt),
         Prompt::Lines(lines) => parallel::run(&model, &source, args, &lines, &interrupt),
-        Prompt::Ids(ids) => once(&model, &source, args, (&ids, None), &interrupt),
+        Prompt::Ids(ids) => once(&model, &source, args, &ids, None, &interrupt),
         Prompt::Text(text) => {
             let (ids, time) = tokenize(&model, args, &text)?;
-            once(&model, &source, args, (&ids, Some(time)), &interrupt)
+            once(&model, &source, args, &ids, Some(time), &interrupt)
         }
     };
     if args.verbose {
@@ -156,10 +156,11 @@ fn once(
     model: &Model,
     source: &Source,
     args: &RunArgs,
-    (ids, tokenizer): (&[u32], Option<Duration>),
+    ids: &[u32],
+    tokenizer: Option<Duration>,
     interrupt: &Interrupt,
 ) -> Result<(), CliError> {
-    let out = generate((model, &mut model.session()?), args, ids, interrupt)?;
+    let out = generate(model, &mut model.session()?, args, ids, interrupt)?;
     if args.json {
         return output::json(&stats::json(model, source, &out, tokenizer));
     }

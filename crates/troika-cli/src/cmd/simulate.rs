@@ -1,9 +1,10 @@
 //! `troika simulate`.
 
 use serde_json::json;
+use troika::Shape;
 use troika::sim::Soc;
 use troika::trace::Tracer;
-use troika::{Figures, Shape, SimulateError, SimulateOptions, Simulation};
+use troika_lab::{Figures, SimulateError, SimulateOptions, Simulation, WEIGHTS};
 
 use crate::error::CliError;
 use crate::flags::SimulateArgs;
@@ -21,7 +22,7 @@ pub fn run(args: &SimulateArgs) -> Result<(), CliError> {
     let tracer = if args.trace.is_some() { Tracer::on() } else { Tracer::off() };
     let options = SimulateOptions {
         soc: Soc::find(&args.soc).map_err(SimulateError::from)?,
-        shape: Shape::find(&args.model)?,
+        shape: Shape::find(&args.model, WEIGHTS)?,
         strategy: args.strategy,
         prompt: args.prompt,
         generate: args.generate,
@@ -30,11 +31,11 @@ pub fn run(args: &SimulateArgs) -> Result<(), CliError> {
         tracer: tracer.clone(),
     };
     let planning = progress::unknown("making a plan");
-    let mut simulation = Simulation::open(&options)?;
+    let simulation = Simulation::open(&options)?;
     planning.finish_and_clear();
     let figures = simulation.run(&mut progress::counting("generating"))?;
     if let Some(path) = &args.plan_out {
-        file::write_json("plan", path, &simulation.plan().to_json())?;
+        file::write_json("plan", path, &simulation.plan()?.to_json())?;
     }
     trace::save(&tracer, args.trace.as_deref())?;
     if args.json {
@@ -45,7 +46,7 @@ pub fn run(args: &SimulateArgs) -> Result<(), CliError> {
 
 fn fields(options: &SimulateOptions, f: &Figures) -> serde_json::Value {
     json!({
-        "soc": options.soc.name, "model": options.shape.name(),
+        "soc": options.soc.name, "model": options.shape.name,
         "strategy": options.strategy.name(), "prompt": f.prompt, "generate": f.generated,
         "ttft_ms": f.ttft_ms(), "tpot_ms": f.tpot_ms(),
         "prefill_tok_per_s": f.prefill_rate(), "decode_tok_per_s": f.decode_rate(),
@@ -83,7 +84,7 @@ fn table(options: &SimulateOptions, f: &Figures) -> String {
          | decode | {} |\n\
          | energy | {} |\n\
          | peak memory | {:.0} MiB |\n{frames}",
-        options.shape.name(),
+        options.shape.name,
         options.soc.name,
         options.strategy.name(),
         f.prompt,

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use troika::SocStrategy;
 use troika::plan::SyncMode;
 use troika::sim::CoRun;
+use troika_lab::SocStrategy;
 
 /// How processors wait for each other.
 #[derive(Clone, Copy, ValueEnum, PartialEq, Eq)]

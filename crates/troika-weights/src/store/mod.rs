@@ -104,6 +104,18 @@ impl WeightStore {
         WeightStore::random(spec, dtype, seed, (quant, true))
     }
 
+    /// Gives all quantized matrices one type where their rows allow it, the head included, as
+    /// engines for phones do. For weights that nothing reads.
+    pub fn in_one_type(mut self, dtype: DType) -> WeightStore {
+        let fits = |s: &WeightShape| s.cols.is_multiple_of(dtype.block_len());
+        for shape in self.bound.iter_mut().map(|b| &mut b.shape) {
+            if shape.dtype.is_quantized() && fits(shape) {
+                shape.dtype = dtype;
+            }
+        }
+        self
+    }
+
     fn random(spec: &ModelSpec, dtype: DType, seed: u64, made: (Quant, bool)) -> WeightStore {
         let needs: Vec<_> = weight_requirements(spec).collect();
         let one = |i: usize| {

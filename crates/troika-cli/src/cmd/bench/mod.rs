@@ -13,9 +13,9 @@ use troika::engine::sample::SampleParams;
 use troika::plan::PlanError;
 use troika::trace::Tracer;
 use troika::{
-    DeviceOptions, EnergyMeter, Metering, Model, OpenOptions, Request, Session, SessionOptions,
-    Subject, measure_peaks,
+    DeviceOptions, Model, OpenOptions, Request, Session, SessionOptions, Subject, measure_peaks,
 };
+use troika_lab::{EnergyMeter, Metering};
 
 use crate::error::CliError;
 use crate::flags::{BenchArgs, TableFlag};
@@ -73,15 +73,18 @@ pub fn run(args: &BenchArgs) -> Result<(), CliError> {
     let all = all_options(args, &subject, &threads, context(&tests))?;
     let mut first = true;
     let measured = all.into_iter().try_for_each(|(threads, options)| {
-        print_tests((args, &subject, &tests), (threads, options), &mut first)
+        print_tests(args, &subject, &tests, threads, options, &mut first)
     });
     print::end(args.output, first, measured)
 }
 
 /// Measures all tests with a number of threads and prints their rows.
 fn print_tests(
-    (args, subject, tests): (&BenchArgs, &Subject, &[Test]),
-    (threads, options): (usize, OpenOptions),
+    args: &BenchArgs,
+    subject: &Subject,
+    tests: &[Test],
+    threads: usize,
+    options: OpenOptions,
     first: &mut bool,
 ) -> Result<(), CliError> {
     // Before the model is opened, while its memory is not in use.
@@ -91,15 +94,15 @@ fn print_tests(
     // Virtual devices do not use the energy that they model.
     let meter = is_real(&devices).then(|| EnergyMeter::find(Path::new("/sys"))).flatten();
     let source = meter.as_ref().map(EnergyMeter::source);
-    let facts = Facts::of(subject.to_string(), &devices, &model, (peaks, source))?;
+    let facts = Facts::of(subject.to_string(), &devices, &model, peaks, source)?;
     if args.output == TableFlag::Md {
         output::write(&print::markdown_head(&facts, *first))?;
     }
     for &test in tests {
         let meter = meter.as_ref();
         let (samples_ns, joules) = match test.sequences {
-            1 => measure(&model, test, (args.repetitions, meter))?,
-            _ => measure_together(&model, test, (args.repetitions, meter))?,
+            1 => measure(&model, test, args.repetitions, meter)?,
+            _ => measure_together(&model, test, args.repetitions, meter)?,
         };
         let row = Row { test, samples_ns, joules, facts: &facts };
         print::put(&print::row(&row, args.output, *first), args.output)?;
@@ -148,7 +151,7 @@ fn all_options(
     threads: &[usize],
     context: usize,
 ) -> Result<Vec<(usize, OpenOptions)>, CliError> {
-    let all = threads.iter().map(|&t| Ok((t, options(args, (t, context))?)));
+    let all = threads.iter().map(|&t| Ok((t, options(args, t, context)?)));
     let all = all.collect::<Result<Vec<_>, CliError>>()?;
     let high = subject.spec()?.context;
     if context > high {
@@ -158,7 +161,7 @@ fn all_options(
     Ok(all)
 }
 
-fn options(args: &BenchArgs, (threads, context): (usize, usize)) -> Result<OpenOptions, CliError> {
+fn options(args: &BenchArgs, threads: usize, context: usize) -> Result<OpenOptions, CliError> {
     let mut options = OpenOptions {
         dtype: args.dtype.float_type(),
         quant: args.quant.quant.quant(),
@@ -219,9 +222,6 @@ type Measured = (Vec<u64>, Option<f64>);
 /// The sampling interval of the energy meter.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// The number of repetitions, and the energy meter.
-type Repeated<'a> = (usize, Option<&'a EnergyMeter>);
-
 /// Sums of repetitions.
 struct Sums<'a> {
     meter: Option<&'a EnergyMeter>,
@@ -237,7 +237,8 @@ impl Sums<'_> {
     /// Times a call. Counts it unless it is the first one.
     fn time(
         &mut self,
-        (model, counts): (&Model, bool),
+        model: &Model,
+        counts: bool,
         run: impl FnOnce() -> Result<(), CliError>,
     ) -> Result<(), CliError> {
         let metering = self.meter.filter(|_| counts).and_then(|m| m.start(LOOK));
@@ -257,7 +258,8 @@ impl Sums<'_> {
 fn measure(
     model: &Model,
     test: Test,
-    (repetitions, meter): Repeated<'_>,
+    repetitions: usize,
+    meter: Option<&EnergyMeter>,
 ) -> Result<Measured, CliError> {
     let vocab = model.spec().vocab;
     let mut logits = Vec::new();
@@ -269,7 +271,7 @@ fn measure(
         if test.depth > 0 {
             feed(&mut session, &ids(test.depth, 0, vocab), &mut logits)?;
         }
-        sums.time((model, i > 0), || {
+        sums.time(model, i > 0, || {
             if test.prompt > 0 {
                 feed(&mut session, &prompt, &mut logits)?;
             }
@@ -299,7 +301,8 @@ fn check_cache(model: &Model, test: Test) -> Result<(), CliError> {
 fn measure_together(
     model: &Model,
     test: Test,
-    (repetitions, meter): Repeated<'_>,
+    repetitions: usize,
+    meter: Option<&EnergyMeter>,
 ) -> Result<Measured, CliError> {
     let vocab = model.spec().vocab;
     check_cache(model, test)?;
@@ -319,7 +322,7 @@ fn measure_together(
             }
             sessions.push((session, prompt));
         }
-        sums.time((model, i > 0), || {
+        sums.time(model, i > 0, || {
             for (session, prompt) in &mut sessions {
                 session.start(prompt, &request)?;
             }

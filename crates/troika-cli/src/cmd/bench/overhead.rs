@@ -67,8 +67,8 @@ pub fn run(args: &BenchArgs, subject: &Subject, threads: &[usize]) -> Result<(),
     let tokens = args.n_gen.iter().copied().max().unwrap_or(0).max(1);
     let mut first = true;
     let all = super::all_options(args, subject, threads, tokens.saturating_add(1))?;
-    let measured = all.into_iter().try_for_each(|at| {
-        let cost = measure(args, subject, at, tokens)?;
+    let measured = all.into_iter().try_for_each(|(threads, options)| {
+        let cost = measure(args, subject, threads, options, tokens)?;
         let text = match args.output {
             TableFlag::Md => cost.markdown(first),
             form => print::record(&cost.json(), form, first),
@@ -83,7 +83,8 @@ pub fn run(args: &BenchArgs, subject: &Subject, threads: &[usize]) -> Result<(),
 fn measure(
     args: &BenchArgs,
     subject: &Subject,
-    (threads, options): (usize, OpenOptions),
+    threads: usize,
+    options: OpenOptions,
     tokens: usize,
 ) -> Result<Cost, CliError> {
     let tracer = Tracer::on();

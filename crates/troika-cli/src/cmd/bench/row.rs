@@ -44,7 +44,8 @@ impl Facts {
         name: String,
         options: &DeviceOptions,
         model: &Model,
-        (peaks, energy): (Option<Peaks>, Option<&'static str>),
+        peaks: Option<Peaks>,
+        energy: Option<&'static str>,
     ) -> Result<Facts, CliError> {
         let classes = model.store().classes();
         let dtype = main_type(model);

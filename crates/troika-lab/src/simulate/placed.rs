@@ -2,7 +2,7 @@
 //! placed in the way that is fastest by the SoC's prices: HeteroInfer's equation of section 4.4,
 //! `max(T_GPU, T_NPU) + T_sync`, against either processor alone.
 
-use crate::devices::sim::{PricedRows, Prices, Processor, ProcessorKind, Soc};
+use troika::sim::{PricedRows, Prices, Processor, ProcessorKind, Soc};
 use troika_graph::partition::{ColumnSplit, cut_at, split_columns};
 use troika_graph::{DType, Op, Subgraph};
 use troika_model::lower::{Lowered, SegmentKind, segments};

@@ -4,7 +4,7 @@ use troika_graph::{Subgraph, bind_static};
 use troika_plan::{PlanDevice, SyncMode};
 use troika_solve::{CostModel, PricedRun};
 
-use crate::devices::sim::{Price, PricedRows, Prices, Processor, Soc};
+use troika::sim::{Price, PricedRows, Prices, Processor, Soc};
 
 /// Prices for the solver's devices, which are named after processors.
 pub(super) struct SocCosts<'a> {

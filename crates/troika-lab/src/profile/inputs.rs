@@ -9,7 +9,7 @@ use troika_device::{
 use troika_graph::{DType, Op, Subgraph, ValueId};
 use troika_model::lower::Lowered;
 
-use super::lost;
+use super::{RowsAt, lost};
 
 /// Positions per page of the model's caches on a device.
 pub(super) fn page_len(device: &dyn Device, lowered: &Lowered) -> usize {
@@ -22,7 +22,8 @@ pub(super) fn page_len(device: &dyn Device, lowered: &Lowered) -> usize {
 pub(super) fn bindings(
     device: &Arc<dyn Device>,
     graph: &Subgraph,
-    (room, cached): (usize, usize),
+    room: usize,
+    cached: usize,
     page_len: usize,
 ) -> Result<(Bindings, Vec<Work>), DeviceError> {
     let mut b = Bindings::default();
@@ -91,11 +92,8 @@ fn fill(buffer: &Buffer, graph: &Subgraph, id: ValueId, cached: usize) -> Result
 }
 
 /// One sequence of some rows behind some cached positions.
-pub(super) fn forward(
-    lowered: &Lowered,
-    (rows, cached): (usize, usize),
-    page_len: usize,
-) -> Arc<ForwardBatch> {
+pub(super) fn forward(lowered: &Lowered, at: RowsAt, page_len: usize) -> Arc<ForwardBatch> {
+    let RowsAt { rows, cached } = at;
     let pages = (0..(cached + rows).div_ceil(page_len) as u32).collect();
     let table = PageTable { page_len, first: 0, pages };
     let tables = vec![table; lowered.page_groups.len().max(1)];

@@ -2,16 +2,16 @@
 //! queue continues, and how much processor time waiting costs.
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::Duration;
 
+use troika::{DeviceOptions, DeviceSpec, open_devices, usable_cores};
 use troika_device::{
-    Bindings, Buffer, Clock, CommandList, Completion, Device, DeviceError, HostTask, Point, Queue,
-    RealClock, Run, Signal, Submission, TaskTime, Timelines, View, Wait, Waiting, Work,
+    Bindings, Buffer, Clock, CommandList, Device, DeviceError, HostTask, Point, RealClock, Run,
+    Signal, Submission, Timelines, View, Wait, Waiting, Work,
 };
 use troika_graph::{DType, Op, SubgraphBuilder};
 
-use crate::devices::{DeviceOptions, DeviceSpec, open_devices, usable_cores};
+use crate::bench::Bench;
 use crate::no_weights::NoWeights;
 
 /// How the second queue waits for the first.
@@ -75,14 +75,14 @@ pub fn measure_hand_overs(
     };
     let specs = vec![spec("other", first), spec("own", second)];
     let devices = open_devices(&DeviceOptions { devices: specs, ..DeviceOptions::default() })?;
-    let mut bench = Bench::open(&devices)?;
+    let mut pair = QueuePair::open(&devices)?;
     let (other, own) = (sleeps(each)?, runs(&*devices[1])?);
     // The first ones teach how long to wait, and wake sleeping threads.
-    bench.hand_overs(by, (&other, &own), count.div_ceil(10))?;
+    pair.hand_overs(by, &other, &own, count.div_ceil(10))?;
     let before = processor_time();
-    let start = bench.clock.now();
-    let mut over_waits = bench.hand_overs(by, (&other, &own), count)?;
-    let wall = bench.clock.now().saturating_sub(start);
+    let start = pair.clock.now();
+    let mut over_waits = pair.hand_overs(by, &other, &own, count)?;
+    let wall = pair.clock.now().saturating_sub(start);
     let processor = before.zip(processor_time()).map(|(a, b)| b.saturating_sub(a));
     over_waits.sort_unstable();
     Ok(HandOvers { over_waits, wall, processor })
@@ -116,46 +116,45 @@ fn runs(device: &dyn Device) -> Result<Work, DeviceError> {
     Ok(Work::Run(Run { weights, bindings: Arc::new(bindings), rows: 1, forward: Arc::default() }))
 }
 
-/// Two queues.
-struct Bench {
+/// Two queues, of which the second waits for the first.
+struct QueuePair {
     clock: Arc<dyn Clock>,
-    queues: Vec<Box<dyn Queue>>,
-    done: Receiver<Completion>,
+    queues: Vec<Bench>,
     timelines: Arc<Timelines>,
     /// The value that the first queue's timeline has reached.
     reached: u64,
 }
 
-impl Bench {
-    fn open(devices: &[Arc<dyn Device>]) -> Result<Bench, DeviceError> {
+impl QueuePair {
+    fn open(devices: &[Arc<dyn Device>]) -> Result<QueuePair, DeviceError> {
         let clock: Arc<dyn Clock> = Arc::new(RealClock::new());
-        let (send, done) = sync_channel(devices.len());
-        let open = |(i, d): (usize, &Arc<dyn Device>)| d.queue(i, clock.clone(), send.clone());
+        let open = |(i, d): (usize, &Arc<dyn Device>)| Bench::open(&**d, i, clock.clone());
         let queues = devices.iter().enumerate().map(open).collect::<Result<_, _>>()?;
         let timelines = Arc::new(Timelines::new(devices.len()));
-        Ok(Bench { clock, queues, done, timelines, reached: 0 })
+        Ok(QueuePair { clock, queues, timelines, reached: 0 })
     }
 
     /// Measures delays, in the order of the hand-overs.
     fn hand_overs(
         &mut self,
         by: HandOverBy,
-        (other, own): (&Work, &Work),
+        other: &Work,
+        own: &Work,
         count: usize,
     ) -> Result<Vec<Duration>, DeviceError> {
         if by != HandOverBy::Spinning {
-            return self.waited(by, (other, own), count);
+            return self.waited(by, other, own, count);
         }
         let mut all = Vec::with_capacity(count);
         for _ in 0..count {
             let value = self.reached + 1;
-            self.submit(0, (other, 1), CommandList::default())?;
+            self.submit(0, other, 1, CommandList::default())?;
             let on = Point { queue: 0, value };
             while !self.timelines.has(on).map_err(|_| DeviceError::Skipped)? {
                 std::hint::spin_loop();
             }
-            self.submit(1, (own, 1), CommandList::default())?;
-            all.extend(over_waits(self.finish()?));
+            self.submit(1, own, 1, CommandList::default())?;
+            all.extend(self.finish()?);
         }
         Ok(all)
     }
@@ -164,7 +163,8 @@ impl Bench {
     fn waited(
         &mut self,
         by: HandOverBy,
-        (other, own): (&Work, &Work),
+        other: &Work,
+        own: &Work,
         count: usize,
     ) -> Result<Vec<Duration>, DeviceError> {
         let first = self.reached + 1;
@@ -174,16 +174,17 @@ impl Bench {
         };
         let on = |i: usize| Point { queue: 0, value: first + i as u64 };
         let waits = (0..count).map(|i| Wait { task: i as u32, on: on(i) }).collect();
-        self.submit(0, (other, count), CommandList::default())?;
-        self.submit(1, (own, count), CommandList { waits, waiting, ..CommandList::default() })?;
-        Ok(over_waits(self.finish()?).collect())
+        self.submit(0, other, count, CommandList::default())?;
+        self.submit(1, own, count, CommandList { waits, waiting, ..CommandList::default() })?;
+        self.finish()
     }
 
     /// Submits tasks to a queue as one list. The first queue signals when they are done.
     fn submit(
         &mut self,
         queue: usize,
-        (work, count): (&Work, usize),
+        work: &Work,
+        count: usize,
         mut list: CommandList,
     ) -> Result<(), DeviceError> {
         let tag = |i: usize| Submission { tag: i as u32, work: work.clone() };
@@ -198,20 +199,11 @@ impl Bench {
         self.queues[queue].submit(list)
     }
 
-    /// Waits for a list of each queue. Returns their times.
-    fn finish(&mut self) -> Result<[Vec<TaskTime>; 2], DeviceError> {
-        let mut times = [Vec::new(), Vec::new()];
-        for _ in 0..2 {
-            let done = self.done.recv().map_err(|_| DeviceError::Gone("cpu".into()))?;
-            done.outcome?;
-            times[done.queue.min(1)] = done.times;
-        }
-        Ok(times)
+    /// Waits for a list of each queue. Returns the delays between their tasks.
+    fn finish(&mut self) -> Result<Vec<Duration>, DeviceError> {
+        let (other, own) = (self.queues[0].finish()?, self.queues[1].finish()?);
+        Ok(other.iter().zip(&own).map(|(a, b)| b.start.saturating_sub(a.end)).collect())
     }
-}
-
-fn over_waits([other, own]: [Vec<TaskTime>; 2]) -> impl Iterator<Item = Duration> {
-    other.into_iter().zip(own).map(|(a, b)| b.start.saturating_sub(a.end))
 }
 
 /// Processor time of this process's threads so far, if the system gives it in nanoseconds.

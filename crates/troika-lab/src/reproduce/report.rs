@@ -115,7 +115,7 @@ fn figure(chart: &Chart, out: &mut String) {
     ));
     for (i, series) in chart.series.iter().enumerate() {
         let colour = if series.printed { "#000" } else { COLOURS[i % COLOURS.len()] };
-        draw(series, colour, (&x, &y), out);
+        draw(series, colour, &x, &y, out);
         let at = HEIGHT + 18.0 * i as f64;
         out.push_str(&format!(
             "<rect x=\"{MARGIN}\" y=\"{}\" width=\"12\" height=\"4\" fill=\"{colour}\"/>\
@@ -130,7 +130,7 @@ fn figure(chart: &Chart, out: &mut String) {
 
 type Scale<'a> = &'a dyn Fn(f64) -> f64;
 
-fn draw(series: &Series, colour: &str, (x, y): (Scale<'_>, Scale<'_>), out: &mut String) {
+fn draw(series: &Series, colour: &str, x: Scale<'_>, y: Scale<'_>, out: &mut String) {
     if series.printed {
         for (px, py) in &series.points {
             let (px, py) = (x(*px), y(*py));

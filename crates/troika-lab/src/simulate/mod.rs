@@ -6,29 +6,22 @@ mod placed;
 mod single;
 mod strategy;
 
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 
-use crate::devices::sim::{Board, CoRun, ProcessorKind, Soc, SocError, Usage};
-use serde_json::Value;
-use troika_device::{Clock, Device, DeviceError, Queue, read_text};
-use troika_engine::{Engine, EngineParts, SeqId, SequenceInput, Sharing, WantedLogits};
+use troika::sim::{Board, CoRun, Processor, ProcessorKind, Soc, SocError, Usage, VirtualDevice};
+use troika::{BoundModel, Error, Model, OpenOptions, Shape, plan_device};
+use troika_device::{Device, DeviceError, Queue};
+use troika_engine::{SequenceInput, WantedLogits};
 use troika_graph::DType;
-use troika_model::lower::{LowerOptions, Lowered, WeightShape, WeightShapes, lower};
-use troika_model::spec::ModelSpec;
-use troika_model::{families, presets};
+use troika_model::lower::{LowerOptions, Lowered, WeightShapes, lower};
 use troika_plan::{DeviceFacts, Goal, Plan, PlanDevice, PlanRequest, SyncMode, make};
 use troika_solve::{SolveRequest, solve};
 use troika_trace::Tracer;
-use troika_weights::{Quant, SYNTHETIC_DTYPES, WeightStore};
+use troika_weights::Quant;
 
 pub use single::{ProductChoice, ProductShape, ProductTime};
 pub use strategy::SocStrategy;
-
-use crate::devices::on_board;
-use crate::error::Error;
-use crate::profile_file::plan_device;
 
 /// Why a simulation is impossible.
 #[derive(Debug, thiserror::Error)]
@@ -52,14 +45,6 @@ pub enum SimulateError {
     /// A co-running game on a SoC without a GPU.
     #[error("SoC {0} has no GPU that could draw frames")]
     NoFrames(String),
-    /// An unreadable config file.
-    #[error("{file} cannot be read as a config: {why}")]
-    Config {
-        /// The file.
-        file: String,
-        /// Why.
-        why: String,
-    },
     /// No tokens, or too many.
     #[error(
         "the prompt has {prompt} tokens, and {generate} are to be generated: give from 1 to {most} \
@@ -81,6 +66,9 @@ pub enum SimulateError {
          that is far too small, or a time that is far too large"
     )]
     Years(String),
+    /// An unknown strategy.
+    #[error("{0}")]
+    Strategy(String),
     /// An error of another part.
     #[error(transparent)]
     Other(#[from] Error),
@@ -98,68 +86,8 @@ impl From<DeviceError> for SimulateError {
     }
 }
 
-/// A model's shape, with the type of its weights.
-#[derive(Clone, Debug)]
-pub struct Shape {
-    name: String,
-    spec: ModelSpec,
-    dtype: DType,
-}
-
 /// The default type of weights: four bits, as usual on phones.
-const WEIGHTS: DType = DType::Q4_0;
-
-impl Shape {
-    /// A preset's name, or the path of a folder with a `config.json` or of a config that ends in
-    /// `.json`; each with `:TYPE` for weights of another type than Q4_0.
-    ///
-    /// # Errors
-    /// An unknown preset or type, a file that cannot be read as a config.
-    pub fn find(text: &str) -> Result<Shape, SimulateError> {
-        let known =
-            |name: &str| SYNTHETIC_DTYPES.into_iter().find(|d| d.name().eq_ignore_ascii_case(name));
-        let suffix = text.rsplit_once(':').filter(|_| !Path::new(text).exists());
-        let (name, dtype) = match suffix {
-            Some((name, dtype)) if !dtype.contains('/') && !dtype.ends_with(".json") => {
-                let no_type = || Error::NoPresetType {
-                    name: text.into(),
-                    known: SYNTHETIC_DTYPES.map(|d| d.name()).join(", "),
-                };
-                (name, known(dtype).ok_or_else(no_type)?)
-            }
-            _ => (text, WEIGHTS),
-        };
-        let path = Path::new(name);
-        let config = match presets::config(name) {
-            Some(config) => config,
-            None if path.is_dir() => read_config(&path.join("config.json"))?,
-            None if name.ends_with(".json") => read_config(path)?,
-            None => {
-                let known = presets::names().join(", ");
-                return Err(Error::NoPreset { name: name.into(), known }.into());
-            }
-        };
-        let model = families::from_config(&config)
-            .map_err(|error| Error::Config { model: name.into(), error })?;
-        Ok(Shape { name: name.into(), spec: model.spec, dtype })
-    }
-
-    /// Its name.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// The model's description.
-    pub fn spec(&self) -> &ModelSpec {
-        &self.spec
-    }
-}
-
-fn read_config(file: &Path) -> Result<Value, SimulateError> {
-    let refuse = |why: String| SimulateError::Config { file: file.display().to_string(), why };
-    let text = read_text(file).map_err(|e| refuse(e.to_string()))?;
-    serde_json::from_str(&text).map_err(|e| refuse(e.to_string()))
-}
+pub const WEIGHTS: DType = DType::Q4_0;
 
 /// The input of a simulation.
 #[derive(Clone, Debug)]
@@ -241,12 +169,10 @@ impl Figures {
 
 /// A model opened on a SoC.
 pub struct Simulation {
-    engine: Engine,
+    model: Model,
     board: Arc<Board>,
-    vocab: usize,
     /// The SoC's name.
     soc: String,
-    weight_bytes: u64,
     prompt: usize,
     generate: usize,
     /// Before and after making code, where that counts as a part of the prompt.
@@ -261,7 +187,7 @@ impl Simulation {
     /// # Errors
     /// A SoC that cannot run the strategy, or a model that cannot be lowered.
     pub fn open(options: &SimulateOptions) -> Result<Simulation, SimulateError> {
-        let SimulateOptions { soc, shape, strategy, prompt, generate, sync, tracer, .. } = options;
+        let SimulateOptions { soc, shape, strategy, prompt, generate, sync, .. } = options;
         if soc.numerics {
             return Err(SimulateError::Numerics(soc.name.clone()));
         }
@@ -278,14 +204,8 @@ impl Simulation {
             let none = || SimulateError::NoFrames(soc.name.clone());
             board.co_run(gpu.ok_or_else(none)?, *task);
         }
-        let (dtype, shape_block) = (shape.dtype, shape.dtype.block_len());
-        let store = WeightStore::synthetic_lazy(&shape.spec, shape.dtype, 1, Quant::None);
-        // Engines for phones give all matrices the same type, including the head.
-        let shapes = |key| {
-            let shape = store.shape(key)?;
-            let packed = shape.dtype.is_quantized() && shape.cols.is_multiple_of(shape_block);
-            Some(WeightShape { dtype: if packed { dtype } else { shape.dtype }, ..shape })
-        };
+        let store = shape.lazy_weights(Quant::None).in_one_type(shape.dtype);
+        let shapes = |key| store.shape(key);
         let lowering =
             LowerOptions { max_rows: *prompt, max_kv: prompt + generate + 1, kv_dtype: DType::F16 };
         let lowered = lower(&shape.spec, &shapes, lowering)
@@ -299,40 +219,35 @@ impl Simulation {
             context: lowering.max_kv,
             sync: *sync,
         };
-        let mut plan = match strategy {
+        let plan = match strategy {
             SocStrategy::Solved => solved(&request, &shapes, &devices, options)?,
             _ => placed::plan(&request)?,
         };
-        around_refusals(&shape.spec, &shapes, &mut plan, &devices)?;
-        let clock: Arc<dyn Clock> = board.clock().clone();
-        // Frames are drawn while a queue is open: open one if the plan does not use the GPU.
-        let idle = soc.processors.iter().find(|p| {
-            options.co_run.is_some()
-                && p.kind == ProcessorKind::Gpu
-                && !plan.devices.contains(&p.name)
-        });
-        let idle = idle.and_then(|p| devices.iter().find(|d| d.name() == p.name));
-        let (sender, _) = sync_channel(1);
-        let frames = idle.map(|gpu| gpu.queue(devices.len(), clock.clone(), sender)).transpose()?;
-        let parts = EngineParts {
-            spec: &shape.spec,
-            shapes: &shapes,
-            weights: &store,
-            plan,
-            devices: &devices,
-            clock: clock.clone(),
-            tracer: tracer.clone(),
-            sharing: Sharing::default(),
-        };
         let before = board.usage();
-        let engine = Engine::new(parts)?;
+        let opening = OpenOptions {
+            plan: Some(plan),
+            // A strategy's ops that its processors refuse move to others.
+            fallback: true,
+            tracer: options.tracer.clone(),
+            ..OpenOptions::default()
+        };
+        let bound = BoundModel { spec: shape.spec.clone(), store, devices: devices.clone() };
+        let model = Model::open_bound(&shape.name, bound, &opening)?;
         let prepared = strategy.prepares_online().then(|| [before, board.usage()]);
+        // Frames are drawn while a queue is open: open one if the plan does not use the GPU.
+        let used = model.engine()?.plan().devices.clone();
+        let mut gpus = soc.processors.iter().zip(&devices).filter(|(p, _)| {
+            options.co_run.is_some() && p.kind == ProcessorKind::Gpu && !used.contains(&p.name)
+        });
+        let (sender, _) = sync_channel(1);
+        let open = |(_, gpu): (_, &Arc<dyn Device>)| {
+            gpu.queue(devices.len(), board.clock().clone(), sender)
+        };
+        let frames = gpus.next().map(open).transpose()?;
         Ok(Simulation {
-            engine,
+            model,
             board,
-            vocab: shape.spec.vocab,
             soc: soc.name.clone(),
-            weight_bytes: weight_bytes(&lowered),
             prompt: *prompt,
             generate: *generate,
             prepared,
@@ -341,8 +256,11 @@ impl Simulation {
     }
 
     /// The plan in use.
-    pub fn plan(&self) -> &Plan {
-        self.engine.plan()
+    ///
+    /// # Errors
+    /// This thread holds the engine.
+    pub fn plan(&self) -> Result<Plan, SimulateError> {
+        Ok(self.model.engine()?.plan().clone())
     }
 
     /// Computes the prompt and generates. `progress` is told how many tokens are generated, of how
@@ -350,17 +268,21 @@ impl Simulation {
     ///
     /// # Errors
     /// A failing device.
-    pub fn run(
-        &mut self,
-        progress: &mut dyn FnMut(usize, usize),
-    ) -> Result<Figures, SimulateError> {
-        let seq = self.engine.open();
+    pub fn run(&self, progress: &mut dyn FnMut(usize, usize)) -> Result<Figures, SimulateError> {
+        let mut engine = self.model.engine()?;
+        let vocab = self.model.spec().vocab;
+        let seq = engine.open();
+        let mut feed = |count: usize| {
+            let tokens: Vec<u32> = (0..count).map(|i| (i % vocab) as u32).collect();
+            let input = [SequenceInput { seq, tokens: &tokens, logits: WantedLogits::Last }];
+            engine.run_unread(&input)
+        };
         let start = self.board.usage();
-        self.feed(seq, self.prompt)?;
+        feed(self.prompt)?;
         let first = self.board.usage();
         for made in 1..self.generate {
             progress(made, self.generate);
-            self.feed(seq, 1)?;
+            feed(1)?;
         }
         progress(self.generate, self.generate);
         let end = self.board.usage();
@@ -368,8 +290,8 @@ impl Simulation {
             // Beyond this the clock saturates.
             return Err(SimulateError::Years(self.soc.clone()));
         }
-        self.engine.close(seq);
-        let memory = self.engine.memory();
+        engine.close(seq);
+        let memory = engine.memory();
         let engine_bytes = memory.kv_cache + memory.activations + memory.scratch;
         let between = |a: &Usage, b: &Usage| b.now_ns - a.now_ns;
         let (mut prefill_j, mut prepare_ns) = (self.board.energy_j(&start, &first), 0);
@@ -386,19 +308,28 @@ impl Simulation {
             generated: self.generate,
             prefill_j,
             decode_j: self.board.energy_j(&first, &end),
-            peak_bytes: self.weight_bytes + engine_bytes,
+            peak_bytes: weight_bytes(engine.lowered()) + engine_bytes,
             frame_rates: [(&start, &first), (&first, &end)].map(|(a, b)| {
                 let frames = (b.frames - a.frames) as f64;
                 frames / (between(a, b).max(1) as f64 * 1e-9)
             }),
         })
     }
+}
 
-    fn feed(&mut self, seq: SeqId, count: usize) -> Result<(), SimulateError> {
-        let tokens: Vec<u32> = (0..count).map(|i| (i % self.vocab) as u32).collect();
-        let input = [SequenceInput { seq, tokens: &tokens, logits: WantedLogits::Last }];
-        Ok(self.engine.run_unread(&input)?)
-    }
+/// Devices, and the SoC they belong to.
+type OnBoard = (Vec<Arc<dyn Device>>, Arc<Board>);
+
+/// All processors of a SoC. They share its memory and a clock.
+///
+/// # Errors
+/// The CPU kernels that compute their values cannot be set up.
+fn on_board(soc: &Soc) -> Result<OnBoard, DeviceError> {
+    let board = Board::new(soc, Arc::default());
+    let open =
+        |p: &Processor| Ok(Arc::new(VirtualDevice::on(&board, &p.name, p)?) as Arc<dyn Device>);
+    let devices = soc.processors.iter().map(open).collect::<Result<_, DeviceError>>()?;
+    Ok((devices, board))
 }
 
 /// Bytes of all weights, each counted once.
@@ -463,17 +394,4 @@ fn hand_made(r: &placed::Request<'_>, devices: &[PlanDevice]) -> Vec<(String, Pl
     let plan = |strategy| Some((strategy, placed::plan(&placed::Request { strategy, ..*r }).ok()?));
     let plans = others.filter_map(plan).filter(|(_, plan)| usable(plan));
     plans.map(|(strategy, plan)| (strategy.name().to_string(), plan)).collect()
-}
-
-/// Moves ops that the plan's processors refuse to others.
-fn around_refusals(
-    spec: &ModelSpec,
-    shapes: WeightShapes<'_>,
-    plan: &mut Plan,
-    devices: &[Arc<dyn Device>],
-) -> Result<(), SimulateError> {
-    let refusals = troika_engine::examine(spec, shapes, plan, devices)?;
-    let names: Vec<&str> = devices.iter().map(|d| d.name()).collect();
-    plan.avoid(&refusals, &names).map_err(Error::Plan)?;
-    Ok(())
 }

@@ -1,12 +1,9 @@
 //! Measures one device: loads graphs on it and times their runs.
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, sync_channel};
-use std::time::Duration;
 
 use troika_device::{
-    Clock, CommandList, Completion, Device, DeviceError, Executable, Queue, Run, Submission,
-    TaskTime, Weights, Work,
+    Clock, CommandList, Device, DeviceError, Executable, Run, Submission, TaskTime, Weights, Work,
 };
 use troika_graph::{Subgraph, bind_static};
 use troika_model::lower::Lowered;
@@ -14,7 +11,8 @@ use troika_solve::ProfiledGraph;
 use troika_weights::WeightStore;
 
 use super::inputs::{bindings, forward, page_len};
-use super::lost;
+use super::{RowsAt, lost};
+use crate::bench::Bench;
 
 /// Layers run in turn until their weights exceed the caches, as in a model.
 const MOST_WEIGHTS: usize = 256 << 20;
@@ -22,16 +20,13 @@ const MOST_WEIGHTS: usize = 256 << 20;
 const MEASURED_NS: f64 = 25e6;
 const FEWEST: usize = 3;
 const MOST: usize = 400;
-/// How long to wait before checking that the queue is alive.
-const PATIENCE: Duration = Duration::from_secs(2);
 
-/// A device and its queue.
-pub(super) struct Bench<'a> {
+/// A device with its queue, and what its profile is made from.
+pub(super) struct DeviceProfiler<'a> {
     pub device: Arc<dyn Device>,
     pub clock: Arc<dyn Clock>,
+    pub bench: Bench,
     lowered: &'a Lowered,
-    queue: Box<dyn Queue>,
-    done: Receiver<Completion>,
     /// Compile times in nanoseconds.
     pub compiled_ns: Vec<f64>,
 }
@@ -43,16 +38,16 @@ pub(super) struct LoadedGraph {
     codes: Vec<(usize, Vec<Arc<Weights>>)>,
 }
 
-impl<'a> Bench<'a> {
+impl<'a> DeviceProfiler<'a> {
     pub fn new(
         number: usize,
         device: &Arc<dyn Device>,
-        (lowered, clock): (&'a Lowered, Arc<dyn Clock>),
-    ) -> Result<Bench<'a>, DeviceError> {
-        let (sender, done) = sync_channel(64);
-        let queue = device.queue(number, clock.clone(), sender)?;
+        lowered: &'a Lowered,
+        clock: Arc<dyn Clock>,
+    ) -> Result<DeviceProfiler<'a>, DeviceError> {
+        let bench = Bench::open(&**device, number, clock.clone())?;
         let (device, compiled_ns) = (device.clone(), Vec::new());
-        Ok(Bench { device, clock, lowered, queue, done, compiled_ns })
+        Ok(DeviceProfiler { device, clock, bench, lowered, compiled_ns })
     }
 
     /// Measurements of a point wanted after a visit. Modelled times never vary: one is enough.
@@ -129,9 +124,10 @@ impl<'a> Bench<'a> {
     pub fn submissions(
         &self,
         loaded: &LoadedGraph,
-        (rows, cached): (usize, usize),
+        at: RowsAt,
         count: usize,
     ) -> Result<(Vec<Submission>, Vec<Submission>), DeviceError> {
+        let RowsAt { rows, cached } = at;
         let room = self.room(rows);
         let missing = || lost(self.device.name(), "has no code for so many rows");
         let (_, weights) = loaded
@@ -141,8 +137,8 @@ impl<'a> Bench<'a> {
             .ok_or_else(missing)?;
         let one = loaded.layers.first().ok_or_else(missing)?;
         let page_len = page_len(&*self.device, self.lowered);
-        let (bindings, copies) = bindings(&self.device, one, (room, cached), page_len)?;
-        let forward = forward(self.lowered, (rows, cached), page_len);
+        let (bindings, copies) = bindings(&self.device, one, room, cached, page_len)?;
+        let forward = forward(self.lowered, at, page_len);
         let bindings = Arc::new(bindings);
         let submission = |(i, work)| Submission { tag: i as u32, work };
         let runs = (0..count).map(|i| {
@@ -158,7 +154,7 @@ impl<'a> Bench<'a> {
     pub fn times(
         &mut self,
         loaded: &LoadedGraph,
-        at: (usize, usize),
+        at: RowsAt,
         expected_ns: f64,
     ) -> Result<Vec<f64>, DeviceError> {
         let layers = loaded.layers.len();
@@ -177,44 +173,16 @@ impl<'a> Bench<'a> {
     fn measured(
         &mut self,
         loaded: &LoadedGraph,
-        at: (usize, usize),
+        at: RowsAt,
         count: usize,
     ) -> Result<Vec<f64>, DeviceError> {
         let (copies, runs) = self.submissions(loaded, at, count)?;
         if !copies.is_empty() {
-            self.run(CommandList { tasks: copies, ..CommandList::default() })?;
+            self.bench.run(CommandList { tasks: copies, ..CommandList::default() })?;
         }
-        let times = self.run(CommandList { tasks: runs, timed: true, ..CommandList::default() })?;
+        let times =
+            self.bench.run(CommandList { tasks: runs, timed: true, ..CommandList::default() })?;
         Ok(times.iter().map(nanoseconds).collect())
-    }
-
-    /// Submits a list.
-    pub fn submit(&mut self, list: CommandList) -> Result<(), DeviceError> {
-        self.queue.submit(list)
-    }
-
-    /// Waits for the end of a list.
-    pub fn finish(&mut self) -> Result<Vec<TaskTime>, DeviceError> {
-        let mut done = self.done.try_recv().ok();
-        while done.is_none() {
-            let Some(next) = self.clock.next_event() else { break };
-            self.clock.wait(next.saturating_sub(self.clock.now()));
-            done = self.done.try_recv().ok();
-        }
-        let completion = loop {
-            match done.take().map_or_else(|| self.done.recv_timeout(PATIENCE), Ok) {
-                Ok(completion) => break completion,
-                Err(_) if self.queue.is_alive() => {}
-                Err(_) => return Err(DeviceError::Gone(self.device.name().into())),
-            }
-        };
-        completion.outcome.map(|()| completion.times)
-    }
-
-    /// Submits a list and waits for its end.
-    pub fn run(&mut self, list: CommandList) -> Result<Vec<TaskTime>, DeviceError> {
-        self.submit(list)?;
-        self.finish()
     }
 }
 

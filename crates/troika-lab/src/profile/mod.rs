@@ -1,5 +1,5 @@
 //! Measures a model's segments on devices for the solver: `troika profile`. The contents of a
-//! profile and its fits belong to `troika-plan`; the devices and the clock are here.
+//! profile and its fits belong to `troika-solve`; the devices and the clock are here.
 
 mod bench;
 mod inputs;
@@ -9,20 +9,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use troika_device::{Clock, Device, DeviceError, RealClock, read_text};
+use troika::{
+    BoundModel, Error, OpenOptions, ProfileAt, Subject, can_write, subject_of, virtual_clock,
+    write_file,
+};
+use troika_device::{Clock, DeviceError, RealClock, read_text};
 use troika_model::lower::{Lowered, SegmentKind};
 use troika_solve::{
     Profile, ProfileSubject, ProfiledGraph, RunSample, RunWork, Spread, profiled_graphs,
 };
-use troika_weights::WeightStore;
 
-use crate::devices::{computes_nothing, virtual_clock};
-use crate::error::Error;
-use crate::file::{can_write, write_file};
-use crate::open::OpenOptions;
-use crate::profile_file::{ProfileAt, failed, file_of, subject_of};
-use crate::subject::Subject;
-use bench::Bench;
+use bench::DeviceProfiler;
 
 /// Receives (measurements done, all measurements).
 pub type OnProfiled<'a> = &'a mut dyn FnMut(usize, usize);
@@ -70,27 +67,24 @@ pub fn profile(
     options: &ProfileOptions,
     progress: OnProfiled<'_>,
 ) -> Result<ProfileOutcome, Error> {
-    let devices = crate::devices::open_devices(&options.open.devices)?;
-    let shape_only = devices.iter().all(computes_nothing);
-    let (spec, store) = subject.described(options.open.bind(), shape_only)?;
-    let plan = crate::open::one_device_plan(&spec, &store, &options.open, &devices)?;
-    let here = subject_of(&spec, &store, &plan, &devices);
-    let file = options.file.as_ref().map(|at| file_of(at, &here));
+    let model = BoundModel::open(subject, &options.open, true)?;
+    let plan = model.one_device_plan(&options.open)?;
+    let here = subject_of(&model, &plan);
+    let file = options.file.as_ref().map(|at| at.file(&here));
     if let Some(folder) =
         file.as_deref().and_then(Path::parent).filter(|f| !f.as_os_str().is_empty())
         && matches!(options.file, Some(ProfileAt::Folder(_) | ProfileAt::IfIn(_)))
     {
-        std::fs::create_dir_all(folder).map_err(|e| failed(folder, e))?;
+        std::fs::create_dir_all(folder).map_err(|e| Error::profile_file(folder, e))?;
     }
     let Begun { mut profile, mut notes, kept: keep } = begin(&here, file.as_deref())?;
     for place in file.iter().chain(&keep) {
-        can_write(place).map_err(|e| failed(place, e))?;
+        can_write(place).map_err(|e| Error::profile_file(place, e))?;
     }
-    let clock = virtual_clock(&devices).unwrap_or_else(|| Arc::new(RealClock::new()));
-    let lowered = crate::open::lowered(&spec, &store, &plan)?;
-    let (store, lowered) = (&store, &lowered);
-    let mut measuring = Measuring { store, lowered, options, file: keep.clone(), clock, progress };
-    if measuring.all(&devices, &mut profile)? {
+    let clock = virtual_clock(&model.devices).unwrap_or_else(|| Arc::new(RealClock::new()));
+    let (model, lowered) = (&model, &model.lowered(&plan)?);
+    let mut measuring = Measuring { model, lowered, options, file: keep.clone(), clock, progress };
+    if measuring.all(&mut profile)? {
         profile.fit();
         profile.complete = true;
         measuring.file.clone_from(&file);
@@ -102,6 +96,21 @@ pub fn profile(
         notes.extend(left_out(&profile));
     }
     Ok(ProfileOutcome { profile, notes, file })
+}
+
+/// The model and devices of a stored profile as a sentence, and whether it is complete.
+///
+/// # Errors
+/// The reason why this program cannot use it.
+pub fn kept_profile(file: &Path) -> Result<(String, bool), String> {
+    let text = read_text(file).map_err(|e| e.to_string())?;
+    let profile = Profile::from_json(&text).map_err(|e| e.to_string())?;
+    let of = &profile.subject;
+    if of.program != env!("CARGO_PKG_VERSION") {
+        return Err(format!("it was measured by version {}", of.program));
+    }
+    let devices: Vec<&str> = of.devices.iter().map(|d| d.name.as_str()).collect();
+    Ok((format!("{} on {}", of.model, devices.join(", ")), profile.complete))
 }
 
 /// Devices of which nothing could be measured, so that no plan by the profile uses them.
@@ -163,7 +172,7 @@ fn begin_at(here: &ProfileSubject, file: &Path) -> Result<Found, Error> {
     let text = match read_text(file) {
         Ok(text) => text,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return new(None, false),
-        Err(error) => return Err(failed(file, error)),
+        Err(error) => return Err(Error::profile_file(file, error)),
     };
     let read = Profile::from_json(&text);
     let complete = read.as_ref().is_ok_and(|p| p.complete);
@@ -182,16 +191,22 @@ fn begin_at(here: &ProfileSubject, file: &Path) -> Result<Found, Error> {
     }
 }
 
-/// A graph on a device, with some rows and cached positions.
+/// The rows of a run, and the cached positions before them.
 #[derive(Clone, Copy)]
-struct Point {
+struct RowsAt {
     rows: usize,
     cached: usize,
+}
+
+/// Where a graph is measured on each device, for the fits or to judge them.
+#[derive(Clone, Copy)]
+struct Point {
+    at: RowsAt,
     held_out: bool,
 }
 
 struct Measuring<'a> {
-    store: &'a WeightStore,
+    model: &'a BoundModel,
     lowered: &'a Lowered,
     options: &'a ProfileOptions,
     file: Option<PathBuf>,
@@ -205,7 +220,8 @@ impl Measuring<'_> {
     }
 
     /// Measures what is missing. `false` if it was stopped.
-    fn all(&mut self, devices: &[Arc<dyn Device>], profile: &mut Profile) -> Result<bool, Error> {
+    fn all(&mut self, profile: &mut Profile) -> Result<bool, Error> {
+        let devices = &self.model.devices;
         let graphs: Vec<Vec<ProfiledGraph>> = devices
             .iter()
             .map(|d| {
@@ -214,10 +230,11 @@ impl Measuring<'_> {
                 profiled_graphs(self.lowered, &formats)
             })
             .collect();
-        let mut benches: Vec<Bench> = Vec::new();
-        for (number, device) in devices.iter().enumerate() {
-            benches.push(Bench::new(number, device, (self.lowered, self.clock.clone()))?);
-        }
+        let open = |(number, device)| {
+            DeviceProfiler::new(number, device, self.lowered, self.clock.clone())
+        };
+        let profilers = devices.iter().enumerate().map(open);
+        let mut profilers = profilers.collect::<Result<Vec<_>, _>>()?;
         let count = graphs.iter().map(Vec::len).max().unwrap_or(0);
         let all = count * VISITS + 1;
         for visit in 0..VISITS {
@@ -226,7 +243,7 @@ impl Measuring<'_> {
                     return Ok(false);
                 }
                 // Alternates between devices at each point, so that disturbances affect all alike.
-                self.graph(&mut benches, &graphs, (at, visit, profile))?;
+                self.graph(&mut profilers, &graphs, at, visit, profile)?;
                 self.keep(profile)?;
                 (self.progress)(visit * count + at + 1, all);
             }
@@ -234,61 +251,64 @@ impl Measuring<'_> {
         if self.cancelled() {
             return Ok(false);
         }
-        pairs::measure(&mut benches, self.store, (&graphs, profile))?;
+        pairs::measure(&mut profilers, &self.model.store, &graphs, profile)?;
         (self.progress)(all, all);
         Ok(true)
     }
 
     fn graph(
         &mut self,
-        benches: &mut [Bench],
+        profilers: &mut [DeviceProfiler<'_>],
         graphs: &[Vec<ProfiledGraph>],
-        (at, visit, profile): (usize, usize, &mut Profile),
+        at: usize,
+        visit: usize,
+        profile: &mut Profile,
     ) -> Result<(), Error> {
         let points = self.points(graphs.iter().find_map(|g| g.get(at)));
         let missing = |device: usize| {
             let Some(graph) = graphs[device].get(at) else { return false };
-            let visits = |p: &Point| profile.visits(device, &graph.name, (p.rows, p.cached));
-            points.iter().any(|p| visits(p) < benches[device].wanted(visit))
+            let visits = |p: &Point| profile.visits(device, &graph.name, (p.at.rows, p.at.cached));
+            points.iter().any(|p| visits(p) < profilers[device].wanted(visit))
         };
-        if !(0..benches.len()).any(missing) {
+        if !(0..profilers.len()).any(missing) {
             return Ok(());
         }
         let mut loaded = Vec::new();
-        for (bench, graphs) in benches.iter_mut().zip(graphs) {
-            let graph = graphs.get(at).filter(|g| bench.takes(g));
+        for (profiler, graphs) in profilers.iter_mut().zip(graphs) {
+            let graph = graphs.get(at).filter(|g| profiler.takes(g));
             loaded.push(match graph {
-                Some(g) => Some(bench.load(g, self.store)?),
+                Some(g) => Some(profiler.load(g, &self.model.store)?),
                 None => None,
             });
         }
-        let mut last = vec![(0.0, 1); benches.len()];
-        for point in points {
-            for (device, bench) in benches.iter_mut().enumerate() {
+        let mut last = vec![(0.0, 1); profilers.len()];
+        for Point { at: rows_at, held_out } in points {
+            let RowsAt { rows, cached } = rows_at;
+            for (device, profiler) in profilers.iter_mut().enumerate() {
                 let (Some(loaded), Some(graph)) = (&mut loaded[device], graphs[device].get(at))
                 else {
                     continue;
                 };
-                let visits = profile.visits(device, &graph.name, (point.rows, point.cached));
-                let known = visits >= bench.wanted(visit);
-                let (ns, rows) = last[device];
-                let expected = ns * point.rows as f64 / rows as f64;
+                let visits = profile.visits(device, &graph.name, (rows, cached));
+                let known = visits >= profiler.wanted(visit);
+                let (last_ns, last_rows) = last[device];
+                let expected = last_ns * rows as f64 / last_rows as f64;
                 if known || self.cancelled() || expected > LONGEST_NS {
                     continue;
                 }
-                let times = bench.times(loaded, (point.rows, point.cached), expected)?;
+                let times = profiler.times(loaded, rows_at, expected)?;
                 let ns = Spread::of(&times);
-                last[device] = (ns.median, point.rows);
+                last[device] = (ns.median, rows);
                 let Some(one) = graph.layers.first().filter(|_| ns.median > 0.0) else { continue };
                 profile.add(RunSample {
                     device,
                     graph: graph.name.clone(),
                     segment: graph.kind,
                     share: graph.share,
-                    work: RunWork::of(one, bench.room(point.rows), point.cached),
-                    rows: point.rows,
-                    cached: point.cached,
-                    held_out: point.held_out || graph.held_out(),
+                    work: RunWork::of(one, profiler.room(rows), cached),
+                    rows,
+                    cached,
+                    held_out: held_out || graph.held_out(),
                     ns,
                     visits: 1,
                 });
@@ -313,18 +333,21 @@ impl Measuring<'_> {
         rows.sort_unstable();
         let states = one.states.iter().map(|s| one.value(*s).shape.max_rows()).min();
         let mut points = Vec::new();
+        let mut add = |rows, cached, held_out| {
+            points.push(Point { at: RowsAt { rows, cached }, held_out });
+        };
         for (rows, held_out) in rows {
-            points.push(Point { rows, cached: 0, held_out });
+            add(rows, 0, held_out);
             let Some(positions) = states else { continue };
             let fitted = FITTED_CACHED.iter().skip(1).map(|n| (*n, false));
             for (cached, held) in fitted.chain(HELD_OUT_CACHED.map(|n| (n, true))) {
                 // A short context: half of it, and all of it.
                 if cached + rows <= positions {
-                    points.push(Point { rows, cached, held_out: held_out || held });
+                    add(rows, cached, held_out || held);
                 }
             }
             if rows == 1 && positions < FITTED_CACHED[2] && positions > 8 {
-                points.push(Point { rows, cached: positions - 1, held_out });
+                add(rows, positions - 1, held_out);
             }
         }
         points
@@ -334,7 +357,8 @@ impl Measuring<'_> {
     fn keep(&self, profile: &Profile) -> Result<(), Error> {
         let Some(file) = &self.file else { return Ok(()) };
         let text = profile.to_json();
-        write_file(file, |out| out.write_all(text.as_bytes())).map_err(|e| failed(file, e))
+        write_file(file, |out| out.write_all(text.as_bytes()))
+            .map_err(|e| Error::profile_file(file, e))
     }
 }
 

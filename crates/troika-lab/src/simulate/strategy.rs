@@ -1,6 +1,6 @@
 //! Names of the ways to divide a model over the processors of a SoC.
 
-use crate::devices::sim::{Processor, ProcessorKind, Soc};
+use troika::sim::{Processor, ProcessorKind, Soc};
 
 use super::SimulateError;
 

@@ -7,14 +7,11 @@ use troika::engine::WantedLogits;
 use troika::graph::DType;
 use troika::plan::Strategy;
 use troika::weights::FloatType;
-use troika::{
-    DeviceOptions, DeviceSpec, HandOverBy, HandOvers, Model, OpenOptions, Source,
-    measure_hand_overs,
-};
+use troika::{DeviceOptions, DeviceSpec, Model, OpenOptions, Source};
 
 use super::lab::Lab;
 use super::outcome::{Kind, Outcome, Target};
-use crate::error::CliError;
+use crate::{HandOverBy, HandOvers, SimulateError, measure_hand_overs};
 
 pub const TARGETS: &[Target] = &[
     Target {
@@ -74,10 +71,10 @@ const HAND_OVERS: usize = 1000;
 const EACH: Duration = Duration::from_micros(1000);
 
 /// Predicted waits compared with blocking and spinning.
-fn waits() -> Result<Outcome, CliError> {
+fn waits() -> Result<Outcome, SimulateError> {
     let measure = |by| {
         let found = measure_hand_overs(by, HAND_OVERS, EACH);
-        found.map_err(|e| CliError::from(troika::Error::from(e)))
+        found.map_err(SimulateError::from)
     };
     let predicted = measure(HandOverBy::Predicting)?;
     let spinning = measure(HandOverBy::Spinning)?;
@@ -108,13 +105,13 @@ const PROMPT: usize = 37;
 
 /// Compares the built-in model's logits on two devices with different kernels, divided in each way,
 /// with those on one device.
-fn partitions() -> Result<Outcome, CliError> {
+fn partitions() -> Result<Outcome, SimulateError> {
     let ways = ["split-columns", "split-columns=0.3", "split-rows=16", "split-hybrid"];
     let one = logits(Strategy::OneDevice)?;
     let top = one.iter().fold(0.0_f32, |m, x| m.max(x.abs()));
     let (mut said, mut pass) = (Vec::new(), true);
     for name in ways {
-        let split = logits(Strategy::parse(name).map_err(CliError::Failure)?)?;
+        let split = logits(Strategy::parse(name).map_err(SimulateError::Strategy)?)?;
         let off = one.iter().zip(&split).fold(0.0_f32, |m, (a, b)| m.max((a - b).abs()));
         pass &= one.len() == split.len() && top > 0.0 && off <= 1e-5 * top;
         said.push(format!("{name}: {:.1e}", off / top));
@@ -124,7 +121,7 @@ fn partitions() -> Result<Outcome, CliError> {
     Ok(Outcome::words("1e-5", said.join("; "), pass).noted(note))
 }
 
-fn logits(strategy: Strategy) -> Result<Vec<f32>, CliError> {
+fn logits(strategy: Strategy) -> Result<Vec<f32>, SimulateError> {
     let spec = |name: &str, isa: Option<&str>| DeviceSpec {
         name: Some(name.into()),
         processor: None,

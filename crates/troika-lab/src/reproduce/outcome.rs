@@ -1,6 +1,6 @@
 //! Targets and their results.
 
-use crate::error::CliError;
+use crate::SimulateError;
 
 use super::lab::Lab;
 
@@ -50,7 +50,7 @@ pub struct Target {
     /// The condition for passing.
     pub tolerance: &'static str,
     /// The experiment.
-    pub run: fn(&mut Lab) -> Result<Outcome, CliError>,
+    pub(super) run: fn(&mut Lab) -> Result<Outcome, SimulateError>,
 }
 
 /// A number of a target.
@@ -79,10 +79,22 @@ impl Item {
 /// The result of an experiment.
 #[derive(Clone, Debug)]
 pub enum Verdict {
-    /// Numbers, and whether they are within tolerance.
-    Numbers { items: Vec<Item>, pass: bool },
+    /// Numbers.
+    Numbers {
+        /// They, beside the paper's.
+        items: Vec<Item>,
+        /// Whether they are within tolerance.
+        pass: bool,
+    },
     /// Words.
-    Words { printed: String, ours: String, pass: bool },
+    Words {
+        /// The paper's.
+        printed: String,
+        /// The experiment's.
+        ours: String,
+        /// Whether they agree as far as they must.
+        pass: bool,
+    },
     /// It cannot be run here.
     NotRun(&'static str),
 }

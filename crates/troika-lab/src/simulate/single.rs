@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::devices::sim::{Board, Soc, VirtualDevice};
+use troika::sim::{Board, Soc, VirtualDevice};
 use troika_device::{
     Bindings, Buffer, Clock, CommandList, Device, DeviceError, ForwardBatch, Run, SeqRows,
     Submission, View, Waiting, Weights, Work,
@@ -15,8 +15,8 @@ use troika_plan::{Phase, Split, SyncMode};
 
 use super::SimulateError;
 use super::placed::Both;
-use crate::error::Error;
 use crate::no_weights::NoWeights;
+use troika::Error;
 
 /// A product of `rows` activation rows with a four-bit weight matrix of `outs` rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,15 +2,15 @@
 
 use std::collections::HashMap;
 
+use troika::Shape;
 use troika::plan::SyncMode;
 use troika::sim::{CoRun, ProcessorKind, Soc};
 use troika::trace::Tracer;
-use troika::{
-    Figures, ProductShape, ProductTime, Shape, SimulateError, SimulateOptions, Simulation,
-    SocStrategy,
-};
 
-use crate::error::CliError;
+use crate::{
+    Figures, ProductShape, ProductTime, SimulateError, SimulateOptions, Simulation, SocStrategy,
+    WEIGHTS,
+};
 
 /// A SoC, original or modified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -84,7 +84,7 @@ pub struct Lab {
 }
 
 impl Lab {
-    pub fn new(measures: bool) -> Result<Lab, CliError> {
+    pub fn new(measures: bool) -> Result<Lab, SimulateError> {
         let find = |name| Soc::find(name).map_err(SimulateError::from);
         Ok(Lab {
             measures,
@@ -114,22 +114,22 @@ impl Lab {
         }
     }
 
-    fn shape(&mut self, model: &'static str) -> Result<Shape, CliError> {
+    fn shape(&mut self, model: &'static str) -> Result<Shape, SimulateError> {
         if !self.shapes.contains_key(model) {
-            self.shapes.insert(model, Shape::find(model)?);
+            self.shapes.insert(model, Shape::find(model, WEIGHTS)?);
         }
         Ok(self.shapes[model].clone())
     }
 
     /// The result of a simulation.
-    pub fn run(&mut self, case: Case) -> Result<Figures, CliError> {
+    pub fn run(&mut self, case: Case) -> Result<Figures, SimulateError> {
         if let Some(known) = self.done.get(&case) {
             return Ok(known.clone());
         }
         let options = SimulateOptions {
             soc: self.soc(case.phone),
             shape: self.shape(case.model)?,
-            strategy: SocStrategy::parse(case.strategy).map_err(CliError::Failure)?,
+            strategy: SocStrategy::parse(case.strategy).map_err(SimulateError::Strategy)?,
             prompt: case.prompt,
             generate: case.generate,
             sync: if case.blocking { SyncMode::Blocking } else { SyncMode::Predicted },
@@ -142,17 +142,17 @@ impl Lab {
     }
 
     /// The time to the first token of a case, in milliseconds.
-    pub fn ttft(&mut self, case: Case) -> Result<f64, CliError> {
+    pub fn ttft(&mut self, case: Case) -> Result<f64, SimulateError> {
         Ok(self.run(case)?.ttft_ms())
     }
 
     /// Prompt tokens per second.
-    pub fn prefill_rate(&mut self, case: Case) -> Result<f64, CliError> {
+    pub fn prefill_rate(&mut self, case: Case) -> Result<f64, SimulateError> {
         Ok(self.run(case)?.prefill_rate())
     }
 
     /// The time per decoded token, in milliseconds.
-    pub fn tpot(&mut self, case: Case) -> Result<f64, CliError> {
+    pub fn tpot(&mut self, case: Case) -> Result<f64, SimulateError> {
         Ok(self.run(case)?.tpot_ms().unwrap_or(f64::NAN))
     }
 
@@ -163,7 +163,7 @@ impl Lab {
         processor: &str,
         [outs, terms, rows]: [usize; 3],
         decoding: bool,
-    ) -> Result<ProductTime, CliError> {
+    ) -> Result<ProductTime, SimulateError> {
         let shape = ProductShape { outs, terms, rows, decoding };
         Ok(shape.measure(&self.soc(phone), processor, SyncMode::Blocking)?)
     }

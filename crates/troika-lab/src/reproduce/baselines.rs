@@ -4,7 +4,7 @@
 use super::lab::{Case, Lab};
 use super::outcome::{Item, Kind, Outcome, Target, mean};
 use super::presets::{B1_8, B3, B7, B8};
-use crate::error::CliError;
+use crate::SimulateError;
 
 pub const ANCHORS: &[Target] = &[Target {
     id: "H08",
@@ -62,7 +62,7 @@ const TENSOR: &str = "hetero-tensor";
 
 impl Engine {
     /// How many times slower than its processors its stages are, by the anchors.
-    fn slower(self, lab: &mut Lab) -> Result<[f64; 2], CliError> {
+    fn slower(self, lab: &mut Lab) -> Result<[f64; 2], SimulateError> {
         let layer = lab.ttft(Case::prefill(B8, "hetero-layer", 256))?;
         let prefill = self.anchors[0] * layer / lab.ttft(Case::prefill(B8, self.prefill, 256))?;
         let tensor = lab.tpot(Case::decode(B8, TENSOR, 256))?;
@@ -76,7 +76,7 @@ impl Engine {
         lab: &mut Lab,
         model: &'static str,
         prompt: usize,
-    ) -> Result<[f64; 2], CliError> {
+    ) -> Result<[f64; 2], SimulateError> {
         let [prefill, decode] = self.slower(lab)?;
         let ttft = lab.ttft(Case::decode(model, self.prefill, prompt))?;
         let tpot = lab.tpot(Case::decode(model, self.decode, prompt))?;
@@ -84,12 +84,12 @@ impl Engine {
     }
 }
 
-fn ours(lab: &mut Lab, model: &'static str, prompt: usize) -> Result<[f64; 2], CliError> {
+fn ours(lab: &mut Lab, model: &'static str, prompt: usize) -> Result<[f64; 2], SimulateError> {
     let case = Case::decode(model, TENSOR, prompt);
     Ok([lab.ttft(case)?, lab.tpot(case)?])
 }
 
-fn anchors(lab: &mut Lab) -> Result<Outcome, CliError> {
+fn anchors(lab: &mut Lab) -> Result<Outcome, SimulateError> {
     let layer = lab.ttft(Case::decode(B8, "hetero-layer", 256))?;
     let [_, tensor] = ours(lab, B8, 256)?;
     let (mut items, mut notes) = (Vec::new(), Vec::new());
@@ -104,17 +104,25 @@ fn anchors(lab: &mut Lab) -> Result<Outcome, CliError> {
     Ok(Outcome::each(items, 0.05).noted(note))
 }
 
-/// How many times slower an engine is in a task with given numbers of tokens in and out.
-fn task(lab: &mut Lab, engine: Engine, (prompt, out): (usize, usize)) -> Result<f64, CliError> {
-    let total = |[ttft, tpot]: [f64; 2]| ttft + tpot * (out - 1) as f64;
-    let theirs = total(engine.times(lab, B7, prompt)?);
-    Ok(theirs / total(ours(lab, B7, prompt)?))
+/// A task of a benchmark: tokens of the prompt, and of the answer.
+#[derive(Clone, Copy)]
+struct TaskTokens {
+    prompt: usize,
+    out: usize,
 }
 
-fn end_to_end(lab: &mut Lab) -> Result<Outcome, CliError> {
-    const TURNS: (usize, usize) = (54, 374);
-    const GSM8K: (usize, usize) = (296, 340);
-    const LONG: (usize, usize) = (1787, 5);
+const TURNS: TaskTokens = TaskTokens { prompt: 54, out: 374 };
+const GSM8K: TaskTokens = TaskTokens { prompt: 296, out: 340 };
+const LONG: TaskTokens = TaskTokens { prompt: 1787, out: 5 };
+
+/// How many times slower an engine is in a task.
+fn task(lab: &mut Lab, engine: Engine, task: TaskTokens) -> Result<f64, SimulateError> {
+    let total = |[ttft, tpot]: [f64; 2]| ttft + tpot * (task.out - 1) as f64;
+    let theirs = total(engine.times(lab, B7, task.prompt)?);
+    Ok(theirs / total(ours(lab, B7, task.prompt)?))
+}
+
+fn end_to_end(lab: &mut Lab) -> Result<Outcome, SimulateError> {
     let mut all = Vec::new();
     for engine in ENGINES {
         all.push(task(lab, engine, GSM8K)?);
@@ -134,7 +142,7 @@ fn end_to_end(lab: &mut Lab) -> Result<Outcome, CliError> {
     .noted(note))
 }
 
-fn prefill_most(lab: &mut Lab) -> Result<Outcome, CliError> {
+fn prefill_most(lab: &mut Lab) -> Result<Outcome, SimulateError> {
     let mut most = [0.0_f64; 2];
     for model in [B8, B7, B3, B1_8] {
         for prompt in [64, 256, 1024] {
@@ -148,7 +156,7 @@ fn prefill_most(lab: &mut Lab) -> Result<Outcome, CliError> {
     Ok(Outcome::each(items, 0.25))
 }
 
-fn long_bench(lab: &mut Lab) -> Result<Outcome, CliError> {
+fn long_bench(lab: &mut Lab) -> Result<Outcome, SimulateError> {
     let [ttft, tpot] = ours(lab, B7, 1787)?;
     let items = vec![Item::new("s", 6.2, (ttft + 4.0 * tpot) * 1e-3)];
     Ok(Outcome::numbers(items, |all| all[0].ours <= 6.2))

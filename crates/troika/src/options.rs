@@ -1,0 +1,147 @@
+//! Options of opening a model.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use troika_engine::{CompileControl, Sharing};
+use troika_graph::{ActivationFormat, DType};
+use troika_plan::{Goal, Plan, PlanError, Policy, Strategy, SyncMode};
+use troika_trace::Tracer;
+use troika_weights::{BindOptions, FloatType, OnProgress, Quant};
+
+use crate::devices::DeviceOptions;
+use crate::profile_file::ProfileAt;
+
+/// How to open a model.
+#[derive(Clone, Debug)]
+pub struct OpenOptions {
+    /// Type of float matrices. `Auto` also allows activations in eight bits with quantized weights
+    /// and in bf16 with bf16 weights, where that is faster. Any other value keeps activations in
+    /// f32.
+    pub dtype: FloatType,
+    /// Activation formats, besides f32, that products may use; `None`: those that `dtype` allows.
+    pub activations: Option<Vec<ActivationFormat>>,
+    /// Quantization of float matrices at load.
+    pub quant: Quant,
+    /// Folder that stores quantized weights for the next start; `None`: not stored.
+    pub cache_dir: Option<PathBuf>,
+    /// The most bytes in that folder; the least recently used files are removed.
+    pub cache_bytes: Option<u64>,
+    /// Receives the progress of quantization.
+    pub progress: Option<LoadProgress>,
+    /// How to watch and stop compiling.
+    pub compile: CompileControl,
+    /// The longest sequence; `None`: the model's own limit.
+    pub context: Option<usize>,
+    /// The most rows of a prompt chunk.
+    pub chunk: usize,
+    /// How the model is divided over the devices.
+    pub strategy: Strategy,
+    /// The order in which ready segments run.
+    pub policy: Policy,
+    /// The most prompt chunks in flight; `None`: chosen by the planner.
+    pub chunks_in_flight: Option<usize>,
+    /// How devices wait for each other.
+    pub sync: SyncMode,
+    /// How sessions share the model.
+    pub sharing: Sharing,
+    /// An existing plan. It replaces `context`, `chunk`, `kv_dtype`, `activations` and the four
+    /// fields above.
+    pub plan: Option<Plan>,
+    /// The file that `plan` was read from, named in errors of the plan.
+    pub plan_file: Option<PathBuf>,
+    /// Choose the plan by a profile, in place of `strategy`.
+    pub solve: Option<SolveOptions>,
+    /// Moves ops that a device of `plan` refuses to other devices, instead of failing.
+    pub fallback: bool,
+    /// Type of the KV cache; `None`: f32 if computing in f32, else bf16 where multiplied, else f16.
+    pub kv_dtype: Option<DType>,
+    /// Type of the values between segments: F32, F16 or BF16.
+    pub values: DType,
+    /// The devices to open.
+    pub devices: DeviceOptions,
+    /// Looks for NaN and infinities in weights that are used as they are in the files, up to 4 GiB:
+    /// it reads all of them. Quantized weights are always checked.
+    pub scan: bool,
+    /// Records spans.
+    pub tracer: Tracer,
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        OpenOptions {
+            dtype: FloatType::Auto,
+            activations: None,
+            quant: Quant::None,
+            cache_dir: None,
+            cache_bytes: None,
+            progress: None,
+            compile: CompileControl::default(),
+            context: None,
+            chunk: 512,
+            strategy: Strategy::default(),
+            policy: Policy::default(),
+            chunks_in_flight: None,
+            sync: SyncMode::default(),
+            sharing: Sharing::default(),
+            plan: None,
+            plan_file: None,
+            solve: None,
+            fallback: false,
+            kv_dtype: None,
+            values: DType::F32,
+            devices: DeviceOptions::default(),
+            scan: false,
+            tracer: Tracer::off(),
+        }
+    }
+}
+
+impl OpenOptions {
+    /// How to bind weights.
+    pub(crate) fn bind(&self) -> BindOptions {
+        BindOptions { float: self.dtype, quant: self.quant }
+    }
+}
+
+/// Receives (quantized weights, all weights to quantize) while a model is opened.
+#[derive(Clone)]
+pub struct LoadProgress(pub OnProgress);
+
+impl fmt::Debug for LoadProgress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("LoadProgress")
+    }
+}
+
+/// How to choose a plan by a profile.
+#[derive(Clone, Debug)]
+pub struct SolveOptions {
+    /// The profile.
+    pub profile: ProfileAt,
+    /// What the plan should optimise.
+    pub goal: Goal,
+    /// Tokens of the prompt to optimise for; `None`: 512, or the context.
+    pub prompt: Option<usize>,
+    /// Tokens generated after it; `None`: 128, or what the context leaves.
+    pub generate: Option<usize>,
+    /// Whether weights may be held in several forms.
+    pub several_copies: bool,
+}
+
+impl SolveOptions {
+    /// Tokens of the prompt and of the answer, within the context.
+    pub(crate) fn lengths(&self, context: usize) -> Result<(usize, usize), PlanError> {
+        let prompt = self.prompt.unwrap_or(512.min(context));
+        if !(1..=context).contains(&prompt) {
+            let (what, got, low, high) = ("the length of prompts", prompt, 1, context);
+            return Err(PlanError::Range { what, got, low, high });
+        }
+        let rest = context - prompt;
+        let generate = self.generate.unwrap_or(128.min(rest));
+        if generate > rest {
+            return Err(PlanError::TooLong { prompt, generate, context });
+        }
+        Ok((prompt, generate))
+    }
+}

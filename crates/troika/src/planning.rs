@@ -1,0 +1,247 @@
+//! Planning: a model with bound weights, the devices, and the plan that the options ask for.
+
+use std::sync::Arc;
+
+use troika_device::Device;
+use troika_engine::EngineError;
+use troika_graph::{ActivationFormat, DType};
+use troika_model::lower::{LowerOptions, Lowered, lower};
+use troika_plan::{
+    DeviceFacts, Plan, PlanDevice, PlanError, PlanRequest, Strategy, describe_refusals,
+};
+use troika_program::{PhaseCopies, copies};
+use troika_solve::{Alternative, ProfiledCosts, SolveRequest, Solved, check_memory, solve};
+use troika_weights::{FloatType, WeightStore};
+
+use crate::describe::BoundModel;
+use crate::devices::{computes_nothing, open_devices};
+use crate::error::Error;
+use crate::options::{OpenOptions, SolveOptions};
+use crate::profile_file::{ProfileAt, plan_device, read, subject_of};
+use crate::subject::Subject;
+
+/// A model with the plan that opening it would use.
+pub struct Planned {
+    /// The plan.
+    pub plan: Plan,
+    /// A sentence for each device whose refusals changed it, and for what else is to be known of it.
+    pub changes: Vec<String>,
+    /// If a profile chose the plan: the plans it beat, the best first.
+    pub alternatives: Vec<Alternative>,
+    /// What it was planned for.
+    pub model: BoundModel,
+}
+
+impl Planned {
+    /// The copies between memories for a chunk of a prompt and for a decoded token.
+    ///
+    /// # Errors
+    /// Why the plan cannot run.
+    pub fn copies(&self) -> Result<Vec<PhaseCopies>, Error> {
+        let BoundModel { spec, store, .. } = &self.model;
+        let counted = copies(spec, &|key| store.shape(key), &self.plan, &self.model.plan_devices());
+        Ok(counted.map_err(EngineError::from)?)
+    }
+}
+
+/// Makes the plan that opening a model with these options would use.
+///
+/// # Errors
+/// Those of [`crate::Model::open`]; but nothing is compiled.
+pub fn make_plan(subject: &Subject, options: &OpenOptions) -> Result<Planned, Error> {
+    BoundModel::open(subject, options, false)?.plan(options)
+}
+
+impl BoundModel {
+    /// Binds weights and opens the devices. Random weights are generated `with_values` only, and
+    /// only where a device reads them.
+    ///
+    /// # Errors
+    /// A device that cannot be opened, unusable files, or weights larger than the free memory.
+    pub fn open(
+        subject: &Subject,
+        options: &OpenOptions,
+        with_values: bool,
+    ) -> Result<BoundModel, Error> {
+        let devices = open_devices(&options.devices)?;
+        let shape_only = !with_values || devices.iter().all(computes_nothing);
+        let (spec, store) = subject.described(options.bind(), shape_only)?;
+        Ok(BoundModel { spec, store, devices })
+    }
+
+    /// The given plan, or a new one by the options. Refused ops move to other devices: in a new
+    /// plan always, with a report; in a given plan only with `fallback`.
+    ///
+    /// # Errors
+    /// A plan that does not fit model and devices, a profile that cannot be used, or an op that
+    /// every device refuses.
+    pub fn plan(self, options: &OpenOptions) -> Result<Planned, Error> {
+        let (mut changes, mut alternatives) = (Vec::new(), Vec::new());
+        let solved = match (&options.plan, &options.solve) {
+            (None, Some(wanted)) => self.solved(options, wanted, &mut changes)?,
+            _ => None,
+        };
+        let mut plan = match (&options.plan, solved) {
+            (Some(plan), _) => self.checked(plan)?,
+            (None, Some(solved)) => {
+                alternatives = solved.alternatives;
+                solved.plan
+            }
+            (None, None) => self.new_plan(options)?,
+        };
+        let shapes = |key| self.store.shape(key);
+        let refusals = troika_engine::examine(&self.spec, &shapes, &plan, &self.devices)?;
+        if options.plan.is_some() && !options.fallback {
+            if let Some(refusal) = plan.refused(&refusals).first() {
+                return Err(PlanError::NotTaken(Box::new((*refusal).clone())).into());
+            }
+        } else {
+            let met = plan.avoid(&refusals, &self.names())?;
+            changes.extend(describe_refusals(&plan, &met));
+        }
+        Ok(Planned { plan, changes, alternatives, model: self })
+    }
+
+    /// A plan on the first device.
+    ///
+    /// # Errors
+    /// Options out of range.
+    pub fn one_device_plan(&self, options: &OpenOptions) -> Result<Plan, Error> {
+        let strategy = Strategy::OneDevice;
+        let kv_dtype = options.kv_dtype.or(self.solved_kv_dtype(options));
+        Ok(self.new_plan(&OpenOptions { strategy, kv_dtype, ..options.clone() })?)
+    }
+
+    /// Lowers the model for a plan's chunk and context.
+    ///
+    /// # Errors
+    /// A description that cannot be lowered.
+    pub fn lowered(&self, plan: &Plan) -> Result<Lowered, Error> {
+        let bounds = LowerOptions {
+            max_rows: plan.prefill.chunk,
+            max_kv: plan.context,
+            kv_dtype: plan.kv_dtype,
+        };
+        let lowered = lower(&self.spec, &|key| self.store.shape(key), bounds);
+        Ok(lowered.map_err(EngineError::from)?)
+    }
+
+    fn names(&self) -> Vec<&str> {
+        self.devices.iter().map(|d| d.name()).collect()
+    }
+
+    fn plan_devices(&self) -> Vec<PlanDevice> {
+        self.devices.iter().map(plan_device).collect()
+    }
+
+    /// A given plan, if it fits the model and the devices.
+    fn checked(&self, plan: &Plan) -> Result<Plan, Error> {
+        plan.check(&self.spec, &self.names())?;
+        let find = |name: &str| self.devices.iter().find(|d| d.name() == name);
+        plan.check_shapes(&|name| find(name).is_some_and(|d| d.caps().static_shapes))?;
+        if self.devices.iter().any(|d| d.caps().max_resident_bytes.is_some()) {
+            check_memory(plan, &self.lowered(plan)?, &self.plan_devices())?;
+        }
+        Ok(plan.clone())
+    }
+
+    /// A new plan by the options.
+    fn new_plan(&self, options: &OpenOptions) -> Result<Plan, PlanError> {
+        let devices: Vec<DeviceFacts> =
+            self.devices.iter().map(|d| DeviceFacts::of(&**d)).collect();
+        troika_plan::make(&self.spec, &devices, &self.plan_request(options))
+    }
+
+    /// The plan request that follows from the options.
+    fn plan_request(&self, options: &OpenOptions) -> PlanRequest {
+        // With an explicit type, activations stay in f32.
+        let f32_only = (options.dtype != FloatType::Auto).then(Vec::new);
+        PlanRequest {
+            strategy: options.strategy,
+            context: options.context,
+            chunk: options.chunk,
+            chunks_in_flight: options.chunks_in_flight,
+            policy: options.policy,
+            sync: options.sync,
+            kv_dtype: options.kv_dtype,
+            values: options.values,
+            activations: options.activations.clone().or(f32_only),
+            single_precision: options.dtype == FloatType::F32 || all_f32(&self.store),
+        }
+    }
+
+    /// The cache type for plans chosen by price, if it differs from the devices' default. It is the
+    /// same for all placements, since runs are measured with one type.
+    fn solved_kv_dtype(&self, options: &OpenOptions) -> Option<DType> {
+        let request = self.plan_request(options);
+        let gains = |d: &Arc<dyn Device>| match &request.activations {
+            Some(list) => list.contains(&ActivationFormat::Bf16),
+            None => d.caps().activation_formats.contains(&ActivationFormat::Bf16),
+        };
+        // Other devices can read it too, but are not faster with it.
+        (!request.single_precision && self.devices.iter().any(gains)).then_some(DType::BF16)
+    }
+
+    /// The best plan by a profile; `None` if there is no profile and none was required.
+    fn solved(
+        &self,
+        options: &OpenOptions,
+        wanted: &SolveOptions,
+        changes: &mut Vec<String>,
+    ) -> Result<Option<Solved>, Error> {
+        let one = self.one_device_plan(options)?;
+        let here = subject_of(self, &one);
+        let file = wanted.profile.file(&here);
+        match wanted.profile {
+            ProfileAt::IfIn(_) if !file.exists() => return Ok(None),
+            ProfileAt::Folder(_) if !file.exists() => {
+                return Err(Error::NoKeptProfile { file: file.display().to_string() });
+            }
+            _ => {}
+        }
+        let measured = match (read(&file, &here), &wanted.profile) {
+            // This profile was optional.
+            (Err(e), ProfileAt::IfIn(_)) => {
+                changes.push(format!("no profile is used: {e}"));
+                return Ok(None);
+            }
+            (measured, _) => measured?,
+        };
+        let (prompt, generate) = wanted.lengths(one.context)?;
+        let (known, asked) = (measured.most_positions(), prompt + generate);
+        if asked > known {
+            changes.push(format!(
+                "{}: the profile was measured with up to {known} tokens, and the plan is for \
+                 {asked}, so its predictions are extrapolated; measure with a larger context \
+                 (troika profile -c)",
+                file.display()
+            ));
+        }
+        // All ops that devices refuse, whichever plan is chosen.
+        let shapes = |key| self.store.shape(key);
+        let refusals = troika_engine::examine(&self.spec, &shapes, &one, &self.devices)?;
+        let devices = self.plan_devices();
+        let refuse = |error| Error::Profile { file: file.display().to_string(), error };
+        let cost = ProfiledCosts::new(&measured, &devices).map_err(refuse)?;
+        let request = SolveRequest {
+            spec: &self.spec,
+            lowered: &self.lowered(&one)?,
+            devices: &devices,
+            cost: &cost,
+            refusals: &refusals,
+            goal: wanted.goal,
+            base: &PlanRequest { kv_dtype: Some(one.kv_dtype), ..self.plan_request(options) },
+            prompt,
+            generate,
+            several_copies: wanted.several_copies,
+            lengths: &[],
+            candidates: &[],
+        };
+        Ok(Some(solve(&request)?))
+    }
+}
+
+/// Whether all matrices are f32, so that f32 is the model's own precision.
+fn all_f32(store: &WeightStore) -> bool {
+    store.classes().iter().filter(|c| c.class != "norms").all(|c| c.dtype == DType::F32)
+}
