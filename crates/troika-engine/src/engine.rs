@@ -234,7 +234,7 @@ impl Engine {
     }
 
     /// The lowered model.
-    pub fn lowered(&self) -> &Lowered {
+    pub fn lowered(&self) -> &Arc<Lowered> {
         &self.model.program.lowered
     }
 

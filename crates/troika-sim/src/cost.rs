@@ -65,6 +65,11 @@ impl Rates {
         self.need(0.0, bytes)
     }
 
+    /// The bandwidth.
+    pub fn bytes_per_ns(&self) -> f64 {
+        self.bandwidth
+    }
+
     /// Nanoseconds to move some bytes while other work waits.
     pub fn moving_ns(&self, bytes: u64) -> u64 {
         (bytes as f64 / self.bandwidth).ceil() as u64

@@ -42,6 +42,11 @@ impl Prices {
         run_need(&self.rates, tile, (graph, room, &ForwardBatch { seqs }))
     }
 
+    /// The bandwidth at which the processor moves bytes.
+    pub fn bytes_per_ns(&self) -> f64 {
+        self.rates.bytes_per_ns()
+    }
+
     /// The price of a copy.
     pub fn copy(&self, bytes: u64) -> Need {
         self.rates.copy(bytes)

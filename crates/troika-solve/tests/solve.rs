@@ -110,7 +110,7 @@ impl CostModel for Costs {
 }
 
 fn solved(
-    (spec, lowered): (&ModelSpec, &Lowered),
+    (spec, lowered): (&ModelSpec, &Arc<Lowered>),
     (devices, costs): (&[PlanDevice], &Costs),
     (goal, refusals, several_copies): (Goal, &[Refusal], bool),
 ) -> Result<Solved, PlanError> {

@@ -116,14 +116,14 @@ impl BoundModel {
     ///
     /// # Errors
     /// A description that cannot be lowered.
-    pub fn lowered(&self, plan: &Plan) -> Result<Lowered, Error> {
+    pub fn lowered(&self, plan: &Plan) -> Result<Arc<Lowered>, Error> {
         let bounds = LowerOptions {
             max_rows: plan.prefill.chunk,
             max_kv: plan.context,
             kv_dtype: plan.kv_dtype,
         };
         let lowered = lower(&self.spec, &|key| self.store.shape(key), bounds);
-        Ok(lowered.map_err(EngineError::from)?)
+        Ok(Arc::new(lowered.map_err(EngineError::from)?))
     }
 
     fn names(&self) -> Vec<&str> {

@@ -8,6 +8,7 @@ use troika_lab::{Figures, SimulateError, SimulateOptions, Simulation, WEIGHTS};
 
 use crate::error::CliError;
 use crate::flags::SimulateArgs;
+use crate::flags::placement::read_plan;
 use crate::{file, output, progress, trace};
 
 /// Runs a model on a SoC in virtual time, and prints how long it took.
@@ -24,6 +25,7 @@ pub fn run(args: &SimulateArgs) -> Result<(), CliError> {
         soc: Soc::find(&args.soc).map_err(SimulateError::from)?,
         shape: Shape::find(&args.model, WEIGHTS)?,
         strategy: args.strategy,
+        plan: args.plan.as_deref().map(read_plan).transpose()?,
         prompt: args.prompt,
         generate: args.generate,
         sync: args.sync.mode(),

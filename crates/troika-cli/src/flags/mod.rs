@@ -8,7 +8,7 @@ mod effect;
 mod help;
 mod overwrite;
 mod parse;
-mod placement;
+pub mod placement;
 mod quant;
 mod sampling;
 mod sharing;

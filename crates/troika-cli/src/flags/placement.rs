@@ -217,15 +217,22 @@ impl PlanFileArgs {
         let limit = Duration::from_secs(self.compile_timeout);
         options.compile.limit = (!limit.is_zero()).then_some(limit);
         let Some(file) = &self.plan else { return Ok(()) };
-        let text = read_file(file)?;
-        let plan = troika::plan::Plan::from_json(&text);
-        let failed = |e: troika::plan::PlanError| troika::Error::PlanFile {
-            file: file.display().to_string(),
-            error: Box::new(e.into()),
-        };
-        options.plan = Some(plan.map_err(failed)?);
+        options.plan = Some(read_plan(file)?);
         options.plan_file = Some(file.clone());
         options.fallback = self.fallback;
         Ok(())
     }
+}
+
+/// A plan file.
+///
+/// # Errors
+/// The file cannot be read or is not a plan.
+pub fn read_plan(file: &std::path::Path) -> Result<troika::plan::Plan, CliError> {
+    let plan = troika::plan::Plan::from_json(&read_file(file)?);
+    let failed = |e: troika::plan::PlanError| troika::Error::PlanFile {
+        file: file.display().to_string(),
+        error: Box::new(e.into()),
+    };
+    Ok(plan.map_err(failed)?)
 }

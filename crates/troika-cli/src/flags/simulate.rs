@@ -58,6 +58,9 @@ pub struct SimulateArgs {
     /// online-prepare, gpu-only, npu-only, cpu-only or solved (what the solver finds)
     #[arg(long, value_name = "NAME", default_value = "hetero-tensor", value_parser = strategy)]
     pub strategy: SocStrategy,
+    /// Run a plan file instead, as --plan-out writes it
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["strategy", "sync"])]
+    pub plan: Option<PathBuf>,
     /// How processors wait for each other
     #[arg(long, value_enum, default_value_t = SyncFlag::Predicted)]
     pub sync: SyncFlag,

@@ -130,6 +130,7 @@ impl Lab {
             soc: self.soc(case.phone),
             shape: self.shape(case.model)?,
             strategy: SocStrategy::parse(case.strategy).map_err(SimulateError::Strategy)?,
+            plan: None,
             prompt: case.prompt,
             generate: case.generate,
             sync: if case.blocking { SyncMode::Blocking } else { SyncMode::Predicted },

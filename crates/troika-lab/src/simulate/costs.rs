@@ -2,9 +2,10 @@
 
 use troika_graph::{Subgraph, bind_static};
 use troika_plan::{PlanDevice, SyncMode};
-use troika_solve::{CostModel, PricedRun};
+use troika_solve::{CostModel, PricedRun, QueueCosts};
+use troika_time::{Bandwidth, LaneCosts, Need, Sharing, Usage};
 
-use troika::sim::{Price, PricedRows, Prices, Processor, Soc};
+use troika::sim::{PricedRows, Prices, Processor, Soc};
 
 /// Prices for the solver's devices, which are named after processors.
 pub(super) struct SocCosts<'a> {
@@ -21,7 +22,7 @@ impl<'a> SocCosts<'a> {
         SocCosts { soc, processors, prices }
     }
 
-    fn price(&self, run: &PricedRun<'_>) -> Price {
+    fn price(&self, run: &PricedRun<'_>) -> Need {
         let rows = PricedRows { rows: run.rows, room: run.room, cached: run.cached };
         self.prices[run.device].run(run.graph, rows)
     }
@@ -41,8 +42,50 @@ impl CostModel for SocCosts<'_> {
     }
 
     fn slowdowns(&self, runs: &[PricedRun<'_>]) -> Vec<f64> {
-        let prices: Vec<Price> = runs.iter().map(|run| self.price(run)).collect();
-        self.soc.slowdowns(&prices)
+        let needs: Vec<Need> = runs.iter().map(|run| self.price(run)).collect();
+        let shares = Bandwidth(self.soc.bandwidth_gb_s).shares(&needs);
+        shares.into_iter().map(|share| 1.0 / share).collect()
+    }
+
+    fn need(&self, run: &PricedRun<'_>) -> Need {
+        self.price(run)
+    }
+
+    fn copy_need(&self, device: usize, bytes: u64) -> Need {
+        self.prices[device].copy(bytes)
+    }
+
+    fn shares(&self, running: &[(Option<PricedRun<'_>>, Need)]) -> Vec<f64> {
+        let needs: Vec<Need> = running.iter().map(|(_, need)| *need).collect();
+        Bandwidth(self.soc.bandwidth_gb_s).shares(&needs)
+    }
+
+    fn queue(&self, device: usize, _: &[usize], sync: SyncMode) -> QueueCosts {
+        let of = self.processor(device);
+        let blocks = sync == SyncMode::Blocking;
+        QueueCosts {
+            lane: LaneCosts { submit_ns: of.submit_ns, waits_each_run: of.waits_each_run },
+            told_ns: if blocks { of.hand_over.blocking_ns } else { of.hand_over.predicted_ns },
+            told_bytes_per_ns: (blocks && of.hand_over.blocking_copies)
+                .then(|| self.prices[device].bytes_per_ns()),
+            submits_waits: true,
+        }
+    }
+
+    fn machine_j(&self, usage: &Usage) -> Option<f64> {
+        let all = &self.soc.processors;
+        let place = |p: &&Processor| all.iter().position(|o| o.name == p.name);
+        let mut busy = [vec![0; all.len()], vec![0; all.len()]];
+        for (at, of) in self.processors.iter().enumerate() {
+            let place = place(of)?;
+            busy[0][place] = usage.busy_ns[at];
+            busy[1][place] = usage.stream_ns[at];
+        }
+        let [busy_ns, stream_ns] = busy;
+        let to = Usage { busy_ns, stream_ns, ..usage.clone() };
+        let none = vec![0; all.len()];
+        let zero = Usage { now_ns: 0, busy_ns: none.clone(), stream_ns: none, bytes: 0, frames: 0 };
+        self.soc.energy_j(&zero, &to)
     }
 
     fn hand_over_ns(&self, from: usize, to: usize, sync: SyncMode) -> f64 {

@@ -16,7 +16,7 @@ use troika_engine::{SequenceInput, WantedLogits};
 use troika_graph::DType;
 use troika_model::lower::{LowerOptions, Lowered, WeightShapes, lower};
 use troika_plan::{DeviceFacts, Goal, Plan, PlanDevice, PlanRequest, SyncMode, make};
-use troika_solve::{SolveRequest, solve};
+use troika_solve::{PredictRequest, SolveRequest, predict, solve};
 use troika_trace::Tracer;
 use troika_weights::Quant;
 
@@ -98,6 +98,8 @@ pub struct SimulateOptions {
     pub shape: Shape,
     /// The division over the processors.
     pub strategy: SocStrategy,
+    /// A plan to run instead of the strategy's.
+    pub plan: Option<Plan>,
     /// Tokens of the prompt.
     pub prompt: usize,
     /// Tokens to generate.
@@ -170,6 +172,7 @@ impl Figures {
 /// A model opened on a SoC.
 pub struct Simulation {
     model: Model,
+    devices: Vec<PlanDevice>,
     board: Arc<Board>,
     /// The SoC's name.
     soc: String,
@@ -210,6 +213,7 @@ impl Simulation {
             LowerOptions { max_rows: *prompt, max_kv: prompt + generate + 1, kv_dtype: DType::F16 };
         let lowered = lower(&shape.spec, &shapes, lowering)
             .map_err(|e| Error::Engine(troika_engine::EngineError::Lower(e)))?;
+        let lowered = Arc::new(lowered);
         let request = placed::Request {
             soc,
             spec: &shape.spec,
@@ -219,9 +223,10 @@ impl Simulation {
             context: lowering.max_kv,
             sync: *sync,
         };
-        let plan = match strategy {
-            SocStrategy::Solved => solved(&request, &shapes, &devices, options)?,
-            _ => placed::plan(&request)?,
+        let plan = match (&options.plan, strategy) {
+            (Some(plan), _) => plan.clone(),
+            (None, SocStrategy::Solved) => solved(&request, &shapes, &devices, options)?,
+            (None, _) => placed::plan(&request)?,
         };
         let before = board.usage();
         let opening = OpenOptions {
@@ -233,7 +238,8 @@ impl Simulation {
         };
         let bound = BoundModel { spec: shape.spec.clone(), store, devices: devices.clone() };
         let model = Model::open_bound(&shape.name, bound, &opening)?;
-        let prepared = strategy.prepares_online().then(|| [before, board.usage()]);
+        let online = options.plan.is_none() && strategy.prepares_online();
+        let prepared = online.then(|| [before, board.usage()]);
         // Frames are drawn while a queue is open: open one if the plan does not use the GPU.
         let used = model.engine()?.plan().devices.clone();
         let mut gpus = soc.processors.iter().zip(&devices).filter(|(p, _)| {
@@ -246,6 +252,7 @@ impl Simulation {
         let frames = gpus.next().map(open).transpose()?;
         Ok(Simulation {
             model,
+            devices: devices.iter().map(plan_device).collect(),
             board,
             soc: soc.name.clone(),
             prompt: *prompt,
@@ -255,12 +262,22 @@ impl Simulation {
         })
     }
 
-    /// The plan in use.
+    /// The plan in use, with what it is predicted to take.
     ///
     /// # Errors
     /// This thread holds the engine.
     pub fn plan(&self) -> Result<Plan, SimulateError> {
-        Ok(self.model.engine()?.plan().clone())
+        let engine = self.model.engine()?;
+        let plan = engine.plan().clone();
+        let request = PredictRequest {
+            lowered: engine.lowered(),
+            devices: &self.devices,
+            cost: &costs::SocCosts::of(self.board.soc(), &self.devices),
+            prompt: self.prompt,
+            generate: self.generate,
+        };
+        let predicted = predict(&request, &plan).map_err(Error::Plan)?;
+        Ok(Plan { predicted: Some(predicted), ..plan })
     }
 
     /// Computes the prompt and generates. `progress` is told how many tokens are generated, of how

@@ -2,6 +2,8 @@
 //! placed in the way that is fastest by the SoC's prices: HeteroInfer's equation of section 4.4,
 //! `max(T_GPU, T_NPU) + T_sync`, against either processor alone.
 
+use std::sync::Arc;
+
 use troika::sim::{PricedRows, Prices, Processor, ProcessorKind, Soc};
 use troika_graph::partition::{ColumnSplit, cut_at, split_columns};
 use troika_graph::{DType, Op, Subgraph};
@@ -22,7 +24,7 @@ pub(super) const MOST_ROWS: usize = 1 << 16;
 pub(super) struct Request<'a> {
     pub soc: &'a Soc,
     pub spec: &'a ModelSpec,
-    pub lowered: &'a Lowered,
+    pub lowered: &'a Arc<Lowered>,
     pub strategy: SocStrategy,
     pub prompt: usize,
     pub context: usize,
