@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use troika_device::{ForwardBatch, PageTable, SeqRows, SpaceId};
+use troika_device::SpaceId;
 use troika_model::lower::{LowerOptions, WeightShapes, lower};
 use troika_model::spec::ModelSpec;
 use troika_plan::{Phase, Plan, PlanDevice, own_space};
@@ -10,6 +10,7 @@ use troika_plan::{Phase, Plan, PlanDevice, own_space};
 use crate::error::ProgramError;
 use crate::handover::Handover;
 use crate::program::Program;
+use crate::sequence::OneSequence;
 use crate::slots::Slots;
 use crate::tasks::{BatchShape, NamedTask, NamedWork};
 
@@ -60,13 +61,14 @@ pub fn copies(
     let slots = Slots::new(&program, plan.prefill.chunk + program.padding);
     let chunk = plan.prefill.chunk.min(plan.context.saturating_sub(1)).max(1);
     let mut handover = Handover::default();
+    let mut sequence = OneSequence::new(&program, plan.page_len);
     let mut phases = Vec::new();
     for (phase, tokens, cached) in [(Phase::Prefill, chunk, 0), (Phase::Decode, 1, chunk)] {
         if cached + tokens > plan.context {
             // A context of one token leaves nothing to decode.
             break;
         }
-        let forward = one_sequence(&program, plan.page_len, tokens, cached);
+        let forward = sequence.extend(tokens);
         let before = handover.before(phase, &forward, &program);
         let last = tokens - 1..tokens;
         let batch =
@@ -76,20 +78,6 @@ pub fn copies(
         phases.push(PhaseCopies { phase, tokens, cached, handover, values });
     }
     Ok(phases)
-}
-
-/// Rows of one sequence whose pages lie in order.
-pub fn one_sequence(program: &Program, page_len: usize, rows: usize, pos: usize) -> ForwardBatch {
-    let page_len = page_len.max(1);
-    let pages = (pos + rows).div_ceil(page_len);
-    let table = |window: &Option<usize>| {
-        // Pages that no row sees any more are given back.
-        let first = window.map_or(0, |w| (pos + 1).saturating_sub(w)) / page_len;
-        PageTable { page_len, first, pages: (first as u32..pages as u32).collect() }
-    };
-    let tables = program.lowered.page_groups.iter().map(table).collect();
-    let seq = SeqRows { seq: 0, rows: 0..rows, pos, known_len: pos + rows, tables };
-    ForwardBatch { seqs: vec![seq] }
 }
 
 /// Counts copies by pair of memories, in the order of the first copy of each pair.

@@ -15,11 +15,12 @@ mod placed;
 mod program;
 mod residency;
 pub mod schedule;
+mod sequence;
 mod shapes;
 mod slots;
 mod tasks;
 
-pub use copies::{CopyCount, PhaseCopies, copies, one_sequence};
+pub use copies::{CopyCount, PhaseCopies, copies};
 pub use error::ProgramError;
 pub use graphs::{GraphList, ListedGraph};
 pub use handover::Handover;
@@ -29,6 +30,7 @@ pub use placed::{
 };
 pub use program::Program;
 pub use residency::{Area, Instance};
+pub use sequence::OneSequence;
 pub use shapes::{EdgeTypes, shapes};
 pub use slots::{ELEMENT, SlotMemory, Slots};
 pub use tasks::{

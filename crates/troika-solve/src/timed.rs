@@ -11,8 +11,8 @@ use troika_model::lower::SegmentKind;
 use troika_plan::{Phase, Plan, PlanError, SyncMode};
 use troika_program::schedule::{Costs, ListId, Order, OrderWait, Schedule, State, lists_in_flight};
 use troika_program::{
-    BatchShape, Handover, NamedTask, NamedView, NamedWork, Program, ProgramError, Slots,
-    one_sequence,
+    BatchShape, Handover, NamedTask, NamedView, NamedWork, OneSequence, Program, ProgramError,
+    Slots,
 };
 use troika_time::{LaneWork, Machine, Need, Sharing, Span, Told, Usage};
 
@@ -40,8 +40,9 @@ pub(crate) struct TimedRun<'a> {
     costs: Costs,
     /// What tasks took before, by device, code and rows: policies go by it.
     learnt: HashMap<[usize; 3], u64>,
-    /// Positions of the sequence.
-    cached: usize,
+    sequence: OneSequence,
+    /// The number of positions that it is to have.
+    until: usize,
 }
 
 /// A device of the plan.
@@ -105,7 +106,8 @@ impl<'a> TimedRun<'a> {
             token: None,
             costs: Costs { task_ns: Vec::new(), critical: plan.critical_device() },
             learnt: HashMap::new(),
-            cached: 0,
+            sequence: OneSequence::new(&program, plan.page_len),
+            until: 0,
             program,
         })
     }
@@ -128,7 +130,7 @@ impl<'a> TimedRun<'a> {
     /// The plan does not fit.
     pub fn tokens(&mut self, count: usize) -> Result<(), PlanError> {
         let one = self.program.one_placement();
-        let decode = self.cached > 0 && count == 1;
+        let decode = !self.sequence.is_empty() && count == 1;
         let phase = if decode { Phase::Decode } else { Phase::Prefill };
         let slot = Some(phase).filter(|_| !one);
         let windows = self.program.lowered.page_groups.iter().any(Option::is_some);
@@ -136,68 +138,55 @@ impl<'a> TimedRun<'a> {
             && self.plan.prefill.chunks_in_flight > 1
             && (one || !windows);
         let chunks = if several { CHUNKS_AT_ONCE } else { 1 };
-        let end = self.cached + count;
-        while self.cached < end {
-            let mut batches = Vec::new();
-            while self.cached < end && batches.len() < chunks {
-                let rows = (end - self.cached).min(self.plan.prefill.chunk);
-                batches.push((self.cached, rows));
-                self.cached += rows;
+        let end = self.sequence.len() + count;
+        self.until = end;
+        while self.sequence.len() < end {
+            let mut forwards = Vec::new();
+            while self.sequence.len() < end && forwards.len() < chunks {
+                let rows = (end - self.sequence.len()).min(self.plan.prefill.chunk);
+                forwards.push(self.sequence.extend(rows));
             }
-            self.batches(phase, &batches, end)?;
+            self.batches(phase, &forwards)?;
         }
         Ok(())
     }
 
-    /// Runs forward batches, each with its first position and its rows, as one graph.
-    fn batches(
-        &mut self,
-        phase: Phase,
-        batches: &[(usize, usize)],
-        end: usize,
-    ) -> Result<(), PlanError> {
-        let page_len = self.plan.page_len;
-        let forward = |(pos, rows): &(usize, usize)| {
-            Arc::new(one_sequence(&self.program, page_len, *rows, *pos))
-        };
-        let forwards: Vec<Arc<ForwardBatch>> = batches.iter().map(forward).collect();
+    /// Runs forward batches as one graph.
+    fn batches(&mut self, phase: Phase, forwards: &[Arc<ForwardBatch>]) -> Result<(), PlanError> {
         let mut copies = Vec::new();
-        for forward in &forwards {
+        for forward in forwards {
             copies.extend(self.handover.before(phase, forward, &self.program));
         }
         if !copies.is_empty() {
-            let schedule = Schedule::of_named(&copies, &forwards);
-            self.run(&Named { tasks: copies, schedule }, &forwards);
+            let schedule = Schedule::of_named(&copies, forwards);
+            self.run(&Named { tasks: copies, schedule }, forwards);
         }
         let named = match self.token.clone().filter(|_| phase == Phase::Decode) {
             Some(known) => known,
             None => {
-                let named = Rc::new(self.named(phase, batches, &forwards, end)?);
+                let named = Rc::new(self.named(phase, forwards)?);
                 if phase == Phase::Decode {
                     self.token = Some(named.clone());
                 }
                 named
             }
         };
-        self.run(&named, &forwards);
+        self.run(&named, forwards);
         Ok(())
     }
 
-    fn named(
-        &self,
-        phase: Phase,
-        batches: &[(usize, usize)],
-        forwards: &[Arc<ForwardBatch>],
-        end: usize,
-    ) -> Result<Named, PlanError> {
-        let sets = self.plan.prefill.chunks_in_flight.min(batches.len()).max(1);
+    /// The tasks of forward batches. The last row of the last one has logits.
+    fn named(&self, phase: Phase, forwards: &[Arc<ForwardBatch>]) -> Result<Named, PlanError> {
+        let sets = self.plan.prefill.chunks_in_flight.min(forwards.len()).max(1);
         let mut tasks = Vec::new();
-        for (chunk, &(pos, rows)) in batches.iter().enumerate() {
+        for (chunk, forward) in forwards.iter().enumerate() {
+            let rows = forward.rows();
             let last = rows - 1..rows;
+            let ends = forward.seqs.iter().any(|s| s.pos + rows == self.until);
             let shape = BatchShape {
                 phase,
                 rows,
-                wanted: if pos + rows == end { vec![last] } else { Vec::new() },
+                wanted: if ends { vec![last] } else { Vec::new() },
                 chunk: chunk as u32,
                 set: chunk % sets,
                 logits_row: 0,
