@@ -174,27 +174,6 @@ fn check(seed: u64) -> Result<(), String> {
     let ns = |us: f64, count: usize| (us * 1e3 * count as f64).round() as u64;
     let what = || format!("seed {seed}, {} strategy, plan {}", strategy.name(), plan.to_json());
     let ttft = figures.ttft_ns - figures.prepare_ns;
-    println!(
-        "CASE {seed} {} {} ttft {} {ttft} dec {} {} prompt {prompt} gen {generate} sync {:?} chunk {} fl {} pol {:?} dev {:?} E {:?} {:?}",
-        if ns(predicted.ttft_us, 1) == ttft
-            && (generate < 2 || ns(predicted.tpot_us, generate - 1) == figures.decode_ns)
-        {
-            "OK"
-        } else {
-            "NO"
-        },
-        strategy.name(),
-        ns(predicted.ttft_us, 1),
-        ns(predicted.tpot_us, (generate - 1).max(1)),
-        figures.decode_ns,
-        plan.sync,
-        plan.prefill.chunk,
-        plan.prefill.chunks_in_flight,
-        plan.prefill.policy,
-        plan.devices,
-        predicted.energy_j,
-        figures.energy_j()
-    );
     assert_eq!(ns(predicted.ttft_us, 1), ttft, "{prompt} tokens, {}", what());
     if generate > 1 {
         let decode = ns(predicted.tpot_us, generate - 1);
@@ -209,22 +188,8 @@ fn check(seed: u64) -> Result<(), String> {
 
 #[test]
 fn a_plan_takes_what_was_predicted_to_the_nanosecond() {
-    let count = 4000;
-    let mut bad = 0;
-    let refused: Vec<String> = (0..count)
-        .filter_map(|seed| match std::panic::catch_unwind(|| check(seed).err()) {
-            Ok(x) => x,
-            Err(_) => {
-                bad += 1;
-                None
-            }
-        })
-        .collect();
-    println!("BAD {bad} refused {}", refused.len());
-    let mut r = refused.clone();
-    r.sort();
-    r.dedup_by_key(|x| x[..x.len().min(50)].to_string());
-    println!("{r:#?}");
+    let count = 800;
+    let refused: Vec<String> = (0..count).filter_map(|seed| check(seed).err()).collect();
     // Random plans need not fit, but most do.
     assert!(refused.len() < count as usize / 2, "{} refused: {refused:#?}", refused.len());
 }

@@ -10,7 +10,7 @@ use troika_model::lower::{Lowered, SegmentKind};
 
 use super::events::{self, SimTask};
 use super::placements::Placements;
-use super::timed::TimedRun;
+use super::timed::TimedPlan;
 use crate::cost::{CostModel, PricedRun};
 use troika_plan::own_space;
 use troika_plan::{Phase, Plan, PlanError, Rule};
@@ -38,7 +38,7 @@ pub struct PredictRequest<'a> {
 /// An unknown device, a split that a graph does not allow, or a segment without a rule.
 pub fn predict(request: &PredictRequest<'_>, plan: &Plan) -> Result<Predicted, PlanError> {
     let mut predictor = Predictor::new(request);
-    let predicted = predictor.whole(plan)?;
+    let predicted = predictor.exact(plan)?;
     Ok(Predicted { lengths: predictor.lengths(plan)?, ..predicted })
 }
 
@@ -142,10 +142,19 @@ impl<'a> Predictor<'a> {
         Extract { segments: (0..segments.len()).collect(), layers }
     }
 
+    /// A quick prediction, by which plans are ranked.
     pub fn whole(&mut self, plan: &Plan) -> Result<Predicted, PlanError> {
         let (prompt, generate) = (self.request.prompt.max(1), self.request.generate);
         let all = self.all();
-        let mut run = TimedRun::new(&self.request, plan)?;
+        let first_ns = self.prompt(plan, &all, prompt)?.ns;
+        let token_ns = self.token(plan, &all, prompt + generate / 2)?.ns;
+        self.predicted(plan, first_ns, token_ns, None)
+    }
+
+    /// What the plan's run in modelled time takes.
+    pub fn exact(&mut self, plan: &Plan) -> Result<Predicted, PlanError> {
+        let (prompt, generate) = (self.request.prompt.max(1), self.request.generate);
+        let mut run = TimedPlan::new(&self.request, plan)?.start();
         run.tokens(prompt)?;
         let first_ns = run.now_ns();
         let later = generate.saturating_sub(1).max(1);
@@ -153,10 +162,23 @@ impl<'a> Predictor<'a> {
             run.tokens(1)?;
         }
         let token_ns = (run.now_ns() - first_ns) / later as f64;
-        let energy_j = match self.request.cost.machine_j(&run.usage()) {
-            Some(j) => Some(j),
+        let joules = self.request.cost.machine_j(&run.usage());
+        self.predicted(plan, first_ns, token_ns, joules)
+    }
+
+    fn predicted(
+        &mut self,
+        plan: &Plan,
+        first_ns: f64,
+        token_ns: f64,
+        joules: Option<f64>,
+    ) -> Result<Predicted, PlanError> {
+        let (prompt, generate) = (self.request.prompt.max(1), self.request.generate);
+        let energy_j = match joules {
+            Some(joules) => Some(joules),
             None => self.energy_j(plan, (first_ns + token_ns * generate as f64) * 1e-9)?,
         };
+        let all = self.all();
         let (weight_bytes, total_bytes) = self.weight_bytes(plan, &all)?;
         Ok(Predicted {
             source: self.request.cost.source(),
@@ -187,13 +209,13 @@ impl<'a> Predictor<'a> {
     /// Predictions for prompts of other lengths.
     pub fn lengths(&mut self, plan: &Plan) -> Result<Vec<PredictedLength>, PlanError> {
         let shorter = LENGTHS.into_iter().filter(|n| *n < self.request.prompt);
-        let shorter: Vec<usize> = shorter.collect();
+        let timed = TimedPlan::new(&self.request, plan)?;
         let of = |tokens| {
-            let mut run = TimedRun::new(&self.request, plan)?;
+            let mut run = timed.start();
             run.tokens(tokens)?;
             Ok(PredictedLength { tokens, ttft_us: run.now_ns() * 1e-3 })
         };
-        shorter.into_iter().map(of).collect()
+        shorter.map(of).collect()
     }
 
     /// The cost of a prompt in the plan's chunks.

@@ -12,8 +12,10 @@ use troika_plan::Goal;
 use troika_plan::{DeviceFacts, LengthRules, Phase, Plan, PlanError, PlanRequest, Strategy, make};
 use troika_plan::{PlannedRules, assemble, chunk_of};
 
-/// The most plans that are predicted in full and reported.
-const SHOWN: usize = 24;
+/// The most plans whose runs are predicted to the nanosecond and reported.
+const SHOWN: usize = 8;
+/// The most single changes of the best plan that are looked at as plans, in each phase.
+const CHANGES: usize = 12;
 /// Number of seeds to improve.
 const SEEDS: usize = 3;
 /// A change is made only if it reduces the time below this share.
@@ -173,6 +175,8 @@ impl<'a> Search<'a> {
                 alternatives.push(c);
             }
         }
+        let mut alternatives = self.exact(alternatives)?;
+        alternatives.sort_by(|a, b| score(a).total_cmp(&score(b)));
         if alternatives.is_empty() {
             let why = "no device at hand runs the whole model within its limits, and no two do";
             return Err(PlanError::Unpriced(why.into()));
@@ -199,13 +203,25 @@ impl<'a> Search<'a> {
         let Alternative { mut plan, mut predicted, .. } = alternatives.remove(chosen);
         predicted.lengths = self.predictor.lengths(&plan)?;
         plan.predicted = Some(predicted.clone());
-        // Plans on one device are always reported.
-        let mut at = 0;
-        alternatives.retain(|a| {
-            at += 1;
-            at <= SHOWN || a.name.starts_with(ONE_DEVICE)
-        });
         Ok(Solved { plan, predicted, alternatives })
+    }
+
+    /// The best plans and those on one device, with what their runs take.
+    fn exact(&mut self, ranked: Vec<Alternative>) -> Result<Vec<Alternative>, PlanError> {
+        let mut exact: Vec<Alternative> = Vec::new();
+        for mut a in ranked {
+            if exact.len() >= SHOWN && !a.name.starts_with(ONE_DEVICE) {
+                continue;
+            }
+            match self.predictor.exact(&a.plan) {
+                // Its caches or graphs do not fit after all.
+                Err(PlanError::Unpriced(_)) => continue,
+                predicted => a.predicted = predicted?,
+            }
+            a.plan.predicted = Some(a.predicted.clone());
+            exact.push(a);
+        }
+        Ok(exact)
     }
 
     /// All plans on one device, and the named strategies.
@@ -672,7 +688,7 @@ impl<'a> Search<'a> {
         // Equal numbers for each phase.
         for prefill in [true, false] {
             let of_phase = tried.iter().filter(|c| c.which.is_some() == prefill);
-            for change in of_phase.take(SHOWN / 2) {
+            for change in of_phase.take(CHANGES) {
                 let mut choice = best.clone();
                 choice.set(change.which, change.placed.clone());
                 change.which.into_iter().for_each(|i| choice.share_attention(i));

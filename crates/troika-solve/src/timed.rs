@@ -27,7 +27,7 @@ pub(crate) struct TimedRun<'a> {
     plan: &'a Plan,
     cost: &'a dyn CostModel,
     program: Rc<Program>,
-    slots: Slots,
+    slots: Rc<Slots>,
     handover: Handover,
     machine: Machine<Lane, Shares<'a>>,
     /// The plan's devices.
@@ -59,29 +59,46 @@ struct Named {
     schedule: Schedule,
 }
 
-impl<'a> TimedRun<'a> {
-    /// A plan that has not run.
+/// A plan's program, which several runs share.
+pub(crate) struct TimedPlan<'a> {
+    request: PredictRequest<'a>,
+    plan: &'a Plan,
+    program: Rc<Program>,
+    slots: Rc<Slots>,
+    /// The plan's devices in the cost model's list.
+    devices: Vec<usize>,
+    priced: Rc<RefCell<Priced>>,
+}
+
+impl<'a> TimedPlan<'a> {
+    /// Applies a plan.
     ///
     /// # Errors
     /// The plan does not fit the model or the devices.
-    pub fn new(request: &PredictRequest<'a>, plan: &'a Plan) -> Result<TimedRun<'a>, PlanError> {
+    pub fn new(request: &PredictRequest<'a>, plan: &'a Plan) -> Result<TimedPlan<'a>, PlanError> {
         let program = Program::new(request.lowered.clone(), plan, request.devices);
         let program = Rc::new(program.map_err(|e| unpriced(&e))?);
-        let slots = Slots::new(&program, plan.prefill.chunk + program.padding);
+        let slots = Rc::new(Slots::new(&program, plan.prefill.chunk + program.padding));
         let place = |name: &String| request.devices.iter().position(|d| d.name == *name);
-        let devices: Vec<usize> = plan.devices.iter().filter_map(place).collect();
-        let reports = Rc::new(RefCell::new(Reports::default()));
-        reports.borrow_mut().reached = vec![0; devices.len()];
+        let devices = plan.devices.iter().filter_map(place).collect();
         let priced = Rc::new(RefCell::new(Priced::default()));
+        Ok(TimedPlan { request: *request, plan, program, slots, devices, priced })
+    }
+
+    /// Starts a run.
+    pub fn start(&self) -> TimedRun<'a> {
+        let (request, plan) = (&self.request, self.plan);
+        let reports = Rc::new(RefCell::new(Reports::default()));
+        reports.borrow_mut().reached = vec![0; self.devices.len()];
         let sharing = Shares {
             cost: request.cost,
-            program: program.clone(),
-            devices: devices.clone(),
-            priced: priced.clone(),
+            program: self.program.clone(),
+            devices: self.devices.clone(),
+            priced: self.priced.clone(),
         };
         let mut machine = Machine::new(request.devices.len(), sharing);
         let queue = |(index, &device): (usize, &usize)| {
-            let costs = request.cost.queue(device, &devices, plan.sync);
+            let costs = request.cost.queue(device, &self.devices, plan.sync);
             let blocks = plan.sync == SyncMode::Blocking;
             let lane = Lane { index, costs, blocks, reports: reports.clone() };
             let caps = &request.devices[device].caps;
@@ -92,26 +109,28 @@ impl<'a> TimedRun<'a> {
                 in_flight: 0,
             }
         };
-        let queues: Vec<DeviceQueue> = devices.iter().enumerate().map(queue).collect();
-        Ok(TimedRun {
+        let queues: Vec<DeviceQueue> = self.devices.iter().enumerate().map(queue).collect();
+        TimedRun {
             plan,
             cost: request.cost,
-            slots,
+            program: self.program.clone(),
+            slots: self.slots.clone(),
             handover: Handover::default(),
             machine,
             state: State::new(plan.prefill.policy, queues.len()),
             queues,
             reports,
-            priced,
+            priced: self.priced.clone(),
             token: None,
             costs: Costs { task_ns: Vec::new(), critical: plan.critical_device() },
             learnt: HashMap::new(),
-            sequence: OneSequence::new(&program, plan.page_len),
+            sequence: OneSequence::new(&self.program, plan.page_len),
             until: 0,
-            program,
-        })
+        }
     }
+}
 
+impl TimedRun<'_> {
     /// The time, in nanoseconds; infinite after a task that no device runs.
     pub fn now_ns(&self) -> f64 {
         let now = self.machine.now();
