@@ -7,7 +7,7 @@ use troika::plan::{Phase, Strategy};
 use troika::program::{CopyCount, PhaseCopies};
 use troika::trace::Tracer;
 use troika::weights::FloatType;
-use troika::{DeviceOptions, Model, OpenOptions, Subject, make_plan};
+use troika::{DeviceOptions, Model, OpenOptions, make_plan};
 
 fn root(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
@@ -32,8 +32,7 @@ fn options(pair: [&str; 2], strategy: Strategy) -> OpenOptions {
 }
 
 fn planned(model: &str, options: &OpenOptions) -> Vec<PhaseCopies> {
-    let subject = Subject::Files(troika::Source::from(&root("tests/golden").join(model)));
-    make_plan(&subject, options).unwrap().copies().unwrap()
+    make_plan(&root("tests/golden").join(model), options).unwrap().copies().unwrap()
 }
 
 fn number(counts: &[CopyCount]) -> usize {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use conformance::golden::{Case, Devices, check};
 use troika::plan::Strategy;
-use troika::{DeviceOptions, DeviceSpec, Model, OpenOptions, Subject, make_plan};
+use troika::{DeviceOptions, DeviceSpec, Model, OpenOptions, make_plan};
 
 fn root(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
@@ -115,7 +115,7 @@ fn caches_larger_than_a_binding_lie_in_slabs() {
         kv_dtype: Some(troika::graph::DType::F32),
         ..OpenOptions::default()
     };
-    let planned = make_plan(&Subject::Files(model.as_path().into()), &options).unwrap();
+    let planned = make_plan(model.as_path(), &options).unwrap();
     // Four heads of 32 floats: 512 bytes per position.
     assert_eq!((planned.plan.page_len, planned.changes.as_slice()), (16, &[][..]));
     options.plan = Some(troika::plan::Plan { page_len: 32, ..planned.plan });

@@ -8,7 +8,7 @@ use troika::engine::{EngineError, KvError};
 use troika::plan::PlanError;
 use troika::program::ProgramError;
 use troika::sim::SocError;
-use troika_lab::SimulateError;
+use troika_lab::LabError;
 
 /// Why the command ends.
 #[derive(Debug, thiserror::Error)]
@@ -28,9 +28,9 @@ pub enum CliError {
     /// A model cannot be found by its name.
     #[error(transparent)]
     Hub(#[from] troika_hub::HubError),
-    /// An impossible simulation.
+    /// An impossible experiment.
     #[error(transparent)]
-    Simulate(#[from] SimulateError),
+    Lab(LabError),
     /// The library's errors.
     #[error("{0}{named}", named = flags(.0))]
     Troika(#[from] troika::Error),
@@ -81,7 +81,6 @@ fn of_library(error: &troika::Error) -> u8 {
     use troika::Error as E;
     match error {
         E::Param(_) | E::EmptyPrompt | E::Plan(_) => 2,
-        E::NoPreset { .. } | E::NoPresetType { .. } => 2,
         E::Engine(EngineError::Program(ProgramError::NothingLeft { .. })) => 2,
         // The code that shells use for commands ended by Ctrl-C.
         E::Engine(EngineError::CompileCancelled { .. }) => 130,
@@ -89,14 +88,24 @@ fn of_library(error: &troika::Error) -> u8 {
     }
 }
 
-/// The exit code of an error of a simulation.
-fn of_simulation(error: &SimulateError) -> u8 {
-    use SimulateError as E;
+/// The exit code of an error of an experiment.
+fn of_lab(error: &LabError) -> u8 {
+    use LabError as E;
     match error {
         E::Soc(SocError::Unknown { .. } | SocError::Processor { .. }) => 2,
         E::Processor { .. } | E::NoFrames(_) | E::Tokens { .. } => 2,
-        E::Soc(_) | E::Numerics(_) | E::Years(_) | E::Strategy(_) => 1,
+        E::NoPreset { .. } | E::NoPresetType { .. } => 2,
         E::Other(e) => of_library(e),
+        _ => 1,
+    }
+}
+
+impl From<LabError> for CliError {
+    fn from(error: LabError) -> CliError {
+        match error {
+            LabError::Other(e) => CliError::Troika(e),
+            e => CliError::Lab(e),
+        }
     }
 }
 
@@ -118,7 +127,7 @@ impl CliError {
     pub fn exit_code(&self) -> u8 {
         match self {
             CliError::Usage(_) => 2,
-            CliError::Simulate(e) => of_simulation(e),
+            CliError::Lab(e) => of_lab(e),
             CliError::Troika(e) => of_library(e),
             CliError::Interrupted(_) => 130,
             _ => 1,

@@ -4,8 +4,9 @@ use std::cell::RefCell;
 use std::path::PathBuf;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use troika::{Source, Subject};
+use troika::Source;
 use troika_hub::{HubOptions, Progress};
+use troika_lab::Subject;
 
 use crate::error::CliError;
 use crate::flags::ModelArgs;

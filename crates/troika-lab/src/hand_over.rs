@@ -60,9 +60,8 @@ pub fn measure_hand_overs(
 ) -> Result<HandOvers, DeviceError> {
     let spec = |name: &str, core: usize| DeviceSpec {
         name: Some(name.into()),
-        processor: None,
         cores: Some(vec![core]),
-        isa: None,
+        ..DeviceSpec::default()
     };
     let cores = usable_cores();
     let (first, second) = match cores[..] {

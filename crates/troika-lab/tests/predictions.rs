@@ -3,10 +3,9 @@
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
-use troika::Shape;
 use troika::sim::Soc;
 use troika::trace::Tracer;
-use troika_lab::{SimulateOptions, Simulation, SocStrategy};
+use troika_lab::{Shape, SimulateOptions, Simulation, SocStrategy};
 use troika_plan::{Phase, Plan, Policy, Rule, Share, Split, SyncMode};
 
 /// Random choices.

@@ -4,6 +4,7 @@
 mod bind;
 mod cache;
 mod error;
+mod file;
 mod format;
 mod parallel;
 mod report;
@@ -11,11 +12,9 @@ mod store;
 
 pub use bind::scheme::{BindOptions, FloatType, Quant};
 pub use bind::synthetic::SYNTHETIC_DTYPES;
-pub use cache::{
-    CacheFile, CacheFolder, CacheKind, PackedEntry, PackedIndex, Partial, parse_packed,
-    remove_leftovers,
-};
+pub use cache::{CacheFile, CacheFolder, CacheKind, PackedEntry, PackedIndex, parse_packed};
 pub use error::WeightError;
+pub use file::{can_write, write_file};
 pub use format::MappedCheckpoint;
 pub use format::file_map::FileMap;
 pub use format::gguf::{GgufHeader, GgufTensor, parse as parse_gguf};

@@ -45,8 +45,18 @@ pub fn describe(
     Ok(Described { files, spec: model.spec, store })
 }
 
+impl Source {
+    /// The description only: weights are not read.
+    ///
+    /// # Errors
+    /// Unusable files or config.
+    pub fn spec(&self) -> Result<ModelSpec, Error> {
+        Ok(described_in(&self.files()?, self)?.spec)
+    }
+}
+
 /// The description in a model's files.
-pub(crate) fn described_in(files: &ModelFiles, source: &Source) -> Result<DescribedModel, Error> {
+fn described_in(files: &ModelFiles, source: &Source) -> Result<DescribedModel, Error> {
     let model = match &files.source {
         FileSource::HuggingFace { config, .. } => families::from_config(config),
         FileSource::Gguf { meta, .. } => families::from_gguf(meta, &*files.files),

@@ -30,7 +30,7 @@ pub struct DeviceOptions {
 
 /// A device in the user's notation: `[NAME=]cpu[:CORES][@ISA]` with cores as in `0-3+8`, or
 /// `[NAME=]virtual:FILE.toml[:PROCESSOR]`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceSpec {
     /// Its name; `None`: `cpu`, `cpu1`, ..., or the processor's name.
     pub name: Option<String>,
@@ -83,7 +83,7 @@ impl FromStr for DeviceSpec {
                 );
             };
             let (name, processor) = (name.map(String::from), Some(processor));
-            return Ok(DeviceSpec { name, processor, cores: None, isa: None });
+            return Ok(DeviceSpec { name, processor, ..DeviceSpec::default() });
         }
         let (rest, isa) = match rest.split_once('@') {
             Some((rest, isa)) => (rest, Some(isa)),

@@ -27,14 +27,6 @@ pub enum Error {
         /// What is wrong.
         error: ConfigError,
     },
-    /// An unreadable config file.
-    #[error("{file} cannot be read as a config: {why}")]
-    ConfigFile {
-        /// The file.
-        file: String,
-        /// Why.
-        why: String,
-    },
     /// An error of the tokenizer.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
@@ -67,12 +59,6 @@ pub enum Error {
         file: String,
         /// What the system says.
         error: std::io::Error,
-    },
-    /// A file that is not a profile and would be overwritten.
-    #[error("{file} is there and is no profile; name another file, or remove this one")]
-    NoProfile {
-        /// The file.
-        file: String,
     },
     /// There is no stored profile for this model and these devices.
     #[error("no profile of this model on these devices is kept ({file}); run troika profile first")]
@@ -141,35 +127,6 @@ pub enum Error {
     BadLogits {
         /// Position in the window.
         position: usize,
-    },
-    /// An unknown shape.
-    #[error("{name:?} is no known shape; known: {known}")]
-    NoPreset {
-        /// The name asked for.
-        name: String,
-        /// The known names.
-        known: String,
-    },
-    /// A type that random weights cannot have.
-    #[error("{name:?} asks for a type random weights do not have; they have {known}")]
-    NoPresetType {
-        /// The shape and type asked for.
-        name: String,
-        /// The possible types.
-        known: String,
-    },
-    /// Random weights that do not fit into memory.
-    #[error(
-        "the weights of {name} take {need} MiB and {free} MiB of memory are free; take a smaller \
-         shape or type, as in :Q4_0"
-    )]
-    ShapeTooLarge {
-        /// The shape and type asked for.
-        name: String,
-        /// MiB of weights.
-        need: u64,
-        /// MiB of free memory.
-        free: u64,
     },
     /// A chat template that produces no text.
     #[error("the chat template makes no text of the prompt; give the prompt without it")]

@@ -44,7 +44,6 @@ mod describe;
 mod devices;
 mod driver;
 mod error;
-mod file;
 mod generate;
 mod generation;
 mod open;
@@ -55,7 +54,6 @@ mod profile_file;
 mod prompt;
 mod session;
 mod source;
-mod subject;
 mod text;
 
 pub use describe::{BoundModel, Described, describe};
@@ -66,7 +64,6 @@ pub use devices::{
 };
 pub use driver::EngineGuard;
 pub use error::Error;
-pub use file::{can_write, write_file};
 pub use generate::Finish;
 pub use generation::GenerationDefaults;
 pub use open::Model;
@@ -78,9 +75,8 @@ pub use session::{
     Control, OnToken, Output, Request, Session, SessionCanceller, SessionOptions, Stats, TextPiece,
 };
 pub use source::Source;
-pub use subject::{Shape, Subject};
 
-pub use troika_weights::exit_when_shortened;
+pub use troika_weights::{can_write, exit_when_shortened, write_file};
 
 pub use troika_device as device;
 pub use troika_engine as engine;

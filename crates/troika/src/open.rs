@@ -18,7 +18,6 @@ use crate::generation::GenerationDefaults;
 use crate::options::OpenOptions;
 use crate::planning::Planned;
 use crate::source::Source;
-use crate::subject::Subject;
 use crate::text::ModelText;
 
 /// Weights of more bytes are not scanned at load: scanning reads all of them from disk.
@@ -70,16 +69,6 @@ impl Model {
         troika_device::trim_heap();
         let model = BoundModel { spec, store, devices };
         Model::assemble(source.to_string(), model, text, options, clock)
-    }
-
-    /// A model of a known shape with random weights, for measurements. `preset` is the shape's name
-    /// or `NAME:TYPE` (`qwen3-0.6b:Q4_0`); the default type is bf16.
-    ///
-    /// # Errors
-    /// An unknown name or type, or those of [`Model::open`].
-    pub fn synthetic(preset: &str, options: &OpenOptions) -> Result<Model, Error> {
-        let model = BoundModel::open(&Subject::Synthetic(preset.into()), options, true)?;
-        Model::open_bound(preset, model, options)
     }
 
     /// Opens a model with bound weights, without a tokenizer, on given devices: those of the

@@ -13,12 +13,12 @@ use troika_program::{PhaseCopies, copies};
 use troika_solve::{Alternative, ProfiledCosts, SolveRequest, Solved, check_memory, solve};
 use troika_weights::{FloatType, WeightStore};
 
-use crate::describe::BoundModel;
-use crate::devices::{computes_nothing, open_devices};
+use crate::describe::{BoundModel, describe};
+use crate::devices::open_devices;
 use crate::error::Error;
 use crate::options::{OpenOptions, SolveOptions};
 use crate::profile_file::{ProfileAt, plan_device, read, subject_of};
-use crate::subject::Subject;
+use crate::source::Source;
 
 /// A model with the plan that opening it would use.
 pub struct Planned {
@@ -48,25 +48,19 @@ impl Planned {
 ///
 /// # Errors
 /// Those of [`crate::Model::open`]; but nothing is compiled.
-pub fn make_plan(subject: &Subject, options: &OpenOptions) -> Result<Planned, Error> {
-    BoundModel::open(subject, options, false)?.plan(options)
+pub fn make_plan(source: impl Into<Source>, options: &OpenOptions) -> Result<Planned, Error> {
+    BoundModel::open(source, options)?.plan(options)
 }
 
 impl BoundModel {
-    /// Binds weights and opens the devices. Random weights are generated `with_values` only, and
-    /// only where a device reads them.
+    /// Binds weights and opens the devices.
     ///
     /// # Errors
-    /// A device that cannot be opened, unusable files, or weights larger than the free memory.
-    pub fn open(
-        subject: &Subject,
-        options: &OpenOptions,
-        with_values: bool,
-    ) -> Result<BoundModel, Error> {
+    /// A device that cannot be opened, or unusable files.
+    pub fn open(source: impl Into<Source>, options: &OpenOptions) -> Result<BoundModel, Error> {
         let devices = open_devices(&options.devices)?;
-        let shape_only = !with_values || devices.iter().all(computes_nothing);
-        let (spec, store) = subject.described(options.bind(), shape_only)?;
-        Ok(BoundModel { spec, store, devices })
+        let described = describe(source, options.bind())?;
+        Ok(BoundModel { spec: described.spec, store: described.store, devices })
     }
 
     /// The given plan, or a new one by the options. Refused ops move to other devices: in a new

@@ -217,8 +217,7 @@ impl Session {
     /// Those of [`Session::generate`] that are known at the start.
     pub fn start(&mut self, prompt: &[u32], request: &Request) -> Result<(), Error> {
         request.params.check()?;
-        let opened = &self.opened;
-        check_prompt(opened, prompt)?;
+        check_prompt(&self.opened, prompt)?;
         self.settle()?;
         self.text = None;
         let opened = &self.opened;
@@ -276,7 +275,7 @@ impl Session {
     /// # Errors
     /// Those of [`Session::generate`].
     pub fn next_piece(&mut self) -> Result<Option<TextPiece>, Error> {
-        if self.text.as_ref().is_none_or(|t| t.stopped.is_some()) {
+        if self.is_done() {
             return Ok(None);
         }
         let state = self.state.clone();
@@ -289,7 +288,7 @@ impl Session {
     /// # Errors
     /// Those of [`Session::generate`].
     pub fn try_next(&mut self) -> Result<Option<TextPiece>, Error> {
-        if self.text.as_ref().is_none_or(|t| t.stopped.is_some()) {
+        if self.is_done() {
             return Ok(None);
         }
         match take(&self.state) {
@@ -380,8 +379,7 @@ impl Session {
         if let Some(panic) = panicked {
             resume_unwind(panic);
         }
-        let ended = ended?;
-        match ended {
+        match ended? {
             Ended::Through => Ok(()),
             Ended::Cancelled => Err(Error::Cancelled),
             Ended::Failed(e) => Err(e),

@@ -6,7 +6,7 @@ use troika::engine::{SequenceInput, WantedLogits};
 use troika::graph::DType;
 use troika::model::lower::{SegmentKind, segments};
 use troika::plan::{Plan, Rule, Share, Split, Stage};
-use troika::{DeviceOptions, Model, OpenOptions, Source, Subject, make_plan};
+use troika::{DeviceOptions, Model, OpenOptions, Source, make_plan};
 
 fn options(devices: &[&str], plan: Option<Plan>) -> OpenOptions {
     let devices = devices.iter().map(|d| d.parse().unwrap()).collect();
@@ -39,9 +39,7 @@ fn stage(device: &str, split: Option<Split>) -> Stage {
 
 /// The plan of one device with the segments of products split by stages.
 fn staged(qkv: Vec<Stage>, attn_out: Vec<Stage>) -> Plan {
-    let mut plan = make_plan(&Subject::Files(Source::BuiltIn), &options(&["a=cpu", "b=cpu"], None))
-        .unwrap()
-        .plan;
+    let mut plan = make_plan(Source::BuiltIn, &options(&["a=cpu", "b=cpu"], None)).unwrap().plan;
     plan.devices = vec!["a".into(), "b".into()];
     let model = Model::open(Source::BuiltIn, &options(&["a=cpu"], None)).unwrap();
     let all = segments(model.spec());
@@ -117,8 +115,7 @@ fn stages_hand_on_values_of_16_bits() {
             rules.for_each(|rule| rule.values = values);
             logits(&options(&devices, Some(plan)))
         };
-        let subject = Subject::Files(Source::BuiltIn);
-        let whole = make_plan(&subject, &options(&["a=cpu"], None)).unwrap().plan;
+        let whole = make_plan(Source::BuiltIn, &options(&["a=cpu"], None)).unwrap().plan;
         assert!(of_type(whole) == of_type(staged.clone()), "{values}: other bits");
     }
 }

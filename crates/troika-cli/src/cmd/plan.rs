@@ -25,7 +25,7 @@ pub fn run(args: &PlanArgs) -> Result<(), CliError> {
     let subject = resolve::subject(&args.model, args.synthetic.as_deref())?;
     let mut options = open_options(&args.open, Tracer::off())?;
     args.open.placement.use_own_profile(&args.open.quant, &mut options);
-    let planned = troika::make_plan(&subject, &options)?;
+    let planned = subject.bind(&options, false)?.plan(&options)?;
     let plan = &planned.plan;
     planned.changes.iter().for_each(|change| output::note_line(&format!("warning: {change}")));
     if let Some(path) = &args.out {

@@ -1,10 +1,9 @@
 //! `troika simulate`.
 
 use serde_json::json;
-use troika::Shape;
 use troika::sim::Soc;
 use troika::trace::Tracer;
-use troika_lab::{Figures, SimulateError, SimulateOptions, Simulation, WEIGHTS};
+use troika_lab::{Figures, LabError, Shape, SimulateOptions, Simulation, WEIGHTS};
 
 use crate::error::CliError;
 use crate::flags::SimulateArgs;
@@ -22,7 +21,7 @@ pub fn run(args: &SimulateArgs) -> Result<(), CliError> {
     }
     let tracer = if args.trace.is_some() { Tracer::on() } else { Tracer::off() };
     let options = SimulateOptions {
-        soc: Soc::find(&args.soc).map_err(SimulateError::from)?,
+        soc: Soc::find(&args.soc).map_err(LabError::from)?,
         shape: Shape::find(&args.model, WEIGHTS)?,
         strategy: args.strategy,
         plan: args.plan.as_deref().map(read_plan).transpose()?,

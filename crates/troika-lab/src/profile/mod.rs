@@ -10,8 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use troika::{
-    BoundModel, Error, OpenOptions, ProfileAt, Subject, can_write, subject_of, virtual_clock,
-    write_file,
+    BoundModel, Error, OpenOptions, ProfileAt, can_write, subject_of, virtual_clock, write_file,
 };
 use troika_device::{Clock, DeviceError, RealClock, read_text};
 use troika_model::lower::{Lowered, SegmentKind};
@@ -20,6 +19,9 @@ use troika_solve::{
 };
 
 use bench::DeviceProfiler;
+
+use crate::error::LabError;
+use crate::subject::Subject;
 
 /// Receives (measurements done, all measurements).
 pub type OnProfiled<'a> = &'a mut dyn FnMut(usize, usize);
@@ -66,8 +68,8 @@ pub fn profile(
     subject: &Subject,
     options: &ProfileOptions,
     progress: OnProfiled<'_>,
-) -> Result<ProfileOutcome, Error> {
-    let model = BoundModel::open(subject, &options.open, true)?;
+) -> Result<ProfileOutcome, LabError> {
+    let model = subject.bind(&options.open, true)?;
     let plan = model.one_device_plan(&options.open)?;
     let here = subject_of(&model, &plan);
     let file = options.file.as_ref().map(|at| at.file(&here));
@@ -77,7 +79,7 @@ pub fn profile(
     {
         std::fs::create_dir_all(folder).map_err(|e| Error::profile_file(folder, e))?;
     }
-    let Begun { mut profile, mut notes, kept: keep } = begin(&here, file.as_deref())?;
+    let Begun { mut profile, mut notes, kept: keep, .. } = begin(&here, file.as_deref())?;
     for place in file.iter().chain(&keep) {
         can_write(place).map_err(|e| Error::profile_file(place, e))?;
     }
@@ -134,45 +136,38 @@ struct Begun {
     notes: Vec<String>,
     /// Where it is stored until it is complete: beside a complete one, which stays until then.
     kept: Option<PathBuf>,
-}
-
-/// An existing profile that can be continued, or a new one.
-fn begin(here: &ProfileSubject, file: Option<&Path>) -> Result<Begun, Error> {
-    // A pipe or device has nothing to read.
-    let Some(path) = file.filter(|f| std::fs::metadata(f).map_or(true, |m| m.is_file())) else {
-        let profile = Profile::new(here.clone());
-        return Ok(Begun { profile, notes: Vec::new(), kept: file.map(Path::to_path_buf) });
-    };
-    let found = begin_at(here, path)?;
-    if !found.complete {
-        return Ok(found.begun);
-    }
-    let mut partial = path.as_os_str().to_owned();
-    partial.push(".partial");
-    let begun = begin_at(here, Path::new(&partial))?.begun;
-    let notes = found.begun.notes.into_iter().chain(begun.notes).collect();
-    Ok(Begun { notes, ..begun })
-}
-
-/// What an existing file contains.
-struct Found {
-    begun: Begun,
-    /// Whether it is a complete profile.
+    /// Whether a complete profile is there.
     complete: bool,
 }
 
-fn begin_at(here: &ProfileSubject, file: &Path) -> Result<Found, Error> {
-    let kept = Some(file.to_path_buf());
+/// An existing profile that can be continued, or a new one.
+fn begin(here: &ProfileSubject, file: Option<&Path>) -> Result<Begun, LabError> {
+    // A pipe or device has nothing to read.
+    let Some(path) = file.filter(|f| std::fs::metadata(f).map_or(true, |m| m.is_file())) else {
+        let (profile, kept) = (Profile::new(here.clone()), file.map(Path::to_path_buf));
+        return Ok(Begun { profile, notes: Vec::new(), kept, complete: false });
+    };
+    let found = begin_at(here, path)?;
+    if !found.complete {
+        return Ok(found);
+    }
+    let mut partial = path.as_os_str().to_owned();
+    partial.push(".partial");
+    let begun = begin_at(here, Path::new(&partial))?;
+    Ok(Begun { notes: found.notes.into_iter().chain(begun.notes).collect(), ..begun })
+}
+
+fn begin_at(here: &ProfileSubject, file: &Path) -> Result<Begun, LabError> {
     let found = |profile: Profile, note: Option<String>, complete: bool| {
-        let begun = Begun { profile, notes: Vec::from_iter(note), kept: kept.clone() };
-        Ok(Found { begun, complete })
+        let (notes, kept) = (Vec::from_iter(note), Some(file.to_path_buf()));
+        Ok(Begun { profile, notes, kept, complete })
     };
     let new =
         |note: Option<String>, complete: bool| found(Profile::new(here.clone()), note, complete);
     let text = match read_text(file) {
         Ok(text) => text,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return new(None, false),
-        Err(error) => return Err(Error::profile_file(file, error)),
+        Err(error) => return Err(Error::profile_file(file, error).into()),
     };
     let read = Profile::from_json(&text);
     let complete = read.as_ref().is_ok_and(|p| p.complete);
@@ -185,7 +180,7 @@ fn begin_at(here: &ProfileSubject, file: &Path) -> Result<Found, Error> {
         }
         // A damaged profile is replaced, but not a text of another kind.
         Err(_) if !Profile::begins(&text) && !text.trim().is_empty() => {
-            Err(Error::NoProfile { file: file.display().to_string() })
+            Err(LabError::NoProfile { file: file.display().to_string() })
         }
         Err(e) => new(Some(format!("{} is made again: {e}", file.display())), complete),
     }
@@ -220,7 +215,7 @@ impl Measuring<'_> {
     }
 
     /// Measures what is missing. `false` if it was stopped.
-    fn all(&mut self, profile: &mut Profile) -> Result<bool, Error> {
+    fn all(&mut self, profile: &mut Profile) -> Result<bool, LabError> {
         let devices = &self.model.devices;
         let graphs: Vec<Vec<ProfiledGraph>> = devices
             .iter()
@@ -263,7 +258,7 @@ impl Measuring<'_> {
         at: usize,
         visit: usize,
         profile: &mut Profile,
-    ) -> Result<(), Error> {
+    ) -> Result<(), LabError> {
         let points = self.points(graphs.iter().find_map(|g| g.get(at)));
         let missing = |device: usize| {
             let Some(graph) = graphs[device].get(at) else { return false };
@@ -354,11 +349,11 @@ impl Measuring<'_> {
     }
 
     /// Writes the current state: first beside the place, then renamed.
-    fn keep(&self, profile: &Profile) -> Result<(), Error> {
+    fn keep(&self, profile: &Profile) -> Result<(), LabError> {
         let Some(file) = &self.file else { return Ok(()) };
         let text = profile.to_json();
-        write_file(file, |out| out.write_all(text.as_bytes()))
-            .map_err(|e| Error::profile_file(file, e))
+        let written = write_file(file, |out| out.write_all(text.as_bytes()));
+        Ok(written.map_err(|e| Error::profile_file(file, e))?)
     }
 }
 

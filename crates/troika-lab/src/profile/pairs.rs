@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use troika_device::{
-    Buffer, CommandList, CopyRows, DeviceError, Point, Signal, SpaceId, Submission, TaskTime,
-    Timelines, View, Wait, Waiting, Work,
+    Buffer, CommandList, CopyRows, DeviceError, OutOfMemory, Point, Signal, SpaceId, Submission,
+    TaskTime, Timelines, View, Wait, Waiting, Work,
 };
 use troika_model::lower::SegmentKind;
 use troika_solve::{DeviceSample, PairSample, Profile, ProfiledGraph, RunSample, Slowdown, Spread};
@@ -35,9 +35,9 @@ pub(super) fn measure(
 ) -> Result<(), DeviceError> {
     let mut large = Vec::new();
     let mut small = Vec::new();
-    for d in 0..profilers.len() {
-        large.push(load(profilers, d, store, pick(&graphs[d], profile, d, true))?);
-        small.push(load(profilers, d, store, pick(&graphs[d], profile, d, false))?);
+    for (d, graphs) in graphs.iter().enumerate() {
+        large.push(load(profilers, d, store, pick(graphs, profile, d, true))?);
+        small.push(load(profilers, d, store, pick(graphs, profile, d, false))?);
     }
     for (d, profiler) in profilers.iter_mut().enumerate() {
         profile.devices[d] = device(profiler, small[d].as_ref())?;
@@ -112,6 +112,19 @@ fn load(
     Ok(Some(Chosen { device, loaded: profilers[device].load(graph, store)?, most }))
 }
 
+impl Chosen {
+    /// A list of some runs, each of some rows.
+    fn list(
+        &self,
+        profiler: &DeviceProfiler<'_>,
+        rows: usize,
+        count: usize,
+    ) -> Result<CommandList, DeviceError> {
+        let (_, runs) = profiler.submissions(&self.loaded, RowsAt { rows, cached: 0 }, count)?;
+        Ok(timed(runs))
+    }
+}
+
 fn timed(tasks: Vec<Submission>) -> CommandList {
     CommandList { tasks, timed: true, ..CommandList::default() }
 }
@@ -144,8 +157,8 @@ fn side_by_side(
         for (alone, chosen) in alone.iter().zip(both) {
             let count = ((TOGETHER_NS / alone) as usize).clamp(3, 2000);
             let profiler = &mut profilers[chosen.device];
-            let (_, runs) = profiler.submissions(&chosen.loaded, at, count)?;
-            profiler.bench.submit(timed(runs))?;
+            let list = chosen.list(profiler, rows, count)?;
+            profiler.bench.submit(list)?;
         }
         let [tx, ty] = finish(profilers, both)?;
         on_x.extend(beside(&tx, &ty).map(|ns| ns / before[0]));
@@ -184,16 +197,15 @@ fn round_trips(
     }
     let timelines = Arc::new(Timelines::new(profilers.len()));
     let on = |c: &Chosen, value: usize| Point { queue: c.device as u32, value: value as u64 };
-    let (all, at) = (0..ROUND_TRIPS, RowsAt { rows: 1, cached: 0 });
+    let all = 0..ROUND_TRIPS;
     let back = all.clone().skip(1).map(|i| Wait { task: i as u32, on: on(y, i) }).collect();
     let there = all.clone().map(|i| Wait { task: i as u32, on: on(x, i + 1) }).collect();
     for (chosen, waits) in [(x, back), (y, there)] {
         let profiler = &mut profilers[chosen.device];
-        let (_, tasks) = profiler.submissions(&chosen.loaded, at, ROUND_TRIPS)?;
+        let list = chosen.list(profiler, 1, ROUND_TRIPS)?;
         let signals = all.clone().map(|i| Signal { task: i as u32, value: i as u64 + 1 }).collect();
         let timelines = Some(timelines.clone());
-        let list = CommandList { waits, signals, waiting, timelines, ..timed(tasks) };
-        profiler.bench.submit(list)?;
+        profiler.bench.submit(CommandList { waits, signals, waiting, timelines, ..list })?;
     }
     let [ta, tb] = finish(profilers, [x, y])?;
     let gap = |from: &TaskTime, to: &TaskTime| to.start.saturating_sub(from.end).as_nanos() as f64;
@@ -215,9 +227,8 @@ fn passed_on(
     for _ in 0..lists(&profilers[from.device]).max(lists(&profilers[to.device])) {
         let mut one = |chosen: &Chosen| {
             let profiler = &mut profilers[chosen.device];
-            let at = RowsAt { rows: 1, cached: 0 };
-            let (_, tasks) = profiler.submissions(&chosen.loaded, at, 1)?;
-            profiler.bench.run(CommandList { waiting, ..timed(tasks) })
+            let list = chosen.list(profiler, 1, 1)?;
+            profiler.bench.run(CommandList { waiting, ..list })
         };
         let (first, second) = (one(from)?, one(to)?);
         if let (Some(first), Some(second)) = (first.last(), second.first()) {
@@ -240,10 +251,9 @@ fn device(
     let mut submit = Vec::new();
     if let Some(chosen) = small {
         for _ in 0..lists(profiler) {
-            let (_, tasks) =
-                profiler.submissions(&chosen.loaded, RowsAt { rows: 1, cached: 0 }, 1)?;
+            let list = chosen.list(profiler, 1, 1)?;
             let start = profiler.clock.now();
-            let times = profiler.bench.run(timed(tasks))?;
+            let times = profiler.bench.run(list)?;
             let all = profiler.clock.now().saturating_sub(start).as_nanos() as f64;
             submit.push(all - times.iter().map(nanoseconds).sum::<f64>());
         }
@@ -252,8 +262,7 @@ fn device(
     let own = profiler.device.caps().spaces.first().copied().unwrap_or(SpaceId::HOST);
     if own != SpaceId::HOST {
         for bytes in COPIES {
-            let memory =
-                |e: troika_device::OutOfMemory| lost(profiler.device.name(), &e.to_string());
+            let memory = |e: OutOfMemory| lost(profiler.device.name(), &e.to_string());
             let host = Buffer::zeroed(bytes).map_err(memory)?;
             let there = profiler.device.allocate(bytes).map_err(memory)?;
             let (from, to) = (View::whole(&host), View::whole(&there));

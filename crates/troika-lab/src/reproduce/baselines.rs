@@ -4,7 +4,7 @@
 use super::lab::{Case, Lab};
 use super::outcome::{Item, Kind, Outcome, Target, mean};
 use super::presets::{B1_8, B3, B7, B8};
-use crate::SimulateError;
+use crate::LabError;
 
 pub const ANCHORS: &[Target] = &[Target {
     id: "H08",
@@ -62,7 +62,7 @@ const TENSOR: &str = "hetero-tensor";
 
 impl Engine {
     /// How many times slower than its processors its stages are, by the anchors.
-    fn slower(self, lab: &mut Lab) -> Result<[f64; 2], SimulateError> {
+    fn slower(self, lab: &mut Lab) -> Result<[f64; 2], LabError> {
         let layer = lab.ttft(Case::prefill(B8, "hetero-layer", 256))?;
         let prefill = self.anchors[0] * layer / lab.ttft(Case::prefill(B8, self.prefill, 256))?;
         let tensor = lab.tpot(Case::decode(B8, TENSOR, 256))?;
@@ -76,7 +76,7 @@ impl Engine {
         lab: &mut Lab,
         model: &'static str,
         prompt: usize,
-    ) -> Result<[f64; 2], SimulateError> {
+    ) -> Result<[f64; 2], LabError> {
         let [prefill, decode] = self.slower(lab)?;
         let ttft = lab.ttft(Case::decode(model, self.prefill, prompt))?;
         let tpot = lab.tpot(Case::decode(model, self.decode, prompt))?;
@@ -84,12 +84,12 @@ impl Engine {
     }
 }
 
-fn ours(lab: &mut Lab, model: &'static str, prompt: usize) -> Result<[f64; 2], SimulateError> {
+fn ours(lab: &mut Lab, model: &'static str, prompt: usize) -> Result<[f64; 2], LabError> {
     let case = Case::decode(model, TENSOR, prompt);
     Ok([lab.ttft(case)?, lab.tpot(case)?])
 }
 
-fn anchors(lab: &mut Lab) -> Result<Outcome, SimulateError> {
+fn anchors(lab: &mut Lab) -> Result<Outcome, LabError> {
     let layer = lab.ttft(Case::decode(B8, "hetero-layer", 256))?;
     let [_, tensor] = ours(lab, B8, 256)?;
     let (mut items, mut notes) = (Vec::new(), Vec::new());
@@ -116,13 +116,13 @@ const GSM8K: TaskTokens = TaskTokens { prompt: 296, out: 340 };
 const LONG: TaskTokens = TaskTokens { prompt: 1787, out: 5 };
 
 /// How many times slower an engine is in a task.
-fn task(lab: &mut Lab, engine: Engine, task: TaskTokens) -> Result<f64, SimulateError> {
+fn task(lab: &mut Lab, engine: Engine, task: TaskTokens) -> Result<f64, LabError> {
     let total = |[ttft, tpot]: [f64; 2]| ttft + tpot * (task.out - 1) as f64;
     let theirs = total(engine.times(lab, B7, task.prompt)?);
     Ok(theirs / total(ours(lab, B7, task.prompt)?))
 }
 
-fn end_to_end(lab: &mut Lab) -> Result<Outcome, SimulateError> {
+fn end_to_end(lab: &mut Lab) -> Result<Outcome, LabError> {
     let mut all = Vec::new();
     for engine in ENGINES {
         all.push(task(lab, engine, GSM8K)?);
@@ -142,7 +142,7 @@ fn end_to_end(lab: &mut Lab) -> Result<Outcome, SimulateError> {
     .noted(note))
 }
 
-fn prefill_most(lab: &mut Lab) -> Result<Outcome, SimulateError> {
+fn prefill_most(lab: &mut Lab) -> Result<Outcome, LabError> {
     let mut most = [0.0_f64; 2];
     for model in [B8, B7, B3, B1_8] {
         for prompt in [64, 256, 1024] {
@@ -156,7 +156,7 @@ fn prefill_most(lab: &mut Lab) -> Result<Outcome, SimulateError> {
     Ok(Outcome::each(items, 0.25))
 }
 
-fn long_bench(lab: &mut Lab) -> Result<Outcome, SimulateError> {
+fn long_bench(lab: &mut Lab) -> Result<Outcome, LabError> {
     let [ttft, tpot] = ours(lab, B7, 1787)?;
     let items = vec![Item::new("s", 6.2, (ttft + 4.0 * tpot) * 1e-3)];
     Ok(Outcome::numbers(items, |all| all[0].ours <= 6.2))

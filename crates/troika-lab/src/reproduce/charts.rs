@@ -4,7 +4,7 @@
 use super::lab::{Case, Lab, Phone};
 use super::prefill::lengths;
 use super::presets::B8;
-use crate::SimulateError;
+use crate::LabError;
 
 /// A line, or points.
 pub struct Series {
@@ -38,14 +38,14 @@ fn printed(name: &str, points: &[(f64, f64)]) -> Series {
 ///
 /// # Errors
 /// A failing simulation.
-pub fn all(lab: &mut Lab, wanted: bool) -> Result<Vec<Chart>, SimulateError> {
+pub fn all(lab: &mut Lab, wanted: bool) -> Result<Vec<Chart>, LabError> {
     if !wanted {
         return Ok(Vec::new());
     }
     Ok(vec![gpu(lab)?, npu(lab)?, order(lab)?, lengths_chart(lab)?])
 }
 
-fn gpu(lab: &mut Lab) -> Result<Chart, SimulateError> {
+fn gpu(lab: &mut Lab) -> Result<Chart, LabError> {
     let mut rates = Vec::new();
     for rows in (16..=512).step_by(16) {
         let time = lab.product(Phone::Gen3, "gpu", [4096, 4096, rows], false)?;
@@ -65,7 +65,7 @@ fn tflops(rows: usize) -> f64 {
     2.0 * 4096.0 * 4096.0 * rows as f64 * 1e-6
 }
 
-fn npu(lab: &mut Lab) -> Result<Chart, SimulateError> {
+fn npu(lab: &mut Lab) -> Result<Chart, LabError> {
     let mut times = Vec::new();
     for rows in 1..=288 {
         let time = lab.product(Phone::Gen3, "npu", [4096, 4096, rows], false)?;
@@ -78,7 +78,7 @@ fn npu(lab: &mut Lab) -> Result<Chart, SimulateError> {
     })
 }
 
-fn order(lab: &mut Lab) -> Result<Chart, SimulateError> {
+fn order(lab: &mut Lab) -> Result<Chart, LabError> {
     let mut series = Vec::new();
     for (name, phone, shape) in [
         ("[14336,4096] x [4096,K]", Phone::Gen3, [14_336, 4096]),
@@ -96,7 +96,7 @@ fn order(lab: &mut Lab) -> Result<Chart, SimulateError> {
     Ok(Chart { title: "NPU: order and shape of operands (figure 4)", axes: ["K", "ms"], series })
 }
 
-fn lengths_chart(lab: &mut Lab) -> Result<Chart, SimulateError> {
+fn lengths_chart(lab: &mut Lab) -> Result<Chart, LabError> {
     let mut series = Vec::new();
     for strategy in ["hetero-tensor", "npu-pipe", "padding", "online-prepare"] {
         let mut times = Vec::new();

@@ -3,7 +3,7 @@
 use super::lab::{Case, Lab, Phone};
 use super::outcome::{Item, Kind, Outcome, Target};
 use super::presets::{B1_8, B3, B7, B8};
-use crate::SimulateError;
+use crate::LabError;
 
 pub const TARGETS: &[Target] = &[
     Target {
@@ -38,7 +38,7 @@ pub const TARGETS: &[Target] = &[
 
 const TENSOR: &str = "hetero-tensor";
 
-fn rates(lab: &mut Lab) -> Result<Outcome, SimulateError> {
+fn rates(lab: &mut Lab) -> Result<Outcome, LabError> {
     let mut items = Vec::new();
     for (model, name, printed) in [(B8, "8B", 14.01), (B3, "3B", 29.9), (B1_8, "1.8B", 51.12)] {
         let rate = 1e3 / lab.tpot(Case::decode(model, TENSOR, 256))?;
@@ -50,14 +50,14 @@ fn rates(lab: &mut Lab) -> Result<Outcome, SimulateError> {
     }))
 }
 
-fn tensor_over_layer(lab: &mut Lab) -> Result<Outcome, SimulateError> {
+fn tensor_over_layer(lab: &mut Lab) -> Result<Outcome, LabError> {
     let layer = lab.tpot(Case::decode(B8, "hetero-layer", 256))?;
     let ratio = layer / lab.tpot(Case::decode(B8, TENSOR, 256))?;
     let pass = |all: &[Item]| (all[0].ours - 1.22).abs() <= 0.06;
     Ok(Outcome::numbers(vec![Item::new("ratio", 1.22, ratio)], pass))
 }
 
-fn fast_sync(lab: &mut Lab) -> Result<Outcome, SimulateError> {
+fn fast_sync(lab: &mut Lab) -> Result<Outcome, LabError> {
     let mut items = Vec::new();
     for (model, printed) in [(B8, 4.01), (B7, 2.2), (B3, 2.2), (B1_8, 2.2)] {
         let fast = Case::decode(model, TENSOR, 256);
@@ -69,7 +69,7 @@ fn fast_sync(lab: &mut Lab) -> Result<Outcome, SimulateError> {
     Ok(Outcome::numbers(items, pass))
 }
 
-fn elite(lab: &mut Lab) -> Result<Outcome, SimulateError> {
+fn elite(lab: &mut Lab) -> Result<Outcome, LabError> {
     let mut items = Vec::new();
     for model in [B8, B3, B1_8] {
         let case = Case::decode(model, TENSOR, 256);

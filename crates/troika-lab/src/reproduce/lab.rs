@@ -2,13 +2,12 @@
 
 use std::collections::HashMap;
 
-use troika::Shape;
 use troika::plan::SyncMode;
 use troika::sim::{CoRun, ProcessorKind, Soc};
 use troika::trace::Tracer;
 
 use crate::{
-    Figures, ProductShape, ProductTime, SimulateError, SimulateOptions, Simulation, SocStrategy,
+    Figures, LabError, ProductShape, ProductTime, Shape, SimulateOptions, Simulation, SocStrategy,
     WEIGHTS,
 };
 
@@ -84,8 +83,8 @@ pub struct Lab {
 }
 
 impl Lab {
-    pub fn new(measures: bool) -> Result<Lab, SimulateError> {
-        let find = |name| Soc::find(name).map_err(SimulateError::from);
+    pub fn new(measures: bool) -> Result<Lab, LabError> {
+        let find = |name| Soc::find(name).map_err(LabError::from);
         Ok(Lab {
             measures,
             gen3: find("sd8gen3-fp16")?,
@@ -114,7 +113,7 @@ impl Lab {
         }
     }
 
-    fn shape(&mut self, model: &'static str) -> Result<Shape, SimulateError> {
+    fn shape(&mut self, model: &'static str) -> Result<Shape, LabError> {
         if !self.shapes.contains_key(model) {
             self.shapes.insert(model, Shape::find(model, WEIGHTS)?);
         }
@@ -122,14 +121,14 @@ impl Lab {
     }
 
     /// The result of a simulation.
-    pub fn run(&mut self, case: Case) -> Result<Figures, SimulateError> {
+    pub fn run(&mut self, case: Case) -> Result<Figures, LabError> {
         if let Some(known) = self.done.get(&case) {
             return Ok(known.clone());
         }
         let options = SimulateOptions {
             soc: self.soc(case.phone),
             shape: self.shape(case.model)?,
-            strategy: SocStrategy::parse(case.strategy).map_err(SimulateError::Strategy)?,
+            strategy: SocStrategy::parse(case.strategy).map_err(LabError::Strategy)?,
             plan: None,
             prompt: case.prompt,
             generate: case.generate,
@@ -143,17 +142,17 @@ impl Lab {
     }
 
     /// The time to the first token of a case, in milliseconds.
-    pub fn ttft(&mut self, case: Case) -> Result<f64, SimulateError> {
+    pub fn ttft(&mut self, case: Case) -> Result<f64, LabError> {
         Ok(self.run(case)?.ttft_ms())
     }
 
     /// Prompt tokens per second.
-    pub fn prefill_rate(&mut self, case: Case) -> Result<f64, SimulateError> {
+    pub fn prefill_rate(&mut self, case: Case) -> Result<f64, LabError> {
         Ok(self.run(case)?.prefill_rate())
     }
 
     /// The time per decoded token, in milliseconds.
-    pub fn tpot(&mut self, case: Case) -> Result<f64, SimulateError> {
+    pub fn tpot(&mut self, case: Case) -> Result<f64, LabError> {
         Ok(self.run(case)?.tpot_ms().unwrap_or(f64::NAN))
     }
 
@@ -164,8 +163,8 @@ impl Lab {
         processor: &str,
         [outs, terms, rows]: [usize; 3],
         decoding: bool,
-    ) -> Result<ProductTime, SimulateError> {
+    ) -> Result<ProductTime, LabError> {
         let shape = ProductShape { outs, terms, rows, decoding };
-        Ok(shape.measure(&self.soc(phone), processor, SyncMode::Blocking)?)
+        shape.measure(&self.soc(phone), processor, SyncMode::Blocking)
     }
 }

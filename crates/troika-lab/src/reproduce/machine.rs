@@ -11,7 +11,7 @@ use troika::{DeviceOptions, DeviceSpec, Model, OpenOptions, Source};
 
 use super::lab::Lab;
 use super::outcome::{Kind, Outcome, Target};
-use crate::{HandOverBy, HandOvers, SimulateError, measure_hand_overs};
+use crate::{HandOverBy, HandOvers, LabError, measure_hand_overs};
 
 pub const TARGETS: &[Target] = &[
     Target {
@@ -71,10 +71,10 @@ const HAND_OVERS: usize = 1000;
 const EACH: Duration = Duration::from_micros(1000);
 
 /// Predicted waits compared with blocking and spinning.
-fn waits() -> Result<Outcome, SimulateError> {
+fn waits() -> Result<Outcome, LabError> {
     let measure = |by| {
         let found = measure_hand_overs(by, HAND_OVERS, EACH);
-        found.map_err(SimulateError::from)
+        found.map_err(LabError::from)
     };
     let predicted = measure(HandOverBy::Predicting)?;
     let spinning = measure(HandOverBy::Spinning)?;
@@ -105,13 +105,13 @@ const PROMPT: usize = 37;
 
 /// Compares the built-in model's logits on two devices with different kernels, divided in each way,
 /// with those on one device.
-fn partitions() -> Result<Outcome, SimulateError> {
+fn partitions() -> Result<Outcome, LabError> {
     let ways = ["split-columns", "split-columns=0.3", "split-rows=16", "split-hybrid"];
     let one = logits(Strategy::OneDevice)?;
     let top = one.iter().fold(0.0_f32, |m, x| m.max(x.abs()));
     let (mut said, mut pass) = (Vec::new(), true);
     for name in ways {
-        let split = logits(Strategy::parse(name).map_err(SimulateError::Strategy)?)?;
+        let split = logits(Strategy::parse(name).map_err(LabError::Strategy)?)?;
         let off = one.iter().zip(&split).fold(0.0_f32, |m, (a, b)| m.max((a - b).abs()));
         pass &= one.len() == split.len() && top > 0.0 && off <= 1e-5 * top;
         said.push(format!("{name}: {:.1e}", off / top));
@@ -121,12 +121,11 @@ fn partitions() -> Result<Outcome, SimulateError> {
     Ok(Outcome::words("1e-5", said.join("; "), pass).noted(note))
 }
 
-fn logits(strategy: Strategy) -> Result<Vec<f32>, SimulateError> {
+fn logits(strategy: Strategy) -> Result<Vec<f32>, LabError> {
     let spec = |name: &str, isa: Option<&str>| DeviceSpec {
         name: Some(name.into()),
-        processor: None,
-        cores: None,
         isa: isa.map(String::from),
+        ..DeviceSpec::default()
     };
     let options = OpenOptions {
         dtype: FloatType::F32,

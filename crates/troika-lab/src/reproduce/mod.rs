@@ -16,14 +16,16 @@ mod processors;
 mod report;
 mod system;
 
+use serde_json::{Value, json};
+
 use charts::Chart;
 use lab::Lab;
-pub use outcome::{Item, Kind, Outcome, Target, Verdict};
+use outcome::{Kind, Outcome, Target, Verdict};
 
-use crate::SimulateError;
+use crate::{LabError, median};
 
 /// All targets, in the papers' order.
-pub fn targets() -> Vec<Target> {
+fn targets() -> Vec<Target> {
     let lists = [
         processors::TARGETS,
         baselines::ANCHORS,
@@ -38,18 +40,21 @@ pub fn targets() -> Vec<Target> {
     all
 }
 
+/// The ids of all targets, in the papers' order.
+pub fn reproduced_ids() -> Vec<&'static str> {
+    targets().iter().map(|t| t.id).collect()
+}
+
 /// A target and its result.
-pub struct Reproduced {
-    /// The target.
-    pub target: Target,
-    /// Its result.
-    pub outcome: Outcome,
+struct Reproduced {
+    target: Target,
+    outcome: Outcome,
 }
 
 /// The results of experiments, and the figures drawn of them.
 pub struct Report {
     /// In the papers' order.
-    pub results: Vec<Reproduced>,
+    results: Vec<Reproduced>,
     charts: Vec<Chart>,
 }
 
@@ -58,7 +63,7 @@ pub struct Report {
 ///
 /// # Errors
 /// A failing simulation.
-pub fn reproduce(ids: &[String]) -> Result<Report, SimulateError> {
+pub fn reproduce(ids: &[String]) -> Result<Report, LabError> {
     let wanted = |t: &Target| ids.is_empty() || ids.iter().any(|id| id.eq_ignore_ascii_case(t.id));
     let mut lab = Lab::new(!ids.is_empty())?;
     let mut results = Vec::new();
@@ -73,54 +78,99 @@ pub fn reproduce(ids: &[String]) -> Result<Report, SimulateError> {
 impl Report {
     /// The report as a self-contained page of HTML.
     pub fn html(&self) -> String {
-        report::html(&self.results, &self.charts)
+        report::html(self, &self.charts)
+    }
+
+    /// The report as a list of JSON.
+    pub fn json(&self) -> Value {
+        self.results.iter().map(fields).collect()
+    }
+
+    /// The report as a table and some sentences.
+    pub fn table(&self) -> String {
+        let mut text = String::from(
+            "All figures are virtual but those of H30 and H32: modelled times, not measurements of a \
+         phone.\n\n\
+         | id | | claim | what | printed | ours | error | tolerance | |\n\
+         | --- | --- | --- | --- | ---: | ---: | ---: | --- | --- |\n",
+        );
+        for r in &self.results {
+            let (t, o) = (&r.target, &r.outcome);
+            for (i, line) in o.lines().into_iter().enumerate() {
+                let [what, printed, ours, error] = line;
+                let first = |s: &'static str| if i == 0 { s } else { "" };
+                let pass = if i == 0 { o.word() } else { "" };
+                text.push_str(&format!(
+                    "| {} | {} | {} | {what} | {printed} | {ours} | {error} | {} | {pass} |\n",
+                    first(t.id),
+                    first(t.kind.name()),
+                    first(t.claim),
+                    first(t.tolerance),
+                ));
+            }
+        }
+        text.push('\n');
+        self.sentences().iter().for_each(|s| text.push_str(&format!("{s}\n")));
+        text
+    }
+
+    /// Passed and executed targets of a kind, and the median error.
+    fn summary(&self, kind: Kind) -> (usize, usize, Option<f64>) {
+        let of_kind =
+            || self.results.iter().filter(move |r| r.target.kind == kind && r.outcome.ran());
+        let passed = of_kind().filter(|r| r.outcome.pass()).count();
+        let errors = of_kind().flat_map(|r| r.outcome.errors()).map(f64::abs).collect();
+        (passed, of_kind().count(), median(errors))
     }
 
     /// The summary in sentences.
-    pub fn sentences(&self) -> Vec<String> {
-        sentences(&self.results)
+    fn sentences(&self) -> Vec<String> {
+        let percent = |m: Option<f64>| m.map_or("none".into(), |m| format!("{:.1} %", m * 100.0));
+        let mut all: Vec<String> = Kind::ALL
+            .into_iter()
+            .filter_map(|kind| {
+                let (passed, ran, error) = self.summary(kind);
+                let (name, words, error) = (kind.name(), kind.words(), percent(error));
+                (ran > 0).then(|| {
+                    format!("{name} ({words}): {passed} of {ran} pass, median error {error}")
+                })
+            })
+            .collect();
+        let of = |kind| self.summary(kind).2;
+        if let (Some(cal), Some(ho)) = (of(Kind::Cal), of(Kind::Ho))
+            && ho > 2.0 * cal
+        {
+            all.push("The median error of held-out targets is more than twice that of calibration: the models are fitted more closely than they predict.".into());
+        }
+        let not_run = self.results.iter().filter(|r| !r.outcome.ran()).count();
+        if not_run > 0 {
+            all.push(format!("{not_run} were not run; they count as not passed."));
+        }
+        all
     }
 }
 
-fn median(mut list: Vec<f64>) -> Option<f64> {
-    list.sort_by(f64::total_cmp);
-    let middle = list.len() / 2;
-    match list.len() {
-        0 => None,
-        n if n % 2 == 1 => Some(list[middle]),
-        _ => Some((list[middle - 1] + list[middle]) / 2.0),
+/// A single number, or a list of several.
+fn numbers(list: &[f64]) -> Value {
+    let round = |x: f64| (x * 1e4).round() / 1e4;
+    match list {
+        [one] => json!(round(*one)),
+        more => more.iter().map(|x| round(*x)).collect(),
     }
 }
 
-/// Passed and executed targets of a kind, and the median error.
-fn summary(results: &[Reproduced], kind: Kind) -> (usize, usize, Option<f64>) {
-    let of_kind = || results.iter().filter(move |r| r.target.kind == kind && r.outcome.ran());
-    let passed = of_kind().filter(|r| r.outcome.pass()).count();
-    let errors = of_kind().flat_map(|r| r.outcome.errors()).map(f64::abs).collect();
-    (passed, of_kind().count(), median(errors))
-}
-
-/// The summary in sentences.
-fn sentences(results: &[Reproduced]) -> Vec<String> {
-    let percent = |m: Option<f64>| m.map_or("none".into(), |m| format!("{:.1} %", m * 100.0));
-    let mut all: Vec<String> = Kind::ALL
-        .into_iter()
-        .filter_map(|kind| {
-            let (passed, ran, error) = summary(results, kind);
-            let (name, words, error) = (kind.name(), kind.words(), percent(error));
-            (ran > 0)
-                .then(|| format!("{name} ({words}): {passed} of {ran} pass, median error {error}"))
-        })
-        .collect();
-    let of = |kind| summary(results, kind).2;
-    if let (Some(cal), Some(ho)) = (of(Kind::Cal), of(Kind::Ho))
-        && ho > 2.0 * cal
-    {
-        all.push("The median error of held-out targets is more than twice that of calibration: the models are fitted more closely than they predict.".into());
-    }
-    let not_run = results.iter().filter(|r| !r.outcome.ran()).count();
-    if not_run > 0 {
-        all.push(format!("{not_run} were not run; they count as not passed."));
-    }
-    all
+fn fields(r: &Reproduced) -> Value {
+    let (t, o) = (&r.target, &r.outcome);
+    let (printed, ours, error) = match &o.verdict {
+        Verdict::NotRun(why) => (json!(t.claim), json!(format!("not run: {why}")), json!("none")),
+        Verdict::Words { printed, ours, .. } => (json!(printed), json!(ours), json!("none")),
+        Verdict::Numbers { .. } => {
+            (numbers(&o.printed()), numbers(&o.ours()), numbers(&o.errors()))
+        }
+    };
+    json!({
+        "id": t.id, "claim": t.claim, "kind": t.kind.name(), "printed": printed, "ours": ours,
+        "error": error, "tolerance": t.tolerance, "pass": o.pass(), "items": o.labels(),
+        "note": o.note,
+    })
 }

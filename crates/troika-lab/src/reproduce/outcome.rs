@@ -1,6 +1,6 @@
 //! Targets and their results.
 
-use crate::SimulateError;
+use crate::LabError;
 
 use super::lab::Lab;
 
@@ -50,7 +50,7 @@ pub struct Target {
     /// The condition for passing.
     pub tolerance: &'static str,
     /// The experiment.
-    pub(super) run: fn(&mut Lab) -> Result<Outcome, SimulateError>,
+    pub run: fn(&mut Lab) -> Result<Outcome, LabError>,
 }
 
 /// A number of a target.
@@ -79,22 +79,10 @@ impl Item {
 /// The result of an experiment.
 #[derive(Clone, Debug)]
 pub enum Verdict {
-    /// Numbers.
-    Numbers {
-        /// They, beside the paper's.
-        items: Vec<Item>,
-        /// Whether they are within tolerance.
-        pass: bool,
-    },
+    /// Numbers, and whether they are within tolerance.
+    Numbers { items: Vec<Item>, pass: bool },
     /// Words.
-    Words {
-        /// The paper's.
-        printed: String,
-        /// The experiment's.
-        ours: String,
-        /// Whether they agree as far as they must.
-        pass: bool,
-    },
+    Words { printed: String, ours: String, pass: bool },
     /// It cannot be run here.
     NotRun(&'static str),
 }

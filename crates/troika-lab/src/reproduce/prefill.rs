@@ -3,7 +3,7 @@
 use super::lab::{Case, Lab, Phone};
 use super::outcome::{Item, Kind, Outcome, Target, mean};
 use super::presets::{B1_8, B3, B7, B8};
-use crate::SimulateError;
+use crate::LabError;
 
 pub const TARGETS: &[Target] = &[
     Target {
@@ -81,19 +81,19 @@ pub const TARGETS: &[Target] = &[
 const TENSOR: &str = "hetero-tensor";
 const LAYER: &str = "hetero-layer";
 
-fn prefill_256(lab: &mut Lab) -> Result<Outcome, SimulateError> {
+fn prefill_256(lab: &mut Lab) -> Result<Outcome, LabError> {
     let rate = lab.prefill_rate(Case::prefill(B8, TENSOR, 256))?;
     // The paper prints both: compares with the nearer one.
     let printed = if (rate - 236.92_f64).abs() < (rate - 247.9).abs() { 236.92 } else { 247.9 };
     Ok(Outcome::each(vec![Item::new("tok/s", printed, rate)], 0.12))
 }
 
-fn gain(lab: &mut Lab, model: &'static str, prompt: usize) -> Result<f64, SimulateError> {
+fn gain(lab: &mut Lab, model: &'static str, prompt: usize) -> Result<f64, LabError> {
     let layer = lab.ttft(Case::prefill(model, LAYER, prompt))?;
     Ok(layer / lab.ttft(Case::prefill(model, TENSOR, prompt))?)
 }
 
-fn tensor_over_layer(lab: &mut Lab) -> Result<Outcome, SimulateError> {
+fn tensor_over_layer(lab: &mut Lab) -> Result<Outcome, LabError> {
     let mut gains = Vec::new();
     for model in [B8, B7, B3, B1_8] {
         for prompt in [32, 64, 256, 1024] {
@@ -109,13 +109,13 @@ fn tensor_over_layer(lab: &mut Lab) -> Result<Outcome, SimulateError> {
     Ok(Outcome::numbers(items, pass).noted(format!("at 256, the 8B model: {at_256:.3}")))
 }
 
-fn small_model(lab: &mut Lab) -> Result<Outcome, SimulateError> {
+fn small_model(lab: &mut Lab) -> Result<Outcome, LabError> {
     let rate = lab.prefill_rate(Case::prefill(B1_8, TENSOR, 256))?;
     let note = "the ratio to llm.npu (564 tok/s) needs that paper's profile of the NPU";
     Ok(Outcome::each(vec![Item::new("tok/s", 1092.0, rate)], 0.25).noted(note))
 }
 
-fn dynamic_length(lab: &mut Lab) -> Result<Outcome, SimulateError> {
+fn dynamic_length(lab: &mut Lab) -> Result<Outcome, LabError> {
     let ours = lab.ttft(Case::prefill(B8, TENSOR, 525))?;
     let mut items = Vec::new();
     for (strategy, printed) in [("online-prepare", 2.24), ("padding", 2.21), ("npu-pipe", 1.35)] {
@@ -133,7 +133,7 @@ pub fn lengths() -> impl Iterator<Item = usize> {
     (100..=1000).step_by(25)
 }
 
-fn all_lengths(lab: &mut Lab) -> Result<Outcome, SimulateError> {
+fn all_lengths(lab: &mut Lab) -> Result<Outcome, LabError> {
     let figures = lab.run(Case::prefill(B8, "online-prepare", 135))?;
     let share = figures.prepare_ns as f64 / figures.ttft_ns as f64;
     let mut slower = Vec::new();
@@ -154,7 +154,7 @@ fn all_lengths(lab: &mut Lab) -> Result<Outcome, SimulateError> {
     Ok(Outcome::numbers(items, pass).noted(note))
 }
 
-fn above_standard(lab: &mut Lab) -> Result<Outcome, SimulateError> {
+fn above_standard(lab: &mut Lab) -> Result<Outcome, LabError> {
     let mut ratios = Vec::new();
     for standard in [128, 256, 512] {
         for more in [1, 4, 8, 12, 16] {
@@ -168,7 +168,7 @@ fn above_standard(lab: &mut Lab) -> Result<Outcome, SimulateError> {
     Ok(Outcome::each(vec![Item::new("mean ratio", printed, ours)], 0.15))
 }
 
-fn against_pipe(lab: &mut Lab) -> Result<Outcome, SimulateError> {
+fn against_pipe(lab: &mut Lab) -> Result<Outcome, LabError> {
     let (mut least, mut most) = (f64::INFINITY, f64::NEG_INFINITY);
     for prompt in lengths().filter(|n| n % 32 != 0) {
         let pipe = lab.ttft(Case::prefill(B8, "npu-pipe", prompt))?;
@@ -179,8 +179,8 @@ fn against_pipe(lab: &mut Lab) -> Result<Outcome, SimulateError> {
     Ok(Outcome::numbers(items, |_| least >= 0.08 && most <= 0.35))
 }
 
-fn fast_sync(lab: &mut Lab) -> Result<Outcome, SimulateError> {
-    let mut gains = |strategy: &'static str, prompts: &[usize]| -> Result<f64, SimulateError> {
+fn fast_sync(lab: &mut Lab) -> Result<Outcome, LabError> {
+    let mut gains = |strategy: &'static str, prompts: &[usize]| -> Result<f64, LabError> {
         let mut all = Vec::new();
         for prompt in prompts {
             let fast = Case::prefill(B8, strategy, *prompt);
@@ -197,7 +197,7 @@ fn fast_sync(lab: &mut Lab) -> Result<Outcome, SimulateError> {
     Ok(Outcome::numbers(items, pass))
 }
 
-fn ablation(lab: &mut Lab) -> Result<Outcome, SimulateError> {
+fn ablation(lab: &mut Lab) -> Result<Outcome, LabError> {
     let case = |strategy| Case::prefill(B8, strategy, 320).blocking();
     let gpu = lab.ttft(case("gpu-only"))?;
     let naive = lab.ttft(case("online-prepare").on(Phone::Gen3InOrder))?;
@@ -221,7 +221,7 @@ fn ablation(lab: &mut Lab) -> Result<Outcome, SimulateError> {
     Ok(Outcome::numbers(items, pass).noted(format!("end over GPU: {:.2}", gpu / sync)))
 }
 
-fn elite(lab: &mut Lab) -> Result<Outcome, SimulateError> {
+fn elite(lab: &mut Lab) -> Result<Outcome, LabError> {
     let case = Case::prefill(B8, TENSOR, 256);
     let ratio = lab.ttft(case)? / lab.ttft(case.on(Phone::Elite))?;
     let pass = |all: &[Item]| (all[0].ours - 1.105).abs() <= 0.02;

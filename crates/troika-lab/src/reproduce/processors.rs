@@ -6,7 +6,7 @@ use troika::plan::SyncMode;
 use super::lab::{Case, Lab, Phone};
 use super::outcome::{Item, Kind, Outcome, Target, mean};
 use super::presets::B8;
-use crate::{ProductShape, SimulateError};
+use crate::{LabError, ProductShape};
 
 pub const TARGETS: &[Target] = &[
     Target {
@@ -85,12 +85,12 @@ const TABLE_3: [([usize; 3], f64, f64); 6] = [
 ];
 
 /// The GPU's times include the waiting call; the NPU's framework times the run alone.
-fn product_us(lab: &Lab, processor: &str, shape: [usize; 3]) -> Result<f64, SimulateError> {
+fn product_us(lab: &Lab, processor: &str, shape: [usize; 3]) -> Result<f64, LabError> {
     let time = lab.product(Phone::Gen3, processor, shape, shape[2] == 1)?;
     Ok(if processor == "gpu" { time.latency_us } else { time.run_us })
 }
 
-fn table_3(lab: &mut Lab, processor: &str) -> Result<Outcome, SimulateError> {
+fn table_3(lab: &mut Lab, processor: &str) -> Result<Outcome, LabError> {
     let mut items = Vec::new();
     for (shape, gpu, npu) in TABLE_3 {
         let printed = if processor == "gpu" { gpu } else { npu };
@@ -104,7 +104,7 @@ fn table_3(lab: &mut Lab, processor: &str) -> Result<Outcome, SimulateError> {
     }))
 }
 
-fn order(lab: &mut Lab) -> Result<Outcome, SimulateError> {
+fn order(lab: &mut Lab) -> Result<Outcome, LabError> {
     let mut items = Vec::new();
     for rows in [64, 128, 256, 512] {
         let shape = [14_336, 4096, rows];
@@ -119,7 +119,7 @@ fn order(lab: &mut Lab) -> Result<Outcome, SimulateError> {
     Ok(Outcome::numbers(items, |all| all.iter().any(near)))
 }
 
-fn stages(lab: &mut Lab) -> Result<Outcome, SimulateError> {
+fn stages(lab: &mut Lab) -> Result<Outcome, LabError> {
     let mut steps = Vec::new();
     let mut before = None;
     for rows in 1..=96 {
@@ -134,7 +134,7 @@ fn stages(lab: &mut Lab) -> Result<Outcome, SimulateError> {
     Ok(Outcome::words("steps at 33, 65", format!("steps at {ours}"), steps == [33, 65]))
 }
 
-fn bandwidth(lab: &mut Lab) -> Result<Outcome, SimulateError> {
+fn bandwidth(lab: &mut Lab) -> Result<Outcome, LabError> {
     let shape = [28_672, 4096, 1];
     let alone = lab.product(Phone::Gen3, "gpu", shape, true)?;
     let gpu = alone.weight_bytes / alone.run_us * 1e-3;
@@ -152,9 +152,9 @@ fn bandwidth(lab: &mut Lab) -> Result<Outcome, SimulateError> {
     Ok(Outcome::each(items, 0.05))
 }
 
-fn hand_over(lab: &mut Lab) -> Result<Outcome, SimulateError> {
+fn hand_over(lab: &mut Lab) -> Result<Outcome, LabError> {
     let shape = ProductShape { outs: 4096, terms: 4096, rows: 1, decoding: true };
-    let cost = |sync| -> Result<f64, SimulateError> {
+    let cost = |sync| -> Result<f64, LabError> {
         let time = shape.measure(lab.gen3(), "gpu", sync)?;
         Ok(time.latency_us - time.run_us)
     };
@@ -165,7 +165,7 @@ fn hand_over(lab: &mut Lab) -> Result<Outcome, SimulateError> {
     Ok(Outcome::numbers(items, pass).noted(note))
 }
 
-fn preparation(lab: &mut Lab) -> Result<Outcome, SimulateError> {
+fn preparation(lab: &mut Lab) -> Result<Outcome, LabError> {
     let mut items = Vec::new();
     for (prompt, printed) in [(135, 408.4), (1000, 2050.0)] {
         let figures = lab.run(Case::prefill(B8, "online-prepare", prompt))?;
@@ -190,7 +190,7 @@ const CHOICES: [Choice; 9] = [
     ([4096, 14_336, 320], "hybrid", Some(0.4)),
 ];
 
-fn choices(lab: &mut Lab) -> Result<Outcome, SimulateError> {
+fn choices(lab: &mut Lab) -> Result<Outcome, LabError> {
     let (mut same, mut must, mut shares) = (0, 0, true);
     let (mut printed, mut ours) = (Vec::new(), Vec::new());
     for ([outs, terms, rows], strategy, share) in CHOICES {
@@ -214,7 +214,7 @@ fn choices(lab: &mut Lab) -> Result<Outcome, SimulateError> {
         .noted(format!("{same} of 9 strategies are the same")))
 }
 
-fn ranges(lab: &mut Lab) -> Result<Outcome, SimulateError> {
+fn ranges(lab: &mut Lab) -> Result<Outcome, LabError> {
     let mut items = Vec::new();
     for ([outs, terms], rows, gpu, npu) in [
         ([4096, 4096], 193, 9.0, 1.2),

@@ -1,7 +1,7 @@
 //! The report: a self-contained HTML file.
 
 use super::charts::{Chart, Series};
-use super::{Reproduced, sentences};
+use super::{Report, Reproduced};
 
 const STYLE: &str = "body{font:15px/1.45 system-ui,sans-serif;margin:2em auto;max-width:75em;\
 padding:0 1em;color:#222}table{border-collapse:collapse;width:100%}td,th{padding:.25em .6em;\
@@ -18,7 +18,7 @@ fn escaped(text: &str) -> String {
 }
 
 /// The whole report.
-pub fn html(results: &[Reproduced], charts: &[Chart]) -> String {
+pub fn html(report: &Report, charts: &[Chart]) -> String {
     let mut out = format!(
         "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\">\
          <title>Troika: tables of papers, made again</title><style>{STYLE}</style>\
@@ -27,11 +27,11 @@ pub fn html(results: &[Reproduced], charts: &[Chart]) -> String {
          virtual systems on a chip, not measurements of a phone. CAL: constants were chosen by it. HO: it was held out. \
          STR: nothing is fitted, it must hold.</p><ul>"
     );
-    for sentence in sentences(results) {
+    for sentence in report.sentences() {
         out.push_str(&format!("<li>{}</li>", escaped(&sentence)));
     }
     out.push_str("</ul><table><tr><th>id<th><th>claim<th>what<th>printed<th>ours<th>error<th>tolerance<th></tr>");
-    results.iter().for_each(|r| rows(r, &mut out));
+    report.results.iter().for_each(|r| rows(r, &mut out));
     out.push_str("</table>");
     charts.iter().for_each(|chart| figure(chart, &mut out));
     out.push_str("</html>\n");

@@ -4,7 +4,7 @@
 use super::lab::{Case, Lab};
 use super::outcome::{Item, Kind, Outcome, Target};
 use super::presets::{B8, UI};
-use crate::SimulateError;
+use crate::LabError;
 
 pub const TARGETS: &[Target] = &[
     Target {
@@ -57,18 +57,18 @@ fn case(strategy: &'static str) -> Case {
     Case { generate: 32, ..Case::prefill(B8, strategy, 256) }
 }
 
-fn energy(lab: &mut Lab, strategy: &'static str) -> Result<f64, SimulateError> {
+fn energy(lab: &mut Lab, strategy: &'static str) -> Result<f64, LabError> {
     Ok(lab.run(case(strategy))?.energy_j().unwrap_or(f64::NAN))
 }
 
 /// Watts in prefill and in decode.
-fn watts(lab: &mut Lab, strategy: &'static str) -> Result<[f64; 2], SimulateError> {
+fn watts(lab: &mut Lab, strategy: &'static str) -> Result<[f64; 2], LabError> {
     let f = lab.run(case(strategy))?;
     let of = |j: Option<f64>, ns: u64| j.unwrap_or(f64::NAN) / (ns as f64 * 1e-9);
     Ok([of(f.prefill_j, f.ttft_ns), of(f.decode_j, f.decode_ns)])
 }
 
-fn power(lab: &mut Lab) -> Result<Outcome, SimulateError> {
+fn power(lab: &mut Lab) -> Result<Outcome, LabError> {
     let [prefill, _] = watts(lab, "hetero-layer")?;
     let ratio = energy(lab, "hetero-tensor")? / energy(lab, "hetero-layer")?;
     let items = vec![
@@ -79,13 +79,13 @@ fn power(lab: &mut Lab) -> Result<Outcome, SimulateError> {
     Ok(Outcome::numbers(items, pass))
 }
 
-fn against_gpu(lab: &mut Lab) -> Result<Outcome, SimulateError> {
+fn against_gpu(lab: &mut Lab) -> Result<Outcome, LabError> {
     let less = 1.0 - energy(lab, "hetero-tensor")? / energy(lab, "gpu-only")?;
     let pass = |all: &[Item]| (0.45..=0.65).contains(&all[0].ours);
     Ok(Outcome::numbers(vec![Item::new("less", 0.55, less)], pass))
 }
 
-fn power_order(lab: &mut Lab) -> Result<Outcome, SimulateError> {
+fn power_order(lab: &mut Lab) -> Result<Outcome, LabError> {
     let mut all = Vec::new();
     for strategy in STRATEGIES {
         all.push((strategy, watts(lab, strategy)?));
@@ -101,10 +101,10 @@ fn power_order(lab: &mut Lab) -> Result<Outcome, SimulateError> {
     Ok(Outcome::words(printed.join(", "), ours.join(", "), ours == printed).noted(note))
 }
 
-fn game(lab: &mut Lab) -> Result<Outcome, SimulateError> {
+fn game(lab: &mut Lab) -> Result<Outcome, LabError> {
     let mut items = Vec::new();
     let mut pass = true;
-    let slower = |lab: &mut Lab, strategy: &'static str| -> Result<[f64; 4], SimulateError> {
+    let slower = |lab: &mut Lab, strategy: &'static str| -> Result<[f64; 4], LabError> {
         let (alone, both) = (lab.run(case(strategy))?, lab.run(case(strategy).with_game())?);
         let decode = alone.tpot_ms().unwrap_or(f64::NAN) / both.tpot_ms().unwrap_or(f64::NAN);
         let [prefill_frames, decode_frames] = both.frame_rates;
@@ -129,8 +129,8 @@ fn game(lab: &mut Lab) -> Result<Outcome, SimulateError> {
     Ok(Outcome::numbers(items, |_| pass))
 }
 
-fn memory(lab: &mut Lab) -> Result<Outcome, SimulateError> {
-    let of = |lab: &mut Lab, strategy| -> Result<f64, SimulateError> {
+fn memory(lab: &mut Lab) -> Result<Outcome, LabError> {
+    let of = |lab: &mut Lab, strategy| -> Result<f64, LabError> {
         Ok(lab.run(Case::prefill(B8, strategy, 512))?.peak_bytes as f64)
     };
     let ratio = of(lab, "hetero-tensor")? / of(lab, "gpu-only")?;
@@ -142,7 +142,7 @@ fn memory(lab: &mut Lab) -> Result<Outcome, SimulateError> {
 const SETS: [(&str, usize, usize); 3] =
     [("UI automation", 666, 4), ("summary", 1502, 8), ("questions", 536, 44)];
 
-fn prefill_share(lab: &mut Lab) -> Result<Outcome, SimulateError> {
+fn prefill_share(lab: &mut Lab) -> Result<Outcome, LabError> {
     let mut parts = Vec::new();
     let mut pass = true;
     for (strategy, least, most) in [("cpu-only", 0.883, 0.988), ("gpu-only", 0.542, 0.917)] {

@@ -9,8 +9,8 @@ mod strategy;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 
-use troika::sim::{Board, CoRun, Processor, ProcessorKind, Soc, SocError, Usage, VirtualDevice};
-use troika::{BoundModel, Error, Model, OpenOptions, Shape, plan_device};
+use troika::sim::{Board, CoRun, Processor, ProcessorKind, Soc, Usage, VirtualDevice};
+use troika::{BoundModel, Error, Model, OpenOptions, plan_device};
 use troika_device::{Device, DeviceError, Queue};
 use troika_engine::{SequenceInput, WantedLogits};
 use troika_graph::DType;
@@ -20,71 +20,10 @@ use troika_solve::{PredictRequest, SolveRequest, predict, solve};
 use troika_trace::Tracer;
 use troika_weights::Quant;
 
+use crate::error::LabError as SimulateError;
+use crate::subject::Shape;
 pub use single::{ProductChoice, ProductShape, ProductTime};
 pub use strategy::SocStrategy;
-
-/// Why a simulation is impossible.
-#[derive(Debug, thiserror::Error)]
-pub enum SimulateError {
-    /// An error in the SoC's file.
-    #[error(transparent)]
-    Soc(#[from] SocError),
-    /// A strategy that needs a processor the SoC lacks.
-    #[error("strategy {strategy} needs {need}, and SoC {soc} has none")]
-    Processor {
-        /// The strategy.
-        strategy: &'static str,
-        /// The processor it needs.
-        need: &'static str,
-        /// The SoC.
-        soc: String,
-    },
-    /// A SoC that computes values.
-    #[error("SoC {0} computes values (numerics = \"on\"); simulations need numerics = \"off\"")]
-    Numerics(String),
-    /// A co-running game on a SoC without a GPU.
-    #[error("SoC {0} has no GPU that could draw frames")]
-    NoFrames(String),
-    /// No tokens, or too many.
-    #[error(
-        "the prompt has {prompt} tokens, and {generate} are to be generated: give from 1 to {most} \
-         of a prompt, and fewer in all than the context's {context}"
-    )]
-    Tokens {
-        /// Tokens of the prompt.
-        prompt: usize,
-        /// Tokens to generate.
-        generate: usize,
-        /// The longest possible prompt.
-        most: usize,
-        /// The model's context.
-        context: usize,
-    },
-    /// A time beyond the range of the virtual clock.
-    #[error(
-        "the modelled times of SoC {0} add up to more than 292 years; look for a rate in its file \
-         that is far too small, or a time that is far too large"
-    )]
-    Years(String),
-    /// An unknown strategy.
-    #[error("{0}")]
-    Strategy(String),
-    /// An error of another part.
-    #[error(transparent)]
-    Other(#[from] Error),
-}
-
-impl From<troika_engine::EngineError> for SimulateError {
-    fn from(e: troika_engine::EngineError) -> Self {
-        SimulateError::Other(e.into())
-    }
-}
-
-impl From<DeviceError> for SimulateError {
-    fn from(e: DeviceError) -> Self {
-        SimulateError::Other(e.into())
-    }
-}
 
 /// The default type of weights: four bits, as usual on phones.
 pub const WEIGHTS: DType = DType::Q4_0;

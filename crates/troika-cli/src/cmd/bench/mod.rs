@@ -12,10 +12,8 @@ use troika::engine::WantedLogits;
 use troika::engine::sample::SampleParams;
 use troika::plan::PlanError;
 use troika::trace::Tracer;
-use troika::{
-    DeviceOptions, Model, OpenOptions, Request, Session, SessionOptions, Subject, measure_peaks,
-};
-use troika_lab::{EnergyMeter, Metering};
+use troika::{DeviceOptions, Model, OpenOptions, Request, Session, SessionOptions, measure_peaks};
+use troika_lab::{EnergyMeter, Metering, Subject};
 
 use crate::error::CliError;
 use crate::flags::{BenchArgs, TableFlag};
@@ -191,10 +189,7 @@ fn options(args: &BenchArgs, threads: usize, context: usize) -> Result<OpenOptio
 fn open(subject: &Subject, mut options: OpenOptions, tracer: Tracer) -> Result<Model, CliError> {
     options.tracer = tracer;
     progress::watch(&mut options);
-    Ok(match subject {
-        Subject::Synthetic(shape) => Model::synthetic(shape, &options)?,
-        Subject::Files(source) => Model::open(source.clone(), &options)?,
-    })
+    Ok(subject.open(&options)?)
 }
 
 /// Tokens that vary with their position, so that experts vary too.

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use troika::trace::{Span, Tracer};
-use troika::{Model, OpenOptions, Subject};
+use troika::{Model, OpenOptions};
+use troika_lab::{Subject, median};
 
 use super::print;
-use super::row::median;
 use crate::error::CliError;
 use crate::flags::{BenchArgs, TableFlag};
 
@@ -104,8 +104,8 @@ fn measure(
         model: subject.to_string(),
         threads,
         tokens,
-        token: median(&mut times),
-        kernels: median(&mut kernels),
+        token: median(times).unwrap_or(0.0),
+        kernels: median(kernels).unwrap_or(0.0),
     })
 }
 

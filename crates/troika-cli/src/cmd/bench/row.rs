@@ -237,17 +237,6 @@ pub fn mean_sd(values: &[f64]) -> (f64, f64) {
     (mean, var.sqrt())
 }
 
-/// The median; 0 of no values.
-pub fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let (n, mid) = (values.len(), values.len() / 2);
-    match n {
-        0 => 0.0,
-        _ if n % 2 == 1 => values[mid],
-        _ => (values[mid - 1] + values[mid]) / 2.0,
-    }
-}
-
 /// The types of values between segments in a plan's rules, without duplicates.
 fn value_types(plan: &troika::plan::Plan) -> String {
     let rules = plan.prefill.rules.iter().chain(&plan.decode.rules);

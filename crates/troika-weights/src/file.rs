@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use troika_weights::{Partial, remove_leftovers};
+use crate::cache::{Partial, remove_leftovers};
 
 /// Checks that a file can be written, before the work for its contents begins. Removes what killed
 /// processes left behind of the same file.

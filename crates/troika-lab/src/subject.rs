@@ -4,22 +4,22 @@ use std::fmt;
 use std::path::Path;
 
 use serde_json::Value;
+use troika::{BoundModel, Error, Model, OpenOptions, Source, open_devices};
 use troika_device::read_text;
 use troika_graph::DType;
 use troika_model::spec::ModelSpec;
 use troika_model::{families, presets};
-use troika_weights::{BindOptions, Quant, SYNTHETIC_DTYPES, WeightStore};
+use troika_weights::{Quant, SYNTHETIC_DTYPES, WeightStore};
 
-use crate::describe::{describe, described_in};
-use crate::error::Error;
-use crate::source::Source;
+use crate::error::LabError;
 
 /// The subject of a measurement or plan.
 #[derive(Clone, Debug)]
 pub enum Subject {
     /// A model from files, or the built-in one.
     Files(Source),
-    /// A known shape with random weights, in the notation of [`crate::Model::synthetic`].
+    /// A known shape with random weights, in the notation of [`Shape::find`]; bf16 if it names no
+    /// type.
     Synthetic(String),
 }
 
@@ -28,23 +28,49 @@ impl Subject {
     ///
     /// # Errors
     /// Unusable files or config, or an unknown shape or type.
-    pub fn spec(&self) -> Result<ModelSpec, Error> {
+    pub fn spec(&self) -> Result<ModelSpec, LabError> {
         match self {
-            Subject::Files(source) => Ok(described_in(&source.files()?, source)?.spec),
+            Subject::Files(source) => Ok(source.spec()?),
             Subject::Synthetic(preset) => Ok(Shape::find(preset, DType::BF16)?.spec),
         }
     }
 
-    /// The description and the weights. With `shape_only`, random weights are not generated.
-    pub(crate) fn described(
-        &self,
-        bind: BindOptions,
-        shape_only: bool,
-    ) -> Result<(ModelSpec, WeightStore), Error> {
-        match self {
-            Subject::Files(source) => describe(source.clone(), bind).map(|d| (d.spec, d.store)),
-            Subject::Synthetic(preset) => synthetic(preset, bind.quant, shape_only),
+    /// Binds weights and opens the devices. Random weights are generated `with_values` only, and
+    /// only where a device reads them.
+    ///
+    /// # Errors
+    /// A device that cannot be opened, unusable files, an unknown shape, or random weights larger
+    /// than the free memory.
+    pub fn bind(&self, options: &OpenOptions, with_values: bool) -> Result<BoundModel, LabError> {
+        let preset = match self {
+            Subject::Files(source) => return Ok(BoundModel::open(source, options)?),
+            Subject::Synthetic(preset) => preset,
+        };
+        let devices = open_devices(&options.devices)?;
+        let shape = Shape::find(preset, DType::BF16)?;
+        let mut store = shape.lazy_weights(options.quant);
+        if with_values && devices.iter().any(|d| d.caps().computes()) {
+            let bytes: u64 = store.classes().iter().map(|c| c.bytes).sum();
+            if let Some(free) = free_memory().filter(|free| bytes > *free) {
+                let (need, free) = (bytes >> 20, free >> 20);
+                return Err(LabError::ShapeTooLarge { name: preset.into(), need, free });
+            }
+            store = WeightStore::synthetic(&shape.spec, shape.dtype, 1, options.quant);
         }
+        Ok(BoundModel { spec: shape.spec, store, devices })
+    }
+
+    /// Opens the model.
+    ///
+    /// # Errors
+    /// Those of [`Subject::bind`] and [`Model::open`].
+    pub fn open(&self, options: &OpenOptions) -> Result<Model, LabError> {
+        Ok(match self {
+            Subject::Files(source) => Model::open(source, options)?,
+            Subject::Synthetic(preset) => {
+                Model::open_bound(preset, self.bind(options, true)?, options)?
+            }
+        })
     }
 }
 
@@ -74,12 +100,12 @@ impl Shape {
     ///
     /// # Errors
     /// An unknown preset or type, a file that cannot be read as a config.
-    pub fn find(text: &str, usual: DType) -> Result<Shape, Error> {
+    pub fn find(text: &str, usual: DType) -> Result<Shape, LabError> {
         let suffix = text.rsplit_once(':').filter(|_| !Path::new(text).exists());
         let (name, dtype) = match suffix {
             Some((name, dtype)) if !dtype.contains('/') && !dtype.ends_with(".json") => {
                 let known = |d: &DType| d.name().eq_ignore_ascii_case(dtype);
-                let no_type = || Error::NoPresetType {
+                let no_type = || LabError::NoPresetType {
                     name: text.into(),
                     known: SYNTHETIC_DTYPES.map(|d| d.name()).join(", "),
                 };
@@ -94,7 +120,7 @@ impl Shape {
             None if name.ends_with(".json") => read_config(path)?,
             None => {
                 let known = presets::names().join(", ");
-                return Err(Error::NoPreset { name: name.into(), known });
+                return Err(LabError::NoPreset { name: name.into(), known });
             }
         };
         let model = families::from_config(&config)
@@ -108,29 +134,10 @@ impl Shape {
     }
 }
 
-fn read_config(file: &Path) -> Result<Value, Error> {
-    let refuse = |why: String| Error::ConfigFile { file: file.display().to_string(), why };
+fn read_config(file: &Path) -> Result<Value, LabError> {
+    let refuse = |why: String| LabError::ConfigFile { file: file.display().to_string(), why };
     let text = read_text(file).map_err(|e| refuse(e.to_string()))?;
     serde_json::from_str(&text).map_err(|e| refuse(e.to_string()))
-}
-
-/// A shape with random weights. With `shape_only`, they are not generated.
-fn synthetic(
-    preset: &str,
-    quant: Quant,
-    shape_only: bool,
-) -> Result<(ModelSpec, WeightStore), Error> {
-    let shape = Shape::find(preset, DType::BF16)?;
-    let mut store = shape.lazy_weights(quant);
-    if !shape_only {
-        let bytes: u64 = store.classes().iter().map(|c| c.bytes).sum();
-        if let Some(free) = free_memory().filter(|free| bytes > *free) {
-            let (need, free) = (bytes >> 20, free >> 20);
-            return Err(Error::ShapeTooLarge { name: preset.into(), need, free });
-        }
-        store = WeightStore::synthetic(&shape.spec, shape.dtype, 1, quant);
-    }
-    Ok((shape.spec, store))
 }
 
 /// Available memory in bytes, if the system tells.
