@@ -69,10 +69,12 @@ impl Arm for Native {
         #[inline(always)]
         // Hints: an address that is not mapped is ignored.
         fn prfm(p: *const u8) {
-            asm!("prfm pldl1keep, [{p}]", p = in(reg) p, options(nomem, nostack, preserves_flags));
+            asm!("prfm pldl1keep, [{p}]", p = in(reg) p.addr(),
+                options(nomem, nostack, preserves_flags));
         }
         fn prfm_l2(p: *const u8) {
-            asm!("prfm pldl2keep, [{p}]", p = in(reg) p, options(nomem, nostack, preserves_flags));
+            asm!("prfm pldl2keep, [{p}]", p = in(reg) p.addr(),
+                options(nomem, nostack, preserves_flags));
         }
         unsafe fn ld1(p: *const u8) -> V { vld1q_u8(p) }
         unsafe fn ldr_d(p: *const u8) -> V {
