@@ -1,9 +1,9 @@
 //! Products of bf16 weights with activations in bf16.
 //!
 //! Activations are rounded to the nearest bf16 once per op input ([`round`]), two columns to a
-//! word. Products are those of an [`Instruction`]; [`scalar`] says in plain Rust what it adds up in
-//! which order. All sums are f32, rounded to nearest even; denormal operands and results count as
-//! zeros (Intel SDM, volume 2).
+//! word. Products are those of an [`Instruction`]; [`scalar`] says in plain Rust what `vdpbf16ps` adds
+//! up in which order. All sums are f32, rounded to nearest even; denormal operands and results count
+//! as zeros (Intel SDM, volume 2).
 
 #[cfg(target_arch = "x86_64")]
 use std::marker::PhantomData;
@@ -36,7 +36,7 @@ pub fn instruction(isa: Isa) -> Instruction {
     }
 }
 
-/// The plain meaning of the instructions.
+/// The plain meaning of `vdpbf16ps`.
 pub mod scalar {
     use half::bf16;
 
