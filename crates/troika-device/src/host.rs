@@ -82,7 +82,7 @@ impl HostTask {
         let reads = self.reads.iter().map(View::read);
         let reads = reads.collect::<Result<SmallVec<[ReadRows<'_>; 4]>, AccessError>>()?;
         let mut writes = claim(&self.writes)?;
-        let data = guarded((device, &self.name), || (self.function)(&reads, &mut writes))?;
+        let data = guarded(device, &self.name, || (self.function)(&reads, &mut writes))?;
         *self.locked() = data;
         Ok(())
     }
@@ -170,7 +170,7 @@ impl LoadTask {
             return Ok(());
         }
         let mut writes = claim(&self.writes)?;
-        let data = guarded((device, &self.name), || (self.function)(&mut writes))?;
+        let data = guarded(device, &self.name, || (self.function)(&mut writes))?;
         // Two queues may load it at once only if it writes no views, since writers wait for each
         // other. Either result will do.
         let _ = self.loaded.set(data);
@@ -196,7 +196,8 @@ fn claim(views: &[View]) -> Result<SmallVec<[WriteRows<'_>; 4]>, AccessError> {
 
 /// Runs a function; its errors and panics become errors of the task.
 fn guarded<T>(
-    (device, task): (&str, &str),
+    device: &str,
+    task: &str,
     function: impl FnOnce() -> Result<T, String>,
 ) -> Result<T, DeviceError> {
     let found = catch_unwind(AssertUnwindSafe(function)).map_err(|payload| {

@@ -16,7 +16,8 @@ impl CommandList {
     pub fn run(
         mut self,
         queue: usize,
-        (clock, learnt): (&dyn Clock, &mut WaitTimes),
+        clock: &dyn Clock,
+        learnt: &mut WaitTimes,
         mut task: impl FnMut(&Submission, Option<&Submission>) -> Result<(), DeviceError>,
     ) -> Completion {
         let mut times = std::mem::take(&mut self.times);
@@ -24,7 +25,7 @@ impl CommandList {
         let mut outcome = Ok(());
         let (mut waits, mut signals) = (self.waits.as_slice(), self.signals.as_slice());
         for (i, submission) in self.tasks.iter().enumerate() {
-            outcome = self.begin(i, submission, &mut waits, (clock, learnt));
+            outcome = self.begin(i, submission, &mut waits, clock, learnt);
             if outcome.is_err() {
                 break;
             }
@@ -61,13 +62,14 @@ impl CommandList {
         i: usize,
         task: &Submission,
         waits: &mut &[Wait],
-        (clock, learnt): (&dyn Clock, &mut WaitTimes),
+        clock: &dyn Clock,
+        learnt: &mut WaitTimes,
     ) -> Result<(), DeviceError> {
         let Some(timelines) = &self.timelines else { return Ok(()) };
         while let [wait, rest @ ..] = waits
             && wait.task as usize <= i
         {
-            let found = learnt.wait(timelines, (wait.on, self.waiting), task, clock);
+            let found = learnt.wait(timelines, wait.on, self.waiting, task, clock);
             found.map_err(|Lost| DeviceError::Skipped)?;
             *waits = rest;
         }
@@ -126,7 +128,8 @@ impl WaitTimes {
     fn wait(
         &mut self,
         timelines: &Timelines,
-        (point, waiting): (Point, Waiting),
+        point: Point,
+        waiting: Waiting,
         task: &Submission,
         clock: &dyn Clock,
     ) -> Result<(), Lost> {

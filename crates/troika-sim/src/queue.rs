@@ -119,7 +119,7 @@ impl RealTime {
         let (mut worker, mut learnt) = (lock(&self.worker), lock(&self.learnt));
         let mut modelled = Vec::new();
         let mut completion =
-            list.run(self.number, (&*self.clock, &mut learnt), |Submission { work, .. }, _| {
+            list.run(self.number, &*self.clock, &mut learnt, |Submission { work, .. }, _| {
                 let task = worker.prepare(work)?;
                 modelled.push(Duration::from_nanos(task.need.ns));
                 // With numerics off, nothing else would notice conflicting tasks.

@@ -46,9 +46,9 @@ fn rope_half(bencher: Bencher<'_, '_>, rows: usize) {
     let x = floats(rows * cols);
     let mut y = vec![0.0; x.len()];
     with(Isa::detect(), |cx| {
-        bencher.counter(BytesCount::new(x.len() * 8)).bench_local(|| {
-            rope(cx, &op, &forward, (&x, &positions), (&mut y, cols)).expect("no panic")
-        });
+        bencher
+            .counter(BytesCount::new(x.len() * 8))
+            .bench_local(|| rope(cx, &op, &forward, &x, &positions, &mut y).expect("no panic"));
     });
 }
 

@@ -3,7 +3,7 @@
 use divan::Bencher;
 use divan::counter::{BytesCount, ItemsCount};
 use troika_cpu::SharedMut;
-use troika_cpu::kernels::linear::{OutView, Product, RowsView, WeightView, bf16, linear};
+use troika_cpu::kernels::linear::{OutView, Product, RowsView, WeightView, bf16, linear, panels};
 use troika_graph::DType;
 
 use crate::{Matrix, floats, weight, with};
@@ -38,6 +38,36 @@ fn linear_float(bencher: Bencher<'_, '_>, c: Matrix) {
     });
 }
 
+/// With weights packed in panels, as products outside of experts have them.
+#[divan::bench(args = Matrix::all(&[DType::F32, DType::BF16, DType::F16], &[1, 512]), sample_count = 12)]
+fn linear_panels(bencher: Bencher<'_, '_>, c: Matrix) {
+    let bytes = weight(c.dtype, c.n * c.k);
+    let as_stored = WeightView { dtype: c.dtype, bytes: &bytes, rows: c.n, cols: c.k };
+    let size = c.n.div_ceil(panels::ROWS) * panels::panel_bytes(c.dtype, c.k);
+    let mut packed = vec![0.0f32; size / 4];
+    panels::pack_panels(c.isa, as_stored, bytemuck::cast_slice_mut(&mut packed));
+    let weights = vec![packed; c.copies(size)];
+    let x = floats(c.rows * c.k);
+    let mut y = vec![0.0; c.rows * c.n];
+    let mut turn = 0;
+    with(c.isa, |cx| {
+        let bencher = bencher.counter(ItemsCount::new(c.ops())).counter(BytesCount::new(size));
+        bencher.bench_local(|| {
+            turn = (turn + 1) % weights.len();
+            let p = Product {
+                weight: WeightView { bytes: bytemuck::cast_slice(&weights[turn]), ..as_stored },
+                bias: None,
+                x: RowsView::dense(&x, c.k),
+                y: OutView::dense(SharedMut::new(&mut y), c.n),
+                pairs: false,
+                panels: true,
+            };
+            // SAFETY: nobody else has the results.
+            unsafe { linear(cx, c.rows, 1, &|_| p) }.expect("no panic")
+        });
+    });
+}
+
 /// With activations in bf16, rounded before each product, as ops run it.
 #[divan::bench(args = Matrix::all(&[DType::BF16], &[1, 512]), sample_count = 12)]
 fn linear_bf16(bencher: Bencher<'_, '_>, c: Matrix) {
@@ -54,7 +84,7 @@ fn linear_bf16(bencher: Bencher<'_, '_>, c: Matrix) {
         bencher.bench_local(|| {
             turn = (turn + 1) % weights.len();
             let into = if pairs { &mut words } else { &mut rounded };
-            bf16::round(cx, (&x, c.k), pairs, into).expect("no panic");
+            bf16::round(cx, &x, c.k, pairs, into).expect("no panic");
             let width = if pairs { bf16::words(c.k) } else { c.k };
             let p = Product {
                 weight: WeightView { dtype: c.dtype, bytes: &weights[turn], rows: c.n, cols: c.k },

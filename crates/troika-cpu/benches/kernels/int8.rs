@@ -36,7 +36,7 @@ fn product(bencher: Bencher<'_, '_>, c: &Matrix, activations: ActivationFormat) 
         let bencher = bencher.counter(ItemsCount::new(c.ops()));
         bencher.counter(BytesCount::new(layout.bytes())).bench_local(|| {
             turn = (turn + 1) % weights.len();
-            quantize(cx, (ActivationRows::Plain(&x), c.k), &mut [(quantization, &mut q)])
+            quantize(cx, ActivationRows::Plain(&x), c.k, &mut [(quantization, &mut q)])
                 .expect("no panic");
             let product = Product {
                 weight: PackedView { layout, bytes: &weights[turn] },
@@ -60,7 +60,7 @@ fn quantize_rows(bencher: Bencher<'_, '_>, rows: usize) {
     with(Isa::detect(), |cx| {
         let bytes = BytesCount::new(rows * k * 4 + q.len() * 4);
         bencher.counter(bytes).bench_local(|| {
-            quantize(cx, (ActivationRows::Plain(&x), k), &mut [(quantization, &mut q)])
+            quantize(cx, ActivationRows::Plain(&x), k, &mut [(quantization, &mut q)])
                 .expect("no panic")
         });
     });

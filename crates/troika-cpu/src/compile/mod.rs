@@ -189,6 +189,11 @@ pub(crate) struct Executable {
 }
 
 impl Executable {
+    /// The slots of all bindings: inputs, states, outputs.
+    pub fn bound(&self) -> impl Iterator<Item = &usize> {
+        self.inputs.iter().chain(&self.states).chain(&self.outputs)
+    }
+
     /// The most bytes that a run needs, except for attention; `None` on overflow.
     pub fn scratch_bytes(&self, threads: usize) -> Option<u64> {
         let row = self.temp_floats.checked_add(self.work_floats)?.checked_add(self.work_words.0)?;
@@ -199,10 +204,7 @@ impl Executable {
 }
 
 /// Verifies and compiles a subgraph, so that kernels get consistent operands.
-pub(crate) fn compile(
-    (device, isa): (&str, Isa),
-    graph: &Subgraph,
-) -> Result<Executable, DeviceError> {
+pub(crate) fn compile(device: &str, isa: Isa, graph: &Subgraph) -> Result<Executable, DeviceError> {
     verify(graph)?;
     let mut c = Compiler { device, isa, graph, weights: Needs::default() };
     let ops = graph.nodes.iter().map(|n| c.compile_op(n)).collect::<Result<Vec<_>, _>>()?;
@@ -271,16 +273,16 @@ fn states_of(exe: &mut Executable, op: &CompiledOp) {
     }
 }
 
-/// Records the memory that experts of some columns and inner width need.
+/// Records the memory that experts of some inner width need.
 fn needs_of_experts(
     exe: &mut Executable,
     op: &CompiledOp,
-    (k, inter): (usize, usize),
+    inter: usize,
     activations: ActivationFormat,
     experts: usize,
 ) -> usize {
-    let top_k = exe.slots[op.inputs[1]].cols;
-    exe.work_floats = exe.work_floats.max(moe::floats((1, top_k), k, inter, activations));
+    let (k, top_k) = (exe.slots[op.inputs[0]].cols, exe.slots[op.inputs[1]].cols);
+    exe.work_floats = exe.work_floats.max(moe::floats(1, top_k, k, inter, activations));
     let words = moe::words(0, experts);
     exe.work_words = (exe.work_words.0.max(top_k), exe.work_words.1.max(words));
     moe::worker_floats()
@@ -313,8 +315,7 @@ fn needs(exe: &mut Executable, op: &CompiledOp) {
             exe.work_floats = exe.work_floats.max(each * kinds.len());
         }
         Code::PackedExperts { experts, inter, activations, .. } => {
-            let shape = (exe.slots[op.inputs[0]].cols, *inter);
-            worker = needs_of_experts(exe, op, shape, *activations, experts.len());
+            worker = needs_of_experts(exe, op, *inter, *activations, experts.len());
         }
         // As floats: without instructions for pairs, rounded activations stay floats.
         Code::Linear { bf16: true, .. } => {
@@ -322,8 +323,7 @@ fn needs(exe: &mut Executable, op: &CompiledOp) {
         }
         Code::Router(r) => worker = router::worker_floats(r),
         Code::Experts { experts, inter, activations, .. } => {
-            let shape = (exe.slots[op.inputs[0]].cols, *inter);
-            worker = needs_of_experts(exe, op, shape, *activations, experts.len());
+            worker = needs_of_experts(exe, op, *inter, *activations, experts.len());
         }
         _ => {}
     }

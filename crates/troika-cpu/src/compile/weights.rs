@@ -145,7 +145,8 @@ impl Loaded {
 
 /// Loads the weights of a graph for code of its shape.
 pub(crate) fn load(
-    (device, isa): (DeviceId, Isa),
+    device: DeviceId,
+    isa: Isa,
     code: &Arc<Executable>,
     graph: &Subgraph,
     source: &dyn WeightSource,

@@ -8,7 +8,7 @@ use troika_device::{
     Access, AccessError, Bindings, Claim, DeviceError, ForwardBatch, PagesView, Rect, Run, SpaceId,
     View,
 };
-use troika_graph::{DType, Dim};
+use troika_graph::Dim;
 
 use crate::compile::{Loaded, Place, ValueSlot};
 use crate::runtime::LINE;
@@ -37,10 +37,6 @@ type Named<'a> = (&'a ValueSlot, &'a str);
 /// The error for a submission that does not fit.
 pub(crate) fn misfit(exe: &Loaded, why: String) -> DeviceError {
     DeviceError::Submission { task: exe.name.clone(), why }
-}
-
-fn element_bytes(dtype: DType) -> usize {
-    dtype.block_bytes()
 }
 
 /// Checks that there are as many bindings as inputs, states and outputs.
@@ -96,9 +92,8 @@ pub(crate) fn locate(
     bound: &mut Vec<Rect>,
 ) -> Result<(), DeviceError> {
     bound.clear();
-    let slots = exe.code.inputs.iter().chain(&exe.code.states).chain(&exe.code.outputs);
     let first_output = exe.code.inputs.len() + exe.code.states.len();
-    for (i, (slot, view)) in slots.zip(views(&task.bindings)).enumerate() {
+    for (i, (slot, view)) in exe.code.bound().zip(views(&task.bindings)).enumerate() {
         let (slot, name) = (&exe.code.slots[*slot], exe.value_name(*slot));
         let space = view.buffer().space();
         if space != SpaceId::HOST && !spaces.contains(&space) {
@@ -122,7 +117,7 @@ fn views(b: &Bindings) -> impl Iterator<Item = &View> {
 
 /// The bytes of a state: all of the view, in whole rows.
 fn state(exe: &Loaded, (slot, name): Named<'_>, view: &View) -> Result<Rect, DeviceError> {
-    let row = slot.cols.saturating_mul(element_bytes(slot.dtype)).max(1);
+    let row = slot.cols.saturating_mul(slot.dtype.block_bytes()).max(1);
     if !view.rect().is_dense() {
         let why = format!("the rows of cache {name} lie apart in its view");
         return Err(misfit(exe, why));
@@ -140,7 +135,7 @@ fn rows(
     rows: usize,
 ) -> Result<Rect, DeviceError> {
     let r = view.rect();
-    let row = slot.cols.checked_mul(element_bytes(slot.dtype));
+    let row = slot.cols.checked_mul(slot.dtype.block_bytes());
     let (stride, fits) = if r.is_dense() {
         (row, row.and_then(|row| row.checked_mul(rows)).is_some_and(|n| n <= r.span().len()))
     } else {
@@ -163,7 +158,7 @@ fn rows(
 
 /// Checks alignment to whole elements.
 fn aligned(exe: &Loaded, (slot, name): Named<'_>, rect: Rect) -> Result<Rect, DeviceError> {
-    let size = element_bytes(slot.dtype);
+    let size = slot.dtype.block_bytes();
     if rect.offset().is_multiple_of(size) && rect.stride().is_multiple_of(size) {
         return Ok(rect);
     }
@@ -188,15 +183,8 @@ fn check_overlap(exe: &Loaded, b: &Bindings, bound: &[Rect]) -> Result<(), Devic
             let clash =
                 buffers[i] == buffer && (written(i) || written(j)) && bound[i].overlaps(&bound[j]);
             if clash {
-                let slots: SmallVec<[usize; INLINE]> = exe
-                    .code
-                    .inputs
-                    .iter()
-                    .chain(&exe.code.states)
-                    .chain(&exe.code.outputs)
-                    .copied()
-                    .collect();
-                let (a, b) = (exe.value_name(slots[i]), exe.value_name(slots[j]));
+                let name = |i| exe.code.bound().nth(i).map_or("", |slot| exe.value_name(*slot));
+                let (a, b) = (name(i), name(j));
                 return Err(misfit(exe, format!("values {a} and {b} overlap in memory")));
             }
         }
@@ -236,10 +224,10 @@ pub(crate) fn claim<'a>(
     }
     for (i, (view, rect)) in b.states.iter().zip(&bound[inputs..]).enumerate() {
         let slot = &exe.code.slots[exe.code.states[i]];
-        let row = slot.cols.saturating_mul(element_bytes(slot.dtype));
+        let row = slot.cols.saturating_mul(slot.dtype.block_bytes());
         pages.wanted.clear();
         for group in exe.code.state_groups.iter().filter(|g| g.0 == i).map(|g| g.1) {
-            pages.want(&task.forward, group, (rect, row), exe.code.state_written[i]);
+            pages.want(&task.forward, group, rect, row, exe.code.state_written[i]);
         }
         if !pages.wanted.is_empty() {
             claims.push(view.buffer().claim(&pages.wanted)?);
@@ -273,7 +261,8 @@ impl Pages {
         &mut self,
         step: &Arc<ForwardBatch>,
         group: usize,
-        (state, row): (&Rect, usize),
+        state: &Rect,
+        row: usize,
         written: bool,
     ) {
         if !self.step.as_ref().is_some_and(|s| Arc::ptr_eq(s, step)) {

@@ -62,7 +62,7 @@ impl Executor {
         self.machine.grow(exe, task, prepared.staging)?;
         let _claims = bindings::claim(exe, task, &prepared.bound, &mut self.pages)?;
         // SAFETY: the memory is that of these bindings, which were checked and are claimed.
-        unsafe { self.machine.run(exe, (task, prepared), next) }
+        unsafe { self.machine.run(exe, task, prepared, next) }
     }
 }
 
@@ -74,13 +74,15 @@ impl Machine {
     unsafe fn run(
         &mut self,
         exe: &Loaded,
-        (task, prepared): (&Run, &mut Prepared),
+        task: &Run,
+        prepared: &mut Prepared,
         next: Option<&Loaded>,
     ) -> Result<(), DeviceError> {
         let b = &*task.bindings;
         if prepared.moves != self.moves {
             prepared.moves = self.moves;
-            prepared.resolve(exe, task, (self.arena.as_mut_slice(), self.staging.as_mut_slice()));
+            let (arena, staging) = (self.arena.as_mut_slice(), self.staging.as_mut_slice());
+            prepared.resolve(exe, task, arena, staging);
         }
         let Prepared { bound, staged, memory, .. } = &*prepared;
         for s in staged.iter().filter(|s| s.binding < exe.code.inputs.len()) {
@@ -90,7 +92,7 @@ impl Machine {
         }
         for (i, op) in exe.code.ops.iter().enumerate() {
             // SAFETY: by the caller.
-            let done = unsafe { self.run_op(exe, op, (task, memory)) };
+            let done = unsafe { self.run_op(exe, op, task, memory) };
             done.map_err(|e| self.failure(exe, op, e))?;
             if task.rows <= select::PREFETCH_MAX_ROWS {
                 self.prefetch_weights(exe, i + 1, next);
@@ -166,7 +168,8 @@ impl Machine {
         &mut self,
         exe: &Loaded,
         op: &CompiledOp,
-        (task, memory): (&Run, &[Mem]),
+        task: &Run,
+        memory: &[Mem],
     ) -> Result<(), KernelError> {
         let scratch = self.scratch.as_mut_slice();
         let mut cx = Context {

@@ -142,7 +142,7 @@ impl Device for CpuDevice {
     }
 
     fn compile(&self, graph: &Subgraph) -> Result<Arc<Executable>, DeviceError> {
-        let code = compile::compile((&self.options.name, self.isa), graph)?;
+        let code = compile::compile(&self.options.name, self.isa, graph)?;
         let scratch_bytes = code.scratch_bytes(self.options.threads);
         let scratch_bytes = scratch_bytes.ok_or_else(|| DeviceError::Memory {
             what: format!("{} on device {}", graph.name, self.options.name),
@@ -163,7 +163,7 @@ impl Device for CpuDevice {
             let why = format!("{executable:?} is none of device {}", self.options.name);
             return Err(DeviceError::Submission { task: graph.name.clone(), why });
         };
-        let loaded = compile::load((self.id, self.isa), code, graph, weights)?;
+        let loaded = compile::load(self.id, self.isa, code, graph, weights)?;
         Ok(Arc::new(Weights::new(executable, loaded)))
     }
 
@@ -173,6 +173,6 @@ impl Device for CpuDevice {
         clock: Arc<dyn Clock>,
         done: SyncSender<Completion>,
     ) -> Result<Box<dyn Queue>, DeviceError> {
-        start(&self.options, self.isa, self.id, number, (clock, done))
+        start(&self.options, self.isa, self.id, number, clock, done)
     }
 }

@@ -1,18 +1,18 @@
 //! Runs one op: finds its operands and calls its kernel.
 
-use half::{bf16, f16};
 use smallvec::SmallVec;
 use troika_device::Run;
 use troika_graph::{Activation, ActivationFormat, DType};
 
 use crate::compile::{Code, CompiledOp, Loaded};
 use crate::device::bindings::Mem;
-use crate::kernels::elementwise::{Element, ElementRows, Floats, FloatsMut};
+use crate::kernels::elementwise::{Element, ElementRows, StridedOperands};
 use crate::kernels::kv::{CacheMut, CacheRef, CacheRows};
 use crate::kernels::linear::{OutView, Product, RowsView};
 use crate::kernels::norm::Norm;
 use crate::kernels::{
-    Context, KernelError, attention, elementwise, embed, int8, kv, linear, moe, norm, rope, router,
+    ByFloat, Context, KernelError, attention, elementwise, embed, int8, kv, linear, moe, norm,
+    rope, router,
 };
 use crate::runtime::{SharedMut, SharedRef};
 
@@ -21,6 +21,17 @@ pub(crate) struct Operands<'a> {
     pub exe: &'a Loaded,
     pub op: &'a CompiledOp,
     pub memory: &'a [Mem],
+}
+
+/// Memory with the floats of a type.
+macro_rules! of_type {
+    ($dtype:expr, $memory:expr) => {
+        match $dtype {
+            DType::F16 => ByFloat::F16($memory),
+            DType::BF16 => ByFloat::BF16($memory),
+            _ => ByFloat::F32($memory),
+        }
+    };
 }
 
 /// The parameters of a norm.
@@ -109,45 +120,7 @@ impl<'a> Operands<'a> {
     unsafe fn cache(&self, i: usize) -> CacheRef<'a> {
         let slot = self.op.states[i];
         // SAFETY: by the caller.
-        unsafe {
-            match self.exe.code.slots[slot].dtype {
-                DType::F16 => CacheRef::F16(self.shared::<f16>(slot)),
-                DType::BF16 => CacheRef::BF16(self.shared::<bf16>(slot)),
-                _ => CacheRef::F32(self.shared(slot)),
-            }
-        }
-    }
-
-    /// An input of any float type.
-    ///
-    /// # Safety
-    /// As for `read`.
-    unsafe fn typed(&self, i: usize) -> Floats<'a> {
-        let slot = self.op.inputs[i];
-        // SAFETY: by the caller.
-        unsafe {
-            match self.exe.code.slots[slot].dtype {
-                DType::F16 => Floats::F16(self.read(slot)),
-                DType::BF16 => Floats::BF16(self.read(slot)),
-                _ => Floats::F32(self.read(slot)),
-            }
-        }
-    }
-
-    /// A result of any float type.
-    ///
-    /// # Safety
-    /// As for `write`.
-    unsafe fn typed_mut(&self, i: usize) -> FloatsMut<'a> {
-        let slot = self.op.outputs[i];
-        // SAFETY: by the caller.
-        unsafe {
-            match self.exe.code.slots[slot].dtype {
-                DType::F16 => FloatsMut::F16(self.write(slot)),
-                DType::BF16 => FloatsMut::BF16(self.write(slot)),
-                _ => FloatsMut::F32(self.write(slot)),
-            }
-        }
+        unsafe { of_type!(self.exe.code.slots[slot].dtype, self.shared(slot)) }
     }
 
     /// Runs the op.
@@ -179,8 +152,8 @@ impl<'a> Operands<'a> {
                     self.linear(cx, task.rows, work.floats)
                 }
                 Code::Rope(r) => {
-                    let x = (self.input(0), self.input(1));
-                    rope::rope(cx, r, &task.forward, x, (self.output(0), self.cols(0)))
+                    let (x, positions) = (self.input(0), self.input(1));
+                    rope::rope(cx, r, &task.forward, x, positions, self.output(0))
                 }
                 Code::KvAppend(k) => self.append(cx, task, k),
                 Code::Attention { op, sinks } => {
@@ -238,9 +211,15 @@ impl<'a> Operands<'a> {
                 let slot = self.op.inputs[i];
                 ElementRows { data: self.shared(slot), stride: stride(slot) }
             };
-            let b = (self.op.inputs.len() > 1).then(|| operand(1));
-            let shape = (rows, self.exe.code.slots[y].cols);
-            elementwise::elementwise_rows(cx, op, shape, (operand(0), b), (self.part(y), stride(y)))
+            let operands = StridedOperands {
+                rows,
+                cols: self.exe.code.slots[y].cols,
+                a: operand(0),
+                b: (self.op.inputs.len() > 1).then(|| operand(1)),
+                y: self.part(y),
+                stride: stride(y),
+            };
+            elementwise::elementwise_rows(cx, op, operands)
         }
     }
 
@@ -259,17 +238,19 @@ impl<'a> Operands<'a> {
                     self.output(0),
                     self.cols(0),
                 ),
-                Code::Convert => elementwise::convert(cx, self.typed(0), self.typed_mut(0)),
+                Code::Convert => {
+                    let dtype = |slot: usize| self.exe.code.slots[slot].dtype;
+                    let x = of_type!(dtype(self.op.inputs[0]), self.input(0));
+                    let y = of_type!(dtype(self.op.outputs[0]), self.output(0));
+                    elementwise::convert(cx, x, y)
+                }
                 Code::SliceCols(s) => {
                     elementwise::slice_cols(cx, *s, self.input(0), self.output(0), self.cols(0))
                 }
-                Code::ConcatCols { groups } => elementwise::concat_cols(
-                    cx,
-                    *groups,
-                    (self.input(0), self.cols(0)),
-                    (self.input(1), self.cols(1)),
-                    self.output(0),
-                ),
+                Code::ConcatCols { groups } => {
+                    let (a, b, cols) = (self.input(0), self.input(1), [self.cols(0), self.cols(1)]);
+                    elementwise::concat_cols(cx, *groups, a, b, cols, self.output(0))
+                }
                 _ => Ok(()),
             }
         }
@@ -290,7 +271,7 @@ impl<'a> Operands<'a> {
         let output = |i| unsafe { self.result(i) };
         match &self.op.code {
             Code::Linear { weights, bf16 } => {
-                let input = linear::Input::new(cx, (x, k), *bf16, work)?;
+                let input = linear::Input::new(cx, x, k, *bf16, work)?;
                 let outputs: SmallVec<[_; 3]> = (0..weights.len()).map(output).collect();
                 let product = |i: usize| {
                     let (weight, bias) = weights[i];
@@ -344,7 +325,7 @@ impl<'a> Operands<'a> {
         let mut to: SmallVec<[_; 2]> = kinds.iter().copied().zip(room).collect();
         // SAFETY: by the caller.
         let x = unsafe { self.rows_of(before.as_deref()) };
-        int8::quantize(cx, (x, k), &mut to)?;
+        int8::quantize(cx, x, k, &mut to)?;
         drop(to);
         let work = &*work;
         let mut products: SmallVec<[int8::Product<'_>; 3]> = SmallVec::new();
@@ -391,12 +372,9 @@ impl<'a> Operands<'a> {
         let slot = self.op.states[0];
         // SAFETY: by the caller.
         unsafe {
-            let cache = match self.exe.code.slots[slot].dtype {
-                DType::F16 => CacheMut::F16(CacheRows::shared(self.part(slot))),
-                DType::BF16 => CacheMut::BF16(CacheRows::shared(self.part(slot))),
-                _ => CacheMut::F32(CacheRows::shared(self.part(slot))),
-            };
-            let done = kv::append(cx, &task.forward, k.page_group, (self.input(0), k.width), cache);
+            let dtype = self.exe.code.slots[slot].dtype;
+            let cache: CacheMut<'_> = of_type!(dtype, CacheRows::shared(self.part(slot)));
+            let done = kv::append(cx, &task.forward, k.page_group, self.input(0), k.width, cache);
             done.map_err(|e| match e {
                 KernelError::Operand(why) => {
                     KernelError::Operand(format!("{}: {why}", self.exe.value_name(slot)))
@@ -419,8 +397,8 @@ impl<'a> Operands<'a> {
         // SAFETY: by the caller.
         unsafe {
             let ids = self.input::<i32>(1);
-            let shape = (ids.len() / top_k.max(1), top_k);
-            let floats = &mut work.floats[..moe::floats(shape, k, inter, activations)];
+            let rows = ids.len() / top_k.max(1);
+            let floats = &mut work.floats[..moe::floats(rows, top_k, k, inter, activations)];
             let words = &mut work.words[..moe::words(ids.len(), experts)];
             let (x, weights) = (self.input(0), self.input(2));
             let x = moe::Operands {

@@ -31,12 +31,7 @@ pub(crate) struct Prepared {
 
 impl Prepared {
     /// Finds every value's memory: bound, in the arena, or staged.
-    pub fn resolve(
-        &mut self,
-        exe: &Loaded,
-        task: &Run,
-        (arena, staging): (&mut [f32], &mut [f32]),
-    ) {
+    pub fn resolve(&mut self, exe: &Loaded, task: &Run, arena: &mut [f32], staging: &mut [f32]) {
         let (inputs, states) = (exe.code.inputs.len(), exe.code.states.len());
         self.memory.clear();
         for slot in &exe.code.slots {

@@ -35,7 +35,8 @@ pub(crate) fn start(
     isa: Isa,
     id: DeviceId,
     number: usize,
-    (clock, done): (Arc<dyn Clock>, SyncSender<Completion>),
+    clock: Arc<dyn Clock>,
+    done: SyncSender<Completion>,
 ) -> Result<Box<dyn Queue>, DeviceError> {
     let device = options.name.clone();
     let no_thread = |e: std::io::Error| DeviceError::System {
@@ -116,7 +117,7 @@ impl Worker {
     /// Runs a list.
     fn complete(&mut self, list: CommandList) -> Completion {
         let tasks = &mut self.tasks;
-        list.run(self.number, (&*self.clock, &mut self.learnt), |task, next| match &task.work {
+        list.run(self.number, &*self.clock, &mut self.learnt, |task, next| match &task.work {
             Work::Run(run) => tasks.run(run, next),
             Work::Copy(copy) => Ok(copy.from.copy_to(&copy.to)?),
             Work::Host(host) => host.run(&tasks.device),

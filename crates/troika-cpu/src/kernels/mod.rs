@@ -1,5 +1,5 @@
 //! Kernels, a folder per op. `mod.rs` holds the driver that cuts the op into parts and the
-//! kernel over [`simd::Lanes`]; `scalar.rs` the plain reference everything is checked against;
+//! kernel over [`simd::Lanes`], which tests check against a plain reference;
 //! files named after an instruction set (`avx2.rs`, ...) what is written for that set alone.
 //! [`instructions`](crate::machine::instructions) lets such a file run on machines without the set, in tests.
 
@@ -22,6 +22,29 @@ use troika_graph::{ActivationFormat, DType};
 
 use crate::machine::{Isa, Multiply};
 use crate::runtime::{Panicked, PerWorker, Pool, SharedMut};
+
+/// Something of floats, by their type.
+#[derive(Clone, Copy, Debug)]
+pub enum ByFloat<A, B, C> {
+    /// Single precision.
+    F32(A),
+    /// Half precision.
+    F16(B),
+    /// Half precision with the range of f32.
+    BF16(C),
+}
+
+/// The same expression for floats of any type.
+macro_rules! for_floats {
+    ($of:expr, $x:ident => $code:expr) => {
+        match $of {
+            $crate::kernels::ByFloat::F32($x) => $code,
+            $crate::kernels::ByFloat::F16($x) => $code,
+            $crate::kernels::ByFloat::BF16($x) => $code,
+        }
+    };
+}
+pub(crate) use for_floats;
 
 /// Why a kernel did not finish.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -58,7 +81,8 @@ impl Context<'_> {
     /// `work(scratch, rows, their elements)` for every part.
     pub(crate) fn run_rows<T: Send>(
         &mut self,
-        (out, width): (&mut [T], usize),
+        out: &mut [T],
+        width: usize,
         step: usize,
         work: impl Fn(&mut [f32], Range<usize>, &mut [T]) + Sync,
     ) -> Result<(), KernelError> {

@@ -173,31 +173,23 @@ pub fn cores() -> usize {
 /// The CPU features of this machine that kernels use, separated by commas.
 pub fn features() -> String {
     let mut found: Vec<&str> = Vec::new();
+    #[allow(unused_macros)]
+    macro_rules! list {
+        ($detected:ident: $($f:tt),*) => {
+            $(if std::arch::$detected!($f) { found.push($f); })*
+        };
+    }
     #[cfg(target_arch = "x86_64")]
     {
-        macro_rules! list {
-            ($($f:tt),*) => {
-                $(if std::arch::is_x86_feature_detected!($f) { found.push($f); })*
-            };
-        }
-        list!("avx2", "fma", "f16c", "avxvnni", "avx512f", "avx512bw", "avx512dq", "avx512vl");
-        list!("avx512vnni", "avx512bf16", "avx512fp16");
+        list!(is_x86_feature_detected: "avx2", "fma", "f16c", "avxvnni", "avx512f", "avx512bw");
+        list!(is_x86_feature_detected: "avx512dq", "avx512vl", "avx512vnni", "avx512bf16");
+        list!(is_x86_feature_detected: "avx512fp16");
         let amx = Amx::detect();
-        for (name, has) in [("amx_int8", amx.int8), ("amx_bf16", amx.bf16)] {
-            if has {
-                found.push(name);
-            }
-        }
+        found.extend(amx.int8.then_some("amx_int8"));
+        found.extend(amx.bf16.then_some("amx_bf16"));
     }
     #[cfg(target_arch = "aarch64")]
-    {
-        macro_rules! list {
-            ($($f:tt),*) => {
-                $(if std::arch::is_aarch64_feature_detected!($f) { found.push($f); })*
-            };
-        }
-        list!("neon", "dotprod", "i8mm", "fp16", "bf16");
-    }
+    list!(is_aarch64_feature_detected: "neon", "dotprod", "i8mm", "fp16", "bf16");
     if found.is_empty() {
         found.push("none");
     }

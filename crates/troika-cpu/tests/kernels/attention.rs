@@ -102,7 +102,7 @@ fn reference(x: Operands<'_>) -> Vec<f32> {
     for s in &x.forward.seqs {
         for (row, head) in s.rows.clone().flat_map(|r| (0..heads).map(move |h| (r, h))) {
             let out = &mut y[(row * heads + head) * v_dim..][..v_dim];
-            attention::scalar::line(&x, s, row, head, out);
+            crate::reference::attention_line(&x, s, row, head, out);
         }
     }
     y

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use half::{bf16, f16};
 use proptest::prelude::*;
 use troika_cpu::kernels::elementwise::{
-    self, Element, ElementRows, Floats, FloatsMut, Slice, scalar,
+    self, Element, ElementRows, Floats, FloatsMut, Slice, StridedOperands,
 };
 use troika_cpu::kernels::linear::WeightView;
 use troika_cpu::kernels::norm::{self, Norm};
@@ -13,7 +13,7 @@ use troika_cpu::{SharedMut, SharedRef};
 use troika_device::{ForwardBatch, PageTable, SeqRows};
 use troika_graph::{Activation, DType, Rope, RopeFreqs, RopeStyle, blocks};
 
-use crate::{Random, close, on_each_isa};
+use crate::{Random, close, on_each_isa, reference};
 
 const ELEMENTS: [Element; 12] = [
     Element::Activate(Activation::Silu),
@@ -46,7 +46,7 @@ proptest! {
         let (a, b) = (&a[1..], &b[1..]);
         let two = matches!(op, Element::Gate(_) | Element::Add);
         let want: Vec<f32> =
-            a.iter().zip(b).map(|(a, b)| scalar::element(op, *a, *b)).collect();
+            a.iter().zip(b).map(|(a, b)| reference::element(op, *a, *b)).collect();
         on_each_isa(2, |cx| {
             let mut y = vec![f32::NAN; n];
             elementwise::elementwise(cx, op, a, two.then_some(b), &mut y).unwrap();
@@ -80,13 +80,10 @@ proptest! {
                 data: SharedRef::new(x),
                 stride: cols + gap,
             });
-            let (shape, operands) = ((rows, cols), (a, two.then_some(b)));
+            let (b, to) = (two.then_some(b), SharedMut::new(&mut y));
+            let operands = StridedOperands { rows, cols, a, b, y: to, stride };
             // SAFETY: the slices are this test's own.
-            let done = unsafe {
-                let y = (SharedMut::new(&mut y), stride);
-                elementwise::elementwise_rows(cx, op, shape, operands, y)
-            };
-            done.unwrap();
+            unsafe { elementwise::elementwise_rows(cx, op, operands) }.unwrap();
             assert_eq!(pick(&y, gaps[2]), want, "{op:?}");
             for row in y.chunks(stride) {
                 assert!(row[cols..].iter().all(|x| *x == -7.0), "{op:?}");
@@ -143,7 +140,7 @@ proptest! {
         };
         let mut want = vec![0.0; x.len()];
         for (x, y) in x.chunks(group).zip(want.chunks_mut(group)) {
-            norm::scalar::norm(n, x, y);
+            reference::norm(n, x, y);
         }
         on_each_isa(2, |cx| {
             let mut y = vec![f32::NAN; x.len()];
@@ -188,12 +185,12 @@ proptest! {
         let positions: Vec<i32> = (0..rows).map(|i| (start + i) as i32).collect();
         on_each_isa(2, |cx| {
             let mut y = vec![f32::NAN; x.len()];
-            rope::rope(cx, &op, &forward, (&x, &positions), (&mut y, cols)).unwrap();
+            rope::rope(cx, &op, &forward, &x, &positions, &mut y).unwrap();
             for (i, (x, y)) in x.chunks(op.head_dim).zip(y.chunks(op.head_dim)).enumerate() {
                 let row = i / heads;
                 let f = if row < cut { &op.freqs } else { &op.long.as_ref().unwrap().0 };
                 let mut want = vec![0.0; op.head_dim];
-                rope::scalar::head(&op, f, positions[row], x, &mut want);
+                reference::rope_head(&op, f, positions[row], x, &mut want);
                 close(y, &want, 1e-6, "rope");
             }
         });
@@ -217,17 +214,17 @@ proptest! {
         ] };
         let x = r.floats((a + b) * width);
         let mut want = vec![0.0; 40 * width];
-        kv::scalar::append(&forward, 1, &x, width, &mut want);
+        reference::append(&forward, 1, &x, width, &mut want);
         on_each_isa(3, |cx| {
             let mut got = vec![0.0; 40 * width];
-            kv::append(cx, &forward, 1, (&x, width), kv::CacheMut::f32(&mut got)).unwrap();
+            kv::append(cx, &forward, 1, &x, width, kv::CacheMut::f32(&mut got)).unwrap();
             assert_eq!(got, want);
             let mut got = vec![half::f16::ZERO; 40 * width];
-            kv::append(cx, &forward, 1, (&x, width), kv::CacheMut::f16(&mut got)).unwrap();
+            kv::append(cx, &forward, 1, &x, width, kv::CacheMut::f16(&mut got)).unwrap();
             let rounded: Vec<_> = want.iter().map(|x| half::f16::from_f32(*x)).collect();
             assert_eq!(got, rounded);
             let mut small = vec![0.0; width];
-            let short = kv::append(cx, &forward, 1, (&x, width), kv::CacheMut::f32(&mut small));
+            let short = kv::append(cx, &forward, 1, &x, width, kv::CacheMut::f32(&mut small));
             assert!(matches!(short, Err(KernelError::Operand(_))));
         });
     }
@@ -289,7 +286,7 @@ fn columns_are_sliced_and_joined() {
         elementwise::slice_cols(cx, s, &x, &mut y, 12).unwrap();
         assert_eq!(y, [1.0, 2.0, 7.0, 8.0, 13.0, 14.0, 19.0, 20.0]);
         let mut z = vec![0.0; 32];
-        elementwise::concat_cols(cx, 2, (&y, 4), (&x, 12), &mut z).unwrap();
+        elementwise::concat_cols(cx, 2, &y, &x, [4, 12], &mut z).unwrap();
         assert_eq!(&z[..8], [1.0, 2.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
         assert_eq!(&z[8..10], [7.0, 8.0]);
         let mut y = vec![0.0; 4];

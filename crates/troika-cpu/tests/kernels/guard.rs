@@ -219,7 +219,7 @@ fn products_of_pairs_stay_inside() {
             let bytes = Guarded::new(&bytes, edge);
             let width = linear::bf16::words(k);
             let mut words = empty(rows * width, edge);
-            linear::bf16::round(cx, (&x, k), true, &mut words).unwrap();
+            linear::bf16::round(cx, &x, k, true, &mut words).unwrap();
             let w = WeightView { dtype: DType::BF16, bytes: &bytes, rows: n, cols: k };
             let packed = packed(cx.isa, w, edge);
             let registers = linear::bf16::Instruction::Registers;
@@ -266,7 +266,7 @@ fn products_of_bytes_stay_inside() {
                 ];
                 for from in made {
                     let mut q = empty(rows * width, edge);
-                    int8::quantize(cx, (from, k), &mut [(quantization, &mut q)]).unwrap();
+                    int8::quantize(cx, from, k, &mut [(quantization, &mut q)]).unwrap();
                     let mut y = empty(rows * n, edge);
                     let product = int8::Product {
                         weight: PackedView { layout, bytes: &packed },
@@ -326,7 +326,7 @@ fn experts_stay_inside() {
                 weights,
                 top_k,
             };
-            let mut floats = empty(moe::floats((rows, top_k), k, inter, activations), edge);
+            let mut floats = empty(moe::floats(rows, top_k, k, inter, activations), edge);
             let mut words = Guarded::new(&vec![u32::MAX; moe::words(ids.len(), experts)], edge);
             let mut y = empty(rows * k, edge);
             let memory = Memory { floats: &mut floats, words: &mut words };
@@ -376,7 +376,7 @@ fn packed_experts_stay_inside() {
                 weights,
                 top_k,
             };
-            let mut floats = empty(moe::floats((rows, top_k), k, inter, activations), edge);
+            let mut floats = empty(moe::floats(rows, top_k, k, inter, activations), edge);
             let mut words = Guarded::new(&vec![u32::MAX; moe::words(ids.len(), experts)], edge);
             let mut y = empty(rows * k, edge);
             let memory = Memory { floats: &mut floats, words: &mut words };
@@ -469,9 +469,9 @@ fn appending_stays_inside() {
                 Guarded::new(&vec![f16::NAN; cached * width], edge),
                 Guarded::new(&vec![bf16::NAN; cached * width], edge),
             );
-            kv::append(cx, &forward, 0, (&x, width), CacheMut::f32(&mut a)).unwrap();
-            kv::append(cx, &forward, 0, (&x, width), CacheMut::f16(&mut b)).unwrap();
-            kv::append(cx, &forward, 0, (&x, width), CacheMut::bf16(&mut c)).unwrap();
+            kv::append(cx, &forward, 0, &x, width, CacheMut::f32(&mut a)).unwrap();
+            kv::append(cx, &forward, 0, &x, width, CacheMut::f16(&mut b)).unwrap();
+            kv::append(cx, &forward, 0, &x, width, CacheMut::bf16(&mut c)).unwrap();
             let new = pos * width..;
             assert_eq!(a[new.clone()], x[..]);
             assert!(b[new.clone()].iter().zip(&*x).all(|(b, x)| *b == f16::from_f32(*x)));
@@ -521,7 +521,7 @@ fn norms_and_elements_stay_inside() {
             elementwise::sigmoid_gate(cx, &a, &gates, &mut y, cols).unwrap();
             finite(&y, &(cx.isa, cols, edge));
             let mut y = empty(2 * rows * cols, edge);
-            elementwise::concat_cols(cx, 1, (&a, cols), (&b, cols), &mut y).unwrap();
+            elementwise::concat_cols(cx, 1, &a, &b, [cols, cols], &mut y).unwrap();
             finite(&y, &(cx.isa, cols, edge));
             let slice = Slice { group: cols, start: cols / 2, len: cols - cols / 2 };
             let mut y = empty(rows * slice.len, edge);
@@ -545,7 +545,7 @@ fn ropes_routers_and_embeddings_stay_inside() {
                 let (x, positions) = (Guarded::new(&x, edge), Guarded::new(&[0, 7, 900], edge));
                 let mut y = empty(rows * cols, edge);
                 let forward = sequence(0, rows);
-                rope::rope(cx, &op, &forward, (&x, &positions), (&mut y, cols)).unwrap();
+                rope::rope(cx, &op, &forward, &x, &positions, &mut y).unwrap();
                 finite(&y, &(cx.isa, heads, head_dim, style, edge));
             });
         }

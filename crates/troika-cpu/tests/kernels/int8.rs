@@ -7,7 +7,7 @@ use troika_cpu::kernels::int8::{
     ActivationRows, DTYPES, KINDS, Layout, PackedView, Product, Quantization, floats, linear,
     quantize, scalar,
 };
-use troika_cpu::kernels::linear::{self as wide, OutView, RowsView, WeightView};
+use troika_cpu::kernels::linear::{OutView, RowsView, WeightView};
 use troika_cpu::kernels::moe;
 use troika_cpu::kernels::norm::{self, Norm};
 use troika_cpu::{Isa, SharedMut};
@@ -26,7 +26,7 @@ fn run(
     let rows = x.len() / k;
     let mut q = vec![f32::NAN; rows * floats(k)];
     let quantization = Quantization::of(dtype, activations);
-    quantize(cx, (ActivationRows::Plain(x), k), &mut [(quantization, &mut q)]).unwrap();
+    quantize(cx, ActivationRows::Plain(x), k, &mut [(quantization, &mut q)]).unwrap();
     let mut y = vec![f32::NAN; rows * n];
     let product = Product {
         weight: w,
@@ -94,7 +94,7 @@ proptest! {
         let packed = [vec![0], layout.pack(&bytes, 2)].concat();
         let packed = PackedView { layout, bytes: &packed[1..] };
         let mut want = vec![0.0; rows * n];
-        scalar::linear(view, b, (x, activations), &mut want);
+        scalar::linear(view, b, x, activations, &mut want);
         on_each_isa(2, |cx| {
             let got = run(cx, packed, b, (x, activations));
             for (i, (g, w)) in got.iter().zip(&want).enumerate() {
@@ -121,7 +121,7 @@ proptest! {
         let layout = Layout::new(dtype, n, k).unwrap();
         let packed = layout.pack(&bytes, 1);
         let mut want = vec![0.0; rows * n];
-        wide::scalar::linear(view, None, &x, &mut want);
+        crate::reference::linear(view, None, &x, &mut want);
         let mut w = vec![0.0; n * k];
         troika_graph::blocks::dequantize(dtype, &bytes, &mut w);
         let packed = PackedView { layout, bytes: &packed };
@@ -243,7 +243,7 @@ impl Experts {
             let bytes = &self.raw[e][i][..];
             let mut y = vec![0.0; n];
             let w = WeightView { dtype: self.dtype, bytes, rows: n, cols: k };
-            scalar::linear(w, None, (x, self.activations), &mut y);
+            scalar::linear(w, None, x, self.activations, &mut y);
             y
         };
         let (gate, up) = (product(0, self.inter, self.k, x), product(1, self.inter, self.k, x));
@@ -287,7 +287,7 @@ fn experts_are_the_reference_to_the_bit() {
                 y.iter_mut().zip(&down).for_each(|(y, d)| *y += weights[pair] * d);
             }
             on_each_isa(2, |cx| {
-                let mut floats = vec![f32::NAN; moe::floats((rows, top_k), k, inter, activations)];
+                let mut floats = vec![f32::NAN; moe::floats(rows, top_k, k, inter, activations)];
                 let mut words = vec![u32::MAX; moe::words(ids.len(), 5)];
                 let mut y = vec![f32::NAN; rows * k];
                 let memory = moe::Memory { floats: &mut floats, words: &mut words };
@@ -318,7 +318,7 @@ fn made_while_quantizing(kinds: [Quantization; 2]) {
     let each = rows * floats(k);
     let bits = |cx: &mut Context<'_>, from: ActivationRows<'_>| {
         let (mut a, mut b) = (vec![0.0; each], vec![0.0; each]);
-        quantize(cx, (from, k), &mut [(kinds[0], &mut a), (kinds[1], &mut b)]).unwrap();
+        quantize(cx, from, k, &mut [(kinds[0], &mut a), (kinds[1], &mut b)]).unwrap();
         a.extend(b);
         a.into_iter().map(f32::to_bits).collect::<Vec<_>>()
     };

@@ -1,8 +1,6 @@
 use proptest::prelude::*;
 use troika_cpu::kernels::Context;
-use troika_cpu::kernels::linear::{
-    OutView, Product, RowsView, WeightView, bf16, linear, panels, scalar,
-};
+use troika_cpu::kernels::linear::{OutView, Product, RowsView, WeightView, bf16, linear, panels};
 use troika_cpu::{Isa, SharedMut};
 use troika_graph::{DType, blocks};
 
@@ -57,14 +55,14 @@ pub fn run(cx: &mut Context<'_>, w: WeightView<'_>, b: Option<&[f32]>, x: &[f32]
 fn check(cx: &mut Context<'_>, w: WeightView<'_>, b: Option<&[f32]>, x: &[f32]) -> Vec<f32> {
     let got = run(cx, w, b, x);
     let mut want = vec![0.0; got.len()];
-    scalar::linear(w, b, x, &mut want);
+    crate::reference::linear(w, b, x, &mut want);
     let mut size = vec![0.0; got.len()];
     let mut wide = vec![0.0; w.rows * w.cols];
     blocks::dequantize(w.dtype, w.bytes, &mut wide);
     let wide: Vec<u8> = wide.iter().flat_map(|w| w.abs().to_le_bytes()).collect();
     let abs: Vec<f32> = x.iter().map(|x| x.abs()).collect();
     let wide = WeightView { dtype: DType::F32, bytes: &wide, ..w };
-    scalar::linear(wide, None, &abs, &mut size);
+    crate::reference::linear(wide, None, &abs, &mut size);
     for i in 0..got.len() {
         let bias = b.map_or(0.0, |b| b[i % w.rows].abs());
         let tol = 1e-6 * (size[i] + bias) + 1e-30;
@@ -197,7 +195,7 @@ fn heads_are_products_of_slices() {
         unsafe { linear(cx, rows, heads, &product) }.unwrap();
         for (row, head) in (0..rows).flat_map(|r| (0..heads).map(move |h| (r, h))) {
             let mut want = vec![0.0; n];
-            scalar::linear(w(head), None, &x[(row * heads + head) * k..][..k], &mut want);
+            crate::reference::linear(w(head), None, &x[(row * heads + head) * k..][..k], &mut want);
             crate::close(&y[(row * heads + head) * n..][..n], &want, 1e-5, "head");
         }
     });
@@ -212,7 +210,7 @@ fn run_pairs(
 ) -> Vec<f32> {
     let rows = x.len() / w.cols;
     let mut words = vec![f32::NAN; rows * bf16::words(w.cols)];
-    bf16::round(cx, (x, w.cols), true, &mut words).unwrap();
+    bf16::round(cx, x, w.cols, true, &mut words).unwrap();
     let mut y = vec![f32::NAN; rows * w.rows];
     let out = OutView::dense(SharedMut::new(&mut y), w.rows);
     let x = RowsView::dense(&words, bf16::words(w.cols));
@@ -250,7 +248,7 @@ proptest! {
             bytes.as_chunks::<2>().0.iter().map(|b| half::bf16::from_le_bytes(*b)).collect();
         on_each_isa(2, |cx| {
             let mut want = vec![0.0; rows * n];
-            bf16::scalar::linear(bf16::instruction(cx.isa), &weight, b, (&x, k), &mut want);
+            crate::reference::bf16_linear(bf16::instruction(cx.isa), &weight, b, &x, k, &mut want);
             let got = run_pairs(cx, (w, false), b, &x);
             let same = got.iter().zip(&want).all(|(g, w)| g.to_bits() == w.to_bits());
             assert!(same, "{}: {rows} rows, {n}x{k}", cx.isa.name());
@@ -375,7 +373,7 @@ fn pairs_of_bf16_of_an_index() {
     on_each_isa(2, |cx| {
         let width = bf16::words(k);
         let mut words = vec![f32::NAN; rows * width];
-        bf16::round(cx, (&x, k), true, &mut words).unwrap();
+        bf16::round(cx, &x, k, true, &mut words).unwrap();
         let mut y = vec![f32::NAN; rows * n];
         let out = OutView::dense(SharedMut::new(&mut y), n);
         let (index, dense) = (Some(&index[..]), RowsView::dense(&words, width));
@@ -397,9 +395,9 @@ fn which_sets_multiply_pairs_natively() {
         // Rounding: ties to even, infinities and NaN kept, without the products the same numbers.
         let x = [257.0 / 256.0, 259.0 / 256.0, -0.0, f32::INFINITY, f32::NAN, 3.4e38, 1e-40, 0.1];
         let mut pairs = [0.0f32; 4];
-        bf16::round(cx, (&x, 8), true, &mut pairs).unwrap();
+        bf16::round(cx, &x, 8, true, &mut pairs).unwrap();
         let mut floats = [0.0f32; 8];
-        bf16::round(cx, (&x, 8), false, &mut floats).unwrap();
+        bf16::round(cx, &x, 8, false, &mut floats).unwrap();
         for (i, x) in x.iter().enumerate() {
             let got = (pairs[i / 2].to_bits() >> (i % 2 * 16)) as u16;
             let want = half::bf16::from_f32(*x);

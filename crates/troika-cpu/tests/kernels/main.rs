@@ -11,6 +11,7 @@ mod guard;
 mod int8;
 mod linear;
 mod moe;
+mod reference;
 mod router;
 mod threads;
 

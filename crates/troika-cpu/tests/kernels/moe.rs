@@ -41,8 +41,8 @@ fn run(
     cx: &mut Context<'_>,
     x: Operands<'_, Expert<'_, WeightView<'_>>>,
 ) -> Result<Vec<f32>, KernelError> {
-    let shape = (x.ids.len() / x.top_k, x.top_k);
-    let mut floats = vec![f32::NAN; moe::floats(shape, x.k, x.inter, x.activations)];
+    let rows = x.ids.len() / x.top_k;
+    let mut floats = vec![f32::NAN; moe::floats(rows, x.top_k, x.k, x.inter, x.activations)];
     let mut words = vec![u32::MAX; moe::words(x.ids.len(), x.experts)];
     let mut y = vec![f32::NAN; x.x.len()];
     let memory = Memory { floats: &mut floats, words: &mut words };
@@ -96,7 +96,7 @@ proptest! {
             top_k,
         };
         let mut want = vec![0.0; rows * k];
-        moe::scalar::experts(&x, &mut want);
+        crate::reference::experts(&x, &mut want);
         let scale = want.iter().fold(1.0f32, |m, w| m.max(w.abs()));
         on_each_isa(2, |cx| {
             let got = run(cx, x).unwrap();

@@ -108,7 +108,7 @@ impl Device for Fake {
                 Work::Run(run) => hook(run, task.tag),
                 Work::Copy(_) => Ok(()),
             };
-            list.run(number, (&*clock, learnt), run)
+            list.run(number, &*clock, learnt, run)
         };
         let run: RunList = Arc::new(run);
         let here = self.here.then(|| run.clone());

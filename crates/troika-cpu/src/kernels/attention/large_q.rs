@@ -86,7 +86,8 @@ pub(super) unsafe fn pack_keys<A: Mac, S: RowReader>(
     t: &mut PackedLines<'_>,
     block: &KeyBlock,
     keys: *const u8,
-    (k_dim, range): (usize, std::ops::Range<usize>),
+    k_dim: usize,
+    range: std::ops::Range<usize>,
 ) {
     let n = A::V::N;
     let width = ACROSS * n;
@@ -101,10 +102,10 @@ pub(super) unsafe fn pack_keys<A: Mac, S: RowReader>(
                 std::array::from_fn(|i| keys.add(block.k[key + i.min(n - 1)]));
             let whole = k_dim / (n * S::COLS);
             for j in 0..whole {
-                pack_square::<A, S, false>(&rows, (j, steps), k_dim, to);
+                pack_square::<A, S, false>(&rows, j, steps, k_dim, to);
             }
             if whole < steps {
-                pack_square::<A, S, true>(&rows, (whole, steps), k_dim, to);
+                pack_square::<A, S, true>(&rows, whole, steps, k_dim, to);
             }
         }
         key += n;
@@ -118,7 +119,8 @@ pub(super) unsafe fn pack_keys<A: Mac, S: RowReader>(
 #[inline(always)]
 unsafe fn pack_square<A: Mac, S: RowReader, const TAIL: bool>(
     rows: &[*const u8; MAX_LANES],
-    (j, steps): (usize, usize),
+    j: usize,
+    steps: usize,
     k_dim: usize,
     to: *mut f32,
 ) {
@@ -162,7 +164,8 @@ pub(super) unsafe fn pack_values<A: Mac, S: RowReader>(
     t: &mut PackedLines<'_>,
     block: &KeyBlock,
     values: *const u8,
-    (v_dim, range): (usize, std::ops::Range<usize>),
+    v_dim: usize,
+    range: std::ops::Range<usize>,
 ) {
     let n = A::V::N;
     let width = ACROSS * n;
@@ -312,11 +315,11 @@ unsafe fn score_tile<A: Mac, const P: usize>(t: &mut PackedLines<'_>, line: usiz
             let whole = steps / UNROLL * UNROLL;
             for i in (0..whole).step_by(UNROLL) {
                 for i in i..i + UNROLL {
-                    score_step::<A, P>(&mut acc, (q, next_q), (k, next_k), i);
+                    score_step::<A, P>(&mut acc, q, next_q, k, next_k, i);
                 }
             }
             for i in whole..steps {
-                score_step::<A, P>(&mut acc, (q, next_q), (k, next_k), i);
+                score_step::<A, P>(&mut acc, q, next_q, k, next_k, i);
             }
             (q, k) = (q.add(P * next_q), k.add(P * next_k));
             sum = acc[0];
@@ -347,8 +350,10 @@ unsafe fn score_tile<A: Mac, const P: usize>(t: &mut PackedLines<'_>, line: usiz
 #[inline(always)]
 unsafe fn score_step<A: Mac, const P: usize>(
     acc: &mut [[[A::V; ACROSS]; SCORE_LINES]; P],
-    (q, next_q): (*const f32, usize),
-    (k, next_k): (*const f32, usize),
+    q: *const f32,
+    next_q: usize,
+    k: *const f32,
+    next_k: usize,
     i: usize,
 ) {
     for (p, acc) in acc.iter_mut().enumerate() {

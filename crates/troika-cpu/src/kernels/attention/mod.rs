@@ -10,7 +10,6 @@ mod block;
 mod large_q;
 mod part;
 mod run;
-pub mod scalar;
 mod small_q;
 mod softmax;
 
@@ -198,7 +197,7 @@ pub fn attention(
                 false => Target::Out(results),
             };
             // SAFETY: checked above; no two parts have the same split of a line.
-            let part = unsafe { AttentionPart::new((x, seq), lines, to, scratch) };
+            let part = unsafe { AttentionPart::new(x, seq, lines, to, scratch) };
             if x.pairs {
                 dispatch_pairs(isa, part)
             } else {
@@ -207,7 +206,7 @@ pub fn attention(
             return;
         }
     })?;
-    if cut.split { merge(cx, x, (partials, shape), out) } else { Ok(()) }
+    if cut.split { merge(cx, x, partials, shape, out) } else { Ok(()) }
 }
 
 /// Piece `i` of `len` things, `each` at a time.
@@ -219,7 +218,8 @@ fn piece(i: usize, each: usize, len: usize) -> Range<usize> {
 fn merge(
     cx: &mut Context<'_>,
     x: Operands<'_>,
-    partials: (&[f32], PartialShape),
+    partials: &[f32],
+    shape: PartialShape,
     out: &mut [f32],
 ) -> Result<(), KernelError> {
     let (isa, heads, v_dim) = (cx.isa, x.op.heads, x.op.v_dim);
@@ -232,7 +232,7 @@ fn merge(
         let at = |head: usize| (row * x.op.heads + head) * v_dim;
         // SAFETY: each head of a row belongs to one part.
         let out = unsafe { out.slice(at(heads.start)..at(heads.end)) };
-        let merge = Merge { x, seq, row, heads, partials, out, scratch };
+        let merge = Merge { x, seq, row, heads, partials, shape, out, scratch };
         if x.pairs { dispatch_pairs(isa, merge) } else { dispatch(isa, merge) }
     })
 }
@@ -243,7 +243,8 @@ struct Merge<'a> {
     seq: &'a SeqRows,
     row: usize,
     heads: Range<usize>,
-    partials: (&'a [f32], PartialShape),
+    partials: &'a [f32],
+    shape: PartialShape,
     /// The results of these heads.
     out: &'a mut [f32],
     scratch: &'a mut [f32],
@@ -261,7 +262,7 @@ impl Kernel for Merge<'_> {
     type Output = ();
     #[inline(always)]
     fn run<V: Lanes>(self) {
-        let Merge { x, seq, row, heads, partials: (partials, shape), out, scratch } = self;
+        let Merge { x, seq, row, heads, partials, shape, out, scratch } = self;
         let acc = &mut scratch[..shape.v_pad];
         let splits = x.splits(seq.pos + row - seq.rows.start);
         for (head, out) in heads.zip(out.chunks_exact_mut(x.op.v_dim.max(1))) {

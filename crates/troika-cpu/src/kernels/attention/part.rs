@@ -79,7 +79,8 @@ impl<'a> AttentionPart<'a> {
     /// The operands were checked, and have the lines. While the part is there, nobody else accesses
     /// the results of its lines.
     pub unsafe fn new(
-        (x, seq): (Operands<'a>, &'a SeqRows),
+        x: Operands<'a>,
+        seq: &'a SeqRows,
         lines: PartLines,
         to: Target<'a>,
         scratch: &'a mut [f32],

@@ -44,7 +44,7 @@ struct PartMemory<'a> {
 }
 
 impl<'a> PartMemory<'a> {
-    fn new(scratch: &'a mut [f32], lines: usize, (k_pad, v_pad): (usize, usize)) -> PartMemory<'a> {
+    fn new(scratch: &'a mut [f32], lines: usize, k_pad: usize, v_pad: usize) -> PartMemory<'a> {
         let (q, rest) = scratch.split_at_mut(lines * k_pad);
         let (acc, rest) = rest.split_at_mut(lines * v_pad);
         let (all, rest) = rest.split_at_mut(lines * v_pad);
@@ -68,8 +68,8 @@ pub(super) fn run<A: Mac>(mut part: AttentionPart<'_>) {
     let lines = if small_q { count } else { count.next_multiple_of(large_q::tile_lines::<A::V>()) };
     assert!(lines <= MAX_LINES && (small_q || part.kv_heads.len() == 1), "lines of a part");
     let (_, v_pad) = padded(part.x.op);
-    let pads = (k_pad::<A>(part.x.op), v_pad);
-    let mut work = PartMemory::new(std::mem::take(&mut part.scratch), lines, pads);
+    let scratch = std::mem::take(&mut part.scratch);
+    let mut work = PartMemory::new(scratch, lines, k_pad::<A>(part.x.op), v_pad);
     if !small_q {
         // Elements past the last one are multiplied, too, though never looked at.
         work.values.fill(0.0);
@@ -268,14 +268,19 @@ unsafe fn large_q_lines<A: Mac>(
                 v_pad,
                 lines,
             };
-            let (k, v) = ((op.k_dim, range.clone()), (op.v_dim, range));
-            by_element!(element, large_q::pack_keys, A, (&mut tiles, &block, keys, k));
+            let (k_dim, v_dim, of_keys) = (op.k_dim, op.v_dim, range.clone());
+            by_element!(element, large_q::pack_keys, A, (&mut tiles, &block, keys, k_dim, of_keys));
             large_q::scores::<A>(&mut tiles, &seen, values_prefetch);
             tiles.shrink.fill(1.0);
             let totals = &mut work.totals[0][..count];
             let (scores, shrink) = (&mut *tiles.scores, &mut *tiles.shrink);
             Scores { scores, shrink, totals }.weigh::<A>(op, &seen);
-            by_element!(element, large_q::pack_values, A, (&mut tiles, &block, values, v));
+            by_element!(
+                element,
+                large_q::pack_values,
+                A,
+                (&mut tiles, &block, values, v_dim, range)
+            );
             large_q::values::<A>(&mut tiles, &seen, op.v_dim, keys_prefetch);
         }
     }

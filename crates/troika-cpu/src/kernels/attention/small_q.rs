@@ -114,13 +114,13 @@ pub(super) unsafe fn scores<A: Mac, S: RowReader>(lines: &mut QueryLines<'_>, x:
             x.prefetch_share(key, head);
             let mut line = 0;
             while line < count {
-                let at = (key, head, head * count + line);
+                let at = head * count + line;
                 // SAFETY: by the caller.
                 unsafe {
                     line += match count - line {
-                        4.. => score_tile::<A, S, 4, 2>(lines, x, at),
-                        2.. => score_tile::<A, S, 2, 4>(lines, x, at),
-                        _ => score_tile::<A, S, 1, 8>(lines, x, at),
+                        4.. => score_tile::<A, S, 4, 2>(lines, x, key, head, at),
+                        2.. => score_tile::<A, S, 2, 4>(lines, x, key, head, at),
+                        _ => score_tile::<A, S, 1, 8>(lines, x, key, head, at),
                     };
                 }
             }
@@ -136,7 +136,9 @@ pub(super) unsafe fn scores<A: Mac, S: RowReader>(lines: &mut QueryLines<'_>, x:
 unsafe fn score_tile<A: Mac, S: RowReader, const M: usize, const K: usize>(
     lines: &mut QueryLines<'_>,
     x: &CachedRows<'_>,
-    (key, head, line): (usize, usize, usize),
+    key: usize,
+    head: usize,
+    line: usize,
 ) -> usize {
     let q = lines.q[line * lines.k_pad..][..M * lines.k_pad].as_ptr();
     let s = &mut lines.scores[line * KEY_BLOCK..][..M * KEY_BLOCK];
@@ -147,10 +149,10 @@ unsafe fn score_tile<A: Mac, S: RowReader, const M: usize, const K: usize>(
             let mut acc = [A::V::splat(0.0); 8];
             let words = x.len / (A::V::N * S::COLS) * A::V::N;
             for word in (0..words).step_by(A::V::N) {
-                score_words::<A, S, M, K, false>(&mut acc, (q, lines.k_pad), (&ks, x.len), word);
+                score_words::<A, S, M, K, false>(&mut acc, q, lines.k_pad, &ks, x.len, word);
             }
             if words < word_count::<A>(x.len) {
-                score_words::<A, S, M, K, true>(&mut acc, (q, lines.k_pad), (&ks, x.len), words);
+                score_words::<A, S, M, K, true>(&mut acc, q, lines.k_pad, &ks, x.len, words);
             }
             let sums = A::V::sums(acc);
             for m in 0..M {
@@ -169,8 +171,10 @@ unsafe fn score_tile<A: Mac, S: RowReader, const M: usize, const K: usize>(
 #[inline(always)]
 unsafe fn score_words<A: Mac, S: RowReader, const M: usize, const K: usize, const TAIL: bool>(
     acc: &mut [A::V; 8],
-    (q, k_pad): (*const f32, usize),
-    (keys, len): (&[*const u8; K], usize),
+    q: *const f32,
+    k_pad: usize,
+    keys: &[*const u8; K],
+    len: usize,
     word: usize,
 ) {
     // SAFETY: queries are padded with zeros to whole lanes; keys have `len` elements.

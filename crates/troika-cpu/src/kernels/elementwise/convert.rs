@@ -6,37 +6,17 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use crate::kernels::kv::BEYOND_F16;
-use crate::kernels::{Context, ELEMENTS_PER_PART, KernelError};
+use crate::kernels::{ByFloat, Context, ELEMENTS_PER_PART, KernelError, for_floats};
 
 /// Numbers of any float type.
-#[derive(Clone, Copy, Debug)]
-pub enum Floats<'a> {
-    /// Single precision.
-    F32(&'a [f32]),
-    /// Half precision.
-    F16(&'a [f16]),
-    /// Half precision with the range of f32.
-    BF16(&'a [bf16]),
-}
+pub type Floats<'a> = ByFloat<&'a [f32], &'a [f16], &'a [bf16]>;
 
 /// Numbers of any float type, to be written.
-#[derive(Debug)]
-pub enum FloatsMut<'a> {
-    /// Single precision.
-    F32(&'a mut [f32]),
-    /// Half precision.
-    F16(&'a mut [f16]),
-    /// Half precision with the range of f32.
-    BF16(&'a mut [bf16]),
-}
+pub type FloatsMut<'a> = ByFloat<&'a mut [f32], &'a mut [f16], &'a mut [bf16]>;
 
 impl Floats<'_> {
     fn len(&self) -> usize {
-        match self {
-            Floats::F32(x) => x.len(),
-            Floats::F16(x) => x.len(),
-            Floats::BF16(x) => x.len(),
-        }
+        for_floats!(self, x => x.len())
     }
 
     /// Widens the numbers from `first` on.
@@ -84,7 +64,7 @@ fn convert_to<T: Send>(
     put: &(dyn Fn(&[f32], &mut [T]) + Sync),
 ) -> Result<(), KernelError> {
     assert!(x.len() == y.len(), "lengths of operands");
-    cx.run_rows((y, 1), ELEMENTS_PER_PART, |_, part, y| {
+    cx.run_rows(y, 1, ELEMENTS_PER_PART, |_, part, y| {
         for (at, y) in part.step_by(AT_ONCE).zip(y.chunks_mut(AT_ONCE)) {
             let mut wide = [0.0; AT_ONCE];
             let wide = &mut wide[..y.len()];

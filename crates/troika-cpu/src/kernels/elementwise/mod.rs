@@ -3,7 +3,6 @@
 mod convert;
 #[allow(clippy::excessive_precision)] // constants as published
 mod erf;
-pub mod scalar;
 
 use troika_graph::Activation;
 
@@ -45,7 +44,7 @@ pub fn elementwise(
     let len = y.len();
     assert!(a.len() == len && b.is_none_or(|b| b.len() == len), "lengths of operands");
     let isa = cx.isa;
-    cx.run_rows((y, 1), ELEMENTS_PER_PART, |_, r, y| {
+    cx.run_rows(y, 1, ELEMENTS_PER_PART, |_, r, y| {
         let b = b.map_or(&a[r.clone()], |b| &b[r.clone()]);
         dispatch(isa, ElementwiseRun { op, a: &a[r], b, y });
     })
@@ -60,7 +59,23 @@ pub struct ElementRows<'a> {
     pub stride: usize,
 }
 
-/// As [`elementwise`], on rows of `cols` numbers that may lie apart.
+/// Operands of an op on `rows` rows of `cols` numbers.
+pub struct StridedOperands<'a> {
+    /// Rows.
+    pub rows: usize,
+    /// Numbers of a row.
+    pub cols: usize,
+    /// The first operand.
+    pub a: ElementRows<'a>,
+    /// The second one, if the op has two.
+    pub b: Option<ElementRows<'a>>,
+    /// Where results go.
+    pub y: SharedMut<'a, f32>,
+    /// Numbers from one row of results to the next.
+    pub stride: usize,
+}
+
+/// As [`elementwise`], on rows that may lie apart.
 ///
 /// # Errors
 /// A panic of a part.
@@ -74,10 +89,9 @@ pub struct ElementRows<'a> {
 pub unsafe fn elementwise_rows(
     cx: &mut Context<'_>,
     op: Element,
-    (rows, cols): (usize, usize),
-    (a, b): (ElementRows<'_>, Option<ElementRows<'_>>),
-    (y, stride): (SharedMut<'_, f32>, usize),
+    operands: StridedOperands<'_>,
 ) -> Result<(), KernelError> {
+    let StridedOperands { rows, cols, a, b, y, stride } = operands;
     if rows == 0 || cols == 0 {
         return Ok(());
     }
@@ -231,8 +245,9 @@ pub fn slice_cols(
 pub fn concat_cols(
     cx: &mut Context<'_>,
     groups: usize,
-    (a, a_cols): (&[f32], usize),
-    (b, b_cols): (&[f32], usize),
+    a: &[f32],
+    b: &[f32],
+    [a_cols, b_cols]: [usize; 2],
     y: &mut [f32],
 ) -> Result<(), KernelError> {
     let (a_len, b_len) = (a_cols / groups, b_cols / groups);
@@ -254,7 +269,7 @@ pub(crate) fn each_row(
     if cols == 0 {
         return Ok(());
     }
-    cx.run_rows((y, cols), rows_per_part(cols), |_, rows, y| {
+    cx.run_rows(y, cols, rows_per_part(cols), |_, rows, y| {
         rows.zip(y.chunks_exact_mut(cols)).for_each(|(row, y)| f(row, y));
     })
 }

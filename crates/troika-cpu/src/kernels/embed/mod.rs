@@ -1,6 +1,6 @@
-//! Embedding look-up.
+//! Embedding look-up; a few rows per forward batch need no more than plain code.
 
-pub mod scalar;
+use troika_graph::blocks;
 
 use crate::kernels::linear::WeightView;
 use crate::kernels::{Context, KernelError, elementwise};
@@ -21,5 +21,11 @@ pub fn embed(
         return Err(KernelError::Operand(format!("id {id} is not among {} rows", table.rows)));
     }
     assert!(ids.len() * table.cols == y.len(), "an id per row");
-    elementwise::each_row(cx, y, table.cols, &|row, y| scalar::row(table, ids[row], scale, y))
+    let bytes = table.row_bytes();
+    elementwise::each_row(cx, y, table.cols, &|row, y| {
+        blocks::dequantize(table.dtype, &table.bytes[ids[row] as usize * bytes..][..bytes], y);
+        if scale != 1.0 {
+            y.iter_mut().for_each(|y| *y *= scale);
+        }
+    })
 }

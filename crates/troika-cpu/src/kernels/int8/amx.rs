@@ -19,7 +19,7 @@
 //! So a third of the peak of tiles is the most to be had while each group of 32 is scaled for
 //! itself, some 2.7 times what `vpdpbusd` gives. Groups scaled less often (one scale per row and
 //! output channel) would let sums stay in the tiles. Whoever has the machine can measure:
-//! `cargo run --release -p troika-cpu --example linear_speed -- 2 amx`.
+//! `cargo bench -p troika-cpu -- linear_int8`.
 
 use std::marker::PhantomData;
 use std::mem::{MaybeUninit, offset_of};
@@ -207,11 +207,11 @@ impl<const NR: usize> PanelBlock<NR> {
             }
             // The tiles are one scale ahead, so that stored sums are there when they are read.
             let scales = self.len * W::SUBS;
-            self.multiply::<T, W, M>(tiles, (xs[0], stride), 0, ints[0].as_mut_ptr());
+            self.multiply::<T, W, M>(tiles, xs[0], stride, 0, ints[0].as_mut_ptr());
             for i in 0..scales {
                 if i + 1 < scales {
                     let next = ints[(i + 1) % 2].as_mut_ptr();
-                    self.multiply::<T, W, M>(tiles, (xs[0], stride), i + 1, next);
+                    self.multiply::<T, W, M>(tiles, xs[0], stride, i + 1, next);
                 }
                 self.scale::<V, W, M>(xs, i, ints[i % 2].as_ptr(), &mut sums);
             }
@@ -227,7 +227,8 @@ impl<const NR: usize> PanelBlock<NR> {
     unsafe fn multiply<T: TileRegisters, W: Format, const M: usize>(
         &self,
         tiles: &mut T,
-        (x, stride): (*const u8, usize),
+        x: *const u8,
+        stride: usize,
         i: usize,
         to: *mut Sums<M, NR>,
     ) {

@@ -54,9 +54,9 @@ pub(super) unsafe fn tile<I: RowLanes, F: Format, const M: usize, const NR: usiz
                 groups[m] = xs[m].add(at);
             }
             let xs = groups;
-            add_scaled::<I, F, M, NR>(&panels, xs, (g, 0), columns, &mut sums);
+            add_scaled::<I, F, M, NR>(&panels, xs, g, 0, columns, &mut sums);
             if F::SUBS == 2 {
-                add_scaled::<I, F, M, NR>(&panels, xs, (g, 1), columns, &mut sums);
+                add_scaled::<I, F, M, NR>(&panels, xs, g, 1, columns, &mut sums);
             }
             if F::MIN {
                 for n in 0..trip_count::<I>(NR) {
@@ -80,13 +80,14 @@ pub(super) unsafe fn tile<I: RowLanes, F: Format, const M: usize, const NR: usiz
 unsafe fn add_scaled<I: RowLanes, F: Format, const M: usize, const NR: usize>(
     panels: &[Panel; NR],
     xs: [*const u8; M],
-    (g, sub): (usize, usize),
+    g: usize,
+    sub: usize,
     columns: TripCounts,
     sums: &mut [[I::Floats; NR]; M],
 ) {
     // SAFETY: by the caller.
     unsafe {
-        let ints = integers::<I, F, M, NR>(panels, xs, (g, sub), columns);
+        let ints = integers::<I, F, M, NR>(panels, xs, g, sub, columns);
         // No closure: one that is not inlined is compiled without the features.
         let mut scales = [F::scale::<I>(&panels[0], g, sub); NR];
         for n in 1..trip_count::<I>(NR) {
@@ -110,7 +111,8 @@ unsafe fn add_scaled<I: RowLanes, F: Format, const M: usize, const NR: usize>(
 unsafe fn integers<I: RowLanes, F: Format, const M: usize, const NR: usize>(
     panels: &[Panel; NR],
     xs: [*const u8; M],
-    (g, sub): (usize, usize),
+    g: usize,
+    sub: usize,
     columns: TripCounts,
 ) -> [[I::Sums; NR]; M] {
     // SAFETY: by the caller.
@@ -119,7 +121,7 @@ unsafe fn integers<I: RowLanes, F: Format, const M: usize, const NR: usize>(
             return signed::<I, F, M, NR>(panels, xs, g, columns);
         }
         if F::WIDE && I::PAIRED && M.is_multiple_of(2) {
-            return paired::<I, F, M, NR>(panels, xs, (g, sub));
+            return paired::<I, F, M, NR>(panels, xs, g, sub);
         }
         let first = sub * (8 / F::SUBS);
         let mut part = [[begin::<I, F>(xs[0], sub); NR]; M];
@@ -130,7 +132,7 @@ unsafe fn integers<I: RowLanes, F: Format, const M: usize, const NR: usize>(
                 ints[m] = [I::begin(F::FULL, correction::<F>(xs[m], sub)); NR];
             }
         }
-        quads::<I, F, M, NR>(panels, xs, (g, first), columns, &mut part);
+        quads::<I, F, M, NR>(panels, xs, g, first, columns, &mut part);
         if F::FOLDS == 2 {
             for m in 0..trip_count::<I>(M) {
                 for n in 0..trip_count::<I>(NR) {
@@ -138,7 +140,7 @@ unsafe fn integers<I: RowLanes, F: Format, const M: usize, const NR: usize>(
                     part[m][n] = I::part(F::FULL, ints[m][n]);
                 }
             }
-            quads::<I, F, M, NR>(panels, xs, (g, first + F::QUADS), columns, &mut part);
+            quads::<I, F, M, NR>(panels, xs, g, first + F::QUADS, columns, &mut part);
         }
         for m in 0..trip_count::<I>(M) {
             for n in 0..trip_count::<I>(NR) {
@@ -204,7 +206,8 @@ impl TripCounts {
 unsafe fn quad<I: RowLanes, F: Format, const M: usize, const NR: usize>(
     panels: &[Panel; NR],
     xs: [*const u8; M],
-    (g, j): (usize, usize),
+    g: usize,
+    j: usize,
     part: &mut [[I::Partial; NR]; M],
 ) {
     // SAFETY: by the caller.
@@ -289,7 +292,8 @@ unsafe fn signed<I: RowLanes, F: Format, const M: usize, const NR: usize>(
 unsafe fn quads<I: RowLanes, F: Format, const M: usize, const NR: usize>(
     panels: &[Panel; NR],
     xs: [*const u8; M],
-    (g, first): (usize, usize),
+    g: usize,
+    first: usize,
     columns: TripCounts,
     part: &mut [[I::Partial; NR]; M],
 ) {
@@ -298,8 +302,8 @@ unsafe fn quads<I: RowLanes, F: Format, const M: usize, const NR: usize>(
         if F::WIDE && I::ROLLED && !I::PINNED || I::COMPACT {
             let mut j = first;
             for _ in 0..columns.pairs {
-                quad::<I, F, M, NR>(panels, xs, (g, j), part);
-                quad::<I, F, M, NR>(panels, xs, (g, j + 1), part);
+                quad::<I, F, M, NR>(panels, xs, g, j, part);
+                quad::<I, F, M, NR>(panels, xs, g, j + 1, part);
                 j += 2;
             }
             return;
@@ -308,7 +312,7 @@ unsafe fn quads<I: RowLanes, F: Format, const M: usize, const NR: usize>(
         macro_rules! quads {
             ($($j:literal)*) => {$(
                 if $j < F::QUADS {
-                    quad::<I, F, M, NR>(panels, xs, (g, first + $j), part);
+                    quad::<I, F, M, NR>(panels, xs, g, first + $j, part);
                 }
             )*};
         }
@@ -324,7 +328,8 @@ unsafe fn quads<I: RowLanes, F: Format, const M: usize, const NR: usize>(
 unsafe fn paired<I: RowLanes, F: Format, const M: usize, const NR: usize>(
     panels: &[Panel; NR],
     xs: [*const u8; M],
-    (g, sub): (usize, usize),
+    g: usize,
+    sub: usize,
 ) -> [[I::Sums; NR]; M] {
     // SAFETY: by the caller; widened panels hold eight quads of bytes per group.
     unsafe {

@@ -27,6 +27,8 @@ use std::sync::{Mutex, PoisonError};
 
 use troika_graph::DType;
 
+use crate::kernels::linear::scale_min;
+
 /// Weight rows of a panel, and of a register.
 pub const ROWS: usize = 16;
 
@@ -323,15 +325,6 @@ pub(super) fn quants(dtype: DType, block: &[u8], i: usize, q: &mut [u8; GROUP]) 
                 *q = low[l] >> (quarter / 2 * 4) & 15 | (high[l] >> (quarter * 2) & 3) << 4;
             }
         }
-    }
-}
-
-/// The 6-bit scale and minimum of group `j` of eight, packed in 12 bytes.
-pub(super) fn scale_min(j: usize, p: &[u8]) -> [u8; 2] {
-    if j < 4 {
-        [p[j] & 63, p[j + 4] & 63]
-    } else {
-        [p[j + 4] & 15 | p[j - 4] >> 6 << 4, p[j + 4] >> 4 | p[j] >> 6 << 4]
     }
 }
 

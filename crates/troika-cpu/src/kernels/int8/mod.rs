@@ -32,7 +32,6 @@ use crate::kernels::{Context, KernelError};
 pub use layout::{GROUP, Layout, PackedView, ROWS};
 pub(crate) use part::Int8Part;
 pub use quantize::{ActivationRows, Quantization, floats, quantize};
-pub use run::name;
 pub(crate) use run::{gains_from_seven_bits, multiply, run_part};
 
 /// A product: quantized rows times the transpose of a packed weight.

@@ -206,7 +206,8 @@ impl Kernel for QuantizeRun<'_, '_> {
 /// If a result's length is another.
 pub fn quantize(
     cx: &mut Context<'_>,
-    (from, cols): (ActivationRows<'_>, usize),
+    from: ActivationRows<'_>,
+    cols: usize,
     to: &mut [(Quantization, &mut [f32])],
 ) -> Result<(), KernelError> {
     let rows = from.len() / cols.max(1);

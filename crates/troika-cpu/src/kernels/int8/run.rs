@@ -24,17 +24,6 @@ use crate::machine::instructions::x86::Emulated;
 #[cfg(target_arch = "x86_64")]
 use crate::machine::instructions::x86::{Ymm, Zmm};
 
-/// Which of the integer kernels an instruction set runs.
-pub fn name(isa: Isa) -> &'static str {
-    match isa {
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 if isa.is_available() && !has_vnni() => "avx2",
-        Isa::Avx512 => "avx512 vnni",
-        Isa::Amx(_) => "amx int8",
-        _ => isa.name(),
-    }
-}
-
 /// Whether products with weights that use all of their eight bits need fewer instructions with
 /// activations in seven.
 pub(crate) fn gains_from_seven_bits(isa: Isa) -> bool {
@@ -112,11 +101,11 @@ unsafe fn for_format<F: Format>(isa: Isa, part: Int8Part<'_>) {
             #[cfg(all(feature = "emulate", not(target_arch = "aarch64")))]
             _ if isa.is_emulated() => emulate::<F>(isa, part),
             #[cfg(target_arch = "aarch64")]
-            Isa::Neon => run_neon::<F>(part),
+            Isa::Neon => run_smull::<F>(part),
             #[cfg(target_arch = "aarch64")]
-            Isa::NeonDot => run_neon_dot::<F>(part),
+            Isa::NeonDot => run_dot::<F>(part),
             #[cfg(target_arch = "aarch64")]
-            Isa::NeonI8mm => run_neon_i8mm::<F>(part),
+            Isa::NeonI8mm => run_i8mm::<F>(part),
             #[cfg(target_arch = "x86_64")]
             Isa::AvxVnni => on::<X86<Ymm, Dpbusd, 2>, F>(part),
             #[cfg(target_arch = "x86_64")]
@@ -152,37 +141,25 @@ unsafe fn on<I: RowLanes, F: Format>(part: Int8Part<'_>) {
     unsafe { I::apart(PartRun::<I, F>(part, PhantomData)) }
 }
 
-/// Runs a part on what every 64-bit ARM processor has.
-///
-/// # Safety
-/// As for [`tile::run`].
+/// A function that runs a part with products of ARM, with their features switched on.
 #[cfg(target_arch = "aarch64")]
-unsafe fn run_neon<F: Format>(part: Int8Part<'_>) {
-    // SAFETY: passed on.
-    unsafe { tile::run::<Neon<Native, Smull>, F>(part) }
+macro_rules! run_neon {
+    ($name:ident, $products:ty, $features:literal) => {
+        /// # Safety
+        /// As for [`tile::run`]; the machine has the features.
+        #[target_feature(enable = $features)]
+        unsafe fn $name<F: Format>(part: Int8Part<'_>) {
+            // SAFETY: passed on.
+            unsafe { tile::run::<Neon<Native, $products>, F>(part) }
+        }
+    };
 }
-
-/// Runs a part with the feature switched on.
-///
-/// # Safety
-/// As for [`tile::run`]; the machine has `dotprod`.
 #[cfg(target_arch = "aarch64")]
-#[target_feature(enable = "dotprod")]
-unsafe fn run_neon_dot<F: Format>(part: Int8Part<'_>) {
-    // SAFETY: passed on.
-    unsafe { tile::run::<Neon<Native, Sdot>, F>(part) }
-}
-
-/// Runs a part with the features switched on.
-///
-/// # Safety
-/// As for [`tile::run`]; the machine has `dotprod` and `i8mm`.
+run_neon!(run_smull, Smull, "neon");
 #[cfg(target_arch = "aarch64")]
-#[target_feature(enable = "dotprod,i8mm")]
-unsafe fn run_neon_i8mm<F: Format>(part: Int8Part<'_>) {
-    // SAFETY: passed on.
-    unsafe { tile::run::<Neon<Native, Usmmla>, F>(part) }
-}
+run_neon!(run_dot, Sdot, "dotprod");
+#[cfg(target_arch = "aarch64")]
+run_neon!(run_i8mm, Usmmla, "dotprod,i8mm");
 
 /// Runs a part on AVX2 in plain Rust, with weights of all eight bits and activations in seven.
 ///

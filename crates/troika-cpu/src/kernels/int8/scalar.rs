@@ -4,9 +4,9 @@
 use half::f16;
 use troika_graph::{ActivationFormat, DType};
 
-use super::layout::{GROUP, quants, scale_min, zero};
+use super::layout::{GROUP, quants, zero};
 use super::quantize::{Quantization, QuantizedGroup, ZeroPointCorrection, group};
-use crate::kernels::linear::WeightView;
+use crate::kernels::linear::{WeightView, scale_min};
 use crate::kernels::simd::Portable;
 
 fn half_at(block: &[u8], at: usize) -> f32 {
@@ -63,7 +63,8 @@ fn dot(dtype: DType, row: &[u8], x: &[f32], quantization: Quantization) -> f32 {
 pub fn linear(
     weight: WeightView<'_>,
     bias: Option<&[f32]>,
-    (x, activations): (&[f32], ActivationFormat),
+    x: &[f32],
+    activations: ActivationFormat,
     y: &mut [f32],
 ) {
     let quantization = Quantization::of(weight.dtype, activations);

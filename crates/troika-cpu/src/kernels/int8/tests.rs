@@ -80,7 +80,7 @@ fn emulated_kernels_are_the_reference_to_the_bit() {
                 .collect();
             let view = WeightView { dtype, bytes: &raw, rows: n, cols: k };
             let mut want = vec![0.0; rows * n];
-            scalar::linear(view, None, (&x, activations), &mut want);
+            scalar::linear(view, None, &x, activations, &mut want);
             let layout = Layout::new(dtype, n, k).expect("whole blocks");
             let packed = [vec![0], layout.pack(&raw, 1)].concat();
             let q = quantized(quantization, &x);

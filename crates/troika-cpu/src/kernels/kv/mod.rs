@@ -1,7 +1,5 @@
 //! The paged cache: its rows, and appending to it.
 
-pub mod scalar;
-
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use half::{bf16, f16};
@@ -9,30 +7,15 @@ use troika_device::ForwardBatch;
 
 use crate::kernels::linear::nearest;
 use crate::kernels::simd::{Kernel, Lanes, dispatch};
-use crate::kernels::{Context, ELEMENTS_PER_PART, KernelError};
+use crate::kernels::{ByFloat, Context, ELEMENTS_PER_PART, KernelError, for_floats};
 use crate::{SharedMut, SharedRef};
 
 /// Cache memory to read: rows of `width` elements. Rows of other sequences may be written
 /// meanwhile.
-#[derive(Clone, Copy, Debug)]
-pub enum CacheRef<'a> {
-    /// Single precision.
-    F32(SharedRef<'a, f32>),
-    /// Half precision.
-    F16(SharedRef<'a, f16>),
-    /// Half precision with the range of f32.
-    BF16(SharedRef<'a, bf16>),
-}
+pub type CacheRef<'a> = ByFloat<SharedRef<'a, f32>, SharedRef<'a, f16>, SharedRef<'a, bf16>>;
 
 /// Cache memory to write. Rows of other sequences may be used meanwhile.
-pub enum CacheMut<'a> {
-    /// Single precision.
-    F32(CacheRows<'a, f32>),
-    /// Half precision.
-    F16(CacheRows<'a, f16>),
-    /// Half precision with the range of f32.
-    BF16(CacheRows<'a, bf16>),
-}
+pub type CacheMut<'a> = ByFloat<CacheRows<'a, f32>, CacheRows<'a, f16>, CacheRows<'a, bf16>>;
 
 /// The rows of a cache, of which one's own may be written: who shares them promises that.
 ///
@@ -73,6 +56,16 @@ impl<'a> CacheRef<'a> {
     pub fn bf16(rows: &'a [bf16]) -> Self {
         CacheRef::BF16(SharedRef::new(rows))
     }
+
+    /// Elements.
+    pub fn len(&self) -> usize {
+        for_floats!(self, d => d.len())
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
 }
 
 impl<'a> CacheMut<'a> {
@@ -92,41 +85,6 @@ impl<'a> CacheMut<'a> {
     }
 }
 
-impl CacheRef<'_> {
-    /// Elements.
-    pub fn len(&self) -> usize {
-        match self {
-            CacheRef::F32(d) => d.len(),
-            CacheRef::F16(d) => d.len(),
-            CacheRef::BF16(d) => d.len(),
-        }
-    }
-
-    /// Whether there are no elements.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-}
-
-/// Cache rows of width `width` that the forward batch's positions live in; checks that all of them
-/// exist.
-fn check(forward: &ForwardBatch, page_group: usize, cache_rows: usize) -> Result<(), KernelError> {
-    if !forward.is_whole() {
-        return Err(operand("the rows of sequences have gaps".into()));
-    }
-    for s in &forward.seqs {
-        for i in 0..s.rows.len() {
-            let pos = s.pos + i;
-            match s.tables[page_group].row(pos) {
-                Some(row) if row < cache_rows => {}
-                Some(_) => return Err(operand(format!("position {pos} lies past the cache"))),
-                None => return Err(operand(format!("position {pos} has no page"))),
-            }
-        }
-    }
-    Ok(())
-}
-
 pub(crate) fn operand(why: String) -> KernelError {
     KernelError::Operand(why)
 }
@@ -140,34 +98,30 @@ pub fn append(
     cx: &mut Context<'_>,
     forward: &ForwardBatch,
     page_group: usize,
-    (x, width): (&[f32], usize),
+    x: &[f32],
+    width: usize,
     cache: CacheMut<'_>,
 ) -> Result<(), KernelError> {
     if width == 0 {
         return Ok(());
     }
-    let (x, isa) = ((x, width), cx.isa);
+    let (rows, isa) = (AppendedRows { forward, page_group, x, width }, cx.isa);
     match cache {
-        CacheMut::F32(c) => {
-            check(forward, page_group, c.0.len() / width)?;
-            rows(cx, forward, page_group, x, c, &|x, y| y.copy_from_slice(x))
-        }
+        CacheMut::F32(c) => rows.put(cx, c, &|x, y| y.copy_from_slice(x)),
         CacheMut::F16(c) => {
-            check(forward, page_group, c.0.len() / width)?;
             let beyond = AtomicBool::new(false);
             let put = |x: &[f32], y: &mut [f16]| {
                 if dispatch(isa, ToF16(x, y)) {
                     beyond.store(true, Ordering::Relaxed);
                 }
             };
-            rows(cx, forward, page_group, x, c, &put)?;
+            rows.put(cx, c, &put)?;
             let why = "keys or values exceed the range of f16; use a cache of bf16 or f32";
             if beyond.into_inner() { Err(operand(why.into())) } else { Ok(()) }
         }
         CacheMut::BF16(c) => {
-            check(forward, page_group, c.0.len() / width)?;
             let put = |x: &[f32], y: &mut [bf16]| dispatch(isa, ToBf16(x, y));
-            rows(cx, forward, page_group, x, c, &put)
+            rows.put(cx, c, &put)
         }
     }
 }
@@ -208,28 +162,56 @@ impl Kernel for ToBf16<'_> {
     }
 }
 
-/// Parts are ranges of columns: no two write one element, whatever the tables say.
-fn rows<T: Send>(
-    cx: &mut Context<'_>,
-    forward: &ForwardBatch,
+/// Rows of `width` elements, and the positions of the forward batch that they are appended at.
+struct AppendedRows<'a> {
+    forward: &'a ForwardBatch,
     page_group: usize,
-    (x, width): (&[f32], usize),
-    CacheRows(cache): CacheRows<'_, T>,
-    put: &(dyn Fn(&[f32], &mut [T]) + Sync),
-) -> Result<(), KernelError> {
-    let parts = x.len().div_ceil(ELEMENTS_PER_PART).max(1);
-    let cols = width.div_ceil(parts).next_multiple_of(64);
-    cx.run(width.div_ceil(cols), &|_, part| {
-        let c = part * cols..((part + 1) * cols).min(width);
-        for s in &forward.seqs {
-            for row in s.rows.clone() {
-                let Some(at) = s.tables[page_group].row(s.pos + row - s.rows.start) else {
-                    continue;
-                };
-                // SAFETY: these columns belong to this part, and `CacheRows` promises the rows.
-                let to = unsafe { cache.slice(at * width + c.start..at * width + c.end) };
-                put(&x[row * width..][c.clone()], to);
+    x: &'a [f32],
+    width: usize,
+}
+
+impl AppendedRows<'_> {
+    /// Checks that a cache of so many rows has all positions.
+    fn check(&self, cache_rows: usize) -> Result<(), KernelError> {
+        if !self.forward.is_whole() {
+            return Err(operand("the rows of sequences have gaps".into()));
+        }
+        for s in &self.forward.seqs {
+            for pos in s.pos..s.pos + s.rows.len() {
+                match s.tables[self.page_group].row(pos) {
+                    Some(row) if row < cache_rows => {}
+                    Some(_) => return Err(operand(format!("position {pos} lies past the cache"))),
+                    None => return Err(operand(format!("position {pos} has no page"))),
+                }
             }
         }
-    })
+        Ok(())
+    }
+
+    /// Writes the rows by `put`. Parts are ranges of columns: no two write one element, whatever the
+    /// tables say.
+    fn put<T: Send>(
+        &self,
+        cx: &mut Context<'_>,
+        CacheRows(cache): CacheRows<'_, T>,
+        put: &(dyn Fn(&[f32], &mut [T]) + Sync),
+    ) -> Result<(), KernelError> {
+        let AppendedRows { forward, page_group, x, width } = *self;
+        self.check(cache.len() / width)?;
+        let parts = x.len().div_ceil(ELEMENTS_PER_PART).max(1);
+        let cols = width.div_ceil(parts).next_multiple_of(64);
+        cx.run(width.div_ceil(cols), &|_, part| {
+            let c = part * cols..((part + 1) * cols).min(width);
+            for s in &forward.seqs {
+                for row in s.rows.clone() {
+                    let Some(at) = s.tables[page_group].row(s.pos + row - s.rows.start) else {
+                        continue;
+                    };
+                    // SAFETY: these columns belong to this part, and `CacheRows` promises the rows.
+                    let to = unsafe { cache.slice(at * width + c.start..at * width + c.end) };
+                    put(&x[row * width..][c.clone()], to);
+                }
+            }
+        })
+    }
 }

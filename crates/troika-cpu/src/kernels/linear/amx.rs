@@ -24,7 +24,7 @@
 //! So some 85 % of the peak of tiles is the most to be had while panels stay in the second-level
 //! cache. With one row a product takes 16 cycles for 1 KiB of weights: 64 bytes a cycle, far more
 //! than memory gives. Whoever has the machine can measure:
-//! `cargo run --release -p troika-cpu --example float_speed -- 2 amx`.
+//! `cargo bench -p troika-cpu -- linear_bf16`.
 
 use std::mem::MaybeUninit;
 
@@ -95,9 +95,9 @@ unsafe fn one_row<V: Lanes, T: TileRegisters>(part: &ProductPart<'_>, tiles: &mu
         unsafe {
             tiles.ldtilecfg(&config);
             if b > 0 {
-                weight_rows::<V, T, 2>(part, tiles, (x, y), n..n + rows);
+                weight_rows::<V, T, 2>(part, tiles, x, y, n..n + rows);
             } else {
-                weight_rows::<V, T, 1>(part, tiles, (x, y), n..n + rows);
+                weight_rows::<V, T, 1>(part, tiles, x, y, n..n + rows);
             }
         }
     }
@@ -111,7 +111,8 @@ unsafe fn one_row<V: Lanes, T: TileRegisters>(part: &ProductPart<'_>, tiles: &mu
 unsafe fn weight_rows<V: Lanes, T: TileRegisters, const NT: usize>(
     part: &ProductPart<'_>,
     tiles: &mut T,
-    (x, y): (*const f32, *mut f32),
+    x: *const f32,
+    y: *mut f32,
     n: std::ops::Range<usize>,
 ) {
     let (p, w) = (&part.product, &part.product.weight);
@@ -133,7 +134,7 @@ unsafe fn weight_rows<V: Lanes, T: TileRegisters, const NT: usize>(
                 for rows in starts.chunks_exact(V::N) {
                     prefetch_rows::<V>(rows, bytes, 2 * k, STEP / V::N);
                 }
-                multiply_rows::<T, NT>(tiles, (base.add(2 * k), bytes), x.add(k / 2));
+                multiply_rows::<T, NT>(tiles, base.add(2 * k), bytes, x.add(k / 2));
             }
             if whole < len {
                 let mut last = Copied([[0u8; ROW]; STEP]);
@@ -145,7 +146,7 @@ unsafe fn weight_rows<V: Lanes, T: TileRegisters, const NT: usize>(
                 }
                 let from = x.add((at + whole) / 2);
                 std::ptr::copy_nonoverlapping(from, words.as_mut_ptr(), rest.div_ceil(2));
-                multiply_rows::<T, NT>(tiles, (last.0.as_ptr().cast(), ROW), words.as_ptr());
+                multiply_rows::<T, NT>(tiles, last.0.as_ptr().cast(), ROW, words.as_ptr());
             }
             let mut sums = Copied([0f32; STEP]);
             tiles.tilestored::<0>(sums.0.as_mut_ptr().cast(), 4);
@@ -171,7 +172,8 @@ unsafe fn weight_rows<V: Lanes, T: TileRegisters, const NT: usize>(
 #[inline(always)]
 unsafe fn multiply_rows<T: TileRegisters, const NT: usize>(
     tiles: &mut T,
-    (rows, stride): (*const u8, usize),
+    rows: *const u8,
+    stride: usize,
     x: *const f32,
 ) {
     // SAFETY: by the caller.

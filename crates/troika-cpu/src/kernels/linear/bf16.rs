@@ -1,9 +1,9 @@
 //! Products of bf16 weights with activations in bf16.
 //!
 //! Activations are rounded to the nearest bf16 once per op input ([`round`]), two columns to a
-//! word. Products are those of an [`Instruction`]; [`scalar`] says in plain Rust what it adds up in
-//! which order. All sums are f32, rounded to nearest even; denormal operands and results count as
-//! zeros (Intel SDM, volume 2).
+//! word. Products are those of an [`Instruction`]; [`scalar`] says in plain Rust what `vdpbf16ps` adds
+//! up in which order. All sums are f32, rounded to nearest even; denormal operands and results count
+//! as zeros (Intel SDM, volume 2).
 
 #[cfg(target_arch = "x86_64")]
 use std::marker::PhantomData;
@@ -12,10 +12,12 @@ use half::bf16;
 
 use super::terms::{Mac, nearest};
 use crate::Isa;
-use crate::kernels::simd::{self, Kernel, Lanes, Portable, dispatch};
 #[cfg(target_arch = "x86_64")]
-use crate::kernels::simd::{PairKernel, PairLanes};
+use crate::kernels::simd::{self, PairKernel, PairLanes};
+use crate::kernels::simd::{Kernel, Lanes, Portable, dispatch};
 use crate::kernels::{Context, KernelError, rows_per_part};
+
+pub use crate::kernels::simd::has_pairs;
 
 /// What multiplies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,14 +36,12 @@ pub fn instruction(isa: Isa) -> Instruction {
     }
 }
 
-/// The plain meaning of the instructions.
+/// The plain meaning of `vdpbf16ps`.
 pub mod scalar {
     use half::bf16;
 
-    use super::Instruction;
-
     /// Denormals are zeros, with their sign.
-    fn flush(x: f32) -> f32 {
+    pub fn flush(x: f32) -> f32 {
         if x.is_subnormal() { 0f32.copysign(x) } else { x }
     }
 
@@ -52,49 +52,6 @@ pub mod scalar {
         let upper = flush(x[1].mul_add(w[1], flush(acc)));
         flush(x[0].mul_add(w[0], upper))
     }
-
-    /// `acc` and up to 16 pairs: the sum of the lower products and that of the upper ones, each
-    /// from zero, are added, then their sum to `acc` (a row of `tdpbf16ps`; there are always 16
-    /// pairs, the last ones zeros).
-    pub fn dot_tile(acc: f32, x: &[bf16], w: &[bf16]) -> f32 {
-        let number = |v: &[bf16], i: usize| flush(v.get(i).map_or(0.0, |v| v.to_f32()));
-        let [lower, upper] = [0, 1].map(|half| {
-            let products = (half..32).step_by(2).map(|i| (number(x, i), number(w, i)));
-            products.fold(0.0, |sum, (x, w)| flush(x.mul_add(w, sum)))
-        });
-        flush(flush(acc) + flush(lower + upper))
-    }
-
-    /// A product of rows, summed as the kernels do it: blocks of [`super::super::BLOCK`] pairs.
-    pub fn linear(
-        by: Instruction,
-        w: &[bf16],
-        bias: Option<&[f32]>,
-        (x, k): (&[f32], usize),
-        y: &mut [f32],
-    ) {
-        let n = w.len() / k;
-        let pair = |v: &[bf16]| [v[0], v.get(1).copied().unwrap_or(bf16::ZERO)];
-        for (x, y) in x.chunks_exact(k).zip(y.chunks_exact_mut(n)) {
-            let x: Vec<bf16> = x.iter().map(|x| bf16::from_f32(*x)).collect();
-            for (i, (y, w)) in y.iter_mut().zip(w.chunks_exact(k)).enumerate() {
-                let cols = 2 * super::super::BLOCK;
-                let block = |(x, w): (&[bf16], &[bf16])| match by {
-                    Instruction::Registers => {
-                        let pairs = x.chunks(2).zip(w.chunks(2));
-                        pairs.fold(0.0, |acc, (x, w)| dot(acc, pair(x), pair(w)))
-                    }
-                    Instruction::Tiles => {
-                        let tiles = x.chunks(32).zip(w.chunks(32));
-                        tiles.fold(0.0, |acc, (x, w)| dot_tile(acc, x, w))
-                    }
-                };
-                let blocks = x.chunks(cols).zip(w.chunks(cols)).map(block);
-                let sum = blocks.reduce(|a, b| a + b).unwrap_or(0.0);
-                *y = bias.map_or(sum, |b| sum + b[i]);
-            }
-        }
-    }
 }
 
 /// Whether the instruction set has the products of its [`instruction`] (on this machine).
@@ -103,11 +60,6 @@ pub fn is_native(isa: Isa) -> bool {
         Isa::Amx(amx) if amx.has_bf16() => isa.is_available(),
         _ => has_pairs(isa),
     }
-}
-
-/// Whether the instruction set has `vdpbf16ps` (on this machine).
-pub fn has_pairs(isa: Isa) -> bool {
-    simd::has_pairs(isa)
 }
 
 /// Whether products of pairs read weights packed as [`super::panels`] (on this machine); tiles do
@@ -230,7 +182,8 @@ impl Kernel for Round<'_> {
 /// If the result's length is another.
 pub fn round(
     cx: &mut Context<'_>,
-    (x, cols): (&[f32], usize),
+    x: &[f32],
+    cols: usize,
     pairs: bool,
     out: &mut [f32],
 ) -> Result<(), KernelError> {
@@ -238,7 +191,7 @@ pub fn round(
     let width = if pairs { words(cols) } else { cols };
     assert_eq!(out.len(), rows * width, "rounded rows");
     let isa = cx.isa;
-    cx.run_rows((out, width), rows_per_part(cols), |_, rows, out| {
+    cx.run_rows(out, width, rows_per_part(cols), |_, rows, out| {
         let x = &x[rows.start * cols..rows.end * cols];
         dispatch(isa, Round { x, cols, pairs, out });
     })

@@ -115,13 +115,12 @@ fn q3_k<V: Lanes>(b: &[u8; 110], o: &mut [f32; 256]) {
 
 /// The 6-bit scale and minimum of group `j` of eight, packed in 12 bytes.
 #[inline(always)]
-fn scale_min(j: usize, p: &[u8]) -> (f32, f32) {
-    let (s, m) = if j < 4 {
-        (p[j] & 63, p[j + 4] & 63)
+pub(crate) fn scale_min(j: usize, p: &[u8]) -> [u8; 2] {
+    if j < 4 {
+        [p[j] & 63, p[j + 4] & 63]
     } else {
-        (p[j + 4] & 15 | p[j - 4] >> 6 << 4, p[j + 4] >> 4 | p[j] >> 6 << 4)
-    };
-    (f32::from(s), f32::from(m))
+        [p[j + 4] & 15 | p[j - 4] >> 6 << 4, p[j + 4] >> 4 | p[j] >> 6 << 4]
+    }
 }
 
 /// Q4_K, and Q5_K with a fifth bit in 32 bytes before the nibbles.
@@ -134,7 +133,7 @@ fn q45_k<V: Lanes, const FIFTH: bool, const BYTES: usize>(b: &[u8; BYTES], o: &m
     unsafe {
         let (d, dmin) = (half_at::<V>(b, 0), half_at::<V>(b, 2));
         for group in 0..8 {
-            let (s, m) = scale_min(group, packed);
+            let [s, m] = scale_min(group, packed).map(f32::from);
             let (s, m) = (d.mul(V::splat(s)), dmin.mul(V::splat(m)));
             let (base, shift) = (start + group / 2 * 32, (group as u32 % 2) * 4);
             for i in (0..32).step_by(V::N) {

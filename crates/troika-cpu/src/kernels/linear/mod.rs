@@ -19,7 +19,6 @@ mod packed;
 pub mod panels;
 mod part;
 mod run;
-pub mod scalar;
 mod sink;
 mod terms;
 mod tile;
@@ -35,6 +34,7 @@ use crate::machine::Multiply;
 use crate::{Isa, SharedMut};
 
 pub(crate) use bf16::{PairsKernel, dispatch_pairs};
+pub(crate) use blocks::scale_min;
 pub(crate) use part::ProductPart;
 pub(crate) use run::run_part;
 pub(crate) use terms::{Float, Mac, Pairs, RowReader, Single, nearest};
@@ -103,7 +103,8 @@ impl<'a> Input<'a> {
     /// A panic of a part.
     pub fn new(
         cx: &mut Context<'_>,
-        (x, cols): (&'a [f32], usize),
+        x: &'a [f32],
+        cols: usize,
         bf16: bool,
         work: &'a mut [f32],
     ) -> Result<Input<'a>, KernelError> {
@@ -113,7 +114,7 @@ impl<'a> Input<'a> {
         let pairs = bf16::is_native(cx.isa);
         let width = if pairs { bf16::words(cols) } else { cols };
         let data = &mut work[..x.len() / cols.max(1) * width];
-        bf16::round(cx, (x, cols), pairs, data)?;
+        bf16::round(cx, x, cols, pairs, data)?;
         Ok(Input { data, width, pairs })
     }
 }
@@ -154,22 +155,21 @@ impl<'a> RowsView<'a> {
     /// Whether all these rows lie inside, `cols` floats each.
     pub(crate) fn has(&self, rows: &Range<usize>, cols: usize) -> bool {
         let at = |i: usize| self.index.map_or(i, |ix| ix[i] as usize).checked_div(self.divide);
-        has((self.offset, self.stride), self.data.len(), (rows, cols), self.index.is_some(), &at)
+        let end = |i| at(i)?.checked_mul(self.stride)?.checked_add(self.offset)?.checked_add(cols);
+        all_within(self.data.len(), rows, self.index.is_some(), &end)
     }
 }
 
-/// Whether rows at `offset + at(i) * stride` lie inside of `len` floats, `cols` floats each.
-fn has(
-    (offset, stride): (usize, usize),
+/// Whether rows, of which `i` ends at `end(i)`, lie inside of `len` floats.
+fn all_within(
     len: usize,
-    (rows, cols): (&Range<usize>, usize),
+    rows: &Range<usize>,
     indexed: bool,
-    at: &dyn Fn(usize) -> Option<usize>,
+    end: &dyn Fn(usize) -> Option<usize>,
 ) -> bool {
     if rows.is_empty() {
         return true;
     }
-    let end = |i: usize| at(i)?.checked_mul(stride)?.checked_add(offset)?.checked_add(cols);
     let inside = |i: usize| end(i).is_some_and(|end| end <= len);
     // Without an index the last row stands for all.
     if indexed { rows.clone().all(inside) } else { inside(rows.end - 1) }
@@ -206,8 +206,9 @@ impl<'a> OutView<'a> {
 
     /// Whether all these rows lie inside, `cols` floats each.
     pub(crate) fn has(&self, rows: &Range<usize>, cols: usize) -> bool {
-        let at = |i: usize| Some(self.index.map_or(i, |ix| ix[i] as usize));
-        has((self.offset, self.stride), self.data.len(), (rows, cols), self.index.is_some(), &at)
+        let at = |i: usize| self.index.map_or(i, |ix| ix[i] as usize);
+        let end = |i| at(i).checked_mul(self.stride)?.checked_add(self.offset)?.checked_add(cols);
+        all_within(self.data.len(), rows, self.index.is_some(), &end)
     }
 }
 

@@ -48,21 +48,18 @@ pub(super) fn pack<V: Lanes>(b: WeightBlock<'_>, to: &mut [f32], width: usize, w
         let rows = |g: usize| rows::<V>(base, bytes, b.rows - g);
         for g in (0..b.rows).step_by(V::N) {
             let to = PanelTarget { to: to.as_mut_ptr().add(g), width };
+            macro_rules! as_they_lie {
+                ($reader:ty) => {
+                    columns::<V, $reader>(at(rows(g), g * bytes), b.at, b.len, to)
+                };
+            }
             match (b.pairs, w.dtype) {
-                (true, _) => columns::<V, Pairs>(at(rows(g), g * bytes), b.at, b.len, to),
-                (_, DType::BF16) => columns::<V, Halves>(at(rows(g), g * bytes), b.at, b.len, to),
-                (_, DType::F32) => {
-                    columns::<V, Single<F32Row>>(at(rows(g), g * bytes), b.at, b.len, to)
-                }
-                (_, DType::F16) => {
-                    columns::<V, Single<F16Row>>(at(rows(g), g * bytes), b.at, b.len, to)
-                }
-                (_, DType::Q8_0) => {
-                    columns::<V, Single<Q8Row>>(at(rows(g), g * bytes), b.at, b.len, to)
-                }
-                (_, DType::Q4_0) => {
-                    columns::<V, Single<Q4Row>>(at(rows(g), g * bytes), b.at, b.len, to)
-                }
+                (true, _) => as_they_lie!(Pairs),
+                (_, DType::BF16) => as_they_lie!(Halves),
+                (_, DType::F32) => as_they_lie!(Single<F32Row>),
+                (_, DType::F16) => as_they_lie!(Single<F16Row>),
+                (_, DType::Q8_0) => as_they_lie!(Single<Q8Row>),
+                (_, DType::Q4_0) => as_they_lie!(Single<Q4Row>),
                 _ => {
                     let count = (b.rows - g).min(V::N);
                     for i in 0..count {

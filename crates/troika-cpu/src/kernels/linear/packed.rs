@@ -5,7 +5,7 @@ use troika_graph::DType;
 
 use super::panels::{F16Columns, LINE, LineReader, ROWS, panel_bytes};
 use super::sink::Sink;
-use super::terms::{Halves, Mac, Pairs, Single};
+use super::terms::{Halves, Mac, Single};
 use super::weights::F32Row;
 use super::{BLOCK, Product, ProductPart};
 use crate::kernels::simd::Lanes;
@@ -28,6 +28,17 @@ unsafe fn panel(p: &Product<'_>, n: usize) -> *const u8 {
     unsafe { p.weight.bytes.as_ptr().add(at) }
 }
 
+/// Calls a function for the reader of a weight's lines.
+macro_rules! by_lines {
+    ($a:ty, $dtype:expr, $f:ident::<$t:ty>($($arg:expr),*)) => {
+        match (<$a>::PAIRS, $dtype) {
+            (false, DType::F16) => $f::<$t, F16Columns>($($arg),*),
+            (false, DType::BF16) => $f::<$t, Halves>($($arg),*),
+            _ => $f::<$t, Single<F32Row>>($($arg),*),
+        }
+    };
+}
+
 /// One activation row.
 ///
 /// # Safety
@@ -35,14 +46,7 @@ unsafe fn panel(p: &Product<'_>, n: usize) -> *const u8 {
 #[inline(always)]
 pub(super) unsafe fn one_row<A: Mac>(part: &ProductPart<'_>) {
     // SAFETY: passed on.
-    unsafe {
-        match (A::PAIRS, part.product.weight.dtype) {
-            (true, _) => all::<A, Pairs>(part),
-            (_, DType::F16) => all::<A, F16Columns>(part),
-            (_, DType::BF16) => all::<A, Halves>(part),
-            _ => all::<A, Single<F32Row>>(part),
-        }
-    }
+    unsafe { by_lines!(A, part.product.weight.dtype, all::<A>(part)) }
 }
 
 /// All panels, one after the other: with two of them side by side, memory is a stream each, and one
@@ -100,18 +104,13 @@ unsafe fn all<A: Mac, L: LineReader>(part: &ProductPart<'_>) {
 pub(super) unsafe fn copy<A: Mac>(
     p: &Product<'_>,
     n: usize,
-    block: (usize, usize),
-    to: (&mut [f32], usize),
+    at: usize,
+    words: usize,
+    to: &mut [f32],
+    width: usize,
 ) {
     // SAFETY: passed on.
-    unsafe {
-        match (A::PAIRS, p.weight.dtype) {
-            (true, _) => copy_lines::<A::V, Pairs>(p, n, block, to),
-            (_, DType::F16) => copy_lines::<A::V, F16Columns>(p, n, block, to),
-            (_, DType::BF16) => copy_lines::<A::V, Halves>(p, n, block, to),
-            _ => copy_lines::<A::V, Single<F32Row>>(p, n, block, to),
-        }
-    }
+    unsafe { by_lines!(A, p.weight.dtype, copy_lines::<A::V>(p, n, at, words, to, width)) }
 }
 
 /// # Safety
@@ -120,8 +119,10 @@ pub(super) unsafe fn copy<A: Mac>(
 unsafe fn copy_lines<V: Lanes, L: LineReader>(
     p: &Product<'_>,
     n: usize,
-    (at, words): (usize, usize),
-    (to, width): (&mut [f32], usize),
+    at: usize,
+    words: usize,
+    to: &mut [f32],
+    width: usize,
 ) {
     assert!(to.len() >= words * width && width.is_multiple_of(ROWS), "memory of a panel");
     for g in (0..width.min(p.weight.rows - n)).step_by(ROWS) {

@@ -109,6 +109,7 @@ pub(super) trait LineReader {
     unsafe fn word<V: Lanes>(line: *const u8, lane: usize, word: usize) -> V;
 }
 
+/// Columns of f32, and pairs of bf16 that are used as such.
 impl LineReader for Single<F32Row> {
     const WORDS: usize = 1;
     #[inline(always)]
@@ -139,15 +140,6 @@ impl LineReader for Halves {
             let pairs = V::load(line.add(4 * lane).cast());
             if word == 0 { pairs.bf16_low() } else { pairs.bf16_high() }
         }
-    }
-}
-
-impl LineReader for Pairs {
-    const WORDS: usize = 1;
-    #[inline(always)]
-    unsafe fn word<V: Lanes>(line: *const u8, lane: usize, _: usize) -> V {
-        // SAFETY: by the caller.
-        unsafe { V::load(line.add(4 * lane).cast()) }
     }
 }
 

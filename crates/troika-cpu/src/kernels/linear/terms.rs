@@ -88,7 +88,10 @@ pub(crate) trait RowReader {
     unsafe fn tail<V: Lanes>(row: *const u8, i: usize, n: usize) -> V;
 
     /// What meets word `w` of the lanes.
-    fn word<V: Lanes>(lanes: V, w: usize) -> V;
+    #[inline(always)]
+    fn word<V: Lanes>(lanes: V, _w: usize) -> V {
+        lanes
+    }
 
     /// Words of `cols` columns.
     #[inline(always)]
@@ -116,10 +119,6 @@ impl<R: RowLoad> RowReader for Single<R> {
     unsafe fn tail<V: Lanes>(row: *const u8, i: usize, n: usize) -> V {
         // SAFETY: by the caller.
         unsafe { R::tail(row, i, n) }
-    }
-    #[inline(always)]
-    fn word<V: Lanes>(lanes: V, _: usize) -> V {
-        lanes
     }
 }
 
@@ -159,10 +158,6 @@ impl RowReader for Pairs {
             std::ptr::copy_nonoverlapping(row.add(i * 2), buf.as_mut_ptr().cast(), bytes);
             V::load(buf.as_ptr().cast())
         }
-    }
-    #[inline(always)]
-    fn word<V: Lanes>(lanes: V, _: usize) -> V {
-        lanes
     }
 }
 

@@ -68,10 +68,10 @@ unsafe fn one_row<A: Mac, S: RowReader>(part: &ProductPart<'_>) {
         while n < part.n.end {
             // Two chains of sums hide the latency of the shorter registers.
             if A::V::N <= 8 && n + A::V::N < part.n.end {
-                rows_by_row::<A, S, 2>(part, (x, y), n);
+                rows_by_row::<A, S, 2>(part, x, y, n);
                 n += 2 * A::V::N;
             } else {
-                rows_by_row::<A, S, 1>(part, (x, y), n);
+                rows_by_row::<A, S, 1>(part, x, y, n);
                 n += A::V::N;
             }
         }
@@ -85,7 +85,8 @@ unsafe fn one_row<A: Mac, S: RowReader>(part: &ProductPart<'_>) {
 #[inline(always)]
 unsafe fn rows_by_row<A: Mac, S: RowReader, const G: usize>(
     part: &ProductPart<'_>,
-    (x, y): (*const f32, *mut f32),
+    x: *const f32,
+    y: *mut f32,
     n: usize,
 ) {
     let (p, w) = (&part.product, &part.product.weight);
@@ -162,7 +163,7 @@ fn by_panels<A: Mac, const M: usize, const W: usize>(part: ProductPart<'_>) {
             let block = WeightBlock { weight: p.weight, n, rows, at, len, pairs: A::PAIRS };
             if p.panels {
                 // SAFETY: parts begin with a panel, blocks with a line.
-                unsafe { packed::copy::<A>(p, n, (skip, words), (to, width)) };
+                unsafe { packed::copy::<A>(p, n, skip, words, to, width) };
             } else {
                 pack::<A::V>(block, to, width, wide);
             }

@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use troika_graph::{DType, blocks};
 
 use super::WeightView;
-use crate::kernels::simd::{Lanes, MAX_LANES, load_part};
+use crate::kernels::simd::{Lanes, MAX_LANES};
 
 /// Loads lanes from a row of some type.
 pub(crate) trait RowLoad {
@@ -18,7 +18,10 @@ pub(crate) trait RowLoad {
     ///
     /// # Safety
     /// As for `load`.
-    unsafe fn tail<V: Lanes>(row: *const u8, i: usize, n: usize) -> V;
+    #[inline(always)]
+    unsafe fn tail<V: Lanes>(_row: *const u8, _i: usize, _n: usize) -> V {
+        unreachable!("rows of blocks have no tail")
+    }
 }
 
 /// Plain f32.
@@ -32,56 +35,33 @@ pub(crate) struct Q8Row;
 /// Q4_0 blocks.
 pub(crate) struct Q4Row;
 
-impl RowLoad for F32Row {
-    #[inline(always)]
-    unsafe fn load<V: Lanes>(row: *const u8, i: usize) -> V {
-        // SAFETY: the row has these elements.
-        unsafe { V::load(row.add(i * 4).cast::<f32>()) }
-    }
-    #[inline(always)]
-    unsafe fn tail<V: Lanes>(row: *const u8, i: usize, n: usize) -> V {
-        // SAFETY: the row has these elements.
-        unsafe { load_part(row.add(i * 4).cast::<f32>(), n) }
-    }
-}
-
-impl RowLoad for F16Row {
-    #[inline(always)]
-    unsafe fn load<V: Lanes>(row: *const u8, i: usize) -> V {
-        // SAFETY: the row has these elements.
-        unsafe { V::load_f16(row.add(i * 2).cast::<f16>()) }
-    }
-    #[inline(always)]
-    unsafe fn tail<V: Lanes>(row: *const u8, i: usize, n: usize) -> V {
-        let mut buf = [f16::ZERO; MAX_LANES];
-        // SAFETY: the row has these elements, fewer than the buffer.
-        unsafe {
-            // As bytes: the row may be unaligned.
-            let from = row.add(i * 2);
-            std::ptr::copy_nonoverlapping(from, buf.as_mut_ptr().cast(), n.min(MAX_LANES) * 2);
-            V::load_f16(buf.as_ptr())
+/// Rows of plain numbers, by the load of [`Lanes`].
+macro_rules! plain_rows {
+    ($row:ident, $number:ty, $load:ident) => {
+        impl RowLoad for $row {
+            #[inline(always)]
+            unsafe fn load<V: Lanes>(row: *const u8, i: usize) -> V {
+                // SAFETY: the row has these elements.
+                unsafe { V::$load(row.add(i * size_of::<$number>()).cast()) }
+            }
+            #[inline(always)]
+            unsafe fn tail<V: Lanes>(row: *const u8, i: usize, n: usize) -> V {
+                const SIZE: usize = size_of::<$number>();
+                let mut buf = [<$number>::default(); MAX_LANES];
+                // SAFETY: the row has these elements, fewer than the buffer.
+                unsafe {
+                    // As bytes: the row may be unaligned.
+                    let (from, bytes) = (row.add(i * SIZE), n.min(MAX_LANES) * SIZE);
+                    std::ptr::copy_nonoverlapping(from, buf.as_mut_ptr().cast(), bytes);
+                    V::$load(buf.as_ptr())
+                }
+            }
         }
-    }
+    };
 }
-
-impl RowLoad for Bf16Row {
-    #[inline(always)]
-    unsafe fn load<V: Lanes>(row: *const u8, i: usize) -> V {
-        // SAFETY: the row has these elements.
-        unsafe { V::load_bf16(row.add(i * 2).cast::<bf16>()) }
-    }
-    #[inline(always)]
-    unsafe fn tail<V: Lanes>(row: *const u8, i: usize, n: usize) -> V {
-        let mut buf = [bf16::ZERO; MAX_LANES];
-        // SAFETY: the row has these elements, fewer than the buffer.
-        unsafe {
-            // As bytes: the row may be unaligned.
-            let from = row.add(i * 2);
-            std::ptr::copy_nonoverlapping(from, buf.as_mut_ptr().cast(), n.min(MAX_LANES) * 2);
-            V::load_bf16(buf.as_ptr())
-        }
-    }
-}
+plain_rows!(F32Row, f32, load);
+plain_rows!(F16Row, f16, load_f16);
+plain_rows!(Bf16Row, bf16, load_bf16);
 
 /// Lanes divide the block of 32, so block types have no tail.
 impl RowLoad for Q8Row {
@@ -92,10 +72,6 @@ impl RowLoad for Q8Row {
             let block = row.add(i / 32 * 34);
             V::splat_f16(block).mul(V::load_i8(block.add(2 + i % 32).cast()))
         }
-    }
-    #[inline(always)]
-    unsafe fn tail<V: Lanes>(_: *const u8, _: usize, _: usize) -> V {
-        unreachable!("rows of blocks have no tail")
     }
 }
 
@@ -108,10 +84,6 @@ impl RowLoad for Q4Row {
             let q = V::load_bits(block.add(2 + i % 16), (i as u32 % 32) / 16 * 4, 15);
             V::splat_f16(block).mul(q.sub(V::splat(8.0)))
         }
-    }
-    #[inline(always)]
-    unsafe fn tail<V: Lanes>(_: *const u8, _: usize, _: usize) -> V {
-        unreachable!("rows of blocks have no tail")
     }
 }
 

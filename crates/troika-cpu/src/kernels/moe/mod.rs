@@ -5,7 +5,6 @@
 //! slots. A weight is widened once per part, for all pairs of its expert. With few rows the chosen
 //! experts' panels are cut as if they were one weight, which streams from memory.
 
-pub mod scalar;
 mod weight;
 
 use std::ops::Range;
@@ -75,7 +74,8 @@ pub struct Memory<'a> {
 /// Floats of working memory for rows that choose `top_k` experts each; activations may be made
 /// ready for products before both projections.
 pub fn floats(
-    (rows, top_k): (usize, usize),
+    rows: usize,
+    top_k: usize,
     k: usize,
     inter: usize,
     activations: ActivationFormat,
@@ -128,7 +128,8 @@ impl Sorted<'_> {
 
 /// Counting sort; stable, so everything after is in a fixed order.
 fn sort<'a>(
-    (ids, rows): (&[i32], usize),
+    ids: &[i32],
+    rows: usize,
     experts: usize,
     words: &'a mut [u32],
 ) -> Result<Sorted<'a>, KernelError> {
@@ -182,7 +183,7 @@ pub fn experts<W: Weight>(
     if pairs == 0 {
         return Ok(());
     }
-    let sorted = sort((x.ids, rows), x.experts, memory.words)?;
+    let sorted = sort(x.ids, rows, x.experts, memory.words)?;
     let first = (x.expert)(sorted.used[0] as usize);
     // Workers that wait while the input is made ready fetch what is multiplied first.
     let prefetch = |cx: &mut Context<'_>, weight: W| {
@@ -196,19 +197,20 @@ pub fn experts<W: Weight>(
     let (down, rest) = rest.split_at_mut(pairs * x.k);
     let (outer, rest) = rest.split_at_mut(rows * ready(x.activations, x.k));
     let inner = &mut rest[..pairs * ready(x.activations, x.inter)];
-    let input = first.gate.input(cx, (x.x, x.k), x.activations, outer)?;
+    let input = first.gate.input(cx, x.x, x.k, x.activations, outer)?;
     gate_up(cx, &x, &sorted, input, hidden)?;
     prefetch(cx, first.down);
-    let input = first.down.input(cx, (hidden, x.inter), x.activations, inner)?;
+    let input = first.down.input(cx, hidden, x.inter, x.activations, inner)?;
     project_down(cx, &x, &sorted, input, down)?;
-    combine(cx, x.weights, (down, x.k), y)
+    combine(cx, x.weights, down, x.k, y)
 }
 
 /// `y[row] = sum over slots of weight * down[row, slot]`, in the order of the slots.
 fn combine(
     cx: &mut Context<'_>,
     weights: &[f32],
-    (down, k): (&[f32], usize),
+    down: &[f32],
+    k: usize,
     y: &mut [f32],
 ) -> Result<(), KernelError> {
     let top_k = weights.len() * k / y.len().max(1);
@@ -233,7 +235,8 @@ impl ExpertCut {
     /// For weights like `first`, `count` of each expert.
     fn new<W: Weight>(
         cx: &Context<'_>,
-        (first, count): (W, usize),
+        first: W,
+        count: usize,
         sorted: &Sorted<'_>,
         rows: usize,
     ) -> ExpertCut {
@@ -260,7 +263,8 @@ impl ExpertCut {
     fn visit(
         &self,
         part: usize,
-        (sorted, rows): (&Sorted<'_>, usize),
+        sorted: &Sorted<'_>,
+        rows: usize,
         mut work: impl FnMut(usize, Range<usize>),
     ) {
         match self {
@@ -296,52 +300,57 @@ fn gate_up<W: Weight>(
     hidden: &mut [f32],
 ) -> Result<(), KernelError> {
     let first = (x.expert)(sorted.used[0] as usize).gate;
-    let cut = ExpertCut::new(cx, (first, 2), sorted, x.inter);
-    let (isa, hidden) = (cx.isa, SharedMut::new(hidden));
+    let cut = ExpertCut::new(cx, first, 2, sorted, x.inter);
+    let part_of = GateUp { isa: cx.isa, x, sorted, input, hidden: SharedMut::new(hidden) };
     cx.run(cut.parts(sorted), &|scratch, part| {
-        cut.visit(part, (sorted, x.inter), |e, n| {
+        cut.visit(part, sorted, x.inter, |e, n| {
             // SAFETY: these columns of these pairs belong to this part.
-            unsafe { gate_up_rows(isa, x, sorted, (e, n), (input, hidden), scratch) }
+            unsafe { part_of.rows(e, n, scratch) }
         });
     })
 }
 
-/// Some weight rows of an expert's gate and up, for all of its pairs.
-///
-/// # Safety
-/// Nobody else accesses these columns of the pairs' results meanwhile.
-unsafe fn gate_up_rows<W: Weight>(
+/// Where gate and up of all pairs come from and go.
+struct GateUp<'a, 'o, 'e, W> {
     isa: Isa,
-    x: &Operands<'_, Expert<'_, W>>,
-    sorted: &Sorted<'_>,
-    (e, n): (usize, Range<usize>),
-    (input, hidden): (Input<'_>, SharedMut<'_, f32>),
-    scratch: &mut [f32],
-) {
-    let (pairs, expert, activations) = (sorted.pairs(e), (x.expert)(e), x.activations);
-    let (wide, tiles) = scratch.split_at_mut(linear::worker_floats());
-    let (gate, up) = tiles.split_at_mut(TILE_ROWS * select::MAX_PANEL);
-    for m in pairs.clone().step_by(TILE_ROWS) {
-        let index = &sorted.order[m..(m + TILE_ROWS).min(pairs.end)];
-        let dense = RowsView::dense(input.data, input.width);
-        let rows = RowsView { index: Some(index), divide: x.top_k, ..dense };
-        let both =
-            [(expert.gate, expert.bias[0], &mut *gate), (expert.up, expert.bias[1], &mut *up)];
-        for (weight, bias, tile) in both {
-            let y = OutView::dense(SharedMut::new(tile), n.len());
-            let (x, m, origin) = (rows, index.len(), n.start);
-            let (n, pairs) = (n.clone(), input.pairs);
-            let piece = ExpertPiece { bias, n, m, x, activations, y, origin, pairs };
-            // SAFETY: the results are in this worker's scratch.
-            unsafe { weight.multiply(isa, piece, &mut *wide) };
-        }
-        for i in 0..index.len() {
-            let start = (m + i) * x.inter;
-            // SAFETY: by the caller.
-            let y = unsafe { hidden.slice(start + n.start..start + n.end) };
-            let r = i * n.len()..(i + 1) * n.len();
-            let (a, b) = (&gate[r.clone()], &up[r]);
-            dispatch(isa, ElementwiseRun { op: Element::Gate(x.act), a, b, y });
+    x: &'a Operands<'o, Expert<'e, W>>,
+    sorted: &'a Sorted<'a>,
+    input: Input<'a>,
+    hidden: SharedMut<'a, f32>,
+}
+
+impl<W: Weight> GateUp<'_, '_, '_, W> {
+    /// Some weight rows of an expert's gate and up, for all of its pairs.
+    ///
+    /// # Safety
+    /// Nobody else accesses these columns of the pairs' results meanwhile.
+    unsafe fn rows(&self, e: usize, n: Range<usize>, scratch: &mut [f32]) {
+        let GateUp { isa, x, sorted, input, hidden } = *self;
+        let (pairs, expert, activations) = (sorted.pairs(e), (x.expert)(e), x.activations);
+        let (wide, tiles) = scratch.split_at_mut(linear::worker_floats());
+        let (gate, up) = tiles.split_at_mut(TILE_ROWS * select::MAX_PANEL);
+        for m in pairs.clone().step_by(TILE_ROWS) {
+            let index = &sorted.order[m..(m + TILE_ROWS).min(pairs.end)];
+            let dense = RowsView::dense(input.data, input.width);
+            let rows = RowsView { index: Some(index), divide: x.top_k, ..dense };
+            let both =
+                [(expert.gate, expert.bias[0], &mut *gate), (expert.up, expert.bias[1], &mut *up)];
+            for (weight, bias, tile) in both {
+                let y = OutView::dense(SharedMut::new(tile), n.len());
+                let (x, m, origin) = (rows, index.len(), n.start);
+                let (n, pairs) = (n.clone(), input.pairs);
+                let piece = ExpertPiece { bias, n, m, x, activations, y, origin, pairs };
+                // SAFETY: the results are in this worker's scratch.
+                unsafe { weight.multiply(isa, piece, &mut *wide) };
+            }
+            for i in 0..index.len() {
+                let start = (m + i) * x.inter;
+                // SAFETY: by the caller.
+                let y = unsafe { hidden.slice(start + n.start..start + n.end) };
+                let r = i * n.len()..(i + 1) * n.len();
+                let (a, b) = (&gate[r.clone()], &up[r]);
+                dispatch(isa, ElementwiseRun { op: Element::Gate(x.act), a, b, y });
+            }
         }
     }
 }
@@ -355,10 +364,10 @@ fn project_down<W: Weight>(
     down: &mut [f32],
 ) -> Result<(), KernelError> {
     let first = (x.expert)(sorted.used[0] as usize).down;
-    let cut = ExpertCut::new(cx, (first, 1), sorted, x.k);
+    let cut = ExpertCut::new(cx, first, 1, sorted, x.k);
     let (isa, down, width) = (cx.isa, SharedMut::new(down), input.width);
     cx.run(cut.parts(sorted), &|scratch, part| {
-        cut.visit(part, (sorted, x.k), |e, n| {
+        cut.visit(part, sorted, x.k, |e, n| {
             let (pairs, expert) = (sorted.pairs(e), (x.expert)(e));
             let index = Some(&sorted.order[pairs.clone()]);
             let piece = ExpertPiece {

@@ -38,7 +38,8 @@ pub trait Weight: Copy {
     fn input<'a>(
         &self,
         cx: &mut Context<'_>,
-        x: (&'a [f32], usize),
+        x: &'a [f32],
+        cols: usize,
         activations: ActivationFormat,
         work: &'a mut [f32],
     ) -> Result<Input<'a>, KernelError>;
@@ -66,11 +67,12 @@ impl Weight for WeightView<'_> {
     fn input<'a>(
         &self,
         cx: &mut Context<'_>,
-        x: (&'a [f32], usize),
+        x: &'a [f32],
+        cols: usize,
         activations: ActivationFormat,
         work: &'a mut [f32],
     ) -> Result<Input<'a>, KernelError> {
-        Input::new(cx, x, activations == ActivationFormat::Bf16, work)
+        Input::new(cx, x, cols, activations == ActivationFormat::Bf16, work)
     }
 
     fn bytes(&self) -> &[u8] {
@@ -104,12 +106,13 @@ impl Weight for int8::PackedView<'_> {
     fn input<'a>(
         &self,
         cx: &mut Context<'_>,
-        (x, cols): (&'a [f32], usize),
+        x: &'a [f32],
+        cols: usize,
         activations: ActivationFormat,
         work: &'a mut [f32],
     ) -> Result<Input<'a>, KernelError> {
         let kind = int8::Quantization::of(self.layout.dtype, activations);
-        int8::quantize(cx, (int8::ActivationRows::Plain(x), cols), &mut [(kind, &mut *work)])?;
+        int8::quantize(cx, int8::ActivationRows::Plain(x), cols, &mut [(kind, &mut *work)])?;
         Ok(Input { data: work, width: int8::floats(cols), pairs: false })
     }
 

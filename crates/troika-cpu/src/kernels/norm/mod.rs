@@ -1,7 +1,5 @@
 //! Normalisation over groups of columns.
 
-pub mod scalar;
-
 use crate::kernels::simd::{Kernel, Lanes, dispatch, load_part, store_part};
 use crate::kernels::{Context, KernelError, rows_per_part};
 
@@ -53,7 +51,7 @@ pub fn norm(
     norm.check(group);
     assert!(group > 0 && x.len() == y.len(), "lengths of a norm's operands");
     let isa = cx.isa;
-    cx.run_rows((y, group), rows_per_part(group), |_, lines, y| {
+    cx.run_rows(y, group, rows_per_part(group), |_, lines, y| {
         let x = &x[lines.start * group..lines.end * group];
         dispatch(isa, NormRun { norm, x, y, group });
     })

@@ -1,7 +1,6 @@
 //! Rotary position embedding.
 
 mod angles;
-pub mod scalar;
 
 use troika_device::{ForwardBatch, SeqRows};
 use troika_graph::{Rope, RopeFreqs, RopeStyle};
@@ -25,7 +24,7 @@ pub fn worker_floats(rope: &Rope) -> usize {
     rope.rotary_dim
 }
 
-/// Rotates the heads of rows of `cols` elements; `positions` has one per row.
+/// Rotates the heads of rows; `positions` has one per row.
 ///
 /// # Errors
 /// A panic of a part.
@@ -33,13 +32,18 @@ pub fn rope(
     cx: &mut Context<'_>,
     rope: &Rope,
     forward: &ForwardBatch,
-    (x, positions): (&[f32], &[i32]),
-    (y, cols): (&mut [f32], usize),
+    x: &[f32],
+    positions: &[i32],
+    y: &mut [f32],
 ) -> Result<(), KernelError> {
-    assert!(cols > 0 && x.len() == y.len(), "lengths of a rope's operands");
-    assert!(positions.len() == y.len() / cols, "a position per row");
+    assert!(x.len() == y.len(), "lengths of a rope's operands");
+    if y.is_empty() {
+        return Ok(());
+    }
+    assert!(!positions.is_empty() && y.len().is_multiple_of(positions.len()), "a position per row");
+    let cols = y.len() / positions.len();
     let isa = cx.isa;
-    cx.run_rows((y, cols), rows_per_part(cols * 2), |table, rows, y| {
+    cx.run_rows(y, cols, rows_per_part(cols * 2), |table, rows, y| {
         let x = &x[rows.start * cols..rows.end * cols];
         dispatch(isa, RopePart { rope, forward, positions, rows, x, y, cols, table });
     })

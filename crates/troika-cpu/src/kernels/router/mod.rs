@@ -27,7 +27,7 @@ pub fn router(
     let rows = logits.len() / n.max(1);
     assert!(ids.len() == rows * k && weights.len() == rows * k, "lengths of a router's results");
     let weights = SharedMut::new(weights);
-    cx.run_rows((ids, k), rows_per_part(n * 8), |scratch, rows, ids| {
+    cx.run_rows(ids, k, rows_per_part(n * 8), |scratch, rows, ids| {
         let (scores, rest) = scratch.split_at_mut(n);
         for (row, ids) in rows.zip(ids.chunks_exact_mut(k.max(1))) {
             // SAFETY: each row belongs to one part.

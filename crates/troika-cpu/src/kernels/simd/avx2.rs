@@ -5,9 +5,8 @@ use std::arch::x86_64::*;
 use half::{bf16, f16};
 
 use super::sealed::Sealed;
-use super::{
-    ByteSums, EXP_MAX, EXP_MIN, EXP_POLY, Kernel, LN2_HIGH, LN2_LOW, Lanes, MAX_LANES, arithmetic,
-};
+use super::{ByteSums, EXP_MAX, EXP_MIN, Kernel, Lanes, MAX_LANES, exp_of_rest};
+use crate::machine::instructions::methods;
 
 /// Runs a kernel with the features switched on.
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -33,109 +32,124 @@ pub(super) fn byte_sums(bytes: __m256i) -> ByteSums {
     [low, high].map(|half| [half as i16, (half >> 16) as i16])
 }
 
-/// The fixed tree of a sum of eight.
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-pub(super) fn sum256(v: __m256) -> f32 {
-    let four = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-    let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-    _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
-}
+/// All lanes put together by an instruction for one and for four of them, in a fixed tree: those of
+/// one register, and those of eight.
+macro_rules! tree {
+    ($one:ident, $eight:ident, $wide:ident, $four:ident, $single:ident) => {
+        #[target_feature(enable = "avx2,fma,f16c")]
+        #[inline]
+        pub(super) fn $one(v: __m256) -> f32 {
+            let four = $four(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+            let two = $four(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32($single(two, _mm_movehdup_ps(two)))
+        }
 
-/// The sums of eight registers, with the tree of [`sum256`].
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-pub(super) fn sums256(v: [__m256; 8]) -> __m256 {
-    // Registers 0 and 4 share one, so that the sums come out in order.
-    let (a, b) = (add_halves(v[0], v[4]), add_halves(v[1], v[5]));
-    let (c, d) = (add_halves(v[2], v[6]), add_halves(v[3], v[7]));
-    let (ab, cd) = (add_pairs(a, b), add_pairs(c, d));
-    _mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x88), _mm256_shuffle_ps(ab, cd, 0xdd))
+        #[target_feature(enable = "avx2,fma,f16c")]
+        #[inline]
+        pub(super) fn $eight(v: [__m256; 8]) -> __m256 {
+            // The lower halves of `x` and `y` with the upper ones, then the same within each half.
+            macro_rules! halves {
+                ($x:expr, $y:expr) => {
+                    $wide(
+                        _mm256_permute2f128_ps($x, $y, 0x20),
+                        _mm256_permute2f128_ps($x, $y, 0x31),
+                    )
+                };
+            }
+            macro_rules! pairs {
+                ($x:expr, $y:expr) => {
+                    $wide(_mm256_shuffle_ps($x, $y, 0x44), _mm256_shuffle_ps($x, $y, 0xee))
+                };
+            }
+            // Registers 0 and 4 share one, so that the results come out in order.
+            let (a, b) = (halves!(v[0], v[4]), halves!(v[1], v[5]));
+            let (c, d) = (halves!(v[2], v[6]), halves!(v[3], v[7]));
+            let (ab, cd) = (pairs!(a, b), pairs!(c, d));
+            $wide(_mm256_shuffle_ps(ab, cd, 0x88), _mm256_shuffle_ps(ab, cd, 0xdd))
+        }
+    };
 }
+tree!(sum256, sums256, _mm256_add_ps, _mm_add_ps, _mm_add_ss);
+tree!(largest256, maxima256, _mm256_max_ps, _mm_max_ps, _mm_max_ss);
 
-/// Lower and upper half of `x` added, then those of `y`.
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-fn add_halves(x: __m256, y: __m256) -> __m256 {
-    let low = _mm256_permute2f128_ps(x, y, 0x20);
-    _mm256_add_ps(low, _mm256_permute2f128_ps(x, y, 0x31))
-}
-
-/// The same within each half.
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-fn add_pairs(x: __m256, y: __m256) -> __m256 {
-    _mm256_add_ps(_mm256_shuffle_ps(x, y, 0x44), _mm256_shuffle_ps(x, y, 0xee))
-}
-
-/// The largest lanes of eight registers.
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-pub(super) fn maxima256(v: [__m256; 8]) -> __m256 {
-    // As in `sums256`.
-    let (a, b) = (highest_halves(v[0], v[4]), highest_halves(v[1], v[5]));
-    let (c, d) = (highest_halves(v[2], v[6]), highest_halves(v[3], v[7]));
-    let (ab, cd) = (highest_pairs(a, b), highest_pairs(c, d));
-    _mm256_max_ps(_mm256_shuffle_ps(ab, cd, 0x88), _mm256_shuffle_ps(ab, cd, 0xdd))
-}
-
-/// [`add_halves`], with the largest instead of the sum.
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-fn highest_halves(x: __m256, y: __m256) -> __m256 {
-    let low = _mm256_permute2f128_ps(x, y, 0x20);
-    _mm256_max_ps(low, _mm256_permute2f128_ps(x, y, 0x31))
-}
-
-/// [`add_pairs`], with the largest instead of the sum.
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-fn highest_pairs(x: __m256, y: __m256) -> __m256 {
-    _mm256_max_ps(_mm256_shuffle_ps(x, y, 0x44), _mm256_shuffle_ps(x, y, 0xee))
-}
-
-/// The largest of eight.
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-pub(super) fn largest256(v: __m256) -> f32 {
-    let four = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-    let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
-    _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)))
+impl F32x8 {
+    /// The nearest whole numbers, ties to even.
+    #[inline(always)]
+    fn nearest(self) -> Self {
+        const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+        // SAFETY: the features are there where the type is.
+        Self(unsafe { _mm256_round_ps(self.0, NEAREST) })
+    }
 }
 
 // SAFETY (of the unsafe blocks): the features are there where the type is; callers promise valid
 // memory, and slices and arrays are as long.
-#[allow(clippy::undocumented_unsafe_blocks)]
+#[allow(clippy::undocumented_unsafe_blocks, unused_unsafe)]
 impl Lanes for F32x8 {
     const N: usize = 8;
     const MANY: bool = false;
 
-    #[inline(always)]
-    fn splat(x: f32) -> Self {
-        Self(unsafe { _mm256_set1_ps(x) })
-    }
-    #[inline(always)]
-    unsafe fn load(p: *const f32) -> Self {
-        Self(unsafe { _mm256_loadu_ps(p) })
-    }
-    #[inline(always)]
-    unsafe fn load_f16(p: *const f16) -> Self {
-        Self(unsafe { _mm256_cvtph_ps(_mm_loadu_si128(p.cast())) })
-    }
-    #[inline(always)]
-    unsafe fn load_bf16(p: *const bf16) -> Self {
-        unsafe {
+    methods! {
+        #[inline(always)]
+        fn splat(x: f32) -> Self { Self(_mm256_set1_ps(x)) }
+        unsafe fn load(p: *const f32) -> Self { Self(_mm256_loadu_ps(p)) }
+        unsafe fn load_f16(p: *const f16) -> Self {
+            Self(_mm256_cvtph_ps(_mm_loadu_si128(p.cast())))
+        }
+        unsafe fn load_bf16(p: *const bf16) -> Self {
             let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
             Self(_mm256_castsi256_ps(_mm256_slli_epi32(wide, 16)))
         }
-    }
-    #[inline(always)]
-    unsafe fn load_i8(p: *const i8) -> Self {
-        Self(unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast()))) })
-    }
-    #[inline(always)]
-    unsafe fn load_bits(p: *const u8, shift: u32, mask: i32) -> Self {
-        Self(unsafe { _mm256_cvtepi32_ps(bits(p, shift, mask)) })
+        unsafe fn load_i8(p: *const i8) -> Self {
+            Self(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast()))))
+        }
+        unsafe fn load_bits(p: *const u8, shift: u32, mask: i32) -> Self {
+            Self(_mm256_cvtepi32_ps(bits(p, shift, mask)))
+        }
+        unsafe fn splat_f16(p: *const u8) -> Self {
+            Self(_mm256_cvtph_ps(_mm_set1_epi16(p.cast::<i16>().read_unaligned())))
+        }
+        unsafe fn store(self, p: *mut f32) { _mm256_storeu_ps(p, self.0) }
+        unsafe fn store_f16(self, p: *mut f16) {
+            _mm_storeu_si128(p.cast(), _mm256_cvtps_ph(self.0, _MM_FROUND_TO_NEAREST_INT))
+        }
+        fn add(self, o: Self) -> Self { Self(_mm256_add_ps(self.0, o.0)) }
+        fn sub(self, o: Self) -> Self { Self(_mm256_sub_ps(self.0, o.0)) }
+        fn mul(self, o: Self) -> Self { Self(_mm256_mul_ps(self.0, o.0)) }
+        fn div(self, o: Self) -> Self { Self(_mm256_div_ps(self.0, o.0)) }
+        fn min(self, o: Self) -> Self { Self(_mm256_min_ps(self.0, o.0)) }
+        fn max(self, o: Self) -> Self { Self(_mm256_max_ps(self.0, o.0)) }
+        fn fma(self, a: Self, b: Self) -> Self { Self(_mm256_fmadd_ps(self.0, a.0, b.0)) }
+        fn exp(self) -> Self {
+            // min and max give their second operand when one is NaN.
+            let x = Self::splat(EXP_MIN).max(Self::splat(89.0).min(self));
+            let n = x.mul(Self::splat(std::f32::consts::LOG2_E)).nearest();
+            // Two factors: 2^128 alone does not exist.
+            let (y, n) = (exp_of_rest(x, n), _mm256_cvtps_epi32(n.0));
+            let half = _mm256_srai_epi32(n, 1);
+            let y = y.mul(power_of_two(half)).mul(power_of_two(_mm256_sub_epi32(n, half)));
+            let tiny = _mm256_cmp_ps(self.0, Self::splat(EXP_MIN).0, _CMP_LT_OQ);
+            let huge = _mm256_cmp_ps(self.0, Self::splat(EXP_MAX).0, _CMP_GT_OQ);
+            let y = _mm256_blendv_ps(y.0, Self::splat(f32::INFINITY).0, huge);
+            Self(_mm256_andnot_ps(tiny, y))
+        }
+        fn exp_falling(self) -> Self {
+            let x = Self::splat(EXP_MIN).max(self);
+            let n = x.mul(Self::splat(std::f32::consts::LOG2_E)).nearest();
+            // Powers between -126 and 0 exist.
+            let y = exp_of_rest(x, n).mul(power_of_two(_mm256_cvtps_epi32(n.0)));
+            Self(_mm256_andnot_ps(_mm256_cmp_ps(self.0, Self::splat(EXP_MIN).0, _CMP_LT_OQ), y.0))
+        }
+        fn sum(self) -> f32 { sum256(self.0) }
+        fn bf16_low(self) -> Self {
+            Self(_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(self.0), 16)))
+        }
+        fn bf16_high(self) -> Self {
+            Self(_mm256_and_ps(self.0, _mm256_castsi256_ps(_mm256_set1_epi32(-0x1_0000))))
+        }
+        fn prefetch(p: *const u8) { _mm_prefetch(p.cast(), _MM_HINT_T0) }
+        fn prefetch_l2(p: *const u8) { _mm_prefetch(p.cast(), _MM_HINT_T1) }
+        fn largest(self) -> f32 { largest256(self.0) }
     }
     #[inline(always)]
     unsafe fn look_up(p: *const u8, shift: u32, table: &[f32; 16]) -> Self {
@@ -147,10 +161,6 @@ impl Lanes for F32x8 {
             let choose = _mm256_castsi256_ps(_mm256_slli_epi32(index, 28));
             Self(_mm256_blendv_ps(low, high, choose))
         }
-    }
-    #[inline(always)]
-    unsafe fn splat_f16(p: *const u8) -> Self {
-        Self(unsafe { _mm256_cvtph_ps(_mm_set1_epi16(p.cast::<i16>().read_unaligned())) })
     }
     #[inline(always)]
     fn largest_magnitude(x: &[f32; 32]) -> f32 {
@@ -189,76 +199,6 @@ impl Lanes for F32x8 {
         }
     }
     #[inline(always)]
-    unsafe fn store(self, p: *mut f32) {
-        unsafe { _mm256_storeu_ps(p, self.0) }
-    }
-    #[inline(always)]
-    unsafe fn store_f16(self, p: *mut f16) {
-        unsafe { _mm_storeu_si128(p.cast(), _mm256_cvtps_ph(self.0, _MM_FROUND_TO_NEAREST_INT)) }
-    }
-    arithmetic!(
-        add = _mm256_add_ps,
-        sub = _mm256_sub_ps,
-        mul = _mm256_mul_ps,
-        div = _mm256_div_ps,
-        min = _mm256_min_ps,
-        max = _mm256_max_ps
-    );
-    #[inline(always)]
-    fn fma(self, a: Self, b: Self) -> Self {
-        Self(unsafe { _mm256_fmadd_ps(self.0, a.0, b.0) })
-    }
-    #[inline(always)]
-    fn exp(self) -> Self {
-        unsafe {
-            // min and max give their second operand when one is NaN.
-            let x = Self::splat(EXP_MIN).max(Self::splat(89.0).min(self));
-            let n = _mm256_round_ps(
-                x.mul(Self::splat(std::f32::consts::LOG2_E)).0,
-                _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC,
-            );
-            let r = _mm256_fnmadd_ps(n, Self::splat(LN2_HIGH).0, x.0);
-            let r = Self(_mm256_fnmadd_ps(n, Self::splat(LN2_LOW).0, r));
-            let mut p = Self::splat(EXP_POLY[0]);
-            for c in &EXP_POLY[1..] {
-                p = p.fma(r, Self::splat(*c));
-            }
-            let y = p.fma(r.mul(r), r).add(Self::splat(1.0));
-            // Two factors: 2^128 alone does not exist.
-            let n = _mm256_cvtps_epi32(n);
-            let half = _mm256_srai_epi32(n, 1);
-            let y = y.mul(power_of_two(half)).mul(power_of_two(_mm256_sub_epi32(n, half)));
-            let tiny = _mm256_cmp_ps(self.0, Self::splat(EXP_MIN).0, _CMP_LT_OQ);
-            let huge = _mm256_cmp_ps(self.0, Self::splat(EXP_MAX).0, _CMP_GT_OQ);
-            let y = _mm256_blendv_ps(y.0, Self::splat(f32::INFINITY).0, huge);
-            Self(_mm256_andnot_ps(tiny, y))
-        }
-    }
-    #[inline(always)]
-    fn exp_falling(self) -> Self {
-        unsafe {
-            let x = Self::splat(EXP_MIN).max(self);
-            let n = _mm256_round_ps(
-                x.mul(Self::splat(std::f32::consts::LOG2_E)).0,
-                _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC,
-            );
-            let r = _mm256_fnmadd_ps(n, Self::splat(LN2_HIGH).0, x.0);
-            let r = Self(_mm256_fnmadd_ps(n, Self::splat(LN2_LOW).0, r));
-            let mut p = Self::splat(EXP_POLY[0]);
-            for c in &EXP_POLY[1..] {
-                p = p.fma(r, Self::splat(*c));
-            }
-            let y = p.fma(r.mul(r), r).add(Self::splat(1.0));
-            // Powers between -126 and 0 exist.
-            let y = y.mul(power_of_two(_mm256_cvtps_epi32(n)));
-            Self(_mm256_andnot_ps(_mm256_cmp_ps(self.0, Self::splat(EXP_MIN).0, _CMP_LT_OQ), y.0))
-        }
-    }
-    #[inline(always)]
-    fn sum(self) -> f32 {
-        unsafe { sum256(self.0) }
-    }
-    #[inline(always)]
     fn transpose(mut r: [Self; MAX_LANES]) -> [Self; MAX_LANES] {
         unsafe {
             let mut t = r;
@@ -280,37 +220,22 @@ impl Lanes for F32x8 {
         }
     }
     #[inline(always)]
-    fn bf16_low(self) -> Self {
-        Self(unsafe { _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(self.0), 16)) })
-    }
-    #[inline(always)]
-    fn bf16_high(self) -> Self {
-        Self(unsafe { _mm256_and_ps(self.0, _mm256_castsi256_ps(_mm256_set1_epi32(-0x1_0000))) })
-    }
-    #[inline(always)]
-    fn prefetch(p: *const u8) {
-        unsafe { _mm_prefetch(p.cast(), _MM_HINT_T0) }
-    }
-    #[inline(always)]
-    fn sums([a, b, c, d, e, f, g, h]: [Self; 8]) -> [f32; 8] {
-        let (mut out, v) = ([0.0; 8], [a.0, b.0, c.0, d.0, e.0, f.0, g.0, h.0]);
-        unsafe { _mm256_storeu_ps(out.as_mut_ptr(), sums256(v)) };
+    fn sums(v: [Self; 8]) -> [f32; 8] {
+        let mut out = [0.0; 8];
+        unsafe { _mm256_storeu_ps(out.as_mut_ptr(), sums256(registers(v))) };
         out
     }
     #[inline(always)]
-    fn maxima([a, b, c, d, e, f, g, h]: [Self; 8]) -> [f32; 8] {
-        let (mut out, v) = ([0.0; 8], [a.0, b.0, c.0, d.0, e.0, f.0, g.0, h.0]);
-        unsafe { _mm256_storeu_ps(out.as_mut_ptr(), maxima256(v)) };
+    fn maxima(v: [Self; 8]) -> [f32; 8] {
+        let mut out = [0.0; 8];
+        unsafe { _mm256_storeu_ps(out.as_mut_ptr(), maxima256(registers(v))) };
         out
     }
-    #[inline(always)]
-    fn largest(self) -> f32 {
-        unsafe { largest256(self.0) }
-    }
-    #[inline(always)]
-    fn prefetch_l2(p: *const u8) {
-        unsafe { _mm_prefetch(p.cast(), _MM_HINT_T1) }
-    }
+}
+
+#[inline(always)]
+fn registers([a, b, c, d, e, f, g, h]: [F32x8; 8]) -> [__m256; 8] {
+    [a.0, b.0, c.0, d.0, e.0, f.0, g.0, h.0]
 }
 
 /// `2^n` for `-126 <= n <= 127`.

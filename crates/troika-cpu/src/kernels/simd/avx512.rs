@@ -6,10 +6,8 @@ use half::{bf16, f16};
 
 use super::avx2::{largest256, sum256, sums256};
 use super::sealed::Sealed;
-use super::{
-    ByteSums, EXP_POLY, Kernel, LN2_HIGH, LN2_LOW, Lanes, MAX_LANES, PairKernel, PairLanes,
-    arithmetic,
-};
+use super::{ByteSums, Kernel, Lanes, MAX_LANES, PairKernel, PairLanes, exp_of_rest};
+use crate::machine::instructions::methods;
 
 /// To the nearest, ties to even.
 const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
@@ -69,45 +67,67 @@ impl PairLanes for PairsX16 {
 
 // SAFETY (of the unsafe blocks): the features are there where the type is; callers promise valid
 // memory, and slices and arrays are as long.
-#[allow(clippy::undocumented_unsafe_blocks)]
+#[allow(clippy::undocumented_unsafe_blocks, unused_unsafe)]
 impl Lanes for F32x16 {
     const N: usize = 16;
     const MANY: bool = true;
 
-    #[inline(always)]
-    fn splat(x: f32) -> Self {
-        Self(unsafe { _mm512_set1_ps(x) })
-    }
-    #[inline(always)]
-    unsafe fn load(p: *const f32) -> Self {
-        Self(unsafe { _mm512_loadu_ps(p) })
-    }
-    #[inline(always)]
-    unsafe fn load_f16(p: *const f16) -> Self {
-        Self(unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) })
-    }
-    #[inline(always)]
-    unsafe fn load_bf16(p: *const bf16) -> Self {
-        unsafe {
+    methods! {
+        #[inline(always)]
+        fn splat(x: f32) -> Self { Self(_mm512_set1_ps(x)) }
+        unsafe fn load(p: *const f32) -> Self { Self(_mm512_loadu_ps(p)) }
+        unsafe fn load_f16(p: *const f16) -> Self {
+            Self(_mm512_cvtph_ps(_mm256_loadu_si256(p.cast())))
+        }
+        unsafe fn load_bf16(p: *const bf16) -> Self {
             let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
             Self(_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16)))
         }
-    }
-    #[inline(always)]
-    unsafe fn load_i8(p: *const i8) -> Self {
-        Self(unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast()))) })
-    }
-    #[inline(always)]
-    unsafe fn load_bits(p: *const u8, shift: u32, mask: i32) -> Self {
-        Self(unsafe { _mm512_cvtepi32_ps(bits(p, shift, mask)) })
+        unsafe fn load_i8(p: *const i8) -> Self {
+            Self(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast()))))
+        }
+        unsafe fn load_bits(p: *const u8, shift: u32, mask: i32) -> Self {
+            Self(_mm512_cvtepi32_ps(bits(p, shift, mask)))
+        }
+        unsafe fn splat_f16(p: *const u8) -> Self {
+            Self(_mm512_cvtph_ps(_mm256_set1_epi16(p.cast::<i16>().read_unaligned())))
+        }
+        unsafe fn store(self, p: *mut f32) { _mm512_storeu_ps(p, self.0) }
+        unsafe fn store_f16(self, p: *mut f16) {
+            _mm256_storeu_si256(p.cast(), _mm512_cvtps_ph(self.0, NEAREST))
+        }
+        fn add(self, o: Self) -> Self { Self(_mm512_add_ps(self.0, o.0)) }
+        fn sub(self, o: Self) -> Self { Self(_mm512_sub_ps(self.0, o.0)) }
+        fn mul(self, o: Self) -> Self { Self(_mm512_mul_ps(self.0, o.0)) }
+        fn div(self, o: Self) -> Self { Self(_mm512_div_ps(self.0, o.0)) }
+        fn min(self, o: Self) -> Self { Self(_mm512_min_ps(self.0, o.0)) }
+        fn max(self, o: Self) -> Self { Self(_mm512_max_ps(self.0, o.0)) }
+        fn fma(self, a: Self, b: Self) -> Self { Self(_mm512_fmadd_ps(self.0, a.0, b.0)) }
+        fn exp(self) -> Self {
+            // min and max give their second operand when one is NaN.
+            let x = Self::splat(-104.0).max(Self::splat(89.0).min(self));
+            let n = _mm512_roundscale_ps(x.mul(Self::splat(std::f32::consts::LOG2_E)).0, NEAREST);
+            Self(_mm512_scalef_ps(exp_of_rest(x, Self(n)).0, n))
+        }
+        fn sum(self) -> f32 {
+            sum256(_mm256_add_ps(_mm512_castps512_ps256(self.0), _mm512_extractf32x8_ps(self.0, 1)))
+        }
+        fn bf16_low(self) -> Self {
+            Self(_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(self.0), 16)))
+        }
+        fn bf16_high(self) -> Self {
+            Self(_mm512_and_ps(self.0, _mm512_castsi512_ps(_mm512_set1_epi32(-0x1_0000))))
+        }
+        fn prefetch(p: *const u8) { _mm_prefetch(p.cast(), _MM_HINT_T0) }
+        fn prefetch_l2(p: *const u8) { _mm_prefetch(p.cast(), _MM_HINT_T1) }
+        fn largest(self) -> f32 {
+            let high = _mm512_extractf32x8_ps(self.0, 1);
+            largest256(_mm256_max_ps(_mm512_castps512_ps256(self.0), high))
+        }
     }
     #[inline(always)]
     unsafe fn look_up(p: *const u8, shift: u32, table: &[f32; 16]) -> Self {
         Self(unsafe { _mm512_permutexvar_ps(bits(p, shift, 15), Self::load(table.as_ptr()).0) })
-    }
-    #[inline(always)]
-    unsafe fn splat_f16(p: *const u8) -> Self {
-        Self(unsafe { _mm512_cvtph_ps(_mm256_set1_epi16(p.cast::<i16>().read_unaligned())) })
     }
     #[inline(always)]
     fn largest_magnitude(x: &[f32; 32]) -> f32 {
@@ -131,48 +151,6 @@ impl Lanes for F32x16 {
             let bytes = _mm256_set_m128i(halves[1], halves[0]);
             _mm256_storeu_si256(out.as_mut_ptr().cast(), bytes);
             super::avx2::byte_sums(bytes)
-        }
-    }
-    #[inline(always)]
-    unsafe fn store(self, p: *mut f32) {
-        unsafe { _mm512_storeu_ps(p, self.0) }
-    }
-    #[inline(always)]
-    unsafe fn store_f16(self, p: *mut f16) {
-        unsafe { _mm256_storeu_si256(p.cast(), _mm512_cvtps_ph(self.0, NEAREST)) }
-    }
-    arithmetic!(
-        add = _mm512_add_ps,
-        sub = _mm512_sub_ps,
-        mul = _mm512_mul_ps,
-        div = _mm512_div_ps,
-        min = _mm512_min_ps,
-        max = _mm512_max_ps
-    );
-    #[inline(always)]
-    fn fma(self, a: Self, b: Self) -> Self {
-        Self(unsafe { _mm512_fmadd_ps(self.0, a.0, b.0) })
-    }
-    #[inline(always)]
-    fn exp(self) -> Self {
-        unsafe {
-            // min and max give their second operand when one is NaN.
-            let x = Self::splat(-104.0).max(Self::splat(89.0).min(self));
-            let n = _mm512_roundscale_ps(x.mul(Self::splat(std::f32::consts::LOG2_E)).0, NEAREST);
-            let r = _mm512_fnmadd_ps(n, Self::splat(LN2_HIGH).0, x.0);
-            let r = Self(_mm512_fnmadd_ps(n, Self::splat(LN2_LOW).0, r));
-            let mut p = Self::splat(EXP_POLY[0]);
-            for c in &EXP_POLY[1..] {
-                p = p.fma(r, Self::splat(*c));
-            }
-            let y = p.fma(r.mul(r), r).add(Self::splat(1.0));
-            Self(_mm512_scalef_ps(y.0, n))
-        }
-    }
-    #[inline(always)]
-    fn sum(self) -> f32 {
-        unsafe {
-            sum256(_mm256_add_ps(_mm512_castps512_ps256(self.0), _mm512_extractf32x8_ps(self.0, 1)))
         }
     }
     #[inline(always)]
@@ -206,18 +184,6 @@ impl Lanes for F32x16 {
         }
     }
     #[inline(always)]
-    fn bf16_low(self) -> Self {
-        Self(unsafe { _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(self.0), 16)) })
-    }
-    #[inline(always)]
-    fn bf16_high(self) -> Self {
-        Self(unsafe { _mm512_and_ps(self.0, _mm512_castsi512_ps(_mm512_set1_epi32(-0x1_0000))) })
-    }
-    #[inline(always)]
-    fn prefetch(p: *const u8) {
-        unsafe { _mm_prefetch(p.cast(), _MM_HINT_T0) }
-    }
-    #[inline(always)]
     fn sums(v: [Self; 8]) -> [f32; 8] {
         let mut out = [0.0; 8];
         unsafe {
@@ -228,19 +194,6 @@ impl Lanes for F32x16 {
             _mm256_storeu_ps(out.as_mut_ptr(), sums256(halves));
         }
         out
-    }
-    #[inline(always)]
-    fn largest(self) -> f32 {
-        unsafe {
-            largest256(_mm256_max_ps(
-                _mm512_castps512_ps256(self.0),
-                _mm512_extractf32x8_ps(self.0, 1),
-            ))
-        }
-    }
-    #[inline(always)]
-    fn prefetch_l2(p: *const u8) {
-        unsafe { _mm_prefetch(p.cast(), _MM_HINT_T1) }
     }
 }
 

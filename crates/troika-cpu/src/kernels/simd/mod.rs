@@ -50,20 +50,6 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// Arithmetic on two registers, each by its instruction.
-#[cfg(target_arch = "x86_64")]
-macro_rules! arithmetic {
-    ($($name:ident = $instruction:ident),*) => {$(
-        #[inline(always)]
-        fn $name(self, o: Self) -> Self {
-            // SAFETY: the features are there where the type is.
-            Self(unsafe { $instruction(self.0, o.0) })
-        }
-    )*};
-}
-#[cfg(target_arch = "x86_64")]
-use arithmetic;
-
 /// A register of f32 lanes. Sums over lanes add in a fixed tree, so results depend on the
 /// instruction set but on nothing else.
 ///
@@ -238,8 +224,9 @@ pub(crate) trait PairKernel {
     fn run<P: PairLanes>(self);
 }
 
-/// Whether the instruction set has products of pairs of bf16 in registers (on this machine).
-pub(crate) fn has_pairs(isa: Isa) -> bool {
+/// Whether the instruction set has products of pairs of bf16 in registers, `vdpbf16ps` (on this
+/// machine).
+pub fn has_pairs(isa: Isa) -> bool {
     #[cfg(target_arch = "x86_64")]
     {
         matches!(isa, Isa::Avx512 | Isa::Amx(_))
@@ -300,11 +287,8 @@ pub unsafe fn load_part<V: Lanes>(p: *const f32, n: usize) -> V {
     // SAFETY: `n` is below the lanes, which are at most MAX_LANES.
     unsafe {
         // As bytes: `p` may be unaligned.
-        std::ptr::copy_nonoverlapping(
-            p.cast::<u8>(),
-            buf.as_mut_ptr().cast(),
-            n.min(MAX_LANES) * 4,
-        );
+        let bytes = n.min(MAX_LANES) * 4;
+        std::ptr::copy_nonoverlapping(p.cast::<u8>(), buf.as_mut_ptr().cast(), bytes);
         V::load(buf.as_ptr())
     }
 }
@@ -321,6 +305,17 @@ pub unsafe fn store_part<V: Lanes>(v: V, p: *mut f32, n: usize) {
         v.store(buf.as_mut_ptr());
         std::ptr::copy_nonoverlapping(buf.as_ptr(), p, n.min(MAX_LANES));
     }
+}
+
+/// `e^r` for `x = n ln 2 + r`, of which `n` is a whole number and `r` at most half of `ln 2`.
+#[inline(always)]
+fn exp_of_rest<V: Lanes>(x: V, n: V) -> V {
+    let r = n.fma(V::splat(-LN2_LOW), n.fma(V::splat(-LN2_HIGH), x));
+    let mut p = V::splat(EXP_POLY[0]);
+    for c in &EXP_POLY[1..] {
+        p = p.fma(r, V::splat(*c));
+    }
+    p.fma(r.mul(r), r).add(V::splat(1.0))
 }
 
 /// `tanh x` with an absolute error under 3e-7.

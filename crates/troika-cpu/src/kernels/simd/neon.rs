@@ -3,8 +3,9 @@
 use half::{bf16, f16};
 
 use super::sealed::Sealed;
-use super::{EXP_MAX, EXP_MIN, EXP_POLY, LN2_HIGH, LN2_LOW, Lanes, MAX_LANES};
+use super::{EXP_MAX, EXP_MIN, Lanes, MAX_LANES, exp_of_rest};
 use crate::machine::instructions::arm::Arm;
+use crate::machine::instructions::methods;
 
 /// Four floats in a register of `A`.
 #[derive(Clone, Copy)]
@@ -38,34 +39,61 @@ impl<A: Arm> Neon<A> {
 impl<A: Arm> Sealed for Neon<A> {}
 
 // SAFETY (of the unsafe blocks): callers promise valid memory, and arrays are as long.
-#[allow(clippy::undocumented_unsafe_blocks)]
+#[allow(clippy::undocumented_unsafe_blocks, unused_unsafe)]
 impl<A: Arm> Lanes for Neon<A> {
     const N: usize = 4;
     const MANY: bool = true;
 
-    #[inline(always)]
-    fn splat(x: f32) -> Self {
-        Neon(Self::constant(x))
-    }
-    #[inline(always)]
-    unsafe fn load(p: *const f32) -> Self {
-        Neon(unsafe { A::ld1(p.cast()) })
-    }
-    #[inline(always)]
-    unsafe fn load_f16(p: *const f16) -> Self {
-        Neon(A::fcvtl(unsafe { A::ldr_d(p.cast()) }))
-    }
-    #[inline(always)]
-    unsafe fn load_bf16(p: *const bf16) -> Self {
-        Neon(A::shll_4s(unsafe { A::ldr_d(p.cast()) }))
-    }
-    #[inline(always)]
-    unsafe fn load_i8(p: *const i8) -> Self {
-        Neon(A::scvtf(A::sxtl_4s(A::sxtl_8h(unsafe { A::ldr_s(p.cast()) }))))
-    }
-    #[inline(always)]
-    unsafe fn load_bits(p: *const u8, shift: u32, mask: i32) -> Self {
-        Neon(A::scvtf(unsafe { Self::bits(p, shift, mask) }))
+    methods! {
+        #[inline(always)]
+        fn splat(x: f32) -> Self { Neon(Self::constant(x)) }
+        unsafe fn load(p: *const f32) -> Self { Neon(A::ld1(p.cast())) }
+        unsafe fn load_f16(p: *const f16) -> Self { Neon(A::fcvtl(A::ldr_d(p.cast()))) }
+        unsafe fn load_bf16(p: *const bf16) -> Self { Neon(A::shll_4s(A::ldr_d(p.cast()))) }
+        unsafe fn load_i8(p: *const i8) -> Self {
+            Neon(A::scvtf(A::sxtl_4s(A::sxtl_8h(A::ldr_s(p.cast())))))
+        }
+        unsafe fn load_bits(p: *const u8, shift: u32, mask: i32) -> Self {
+            Neon(A::scvtf(Self::bits(p, shift, mask)))
+        }
+        unsafe fn splat_f16(p: *const u8) -> Self {
+            Neon(A::fcvtl(A::dup_8h(p.cast::<u16>().read_unaligned())))
+        }
+        unsafe fn store(self, p: *mut f32) { A::st1(self.0, p.cast()) }
+        fn add(self, o: Self) -> Self { Neon(A::fadd(self.0, o.0)) }
+        fn sub(self, o: Self) -> Self { Neon(A::fsub(self.0, o.0)) }
+        fn mul(self, o: Self) -> Self { Neon(A::fmul(self.0, o.0)) }
+        fn div(self, o: Self) -> Self { Neon(A::fdiv(self.0, o.0)) }
+        fn min(self, o: Self) -> Self { Neon(A::fmin(self.0, o.0)) }
+        fn max(self, o: Self) -> Self { Neon(A::fmax(self.0, o.0)) }
+        fn fma(self, a: Self, b: Self) -> Self { Neon(A::fmla(b.0, self.0, a.0)) }
+        fn exp(self) -> Self {
+            let x = Self::splat(EXP_MIN).max(Self::splat(89.0).min(self));
+            let n = A::frintn(x.mul(Self::splat(std::f32::consts::LOG2_E)).0);
+            let y = exp_of_rest(x, Neon(n)).0;
+            // Two factors: 2^128 alone does not exist.
+            let n = A::fcvtns(n);
+            let half = A::sshl_4s(n, A::dup_4s(u32::MAX));
+            let y = A::fmul(y, Self::power_of_two(half));
+            let y = A::fmul(y, Self::power_of_two(A::sub_4s(n, half)));
+            let tiny = A::fcmgt(Self::constant(EXP_MIN), self.0);
+            let huge = A::fcmgt(self.0, Self::constant(EXP_MAX));
+            Neon(A::bic(A::bsl(huge, Self::constant(f32::INFINITY), y), tiny))
+        }
+        fn sum(self) -> f32 {
+            let two = A::faddp(self.0, self.0);
+            f32::from_bits(A::umov_s(A::faddp(two, two)))
+        }
+        fn place(i: usize) -> usize { i }
+        fn largest(self) -> f32 {
+            let mut all = [0.0; 4];
+            self.store(all.as_mut_ptr());
+            all.into_iter().fold(f32::NEG_INFINITY, f32::max)
+        }
+        fn bf16_low(self) -> Self { Neon(A::ushl_4s(self.0, A::dup_4s(16))) }
+        fn bf16_high(self) -> Self { Neon(A::and(self.0, A::dup_4s(0xffff_0000))) }
+        fn prefetch(p: *const u8) { A::prfm(p) }
+        fn prefetch_l2(p: *const u8) { A::prfm_l2(p) }
     }
     #[inline(always)]
     unsafe fn look_up(p: *const u8, shift: u32, table: &[f32; 16]) -> Self {
@@ -76,71 +104,6 @@ impl<A: Arm> Lanes for Neon<A> {
             let index = A::add_4s(first, A::dup_4s(0x0302_0100));
             Neon(A::tbl4([part(0), part(1), part(2), part(3)], index))
         }
-    }
-    #[inline(always)]
-    unsafe fn splat_f16(p: *const u8) -> Self {
-        Neon(A::fcvtl(A::dup_8h(unsafe { p.cast::<u16>().read_unaligned() })))
-    }
-    #[inline(always)]
-    unsafe fn store(self, p: *mut f32) {
-        unsafe { A::st1(self.0, p.cast()) }
-    }
-    #[inline(always)]
-    fn add(self, o: Self) -> Self {
-        Neon(A::fadd(self.0, o.0))
-    }
-    #[inline(always)]
-    fn sub(self, o: Self) -> Self {
-        Neon(A::fsub(self.0, o.0))
-    }
-    #[inline(always)]
-    fn mul(self, o: Self) -> Self {
-        Neon(A::fmul(self.0, o.0))
-    }
-    #[inline(always)]
-    fn div(self, o: Self) -> Self {
-        Neon(A::fdiv(self.0, o.0))
-    }
-    #[inline(always)]
-    fn min(self, o: Self) -> Self {
-        Neon(A::fmin(self.0, o.0))
-    }
-    #[inline(always)]
-    fn max(self, o: Self) -> Self {
-        Neon(A::fmax(self.0, o.0))
-    }
-    #[inline(always)]
-    fn fma(self, a: Self, b: Self) -> Self {
-        Neon(A::fmla(b.0, self.0, a.0))
-    }
-    #[inline(always)]
-    fn exp(self) -> Self {
-        let x = A::fmax(Self::constant(EXP_MIN), A::fmin(Self::constant(89.0), self.0));
-        let n = A::frintn(A::fmul(x, Self::constant(std::f32::consts::LOG2_E)));
-        let r = A::fmls(x, n, Self::constant(LN2_HIGH));
-        let r = A::fmls(r, n, Self::constant(LN2_LOW));
-        let mut p = Self::constant(EXP_POLY[0]);
-        for c in &EXP_POLY[1..] {
-            p = A::fmla(Self::constant(*c), p, r);
-        }
-        let y = A::fadd(A::fmla(r, p, A::fmul(r, r)), Self::constant(1.0));
-        // Two factors: 2^128 alone does not exist.
-        let n = A::fcvtns(n);
-        let half = A::sshl_4s(n, A::dup_4s(u32::MAX));
-        let y = A::fmul(y, Self::power_of_two(half));
-        let y = A::fmul(y, Self::power_of_two(A::sub_4s(n, half)));
-        let tiny = A::fcmgt(Self::constant(EXP_MIN), self.0);
-        let huge = A::fcmgt(self.0, Self::constant(EXP_MAX));
-        Neon(A::bic(A::bsl(huge, Self::constant(f32::INFINITY), y), tiny))
-    }
-    #[inline(always)]
-    fn sum(self) -> f32 {
-        let two = A::faddp(self.0, self.0);
-        f32::from_bits(A::umov_s(A::faddp(two, two)))
-    }
-    #[inline(always)]
-    fn place(i: usize) -> usize {
-        i
     }
     #[inline(always)]
     fn sums(v: [Self; 8]) -> [f32; 8] {
@@ -154,12 +117,6 @@ impl<A: Arm> Lanes for Neon<A> {
         out
     }
     #[inline(always)]
-    fn largest(self) -> f32 {
-        let mut all = [0.0; 4];
-        unsafe { self.store(all.as_mut_ptr()) };
-        all.into_iter().fold(f32::NEG_INFINITY, f32::max)
-    }
-    #[inline(always)]
     fn transpose(mut rows: [Self; MAX_LANES]) -> [Self; MAX_LANES] {
         let [a, b, c, d, ..] = rows;
         let (ac, bd) = (A::zip1_4s(a.0, c.0), A::zip1_4s(b.0, d.0));
@@ -169,21 +126,5 @@ impl<A: Arm> Lanes for Neon<A> {
         rows[2] = Neon(A::zip1_4s(ac2, bd2));
         rows[3] = Neon(A::zip2_4s(ac2, bd2));
         rows
-    }
-    #[inline(always)]
-    fn bf16_low(self) -> Self {
-        Neon(A::ushl_4s(self.0, A::dup_4s(16)))
-    }
-    #[inline(always)]
-    fn bf16_high(self) -> Self {
-        Neon(A::and(self.0, A::dup_4s(0xffff_0000)))
-    }
-    #[inline(always)]
-    fn prefetch(p: *const u8) {
-        A::prfm(p);
-    }
-    #[inline(always)]
-    fn prefetch_l2(p: *const u8) {
-        A::prfm_l2(p);
     }
 }

@@ -4,6 +4,7 @@ use half::{bf16, f16};
 
 use super::Lanes;
 use super::sealed::Sealed;
+use crate::machine::instructions::methods;
 
 /// Lanes of the portable type.
 const N: usize = 8;
@@ -22,94 +23,58 @@ impl Portable {
 impl Sealed for Portable {}
 
 // SAFETY (of the unsafe blocks): callers promise `N` valid elements.
-#[allow(clippy::undocumented_unsafe_blocks)]
+#[allow(clippy::undocumented_unsafe_blocks, unused_unsafe)]
 impl Lanes for Portable {
     const N: usize = N;
     const MANY: bool = false;
 
-    #[inline(always)]
-    fn splat(x: f32) -> Self {
-        Portable([x; N])
-    }
-    #[inline(always)]
-    unsafe fn load(p: *const f32) -> Self {
-        Self::make(|i| unsafe { p.add(i).read_unaligned() })
+    methods! {
+        #[inline(always)]
+        fn splat(x: f32) -> Self { Portable([x; N]) }
+        unsafe fn load(p: *const f32) -> Self { Self::make(|i| p.add(i).read_unaligned()) }
+        unsafe fn load_bf16(p: *const bf16) -> Self {
+            Self::make(|i| p.add(i).read_unaligned().to_f32())
+        }
+        unsafe fn load_i8(p: *const i8) -> Self { Self::make(|i| f32::from(*p.add(i))) }
+        unsafe fn splat_f16(p: *const u8) -> Self {
+            Portable([p.cast::<f16>().read_unaligned().to_f32(); N])
+        }
+        unsafe fn store(self, p: *mut f32) {
+            for (i, x) in self.0.into_iter().enumerate() {
+                p.add(i).write_unaligned(x)
+            }
+        }
+        fn add(self, o: Self) -> Self { Self::make(|i| self.0[i] + o.0[i]) }
+        fn sub(self, o: Self) -> Self { Self::make(|i| self.0[i] - o.0[i]) }
+        fn mul(self, o: Self) -> Self { Self::make(|i| self.0[i] * o.0[i]) }
+        fn div(self, o: Self) -> Self { Self::make(|i| self.0[i] / o.0[i]) }
+        fn min(self, o: Self) -> Self { Self::make(|i| self.0[i].min(o.0[i])) }
+        fn max(self, o: Self) -> Self { Self::make(|i| self.0[i].max(o.0[i])) }
+        fn fma(self, a: Self, b: Self) -> Self { Self::make(|i| self.0[i] * a.0[i] + b.0[i]) }
+        fn sum(self) -> f32 {
+            let [a, b, c, d, e, f, g, h] = self.0;
+            ((a + e) + (c + g)) + ((b + f) + (d + h))
+        }
+        fn largest(self) -> f32 { self.0.into_iter().fold(f32::NEG_INFINITY, f32::max) }
     }
     // Not inlined, as others of this type: a kernel would be several times as large.
-    #[inline(never)]
-    unsafe fn load_f16(p: *const f16) -> Self {
-        Self::make(|i| unsafe { p.add(i).read_unaligned() }.to_f32())
-    }
-    #[inline(always)]
-    unsafe fn load_bf16(p: *const bf16) -> Self {
-        Self::make(|i| unsafe { p.add(i).read_unaligned() }.to_f32())
-    }
-    #[inline(always)]
-    unsafe fn load_i8(p: *const i8) -> Self {
-        Self::make(|i| f32::from(unsafe { *p.add(i) }))
-    }
-    #[inline(never)]
-    unsafe fn load_bits(p: *const u8, shift: u32, mask: i32) -> Self {
-        Self::make(|i| ((i32::from(unsafe { *p.add(i) }) >> shift) & mask) as f32)
+    methods! {
+        #[inline(never)]
+        unsafe fn load_f16(p: *const f16) -> Self {
+            Self::make(|i| p.add(i).read_unaligned().to_f32())
+        }
+        unsafe fn load_bits(p: *const u8, shift: u32, mask: i32) -> Self {
+            Self::make(|i| ((i32::from(*p.add(i)) >> shift) & mask) as f32)
+        }
+        fn exp(self) -> Self { Self::make(|i| self.0[i].exp()) }
     }
     #[inline(never)]
     unsafe fn look_up(p: *const u8, shift: u32, table: &[f32; 16]) -> Self {
         Self::make(|i| table[usize::from((unsafe { *p.add(i) } >> shift) & 15)])
     }
-    #[inline(always)]
-    unsafe fn splat_f16(p: *const u8) -> Self {
-        Portable([unsafe { p.cast::<f16>().read_unaligned() }.to_f32(); N])
-    }
-    #[inline(always)]
-    unsafe fn store(self, p: *mut f32) {
-        for (i, x) in self.0.into_iter().enumerate() {
-            unsafe { p.add(i).write_unaligned(x) }
-        }
-    }
-    #[inline(always)]
-    fn add(self, o: Self) -> Self {
-        Self::make(|i| self.0[i] + o.0[i])
-    }
-    #[inline(always)]
-    fn sub(self, o: Self) -> Self {
-        Self::make(|i| self.0[i] - o.0[i])
-    }
-    #[inline(always)]
-    fn mul(self, o: Self) -> Self {
-        Self::make(|i| self.0[i] * o.0[i])
-    }
-    #[inline(always)]
-    fn div(self, o: Self) -> Self {
-        Self::make(|i| self.0[i] / o.0[i])
-    }
-    #[inline(always)]
-    fn min(self, o: Self) -> Self {
-        Self::make(|i| self.0[i].min(o.0[i]))
-    }
-    #[inline(always)]
-    fn max(self, o: Self) -> Self {
-        Self::make(|i| self.0[i].max(o.0[i]))
-    }
-    #[inline(always)]
-    fn fma(self, a: Self, b: Self) -> Self {
-        Self::make(|i| self.0[i] * a.0[i] + b.0[i])
-    }
-    #[inline(never)]
-    fn exp(self) -> Self {
-        Self::make(|i| self.0[i].exp())
-    }
-    #[inline(always)]
-    fn sum(self) -> f32 {
-        let [a, b, c, d, e, f, g, h] = self.0;
-        ((a + e) + (c + g)) + ((b + f) + (d + h))
-    }
     #[inline(never)]
     fn sums(v: [Self; 8]) -> [f32; 8] {
         v.map(Self::sum)
-    }
-    #[inline(always)]
-    fn largest(self) -> f32 {
-        self.0.into_iter().fold(f32::NEG_INFINITY, f32::max)
     }
     #[inline(always)]
     fn prefetch_l2(_: *const u8) {}

@@ -4,6 +4,19 @@
 //! where it has them. With the feature `emulate` they use the plain ones on any machine, so that
 //! tests cover kernels that the machine cannot run. Released builds have no emulation.
 
+/// Methods that are inlined alike, in an impl of instructions or lanes: what each is in terms of
+/// others. All bodies are unsafe; the impl says why they are sound.
+macro_rules! methods {
+    (#[$inline:meta] $($($word:ident)+ ($($args:tt)*) $(-> $out:ty)? { $($body:tt)* })*) => {$(
+        #[$inline]
+        $($word)+ ($($args)*) $(-> $out)? {
+            // SAFETY: said before the impl.
+            unsafe { $($body)* }
+        }
+    )*};
+}
+pub(crate) use methods;
+
 #[cfg(any(target_arch = "aarch64", feature = "emulate"))]
 pub mod arm;
 #[cfg(any(target_arch = "x86_64", all(feature = "emulate", not(target_arch = "aarch64"))))]

@@ -81,7 +81,7 @@ pub fn measure(threads: usize) -> Peaks {
     // Uses the same threads throughout, so that the system has given each a core.
     let mut multiply = Vec::new();
     if let Ok(mut pool) = Pool::new(threads, None) {
-        for m in Multiply::ALL {
+        for &m in Multiply::ALL {
             let value = probe(m).map(|p| rate(p, &mut pool, TIME, RUNS));
             multiply.extend(value.map(|value| Peak { multiply: m, value }));
         }
@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn every_instruction_of_this_machine_is_measured() {
-        for multiply in Multiply::ALL {
+        for &multiply in Multiply::ALL {
             let Some(probe) = probe(multiply) else { continue };
             for threads in [1, 2] {
                 let mut pool = Pool::new(threads, None).unwrap();
@@ -145,7 +145,7 @@ mod tests {
             }
         }
         let plain = Isa::available() == [Isa::Scalar];
-        assert!(plain || Multiply::ALL.into_iter().any(is_measured));
+        assert!(plain || Multiply::ALL.iter().copied().any(is_measured));
     }
 
     #[test]

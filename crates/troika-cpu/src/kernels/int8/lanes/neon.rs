@@ -6,7 +6,10 @@ use std::marker::PhantomData;
 use super::super::layout::{QUAD, ROWS};
 use super::{RowLanes, trip_count};
 use crate::machine::instructions::arm::Arm;
-use crate::machine::instructions::{RegisterWork, apart};
+use crate::machine::instructions::{RegisterWork, apart, methods};
+
+/// Sixteen rows.
+type Four<A> = [<A as Arm>::V; 4];
 
 /// Four registers of `A`, multiplied by `P`.
 #[derive(Clone, Copy)]
@@ -93,7 +96,7 @@ unsafe fn from_bytes<A: Arm>(p: *const u8, f: impl Fn(A::V) -> A::V) -> [A::V; 4
 }
 
 // SAFETY (of the unsafe blocks): callers have the features and promise valid memory.
-#[allow(clippy::undocumented_unsafe_blocks)]
+#[allow(clippy::undocumented_unsafe_blocks, unused_unsafe)]
 impl<A: Arm, P: Products<A>> RowLanes for Neon<A, P> {
     // Of 32 registers, 24 hold the sums of six activation rows with one panel.
     const WIDE: bool = true;
@@ -101,91 +104,92 @@ impl<A: Arm, P: Products<A>> RowLanes for Neon<A, P> {
     const PAIRED: bool = P::PAIRED;
     const SIGNED: bool = P::SIGNED;
     const COMPACT: bool = !A::NATIVE;
-    type Bytes = [A::V; 4];
-    type Weight = [A::V; 4];
-    type Signed = [A::V; 4];
+    type Bytes = Four<A>;
+    type Weight = Four<A>;
+    type Signed = Four<A>;
     type Quad = A::V;
-    type Sums = [A::V; 4];
-    type Partial = [A::V; 4];
-    type Floats = [A::V; 4];
+    type Sums = Four<A>;
+    type Partial = Four<A>;
+    type Floats = Four<A>;
 
     #[inline(always)]
     unsafe fn apart<W: RegisterWork>(work: W) {
         // The machine's features are those of the caller.
         unsafe { if A::NATIVE { work.run() } else { apart(work) } }
     }
-    #[inline(always)]
-    unsafe fn load(p: *const u8) -> [A::V; 4] {
-        each(|i| unsafe { A::ld1(p.add(16 * i)) })
-    }
-    #[inline(always)]
-    unsafe fn bits(b: [A::V; 4], shift: u32, mask: u8) -> [A::V; 4] {
-        let right = A::dup_16b(0u8.wrapping_sub(shift as u8));
-        each(|i| A::and(A::ushl_16b(b[i], right), A::dup_16b(mask)))
-    }
-    #[inline(always)]
-    unsafe fn moved(b: [A::V; 4], left: i32, mask: u8) -> [A::V; 4] {
-        let by = A::dup_16b(left as u8);
-        each(|i| A::and(A::ushl_16b(b[i], by), A::dup_16b(mask)))
-    }
-    #[inline(always)]
-    unsafe fn or(a: [A::V; 4], b: [A::V; 4]) -> [A::V; 4] {
-        each(|i| A::orr(a[i], b[i]))
-    }
-    #[inline(always)]
-    unsafe fn store_bytes(b: [A::V; 4], p: *mut u8) {
-        for (i, b) in b.into_iter().enumerate() {
-            unsafe { A::st1(b, p.add(16 * i)) }
+
+    methods! {
+        #[inline(always)]
+        unsafe fn load(p: *const u8) -> Four<A> { each(|i| A::ld1(p.add(16 * i))) }
+        unsafe fn bits(b: Four<A>, shift: u32, mask: u8) -> Four<A> {
+            let right = A::dup_16b(0u8.wrapping_sub(shift as u8));
+            each(|i| A::and(A::ushl_16b(b[i], right), A::dup_16b(mask)))
+        }
+        unsafe fn moved(b: Four<A>, left: i32, mask: u8) -> Four<A> {
+            let by = A::dup_16b(left as u8);
+            each(|i| A::and(A::ushl_16b(b[i], by), A::dup_16b(mask)))
+        }
+        unsafe fn prefetch(p: *const u8) { A::prfm(p) }
+        unsafe fn or(a: Four<A>, b: Four<A>) -> Four<A> { each(|i| A::orr(a[i], b[i])) }
+        unsafe fn store_bytes(b: Four<A>, p: *mut u8) {
+            for (i, b) in b.into_iter().enumerate() {
+                A::st1(b, p.add(16 * i))
+            }
+        }
+        unsafe fn weight(full: bool, b: Four<A>) -> Four<A> {
+            if full && P::SIGNED { Self::less(b, 128) } else { b }
+        }
+        unsafe fn less(b: Four<A>, zero: u8) -> Four<A> {
+            // Only bytes of all eight bits become signed here; less 128, their highest bit flips.
+            b.map(|b| A::eor(b, A::dup_16b(zero)))
+        }
+        unsafe fn store_signed(b: Four<A>, start: Four<A>, p: *mut u8) -> Four<A> {
+            Self::store_bytes(Self::less(b, 128), p);
+            start
+        }
+        unsafe fn load_signed(p: *const u8) -> Four<A> { Self::load(p) }
+        unsafe fn dot_signed(part: Four<A>, w: Four<A>, x: A::V) -> Four<A> {
+            Self::dot(true, part, w, x)
+        }
+        unsafe fn quad(p: *const u8) -> A::V { A::dup_4s(p.cast::<u32>().read_unaligned()) }
+        unsafe fn begin(full: bool, correction: i32) -> Four<A> {
+            [A::dup_4s(if full && P::SIGNED { 0 } else { correction as u32 }); 4]
+        }
+        unsafe fn part(_: bool, sums: Four<A>) -> Four<A> { sums }
+        unsafe fn dot(_: bool, part: Four<A>, w: Four<A>, x: A::V) -> Four<A> {
+            each(|i| P::dot(part[i], w[i], x))
+        }
+        unsafe fn fold(_: bool, _: Four<A>, part: Four<A>) -> Four<A> { part }
+        unsafe fn load_sums(p: *const i32) -> Four<A> { Self::load(p.cast()) }
+        unsafe fn store_sums(sums: Four<A>, p: *mut i32) { Self::store_bytes(sums, p.cast()) }
+        unsafe fn to_floats(sums: Four<A>) -> Four<A> { sums.map(A::scvtf) }
+        unsafe fn splat(x: f32) -> Four<A> { [A::dup_4s(x.to_bits()); 4] }
+        unsafe fn load_f32(p: *const f32) -> Four<A> { each(|i| A::ld1(p.add(4 * i).cast())) }
+        unsafe fn load_f16(p: *const u8) -> Four<A> { each(|i| A::fcvtl(A::ldr_d(p.add(8 * i)))) }
+        unsafe fn load_u8(p: *const u8) -> Four<A> {
+            from_bytes::<A>(p, |v| A::uxtl_4s(A::uxtl_8h(v)))
+        }
+        unsafe fn load_i8(p: *const u8) -> Four<A> {
+            from_bytes::<A>(p, |v| A::sxtl_4s(A::sxtl_8h(v)))
+        }
+        unsafe fn store(f: Four<A>, p: *mut f32) {
+            for (i, f) in f.into_iter().enumerate() {
+                A::st1(f, p.add(4 * i).cast())
+            }
+        }
+        unsafe fn mul(a: Four<A>, b: Four<A>) -> Four<A> { each(|i| A::fmul(a[i], b[i])) }
+        unsafe fn add(a: Four<A>, b: Four<A>) -> Four<A> { each(|i| A::fadd(a[i], b[i])) }
+        unsafe fn fma(a: Four<A>, b: Four<A>, c: Four<A>) -> Four<A> {
+            each(|i| A::fmla(c[i], a[i], b[i]))
         }
     }
-    #[inline(always)]
-    unsafe fn weight(full: bool, b: [A::V; 4]) -> [A::V; 4] {
-        if full && P::SIGNED { unsafe { Self::less(b, 128) } } else { b }
-    }
-    #[inline(always)]
-    unsafe fn less(b: [A::V; 4], zero: u8) -> [A::V; 4] {
-        // Only bytes of all eight bits become signed here; less 128, their highest bit flips.
-        b.map(|b| A::eor(b, A::dup_16b(zero)))
-    }
-    #[inline(always)]
-    unsafe fn store_signed(b: [A::V; 4], start: [A::V; 4], p: *mut u8) -> [A::V; 4] {
-        unsafe { Self::store_bytes(Self::less(b, 128), p) };
-        start
-    }
-    #[inline(always)]
-    unsafe fn load_signed(p: *const u8) -> [A::V; 4] {
-        unsafe { Self::load(p) }
-    }
-    #[inline(always)]
-    unsafe fn dot_signed(part: [A::V; 4], w: [A::V; 4], x: A::V) -> [A::V; 4] {
-        unsafe { Self::dot(true, part, w, x) }
-    }
-    #[inline(always)]
-    unsafe fn quad(p: *const u8) -> A::V {
-        A::dup_4s(unsafe { p.cast::<u32>().read_unaligned() })
-    }
-    #[inline(always)]
-    unsafe fn begin(full: bool, correction: i32) -> [A::V; 4] {
-        [A::dup_4s(if full && P::SIGNED { 0 } else { correction as u32 }); 4]
-    }
-    #[inline(always)]
-    unsafe fn part(_: bool, sums: [A::V; 4]) -> [A::V; 4] {
-        sums
-    }
-    #[inline(always)]
-    unsafe fn dot(_: bool, part: [A::V; 4], w: [A::V; 4], x: A::V) -> [A::V; 4] {
-        each(|i| unsafe { P::dot(part[i], w[i], x) })
-    }
-    #[inline(always)]
-    unsafe fn fold(_: bool, _: [A::V; 4], part: [A::V; 4]) -> [A::V; 4] {
-        part
-    }
+
     #[inline(always)]
     unsafe fn pairs<const M: usize, const QUADS: usize>(
         w: *const u8,
         xs: [*const u8; M],
         begin: [i32; M],
-    ) -> [[A::V; 4]; M] {
+    ) -> [Four<A>; M] {
         // `squares[m / 2][i]`: weight rows `2 i` and `2 i + 1` with activation rows `m`, `m + 1`.
         let start = |m: usize| u64::from(begin[m] as u32) | u64::from(begin[m + 1] as u32) << 32;
         let mut squares = [[A::dup_2d(0); ROWS / 2]; M];
@@ -222,59 +226,5 @@ impl<A: Arm, P: Products<A>> RowLanes for Neon<A, P> {
                 if m % 2 == 0 { A::uzp1_4s(a, b) } else { A::uzp2_4s(a, b) }
             })
         })
-    }
-    #[inline(always)]
-    unsafe fn load_sums(p: *const i32) -> [A::V; 4] {
-        unsafe { Self::load(p.cast()) }
-    }
-    #[inline(always)]
-    unsafe fn store_sums(sums: [A::V; 4], p: *mut i32) {
-        unsafe { Self::store_bytes(sums, p.cast()) }
-    }
-    #[inline(always)]
-    unsafe fn to_floats(sums: [A::V; 4]) -> [A::V; 4] {
-        sums.map(A::scvtf)
-    }
-    #[inline(always)]
-    unsafe fn splat(x: f32) -> [A::V; 4] {
-        [A::dup_4s(x.to_bits()); 4]
-    }
-    #[inline(always)]
-    unsafe fn load_f32(p: *const f32) -> [A::V; 4] {
-        each(|i| unsafe { A::ld1(p.add(4 * i).cast()) })
-    }
-    #[inline(always)]
-    unsafe fn load_f16(p: *const u8) -> [A::V; 4] {
-        each(|i| A::fcvtl(unsafe { A::ldr_d(p.add(8 * i)) }))
-    }
-    #[inline(always)]
-    unsafe fn load_u8(p: *const u8) -> [A::V; 4] {
-        unsafe { from_bytes::<A>(p, |v| A::uxtl_4s(A::uxtl_8h(v))) }
-    }
-    #[inline(always)]
-    unsafe fn load_i8(p: *const u8) -> [A::V; 4] {
-        unsafe { from_bytes::<A>(p, |v| A::sxtl_4s(A::sxtl_8h(v))) }
-    }
-    #[inline(always)]
-    unsafe fn store(f: [A::V; 4], p: *mut f32) {
-        for (i, f) in f.into_iter().enumerate() {
-            unsafe { A::st1(f, p.add(4 * i).cast()) }
-        }
-    }
-    #[inline(always)]
-    unsafe fn mul(a: [A::V; 4], b: [A::V; 4]) -> [A::V; 4] {
-        each(|i| A::fmul(a[i], b[i]))
-    }
-    #[inline(always)]
-    unsafe fn add(a: [A::V; 4], b: [A::V; 4]) -> [A::V; 4] {
-        each(|i| A::fadd(a[i], b[i]))
-    }
-    #[inline(always)]
-    unsafe fn fma(a: [A::V; 4], b: [A::V; 4], c: [A::V; 4]) -> [A::V; 4] {
-        each(|i| A::fmla(c[i], a[i], b[i]))
-    }
-    #[inline(always)]
-    unsafe fn prefetch(p: *const u8) {
-        A::prfm(p);
     }
 }

@@ -6,8 +6,13 @@ use std::marker::PhantomData;
 use super::super::layout::{QUAD, ROWS};
 use super::super::quantize::joined;
 use super::RowLanes;
-use crate::machine::instructions::RegisterWork;
 use crate::machine::instructions::x86::Vector;
+use crate::machine::instructions::{RegisterWork, methods};
+
+/// Sixteen rows of integers.
+type Ints<V, const R: usize> = [<V as Vector>::I; R];
+/// Sixteen floats.
+type Floats<V, const R: usize> = [<V as Vector>::F; R];
 
 /// `R` registers of `V`, multiplied by `P`.
 #[derive(Clone, Copy)]
@@ -74,24 +79,20 @@ pub(in super::super) struct Flipped<T> {
 }
 
 // SAFETY (of the unsafe blocks): callers have the features.
-#[allow(clippy::undocumented_unsafe_blocks)]
+#[allow(clippy::undocumented_unsafe_blocks, unused_unsafe)]
 impl<V: Vector, const SEVEN: bool> Products<V> for Maddubs<SEVEN> {
     const SIGNED: bool = !SEVEN;
     const TEMPORARIES: bool = true;
     type Weight = Magnitude<V::I>;
     type Signed = Flipped<V::I>;
 
-    #[inline(always)]
-    unsafe fn weight(b: V::I) -> Magnitude<V::I> {
-        Magnitude { unsigned: b, signed: b }
-    }
-    #[inline(always)]
-    unsafe fn signed(b: V::I) -> Magnitude<V::I> {
-        Magnitude { unsigned: unsafe { V::vpabsb(b) }, signed: b }
-    }
-    #[inline(always)]
-    unsafe fn store_signed(b: V::I, start: V::I, p: *mut u8, more: *mut u8) -> V::I {
-        unsafe {
+    methods! {
+        #[inline(always)]
+        unsafe fn weight(b: V::I) -> Magnitude<V::I> { Magnitude { unsigned: b, signed: b } }
+        unsafe fn signed(b: V::I) -> Magnitude<V::I> {
+            Magnitude { unsigned: V::vpabsb(b), signed: b }
+        }
+        unsafe fn store_signed(b: V::I, start: V::I, p: *mut u8, more: *mut u8) -> V::I {
             let (magnitude, negative) = (V::vpabsb(b), V::vpcmpgtb(V::vpbroadcastb(0), b));
             V::vmovdqu_store(magnitude, p);
             V::vmovdqu_store(negative, more);
@@ -99,26 +100,18 @@ impl<V: Vector, const SEVEN: bool> Products<V> for Maddubs<SEVEN> {
             let pairs = V::vpmaddubsw(magnitude, V::vpand(negative, V::vpbroadcastb(1)));
             V::vpaddd(start, V::vpmaddwd(pairs, V::vpbroadcastw(1)))
         }
-    }
-    #[inline(always)]
-    unsafe fn load_signed(p: *const u8, more: *const u8) -> Flipped<V::I> {
-        unsafe { Flipped { magnitude: V::vmovdqu(p), negative: V::vmovdqu(more) } }
-    }
-    #[inline(always)]
-    unsafe fn dot_signed(part: V::I, w: Flipped<V::I>, x: V::I) -> V::I {
-        unsafe {
+        unsafe fn load_signed(p: *const u8, more: *const u8) -> Flipped<V::I> {
+            Flipped { magnitude: V::vmovdqu(p), negative: V::vmovdqu(more) }
+        }
+        unsafe fn dot_signed(part: V::I, w: Flipped<V::I>, x: V::I) -> V::I {
             // |w| <= 128 and -128 <= x ^ negative <= 127: pairs of products fit 16 bits.
             let pairs = V::vpmaddubsw(w.magnitude, V::vpxor(x, w.negative));
             V::vpaddd(part, V::vpmaddwd(pairs, V::vpbroadcastw(1)))
         }
-    }
-    #[inline(always)]
-    unsafe fn part(full: bool, sums: V::I) -> V::I {
-        if full { sums } else { unsafe { V::vpbroadcastd(0) } }
-    }
-    #[inline(always)]
-    unsafe fn dot(full: bool, part: V::I, w: Magnitude<V::I>, x: V::I) -> V::I {
-        unsafe {
+        unsafe fn part(full: bool, sums: V::I) -> V::I {
+            if full { sums } else { V::vpbroadcastd(0) }
+        }
+        unsafe fn dot(full: bool, part: V::I, w: Magnitude<V::I>, x: V::I) -> V::I {
             if full {
                 // |w| <= 128 and |x| <= 127, or w <= 255 and |x| <= 64: pairs of products fit 16
                 // bits.
@@ -129,20 +122,15 @@ impl<V: Vector, const SEVEN: bool> Products<V> for Maddubs<SEVEN> {
                 V::vpaddw(part, V::vpmaddubsw(w.unsigned, x))
             }
         }
-    }
-    #[inline(always)]
-    unsafe fn fold(full: bool, sums: V::I, part: V::I) -> V::I {
-        unsafe {
+        unsafe fn fold(full: bool, sums: V::I, part: V::I) -> V::I {
             if full {
                 return part;
             }
             V::vpaddd(sums, V::vpmaddwd(part, V::vpbroadcastw(1)))
         }
+        unsafe fn part_split(split: u32) -> V::I { V::vpbroadcastd(split) }
     }
-    #[inline(always)]
-    unsafe fn part_split(split: u32) -> V::I {
-        unsafe { V::vpbroadcastd(split) }
-    }
+
     #[inline(always)]
     unsafe fn apart<W: RegisterWork>(work: W) {
         unsafe { V::apart(work) }
@@ -150,47 +138,30 @@ impl<V: Vector, const SEVEN: bool> Products<V> for Maddubs<SEVEN> {
 }
 
 // SAFETY (of the unsafe blocks): callers have the features.
-#[allow(clippy::undocumented_unsafe_blocks)]
+#[allow(clippy::undocumented_unsafe_blocks, unused_unsafe)]
 impl<V: Vector> Products<V> for Dpbusd {
     const SIGNED: bool = false;
     const TEMPORARIES: bool = false;
     type Weight = V::I;
     type Signed = ();
 
-    #[inline(always)]
-    unsafe fn weight(b: V::I) -> V::I {
-        b
+    methods! {
+        #[inline(always)]
+        unsafe fn weight(b: V::I) -> V::I { b }
+        unsafe fn signed(_: V::I) -> V::I { unreachable!("VNNI takes unsigned weights") }
+        unsafe fn store_signed(_: V::I, _: V::I, _: *mut u8, _: *mut u8) -> V::I {
+            unreachable!("VNNI takes unsigned weights")
+        }
+        unsafe fn load_signed(_: *const u8, _: *const u8) {}
+        unsafe fn dot_signed(_: V::I, (): (), _: V::I) -> V::I {
+            unreachable!("VNNI takes unsigned weights")
+        }
+        unsafe fn part(_: bool, sums: V::I) -> V::I { sums }
+        unsafe fn dot(_: bool, part: V::I, w: V::I, x: V::I) -> V::I { V::vpdpbusd(part, w, x) }
+        unsafe fn fold(_: bool, _: V::I, part: V::I) -> V::I { part }
+        unsafe fn part_split(split: u32) -> V::I { V::vpbroadcastd(joined(split) as u32) }
     }
-    #[inline(always)]
-    unsafe fn signed(_: V::I) -> V::I {
-        unreachable!("VNNI takes unsigned weights")
-    }
-    #[inline(always)]
-    unsafe fn store_signed(_: V::I, _: V::I, _: *mut u8, _: *mut u8) -> V::I {
-        unreachable!("VNNI takes unsigned weights")
-    }
-    #[inline(always)]
-    unsafe fn load_signed(_: *const u8, _: *const u8) {}
-    #[inline(always)]
-    unsafe fn dot_signed(_: V::I, (): (), _: V::I) -> V::I {
-        unreachable!("VNNI takes unsigned weights")
-    }
-    #[inline(always)]
-    unsafe fn part(_: bool, sums: V::I) -> V::I {
-        sums
-    }
-    #[inline(always)]
-    unsafe fn dot(_: bool, part: V::I, w: V::I, x: V::I) -> V::I {
-        unsafe { V::vpdpbusd(part, w, x) }
-    }
-    #[inline(always)]
-    unsafe fn fold(_: bool, _: V::I, part: V::I) -> V::I {
-        part
-    }
-    #[inline(always)]
-    unsafe fn part_split(split: u32) -> V::I {
-        unsafe { V::vpbroadcastd(joined(split) as u32) }
-    }
+
     #[inline(always)]
     unsafe fn apart<W: RegisterWork>(work: W) {
         unsafe { V::apart_vnni(work) }
@@ -214,7 +185,7 @@ impl<V: Vector, P, const R: usize> X86<V, P, R> {
 }
 
 // SAFETY (of the unsafe blocks): callers have the features and promise valid memory.
-#[allow(clippy::undocumented_unsafe_blocks)]
+#[allow(clippy::undocumented_unsafe_blocks, unused_unsafe)]
 impl<V: Vector, P: Products<V>, const R: usize> RowLanes for X86<V, P, R> {
     // VNNI: of 32 registers of 512 bits, 24 hold the sums of four activation rows with three panels;
     // of 16 registers of 256 bits, twelve hold integer sums of six with one. AVX2 needs more
@@ -228,30 +199,29 @@ impl<V: Vector, P: Products<V>, const R: usize> RowLanes for X86<V, P, R> {
     const SIGNED_QUAD: usize = if P::SIGNED { 2 * QUAD } else { QUAD };
     const PINNED: bool = P::TEMPORARIES;
     const COMPACT: bool = !V::NATIVE;
-    type Bytes = [V::I; R];
+    type Bytes = Ints<V, R>;
     type Weight = [P::Weight; R];
     type Signed = [P::Signed; R];
     type Quad = V::I;
-    type Sums = [V::I; R];
-    type Partial = [V::I; R];
-    type Floats = [V::F; R];
+    type Sums = Ints<V, R>;
+    type Partial = Ints<V, R>;
+    type Floats = Floats<V, R>;
 
     #[inline(always)]
     unsafe fn apart<W: RegisterWork>(work: W) {
         unsafe { P::apart(work) }
     }
-    #[inline(always)]
-    unsafe fn load(p: *const u8) -> [V::I; R] {
-        const { Self::FILLS };
-        unsafe { each!(i, V::vmovdqu(p.add(i * V::BYTES))) }
-    }
-    #[inline(always)]
-    unsafe fn bits(b: [V::I; R], shift: u32, mask: u8) -> [V::I; R] {
-        unsafe { each!(i, V::vpand(V::vpsrlw(b[i], shift), V::vpbroadcastb(mask))) }
-    }
-    #[inline(always)]
-    unsafe fn moved(b: [V::I; R], left: i32, mask: u8) -> [V::I; R] {
-        unsafe {
+
+    methods! {
+        #[inline(always)]
+        unsafe fn load(p: *const u8) -> Ints<V, R> {
+            const { Self::FILLS };
+            each!(i, V::vmovdqu(p.add(i * V::BYTES)))
+        }
+        unsafe fn bits(b: Ints<V, R>, shift: u32, mask: u8) -> Ints<V, R> {
+            each!(i, V::vpand(V::vpsrlw(b[i], shift), V::vpbroadcastb(mask)))
+        }
+        unsafe fn moved(b: Ints<V, R>, left: i32, mask: u8) -> Ints<V, R> {
             let by = left.unsigned_abs();
             let mask = V::vpbroadcastb(mask);
             match left {
@@ -260,130 +230,81 @@ impl<V: Vector, P: Products<V>, const R: usize> RowLanes for X86<V, P, R> {
                 _ => each!(i, V::vpand(V::vpsrlw(b[i], by), mask)),
             }
         }
-    }
-    #[inline(always)]
-    unsafe fn or(a: [V::I; R], b: [V::I; R]) -> [V::I; R] {
-        unsafe { each!(i, V::vpor(a[i], b[i])) }
-    }
-    #[inline(always)]
-    unsafe fn store_bytes(b: [V::I; R], p: *mut u8) {
-        for (i, b) in b.into_iter().enumerate() {
-            unsafe { V::vmovdqu_store(b, p.add(i * V::BYTES)) }
+        unsafe fn or(a: Ints<V, R>, b: Ints<V, R>) -> Ints<V, R> { each!(i, V::vpor(a[i], b[i])) }
+        unsafe fn store_bytes(b: Ints<V, R>, p: *mut u8) {
+            for (i, b) in b.into_iter().enumerate() {
+                V::vmovdqu_store(b, p.add(i * V::BYTES))
+            }
         }
-    }
-    #[inline(always)]
-    unsafe fn weight(full: bool, b: [V::I; R]) -> [P::Weight; R] {
-        if full && P::SIGNED {
-            let b = unsafe { Self::less(b, 128) };
-            return unsafe { each!(i, P::signed(b[i])) };
+        unsafe fn weight(full: bool, b: Ints<V, R>) -> Self::Weight {
+            if full && P::SIGNED {
+                let b = Self::less(b, 128);
+                return each!(i, P::signed(b[i]));
+            }
+            each!(i, P::weight(b[i]))
         }
-        unsafe { each!(i, P::weight(b[i])) }
-    }
-    #[inline(always)]
-    unsafe fn less(b: [V::I; R], zero: u8) -> [V::I; R] {
-        unsafe { each!(i, V::vpsubb(b[i], V::vpbroadcastb(zero))) }
-    }
-    #[inline(always)]
-    unsafe fn store_signed(b: [V::I; R], start: [V::I; R], p: *mut u8) -> [V::I; R] {
-        unsafe {
+        unsafe fn less(b: Ints<V, R>, zero: u8) -> Ints<V, R> {
+            each!(i, V::vpsubb(b[i], V::vpbroadcastb(zero)))
+        }
+        unsafe fn store_signed(b: Ints<V, R>, start: Ints<V, R>, p: *mut u8) -> Ints<V, R> {
             let b = Self::less(b, 128);
             each!(i, {
                 let p = p.add(i * V::BYTES);
                 P::store_signed(b[i], start[i], p, p.add(QUAD))
             })
         }
-    }
-    #[inline(always)]
-    unsafe fn load_signed(p: *const u8) -> [P::Signed; R] {
-        unsafe { each!(i, P::load_signed(p.add(i * V::BYTES), p.add(QUAD + i * V::BYTES))) }
-    }
-    #[inline(always)]
-    unsafe fn dot_signed(part: [V::I; R], w: [P::Signed; R], x: V::I) -> [V::I; R] {
-        unsafe { each!(i, P::dot_signed(part[i], w[i], x)) }
-    }
-    #[inline(always)]
-    unsafe fn quad(p: *const u8) -> V::I {
-        unsafe { V::vpbroadcastd(p.cast::<u32>().read_unaligned()) }
-    }
-    #[inline(always)]
-    unsafe fn begin(full: bool, correction: i32) -> [V::I; R] {
-        let start = if full && P::SIGNED { 0 } else { correction };
-        [unsafe { V::vpbroadcastd(start as u32) }; R]
-    }
-    #[inline(always)]
-    unsafe fn part(full: bool, sums: [V::I; R]) -> [V::I; R] {
-        unsafe { each!(i, P::part(full, sums[i])) }
-    }
-    #[inline(always)]
-    unsafe fn dot(full: bool, part: [V::I; R], w: [P::Weight; R], x: V::I) -> [V::I; R] {
-        unsafe { each!(i, P::dot(full, part[i], w[i], x)) }
-    }
-    #[inline(always)]
-    unsafe fn fold(full: bool, sums: [V::I; R], part: [V::I; R]) -> [V::I; R] {
-        unsafe { each!(i, P::fold(full, sums[i], part[i])) }
-    }
-    #[inline(always)]
-    unsafe fn part_split(split: u32) -> [V::I; R] {
-        [unsafe { P::part_split(split) }; R]
-    }
-    #[inline(always)]
-    unsafe fn pin(part: [V::I; R]) -> [V::I; R] {
-        unsafe { each!(i, V::pin(part[i])) }
-    }
-    #[inline(always)]
-    unsafe fn load_sums(p: *const i32) -> [V::I; R] {
-        unsafe { each!(i, V::vmovdqu(p.add(i * ROWS / R).cast())) }
-    }
-    #[inline(always)]
-    unsafe fn store_sums(sums: [V::I; R], p: *mut i32) {
-        for (i, sums) in sums.into_iter().enumerate() {
-            unsafe { V::vmovdqu_store(sums, p.add(i * ROWS / R).cast()) }
+        unsafe fn load_signed(p: *const u8) -> Self::Signed {
+            each!(i, P::load_signed(p.add(i * V::BYTES), p.add(QUAD + i * V::BYTES)))
         }
-    }
-    #[inline(always)]
-    unsafe fn to_floats(sums: [V::I; R]) -> [V::F; R] {
-        unsafe { each!(i, V::vcvtdq2ps(sums[i])) }
-    }
-    #[inline(always)]
-    unsafe fn splat(x: f32) -> [V::F; R] {
-        [unsafe { V::vbroadcastss(x) }; R]
-    }
-    #[inline(always)]
-    unsafe fn load_f32(p: *const f32) -> [V::F; R] {
-        unsafe { each!(i, V::vmovups(p.add(i * ROWS / R))) }
-    }
-    #[inline(always)]
-    unsafe fn load_f16(p: *const u8) -> [V::F; R] {
-        unsafe { each!(i, V::vcvtph2ps(p.add(i * 2 * ROWS / R))) }
-    }
-    #[inline(always)]
-    unsafe fn load_u8(p: *const u8) -> [V::F; R] {
-        unsafe { each!(i, V::vcvtdq2ps(V::vpmovzxbd(p.add(i * ROWS / R)))) }
-    }
-    #[inline(always)]
-    unsafe fn load_i8(p: *const u8) -> [V::F; R] {
-        unsafe { each!(i, V::vcvtdq2ps(V::vpmovsxbd(p.add(i * ROWS / R)))) }
-    }
-    #[inline(always)]
-    unsafe fn store(f: [V::F; R], p: *mut f32) {
-        for (i, f) in f.into_iter().enumerate() {
-            unsafe { V::vmovups_store(f, p.add(i * ROWS / R)) }
+        unsafe fn dot_signed(part: Ints<V, R>, w: Self::Signed, x: V::I) -> Ints<V, R> {
+            each!(i, P::dot_signed(part[i], w[i], x))
         }
-    }
-    #[inline(always)]
-    unsafe fn mul(a: [V::F; R], b: [V::F; R]) -> [V::F; R] {
-        unsafe { each!(i, V::vmulps(a[i], b[i])) }
-    }
-    #[inline(always)]
-    unsafe fn add(a: [V::F; R], b: [V::F; R]) -> [V::F; R] {
-        unsafe { each!(i, V::vaddps(a[i], b[i])) }
-    }
-    #[inline(always)]
-    unsafe fn fma(a: [V::F; R], b: [V::F; R], c: [V::F; R]) -> [V::F; R] {
-        unsafe { each!(i, V::vfmaddps(a[i], b[i], c[i])) }
-    }
-    #[inline(always)]
-    unsafe fn prefetch(p: *const u8) {
-        unsafe { V::prefetcht0(p) }
+        unsafe fn quad(p: *const u8) -> V::I { V::vpbroadcastd(p.cast::<u32>().read_unaligned()) }
+        unsafe fn begin(full: bool, correction: i32) -> Ints<V, R> {
+            let start = if full && P::SIGNED { 0 } else { correction };
+            [V::vpbroadcastd(start as u32); R]
+        }
+        unsafe fn part(full: bool, sums: Ints<V, R>) -> Ints<V, R> {
+            each!(i, P::part(full, sums[i]))
+        }
+        unsafe fn dot(full: bool, part: Ints<V, R>, w: Self::Weight, x: V::I) -> Ints<V, R> {
+            each!(i, P::dot(full, part[i], w[i], x))
+        }
+        unsafe fn fold(full: bool, sums: Ints<V, R>, part: Ints<V, R>) -> Ints<V, R> {
+            each!(i, P::fold(full, sums[i], part[i]))
+        }
+        unsafe fn part_split(split: u32) -> Ints<V, R> { [P::part_split(split); R] }
+        unsafe fn pin(part: Ints<V, R>) -> Ints<V, R> { each!(i, V::pin(part[i])) }
+        unsafe fn load_sums(p: *const i32) -> Ints<V, R> { Self::load(p.cast()) }
+        unsafe fn store_sums(sums: Ints<V, R>, p: *mut i32) { Self::store_bytes(sums, p.cast()) }
+        unsafe fn to_floats(sums: Ints<V, R>) -> Floats<V, R> { each!(i, V::vcvtdq2ps(sums[i])) }
+        unsafe fn splat(x: f32) -> Floats<V, R> { [V::vbroadcastss(x); R] }
+        unsafe fn load_f32(p: *const f32) -> Floats<V, R> {
+            each!(i, V::vmovups(p.add(i * ROWS / R)))
+        }
+        unsafe fn load_f16(p: *const u8) -> Floats<V, R> {
+            each!(i, V::vcvtph2ps(p.add(i * 2 * ROWS / R)))
+        }
+        unsafe fn load_u8(p: *const u8) -> Floats<V, R> {
+            each!(i, V::vcvtdq2ps(V::vpmovzxbd(p.add(i * ROWS / R))))
+        }
+        unsafe fn load_i8(p: *const u8) -> Floats<V, R> {
+            each!(i, V::vcvtdq2ps(V::vpmovsxbd(p.add(i * ROWS / R))))
+        }
+        unsafe fn store(f: Floats<V, R>, p: *mut f32) {
+            for (i, f) in f.into_iter().enumerate() {
+                V::vmovups_store(f, p.add(i * ROWS / R))
+            }
+        }
+        unsafe fn mul(a: Floats<V, R>, b: Floats<V, R>) -> Floats<V, R> {
+            each!(i, V::vmulps(a[i], b[i]))
+        }
+        unsafe fn add(a: Floats<V, R>, b: Floats<V, R>) -> Floats<V, R> {
+            each!(i, V::vaddps(a[i], b[i]))
+        }
+        unsafe fn fma(a: Floats<V, R>, b: Floats<V, R>, c: Floats<V, R>) -> Floats<V, R> {
+            each!(i, V::vfmaddps(a[i], b[i], c[i]))
+        }
+        unsafe fn prefetch(p: *const u8) { V::prefetcht0(p) }
     }
 }

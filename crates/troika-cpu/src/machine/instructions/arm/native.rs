@@ -61,185 +61,77 @@ product!(usmmla, "i8mm", "usmmla {sum:v}.4s, {a:v}.16b, {b:v}.16b");
 
 // SAFETY (of the unsafe blocks): every 64-bit ARM processor has NEON; callers have the features
 // beyond it and promise valid memory.
-#[allow(clippy::undocumented_unsafe_blocks)]
+#[allow(clippy::undocumented_unsafe_blocks, unused_unsafe)]
 impl Arm for Native {
     type V = V;
 
-    #[inline(always)]
-    unsafe fn ld1(p: *const u8) -> V {
-        unsafe { vld1q_u8(p) }
-    }
-    #[inline(always)]
-    unsafe fn ldr_d(p: *const u8) -> V {
-        unsafe { from_d(vsetq_lane_u64(p.cast::<u64>().read_unaligned(), vdupq_n_u64(0), 0)) }
-    }
-    #[inline(always)]
-    unsafe fn ldr_s(p: *const u8) -> V {
-        unsafe { from_u(vsetq_lane_u32(p.cast::<u32>().read_unaligned(), vdupq_n_u32(0), 0)) }
-    }
-    #[inline(always)]
-    unsafe fn st1(v: V, p: *mut u8) {
-        unsafe { vst1q_u8(p, v) }
-    }
-    #[inline(always)]
-    fn prfm(p: *const u8) {
-        // SAFETY: a hint; an address that is not mapped is ignored.
-        unsafe {
+    methods! {
+        #[inline(always)]
+        // Hints: an address that is not mapped is ignored.
+        fn prfm(p: *const u8) {
             asm!("prfm pldl1keep, [{p}]", p = in(reg) p.addr(),
                 options(nomem, nostack, preserves_flags));
         }
-    }
-    #[inline(always)]
-    fn prfm_l2(p: *const u8) {
-        // SAFETY: a hint; an address that is not mapped is ignored.
-        unsafe {
+        fn prfm_l2(p: *const u8) {
             asm!("prfm pldl2keep, [{p}]", p = in(reg) p.addr(),
                 options(nomem, nostack, preserves_flags));
         }
-    }
-    #[inline(always)]
-    fn dup_16b(x: u8) -> V {
-        unsafe { vdupq_n_u8(x) }
-    }
-    #[inline(always)]
-    fn dup_8h(x: u16) -> V {
-        unsafe { from_h(vdupq_n_u16(x)) }
-    }
-    #[inline(always)]
-    fn dup_4s(x: u32) -> V {
-        unsafe { from_u(vdupq_n_u32(x)) }
-    }
-    #[inline(always)]
-    fn dup_2d(x: u64) -> V {
-        unsafe { from_d(vdupq_n_u64(x)) }
-    }
-    #[inline(always)]
-    fn umov_s(v: V) -> u32 {
-        unsafe { vgetq_lane_u32(u(v), 0) }
-    }
-
-    #[inline(always)]
-    fn and(x: V, y: V) -> V {
-        unsafe { vandq_u8(x, y) }
-    }
-    #[inline(always)]
-    fn orr(x: V, y: V) -> V {
-        unsafe { vorrq_u8(x, y) }
-    }
-    #[inline(always)]
-    fn eor(x: V, y: V) -> V {
-        unsafe { veorq_u8(x, y) }
-    }
-    #[inline(always)]
-    fn bic(x: V, y: V) -> V {
-        unsafe { vbicq_u8(x, y) }
-    }
-    #[inline(always)]
-    fn bsl(mask: V, x: V, y: V) -> V {
-        unsafe { vbslq_u8(mask, x, y) }
-    }
-    #[inline(always)]
-    fn ushl_16b(v: V, by: V) -> V {
-        unsafe { vshlq_u8(v, b(by)) }
-    }
-    #[inline(always)]
-    fn ushl_4s(v: V, by: V) -> V {
-        unsafe { from_u(vshlq_u32(u(v), s(by))) }
-    }
-    #[inline(always)]
-    fn sshl_4s(v: V, by: V) -> V {
-        unsafe { from_s(vshlq_s32(s(v), s(by))) }
-    }
-    #[inline(always)]
-    fn zip1_4s(x: V, y: V) -> V {
-        unsafe { from_u(vzip1q_u32(u(x), u(y))) }
-    }
-    #[inline(always)]
-    fn zip2_4s(x: V, y: V) -> V {
-        unsafe { from_u(vzip2q_u32(u(x), u(y))) }
-    }
-    #[inline(always)]
-    fn zip1_2d(x: V, y: V) -> V {
-        unsafe { from_d(vzip1q_u64(d(x), d(y))) }
-    }
-    #[inline(always)]
-    fn zip2_2d(x: V, y: V) -> V {
-        unsafe { from_d(vzip2q_u64(d(x), d(y))) }
-    }
-    #[inline(always)]
-    fn uzp1_4s(x: V, y: V) -> V {
-        unsafe { from_u(vuzp1q_u32(u(x), u(y))) }
-    }
-    #[inline(always)]
-    fn uzp2_4s(x: V, y: V) -> V {
-        unsafe { from_u(vuzp2q_u32(u(x), u(y))) }
-    }
-    #[inline(always)]
-    fn tbl4(table: [V; 4], index: V) -> V {
-        let [t0, t1, t2, t3] = table;
-        unsafe { vqtbl4q_u8(uint8x16x4_t(t0, t1, t2, t3), index) }
-    }
-
-    #[inline(always)]
-    fn uxtl_8h(v: V) -> V {
-        unsafe { from_h(vmovl_u8(vget_low_u8(v))) }
-    }
-    #[inline(always)]
-    fn uxtl_4s(v: V) -> V {
-        unsafe { from_u(vmovl_u16(vget_low_u16(h(v)))) }
-    }
-    #[inline(always)]
-    fn sxtl_8h(v: V) -> V {
-        unsafe { from_sh(vmovl_s8(vget_low_s8(b(v)))) }
-    }
-    #[inline(always)]
-    fn sxtl_4s(v: V) -> V {
-        unsafe { from_s(vmovl_s16(vget_low_s16(sh(v)))) }
-    }
-    #[inline(always)]
-    fn shll_4s(v: V) -> V {
-        unsafe { from_u(vshll_n_u16::<16>(vget_low_u16(h(v)))) }
-    }
-    #[inline(always)]
-    fn add_4s(x: V, y: V) -> V {
-        unsafe { from_u(vaddq_u32(u(x), u(y))) }
-    }
-    #[inline(always)]
-    fn sub_4s(x: V, y: V) -> V {
-        unsafe { from_u(vsubq_u32(u(x), u(y))) }
-    }
-    #[inline(always)]
-    fn mul_4s(x: V, y: V) -> V {
-        unsafe { from_u(vmulq_u32(u(x), u(y))) }
-    }
-
-    #[inline(always)]
-    fn smull_8h(x: V, y: V) -> V {
-        unsafe { from_sh(vmull_s8(vget_low_s8(b(x)), vget_low_s8(b(y)))) }
-    }
-    #[inline(always)]
-    fn smull2_8h(x: V, y: V) -> V {
-        unsafe { from_sh(vmull_high_s8(b(x), b(y))) }
-    }
-    #[inline(always)]
-    fn addp_8h(x: V, y: V) -> V {
-        unsafe { from_sh(vpaddq_s16(sh(x), sh(y))) }
-    }
-    #[inline(always)]
-    fn sadalp_4s(sum: V, v: V) -> V {
-        unsafe { from_s(vpadalq_s16(s(sum), sh(v))) }
-    }
-    #[inline(always)]
-    unsafe fn sdot(sum: V, x: V, y: V) -> V {
-        unsafe { sdot(sum, x, y) }
-    }
-    #[inline(always)]
-    unsafe fn usdot(sum: V, x: V, y: V) -> V {
-        unsafe { usdot(sum, x, y) }
-    }
-    #[inline(always)]
-    unsafe fn usmmla(sum: V, x: V, y: V) -> V {
-        unsafe { usmmla(sum, x, y) }
+        unsafe fn ld1(p: *const u8) -> V { vld1q_u8(p) }
+        unsafe fn ldr_d(p: *const u8) -> V {
+            from_d(vsetq_lane_u64(p.cast::<u64>().read_unaligned(), vdupq_n_u64(0), 0))
+        }
+        unsafe fn ldr_s(p: *const u8) -> V {
+            from_u(vsetq_lane_u32(p.cast::<u32>().read_unaligned(), vdupq_n_u32(0), 0))
+        }
+        unsafe fn st1(v: V, p: *mut u8) { vst1q_u8(p, v) }
+        fn dup_16b(x: u8) -> V { vdupq_n_u8(x) }
+        fn dup_8h(x: u16) -> V { from_h(vdupq_n_u16(x)) }
+        fn dup_4s(x: u32) -> V { from_u(vdupq_n_u32(x)) }
+        fn dup_2d(x: u64) -> V { from_d(vdupq_n_u64(x)) }
+        fn umov_s(v: V) -> u32 { vgetq_lane_u32(u(v), 0) }
+        fn and(x: V, y: V) -> V { vandq_u8(x, y) }
+        fn orr(x: V, y: V) -> V { vorrq_u8(x, y) }
+        fn eor(x: V, y: V) -> V { veorq_u8(x, y) }
+        fn bic(x: V, y: V) -> V { vbicq_u8(x, y) }
+        fn bsl(mask: V, x: V, y: V) -> V { vbslq_u8(mask, x, y) }
+        fn ushl_16b(v: V, by: V) -> V { vshlq_u8(v, b(by)) }
+        fn ushl_4s(v: V, by: V) -> V { from_u(vshlq_u32(u(v), s(by))) }
+        fn sshl_4s(v: V, by: V) -> V { from_s(vshlq_s32(s(v), s(by))) }
+        fn zip1_4s(x: V, y: V) -> V { from_u(vzip1q_u32(u(x), u(y))) }
+        fn zip2_4s(x: V, y: V) -> V { from_u(vzip2q_u32(u(x), u(y))) }
+        fn zip1_2d(x: V, y: V) -> V { from_d(vzip1q_u64(d(x), d(y))) }
+        fn zip2_2d(x: V, y: V) -> V { from_d(vzip2q_u64(d(x), d(y))) }
+        fn uzp1_4s(x: V, y: V) -> V { from_u(vuzp1q_u32(u(x), u(y))) }
+        fn uzp2_4s(x: V, y: V) -> V { from_u(vuzp2q_u32(u(x), u(y))) }
+        fn tbl4(t: [V; 4], index: V) -> V { vqtbl4q_u8(uint8x16x4_t(t[0], t[1], t[2], t[3]), index) }
+        fn uxtl_8h(v: V) -> V { from_h(vmovl_u8(vget_low_u8(v))) }
+        fn uxtl_4s(v: V) -> V { from_u(vmovl_u16(vget_low_u16(h(v)))) }
+        fn sxtl_8h(v: V) -> V { from_sh(vmovl_s8(vget_low_s8(b(v)))) }
+        fn sxtl_4s(v: V) -> V { from_s(vmovl_s16(vget_low_s16(sh(v)))) }
+        fn shll_4s(v: V) -> V { from_u(vshll_n_u16::<16>(vget_low_u16(h(v)))) }
+        fn add_4s(x: V, y: V) -> V { from_u(vaddq_u32(u(x), u(y))) }
+        fn sub_4s(x: V, y: V) -> V { from_u(vsubq_u32(u(x), u(y))) }
+        fn mul_4s(x: V, y: V) -> V { from_u(vmulq_u32(u(x), u(y))) }
+        fn smull_8h(x: V, y: V) -> V { from_sh(vmull_s8(vget_low_s8(b(x)), vget_low_s8(b(y)))) }
+        fn smull2_8h(x: V, y: V) -> V { from_sh(vmull_high_s8(b(x), b(y))) }
+        fn addp_8h(x: V, y: V) -> V { from_sh(vpaddq_s16(sh(x), sh(y))) }
+        fn sadalp_4s(sum: V, v: V) -> V { from_s(vpadalq_s16(s(sum), sh(v))) }
+        unsafe fn sdot(sum: V, x: V, y: V) -> V { sdot(sum, x, y) }
+        unsafe fn usdot(sum: V, x: V, y: V) -> V { usdot(sum, x, y) }
+        unsafe fn usmmla(sum: V, x: V, y: V) -> V { usmmla(sum, x, y) }
+        fn scvtf(v: V) -> V { from_f(vcvtq_f32_s32(s(v))) }
+        fn fcvtns(v: V) -> V { from_s(vcvtnq_s32_f32(f(v))) }
+        fn frintn(v: V) -> V { from_f(vrndnq_f32(f(v))) }
+        fn fadd(x: V, y: V) -> V { from_f(vaddq_f32(f(x), f(y))) }
+        fn fsub(x: V, y: V) -> V { from_f(vsubq_f32(f(x), f(y))) }
+        fn fmul(x: V, y: V) -> V { from_f(vmulq_f32(f(x), f(y))) }
+        fn fdiv(x: V, y: V) -> V { from_f(vdivq_f32(f(x), f(y))) }
+        fn fmin(x: V, y: V) -> V { from_f(vminq_f32(f(x), f(y))) }
+        fn fmax(x: V, y: V) -> V { from_f(vmaxq_f32(f(x), f(y))) }
+        fn fmla(sum: V, x: V, y: V) -> V { from_f(vfmaq_f32(f(sum), f(x), f(y))) }
+        fn fmls(sum: V, x: V, y: V) -> V { from_f(vfmsq_f32(f(sum), f(x), f(y))) }
+        fn faddp(x: V, y: V) -> V { from_f(vpaddq_f32(f(x), f(y))) }
+        fn fcmgt(x: V, y: V) -> V { from_u(vcgtq_f32(f(x), f(y))) }
     }
 
     #[inline(always)]
@@ -252,57 +144,5 @@ impl Arm for Native {
                 options(pure, nomem, nostack, preserves_flags));
         }
         out
-    }
-    #[inline(always)]
-    fn scvtf(v: V) -> V {
-        unsafe { from_f(vcvtq_f32_s32(s(v))) }
-    }
-    #[inline(always)]
-    fn fcvtns(v: V) -> V {
-        unsafe { from_s(vcvtnq_s32_f32(f(v))) }
-    }
-    #[inline(always)]
-    fn frintn(v: V) -> V {
-        unsafe { from_f(vrndnq_f32(f(v))) }
-    }
-    #[inline(always)]
-    fn fadd(x: V, y: V) -> V {
-        unsafe { from_f(vaddq_f32(f(x), f(y))) }
-    }
-    #[inline(always)]
-    fn fsub(x: V, y: V) -> V {
-        unsafe { from_f(vsubq_f32(f(x), f(y))) }
-    }
-    #[inline(always)]
-    fn fmul(x: V, y: V) -> V {
-        unsafe { from_f(vmulq_f32(f(x), f(y))) }
-    }
-    #[inline(always)]
-    fn fdiv(x: V, y: V) -> V {
-        unsafe { from_f(vdivq_f32(f(x), f(y))) }
-    }
-    #[inline(always)]
-    fn fmin(x: V, y: V) -> V {
-        unsafe { from_f(vminq_f32(f(x), f(y))) }
-    }
-    #[inline(always)]
-    fn fmax(x: V, y: V) -> V {
-        unsafe { from_f(vmaxq_f32(f(x), f(y))) }
-    }
-    #[inline(always)]
-    fn fmla(sum: V, x: V, y: V) -> V {
-        unsafe { from_f(vfmaq_f32(f(sum), f(x), f(y))) }
-    }
-    #[inline(always)]
-    fn fmls(sum: V, x: V, y: V) -> V {
-        unsafe { from_f(vfmsq_f32(f(sum), f(x), f(y))) }
-    }
-    #[inline(always)]
-    fn faddp(x: V, y: V) -> V {
-        unsafe { from_f(vpaddq_f32(f(x), f(y))) }
-    }
-    #[inline(always)]
-    fn fcmgt(x: V, y: V) -> V {
-        unsafe { from_u(vcgtq_f32(f(x), f(y))) }
     }
 }

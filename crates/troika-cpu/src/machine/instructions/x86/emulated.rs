@@ -58,7 +58,7 @@ unsafe fn read(p: *const u8, len: usize) -> [u8; 64] {
 
 // Never inlined: the kernels are unrolled, and compiling them would take minutes.
 // SAFETY (of the unsafe blocks): callers promise valid memory; no features are needed.
-#[allow(clippy::undocumented_unsafe_blocks)]
+#[allow(clippy::undocumented_unsafe_blocks, unused_unsafe)]
 impl<const BYTES: usize> Vector for Emulated<BYTES> {
     type I = V;
     type F = V;
@@ -72,149 +72,94 @@ impl<const BYTES: usize> Vector for Emulated<BYTES> {
         unsafe { apart(work) }
     }
 
-    #[inline(never)]
-    unsafe fn vmovdqu(p: *const u8) -> V {
-        V(unsafe { read(p, BYTES) })
-    }
-    #[inline(never)]
-    unsafe fn vmovdqu_store(v: V, p: *mut u8) {
-        unsafe { std::ptr::copy_nonoverlapping(v.0.as_ptr(), p, BYTES) }
-    }
-    #[inline(never)]
-    unsafe fn vpbroadcastb(x: u8) -> V {
-        Self::make::<u8, 64>(|_| x)
-    }
-    #[inline(never)]
-    unsafe fn vpbroadcastw(x: u16) -> V {
-        Self::make::<u16, 32>(|_| x)
-    }
-    #[inline(never)]
-    unsafe fn vpbroadcastd(x: u32) -> V {
-        Self::make::<u32, 16>(|_| x)
-    }
-    #[inline(never)]
-    unsafe fn vpand(a: V, b: V) -> V {
-        Self::bytes(a, b, |a, b| a & b)
-    }
-    #[inline(never)]
-    unsafe fn vpor(a: V, b: V) -> V {
-        Self::bytes(a, b, |a, b| a | b)
-    }
-    #[inline(never)]
-    unsafe fn vpxor(a: V, b: V) -> V {
-        Self::bytes(a, b, |a, b| a ^ b)
-    }
-    #[inline(never)]
-    unsafe fn vpcmpgtb(a: V, b: V) -> V {
-        Self::bytes(a, b, |a, b| if a as i8 > b as i8 { 0xff } else { 0 })
-    }
-    #[inline(never)]
-    unsafe fn vpsrlw(v: V, count: u32) -> V {
-        Self::words(v, v, |v, _| (v as u16).checked_shr(count).unwrap_or(0) as i16)
-    }
-    #[inline(never)]
-    unsafe fn vpsllw(v: V, count: u32) -> V {
-        Self::words(v, v, |v, _| v.checked_shl(count).unwrap_or(0))
-    }
-    #[inline(never)]
-    unsafe fn vpsubb(a: V, b: V) -> V {
-        Self::bytes(a, b, u8::wrapping_sub)
-    }
-    #[inline(never)]
-    unsafe fn vpabsb(v: V) -> V {
-        Self::bytes(v, v, |v, _| (v as i8).unsigned_abs())
-    }
-    #[inline(never)]
-    unsafe fn vpsignb(a: V, b: V) -> V {
-        Self::bytes(a, b, |a, b| match (b as i8).signum() {
-            -1 => a.wrapping_neg(),
-            0 => 0,
-            _ => a,
-        })
-    }
-    #[inline(never)]
-    unsafe fn vpmaddubsw(a: V, b: V) -> V {
-        Self::make::<i16, 32>(|i| {
-            let product = |i: usize| i32::from(a.0[i]) * i32::from(b.0[i] as i8);
-            let sum = product(2 * i) + product(2 * i + 1);
-            sum.clamp(i16::MIN.into(), i16::MAX.into()) as i16
-        })
-    }
-    #[inline(never)]
-    unsafe fn vpmaddwd(a: V, b: V) -> V {
-        let (a, b): ([i16; 32], [i16; 32]) = (lanes(a), lanes(b));
-        Self::make::<i32, 16>(|i| {
-            let product = |i: usize| i32::from(a[i]) * i32::from(b[i]);
-            // Both pairs of -32768: 2^31, which wraps.
-            product(2 * i).wrapping_add(product(2 * i + 1))
-        })
-    }
-    #[inline(never)]
-    unsafe fn vpaddw(a: V, b: V) -> V {
-        Self::words(a, b, i16::wrapping_add)
-    }
-    #[inline(never)]
-    unsafe fn vpaddd(a: V, b: V) -> V {
-        let (a, b): ([i32; 16], [i32; 16]) = (lanes(a), lanes(b));
-        Self::make::<i32, 16>(|i| a[i].wrapping_add(b[i]))
-    }
-    #[inline(never)]
-    unsafe fn vpdpbusd(sum: V, a: V, b: V) -> V {
-        let sums: [i32; 16] = lanes(sum);
-        Self::make::<i32, 16>(|i| {
-            let product = |i: usize| i32::from(a.0[i]) * i32::from(b.0[i] as i8);
-            let four: i32 = (4 * i..4 * i + 4).map(product).sum();
-            sums[i].wrapping_add(four)
-        })
+    methods! {
+        #[inline(never)]
+        unsafe fn vmovdqu(p: *const u8) -> V { V(read(p, BYTES)) }
+        unsafe fn vmovdqu_store(v: V, p: *mut u8) {
+            std::ptr::copy_nonoverlapping(v.0.as_ptr(), p, BYTES)
+        }
+        unsafe fn vpbroadcastb(x: u8) -> V { Self::make::<u8, 64>(|_| x) }
+        unsafe fn vpbroadcastw(x: u16) -> V { Self::make::<u16, 32>(|_| x) }
+        unsafe fn vpbroadcastd(x: u32) -> V { Self::make::<u32, 16>(|_| x) }
+        unsafe fn vpand(a: V, b: V) -> V { Self::bytes(a, b, |a, b| a & b) }
+        unsafe fn vpor(a: V, b: V) -> V { Self::bytes(a, b, |a, b| a | b) }
+        unsafe fn vpxor(a: V, b: V) -> V { Self::bytes(a, b, |a, b| a ^ b) }
+        unsafe fn vpcmpgtb(a: V, b: V) -> V {
+            Self::bytes(a, b, |a, b| if a as i8 > b as i8 { 0xff } else { 0 })
+        }
+        unsafe fn vpsrlw(v: V, count: u32) -> V {
+            Self::words(v, v, |v, _| (v as u16).checked_shr(count).unwrap_or(0) as i16)
+        }
+        unsafe fn vpsllw(v: V, count: u32) -> V {
+            Self::words(v, v, |v, _| v.checked_shl(count).unwrap_or(0))
+        }
+        unsafe fn vpsubb(a: V, b: V) -> V { Self::bytes(a, b, u8::wrapping_sub) }
+        unsafe fn vpabsb(v: V) -> V { Self::bytes(v, v, |v, _| (v as i8).unsigned_abs()) }
+        unsafe fn vpsignb(a: V, b: V) -> V {
+            Self::bytes(a, b, |a, b| match (b as i8).signum() {
+                -1 => a.wrapping_neg(),
+                0 => 0,
+                _ => a,
+            })
+        }
+        unsafe fn vpmaddubsw(a: V, b: V) -> V {
+            Self::make::<i16, 32>(|i| {
+                let product = |i: usize| i32::from(a.0[i]) * i32::from(b.0[i] as i8);
+                let sum = product(2 * i) + product(2 * i + 1);
+                sum.clamp(i16::MIN.into(), i16::MAX.into()) as i16
+            })
+        }
+        unsafe fn vpmaddwd(a: V, b: V) -> V {
+            let (a, b): ([i16; 32], [i16; 32]) = (lanes(a), lanes(b));
+            Self::make::<i32, 16>(|i| {
+                let product = |i: usize| i32::from(a[i]) * i32::from(b[i]);
+                // Both pairs of -32768: 2^31, which wraps.
+                product(2 * i).wrapping_add(product(2 * i + 1))
+            })
+        }
+        unsafe fn vpaddw(a: V, b: V) -> V { Self::words(a, b, i16::wrapping_add) }
+        unsafe fn vpaddd(a: V, b: V) -> V {
+            let (a, b): ([i32; 16], [i32; 16]) = (lanes(a), lanes(b));
+            Self::make::<i32, 16>(|i| a[i].wrapping_add(b[i]))
+        }
+        unsafe fn vpdpbusd(sum: V, a: V, b: V) -> V {
+            let sums: [i32; 16] = lanes(sum);
+            Self::make::<i32, 16>(|i| {
+                let product = |i: usize| i32::from(a.0[i]) * i32::from(b.0[i] as i8);
+                let four: i32 = (4 * i..4 * i + 4).map(product).sum();
+                sums[i].wrapping_add(four)
+            })
+        }
+        unsafe fn vcvtdq2ps(v: V) -> V {
+            let v: [i32; 16] = lanes(v);
+            Self::make::<f32, 16>(|i| v[i] as f32)
+        }
+        unsafe fn vcvtph2ps(p: *const u8) -> V {
+            let halves: [u16; 32] = bytemuck::cast(read(p, BYTES / 2));
+            Self::make::<f32, 16>(|i| f16::from_bits(halves[i]).to_f32())
+        }
+        unsafe fn vpmovzxbd(p: *const u8) -> V {
+            let bytes = read(p, BYTES / 4);
+            Self::make::<i32, 16>(|i| i32::from(bytes[i]))
+        }
+        unsafe fn vpmovsxbd(p: *const u8) -> V {
+            let bytes = read(p, BYTES / 4);
+            Self::make::<i32, 16>(|i| i32::from(bytes[i] as i8))
+        }
+        unsafe fn vbroadcastss(x: f32) -> V { Self::make::<f32, 16>(|_| x) }
+        unsafe fn vmovups(p: *const f32) -> V { V(read(p.cast(), BYTES)) }
+        unsafe fn vmovups_store(v: V, p: *mut f32) {
+            std::ptr::copy_nonoverlapping(v.0.as_ptr(), p.cast(), BYTES)
+        }
+        unsafe fn vmulps(a: V, b: V) -> V { Self::floats(a, b, |a, b| a * b) }
+        unsafe fn vaddps(a: V, b: V) -> V { Self::floats(a, b, |a, b| a + b) }
+        unsafe fn vfmaddps(a: V, b: V, c: V) -> V {
+            let (a, b, c): ([f32; 16], [f32; 16], [f32; 16]) = (lanes(a), lanes(b), lanes(c));
+            Self::make::<f32, 16>(|i| a[i].mul_add(b[i], c[i]))
+        }
+        unsafe fn prefetcht0(_: *const u8) {}
     }
 
-    #[inline(never)]
-    unsafe fn vcvtdq2ps(v: V) -> V {
-        let v: [i32; 16] = lanes(v);
-        Self::make::<f32, 16>(|i| v[i] as f32)
-    }
-    #[inline(never)]
-    unsafe fn vcvtph2ps(p: *const u8) -> V {
-        let halves: [u16; 32] = bytemuck::cast(unsafe { read(p, BYTES / 2) });
-        Self::make::<f32, 16>(|i| f16::from_bits(halves[i]).to_f32())
-    }
-    #[inline(never)]
-    unsafe fn vpmovzxbd(p: *const u8) -> V {
-        let bytes = unsafe { read(p, BYTES / 4) };
-        Self::make::<i32, 16>(|i| i32::from(bytes[i]))
-    }
-    #[inline(never)]
-    unsafe fn vpmovsxbd(p: *const u8) -> V {
-        let bytes = unsafe { read(p, BYTES / 4) };
-        Self::make::<i32, 16>(|i| i32::from(bytes[i] as i8))
-    }
-    #[inline(never)]
-    unsafe fn vbroadcastss(x: f32) -> V {
-        Self::make::<f32, 16>(|_| x)
-    }
-    #[inline(never)]
-    unsafe fn vmovups(p: *const f32) -> V {
-        V(unsafe { read(p.cast(), BYTES) })
-    }
-    #[inline(never)]
-    unsafe fn vmovups_store(v: V, p: *mut f32) {
-        unsafe { std::ptr::copy_nonoverlapping(v.0.as_ptr(), p.cast(), BYTES) }
-    }
-    #[inline(never)]
-    unsafe fn vmulps(a: V, b: V) -> V {
-        Self::floats(a, b, |a, b| a * b)
-    }
-    #[inline(never)]
-    unsafe fn vaddps(a: V, b: V) -> V {
-        Self::floats(a, b, |a, b| a + b)
-    }
-    #[inline(never)]
-    unsafe fn vfmaddps(a: V, b: V, c: V) -> V {
-        let (a, b, c): ([f32; 16], [f32; 16], [f32; 16]) = (lanes(a), lanes(b), lanes(c));
-        Self::make::<f32, 16>(|i| a[i].mul_add(b[i], c[i]))
-    }
-    #[inline(never)]
-    unsafe fn prefetcht0(_: *const u8) {}
     #[inline(always)]
     unsafe fn pin(v: V) -> V {
         v
