@@ -5,6 +5,8 @@
 //! GFLOP/s count the keys each row sees; GB/s are the bytes of keys and values, read once. Several
 //! caches are used in turn, so that they come from memory.
 
+#![allow(clippy::expect_used, clippy::print_stdout)]
+
 use std::time::Instant;
 
 use bytemuck::Pod;

@@ -7,6 +7,8 @@
 //! GB/s are weight bytes read once per product (with few rows from memory, since several copies of
 //! the weight are used in turn); GFLOP/s are two operations per weight and row.
 
+#![allow(clippy::expect_used, clippy::print_stdout, unsafe_code)]
+
 use std::time::Instant;
 
 use troika_cpu::kernels::Context;

@@ -8,6 +8,8 @@
 //! GOP/s are two operations per weight and row. The last column is the time to quantize
 //! activations; it is not in the others, since several products share it.
 
+#![allow(clippy::expect_used, clippy::print_stdout, unsafe_code)]
+
 use std::time::{Duration, Instant};
 
 use troika_cpu::kernels::Context;

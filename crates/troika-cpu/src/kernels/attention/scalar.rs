@@ -17,13 +17,13 @@ fn at(cache: CacheRef<'_>, i: usize) -> f64 {
 ///
 /// # Panics
 /// If a visible position is not kept.
+#[expect(clippy::expect_used, reason = "a reference for tests, whose documentation says so")]
 pub fn line(x: &Operands<'_>, seq: &SeqRows, row: usize, head: usize, out: &mut [f32]) {
     let op = x.op;
     let pos = seq.pos + row - seq.rows.start;
     let kv = head / (op.heads / op.kv_heads);
     let q = &x.q[(row * op.heads + head) * op.k_dim..][..op.k_dim];
     let table = &seq.tables[op.page_group];
-    // INVARIANT: a reference for tests; its doc names this panic.
     let rows: Vec<usize> = x.visible(pos).map(|p| table.row(p).expect("a kept position")).collect();
     let score = |row: &usize| {
         let start = row * op.kv_heads * op.k_dim + kv * op.k_dim;
