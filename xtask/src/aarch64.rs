@@ -2,8 +2,10 @@
 //! instruction set under QEMU's user-mode emulation, on three kinds of processors.
 
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Instant;
+
+use crate::command::{self, Result, output, text};
 
 const TARGET: &str = "aarch64-unknown-linux-gnu";
 /// Also set in `.cargo/config.toml`.
@@ -28,7 +30,7 @@ const WORKSPACE: &str = "--release --workspace --lib --bins --test kernels --tes
 ///
 /// # Errors
 /// A sentence: a missing tool and how to get it, or the step that failed.
-pub fn run(root: &Path) -> Result<(), String> {
+pub fn run(root: &Path) -> Result<()> {
     require()?;
     let start = Instant::now();
     cargo(root, "build of the whole workspace", "max", &format!("build {WORKSPACE}"))?;
@@ -47,7 +49,7 @@ pub fn run(root: &Path) -> Result<(), String> {
 }
 
 /// Checks that the tools are installed.
-fn require() -> Result<(), String> {
+fn require() -> Result<()> {
     let debian = |tool: &str, packages: &str| {
         format!("{tool} is missing; on Debian and Ubuntu: apt-get install {packages}")
     };
@@ -58,9 +60,8 @@ fn require() -> Result<(), String> {
         return Err(debian(EMULATOR, "qemu-user"));
     }
     let args = ["--print", "target-libdir", "--target", TARGET];
-    let folder = Command::new("rustc").args(args).output();
-    let folder = folder.map_err(|e| format!("rustc does not start: {e}"))?.stdout;
-    if !Path::new(String::from_utf8_lossy(&folder).trim()).is_dir() {
+    let folder = text(Command::new("rustc").args(args), "rustc")?;
+    if !Path::new(folder.trim()).is_dir() {
         return Err(format!(
             "Rust's standard library for {TARGET} is missing; `rustup target add {TARGET}` installs it"
         ));
@@ -69,18 +70,16 @@ fn require() -> Result<(), String> {
 }
 
 fn starts(tool: &str) -> bool {
-    let mut command = Command::new(tool);
-    command.arg("--version").stdout(Stdio::null()).stderr(Stdio::null());
-    command.status().is_ok_and(|s| s.success())
+    output(Command::new(tool).arg("--version")).is_ok_and(|out| out.status.success())
 }
 
 /// Runs cargo for the target; programs run on `cpu`.
-fn cargo(root: &Path, what: &str, cpu: &str, args: &str) -> Result<(), String> {
+fn cargo(root: &Path, what: &str, cpu: &str, args: &str) -> Result<()> {
     println!("\n== {what}");
     let start = Instant::now();
     let (verb, rest) = args.split_once(' ').unwrap_or((args, ""));
-    let mut command = Command::new("cargo");
-    command.current_dir(root).args([verb, "--target", TARGET]).args(rest.split_whitespace());
+    let mut command = command::cargo(root, &[verb, "--target", TARGET]);
+    command.args(rest.split_whitespace());
     command.env("PROPTEST_CASES", CASES);
     // Builds are faster without line tables, which nobody needs here.
     command.env("CARGO_PROFILE_RELEASE_DEBUG", "false");
@@ -89,11 +88,7 @@ fn cargo(root: &Path, what: &str, cpu: &str, args: &str) -> Result<(), String> {
         "CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER",
         format!("{EMULATOR} -cpu {cpu} -L {LIBRARIES}"),
     );
-    let status = command.status().map_err(|e| format!("cargo does not start: {e}"))?;
+    command::run(&mut command, &format!("{what} for {TARGET} (processor {cpu})"))?;
     println!("{what}: {:.0} s", start.elapsed().as_secs_f32());
-    if status.success() {
-        Ok(())
-    } else {
-        Err(format!("{what} for {TARGET} failed (processor {cpu})"))
-    }
+    Ok(())
 }

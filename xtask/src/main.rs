@@ -1,65 +1,50 @@
 //! Project chores, run as `cargo xtask COMMAND`.
 
+#![allow(clippy::disallowed_methods, clippy::print_stderr, clippy::print_stdout)]
+
 mod aarch64;
+mod command;
 mod fuzz;
-mod loom;
 mod peers;
 mod soak;
 mod tidy;
 mod valgrind;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-const HELP: &str = "\
-Project chores.
+use clap::Parser;
 
-Usage: cargo xtask COMMAND
-
-Commands:
-  aarch64   build for 64-bit ARM; test kernels and models under QEMU
-  built-in  write the model that is compiled into the command
-  fuzz      mutated files for the parsers (fuzz --help)
-  loom      how queues wait for each other, in all interleavings of threads
-  tidy      check the project's own rules; one line per violation
-  peers     time Troika, llama.cpp and ik_llama.cpp on the same files (peers --help)
-  soak      kill the command while it writes its cache, fill its disk (soak --help)
-  valgrind  the CPU kernels' tests under valgrind (valgrind --help)
-  help      this text
-";
+/// Project chores.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+enum Chore {
+    /// Build for 64-bit ARM; test kernels and models under QEMU
+    Aarch64,
+    /// Write the model that is compiled into the command, from the folder of the built-in model
+    BuiltIn,
+    Fuzz(fuzz::Options),
+    /// Test how queues wait for each other, in all interleavings of threads (crate loom)
+    Loom,
+    Peers(Box<peers::Options>),
+    Soak(soak::Options),
+    /// Check the project's own rules; one line per violation
+    Tidy,
+    Valgrind(valgrind::Options),
+}
 
 fn main() -> ExitCode {
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    let words: Vec<&str> = args.iter().map(String::as_str).collect();
-    match words.as_slice() {
-        ["aarch64"] => report("aarch64", aarch64::run(&root())),
-        ["built-in"] => report("built-in", peers::export::run(&root())),
-        ["built-in", "-h" | "--help"] => help(peers::export::HELP),
-        ["tidy"] => run_tidy(),
-        ["fuzz", .., "-h" | "--help"] => help(fuzz::HELP),
-        ["fuzz", rest @ ..] => report("fuzz", fuzz::run(&root(), rest)),
-        ["loom"] => report("loom", loom::run(&root())),
-        ["loom", "-h" | "--help"] => help(loom::HELP),
-        ["peers", .., "-h" | "--help"] => help(peers::HELP),
-        ["peers", rest @ ..] => report("peers", peers::run(&root(), rest)),
-        ["soak", .., "-h" | "--help"] => help(soak::HELP),
-        ["soak", rest @ ..] => report("soak", soak::run(&root(), rest)),
-        ["valgrind", .., "-h" | "--help"] => help(valgrind::HELP),
-        ["valgrind", rest @ ..] => report("valgrind", valgrind::run(&root(), rest)),
-        [] | ["help" | "-h" | "--help"] | ["aarch64" | "tidy", "-h" | "--help"] => help(HELP),
-        _ => {
-            eprint!("xtask: unknown command or argument: {}\n\n{HELP}", words.join(" "));
-            ExitCode::from(2)
-        }
-    }
-}
-
-fn help(text: &str) -> ExitCode {
-    print!("{text}");
-    ExitCode::SUCCESS
-}
-
-fn report(name: &str, result: Result<(), String>) -> ExitCode {
+    let root = root();
+    let (name, result) = match Chore::parse() {
+        Chore::Aarch64 => ("aarch64", aarch64::run(&root)),
+        Chore::BuiltIn => ("built-in", peers::export::run(&root)),
+        Chore::Fuzz(options) => ("fuzz", fuzz::run(&root, &options)),
+        Chore::Loom => ("loom", loom(&root)),
+        Chore::Peers(options) => ("peers", peers::run(&root, &options)),
+        Chore::Soak(options) => ("soak", soak::run(&root, &options)),
+        Chore::Tidy => ("tidy", tidy::run(&root)),
+        Chore::Valgrind(options) => ("valgrind", valgrind::run(&root, &options)),
+    };
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
@@ -69,25 +54,12 @@ fn report(name: &str, result: Result<(), String>) -> ExitCode {
     }
 }
 
-fn run_tidy() -> ExitCode {
-    let tree = match tidy::Tree::load(&root()) {
-        Ok(tree) => tree,
-        Err(error) => {
-            eprintln!("tidy: {error}");
-            return ExitCode::FAILURE;
-        }
-    };
-    let violations = tidy::check(&tree);
-    for violation in &violations {
-        println!("{violation}");
-    }
-    if violations.is_empty() {
-        println!("tidy: {} files, no violations", tree.files.len());
-        ExitCode::SUCCESS
-    } else {
-        println!("tidy: {} files, {} violations", tree.files.len(), violations.len());
-        ExitCode::FAILURE
-    }
+/// With `cfg(loom)`, the loom crate replaces the standard library's atomics and locks. That affects
+/// all builds, so these have a separate folder.
+fn loom(root: &Path) -> command::Result<()> {
+    let args = ["test", "--release", "--target-dir", "target/loom", "-p", "troika-device"];
+    let mut cargo = command::cargo(root, &args);
+    command::run(cargo.args(["--lib", "timeline"]).env("RUSTFLAGS", "--cfg loom"), "the tests")
 }
 
 /// The workspace: the folder above this crate. Asks cargo at run time, since a compiled-in path may
@@ -96,4 +68,42 @@ fn root() -> PathBuf {
     let here = std::env::var_os("CARGO_MANIFEST_DIR")
         .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
     here.parent().unwrap_or(&here).to_path_buf()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_are_read() {
+        let parse =
+            |line: &str| Chore::try_parse_from(["xtask"].into_iter().chain(line.split(' ')));
+        for good in [
+            "aarch64",
+            "built-in",
+            "fuzz a --minutes 2 b",
+            "fuzz --seconds 5",
+            "peers x -p 8,16 --types Q8_0 --rounds 5 --ik y",
+            "peers --shapes tiny-moe,olmoe-1b-7b --only-make",
+            "soak --kills 3 --step 0 --minutes 1 --seed 9 --sequences 0 --troika t",
+            "valgrind a --cases 9 b",
+        ] {
+            assert!(parse(good).is_ok(), "{good}");
+        }
+        for bad in [
+            "fuzz --seconds",
+            "fuzz --minutes 0",
+            "fuzz -x",
+            "peers --shapes gpt-9",
+            "peers -p a",
+            "peers -r 0",
+            "peers --llama",
+            "soak --kills x",
+            "soak --fast",
+            "valgrind --cases 0",
+            "other",
+        ] {
+            assert!(parse(bad).is_err(), "{bad}");
+        }
+    }
 }

@@ -2,40 +2,40 @@
 //! packed weights with killed processes and full disks. Whatever happens to the cache, the next
 //! start must write the same text as without it, and nothing may be left behind.
 
-use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// The text of `--help`.
-pub const HELP: &str = "\
-Shares engines between many sequences at random, kills the command while it writes its cache of
-packed weights, and fills its disk.
+use crate::command::{self, Result, build_troika, cargo, failed};
 
-Usage: cargo xtask soak [--kills N] [--step KIB] [--minutes N] [--seed N] [--troika FILE]
-                        [--sequences 0]
-
-  --kills N      times that two processes at once are killed [default: 200]
-  --step KIB     sizes of the full disk: from one step up until everything fits; 0: none
-                 [default: 64]. Needs the right to mount (root) and Linux's unshare
-  --minutes N    end after so many minutes, whatever is left [default: 30]
-  --seed N       the moments of killing [default: the time]
-  --troika FILE  the command [default: it is built]
-  --sequences N  0: leave out the tests of sequences that share an engine [default: 1]
-";
+/// Share engines between many sequences at random, kill the command while it writes its cache of
+/// packed weights, and fill its disk
+#[derive(clap::Args)]
+pub struct Options {
+    /// Times that two processes at once are killed
+    #[arg(long, value_name = "N", default_value_t = 200)]
+    kills: u64,
+    /// Sizes of the full disk: from one step up until everything fits; 0: none. Needs the right to
+    /// mount (root) and Linux's unshare
+    #[arg(long, value_name = "KIB", default_value_t = 64)]
+    step: u64,
+    /// End after so many minutes, whatever is left
+    #[arg(long, value_name = "N", default_value_t = 30)]
+    minutes: u64,
+    /// The moments of killing [default: the time]
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// The command [default: it is built]
+    #[arg(long, value_name = "FILE")]
+    troika: Option<PathBuf>,
+    /// 0: leave out the tests of sequences that share an engine
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    sequences: u64,
+}
 
 /// The longest time until a process is killed, as a share of a whole run.
 const LONGEST: f64 = 1.2;
-
-struct Options {
-    kills: u64,
-    step: u64,
-    minutes: u64,
-    seed: u64,
-    sequences: u64,
-    troika: Option<PathBuf>,
-}
 
 /// A folder with a cache, and the command's output without one.
 struct Soak {
@@ -50,14 +50,15 @@ struct Soak {
 ///
 /// # Errors
 /// The command does not build, or a start gives different output.
-pub fn run(root: &Path, args: &[&str]) -> Result<(), String> {
-    let options = options(args)?;
+pub fn run(root: &Path, options: &Options) -> Result<()> {
     if options.sequences > 0 {
-        share(root)?;
+        let mut share = cargo(root, &["test", "-q", "--release", "--workspace"]);
+        share.args(["--test", "sequences", "--test", "threads", "--", "--ignored", "--nocapture"]);
+        command::run(&mut share, "the test of sequences that share an engine")?;
     }
-    let troika = options.troika.clone().map_or_else(|| build(root), Ok)?;
+    let troika = options.troika.clone().map_or_else(|| build_troika(root), Ok)?;
     let dir = std::env::temp_dir().join(format!("troika-soak-{}", std::process::id()));
-    std::fs::create_dir_all(&dir).map_err(|e| format!("{}: {e}", dir.display()))?;
+    std::fs::create_dir_all(&dir).map_err(|e| failed("make", &dir, &e))?;
     let mut soak = Soak {
         troika,
         model: root.join("models/tiny-moe"),
@@ -65,66 +66,12 @@ pub fn run(root: &Path, args: &[&str]) -> Result<(), String> {
         want: Vec::new(),
         end: Instant::now() + Duration::from_secs(60 * options.minutes),
     };
-    let result = soak.all(&options);
+    let result = soak.all(options);
     let _ = std::fs::remove_dir_all(dir);
     result
 }
 
-fn options(args: &[&str]) -> Result<Options, String> {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let seed = now.as_nanos() as u64;
-    let mut options =
-        Options { kills: 200, step: 64, minutes: 30, seed, sequences: 1, troika: None };
-    let mut args = args.iter();
-    while let Some(&arg) = args.next() {
-        let to = match arg {
-            "--kills" => &mut options.kills,
-            "--step" => &mut options.step,
-            "--minutes" => &mut options.minutes,
-            "--seed" => &mut options.seed,
-            "--sequences" => &mut options.sequences,
-            "--troika" => {
-                options.troika = Some(args.next().ok_or("--troika needs a file")?.into());
-                continue;
-            }
-            _ => return Err(format!("unknown argument {arg}")),
-        };
-        *to = args.next().and_then(|n| n.parse().ok()).ok_or(format!("{arg} needs a number"))?;
-    }
-    Ok(options)
-}
-
-fn cargo() -> Command {
-    Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-}
-
-/// Runs the long tests of sequences that share an engine.
-fn share(root: &Path) -> Result<(), String> {
-    let mut command = cargo();
-    command.args(["test", "-q", "--release", "--workspace"]);
-    command.args(["--test", "sequences", "--test", "threads"]);
-    command.args(["--", "--ignored", "--nocapture"]).current_dir(root);
-    let status = command.status().map_err(|e| format!("cannot run cargo: {e}"))?;
-    status.success().then_some(()).ok_or("sequences that share an engine go wrong".into())
-}
-
-fn build(root: &Path) -> Result<PathBuf, String> {
-    let mut command = cargo();
-    command.args(["build", "-q", "--release", "-p", "troika-cli"]).current_dir(root);
-    let status = command.status().map_err(|e| format!("cannot run cargo: {e}"))?;
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or(root.join("target"), PathBuf::from);
-    status
-        .success()
-        .then(|| target.join("release/troika"))
-        .ok_or("the command does not build".into())
-}
-
-/// Runs a command to its end.
-fn output(mut command: Command) -> Result<Output, String> {
-    command.output().map_err(|e| format!("cannot run {:?}: {e}", command.get_program()))
-}
-
-fn failed(what: &str, out: &Output) -> String {
+fn report(what: &str, out: &Output) -> String {
     let (stdout, stderr) =
         (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
     format!("{what}: {}\nstdout: {stdout}\nstderr: {stderr}", out.status)
@@ -151,16 +98,18 @@ impl Soak {
         command
     }
 
-    fn all(&mut self, options: &Options) -> Result<(), String> {
+    fn all(&mut self, options: &Options) -> Result<()> {
         let start = Instant::now();
-        let out = output(self.command(Path::new("")))?;
+        let out = command::output(&mut self.command(Path::new("")))?;
         if !out.status.success() || out.stdout.is_empty() {
-            return Err(failed("the run without a cache", &out));
+            return Err(report("the run without a cache", &out));
         }
         self.want = out.stdout;
-        println!("soak: seed {}, a run takes {:.2?}", options.seed, start.elapsed());
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let seed = options.seed.unwrap_or(now.as_nanos() as u64);
+        println!("soak: seed {seed}, a run takes {:.2?}", start.elapsed());
         if options.kills > 0 {
-            self.kill(options)?;
+            self.kill(options.kills, seed)?;
         }
         match options.step {
             0 => Ok(()),
@@ -177,22 +126,22 @@ impl Soak {
         over
     }
 
-    fn check(&self, out: &Output, when: &str) -> Result<(), String> {
+    fn check(&self, out: &Output, when: &str) -> Result<()> {
         match out.status.success() && out.stdout == self.want {
             true => Ok(()),
-            false => Err(failed(&format!("{when}, a start writes something else"), out)),
+            false => Err(report(&format!("{when}, a start writes something else"), out)),
         }
     }
 
     /// Repeatedly kills two concurrent processes at a random moment, then starts a third.
-    fn kill(&self, options: &Options) -> Result<(), String> {
+    fn kill(&self, kills: u64, seed: u64) -> Result<()> {
         let cache = self.dir.join("cache");
         let start = Instant::now();
-        self.check(&output(self.command(&cache))?, "the first time")?;
+        self.check(&command::output(&mut self.command(&cache))?, "the first time")?;
         let whole = start.elapsed();
-        let mut random = Random(options.seed);
+        let mut random = Random(seed);
         let (mut left, mut warnings, mut written) = (0, 0, 0);
-        for done in 0..options.kills {
+        for done in 0..kills {
             if self.is_over("kills", done) {
                 break;
             }
@@ -203,7 +152,7 @@ impl Soak {
                 damage(&cache, &mut random);
             }
             let start = |_| self.command(&cache).spawn().map_err(|e| e.to_string());
-            let mut both: Vec<Child> = (0..2).map(start).collect::<Result<_, _>>()?;
+            let mut both: Vec<Child> = (0..2).map(start).collect::<Result<_>>()?;
             for child in &mut both {
                 sleep(whole.mul_f64(random.share() * LONGEST / 2.0));
                 child.kill().map_err(|e| e.to_string())?;
@@ -213,28 +162,26 @@ impl Soak {
             }
             left += files(&cache, "partial");
             written += usize::from(files(&cache, "packed") > 0);
-            let out = output(self.command(&cache))?;
+            let out = command::output(&mut self.command(&cache))?;
             self.check(&out, &format!("after kill {done}"))?;
             warnings += usize::from(!out.stderr.is_empty());
             self.whole(&cache, &format!("after kill {done}"))?;
         }
         println!(
-            "soak: {} kills of two processes: {left} files left behind and removed, {written} times \
+            "soak: {kills} kills of two processes: {left} files left behind and removed, {written} times \
              a whole file was there, {warnings} warnings, the text always the same ({:.0?})",
-            options.kills,
             start.elapsed()
         );
         Ok(())
     }
 
     /// Checks that the cache has one complete file and nothing else.
-    fn whole(&self, cache: &Path, when: &str) -> Result<(), String> {
+    fn whole(&self, cache: &Path, when: &str) -> Result<()> {
         let mut verify = Command::new(&self.troika);
-        verify.args([OsStr::new("cache"), OsStr::new("verify"), OsStr::new("--cache-dir")]);
-        verify.arg(cache);
-        let out = output(verify)?;
+        verify.args(["cache", "verify", "--cache-dir"]).arg(cache);
+        let out = command::output(&mut verify)?;
         if !out.status.success() {
-            return Err(failed(&format!("{when}, the cache is damaged"), &out));
+            return Err(report(&format!("{when}, the cache is damaged"), &out));
         }
         match (files(cache, "partial"), files(cache, "packed")) {
             (0, 1) => Ok(()),
@@ -245,7 +192,7 @@ impl Soak {
     }
 
     /// Puts the cache on file systems of all sizes, up to one where everything fits.
-    fn fill(&self, step: u64) -> Result<(), String> {
+    fn fill(&self, step: u64) -> Result<()> {
         let (start, disk) = (Instant::now(), self.dir.join("disk"));
         std::fs::create_dir_all(&disk).map_err(|e| e.to_string())?;
         let (mut sizes, mut warned) = (0, 0);
@@ -260,7 +207,7 @@ impl Soak {
             let mut command = Command::new("unshare");
             command.args(["-m", "sh", "-c", script, "sh", &kib.to_string()]).arg(&disk);
             command.arg(&self.troika).args(self.arguments(&disk)).stdin(Stdio::null());
-            let out = output(command)?;
+            let out = command::output(&mut command)?;
             if out.status.code() == Some(99)
                 || String::from_utf8_lossy(&out.stderr).starts_with("unshare")
             {
@@ -270,11 +217,11 @@ impl Soak {
             let kept = out.stdout.ends_with(b"kept\n");
             let text = out.stdout.strip_suffix(b"kept\n").unwrap_or(&out.stdout);
             if !out.status.success() || text != self.want.repeat(2) {
-                return Err(failed(&format!("with a disk of {kib} KiB"), &out));
+                return Err(report(&format!("with a disk of {kib} KiB"), &out));
             }
             let told = String::from_utf8_lossy(&out.stderr).contains("cannot be kept");
             if told == kept {
-                return Err(failed(&format!("with a disk of {kib} KiB, kept is {kept}"), &out));
+                return Err(report(&format!("with a disk of {kib} KiB, kept is {kept}"), &out));
             }
             sizes += 1;
             warned += usize::from(told);
@@ -332,17 +279,6 @@ impl Random {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn flags_are_read() {
-        let o = options(&["--kills", "3", "--step", "0", "--minutes", "1", "--seed", "9"]).unwrap();
-        assert_eq!((o.kills, o.step, o.minutes, o.seed, o.troika), (3, 0, 1, 9, None));
-        assert_eq!((o.sequences, options(&["--sequences", "0"]).unwrap().sequences), (1, 0));
-        assert_eq!(options(&["--troika", "t"]).unwrap().troika, Some("t".into()));
-        for bad in [&["--kills"][..], &["--kills", "x"], &["--fast"], &["--troika"]] {
-            assert!(options(bad).is_err(), "{bad:?}");
-        }
-    }
 
     #[test]
     fn moments_are_spread() {

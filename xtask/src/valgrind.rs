@@ -10,15 +10,18 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// The text of `--help`.
-pub const HELP: &str = "\
-Runs the tests of the CPU device's kernels under valgrind.
+use crate::command::{self, Result, cargo};
 
-Usage: cargo xtask valgrind [--cases N] [FILTER]...
-
-  --cases N   random cases per property, of which each takes some 30 times as long [default: 4]
-  FILTER      only tests whose names hold one of these
-";
+/// Run the tests of the CPU device's kernels under valgrind
+#[derive(clap::Args)]
+pub struct Options {
+    /// Random cases per property, of which each takes some 30 times as long
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
+    cases: u32,
+    /// Only tests whose names hold one of these
+    #[arg(value_name = "FILTER")]
+    filters: Vec<String>,
+}
 
 /// The crate's test programs to run.
 const TESTS: &[&str] = &["kernels", "device"];
@@ -26,56 +29,21 @@ const TESTS: &[&str] = &["kernels", "device"];
 /// Builds the tests and runs them.
 ///
 /// # Errors
-/// Valgrind is missing, tests do not build, or valgrind finds errors.
-pub fn run(root: &Path, args: &[&str]) -> Result<(), String> {
-    let (cases, filters) = options(args)?;
-    for program in build(root)? {
+/// Valgrind is missing, tests do not build, or fail, with status 99 if by valgrind.
+pub fn run(root: &Path, options: &Options) -> Result<()> {
+    // Optimized, with line numbers for valgrind's reports; release builds have none.
+    let args = ["test", "-q", "--profile", "profiling", "-p", "troika-cpu", "--no-run"];
+    let mut build = cargo(root, &args);
+    build.args(TESTS.iter().flat_map(|t| ["--test", t])).args(["--message-format", "json"]);
+    for program in programs(&command::text(&mut build, "the build of the tests")?) {
         let mut command = Command::new("valgrind");
         command.args(["--quiet", "--error-exitcode=99", "--leak-check=no", "--fair-sched=yes"]);
-        command.arg(&program).args(&filters).env("PROPTEST_CASES", cases.to_string());
-        command.current_dir(root);
-        let status = command.status().map_err(|e| format!("cannot run valgrind: {e}"))?;
-        if !status.success() {
-            let found = match status.code() {
-                Some(99) => "valgrind found errors",
-                _ => "tests failed",
-            };
-            return Err(format!("{found} ({status}) in {}", program.display()));
-        }
+        command.arg(&program).args(&options.filters);
+        command.env("PROPTEST_CASES", options.cases.to_string()).current_dir(root);
+        command::run(&mut command, &program.display().to_string())?;
     }
     println!("valgrind: nothing found");
     Ok(())
-}
-
-fn options<'a>(args: &[&'a str]) -> Result<(u32, Vec<&'a str>), String> {
-    let (mut cases, mut filters) = (4, Vec::new());
-    let mut args = args.iter();
-    while let Some(&arg) = args.next() {
-        if arg == "--cases" {
-            let n = args.next().and_then(|n| n.parse().ok()).filter(|&n| n > 0);
-            cases = n.ok_or("--cases needs a number of at least 1")?;
-        } else if arg.starts_with('-') {
-            return Err(format!("unknown flag {arg}"));
-        } else {
-            filters.push(arg);
-        }
-    }
-    Ok((cases, filters))
-}
-
-/// Builds the test programs.
-fn build(root: &Path) -> Result<Vec<PathBuf>, String> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Command::new(cargo);
-    // Optimized, with line numbers for valgrind's reports; release builds have none.
-    command.args(["test", "-q", "--profile", "profiling", "-p", "troika-cpu", "--no-run"]);
-    command.args(TESTS.iter().flat_map(|t| ["--test", t]));
-    command.args(["--message-format", "json"]).current_dir(root);
-    let out = command.output().map_err(|e| format!("cannot run cargo: {e}"))?;
-    if !out.status.success() {
-        return Err(format!("the tests do not build: {}", String::from_utf8_lossy(&out.stderr)));
-    }
-    Ok(programs(&String::from_utf8_lossy(&out.stdout)))
 }
 
 /// The test programs among cargo's messages.
@@ -92,15 +60,6 @@ fn programs(messages: &str) -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn flags_and_filters_are_read() {
-        assert_eq!(options(&[]).unwrap(), (4, vec![]));
-        assert_eq!(options(&["a", "--cases", "9", "b"]).unwrap(), (9, vec!["a", "b"]));
-        for bad in [&["--cases"][..], &["--cases", "x"], &["--cases", "0"], &["--fast"]] {
-            assert!(options(bad).is_err(), "{bad:?}");
-        }
-    }
 
     #[test]
     fn programs_are_found_among_messages() {

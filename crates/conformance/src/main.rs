@@ -1,5 +1,7 @@
 //! `conformance`: op and model cases, run on any device.
 
+#![allow(clippy::disallowed_methods, clippy::print_stderr, clippy::print_stdout)]
+
 use std::path::PathBuf;
 use std::process::ExitCode;
 

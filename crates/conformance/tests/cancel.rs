@@ -2,6 +2,8 @@
 //! and the others get bit-identical results to running alone. Where rows of several sequences are
 //! not mixed, all take turns.
 
+#![allow(clippy::panic, clippy::print_stdout, clippy::unwrap_used)]
+
 use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::mpsc::SyncSender;

@@ -1,5 +1,7 @@
 //! Compiling a model: on all devices in parallel, watched, cancelled, and failing at any weight.
 
+#![allow(clippy::panic, clippy::unwrap_used)]
+
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel};

@@ -1,5 +1,7 @@
 //! The copies predicted for a plan equal those of a run.
 
+#![allow(clippy::panic, clippy::unwrap_used)]
+
 use std::path::{Path, PathBuf};
 
 use troika::engine::{SequenceInput, WantedLogits};

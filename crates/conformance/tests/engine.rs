@@ -1,5 +1,7 @@
 //! The engine on real models: devices, batches of sequences, reuse of the cache.
 
+#![allow(clippy::unwrap_used)]
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 

@@ -1,5 +1,7 @@
 //! Every architecture and file format, compared with the reference library's outputs.
 
+#![allow(clippy::print_stdout, clippy::unwrap_used)]
+
 use std::path::Path;
 
 use conformance::golden::{Devices, all_logits, check, find, read_golden, relative_error};

@@ -1,6 +1,8 @@
 //! Growing graphs on real and virtual devices: routers are host functions, experts are compiled.
 //! Results are bit-identical to one thread in program order.
 
+#![allow(clippy::unwrap_used)]
+
 use std::sync::Arc;
 
 use troika::device::{

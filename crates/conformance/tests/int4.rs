@@ -1,5 +1,7 @@
 //! Generated GPTQ and AWQ checkpoints, compared with the same models in unpacked weights.
 
+#![allow(clippy::print_stdout, clippy::unwrap_used)]
+
 use std::path::Path;
 
 use conformance::golden::{all_logits, relative_error};

@@ -1,6 +1,8 @@
 //! Models on a CPU device and deliberately odd virtual ones, by every strategy: the results equal
 //! those of the CPU alone.
 
+#![allow(clippy::panic, clippy::unwrap_used)]
+
 use std::path::{Path, PathBuf};
 
 use conformance::golden::{Case, Devices, check};

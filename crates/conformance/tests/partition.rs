@@ -1,6 +1,8 @@
 //! Pieces of every segment of real models give the bits of the whole segment, cut at every op and
 //! split by columns with random shares and tiles.
 
+#![allow(clippy::panic, clippy::print_stdout, clippy::unwrap_used)]
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,5 +1,7 @@
 //! A long prompt does not stop other sessions, in virtual time: equal in every run.
 
+#![allow(clippy::unwrap_used)]
+
 use std::path::Path;
 use std::time::Duration;
 

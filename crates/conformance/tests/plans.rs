@@ -1,5 +1,7 @@
 //! Any valid plan computes bit-identical results to one device.
 
+#![allow(clippy::panic, clippy::unwrap_used)]
+
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex};

@@ -1,5 +1,7 @@
 //! Quantization at load, and caching of its result.
 
+#![allow(clippy::print_stdout, clippy::unwrap_used)]
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,5 +1,7 @@
 //! Sessions of one model: on several threads, cancelled from outside, after panics and bad input.
 
+#![allow(clippy::panic, clippy::unwrap_used)]
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Barrier;

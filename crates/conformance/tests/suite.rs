@@ -1,6 +1,8 @@
 //! Runs the suite on every device: the CPU, and the repository's virtual devices with their lists
 //! of refusals.
 
+#![allow(clippy::panic, clippy::print_stdout, clippy::unwrap_used)]
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 

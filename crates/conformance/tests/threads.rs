@@ -3,6 +3,8 @@
 //! borders of pages, contexts and budgets. The output is always the beginning of what the prompt
 //! gives alone, and nothing is left behind.
 
+#![allow(clippy::panic, clippy::unwrap_used)]
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;

@@ -1,5 +1,7 @@
 //! Models on virtual devices: results equal the CPU's, and times are equal in every run.
 
+#![allow(clippy::panic, clippy::unwrap_used)]
+
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 

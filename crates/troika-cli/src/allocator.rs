@@ -1,5 +1,7 @@
 //! The heap, which ends the command with a sentence where there is no memory. Rust would abort.
 
+#![allow(unsafe_code, reason = "an allocator is an unsafe trait")]
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};

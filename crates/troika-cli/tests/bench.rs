@@ -1,5 +1,7 @@
 //! `troika bench` as a user types it.
 
+#![allow(clippy::unwrap_used)]
+
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;

@@ -1,5 +1,7 @@
 //! The command alone, as on a machine without its sources.
 
+#![allow(clippy::unwrap_used)]
+
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 

@@ -1,5 +1,6 @@
 //! Chat on a terminal. `script` makes the terminal; where it is not installed, nothing is tested.
 
+#![allow(clippy::panic, clippy::unwrap_used)]
 #![cfg(target_os = "linux")]
 
 use std::io::{BufReader, Read, Write};

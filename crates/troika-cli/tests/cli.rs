@@ -1,5 +1,7 @@
 //! The command as a user types it.
 
+#![allow(clippy::unwrap_used)]
+
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};

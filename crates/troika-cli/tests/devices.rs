@@ -1,5 +1,7 @@
 //! Virtual devices as a user types them.
 
+#![allow(clippy::unwrap_used)]
+
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 

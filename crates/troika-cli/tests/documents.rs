@@ -4,6 +4,8 @@
 //! print, where `[..]` stands for any text within a line and `...` for any lines. `console figures`:
 //! numbers may be others. `console answer`: so may all of standard output, which ends before the
 //! figures begin. `rust` is compiled as a test of the crate `troika`.
+
+#![allow(clippy::disallowed_methods, clippy::panic, clippy::unwrap_used)]
 #![cfg(unix)]
 
 use std::fmt::Write;

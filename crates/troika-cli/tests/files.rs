@@ -1,5 +1,7 @@
 //! Files that commands read, write and leave behind, and flags that do nothing.
 
+#![allow(clippy::panic, clippy::unwrap_used)]
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};

@@ -1,5 +1,6 @@
 //! Malicious models and messages.
 
+#![allow(clippy::panic, clippy::unwrap_used)]
 #![cfg(unix)]
 
 use std::path::{Path, PathBuf};

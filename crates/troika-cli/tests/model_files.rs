@@ -1,5 +1,7 @@
 //! The command's messages about model files that are inconsistent or unusual.
 
+#![allow(clippy::unwrap_used)]
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 

@@ -1,5 +1,7 @@
 //! Several devices, strategies and plan files, as a user types them.
 
+#![allow(clippy::unwrap_used)]
+
 use std::process::{Command, Output, Stdio};
 use std::sync::LazyLock;
 

@@ -1,6 +1,8 @@
 //! `troika profile`, and plans chosen by a profile, on virtual devices. Their times are exact, so
 //! that predictions can be compared with runs.
 
+#![allow(clippy::panic, clippy::unwrap_used)]
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 

@@ -1,5 +1,7 @@
 //! `troika simulate` and `troika reproduce` as a user types them.
 
+#![allow(clippy::unwrap_used)]
+
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;

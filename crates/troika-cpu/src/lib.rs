@@ -12,6 +12,8 @@
 //!
 //! See the crate's README for the determinism rule.
 
+#![allow(unsafe_code, reason = "kernels use the instructions of processors and raw memory")]
+
 mod compile;
 mod device;
 pub mod kernels;

@@ -1,5 +1,6 @@
 //! A warm queue runs without heap allocations.
 
+#![allow(clippy::unwrap_used, unsafe_code)]
 #![allow(missing_docs)]
 
 #[path = "device/store.rs"]

@@ -1,5 +1,6 @@
 //! Weights: ranges of rows, and their packed forms.
 
+#![allow(clippy::unwrap_used)]
 #![allow(missing_docs)]
 
 use std::sync::atomic::{AtomicUsize, Ordering};

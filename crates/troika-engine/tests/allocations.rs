@@ -1,5 +1,6 @@
 //! A task graph that runs again on several devices takes no memory from the heap.
 
+#![allow(clippy::unwrap_used)]
 #![allow(missing_docs)]
 
 #[path = "../src/schedule/fake.rs"]

@@ -3,6 +3,8 @@
 //!
 //! `data/blocks.bin` holds records: name (8 bytes), block bytes, values, then both.
 
+#![allow(clippy::unwrap_used)]
+
 use troika_graph::{DType, blocks::dequantize};
 
 const TYPES: [DType; 14] = [

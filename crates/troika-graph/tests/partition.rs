@@ -1,6 +1,7 @@
 //! Partition: every column is computed once, from what earlier stages wrote, and ops that cannot be
 //! split are named.
 
+#![allow(clippy::panic, clippy::unwrap_used)]
 #![allow(missing_docs)]
 
 use std::collections::BTreeMap;

@@ -33,6 +33,7 @@ impl fmt::Debug for HubOptions {
 
 impl HubOptions {
     /// Settings from this process's environment.
+    #[expect(clippy::disallowed_methods, reason = "the Hub's own variables are read here alone")]
     pub fn from_env() -> HubOptions {
         HubOptions::from_lookup(&|name| std::env::var(name).ok())
     }

@@ -1,5 +1,7 @@
 //! Configs: both formats, defaults, and refusals by name.
 
+#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
+
 use std::path::Path;
 
 use proptest::prelude::*;

@@ -450,8 +450,11 @@ impl Plan {
     }
 
     /// The text of a plan file.
+    #[expect(
+        clippy::expect_used,
+        reason = "maps have string keys, and no value fails to serialize"
+    )]
     pub fn to_json(&self) -> String {
-        // INVARIANT: maps have string keys, and no value fails to serialize.
-        serde_json::to_string_pretty(self).expect("INVARIANT: a plan is plain data") + "\n"
+        serde_json::to_string_pretty(self).expect("a plan is plain data") + "\n"
     }
 }

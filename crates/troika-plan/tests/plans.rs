@@ -1,5 +1,7 @@
 //! Plans: the results of strategies, the contents of files, and what is refused.
 
+#![allow(clippy::panic, clippy::unwrap_used)]
+
 use troika_graph::{ActivationFormat, DType};
 use troika_model::lower::{SegmentKind, segments};
 use troika_model::spec::ModelSpec;

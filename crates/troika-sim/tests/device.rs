@@ -1,5 +1,6 @@
 //! What a virtual device guarantees: limits, times, and when results are visible.
 
+#![allow(clippy::panic, clippy::unwrap_used)]
 #![allow(missing_docs)]
 
 use std::sync::Arc;

@@ -1,5 +1,6 @@
 //! Faults in SoC files: each gets a sentence with the place and the fault.
 
+#![allow(clippy::expect_used, clippy::unwrap_used)]
 #![allow(missing_docs)]
 
 use std::path::Path;

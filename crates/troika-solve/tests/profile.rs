@@ -1,5 +1,7 @@
 //! Profiles: fits, their quality on shapes they did not see, and which profiles are refused.
 
+#![allow(clippy::panic, clippy::unwrap_used)]
+
 use troika_device::{Caps, SpaceId};
 use troika_graph::{ActivationFormat, DType};
 use troika_model::lower::{LowerOptions, Lowered, SegmentKind, WeightShape, lower};

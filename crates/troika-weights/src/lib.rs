@@ -1,6 +1,8 @@
 //! Weights: formats of model files, finding and cutting weights, the store for devices, the disk
 //! cache of packed forms, and reports.
 
+#![allow(unsafe_code, reason = "files are mapped into memory")]
+
 mod bind;
 mod cache;
 mod error;
@@ -15,9 +17,9 @@ pub use bind::synthetic::SYNTHETIC_DTYPES;
 pub use cache::{CacheFile, CacheFolder, CacheKind, PackedEntry, PackedIndex, parse_packed};
 pub use error::WeightError;
 pub use file::{can_write, write_file};
-pub use format::MappedCheckpoint;
 pub use format::file_map::FileMap;
 pub use format::gguf::{GgufHeader, GgufTensor, parse as parse_gguf};
+pub use format::mapped::MappedCheckpoint;
 pub use format::open::{FileSource, ModelFiles, files_of_model, open, open_inside};
 pub use format::safetensors::{TensorEntry, parse_header as parse_safetensors};
 pub use format::shortened::exit_when_shortened;

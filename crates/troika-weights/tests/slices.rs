@@ -1,5 +1,6 @@
 //! Packed forms of some rows of a weight: views of the whole form where panels allow that.
 
+#![allow(clippy::panic, clippy::unwrap_used)]
 #![allow(missing_docs)]
 
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -52,15 +52,15 @@ pub struct EngineGuard<'a> {
 impl Deref for EngineGuard<'_> {
     type Target = Engine;
 
+    #[expect(clippy::expect_used, reason = "it is released only when this is dropped")]
     fn deref(&self) -> &Engine {
-        // INVARIANT: it is released only when this is dropped.
         self.engine.as_deref().expect("the engine is held")
     }
 }
 
 impl DerefMut for EngineGuard<'_> {
+    #[expect(clippy::expect_used, reason = "it is released only when this is dropped")]
     fn deref_mut(&mut self) -> &mut Engine {
-        // INVARIANT: it is released only when this is dropped.
         self.engine.as_deref_mut().expect("the engine is held")
     }
 }

@@ -1,5 +1,6 @@
 //! A split by stages computes the same bits as one device does.
 
+#![allow(clippy::expect_used, clippy::unwrap_used)]
 #![allow(missing_docs)]
 
 use troika::engine::{SequenceInput, WantedLogits};

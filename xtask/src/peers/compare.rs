@@ -5,8 +5,9 @@ use std::process::Command;
 
 use serde_json::Value;
 
+use super::Peer;
 use super::options::Options;
-use super::{Peer, Result, output};
+use crate::command::{Result, text};
 
 /// The key of a test: prompt, tokens decoded, depth.
 pub type Test = (u64, u64, u64);
@@ -75,18 +76,16 @@ fn together(ours: Vec<Line>, theirs: Vec<Vec<Line>>) -> Vec<Compared> {
 
 /// Whether any test has an empty context.
 fn at_no_depth(o: &Options) -> bool {
-    o.tests[2].split(',').any(|d| d.parse() == Ok(0))
+    o.depths.split(',').any(|d| d.parse() == Ok(0))
 }
 
 fn run(command: &mut Command, file: &Path, o: &Options, depths: bool) -> Result<String> {
-    let [p, n, d] = &o.tests;
-    command.arg("-m").arg(file).args(["-p", p, "-n", n, "-o", "json"]);
+    command.arg("-m").arg(file).args(["-p", &o.prompts, "-n", &o.tokens, "-o", "json"]);
     if depths {
-        command.args(["-d", d]);
+        command.args(["-d", &o.depths]);
     }
-    command.arg("-t").arg(o.threads.to_string()).arg("-r").arg(o.repetitions.to_string());
-    let name = command.get_program().to_string_lossy().into_owned();
-    output(command, &name)
+    command.args(["-t", &o.threads().to_string(), "-r", &o.repetitions.to_string()]);
+    text(command, "the benchmark")
 }
 
 /// Reads a benchmark's JSON: an array of objects with llama-bench's field names.
@@ -191,7 +190,15 @@ mod tests {
 
     #[test]
     fn who_measures_at_no_depth_is_asked_for_none() {
-        let options = |d: &str| Options::parse(&["-d", d, "-p", "8", "-n", "1"]).unwrap();
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            options: Options,
+        }
+        let options = |d: &str| {
+            let line = ["peers", "-d", d, "-p", "8", "-n", "1"];
+            <Line as clap::Parser>::parse_from(line).options
+        };
         assert!(at_no_depth(&options("0")) && at_no_depth(&options("512,0")));
         assert!(!at_no_depth(&options("512,64")));
         let mut echo = Command::new("echo");

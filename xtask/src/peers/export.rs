@@ -1,25 +1,16 @@
 //! Exports the built-in model as GGUF with its weights and tokenizer: in Q8_0 for the command
 //! itself, in bf16 for llama.cpp.
 
-use std::fs::File;
-use std::io::{self, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 
 use half::f16;
 use serde_json::{Map, Value};
 
 use super::gguf::{Gguf, Kind};
-use super::{Result, failed};
+use crate::command::{Result, failed, whole};
 
 /// The model's folder in `models/`, and the name of its shape here.
 pub const BUILT_IN: &str = "tiny-moe";
-
-/// The text of `cargo xtask built-in --help`.
-pub const HELP: &str = "\
-Writes the GGUF file that is compiled into the command, from the folder of the built-in model.
-
-Usage: cargo xtask built-in
-";
 
 /// The file that is compiled into the command.
 fn compiled_in(root: &Path) -> PathBuf {
@@ -33,7 +24,7 @@ fn compiled_in(root: &Path) -> PathBuf {
 pub fn run(root: &Path) -> Result<()> {
     let path = compiled_in(root);
     let folder = root.join("models").join(BUILT_IN);
-    super::whole(&path, |part| write(&folder, part, Kind::Q8_0))?;
+    whole(&path, |part| write(&folder, part, Kind::Q8_0))?;
     println!("{}", path.display());
     Ok(())
 }
@@ -98,10 +89,7 @@ pub fn write(folder: &Path, path: &Path, matrices: Kind) -> Result<()> {
     let eos = number(&config, "eos_token_id")? as u32;
     tokenizer(&mut g, &json(&folder.join("tokenizer.json"))?, vocab, eos)?;
     tensors(&mut g, &weights, &config, matrices)?;
-    let file = File::create(path).map_err(|e| failed("create", path, &e))?;
-    let mut out = BufWriter::new(file);
-    let written = g.write(&mut out).and_then(|()| out.flush());
-    written.map_err(|e| failed("write", path, &e))
+    g.save(path)
 }
 
 fn json(path: &Path) -> Result<Value> {
@@ -181,18 +169,14 @@ struct Weights {
 
 impl Weights {
     fn read(path: &Path) -> Result<Weights> {
-        let open = || -> io::Result<(Vec<u8>, Vec<u8>)> {
-            let mut file = File::open(path)?;
-            let mut len = [0; 8];
-            file.read_exact(&mut len)?;
-            let (mut header, mut data) = (Vec::new(), Vec::new());
-            (&mut file).take(u64::from_le_bytes(len)).read_to_end(&mut header)?;
-            file.read_to_end(&mut data)?;
-            Ok((header, data))
-        };
-        let (header, data) = open().map_err(|e| failed("read", path, &e))?;
-        let header = serde_json::from_slice(&header);
-        Ok(Weights { header: header.map_err(|e| format!("{}: {e}", path.display()))?, data })
+        let bytes = std::fs::read(path).map_err(|e| failed("read", path, &e))?;
+        let parts = bytes
+            .split_first_chunk()
+            .and_then(|(len, rest)| rest.split_at_checked(u64::from_le_bytes(*len) as usize));
+        let (header, data) = parts.ok_or_else(|| format!("{} is cut short", path.display()))?;
+        let header =
+            serde_json::from_slice(header).map_err(|e| format!("{}: {e}", path.display()))?;
+        Ok(Weights { header, data: data.to_vec() })
     }
 
     /// A tensor's shape and bytes, which must be bf16.
@@ -227,15 +211,16 @@ impl Weights {
         if kind == Kind::Q8_0 && !dims[0].is_multiple_of(32) {
             return Err(format!("{to} has rows of {} values, not whole blocks of 32", dims[0]));
         }
-        g.tensor(to, &dims, kind, move |out| {
-            parts.iter().try_for_each(|(_, bytes)| match kind {
-                Kind::BF16 => out.write_all(bytes),
-                Kind::F32 => floats(bytes).try_for_each(|x| out.write_all(&x.to_le_bytes())),
+        g.tensor(to, &dims, kind, move || {
+            let bytes = parts.iter().flat_map(|(_, bytes)| *bytes).copied().collect::<Vec<u8>>();
+            match kind {
+                Kind::BF16 => bytes,
+                Kind::F32 => floats(&bytes).flat_map(f32::to_le_bytes).collect(),
                 Kind::Q8_0 => {
-                    let all: Vec<f32> = floats(bytes).collect();
-                    all.chunks_exact(32).try_for_each(|x| out.write_all(&q8_0(x)))
+                    let all: Vec<f32> = floats(&bytes).collect();
+                    all.chunks_exact(32).flat_map(q8_0).collect()
                 }
-            })
+            }
         });
         Ok(())
     }

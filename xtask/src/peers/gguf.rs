@@ -1,7 +1,11 @@
 //! Writing GGUF files, version 3: header, metadata, tensor infos, then the tensors, each at a
 //! multiple of 32 bytes. See ggml's `docs/gguf.md`.
 
-use std::io::{self, Write};
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+
+use crate::command::{Result, failed};
 
 /// The alignment of tensors.
 const ALIGNMENT: u64 = 32;
@@ -28,8 +32,8 @@ impl Kind {
     }
 }
 
-/// Writes a tensor's bytes.
-type Fill<'a> = Box<dyn Fn(&mut dyn Write) -> io::Result<()> + 'a>;
+/// Makes a tensor's bytes.
+type Fill<'a> = Box<dyn Fn() -> Vec<u8> + 'a>;
 
 struct Tensor<'a> {
     name: String,
@@ -101,7 +105,7 @@ impl<'a> Gguf<'a> {
         name: &str,
         dims: &[u64],
         kind: Kind,
-        fill: impl Fn(&mut dyn Write) -> io::Result<()> + 'a,
+        fill: impl Fn() -> Vec<u8> + 'a,
     ) {
         let (name, dims, fill) = (name.to_string(), dims.to_vec(), Box::new(fill));
         self.tensors.push(Tensor { name, dims, kind, fill });
@@ -110,8 +114,15 @@ impl<'a> Gguf<'a> {
     /// Writes the file.
     ///
     /// # Errors
-    /// An error of the output or of a tensor's bytes.
-    pub fn write(&self, out: &mut dyn Write) -> io::Result<()> {
+    /// It cannot be written, or a tensor's bytes are not as many as its dimensions say.
+    pub fn save(&self, path: &Path) -> Result<()> {
+        let file = File::create(path).map_err(|e| failed("create", path, &e))?;
+        let mut out = BufWriter::with_capacity(1 << 20, file);
+        let written = self.write(&mut out).and_then(|()| out.flush());
+        written.map_err(|e| failed("write", path, &e))
+    }
+
+    fn write(&self, out: &mut dyn Write) -> io::Result<()> {
         let mut head = b"GGUF".to_vec();
         head.extend(3u32.to_le_bytes());
         head.extend((self.tensors.len() as u64).to_le_bytes());
@@ -129,12 +140,12 @@ impl<'a> Gguf<'a> {
         out.write_all(&head)?;
         pad(out, head.len() as u64)?;
         for t in &self.tensors {
-            let mut counted = Counted { out, written: 0 };
-            (t.fill)(&mut counted)?;
-            if counted.written != t.bytes() {
-                let why = format!("{}: {} bytes, not {}", t.name, counted.written, t.bytes());
+            let bytes = (t.fill)();
+            if bytes.len() as u64 != t.bytes() {
+                let why = format!("{}: {} bytes, not {}", t.name, bytes.len(), t.bytes());
                 return Err(io::Error::other(why));
             }
+            out.write_all(&bytes)?;
             pad(out, t.bytes())?;
         }
         Ok(())
@@ -152,23 +163,6 @@ fn pad(out: &mut dyn Write, written: u64) -> io::Result<()> {
     out.write_all(&[0; ALIGNMENT as usize][..gap as usize])
 }
 
-struct Counted<'a> {
-    out: &'a mut dyn Write,
-    written: u64,
-}
-
-impl Write for Counted<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let n = self.out.write(bytes)?;
-        self.written += n as u64;
-        Ok(n)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.out.flush()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -178,8 +172,8 @@ mod tests {
         let mut g = Gguf::default();
         g.u32("a.b", 7);
         g.strs("l", &["x".to_string()]);
-        g.tensor("t", &[3, 1], Kind::BF16, |out| out.write_all(&[1; 6]));
-        g.tensor("u", &[2], Kind::F32, |out| out.write_all(&[2; 8]));
+        g.tensor("t", &[3, 1], Kind::BF16, || vec![1; 6]);
+        g.tensor("u", &[2], Kind::F32, || vec![2; 8]);
         let mut out = Vec::new();
         g.write(&mut out).unwrap();
         assert_eq!(&out[..8], b"GGUF\x03\0\0\0");
@@ -198,7 +192,7 @@ mod tests {
     #[test]
     fn a_tensor_of_the_wrong_size_is_an_error() {
         let mut g = Gguf::default();
-        g.tensor("t", &[3], Kind::F32, |out| out.write_all(&[1; 6]));
+        g.tensor("t", &[3], Kind::F32, || vec![1; 6]);
         assert!(g.write(&mut Vec::new()).unwrap_err().to_string().contains("t: 6 bytes, not 12"));
     }
 }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::{Result, failed, output};
+use crate::command::{Result, failed, text};
 
 /// The source package of llama-cpp-python, which contains llama.cpp's source of the same week.
 const VERSION: &str = "0.3.36";
@@ -43,7 +43,7 @@ impl Tools {
     /// An error of the program.
     pub fn quantize(&self, from: &Path, to: &Path, dtype: &str) -> Result<()> {
         let mut command = Command::new(&self.quantize);
-        output(command.arg(from).arg(to).arg(dtype), "llama-quantize").map(drop)
+        text(command.arg(from).arg(to).arg(dtype), "llama-quantize").map(drop)
     }
 }
 
@@ -72,25 +72,25 @@ pub fn build(dir: &Path) -> Result<Tools> {
     let venv = dir.join("venv");
     let tool = |name: &str| Command::new(venv.join("bin").join(name));
     eprintln!("fetching llama.cpp {VERSION}");
-    output(Command::new("python3").args(["-m", "venv"]).arg(&venv), "python3 -m venv")?;
-    output(tool("pip").args(["-q", "install", "cmake", "ninja"]), "pip install")?;
+    text(Command::new("python3").args(["-m", "venv"]).arg(&venv), "python3 -m venv")?;
+    text(tool("pip").args(["-q", "install", "cmake", "ninja"]), "pip install")?;
     let source = format!("llama_cpp_python-{VERSION}");
     if !dir.join(&source).exists() {
         let package = format!("llama-cpp-python=={VERSION}");
         let mut fetch = tool("pip");
         fetch.args(["-q", "download", "--no-deps", "--no-binary", "llama-cpp-python", "-d"]);
-        output(fetch.arg(dir).arg(package), "pip download")?;
+        text(fetch.arg(dir).arg(package), "pip download")?;
         let archive = dir.join(format!("{source}.tar.gz"));
-        output(Command::new("tar").arg("xf").arg(archive).arg("-C").arg(dir), "tar")?;
+        text(Command::new("tar").arg("xf").arg(archive).arg("-C").arg(dir), "tar")?;
     }
     eprintln!("building llama.cpp, which takes some minutes");
     let mut configure = tool("cmake");
     configure.args(["-G", "Ninja", "-S"]).arg(dir.join(source).join("vendor/llama.cpp"));
     configure.arg("-B").arg(dir.join("build")).args(SETTINGS);
     configure.arg(format!("-DCMAKE_MAKE_PROGRAM={}", venv.join("bin/ninja").display()));
-    output(&mut configure, "cmake")?;
+    text(&mut configure, "cmake")?;
     let mut make = tool("cmake");
     make.arg("--build").arg(dir.join("build"));
-    output(make.args(["--target", "llama-bench", "llama-quantize", "-j"]), "cmake --build")?;
+    text(make.args(["--target", "llama-bench", "llama-quantize", "-j"]), "cmake --build")?;
     Tools::in_folder(&bin)
 }

@@ -12,21 +12,16 @@ mod shapes;
 mod table;
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use options::Options;
+pub use options::Options;
 
-/// A result whose error is a sentence.
-type Result<T> = std::result::Result<T, String>;
-
-pub use options::HELP;
+use crate::command::{Result, build_troika, failed, whole};
 
 /// Makes missing files, measures, and prints the table. `root` is the workspace.
 ///
 /// # Errors
 /// A tool is missing or fails, or a file cannot be written.
-pub fn run(root: &Path, args: &[&str]) -> Result<()> {
-    let options = Options::parse(args)?;
+pub fn run(root: &Path, options: &Options) -> Result<()> {
     let dir = options.dir.clone().unwrap_or_else(|| root.join("target/peers"));
     let tools = match &options.llama {
         Some(bin) => llama::Tools::in_folder(bin)?,
@@ -35,7 +30,7 @@ pub fn run(root: &Path, args: &[&str]) -> Result<()> {
     let models = options.models.clone().unwrap_or_else(|| dir.join("models"));
     std::fs::create_dir_all(&models).map_err(|e| failed("create", &models, &e))?;
     let files = match options.files.is_empty() {
-        true => make_models(root, &models, &options, &tools)?,
+        true => make_models(root, &models, options, &tools)?,
         false => options.files.clone(),
     };
     if options.only_make {
@@ -54,10 +49,10 @@ pub fn run(root: &Path, args: &[&str]) -> Result<()> {
     }
     let mut all = Vec::new();
     for file in &files {
-        all.push(compare::compare(&troika, &peers, file, &options)?);
+        all.push(compare::compare(&troika, &peers, file, options)?);
     }
     let names: Vec<&str> = peers.iter().map(|p| p.name).collect();
-    print!("{}", table::markdown(&machine(), options.threads, &names, &all));
+    print!("{}", table::markdown(&machine(), options.threads(), &names, &all));
     Ok(())
 }
 
@@ -104,47 +99,6 @@ fn make_models(
         files.extend(paths);
     }
     Ok(files)
-}
-
-/// Makes a file beside its place first, so that it is never incomplete.
-fn whole(path: &Path, make: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
-    let part = path.with_extension("gguf.part");
-    let made = make(&part)
-        .and_then(|()| std::fs::rename(&part, path).map_err(|e| failed("rename", &part, &e)));
-    if made.is_err() {
-        // Removing may fail because it was never created: the first error is reported.
-        let _ = std::fs::remove_file(&part);
-    }
-    made
-}
-
-/// Builds the command. Returns its path, beside this program's own folder.
-fn build_troika(root: &Path) -> Result<PathBuf> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut build = Command::new(cargo);
-    build.args(["build", "-q", "--release", "-p", "troika-cli"]).current_dir(root);
-    output(&mut build, "cargo build")?;
-    let me = std::env::current_exe().map_err(|e| format!("cannot find my own path: {e}"))?;
-    let target = me.parent().and_then(Path::parent);
-    let path = target.map(|t| t.join("release").join("troika"));
-    path.filter(|p| p.exists())
-        .ok_or_else(|| "cannot find the built troika; name it with --troika".to_string())
-}
-
-/// Runs a tool and returns its output.
-fn output(command: &mut Command, name: &str) -> Result<String> {
-    let out = command.output().map_err(|e| format!("cannot run {name}: {e}"))?;
-    if !out.status.success() {
-        let text = String::from_utf8_lossy(&out.stderr);
-        let tail: Vec<&str> = text.trim_end().lines().rev().take(5).collect();
-        let tail: Vec<&str> = tail.into_iter().rev().collect();
-        return Err(format!("{name} failed ({}): {}", out.status, tail.join("\n")));
-    }
-    String::from_utf8(out.stdout).map_err(|_| format!("{name} printed no text"))
-}
-
-fn failed(what: &str, path: &Path, e: &std::io::Error) -> String {
-    format!("cannot {what} {}: {e}", path.display())
 }
 
 /// The processor's name, if the system tells.

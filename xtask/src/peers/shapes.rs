@@ -1,11 +1,9 @@
 //! GGUF models of known shapes with random weights, for measuring speed only.
 
-use std::fs::File;
-use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
 use super::gguf::{Gguf, Kind};
-use super::{Result, failed};
+use crate::command::Result;
 
 /// The sizes of a model.
 struct Shape {
@@ -20,92 +18,45 @@ struct Shape {
     inter: u32,
     vocab: u32,
     context: u32,
-    theta: f32,
-    /// Experts, and how many a token uses.
-    experts: Option<(u32, u32)>,
+    theta: u32,
+    /// 0 if it is dense.
+    experts: u32,
+    experts_used: u32,
 }
 
+/// A shape from its numbers, in the order of the fields.
+const fn shape(name: &'static str, arch: &'static str, numbers: [u32; 11]) -> Shape {
+    let [hidden, layers, heads, kv_heads, head_dim, inter, vocab, context, theta, experts, used] =
+        numbers;
+    Shape {
+        name,
+        arch,
+        hidden,
+        layers,
+        heads,
+        kv_heads,
+        head_dim,
+        inter,
+        vocab,
+        context,
+        theta,
+        experts,
+        experts_used: used,
+    }
+}
+
+#[rustfmt::skip]
 const SHAPES: &[Shape] = &[
-    Shape {
-        name: "qwen3-0.6b",
-        arch: "qwen3",
-        hidden: 1024,
-        layers: 28,
-        heads: 16,
-        kv_heads: 8,
-        head_dim: 128,
-        inter: 3072,
-        vocab: 151_936,
-        context: 40_960,
-        theta: 1e6,
-        experts: None,
-    },
-    Shape {
-        name: "qwen3-moe-1b",
-        arch: "qwen3moe",
-        hidden: 1024,
-        layers: 16,
-        heads: 16,
-        kv_heads: 4,
-        head_dim: 64,
-        inter: 768,
-        vocab: 32_000,
-        context: 32_768,
-        theta: 1e6,
-        experts: Some((32, 4)),
-    },
-    Shape {
-        name: "qwen3-moe-tiny",
-        arch: "qwen3moe",
-        hidden: 256,
-        layers: 4,
-        heads: 4,
-        kv_heads: 2,
-        head_dim: 64,
-        inter: 256,
-        vocab: 2048,
-        context: 4096,
-        theta: 1e6,
-        experts: Some((16, 2)),
-    },
-    Shape {
-        name: "llama-3.2-1b",
-        arch: "llama",
-        hidden: 2048,
-        layers: 16,
-        heads: 32,
-        kv_heads: 8,
-        head_dim: 64,
-        inter: 8192,
-        vocab: 128_256,
-        context: 131_072,
-        theta: 5e5,
-        experts: None,
-    },
-    Shape {
-        name: "olmoe-1b-7b",
-        arch: "olmoe",
-        hidden: 2048,
-        layers: 16,
-        heads: 16,
-        kv_heads: 16,
-        head_dim: 128,
-        inter: 1024,
-        vocab: 50_304,
-        context: 4096,
-        theta: 1e4,
-        experts: Some((64, 8)),
-    },
+    shape("qwen3-0.6b", "qwen3", [1024, 28, 16, 8, 128, 3072, 151_936, 40_960, 1_000_000, 0, 0]),
+    shape("qwen3-moe-1b", "qwen3moe", [1024, 16, 16, 4, 64, 768, 32_000, 32_768, 1_000_000, 32, 4]),
+    shape("qwen3-moe-tiny", "qwen3moe", [256, 4, 4, 2, 64, 256, 2048, 4096, 1_000_000, 16, 2]),
+    shape("llama-3.2-1b", "llama", [2048, 16, 32, 8, 64, 8192, 128_256, 131_072, 500_000, 0, 0]),
+    shape("olmoe-1b-7b", "olmoe", [2048, 16, 16, 16, 128, 1024, 50_304, 4096, 10_000, 64, 8]),
 ];
 
 /// All shapes.
-pub fn names() -> Vec<&'static str> {
-    SHAPES.iter().map(|s| s.name).collect()
-}
-
-/// Whether there is a shape of this name.
-pub fn is_known(name: &str) -> bool {
-    SHAPES.iter().any(|s| s.name == name)
+pub fn names() -> impl Iterator<Item = &'static str> {
+    SHAPES.iter().map(|s| s.name)
 }
 
 /// Writes a model in bf16.
@@ -114,11 +65,7 @@ pub fn is_known(name: &str) -> bool {
 /// An unknown shape, or a file that cannot be written.
 pub fn write(name: &str, path: &Path) -> Result<()> {
     let shape = SHAPES.iter().find(|s| s.name == name);
-    let shape = shape.ok_or_else(|| format!("unknown shape {name}"))?;
-    let file = File::create(path).map_err(|e| failed("create", path, &e))?;
-    let mut out = BufWriter::with_capacity(1 << 20, file);
-    let written = gguf(shape).write(&mut out).and_then(|()| out.flush());
-    written.map_err(|e| failed("write", path, &e))
+    gguf(shape.ok_or_else(|| format!("unknown shape {name}"))?).save(path)
 }
 
 fn gguf(s: &Shape) -> Gguf<'static> {
@@ -138,12 +85,12 @@ fn gguf(s: &Shape) -> Gguf<'static> {
     number("attention.value_length", s.head_dim);
     number("rope.dimension_count", s.head_dim);
     number("vocab_size", s.vocab);
-    if let Some((experts, used)) = s.experts {
-        number("expert_count", experts);
-        number("expert_used_count", used);
+    if s.experts > 0 {
+        number("expert_count", s.experts);
+        number("expert_used_count", s.experts_used);
         number("expert_feed_forward_length", s.inter);
     }
-    g.f32(&format!("{}.rope.freq_base", s.arch), s.theta);
+    g.f32(&format!("{}.rope.freq_base", s.arch), s.theta as f32);
     g.f32(&format!("{}.attention.layer_norm_rms_epsilon", s.arch), 1e-6);
     tokenizer(&mut g, s.vocab);
     tensors(&mut g, s);
@@ -182,12 +129,10 @@ fn tensors(g: &mut Gguf<'static>, s: &Shape) {
         let (n, cols) = (dims.iter().product::<u64>(), dims[0]);
         seed += 1;
         let seed = seed;
-        g.tensor(name, &dims, kind, move |out| random(out, n, cols, kind, seed));
+        g.tensor(name, &dims, kind, move || random(n, cols, kind, seed));
     };
     let ones = |g: &mut Gguf<'static>, name: &str, n: u32| {
-        g.tensor(name, &[n.into()], Kind::F32, move |out| {
-            (0..n).try_for_each(|_| out.write_all(&1f32.to_le_bytes()))
-        });
+        g.tensor(name, &[n.into()], Kind::F32, move || 1f32.to_le_bytes().repeat(n as usize));
     };
     matrix(g, "token_embd.weight", &[h, s.vocab], Kind::BF16);
     ones(g, "output_norm.weight", h);
@@ -198,10 +143,11 @@ fn tensors(g: &mut Gguf<'static>, s: &Shape) {
         let name = |part: &str| format!("blk.{i}.{part}.weight");
         ones(g, &name("attn_norm"), h);
         ones(g, &name("ffn_norm"), h);
-        matrix(g, &name("attn_q"), &[h, q], Kind::BF16);
-        matrix(g, &name("attn_k"), &[h, kv], Kind::BF16);
-        matrix(g, &name("attn_v"), &[h, kv], Kind::BF16);
-        matrix(g, &name("attn_output"), &[q, h], Kind::BF16);
+        for (part, dims) in
+            [("attn_q", [h, q]), ("attn_k", [h, kv]), ("attn_v", [h, kv]), ("attn_output", [q, h])]
+        {
+            matrix(g, &name(part), &dims, Kind::BF16);
+        }
         match s.arch {
             "olmoe" => {
                 ones(g, &name("attn_q_norm"), q);
@@ -213,11 +159,11 @@ fn tensors(g: &mut Gguf<'static>, s: &Shape) {
             }
             _ => {}
         }
-        if let Some((experts, _)) = s.experts {
-            matrix(g, &name("ffn_gate_inp"), &[h, experts], Kind::F32);
-            matrix(g, &name("ffn_gate_exps"), &[h, s.inter, experts], Kind::BF16);
-            matrix(g, &name("ffn_up_exps"), &[h, s.inter, experts], Kind::BF16);
-            matrix(g, &name("ffn_down_exps"), &[s.inter, h, experts], Kind::BF16);
+        if s.experts > 0 {
+            matrix(g, &name("ffn_gate_inp"), &[h, s.experts], Kind::F32);
+            matrix(g, &name("ffn_gate_exps"), &[h, s.inter, s.experts], Kind::BF16);
+            matrix(g, &name("ffn_up_exps"), &[h, s.inter, s.experts], Kind::BF16);
+            matrix(g, &name("ffn_down_exps"), &[s.inter, h, s.experts], Kind::BF16);
         } else {
             matrix(g, &name("ffn_gate"), &[h, s.inter], Kind::BF16);
             matrix(g, &name("ffn_up"), &[h, s.inter], Kind::BF16);
@@ -228,31 +174,23 @@ fn tensors(g: &mut Gguf<'static>, s: &Shape) {
 
 /// `n` numbers in an approximate bell curve of deviation 1 / sqrt(cols), as sums of four bytes. To
 /// a quantizer they resemble trained weights.
-fn random(out: &mut dyn Write, n: u64, cols: u64, kind: Kind, seed: u64) -> io::Result<()> {
+fn random(n: u64, cols: u64, kind: Kind, seed: u64) -> Vec<u8> {
     // The sum of four bytes: mean 510, deviation 148 (sqrt(4 (256^2 - 1) / 12)).
     let scale = 1.0 / (147.8 * (cols as f32).sqrt());
+    // Of bf16 the upper half: truncated instead of rounded, which is good enough for noise.
+    let from = if kind == Kind::BF16 { 2 } else { 0 };
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let mut line = Vec::with_capacity(1 << 16);
-    for i in 0..n {
+    let mut bytes = Vec::with_capacity(n as usize * (4 - from));
+    for _ in 0..n {
         // xorshift64*
         state ^= state >> 12;
         state ^= state << 25;
         state ^= state >> 27;
         let bits = state.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 32;
         let sum = (bits & 255) + (bits >> 8 & 255) + (bits >> 16 & 255) + (bits >> 24 & 255);
-        let bytes = ((sum as f32 - 510.0) * scale).to_le_bytes();
-        match kind {
-            Kind::F32 => line.extend(bytes),
-            // The upper half: truncated instead of rounded, which is good enough for noise.
-            Kind::BF16 => line.extend(&bytes[2..]),
-            Kind::Q8_0 => return Err(io::Error::other("random weights are made as floats only")),
-        }
-        if line.len() >= 1 << 16 || i + 1 == n {
-            out.write_all(&line)?;
-            line.clear();
-        }
+        bytes.extend(&((sum as f32 - 510.0) * scale).to_le_bytes()[from..]);
     }
-    Ok(())
+    bytes
 }
 
 #[cfg(test)]
@@ -274,8 +212,7 @@ mod tests {
 
     #[test]
     fn numbers_have_the_deviation_asked_for() {
-        let mut out = Vec::new();
-        random(&mut out, 10_000, 64, Kind::F32, 3).unwrap();
+        let out = random(10_000, 64, Kind::F32, 3);
         let x: Vec<f32> = out.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
         let sd = (x.iter().map(|x| x * x).sum::<f32>() / 10_000.0).sqrt();
         assert!((0.12..0.13).contains(&sd), "{sd}");

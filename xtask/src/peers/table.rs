@@ -22,7 +22,7 @@ fn name((prompt, generate, depth): Test) -> String {
 /// All measurements in Markdown: medians, our ratio to the best peer, and shares of the limits.
 /// Limits are also medians of their turns, since on a shared machine the best memory bandwidth is
 /// not what was available while models ran.
-pub fn markdown(machine: &str, threads: usize, peers: &[&str], all: &[Measured]) -> String {
+pub fn markdown(machine: &str, threads: u32, peers: &[&str], all: &[Measured]) -> String {
     let mut text = format!("{machine}, {threads} threads. Medians; all took turns.\n");
     let mut limits = Vec::new();
     for line in all.iter().flat_map(|c| &c.tests) {

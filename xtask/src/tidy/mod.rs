@@ -1,9 +1,9 @@
-//! The project's own rules. A rule worth writing down is worth testing.
+//! The project's own rules. A rule worth writing down is worth testing; what a lint of the compiler
+//! or of clippy finds is no rule here (`Cargo.toml`, `clippy.toml`).
 //!
 //! Each rule is a file in `rules`: a function from the tree to violations, tested with planted
 //! violations.
 
-mod lex;
 mod modules;
 mod rules;
 mod source;
@@ -12,20 +12,27 @@ mod testing;
 mod tree;
 
 use std::fmt;
+use std::path::Path;
 
-pub use tree::Tree;
+use tree::{File, Tree};
 
 /// One broken rule at one place.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Violation {
+struct Violation {
     /// Path from the root, with forward slashes.
-    pub path: String,
+    path: String,
     /// Line, counted from one.
-    pub line: usize,
+    line: usize,
     /// Name of the rule.
-    pub rule: &'static str,
+    rule: &'static str,
     /// What is wrong and what to do, as a sentence.
-    pub message: String,
+    message: String,
+}
+
+impl Violation {
+    fn new(rule: &'static str, path: &str, line: usize, message: impl Into<String>) -> Violation {
+        Violation { path: path.to_string(), line, rule, message: message.into() }
+    }
 }
 
 impl fmt::Display for Violation {
@@ -34,10 +41,19 @@ impl fmt::Display for Violation {
     }
 }
 
-/// All violations, ordered by location.
-pub fn check(tree: &Tree) -> Vec<Violation> {
-    let mut found: Vec<Violation> = rules::ALL.iter().flat_map(|rule| rule(tree)).collect();
+/// Checks the project in a folder and prints the violations, ordered by location.
+///
+/// # Errors
+/// Violations, and files that cannot be read.
+pub fn run(root: &Path) -> Result<(), String> {
+    let tree = Tree::load(root)?;
+    let mut found: Vec<Violation> = rules::ALL.iter().flat_map(|rule| rule(&tree)).collect();
     found.sort();
     found.dedup();
-    found
+    found.iter().for_each(|violation| println!("{violation}"));
+    if !found.is_empty() {
+        return Err(format!("{} files, {} violations", tree.files.len(), found.len()));
+    }
+    println!("tidy: {} files, no violations", tree.files.len());
+    Ok(())
 }

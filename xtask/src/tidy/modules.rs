@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use syn::visit::{self, Visit};
-use syn::{Attribute, Item, ItemMod, ItemUse, UseTree};
+use syn::{Item, ItemMod, ItemUse, UseTree};
 
 use super::Tree;
 
@@ -33,21 +33,16 @@ pub struct Crate {
 
 impl Crate {
     /// Reads the files of a source folder without test code.
-    ///
-    /// # Errors
-    /// A file that cannot be parsed, with the reason.
-    pub fn read(tree: &Tree, root: &str) -> Result<Crate, (String, String)> {
+    pub fn read(tree: &Tree, root: &str) -> Crate {
         let mut modules = BTreeMap::new();
-        for (file, _) in tree.sources().filter(|(f, _)| !f.is_test()) {
+        for (file, code) in tree.sources() {
             let below = file.path.strip_prefix(root).and_then(|p| p.strip_prefix('/'));
             let Some(place) = below.map(place) else { continue };
-            let text = file.text.as_deref().unwrap_or_default();
-            let parsed = syn::parse_file(text).map_err(|e| (file.path.clone(), e.to_string()))?;
-            let mut reader = Reader { module: Module::default(), at: place.clone(), root: place };
-            reader.visit_file(&parsed);
-            modules.insert(reader.root, reader.module);
+            let mut reader = Reader { module: Module::default(), at: place.clone() };
+            reader.visit_file(code);
+            modules.insert(place, reader.module);
         }
-        Ok(Crate { modules })
+        Crate { modules }
     }
 
     /// The module that defines what a path names, and the name. `None` if it is in the same module.
@@ -100,9 +95,7 @@ fn place(path: &str) -> Path {
 
 struct Reader {
     module: Module,
-    /// The module path of the file.
-    root: Path,
-    /// The current module path: below `root` inside a `mod name { ... }`.
+    /// The current module path: that of the file, or below it inside a `mod name { ... }`.
     at: Path,
 }
 
@@ -164,18 +157,6 @@ impl Reader {
     }
 }
 
-/// Whether an item with these attributes is only built for tests.
-pub fn is_test(attributes: &[Attribute]) -> bool {
-    attributes.iter().any(|a| match &a.meta {
-        syn::Meta::Path(path) => path.is_ident("test"),
-        syn::Meta::List(list) if list.path.is_ident("cfg") => {
-            let text = list.tokens.to_string();
-            text.contains("test") && !text.contains("not")
-        }
-        _ => false,
-    })
-}
-
 fn name(item: &Item) -> Option<String> {
     let ident = match item {
         Item::Const(i) => &i.ident,
@@ -208,24 +189,19 @@ impl<'ast> Visit<'ast> for Reader {
     }
 
     fn visit_item_use(&mut self, item: &'ast ItemUse) {
-        if !is_test(&item.attrs) {
-            self.tree(&[], &item.tree);
-        }
+        self.tree(&[], &item.tree);
     }
 
     fn visit_item_mod(&mut self, item: &'ast ItemMod) {
-        if item.content.is_some() && !is_test(&item.attrs) {
+        if item.content.is_some() {
             self.at.push(item.ident.to_string());
             visit::visit_item_mod(self, item);
             self.at.pop();
         }
     }
 
-    fn visit_item_fn(&mut self, item: &'ast syn::ItemFn) {
-        if !is_test(&item.attrs) {
-            visit::visit_item_fn(self, item);
-        }
-    }
+    /// Who may use an item is no use.
+    fn visit_visibility(&mut self, _: &'ast syn::Visibility) {}
 
     fn visit_path(&mut self, path: &'ast syn::Path) {
         let written: Path = path.segments.iter().map(|s| s.ident.to_string()).collect();

@@ -1,147 +1,116 @@
-//! A Rust file for the rules: code without comments, with test code marked.
+//! Rust code as the rules see it: without tests and without documentation.
 
-use proc_macro2::LexError;
+use syn::visit::Visit;
+use syn::visit_mut::{self, VisitMut};
+use syn::{Attribute, ImplItem, Item, Stmt};
 
-use super::lex::{Kind, Token, lex};
-
-/// A token of code.
-#[derive(Clone, Copy, Debug)]
-pub struct Code {
-    /// The token.
-    pub token: Token,
-    /// Whether it belongs to an item that is built for tests only.
-    pub test: bool,
+/// Parses a file. Also returns the names of the modules in other files that are tests.
+///
+/// # Errors
+/// The text is not Rust.
+pub fn parse(text: &str) -> syn::Result<(syn::File, Vec<String>)> {
+    let mut file = syn::parse_file(text)?;
+    let mut strip = Strip::default();
+    strip.visit_file_mut(&mut file);
+    Ok((file, strip.modules))
 }
 
-/// A Rust source file.
-#[derive(Debug)]
-pub struct SourceText {
-    text: String,
-    /// All tokens except comments.
-    pub code: Vec<Code>,
-    /// Comments, in order.
-    pub comments: Vec<Token>,
+/// Removes tests and documentation.
+#[derive(Default)]
+struct Strip {
+    modules: Vec<String>,
 }
 
-impl SourceText {
-    /// Parses Rust text; `test` marks all of it as test code.
-    ///
-    /// # Errors
-    /// The text is not Rust.
-    pub fn new(text: String, test: bool) -> Result<SourceText, LexError> {
-        let (comments, code): (Vec<Token>, Vec<Token>) =
-            lex(&text)?.into_iter().partition(|t| t.kind == Kind::Comment);
-        let code = code.into_iter().map(|token| Code { token, test }).collect();
-        let mut source = SourceText { text, code, comments };
-        source.mark_tests();
-        Ok(source)
+impl Strip {
+    fn keeps(&mut self, item: &Item) -> bool {
+        let test = is_test(attributes(item));
+        if let Item::Mod(module) = item
+            && test
+        {
+            self.modules.push(module.ident.to_string());
+        }
+        !test
+    }
+}
+
+impl VisitMut for Strip {
+    fn visit_file_mut(&mut self, file: &mut syn::File) {
+        file.items.retain(|item| self.keeps(item));
+        visit_mut::visit_file_mut(self, file);
     }
 
-    /// The text of a token.
-    pub fn text(&self, token: Token) -> &str {
-        &self.text[token.start..token.end]
+    fn visit_item_mod_mut(&mut self, module: &mut syn::ItemMod) {
+        if let Some((_, items)) = &mut module.content {
+            items.retain(|item| self.keeps(item));
+        }
+        visit_mut::visit_item_mod_mut(self, module);
     }
 
-    /// The text of the n-th token of code; empty past the end.
-    pub fn word(&self, index: usize) -> &str {
-        self.code.get(index).map_or("", |c| self.text(c.token))
+    fn visit_item_impl_mut(&mut self, item: &mut syn::ItemImpl) {
+        item.items.retain(|item| !matches!(item, ImplItem::Fn(f) if is_test(&f.attrs)));
+        visit_mut::visit_item_impl_mut(self, item);
     }
 
-    /// Whether the code at an index consists of these words.
-    pub fn reads(&self, index: usize, words: &[&str]) -> bool {
-        words.iter().enumerate().all(|(k, word)| self.word(index + k) == *word)
+    fn visit_block_mut(&mut self, block: &mut syn::Block) {
+        block.stmts.retain(|s| !matches!(s, Stmt::Item(item) if is_test(attributes(item))));
+        visit_mut::visit_block_mut(self, block);
     }
 
-    /// Code outside tests, with its index.
-    pub fn plain_code(&self) -> impl Iterator<Item = (usize, Token)> + '_ {
-        self.code.iter().enumerate().filter(|(_, c)| !c.test).map(|(k, c)| (k, c.token))
+    fn visit_attributes_mut(&mut self, attributes: &mut Vec<Attribute>) {
+        attributes.retain(|a| !a.path().is_ident("doc"));
+    }
+}
+
+/// Whether an item with these attributes is only built for tests.
+fn is_test(attributes: &[Attribute]) -> bool {
+    attributes.iter().any(|a| match &a.meta {
+        syn::Meta::Path(path) => path.is_ident("test"),
+        syn::Meta::List(list) if list.path.is_ident("cfg") => {
+            let text = list.tokens.to_string();
+            text.contains("test") && !text.contains("not")
+        }
+        _ => false,
+    })
+}
+
+fn attributes(item: &Item) -> &[Attribute] {
+    macro_rules! of {
+        ($($kind:ident)*) => { match item { $(Item::$kind(i) => &i.attrs,)* _ => &[] } };
+    }
+    of!(Const Enum Fn Impl Macro Mod Static Struct Trait Type Union Use)
+}
+
+/// The names and string literals of code, with their lines.
+#[derive(Default)]
+pub struct Words {
+    /// In order.
+    pub found: Vec<(String, usize)>,
+}
+
+impl<'ast> Visit<'ast> for Words {
+    fn visit_ident(&mut self, name: &'ast syn::Ident) {
+        self.found.push((name.to_string(), name.span().start().line));
     }
 
-    /// Whether a comment on this line, or up to `above` lines before it, contains one of the words.
-    pub fn comment_above(&self, line: usize, above: usize, words: &[&str]) -> bool {
-        self.comments.iter().any(|comment| {
-            let text = self.text(*comment);
-            let last = comment.line + text.matches('\n').count();
-            comment.line <= line
-                && last + above >= line
-                && words.iter().any(|word| text.contains(word))
-        })
+    fn visit_lit_str(&mut self, text: &'ast syn::LitStr) {
+        self.found.push((text.value(), text.span().start().line));
     }
 
-    /// Names of test-only modules in other files.
-    pub fn test_modules(&self) -> Vec<&str> {
-        (0..self.code.len())
-            .filter(|k| self.code[*k].test && self.word(*k) == "mod" && self.word(k + 2) == ";")
-            .map(|k| self.word(k + 1))
-            .collect()
-    }
-
-    /// Index after the item that starts here: after its block or semicolon.
-    fn item_end(&self, start: usize) -> usize {
-        let (mut depth, mut at) = (0_i32, start);
-        while at < self.code.len() {
-            match self.word(at) {
-                "{" | "(" | "[" => depth += 1,
-                ")" | "]" => depth -= 1,
-                "}" => {
-                    depth -= 1;
-                    if depth <= 0 {
-                        return at + 1 + usize::from(self.word(at + 1) == ";");
-                    }
+    /// What macros are called with is not parsed; documentation in it is an attribute.
+    fn visit_token_stream(&mut self, tokens: &'ast proc_macro2::TokenStream) {
+        use proc_macro2::TokenTree::{Group, Ident, Literal, Punct};
+        let mut open = vec![tokens.clone()];
+        while let Some(tokens) = open.pop() {
+            for tree in tokens {
+                let line = tree.span().start().line;
+                match tree {
+                    Group(g) if g.stream().to_string().starts_with("doc =") => {}
+                    Group(g) => open.push(g.stream()),
+                    Ident(name) => self.found.push((name.to_string(), line)),
+                    Literal(l) => self.found.push((l.to_string(), line)),
+                    Punct(_) => {}
                 }
-                ";" | "," if depth == 0 => return at + 1,
-                _ => {}
             }
-            at += 1;
-        }
-        at
-    }
-
-    /// Index after the attribute that starts here.
-    fn attribute_end(&self, start: usize) -> usize {
-        let mut depth = 0_i32;
-        for at in start..self.code.len() {
-            match self.word(at) {
-                "[" => depth += 1,
-                "]" if depth == 1 => return at + 1,
-                "]" => depth -= 1,
-                _ => {}
-            }
-        }
-        self.code.len()
-    }
-
-    /// Whether this attribute excludes its item from normal builds.
-    fn is_test_attribute(&self, start: usize, end: usize) -> bool {
-        let words: Vec<&str> = (start..end).map(|k| self.word(k)).collect();
-        match words.get(2) {
-            Some(&"test") => true,
-            Some(&"cfg") => words.contains(&"test") && !words.contains(&"not"),
-            _ => false,
-        }
-    }
-
-    fn mark_tests(&mut self) {
-        let mut at = 0;
-        while at < self.code.len() {
-            if !self.reads(at, &["#", "["]) {
-                at += 1;
-                continue;
-            }
-            let end = self.attribute_end(at);
-            if !self.is_test_attribute(at, end) {
-                at = end;
-                continue;
-            }
-            let mut item = end;
-            while self.reads(item, &["#", "["]) {
-                item = self.attribute_end(item);
-            }
-            let stop = self.item_end(item);
-            for code in &mut self.code[at..stop] {
-                code.test = true;
-            }
-            at = stop;
         }
     }
 }
@@ -150,24 +119,29 @@ impl SourceText {
 mod tests {
     use super::*;
 
-    fn plain(text: &str) -> String {
-        let source = SourceText::new(text.to_string(), false).expect("Rust");
-        source.plain_code().map(|(_, t)| source.text(t)).collect::<Vec<_>>().join(" ")
+    fn words(text: &str) -> String {
+        let mut words = Words::default();
+        words.visit_file(&parse(text).expect("Rust").0);
+        words.found.into_iter().map(|(word, _)| word).collect::<Vec<_>>().join(" ")
     }
 
     #[test]
-    fn test_items_are_marked() {
+    fn tests_and_documentation_are_left_out() {
         let text = "fn a() {} #[cfg(test)] #[allow(x)] mod tests { fn b() { c() } } fn d() {}";
-        assert_eq!(plain(text), "fn a ( ) { } fn d ( ) { }");
-        assert_eq!(plain("#[cfg(all(test, unix))] use a::{b, c}; x"), "x");
-        assert_eq!(plain("#[test] fn t() -> u8 { [1, 2]; 3 } y"), "y");
-        assert_eq!(plain("#[cfg(not(test))] fn z() {}"), "# [ cfg ( not ( test ) ) ] fn z ( ) { }");
+        assert_eq!(words(text), "a d");
+        assert_eq!(words("#[cfg(all(test, unix))] use a::{b, c}; /// e\n mod x {}"), "x");
+        assert_eq!(words("mod y { #[test] fn t() -> u8 { [1, 2]; 3 } }"), "y");
+        assert_eq!(
+            words("impl A { #[cfg(test)] fn z() {} } fn b() { #[cfg(test)] use x::y; }"),
+            "A b"
+        );
+        assert_eq!(words("m! { /// e\n fn z(\"w\") {} }"), "m fn z \"w\"");
+        assert!(words("#[cfg(not(test))] fn z() {}").ends_with('z'));
     }
 
     #[test]
-    fn modules_in_other_files_are_named() {
-        let source =
-            SourceText::new("#[cfg(test)] mod far; mod near;".to_string(), false).expect("Rust");
-        assert_eq!(source.test_modules(), ["far"]);
+    fn test_modules_in_other_files_are_named() {
+        assert_eq!(parse("#[cfg(test)] mod far; mod near;").expect("Rust").1, ["far"]);
+        assert!(parse("fn f( {").is_err());
     }
 }

@@ -99,6 +99,7 @@ impl<'a> CaseRunner<'a> {
                 Ok(sum.then(|| Box::new(rows.map(|b| u32::from(*b)).sum::<u32>()) as HostData))
             })
         };
+        #[expect(clippy::panic, reason = "a function of the host may panic")]
         let panics = HostTask::new("broken", (vec![], vec![written.clone()]), |_, _| {
             std::panic::panic_any("as it should".to_string())
         });

@@ -2,6 +2,7 @@
 //! compared with the CPU's kernels. What a device does not support is listed, and must be refused.
 
 mod bench;
+mod case;
 mod models;
 mod ops;
 mod values;
@@ -10,36 +11,18 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use troika_cpu::{CpuDevice, CpuOptions, Isa};
-use troika_device::{Clock, Device, DeviceError, RealClock, WeightSource, Weights};
+use troika_device::{Clock, Device, DeviceError, RealClock, Weights};
 use troika_graph::{Dim, Subgraph};
 
+pub use case::{MAX_ROWS, POSITIONS, SuiteCase};
 pub use models::model_cases;
 pub use ops::op_cases;
 
 use bench::{CaseRunner, Layout};
 use values::Values;
 
-/// The most rows of all cases' symbols.
-pub const MAX_ROWS: usize = 24;
-/// Positions of every cache.
-pub const POSITIONS: usize = 64;
 /// Numbers of rows to run.
 const ROWS: [usize; 3] = [1, 3, 20];
-
-/// A subgraph to run.
-#[derive(Clone)]
-pub struct SuiteCase {
-    /// The name in reports.
-    pub name: String,
-    /// The graph with symbolic rows, up to [`MAX_ROWS`].
-    pub graph: Subgraph,
-    /// Its weights.
-    pub weights: Arc<dyn WeightSource + Send + Sync>,
-    /// The seed of its inputs and caches.
-    pub seed: u64,
-    /// Allowed difference from the scalar kernels, relative to a value's largest element.
-    pub tolerance: f32,
-}
 
 /// Something that a device does not support.
 #[derive(Clone, Copy, Debug)]

@@ -5,6 +5,7 @@
 //! caches hold and are taken in turn, as a model's are. `troika bench` measures the limits to
 //! compare with.
 
+#![allow(clippy::disallowed_methods, clippy::expect_used, unsafe_code)]
 #![allow(missing_docs)]
 
 mod attention;

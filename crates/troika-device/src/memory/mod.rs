@@ -1,5 +1,7 @@
 //! Memory: bytes from the system, buffers shared by devices, views of them and claims on them.
 
+#![allow(unsafe_code, reason = "buffers are shared memory, of which tasks claim parts")]
+
 mod buffer;
 mod bytes;
 mod claims;

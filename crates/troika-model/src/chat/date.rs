@@ -1,22 +1,10 @@
 //! `strftime_now`.
 
 /// The date formats that templates use.
-pub(super) fn strftime(format: &str, (year, month, day): (i32, u32, u32)) -> String {
-    const MONTHS: [&str; 12] = [
-        "January",
-        "February",
-        "March",
-        "April",
-        "May",
-        "June",
-        "July",
-        "August",
-        "September",
-        "October",
-        "November",
-        "December",
-    ];
-    let name = MONTHS[(month.clamp(1, 12) - 1) as usize];
+pub(super) fn strftime(format: &str, year: i32, month: u32, day: u32) -> String {
+    const MONTHS: &str = "January February March April May June July August September October \
+                          November December";
+    let name = MONTHS.split(' ').nth((month.clamp(1, 12) - 1) as usize).unwrap_or_default();
     let mut out = String::new();
     let mut chars = format.chars();
     while let Some(c) = chars.next() {

@@ -69,11 +69,11 @@ pub(super) fn environment<'a>(
     env.add_global("dict", Value::from_function(functions::dict));
     env.add_global("namespace", Value::from_function(functions::namespace));
     env.add_function("raise_exception", |message: String| -> Res<Value> { Err(refuse(message)) });
-    if let Some(today) = today {
+    if let Some((year, month, day)) = today {
         let b = Arc::clone(budget);
         env.add_function("strftime_now", move |format: String| -> Res<String> {
             b.fits(8 * format.len() as u64)?;
-            Ok(strftime(&format, today))
+            Ok(strftime(&format, year, month, day))
         });
     }
     env

@@ -2,7 +2,7 @@
 
 use super::base::{Base, ConfigSource, Defaults};
 use super::fields::{ConfigError, Fields, bad};
-use crate::spec::{Ffn, ModelSpec, QkNorm};
+use crate::spec::{Attn, Ffn, Layer, ModelSpec, QkNorm};
 
 type Res = Result<ModelSpec, ConfigError>;
 
@@ -36,39 +36,34 @@ pub(super) fn mistral(f: Fields<'_>, source: &ConfigSource) -> Res {
     Ok(b.model("mistral", vec![layer; b.layers]))
 }
 
+/// Layers that are alike but for a window: by default those from `max_window_layers` on have one.
+fn windowed(b: &Base<'_>, attn: &Attn) -> Result<Vec<Layer>, ConfigError> {
+    let window = b.optional_window(Some(4096))?;
+    let from = b.f.count_opt("max_window_layers")?.unwrap_or(28);
+    let sliding = b.sliding(|i| window.is_some() && i >= from)?;
+    let mlp = b.mlp()?;
+    let layer = |s: bool| {
+        let attn = Attn { window: window.filter(|_| s), ..attn.clone() };
+        b.layer(attn, Ffn::Dense(mlp))
+    };
+    Ok(sliding.into_iter().map(layer).collect())
+}
+
 pub(super) fn qwen2(f: Fields<'_>, source: &ConfigSource) -> Res {
     let b = Base::read(f, source, Defaults { context: 32_768, ..Defaults::default() })?;
-    let window = b.optional_window(Some(4096))?;
-    let from = f.count_opt("max_window_layers")?.unwrap_or(28);
-    let sliding = b.sliding(|i| window.is_some() && i >= from)?;
     let mut attn = b.attn(Some(b.rope()?));
     attn.qkv_bias = true;
-    let mlp = b.mlp()?;
-    let layers = sliding.into_iter().map(|s| {
-        let mut attn = attn.clone();
-        attn.window = window.filter(|_| s);
-        b.layer(attn, Ffn::Dense(mlp))
-    });
-    Ok(b.model("qwen2", layers.collect()))
+    Ok(b.model("qwen2", windowed(&b, &attn)?))
 }
 
 pub(super) fn qwen3(f: Fields<'_>, source: &ConfigSource) -> Res {
     let d = Defaults { context: 32_768, head_dim: Some(128), ..Defaults::default() };
     let b = Base::read(f, source, d)?;
-    let window = b.optional_window(Some(4096))?;
-    let from = f.count_opt("max_window_layers")?.unwrap_or(28);
-    let sliding = b.sliding(|i| window.is_some() && i >= from)?;
     let mut attn = b.attn(Some(b.rope()?));
     let bias = f.flag("attention_bias")?.unwrap_or(false);
     (attn.qkv_bias, attn.o_bias) = (bias, bias);
     attn.qk_norm = Some(QkNorm { norm: b.rms(), per_head: true });
-    let mlp = b.mlp()?;
-    let layers = sliding.into_iter().map(|s| {
-        let mut attn = attn.clone();
-        attn.window = window.filter(|_| s);
-        b.layer(attn, Ffn::Dense(mlp))
-    });
-    Ok(b.model("qwen3", layers.collect()))
+    Ok(b.model("qwen3", windowed(&b, &attn)?))
 }
 
 /// EXAONE 4: norms after attention and feed-forward. In hybrid models only layers with a window use

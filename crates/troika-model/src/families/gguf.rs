@@ -113,7 +113,7 @@ pub(super) fn config(
     refuse_unusable(files)?;
     refuse_numbers(meta)?;
     let has = |name: &str| files.tensor(name).is_some();
-    if family == "llama" && meta.arch("expert_count").and_then(GgufValue::as_u64) > Some(0) {
+    if family == "llama" && meta.integer("expert_count") > Some(0) {
         family = "mixtral";
     }
     if let Some(embedding) = files.tensor("token_embd.weight") {
@@ -198,8 +198,8 @@ const NUMBERS: [&str; 9] = [
 
 /// Only latent attention has keys and values of different widths.
 fn refuse_widths(meta: &GgufMeta, family: &str) -> Res<()> {
-    let width = |key: &str| meta.arch(key).and_then(GgufValue::as_u64);
-    if let (Some(k), Some(v)) = (width("attention.key_length"), width("attention.value_length"))
+    let keys = meta.integer("attention.key_length");
+    if let Some((k, v)) = keys.zip(meta.integer("attention.value_length"))
         && k != v
         && family != "deepseek_v2"
     {
@@ -219,11 +219,10 @@ fn rope(
     files: &dyn Checkpoint,
     c: &mut Map<String, Value>,
 ) -> Res<()> {
-    let number = |key: &str| meta.arch(key).and_then(GgufValue::as_f64);
     let mut p = Map::new();
     // llama.cpp's default if the file has none.
-    p.insert("rope_theta".into(), json!(number("rope.freq_base").unwrap_or(10_000.0)));
-    let original = number("rope.scaling.original_context_length");
+    p.insert("rope_theta".into(), json!(meta.number("rope.freq_base").unwrap_or(10_000.0)));
+    let original = meta.number("rope.scaling.original_context_length");
     if let Some(n) = original {
         p.insert("original_max_position_embeddings".into(), json!(n as u64));
     }
@@ -234,16 +233,15 @@ fn rope(
         p.insert("rope_type".into(), json!("longrope"));
         p.insert("long_factor".into(), json!(long));
         p.insert("short_factor".into(), json!(short));
-        let attention = number("rope.scaling.attn_factor");
+        let attention = meta.number("rope.scaling.attn_factor");
         attention.map(|a| p.insert("attention_factor".into(), json!(a)));
     }
-    let heads = c.get("num_attention_heads").and_then(Value::as_f64);
-    let hidden = c.get("hidden_size").and_then(Value::as_f64);
-    let head_dim = c.get("head_dim").and_then(Value::as_f64);
-    let head_dim = head_dim.or_else(|| Some(hidden? / heads?));
+    let field = |name: &str| c.get(name).and_then(Value::as_f64);
+    let from_width = || Some(field("hidden_size")? / field("num_attention_heads")?);
+    let head_dim = field("head_dim").or_else(from_width);
     // Always set, since a family's default may be less than the whole head.
     if let Some(head_dim) = head_dim {
-        let dims = number("rope.dimension_count").unwrap_or(head_dim);
+        let dims = meta.number("rope.dimension_count").unwrap_or(head_dim);
         // In latent attention the rotated part of a head has its own width.
         if dims > head_dim && !c.contains_key("kv_lora_rank") {
             let problem = format!("more than the {head_dim} dimensions of a head");
@@ -262,7 +260,6 @@ fn rope(
 
 /// The fields of linear and yarn scaling.
 fn scaling(meta: &GgufMeta, p: &mut Map<String, Value>) -> Res<()> {
-    let number = |key: &str| meta.arch(key).and_then(GgufValue::as_f64);
     match meta.arch("rope.scaling.type").and_then(GgufValue::as_str) {
         Some("yarn") => {
             for (from, to) in [
@@ -271,13 +268,14 @@ fn scaling(meta: &GgufMeta, p: &mut Map<String, Value>) -> Res<()> {
                 ("rope.scaling.yarn_beta_fast", "beta_fast"),
                 ("rope.scaling.yarn_beta_slow", "beta_slow"),
             ] {
-                number(from).map(|n| p.insert(to.into(), json!(n)));
+                meta.number(from).map(|n| p.insert(to.into(), json!(n)));
             }
             p.insert("rope_type".into(), json!("yarn"));
         }
         // A factor without a type is linear, also under its old name.
         Some("linear") | None => {
-            let factor = number("rope.scaling.factor").or_else(|| number("rope.scale_linear"));
+            let factor =
+                meta.number("rope.scaling.factor").or_else(|| meta.number("rope.scale_linear"));
             if let Some(factor) = factor.filter(|f| *f != 0.0) {
                 p.insert("rope_type".into(), json!("linear"));
                 p.insert("factor".into(), json!(factor));
@@ -306,9 +304,9 @@ fn floats(files: &dyn Checkpoint, name: &str) -> Option<Vec<f32>> {
 
 /// Facts that files of some architectures omit.
 fn family_facts(family: &str, meta: &GgufMeta, c: &mut Map<String, Value>) -> Res<()> {
-    let layers = c.get("num_hidden_layers").and_then(Value::as_u64).unwrap_or(0);
-    let heads = c.get("num_attention_heads").and_then(Value::as_u64).unwrap_or(1).max(1);
-    let hidden = c.get("hidden_size").and_then(Value::as_u64).unwrap_or(0);
+    let number = |name: &str| c.get(name).and_then(Value::as_u64).unwrap_or(0);
+    let layers = number("num_hidden_layers");
+    let (heads, hidden) = (number("num_attention_heads").max(1), number("hidden_size"));
     match family {
         "qwen3_moe" => {
             c.entry("norm_topk_prob").or_insert(json!(true));
@@ -318,14 +316,10 @@ fn family_facts(family: &str, meta: &GgufMeta, c: &mut Map<String, Value>) -> Re
         "mistral" | "mixtral" | "exaone4" => {
             c.entry("sliding_window").or_insert(Value::Null);
         }
-        "gemma2" => {
-            // Only the 27B model scales by hidden / heads; the file does not say so.
-            let scalar = if layers == 46 { Some(json!(hidden / heads)) } else { None };
-            scale_by(c, scalar);
-        }
+        // Only the 27B models scale by hidden / heads; the file does not say so.
+        "gemma2" => scale_by(c, (layers == 46).then(|| json!(hidden / heads))),
         "gemma3_text" => {
-            let scalar = if layers == 62 { Some(json!(hidden / heads)) } else { None };
-            scale_by(c, scalar);
+            scale_by(c, (layers == 62).then(|| json!(hidden / heads)));
             gemma3_ropes(meta, c);
         }
         "gpt_oss" => {
@@ -376,7 +370,7 @@ fn scale_by(c: &mut Map<String, Value>, scalar: Option<Value>) {
 
 /// Gemma 3 scales only the global rope; local layers have their own base.
 fn gemma3_ropes(meta: &GgufMeta, c: &mut Map<String, Value>) {
-    let local = meta.arch("rope.freq_base_swa").and_then(GgufValue::as_f64).unwrap_or(10_000.0);
+    let local = meta.number("rope.freq_base_swa").unwrap_or(10_000.0);
     let mut global = c.get("rope_parameters").cloned().unwrap_or(json!({}));
     if meta.arch("rope.freq_base").is_none() {
         global["rope_theta"] = json!(1e6);
@@ -386,8 +380,7 @@ fn gemma3_ropes(meta: &GgufMeta, c: &mut Map<String, Value>) {
 }
 
 fn deepseek(meta: &GgufMeta, c: &mut Map<String, Value>) -> Res<()> {
-    let int = |key: &str| meta.arch(key).and_then(GgufValue::as_u64);
-    match int("expert_gating_func") {
+    match meta.integer("expert_gating_func") {
         None | Some(0 | 1) => {}
         Some(other) => {
             return Err(unsupported(format!("expert_gating_func {other}"), "1 (softmax)"));
@@ -396,9 +389,15 @@ fn deepseek(meta: &GgufMeta, c: &mut Map<String, Value>) -> Res<()> {
     if meta.arch("attention.temperature_scale").is_some() {
         return Err(unsupported("attention.temperature_scale", "files without it"));
     }
-    let rope = int("rope.dimension_count").unwrap_or(64);
-    let key = int("attention.key_length_mla").or(int("attention.key_length")).unwrap_or(192);
-    let value = int("attention.value_length_mla").or(int("attention.value_length")).unwrap_or(128);
+    let rope = meta.integer("rope.dimension_count").unwrap_or(64);
+    let key = meta
+        .integer("attention.key_length_mla")
+        .or(meta.integer("attention.key_length"))
+        .unwrap_or(192);
+    let value = meta
+        .integer("attention.value_length_mla")
+        .or(meta.integer("attention.value_length"))
+        .unwrap_or(128);
     let nope = key.checked_sub(rope).ok_or_else(|| {
         bad("attention.key_length_mla", key, format!("less than rope.dimension_count {rope}"))
     })?;
@@ -412,7 +411,8 @@ fn deepseek(meta: &GgufMeta, c: &mut Map<String, Value>) -> Res<()> {
         c.insert(flag.into(), json!(false));
     }
     c.entry("q_lora_rank").or_insert(Value::Null);
-    if let (Some(groups), Some(best)) = (int("expert_group_count"), int("expert_group_used_count"))
+    if let (Some(groups), Some(best)) =
+        (meta.integer("expert_group_count"), meta.integer("expert_group_used_count"))
         && groups > 1
     {
         c.insert("topk_method".into(), json!("group_limited_greedy"));
@@ -423,7 +423,7 @@ fn deepseek(meta: &GgufMeta, c: &mut Map<String, Value>) -> Res<()> {
         p.remove("partial_rotary_factor");
         // Stored as 0.1 * mscale_all_dim. mscale itself is not stored; in all published models it
         // is equal.
-        let log = meta.arch("rope.scaling.yarn_log_multiplier").and_then(GgufValue::as_f64);
+        let log = meta.number("rope.scaling.yarn_log_multiplier");
         if let Some(m) = log.filter(|m| *m != 0.0) {
             // Rounded to a config's digits, since the file stores a single-precision product.
             let m = (m * 10.0 * 1e5).round() / 1e5;

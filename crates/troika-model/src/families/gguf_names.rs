@@ -1,9 +1,8 @@
 //! Tensor names of GGUF files: one table for all architectures.
 
 use std::collections::HashSet;
-use std::ops::Range;
 
-use super::names::{Candidates, TensorNames};
+use super::names::{Candidates, TensorNames, packed_rows, whole};
 use crate::spec::{Checkpoint, Recipe};
 use crate::spec::{Ffn, Key, Layer, ModelSpec, WeightRole};
 
@@ -51,10 +50,6 @@ impl TensorNames for GgufNames {
     }
 }
 
-fn whole(names: &[&str]) -> Candidates {
-    names.iter().map(|n| Recipe::whole(*n)).collect()
-}
-
 /// The rows of an expert in a tensor of all experts, or a separate tensor (old files).
 fn expert(part: &str, e: usize, rows: usize) -> Candidates {
     vec![
@@ -66,16 +61,6 @@ fn expert(part: &str, e: usize, rows: usize) -> Candidates {
 /// The row of an expert in a tensor of all biases.
 fn expert_bias(part: &str, e: usize) -> Candidates {
     vec![Recipe::rows(format!("ffn_{part}_exps.bias"), e..e + 1)]
-}
-
-fn qkv_part(layer: &Layer, role: WeightRole) -> Range<usize> {
-    let a = &layer.attn;
-    let (q, k) = (a.heads * a.k_dim, a.kv_heads * a.k_dim);
-    match role {
-        WeightRole::Q | WeightRole::QBias => 0..q,
-        WeightRole::K | WeightRole::KBias => q..q + k,
-        _ => q + k..q + k + a.kv_heads * a.v_dim,
-    }
 }
 
 impl GgufNames {
@@ -130,7 +115,7 @@ impl GgufNames {
     }
 
     fn qkv(&self, layer: &Layer, role: WeightRole) -> Candidates {
-        let range = qkv_part(layer, role);
+        let range = packed_rows(&layer.attn, role);
         let matrix =
             |name: &str| vec![Recipe::whole(name), Recipe::rows("attn_qkv.weight", range.clone())];
         let vector = |name: &str| {

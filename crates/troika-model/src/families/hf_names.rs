@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use troika_graph::Activation;
 
-use super::names::{Candidates, TensorNames};
+use super::names::{Candidates, TensorNames, packed_rows, whole};
 use crate::spec::{Attn, Ffn, Key, Layer, ModelSpec, Moe, WeightRole};
 use crate::spec::{Cols, Recipe};
 
@@ -67,10 +67,6 @@ struct One<'a> {
     index: usize,
 }
 
-fn whole(names: &[&str]) -> Candidates {
-    names.iter().map(|n| Recipe::whole(*n)).collect()
-}
-
 /// A whole tensor, or rows (of a matrix) or elements (of a vector) of a packed one.
 fn or_part(names: &[&str], packed: &str, range: Range<usize>) -> Candidates {
     let mut all = whole(names);
@@ -83,101 +79,71 @@ fn or_part(names: &[&str], packed: &str, range: Range<usize>) -> Candidates {
 
 impl One<'_> {
     fn recipes(&self, role: WeightRole) -> Candidates {
-        match role {
-            WeightRole::AttnPre
-            | WeightRole::AttnPreBias
-            | WeightRole::AttnPost
-            | WeightRole::FfnPre => self.norms(role),
-            WeightRole::FfnPreBias | WeightRole::FfnPost => self.norms(role),
-            WeightRole::Q | WeightRole::K | WeightRole::V => self.qkv(role),
-            WeightRole::QBias | WeightRole::KBias | WeightRole::VBias => self.qkv_bias(role),
-            WeightRole::O => {
-                whole(&["self_attn.o_proj.weight", "self_attn.dense.weight", "attention.wo.weight"])
+        use WeightRole as W;
+        // In models with a norm after attention, that norm has the name of the one before the
+        // feed-forward.
+        let sandwich = self.layer.attn_post.is_some();
+        whole(match role {
+            W::AttnPre => &["input_layernorm.weight", "attention_norm.weight"],
+            W::AttnPreBias => &["input_layernorm.bias"],
+            W::AttnPost => &["post_attention_layernorm.weight"],
+            W::FfnPost => &["post_feedforward_layernorm.weight"],
+            W::FfnPre if sandwich => &["pre_feedforward_layernorm.weight"],
+            W::FfnPre => &["post_attention_layernorm.weight", "ffn_norm.weight"],
+            W::FfnPreBias => &["post_attention_layernorm.bias"],
+            W::Q => return self.qkv("q_proj.weight", role),
+            W::K => return self.qkv("k_proj.weight", role),
+            W::V => return self.qkv("v_proj.weight", role),
+            W::QBias => return self.qkv("q_proj.bias", role),
+            W::KBias => return self.qkv("k_proj.bias", role),
+            W::VBias => return self.qkv("v_proj.bias", role),
+            W::O => &["self_attn.o_proj.weight", "self_attn.dense.weight", "attention.wo.weight"],
+            W::OBias => &["self_attn.o_proj.bias", "self_attn.dense.bias"],
+            W::QNorm => &["self_attn.q_norm.weight", "self_attn.q_layernorm.weight"],
+            W::KNorm => &["self_attn.k_norm.weight", "self_attn.k_layernorm.weight"],
+            W::QNormBias => &["self_attn.q_layernorm.bias"],
+            W::KNormBias => &["self_attn.k_layernorm.bias"],
+            W::Sinks => &["self_attn.sinks"],
+            W::QDownBias => &["self_attn.q_a_proj.bias"],
+            W::QDown => &["self_attn.q_a_proj.weight"],
+            W::QDownNorm => &["self_attn.q_a_layernorm.weight"],
+            W::QUp => &["self_attn.q_b_proj.weight"],
+            W::KvDownNorm => &["self_attn.kv_a_layernorm.weight"],
+            W::KvDown | W::KRope | W::KAbsorb | W::VUp | W::KvDownBias | W::KRopeBias => {
+                return self.latent(role);
             }
-            WeightRole::OBias => whole(&["self_attn.o_proj.bias", "self_attn.dense.bias"]),
-            WeightRole::QNorm => {
-                whole(&["self_attn.q_norm.weight", "self_attn.q_layernorm.weight"])
-            }
-            WeightRole::KNorm => {
-                whole(&["self_attn.k_norm.weight", "self_attn.k_layernorm.weight"])
-            }
-            WeightRole::QNormBias => whole(&["self_attn.q_layernorm.bias"]),
-            WeightRole::KNormBias => whole(&["self_attn.k_layernorm.bias"]),
-            WeightRole::Sinks => whole(&["self_attn.sinks"]),
-            WeightRole::QDownBias => whole(&["self_attn.q_a_proj.bias"]),
-            WeightRole::QDown => whole(&["self_attn.q_a_proj.weight"]),
-            WeightRole::QDownNorm => whole(&["self_attn.q_a_layernorm.weight"]),
-            WeightRole::QUp => whole(&["self_attn.q_b_proj.weight"]),
-            WeightRole::KvDownNorm => whole(&["self_attn.kv_a_layernorm.weight"]),
-            WeightRole::KvDown | WeightRole::KRope | WeightRole::KAbsorb | WeightRole::VUp => {
-                self.latent(role)
-            }
-            WeightRole::KvDownBias | WeightRole::KRopeBias => self.latent(role),
-            WeightRole::Gate | WeightRole::Up | WeightRole::Down => self.mlp(role),
-            WeightRole::GateBias => whole(&["mlp.gate_proj.bias"]),
-            WeightRole::UpBias => whole(&["mlp.up_proj.bias", "mlp.fc1.bias"]),
-            WeightRole::DownBias => whole(&["mlp.down_proj.bias", "mlp.fc2.bias"]),
-            WeightRole::Router => whole(&[
+            W::Gate | W::Up | W::Down => return self.mlp(role),
+            W::GateBias => &["mlp.gate_proj.bias"],
+            W::UpBias => &["mlp.up_proj.bias", "mlp.fc1.bias"],
+            W::DownBias => &["mlp.down_proj.bias", "mlp.fc2.bias"],
+            W::Router => &[
                 "mlp.gate.weight",
                 "block_sparse_moe.gate.weight",
                 "mlp.router.weight",
                 "block_sparse_moe.router.weight",
-            ]),
-            WeightRole::RouterBias => whole(&["mlp.router.bias", "mlp.gate.bias"]),
-            WeightRole::SharedGate => self.shared("gate_proj.weight"),
-            WeightRole::SharedGateBias => self.shared("gate_proj.bias"),
-            WeightRole::SharedUpBias => self.shared("up_proj.bias"),
-            WeightRole::SharedDownBias => self.shared("down_proj.bias"),
-            WeightRole::SharedUp => self.shared("up_proj.weight"),
-            WeightRole::SharedDown => self.shared("down_proj.weight"),
-            WeightRole::SharedOutGate => whole(&["mlp.shared_expert_gate.weight"]),
-            _ => self.expert(role),
-        }
+            ],
+            W::RouterBias => &["mlp.router.bias", "mlp.gate.bias"],
+            W::SharedGate => return shared("gate_proj.weight"),
+            W::SharedGateBias => return shared("gate_proj.bias"),
+            W::SharedUp => return shared("up_proj.weight"),
+            W::SharedUpBias => return shared("up_proj.bias"),
+            W::SharedDown => return shared("down_proj.weight"),
+            W::SharedDownBias => return shared("down_proj.bias"),
+            W::SharedOutGate => &["mlp.shared_expert_gate.weight"],
+            _ => return self.expert(role),
+        })
     }
 
-    fn norms(&self, role: WeightRole) -> Candidates {
-        let sandwich = self.layer.attn_post.is_some();
-        match role {
-            WeightRole::AttnPre => whole(&["input_layernorm.weight", "attention_norm.weight"]),
-            WeightRole::AttnPreBias => whole(&["input_layernorm.bias"]),
-            WeightRole::AttnPost => whole(&["post_attention_layernorm.weight"]),
-            WeightRole::FfnPost => whole(&["post_feedforward_layernorm.weight"]),
-            // In models with a norm after attention, this name means that norm.
-            WeightRole::FfnPre if sandwich => whole(&["pre_feedforward_layernorm.weight"]),
-            WeightRole::FfnPre => whole(&["post_attention_layernorm.weight", "ffn_norm.weight"]),
-            _ => whole(&["post_attention_layernorm.bias"]),
-        }
-    }
-
-    /// The rows of q, k and v in a projection that packs them in this order.
-    fn packed_rows(&self, role: WeightRole) -> Range<usize> {
+    /// A projection, or its rows in one that packs q, k and v in this order.
+    fn qkv(&self, name: &str, role: WeightRole) -> Candidates {
         let a = &self.layer.attn;
-        let (q, k) = (a.heads * a.k_dim, a.kv_heads * a.k_dim);
-        match role {
-            WeightRole::Q | WeightRole::QBias => 0..q,
-            WeightRole::K | WeightRole::KBias => q..q + k,
-            _ => q + k..q + k + a.kv_heads * a.v_dim,
+        let bias = name.ends_with("bias");
+        let packed = if bias { "self_attn.qkv_proj.bias" } else { "self_attn.qkv_proj.weight" };
+        let mut all = or_part(&[&format!("self_attn.{name}")], packed, packed_rows(a, role));
+        if !bias {
+            all.push(grouped(a, role));
         }
-    }
-
-    fn qkv(&self, role: WeightRole) -> Candidates {
-        let name = match role {
-            WeightRole::Q => "self_attn.q_proj.weight",
-            WeightRole::K => "self_attn.k_proj.weight",
-            _ => "self_attn.v_proj.weight",
-        };
-        let mut all = or_part(&[name], "self_attn.qkv_proj.weight", self.packed_rows(role));
-        all.push(grouped(&self.layer.attn, role));
         all
-    }
-
-    fn qkv_bias(&self, role: WeightRole) -> Candidates {
-        let name = match role {
-            WeightRole::QBias => "self_attn.q_proj.bias",
-            WeightRole::KBias => "self_attn.k_proj.bias",
-            _ => "self_attn.v_proj.bias",
-        };
-        or_part(&[name], "self_attn.qkv_proj.bias", self.packed_rows(role))
     }
 
     fn latent(&self, role: WeightRole) -> Candidates {
@@ -215,13 +181,6 @@ impl One<'_> {
         }
     }
 
-    fn shared(&self, part: &str) -> Candidates {
-        ["shared_expert", "shared_experts"]
-            .iter()
-            .map(|s| Recipe::whole(format!("mlp.{s}.{part}")))
-            .collect()
-    }
-
     fn expert(&self, role: WeightRole) -> Candidates {
         let Ffn::Moe(m) = &self.layer.ffn else { return Vec::new() };
         let e = self.index;
@@ -240,6 +199,10 @@ impl One<'_> {
         }
         all
     }
+}
+
+fn shared(part: &str) -> Candidates {
+    ["shared_expert", "shared_experts"].map(|s| Recipe::whole(format!("mlp.{s}.{part}"))).to_vec()
 }
 
 /// InternLM2 packs by key/value head: its query heads, the key and the value.

@@ -10,12 +10,19 @@ use crate::spec::{Ffn, Latent, Mlp, ModelSpec, Moe, Norm, QkNorm, SharedExpert};
 
 type Res = Result<ModelSpec, ConfigError>;
 
+/// How many experts there are, and how many of them a token uses.
+#[derive(Clone, Copy)]
+pub(super) struct ExpertCount {
+    pub experts: usize,
+    pub top_k: usize,
+}
+
 /// The number of experts, by any of its names, and the number chosen per token.
 pub(super) fn experts(
     f: Fields<'_>,
     experts: usize,
     top_k: usize,
-) -> Result<(usize, usize), ConfigError> {
+) -> Result<ExpertCount, ConfigError> {
     let mut n = experts;
     for name in ["num_experts", "num_local_experts", "n_routed_experts"] {
         if let Some(found) = f.count_opt(name)? {
@@ -27,13 +34,13 @@ pub(super) fn experts(
     if k == 0 || k > n {
         return Err(bad("num_experts_per_tok", k, format!("not between 1 and the {n} experts")));
     }
-    Ok((n, k))
+    Ok(ExpertCount { experts: n, top_k: k })
 }
 
-fn moe(b: &Base<'_>, (experts, top_k): (usize, usize), inter: usize, normalize: bool) -> Moe {
+fn moe(b: &Base<'_>, count: ExpertCount, inter: usize, normalize: bool) -> Moe {
     Moe {
-        experts,
-        top_k,
+        experts: count.experts,
+        top_k: count.top_k,
         inter,
         act: b.act,
         bias: false,

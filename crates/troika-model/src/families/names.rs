@@ -1,7 +1,8 @@
 //! Maps logical weights to tensors in files.
 
-use crate::spec::Recipe;
-use crate::spec::{Key, ModelSpec};
+use std::ops::Range;
+
+use crate::spec::{Attn, Key, ModelSpec, Recipe, WeightRole};
 
 /// Candidates for a weight, best first: the first one whose tensor exists is used.
 pub type Candidates = Vec<Recipe>;
@@ -16,6 +17,21 @@ pub trait TensorNames: Send + Sync {
 
     /// The config key that gives the number of layers.
     fn layers_key(&self) -> &'static str;
+}
+
+/// Whole tensors.
+pub fn whole(names: &[&str]) -> Candidates {
+    names.iter().map(|n| Recipe::whole(*n)).collect()
+}
+
+/// The rows of q, k or v, or their biases, in a tensor that packs them in this order.
+pub fn packed_rows(a: &Attn, role: WeightRole) -> Range<usize> {
+    let (q, k) = (a.heads * a.k_dim, a.kv_heads * a.k_dim);
+    match role {
+        WeightRole::Q | WeightRole::QBias => 0..q,
+        WeightRole::K | WeightRole::KBias => q..q + k,
+        _ => q + k..q + k + a.kv_heads * a.v_dim,
+    }
 }
 
 /// Parts of names of tensors that are not weights of the decoder: tables and masks that are

@@ -4,7 +4,7 @@ use troika_graph::Score;
 
 use super::base::{Base, ConfigSource, Defaults};
 use super::fields::{ConfigError, Fields, bad};
-use super::moe::experts;
+use super::moe::{ExpertCount, experts};
 use super::rope::RopeConfig;
 use crate::spec::{Ffn, Mlp, ModelSpec, Moe, Norm, QkNorm};
 
@@ -50,7 +50,7 @@ pub(super) fn phimoe(f: Fields<'_>, source: &ConfigSource) -> Res {
     let bias = f.flag("attention_bias")?.unwrap_or(false);
     (attn.qkv_bias, attn.o_bias) = (bias, bias);
     attn.window = f.window("sliding_window")?;
-    let (experts, top_k) = experts(f, 16, 2)?;
+    let ExpertCount { experts, top_k } = experts(f, 16, 2)?;
     if top_k != 2 {
         return Err(bad("num_experts_per_tok", top_k, "not 2, which sparsemixer routing needs"));
     }

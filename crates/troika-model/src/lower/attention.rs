@@ -29,7 +29,7 @@ impl Lowerer<'_> {
         let mut e = Emit::new(self, SegmentKind::Qkv, Some(index));
         let x = e.input(x);
         let positions = e.input(Lowered::POSITIONS);
-        let n = e.norm_if(x, layer.attn_pre, (WeightRole::AttnPre, WeightRole::AttnPreBias))?;
+        let n = e.norm_if(x, layer.attn_pre, WeightRole::AttnPre)?;
         let (q, k, v) = match &layer.attn.latent {
             None => plain_qkv(&mut e, &layer.attn, n, positions)?,
             Some(latent) => latent_qkv(&mut e, &layer.attn, latent, n, positions)?,
@@ -114,7 +114,7 @@ impl Lowerer<'_> {
             o = e.graph.op("values", op, &[o], a.heads * a.v_dim);
         }
         let y = e.linear(o, WeightRole::O, a.o_bias.then_some(WeightRole::OBias))?;
-        let y = e.norm_if(y, layer.attn_post, (WeightRole::AttnPost, WeightRole::AttnPostBias))?;
+        let y = e.norm_if(y, layer.attn_post, WeightRole::AttnPost)?;
         let y = e.add(x, y);
         let y = e.output("after attention", y, DType::F32);
         e.finish()?;
@@ -134,8 +134,8 @@ fn plain_qkv(
     // OLMoE normalises before it clips; without a q/k norm the order does not matter.
     if let Some(norm) = a.qk_norm {
         let group = if norm.per_head { a.k_dim } else { 0 };
-        q = e.norm(q, norm.norm, (WeightRole::QNorm, WeightRole::QNormBias), group)?;
-        k = e.norm(k, norm.norm, (WeightRole::KNorm, WeightRole::KNormBias), group)?;
+        q = e.norm(q, norm.norm, WeightRole::QNorm, group)?;
+        k = e.norm(k, norm.norm, WeightRole::KNorm, group)?;
     }
     if let Some(limit) = a.clip_qkv {
         for t in [&mut q, &mut k, &mut v] {
@@ -165,7 +165,7 @@ fn latent_qkv(
         None => e.linear(n, WeightRole::Q, None)?,
         Some(_) => {
             let c = e.linear(n, WeightRole::QDown, l.bias.then_some(WeightRole::QDownBias))?;
-            let c = e.norm(c, l.norm, (WeightRole::QDownNorm, WeightRole::QDownNorm), 0)?;
+            let c = e.norm(c, l.norm, WeightRole::QDownNorm, 0)?;
             e.linear(c, WeightRole::QUp, None)?
         }
     };
@@ -177,7 +177,7 @@ fn latent_qkv(
         Op::HeadLinear(HeadLinear { weights: e.weights(true, a.heads, WeightRole::KAbsorb)? });
     let q_latent = e.graph.op("q latent", absorb, &[q_nope], a.heads * l.kv_rank);
     let c = e.linear(n, WeightRole::KvDown, l.bias.then_some(WeightRole::KvDownBias))?;
-    let c = e.norm(c, l.norm, (WeightRole::KvDownNorm, WeightRole::KvDownNorm), 0)?;
+    let c = e.norm(c, l.norm, WeightRole::KvDownNorm, 0)?;
     let mut k_pe = e.linear(n, WeightRole::KRope, l.bias.then_some(WeightRole::KRopeBias))?;
     if let Some(rope) = &a.rope {
         q_pe = e.graph.op("q rotated", rope_op(rope, l.rope), &[q_pe, positions], a.heads * l.rope);

@@ -117,9 +117,18 @@ impl<'l, 'a> Emit<'l, 'a> {
         weight: WeightRef,
         bias: Option<WeightRole>,
     ) -> Result<ValueId, LowerError> {
+        self.product(x, weight, bias, self.activations(&[weight]))
+    }
+
+    fn product(
+        &mut self,
+        x: ValueId,
+        weight: WeightRef,
+        bias: Option<WeightRole>,
+        activations: ActivationFormat,
+    ) -> Result<ValueId, LowerError> {
         let bias = bias.map(|b| self.weight(b)).transpose()?;
         let rows = self.weight_rows(weight);
-        let activations = self.activations(&[weight]);
         Ok(self.graph.op("linear", Op::Linear { weight, bias, activations }, &[x], rows))
     }
 
@@ -131,14 +140,7 @@ impl<'l, 'a> Emit<'l, 'a> {
         bias: Option<WeightRole>,
     ) -> Result<ValueId, LowerError> {
         let weight = self.weight(role)?;
-        let bias = bias.map(|b| self.weight(b)).transpose()?;
-        let rows = self.weight_rows(weight);
-        Ok(self.graph.op(
-            "linear",
-            Op::Linear { weight, bias, activations: ActivationFormat::F32 },
-            &[x],
-            rows,
-        ))
+        self.product(x, weight, bias, ActivationFormat::F32)
     }
 
     /// The most compact activation format for products with these weights, if they have one type. A
@@ -162,16 +164,16 @@ impl<'l, 'a> Emit<'l, 'a> {
         &mut self,
         x: ValueId,
         norm: Norm,
-        roles: (WeightRole, WeightRole),
+        role: WeightRole,
         group: usize,
     ) -> Result<ValueId, LowerError> {
         let cols = self.graph.cols(x);
         let group = if group == 0 { cols } else { group };
-        let weight = self.weight(roles.0)?;
+        let weight = self.weight(role)?;
         let op = match norm {
             Norm::Rms { eps, offset } => Op::RmsNorm { weight: Some(weight), eps, offset, group },
             Norm::Layer { eps, bias } => {
-                Op::LayerNorm { weight, bias: self.weight_if(bias, roles.1)?, eps, group }
+                Op::LayerNorm { weight, bias: self.weight_if(bias, role.norm_bias())?, eps, group }
             }
         };
         Ok(self.graph.op("norm", op, &[x], cols))
@@ -181,9 +183,9 @@ impl<'l, 'a> Emit<'l, 'a> {
         &mut self,
         x: ValueId,
         norm: Option<Norm>,
-        roles: (WeightRole, WeightRole),
+        role: WeightRole,
     ) -> Result<ValueId, LowerError> {
-        norm.map_or(Ok(x), |n| self.norm(x, n, roles, 0))
+        norm.map_or(Ok(x), |n| self.norm(x, n, role, 0))
     }
 
     pub fn add(&mut self, a: ValueId, b: ValueId) -> ValueId {

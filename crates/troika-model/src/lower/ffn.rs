@@ -8,11 +8,11 @@ use super::{EdgeId, LowerError, SegmentKind};
 use crate::spec::{Layer, Mlp, Moe, Norm, SharedExpert, WeightRole};
 
 /// The norm before the feed-forward; a parallel block shares attention's.
-fn pre_norm(layer: &Layer) -> (Option<Norm>, (WeightRole, WeightRole)) {
+fn pre_norm(layer: &Layer) -> (Option<Norm>, WeightRole) {
     if layer.parallel {
-        (layer.attn_pre, (WeightRole::AttnPre, WeightRole::AttnPreBias))
+        (layer.attn_pre, WeightRole::AttnPre)
     } else {
-        (layer.ffn_pre, (WeightRole::FfnPre, WeightRole::FfnPreBias))
+        (layer.ffn_pre, WeightRole::FfnPre)
     }
 }
 
@@ -29,10 +29,10 @@ impl Lowerer<'_> {
         let mut e = Emit::new(self, SegmentKind::Ffn, Some(index));
         let residual = e.input(after_attn);
         let source = if layer.parallel { e.input(x) } else { residual };
-        let (norm, roles) = pre_norm(layer);
-        let n = e.norm_if(source, norm, roles)?;
+        let (norm, role) = pre_norm(layer);
+        let n = e.norm_if(source, norm, role)?;
         let y = mlp_ops(&mut e, mlp, n)?;
-        let y = e.norm_if(y, layer.ffn_post, (WeightRole::FfnPost, WeightRole::FfnPostBias))?;
+        let y = e.norm_if(y, layer.ffn_post, WeightRole::FfnPost)?;
         let y = e.add(residual, y);
         let y = e.output("output", y, DType::F32);
         e.finish()?;
@@ -50,8 +50,8 @@ impl Lowerer<'_> {
     ) -> Result<EdgeId, LowerError> {
         let mut e = Emit::new(self, SegmentKind::Router, Some(index));
         let source = e.input(if layer.parallel { x } else { after_attn });
-        let (norm, roles) = pre_norm(layer);
-        let n = e.norm_if(source, norm, roles)?;
+        let (norm, role) = pre_norm(layer);
+        let n = e.norm_if(source, norm, role)?;
         let logits = e.float_linear(
             n,
             WeightRole::Router,
@@ -112,7 +112,7 @@ impl Lowerer<'_> {
             let s = shared_ops(&mut e, shared, moe.act, n)?;
             y = e.add(y, s);
         }
-        let y = e.norm_if(y, layer.ffn_post, (WeightRole::FfnPost, WeightRole::FfnPostBias))?;
+        let y = e.norm_if(y, layer.ffn_post, WeightRole::FfnPost)?;
         let y = e.add(residual, y);
         let y = e.output("output", y, DType::F32);
         e.finish()?;

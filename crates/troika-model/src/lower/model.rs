@@ -54,8 +54,7 @@ impl Lowerer<'_> {
         let spec = self.spec;
         let mut e = Emit::new(self, SegmentKind::Head, None);
         let x = e.input(x);
-        let n =
-            e.norm(x, spec.final_norm, (WeightRole::FinalNorm, WeightRole::FinalNormBias), 0)?;
+        let n = e.norm(x, spec.final_norm, WeightRole::FinalNorm, 0)?;
         // A quantized tied head is a separate weight.
         let own = !spec.tied || (e.lowerer.weights)(Key::model(WeightRole::Head)).is_some();
         let weight = e.weight(if own { WeightRole::Head } else { WeightRole::Embed })?;

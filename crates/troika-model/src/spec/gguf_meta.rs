@@ -74,34 +74,22 @@ impl GgufValue {
 
     /// As a bool.
     pub fn as_bool(&self) -> Option<bool> {
-        match *self {
-            GgufValue::Bool(v) => Some(v),
-            _ => None,
-        }
+        if let GgufValue::Bool(v) = *self { Some(v) } else { None }
     }
 
     /// As text.
     pub fn as_str(&self) -> Option<&str> {
-        match self {
-            GgufValue::Str(s) => Some(s),
-            _ => None,
-        }
+        if let GgufValue::Str(v) = self { Some(v) } else { None }
     }
 
     /// As a list of texts.
     pub fn as_texts(&self) -> Option<&Texts> {
-        match self {
-            GgufValue::Texts(t) => Some(t),
-            _ => None,
-        }
+        if let GgufValue::Texts(v) = self { Some(v) } else { None }
     }
 
     /// As a list of anything but texts.
     pub fn as_array(&self) -> Option<&[GgufValue]> {
-        match self {
-            GgufValue::Array(a) => Some(a),
-            _ => None,
-        }
+        if let GgufValue::Array(v) = self { Some(v) } else { None }
     }
 }
 
@@ -114,6 +102,16 @@ impl GgufMeta {
     /// `general.architecture`.
     pub fn architecture(&self) -> Option<&str> {
         self.get("general.architecture")?.as_str()
+    }
+
+    /// A number of the architecture's own keys.
+    pub fn number(&self, key: &str) -> Option<f64> {
+        self.arch(key)?.as_f64()
+    }
+
+    /// A whole number of the architecture's own keys.
+    pub fn integer(&self, key: &str) -> Option<u64> {
+        self.arch(key)?.as_u64()
     }
 
     /// A value of the architecture's own keys: `llama.KEY`.

@@ -40,10 +40,11 @@ impl List {
         }
     }
 
-    fn norm(&mut self, norm: Option<Norm>, roles: (WeightRole, WeightRole), width: usize) {
+    fn norm(&mut self, norm: Option<Norm>, role: WeightRole, width: usize) {
         if let Some(norm) = norm {
-            self.add(roles.0, 1, width);
-            self.add_if(matches!(norm, Norm::Layer { bias: true, .. }), roles.1, 1, width);
+            self.add(role, 1, width);
+            let bias = matches!(norm, Norm::Layer { bias: true, .. });
+            self.add_if(bias, role.norm_bias(), 1, width);
         }
     }
 }
@@ -61,14 +62,14 @@ pub fn weight_requirements(spec: &ModelSpec) -> impl Iterator<Item = WeightRequi
         l.needs
     });
     let mut last = list(None);
-    last.norm(Some(spec.final_norm), (WeightRole::FinalNorm, WeightRole::FinalNormBias), h);
+    last.norm(Some(spec.final_norm), WeightRole::FinalNorm, h);
     last.add_if(!spec.tied, WeightRole::Head, spec.vocab, h);
     last.add_if(spec.head_bias, WeightRole::HeadBias, 1, spec.vocab);
     first.needs.into_iter().chain(layers).chain(last.needs)
 }
 
 fn layer_needs(l: &mut List, layer: &Layer, h: usize) {
-    l.norm(layer.attn_pre, (WeightRole::AttnPre, WeightRole::AttnPreBias), h);
+    l.norm(layer.attn_pre, WeightRole::AttnPre, h);
     match &layer.attn.latent {
         None => attn_needs(l, &layer.attn, h),
         Some(_) => latent_needs(l, &layer.attn, h),
@@ -77,13 +78,13 @@ fn layer_needs(l: &mut List, layer: &Layer, h: usize) {
     l.add(WeightRole::O, h, a.heads * a.v_dim);
     l.add_if(a.o_bias, WeightRole::OBias, 1, h);
     l.add_if(a.sinks, WeightRole::Sinks, 1, a.heads);
-    l.norm(layer.attn_post, (WeightRole::AttnPost, WeightRole::AttnPostBias), h);
-    l.norm(layer.ffn_pre, (WeightRole::FfnPre, WeightRole::FfnPreBias), h);
+    l.norm(layer.attn_post, WeightRole::AttnPost, h);
+    l.norm(layer.ffn_pre, WeightRole::FfnPre, h);
     match &layer.ffn {
         Ffn::Dense(m) => mlp_needs(l, m, h),
         Ffn::Moe(m) => moe_needs(l, m, h),
     }
-    l.norm(layer.ffn_post, (WeightRole::FfnPost, WeightRole::FfnPostBias), h);
+    l.norm(layer.ffn_post, WeightRole::FfnPost, h);
 }
 
 fn attn_needs(l: &mut List, a: &Attn, h: usize) {
@@ -98,8 +99,8 @@ fn attn_needs(l: &mut List, a: &Attn, h: usize) {
     }
     if let Some(n) = a.qk_norm {
         let widths = if n.per_head { (a.k_dim, a.k_dim) } else { (q, k) };
-        l.norm(Some(n.norm), (WeightRole::QNorm, WeightRole::QNormBias), widths.0);
-        l.norm(Some(n.norm), (WeightRole::KNorm, WeightRole::KNormBias), widths.1);
+        l.norm(Some(n.norm), WeightRole::QNorm, widths.0);
+        l.norm(Some(n.norm), WeightRole::KNorm, widths.1);
     }
 }
 

@@ -2,140 +2,55 @@
 
 use std::fmt;
 
-/// The purpose of a weight.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[allow(missing_docs)] // the names are the documentation
-pub enum WeightRole {
-    Embed,
-    FinalNorm,
-    FinalNormBias,
-    Head,
-    HeadBias,
-    AttnPre,
-    AttnPreBias,
-    AttnPost,
-    AttnPostBias,
-    FfnPre,
-    FfnPreBias,
-    FfnPost,
-    FfnPostBias,
-    Q,
-    K,
-    V,
-    O,
-    QBias,
-    KBias,
-    VBias,
-    OBias,
-    QNorm,
-    QNormBias,
-    KNorm,
-    KNormBias,
-    Sinks,
+macro_rules! weight_roles {
+    ($($(#[$docs:meta])* $role:ident),* $(,)?) => {
+        /// The purpose of a weight. Its name keys packed weights on disk.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[allow(missing_docs)] // the names are the documentation
+        pub enum WeightRole { $($(#[$docs])* $role),* }
+
+        /// All roles.
+        #[cfg(test)]
+        const ROLES: &[WeightRole] = &[$(WeightRole::$role),*];
+    };
+}
+
+weight_roles! {
+    Embed, FinalNorm, FinalNormBias, Head, HeadBias,
+    AttnPre, AttnPreBias, AttnPost, AttnPostBias, FfnPre, FfnPreBias, FfnPost, FfnPostBias,
+    Q, K, V, O, QBias, KBias, VBias, OBias, QNorm, QNormBias, KNorm, KNormBias, Sinks,
     /// Latent: hidden -> q_rank.
-    QDown,
-    QDownBias,
-    QDownNorm,
+    QDown, QDownBias, QDownNorm,
     /// Latent: q_rank -> heads * k_dim.
     QUp,
     /// Latent: hidden -> kv_rank.
-    KvDown,
-    KvDownBias,
+    KvDown, KvDownBias,
     /// Latent: hidden -> rope.
-    KRope,
-    KRopeBias,
-    KvDownNorm,
+    KRope, KRopeBias, KvDownNorm,
     /// Latent, per head (index): `[kv_rank, nope]`, absorbs the key expansion into the query.
     KAbsorb,
     /// Latent, per head (index): `[v_dim, kv_rank]`.
     VUp,
-    Gate,
-    Up,
-    Down,
-    GateBias,
-    UpBias,
-    DownBias,
-    Router,
-    RouterBias,
+    Gate, Up, Down, GateBias, UpBias, DownBias, Router, RouterBias,
     /// Experts: index is the expert.
-    ExpertGate,
-    ExpertUp,
-    ExpertDown,
-    ExpertGateBias,
-    ExpertUpBias,
-    ExpertDownBias,
-    SharedGate,
-    SharedUp,
-    SharedDown,
-    SharedGateBias,
-    SharedUpBias,
-    SharedDownBias,
+    ExpertGate, ExpertUp, ExpertDown, ExpertGateBias, ExpertUpBias, ExpertDownBias,
+    SharedGate, SharedUp, SharedDown, SharedGateBias, SharedUpBias, SharedDownBias,
     /// `[1, hidden]`: gate of the shared expert's output.
     SharedOutGate,
 }
 
 impl WeightRole {
-    /// Its name, which keys packed weights on disk: it stays even if the variant is renamed.
-    pub const fn name(self) -> &'static str {
+    /// The bias of a norm; that of one that never has a bias is the norm itself.
+    pub(crate) const fn norm_bias(self) -> WeightRole {
         match self {
-            WeightRole::Embed => "Embed",
-            WeightRole::FinalNorm => "FinalNorm",
-            WeightRole::FinalNormBias => "FinalNormBias",
-            WeightRole::Head => "Head",
-            WeightRole::HeadBias => "HeadBias",
-            WeightRole::AttnPre => "AttnPre",
-            WeightRole::AttnPreBias => "AttnPreBias",
-            WeightRole::AttnPost => "AttnPost",
-            WeightRole::AttnPostBias => "AttnPostBias",
-            WeightRole::FfnPre => "FfnPre",
-            WeightRole::FfnPreBias => "FfnPreBias",
-            WeightRole::FfnPost => "FfnPost",
-            WeightRole::FfnPostBias => "FfnPostBias",
-            WeightRole::Q => "Q",
-            WeightRole::K => "K",
-            WeightRole::V => "V",
-            WeightRole::O => "O",
-            WeightRole::QBias => "QBias",
-            WeightRole::KBias => "KBias",
-            WeightRole::VBias => "VBias",
-            WeightRole::OBias => "OBias",
-            WeightRole::QNorm => "QNorm",
-            WeightRole::QNormBias => "QNormBias",
-            WeightRole::KNorm => "KNorm",
-            WeightRole::KNormBias => "KNormBias",
-            WeightRole::Sinks => "Sinks",
-            WeightRole::QDown => "QDown",
-            WeightRole::QDownBias => "QDownBias",
-            WeightRole::QDownNorm => "QDownNorm",
-            WeightRole::QUp => "QUp",
-            WeightRole::KvDown => "KvDown",
-            WeightRole::KvDownBias => "KvDownBias",
-            WeightRole::KRope => "KRope",
-            WeightRole::KRopeBias => "KRopeBias",
-            WeightRole::KvDownNorm => "KvDownNorm",
-            WeightRole::KAbsorb => "KAbsorb",
-            WeightRole::VUp => "VUp",
-            WeightRole::Gate => "Gate",
-            WeightRole::Up => "Up",
-            WeightRole::Down => "Down",
-            WeightRole::GateBias => "GateBias",
-            WeightRole::UpBias => "UpBias",
-            WeightRole::DownBias => "DownBias",
-            WeightRole::Router => "Router",
-            WeightRole::RouterBias => "RouterBias",
-            WeightRole::ExpertGate => "ExpertGate",
-            WeightRole::ExpertUp => "ExpertUp",
-            WeightRole::ExpertDown => "ExpertDown",
-            WeightRole::ExpertGateBias => "ExpertGateBias",
-            WeightRole::ExpertUpBias => "ExpertUpBias",
-            WeightRole::ExpertDownBias => "ExpertDownBias",
-            WeightRole::SharedGate => "SharedGate",
-            WeightRole::SharedUp => "SharedUp",
-            WeightRole::SharedDown => "SharedDown",
-            WeightRole::SharedGateBias => "SharedGateBias",
-            WeightRole::SharedUpBias => "SharedUpBias",
-            WeightRole::SharedDownBias => "SharedDownBias",
-            WeightRole::SharedOutGate => "SharedOutGate",
+            WeightRole::FinalNorm => WeightRole::FinalNormBias,
+            WeightRole::AttnPre => WeightRole::AttnPreBias,
+            WeightRole::AttnPost => WeightRole::AttnPostBias,
+            WeightRole::FfnPre => WeightRole::FfnPreBias,
+            WeightRole::FfnPost => WeightRole::FfnPostBias,
+            WeightRole::QNorm => WeightRole::QNormBias,
+            WeightRole::KNorm => WeightRole::KNormBias,
+            other => other,
         }
     }
 }
@@ -174,7 +89,7 @@ impl fmt::Display for Key {
         if let Some(l) = self.layer {
             write!(f, "layers.{l}.")?;
         }
-        f.write_str(self.role.name())?;
+        write!(f, "{:?}", self.role)?;
         self.index.map_or(Ok(()), |i| write!(f, ".{i}"))
     }
 }
@@ -187,67 +102,7 @@ mod tests {
     /// Packed weights on disk are found by these names: variants may be renamed, but not these.
     #[test]
     fn names_are_those_of_earlier_builds() {
-        let roles = [
-            Embed,
-            FinalNorm,
-            FinalNormBias,
-            Head,
-            HeadBias,
-            AttnPre,
-            AttnPreBias,
-            AttnPost,
-            AttnPostBias,
-            FfnPre,
-            FfnPreBias,
-            FfnPost,
-            FfnPostBias,
-            Q,
-            K,
-            V,
-            O,
-            QBias,
-            KBias,
-            VBias,
-            OBias,
-            QNorm,
-            QNormBias,
-            KNorm,
-            KNormBias,
-            Sinks,
-            QDown,
-            QDownBias,
-            QDownNorm,
-            QUp,
-            KvDown,
-            KvDownBias,
-            KRope,
-            KRopeBias,
-            KvDownNorm,
-            KAbsorb,
-            VUp,
-            Gate,
-            Up,
-            Down,
-            GateBias,
-            UpBias,
-            DownBias,
-            Router,
-            RouterBias,
-            ExpertGate,
-            ExpertUp,
-            ExpertDown,
-            ExpertGateBias,
-            ExpertUpBias,
-            ExpertDownBias,
-            SharedGate,
-            SharedUp,
-            SharedDown,
-            SharedGateBias,
-            SharedUpBias,
-            SharedDownBias,
-            SharedOutGate,
-        ];
-        let names: Vec<&str> = roles.into_iter().map(WeightRole::name).collect();
+        let names: Vec<String> = ROLES.iter().map(|role| format!("{role:?}")).collect();
         let kept = "Embed FinalNorm FinalNormBias Head HeadBias AttnPre AttnPreBias AttnPost \
             AttnPostBias FfnPre FfnPreBias FfnPost FfnPostBias Q K V O QBias KBias \
             VBias OBias QNorm QNormBias KNorm KNormBias Sinks QDown QDownBias QDownNorm \

@@ -55,6 +55,9 @@ pub(super) struct Growths {
     pub split: Growth,
 }
 
+/// The most bytes that a text may become during encoding; each uses about 50 bytes of memory.
+pub(super) const LONGEST: f64 = (128 << 20) as f64;
+
 /// The most bytes per UTF-8 byte: of canonical forms, compatibility forms (U+FDFA: 3 to 33), lower
 /// case, and bytes written as characters.
 const CANONICAL: f64 = 4.0;

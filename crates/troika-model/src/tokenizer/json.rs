@@ -61,7 +61,7 @@ fn put_together(mut json: Map<String, Value>, made: Option<ModelWrapper>) -> Che
     normalizer.iter().try_for_each(|n| check::normalizer(n, &mut normalized))?;
     // The contents of added tokens are normalized too.
     let contents = added.iter().filter(|a| a.token.normalized);
-    if normalized.most(contents.map(|a| a.token.content.len()).sum()) > super::LONGEST {
+    if normalized.most(contents.map(|a| a.token.content.len()).sum()) > check::LONGEST {
         return Err("has added tokens that its normalizer makes too long".into());
     }
     let pre: Option<PreTokenizerWrapper> = part("pre_tokenizer", pre)?;

@@ -5,8 +5,9 @@ use std::ops::Range;
 
 use tokenizers::{AddedToken, Model};
 
+use super::encode::{Res, Tokenizer};
+use super::error::TokenizerError;
 use super::shared::Inner;
-use super::{Res, Tokenizer, TokenizerError};
 
 /// An added token found in a text.
 struct Found {

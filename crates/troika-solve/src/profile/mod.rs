@@ -257,9 +257,12 @@ impl Profile {
     }
 
     /// The text of a profile file.
+    #[expect(
+        clippy::expect_used,
+        reason = "maps have string keys, and no value fails to serialize"
+    )]
     pub fn to_json(&self) -> String {
-        // INVARIANT: maps have string keys, and no value fails to serialize.
-        serde_json::to_string(self).expect("INVARIANT: a profile is plain data") + "\n"
+        serde_json::to_string(self).expect("a profile is plain data") + "\n"
     }
 
     fn check_numbers(&self) -> Result<(), ProfileError> {

@@ -33,18 +33,14 @@ impl Bound {
         need: WeightRequirement,
         dtype: DType,
         seed: u64,
-        (quant, lazy): (Quant, bool),
+        quant: Quant,
+        lazy: bool,
     ) -> Bound {
         let shape = |dtype| WeightShape { rows: need.rows, cols: need.cols, dtype };
         let target = quant.target(&need, dtype).filter(|_| !dtype.is_quantized());
-        if let Some(target) = target {
+        if let Some(target) = target.or_else(|| lazy.then(|| synthetic::type_of(need, dtype))) {
             let source = ValueSource::Random { need, dtype, seed };
             return Bound::new(need.key, shape(target), source, need.key.to_string());
-        }
-        if lazy {
-            let source = ValueSource::Random { need, dtype, seed };
-            let dtype = synthetic::type_of(need, dtype);
-            return Bound::new(need.key, shape(dtype), source, need.key.to_string());
         }
         let data = synthetic::weight(need, dtype, seed);
         let source = ValueSource::Ready { bytes: data.bytes, owned: true };

@@ -36,11 +36,11 @@ const PACK: usize = 8;
 #[derive(Clone, Debug)]
 pub(crate) struct Int4Weight {
     pub layout: Int4Layout,
-    qweight: WeightBytes,
-    qzeros: WeightBytes,
-    scales: StoredTensor,
+    pub qweight: WeightBytes,
+    pub qzeros: WeightBytes,
+    pub scales: StoredTensor,
     /// Outputs of the layer.
-    n: usize,
+    pub n: usize,
     /// Number of inputs that share a scale.
     pub group: usize,
     /// The selected outputs.
@@ -117,8 +117,15 @@ pub(crate) fn find(
     if taken.is_empty() {
         taken.push(0..n);
     }
-    let tensors = (qweight.bytes.clone(), qzeros.bytes.clone(), scales.clone());
-    let weight = Int4Weight { taken, ..Int4Weight::new(config.layout, tensors, (n, group)) };
+    let weight = Int4Weight {
+        layout: config.layout,
+        qweight: qweight.bytes.clone(),
+        qzeros: qzeros.bytes.clone(),
+        scales: scales.clone(),
+        n,
+        group,
+        taken,
+    };
     Ok(Some(FoundInt4 { weight, dtype, tensor }))
 }
 
@@ -137,16 +144,6 @@ fn word(bytes: &[u8], at: usize) -> u32 {
 }
 
 impl Int4Weight {
-    /// All outputs of a layer with `n` outputs and a scale per `group` inputs.
-    pub fn new(
-        layout: Int4Layout,
-        (qweight, qzeros, scales): (WeightBytes, WeightBytes, StoredTensor),
-        (n, group): (usize, usize),
-    ) -> Int4Weight {
-        let taken = std::iter::once(0..n).collect();
-        Int4Weight { layout, qweight, qzeros, scales, n, group, taken }
-    }
-
     /// The bytes of its tensors.
     pub fn tensors(&self) -> Vec<&WeightBytes> {
         vec![&self.qweight, &self.qzeros, &self.scales.bytes]
@@ -245,8 +242,15 @@ mod tests {
             shape: vec![1, 8],
             bytes: WeightBytes::owned(scale.to_le_bytes().repeat(8)),
         };
-        let tensors = (words(4 * 8, 0x7654_3210), words(1, zeros), scales);
-        let weight = Int4Weight::new(Int4Layout::Gptq { less_one }, tensors, (8, 32));
+        let weight = Int4Weight {
+            layout: Int4Layout::Gptq { less_one },
+            qweight: words(4 * 8, 0x7654_3210),
+            qzeros: words(1, zeros),
+            scales,
+            n: 8,
+            group: 32,
+            taken: std::iter::once(0..8).collect(),
+        };
         let shape = WeightShape { rows: 8, cols: 32, dtype: DType::Q4_G32 };
         let (bytes, finite) = weight.rows(shape, 0..8).unwrap();
         (bytes.to_vec(), finite)

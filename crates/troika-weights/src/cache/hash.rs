@@ -133,7 +133,7 @@ pub(crate) fn of_map(
     let pieces = bytes.len().div_ceil(PIECE);
     let hashes = parallel::map(pieces, |i| {
         let at = i * PIECE;
-        hash_piece((file, bytes), at..bytes.len().min(at + PIECE))
+        hash_piece(file, bytes, at..bytes.len().min(at + PIECE))
     });
     let hash = combine(hashes.into_iter().collect::<std::io::Result<_>>()?);
     if Stamp::of(file)? != before {
@@ -157,7 +157,8 @@ fn remembered(record: &Path, now: &Stamp) -> Option<blake3::Hash> {
 
 #[cfg(unix)]
 fn hash_piece(
-    (file, _): (&File, &[u8]),
+    file: &File,
+    _: &[u8],
     range: std::ops::Range<usize>,
 ) -> std::io::Result<blake3::Hash> {
     use std::os::unix::fs::FileExt;
@@ -168,7 +169,8 @@ fn hash_piece(
 
 #[cfg(not(unix))]
 fn hash_piece(
-    (_, all): (&File, &[u8]),
+    _: &File,
+    all: &[u8],
     range: std::ops::Range<usize>,
 ) -> std::io::Result<blake3::Hash> {
     Ok(blake3::hash(&all[range]))

@@ -148,7 +148,15 @@ mod tests {
             shape: vec![64 / group, 16],
             bytes: WeightBytes::owned(scales),
         };
-        let weight = Int4Weight::new(layout, (words(128), words(4), scales), (16, group));
+        let weight = Int4Weight {
+            layout,
+            qweight: words(128),
+            qzeros: words(4),
+            scales,
+            n: 16,
+            group,
+            taken: std::iter::once(0..16).collect(),
+        };
         let shape = WeightShape { rows: 16, cols: 64, dtype: DType::Q4_G32 };
         Bound::new(
             Key::layer(0, WeightRole::Q),

@@ -59,8 +59,10 @@ enum State {
 pub(crate) struct PackedCache {
     folder: CacheFolder,
     path: PathBuf,
-    /// The model's file and the types of its weights.
-    what: (String, String),
+    /// The model's file.
+    model: String,
+    /// The types of its weights.
+    types: String,
     /// The most bytes of the folder.
     limit: u64,
     found: Option<Found>,
@@ -71,20 +73,22 @@ pub(crate) struct PackedCache {
 
 impl PackedCache {
     /// Opens the file for `key` in a folder; if there is none, the first [`PackedCache::put`]
-    /// creates it. The folder may have `limit` bytes. `what` describes the source and type of the
-    /// weights.
+    /// creates it. The folder may have `limit` bytes. `model` and `types` describe the source and
+    /// types of the weights.
     pub fn open(
         folder: CacheFolder,
         limit: Option<u64>,
         key: &blake3::Hash,
-        what: (String, String),
+        model: String,
+        types: String,
     ) -> PackedCache {
         folder.remove_abandoned();
         let path = folder.packed().join(format!("{}.packed", &key.to_hex()[..32]));
         let mut cache = PackedCache {
             folder,
             path,
-            what,
+            model,
+            types,
             limit: limit.unwrap_or(u64::MAX),
             found: None,
             state: Mutex::new(State::Clean),
@@ -149,8 +153,8 @@ impl PackedCache {
                 (None, None) => Ok(()),
             };
             let index = PackedIndex {
-                model: self.what.0.clone(),
-                types: self.what.1.clone(),
+                model: self.model.clone(),
+                types: self.types.clone(),
                 entries: Vec::new(),
                 non_finite,
             };

@@ -8,6 +8,7 @@ use troika_graph::DType;
 use troika_model::spec::{GgufMeta, GgufValue};
 
 use crate::error::shown;
+use crate::format::mapped::refuse_overlap;
 
 /// The deepest nesting of metadata arrays that is read.
 const MAX_DEPTH: usize = 4;
@@ -220,21 +221,8 @@ pub fn parse(bytes: &[u8]) -> Result<GgufHeader, String> {
         }
         tensors.push(place(info, data, bytes.len())?);
     }
-    refuse_overlap(&tensors)?;
+    refuse_overlap(tensors.iter().map(|t| (t.name.as_str(), &t.range)))?;
     Ok(GgufHeader { meta, tensors })
-}
-
-/// Checks that no two tensors share bytes.
-fn refuse_overlap(tensors: &[GgufTensor]) -> Res<()> {
-    let mut placed: Vec<&GgufTensor> = tensors.iter().filter(|t| !t.range.is_empty()).collect();
-    placed.sort_by_key(|t| t.range.start);
-    match placed.windows(2).find(|pair| pair[0].range.end > pair[1].range.start) {
-        Some(pair) => {
-            let (a, b) = (shown(&pair[0].name), shown(&pair[1].name));
-            Err(format!("tensors {a} and {b} overlap"))
-        }
-        None => Ok(()),
-    }
 }
 
 struct Info {
@@ -300,37 +288,13 @@ fn dtype_of(kind: u32) -> Result<DType, String> {
         30 => DType::BF16,
         39 => DType::MXFP4,
         other => {
-            let names = [
-                (4, "Q4_2"),
-                (5, "Q4_3"),
-                (9, "Q8_1"),
-                (15, "Q8_K"),
-                (16, "IQ2_XXS"),
-                (17, "IQ2_XS"),
-                (18, "IQ3_XXS"),
-                (19, "IQ1_S"),
-                (20, "IQ4_NL"),
-                (21, "IQ3_S"),
-                (22, "IQ2_S"),
-                (23, "IQ4_XS"),
-                (24, "I8"),
-                (25, "I16"),
-                (26, "I32"),
-                (27, "I64"),
-                (28, "F64"),
-                (29, "IQ1_M"),
-                (31, "Q4_0_4_4"),
-                (32, "Q4_0_4_8"),
-                (33, "Q4_0_8_8"),
-                (34, "TQ1_0"),
-                (35, "TQ2_0"),
-                (36, "IQ4_NL_4_4"),
-                (37, "IQ4_NL_4_8"),
-                (38, "IQ4_NL_8_8"),
-                (40, "NVFP4"),
-            ];
-            let known = names.iter().find(|n| n.0 == other).map(|n| n.1.to_string());
-            return Err(known.unwrap_or_else(|| format!("number {other}")));
+            const NAMES: &str = "4 Q4_2 5 Q4_3 9 Q8_1 15 Q8_K 16 IQ2_XXS 17 IQ2_XS 18 IQ3_XXS \
+                19 IQ1_S 20 IQ4_NL 21 IQ3_S 22 IQ2_S 23 IQ4_XS 24 I8 25 I16 26 I32 27 I64 28 F64 \
+                29 IQ1_M 31 Q4_0_4_4 32 Q4_0_4_8 33 Q4_0_8_8 34 TQ1_0 35 TQ2_0 36 IQ4_NL_4_4 \
+                37 IQ4_NL_4_8 38 IQ4_NL_8_8 40 NVFP4";
+            let mut words = NAMES.split(' ');
+            let known = words.find(|word| *word == other.to_string()).and(words.next());
+            return Err(known.map_or_else(|| format!("number {other}"), str::to_string));
         }
     })
 }

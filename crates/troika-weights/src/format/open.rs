@@ -8,10 +8,9 @@ use troika_model::files::read_small;
 use troika_model::spec::GgufMeta;
 
 use crate::error::WeightError;
-use crate::format::MappedCheckpoint;
 use crate::format::file_map::{FileMap, io_error};
-use crate::format::gguf_files::GgufFiles;
-use crate::format::safetensors::SafetensorsFiles;
+use crate::format::mapped::MappedCheckpoint;
+use crate::format::{gguf_files, safetensors};
 
 /// The kind of a model's files.
 #[derive(Clone, Debug)]
@@ -59,7 +58,7 @@ pub fn open(path: &Path) -> Result<ModelFiles, WeightError> {
 /// # Errors
 /// The bytes are not a GGUF file.
 pub fn open_inside(name: &str, bytes: &'static [u8]) -> Result<ModelFiles, WeightError> {
-    let (files, meta) = GgufFiles::of(FileMap::inside(name, bytes))?;
+    let (files, meta) = gguf_files::of(FileMap::inside(name, bytes))?;
     let source = FileSource::Gguf { path: PathBuf::from(name), meta };
     Ok(ModelFiles { files: Arc::new(files), source })
 }
@@ -97,7 +96,7 @@ fn open_file(path: &Path) -> Result<ModelFiles, WeightError> {
     if has_ending("safetensors") || has_ending("json") {
         return Err(not_a_model(path, "give the folder that holds it and config.json"));
     }
-    let (files, meta) = match GgufFiles::open(path) {
+    let (files, meta) = match gguf_files::open(path) {
         Err(WeightError::Unsupported { .. }) if !has_ending("gguf") => {
             let why = "a model is a folder with config.json and safetensors, or a .gguf file";
             return Err(not_a_model(path, why));
@@ -124,8 +123,8 @@ fn open_dir(dir: &Path) -> Result<ModelFiles, WeightError> {
         (c, w) => return Err(not_a_model(dir, missing(dir, c.is_some(), w.is_some()))),
     };
     let files = match index {
-        Some(_) => SafetensorsFiles::open_index(weights)?,
-        None => SafetensorsFiles::open(weights)?,
+        Some(_) => safetensors::open_index(weights)?,
+        None => safetensors::open(weights)?,
     };
     let source = FileSource::HuggingFace { dir: dir.to_path_buf(), config };
     Ok(ModelFiles { files: Arc::new(files), source })

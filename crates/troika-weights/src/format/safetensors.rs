@@ -9,15 +9,12 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::Number;
-use troika_device::{WeightBytes, WeightOwner};
 use troika_graph::DType;
 use troika_model::files::read_small;
-use troika_model::spec::{Checkpoint, StoredTensor};
 
 use crate::error::{WeightError, shown};
-use crate::format::MappedCheckpoint;
-use crate::format::file_map::FileMap;
 use crate::format::file_map::map_file;
+use crate::format::mapped::{MappedFiles, refuse_overlap};
 
 /// The longest header that is read, as in the reference implementation.
 const MAX_HEADER: u64 = 100_000_000;
@@ -62,7 +59,7 @@ pub fn parse_header(
             Entry::Occupied(o) => return Err(format!("tensor {} appears twice", shown(o.key()))),
         }
     }
-    check_overlap(&entries)?;
+    refuse_overlap(entries.iter().map(|(name, e)| (name.as_str(), &e.range)))?;
     Ok(entries)
 }
 
@@ -146,134 +143,58 @@ fn dtype_bits(name: &str) -> Option<usize> {
     })
 }
 
-fn check_overlap(entries: &BTreeMap<String, TensorEntry>) -> Result<(), String> {
-    let mut ranges: Vec<_> =
-        entries.iter().filter(|(_, e)| !e.range.is_empty()).map(|(n, e)| (&e.range, n)).collect();
-    ranges.sort_by_key(|(r, _)| r.start);
-    for pair in ranges.windows(2) {
-        let ((a, name_a), (b, name_b)) = (pair[0], pair[1]);
-        if b.start < a.end {
-            return Err(format!("tensors {} and {} overlap", shown(name_a), shown(name_b)));
+/// Opens one file.
+pub(crate) fn open(path: &Path) -> Result<MappedFiles, WeightError> {
+    let mut all = empty(path);
+    add(&mut all, path)?;
+    Ok(all)
+}
+
+/// Opens all shards named by an index.
+pub(crate) fn open_index(index: &Path) -> Result<MappedFiles, WeightError> {
+    let map = read_index(index)?;
+    let mut all = empty(index);
+    let mut shards: Vec<&str> = map.values().map(String::as_str).collect();
+    shards.sort_unstable();
+    shards.dedup();
+    for shard in &shards {
+        add(&mut all, &index.with_file_name(shard))?;
+    }
+    for (name, shard) in &map {
+        let found = all.place(name).and_then(|i| shards.get(i));
+        if found != Some(&shard.as_str()) {
+            let (name, shard) = (shown(name), shown(shard));
+            return Err(WeightError::Damaged {
+                file: index.display().to_string(),
+                why: format!("it says tensor {name} is in {shard}, but it is not there"),
+            });
         }
+    }
+    Ok(all)
+}
+
+fn empty(inside: &Path) -> MappedFiles {
+    MappedFiles::new(inside.parent().unwrap_or(Path::new(".")).display().to_string())
+}
+
+fn add(all: &mut MappedFiles, path: &Path) -> Result<(), WeightError> {
+    let map = Arc::new(map_file(path)?);
+    let bytes = (*map).as_ref();
+    let damaged = |why| WeightError::Damaged { file: path.display().to_string(), why };
+    let entries = parse_header(bytes, bytes.len()).map_err(damaged)?;
+    all.add_file(map);
+    for (name, e) in entries {
+        let dtype = match e.dtype.as_str() {
+            "F32" => Ok(DType::F32),
+            "F16" => Ok(DType::F16),
+            "BF16" => Ok(DType::BF16),
+            // Not a weight itself, but a part of one in four-bit checkpoints.
+            "I32" => Ok(DType::I32),
+            _ => Err(e.dtype),
+        };
+        all.add(name, dtype, e.shape, e.range)?;
     }
     Ok(())
-}
-
-/// One or several safetensors files.
-pub(crate) struct SafetensorsFiles {
-    /// The folder, for messages.
-    dir: String,
-    files: Vec<String>,
-    maps: Vec<Arc<FileMap>>,
-    /// Tensors with the index of their file.
-    tensors: BTreeMap<String, (StoredTensor, usize)>,
-    /// Types of tensors that cannot be weights, with the index of their file.
-    other: BTreeMap<String, (String, usize)>,
-}
-
-impl SafetensorsFiles {
-    /// Opens one file.
-    pub fn open(path: &Path) -> Result<SafetensorsFiles, WeightError> {
-        let mut all = SafetensorsFiles::empty(path);
-        all.add(path)?;
-        Ok(all)
-    }
-
-    /// Opens all shards named by an index.
-    pub fn open_index(index: &Path) -> Result<SafetensorsFiles, WeightError> {
-        let map = read_index(index)?;
-        let mut all = SafetensorsFiles::empty(index);
-        let mut shards: Vec<&str> = map.values().map(String::as_str).collect();
-        shards.sort_unstable();
-        shards.dedup();
-        for shard in &shards {
-            all.add(&index.with_file_name(shard))?;
-        }
-        for (name, shard) in &map {
-            let found = all.place(name).and_then(|i| shards.get(i));
-            if found != Some(&shard.as_str()) {
-                let (name, shard) = (shown(name), shown(shard));
-                return Err(WeightError::Damaged {
-                    file: index.display().to_string(),
-                    why: format!("it says tensor {name} is in {shard}, but it is not there"),
-                });
-            }
-        }
-        Ok(all)
-    }
-
-    fn empty(inside: &Path) -> SafetensorsFiles {
-        SafetensorsFiles {
-            dir: inside.parent().unwrap_or(Path::new(".")).display().to_string(),
-            files: Vec::new(),
-            maps: Vec::new(),
-            tensors: BTreeMap::new(),
-            other: BTreeMap::new(),
-        }
-    }
-
-    fn add(&mut self, path: &Path) -> Result<(), WeightError> {
-        let file = path.display().to_string();
-        let damaged = |why: String| WeightError::Damaged { file: file.clone(), why };
-        let map = Arc::new(map_file(path)?);
-        let all = (*map).as_ref();
-        let entries = parse_header(all, all.len()).map_err(damaged)?;
-        let owner: WeightOwner = map.clone();
-        let here = self.files.len();
-        for (name, e) in entries {
-            if let Some(there) = self.place(&name) {
-                let (name, other) = (shown(&name), &self.files[there]);
-                return Err(damaged(format!("tensor {name} is in {other}, too")));
-            }
-            let dtype = match e.dtype.as_str() {
-                "F32" => DType::F32,
-                "F16" => DType::F16,
-                "BF16" => DType::BF16,
-                // Not a weight itself, but a part of one in four-bit checkpoints.
-                "I32" => DType::I32,
-                _ => {
-                    self.other.insert(name, (e.dtype, here));
-                    continue;
-                }
-            };
-            let bytes = WeightBytes::new(owner.clone(), e.range)
-                .ok_or_else(|| damaged("a tensor lies past the end".into()))?;
-            self.tensors.insert(name, (StoredTensor { dtype, shape: e.shape, bytes }, here));
-        }
-        self.files.push(file);
-        self.maps.push(map);
-        Ok(())
-    }
-
-    /// The index of the file that holds a tensor.
-    fn place(&self, name: &str) -> Option<usize> {
-        let usable = self.tensors.get(name).map(|t| t.1);
-        usable.or_else(|| self.other.get(name).map(|t| t.1))
-    }
-}
-
-impl Checkpoint for SafetensorsFiles {
-    fn tensor(&self, name: &str) -> Option<&StoredTensor> {
-        self.tensors.get(name).map(|t| &t.0)
-    }
-
-    fn names(&self) -> Vec<&str> {
-        self.tensors.keys().map(String::as_str).collect()
-    }
-
-    fn origin(&self, name: &str) -> String {
-        self.place(name).and_then(|i| self.files.get(i)).unwrap_or(&self.dir).clone()
-    }
-
-    fn unusable(&self, name: &str) -> Option<&str> {
-        self.other.get(name).map(|t| t.0.as_str())
-    }
-}
-
-impl MappedCheckpoint for SafetensorsFiles {
-    fn maps(&self) -> Vec<Arc<FileMap>> {
-        self.maps.clone()
-    }
 }
 
 #[derive(Deserialize)]

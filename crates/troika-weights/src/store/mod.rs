@@ -24,8 +24,8 @@ use crate::bind::{bind_all, tied_head, unused};
 use crate::cache::hash::{self, Stamp};
 use crate::cache::{self, CacheFolder, PackedCache};
 use crate::error::WeightError;
-use crate::format::MappedCheckpoint;
 use crate::format::file_map::FileMap;
+use crate::format::mapped::MappedCheckpoint;
 use crate::parallel::{self, lock};
 use crate::store::arena::Arena;
 
@@ -95,13 +95,13 @@ impl WeightStore {
     /// Random weights in a model's shape, equal for equal seeds. Matrices have a type of
     /// [`crate::SYNTHETIC_DTYPES`] where their rows allow it; floats are quantized if requested.
     pub fn synthetic(spec: &ModelSpec, dtype: DType, seed: u64, quant: Quant) -> WeightStore {
-        WeightStore::random(spec, dtype, seed, (quant, false))
+        WeightStore::random(spec, dtype, seed, quant, false)
     }
 
     /// The same weights, generated on demand: for models too large for memory that are not
     /// computed.
     pub fn synthetic_lazy(spec: &ModelSpec, dtype: DType, seed: u64, quant: Quant) -> WeightStore {
-        WeightStore::random(spec, dtype, seed, (quant, true))
+        WeightStore::random(spec, dtype, seed, quant, true)
     }
 
     /// Gives all quantized matrices one type where their rows allow it, the head included, as
@@ -116,16 +116,16 @@ impl WeightStore {
         self
     }
 
-    fn random(spec: &ModelSpec, dtype: DType, seed: u64, made: (Quant, bool)) -> WeightStore {
+    fn random(spec: &ModelSpec, dtype: DType, seed: u64, quant: Quant, lazy: bool) -> WeightStore {
         let needs: Vec<_> = weight_requirements(spec).collect();
         let one = |i: usize| {
             let seed = seed.wrapping_add(i as u64).wrapping_mul(0x9E37_79B9);
-            Bound::random(needs[i], dtype, seed, made)
+            Bound::random(needs[i], dtype, seed, quant, lazy)
         };
         let mut bound = parallel::map(needs.len(), one);
-        let quantized = |need: &_| !dtype.is_quantized() && made.0.target(need, dtype).is_some();
-        let head = tied_head(spec, made.0).filter(quantized);
-        let head = head.map(|need| Bound::random(need, dtype, seed, made));
+        let quantized = |need: &_| !dtype.is_quantized() && quant.target(need, dtype).is_some();
+        let head = tied_head(spec, quant).filter(quantized);
+        let head = head.map(|need| Bound::random(need, dtype, seed, quant, lazy));
         if let (Some(head), Some(embed)) = (head, bound.first()) {
             let tensor = embed.tensor.clone();
             bound.push(Bound { tensor, ..head });
@@ -178,8 +178,9 @@ impl WeightStore {
         let types: BTreeSet<&str> = made.map(|b| b.shape.dtype.name()).collect();
         let types = types.into_iter().collect::<Vec<_>>().join(", ");
         let model = std::path::absolute(first.path()).unwrap_or_else(|_| first.path().into());
-        let what = (model.display().to_string(), types);
-        let cache = PackedCache::open(folder, limit, &cache::key(&self.bound, &hashes), what);
+        let key = cache::key(&self.bound, &hashes);
+        let model = model.display().to_string();
+        let cache = PackedCache::open(folder, limit, &key, model, types);
         lock(&self.non_finite).extend(cache.non_finite());
         self.cache = Some(cache);
         Ok(())
@@ -280,7 +281,7 @@ impl WeightStore {
     fn form(
         &self,
         b: &Bound,
-        (name, rows): (&str, Range<usize>),
+        rows: Range<usize>,
         layout: PackLayout<'_>,
         pack: PackFn<'_>,
     ) -> Result<Packed, DeviceError> {
@@ -288,22 +289,23 @@ impl WeightStore {
             true => layout.name.to_string(),
             false => format!("{}, rows {} to {}", layout.name, rows.start, rows.end),
         };
-        let key = (name.to_string(), form.clone());
+        let name = b.key.to_string();
+        let key = (name.clone(), form.clone());
         let slot = lock(&self.packed).entry(key).or_default().clone();
         // Only threads that request the same form wait here.
         let mut made = lock(&slot);
         if let Some(p) = &*made {
             return Ok(p.clone());
         }
-        let wrong = |why: &str| DeviceError::Weight { name: name.into(), why: why.into() };
+        let wrong = |why: &str| DeviceError::Weight { name: name.clone(), why: why.into() };
         let len = layout.bytes(rows.len()).ok_or_else(|| wrong("is too large to be packed"))?;
         let cache = self.cache.as_ref().filter(|_| b.source.is_made());
-        let bytes = match cache.and_then(|c| c.get(name, &form, len)) {
+        let bytes = match cache.and_then(|c| c.get(&name, &form, len)) {
             Some(bytes) => bytes,
             None => {
-                let bytes = self.make(b, (name, rows), layout, pack)?;
+                let bytes = self.make(b, rows, layout, pack)?;
                 if let Some(cache) = cache {
-                    cache.put(name, &form, &bytes);
+                    cache.put(&name, &form, &bytes);
                 }
                 bytes
             }
@@ -318,11 +320,11 @@ impl WeightStore {
     fn make(
         &self,
         b: &Bound,
-        (name, all): (&str, Range<usize>),
+        all: Range<usize>,
         layout: PackLayout<'_>,
         pack: PackFn<'_>,
     ) -> Result<WeightBytes, DeviceError> {
-        let wrong = |why: String| DeviceError::Weight { name: name.into(), why };
+        let wrong = |why: String| DeviceError::Weight { name: b.key.to_string(), why };
         let opened = b.source.open(b.shape).map_err(wrong)?;
         // All source bytes, including pages around single pieces.
         let whole = || opened.read().into_iter().chain(b.source.packed_tensors());
@@ -397,7 +399,7 @@ impl WeightSource for WeightStore {
                     out.copy_from_slice(&data.bytes);
                     Ok(())
                 };
-                self.form(b, (name, 0..rows), layout, &copy)?.bytes
+                self.form(b, 0..rows, layout, &copy)?.bytes
             }
         };
         Ok(WeightData { dtype, rows, cols, bytes })
@@ -410,7 +412,7 @@ impl WeightSource for WeightStore {
         pack: PackFn<'_>,
     ) -> Result<Packed, DeviceError> {
         let b = self.bound(name)?;
-        self.form(b, (name, 0..b.shape.rows), layout, pack)
+        self.form(b, 0..b.shape.rows, layout, pack)
     }
 
     fn packed_rows(
@@ -429,10 +431,10 @@ impl WeightSource for WeightStore {
         }
         // A view of the whole weight's form, so that devices share it.
         if let Some(range) = layout.slice(&rows) {
-            let whole = self.form(b, (name, 0..all), layout, pack)?;
+            let whole = self.form(b, 0..all, layout, pack)?;
             let bytes = whole.bytes.slice(range).ok_or_else(outside)?;
             return Ok(Packed { bytes });
         }
-        self.form(b, (name, rows), layout, pack)
+        self.form(b, rows, layout, pack)
     }
 }

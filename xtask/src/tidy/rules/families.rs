@@ -1,11 +1,9 @@
 //! Names: model families appear only in the model crate, concrete devices in one file.
 
-use crate::tidy::lex::{Kind, Token};
-use crate::tidy::source::SourceText;
-use crate::tidy::tree::File;
-use crate::tidy::{Tree, Violation};
+use syn::visit::Visit;
 
-const RULE: &str = "names";
+use crate::tidy::source::Words;
+use crate::tidy::{File, Tree, Violation};
 
 /// Families in lower case. `phi` is part of many words, so it must match a whole word.
 const FAMILIES: &[&str] = &[
@@ -29,9 +27,11 @@ const DEVICE_PLACES: &[&str] =
 /// Checks identifiers and strings outside tests.
 pub fn check(tree: &Tree) -> Vec<Violation> {
     let mut found = Vec::new();
-    for (file, source) in tree.sources() {
-        for (_, token) in source.plain_code() {
-            let message = match (family(file, source, token), device(file, source, token)) {
+    for (file, code) in tree.sources() {
+        let mut words = Words::default();
+        words.visit_file(code);
+        for (word, line) in words.found {
+            let message = match (family(file, &word), device(file, &word)) {
                 (Some(name), _) => format!(
                     "names the model family `{name}` outside crates/troika-model; ask the model's \
                      description instead"
@@ -41,23 +41,16 @@ pub fn check(tree: &Tree) -> Vec<Violation> {
                 }
                 _ => continue,
             };
-            found.push(Violation {
-                path: file.path.clone(),
-                line: token.line,
-                rule: RULE,
-                message,
-            });
+            found.push(Violation::new("names", &file.path, line, message));
         }
     }
     found
 }
 
-fn family(file: &File, source: &SourceText, token: Token) -> Option<&'static str> {
-    let free = file.path.ends_with("/presets.rs") || is_below(&file.path, FAMILY_PLACES);
-    if free || !matches!(token.kind, Kind::Ident | Kind::Str) {
+fn family(file: &File, text: &str) -> Option<&'static str> {
+    if file.path.ends_with("/presets.rs") || is_below(&file.path, FAMILY_PLACES) {
         return None;
     }
-    let text = source.text(token);
     let mut lower = text.to_lowercase();
     for program in PROGRAMS {
         lower = lower.replace(program, "");
@@ -84,10 +77,9 @@ fn has_word(text: &str, wanted: &str) -> bool {
     })
 }
 
-fn device(file: &File, source: &SourceText, token: Token) -> Option<&'static str> {
-    let text = source.text(token);
-    let name = DEVICES.iter().find(|name| token.kind == Kind::Ident && **name == text)?;
-    let own = file.crate_name().is_some_and(|folder| folder.replace('-', "_") == **name);
+fn device(file: &File, text: &str) -> Option<&'static str> {
+    let name = DEVICES.iter().find(|name| **name == text)?;
+    let own = file.path.starts_with(&format!("crates/{}/", name.replace('_', "-")));
     (!own && !is_below(&file.path, DEVICE_PLACES)).then_some(*name)
 }
 
@@ -102,9 +94,9 @@ mod tests {
 
     #[test]
     fn families_are_found_in_code_and_strings() {
-        let text = "match kind {\n    \"qwen3\" => 1,\n    Kind::Llama => 2,\n    is_phi3 => 3,\n\
-                    \"gpt-oss\" => 4,\n    \"phi-4\" => 5,\n}\n// like Llama\n/// As in Gemma.\n\
-                    fn sophisticated() { \"graphics of llama.cpp\" }\n\
+        let text = "const K: u8 = match kind {\n    \"qwen3\" => 1,\n    Kind::Llama => 2,\n    is_phi3 => 3,\n\
+                    \"gpt-oss\" => 4,\n    \"phi-4\" => 5,\n};\n// like Llama\n/// As in Gemma.\n\
+                    /// m\nfn sophisticated() { \"graphics of llama.cpp\" }\n\
                     #[test]\nfn t() { \"qwen\" }\n";
         let found = places(
             check,

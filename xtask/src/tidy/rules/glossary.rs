@@ -6,9 +6,7 @@ use std::collections::BTreeMap;
 use proc_macro2::Ident;
 use syn::visit::{self, Visit};
 
-use crate::tidy::modules::is_test;
-use crate::tidy::tree::File;
-use crate::tidy::{Tree, Violation};
+use crate::tidy::{File, Tree, Violation};
 
 const RULE: &str = "glossary";
 
@@ -46,16 +44,13 @@ const GENERIC: &[&str] = &[
 pub fn check(tree: &Tree) -> Vec<Violation> {
     let mut found = Vec::new();
     let mut types: BTreeMap<String, Vec<(&File, usize)>> = BTreeMap::new();
-    for (file, _) in tree.sources().filter(|(f, _)| !f.is_test()) {
-        // The rule about circles reports files that do not parse.
-        let text = file.text.as_deref().unwrap_or_default();
-        let Ok(parsed) = syn::parse_file(text) else { continue };
+    for (file, code) in tree.sources() {
         let mut definitions = Definitions::default();
-        definitions.visit_file(&parsed);
+        definitions.visit_file(code);
         for (name, line, is_type) in definitions.found {
             if let Some((word, instead)) = RETIRED.iter().find(|(word, _)| *word == name) {
                 let message = format!("`{word}` is no name here any more; say {instead}");
-                found.push(violation(file, line, message));
+                found.push(Violation::new(RULE, &file.path, line, message));
             }
             if is_type && GENERIC.contains(&name.as_str()) {
                 types.entry(name).or_default().push((file, line));
@@ -63,19 +58,15 @@ pub fn check(tree: &Tree) -> Vec<Violation> {
         }
     }
     for (name, places) in types.iter().filter(|(_, places)| places.len() > 1) {
+        let n = places.len();
+        let message =
+            format!("`{name}` names {n} types; give each a name that says what it is one of");
         let several = |(file, line): &(&File, usize)| {
-            let n = places.len();
-            let message =
-                format!("`{name}` names {n} types; give each a name that says what it is one of");
-            violation(file, *line, message)
+            Violation::new(RULE, &file.path, *line, message.clone())
         };
         found.extend(places.iter().map(several));
     }
     found
-}
-
-fn violation(file: &File, line: usize, message: String) -> Violation {
-    Violation { path: file.path.clone(), line, rule: RULE, message }
 }
 
 /// Names that a file defines outside tests, with lines and whether they are types.
@@ -94,31 +85,21 @@ impl Definitions {
 
 impl<'ast> Visit<'ast> for Definitions {
     fn visit_item(&mut self, item: &'ast syn::Item) {
-        let (attributes, name, is_type) = match item {
-            syn::Item::Enum(i) => (&i.attrs, &i.ident, true),
-            syn::Item::Struct(i) => (&i.attrs, &i.ident, true),
-            syn::Item::Trait(i) => (&i.attrs, &i.ident, true),
-            syn::Item::Type(i) => (&i.attrs, &i.ident, true),
-            syn::Item::Union(i) => (&i.attrs, &i.ident, true),
-            syn::Item::Fn(i) => (&i.attrs, &i.sig.ident, false),
-            syn::Item::Mod(i) => (&i.attrs, &i.ident, false),
-            syn::Item::Impl(i) if is_test(&i.attrs) => return,
-            _ => return visit::visit_item(self, item),
-        };
-        if !is_test(attributes) {
-            self.add(name, is_type);
-            visit::visit_item(self, item);
+        match item {
+            syn::Item::Enum(i) => self.add(&i.ident, true),
+            syn::Item::Struct(i) => self.add(&i.ident, true),
+            syn::Item::Trait(i) => self.add(&i.ident, true),
+            syn::Item::Type(i) => self.add(&i.ident, true),
+            syn::Item::Union(i) => self.add(&i.ident, true),
+            syn::Item::Mod(i) => self.add(&i.ident, false),
+            _ => {}
         }
+        visit::visit_item(self, item);
     }
 
-    fn visit_impl_item_fn(&mut self, item: &'ast syn::ImplItemFn) {
-        self.add(&item.sig.ident, false);
-        visit::visit_impl_item_fn(self, item);
-    }
-
-    fn visit_trait_item_fn(&mut self, item: &'ast syn::TraitItemFn) {
-        self.add(&item.sig.ident, false);
-        visit::visit_trait_item_fn(self, item);
+    fn visit_signature(&mut self, function: &'ast syn::Signature) {
+        self.add(&function.ident, false);
+        visit::visit_signature(self, function);
     }
 
     fn visit_field(&mut self, field: &'ast syn::Field) {

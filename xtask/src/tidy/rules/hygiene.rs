@@ -1,7 +1,6 @@
 //! Hygiene: no paths of a single machine, no package servers, no notes to self, no large files.
 
-use crate::tidy::tree::File;
-use crate::tidy::{Tree, Violation};
+use crate::tidy::{File, Tree, Violation};
 
 const RULE: &str = "hygiene";
 const SIZE_LIMIT: u64 = 5_000_000;
@@ -28,13 +27,14 @@ pub fn check(tree: &Tree) -> Vec<Violation> {
         }
         if file.size > SIZE_LIMIT {
             let message = format!("{} bytes; large data belongs below models/", file.size);
-            found.push(violation(file, 1, message));
+            found.push(Violation::new(RULE, &file.path, 1, message));
         }
         if is_below(NAMES_THEM) {
             continue;
         }
         for (at, line) in file.text.as_deref().unwrap_or_default().lines().enumerate() {
-            found.extend(judge(file, line).map(|message| violation(file, at + 1, message)));
+            let judged = judge(file, line);
+            found.extend(judged.map(|m| Violation::new(RULE, &file.path, at + 1, m)));
         }
     }
     found
@@ -66,10 +66,6 @@ fn has_word(line: &str, word: &str) -> bool {
     })
 }
 
-fn violation(file: &File, line: usize, message: String) -> Violation {
-    Violation { path: file.path.clone(), line, rule: RULE, message }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -85,7 +81,7 @@ mod tests {
                 ("README.md", text),
                 ("models/a/tokenizer.json", text),
                 ("Cargo.lock", "crates.io"),
-                ("xtask/src/tidy/rules/hygiene.rs", text),
+                ("xtask/src/tidy/notes.md", text),
             ],
         );
         assert_eq!(found, ["README.md:1", "README.md:2", "README.md:4", "README.md:6"]);

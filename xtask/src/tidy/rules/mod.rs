@@ -2,30 +2,28 @@
 
 mod arrows;
 mod circles;
-mod environment;
 mod families;
 mod glossary;
 mod hygiene;
 mod length;
-mod panics;
-mod unsafety;
+mod safety;
+mod tuples;
 mod verbs;
 
 use super::{Tree, Violation};
 
 /// A rule: a function from the tree to violations.
-pub type Rule = fn(&Tree) -> Vec<Violation>;
+type Rule = fn(&Tree) -> Vec<Violation>;
 
 /// Every rule.
 pub const ALL: &[Rule] = &[
     arrows::check,
     circles::check,
-    environment::check,
     families::check,
     glossary::check,
     hygiene::check,
     length::check,
-    panics::check,
-    unsafety::check,
+    safety::check,
+    tuples::check,
     verbs::check,
 ];

@@ -1,57 +1,37 @@
 //! Verbs: the traits of devices must stay small.
 
-use crate::tidy::source::SourceText;
+use syn::visit::Visit;
+
 use crate::tidy::{Tree, Violation};
 
-const RULE: &str = "verbs";
 const FOLDER: &str = "crates/troika-device/src/";
 /// The limit for the methods of all traits together.
 const LIMIT: usize = 20;
 
-/// Counts the methods of the device traits.
-pub fn check(tree: &Tree) -> Vec<Violation> {
-    let mut lines: Vec<(&str, usize)> = Vec::new();
-    for (file, source) in tree.sources().filter(|(file, _)| file.path.starts_with(FOLDER)) {
-        lines.extend(methods(source).into_iter().map(|line| (file.path.as_str(), line)));
+/// The lines of methods that traits declare.
+#[derive(Default)]
+struct Methods(Vec<usize>);
+
+impl<'ast> Visit<'ast> for Methods {
+    fn visit_trait_item_fn(&mut self, method: &'ast syn::TraitItemFn) {
+        self.0.push(method.sig.fn_token.span.start().line);
     }
-    let Some((path, line)) = lines.get(LIMIT - 1) else { return Vec::new() };
-    vec![Violation {
-        path: path.to_string(),
-        line: *line,
-        rule: RULE,
-        message: format!(
-            "the device traits have {} methods, they must stay below {LIMIT}; pass data instead",
-            lines.len()
-        ),
-    }]
 }
 
-/// Lines of the methods of all traits outside tests.
-fn methods(source: &SourceText) -> Vec<usize> {
-    let mut lines = Vec::new();
-    let (mut depth, mut inside) = (0_usize, None);
-    let mut header = false;
-    for (at, token) in source.plain_code() {
-        match source.text(token) {
-            "trait" if inside.is_none() => header = true,
-            ";" if header => header = false,
-            "{" => {
-                depth += 1;
-                if std::mem::take(&mut header) {
-                    inside = Some(depth);
-                }
-            }
-            "}" => {
-                if inside == Some(depth) {
-                    inside = None;
-                }
-                depth = depth.saturating_sub(1);
-            }
-            "fn" if inside == Some(depth) && source.word(at + 1) != "(" => lines.push(token.line),
-            _ => {}
-        }
+/// Counts the methods of the device traits.
+pub fn check(tree: &Tree) -> Vec<Violation> {
+    let mut places: Vec<(&str, usize)> = Vec::new();
+    for (file, code) in tree.sources().filter(|(file, _)| file.path.starts_with(FOLDER)) {
+        let mut methods = Methods::default();
+        methods.visit_file(code);
+        places.extend(methods.0.into_iter().map(|line| (file.path.as_str(), line)));
     }
-    lines
+    let Some((path, line)) = places.get(LIMIT - 1) else { return Vec::new() };
+    let message = format!(
+        "the device traits have {} methods, they must stay below {LIMIT}; pass data instead",
+        places.len()
+    );
+    vec![Violation::new("verbs", path, *line, message)]
 }
 
 #[cfg(test)]
@@ -59,24 +39,17 @@ mod tests {
     use super::*;
     use crate::tidy::testing::places;
 
-    fn device(methods: usize) -> String {
-        let list: String = (0..methods).map(|k| format!("    fn m{k}(&self);\n")).collect();
-        format!("pub trait Device: Send {{\n{list}}}\nimpl X {{\n    fn n() {{}}\n}}\n")
-    }
-
     #[test]
     fn one_method_too_many_is_found() {
         let clock = "pub trait Clock {\n    fn now(&self) -> u64 { fn inner() {} 0 }\n}\n";
-        let files = |n| {
-            [
-                ("crates/troika-device/src/clock.rs", clock.to_string()),
-                ("crates/troika-device/src/device.rs", device(n)),
-            ]
+        let found = |methods: usize| {
+            let list: String = (0..methods).map(|k| format!("    fn m{k}(&self);\n")).collect();
+            let device =
+                format!("pub trait Device: Send {{\n{list}}}\nimpl X {{\n    fn n() {{}}\n}}\n");
+            let device = ("crates/troika-device/src/device.rs", device.as_str());
+            places(check, &[("crates/troika-device/src/clock.rs", clock), device])
         };
-        let run = |files: [(&str, String); 2]| {
-            places(check, &[(files[0].0, &files[0].1), (files[1].0, &files[1].1)])
-        };
-        assert!(run(files(18)).is_empty());
-        assert_eq!(run(files(19)), ["crates/troika-device/src/device.rs:20"]);
+        assert!(found(18).is_empty());
+        assert_eq!(found(19), ["crates/troika-device/src/device.rs:20"]);
     }
 }

@@ -20,32 +20,7 @@ use crate::flags::{BenchArgs, TableFlag};
 use crate::{output, progress, resolve};
 
 pub use row::activation_format_name;
-use row::{Facts, Row};
-
-/// What is measured.
-#[derive(Clone, Copy)]
-struct Test {
-    prompt: usize,
-    generate: usize,
-    depth: usize,
-    /// Sequences computed together.
-    sequences: usize,
-}
-
-impl Test {
-    fn name(self) -> String {
-        let base = match self.prompt {
-            0 => format!("tg{}", self.generate),
-            n => format!("pp{n}"),
-        };
-        if self.depth == 0 { base } else { format!("{base} @ d{}", self.depth) }
-    }
-
-    /// Tokens of a sequence.
-    fn tokens(self) -> usize {
-        self.prompt.saturating_add(self.generate)
-    }
-}
+use row::{Facts, Row, Test};
 
 /// Runs all tests and prints the table.
 ///

@@ -4,8 +4,32 @@ use troika::graph::{ActivationFormat, DType};
 use troika::weights::TokenCost;
 use troika::{DeviceOptions, Model, Peak, Peaks, multiply_of};
 
-use super::Test;
 use crate::error::CliError;
+
+/// What is measured.
+#[derive(Clone, Copy)]
+pub(super) struct Test {
+    pub prompt: usize,
+    pub generate: usize,
+    pub depth: usize,
+    /// Sequences computed together.
+    pub sequences: usize,
+}
+
+impl Test {
+    pub fn name(self) -> String {
+        let base = match self.prompt {
+            0 => format!("tg{}", self.generate),
+            n => format!("pp{n}"),
+        };
+        if self.depth == 0 { base } else { format!("{base} @ d{}", self.depth) }
+    }
+
+    /// Tokens of a sequence.
+    pub fn tokens(self) -> usize {
+        self.prompt.saturating_add(self.generate)
+    }
+}
 
 /// Facts that are the same for all tests.
 pub struct Facts {

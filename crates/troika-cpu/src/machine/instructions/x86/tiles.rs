@@ -17,6 +17,7 @@ pub(crate) struct EmulatedTiles {
 
 impl EmulatedTiles {
     /// Rows of a tile, and bytes per row.
+    #[allow(clippy::expect_used, reason = "the processor would refuse it as well")]
     fn shape(&self, tile: u8) -> (usize, usize) {
         let config = self.config.as_ref().expect("ldtilecfg comes first");
         let (rows, colsb) = (config.rows[tile as usize], config.colsb[tile as usize]);

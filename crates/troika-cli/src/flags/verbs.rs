@@ -1,0 +1,398 @@
+//! The verbs with their flags.
+//!
+//! Groups of flags under a heading come last: clap puts what follows one under its heading.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use super::cache::CacheArgs;
+use super::placement::{self, PlacementArgs, PlanFileArgs};
+use super::quant::{QuantArgs, QuantFlag};
+use super::sampling::SamplingArgs;
+use super::sharing::SharingArgs;
+use super::simulate::{ReproduceArgs, SimulateArgs};
+use super::types::{CoreList, DtypeFlag, FloatFlag, core_list, isa, sequence_count, thread_count};
+
+/// Runs large language models on the processors of this machine.
+#[derive(Parser)]
+#[command(name = "troika", version, max_term_width = 100, propagate_version = true)]
+#[command(after_help = "Without a MODEL, commands use the small built-in model.\n\
+    Exit codes: 0 success, 1 failure, 2 wrong usage, 130 ended by Ctrl-C.")]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Verbs.
+#[derive(Subcommand)]
+pub enum Command {
+    /// Generate text, or chat when there is no prompt and a terminal
+    Run(Box<RunArgs>),
+    /// Say what a model is: architecture, parameters, bytes
+    Show(ShowArgs),
+    /// Turn text into token ids
+    Tokenize(TokenizeArgs),
+    /// Measure prefill and decode speed, as llama-bench does
+    Bench(BenchArgs),
+    /// Say how fast a model would be on a phone or another system on a chip, in virtual time
+    Simulate(SimulateArgs),
+    /// Make the tables of papers again on virtual systems on a chip
+    Reproduce(ReproduceArgs),
+    /// Measure how well a model predicts a text, as llama-perplexity does
+    Perplexity(PerplexityArgs),
+    /// Say which device would run what, and write it to a file that can be edited
+    Plan(Box<PlanArgs>),
+    /// Measure a model's parts on the devices, for plans that --profile chooses
+    Profile(Box<ProfileArgs>),
+    /// List the devices of this machine
+    Devices(DevicesArgs),
+    /// List, check or remove what is kept: quantized weights, hashes and profiles
+    Cache(CacheArgs),
+    /// Print a completion script for a shell
+    Completions(CompletionArgs),
+}
+
+/// Which model.
+#[derive(Args)]
+pub struct ModelArgs {
+    /// A folder (config.json + safetensors), a .gguf file, or a Hub id such as Qwen/Qwen3-0.6B or
+    /// owner/name:Q4_K_M [default: the built-in model]
+    #[arg(value_name = "MODEL")]
+    pub positional: Option<OsString>,
+    /// The same, as llama.cpp spells it
+    #[arg(short, long, env = "TROIKA_MODEL", conflicts_with = "positional")]
+    pub model: Option<OsString>,
+    /// Do not ask the Hub: use what is in its cache (as HF_HUB_OFFLINE=1)
+    #[arg(long, env = "TROIKA_OFFLINE")]
+    pub offline: bool,
+}
+
+/// How to open it.
+#[derive(Args)]
+pub struct OpenArgs {
+    /// Context length in tokens [default: the model's]
+    #[arg(short, long, value_name = "N", allow_negative_numbers = true, env = "TROIKA_CTX_SIZE")]
+    pub ctx_size: Option<usize>,
+    /// Threads [default: one per physical performance core]
+    #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(value_parser = thread_count(), env = "TROIKA_THREADS")]
+    pub threads: Option<usize>,
+    /// Prompt tokens computed at once
+    #[arg(long, value_name = "N", default_value_t = 512, env = "TROIKA_UBATCH_SIZE")]
+    pub ubatch_size: usize,
+    /// Type float weights are computed in
+    #[arg(long, value_enum, default_value = "auto", env = "TROIKA_DTYPE")]
+    pub dtype: DtypeFlag,
+    #[command(flatten)]
+    pub quant: QuantArgs,
+    /// Type of the KV cache [default: f32 for f32 models, else bf16
+    /// where attention multiplies it (AVX512_BF16), else f16]
+    #[arg(long, value_enum, env = "TROIKA_CACHE_TYPE")]
+    pub cache_type: Option<FloatFlag>,
+    /// Cores to pin the threads to, such as 0-3,8 [default: none]
+    #[arg(long, visible_alias = "cpu-range", value_name = "LIST", value_parser = core_list)]
+    #[arg(env = "TROIKA_CORES")]
+    pub cores: Option<CoreList>,
+    /// Instruction set of the CPU kernels (scalar, avx2, avx512, ...) [default: the best]
+    #[arg(long, value_name = "NAME", value_parser = isa, env = "TROIKA_ISA")]
+    pub isa: Option<String>,
+    #[command(flatten)]
+    pub placement: PlacementArgs,
+}
+
+/// `troika run`.
+#[derive(Args)]
+pub struct RunArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// The prompt; read from standard input when that is not a terminal
+    #[arg(short, long, env = "TROIKA_PROMPT", conflicts_with_all = ["file", "prompt_ids"])]
+    #[arg(allow_hyphen_values = true)]
+    pub prompt: Option<String>,
+    /// Read the prompt from a file; -: from standard input
+    #[arg(short, long, value_name = "FILE", env = "TROIKA_FILE", conflicts_with = "prompt_ids")]
+    pub file: Option<PathBuf>,
+    /// The prompt as token ids, for instance 5,6,7; needs no tokenizer
+    #[arg(
+        long,
+        value_name = "IDS",
+        allow_negative_numbers = true,
+        value_delimiter = ',',
+        env = "TROIKA_PROMPT_IDS"
+    )]
+    pub prompt_ids: Option<Vec<u32>>,
+    /// System message of the conversation
+    #[arg(long, alias = "sys", value_name = "TEXT", env = "TROIKA_SYSTEM_PROMPT")]
+    #[arg(allow_hyphen_values = true)]
+    pub system_prompt: Option<String>,
+    /// Give the prompt to the model as it is, without its chat template
+    #[arg(long, alias = "no-conversation", env = "TROIKA_RAW")]
+    pub raw: bool,
+    /// Read control tokens such as <|im_end|> in messages as such
+    ///
+    /// By default they are plain text there, so that nobody who writes a message can write as
+    /// somebody else. With --raw, and in the model's own answers, they are always read.
+    #[arg(long, env = "TROIKA_PARSE_SPECIAL")]
+    pub parse_special: bool,
+    /// Tokens to generate; -1: until the model stops or the context is full
+    #[arg(
+        short,
+        long = "n-predict",
+        visible_alias = "predict",
+        value_name = "N",
+        default_value_t = -1,
+        allow_negative_numbers = true,
+        value_parser = clap::value_parser!(i64).range(-2..),
+        env = "TROIKA_N_PREDICT"
+    )]
+    pub n_predict: i64,
+    /// Answer each line of the file or of standard input as a prompt of its own, N at a time
+    ///
+    /// Answers come in the prompts' order, with --json one object a line.
+    #[arg(long, visible_alias = "np", value_name = "N", value_parser = sequence_count())]
+    #[arg(env = "TROIKA_PARALLEL", conflicts_with_all = ["prompt", "prompt_ids"])]
+    pub parallel: Option<usize>,
+    #[command(flatten)]
+    pub sharing: SharingArgs,
+    /// Print one JSON object instead of the text
+    #[arg(long, env = "TROIKA_JSON")]
+    pub json: bool,
+    /// Write a Chrome trace of the run (opens in Perfetto)
+    #[arg(long, value_name = "FILE", env = "TROIKA_TRACE")]
+    pub trace: Option<PathBuf>,
+    /// Print what is loaded and how memory is used; check weights (up to 4 GiB) for NaN
+    #[arg(short, long, env = "TROIKA_VERBOSE")]
+    pub verbose: bool,
+    /// Do not print the figures at the end
+    #[arg(short, long, env = "TROIKA_QUIET")]
+    pub quiet: bool,
+    #[command(flatten)]
+    pub open: OpenArgs,
+    #[command(flatten)]
+    pub plan: PlanFileArgs,
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+}
+
+/// `troika show`.
+#[derive(Args)]
+pub struct ShowArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Quantize as --quant of other commands does and print the error by class of weights
+    #[arg(long, value_enum, default_value = "none")]
+    pub quant: QuantFlag,
+    /// Print one JSON object
+    #[arg(long, env = "TROIKA_JSON")]
+    pub json: bool,
+}
+
+/// `troika tokenize`.
+#[derive(Args)]
+pub struct TokenizeArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// The text; read from standard input when absent
+    #[arg(short, long, env = "TROIKA_PROMPT", allow_hyphen_values = true)]
+    #[arg(conflicts_with = "file")]
+    pub prompt: Option<String>,
+    /// Read the text from a file; -: from standard input
+    #[arg(short, long, value_name = "FILE", env = "TROIKA_FILE")]
+    pub file: Option<PathBuf>,
+    /// Do not add BOS
+    #[arg(long, env = "TROIKA_NO_BOS")]
+    pub no_bos: bool,
+    /// Read special tokens in the text as plain text
+    #[arg(long, env = "TROIKA_NO_PARSE_SPECIAL")]
+    pub no_parse_special: bool,
+    /// Print only the ids, as a list
+    #[arg(long, env = "TROIKA_IDS", conflicts_with = "json")]
+    pub ids: bool,
+    /// Print one JSON object
+    #[arg(long, env = "TROIKA_JSON")]
+    pub json: bool,
+}
+
+/// Form of a table.
+#[derive(Clone, Copy, ValueEnum, PartialEq, Eq)]
+pub enum TableFlag {
+    /// Markdown
+    Md,
+    /// Comma-separated values
+    Csv,
+    /// One JSON array
+    Json,
+    /// One JSON object a line
+    Jsonl,
+}
+
+/// `troika bench`.
+#[derive(Args)]
+pub struct BenchArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Random weights of a known shape instead of a model: qwen3-0.6b, llama-3.2-1b:Q4_0, ...
+    #[arg(long, value_name = "SHAPE", env = "TROIKA_SYNTHETIC", conflicts_with_all = ["positional", "model"])]
+    pub synthetic: Option<String>,
+    /// Prompt lengths to measure; 0: none
+    #[arg(
+        short = 'p',
+        long,
+        allow_negative_numbers = true,
+        value_name = "N",
+        value_delimiter = ',',
+        default_value = "512"
+    )]
+    pub n_prompt: Vec<usize>,
+    /// Numbers of tokens to decode; 0: none
+    #[arg(
+        short = 'n',
+        long,
+        allow_negative_numbers = true,
+        value_name = "N",
+        value_delimiter = ',',
+        default_value = "128"
+    )]
+    pub n_gen: Vec<usize>,
+    /// Tokens in the context before the measurement
+    #[arg(
+        short = 'd',
+        long,
+        allow_negative_numbers = true,
+        value_name = "N",
+        value_delimiter = ',',
+        default_value = "0"
+    )]
+    pub n_depth: Vec<usize>,
+    /// Sequences that are computed together, as llama-batched-bench does
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1")]
+    #[arg(value_parser = sequence_count())]
+    pub sequences: Vec<usize>,
+    #[command(flatten)]
+    pub sharing: SharingArgs,
+    /// Threads [default: one per physical performance core]
+    #[arg(short, long, value_name = "N", value_delimiter = ',', value_parser = thread_count())]
+    #[arg(env = "TROIKA_THREADS")]
+    pub threads: Vec<usize>,
+    /// Repetitions
+    #[arg(short, long, value_name = "N", default_value_t = 5)]
+    pub repetitions: usize,
+    /// Prompt tokens computed at once
+    #[arg(long, value_name = "N", default_value_t = 512, env = "TROIKA_UBATCH_SIZE")]
+    pub ubatch_size: usize,
+    /// Type float weights are computed in
+    #[arg(long, value_enum, default_value = "auto", env = "TROIKA_DTYPE")]
+    pub dtype: DtypeFlag,
+    /// Cores to pin the threads to, such as 0-3,8 [default: none]
+    #[arg(long, visible_alias = "cpu-range", value_name = "LIST", value_parser = core_list)]
+    #[arg(env = "TROIKA_CORES")]
+    pub cores: Option<CoreList>,
+    /// Instruction set of the CPU kernels (scalar, avx2, avx512, ...) [default: the best]
+    #[arg(long, value_name = "NAME", value_parser = isa, env = "TROIKA_ISA")]
+    pub isa: Option<String>,
+    /// Measure what scheduler, queues and completions cost per decoded token instead
+    #[arg(long, conflicts_with_all = ["sequences", "n_depth"])]
+    pub overhead: bool,
+    #[command(flatten)]
+    pub quant: QuantArgs,
+    /// Form of the result
+    #[arg(short, long, value_enum, default_value = "md")]
+    pub output: TableFlag,
+    #[command(flatten)]
+    pub placement: PlacementArgs,
+    #[command(flatten)]
+    pub plan: PlanFileArgs,
+}
+
+/// `troika perplexity`.
+#[derive(Args)]
+#[command(mut_arg("ctx_size", |arg| {
+    arg.help("Length of the windows in tokens [default: 512, or the model's context if shorter]")
+}))]
+pub struct PerplexityArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// The file of the text; -, or when absent: standard input
+    #[arg(short, long, value_name = "FILE", env = "TROIKA_FILE")]
+    pub file: Option<PathBuf>,
+    /// Score all tokens of a window, not only those of its second half
+    #[arg(long)]
+    pub all: bool,
+    /// Print one JSON object
+    #[arg(long, env = "TROIKA_JSON")]
+    pub json: bool,
+    #[command(flatten)]
+    pub open: OpenArgs,
+    #[command(flatten)]
+    pub plan: PlanFileArgs,
+}
+
+/// `troika profile`. What is done when it is interrupted is kept, and gone on with.
+#[derive(Args)]
+pub struct ProfileArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Random weights of a known shape instead of a model: qwen3-0.6b, llama-3.2-1b:Q4_0, ...
+    #[arg(long, value_name = "SHAPE", env = "TROIKA_SYNTHETIC", conflicts_with_all = ["positional", "model"])]
+    pub synthetic: Option<String>,
+    /// The file to write; one that is there and not complete is gone on with [default: one that is
+    /// kept for this model on these devices, in the folder of --cache-dir]
+    #[arg(short, long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+    /// Print one JSON object
+    #[arg(long, env = "TROIKA_JSON")]
+    pub json: bool,
+    #[command(flatten)]
+    pub open: OpenArgs,
+}
+
+/// `troika plan`.
+#[derive(Args)]
+pub struct PlanArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// A known shape instead of a model: qwen3-0.6b, llama-3.2-1b:Q4_0, ...
+    #[arg(long, value_name = "SHAPE", env = "TROIKA_SYNTHETIC", conflicts_with_all = ["positional", "model"])]
+    pub synthetic: Option<String>,
+    /// Write the plan to a file [default: print it]
+    #[arg(short, long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+    /// Write the plans that were not chosen to files of a folder, too: 1.json is the best of them
+    #[arg(long, value_name = "DIR")]
+    pub beaten: Option<PathBuf>,
+    /// Print tables of what runs where, of what is copied between memories, and with --profile of
+    /// the plans that were not chosen, instead of the plan
+    #[arg(long)]
+    pub explain: bool,
+    #[command(flatten)]
+    pub open: OpenArgs,
+}
+
+/// `troika devices`.
+#[derive(Args)]
+pub struct DevicesArgs {
+    /// The devices.
+    #[arg(help = "Devices to list, as [NAME=]cpu[:CORES][@ISA] or as \
+        [NAME=]virtual:FILE.toml[:PROCESSOR]; may be repeated, or be a list with commas \
+        [default: one CPU device]")]
+    #[arg(long, value_name = "SPEC", value_delimiter = ',', env = "TROIKA_DEVICE")]
+    #[arg(value_parser = placement::device, conflicts_with = "threads")]
+    pub device: Vec<troika::DeviceSpec>,
+    /// Threads to measure with [default: one per core]
+    #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(value_parser = thread_count(), env = "TROIKA_THREADS")]
+    pub threads: Option<usize>,
+    /// Print a JSON list, an object for each device
+    #[arg(long, env = "TROIKA_JSON")]
+    pub json: bool,
+}
+
+/// `troika completions`.
+#[derive(Args)]
+pub struct CompletionArgs {
+    /// Which shell
+    #[arg(value_enum)]
+    pub shell: clap_complete::Shell,
+}

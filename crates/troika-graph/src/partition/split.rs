@@ -1,0 +1,145 @@
+//! How a graph is split, into what, and why not.
+
+use serde::{Deserialize, Serialize};
+
+use super::piece::Piece;
+use crate::op::Op;
+use crate::subgraph::{Subgraph, ValueId};
+use crate::verify::GraphError;
+
+/// How the columns of a graph's results are divided.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ColumnSplit {
+    /// The share of each part, in any unit; one device computes a part. `[3, 1]` gives the first
+    /// part three quarters.
+    pub shares: Vec<u32>,
+    /// Weight matrices are cut at multiples of this many rows: the largest tile or panel of any of
+    /// the devices.
+    pub tile: usize,
+    /// If set, results are cut at multiples of this fraction of their columns, where it divides
+    /// them. For a graph of query, key and value projections it is the number of key/value heads,
+    /// so that a part has the query heads that read its keys. See [`kv_heads`].
+    #[serde(default)]
+    pub groups: Option<usize>,
+}
+
+/// The pieces of a graph.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Partitioned {
+    /// In order: a stage reads only what earlier stages wrote.
+    pub stages: Vec<Stage>,
+    /// Ops that are not split, and why.
+    pub kept: Vec<Kept>,
+}
+
+impl Partitioned {
+    /// Values of the whole graph that stages pass to later ones and that are not its outputs. The
+    /// caller provides memory for them.
+    pub fn between(&self, graph: &Subgraph) -> Vec<ValueId> {
+        let pieces = self.stages.iter().flat_map(|s| &s.pieces);
+        let mut values: Vec<ValueId> = pieces.flat_map(|p| &p.outputs).map(|c| c.value).collect();
+        values.sort_unstable();
+        values.dedup();
+        values.retain(|v| !graph.outputs.contains(v));
+        values
+    }
+
+    /// Whether any stage has pieces of several parts.
+    pub fn is_split(&self) -> bool {
+        self.stages.iter().any(|s| s.pieces.len() > 1)
+    }
+}
+
+/// Pieces that run at the same time. They write different columns.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Stage {
+    /// At most one per part, in the parts' order.
+    pub pieces: Vec<Piece>,
+}
+
+/// An op that a single part computes whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kept {
+    /// Its index in the whole graph.
+    pub op: usize,
+    /// Its name.
+    pub name: &'static str,
+    /// Why it is not split.
+    pub why: WhyWhole,
+}
+
+impl std::fmt::Display for Kept {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "op {} ({}) stays whole: {}", self.op, self.name, self.why)
+    }
+}
+
+/// Why an op is not split by columns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, thiserror::Error)]
+pub enum WhyWhole {
+    /// Each column of its result depends on its whole input row, and no split product needs its
+    /// result in every part.
+    #[error("each column of its result depends on the whole row")]
+    WholeRow,
+    /// Its weights are not divided by columns of the result.
+    #[error("its weights are not cut by columns of its result")]
+    Weights,
+    /// It has too few tiles and heads for two parts.
+    #[error("its {cols} columns do not give two parts that begin at tiles and at heads")]
+    Narrow {
+        /// Columns of its result, or of the cache it writes.
+        cols: usize,
+    },
+    /// The graph does not show how many heads its cache has, or it has only one.
+    #[error("its cache has one head, or the graph does not say how many")]
+    Cache,
+    /// After rounding to tiles and heads, one part gets all of it.
+    #[error("rounded to tiles and heads, one part's share is all of it")]
+    Share,
+    /// It is cheap, and its inputs are whole values.
+    #[error("it is cheap, and nothing that is split makes its inputs")]
+    Cheap,
+}
+
+/// Why a graph cannot be partitioned as requested.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum PartitionError {
+    /// There is no op after the given one.
+    #[error("subgraph {graph} has {ops} ops: it cannot be cut after op {op}")]
+    NoBoundary {
+        /// Name of the graph.
+        graph: String,
+        /// The op after which to cut.
+        op: usize,
+        /// Number of ops in the graph.
+        ops: usize,
+    },
+    /// The ops to cut after are not in ascending order.
+    #[error("subgraph {graph}: ops to cut after are not in ascending order")]
+    Order {
+        /// Name of the graph.
+        graph: String,
+    },
+    /// All shares are 0.
+    #[error("no part has a share of the columns; give at least one of them a number above 0")]
+    Shares,
+    /// A tile or standard length of 0.
+    #[error("the {what} is 0; give 1 or more")]
+    Zero {
+        /// The name of the number.
+        what: &'static str,
+    },
+    /// The graph or a piece of it is malformed.
+    #[error(transparent)]
+    Graph(#[from] GraphError),
+}
+
+/// The number of key/value heads of a graph's attention, if it has one. It is the value of
+/// [`ColumnSplit::groups`] for the projections in front.
+pub fn kv_heads(graph: &Subgraph) -> Option<usize> {
+    graph.nodes.iter().find_map(|n| match &n.op {
+        Op::Attention(a) => Some(a.kv_heads),
+        _ => None,
+    })
+}

@@ -1,0 +1,194 @@
+//! What lowering takes and makes.
+
+use serde::{Deserialize, Serialize};
+use troika_graph::{DType, GraphError, Subgraph, Window};
+
+use crate::spec::{Ffn, Key, ModelSpec};
+
+/// Parameters of lowering beyond the spec.
+#[derive(Clone, Copy, Debug)]
+pub struct LowerOptions {
+    /// Upper bound of the symbol `rows`.
+    pub max_rows: usize,
+    /// Upper bound of the symbol `kv_len`.
+    pub max_kv: usize,
+    /// Element type of the KV cache.
+    pub kv_dtype: DType,
+}
+
+/// Shape and type of a bound weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WeightShape {
+    /// Output rows.
+    pub rows: usize,
+    /// Columns.
+    pub cols: usize,
+    /// Type in the store.
+    pub dtype: DType,
+}
+
+/// Gives lowering the shapes and types of weights.
+pub type WeightShapes<'a> = &'a dyn Fn(Key) -> Option<WeightShape>;
+
+/// Index of an edge in [`Lowered::edges`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct EdgeId(pub usize);
+
+/// Index of a state in [`Lowered::states`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct StateId(pub usize);
+
+/// A value that flows between segments, `[rows, cols]`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Edge {
+    /// The name in traces.
+    pub name: String,
+    /// Columns.
+    pub cols: usize,
+    /// F32 or I32.
+    pub dtype: DType,
+}
+
+/// A KV cache tensor, `[positions, width]`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StateDecl {
+    /// The name in traces and memory reports.
+    pub name: String,
+    /// Elements per position.
+    pub width: usize,
+    /// F32, F16 or BF16.
+    pub dtype: DType,
+    /// Index in [`Lowered::page_groups`].
+    pub page_group: usize,
+}
+
+/// The part of a layer that a segment computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SegmentKind {
+    /// Token ids to rows.
+    Embed,
+    /// Norm, projections, q/k norm, rope.
+    Qkv,
+    /// Cache append and attention.
+    Attention,
+    /// Output projection and residual.
+    AttnOut,
+    /// Dense feed-forward and residual.
+    Ffn,
+    /// Norm and choice of experts.
+    Router,
+    /// Experts, shared expert and residual.
+    Experts,
+    /// Final norm and logits.
+    Head,
+}
+
+impl SegmentKind {
+    /// All kinds in execution order.
+    pub const ALL: [SegmentKind; 8] = [
+        SegmentKind::Embed,
+        SegmentKind::Qkv,
+        SegmentKind::Attention,
+        SegmentKind::AttnOut,
+        SegmentKind::Ffn,
+        SegmentKind::Router,
+        SegmentKind::Experts,
+        SegmentKind::Head,
+    ];
+
+    /// Whether it exists once per layer, and not before or behind the layers.
+    pub const fn is_in_layers(self) -> bool {
+        !matches!(self, SegmentKind::Embed | SegmentKind::Head)
+    }
+
+    /// The name in plans and traces.
+    pub const fn name(self) -> &'static str {
+        match self {
+            SegmentKind::Embed => "embed",
+            SegmentKind::Qkv => "qkv",
+            SegmentKind::Attention => "attention",
+            SegmentKind::AttnOut => "attn_out",
+            SegmentKind::Ffn => "ffn",
+            SegmentKind::Router => "router",
+            SegmentKind::Experts => "experts",
+            SegmentKind::Head => "head",
+        }
+    }
+}
+
+/// The segments of a model, with their layers, in execution order.
+pub fn segments(spec: &ModelSpec) -> Vec<(SegmentKind, Option<usize>)> {
+    use SegmentKind as S;
+    let mut all = vec![(S::Embed, None)];
+    for (i, layer) in spec.layers.iter().enumerate() {
+        let kinds: &[SegmentKind] = match layer.ffn {
+            Ffn::Dense(_) => &[S::Qkv, S::Attention, S::AttnOut, S::Ffn],
+            Ffn::Moe(_) => &[S::Qkv, S::Attention, S::AttnOut, S::Router, S::Experts],
+        };
+        all.extend(kinds.iter().map(|&kind| (kind, Some(i))));
+    }
+    all.push((S::Head, None));
+    all
+}
+
+/// A subgraph with its place in the model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Segment {
+    /// What it computes.
+    pub kind: SegmentKind,
+    /// Its layer (`None` for embed and head).
+    pub layer: Option<usize>,
+    /// The subgraph.
+    pub graph: Subgraph,
+    /// The edges of its inputs.
+    pub inputs: Vec<EdgeId>,
+    /// The states of its states.
+    pub states: Vec<StateId>,
+    /// The edges of its outputs.
+    pub outputs: Vec<EdgeId>,
+}
+
+/// A lowered model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Lowered {
+    /// Segments in execution order; the last one is the head.
+    pub segments: Vec<Segment>,
+    /// Edges; the first two are the token ids and the positions, the last one the logits.
+    pub edges: Vec<Edge>,
+    /// KV cache tensors.
+    pub states: Vec<StateDecl>,
+    /// Page groups: layers with the same window keep the same positions.
+    pub page_groups: Vec<Window>,
+}
+
+impl Lowered {
+    /// Token ids, `[rows, 1]` i32.
+    pub const IDS: EdgeId = EdgeId(0);
+    /// Positions, `[rows, 1]` i32.
+    pub const POSITIONS: EdgeId = EdgeId(1);
+
+    /// The logits, `[rows, vocab]` f32.
+    pub fn logits(&self) -> EdgeId {
+        EdgeId(self.edges.len() - 1)
+    }
+}
+
+/// Why a spec could not be lowered.
+#[derive(Debug, thiserror::Error)]
+pub enum LowerError {
+    /// A required weight was not bound.
+    #[error("weight {0} was not bound; this is a fault in the family's tensor names")]
+    Unbound(String),
+    /// An inconsistent spec.
+    #[error("layer {layer}: {what}")]
+    Spec {
+        /// Layer.
+        layer: usize,
+        /// The inconsistency.
+        what: String,
+    },
+    /// The resulting subgraph is malformed.
+    #[error(transparent)]
+    Graph(#[from] GraphError),
+}

@@ -1,0 +1,215 @@
+//! A model as its layers.
+
+use serde::{Deserialize, Serialize};
+use troika_graph::{Activation, RopeFreqs, RopeStyle, Score, Window};
+
+/// A whole model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ModelSpec {
+    /// The family's name in `config.json` (`model_type`: `qwen3_moe`). For people only.
+    pub family: String,
+    /// Vocabulary rows of the embedding.
+    pub vocab: usize,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// The longest sequence the model was made for, in tokens.
+    pub context: usize,
+    /// Factor of the embedding (Gemma: sqrt(hidden), rounded as in the model).
+    pub embed_scale: f32,
+    /// Layers, first to last.
+    pub layers: Vec<Layer>,
+    /// Norm before the head.
+    pub final_norm: Norm,
+    /// Whether the head's weight is the embedding table.
+    pub tied: bool,
+    /// Whether the head has a bias.
+    pub head_bias: bool,
+    /// Multiplies the logits.
+    pub logit_scale: f32,
+    /// `cap * tanh(logit / cap)`.
+    pub logit_softcap: Option<f32>,
+}
+
+/// Normalisation of rows.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Norm {
+    /// Root mean square.
+    Rms {
+        /// Added to the mean square.
+        eps: f32,
+        /// Added to the weight (1 for Gemma checkpoints, 0 elsewhere and in GGUF).
+        offset: f32,
+    },
+    /// Mean and variance.
+    Layer {
+        /// Added to the variance.
+        eps: f32,
+        /// Whether there is a bias.
+        bias: bool,
+    },
+}
+
+/// One layer: attention and feed-forward around the residual stream `x`.
+///
+/// Serial: `x += post(attn(pre(x)))`, then `x += post(ffn(pre(x)))`.
+/// Parallel: `x += attn(n(x)) + ffn(n(x))` with `n = attn_pre`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Layer {
+    /// Norm before attention (absent in post-norm models).
+    pub attn_pre: Option<Norm>,
+    /// Norm of attention's output, before it is added.
+    pub attn_post: Option<Norm>,
+    /// Norm before the feed-forward.
+    pub ffn_pre: Option<Norm>,
+    /// Norm of the feed-forward's output, before it is added.
+    pub ffn_post: Option<Norm>,
+    /// Whether attention and feed-forward read the same normalised input.
+    pub parallel: bool,
+    /// Attention.
+    pub attn: Attn,
+    /// Feed-forward.
+    pub ffn: Ffn,
+}
+
+/// Attention of a layer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Attn {
+    /// Query heads.
+    pub heads: usize,
+    /// Key/value heads.
+    pub kv_heads: usize,
+    /// Width of a query and key head.
+    pub k_dim: usize,
+    /// Width of a value head.
+    pub v_dim: usize,
+    /// Multiplies the scores (usually `k_dim^-0.5`).
+    pub scale: f32,
+    /// Whether the q, k, v projections have biases.
+    pub qkv_bias: bool,
+    /// Whether the output projection has a bias.
+    pub o_bias: bool,
+    /// Clamp of q, k, v after projection.
+    pub clip_qkv: Option<f32>,
+    /// Norms of q and k before rope.
+    pub qk_norm: Option<QkNorm>,
+    /// Rotary embedding; `None`: the layer uses no positions.
+    pub rope: Option<RopeSpec>,
+    /// Sliding window.
+    pub window: Window,
+    /// Soft cap of the scores.
+    pub softcap: Option<f32>,
+    /// Attention sinks.
+    pub sinks: bool,
+    /// Latent attention (DeepSeek-V2, section 2.1); `k_dim = nope + rope`, `kv_heads = heads`.
+    pub latent: Option<Latent>,
+}
+
+impl Attn {
+    /// Elements per position in the caches of keys and of values. Latent attention has one cache
+    /// for the compressed part of both and the rotated part of the keys.
+    pub fn cache_widths(&self) -> (usize, Option<usize>) {
+        match &self.latent {
+            Some(l) => (l.kv_rank + l.rope, None),
+            None => (self.kv_heads * self.k_dim, Some(self.kv_heads * self.v_dim)),
+        }
+    }
+}
+
+/// Norms of queries and keys.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct QkNorm {
+    /// The norm.
+    pub norm: Norm,
+    /// Over each head (Qwen3), or over the whole projection (OLMoE).
+    pub per_head: bool,
+}
+
+/// Rotary embedding of a layer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RopeSpec {
+    /// Rotated elements of a head (the first ones; the last ones in latent attention).
+    pub rotary_dim: usize,
+    /// Pairing.
+    pub style: RopeStyle,
+    /// Frequencies.
+    pub freqs: RopeFreqs,
+    /// longrope's long frequencies, and the length beyond which they apply.
+    pub long: Option<(RopeFreqs, usize)>,
+}
+
+/// Latent attention: keys and values come from one compressed row per token.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Latent {
+    /// Rank of the compressed query, if queries are compressed.
+    pub q_rank: Option<usize>,
+    /// Rank of the compressed keys and values.
+    pub kv_rank: usize,
+    /// Width of the part of a head without positions.
+    pub nope: usize,
+    /// Width of the rotated part, shared by all heads.
+    pub rope: usize,
+    /// Norm of the compressed rows (RMS).
+    pub norm: Norm,
+    /// Whether the projections to the compressed rows have biases.
+    pub bias: bool,
+}
+
+/// Feed-forward of a layer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Ffn {
+    /// One network for all tokens.
+    Dense(Mlp),
+    /// Experts.
+    Moe(Moe),
+}
+
+/// A dense feed-forward.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Mlp {
+    /// Inner width.
+    pub inter: usize,
+    /// Activation.
+    pub act: Activation,
+    /// `down(act(gate(x)) * up(x))`, else `down(act(up(x)))`.
+    pub gated: bool,
+    /// Whether all its projections have biases.
+    pub bias: bool,
+}
+
+/// Mixture of experts.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Moe {
+    /// Experts.
+    pub experts: usize,
+    /// Experts per token.
+    pub top_k: usize,
+    /// Inner width of an expert.
+    pub inter: usize,
+    /// Activation of an expert's gate.
+    pub act: Activation,
+    /// Whether the experts' projections have biases.
+    pub bias: bool,
+    /// Whether the router has a bias.
+    pub router_bias: bool,
+    /// Scoring.
+    pub score: Score,
+    /// Whether to divide the chosen weights by their sum.
+    pub normalize: bool,
+    /// Multiplies the chosen weights.
+    pub scale: f32,
+    /// `(n_group, topk_group)`.
+    pub groups: Option<(usize, usize)>,
+    /// An expert that every token uses.
+    pub shared: Option<SharedExpert>,
+}
+
+/// The shared expert (always gated by an activation, as a dense feed-forward).
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SharedExpert {
+    /// Inner width (all shared experts together).
+    pub inter: usize,
+    /// Whether its output is multiplied by `sigmoid(gate . x)` (Qwen2-MoE).
+    pub gated: bool,
+    /// Whether its projections have biases.
+    pub bias: bool,
+}

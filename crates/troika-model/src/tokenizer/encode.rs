@@ -1,0 +1,226 @@
+//! Tokenizers: read from files, text to ids and back.
+
+use std::collections::HashMap;
+use std::io::ErrorKind;
+use std::path::Path;
+use std::sync::OnceLock;
+
+use serde_json::Value;
+use tokenizers::NormalizedString;
+
+use super::check::{self, LONGEST};
+use super::error::TokenizerError;
+use super::shared::Inner;
+use super::{gguf, guard, json};
+use crate::files::read_small;
+use crate::spec::GgufMeta;
+
+/// The most bytes per byte for long texts. Unicode's normal forms need up to 11.
+const TIMES: f64 = 64.0;
+const ENOUGH: f64 = (4 << 20) as f64;
+
+/// A tokenizer with its special tokens.
+pub struct Tokenizer {
+    pub(super) inner: Inner,
+    /// As `inner`, but special tokens in the text are plain text. Made when first asked for.
+    pub(super) plain: OnceLock<Inner>,
+    pub(super) bos: Option<u32>,
+    pub(super) eos: Option<u32>,
+    /// Set for GGUF files, which list what to add; `tokenizer.json` has a post-processor.
+    pub(super) add: Option<(bool, bool)>,
+    pub(super) growth: check::Growths,
+    /// Ids whose token also has another id, which the vocabulary uses.
+    pub(super) twins: HashMap<u32, u32>,
+    pub(super) warnings: Vec<String>,
+}
+
+pub(super) type Res<T> = Result<T, TokenizerError>;
+
+impl Tokenizer {
+    /// Reads `tokenizer.json` and `tokenizer_config.json` of a folder; `None` without the former.
+    ///
+    /// # Errors
+    /// A file that cannot be read or is damaged.
+    pub fn from_hf_dir(dir: &Path) -> Res<Option<Tokenizer>> {
+        let path = dir.join("tokenizer.json");
+        let bad = |why: String| TokenizerError::File { file: path.display().to_string(), why };
+        let bytes = match read_small(&path) {
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
+            read => read.map_err(|e| bad(e.to_string()))?,
+        };
+        let mut tokenizer = Tokenizer::from_json(&bytes).map_err(bad)?;
+        let path = dir.join("tokenizer_config.json");
+        match read_small(&path).map(|bytes| serde_json::from_slice(&bytes)) {
+            Ok(Ok(config)) => tokenizer.take_config(&config),
+            Err(e) if e.kind() == ErrorKind::NotFound => {}
+            Ok(Err(e)) => tokenizer.warn_of_config(&path, &e.to_string()),
+            Err(e) => tokenizer.warn_of_config(&path, &e.to_string()),
+        }
+        Ok(Some(tokenizer))
+    }
+
+    /// Parses a `tokenizer.json`. Truncation and padding are ignored: prompts are used unchanged.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn from_json(bytes: &[u8]) -> Result<Tokenizer, String> {
+        let json = serde_json::from_slice(bytes).map_err(|e| format!("is no JSON: {e}"))?;
+        let read = json::tokenizer(json)?;
+        Ok(Tokenizer {
+            inner: read.inner,
+            plain: OnceLock::new(),
+            bos: None,
+            eos: None,
+            add: None,
+            growth: read.growth,
+            twins: HashMap::new(),
+            warnings: read.warnings,
+        })
+    }
+
+    /// Reads the names of special tokens from `tokenizer_config.json`.
+    fn take_config(&mut self, config: &Value) {
+        let id = |field: &str| {
+            let v = &config[field];
+            self.id(v.as_str().or(v["content"].as_str())?)
+        };
+        (self.bos, self.eos) = (id("bos_token"), id("eos_token"));
+    }
+
+    fn warn_of_config(&mut self, path: &Path, why: &str) {
+        let path = path.display();
+        self.warnings.push(format!("{path}: {why}; it is read as if it were empty"));
+    }
+
+    /// Makes the tokenizer of a GGUF file; `None` if the file has none. Also returns a warning
+    /// about an unknown pre-tokenizer.
+    ///
+    /// # Errors
+    /// Inconsistent metadata, or an unsupported kind of tokenizer.
+    pub fn from_gguf(meta: &GgufMeta) -> Res<Option<(Tokenizer, Option<String>)>> {
+        let Some(built) = gguf::build(meta)? else { return Ok(None) };
+        let tokenizer = Tokenizer {
+            inner: built.read.inner,
+            plain: OnceLock::new(),
+            bos: built.bos,
+            eos: built.eos,
+            add: Some((built.add_bos, built.add_eos)),
+            growth: built.read.growth,
+            twins: built.twins,
+            warnings: Vec::new(),
+        };
+        Ok(Some((tokenizer, built.warning)))
+    }
+
+    /// Text to ids. `add_special` adds what the model expects around a text (BOS); `parse_special`
+    /// recognises special tokens in the text.
+    ///
+    /// # Errors
+    /// An error of the tokenizer.
+    pub fn encode(&self, text: &str, add_special: bool, parse_special: bool) -> Res<Vec<u32>> {
+        let automatic = add_special && self.add.is_none();
+        let encoding = guard::caught(|| {
+            if !self.fits(text) {
+                return Err(TokenizerError::TooLong(text.len()));
+            }
+            let inner = if parse_special { &self.inner } else { self.plain() };
+            inner.encode_fast(text, automatic).map_err(|e| TokenizerError::Encode(e.to_string()))
+        });
+        let encoding = encoding
+            .ok_or_else(|| TokenizerError::Encode("this text cannot be encoded".into()))??;
+        let mut ids = encoding.get_ids().to_vec();
+        if let (true, Some((add_bos, add_eos))) = (add_special, self.add) {
+            // A text that already starts with BOS (from a chat template) keeps one.
+            if let (true, Some(bos)) = (add_bos, self.bos)
+                && ids.first() != Some(&bos)
+            {
+                ids.insert(0, bos);
+            }
+            ids.extend(self.eos.filter(|_| add_eos));
+        }
+        Ok(ids)
+    }
+
+    /// Whether a text stays short enough during encoding.
+    fn fits(&self, text: &str) -> bool {
+        let growth = &self.growth;
+        let most = LONGEST.min(text.len() as f64 * TIMES + ENOUGH);
+        let worst = growth.normalized.most(text.len());
+        if worst <= most && growth.split.most(worst as usize) <= most {
+            return true;
+        }
+        // The factors are for the worst texts. If they do not suffice, the normalizer is run to
+        // find out, at the cost of running twice.
+        let mut text = NormalizedString::from(text);
+        let normalized = self
+            .inner
+            .get_normalizer()
+            .is_none_or(|n| check::normalized(n, &mut text, growth.alone, most).is_some());
+        normalized && growth.split.most(text.len()) <= most
+    }
+
+    fn plain(&self) -> &Inner {
+        self.plain.get_or_init(|| {
+            let mut t = self.inner.clone();
+            t.set_encode_special_tokens(true);
+            t
+        })
+    }
+
+    /// Ids to text; unknown ids are skipped.
+    ///
+    /// # Errors
+    /// An error of the tokenizer.
+    pub fn decode(&self, ids: &[u32], skip_special: bool) -> Res<String> {
+        let known: Vec<u32>;
+        let ids = if self.twins.is_empty() {
+            ids
+        } else {
+            known = ids.iter().map(|id| *self.twins.get(id).unwrap_or(id)).collect();
+            &known
+        };
+        // Without tokens there is no text; some decoders need at least one.
+        if ids.iter().all(|&id| self.is_silent(id, skip_special)) {
+            return Ok(String::new());
+        }
+        guard::caught(|| self.inner.decode(ids, skip_special))
+            .ok_or_else(|| TokenizerError::Encode("these ids cannot be decoded".into()))?
+            .map_err(|e| TokenizerError::Encode(e.to_string()))
+    }
+
+    /// Whether decoding skips an id: it has no token, or a special one.
+    pub(super) fn is_silent(&self, id: u32, skip_special: bool) -> bool {
+        let special = |t: &String| self.inner.get_added_vocabulary().is_special_token(t);
+        self.token(id).is_none_or(|t| skip_special && special(&t))
+    }
+
+    /// The token of an id, as spelled in the vocabulary.
+    pub fn token(&self, id: u32) -> Option<String> {
+        self.inner.id_to_token(*self.twins.get(&id).unwrap_or(&id))
+    }
+
+    /// The id of a token, as spelled in the vocabulary.
+    pub fn id(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
+    }
+
+    /// Number of tokens, special ones included.
+    pub fn vocab_size(&self) -> usize {
+        self.inner.get_vocab_size(true)
+    }
+
+    /// Beginning of text.
+    pub fn bos(&self) -> Option<u32> {
+        self.bos
+    }
+
+    /// Warnings about the tokenizer's files, one sentence each.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    /// End of text.
+    pub fn eos(&self) -> Option<u32> {
+        self.eos
+    }
+}

@@ -1,0 +1,78 @@
+//! Programs that the chores run.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// A result whose error is a sentence.
+pub type Result<T> = std::result::Result<T, String>;
+
+/// Cargo in the workspace, with these arguments.
+pub fn cargo(root: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(args).current_dir(root);
+    command
+}
+
+/// Runs a command, whose output is seen, to its end.
+///
+/// # Errors
+/// It does not start, or fails.
+pub fn run(command: &mut Command, what: &str) -> Result<()> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let status = command.status().map_err(|e| format!("cannot run {name}: {e}"))?;
+    status.success().then_some(()).ok_or_else(|| format!("{what} failed ({status})"))
+}
+
+/// Runs a command to its end, whatever that is.
+///
+/// # Errors
+/// It does not start.
+pub fn output(command: &mut Command) -> Result<Output> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    command.output().map_err(|e| format!("cannot run {name}: {e}"))
+}
+
+/// What a command prints.
+///
+/// # Errors
+/// It does not start or fails; the end of its errors is in the sentence.
+pub fn text(command: &mut Command, what: &str) -> Result<String> {
+    let out = output(command)?;
+    if !out.status.success() {
+        let errors = String::from_utf8_lossy(&out.stderr);
+        let lines: Vec<&str> = errors.trim_end().lines().collect();
+        let tail = lines[lines.len().saturating_sub(5)..].join("\n");
+        return Err(format!("{what} failed ({}): {tail}", out.status));
+    }
+    Ok(String::from_utf8_lossy(&out.stdout).into_owned())
+}
+
+/// Builds the command `troika` and returns its path.
+///
+/// # Errors
+/// It does not build.
+pub fn build_troika(root: &Path) -> Result<PathBuf> {
+    run(&mut cargo(root, &["build", "-q", "--release", "-p", "troika-cli"]), "cargo build")?;
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or(root.join("target"), PathBuf::from);
+    Ok(target.join("release/troika"))
+}
+
+/// A sentence about a file.
+pub fn failed(what: &str, path: &Path, e: &std::io::Error) -> String {
+    format!("cannot {what} {}: {e}", path.display())
+}
+
+/// Makes a file beside its place first, so that it is never incomplete.
+///
+/// # Errors
+/// Those of making it, or it cannot be renamed.
+pub fn whole(path: &Path, make: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+    let part = path.with_extension("gguf.part");
+    let made = make(&part)
+        .and_then(|()| std::fs::rename(&part, path).map_err(|e| failed("rename", &part, &e)));
+    if made.is_err() {
+        // Removing may fail because it was never created: the first error is reported.
+        let _ = std::fs::remove_file(&part);
+    }
+    made
+}
