@@ -1,6 +1,6 @@
 //! Partition: turns a subgraph into several that compute the same together.
 //!
-//! [`cut`] and [`cut_at`] cut between ops, [`split_columns`] gives each device some columns of the
+//! [`cut`] and [`cut_at`] cut between ops, [`experts`] takes some experts, [`split_columns`] gives each device some columns of the
 //! results, and [`Partition`] says which rows go where. This module knows no devices, costs or
 //! models. See the README beside this file.
 
@@ -19,7 +19,7 @@ use crate::subgraph::{Subgraph, ValueId};
 use crate::verify::GraphError;
 
 pub use columns::split_columns;
-pub use cut::{cut, cut_at};
+pub use cut::{cut, cut_at, experts};
 pub use piece::{Columns, Piece};
 pub use rows::{Area, Computed, Partition, RowCut, cut_rows};
 
@@ -136,6 +136,14 @@ pub enum PartitionError {
     Order {
         /// Name of the graph.
         graph: String,
+    },
+    /// The graph has no such experts.
+    #[error("subgraph {graph} has no experts {} to {} to compute apart", range.start, range.end)]
+    Experts {
+        /// Name of the graph.
+        graph: String,
+        /// The experts.
+        range: std::ops::Range<usize>,
     },
     /// All shares are 0.
     #[error("no part has a share of the columns; give at least one of them a number above 0")]
