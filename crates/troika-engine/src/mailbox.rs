@@ -12,6 +12,8 @@ use crate::schedule::{Canceller, JobId};
 #[derive(Debug)]
 pub(crate) enum Request {
     Admit(SeqId, Admission),
+    /// A new sequence beside another one.
+    Fork(SeqId, SeqId),
     Append(SeqId, Vec<u32>, WantedLogits),
     Replace(SeqId, Vec<u32>, WantedLogits),
     Cancel(SeqId),
@@ -97,6 +99,26 @@ impl EngineHandle {
         let known = Known { len: admission.tokens.len(), pending, ..Known::default() };
         inbox.known.insert(seq, known);
         inbox.requests.push_back(Request::Admit(seq, admission));
+        Ok(seq)
+    }
+
+    /// Opens an empty sequence with the priority of another one. Fed with the same tokens, it
+    /// starts from the whole pages that the other has computed by now, also of an answer that it
+    /// is in the midst of; only the rest is computed again.
+    ///
+    /// # Errors
+    /// The other one is closed; a closed engine.
+    pub fn fork(&self, of: SeqId) -> Result<SeqId, EngineError> {
+        let mut inbox = self.lock();
+        if inbox.ended {
+            return Err(EngineError::Ended);
+        }
+        if !inbox.known.contains_key(&of) {
+            return Err(KvError::Closed(of).into());
+        }
+        let seq = SeqId::next();
+        inbox.known.insert(seq, Known::default());
+        inbox.requests.push_back(Request::Fork(seq, of));
         Ok(seq)
     }
 
@@ -244,6 +266,7 @@ impl Request {
     fn seq(&self) -> SeqId {
         match self {
             Request::Admit(seq, _)
+            | Request::Fork(seq, _)
             | Request::Append(seq, ..)
             | Request::Replace(seq, ..)
             | Request::Cancel(seq)
@@ -256,7 +279,7 @@ impl Inbox {
     /// Takes the oldest request.
     pub fn take(&mut self) -> Option<Request> {
         let request = self.requests.pop_front()?;
-        if let Request::Admit(seq, _) = &request
+        if let Request::Admit(seq, _) | Request::Fork(seq, _) = &request
             && let Some(known) = self.known.get_mut(seq)
         {
             known.taken = true;
