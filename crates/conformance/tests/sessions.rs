@@ -2,9 +2,10 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Barrier, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{scope, sleep};
 use std::time::Duration;
 
@@ -601,4 +602,55 @@ fn tokens_are_those_allowed_and_come_with_probabilities() {
     let wrong = session.next_piece().unwrap_err();
     assert!(matches!(wrong, Error::Sample(SampleError::Constrained)), "{wrong}");
     works(&model, &mut session);
+}
+
+/// Tells which session has news.
+struct News(usize, Mutex<Sender<usize>>);
+impl Wake for News {
+    fn wake(self: Arc<Self>) {
+        let _ = self.1.lock().unwrap().send(self.0);
+    }
+}
+
+#[test]
+fn sessions_are_woken_by_one_thread_that_steps_for_all() {
+    let prompts: Vec<Vec<u32>> = (0..3).map(|i| some_tokens(20 + 30 * i, i)).collect();
+    let model = qwen3(&options(2));
+    let stop = AtomicBool::new(false);
+    scope(|s| {
+        s.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                while model.step().unwrap() {}
+                model.wait_for_work(Duration::from_millis(50));
+            }
+        });
+        let (news, woken) = channel();
+        let mut sessions = Vec::new();
+        for (i, prompt) in prompts.iter().enumerate() {
+            let mut session = model.session().unwrap();
+            session.start(prompt, &greedy(24)).unwrap();
+            let waker = Waker::from(Arc::new(News(i, Mutex::new(news.clone()))));
+            waker.wake_by_ref();
+            sessions.push((session, waker, Vec::new()));
+        }
+        let mut done = vec![false; prompts.len()];
+        while done.contains(&false) {
+            let i = woken.recv_timeout(Duration::from_secs(60)).expect("nobody was woken");
+            let (session, waker, tokens) = &mut sessions[i];
+            while let Poll::Ready(piece) = session.poll_piece(&Context::from_waker(waker)) {
+                match piece.unwrap() {
+                    Some(piece) => tokens.push(piece.token),
+                    None => {
+                        done[i] = true;
+                        break;
+                    }
+                }
+            }
+        }
+        for ((mut session, _, tokens), prompt) in sessions.into_iter().zip(&prompts) {
+            assert_eq!(session.finish(None).unwrap().tokens, tokens);
+            assert_eq!(tokens, alone(prompt, 24));
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
 }

@@ -1,7 +1,8 @@
 //! Requests to an engine from any thread, and how the thread that steps it takes them.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use crate::error::EngineError;
 use crate::input::{Admission, WantedLogits};
@@ -71,16 +72,33 @@ impl Limits {
 #[derive(Clone, Debug)]
 pub struct EngineHandle {
     inbox: Arc<Mutex<Inbox>>,
+    /// Notified of each request.
+    asked: Arc<Condvar>,
     limits: Limits,
 }
 
 impl EngineHandle {
     pub(crate) fn new(limits: Limits) -> EngineHandle {
-        EngineHandle { inbox: Arc::default(), limits }
+        EngineHandle { inbox: Arc::default(), asked: Arc::default(), limits }
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Inbox> {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ask(&self, inbox: &mut Inbox, request: Request) {
+        inbox.requests.push_back(request);
+        self.asked.notify_all();
+    }
+
+    /// Sleeps until there is something to do for [`crate::Engine::step`], or for `most`. Returns
+    /// whether there is.
+    pub fn wait_for_work(&self, most: Duration) -> bool {
+        let idle = |inbox: &mut Inbox| {
+            inbox.requests.is_empty() && !inbox.known.values().any(|known| known.pending)
+        };
+        let waited = self.asked.wait_timeout_while(self.lock(), most, idle);
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 
     /// Opens a sequence.
@@ -98,7 +116,7 @@ impl EngineHandle {
         let pending = !admission.tokens.is_empty();
         let known = Known { len: admission.tokens.len(), pending, ..Known::default() };
         inbox.known.insert(seq, known);
-        inbox.requests.push_back(Request::Admit(seq, admission));
+        self.ask(&mut inbox, Request::Admit(seq, admission));
         Ok(seq)
     }
 
@@ -118,7 +136,7 @@ impl EngineHandle {
         }
         let seq = SeqId::next();
         inbox.known.insert(seq, Known::default());
-        inbox.requests.push_back(Request::Fork(seq, of));
+        self.ask(&mut inbox, Request::Fork(seq, of));
         Ok(seq)
     }
 
@@ -136,7 +154,7 @@ impl EngineHandle {
         let mut inbox = self.lock();
         let known = self.may_feed(&mut inbox, seq, tokens)?;
         (known.len, known.pending) = (known.len + tokens.len(), true);
-        inbox.requests.push_back(Request::Append(seq, tokens.to_vec(), logits));
+        self.ask(&mut inbox, Request::Append(seq, tokens.to_vec(), logits));
         Ok(())
     }
 
@@ -158,7 +176,7 @@ impl EngineHandle {
         let mut inbox = self.lock();
         let known = inbox.waiting(seq)?;
         (known.len, known.pending) = (tokens.len(), true);
-        inbox.requests.push_back(Request::Replace(seq, tokens, logits));
+        self.ask(&mut inbox, Request::Replace(seq, tokens, logits));
         Ok(())
     }
 
@@ -174,7 +192,7 @@ impl EngineHandle {
             return Ok(());
         }
         known.cancelled = true;
-        inbox.requests.push_back(Request::Cancel(seq));
+        self.ask(&mut inbox, Request::Cancel(seq));
         inbox.end_cancelled(seq);
         Ok(())
     }
@@ -191,7 +209,7 @@ impl EngineHandle {
             inbox.requests.retain(|request| request.seq() != seq);
             return Ok(());
         }
-        inbox.requests.push_back(Request::Close(seq));
+        self.ask(&mut inbox, Request::Close(seq));
         inbox.end_cancelled(seq);
         Ok(())
     }

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use troika_engine::sample::{Constraint, Logprobs, SampleParams, Sampler};
@@ -174,6 +175,12 @@ impl Model {
         let mut engine = driver.engine()?;
         Ok(driver.step(&mut engine, None)?)
     }
+
+    /// Sleeps until a session has something to compute, or for `most`. Returns whether one has. A
+    /// thread that calls this and [`Model::step`] in turns serves all sessions that are polled.
+    pub fn wait_for_work(&self, most: Duration) -> bool {
+        self.opened.driver.handle.wait_for_work(most)
+    }
 }
 
 impl Drop for Session {
@@ -318,7 +325,7 @@ impl Session {
         }
         let state = self.state.clone();
         let taken = self.opened.driver.until(|| take(&state), None)?;
-        self.take_piece(taken)
+        self.take_piece(taken, Self::end)
     }
 
     /// The next token if it is ready; computes nothing.
@@ -330,8 +337,25 @@ impl Session {
             return Ok(None);
         }
         match take(&self.state) {
-            Some(taken) => self.take_piece(taken),
+            Some(taken) => self.take_piece(taken, Self::end),
             None => Ok(None),
+        }
+    }
+
+    /// The next token if it is ready, `None` at the end; otherwise the caller is woken when there is
+    /// news. It neither computes nor waits: another thread does ([`Model::wait_for_work`]), which
+    /// a slow reader does not hold up.
+    pub fn poll_piece(&mut self, cx: &Context<'_>) -> Poll<Result<Option<TextPiece>, Error>> {
+        if self.is_done() {
+            return Poll::Ready(Ok(None));
+        }
+        // Before looking, so that no event is missed.
+        lock(&self.state).waker = Some(cx.waker().clone());
+        match take(&self.state) {
+            Some(taken) => {
+                Poll::Ready(self.take_piece(taken, |s| Ok(s.opened.driver.handle.cancel(s.seq)?)))
+            }
+            None => Poll::Pending,
         }
     }
 
@@ -456,14 +480,19 @@ impl Session {
         }
     }
 
-    fn take_piece(&mut self, taken: Taken) -> Result<Option<TextPiece>, Error> {
+    /// Turns a token into text; `end` stops the work if a stop text ends the answer.
+    fn take_piece(
+        &mut self,
+        taken: Taken,
+        end: impl FnOnce(&mut Session) -> Result<(), Error>,
+    ) -> Result<Option<TextPiece>, Error> {
         let Some(text) = &mut self.text else { return Ok(None) };
         match taken {
             Taken::Token(token, logprobs) => {
                 let (piece, stopped) = text.push(token);
                 if stopped {
                     text.stopped = Some(Finish::Stop);
-                    self.end()?;
+                    end(self)?;
                 }
                 Ok(Some(TextPiece { token, text: piece, logprobs }))
             }
