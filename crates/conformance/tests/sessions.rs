@@ -4,13 +4,14 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Barrier, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{scope, sleep};
 use std::time::Duration;
 
-use troika::engine::sample::SampleError;
+use troika::engine::sample::{Constraint, SampleError};
 use troika::engine::{EngineError, KvError, Sharing, WantedLogits};
 use troika::graph::DType;
 use troika::weights::FloatType;
@@ -528,4 +529,130 @@ fn an_engine_that_is_gone_says_so() {
     handle.cancel(seq).unwrap();
     handle.close(seq).unwrap();
     assert!(matches!(handle.cancel(seq), Err(EngineError::Kv(KvError::Closed(_)))));
+}
+
+/// Continues by a seed; greedy would not tell forks apart.
+fn seeded(n: usize, seed: u64) -> Request {
+    let mut request = greedy(n);
+    (request.params.temperature, request.params.seed) = (1.0, seed);
+    request
+}
+
+#[test]
+fn forks_share_pages_and_generate_what_each_gives_alone() {
+    let prompt = some_tokens(100, 3);
+    let run = |session: &mut Session, prompt: &[u32], seed| {
+        session.generate(prompt, &seeded(40, seed), &mut |_, _| Control::Continue).unwrap()
+    };
+    let alone =
+        |prompt: &[u32], seed| run(&mut qwen3(&options(1)).session().unwrap(), prompt, seed).tokens;
+    let model = qwen3(&options(3));
+    let mut first = model.session().unwrap();
+    first.start(&prompt, &seeded(40, 1)).unwrap();
+    let mut tokens = vec![first.next_piece().unwrap().unwrap().token];
+    let mut second = first.fork().unwrap();
+    let got = run(&mut second, &prompt, 2);
+    assert_eq!(got.tokens, alone(&prompt, 2));
+    assert!(got.stats.cached_tokens > 0, "{:?}", got.stats);
+    // Another way to continue what the first one is in the midst of.
+    tokens.extend((0..30).map(|_| first.next_piece().unwrap().unwrap().token));
+    let longer = [&prompt[..], &tokens].concat();
+    let got = run(&mut first.fork().unwrap(), &longer, 3);
+    assert_eq!(got.tokens, alone(&longer, 3));
+    assert!(got.stats.cached_tokens > prompt.len(), "{:?}", got.stats);
+    assert_eq!(first.finish(None).unwrap().tokens, alone(&prompt, 1));
+    drop((first, second));
+    assert!(!model.step().unwrap());
+    model.engine().unwrap().audit().unwrap();
+}
+
+/// Allows tokens that are multiples of four.
+#[derive(Debug)]
+struct Fourths(Vec<u32>);
+impl Constraint for Fourths {
+    fn allowed(&mut self) -> Option<&[u32]> {
+        Some(&self.0)
+    }
+    fn accept(&mut self, token: u32) {
+        assert!(token.is_multiple_of(4));
+    }
+}
+
+#[test]
+fn tokens_are_those_allowed_and_come_with_probabilities() {
+    let model = qwen3(&options(1));
+    let mut session = model.session().unwrap();
+    let request = Request { logprobs: Some(3), ..greedy(12) };
+    let mask = || Box::new(Fourths(vec![0x1111_1111; model.spec().vocab / 32]));
+    for constrained in [false, true] {
+        let constraint = constrained.then(|| mask() as Box<dyn Constraint>);
+        session.start_within(&some_tokens(20, 1), &request, constraint).unwrap();
+        while let Some(piece) = session.next_piece().unwrap() {
+            let logprobs = piece.logprobs.unwrap();
+            let [best, second, third] = logprobs.top[..] else { panic!("{logprobs:?}") };
+            assert!(0.0 >= best.1 && best.1 >= second.1 && second.1 >= third.1);
+            assert!(logprobs.chosen <= best.1);
+            match constrained {
+                true => assert!(piece.token.is_multiple_of(4)),
+                false => assert_eq!((piece.token, logprobs.chosen), best),
+            }
+        }
+        assert_eq!(session.finish(None).unwrap().tokens.len(), 12);
+    }
+    let nothing = Box::new(Fourths(Vec::new()));
+    session.start_within(&some_tokens(20, 1), &request, Some(nothing)).unwrap();
+    let wrong = session.next_piece().unwrap_err();
+    assert!(matches!(wrong, Error::Sample(SampleError::Constrained)), "{wrong}");
+    works(&model, &mut session);
+}
+
+/// Tells which session has news.
+struct News(usize, Mutex<Sender<usize>>);
+impl Wake for News {
+    fn wake(self: Arc<Self>) {
+        let _ = self.1.lock().unwrap().send(self.0);
+    }
+}
+
+#[test]
+fn sessions_are_woken_by_one_thread_that_steps_for_all() {
+    let prompts: Vec<Vec<u32>> = (0..3).map(|i| some_tokens(20 + 30 * i, i)).collect();
+    let model = qwen3(&options(2));
+    let stop = AtomicBool::new(false);
+    scope(|s| {
+        s.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                while model.step().unwrap() {}
+                model.wait_for_work(Duration::from_millis(50));
+            }
+        });
+        let (news, woken) = channel();
+        let mut sessions = Vec::new();
+        for (i, prompt) in prompts.iter().enumerate() {
+            let mut session = model.session().unwrap();
+            session.start(prompt, &greedy(24)).unwrap();
+            let waker = Waker::from(Arc::new(News(i, Mutex::new(news.clone()))));
+            waker.wake_by_ref();
+            sessions.push((session, waker, Vec::new()));
+        }
+        let mut done = vec![false; prompts.len()];
+        while done.contains(&false) {
+            let i = woken.recv_timeout(Duration::from_secs(60)).expect("nobody was woken");
+            let (session, waker, tokens) = &mut sessions[i];
+            while let Poll::Ready(piece) = session.poll_piece(&Context::from_waker(waker)) {
+                match piece.unwrap() {
+                    Some(piece) => tokens.push(piece.token),
+                    None => {
+                        done[i] = true;
+                        break;
+                    }
+                }
+            }
+        }
+        for ((mut session, _, tokens), prompt) in sessions.into_iter().zip(&prompts) {
+            assert_eq!(session.finish(None).unwrap().tokens, tokens);
+            assert_eq!(tokens, alone(prompt, 24));
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
 }

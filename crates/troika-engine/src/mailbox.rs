@@ -1,7 +1,8 @@
 //! Requests to an engine from any thread, and how the thread that steps it takes them.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use crate::error::EngineError;
 use crate::input::{Admission, WantedLogits};
@@ -12,6 +13,8 @@ use crate::schedule::{Canceller, JobId};
 #[derive(Debug)]
 pub(crate) enum Request {
     Admit(SeqId, Admission),
+    /// A new sequence beside another one.
+    Fork(SeqId, SeqId),
     Append(SeqId, Vec<u32>, WantedLogits),
     Replace(SeqId, Vec<u32>, WantedLogits),
     Cancel(SeqId),
@@ -69,16 +72,33 @@ impl Limits {
 #[derive(Clone, Debug)]
 pub struct EngineHandle {
     inbox: Arc<Mutex<Inbox>>,
+    /// Notified of each request.
+    asked: Arc<Condvar>,
     limits: Limits,
 }
 
 impl EngineHandle {
     pub(crate) fn new(limits: Limits) -> EngineHandle {
-        EngineHandle { inbox: Arc::default(), limits }
+        EngineHandle { inbox: Arc::default(), asked: Arc::default(), limits }
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Inbox> {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ask(&self, inbox: &mut Inbox, request: Request) {
+        inbox.requests.push_back(request);
+        self.asked.notify_all();
+    }
+
+    /// Sleeps until there is something to do for [`crate::Engine::step`], or for `most`. Returns
+    /// whether there is.
+    pub fn wait_for_work(&self, most: Duration) -> bool {
+        let idle = |inbox: &mut Inbox| {
+            inbox.requests.is_empty() && !inbox.known.values().any(|known| known.pending)
+        };
+        let waited = self.asked.wait_timeout_while(self.lock(), most, idle);
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 
     /// Opens a sequence.
@@ -96,7 +116,27 @@ impl EngineHandle {
         let pending = !admission.tokens.is_empty();
         let known = Known { len: admission.tokens.len(), pending, ..Known::default() };
         inbox.known.insert(seq, known);
-        inbox.requests.push_back(Request::Admit(seq, admission));
+        self.ask(&mut inbox, Request::Admit(seq, admission));
+        Ok(seq)
+    }
+
+    /// Opens an empty sequence with the priority of another one. Fed with the same tokens, it
+    /// starts from the whole pages that the other has computed by now, also of an answer that it
+    /// is in the midst of; only the rest is computed again.
+    ///
+    /// # Errors
+    /// The other one is closed; a closed engine.
+    pub fn fork(&self, of: SeqId) -> Result<SeqId, EngineError> {
+        let mut inbox = self.lock();
+        if inbox.ended {
+            return Err(EngineError::Ended);
+        }
+        if !inbox.known.contains_key(&of) {
+            return Err(KvError::Closed(of).into());
+        }
+        let seq = SeqId::next();
+        inbox.known.insert(seq, Known::default());
+        self.ask(&mut inbox, Request::Fork(seq, of));
         Ok(seq)
     }
 
@@ -114,7 +154,7 @@ impl EngineHandle {
         let mut inbox = self.lock();
         let known = self.may_feed(&mut inbox, seq, tokens)?;
         (known.len, known.pending) = (known.len + tokens.len(), true);
-        inbox.requests.push_back(Request::Append(seq, tokens.to_vec(), logits));
+        self.ask(&mut inbox, Request::Append(seq, tokens.to_vec(), logits));
         Ok(())
     }
 
@@ -136,7 +176,7 @@ impl EngineHandle {
         let mut inbox = self.lock();
         let known = inbox.waiting(seq)?;
         (known.len, known.pending) = (tokens.len(), true);
-        inbox.requests.push_back(Request::Replace(seq, tokens, logits));
+        self.ask(&mut inbox, Request::Replace(seq, tokens, logits));
         Ok(())
     }
 
@@ -152,7 +192,7 @@ impl EngineHandle {
             return Ok(());
         }
         known.cancelled = true;
-        inbox.requests.push_back(Request::Cancel(seq));
+        self.ask(&mut inbox, Request::Cancel(seq));
         inbox.end_cancelled(seq);
         Ok(())
     }
@@ -169,7 +209,7 @@ impl EngineHandle {
             inbox.requests.retain(|request| request.seq() != seq);
             return Ok(());
         }
-        inbox.requests.push_back(Request::Close(seq));
+        self.ask(&mut inbox, Request::Close(seq));
         inbox.end_cancelled(seq);
         Ok(())
     }
@@ -244,6 +284,7 @@ impl Request {
     fn seq(&self) -> SeqId {
         match self {
             Request::Admit(seq, _)
+            | Request::Fork(seq, _)
             | Request::Append(seq, ..)
             | Request::Replace(seq, ..)
             | Request::Cancel(seq)
@@ -256,7 +297,7 @@ impl Inbox {
     /// Takes the oldest request.
     pub fn take(&mut self) -> Option<Request> {
         let request = self.requests.pop_front()?;
-        if let Request::Admit(seq, _) = &request
+        if let Request::Admit(seq, _) | Request::Fork(seq, _) = &request
             && let Some(known) = self.known.get_mut(seq)
         {
             known.taken = true;

@@ -58,6 +58,16 @@ impl Engine {
             match request {
                 None => return,
                 Some(Request::Admit(seq, admission)) => self.admit_now(seq, &admission),
+                Some(Request::Fork(seq, of)) => {
+                    self.publish(of);
+                    let like = |s: &Sequence| Admission {
+                        priority: s.priority,
+                        shares: s.shares,
+                        ..Admission::default()
+                    };
+                    let admission = self.sequences.get(&of).map(like).unwrap_or_default();
+                    self.admit_now(seq, &admission);
+                }
                 Some(Request::Append(seq, tokens, logits)) => self.feed_now(seq, &tokens, logits),
                 Some(Request::Replace(seq, tokens, logits)) => {
                     self.replace_now(seq, &tokens, logits);
@@ -169,7 +179,9 @@ impl Engine {
         if !s.shares || !self.shares_pages {
             return;
         }
-        let done = self.kv.len(seq).min(s.tokens.len());
+        // Of what is in flight, nothing is computed yet.
+        let done = s.in_flight.as_ref().map_or_else(|| self.kv.len(seq), |rows| rows.start);
+        let done = done.min(s.tokens.len());
         let page_len = self.model.plan.page_len;
         let numerics = |page: usize| numerics(s, page * page_len..(page + 1) * page_len);
         self.kv.publish(seq, &s.tokens[..done], done, &numerics);

@@ -25,8 +25,8 @@ pub use builder::SubgraphBuilder;
 pub use dtype::DType;
 pub use hash::GraphHash;
 pub use op::{
-    Activation, ActivationFormat, Attention, Experts, HeadLinear, KvAppend, Op, Rope, RopeFreqs,
-    RopeStyle, Router, Score, Window,
+    Activation, ActivationFormat, Attention, ExpertSlice, Experts, HeadLinear, KvAppend, Op, Rope,
+    RopeFreqs, RopeStyle, Router, Score, Window,
 };
 pub use shape::{Dim, Shape};
 pub use subgraph::{Node, Subgraph, Value, ValueId};

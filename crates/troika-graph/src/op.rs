@@ -167,8 +167,25 @@ pub struct Router {
     pub groups: Option<(usize, usize)>,
 }
 
+/// Consecutive experts out of those that a router chooses from; their number is that of the weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ExpertSlice {
+    /// The first expert.
+    pub first: usize,
+    /// Experts that ids count.
+    pub of: usize,
+}
+
+impl ExpertSlice {
+    /// The place of an expert among `count` of the slice; `None` if it is another's.
+    pub fn place(&self, expert: usize, count: usize) -> Option<usize> {
+        expert.checked_sub(self.first).filter(|at| *at < count)
+    }
+}
+
 /// The experts' feed-forwards. Inputs: `x [rows, k]`, ids, weights (as from [`Router`]);
-/// output `[rows, k]`: `sum_e weight_e * down_e(act(gate_e x) * up_e x)`.
+/// output `[rows, k]`: `sum_e weight_e * down_e(act(gate_e x) * up_e x)`, over the experts whose
+/// weights are here.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Experts {
     /// Gate projections, `[inter, k]` each.
@@ -183,12 +200,23 @@ pub struct Experts {
     pub up_bias: Vec<WeightRef>,
     /// See `gate_bias`.
     pub down_bias: Vec<WeightRef>,
+    /// Which of the router's experts these are, if not all: the sum of the results of all slices is
+    /// the result of all experts. Code does not depend on it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slice: Option<ExpertSlice>,
     /// Activation of the gate.
     pub act: Activation,
     /// The format of the projections' inputs. With an integer format, all gates and ups share one
     /// weight type, and so do all downs.
     #[serde(default)]
     pub activations: ActivationFormat,
+}
+
+impl Experts {
+    /// Which of the router's experts these are.
+    pub fn slice(&self) -> ExpertSlice {
+        self.slice.unwrap_or(ExpertSlice { first: 0, of: self.gate.len() })
+    }
 }
 
 /// One operation. Inputs and outputs are listed in the node.

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::dtype::DType;
-use crate::op::Op;
+use crate::op::{Experts, Op};
 use crate::shape::Shape;
 use crate::weight::{WeightDecl, WeightRef};
 
@@ -33,6 +33,18 @@ pub struct Node {
     pub states: Vec<ValueId>,
     /// Results.
     pub outputs: Vec<ValueId>,
+}
+
+impl Node {
+    fn same_code(&self, other: &Node) -> bool {
+        match (&self.op, &other.op) {
+            (Op::Experts(a), Op::Experts(b)) if a.slice != b.slice => {
+                let op = Op::Experts(Experts { slice: b.slice, ..a.clone() });
+                Node { op, ..self.clone() } == *other
+            }
+            _ => self == other,
+        }
+    }
 }
 
 /// A static subgraph, the input of compiling.
@@ -72,7 +84,8 @@ impl Subgraph {
     }
 
     /// Whether both can share code: they have the same ops on values and weights of the same
-    /// shapes. Names may differ, and so may the rows or columns of stored weights that they read.
+    /// shapes. Names may differ, and so may the rows or columns of stored weights that they read,
+    /// and which slice of experts they compute.
     pub fn same_code(&self, other: &Subgraph) -> bool {
         let weight = |w: &WeightDecl| (w.rows, w.cols, w.dtype);
         let alike = |(a, b): (&Value, &Value)| (&a.shape, a.dtype) == (&b.shape, b.dtype);
@@ -81,7 +94,8 @@ impl Subgraph {
             && self.weights.iter().map(weight).eq(other.weights.iter().map(weight))
             && (&self.inputs, &self.states, &self.outputs)
                 == (&other.inputs, &other.states, &other.outputs)
-            && self.nodes == other.nodes
+            && self.nodes.len() == other.nodes.len()
+            && self.nodes.iter().zip(&other.nodes).all(|(a, b)| a.same_code(b))
     }
 
     /// The most rows any input can have.

@@ -406,7 +406,13 @@ impl Check<'_> {
         let (k, n) = (self.input(0), e.gate.len());
         self.same("output", self.output(0), k)?;
         want(n > 0 && e.up.len() == n && e.down.len() == n, || "uneven expert lists".to_string())?;
-        want(self.input(1) <= n, || format!("{} of {n} experts are chosen", self.input(1)))?;
+        let slice = e.slice();
+        want(slice.first.checked_add(n).is_some_and(|end| end <= slice.of), || {
+            format!("{n} experts from {} on are not among {}", slice.first, slice.of)
+        })?;
+        want(self.input(1) <= slice.of, || {
+            format!("{} of {} experts are chosen", self.input(1), slice.of)
+        })?;
         let inter = self.g.weight(e.gate[0]).rows;
         e.gate.iter().chain(&e.up).try_for_each(|&w| self.dims(w, inter, k))?;
         let all = e.gate.iter().chain(&e.up).chain(&e.down);

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use troika_graph::partition::*;
+use troika_graph::partition::{experts as take_experts, *};
 use troika_graph::*;
 
 fn weight(b: &mut SubgraphBuilder, name: &str, rows: usize, cols: usize) -> WeightRef {
@@ -143,6 +143,7 @@ fn experts() -> Subgraph {
         gate_bias: Vec::new(),
         up_bias: Vec::new(),
         down_bias: Vec::new(),
+        slice: None,
         act: Activation::Silu,
         activations: ActivationFormat::F32,
     };
@@ -161,6 +162,24 @@ fn experts() -> Subgraph {
 
 fn split(g: &Subgraph, shares: &[u32], tile: usize, groups: Option<usize>) -> Partitioned {
     split_columns(g, &ColumnSplit { shares: shares.to_vec(), tile, groups }).unwrap()
+}
+
+#[test]
+fn a_slice_of_experts_names_its_weights_only() {
+    let g = experts();
+    let names = |p: &Piece| p.graph.weights.iter().map(|w| w.name.to_string()).collect::<Vec<_>>();
+    let (low, high) = (take_experts(&g, 0..2).unwrap(), take_experts(&g, 2..4).unwrap());
+    assert_eq!(names(&high), ["eg 2", "eg 3", "eu 2", "eu 3", "ed 2", "ed 3"]);
+    assert!(high.graph.same_code(&low.graph));
+    assert_ne!(GraphHash::of(&high.graph), GraphHash::of(&low.graph));
+    let mut outside = high.graph.clone();
+    let Op::Experts(e) = &mut outside.nodes[0].op else { panic!() };
+    e.slice = Some(ExpertSlice { first: 3, of: 4 });
+    assert!(verify(&outside).unwrap_err().what.contains("2 experts from 3 on are not among 4"));
+    assert_ne!(GraphHash::of(&high.graph), GraphHash::of(&outside));
+    for range in [2..5, 1..1] {
+        assert!(matches!(take_experts(&g, range), Err(PartitionError::Experts { .. })));
+    }
 }
 
 /// The columns of each value that were written.

@@ -241,11 +241,12 @@ impl RunShape<'_> {
     }
 
     /// Assumes that rows are spread evenly over as many experts as they can choose, since the
-    /// actual choice does not follow from shapes.
+    /// actual choice does not follow from shapes; a slice gets its share of them.
     fn experts(&self, e: &Experts, node: &Node, d: &mut Demand) {
         let (Some(&x), Some(&ids)) = (node.inputs.first(), node.inputs.get(1)) else { return };
         let (rows, k, top_k) = (self.rows_of(x), self.cols(x), self.cols(ids));
-        let pairs = rows.saturating_mul(top_k);
+        let pairs = rows.saturating_mul(top_k).saturating_mul(e.gate.len());
+        let pairs = pairs.div_ceil(e.slice().of.max(1));
         let used = e.gate.len().min(pairs).max(1);
         let inter = e.gate.first().map_or(0, |w| self.graph.weight(*w).rows);
         let each = pairs.div_ceil(used);

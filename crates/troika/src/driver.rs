@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::task::Waker;
 use std::thread::{ThreadId, current};
 
 use troika_engine::{Engine, EngineError, EngineHandle, Event, Next, SeqId};
@@ -22,6 +23,8 @@ pub(crate) struct SessionState {
     pub cached: usize,
     /// How the current request ended.
     pub ended: Option<Ended>,
+    /// Woken by the next event.
+    pub waker: Option<Waker>,
 }
 
 /// How feeding a sequence ended.
@@ -195,34 +198,49 @@ impl Driver {
             let seq = event.seq();
             let state = lock(&self.sessions).get(&seq).cloned();
             let Some(state) = state else { return Next::Wait };
+            let own = own.as_mut().filter(|(own, _)| *own == seq);
             let mut state = lock(&state);
-            match event {
-                Event::Begun { cached, .. } => state.cached = cached,
-                Event::Logits { position, logits, last, .. } => {
-                    if let Some(generating) = &mut state.generating {
-                        return generating.go_on(Some(logits));
-                    }
-                    match &mut own {
-                        Some((own, rows)) if *own == seq => {
-                            for (earlier, mut row) in state.rows.drain(..) {
-                                rows(earlier, &mut row);
-                            }
-                            rows(position, logits);
-                        }
-                        _ => state.rows.push((position, logits.to_vec())),
-                    }
-                    if last {
-                        state.ended = Some(Ended::Through);
-                    }
-                }
-                Event::Fed { .. } => match &mut state.generating {
-                    Some(generating) => return generating.go_on(None),
-                    None => state.ended = Some(Ended::Through),
-                },
-                Event::Cancelled { .. } => state.ended = Some(Ended::Cancelled),
-                Event::Failed { error, .. } => state.ended = Some(Ended::Failed(error.into())),
+            let next = state.take_in(event, own.map(|(_, rows)| rows));
+            let waker = state.waker.take();
+            // Whoever is woken may look at the state at once.
+            drop(state);
+            if let Some(waker) = waker {
+                waker.wake();
             }
-            Next::Wait
+            next
         })
+    }
+}
+
+impl SessionState {
+    /// Notes an event. Logits of a session that this thread feeds go to `own`.
+    fn take_in(&mut self, event: Event<'_>, own: Option<&mut OwnRows<'_>>) -> Next {
+        match event {
+            Event::Begun { cached, .. } => self.cached = cached,
+            Event::Logits { position, logits, last, .. } => {
+                if let Some(generating) = &mut self.generating {
+                    return generating.go_on(Some(logits));
+                }
+                match own {
+                    Some(rows) => {
+                        for (earlier, mut row) in self.rows.drain(..) {
+                            rows(earlier, &mut row);
+                        }
+                        rows(position, logits);
+                    }
+                    None => self.rows.push((position, logits.to_vec())),
+                }
+                if last {
+                    self.ended = Some(Ended::Through);
+                }
+            }
+            Event::Fed { .. } => match &mut self.generating {
+                Some(generating) => return generating.go_on(None),
+                None => self.ended = Some(Ended::Through),
+            },
+            Event::Cancelled { .. } => self.ended = Some(Ended::Cancelled),
+            Event::Failed { error, .. } => self.ended = Some(Ended::Failed(error.into())),
+        }
+        Next::Wait
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use troika_device::Clock;
 use troika_engine::Next;
-use troika_engine::sample::Sampler;
+use troika_engine::sample::{Logprobs, Sampler};
 use troika_trace::{Span, Tracer};
 
 use crate::error::Error;
@@ -43,6 +43,8 @@ impl Finish {
 #[derive(Debug)]
 pub(crate) struct Generating {
     pub sampler: Sampler,
+    /// How many tokens' [`Logprobs`] are wanted besides the chosen one's.
+    pub logprobs: Option<usize>,
     /// Tokens that end the text.
     pub stop_tokens: Vec<u32>,
     /// The most tokens to generate.
@@ -59,7 +61,7 @@ pub(crate) struct Generating {
     /// Number of tokens chosen so far.
     pub chosen: usize,
     /// Tokens that the session has not taken yet.
-    pub out: VecDeque<u32>,
+    pub out: VecDeque<(u32, Option<Logprobs>)>,
     /// Why it ended, if it has.
     pub finish: Option<Result<Finish, Error>>,
 }
@@ -93,7 +95,7 @@ impl Generating {
             self.finish = Some(Ok(Finish::Length));
             return Next::Wait;
         }
-        let token = match (logits, self.counted) {
+        let token = match (&logits, self.counted) {
             (Some(logits), None) => self.sampler.sample(logits).map_err(Error::from),
             (_, vocab) => Ok(self.count_up(vocab.unwrap_or(0))),
         };
@@ -118,7 +120,9 @@ impl Generating {
             return Next::Wait;
         }
         self.chosen += 1;
-        self.out.push_back(token);
+        let logprobs = self.logprobs.zip(logits);
+        let logprobs = logprobs.map(|(top, logits)| Logprobs::of(logits, token, top));
+        self.out.push_back((token, logprobs));
         if self.chosen >= self.max {
             self.finish = Some(Ok(Finish::Length));
         } else if self.len + 1 > self.context {

@@ -3,9 +3,10 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use troika_engine::sample::{SampleParams, Sampler};
+use troika_engine::sample::{Constraint, Logprobs, SampleParams, Sampler};
 use troika_engine::{Admission, EngineHandle, SeqId, WantedLogits};
 use troika_model::tokenizer::{Detokenizer, StopMatcher, Tokenizer};
 
@@ -25,6 +26,8 @@ pub struct Request {
     pub stop: Vec<String>,
     /// Continue after end-of-text tokens.
     pub ignore_eos: bool,
+    /// Report each token's probability, and those of this many of the most likely ones.
+    pub logprobs: Option<usize>,
 }
 
 /// Times and counts of a generation.
@@ -127,12 +130,14 @@ impl SessionCanceller {
 }
 
 /// A token with the text that it completes.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct TextPiece {
     /// The token.
     pub token: u32,
     /// Text, possibly empty: a character of several tokens comes with the last of them.
     pub text: String,
+    /// If the request wants them and devices compute numbers.
+    pub logprobs: Option<Logprobs>,
 }
 
 impl Model {
@@ -156,9 +161,7 @@ impl Model {
         };
         let driver = &self.opened.driver;
         let seq = driver.handle.admit(admission)?;
-        let state = Shared::default();
-        driver.add(seq, &state);
-        Ok(Session { opened: self.opened.clone(), seq, state, text: None })
+        Ok(Session::open(&self.opened, seq))
     }
 
     /// Computes for all sessions until one of them can continue; for several sessions on one
@@ -172,6 +175,12 @@ impl Model {
         let mut engine = driver.engine()?;
         Ok(driver.step(&mut engine, None)?)
     }
+
+    /// Sleeps until a session has something to compute, or for `most`. Returns whether one has. A
+    /// thread that calls this and [`Model::step`] in turns serves all sessions that are polled.
+    pub fn wait_for_work(&self, most: Duration) -> bool {
+        self.opened.driver.handle.wait_for_work(most)
+    }
 }
 
 impl Drop for Session {
@@ -184,6 +193,23 @@ impl Drop for Session {
 }
 
 impl Session {
+    fn open(opened: &Arc<Opened>, seq: SeqId) -> Session {
+        let state = Shared::default();
+        opened.driver.add(seq, &state);
+        Session { opened: opened.clone(), seq, state, text: None }
+    }
+
+    /// Opens a session beside this one. Started with the same tokens, it begins with the whole
+    /// pages that this one has cached by now: for several answers to a prompt, or several ways to
+    /// continue one that is in the midst of its generation.
+    ///
+    /// # Errors
+    /// The model is being closed.
+    pub fn fork(&self) -> Result<Session, Error> {
+        let seq = self.opened.driver.handle.fork(self.seq)?;
+        Ok(Session::open(&self.opened, seq))
+    }
+
     /// Cancels this session's generation from another thread.
     pub fn canceller(&self) -> SessionCanceller {
         SessionCanceller { handle: self.opened.driver.handle.clone(), seq: self.seq }
@@ -216,6 +242,20 @@ impl Session {
     /// # Errors
     /// Those of [`Session::generate`] that are known at the start.
     pub fn start(&mut self, prompt: &[u32], request: &Request) -> Result<(), Error> {
+        self.start_within(prompt, request, None)
+    }
+
+    /// Like [`Session::start`], with tokens that a constraint allows. It has to allow a stop token
+    /// where the answer may end.
+    ///
+    /// # Errors
+    /// Those of [`Session::start`].
+    pub fn start_within(
+        &mut self,
+        prompt: &[u32],
+        request: &Request,
+        constraint: Option<Box<dyn Constraint>>,
+    ) -> Result<(), Error> {
         request.params.check()?;
         check_prompt(&self.opened, prompt)?;
         self.settle()?;
@@ -223,6 +263,9 @@ impl Session {
         let opened = &self.opened;
         let mut sampler = Sampler::new(request.params.clone());
         prompt.iter().for_each(|&t| sampler.accept(t));
+        if let Some(constraint) = constraint {
+            sampler.constrain(constraint);
+        }
         let start = opened.clock.now();
         let stop_tokens = match request.ignore_eos {
             true => Vec::new(),
@@ -231,6 +274,7 @@ impl Session {
         *lock(&self.state) = SessionState {
             generating: Some(Generating {
                 sampler,
+                logprobs: request.logprobs,
                 stop_tokens,
                 max: request.max_tokens.unwrap_or(usize::MAX),
                 context: opened.context,
@@ -280,7 +324,7 @@ impl Session {
         }
         let state = self.state.clone();
         let taken = self.opened.driver.until(|| take(&state), None)?;
-        self.take_piece(taken)
+        self.take_piece(taken, Self::end)
     }
 
     /// The next token if it is ready; computes nothing.
@@ -292,8 +336,25 @@ impl Session {
             return Ok(None);
         }
         match take(&self.state) {
-            Some(taken) => self.take_piece(taken),
+            Some(taken) => self.take_piece(taken, Self::end),
             None => Ok(None),
+        }
+    }
+
+    /// The next token if it is ready, `None` at the end; otherwise the caller is woken when there is
+    /// news. It neither computes nor waits: another thread does ([`Model::wait_for_work`]), which
+    /// a slow reader does not hold up.
+    pub fn poll_piece(&mut self, cx: &Context<'_>) -> Poll<Result<Option<TextPiece>, Error>> {
+        if self.is_done() {
+            return Poll::Ready(Ok(None));
+        }
+        // Before looking, so that no event is missed.
+        lock(&self.state).waker = Some(cx.waker().clone());
+        match take(&self.state) {
+            Some(taken) => {
+                Poll::Ready(self.take_piece(taken, |s| Ok(s.opened.driver.handle.cancel(s.seq)?)))
+            }
+            None => Poll::Pending,
         }
     }
 
@@ -417,16 +478,21 @@ impl Session {
         }
     }
 
-    fn take_piece(&mut self, taken: Taken) -> Result<Option<TextPiece>, Error> {
+    /// Turns a token into text; `end` stops the work if a stop text ends the answer.
+    fn take_piece(
+        &mut self,
+        taken: Taken,
+        end: impl FnOnce(&mut Session) -> Result<(), Error>,
+    ) -> Result<Option<TextPiece>, Error> {
         let Some(text) = &mut self.text else { return Ok(None) };
         match taken {
-            Taken::Token(token) => {
+            Taken::Token(token, logprobs) => {
                 let (piece, stopped) = text.push(token);
                 if stopped {
                     text.stopped = Some(Finish::Stop);
-                    self.end()?;
+                    end(self)?;
                 }
-                Ok(Some(TextPiece { token, text: piece }))
+                Ok(Some(TextPiece { token, text: piece, logprobs }))
             }
             Taken::End(Ok(finish)) => {
                 text.stopped = Some(finish);
@@ -442,7 +508,7 @@ impl Session {
 
 /// An answer for a session.
 enum Taken {
-    Token(u32),
+    Token(u32, Option<Logprobs>),
     End(Result<Finish, Error>),
 }
 
@@ -450,8 +516,8 @@ fn take(state: &Shared) -> Option<Taken> {
     let mut state = lock(state);
     let SessionState { generating, ended, .. } = &mut *state;
     let generating = generating.as_mut()?;
-    if let Some(token) = generating.out.pop_front() {
-        return Some(Taken::Token(token));
+    if let Some((token, logprobs)) = generating.out.pop_front() {
+        return Some(Taken::Token(token, logprobs));
     }
     if let Some(finish) = generating.finish.take() {
         return Some(Taken::End(finish));

@@ -7,9 +7,9 @@ use troika_device::{
     DeviceError, PackFn, PackLayout, Packed, WeightBytes, WeightData, WeightSource, ZeroedBytes,
 };
 use troika_graph::{
-    Activation, ActivationFormat, Attention, DType, Dim, Experts, HeadLinear, KvAppend, Op, Rope,
-    RopeFreqs, RopeStyle, Router, Score, Shape, SubgraphBuilder, ValueId, WeightDecl, WeightRef,
-    WeightSlice,
+    Activation, ActivationFormat, Attention, DType, Dim, ExpertSlice, Experts, HeadLinear,
+    KvAppend, Op, Rope, RopeFreqs, RopeStyle, Router, Score, Shape, SubgraphBuilder, ValueId,
+    WeightDecl, WeightRef, WeightSlice,
 };
 
 use super::values::element;
@@ -355,10 +355,11 @@ fn experts(
     name: &'static str,
     dtype: DType,
     activations: ActivationFormat,
-    tolerance: f32,
+    slice: Option<ExpertSlice>,
 ) -> Res<SuiteCase> {
     let mut b = Build::new(name);
     let (n, k, inter) = (3, 64, 32);
+    let tolerance = if activations == ActivationFormat::F32 { F32 } else { ROUNDED };
     let mut list = |rows, cols, dtype| -> Res<Vec<WeightRef>> {
         (0..n).map(|_| b.weight(dtype, rows, cols)).collect()
     };
@@ -369,6 +370,7 @@ fn experts(
         gate_bias: list(1, inter, DType::F32)?,
         up_bias: vec![],
         down_bias: list(1, k, DType::F32)?,
+        slice,
         act: Activation::Silu,
         activations,
     };
@@ -378,13 +380,16 @@ fn experts(
 }
 
 fn mixtures() -> Res<Vec<SuiteCase>> {
+    let some = Some(ExpertSlice { first: 2, of: 7 });
     Ok(vec![
         router("router", Score::Softmax, Some((3, 2)))?,
         router("router after the choice", Score::TopKSoftmax, None)?,
         router("router of sigmoids", Score::Sigmoid, None)?,
         router("router of mixers", Score::SparseMixer { eps: 0.1 }, None)?,
-        experts("experts", DType::F32, ActivationFormat::F32, F32)?,
-        experts("experts of bytes", DType::Q8_0, ActivationFormat::Int8, ROUNDED)?,
-        experts("experts of bf16", DType::BF16, ActivationFormat::Bf16, ROUNDED)?,
+        experts("experts", DType::F32, ActivationFormat::F32, None)?,
+        experts("experts of bytes", DType::Q8_0, ActivationFormat::Int8, None)?,
+        experts("experts of bf16", DType::BF16, ActivationFormat::Bf16, None)?,
+        experts("a slice of experts", DType::F32, ActivationFormat::F32, some)?,
+        experts("a slice of experts of bytes", DType::Q8_0, ActivationFormat::Int8, some)?,
     ])
 }

@@ -58,6 +58,17 @@ impl<M: Copy> ExpertWeights<M> {
     }
 }
 
+/// What is common to an op's experts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ExpertsCode {
+    /// The op's number among the graph's ops of experts.
+    pub number: usize,
+    /// Columns between up and down.
+    pub inter: usize,
+    pub act: troika_graph::Activation,
+    pub activations: ActivationFormat,
+}
+
 /// An op, with the indices of its loaded weights.
 #[derive(Clone, Debug)]
 pub(crate) enum Code {
@@ -101,10 +112,7 @@ pub(crate) enum Code {
     Router(Router),
     Experts {
         experts: Vec<ExpertWeights<MatrixAt>>,
-        /// Columns between up and down.
-        inter: usize,
-        act: troika_graph::Activation,
-        activations: ActivationFormat,
+        of: ExpertsCode,
     },
     /// Products with a common input and one output each.
     PackedLinear {
@@ -116,9 +124,7 @@ pub(crate) enum Code {
     },
     PackedExperts {
         experts: Vec<ExpertWeights<PackedAt>>,
-        inter: usize,
-        act: troika_graph::Activation,
-        activations: ActivationFormat,
+        of: ExpertsCode,
     },
 }
 
@@ -273,16 +279,16 @@ fn states_of(exe: &mut Executable, op: &CompiledOp) {
     }
 }
 
-/// Records the memory that experts of some inner width need.
+/// Records the memory that experts need.
 fn needs_of_experts(
     exe: &mut Executable,
     op: &CompiledOp,
-    inter: usize,
-    activations: ActivationFormat,
+    of: &ExpertsCode,
     experts: usize,
 ) -> usize {
     let (k, top_k) = (exe.slots[op.inputs[0]].cols, exe.slots[op.inputs[1]].cols);
-    exe.work_floats = exe.work_floats.max(moe::floats(1, top_k, k, inter, activations));
+    let floats = moe::floats(1, top_k, k, of.inter, of.activations);
+    exe.work_floats = exe.work_floats.max(floats);
     let words = moe::words(0, experts);
     exe.work_words = (exe.work_words.0.max(top_k), exe.work_words.1.max(words));
     moe::worker_floats()
@@ -314,16 +320,16 @@ fn needs(exe: &mut Executable, op: &CompiledOp) {
             let each = int8::floats(exe.slots[op.inputs[0]].cols);
             exe.work_floats = exe.work_floats.max(each * kinds.len());
         }
-        Code::PackedExperts { experts, inter, activations, .. } => {
-            worker = needs_of_experts(exe, op, *inter, *activations, experts.len());
+        Code::PackedExperts { experts, of } => {
+            worker = needs_of_experts(exe, op, of, experts.len());
         }
         // As floats: without instructions for pairs, rounded activations stay floats.
         Code::Linear { bf16: true, .. } => {
             exe.work_floats = exe.work_floats.max(exe.slots[op.inputs[0]].cols);
         }
         Code::Router(r) => worker = router::worker_floats(r),
-        Code::Experts { experts, inter, activations, .. } => {
-            worker = needs_of_experts(exe, op, *inter, *activations, experts.len());
+        Code::Experts { experts, of } => {
+            worker = needs_of_experts(exe, op, of, experts.len());
         }
         _ => {}
     }
@@ -455,12 +461,15 @@ impl Compiler<'_> {
         if pairs.is_none_or(|pairs| u32::try_from(pairs).is_err()) {
             return self.refuse("experts", format!("{top_k} experts a row are too many to count"));
         }
-        let (act, inter, activations) = (e.act, self.graph.weight(e.gate[0]).rows, e.activations);
+        let all = self.graph.nodes.iter().filter(|n| matches!(n.op, Op::Experts(_)));
+        let number = all.take_while(|n| !std::ptr::eq(*n, node)).count();
+        let (inter, activations) = (self.graph.weight(e.gate[0]).rows, e.activations);
+        let of = ExpertsCode { number, inter, act: e.act, activations };
         if matches!(activations, ActivationFormat::Int8 | ActivationFormat::Int7) {
             let experts = self.expert_weights(e, Self::packed)?;
-            return Ok(Code::PackedExperts { experts, inter, act, activations });
+            return Ok(Code::PackedExperts { experts, of });
         }
         let experts = self.expert_weights(e, |c, w| Ok(c.weights.matrix(w, false)))?;
-        Ok(Code::Experts { experts, inter, act, activations })
+        Ok(Code::Experts { experts, of })
     }
 }

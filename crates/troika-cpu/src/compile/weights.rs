@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use troika_device::{DeviceError, PackLayout, WeightBytes, WeightData, WeightSource};
-use troika_graph::{DType, Subgraph, WeightDecl, WeightRef, verify};
+use troika_graph::{DType, ExpertSlice, Node, Op, Subgraph, WeightDecl, WeightRef, verify};
 
 use crate::compile::Executable;
 use crate::kernels::int8::{Layout, PackedView, ROWS};
@@ -113,6 +113,8 @@ pub(crate) struct Loaded {
     matrices: Vec<Matrix>,
     vectors: Vec<Vector>,
     packed: Vec<PackedMatrix>,
+    /// Which experts the graph's ops of experts compute.
+    pub slices: Vec<ExpertSlice>,
 }
 
 /// Tells the devices of a process apart.
@@ -158,6 +160,10 @@ pub(crate) fn load(
         });
         return Err(DeviceError::Submission { task: graph.name.clone(), why });
     }
+    let slice = |node: &Node| match &node.op {
+        Op::Experts(e) => Some(e.slice()),
+        _ => None,
+    };
     let mut loaded = Loaded {
         device,
         code: code.clone(),
@@ -166,6 +172,7 @@ pub(crate) fn load(
         matrices: Vec::new(),
         vectors: Vec::new(),
         packed: Vec::new(),
+        slices: graph.nodes.iter().filter_map(slice).collect(),
     };
     for (weight, form) in &code.weights.0 {
         let loader = Loader { isa, source, decl: graph.weight(*weight) };

@@ -2,9 +2,9 @@
 
 use smallvec::SmallVec;
 use troika_device::Run;
-use troika_graph::{Activation, ActivationFormat, DType};
+use troika_graph::{ActivationFormat, DType};
 
-use crate::compile::{Code, CompiledOp, Loaded};
+use crate::compile::{Code, CompiledOp, ExpertsCode, Loaded};
 use crate::device::bindings::Mem;
 use crate::kernels::elementwise::{Element, ElementRows, StridedOperands};
 use crate::kernels::kv::{CacheMut, CacheRef, CacheRows};
@@ -169,16 +169,14 @@ impl<'a> Operands<'a> {
                 Code::Router(r) => {
                     router::router(cx, r, self.input(0), self.output(0), self.output(1))
                 }
-                Code::Experts { experts, inter, act, activations } => {
+                Code::Experts { experts, of } => {
                     let expert = |i: usize| experts[i].view(exe, |at| exe.matrix(at).view());
-                    let experts = (experts.len(), *inter, &expert as _);
-                    self.experts(cx, experts, (*act, *activations), work)
+                    self.experts(cx, of, experts.len(), &expert, work)
                 }
                 Code::PackedLinear { .. } => self.packed_linear(cx, task.rows, work.floats),
-                Code::PackedExperts { experts, inter, act, activations } => {
+                Code::PackedExperts { experts, of } => {
                     let expert = |i: usize| experts[i].view(exe, |at| exe.packed(at));
-                    let experts = (experts.len(), *inter, &expert as _);
-                    self.experts(cx, experts, (*act, *activations), work)
+                    self.experts(cx, of, experts.len(), &expert, work)
                 }
                 Code::Element(op) => self.element(cx, *op, task.rows),
                 _ => self.columns(cx),
@@ -389,11 +387,13 @@ impl<'a> Operands<'a> {
     unsafe fn experts<W: moe::Weight>(
         &self,
         cx: &mut Context<'_>,
-        (experts, inter, expert): (usize, usize, &(dyn Fn(usize) -> moe::Expert<'a, W> + Sync)),
-        (act, activations): (Activation, ActivationFormat),
+        of: &ExpertsCode,
+        experts: usize,
+        expert: &(dyn Fn(usize) -> moe::Expert<'a, W> + Sync),
         work: &mut moe::Memory<'_>,
     ) -> Result<(), KernelError> {
-        let (k, top_k) = (self.cols(0), self.cols(1));
+        let (k, top_k, slice) = (self.cols(0), self.cols(1), self.exe.slices[of.number]);
+        let ExpertsCode { inter, act, activations, .. } = *of;
         // SAFETY: by the caller.
         unsafe {
             let ids = self.input::<i32>(1);
@@ -403,6 +403,7 @@ impl<'a> Operands<'a> {
             let (x, weights) = (self.input(0), self.input(2));
             let x = moe::Operands {
                 experts,
+                slice,
                 expert,
                 act,
                 x,

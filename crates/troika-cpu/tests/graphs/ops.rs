@@ -191,6 +191,7 @@ fn experts(name: &'static str, dtype: DType, activations: ActivationFormat) -> C
         gate_bias: list(1, inter, DType::F32),
         up_bias: vec![],
         down_bias: list(1, k, DType::F32),
+        slice: None,
         act: Activation::Silu,
         activations,
     };

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 use troika_cpu::kernels::linear::WeightView;
 use troika_cpu::kernels::moe::{self, Expert, Memory, Operands};
 use troika_cpu::kernels::{Context, KernelError};
-use troika_graph::{Activation, ActivationFormat, DType};
+use troika_graph::{Activation, ActivationFormat, DType, ExpertSlice};
 
 use crate::{Random, close, on_each_isa, with};
 
@@ -85,6 +85,7 @@ proptest! {
         };
         let x = Operands {
             experts,
+            slice: ExpertSlice { first: 0, of: experts },
             expert: &expert,
             act,
             x: &x,
@@ -135,6 +136,7 @@ fn threads_do_not_change_bits_and_bad_ids_are_refused() {
     let operands = |ids: &'_ [i32]| -> Vec<Vec<f32>> {
         let x = Operands {
             experts: 6,
+            slice: ExpertSlice { first: 0, of: 6 },
             expert: &expert,
             act: Activation::GeluTanh,
             x: &x,

@@ -4,12 +4,15 @@
 //! temperature, draw.
 
 mod filter;
+mod logprobs;
 mod penalty;
 
 use std::collections::BTreeMap;
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
+
+pub use logprobs::Logprobs;
 
 /// Sampling parameters.
 #[derive(Clone, Debug, PartialEq)]
@@ -61,6 +64,20 @@ pub enum SampleError {
     /// All logits are NaN or minus infinity.
     #[error("the model's logits leave no token to choose; its weights may be damaged")]
     NoFinite,
+    /// A [`Constraint`] allows no token that the model finds possible.
+    #[error("the constraint on the answer leaves no token to choose")]
+    Constrained,
+}
+
+/// Says which tokens may come next: a grammar, a schema, a list of answers.
+pub trait Constraint: Send + std::fmt::Debug {
+    /// The tokens that may come now, a bit for each and 32 to a word, the first the lowest; others
+    /// than these may not. `None`: any may. It is asked when logits are there, so what takes long
+    /// is better begun in [`Constraint::accept`] on another thread.
+    fn allowed(&mut self) -> Option<&[u32]>;
+
+    /// A token was generated.
+    fn accept(&mut self, token: u32);
 }
 
 /// A parameter out of range.
@@ -116,17 +133,26 @@ pub struct Sampler {
     rng: ChaCha8Rng,
     recent: Vec<u32>,
     candidates: Vec<Candidate>,
+    constraint: Option<Box<dyn Constraint>>,
 }
 
 impl Sampler {
     /// A sampler at the start of its random sequence.
     pub fn new(params: SampleParams) -> Sampler {
         let rng = ChaCha8Rng::seed_from_u64(params.seed);
-        Sampler { params, rng, recent: Vec::new(), candidates: Vec::new() }
+        Sampler { params, rng, recent: Vec::new(), candidates: Vec::new(), constraint: None }
+    }
+
+    /// Limits the tokens from here on; those accepted so far are not told.
+    pub fn constrain(&mut self, constraint: Box<dyn Constraint>) {
+        self.constraint = Some(constraint);
     }
 
     /// Records a token of the sequence, from the prompt or generated, for the penalties.
     pub fn accept(&mut self, token: u32) {
+        if let Some(constraint) = &mut self.constraint {
+            constraint.accept(token);
+        }
         if self.params.repeat_last_n == 0 {
             return;
         }
@@ -141,21 +167,27 @@ impl Sampler {
     /// Chooses the next token.
     ///
     /// # Errors
-    /// All logits are NaN or minus infinity.
+    /// All logits, or all of tokens that a constraint allows, are NaN or minus infinity.
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32, SampleError> {
         let plain = self.params.logit_bias.is_empty() && !penalty::active(&self.params);
-        if self.params.temperature == 0.0 && plain {
+        let allowed = self.constraint.as_mut().and_then(|c| c.allowed());
+        if self.params.temperature == 0.0 && plain && allowed.is_none() {
             return filter::argmax(logits).ok_or(SampleError::NoFinite);
         }
         self.candidates.clear();
+        let may = |i: usize| match allowed {
+            None => true,
+            Some(bits) => bits.get(i / 32).is_some_and(|word| word >> (i % 32) & 1 == 1),
+        };
         let finite = |(i, &logit): (usize, &f32)| {
             // Plus infinity becomes the largest number; NaN and minus infinity are dropped.
-            (logit > f32::NEG_INFINITY)
+            (logit > f32::NEG_INFINITY && may(i))
                 .then_some(Candidate { id: i as u32, logit: logit.clamp(f32::MIN, f32::MAX) })
         };
         self.candidates.extend(logits.iter().enumerate().filter_map(finite));
         if self.candidates.is_empty() {
-            return Err(SampleError::NoFinite);
+            let possible = logits.iter().any(|logit| *logit > f32::NEG_INFINITY);
+            return Err(if possible { SampleError::Constrained } else { SampleError::NoFinite });
         }
         if !plain {
             let start = self.recent.len().saturating_sub(self.params.repeat_last_n);

@@ -161,3 +161,40 @@ fn ranges_are_checked() {
         }
     }
 }
+
+#[derive(Debug)]
+struct Only(Vec<u32>);
+impl Constraint for Only {
+    fn allowed(&mut self) -> Option<&[u32]> {
+        self.0.last().map(std::slice::from_ref)
+    }
+    fn accept(&mut self, _: u32) {
+        self.0.pop();
+    }
+}
+
+#[test]
+fn a_constraint_allows_some_tokens() {
+    for temperature in [0.0, 1.0] {
+        let mut s = Sampler::new(SampleParams { temperature, ..params() });
+        s.accept(5);
+        // Token 4 is no number, and there is no token 7; the last mask comes first.
+        s.constrain(Box::new(Only(vec![1 << 4 | 1 << 7, 1 << 6, 1 << 2])));
+        for want in [Ok(2), Ok(6), Err(SampleError::Constrained)] {
+            assert_eq!(s.sample(&logits()), want);
+            s.accept(0);
+        }
+        assert_eq!(s.sample(&[0.0, 80.0]), Ok(1));
+    }
+}
+
+#[test]
+fn logprobs_are_those_of_the_softmax() {
+    let sum: f32 = logits().iter().filter(|l| !l.is_nan()).map(|l| l.exp()).sum();
+    let near = |a: f32, b: f32| assert!((a - b).abs() < 1e-5, "{a} is not {b}");
+    let of = Logprobs::of(&logits(), 2, 3);
+    near(of.chosen, 1.0 - sum.ln());
+    assert_eq!(of.top.iter().map(|t| t.0).collect::<Vec<_>>(), [1, 5, 3]);
+    of.top.iter().zip([3.0, 3.0, 2.0]).for_each(|(t, logit)| near(t.1, logit - sum.ln()));
+    assert_eq!(Logprobs::of(&logits(), 4, 0), Logprobs { chosen: f32::NEG_INFINITY, top: vec![] });
+}

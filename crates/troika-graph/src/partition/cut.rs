@@ -1,10 +1,14 @@
 //! Cuts a graph between ops.
 
+use std::ops::Range;
+
 use super::PartitionError;
 use super::piece::{Piece, PieceBuilder};
 use super::take::Take;
-use crate::subgraph::{Subgraph, ValueId};
+use crate::op::{ExpertSlice, Experts, Op};
+use crate::subgraph::{Node, Subgraph, ValueId};
 use crate::verify::verify;
+use crate::weight::WeightRef;
 
 /// Cuts a graph in two: the ops up to and including index `after`, and the others.
 ///
@@ -36,6 +40,41 @@ pub fn cut_at(graph: &Subgraph, after: &[usize]) -> Result<Vec<Piece>, Partition
     let ends = after.iter().map(|op| op + 1).chain([graph.nodes.len()]);
     let pieces = starts.zip(ends).enumerate();
     pieces.map(|(i, (start, end))| piece(graph, i, start..end)).collect()
+}
+
+/// Some of the experts of a graph's [`Experts`], as a piece that declares their weights only. Of
+/// rows' chosen experts it computes those of the range. Who runs the pieces adds their results.
+///
+/// # Errors
+/// A malformed graph; no such experts.
+pub fn experts(graph: &Subgraph, range: Range<usize>) -> Result<Piece, PartitionError> {
+    verify(graph)?;
+    let found = graph.nodes.iter().find_map(|node| match &node.op {
+        Op::Experts(e) => Some((node, e)),
+        _ => None,
+    });
+    let inside = |(_, e): &(&Node, &Experts)| range.start < range.end && range.end <= e.gate.len();
+    let Some((node, e)) = found.filter(inside) else {
+        return Err(PartitionError::Experts { graph: graph.name.clone(), range });
+    };
+    let some = |list: &[WeightRef]| list.get(range.clone()).unwrap_or_default().to_vec();
+    let all = e.slice();
+    let op = Op::Experts(Experts {
+        gate: some(&e.gate),
+        up: some(&e.up),
+        down: some(&e.down),
+        gate_bias: some(&e.gate_bias),
+        up_bias: some(&e.up_bias),
+        down_bias: some(&e.down_bias),
+        slice: Some(ExpertSlice { first: all.first + range.start, of: all.of }),
+        act: e.act,
+        activations: e.activations,
+    });
+    let name = format!("{} [experts {} to {}]", graph.name, range.start, range.end - 1);
+    let (mut b, whole) = (PieceBuilder::new(graph, name), Take::whole());
+    b.node(&Node { op, ..node.clone() }, &whole);
+    node.outputs.iter().for_each(|v| b.output(*v, &whole));
+    Ok(b.finish(0)?)
 }
 
 fn check(graph: &Subgraph, after: usize) -> Result<(), PartitionError> {

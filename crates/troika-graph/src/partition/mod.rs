@@ -1,6 +1,6 @@
 //! Partition: turns a subgraph into several that compute the same together.
 //!
-//! [`cut`] and [`cut_at`] cut between ops, [`split_columns`] gives each device some columns of the
+//! [`cut`] and [`cut_at`] cut between ops, [`experts`] takes some experts, [`split_columns`] gives each device some columns of the
 //! results, and [`Partition`] says which rows go where. This module knows no devices, costs or
 //! models. See the README beside this file.
 
@@ -14,7 +14,7 @@ mod stages;
 mod take;
 
 pub use columns::split_columns;
-pub use cut::{cut, cut_at};
+pub use cut::{cut, cut_at, experts};
 pub use piece::{Columns, Piece};
 pub use rows::{Area, Computed, Partition, RowCut, cut_rows};
 pub use split::{ColumnSplit, Kept, PartitionError, Partitioned, Stage, WhyWhole, kv_heads};

@@ -253,6 +253,7 @@ fn experts(e: &Experts, b: &mut PieceBuilder<'_>) -> Experts {
         gate_bias: all(&e.gate_bias),
         up_bias: all(&e.up_bias),
         down_bias: all(&e.down_bias),
+        slice: e.slice,
         act: e.act,
         activations: e.activations,
     }

@@ -121,6 +121,14 @@ pub enum PartitionError {
         /// Name of the graph.
         graph: String,
     },
+    /// The graph has no such experts.
+    #[error("subgraph {graph} has no experts {} to {} to compute apart", range.start, range.end)]
+    Experts {
+        /// Name of the graph.
+        graph: String,
+        /// The experts.
+        range: std::ops::Range<usize>,
+    },
     /// All shares are 0.
     #[error("no part has a share of the columns; give at least one of them a number above 0")]
     Shares,

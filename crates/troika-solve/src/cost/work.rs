@@ -35,7 +35,7 @@ impl RunWork {
                 Op::HeadLinear(h) => h.weights.iter().for_each(|w| work.product(graph, *w, 1.0)),
                 Op::Experts(e) => {
                     let chosen = node.inputs.get(1).map_or(1.0, cols);
-                    let count = e.gate.len().max(1) as f64;
+                    let count = e.slice().of.max(1) as f64;
                     // Reads as many experts as the rows can choose.
                     let read = (chosen * room as f64).min(count) / count;
                     for w in e.gate.iter().chain(&e.up).chain(&e.down) {

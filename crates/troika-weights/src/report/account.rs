@@ -1,14 +1,12 @@
 //! Counts weights by memory and by purpose.
 
 use std::collections::BTreeMap;
-use std::sync::TryLockError;
 use std::sync::atomic::Ordering;
 
 use troika_graph::DType;
 use troika_model::spec::{Key, WeightRole};
 
 use crate::bind::source::ValueSource;
-use crate::parallel::lock;
 use crate::store::WeightStore;
 
 /// The bytes of a store.
@@ -68,21 +66,14 @@ impl WeightStore {
     pub fn report(&self) -> MemoryReport {
         let mut report = MemoryReport::default();
         let mut packed: BTreeMap<&str, u64> = BTreeMap::new();
-        let forms = lock(&self.packed);
-        for ((name, layout), form) in forms.iter() {
-            // A form that is currently being made is not counted yet.
-            let made = match form.try_lock() {
-                Ok(made) => made,
-                Err(TryLockError::Poisoned(e)) => e.into_inner(),
-                Err(TryLockError::WouldBlock) => continue,
-            };
-            let Some(p) = &*made else { continue };
-            let bytes = p.bytes.len() as u64;
-            *packed.entry(name).or_default() += bytes;
-            *report.packed.entry(layout.clone()).or_default() += bytes;
-            if let Ok(b) = self.bound(name) {
+        let forms = self.forms();
+        for (id, bytes) in &forms {
+            let form = id.form();
+            *packed.entry(&id.weight).or_default() += bytes;
+            *report.packed.entry(form.clone()).or_default() += bytes;
+            if let Ok(b) = self.bound(&id.weight) {
                 let class = class_of(b.key.role, b.shape.rows);
-                *report.classes.entry((class, layout.clone())).or_default() += bytes;
+                *report.classes.entry((class, form)).or_default() += bytes;
             }
         }
         for b in &self.bound {

@@ -31,7 +31,7 @@ impl Arena {
     /// Zeroed, 64-byte aligned memory; `None` if the system has none.
     pub fn take(&self, len: usize) -> Option<Room> {
         if len > LARGE {
-            return Some(Room { map: map(len)?, range: 0..len });
+            return Room::apart(len);
         }
         let mut current = lock(&self.0);
         let block = match current.take().filter(|b| b.used + len <= BLOCK) {
@@ -61,6 +61,13 @@ fn map(len: usize) -> Option<Arc<MmapRaw>> {
 pub(crate) struct Room {
     map: Arc<MmapRaw>,
     range: Range<usize>,
+}
+
+impl Room {
+    /// Memory like [`Arena::take`]'s, but with a mapping of its own, freed with it.
+    pub fn apart(len: usize) -> Option<Room> {
+        Some(Room { map: map(len)?, range: 0..len })
+    }
 }
 
 impl AsRef<[u8]> for Room {

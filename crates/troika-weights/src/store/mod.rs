@@ -1,6 +1,7 @@
 //! The weight store: owns the mapped files and all derived forms, and counts their bytes.
 
 pub(crate) mod arena;
+mod forms;
 pub(crate) mod scan;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -27,7 +28,10 @@ use crate::error::WeightError;
 use crate::format::file_map::FileMap;
 use crate::format::mapped::MappedCheckpoint;
 use crate::parallel::{self, lock};
-use crate::store::arena::Arena;
+use crate::store::arena::{Arena, Room};
+use crate::store::forms::Forms;
+
+pub use forms::FormId;
 
 /// Information about a bound weight.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,15 +57,11 @@ const MIN_RELEASE: usize = 64 << 10;
 /// The layout of derived weights that are used as plain rows.
 const ROWS: &str = "rows";
 
-/// A packed form; empty until it is made.
-pub(crate) type PackSlot = Arc<Mutex<Option<Packed>>>;
-
 /// All weights of a model by logical name.
 pub struct WeightStore {
     by_name: HashMap<String, usize>,
     pub(crate) bound: Vec<Bound>,
-    /// By weight and layout.
-    pub(crate) packed: Mutex<HashMap<(String, String), PackSlot>>,
+    pub(crate) forms: Forms,
     arena: Arena,
     maps: Vec<Arc<FileMap>>,
     cache: Option<PackedCache>,
@@ -138,7 +138,7 @@ impl WeightStore {
         WeightStore {
             by_name,
             bound,
-            packed: Mutex::default(),
+            forms: Forms::default(),
             arena: Arena::default(),
             maps,
             cache: None,
@@ -184,6 +184,24 @@ impl WeightStore {
         lock(&self.non_finite).extend(cache.non_finite());
         self.cache = Some(cache);
         Ok(())
+    }
+
+    /// Limits the bytes of packed forms, apart from those mapped from the folder: beyond it, the
+    /// least recently used that no device holds are evicted, and made again when requested.
+    pub fn limit_forms(&mut self, bytes: Option<u64>) {
+        self.forms.budget = bytes;
+    }
+
+    /// The packed forms in memory, with their bytes.
+    pub fn forms(&self) -> Vec<(FormId, u64)> {
+        let mut forms = Vec::new();
+        self.forms.each(|id, bytes| forms.push((id.clone(), bytes)));
+        forms
+    }
+
+    /// Evicts a packed form. `false` if a device holds it, or it is mapped or not in memory.
+    pub fn evict(&self, id: &FormId) -> bool {
+        self.forms.evict(id)
     }
 
     /// The name of a file that changed since it was hashed.
@@ -285,34 +303,28 @@ impl WeightStore {
         layout: PackLayout<'_>,
         pack: PackFn<'_>,
     ) -> Result<Packed, DeviceError> {
-        let form = match rows == (0..b.shape.rows) {
-            true => layout.name.to_string(),
-            false => format!("{}, rows {} to {}", layout.name, rows.start, rows.end),
-        };
+        let some = (rows != (0..b.shape.rows)).then(|| rows.clone());
         let name = b.key.to_string();
-        let key = (name.clone(), form.clone());
-        let slot = lock(&self.packed).entry(key).or_default().clone();
+        let id = FormId { weight: name.as_str().into(), layout: layout.name.into(), rows: some };
+        let (slot, form) = (self.forms.slot(&id), id.form());
         // Only threads that request the same form wait here.
         let mut made = lock(&slot);
-        if let Some(p) = &*made {
-            return Ok(p.clone());
+        if let Some(form) = &mut *made {
+            return Ok(self.forms.touch(form));
         }
         let wrong = |why: &str| DeviceError::Weight { name: name.clone(), why: why.into() };
         let len = layout.bytes(rows.len()).ok_or_else(|| wrong("is too large to be packed"))?;
         let cache = self.cache.as_ref().filter(|_| b.source.is_made());
-        let bytes = match cache.and_then(|c| c.get(&name, &form, len)) {
-            Some(bytes) => bytes,
-            None => {
-                let bytes = self.make(b, rows, layout, pack)?;
-                if let Some(cache) = cache {
-                    cache.put(&name, &form, &bytes);
-                }
-                bytes
-            }
-        };
-        let p = Packed { bytes };
-        *made = Some(p.clone());
-        Ok(p)
+        if let Some(bytes) = cache.and_then(|c| c.get(&name, &form, len)) {
+            return Ok(self.forms.fill(&mut made, Packed { bytes }, 0));
+        }
+        self.forms.reserve(len as u64);
+        let bytes = self.make(b, rows, layout, pack);
+        let bytes = bytes.inspect_err(|_| self.forms.give_back(len as u64))?;
+        if let Some(cache) = cache {
+            cache.put(&name, &form, &bytes);
+        }
+        Ok(self.forms.fill(&mut made, Packed { bytes }, len as u64))
     }
 
     /// Packs rows of a weight on all cores in pieces of whole panels. File pages are released piece
@@ -330,7 +342,11 @@ impl WeightStore {
         let whole = || opened.read().into_iter().chain(b.source.packed_tensors());
         whole().for_each(|t| _ = self.maps.iter().any(|m| m.fetch(t)));
         let len = layout.bytes(all.len()).unwrap_or(0);
-        let room = self.arena.take(len);
+        // A block of many forms would stay in memory until the last of them is evicted.
+        let room = match self.forms.budget {
+            Some(_) => Room::apart(len),
+            None => self.arena.take(len),
+        };
         let mut room = room.ok_or_else(|| wrong(format!("finds no memory ({len} bytes)")))?;
         let each = self.pieces(b, layout);
         let pieces = room.as_mut().chunks_mut((each * layout.panel).max(1));

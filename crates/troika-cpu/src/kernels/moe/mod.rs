@@ -9,7 +9,7 @@ mod weight;
 
 use std::ops::Range;
 
-use troika_graph::{Activation, ActivationFormat};
+use troika_graph::{Activation, ActivationFormat, ExpertSlice};
 
 use crate::kernels::elementwise::{Element, ElementwiseRun, each_row};
 use crate::kernels::linear::{self, Input, OutView, RowsView};
@@ -41,9 +41,11 @@ pub struct Expert<'a, W> {
 /// Operands of the experts.
 #[derive(Clone, Copy)]
 pub struct Operands<'a, E> {
-    /// Experts.
+    /// Experts whose weights are here.
     pub experts: usize,
-    /// The weights of an expert.
+    /// Which of those that rows chose from they are.
+    pub slice: ExpertSlice,
+    /// The weights of an expert, by its place in the slice.
     pub expert: &'a (dyn Fn(usize) -> E + Sync),
     /// Activation of the gate.
     pub act: Activation,
@@ -103,7 +105,7 @@ pub fn worker_floats() -> usize {
     linear::worker_floats() + 2 * TILE_ROWS * select::MAX_PANEL
 }
 
-/// Pairs sorted by expert.
+/// Pairs whose expert is in the slice, sorted by its place there.
 struct Sorted<'a> {
     /// Pairs, by expert, then by number.
     order: &'a [u32],
@@ -127,21 +129,25 @@ impl Sorted<'_> {
 }
 
 /// Counting sort; stable, so everything after is in a fixed order.
-fn sort<'a>(
-    ids: &[i32],
+fn sort<'a, E>(
+    x: &Operands<'_, E>,
     rows: usize,
-    experts: usize,
     words: &'a mut [u32],
 ) -> Result<Sorted<'a>, KernelError> {
+    let (ids, experts) = (x.ids, x.experts);
     let (order, rest) = words.split_at_mut(ids.len());
     let (used, rest) = rest.split_at_mut(experts);
     let starts = &mut rest[..experts + 1];
     starts.fill(0);
     for id in ids {
         match usize::try_from(*id) {
-            Ok(id) if id < experts => starts[id + 1] += 1,
+            Ok(id) if id < x.slice.of => {
+                if let Some(at) = x.slice.place(id, experts) {
+                    starts[at + 1] += 1;
+                }
+            }
             _ => {
-                let why = format!("expert {id} is not among {experts}");
+                let why = format!("expert {id} is not among {}", x.slice.of);
                 return Err(KernelError::Operand(why));
             }
         }
@@ -156,16 +162,19 @@ fn sort<'a>(
     }
     // Filling moves each start to its expert's end, which is the next one's start.
     for (pair, id) in ids.iter().enumerate() {
-        let at = &mut starts[*id as usize];
-        order[*at as usize] = pair as u32;
-        *at += 1;
+        if let Some(at) = x.slice.place(*id as usize, experts) {
+            let at = &mut starts[at];
+            order[*at as usize] = pair as u32;
+            *at += 1;
+        }
     }
     starts.copy_within(..experts, 1);
     starts[0] = 0;
+    let order = &order[..starts[experts] as usize];
     Ok(Sorted { order, used: &used[..count], starts, rows })
 }
 
-/// `y[row] = sum over slots of weight * expert(x[row])`. Activations are rounded or quantized before
+/// `y[row] = sum over slots of weight * expert(x[row])`, where the expert is in the slice. Activations are rounded or quantized before
 /// each projection: the layer's input once for all experts, what is between the projections once
 /// for all pairs.
 ///
@@ -183,7 +192,11 @@ pub fn experts<W: Weight>(
     if pairs == 0 {
         return Ok(());
     }
-    let sorted = sort(x.ids, rows, x.experts, memory.words)?;
+    let sorted = sort(&x, rows, memory.words)?;
+    if sorted.used.is_empty() {
+        y.fill(0.0);
+        return Ok(());
+    }
     let first = (x.expert)(sorted.used[0] as usize);
     // Workers that wait while the input is made ready fetch what is multiplied first.
     let prefetch = |cx: &mut Context<'_>, weight: W| {
@@ -193,30 +206,31 @@ pub fn experts<W: Weight>(
         }
     };
     prefetch(cx, first.gate);
-    let (hidden, rest) = memory.floats.split_at_mut(pairs * x.inter);
+    let (hidden, rest) = memory.floats.split_at_mut(sorted.order.len() * x.inter);
     let (down, rest) = rest.split_at_mut(pairs * x.k);
     let (outer, rest) = rest.split_at_mut(rows * ready(x.activations, x.k));
-    let inner = &mut rest[..pairs * ready(x.activations, x.inter)];
+    let inner = &mut rest[..sorted.order.len() * ready(x.activations, x.inter)];
     let input = first.gate.input(cx, x.x, x.k, x.activations, outer)?;
     gate_up(cx, &x, &sorted, input, hidden)?;
     prefetch(cx, first.down);
     let input = first.down.input(cx, hidden, x.inter, x.activations, inner)?;
     project_down(cx, &x, &sorted, input, down)?;
-    combine(cx, x.weights, down, x.k, y)
+    combine(cx, &x, down, y)
 }
 
 /// `y[row] = sum over slots of weight * down[row, slot]`, in the order of the slots.
-fn combine(
+fn combine<E>(
     cx: &mut Context<'_>,
-    weights: &[f32],
+    x: &Operands<'_, E>,
     down: &[f32],
-    k: usize,
     y: &mut [f32],
 ) -> Result<(), KernelError> {
-    let top_k = weights.len() * k / y.len().max(1);
+    let (k, ids, weights, slice, experts) = (x.k, x.ids, x.weights, x.slice, x.experts);
+    let top_k = x.top_k;
     each_row(cx, y, k, &|row, y| {
         y.fill(0.0);
-        for pair in row * top_k..(row + 1) * top_k {
+        let pairs = row * top_k..(row + 1) * top_k;
+        for pair in pairs.filter(|p| slice.place(ids[*p] as usize, experts).is_some()) {
             let w = weights[pair];
             y.iter_mut().zip(&down[pair * k..][..k]).for_each(|(y, d)| *y += w * d);
         }
