@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 use conformance::golden::read_golden;
 use conformance::random::Random;
 use troika::device::{
-    Caps, Clock, CommandList, Completion, Device, DeviceError, DeviceKind, Executable, Queue,
-    RealClock, Waiting, WeightSource, Weights,
+    Caps, Clock, CommandList, CompileRequest, CompileResults, Completion, Device, DeviceError,
+    DeviceKind, Executable, Queue, RealClock, Waiting, WeightSource, Weights,
 };
 use troika::engine::{
     Engine, EngineError, EngineParts, SeqId, SequenceInput, Sharing, WantedLogits,
@@ -289,8 +289,8 @@ impl Device for Noting {
         self.device.caps()
     }
 
-    fn compile(&self, graph: &Subgraph) -> Result<Arc<Executable>, DeviceError> {
-        self.device.compile(graph)
+    fn compile(&self, request: &CompileRequest<'_>) -> CompileResults {
+        self.device.compile(request)
     }
 
     fn load(

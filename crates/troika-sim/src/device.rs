@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use troika_cpu::{CpuDevice, CpuOptions};
 use troika_device::{
-    Buffer, Caps, Clock, Completion, Device, DeviceError, DeviceKind, Executable, OutOfMemory,
-    Queue, SpaceId, WeightSource, Weights,
+    Buffer, Caps, Clock, CompileRequest, CompileResults, Completion, Device, DeviceError,
+    DeviceKind, Executable, OutOfMemory, Queue, SpaceId, WeightSource, Weights,
 };
 use troika_graph::{ActivationFormat, DType, Subgraph, verify};
 
@@ -96,6 +96,28 @@ impl VirtualDevice {
             graph: graph.name.clone(),
             why,
         }
+    }
+
+    fn compile_one(
+        &self,
+        graph: &Subgraph,
+        weights: &dyn WeightSource,
+    ) -> Result<Arc<Executable>, DeviceError> {
+        self.check_ops(graph)?;
+        let static_shapes = self.limits.processor.static_shapes;
+        let bucket = static_shapes.then(|| bucket_of(graph)).transpose().map_err(|what| {
+            let why = format!("it takes static shapes only, and {what}: bind rows to a bucket");
+            self.unsupported(graph, 0, why)
+        })?;
+        let compiled =
+            |cpu: &CpuDevice| Executable::compiled(cpu, &computed(graph, bucket), weights);
+        let inner = self.cpu.as_ref().map(compiled).transpose()?;
+        let compiling = compile_ns(&self.limits.processor, graph);
+        self.board.clock().wait(Duration::from_nanos(compiling));
+        self.board.compiled(self.place, compiling);
+        let scratch = inner.as_ref().map_or(0, |e| e.scratch_bytes());
+        let code = Arc::new(Code::new(graph, bucket, inner));
+        Ok(Arc::new(Executable::new(Compiled { device: self.id, code }, scratch)))
     }
 }
 
@@ -229,21 +251,8 @@ impl Device for VirtualDevice {
         }
     }
 
-    fn compile(&self, graph: &Subgraph) -> Result<Arc<Executable>, DeviceError> {
-        self.check_ops(graph)?;
-        let static_shapes = self.limits.processor.static_shapes;
-        let bucket = static_shapes.then(|| bucket_of(graph)).transpose().map_err(|what| {
-            let why = format!("it takes static shapes only, and {what}: bind rows to a bucket");
-            self.unsupported(graph, 0, why)
-        })?;
-        let inner =
-            self.cpu.as_ref().map(|cpu| cpu.compile(&computed(graph, bucket))).transpose()?;
-        let compiling = compile_ns(&self.limits.processor, graph);
-        self.board.clock().wait(Duration::from_nanos(compiling));
-        self.board.compiled(self.place, compiling);
-        let scratch = inner.as_ref().map_or(0, |e| e.scratch_bytes());
-        let code = Arc::new(Code::new(graph, bucket, inner));
-        Ok(Arc::new(Executable::new(Compiled { device: self.id, code }, scratch)))
+    fn compile(&self, request: &CompileRequest<'_>) -> CompileResults {
+        request.each(|graph| self.compile_one(graph, request.weights))
     }
 
     fn load(

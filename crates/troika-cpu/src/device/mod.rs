@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
 
 use troika_device::{
-    Caps, Clock, Completion, Device, DeviceError, DeviceKind, Executable, Queue, SpaceId,
-    WeightSource, Weights,
+    Caps, Clock, CompileRequest, CompileResults, Completion, Device, DeviceError, DeviceKind,
+    Executable, Queue, SpaceId, WeightSource, Weights,
 };
 use troika_graph::{ActivationFormat, DType, Subgraph};
 
@@ -141,15 +141,17 @@ impl Device for CpuDevice {
         &self.caps
     }
 
-    fn compile(&self, graph: &Subgraph) -> Result<Arc<Executable>, DeviceError> {
-        let code = compile::compile((&self.options.name, self.isa), graph)?;
-        let scratch_bytes = code.scratch_bytes(self.options.threads);
-        let scratch_bytes = scratch_bytes.ok_or_else(|| DeviceError::Memory {
-            what: format!("{} on device {}", graph.name, self.options.name),
-            bytes: usize::MAX,
-        })?;
-        let compiled = Compiled { device: self.id, code: Arc::new(code) };
-        Ok(Arc::new(Executable::new(compiled, scratch_bytes)))
+    fn compile(&self, request: &CompileRequest<'_>) -> CompileResults {
+        request.each(|graph| {
+            let code = compile::compile((&self.options.name, self.isa), graph)?;
+            let scratch_bytes = code.scratch_bytes(self.options.threads);
+            let scratch_bytes = scratch_bytes.ok_or_else(|| DeviceError::Memory {
+                what: format!("{} on device {}", graph.name, self.options.name),
+                bytes: usize::MAX,
+            })?;
+            let compiled = Compiled { device: self.id, code: Arc::new(code) };
+            Ok(Arc::new(Executable::new(compiled, scratch_bytes)))
+        })
     }
 
     fn load(
