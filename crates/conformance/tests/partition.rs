@@ -273,7 +273,7 @@ fn pieces_of_float_models_give_the_bits_of_the_whole() {
 fn pieces_of_quantized_models_give_the_bits_of_the_whole() {
     let (mut bench, mut r, mut seen) = (Bench::open(), Random(2), Seen::default());
     for case in find(&folder("gguf")).unwrap() {
-        for allowed in [&[][..], &[ActivationFormat::Int8]] {
+        for allowed in [&[][..], &[ActivationFormat::INT8]] {
             let model = lowered(&case.model, BindOptions::default(), (F32, allowed));
             check_model(&mut bench, &case.name, &model, &mut r, &mut seen);
         }
@@ -291,7 +291,7 @@ fn weights_of_pieces_are_held_once() {
     let mut bench = Bench::open();
     let file = folder("gguf").join("llama-q8_0.gguf");
     let compile_all = |bench: &mut Bench, split: Option<&ColumnSplit>| {
-        let (store, l) = lowered(&file, BindOptions::default(), (F32, &[ActivationFormat::Int8]));
+        let (store, l) = lowered(&file, BindOptions::default(), (F32, &[ActivationFormat::INT8]));
         for s in &l.segments {
             let pieces = match split {
                 None => cut_at(&s.graph, &[]).unwrap(),

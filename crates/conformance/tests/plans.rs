@@ -205,7 +205,7 @@ fn plans_agree(name: &str, quant: Quant, seed: u64, count: usize) -> usize {
         chunk: 7,
         kv_dtype: Some(DType::F32),
         // Quantized weights use integer products.
-        activations: Some(if quant == Quant::None { vec![] } else { vec![ActivationFormat::Int8] }),
+        activations: Some(if quant == Quant::None { vec![] } else { vec![ActivationFormat::INT8] }),
         ..PlanRequest::default()
     };
     let one = make(&d.spec, &facts, &request).unwrap();

@@ -18,15 +18,18 @@ mod subgraph;
 mod verify;
 mod weight;
 
-pub use activations::restrict_activations;
+pub use activations::{
+    ActivationFormat, IntFormat, ScaleGranularity, ScaleOrigin, UnknownActivationFormat,
+    restrict_activations,
+};
 pub use bind::{bind_static, limit_rows};
 pub use boundary::convert_boundary;
 pub use builder::SubgraphBuilder;
 pub use dtype::DType;
 pub use hash::GraphHash;
 pub use op::{
-    Activation, ActivationFormat, Attention, Experts, HeadLinear, KvAppend, Op, Rope, RopeFreqs,
-    RopeStyle, Router, Score, Window,
+    Activation, Attention, Experts, HeadLinear, KvAppend, Op, Rope, RopeFreqs, RopeStyle, Router,
+    Score, Window,
 };
 pub use shape::{Dim, Shape};
 pub use subgraph::{Node, Subgraph, Value, ValueId};

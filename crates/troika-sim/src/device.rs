@@ -122,17 +122,16 @@ impl VirtualDevice {
 }
 
 fn caps(soc: &Soc, p: &Processor, space: SpaceId, cpu: &Caps) -> Caps {
-    // Seven bits like the CPU that computes the values, so that the results equal the CPU's.
-    let formats = [
-        (p.peak_gops.int8, ActivationFormat::Int8),
-        (p.peak_gops.int8, ActivationFormat::Int7),
-        (p.peak_gops.bf16, ActivationFormat::Bf16),
-    ];
-    let seven = soc.numerics && cpu.activation_formats.contains(&ActivationFormat::Int7);
-    let gains = formats
-        .into_iter()
-        .filter(|(peak, _)| peak.is_some_and(|r| r > p.peak_gops.f32))
-        .filter(|(_, format)| seven || *format != ActivationFormat::Int7);
+    // Also those of the CPU that computes the values, so that the results equal the CPU's.
+    let mut formats = vec![ActivationFormat::INT8, ActivationFormat::Bf16];
+    let more = cpu.activation_formats.iter().filter(|f| soc.numerics && !formats.contains(f));
+    formats.extend(more.copied().collect::<Vec<_>>());
+    let peak = |format: &ActivationFormat| match format {
+        ActivationFormat::F32 => None,
+        ActivationFormat::Bf16 => p.peak_gops.bf16,
+        ActivationFormat::Int(_) => p.peak_gops.int8,
+    };
+    formats.retain(|format| peak(format).is_some_and(|rate| rate > p.peak_gops.f32));
     Caps {
         static_shapes: p.static_shapes,
         row_buckets: p.row_buckets.clone(),
@@ -140,7 +139,7 @@ fn caps(soc: &Soc, p: &Processor, space: SpaceId, cpu: &Caps) -> Caps {
         numerics: if soc.numerics { cpu.numerics.clone() } else { Caps::NO_NUMERICS.into() },
         max_binding_bytes: p.max_binding_bytes,
         weight_dtypes: cpu.weight_dtypes.iter().copied().filter(|d| *d != DType::I32).collect(),
-        activation_formats: gains.map(|(_, format)| format).collect(),
+        activation_formats: formats,
         max_graph_bytes: p.max_graph_bytes,
         max_resident_bytes: p.max_resident_bytes,
         queue_depth: p.queue_depth,

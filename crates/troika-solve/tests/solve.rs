@@ -38,7 +38,7 @@ fn device(name: &str, row_buckets: &[usize]) -> PlanDevice {
         numerics: "f32".into(),
         max_binding_bytes: None,
         weight_dtypes: vec![DType::Q8_0],
-        activation_formats: vec![ActivationFormat::Int8],
+        activation_formats: vec![ActivationFormat::INT8],
         max_graph_bytes: None,
         max_resident_bytes: None,
         queue_depth: 8,

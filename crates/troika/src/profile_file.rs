@@ -35,7 +35,7 @@ pub(crate) fn subject_of(
         classes.iter().map(|c| format!("{} {}", c.class, c.dtype.name())).collect();
     types.push(format!("cache {}", plan.kv_dtype.name()));
     let formats = plan.activations();
-    types.extend(formats.iter().map(|f| format!("activations {f:?}")));
+    types.extend(formats.iter().map(|f| format!("activations {f}")));
     let devices = devices.iter().map(|d| ProfiledDevice::of(&plan_device(d)));
     ProfileSubject {
         program: env!("CARGO_PKG_VERSION").to_string(),

@@ -347,6 +347,16 @@ impl Compiler<'_> {
         })
     }
 
+    /// Refuses whole numbers that the kernels do not make.
+    fn whole_numbers(&self, op: &str, activations: ActivationFormat) -> Result<(), DeviceError> {
+        let made = [ActivationFormat::INT8, int8::INT7];
+        if made.contains(&activations) {
+            return Ok(());
+        }
+        let made = made.map(|f| f.to_string()).join(" and ");
+        self.refuse(op, format!("its activations are {activations}, the kernels make {made}"))
+    }
+
     fn vector_if(&mut self, w: Option<WeightRef>) -> Option<VectorAt> {
         w.map(|w| self.weights.vector(w))
     }
@@ -390,11 +400,8 @@ impl Compiler<'_> {
                 eps: *eps,
                 group: *group,
             },
-            Op::Linear {
-                weight,
-                bias,
-                activations: activations @ (ActivationFormat::Int8 | ActivationFormat::Int7),
-            } => {
+            Op::Linear { weight, bias, activations: activations @ ActivationFormat::Int(_) } => {
+                self.whole_numbers("linear", *activations)?;
                 let packed = self.packed(*weight)?;
                 let kind = Quantization::of(self.graph.weight(*weight).dtype, *activations);
                 let weights = smallvec![(packed, self.vector_if(*bias), kind)];
@@ -456,7 +463,8 @@ impl Compiler<'_> {
             return self.refuse("experts", format!("{top_k} experts a row are too many to count"));
         }
         let (act, inter, activations) = (e.act, self.graph.weight(e.gate[0]).rows, e.activations);
-        if matches!(activations, ActivationFormat::Int8 | ActivationFormat::Int7) {
+        if matches!(activations, ActivationFormat::Int(_)) {
+            self.whole_numbers("experts", activations)?;
             let experts = self.expert_weights(e, Self::packed)?;
             return Ok(Code::PackedExperts { experts, inter, act, activations });
         }

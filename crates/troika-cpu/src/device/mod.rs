@@ -85,8 +85,8 @@ fn caps(options: &CpuOptions, isa: Isa) -> Caps {
         let list: Vec<String> = pinned.iter().map(usize::to_string).collect();
         facts.push(("pinned to cores".to_string(), list.join(",")));
     }
-    let mut activation_formats = vec![ActivationFormat::Int8];
-    activation_formats.extend(int8::gains_from_seven_bits(isa).then_some(ActivationFormat::Int7));
+    let mut activation_formats = vec![ActivationFormat::INT8];
+    activation_formats.extend(int8::gains_from_seven_bits(isa).then_some(int8::INT7));
     activation_formats.extend(bf16::is_native(isa).then_some(ActivationFormat::Bf16));
     Caps {
         static_shapes: false,

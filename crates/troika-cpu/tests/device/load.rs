@@ -27,7 +27,7 @@ fn layer(name: &str, store: &Store) -> Subgraph {
     let op = Op::RmsNorm { weight: Some(norm), eps: 1e-5, offset: 0.0, group: 32 };
     let n = b.op("n", op, &[x], 32);
     let op = |weight, activations| Op::Linear { weight, bias: None, activations };
-    let y = b.op("y", op(w, ActivationFormat::Int8), &[n], 32);
+    let y = b.op("y", op(w, ActivationFormat::INT8), &[n], 32);
     let y = b.op("sum", Op::Add, &[y, x], 32);
     let z = b.op("z", op(v, ActivationFormat::F32), &[y], 16);
     b.output(z);
@@ -127,6 +127,23 @@ fn weights_of_another_shape_device_or_form_are_refused() {
         let DeviceError::Weight { name, .. } = &e else { panic!("{e}") };
         assert_eq!(name, says);
     }
+}
+
+#[test]
+fn whole_numbers_that_the_kernels_do_not_make_are_refused() {
+    let bench = Bench::new("cpu", 1);
+    let store = weights(&["a"]);
+    let mut graph = layer("a", &store);
+    for node in &mut graph.nodes {
+        match &mut node.op {
+            Op::Linear { activations: activations @ ActivationFormat::Int(_), .. } => {
+                *activations = "int8:row".parse().unwrap();
+            }
+            _ => {}
+        }
+    }
+    let e = Executable::compiled(&bench.device, &graph, &store).unwrap_err().to_string();
+    assert!(e.contains("op linear of a: its activations are int8:row, the kernels make"), "{e}");
 }
 
 /// Code of a slice serves other slices of the same shape, each with its own rows.

@@ -21,7 +21,6 @@ use crate::error::CliError;
 use crate::flags::{BenchArgs, TableFlag};
 use crate::{output, progress, resolve};
 
-pub use row::activation_format_name;
 use row::{Facts, Row};
 
 /// What is measured.
