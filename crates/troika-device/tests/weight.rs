@@ -53,7 +53,7 @@ fn packed_rows_are_those_of_the_whole_form_where_panels_begin() {
         out[..data.bytes.len()].copy_from_slice(&data.bytes);
         Ok(())
     };
-    let layout = PackLayout { name: "fours", rows: 4, panel: 16 };
+    let layout = PackLayout { name: "fours", rows: 4, panel: 16, keep: true };
     let of = |range| Ten.packed_rows("ten", range, layout, &pack).map(|p| p.bytes.to_vec());
     assert_eq!(of(4..10).unwrap(), [&ten().bytes[16..], &[0; 8]].concat());
     assert_eq!(most.swap(0, Ordering::Relaxed), 10);

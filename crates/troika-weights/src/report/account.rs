@@ -1,6 +1,6 @@
 //! Counts weights by memory and by purpose.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::TryLockError;
 use std::sync::atomic::Ordering;
 
@@ -67,7 +67,7 @@ impl WeightStore {
     /// count, since their pages are released.
     pub fn report(&self) -> MemoryReport {
         let mut report = MemoryReport::default();
-        let mut packed: BTreeMap<&str, u64> = BTreeMap::new();
+        let mut packed: BTreeSet<&str> = BTreeSet::new();
         let forms = lock(&self.packed);
         for ((name, layout), form) in forms.iter() {
             // A form that is currently being made is not counted yet.
@@ -76,9 +76,10 @@ impl WeightStore {
                 Err(TryLockError::Poisoned(e)) => e.into_inner(),
                 Err(TryLockError::WouldBlock) => continue,
             };
+            packed.insert(name);
+            // One that a device copied was given up.
             let Some(p) = &*made else { continue };
             let bytes = p.bytes.len() as u64;
-            *packed.entry(name).or_default() += bytes;
             *report.packed.entry(layout.clone()).or_default() += bytes;
             if let Ok(b) = self.bound(name) {
                 let class = class_of(b.key.role, b.shape.rows);
@@ -89,7 +90,7 @@ impl WeightStore {
             let ValueSource::Ready { bytes, owned } = &b.source else { continue };
             let only_packed = !owned
                 && !b.handed_out.load(Ordering::Relaxed)
-                && packed.contains_key(b.key.to_string().as_str());
+                && packed.contains(b.key.to_string().as_str());
             if only_packed {
                 continue;
             }

@@ -31,7 +31,7 @@ impl Arena {
     /// Zeroed, 64-byte aligned memory; `None` if the system has none.
     pub fn take(&self, len: usize) -> Option<Room> {
         if len > LARGE {
-            return Some(Room { map: map(len)?, range: 0..len });
+            return Arena::apart(len);
         }
         let mut current = lock(&self.0);
         let block = match current.take().filter(|b| b.used + len <= BLOCK) {
@@ -43,6 +43,11 @@ impl Arena {
         let room = Room { map: block.map.clone(), range };
         *current = Some(ArenaBlock { used, ..block });
         Some(room)
+    }
+
+    /// The same in a block of its own, which is free again with it.
+    pub fn apart(len: usize) -> Option<Room> {
+        Some(Room { map: map(len)?, range: 0..len })
     }
 }
 

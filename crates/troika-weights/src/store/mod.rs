@@ -297,7 +297,7 @@ impl WeightStore {
             }
         };
         let p = Packed { bytes };
-        *made = Some(p.clone());
+        *made = layout.keep.then(|| p.clone());
         Ok(p)
     }
 
@@ -316,7 +316,7 @@ impl WeightStore {
         let whole = || opened.read().into_iter().chain(b.source.packed_tensors());
         whole().for_each(|t| _ = self.maps.iter().any(|m| m.fetch(t)));
         let len = layout.bytes(all.len()).unwrap_or(0);
-        let room = self.arena.take(len);
+        let room = if layout.keep { self.arena.take(len) } else { Arena::apart(len) };
         let mut room = room.ok_or_else(|| wrong(format!("finds no memory ({len} bytes)")))?;
         let each = self.pieces(b, layout);
         let pieces = room.as_mut().chunks_mut((each * layout.panel).max(1));
@@ -380,7 +380,7 @@ impl WeightSource for WeightStore {
             ValueSource::Ready { bytes, .. } => bytes.clone(),
             _ => {
                 let panel = dtype.row_bytes(cols).unwrap_or(0);
-                let layout = PackLayout { name: ROWS, rows: 1, panel };
+                let layout = PackLayout { name: ROWS, rows: 1, panel, keep: true };
                 let copy = |data: &WeightData, out: &mut [u8]| {
                     out.copy_from_slice(&data.bytes);
                     Ok(())
@@ -389,6 +389,20 @@ impl WeightSource for WeightStore {
             }
         };
         Ok(WeightData { dtype, rows, cols, bytes })
+    }
+
+    /// A hash of the bytes that the weight is made from, and of how.
+    fn digest(&self, name: &str) -> Option<[u8; 32]> {
+        let b = self.bound(name).ok()?;
+        let opened = b.source.open(b.shape).ok()?;
+        let read = opened.read().into_iter().chain(b.source.packed_tensors());
+        let hash = |bytes: &WeightBytes| {
+            let hash = hash::of_bytes(bytes);
+            self.release(bytes);
+            hash
+        };
+        let hashes: Vec<blake3::Hash> = read.map(hash).collect();
+        Some(*cache::key(std::slice::from_ref(b), &hashes).as_bytes())
     }
 
     fn packed(
