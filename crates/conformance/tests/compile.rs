@@ -554,6 +554,31 @@ fn graphs_are_compiled_for_the_rows_that_a_plan_states() {
     assert!(said.contains("of prefill has row buckets, but b takes any number of rows"), "{said}");
 }
 
+/// Devices refuse values that begin elsewhere; the numbers are those of devices that take them
+/// anywhere.
+#[test]
+fn values_begin_where_devices_can_bind_them() {
+    let d = described();
+    let run = |strategy, more: String| {
+        let devices = ["a", "b"].map(|name| virtual_device(name, &more));
+        let facts: Vec<DeviceFacts> = devices.iter().map(|d| DeviceFacts::of(&**d)).collect();
+        let (kv_dtype, activations) = (Some(DType::F32), Some(Vec::new()));
+        let request =
+            PlanRequest { strategy, chunk: 12, kv_dtype, activations, ..PlanRequest::default() };
+        let plan = make(&d.spec, &facts, &request).unwrap();
+        logits(engine_by(plan, &d, &devices, &d.store, &CompileControl::default()).unwrap())
+    };
+    for strategy in ["alternate", "split-columns"].map(|s| Strategy::parse(s).unwrap()) {
+        for more in ["static_shapes = true\nrow_buckets = [3, 9]", "", "own_memory = true"] {
+            let anywhere = run(strategy, more.into());
+            for align in [64, 4096] {
+                let aligned = run(strategy, format!("{more}\noffset_alignment = {align}"));
+                assert!(anywhere == aligned, "{strategy}, {more}, {align}");
+            }
+        }
+    }
+}
+
 /// Code is made per shape and not per layer, unless the device bakes weights into it.
 #[test]
 fn layers_of_one_shape_share_code_and_have_their_own_weights() {

@@ -147,6 +147,7 @@ fn caps(soc: &Soc, p: &Processor, space: SpaceId, cpu: &Caps) -> Caps {
         // A driver cannot run host functions on its processor.
         host_tasks: p.kind == ProcessorKind::Cpu,
         strided_rows: p.strided_rows,
+        offset_alignment: p.offset_alignment,
         bakes_weights: p.bakes_weights,
         facts: facts(soc, p),
     }
@@ -197,6 +198,9 @@ fn facts(soc: &Soc, p: &Processor) -> Vec<(String, String)> {
     }
     add("queue depth", p.queue_depth.to_string());
     add("checksum of these and all other figures", figures(soc, p));
+    if p.offset_alignment > 1 {
+        add("offsets", format!("multiples of {}", p.offset_alignment));
+    }
     if !p.strided_rows {
         add("rows", "dense only".into());
     }

@@ -43,6 +43,7 @@ fn device(name: &str, row_buckets: &[usize]) -> PlanDevice {
         queue_waits: true,
         host_tasks: false,
         strided_rows: true,
+        offset_alignment: 1,
         bakes_weights: false,
         facts: vec![("cores".into(), "2".into())],
     };

@@ -102,6 +102,7 @@ fn caps(options: &CpuOptions, isa: Isa) -> Caps {
         queue_waits: true,
         host_tasks: true,
         strided_rows: true,
+        offset_alignment: 1,
         bakes_weights: false,
         facts,
     }

@@ -44,6 +44,7 @@ impl Fake {
             queue_waits,
             host_tasks: true,
             strided_rows: true,
+            offset_alignment: 1,
             bakes_weights: false,
             facts: vec![],
         };
