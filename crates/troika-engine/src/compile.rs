@@ -72,7 +72,7 @@ pub(crate) fn compile(
     let mut results: Vec<Compiled> = Vec::new();
     let shares = shares(list, devices);
     std::thread::scope(|scope| {
-        let mut own: Vec<&Share> = Vec::new();
+        let mut own: Vec<&ThreadShare> = Vec::new();
         let mut threads = Vec::new();
         for (i, share) in shares.iter().enumerate() {
             let compiling = &compiling;
@@ -111,14 +111,14 @@ type Compiled = Result<Vec<(usize, Arc<Weights>)>, (usize, EngineError)>;
 
 /// The devices that a thread compiles for, and their graphs.
 #[derive(Clone, Default)]
-struct Share {
+struct ThreadShare {
     devices: Vec<usize>,
     graphs: Vec<usize>,
 }
 
 /// The shares of all threads. One thread compiles for all devices that share a virtual clock, so
 /// that time passes in the same order in every run.
-fn shares(list: &GraphList, devices: &[Arc<dyn Device>]) -> Vec<Share> {
+fn shares(list: &GraphList, devices: &[Arc<dyn Device>]) -> Vec<ThreadShare> {
     let clocks: Vec<Option<Arc<dyn Clock>>> = devices.iter().map(|d| d.clock()).collect();
     let same =
         |a: &Arc<dyn Clock>, b: &Arc<dyn Clock>| std::ptr::addr_eq(Arc::as_ptr(a), Arc::as_ptr(b));
@@ -129,7 +129,7 @@ fn shares(list: &GraphList, devices: &[Arc<dyn Device>]) -> Vec<Share> {
         };
         clocks.iter().position(shares_it).unwrap_or(device)
     };
-    let mut shares = vec![Share::default(); devices.len()];
+    let mut shares = vec![ThreadShare::default(); devices.len()];
     for (i, listed) in list.graphs().iter().enumerate() {
         let share = &mut shares[thread_of(listed.device)];
         share.graphs.push(i);
@@ -163,7 +163,7 @@ struct Told {
 }
 
 impl Compiling<'_> {
-    fn run(&self, share: &Share) -> Compiled {
+    fn run(&self, share: &ThreadShare) -> Compiled {
         let mut codes = vec![None; self.list.codes()];
         for device in &share.devices {
             self.make(*device, &mut codes)?;
@@ -264,7 +264,7 @@ impl Compiling<'_> {
         (step, e)
     }
 
-    fn panicked(&self, share: &Share) -> (usize, EngineError) {
+    fn panicked(&self, share: &ThreadShare) -> (usize, EngineError) {
         let device = self.devices[share.devices[0]].name().to_string();
         let why = "its compiler panicked".into();
         self.failure(share.graphs[0], DeviceError::System { device, why }.into())

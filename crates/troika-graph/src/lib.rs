@@ -3,6 +3,7 @@
 //! All other crates build on this one. A [`Subgraph`] is plain data: named values with shapes, a
 //! list of [`Op`]s, and references to weights by name. It knows no model and no device.
 
+mod activation_format;
 mod activations;
 mod bind;
 pub mod blocks;
@@ -18,10 +19,10 @@ mod subgraph;
 mod verify;
 mod weight;
 
-pub use activations::{
+pub use activation_format::{
     ActivationFormat, IntFormat, ScaleGranularity, ScaleOrigin, UnknownActivationFormat,
-    restrict_activations,
 };
+pub use activations::restrict_activations;
 pub use bind::{bind_static, limit_rows};
 pub use boundary::convert_boundary;
 pub use builder::SubgraphBuilder;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::activations::ActivationFormat;
+use crate::activation_format::ActivationFormat;
 use crate::weight::WeightRef;
 
 /// Element-wise activation functions.

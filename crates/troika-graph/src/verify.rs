@@ -5,7 +5,7 @@
 //! kernels rely on it, and [`crate::SubgraphBuilder`] verifies what it built.
 
 use crate::DType;
-use crate::activations::ActivationFormat;
+use crate::activation_format::ActivationFormat;
 use crate::op::{Activation, Attention, Experts, Op, Rope, Router, Score};
 use crate::shape::Dim;
 use crate::subgraph::{Node, Subgraph, Value, ValueId};
