@@ -433,7 +433,7 @@ fn a_compiler_that_hangs_is_given_up() {
     device.hangs.store(true, Ordering::Release);
     let open =
         |control: &CompileControl| engine(&d, std::slice::from_ref(&device), &d.store, control);
-    let (cancel, limit) = (Some(Arc::new(AtomicBool::new(false))), Duration::from_millis(20));
+    let (cancel, limit) = (Some(Arc::new(AtomicBool::new(false))), Duration::from_millis(200));
     let late = CompileControl { limit: Some(limit), ..CompileControl::default() };
     let e = open(&late).err().unwrap();
     let EngineError::CompileTime { segment, done: 1, .. } = e else { panic!("{e}") };
