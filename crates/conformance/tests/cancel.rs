@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use troika::describe;
 use troika::device::{
-    Buffer, Caps, Clock, CommandList, Completion, Device, DeviceError, DeviceKind, Executable,
-    OutOfMemory, Queue, WeightSource, Weights, Work,
+    Buffer, Caps, Clock, CommandList, CompileRequest, CompileResults, Completion, Device,
+    DeviceError, DeviceKind, Executable, OutOfMemory, Queue, WeightSource, Weights, Work,
 };
 use troika::engine::{
     Admission, Engine, EngineHandle, EngineParts, Event, Next, SeqId, SequenceInput, Sharing,
@@ -68,8 +68,8 @@ impl Device for Hooked {
     fn allocate(&self, bytes: usize) -> Result<Buffer, OutOfMemory> {
         self.0.allocate(bytes)
     }
-    fn compile(&self, g: &Subgraph) -> Result<Arc<Executable>, DeviceError> {
-        self.0.compile(g)
+    fn compile(&self, r: &CompileRequest<'_>) -> CompileResults {
+        self.0.compile(r)
     }
     fn load(
         &self,

@@ -9,8 +9,9 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use troika::device::{
-    Caps, Clock, Completion, Device, DeviceError, DeviceKind, Executable, PackFn, PackLayout,
-    Packed, Queue, RealClock, WeightBytes, WeightData, WeightSource, Weights,
+    Caps, Clock, CompileRequest, CompileResults, Completion, Device, DeviceError, DeviceKind,
+    Executable, PackFn, PackLayout, Packed, Queue, RealClock, WeightBytes, WeightData,
+    WeightSource, Weights,
 };
 use troika::engine::{
     CompileControl, Engine, EngineError, EngineParts, SequenceInput, Sharing, WantedLogits,
@@ -64,6 +65,10 @@ type Before = Box<dyn Fn(Step, &str, &Subgraph) -> Result<(), DeviceError> + Sen
 /// A device that counts the executables and weights still held.
 struct Watched {
     device: Arc<dyn Device>,
+    /// The number of graphs of each request.
+    requests: Mutex<Vec<usize>>,
+    /// Whether its compiler never ends with a second graph.
+    hangs: AtomicBool,
     codes: Mutex<Vec<Weak<Executable>>>,
     loaded: Mutex<Vec<Weak<Weights>>>,
     before: Before,
@@ -71,7 +76,14 @@ struct Watched {
 
 impl Watched {
     fn new(device: Arc<dyn Device>, before: Before) -> Arc<Watched> {
-        Arc::new(Watched { device, codes: Mutex::default(), loaded: Mutex::default(), before })
+        Arc::new(Watched {
+            device,
+            requests: Mutex::default(),
+            hangs: AtomicBool::default(),
+            codes: Mutex::default(),
+            loaded: Mutex::default(),
+            before,
+        })
     }
 
     fn plain(device: Arc<dyn Device>) -> Arc<Watched> {
@@ -104,11 +116,30 @@ impl Device for Watched {
         self.device.clock()
     }
 
-    fn compile(&self, graph: &Subgraph) -> Result<Arc<Executable>, DeviceError> {
-        (self.before)(Step::Compile, self.name(), graph)?;
-        let executable = self.device.compile(graph)?;
-        self.codes.lock().unwrap().push(Arc::downgrade(&executable));
-        Ok(executable)
+    fn compile(&self, request: &CompileRequest<'_>) -> CompileResults {
+        self.requests.lock().unwrap().push(request.graphs.len());
+        if self.hangs.load(Ordering::Acquire) {
+            let (ended, end) = channel::<()>();
+            std::thread::spawn(move || {
+                let _ended = ended;
+                loop {
+                    std::thread::park();
+                }
+            });
+            while (request.go_on)(1) {
+                end.recv_timeout(Duration::from_millis(5)).unwrap_err();
+            }
+            return request.graphs.iter().map(|_| Err(DeviceError::Cancelled)).collect();
+        }
+        request.each(|graph| {
+            (self.before)(Step::Compile, self.name(), graph)?;
+            if self.caps().bakes_weights {
+                graph.weights.iter().try_for_each(|w| request.weights.weight(&w.name).map(drop))?;
+            }
+            let executable = Executable::compiled(&*self.device, graph, request.weights)?;
+            self.codes.lock().unwrap().push(Arc::downgrade(&executable));
+            Ok(executable)
+        })
     }
 
     fn load(
@@ -340,7 +371,8 @@ fn devices_of_one_clock_compile_one_after_another() {
     let compiled = |n: usize| seen[..n].iter().filter(|s| s.3 == Step::Compile).count() as u128;
     let in_order = |(i, s): (usize, &(_, _, u128, _))| s.0 == seen[0].0 && s.2 == compiled(i);
     assert!(seen.iter().enumerate().all(in_order) && compiled(seen.len()) > 6, "{seen:?}");
-    let layers = seen.iter().filter_map(|s| s.1.strip_prefix("layer "));
+    let loaded = seen.iter().filter(|s| s.3 == Step::Load);
+    let layers = loaded.filter_map(|s| s.1.strip_prefix("layer "));
     let layers: Vec<&str> = layers.map(|s| s.split(' ').next().unwrap()).collect();
     assert!(layers.is_sorted() && layers[0] != layers[layers.len() - 1], "{layers:?}");
 }
@@ -395,6 +427,30 @@ fn compiling_is_cancelled_between_graphs() {
     }
 }
 
+/// The caller gets its answer although the compiler never gives one.
+#[test]
+fn a_compiler_that_hangs_is_given_up() {
+    let d = described();
+    let device = Watched::plain(cpu("a"));
+    device.hangs.store(true, Ordering::Release);
+    let open =
+        |control: &CompileControl| engine(&d, std::slice::from_ref(&device), &d.store, control);
+    let (cancel, limit) = (Some(Arc::new(AtomicBool::new(false))), Duration::from_millis(200));
+    let late = CompileControl { limit: Some(limit), ..CompileControl::default() };
+    let e = open(&late).err().unwrap();
+    let EngineError::CompileTime { segment, done: 1, .. } = e else { panic!("{e}") };
+    assert_eq!(segment, "layer 0 qkv");
+    std::thread::scope(|scope| {
+        let set = cancel.clone().unwrap();
+        scope.spawn(move || {
+            std::thread::sleep(limit);
+            set.store(true, Ordering::Relaxed);
+        });
+        let e = open(&CompileControl { cancel, ..CompileControl::default() }).err().unwrap();
+        assert!(matches!(e, EngineError::CompileCancelled { done: 1, .. }), "{e}");
+    });
+}
+
 #[test]
 fn a_time_limit_names_the_segment_and_the_device() {
     let dir = tempfile::tempdir().unwrap();
@@ -414,7 +470,7 @@ fn a_time_limit_names_the_segment_and_the_device() {
     let Err(Error::Engine(e)) = open(4.5) else { panic!() };
     let said = e.to_string();
     let EngineError::CompileTime { device, segment, done, all, .. } = e else { panic!("{e}") };
-    assert_eq!((&*device, &*segment, done), ("slow", "layer 0 qkv", 5 + 4));
+    assert_eq!((&*device, &*segment, done), ("slow", "layer 0 qkv", 5));
     assert!(all > 18 * 2 && said.contains("longer than 4.5s") && !said.contains("--"), "{said}");
     assert!(open(18.0).is_ok());
     assert!(open(17.5).is_err());
@@ -500,6 +556,31 @@ fn graphs_are_compiled_for_the_rows_that_a_plan_states() {
     assert!(said.contains("of prefill has row buckets, but b takes any number of rows"), "{said}");
 }
 
+/// Devices refuse values that begin elsewhere; the numbers are those of devices that take them
+/// anywhere.
+#[test]
+fn values_begin_where_devices_can_bind_them() {
+    let d = described();
+    let run = |strategy, more: String| {
+        let devices = ["a", "b"].map(|name| virtual_device(name, &more));
+        let facts: Vec<DeviceFacts> = devices.iter().map(|d| DeviceFacts::of(&**d)).collect();
+        let (kv_dtype, activations) = (Some(DType::F32), Some(Vec::new()));
+        let request =
+            PlanRequest { strategy, chunk: 12, kv_dtype, activations, ..PlanRequest::default() };
+        let plan = make(&d.spec, &facts, &request).unwrap();
+        logits(engine_by(plan, &d, &devices, &d.store, &CompileControl::default()).unwrap())
+    };
+    for strategy in ["alternate", "split-columns"].map(|s| Strategy::parse(s).unwrap()) {
+        for more in ["static_shapes = true\nrow_buckets = [3, 9]", "", "own_memory = true"] {
+            let anywhere = run(strategy, more.into());
+            for align in [64, 4096] {
+                let aligned = run(strategy, format!("{more}\noffset_alignment = {align}"));
+                assert!(anywhere == aligned, "{strategy}, {more}, {align}");
+            }
+        }
+    }
+}
+
 /// Code is made per shape and not per layer, unless the device bakes weights into it.
 #[test]
 fn layers_of_one_shape_share_code_and_have_their_own_weights() {
@@ -513,6 +594,7 @@ fn layers_of_one_shape_share_code_and_have_their_own_weights() {
             CompileControl { progress: Some(Arc::new(progress)), ..CompileControl::default() };
         let engine = engine(&d, std::slice::from_ref(&device), &d.store, &control).unwrap();
         let codes = device.codes.lock().unwrap().len();
+        assert_eq!(*device.requests.lock().unwrap(), [codes], "all in one call");
         let loaded: Vec<Arc<Weights>> =
             device.loaded.lock().unwrap().iter().filter_map(Weak::upgrade).collect();
         assert_eq!(*told.lock().unwrap(), (codes + loaded.len(), codes + loaded.len()));

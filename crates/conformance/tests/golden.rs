@@ -140,7 +140,7 @@ fn gguf_files_with_integer_activations() {
         let golden = read_golden(&dir.join(name).with_extension("safetensors")).unwrap();
         let file = dir.join(name).with_extension("gguf");
         let model = Model::open(&file, &options(512)).unwrap();
-        assert!(model.engine().unwrap().plan().activations().contains(&ActivationFormat::Int8));
+        assert!(model.engine().unwrap().plan().activations().contains(&ActivationFormat::INT8));
         assert!(!model.store().report().packed.is_empty());
         let whole = all_logits(&model, &golden.input_ids).unwrap();
         let error = relative_error(&whole, &golden.logits);

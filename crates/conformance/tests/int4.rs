@@ -210,7 +210,7 @@ fn logits_with(model: &Path, dtype: FloatType, cache: Option<&Path>) -> Vec<f32>
     let options = OpenOptions { dtype, kv_dtype, cache_dir, ..OpenOptions::default() };
     let model = Model::open(model, &options).unwrap();
     assert_eq!(model.warnings(), [""; 0]);
-    let integer = model.engine().unwrap().plan().activations().contains(&ActivationFormat::Int8);
+    let integer = model.engine().unwrap().plan().activations().contains(&ActivationFormat::INT8);
     assert_eq!(integer, dtype == FloatType::Auto);
     let tokens: Vec<u32> = (0..40).map(|i| i * 29 % 96).collect();
     all_logits(&model, &tokens).unwrap()

@@ -108,18 +108,18 @@ impl Bench {
         Bench { device, queue, done, codes: Vec::new() }
     }
 
-    fn code(&mut self, g: &Subgraph) -> Arc<Executable> {
+    fn code(&mut self, g: &Subgraph, weights: &dyn WeightSource) -> Arc<Executable> {
         if let Some((_, code)) = self.codes.iter().find(|(of, _)| of.same_code(g)) {
             return code.clone();
         }
-        let code = self.device.compile(g).unwrap();
+        let code = Executable::compiled(&self.device, g, weights).unwrap();
         self.codes.push((g.clone(), code.clone()));
         code
     }
 
     /// Runs a piece of a graph on dense copies of its columns.
     fn run(&mut self, g: &Subgraph, piece: &Piece, m: &mut Memory, weights: &dyn WeightSource) {
-        let code = self.code(&piece.graph);
+        let code = self.code(&piece.graph, weights);
         let weights = self.device.load(&code, &piece.graph, weights).unwrap();
         let all = |list: &[Columns]| list.iter().map(|c| m.gather(g, c)).collect::<Vec<_>>();
         let (inputs, states, outputs) =
@@ -324,7 +324,7 @@ fn pieces_of_float_models_give_the_bits_of_the_whole() {
 fn pieces_of_quantized_models_give_the_bits_of_the_whole() {
     let (mut bench, mut r, mut seen) = (Bench::open(), Random(2), Seen::default());
     for case in find(&folder("gguf")).unwrap() {
-        for allowed in [&[][..], &[ActivationFormat::Int8]] {
+        for allowed in [&[][..], &[ActivationFormat::INT8]] {
             let model = lowered(&case.model, BindOptions::default(), (F32, allowed));
             check_model(&mut bench, &case.name, &model, &mut r, &mut seen);
         }
@@ -342,7 +342,7 @@ fn weights_of_pieces_are_held_once() {
     let mut bench = Bench::open();
     let file = folder("gguf").join("llama-q8_0.gguf");
     let compile_all = |bench: &mut Bench, split: Option<&ColumnSplit>| {
-        let (store, l) = lowered(&file, BindOptions::default(), (F32, &[ActivationFormat::Int8]));
+        let (store, l) = lowered(&file, BindOptions::default(), (F32, &[ActivationFormat::INT8]));
         for s in &l.segments {
             let pieces = match split {
                 None => cut_at(&s.graph, &[]).unwrap(),

@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex};
 use conformance::golden::read_golden;
 use conformance::random::Random;
 use troika::device::{
-    Caps, Clock, CommandList, Completion, Device, DeviceError, DeviceKind, Executable, Queue,
-    RealClock, Waiting, WeightSource, Weights,
+    Caps, Clock, CommandList, CompileRequest, CompileResults, Completion, Device, DeviceError,
+    DeviceKind, Executable, Queue, RealClock, Waiting, WeightSource, Weights,
 };
 use troika::engine::{
     Engine, EngineError, EngineParts, SeqId, SequenceInput, Sharing, WantedLogits,
@@ -207,7 +207,7 @@ fn plans_agree(name: &str, quant: Quant, seed: u64, count: usize) -> usize {
         chunk: 7,
         kv_dtype: Some(DType::F32),
         // Quantized weights use integer products.
-        activations: Some(if quant == Quant::None { vec![] } else { vec![ActivationFormat::Int8] }),
+        activations: Some(if quant == Quant::None { vec![] } else { vec![ActivationFormat::INT8] }),
         ..PlanRequest::default()
     };
     let one = make(&d.spec, &facts, &request).unwrap();
@@ -291,8 +291,8 @@ impl Device for Noting {
         self.device.caps()
     }
 
-    fn compile(&self, graph: &Subgraph) -> Result<Arc<Executable>, DeviceError> {
-        self.device.compile(graph)
+    fn compile(&self, request: &CompileRequest<'_>) -> CompileResults {
+        self.device.compile(request)
     }
 
     fn load(

@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex, Weak};
 use conformance::golden::read_golden;
 use troika::describe;
 use troika::device::{
-    Caps, Clock, CommandList, Completion, Device, DeviceError, DeviceKind, Executable, Queue,
-    RealClock, WeightSource, Weights, Work,
+    Caps, Clock, CommandList, CompileRequest, CompileResults, Completion, Device, DeviceError,
+    DeviceKind, Executable, Queue, RealClock, WeightSource, Weights, Work,
 };
 use troika::engine::{
     Engine, EngineError, EngineParts, KvError, SeqId, SequenceInput, Sharing, WantedLogits,
@@ -83,8 +83,8 @@ impl Device for Probe {
     fn caps(&self) -> &Caps {
         self.inner.caps()
     }
-    fn compile(&self, g: &Subgraph) -> Result<Arc<Executable>, DeviceError> {
-        self.make(|| self.inner.compile(g))
+    fn compile(&self, r: &CompileRequest<'_>) -> CompileResults {
+        r.each(|g| self.make(|| Executable::compiled(&self.inner, g, r.weights)))
     }
     fn load(
         &self,

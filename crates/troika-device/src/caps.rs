@@ -66,6 +66,9 @@ pub struct Caps {
     /// other columns of the same value. If not, such bindings are refused when submitted, by the
     /// value's name.
     pub strided_rows: bool,
+    /// What the offset of an input or output in its buffer must be a multiple of; 1 if it may begin
+    /// anywhere.
+    pub offset_alignment: usize,
     /// Whether weights become part of the code, so that each graph is compiled separately. If not,
     /// graphs of one shape share code ([`troika_graph::Subgraph::same_code`]).
     pub bakes_weights: bool,

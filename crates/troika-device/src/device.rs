@@ -158,16 +158,13 @@ pub trait Device: Send + Sync {
         Buffer::zeroed(bytes)
     }
 
-    /// Compiles code for all subgraphs of this shape ([`Subgraph::same_code`]). May be slow; runs
-    /// are cheap.
-    ///
-    /// # Errors
-    /// An op, type or size that the device does not support.
-    fn compile(&self, graph: &Subgraph) -> Result<Arc<Executable>, DeviceError>;
+    /// Compiles code for all subgraphs of these shapes ([`Subgraph::same_code`]). May be slow; runs
+    /// are cheap. It ends soon after the request says to stop, with [`DeviceError::Cancelled`] for
+    /// what is not made: a device whose compiler may hang runs it where it can be left behind.
+    fn compile(&self, request: &CompileRequest<'_>) -> CompileResults;
 
     /// Loads a subgraph's weights in the form that code of its shape reads. A device that bakes
-    /// weights into code ([`Caps::bakes_weights`]) finishes the code here, and takes only the graph
-    /// that it was compiled from.
+    /// weights into code ([`Caps::bakes_weights`]) takes only the graph that it was compiled from.
     ///
     /// # Errors
     /// A weight is missing or does not fit, or the code is of another device or shape.
@@ -191,17 +188,65 @@ pub trait Device: Send + Sync {
     ) -> Result<Box<dyn Queue>, DeviceError>;
 }
 
+/// For each graph of a request its code, or why the device refuses it.
+pub type CompileResults = Vec<Result<Arc<Executable>, DeviceError>>;
+
+/// Graphs that a device compiles in one call.
+#[derive(Clone, Copy)]
+pub struct CompileRequest<'a> {
+    /// One of each shape; all graphs of a package if the device bakes weights into code
+    /// ([`Caps::bakes_weights`]).
+    pub graphs: &'a [&'a Subgraph],
+    /// The weights of the graphs, for devices that bake them.
+    pub weights: &'a dyn WeightSource,
+    /// Takes how many graphs are made or refused, as often as the device likes, and says whether to
+    /// go on.
+    pub go_on: &'a (dyn Fn(usize) -> bool + Sync),
+}
+
+impl CompileRequest<'_> {
+    /// Compiles one graph after another, for devices whose compiler takes one at a time and does
+    /// not hang.
+    pub fn each(
+        &self,
+        one: impl Fn(&Subgraph) -> Result<Arc<Executable>, DeviceError>,
+    ) -> CompileResults {
+        let mut on = (self.go_on)(0);
+        let compiled = self.graphs.iter().enumerate().map(|(i, graph)| {
+            let code = if on { one(graph) } else { Err(DeviceError::Cancelled) };
+            on = on && (self.go_on)(i + 1);
+            code
+        });
+        compiled.collect()
+    }
+}
+
+impl Executable {
+    /// Compiles one graph, for callers that neither watch nor stop it.
+    ///
+    /// # Errors
+    /// Why the device refuses the graph.
+    pub fn compiled(
+        device: &dyn Device,
+        graph: &Subgraph,
+        weights: &dyn WeightSource,
+    ) -> Result<Arc<Executable>, DeviceError> {
+        let request = CompileRequest { graphs: &[graph], weights, go_on: &|_| true };
+        device.compile(&request).pop().unwrap_or(Err(DeviceError::Cancelled))
+    }
+}
+
 impl Weights {
     /// Compiles a graph and loads its weights, for callers that do not share the code.
     ///
     /// # Errors
-    /// Those of [`Device::compile`] and [`Device::load`].
+    /// Those of [`Executable::compiled`] and [`Device::load`].
     pub fn compiled(
         device: &dyn Device,
         graph: &Subgraph,
         source: &dyn WeightSource,
     ) -> Result<Arc<Weights>, DeviceError> {
-        device.load(&device.compile(graph)?, graph, source)
+        device.load(&Executable::compiled(device, graph, source)?, graph, source)
     }
 }
 

@@ -19,7 +19,8 @@ mod weight;
 pub use caps::{Caps, DeviceKind};
 pub use clock::{Clock, RealClock};
 pub use device::{
-    Bindings, CommandList, Completion, CopyRows, Device, Queue, Run, Submission, TaskTime, Work,
+    Bindings, CommandList, CompileRequest, CompileResults, Completion, CopyRows, Device, Queue,
+    Run, Submission, TaskTime, Work,
 };
 pub use error::DeviceError;
 pub use executable::{Executable, ExecutableId, Weights, WeightsId};

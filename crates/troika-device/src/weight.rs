@@ -109,6 +109,9 @@ pub struct PackLayout<'a> {
     pub rows: usize,
     /// Bytes per panel.
     pub panel: usize,
+    /// Whether the source keeps the form for others. A device that copies it into memory of its own
+    /// wants it once: the bytes are freed when it drops them.
+    pub keep: bool,
 }
 
 impl PackLayout<'_> {
@@ -139,7 +142,15 @@ pub trait WeightSource: Sync {
     /// [`DeviceError::Weight`] naming the tensor.
     fn weight(&self, name: &str) -> Result<WeightData, DeviceError>;
 
-    /// The weight in a device's layout, packed once and shared by all that request the same layout.
+    /// A hash of the weight's content, for what is kept beyond this process; `None` if the source
+    /// cannot tell. It may read the whole weight.
+    fn digest(&self, name: &str) -> Option<[u8; 32]> {
+        let _ = name;
+        None
+    }
+
+    /// The weight in a device's layout, packed once and shared by all that request the same layout
+    /// while it is kept ([`PackLayout::keep`]).
     ///
     /// # Errors
     /// [`DeviceError::Weight`] naming the tensor, or the error of `pack`.

@@ -1,12 +1,13 @@
-//! Weights: ranges of rows, and their packed forms.
+//! Weights: ranges of rows, and their packed forms. Requests to compile several graphs.
 
 #![allow(clippy::unwrap_used)]
 #![allow(missing_docs)]
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use troika_device::*;
-use troika_graph::DType;
+use troika_graph::{DType, Op, Subgraph, SubgraphBuilder};
 
 /// A weight of 10 rows of 4 bytes.
 struct Ten;
@@ -53,7 +54,7 @@ fn packed_rows_are_those_of_the_whole_form_where_panels_begin() {
         out[..data.bytes.len()].copy_from_slice(&data.bytes);
         Ok(())
     };
-    let layout = PackLayout { name: "fours", rows: 4, panel: 16 };
+    let layout = PackLayout { name: "fours", rows: 4, panel: 16, keep: true };
     let of = |range| Ten.packed_rows("ten", range, layout, &pack).map(|p| p.bytes.to_vec());
     assert_eq!(of(4..10).unwrap(), [&ten().bytes[16..], &[0; 8]].concat());
     assert_eq!(most.swap(0, Ordering::Relaxed), 10);
@@ -61,5 +62,33 @@ fn packed_rows_are_those_of_the_whole_form_where_panels_begin() {
     assert_eq!(most.swap(0, Ordering::Relaxed), 2);
     for range in [12..14, 3..11, 8..usize::MAX] {
         assert!(of(range.clone()).unwrap_err().to_string().contains("does not have rows"));
+    }
+}
+
+fn graph(name: &str) -> Subgraph {
+    let mut b = SubgraphBuilder::new(name, 1);
+    let x = b.input("x", 4, DType::F32);
+    let y = b.op("y", Op::Add, &[x, x], 4);
+    b.output(y);
+    b.finish().unwrap()
+}
+
+#[test]
+fn each_graph_is_made_refused_or_left_out() {
+    let graphs = ["a", "b", "c"].map(graph);
+    let graphs: Vec<&Subgraph> = graphs.iter().collect();
+    for (stop_at, says) in [
+        (4, ["", "b is none of mine", "c is none of mine"]),
+        (2, ["", "b is none of mine", "the run was cancelled"]),
+        (0, ["the run was cancelled"; 3]),
+    ] {
+        let go_on = |done: usize| done < stop_at;
+        let request = CompileRequest { graphs: &graphs, weights: &Ten, go_on: &go_on };
+        let made = request.each(|g| match &*g.name {
+            "a" => Ok(Arc::new(Executable::new((), 0))),
+            name => Err(DeviceError::Gone(format!("{name} is none of mine"))),
+        });
+        let said = made.iter().map(|r| r.as_ref().map_or_else(|e| e.to_string(), |_| "".into()));
+        assert!(said.zip(says).all(|(said, says)| said.contains(says)), "{stop_at}: {made:?}");
     }
 }

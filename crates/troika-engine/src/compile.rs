@@ -1,12 +1,14 @@
-//! Compiles the graphs of a program and loads their weights: one after another on each device, on
-//! all devices in parallel. Graphs of one shape share their code.
+//! Compiles the graphs of a program and loads their weights, on all devices in parallel. A device
+//! gets all its graphs in one call; those of one shape share their code.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use troika_device::{Clock, Device, DeviceError, Executable, WeightSource, Weights};
+use troika_device::{
+    Clock, CompileRequest, Device, DeviceError, Executable, WeightSource, Weights,
+};
 use troika_graph::Subgraph;
 use troika_program::{GraphList, ListedGraph};
 
@@ -16,7 +18,7 @@ use crate::error::EngineError;
 /// makes the code for all graphs of one shape, or loads the weights of one graph.
 pub type OnCompiled = Arc<dyn Fn(usize, usize) + Send + Sync>;
 
-/// How to watch and stop compiling. A step that has begun on a device is finished.
+/// How to watch and stop compiling.
 #[derive(Clone, Default)]
 pub struct CompileControl {
     /// Receives the progress.
@@ -47,7 +49,7 @@ pub(crate) struct CompileWith<'a> {
 
 /// Compiles all graphs of a list and loads their weights. The result is in the list's order,
 /// whichever was ready first. After a failure nothing is kept; the error is that of the first
-/// failing graph in the list's order.
+/// graph in the list's order whose code failed, else of the first whose weights did.
 ///
 /// # Errors
 /// The device's error, or why compiling was stopped.
@@ -64,11 +66,13 @@ pub(crate) fn compile(
         done: Mutex::new(0),
         failed: AtomicUsize::new(usize::MAX),
     };
-    compiling.report(0);
+    if let Some(progress) = &with.control.progress {
+        progress(0, steps(list));
+    }
     let mut results: Vec<Compiled> = Vec::new();
     let shares = shares(list, devices);
     std::thread::scope(|scope| {
-        let mut own: Vec<&[usize]> = Vec::new();
+        let mut own: Vec<&ThreadShare> = Vec::new();
         let mut threads = Vec::new();
         for (i, share) in shares.iter().enumerate() {
             let compiling = &compiling;
@@ -82,7 +86,7 @@ pub(crate) fn compile(
         }
         results.extend(own.into_iter().map(|share| compiling.run(share)));
         results.extend(threads.into_iter().map(|(thread, share)| {
-            thread.join().unwrap_or_else(|_| Err((share[0], compiling.panicked(share[0]))))
+            thread.join().unwrap_or_else(|_| Err(compiling.panicked(share)))
         }));
     });
     let mut all = vec![None; list.graphs().len()];
@@ -101,12 +105,20 @@ pub(crate) fn compile(
     }
 }
 
-/// The graphs that a thread loaded, or the one at which it failed.
+/// The graphs that a thread loaded, or the number of the step that failed: that of the graph for
+/// code, and for weights as many more as there are graphs.
 type Compiled = Result<Vec<(usize, Arc<Weights>)>, (usize, EngineError)>;
 
-/// The graphs of each device. One thread compiles for all devices that share a virtual clock, so
+/// The devices that a thread compiles for, and their graphs.
+#[derive(Clone, Default)]
+struct ThreadShare {
+    devices: Vec<usize>,
+    graphs: Vec<usize>,
+}
+
+/// The shares of all threads. One thread compiles for all devices that share a virtual clock, so
 /// that time passes in the same order in every run.
-fn shares(list: &GraphList, devices: &[Arc<dyn Device>]) -> Vec<Vec<usize>> {
+fn shares(list: &GraphList, devices: &[Arc<dyn Device>]) -> Vec<ThreadShare> {
     let clocks: Vec<Option<Arc<dyn Clock>>> = devices.iter().map(|d| d.clock()).collect();
     let same =
         |a: &Arc<dyn Clock>, b: &Arc<dyn Clock>| std::ptr::addr_eq(Arc::as_ptr(a), Arc::as_ptr(b));
@@ -117,11 +129,15 @@ fn shares(list: &GraphList, devices: &[Arc<dyn Device>]) -> Vec<Vec<usize>> {
         };
         clocks.iter().position(shares_it).unwrap_or(device)
     };
-    let mut shares = vec![Vec::new(); devices.len()];
+    let mut shares = vec![ThreadShare::default(); devices.len()];
     for (i, listed) in list.graphs().iter().enumerate() {
-        shares[thread_of(listed.device)].push(i);
+        let share = &mut shares[thread_of(listed.device)];
+        share.graphs.push(i);
+        if !share.devices.contains(&listed.device) {
+            share.devices.push(listed.device);
+        }
     }
-    shares.retain(|share| !share.is_empty());
+    shares.retain(|share| !share.graphs.is_empty());
     shares
 }
 
@@ -133,83 +149,124 @@ struct Compiling<'a> {
     until: Option<Duration>,
     /// Finished steps.
     done: Mutex<usize>,
-    /// The first graph that failed so far: graphs behind it are skipped.
+    /// The first step that failed so far: steps behind it are skipped.
     failed: AtomicUsize,
 }
 
+/// How far a device's call is.
+#[derive(Default)]
+struct Told {
+    /// Graphs made or refused.
+    done: usize,
+    /// Why the call was stopped, and at which graph.
+    stopped: Option<(usize, EngineError)>,
+}
+
 impl Compiling<'_> {
-    fn run(&self, share: &[usize]) -> Compiled {
-        let mut made = Vec::new();
+    fn run(&self, share: &ThreadShare) -> Compiled {
         let mut codes = vec![None; self.list.codes()];
-        for &at in share {
-            if self.failed.load(Ordering::Acquire) < at {
+        for device in &share.devices {
+            self.make(*device, &mut codes)?;
+        }
+        let mut made = Vec::new();
+        for &at in &share.graphs {
+            let step = self.list.graphs().len() + at;
+            if self.failed.load(Ordering::Acquire) < step {
                 break;
             }
-            match self.one(at, &mut codes[self.list.graphs()[at].code]) {
-                Ok(weights) => made.push((at, weights)),
-                Err(e) => {
-                    self.failed.fetch_min(at, Ordering::AcqRel);
-                    return Err((at, e));
-                }
-            }
+            let code = codes[self.list.graphs()[at].code].as_ref();
+            made.push((at, self.load(at, code).map_err(|e| self.failure(step, e))?));
         }
         Ok(made)
     }
 
-    /// Loads a graph. Makes its code first if it is the first of its shape.
-    fn one(
+    /// Makes all codes of a device in one call.
+    fn make(
         &self,
-        at: usize,
-        code: &mut Option<Arc<Executable>>,
-    ) -> Result<Arc<Weights>, EngineError> {
+        device: usize,
+        codes: &mut [Option<Arc<Executable>>],
+    ) -> Result<(), (usize, EngineError)> {
+        let firsts: Vec<usize> = self.list.firsts(device).collect();
+        let graphs: Vec<&Subgraph> =
+            firsts.iter().map(|at| &self.list.graphs()[*at].graph).collect();
+        let told: Mutex<Told> = Mutex::default();
+        let go_on = |done: usize| {
+            let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
+            // The graph that was just done or still takes its time.
+            let Some(at) = firsts.get(told.done).filter(|_| told.stopped.is_none()) else {
+                return false;
+            };
+            let more = done.saturating_sub(told.done);
+            told.done += more;
+            self.report(more);
+            told.stopped = self.stopped(*at).map(|e| (*at, e));
+            let failed = self.failed.load(Ordering::Acquire);
+            told.stopped.is_none() && firsts.get(told.done).is_some_and(|next| *next < failed)
+        };
+        let request = CompileRequest { graphs: &graphs, weights: self.with.weights, go_on: &go_on };
+        let made = self.devices[device].compile(&request);
+        if let Some((at, e)) = told.into_inner().unwrap_or_else(PoisonError::into_inner).stopped {
+            return Err(self.failure(at, e));
+        }
+        for (at, code) in firsts.iter().zip(made) {
+            let code = code.map_err(|e| self.failure(*at, e.into()))?;
+            codes[self.list.graphs()[*at].code] = Some(code);
+        }
+        Ok(())
+    }
+
+    /// Loads a graph.
+    fn load(&self, at: usize, code: Option<&Arc<Executable>>) -> Result<Arc<Weights>, EngineError> {
+        if let Some(e) = self.stopped(at) {
+            return Err(e);
+        }
         let ListedGraph { device, graph, .. } = &self.list.graphs()[at];
         let device = &*self.devices[*device];
-        let code = match code {
-            Some(code) => code,
-            None => code.insert(self.step(device, graph, || device.compile(graph))?),
-        };
-        self.step(device, graph, || device.load(code, graph, self.with.weights))
+        let code = code.ok_or_else(|| {
+            let why = format!("its compiler left out {}", graph.name);
+            DeviceError::System { device: device.name().into(), why }
+        })?;
+        let weights = device.load(code, graph, self.with.weights)?;
+        self.report(1);
+        Ok(weights)
     }
 
-    fn step<T>(
-        &self,
-        device: &dyn Device,
-        graph: &Subgraph,
-        step: impl FnOnce() -> Result<T, DeviceError>,
-    ) -> Result<T, EngineError> {
-        let all = steps(self.list);
+    /// Why to stop at a graph.
+    fn stopped(&self, at: usize) -> Option<EngineError> {
+        let (done, all) = (self.report(0), steps(self.list));
         let cancel = self.with.control.cancel.as_ref();
         if cancel.is_some_and(|cancel| cancel.load(Ordering::Relaxed)) {
-            return Err(EngineError::CompileCancelled { done: self.done(), all });
+            return Some(EngineError::CompileCancelled { done, all });
         }
-        let made = step()?;
-        let done = self.report(1);
         // Once all are compiled, the deadline no longer matters.
-        if done < all && self.until.is_some_and(|until| self.with.clock.now() > until) {
-            let (device, segment) = (device.name().to_string(), graph.name.clone());
+        let late = self.until.is_some_and(|until| self.with.clock.now() > until);
+        (late && done < all).then(|| {
+            let ListedGraph { device, graph, .. } = &self.list.graphs()[at];
+            let (device, segment) = (self.devices[*device].name().to_string(), graph.name.clone());
             let limit = self.with.control.limit.unwrap_or_default();
-            return Err(EngineError::CompileTime { device, segment, limit, done, all });
-        }
-        Ok(made)
-    }
-
-    fn done(&self) -> usize {
-        *self.done.lock().unwrap_or_else(PoisonError::into_inner)
+            EngineError::CompileTime { device, segment, limit, done, all }
+        })
     }
 
     /// Counts finished steps and reports them, one thread at a time.
     fn report(&self, more: usize) -> usize {
         let mut done = self.done.lock().unwrap_or_else(PoisonError::into_inner);
         *done += more;
-        if let Some(progress) = &self.with.control.progress {
+        if let Some(progress) = self.with.control.progress.as_ref().filter(|_| more > 0) {
             progress(*done, steps(self.list));
         }
         *done
     }
 
-    fn panicked(&self, at: usize) -> EngineError {
-        self.failed.fetch_min(at, Ordering::AcqRel);
-        let device = self.devices[self.list.graphs()[at].device].name().to_string();
-        DeviceError::System { device, why: "its compiler panicked".into() }.into()
+    /// Notes a failed step, so that no thread begins those behind it.
+    fn failure(&self, step: usize, e: EngineError) -> (usize, EngineError) {
+        self.failed.fetch_min(step, Ordering::AcqRel);
+        (step, e)
+    }
+
+    fn panicked(&self, share: &ThreadShare) -> (usize, EngineError) {
+        let device = self.devices[share.devices[0]].name().to_string();
+        let why = "its compiler panicked".into();
+        self.failure(share.graphs[0], DeviceError::System { device, why }.into())
     }
 }

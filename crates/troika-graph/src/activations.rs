@@ -1,25 +1,19 @@
 //! Activation formats of a subgraph. Lowering gives each product the most compact format that suits
 //! its weights' type; a placement may then restrict it.
 
-use crate::op::{ActivationFormat, Op};
+use crate::activation_format::ActivationFormat;
+use crate::op::Op;
 use crate::subgraph::Subgraph;
 use crate::weight::WeightRef;
 
-/// A copy of the subgraph whose products use only the allowed activation formats, or else f32. If
-/// seven bits are allowed, they replace eight in products with weights that use all eight bits.
+/// A copy of the subgraph whose products use only the allowed activation formats, or else f32
+/// ([`ActivationFormat::restricted`]).
 pub fn restrict_activations(graph: &Subgraph, allowed: &[ActivationFormat]) -> Subgraph {
     let mut graph = graph.clone();
     for i in 0..graph.nodes.len() {
         let all_bits = uses_all_bits(&graph, &graph.nodes[i].op);
         if let Some(activations) = activations(&mut graph.nodes[i].op) {
-            if *activations == ActivationFormat::Int8
-                && all_bits
-                && allowed.contains(&ActivationFormat::Int7)
-            {
-                *activations = ActivationFormat::Int7;
-            } else if !allowed.contains(activations) {
-                *activations = ActivationFormat::F32;
-            }
+            *activations = activations.restricted(allowed, all_bits);
         }
     }
     graph
@@ -50,11 +44,13 @@ mod tests {
     use super::restrict_activations;
     use crate::{ActivationFormat, DType, Op, Subgraph, SubgraphBuilder, WeightDecl};
 
+    const INT7: ActivationFormat = ActivationFormat::by_32_columns(7);
+
     fn products() -> Subgraph {
         let mut g = SubgraphBuilder::new("products", 4);
         let mut x = g.input("x", 64, DType::F32);
         for (dtype, activations) in [
-            (DType::Q8_0, ActivationFormat::Int8),
+            (DType::Q8_0, ActivationFormat::INT8),
             (DType::BF16, ActivationFormat::Bf16),
             (DType::F32, ActivationFormat::F32),
         ] {
@@ -73,8 +69,8 @@ mod tests {
         let mut graph = products();
         graph.weights[0].dtype = DType::Q4_0;
         for (allowed, expected) in [
-            (&[ActivationFormat::Int8, ActivationFormat::Int7][..], ActivationFormat::Int8),
-            (&[ActivationFormat::Int7], ActivationFormat::F32),
+            (&[ActivationFormat::INT8, INT7][..], ActivationFormat::INT8),
+            (&[ActivationFormat::Bf16], ActivationFormat::F32),
         ] {
             let restricted = restrict_activations(&graph, allowed);
             let Op::Linear { activations, .. } = restricted.nodes[0].op else { panic!() };
@@ -95,21 +91,18 @@ mod tests {
         for (allowed, expected) in [
             (&[][..], [ActivationFormat::F32, ActivationFormat::F32, ActivationFormat::F32]),
             (
-                &[ActivationFormat::Int8],
-                [ActivationFormat::Int8, ActivationFormat::F32, ActivationFormat::F32],
+                &[ActivationFormat::INT8],
+                [ActivationFormat::INT8, ActivationFormat::F32, ActivationFormat::F32],
             ),
             (
                 &[ActivationFormat::Bf16],
                 [ActivationFormat::F32, ActivationFormat::Bf16, ActivationFormat::F32],
             ),
             (
-                &[ActivationFormat::Bf16, ActivationFormat::Int8],
-                [ActivationFormat::Int8, ActivationFormat::Bf16, ActivationFormat::F32],
+                &[ActivationFormat::Bf16, ActivationFormat::INT8],
+                [ActivationFormat::INT8, ActivationFormat::Bf16, ActivationFormat::F32],
             ),
-            (
-                &[ActivationFormat::Int8, ActivationFormat::Int7],
-                [ActivationFormat::Int7, ActivationFormat::F32, ActivationFormat::F32],
-            ),
+            (&[ActivationFormat::INT8, INT7], [INT7, ActivationFormat::F32, ActivationFormat::F32]),
         ] {
             let restricted = restrict_activations(&graph, allowed);
             assert_eq!(formats(&restricted), expected);

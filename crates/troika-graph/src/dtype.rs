@@ -99,7 +99,7 @@ impl DType {
         self.block_len() > 1
     }
 
-    /// Whether there are products with eight-bit activations ([`crate::ActivationFormat::Int8`]).
+    /// Whether there are products with whole numbers ([`crate::ActivationFormat::Int`]).
     pub const fn has_integer_path(self) -> bool {
         matches!(self, DType::Q8_0 | DType::Q4_0 | DType::Q4_K | DType::Q5_K | DType::Q6_K)
             || self.has_zero_points()

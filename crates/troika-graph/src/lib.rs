@@ -3,6 +3,7 @@
 //! All other crates build on this one. A [`Subgraph`] is plain data: named values with shapes, a
 //! list of [`Op`]s, and references to weights by name. It knows no model and no device.
 
+mod activation_format;
 mod activations;
 mod bind;
 pub mod blocks;
@@ -18,6 +19,9 @@ mod subgraph;
 mod verify;
 mod weight;
 
+pub use activation_format::{
+    ActivationFormat, IntFormat, ScaleGranularity, ScaleOrigin, UnknownActivationFormat,
+};
 pub use activations::restrict_activations;
 pub use bind::{bind_static, limit_rows};
 pub use boundary::convert_boundary;
@@ -25,8 +29,8 @@ pub use builder::SubgraphBuilder;
 pub use dtype::DType;
 pub use hash::GraphHash;
 pub use op::{
-    Activation, ActivationFormat, Attention, ExpertSlice, Experts, HeadLinear, KvAppend, Op, Rope,
-    RopeFreqs, RopeStyle, Router, Score, Window,
+    Activation, Attention, ExpertSlice, Experts, HeadLinear, KvAppend, Op, Rope, RopeFreqs,
+    RopeStyle, Router, Score, Window,
 };
 pub use shape::{Dim, Shape};
 pub use subgraph::{Node, Subgraph, Value, ValueId};

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::activation_format::ActivationFormat;
 use crate::weight::WeightRef;
 
 /// Element-wise activation functions.
@@ -27,22 +28,6 @@ pub enum Activation {
         /// Clamp bound.
         limit: f32,
     },
-}
-
-/// The format of a product's activations.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum ActivationFormat {
-    /// Single precision.
-    #[default]
-    F32,
-    /// Eight bits, with an f32 scale for each 32 columns of a row (their largest magnitude / 127)
-    /// and exact integer sums over them. Weights have a type of [`crate::DType::has_integer_path`].
-    Int8,
-    /// Like [`ActivationFormat::Int8`], but seven bits (the largest magnitude / 64) if weights use
-    /// all eight ([`crate::DType::uses_all_bits`]): two products then fit into 16 bits.
-    Int7,
-    /// Rounded to the nearest bf16, with sums in f32. Weights (keys and values) are BF16.
-    Bf16,
 }
 
 /// Which elements a rotary embedding pairs.

@@ -5,7 +5,8 @@
 //! kernels rely on it, and [`crate::SubgraphBuilder`] verifies what it built.
 
 use crate::DType;
-use crate::op::{Activation, ActivationFormat, Attention, Experts, Op, Rope, Router, Score};
+use crate::activation_format::ActivationFormat;
+use crate::op::{Activation, Attention, Experts, Op, Rope, Router, Score};
 use crate::shape::Dim;
 use crate::subgraph::{Node, Subgraph, Value, ValueId};
 use crate::weight::{WeightDecl, WeightRef, WeightSlice};
@@ -228,11 +229,11 @@ impl Check<'_> {
         let d = self.g.weight(w);
         let fits = match activations {
             ActivationFormat::F32 => true,
-            ActivationFormat::Int8 | ActivationFormat::Int7 => d.dtype.has_integer_path(),
+            ActivationFormat::Int(_) => d.dtype.has_integer_path(),
             ActivationFormat::Bf16 => d.dtype == DType::BF16,
         };
         want(fits, || {
-            format!("weight {} is {}, which has no path with {activations:?}", d.name, d.dtype)
+            format!("weight {} is {}, which has no path with {activations}", d.name, d.dtype)
         })
     }
 
@@ -379,7 +380,7 @@ impl Check<'_> {
         })?;
         let fits = a.activations == ActivationFormat::F32
             || a.activations == ActivationFormat::Bf16 && first == DType::BF16;
-        want(fits, || format!("{:?} activations with caches of {first}", a.activations))?;
+        want(fits, || format!("{} activations with caches of {first}", a.activations))?;
         a.sinks.map_or(Ok(()), |s| self.dims(s, 1, a.heads))
     }
 

@@ -20,7 +20,7 @@ fn devices(count: usize) -> Vec<DeviceFacts> {
     named
         .map(|n| DeviceFacts {
             name: (*n).into(),
-            activations: vec![ActivationFormat::Int8],
+            activations: vec![ActivationFormat::INT8],
             row_buckets: Vec::new(),
             max_binding_bytes: None,
         })
@@ -94,7 +94,7 @@ fn strategies_say_how_many_devices_they_need() {
 fn formats_and_cache_types_follow_the_devices() {
     let spec = spec("qwen3-0.6b");
     let mut both = devices(2);
-    both[1].activations = vec![ActivationFormat::Int8, ActivationFormat::Bf16];
+    both[1].activations = vec![ActivationFormat::INT8, ActivationFormat::Bf16];
     let request = PlanRequest { strategy: Strategy::Alternate, ..PlanRequest::default() };
     let plan = make(&spec, &both, &request).unwrap();
     for rule in plan.rules(Phase::Decode) {
@@ -115,7 +115,12 @@ fn formats_and_cache_types_follow_the_devices() {
 fn files_hold_what_was_planned() {
     for strategy in Strategy::ALL {
         let plan = planned("qwen3-moe-tiny", strategy, 2);
-        assert_eq!(Plan::from_json(&plan.to_json()).unwrap(), plan);
+        let text = plan.to_json();
+        assert_eq!(Plan::from_json(&text).unwrap(), plan);
+        let older = text.replace("\"int8\"", "\"Int8\"");
+        assert!(older != text && Plan::from_json(&older).unwrap() == plan);
+        let e = Plan::from_json(&text.replace("\"int8\"", "\"int0\"")).unwrap_err().to_string();
+        assert!(e.contains("`int0` is no activation format: f32, bf16, or whole numbers"), "{e}");
         assert_eq!(Strategy::parse(strategy.name()), Ok(strategy));
         assert_eq!(Strategy::parse(&plan.strategy), Ok(strategy));
     }

@@ -55,6 +55,11 @@ impl GraphList {
         &self.graphs
     }
 
+    /// The graphs that a device compiles: the first one of each code.
+    pub fn firsts(&self, device: usize) -> impl Iterator<Item = usize> {
+        self.codes.iter().copied().filter(move |at| self.graphs[*at].device == device)
+    }
+
     /// Number of codes to make.
     pub fn codes(&self) -> usize {
         self.codes.len()

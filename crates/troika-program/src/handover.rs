@@ -109,7 +109,7 @@ impl Copies<'_> {
             return self.push(source, target);
         }
         let dense = Area { rows: 0..area.rows.len(), cols: 0..area.cols.len() };
-        let host = Instance { space: SpaceId::HOST, cols: dense.cols.clone() };
+        let host = Instance::new(SpaceId::HOST, dense.cols.clone());
         let staging = NamedView::of(BufferName::Staging(self.staged), &host, &dense, element);
         self.staged += 1;
         self.push(source, staging.clone());

@@ -186,7 +186,7 @@ fn root(graph: Subgraph, segment: &Segment, lowered: &Lowered) -> PlacedGraph {
 
 /// The instance with a device's columns of a state.
 pub(crate) fn state_instance(device: &PlanDevice, used: &StateOperand) -> Instance {
-    Instance { space: own_space(&device.caps), cols: used.cols.clone() }
+    Instance::new(own_space(&device.caps), used.cols.clone())
 }
 
 /// The number of key/value heads after a segment of query, key and value projections.

@@ -11,6 +11,16 @@ pub struct Instance {
     pub space: SpaceId,
     /// The columns that it has room for.
     pub cols: Range<usize>,
+    /// The row that it begins with, if it is one for a device that could not bind that row elsewhere
+    /// ([`troika_device::Caps::offset_alignment`]); else it begins with the value's first row.
+    pub row: Option<usize>,
+}
+
+impl Instance {
+    /// Room for columns of all rows.
+    pub fn new(space: SpaceId, cols: Range<usize>) -> Instance {
+        Instance { space, cols, row: None }
+    }
 }
 
 /// A rectangle of a value.
@@ -127,8 +137,8 @@ mod tests {
 
     #[test]
     fn what_is_there_is_not_fetched_again() {
-        let own = Instance { space: SpaceId::unique(), cols: 0..8 };
-        let host = Instance { space: SpaceId::HOST, cols: 0..8 };
+        let own = Instance::new(SpaceId::unique(), 0..8);
+        let host = Instance::new(SpaceId::HOST, 0..8);
         let mut r = Residency::default();
         r.add(host.clone(), area(0..4, 0..5));
         r.add(own.clone(), area(0..4, 5..8));
@@ -139,7 +149,7 @@ mod tests {
         assert_eq!(r.missing(&host, &area(1..2, 2..5)), []);
         r.add(own.clone(), area(0..4, 0..5));
         assert_eq!(r.missing(&own, &need), []);
-        let dense = Instance { space: SpaceId::HOST, cols: 4..6 };
+        let dense = Instance::new(SpaceId::HOST, 4..6);
         let both = r.missing(&dense, &area(3..4, 4..6));
         assert_eq!(
             both,
@@ -158,9 +168,9 @@ mod tests {
             need in (0..6usize, 1..6usize, 0..6usize, 1..6usize),
         ) {
             let instances = [
-                Instance { space: SpaceId::HOST, cols: 0..12 },
-                Instance { space: SpaceId::unique(), cols: 0..12 },
-                Instance { space: SpaceId::HOST, cols: 2..9 },
+                Instance::new(SpaceId::HOST, 0..12),
+                Instance::new(SpaceId::unique(), 0..12),
+                Instance::new(SpaceId::HOST, 2..9),
             ];
             let mut r = Residency::default();
             for (i, row, rows, col, cols) in &held {

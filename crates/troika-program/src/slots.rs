@@ -32,6 +32,8 @@ pub struct SlotMemory {
     pub space: SpaceId,
     /// First column and number of columns; `None` for whole values, which share the memory.
     pub part: Option<(usize, usize)>,
+    /// The row of [`Instance::row`].
+    pub row: Option<usize>,
 }
 
 impl Slots {
@@ -83,7 +85,8 @@ impl Slots {
     /// The memory of an instance of a value of so many columns.
     pub(crate) fn memory(&self, value: usize, cols: usize, instance: &Instance) -> SlotMemory {
         let part = (instance.cols != (0..cols)).then(|| (instance.cols.start, instance.cols.len()));
-        SlotMemory { slot: self.of_value[value], space: instance.space, part }
+        let Instance { space, row, .. } = *instance;
+        SlotMemory { slot: self.of_value[value], space, part, row }
     }
 
     /// Bytes of a memory; `None` on overflow.

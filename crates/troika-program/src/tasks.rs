@@ -137,13 +137,14 @@ impl NamedView {
         rect.unwrap_or_else(|| Rect::bytes(0..usize::MAX))
     }
 
-    /// The columns of an area in an instance whose buffer begins with row 0.
+    /// The columns of an area in an instance.
     pub(crate) fn of(buffer: BufferName, instance: &Instance, area: &Area, element: usize) -> Self {
         let stride = instance.cols.len() * element;
         NamedView {
             buffer,
             space: instance.space,
-            offset: area.rows.start * stride + (area.cols.start - instance.cols.start) * element,
+            offset: (area.rows.start - instance.row.unwrap_or(0)) * stride
+                + (area.cols.start - instance.cols.start) * element,
             rows: area.rows.len(),
             row_bytes: area.cols.len() * element,
             stride,
@@ -189,6 +190,13 @@ struct LogitsAt {
     goes_to: usize,
 }
 
+impl LogitsAt {
+    /// The row of the logits buffer for a row of the chunk.
+    fn place(self, row: usize) -> usize {
+        row - self.row + self.goes_to
+    }
+}
+
 /// Rows of a run within the chunk: how many are computed, and how many the views have room for.
 #[derive(Clone, Copy)]
 struct Rows {
@@ -208,7 +216,7 @@ impl<'a> ChunkTasks<'a> {
         let mut residency = vec![Residency::default(); program.values.cols.len()];
         for value in [Lowered::IDS.0, Lowered::POSITIONS.0] {
             let cols = 0..program.values.cols[value];
-            let host = Instance { space: SpaceId::HOST, cols: cols.clone() };
+            let host = Instance::new(SpaceId::HOST, cols.clone());
             residency[value].add(host, Area { rows: 0..batch.rows, cols });
         }
         let logits_at = LogitsAt { row: 0, goes_to: 0 };
@@ -287,16 +295,17 @@ impl<'a> ChunkTasks<'a> {
     /// An input where the device can read it.
     fn input(&mut self, o: &ValueCols, rows: Rows, device: usize) -> NamedView {
         let caps = &self.program.devices[device].caps;
-        let cols = self.extent(o, rows, caps);
+        let own = self.room(o, rows, caps);
         let area = Area { rows: rows.first..rows.first + rows.count, cols: o.cols.clone() };
-        let reached = |i: &&Instance| i.cols == cols && caps.spaces.contains(&i.space);
+        let like = |i: &Instance| (&i.cols, i.row) == (&own.cols, own.row);
+        let reached = |i: &&Instance| like(i) && caps.spaces.contains(&i.space);
         let held = &self.residency[o.value];
         // Where most of it is already.
         let there = held.instances().filter(reached).min_by_key(|i| {
             let cells = |area: &Area| area.rows.len() * area.cols.len();
             held.missing(i, &area).iter().map(|m| cells(&m.area)).sum::<usize>()
         });
-        let instance = there.cloned().unwrap_or(Instance { space: own_space(caps), cols });
+        let instance = there.unwrap_or(&own).clone();
         self.fetch(o.value, &instance, &area, device);
         self.view(o, &instance, rows)
     }
@@ -304,7 +313,7 @@ impl<'a> ChunkTasks<'a> {
     /// Room for an output where the device can write it.
     fn output(&mut self, o: &ValueCols, rows: Rows, device: usize) -> NamedView {
         let caps = &self.program.devices[device].caps;
-        let instance = Instance { space: own_space(caps), cols: self.extent(o, rows, caps) };
+        let instance = self.room(o, rows, caps);
         let area = Area { rows: rows.first..rows.first + rows.count, cols: o.cols.clone() };
         let view = self.view(o, &instance, rows);
         self.residency[o.value].add(instance, area);
@@ -316,14 +325,24 @@ impl<'a> ChunkTasks<'a> {
         self.program.values.element(value, self.batch.phase)
     }
 
-    /// The columns of the instance that a device is bound to: all of the value's, unless nobody
-    /// wants them together, or its rows may not lie apart or would reach too far.
-    fn extent(&self, o: &ValueCols, rows: Rows, caps: &Caps) -> Range<usize> {
+    /// Room in a device's own memory that it can be bound to: for all columns of the value, unless
+    /// nobody wants them together, its rows may not lie apart or would reach too far, or the columns
+    /// or rows that it is bound to would begin where it cannot be bound.
+    fn room(&self, o: &ValueCols, rows: Rows, caps: &Caps) -> Instance {
         let all = self.program.values.cols[o.value];
-        let span = rows.room.saturating_mul(all * self.element(o.value)) as u64;
+        let element = self.element(o.value);
+        let aligned = |count: usize| (count * element).is_multiple_of(caps.offset_alignment.max(1));
+        let span = rows.room.saturating_mul(all * element) as u64;
         let apart = o.cols != (0..all) && rows.room > 1;
         let refused = !caps.strided_rows || caps.max_binding_bytes.is_some_and(|most| span > most);
-        if self.program.apart[o.value] || (apart && refused) { o.cols.clone() } else { 0..all }
+        let part = self.program.apart[o.value] || (apart && refused) || !aligned(o.cols.start);
+        let cols = if part { o.cols.clone() } else { 0..all };
+        let mut bound = aligned(rows.first * cols.len());
+        if o.value == self.program.lowered.logits().0 {
+            bound = bound && aligned(self.logits_at.place(rows.first) * cols.len());
+        }
+        let row = (!bound).then_some(rows.first);
+        Instance { row, ..Instance::new(own_space(caps), cols) }
     }
 
     /// Copies to an instance what it lacks of an area.
@@ -333,7 +352,7 @@ impl<'a> ChunkTasks<'a> {
             if from.space != to.space && from.space != SpaceId::HOST && to.space != SpaceId::HOST {
                 // No device reaches the memory of two others.
                 let cols = 0..self.program.values.cols[value];
-                let host = Instance { space: SpaceId::HOST, cols };
+                let host = Instance::new(SpaceId::HOST, cols);
                 self.copy(value, Hop { from: &from, to: &host }, &missing.area, device);
                 from = host;
             }
@@ -356,20 +375,20 @@ impl<'a> ChunkTasks<'a> {
     fn logits_to_host(&mut self, rows: Range<usize>) {
         let value = self.program.lowered.logits().0;
         let cols = 0..self.program.values.cols[value];
-        let host = Instance { space: SpaceId::HOST, cols: cols.clone() };
+        let host = Instance::new(SpaceId::HOST, cols.clone());
         self.fetch(value, &host, &Area { rows, cols }, 0);
     }
 
     fn view(&self, o: &ValueCols, instance: &Instance, rows: Rows) -> NamedView {
         let cols = self.program.values.cols[o.value];
-        let on_host = instance.space == SpaceId::HOST && instance.cols == (0..cols);
+        let on_host = *instance == Instance::new(SpaceId::HOST, 0..cols);
         let mut first = rows.first;
         let buffer = if o.value == Lowered::IDS.0 && on_host {
             BufferName::Ids(self.batch.chunk)
         } else if o.value == Lowered::POSITIONS.0 && on_host {
             BufferName::Positions(self.batch.chunk)
         } else if o.value == self.program.lowered.logits().0 && on_host {
-            first = rows.first - self.logits_at.row + self.logits_at.goes_to;
+            first = self.logits_at.place(first);
             BufferName::Logits
         } else {
             let memory = self.slots.memory(o.value, cols, instance);

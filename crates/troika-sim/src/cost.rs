@@ -37,7 +37,7 @@ impl Rates {
         let PeakRates { f32, int8, bf16 } = self.peaks;
         match format {
             ActivationFormat::F32 => f32,
-            ActivationFormat::Int8 | ActivationFormat::Int7 => int8.unwrap_or(f32),
+            ActivationFormat::Int(_) => int8.unwrap_or(f32),
             ActivationFormat::Bf16 => bf16.unwrap_or(f32),
         }
     }
@@ -84,7 +84,7 @@ impl Rates {
     fn operations(&self, demand: &Demand) -> f64 {
         let formats = [
             (demand.f32, ActivationFormat::F32),
-            (demand.int8, ActivationFormat::Int8),
+            (demand.int8, ActivationFormat::INT8),
             (demand.bf16, ActivationFormat::Bf16),
         ];
         formats.iter().fold(0.0, |sum, (count, format)| sum + *count as f64 / self.peak(*format))

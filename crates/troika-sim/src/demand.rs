@@ -46,7 +46,7 @@ impl Demand {
     fn operations(&mut self, format: ActivationFormat, count: u64) {
         let sum = match format {
             ActivationFormat::F32 => &mut self.f32,
-            ActivationFormat::Int8 | ActivationFormat::Int7 => &mut self.int8,
+            ActivationFormat::Int(_) => &mut self.int8,
             ActivationFormat::Bf16 => &mut self.bf16,
         };
         *sum = sum.saturating_add(count);
@@ -333,7 +333,7 @@ mod tests {
         assert_eq!(Demand::of(&graph, 3, &batch, (1, 1)), exact);
         let whole = Demand { f32: 2 * 4 * 128 * 64, ..exact };
         assert_eq!(Demand::of(&graph, 3, &batch, (4, 32)), whole);
-        let graph = linear(Dim::Rows(8), ActivationFormat::Int8);
+        let graph = linear(Dim::Rows(8), ActivationFormat::INT8);
         let whole = Demand { f32: 0, int8: 2 * 4 * 128 * 64, ..exact };
         assert_eq!(Demand::of(&graph, 3, &batch, (4, 32)), whole);
     }

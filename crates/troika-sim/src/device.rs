@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use troika_cpu::{CpuDevice, CpuOptions};
 use troika_device::{
-    Buffer, Caps, Clock, Completion, Device, DeviceError, DeviceKind, Executable, OutOfMemory,
-    Queue, SpaceId, WeightSource, Weights,
+    Buffer, Caps, Clock, CompileRequest, CompileResults, Completion, Device, DeviceError,
+    DeviceKind, Executable, OutOfMemory, Queue, SpaceId, WeightSource, Weights,
 };
 use troika_graph::{ActivationFormat, DType, Subgraph, verify};
 
@@ -97,20 +97,41 @@ impl VirtualDevice {
             why,
         }
     }
+
+    fn compile_one(
+        &self,
+        graph: &Subgraph,
+        weights: &dyn WeightSource,
+    ) -> Result<Arc<Executable>, DeviceError> {
+        self.check_ops(graph)?;
+        let static_shapes = self.limits.processor.static_shapes;
+        let bucket = static_shapes.then(|| bucket_of(graph)).transpose().map_err(|what| {
+            let why = format!("it takes static shapes only, and {what}: bind rows to a bucket");
+            self.unsupported(graph, 0, why)
+        })?;
+        let compiled =
+            |cpu: &CpuDevice| Executable::compiled(cpu, &computed(graph, bucket), weights);
+        let inner = self.cpu.as_ref().map(compiled).transpose()?;
+        let compiling = compile_ns(&self.limits.processor, graph);
+        self.board.clock().wait(Duration::from_nanos(compiling));
+        self.board.compiled(self.place, compiling);
+        let scratch = inner.as_ref().map_or(0, |e| e.scratch_bytes());
+        let code = Arc::new(Code::new(graph, bucket, inner));
+        Ok(Arc::new(Executable::new(Compiled { device: self.id, code }, scratch)))
+    }
 }
 
 fn caps(soc: &Soc, p: &Processor, space: SpaceId, cpu: &Caps) -> Caps {
-    // Seven bits like the CPU that computes the values, so that the results equal the CPU's.
-    let formats = [
-        (p.peak_gops.int8, ActivationFormat::Int8),
-        (p.peak_gops.int8, ActivationFormat::Int7),
-        (p.peak_gops.bf16, ActivationFormat::Bf16),
-    ];
-    let seven = soc.numerics && cpu.activation_formats.contains(&ActivationFormat::Int7);
-    let gains = formats
-        .into_iter()
-        .filter(|(peak, _)| peak.is_some_and(|r| r > p.peak_gops.f32))
-        .filter(|(_, format)| seven || *format != ActivationFormat::Int7);
+    // Also those of the CPU that computes the values, so that the results equal the CPU's.
+    let mut formats = vec![ActivationFormat::INT8, ActivationFormat::Bf16];
+    let more = cpu.activation_formats.iter().filter(|f| soc.numerics && !formats.contains(f));
+    formats.extend(more.copied().collect::<Vec<_>>());
+    let peak = |format: &ActivationFormat| match format {
+        ActivationFormat::F32 => None,
+        ActivationFormat::Bf16 => p.peak_gops.bf16,
+        ActivationFormat::Int(_) => p.peak_gops.int8,
+    };
+    formats.retain(|format| peak(format).is_some_and(|rate| rate > p.peak_gops.f32));
     Caps {
         static_shapes: p.static_shapes,
         row_buckets: p.row_buckets.clone(),
@@ -118,7 +139,7 @@ fn caps(soc: &Soc, p: &Processor, space: SpaceId, cpu: &Caps) -> Caps {
         numerics: if soc.numerics { cpu.numerics.clone() } else { Caps::NO_NUMERICS.into() },
         max_binding_bytes: p.max_binding_bytes,
         weight_dtypes: cpu.weight_dtypes.iter().copied().filter(|d| *d != DType::I32).collect(),
-        activation_formats: gains.map(|(_, format)| format).collect(),
+        activation_formats: formats,
         max_graph_bytes: p.max_graph_bytes,
         max_resident_bytes: p.max_resident_bytes,
         queue_depth: p.queue_depth,
@@ -126,6 +147,7 @@ fn caps(soc: &Soc, p: &Processor, space: SpaceId, cpu: &Caps) -> Caps {
         // A driver cannot run host functions on its processor.
         host_tasks: p.kind == ProcessorKind::Cpu,
         strided_rows: p.strided_rows,
+        offset_alignment: p.offset_alignment,
         bakes_weights: p.bakes_weights,
         facts: facts(soc, p),
     }
@@ -176,6 +198,9 @@ fn facts(soc: &Soc, p: &Processor) -> Vec<(String, String)> {
     }
     add("queue depth", p.queue_depth.to_string());
     add("checksum of these and all other figures", figures(soc, p));
+    if p.offset_alignment > 1 {
+        add("offsets", format!("multiples of {}", p.offset_alignment));
+    }
     if !p.strided_rows {
         add("rows", "dense only".into());
     }
@@ -229,21 +254,8 @@ impl Device for VirtualDevice {
         }
     }
 
-    fn compile(&self, graph: &Subgraph) -> Result<Arc<Executable>, DeviceError> {
-        self.check_ops(graph)?;
-        let static_shapes = self.limits.processor.static_shapes;
-        let bucket = static_shapes.then(|| bucket_of(graph)).transpose().map_err(|what| {
-            let why = format!("it takes static shapes only, and {what}: bind rows to a bucket");
-            self.unsupported(graph, 0, why)
-        })?;
-        let inner =
-            self.cpu.as_ref().map(|cpu| cpu.compile(&computed(graph, bucket))).transpose()?;
-        let compiling = compile_ns(&self.limits.processor, graph);
-        self.board.clock().wait(Duration::from_nanos(compiling));
-        self.board.compiled(self.place, compiling);
-        let scratch = inner.as_ref().map_or(0, |e| e.scratch_bytes());
-        let code = Arc::new(Code::new(graph, bucket, inner));
-        Ok(Arc::new(Executable::new(Compiled { device: self.id, code }, scratch)))
+    fn compile(&self, request: &CompileRequest<'_>) -> CompileResults {
+        request.each(|graph| self.compile_one(graph, request.weights))
     }
 
     fn load(

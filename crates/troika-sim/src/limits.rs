@@ -181,6 +181,13 @@ impl Limits {
             let why = format!("the rows of value {} lie apart, but have to be dense", value.name);
             return self.misfit(&g.name, why);
         }
+        let (at, multiple) = (r.offset(), self.processor.offset_alignment);
+        if !at.is_multiple_of(multiple) {
+            let name = &value.name;
+            let why =
+                format!("value {name} begins at byte {at}, which is no multiple of {multiple}");
+            return self.misfit(&g.name, why);
+        }
         let stride = if r.is_dense() { row } else { r.stride() };
         let rect = |rows| Rect::new(r.offset(), rows, row, stride);
         let fits = |all: &Rect| {

@@ -198,6 +198,8 @@ pub struct Processor {
     pub bakes_weights: bool,
     /// Whether values may be bound to rows with gaps.
     pub strided_rows: bool,
+    /// What the offset of a bound value must be a multiple of.
+    pub offset_alignment: usize,
 }
 
 /// The default number of lists in flight.
@@ -350,6 +352,7 @@ fn processor(file: &str, index: usize, value: &Value) -> Result<Processor, SocEr
         queue_depth: f.maybe_count("queue_depth")?.unwrap_or(QUEUE_DEPTH) as usize,
         bakes_weights: f.flag("bakes_weights")?.unwrap_or(false),
         strided_rows: f.flag("strided_rows")?.unwrap_or(true),
+        offset_alignment: f.maybe_count("offset_alignment")?.unwrap_or(1) as usize,
         name,
     };
     f.finish()?;

@@ -558,7 +558,7 @@ fn weights_are_loaded_for_code_of_their_shape_or_for_the_graph_alone() {
     let mut other = graph.clone();
     (other.name, other.weights[0].name) = ("other".into(), "v".into());
     let shares = open("p", "compile_us = 5.0", "", &clock);
-    let code = shares.compile(&graph).unwrap();
+    let code = Executable::compiled(&shares, &graph, &ONES).unwrap();
     shares.load(&code, &graph, &ONES).unwrap();
     shares.load(&code, &other, &ONES).unwrap();
     assert_eq!(clock.now(), Duration::from_micros(5), "one is compiled");
@@ -568,7 +568,7 @@ fn weights_are_loaded_for_code_of_their_shape_or_for_the_graph_alone() {
     assert!(bakes.caps().bakes_weights && !shares.caps().bakes_weights);
     let e = bakes.load(&code, &graph, &ONES).unwrap_err().to_string();
     assert!(e.contains("was not compiled on device q"), "{e}");
-    let code = bakes.compile(&graph).unwrap();
+    let code = Executable::compiled(&bakes, &graph, &ONES).unwrap();
     bakes.load(&code, &graph, &ONES).unwrap();
     let e = bakes.load(&code, &other, &ONES).unwrap_err().to_string();
     assert!(e.contains("task other") && e.contains("become part of product's code"), "{e}");

@@ -38,13 +38,14 @@ fn device(name: &str, row_buckets: &[usize]) -> PlanDevice {
         numerics: "f32".into(),
         max_binding_bytes: None,
         weight_dtypes: vec![DType::Q8_0],
-        activation_formats: vec![ActivationFormat::Int8],
+        activation_formats: vec![ActivationFormat::INT8],
         max_graph_bytes: None,
         max_resident_bytes: None,
         queue_depth: 8,
         queue_waits: true,
         host_tasks: false,
         strided_rows: true,
+        offset_alignment: 1,
         bakes_weights: false,
         facts: vec![("cores".into(), "2".into())],
     };
@@ -80,7 +81,7 @@ fn measured(buckets: &[usize]) -> (Profile, Vec<PlanDevice>, Lowered) {
     let lowered = lowered(&spec);
     let devices = vec![device("a", &[]), device("b", buckets)];
     let mut profile = Profile::new(subject(&spec, &devices));
-    for graph in profiled_graphs(&lowered, &[ActivationFormat::Int8]) {
+    for graph in profiled_graphs(&lowered, &[ActivationFormat::INT8]) {
         let one = &graph.layers[0];
         for (d, device) in devices.iter().enumerate() {
             for (rows, held_out) in [

@@ -31,7 +31,7 @@ fn rows_that_begin_a_panel_are_a_view_of_the_whole_form() {
         out[..data.bytes.len()].copy_from_slice(&data.bytes);
         Ok(())
     };
-    let layout = PackLayout { name: "panels", rows: PANEL, panel: PANEL * row };
+    let layout = PackLayout { name: "panels", rows: PANEL, panel: PANEL * row, keep: true };
     let of = |range| store.packed_rows(&name, range, layout, &pack).map(|p| p.bytes);
     let raw = store.weight(&name).unwrap().bytes;
     // One part is requested first, then the other, then all: one form, packed once.
@@ -69,7 +69,8 @@ fn forms_make_way_under_a_budget_and_come_back() {
     let key = |index| spec::Key { role: spec::WeightRole::ExpertUp, layer: Some(0), index };
     let shape = store.shape(key(Some(0))).unwrap();
     let row = shape.dtype.row_bytes(shape.cols).unwrap();
-    let (layout, len) = (PackLayout { name: "rows", rows: 1, panel: row }, shape.rows * row);
+    let (layout, len) =
+        (PackLayout { name: "rows", rows: 1, panel: row, keep: true }, shape.rows * row);
     let packs = AtomicUsize::new(0);
     let pack = |data: &WeightData, out: &mut [u8]| {
         packs.fetch_add(data.bytes.len(), Ordering::Relaxed);
@@ -101,6 +102,53 @@ fn forms_make_way_under_a_budget_and_come_back() {
     drop(held);
     assert!(store.evict(&id(1).unwrap()));
     assert_eq!(kept(), (names(&[2]), len));
+}
+
+#[test]
+fn a_form_that_a_device_copies_is_not_kept() {
+    let store = store();
+    let key = spec::Key { role: spec::WeightRole::Q, layer: Some(0), index: None };
+    let (name, shape) = (key.to_string(), store.shape(key).unwrap());
+    let packed = AtomicUsize::new(0);
+    let pack = |data: &WeightData, out: &mut [u8]| {
+        packed.fetch_add(data.rows, Ordering::Relaxed);
+        out[..data.bytes.len()].copy_from_slice(&data.bytes);
+        Ok(())
+    };
+    let panel = PANEL * shape.dtype.row_bytes(shape.cols).unwrap();
+    let of = |keep| {
+        let layout = PackLayout { name: "panels", rows: PANEL, panel, keep };
+        store.packed(&name, layout, &pack).unwrap().bytes
+    };
+    let counted = || store.report().packed.values().sum::<u64>();
+    // Each upload makes it anew; nothing is left behind.
+    for times in 1..=2 {
+        let bytes = of(false);
+        assert_eq!((bytes.len() as u64, counted()), (shape.rows as u64 / 16 * panel as u64, 0));
+        assert_eq!(packed.load(Ordering::Relaxed), times * shape.rows);
+    }
+    // What another device keeps is there for an upload, too.
+    let kept = of(true);
+    assert_eq!(of(false).as_ptr(), kept.as_ptr());
+    assert_eq!((packed.load(Ordering::Relaxed), counted()), (3 * shape.rows, kept.len() as u64));
+}
+
+#[test]
+fn equal_weights_have_equal_digests() {
+    let config = presets::config("qwen3-moe-tiny").unwrap();
+    let model = families::from_config(&config).unwrap();
+    let of = |seed, quant| WeightStore::synthetic(&model.spec, DType::F32, seed, quant);
+    let lazy = |seed| WeightStore::synthetic_lazy(&model.spec, DType::F32, seed, Quant::Q8);
+    let name = |i| spec::Key { role: spec::WeightRole::Q, layer: Some(i), index: None }.to_string();
+    let digest = |store: WeightStore, layer| store.digest(&name(layer)).unwrap();
+    for quant in [Quant::None, Quant::Q8] {
+        let first = digest(of(7, quant), 0);
+        assert_eq!(first, digest(of(7, quant), 0));
+        assert!(first != digest(of(8, quant), 0) && first != digest(of(7, quant), 1));
+    }
+    assert_eq!(digest(lazy(7), 0), digest(lazy(7), 0));
+    assert_ne!(digest(lazy(7), 0), digest(lazy(8), 0));
+    assert_eq!(store().digest("nothing"), None);
 }
 
 /// Weights made on demand equal those made at once.

@@ -29,7 +29,7 @@ pub fn subject_of(model: &BoundModel, plan: &Plan) -> ProfileSubject {
         classes.iter().map(|c| format!("{} {}", c.class, c.dtype.name())).collect();
     types.push(format!("cache {}", plan.kv_dtype.name()));
     let formats = plan.activations();
-    types.extend(formats.iter().map(|f| format!("activations {f:?}")));
+    types.extend(formats.iter().map(|f| format!("activations {f}")));
     let devices = model.devices.iter().map(|d| ProfiledDevice::of(&plan_device(d)));
     ProfileSubject {
         program: env!("CARGO_PKG_VERSION").to_string(),

@@ -245,7 +245,8 @@ fn feed_forward(name: &'static str, dtype: DType, activations: ActivationFormat)
 }
 
 fn products() -> Res<Vec<SuiteCase>> {
-    use ActivationFormat::{Bf16, F32 as Single, Int8};
+    use ActivationFormat::{Bf16, F32 as Single};
+    const INT8: ActivationFormat = ActivationFormat::INT8;
     let mut b = Build::new("head_linear");
     let weights = (0..3).map(|_| b.weight(DType::F32, 4, 5)).collect::<Res<_>>()?;
     let x = b.floats(15);
@@ -260,13 +261,13 @@ fn products() -> Res<Vec<SuiteCase>> {
         linear("linear of bf16", DType::BF16, Bf16, small, ROUNDED)?,
         linear("linear of blocks", DType::Q4_K, Single, small, F32)?,
         linear("linear of blocks with zero points", DType::Q4_G32, Single, small, F32)?,
-        linear("linear of bytes", DType::Q8_0, Int8, small, ROUNDED)?,
-        linear("linear of blocks of bytes", DType::Q4_K, Int8, small, ROUNDED)?,
+        linear("linear of bytes", DType::Q8_0, INT8, small, ROUNDED)?,
+        linear("linear of blocks of bytes", DType::Q4_K, INT8, small, ROUNDED)?,
         linear_part("linear of some rows", DType::F32, Single)?,
         linear_part("linear of some rows of pairs", DType::BF16, Bf16)?,
-        linear_part("linear of some rows of bytes", DType::Q4_K, Int8)?,
+        linear_part("linear of some rows of bytes", DType::Q4_K, INT8)?,
         feed_forward("a feed-forward", DType::F32, Single)?,
-        feed_forward("a feed-forward of bytes", DType::Q8_0, Int8)?,
+        feed_forward("a feed-forward of bytes", DType::Q8_0, INT8)?,
     ])
 }
 
@@ -387,9 +388,9 @@ fn mixtures() -> Res<Vec<SuiteCase>> {
         router("router of sigmoids", Score::Sigmoid, None)?,
         router("router of mixers", Score::SparseMixer { eps: 0.1 }, None)?,
         experts("experts", DType::F32, ActivationFormat::F32, None)?,
-        experts("experts of bytes", DType::Q8_0, ActivationFormat::Int8, None)?,
+        experts("experts of bytes", DType::Q8_0, ActivationFormat::INT8, None)?,
         experts("experts of bf16", DType::BF16, ActivationFormat::Bf16, None)?,
         experts("a slice of experts", DType::F32, ActivationFormat::F32, some)?,
-        experts("a slice of experts of bytes", DType::Q8_0, ActivationFormat::Int8, some)?,
+        experts("a slice of experts of bytes", DType::Q8_0, ActivationFormat::INT8, some)?,
     ])
 }

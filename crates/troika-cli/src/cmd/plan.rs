@@ -200,8 +200,7 @@ fn line(phase: &str, rule: &Rule) -> String {
     if rule.values != DType::F32 {
         device.push_str(&format!("; values in {}", rule.values.name().to_lowercase()));
     }
-    let formats: Vec<&str> =
-        rule.activations.iter().map(|a| super::bench::activation_format_name(*a)).collect();
+    let formats: Vec<String> = rule.activations.iter().map(ToString::to_string).collect();
     let formats = formats.join(", ");
     format!("| {phase} | {segments} | {layers} | {device} | {formats} |\n")
 }

@@ -3,8 +3,8 @@
 use divan::Bencher;
 use divan::counter::{BytesCount, ItemsCount};
 use troika_cpu::kernels::int8::{
-    ActivationRows, DTYPES, Layout, PackedView, Product, Quantization, floats as q_floats, linear,
-    quantize,
+    ActivationRows, DTYPES, INT7, Layout, PackedView, Product, Quantization, floats as q_floats,
+    linear, quantize,
 };
 use troika_cpu::kernels::linear::{OutView, RowsView};
 use troika_cpu::{Isa, SharedMut};
@@ -14,12 +14,12 @@ use crate::{Matrix, floats, weight, with};
 
 #[divan::bench(args = Matrix::all(&DTYPES, &[1, 512]), sample_count = 12)]
 fn linear_int8(bencher: Bencher<'_, '_>, c: Matrix) {
-    product(bencher, &c, ActivationFormat::Int8);
+    product(bencher, &c, ActivationFormat::INT8);
 }
 
 #[divan::bench(args = Matrix::all(&[DType::Q8_0], &[1, 512]), sample_count = 12)]
 fn linear_int7(bencher: Bencher<'_, '_>, c: Matrix) {
-    product(bencher, &c, ActivationFormat::Int7);
+    product(bencher, &c, INT7);
 }
 
 /// The product with its activations quantized before, as ops run it.
@@ -56,7 +56,7 @@ fn quantize_rows(bencher: Bencher<'_, '_>, rows: usize) {
     let k = 1024;
     let x = floats(rows * k);
     let mut q = vec![0.0; rows * q_floats(k)];
-    let quantization = Quantization::of(DType::Q4_K, ActivationFormat::Int8);
+    let quantization = Quantization::of(DType::Q4_K, ActivationFormat::INT8);
     with(Isa::detect(), |cx| {
         let bytes = BytesCount::new(rows * k * 4 + q.len() * 4);
         bencher.counter(bytes).bench_local(|| {

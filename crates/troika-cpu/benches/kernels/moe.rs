@@ -101,7 +101,7 @@ fn experts_int8(bencher: Bencher<'_, '_>, c: Case) {
     let (ids, weights) = choices(c.rows);
     let x = floats(c.rows * K);
     let mut y = vec![0.0; x.len()];
-    let mut room = vec![0.0; moe::floats(c.rows, TOP_K, K, INTER, ActivationFormat::Int8)];
+    let mut room = vec![0.0; moe::floats(c.rows, TOP_K, K, INTER, ActivationFormat::INT8)];
     let mut words = vec![0; moe::words(ids.len(), EXPERTS)];
     let (items, size) = counters(c.rows, 2 * up.bytes() + down.bytes());
     with(c.isa, |cx| {
@@ -112,7 +112,7 @@ fn experts_int8(bencher: Bencher<'_, '_>, c: Case) {
                 expert: &expert,
                 act: Activation::Silu,
                 x: &x,
-                activations: ActivationFormat::Int8,
+                activations: ActivationFormat::INT8,
                 k: K,
                 inter: INTER,
                 ids: &ids,

@@ -353,6 +353,16 @@ impl Compiler<'_> {
         })
     }
 
+    /// Refuses whole numbers that the kernels do not make.
+    fn whole_numbers(&self, op: &str, activations: ActivationFormat) -> Result<(), DeviceError> {
+        let made = [ActivationFormat::INT8, int8::INT7];
+        if made.contains(&activations) {
+            return Ok(());
+        }
+        let made = made.map(|f| f.to_string()).join(" and ");
+        self.refuse(op, format!("its activations are {activations}, the kernels make {made}"))
+    }
+
     fn vector_if(&mut self, w: Option<WeightRef>) -> Option<VectorAt> {
         w.map(|w| self.weights.vector(w))
     }
@@ -396,11 +406,8 @@ impl Compiler<'_> {
                 eps: *eps,
                 group: *group,
             },
-            Op::Linear {
-                weight,
-                bias,
-                activations: activations @ (ActivationFormat::Int8 | ActivationFormat::Int7),
-            } => {
+            Op::Linear { weight, bias, activations: activations @ ActivationFormat::Int(_) } => {
+                self.whole_numbers("linear", *activations)?;
                 let packed = self.packed(*weight)?;
                 let kind = Quantization::of(self.graph.weight(*weight).dtype, *activations);
                 let weights = smallvec![(packed, self.vector_if(*bias), kind)];
@@ -465,7 +472,8 @@ impl Compiler<'_> {
         let number = all.take_while(|n| !std::ptr::eq(*n, node)).count();
         let (inter, activations) = (self.graph.weight(e.gate[0]).rows, e.activations);
         let of = ExpertsCode { number, inter, act: e.act, activations };
-        if matches!(activations, ActivationFormat::Int8 | ActivationFormat::Int7) {
+        if matches!(activations, ActivationFormat::Int(_)) {
+            self.whole_numbers("experts", activations)?;
             let experts = self.expert_weights(e, Self::packed)?;
             return Ok(Code::PackedExperts { experts, of });
         }

@@ -247,7 +247,7 @@ impl Loader<'_> {
             _ => "f32 panels",
         };
         let panel = linear::panels::panel_bytes(dtype, cols);
-        let form = PackLayout { name, rows: linear::panels::ROWS, panel };
+        let form = PackLayout { name, rows: linear::panels::ROWS, panel, keep: true };
         let bytes = self.pack(form, &|bytes, out| {
             let rows = bytes.len() / dtype.row_bytes(cols).unwrap_or(0).max(1);
             let weight = WeightView { dtype, bytes, rows, cols };
@@ -260,7 +260,7 @@ impl Loader<'_> {
     fn vector(&self) -> Result<Vector, DeviceError> {
         let decl = self.decl;
         let (_, all_cols) = decl.stored();
-        let form = PackLayout { name: "f32", rows: 1, panel: 4 * all_cols };
+        let form = PackLayout { name: "f32", rows: 1, panel: 4 * all_cols, keep: true };
         let bytes = self.pack(form, &|raw, out| {
             troika_graph::blocks::dequantize(decl.dtype, raw, bytemuck::cast_slice_mut(out));
         })?;
@@ -277,7 +277,7 @@ impl Loader<'_> {
     /// A weight packed once for all users; its raw bytes are not kept.
     fn packed(&self, layout: Layout) -> Result<PackedMatrix, DeviceError> {
         let name = layout.name();
-        let form = PackLayout { name: &name, rows: ROWS, panel: layout.panel_bytes() };
+        let form = PackLayout { name: &name, rows: ROWS, panel: layout.panel_bytes(), keep: true };
         let bytes = self.pack(form, &|raw, out| layout.pack_panels(raw, out))?;
         Ok(PackedMatrix { layout, bytes })
     }

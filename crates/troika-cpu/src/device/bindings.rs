@@ -96,7 +96,8 @@ pub(crate) fn locate(
     for (i, (slot, view)) in exe.code.bound().zip(views(&task.bindings)).enumerate() {
         let (slot, name) = (&exe.code.slots[*slot], exe.value_name(*slot));
         let space = view.buffer().space();
-        if space != SpaceId::HOST && !spaces.contains(&space) {
+        let reached = space == SpaceId::HOST || spaces.contains(&space);
+        if !reached || !view.buffer().is_addressable() {
             let why = format!("value {name} is bound to memory that is not the host's");
             return Err(misfit(exe, why));
         }

@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
 
 use troika_device::{
-    Caps, Clock, Completion, Device, DeviceError, DeviceKind, Executable, Queue, SpaceId,
-    WeightSource, Weights,
+    Caps, Clock, CompileRequest, CompileResults, Completion, Device, DeviceError, DeviceKind,
+    Executable, Queue, SpaceId, WeightSource, Weights,
 };
 use troika_graph::{ActivationFormat, DType, Subgraph};
 
@@ -85,8 +85,8 @@ fn caps(options: &CpuOptions, isa: Isa) -> Caps {
         let list: Vec<String> = pinned.iter().map(usize::to_string).collect();
         facts.push(("pinned to cores".to_string(), list.join(",")));
     }
-    let mut activation_formats = vec![ActivationFormat::Int8];
-    activation_formats.extend(int8::gains_from_seven_bits(isa).then_some(ActivationFormat::Int7));
+    let mut activation_formats = vec![ActivationFormat::INT8];
+    activation_formats.extend(int8::gains_from_seven_bits(isa).then_some(int8::INT7));
     activation_formats.extend(bf16::is_native(isa).then_some(ActivationFormat::Bf16));
     Caps {
         static_shapes: false,
@@ -102,6 +102,7 @@ fn caps(options: &CpuOptions, isa: Isa) -> Caps {
         queue_waits: true,
         host_tasks: true,
         strided_rows: true,
+        offset_alignment: 1,
         bakes_weights: false,
         facts,
     }
@@ -141,15 +142,17 @@ impl Device for CpuDevice {
         &self.caps
     }
 
-    fn compile(&self, graph: &Subgraph) -> Result<Arc<Executable>, DeviceError> {
-        let code = compile::compile(&self.options.name, self.isa, graph)?;
-        let scratch_bytes = code.scratch_bytes(self.options.threads);
-        let scratch_bytes = scratch_bytes.ok_or_else(|| DeviceError::Memory {
-            what: format!("{} on device {}", graph.name, self.options.name),
-            bytes: usize::MAX,
-        })?;
-        let compiled = Compiled { device: self.id, code: Arc::new(code) };
-        Ok(Arc::new(Executable::new(compiled, scratch_bytes)))
+    fn compile(&self, request: &CompileRequest<'_>) -> CompileResults {
+        request.each(|graph| {
+            let code = compile::compile(&self.options.name, self.isa, graph)?;
+            let scratch_bytes = code.scratch_bytes(self.options.threads);
+            let scratch_bytes = scratch_bytes.ok_or_else(|| DeviceError::Memory {
+                what: format!("{} on device {}", graph.name, self.options.name),
+                bytes: usize::MAX,
+            })?;
+            let compiled = Compiled { device: self.id, code: Arc::new(code) };
+            Ok(Arc::new(Executable::new(compiled, scratch_bytes)))
+        })
     }
 
     fn load(

@@ -99,7 +99,7 @@ impl Context<'_> {
 /// What products with weights of a type multiply with on an instruction set, if it is known.
 pub fn multiply(isa: Isa, weight: DType, activations: ActivationFormat) -> Option<Multiply> {
     match activations {
-        ActivationFormat::Int8 | ActivationFormat::Int7 => {
+        ActivationFormat::Int(_) => {
             int8::multiply(isa, weight, int8::Quantization::of(weight, activations))
         }
         ActivationFormat::F32 | ActivationFormat::Bf16 => linear::multiply(isa, activations),
@@ -124,12 +124,9 @@ mod tests {
     #[test]
     fn kernels_use_what_is_measured() {
         for isa in Isa::available() {
-            for activations in [
-                ActivationFormat::F32,
-                ActivationFormat::Int8,
-                ActivationFormat::Int7,
-                ActivationFormat::Bf16,
-            ] {
+            for activations in
+                [ActivationFormat::F32, ActivationFormat::INT8, int8::INT7, ActivationFormat::Bf16]
+            {
                 for dtype in WEIGHT_DTYPES {
                     let used = multiply(isa, dtype, activations);
                     let here = used.is_none_or(peaks::is_measured);
@@ -138,7 +135,7 @@ mod tests {
             }
             // Every set besides the plain one multiplies floats and bytes with something.
             let float = multiply(isa, DType::F32, ActivationFormat::F32);
-            let byte = multiply(isa, DType::Q8_0, ActivationFormat::Int8);
+            let byte = multiply(isa, DType::Q8_0, ActivationFormat::INT8);
             assert!(isa == Isa::Scalar || float.is_some() && byte.is_some(), "{isa:?}");
         }
     }

@@ -27,7 +27,7 @@ fn layer(name: &str, store: &Store) -> Subgraph {
     let op = Op::RmsNorm { weight: Some(norm), eps: 1e-5, offset: 0.0, group: 32 };
     let n = b.op("n", op, &[x], 32);
     let op = |weight, activations| Op::Linear { weight, bias: None, activations };
-    let y = b.op("y", op(w, ActivationFormat::Int8), &[n], 32);
+    let y = b.op("y", op(w, ActivationFormat::INT8), &[n], 32);
     let y = b.op("sum", Op::Add, &[y, x], 32);
     let z = b.op("z", op(v, ActivationFormat::F32), &[y], 16);
     b.output(z);
@@ -62,7 +62,7 @@ fn graphs_of_one_shape_run_one_executable_with_their_own_weights() {
         read(&out)
     });
     assert!(alone[0] != alone[1] && alone[0].iter().all(|v| v.is_finite()));
-    let code = bench.device.compile(&graphs[0]).unwrap();
+    let code = Executable::compiled(&bench.device, &graphs[0], &store).unwrap();
     let load = |g| bench.device.load(&code, g, &store).unwrap();
     let mut loaded = graphs.each_ref().map(load);
     assert!(loaded.iter().all(|w| Arc::ptr_eq(w.executable(), &code)));
@@ -92,7 +92,7 @@ fn weights_of_another_shape_device_or_form_are_refused() {
     let bench = Bench::new("cpu", 1);
     let store = weights(&["a", "b"]);
     let (a, b) = (layer("a", &store), layer("b", &store));
-    let code = bench.device.compile(&a).unwrap();
+    let code = Executable::compiled(&bench.device, &a, &store).unwrap();
     type Edit = fn(&mut Subgraph);
     let edits: [Edit; 5] = [
         |g| g.weights[2].dtype = DType::F16,
@@ -129,6 +129,23 @@ fn weights_of_another_shape_device_or_form_are_refused() {
     }
 }
 
+#[test]
+fn whole_numbers_that_the_kernels_do_not_make_are_refused() {
+    let bench = Bench::new("cpu", 1);
+    let store = weights(&["a"]);
+    let mut graph = layer("a", &store);
+    for node in &mut graph.nodes {
+        match &mut node.op {
+            Op::Linear { activations: activations @ ActivationFormat::Int(_), .. } => {
+                *activations = "int8:row".parse().unwrap();
+            }
+            _ => {}
+        }
+    }
+    let e = Executable::compiled(&bench.device, &graph, &store).unwrap_err().to_string();
+    assert!(e.contains("op linear of a: its activations are int8:row, the kernels make"), "{e}");
+}
+
 /// Code of a slice serves other slices of the same shape, each with its own rows.
 #[test]
 fn slices_of_one_shape_share_code() {
@@ -145,7 +162,7 @@ fn slices_of_one_shape_share_code() {
         b.output(y);
         b.finish().unwrap()
     };
-    let code = bench.device.compile(&part(0)).unwrap();
+    let code = Executable::compiled(&bench.device, &part(0), &store).unwrap();
     let (x, out) = (floats(&[0.25; 4]), floats(&[0.0; 8]));
     for first in [0, 8, 21] {
         let weights = bench.device.load(&code, &part(first), &store).unwrap();

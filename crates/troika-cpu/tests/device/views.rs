@@ -15,8 +15,8 @@ const TYPES: [(DType, ActivationFormat); 7] = [
     (DType::BF16, ActivationFormat::F32),
     (DType::BF16, ActivationFormat::Bf16),
     (DType::Q8_0, ActivationFormat::F32),
-    (DType::Q8_0, ActivationFormat::Int8),
-    (DType::Q4_K, ActivationFormat::Int8),
+    (DType::Q8_0, ActivationFormat::INT8),
+    (DType::Q4_K, ActivationFormat::INT8),
 ];
 const K: usize = 256;
 const N: usize = 104;

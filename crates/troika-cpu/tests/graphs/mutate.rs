@@ -53,7 +53,7 @@ fn paths(tree: &Value, at: &mut String, found: &mut Vec<String>) {
 
 const TYPES: [&str; 8] = ["F32", "F16", "BF16", "I32", "Q8_0", "Q4_0", "Q4_K", "Q4_G64"];
 const DIMS: [&str; 3] = ["Rows", "Fixed", "KvLen"];
-const ACTS: [&str; 4] = ["F32", "Int8", "Int7", "Bf16"];
+const ACTS: [&str; 4] = ["f32", "int8", "int7", "bf16"];
 
 fn change(part: &mut Value, r: &mut Random) {
     match part {

@@ -105,7 +105,7 @@ fn feed_forward() -> Case {
     let (gate, up) = (b.weight(DType::Q8_0, 96, 64), b.weight(DType::Q8_0, 96, 64));
     let down = b.weight(DType::Q8_0, 64, 96);
     let x = b.floats(64);
-    let product = |weight| Op::Linear { weight, bias: None, activations: ActivationFormat::Int8 };
+    let product = |weight| Op::Linear { weight, bias: None, activations: ActivationFormat::INT8 };
     let op = Op::RmsNorm { weight: Some(norm), eps: 1e-5, offset: 0.0, group: 64 };
     let n = b.b.op("n", op, &[x], 64);
     let g = b.b.op("g", product(gate), &[n], 96);
@@ -234,10 +234,10 @@ pub fn cases() -> Vec<Case> {
         linear("linear", DType::F32, ActivationFormat::F32),
         linear("linear of bf16", DType::BF16, ActivationFormat::Bf16),
         linear("linear of blocks", DType::Q4_K, ActivationFormat::F32),
-        linear("linear of bytes", DType::Q4_K, ActivationFormat::Int8),
+        linear("linear of bytes", DType::Q4_K, ActivationFormat::INT8),
         linear_part("linear of some rows", DType::F32, ActivationFormat::F32),
         linear_part("linear of some rows of pairs", DType::BF16, ActivationFormat::Bf16),
-        linear_part("linear of some rows of bytes", DType::Q4_K, ActivationFormat::Int8),
+        linear_part("linear of some rows of bytes", DType::Q4_K, ActivationFormat::INT8),
         heads,
         rope("rope", false),
         rope("rope of long sequences", true),
@@ -261,7 +261,7 @@ pub fn cases() -> Vec<Case> {
         router("router", Score::Softmax, Some((3, 2))),
         router("router of mixers", Score::SparseMixer { eps: 0.1 }, None),
         experts("experts", DType::F32, ActivationFormat::F32),
-        experts("experts of bytes", DType::Q8_0, ActivationFormat::Int8),
+        experts("experts of bytes", DType::Q8_0, ActivationFormat::INT8),
         experts("experts of bf16", DType::BF16, ActivationFormat::Bf16),
     ]
 }
@@ -379,13 +379,13 @@ fn wrong_products() -> Vec<Wrong> {
         "linear": "has type I32", g => g.weights[0].dtype = DType::I32;
         "linear": "dimensions are 1 to", g => g.weights[0].rows = usize::MAX;
         "linear": "dimensions are 1 to", g => g.weights[1].cols = 0;
-        "linear": "has no path with Int8",
-            g => with!(g, Op::Linear { activations, .. } => *activations = ActivationFormat::Int8);
-        "linear": "has no path with Bf16",
+        "linear": "has no path with int8",
+            g => with!(g, Op::Linear { activations, .. } => *activations = ActivationFormat::INT8);
+        "linear": "has no path with bf16",
             g => with!(g, Op::Linear { activations, .. } => *activations = ActivationFormat::Bf16);
-        "linear of bf16": "has no path with Bf16", g => g.weights[0].dtype = DType::F16;
+        "linear of bf16": "has no path with bf16", g => g.weights[0].dtype = DType::F16;
         "linear of blocks": "no whole Q4_K blocks", g => g.weights[0].cols = 255;
-        "linear of bytes": "has no path with Int8", g => g.weights[0].dtype = DType::Q3_K;
+        "linear of bytes": "has no path with int8", g => g.weights[0].dtype = DType::Q3_K;
         "linear of some rows": "do not lie inside", g => g.weights[0].rows = 25;
         "linear of some rows": "only vectors are sliced",
             g => g.weights[0].slice = Some(WeightSlice::Cols { first: 0, of: 256 });
@@ -434,7 +434,7 @@ fn wrong_caches() -> Vec<Wrong> {
         "attention": "caches have several types", g => g.values[3].dtype = DType::F16;
         "attention": "Bf16 activations with caches of F32",
             g => with!(g, Op::Attention(a) => a.activations = ActivationFormat::Bf16);
-        "attention": "Int8 activations", g => with!(g, Op::Attention(a) => a.activations = ActivationFormat::Int8);
+        "attention": "int8 activations", g => with!(g, Op::Attention(a) => a.activations = ActivationFormat::INT8);
         "attention": "is 1x3, needs 1x4", g => g.weights[0].cols = 3;
         "attention": "inputs, states and outputs",
             g => with!(g, Op::Attention(a) => a.value_in_key = true);
@@ -482,7 +482,7 @@ fn wrong_choices() -> Vec<Wrong> {
         });
         "experts": "is 1x31, needs 1x32", g => g.weights[9].cols = 31;
         "experts": "is 1x63, needs 1x64", g => g.weights[12].cols = 63;
-        "experts": "no path with Int8", g => with!(g, Op::Experts(e) => e.activations = ActivationFormat::Int8);
+        "experts": "no path with int8", g => with!(g, Op::Experts(e) => e.activations = ActivationFormat::INT8);
         "experts of bytes": "several weight types", g => g.weights[1].dtype = DType::Q4_0;
         "experts of bf16": "no path with Bf16", g => g.weights[7].dtype = DType::F16;
     }

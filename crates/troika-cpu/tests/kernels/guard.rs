@@ -7,7 +7,7 @@ use bytemuck::Pod;
 use half::{bf16, f16};
 use troika_cpu::kernels::attention::{self, Operands};
 use troika_cpu::kernels::elementwise::{self, Element, Slice};
-use troika_cpu::kernels::int8::{self, Layout, PackedView, Quantization};
+use troika_cpu::kernels::int8::{self, INT7, Layout, PackedView, Quantization};
 use troika_cpu::kernels::kv::{self, CacheMut, CacheRef};
 use troika_cpu::kernels::linear::{self, OutView, Product, RowsView, WeightView, panels};
 use troika_cpu::kernels::moe::{self, Expert, Memory};
@@ -344,7 +344,7 @@ fn packed_experts_stay_inside() {
     for (rows, dtype) in
         [(1, DType::Q8_0), (33, DType::Q8_0), (5, DType::Q4_0), (40, DType::Q4_G32)]
     {
-        let activations = ActivationFormat::Int7;
+        let activations = INT7;
         let layouts = [(inter, k), (inter, k), (k, inter)]
             .map(|(rows, cols)| Layout::new(dtype, rows, cols).unwrap());
         let mut pack = |l: Layout| l.pack(&r.weight(dtype, k * inter), 1);

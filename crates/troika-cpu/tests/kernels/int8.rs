@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use troika_cpu::kernels::Context;
 use troika_cpu::kernels::elementwise::{self, Element};
 use troika_cpu::kernels::int8::{
-    ActivationRows, DTYPES, KINDS, Layout, PackedView, Product, Quantization, floats, linear,
+    ActivationRows, DTYPES, INT7, KINDS, Layout, PackedView, Product, Quantization, floats, linear,
     quantize, scalar,
 };
 use troika_cpu::kernels::linear::{OutView, RowsView, WeightView};
@@ -126,7 +126,7 @@ proptest! {
         troika_graph::blocks::dequantize(dtype, &bytes, &mut w);
         let packed = PackedView { layout, bytes: &packed };
         let got = with(Isa::detect(), 2, |cx| run(cx, packed, None, (&x, activations)));
-        let steps = if activations == ActivationFormat::Int7 { 64.0 } else { 127.0 };
+        let steps = if activations == INT7 { 64.0 } else { 127.0 };
         for i in 0..got.len() {
             let row: f32 = w[i % n * k..][..k].iter().map(|w| w.abs()).sum();
             let bound = row * 0.501 / steps + 1e-5;
@@ -180,7 +180,7 @@ fn what_is_not_a_number_stays_so() {
     let layout = Layout::new(DType::Q8_0, 3, 64).unwrap();
     let packed = layout.pack(&bytes, 1);
     let packed = PackedView { layout, bytes: &packed };
-    for activations in [ActivationFormat::Int8, ActivationFormat::Int7] {
+    for activations in [ActivationFormat::INT8, INT7] {
         for bad in [f32::NAN, -f32::NAN, f32::INFINITY] {
             let mut x = vec![0.25; 2 * 64];
             x[70] = bad;
@@ -256,11 +256,11 @@ impl Experts {
 fn experts_are_the_reference_to_the_bit() {
     let mut r = Random(19);
     for (dtype, activations, (k, inter)) in [
-        (DType::Q8_0, ActivationFormat::Int8, (96usize, 160usize)),
-        (DType::Q8_0, ActivationFormat::Int7, (96, 160)),
-        (DType::Q4_0, ActivationFormat::Int8, (64, 96)),
-        (DType::Q4_K, ActivationFormat::Int8, (256, 512)),
-        (DType::Q6_K, ActivationFormat::Int8, (256, 256)),
+        (DType::Q8_0, ActivationFormat::INT8, (96usize, 160usize)),
+        (DType::Q8_0, INT7, (96, 160)),
+        (DType::Q4_0, ActivationFormat::INT8, (64, 96)),
+        (DType::Q4_K, ActivationFormat::INT8, (256, 512)),
+        (DType::Q6_K, ActivationFormat::INT8, (256, 256)),
     ] {
         let experts = Experts::new(&mut r, (dtype, activations), (5, k, inter));
         for (rows, top_k) in [(1, 2), (2, 1), (17, 2), (180, 2)] {
@@ -302,7 +302,7 @@ fn experts_are_the_reference_to_the_bit() {
 /// Rows that are normalised or gated as they are quantized are those made before, to the bit.
 #[test]
 fn rows_made_while_quantizing_have_the_same_bits() {
-    let of = |dtype| Quantization::of(dtype, ActivationFormat::Int7);
+    let of = |dtype| Quantization::of(dtype, INT7);
     for kinds in [[DType::Q4_K, DType::Q6_K], [DType::Q8_0, DType::Q4_0]] {
         made_while_quantizing(kinds.map(of));
     }

@@ -1,5 +1,6 @@
 //! Buffers: memory that tasks of several devices share.
 
+use std::any::Any;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
@@ -12,7 +13,8 @@ use super::{OutOfMemory, Rect, SpaceId, ZeroedBytes};
 /// is that of a huge page on most systems.
 const SMALL_PAGES: usize = 2 << 20;
 
-/// A zero-initialised, 64-byte aligned piece of memory, shared by reference count.
+/// A piece of memory, shared by reference count. Whoever made it owns it: it is zeroed memory of the
+/// host, a mapped file, memory shared with another process, or a device's, known by a handle alone.
 ///
 /// Access is tracked at run time by rectangles ([`Rect`]): each byte has many readers or one
 /// writer, and uses of different bytes are independent. The scheduler orders tasks so that
@@ -21,16 +23,17 @@ const SMALL_PAGES: usize = 2 << 20;
 pub struct Buffer(Arc<Shared>);
 
 struct Shared {
-    /// The first byte of `_memory`, which is accessed only through this pointer.
+    /// The first byte of the owner's memory, which is accessed only through this pointer; null if
+    /// the host cannot address it.
     base: *mut u8,
     len: usize,
     space: SpaceId,
     table: Table,
-    _memory: ZeroedBytes,
+    owner: Box<dyn Any + Send + Sync>,
 }
 
-// SAFETY: `base` points into memory that is owned, and whose bytes are accessed under claims that
-// the table, behind a lock, gives to many readers or one writer.
+// SAFETY: `base` points into memory that the owner keeps, and whose bytes are accessed under claims
+// that the table, behind a lock, gives to many readers or one writer.
 unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
@@ -62,7 +65,38 @@ impl Buffer {
 
     fn of(mut memory: ZeroedBytes, space: SpaceId) -> Buffer {
         let (base, len) = (memory.as_mut_ptr(), memory.len());
-        Buffer(Arc::new(Shared { base, len, space, table: Table::new(), _memory: memory }))
+        Buffer::shared(space, base, len, memory)
+    }
+
+    /// Memory that an owner keeps: a mapped file, or memory that a helper process maps too.
+    ///
+    /// # Safety
+    /// Until the owner is dropped, `len` bytes from `base` on may be read and written. `base` is a
+    /// multiple of 64. Nobody accesses the bytes but under a [`Claim`]; another process does while
+    /// no claim is open, or while a task waits for it that holds the claim.
+    pub unsafe fn of_owner(
+        space: SpaceId,
+        base: *mut u8,
+        len: usize,
+        owner: impl Any + Send + Sync,
+    ) -> Buffer {
+        Buffer::shared(space, base, len, owner)
+    }
+
+    /// Memory of a device that the host cannot address. Its device finds it by the handle; views of
+    /// it can be bound and copied by that device alone.
+    pub fn of_handle(space: SpaceId, len: usize, handle: impl Any + Send + Sync) -> Buffer {
+        Buffer::shared(space, std::ptr::null_mut(), len, handle)
+    }
+
+    fn shared(space: SpaceId, base: *mut u8, len: usize, owner: impl Any + Send + Sync) -> Buffer {
+        let owner = Box::new(owner);
+        Buffer(Arc::new(Shared { base, len, space, table: Table::new(), owner }))
+    }
+
+    /// The owner or handle; `None` if it is of another type.
+    pub fn owner<T: Any>(&self) -> Option<&T> {
+        self.0.owner.downcast_ref()
     }
 
     /// The memory space of the bytes.
@@ -75,7 +109,13 @@ impl Buffer {
     /// # Errors
     /// [`AccessError::Foreign`] if not.
     pub(super) fn on_host(&self) -> Result<(), AccessError> {
-        if self.0.space == SpaceId::HOST { Ok(()) } else { Err(AccessError::Foreign) }
+        let own = self.0.space == SpaceId::HOST && self.is_addressable();
+        if own { Ok(()) } else { Err(AccessError::Foreign) }
+    }
+
+    /// Whether this process can address the bytes, in whatever space they are.
+    pub fn is_addressable(&self) -> bool {
+        !self.0.base.is_null()
     }
 
     /// Size in bytes.
@@ -93,7 +133,7 @@ impl Buffer {
         Arc::as_ptr(&self.0) as usize
     }
 
-    /// The first byte. Bytes may be used only under a [`Claim`] on them.
+    /// The first byte; null for a handle. Bytes may be used only under a [`Claim`] on them.
     pub fn as_ptr(&self) -> *mut u8 {
         self.0.base
     }

@@ -145,12 +145,16 @@ impl View {
     /// between spaces modelled by this process.
     ///
     /// # Errors
-    /// Views of different shapes; [`AccessError::Busy`] while bytes are in use.
+    /// Views of different shapes; [`AccessError::Busy`] while bytes are in use;
+    /// [`AccessError::Foreign`] for memory that only its device addresses.
     pub fn copy_to(&self, to: &View) -> Result<(), AccessError> {
         let (r, w) = (&self.rect, &to.rect);
         let (from, to_shape) = ((r.rows(), r.row_bytes()), (w.rows(), w.row_bytes()));
         if from != to_shape {
             return Err(AccessError::Shapes { from, to: to_shape });
+        }
+        if !self.buffer.is_addressable() || !to.buffer.is_addressable() {
+            return Err(AccessError::Foreign);
         }
         let read = ReadRows { claim: self.buffer.claim(&[(*r, Access::Read)])?, rect: *r };
         let mut write = WriteRows { claim: to.buffer.claim(&[(*w, Access::Write)])?, rect: *w };

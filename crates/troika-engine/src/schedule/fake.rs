@@ -44,6 +44,7 @@ impl Fake {
             queue_waits,
             host_tasks: true,
             strided_rows: true,
+            offset_alignment: 1,
             bakes_weights: false,
             facts: vec![],
         };
@@ -80,8 +81,8 @@ impl Device for Fake {
         &self.caps
     }
 
-    fn compile(&self, _: &Subgraph) -> Result<Arc<Executable>, DeviceError> {
-        Err(DeviceError::Gone("fake".into()))
+    fn compile(&self, request: &CompileRequest<'_>) -> CompileResults {
+        request.each(|_| Err(DeviceError::Gone("fake".into())))
     }
 
     fn load(

@@ -97,7 +97,7 @@ impl<'a> DeviceProfiler<'a> {
                 let known = code.clone().filter(|_| !self.device.caps().bakes_weights);
                 let executable = match known {
                     Some(known) => known,
-                    None => self.compile(&graph)?,
+                    None => self.compile(&graph, store)?,
                 };
                 weights.push(self.device.load(&executable, &graph, store)?);
                 code = Some(executable);
@@ -107,10 +107,14 @@ impl<'a> DeviceProfiler<'a> {
         Ok(loaded)
     }
 
-    fn compile(&mut self, graph: &Subgraph) -> Result<Arc<Executable>, DeviceError> {
+    fn compile(
+        &mut self,
+        graph: &Subgraph,
+        store: &WeightStore,
+    ) -> Result<Arc<Executable>, DeviceError> {
         let real = std::time::Instant::now();
         let start = self.clock.now();
-        let executable = self.device.compile(graph)?;
+        let executable = Executable::compiled(&*self.device, graph, store)?;
         // With modelled time, compiling takes modelled time too.
         let took = match self.device.clock() {
             Some(_) => self.clock.now().saturating_sub(start),

@@ -65,11 +65,9 @@ impl WeightStore {
     /// count, since their pages are released.
     pub fn report(&self) -> MemoryReport {
         let mut report = MemoryReport::default();
-        let mut packed: BTreeMap<&str, u64> = BTreeMap::new();
-        let forms = self.forms();
-        for (id, bytes) in &forms {
+        let packed = self.forms.weights();
+        for (id, bytes) in &self.forms() {
             let form = id.form();
-            *packed.entry(&id.weight).or_default() += bytes;
             *report.packed.entry(form.clone()).or_default() += bytes;
             if let Ok(b) = self.bound(&id.weight) {
                 let class = class_of(b.key.role, b.shape.rows);
@@ -80,7 +78,7 @@ impl WeightStore {
             let ValueSource::Ready { bytes, owned } = &b.source else { continue };
             let only_packed = !owned
                 && !b.handed_out.load(Ordering::Relaxed)
-                && packed.contains_key(b.key.to_string().as_str());
+                && packed.contains(&b.key.to_string());
             if only_packed {
                 continue;
             }

@@ -1,6 +1,6 @@
 //! Packed forms by id: shared while they are in memory, and given up for others under a budget.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
@@ -104,6 +104,11 @@ impl Forms {
         let freed = slot.and_then(|slot| Some(drop_idle(&mut *unlocked(&slot)?))).unwrap_or(0);
         *counted -= freed;
         freed > 0
+    }
+
+    /// The weights of which forms were made, whether they are still here or not.
+    pub fn weights(&self) -> HashSet<String> {
+        lock(&self.by_id).keys().map(|id| id.weight.clone()).collect()
     }
 
     /// Calls `f` with each form in memory and its bytes, except those that are being made.

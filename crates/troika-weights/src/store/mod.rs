@@ -316,13 +316,18 @@ impl WeightStore {
         let len = layout.bytes(rows.len()).ok_or_else(|| wrong("is too large to be packed"))?;
         let cache = self.cache.as_ref().filter(|_| b.source.is_made());
         if let Some(bytes) = cache.and_then(|c| c.get(&name, &form, len)) {
-            return Ok(self.forms.fill(&mut made, Packed { bytes }, 0));
+            let packed = Packed { bytes };
+            return Ok(if layout.keep { self.forms.fill(&mut made, packed, 0) } else { packed });
         }
         self.forms.reserve(len as u64);
         let bytes = self.make(b, rows, layout, pack);
         let bytes = bytes.inspect_err(|_| self.forms.give_back(len as u64))?;
         if let Some(cache) = cache {
             cache.put(&name, &form, &bytes);
+        }
+        if !layout.keep {
+            self.forms.give_back(len as u64);
+            return Ok(Packed { bytes });
         }
         Ok(self.forms.fill(&mut made, Packed { bytes }, len as u64))
     }
@@ -342,10 +347,10 @@ impl WeightStore {
         let whole = || opened.read().into_iter().chain(b.source.packed_tensors());
         whole().for_each(|t| _ = self.maps.iter().any(|m| m.fetch(t)));
         let len = layout.bytes(all.len()).unwrap_or(0);
-        // A block of many forms would stay in memory until the last of them is evicted.
+        // A block of many forms would stay in memory until the last of them is given up.
         let room = match self.forms.budget {
-            Some(_) => Room::apart(len),
-            None => self.arena.take(len),
+            None if layout.keep => self.arena.take(len),
+            _ => Room::apart(len),
         };
         let mut room = room.ok_or_else(|| wrong(format!("finds no memory ({len} bytes)")))?;
         let each = self.pieces(b, layout);
@@ -410,7 +415,7 @@ impl WeightSource for WeightStore {
             ValueSource::Ready { bytes, .. } => bytes.clone(),
             _ => {
                 let panel = dtype.row_bytes(cols).unwrap_or(0);
-                let layout = PackLayout { name: ROWS, rows: 1, panel };
+                let layout = PackLayout { name: ROWS, rows: 1, panel, keep: true };
                 let copy = |data: &WeightData, out: &mut [u8]| {
                     out.copy_from_slice(&data.bytes);
                     Ok(())
@@ -419,6 +424,20 @@ impl WeightSource for WeightStore {
             }
         };
         Ok(WeightData { dtype, rows, cols, bytes })
+    }
+
+    /// A hash of the bytes that the weight is made from, and of how.
+    fn digest(&self, name: &str) -> Option<[u8; 32]> {
+        let b = self.bound(name).ok()?;
+        let opened = b.source.open(b.shape).ok()?;
+        let read = opened.read().into_iter().chain(b.source.packed_tensors());
+        let hash = |bytes: &WeightBytes| {
+            let hash = hash::of_bytes(bytes);
+            self.release(bytes);
+            hash
+        };
+        let hashes: Vec<blake3::Hash> = read.map(hash).collect();
+        Some(*cache::key(std::slice::from_ref(b), &hashes).as_bytes())
     }
 
     fn packed(

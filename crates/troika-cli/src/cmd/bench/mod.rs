@@ -19,7 +19,6 @@ use crate::error::CliError;
 use crate::flags::{BenchArgs, TableFlag};
 use crate::{output, progress, resolve};
 
-pub use row::activation_format_name;
 use row::{Facts, Row, Test};
 
 /// Runs all tests and prints the table.

@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde_json::{Map, Value, json};
 use troika::Peaks;
 
-use super::row::{Facts, Row, activation_format_name, mean_sd};
+use super::row::{Facts, Row, mean_sd};
 use crate::error::CliError;
 use crate::flags::TableFlag;
 use crate::output;
@@ -73,7 +73,7 @@ fn fields(row: &Row<'_>) -> Value {
         "model_size": f.size, "model_n_params": f.params,
         "n_batch": f.chunk, "n_ubatch": f.chunk,
         "n_threads": f.threads, "type_k": f.kv, "type_v": f.kv,
-        "activations": activation_format_name(f.activations),
+        "activations": f.activations.to_string(),
         "strategy": f.strategy, "policy": f.policy, "chunks_in_flight": f.chunks_in_flight,
         "sync": f.sync, "value_type": f.value_type,
         "n_prompt": row.test.prompt, "n_gen": row.test.generate,

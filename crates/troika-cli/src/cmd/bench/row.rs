@@ -141,13 +141,10 @@ fn main_type(model: &Model) -> Option<DType> {
 fn activation_format_of(weight: DType, allowed: &[ActivationFormat]) -> ActivationFormat {
     let wanted = match weight {
         DType::BF16 => ActivationFormat::Bf16,
-        d if d.uses_all_bits() && allowed.contains(&ActivationFormat::Int7) => {
-            ActivationFormat::Int7
-        }
-        d if d.has_integer_path() => ActivationFormat::Int8,
+        d if d.has_integer_path() => ActivationFormat::INT8,
         _ => ActivationFormat::F32,
     };
-    if allowed.contains(&wanted) { wanted } else { ActivationFormat::F32 }
+    wanted.restricted(allowed, weight.uses_all_bits())
 }
 
 fn cpu_info(options: &DeviceOptions) -> String {
@@ -237,16 +234,6 @@ impl Row<'_> {
             0 => "read_bandwidth",
             _ => self.facts.multiply.map_or("", |l| l.multiply.name()),
         }
-    }
-}
-
-/// The activation format, for people.
-pub fn activation_format_name(activations: ActivationFormat) -> &'static str {
-    match activations {
-        ActivationFormat::F32 => "f32",
-        ActivationFormat::Int8 => "int8",
-        ActivationFormat::Int7 => "int7",
-        ActivationFormat::Bf16 => "bf16",
     }
 }
 

@@ -31,7 +31,7 @@ use crate::kernels::{Context, KernelError};
 
 pub use layout::{GROUP, Layout, PackedView, ROWS};
 pub(crate) use part::Int8Part;
-pub use quantize::{ActivationRows, Quantization, floats, quantize};
+pub use quantize::{ActivationRows, INT7, Quantization, floats, quantize};
 pub(crate) use run::{gains_from_seven_bits, multiply, run_part};
 
 /// A product: quantized rows times the transpose of a packed weight.
@@ -63,10 +63,10 @@ pub const DTYPES: [DType; 8] = [
 
 /// Types of weights, each with what activations may be quantized to.
 pub const KINDS: [(DType, ActivationFormat); 9] = {
-    let mut all = [(DType::Q8_0, ActivationFormat::Int7); 9];
+    let mut all = [(DType::Q8_0, INT7); 9];
     let mut i = 0;
     while i < DTYPES.len() {
-        all[i] = (DTYPES[i], ActivationFormat::Int8);
+        all[i] = (DTYPES[i], ActivationFormat::INT8);
         i += 1;
     }
     all

@@ -69,6 +69,10 @@ pub struct Quantization {
     pub(super) correction: ZeroPointCorrection,
 }
 
+/// Activations in seven bits, for weights that use all eight ([`DType::uses_all_bits`]): two
+/// products then fit into 16 bits. With other weights they have eight.
+pub const INT7: ActivationFormat = ActivationFormat::by_32_columns(7);
+
 /// The largest magnitude of seven bits. A weight of eight bits is at most 255, and two products
 /// fit 16 bits: `2 * 255 * 64 < 2^15`.
 pub(super) const SEVEN_BITS: i8 = 64;
@@ -76,7 +80,7 @@ pub(super) const SEVEN_BITS: i8 = 64;
 impl Quantization {
     /// What products with weights of a type need.
     pub fn of(dtype: DType, activations: ActivationFormat) -> Quantization {
-        let seven = activations == ActivationFormat::Int7 && dtype.uses_all_bits();
+        let seven = activations == INT7 && dtype.uses_all_bits();
         Quantization {
             largest: if seven { SEVEN_BITS } else { i8::MAX },
             correction: ZeroPointCorrection::of(dtype),

@@ -12,7 +12,7 @@ use super::lanes::neon::{Neon, Sdot, Smull, Usmmla};
 #[cfg(any(target_arch = "x86_64", all(feature = "emulate", not(target_arch = "aarch64"))))]
 use super::lanes::x86::{Dpbusd, Maddubs, X86};
 use super::lanes::{RowLanes, scalar};
-use super::quantize::{Quantization, SEVEN_BITS};
+use super::quantize::{INT7, Quantization, SEVEN_BITS};
 use super::{Int8Part, tile};
 use crate::Isa;
 use crate::machine::Multiply;
@@ -27,7 +27,7 @@ use crate::machine::instructions::x86::{Ymm, Zmm};
 /// Whether products with weights that use all of their eight bits need fewer instructions with
 /// activations in seven.
 pub(crate) fn gains_from_seven_bits(isa: Isa) -> bool {
-    let [eight, seven] = [ActivationFormat::Int8, ActivationFormat::Int7]
+    let [eight, seven] = [ActivationFormat::INT8, INT7]
         .map(|a| multiply(isa, DType::Q8_0, Quantization::of(DType::Q8_0, a)));
     eight != seven
 }

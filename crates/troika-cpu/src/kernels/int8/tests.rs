@@ -1,13 +1,13 @@
 //! The kernels of every instruction set in plain Rust, also of those this machine has: a sum that
 //! does not fit shows here with the instruction's own way of not fitting.
 
-use troika_graph::{ActivationFormat, DType};
+use troika_graph::DType;
 
 use super::Int8Part;
 use super::layout::{Layout, PackedView};
 use super::quantize::{Quantization, QuantizedGroup, floats, group};
 use super::run::{emulate, emulate_seven_bits};
-use super::{DTYPES, KINDS, Product, format, scalar};
+use super::{DTYPES, INT7, KINDS, Product, format, scalar};
 use crate::kernels::linear::{OutView, RowsView, WeightView};
 use crate::kernels::simd::Portable;
 use crate::{Isa, SharedMut};
@@ -107,7 +107,7 @@ fn emulated_kernels_are_the_reference_to_the_bit() {
                 let part = unsafe { Int8Part::new(product, 0..n, 0..rows, 0, &mut scratch) };
                 // SAFETY: plain Rust needs no features; the format is the weight's.
                 unsafe {
-                    if isa == Isa::Avx2 && activations == ActivationFormat::Int7 {
+                    if isa == Isa::Avx2 && activations == INT7 {
                         emulate_seven_bits(part);
                     } else {
                         format::with_format!(dtype, F => emulate::<F>(isa, part));

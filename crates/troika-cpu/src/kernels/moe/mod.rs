@@ -91,7 +91,7 @@ fn ready(activations: ActivationFormat, cols: usize) -> usize {
     match activations {
         ActivationFormat::F32 => 0,
         ActivationFormat::Bf16 => cols,
-        ActivationFormat::Int8 | ActivationFormat::Int7 => int8::floats(cols),
+        ActivationFormat::Int(_) => int8::floats(cols),
     }
 }
 

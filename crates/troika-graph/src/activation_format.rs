@@ -1,0 +1,178 @@
+//! What a product takes its inputs as.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// The format of a product's activations. Files have its text, as in `f32` and `int8:row`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum ActivationFormat {
+    /// Single precision.
+    #[default]
+    F32,
+    /// Rounded to the nearest bf16, with sums in f32. Weights (keys and values) are BF16.
+    Bf16,
+    /// Whole numbers, with exact sums of those that share a scale. Weights have a type of
+    /// [`crate::DType::has_integer_path`].
+    Int(IntFormat),
+}
+
+/// How whole numbers stand for activations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct IntFormat {
+    /// Bits of a number, 2 to 16. If signed, the largest magnitude becomes `2^(bits - 1)`, or one
+    /// less where a whole number of bytes does not hold that.
+    pub bits: u8,
+    /// Whether numbers have a sign; if not, they count from a zero point.
+    pub signed: bool,
+    /// What shares a scale.
+    pub granularity: ScaleGranularity,
+    /// Where scales come from.
+    pub scales: ScaleOrigin,
+}
+
+/// The activations that share a scale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ScaleGranularity {
+    /// So many neighbouring columns of a row.
+    Columns(usize),
+    /// A row.
+    Row,
+    /// All rows.
+    Tensor,
+}
+
+/// Where the scales of activations come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ScaleOrigin {
+    /// The activations themselves, in each run.
+    Dynamic,
+    /// A calibration: a tensor of the weight source that is named after the product's weight.
+    Static,
+}
+
+impl ActivationFormat {
+    /// Eight bits by 32 columns.
+    pub const INT8: ActivationFormat = ActivationFormat::by_32_columns(8);
+
+    /// Signed numbers, with a dynamic scale for each 32 columns of a row: an f32.
+    pub const fn by_32_columns(bits: u8) -> ActivationFormat {
+        let (granularity, scales) = (ScaleGranularity::Columns(32), ScaleOrigin::Dynamic);
+        ActivationFormat::Int(IntFormat { bits, signed: true, granularity, scales })
+    }
+
+    fn bits(&self) -> Option<u8> {
+        match self {
+            ActivationFormat::Int(n) => Some(n.bits),
+            _ => None,
+        }
+    }
+
+    /// This format if it is allowed, else f32. Whole numbers become those that are allowed: with
+    /// weights that use all bits of a byte those of the fewest bits, so that sums stay small, and
+    /// with other weights those of the most bits.
+    pub fn restricted(self, allowed: &[ActivationFormat], all_bits: bool) -> ActivationFormat {
+        if self.bits().is_none() {
+            return if allowed.contains(&self) { self } else { ActivationFormat::F32 };
+        }
+        let whole = allowed.iter().filter_map(|f| Some((f, f.bits()?)));
+        let best = whole.min_by_key(|(_, bits)| if all_bits { *bits } else { u8::MAX - bits });
+        best.map_or(ActivationFormat::F32, |(f, _)| *f)
+    }
+}
+
+impl fmt::Display for ActivationFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let n = match self {
+            ActivationFormat::F32 => return f.write_str("f32"),
+            ActivationFormat::Bf16 => return f.write_str("bf16"),
+            ActivationFormat::Int(n) => n,
+        };
+        write!(f, "{}int{}", if n.signed { "" } else { "u" }, n.bits)?;
+        match n.granularity {
+            ScaleGranularity::Columns(32) => {}
+            ScaleGranularity::Columns(n) => write!(f, ":{n}")?,
+            ScaleGranularity::Row => f.write_str(":row")?,
+            ScaleGranularity::Tensor => f.write_str(":tensor")?,
+        }
+        f.write_str(if n.scales == ScaleOrigin::Static { ":static" } else { "" })
+    }
+}
+
+/// A text that names no activation format.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "`{0}` is no activation format: f32, bf16, or whole numbers as in int8, int8:64 (columns of a \
+     scale), uint8:row and int16:tensor:static"
+)]
+pub struct UnknownActivationFormat(String);
+
+impl FromStr for ActivationFormat {
+    type Err = UnknownActivationFormat;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let unknown = || UnknownActivationFormat(text.into());
+        let lower = text.to_ascii_lowercase();
+        let parts: Vec<&str> = lower.split(':').collect();
+        let (number, by, scales) = match parts[..] {
+            ["f32"] => return Ok(ActivationFormat::F32),
+            ["bf16"] => return Ok(ActivationFormat::Bf16),
+            [number] => (number, "32", ScaleOrigin::Dynamic),
+            [number, "static"] => (number, "32", ScaleOrigin::Static),
+            [number, by] => (number, by, ScaleOrigin::Dynamic),
+            [number, by, "static"] => (number, by, ScaleOrigin::Static),
+            _ => return Err(unknown()),
+        };
+        let (signed, number) = number.strip_prefix('u').map_or((true, number), |n| (false, n));
+        let bits = number.strip_prefix("int").and_then(|bits| bits.parse().ok());
+        let bits = bits.filter(|bits| (2..=16).contains(bits)).ok_or_else(unknown)?;
+        let granularity = match by {
+            "row" => ScaleGranularity::Row,
+            "tensor" => ScaleGranularity::Tensor,
+            n => match n.parse() {
+                Ok(n) if n > 0 => ScaleGranularity::Columns(n),
+                _ => return Err(unknown()),
+            },
+        };
+        Ok(ActivationFormat::Int(IntFormat { bits, signed, granularity, scales }))
+    }
+}
+
+impl TryFrom<String> for ActivationFormat {
+    type Error = UnknownActivationFormat;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
+    }
+}
+
+impl From<ActivationFormat> for String {
+    fn from(format: ActivationFormat) -> String {
+        format.to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ActivationFormat;
+
+    #[test]
+    fn formats_are_read_as_they_are_written() {
+        for text in ["f32", "bf16", "int8", "int7", "int8:64", "uint8:row", "int16:tensor:static"] {
+            let format: ActivationFormat = text.parse().unwrap();
+            assert_eq!(format.to_string(), text);
+            let json = serde_json::to_string(&format).unwrap();
+            assert_eq!(serde_json::from_str::<ActivationFormat>(&json).unwrap(), format);
+        }
+        // As older files have it.
+        assert_eq!("Int7".parse(), Ok(ActivationFormat::by_32_columns(7)));
+        for text in
+            ["", "int", "int1", "int17", "int8:0", "int8:rows", "int8:row:tensor", "f32:row"]
+        {
+            let e = text.parse::<ActivationFormat>().unwrap_err().to_string();
+            assert!(e.starts_with(&format!("`{text}` is no activation format: f32")), "{e}");
+        }
+    }
+}
