@@ -1,6 +1,8 @@
 //! On a SoC file, the prediction that is written into a plan is what its run in virtual time takes,
 //! to the nanosecond: the solver and the virtual devices run the same tasks.
 
+#![allow(clippy::panic, clippy::unwrap_used)]
+
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use troika::sim::Soc;

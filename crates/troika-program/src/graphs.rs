@@ -1,5 +1,8 @@
 //! The graphs of a program that devices compile, without duplicates.
 
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
 use troika_graph::Subgraph;
 
 /// All graphs of a program. Graphs of one shape on one device share their code.
@@ -8,6 +11,8 @@ pub struct GraphList {
     graphs: Vec<ListedGraph>,
     /// For each code, the first graph that uses it.
     codes: Vec<usize>,
+    /// Codes by their device and the shapes of their values.
+    alike: HashMap<(usize, u64), Vec<usize>>,
     /// The first graph of the current segment.
     segment: usize,
 }
@@ -37,13 +42,14 @@ impl GraphList {
             return self.segment + at;
         }
         let number = self.graphs.len();
-        let same = |first: &usize| {
-            let ListedGraph { device: of, graph: other, .. } = &self.graphs[*first];
-            *of == device && graph.same_code(other)
-        };
-        let known = self.codes.iter().position(same).filter(|_| !bakes_weights);
+        let mut hasher = DefaultHasher::new();
+        graph.values.iter().for_each(|v| v.shape.hash(&mut hasher));
+        let alike = self.alike.entry((device, hasher.finish())).or_default();
+        let same = |code: &usize| graph.same_code(&self.graphs[self.codes[*code]].graph);
+        let known = alike.iter().copied().find(same).filter(|_| !bakes_weights);
         let code = known.unwrap_or_else(|| {
             self.codes.push(number);
+            alike.push(self.codes.len() - 1);
             self.codes.len() - 1
         });
         self.graphs.push(ListedGraph { device, graph, code });

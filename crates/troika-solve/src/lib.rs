@@ -31,6 +31,7 @@ pub use profile::{
     ProfiledCosts, ProfiledDevice, ProfiledGraph, Regret, RunSample, Slowdown, Spread,
     profiled_graphs,
 };
+pub use staged::{InStages, StagedRequest, Ways};
 
 /// The input of the solver.
 #[derive(Clone, Copy)]

@@ -13,7 +13,7 @@ use troika_plan::{DeviceFacts, LengthRules, Phase, Plan, PlanError, PlanRequest,
 use troika_plan::{PlannedRules, assemble, chunk_of};
 
 /// The most plans whose runs are predicted to the nanosecond and reported.
-const SHOWN: usize = 8;
+const SHOWN: usize = 6;
 /// The most single changes of the best plan that are looked at as plans, in each phase.
 const CHANGES: usize = 12;
 /// Number of seeds to improve.

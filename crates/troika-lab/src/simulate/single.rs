@@ -11,7 +11,9 @@ use troika_device::{
 use troika_graph::{
     ActivationFormat, DType, Op, Subgraph, SubgraphBuilder, WeightDecl, bind_static,
 };
+use troika_model::lower::SegmentKind;
 use troika_plan::{Phase, Split, SyncMode};
+use troika_solve::Ways;
 
 use super::SimulateError;
 use super::placed::Both;
@@ -129,10 +131,11 @@ impl ProductShape {
     /// # Errors
     /// The SoC lacks one of them.
     pub fn place(self, soc: &Soc) -> Result<ProductChoice, SimulateError> {
-        let both = Both::of(soc, (self.rows, SyncMode::Predicted))?;
+        let both = Both::of(soc, self.rows, Ways::All)?;
         let phase = if self.decoding { Phase::Decode } else { Phase::Prefill };
-        let placed = both.one(&self.graph()?, phase);
-        let (device, split) = (placed.device, placed.split);
+        let placed = both.best(SegmentKind::Ffn, &self.graph()?, phase);
+        let (device, split) =
+            placed.map_or((both.gpu.name.clone(), None), |placed| (placed.device, placed.split));
         let share = |split: &Split| {
             let all: u32 = split.parts().iter().map(|p| p.share).sum();
             let gpu = split.parts().iter().find(|p| p.device == both.gpu.name);
