@@ -20,7 +20,7 @@ use troika::graph::{DType, Subgraph};
 use troika::plan::{DeviceFacts, Plan, PlanError, PlanRequest, Strategy, make};
 use troika::trace::Tracer;
 use troika::weights::FloatType;
-use troika::{Described, DeviceOptions, Error, Model, OpenOptions, describe};
+use troika::{BoundModel, Described, DeviceOptions, Error, Model, OpenOptions, describe};
 use troika_cpu::{CpuDevice, CpuOptions};
 use troika_sim::{Soc, VirtualClock, VirtualDevice};
 
@@ -449,6 +449,35 @@ fn a_compiler_that_hangs_is_given_up() {
         let e = open(&CompileControl { cancel, ..CompileControl::default() }).err().unwrap();
         assert!(matches!(e, EngineError::CompileCancelled { done: 1, .. }), "{e}");
     });
+}
+
+#[test]
+fn what_is_refused_only_while_compiling_is_planned_around() {
+    let refuses = |step, device: &str, graph: &Subgraph| {
+        if step != Step::Compile || !graph.name.contains("ffn") {
+            return Ok(());
+        }
+        let (op, graph) = (graph.nodes[0].op.name().into(), graph.name.clone());
+        let why = "its compiler says so".into();
+        Err(DeviceError::Unsupported { device: device.into(), op, graph, why })
+    };
+    let open = |options: &OpenOptions| {
+        let Described { spec, store, .. } = described();
+        let devices = vec![Watched::new(cpu("a"), Box::new(refuses)) as Arc<dyn Device>, cpu("b")];
+        Model::open_bound("m", BoundModel { spec, store, devices }, options)
+    };
+    let model = open(&OpenOptions::default()).unwrap();
+    let plan = model.engine().unwrap().plan().clone();
+    assert_eq!(plan.devices, ["a", "b"]);
+    let ffn = |plan: &Plan| plan.prefill.rules.iter().any(|r| !r.refused.is_empty());
+    assert!(ffn(&plan) && model.warnings().iter().any(|w| w.contains("its compiler says so")));
+    // A given plan fails by name.
+    let facts = [cpu("a"), cpu("b")].map(|d| DeviceFacts::of(&*d));
+    let given = make(&described().spec, &facts, &PlanRequest::default()).unwrap();
+    let options = OpenOptions { plan: Some(given), ..OpenOptions::default() };
+    let e = open(&options).err().unwrap().to_string();
+    assert!(e.contains("device a") && e.contains("its compiler says so"), "{e}");
+    assert!(open(&OpenOptions { fallback: true, ..options }).is_ok());
 }
 
 #[test]

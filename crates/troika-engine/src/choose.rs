@@ -124,7 +124,7 @@ impl Engine {
             if !of_pass || (others && alone) {
                 continue;
             }
-            if !self.plan_sequence(place, seq, only, (&mut left, budget)) {
+            if !self.plan_sequence(place, seq, only, &mut left, budget) {
                 return false;
             }
             if left == 0 || (alone && self.is_planned(place, seq)) {
@@ -164,7 +164,7 @@ impl Engine {
                 // The budget does not limit rows here: chunks must be cut by position alone.
                 let mut left = usize::MAX;
                 // If it has no room, it gives way and the next one gets the turn.
-                let _ = self.plan_sequence(place, seq, only, (&mut left, budget));
+                let _ = self.plan_sequence(place, seq, only, &mut left, budget);
                 if self.is_planned(place, seq) {
                     if let Some(s) = self.sequences.get_mut(&seq) {
                         s.turn = self.last_turn;
@@ -185,7 +185,8 @@ impl Engine {
         place: usize,
         seq: SeqId,
         only: Option<Phase>,
-        (left, budget): (&mut usize, &mut Budget),
+        left: &mut usize,
+        budget: &mut Budget,
     ) -> bool {
         // It begins only in the slot that computes its next phase. In another slot it would hold a
         // place that a sequence ready to run could use.
@@ -204,7 +205,7 @@ impl Engine {
             return true;
         }
         while *left > 0 {
-            match self.plan_rows(place, seq, only, (*left, budget)) {
+            match self.plan_rows(place, seq, only, *left, budget) {
                 Ok(0) => break,
                 Ok(rows) => *left = left.saturating_sub(rows),
                 Err(EngineError::Kv(KvError::Full(_))) => {
@@ -269,7 +270,8 @@ impl Engine {
         place: usize,
         seq: SeqId,
         only: Option<Phase>,
-        (left, budget): (usize, &Budget),
+        left: usize,
+        budget: &Budget,
     ) -> Result<usize, EngineError> {
         let Some(s) = self.sequences.get_mut(&seq) else { return Ok(0) };
         let from = self.kv.len(seq);

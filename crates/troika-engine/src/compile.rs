@@ -10,6 +10,7 @@ use troika_device::{
     Clock, CompileRequest, Device, DeviceError, Executable, WeightSource, Weights,
 };
 use troika_graph::Subgraph;
+use troika_plan::Refusal;
 use troika_program::{GraphList, ListedGraph};
 
 use crate::error::EngineError;
@@ -209,10 +210,19 @@ impl Compiling<'_> {
             return Err(self.failure(at, e));
         }
         for (at, code) in firsts.iter().zip(made) {
-            let code = code.map_err(|e| self.failure(*at, e.into()))?;
+            let code = code.map_err(|e| self.failure(*at, self.refused(*at, e)))?;
             codes[self.list.graphs()[*at].code] = Some(code);
         }
         Ok(())
+    }
+
+    /// Why a device did not compile a graph: a refused op is something that a planner can avoid.
+    fn refused(&self, at: usize, error: DeviceError) -> EngineError {
+        let DeviceError::Unsupported { device, op, why, .. } = &error else { return error.into() };
+        let segment = self.list.graphs()[at].kind;
+        let (device, op, why) = (device.clone(), op.clone(), why.clone());
+        let refusal = Box::new(Refusal { device, segment, op, why });
+        EngineError::Refused { refusal, error }
     }
 
     /// Loads a graph.

@@ -337,7 +337,7 @@ fn state_buffers(
     let buffers = instances.map(|(state, instances)| {
         let buffer = |instance: &troika_program::Instance| {
             let bytes = state_bytes(state, instance.cols.len(), kv);
-            allocate_in((instance.space, bytes), "the KV cache", devices)
+            allocate_in(instance.space, bytes, "the KV cache", devices)
         };
         instances.iter().map(buffer).collect()
     });

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use troika_device::{AccessError, DeviceError};
 use troika_model::lower::LowerError;
-use troika_plan::PlanError;
+use troika_plan::{PlanError, Refusal};
 use troika_program::ProgramError;
 
 use crate::kv::{KvError, SeqId};
@@ -15,6 +15,14 @@ pub enum EngineError {
     /// A device failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// A device refused an op only while compiling.
+    #[error("{error}")]
+    Refused {
+        /// What a planner can avoid.
+        refusal: Box<Refusal>,
+        /// The device's error.
+        error: DeviceError,
+    },
     /// The model could not be lowered.
     #[error(transparent)]
     Lower(#[from] LowerError),

@@ -21,7 +21,8 @@ pub(crate) fn allocate(bytes: Option<usize>, what: &str) -> Result<Buffer, Engin
 /// # Errors
 /// There is not enough memory.
 pub(crate) fn allocate_in(
-    (space, bytes): (SpaceId, Option<usize>),
+    space: SpaceId,
+    bytes: Option<usize>,
     what: &str,
     devices: &[Arc<dyn Device>],
 ) -> Result<Buffer, EngineError> {

@@ -36,7 +36,7 @@ impl EdgePool {
             return Ok(known.clone());
         }
         let bytes = self.slots.bytes(memory);
-        let buffer = allocate_in((memory.space, bytes), "activations", devices)?;
+        let buffer = allocate_in(memory.space, bytes, "activations", devices)?;
         self.buffers.insert(memory.clone(), buffer.clone());
         Ok(buffer)
     }

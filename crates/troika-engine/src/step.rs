@@ -393,7 +393,7 @@ impl Engine {
                         if left_out.contains(&(batch as u32)) {
                             continue;
                         }
-                        told |= self.hand_out_logits(seq, (position, logits), on);
+                        told |= self.hand_out_logits(seq, position, logits, on);
                     }
                 }
             }
@@ -408,7 +408,8 @@ impl Engine {
     fn hand_out_logits(
         &mut self,
         seq: SeqId,
-        (position, logits): (usize, &mut [f32]),
+        position: usize,
+        logits: &mut [f32],
         on: OnEvent<'_>,
     ) -> bool {
         let Some(s) = self.sequences.get_mut(&seq) else { return false };

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use troika_graph::Subgraph;
+use troika_model::lower::SegmentKind;
 
 /// All graphs of a program. Graphs of one shape on one device share their code.
 #[derive(Debug, Default)]
@@ -24,6 +25,8 @@ pub struct ListedGraph {
     pub device: usize,
     /// The graph.
     pub graph: Subgraph,
+    /// The kind of the segment that it is a part of.
+    pub kind: SegmentKind,
     /// Index of its code.
     pub code: usize,
 }
@@ -36,7 +39,13 @@ impl GraphList {
 
     /// The index of a device's graph, added if it is new. It shares its code with a graph of the
     /// same shape, unless the device bakes weights into code.
-    pub(crate) fn add(&mut self, device: usize, graph: Subgraph, bakes_weights: bool) -> usize {
+    pub(crate) fn add(
+        &mut self,
+        device: usize,
+        kind: SegmentKind,
+        graph: Subgraph,
+        bakes_weights: bool,
+    ) -> usize {
         let of_segment = &self.graphs[self.segment..];
         if let Some(at) = of_segment.iter().position(|l| (l.device, &l.graph) == (device, &graph)) {
             return self.segment + at;
@@ -52,7 +61,7 @@ impl GraphList {
             alike.push(self.codes.len() - 1);
             self.codes.len() - 1
         });
-        self.graphs.push(ListedGraph { device, graph, code });
+        self.graphs.push(ListedGraph { device, graph, kind, code });
         number
     }
 

@@ -175,11 +175,12 @@ impl Program {
             self.values.dtypes.push([value.dtype; 2]);
         }
         self.between.push(BetweenOf { segment, values: first..self.values.cols.len() });
+        let kind = self.lowered.segments[segment].kind;
         let list = |piece: &PlacedPiece| {
             let bakes = self.devices[piece.device].caps.bakes_weights;
             let shape = |rows: &usize| {
                 let graph = shaped(&piece.graph, *rows, piece.static_shapes);
-                self.graphs.add(piece.device, graph, bakes)
+                self.graphs.add(piece.device, kind, graph, bakes)
             };
             piece.shapes.iter().map(shape).collect()
         };

@@ -50,7 +50,8 @@ impl Rates {
     /// The cost of a run with the products' traits; `decoding` if each sequence adds one row.
     pub fn run_with(
         &self,
-        (demand, products): &(Demand, Vec<Product>),
+        demand: &Demand,
+        products: &[Product],
         traits: &ProductTraits,
         decoding: bool,
     ) -> Need {

@@ -83,12 +83,12 @@ impl Product {
 
     /// Its operations, with rows and columns rounded up to whole tiles.
     pub fn operations(&self, tile: (usize, usize)) -> u64 {
-        whole_tiles((self.rows, self.outs, self.terms), tile)
+        whole_tiles([self.rows, self.outs, self.terms], tile)
     }
 }
 
 /// Operations of `[m, k] x [k, n]` in whole tiles.
-fn whole_tiles((m, n, k): (usize, usize, usize), tile: (usize, usize)) -> u64 {
+fn whole_tiles([m, n, k]: [usize; 3], tile: (usize, usize)) -> u64 {
     let whole = |n: usize, tile: usize| n.div_ceil(tile).saturating_mul(tile);
     times(&[2, whole(m, tile.0), whole(n, tile.1), k])
 }
@@ -132,7 +132,7 @@ impl RunShape<'_> {
     }
 
     fn product(&self, m: usize, n: usize, k: usize) -> u64 {
-        whole_tiles((m, n, k), self.tile)
+        whole_tiles([m, n, k], self.tile)
     }
 
     fn demand(&self, mut apart: Option<&mut Vec<Product>>) -> Demand {

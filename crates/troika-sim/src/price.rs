@@ -39,7 +39,7 @@ impl Prices {
         let (pos, known_len, tables) = (r.cached, r.cached + r.rows, Vec::new());
         let seqs = vec![SeqRows { seq: 0, rows, pos, known_len, tables }];
         let (room, tile) = (r.room.max(r.rows), self.processor.tile);
-        run_need(&self.rates, tile, (graph, room, &ForwardBatch { seqs }))
+        run_need(&self.rates, tile, graph, room, &ForwardBatch { seqs })
     }
 
     /// The bandwidth at which the processor moves bytes.

@@ -58,7 +58,7 @@ impl Worker {
                 };
                 let bound = self.limits.check_run(loaded, run)?;
                 let tile = self.limits.processor.tile;
-                let need = run_need(&self.rates, tile, (&loaded.graph, run.rows, &run.forward));
+                let need = run_need(&self.rates, tile, &loaded.graph, run.rows, &run.forward);
                 Ok(Prepared { need, run: Some(bound) })
             }
             Work::Copy(copy) => {
@@ -140,13 +140,15 @@ pub(crate) fn decoding(forward: &ForwardBatch) -> bool {
 pub(crate) fn run_need(
     rates: &Rates,
     tile: (usize, usize),
-    (graph, rows, forward): (&Subgraph, usize, &ForwardBatch),
+    graph: &Subgraph,
+    rows: usize,
+    forward: &ForwardBatch,
 ) -> Need {
     match &rates.products {
         None => rates.run(&Demand::of(graph, rows, forward, tile)),
         Some(traits) => {
             let demand = Demand::and_products(graph, rows, forward);
-            rates.run_with(&demand, traits, decoding(forward))
+            rates.run_with(&demand.0, &demand.1, traits, decoding(forward))
         }
     }
 }

@@ -72,7 +72,8 @@ impl ReadyTasks {
 /// The end of each task. `slowdowns` gives the slowdown of tasks, by key, that run together.
 pub(super) fn run(
     tasks: &[SimTask],
-    (devices, order): (usize, Order),
+    devices: usize,
+    order: Order,
     slowdowns: &mut dyn FnMut(&[usize]) -> Vec<f64>,
 ) -> Vec<f64> {
     let (behind, mut missing) = behind(tasks);
@@ -150,18 +151,18 @@ mod tests {
             task(0, 1.0, &[(1, 3.0)]),
             task(0, 1.0, &[(2, 2.0), (3, 0.0)]),
         ];
-        let end = run(&tasks, (2, Order::Ready), &mut |keys| vec![1.0; keys.len()]);
+        let end = run(&tasks, 2, Order::Ready, &mut |keys| vec![1.0; keys.len()]);
         assert_eq!(end, [10.0, 4.0, 17.0, 11.0, 20.0]);
     }
 
     #[test]
     fn of_ready_tasks_the_earliest_runs() {
         let tasks = [task(0, 5.0, &[(1, 0.0)]), task(0, 1.0, &[]), task(0, 1.0, &[])];
-        let end = run(&tasks, (1, Order::Ready), &mut |keys| vec![1.0; keys.len()]);
+        let end = run(&tasks, 1, Order::Ready, &mut |keys| vec![1.0; keys.len()]);
         assert_eq!(end, [6.0, 1.0, 7.0]);
         // In order, a ready task waits for an earlier one that is not ready.
         let tasks = [task(0, 1.0, &[(1, 0.0)]), task(1, 5.0, &[]), task(0, 2.0, &[])];
-        let end = |order| run(&tasks, (2, order), &mut |keys| vec![1.0; keys.len()]);
+        let end = |order| run(&tasks, 2, order, &mut |keys| vec![1.0; keys.len()]);
         assert_eq!(end(Order::Ready), [6.0, 5.0, 2.0]);
         assert_eq!(end(Order::InOrder), [6.0, 5.0, 8.0]);
     }
@@ -170,14 +171,14 @@ mod tests {
     fn tasks_that_run_at_once_slow_each_other_down() {
         // Both are twice as slow while both run: the second ends at 8, with 6 left of the first.
         let tasks = [task(0, 10.0, &[]), task(1, 4.0, &[])];
-        let end = run(&tasks, (2, Order::Ready), &mut |keys| vec![2.0; keys.len()]);
+        let end = run(&tasks, 2, Order::Ready, &mut |keys| vec![2.0; keys.len()]);
         assert_eq!(end, [14.0, 8.0]);
     }
 
     #[test]
     fn what_cannot_be_run_never_ends() {
         let tasks = [task(0, f64::INFINITY, &[]), task(0, 1.0, &[(0, 0.0)])];
-        let end = run(&tasks, (1, Order::Ready), &mut |keys| vec![1.0; keys.len()]);
+        let end = run(&tasks, 1, Order::Ready, &mut |keys| vec![1.0; keys.len()]);
         assert!(end.iter().all(|t| t.is_infinite()));
     }
 }

@@ -224,21 +224,22 @@ impl<'a> Predictor<'a> {
         let count = tokens.div_ceil(chunk);
         let chunks = (0..count).map(|i| (i * chunk, (tokens - i * chunk).min(chunk)));
         let chunks: Vec<(usize, usize)> = chunks.collect();
-        self.batches(plan, of, (Phase::Prefill, &chunks))
+        self.batches(plan, of, Phase::Prefill, &chunks)
     }
 
     /// The cost of a decoded token.
     pub fn token(&mut self, plan: &Plan, of: &Extract, cached: usize) -> Result<Spent, PlanError> {
-        self.batches(plan, of, (Phase::Decode, &[(cached, 1)]))
+        self.batches(plan, of, Phase::Decode, &[(cached, 1)])
     }
 
     fn batches(
         &mut self,
         plan: &Plan,
         of: &Extract,
-        batches: (Phase, &[(usize, usize)]),
+        phase: Phase,
+        batches: &[(usize, usize)],
     ) -> Result<Spent, PlanError> {
-        let (tasks, order) = self.tasks(plan, of, batches)?;
+        let (tasks, order) = self.tasks(plan, of, phase, batches)?;
         let ns = self.ends(&tasks, order).into_iter().fold(0.0, f64::max);
         let joules = |t: &SimTask| self.priced.get(t.key).map_or(Some(0.0), |p| p.joules);
         Ok(Spent { ns, joules: tasks.iter().map(joules).sum() })
@@ -249,7 +250,8 @@ impl<'a> Predictor<'a> {
         &mut self,
         plan: &Plan,
         of: &Extract,
-        (phase, batches): (Phase, &[(usize, usize)]),
+        phase: Phase,
+        batches: &[(usize, usize)],
     ) -> Result<(Vec<SimTask>, events::Order), PlanError> {
         let request = self.request;
         let types = EdgeTypes::new(request.lowered, plan);
@@ -373,7 +375,7 @@ impl<'a> Predictor<'a> {
             slow.insert(keys.to_vec(), factors.clone());
             factors
         };
-        events::run(tasks, (self.request.devices.len(), order), &mut slowdowns)
+        events::run(tasks, self.request.devices.len(), order, &mut slowdowns)
     }
 
     /// Bytes of weights on each device, and in total with each form counted once per memory.
@@ -404,8 +406,8 @@ impl<'a> Predictor<'a> {
                         };
                         let row = w.dtype.row_bytes(w.cols).unwrap_or(0) as u64;
                         let rows = first..first + w.rows;
-                        by_device[piece.device].add((i, &w.name), rows.clone(), row);
-                        form.add((i, &w.name), rows, row);
+                        by_device[piece.device].add(i, &w.name, rows.clone(), row);
+                        form.add(i, &w.name, rows, row);
                     }
                 }
             }
@@ -463,7 +465,7 @@ struct WeightRows(HashMap<(usize, Arc<str>), RowsOfWeight>);
 type RowsOfWeight = (u64, Vec<Range<usize>>);
 
 impl WeightRows {
-    fn add(&mut self, (segment, name): (usize, &Arc<str>), rows: Range<usize>, row_bytes: u64) {
+    fn add(&mut self, segment: usize, name: &Arc<str>, rows: Range<usize>, row_bytes: u64) {
         let entry = self.0.entry((segment, name.clone())).or_default();
         entry.0 = row_bytes;
         if !entry.1.contains(&rows) {

@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use troika_device::{Clock, RealClock};
-use troika_engine::{Engine, EngineParts};
+use troika_engine::{Engine, EngineError, EngineParts};
 use troika_model::spec::ModelSpec;
 use troika_model::tokenizer::Tokenizer;
+use troika_plan::{Plan, Refusal};
 use troika_trace::{Span, Tracer};
 use troika_weights::{Quant, WeightStore};
 
@@ -96,7 +97,7 @@ impl Model {
             model.store.on_progress(progress.0.clone());
         }
         let of_plan = |e: Error| e.of_plan(options.plan_file.as_deref());
-        let Planned { plan, changes, model, .. } = model.plan(options).map_err(of_plan)?;
+        let Planned { mut plan, changes, model, .. } = model.plan(options).map_err(of_plan)?;
         let (BoundModel { spec, store, devices }, warnings) = (&model, &mut text.warnings);
         warnings.extend(changes);
         let used = devices.iter().filter(|d| plan.devices.iter().any(|name| name == d.name()));
@@ -109,17 +110,31 @@ impl Model {
         // Opening takes real time even with a virtual clock.
         let (real, modelled) = (Arc::new(real), virtual_clock(used));
         let clock = modelled.clone().unwrap_or_else(|| real.clone());
-        let parts = EngineParts {
+        let shapes = |key| store.shape(key);
+        let parts = |plan: &Plan| EngineParts {
             spec,
-            shapes: &|key| store.shape(key),
+            shapes: &shapes,
             weights: store,
-            plan,
+            plan: plan.clone(),
             devices,
             clock: clock.clone(),
             tracer: options.tracer.clone(),
             sharing: options.sharing,
         };
-        let engine = Engine::compiled(parts, &options.compile).map_err(|e| of_plan(e.into()))?;
+        let mut refusals: Vec<Refusal> = Vec::new();
+        let engine = loop {
+            match Engine::compiled(parts(&plan), &options.compile) {
+                // What a device refuses only while compiling is planned around, as what it refuses
+                // before.
+                Err(EngineError::Refused { refusal, .. })
+                    if options.may_change_plan() && !refusals.contains(&refusal) =>
+                {
+                    refusals.push(*refusal);
+                    warnings.extend(model.avoid(&mut plan, &refusals).map_err(of_plan)?);
+                }
+                made => break made.map_err(|e| of_plan(e.into()))?,
+            }
+        };
         warnings.extend(store.finish_packed());
         warnings.extend(non_finite(&store.non_finite()));
         let opened = Opened {

@@ -98,6 +98,11 @@ impl Default for OpenOptions {
 }
 
 impl OpenOptions {
+    /// Whether refused ops may move to other devices: in a given plan only with `fallback`.
+    pub(crate) fn may_change_plan(&self) -> bool {
+        self.plan.is_none() || self.fallback
+    }
+
     /// How to bind weights.
     pub(crate) fn bind(&self) -> BindOptions {
         BindOptions { float: self.dtype, quant: self.quant }

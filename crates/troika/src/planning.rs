@@ -7,7 +7,7 @@ use troika_engine::EngineError;
 use troika_graph::{ActivationFormat, DType};
 use troika_model::lower::{LowerOptions, Lowered, lower};
 use troika_plan::{
-    DeviceFacts, Plan, PlanDevice, PlanError, PlanRequest, Strategy, describe_refusals,
+    DeviceFacts, Plan, PlanDevice, PlanError, PlanRequest, Refusal, Strategy, describe_refusals,
 };
 use troika_program::{PhaseCopies, copies};
 use troika_solve::{Alternative, ProfiledCosts, SolveRequest, Solved, check_memory, solve};
@@ -85,15 +85,27 @@ impl BoundModel {
         };
         let shapes = |key| self.store.shape(key);
         let refusals = troika_engine::examine(&self.spec, &shapes, &plan, &self.devices)?;
-        if options.plan.is_some() && !options.fallback {
+        if !options.may_change_plan() {
             if let Some(refusal) = plan.refused(&refusals).first() {
                 return Err(PlanError::NotTaken(Box::new((*refusal).clone())).into());
             }
         } else {
-            let met = plan.avoid(&refusals, &self.names())?;
-            changes.extend(describe_refusals(&plan, &met));
+            changes.extend(self.avoid(&mut plan, &refusals)?);
         }
         Ok(Planned { plan, changes, alternatives, model: self })
+    }
+
+    /// Moves refused ops of a plan to other devices, and says which.
+    ///
+    /// # Errors
+    /// An op that every device refuses.
+    pub(crate) fn avoid(
+        &self,
+        plan: &mut Plan,
+        refusals: &[Refusal],
+    ) -> Result<Vec<String>, Error> {
+        let met = plan.avoid(refusals, &self.names())?;
+        Ok(describe_refusals(plan, &met))
     }
 
     /// A plan on the first device.

@@ -148,7 +148,7 @@ impl KvCache {
             let table = &mut seq.tables[group];
             table.first += passed;
             for page in table.pages.drain(..passed) {
-                self.prefixes.let_go((group, page), &mut self.pages);
+                self.prefixes.let_go(group, page, &mut self.pages);
             }
         }
         while let Some(windowed) = shortage(&self.pages, &seq.tables, end) {
@@ -193,14 +193,14 @@ impl KvCache {
         if !seq.sees(&self.pages, keep) {
             keep = 0;
         }
-        cut(seq, (keep, page_len), &mut self.pages, &mut self.prefixes);
+        cut(seq, keep, page_len, &mut self.pages, &mut self.prefixes);
         keep
     }
 
     /// Takes all pages of a sequence, which stays open but empty.
     pub fn release(&mut self, id: SeqId) {
         if let Some(seq) = self.seqs.get_mut(&id) {
-            cut(seq, (0, self.layout.page_len), &mut self.pages, &mut self.prefixes);
+            cut(seq, 0, self.layout.page_len, &mut self.pages, &mut self.prefixes);
         }
     }
 
@@ -230,7 +230,7 @@ impl KvCache {
         if path.len() * page_len <= had {
             return had;
         }
-        cut(seq, (0, page_len), &mut self.pages, &mut self.prefixes);
+        cut(seq, 0, page_len, &mut self.pages, &mut self.prefixes);
         seq.path = path;
         seq.len = seq.path.len() * page_len;
         for (g, table) in seq.tables.iter_mut().enumerate() {
@@ -279,7 +279,8 @@ impl KvCache {
 /// Shortens a sequence to `keep` positions.
 fn cut(
     seq: &mut Sequence,
-    (keep, page_len): (usize, usize),
+    keep: usize,
+    page_len: usize,
     pages: &mut Pages,
     prefixes: &mut PrefixIndex,
 ) {
@@ -287,7 +288,7 @@ fn cut(
         let kept = keep.div_ceil(page_len).saturating_sub(table.first).min(table.pages.len());
         let kept = if keep == 0 { 0 } else { kept };
         for page in table.pages.drain(kept..) {
-            prefixes.let_go((group, page), pages);
+            prefixes.let_go(group, page, pages);
         }
         table.first = if keep == 0 { 0 } else { table.first };
     }

@@ -140,7 +140,7 @@ impl PrefixIndex {
     }
 
     /// A sequence lets go of a page, which a node may also hold.
-    pub fn let_go(&mut self, (group, page): (usize, u32), pages: &mut Pages) {
+    pub fn let_go(&mut self, group: usize, page: u32, pages: &mut Pages) {
         if let Some(node) = pages.groups[group].let_go(page) {
             self.refresh(node, pages);
         }

@@ -43,7 +43,8 @@ impl Running {
 
     pub fn grow(
         &mut self,
-        (task, growth): (u32, u32),
+        task: u32,
+        growth: u32,
         state: &mut State,
         grower: &mut Grower<'_>,
     ) -> Result<(), EngineError> {

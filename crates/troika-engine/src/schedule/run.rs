@@ -317,7 +317,7 @@ impl Runner {
                     continue;
                 }
                 let spare = self.lanes.all[lane].spare.pop();
-                let mut list = self.fill(spare, (graph, &device.tasks), index);
+                let mut list = self.fill(spare, graph, &device.tasks, index);
                 list.id = list_id(index, 0);
                 add_waits(&mut list, device, base);
                 self.submit(index, lane, list);
@@ -361,7 +361,7 @@ impl Runner {
                 }
                 let Some(id) = job.state.take(&graph.schedule.dag, &job.costs, lane) else { break };
                 let spare = self.lanes.all[lane].spare.pop();
-                let mut list = self.fill(spare, (graph, self.jobs[index].state.tasks(id)), index);
+                let mut list = self.fill(spare, graph, self.jobs[index].state.tasks(id), index);
                 list.id = list_id(index, id);
                 if alone && self.lanes.all[lane].in_flight == 0 {
                     match self.lanes.all[lane].queue.run_here(list) {
@@ -385,7 +385,8 @@ impl Runner {
     fn fill(
         &self,
         spare: Option<CommandList>,
-        (graph, tasks): (&TaskGraph, &[u32]),
+        graph: &TaskGraph,
+        tasks: &[u32],
         job: usize,
     ) -> CommandList {
         let mut list = spare.unwrap_or_default();
@@ -418,7 +419,8 @@ impl Runner {
                 job.state.complete(&running.graph().schedule.dag, id);
                 if let Some((growth, grow)) = growth.zip(grow).filter(|_| job.failure.is_none()) {
                     let from = running.graph().len();
-                    let grown = running.grow(growth, &mut job.state, grow);
+                    let (task, number) = growth;
+                    let grown = running.grow(task, number, &mut job.state, grow);
                     let checked = grown.and_then(|()| Ok(self.check_host(running.graph(), from)?));
                     if let Err(e) = checked {
                         self.jobs[index].fail(e);
