@@ -258,6 +258,19 @@ impl Socs {
     }
 }
 
+/// The SoC that all devices are processors of, and the name of each one's processor.
+///
+/// # Errors
+/// A file that cannot be read, or that has no such processor.
+pub(crate) fn soc_of(options: &DeviceOptions) -> Result<Option<(Soc, Vec<String>)>, DeviceError> {
+    let socs = Socs::read(&options.devices)?;
+    let name = |spec| Ok(socs.processor(spec)?.map(|(_, p)| p.name.clone()));
+    let names: Option<Vec<String>> =
+        options.devices.iter().map(name).collect::<Result<_, DeviceError>>()?;
+    let one = names.filter(|_| socs.files.len() == 1);
+    Ok(one.zip(socs.files.into_values().next()).map(|(names, (soc, _))| (soc, names)))
+}
+
 fn refused(spec: &DeviceSpec, error: SocError) -> DeviceError {
     let device = spec.name.clone().unwrap_or_else(|| "virtual".into());
     DeviceError::System { device, why: error.to_string() }

@@ -53,6 +53,7 @@ mod planning;
 mod profile_file;
 mod prompt;
 mod session;
+mod soc_costs;
 mod source;
 mod text;
 
@@ -74,6 +75,7 @@ pub use profile_file::{ProfileAt, plan_device, subject_of};
 pub use session::{
     Control, OnToken, Output, Request, Session, SessionCanceller, SessionOptions, Stats, TextPiece,
 };
+pub use soc_costs::SocCosts;
 pub use source::Source;
 
 pub use troika_weights::{can_write, exit_when_shortened, write_file};

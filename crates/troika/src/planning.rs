@@ -10,14 +10,17 @@ use troika_plan::{
     DeviceFacts, Plan, PlanDevice, PlanError, PlanRequest, Refusal, Strategy, describe_refusals,
 };
 use troika_program::{PhaseCopies, copies};
-use troika_solve::{Alternative, ProfiledCosts, SolveRequest, Solved, check_memory, solve};
+use troika_solve::{
+    Alternative, CostModel, ProfiledCosts, SolveRequest, Solved, check_memory, solve,
+};
 use troika_weights::{FloatType, WeightStore};
 
 use crate::describe::{BoundModel, describe};
-use crate::devices::open_devices;
+use crate::devices::{open_devices, soc_of};
 use crate::error::Error;
 use crate::options::{OpenOptions, SolveOptions};
 use crate::profile_file::{ProfileAt, plan_device, read, subject_of};
+use crate::soc_costs::SocCosts;
 use crate::source::Source;
 
 /// A model with the plan that opening it would use.
@@ -228,12 +231,19 @@ impl BoundModel {
         let refusals = troika_engine::examine(&self.spec, &shapes, &one, &self.devices)?;
         let devices = self.plan_devices();
         let refuse = |error| Error::Profile { file: file.display().to_string(), error };
-        let cost = ProfiledCosts::new(&measured, &devices).map_err(refuse)?;
+        let profiled = ProfiledCosts::new(&measured, &devices).map_err(refuse)?;
+        // What virtual devices take is known without measuring.
+        let soc = soc_of(&options.devices)?.filter(|(_, names)| names.len() == devices.len());
+        let modelled = soc.as_ref().map(|(soc, names)| {
+            let processor = |name: &String| soc.processors.iter().find(|p| p.name == *name);
+            SocCosts::new(soc, names.iter().filter_map(processor).collect())
+        });
+        let cost: &dyn CostModel = modelled.as_ref().map_or(&profiled, |m| m);
         let request = SolveRequest {
             spec: &self.spec,
             lowered: &self.lowered(&one)?,
             devices: &devices,
-            cost: &cost,
+            cost,
             refusals: &refusals,
             goal: wanted.goal,
             base: &PlanRequest { kv_dtype: Some(one.kv_dtype), ..self.plan_request(options) },

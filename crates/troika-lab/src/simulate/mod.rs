@@ -1,7 +1,6 @@
 //! Runs a model on all processors of a virtual SoC: the real engine, plan and scheduler in virtual
 //! time, with numerics off.
 
-mod costs;
 mod placed;
 mod single;
 mod strategy;
@@ -10,7 +9,7 @@ use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 
 use troika::sim::{Board, CoRun, Processor, ProcessorKind, Soc, Usage, VirtualDevice};
-use troika::{BoundModel, Error, Model, OpenOptions, plan_device};
+use troika::{BoundModel, Error, Model, OpenOptions, SocCosts, plan_device};
 use troika_device::{Device, DeviceError, Queue};
 use troika_engine::{SequenceInput, WantedLogits};
 use troika_graph::DType;
@@ -211,7 +210,7 @@ impl Simulation {
         let request = PredictRequest {
             lowered: engine.lowered(),
             devices: &self.devices,
-            cost: &costs::SocCosts::of(self.board.soc(), &self.devices),
+            cost: &SocCosts::of(self.board.soc(), &self.devices),
             prompt: self.prompt,
             generate: self.generate,
         };
@@ -328,7 +327,7 @@ fn solved(
         spec: r.spec,
         lowered: r.lowered,
         devices: &devices,
-        cost: &costs::SocCosts::of(r.soc, &devices),
+        cost: &SocCosts::of(r.soc, &devices),
         refusals: &refusals,
         goal: Goal::Ttft,
         base: &base,

@@ -15,8 +15,8 @@ use troika_plan::{
 };
 use troika_solve::{InStages, StagedRequest, Ways};
 
-use super::costs::SocCosts;
 use super::{SimulateError, SocStrategy};
+use troika::SocCosts;
 
 /// The most rows of a chunk.
 pub(super) const MOST_ROWS: usize = 1 << 16;

@@ -5,19 +5,24 @@ use troika_plan::{PlanDevice, SyncMode};
 use troika_solve::{CostModel, PricedRun, QueueCosts};
 use troika_time::{Bandwidth, LaneCosts, Need, Sharing, Usage};
 
-use troika::sim::{PricedRows, Prices, Processor, Soc};
+use crate::devices::sim::{PricedRows, Prices, Processor, Soc};
 
-/// Prices for the solver's devices, which are named after processors.
-pub(super) struct SocCosts<'a> {
+/// Prices for the solver's devices, each a processor of the SoC.
+pub struct SocCosts<'a> {
     soc: &'a Soc,
     processors: Vec<&'a Processor>,
     prices: Vec<Prices>,
 }
 
 impl<'a> SocCosts<'a> {
+    /// Prices of devices that are named after processors.
     pub fn of(soc: &'a Soc, devices: &[PlanDevice]) -> SocCosts<'a> {
         let find = |d: &PlanDevice| soc.processors.iter().find(|p| p.name == d.name);
-        let processors: Vec<&Processor> = devices.iter().filter_map(find).collect();
+        SocCosts::new(soc, devices.iter().filter_map(find).collect())
+    }
+
+    /// Prices of devices that are these processors.
+    pub fn new(soc: &'a Soc, processors: Vec<&'a Processor>) -> SocCosts<'a> {
         let prices = processors.iter().map(|p| Prices::new(soc, p)).collect();
         SocCosts { soc, processors, prices }
     }
